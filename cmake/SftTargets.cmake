@@ -1,0 +1,77 @@
+# Target helpers and the one place of compiler flags.
+#
+#   sft_library(NAME SOURCES a.cc b.cc [DEPS t...])   static library of our code
+#   sft_binary(NAME SOURCES main.cc [DEPS t...])      executable in <build>/bin
+#   sft_test(NAME SOURCES a_test.cc... [DEPS t...] [LABELS unit|e2e|parity|...] [TIMEOUT s])
+#
+# Every one of our targets gets the warnings below as errors; third-party headers are SYSTEM.
+include_guard(GLOBAL)
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/lib")
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
+endif()
+# Line tables are what a backtrace needs; full debug information doubles the build time.
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+
+find_program(SFT_CCACHE ccache)
+if(SFT_CCACHE)
+  set(launcher ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${SFT_CCACHE})
+  set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
+endif()
+
+add_library(sft_warnings INTERFACE)
+target_compile_options(sft_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:-Wthread-safety -Wthread-safety-beta>)
+add_library(sft_sanitize INTERFACE)
+if(SFT_SANITIZE)
+  target_compile_options(sft_sanitize INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  target_link_options(sft_sanitize INTERFACE -fsanitize=address,undefined)
+endif()
+
+function(_sft_common name)
+  target_include_directories(${name} PUBLIC "${CMAKE_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE sft_warnings sft_sanitize)
+endfunction()
+
+function(sft_library name)
+  cmake_parse_arguments(a "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC ${a_SOURCES})
+  target_link_libraries(${name} PUBLIC ${a_DEPS})
+  _sft_common(${name})
+endfunction()
+
+function(sft_binary name)
+  cmake_parse_arguments(a "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${a_SOURCES})
+  target_link_libraries(${name} PRIVATE ${a_DEPS})
+  _sft_common(${name})
+endfunction()
+
+function(sft_test name)
+  cmake_parse_arguments(a "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  if(NOT a_LABELS)
+    set(a_LABELS unit)
+  endif()
+  if(NOT a_TIMEOUT)
+    set(a_TIMEOUT 60)
+  endif()
+  add_executable(${name} ${a_SOURCES})
+  target_link_libraries(${name} PRIVATE ${a_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE SFT_SOURCE_DIR="${CMAKE_SOURCE_DIR}" SFT_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  _sft_common(${name})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
+    PROPERTIES LABELS "${a_LABELS}" TIMEOUT ${a_TIMEOUT})
+endfunction()

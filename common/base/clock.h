@@ -1,0 +1,53 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+// The only place that reads a clock or sleeps. Code that needs time takes a Clock&, so that tests
+// advance it by hand (FakeClock).
+
+namespace sft {
+
+using Nanos = std::chrono::nanoseconds;
+// Wall time since the Unix epoch; may jump. Stored and shown, never subtracted to decide.
+using WallTime = std::chrono::sys_time<Nanos>;
+// Monotonic time of this machine; for intervals and deadlines.
+using MonoTime = std::chrono::time_point<std::chrono::steady_clock, Nanos>;
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual WallTime Wall() const = 0;
+  virtual MonoTime Mono() const = 0;
+  // Blocks the calling thread; FakeClock advances itself instead.
+  virtual void Sleep(Nanos duration) = 0;
+
+  // The machine's clocks; lives for the whole process.
+  static Clock& Real();
+};
+
+// Thread-compatible: one test thread advances it.
+class FakeClock : public Clock {
+ public:
+  WallTime Wall() const override { return WallTime(wall_); }
+  MonoTime Mono() const override { return MonoTime(mono_); }
+  void Sleep(Nanos duration) override { Advance(duration); }
+  void Advance(Nanos duration) {
+    wall_ += duration;
+    mono_ += duration;
+  }
+  // Moves the wall clock alone, as an administrator or NTP would.
+  void JumpWall(Nanos duration) { wall_ += duration; }
+
+ private:
+  Nanos wall_{std::chrono::seconds(1'700'000'000)};
+  Nanos mono_{std::chrono::seconds(1'000)};
+};
+
+int64_t UnixMicros(WallTime time);
+WallTime FromUnixMicros(int64_t micros);
+// "2026-01-31T12:34:56.789Z"
+std::string FormatUtc(WallTime time);
+
+}  // namespace sft

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+// A resolved job: every key has its value, cross-checks have passed and the batch arithmetic is
+// done. Made by Resolve (common/spec/resolve.h) on the server, stored as JSON, carried to the ranks.
+// Field names follow the job file's keys; docs/config.md is generated from the table in fields.cc.
+
+namespace sft::spec {
+
+enum class Mode { kLora, kFullFinetune };
+enum class Optimizer { kAdamW, kAdamWBf16, kAdamW8bit };
+enum class MasterWeights { kAuto, kFp32, kBf16 };
+enum class LrScheduler { kConstant, kLinear, kCosine };
+enum class LossOn { kAssistant, kAll };
+enum class Bias { kNone, kAll, kLoraOnly };
+enum class EvalStrategy { kNo, kSteps, kEpoch };
+enum class SaveStrategy { kNo, kSteps, kEpoch };
+// What the data-parallel ranks replicate and shard; derived from [hyperparameters.parallelism].
+enum class Sharding { kDdp, kZero2, kFullShard };
+// What a rank computes in; derived from bf16, fp16 and, where neither is set, the device.
+enum class ComputeType { kAuto, kFp32, kBf16 };
+// Rows that do not fit sequence_length or cannot be used.
+enum class BadRows { kError, kSkip };
+
+struct JobSpec {
+  struct Job {
+    std::string kind = "sft";
+    std::string name;   // label; empty: the job file's name without ".toml"
+    std::string model;  // directory on the nodes, or an id looked up under their model folders
+    std::string data;   // training rows: a file of the client's, or "node:/path"
+    std::string output_dir;
+  } job;
+
+  struct Compute {
+    std::string gpu_type;  // "H100"; "CPU" for CPU slots
+    int gpu_count = 1;     // ranks in all
+    int nodes = 1;
+    int gpus_per_node = 1;
+    std::string variant;  // "H100-4x": gpu_type and gpus_per_node
+  } compute;
+
+  struct Training {
+    Mode mode = Mode::kLora;
+    bool use_qlora = false;
+    struct Validation {
+      bool enabled = false;
+      EvalStrategy strategy = EvalStrategy::kSteps;
+      int eval_steps = 100;
+      bool save_best_model_at_end = false;
+      std::string metric_for_best_model = "val.loss";
+      bool greater_is_better = false;
+    } validation;
+  } training;
+
+  struct Hyperparameters {
+    double n_epochs = 3;
+    int per_device_batch = 4;
+    int gradient_accumulation_steps = 1;
+    int global_batch = 4;  // per_device_batch * gpu_count * gradient_accumulation_steps
+    int sequence_length = 2048;
+    double learning_rate = 2e-5;
+    double warmup_ratio = 0.03;
+    Optimizer optimizer = Optimizer::kAdamW;
+    MasterWeights master_weights = MasterWeights::kAuto;
+    LrScheduler lr_scheduler = LrScheduler::kCosine;
+    double weight_decay = 0.0;
+    double adam_beta1 = 0.9;
+    double adam_beta2 = 0.999;
+    double adam_epsilon = 1e-8;
+    double max_grad_norm = 1.0;  // 0: no clipping
+    int64_t max_steps = 0;       // 0: n_epochs decides
+    int logging_steps = 1;
+    uint64_t seed = 42;
+  } hyperparameters;
+
+  struct Parallelism {
+    Sharding sharding = Sharding::kDdp;
+    bool fsdp_use_orig_params = true;
+    int tensor_parallel_size = 1;
+    int pipeline_parallel_size = 1;
+    ComputeType compute_type = ComputeType::kAuto;
+    bool activation_checkpointing = false;
+    double ddp_bucket_cap_mb = 25;
+  } parallelism;
+
+  struct Lora {
+    int r = 16;
+    double alpha = 32;
+    double dropout = 0.0;
+    // Suffixes of module names, PEFT's meaning: "q_proj", "self_attn.q_proj"; "all-linear".
+    std::vector<std::string> target_modules = {"q_proj", "k_proj",  "v_proj",   "o_proj",
+                                               "gate_proj", "up_proj", "down_proj"};
+    Bias bias = Bias::kNone;
+    bool use_rslora = false;
+  } lora;
+
+  struct Quantization {
+    int bits = 4;  // 4 with use_qlora; 0: the base is not quantised
+    std::string type = "nf4";
+    bool double_quant = true;
+  } quantization;
+
+  struct Data {
+    std::string val;  // validation rows; as job.data
+    bool packing = false;
+    LossOn loss_on = LossOn::kAssistant;
+    std::string chat_template;  // Jinja text replacing the model's own; empty: the model's
+    int64_t max_examples = 0;   // 0: all; else the first N training rows
+    BadRows on_bad_rows = BadRows::kError;       // no answer, not usable
+    BadRows on_long_rows = BadRows::kError;      // longer than sequence_length
+  } data;
+
+  struct Checkpoint {
+    SaveStrategy save_strategy = SaveStrategy::kNo;
+    int save_steps = 500;
+    int save_total_limit = 0;  // 0: keep all
+  } checkpoint;
+
+  bool qlora() const { return training.mode == Mode::kLora && training.use_qlora; }
+  bool full_finetune() const { return training.mode == Mode::kFullFinetune; }
+};
+
+}  // namespace sft::spec
