@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "common/base/status.h"
+
+// What a rank tells its node: JSON lines in an append-only file, one write(2) a line, which the
+// worker tails from its offset. `{"event":"step","time":1700000000.123,...}`. Floating point is the
+// shortest text that reads back equal; NaN and infinities are the strings "nan", "inf", "-inf".
+// Unknown events and members are skipped by a reader.
+
+namespace sft::channel {
+
+// `sft-rank prepare` while it works: rows seen so far.
+struct ProgressEvent {
+  std::string phase;  // "tokenise"
+  int64_t done = 0;
+  int64_t total = 0;
+};
+
+// `sft-rank prepare` has finished.
+struct PreparedEvent {
+  int64_t rows = 0, used = 0, skipped = 0, truncated = 0;
+  int64_t tokens = 0, loss_tokens = 0;
+  bool from_cache = false;
+};
+
+// The rank is about to run step 1.
+struct ReadyEvent {
+  int rank = 0, world = 1;
+  std::string device;  // "cpu", "cuda:0 NVIDIA H100 80GB HBM3"
+  int64_t total_steps = 0;
+  int64_t trainable_parameters = 0, total_parameters = 0;
+  double seconds = 0;  // from process start
+};
+
+struct StepEvent {
+  int64_t step = 0, total_steps = 0;
+  double loss = 0, lr = 0, grad_norm = 0;
+  int64_t tokens = 0;              // real ones of this step, over all ranks
+  double tokens_per_second = 0;    // over all ranks
+  double seconds = 0;              // of this step
+  int64_t gpu_memory_bytes = 0;    // this rank: peak reserved by the allocator; resident set on CPU
+  double mfu = 0;                  // 0: not known
+  double rank_loss = 0;            // this rank's own mean
+  double epoch = 0;                // position in the data, 0 .. n_epochs
+};
+
+struct EvalEvent {
+  int64_t step = 0;
+  double loss = 0;  // metric "val.loss"
+  int64_t tokens = 0;
+  double seconds = 0;
+};
+
+// Consistency of the replicas at the end: sha256 over the trained weights of this rank; for
+// full_shard over the gathered model, with what was delivered.
+struct ConsistencyEvent {
+  int rank = 0;
+  std::string weights_sha256;
+  std::string delivered_sha256;
+  bool consistent = false;
+};
+
+// A file set was written and verified.
+struct ArtifactEvent {
+  std::string kind;  // "adapter" or "model"
+  std::string path;  // folder on this node
+  int64_t bytes = 0;
+};
+
+// The rank ends and says why. domain: "user", "infrastructure", "internal".
+struct FatalEvent {
+  std::string domain;
+  std::string code;     // short stable name: "nan_loss", "cuda_oom", "bad_data", ...
+  std::string message;  // what is wrong, where
+  std::string advice;   // what to do
+};
+
+using EventBody = std::variant<ProgressEvent, PreparedEvent, ReadyEvent, StepEvent, EvalEvent,
+                               ConsistencyEvent, ArtifactEvent, FatalEvent>;
+
+struct Event {
+  double time = 0;  // Unix seconds
+  EventBody body;
+};
+
+// One line, with its '\n'.
+std::string ToLine(const Event& event);
+// InvalidArgument for a broken line; NotFound for an event of an unknown name (skip it).
+absl::StatusOr<Event> ParseLine(std::string_view line);
+
+}  // namespace sft::channel

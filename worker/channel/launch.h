@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+
+// What the worker daemon writes before it starts an attempt on its node, as JSON files in the
+// attempt's folder. Readers: sft-shim (ShimLaunch) and sft-rank (RankLaunch). Unknown members are
+// ignored, so that a newer daemon can start an older rank.
+//
+//   <attempt dir>/shim.json        ShimLaunch
+//   <attempt dir>/launch.json      RankLaunch
+//   <attempt dir>/status.json      ShimStatus, written by the shim, each time atomically
+//   <attempt dir>/prepare.log      standard output and error of `sft-rank prepare`
+//   <attempt dir>/prepare.events   its events (event.h)
+//   <attempt dir>/rank-<r>.log     of global rank r, append-only
+//   <attempt dir>/rank-<r>.events
+//   <attempt dir>/output/          what the attempt delivers: adapter or full model
+
+namespace sft::channel {
+
+// Everything the ranks of one attempt on one node need; the same for all of them.
+struct RankLaunch {
+  std::string attempt_uid;
+  int64_t epoch = 0;
+  std::string job_json;    // resolved job (common/spec, ToJson)
+  int world_size = 1;      // ranks of the gang over all nodes
+  int first_rank = 0;      // global rank of this node's first rank
+  int local_ranks = 1;     // ranks on this node
+  std::string rendezvous;  // "host:port" of rank 0's store; rank 0 listens there
+  std::string device;      // "cpu" or "cuda"; local rank k uses cuda:k of what it can see
+  int threads_per_rank = 1;
+  std::string model_dir;       // Hugging Face directory on this node
+  std::string model_name;      // what the job called it, for the adapter's configuration
+  std::string train_file;      // data set on this node
+  std::string val_file;        // empty: no validation rows
+  std::string cache_dir;       // prepared data sets, keyed by content
+  std::string attempt_dir;     // event files are here
+  std::string output_dir;      // the artifact is written here: adapter, or full model
+  std::string job_id;
+};
+
+// How the shim starts the processes of one attempt on this node.
+struct ShimLaunch {
+  struct Process {
+    std::string name;  // "prepare", "rank-0": names its .log and .events
+    int rank = -1;     // global rank; -1 for prepare
+    std::vector<std::string> argv;
+    std::map<std::string, std::string> env;  // added to the shim's own
+  };
+  std::string attempt_uid;
+  int64_t epoch = 0;
+  std::string attempt_dir;
+  std::string socket_path;  // control socket (below); short: Unix paths end at 107 bytes
+  Process prepare;          // run to its end before the ranks; empty argv: none
+  std::vector<Process> ranks;
+  double grace_seconds = 10;    // SIGTERM to SIGKILL
+  double fencing_seconds = 0;   // 0: never; else the ranks end when no `renew` came for so long
+};
+
+// State of an attempt on a node, as its shim writes it. Terminal when state is "exited".
+struct ShimStatus {
+  struct Process {
+    std::string name;
+    int rank = -1;
+    int64_t pid = 0;
+    bool exited = false;
+    int exit_code = 0;  // valid when exited and signal is 0
+    int signal = 0;     // signal that ended it
+  };
+  std::string attempt_uid;
+  int64_t epoch = 0;
+  int64_t shim_pid = 0;
+  uint64_t shim_start_ticks = 0;  // field 22 of /proc/<pid>/stat: tells a reused pid apart
+  std::string state;   // "preparing", "running", "stopping", "exited"
+  std::string reason;  // why it stops or did not start: "stop requested", "rank 1 failed", ...
+  std::vector<Process> processes;
+};
+
+// Control socket (SOCK_STREAM, one JSON object a line, one answer line each):
+//   {"command":"renew"}                  resets the fencing timer
+//   {"command":"stop","reason":"..."}    ends the ranks: commands, SIGTERM, grace, SIGKILL to the group
+//   {"command":"checkpoint"}             passed to the ranks' standard input
+//   {"command":"status"}                 answers ShimStatus
+// Every answer has "ok": true|false and "error" if false.
+
+std::string ToJson(const RankLaunch& launch);
+std::string ToJson(const ShimLaunch& launch);
+std::string ToJson(const ShimStatus& status);
+absl::StatusOr<RankLaunch> ParseRankLaunch(std::string_view json);
+absl::StatusOr<ShimLaunch> ParseShimLaunch(std::string_view json);
+absl::StatusOr<ShimStatus> ParseShimStatus(std::string_view json);
+
+// Exit codes of sft-rank and sft-shim; the worker turns them into a verdict together with the
+// `fatal` event. Any other code, or a signal, is an unexplained death of the process.
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitUsage = 2,            // wrong flags or launch file
+  kExitUserError = 64,       // bad data, model or value; NaN loss: not retried
+  kExitInfrastructure = 65,  // device, network, disk
+  kExitInternal = 66,        // a bug of ours
+  kExitStopped = 67,         // ended because it was told to stop
+};
+
+}  // namespace sft::channel
