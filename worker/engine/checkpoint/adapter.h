@@ -1,0 +1,66 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/engine/checkpoint/safetensors.h"
+#include "worker/engine/checkpoint/safetensors_writer.h"
+
+// LoRA adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors with the keys
+// base_model.model.<module>.lora_A.weight [r, in] and ....lora_B.weight [out, r].
+
+namespace sft::engine {
+
+struct AdapterConfig {
+  int r = 0;
+  double alpha = 0;
+  double dropout = 0;
+  // Suffixes of module names, as PEFT matches them.
+  std::vector<std::string> target_modules;
+  std::string bias = "none";  // none, all, lora_only
+  bool use_rslora = false;
+  // The model as the job named it: a directory or a hub id.
+  std::string base_model;
+
+  // alpha / r, or alpha / sqrt(r) with use_rslora.
+  double Scale() const;
+};
+
+// The two factors of one adapted module.
+struct LoraPair {
+  std::string module;  // "model.layers.0.self_attn.q_proj"
+  at::Tensor a;        // [r, in]
+  at::Tensor b;        // [out, r]
+};
+
+struct AdapterFiles {
+  std::filesystem::path target;  // directory; replaced whole when it exists
+  // Model directory whose tokenizer and chat template are put beside the adapter; empty: none.
+  std::filesystem::path source;
+  std::string chat_template;  // as ModelWriterOptions
+};
+
+// Writes the adapter on the calling rank, reads it back and compares every byte before it appears
+// under its name. `biases`: trained biases under the model's own names ("model...q_proj.bias").
+// Tensors are written as they are (fp32). Throws InfrastructureError (disk), InternalError (shapes).
+void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
+                  std::span<const LoraPair> pairs, std::span<const NamedTensor> biases = {});
+
+// An adapter made by us or by PEFT. Tensors are views of the mapped file.
+struct Adapter {
+  AdapterConfig config;
+  std::vector<LoraPair> pairs;  // ordered by module name
+  std::vector<NamedTensor> biases;  // under the model's own names
+};
+
+// Throws UserError naming the file and what to do: missing files, not a LoRA adapter, features we do
+// not apply (DoRA, modules_to_save, rank_pattern, fan_in_fan_out ...), a factor without its partner,
+// shapes that contradict r.
+Adapter ReadAdapter(const std::filesystem::path& dir);
+
+}  // namespace sft::engine

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+// Collectives between the ranks of a job: Gloo on CPUs (here), NCCL on GPUs (in the CUDA plugin).
+//
+// Every rank calls the same collectives in the same order. Results are deterministic: the order of
+// summation depends on the world size and the tensor's size alone, and after a sum every rank holds
+// the same bits. A collective that does not finish within the time-out, or whose peer has gone,
+// throws InfrastructureError naming the collective, this rank and what to do.
+
+namespace sft::engine {
+
+class Rendezvous;
+
+// A collective under way. The tensors given to it are kept alive by it and are not to be touched
+// before Wait. Destroying a Work that was not waited for waits for it and drops its error.
+class Work {
+ public:
+  virtual ~Work() = default;
+  // Orders the result before what the caller does next: blocks on a CPU; on a GPU makes the current
+  // stream wait. Call once.
+  virtual void Wait() = 0;
+};
+using WorkPtr = std::unique_ptr<Work>;
+
+// Thread-compatible: one thread of the rank calls it. Tensors are contiguous and on device().
+// Sums take fp32 or bf16 (and int64 and fp64 for counts and norms); gathers and broadcasts move
+// bytes and take any type.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int world() const = 0;
+  virtual at::Device device() const = 0;
+  // "gloo", "nccl"; "local" for a world of one.
+  virtual std::string_view backend() const = 0;
+
+  // tensor := sum of `tensor` over the ranks.
+  [[nodiscard]] virtual WorkPtr AllReduceSumAsync(at::Tensor tensor) = 0;
+
+  // out := the parts of all ranks one after the other. part holds counts[rank()] elements, out their
+  // sum; counts are equal on all ranks and may differ from each other or be zero. out and part have
+  // one type, and part may be the view of out at its own place.
+  [[nodiscard]] virtual WorkPtr AllGatherAsync(at::Tensor out, at::Tensor part,
+                                               std::vector<int64_t> counts) = 0;
+
+  // part := this rank's part of the sum of `in` over the ranks; counts as in AllGatherAsync. The
+  // content of `in` afterwards is undefined, but for a `part` that is the view of `in` at its place.
+  [[nodiscard]] virtual WorkPtr ReduceScatterSumAsync(at::Tensor part, at::Tensor in,
+                                                      std::vector<int64_t> counts) = 0;
+
+  // tensor := root's tensor.
+  [[nodiscard]] virtual WorkPtr BroadcastAsync(at::Tensor tensor, int root) = 0;
+
+  // Returns when every rank has called it; the calling thread blocks, on a GPU too.
+  virtual void Barrier() = 0;
+
+  // The same, waited for.
+  void AllReduceSum(at::Tensor tensor) { AllReduceSumAsync(std::move(tensor))->Wait(); }
+  void AllGather(at::Tensor out, at::Tensor part, std::vector<int64_t> counts) {
+    AllGatherAsync(std::move(out), std::move(part), std::move(counts))->Wait();
+  }
+  // Equal parts: out holds world() times part's elements.
+  void AllGather(at::Tensor out, at::Tensor part) {
+    std::vector<int64_t> counts(world(), part.numel());
+    AllGather(std::move(out), std::move(part), std::move(counts));
+  }
+  void ReduceScatterSum(at::Tensor part, at::Tensor in, std::vector<int64_t> counts) {
+    ReduceScatterSumAsync(std::move(part), std::move(in), std::move(counts))->Wait();
+  }
+  void Broadcast(at::Tensor tensor, int root) { BroadcastAsync(std::move(tensor), root)->Wait(); }
+};
+
+// A world of one on `device`: every collective is done at once, nothing is opened.
+std::unique_ptr<Communicator> MakeLocalCommunicator(at::Device device);
+
+// Makes the communicator of a backend. Called on every rank at once; throws InfrastructureError.
+using CommunicatorFactory = std::unique_ptr<Communicator> (*)(const Rendezvous& rendezvous,
+                                                              at::Device device);
+
+// Adds or replaces a backend. The CUDA plugin registers "nccl" from its initialiser. Not safe to
+// call beside MakeCommunicator.
+void RegisterCommunicatorFactory(std::string_view backend, CommunicatorFactory factory);
+
+// The backend for `device` ("gloo" for a CPU, "nccl" for a GPU) over a rendezvous that all ranks have
+// joined; a world of one gets the local communicator. Checks one all-reduce and one all-gather before
+// returning, so that ranks whose libraries do not match refuse to start instead of training on wrong
+// sums. Throws InfrastructureError; InternalError when the backend was never registered.
+std::unique_ptr<Communicator> MakeCommunicator(const Rendezvous& rendezvous, at::Device device);
+
+// How `total` elements are cut over `world` ranks in multiples of `unit`: the first ranks get
+// ceil(ceil(total / unit) / world) units each, the last ones what is left, possibly nothing.
+std::vector<int64_t> PartSizes(int64_t total, int world, int64_t unit = 1);
+
+// One number from each rank, in rank order.
+std::vector<int64_t> AllGatherInt64(Communicator& comm, int64_t value);
+
+// The sum of one number over the ranks, added in rank order.
+double AllReduceSumDouble(Communicator& comm, double value);
+
+// A 64-bit hash of the bytes, shapes and types of `tensors`, in order. Not cryptographic.
+uint64_t HashTensors(std::span<const at::Tensor> tensors);
+
+// Throws InternalError naming the ranks that differ, unless `hash` is equal on all ranks.
+void CheckEqualOnAllRanks(Communicator& comm, uint64_t hash, std::string_view what);
+
+}  // namespace sft::engine

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+// Where the ranks of one attempt meet: a key-value store served by rank 0.
+
+namespace sft::engine {
+
+struct RendezvousOptions {
+  // Address of rank 0's node and the port rank 0 listens on, on that address alone. Port 0 is legal
+  // for rank 0 of a world whose other ranks learn port() in another way (tests).
+  std::string host = "127.0.0.1";
+  uint16_t port = 0;
+  int rank = 0;
+  int world = 1;
+  // Keys are prefixed with it: what an older attempt left in a store is never read.
+  std::string prefix;
+  // Bound of the meeting, and of every collective after it.
+  std::chrono::milliseconds timeout{std::chrono::minutes(10)};
+  // Network interface ("eth0") or address that this rank's data connections use; empty: the address
+  // from which `host` is reached.
+  std::string bind;
+};
+
+// Owns the store's connection and, on rank 0, its server: must outlive the communicators made from
+// it. A world of one opens nothing.
+class Rendezvous {
+ public:
+  // Blocks until all ranks have joined. Throws InfrastructureError: port taken, rank 0 not reached,
+  // fewer ranks than `world` within the time-out.
+  explicit Rendezvous(RendezvousOptions options);
+
+  const RendezvousOptions& options() const { return options_; }
+  int rank() const { return options_.rank; }
+  int world() const { return options_.world; }
+  uint16_t port() const { return options_.port; }
+  // Null in a world of one.
+  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+  // The local address for data connections: options().bind, or what it defaults to.
+  const std::string& bind() const { return options_.bind; }
+
+ private:
+  RendezvousOptions options_;
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace sft::engine

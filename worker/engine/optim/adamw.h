@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "common/spec/job_spec.h"
+
+// AdamW (Loshchilov and Hutter 2019) with torch.optim.AdamW's order of operations:
+//
+//   w -= lr * weight_decay * w
+//   m  = beta1 * m + (1 - beta1) * g
+//   v  = beta2 * v + (1 - beta2) * g * g
+//   w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
+//
+// Arithmetic is fp32 whatever the types of weight, gradient and state. As in torch, every parameter
+// given is decayed, biases and norms too: leave them out of a weight_decay != 0 by a second AdamW.
+//
+//   kAdamW      m and v in fp32
+//   kAdamWBf16  m and v in bf16, rounded stochastically (nearest would freeze v, whose relative change
+//               per step, 1 - beta2, is below half a bf16 ulp)
+//   kAdamW8bit  m and v in 8 bits: blocks of 256 elements scaled by their largest magnitude, codes of
+//               the dynamic map (signed for m, unsigned for v; Dettmers et al. 2022); tensors below
+//               4,096 elements keep fp32 states
+//
+// bf16 weights (master_weights = bf16) are rounded stochastically under each kind. The random bits
+// are a function of (seed, step, parameter id, element of the whole parameter): runs repeat bit for
+// bit on one kind of device, whatever the threads, and however a parameter is cut into shards.
+
+namespace sft::engine {
+
+// A parameter, or this rank's shard of one, or a flat buffer of several.
+struct OptimizerParam {
+  std::string name;
+  // Master weight, updated in place: contiguous, fp32 or bf16, any shape; may be empty.
+  at::Tensor weight;
+  // Optional: as many elements in another type, overwritten with the rounded weight in each step.
+  at::Tensor copy;
+  // Place of the whole parameter in the model, equal on all ranks.
+  int64_t id = 0;
+  // First element of this shard within the whole parameter.
+  int64_t offset = 0;
+};
+
+struct AdamWOptions {
+  spec::Optimizer kind = spec::Optimizer::kAdamW;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0.0;
+  uint64_t seed = 0;
+};
+
+// The options of a job.
+AdamWOptions AdamWOptionsOf(const spec::JobSpec& spec);
+
+// Owns the states, shares the tensors. Thread-compatible.
+class AdamW {
+ public:
+  // Allocates zeroed states on the devices of the weights. Throws InternalError for a weight that is
+  // not contiguous or has another type.
+  AdamW(std::vector<OptimizerParam> params, const AdamWOptions& options);
+  ~AdamW();
+  AdamW(const AdamW&) = delete;
+  AdamW& operator=(const AdamW&) = delete;
+
+  // One step with grads[i] * grad_scale as the gradient of params()[i]; grads hold fp32 or bf16,
+  // contiguous, and are left as they are. An undefined gradient skips its parameter, as torch does.
+  void Step(std::span<const at::Tensor> grads, double lr, double grad_scale = 1.0);
+
+  const std::vector<OptimizerParam>& params() const { return params_; }
+  // Steps taken.
+  int64_t steps() const { return steps_; }
+  // Bytes of the states held here.
+  int64_t StateBytes() const;
+
+ private:
+  struct State;
+
+  std::vector<OptimizerParam> params_;
+  AdamWOptions options_;
+  std::vector<State> states_;
+  int64_t steps_ = 0;
+};
+
+// Bytes of state for one tensor of `elements`, as AdamW allocates them.
+int64_t AdamWStateBytes(spec::Optimizer kind, int64_t elements);
+
+}  // namespace sft::engine
