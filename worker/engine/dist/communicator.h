@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -107,10 +106,7 @@ std::vector<int64_t> AllGatherInt64(Communicator& comm, int64_t value);
 // The sum of one number over the ranks, added in rank order.
 double AllReduceSumDouble(Communicator& comm, double value);
 
-// A 64-bit hash of the bytes, shapes and types of `tensors`, in order. Not cryptographic.
-uint64_t HashTensors(std::span<const at::Tensor> tensors);
-
-// Throws InternalError naming the ranks that differ, unless `hash` is equal on all ranks.
-void CheckEqualOnAllRanks(Communicator& comm, uint64_t hash, std::string_view what);
+// One string of equal length from each rank, in rank order.
+std::vector<std::string> AllGatherStrings(Communicator& comm, std::string_view value);
 
 }  // namespace sft::engine
