@@ -1,0 +1,43 @@
+# Thin: each target is a few commands that people can also type. docs/development.md explains them.
+BUILD := build/release
+JOBS := $(shell nproc)
+
+.PHONY: demo build test lint parity bundle bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo     watch a small model being fine-tuned: installs, builds, trains, asks it questions"
+	@echo "make test     build everything and run every test that this machine can run"
+	@echo "make lint     clang with thread-safety analysis, and the rules of the tree"
+	@echo "make parity   make the reference series anew and compare the engine with them"
+	@echo "make bundle   a relocatable tarball of all binaries: how operators install a node"
+
+demo:
+	deploy/bootstrap --demo
+	deploy/demo/run.sh
+
+build:
+	deploy/bootstrap
+	cmake --preset release
+	cmake --build $(BUILD) -j $(JOBS)
+
+test: build
+	deploy/bootstrap --demo
+	deploy/demo/make_model.sh
+	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS)
+
+lint:
+	deploy/bootstrap --lint
+	cmake --preset lint
+	cmake --build build/lint -j $(JOBS)
+	python3 tests/tidy/tidy.py
+
+parity: build
+	deploy/bootstrap --demo --parity
+	tests/parity/run.sh $(BUILD)
+
+bundle: build
+	deploy/bundle/make_bundle.sh $(BUILD)
+
+clean:
+	rm -rf build/release build/dev build/lint build/engine dist
