@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "worker/engine/data/chat_template.h"
+#include "worker/engine/data/tokenizer.h"
+
+namespace sft::engine {
+
+struct ChatMessage {
+  std::string role;  // "system", "user", "assistant", "tool"
+  std::string content;
+};
+
+// The text side of a model directory: tokenizer.json, the chat template (chat_template.jinja,
+// chat_template.json or tokenizer_config.json's chat_template, the named "default" of a list) and the
+// special tokens (tokenizer_config.json, special_tokens_map.json, generation_config.json,
+// config.json). Immutable; may be used from any thread at the same time.
+class ChatTokenizer {
+ public:
+  // `template_override`: Jinja text that replaces the model's template; empty: the model's own.
+  // Throws UserError when tokenizer.json is missing or a file cannot be read as what it should be.
+  // A model without a template opens; only what needs one throws.
+  static ChatTokenizer Open(const std::filesystem::path& model_dir,
+                            std::string_view template_override = {});
+
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+  // Null: the model has no chat template.
+  const ChatTemplate* chat_template() const { return template_ ? &*template_ : nullptr; }
+  const std::filesystem::path& model_dir() const { return model_dir_; }
+
+  std::optional<int32_t> bos_id() const { return bos_id_; }
+  std::optional<int32_t> eos_id() const { return eos_id_; }
+  // Generation ends at any of these: EOS and every eos_token_id of generation_config.json.
+  const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
+  // Whether plain text (rows of `text` and `prompt`) starts with BOS, as the model's own tokenizer
+  // would have it.
+  bool adds_bos() const { return adds_bos_; }
+
+  // The tokens that make the model answer: the conversation and the generation prompt. Control
+  // tokens inside a message's content are encoded as plain text, never as control tokens.
+  // Throws UserError without a template or when it refuses the conversation.
+  std::vector<int32_t> EncodePrompt(std::span<const ChatMessage> messages) const;
+
+  // Text without special tokens, for showing an answer.
+  std::string DecodeAnswer(std::span<const int32_t> ids) const;
+
+  // Lower-case hex SHA-256 over all that decides tokens: equal for equal tokenisation.
+  const std::string& digest() const { return digest_; }
+
+  // The token that content must not contain: special, or an added token that the template itself
+  // writes ("<think>"). Null for ordinary text. `author_text`: written by whoever made the row's
+  // answer or system prompt; only special tokens are refused there.
+  const AddedToken* FindControlToken(std::string_view text, bool author_text) const;
+
+ private:
+  explicit ChatTokenizer(Tokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}
+
+  std::filesystem::path model_dir_;
+  Tokenizer tokenizer_;
+  std::optional<ChatTemplate> template_;
+  std::optional<int32_t> bos_id_;
+  std::optional<int32_t> eos_id_;
+  std::vector<int32_t> stop_ids_;
+  std::vector<int32_t> template_controls_;  // ids of added tokens in the template's text, sorted
+  bool adds_bos_ = false;
+  std::string digest_;
+};
+
+}  // namespace sft::engine

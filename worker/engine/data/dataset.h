@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/spec/job_spec.h"
+
+namespace sft::engine {
+
+class ChatTokenizer;
+
+// Why a row cannot be used. Values are stored in the cache: append only.
+enum class RowProblem : uint8_t {
+  kNotJson = 0,       // the line is not a JSON object
+  kBadForm = 1,       // none of the three forms, or a field of the wrong type
+  kNoAnswer = 2,      // no assistant turn or completion, or none that carries loss
+  kControlToken = 3,  // content spells a control token of the model
+  kTemplate = 4,      // the chat template refuses it, or its turns cannot be told apart
+  kTooLong = 5,       // more tokens than sequence_length
+};
+inline constexpr int kRowProblems = 6;
+// "not JSON", "too long", ... as shown in messages.
+const char* RowProblemName(RowProblem problem);
+
+struct SkippedRow {
+  int64_t line = 0;  // from 1
+  RowProblem problem = RowProblem::kNotJson;
+  std::string reason;  // what is wrong, in words
+};
+
+struct DatasetStats {
+  int64_t rows = 0;    // rows read: not blank, within max_examples
+  int64_t used = 0;    // rows that became documents
+  int64_t tokens = 0;  // of used rows
+  int64_t loss_tokens = 0;
+  int64_t longest = 0;                   // tokens of the longest used row
+  int64_t skipped[kRowProblems] = {};    // counts by RowProblem
+  std::vector<SkippedRow> skipped_rows;  // the first kReportedRows, by line
+  bool from_cache = false;
+
+  static constexpr int kReportedRows = 20;
+  int64_t skipped_total() const;
+};
+
+struct PrepareOptions {
+  std::filesystem::path data;       // JSONL file
+  std::filesystem::path cache_dir;  // made when missing; files are named by content
+  int sequence_length = 2048;
+  int64_t max_examples = 0;  // 0: all
+  spec::LossOn loss_on = spec::LossOn::kAssistant;
+  spec::BadRows on_bad_rows = spec::BadRows::kError;
+  spec::BadRows on_long_rows = spec::BadRows::kError;
+  int threads = 0;  // 0: the machine's
+  // Called from the calling thread as rows are done.
+  std::function<void(int64_t bytes_done, int64_t bytes_total)> progress;
+
+  // What the job says about its training rows (max_examples applies) or its validation rows.
+  static PrepareOptions ForTraining(const spec::JobSpec& spec, std::filesystem::path data,
+                                    std::filesystem::path cache_dir);
+  static PrepareOptions ForValidation(const spec::JobSpec& spec, std::filesystem::path data,
+                                      std::filesystem::path cache_dir);
+};
+
+// One tokenised row. `loss[i]` is 1 when token i is to be predicted; loss[0] is always 0.
+struct Document {
+  std::span<const int32_t> tokens;
+  std::span<const uint8_t> loss;
+  int64_t line = 0;
+};
+
+// A prepared data set, read by mmap from the cache. Immutable; any thread may read.
+class Dataset {
+ public:
+  // Opens a file made by PrepareDataset and checks all of it. Throws UserError when it is missing
+  // and InternalError when it is not whole.
+  static std::shared_ptr<const Dataset> Open(const std::filesystem::path& file);
+  ~Dataset();
+  Dataset(const Dataset&) = delete;
+  Dataset& operator=(const Dataset&) = delete;
+
+  int64_t size() const { return static_cast<int64_t>(lines_.size()); }
+  Document Get(int64_t index) const;
+  int64_t Length(int64_t index) const;
+  int64_t LossTokens(int64_t index) const;
+  const DatasetStats& stats() const { return stats_; }
+
+  // A data set of documents in memory, for tests and tools.
+  static std::shared_ptr<const Dataset> FromDocuments(
+      const std::vector<std::vector<int32_t>>& tokens,
+      const std::vector<std::vector<uint8_t>>& loss);
+
+ private:
+  Dataset();
+  class Storage;
+  std::unique_ptr<Storage> storage_;
+  std::span<const uint64_t> offsets_;  // size() + 1 positions in tokens_
+  std::span<const uint64_t> lines_;
+  std::span<const uint32_t> loss_counts_;
+  std::span<const int32_t> tokens_;
+  std::span<const uint8_t> loss_;
+  DatasetStats stats_;
+};
+
+struct PreparedDataset {
+  std::filesystem::path file;  // in cache_dir
+  std::shared_ptr<const Dataset> dataset;
+};
+
+// Tokenises `options.data`, or finds the result in the cache: the key is the content of the data
+// file, the tokenizer, the template and every option that changes the result. A cache file that is
+// not whole is made anew. Written to a temporary name, synced, then renamed, so that no half file is
+// ever seen. Throws UserError when the file is missing or holds no usable row, when rows are refused
+// (up to 20 listed by line), and when the disk is full.
+PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOptions& options);
+
+}  // namespace sft::engine
