@@ -1,0 +1,85 @@
+"""The tables of tests/tidy/tidy.py: who may include whom, how long things may be, what is banned."""
+
+# Folder -> folders whose headers it may include. The longest matching prefix of a file's path counts.
+# A folder may always include itself. docs/architecture.md explains the edges.
+EDGES = {
+    "common/base": [],
+    "common/io": ["common/base"],
+    "common/obs": ["common/base"],
+    "common/spec": ["common/base"],
+    "common/plan": ["common/base", "common/spec"],
+    "common/rpc": ["common/base", "proto"],
+    "server/state": ["common/base"],
+    "server/sched": ["common/base", "server/state"],
+    "server/store": ["common/base", "common/io", "common/obs", "server/state"],
+    "server/blob": ["common/base", "common/io", "common/obs", "server/state"],
+    "server/core": ["common", "proto", "server/state", "server/sched", "server/store", "server/blob"],
+    "server/rpc": ["common", "proto", "server/state", "server/sched", "server/store", "server/blob",
+                   "server/core"],
+    "server/http": ["common", "server/state", "server/store", "server/core"],
+    "server/app": ["common", "proto", "server"],
+    "worker/channel": ["common/base"],
+    "worker/shim": ["common/base", "common/io", "worker/channel"],
+    "worker/daemon": ["common", "proto", "worker/channel"],
+    "worker/rank": ["common/base", "common/spec", "common/plan", "common/io", "worker/channel",
+                    "worker/engine"],
+    "worker/engine/base": ["common/base"],
+    "worker/engine/data": ["common/base", "common/spec", "common/io", "worker/engine/base"],
+    "worker/engine/kernels": ["worker/engine/base"],
+    "worker/engine/dist": ["common/base", "worker/engine/base"],
+    "worker/engine/checkpoint": ["common/base", "common/spec", "common/io", "worker/engine/base"],
+    "worker/engine/optim": ["common/base", "common/spec", "worker/engine/base",
+                            "worker/engine/kernels", "worker/engine/dist"],
+    "worker/engine/weights": ["common/base", "common/spec", "worker/engine/base",
+                              "worker/engine/kernels", "worker/engine/dist",
+                              "worker/engine/checkpoint", "worker/engine/optim"],
+    "worker/engine/nn": ["common/base", "common/spec", "worker/engine/base",
+                         "worker/engine/kernels", "worker/engine/weights"],
+    "worker/engine/model": ["common/base", "common/spec", "common/plan", "worker/engine/base",
+                            "worker/engine/kernels", "worker/engine/weights", "worker/engine/nn",
+                            "worker/engine/checkpoint"],
+    "worker/engine/train": ["common", "worker/engine"],
+    "worker/engine/eval": ["common/base", "common/spec", "worker/engine/base",
+                           "worker/engine/kernels", "worker/engine/weights", "worker/engine/nn",
+                           "worker/engine/model", "worker/engine/data",
+                           "worker/engine/checkpoint", "worker/engine/train"],
+    "worker/engine/cuda": ["worker/engine/base", "worker/engine/kernels", "worker/engine/dist"],
+    "client": ["common", "proto"],
+}
+
+# Lines of a file and of a function: over the soft limit is printed, over the hard one fails.
+FILE_SOFT, FILE_HARD = 500, 800
+FUNCTION_SOFT, FUNCTION_HARD = 70, 120
+
+# (pattern, where it is allowed (path prefixes), what to use instead)
+BANNED = [
+    (r"std::this_thread::sleep|absl::SleepFor|\busleep\(|\bnanosleep\(", ["common/base/clock.cc"],
+     "Clock::Sleep, or wait for a condition"),
+    (r"system_clock::now|steady_clock::now|absl::Now\(|\bgettimeofday\(", ["common/base/clock.cc"],
+     "a Clock&"),
+    (r"\bgetenv\(", ["common/base/env.cc"], "GetEnv (common/base/env.h)"),
+    (r"\b(s?rand|random)\(\)", [], "a seeded generator"),
+    (r"absl::Mutex\b", [], "sft::Mutex (common/base/mutex.h)"),
+    (r"std::cout|std::cerr", ["client/"], "the log, or fmt::print in a main"),
+    (r"catch \(\.\.\.\)", ["worker/rank/", "worker/engine/base/", "worker/engine/dist/"],
+     "a typed catch"),
+    (r"sqlite3_exec\(", ["server/store/"], "the store"),
+    (r"\bTODO\b|\bFIXME\b|\bXXX\b", [], "doing it, or an error that says so"),
+    (r"(?<![\w.>])new [A-Z]\w*[({]", [], "std::make_unique"),
+    (r"^\s*delete [a-z]", [], "a smart pointer"),
+    (r"#include <torch/torch\.h>|#include <torch/all\.h>", [], "narrow ATen headers"),
+]
+BANNED_IN_HEADERS = [(r"^\s*using namespace", "qualified names")]
+
+# Includes that must not meet in one process: folders whose sources may include LibTorch, and those
+# that may include protobuf or gRPC.
+TORCH = r"#include [<\"](ATen|c10|torch)/"
+TORCH_FOLDERS = ["worker/engine/", "worker/rank/", "tests/unit/worker/engine/",
+                 "tests/unit/worker/rank/", "tests/parity/", "tests/gpu/", "tests/bench/"]
+PROTOBUF = r"#include [<\"](grpcpp|grpc|google/protobuf|google/rpc|sft/v1)/"
+PROTOBUF_FOLDERS = ["common/rpc/", "server/", "worker/daemon/", "client/", "tests/unit/common/rpc/",
+                    "tests/unit/server/", "tests/unit/worker/daemon/", "tests/unit/client/",
+                    "tests/e2e/"]
+
+# Hand-made reasons for what is over a hard limit: path or path:function -> why. Empty is the aim.
+EXCEPTIONS = {}
