@@ -1,0 +1,188 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include <ATen/ops/amax.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+
+#include "worker/engine/kernels/cpu_ops.h"
+
+// Attention by documents and blocks of queries: the scores of one block of queries against the keys
+// it may see are held in full, fp32. Query heads that share a key head are rows of one product.
+//
+// Shape suffixes: G key heads, g query heads of one key head, L tokens of a document, B queries of
+// a block, K keys a block sees, D head size.
+
+namespace sft::engine::cpu {
+
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kQueryBlock = 256;
+
+struct Shape {
+  int64_t tokens, query_heads, key_heads, head_size;
+  int64_t group() const { return query_heads / key_heads; }
+};
+
+Shape CheckInput(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef lengths) {
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
+                  q.size(2) == k.size(2),
+              "attention: q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(), " do not fit");
+  TORCH_CHECK(q.size(1) % k.size(1) == 0, "attention: ", q.size(1), " query heads for ", k.size(1),
+              " key heads");
+  TORCH_CHECK(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == q.size(0),
+              "attention: document lengths do not sum to ", q.size(0), " tokens");
+  return {q.size(0), q.size(1), k.size(1), q.size(2)};
+}
+
+// [T, G * g, D] -> tokens [first, first + count) as fp32 [G, g, count, D].
+Tensor Heads(const Tensor& x, int64_t first, int64_t count, int64_t key_heads) {
+  return x.narrow(0, first, count)
+      .view({count, key_heads, x.size(1) / key_heads, x.size(2)})
+      .permute({1, 2, 0, 3})
+      .to(at::kFloat)
+      .contiguous();
+}
+
+// The inverse of Heads, written into tokens [first, ...) of `target` [T, G * g, D].
+void StoreHeads(const Tensor& heads_GgLD, int64_t first, Tensor& target) {
+  const int64_t count = heads_GgLD.size(2);
+  target.narrow(0, first, count)
+      .view({count, heads_GgLD.size(0), heads_GgLD.size(1), heads_GgLD.size(3)})
+      .copy_(heads_GgLD.permute({2, 0, 1, 3}));
+}
+
+// The queries [begin, end) of a document and the keys [key_begin, end) that some of them see.
+struct Block {
+  int64_t begin, end, key_begin;
+  int64_t queries() const { return end - begin; }
+  int64_t keys() const { return end - key_begin; }
+};
+
+Block MakeBlock(int64_t begin, int64_t length, int64_t window) {
+  return {begin, std::min(begin + kQueryBlock, length),
+          window > 0 ? std::max<int64_t>(0, begin - window + 1) : 0};
+}
+
+// 0 where a query sees a key, -infinity elsewhere; [B, K].
+Tensor Mask(const Block& block, int64_t window) {
+  Tensor mask = at::zeros({block.queries(), block.keys()}, at::kFloat);
+  float* row = mask.mutable_data_ptr<float>();
+  constexpr float kHidden = -std::numeric_limits<float>::infinity();
+  for (int64_t query = block.begin; query < block.end; ++query, row += block.keys()) {
+    if (window > 0) {
+      const int64_t first_seen = query - window + 1;
+      for (int64_t key = block.key_begin; key < first_seen; ++key) row[key - block.key_begin] = kHidden;
+    }
+    for (int64_t key = query + 1; key < block.end; ++key) row[key - block.key_begin] = kHidden;
+  }
+  return mask;
+}
+
+// [G, g, L, D] -> the block's rows [G, g * B, D].
+Tensor QueryRows(const Tensor& x_GgLD, const Block& block) {
+  return x_GgLD.narrow(2, block.begin, block.queries())
+      .reshape({x_GgLD.size(0), x_GgLD.size(1) * block.queries(), x_GgLD.size(3)});
+}
+
+// [G, 1, L, D] -> the block's keys [G, K, D].
+Tensor KeyRows(const Tensor& x_G1LD, const Block& block) {
+  return x_G1LD.select(1, 0).narrow(1, block.key_begin, block.keys());
+}
+
+// scale * q k^T + mask, as [G, g, B, K].
+Tensor Scores(const Tensor& q_GgLD, const Tensor& k_G1LD, const Block& block, double scale,
+              int64_t window) {
+  Tensor scores = at::bmm(QueryRows(q_GgLD, block), KeyRows(k_G1LD, block).transpose(1, 2));
+  Tensor scores_GgBK =
+      scores.view({q_GgLD.size(0), q_GgLD.size(1), block.queries(), block.keys()});
+  return scores_GgBK.mul_(scale).add_(Mask(block, window));
+}
+
+Tensor AsRows(const Tensor& x_GgBK) {
+  return x_GgBK.view({x_GgBK.size(0), x_GgBK.size(1) * x_GgBK.size(2), x_GgBK.size(3)});
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                     const Tensor& /*cu_seqlens*/, at::IntArrayRef lengths,
+                                     double scale, int64_t window) {
+  const Shape shape = CheckInput(q, k, v, lengths);
+  Tensor out = at::empty({shape.tokens, shape.query_heads, shape.head_size}, q.options());
+  Tensor lse = at::empty({shape.query_heads, shape.tokens}, q.options().dtype(at::kFloat));
+  int64_t first = 0;
+  for (int64_t length : lengths) {
+    Tensor q_GgLD = Heads(q, first, length, shape.key_heads);
+    Tensor k_G1LD = Heads(k, first, length, shape.key_heads);
+    Tensor v_G1LD = Heads(v, first, length, shape.key_heads);
+    for (int64_t begin = 0; begin < length; begin += kQueryBlock) {
+      const Block block = MakeBlock(begin, length, window);
+      Tensor p_GgBK = Scores(q_GgLD, k_G1LD, block, scale, window);
+      Tensor largest = p_GgBK.amax({-1}, /*keepdim=*/true);
+      Tensor sum = p_GgBK.sub_(largest).exp_().sum({-1}, /*keepdim=*/true);
+      p_GgBK.div_(sum);
+      Tensor out_rows = at::bmm(AsRows(p_GgBK), KeyRows(v_G1LD, block));
+      StoreHeads(out_rows.view({shape.key_heads, shape.group(), block.queries(), shape.head_size}),
+                 first + begin, out);
+      lse.narrow(1, first + begin, block.queries())
+          .copy_(sum.log_().add_(largest).view({shape.query_heads, block.queries()}));
+    }
+    first += length;
+  }
+  return {out, lse};
+}
+
+std::tuple<Tensor, Tensor, Tensor> AttentionBackward(
+    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+    const Tensor& lse, const Tensor& /*cu_seqlens*/, at::IntArrayRef lengths, double scale,
+    int64_t window) {
+  const Shape shape = CheckInput(q, k, v, lengths);
+  Tensor dq = at::empty(q.sizes(), q.options());
+  Tensor dk = at::empty(k.sizes(), k.options());
+  Tensor dv = at::empty(v.sizes(), v.options());
+  int64_t first = 0;
+  for (int64_t length : lengths) {
+    Tensor q_GgLD = Heads(q, first, length, shape.key_heads);
+    Tensor k_G1LD = Heads(k, first, length, shape.key_heads);
+    Tensor v_G1LD = Heads(v, first, length, shape.key_heads);
+    Tensor do_GgLD = Heads(dout, first, length, shape.key_heads);
+    Tensor delta_GgL = at::mul(do_GgLD, Heads(out, first, length, shape.key_heads)).sum({-1});
+    Tensor dk_GLD = at::zeros({shape.key_heads, length, shape.head_size}, lse.options());
+    Tensor dv_GLD = at::zeros({shape.key_heads, length, shape.head_size}, lse.options());
+    for (int64_t begin = 0; begin < length; begin += kQueryBlock) {
+      const Block block = MakeBlock(begin, length, window);
+      Tensor lse_GgB1 = lse.narrow(1, first + begin, block.queries())
+                            .reshape({shape.key_heads, shape.group(), block.queries(), 1});
+      Tensor p_GgBK = Scores(q_GgLD, k_G1LD, block, scale, window).sub_(lse_GgB1).exp_();
+      Tensor do_rows = QueryRows(do_GgLD, block);
+      dv_GLD.narrow(1, block.key_begin, block.keys())
+          .baddbmm_(AsRows(p_GgBK).transpose(1, 2), do_rows);
+      Tensor ds_GgBK =
+          at::bmm(do_rows, KeyRows(v_G1LD, block).transpose(1, 2)).view(p_GgBK.sizes());
+      ds_GgBK.sub_(delta_GgL.narrow(2, begin, block.queries()).unsqueeze(-1));
+      ds_GgBK.mul_(p_GgBK).mul_(scale);
+      Tensor dq_rows = at::bmm(AsRows(ds_GgBK), KeyRows(k_G1LD, block));
+      StoreHeads(dq_rows.view({shape.key_heads, shape.group(), block.queries(), shape.head_size}),
+                 first + begin, dq);
+      dk_GLD.narrow(1, block.key_begin, block.keys())
+          .baddbmm_(AsRows(ds_GgBK).transpose(1, 2), QueryRows(q_GgLD, block));
+    }
+    StoreHeads(dk_GLD.unsqueeze(1), first, dk);
+    StoreHeads(dv_GLD.unsqueeze(1), first, dv);
+    first += length;
+  }
+  return {dq, dk, dv};
+}
+
+}  // namespace sft::engine::cpu

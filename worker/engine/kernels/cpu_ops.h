@@ -1,0 +1,45 @@
+#pragma once
+
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+
+// CPU implementations behind ops.h; ops.cc registers them. Contracts are in ops.h.
+
+// Compiles a function for AVX-512, AVX2 and the base instruction set; the loader picks one.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define SFT_SIMD_CLONES \
+  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define SFT_SIMD_CLONES
+#endif
+
+namespace sft::engine::cpu {
+
+std::tuple<at::Tensor, at::Tensor> Nf4Quantize(const at::Tensor& weight);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> AbsmaxQuantize(const at::Tensor& absmax);
+// AbsmaxQuantize with a given offset: {codes, nested_absmax}.
+std::tuple<at::Tensor, at::Tensor> AbsmaxQuantizeAround(const at::Tensor& absmax, float offset);
+void Nf4Dequantize(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax);
+void Nf4DequantizeNested(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax_codes,
+                         const at::Tensor& nested_absmax, const at::Tensor& offset);
+
+std::tuple<at::Tensor, at::Tensor> RmsNorm(const at::Tensor& x, const at::Tensor& weight,
+                                           double eps);
+std::tuple<at::Tensor, at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
+                                                   const at::Tensor& weight, const at::Tensor& rstd,
+                                                   bool need_weight_grad);
+void Rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse);
+at::Tensor Swiglu(const at::Tensor& gate, const at::Tensor& up);
+std::tuple<at::Tensor, at::Tensor> SwigluBackward(const at::Tensor& dy, const at::Tensor& gate,
+                                                  const at::Tensor& up);
+std::tuple<at::Tensor, at::Tensor> Attention(const at::Tensor& q, const at::Tensor& k,
+                                             const at::Tensor& v, const at::Tensor& cu_seqlens,
+                                             at::IntArrayRef lengths, double scale, int64_t window);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> AttentionBackward(
+    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const at::Tensor& out, const at::Tensor& lse, const at::Tensor& cu_seqlens,
+    at::IntArrayRef lengths, double scale, int64_t window);
+at::Tensor CrossEntropy(at::Tensor& logits, const at::Tensor& targets, bool backward);
+
+}  // namespace sft::engine::cpu

@@ -1,0 +1,67 @@
+#include <ATen/Parallel.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/sub.h>
+
+#include "worker/engine/kernels/cpu_ops.h"
+
+namespace sft::engine::cpu {
+
+namespace {
+
+using at::Tensor;
+
+// Σ lse - logits[target] over the rows that count, in double: one order whatever the threads.
+template <typename T>
+double LossSum(const Tensor& logits, const Tensor& targets, const Tensor& lse) {
+  const T* row = logits.const_data_ptr<T>();
+  const int64_t* target = targets.const_data_ptr<int64_t>();
+  const float* sums = lse.const_data_ptr<float>();
+  const int64_t vocabulary = logits.size(1);
+  double loss = 0.0;
+  for (int64_t i = 0; i < logits.size(0); ++i, row += vocabulary) {
+    if (target[i] < 0) continue;
+    TORCH_CHECK(target[i] < vocabulary, "cross_entropy_: target ", target[i],
+                " is outside the vocabulary of ", vocabulary);
+    loss += static_cast<double>(sums[i]) - static_cast<double>(static_cast<float>(row[target[i]]));
+  }
+  return loss;
+}
+
+// softmax -> softmax - onehot; rows that count nothing become zero.
+template <typename T>
+void SubtractTargets(Tensor& softmax, const Tensor& targets) {
+  T* row = softmax.mutable_data_ptr<T>();
+  const int64_t* target = targets.const_data_ptr<int64_t>();
+  const int64_t vocabulary = softmax.size(1);
+  for (int64_t i = 0; i < softmax.size(0); ++i, row += vocabulary) {
+    if (target[i] < 0) {
+      std::fill(row, row + vocabulary, static_cast<T>(0.0f));
+    } else {
+      row[target[i]] = static_cast<T>(static_cast<float>(row[target[i]]) - 1.0f);
+    }
+  }
+}
+
+}  // namespace
+
+Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
+  TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() && targets.numel() == logits.size(0),
+              "cross_entropy_: logits ", logits.sizes(), " for ", targets.numel(), " targets");
+  TORCH_CHECK(targets.scalar_type() == at::kLong && targets.is_contiguous(),
+              "cross_entropy_: targets must be contiguous int64");
+  const bool is_float = logits.scalar_type() == at::kFloat;
+  TORCH_CHECK(is_float || logits.scalar_type() == at::kBFloat16,
+              "cross_entropy_: logits must be fp32 or bf16");
+  Tensor work = is_float ? logits : logits.to(at::kFloat);
+  Tensor lse = at::logsumexp(work, {1}, /*keepdim=*/true);
+  const double loss = LossSum<float>(work, targets, lse);
+  if (backward) {
+    work.sub_(lse).exp_();
+    SubtractTargets<float>(work, targets);
+    if (!is_float) logits.copy_(work);
+  }
+  return at::scalar_tensor(loss, at::kFloat);
+}
+
+}  // namespace sft::engine::cpu

@@ -1,0 +1,1 @@
+// Owns the engine's precompiled header (CMakeLists.txt); holds no code.
