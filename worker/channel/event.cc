@@ -1,0 +1,131 @@
+#include "worker/channel/event.h"
+
+#include <fmt/format.h>
+
+#include "worker/channel/json_fields.h"
+
+namespace sft::channel {
+namespace {
+
+// Longest line a reader accepts; a rank writes far less.
+constexpr size_t kMaxLineBytes = 1 << 20;
+
+// The `event` member, in the order of EventBody's alternatives.
+constexpr const char* kNames[] = {"progress", "prepared",    "ready",    "step",
+                                  "eval",     "consistency", "artifact", "fatal"};
+static_assert(std::size(kNames) == std::variant_size_v<EventBody>);
+
+template <typename V>
+void Fields(V& v, ProgressEvent& e) {
+  v("phase", e.phase);
+  v("done", e.done);
+  v("total", e.total);
+}
+
+template <typename V>
+void Fields(V& v, PreparedEvent& e) {
+  v("rows", e.rows);
+  v("used", e.used);
+  v("skipped", e.skipped);
+  v("truncated", e.truncated);
+  v("tokens", e.tokens);
+  v("loss_tokens", e.loss_tokens);
+  v("from_cache", e.from_cache);
+}
+
+template <typename V>
+void Fields(V& v, ReadyEvent& e) {
+  v("rank", e.rank);
+  v("world", e.world);
+  v("device", e.device);
+  v("total_steps", e.total_steps);
+  v("trainable_parameters", e.trainable_parameters);
+  v("total_parameters", e.total_parameters);
+  v("seconds", e.seconds);
+}
+
+template <typename V>
+void Fields(V& v, StepEvent& e) {
+  v("step", e.step);
+  v("total_steps", e.total_steps);
+  v("loss", e.loss);
+  v("lr", e.lr);
+  v("grad_norm", e.grad_norm);
+  v("tokens", e.tokens);
+  v("tokens_per_second", e.tokens_per_second);
+  v("seconds", e.seconds);
+  v("gpu_memory_bytes", e.gpu_memory_bytes);
+  v("mfu", e.mfu);
+  v("rank_loss", e.rank_loss);
+  v("epoch", e.epoch);
+}
+
+template <typename V>
+void Fields(V& v, EvalEvent& e) {
+  v("step", e.step);
+  v("loss", e.loss);
+  v("tokens", e.tokens);
+  v("seconds", e.seconds);
+}
+
+template <typename V>
+void Fields(V& v, ConsistencyEvent& e) {
+  v("rank", e.rank);
+  v("weights_sha256", e.weights_sha256);
+  v("delivered_sha256", e.delivered_sha256);
+  v("consistent", e.consistent);
+}
+
+template <typename V>
+void Fields(V& v, ArtifactEvent& e) {
+  v("kind", e.kind);
+  v("path", e.path);
+  v("bytes", e.bytes);
+}
+
+template <typename V>
+void Fields(V& v, FatalEvent& e) {
+  v("domain", e.domain);
+  v("code", e.code);
+  v("message", e.message);
+  v("advice", e.advice);
+}
+
+// The default-made alternative of that index.
+template <size_t I = 0>
+EventBody MakeBody(size_t index) {
+  if constexpr (I + 1 < std::variant_size_v<EventBody>) {
+    if (index != I) return MakeBody<I + 1>(index);
+  }
+  return EventBody(std::in_place_index<I>);
+}
+
+}  // namespace
+
+std::string ToLine(const Event& event) {
+  FieldWriter writer;
+  writer("event", std::string(kNames[event.body.index()]));
+  writer("time", event.time);
+  std::visit([&writer](auto body) { Fields(writer, body); }, event.body);
+  return writer.Take() + "\n";
+}
+
+absl::StatusOr<Event> ParseLine(std::string_view line) {
+  SFT_ASSIGN_OR_RETURN(const nlohmann::json object, ParseObject(line, kMaxLineBytes, "event line"));
+  FieldReader reader(object);
+  std::string name;
+  Event event;
+  reader.Require("event");
+  reader("event", name);
+  reader("time", event.time);
+  SFT_RETURN_IF_ERROR(reader.status());
+  size_t index = 0;
+  while (index < std::size(kNames) && name != kNames[index]) ++index;
+  if (index == std::size(kNames)) return NotFound(fmt::format("unknown event \"{}\"", name));
+  event.body = MakeBody(index);
+  std::visit([&reader](auto& body) { Fields(reader, body); }, event.body);
+  if (!reader.status().ok()) return Annotate(reader.status(), name + " event");
+  return event;
+}
+
+}  // namespace sft::channel

@@ -1,0 +1,151 @@
+#include "worker/channel/launch.h"
+
+#include <sys/un.h>
+
+#include <fmt/format.h>
+
+#include "worker/channel/json_fields.h"
+
+namespace sft::channel {
+
+// Outside the unnamed namespace: json_fields.h finds those of nested records by their argument.
+template <typename V>
+static void Fields(V& v, RankLaunch& l) {
+  v("attempt_uid", l.attempt_uid);
+  v("epoch", l.epoch);
+  v("job_json", l.job_json);
+  v("world_size", l.world_size);
+  v("first_rank", l.first_rank);
+  v("local_ranks", l.local_ranks);
+  v("rendezvous", l.rendezvous);
+  v("device", l.device);
+  v("threads_per_rank", l.threads_per_rank);
+  v("model_dir", l.model_dir);
+  v("model_name", l.model_name);
+  v("train_file", l.train_file);
+  v("val_file", l.val_file);
+  v("cache_dir", l.cache_dir);
+  v("attempt_dir", l.attempt_dir);
+  v("output_dir", l.output_dir);
+  v("job_id", l.job_id);
+}
+
+template <typename V>
+static void Fields(V& v, ShimLaunch::Process& p) {
+  v("name", p.name);
+  v("rank", p.rank);
+  v("argv", p.argv);
+  v("env", p.env);
+}
+
+template <typename V>
+static void Fields(V& v, ShimLaunch& l) {
+  v("attempt_uid", l.attempt_uid);
+  v("epoch", l.epoch);
+  v("attempt_dir", l.attempt_dir);
+  v("socket_path", l.socket_path);
+  v.Object("prepare", l.prepare);
+  v.List("ranks", l.ranks);
+  v("grace_seconds", l.grace_seconds);
+  v("fencing_seconds", l.fencing_seconds);
+}
+
+template <typename V>
+static void Fields(V& v, ShimStatus::Process& p) {
+  v("name", p.name);
+  v("rank", p.rank);
+  v("pid", p.pid);
+  v("exited", p.exited);
+  v("exit_code", p.exit_code);
+  v("signal", p.signal);
+}
+
+template <typename V>
+static void Fields(V& v, ShimStatus& s) {
+  v("attempt_uid", s.attempt_uid);
+  v("epoch", s.epoch);
+  v("shim_pid", s.shim_pid);
+  v("shim_start_ticks", s.shim_start_ticks);
+  v("state", s.state);
+  v("reason", s.reason);
+  v.List("processes", s.processes);
+}
+
+namespace {
+
+// A launch file holds the resolved job; a status a line for each rank.
+constexpr size_t kMaxFileBytes = 16 << 20;
+
+// One line, so that a file is a record that a shell can print.
+template <typename Record>
+std::string Write(Record record) {
+  FieldWriter writer;
+  Fields(writer, record);
+  return writer.Take() + "\n";
+}
+
+template <typename Record>
+absl::StatusOr<Record> Read(std::string_view json, const char* what,
+                            std::initializer_list<const char*> required) {
+  SFT_ASSIGN_OR_RETURN(const nlohmann::json object, ParseObject(json, kMaxFileBytes, what));
+  FieldReader reader(object);
+  for (const char* key : required) reader.Require(key);
+  Record record;
+  Fields(reader, record);
+  if (!reader.status().ok()) return Annotate(reader.status(), what);
+  return record;
+}
+
+absl::Status CheckProcess(const ShimLaunch::Process& process) {
+  if (process.argv.empty()) {
+    return InvalidArgument(fmt::format("shim launch: process \"{}\" has no argv", process.name));
+  }
+  // The name becomes a file name in the attempt's folder.
+  if (process.name.empty() || process.name.find('/') != std::string::npos) {
+    return InvalidArgument(fmt::format("shim launch: \"{}\" cannot name a process", process.name));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string ToJson(const RankLaunch& launch) { return Write(launch); }
+std::string ToJson(const ShimLaunch& launch) { return Write(launch); }
+std::string ToJson(const ShimStatus& status) { return Write(status); }
+
+absl::StatusOr<RankLaunch> ParseRankLaunch(std::string_view json) {
+  SFT_ASSIGN_OR_RETURN(RankLaunch launch,
+                       Read<RankLaunch>(json, "rank launch", {"attempt_uid", "job_json", "attempt_dir"}));
+  if (launch.local_ranks < 1 || launch.first_rank < 0 ||
+      int64_t{launch.first_rank} + launch.local_ranks > launch.world_size) {
+    return InvalidArgument(fmt::format("rank launch: ranks {} to {} are not within a world of {}",
+                                       launch.first_rank,
+                                       int64_t{launch.first_rank} + launch.local_ranks - 1,
+                                       launch.world_size));
+  }
+  return launch;
+}
+
+absl::StatusOr<ShimLaunch> ParseShimLaunch(std::string_view json) {
+  SFT_ASSIGN_OR_RETURN(
+      ShimLaunch launch,
+      Read<ShimLaunch>(json, "shim launch", {"attempt_uid", "attempt_dir", "socket_path", "ranks"}));
+  if (launch.ranks.empty()) return InvalidArgument("shim launch: no ranks");
+  if (!launch.prepare.argv.empty()) SFT_RETURN_IF_ERROR(CheckProcess(launch.prepare));
+  for (const ShimLaunch::Process& rank : launch.ranks) SFT_RETURN_IF_ERROR(CheckProcess(rank));
+  if (launch.socket_path.size() >= sizeof(sockaddr_un::sun_path)) {
+    return InvalidArgument(fmt::format("shim launch: socket path of {} bytes, at most {} are possible: {}",
+                                       launch.socket_path.size(), sizeof(sockaddr_un::sun_path) - 1,
+                                       launch.socket_path));
+  }
+  if (!(launch.grace_seconds >= 0) || !(launch.fencing_seconds >= 0)) {
+    return InvalidArgument("shim launch: grace_seconds and fencing_seconds must not be negative");
+  }
+  return launch;
+}
+
+absl::StatusOr<ShimStatus> ParseShimStatus(std::string_view json) {
+  return Read<ShimStatus>(json, "shim status", {"attempt_uid", "state"});
+}
+
+}  // namespace sft::channel
