@@ -1,0 +1,82 @@
+// Launchers of the CUDA kernels: plain pointers and sizes, so that .cu files compile without LibTorch.
+//
+// Every launcher only enqueues work on `stream` and returns the launch's error; nothing waits.
+// Pointers are device pointers; the caller keeps them alive as its allocator's stream order asks.
+// Arithmetic is fp32 whatever the element type, sums have one order that depends on the shapes alone
+// (no atomics), so that equal inputs give equal bits on every run.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace sft::engine::cuda {
+
+enum class ElementType { kFloat32, kBFloat16 };
+
+// NF4 as worker/engine/kernels/nf4_tables.h defines it; `codes` holds (n + 1) / 2 bytes.
+cudaError_t LaunchNf4Quantize(ElementType type, const void* weight, int64_t n, uint8_t* codes,
+                              float* absmax, cudaStream_t stream);
+cudaError_t LaunchNf4Dequantize(ElementType type, const uint8_t* codes, const float* absmax,
+                                int64_t n, void* out, cudaStream_t stream);
+
+// The second quantisation: n values minus *offset, in blocks of 256, to the signed 8-bit map.
+cudaError_t LaunchAbsmaxQuantize(const float* absmax, int64_t n, const float* offset,
+                                 uint8_t* codes, float* nested_absmax, cudaStream_t stream);
+// As LaunchNf4Dequantize, each block's absmax being map[code] * nested_absmax + *offset.
+cudaError_t LaunchNf4DequantizeNested(ElementType type, const uint8_t* codes,
+                                      const uint8_t* absmax_codes, const float* nested_absmax,
+                                      const float* offset, int64_t n, void* out,
+                                      cudaStream_t stream);
+
+// Matrices of dense rows.
+struct RmsNormShape {
+  int64_t rows = 0;
+  int64_t width = 0;
+};
+// y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps), one float a row.
+cudaError_t LaunchRmsNorm(ElementType type, RmsNormShape shape, const void* x, const void* weight,
+                          float eps, void* y, float* rstd, cudaStream_t stream);
+cudaError_t LaunchRmsNormBackward(ElementType type, RmsNormShape shape, const void* dy,
+                                  const void* x, const void* weight, const float* rstd, void* dx,
+                                  cudaStream_t stream);
+// Rows of the scratch matrix [RmsNormWeightPartials, width] of floats that the next launch fills.
+int64_t RmsNormWeightPartials(RmsNormShape shape);
+// dweight[c] = sum over rows of dy * cast(x * rstd), in two passes through `partials`.
+cudaError_t LaunchRmsNormWeightBackward(ElementType type, RmsNormShape shape, const void* dy,
+                                        const void* x, const float* rstd, float* partials,
+                                        float* dweight, cudaStream_t stream);
+
+// Heads of 2 * half elements, dense within a token; tokens start every token_stride elements.
+struct RopeShape {
+  int64_t tokens = 0;
+  int64_t heads = 0;
+  int64_t half = 0;
+  int64_t token_stride = 0;
+};
+// Rotates each head's two halves in place by the angles in row `token` of cos and sin, [tokens,
+// half]. `inverse` rotates back (the backward pass).
+cudaError_t LaunchRope(ElementType type, RopeShape shape, void* x, const float* cos,
+                       const float* sin, bool inverse, cudaStream_t stream);
+
+// out = silu(gate) * up; rows of gate and up start every *_stride elements, outputs are dense.
+struct SwigluShape {
+  int64_t rows = 0;
+  int64_t width = 0;
+  int64_t gate_stride = 0;
+  int64_t up_stride = 0;
+};
+cudaError_t LaunchSwiglu(ElementType type, SwigluShape shape, const void* gate, const void* up,
+                         void* out, cudaStream_t stream);
+cudaError_t LaunchSwigluBackward(ElementType type, SwigluShape shape, const void* dy,
+                                 int64_t dy_stride, const void* gate, const void* up, void* dgate,
+                                 void* dup, cudaStream_t stream);
+
+// losses[r] = logsumexp(row r) - row r [targets[r]], 0 where the target is negative; with
+// `backward` row r becomes softmax - onehot, zero where the target is negative. Rows are dense. A
+// target beyond the vocabulary prints itself and stops the process's GPU work.
+cudaError_t LaunchCrossEntropy(ElementType type, int64_t rows, int64_t vocabulary, void* logits,
+                               const int64_t* targets, bool backward, float* losses,
+                               cudaStream_t stream);
+
+}  // namespace sft::engine::cuda
