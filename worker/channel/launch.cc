@@ -58,6 +58,7 @@ static void Fields(V& v, ShimStatus::Process& p) {
   v("exited", p.exited);
   v("exit_code", p.exit_code);
   v("signal", p.signal);
+  v("order", p.order);
 }
 
 template <typename V>
@@ -69,6 +70,19 @@ static void Fields(V& v, ShimStatus& s) {
   v("state", s.state);
   v("reason", s.reason);
   v.List("processes", s.processes);
+}
+
+template <typename V>
+static void Fields(V& v, Command& c) {
+  v("command", c.command);
+  v("reason", c.reason);
+}
+
+template <typename V>
+static void Fields(V& v, Answer& a) {
+  v("ok", a.ok);
+  v("error", a.error);
+  v.Object("status", a.status);
 }
 
 namespace {
@@ -112,6 +126,17 @@ absl::Status CheckProcess(const ShimLaunch::Process& process) {
 std::string ToJson(const RankLaunch& launch) { return Write(launch); }
 std::string ToJson(const ShimLaunch& launch) { return Write(launch); }
 std::string ToJson(const ShimStatus& status) { return Write(status); }
+
+std::string ToLine(const Command& command) { return Write(command); }
+std::string ToLine(const Answer& answer) { return Write(answer); }
+
+absl::StatusOr<Command> ParseCommand(std::string_view line) {
+  return Read<Command>(line, "command", {"command"});
+}
+
+absl::StatusOr<Answer> ParseAnswer(std::string_view line) {
+  return Read<Answer>(line, "answer of the shim", {"ok"});
+}
 
 absl::StatusOr<RankLaunch> ParseRankLaunch(std::string_view json) {
   SFT_ASSIGN_OR_RETURN(RankLaunch launch,

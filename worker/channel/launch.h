@@ -71,6 +71,7 @@ struct ShimStatus {
     bool exited = false;
     int exit_code = 0;  // valid when exited and signal is 0
     int signal = 0;     // signal that ended it
+    int order = 0;      // 1 for the first process to end, 2 for the next; 0: still running
   };
   std::string attempt_uid;
   int64_t epoch = 0;
@@ -81,12 +82,30 @@ struct ShimStatus {
   std::vector<Process> processes;
 };
 
-// Control socket (SOCK_STREAM, one JSON object a line, one answer line each):
+// A command: one JSON line. On the shim's control socket (SOCK_STREAM; one Answer line for each):
 //   {"command":"renew"}                  resets the fencing timer
 //   {"command":"stop","reason":"..."}    ends the ranks: commands, SIGTERM, grace, SIGKILL to the group
 //   {"command":"checkpoint"}             passed to the ranks' standard input
-//   {"command":"status"}                 answers ShimStatus
-// Every answer has "ok": true|false and "error" if false.
+//   {"command":"status"}                 changes nothing
+// On the standard input of a rank: "stop" and "checkpoint"; no answer. Its end of file means that
+// the shim has died.
+struct Command {
+  std::string command;
+  std::string reason;
+};
+
+// Answer of the shim; `status` is as it is after the command.
+struct Answer {
+  bool ok = false;
+  std::string error;  // set when not ok
+  ShimStatus status;
+};
+
+// One line, with its '\n'.
+std::string ToLine(const Command& command);
+std::string ToLine(const Answer& answer);
+absl::StatusOr<Command> ParseCommand(std::string_view line);
+absl::StatusOr<Answer> ParseAnswer(std::string_view line);
 
 std::string ToJson(const RankLaunch& launch);
 std::string ToJson(const ShimLaunch& launch);

@@ -77,7 +77,7 @@ TEST(LaunchTest, AShimStatusComesBackWithEveryMember) {
   status.shim_start_ticks = 18'000'000'000'000'000'000u;
   status.state = "stopping";
   status.reason = "rank 1 failed";
-  status.processes = {{"rank-1", 1, 99, true, 0, 9}};
+  status.processes = {{"rank-1", 1, 99, true, 0, 9, 2}};
   const absl::StatusOr<ShimStatus> back = ParseShimStatus(ToJson(status));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->shim_start_ticks, status.shim_start_ticks);
@@ -86,6 +86,23 @@ TEST(LaunchTest, AShimStatusComesBackWithEveryMember) {
   EXPECT_EQ(back->processes[0].pid, 99);
   EXPECT_TRUE(back->processes[0].exited);
   EXPECT_EQ(back->processes[0].signal, 9);
+  EXPECT_EQ(back->processes[0].order, 2);
+}
+
+TEST(LaunchTest, ACommandAndItsAnswerAreOneLineEach) {
+  const std::string line = ToLine(Command{"stop", "two\nlines"});
+  EXPECT_EQ(line, "{\"command\":\"stop\",\"reason\":\"two\\nlines\"}\n");
+  EXPECT_EQ(ParseCommand(line)->reason, "two\nlines");
+  EXPECT_TRUE(absl::IsInvalidArgument(ParseCommand(R"({"reason":"x"})").status()));
+  Answer answer{false, "unknown command", {}};
+  answer.status.state = "running";
+  const std::string text = ToLine(answer);
+  EXPECT_EQ(text.find('\n'), text.size() - 1);
+  const absl::StatusOr<Answer> back = ParseAnswer(text);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_FALSE(back->ok);
+  EXPECT_EQ(back->error, "unknown command");
+  EXPECT_EQ(back->status.state, "running");
 }
 
 TEST(LaunchTest, RanksOutsideTheWorldAreRefused) {
