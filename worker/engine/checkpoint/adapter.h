@@ -1,12 +1,12 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/checkpoint/safetensors_writer.h"
@@ -47,20 +47,21 @@ struct AdapterFiles {
 
 // Writes the adapter on the calling rank, reads it back and compares every byte before it appears
 // under its name. `biases`: trained biases under the model's own names ("model...q_proj.bias").
-// Tensors are written as they are (fp32). Throws InfrastructureError (disk), InternalError (shapes).
+// Tensors are written as they are (fp32). Throws InfrastructureError (disk), InternalError
+// (shapes).
 void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
                   std::span<const LoraPair> pairs, std::span<const NamedTensor> biases = {});
 
 // An adapter made by us or by PEFT. Tensors are views of the mapped file.
 struct Adapter {
   AdapterConfig config;
-  std::vector<LoraPair> pairs;  // ordered by module name
+  std::vector<LoraPair> pairs;      // ordered by module name
   std::vector<NamedTensor> biases;  // under the model's own names
 };
 
-// Throws UserError naming the file and what to do: missing files, not a LoRA adapter, features we do
-// not apply (DoRA, modules_to_save, rank_pattern, fan_in_fan_out ...), a factor without its partner,
-// shapes that contradict r.
+// Throws UserError naming the file and what to do: missing files, not a LoRA adapter, features we
+// do not apply (DoRA, modules_to_save, rank_pattern, fan_in_fan_out ...), a factor without its
+// partner, shapes that contradict r.
 Adapter ReadAdapter(const std::filesystem::path& dir);
 
 }  // namespace sft::engine

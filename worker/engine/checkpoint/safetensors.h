@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -7,8 +9,6 @@
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 // Reading the safetensors format: 8 bytes little-endian header length, a JSON header
 // {"name": {"dtype": "BF16", "shape": [..], "data_offsets": [begin, end]}, "__metadata__": {..}},
@@ -32,12 +32,13 @@ struct TensorInfo {
 // "BF16" for at::kBFloat16 and so on; throws InternalError for a type the format lacks.
 std::string_view SafetensorsDtype(at::ScalarType dtype);
 
-// One open file, memory-mapped read-only. Immutable and thread-safe; shared by the tensors made from
-// it, so the mapping lives as long as the last of them.
+// One open file, memory-mapped read-only. Immutable and thread-safe; shared by the tensors made
+// from it, so the mapping lives as long as the last of them.
 class SafetensorsFile : public std::enable_shared_from_this<SafetensorsFile> {
  public:
-  // Reads and checks the header. Throws UserError naming the file and what to do: missing, truncated,
-  // header too long or not JSON, unknown type, offsets that overlap, leave gaps or pass the end.
+  // Reads and checks the header. Throws UserError naming the file and what to do: missing,
+  // truncated, header too long or not JSON, unknown type, offsets that overlap, leave gaps or pass
+  // the end.
   static std::shared_ptr<const SafetensorsFile> Open(const std::filesystem::path& path);
   ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
@@ -79,9 +80,9 @@ class SafetensorsFile : public std::enable_shared_from_this<SafetensorsFile> {
 // model.safetensors.index.json. Immutable and thread-safe.
 class ModelFiles {
  public:
-  // Opens every shard and checks that the index and the shards agree. Throws UserError: directory or
-  // weights missing, only pickled weights (never read), a shard missing or broken, a tensor that the
-  // index places in a shard that does not hold it.
+  // Opens every shard and checks that the index and the shards agree. Throws UserError: directory
+  // or weights missing, only pickled weights (never read), a shard missing or broken, a tensor that
+  // the index places in a shard that does not hold it.
   static ModelFiles Open(const std::filesystem::path& dir);
 
   const std::filesystem::path& dir() const { return dir_; }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -8,8 +10,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "worker/engine/checkpoint/safetensors.h"
 
@@ -31,7 +31,8 @@ struct NamedTensor {
 class SafetensorsWriter {
  public:
   // Reserves the file's space where the file system can. `infos` gives name, dtype and shape; their
-  // offsets are assigned here. "format": "pt" is added to the metadata, as transformers asks for it.
+  // offsets are assigned here. "format": "pt" is added to the metadata, as transformers asks for
+  // it.
   SafetensorsWriter(std::filesystem::path path, std::vector<TensorInfo> infos,
                     std::map<std::string, std::string> metadata = {});
   ~SafetensorsWriter();
@@ -69,9 +70,9 @@ class SafetensorsWriter {
 void WriteSafetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                       std::map<std::string, std::string> metadata = {});
 
-// A directory written under a temporary name beside `target` and put in its place by Commit, so that
-// a reader sees the old one, none, or the complete new one. The destructor removes what was not
-// committed. Throws InfrastructureError.
+// A directory written under a temporary name beside `target` and put in its place by Commit, so
+// that a reader sees the old one, none, or the complete new one. The destructor removes what was
+// not committed. Throws InfrastructureError.
 class StagedDirectory {
  public:
   explicit StagedDirectory(std::filesystem::path target);

@@ -1,12 +1,12 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 // Collectives between the ranks of a job: Gloo on CPUs (here), NCCL on GPUs (in the CUDA plugin).
 //
@@ -46,14 +46,15 @@ class Communicator {
   // tensor := sum of `tensor` over the ranks.
   [[nodiscard]] virtual WorkPtr AllReduceSumAsync(at::Tensor tensor) = 0;
 
-  // out := the parts of all ranks one after the other. part holds counts[rank()] elements, out their
-  // sum; counts are equal on all ranks and may differ from each other or be zero. out and part have
-  // one type, and part may be the view of out at its own place.
+  // out := the parts of all ranks one after the other. part holds counts[rank()] elements, out
+  // their sum; counts are equal on all ranks and may differ from each other or be zero. out and
+  // part have one type, and part may be the view of out at its own place.
   [[nodiscard]] virtual WorkPtr AllGatherAsync(at::Tensor out, at::Tensor part,
                                                std::vector<int64_t> counts) = 0;
 
   // part := this rank's part of the sum of `in` over the ranks; counts as in AllGatherAsync. The
-  // content of `in` afterwards is undefined, but for a `part` that is the view of `in` at its place.
+  // content of `in` afterwards is undefined, but for a `part` that is the view of `in` at its
+  // place.
   [[nodiscard]] virtual WorkPtr ReduceScatterSumAsync(at::Tensor part, at::Tensor in,
                                                       std::vector<int64_t> counts) = 0;
 
@@ -90,10 +91,10 @@ using CommunicatorFactory = std::unique_ptr<Communicator> (*)(const Rendezvous& 
 // call beside MakeCommunicator.
 void RegisterCommunicatorFactory(std::string_view backend, CommunicatorFactory factory);
 
-// The backend for `device` ("gloo" for a CPU, "nccl" for a GPU) over a rendezvous that all ranks have
-// joined; a world of one gets the local communicator. Checks one all-reduce and one all-gather before
-// returning, so that ranks whose libraries do not match refuse to start instead of training on wrong
-// sums. Throws InfrastructureError; InternalError when the backend was never registered.
+// The backend for `device` ("gloo" for a CPU, "nccl" for a GPU) over a rendezvous that all ranks
+// have joined; a world of one gets the local communicator. Checks one all-reduce and one all-gather
+// before returning, so that ranks whose libraries do not match refuse to start instead of training
+// on wrong sums. Throws InfrastructureError; InternalError when the backend was never registered.
 std::unique_ptr<Communicator> MakeCommunicator(const Rendezvous& rendezvous, at::Device device);
 
 // How `total` elements are cut over `world` ranks in multiples of `unit`: the first ranks get
@@ -108,5 +109,8 @@ double AllReduceSumDouble(Communicator& comm, double value);
 
 // One string of equal length from each rank, in rank order.
 std::vector<std::string> AllGatherStrings(Communicator& comm, std::string_view value);
+
+// Whether `value` is equal on all ranks; its length must be.
+bool EqualOnAllRanks(Communicator& comm, std::string_view value);
 
 }  // namespace sft::engine

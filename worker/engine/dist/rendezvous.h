@@ -2,8 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
-
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 // Where the ranks of one attempt meet: a key-value store served by rank 0.
@@ -11,8 +11,8 @@
 namespace sft::engine {
 
 struct RendezvousOptions {
-  // Address of rank 0's node and the port rank 0 listens on, on that address alone. Port 0 is legal
-  // for rank 0 of a world whose other ranks learn port() in another way (tests).
+  // Address of rank 0's node and the port rank 0 listens on, on that address alone. Rank 0 may give
+  // port 0 and pass on the port it got in `on_listening`.
   std::string host = "127.0.0.1";
   uint16_t port = 0;
   int rank = 0;
@@ -24,6 +24,8 @@ struct RendezvousOptions {
   // Network interface ("eth0") or address that this rank's data connections use; empty: the address
   // from which `host` is reached.
   std::string bind;
+  // Called on rank 0 with its port, before it waits for the others.
+  std::function<void(uint16_t)> on_listening;
 };
 
 // Owns the store's connection and, on rank 0, its server: must outlive the communicators made from

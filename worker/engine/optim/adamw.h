@@ -1,12 +1,12 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "common/spec/job_spec.h"
 
@@ -21,9 +21,11 @@
 // given is decayed, biases and norms too: leave them out of a weight_decay != 0 by a second AdamW.
 //
 //   kAdamW      m and v in fp32
-//   kAdamWBf16  m and v in bf16, rounded stochastically (nearest would freeze v, whose relative change
+//   kAdamWBf16  m and v in bf16, rounded stochastically (nearest would freeze v, whose relative
+//   change
 //               per step, 1 - beta2, is below half a bf16 ulp)
-//   kAdamW8bit  m and v in 8 bits: blocks of 256 elements scaled by their largest magnitude, codes of
+//   kAdamW8bit  m and v in 8 bits: blocks of 256 elements scaled by their largest magnitude, codes
+//   of
 //               the dynamic map (signed for m, unsigned for v; Dettmers et al. 2022); tensors below
 //               4,096 elements keep fp32 states
 //
@@ -61,8 +63,8 @@ AdamWOptions AdamWOptionsOf(const spec::JobSpec& spec);
 // Owns the states, shares the tensors. Thread-compatible.
 class AdamW {
  public:
-  // Allocates zeroed states on the devices of the weights. Throws InternalError for a weight that is
-  // not contiguous or has another type.
+  // Allocates zeroed states on the devices of the weights. Throws InternalError for a weight that
+  // is not contiguous or has another type.
   AdamW(std::vector<OptimizerParam> params, const AdamWOptions& options);
   ~AdamW();
   AdamW(const AdamW&) = delete;

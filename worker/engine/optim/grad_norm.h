@@ -1,8 +1,8 @@
 #pragma once
 
-#include <span>
-
 #include <ATen/core/Tensor.h>
+
+#include <span>
 
 #include "worker/engine/dist/communicator.h"
 
@@ -13,8 +13,8 @@ namespace sft::engine {
 double SquaredNorm(std::span<const at::Tensor> grads);
 
 // L2 norm of a gradient of which every rank holds `replicated` whole and its own part of `sharded`.
-// One collective when the world is larger than one and `sharded` is in use on any rank: so all ranks
-// say with `has_shards`, equal on all ranks, whether to run it.
+// One collective when the world is larger than one and `sharded` is in use on any rank: so all
+// ranks say with `has_shards`, equal on all ranks, whether to run it.
 double GlobalGradNorm(std::span<const at::Tensor> replicated, std::span<const at::Tensor> sharded,
                       bool has_shards, Communicator& comm);
 

@@ -14,9 +14,9 @@ namespace sft::engine {
 //            linear    peak * (total - t + 1) / N
 //            cosine    peak * (1 + cos(pi * (t - 1 - W) / N)) / 2
 //
-// so the first step after the warm-up has the peak and the step after the last one would have 0; for
-// t > W this is the factor of transformers' schedules for the same step. Past `total`, linear and
-// cosine give 0.
+// so the first step after the warm-up has the peak and the step after the last one would have 0;
+// for t > W this is the factor of transformers' schedules for the same step. Past `total`, linear
+// and cosine give 0.
 class LrSchedule {
  public:
   // Throws InternalError for a total below 1 or a ratio outside [0, 1].

@@ -1,0 +1,196 @@
+#include "worker/engine/dist/communicator.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tests/unit/worker/engine/dist/run_ranks.h"
+#include "worker/engine/base/error.h"
+
+namespace sft::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+at::Tensor Ramp(int64_t count, at::ScalarType type) {
+  return at::arange(count, at::kLong).remainder(97).to(type);
+}
+
+class CommunicatorTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(CommunicatorTest, AllReduceSumsInEveryType) {
+  const int world = GetParam();
+  RunRanks(world, [&](Communicator& comm) {
+    EXPECT_EQ(comm.world(), world);
+    EXPECT_EQ(comm.backend(), world == 1 ? "local" : "gloo");
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble, at::kLong}) {
+      for (const int64_t count : {0, 1, 3, 1000, 70'001}) {
+        at::Tensor tensor = Ramp(count, type).mul_(comm.rank() % 2 + 1);
+        comm.AllReduceSum(tensor);
+        const int64_t factor = world + world / 2;
+        EXPECT_TRUE(tensor.equal(Ramp(count, type).mul_(factor))) << type << " " << count;
+      }
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, SumOfFractionsHasTheSameBitsOnAllRanksAndInEachRun) {
+  const int world = GetParam();
+  std::vector<std::vector<at::Tensor>> results(2, std::vector<at::Tensor>(world));
+  for (auto& run : results) {
+    RunRanks(world, [&](Communicator& comm) {
+      at::Tensor tensor =
+          at::arange(10'007, at::kFloat).mul_(0.1f).add_(1.0f / (comm.rank() + 3)).sin_();
+      comm.AllReduceSum(tensor);
+      run[comm.rank()] = tensor;
+    });
+  }
+  for (const auto& run : results) {
+    for (const at::Tensor& tensor : run) EXPECT_TRUE(tensor.equal(results[0][0]));
+  }
+}
+
+TEST_P(CommunicatorTest, GathersUnevenAndEmptyPartsOfAnyType) {
+  const int world = GetParam();
+  std::vector<int64_t> counts(world, 0);
+  for (int r = 0; r < world; ++r) counts[r] = r == 1 ? 0 : 5 * r + 2;
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  RunRanks(world, [&](Communicator& comm) {
+    const int64_t begin = std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
+    for (const auto type : {at::kByte, at::kChar, at::kBFloat16, at::kFloat, at::kLong}) {
+      const at::Tensor whole = Ramp(total, type);
+      at::Tensor out = at::zeros_like(whole);
+      comm.AllGather(out, whole.narrow(0, begin, counts[comm.rank()]).clone(), counts);
+      EXPECT_TRUE(out.equal(whole)) << type;
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, GathersIntoTheBufferThatHoldsTheOwnPart) {
+  const int world = GetParam();
+  for (const bool even : {true, false}) {
+    const std::vector<int64_t> counts =
+        even ? std::vector<int64_t>(world, 8) : PartSizes(8 * world - 3, world, 4);
+    const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    RunRanks(world, [&](Communicator& comm) {
+      const int64_t begin =
+          std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
+      at::Tensor out = at::full({total}, -1, at::kFloat);
+      at::Tensor mine = out.narrow(0, begin, counts[comm.rank()]);
+      mine.copy_(Ramp(total, at::kFloat).narrow(0, begin, counts[comm.rank()]));
+      comm.AllGather(out, mine, counts);
+      EXPECT_TRUE(out.equal(Ramp(total, at::kFloat)));
+    });
+  }
+}
+
+TEST_P(CommunicatorTest, ReduceScatterGivesEachRankItsPartOfTheAllReduce) {
+  const int world = GetParam();
+  const std::vector<int64_t> counts = PartSizes(5 * world - 4, world, 3);
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  RunRanks(world, [&](Communicator& comm) {
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor in = Ramp(total, at::kFloat).div_(7).mul_(comm.rank() + 1).to(type);
+      at::Tensor summed = in.clone();
+      comm.AllReduceSum(summed);
+      const int64_t begin =
+          std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
+      at::Tensor part = at::zeros({counts[comm.rank()]}, type);
+      comm.ReduceScatterSum(part, in.clone(), counts);
+      EXPECT_TRUE(part.equal(summed.narrow(0, begin, counts[comm.rank()])));
+      at::Tensor inside = in.clone();
+      comm.ReduceScatterSum(inside.narrow(0, begin, counts[comm.rank()]), inside, counts);
+      EXPECT_TRUE(inside.narrow(0, begin, counts[comm.rank()]).equal(part));
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, BroadcastGivesRootsBytesToAll) {
+  const int world = GetParam();
+  RunRanks(world, [&](Communicator& comm) {
+    const int root = world - 1;
+    at::Tensor tensor = comm.rank() == root ? Ramp(33, at::kBFloat16).view({3, 11})
+                                            : at::zeros({3, 11}, at::kBFloat16);
+    comm.Broadcast(tensor, root);
+    EXPECT_TRUE(tensor.equal(Ramp(33, at::kBFloat16).view({3, 11})));
+    comm.Barrier();
+  });
+}
+
+TEST_P(CommunicatorTest, CollectivesUnderWayAtOnceDoNotMix) {
+  RunRanks(GetParam(), [&](Communicator& comm) {
+    std::vector<at::Tensor> tensors;
+    std::vector<WorkPtr> works;
+    for (int i = 0; i < 20; ++i) {
+      tensors.push_back(at::full({100 + i}, i, at::kFloat));
+      works.push_back(comm.AllReduceSumAsync(tensors.back()));
+    }
+    for (auto work = works.rbegin(); work != works.rend(); ++work) (*work)->Wait();
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_TRUE(tensors[i].equal(at::full({100 + i}, i * comm.world(), at::kFloat)));
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, SmallValuesAreGatheredInRankOrder) {
+  const int world = GetParam();
+  RunRanks(world, [&](Communicator& comm) {
+    const std::vector<int64_t> all = AllGatherInt64(comm, 10 + comm.rank());
+    ASSERT_EQ(static_cast<int>(all.size()), world);
+    for (int r = 0; r < world; ++r) EXPECT_EQ(all[r], 10 + r);
+    EXPECT_EQ(AllReduceSumDouble(comm, 0.5), 0.5 * world);
+    EXPECT_TRUE(EqualOnAllRanks(comm, "same"));
+    EXPECT_EQ(EqualOnAllRanks(comm, comm.rank() == 0 ? "same" : "else"), world == 1);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest, ::testing::Values(1, 2, 3));
+
+TEST(CommunicatorErrorsTest, CountsThatDoNotFitAreRefusedBeforeAnythingIsSent) {
+  RunRanks(2, [&](Communicator& comm) {
+    at::Tensor out = at::zeros({4});
+    EXPECT_THROW(comm.AllGather(out, at::zeros({3}), {2, 2}), InternalError);
+    EXPECT_THROW(comm.AllGather(out, at::zeros({2}, at::kBFloat16), {2, 2}), InternalError);
+    EXPECT_THROW(comm.ReduceScatterSum(at::zeros({2}), out, {2, 1}), InternalError);
+    EXPECT_THROW(comm.AllReduceSum(at::zeros({4, 4}).t().narrow(0, 0, 2)), InternalError);
+    comm.Barrier();
+  });
+}
+
+TEST(CommunicatorErrorsTest, APeerThatIsGoneNamesTheCollectiveAndTheRank) {
+  const auto run = [] {
+    RunRanks(
+        2,
+        [](Communicator& comm) {
+          if (comm.rank() == 1) return;
+          at::Tensor tensor = at::ones({7});
+          comm.AllReduceSum(tensor);
+        },
+        std::chrono::seconds(5));
+  };
+  try {
+    run();
+    FAIL() << "a sum without the peer succeeded";
+  } catch (const InfrastructureError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("all-reduce"));
+    EXPECT_THAT(error.what(), HasSubstr("7 elements"));
+    EXPECT_THAT(error.what(), HasSubstr("rank 0 of 2"));
+    EXPECT_THAT(error.advice(), HasSubstr("logs of the other ranks"));
+    EXPECT_EQ(error.code(), "collective_failed");
+  }
+}
+
+TEST(PartSizesTest, CutsInUnitsAndLeavesTheLastRanksShortOrEmpty) {
+  EXPECT_THAT(PartSizes(10, 2), ElementsAre(5, 5));
+  EXPECT_THAT(PartSizes(10, 4), ElementsAre(3, 3, 3, 1));
+  EXPECT_THAT(PartSizes(4, 3), ElementsAre(2, 2, 0));
+  EXPECT_THAT(PartSizes(130, 4, 64), ElementsAre(64, 64, 2, 0));
+  EXPECT_THAT(PartSizes(0, 2, 64), ElementsAre(0, 0));
+  EXPECT_THROW(PartSizes(1, 0), InternalError);
+}
+
+}  // namespace
+}  // namespace sft::engine

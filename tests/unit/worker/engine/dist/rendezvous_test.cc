@@ -1,0 +1,72 @@
+#include "worker/engine/dist/rendezvous.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/worker/engine/dist/run_ranks.h"
+#include "worker/engine/base/error.h"
+
+namespace sft::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string MessageOf(const RendezvousOptions& options) {
+  try {
+    const Rendezvous rendezvous(options);
+  } catch (const InfrastructureError& error) {
+    return std::string(error.what()) + " | " + error.advice();
+  }
+  return "no error";
+}
+
+TEST(RendezvousTest, AWorldOfOneOpensNothing) {
+  const Rendezvous rendezvous({.rank = 0, .world = 1});
+  EXPECT_EQ(rendezvous.store().get(), nullptr);
+  EXPECT_EQ(MakeCommunicator(rendezvous, at::kCPU)->world(), 1);
+}
+
+TEST(RendezvousTest, SaysThatNotAllRanksCame) {
+  const std::string message =
+      MessageOf({.rank = 0, .world = 2, .timeout = std::chrono::milliseconds(300)});
+  EXPECT_THAT(message, HasSubstr("rank 0 of 2: not all ranks met at 127.0.0.1:"));
+  EXPECT_THAT(message, HasSubstr("Look for a rank that ended"));
+}
+
+TEST(RendezvousTest, SaysThatThePortIsTaken) {
+  std::string message;
+  RendezvousOptions first{.rank = 0, .world = 2, .timeout = std::chrono::milliseconds(300)};
+  first.on_listening = [&](uint16_t port) {
+    message = MessageOf({.port = port, .rank = 0, .world = 2});
+  };
+  MessageOf(first);
+  EXPECT_THAT(message, HasSubstr("cannot listen on 127.0.0.1:"));
+  EXPECT_THAT(message, HasSubstr("Address already in use"));
+}
+
+TEST(RendezvousTest, SaysThatTheHostHasNoAddress) {
+  EXPECT_THAT(MessageOf({.host = "no-such-host.invalid", .port = 1, .rank = 1, .world = 2}),
+              HasSubstr("\"no-such-host.invalid\" has no address"));
+}
+
+TEST(RendezvousTest, RefusesARankOutsideTheWorld) {
+  EXPECT_THROW(Rendezvous({.rank = 2, .world = 2}), InternalError);
+}
+
+TEST(RendezvousTest, DataConnectionsUseTheAddressThatReachesRankZero) {
+  std::string bind;
+  RendezvousOptions options{.rank = 0, .world = 2, .timeout = std::chrono::seconds(20)};
+  std::unique_ptr<Rendezvous> other;
+  options.on_listening = [&](uint16_t port) {
+    RendezvousOptions peer{.port = port, .rank = 1, .world = 2};
+    peer.timeout = std::chrono::milliseconds(200);
+    EXPECT_THAT(MessageOf(peer), HasSubstr("rank 1 of 2"));
+  };
+  // Rank 1 has left its mark in the store before it gave up, so rank 0 finds the world complete.
+  const Rendezvous rendezvous(options);
+  EXPECT_EQ(rendezvous.bind(), "127.0.0.1");
+  EXPECT_NE(rendezvous.port(), 0);
+}
+
+}  // namespace
+}  // namespace sft::engine

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <functional>
+
+#include "worker/engine/dist/communicator.h"
+#include "worker/engine/dist/rendezvous.h"
+
+// Ranks as threads of the test, joined over Gloo on the loopback.
+
+namespace sft::engine {
+
+// Runs `body` on `world` threads with a communicator each and joins them. Throws what the lowest
+// failing rank threw.
+void RunRanks(int world, const std::function<void(Communicator&)>& body,
+              std::chrono::milliseconds timeout = std::chrono::seconds(30));
+
+}  // namespace sft::engine
