@@ -1,0 +1,189 @@
+#include "common/io/file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/base/env.h"
+#include "common/base/ids.h"
+
+namespace sft::io {
+namespace fs = std::filesystem;
+
+UniqueFd::~UniqueFd() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+absl::Status UniqueFd::Close() {
+  if (fd_ < 0) return absl::OkStatus();
+  if (::close(std::exchange(fd_, -1)) != 0) return ErrnoStatus("cannot close a file", errno);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> OpenForRead(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(fmt::format("cannot open {}", path), errno);
+  return fd;
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
+  SFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForRead(path));
+  std::string content;
+  constexpr size_t kChunk = 1 << 16;
+  while (true) {
+    const size_t before = content.size();
+    content.resize(before + kChunk);
+    SFT_ASSIGN_OR_RETURN(const size_t got, ReadAt(fd.get(), static_cast<int64_t>(before),
+                                                  content.data() + before, kChunk, path));
+    content.resize(before + got);
+    if (static_cast<int64_t>(content.size()) > max_bytes) {
+      return ResourceExhausted(fmt::format("{} is larger than {} bytes", path, max_bytes));
+    }
+    if (got < kChunk) return content;
+  }
+}
+
+absl::StatusOr<size_t> ReadAt(int fd, int64_t offset, char* data, size_t size,
+                              std::string_view path) {
+  size_t done = 0;
+  while (done < size) {
+    const ssize_t got = ::pread(fd, data + done, size - done, offset + static_cast<int64_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(fmt::format("cannot read {}", path), errno);
+    if (got == 0) break;
+    done += static_cast<size_t>(got);
+  }
+  return done;
+}
+
+absl::Status WriteAll(int fd, std::string_view bytes, std::string_view path) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::write(fd, bytes.data(), bytes.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return ErrnoStatus(fmt::format("cannot write {}", path), errno);
+    bytes.remove_prefix(static_cast<size_t>(put));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteFileAtomic(const std::string& path, std::string_view bytes) {
+  const std::string temporary = fmt::format("{}.{}", path, RandomId("tmp"));
+  UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (!fd.valid()) return ErrnoStatus(fmt::format("cannot create {}", temporary), errno);
+  absl::Status status = WriteAll(fd.get(), bytes, temporary);
+  if (status.ok() && ::fsync(fd.get()) != 0) {
+    status = ErrnoStatus(fmt::format("cannot fsync {}", temporary), errno);
+  }
+  if (status.ok()) status = fd.Close();
+  if (status.ok()) status = RenameDurably(temporary, path);
+  if (!status.ok()) ::unlink(temporary.c_str());
+  return status;
+}
+
+absl::Status MakeDirs(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) return ErrnoStatus(fmt::format("cannot create the folder {}", path), error.value());
+  return absl::OkStatus();
+}
+
+absl::Status SyncDir(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(fmt::format("cannot open the folder {}", path), errno);
+  if (::fsync(fd.get()) != 0) return ErrnoStatus(fmt::format("cannot fsync {}", path), errno);
+  return absl::OkStatus();
+}
+
+absl::Status RenameDurably(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    return ErrnoStatus(fmt::format("cannot rename {} to {}", from, to), errno);
+  }
+  const std::string folder = fs::path(to).parent_path().string();
+  return SyncDir(folder.empty() ? "." : folder);
+}
+
+absl::StatusOr<int64_t> FileSize(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(fmt::format("cannot read {}", path), errno);
+  return static_cast<int64_t>(info.st_size);
+}
+
+bool Exists(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+bool IsDirectory(const std::string& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+absl::Status RemoveAll(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) return ErrnoStatus(fmt::format("cannot remove {}", path), error.value());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> ListDir(const std::string& path) {
+  std::error_code error;
+  std::vector<std::string> names;
+  for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+    names.push_back(it->path().filename().string());
+  }
+  if (error) return ErrnoStatus(fmt::format("cannot list {}", path), error.value());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+absl::StatusOr<std::string> MakeTempDir(std::string_view prefix) {
+  const std::string parent = GetEnv("TMPDIR").value_or("/tmp");
+  std::string path = fmt::format("{}/{}XXXXXX", parent, prefix);
+  if (::mkdtemp(path.data()) == nullptr) {
+    return ErrnoStatus(fmt::format("cannot create a temporary folder in {}", parent), errno);
+  }
+  return path;
+}
+
+absl::StatusOr<AppendFile> AppendFile::Open(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!fd.valid()) return ErrnoStatus(fmt::format("cannot open {}", path), errno);
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(fmt::format("cannot read {}", path), errno);
+  return AppendFile(std::move(fd), path, info.st_size);
+}
+
+absl::Status AppendFile::Append(std::string_view bytes) {
+  const absl::Status status = WriteAll(fd_.get(), bytes, path_);
+  if (!status.ok()) {
+    // A partial write would be taken for data; the error that is reported is the write's.
+    if (::ftruncate(fd_.get(), size_) != 0) {
+      return Annotate(status, "and the partial write cannot be undone");
+    }
+    return status;
+  }
+  size_ += static_cast<int64_t>(bytes.size());
+  return absl::OkStatus();
+}
+
+absl::Status AppendFile::Sync() {
+  if (::fdatasync(fd_.get()) != 0) return ErrnoStatus(fmt::format("cannot fsync {}", path_), errno);
+  return absl::OkStatus();
+}
+
+absl::Status AppendFile::Truncate(int64_t size) {
+  if (size > size_) {
+    return OutOfRange(fmt::format("{} has {} bytes, fewer than {}", path_, size_, size));
+  }
+  if (::ftruncate(fd_.get(), size) != 0) return ErrnoStatus(fmt::format("cannot cut {}", path_), errno);
+  size_ = size;
+  return absl::OkStatus();
+}
+
+}  // namespace sft::io

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/base/status.h"
+
+// Files with errors as values: a full disk is RESOURCE_EXHAUSTED, a missing file NOT_FOUND, and the
+// message names the path.
+
+namespace sft::io {
+
+// Owns a file descriptor; movable.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~UniqueFd();
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  // Closes now and reports what close() says: on network file systems that is where a write fails.
+  absl::Status Close();
+
+ private:
+  int fd_ = -1;
+};
+
+absl::StatusOr<UniqueFd> OpenForRead(const std::string& path);
+
+// Whole file; RESOURCE_EXHAUSTED when it is larger than `max_bytes`.
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = int64_t{1} << 30);
+
+// Up to `size` bytes from `offset`; fewer only at the end of the file. `path` is for the message.
+absl::StatusOr<size_t> ReadAt(int fd, int64_t offset, char* data, size_t size,
+                              std::string_view path);
+
+// Writes all bytes at the descriptor's position.
+absl::Status WriteAll(int fd, std::string_view bytes, std::string_view path);
+
+// Replaces the file as a whole: a reader, and a machine that loses power, sees the old content or
+// the new one. Writes a temporary file beside it, fsyncs it, renames it, fsyncs the folder. Nothing
+// is left behind on failure.
+absl::Status WriteFileAtomic(const std::string& path, std::string_view bytes);
+
+// Creates the folder and its parents.
+absl::Status MakeDirs(const std::string& path);
+// Makes renames and new files in the folder durable.
+absl::Status SyncDir(const std::string& path);
+// Renames and makes it durable; both paths in one file system.
+absl::Status RenameDurably(const std::string& from, const std::string& to);
+
+absl::StatusOr<int64_t> FileSize(const std::string& path);
+bool Exists(const std::string& path);
+bool IsDirectory(const std::string& path);
+// Removes a file or a whole folder; missing is OK. Links are removed, not followed.
+absl::Status RemoveAll(const std::string& path);
+// Names (not paths) in a folder, sorted.
+absl::StatusOr<std::vector<std::string>> ListDir(const std::string& path);
+
+// A new empty folder in $TMPDIR or /tmp whose name starts with `prefix`.
+absl::StatusOr<std::string> MakeTempDir(std::string_view prefix);
+
+// An append-only file that knows its own size. Not thread-safe; one writer a file.
+class AppendFile {
+ public:
+  // Opens, or creates with its size 0.
+  static absl::StatusOr<AppendFile> Open(const std::string& path);
+
+  // After an error (a full disk) the file is cut back to its former size, so that a later append
+  // continues where the last complete one ended.
+  absl::Status Append(std::string_view bytes);
+  absl::Status Sync();
+  // Cuts the file to `size` bytes; at most its size.
+  absl::Status Truncate(int64_t size);
+  int64_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  AppendFile(UniqueFd fd, std::string path, int64_t size)
+      : fd_(std::move(fd)), path_(std::move(path)), size_(size) {}
+
+  UniqueFd fd_;
+  std::string path_;
+  int64_t size_;
+};
+
+}  // namespace sft::io

@@ -1,0 +1,51 @@
+#include "common/io/paths.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace sft::io {
+namespace fs = std::filesystem;
+namespace {
+
+bool IsBelow(const fs::path& path, const fs::path& root) {
+  const auto [root_end, unused] =
+      std::mismatch(root.begin(), root.end(), path.begin(), path.end());
+  // A root written with a slash at its end has an empty last component.
+  return root_end == root.end() || (root_end->empty() && std::next(root_end) == root.end());
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ResolveBelow(const std::string& path,
+                                         const std::vector<std::string>& roots) {
+  if (!fs::path(path).is_absolute()) {
+    return InvalidArgument(fmt::format("\"{}\" is not an absolute path", path));
+  }
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  if (error) return ErrnoStatus(fmt::format("cannot open {}", path), error.value());
+  for (const std::string& root : roots) {
+    const fs::path real_root = fs::canonical(root, error);
+    if (!error && IsBelow(real, real_root)) return real.string();
+  }
+  return PermissionDenied(fmt::format("{} is not below an allowed folder of this node ({})", path,
+                                      roots.empty() ? "none" : fmt::format("{}", fmt::join(roots, ", "))));
+}
+
+bool IsSafeRelative(std::string_view path) {
+  if (path.empty() || path.size() > 512 || path.front() == '/') return false;
+  if (path.find('\0') != path.npos || path.find('\\') != path.npos) return false;
+  while (true) {
+    const size_t slash = path.find('/');
+    const std::string_view part = path.substr(0, slash);
+    if (part.empty() || part == "." || part == "..") return false;
+    if (slash == path.npos) return true;
+    path.remove_prefix(slash + 1);
+  }
+}
+
+}  // namespace sft::io

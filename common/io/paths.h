@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace sft::io {
+
+// The real path (links resolved, no "..") of an existing file or folder, if it lies in or below one
+// of `roots` (themselves resolved first; one that does not exist allows nothing). PERMISSION_DENIED
+// names the roots; NOT_FOUND when there is no such file. Roots are absolute; "/" allows all.
+absl::StatusOr<std::string> ResolveBelow(const std::string& path,
+                                         const std::vector<std::string>& roots);
+
+// Whether `path` can be appended to a folder without leaving it: relative, not empty, no empty, "."
+// or ".." component, no NUL or backslash, at most 512 bytes.
+bool IsSafeRelative(std::string_view path);
+
+}  // namespace sft::io

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "common/base/status.h"
+
+namespace sft::rpc {
+
+struct Endpoint {
+  std::string host;
+  int port = 0;
+
+  // "host:port", an IPv6 host in brackets.
+  std::string ToString() const;
+};
+
+// "host:port", "[::1]:7070"; port 0 (any free one) only where `allow_port_zero`.
+absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text, bool allow_port_zero = false);
+
+// 127.0.0.0/8, ::1 and "localhost". Names are not looked up.
+bool IsLoopback(const std::string& host);
+
+}  // namespace sft::rpc

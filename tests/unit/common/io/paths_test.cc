@@ -1,0 +1,55 @@
+#include "common/io/paths.h"
+
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "common/io/file.h"
+
+namespace sft::io {
+namespace {
+
+class PathsTest : public testing::Test {
+ protected:
+  PathsTest() : folder_(std::filesystem::canonical(MakeTempDir("paths-test").value()).string()) {
+    EXPECT_TRUE(MakeDirs(folder_ + "/models/a").ok());
+    EXPECT_TRUE(MakeDirs(folder_ + "/models-secret").ok());
+    std::filesystem::create_directory_symlink("../models-secret", folder_ + "/models/link");
+  }
+  ~PathsTest() override { (void)RemoveAll(folder_); }
+
+  const std::string folder_;
+};
+
+TEST_F(PathsTest, ResolvesAFolderBelowARoot) {
+  EXPECT_EQ(ResolveBelow(folder_ + "/models/./a", {folder_ + "/models"}).value(), folder_ + "/models/a");
+  EXPECT_EQ(ResolveBelow(folder_ + "/models", {folder_ + "/models/"}).value(), folder_ + "/models");
+  EXPECT_TRUE(ResolveBelow(folder_ + "/models", {"/"}).ok());
+}
+
+TEST_F(PathsTest, RefusesWhatLeavesTheRoot) {
+  for (const std::string path : {"/models-secret", "/models/../models-secret", "/models/link"}) {
+    EXPECT_TRUE(absl::IsPermissionDenied(ResolveBelow(folder_ + path, {folder_ + "/models"}).status()))
+        << path;
+  }
+  EXPECT_TRUE(absl::IsPermissionDenied(ResolveBelow(folder_, {}).status()));
+}
+
+TEST_F(PathsTest, TellsMissingFromForbiddenAndRelative) {
+  EXPECT_TRUE(absl::IsNotFound(ResolveBelow(folder_ + "/none", {"/"}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ResolveBelow("models/a", {"/"}).status()));
+}
+
+TEST(SafeRelativeTest, AcceptsOnlyPathsThatStayInside) {
+  for (const std::string_view good : {"a", "a/b.safetensors", "..a/b", "a..b"}) {
+    EXPECT_TRUE(IsSafeRelative(good)) << good;
+  }
+  for (const std::string_view bad : {"", "/a", "..", "a/../b", "a//b", "./a", "a/", "a\\b"}) {
+    EXPECT_FALSE(IsSafeRelative(bad)) << bad;
+  }
+  EXPECT_FALSE(IsSafeRelative(std::string_view("a\0b", 3)));
+  EXPECT_FALSE(IsSafeRelative(std::string(513, 'a')));
+}
+
+}  // namespace
+}  // namespace sft::io

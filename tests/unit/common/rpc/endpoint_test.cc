@@ -1,0 +1,32 @@
+#include "common/rpc/endpoint.h"
+
+#include <gtest/gtest.h>
+
+namespace sft::rpc {
+namespace {
+
+TEST(EndpointTest, ParsesHostAndPort) {
+  const Endpoint v4 = ParseEndpoint("127.0.0.1:7070").value();
+  EXPECT_EQ(v4.host, "127.0.0.1");
+  EXPECT_EQ(v4.port, 7070);
+  const Endpoint v6 = ParseEndpoint("[::1]:80").value();
+  EXPECT_EQ(v6.host, "::1");
+  EXPECT_EQ(v6.ToString(), "[::1]:80");
+  EXPECT_EQ(ParseEndpoint("localhost:0", true).value().port, 0);
+}
+
+TEST(EndpointTest, SaysWhatIsWrongAndHowToWriteIt) {
+  for (const char* bad : {"", "7070", "host:", ":1", "host:x", "host:70000", "host:0", "::1:80", "host:80x"}) {
+    const auto endpoint = ParseEndpoint(bad);
+    ASSERT_FALSE(endpoint.ok()) << bad;
+    EXPECT_NE(Message(endpoint.status()).find("HOST:PORT"), std::string_view::npos) << endpoint.status();
+  }
+}
+
+TEST(EndpointTest, KnowsLoopback) {
+  for (const char* host : {"127.0.0.1", "127.9.9.9", "::1", "localhost"}) EXPECT_TRUE(IsLoopback(host));
+  for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "example.org"}) EXPECT_FALSE(IsLoopback(host));
+}
+
+}  // namespace
+}  // namespace sft::rpc

@@ -1,0 +1,41 @@
+#include "common/rpc/status.h"
+
+#include <gtest/gtest.h>
+
+namespace sft::rpc {
+namespace {
+
+TEST(RpcStatusTest, CodesAndMessagesSurviveTheWire) {
+  for (const absl::Status& status :
+       {NotFound("no job x"), FailedPrecondition("a"), ResourceExhausted("disk"), Unavailable("u"),
+        OutOfRange("o"), Aborted("ab"), DataLoss("d"), PermissionDenied("p"), absl::OkStatus()}) {
+    EXPECT_EQ(FromGrpc(ToGrpc(status)), status);
+  }
+}
+
+TEST(RpcStatusTest, ViolationsSurviveTheWire) {
+  const grpc::Status sent = BadRequest("2 problems", {{"a.b", "line 3: must be > 0"}, {"c", "unknown"}});
+  const grpc::Status received(sent.error_code(), sent.error_message(), sent.error_details());
+  EXPECT_EQ(received.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  const std::vector<FieldViolation> violations = ViolationsOf(received);
+  ASSERT_EQ(violations.size(), 2u);
+  EXPECT_EQ(violations[0].field, "a.b");
+  EXPECT_EQ(violations[0].description, "line 3: must be > 0");
+  EXPECT_EQ(ReasonOf(received), "");
+}
+
+TEST(RpcStatusTest, AReasonSurvivesTheWire) {
+  const grpc::Status status = WithReason(FailedPrecondition("upload it first"), "FILE_NOT_UPLOADED");
+  EXPECT_EQ(ReasonOf(status), "FILE_NOT_UPLOADED");
+  EXPECT_EQ(status.error_message(), "upload it first");
+  EXPECT_TRUE(ViolationsOf(status).empty());
+}
+
+TEST(RpcStatusTest, ForeignDetailsAreIgnored) {
+  const grpc::Status status(grpc::StatusCode::UNAVAILABLE, "x", "\xff\xfe not a message");
+  EXPECT_TRUE(ViolationsOf(status).empty());
+  EXPECT_EQ(ReasonOf(status), "");
+}
+
+}  // namespace
+}  // namespace sft::rpc
