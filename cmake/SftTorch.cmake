@@ -18,10 +18,14 @@ add_library(sft_torch_headers INTERFACE)
 target_compile_options(sft_torch_headers INTERFACE
   "SHELL:-idirafter ${SFT_TORCH_DIR}/include"
   "SHELL:-idirafter ${SFT_TORCH_DIR}/include/torch/csrc/api/include")
+# at::parallel_for is a template: without OpenMP in our unit it runs on one thread. The run-time is
+# torch's own copy, linked below.
+target_compile_options(sft_torch_headers INTERFACE
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-fopenmp>)
 
 add_library(sft_torch_cpu INTERFACE)
 target_link_libraries(sft_torch_cpu INTERFACE sft_torch_headers
   "-Wl,--push-state,--no-as-needed" "${SFT_TORCH_DIR}/lib/libtorch_cpu.so" "-Wl,--pop-state"
-  "${SFT_TORCH_DIR}/lib/libc10.so")
+  "${SFT_TORCH_DIR}/lib/libc10.so" "${SFT_TORCH_DIR}/lib/libgomp.so.1")
 target_link_options(sft_torch_cpu INTERFACE "-Wl,-rpath,${SFT_TORCH_DIR}/lib"
   "-Wl,-rpath-link,${SFT_TORCH_DIR}/lib:${SFT_SITE_PACKAGES}/nvidia/cu13/lib")
