@@ -1,0 +1,121 @@
+#include "worker/shim/supervisor.h"
+
+#include "tests/unit/worker/shim/shim_harness.h"
+
+namespace sft::shim {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// The supervisor inside the test, with a clock moved by hand.
+class SupervisorTest : public ShimHarness {
+ protected:
+  void SetUp() override {
+    ShimHarness::SetUp();
+    sigemptyset(&child_signal_);
+    sigaddset(&child_signal_, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child_signal_, nullptr);
+  }
+  void ReapUntilFinished(Supervisor& supervisor) {
+    while (!supervisor.Finished()) {
+      int signal = 0;
+      sigwait(&child_signal_, &signal);
+      supervisor.Reap();
+    }
+  }
+
+  sigset_t child_signal_;
+  FakeClock clock_;
+};
+
+constexpr char kWait[] = "trap '' TERM; echo $$ > $MEET; while :; do read line; done";
+
+TEST_F(SupervisorTest, RenewPutsTheFencingLimitOff) {
+  launch_.fencing_seconds = 10;
+  AddRank(kWait);
+  Supervisor supervisor(launch_, clock_);
+  supervisor.Start();
+  Meet();
+  clock_.Advance(seconds(9));
+  supervisor.Handle({"renew", ""});
+  clock_.Advance(seconds(9));
+  supervisor.Tick();
+  EXPECT_EQ(supervisor.Handle({"status", ""}).status.state, "running");
+  EXPECT_EQ(supervisor.NextWake(), milliseconds(1000));
+  clock_.Advance(seconds(1));
+  supervisor.Tick();
+  EXPECT_EQ(supervisor.Handle({"status", ""}).status.state, "stopping");
+  clock_.Advance(seconds(20));
+  supervisor.Tick();
+  ReapUntilFinished(supervisor);
+}
+
+TEST_F(SupervisorTest, WithoutAFencingLimitNothingEnds) {
+  AddRank(kWait);
+  Supervisor supervisor(launch_, clock_);
+  supervisor.Start();
+  Meet();
+  clock_.Advance(std::chrono::hours(24 * 365));
+  supervisor.Tick();
+  EXPECT_EQ(supervisor.Handle({"status", ""}).status.state, "running");
+  supervisor.Stop("end of test");
+  clock_.Advance(seconds(20));
+  supervisor.Tick();
+  ReapUntilFinished(supervisor);
+}
+
+TEST_F(SupervisorTest, SigkillComesAfterTheGraceAndNotBefore) {
+  launch_.grace_seconds = 5;
+  AddRank(kWait);
+  Supervisor supervisor(launch_, clock_);
+  supervisor.Start();
+  const pid_t rank = std::stoi(Meet());
+  supervisor.Stop("asked");
+  clock_.Advance(milliseconds(4999));
+  supervisor.Tick();
+  EXPECT_EQ(supervisor.NextWake(), milliseconds(1));
+  EXPECT_EQ(kill(rank, 0), 0);
+  siginfo_t info{};
+  EXPECT_EQ(waitid(P_PID, rank, &info, WEXITED | WNOHANG | WNOWAIT), 0);
+  EXPECT_EQ(info.si_pid, 0) << "it was killed early";
+  clock_.Advance(milliseconds(1));
+  supervisor.Tick();
+  ReapUntilFinished(supervisor);
+  EXPECT_EQ(Status().processes[0].signal, SIGKILL);
+}
+
+TEST_F(SupervisorTest, TheFirstReasonToStopStays) {
+  AddRank(kWait);
+  Supervisor supervisor(launch_, clock_);
+  supervisor.Start();
+  Meet();
+  supervisor.Stop("first");
+  supervisor.Stop("second");
+  clock_.Advance(seconds(20));
+  supervisor.Tick();
+  ReapUntilFinished(supervisor);
+  EXPECT_EQ(Status().reason, "first");
+}
+
+TEST_F(SupervisorTest, AStatusThatCannotBeWrittenIsWrittenLater) {
+  AddRank("exit 0");
+  // A folder in the status file's place: it cannot be replaced.
+  ASSERT_EQ(mkdir((dir_ + "/status.json").c_str(), 0700), 0);
+  Supervisor supervisor(launch_, clock_);
+  supervisor.Start();
+  while (supervisor.Handle({"status", ""}).status.state != "exited") {
+    int signal = 0;
+    sigwait(&child_signal_, &signal);
+    supervisor.Reap();
+  }
+  EXPECT_FALSE(supervisor.Finished());
+  ASSERT_EQ(rmdir((dir_ + "/status.json").c_str()), 0);
+  clock_.Advance(seconds(1));
+  supervisor.Tick();
+  EXPECT_TRUE(supervisor.Finished());
+  EXPECT_EQ(Status().state, "exited");
+}
+
+}  // namespace
+}  // namespace sft::shim

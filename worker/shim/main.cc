@@ -1,0 +1,171 @@
+// sft-shim: parent of one attempt's processes on a node. It outlives the worker daemon, which talks
+// to it over a Unix socket and finds it again by that socket. See worker/channel/launch.h.
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <string>
+
+#include "common/base/version.h"
+#include "common/io/file.h"
+#include "worker/shim/control_socket.h"
+#include "worker/shim/supervisor.h"
+
+namespace sft::shim {
+namespace {
+
+int Fail(const absl::Status& status, int code) {
+  fprintf(stderr, "sft-shim: %s\n", std::string(Message(status)).c_str());
+  return code;
+}
+
+absl::StatusOr<io::UniqueFd> BlockSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int number : {SIGCHLD, SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, number);
+  sigprocmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  io::UniqueFd fd(signalfd(-1, &signals, SFD_NONBLOCK | SFD_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus("cannot make a signalfd", errno);
+  return fd;
+}
+
+// One shim an attempt, once: ranks must never run twice under one epoch.
+absl::StatusOr<io::UniqueFd> Claim(const channel::ShimLaunch& launch) {
+  const std::string path = launch.attempt_dir + "/shim.lock";
+  io::UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
+  if (!lock.valid()) return ErrnoStatus("cannot open " + path, errno);
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    return AlreadyExists("another shim runs attempt " + launch.attempt_uid);
+  }
+  if (io::Exists(launch.attempt_dir + "/status.json")) {
+    return AlreadyExists("attempt " + launch.attempt_uid + " was started before");
+  }
+  return lock;
+}
+
+void ReadSignals(int fd, Supervisor& supervisor) {
+  signalfd_siginfo info;
+  while (read(fd, &info, sizeof(info)) == sizeof(info)) {
+    if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT) {
+      supervisor.Stop("the shim was told to end");
+    }
+  }
+  supervisor.Reap();
+}
+
+// Runs the attempt to its end. `ready` gets one byte when the socket answers and the first process
+// was started.
+absl::Status RunAttempt(const channel::ShimLaunch& launch, io::UniqueFd ready) {
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock, Claim(launch));
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd signals, BlockSignals());
+  if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return ErrnoStatus("cannot become a subreaper", errno);
+  ControlSocket control;
+  SFT_RETURN_IF_ERROR(control.Listen(launch.socket_path));
+  Supervisor supervisor(launch, Clock::Real());
+  supervisor.Start();
+  if (ready.valid()) {
+    SFT_RETURN_IF_ERROR(io::WriteAll(ready.get(), "+", "ready pipe"));
+    ready = io::UniqueFd();
+  }
+  while (!supervisor.Finished()) {
+    std::vector<pollfd> fds{{signals.get(), POLLIN, 0}};
+    control.AddTo(fds);
+    poll(fds.data(), fds.size(), static_cast<int>(supervisor.NextWake().count()));
+    ReadSignals(signals.get(), supervisor);
+    control.Serve(fds, [&](const channel::Command& command) { return supervisor.Handle(command); });
+    supervisor.Tick();
+  }
+  return absl::OkStatus();
+}
+
+// In the daemon: its own session, nothing of the starter kept open, messages to <attempt>/shim.log.
+absl::Status Detach(const channel::ShimLaunch& launch) {
+  const std::string path = launch.attempt_dir + "/shim.log";
+  io::UniqueFd log(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640));
+  if (!log.valid()) return ErrnoStatus("cannot open " + path, errno);
+  const io::UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  dup2(null.get(), STDIN_FILENO);
+  dup2(log.get(), STDOUT_FILENO);
+  dup2(log.get(), STDERR_FILENO);
+  return absl::OkStatus();
+}
+
+// Starts the daemon and waits until it is ready; what it could not do is told here.
+int Daemonise(const channel::ShimLaunch& launch) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return Fail(ErrnoStatus("pipe", errno), channel::kExitInfrastructure);
+  io::UniqueFd read_end(ends[0]);
+  io::UniqueFd write_end(ends[1]);
+  const pid_t first = fork();
+  if (first < 0) return Fail(ErrnoStatus("fork", errno), channel::kExitInfrastructure);
+  if (first == 0) {
+    setsid();
+    if (fork() != 0) _exit(0);
+    read_end = io::UniqueFd();
+    const int report = fcntl(write_end.get(), F_DUPFD_CLOEXEC, 3);
+    absl::Status status = Detach(launch);
+    if (status.ok()) status = RunAttempt(launch, std::move(write_end));
+    if (status.ok()) return channel::kExitOk;
+    // Of use to the starter only while it waits; it is in shim.log in any case.
+    dprintf(report, "%s", std::string(Message(status)).c_str());
+    return Fail(status, channel::kExitInfrastructure);
+  }
+  write_end = io::UniqueFd();
+  waitpid(first, nullptr, 0);
+  std::string text(4096, '\0');
+  size_t size = 0;
+  ssize_t got = 0;
+  while (size < text.size() && (got = read(ends[0], text.data() + size, text.size() - size)) > 0) {
+    size += static_cast<size_t>(got);
+    if (text[0] == '+') return channel::kExitOk;
+  }
+  text.resize(size);
+  return Fail(Unavailable(text.empty() ? "the daemon died before it was ready" : text),
+              channel::kExitInfrastructure);
+}
+
+int Main(int argc, char** argv) {
+  std::string path;
+  bool foreground = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg == "--version") {
+      printf("sft-shim %s\n", kVersion);
+      return channel::kExitOk;
+    }
+    if (arg == "--foreground") {
+      foreground = true;
+    } else if (arg == "--launch" && i + 1 < argc) {
+      path = argv[++i];
+    } else {
+      return Fail(InvalidArgument("unknown argument " + arg +
+                                  "; usage: sft-shim --launch FILE [--foreground] | --version"),
+                  channel::kExitUsage);
+    }
+  }
+  if (path.empty()) return Fail(InvalidArgument("--launch FILE is missing"), channel::kExitUsage);
+  close_range(3, ~0U, 0);  // what the worker daemon had open is none of ours
+  const absl::StatusOr<std::string> text = io::ReadFile(path);
+  if (!text.ok()) return Fail(text.status(), channel::kExitUsage);
+  const absl::StatusOr<channel::ShimLaunch> launch = channel::ParseShimLaunch(*text);
+  if (!launch.ok()) return Fail(Annotate(launch.status(), path), channel::kExitUsage);
+  if (chdir(launch->attempt_dir.c_str()) != 0) {
+    return Fail(ErrnoStatus("cannot enter " + launch->attempt_dir, errno), channel::kExitUsage);
+  }
+  if (!foreground) return Daemonise(*launch);
+  const absl::Status status = RunAttempt(*launch, io::UniqueFd());
+  return status.ok() ? channel::kExitOk : Fail(status, channel::kExitInfrastructure);
+}
+
+}  // namespace
+}  // namespace sft::shim
+
+int main(int argc, char** argv) { return sft::shim::Main(argc, argv); }

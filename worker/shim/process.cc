@@ -1,0 +1,127 @@
+#include "worker/shim/process.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <map>
+
+#include <fmt/format.h>
+
+extern char** environ;
+
+namespace sft::shim {
+namespace {
+
+std::vector<std::string> Environment(const std::map<std::string, std::string>& added) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    if (!added.contains(std::string(text.substr(0, text.find('='))))) result.emplace_back(text);
+  }
+  for (const auto& [name, value] : added) result.push_back(name + "=" + value);
+  return result;
+}
+
+std::vector<char*> Pointers(std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (std::string& text : strings) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+// Between fork and exec; the shim has one thread, so ordinary calls are allowed.
+[[noreturn]] void RunChild(pid_t shim, int input, int log, char** argv, char** env) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != shim) _exit(channel::kExitInfrastructure);  // it died before the line above
+  dup2(input, STDIN_FILENO);
+  dup2(log, STDOUT_FILENO);
+  dup2(log, STDERR_FILENO);
+  signal(SIGPIPE, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  execve(argv[0], argv, env);
+  dprintf(STDERR_FILENO, "cannot run %s: %s\n", argv[0], strerror(errno));
+  _exit(channel::kExitInfrastructure);
+}
+
+struct Entry {
+  pid_t parent = 0;
+  bool zombie = false;
+};
+
+std::map<pid_t, Entry> ProcessTable() {
+  std::map<pid_t, Entry> table;
+  const absl::StatusOr<std::vector<std::string>> names = io::ListDir("/proc");
+  if (!names.ok()) return table;
+  for (const std::string& name : *names) {
+    const pid_t pid = static_cast<pid_t>(strtol(name.c_str(), nullptr, 10));
+    if (pid <= 0) continue;
+    const absl::StatusOr<std::string> stat = io::ReadFile("/proc/" + name + "/stat");
+    if (!stat.ok()) continue;  // gone meanwhile
+    // The command's name may hold anything: the fields start after its last ')'.
+    const size_t end = stat->rfind(')');
+    char state = 0;
+    Entry entry;
+    if (end == std::string::npos ||
+        sscanf(stat->c_str() + end + 1, " %c %d", &state, &entry.parent) != 2) {
+      continue;
+    }
+    entry.zombie = state == 'Z' || state == 'X';
+    table[pid] = entry;
+  }
+  return table;
+}
+
+}  // namespace
+
+absl::StatusOr<Child> Spawn(const channel::ShimLaunch::Process& process, const std::string& log_path) {
+  io::UniqueFd log(open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640));
+  if (!log.valid()) return ErrnoStatus("cannot open " + log_path, errno);
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus("cannot make a pipe", errno);
+  io::UniqueFd read_end(ends[0]);
+  Child child;
+  child.command_pipe = io::UniqueFd(ends[1]);
+  // A rank that does not read must not block the shim.
+  fcntl(ends[1], F_SETFL, O_NONBLOCK);
+
+  std::vector<std::string> argv = process.argv;
+  std::vector<std::string> env = Environment(process.env);
+  const std::vector<char*> argv_pointers = Pointers(argv);
+  const std::vector<char*> env_pointers = Pointers(env);
+  const pid_t shim = getpid();
+  child.pid = fork();
+  if (child.pid < 0) return ErrnoStatus("cannot start " + process.name, errno);
+  if (child.pid == 0) {
+    RunChild(shim, ends[0], log.get(), const_cast<char**>(argv_pointers.data()),
+             const_cast<char**>(env_pointers.data()));
+  }
+  setpgid(child.pid, child.pid);  // whoever is first: a signal to the group must find it
+  return child;
+}
+
+std::vector<pid_t> Descendants() {
+  const std::map<pid_t, Entry> table = ProcessTable();
+  const pid_t self = getpid();
+  std::vector<pid_t> result;
+  for (const auto& [pid, entry] : table) {
+    if (entry.zombie) continue;
+    pid_t ancestor = entry.parent;
+    // The table is not one instant's: bounded, should pids have been reused into a circle.
+    for (size_t depth = 0; ancestor > 1 && ancestor != self && depth < table.size(); ++depth) {
+      const auto parent = table.find(ancestor);
+      ancestor = parent == table.end() ? 0 : parent->second.parent;
+    }
+    if (ancestor == self) result.push_back(pid);
+  }
+  return result;
+}
+
+}  // namespace sft::shim

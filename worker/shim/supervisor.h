@@ -1,0 +1,66 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "worker/channel/launch.h"
+#include "worker/shim/process.h"
+
+namespace sft::shim {
+
+// The life of one attempt's processes on this node: prepare to its end, then all ranks; the first
+// process to fail, a stop command or the fencing limit ends all of them; "exited" when no descendant
+// is left. One thread; the caller runs the event loop and must be the subreaper of its descendants.
+class Supervisor {
+ public:
+  // `clock` is borrowed.
+  Supervisor(channel::ShimLaunch launch, Clock& clock);
+
+  // Starts prepare, or the ranks where there is none.
+  void Start();
+  // Call when SIGCHLD came.
+  void Reap();
+  channel::Answer Handle(const channel::Command& command);
+  // Ends everything; the first reason stays.
+  void Stop(const std::string& reason);
+  // Call at NextWake() at the latest: fencing, SIGKILL after the grace, a status that was not written.
+  void Tick();
+  // Time until Tick has something to do.
+  std::chrono::milliseconds NextWake() const;
+  // All is gone and the last status is on disk (or could not be written for kStatusPatience).
+  bool Finished() const;
+
+ private:
+  struct Running {
+    pid_t pid = 0;
+    io::UniqueFd command_pipe;
+    size_t index = 0;  // in status_.processes
+  };
+
+  void StartProcess(const channel::ShimLaunch::Process& process);
+  void StartRanks();
+  void Ended(size_t index, int exit_code, int signal);
+  void SendCommand(const channel::Command& command);
+  void SignalAll(int signal);
+  void WriteStatus();
+
+  const channel::ShimLaunch launch_;
+  Clock& clock_;
+  channel::ShimStatus status_;
+  std::vector<Running> running_;
+  bool ranks_started_ = false;
+  bool children_left_ = false;
+  int ended_ = 0;
+  MonoTime fence_at_;
+  MonoTime kill_at_;
+  bool status_unwritten_ = false;
+  MonoTime write_at_;
+  MonoTime give_up_at_;
+};
+
+// Field 22 of /proc/self/stat.
+uint64_t OwnStartTicks();
+
+}  // namespace sft::shim
