@@ -1,0 +1,180 @@
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <optional>
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sum.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "worker/engine/cuda/ops.h"
+
+namespace sft::engine::cuda {
+
+namespace {
+
+using at::Tensor;
+
+void CheckInput(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef lengths) {
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
+                  q.size(2) == k.size(2),
+              "attention: q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(), " do not fit");
+  TORCH_CHECK(q.size(1) % k.size(1) == 0, "attention: ", q.size(1), " query heads for ", k.size(1),
+              " key heads");
+  TORCH_CHECK(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == q.size(0),
+              "attention: document lengths do not sum to ", q.size(0), " tokens");
+}
+
+bool FlashHas(const Tensor& q) {
+  return q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 && q.size(2) <= 256;
+}
+
+// LibTorch's flash attention takes its order of summation from the global context. Without this the
+// gradient of q is summed by atomics and differs between runs.
+class DeterministicScope {
+ public:
+  DeterministicScope()
+      : enabled_(at::globalContext().deterministicAlgorithms()),
+        warn_only_(at::globalContext().deterministicAlgorithmsWarnOnly()),
+        fill_(at::globalContext().deterministicFillUninitializedMemory()) {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  }
+  ~DeterministicScope() {
+    at::globalContext().setDeterministicAlgorithms(enabled_, warn_only_);
+    at::globalContext().setDeterministicFillUninitializedMemory(fill_);
+  }
+  DeterministicScope(const DeterministicScope&) = delete;
+  DeterministicScope& operator=(const DeterministicScope&) = delete;
+
+ private:
+  bool enabled_, warn_only_, fill_;
+};
+
+// Flash counts the tokens before the query; ours counts the query itself too.
+std::optional<int64_t> WindowLeft(int64_t window) {
+  return window > 0 ? std::optional<int64_t>(window - 1) : std::nullopt;
+}
+
+// The plain path. Suffixes: G key heads, g query heads of one key head, L tokens, D head size.
+
+// Tokens [first, first + count) of [T, heads, D] as fp32 [G, g * count, D].
+Tensor Rows_GrD(const Tensor& x, int64_t first, int64_t count, int64_t key_heads) {
+  return x.narrow(0, first, count)
+      .reshape({count, key_heads, x.size(1) / key_heads, x.size(2)})
+      .permute({1, 2, 0, 3})
+      .to(at::kFloat)
+      .reshape({key_heads, x.size(1) / key_heads * count, x.size(2)});
+}
+
+void StoreRows(const Tensor& rows_GrD, int64_t first, int64_t count, Tensor& to) {
+  const int64_t key_heads = rows_GrD.size(0);
+  to.narrow(0, first, count)
+      .view({count, key_heads, to.size(1) / key_heads, to.size(2)})
+      .copy_(rows_GrD.view({key_heads, -1, count, to.size(2)}).permute({2, 0, 1, 3}));
+}
+
+// Scores of one document with -infinity where a query does not see a key: [G, g, L, L].
+Tensor Scores_GgLL(const Tensor& q_GrD, const Tensor& k_GLD, double scale, int64_t window) {
+  const int64_t length = k_GLD.size(1);
+  const Tensor position = at::arange(length, k_GLD.options().dtype(at::kLong));
+  const Tensor distance = position.unsqueeze(1) - position.unsqueeze(0);
+  Tensor hidden = distance.lt(0);
+  if (window > 0) hidden.logical_or_(distance.ge(window));
+  return at::bmm(q_GrD, k_GLD.transpose(1, 2))
+      .mul_(scale)
+      .view({k_GLD.size(0), -1, length, length})
+      .masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+}
+
+std::tuple<Tensor, Tensor> PlainAttention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                          at::IntArrayRef lengths, double scale, int64_t window) {
+  const int64_t key_heads = k.size(1);
+  Tensor out = at::empty(q.sizes(), q.options());
+  Tensor lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
+  int64_t first = 0;
+  for (const int64_t length : lengths) {
+    const Tensor scores = Scores_GgLL(Rows_GrD(q, first, length, key_heads),
+                                      Rows_GrD(k, first, length, key_heads), scale, window);
+    const Tensor lse_GgL = scores.logsumexp({-1});
+    const Tensor p_GrL = (scores - lse_GgL.unsqueeze(-1)).exp_().view({key_heads, -1, length});
+    StoreRows(at::bmm(p_GrL, Rows_GrD(v, first, length, key_heads)), first, length, out);
+    lse.narrow(1, first, length).copy_(lse_GgL.view({q.size(1), length}));
+    first += length;
+  }
+  return {out, lse};
+}
+
+std::tuple<Tensor, Tensor, Tensor> PlainAttentionBackward(
+    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+    const Tensor& lse, at::IntArrayRef lengths, double scale, int64_t window) {
+  const int64_t key_heads = k.size(1);
+  Tensor dq = at::empty(q.sizes(), q.options());
+  Tensor dk = at::empty(k.sizes(), k.options());
+  Tensor dv = at::empty(v.sizes(), v.options());
+  int64_t first = 0;
+  for (const int64_t length : lengths) {
+    const Tensor q_GrD = Rows_GrD(q, first, length, key_heads);
+    const Tensor k_GLD = Rows_GrD(k, first, length, key_heads);
+    const Tensor v_GLD = Rows_GrD(v, first, length, key_heads);
+    const Tensor dout_GrD = Rows_GrD(dout, first, length, key_heads);
+    const Tensor delta_Gr1 =
+        at::mul(dout_GrD, Rows_GrD(out, first, length, key_heads)).sum({-1}, /*keepdim=*/true);
+    const Tensor lse_Gr1 = lse.narrow(1, first, length).reshape({key_heads, -1, 1});
+    const Tensor p_GrL =
+        (Scores_GgLL(q_GrD, k_GLD, scale, window).view({key_heads, -1, length}) - lse_Gr1).exp_();
+    StoreRows(at::bmm(p_GrL.transpose(1, 2), dout_GrD), first, length, dv);
+    const Tensor ds_GrL =
+        (at::bmm(dout_GrD, v_GLD.transpose(1, 2)) - delta_Gr1).mul_(p_GrL).mul_(scale);
+    StoreRows(at::bmm(ds_GrL, k_GLD), first, length, dq);
+    StoreRows(at::bmm(ds_GrL.transpose(1, 2), q_GrD), first, length, dk);
+    first += length;
+  }
+  return {dq, dk, dv};
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                     const Tensor& cu_seqlens, at::IntArrayRef lengths,
+                                     double scale, int64_t window) {
+  CheckInput(q, k, v, lengths);
+  const c10::cuda::CUDAGuard guard(q.device());
+  if (!FlashHas(q) || q.size(0) == 0) return PlainAttention(q, k, v, lengths, scale, window);
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  auto [out, lse, rng_state, unused, mask] = at::_flash_attention_forward(
+      q, k, v, cu_seqlens, cu_seqlens, longest, longest, /*dropout_p=*/0.0, /*is_causal=*/true,
+      /*return_debug_mask=*/false, scale, WindowLeft(window), WindowLeft(window) ? 0 : -1);
+  TORCH_CHECK(lse.dim() == 2 && lse.size(0) == q.size(1) && lse.size(1) == q.size(0),
+              "attention: flash attention returned a logsumexp of shape ", lse.sizes());
+  return {out, lse};
+}
+
+std::tuple<Tensor, Tensor, Tensor> AttentionBackward(
+    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+    const Tensor& lse, const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
+    int64_t window) {
+  CheckInput(q, k, v, lengths);
+  const c10::cuda::CUDAGuard guard(q.device());
+  if (!FlashHas(q) || q.size(0) == 0) {
+    return PlainAttentionBackward(dout, q, k, v, out, lse, lengths, scale, window);
+  }
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const DeterministicScope deterministic;
+  // Without dropout the generator's state is not read; the argument must exist.
+  const Tensor rng_state = at::empty({2}, q.options().dtype(at::kUInt64));
+  return at::_flash_attention_backward(
+      dout, q, k, v, out, lse, cu_seqlens, cu_seqlens, longest, longest, /*dropout_p=*/0.0,
+      /*is_causal=*/true, rng_state, at::empty({0}, q.options().dtype(at::kUInt64)), scale,
+      WindowLeft(window), WindowLeft(window) ? 0 : -1);
+}
+
+}  // namespace sft::engine::cuda

@@ -1,0 +1,47 @@
+#include "worker/engine/cuda/loader.h"
+
+#include <dlfcn.h>
+
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "common/base/version.h"
+#include "worker/engine/base/error.h"
+
+namespace sft::engine {
+
+std::filesystem::path DefaultCudaPluginPath() {
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
+  return program.parent_path().parent_path() / "lib" / "libsft_cuda.so";
+}
+
+const CudaPlugin& LoadCudaPlugin(const std::filesystem::path& path) {
+  // Never closed: LibTorch's dispatcher and allocator keep pointers into it.
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    throw InfrastructureError(
+        fmt::format("cannot open the CUDA plugin {}: {}", path.string(), dlerror()),
+        "cuda_plugin_missing",
+        "GPU jobs need the plugin of this build and the whole set of torch's CUDA wheels "
+        "(deploy/bootstrap --cuda; in a bundle, the torch that --torch names).");
+  }
+  using Entry = const CudaPlugin* (*)();
+  const auto entry = reinterpret_cast<Entry>(dlsym(library, kCudaPluginSymbol));
+  if (entry == nullptr) {
+    throw InfrastructureError(
+        fmt::format("{} is not a CUDA plugin: it has no {}", path.string(), kCudaPluginSymbol),
+        "cuda_plugin_wrong");
+  }
+  const CudaPlugin* plugin = entry();
+  if (std::string_view(plugin->version) != kVersion) {
+    throw InfrastructureError(
+        fmt::format("the CUDA plugin {} is of version {}, this program of version {}",
+                    path.string(), plugin->version, kVersion),
+        "cuda_plugin_wrong", "Install the program and its lib folder from one bundle.");
+  }
+  RegisterCommunicatorFactory("nccl", plugin->make_nccl_communicator);
+  return *plugin;
+}
+
+}  // namespace sft::engine

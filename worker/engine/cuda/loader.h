@@ -1,0 +1,21 @@
+#pragma once
+
+#include <filesystem>
+
+#include "worker/engine/cuda/plugin.h"
+
+namespace sft::engine {
+
+// Where the plugin of this program lies: lib/libsft_cuda.so beside the program's bin folder, in a
+// build tree and in a bundle alike.
+std::filesystem::path DefaultCudaPluginPath();
+
+// Opens the plugin and registers the "nccl" communicator. Call it once, from the main thread, before
+// anything asks LibTorch about CUDA: LibTorch remembers the first answer. The plugin stays open until
+// the process ends; what is returned lives as long.
+//
+// Throws InfrastructureError when the file or a library that it needs is missing or is of another
+// build; finding no GPU is not an error here (CudaDevices::Count is 0).
+const CudaPlugin& LoadCudaPlugin(const std::filesystem::path& path);
+
+}  // namespace sft::engine

@@ -1,0 +1,73 @@
+#include "worker/engine/cuda/plugin.h"
+
+#include <fmt/format.h>
+
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "common/base/version.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/cuda/nccl_communicator.h"
+
+namespace sft::engine::cuda {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+void Check(cudaError_t error, const char* what, int device) {
+  if (error == cudaSuccess) return;
+  throw InfrastructureError(
+      fmt::format("{} of GPU {} failed: {}", what, device, cudaGetErrorString(error)),
+      "cuda_failed", "Look at the node's kernel log (dmesg, Xid) and at nvidia-smi.");
+}
+
+class Devices : public CudaDevices {
+ public:
+  int Count() const override { return c10::cuda::device_count(); }
+
+  void Select(int device) const override {
+    Check(c10::cuda::SetDevice(static_cast<c10::DeviceIndex>(device)), "selection", device);
+  }
+
+  CudaDeviceProperties Properties(int device) const override {
+    cudaDeviceProp properties;
+    Check(cudaGetDeviceProperties(&properties, device), "query", device);
+    return {properties.name, static_cast<int64_t>(properties.totalGlobalMem),
+            properties.multiProcessorCount, properties.major, properties.minor};
+  }
+
+  CudaMemory Memory(int device) const override {
+    PrepareAllocator();
+    using c10::CachingAllocator::StatType;
+    const auto stats = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+    const auto& allocated = stats.allocated_bytes[static_cast<size_t>(StatType::AGGREGATE)];
+    const auto& reserved = stats.reserved_bytes[static_cast<size_t>(StatType::AGGREGATE)];
+    return {allocated.current, reserved.current, allocated.peak, reserved.peak};
+  }
+
+  void ResetPeaks(int device) const override {
+    PrepareAllocator();
+    allocator::resetPeakStats(static_cast<c10::DeviceIndex>(device));
+  }
+
+  void Synchronize(int device) const override {
+    c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    Check(cudaDeviceSynchronize(), "work", device);
+  }
+
+ private:
+  // The allocator knows no device before LibTorch's first CUDA tensor.
+  static void PrepareAllocator() { at::globalContext().lazyInitDevice(c10::DeviceType::CUDA); }
+};
+
+const Devices kDevices;
+const CudaPlugin kPlugin = {kVersion, &kDevices, &MakeNcclCommunicator};
+
+}  // namespace
+}  // namespace sft::engine::cuda
+
+extern "C" __attribute__((visibility("default"))) const sft::engine::CudaPlugin* sft_cuda_plugin() {
+  return &sft::engine::cuda::kPlugin;
+}

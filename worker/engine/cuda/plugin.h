@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "worker/engine/dist/communicator.h"
+
+// What libsft_cuda.so offers to the process that opens it (loader.h), besides the CUDA
+// implementations of the engine's operations, which it registers with LibTorch's dispatcher.
+//
+// Nothing here names a CUDA type: the engine is compiled without CUDA's headers.
+
+namespace sft::engine {
+
+struct CudaDeviceProperties {
+  std::string name;  // "NVIDIA H100 80GB HBM3"
+  int64_t total_bytes = 0;
+  int multiprocessors = 0;
+  int compute_major = 0;
+  int compute_minor = 0;
+};
+
+// The caching allocator's view of one device, in bytes. Peaks count from ResetPeaks.
+struct CudaMemory {
+  int64_t allocated = 0;
+  int64_t reserved = 0;  // held from the driver, free blocks of the cache included
+  int64_t peak_allocated = 0;
+  int64_t peak_reserved = 0;
+};
+
+// The GPUs that this process sees (CUDA_VISIBLE_DEVICES applies), numbered from 0. Calls throw
+// InfrastructureError when the driver fails. Thread-safe.
+class CudaDevices {
+ public:
+  virtual ~CudaDevices() = default;
+  // 0 without a driver or a GPU.
+  virtual int Count() const = 0;
+  // Makes `device` the calling thread's current one: what at::kCUDA without an index then means.
+  virtual void Select(int device) const = 0;
+  virtual CudaDeviceProperties Properties(int device) const = 0;
+  virtual CudaMemory Memory(int device) const = 0;
+  virtual void ResetPeaks(int device) const = 0;
+  // Waits for all work of the device; errors of earlier kernels come out here.
+  virtual void Synchronize(int device) const = 0;
+};
+
+struct CudaPlugin {
+  const char* version;  // of the build; equal to the opening process's
+  const CudaDevices* devices;
+  CommunicatorFactory make_nccl_communicator;
+};
+
+// The plugin's one exported C function, by this name: `const CudaPlugin* sft_cuda_plugin()`.
+inline constexpr char kCudaPluginSymbol[] = "sft_cuda_plugin";
+
+}  // namespace sft::engine
