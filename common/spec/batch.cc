@@ -1,0 +1,102 @@
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include "common/spec/draft.h"
+
+// global_batch = per_device_batch * gpu_count * gradient_accumulation_steps.
+
+namespace sft::spec {
+namespace {
+
+constexpr std::string_view kGlobal = "hyperparameters.global_batch",
+                           kDevice = "hyperparameters.per_device_batch",
+                           kSteps = "hyperparameters.gradient_accumulation_steps",
+                           kCount = "compute.gpu_count";
+constexpr int64_t kDefaultDeviceBatch = 4;
+
+// What would divide: the multiples of `unit` around `wanted`.
+std::string Multiples(int64_t wanted, int64_t unit) {
+  const int64_t below = wanted / unit * unit;
+  return below > 0 ? fmt::format("{} or {}", below, below + unit) : fmt::format("{}", unit);
+}
+
+// The factor `result` = global / (other * gpus), or a problem that says what would divide.
+void DeriveFactor(std::string_view result, std::string_view other, Draft* draft) {
+  const int64_t global = draft->Int(kGlobal);
+  const int64_t unit = draft->Int(other) * draft->Int(kCount);
+  if (global % unit != 0) {
+    draft->AddProblem(kGlobal,
+                      fmt::format("{} is not a multiple of {} * {} = {}; global_batch = {} would be",
+                                  draft->Quote(kGlobal), draft->Quote(other), draft->Quote(kCount),
+                                  unit, Multiples(global, unit)));
+    return;
+  }
+  draft->Derive(result, global / unit,
+                fmt::format("global_batch / ({} * gpu_count)", LeafOf(other)));
+}
+
+void DeriveGlobal(Draft* draft) {
+  draft->Derive(kGlobal, draft->Int(kDevice) * draft->Int(kCount) * draft->Int(kSteps),
+                "per_device_batch * gpu_count * gradient_accumulation_steps");
+}
+
+// All three are given. Two overrides beat the third value; of the file's values global_batch wins
+// and the accumulation follows.
+void ResolveThree(Draft* draft) {
+  const int64_t product = draft->Int(kDevice) * draft->Int(kCount) * draft->Int(kSteps);
+  const int64_t global = draft->Int(kGlobal);
+  if (product == global) return;
+  const std::string both = fmt::format(
+      "per_device_batch {} * gpu_count {} * gradient_accumulation_steps {} = {}, but global_batch "
+      "is {}",
+      draft->Int(kDevice), draft->Int(kCount), draft->Int(kSteps), product, global);
+  const bool device = draft->Overridden(kDevice), steps = draft->Overridden(kSteps),
+             global_given = draft->Overridden(kGlobal);
+  if (device && steps && global_given) {
+    draft->AddProblem(kGlobal, fmt::format("{}; global_batch = {} would agree", both, product));
+    return;
+  }
+  if (steps && !global_given) {
+    DeriveGlobal(draft);
+    draft->AddWarning(kGlobal, fmt::format("{}: the override stands, global_batch becomes {}", both,
+                                           product));
+    return;
+  }
+  const std::string_view result = steps ? kDevice : kSteps;
+  DeriveFactor(result, steps ? kSteps : kDevice, draft);
+  if (draft->Faulty({kGlobal})) return;
+  draft->AddWarning(kGlobal, fmt::format("{}: global_batch stands, {} becomes {}", both,
+                                         LeafOf(result), draft->Int(result)));
+}
+
+}  // namespace
+
+void ResolveBatch(Draft* draft) {
+  if (draft->Faulty({kGlobal, kDevice, kSteps, kCount}) || !draft->Has(kCount)) return;
+  const bool device = draft->Has(kDevice), steps = draft->Has(kSteps), global = draft->Has(kGlobal);
+  if (device && steps && global) {
+    ResolveThree(draft);
+    return;
+  }
+  if (!global) {
+    if (!device) draft->Derive(kDevice, kDefaultDeviceBatch, "the default");
+    if (!steps) draft->Derive(kSteps, int64_t{1}, "the default");
+    DeriveGlobal(draft);
+    return;
+  }
+  if (!device && !steps) {
+    // The largest batch up to the default that divides what falls to one rank.
+    const int64_t share = draft->Int(kGlobal) / draft->Int(kCount);
+    int64_t batch = kDefaultDeviceBatch;
+    const bool whole = draft->Int(kGlobal) % draft->Int(kCount) == 0;
+    while (batch > 1 && (!whole || share % batch != 0)) --batch;
+    draft->Derive(kDevice, batch, "global_batch / gpu_count");
+    DeriveFactor(kSteps, kDevice, draft);
+    return;
+  }
+  DeriveFactor(device ? kSteps : kDevice, device ? kDevice : kSteps, draft);
+}
+
+}  // namespace sft::spec

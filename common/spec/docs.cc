@@ -1,0 +1,156 @@
+#include "common/spec/docs.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "common/spec/fields.h"
+#include "common/spec/value.h"
+
+namespace sft::spec {
+namespace {
+
+std::string_view TableOf(const Field& field) {
+  return field.key.substr(0, field.key.size() - LeafOf(field.key).size() - 1);
+}
+
+std::string DefaultOf(const Field& field) {
+  if (!field.derived.empty()) return std::string(field.derived);
+  return field.def.empty() ? "empty" : std::string(field.def);
+}
+
+std::string Join(const std::vector<std::string>& words, std::string_view quote) {
+  std::string text;
+  for (const std::string& word : words) {
+    text += fmt::format("{}{}{}{}", text.empty() ? "" : ", ", quote, word, quote);
+  }
+  return text;
+}
+
+// What does not work yet, as a sentence; empty where everything legal does.
+std::string SupportNote(const Field& field) {
+  if (field.supported.empty()) return "";
+  return fmt::format("Only {} is accepted: {}.", field.supported, field.refusal);
+}
+
+std::string Escape(std::string_view text) {
+  std::string escaped;
+  for (char c : text) {
+    if (c == '|') escaped += '\\';
+    escaped += c;
+  }
+  return escaped;
+}
+
+std::string Row(const Field& field) {
+  std::string doc(field.doc);
+  if (const std::string note = SupportNote(field); !note.empty()) doc += " " + note;
+  if (field.effect == Effect::kIgnored) doc = "No effect. " + doc;
+  std::vector<std::string> names;
+  for (std::string_view alias : SplitWords(field.aliases, ' ')) names.emplace_back(alias);
+  return fmt::format("| `{}` | {} | {} | {} | {} |\n", LeafOf(field.key), Escape(Expectation(field)),
+                     Escape(DefaultOf(field)), Escape(doc), Join(names, "`"));
+}
+
+constexpr std::string_view kIntro = R"(# The job file
+
+A job is a TOML file. This page is generated from the table of keys in `common/spec`
+(`sft-config-doc`), which also drives the parser, the checks and `sftctl explain`.
+
+A file needs `job.model`, `job.data` and the GPUs (`compute.variant`, or `compute.gpu_type`); every
+other key has a default. `configs/` holds complete examples. `sftctl submit --dry-run FILE` shows each
+resolved value with where it came from, and all problems at once.
+
+## Where a value comes from
+
+From weakest to strongest: the default, the job file, the environment, the flags of `sftctl submit`
+(`--dataset`, `--model`, ...), `--set key=value` as typed. An override of one of several keys that
+depend on each other takes the others with it: `--set compute.gpu_count=2` over a file for
+`H100-4x` asks for `H100-2x`.
+
+Environment variables: `SYNTH_GPU_TYPE` (a variant such as `H100-4x`, or a type such as `H100`),
+`NUM_GPUS`, and `TRAIN_<KEY>` or `MODEL_<KEY>` for each spelling `train.<key>` or `model.<key>` below
+(`TRAIN_BATCH_SIZE`, `TRAIN_LEARNING_RATE`, `MODEL_MAX_SEQ_LEN`, ...). They are read where the job is
+submitted, never on a node.
+
+## Batch arithmetic
+
+`global_batch = per_device_batch * gpu_count * gradient_accumulation_steps`. What is missing is
+derived. Where a file contradicts itself, `global_batch` stands, the accumulation is derived and a
+warning gives both numbers; an override of a factor wins over the file. What cannot be divided is an
+error that says what would divide.
+
+## Spellings
+
+Keys of other tools are accepted under the names in the last column. Keys of `[hyperparameters]`,
+`[hyperparameters.parallelism]`, `[training.validation]` (but `enabled`) and `[checkpoint]` may also be
+written as `train.<key>`, or alone at the top of the file. A key may be given once only.
+A value that asks for something that does not exist yet is refused with "not supported yet: ...".
+)";
+
+}  // namespace
+
+std::string ConfigMarkdown() {
+  std::string text(kIntro);
+  std::string_view table;
+  bool foreign = false;
+  for (const Field* field : Fields()) {
+    const bool starts_foreign = IsForeign(*field) && !foreign;
+    if (starts_foreign) {
+      foreign = true;
+      text +=
+          "\n## Keys of other tools\n\nAccepted so that a job file can be carried over; they have no "
+          "table of their own here.\n";
+      table = {};
+    }
+    if (TableOf(*field) != table) {
+      table = TableOf(*field);
+      text += fmt::format("\n{} `[{}]`\n\n| Key | Value | Default | Meaning | Other spellings |\n"
+                          "|---|---|---|---|---|\n",
+                          foreign ? "###" : "##", table);
+    }
+    text += Row(*field);
+  }
+  return text;
+}
+
+std::string ExplainKey(std::string_view key) {
+  const Field* field = FindField(key);
+  std::string text;
+  if (field == nullptr) {
+    const std::string prefix = std::string(key) + ".";
+    for (const Field* each : Fields()) {
+      if (!each->key.starts_with(prefix)) continue;
+      text += (text.empty() ? "" : "\n") + ExplainKey(each->key);
+    }
+    return text;
+  }
+  text = fmt::format("{}\n  {}\n  value     {}\n  default   {}\n", field->key, field->doc,
+                     Expectation(*field), DefaultOf(*field));
+  if (const std::string note = SupportNote(*field); !note.empty()) {
+    text += fmt::format("  today     {}\n", note);
+  }
+  if (field->effect == Effect::kIgnored) text += "  effect    none; accepted for other tools' files\n";
+  const std::vector<std::string> aliases = Aliases(*field);
+  if (!aliases.empty()) text += fmt::format("  spellings {}\n", Join(aliases, ""));
+  std::vector<std::string> variables = EnvNames(*field);
+  if (field->key == "compute.gpu_type" || field->key == "compute.variant") {
+    variables.insert(variables.begin(), std::string(kGpuTypeVariable));
+  }
+  if (!variables.empty()) text += fmt::format("  variables {}\n", Join(variables, ""));
+  return text;
+}
+
+std::string ExplainAll() {
+  size_t width = 0;
+  for (const Field* field : Fields()) width = std::max(width, field->key.size());
+  std::string text;
+  for (const Field* field : Fields()) {
+    text += fmt::format("{:<{}}  {}\n", field->key, width, DefaultOf(*field));
+  }
+  return text;
+}
+
+}  // namespace sft::spec

@@ -1,0 +1,128 @@
+#include "common/spec/draft.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace sft::spec {
+
+void Draft::SetFromFile(const Field& field, Value value, std::string_view file_name, int line) {
+  const DraftEntry* old = Find(field.key);
+  if (old != nullptr) {
+    if (old->value != value) {
+      AddProblemAt(field.key, line,
+                   fmt::format("is given twice: {} here and {} in line {}; keep one", ToText(value),
+                               ToText(old->value), old->line));
+    }
+    return;
+  }
+  entries_[std::string(field.key)] =
+      DraftEntry{std::move(value), fmt::format("{}:{}", file_name, line), line, Strength::kFile};
+}
+
+void Draft::SetOverride(const Field& field, Value value, const Override& override_) {
+  static constexpr Strength kStrengths[] = {Strength::kEnvironment, Strength::kFlag, Strength::kSet};
+  entries_[std::string(field.key)] = DraftEntry{std::move(value), override_.origin, 0,
+                                                kStrengths[static_cast<int>(override_.kind)]};
+}
+
+void Draft::Derive(std::string_view key, Value value, std::string_view from) {
+  entries_[std::string(key)] =
+      DraftEntry{std::move(value), fmt::format("derived: {}", from), 0, Strength::kDefault};
+}
+
+void Draft::FillDefaults() {
+  for (const Field* field : Fields()) {
+    if (!field->derived.empty() || Has(field->key)) continue;
+    // An empty text is a legal default of strings alone; a test parses every other default.
+    auto value = field->type == Type::kString ? Value(std::string(field->def))
+                                              : ParseText(*field, field->def).value();
+    entries_[std::string(field->key)] = DraftEntry{std::move(value), "default"};
+  }
+}
+
+const DraftEntry* Draft::Find(std::string_view key) const {
+  const auto found = entries_.find(key);
+  return found == entries_.end() ? nullptr : &found->second;
+}
+
+Strength Draft::StrengthOf(std::string_view key) const {
+  const DraftEntry* entry = Find(key);
+  return entry == nullptr ? Strength::kDefault : entry->strength;
+}
+
+bool Draft::DropFromFile(std::string_view key) {
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return true;
+  if (found->second.strength > Strength::kFile) return false;
+  entries_.erase(found);
+  return true;
+}
+
+int64_t Draft::Int(std::string_view key) const {
+  const DraftEntry* entry = Find(key);
+  return entry == nullptr ? 0 : std::get<int64_t>(entry->value);
+}
+
+bool Draft::Bool(std::string_view key) const {
+  const DraftEntry* entry = Find(key);
+  return entry != nullptr && std::get<bool>(entry->value);
+}
+
+std::string Draft::String(std::string_view key) const {
+  const DraftEntry* entry = Find(key);
+  return entry == nullptr ? std::string() : std::get<std::string>(entry->value);
+}
+
+double Draft::Float(std::string_view key) const {
+  const DraftEntry* entry = Find(key);
+  return entry == nullptr ? 0 : std::get<double>(entry->value);
+}
+
+void Draft::AddProblem(std::string_view key, std::string message) {
+  const DraftEntry* entry = Find(key);
+  const bool from_override = entry != nullptr && entry->strength > Strength::kFile;
+  if (from_override) message += fmt::format(" (given by {})", entry->origin);
+  AddProblemAt(key, entry == nullptr ? 0 : entry->line, std::move(message));
+}
+
+void Draft::AddProblemAt(std::string_view key, int line, std::string message) {
+  problems_.push_back({std::string(key), line, std::move(message)});
+}
+
+void Draft::AddWarning(std::string_view key, std::string message) {
+  const DraftEntry* entry = Find(key);
+  warnings_.push_back({std::string(key), entry == nullptr ? 0 : entry->line, std::move(message)});
+}
+
+std::string Draft::Quote(std::string_view key) const {
+  const DraftEntry* entry = Find(key);
+  if (entry == nullptr) return std::string(key);
+  return fmt::format("{} = {} ({})", key, ToText(entry->value), entry->origin);
+}
+
+bool Draft::Faulty(std::initializer_list<std::string_view> keys) const {
+  return std::any_of(problems_.begin(), problems_.end(), [&](const Problem& problem) {
+    return std::find(keys.begin(), keys.end(), problem.key) != keys.end();
+  });
+}
+
+std::vector<ResolvedValue> Draft::Values() const {
+  std::vector<ResolvedValue> values;
+  for (const Field* field : Fields()) {
+    const DraftEntry* entry = Find(field->key);
+    if (entry == nullptr || (IsForeign(*field) && entry->strength == Strength::kDefault)) continue;
+    values.push_back({std::string(field->key), ToText(entry->value), entry->origin,
+                      entry->strength > Strength::kFile});
+  }
+  return values;
+}
+
+std::vector<Problem> Draft::TakeProblems() {
+  std::stable_sort(problems_.begin(), problems_.end(),
+                   [](const Problem& a, const Problem& b) { return a.line < b.line; });
+  return std::move(problems_);
+}
+
+}  // namespace sft::spec

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/spec/fields.h"
+#include "common/spec/resolve.h"
+#include "common/spec/value.h"
+
+namespace sft::spec {
+
+// Who gave a value; a higher one wins.
+enum class Strength { kDefault, kFile, kEnvironment, kFlag, kSet };
+
+struct DraftEntry {
+  Value value;
+  std::string origin;
+  int line = 0;
+  Strength strength = Strength::kDefault;
+};
+
+// The values given so far and what is wrong with them, while a job file is resolved. The derivations
+// (method, topology, batch) read and complete it; all keys are canonical and must exist in the table.
+class Draft {
+ public:
+  // Records a value of the file; two spellings of one key must agree.
+  void SetFromFile(const Field& field, Value value, std::string_view file_name, int line);
+  void SetOverride(const Field& field, Value value, const Override& override_);
+  // A value that follows from others; `from` says from what ("compute.variant").
+  void Derive(std::string_view key, Value value, std::string_view from);
+  // Fills in the defaults of the table for what is still missing.
+  void FillDefaults();
+
+  bool Has(std::string_view key) const { return Find(key) != nullptr; }
+  // Given by the file or an override, so neither derived nor a default.
+  bool Given(std::string_view key) const { return StrengthOf(key) >= Strength::kFile; }
+  bool Overridden(std::string_view key) const { return StrengthOf(key) > Strength::kFile; }
+  Strength StrengthOf(std::string_view key) const;
+  // Removes what only the file says; true when nothing is left.
+  bool DropFromFile(std::string_view key);
+
+  const DraftEntry* Find(std::string_view key) const;
+  int64_t Int(std::string_view key) const;
+  bool Bool(std::string_view key) const;  // false when missing
+  std::string String(std::string_view key) const;
+  double Float(std::string_view key) const;
+
+  // Adds a problem or a warning at the place that gave the key.
+  void AddProblem(std::string_view key, std::string message);
+  void AddProblemAt(std::string_view key, int line, std::string message);
+  void AddWarning(std::string_view key, std::string message);
+  // "compute.gpu_count = 4 (--set)": a value with its origin, for messages.
+  std::string Quote(std::string_view key) const;
+  // True when one of the keys has a problem, so that checks which build on it would only add noise.
+  bool Faulty(std::initializer_list<std::string_view> keys) const;
+
+  std::vector<ResolvedValue> Values() const;
+  std::vector<Problem> TakeProblems();
+  std::vector<Problem> TakeWarnings() { return std::move(warnings_); }
+
+ private:
+  std::map<std::string, DraftEntry, std::less<>> entries_;
+  std::vector<Problem> problems_;
+  std::vector<Problem> warnings_;
+};
+
+// The steps of Resolve after parsing, in this order. Each reports into the draft.
+void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft);   // overrides.cc
+void ResolveMethod(Draft* draft);                                            // method.cc
+void ResolveTopology(const ResolveOptions& options, Draft* draft);           // topology.cc
+void ResolveBatch(Draft* draft);                                             // batch.cc
+void ResolveSharding(Draft* draft);                                          // method.cc
+void ResolvePrecision(Draft* draft);                                         // method.cc
+void ResolveValidation(Draft* draft);                                        // method.cc
+
+}  // namespace sft::spec

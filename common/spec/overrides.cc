@@ -1,0 +1,50 @@
+#include <fmt/format.h>
+
+#include "common/base/status.h"
+#include "common/spec/draft.h"
+
+namespace sft::spec {
+namespace {
+
+const Field* TargetOf(const Override& override_, Draft* draft) {
+  if (override_.kind == OverrideKind::kEnvironment) {
+    const Field* field = FindEnvField(override_.key, override_.value);
+    if (field == nullptr) {
+      draft->AddWarning(override_.key, "names no key of a job, so it has no effect");
+    }
+    return field;
+  }
+  const Field* field = FindField(override_.key);
+  if (field == nullptr) {
+    const std::string nearest = NearestKey(override_.key);
+    draft->AddProblemAt(
+        override_.key, 0,
+        nearest.empty()
+            ? fmt::format("unknown key (given by {}); `sftctl explain` lists all", override_.origin)
+            : fmt::format("unknown key (given by {}); did you mean {}?", override_.origin, nearest));
+  }
+  return field;
+}
+
+}  // namespace
+
+void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft) {
+  for (const Override& override_ : overrides) {
+    const Field* field = TargetOf(override_, draft);
+    if (field == nullptr) continue;
+    if (LeavesOut(*field, Value(override_.value))) {
+      draft->DropFromFile(field->key);
+      continue;
+    }
+    absl::StatusOr<Value> value = ParseText(*field, override_.value);
+    if (!value.ok()) {
+      draft->AddProblemAt(
+          field->key, 0,
+          fmt::format("{} (given by {})", Message(value.status()), override_.origin));
+      continue;
+    }
+    draft->SetOverride(*field, *std::move(value), override_);
+  }
+}
+
+}  // namespace sft::spec

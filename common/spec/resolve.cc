@@ -1,0 +1,177 @@
+#include "common/spec/resolve.h"
+
+#include <cctype>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include <fmt/format.h>
+
+#include "common/base/status.h"
+#include "common/spec/draft.h"
+#include "common/spec/toml_reader.h"
+#include "common/spec/visit.h"
+
+namespace sft::spec {
+namespace {
+
+constexpr std::string_view kNodePrefix = "node:";
+
+void ReportUnknown(const RawEntry& entry, Draft* draft) {
+  const std::string nearest = entry.is_table ? NearestTable(entry.key) : NearestKey(entry.key);
+  const std::string_view what = entry.is_table ? "unknown table" : "unknown key";
+  draft->AddProblemAt(entry.key, entry.line,
+                      nearest.empty() ? fmt::format("{}; `sftctl explain` lists all", what)
+                                      : fmt::format("{}; did you mean {}?", what, nearest));
+}
+
+void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) {
+  const Field* field = FindField(entry.key);
+  if (field == nullptr) return ReportUnknown(entry, draft);
+  if (entry.is_table || !entry.value) {
+    const std::string what = entry.is_table ? "a table" : entry.kind;
+    draft->AddProblemAt(field->key, entry.line,
+                        field->refusal.empty()
+                            ? fmt::format("must be {}, but is {}", Expectation(*field), what)
+                            : fmt::format("{} (is {})", field->refusal, what));
+    return;
+  }
+  if (LeavesOut(*field, *entry.value)) return;
+  absl::StatusOr<Value> value = Check(*field, *entry.value);
+  if (!value.ok()) {
+    draft->AddProblemAt(field->key, entry.line, std::string(Message(value.status())));
+    return;
+  }
+  draft->SetFromFile(*field, *std::move(value), file_name, entry.line);
+}
+
+void ReadFile(std::string_view text, std::string_view file_name, Draft* draft) {
+  const auto read = ReadToml(text);
+  if (const auto* error = std::get_if<TomlError>(&read)) {
+    draft->AddProblemAt("", error->line, fmt::format("is not TOML: {}", error->message));
+    return;
+  }
+  std::string skipped;  // an unknown table is one problem, not one for each key in it
+  for (const RawEntry& entry : std::get<std::vector<RawEntry>>(read)) {
+    if (!skipped.empty() && entry.key.starts_with(skipped)) continue;
+    if (entry.is_table && IsTable(entry.key)) continue;
+    if (entry.is_table) skipped = entry.key + ".";
+    ReadEntry(entry, file_name, draft);
+  }
+}
+
+void CheckRequired(Draft* draft) {
+  for (const std::string_view key : {"job.model", "job.data"}) {
+    if (draft->Faulty({key})) continue;
+    if (!draft->Has(key)) {
+      draft->AddProblem(key, fmt::format("is missing; set it in the file, or with {}",
+                                         key == "job.data" ? "--dataset PATH" : "--model MODEL"));
+    } else if (draft->String(key).empty()) {
+      draft->AddProblem(key, "is empty");
+    }
+  }
+  for (const std::string_view key : {"job.data", "data.val"}) {
+    const std::string value = draft->Has(key) ? draft->String(key) : "";
+    if (value.starts_with(kNodePrefix) && !value.starts_with("node:/")) {
+      draft->AddProblem(key, fmt::format("\"{}\" must give an absolute path after \"node:\"", value));
+    }
+  }
+}
+
+void WarnIgnored(Draft* draft) {
+  for (const Field* field : Fields()) {
+    if (field->effect == Effect::kIgnored && draft->Given(field->key)) {
+      draft->AddWarning(field->key, fmt::format("has no effect: {}", field->doc));
+    }
+  }
+}
+
+std::string NameOf(std::string_view file_name) {
+  const size_t slash = file_name.rfind('/');
+  if (slash != std::string_view::npos) file_name.remove_prefix(slash + 1);
+  if (file_name.ends_with(".toml")) file_name.remove_suffix(5);
+  return std::string(file_name);
+}
+
+template <typename T>
+void Assign(const Value& value, T* member) {
+  if constexpr (std::is_same_v<T, bool>) {
+    *member = std::get<bool>(value);
+  } else if constexpr (std::is_integral_v<T>) {
+    *member = static_cast<T>(std::get<int64_t>(value));
+  } else if constexpr (std::is_floating_point_v<T>) {
+    *member = std::get<double>(value);
+  } else if constexpr (std::is_enum_v<T>) {
+    ParseEnum(std::get<std::string>(value), member);
+  } else {
+    *member = std::get<T>(value);
+  }
+}
+
+// The typed spec; every check has passed.
+JobSpec Bind(const Draft& draft) {
+  JobSpec spec;
+  VisitSpec(spec, [&](std::string_view key, auto& member) {
+    if (const DraftEntry* entry = draft.Find(key)) Assign(entry->value, &member);
+  });
+  const std::string prefix = "hyperparameters.parallelism.";
+  if (draft.Bool(prefix + "fsdp") && draft.String(prefix + "fsdp_sharding_strategy") == "full_shard") {
+    spec.parallelism.sharding = Sharding::kFullShard;
+  } else if (draft.Bool(prefix + "use_deepspeed") && draft.Int(prefix + "deepspeed_stage") == 2) {
+    spec.parallelism.sharding = Sharding::kZero2;
+  }
+  if (draft.Has(prefix + "bf16")) {
+    spec.parallelism.compute_type =
+        draft.Bool(prefix + "bf16") ? ComputeType::kBf16 : ComputeType::kFp32;
+  }
+  return spec;
+}
+
+}  // namespace
+
+Resolution Resolve(std::string_view text, std::string_view file_name,
+                   const std::vector<Override>& overrides, const ResolveOptions& options) {
+  Draft draft;
+  ReadFile(text, file_name, &draft);
+  const bool readable = !draft.Faulty({""});
+  ApplyOverrides(overrides, &draft);
+  Resolution resolution;
+  if (readable) {
+    CheckRequired(&draft);
+    ResolveMethod(&draft);
+    ResolveTopology(options, &draft);
+    ResolveBatch(&draft);
+    ResolveSharding(&draft);
+    ResolvePrecision(&draft);
+    ResolveValidation(&draft);
+    WarnIgnored(&draft);
+    if (!draft.Has("job.name")) {
+      draft.Derive("job.name", NameOf(file_name), "the file's name");
+    }
+    draft.FillDefaults();
+    resolution.values = draft.Values();
+  }
+  resolution.problems = draft.TakeProblems();
+  resolution.warnings = draft.TakeWarnings();
+  if (resolution.ok()) resolution.spec = Bind(draft);
+  return resolution;
+}
+
+std::string_view NodePath(std::string_view value) {
+  if (!value.starts_with(kNodePrefix)) return {};
+  return value.substr(kNodePrefix.size());
+}
+
+std::vector<NeededFile> NeededFiles(const Resolution& resolution) {
+  std::vector<NeededFile> files;
+  const JobSpec& spec = resolution.spec;
+  for (const ResolvedValue& value : resolution.values) {
+    const bool named = value.key == "job.data" ||
+                       (value.key == "data.val" && spec.training.validation.enabled);
+    if (!named || value.text.empty() || !NodePath(value.text).empty()) continue;
+    files.push_back({value.key, value.text, value.overridden});
+  }
+  return files;
+}
+
+}  // namespace sft::spec

@@ -1,0 +1,78 @@
+#include "common/spec/toml_reader.h"
+
+#include <algorithm>
+#include <cstddef>
+
+// The only file that includes toml++.
+#define TOML_EXCEPTIONS 0
+#define TOML_HEADER_ONLY 1
+#define TOML_ENABLE_FORMATTERS 0
+#include <toml++/toml.h>
+
+namespace sft::spec {
+namespace {
+
+std::string KindName(const toml::node& node) {
+  switch (node.type()) {
+    case toml::node_type::date: return "a date";
+    case toml::node_type::time: return "a time";
+    case toml::node_type::date_time: return "a date and time";
+    case toml::node_type::array: return "a list of other things than strings";
+    default: return "something else";
+  }
+}
+
+std::optional<Value> Scalar(const toml::node& node) {
+  if (const auto* v = node.as_boolean()) return Value(v->get());
+  if (const auto* v = node.as_integer()) return Value(v->get());
+  if (const auto* v = node.as_floating_point()) return Value(v->get());
+  if (const auto* v = node.as_string()) return Value(v->get());
+  if (const auto* list = node.as_array()) {
+    std::vector<std::string> items;
+    for (const toml::node& item : *list) {
+      const auto* text = item.as_string();
+      if (text == nullptr) return std::nullopt;
+      items.push_back(text->get());
+    }
+    return Value(std::move(items));
+  }
+  return std::nullopt;
+}
+
+void Walk(const toml::table& table, const std::string& prefix, std::vector<RawEntry>* out) {
+  std::vector<std::pair<const toml::key*, const toml::node*>> nodes;
+  for (const auto& [key, node] : table) nodes.emplace_back(&key, &node);
+  std::sort(nodes.begin(), nodes.end(), [](const auto& a, const auto& b) {
+    return a.first->source().begin < b.first->source().begin;
+  });
+  for (const auto& [key, node] : nodes) {
+    RawEntry entry;
+    entry.key = prefix + std::string(key->str());
+    entry.line = static_cast<int>(key->source().begin.line);
+    if (const toml::table* inner = node->as_table()) {
+      entry.is_table = true;
+      const std::string inner_prefix = entry.key + ".";
+      out->push_back(std::move(entry));
+      Walk(*inner, inner_prefix, out);
+      continue;
+    }
+    entry.value = Scalar(*node);
+    if (!entry.value) entry.kind = KindName(*node);
+    out->push_back(std::move(entry));
+  }
+}
+
+}  // namespace
+
+std::variant<std::vector<RawEntry>, TomlError> ReadToml(std::string_view text) {
+  const toml::parse_result parsed = toml::parse(text);
+  if (!parsed) {
+    return TomlError{static_cast<int>(parsed.error().source().begin.line),
+                     std::string(parsed.error().description())};
+  }
+  std::vector<RawEntry> entries;
+  Walk(parsed.table(), "", &entries);
+  return entries;
+}
+
+}  // namespace sft::spec

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "common/spec/value.h"
+
+namespace sft::spec {
+
+// What stands in a TOML file, before any key is known.
+struct RawEntry {
+  std::string key;  // dotted
+  int line = 0;
+  bool is_table = false;
+  // Nothing for a table and for kinds that no key has (dates, mixed lists): then `kind` names it.
+  std::optional<Value> value;
+  std::string kind;
+};
+
+struct TomlError {
+  int line = 0;
+  std::string message;
+};
+
+// Tables and their entries in file order of their lines. Every table is listed before its entries.
+// A text that is not TOML gives the one error of the parser.
+std::variant<std::vector<RawEntry>, TomlError> ReadToml(std::string_view text);
+
+}  // namespace sft::spec

@@ -1,0 +1,196 @@
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstddef>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "common/spec/draft.h"
+
+// Which GPUs a job asks for: type, count, nodes, GPUs per node and variant say one thing five times,
+// and [data.topology] says it again.
+
+namespace sft::spec {
+namespace {
+
+constexpr std::string_view kType = "compute.gpu_type", kCount = "compute.gpu_count",
+                           kNodes = "compute.nodes", kPerNode = "compute.gpus_per_node",
+                           kVariant = "compute.variant",
+                           kContainers = "data.topology.container_count";
+
+struct Copy {
+  std::string_view copy, original;
+};
+constexpr Copy kCopies[] = {{kContainers, kCount},
+                            {"data.topology.total_gpus", kCount},
+                            {"data.topology.gpus_per_node", kPerNode},
+                            {"data.topology.nodes", kNodes},
+                            {"data.topology.variant", kVariant}};
+
+struct Variant {
+  std::string type;
+  int64_t count = 0;
+};
+
+// "H100-4x" -> H100, 4.
+std::optional<Variant> ParseVariant(std::string_view text) {
+  const size_t dash = text.rfind('-');
+  if (dash == std::string_view::npos || dash == 0 || !text.ends_with('x')) return std::nullopt;
+  const std::string_view digits = text.substr(dash + 1, text.size() - dash - 2);
+  Variant variant{std::string(text.substr(0, dash))};
+  const auto [end, error] =
+      std::from_chars(digits.data(), digits.data() + digits.size(), variant.count);
+  if (error != std::errc() || end != digits.data() + digits.size() || variant.count < 1) {
+    return std::nullopt;
+  }
+  return variant;
+}
+
+// Takes what the copies say where the original is missing; an override of a copy stands for one of
+// the original.
+void MergeCopies(Draft* draft) {
+  for (const Copy& pair : kCopies) {
+    const DraftEntry* copy = draft->Find(pair.copy);
+    if (copy == nullptr || draft->StrengthOf(pair.original) >= copy->strength) continue;
+    // A count of containers in a file only confirms what the other keys say.
+    if (pair.copy == kContainers && copy->strength == Strength::kFile) continue;
+    const DraftEntry entry = *copy;
+    const Field& field = *FindField(pair.original);
+    if (entry.strength > Strength::kFile) {
+      const auto kind = static_cast<OverrideKind>(static_cast<int>(entry.strength) -
+                                                  static_cast<int>(Strength::kEnvironment));
+      draft->SetOverride(field, entry.value, {std::string(pair.copy), "", entry.origin, kind});
+    } else {
+      draft->SetFromFile(field, entry.value, entry.origin.substr(0, entry.origin.rfind(':')),
+                         entry.line);
+    }
+  }
+}
+
+// Keeps the type and count that a variant names before an override of one of them removes it.
+void UnfoldVariant(Draft* draft) {
+  const auto variant = ParseVariant(draft->String(kVariant));
+  if (!draft->DropFromFile(kVariant) || !variant) return;
+  if (!draft->Has(kType)) draft->Derive(kType, variant->type, "compute.variant of the file");
+  if (!draft->Has(kPerNode)) draft->Derive(kPerNode, variant->count, "compute.variant of the file");
+}
+
+// An override of one key takes with it what the file says about the keys that depend on it.
+void DragAlong(Draft* draft) {
+  const bool type = draft->Overridden(kType), count = draft->Overridden(kCount),
+             nodes = draft->Overridden(kNodes), per_node = draft->Overridden(kPerNode),
+             variant = draft->Overridden(kVariant);
+  if (!type && !count && !nodes && !per_node && !variant) return;
+  if (!variant && (type || count || per_node)) UnfoldVariant(draft);
+  if (variant) {
+    draft->DropFromFile(kType);
+    draft->DropFromFile(kPerNode);
+    draft->DropFromFile(kCount);
+    if (count) draft->DropFromFile(kNodes);
+  }
+  if (count) {
+    draft->DropFromFile(kPerNode);
+    if (per_node) draft->DropFromFile(kNodes);
+  }
+  if (per_node || nodes) draft->DropFromFile(kCount);
+  for (const Copy& pair : kCopies) draft->DropFromFile(pair.copy);
+}
+
+// Type and count per node, from the variant where there is one.
+void ApplyVariant(Draft* draft) {
+  if (!draft->Has(kVariant)) return;
+  const auto variant = ParseVariant(draft->String(kVariant));
+  if (!variant) {
+    draft->AddProblem(kVariant, fmt::format("must be TYPE-Nx, as \"H100-4x\", but is \"{}\"",
+                                            draft->String(kVariant)));
+    return;
+  }
+  if (!draft->Has(kType)) draft->Derive(kType, variant->type, kVariant);
+  if (draft->String(kType) != variant->type) {
+    draft->AddProblem(kVariant, fmt::format("{} contradicts {}; \"{}-{}x\" would agree",
+                                            draft->Quote(kVariant), draft->Quote(kType),
+                                            draft->String(kType), variant->count));
+  }
+  if (!draft->Has(kPerNode)) draft->Derive(kPerNode, variant->count, kVariant);
+  if (draft->Int(kPerNode) != variant->count) {
+    draft->AddProblem(kVariant, fmt::format("{} contradicts {}; \"{}-{}x\" would agree",
+                                            draft->Quote(kVariant), draft->Quote(kPerNode),
+                                            variant->type, draft->Int(kPerNode)));
+  }
+}
+
+// Count, nodes and count per node: what is missing follows, what is given must multiply.
+void ApplyCounts(Draft* draft) {
+  if (draft->Has(kCount)) {
+    const int64_t count = draft->Int(kCount);
+    if (!draft->Has(kNodes)) {
+      const int64_t per_node = draft->Has(kPerNode) ? draft->Int(kPerNode) : count;
+      const bool divides = count % per_node == 0;
+      draft->Derive(kNodes, divides ? count / per_node : int64_t{1}, "gpu_count / gpus_per_node");
+    }
+    const int64_t nodes = draft->Int(kNodes);
+    if (!draft->Has(kPerNode)) {
+      if (count % nodes != 0) {
+        draft->AddProblem(kCount, fmt::format("{} cannot be divided over {}; {} or {} would do",
+                                              draft->Quote(kCount), draft->Quote(kNodes),
+                                              std::max(count / nodes, int64_t{1}) * nodes,
+                                              (count / nodes + 1) * nodes));
+        return;
+      }
+      draft->Derive(kPerNode, count / nodes, "gpu_count / nodes");
+    }
+    if (nodes * draft->Int(kPerNode) != count) {
+      draft->AddProblem(
+          kCount, fmt::format("{} is not {} * {}; gpu_count = {} would agree", draft->Quote(kCount),
+                              draft->Quote(kNodes), draft->Quote(kPerNode),
+                              nodes * draft->Int(kPerNode)));
+    }
+    return;
+  }
+  if (!draft->Has(kNodes)) draft->Derive(kNodes, int64_t{1}, "one node");
+  if (!draft->Has(kPerNode)) draft->Derive(kPerNode, int64_t{1}, "one GPU");
+  draft->Derive(kCount, draft->Int(kNodes) * draft->Int(kPerNode), "nodes * gpus_per_node");
+}
+
+void CheckCopies(Draft* draft) {
+  for (const Copy& pair : kCopies) {
+    const DraftEntry* copy = draft->Find(pair.copy);
+    const DraftEntry* original = draft->Find(pair.original);
+    if (original == nullptr) continue;
+    if (copy == nullptr) {
+      draft->Derive(pair.copy, original->value, pair.original);
+    } else if (copy->value != original->value) {
+      draft->AddProblem(pair.copy, fmt::format("{} contradicts {}; both must be the same",
+                                               draft->Quote(pair.copy), draft->Quote(pair.original)));
+    }
+  }
+}
+
+}  // namespace
+
+void ResolveTopology(const ResolveOptions& options, Draft* draft) {
+  MergeCopies(draft);
+  DragAlong(draft);
+  ApplyVariant(draft);
+  if (!draft->Has(kType) && !draft->Faulty({kType, kVariant})) {
+    if (options.default_gpu_type.empty()) {
+      draft->AddProblem(kType,
+                        "say which GPUs: gpu_type = \"H100\" with gpu_count, or variant = \"H100-4x\"; "
+                        "`sftctl variants` lists what there is (\"CPU\" for CPU slots)");
+    } else {
+      draft->Derive(kType, options.default_gpu_type, "the only type there is");
+    }
+  }
+  if (draft->Has(kType) && draft->String(kType).empty()) {
+    draft->AddProblem(kType, "must name a type, as \"H100\", but is empty");
+  }
+  if (!draft->Faulty({kCount, kNodes, kPerNode})) ApplyCounts(draft);
+  if (!draft->Has(kVariant) && draft->Has(kType) && draft->Has(kPerNode)) {
+    draft->Derive(kVariant, fmt::format("{}-{}x", draft->String(kType), draft->Int(kPerNode)),
+                  "gpu_type and gpus_per_node");
+  }
+  if (!draft->Faulty({kType, kCount, kNodes, kPerNode, kVariant})) CheckCopies(draft);
+}
+
+}  // namespace sft::spec

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "common/spec/fields.h"
+
+namespace sft::spec {
+
+// A value of one key, in the type that its field declares: kString and kChoice hold a string.
+using Value = std::variant<bool, int64_t, double, std::string, std::vector<std::string>>;
+
+// What a value is called in messages: "a string", "a whole number", ...
+std::string_view TypeName(Type type);
+std::string_view TypeNameOf(const Value& value);
+
+// The value as one would type it after `--set key=`; numbers as the shortest text that reads back
+// equal.
+std::string ToText(const Value& value);
+
+// True when the value is "auto" where that means the same as leaving the key out.
+bool LeavesOut(const Field& field, const Value& value);
+
+// Reads text typed on a command line or in the environment. InvalidArgument says what would be right.
+absl::StatusOr<Value> ParseText(const Field& field, std::string_view text);
+
+// Brings a value of the file to the field's type (a whole number may stand for a float) and checks
+// its range, choices and whether it is supported. InvalidArgument says what would be right.
+absl::StatusOr<Value> Check(const Field& field, Value value);
+
+// "a whole number from 1 to 1024", "\"steps\" or \"epoch\"": what would be right, for messages and docs.
+std::string Expectation(const Field& field);
+
+}  // namespace sft::spec

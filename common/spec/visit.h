@@ -1,0 +1,130 @@
+#pragma once
+
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "common/spec/job_spec.h"
+
+// The members of a JobSpec by the job file's keys, once: JSON, binding and tests go through here.
+
+namespace sft::spec {
+
+template <typename E>
+struct EnumNames;
+
+#define SFT_SPEC_ENUM(Enum, ...)                                              \
+  template <>                                                                \
+  struct EnumNames<Enum> {                                                   \
+    static constexpr std::pair<std::string_view, Enum> kNames[] = {__VA_ARGS__}; \
+  }
+
+SFT_SPEC_ENUM(Mode, {"lora", Mode::kLora}, {"full_finetune", Mode::kFullFinetune});
+SFT_SPEC_ENUM(Optimizer, {"adamw", Optimizer::kAdamW}, {"adamw_bf16", Optimizer::kAdamWBf16},
+              {"adamw_8bit", Optimizer::kAdamW8bit});
+SFT_SPEC_ENUM(MasterWeights, {"auto", MasterWeights::kAuto}, {"fp32", MasterWeights::kFp32},
+              {"bf16", MasterWeights::kBf16});
+SFT_SPEC_ENUM(LrScheduler, {"constant", LrScheduler::kConstant}, {"linear", LrScheduler::kLinear},
+              {"cosine", LrScheduler::kCosine});
+SFT_SPEC_ENUM(LossOn, {"assistant", LossOn::kAssistant}, {"all", LossOn::kAll});
+SFT_SPEC_ENUM(Bias, {"none", Bias::kNone}, {"all", Bias::kAll}, {"lora_only", Bias::kLoraOnly});
+SFT_SPEC_ENUM(EvalStrategy, {"no", EvalStrategy::kNo}, {"steps", EvalStrategy::kSteps},
+              {"epoch", EvalStrategy::kEpoch});
+SFT_SPEC_ENUM(SaveStrategy, {"no", SaveStrategy::kNo}, {"steps", SaveStrategy::kSteps},
+              {"epoch", SaveStrategy::kEpoch});
+SFT_SPEC_ENUM(Sharding, {"ddp", Sharding::kDdp}, {"zero2", Sharding::kZero2},
+              {"full_shard", Sharding::kFullShard});
+SFT_SPEC_ENUM(ComputeType, {"auto", ComputeType::kAuto}, {"fp32", ComputeType::kFp32},
+              {"bf16", ComputeType::kBf16});
+SFT_SPEC_ENUM(BadRows, {"error", BadRows::kError}, {"skip", BadRows::kSkip});
+#undef SFT_SPEC_ENUM
+
+template <typename E>
+constexpr std::string_view EnumName(E value) {
+  for (const auto& [name, entry] : EnumNames<E>::kNames) {
+    if (entry == value) return name;
+  }
+  return "";
+}
+
+template <typename E>
+constexpr bool ParseEnum(std::string_view text, E* value) {
+  for (const auto& [name, entry] : EnumNames<E>::kNames) {
+    if (name == text) return *value = entry, true;
+  }
+  return false;
+}
+
+// Calls visit(key, member) for each member in the order of the job file. `Spec` is JobSpec or const
+// JobSpec. Two members are derived and have no key of their own in a job file:
+// hyperparameters.parallelism.sharding and .compute_type.
+template <typename Spec, typename Visit>
+void VisitSpec(Spec& s, Visit&& visit) {
+  visit("job.kind", s.job.kind);
+  visit("job.name", s.job.name);
+  visit("job.model", s.job.model);
+  visit("job.data", s.job.data);
+  visit("job.output_dir", s.job.output_dir);
+  visit("compute.gpu_type", s.compute.gpu_type);
+  visit("compute.gpu_count", s.compute.gpu_count);
+  visit("compute.nodes", s.compute.nodes);
+  visit("compute.gpus_per_node", s.compute.gpus_per_node);
+  visit("compute.variant", s.compute.variant);
+  visit("training.mode", s.training.mode);
+  visit("training.use_qlora", s.training.use_qlora);
+  auto& v = s.training.validation;
+  visit("training.validation.enabled", v.enabled);
+  visit("training.validation.evaluation_strategy", v.strategy);
+  visit("training.validation.eval_steps", v.eval_steps);
+  visit("training.validation.save_best_model_at_end", v.save_best_model_at_end);
+  visit("training.validation.metric_for_best_model", v.metric_for_best_model);
+  visit("training.validation.greater_is_better", v.greater_is_better);
+  auto& h = s.hyperparameters;
+  visit("hyperparameters.n_epochs", h.n_epochs);
+  visit("hyperparameters.per_device_batch", h.per_device_batch);
+  visit("hyperparameters.gradient_accumulation_steps", h.gradient_accumulation_steps);
+  visit("hyperparameters.global_batch", h.global_batch);
+  visit("hyperparameters.sequence_length", h.sequence_length);
+  visit("hyperparameters.learning_rate", h.learning_rate);
+  visit("hyperparameters.warmup_ratio", h.warmup_ratio);
+  visit("hyperparameters.optimizer", h.optimizer);
+  visit("hyperparameters.master_weights", h.master_weights);
+  visit("hyperparameters.lr_scheduler", h.lr_scheduler);
+  visit("hyperparameters.weight_decay", h.weight_decay);
+  visit("hyperparameters.adam_beta1", h.adam_beta1);
+  visit("hyperparameters.adam_beta2", h.adam_beta2);
+  visit("hyperparameters.adam_epsilon", h.adam_epsilon);
+  visit("hyperparameters.max_grad_norm", h.max_grad_norm);
+  visit("hyperparameters.max_steps", h.max_steps);
+  visit("hyperparameters.logging_steps", h.logging_steps);
+  visit("hyperparameters.seed", h.seed);
+  auto& p = s.parallelism;
+  visit("hyperparameters.parallelism.sharding", p.sharding);
+  visit("hyperparameters.parallelism.fsdp_use_orig_params", p.fsdp_use_orig_params);
+  visit("hyperparameters.parallelism.tensor_parallel_size", p.tensor_parallel_size);
+  visit("hyperparameters.parallelism.pipeline_parallel_size", p.pipeline_parallel_size);
+  visit("hyperparameters.parallelism.compute_type", p.compute_type);
+  visit("hyperparameters.parallelism.activation_checkpointing", p.activation_checkpointing);
+  visit("hyperparameters.parallelism.ddp_bucket_cap_mb", p.ddp_bucket_cap_mb);
+  visit("lora.r", s.lora.r);
+  visit("lora.alpha", s.lora.alpha);
+  visit("lora.dropout", s.lora.dropout);
+  visit("lora.target_modules", s.lora.target_modules);
+  visit("lora.bias", s.lora.bias);
+  visit("lora.use_rslora", s.lora.use_rslora);
+  visit("quantization.bits", s.quantization.bits);
+  visit("quantization.type", s.quantization.type);
+  visit("quantization.double_quant", s.quantization.double_quant);
+  visit("data.val", s.data.val);
+  visit("data.packing", s.data.packing);
+  visit("data.loss_on", s.data.loss_on);
+  visit("data.chat_template", s.data.chat_template);
+  visit("data.max_examples", s.data.max_examples);
+  visit("data.on_bad_rows", s.data.on_bad_rows);
+  visit("data.on_long_rows", s.data.on_long_rows);
+  visit("checkpoint.save_strategy", s.checkpoint.save_strategy);
+  visit("checkpoint.save_steps", s.checkpoint.save_steps);
+  visit("checkpoint.save_total_limit", s.checkpoint.save_total_limit);
+}
+
+}  // namespace sft::spec

@@ -1,0 +1,78 @@
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/spec/toml_reader.h"
+#include "tests/unit/common/spec/resolve_testing.h"
+
+namespace sft::spec {
+namespace {
+
+std::string ReadConfig(const std::string& name) {
+  std::ifstream in(std::string(SFT_SOURCE_DIR) + "/configs/" + name);
+  EXPECT_TRUE(in.good()) << name;
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// Files of the daemons live beside the job files; their own tests load them.
+const std::set<std::string> kNotJobs = {"server.toml", "worker.toml"};
+
+TEST(ConfigFilesTest, EveryJobFileResolves) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(SFT_SOURCE_DIR "/configs")) {
+    const std::string name = entry.path().filename().string();
+    if (entry.path().extension() != ".toml" || kNotJobs.contains(name)) continue;
+    const Resolution r = Resolve(ReadConfig(name), name, {});
+    EXPECT_TRUE(r.ok()) << name << ":\n" << Describe(r.problems);
+    ++files;
+  }
+  EXPECT_GE(files, 2);
+}
+
+TEST(ConfigFilesTest, QloraOnFourH100) {
+  const Resolution r = Resolve(ReadConfig("multi_gpu_qlora_4xh100.toml"), "q.toml", {});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_TRUE(r.warnings.empty()) << Describe(r.warnings);
+  EXPECT_TRUE(r.spec.qlora());
+  EXPECT_EQ(r.spec.compute.variant, "H100-4x");
+  EXPECT_EQ(r.spec.parallelism.sharding, Sharding::kZero2);
+  EXPECT_EQ(r.spec.parallelism.compute_type, ComputeType::kBf16);
+  EXPECT_TRUE(r.spec.parallelism.activation_checkpointing);
+  EXPECT_EQ(r.spec.hyperparameters.gradient_accumulation_steps, 16);
+  EXPECT_EQ(r.spec.hyperparameters.global_batch, 64);
+  EXPECT_EQ(r.spec.hyperparameters.learning_rate, 5e-6);
+  EXPECT_EQ(r.spec.hyperparameters.sequence_length, 4096);
+  EXPECT_EQ(r.spec.hyperparameters.n_epochs, 1);
+}
+
+TEST(ConfigFilesTest, FullFineTuningOnEightH100KeepsItsGlobalBatch) {
+  const Resolution r = Resolve(ReadConfig("multi_gpu_fft_8xh100.toml"), "f.toml", {});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  ASSERT_EQ(r.warnings.size(), 1u);
+  EXPECT_THAT(r.warnings[0].message, ::testing::HasSubstr("= 128, but global_batch is 64"));
+  EXPECT_TRUE(r.spec.full_finetune());
+  EXPECT_EQ(r.spec.compute.gpu_count, 8);
+  EXPECT_EQ(r.spec.parallelism.sharding, Sharding::kFullShard);
+  EXPECT_EQ(r.spec.hyperparameters.gradient_accumulation_steps, 8);
+  EXPECT_EQ(r.spec.hyperparameters.global_batch, 64);
+}
+
+TEST(ConfigFilesTest, TheTwoGivenFilesHaveFortyAndOneLessKeys) {
+  // 41 keys of the QLoRA file; the other has no deepspeed_stage.
+  const auto count = [](const std::string& name) {
+    int keys = 0;
+    const auto read = ReadToml(ReadConfig(name));
+    for (const RawEntry& entry : std::get<std::vector<RawEntry>>(read)) keys += entry.is_table ? 0 : 1;
+    return keys;
+  };
+  EXPECT_EQ(count("multi_gpu_qlora_4xh100.toml"), count("multi_gpu_fft_8xh100.toml") + 1);
+}
+
+}  // namespace
+}  // namespace sft::spec

@@ -1,0 +1,256 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/common/spec/resolve_testing.h"
+
+namespace sft::spec {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Method {
+  std::string_view name;
+  std::string_view text;
+  std::vector<Override> overrides;
+  Mode mode;
+  bool qlora;
+  std::string_view kind;
+  int bits;
+};
+
+class MethodTest : public ::testing::TestWithParam<Method> {};
+
+TEST_P(MethodTest, AllSwitchesSayOneThing) {
+  const Method& m = GetParam();
+  const Resolution r = ResolveText(Minimal(m.text), m.overrides);
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.training.mode, m.mode);
+  EXPECT_EQ(r.spec.training.use_qlora, m.qlora);
+  EXPECT_EQ(TextOf(r, "hyperparameters.train_kind"), m.kind);
+  EXPECT_EQ(r.spec.quantization.bits, m.bits);
+  EXPECT_EQ(r.spec.qlora(), m.qlora);
+}
+
+constexpr std::string_view kQlora =
+    "[training]\nmode = \"lora\"\nuse_qlora = true\n[hyperparameters]\ntrain_kind = \"peft\"\n"
+    "[quantization]\nbits = 4";
+constexpr std::string_view kFull =
+    "[training]\nmode = \"full_finetune\"\nuse_qlora = false\n[hyperparameters]\n"
+    "train_kind = \"fft\"\n";
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, MethodTest,
+    ::testing::Values(
+        Method{"Nothing", "", {}, Mode::kLora, false, "peft", 0},
+        Method{"Lora", "[training]\nmode = \"lora\"", {}, Mode::kLora, false, "peft", 0},
+        Method{"Qlora", kQlora, {}, Mode::kLora, true, "peft", 4},
+        Method{"QloraInOneWord", "[tuning]\nmode = \"qlora\"", {}, Mode::kLora, true, "peft", 4},
+        Method{"LoadIn4Bit", "[model]\nload_in_4bit = true", {}, Mode::kLora, true, "peft", 4},
+        Method{"BitsAlone", "[quantization]\nbits = 4", {}, Mode::kLora, true, "peft", 4},
+        Method{"Full", kFull, {}, Mode::kFullFinetune, false, "fft", 0},
+        Method{"KindAlone", "[hyperparameters]\ntrain_kind = \"fft\"", {}, Mode::kFullFinetune, false,
+               "fft", 0},
+        Method{"FftWord", "[training]\nmode = \"fft\"", {}, Mode::kFullFinetune, false, "fft", 0},
+        Method{"FullOverQlora", kQlora, {Set("training.mode", "full_finetune")}, Mode::kFullFinetune,
+               false, "fft", 0},
+        Method{"KindOverQlora", kQlora, {Set("hyperparameters.train_kind", "fft")},
+               Mode::kFullFinetune, false, "fft", 0},
+        Method{"QloraOverFull", kFull, {Set("training.use_qlora", "true")}, Mode::kLora, true, "peft",
+               4},
+        Method{"QloraWordOverFull", kFull, {Set("tuning.mode", "qlora")}, Mode::kLora, true, "peft",
+               4},
+        Method{"QloraOff", kQlora, {Set("training.use_qlora", "false")}, Mode::kLora, false, "peft",
+               0},
+        Method{"BitsOff", kQlora, {Set("quantization.bits", "0")}, Mode::kLora, false, "peft", 0}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+struct Shard {
+  std::string_view name;
+  std::string_view keys;  // of [hyperparameters.parallelism]
+  std::vector<Override> overrides;
+  Sharding sharding;
+};
+
+class ShardingTest : public ::testing::TestWithParam<Shard> {};
+
+TEST_P(ShardingTest, FollowsTheSwitches) {
+  const Shard& s = GetParam();
+  const Resolution r = ResolveText(
+      Minimal("gpu_count = 2\n[hyperparameters.parallelism]\n" + std::string(s.keys)), s.overrides);
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.parallelism.sharding, s.sharding);
+}
+
+const std::string kP = "hyperparameters.parallelism.";
+INSTANTIATE_TEST_SUITE_P(
+    Cases, ShardingTest,
+    ::testing::Values(
+        Shard{"Nothing", "", {}, Sharding::kDdp},
+        Shard{"Fsdp", "fsdp = true", {}, Sharding::kFullShard},
+        Shard{"FsdpOffIgnoresTheStrategy", "fsdp = false\nfsdp_sharding_strategy = \"full_shard\"", {},
+              Sharding::kDdp},
+        Shard{"NoShard", "fsdp = true\nfsdp_sharding_strategy = \"no_shard\"", {}, Sharding::kDdp},
+        Shard{"DeepspeedStageTwo", "use_deepspeed = true\ndeepspeed_stage = 2", {}, Sharding::kZero2},
+        Shard{"DeepspeedWithoutStage", "use_deepspeed = true", {}, Sharding::kZero2},
+        Shard{"StageAlone", "deepspeed_stage = 2", {}, Sharding::kZero2},
+        Shard{"StageZero", "use_deepspeed = true\ndeepspeed_stage = 0", {}, Sharding::kDdp},
+        Shard{"DeepspeedOffIgnoresTheStage", "use_deepspeed = false\ndeepspeed_stage = 3", {},
+              Sharding::kDdp},
+        Shard{"FsdpOverDeepspeed", "use_deepspeed = true\ndeepspeed_stage = 2",
+              {Set(kP + "fsdp", "true")}, Sharding::kFullShard},
+        Shard{"DeepspeedOverFsdp", "fsdp = true", {Set(kP + "use_deepspeed", "true")},
+              Sharding::kZero2}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+struct Precision {
+  std::string_view name;
+  std::string_view text;
+  ComputeType type;
+};
+
+class PrecisionTest : public ::testing::TestWithParam<Precision> {};
+
+TEST_P(PrecisionTest, FollowsBf16AndItsOtherSpellings) {
+  const Resolution r = ResolveText(Minimal(GetParam().text));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.parallelism.compute_type, GetParam().type);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, PrecisionTest,
+    ::testing::Values(
+        Precision{"TheDeviceDecides", "", ComputeType::kAuto},
+        Precision{"Bf16", "[hyperparameters.parallelism]\nbf16 = true", ComputeType::kBf16},
+        Precision{"Fp32", "[hyperparameters.parallelism]\nbf16 = false\nfp16 = false",
+                  ComputeType::kFp32},
+        Precision{"NestedBool", "[bf16]\nenabled = true\n[fp16]\nenabled = false", ComputeType::kBf16},
+        Precision{"TrainTable", "[train]\nbf16 = true", ComputeType::kBf16},
+        Precision{"Dtype", "[model]\ndtype = \"bfloat16\"", ComputeType::kBf16},
+        Precision{"DtypeFp32", "[model]\ntorch_dtype = \"fp32\"", ComputeType::kFp32},
+        Precision{"DtypeAuto", "[model]\ntorch_dtype = \"auto\"", ComputeType::kAuto}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+struct Wrong {
+  std::string_view name;
+  std::string_view text;
+  std::string_view key;
+  std::string_view says;
+};
+
+class MethodProblemTest : public ::testing::TestWithParam<Wrong> {};
+
+TEST_P(MethodProblemTest, IsOneProblemThatSaysWhatWouldBeRight) {
+  const Wrong& w = GetParam();
+  const Resolution r = ResolveText(Minimal(w.text));
+  ASSERT_EQ(r.problems.size(), 1u) << Describe(r.problems);
+  EXPECT_EQ(r.problems[0].key, w.key);
+  EXPECT_GT(r.problems[0].line, 0);
+  EXPECT_THAT(r.problems[0].message, HasSubstr(std::string(w.says)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, MethodProblemTest,
+    ::testing::Values(
+        Wrong{"FullWithQlora", "[training]\nmode = \"full_finetune\"\nuse_qlora = true",
+              "training.use_qlora", "the base cannot be quantised"},
+        Wrong{"LoraWithFft", "[training]\nmode = \"lora\"\n[hyperparameters]\ntrain_kind = \"fft\"",
+              "hyperparameters.train_kind", "train_kind = \"peft\" would agree"},
+        Wrong{"FullWithPeft",
+              "[training]\nmode = \"full_finetune\"\n[hyperparameters]\ntrain_kind = \"peft\"",
+              "hyperparameters.train_kind", "train_kind = \"fft\" would agree"},
+        Wrong{"QloraWordWithoutQlora", "[training]\nmode = \"qlora\"\nuse_qlora = false",
+              "training.use_qlora", "leave one of them out"},
+        Wrong{"BitsWithoutQlora", "[training]\nuse_qlora = false\n[quantization]\nbits = 4",
+              "quantization.bits", "bits = 0 would agree"},
+        Wrong{"EightBits", "[quantization]\nbits = 8", "quantization.bits", "not supported yet: 8-bit"},
+        Wrong{"ThreeBits", "[quantization]\nbits = 3", "quantization.bits", "must be 4, or 0"},
+        Wrong{"BothShardings",
+              "[hyperparameters.parallelism]\nfsdp = true\nuse_deepspeed = true",
+              "hyperparameters.parallelism.fsdp", "exclude each other"},
+        Wrong{"StageOne", "[hyperparameters.parallelism]\nuse_deepspeed = true\ndeepspeed_stage = 1",
+              "hyperparameters.parallelism.deepspeed_stage", "not supported yet: ZeRO stage 1"},
+        Wrong{"StageThree",
+              "[zero_optimization]\nstage = 3",
+              "hyperparameters.parallelism.deepspeed_stage", "or fsdp = true"},
+        Wrong{"ShardGradOp",
+              "[hyperparameters.parallelism]\nfsdp = true\nfsdp_sharding_strategy = \"shard_grad_op\"",
+              "hyperparameters.parallelism.fsdp_sharding_strategy", "not supported yet"},
+        Wrong{"Fp16", "[hyperparameters.parallelism]\nfp16 = true",
+              "hyperparameters.parallelism.fp16", "not supported yet: fp16"},
+        Wrong{"Bf16AndFp16", "[hyperparameters.parallelism]\nbf16 = true\nfp16 = true",
+              "hyperparameters.parallelism.fp16", "fp16"},
+        Wrong{"DtypeFp16", "[model]\ndtype = \"float16\"", "model.torch_dtype",
+              "not supported yet: fp16"},
+        Wrong{"DtypeAgainstBf16", "[model]\ndtype = \"float32\"\n[train]\nbf16 = true",
+              "model.torch_dtype", "leave one of them out"},
+        Wrong{"TensorParallel", "[hyperparameters.parallelism]\ntensor_parallel_size = 2",
+              "hyperparameters.parallelism.tensor_parallel_size", "not supported yet"},
+        Wrong{"PipelineParallel", "[hyperparameters.parallelism]\npipeline_parallel_size = 2",
+              "hyperparameters.parallelism.pipeline_parallel_size", "not supported yet"},
+        Wrong{"Offload", "[zero_optimization]\ncpu_offload = true", "zero_optimization.cpu_offload",
+              "not supported yet: CPU offload"},
+        Wrong{"OffloadedOptimizer", "[zero_optimization.offload_optimizer]\ndevice = \"cpu\"",
+              "zero_optimization.offload_optimizer.device", "not supported yet: CPU offload"},
+        Wrong{"AutoBatch", "[train]\nbatch_size = \"auto\"", "hyperparameters.per_device_batch",
+              "not supported yet"},
+        Wrong{"Saving", "[checkpoint]\nsave_strategy = \"epoch\"", "checkpoint.save_strategy",
+              "not supported yet"},
+        Wrong{"BestModel", "[training.validation]\nsave_best_model_at_end = true",
+              "training.validation.save_best_model_at_end", "not supported yet"},
+        Wrong{"Generation", "[train]\npredict_with_generate = true", "train.predict_with_generate",
+              "not supported yet"},
+        Wrong{"DeviceMap", "[model]\ndevice_map = \"balanced\"", "model.device_map",
+              "not supported yet"},
+        Wrong{"DeviceMapTable", "[device_map]\nembed = 0", "model.device_map", "not supported yet"},
+        Wrong{"UnslothCheckpointing", "[train]\nuse_gradient_checkpointing = \"unsloth\"",
+              "hyperparameters.parallelism.activation_checkpointing", "not supported yet"},
+        Wrong{"UnslothBackend", "[tuning]\nbackend = \"unsloth\"", "tuning.backend",
+              "not supported yet"},
+        Wrong{"OneGpuOfSeveral",
+              "gpu_count = 2\n[train]\nenable_distributed_training = false",
+              "train.enable_distributed_training", "gpu_count = 1 would agree"},
+        Wrong{"GlooOnGpus", "[train]\ndistributed_backend = \"gloo\"", "train.distributed_backend",
+              "nccl does"},
+        Wrong{"UnknownMetric", "[training.validation]\nmetric_for_best_model = \"train.loss\"",
+              "training.validation.metric_for_best_model", "must be \"val.loss\""},
+        Wrong{"ValidationWithoutRows", "[training.validation]\nenabled = true",
+              "training.validation.enabled", "name them in data.val"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(ValidationTest, RowsSwitchItOn) {
+  const Resolution r = ResolveText(Minimal("[data]\nval = \"v.jsonl\""));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_TRUE(r.spec.training.validation.enabled);
+  EXPECT_EQ(OriginOf(r, "training.validation.enabled"), "derived: data.val");
+}
+
+TEST(ValidationTest, AStrategyOfNoKeepsItOff) {
+  const Resolution r =
+      ResolveText(Minimal("[data]\nval = \"v.jsonl\"\n[train]\neval_strategy = \"no\""));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_FALSE(r.spec.training.validation.enabled);
+}
+
+TEST(ValidationTest, AnExplicitOffStandsBesideTheRows) {
+  const Resolution r = ResolveText(
+      Minimal("[data]\nval = \"v.jsonl\"\n[training.validation]\nenabled = false"));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_FALSE(r.spec.training.validation.enabled);
+}
+
+TEST(ValidationTest, RowsNamedAtSubmitSwitchItOnOverTheFile) {
+  const Resolution r = ResolveText(Minimal("[training.validation]\nenabled = false"),
+                                   {Flag("data.val", "v.jsonl", "--val")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_TRUE(r.spec.training.validation.enabled);
+}
+
+TEST(PrecisionOverrideTest, TheVariableBeatsAnotherSpellingInTheFile) {
+  const Resolution r =
+      ResolveText(Minimal("[model]\ndtype = \"float32\""), {Env("TRAIN_BF16", "true")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.parallelism.compute_type, ComputeType::kBf16);
+}
+
+}  // namespace
+}  // namespace sft::spec

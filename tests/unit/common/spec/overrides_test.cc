@@ -1,0 +1,85 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/common/spec/resolve_testing.h"
+
+namespace sft::spec {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(OverridesTest, ALaterOneWins) {
+  const Resolution r = ResolveText(
+      Minimal("[hyperparameters]\nlearning_rate = 1e-6\n"),
+      {Env("TRAIN_LEARNING_RATE", "1e-4"), Set("train.learning_rate", "3e-4"),
+       Set("hyperparameters.learning_rate", "5e-4")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.hyperparameters.learning_rate, 5e-4);
+  EXPECT_EQ(OriginOf(r, "hyperparameters.learning_rate"), "--set");
+}
+
+TEST(OverridesTest, EveryVariableOfTheSourceDocumentsWorks) {
+  const Resolution r = ResolveText(
+      Minimal(),
+      {Env("SYNTH_GPU_TYPE", "A100"), Env("NUM_GPUS", "4"), Env("TRAIN_BATCH_SIZE", "2"),
+       Env("TRAIN_GRAD_ACCUM", "8"), Env("TRAIN_LEARNING_RATE", "1e-4"),
+       Env("MODEL_MAX_SEQ_LEN", "1024"), Env("TRAIN_DATALOADER_NUM_WORKERS", "8"),
+       Env("TRAIN_DATALOADER_PIN_MEMORY", "true"), Env("TRAIN_GRADIENT_CHECKPOINTING", "true")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.compute.variant, "A100-4x");
+  EXPECT_EQ(r.spec.hyperparameters.per_device_batch, 2);
+  EXPECT_EQ(r.spec.hyperparameters.gradient_accumulation_steps, 8);
+  EXPECT_EQ(r.spec.hyperparameters.global_batch, 64);
+  EXPECT_EQ(r.spec.hyperparameters.learning_rate, 1e-4);
+  EXPECT_EQ(r.spec.hyperparameters.sequence_length, 1024);
+  EXPECT_TRUE(r.spec.parallelism.activation_checkpointing);
+  EXPECT_EQ(TextOf(r, "train.dataloader_num_workers"), "8");
+}
+
+TEST(OverridesTest, AnUnknownVariableOnlyWarns) {
+  const Resolution r = ResolveText(Minimal(), {Env("TRAIN_SPEED", "11")});
+  EXPECT_TRUE(r.ok());
+  ASSERT_EQ(r.warnings.size(), 1u);
+  EXPECT_EQ(r.warnings[0].key, "TRAIN_SPEED");
+}
+
+TEST(OverridesTest, AnUnknownKeySuggestsTheNearest) {
+  const Resolution r = ResolveText(Minimal(), {Set("hyperparameters.n_epoch", "1")});
+  EXPECT_EQ(Describe(r.problems),
+            "hyperparameters.n_epoch:0: unknown key (given by --set); did you mean "
+            "hyperparameters.n_epochs?\n");
+}
+
+TEST(OverridesTest, AWrongValueNamesItsOrigin) {
+  const Resolution r = ResolveText(Minimal(), {Env("TRAIN_BATCH_SIZE", "many")});
+  EXPECT_EQ(Describe(r.problems),
+            "hyperparameters.per_device_batch:0: must be a whole number from 1 to 65536, but is "
+            "\"many\" (given by TRAIN_BATCH_SIZE)\n");
+}
+
+TEST(OverridesTest, AutoRemovesWhatTheFileSays) {
+  const Resolution r = ResolveText(
+      Minimal("gpu_count = 2\n[hyperparameters]\nper_device_batch = 2\nglobal_batch = 16\n"
+              "gradient_accumulation_steps = 9\n"),
+      {Env("TRAIN_GRAD_ACCUM", "auto")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.hyperparameters.gradient_accumulation_steps, 4);
+  EXPECT_TRUE(r.warnings.empty());
+}
+
+TEST(OverridesTest, AutoBatchIsRefusedThere) {
+  const Resolution r = ResolveText(Minimal(), {Env("TRAIN_BATCH_SIZE", "auto")});
+  ASSERT_EQ(r.problems.size(), 1u);
+  EXPECT_THAT(r.problems[0].message, HasSubstr("not supported yet"));
+}
+
+TEST(OverridesTest, AContradictionBetweenOverridesNamesBoth) {
+  const Resolution r = ResolveText(
+      Minimal(), {Env("SYNTH_GPU_TYPE", "H100-4x"), Set("compute.gpus_per_node", "2")});
+  ASSERT_EQ(r.problems.size(), 1u) << Describe(r.problems);
+  EXPECT_THAT(r.problems[0].message, HasSubstr("SYNTH_GPU_TYPE"));
+  EXPECT_THAT(r.problems[0].message, HasSubstr("compute.gpus_per_node = 2 (--set)"));
+}
+
+}  // namespace
+}  // namespace sft::spec

@@ -1,0 +1,232 @@
+#include "common/spec/resolve.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/common/spec/resolve_testing.h"
+
+namespace sft::spec {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ResolveTest, AMinimalFileGetsTheDocumentedDefaults) {
+  const Resolution r = ResolveText(Minimal());
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_TRUE(r.warnings.empty()) << Describe(r.warnings);
+  const JobSpec& s = r.spec;
+  EXPECT_EQ(s.job.name, "job");
+  EXPECT_EQ(s.job.kind, "sft");
+  EXPECT_EQ(s.hyperparameters.n_epochs, 3);
+  EXPECT_EQ(s.hyperparameters.learning_rate, 2e-5);
+  EXPECT_EQ(s.hyperparameters.per_device_batch, 4);
+  EXPECT_EQ(s.lora.r, 16);
+  EXPECT_EQ(s.lora.alpha, 32);
+  EXPECT_EQ(s.lora.target_modules, JobSpec().lora.target_modules);
+  EXPECT_EQ(s.data.loss_on, LossOn::kAssistant);
+  EXPECT_EQ(s.hyperparameters.seed, 42u);
+}
+
+TEST(ResolveTest, EveryValueSaysWhereItComesFrom) {
+  const Resolution r = ResolveText(
+      Minimal("[hyperparameters]\nlearning_rate = 1e-4\n"),
+      {Env("TRAIN_WARMUP_RATIO", "0.1"), Flag("data.max_examples", "8", "--examples"),
+       Set("lora.r", "8")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(OriginOf(r, "hyperparameters.learning_rate"), "job.toml:7");
+  EXPECT_EQ(OriginOf(r, "hyperparameters.warmup_ratio"), "TRAIN_WARMUP_RATIO");
+  EXPECT_EQ(OriginOf(r, "data.max_examples"), "--examples");
+  EXPECT_EQ(OriginOf(r, "lora.r"), "--set");
+  EXPECT_EQ(OriginOf(r, "lora.alpha"), "default");
+  EXPECT_EQ(OriginOf(r, "compute.variant"), "derived: gpu_type and gpus_per_node");
+  EXPECT_EQ(TextOf(r, "hyperparameters.learning_rate"), "0.0001");
+}
+
+TEST(ResolveTest, AllProblemsAreReportedAtOnceInLineOrder) {
+  const Resolution r = ResolveText(
+      "[job]\nmodle = \"m\"\n[compute]\ngpu_type = \"H100\"\ngpu_count = 0\n[hyperparameters]\n"
+      "learning_rate = \"fast\"\nwarmup_ratio = 2.0\n[trainign]\nmode = \"lora\"\n");
+  EXPECT_EQ(Describe(r.problems),
+            "job.model:0: is missing; set it in the file, or with --model MODEL\n"
+            "job.data:0: is missing; set it in the file, or with --dataset PATH\n"
+            "job.modle:2: unknown key; did you mean job.model?\n"
+            "compute.gpu_count:5: must be a whole number from 1 to 65536, but is 0\n"
+            "hyperparameters.learning_rate:7: must be a number above 0 and at most 10, but is "
+            "\"fast\"\n"
+            "hyperparameters.warmup_ratio:8: must be a number from 0 to 1, but is 2\n"
+            "trainign:9: unknown table; did you mean training?\n");
+}
+
+TEST(ResolveTest, BrokenTomlIsOneProblemWithItsLine) {
+  const Resolution r = ResolveText("[job]\nmodel = \"m\"\ndata = \n");
+  ASSERT_EQ(r.problems.size(), 1u) << Describe(r.problems);
+  EXPECT_EQ(r.problems[0].line, 3);
+  EXPECT_THAT(r.problems[0].message, HasSubstr("is not TOML"));
+}
+
+TEST(ResolveTest, AnEmptyFileLacksModelDataAndGpus) {
+  EXPECT_EQ(ResolveText("").problems.size(), 3u);
+}
+
+TEST(ResolveTest, OverridesMaySupplyEverything) {
+  const Resolution r =
+      ResolveText("", {Flag("job.model", "m", "--model"), Flag("job.data", "d", "--dataset"),
+                       Env("SYNTH_GPU_TYPE", "CPU-2x")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.compute.variant, "CPU-2x");
+}
+
+TEST(ResolveTest, TheSameKeyTwiceMustAgree) {
+  const Resolution r = ResolveText(
+      Minimal("[hyperparameters]\nlearning_rate = 1e-4\n[train]\nlearning_rate = 2e-4\n"));
+  ASSERT_EQ(r.problems.size(), 1u);
+  EXPECT_EQ(r.problems[0].line, 9);
+  EXPECT_THAT(r.problems[0].message, HasSubstr("given twice: 0.0002 here and 0.0001 in line 7"));
+  EXPECT_TRUE(ResolveText(Minimal("[hyperparameters]\nlearning_rate = 1e-4\n[train]\n"
+                                  "learning_rate = 1e-4\n"))
+                  .ok());
+}
+
+struct Unknown {
+  std::string_view text;
+  std::string_view suggestion;
+};
+
+TEST(ResolveTest, AnUnknownKeySuggestsTheNearest) {
+  for (const Unknown& u : {Unknown{"[hyperparameters]\nlearnig_rate = 1", "hyperparameters.learning_rate"},
+                           Unknown{"[training]\nlearning_rate = 1", "hyperparameters.learning_rate"},
+                           Unknown{"[hyperparameters]\nbf16 = true", "hyperparameters.parallelism.bf16"},
+                           Unknown{"[lora]\nrank = 8", ""},
+                           Unknown{"[lora]\ntarget_module = \"q\"", "lora.target_modules"},
+                           Unknown{"[hyperparameters]\nper_device_batchsize = 1",
+                                   "hyperparameters.per_device_batch"},
+                           Unknown{"[hyperparameters.paralelism]\nfsdp = true",
+                                   "hyperparameters.parallelism"},
+                           Unknown{"lerning_rate = 1", "hyperparameters.learning_rate"}}) {
+    // Bare keys go before the first table.
+    const bool bare = !u.text.starts_with('[');
+    const Resolution r =
+        ResolveText(bare ? std::string(u.text) + "\n" + Minimal() : Minimal(u.text));
+    ASSERT_EQ(r.problems.size(), 1u) << u.text << "\n" << Describe(r.problems);
+    if (u.suggestion.empty()) continue;
+    EXPECT_THAT(r.problems[0].message, HasSubstr("did you mean " + std::string(u.suggestion) + "?"));
+  }
+}
+
+TEST(ResolveTest, OtherKindsThanTheKeyTakesAreNamed) {
+  EXPECT_EQ(Describe(ResolveText(Minimal("[training]\nuse_qlora = \"yes\"\nmode = 3\n"
+                                         "[lora]\nr = 1.5\ntarget_modules = [1, 2]\n"
+                                         "[data]\npacking = 1\nval = 2020-01-01\n"
+                                         "[hyperparameters]\nseed = { a = 1 }\n"))
+                         .problems),
+            "training.use_qlora:7: must be true or false, but is \"yes\" (a string)\n"
+            "training.mode:8: must be \"lora\", \"full_finetune\" or \"qlora\", but is 3\n"
+            "lora.r:10: must be a whole number from 1 to 8192, but is 1.5\n"
+            "lora.target_modules:11: must be a list of strings, but is a list of other things than "
+            "strings\n"
+            "data.packing:13: must be true or false, but is 1 (a whole number)\n"
+            "data.val:14: must be a string, but is a date\n"
+            "hyperparameters.seed:16: must be a whole number, at least 0, but is a table\n");
+}
+
+TEST(ResolveTest, IgnoredKeysOfOtherToolsWarn) {
+  const Resolution r = ResolveText(
+      Minimal("[train]\ndataloader_num_workers = 4\nddp_find_unused_parameters = false\n"));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  ASSERT_EQ(r.warnings.size(), 2u);
+  EXPECT_EQ(r.warnings[0].key, "train.dataloader_num_workers");
+  EXPECT_THAT(r.warnings[0].message, HasSubstr("has no effect"));
+}
+
+TEST(ResolveTest, AJobFileOfAnotherToolIsTakenAsItIs) {
+  const Resolution r = ResolveText(R"(
+[model]
+name = "google/gemma-3-27b-it"
+max_seq_len = 2048
+[tuning]
+mode = "qlora"
+backend = "bnb"
+[tuning.lora]
+r = 32
+alpha = 64
+dropout = 0.1
+[train]
+batch_size = 8
+grad_accum = 4
+bf16 = true
+gradient_checkpointing = true
+ddp_find_unused_parameters = false
+ddp_broadcast_buffers = false
+ddp_bucket_cap_mb = 200
+dataloader_num_workers = 4
+dataloader_pin_memory = true
+predict_with_generate = false
+generation_num_beams = 1
+generation_max_new_tokens = 64
+eval_strategy = "steps"
+eval_steps = 200
+eval_do_concat_batches = false
+eval_accumulation_steps = 8
+)",
+                                   {Env("NUM_GPUS", "2"), Env("SYNTH_GPU_TYPE", "H100"),
+                                    Flag("job.data", "d.jsonl", "--dataset")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  const JobSpec& s = r.spec;
+  EXPECT_EQ(s.job.model, "google/gemma-3-27b-it");
+  EXPECT_EQ(s.hyperparameters.sequence_length, 2048);
+  EXPECT_TRUE(s.qlora());
+  EXPECT_EQ(s.lora.r, 32);
+  EXPECT_EQ(s.lora.alpha, 64);
+  EXPECT_EQ(s.lora.dropout, 0.1);
+  EXPECT_EQ(s.hyperparameters.per_device_batch, 8);
+  EXPECT_EQ(s.hyperparameters.gradient_accumulation_steps, 4);
+  EXPECT_EQ(s.hyperparameters.global_batch, 64);
+  EXPECT_EQ(s.parallelism.compute_type, ComputeType::kBf16);
+  EXPECT_TRUE(s.parallelism.activation_checkpointing);
+  EXPECT_EQ(s.parallelism.ddp_bucket_cap_mb, 200);
+  EXPECT_EQ(s.training.validation.eval_steps, 200);
+  EXPECT_FALSE(s.training.validation.enabled);
+}
+
+TEST(ResolveTest, NodePathsAreAbsolute) {
+  const Resolution r = ResolveText(
+      "[job]\nmodel = \"m\"\ndata = \"node:rows.jsonl\"\n[compute]\nvariant = \"H100-1x\"\n");
+  ASSERT_EQ(r.problems.size(), 1u);
+  EXPECT_EQ(r.problems[0].line, 3);
+  EXPECT_THAT(r.problems[0].message, HasSubstr("absolute path"));
+}
+
+TEST(NeededFilesTest, NamesTheSubmittersFilesAsWritten) {
+  const Resolution r = ResolveText(Minimal("[data]\nval = \"../v.jsonl\""));
+  ASSERT_TRUE(r.ok());
+  const std::vector<NeededFile> files = NeededFiles(r);
+  ASSERT_EQ(files.size(), 2u);
+  EXPECT_EQ(files[0].key, "job.data");
+  EXPECT_EQ(files[0].path, "d.jsonl");
+  EXPECT_EQ(files[1].key, "data.val");
+  EXPECT_EQ(files[1].path, "../v.jsonl");
+}
+
+TEST(NeededFilesTest, SaysWhichPathsWereTypedOutsideTheFile) {
+  const Resolution r =
+      ResolveText(Minimal("[data]\nval = \"v.jsonl\""), {Flag("job.data", "x", "--dataset")});
+  ASSERT_TRUE(r.ok());
+  const std::vector<NeededFile> files = NeededFiles(r);
+  ASSERT_EQ(files.size(), 2u);
+  EXPECT_EQ(files[0].path, "x");
+  EXPECT_TRUE(files[0].from_override);
+  EXPECT_FALSE(files[1].from_override);
+}
+
+TEST(NeededFilesTest, NodePathsAndUnusedRowsAreNotUploaded) {
+  const Resolution r = ResolveText(
+      Minimal("[data]\nval = \"v.jsonl\"\n[training.validation]\nenabled = false"),
+      {Flag("job.data", "node:/data/rows.jsonl", "--dataset")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_TRUE(NeededFiles(r).empty());
+  EXPECT_EQ(NodePath(r.spec.job.data), "/data/rows.jsonl");
+  EXPECT_EQ(NodePath("v.jsonl"), "");
+}
+
+}  // namespace
+}  // namespace sft::spec
