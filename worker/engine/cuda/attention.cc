@@ -1,8 +1,3 @@
-#include <algorithm>
-#include <limits>
-#include <numeric>
-#include <optional>
-
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_flash_attention_backward.h>
@@ -14,6 +9,11 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 #include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <optional>
 
 #include "worker/engine/cuda/ops.h"
 
@@ -113,9 +113,11 @@ std::tuple<Tensor, Tensor> PlainAttention(const Tensor& q, const Tensor& k, cons
   return {out, lse};
 }
 
-std::tuple<Tensor, Tensor, Tensor> PlainAttentionBackward(
-    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-    const Tensor& lse, at::IntArrayRef lengths, double scale, int64_t window) {
+std::tuple<Tensor, Tensor, Tensor> PlainAttentionBackward(const Tensor& dout, const Tensor& q,
+                                                          const Tensor& k, const Tensor& v,
+                                                          const Tensor& out, const Tensor& lse,
+                                                          at::IntArrayRef lengths, double scale,
+                                                          int64_t window) {
   const int64_t key_heads = k.size(1);
   Tensor dq = at::empty(q.sizes(), q.options());
   Tensor dk = at::empty(k.sizes(), k.options());
@@ -158,10 +160,12 @@ std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Ten
   return {out, lse};
 }
 
-std::tuple<Tensor, Tensor, Tensor> AttentionBackward(
-    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-    const Tensor& lse, const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
-    int64_t window) {
+std::tuple<Tensor, Tensor, Tensor> AttentionBackward(const Tensor& dout, const Tensor& q,
+                                                     const Tensor& k, const Tensor& v,
+                                                     const Tensor& out, const Tensor& lse,
+                                                     const Tensor& cu_seqlens,
+                                                     at::IntArrayRef lengths, double scale,
+                                                     int64_t window) {
   CheckInput(q, k, v, lengths);
   const c10::cuda::CUDAGuard guard(q.device());
   if (!FlashHas(q) || q.size(0) == 0) {

@@ -1,10 +1,9 @@
 #include "worker/engine/cuda/loader.h"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 
 #include <string_view>
-
-#include <fmt/format.h>
 
 #include "common/base/version.h"
 #include "worker/engine/base/error.h"

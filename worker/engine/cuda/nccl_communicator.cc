@@ -1,12 +1,12 @@
 #include "worker/engine/cuda/nccl_communicator.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 #include <functional>
 #include <numeric>
 #include <utility>
-
-#include <fmt/format.h>
 
 #define USE_C10D_NCCL
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -98,7 +98,8 @@ class NcclCommunicator : public Communicator {
     Check(tensor, "tensor of an all-reduce");
     if (tensor.numel() == 0) return std::make_unique<DoneWork>();
     std::vector<at::Tensor> tensors{tensor};
-    return Start("all-reduce", [&] { return group_->allreduce(tensors); }, tensors);
+    return Start(
+        "all-reduce", [&] { return group_->allreduce(tensors); }, tensors);
   }
 
   WorkPtr AllGatherAsync(at::Tensor out, at::Tensor part, std::vector<int64_t> counts) override {
@@ -113,16 +114,18 @@ class NcclCommunicator : public Communicator {
     if (part.numel() > 0 && slots[rank_].data_ptr() != part_bytes.data_ptr()) {
       slots[rank_].copy_(part_bytes);
     }
-    return Start("all-gather", [&] {
-      group_->startCoalescing();
-      for (int root = 0; root < world_; ++root) {
-        if (slots[root].numel() == 0) continue;
-        c10d::BroadcastOptions options;
-        options.rootRank = root;
-        group_->_broadcast_oop(slots[root], slots[root], options);
-      }
-      return group_->endCoalescing();
-    }, {out, part});
+    return Start("all-gather",
+                 [&] {
+                   group_->startCoalescing();
+                   for (int root = 0; root < world_; ++root) {
+                     if (slots[root].numel() == 0) continue;
+                     c10d::BroadcastOptions options;
+                     options.rootRank = root;
+                     group_->_broadcast_oop(slots[root], slots[root], options);
+                   }
+                   return group_->endCoalescing();
+                 },
+                 {out, part});
   }
 
   WorkPtr ReduceScatterSumAsync(at::Tensor part, at::Tensor in,
@@ -175,7 +178,8 @@ class NcclCommunicator : public Communicator {
     } catch (const c10::Error& error) {
       throw InfrastructureError(
           fmt::format("NCCL {} failed: {}", operation, error.what_without_backtrace()),
-          "collective_failed", "Look at the logs of the other ranks first; NCCL_DEBUG=INFO says more.");
+          "collective_failed",
+          "Look at the logs of the other ranks first; NCCL_DEBUG=INFO says more.");
     }
   }
 

@@ -49,10 +49,9 @@ std::tuple<Tensor, Tensor, Tensor> AbsmaxQuantize(const Tensor& absmax) {
   Tensor offset = absmax.mean();
   if (n == 0) return {codes, nested, offset};
   const LaunchScope scope(absmax);
-  C10_CUDA_CHECK(LaunchAbsmaxQuantize(absmax.const_data_ptr<float>(), n,
-                                      offset.const_data_ptr<float>(),
-                                      codes.mutable_data_ptr<uint8_t>(),
-                                      nested.mutable_data_ptr<float>(), scope.stream()));
+  C10_CUDA_CHECK(LaunchAbsmaxQuantize(
+      absmax.const_data_ptr<float>(), n, offset.const_data_ptr<float>(),
+      codes.mutable_data_ptr<uint8_t>(), nested.mutable_data_ptr<float>(), scope.stream()));
   return {codes, nested, offset};
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <tuple>
-
 #include <ATen/core/Tensor.h>
+
+#include <tuple>
 
 // CUDA implementations behind worker/engine/kernels/ops.h, which holds the contracts; register.cc
 // registers them. All enqueue on the current stream of their tensors' device and wait for nothing.

@@ -1,11 +1,10 @@
 #include "worker/engine/cuda/plugin.h"
 
-#include <fmt/format.h>
-
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <fmt/format.h>
 
 #include "common/base/version.h"
 #include "worker/engine/base/error.h"

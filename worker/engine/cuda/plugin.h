@@ -12,6 +12,7 @@
 
 namespace sft::engine {
 
+// What one GPU is.
 struct CudaDeviceProperties {
   std::string name;  // "NVIDIA H100 80GB HBM3"
   int64_t total_bytes = 0;
@@ -44,6 +45,7 @@ class CudaDevices {
   virtual void Synchronize(int device) const = 0;
 };
 
+// Everything the plugin gives; it and what it points to live until the process ends.
 struct CudaPlugin {
   const char* version;  // of the build; equal to the opening process's
   const CudaDevices* devices;

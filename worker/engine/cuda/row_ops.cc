@@ -13,13 +13,13 @@ using at::Tensor;
 
 void CheckNorm(const Tensor& x, const Tensor& weight) {
   TORCH_CHECK(x.is_contiguous() && weight.is_contiguous(), "rms_norm: inputs must be contiguous");
-  TORCH_CHECK(x.dim() >= 1 && weight.numel() == x.size(-1), "rms_norm: weight has ",
-              weight.numel(), " elements, rows have ", x.size(-1));
+  TORCH_CHECK(x.dim() >= 1 && weight.numel() == x.size(-1), "rms_norm: weight has ", weight.numel(),
+              " elements, rows have ", x.size(-1));
   TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "rms_norm: x is ", x.scalar_type(),
               ", weight is ", weight.scalar_type());
 }
 
-// A matrix of rows with a dense last dimension: views of a fused projection are read where they lie.
+// A matrix of rows with a dense last dimension; views of a fused projection stay where they lie.
 Tensor AsRows(const Tensor& x) {
   return x.dim() == 2 && x.stride(1) == 1 ? x : x.contiguous().view({-1, x.size(-1)});
 }
@@ -29,10 +29,10 @@ SwigluShape ShapeOf(const Tensor& gate, const Tensor& up) {
 }
 
 void CheckSwiglu(const Tensor& gate, const Tensor& up) {
-  TORCH_CHECK(gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type() &&
-                  gate.dim() >= 1,
-              "swiglu: gate is ", gate.scalar_type(), gate.sizes(), ", up is ", up.scalar_type(),
-              up.sizes());
+  TORCH_CHECK(
+      gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type() && gate.dim() >= 1,
+      "swiglu: gate is ", gate.scalar_type(), gate.sizes(), ", up is ", up.scalar_type(),
+      up.sizes());
 }
 
 }  // namespace
@@ -110,10 +110,9 @@ std::tuple<Tensor, Tensor> SwigluBackward(const Tensor& dy, const Tensor& gate, 
   if (gate.numel() == 0) return {dgate, dup};
   const Tensor dys = AsRows(dy), gates = AsRows(gate), ups = AsRows(up);
   const LaunchScope scope(gate);
-  C10_CUDA_CHECK(LaunchSwigluBackward(type, ShapeOf(gates, ups), dys.const_data_ptr(),
-                                      dys.stride(0), gates.const_data_ptr(), ups.const_data_ptr(),
-                                      dgate.mutable_data_ptr(), dup.mutable_data_ptr(),
-                                      scope.stream()));
+  C10_CUDA_CHECK(LaunchSwigluBackward(
+      type, ShapeOf(gates, ups), dys.const_data_ptr(), dys.stride(0), gates.const_data_ptr(),
+      ups.const_data_ptr(), dgate.mutable_data_ptr(), dup.mutable_data_ptr(), scope.stream()));
   return {dgate, dup};
 }
 
@@ -127,9 +126,9 @@ Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
   if (logits.numel() == 0) return at::zeros({}, floats);
   Tensor losses = at::empty({logits.size(0)}, floats);
   const LaunchScope scope(logits);
-  C10_CUDA_CHECK(LaunchCrossEntropy(type, logits.size(0), logits.size(1),
-                                    logits.mutable_data_ptr(), targets.const_data_ptr<int64_t>(),
-                                    backward, losses.mutable_data_ptr<float>(), scope.stream()));
+  C10_CUDA_CHECK(LaunchCrossEntropy(type, logits.size(0), logits.size(1), logits.mutable_data_ptr(),
+                                    targets.const_data_ptr<int64_t>(), backward,
+                                    losses.mutable_data_ptr<float>(), scope.stream()));
   return losses.sum(at::kDouble).to(at::kFloat);
 }
 

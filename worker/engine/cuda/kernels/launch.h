@@ -1,9 +1,9 @@
-// Launchers of the CUDA kernels: plain pointers and sizes, so that .cu files compile without LibTorch.
+// Launchers of the CUDA kernels: plain pointers and sizes; .cu files compile without LibTorch.
 //
 // Every launcher only enqueues work on `stream` and returns the launch's error; nothing waits.
 // Pointers are device pointers; the caller keeps them alive as its allocator's stream order asks.
-// Arithmetic is fp32 whatever the element type, sums have one order that depends on the shapes alone
-// (no atomics), so that equal inputs give equal bits on every run.
+// Arithmetic is fp32 whatever the element type; sums have one order that depends on the shapes
+// alone (no atomics), so that equal inputs give equal bits on every run.
 #pragma once
 
 #include <cuda_runtime_api.h>

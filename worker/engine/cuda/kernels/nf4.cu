@@ -7,7 +7,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kPerThread = 8;  // elements: one 16-byte access of bf16, four bytes of codes
 constexpr int kLanesPerBlock = kNf4Block / kPerThread;
-constexpr int kUnroll = 4;     // loads in flight before the first use, in de-quantisation
+constexpr int kUnroll = 4;  // loads in flight before the first use, in de-quantisation
 
 template <int N>
 struct Table {
@@ -80,8 +80,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     QuantizeKernel(const T* __restrict__ weight, int64_t n, bool aligned,
                    uint8_t* __restrict__ codes, float* __restrict__ absmax) {
-  const int64_t first =
-      (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kPerThread;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kPerThread;
   float x[kPerThread];
   LoadEight(weight, first, n, aligned, x);
   float largest = 0.0f;
@@ -221,8 +220,8 @@ template <typename T>
 cudaError_t Quantize(const void* weight, int64_t n, uint8_t* codes, float* absmax,
                      cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(CeilDiv(n, kThreads * kPerThread));
-  QuantizeKernel<T><<<blocks, kThreads, 0, stream>>>(
-      static_cast<const T*>(weight), n, IsAligned<uint4>(weight), codes, absmax);
+  QuantizeKernel<T><<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(weight), n,
+                                                     IsAligned<uint4>(weight), codes, absmax);
   return cudaGetLastError();
 }
 

@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(256)
     RmsNormKernel(RmsNormShape shape, const T* __restrict__ x, const T* __restrict__ weight,
                   float eps, T* __restrict__ y, float* __restrict__ rstd) {
   const int lane = threadIdx.x % kLanes;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock<kLanes> + threadIdx.x / kLanes;
+  const int64_t row =
+      static_cast<int64_t>(blockIdx.x) * kRowsPerBlock<kLanes> + threadIdx.x / kLanes;
   const int64_t width = row < shape.rows ? shape.width : 0;  // no lane may miss the shuffles
   const T* x_row = x + row * shape.width;
   float sum = 0.0f;
@@ -54,7 +55,8 @@ __global__ void __launch_bounds__(256)
                           const T* __restrict__ weight, const float* __restrict__ rstd,
                           T* __restrict__ dx) {
   const int lane = threadIdx.x % kLanes;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock<kLanes> + threadIdx.x / kLanes;
+  const int64_t row =
+      static_cast<int64_t>(blockIdx.x) * kRowsPerBlock<kLanes> + threadIdx.x / kLanes;
   const int64_t width = row < shape.rows ? shape.width : 0;
   const T* x_row = x + row * shape.width;
   const T* dy_row = dy + row * shape.width;
@@ -89,9 +91,9 @@ constexpr int64_t kMaxSlices = 256;
 
 template <typename T, int N>
 __global__ void __launch_bounds__(kColumns* kRowLanes)
-    RmsNormWeightPartialKernel(RmsNormShape shape, int64_t rows_per_slice,
-                               const T* __restrict__ dy, const T* __restrict__ x,
-                               const float* __restrict__ rstd, float* __restrict__ partials) {
+    RmsNormWeightPartialKernel(RmsNormShape shape, int64_t rows_per_slice, const T* __restrict__ dy,
+                               const T* __restrict__ x, const float* __restrict__ rstd,
+                               float* __restrict__ partials) {
   const int column = threadIdx.x % kColumns;
   const int row_lane = threadIdx.x / kColumns;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kColumns + column) * N;
@@ -150,9 +152,9 @@ cudaError_t RmsNorm(RmsNormShape shape, const void* x, const void* weight, float
   ChooseRowShape<T>(shape.width, wide, [&](auto lanes, auto vector) {
     constexpr int kLanes = decltype(lanes)::value;
     const auto blocks = static_cast<unsigned>(CeilDiv(shape.rows, kRowsPerBlock<kLanes>));
-    RmsNormKernel<T, decltype(vector)::value, kLanes><<<blocks, 256, 0, stream>>>(
-        shape, static_cast<const T*>(x), static_cast<const T*>(weight), eps, static_cast<T*>(y),
-        rstd);
+    RmsNormKernel<T, decltype(vector)::value, kLanes>
+        <<<blocks, 256, 0, stream>>>(shape, static_cast<const T*>(x), static_cast<const T*>(weight),
+                                     eps, static_cast<T*>(y), rstd);
   });
   return cudaGetLastError();
 }
@@ -165,9 +167,9 @@ cudaError_t RmsNormBackward(RmsNormShape shape, const void* dy, const void* x, c
   ChooseRowShape<T>(shape.width, wide, [&](auto lanes, auto vector) {
     constexpr int kLanes = decltype(lanes)::value;
     const auto blocks = static_cast<unsigned>(CeilDiv(shape.rows, kRowsPerBlock<kLanes>));
-    RmsNormBackwardKernel<T, decltype(vector)::value, kLanes><<<blocks, 256, 0, stream>>>(
-        shape, static_cast<const T*>(dy), static_cast<const T*>(x), static_cast<const T*>(weight),
-        rstd, static_cast<T*>(dx));
+    RmsNormBackwardKernel<T, decltype(vector)::value, kLanes>
+        <<<blocks, 256, 0, stream>>>(shape, static_cast<const T*>(dy), static_cast<const T*>(x),
+                                     static_cast<const T*>(weight), rstd, static_cast<T*>(dx));
   });
   return cudaGetLastError();
 }
@@ -179,8 +181,8 @@ void LaunchWeightPartials(RmsNormShape shape, const void* dy, const void* x, con
   const dim3 blocks(static_cast<unsigned>(CeilDiv(shape.width, kColumns * N)),
                     static_cast<unsigned>(slices));
   RmsNormWeightPartialKernel<T, N><<<blocks, kColumns * kRowLanes, 0, stream>>>(
-      shape, CeilDiv(shape.rows, slices), static_cast<const T*>(dy), static_cast<const T*>(x),
-      rstd, partials);
+      shape, CeilDiv(shape.rows, slices), static_cast<const T*>(dy), static_cast<const T*>(x), rstd,
+      partials);
 }
 
 }  // namespace
