@@ -1,0 +1,35 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace sft::engine {
+
+// Where gradients go. The backward adds into Buffer and says FinishUnit when a unit has all its
+// contributions of a micro-batch; the sink decides when they meet those of the other ranks. Sums are
+// fp32 and unnormalised: the trainer scales once, in the optimizer's update.
+//
+// Sinks communicate in FinishUnit or Reduce, so every rank finishes the units in the same order.
+// Thread-compatible.
+class GradientSink {
+ public:
+  virtual ~GradientSink() = default;
+
+  // Starts an optimizer step: all gradients are zero.
+  virtual void BeginStep() = 0;
+  // `last`: no micro-batch follows in this step, so finished units may be reduced at once.
+  virtual void BeginMicroBatch(bool last) = 0;
+  // The fp32 gradient of a parameter, in its shape, to be added to; undefined for a frozen one. Valid
+  // until FinishUnit.
+  virtual at::Tensor Buffer(int unit, int param) = 0;
+  virtual void FinishUnit(int unit) = 0;
+  // The summed gradients over micro-batches and ranks of the optimizer's parts, in the order of
+  // TrainableStore::parts(); 1-D. Valid until the next BeginStep.
+  virtual const std::vector<at::Tensor>& Reduce() = 0;
+  // Whether the parts differ between ranks (for the norm over all of them).
+  virtual bool sharded() const = 0;
+  virtual int64_t Bytes() const = 0;
+};
+
+}  // namespace sft::engine

@@ -1,0 +1,75 @@
+#include "worker/engine/weights/layout.h"
+
+#include <algorithm>
+
+namespace sft::engine {
+
+int64_t ParamInfo::numel() const {
+  int64_t count = 1;
+  for (int64_t size : shape) count *= size;
+  return count;
+}
+
+std::string_view ParamInfo::module() const {
+  std::string_view view = name;
+  for (std::string_view suffix :
+       {".lora_A.weight", ".lora_B.weight", ".weight", ".bias"}) {
+    if (view.ends_with(suffix)) return view.substr(0, view.size() - suffix.size());
+  }
+  return view;
+}
+
+int UnitInfo::Find(std::string_view wanted) const {
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (params[i].name == wanted) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+bool UnitInfo::trainable() const {
+  return std::any_of(params.begin(), params.end(), [](const ParamInfo& p) { return p.trainable; });
+}
+
+int ModelLayout::first_trainable() const {
+  int unit = 0;
+  while (unit < size() && !units[unit].trainable()) ++unit;
+  return unit;
+}
+
+int64_t ModelLayout::total_parameters() const {
+  int64_t count = 0;
+  for (const UnitInfo& unit : units) {
+    for (const ParamInfo& param : unit.params) {
+      if (param.role != ParamRole::kLoraA && param.role != ParamRole::kLoraB) {
+        count += param.numel();
+      }
+    }
+  }
+  return count;
+}
+
+int64_t ModelLayout::trainable_parameters() const {
+  int64_t count = 0;
+  for (const UnitInfo& unit : units) {
+    for (const ParamInfo& param : unit.params) count += param.trainable ? param.numel() : 0;
+  }
+  return count;
+}
+
+void FlatLayout::Append(int param, int64_t count, int64_t align) {
+  size_ = (size_ + align - 1) / align * align;
+  pieces_.push_back({param, size_, count, 0});
+  size_ = (size_ + count + align - 1) / align * align;
+}
+
+std::vector<FlatLayout::Piece> FlatLayout::Slice(int64_t begin, int64_t count) const {
+  std::vector<Piece> slice;
+  for (const Piece& piece : pieces_) {
+    const int64_t first = std::max(piece.begin, begin);
+    const int64_t last = std::min(piece.begin + piece.count, begin + count);
+    if (first < last) slice.push_back({piece.param, first, last - first, first - piece.begin});
+  }
+  return slice;
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+// What a model's parameters are, cut into units: the pieces that are acquired, gathered, reduced and
+// released as one. Unit 0 is the embedding, then one unit a block, the last is final norm and head.
+
+namespace sft::engine {
+
+enum class ParamRole { kEmbedding, kNorm, kLinear, kBias, kHead, kLoraA, kLoraB };
+
+struct ParamInfo {
+  std::string name;  // Hugging Face's; of an adapter's factor: "<module>.lora_A.weight"
+  std::vector<int64_t> shape;
+  ParamRole role = ParamRole::kLinear;
+  bool trainable = false;
+  bool quantized = false;  // kept as quantised bytes, never trainable
+
+  int64_t numel() const;
+  // "model.layers.0.self_attn.q_proj" of "....q_proj.weight" or "....q_proj.lora_A.weight".
+  std::string_view module() const;
+};
+
+struct UnitInfo {
+  std::string name;  // "embedding", "model.layers.3", "head"
+  std::vector<ParamInfo> params;
+
+  // Position of a parameter by name, -1 when the unit has none.
+  int Find(std::string_view name) const;
+  bool trainable() const;
+};
+
+struct ModelLayout {
+  std::vector<UnitInfo> units;
+
+  int size() const { return static_cast<int>(units.size()); }
+  int head_unit() const { return size() - 1; }
+  // The lowest unit with a trainable parameter; size() when nothing is trained.
+  int first_trainable() const;
+  int64_t total_parameters() const;  // of the base: adapters do not count
+  int64_t trainable_parameters() const;
+};
+
+// Some parameters of a unit laid end to end in one flat buffer, in the order of the unit.
+class FlatLayout {
+ public:
+  struct Piece {
+    int param = 0;       // position in the unit
+    int64_t begin = 0;   // in the flat buffer
+    int64_t count = 0;   // elements
+    int64_t first = 0;   // element of the parameter at `begin`; 0 but in a Slice
+  };
+
+  FlatLayout() = default;
+  // `select` says which parameters belong; `unit_elements`: each starts at a multiple of it.
+  template <typename Select>
+  FlatLayout(const UnitInfo& unit, const Select& select, int64_t align = 1) {
+    for (int i = 0; i < static_cast<int>(unit.params.size()); ++i) {
+      if (select(unit.params[i])) Append(i, unit.params[i].numel(), align);
+    }
+  }
+
+  const std::vector<Piece>& pieces() const { return pieces_; }
+  int64_t size() const { return size_; }
+  bool empty() const { return pieces_.empty(); }
+
+  // The pieces that lie in [begin, begin + count) of the flat buffer, cut to it; their `begin` stays
+  // a position in the whole flat buffer.
+  std::vector<Piece> Slice(int64_t begin, int64_t count) const;
+
+ private:
+  void Append(int param, int64_t count, int64_t align);
+
+  std::vector<Piece> pieces_;
+  int64_t size_ = 0;
+};
+
+}  // namespace sft::engine

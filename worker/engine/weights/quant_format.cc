@@ -1,0 +1,122 @@
+#include "worker/engine/weights/quant_format.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "worker/engine/kernels/nf4_tables.h"
+#include "worker/engine/kernels/ops.h"
+
+namespace sft::engine {
+
+namespace {
+
+using at::Tensor;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Zeros of `size` whose first elements are `head`.
+Tensor Padded(const Tensor& head, int64_t size) {
+  if (head.numel() == size) return head;
+  Tensor padded = at::zeros({size}, head.options());
+  padded.narrow(0, 0, head.numel()).copy_(head);
+  return padded;
+}
+
+class Nf4Format : public QuantFormat {
+ public:
+  explicit Nf4Format(bool double_quant) : double_quant_(double_quant) {}
+
+  int64_t cut_unit() const override { return kNf4CutUnit; }
+
+  std::vector<PlaneSpec> planes() const override {
+    const PlaneSpec codes{at::kByte, kNf4CutUnit / 2};
+    if (!double_quant_) return {codes, {at::kFloat, kNestedBlock}};
+    return {codes, {at::kByte, kNestedBlock}, {at::kFloat, 1}};
+  }
+
+  QuantizedPart Quantize(const Tensor& part, std::span<const int64_t> counts,
+                         Communicator& comm) const override {
+    const int64_t units = CutUnits(part.numel());
+    ops::Nf4Codes nf4 = QuantizeOrEmpty(part);
+    QuantizedPart result;
+    result.planes.push_back(Padded(nf4.codes, units * kNf4CutUnit / 2));
+    if (!double_quant_) {
+      result.planes.push_back(Padded(nf4.absmax, units * kNestedBlock));
+      return result;
+    }
+    AddNested(nf4.absmax, units, counts, comm, result);
+    return result;
+  }
+
+  void Dequantize(Tensor out, std::span<const Tensor> planes,
+                  const Tensor& constants) const override {
+    const int64_t n = out.numel();
+    const int64_t blocks = CeilDiv(n, kNf4Block);
+    const Tensor codes = planes[0].narrow(0, 0, CeilDiv(n, 2));
+    const Tensor absmax = planes[1].narrow(0, 0, blocks);
+    if (!double_quant_) {
+      ops::Nf4Dequantize(out, codes, absmax);
+      return;
+    }
+    ops::Nf4DequantizeNested(out, codes, absmax,
+                             planes[2].narrow(0, 0, CeilDiv(blocks, kNestedBlock)), constants);
+  }
+
+ private:
+  static ops::Nf4Codes QuantizeOrEmpty(const Tensor& part) {
+    if (part.numel() > 0) return ops::Nf4Quantize(part);
+    return {at::empty({0}, part.options().dtype(at::kByte)),
+            at::empty({0}, part.options().dtype(at::kFloat))};
+  }
+
+  // The mean of absmax is the whole tensor's: all ranks see all of it, and keep their own blocks.
+  static void AddNested(const Tensor& absmax, int64_t units, std::span<const int64_t> counts,
+                        Communicator& comm, QuantizedPart& result) {
+    Tensor whole = absmax;
+    int64_t first = 0;
+    if (counts.size() > 1) {
+      std::vector<int64_t> blocks;
+      for (int64_t count : counts) blocks.push_back(CeilDiv(count, kNf4Block));
+      whole = at::empty({std::accumulate(blocks.begin(), blocks.end(), int64_t{0})},
+                        absmax.options());
+      comm.AllGather(whole, absmax, blocks);
+      first = std::accumulate(blocks.begin(), blocks.begin() + comm.rank(), int64_t{0});
+    }
+    if (absmax.numel() == 0) {
+      // Holds nothing of this weight, but the constants are needed to de-quantise it.
+      result.planes.push_back(at::empty({0}, absmax.options().dtype(at::kByte)));
+      result.planes.push_back(absmax);
+      result.constants = ops::AbsmaxQuantize(whole).offset;
+      return;
+    }
+    ops::NestedAbsmax nested = ops::AbsmaxQuantize(whole);
+    const Tensor codes = nested.codes.narrow(0, first, absmax.numel());
+    const Tensor maxima = nested.nested_absmax.narrow(0, first / kNestedBlock,
+                                                      CeilDiv(absmax.numel(), kNestedBlock));
+    result.planes.push_back(Padded(codes.clone(), units * kNestedBlock));
+    result.planes.push_back(Padded(maxima.clone(), units));
+    result.constants = nested.offset;
+  }
+
+  bool double_quant_;
+};
+
+}  // namespace
+
+int64_t QuantFormat::Bytes(int64_t elements) const {
+  int64_t bytes = 0;
+  for (const PlaneSpec& plane : planes()) {
+    bytes += CutUnits(elements) * plane.per_cut_unit *
+             static_cast<int64_t>(c10::elementSize(plane.type));
+  }
+  return bytes;
+}
+
+std::unique_ptr<QuantFormat> MakeNf4Format(bool double_quant) {
+  return std::make_unique<Nf4Format>(double_quant);
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/engine/dist/communicator.h"
+
+// A quantised weight is kept as planes of raw bytes. A flattened weight is cut into cut units: so
+// many elements whose bytes are whole in every plane, the only places where bytes may be divided
+// over ranks. The planes of a weight of n elements are padded to whole cut units.
+
+namespace sft::engine {
+
+struct PlaneSpec {
+  at::ScalarType type;
+  int64_t per_cut_unit;  // elements of the plane
+};
+
+// A weight's bytes, or one rank's cut units of them.
+struct QuantizedPart {
+  std::vector<at::Tensor> planes;  // flat, cut units * per_cut_unit elements each
+  at::Tensor constants;            // whole-tensor values that every rank needs; may be undefined
+};
+
+// Immutable; any thread.
+class QuantFormat {
+ public:
+  virtual ~QuantFormat() = default;
+
+  virtual int64_t cut_unit() const = 0;
+  virtual std::vector<PlaneSpec> planes() const = 0;
+
+  // Quantises the elements of one weight that this rank holds: `part` is flat fp32 or bf16, on the
+  // device where the bytes are to be, and a whole number of cut units but for the end of the weight.
+  // `counts[r]`: elements of rank r; the bytes of all ranks are those of quantising the whole.
+  // With one count the weight is whole here; with more, formats that have statistics of the whole
+  // weight communicate, so every rank calls it, with an empty part if it holds none.
+  virtual QuantizedPart Quantize(const at::Tensor& part, std::span<const int64_t> counts,
+                                 Communicator& comm) const = 0;
+
+  // Writes the whole weight into `out` (contiguous fp32 or bf16); planes hold all its cut units.
+  virtual void Dequantize(at::Tensor out, std::span<const at::Tensor> planes,
+                          const at::Tensor& constants) const = 0;
+
+  int64_t CutUnits(int64_t elements) const { return (elements + cut_unit() - 1) / cut_unit(); }
+  // Bytes of a weight of `elements`.
+  int64_t Bytes(int64_t elements) const;
+};
+
+// NF4 (kernels/nf4_tables.h), with the absmax kept as fp32 or quantised again.
+std::unique_ptr<QuantFormat> MakeNf4Format(bool double_quant);
+
+}  // namespace sft::engine

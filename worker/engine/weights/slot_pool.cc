@@ -1,0 +1,68 @@
+#include "worker/engine/weights/slot_pool.h"
+
+#include <string>
+
+#include <ATen/ops/empty.h>
+
+#include "worker/engine/base/error.h"
+
+namespace sft::engine {
+
+SlotPool::Slot* SlotPool::Find(int unit) {
+  for (Slot& slot : slots_) {
+    if (slot.unit == unit) return &slot;
+  }
+  return nullptr;
+}
+
+SlotPool::Slot& SlotPool::Take(int unit, int64_t elements, const at::TensorOptions& options) {
+  const auto fits = [elements](const Slot& slot) {
+    return slot.buffer.defined() && slot.buffer.numel() == elements;
+  };
+  Slot* best = nullptr;
+  for (Slot& slot : slots_) {
+    if (slot.pins > 0) continue;
+    const bool better = best == nullptr || (fits(slot) && !fits(*best)) ||
+                        (fits(slot) == fits(*best) && slot.last_use < best->last_use);
+    if (better) best = &slot;
+  }
+  if (best == nullptr) {
+    throw InternalError("more than " + std::to_string(kSlots) + " units are acquired at once");
+  }
+  if (!fits(*best)) best->buffer = at::Tensor();  // freed before the new one is allocated
+  if (!best->buffer.defined()) best->buffer = at::empty({elements}, options);
+  best->unit = unit;
+  best->last_use = ++clock_;
+  return *best;
+}
+
+void SlotPool::Pin(Slot& slot) {
+  ++slot.pins;
+  slot.last_use = ++clock_;
+}
+
+void SlotPool::Unpin(int unit) {
+  Slot* slot = Find(unit);
+  if (slot == nullptr || slot->pins == 0) {
+    throw InternalError("unit " + std::to_string(unit) + " is released but was not acquired");
+  }
+  --slot->pins;
+  slot->last_use = ++clock_;
+}
+
+void SlotPool::Clear() {
+  for (Slot& slot : slots_) {
+    if (slot.pins > 0) throw InternalError("weights are invalidated while a unit is in use");
+    slot.unit = -1;
+  }
+}
+
+int64_t SlotPool::Bytes() const {
+  int64_t bytes = 0;
+  for (const Slot& slot : slots_) {
+    if (slot.buffer.defined()) bytes += static_cast<int64_t>(slot.buffer.nbytes());
+  }
+  return bytes;
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,155 @@
+#include "worker/engine/weights/trainable_store.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "worker/engine/weights/sharded_source.h"
+
+namespace sft::engine {
+
+using at::Tensor;
+
+TrainableStore::TrainableStore(const ModelLayout& layout, at::ScalarType compute,
+                               at::ScalarType master, Placement placement, Communicator& comm)
+    : layout_(layout), placement_(placement), comm_(comm) {
+  for (const UnitInfo& info : layout.units) {
+    units_.push_back(MakeUnit(info, compute, master));
+    AddParts(static_cast<int>(units_.size()) - 1);
+  }
+}
+
+TrainableStore::Unit TrainableStore::MakeUnit(const UnitInfo& info, at::ScalarType compute,
+                                              at::ScalarType master) const {
+  Unit unit;
+  unit.flat = FlatLayout(info, [](const ParamInfo& p) { return p.trainable; });
+  const int64_t total = unit.flat.size();
+  if (placement_ == Placement::kReplicated) {
+    unit.counts = {total};
+    unit.size = total;
+  } else {
+    unit.counts = PartSizes(total, comm_.world());
+    unit.size = unit.counts[comm_.rank()];
+    unit.begin =
+        std::accumulate(unit.counts.begin(), unit.counts.begin() + comm_.rank(), int64_t{0});
+  }
+  const at::TensorOptions options(comm_.device());
+  const bool holds_shard = placement_ == Placement::kFullShard;
+  unit.compute = at::zeros({holds_shard ? unit.size : total}, options.dtype(compute));
+  unit.master = compute == master
+                    ? unit.compute.narrow(0, holds_shard ? 0 : unit.begin, unit.size)
+                    : at::zeros({unit.size}, options.dtype(master));
+  return unit;
+}
+
+void TrainableStore::AddParts(int index) {
+  const Unit& unit = units_[index];
+  const int64_t compute_begin = placement_ == Placement::kFullShard ? unit.begin : 0;
+  const bool same_type = unit.compute.scalar_type() == unit.master.scalar_type();
+  for (const FlatLayout::Piece& piece : unit.flat.Slice(unit.begin, unit.size)) {
+    TrainablePart part{index, piece.param, piece.first, piece.count, piece.begin, {}, {}};
+    part.master = unit.master.narrow(0, piece.begin - unit.begin, piece.count);
+    if (!same_type) {
+      part.copy = unit.compute.narrow(0, piece.begin - compute_begin, piece.count);
+    }
+    parts_.push_back(std::move(part));
+  }
+}
+
+void TrainableStore::Load(const Reader& read) {
+  for (size_t index = 0; index < units_.size(); ++index) {
+    Unit& unit = units_[index];
+    const bool holds_shard = placement_ == Placement::kFullShard;
+    const int64_t begin = holds_shard ? unit.begin : 0;
+    const int64_t size = holds_shard ? unit.size : unit.flat.size();
+    const bool same_type = unit.compute.scalar_type() == unit.master.scalar_type();
+    for (const FlatLayout::Piece& piece : unit.flat.Slice(begin, size)) {
+      const Tensor values =
+          read(static_cast<int>(index), piece.param, piece.first, piece.count).view({-1});
+      unit.compute.narrow(0, piece.begin - begin, piece.count).copy_(values);
+      if (same_type) continue;
+      // The part of the piece that this rank's optimizer has.
+      const int64_t first = std::max(piece.begin, unit.begin);
+      const int64_t last = std::min(piece.begin + piece.count, unit.begin + unit.size);
+      if (first >= last) continue;
+      unit.master.narrow(0, first - unit.begin, last - first)
+          .copy_(values.narrow(0, first - piece.begin, last - first));
+    }
+  }
+}
+
+std::unique_ptr<WeightSource> TrainableStore::MakeSource() const {
+  if (placement_ == Placement::kFullShard) {
+    auto source = std::make_unique<ShardedSource>(layout_, comm_);
+    for (size_t i = 0; i < units_.size(); ++i) {
+      if (units_[i].flat.empty()) continue;
+      source->Set(static_cast<int>(i), units_[i].flat, units_[i].counts, units_[i].compute);
+    }
+    return source;
+  }
+  auto source = std::make_unique<ResidentSource>(layout_);
+  for (size_t i = 0; i < units_.size(); ++i) {
+    for (const FlatLayout::Piece& piece : units_[i].flat.pieces()) {
+      source->Set(static_cast<int>(i), piece.param,
+                  units_[i]
+                      .compute.narrow(0, piece.begin, piece.count)
+                      .view(layout_.units[i].params[piece.param].shape));
+    }
+  }
+  return source;
+}
+
+void TrainableStore::AfterUpdate() {
+  if (placement_ != Placement::kShardedOptimizer || comm_.world() == 1) return;
+  std::vector<WorkPtr> gathers;
+  for (Unit& unit : units_) {
+    if (unit.flat.empty()) continue;
+    gathers.push_back(comm_.AllGatherAsync(
+        unit.compute, unit.compute.narrow(0, unit.begin, unit.size), unit.counts));
+  }
+  for (WorkPtr& gather : gathers) gather->Wait();
+}
+
+Tensor TrainableStore::Gather(int index, int param) const {
+  const Unit& unit = units_[index];
+  const std::vector<int64_t>& shape = layout_.units[index].params[param].shape;
+  for (const FlatLayout::Piece& piece : unit.flat.pieces()) {
+    if (piece.param != param) continue;
+    if (placement_ == Placement::kReplicated) {
+      return unit.master.narrow(0, piece.begin, piece.count).view(shape);
+    }
+    // This parameter's elements of each rank.
+    std::vector<int64_t> counts;
+    Tensor own;
+    int64_t begin = 0;
+    for (int rank = 0; rank < comm_.world(); ++rank) {
+      const int64_t first = std::max(begin, piece.begin);
+      const int64_t last = std::min(begin + unit.counts[rank], piece.begin + piece.count);
+      counts.push_back(std::max<int64_t>(0, last - first));
+      if (rank == comm_.rank()) {
+        own = unit.master.narrow(0, counts.back() > 0 ? first - begin : 0, counts.back());
+      }
+      begin += unit.counts[rank];
+    }
+    Tensor whole = at::empty({piece.count}, unit.master.options());
+    comm_.AllGather(whole, own, std::move(counts));
+    return whole.view(shape);
+  }
+  return {};
+}
+
+int64_t TrainableStore::Bytes() const {
+  int64_t bytes = 0;
+  for (const Unit& unit : units_) {
+    bytes += static_cast<int64_t>(unit.compute.nbytes());
+    if (unit.compute.scalar_type() != unit.master.scalar_type()) {
+      bytes += static_cast<int64_t>(unit.master.nbytes());
+    }
+  }
+  return bytes;
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/engine/dist/communicator.h"
+#include "worker/engine/weights/weight_source.h"
+
+namespace sft::engine {
+
+// What the data-parallel ranks hold of the trained weights.
+enum class Placement {
+  kReplicated,       // DDP: weights, gradients and optimizer states whole on every rank
+  kShardedOptimizer,  // ZeRO-2: weights whole, gradients and states cut over the ranks
+  kFullShard,        // ZeRO-3, FSDP full_shard: weights too
+};
+
+// A part of a trained parameter that this rank's optimizer updates.
+struct TrainablePart {
+  int unit = 0;
+  int param = 0;
+  int64_t first = 0;  // element of the parameter
+  int64_t count = 0;
+  int64_t begin = 0;  // place in the unit's flat buffer
+  at::Tensor master;  // 1-D, what the optimizer updates
+  at::Tensor copy;    // 1-D in the type of the computation; undefined when master serves as it
+};
+
+// The trained parameters: master weights and, where the computation has another type, a copy in it.
+// Each unit's trained parameters are one flat buffer, cut over the ranks by PartSizes unless
+// replicated. Thread-compatible.
+class TrainableStore {
+ public:
+  // Allocates zeroed weights on comm's device. Borrows `layout` and `comm`.
+  TrainableStore(const ModelLayout& layout, at::ScalarType compute, at::ScalarType master,
+                 Placement placement, Communicator& comm);
+
+  // Fills the weights this rank holds: `read(unit, param, first, count)` gives those elements, flat,
+  // of any float type and device.
+  using Reader = std::function<at::Tensor(int unit, int param, int64_t first, int64_t count)>;
+  void Load(const Reader& read);
+
+  // Gives out the weights; shares their storage with this store.
+  std::unique_ptr<WeightSource> MakeSource() const;
+
+  // The parts this rank updates, by unit and place. The gradient sinks keep the same order.
+  const std::vector<TrainablePart>& parts() const { return parts_; }
+
+  // To be called after the optimizer updated the parts: makes the weights whole again where they are
+  // replicated but their optimizer is not. A collective.
+  void AfterUpdate();
+
+  // A trained parameter of the whole model as its master weight. A collective unless replicated;
+  // every rank gets the result.
+  at::Tensor Gather(int unit, int param) const;
+
+  Placement placement() const { return placement_; }
+  int64_t Bytes() const;
+
+  const FlatLayout& flat(int unit) const { return units_[unit].flat; }
+  const std::vector<int64_t>& counts(int unit) const { return units_[unit].counts; }
+  // Where this rank's shard starts in the unit's flat buffer, and its size.
+  int64_t shard_begin(int unit) const { return units_[unit].begin; }
+  int64_t shard_size(int unit) const { return units_[unit].size; }
+
+ private:
+  struct Unit {
+    FlatLayout flat;
+    std::vector<int64_t> counts;  // by rank; one count when replicated
+    int64_t begin = 0;
+    int64_t size = 0;
+    at::Tensor compute;  // the whole flat buffer, or this rank's shard of it with kFullShard
+    at::Tensor master;   // this rank's shard; a view of `compute` where one type serves both
+  };
+
+  Unit MakeUnit(const UnitInfo& info, at::ScalarType compute, at::ScalarType master) const;
+  void AddParts(int unit);
+
+  const ModelLayout& layout_;
+  Placement placement_;
+  Communicator& comm_;
+  std::vector<Unit> units_;
+  std::vector<TrainablePart> parts_;
+};
+
+}  // namespace sft::engine
