@@ -55,6 +55,8 @@ struct AdamWOptions {
   double epsilon = 1e-8;
   double weight_decay = 0.0;
   uint64_t seed = 0;
+  // Use ATen's operations on a CPU too, where loops of our own are faster: for comparing the two.
+  bool generic_kernels = false;
 };
 
 // The options of a job.

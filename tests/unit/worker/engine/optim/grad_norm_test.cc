@@ -1,0 +1,53 @@
+#include "worker/engine/optim/grad_norm.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/unit/worker/engine/dist/run_ranks.h"
+
+namespace sft::engine {
+namespace {
+
+TEST(GradNormTest, EqualsTheNormOfAllElements) {
+  const std::vector<at::Tensor> grads{at::arange(1, 20'001, at::kFloat), at::Tensor(),
+                                      at::full({3, 5}, -2, at::kBFloat16), at::zeros({0})};
+  // n (n + 1) (2n + 1) / 6 for the squares of 1 .. n.
+  const double expected = 20'000.0 * 20'001.0 * 40'001.0 / 6 + 15 * 4;
+  EXPECT_DOUBLE_EQ(SquaredNorm(grads), expected);
+}
+
+TEST(GradNormTest, DoesNotDependOnTheNumberOfThreads) {
+  const std::vector<at::Tensor> grads{at::arange(300'001, at::kFloat).sin_()};
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const double one = SquaredNorm(grads);
+  at::set_num_threads(2);
+  EXPECT_EQ(SquaredNorm(grads), one);
+  at::set_num_threads(threads);
+}
+
+TEST(GradNormTest, CountsShardsOfAllRanksAndReplicatedOnce) {
+  const at::Tensor whole = at::arange(1, 11, at::kFloat), replicated = at::full({4}, 3, at::kFloat);
+  const double expected = std::sqrt(385.0 + 36.0);
+  RunRanks(3, [&](Communicator& comm) {
+    const std::vector<int64_t> counts = PartSizes(10, 3);
+    const std::vector<at::Tensor> mine{
+        whole.narrow(0, comm.rank() * counts[0], counts[comm.rank()])};
+    EXPECT_DOUBLE_EQ(GlobalGradNorm(std::vector<at::Tensor>{replicated}, mine, true, comm),
+                     expected);
+    EXPECT_DOUBLE_EQ(GlobalGradNorm(std::vector<at::Tensor>{replicated}, {}, false, comm), 6.0);
+  });
+}
+
+TEST(GradNormTest, ClipsAsTorch) {
+  EXPECT_DOUBLE_EQ(ClipFactor(2.0, 1.0), 1.0 / (2.0 + 1e-6));
+  EXPECT_EQ(ClipFactor(0.5, 1.0), 1.0);
+  EXPECT_EQ(ClipFactor(0.0, 1.0), 1.0);
+  EXPECT_EQ(ClipFactor(100.0, 0.0), 1.0);
+}
+
+}  // namespace
+}  // namespace sft::engine

@@ -1,0 +1,66 @@
+#include "worker/engine/optim/lr_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "worker/engine/base/error.h"
+
+namespace sft::engine {
+namespace {
+
+using spec::LrScheduler;
+
+TEST(LrScheduleTest, WarmsUpFromTheFirstStepToThePeak) {
+  for (const auto kind : {LrScheduler::kConstant, LrScheduler::kLinear, LrScheduler::kCosine}) {
+    const LrSchedule schedule(kind, 2e-4, 0.25, 10);
+    ASSERT_EQ(schedule.warmup_steps(), 3);
+    EXPECT_DOUBLE_EQ(schedule.At(1), 2e-4 / 3);
+    EXPECT_DOUBLE_EQ(schedule.At(2), 2e-4 * 2 / 3);
+    EXPECT_DOUBLE_EQ(schedule.At(3), 2e-4);
+    EXPECT_DOUBLE_EQ(schedule.At(4), 2e-4);
+  }
+}
+
+TEST(LrScheduleTest, WarmupStepsAreRoundedUpButNotByFloatingPointNoise) {
+  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 0.03, 100).warmup_steps(), 3);
+  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 0.07, 100).warmup_steps(), 7);
+  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 0.03, 101).warmup_steps(), 4);
+  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 0.0, 100).warmup_steps(), 0);
+  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 1.0, 5).warmup_steps(), 5);
+}
+
+TEST(LrScheduleTest, DecaysAsTransformersAfterTheWarmup) {
+  // get_{linear,cosine}_schedule_with_warmup(num_warmup_steps=2, num_training_steps=10) at the
+  // optimizer's 3rd, 7th and 10th step.
+  const LrSchedule linear(LrScheduler::kLinear, 1, 0.2, 10),
+      cosine(LrScheduler::kCosine, 1, 0.2, 10);
+  EXPECT_DOUBLE_EQ(linear.At(3), 1.0);
+  EXPECT_DOUBLE_EQ(linear.At(7), 0.5);
+  EXPECT_DOUBLE_EQ(linear.At(10), 0.125);
+  EXPECT_DOUBLE_EQ(cosine.At(3), 1.0);
+  EXPECT_NEAR(cosine.At(7), 0.5, 1e-15);
+  EXPECT_NEAR(cosine.At(10), 0.03806023374435663, 1e-15);
+}
+
+TEST(LrScheduleTest, IsZeroPastTheEndAndConstantStays) {
+  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 0, 10).At(11), 0);
+  EXPECT_EQ(LrSchedule(LrScheduler::kLinear, 1, 0, 10).At(100), 0);
+  EXPECT_NEAR(LrSchedule(LrScheduler::kCosine, 1, 0, 10).At(100), 0, 1e-16);
+  EXPECT_EQ(LrSchedule(LrScheduler::kConstant, 1, 0, 10).At(100), 1);
+}
+
+TEST(LrScheduleTest, AWarmupOverTheWholeRunEndsAtThePeak) {
+  const LrSchedule schedule(LrScheduler::kCosine, 3, 1.0, 4);
+  EXPECT_DOUBLE_EQ(schedule.At(1), 0.75);
+  EXPECT_DOUBLE_EQ(schedule.At(4), 3);
+}
+
+TEST(LrScheduleTest, RefusesAnEmptyRunAndARatioOutsideItsRange) {
+  EXPECT_THROW(LrSchedule(LrScheduler::kLinear, 1, 0, 0), InternalError);
+  EXPECT_THROW(LrSchedule(LrScheduler::kLinear, 1, 1.5, 10), InternalError);
+  EXPECT_THROW(LrSchedule(LrScheduler::kLinear, 1, std::nan(""), 10), InternalError);
+}
+
+}  // namespace
+}  // namespace sft::engine

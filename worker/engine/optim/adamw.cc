@@ -1,0 +1,150 @@
+#include "worker/engine/optim/adamw.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/optim/adamw_state.h"
+#include "worker/engine/optim/dynamic_map.h"
+
+namespace sft::engine {
+namespace {
+
+// Below this many elements 8-bit states keep fp32, as in bitsandbytes: small tensors (norms,
+// biases) are sensitive and cost nothing.
+constexpr int64_t kMinCodedElements = 4096;
+
+bool Coded(spec::Optimizer kind, int64_t elements) {
+  return kind == spec::Optimizer::kAdamW8bit && elements >= kMinCodedElements;
+}
+
+int64_t BlocksOf(int64_t elements) { return (elements + kOptimizerBlock - 1) / kOptimizerBlock; }
+
+bool IsWeightType(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16; }
+
+void CheckParam(const OptimizerParam& param) {
+  const at::Tensor& weight = param.weight;
+  if (!weight.defined() || !weight.is_contiguous() || !IsWeightType(weight.scalar_type())) {
+    throw InternalError(fmt::format(
+        "the optimizer takes contiguous fp32 or bf16 weights; \"{}\" is not one", param.name));
+  }
+  const at::Tensor& copy = param.copy;
+  if (copy.defined() &&
+      (!copy.is_contiguous() || copy.numel() != weight.numel() ||
+       !IsWeightType(copy.scalar_type()) || copy.scalar_type() == weight.scalar_type())) {
+    throw InternalError(
+        fmt::format("the copy of \"{}\" must be contiguous, as long as the weight "
+                    "and of the other of the types fp32 and bf16",
+                    param.name));
+  }
+}
+
+void CheckGrad(const OptimizerParam& param, const at::Tensor& grad) {
+  if (!grad.is_contiguous() || !IsWeightType(grad.scalar_type()) ||
+      grad.numel() != param.weight.numel() || grad.device() != param.weight.device()) {
+    throw InternalError(fmt::format(
+        "the gradient of \"{}\" must be contiguous, fp32 or bf16, of {} elements and on {}",
+        param.name, param.weight.numel(), param.weight.device().str()));
+  }
+}
+
+}  // namespace
+
+AdamWOptions AdamWOptionsOf(const spec::JobSpec& spec) {
+  const auto& h = spec.hyperparameters;
+  return {.kind = h.optimizer,
+          .beta1 = h.adam_beta1,
+          .beta2 = h.adam_beta2,
+          .epsilon = h.adam_epsilon,
+          .weight_decay = h.weight_decay,
+          .seed = h.seed};
+}
+
+int64_t AdamWStateBytes(spec::Optimizer kind, int64_t elements) {
+  if (Coded(kind, elements)) {
+    return 2 * (elements + BlocksOf(elements) * static_cast<int64_t>(sizeof(float)));
+  }
+  return 2 * elements * (kind == spec::Optimizer::kAdamWBf16 ? 2 : 4);
+}
+
+AdamW::AdamW(std::vector<OptimizerParam> params, const AdamWOptions& options)
+    : params_(std::move(params)), options_(options) {
+  states_.reserve(params_.size());
+  for (const OptimizerParam& param : params_) {
+    CheckParam(param);
+    const int64_t elements = param.weight.numel();
+    const auto on = at::TensorOptions().device(param.weight.device());
+    State state;
+    if (Coded(options_.kind, elements)) {
+      state.m = at::zeros({elements}, on.dtype(at::kByte));
+      state.v = at::zeros({elements}, on.dtype(at::kByte));
+      state.m_absmax = at::zeros({BlocksOf(elements)}, on.dtype(at::kFloat));
+      state.v_absmax = at::zeros({BlocksOf(elements)}, on.dtype(at::kFloat));
+    } else {
+      const auto type = options_.kind == spec::Optimizer::kAdamWBf16 ? at::kBFloat16 : at::kFloat;
+      state.m = at::zeros({elements}, on.dtype(type));
+      state.v = at::zeros({elements}, on.dtype(type));
+    }
+    states_.push_back(std::move(state));
+  }
+}
+
+AdamW::~AdamW() = default;
+
+void AdamW::Step(std::span<const at::Tensor> grads, double lr, double grad_scale) {
+  if (grads.size() != params_.size()) {
+    throw InternalError(
+        fmt::format("{} gradients for {} parameters", grads.size(), params_.size()));
+  }
+  at::NoGradGuard no_grad;
+  ++steps_;
+  const auto t = static_cast<double>(steps_);
+  const uint64_t key = optim::Mix64(options_.seed ^ optim::Mix64(static_cast<uint64_t>(steps_)));
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const OptimizerParam& param = params_[i];
+    if (!grads[i].defined() || param.weight.numel() == 0) continue;
+    CheckGrad(param, grads[i]);
+    const State& state = states_[i];
+    optim::Step step{
+        .weight = param.weight,
+        .grad = grads[i],
+        .copy = param.copy,
+        .m = &state.m,
+        .v = &state.v,
+        .m_absmax = &state.m_absmax,
+        .v_absmax = &state.v_absmax,
+        .keep = static_cast<float>(1 - lr * options_.weight_decay),
+        .one_minus_beta1 = static_cast<float>(1 - options_.beta1),
+        .beta2 = static_cast<float>(options_.beta2),
+        .one_minus_beta2 = static_cast<float>(1 - options_.beta2),
+        .step_size = static_cast<float>(lr / (1 - std::pow(options_.beta1, t))),
+        .sqrt_bias2 = static_cast<float>(std::sqrt(1 - std::pow(options_.beta2, t))),
+        .epsilon = static_cast<float>(options_.epsilon),
+        .grad_scale = static_cast<float>(grad_scale),
+        .key = optim::Mix64(key ^ static_cast<uint64_t>(param.id)),
+        .offset = param.offset,
+    };
+    if (param.weight.is_cpu() && !options_.generic_kernels) {
+      optim::StepCpu(step);
+    } else {
+      optim::StepAten(step);
+    }
+  }
+}
+
+int64_t AdamW::StateBytes() const {
+  int64_t bytes = 0;
+  for (const State& state : states_) {
+    bytes += static_cast<int64_t>(state.m.nbytes() + state.v.nbytes());
+    if (state.coded()) {
+      bytes += static_cast<int64_t>(state.m_absmax.nbytes() + state.v_absmax.nbytes());
+    }
+  }
+  return bytes;
+}
+
+}  // namespace sft::engine
