@@ -1,0 +1,120 @@
+#include "server/blob/blob_store.h"
+
+#include <fmt/format.h>
+
+#include "common/io/sha256.h"
+
+namespace sft::server {
+namespace {
+
+absl::Status CheckName(const std::string& sha256) {
+  if (io::IsSha256Hex(sha256)) return absl::OkStatus();
+  return InvalidArgument(fmt::format("\"{}\" is not a SHA-256: 64 lower-case hexadecimal digits",
+                                     sha256.substr(0, 80)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BlobStore>> BlobStore::Open(const std::string& dir) {
+  SFT_RETURN_IF_ERROR(io::MakeDirs(dir + "/uploads"));
+  return std::unique_ptr<BlobStore>(new BlobStore(dir));
+}
+
+std::string BlobStore::Path(const std::string& sha256) const {
+  return fmt::format("{}/{}/{}", dir_, sha256.substr(0, 2), sha256);
+}
+
+std::string BlobStore::PartPath(const std::string& sha256) const {
+  return fmt::format("{}/uploads/{}.part", dir_, sha256);
+}
+
+absl::StatusOr<BlobStore::Stat> BlobStore::Find(const std::string& sha256) const {
+  SFT_RETURN_IF_ERROR(CheckName(sha256));
+  Stat stat;
+  if (const auto size = io::FileSize(Path(sha256)); size.ok()) {
+    stat.complete = true;
+    stat.size = *size;
+  } else if (const auto received = io::FileSize(PartPath(sha256)); received.ok()) {
+    stat.received = *received;
+  }
+  return stat;
+}
+
+absl::StatusOr<std::string> BlobStore::PathOf(const std::string& sha256) const {
+  SFT_RETURN_IF_ERROR(CheckName(sha256));
+  const std::string path = Path(sha256);
+  if (!io::Exists(path)) return NotFound(fmt::format("no blob {}: it was not uploaded", sha256));
+  return path;
+}
+
+absl::StatusOr<std::unique_ptr<BlobStore::Upload>> BlobStore::Begin(const std::string& sha256,
+                                                                    int64_t size, int64_t offset) {
+  SFT_RETURN_IF_ERROR(CheckName(sha256));
+  if (size < 0) return InvalidArgument(fmt::format("size {} of an upload", size));
+  if (io::Exists(Path(sha256))) return AlreadyExists(fmt::format("blob {} is complete", sha256));
+  {
+    MutexLock lock(mutex_);
+    if (!uploading_.insert(sha256).second) {
+      return Aborted(fmt::format("blob {} is being uploaded by another call: try again", sha256));
+    }
+  }
+  const auto give_up = [&](absl::Status status) {
+    MutexLock lock(mutex_);
+    uploading_.erase(sha256);
+    return status;
+  };
+  auto file = io::AppendFile::Open(PartPath(sha256));
+  if (!file.ok()) return give_up(file.status());
+  if (file->size() != offset) {
+    return give_up(OutOfRange(fmt::format("upload of {} starts at {}, the server has {} bytes: ask "
+                                          "StatBlob and continue there",
+                                          sha256, offset, file->size())));
+  }
+  return std::unique_ptr<Upload>(new Upload(*this, sha256, size, *std::move(file)));
+}
+
+BlobStore::Upload::~Upload() {
+  MutexLock lock(store_.mutex_);
+  store_.uploading_.erase(sha256_);
+}
+
+absl::Status BlobStore::Upload::Discard(absl::Status why) {
+  const absl::Status removed = io::RemoveAll(store_.PartPath(sha256_));
+  return removed.ok() ? why : Annotate(why, Message(removed));
+}
+
+absl::Status BlobStore::Upload::Append(std::string_view bytes) {
+  if (file_.size() + static_cast<int64_t>(bytes.size()) > size_) {
+    return Discard(InvalidArgument(
+        fmt::format("upload of {} brings more than the {} bytes it announced", sha256_, size_)));
+  }
+  const absl::Status status = file_.Append(bytes);
+  if (absl::IsResourceExhausted(status)) {
+    return Discard(Annotate(status, "the server's disk is full; free space in its data folder"));
+  }
+  return status;
+}
+
+absl::Status BlobStore::Upload::Finish(
+    const std::function<absl::Status(const std::string& path)>& check) {
+  if (file_.size() != size_) {
+    return OutOfRange(fmt::format("upload of {} ended at {} of {} bytes: continue there", sha256_,
+                                  file_.size(), size_));
+  }
+  const std::string part = store_.PartPath(sha256_);
+  SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(part));
+  if (hash.sha256 != sha256_) {
+    return Discard(InvalidArgument(fmt::format(
+        "the received bytes hash to {}, not to {}: the file changed during the upload; send it again",
+        hash.sha256, sha256_)));
+  }
+  if (check) {
+    if (absl::Status status = check(part); !status.ok()) return Discard(std::move(status));
+  }
+  SFT_RETURN_IF_ERROR(file_.Sync());
+  const std::string path = store_.Path(sha256_);
+  SFT_RETURN_IF_ERROR(io::MakeDirs(path.substr(0, path.rfind('/'))));
+  return io::RenameDurably(part, path);
+}
+
+}  // namespace sft::server

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "common/base/mutex.h"
+#include "common/base/status.h"
+#include "common/io/file.h"
+
+namespace sft::server {
+
+// Files named by their SHA-256, written once and never changed. Thread-safe.
+//
+//   <dir>/ab/<sha256>            complete
+//   <dir>/uploads/<sha256>.part  received so far; kept across restarts, so that an upload resumes
+class BlobStore {
+ public:
+  static absl::StatusOr<std::unique_ptr<BlobStore>> Open(const std::string& dir);
+
+  struct Stat {
+    bool complete = false;
+    int64_t received = 0;  // of an unfinished upload
+    int64_t size = 0;      // when complete
+  };
+  absl::StatusOr<Stat> Find(const std::string& sha256) const;
+
+  // Where a complete blob lies; NOT_FOUND otherwise.
+  absl::StatusOr<std::string> PathOf(const std::string& sha256) const;
+
+  // One upload in progress; destroying it keeps what was received for a resume.
+  class Upload {
+   public:
+    ~Upload();
+    // RESOURCE_EXHAUSTED when the disk is full: what was received is removed, so that it does not
+    // keep the disk full.
+    absl::Status Append(std::string_view bytes);
+    // Checks size and hash, then `check` on the file (a data set's rows), then makes it a blob. What
+    // does not pass is removed. ALREADY there is fine.
+    absl::Status Finish(const std::function<absl::Status(const std::string& path)>& check);
+
+   private:
+    friend class BlobStore;
+    Upload(BlobStore& store, std::string sha256, int64_t size, io::AppendFile file)
+        : store_(store), sha256_(std::move(sha256)), size_(size), file_(std::move(file)) {}
+    absl::Status Discard(absl::Status why);
+
+    BlobStore& store_;
+    const std::string sha256_;
+    const int64_t size_;
+    io::AppendFile file_;
+  };
+
+  // Starts or resumes an upload at `offset`, which must be what was received (OUT_OF_RANGE says what
+  // it is). ABORTED while another upload of the same blob is under way; ALREADY_EXISTS when the blob
+  // is complete.
+  absl::StatusOr<std::unique_ptr<Upload>> Begin(const std::string& sha256, int64_t size,
+                                                int64_t offset);
+
+ private:
+  explicit BlobStore(std::string dir) : dir_(std::move(dir)) {}
+  std::string Path(const std::string& sha256) const;
+  std::string PartPath(const std::string& sha256) const;
+
+  const std::string dir_;
+  mutable Mutex mutex_;
+  std::set<std::string> uploading_ SFT_GUARDED_BY(mutex_);
+};
+
+}  // namespace sft::server

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <string>
+#include <vector>
+
+#include "common/base/mutex.h"
+#include "common/base/status.h"
+#include "server/blob/segment_file.h"
+
+namespace sft::server {
+
+// One point of a training curve.
+struct MetricPoint {
+  int64_t attempt = 0;
+  int64_t step = 0;
+  int64_t is_eval = 0;
+  int64_t total_steps = 0;
+  int64_t tokens = 0;
+  int64_t gpu_memory_bytes = 0;
+  int64_t time_us = 0;
+  double loss = 0, lr = 0, grad_norm = 0, tokens_per_second = 0, mfu = 0, val_loss = 0;
+  double step_seconds = 0, epoch = 0;
+};
+
+// The metrics of jobs, one file of fixed-size records a job: index × 128 is the offset. Thread-safe.
+//
+//   record: "SFTM" as little-endian uint32, version 1 as uint32, then the fields of MetricPoint in
+//   order, 8 bytes each, little-endian; 128 bytes in all.
+class MetricLog {
+ public:
+  static constexpr int64_t kRecordBytes = 128;
+  static constexpr size_t kMaxOpen = 64;
+
+  explicit MetricLog(std::string dir) : dir_(std::move(dir)) {}
+
+  // Appends the points that come after the last stored one in the order (attempt, step, is_eval), so
+  // that points sent twice are stored once. On the disk when it returns.
+  absl::Status Append(const std::string& job_id, const std::vector<MetricPoint>& points);
+  // Up to `max` points from `index`; fewer only at the end.
+  absl::StatusOr<std::vector<MetricPoint>> Read(const std::string& job_id, int64_t index, int max);
+  absl::StatusOr<int64_t> Count(const std::string& job_id);
+
+ private:
+  struct Entry {
+    std::string job_id;
+    SegmentFile file;
+  };
+  absl::StatusOr<SegmentFile*> Find(const std::string& job_id) SFT_REQUIRES(mutex_);
+
+  const std::string dir_;
+  Mutex mutex_;
+  std::list<Entry> open_ SFT_GUARDED_BY(mutex_);
+};
+
+}  // namespace sft::server

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+// First come, first served allocation of whole gangs. A pure function from a snapshot to actions: no
+// clock, no store, the same answer for the same snapshot.
+
+namespace sft::server::sched {
+
+struct SlotView {
+  int index = 0;
+  std::string gpu_type;
+  bool healthy = true;
+  std::string job;  // that holds it; empty: free
+};
+
+struct NodeView {
+  std::string name;
+  // Connected and not SUSPECT: work may be placed on it.
+  bool usable = true;
+  std::string unusable_reason;  // "silent for 40 s"
+  std::vector<SlotView> slots;
+  std::vector<std::string> models;  // ids and paths that it sees and can use
+};
+
+struct PendingJob {
+  std::string id;
+  std::string gpu_type;
+  int gpus_per_node = 1;
+  int nodes = 1;
+  // Id under the nodes' model folders; empty: any node will do (a path is checked by the node).
+  std::string model;
+};
+
+struct Snapshot {
+  std::vector<NodeView> nodes;
+  std::vector<PendingJob> pending;  // in order of submission
+};
+
+struct Part {
+  std::string node;
+  std::vector<int> slots;
+};
+
+// All slots of a gang, in node rank order.
+struct Placement {
+  std::string job;
+  std::vector<Part> parts;
+};
+
+struct Waiting {
+  std::string job;
+  std::string reason;  // for a person
+};
+
+struct Decision {
+  std::vector<Placement> placements;
+  std::vector<Waiting> waiting;
+};
+
+// A job that waits keeps every later job off slots of its type, so that a stream of small jobs cannot
+// starve a big one; jobs of other types pass. A job that the nodes at hand could never hold, even
+// empty, keeps nobody waiting. Nodes with the fewest free slots left over are taken first.
+Decision Decide(const Snapshot& snapshot);
+
+// What the snapshot can say about a job that is not submitted yet: "could start now", or the reason
+// it would wait for.
+std::string Preview(const Snapshot& snapshot, const PendingJob& job);
+
+}  // namespace sft::server::sched

@@ -1,0 +1,120 @@
+#include "server/state/gang.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace sft::server {
+namespace {
+
+// Nothing of it is on the node: told so, or never had.
+bool IsGone(const Member& member) {
+  return member.state == MemberState::kDone || member.state == MemberState::kMissing;
+}
+
+Verdict Blame(const Member& member) {
+  Verdict verdict = member.verdict;
+  if (verdict.node.empty()) verdict.node = member.node;
+  return verdict;
+}
+
+Verdict NodeRestarted(const Member& member) {
+  Verdict verdict;
+  verdict.domain = Verdict::Domain::kInfrastructure;
+  verdict.code = "node_restarted";
+  verdict.message = fmt::format("{} restarted; its processes are gone", member.node);
+  verdict.advice = "submit the job again; look at the node's boot log if it was not meant to restart";
+  verdict.node = member.node;
+  return verdict;
+}
+
+// The failure a member shows, if any.
+std::optional<Verdict> FailureOf(const Member& member) {
+  if (!member.verdict.empty() && !member.verdict.succeeded()) return Blame(member);
+  if (member.state == MemberState::kMissing && member.seen) return NodeRestarted(member);
+  return std::nullopt;
+}
+
+GangStep DecideLive(const Gang& gang) {
+  if (gang.cancel_requested) {
+    return {AttemptState::kStopping, std::nullopt,
+            gang.cancel_reason.empty() ? "cancelled" : "cancelled: " + gang.cancel_reason};
+  }
+  for (const Member& member : gang.members) {
+    if (const auto failure = FailureOf(member)) {
+      return {AttemptState::kStopping, failure, failure->message};
+    }
+  }
+  for (const Member& member : gang.members) {
+    if (member.state == MemberState::kStopping) {
+      return {AttemptState::kStopping, std::nullopt,
+              fmt::format("{} stops: {}", member.node, member.reason)};
+    }
+  }
+  const auto all_at_least = [&](MemberState state) {
+    return std::all_of(gang.members.begin(), gang.members.end(),
+                       [&](const Member& member) { return member.state >= state; });
+  };
+  const bool any_prepares =
+      std::any_of(gang.members.begin(), gang.members.end(),
+                  [](const Member& member) { return member.state >= MemberState::kPreparing; });
+  if (gang.state == AttemptState::kPlaced && any_prepares) return {AttemptState::kPreparing, {}, ""};
+  if (gang.state == AttemptState::kPreparing && all_at_least(MemberState::kRunning)) {
+    return {AttemptState::kRunning, {}, ""};
+  }
+  if (gang.state == AttemptState::kRunning && all_at_least(MemberState::kDone)) {
+    return {AttemptState::kSucceeded, gang.members.front().verdict, ""};
+  }
+  return {};
+}
+
+Verdict Cancelled(const Gang& gang) {
+  Verdict verdict;
+  verdict.domain = Verdict::Domain::kUser;
+  verdict.code = "cancelled";
+  verdict.message = gang.cancel_reason.empty() ? "cancelled" : "cancelled: " + gang.cancel_reason;
+  return verdict;
+}
+
+GangStep DecideStopping(const Gang& gang) {
+  if (gang.verdict.empty()) {
+    for (const Member& member : gang.members) {
+      const auto failure = FailureOf(member);
+      if (failure && !gang.cancel_requested) return {std::nullopt, failure, failure->message};
+    }
+  }
+  if (!std::all_of(gang.members.begin(), gang.members.end(), IsGone)) return {};
+  if (gang.cancel_requested) return {AttemptState::kCancelled, Cancelled(gang), "cancelled"};
+  if (!gang.verdict.empty()) return {AttemptState::kFailed, std::nullopt, gang.verdict.message};
+  Verdict verdict;
+  verdict.domain = Verdict::Domain::kUnknown;
+  verdict.code = "no_verdict";
+  verdict.message = "the attempt was stopped and no node says why";
+  verdict.advice = "look at the logs of its ranks (sftctl logs) and of the worker";
+  return {AttemptState::kFailed, verdict, verdict.message};
+}
+
+}  // namespace
+
+std::string_view ToString(MemberState state) {
+  switch (state) {
+    case MemberState::kNone: return "not reported yet";
+    case MemberState::kMissing: return "missing";
+    case MemberState::kStaging: return "staging";
+    case MemberState::kReady: return "ready";
+    case MemberState::kPreparing: return "preparing";
+    case MemberState::kRunning: return "running";
+    case MemberState::kStopping: return "stopping";
+    case MemberState::kFinishing: return "finishing";
+    case MemberState::kDone: return "done";
+  }
+  return "unknown";
+}
+
+GangStep DecideGang(const Gang& gang) {
+  if (gang.members.empty() || IsTerminal(gang.state)) return {};
+  if (gang.state == AttemptState::kStopping) return DecideStopping(gang);
+  return DecideLive(gang);
+}
+
+}  // namespace sft::server

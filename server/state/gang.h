@@ -1,0 +1,63 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/state/job_state.h"
+#include "server/state/verdict.h"
+
+// The life of a gang: what the reports of its nodes mean for the attempt. Pure.
+
+namespace sft::server {
+
+// What a node last reported of its part; numbers of sft.v1.AttemptStatus.State, stored.
+enum class MemberState : int {
+  kNone = 0,  // nothing yet
+  kMissing = 1,
+  kStaging = 2,
+  kReady = 3,
+  kPreparing = 4,
+  kRunning = 5,
+  kStopping = 6,
+  kFinishing = 7,
+  kDone = 8,
+};
+
+std::string_view ToString(MemberState state);
+
+// The part of an attempt on one node.
+struct Member {
+  int node_rank = 0;
+  std::string node;
+  MemberState state = MemberState::kNone;
+  // The node has had it: MISSING from now on means that its processes are gone.
+  bool seen = false;
+  Verdict verdict;
+  std::string reason;
+  bool stuck = false;
+};
+
+struct Gang {
+  AttemptState state = AttemptState::kPlaced;
+  bool cancel_requested = false;
+  std::string cancel_reason;
+  Verdict verdict;  // of the first failure; empty while there is none
+  std::vector<Member> members;  // by node rank
+};
+
+// What to do next: an edge, a verdict, or both. The caller applies it and asks again until nothing
+// is left to do.
+struct GangStep {
+  std::optional<AttemptState> next;
+  std::optional<Verdict> verdict;
+  std::string reason;
+
+  bool empty() const { return !next.has_value() && !verdict.has_value(); }
+};
+
+// Idempotent: the step that was applied is not asked for again. The first failing node ends the gang;
+// an attempt is over only when each of its nodes has nothing of it any more.
+GangStep DecideGang(const Gang& gang);
+
+}  // namespace sft::server

@@ -1,0 +1,161 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/state/gang.h"
+#include "server/state/job_state.h"
+#include "server/state/verdict.h"
+
+// Rows of the database as values. Times are microseconds since the Unix epoch, 0 for "not yet".
+
+namespace sft::server {
+
+// A file that a job key names: an uploaded blob, or a path on the nodes.
+struct JobFileRecord {
+  std::string key;
+  std::string sha256;
+  int64_t size = 0;
+  std::string client_path;
+  std::string node_path;
+};
+
+struct JobRecord {
+  int64_t sequence = 0;  // order of submission
+  std::string id;
+  std::string project;
+  std::string owner;
+  int kind = 1;  // sft.v1.Job.Kind
+  JobState state = JobState::kPending;
+  std::string reason;
+  std::string display_name;
+  std::string variant;
+  std::string gpu_type;
+  int gpus_per_node = 1;
+  int nodes = 1;
+  std::string model;
+  std::string source_text;
+  std::string file_name;
+  std::string resolved_json;
+  std::string resolved_values;  // JSON array of [key, value, origin]
+  std::string warnings;         // JSON array of [key, line, message]
+  std::string request_id;       // empty: none
+  std::string request_hash;     // of all that was sent, to tell a repeat from another job
+  bool cancel_requested = false;
+  std::string cancel_reason;
+  int attempt = 0;
+  Verdict verdict;
+  int64_t created_us = 0;
+  int64_t started_us = 0;
+  int64_t ended_us = 0;
+};
+
+struct AttemptRecord {
+  std::string uid;
+  std::string job_id;
+  int number = 1;
+  int64_t epoch = 1;
+  AttemptState state = AttemptState::kPlaced;
+  std::string reason;
+  std::string rendezvous;
+  Verdict verdict;
+  std::string progress;  // serialized sft.v1.Progress
+  int64_t created_us = 0;
+  int64_t ended_us = 0;
+};
+
+// One attempt on one node: what it was given and what it reports.
+struct MemberRecord {
+  std::string attempt_uid;
+  Member status;
+  int first_rank = 0;
+  std::vector<int> slots;  // in rank order
+  bool forgotten = false;  // the node has deleted what it had
+};
+
+struct SlotRecord {
+  std::string node;
+  int index = 0;
+  std::string gpu_type;
+  std::string product_name;
+  std::string uuid;
+  int64_t memory_bytes = 0;
+  bool healthy = true;
+  std::string health_reason;
+  std::string job_id;  // that holds it; empty: free
+};
+
+struct ModelRecord {
+  std::string node;
+  std::string id;
+  std::string path;
+  std::string config_json;
+  int64_t bytes = 0;
+  std::string hash;
+  std::string problem;
+};
+
+// Stored: never renumber.
+enum class NodeState : int { kUp = 1, kSuspect = 2 };
+
+struct NodeRecord {
+  std::string name;
+  NodeState state = NodeState::kUp;
+  std::string reason;
+  std::string hostname;
+  std::string address;
+  std::string incarnation;
+  std::string version;
+  bool simulated = false;
+  bool has_shared_folder = false;
+  int cpus = 0;
+  int64_t memory_bytes = 0;
+  int64_t last_seen_us = 0;
+  std::vector<SlotRecord> slots;
+};
+
+struct VariantRecord {
+  std::string name;
+  std::string gpu_type;
+  int gpus_per_node = 1;
+};
+
+struct EventRecord {
+  int64_t sequence = 0;  // from 1, in a job
+  int64_t time_us = 0;
+  std::string type;
+  std::string message;
+  int attempt = 0;
+};
+
+struct DatasetRecord {
+  std::string sha256;
+  int64_t size = 0;
+  int64_t rows = 0;
+  std::string display_name;
+  std::string owner;
+  int64_t created_us = 0;
+};
+
+struct ArtifactFileRecord {
+  std::string path;
+  std::string sha256;
+  int64_t size = 0;
+};
+
+struct ArtifactRecord {
+  std::string id;
+  std::string job_id;
+  std::string attempt_uid;
+  std::string kind;
+  std::string node;       // that keeps it; empty: the server's blobs
+  std::string node_path;
+  std::vector<ArtifactFileRecord> files;
+  int64_t bytes = 0;
+  int64_t created_us = 0;
+};
+
+}  // namespace sft::server

@@ -1,0 +1,52 @@
+#include "server/state/verdict.h"
+
+#include <nlohmann/json.hpp>
+
+namespace sft::server {
+
+std::string ToJson(const Verdict& verdict) {
+  if (verdict.empty()) return "";
+  nlohmann::json json = {{"domain", static_cast<int>(verdict.domain)},
+                         {"code", verdict.code},
+                         {"message", verdict.message},
+                         {"advice", verdict.advice},
+                         {"rank", verdict.rank},
+                         {"node", verdict.node},
+                         {"evidence", verdict.evidence}};
+  // A rank's last lines may hold any bytes.
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+Verdict VerdictFromJson(std::string_view text) {
+  if (text.empty()) return {};
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto string = [&](const char* key) {
+    const auto it = json.find(key);
+    return it != json.end() && it->is_string() ? it->get<std::string>() : std::string();
+  };
+  Verdict verdict;
+  if (json.is_object()) {
+    verdict.code = string("code");
+    verdict.message = string("message");
+    verdict.advice = string("advice");
+    verdict.node = string("node");
+    const auto domain = json.find("domain"), rank = json.find("rank"), lines = json.find("evidence");
+    if (domain != json.end() && domain->is_number_integer()) {
+      verdict.domain = static_cast<Verdict::Domain>(domain->get<int>());
+    }
+    if (rank != json.end() && rank->is_number_integer()) verdict.rank = rank->get<int>();
+    if (lines != json.end() && lines->is_array()) {
+      for (const auto& line : *lines) {
+        if (line.is_string()) verdict.evidence.push_back(line.get<std::string>());
+      }
+    }
+  }
+  if (verdict.empty()) {
+    verdict.domain = Verdict::Domain::kUnknown;
+    verdict.code = "unreadable_verdict";
+    verdict.message = "the stored verdict cannot be read: " + std::string(text.substr(0, 200));
+  }
+  return verdict;
+}
+
+}  // namespace sft::server

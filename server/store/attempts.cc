@@ -1,0 +1,230 @@
+#include "server/store/attempts.h"
+
+#include <charconv>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace sft::server::store {
+namespace {
+
+#define SFT_ATTEMPT_COLUMNS \
+  "uid, job_id, number, epoch, state, reason, rendezvous, verdict, progress, created_us, ended_us"
+#define SFT_MEMBER_COLUMNS                                                                    \
+  "attempt_uid, node_rank, node, first_rank, slots, state, seen, reason, verdict, stuck, "    \
+  "forgotten"
+
+AttemptRecord ReadAttempt(const Statement& row) {
+  AttemptRecord attempt;
+  attempt.uid = row.Text(0);
+  attempt.job_id = row.Text(1);
+  attempt.number = static_cast<int>(row.Int(2));
+  attempt.epoch = row.Int(3);
+  attempt.state = static_cast<AttemptState>(row.Int(4));
+  attempt.reason = row.Text(5);
+  attempt.rendezvous = row.Text(6);
+  attempt.verdict = VerdictFromJson(row.Text(7));
+  attempt.progress = row.Text(8);
+  attempt.created_us = row.Int(9);
+  attempt.ended_us = row.Int(10);
+  return attempt;
+}
+
+// "0,1,2"
+std::vector<int> ParseSlots(const std::string& text) {
+  std::vector<int> slots;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (at < end) {
+    int slot = 0;
+    at = std::from_chars(at, end, slot).ptr + 1;
+    slots.push_back(slot);
+  }
+  return slots;
+}
+
+absl::StatusOr<std::vector<MemberRecord>> ReadMembers(Statement& row) {
+  std::vector<MemberRecord> members;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool more, row.Step());
+    if (!more) return members;
+    MemberRecord& member = members.emplace_back();
+    member.attempt_uid = row.Text(0);
+    member.status.node_rank = static_cast<int>(row.Int(1));
+    member.status.node = row.Text(2);
+    member.first_rank = static_cast<int>(row.Int(3));
+    member.slots = ParseSlots(row.Text(4));
+    member.status.state = static_cast<MemberState>(row.Int(5));
+    member.status.seen = row.Bool(6);
+    member.status.reason = row.Text(7);
+    member.status.verdict = VerdictFromJson(row.Text(8));
+    member.status.stuck = row.Bool(9);
+    member.forgotten = row.Bool(10);
+  }
+}
+
+absl::Status InsertMember(Database& db, const AttemptRecord& attempt, const MemberRecord& member) {
+  SFT_ASSIGN_OR_RETURN(Statement insert,
+                       db.Prepare("INSERT INTO attempt_nodes (attempt_uid, node_rank, node, "
+                                  "first_rank, slots) VALUES (?, ?, ?, ?, ?)"));
+  insert.Bind(attempt.uid).Bind(member.status.node_rank).Bind(member.status.node);
+  insert.Bind(member.first_rank).Bind(fmt::format("{}", fmt::join(member.slots, ",")));
+  SFT_RETURN_IF_ERROR(insert.Run());
+  for (const int slot : member.slots) {
+    SFT_ASSIGN_OR_RETURN(Statement allocate,
+                         db.Prepare("INSERT INTO allocations (node, slot, job_id, attempt_uid, "
+                                    "created_us) VALUES (?, ?, ?, ?, ?)"));
+    allocate.Bind(member.status.node).Bind(slot).Bind(attempt.job_id).Bind(attempt.uid);
+    SFT_RETURN_IF_ERROR(allocate.Bind(attempt.created_us).Run());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status InsertAttempt(Database& db, const AttemptRecord& attempt,
+                           const std::vector<MemberRecord>& members) {
+  {
+    SFT_ASSIGN_OR_RETURN(Statement insert,
+                         db.Prepare("INSERT INTO attempts (uid, job_id, number, epoch, state, reason, "
+                                    "created_us) VALUES (?, ?, ?, ?, ?, ?, ?)"));
+    insert.Bind(attempt.uid).Bind(attempt.job_id).Bind(attempt.number).Bind(attempt.epoch);
+    insert.Bind(static_cast<int>(attempt.state)).Bind(attempt.reason).Bind(attempt.created_us);
+    SFT_RETURN_IF_ERROR(insert.Run());
+  }
+  for (const MemberRecord& member : members) {
+    SFT_RETURN_IF_ERROR(InsertMember(db, attempt, member));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AttemptRecord> GetAttempt(Database& db, const std::string& uid) {
+  SFT_ASSIGN_OR_RETURN(Statement get,
+                       db.Prepare("SELECT " SFT_ATTEMPT_COLUMNS " FROM attempts WHERE uid = ?"));
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(uid).Step());
+  if (!row) return NotFound(fmt::format("no attempt \"{}\"", uid));
+  return ReadAttempt(get);
+}
+
+absl::StatusOr<std::optional<AttemptRecord>> AttemptOfJob(Database& db, const std::string& job_id,
+                                                          int number) {
+  SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare("SELECT " SFT_ATTEMPT_COLUMNS
+                                                 " FROM attempts WHERE job_id = ? AND number = ?"));
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(job_id).Bind(number).Step());
+  if (!row) return std::optional<AttemptRecord>();
+  return std::optional<AttemptRecord>(ReadAttempt(get));
+}
+
+absl::StatusOr<std::vector<AttemptRecord>> LiveAttempts(Database& db) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT " SFT_ATTEMPT_COLUMNS
+                                  " FROM attempts WHERE state <= 4 ORDER BY created_us, uid"));
+  std::vector<AttemptRecord> attempts;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return attempts;
+    attempts.push_back(ReadAttempt(list));
+  }
+}
+
+absl::StatusOr<std::vector<MemberRecord>> MembersOf(Database& db, const std::string& attempt_uid) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT " SFT_MEMBER_COLUMNS
+                                  " FROM attempt_nodes WHERE attempt_uid = ? ORDER BY node_rank"));
+  return ReadMembers(list.Bind(attempt_uid));
+}
+
+absl::StatusOr<std::vector<MemberRecord>> HeldMembers(Database& db, const std::string& node) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT " SFT_MEMBER_COLUMNS " FROM attempt_nodes WHERE node = ? AND "
+                                  "forgotten = 0 ORDER BY attempt_uid LIMIT 1000"));
+  return ReadMembers(list.Bind(node));
+}
+
+absl::Status TakeAttemptEdge(Database& db, AttemptRecord& attempt, AttemptState to, int64_t now_us) {
+  if (!IsLegal(attempt.state, to)) {
+    return FailedPrecondition(fmt::format("attempt {}: {} to {} is not a legal change of state",
+                                          attempt.uid, ToString(attempt.state), ToString(to)));
+  }
+  if (IsTerminal(to)) attempt.ended_us = now_us;
+  {
+    SFT_ASSIGN_OR_RETURN(Statement update,
+                         db.Prepare("UPDATE attempts SET state = ?, reason = ?, verdict = ?, ended_us = "
+                                    "? WHERE uid = ? AND state = ?"));
+    update.Bind(static_cast<int>(to)).Bind(attempt.reason).Bind(ToJson(attempt.verdict));
+    update.Bind(attempt.ended_us).Bind(attempt.uid).Bind(static_cast<int>(attempt.state));
+    SFT_RETURN_IF_ERROR(update.Run());
+    if (db.changes() != 1) {
+      return FailedPrecondition(fmt::format("attempt {} is not {} any more", attempt.uid,
+                                            ToString(attempt.state)));
+    }
+  }
+  attempt.state = to;
+  if (!IsTerminal(to)) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(Statement release,
+                       db.Prepare("UPDATE allocations SET freed_us = ? WHERE attempt_uid = ? AND "
+                                  "freed_us IS NULL"));
+  return release.Bind(now_us).Bind(attempt.uid).Run();
+}
+
+absl::Status SetAttemptVerdict(Database& db, const AttemptRecord& attempt) {
+  SFT_ASSIGN_OR_RETURN(Statement update,
+                       db.Prepare("UPDATE attempts SET verdict = ?, reason = ? WHERE uid = ?"));
+  return update.Bind(ToJson(attempt.verdict)).Bind(attempt.reason).Bind(attempt.uid).Run();
+}
+
+absl::Status SetRendezvous(Database& db, const std::string& uid, const std::string& rendezvous) {
+  SFT_ASSIGN_OR_RETURN(Statement update,
+                       db.Prepare("UPDATE attempts SET rendezvous = ? WHERE uid = ?"));
+  return update.Bind(rendezvous).Bind(uid).Run();
+}
+
+absl::Status SetProgress(Database& db, const std::string& uid, const std::string& progress) {
+  SFT_ASSIGN_OR_RETURN(Statement update,
+                       db.Prepare("UPDATE attempts SET progress = ? WHERE uid = ?"));
+  return update.BindBlob(progress).Bind(uid).Run();
+}
+
+absl::Status UpdateMember(Database& db, const MemberRecord& member) {
+  SFT_ASSIGN_OR_RETURN(Statement update,
+                       db.Prepare("UPDATE attempt_nodes SET state = ?, seen = ?, reason = ?, verdict = "
+                                  "?, stuck = ?, forgotten = ? WHERE attempt_uid = ? AND node_rank = ?"));
+  const Member& status = member.status;
+  update.Bind(static_cast<int>(status.state)).Bind(status.seen).Bind(status.reason);
+  update.Bind(ToJson(status.verdict)).Bind(status.stuck).Bind(member.forgotten);
+  return update.Bind(member.attempt_uid).Bind(status.node_rank).Run();
+}
+
+absl::StatusOr<Holders> LiveHolders(Database& db) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT node, slot, job_id FROM allocations WHERE freed_us IS NULL"));
+  Holders holders;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return holders;
+    holders[{list.Text(0), static_cast<int>(list.Int(1))}] = list.Text(2);
+  }
+}
+
+absl::StatusOr<RankStream> GetRankStream(Database& db, const std::string& attempt_uid, int rank,
+                                         const std::string& node) {
+  SFT_ASSIGN_OR_RETURN(Statement get,
+                       db.Prepare("SELECT events_offset, log_ended FROM rank_streams WHERE attempt_uid "
+                                  "= ? AND rank = ? AND node = ?"));
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(attempt_uid).Bind(rank).Bind(node).Step());
+  if (!row) return RankStream{};
+  return RankStream{get.Int(0), get.Bool(1)};
+}
+
+absl::Status PutRankStream(Database& db, const std::string& attempt_uid, int rank,
+                           const std::string& node, const RankStream& stream) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement put,
+      db.Prepare("INSERT INTO rank_streams (attempt_uid, rank, node, events_offset, log_ended) VALUES "
+                 "(?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET events_offset = excluded.events_offset, "
+                 "log_ended = excluded.log_ended"));
+  put.Bind(attempt_uid).Bind(rank).Bind(node).Bind(stream.events_offset).Bind(stream.log_ended);
+  return put.Run();
+}
+
+}  // namespace sft::server::store

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/state/records.h"
+#include "server/store/sqlite.h"
+
+// Rows of attempts, their parts on nodes, and allocations. As jobs.h.
+
+namespace sft::server::store {
+
+// The attempt, its members and one live allocation for each slot: all or nothing. ALREADY_EXISTS when
+// a slot is held.
+absl::Status InsertAttempt(Database& db, const AttemptRecord& attempt,
+                           const std::vector<MemberRecord>& members);
+
+absl::StatusOr<AttemptRecord> GetAttempt(Database& db, const std::string& uid);
+absl::StatusOr<std::optional<AttemptRecord>> AttemptOfJob(Database& db, const std::string& job_id,
+                                                          int number);
+// Attempts that are not over, oldest first.
+absl::StatusOr<std::vector<AttemptRecord>> LiveAttempts(Database& db);
+
+// By node rank.
+absl::StatusOr<std::vector<MemberRecord>> MembersOf(Database& db, const std::string& attempt_uid);
+// Members that a node has not forgotten: what its desired set is made of.
+absl::StatusOr<std::vector<MemberRecord>> HeldMembers(Database& db, const std::string& node);
+
+// Takes a legal edge of an attempt with its verdict and reason; as TakeEdge for jobs. A terminal
+// state frees the slots.
+absl::Status TakeAttemptEdge(Database& db, AttemptRecord& attempt, AttemptState to, int64_t now_us);
+absl::Status SetAttemptVerdict(Database& db, const AttemptRecord& attempt);
+absl::Status SetRendezvous(Database& db, const std::string& uid, const std::string& rendezvous);
+absl::Status SetProgress(Database& db, const std::string& uid, const std::string& progress);
+absl::Status UpdateMember(Database& db, const MemberRecord& member);
+
+// Live allocations: (node, slot) → job id.
+using Holders = std::map<std::pair<std::string, int>, std::string>;
+absl::StatusOr<Holders> LiveHolders(Database& db);
+
+struct RankStream {
+  int64_t events_offset = 0;
+  bool log_ended = false;
+};
+absl::StatusOr<RankStream> GetRankStream(Database& db, const std::string& attempt_uid, int rank,
+                                         const std::string& node);
+absl::Status PutRankStream(Database& db, const std::string& attempt_uid, int rank,
+                           const std::string& node, const RankStream& stream);
+
+}  // namespace sft::server::store

@@ -1,0 +1,224 @@
+#include "server/store/jobs.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace sft::server::store {
+namespace {
+
+// The columns every reader wants, then the large ones of GetJob.
+#define SFT_JOB_COLUMNS                                                                            \
+  "sequence, id, project, owner, kind, state, reason, display_name, variant, gpu_type, "           \
+  "gpus_per_node, nodes, model, file_name, warnings, request_id, request_hash, cancel_requested, " \
+  "cancel_reason, attempt, verdict, created_us, started_us, ended_us"
+#define SFT_JOB_LARGE_COLUMNS ", source_text, resolved_json, resolved_values"
+
+JobRecord ReadJob(const Statement& row, bool large) {
+  JobRecord job;
+  int c = 0;
+  job.sequence = row.Int(c++);
+  job.id = row.Text(c++);
+  job.project = row.Text(c++);
+  job.owner = row.Text(c++);
+  job.kind = static_cast<int>(row.Int(c++));
+  job.state = static_cast<JobState>(row.Int(c++));
+  job.reason = row.Text(c++);
+  job.display_name = row.Text(c++);
+  job.variant = row.Text(c++);
+  job.gpu_type = row.Text(c++);
+  job.gpus_per_node = static_cast<int>(row.Int(c++));
+  job.nodes = static_cast<int>(row.Int(c++));
+  job.model = row.Text(c++);
+  job.file_name = row.Text(c++);
+  job.warnings = row.Text(c++);
+  job.request_id = row.Text(c++);
+  job.request_hash = row.Text(c++);
+  job.cancel_requested = row.Bool(c++);
+  job.cancel_reason = row.Text(c++);
+  job.attempt = static_cast<int>(row.Int(c++));
+  job.verdict = VerdictFromJson(row.Text(c++));
+  job.created_us = row.Int(c++);
+  job.started_us = row.Int(c++);
+  job.ended_us = row.Int(c++);
+  if (large) {
+    job.source_text = row.Text(c++);
+    job.resolved_json = row.Text(c++);
+    job.resolved_values = row.Text(c++);
+  }
+  return job;
+}
+
+absl::StatusOr<std::vector<JobRecord>> ReadJobs(Statement& statement) {
+  std::vector<JobRecord> jobs;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, statement.Step());
+    if (!row) return jobs;
+    jobs.push_back(ReadJob(statement, /*large=*/false));
+  }
+}
+
+absl::Status NoJob(const std::string& id) {
+  return NotFound(fmt::format("no job \"{}\": `sftctl list` shows them", id));
+}
+
+}  // namespace
+
+absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRecord>& files) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement insert,
+      db.Prepare("INSERT INTO jobs (id, project, owner, kind, state, reason, display_name, variant, "
+                 "gpu_type, gpus_per_node, nodes, model, source_text, file_name, resolved_json, "
+                 "resolved_values, warnings, request_id, request_hash, created_us) VALUES "
+                 "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING sequence"));
+  insert.Bind(job.id).Bind(job.project).Bind(job.owner).Bind(job.kind);
+  insert.Bind(static_cast<int>(job.state)).Bind(job.reason).Bind(job.display_name);
+  insert.Bind(job.variant).Bind(job.gpu_type).Bind(job.gpus_per_node).Bind(job.nodes);
+  insert.Bind(job.model).Bind(job.source_text).Bind(job.file_name).Bind(job.resolved_json);
+  insert.Bind(job.resolved_values).Bind(job.warnings);
+  if (job.request_id.empty()) {
+    insert.BindNull();
+  } else {
+    insert.Bind(job.request_id);
+  }
+  insert.Bind(job.request_hash).Bind(job.created_us);
+  SFT_ASSIGN_OR_RETURN(const bool row, insert.Step());
+  if (!row) return Internal("an inserted job has no sequence");
+  job.sequence = insert.Int(0);
+  SFT_RETURN_IF_ERROR(insert.Run());
+  for (const JobFileRecord& file : files) {
+    SFT_ASSIGN_OR_RETURN(Statement add, db.Prepare("INSERT INTO job_files (job_id, key, sha256, size, "
+                                                   "client_path, node_path) VALUES (?, ?, ?, ?, ?, ?)"));
+    add.Bind(job.id).Bind(file.key).Bind(file.sha256).Bind(file.size);
+    add.Bind(file.client_path).Bind(file.node_path);
+    SFT_RETURN_IF_ERROR(add.Run());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id) {
+  SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare("SELECT " SFT_JOB_COLUMNS SFT_JOB_LARGE_COLUMNS
+                                                 " FROM jobs WHERE id = ?"));
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(id).Step());
+  if (!row) return NoJob(id);
+  return ReadJob(get, /*large=*/true);
+}
+
+absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std::string& request) {
+  SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare("SELECT " SFT_JOB_COLUMNS SFT_JOB_LARGE_COLUMNS
+                                                 " FROM jobs WHERE request_id = ?"));
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(request).Step());
+  if (!row) return std::optional<JobRecord>();
+  return std::optional<JobRecord>(ReadJob(get, /*large=*/true));
+}
+
+absl::StatusOr<std::vector<JobFileRecord>> FilesOfJob(Database& db, const std::string& id) {
+  SFT_ASSIGN_OR_RETURN(Statement get,
+                       db.Prepare("SELECT key, sha256, size, client_path, node_path FROM job_files "
+                                  "WHERE job_id = ? ORDER BY key LIMIT 16"));
+  get.Bind(id);
+  std::vector<JobFileRecord> files;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, get.Step());
+    if (!row) return files;
+    files.push_back({get.Text(0), get.Text(1), get.Int(2), get.Text(3), get.Text(4)});
+  }
+}
+
+absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& filter) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement list,
+      db.Prepare("SELECT " SFT_JOB_COLUMNS " FROM jobs WHERE sequence < ? AND (? = '' OR project = ?) "
+                 "AND ((1 << state) & ?) != 0 ORDER BY sequence DESC LIMIT ?"));
+  int64_t mask = filter.states.empty() ? -1 : 0;
+  for (const JobState state : filter.states) mask |= int64_t{1} << static_cast<int>(state);
+  list.Bind(filter.before_sequence > 0 ? filter.before_sequence : INT64_MAX);
+  list.Bind(filter.project).Bind(filter.project).Bind(mask);
+  list.Bind(std::clamp(filter.limit, 1, kMaxPage));
+  return ReadJobs(list);
+}
+
+absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT " SFT_JOB_COLUMNS
+                                  " FROM jobs WHERE state = 1 ORDER BY sequence LIMIT ?"));
+  return ReadJobs(list.Bind(limit));
+}
+
+absl::StatusOr<std::vector<int64_t>> CountJobsByState(Database& db) {
+  SFT_ASSIGN_OR_RETURN(Statement count,
+                       db.Prepare("SELECT state, count(*) FROM jobs GROUP BY state"));
+  std::vector<int64_t> counts(8, 0);
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, count.Step());
+    if (!row) return counts;
+    counts.at(static_cast<size_t>(count.Int(0))) = count.Int(1);
+  }
+}
+
+absl::Status TakeEdge(Database& db, JobRecord& job, JobState to, const std::string& reason,
+                      int64_t now_us) {
+  if (!IsLegal(job.state, to)) {
+    return FailedPrecondition(fmt::format("job {}: {} to {} is not a legal change of state", job.id,
+                                          ToString(job.state), ToString(to)));
+  }
+  if (to == JobState::kRunning) job.started_us = now_us;
+  if (IsTerminal(to)) job.ended_us = now_us;
+  SFT_ASSIGN_OR_RETURN(Statement update,
+                       db.Prepare("UPDATE jobs SET state = ?, reason = ?, attempt = ?, verdict = ?, "
+                                  "started_us = ?, ended_us = ? WHERE id = ? AND state = ?"));
+  update.Bind(static_cast<int>(to)).Bind(reason).Bind(job.attempt).Bind(ToJson(job.verdict));
+  update.Bind(job.started_us).Bind(job.ended_us).Bind(job.id).Bind(static_cast<int>(job.state));
+  SFT_RETURN_IF_ERROR(update.Run());
+  if (db.changes() != 1) {
+    return FailedPrecondition(fmt::format("job {} is not {} any more", job.id, ToString(job.state)));
+  }
+  EventRecord event{0, now_us, "state", fmt::format("{} -> {}", ToString(job.state), ToString(to)),
+                    job.attempt};
+  if (!reason.empty()) event.message += ": " + reason;
+  job.state = to;
+  job.reason = reason;
+  return AddEvent(db, job.id, std::move(event));
+}
+
+absl::StatusOr<bool> SetReason(Database& db, const std::string& id, const std::string& reason,
+                               int64_t now_us, bool write_event) {
+  SFT_ASSIGN_OR_RETURN(Statement update,
+                       db.Prepare("UPDATE jobs SET reason = ? WHERE id = ? AND reason != ?"));
+  SFT_RETURN_IF_ERROR(update.Bind(reason).Bind(id).Bind(reason).Run());
+  if (db.changes() == 0) return false;
+  if (write_event) SFT_RETURN_IF_ERROR(AddEvent(db, id, {0, now_us, "reason", reason, 0}));
+  return true;
+}
+
+absl::Status RequestCancel(Database& db, const std::string& id, const std::string& reason) {
+  SFT_ASSIGN_OR_RETURN(Statement update, db.Prepare("UPDATE jobs SET cancel_requested = 1, "
+                                                    "cancel_reason = ? WHERE id = ?"));
+  return update.Bind(reason).Bind(id).Run();
+}
+
+absl::Status AddEvent(Database& db, const std::string& job_id, EventRecord event) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement insert,
+      db.Prepare("INSERT INTO events (job_id, sequence, time_us, type, message, attempt) SELECT ?, "
+                 "coalesce(max(sequence), 0) + 1, ?, ?, ?, ? FROM events WHERE job_id = ?"));
+  insert.Bind(job_id).Bind(event.time_us).Bind(event.type).Bind(event.message).Bind(event.attempt);
+  return insert.Bind(job_id).Run();
+}
+
+absl::StatusOr<std::vector<EventRecord>> ListEvents(Database& db, const std::string& job_id,
+                                                    int64_t after, int limit) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT sequence, time_us, type, message, attempt FROM events WHERE "
+                                  "job_id = ? AND sequence > ? ORDER BY sequence LIMIT ?"));
+  list.Bind(job_id).Bind(after).Bind(std::clamp(limit, 1, kMaxPage));
+  std::vector<EventRecord> events;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return events;
+    events.push_back({list.Int(0), list.Int(1), list.Text(2), list.Text(3),
+                      static_cast<int>(list.Int(4))});
+  }
+}
+
+}  // namespace sft::server::store

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/state/records.h"
+#include "server/store/sqlite.h"
+
+// Rows of jobs, their files and events. Functions run on the store's thread, inside Store::Write or
+// Store::Read. NOT_FOUND when a named row is not there.
+
+namespace sft::server::store {
+
+// Rows that a list returns at most, whatever was asked for.
+inline constexpr int kMaxPage = 500;
+
+// Fills in sequence.
+absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRecord>& files);
+
+absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id);
+absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std::string& request);
+absl::StatusOr<std::vector<JobFileRecord>> FilesOfJob(Database& db, const std::string& id);
+
+struct JobFilter {
+  std::vector<JobState> states;  // empty: all
+  std::string project;           // empty: all
+  int64_t before_sequence = 0;   // 0: from the newest
+  int limit = 50;
+};
+// Newest first, without source text, resolved JSON and values (they are large): GetJob has them.
+absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& filter);
+
+// PENDING jobs in order of submission, without the large texts.
+absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit);
+
+// Jobs by state, for metrics: index is the state's number.
+absl::StatusOr<std::vector<int64_t>> CountJobsByState(Database& db);
+
+// Takes a legal edge: FAILED_PRECONDITION when the job is not in `job.state` any more or the edge is
+// not in the table. Writes state, reason, attempt, verdict and times of `job`, and one event. Updates
+// job.state. The only function that changes a job's state.
+absl::Status TakeEdge(Database& db, JobRecord& job, JobState to, const std::string& reason,
+                      int64_t now_us);
+
+// Changes the reason alone; an event is written when the text is new. Returns whether it was.
+absl::StatusOr<bool> SetReason(Database& db, const std::string& id, const std::string& reason,
+                               int64_t now_us, bool write_event);
+
+absl::Status RequestCancel(Database& db, const std::string& id, const std::string& reason);
+
+absl::Status AddEvent(Database& db, const std::string& job_id, EventRecord event);
+// Events with a sequence above `after`.
+absl::StatusOr<std::vector<EventRecord>> ListEvents(Database& db, const std::string& job_id,
+                                                    int64_t after, int limit);
+
+}  // namespace sft::server::store

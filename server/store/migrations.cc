@@ -1,0 +1,228 @@
+#include "server/store/migrations.h"
+
+#include <fmt/format.h>
+
+namespace sft::server {
+namespace {
+
+// Times are microseconds since the Unix epoch. States are the numbers of server/state/job_state.h.
+constexpr Migration kMigrations[] = {{1, R"sql(
+CREATE TABLE variants (
+  name TEXT NOT NULL PRIMARY KEY,
+  gpu_type TEXT NOT NULL,
+  gpus_per_node INTEGER NOT NULL CHECK (gpus_per_node > 0),
+  UNIQUE (gpu_type, gpus_per_node)
+) STRICT;
+INSERT INTO variants VALUES ('H100-4x', 'H100', 4), ('H100-8x', 'H100', 8);
+
+CREATE TABLE nodes (
+  name TEXT NOT NULL PRIMARY KEY,
+  state INTEGER NOT NULL CHECK (state IN (1, 2)),
+  reason TEXT NOT NULL,
+  hostname TEXT NOT NULL,
+  address TEXT NOT NULL,
+  incarnation TEXT NOT NULL,
+  version TEXT NOT NULL,
+  simulated INTEGER NOT NULL,
+  has_shared_folder INTEGER NOT NULL,
+  cpus INTEGER NOT NULL,
+  memory_bytes INTEGER NOT NULL,
+  last_seen_us INTEGER NOT NULL
+) STRICT;
+
+-- Slots: GPUs, or shares of a node's CPUs. present = 0: the node does not report it any more.
+CREATE TABLE gpus (
+  node TEXT NOT NULL REFERENCES nodes (name),
+  slot INTEGER NOT NULL,
+  gpu_type TEXT NOT NULL,
+  product_name TEXT NOT NULL,
+  uuid TEXT NOT NULL,
+  memory_bytes INTEGER NOT NULL,
+  healthy INTEGER NOT NULL,
+  health_reason TEXT NOT NULL,
+  present INTEGER NOT NULL,
+  PRIMARY KEY (node, slot)
+) STRICT;
+
+CREATE TABLE models (
+  node TEXT NOT NULL REFERENCES nodes (name),
+  id TEXT NOT NULL,
+  path TEXT NOT NULL,
+  config_json TEXT NOT NULL,
+  bytes INTEGER NOT NULL,
+  hash TEXT NOT NULL,
+  problem TEXT NOT NULL,
+  PRIMARY KEY (node, id, path)
+) STRICT;
+
+CREATE TABLE jobs (
+  sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+  id TEXT NOT NULL UNIQUE,
+  project TEXT NOT NULL,
+  owner TEXT NOT NULL,
+  kind INTEGER NOT NULL,
+  state INTEGER NOT NULL CHECK (state BETWEEN 1 AND 7),
+  reason TEXT NOT NULL,
+  display_name TEXT NOT NULL,
+  variant TEXT NOT NULL,
+  gpu_type TEXT NOT NULL,
+  gpus_per_node INTEGER NOT NULL CHECK (gpus_per_node > 0),
+  nodes INTEGER NOT NULL CHECK (nodes > 0),
+  model TEXT NOT NULL,
+  source_text TEXT NOT NULL,
+  file_name TEXT NOT NULL,
+  resolved_json TEXT NOT NULL,
+  resolved_values TEXT NOT NULL,
+  warnings TEXT NOT NULL,
+  request_id TEXT UNIQUE,
+  request_hash TEXT NOT NULL,
+  cancel_requested INTEGER NOT NULL DEFAULT 0,
+  cancel_reason TEXT NOT NULL DEFAULT '',
+  attempt INTEGER NOT NULL DEFAULT 0,
+  verdict TEXT NOT NULL DEFAULT '',
+  created_us INTEGER NOT NULL,
+  started_us INTEGER NOT NULL DEFAULT 0,
+  ended_us INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX jobs_live ON jobs (state, sequence) WHERE state <= 4;
+CREATE INDEX jobs_by_project ON jobs (project, sequence);
+
+CREATE TABLE job_files (
+  job_id TEXT NOT NULL REFERENCES jobs (id),
+  key TEXT NOT NULL,
+  sha256 TEXT NOT NULL,
+  size INTEGER NOT NULL,
+  client_path TEXT NOT NULL,
+  node_path TEXT NOT NULL,
+  PRIMARY KEY (job_id, key)
+) STRICT;
+
+CREATE TABLE attempts (
+  uid TEXT NOT NULL PRIMARY KEY,
+  job_id TEXT NOT NULL REFERENCES jobs (id),
+  number INTEGER NOT NULL,
+  epoch INTEGER NOT NULL,
+  state INTEGER NOT NULL CHECK (state BETWEEN 1 AND 7),
+  reason TEXT NOT NULL,
+  rendezvous TEXT NOT NULL DEFAULT '',
+  verdict TEXT NOT NULL DEFAULT '',
+  progress BLOB NOT NULL DEFAULT x'',
+  created_us INTEGER NOT NULL,
+  ended_us INTEGER NOT NULL DEFAULT 0,
+  UNIQUE (job_id, number),
+  UNIQUE (job_id, epoch)
+) STRICT;
+CREATE INDEX attempts_live ON attempts (uid) WHERE state <= 4;
+
+-- The part of an attempt on one node: what it was given, and what it last reported.
+CREATE TABLE attempt_nodes (
+  attempt_uid TEXT NOT NULL REFERENCES attempts (uid),
+  node_rank INTEGER NOT NULL,
+  node TEXT NOT NULL REFERENCES nodes (name),
+  first_rank INTEGER NOT NULL,
+  slots TEXT NOT NULL,
+  state INTEGER NOT NULL DEFAULT 0,
+  seen INTEGER NOT NULL DEFAULT 0,
+  reason TEXT NOT NULL DEFAULT '',
+  verdict TEXT NOT NULL DEFAULT '',
+  stuck INTEGER NOT NULL DEFAULT 0,
+  forgotten INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (attempt_uid, node_rank),
+  UNIQUE (attempt_uid, node)
+) STRICT;
+CREATE INDEX attempt_nodes_held ON attempt_nodes (node) WHERE forgotten = 0;
+
+-- Who holds which slot. A row is live until freed_us is set.
+CREATE TABLE allocations (
+  id INTEGER PRIMARY KEY,
+  node TEXT NOT NULL,
+  slot INTEGER NOT NULL,
+  job_id TEXT NOT NULL REFERENCES jobs (id),
+  attempt_uid TEXT NOT NULL REFERENCES attempts (uid),
+  created_us INTEGER NOT NULL,
+  freed_us INTEGER,
+  FOREIGN KEY (node, slot) REFERENCES gpus (node, slot)
+) STRICT;
+CREATE UNIQUE INDEX allocations_live ON allocations (node, slot) WHERE freed_us IS NULL;
+CREATE INDEX allocations_by_attempt ON allocations (attempt_uid);
+
+CREATE TABLE events (
+  job_id TEXT NOT NULL REFERENCES jobs (id),
+  sequence INTEGER NOT NULL,
+  time_us INTEGER NOT NULL,
+  type TEXT NOT NULL,
+  message TEXT NOT NULL,
+  attempt INTEGER NOT NULL,
+  PRIMARY KEY (job_id, sequence)
+) STRICT, WITHOUT ROWID;
+
+-- How far a rank's event file is taken in, and whether its log has ended.
+CREATE TABLE rank_streams (
+  attempt_uid TEXT NOT NULL REFERENCES attempts (uid),
+  rank INTEGER NOT NULL,
+  node TEXT NOT NULL,
+  events_offset INTEGER NOT NULL DEFAULT 0,
+  log_ended INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (attempt_uid, rank, node)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE datasets (
+  sha256 TEXT NOT NULL PRIMARY KEY,
+  size INTEGER NOT NULL,
+  rows INTEGER NOT NULL,
+  display_name TEXT NOT NULL,
+  owner TEXT NOT NULL,
+  created_us INTEGER NOT NULL,
+  last_used_us INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE artifacts (
+  id TEXT NOT NULL PRIMARY KEY,
+  job_id TEXT NOT NULL REFERENCES jobs (id),
+  attempt_uid TEXT NOT NULL REFERENCES attempts (uid),
+  kind TEXT NOT NULL,
+  node TEXT NOT NULL,
+  node_path TEXT NOT NULL,
+  files TEXT NOT NULL,
+  bytes INTEGER NOT NULL,
+  created_us INTEGER NOT NULL,
+  UNIQUE (attempt_uid, kind)
+) STRICT;
+CREATE INDEX artifacts_by_job ON artifacts (job_id, created_us);
+)sql"}};
+
+absl::Status Apply(Database& db, const Migration& migration) {
+  SFT_RETURN_IF_ERROR(db.Execute("BEGIN IMMEDIATE"));
+  absl::Status status = db.Execute(migration.sql);
+  if (status.ok()) {
+    status = db.Execute(fmt::format("PRAGMA user_version = {}", migration.version).c_str());
+  }
+  if (status.ok()) status = db.Execute("COMMIT");
+  if (!status.ok()) {
+    const absl::Status undone = db.Execute("ROLLBACK");
+    return Annotate(status, fmt::format("migration {}{}", migration.version,
+                                        undone.ok() ? "" : " (and its rollback failed)"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::span<const Migration> Migrations() { return kMigrations; }
+
+absl::Status Migrate(Database& db) {
+  SFT_ASSIGN_OR_RETURN(const int64_t version, db.UserVersion());
+  const int newest = Migrations().back().version;
+  if (version > newest) {
+    return FailedPrecondition(
+        fmt::format("the database has schema {}, this server knows up to {}: it was written by a newer "
+                    "server; start that one, or give another --data-dir",
+                    version, newest));
+  }
+  for (const Migration& migration : Migrations()) {
+    if (migration.version > version) SFT_RETURN_IF_ERROR(Apply(db, migration));
+  }
+  return db.Execute("PRAGMA optimize");
+}
+
+}  // namespace sft::server

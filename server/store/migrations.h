@@ -1,0 +1,21 @@
+#pragma once
+
+#include <span>
+
+#include "server/store/sqlite.h"
+
+namespace sft::server {
+
+// One step of the schema. Steps are append-only: one that was released is never edited.
+struct Migration {
+  int version;  // user_version after it
+  const char* sql;
+};
+
+std::span<const Migration> Migrations();
+
+// Brings the database to the newest schema, each step in one transaction. FAILED_PRECONDITION when
+// the file was written by a newer server: an older one would lose what it does not understand.
+absl::Status Migrate(Database& db);
+
+}  // namespace sft::server

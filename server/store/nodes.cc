@@ -1,0 +1,195 @@
+#include "server/store/nodes.h"
+
+#include <algorithm>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "server/store/attempts.h"
+#include "server/store/jobs.h"
+
+namespace sft::server::store {
+namespace {
+
+#define SFT_NODE_COLUMNS                                                                        \
+  "name, state, reason, hostname, address, incarnation, version, simulated, has_shared_folder, " \
+  "cpus, memory_bytes, last_seen_us"
+
+NodeRecord ReadNode(const Statement& row) {
+  NodeRecord node;
+  node.name = row.Text(0);
+  node.state = static_cast<NodeState>(row.Int(1));
+  node.reason = row.Text(2);
+  node.hostname = row.Text(3);
+  node.address = row.Text(4);
+  node.incarnation = row.Text(5);
+  node.version = row.Text(6);
+  node.simulated = row.Bool(7);
+  node.has_shared_folder = row.Bool(8);
+  node.cpus = static_cast<int>(row.Int(9));
+  node.memory_bytes = row.Int(10);
+  node.last_seen_us = row.Int(11);
+  return node;
+}
+
+absl::Status ReadSlots(Database& db, NodeRecord& node, const Holders& holders) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT slot, gpu_type, product_name, uuid, memory_bytes, healthy, "
+                                  "health_reason FROM gpus WHERE node = ? AND present = 1 ORDER BY "
+                                  "slot"));
+  list.Bind(node.name);
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return absl::OkStatus();
+    SlotRecord slot{node.name,     static_cast<int>(list.Int(0)), list.Text(1), list.Text(2),
+                    list.Text(3), list.Int(4),                   list.Bool(5), list.Text(6), ""};
+    const auto holder = holders.find({node.name, slot.index});
+    if (holder != holders.end()) slot.job_id = holder->second;
+    node.slots.push_back(std::move(slot));
+  }
+}
+
+absl::StatusOr<std::vector<ModelRecord>> ReadModels(Statement& row) {
+  std::vector<ModelRecord> models;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool more, row.Step());
+    if (!more) return models;
+    models.push_back({row.Text(0), row.Text(1), row.Text(2), row.Text(3), row.Int(4), row.Text(5),
+                      row.Text(6)});
+  }
+}
+
+absl::Status AddVariants(Database& db, const std::vector<SlotRecord>& slots) {
+  std::map<std::string, int> count;
+  for (const SlotRecord& slot : slots) ++count[slot.gpu_type];
+  for (const auto& [type, most] : count) {
+    for (int n = 1; n <= most; ++n) {
+      SFT_ASSIGN_OR_RETURN(Statement add, db.Prepare("INSERT INTO variants (name, gpu_type, "
+                                                     "gpus_per_node) VALUES (?, ?, ?) ON CONFLICT DO "
+                                                     "NOTHING"));
+      SFT_RETURN_IF_ERROR(add.Bind(fmt::format("{}-{}x", type, n)).Bind(type).Bind(n).Run());
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status PutNode(Database& db, const NodeRecord& node) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement put,
+      db.Prepare("INSERT INTO nodes (" SFT_NODE_COLUMNS
+                 ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET state "
+                 "= excluded.state, reason = excluded.reason, hostname = excluded.hostname, address = "
+                 "excluded.address, incarnation = excluded.incarnation, version = excluded.version, "
+                 "simulated = excluded.simulated, has_shared_folder = excluded.has_shared_folder, cpus "
+                 "= excluded.cpus, memory_bytes = excluded.memory_bytes, last_seen_us = "
+                 "excluded.last_seen_us"));
+  put.Bind(node.name).Bind(static_cast<int>(node.state)).Bind(node.reason).Bind(node.hostname);
+  put.Bind(node.address).Bind(node.incarnation).Bind(node.version).Bind(node.simulated);
+  put.Bind(node.has_shared_folder).Bind(node.cpus).Bind(node.memory_bytes).Bind(node.last_seen_us);
+  SFT_RETURN_IF_ERROR(put.Run());
+  return PutSlots(db, node.name, node.slots);
+}
+
+absl::Status PutSlots(Database& db, const std::string& node, const std::vector<SlotRecord>& slots) {
+  {
+    SFT_ASSIGN_OR_RETURN(Statement hide, db.Prepare("UPDATE gpus SET present = 0 WHERE node = ?"));
+    SFT_RETURN_IF_ERROR(hide.Bind(node).Run());
+  }
+  for (const SlotRecord& slot : slots) {
+    SFT_ASSIGN_OR_RETURN(
+        Statement put,
+        db.Prepare("INSERT INTO gpus (node, slot, gpu_type, product_name, uuid, memory_bytes, healthy, "
+                   "health_reason, present) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT (node, slot) "
+                   "DO UPDATE SET gpu_type = excluded.gpu_type, product_name = excluded.product_name, "
+                   "uuid = excluded.uuid, memory_bytes = excluded.memory_bytes, healthy = "
+                   "excluded.healthy, health_reason = excluded.health_reason, present = 1"));
+    put.Bind(node).Bind(slot.index).Bind(slot.gpu_type).Bind(slot.product_name).Bind(slot.uuid);
+    put.Bind(slot.memory_bytes).Bind(slot.healthy).Bind(slot.health_reason);
+    SFT_RETURN_IF_ERROR(put.Run());
+  }
+  return AddVariants(db, slots);
+}
+
+absl::Status PutModels(Database& db, const std::string& node,
+                       const std::vector<ModelRecord>& models) {
+  {
+    SFT_ASSIGN_OR_RETURN(Statement clear, db.Prepare("DELETE FROM models WHERE node = ?"));
+    SFT_RETURN_IF_ERROR(clear.Bind(node).Run());
+  }
+  for (const ModelRecord& model : models) {
+    SFT_ASSIGN_OR_RETURN(Statement put,
+                         db.Prepare("INSERT OR REPLACE INTO models (node, id, path, config_json, bytes, "
+                                    "hash, problem) VALUES (?, ?, ?, ?, ?, ?, ?)"));
+    put.Bind(node).Bind(model.id).Bind(model.path).Bind(model.config_json).Bind(model.bytes);
+    SFT_RETURN_IF_ERROR(put.Bind(model.hash).Bind(model.problem).Run());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetNodeState(Database& db, const std::string& node, NodeState state,
+                          const std::string& reason, int64_t last_seen_us) {
+  SFT_ASSIGN_OR_RETURN(Statement update, db.Prepare("UPDATE nodes SET state = ?, reason = ?, "
+                                                    "last_seen_us = ? WHERE name = ?"));
+  return update.Bind(static_cast<int>(state)).Bind(reason).Bind(last_seen_us).Bind(node).Run();
+}
+
+absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after, int limit) {
+  SFT_ASSIGN_OR_RETURN(const Holders holders, LiveHolders(db));
+  std::vector<NodeRecord> nodes;
+  {
+    SFT_ASSIGN_OR_RETURN(Statement list, db.Prepare("SELECT " SFT_NODE_COLUMNS
+                                                    " FROM nodes WHERE name > ? ORDER BY name LIMIT ?"));
+    list.Bind(after).Bind(std::clamp(limit, 1, kMaxPage));
+    while (true) {
+      SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+      if (!row) break;
+      nodes.push_back(ReadNode(list));
+    }
+  }
+  for (NodeRecord& node : nodes) SFT_RETURN_IF_ERROR(ReadSlots(db, node, holders));
+  return nodes;
+}
+
+absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name) {
+  NodeRecord node;
+  {
+    SFT_ASSIGN_OR_RETURN(Statement get,
+                         db.Prepare("SELECT " SFT_NODE_COLUMNS " FROM nodes WHERE name = ?"));
+    SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(name).Step());
+    if (!row) return NotFound(fmt::format("no node \"{}\": `sftctl nodes` shows them", name));
+    node = ReadNode(get);
+  }
+  SFT_ASSIGN_OR_RETURN(const Holders holders, LiveHolders(db));
+  SFT_RETURN_IF_ERROR(ReadSlots(db, node, holders));
+  return node;
+}
+
+absl::StatusOr<std::vector<VariantRecord>> ListVariants(Database& db) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT name, gpu_type, gpus_per_node FROM variants ORDER BY "
+                                  "gpu_type, gpus_per_node LIMIT 1000"));
+  std::vector<VariantRecord> variants;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return variants;
+    variants.push_back({list.Text(0), list.Text(1), static_cast<int>(list.Int(2))});
+  }
+}
+
+absl::StatusOr<std::vector<ModelRecord>> ListModels(Database& db, int offset, int limit) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT node, id, path, config_json, bytes, hash, problem FROM models "
+                                  "ORDER BY id, node, path LIMIT ? OFFSET ?"));
+  return ReadModels(list.Bind(std::clamp(limit, 1, kMaxPage)).Bind(offset));
+}
+
+absl::StatusOr<std::vector<ModelRecord>> FindModel(Database& db, const std::string& model) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT node, id, path, config_json, bytes, hash, problem FROM models "
+                                  "WHERE (id = ? OR path = ?) ORDER BY problem, node LIMIT 500"));
+  return ReadModels(list.Bind(model).Bind(model));
+}
+
+}  // namespace sft::server::store

@@ -1,0 +1,131 @@
+#include "server/store/sqlite.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+#include <sqlite3.h>
+
+namespace sft::server {
+namespace {
+
+absl::Status SqliteStatus(sqlite3* db, int code, std::string_view what) {
+  const std::string message = fmt::format("database: {}: {}", what, sqlite3_errmsg(db));
+  switch (code & 0xff) {
+    case SQLITE_FULL: return ResourceExhausted(message + " (free space on the disk of the data folder)");
+    case SQLITE_CONSTRAINT: return AlreadyExists(message);
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED: return Unavailable(message);
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB: return DataLoss(message);
+    case SQLITE_READONLY:
+    case SQLITE_PERM:
+    case SQLITE_CANTOPEN: return PermissionDenied(message);
+    case SQLITE_IOERR: return Unavailable(message);
+    default: return Internal(message);
+  }
+}
+
+}  // namespace
+
+Statement::Statement(Statement&& other) noexcept
+    : db_(other.db_),
+      statement_(std::exchange(other.statement_, nullptr)),
+      next_(other.next_),
+      bind_error_(other.bind_error_) {}
+
+Statement::~Statement() {
+  if (statement_ == nullptr) return;
+  sqlite3_reset(statement_);
+  sqlite3_clear_bindings(statement_);
+}
+
+void Statement::Check(int code) {
+  if (code != SQLITE_OK && bind_error_ == SQLITE_OK) bind_error_ = code;
+}
+
+Statement& Statement::Bind(int64_t value) {
+  Check(sqlite3_bind_int64(statement_, next_++, value));
+  return *this;
+}
+
+Statement& Statement::Bind(std::string_view text) {
+  Check(sqlite3_bind_text64(statement_, next_++, text.empty() ? "" : text.data(), text.size(),
+                            SQLITE_TRANSIENT, SQLITE_UTF8));
+  return *this;
+}
+
+Statement& Statement::BindBlob(std::string_view bytes) {
+  Check(sqlite3_bind_blob64(statement_, next_++, bytes.empty() ? "" : bytes.data(), bytes.size(),
+                            SQLITE_TRANSIENT));
+  return *this;
+}
+
+Statement& Statement::BindNull() {
+  Check(sqlite3_bind_null(statement_, next_++));
+  return *this;
+}
+
+absl::StatusOr<bool> Statement::Step() {
+  if (bind_error_ != SQLITE_OK) return SqliteStatus(db_, bind_error_, "bind");
+  const int code = sqlite3_step(statement_);
+  if (code == SQLITE_ROW) return true;
+  if (code == SQLITE_DONE) return false;
+  return SqliteStatus(db_, code, sqlite3_sql(statement_));
+}
+
+absl::Status Statement::Run() { return Step().status(); }
+
+int64_t Statement::Int(int column) const { return sqlite3_column_int64(statement_, column); }
+
+std::string Statement::Text(int column) const {
+  const void* bytes = sqlite3_column_blob(statement_, column);
+  const int size = sqlite3_column_bytes(statement_, column);
+  return size == 0 ? std::string() : std::string(static_cast<const char*>(bytes), size);
+}
+
+absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path) {
+  sqlite3* raw = nullptr;
+  const int code = sqlite3_open_v2(
+      path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
+  std::unique_ptr<Database> database(new Database(raw));
+  if (code != SQLITE_OK) return SqliteStatus(raw, code, fmt::format("cannot open {}", path));
+  sqlite3_extended_result_codes(raw, 1);
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA journal_mode = WAL"));
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA synchronous = FULL"));
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA foreign_keys = ON"));
+  // Pages kept in memory: 4 MiB; the rest is the page cache of the machine.
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA cache_size = -4096"));
+  return database;
+}
+
+Database::~Database() {
+  for (const auto& [sql, statement] : statements_) sqlite3_finalize(statement);
+  sqlite3_close(db_);
+}
+
+absl::StatusOr<Statement> Database::Prepare(const char* sql) {
+  const auto known = statements_.find(std::string_view(sql));
+  if (known != statements_.end()) return Statement(db_, known->second);
+  sqlite3_stmt* statement = nullptr;
+  const int code =
+      sqlite3_prepare_v3(db_, sql, -1, SQLITE_PREPARE_PERSISTENT, &statement, nullptr);
+  if (code != SQLITE_OK) return SqliteStatus(db_, code, sql);
+  statements_.emplace(sql, statement);
+  return Statement(db_, statement);
+}
+
+absl::Status Database::Execute(const char* sql) {
+  const int code = sqlite3_exec(db_, sql, nullptr, nullptr, nullptr);
+  if (code != SQLITE_OK) return SqliteStatus(db_, code, sql);
+  return absl::OkStatus();
+}
+
+int64_t Database::changes() const { return sqlite3_changes64(db_); }
+
+absl::StatusOr<int64_t> Database::UserVersion() {
+  SFT_ASSIGN_OR_RETURN(Statement statement, Prepare("PRAGMA user_version"));
+  SFT_ASSIGN_OR_RETURN(const bool row, statement.Step());
+  return row ? statement.Int(0) : 0;
+}
+
+}  // namespace sft::server

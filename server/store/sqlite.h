@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "common/base/status.h"
+
+struct sqlite3;
+struct sqlite3_stmt;
+
+namespace sft::server {
+
+// A prepared statement in use: bind, step, read columns. Reset when it goes out of scope, so that the
+// database's cache can hand it out again. Errors of binds are kept and returned by Step.
+class Statement {
+ public:
+  Statement(sqlite3* db, sqlite3_stmt* statement) : db_(db), statement_(statement) {}
+  Statement(Statement&& other) noexcept;
+  Statement& operator=(Statement&&) = delete;
+  ~Statement();
+
+  // Values for the next `?`, left to right.
+  Statement& Bind(int64_t value);
+  Statement& Bind(int value) { return Bind(int64_t{value}); }
+  Statement& Bind(bool value) { return Bind(int64_t{value}); }
+  Statement& Bind(std::string_view text);
+  Statement& Bind(const char* text) { return Bind(std::string_view(text)); }
+  Statement& BindBlob(std::string_view bytes);
+  Statement& BindNull();
+
+  // True: a row is there to read; false: done.
+  absl::StatusOr<bool> Step();
+  // For statements that give no rows.
+  absl::Status Run();
+
+  // Columns of the row, from 0.
+  int64_t Int(int column) const;
+  bool Bool(int column) const { return Int(column) != 0; }
+  std::string Text(int column) const;
+
+ private:
+  void Check(int code);
+
+  sqlite3* db_;
+  sqlite3_stmt* statement_;
+  int next_ = 1;
+  int bind_error_ = 0;
+};
+
+// The one connection. Not thread-safe: the store's thread owns it, and hands a reference to the
+// functions it runs.
+class Database {
+ public:
+  // Creates the file when it is missing; sets WAL, synchronous=FULL, foreign keys.
+  static absl::StatusOr<std::unique_ptr<Database>> Open(const std::string& path);
+  ~Database();
+
+  // A cached prepared statement. `sql` is a literal of ours: an error in it is a bug and INTERNAL.
+  absl::StatusOr<Statement> Prepare(const char* sql);
+  // One or more statements without values or rows.
+  absl::Status Execute(const char* sql);
+  // Rows that the last statement changed.
+  int64_t changes() const;
+
+  absl::StatusOr<int64_t> UserVersion();
+
+ private:
+  explicit Database(sqlite3* db) : db_(db) {}
+
+  sqlite3* db_;
+  std::map<std::string, sqlite3_stmt*, std::less<>> statements_;
+};
+
+}  // namespace sft::server

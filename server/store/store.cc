@@ -1,0 +1,111 @@
+#include "server/store/store.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "common/obs/log.h"
+#include "server/store/migrations.h"
+
+namespace sft::server {
+
+absl::StatusOr<std::unique_ptr<Store>> Store::Open(Options options) {
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> db, Database::Open(options.path));
+  const absl::Status migrated = Migrate(*db);
+  if (!migrated.ok()) return Annotate(migrated, options.path);
+  return std::unique_ptr<Store>(new Store(std::move(options), std::move(db)));
+}
+
+Store::Store(Options options, std::unique_ptr<Database> db)
+    : options_(std::move(options)), db_(std::move(db)), thread_([this] { Loop(); }) {}
+
+Store::~Store() {
+  {
+    MutexLock lock(mutex_);
+    closing_ = true;
+  }
+  work_.NotifyAll();
+  thread_.join();
+}
+
+int64_t Store::commits() const {
+  MutexLock lock(mutex_);
+  return commits_;
+}
+
+absl::Status Store::Run(const Function& function, bool is_write) {
+  Task task{&function, is_write, absl::OkStatus()};
+  MutexLock lock(mutex_);
+  if (closing_) return Unavailable("the server is stopping");
+  if (static_cast<int>(queue_.size()) >= options_.max_queue) {
+    return ResourceExhausted(
+        fmt::format("{} requests wait for the database: try again later", queue_.size()));
+  }
+  queue_.push_back(&task);
+  work_.NotifyOne();
+  while (!task.done) done_.Wait(mutex_);
+  return task.status;
+}
+
+void Store::Loop() {
+  obs::NameThread("store");
+  while (true) {
+    std::deque<Task*> group;
+    {
+      MutexLock lock(mutex_);
+      while (queue_.empty() && !closing_) work_.Wait(mutex_);
+      if (queue_.empty()) return;
+      while (!queue_.empty() && static_cast<int>(group.size()) < options_.max_group) {
+        group.push_back(queue_.front());
+        queue_.pop_front();
+      }
+    }
+    RunGroup(group);
+    MutexLock lock(mutex_);
+    for (Task* task : group) task->done = true;
+    done_.NotifyAll();
+  }
+}
+
+// In order of arrival, so that a caller's read sees the writes it waited for: runs of writes share a
+// transaction, a read between them ends it.
+void Store::RunGroup(const std::deque<Task*>& group) {
+  std::deque<Task*> writes;
+  for (Task* task : group) {
+    if (task->is_write) {
+      writes.push_back(task);
+      continue;
+    }
+    RunWrites(std::exchange(writes, {}));
+    task->status = (*task->function)(*db_);
+  }
+  RunWrites(writes);
+}
+
+void Store::RunWrites(const std::deque<Task*>& writes) {
+  if (writes.empty()) return;
+  absl::Status group = db_->Execute("BEGIN IMMEDIATE");
+  for (Task* task : writes) {
+    if (!group.ok()) break;
+    group = db_->Execute("SAVEPOINT task");
+    if (!group.ok()) break;
+    task->status = (*task->function)(*db_);
+    if (!task->status.ok()) group = db_->Execute("ROLLBACK TO task");
+    if (group.ok()) group = db_->Execute("RELEASE task");
+  }
+  if (group.ok()) group = db_->Execute("COMMIT");
+  if (group.ok()) {
+    MutexLock lock(mutex_);
+    ++commits_;
+    return;
+  }
+  // A full disk may have ended the transaction already; a rollback that finds none is no news.
+  const absl::Status undone = db_->Execute("ROLLBACK");
+  spdlog::error("commit failed: {} (rollback: {})", Message(group), Message(undone));
+  for (Task* task : writes) {
+    if (task->status.ok()) task->status = group;
+  }
+}
+
+}  // namespace sft::server

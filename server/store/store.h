@@ -1,0 +1,67 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "common/base/mutex.h"
+#include "common/base/status.h"
+#include "server/store/sqlite.h"
+
+namespace sft::server {
+
+// The database behind one thread that owns the one connection. Callers of any thread hand in
+// functions and block until they have run. Writes that wait together are committed together (group
+// commit), each in its own savepoint: one that fails takes nothing of the others with it. A write has
+// returned OK only after the commit has reached the disk (synchronous=FULL).
+class Store {
+ public:
+  struct Options {
+    std::string path;  // of the database file
+    // Functions waiting at once; more are refused with RESOURCE_EXHAUSTED.
+    int max_queue = 4096;
+    // Writes in one commit.
+    int max_group = 64;
+  };
+  // Must not call the store again, wait, or do other I/O: it holds the one connection.
+  using Function = std::function<absl::Status(Database&)>;
+
+  static absl::StatusOr<std::unique_ptr<Store>> Open(Options options);
+  ~Store();
+  Store(const Store&) = delete;
+
+  absl::Status Write(const Function& function) SFT_EXCLUDES(mutex_) { return Run(function, true); }
+  absl::Status Read(const Function& function) SFT_EXCLUDES(mutex_) { return Run(function, false); }
+
+  // Commits since it was opened.
+  int64_t commits() const SFT_EXCLUDES(mutex_);
+
+ private:
+  struct Task {
+    const Function* function;
+    bool is_write;
+    absl::Status status;
+    bool done = false;
+  };
+
+  Store(Options options, std::unique_ptr<Database> db);
+  absl::Status Run(const Function& function, bool is_write) SFT_EXCLUDES(mutex_);
+  void Loop() SFT_EXCLUDES(mutex_);
+  void RunGroup(const std::deque<Task*>& group);
+  void RunWrites(const std::deque<Task*>& writes);
+
+  // Constant after construction; db_ is used by thread_ alone.
+  const Options options_;
+  const std::unique_ptr<Database> db_;
+
+  mutable Mutex mutex_;
+  CondVar work_, done_;
+  std::deque<Task*> queue_ SFT_GUARDED_BY(mutex_);
+  bool closing_ SFT_GUARDED_BY(mutex_) = false;
+  int64_t commits_ SFT_GUARDED_BY(mutex_) = 0;
+  std::thread thread_;
+};
+
+}  // namespace sft::server
