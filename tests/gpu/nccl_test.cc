@@ -1,0 +1,148 @@
+#include <functional>
+#include <future>
+#include <numeric>
+#include <vector>
+
+#include "tests/gpu/gpu_test.h"
+#include "worker/engine/dist/communicator.h"
+#include "worker/engine/dist/rendezvous.h"
+
+namespace sft::engine {
+namespace {
+
+class NcclTest : public GpuTest {
+ protected:
+  int GpusNeeded() const override { return 2; }
+};
+
+// One thread a rank, one GPU each.
+void OnAllRanks(const CudaPlugin& plugin, const std::function<void(Communicator&)>& body) {
+  const int world = plugin.devices->Count();
+  std::promise<uint16_t> listening;
+  const std::shared_future<uint16_t> port = listening.get_future().share();
+  std::vector<std::future<void>> ranks;
+  for (int rank = 0; rank < world; ++rank) {
+    ranks.push_back(std::async(std::launch::async, [&, rank] {
+      plugin.devices->Select(rank);
+      RendezvousOptions options{.rank = rank, .world = world, .prefix = "nccl_test"};
+      options.timeout = std::chrono::seconds(60);
+      if (rank == 0) {
+        options.on_listening = [&](uint16_t value) { listening.set_value(value); };
+      } else {
+        options.port = port.get();
+      }
+      const Rendezvous rendezvous(options);
+      const auto comm =
+          MakeCommunicator(rendezvous, at::Device(at::kCUDA, static_cast<int8_t>(rank)));
+      EXPECT_EQ(comm->backend(), "nccl");
+      body(*comm);
+      comm->Barrier();
+    }));
+  }
+  for (auto& rank : ranks) rank.get();
+}
+
+at::Tensor On(const Communicator& comm, const at::Tensor& tensor) {
+  return tensor.to(comm.device());
+}
+
+// Part r of a whole whose parts have these counts: values that tell rank and place.
+at::Tensor Part(const std::vector<int64_t>& counts, int rank, at::ScalarType type) {
+  return at::arange(counts[rank], at::kLong).remainder(50).add_(rank).to(type);
+}
+
+at::Tensor Whole(const std::vector<int64_t>& counts, at::ScalarType type) {
+  std::vector<at::Tensor> parts;
+  for (int r = 0; r < static_cast<int>(counts.size()); ++r) parts.push_back(Part(counts, r, type));
+  return at::cat(parts);
+}
+
+// Equal parts, uneven ones, and one that is empty.
+std::vector<std::vector<int64_t>> PartCounts(int world) {
+  std::vector<int64_t> even(world, 1000), uneven(world), empty(world, 333);
+  std::iota(uneven.begin(), uneven.end(), 7);
+  empty.back() = 0;
+  return {even, uneven, empty};
+}
+
+TEST_F(NcclTest, AllReduceSumsAndLeavesTheSameBitsOnAllRanks) {
+  std::vector<at::Tensor> results(Plugin().devices->Count());
+  OnAllRanks(Plugin(), [&](Communicator& comm) {
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble, at::kLong}) {
+      at::Tensor ones = On(comm, at::ones({70'001}, type));
+      comm.AllReduceSum(ones);
+      EXPECT_TRUE(ones.cpu().eq(comm.world()).all().item<bool>()) << type;
+    }
+    at::Tensor fractions =
+        On(comm, Normal({1'000'003}, 31 + static_cast<uint64_t>(comm.rank()))).to(at::kBFloat16);
+    comm.AllReduceSum(fractions);
+    results[comm.rank()] = fractions.cpu();
+  });
+  for (const at::Tensor& result : results) EXPECT_TRUE(SameBits(result, results[0]));
+}
+
+TEST_F(NcclTest, GathersEvenUnevenAndEmptyPartsOfAnyType) {
+  OnAllRanks(Plugin(), [](Communicator& comm) {
+    for (const auto& counts : PartCounts(comm.world())) {
+      for (const auto type : {at::kByte, at::kBFloat16, at::kFloat}) {
+        const at::Tensor expected = Whole(counts, type);
+        const at::Tensor part = On(comm, Part(counts, comm.rank(), type));
+        at::Tensor out = On(comm, at::zeros({expected.numel()}, type));
+        comm.AllGather(out, part, counts);
+        EXPECT_TRUE(SameBits(out, expected)) << type;
+        // The part as the view of its own place.
+        int64_t begin = 0;
+        for (int r = 0; r < comm.rank(); ++r) begin += counts[r];
+        at::Tensor in_place = On(comm, at::zeros({expected.numel()}, type));
+        at::Tensor slot = in_place.narrow(0, begin, counts[comm.rank()]);
+        slot.copy_(part);
+        comm.AllGather(in_place, slot, counts);
+        EXPECT_TRUE(SameBits(in_place, expected)) << type;
+      }
+    }
+  });
+}
+
+TEST_F(NcclTest, ReduceScattersEvenUnevenAndEmptyParts) {
+  OnAllRanks(Plugin(), [](Communicator& comm) {
+    for (const auto& counts : PartCounts(comm.world())) {
+      for (const auto type : {at::kBFloat16, at::kFloat}) {
+        at::Tensor in = On(comm, Whole(counts, type));
+        at::Tensor part = On(comm, at::zeros({counts[comm.rank()]}, type));
+        comm.ReduceScatterSum(part, in, counts);
+        EXPECT_TRUE(SameBits(part, Part(counts, comm.rank(), type).mul_(comm.world()))) << type;
+      }
+    }
+  });
+}
+
+TEST_F(NcclTest, BroadcastsAndCountsOverTheRanks) {
+  OnAllRanks(Plugin(), [](Communicator& comm) {
+    const int root = comm.world() - 1;
+    at::Tensor tensor = On(comm, at::full({4097}, comm.rank(), at::kChar));
+    comm.Broadcast(tensor, root);
+    EXPECT_TRUE(tensor.cpu().eq(root).all().item<bool>());
+    EXPECT_EQ(AllGatherInt64(comm, 10 * comm.rank())[root], 10 * root);
+    EXPECT_EQ(AllReduceSumDouble(comm, 0.5), 0.5 * comm.world());
+  });
+}
+
+TEST_F(NcclTest, WorkAfterWaitSeesTheResultAndTensorsMayBeFreedBeforeIt) {
+  OnAllRanks(Plugin(), [](Communicator& comm) {
+    std::vector<WorkPtr> works;
+    std::vector<at::Tensor> kept;
+    for (int i = 0; i < 8; ++i) {
+      at::Tensor big = On(comm, at::full({1 << 22}, i + 1.0f));
+      kept.push_back(big.view({-1}));
+      works.push_back(comm.AllReduceSumAsync(big));
+      comm.AllReduceSumAsync(On(comm, at::ones({1 << 20})));  // dropped at once
+    }
+    for (int i = 0; i < 8; ++i) {
+      works[i]->Wait();
+      EXPECT_TRUE(kept[i].eq((i + 1.0f) * comm.world()).all().item<bool>());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sft::engine
