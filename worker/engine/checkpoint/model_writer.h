@@ -41,11 +41,13 @@ class ModelWriter {
 
  private:
   void PlanShards(std::vector<TensorInfo> infos);
+  SafetensorsWriter& Shard(std::string_view name);
   void WriteIndex() const;
 
   ModelWriterOptions options_;
   StagedDirectory staged_;
-  std::vector<std::unique_ptr<SafetensorsWriter>> shards_;
+  std::vector<std::unique_ptr<SafetensorsWriter>> writers_;
+  std::vector<std::string> names_;  // of the shards
   std::map<std::string, size_t, std::less<>> place_;
   uint64_t total_bytes_ = 0;
 };

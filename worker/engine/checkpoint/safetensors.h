@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -64,7 +65,15 @@ class SafetensorsFile : public std::enable_shared_from_this<SafetensorsFile> {
   void DropPages(std::string_view name) const;
 
  private:
-  SafetensorsFile(std::filesystem::path path, const std::byte* map, uint64_t size);
+  struct Passkey {
+    explicit Passkey() = default;
+  };
+
+ public:
+  // For Open, which owns the only key.
+  SafetensorsFile(Passkey, std::filesystem::path path, const std::byte* map, uint64_t size);
+
+ private:
   void ParseHeader();
   void CheckLayout(uint64_t data_bytes) const;
 

@@ -55,6 +55,8 @@ class SafetensorsWriter {
     TensorInfo info;
     int64_t written = 0;
   };
+  Entry& Find(std::string_view name);
+  void Discard();
   void Put(Entry& entry, int64_t first, const at::Tensor& part);
   void WriteAt(const void* data, uint64_t size, uint64_t offset);
 

@@ -1,0 +1,230 @@
+#include "worker/engine/checkpoint/adapter.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "common/io/file.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/checkpoint/model_writer.h"
+
+namespace sft::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr const char* kConfigFile = "adapter_config.json";
+constexpr const char* kWeightsFile = "adapter_model.safetensors";
+constexpr std::string_view kPrefix = "base_model.model.";
+constexpr std::string_view kSuffixA = ".lora_A.weight";
+constexpr std::string_view kSuffixB = ".lora_B.weight";
+constexpr std::string_view kBaseLayer = ".base_layer";
+
+ordered_json ConfigJson(const AdapterConfig& config) {
+  ordered_json json;
+  json["peft_type"] = "LORA";
+  json["task_type"] = "CAUSAL_LM";
+  json["base_model_name_or_path"] = config.base_model;
+  json["r"] = config.r;
+  // PEFT declares an integer and takes a float; a whole number is written as it declares.
+  if (config.alpha == std::floor(config.alpha) && std::fabs(config.alpha) < 1e9) {
+    json["lora_alpha"] = static_cast<int64_t>(config.alpha);
+  } else {
+    json["lora_alpha"] = config.alpha;
+  }
+  json["lora_dropout"] = config.dropout;
+  json["target_modules"] = config.target_modules;
+  json["bias"] = config.bias;
+  json["use_rslora"] = config.use_rslora;
+  json["use_dora"] = false;
+  json["fan_in_fan_out"] = false;
+  json["init_lora_weights"] = true;
+  json["inference_mode"] = true;
+  json["modules_to_save"] = nullptr;
+  json["rank_pattern"] = ordered_json::object();
+  json["alpha_pattern"] = ordered_json::object();
+  return json;
+}
+
+void CheckPair(const AdapterConfig& config, const LoraPair& pair) {
+  if (pair.a.dim() == 2 && pair.b.dim() == 2 && pair.a.size(0) == config.r &&
+      pair.b.size(1) == config.r) {
+    return;
+  }
+  throw InternalError(fmt::format("the factors of {} have the shapes [{}] and [{}] with r = {}",
+                                  pair.module, fmt::join(pair.a.sizes(), ", "),
+                                  fmt::join(pair.b.sizes(), ", "), config.r));
+}
+
+// "m.q_proj.bias" is "m.q_proj.base_layer.bias" where PEFT has wrapped m.q_proj.
+std::string BiasKey(const std::string& name, const std::set<std::string, std::less<>>& adapted) {
+  const size_t dot = name.rfind('.');
+  const std::string module = name.substr(0, dot);
+  if (dot == std::string::npos || adapted.find(module) == adapted.end()) {
+    return std::string(kPrefix) + name;
+  }
+  return fmt::format("{}{}{}{}", kPrefix, module, kBaseLayer, name.substr(dot));
+}
+
+void CheckWritten(const fs::path& path, const std::vector<NamedTensor>& tensors) {
+  const auto file = SafetensorsFile::Open(path);
+  bool equal = file->tensors().size() == tensors.size();
+  for (const NamedTensor& named : tensors) {
+    const at::Tensor want = named.tensor.detach().to(at::kCPU).contiguous();
+    equal = equal && file->Contains(named.name);
+    if (!equal) break;
+    const at::Tensor got = file->View(named.name);
+    equal = got.sizes() == want.sizes() && got.scalar_type() == want.scalar_type() &&
+            std::memcmp(got.const_data_ptr(), want.const_data_ptr(), want.nbytes()) == 0;
+  }
+  if (equal) return;
+  throw InfrastructureError(
+      fmt::format("{} read back differs from what was written", path.string()), "disk_error",
+      "The disk or its network file system is at fault: try another folder.");
+}
+
+[[noreturn]] void Unusable(const fs::path& path, const std::string& what, const char* advice) {
+  throw UserError(fmt::format("{}: {}", path.string(), what), "bad_adapter", advice);
+}
+
+const char* const kAskForLora =
+    "Give the directory of a LoRA adapter made by this program or by PEFT with plain LoRA layers.";
+
+bool IsSet(const ordered_json& json, const char* key) {
+  const auto found = json.find(key);
+  if (found == json.end() || found->is_null()) return false;
+  if (found->is_boolean()) return found->get<bool>();
+  return !found->empty();
+}
+
+template <typename T>
+T Get(const fs::path& path, const ordered_json& json, const char* key, T fallback,
+      bool right_type) {
+  if (!json.contains(key) || json[key].is_null()) return fallback;
+  if (!right_type) Unusable(path, fmt::format("\"{}\" has the wrong type", key), kAskForLora);
+  return json[key].get<T>();
+}
+
+AdapterConfig ReadConfig(const fs::path& path) {
+  const auto text = io::ReadFile(path.string(), int64_t{1} << 24);
+  if (!text.ok()) {
+    throw UserError(std::string(Message(text.status())), "bad_adapter", kAskForLora);
+  }
+  const ordered_json json = ordered_json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) Unusable(path, "this is not a JSON object", kAskForLora);
+  if (json.value("peft_type", ordered_json()) != "LORA") {
+    Unusable(path, "peft_type is not \"LORA\"", kAskForLora);
+  }
+  for (const char* feature : {"use_dora", "modules_to_save", "rank_pattern", "alpha_pattern",
+                              "fan_in_fan_out", "lora_bias", "trainable_token_indices",
+                              "megatron_config", "layer_replication", "target_parameters"}) {
+    if (IsSet(json, feature)) {
+      Unusable(path, fmt::format("\"{}\" is set, which is not supported", feature), kAskForLora);
+    }
+  }
+  const auto type = [&](const char* key) {
+    return json.contains(key) ? json[key] : ordered_json();
+  };
+  AdapterConfig config;
+  config.r = Get<int>(path, json, "r", 8, type("r").is_number_integer());
+  config.alpha = Get<double>(path, json, "lora_alpha", 8, type("lora_alpha").is_number());
+  config.dropout = Get<double>(path, json, "lora_dropout", 0, type("lora_dropout").is_number());
+  config.bias = Get<std::string>(path, json, "bias", "none", type("bias").is_string());
+  config.use_rslora = Get<bool>(path, json, "use_rslora", false, type("use_rslora").is_boolean());
+  config.base_model = Get<std::string>(path, json, "base_model_name_or_path", "",
+                                       type("base_model_name_or_path").is_string());
+  if (type("target_modules").is_string()) {
+    config.target_modules = {json["target_modules"].get<std::string>()};
+  } else if (type("target_modules").is_array()) {
+    for (const auto& item : json["target_modules"]) {
+      if (!item.is_string()) Unusable(path, "\"target_modules\" holds no strings", kAskForLora);
+      config.target_modules.push_back(item.get<std::string>());
+    }
+  }
+  if (config.r < 1) Unusable(path, fmt::format("r is {}", config.r), kAskForLora);
+  return config;
+}
+
+bool EndsWith(std::string_view text, std::string_view suffix) { return text.ends_with(suffix); }
+
+}  // namespace
+
+double AdapterConfig::Scale() const {
+  return use_rslora ? alpha / std::sqrt(static_cast<double>(r)) : alpha / r;
+}
+
+void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
+                  std::span<const LoraPair> pairs, std::span<const NamedTensor> biases) {
+  if (pairs.empty()) throw InternalError("an adapter without adapted modules");
+  std::vector<NamedTensor> tensors;
+  std::set<std::string, std::less<>> adapted;
+  for (const LoraPair& pair : pairs) {
+    CheckPair(config, pair);
+    adapted.insert(pair.module);
+    tensors.push_back({fmt::format("{}{}{}", kPrefix, pair.module, kSuffixA), pair.a});
+    tensors.push_back({fmt::format("{}{}{}", kPrefix, pair.module, kSuffixB), pair.b});
+  }
+  for (const NamedTensor& bias : biases) {
+    tensors.push_back({BiasKey(bias.name, adapted), bias.tensor});
+  }
+  StagedDirectory staged(files.target);
+  WriteTextFile(staged.path() / kConfigFile, ConfigJson(config).dump(2) + "\n");
+  WriteSafetensors(staged.path() / kWeightsFile, tensors);
+  CheckWritten(staged.path() / kWeightsFile, tensors);
+  if (!files.source.empty()) {
+    CopyTokenizerFiles(files.source, staged.path(), files.chat_template);
+  }
+  staged.Commit();
+}
+
+Adapter ReadAdapter(const fs::path& dir) {
+  Adapter adapter;
+  adapter.config = ReadConfig(dir / kConfigFile);
+  const fs::path path = dir / kWeightsFile;
+  const auto file = SafetensorsFile::Open(path);
+  std::map<std::string, LoraPair> pairs;
+  for (const auto& [key, info] : file->tensors()) {
+    if (!key.starts_with(kPrefix)) {
+      Unusable(path, fmt::format("the key \"{}\" does not begin with {}", key, kPrefix),
+               kAskForLora);
+    }
+    std::string name = key.substr(kPrefix.size());
+    if (EndsWith(name, kSuffixA) || EndsWith(name, kSuffixB)) {
+      const bool is_a = EndsWith(name, kSuffixA);
+      const std::string module = name.substr(0, name.size() - kSuffixA.size());
+      LoraPair& pair = pairs[module];
+      pair.module = module;
+      (is_a ? pair.a : pair.b) = file->View(key);
+    } else if (EndsWith(name, ".bias")) {
+      const size_t at = name.rfind(kBaseLayer);
+      if (at != std::string::npos) name.erase(at, kBaseLayer.size());
+      adapter.biases.push_back({name, file->View(key)});
+    } else {
+      Unusable(path, fmt::format("\"{}\" is neither a LoRA factor nor a bias", key), kAskForLora);
+    }
+  }
+  for (auto& [module, pair] : pairs) {
+    if (!pair.a.defined() || !pair.b.defined()) {
+      Unusable(path, fmt::format("{} has only one of lora_A and lora_B", module), kAskForLora);
+    }
+    if (pair.a.dim() != 2 || pair.b.dim() != 2 || pair.a.size(0) != adapter.config.r ||
+        pair.b.size(1) != adapter.config.r) {
+      Unusable(path,
+               fmt::format("the factors of {} have the shapes [{}] and [{}], but r is {}", module,
+                           fmt::join(pair.a.sizes(), ", "), fmt::join(pair.b.sizes(), ", "),
+                           adapter.config.r),
+               kAskForLora);
+    }
+    adapter.pairs.push_back(std::move(pair));
+  }
+  if (adapter.pairs.empty()) Unusable(path, "there is no LoRA factor in it", kAskForLora);
+  return adapter;
+}
+
+}  // namespace sft::engine
