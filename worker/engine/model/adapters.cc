@@ -1,0 +1,130 @@
+#include "worker/engine/model/adapters.h"
+
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/nn/dropout.h"
+
+namespace sft::engine {
+
+namespace {
+
+// "self_attn.q_proj" of "model.layers.3.self_attn.q_proj": what a user would name.
+std::string ShortName(const UnitInfo& unit, std::string_view module) {
+  if (module.starts_with(unit.name + ".")) return std::string(module.substr(unit.name.size() + 1));
+  return std::string(module);
+}
+
+std::string LinearModules(const ModelLayout& layout) {
+  std::set<std::string> names;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) {
+      if (param.role == ParamRole::kLinear) names.insert(ShortName(unit, param.module()));
+    }
+  }
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  return list;
+}
+
+// Every target must name at least one linear layer of the blocks and nothing else.
+void CheckTargets(const ModelLayout& layout, const std::vector<std::string>& targets) {
+  for (const std::string& target : targets) {
+    bool matches = false;
+    for (const UnitInfo& unit : layout.units) {
+      for (const ParamInfo& param : unit.params) {
+        if (param.role == ParamRole::kBias || !MatchesTarget(param.module(), target)) continue;
+        if (param.role == ParamRole::kLinear) {
+          matches = true;
+        } else if (target != "all-linear") {
+          throw UserError("lora.target_modules: \"" + target + "\" is " +
+                              std::string(param.module()) +
+                              ", which cannot be adapted: only linear layers of the blocks can",
+                          "bad_target_module", "choose from " + LinearModules(layout));
+        }
+      }
+    }
+    if (!matches) {
+      throw UserError("lora.target_modules: \"" + target + "\" matches no module of the model",
+                      "bad_target_module", "choose from " + LinearModules(layout));
+    }
+  }
+  if (targets.empty()) {
+    throw UserError("lora.target_modules is empty", "bad_target_module",
+                    "choose from " + LinearModules(layout));
+  }
+}
+
+bool IsTarget(std::string_view module, const std::vector<std::string>& targets) {
+  for (const std::string& target : targets) {
+    if (MatchesTarget(module, target)) return true;
+  }
+  return false;
+}
+
+void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
+  std::set<std::string> adapted;
+  std::vector<ParamInfo> factors;
+  for (const ParamInfo& param : unit.params) {
+    if (param.role != ParamRole::kLinear || !IsTarget(param.module(), lora.target_modules)) continue;
+    const std::string module(param.module());
+    adapted.insert(module);
+    factors.push_back({module + ".lora_A.weight", {lora.r, param.shape[1]}, ParamRole::kLoraA, true});
+    factors.push_back({module + ".lora_B.weight", {param.shape[0], lora.r}, ParamRole::kLoraB, true});
+  }
+  for (ParamInfo& param : unit.params) {
+    if (param.role != ParamRole::kBias) continue;
+    param.trainable = lora.bias == spec::Bias::kAll ||
+                      (lora.bias == spec::Bias::kLoraOnly &&
+                       adapted.contains(std::string(param.module())));
+  }
+  for (ParamInfo& factor : factors) unit.params.push_back(std::move(factor));
+}
+
+}  // namespace
+
+bool MatchesTarget(std::string_view module, std::string_view target) {
+  if (target == "all-linear") return true;
+  if (!module.ends_with(target)) return false;
+  return module.size() == target.size() || module[module.size() - target.size() - 1] == '.';
+}
+
+void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec) {
+  if (spec.full_finetune()) {
+    for (UnitInfo& unit : layout.units) {
+      for (ParamInfo& param : unit.params) param.trainable = true;
+    }
+    return;
+  }
+  CheckTargets(layout, spec.lora.target_modules);
+  for (UnitInfo& unit : layout.units) {
+    AdaptUnit(unit, spec.lora);
+    for (ParamInfo& param : unit.params) {
+      param.quantized = spec.qlora() && param.role == ParamRole::kLinear;
+    }
+  }
+}
+
+LoraScaling ScalingOf(const spec::JobSpec::Lora& lora) {
+  const double rank = lora.r;
+  return {lora.alpha / (lora.use_rslora ? std::sqrt(rank) : rank), lora.dropout};
+}
+
+at::Tensor InitialFactor(const ParamInfo& factor, uint64_t seed) {
+  if (factor.role == ParamRole::kLoraB) return at::zeros(factor.shape, at::kFloat);
+  // FNV-1a: std::hash may differ between libraries.
+  uint64_t name = 0xcbf29ce484222325ULL;
+  for (unsigned char c : factor.name) name = (name ^ c) * 0x100000001b3ULL;
+  const double bound = 1.0 / std::sqrt(static_cast<double>(factor.shape[1]));
+  at::Tensor a = at::empty(factor.shape, at::kFloat);
+  a.uniform_(-bound, bound, at::detail::createCPUGenerator(MixSeed(seed, name)));
+  return a;
+}
+
+}  // namespace sft::engine

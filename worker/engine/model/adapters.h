@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/spec/job_spec.h"
+#include "worker/engine/nn/linear.h"
+#include "worker/engine/weights/layout.h"
+
+namespace sft::engine {
+
+// Makes `layout` what the job trains: everything, or adapters on a frozen (with use_qlora:
+// quantised) base. Quantised are the linear layers of the blocks, adapted or not, as bitsandbytes
+// does through transformers; embedding, norms and head never.
+//
+// Throws UserError when a target module matches nothing (naming the modules there are) or matches
+// something that is not a linear layer of a block.
+void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec);
+
+// PEFT's rule: `target` is the module's name or its end after a dot; "all-linear" is every linear
+// layer of the blocks.
+bool MatchesTarget(std::string_view module, std::string_view target);
+
+// alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA; and the dropout.
+LoraScaling ScalingOf(const spec::JobSpec::Lora& lora);
+
+// First values of an adapter's factor, fp32: A kaiming-uniform with a = sqrt(5), that is uniform in
+// +-1 / sqrt(in); B zero. A function of (seed, name): the same on every rank.
+at::Tensor InitialFactor(const ParamInfo& factor, uint64_t seed);
+
+}  // namespace sft::engine

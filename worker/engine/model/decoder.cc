@@ -1,0 +1,159 @@
+#include "worker/engine/model/decoder.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include <ATen/ops/index_put.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "worker/engine/kernels/ops.h"
+
+namespace sft::engine {
+
+using at::Tensor;
+
+namespace {
+
+constexpr int kEmbeddingUnit = 0;
+constexpr int kEmbedding = 0;   // the embedding's position in its unit
+constexpr int kFinalNorm = 0;   // positions in the head's unit
+constexpr int kHeadWeight = 1;
+
+// table[rows[i]] += values[i], in an order that does not depend on the threads.
+void AddRows(Tensor& table, const Tensor& rows, const Tensor& values) {
+  if (table.is_cpu()) {
+    table.index_add_(0, rows, values.to(at::kFloat));
+  } else {
+    table.index_put_({rows}, values.to(at::kFloat), /*accumulate=*/true);  // sorts: repeatable
+  }
+}
+
+}  // namespace
+
+Decoder::Decoder(const DecoderConfig& config, const ModelLayout& layout, WeightSource& source,
+                 at::Device device, const DecoderOptions& options)
+    : config_(config),
+      layout_(layout),
+      source_(source),
+      options_(options),
+      rope_(config.rope, config.head_size, device) {
+  head_loss_.chunk_rows =
+      HeadLoss::ChunkRows(config.vocabulary, at::kFloat, options.logits_bytes);
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    blocks_.push_back(DecoderBlock::Bind(config, layout.units[layer + 1], layer));
+  }
+}
+
+Recompute Decoder::RecomputeOf(size_t layer) const {
+  return layer < options_.recompute.size() ? options_.recompute[layer] : Recompute::kNothing;
+}
+
+BlockContext Decoder::MakeContext(const DeviceBatch& batch) const {
+  return {batch.documents(), rope_.Tables(batch.positions)};
+}
+
+const Tensor& Decoder::HeadWeight(const UnitWeights& head, const UnitWeights& embedding) const {
+  return config_.tied_head ? embedding[kEmbedding] : head[kHeadWeight];
+}
+
+Tensor Decoder::Embed(const Tensor& tokens) {
+  AcquiredUnit unit(source_, layout_, kEmbeddingUnit);
+  return at::index_select(unit.weights()[kEmbedding], 0, tokens);
+}
+
+Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
+                        const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved) {
+  source_.Prefetch(kEmbeddingUnit);
+  source_.Prefetch(1);
+  Tensor x = Embed(batch.tokens);
+  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
+    const int unit = static_cast<int>(layer) + 1;
+    AcquiredUnit acquired(source_, layout_, unit);
+    source_.Prefetch(unit + 1);
+    const Pass pass{acquired.weights(), options_.lora, dropout};
+    x = blocks_[layer].Forward(x, context, pass, RecomputeOf(layer),
+                               saved ? &(*saved)[layer] : nullptr);
+  }
+  return x;
+}
+
+Tensor Decoder::Head(const Tensor& x) {
+  AcquiredUnit head(source_, layout_, layout_.head_unit());
+  AcquiredUnit embedding(source_, layout_, config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
+  const Tensor normed =
+      std::get<0>(ops::RmsNorm(x, head.weights()[kFinalNorm], config_.norm_epsilon));
+  return at::mm(normed, HeadWeight(head.weights(), embedding.weights()).t());
+}
+
+Tensor Decoder::Logits(const DeviceBatch& batch) {
+  return Head(Forward(batch, MakeContext(batch), nullptr, nullptr));
+}
+
+Tensor Decoder::Loss(const DeviceBatch& batch) {
+  const Tensor x = Forward(batch, MakeContext(batch), nullptr, nullptr);
+  AcquiredUnit head(source_, layout_, layout_.head_unit());
+  AcquiredUnit embedding(source_, layout_, config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
+  const Tensor rows = at::index_select(x, 0, batch.loss_rows);
+  const Tensor normed =
+      std::get<0>(ops::RmsNorm(rows, head.weights()[kFinalNorm], config_.norm_epsilon));
+  return head_loss_.Forward(normed, HeadWeight(head.weights(), embedding.weights()), batch.targets);
+}
+
+HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& batch,
+                                          GradientSink& sink, bool need_dx) {
+  const int unit = layout_.head_unit();
+  AcquiredUnit head(source_, layout_, unit);
+  AcquiredUnit embedding(source_, layout_, config_.tied_head ? kEmbeddingUnit : unit);
+  const Tensor& norm = head.weights()[kFinalNorm];
+  const Tensor rows = at::index_select(x, 0, batch.loss_rows);
+  auto [normed, rstd] = ops::RmsNorm(rows, norm, config_.norm_epsilon);
+  Tensor dweight = config_.tied_head ? sink.Buffer(kEmbeddingUnit, kEmbedding)
+                                     : sink.Buffer(unit, kHeadWeight);
+  Tensor dnorm = sink.Buffer(unit, kFinalNorm);
+  HeadLoss::Gradients result =
+      head_loss_.ForwardBackward(normed, HeadWeight(head.weights(), embedding.weights()),
+                                 batch.targets, dweight, need_dx || dnorm.defined());
+  if (result.dx.defined()) {
+    auto [drows, dnorm_weight] =
+        ops::RmsNormBackward(result.dx, rows, norm, rstd, dnorm.defined());
+    if (dnorm.defined()) dnorm.add_(dnorm_weight);
+    result.dx = at::zeros_like(x);
+    result.dx.index_copy_(0, batch.loss_rows, drows);
+  }
+  return result;
+}
+
+void Decoder::BackwardEmbedding(const Tensor& dx, const DeviceBatch& batch, GradientSink& sink) {
+  Tensor buffer = sink.Buffer(kEmbeddingUnit, kEmbedding);
+  if (buffer.defined()) AddRows(buffer, batch.tokens, dx);
+  sink.FinishUnit(kEmbeddingUnit);
+}
+
+Tensor Decoder::ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,
+                                GradientSink& sink) {
+  const BlockContext context = MakeContext(batch);
+  std::vector<DecoderBlock::Saved> saved(blocks_.size());
+  Tensor x = Forward(batch, context, dropout, &saved);
+  const int first = layout_.first_trainable();
+  const int head_unit = layout_.head_unit();
+  auto [loss, dx] = BackwardHead(x, batch, sink, first < head_unit);
+  x = Tensor();
+  if (layout_.units[head_unit].trainable()) sink.FinishUnit(head_unit);
+  for (int unit = head_unit - 1; unit >= std::max(first, 1); --unit) {
+    AcquiredUnit acquired(source_, layout_, unit);
+    if (unit - 1 >= std::max(first, 1)) source_.Prefetch(unit - 1);
+    const Pass pass{acquired.weights(), options_.lora, dropout};
+    UnitGradients gradients(sink, unit);
+    dx = blocks_[unit - 1].Backward(std::move(dx), context, pass, saved[unit - 1], gradients,
+                                    /*need_dx=*/unit > first);
+    saved[unit - 1] = {};
+    if (layout_.units[unit].trainable()) sink.FinishUnit(unit);
+  }
+  if (first == kEmbeddingUnit) BackwardEmbedding(dx, batch, sink);
+  return loss;
+}
+
+}  // namespace sft::engine

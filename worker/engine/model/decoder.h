@@ -1,0 +1,76 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/engine/model/config.h"
+#include "worker/engine/model/decoder_block.h"
+#include "worker/engine/nn/head_loss.h"
+#include "worker/engine/weights/gradient_sink.h"
+#include "worker/engine/weights/weight_source.h"
+
+namespace sft::engine {
+
+struct DecoderOptions {
+  LoraScaling lora;
+  // By layer; shorter means kNothing for the rest.
+  std::vector<Recompute> recompute;
+  // Memory the logits of a chunk may take.
+  int64_t logits_bytes = int64_t{64} << 20;
+};
+
+// The model walked unit by unit: forward, and backward in reverse. Weights come from a WeightSource,
+// gradients go to a GradientSink; the decoder decides only the order. Every micro-batch walks the
+// same units in the same order, whatever it holds, so sources and sinks may communicate.
+// Thread-compatible.
+class Decoder {
+ public:
+  // Borrows `layout` and `source`.
+  Decoder(const DecoderConfig& config, const ModelLayout& layout, WeightSource& source,
+          at::Device device, const DecoderOptions& options);
+
+  // Sum of the cross entropies over the batch's targets (fp64 scalar on the device); adds the
+  // unnormalised gradients to `sink` and finishes every trained unit. `dropout` may be null.
+  at::Tensor ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,
+                             GradientSink& sink);
+
+  // The same sum, forward only, without dropout.
+  at::Tensor Loss(const DeviceBatch& batch);
+
+  // Logits of every token [T, V], without dropout.
+  at::Tensor Logits(const DeviceBatch& batch);
+
+  // The pieces of a forward, for generation.
+  const std::vector<DecoderBlock>& blocks() const { return blocks_; }
+  const Rope& rope() const { return rope_; }
+  WeightSource& source() { return source_; }
+  const ModelLayout& layout() const { return layout_; }
+  const LoraScaling& lora() const { return options_.lora; }
+  at::Tensor Embed(const at::Tensor& tokens);
+  // Final norm and head of x [N, H] -> [N, V].
+  at::Tensor Head(const at::Tensor& x);
+
+ private:
+  struct Activations;
+
+  at::Tensor Forward(const DeviceBatch& batch, const BlockContext& context,
+                     const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved);
+  // Loss, and the gradient of the last block's output.
+  HeadLoss::Gradients BackwardHead(const at::Tensor& x, const DeviceBatch& batch,
+                                   GradientSink& sink, bool need_dx);
+  void BackwardEmbedding(const at::Tensor& dx, const DeviceBatch& batch, GradientSink& sink);
+  const at::Tensor& HeadWeight(const UnitWeights& head, const UnitWeights& embedding) const;
+  BlockContext MakeContext(const DeviceBatch& batch) const;
+  Recompute RecomputeOf(size_t layer) const;
+
+  DecoderConfig config_;
+  const ModelLayout& layout_;
+  WeightSource& source_;
+  DecoderOptions options_;
+  Rope rope_;
+  HeadLoss head_loss_;
+  std::vector<DecoderBlock> blocks_;
+};
+
+}  // namespace sft::engine

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/engine/model/config.h"
+#include "worker/engine/nn/mlp.h"
+#include "worker/engine/nn/self_attention.h"
+
+namespace sft::engine {
+
+// What of a block's forward is computed again in its backward instead of kept. Each level gives the
+// same bits.
+enum class Recompute {
+  kNothing,
+  kNorms,  // both norms and SwiGLU's product
+  kMlp,    // these, and the gate and up projections
+  kAll,    // everything: only the block's input is kept (activation checkpointing)
+};
+
+// What one micro-batch gives every block.
+struct BlockContext {
+  ops::Documents documents;
+  RopeTables rope;
+};
+
+// One layer: x + attention(norm(x)), then + mlp(norm(.)). Holds positions of parameters in its unit,
+// no tensors. T tokens, H hidden size.
+struct DecoderBlock {
+  SelfAttention attention;
+  GatedMlp mlp;
+  int input_norm = -1;
+  int post_norm = -1;
+  double epsilon = 0.0;
+
+  // Finds the parameters of layer `layer` in its unit (adapters included).
+  static DecoderBlock Bind(const DecoderConfig& config, const UnitInfo& unit, int64_t layer);
+
+  struct Saved {
+    at::Tensor input;                   // [T, H]
+    at::Tensor input_normed, input_rstd;  // [T, H], [T]
+    at::Tensor middle;                  // [T, H]: after the attention's residual
+    at::Tensor middle_normed, middle_rstd;
+    SelfAttention::Saved attention;
+    GatedMlp::Saved mlp;
+  };
+
+  // x [T, H] -> [T, H]. `saved` may be null: forward only.
+  at::Tensor Forward(const at::Tensor& x, const BlockContext& context, const Pass& pass,
+                     Recompute recompute, Saved* saved) const;
+
+  // Adds the parameters' gradients; returns the gradient of x, undefined unless `need_dx`. Consumes
+  // dy (it may be written to) and `saved`.
+  at::Tensor Backward(at::Tensor dy, const BlockContext& context, const Pass& pass, Saved& saved,
+                      UnitGradients& gradients, bool need_dx) const;
+
+ private:
+  at::Tensor Run(const at::Tensor& x, const BlockContext& context, const Pass& pass,
+                 Saved& saved) const;
+  void Restore(const BlockContext& context, const Pass& pass, Saved& saved) const;
+  // dresidual + the gradient of the norm's input; adds the norm's own gradient.
+  at::Tensor AddNormBackward(at::Tensor dresidual, const at::Tensor& dnormed, const at::Tensor& x,
+                             const at::Tensor& rstd, int norm, const Pass& pass,
+                             UnitGradients& gradients) const;
+};
+
+}  // namespace sft::engine

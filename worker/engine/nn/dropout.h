@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace sft::engine {
+
+// Identifies the random numbers of one micro-batch. A mask is a function of (micro-batch, module)
+// alone, so a recomputed forward and the backward draw the same one again.
+struct DropoutKey {
+  uint64_t seed = 0;
+
+  // Of the micro-batch that `rank` runs as number `micro` of step `step`.
+  static DropoutKey Of(uint64_t job_seed, int64_t step, int micro, int rank);
+};
+
+// x * mask / (1 - p), where each element of the mask is 0 with probability p. `module` identifies
+// the place in the model. Returns x itself when p is 0.
+at::Tensor Dropout(const at::Tensor& x, double p, const DropoutKey& key, uint64_t module);
+
+// Mixes words into one (SplitMix64's finaliser over a running hash).
+uint64_t MixSeed(uint64_t a, uint64_t b);
+
+}  // namespace sft::engine

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace sft::engine {
+
+// The head and the loss in one pass over chunks of rows: the logits of a chunk are made once, become
+// the loss and, in place, their own gradient, and are gone before the next chunk. Rows are those
+// that carry loss. Everything is a sum, not a mean.
+struct HeadLoss {
+  int64_t chunk_rows = 0;  // > 0
+
+  // Rows whose logits take about `bytes`, at least 64.
+  static int64_t ChunkRows(int64_t vocabulary, at::ScalarType type, int64_t bytes);
+
+  // Sum of the cross entropies (fp64 scalar) of x [N, H] W^T against targets int64 [N].
+  at::Tensor Forward(const at::Tensor& x, const at::Tensor& weight,
+                     const at::Tensor& targets) const;
+
+  struct Gradients {
+    at::Tensor loss;  // as Forward
+    at::Tensor dx;    // [N, H]; undefined unless asked for
+  };
+  // `dweight` (fp32 [V, H], may be undefined) is added to.
+  Gradients ForwardBackward(const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& targets, at::Tensor dweight, bool need_dx) const;
+};
+
+}  // namespace sft::engine
