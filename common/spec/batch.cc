@@ -1,7 +1,7 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
-
-#include <fmt/format.h>
 
 #include "common/spec/draft.h"
 
@@ -27,10 +27,10 @@ void DeriveFactor(std::string_view result, std::string_view other, Draft* draft)
   const int64_t global = draft->Int(kGlobal);
   const int64_t unit = draft->Int(other) * draft->Int(kCount);
   if (global % unit != 0) {
-    draft->AddProblem(kGlobal,
-                      fmt::format("{} is not a multiple of {} * {} = {}; global_batch = {} would be",
-                                  draft->Quote(kGlobal), draft->Quote(other), draft->Quote(kCount),
-                                  unit, Multiples(global, unit)));
+    draft->AddProblem(
+        kGlobal, fmt::format("{} is not a multiple of {} * {} = {}; global_batch = {} would be",
+                             draft->Quote(kGlobal), draft->Quote(other), draft->Quote(kCount), unit,
+                             Multiples(global, unit)));
     return;
   }
   draft->Derive(result, global / unit,
@@ -60,8 +60,8 @@ void ResolveThree(Draft* draft) {
   }
   if (steps && !global_given) {
     DeriveGlobal(draft);
-    draft->AddWarning(kGlobal, fmt::format("{}: the override stands, global_batch becomes {}", both,
-                                           product));
+    draft->AddWarning(
+        kGlobal, fmt::format("{}: the override stands, global_batch becomes {}", both, product));
     return;
   }
   const std::string_view result = steps ? kDevice : kSteps;

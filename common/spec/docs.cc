@@ -1,10 +1,10 @@
 #include "common/spec/docs.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "common/spec/fields.h"
 #include "common/spec/value.h"
@@ -50,8 +50,9 @@ std::string Row(const Field& field) {
   if (field.effect == Effect::kIgnored) doc = "No effect. " + doc;
   std::vector<std::string> names;
   for (std::string_view alias : SplitWords(field.aliases, ' ')) names.emplace_back(alias);
-  return fmt::format("| `{}` | {} | {} | {} | {} |\n", LeafOf(field.key), Escape(Expectation(field)),
-                     Escape(DefaultOf(field)), Escape(doc), Join(names, "`"));
+  return fmt::format("| `{}` | {} | {} | {} | {} |\n", LeafOf(field.key),
+                     Escape(Expectation(field)), Escape(DefaultOf(field)), Escape(doc),
+                     Join(names, "`"));
 }
 
 constexpr std::string_view kIntro = R"(# The job file
@@ -101,15 +102,17 @@ std::string ConfigMarkdown() {
     if (starts_foreign) {
       foreign = true;
       text +=
-          "\n## Keys of other tools\n\nAccepted so that a job file can be carried over; they have no "
+          "\n## Keys of other tools\n\nAccepted so that a job file can be carried over; they have "
+          "no "
           "table of their own here.\n";
       table = {};
     }
     if (TableOf(*field) != table) {
       table = TableOf(*field);
-      text += fmt::format("\n{} `[{}]`\n\n| Key | Value | Default | Meaning | Other spellings |\n"
-                          "|---|---|---|---|---|\n",
-                          foreign ? "###" : "##", table);
+      text += fmt::format(
+          "\n{} `[{}]`\n\n| Key | Value | Default | Meaning | Other spellings |\n"
+          "|---|---|---|---|---|\n",
+          foreign ? "###" : "##", table);
     }
     text += Row(*field);
   }
@@ -132,7 +135,8 @@ std::string ExplainKey(std::string_view key) {
   if (const std::string note = SupportNote(*field); !note.empty()) {
     text += fmt::format("  today     {}\n", note);
   }
-  if (field->effect == Effect::kIgnored) text += "  effect    none; accepted for other tools' files\n";
+  if (field->effect == Effect::kIgnored)
+    text += "  effect    none; accepted for other tools' files\n";
   const std::vector<std::string> aliases = Aliases(*field);
   if (!aliases.empty()) text += fmt::format("  spellings {}\n", Join(aliases, ""));
   std::vector<std::string> variables = EnvNames(*field);

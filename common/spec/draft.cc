@@ -1,9 +1,9 @@
 #include "common/spec/draft.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
-
-#include <fmt/format.h>
 
 namespace sft::spec {
 
@@ -22,7 +22,8 @@ void Draft::SetFromFile(const Field& field, Value value, std::string_view file_n
 }
 
 void Draft::SetOverride(const Field& field, Value value, const Override& override_) {
-  static constexpr Strength kStrengths[] = {Strength::kEnvironment, Strength::kFlag, Strength::kSet};
+  static constexpr Strength kStrengths[] = {Strength::kEnvironment, Strength::kFlag,
+                                            Strength::kSet};
   entries_[std::string(field.key)] = DraftEntry{std::move(value), override_.origin, 0,
                                                 kStrengths[static_cast<int>(override_.kind)]};
 }

@@ -23,8 +23,9 @@ struct DraftEntry {
   Strength strength = Strength::kDefault;
 };
 
-// The values given so far and what is wrong with them, while a job file is resolved. The derivations
-// (method, topology, batch) read and complete it; all keys are canonical and must exist in the table.
+// The values given so far and what is wrong with them, while a job file is resolved. The
+// derivations (method, topology, batch) read and complete it; all keys are canonical and must exist
+// in the table.
 class Draft {
  public:
   // Records a value of the file; two spellings of one key must agree.
@@ -69,12 +70,12 @@ class Draft {
 };
 
 // The steps of Resolve after parsing, in this order. Each reports into the draft.
-void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft);   // overrides.cc
-void ResolveMethod(Draft* draft);                                            // method.cc
-void ResolveTopology(const ResolveOptions& options, Draft* draft);           // topology.cc
-void ResolveBatch(Draft* draft);                                             // batch.cc
-void ResolveSharding(Draft* draft);                                          // method.cc
-void ResolvePrecision(Draft* draft);                                         // method.cc
-void ResolveValidation(Draft* draft);                                        // method.cc
+void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft);  // overrides.cc
+void ResolveMethod(Draft* draft);                                           // method.cc
+void ResolveTopology(const ResolveOptions& options, Draft* draft);          // topology.cc
+void ResolveBatch(Draft* draft);                                            // batch.cc
+void ResolveSharding(Draft* draft);                                         // method.cc
+void ResolvePrecision(Draft* draft);                                        // method.cc
+void ResolveValidation(Draft* draft);                                       // method.cc
 
 }  // namespace sft::spec

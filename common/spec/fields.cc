@@ -10,8 +10,8 @@
 namespace sft::spec {
 namespace {
 
-constexpr std::string_view kLeafAliasTables[] = {
-    "hyperparameters", "hyperparameters.parallelism", "training.validation", "checkpoint"};
+constexpr std::string_view kLeafAliasTables[] = {"hyperparameters", "hyperparameters.parallelism",
+                                                 "training.validation", "checkpoint"};
 
 std::string_view TableOf(std::string_view dotted) {
   const size_t dot = dotted.rfind('.');

@@ -28,8 +28,9 @@ constexpr Field kFields[] = {
      .doc = "Each rank has its own GPU; fsdp = true splits a model over them.",
      .choices = "auto|balanced|sequential",
      .supported = "auto",
-     .refusal = "not supported yet: placing layers by hand; use \"auto\", and fsdp = true for models "
-                "over one GPU",
+     .refusal =
+         "not supported yet: placing layers by hand; use \"auto\", and fsdp = true for models "
+         "over one GPU",
      .aliases = "device_map"},
     {.key = "model.load_in_8bit",
      .type = Type::kBool,
@@ -133,14 +134,16 @@ constexpr Field kFields[] = {
      .def = "false",
      .doc = "Keeping training state in host memory.",
      .supported = "false",
-     .refusal = "not supported yet: CPU offload; use fsdp = true and activation_checkpointing = true"},
+     .refusal =
+         "not supported yet: CPU offload; use fsdp = true and activation_checkpointing = true"},
     {.key = "zero_optimization.offload_optimizer.device",
      .type = Type::kChoice,
      .def = "none",
      .doc = "Keeping optimizer state in host memory.",
      .choices = "none|cpu",
      .supported = "none",
-     .refusal = "not supported yet: CPU offload; use fsdp = true and activation_checkpointing = true"},
+     .refusal =
+         "not supported yet: CPU offload; use fsdp = true and activation_checkpointing = true"},
 };
 
 }  // namespace

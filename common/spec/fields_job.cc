@@ -18,23 +18,27 @@ constexpr Field kFields[] = {
      .aliases = "name"},
     {.key = "job.model",
      .derived = "required",
-     .doc = "The base model: a directory on the nodes, or an id that is looked up below the workers' "
-            "model folders and then in their Hugging Face cache.",
+     .doc =
+         "The base model: a directory on the nodes, or an id that is looked up below the workers' "
+         "model folders and then in their Hugging Face cache.",
      .aliases = "model.name model_name model.model_name"},
     {.key = "job.data",
      .derived = "required",
-     .doc = "Training rows, JSON Lines: a file of the submitter's, relative to the job file, which is "
-            "uploaded; or \"node:/path\", a file that every node sees.",
+     .doc =
+         "Training rows, JSON Lines: a file of the submitter's, relative to the job file, which is "
+         "uploaded; or \"node:/path\", a file that every node sees.",
      .aliases = "data.train train_file train_dataset train.train_file"},
     {.key = "job.output_dir",
      .def = "",
-     .doc = "Folder on the submitter's machine that `sftctl download` writes into when it gets no -o.",
+     .doc =
+         "Folder on the submitter's machine that `sftctl download` writes into when it gets no -o.",
      .aliases = "output_dir train.output_dir finetune_output_dir"},
 
     {.key = "compute.gpu_type",
      .derived = "the type in compute.variant",
-     .doc = "Type of GPU, as `sftctl variants` lists them; \"CPU\" for CPU slots. SYNTH_GPU_TYPE may "
-            "hold a type (\"H100\") or a variant (\"H100-4x\")."},
+     .doc =
+         "Type of GPU, as `sftctl variants` lists them; \"CPU\" for CPU slots. SYNTH_GPU_TYPE may "
+         "hold a type (\"H100\") or a variant (\"H100-4x\")."},
     {.key = "compute.gpu_count",
      .type = Type::kInt,
      .derived = "nodes * gpus_per_node",
@@ -91,7 +95,8 @@ constexpr Field kFields[] = {
 
     {.key = "data.val",
      .def = "",
-     .doc = "Validation rows, named as job.data is. Without an explicit training.validation.enabled it switches "
+     .doc = "Validation rows, named as job.data is. Without an explicit "
+            "training.validation.enabled it switches "
             "validation on; `--val` does so over a file too.",
      .aliases = "val_file eval_dataset data.validation data.val_file train.val_file"},
     {.key = "data.packing",
@@ -118,7 +123,8 @@ constexpr Field kFields[] = {
     {.key = "data.on_bad_rows",
      .type = Type::kChoice,
      .def = "error",
-     .doc = "A row that cannot be used (no answer, unknown form): end the job, or skip and count it.",
+     .doc =
+         "A row that cannot be used (no answer, unknown form): end the job, or skip and count it.",
      .choices = "error|skip"},
     {.key = "data.on_long_rows",
      .type = Type::kChoice,
@@ -129,7 +135,8 @@ constexpr Field kFields[] = {
     {.key = "checkpoint.save_strategy",
      .type = Type::kChoice,
      .def = "no",
-     .doc = "When training state is saved during the run; the result is always delivered at the end.",
+     .doc =
+         "When training state is saved during the run; the result is always delivered at the end.",
      .choices = "no|steps|epoch",
      .supported = "no",
      .refusal = "not supported yet: saving training state during a run"},

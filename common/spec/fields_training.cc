@@ -94,8 +94,9 @@ constexpr Field kFields[] = {
      .doc = "Most tokens of a sequence.",
      .min = 8,
      .max = 1 << 20,
-     .aliases = "model.max_seq_len max_seq_len train.max_seq_len model.max_seq_length max_seq_length "
-                "train.max_seq_length"},
+     .aliases =
+         "model.max_seq_len max_seq_len train.max_seq_len model.max_seq_length max_seq_length "
+         "train.max_seq_length"},
     {.key = "hyperparameters.learning_rate",
      .type = Type::kFloat,
      .def = "2e-5",
@@ -113,10 +114,11 @@ constexpr Field kFields[] = {
     {.key = "hyperparameters.global_batch",
      .type = Type::kInt,
      .derived = "per_device_batch * gpu_count * gradient_accumulation_steps",
-     .doc = "Sequences of one optimizer step over all ranks. Where a file contradicts itself this "
-            "value stands, gradient_accumulation_steps follows, and a warning gives both numbers; an "
-            "explicit override of another factor wins over the file. \"auto\" is the same as leaving "
-            "it out.",
+     .doc =
+         "Sequences of one optimizer step over all ranks. Where a file contradicts itself this "
+         "value stands, gradient_accumulation_steps follows, and a warning gives both numbers; an "
+         "explicit override of another factor wins over the file. \"auto\" is the same as leaving "
+         "it out.",
      .min = 1,
      .max = 1e9,
      .auto_derives = true,
@@ -191,11 +193,13 @@ constexpr Field kFields[] = {
     {.key = "hyperparameters.parallelism.fsdp",
      .type = Type::kBool,
      .def = "false",
-     .doc = "Shards weights, gradients and optimizer state over the ranks. Not with use_deepspeed."},
+     .doc =
+         "Shards weights, gradients and optimizer state over the ranks. Not with use_deepspeed."},
     {.key = "hyperparameters.parallelism.fsdp_sharding_strategy",
      .type = Type::kChoice,
      .def = "full_shard",
-     .doc = "What fsdp = true shards; ignored without it. no_shard replicates, as neither switch does.",
+     .doc = "What fsdp = true shards; ignored without it. no_shard replicates, as neither switch "
+            "does.",
      .choices = "full_shard|no_shard|shard_grad_op|hybrid_shard"},
     {.key = "hyperparameters.parallelism.fsdp_auto_wrap_policy",
      .type = Type::kChoice,

@@ -1,12 +1,12 @@
 #include "common/spec/job_json.h"
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <limits>
 #include <set>
 #include <string>
 #include <type_traits>
-
-#include <fmt/format.h>
 
 #include "common/base/status.h"
 #include "common/spec/fields.h"
@@ -45,7 +45,8 @@ bool Read(const Json& json, T* member) {
   } else if constexpr (std::is_integral_v<T>) {
     if (!json.is_number_integer()) return false;
     const int64_t number = json.get<int64_t>();
-    if (number < std::numeric_limits<T>::min() || number > std::numeric_limits<T>::max()) return false;
+    if (number < std::numeric_limits<T>::min() || number > std::numeric_limits<T>::max())
+      return false;
     *member = static_cast<T>(number);
   } else if constexpr (std::is_floating_point_v<T>) {
     if (!json.is_number()) return false;
@@ -105,8 +106,8 @@ absl::StatusOr<JobSpec> FromJson(const Json& json) {
     if (node != nullptr && !Read(*node, &member) && wrong.empty()) wrong = std::string(key);
   });
   if (!wrong.empty()) {
-    return InvalidArgument(fmt::format("job: {} has a wrong type or value: {}", wrong,
-                                       Find(json, wrong)->dump()));
+    return InvalidArgument(
+        fmt::format("job: {} has a wrong type or value: {}", wrong, Find(json, wrong)->dump()));
   }
   if (const std::string unknown = FirstUnknown(json, "", known); !unknown.empty()) {
     return InvalidArgument(fmt::format(

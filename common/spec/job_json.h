@@ -1,6 +1,7 @@
 #pragma once
 
 #include <absl/status/statusor.h>
+
 #include <nlohmann/json.hpp>
 
 #include "common/spec/job_spec.h"

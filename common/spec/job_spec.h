@@ -6,8 +6,9 @@
 #include <vector>
 
 // A resolved job: every key has its value, cross-checks have passed and the batch arithmetic is
-// done. Made by Resolve (common/spec/resolve.h) on the server, stored as JSON, carried to the ranks.
-// Field names follow the job file's keys; docs/config.md is generated from the table in fields.cc.
+// done. Made by Resolve (common/spec/resolve.h) on the server, stored as JSON, carried to the
+// ranks. Field names follow the job file's keys; docs/config.md is generated from the table in
+// fields.cc.
 
 namespace sft::spec {
 
@@ -92,7 +93,7 @@ struct JobSpec {
     double alpha = 32;
     double dropout = 0.0;
     // Suffixes of module names, PEFT's meaning: "q_proj", "self_attn.q_proj"; "all-linear".
-    std::vector<std::string> target_modules = {"q_proj", "k_proj",  "v_proj",   "o_proj",
+    std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                                "gate_proj", "up_proj", "down_proj"};
     Bias bias = Bias::kNone;
     bool use_rslora = false;
@@ -110,8 +111,8 @@ struct JobSpec {
     LossOn loss_on = LossOn::kAssistant;
     std::string chat_template;  // Jinja text replacing the model's own; empty: the model's
     int64_t max_examples = 0;   // 0: all; else the first N training rows
-    BadRows on_bad_rows = BadRows::kError;       // no answer, not usable
-    BadRows on_long_rows = BadRows::kError;      // longer than sequence_length
+    BadRows on_bad_rows = BadRows::kError;   // no answer, not usable
+    BadRows on_long_rows = BadRows::kError;  // longer than sequence_length
   } data;
 
   struct Checkpoint {

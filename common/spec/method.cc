@@ -14,8 +14,8 @@ constexpr std::string_view kMode = "training.mode", kQlora = "training.use_qlora
                            kDeepspeed = "hyperparameters.parallelism.use_deepspeed",
                            kStage = "hyperparameters.parallelism.deepspeed_stage",
                            kBf16 = "hyperparameters.parallelism.bf16",
-                           kFp16 = "hyperparameters.parallelism.fp16",
-                           kDtype = "model.torch_dtype", kEnabled = "training.validation.enabled",
+                           kFp16 = "hyperparameters.parallelism.fp16", kDtype = "model.torch_dtype",
+                           kEnabled = "training.validation.enabled",
                            kEvaluation = "training.validation.evaluation_strategy",
                            kVal = "data.val";
 
@@ -23,8 +23,8 @@ constexpr std::string_view kMode = "training.mode", kQlora = "training.use_qlora
 void DragMethodAlong(Draft* draft) {
   const bool mode = draft->Overridden(kMode), qlora = draft->Overridden(kQlora),
              kind = draft->Overridden(kKind), bits = draft->Overridden(kBits);
-  const bool full = (mode && draft->String(kMode) == "full_finetune") ||
-                    (kind && draft->String(kKind) == "fft");
+  const bool full =
+      (mode && draft->String(kMode) == "full_finetune") || (kind && draft->String(kKind) == "fft");
   const bool adapters = (mode && draft->String(kMode) != "full_finetune") ||
                         (kind && draft->String(kKind) == "peft") || (qlora && draft->Bool(kQlora));
   if (mode || adapters) draft->DropFromFile(kKind);
@@ -36,10 +36,10 @@ void DragMethodAlong(Draft* draft) {
 void CheckBits(Draft* draft) {
   const int64_t bits = draft->Int(kBits);
   if (bits == 8) {
-    draft->AddProblem(kBits,
-                      "not supported yet: 8-bit base weights; use 4 (nf4), or 0 for none");
+    draft->AddProblem(kBits, "not supported yet: 8-bit base weights; use 4 (nf4), or 0 for none");
   } else if (bits != 0 && bits != 4) {
-    draft->AddProblem(kBits, fmt::format("must be 4, or 0 for an unquantised base, but is {}", bits));
+    draft->AddProblem(kBits,
+                      fmt::format("must be 4, or 0 for an unquantised base, but is {}", bits));
   }
 }
 
@@ -52,8 +52,9 @@ void ResolveMethod(Draft* draft) {
   const bool qlora_mode = draft->String(kMode) == "qlora";
   if (qlora_mode) {
     if (draft->Given(kQlora) && !draft->Bool(kQlora)) {
-      draft->AddProblem(kQlora, fmt::format("{} contradicts mode = \"qlora\"; leave one of them out",
-                                            draft->Quote(kQlora)));
+      draft->AddProblem(kQlora,
+                        fmt::format("{} contradicts mode = \"qlora\"; leave one of them out",
+                                    draft->Quote(kQlora)));
       return;
     }
     if (!draft->Has(kQlora)) draft->Derive(kQlora, true, "training.mode = qlora");
@@ -66,13 +67,15 @@ void ResolveMethod(Draft* draft) {
   }
   const bool full = draft->String(kMode) == "full_finetune";
   if (!draft->Has(kQlora)) {
-    draft->Derive(kQlora, draft->Int(kBits) == 4, draft->Has(kBits) ? "quantization.bits" : "the default");
+    draft->Derive(kQlora, draft->Int(kBits) == 4,
+                  draft->Has(kBits) ? "quantization.bits" : "the default");
   }
   if (full && draft->Bool(kQlora)) {
-    draft->AddProblem(draft->Given(kQlora) ? kQlora : kBits,
-                      fmt::format("{} trains every weight, so the base cannot be quantised; use_qlora = "
-                                  "false, or mode = \"lora\"",
-                                  draft->Quote(kMode)));
+    draft->AddProblem(
+        draft->Given(kQlora) ? kQlora : kBits,
+        fmt::format("{} trains every weight, so the base cannot be quantised; use_qlora = "
+                    "false, or mode = \"lora\"",
+                    draft->Quote(kMode)));
   }
   const std::string kind = full ? "fft" : "peft";
   if (!draft->Has(kKind)) draft->Derive(kKind, kind, kMode);
@@ -98,22 +101,24 @@ void ResolveSharding(Draft* draft) {
     draft->Derive(kDeepspeed, on, on ? kStage : "the default");
   }
   if (draft->Bool(kFsdp) && draft->Bool(kDeepspeed)) {
-    draft->AddProblem(kFsdp, fmt::format("{} and {} exclude each other; keep fsdp to shard the weights "
-                                         "too, use_deepspeed for gradients and optimizer state",
-                                         draft->Quote(kFsdp), draft->Quote(kDeepspeed)));
+    draft->AddProblem(kFsdp,
+                      fmt::format("{} and {} exclude each other; keep fsdp to shard the weights "
+                                  "too, use_deepspeed for gradients and optimizer state",
+                                  draft->Quote(kFsdp), draft->Quote(kDeepspeed)));
   }
   const std::string strategy = draft->String(kStrategy);
   if (draft->Bool(kFsdp) && (strategy == "shard_grad_op" || strategy == "hybrid_shard")) {
-    draft->AddProblem(kStrategy,
-                      fmt::format("not supported yet: {}; use \"full_shard\"{}", strategy,
-                                  strategy == "shard_grad_op"
-                                      ? ", or use_deepspeed = true with stage 2, which shards the same"
-                                      : ""));
+    draft->AddProblem(
+        kStrategy, fmt::format("not supported yet: {}; use \"full_shard\"{}", strategy,
+                               strategy == "shard_grad_op"
+                                   ? ", or use_deepspeed = true with stage 2, which shards the same"
+                                   : ""));
   }
   const int64_t stage = draft->Has(kStage) ? draft->Int(kStage) : 2;
   if (draft->Bool(kDeepspeed) && (stage == 1 || stage == 3)) {
-    draft->AddProblem(kStage, fmt::format("not supported yet: ZeRO stage {}; use 2{}", stage,
-                                          stage == 3 ? ", or fsdp = true, which shards the same" : ""));
+    draft->AddProblem(kStage,
+                      fmt::format("not supported yet: ZeRO stage {}; use 2{}", stage,
+                                  stage == 3 ? ", or fsdp = true, which shards the same" : ""));
   }
   if (draft->Given("train.enable_distributed_training") &&
       !draft->Bool("train.enable_distributed_training") && draft->Int("compute.gpu_count") > 1) {
@@ -163,8 +168,9 @@ void ResolveValidation(Draft* draft) {
     draft->Derive(kEnabled, rows && scheduled, rows ? kVal : "no data.val");
   }
   if (draft->Bool(kEnabled) && !rows) {
-    draft->AddProblem(kEnabled, "validation needs rows: name them in data.val, or with --val; a part "
-                                "held out of job.data is not supported yet");
+    draft->AddProblem(kEnabled,
+                      "validation needs rows: name them in data.val, or with --val; a part "
+                      "held out of job.data is not supported yet");
   }
 }
 

@@ -21,7 +21,8 @@ const Field* TargetOf(const Override& override_, Draft* draft) {
         override_.key, 0,
         nearest.empty()
             ? fmt::format("unknown key (given by {}); `sftctl explain` lists all", override_.origin)
-            : fmt::format("unknown key (given by {}); did you mean {}?", override_.origin, nearest));
+            : fmt::format("unknown key (given by {}); did you mean {}?", override_.origin,
+                          nearest));
   }
   return field;
 }

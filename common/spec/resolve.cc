@@ -1,11 +1,11 @@
 #include "common/spec/resolve.h"
 
+#include <fmt/format.h>
+
 #include <cctype>
 #include <type_traits>
 #include <utility>
 #include <variant>
-
-#include <fmt/format.h>
 
 #include "common/base/status.h"
 #include "common/spec/draft.h"
@@ -73,7 +73,8 @@ void CheckRequired(Draft* draft) {
   for (const std::string_view key : {"job.data", "data.val"}) {
     const std::string value = draft->Has(key) ? draft->String(key) : "";
     if (value.starts_with(kNodePrefix) && !value.starts_with("node:/")) {
-      draft->AddProblem(key, fmt::format("\"{}\" must give an absolute path after \"node:\"", value));
+      draft->AddProblem(key,
+                        fmt::format("\"{}\" must give an absolute path after \"node:\"", value));
     }
   }
 }
@@ -115,7 +116,8 @@ JobSpec Bind(const Draft& draft) {
     if (const DraftEntry* entry = draft.Find(key)) Assign(entry->value, &member);
   });
   const std::string prefix = "hyperparameters.parallelism.";
-  if (draft.Bool(prefix + "fsdp") && draft.String(prefix + "fsdp_sharding_strategy") == "full_shard") {
+  if (draft.Bool(prefix + "fsdp") &&
+      draft.String(prefix + "fsdp_sharding_strategy") == "full_shard") {
     spec.parallelism.sharding = Sharding::kFullShard;
   } else if (draft.Bool(prefix + "use_deepspeed") && draft.Int(prefix + "deepspeed_stage") == 2) {
     spec.parallelism.sharding = Sharding::kZero2;
@@ -166,8 +168,8 @@ std::vector<NeededFile> NeededFiles(const Resolution& resolution) {
   std::vector<NeededFile> files;
   const JobSpec& spec = resolution.spec;
   for (const ResolvedValue& value : resolution.values) {
-    const bool named = value.key == "job.data" ||
-                       (value.key == "data.val" && spec.training.validation.enabled);
+    const bool named =
+        value.key == "job.data" || (value.key == "data.val" && spec.training.validation.enabled);
     if (!named || value.text.empty() || !NodePath(value.text).empty()) continue;
     files.push_back({value.key, value.text, value.overridden});
   }

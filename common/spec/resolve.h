@@ -14,8 +14,8 @@ enum class OverrideKind {
   kSet,          // the same, as typed after --set
 };
 
-// One value that the submitter gave outside the file. A later override of a key wins over an earlier
-// one, and each wins over the file.
+// One value that the submitter gave outside the file. A later override of a key wins over an
+// earlier one, and each wins over the file.
 struct Override {
   std::string key;
   std::string value;   // text as typed
@@ -25,8 +25,8 @@ struct Override {
 
 // One thing that is wrong (problems) or worth knowing (warnings).
 struct Problem {
-  std::string key;   // canonical key, or the text as written for unknown ones; empty: the whole file
-  int line = 0;      // of the job file; 0: none
+  std::string key;  // canonical key, or the text as written for unknown ones; empty: the whole file
+  int line = 0;     // of the job file; 0: none
   std::string message;  // what is wrong and what would be right
 };
 
@@ -39,7 +39,7 @@ struct ResolvedValue {
 };
 
 struct Resolution {
-  JobSpec spec;  // complete only if ok()
+  JobSpec spec;                       // complete only if ok()
   std::vector<ResolvedValue> values;  // in the order of Fields()
   std::vector<Problem> problems;
   std::vector<Problem> warnings;
@@ -52,13 +52,14 @@ struct ResolveOptions {
   std::string default_gpu_type;
 };
 
-// Reads a job file, applies the overrides, checks everything and does the batch arithmetic. Pure: no
-// file is opened, no environment is read. All problems are found at once, in the order of their
+// Reads a job file, applies the overrides, checks everything and does the batch arithmetic. Pure:
+// no file is opened, no environment is read. All problems are found at once, in the order of their
 // lines. `file_name` is shown in origins and gives job.name its default.
 Resolution Resolve(std::string_view text, std::string_view file_name,
                    const std::vector<Override>& overrides, const ResolveOptions& options = {});
 
-// The keys of a spec that name files of the submitter's, which must be uploaded before the job runs.
+// The keys of a spec that name files of the submitter's, which must be uploaded before the job
+// runs.
 struct NeededFile {
   std::string key;   // "job.data" or "data.val"
   std::string path;  // as written
@@ -69,7 +70,8 @@ struct NeededFile {
 // For a resolution that is ok().
 std::vector<NeededFile> NeededFiles(const Resolution& resolution);
 
-// "node:/path" names a file that every node sees: the path after the prefix; empty for other values.
+// "node:/path" names a file that every node sees: the path after the prefix; empty for other
+// values.
 std::string_view NodePath(std::string_view value);
 
 }  // namespace sft::spec

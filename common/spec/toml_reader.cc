@@ -14,11 +14,16 @@ namespace {
 
 std::string KindName(const toml::node& node) {
   switch (node.type()) {
-    case toml::node_type::date: return "a date";
-    case toml::node_type::time: return "a time";
-    case toml::node_type::date_time: return "a date and time";
-    case toml::node_type::array: return "a list of other things than strings";
-    default: return "something else";
+    case toml::node_type::date:
+      return "a date";
+    case toml::node_type::time:
+      return "a time";
+    case toml::node_type::date_time:
+      return "a date and time";
+    case toml::node_type::array:
+      return "a list of other things than strings";
+    default:
+      return "something else";
   }
 }
 

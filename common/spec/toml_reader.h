@@ -1,12 +1,12 @@
 #pragma once
 
+#include <absl/status/statusor.h>
+
 #include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
-
-#include <absl/status/statusor.h>
 
 #include "common/spec/value.h"
 

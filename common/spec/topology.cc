@@ -1,15 +1,15 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cstddef>
 #include <optional>
 
-#include <fmt/format.h>
-
 #include "common/spec/draft.h"
 
-// Which GPUs a job asks for: type, count, nodes, GPUs per node and variant say one thing five times,
-// and [data.topology] says it again.
+// Which GPUs a job asks for: type, count, nodes, GPUs per node and variant say one thing five
+// times, and [data.topology] says it again.
 
 namespace sft::spec {
 namespace {
@@ -108,15 +108,15 @@ void ApplyVariant(Draft* draft) {
   }
   if (!draft->Has(kType)) draft->Derive(kType, variant->type, kVariant);
   if (draft->String(kType) != variant->type) {
-    draft->AddProblem(kVariant, fmt::format("{} contradicts {}; \"{}-{}x\" would agree",
-                                            draft->Quote(kVariant), draft->Quote(kType),
-                                            draft->String(kType), variant->count));
+    draft->AddProblem(
+        kVariant, fmt::format("{} contradicts {}; \"{}-{}x\" would agree", draft->Quote(kVariant),
+                              draft->Quote(kType), draft->String(kType), variant->count));
   }
   if (!draft->Has(kPerNode)) draft->Derive(kPerNode, variant->count, kVariant);
   if (draft->Int(kPerNode) != variant->count) {
-    draft->AddProblem(kVariant, fmt::format("{} contradicts {}; \"{}-{}x\" would agree",
-                                            draft->Quote(kVariant), draft->Quote(kPerNode),
-                                            variant->type, draft->Int(kPerNode)));
+    draft->AddProblem(
+        kVariant, fmt::format("{} contradicts {}; \"{}-{}x\" would agree", draft->Quote(kVariant),
+                              draft->Quote(kPerNode), variant->type, draft->Int(kPerNode)));
   }
 }
 
@@ -141,10 +141,9 @@ void ApplyCounts(Draft* draft) {
       draft->Derive(kPerNode, count / nodes, "gpu_count / nodes");
     }
     if (nodes * draft->Int(kPerNode) != count) {
-      draft->AddProblem(
-          kCount, fmt::format("{} is not {} * {}; gpu_count = {} would agree", draft->Quote(kCount),
-                              draft->Quote(kNodes), draft->Quote(kPerNode),
-                              nodes * draft->Int(kPerNode)));
+      draft->AddProblem(kCount, fmt::format("{} is not {} * {}; gpu_count = {} would agree",
+                                            draft->Quote(kCount), draft->Quote(kNodes),
+                                            draft->Quote(kPerNode), nodes * draft->Int(kPerNode)));
     }
     return;
   }
@@ -161,8 +160,9 @@ void CheckCopies(Draft* draft) {
     if (copy == nullptr) {
       draft->Derive(pair.copy, original->value, pair.original);
     } else if (copy->value != original->value) {
-      draft->AddProblem(pair.copy, fmt::format("{} contradicts {}; both must be the same",
-                                               draft->Quote(pair.copy), draft->Quote(pair.original)));
+      draft->AddProblem(pair.copy,
+                        fmt::format("{} contradicts {}; both must be the same",
+                                    draft->Quote(pair.copy), draft->Quote(pair.original)));
     }
   }
 }
@@ -175,9 +175,10 @@ void ResolveTopology(const ResolveOptions& options, Draft* draft) {
   ApplyVariant(draft);
   if (!draft->Has(kType) && !draft->Faulty({kType, kVariant})) {
     if (options.default_gpu_type.empty()) {
-      draft->AddProblem(kType,
-                        "say which GPUs: gpu_type = \"H100\" with gpu_count, or variant = \"H100-4x\"; "
-                        "`sftctl variants` lists what there is (\"CPU\" for CPU slots)");
+      draft->AddProblem(
+          kType,
+          "say which GPUs: gpu_type = \"H100\" with gpu_count, or variant = \"H100-4x\"; "
+          "`sftctl variants` lists what there is (\"CPU\" for CPU slots)");
     } else {
       draft->Derive(kType, options.default_gpu_type, "the only type there is");
     }

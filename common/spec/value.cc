@@ -1,12 +1,12 @@
 #include "common/spec/value.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstddef>
-
-#include <fmt/format.h>
 
 #include "common/base/status.h"
 
@@ -14,8 +14,10 @@ namespace sft::spec {
 namespace {
 
 std::string_view Trim(std::string_view text) {
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front()))) text.remove_prefix(1);
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.remove_suffix(1);
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front())))
+    text.remove_prefix(1);
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())))
+    text.remove_suffix(1);
   return text;
 }
 
@@ -45,8 +47,9 @@ std::string Range(const Field& field) {
   const bool low = std::isfinite(field.min);
   const bool shown_high = ShowsMax(field);
   if (low && field.above_min) {
-    return shown_high ? fmt::format(" above {} and at most {}", Number(field.min), Number(field.max))
-                      : fmt::format(" above {}", Number(field.min));
+    return shown_high
+               ? fmt::format(" above {} and at most {}", Number(field.min), Number(field.max))
+               : fmt::format(" above {}", Number(field.min));
   }
   if (low && shown_high) return fmt::format(" from {} to {}", Number(field.min), Number(field.max));
   if (low) return fmt::format(", at least {}", Number(field.min));
@@ -114,12 +117,18 @@ absl::Status CheckSupported(const Field& field, const Value& value) {
 
 std::string_view TypeName(Type type) {
   switch (type) {
-    case Type::kString: return "a string";
-    case Type::kInt: return "a whole number";
-    case Type::kFloat: return "a number";
-    case Type::kBool: return "true or false";
-    case Type::kChoice: return "a string";
-    case Type::kList: return "a list of strings";
+    case Type::kString:
+      return "a string";
+    case Type::kInt:
+      return "a whole number";
+    case Type::kFloat:
+      return "a number";
+    case Type::kBool:
+      return "true or false";
+    case Type::kChoice:
+      return "a string";
+    case Type::kList:
+      return "a list of strings";
   }
   return "";
 }
@@ -148,7 +157,11 @@ std::string Expectation(const Field& field) {
   std::string list;
   const std::vector<std::string_view> choices = SplitWords(field.choices, '|');
   for (size_t i = 0; i < choices.size(); ++i) {
-    list += fmt::format("{}\"{}\"", i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ", choices[i]);
+    list += fmt::format("{}\"{}\"",
+                        i == 0                    ? ""
+                        : i + 1 == choices.size() ? " or "
+                                                  : ", ",
+                        choices[i]);
   }
   return list;
 }
@@ -180,9 +193,12 @@ absl::StatusOr<Value> ParseText(const Field& field, std::string_view text) {
       if (ParseNumber(trimmed, &number)) return Check(field, Value(number));
       return Wrong(field, fmt::format("\"{}\"", trimmed));
     }
-    case Type::kList: return Check(field, Value(ParseList(trimmed)));
-    case Type::kChoice: return Check(field, Value(std::string(trimmed)));
-    case Type::kString: return Check(field, Value(std::string(text)));
+    case Type::kList:
+      return Check(field, Value(ParseList(trimmed)));
+    case Type::kChoice:
+      return Check(field, Value(std::string(trimmed)));
+    case Type::kString:
+      return Check(field, Value(std::string(text)));
   }
   return Internal("unknown type of key");
 }

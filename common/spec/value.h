@@ -1,12 +1,12 @@
 #pragma once
 
+#include <absl/status/statusor.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
-
-#include <absl/status/statusor.h>
 
 #include "common/spec/fields.h"
 
@@ -26,14 +26,16 @@ std::string ToText(const Value& value);
 // True when the value is "auto" where that means the same as leaving the key out.
 bool LeavesOut(const Field& field, const Value& value);
 
-// Reads text typed on a command line or in the environment. InvalidArgument says what would be right.
+// Reads text typed on a command line or in the environment. InvalidArgument says what would be
+// right.
 absl::StatusOr<Value> ParseText(const Field& field, std::string_view text);
 
 // Brings a value of the file to the field's type (a whole number may stand for a float) and checks
 // its range, choices and whether it is supported. InvalidArgument says what would be right.
 absl::StatusOr<Value> Check(const Field& field, Value value);
 
-// "a whole number from 1 to 1024", "\"steps\" or \"epoch\"": what would be right, for messages and docs.
+// "a whole number from 1 to 1024", "\"steps\" or \"epoch\"": what would be right, for messages and
+// docs.
 std::string Expectation(const Field& field);
 
 }  // namespace sft::spec

@@ -13,9 +13,9 @@ namespace sft::spec {
 template <typename E>
 struct EnumNames;
 
-#define SFT_SPEC_ENUM(Enum, ...)                                              \
-  template <>                                                                \
-  struct EnumNames<Enum> {                                                   \
+#define SFT_SPEC_ENUM(Enum, ...)                                                 \
+  template <>                                                                    \
+  struct EnumNames<Enum> {                                                       \
     static constexpr std::pair<std::string_view, Enum> kNames[] = {__VA_ARGS__}; \
   }
 

@@ -42,41 +42,93 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"GlobalBelowTheDefaultBatch", 4, "global_batch = 4", {}, 1, 1, 4, false},
         Case{"GlobalShareOfThree", 2, "global_batch = 6", {}, 3, 1, 6, false},
         Case{"DeviceAndGlobal", 4, "per_device_batch = 2\nglobal_batch = 32", {}, 2, 4, 32, false},
-        Case{"StepsAndGlobal", 4, "gradient_accumulation_steps = 4\nglobal_batch = 32", {}, 2, 4, 32,
+        Case{"StepsAndGlobal",
+             4,
+             "gradient_accumulation_steps = 4\nglobal_batch = 32",
+             {},
+             2,
+             4,
+             32,
              false},
-        Case{"AllAgree", 4,
-             "per_device_batch = 1\ngradient_accumulation_steps = 16\nglobal_batch = 64", {}, 1, 16,
-             64, false},
-        Case{"FileContradictsItself", 8,
-             "per_device_batch = 1\ngradient_accumulation_steps = 16\nglobal_batch = 64", {}, 1, 8, 64,
+        Case{"AllAgree",
+             4,
+             "per_device_batch = 1\ngradient_accumulation_steps = 16\nglobal_batch = 64",
+             {},
+             1,
+             16,
+             64,
+             false},
+        Case{"FileContradictsItself",
+             8,
+             "per_device_batch = 1\ngradient_accumulation_steps = 16\nglobal_batch = 64",
+             {},
+             1,
+             8,
+             64,
              true},
-        Case{"AutoIsLeftOut", 4,
-             "per_device_batch = 2\ngradient_accumulation_steps = \"auto\"\nglobal_batch = 16", {}, 2,
-             2, 16, false},
-        Case{"OverriddenStepsBeatTheFilesGlobal", 4, "per_device_batch = 1\nglobal_batch = 64",
-             {Env("TRAIN_GRAD_ACCUM", "32"), Env("TRAIN_BATCH_SIZE", "2")}, 2, 32, 256, true},
-        Case{"OverriddenStepsAlone", 4,
+        Case{"AutoIsLeftOut",
+             4,
+             "per_device_batch = 2\ngradient_accumulation_steps = \"auto\"\nglobal_batch = 16",
+             {},
+             2,
+             2,
+             16,
+             false},
+        Case{"OverriddenStepsBeatTheFilesGlobal",
+             4,
+             "per_device_batch = 1\nglobal_batch = 64",
+             {Env("TRAIN_GRAD_ACCUM", "32"), Env("TRAIN_BATCH_SIZE", "2")},
+             2,
+             32,
+             256,
+             true},
+        Case{"OverriddenStepsAlone",
+             4,
              "per_device_batch = 1\ngradient_accumulation_steps = 16\nglobal_batch = 64",
-             {Env("TRAIN_GRAD_ACCUM", "32")}, 1, 32, 128, true},
-        Case{"OverriddenDeviceKeepsGlobal", 4,
+             {Env("TRAIN_GRAD_ACCUM", "32")},
+             1,
+             32,
+             128,
+             true},
+        Case{"OverriddenDeviceKeepsGlobal",
+             4,
              "per_device_batch = 1\ngradient_accumulation_steps = 16\nglobal_batch = 64",
-             {Env("TRAIN_BATCH_SIZE", "4")}, 4, 4, 64, true},
-        Case{"OverriddenCountKeepsGlobal", 4,
+             {Env("TRAIN_BATCH_SIZE", "4")},
+             4,
+             4,
+             64,
+             true},
+        Case{"OverriddenCountKeepsGlobal",
+             4,
              "per_device_batch = 1\ngradient_accumulation_steps = 16\nglobal_batch = 64",
-             {Env("NUM_GPUS", "2")}, 1, 32, 64, true},
-        Case{"OverriddenGlobal", 4,
+             {Env("NUM_GPUS", "2")},
+             1,
+             32,
+             64,
+             true},
+        Case{"OverriddenGlobal",
+             4,
              "per_device_batch = 1\ngradient_accumulation_steps = 16\nglobal_batch = 64",
-             {Set(kPrefix + "global_batch", "32")}, 1, 8, 32, true},
-        Case{"OverriddenGlobalAndSteps", 4,
+             {Set(kPrefix + "global_batch", "32")},
+             1,
+             8,
+             32,
+             true},
+        Case{"OverriddenGlobalAndSteps",
+             4,
              "per_device_batch = 1\ngradient_accumulation_steps = 16\nglobal_batch = 64",
-             {Set(kPrefix + "global_batch", "64"), Set(kPrefix + "gradient_accumulation_steps", "4")},
-             4, 4, 64, true}),
+             {Set(kPrefix + "global_batch", "64"),
+              Set(kPrefix + "gradient_accumulation_steps", "4")},
+             4,
+             4,
+             64,
+             true}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(BatchProblemTest, WarningGivesBothNumbers) {
-  const Resolution r = ResolveText(
-      Minimal("gpu_count = 8\n[hyperparameters]\nper_device_batch = 1\n"
-              "gradient_accumulation_steps = 16\nglobal_batch = 64\n"));
+  const Resolution r =
+      ResolveText(Minimal("gpu_count = 8\n[hyperparameters]\nper_device_batch = 1\n"
+                          "gradient_accumulation_steps = 16\nglobal_batch = 64\n"));
   ASSERT_EQ(r.warnings.size(), 1u);
   EXPECT_THAT(r.warnings[0].message, HasSubstr("= 128, but global_batch is 64"));
   EXPECT_THAT(r.warnings[0].message, HasSubstr("gradient_accumulation_steps becomes 8"));
@@ -95,17 +147,16 @@ TEST(BatchProblemTest, WhatCannotBeDividedSaysWhatWould) {
 }
 
 TEST(BatchProblemTest, GlobalBelowTheRanksIsRefused) {
-  const Resolution r =
-      ResolveText(Minimal("gpu_count = 8\n[hyperparameters]\nglobal_batch = 4\n"));
+  const Resolution r = ResolveText(Minimal("gpu_count = 8\n[hyperparameters]\nglobal_batch = 4\n"));
   ASSERT_EQ(r.problems.size(), 1u);
   EXPECT_THAT(r.problems[0].message, HasSubstr("global_batch = 8 would be"));
 }
 
 TEST(BatchProblemTest, ThreeOverridesThatDisagreeAreRefused) {
-  const Resolution r = ResolveText(
-      Minimal("gpu_count = 2\n"),
-      {Set(kPrefix + "per_device_batch", "1"), Set(kPrefix + "global_batch", "64"),
-       Set(kPrefix + "gradient_accumulation_steps", "4")});
+  const Resolution r =
+      ResolveText(Minimal("gpu_count = 2\n"),
+                  {Set(kPrefix + "per_device_batch", "1"), Set(kPrefix + "global_batch", "64"),
+                   Set(kPrefix + "gradient_accumulation_steps", "4")});
   ASSERT_EQ(r.problems.size(), 1u);
   EXPECT_THAT(r.problems[0].message, HasSubstr("= 8, but global_batch is 64"));
   EXPECT_THAT(r.problems[0].message, HasSubstr("global_batch = 8 would agree (given by --set)"));

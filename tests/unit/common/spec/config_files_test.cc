@@ -1,10 +1,10 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "common/spec/toml_reader.h"
 #include "tests/unit/common/spec/resolve_testing.h"
@@ -68,7 +68,8 @@ TEST(ConfigFilesTest, TheTwoGivenFilesHaveFortyAndOneLessKeys) {
   const auto count = [](const std::string& name) {
     int keys = 0;
     const auto read = ReadToml(ReadConfig(name));
-    for (const RawEntry& entry : std::get<std::vector<RawEntry>>(read)) keys += entry.is_table ? 0 : 1;
+    for (const RawEntry& entry : std::get<std::vector<RawEntry>>(read))
+      keys += entry.is_table ? 0 : 1;
     return keys;
   };
   EXPECT_EQ(count("multi_gpu_qlora_4xh100.toml"), count("multi_gpu_fft_8xh100.toml") + 1);

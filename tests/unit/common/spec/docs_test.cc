@@ -1,10 +1,10 @@
 #include "common/spec/docs.h"
 
-#include <fstream>
-#include <sstream>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
 
 #include "common/spec/fields.h"
 

@@ -1,10 +1,10 @@
 #include "common/spec/fields.h"
 
-#include <map>
-#include <set>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <map>
+#include <set>
 
 #include "common/spec/visit.h"
 

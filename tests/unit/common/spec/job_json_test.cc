@@ -76,8 +76,7 @@ TEST(JobJsonTest, AMissingKeyKeepsItsDefault) {
 }
 
 TEST(JobJsonTest, UnknownKeysAndWrongTypesNameTheKey) {
-  for (const auto& [text, says] :
-       std::vector<std::pair<std::string, std::string>>{
+  for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
            {R"({"lora": {"rr": 4}})", "unknown key lora.rr"},
            {R"({"lora": {"r": "4"}})", "lora.r has a wrong type"},
            {R"({"lora": {"r": 99999999999}})", "lora.r has a wrong type"},

@@ -9,10 +9,10 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(OverridesTest, ALaterOneWins) {
-  const Resolution r = ResolveText(
-      Minimal("[hyperparameters]\nlearning_rate = 1e-6\n"),
-      {Env("TRAIN_LEARNING_RATE", "1e-4"), Set("train.learning_rate", "3e-4"),
-       Set("hyperparameters.learning_rate", "5e-4")});
+  const Resolution r =
+      ResolveText(Minimal("[hyperparameters]\nlearning_rate = 1e-6\n"),
+                  {Env("TRAIN_LEARNING_RATE", "1e-4"), Set("train.learning_rate", "3e-4"),
+                   Set("hyperparameters.learning_rate", "5e-4")});
   ASSERT_TRUE(r.ok()) << Describe(r.problems);
   EXPECT_EQ(r.spec.hyperparameters.learning_rate, 5e-4);
   EXPECT_EQ(OriginOf(r, "hyperparameters.learning_rate"), "--set");
@@ -74,8 +74,8 @@ TEST(OverridesTest, AutoBatchIsRefusedThere) {
 }
 
 TEST(OverridesTest, AContradictionBetweenOverridesNamesBoth) {
-  const Resolution r = ResolveText(
-      Minimal(), {Env("SYNTH_GPU_TYPE", "H100-4x"), Set("compute.gpus_per_node", "2")});
+  const Resolution r =
+      ResolveText(Minimal(), {Env("SYNTH_GPU_TYPE", "H100-4x"), Set("compute.gpus_per_node", "2")});
   ASSERT_EQ(r.problems.size(), 1u) << Describe(r.problems);
   EXPECT_THAT(r.problems[0].message, HasSubstr("SYNTH_GPU_TYPE"));
   EXPECT_THAT(r.problems[0].message, HasSubstr("compute.gpus_per_node = 2 (--set)"));

@@ -28,10 +28,10 @@ TEST(ResolveTest, AMinimalFileGetsTheDocumentedDefaults) {
 }
 
 TEST(ResolveTest, EveryValueSaysWhereItComesFrom) {
-  const Resolution r = ResolveText(
-      Minimal("[hyperparameters]\nlearning_rate = 1e-4\n"),
-      {Env("TRAIN_WARMUP_RATIO", "0.1"), Flag("data.max_examples", "8", "--examples"),
-       Set("lora.r", "8")});
+  const Resolution r =
+      ResolveText(Minimal("[hyperparameters]\nlearning_rate = 1e-4\n"),
+                  {Env("TRAIN_WARMUP_RATIO", "0.1"), Flag("data.max_examples", "8", "--examples"),
+                   Set("lora.r", "8")});
   ASSERT_TRUE(r.ok()) << Describe(r.problems);
   EXPECT_EQ(OriginOf(r, "hyperparameters.learning_rate"), "job.toml:7");
   EXPECT_EQ(OriginOf(r, "hyperparameters.warmup_ratio"), "TRAIN_WARMUP_RATIO");
@@ -93,23 +93,23 @@ struct Unknown {
 };
 
 TEST(ResolveTest, AnUnknownKeySuggestsTheNearest) {
-  for (const Unknown& u : {Unknown{"[hyperparameters]\nlearnig_rate = 1", "hyperparameters.learning_rate"},
-                           Unknown{"[training]\nlearning_rate = 1", "hyperparameters.learning_rate"},
-                           Unknown{"[hyperparameters]\nbf16 = true", "hyperparameters.parallelism.bf16"},
-                           Unknown{"[lora]\nrank = 8", ""},
-                           Unknown{"[lora]\ntarget_module = \"q\"", "lora.target_modules"},
-                           Unknown{"[hyperparameters]\nper_device_batchsize = 1",
-                                   "hyperparameters.per_device_batch"},
-                           Unknown{"[hyperparameters.paralelism]\nfsdp = true",
-                                   "hyperparameters.parallelism"},
-                           Unknown{"lerning_rate = 1", "hyperparameters.learning_rate"}}) {
+  for (const Unknown& u :
+       {Unknown{"[hyperparameters]\nlearnig_rate = 1", "hyperparameters.learning_rate"},
+        Unknown{"[training]\nlearning_rate = 1", "hyperparameters.learning_rate"},
+        Unknown{"[hyperparameters]\nbf16 = true", "hyperparameters.parallelism.bf16"},
+        Unknown{"[lora]\nrank = 8", ""},
+        Unknown{"[lora]\ntarget_module = \"q\"", "lora.target_modules"},
+        Unknown{"[hyperparameters]\nper_device_batchsize = 1", "hyperparameters.per_device_batch"},
+        Unknown{"[hyperparameters.paralelism]\nfsdp = true", "hyperparameters.parallelism"},
+        Unknown{"lerning_rate = 1", "hyperparameters.learning_rate"}}) {
     // Bare keys go before the first table.
     const bool bare = !u.text.starts_with('[');
     const Resolution r =
         ResolveText(bare ? std::string(u.text) + "\n" + Minimal() : Minimal(u.text));
     ASSERT_EQ(r.problems.size(), 1u) << u.text << "\n" << Describe(r.problems);
     if (u.suggestion.empty()) continue;
-    EXPECT_THAT(r.problems[0].message, HasSubstr("did you mean " + std::string(u.suggestion) + "?"));
+    EXPECT_THAT(r.problems[0].message,
+                HasSubstr("did you mean " + std::string(u.suggestion) + "?"));
   }
 }
 
@@ -219,9 +219,9 @@ TEST(NeededFilesTest, SaysWhichPathsWereTypedOutsideTheFile) {
 }
 
 TEST(NeededFilesTest, NodePathsAndUnusedRowsAreNotUploaded) {
-  const Resolution r = ResolveText(
-      Minimal("[data]\nval = \"v.jsonl\"\n[training.validation]\nenabled = false"),
-      {Flag("job.data", "node:/data/rows.jsonl", "--dataset")});
+  const Resolution r =
+      ResolveText(Minimal("[data]\nval = \"v.jsonl\"\n[training.validation]\nenabled = false"),
+                  {Flag("job.data", "node:/data/rows.jsonl", "--dataset")});
   ASSERT_TRUE(r.ok()) << Describe(r.problems);
   EXPECT_TRUE(NeededFiles(r).empty());
   EXPECT_EQ(NodePath(r.spec.job.data), "/data/rows.jsonl");

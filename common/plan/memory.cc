@@ -1,0 +1,109 @@
+#include "common/plan/memory.h"
+
+#include <algorithm>
+
+namespace sft::plan {
+namespace {
+
+constexpr int64_t kFp32Bytes = 4, kBf16Bytes = 2;
+constexpr int64_t kNf4Block = 64;
+constexpr int64_t kNestedBlock = 256;
+constexpr int64_t kNf4CutUnit = kNf4Block * kNestedBlock;
+constexpr int64_t kOptimizerBlock = 256;
+// Below this many elements 8-bit states are kept in fp32.
+constexpr int64_t kMinCodedElements = 4096;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t Nf4CutUnitBytes(bool double_quant) {
+  const int64_t scales = double_quant ? kNestedBlock + kFp32Bytes : kNestedBlock * kFp32Bytes;
+  return kNf4CutUnit / 2 + scales;
+}
+
+int64_t StateBytes(spec::Optimizer optimizer, int64_t elements) {
+  switch (optimizer) {
+    case spec::Optimizer::kAdamW:
+      return 2 * kFp32Bytes * elements;
+    case spec::Optimizer::kAdamWBf16:
+      return 2 * kBf16Bytes * elements;
+    case spec::Optimizer::kAdamW8bit:
+      if (elements < kMinCodedElements) return 2 * kFp32Bytes * elements;
+      return 2 * (elements + CeilDiv(elements, kOptimizerBlock) * kFp32Bytes);
+  }
+  return 0;
+}
+
+// What a unit's parameters come to before any of it is cut over ranks.
+struct UnitSizes {
+  int64_t frozen = 0;     // elements that are not quantised
+  int64_t cut_units = 0;  // of quantised weights
+  int64_t trained = 0;    // elements
+};
+
+UnitSizes SizesOf(const Unit& unit) {
+  UnitSizes sizes;
+  for (const Parameter& p : unit.parameters) {
+    if (p.trainable) {
+      sizes.trained += p.elements;
+    } else if (p.quantized) {
+      sizes.cut_units += CeilDiv(p.elements, kNf4CutUnit);
+    } else {
+      sizes.frozen += p.elements;
+    }
+  }
+  return sizes;
+}
+
+// States of the first `held` trained elements of a unit: each parameter, or its part, has its own.
+int64_t OptimizerBytes(const Unit& unit, spec::Optimizer optimizer, int64_t held) {
+  int64_t bytes = 0;
+  for (const Parameter& p : unit.parameters) {
+    if (!p.trainable) continue;
+    const int64_t part = std::min(p.elements, held);
+    bytes += StateBytes(optimizer, part);
+    held -= part;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+spec::ComputeType ComputeTypeOf(const spec::JobSpec& job, Device device) {
+  const spec::ComputeType asked = job.parallelism.compute_type;
+  if (asked != spec::ComputeType::kAuto) return asked;
+  return device == Device::kGpu ? spec::ComputeType::kBf16 : spec::ComputeType::kFp32;
+}
+
+Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Device device) {
+  const bool bf16 = ComputeTypeOf(job, device) == spec::ComputeType::kBf16;
+  const bool bf16_master = job.hyperparameters.master_weights == spec::MasterWeights::kBf16;
+  const int64_t compute = bf16 ? kBf16Bytes : kFp32Bytes;
+  const int64_t master = bf16_master ? kBf16Bytes : kFp32Bytes;
+  const spec::Sharding sharding = job.parallelism.sharding;
+  const int64_t ranks = job.compute.gpu_count;
+  const int64_t weight_parts = sharding == spec::Sharding::kFullShard ? ranks : 1;
+  const int64_t state_parts = sharding == spec::Sharding::kDdp ? 1 : ranks;
+  Memory memory;
+  for (const Unit& unit : units) {
+    const UnitSizes sizes = SizesOf(unit);
+    memory.frozen_weights +=
+        CeilDiv(sizes.frozen, weight_parts) * compute +
+        CeilDiv(sizes.cut_units, weight_parts) * Nf4CutUnitBytes(job.quantization.double_quant);
+    memory.trained_weights += CeilDiv(sizes.trained, weight_parts) * compute;
+    const int64_t held = CeilDiv(sizes.trained, state_parts);
+    if (compute != master) memory.master_weights += held * master;
+    memory.gradients += held * kFp32Bytes;
+    memory.optimizer += OptimizerBytes(unit, job.hyperparameters.optimizer, held);
+  }
+  return memory;
+}
+
+std::vector<MemoryItem> Items(const Memory& memory) {
+  return {{"frozen weights", memory.frozen_weights},
+          {"trained weights", memory.trained_weights},
+          {"master weights", memory.master_weights},
+          {"gradients", memory.gradients},
+          {"optimizer", memory.optimizer}};
+}
+
+}  // namespace sft::plan

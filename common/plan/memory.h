@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/plan/parameters.h"
+#include "common/spec/job_spec.h"
+
+// Bytes that follow from shapes alone: what stays on a rank for the whole run. Activations,
+// gathered weights and communication buffers are not counted here.
+
+namespace sft::plan {
+
+enum class Device { kCpu, kGpu };
+
+// What a rank on this device computes in: the job's type, where it names none bf16 on a GPU and
+// fp32 on a CPU. Never kAuto.
+spec::ComputeType ComputeTypeOf(const spec::JobSpec& job, Device device);
+
+// What one rank holds. C: bytes of the compute type (bf16 2, fp32 4). M: bytes of the master
+// weights (fp32 4; bf16 2). n: elements; over a unit's N ranks the fullest shard has ceil(n / N).
+struct Memory {
+  // Frozen weights: C * n; 4-bit ones n / 2 code bytes and, for each 64 elements, one scale: fp32,
+  // or with double_quant 1 byte and 4 / 256. Padded to 16384 elements. Sharded by full_shard.
+  int64_t frozen_weights = 0;
+  // Trained weights in the compute type: C * n. Sharded by full_shard.
+  int64_t trained_weights = 0;
+  // Master weights that the optimizer updates: M * n, none where C and M are one type. Sharded by
+  // zero2 and full_shard.
+  int64_t master_weights = 0;
+  // fp32 accumulators: 4 * n. Sharded by zero2 and full_shard.
+  int64_t gradients = 0;
+  // Two moments: adamw 8 * n, adamw_bf16 4 * n, adamw_8bit 2 * (n + 4 * ceil(n / 256)) for tensors
+  // from 4096 elements. Sharded as gradients.
+  int64_t optimizer = 0;
+
+  int64_t weights() const { return frozen_weights + trained_weights + master_weights; }
+  int64_t total() const { return weights() + gradients + optimizer; }
+};
+
+// The memory of rank 0, whose shards are the fullest, with compute.gpu_count ranks.
+Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Device device);
+
+// The categories by name, in the order of the struct.
+struct MemoryItem {
+  std::string category;
+  int64_t bytes = 0;
+};
+std::vector<MemoryItem> Items(const Memory& memory);
+
+}  // namespace sft::plan

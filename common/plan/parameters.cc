@@ -1,0 +1,125 @@
+#include "common/plan/parameters.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+namespace sft::plan {
+namespace {
+
+struct Linear {
+  std::string_view name;
+  int64_t out = 0;
+  int64_t in = 0;
+  bool bias = false;
+};
+
+std::vector<Linear> BlockLinears(const ModelShape& s) {
+  const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  return {{"self_attn.q_proj", q, s.hidden, s.qkv_bias},
+          {"self_attn.k_proj", kv, s.hidden, s.qkv_bias},
+          {"self_attn.v_proj", kv, s.hidden, s.qkv_bias},
+          {"self_attn.o_proj", s.hidden, q, s.output_bias},
+          {"mlp.gate_proj", s.intermediate, s.hidden, s.mlp_bias},
+          {"mlp.up_proj", s.intermediate, s.hidden, s.mlp_bias},
+          {"mlp.down_proj", s.hidden, s.intermediate, s.mlp_bias}};
+}
+
+// PEFT's rule: the whole name of a module, or its end after a dot.
+bool Matches(std::string_view module, std::string_view target) {
+  if (target == "all-linear") return true;
+  if (!module.ends_with(target)) return false;
+  return module.size() == target.size() || module[module.size() - target.size() - 1] == '.';
+}
+
+absl::Status CheckTargets(const ModelShape& shape, const spec::JobSpec& job) {
+  const std::vector<Linear> linears = BlockLinears(shape);
+  for (const std::string& target : job.lora.target_modules) {
+    bool found = false;
+    for (int64_t layer = 0; layer < shape.layers && !found; ++layer) {
+      found = std::any_of(linears.begin(), linears.end(), [&](const Linear& linear) {
+        return Matches(fmt::format("model.layers.{}.{}", layer, linear.name), target);
+      });
+    }
+    if (found) continue;
+    std::string names;
+    for (const Linear& linear : linears) {
+      names += fmt::format("{}{}", names.empty() ? "" : ", ",
+                           linear.name.substr(linear.name.find('.') + 1));
+    }
+    return InvalidArgument(fmt::format(
+        "lora.target_modules: \"{}\" matches no linear of this {} model; it has {}, and "
+        "\"all-linear\" takes all",
+        target, shape.family, names));
+  }
+  return absl::OkStatus();
+}
+
+Unit MakeBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t layer) {
+  const bool full = job.full_finetune();
+  const std::string prefix = fmt::format("model.layers.{}.", layer);
+  Unit unit;
+  const auto base = [&](std::string name, int64_t elements, bool quantized = false) {
+    unit.parameters.push_back({prefix + std::move(name), elements, full, quantized, false});
+  };
+  base("input_layernorm.weight", shape.hidden);
+  base("post_attention_layernorm.weight", shape.hidden);
+  if (shape.qk_norm) {
+    base("self_attn.q_norm.weight", shape.head_dim);
+    base("self_attn.k_norm.weight", shape.head_dim);
+  }
+  for (const Linear& linear : BlockLinears(shape)) {
+    const std::string module = prefix + std::string(linear.name);
+    base(std::string(linear.name) + ".weight", linear.out * linear.in, job.qlora());
+    if (linear.bias) base(std::string(linear.name) + ".bias", linear.out);
+    const auto& targets = job.lora.target_modules;
+    const bool adapted = !full && std::any_of(targets.begin(), targets.end(),
+                                              [&](const auto& t) { return Matches(module, t); });
+    if (!adapted) continue;
+    const int64_t r = job.lora.r;
+    unit.parameters.push_back({module + ".lora_A.weight", r * linear.in, true, false, true});
+    unit.parameters.push_back({module + ".lora_B.weight", linear.out * r, true, false, true});
+  }
+  return unit;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec::JobSpec& job) {
+  const bool full = job.full_finetune();
+  if (!full) SFT_RETURN_IF_ERROR(CheckTargets(shape, job));
+  std::vector<Unit> units;
+  const int64_t table = shape.vocab * shape.hidden;
+  units.push_back({{{"model.embed_tokens.weight", table, full, false, false}}});
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    units.push_back(MakeBlock(shape, job, layer));
+  }
+  units.push_back({{{"model.norm.weight", shape.hidden, full, false, false}}});
+  if (!shape.tied_head) {
+    units.back().parameters.push_back({"lm_head.weight", table, full, false, false});
+  }
+  return units;
+}
+
+ParameterCounts CountParameters(const std::vector<Unit>& units) {
+  ParameterCounts counts;
+  for (const Unit& unit : units) {
+    for (const Parameter& parameter : unit.parameters) {
+      if (!parameter.adapter) counts.total += parameter.elements;
+      if (parameter.trainable) counts.trainable += parameter.elements;
+    }
+  }
+  return counts;
+}
+
+int64_t BaseParameters(const ModelShape& shape) {
+  int64_t block = 2 * shape.hidden + (shape.qk_norm ? 2 * shape.head_dim : 0);
+  for (const Linear& linear : BlockLinears(shape)) {
+    block += linear.out * linear.in + (linear.bias ? linear.out : 0);
+  }
+  return shape.vocab * shape.hidden * (shape.tied_head ? 1 : 2) + shape.hidden +
+         shape.layers * block;
+}
+
+}  // namespace sft::plan

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/plan/model_shape.h"
+#include "common/spec/job_spec.h"
+
+namespace sft::plan {
+
+// One tensor of a model under a job.
+struct Parameter {
+  std::string name;  // as in the checkpoint; adapters: "<module>.lora_A.weight"
+  int64_t elements = 0;
+  bool trainable = false;
+  bool quantized = false;  // kept in 4 bits
+  bool adapter = false;    // added by LoRA, not part of the base
+};
+
+// The pieces that are gathered, reduced and sharded as one, in the engine's order: the embedding, a
+// unit for each block, then final norm and head.
+struct Unit {
+  std::vector<Parameter> parameters;
+};
+
+// The job's parameters. InvalidArgument when an entry of lora.target_modules matches no linear,
+// naming it and what there is.
+absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec::JobSpec& job);
+
+struct ParameterCounts {
+  int64_t total = 0;      // of the base
+  int64_t trainable = 0;  // full fine-tuning: total; LoRA: r * (in + out) for each target
+};
+ParameterCounts CountParameters(const std::vector<Unit>& units);
+
+// Parameters of the base alone: vocab * hidden (twice with an untied head) + hidden for the final
+// norm + for each block its seven linears with their biases, two norms, and QK norms.
+int64_t BaseParameters(const ModelShape& shape);
+
+}  // namespace sft::plan

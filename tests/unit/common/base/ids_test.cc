@@ -1,0 +1,41 @@
+#include "common/base/ids.h"
+
+#include <gtest/gtest.h>
+
+#include <regex>
+#include <set>
+#include <type_traits>
+
+namespace sft {
+namespace {
+
+TEST(RandomIdTest, HasItsPrefixAndNoLookAlikes) {
+  const std::string id = RandomId("job");
+  EXPECT_TRUE(std::regex_match(id, std::regex("job-[a-hjkmnp-z0-9]{10}"))) << id;
+  EXPECT_EQ(RandomId("", 6).size(), 6u);
+}
+
+TEST(RandomIdTest, ManyDiffer) {
+  std::set<std::string> ids;
+  for (int i = 0; i < 1000; ++i) ids.insert(RandomId("j"));
+  EXPECT_EQ(ids.size(), 1000u);
+}
+
+TEST(RandomUuidTest, IsOfVersionFour) {
+  const std::regex form("[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}");
+  for (int i = 0; i < 100; ++i) {
+    const std::string uuid = RandomUuid();
+    EXPECT_TRUE(std::regex_match(uuid, form)) << uuid;
+  }
+}
+
+TEST(StrongIdTest, KindsDoNotMix) {
+  static_assert(!std::is_convertible_v<JobId, NodeId>);
+  static_assert(!std::is_convertible_v<std::string, JobId>);
+  EXPECT_EQ(JobId("a"), JobId("a"));
+  EXPECT_LT(JobId("a"), JobId("b"));
+  EXPECT_TRUE(JobId().empty());
+}
+
+}  // namespace
+}  // namespace sft

@@ -1,0 +1,101 @@
+#include "common/plan/parameters.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/common/plan/shapes.h"
+
+namespace sft::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+spec::JobSpec Lora(int r, std::vector<std::string> targets) {
+  spec::JobSpec job;
+  job.lora.r = r;
+  job.lora.target_modules = std::move(targets);
+  return job;
+}
+
+spec::JobSpec Full() {
+  spec::JobSpec job;
+  job.training.mode = spec::Mode::kFullFinetune;
+  return job;
+}
+
+TEST(ParametersTest, PublishedCountsAreReached) {
+  EXPECT_EQ(BaseParameters(SmolLm2()), 134'515'008);
+  EXPECT_EQ(BaseParameters(Qwen3Of32B()), 32'762'123'264);
+  // Qwen2.5-0.5B: biases on q, k and v, a tied head.
+  EXPECT_EQ(BaseParameters({.family = "qwen2",
+                            .hidden = 896,
+                            .layers = 24,
+                            .heads = 14,
+                            .kv_heads = 2,
+                            .head_dim = 64,
+                            .intermediate = 4864,
+                            .vocab = 151936,
+                            .tied_head = true,
+                            .qkv_bias = true}),
+            494'032'768);
+}
+
+TEST(ParametersTest, TheUnitsHoldTheWholeBase) {
+  for (const ModelShape& shape : {SmolLm2(), Qwen3Of32B()}) {
+    const auto units = MakeUnits(shape, Full());
+    ASSERT_TRUE(units.ok());
+    EXPECT_EQ(units->size(), static_cast<size_t>(shape.layers + 2));
+    const ParameterCounts counts = CountParameters(*units);
+    EXPECT_EQ(counts.total, BaseParameters(shape));
+    EXPECT_EQ(counts.trainable, counts.total);
+  }
+}
+
+TEST(ParametersTest, AnAdapterHasRTimesInPlusOut) {
+  // q: 576 -> 576, v: 576 -> 192, in each of 30 blocks.
+  const auto units = MakeUnits(SmolLm2(), Lora(8, {"q_proj", "v_proj"}));
+  ASSERT_TRUE(units.ok()) << units.status();
+  EXPECT_EQ(CountParameters(*units).trainable, 30 * 8 * ((576 + 576) + (576 + 192)));
+  EXPECT_EQ(CountParameters(*units).total, BaseParameters(SmolLm2()));
+}
+
+TEST(ParametersTest, AllLinearIsTheSevenLinears) {
+  const auto all = MakeUnits(SmolLm2(), Lora(16, {"all-linear"}));
+  const auto seven = MakeUnits(SmolLm2(), Lora(16, spec::JobSpec().lora.target_modules));
+  EXPECT_EQ(CountParameters(*all).trainable, 4'884'480);
+  EXPECT_EQ(CountParameters(*seven).trainable, 4'884'480);
+}
+
+TEST(ParametersTest, TargetsAreEndsOfModuleNames) {
+  const auto count = [](std::string target) {
+    const auto units = MakeUnits(SmolLm2(), Lora(1, {std::move(target)}));
+    return units.ok() ? CountParameters(*units).trainable : -1;
+  };
+  EXPECT_EQ(count("self_attn.q_proj"), 30 * 1152);
+  EXPECT_EQ(count("layers.3.self_attn.q_proj"), 1152);
+  EXPECT_EQ(count("model.layers.29.self_attn.q_proj"), 1152);
+  EXPECT_EQ(count("_proj"), -1);  // an end, but not after a dot
+}
+
+TEST(ParametersTest, ATargetThatMatchesNothingIsNamed) {
+  const auto units = MakeUnits(SmolLm2(), Lora(8, {"q_proj", "c_attn"}));
+  ASSERT_FALSE(units.ok());
+  EXPECT_THAT(std::string(Message(units.status())), HasSubstr("\"c_attn\" matches no linear"));
+  EXPECT_THAT(std::string(Message(units.status())), HasSubstr("q_proj, k_proj"));
+}
+
+TEST(ParametersTest, OnlyBlockLinearsAreQuantised) {
+  spec::JobSpec job = Lora(8, {"q_proj"});
+  job.training.use_qlora = true;
+  const auto units = MakeUnits(SmolLm2(), job);
+  ASSERT_TRUE(units.ok());
+  int64_t quantised = 0;
+  for (const Unit& unit : *units) {
+    for (const Parameter& p : unit.parameters) quantised += p.quantized ? p.elements : 0;
+  }
+  // 106,168,320 of the 134,515,008 are in the linears of the blocks.
+  EXPECT_EQ(quantised, 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576));
+}
+
+}  // namespace
+}  // namespace sft::plan

@@ -1,0 +1,33 @@
+#pragma once
+
+#include "common/plan/model_shape.h"
+
+// Shapes of published models, for the tests of this folder.
+
+namespace sft::plan {
+
+inline ModelShape SmolLm2() {  // SmolLM2-135M-Instruct
+  return {.family = "llama",
+          .hidden = 576,
+          .layers = 30,
+          .heads = 9,
+          .kv_heads = 3,
+          .head_dim = 64,
+          .intermediate = 1536,
+          .vocab = 49152,
+          .tied_head = true};
+}
+
+inline ModelShape Qwen3Of32B() {
+  return {.family = "qwen3",
+          .hidden = 5120,
+          .layers = 64,
+          .heads = 64,
+          .kv_heads = 8,
+          .head_dim = 128,
+          .intermediate = 25600,
+          .vocab = 151936,
+          .qk_norm = true};
+}
+
+}  // namespace sft::plan
