@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Writes a Hugging Face directory of a real size with random weights, for measurements on a GPU.
+
+    python3 deploy/gpu/make_random_model.py SIZE DIR [--rows FILE --count N --tokens T]
+
+SIZE is qwen3-0.6b, qwen3-8b, qwen3-32b or llama-70b. bf16 safetensors shards, a tokenizer of one
+token a byte and a ChatML template. With --rows, a JSON Lines file of N rows of exactly T tokens each
+that all carry loss with data.loss_on = "all".
+
+Needs torch and numpy alone. Weights are drawn on the GPU where there is one and written by several threads:
+speed is the disk's.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import pathlib
+import random
+import time
+
+import torch
+
+SHARD_BYTES = 4 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    family: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_size: int
+    vocabulary: int
+    tied: bool
+
+
+SHAPES = {
+    "qwen3-0.6b": Shape("qwen3", 1024, 3072, 28, 16, 8, 128, 151936, True),
+    "qwen3-8b": Shape("qwen3", 4096, 12288, 36, 32, 8, 128, 151936, False),
+    "qwen3-32b": Shape("qwen3", 5120, 25600, 64, 64, 8, 128, 151936, False),
+    "llama-70b": Shape("llama", 8192, 28672, 80, 64, 8, 128, 128256, False),
+}
+
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = ("{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+            "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+def tensor_shapes(shape):
+    """Name and shape of every tensor, in file order."""
+    query, key = shape.heads * shape.head_size, shape.key_heads * shape.head_size
+    yield "model.embed_tokens.weight", (shape.vocabulary, shape.hidden)
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}."
+        yield prefix + "input_layernorm.weight", (shape.hidden,)
+        yield prefix + "self_attn.q_proj.weight", (query, shape.hidden)
+        yield prefix + "self_attn.k_proj.weight", (key, shape.hidden)
+        yield prefix + "self_attn.v_proj.weight", (key, shape.hidden)
+        yield prefix + "self_attn.o_proj.weight", (shape.hidden, query)
+        if shape.family == "qwen3":
+            yield prefix + "self_attn.q_norm.weight", (shape.head_size,)
+            yield prefix + "self_attn.k_norm.weight", (shape.head_size,)
+        yield prefix + "post_attention_layernorm.weight", (shape.hidden,)
+        yield prefix + "mlp.gate_proj.weight", (shape.intermediate, shape.hidden)
+        yield prefix + "mlp.up_proj.weight", (shape.intermediate, shape.hidden)
+        yield prefix + "mlp.down_proj.weight", (shape.hidden, shape.intermediate)
+    yield "model.norm.weight", (shape.hidden,)
+    if not shape.tied:
+        yield "lm_head.weight", (shape.vocabulary, shape.hidden)
+
+
+def size_of(dimensions):
+    return 2 * torch.Size(dimensions).numel()
+
+
+def make_shards(shape):
+    """Lists of (name, shape) of at most SHARD_BYTES each."""
+    shards, used = [[]], 0
+    for name, dimensions in tensor_shapes(shape):
+        if used + size_of(dimensions) > SHARD_BYTES and shards[-1]:
+            shards.append([])
+            used = 0
+        shards[-1].append((name, dimensions))
+        used += size_of(dimensions)
+    return shards
+
+
+def draw(dimensions, generator, device):
+    if len(dimensions) == 1:  # norms
+        return torch.ones(dimensions, dtype=torch.bfloat16)
+    weight = torch.empty(dimensions, dtype=torch.bfloat16, device=device)
+    return weight.normal_(0.0, 0.02, generator=generator).cpu()
+
+
+def write_shard(path, tensors, seed, device):
+    header, offset = {"__metadata__": {"format": "pt"}}, 0
+    for name, dimensions in tensors:
+        end = offset + size_of(dimensions)
+        header[name] = {"dtype": "BF16", "shape": list(dimensions), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    generator = torch.Generator(device).manual_seed(seed)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, dimensions in tensors:
+            raw = draw(dimensions, generator, device).view(torch.uint8).reshape(-1)
+            file.write(raw.numpy())
+    return offset
+
+
+def write_weights(shape, folder, threads):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shards = make_shards(shape)
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        sizes = list(pool.map(lambda job: write_shard(folder / job[0], job[1], job[2], device),
+                              [(names[i], shards[i], i) for i in range(len(shards))]))
+    index = {"metadata": {"total_size": sum(sizes)},
+             "weight_map": {name: file for file, shard in zip(names, shards) for name, _ in shard}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    return sum(sizes)
+
+
+def write_config(shape, folder):
+    qwen = shape.family == "qwen3"
+    config = {
+        "architectures": ["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],
+        "model_type": shape.family, "torch_dtype": "bfloat16", "hidden_act": "silu",
+        "hidden_size": shape.hidden, "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_heads, "head_dim": shape.head_size,
+        "vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied,
+        "max_position_embeddings": 40960 if qwen else 131072,
+        "rope_theta": 1e6 if qwen else 5e5, "rope_scaling": None,
+        "rms_norm_eps": 1e-6 if qwen else 1e-5, "attention_bias": False, "attention_dropout": 0.0,
+        "initializer_range": 0.02, "use_cache": True,
+        "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def byte_characters():
+    """The printable character that stands for each byte in a ByteLevel vocabulary."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spare = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
+
+
+def write_tokenizer(folder):
+    vocabulary = {token: i for i, token in enumerate(SPECIAL_TOKENS + byte_characters())}
+    added = [{"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+              "normalized": False, "special": True} for i, token in enumerate(SPECIAL_TOKENS)]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+             "use_regex": True}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "normalizer": None, "pre_tokenizer": level, "post_processor": None, "decoder": level,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None,
+                  "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                  "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": vocabulary, "merges": []},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>", "bos_token": None, "add_bos_token": False,
+        "chat_template": TEMPLATE}, indent=2))
+
+
+def write_rows(path, count, tokens):
+    """Words from a small vocabulary, so that there is something to learn; the end token counts."""
+    source = random.Random(7)
+    words = ["".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(2, 9)))
+             for _ in range(200)]
+    with open(path, "w", encoding="ascii") as file:
+        for _ in range(count):
+            text = " ".join(source.choices(words, k=tokens))[:tokens - 1]
+            file.write(json.dumps({"text": text}) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("size", choices=SHAPES)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--rows", type=pathlib.Path)
+    parser.add_argument("--count", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=2048)
+    options = parser.parse_args()
+    start = time.monotonic()
+    shape = SHAPES[options.size]
+    options.folder.mkdir(parents=True, exist_ok=True)
+    written = write_weights(shape, options.folder, options.threads)
+    write_config(shape, options.folder)
+    write_tokenizer(options.folder)
+    if options.rows:
+        write_rows(options.rows, options.count, options.tokens)
+    seconds = time.monotonic() - start
+    print(f"{options.size}: {written / 2e9:.2f} B parameters, {written / 1e9:.1f} GB in "
+          f"{seconds:.1f} s ({written / 1e9 / seconds:.1f} GB/s)")
+
+
+if __name__ == "__main__":
+    main()
