@@ -1,0 +1,154 @@
+#include "worker/engine/checkpoint/adapter.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/unit/worker/engine/checkpoint/temp_dir.h"
+#include "worker/engine/base/error.h"
+
+namespace sft::engine {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+AdapterConfig Config() {
+  return {.r = 2,
+          .alpha = 4,
+          .dropout = 0.05,
+          .target_modules = {"q_proj", "v_proj"},
+          .base_model = "org/model"};
+}
+
+std::vector<LoraPair> Pairs() {
+  const auto pair = [](const std::string& module, int64_t in, int64_t out) {
+    return LoraPair{module, at::arange(2 * in, at::kFloat).view({2, in}),
+                    at::arange(2 * out, at::kFloat).view({out, 2})};
+  };
+  return {pair("model.layers.0.self_attn.q_proj", 6, 4),
+          pair("model.layers.0.self_attn.v_proj", 6, 3)};
+}
+
+std::string MessageOfReading(const std::filesystem::path& dir) {
+  try {
+    ReadAdapter(dir);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "read";
+}
+
+TEST(AdapterTest, HasPeftsNamesAndConfiguration) {
+  const TempDir dir;
+  WriteAdapter({.target = dir / "out"}, Config(), Pairs());
+  EXPECT_EQ(Listing(dir / "out"), "adapter_config.json adapter_model.safetensors");
+  const auto file = SafetensorsFile::Open(dir / "out/adapter_model.safetensors");
+  EXPECT_EQ(file->tensors().size(), 4u);
+  EXPECT_TRUE(file->Contains("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"));
+  EXPECT_TRUE(file->Contains("base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight"));
+  const json config = json::parse(GetFile(dir / "out/adapter_config.json"));
+  EXPECT_EQ(config["peft_type"], "LORA");
+  EXPECT_EQ(config["task_type"], "CAUSAL_LM");
+  EXPECT_EQ(config["r"], 2);
+  EXPECT_EQ(config["lora_alpha"].dump(), "4");
+  EXPECT_EQ(config["lora_dropout"], 0.05);
+  EXPECT_EQ(config["target_modules"], json::array({"q_proj", "v_proj"}));
+  EXPECT_EQ(config["bias"], "none");
+  EXPECT_EQ(config["use_rslora"], false);
+  EXPECT_EQ(config["base_model_name_or_path"], "org/model");
+}
+
+TEST(AdapterTest, IsReadBackAsItWasWritten) {
+  const TempDir dir;
+  AdapterConfig config = Config();
+  config.alpha = 4.5;
+  config.use_rslora = true;
+  config.bias = "all";
+  const std::vector<NamedTensor> biases{
+      {"model.layers.0.self_attn.q_proj.bias", at::full({4}, 1.5f)},
+      {"model.layers.0.input_layernorm.bias", at::full({6}, 2.5f)}};
+  WriteAdapter({.target = dir / "out"}, config, Pairs(), biases);
+  EXPECT_TRUE(SafetensorsFile::Open(dir / "out/adapter_model.safetensors")
+                  ->Contains("base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias"));
+  const Adapter adapter = ReadAdapter(dir / "out");
+  EXPECT_EQ(adapter.config.alpha, 4.5);
+  EXPECT_TRUE(adapter.config.use_rslora);
+  EXPECT_EQ(adapter.config.target_modules, config.target_modules);
+  EXPECT_EQ(adapter.config.base_model, "org/model");
+  const std::vector<LoraPair> want = Pairs();
+  ASSERT_EQ(adapter.pairs.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(adapter.pairs[i].module, want[i].module);
+    EXPECT_TRUE(adapter.pairs[i].a.equal(want[i].a));
+    EXPECT_TRUE(adapter.pairs[i].b.equal(want[i].b));
+  }
+  ASSERT_EQ(adapter.biases.size(), 2u);
+  EXPECT_EQ(adapter.biases[0].name, "model.layers.0.input_layernorm.bias");
+  EXPECT_EQ(adapter.biases[1].name, "model.layers.0.self_attn.q_proj.bias");
+  EXPECT_TRUE(adapter.biases[1].tensor.equal(biases[0].tensor));
+}
+
+TEST(AdapterTest, ScaleFollowsPeft) {
+  AdapterConfig config{.r = 16, .alpha = 32};
+  EXPECT_DOUBLE_EQ(config.Scale(), 2);
+  config.use_rslora = true;
+  EXPECT_DOUBLE_EQ(config.Scale(), 8);
+}
+
+TEST(AdapterTest, NotFiniteWeightsAreWrittenAsTheyAre) {
+  const TempDir dir;
+  std::vector<LoraPair> pairs = Pairs();
+  pairs[0].a.fill_(std::numeric_limits<float>::quiet_NaN());
+  WriteAdapter({.target = dir / "out"}, Config(), pairs);
+  EXPECT_TRUE(ReadAdapter(dir / "out").pairs[0].a.isnan().all().item<bool>());
+}
+
+TEST(AdapterTest, RefusesFactorsThatContradictTheRank) {
+  const TempDir dir;
+  AdapterConfig config = Config();
+  config.r = 3;
+  EXPECT_THROW(WriteAdapter({.target = dir / "out"}, config, Pairs()), InternalError);
+  EXPECT_THROW(WriteAdapter({.target = dir / "out"}, config, {}), InternalError);
+  EXPECT_EQ(Listing(dir.path()), "");
+}
+
+TEST(AdapterTest, ReadingSaysWhatIsWrong) {
+  const TempDir dir;
+  EXPECT_THAT(MessageOfReading(dir.path()), HasSubstr("adapter_config.json"));
+  WriteAdapter({.target = dir / "a"}, Config(), Pairs());
+  const json good = json::parse(GetFile(dir / "a/adapter_config.json"));
+  const auto with = [&](const char* key, const json& value) {
+    json changed = good;
+    changed[key] = value;
+    PutFile(dir / "a/adapter_config.json", changed.dump());
+    return MessageOfReading(dir / "a");
+  };
+  EXPECT_THAT(with("peft_type", "IA3"), HasSubstr("peft_type is not \"LORA\""));
+  EXPECT_THAT(with("use_dora", true), HasSubstr("\"use_dora\" is set"));
+  EXPECT_THAT(with("modules_to_save", json::array({"lm_head"})), HasSubstr("modules_to_save"));
+  EXPECT_THAT(with("rank_pattern", {{"q_proj", 4}}), HasSubstr("rank_pattern"));
+  EXPECT_THAT(with("r", "two"), HasSubstr("\"r\" has the wrong type"));
+  EXPECT_THAT(with("r", 0), HasSubstr("r is 0"));
+  EXPECT_THAT(with("r", 3), HasSubstr("have the shapes [2, 6] and [4, 2], but r is 3"));
+  PutFile(dir / "a/adapter_config.json", "[]");
+  EXPECT_THAT(MessageOfReading(dir / "a"), HasSubstr("not a JSON object"));
+
+  PutFile(dir / "a/adapter_config.json", good.dump());
+  const auto holding = [&](const std::string& key) {
+    WriteSafetensors(dir / "a/adapter_model.safetensors",
+                     std::vector<NamedTensor>{{key, at::zeros({2, 6})}});
+    return MessageOfReading(dir / "a");
+  };
+  EXPECT_THAT(holding("base_model.model.x.lora_A.weight"), HasSubstr("only one of"));
+  EXPECT_THAT(holding("model.x.lora_A.weight"), HasSubstr("does not begin with"));
+  EXPECT_THAT(holding("base_model.model.x.weight"), HasSubstr("neither a LoRA factor"));
+  EXPECT_THAT(holding("base_model.model.x.bias"), HasSubstr("no LoRA factor"));
+  std::filesystem::remove(dir / "a/adapter_model.safetensors");
+  EXPECT_THAT(MessageOfReading(dir / "a"), HasSubstr("adapter_model.safetensors: No such file"));
+}
+
+}  // namespace
+}  // namespace sft::engine
