@@ -29,6 +29,7 @@ struct Unit {
 // naming it and what there is.
 absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec::JobSpec& job);
 
+// How many weights there are, and how many of them are trained.
 struct ParameterCounts {
   int64_t total = 0;      // of the base
   int64_t trainable = 0;  // full fine-tuning: total; LoRA: r * (in + out) for each target

@@ -60,35 +60,35 @@ constexpr std::string_view kIntro = R"(# The job file
 A job is a TOML file. This page is generated from the table of keys in `common/spec`
 (`sft-config-doc`), which also drives the parser, the checks and `sftctl explain`.
 
-A file needs `job.model`, `job.data` and the GPUs (`compute.variant`, or `compute.gpu_type`); every
-other key has a default. `configs/` holds complete examples. `sftctl submit --dry-run FILE` shows each
-resolved value with where it came from, and all problems at once.
+A file needs `job.model`, `job.data` and the GPUs (`compute.variant`, or `compute.gpu_type`);
+every other key has a default. `configs/` holds complete examples. `sftctl submit --dry-run FILE`
+shows each resolved value with where it came from, and all problems at once.
 
 ## Where a value comes from
 
-From weakest to strongest: the default, the job file, the environment, the flags of `sftctl submit`
-(`--dataset`, `--model`, ...), `--set key=value` as typed. An override of one of several keys that
-depend on each other takes the others with it: `--set compute.gpu_count=2` over a file for
-`H100-4x` asks for `H100-2x`.
+From weakest to strongest: the default, the job file, the environment, the flags of `sftctl
+submit` (`--dataset`, `--model`, ...), `--set key=value` as typed. An override of one of several
+keys that depend on each other takes the others with it: `--set compute.gpu_count=2` over a file
+for `H100-4x` asks for `H100-2x`.
 
 Environment variables: `SYNTH_GPU_TYPE` (a variant such as `H100-4x`, or a type such as `H100`),
-`NUM_GPUS`, and `TRAIN_<KEY>` or `MODEL_<KEY>` for each spelling `train.<key>` or `model.<key>` below
-(`TRAIN_BATCH_SIZE`, `TRAIN_LEARNING_RATE`, `MODEL_MAX_SEQ_LEN`, ...). They are read where the job is
-submitted, never on a node.
+`NUM_GPUS`, and `TRAIN_<KEY>` or `MODEL_<KEY>` for each spelling `train.<key>` or `model.<key>`
+below (`TRAIN_BATCH_SIZE`, `TRAIN_LEARNING_RATE`, `MODEL_MAX_SEQ_LEN`, ...). They are read where
+the job is submitted, never on a node.
 
 ## Batch arithmetic
 
 `global_batch = per_device_batch * gpu_count * gradient_accumulation_steps`. What is missing is
 derived. Where a file contradicts itself, `global_batch` stands, the accumulation is derived and a
-warning gives both numbers; an override of a factor wins over the file. What cannot be divided is an
-error that says what would divide.
+warning gives both numbers; an override of a factor wins over the file. What cannot be divided is
+an error that says what would divide.
 
 ## Spellings
 
 Keys of other tools are accepted under the names in the last column. Keys of `[hyperparameters]`,
-`[hyperparameters.parallelism]`, `[training.validation]` (but `enabled`) and `[checkpoint]` may also be
-written as `train.<key>`, or alone at the top of the file. A key may be given once only.
-A value that asks for something that does not exist yet is refused with "not supported yet: ...".
+`[hyperparameters.parallelism]`, `[training.validation]` (but `enabled`) and `[checkpoint]` may
+also be written as `train.<key>`, or alone at the top of the file. A key may be given once only. A
+value that asks for something that does not exist yet is refused with "not supported yet: ...".
 )";
 
 }  // namespace

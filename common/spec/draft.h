@@ -16,6 +16,7 @@ namespace sft::spec {
 // Who gave a value; a higher one wins.
 enum class Strength { kDefault, kFile, kEnvironment, kFlag, kSet };
 
+// One value of a draft, and who gave it where.
 struct DraftEntry {
   Value value;
   std::string origin;

@@ -27,6 +27,7 @@ enum class ComputeType { kAuto, kFp32, kBf16 };
 // Rows that do not fit sequence_length or cannot be used.
 enum class BadRows { kError, kSkip };
 
+// All settings of one job, with the defaults of docs/config.md. A plain value.
 struct JobSpec {
   struct Job {
     std::string kind = "sft";

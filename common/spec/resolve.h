@@ -38,6 +38,7 @@ struct ResolvedValue {
   bool overridden = false;  // given by an override
 };
 
+// The answer of Resolve.
 struct Resolution {
   JobSpec spec;                       // complete only if ok()
   std::vector<ResolvedValue> values;  // in the order of Fields()
@@ -46,6 +47,7 @@ struct Resolution {
   bool ok() const { return problems.empty(); }
 };
 
+// What Resolve may know of the server it runs on.
 struct ResolveOptions {
   // Type taken when neither the file nor an override names a type or a variant, for servers that
   // have only one; empty: then the type is required.

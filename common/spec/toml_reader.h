@@ -22,6 +22,7 @@ struct RawEntry {
   std::string kind;
 };
 
+// Why and where a text is not TOML.
 struct TomlError {
   int line = 0;
   std::string message;
