@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/spec/job_spec.h"
@@ -13,6 +14,7 @@
 namespace sft::engine {
 
 class ChatTokenizer;
+struct CacheView;
 
 // Why a row cannot be used. Values are stored in the cache: append only.
 enum class RowProblem : uint8_t {
@@ -41,7 +43,6 @@ struct DatasetStats {
   int64_t longest = 0;                   // tokens of the longest used row
   int64_t skipped[kRowProblems] = {};    // counts by RowProblem
   std::vector<SkippedRow> skipped_rows;  // the first kReportedRows, by line
-  bool from_cache = false;
 
   static constexpr int kReportedRows = 20;
   int64_t skipped_total() const;
@@ -77,8 +78,9 @@ struct Document {
 class Dataset {
  public:
   // Opens a file made by PrepareDataset and checks all of it. Throws UserError when it is missing
-  // and InternalError when it is not whole.
-  static std::shared_ptr<const Dataset> Open(const std::filesystem::path& file);
+  // and InternalError when it is not whole, or not made for `key` (empty: any).
+  static std::shared_ptr<const Dataset> Open(const std::filesystem::path& file,
+                                             std::string_view key = {});
   ~Dataset();
   Dataset(const Dataset&) = delete;
   Dataset& operator=(const Dataset&) = delete;
@@ -96,6 +98,7 @@ class Dataset {
 
  private:
   Dataset();
+  void Adopt(const CacheView& view);
   class Storage;
   std::unique_ptr<Storage> storage_;
   std::span<const uint64_t> offsets_;  // size() + 1 positions in tokens_
@@ -108,14 +111,15 @@ class Dataset {
 
 struct PreparedDataset {
   std::filesystem::path file;  // in cache_dir
-  std::shared_ptr<const Dataset> dataset;
+  std::shared_ptr<const Dataset> dataset;  // shared by the step plans that read it
+  bool from_cache = false;
 };
 
 // Tokenises `options.data`, or finds the result in the cache: the key is the content of the data
 // file, the tokenizer, the template and every option that changes the result. A cache file that is
 // not whole is made anew. Written to a temporary name, synced, then renamed, so that no half file is
 // ever seen. Throws UserError when the file is missing or holds no usable row, when rows are refused
-// (up to 20 listed by line), and when the disk is full.
+// (up to 20 listed by line); InfrastructureError when the disk is full.
 PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOptions& options);
 
 }  // namespace sft::engine

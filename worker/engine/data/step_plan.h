@@ -84,6 +84,10 @@ class StepPlan {
   std::vector<int64_t> RowLines(const Step& step, int micro, int rank) const;
 
  private:
+  // Documents of the samples [begin, end) of the step that exist.
+  std::vector<uint32_t> Documents(const Step& step, int64_t begin, int64_t end) const;
+  std::vector<uint32_t> MicroBatchDocuments(const Step& step, int micro, int rank) const;
+
   // constant after construction
   std::shared_ptr<const Dataset> dataset_;
   StepPlanOptions options_;

@@ -1,0 +1,263 @@
+#include "worker/engine/data/chat_tokenizer.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "common/io/sha256.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/data/files.h"
+
+namespace sft::engine {
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+// An object, or null when there is no such file.
+Json ReadOptionalJson(const fs::path& path) {
+  if (!fs::exists(path)) return nullptr;
+  try {
+    Json json = Json::parse(ReadTextFile(path));
+    if (json.is_object()) return json;
+  } catch (const Json::parse_error& error) {
+    throw UserError(fmt::format("{}: not JSON: {}; copy the model directory anew", path.string(),
+                                error.what()));
+  }
+  throw UserError(fmt::format("{}: not a JSON object; copy the model directory anew", path.string()));
+}
+
+// A model directory's small JSON files; null where there is none.
+struct ModelFiles {
+  explicit ModelFiles(const fs::path& dir)
+      : tokenizer_config(ReadOptionalJson(dir / "tokenizer_config.json")),
+        special_tokens_map(ReadOptionalJson(dir / "special_tokens_map.json")),
+        generation_config(ReadOptionalJson(dir / "generation_config.json")),
+        config(ReadOptionalJson(dir / "config.json")) {}
+
+  Json tokenizer_config;
+  Json special_tokens_map;
+  Json generation_config;
+  Json config;
+};
+
+// The value of `key`, or null. A missing file has no keys.
+const Json& Member(const Json& object, const char* key) {
+  static const Json kNull;
+  const auto found = object.is_object() ? object.find(key) : object.end();
+  return found == object.end() ? kNull : *found;
+}
+
+// Special tokens are written as a string or as an object with `content`.
+std::string SpecialTokenText(const ModelFiles& files, const char* key) {
+  for (const Json* file : {&files.tokenizer_config, &files.special_tokens_map}) {
+    const Json& value = Member(*file, key);
+    if (value.is_string()) return value.get<std::string>();
+    const Json& content = Member(value, "content");
+    if (content.is_string()) return content.get<std::string>();
+  }
+  return {};
+}
+
+std::vector<int32_t> IdList(const Json& value) {
+  std::vector<int32_t> ids;
+  if (value.is_number_integer()) ids.push_back(value.get<int32_t>());
+  if (value.is_array()) {
+    for (const Json& id : value) {
+      if (id.is_number_integer()) ids.push_back(id.get<int32_t>());
+    }
+  }
+  return ids;
+}
+
+// By its text in the tokenizer's files; else the first id that generation_config.json or config.json
+// gives under `id_key`.
+std::optional<int32_t> SpecialTokenId(const Tokenizer& tokenizer, const ModelFiles& files,
+                                      const std::string& text, const char* id_key) {
+  if (!text.empty()) {
+    const std::optional<int32_t> id = tokenizer.TokenId(text);
+    if (!id) {
+      throw UserError(fmt::format(
+          "the special token {} of tokenizer_config.json is not in tokenizer.json; copy both files "
+          "from the same model",
+          text));
+    }
+    return id;
+  }
+  for (const Json* file : {&files.generation_config, &files.config}) {
+    const std::vector<int32_t> ids = IdList(Member(*file, id_key));
+    if (!ids.empty()) return ids.front();
+  }
+  return std::nullopt;
+}
+
+struct TemplateText {
+  std::string source;
+  std::string origin;
+};
+
+// The template named "default" of a list of named ones, or the only one.
+TemplateText FromNamedList(const Json& list, const std::string& origin) {
+  const Json* chosen = list.size() == 1 ? &list.front() : nullptr;
+  for (const Json& entry : list) {
+    if (Member(entry, "name") == "default") chosen = &entry;
+  }
+  if (chosen == nullptr || !Member(*chosen, "template").is_string()) {
+    throw UserError(fmt::format(
+        "{}: none of the chat templates is named \"default\"; give one with data.chat_template",
+        origin));
+  }
+  return {Member(*chosen, "template").get<std::string>(), origin};
+}
+
+// Transformers' order: the file of its own comes before tokenizer_config.json's key.
+TemplateText FindTemplate(const fs::path& dir, const ModelFiles& files) {
+  const fs::path jinja = dir / "chat_template.jinja";
+  if (fs::exists(jinja)) return {ReadTextFile(jinja), jinja.string()};
+  const fs::path json_path = dir / "chat_template.json";
+  for (const auto& [path, file] : {std::pair{json_path, ReadOptionalJson(json_path)},
+                                   std::pair{dir / "tokenizer_config.json", files.tokenizer_config}}) {
+    const Json& value = Member(file, "chat_template");
+    if (value.is_string()) return {value.get<std::string>(), path.string()};
+    if (value.is_array()) return FromNamedList(value, path.string());
+  }
+  return {};
+}
+
+// Parts are hashed with their lengths, so that no two lists of parts hash alike.
+std::string DigestOf(std::initializer_list<std::string_view> parts) {
+  io::Sha256 hash;
+  for (const std::string_view part : parts) {
+    hash.Update(fmt::format("{}:", part.size()));
+    hash.Update(part);
+  }
+  return hash.FinishHex();
+}
+
+// A word that is in none of the contents, so that it can be found again in the rendered text.
+std::string UnusedWord(std::span<const ChatMessage> messages) {
+  std::string word = "Xplaceholder";
+  while (std::ranges::any_of(messages, [&word](const ChatMessage& message) {
+    return message.content.find(word) != std::string::npos;
+  })) {
+    word += 'x';
+  }
+  return word;
+}
+
+}  // namespace
+
+ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view template_override) {
+  const fs::path tokenizer_json = model_dir / "tokenizer.json";
+  if (!fs::is_directory(model_dir)) {
+    throw UserError(fmt::format("{} is not a directory; job.model must name a model directory in "
+                                "the Hugging Face layout", model_dir.string()));
+  }
+  if (!fs::exists(tokenizer_json)) {
+    throw UserError(fmt::format(
+        "{} is missing: the model directory has no fast tokenizer; save the model with transformers "
+        "(tokenizer.save_pretrained), which writes it",
+        tokenizer_json.string()));
+  }
+  const std::string tokenizer_text = ReadTextFile(tokenizer_json);
+  ChatTokenizer result(Tokenizer::FromJson(tokenizer_text, tokenizer_json.string()));
+  result.model_dir_ = model_dir;
+  const ModelFiles files(model_dir);
+
+  TemplateVariables variables;
+  variables.bos_token = SpecialTokenText(files, "bos_token");
+  variables.eos_token = SpecialTokenText(files, "eos_token");
+  variables.unk_token = SpecialTokenText(files, "unk_token");
+  variables.pad_token = SpecialTokenText(files, "pad_token");
+  const Tokenizer& tokenizer = result.tokenizer_;
+  result.bos_id_ = SpecialTokenId(tokenizer, files, variables.bos_token, "bos_token_id");
+  result.eos_id_ = SpecialTokenId(tokenizer, files, variables.eos_token, "eos_token_id");
+  if (result.eos_id_) result.stop_ids_.push_back(*result.eos_id_);
+  for (const int32_t id : IdList(Member(files.generation_config, "eos_token_id"))) {
+    if (std::ranges::find(result.stop_ids_, id) == result.stop_ids_.end()) {
+      result.stop_ids_.push_back(id);
+    }
+  }
+  // Llama's and Mistral's tokenizer classes build their post-processor from this key.
+  const Json& add_bos = Member(files.tokenizer_config, "add_bos_token");
+  result.adds_bos_ = result.bos_id_ && (add_bos.is_boolean()
+                                            ? add_bos.get<bool>()
+                                            : std::ranges::find(tokenizer.prefix(), *result.bos_id_) !=
+                                                  tokenizer.prefix().end());
+
+  const TemplateText text = template_override.empty()
+                                ? FindTemplate(model_dir, files)
+                                : TemplateText{std::string(template_override), "data.chat_template"};
+  if (!text.source.empty()) {
+    result.template_ = ChatTemplate::Compile(text.source, text.origin, variables);
+    for (const AddedToken& token : tokenizer.added_tokens()) {
+      const bool blank = token.text.find_first_not_of(" \t\r\n") == std::string::npos;
+      if (!token.special && !blank && text.source.find(token.text) != std::string::npos) {
+        result.template_controls_.push_back(token.id);
+      }
+    }
+  }
+  result.digest_ = DigestOf({tokenizer_text, text.source, variables.bos_token, variables.eos_token,
+                             variables.unk_token, variables.pad_token, variables.date,
+                             result.adds_bos_ ? "bos" : "", fmt::format("{}", result.eos_id_.value_or(-1))});
+  return result;
+}
+
+const AddedToken* ChatTokenizer::FindControlToken(std::string_view text, bool author_text) const {
+  const std::vector<AddedToken>& added = tokenizer_.added_tokens();
+  for (const int32_t id : tokenizer_.AddedTokensIn(text)) {
+    const auto token = std::ranges::lower_bound(added, id, {}, &AddedToken::id);
+    if (token == added.end() || token->id != id) continue;
+    if (token->special || (!author_text && std::ranges::binary_search(template_controls_, id))) {
+      return &*token;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<int32_t> ChatTokenizer::EncodePrompt(std::span<const ChatMessage> messages) const {
+  if (!template_) {
+    throw UserError(fmt::format(
+        "{} has no chat template; give one with data.chat_template", model_dir_.string()));
+  }
+  // Content with a control token is rendered as a word of its own and encoded apart, as plain text.
+  const std::string word = UnusedWord(messages);
+  std::vector<std::string_view> plain;
+  Json list = Json::array();
+  for (const ChatMessage& message : messages) {
+    std::string content = message.content;
+    if (FindControlToken(content, /*author_text=*/false) != nullptr) {
+      content = fmt::format("{}{}z", word, plain.size());
+      plain.push_back(message.content);
+    }
+    list.push_back({{"role", message.role}, {"content", content}});
+  }
+  const std::string rendered =
+      template_->Render({.messages_json = list.dump(), .add_generation_prompt = true}).text;
+
+  std::vector<int32_t> ids;
+  const auto append = [&ids](const Encoding& piece) {
+    ids.insert(ids.end(), piece.ids.begin(), piece.ids.end());
+  };
+  size_t done = 0;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    const std::string mark = fmt::format("{}{}z", word, i);
+    const size_t at = rendered.find(mark, done);
+    if (at == std::string::npos) {
+      throw UserError("the chat template drops or moves a message that holds a control token; "
+                      "remove the control token from the prompt");
+    }
+    append(tokenizer_.Encode(std::string_view(rendered).substr(done, at - done)));
+    append(tokenizer_.EncodeAsPlainText(plain[i]));
+    done = at + mark.size();
+  }
+  append(tokenizer_.Encode(std::string_view(rendered).substr(done)));
+  return ids;
+}
+
+std::string ChatTokenizer::DecodeAnswer(std::span<const int32_t> ids) const {
+  return tokenizer_.Decode(ids, /*skip_special=*/true);
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,95 @@
+#include "worker/engine/data/dataset.h"
+
+#include <numeric>
+#include <optional>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/data/cache_file.h"
+#include "worker/engine/data/files.h"
+
+namespace sft::engine {
+
+// What the views point into: a mapped file, or documents in memory.
+class Dataset::Storage {
+ public:
+  std::optional<MappedFile> file;
+  CacheContents memory;
+};
+
+const char* RowProblemName(RowProblem problem) {
+  switch (problem) {
+    case RowProblem::kNotJson:
+      return "not JSON";
+    case RowProblem::kBadForm:
+      return "wrong form";
+    case RowProblem::kNoAnswer:
+      return "no answer";
+    case RowProblem::kControlToken:
+      return "control token in the text";
+    case RowProblem::kTemplate:
+      return "chat template";
+    case RowProblem::kTooLong:
+      return "too long";
+  }
+  return "unknown";
+}
+
+int64_t DatasetStats::skipped_total() const {
+  return std::accumulate(std::begin(skipped), std::end(skipped), int64_t{0});
+}
+
+Dataset::Dataset() : storage_(std::make_unique<Storage>()) {}
+Dataset::~Dataset() = default;
+
+void Dataset::Adopt(const CacheView& view) {
+  offsets_ = view.offsets;
+  lines_ = view.lines;
+  loss_counts_ = view.loss_counts;
+  tokens_ = view.tokens;
+  loss_ = view.loss;
+  stats_ = view.stats;
+}
+
+std::shared_ptr<const Dataset> Dataset::Open(const std::filesystem::path& file,
+                                             std::string_view key) {
+  std::shared_ptr<Dataset> dataset(new Dataset());
+  dataset->storage_->file = MappedFile::Open(file);
+  dataset->Adopt(ReadCacheFile(dataset->storage_->file->bytes(), key, file.string()));
+  return dataset;
+}
+
+std::shared_ptr<const Dataset> Dataset::FromDocuments(
+    const std::vector<std::vector<int32_t>>& tokens, const std::vector<std::vector<uint8_t>>& loss) {
+  if (tokens.size() != loss.size()) throw InternalError("documents without their loss masks");
+  std::shared_ptr<Dataset> dataset(new Dataset());
+  CacheContents& memory = dataset->storage_->memory;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i].size() != loss[i].size()) throw InternalError("a loss mask of another length");
+    std::vector<uint8_t> mask = loss[i];
+    if (!mask.empty()) mask[0] = 0;
+    memory.Add(tokens[i], mask, static_cast<int64_t>(i) + 1);
+  }
+  memory.stats.rows = memory.stats.used;
+  dataset->Adopt(memory.View());
+  return dataset;
+}
+
+Document Dataset::Get(int64_t index) const {
+  const auto i = static_cast<size_t>(index);
+  const uint64_t begin = offsets_[i];
+  const uint64_t size = offsets_[i + 1] - begin;
+  return {.tokens = tokens_.subspan(begin, size),
+          .loss = loss_.subspan(begin, size),
+          .line = static_cast<int64_t>(lines_[i])};
+}
+
+int64_t Dataset::Length(int64_t index) const {
+  const auto i = static_cast<size_t>(index);
+  return static_cast<int64_t>(offsets_[i + 1] - offsets_[i]);
+}
+
+int64_t Dataset::LossTokens(int64_t index) const {
+  return loss_counts_[static_cast<size_t>(index)];
+}
+
+}  // namespace sft::engine

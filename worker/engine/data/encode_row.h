@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "common/spec/job_spec.h"
+#include "worker/engine/data/chat_tokenizer.h"
+#include "worker/engine/data/row.h"
+#include "worker/engine/data/turns.h"
+
+namespace sft::engine {
+
+struct EncodedRow {
+  std::vector<int32_t> tokens;
+  std::vector<uint8_t> loss;  // loss[i]: token i is to be predicted; loss[0] is 0
+};
+
+// Rows to tokens. A conversation is rendered whole, encoded whole, and a token carries loss iff its
+// first byte lies in an assistant turn; encoding turns apart would split text differently from what
+// the model sees. The end token of a turn belongs to it, what follows it does not.
+// May be used from any thread at the same time; `tokenizer` outlives it.
+class RowEncoder {
+ public:
+  RowEncoder(const ChatTokenizer& tokenizer, spec::LossOn loss_on);
+
+  // Throws RowError.
+  EncodedRow Encode(const Row& row) const;
+
+ private:
+  EncodedRow EncodeForm(const ConversationRow& row) const;
+  EncodedRow EncodeForm(const CompletionRow& row) const;
+  EncodedRow EncodeForm(const TextRow& row) const;
+  EncodedRow EncodePlain(std::string_view text, size_t loss_from) const;
+  void RefuseControlTokens(const ConversationRow& row) const;
+  void RefuseControlToken(std::string_view text, std::string_view where, bool author_text) const;
+  std::string_view WithoutEndToken(std::string_view text) const;
+  size_t EndOfTurn(const Encoding& encoding, std::string_view text, const Turn& turn) const;
+
+  const ChatTokenizer& tokenizer_;
+  const spec::LossOn loss_on_;
+  std::optional<TurnFinder> turns_;  // nothing: the model has no template
+  std::vector<int32_t> special_ids_;  // ascending
+  std::string eos_text_;
+};
+
+}  // namespace sft::engine

@@ -1,0 +1,57 @@
+#include "worker/engine/data/files.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include <fmt/format.h>
+
+#include "common/io/file.h"
+#include "worker/engine/base/error.h"
+
+namespace sft::engine {
+
+void ThrowIfError(const absl::Status& status) {
+  if (status.ok()) return;
+  const std::string message(Message(status));
+  switch (status.code()) {
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kInvalidArgument:
+      throw UserError(message);
+    case absl::StatusCode::kResourceExhausted:
+      throw InfrastructureError(message, "disk_full", "free space on the node, or move the folder");
+    default:
+      throw InfrastructureError(message);
+  }
+}
+
+std::string ReadTextFile(const std::filesystem::path& path) {
+  auto text = io::ReadFile(path.string());
+  ThrowIfError(text.status());
+  return *std::move(text);
+}
+
+void MappedFile::Unmap::operator()(const char* data) const {
+  if (size > 0) munmap(const_cast<char*>(data), size);
+}
+
+MappedFile MappedFile::Open(const std::filesystem::path& path) {
+  auto fd = io::OpenForRead(path.string());
+  ThrowIfError(fd.status());
+  struct stat info = {};
+  if (fstat(fd->get(), &info) != 0) ThrowIfError(ErrnoStatus(path.string(), errno));
+  if (!S_ISREG(info.st_mode)) {
+    throw UserError(fmt::format("{} is not a file; give the path of a file", path.string()));
+  }
+  const auto size = static_cast<size_t>(info.st_size);
+  // An empty file cannot be mapped; any address does for no bytes.
+  static constexpr char kNothing = 0;
+  if (size == 0) return MappedFile({&kNothing, Unmap{0}});
+  void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd->get(), 0);
+  if (data == MAP_FAILED) ThrowIfError(ErrnoStatus(path.string(), errno));
+  return MappedFile({static_cast<const char*>(data), Unmap{size}});
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "common/base/status.h"
+
+namespace sft::engine {
+
+// Throws what `status` means for a job: a missing or unreadable file is the user's, a full disk or a
+// failing device the node's. Does nothing when it is OK.
+void ThrowIfError(const absl::Status& status);
+
+// The whole file. Throws UserError when it is missing or unreadable.
+std::string ReadTextFile(const std::filesystem::path& path);
+
+// A file mapped for reading as long as the object lives. Movable.
+class MappedFile {
+ public:
+  // Throws UserError when the file is missing, unreadable or not a regular file.
+  static MappedFile Open(const std::filesystem::path& path);
+  std::string_view bytes() const { return {data_.get(), data_.get_deleter().size}; }
+
+ private:
+  struct Unmap {
+    size_t size = 0;
+    void operator()(const char* data) const;
+  };
+  explicit MappedFile(std::unique_ptr<const char, Unmap> data) : data_(std::move(data)) {}
+  std::unique_ptr<const char, Unmap> data_;
+};
+
+}  // namespace sft::engine

@@ -1,0 +1,207 @@
+#include "worker/engine/data/step_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "common/base/mutex.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/data/pack.h"
+
+namespace sft::engine {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// SplitMix64 (Steele, Lea, Flood 2014): small, the same on every machine and compiler.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  uint64_t Next() {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15ULL);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+    return z ^ (z >> 31);
+  }
+
+  // Uniform in [0, bound): values that would favour small results are drawn again.
+  uint64_t Below(uint64_t bound) {
+    const uint64_t unfair = (0 - bound) % bound;
+    uint64_t value = Next();
+    while (value < unfair) value = Next();
+    return value % bound;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+std::vector<uint32_t> OrderOf(int64_t samples, uint64_t seed, int64_t epoch) {
+  std::vector<uint32_t> order(static_cast<size_t>(samples));
+  std::iota(order.begin(), order.end(), 0U);
+  // The epoch is mixed in by a draw of its own, so that (seed, epoch + 1) is not (seed + 1, epoch).
+  Random random(Random(seed).Next() + static_cast<uint64_t>(epoch));
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.Below(i)]);
+  return order;
+}
+
+}  // namespace
+
+// The order of the epoch that was last asked for; epochs are visited one after the other.
+class StepPlan::EpochOrder {
+ public:
+  std::shared_ptr<const std::vector<uint32_t>> Get(const StepPlanOptions& options, int64_t samples,
+                                                   int64_t epoch) SFT_EXCLUDES(mutex_) {
+    if (!options.shuffle) epoch = 0;
+    MutexLock lock(mutex_);
+    if (order_ == nullptr || epoch_ != epoch) {
+      std::vector<uint32_t> order;
+      if (options.shuffle) {
+        order = OrderOf(samples, options.seed, epoch);
+      } else {
+        order.resize(static_cast<size_t>(samples));
+        std::iota(order.begin(), order.end(), 0U);
+      }
+      order_ = std::make_shared<const std::vector<uint32_t>>(std::move(order));
+      epoch_ = epoch;
+    }
+    return order_;
+  }
+
+ private:
+  Mutex mutex_;
+  // Shared with callers that still read the former epoch's order.
+  std::shared_ptr<const std::vector<uint32_t>> order_ SFT_GUARDED_BY(mutex_);
+  int64_t epoch_ SFT_GUARDED_BY(mutex_) = -1;
+};
+
+StepPlanOptions StepPlanOptions::FromSpec(const spec::JobSpec& spec) {
+  StepPlanOptions options;
+  options.per_device_batch = spec.hyperparameters.per_device_batch;
+  options.gradient_accumulation_steps = spec.hyperparameters.gradient_accumulation_steps;
+  options.world_size = spec.compute.gpu_count;
+  options.n_epochs = spec.hyperparameters.n_epochs;
+  options.max_steps = spec.hyperparameters.max_steps;
+  options.seed = spec.hyperparameters.seed;
+  options.packing = spec.data.packing;
+  options.sequence_length = spec.hyperparameters.sequence_length;
+  return options;
+}
+
+StepPlan::StepPlan(std::shared_ptr<const Dataset> dataset, const StepPlanOptions& options)
+    : dataset_(std::move(dataset)), options_(options), order_(std::make_shared<EpochOrder>()) {
+  const int64_t documents = dataset_->size();
+  if (documents == 0 || options_.per_device_batch < 1 || options_.world_size < 1 ||
+      options_.gradient_accumulation_steps < 1 || !(options_.n_epochs > 0)) {
+    throw InternalError(fmt::format(
+        "no step plan for {} documents, {} rows a device, {} ranks, accumulation {}, {} epochs",
+        documents, options_.per_device_batch, options_.world_size,
+        options_.gradient_accumulation_steps, options_.n_epochs));
+  }
+  if (options_.packing) {
+    std::vector<int64_t> lengths(static_cast<size_t>(documents));
+    for (int64_t i = 0; i < documents; ++i) lengths[static_cast<size_t>(i)] = dataset_->Length(i);
+    sample_starts_.push_back(0);
+    for (const auto& bin : PackFirstFitDecreasing(lengths, options_.sequence_length)) {
+      sample_documents_.insert(sample_documents_.end(), bin.begin(), bin.end());
+      sample_starts_.push_back(static_cast<uint32_t>(sample_documents_.size()));
+    }
+  } else {
+    sample_documents_.resize(static_cast<size_t>(documents));
+    std::iota(sample_documents_.begin(), sample_documents_.end(), 0U);
+    sample_starts_.resize(static_cast<size_t>(documents) + 1);
+    std::iota(sample_starts_.begin(), sample_starts_.end(), 0U);
+  }
+  global_batch_ = int64_t{options_.per_device_batch} * options_.world_size *
+                  options_.gradient_accumulation_steps;
+  steps_per_epoch_ = CeilDiv(samples(), global_batch_);
+  // 0.1 * 30 is a little more than 3 in floating point and must not become 4 steps.
+  const double exact = options_.n_epochs * static_cast<double>(steps_per_epoch_);
+  total_steps_ = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(exact - 1e-6)));
+  if (options_.max_steps > 0) total_steps_ = options_.max_steps;
+}
+
+StepPlan StepPlan::ForValidation(std::shared_ptr<const Dataset> dataset, StepPlanOptions options) {
+  options.shuffle = false;
+  options.n_epochs = 1;
+  options.max_steps = 0;
+  const int64_t at_once = int64_t{options.per_device_batch} * options.world_size;
+  options.gradient_accumulation_steps =
+      static_cast<int>(std::max<int64_t>(1, CeilDiv(dataset->size(), at_once)));
+  return StepPlan(std::move(dataset), options);
+}
+
+Step StepPlan::GetStep(int64_t index) const {
+  if (index < 0 || index >= total_steps_) {
+    throw InternalError(fmt::format("step {} of a plan of {}", index, total_steps_));
+  }
+  Step step;
+  step.index = index;
+  step.epoch = index / steps_per_epoch_;
+  step.first_sample = index % steps_per_epoch_ * global_batch_;
+  step.samples = std::min(global_batch_, samples() - step.first_sample);
+  step.position = step.epoch * samples() + step.first_sample;
+  step.micro_batches = static_cast<int>(
+      CeilDiv(step.samples, int64_t{options_.per_device_batch} * options_.world_size));
+  for (const uint32_t document : Documents(step, 0, step.samples)) {
+    step.tokens += dataset_->Length(document);
+    step.loss_tokens += dataset_->LossTokens(document);
+  }
+  return step;
+}
+
+std::vector<uint32_t> StepPlan::Documents(const Step& step, int64_t begin, int64_t end) const {
+  const auto order = order_->Get(options_, samples(), step.epoch);
+  std::vector<uint32_t> documents;
+  for (int64_t i = begin; i < std::min(end, step.samples); ++i) {
+    const uint32_t sample = (*order)[static_cast<size_t>(step.first_sample + i)];
+    for (uint32_t at = sample_starts_[sample]; at < sample_starts_[sample + 1]; ++at) {
+      documents.push_back(sample_documents_[at]);
+    }
+  }
+  return documents;
+}
+
+std::vector<uint32_t> StepPlan::MicroBatchDocuments(const Step& step, int micro, int rank) const {
+  if (micro < 0 || micro >= step.micro_batches || rank < 0 || rank >= options_.world_size) {
+    throw InternalError(fmt::format("micro-batch {} of {} on rank {} of {}", micro,
+                                    step.micro_batches, rank, options_.world_size));
+  }
+  const int64_t begin =
+      (int64_t{micro} * options_.world_size + rank) * options_.per_device_batch;
+  return Documents(step, begin, begin + options_.per_device_batch);
+}
+
+MicroBatch StepPlan::GetMicroBatch(const Step& step, int micro, int rank) const {
+  MicroBatch batch;
+  batch.cu_seqlens.push_back(0);
+  for (const uint32_t index : MicroBatchDocuments(step, micro, rank)) {
+    const Document document = dataset_->Get(index);
+    const auto length = static_cast<int32_t>(document.tokens.size());
+    batch.tokens.insert(batch.tokens.end(), document.tokens.begin(), document.tokens.end());
+    for (int32_t i = 0; i < length; ++i) {
+      batch.positions.push_back(i);
+      // Position i predicts token i + 1 of its own document; the last one predicts nothing.
+      const bool labelled = i + 1 < length && document.loss[static_cast<size_t>(i) + 1] != 0;
+      if (labelled) batch.loss_rows.push_back(static_cast<int32_t>(batch.targets.size()));
+      batch.targets.push_back(labelled ? document.tokens[static_cast<size_t>(i) + 1]
+                                       : MicroBatch::kIgnore);
+    }
+    batch.cu_seqlens.push_back(batch.cu_seqlens.back() + length);
+    batch.max_seqlen = std::max(batch.max_seqlen, length);
+  }
+  return batch;
+}
+
+std::vector<int64_t> StepPlan::RowLines(const Step& step, int micro, int rank) const {
+  std::vector<int64_t> lines;
+  for (const uint32_t document : MicroBatchDocuments(step, micro, rank)) {
+    lines.push_back(dataset_->Get(document).line);
+  }
+  return lines;
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,294 @@
+//! Chat templates with the settings under which minijinja prints what Jinja2 prints.
+
+use crate::python::{json_of, str_of, JsonStyle};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind};
+use serde_json::{Map, Value as Json};
+
+/// Steps of the template machine for one conversation; a second's work, far above real templates.
+const FUEL: u64 = 20_000_000;
+
+// Noncharacters that mark {% generation %} blocks in the rendered text and are removed from it.
+const OPEN: char = '\u{fdd0}';
+const CLOSE: char = '\u{fdd1}';
+
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    variables: Map<String, Json>,
+    marks_generation: bool,
+}
+
+pub struct Rendered {
+    pub text: String,
+    /// Byte ranges of `text` inside {% generation %} blocks.
+    pub generation: Vec<(usize, usize)>,
+}
+
+impl ChatTemplate {
+    /// `variables` is a JSON object: bos_token, eos_token, ... and `date` ("YYYY-MM-DD").
+    pub fn compile(source: &str, variables: &str) -> Result<Self, String> {
+        let mut variables: Map<String, Json> =
+            serde_json::from_str(variables).map_err(|e| e.to_string())?;
+        let date = variables.remove("date").unwrap_or_default();
+        let date = Date::parse(date.as_str().unwrap_or_default())?;
+        let (source, marks_generation) = rewrite_generation(source);
+        let mut environment = make_environment(date);
+        environment
+            .add_template_owned("chat_template", source)
+            .map_err(|e| describe(&e))?;
+        Ok(Self { environment, variables, marks_generation })
+    }
+
+    /// `tools` and `variables` may be empty.
+    pub fn render(
+        &self,
+        messages: &str,
+        tools: &str,
+        variables: &str,
+        add_generation_prompt: bool,
+    ) -> Result<Rendered, String> {
+        let messages = parse(messages)?;
+        // Looping over a reversed empty list panics in minijinja.
+        if messages.as_array().map_or(true, |list| list.is_empty()) {
+            return Err("the conversation has no messages".into());
+        }
+        let tools = if tools.is_empty() { Json::Null } else { parse(tools)? };
+        let mut context = self.variables.clone();
+        if !variables.is_empty() {
+            match parse(variables)? {
+                Json::Object(more) => context.extend(more),
+                _ => return Err("template variables must be a JSON object".into()),
+            }
+        }
+        context.insert("messages".into(), messages);
+        context.insert("tools".into(), tools);
+        // transformers passes None, so `documents is defined` holds.
+        context.entry("documents").or_insert(Json::Null);
+        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
+        if self.marks_generation && holds_marks(&context) {
+            return Err("the conversation holds the noncharacters U+FDD0 or U+FDD1".into());
+        }
+        let template = self.environment.get_template("chat_template").map_err(|e| describe(&e))?;
+        let text = template.render(Value::from_serialize(&context)).map_err(|e| describe(&e))?;
+        if self.marks_generation {
+            return take_marks(&text);
+        }
+        Ok(Rendered { text, generation: Vec::new() })
+    }
+}
+
+fn parse(json: &str) -> Result<Json, String> {
+    serde_json::from_str(json).map_err(|e| e.to_string())
+}
+
+fn holds_marks(context: &Map<String, Json>) -> bool {
+    serde_json::to_string(context).is_ok_and(|text| text.contains([OPEN, CLOSE]))
+}
+
+fn take_marks(marked: &str) -> Result<Rendered, String> {
+    let mut text = String::with_capacity(marked.len());
+    let mut generation = Vec::new();
+    let mut open = None;
+    for c in marked.chars() {
+        match (c, open) {
+            (OPEN, None) => open = Some(text.len()),
+            (CLOSE, Some(begin)) => {
+                generation.push((begin, text.len()));
+                open = None;
+            }
+            (OPEN | CLOSE, _) => return Err("{% generation %} blocks are nested".into()),
+            (c, _) => text.push(c),
+        }
+    }
+    Ok(Rendered { text, generation })
+}
+
+fn describe(error: &Error) -> String {
+    let message = match error.detail() {
+        Some(detail) => detail.to_owned(),
+        None => error.kind().to_string(),
+    };
+    match error.line() {
+        Some(line) => format!("{message} (template line {line})"),
+        None => message,
+    }
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message.into())
+}
+
+fn make_environment(date: Date) -> Environment<'static> {
+    let mut env = Environment::new();
+    env.set_trim_blocks(true);
+    env.set_lstrip_blocks(true);
+    env.set_fuel(Some(FUEL));
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_formatter(|out, _state, value| {
+        let text = str_of(value)?;
+        out.write_str(&text).map_err(|_| invalid("cannot write the rendered text"))
+    });
+    env.add_filter("tojson", tojson);
+    env.add_filter("string", |value: &Value| str_of(value));
+    env.add_filter("__generation", |block: &str| format!("{OPEN}{block}{CLOSE}"));
+    // Jinja2's Undefined iterates as an empty list; None does not iterate.
+    env.add_test("iterable", |value: &Value| is_container(value) || value.is_undefined());
+    env.add_test("sequence", |value: &Value| {
+        (is_container(value) && value.kind() != ValueKind::Iterable) || value.is_undefined()
+    });
+    env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+        Err(invalid(str_of(message)?))
+    });
+    env.add_function("strftime_now", move |format: &str| date.format(format).map_err(invalid));
+    env
+}
+
+fn is_container(value: &Value) -> bool {
+    matches!(
+        value.kind(),
+        ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable
+    )
+}
+
+/// transformers' `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+fn tojson(value: &Value, positional: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
+    let argument = |index: usize, name: &str| -> Result<Value, Error> {
+        let value = match positional.get(index) {
+            Some(value) => value.clone(),
+            None => named.get::<Option<Value>>(name)?.unwrap_or_default(),
+        };
+        Ok(value)
+    };
+    let ensure_ascii = argument(0, "ensure_ascii")?;
+    let indent = argument(1, "indent")?;
+    let separators = argument(2, "separators")?;
+    let sort_keys = argument(3, "sort_keys")?;
+    named.assert_all_used()?;
+    let indent = match indent.kind() {
+        ValueKind::Undefined | ValueKind::None => None,
+        ValueKind::String => Some(str_of(&indent)?),
+        ValueKind::Bool => Some(" ".repeat(usize::from(indent.is_true()))),
+        _ => Some(" ".repeat(usize::try_from(indent)?)),
+    };
+    let mut style = JsonStyle {
+        item_separator: if indent.is_some() { ",".into() } else { ", ".into() },
+        key_separator: ": ".into(),
+        indent,
+        sort_keys: sort_keys.is_true(),
+        ensure_ascii: ensure_ascii.is_true(),
+    };
+    if matches!(separators.kind(), ValueKind::Seq | ValueKind::Iterable) {
+        let parts: Vec<Value> = separators.try_iter()?.collect();
+        let [item, key] = parts.as_slice() else {
+            return Err(invalid("tojson: separators must be a pair"));
+        };
+        style.item_separator = str_of(item)?;
+        style.key_separator = str_of(key)?;
+    }
+    Ok(Value::from_safe_string(json_of(value, &style)?))
+}
+
+/// `{%- generation -%}` becomes `{%- filter __generation -%}`; minijinja has no such statement.
+fn rewrite_generation(source: &str) -> (String, bool) {
+    let mut out = String::with_capacity(source.len());
+    let mut found = false;
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start..].find("%}") else { break };
+        let (before, tag) = (&rest[..start], &rest[start + 2..start + length]);
+        let strip_left = tag.chars().next().filter(|c| "-+".contains(*c));
+        let strip_right = tag.chars().last().filter(|c| "-+".contains(*c));
+        let statement = match tag.trim_matches(|c: char| c.is_whitespace() || "-+".contains(c)) {
+            "generation" => Some("filter __generation"),
+            "endgeneration" => Some("endfilter"),
+            _ => None,
+        };
+        out.push_str(before);
+        match statement {
+            Some(statement) => {
+                found = true;
+                out.push_str("{%");
+                out.extend(strip_left);
+                out.push(' ');
+                out.push_str(statement);
+                out.push(' ');
+                out.extend(strip_right);
+                out.push_str("%}");
+            }
+            None => out.push_str(&rest[start..start + length + 2]),
+        }
+        rest = &rest[start + length + 2..];
+    }
+    out.push_str(rest);
+    (out, found)
+}
+
+#[derive(Clone, Copy)]
+struct Date {
+    year: i32,
+    month: u32,
+    day: u32,
+}
+
+const MONTHS: [&str; 12] = [
+    "January", "February", "March", "April", "May", "June", "July", "August", "September",
+    "October", "November", "December",
+];
+const DAYS: [&str; 7] =
+    ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+
+impl Date {
+    fn parse(text: &str) -> Result<Self, String> {
+        let bad = || format!("date {text:?} is not YYYY-MM-DD");
+        let parts: Vec<u32> = text.split('-').map_while(|part| part.parse().ok()).collect();
+        match parts[..] {
+            [year, month @ 1..=12, day @ 1..=31] => Ok(Self { year: year as i32, month, day }),
+            _ => Err(bad()),
+        }
+    }
+
+    /// 0 is Sunday (Sakamoto's method).
+    fn weekday(&self) -> usize {
+        const SHIFT: [i32; 12] = [0, 3, 2, 5, 0, 3, 5, 1, 4, 6, 2, 4];
+        let year = if self.month < 3 { self.year - 1 } else { self.year };
+        let days = year + year / 4 - year / 100 + year / 400;
+        (days + SHIFT[self.month as usize - 1] + self.day as i32).rem_euclid(7) as usize
+    }
+
+    /// The directives of strftime that have no time zone; midnight.
+    fn format(&self, format: &str) -> Result<String, String> {
+        let mut out = String::new();
+        let mut chars = format.chars();
+        while let Some(c) = chars.next() {
+            if c != '%' {
+                out.push(c);
+                continue;
+            }
+            let mut directive = chars.next().unwrap_or('%');
+            let padded = directive != '-';
+            if !padded {
+                directive = chars.next().unwrap_or('%');
+            }
+            let number = |value: u32| if padded { format!("{value:02}") } else { value.to_string() };
+            let month = MONTHS[self.month as usize - 1];
+            let day = DAYS[self.weekday()];
+            out.push_str(&match directive {
+                'Y' => self.year.to_string(),
+                'y' => number((self.year % 100) as u32),
+                'm' => number(self.month),
+                'd' => number(self.day),
+                'B' => month.into(),
+                'b' | 'h' => month[..3].into(),
+                'A' => day.into(),
+                'a' => day[..3].into(),
+                'H' | 'M' | 'S' => number(0),
+                'I' => "12".into(),
+                'p' => "AM".into(),
+                'F' => format!("{}-{:02}-{:02}", self.year, self.month, self.day),
+                '%' => "%".into(),
+                other => return Err(format!("strftime_now: %{other} is not supported")),
+            });
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,215 @@
+#include "worker/engine/data/turns.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "worker/engine/base/error.h"
+
+namespace sft::engine {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+bool IsBlank(std::string_view text) {
+  return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
+
+size_t CommonPrefix(std::string_view a, std::string_view b) {
+  const auto [end, unused] = std::ranges::mismatch(a, b);
+  return static_cast<size_t>(end - a.begin());
+}
+
+}  // namespace
+
+// The renderings of one conversation.
+class TurnFinder::Search {
+ public:
+  Search(const TurnFinder& finder, const ConversationRow& row)
+      : finder_(finder),
+        row_(row),
+        tools_(row.tools.is_null() ? "" : row.tools.dump()),
+        variables_(row.variables.is_null() ? "" : row.variables.dump()) {}
+
+  RenderedConversation Run() {
+    RenderedText rendered;
+    try {
+      rendered = Render(row_.messages, /*add_generation_prompt=*/false);
+    } catch (const UserError& error) {
+      throw RowError(RowProblem::kTemplate, error.what());
+    }
+    text_ = std::move(rendered.text);
+    RenderedConversation result;
+    result.turns = rendered.generation.empty() ? FindTurns() : MarkedTurns(rendered.generation);
+    result.text = std::move(text_);
+    return result;
+  }
+
+ private:
+  // A message replaced by a word: where the word's neighbours stand in the real text.
+  struct Replaced {
+    // The real text up to here equals the rendering before the word, or a part of it.
+    size_t same_until = 0;
+    bool reaches_word = false;          // all of it: the message's own text begins at same_until
+    std::optional<size_t> text_end;     // the message's own text ends here
+  };
+
+  RenderedText Render(const Json& messages, bool add_generation_prompt) const {
+    const std::string json = messages.dump();
+    return finder_.template_.Render({.messages_json = json,
+                                     .tools_json = tools_,
+                                     .variables_json = variables_,
+                                     .add_generation_prompt = add_generation_prompt});
+  }
+
+  // The first `count` messages, or nothing when the template refuses them alone.
+  std::optional<std::string> RenderFirst(size_t count, bool add_generation_prompt) const {
+    if (count == 0) return std::nullopt;
+    Json messages = Json::array();
+    for (size_t i = 0; i < count; ++i) messages.push_back(row_.messages[i]);
+    try {
+      return Render(messages, add_generation_prompt).text;
+    } catch (const UserError&) {
+      return std::nullopt;
+    }
+  }
+
+  Replaced Replace(size_t index) const {
+    std::string word = "Xturn";
+    while (text_.find(word) != std::string::npos) word += 'x';
+    Json messages = row_.messages;
+    Json& message = messages[index];
+    for (const char* key : {"tool_calls", "thinking", "reasoning_content"}) message.erase(key);
+    message["content"] = word;
+    std::string other;
+    try {
+      other = Render(messages, /*add_generation_prompt=*/false).text;
+    } catch (const UserError&) {
+      return {};
+    }
+    const size_t at = other.find(word);
+    if (at == std::string::npos || other.find(word, at + 1) != std::string::npos) return {};
+    Replaced result;
+    result.same_until = CommonPrefix(text_, std::string_view(other).substr(0, at));
+    result.reaches_word = result.same_until == at;
+    const std::string_view rest = std::string_view(other).substr(at + word.size());
+    if (text_.size() >= result.same_until + rest.size() && text_.ends_with(rest)) {
+      result.text_end = text_.size() - rest.size();
+    }
+    return result;
+  }
+
+  std::vector<Turn> MarkedTurns(const std::vector<TextSpan>& spans) const {
+    size_t assistants = 0;
+    for (const Json& message : row_.messages) assistants += message.at("role") == "assistant";
+    const bool all = assistants == static_cast<size_t>(std::ranges::count(row_.trained, true));
+    if (!all && assistants != spans.size()) {
+      throw RowError(RowProblem::kTemplate,
+                     "the template's {% generation %} blocks do not match its assistant messages");
+    }
+    std::vector<Turn> turns;
+    size_t span = 0;
+    for (size_t i = 0; i < row_.messages.size() && !all; ++i) {
+      if (row_.messages[i].at("role") != "assistant") continue;
+      if (row_.trained[i]) turns.push_back(Marked(spans[span]));
+      ++span;
+    }
+    if (all) {
+      for (const TextSpan& each : spans) turns.push_back(Marked(each));
+    }
+    return turns;
+  }
+
+  static Turn Marked(const TextSpan& span) {
+    return {.begin = span.begin, .limit = span.end, .text_end = span.end};
+  }
+
+  std::vector<Turn> FindTurns() const {
+    std::vector<Turn> turns;
+    size_t done = 0;  // the end of the turn before
+    for (size_t i = 0; i < row_.messages.size(); ++i) {
+      if (!row_.trained[i]) continue;
+      const std::optional<size_t> begin = FindBegin(i);
+      const std::optional<Turn> turn = begin ? FindEnd(i, *begin) : std::nullopt;
+      if (!turn || turn->begin < done || turn->limit < turn->begin) {
+        throw RowError(RowProblem::kTemplate,
+                       fmt::format("the chat template rewrites the conversation so that message {} "
+                                   "cannot be told apart; split the row there", i));
+      }
+      done = turn->begin;
+      turns.push_back(*turn);
+    }
+    return turns;
+  }
+
+  std::optional<size_t> FindBegin(size_t index) const {
+    const std::string& prompt = finder_.generation_prompt_;
+    const std::optional<std::string> before = RenderFirst(index, /*add_generation_prompt=*/true);
+    if (before && text_.starts_with(*before)) {
+      // Without a generation prompt the turn's own header, if any, stands after `before`.
+      if (!prompt.empty()) return before->size();
+      const Replaced replaced = Replace(index);
+      if (!replaced.reaches_word || replaced.same_until < before->size()) return std::nullopt;
+      const auto header =
+          std::string_view(text_).substr(before->size(), replaced.same_until - before->size());
+      return IsBlank(header) ? before->size() : replaced.same_until;
+    }
+    const Replaced replaced = Replace(index);
+    if (prompt.empty()) {
+      return replaced.reaches_word ? std::optional(replaced.same_until) : std::nullopt;
+    }
+    return FindPrompt(index, replaced);
+  }
+
+  // The end of the generation prompt between the message before and this one's text. Where the
+  // prompt is not there as a whole (it opens reasoning, which the template drops from earlier
+  // turns), the turn begins with its text.
+  std::optional<size_t> FindPrompt(size_t index, const Replaced& replaced) const {
+    size_t from = 0;
+    if (index > 0) {
+      const std::optional<size_t> end = Replace(index - 1).text_end;
+      if (!end) return std::nullopt;
+      from = *end;
+    }
+    if (replaced.same_until < from) return std::nullopt;
+    const auto between = std::string_view(text_).substr(from, replaced.same_until - from);
+    const std::string_view prompt = finder_.generation_prompt_;
+    if (const size_t at = between.rfind(prompt); at != between.npos) return from + at + prompt.size();
+    return replaced.reaches_word ? std::optional(replaced.same_until) : std::nullopt;
+  }
+
+  std::optional<Turn> FindEnd(size_t index, size_t begin) const {
+    if (index + 1 == row_.messages.size()) return Turn{.begin = begin, .limit = text_.size()};
+    const std::optional<std::string> upto = RenderFirst(index + 1, /*add_generation_prompt=*/false);
+    if (upto && text_.starts_with(*upto)) return Turn{.begin = begin, .limit = upto->size()};
+    const std::optional<size_t> end = Replace(index).text_end;
+    if (!end || *end < begin) return std::nullopt;
+    return Turn{.begin = begin, .limit = text_.size(), .text_end = *end};
+  }
+
+  const TurnFinder& finder_;
+  const ConversationRow& row_;
+  const std::string tools_;
+  const std::string variables_;
+  std::string text_;
+};
+
+TurnFinder::TurnFinder(const ChatTemplate& chat_template) : template_(chat_template) {
+  const std::string probe = R"([{"role":"user","content":"x"}])";
+  try {
+    const std::string without = template_.Render({.messages_json = probe}).text;
+    const std::string with =
+        template_.Render({.messages_json = probe, .add_generation_prompt = true}).text;
+    if (with.starts_with(without)) generation_prompt_ = with.substr(without.size());
+  } catch (const UserError&) {
+    // A template that refuses so short a conversation is searched without its generation prompt.
+  }
+}
+
+RenderedConversation TurnFinder::Find(const ConversationRow& row) const {
+  return Search(*this, row).Run();
+}
+
+}  // namespace sft::engine
