@@ -26,7 +26,7 @@ fail() { echo "make_bundle: $*" >&2; exit 1; }
 needed() { readelf -d "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'; }
 runpath() { readelf -d "$1" | sed -n 's/.*(R\(UN\)\?PATH).*\[\(.*\)\]/\2/p'; }
 # The newest version of a symbol family (GLIBC, GLIBCXX) that a file asks for.
-newest() { objdump -T "$2" 2> /dev/null | grep -oE "\b$1_[0-9.]+" | sed "s/.*_//" | sort -Vu | tail -n 1; }
+newest() { objdump -T "$2" | sed -n "s/.*[ (]$1_\([0-9.]*\).*/\1/p" | sort -Vu | tail -n 1; }
 at_most() { [ -z "$1" ] || [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | tail -n 1)" = "$2" ]; }
 library_file() { ldconfig -p | awk -v name="$1" '$1 == name && /x86-64/ {print $NF; exit}'; }
 

@@ -19,6 +19,7 @@ deadline=$((SECONDS + 465))
 server_pid='' monitor_pid='' maker_pid=''
 
 finish() {
+  [ -n "$maker_pid" ] && pkill -P "$maker_pid"
   for pid in $maker_pid $monitor_pid $server_pid; do kill "$pid" 2> /dev/null; done
   [ -n "$server_pid" ] && wait "$server_pid" 2> /dev/null
   [ $# -eq 3 ] || rm -rf "$work"
