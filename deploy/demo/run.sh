@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# The demo: builds what it runs, starts a server with one worker on this machine, fine-tunes a small
+# model on two CPU ranks (configs/demo.toml), downloads the adapter, and asks questions before and
+# after. Stops what it started, whatever happens. Run deploy/bootstrap --demo first (`make demo` does).
+#
+#   deploy/demo/run.sh [--bin FOLDER]
+#
+#   --bin             use these binaries and build nothing
+#   SFT_DEMO_ADDRESS  where the server listens (default: 127.0.0.1:7171)
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+demo=$root/deploy/demo
+work=$root/build/demo
+run=$work/run
+bin=
+address=${SFT_DEMO_ADDRESS:-127.0.0.1:7171}
+server_pid=
+
+while [ $# -gt 0 ]; do
+  case $1 in
+    --bin) bin=$(cd "${2:?--bin needs a folder}" && pwd); shift 2 ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" | sed '$d'; exit 0 ;;
+    *) echo "run.sh: unknown option $1 (see deploy/demo/run.sh --help)" >&2; exit 2 ;;
+  esac
+done
+
+say() { printf '\n== %s\n' "$*"; }
+fail() {
+  echo "demo: $*" >&2
+  exit 1
+}
+
+# The server is asked to stop, and its worker and ranks with it; it is killed if it does not.
+stop_server() {
+  [ -n "$server_pid" ] || return 0
+  kill -TERM "$server_pid" 2> /dev/null || true
+  for _ in $(seq 60); do
+    kill -0 "$server_pid" 2> /dev/null || break
+    sleep 0.5
+  done
+  if kill -KILL "$server_pid" 2> /dev/null; then
+    echo "demo: the server did not stop within 30 s and was killed" >&2
+  fi
+  wait "$server_pid" 2> /dev/null || true
+  server_pid=
+}
+trap stop_server EXIT
+trap 'exit 130' INT TERM
+
+build() {
+  say "building (output in $run/build.log)"
+  cmake -S "$root" --preset release > "$run/build.log" 2>&1 \
+    && cmake --build "$root/build/release" -j "$(nproc)" \
+      --target sft-server sft-worker sft-shim sft-rank sftctl >> "$run/build.log" 2>&1 \
+    || { tail -n 30 "$run/build.log" >&2; fail "the build failed"; }
+  bin=$root/build/release/bin
+}
+
+start_server() {
+  say "starting a server with one worker on $address"
+  "$bin/sft-server" --dev --listen "$address" --data-dir "$run/server" --models "$work" \
+    > "$run/server.log" 2>&1 &
+  server_pid=$!
+  # The worker has registered when its variants are there.
+  for _ in $(seq 60); do
+    kill -0 "$server_pid" 2> /dev/null \
+      || { tail -n 20 "$run/server.log" >&2; fail "the server did not start"; }
+    if "$bin/sftctl" variants 2> /dev/null | grep -q CPU-2x; then return; fi
+    sleep 0.5
+  done
+  tail -n 20 "$run/server.log" >&2
+  fail "no worker with two CPU slots has registered within 30 s; see $run/server.log"
+}
+
+train() {
+  say "submitting configs/demo.toml"
+  local job
+  job=$("$bin/sftctl" submit "$root/configs/demo.toml")
+  # Its exit code is the job's verdict.
+  "$bin/sftctl" status "$job" --watch || { "$bin/sftctl" logs "$job" >&2; fail "the job failed"; }
+  "$bin/sftctl" metrics "$job" --json > "$run/metrics.jsonl"
+  "$bin/sftctl" download "$job" -o "$run/adapter"
+}
+
+ask() {
+  local answers=$1
+  shift
+  "$bin/sft-rank" generate --model "$work/model" "$@" --prompts "$run/prompts.txt" \
+    --max-new-tokens 32 --json > "$answers"
+}
+
+rm -rf "$run"
+mkdir -p "$run"
+[ -n "$bin" ] || build
+export SFT_SERVER=$address
+say "making the model"
+"$demo/make_model.sh"
+python3 "$demo/check.py" data
+python3 "$demo/check.py" prompts "$run/prompts.txt"
+
+say "asking the model as it is"
+ask "$run/before.jsonl"
+start_server
+started=$SECONDS
+train
+say "the job took $((SECONDS - started)) s; asking again, with the adapter"
+ask "$run/after.jsonl" --adapter "$run/adapter"
+python3 "$demo/check.py" result --before "$run/before.jsonl" --after "$run/after.jsonl" \
+  --metrics "$run/metrics.jsonl"
+say "done; the adapter is in $run/adapter"
