@@ -1,0 +1,61 @@
+#include "worker/rank/arguments.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace sft::rank {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Problem(const std::vector<std::string>& args) {
+  const auto result = ParseArguments(args);
+  return result.ok() ? "accepted" : std::string(Message(result.status()));
+}
+
+TEST(ArgumentsTest, ReadsEachCommand) {
+  const auto train = ParseArguments({"train", "--launch", "l.json", "--rank=3"});
+  ASSERT_TRUE(train.ok());
+  EXPECT_EQ(train->command, Command::kTrain);
+  EXPECT_EQ(train->launch, "l.json");
+  EXPECT_EQ(train->rank, 3);
+  EXPECT_EQ(ParseArguments({"prepare", "--launch=l"})->command, Command::kPrepare);
+  const auto generate =
+      ParseArguments({"generate", "--json", "--model", "m", "--adapter", "a", "--prompt", "--what?",
+                      "--max-new-tokens", "7", "--device", "cuda:1"});
+  ASSERT_TRUE(generate.ok()) << Message(generate.status());
+  EXPECT_TRUE(generate->json);
+  EXPECT_EQ(generate->prompt, "--what?");
+  EXPECT_EQ(generate->max_new_tokens, 7);
+  EXPECT_EQ(generate->device, "cuda:1");
+  EXPECT_EQ(ParseArguments({"--version"})->command, Command::kVersion);
+  EXPECT_EQ(ParseArguments({"-h"})->command, Command::kHelp);
+}
+
+TEST(ArgumentsTest, SaysWhatIsWrong) {
+  EXPECT_THAT(Problem({}), HasSubstr("no command"));
+  EXPECT_THAT(Problem({"run"}), HasSubstr("unknown command \"run\": train, prepare or generate"));
+  EXPECT_THAT(Problem({"train", "--launch", "x"}), HasSubstr("needs --rank N"));
+  EXPECT_THAT(Problem({"train", "--rank", "0"}), HasSubstr("needs --launch FILE"));
+  EXPECT_THAT(Problem({"train", "--launch", "x", "--rank", "-1"}), HasSubstr("not \"-1\""));
+  EXPECT_THAT(Problem({"train", "--launch", "x", "--rank", "1x"}), HasSubstr("not \"1x\""));
+  EXPECT_THAT(Problem({"train", "--launch"}), HasSubstr("--launch needs a value"));
+  EXPECT_THAT(Problem({"prepare", "--json"}), HasSubstr("unknown argument \"--json\""));
+  EXPECT_THAT(Problem({"generate", "--model", "m"}), HasSubstr("either --prompt"));
+  EXPECT_THAT(Problem({"generate", "--model", "m", "--prompt", "a", "--prompts", "b"}),
+              HasSubstr("either --prompt"));
+  EXPECT_THAT(Problem({"generate", "--prompt", "a"}), HasSubstr("needs --model DIR"));
+  EXPECT_THAT(Problem({"generate", "--model", "m", "--prompt", "a", "--device", "gpu"}),
+              HasSubstr("not \"gpu\""));
+  EXPECT_THAT(Problem({"generate", "--model", "m", "--prompt", "a", "--max-new-tokens", "0"}),
+              HasSubstr("at least 1"));
+}
+
+TEST(ArgumentsTest, HelpHasEachCommandAndAnExample) {
+  for (const char* text : {"prepare", "train", "generate", "--version", "Example:", "67"}) {
+    EXPECT_THAT(HelpText(), HasSubstr(text));
+  }
+}
+
+}  // namespace
+}  // namespace sft::rank

@@ -1,0 +1,192 @@
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <limits>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "common/io/file.h"
+#include "common/spec/job_json.h"
+#include "worker/engine/base/error.h"
+#include "worker/rank/command_input.h"
+#include "worker/rank/event_log.h"
+#include "worker/rank/failure.h"
+#include "worker/rank/launch_file.h"
+
+namespace sft::rank {
+namespace {
+
+using ::testing::HasSubstr;
+
+class RankPartsTest : public ::testing::Test {
+ protected:
+  RankPartsTest() : dir_(io::MakeTempDir("sft-rank-test-").value()) {}
+  ~RankPartsTest() override { std::filesystem::remove_all(dir_); }
+  std::string Path(const std::string& name) const { return dir_ + "/" + name; }
+  std::string Read(const std::string& name) const { return io::ReadFile(Path(name)).value(); }
+  std::string dir_;
+};
+
+TEST_F(RankPartsTest, EventsAreAppendedOneLineEach) {
+  FakeClock clock;
+  {
+    EventLog log = EventLog::Open(Path("e"), clock);
+    log.Write(channel::StepEvent{.step = 1, .loss = 0.1});
+  }
+  EventLog log = EventLog::Open(Path("e"), clock);
+  log.Write(channel::EvalEvent{.step = 1, .loss = std::numeric_limits<double>::quiet_NaN()});
+  log.Sync();
+  const std::string text = Read("e");
+  const size_t end = text.find('\n');
+  const auto step = nlohmann::json::parse(text.substr(0, end));
+  EXPECT_EQ(step["event"], "step");
+  EXPECT_EQ(step["time"], 1'700'000'000.0);
+  EXPECT_EQ(step["loss"].dump(), "0.1");
+  EXPECT_EQ(nlohmann::json::parse(text.substr(end + 1))["loss"], "nan");
+  EXPECT_EQ(text.back(), '\n');
+}
+
+TEST_F(RankPartsTest, AFullDiskEndsTheEventFileAtAWholeLine) {
+  FakeClock clock;
+  EventLog log = EventLog::Open(Path("e"), clock);
+  log.Write(channel::EvalEvent{.step = 1});
+  const std::string before = Read("e");
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit previous{};
+  getrlimit(RLIMIT_FSIZE, &previous);
+  const rlimit limit{before.size() + 5, previous.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &limit);
+  EXPECT_THROW(log.Write(channel::EvalEvent{.step = 2}), engine::InfrastructureError);
+  setrlimit(RLIMIT_FSIZE, &previous);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(Read("e"), before);
+}
+
+TEST_F(RankPartsTest, AnEventFileThatCannotBeOpenedNamesItsPath) {
+  FakeClock clock;
+  try {
+    EventLog::Open(Path("none/e"), clock);
+    FAIL();
+  } catch (const engine::InfrastructureError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("none/e"));
+  }
+}
+
+class CommandInputTest : public ::testing::Test {
+ protected:
+  CommandInputTest() {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    read_ = io::UniqueFd(ends[0]);
+    write_ = io::UniqueFd(ends[1]);
+  }
+  void Send(const std::string& text) {
+    EXPECT_EQ(write(write_.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  }
+  io::UniqueFd read_, write_;
+};
+
+TEST_F(CommandInputTest, TakesCommandsThatArriveInPieces) {
+  CommandInput input(read_.get());
+  input.Poll();
+  EXPECT_EQ(input.stop_reason(), "");
+  Send("{\"command\":\"check");
+  input.Poll();
+  EXPECT_FALSE(input.TakeCheckpoint());
+  Send("point\"}\nnot json\n{\"command\":\"dance\"}\n");
+  input.Poll();
+  EXPECT_TRUE(input.TakeCheckpoint());
+  EXPECT_FALSE(input.TakeCheckpoint());
+  EXPECT_EQ(input.stop_reason(), "");
+  Send("{\"command\":\"stop\",\"reason\":\"cancelled by ann\"}\n");
+  input.Poll();
+  EXPECT_EQ(input.stop_reason(), "cancelled by ann");
+}
+
+TEST_F(CommandInputTest, TheEndOfTheInputMeansThatTheShimIsGone) {
+  CommandInput input(read_.get());
+  EXPECT_TRUE(write_.Close().ok());
+  write_ = io::UniqueFd();
+  input.Poll();
+  EXPECT_THAT(input.stop_reason(), HasSubstr("shim"));
+  input.Poll();
+}
+
+TEST_F(CommandInputTest, InputThatIsNoPipeNeverEnds) {
+  const io::UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  CommandInput input(null.get());
+  input.Poll();
+  EXPECT_EQ(input.stop_reason(), "");
+}
+
+TEST(FailureTest, DomainsGiveTheExitCode) {
+  const Failure user = DescribeFailure(engine::UserError("m", "nan_loss", "a"));
+  EXPECT_EQ(user.event.domain, "user");
+  EXPECT_EQ(user.event.code, "nan_loss");
+  EXPECT_EQ(user.event.message, "m");
+  EXPECT_EQ(user.event.advice, "a");
+  EXPECT_EQ(user.exit_code, channel::kExitUserError);
+  const Failure node = DescribeFailure(engine::InfrastructureError("m"));
+  EXPECT_EQ(node.event.domain, "infrastructure");
+  EXPECT_EQ(node.event.code, "infrastructure");
+  EXPECT_EQ(node.exit_code, channel::kExitInfrastructure);
+  EXPECT_EQ(DescribeFailure(engine::InternalError("m")).exit_code, channel::kExitInternal);
+  EXPECT_EQ(DescribeFailure(std::runtime_error("m")).event.domain, "internal");
+}
+
+TEST(FailureTest, MemoryThatRanOutAdvisesASmallerBatchOfTheSameResult) {
+  const c10::OutOfMemoryError oom({"f", "f.cpp", 1},
+                                  "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee docs");
+  const Failure cuda = DescribeFailure(oom);
+  EXPECT_EQ(cuda.event.domain, "user");
+  EXPECT_EQ(cuda.event.code, "cuda_oom");
+  EXPECT_EQ(cuda.event.message, "CUDA out of memory. Tried to allocate 2.00 GiB.");
+  EXPECT_THAT(cuda.event.advice, HasSubstr("per_device_batch"));
+  EXPECT_THAT(cuda.event.advice, HasSubstr("gradient_accumulation_steps"));
+  EXPECT_EQ(DescribeFailure(std::bad_alloc()).event.code, "host_oom");
+  const c10::Error device({"f", "f.cpp", 1}, "CUDA error: an illegal memory access");
+  EXPECT_EQ(DescribeFailure(device).event.domain, "infrastructure");
+  const c10::Error other({"f", "f.cpp", 1}, "shape mismatch");
+  EXPECT_EQ(DescribeFailure(other).event.domain, "internal");
+}
+
+TEST_F(RankPartsTest, ALaunchFileIsReadWithItsJob) {
+  spec::JobSpec spec;
+  spec.hyperparameters.seed = 11;
+  channel::RankLaunch launch{.job_json = spec::ToJson(spec).dump(),
+                             .device = "cpu",
+                             .model_dir = "m",
+                             .train_file = "t",
+                             .cache_dir = "c",
+                             .attempt_dir = dir_,
+                             .output_dir = "o"};
+  const auto put = [&] {
+    EXPECT_TRUE(io::WriteFileAtomic(Path("launch.json"), channel::ToJson(launch)).ok());
+    const auto result = ReadLaunch(Path("launch.json"));
+    return result.ok() ? "read" : std::string(Message(result.status()));
+  };
+  EXPECT_EQ(put(), "read");
+  EXPECT_EQ(ReadLaunch(Path("launch.json"))->spec.hyperparameters.seed, 11u);
+  EXPECT_EQ(EventPath(*ReadLaunch(Path("launch.json")), "rank-0"), dir_ + "/rank-0.events");
+  launch.device = "tpu";
+  EXPECT_THAT(put(), HasSubstr("not \"tpu\""));
+  launch.device = "cpu";
+  launch.first_rank = 1;
+  EXPECT_THAT(put(), HasSubstr("ranks 1 to 1"));
+  launch.first_rank = 0;
+  launch.train_file = "";
+  EXPECT_THAT(put(), HasSubstr("train_file is empty"));
+  launch.train_file = "t";
+  launch.job_json = "{";
+  EXPECT_THAT(put(), HasSubstr("job_json is not JSON"));
+  EXPECT_THAT(Message(ReadLaunch(Path("none")).status()), HasSubstr("none"));
+}
+
+}  // namespace
+}  // namespace sft::rank

@@ -1,0 +1,142 @@
+#include "worker/rank/arguments.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <map>
+
+namespace sft::rank {
+namespace {
+
+// Flags of one command that take a value, and where the value goes.
+using Flags = std::map<std::string, std::string*, std::less<>>;
+
+absl::Status ParseInt(std::string_view flag, std::string_view text, int minimum, int* value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  if (error == std::errc() && end == text.data() + text.size() && *value >= minimum) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(
+      fmt::format("{} takes a whole number of at least {}, not \"{}\"", flag, minimum, text));
+}
+
+absl::Status ParseFlags(const std::vector<std::string>& args, const Flags& flags, bool* json) {
+  for (size_t i = 1; i < args.size(); ++i) {
+    std::string name = args[i];
+    if (json != nullptr && name == "--json") {
+      *json = true;
+      continue;
+    }
+    const size_t equals = name.find('=');
+    const bool joined = name.starts_with("--") && equals != std::string::npos;
+    const std::string value = joined ? name.substr(equals + 1) : "";
+    if (joined) name.resize(equals);
+    const auto flag = flags.find(name);
+    if (flag == flags.end()) {
+      return InvalidArgument(
+          fmt::format("unknown argument \"{}\" of \"sft-rank {}\"", args[i], args[0]));
+    }
+    if (joined) {
+      *flag->second = value;
+    } else if (++i < args.size()) {
+      *flag->second = args[i];
+    } else {
+      return InvalidArgument(fmt::format("{} needs a value", name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Require(std::string_view command, std::string_view flag, const std::string& value) {
+  if (!value.empty()) return absl::OkStatus();
+  return InvalidArgument(fmt::format("\"sft-rank {}\" needs {}", command, flag));
+}
+
+absl::StatusOr<Arguments> ParseTrain(const std::vector<std::string>& args) {
+  Arguments result{.command = Command::kTrain};
+  std::string rank;
+  SFT_RETURN_IF_ERROR(ParseFlags(args, {{"--launch", &result.launch}, {"--rank", &rank}}, nullptr));
+  SFT_RETURN_IF_ERROR(Require("train", "--launch FILE", result.launch));
+  SFT_RETURN_IF_ERROR(Require("train", "--rank N", rank));
+  SFT_RETURN_IF_ERROR(ParseInt("--rank", rank, 0, &result.rank));
+  return result;
+}
+
+absl::StatusOr<Arguments> ParsePrepare(const std::vector<std::string>& args) {
+  Arguments result{.command = Command::kPrepare};
+  SFT_RETURN_IF_ERROR(ParseFlags(args, {{"--launch", &result.launch}}, nullptr));
+  SFT_RETURN_IF_ERROR(Require("prepare", "--launch FILE", result.launch));
+  return result;
+}
+
+absl::Status CheckDevice(const std::string& device) {
+  if (device == "cpu") return absl::OkStatus();
+  constexpr std::string_view kCuda = "cuda:";
+  int index = 0;
+  if (device.starts_with(kCuda) && ParseInt("", device.substr(kCuda.size()), 0, &index).ok()) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(fmt::format("--device is \"cpu\" or \"cuda:0\", not \"{}\"", device));
+}
+
+absl::StatusOr<Arguments> ParseGenerate(const std::vector<std::string>& args) {
+  Arguments result{.command = Command::kGenerate};
+  std::string tokens;
+  SFT_RETURN_IF_ERROR(ParseFlags(args,
+                                 {{"--model", &result.model},
+                                  {"--adapter", &result.adapter},
+                                  {"--prompt", &result.prompt},
+                                  {"--prompts", &result.prompts},
+                                  {"--max-new-tokens", &tokens},
+                                  {"--device", &result.device}},
+                                 &result.json));
+  SFT_RETURN_IF_ERROR(Require("generate", "--model DIR", result.model));
+  if (result.prompt.empty() == result.prompts.empty()) {
+    return InvalidArgument("\"sft-rank generate\" needs either --prompt TEXT or --prompts FILE");
+  }
+  if (!tokens.empty()) {
+    SFT_RETURN_IF_ERROR(ParseInt("--max-new-tokens", tokens, 1, &result.max_new_tokens));
+  }
+  SFT_RETURN_IF_ERROR(CheckDevice(result.device));
+  return result;
+}
+
+}  // namespace
+
+std::string HelpText() {
+  return R"(sft-rank: one process of a training job, and text from a trained model
+
+  sft-rank prepare  --launch FILE           tokenise the data of a job into the node's cache
+  sft-rank train    --launch FILE --rank N  run rank N of a job (started by sft-shim)
+  sft-rank generate --model DIR [--adapter DIR] (--prompt TEXT | --prompts FILE)
+                    [--max-new-tokens N] [--device cpu|cuda:0] [--json]
+                                            answer prompts through the model's chat template,
+                                            always with the likeliest token; --prompts holds one
+                                            prompt a line, --json prints one object a prompt
+  sft-rank --version
+  sft-rank --help
+
+Example:
+  sft-rank generate --model models/SmolLM2-135M-Instruct --adapter out \
+           --prompt "How do I submit a job?"
+
+Exit codes: 0 done; 2 wrong arguments or launch file; 64 the job's model, data or values cannot be
+used; 65 device, network or disk failed; 66 a fault of this program; 67 told to stop.
+)";
+}
+
+absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& args) {
+  if (args.empty()) return InvalidArgument("no command given");
+  const std::string& command = args[0];
+  if (command == "--help" || command == "-h" || command == "help") {
+    return Arguments{.command = Command::kHelp};
+  }
+  if (command == "--version") return Arguments{.command = Command::kVersion};
+  if (command == "train") return ParseTrain(args);
+  if (command == "prepare") return ParsePrepare(args);
+  if (command == "generate") return ParseGenerate(args);
+  return InvalidArgument(
+      fmt::format("unknown command \"{}\": train, prepare or generate", command));
+}
+
+}  // namespace sft::rank

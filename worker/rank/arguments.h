@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace sft::rank {
+
+enum class Command { kHelp, kVersion, kTrain, kPrepare, kGenerate };
+
+struct Arguments {
+  Command command = Command::kHelp;
+  std::string launch;  // train, prepare: the launch file
+  int rank = -1;       // train: global rank
+  // generate:
+  std::string model;
+  std::string adapter;  // empty: the base model alone
+  std::string prompt;
+  std::string prompts;  // file with one prompt a line
+  int max_new_tokens = 256;
+  std::string device = "cpu";  // or "cuda:N"
+  bool json = false;
+};
+
+// What `sft-rank --help` prints.
+std::string HelpText();
+
+// `args` without the program's name. InvalidArgument names the flag and what would be right.
+absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& args);
+
+}  // namespace sft::rank

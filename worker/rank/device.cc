@@ -1,0 +1,46 @@
+#include "worker/rank/device.h"
+
+#include <fmt/format.h>
+
+#include <string_view>
+#include <utility>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/cuda/loader.h"
+
+namespace sft::rank {
+
+std::string Device::Name() const {
+  if (cuda == nullptr) return "cpu";
+  return fmt::format("cuda:{} {}", static_cast<int>(torch.index()),
+                     cuda->devices->Properties(torch.index()).name);
+}
+
+double Device::PeakFlops() const {
+  if (cuda == nullptr) return 0;
+  // From NVIDIA's data sheets, without sparsity; the longer names first.
+  constexpr std::pair<std::string_view, double> kPeaks[] = {
+      {"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H100", 989e12},
+      {"H200", 989e12},      {"A100", 312e12},     {"L40S", 362e12},
+  };
+  const std::string name = cuda->devices->Properties(torch.index()).name;
+  for (const auto& [part, peak] : kPeaks) {
+    if (name.find(part) != std::string::npos) return peak;
+  }
+  return 0;
+}
+
+Device OpenDevice(const std::string& kind, int index) {
+  if (kind == "cpu") return {};
+  const engine::CudaPlugin& plugin = engine::LoadCudaPlugin(engine::DefaultCudaPluginPath());
+  const int count = plugin.devices->Count();
+  if (index >= count) {
+    throw engine::InfrastructureError(
+        fmt::format("GPU {} was asked for, this process sees {}", index, count), "no_gpu",
+        "Check nvidia-smi on the node, and CUDA_VISIBLE_DEVICES.");
+  }
+  plugin.devices->Select(index);
+  return {.torch = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)), .cuda = &plugin};
+}
+
+}  // namespace sft::rank

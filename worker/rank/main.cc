@@ -1,0 +1,119 @@
+// sft-rank: one process of a training job (train), the step before it (prepare), and text from a
+// trained model (generate). Exit codes are channel::ExitCode; a rank that fails says why in a
+// `fatal` event and on its standard error.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/base/version.h"
+#include "worker/rank/arguments.h"
+#include "worker/rank/failure.h"
+#include "worker/rank/generate.h"
+#include "worker/rank/prepare.h"
+#include "worker/rank/stop_signal.h"
+#include "worker/rank/train.h"
+
+namespace sft::rank {
+namespace {
+
+int Usage(const absl::Status& status) {
+  fmt::print(stderr, "sft-rank: {}\nTry: sft-rank --help\n", Message(status));
+  return channel::kExitUsage;
+}
+
+int Report(const std::exception& error, std::optional<EventLog>& events) {
+  const Failure failure = DescribeFailure(error);
+  fmt::print(stderr, "sft-rank: {}\n", failure.event.message);
+  if (!failure.event.advice.empty()) fmt::print(stderr, "{}\n", failure.event.advice);
+  if (events) {
+    try {
+      events->Write(failure.event);
+      events->Sync();
+    } catch (const std::exception& second) {
+      // The exit code still tells the domain.
+      fmt::print(stderr, "sft-rank: the event could not be written: {}\n", second.what());
+    }
+  }
+  return failure.exit_code;
+}
+
+// Without destructors: those of a process group wait for peers that may be gone.
+[[noreturn]] void EndNow(int code) {
+  std::fflush(nullptr);
+  _exit(code);
+}
+
+int RunJob(const Arguments& arguments, Clock& clock, MonoTime start) {
+  const auto launch = ReadLaunch(arguments.launch);
+  if (!launch.ok()) return Usage(launch.status());
+  const bool prepare = arguments.command == Command::kPrepare;
+  const channel::RankLaunch& file = launch->file;
+  if (!prepare &&
+      (arguments.rank < file.first_rank || arguments.rank >= file.first_rank + file.local_ranks)) {
+    return Usage(InvalidArgument(fmt::format("--rank {} is not one of this node's ranks {} to {}",
+                                             arguments.rank, file.first_rank,
+                                             file.first_rank + file.local_ranks - 1)));
+  }
+  std::optional<EventLog> events;
+  CommandInput commands(STDIN_FILENO);
+  std::optional<TrainRun> run;
+  try {
+    const std::string process = prepare ? "prepare" : fmt::format("rank-{}", arguments.rank);
+    events.emplace(EventLog::Open(EventPath(*launch, process), clock));
+    if (prepare) {
+      RunPrepare(*launch, *events, clock);
+      return channel::kExitOk;
+    }
+    CatchStopSignals();
+    run.emplace(TrainContext{*launch, arguments.rank, *events, commands, clock, start});
+    const int code = run->Run();
+    if (code == channel::kExitOk) return code;
+    EndNow(code);
+  } catch (const std::exception& error) {
+    EndNow(Report(error, events));
+  }
+}
+
+int Main(int argc, char** argv) {
+  Clock& clock = Clock::Real();
+  const MonoTime start = clock.Mono();
+  // The log is read while it grows; a full disk and a closed pipe are errors, not signals.
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
+  const auto arguments = ParseArguments(std::vector<std::string>(argv + 1, argv + argc));
+  if (!arguments.ok()) return Usage(arguments.status());
+  switch (arguments->command) {
+    case Command::kHelp:
+      fmt::print("{}", HelpText());
+      return channel::kExitOk;
+    case Command::kVersion:
+      fmt::print("sft-rank {}\n", kVersion);
+      return channel::kExitOk;
+    case Command::kGenerate:
+      try {
+        RunGenerate(*arguments);
+        return channel::kExitOk;
+      } catch (const std::exception& error) {
+        std::optional<EventLog> none;
+        return Report(error, none);
+      }
+    case Command::kTrain:
+    case Command::kPrepare:
+      return RunJob(*arguments, clock, start);
+  }
+  return channel::kExitInternal;
+}
+
+}  // namespace
+}  // namespace sft::rank
+
+int main(int argc, char** argv) { return sft::rank::Main(argc, argv); }

@@ -1,0 +1,80 @@
+#include "worker/rank/prepare.h"
+
+#include <fmt/format.h>
+
+#include "worker/engine/checkpoint/safetensors.h"
+#include "worker/engine/data/chat_tokenizer.h"
+#include "worker/engine/data/dataset.h"
+#include "worker/engine/model/adapters.h"
+#include "worker/engine/model/config.h"
+#include "worker/engine/model/families.h"
+
+namespace sft::rank {
+namespace {
+
+// Progress events at most this often.
+constexpr Nanos kProgressInterval = std::chrono::seconds(1);
+
+// Everything of the model that can be wrong without computing anything.
+void CheckModel(const Launch& launch) {
+  const auto config = engine::DecoderConfig::Read(launch.file.model_dir);
+  engine::ModelLayout layout = engine::MakeLayout(config);
+  engine::PrepareLayout(layout, launch.spec);
+  const auto files = engine::ModelFiles::Open(launch.file.model_dir);
+  fmt::print("model {}: {:.2f} GB of weights\n", launch.file.model_dir,
+             static_cast<double>(files.TotalBytes()) / 1e9);
+}
+
+void PrintSkipped(const engine::DatasetStats& stats) {
+  if (stats.skipped_total() == 0) return;
+  fmt::print("{} rows are left out:\n", stats.skipped_total());
+  for (const engine::SkippedRow& row : stats.skipped_rows) {
+    fmt::print("  line {}: {}: {}\n", row.line, engine::RowProblemName(row.problem), row.reason);
+  }
+}
+
+channel::PreparedEvent Prepare(const engine::ChatTokenizer& tokenizer,
+                               engine::PrepareOptions options, const char* what, EventLog& events,
+                               const Clock& clock) {
+  MonoTime last{};
+  options.progress = [&](int64_t done, int64_t total) {
+    if (clock.Mono() - last < kProgressInterval && done < total) return;
+    last = clock.Mono();
+    events.Write(channel::ProgressEvent{.phase = "tokenise", .done = done, .total = total});
+  };
+  const engine::PreparedDataset prepared = engine::PrepareDataset(tokenizer, options);
+  const engine::DatasetStats& stats = prepared.dataset->stats();
+  fmt::print("{} data {}: {} of {} rows, {} tokens, {} of them with loss, longest row {}{}\n", what,
+             options.data.string(), stats.used, stats.rows, stats.tokens, stats.loss_tokens,
+             stats.longest, prepared.from_cache ? " (from the cache)" : "");
+  PrintSkipped(stats);
+  return {.rows = stats.rows,
+          .used = stats.used,
+          .skipped = stats.skipped_total(),
+          .tokens = stats.tokens,
+          .loss_tokens = stats.loss_tokens,
+          .from_cache = prepared.from_cache};
+}
+
+}  // namespace
+
+void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock) {
+  CheckModel(launch);
+  const auto tokenizer =
+      engine::ChatTokenizer::Open(launch.file.model_dir, launch.spec.data.chat_template);
+  const channel::PreparedEvent training =
+      Prepare(tokenizer,
+              engine::PrepareOptions::ForTraining(launch.spec, launch.file.train_file,
+                                                  launch.file.cache_dir),
+              "training", events, clock);
+  if (!launch.file.val_file.empty()) {
+    Prepare(tokenizer,
+            engine::PrepareOptions::ForValidation(launch.spec, launch.file.val_file,
+                                                  launch.file.cache_dir),
+            "validation", events, clock);
+  }
+  events.Write(training);
+  events.Sync();
+}
+
+}  // namespace sft::rank

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "common/base/clock.h"
+#include "worker/rank/event_log.h"
+#include "worker/rank/launch_file.h"
+
+namespace sft::rank {
+
+// `sft-rank prepare`: once per node before its ranks. Checks that the model can be used as the job
+// says (files whole, family supported, target modules match) and tokenises the data into the node's
+// cache, so that no rank waits in a collective while another tokenises. Throws engine errors.
+void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock);
+
+}  // namespace sft::rank

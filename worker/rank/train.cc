@@ -1,0 +1,196 @@
+#include "worker/rank/train.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <charconv>
+#include <string>
+#include <utility>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/data/chat_tokenizer.h"
+#include "worker/rank/device.h"
+#include "worker/rank/stop_signal.h"
+
+namespace sft::rank {
+namespace {
+
+// A collective waits for the slowest rank, and rank 0 may be writing and checking a model of tens
+// of gigabytes. The end of a peer is noticed at once, whatever this is.
+constexpr std::chrono::milliseconds kCollectiveTimeout = std::chrono::minutes(30);
+
+// Why the run has to end, "" when it has not.
+std::string StopReason(CommandInput& commands) {
+  commands.Poll();
+  if (!commands.stop_reason().empty()) return commands.stop_reason();
+  return StopSignalled() ? "SIGTERM" : "";
+}
+
+// Turns the engine's reports into events for the worker and lines of the log.
+class EventObserver : public engine::TrainObserver {
+ public:
+  EventObserver(const TrainContext& context, std::string device)
+      : context_(context), device_(std::move(device)) {}
+
+  void OnReady(const engine::ReadyReport& report) override {
+    const Nanos elapsed = context_.clock.Mono() - context_.process_start;
+    const double seconds = std::chrono::duration<double>(elapsed).count();
+    const int world = context_.launch.file.world_size;
+    fmt::print(
+        "rank {} of world size {} on {}: {} trainable of {} parameters, {} steps, ready after "
+        "{:.1f} s\n",
+        context_.rank, world, device_, report.trainable_parameters, report.total_parameters,
+        report.total_steps, seconds);
+    context_.events.Write(channel::ReadyEvent{.rank = context_.rank,
+                                              .world = world,
+                                              .device = device_,
+                                              .total_steps = report.total_steps,
+                                              .trainable_parameters = report.trainable_parameters,
+                                              .total_parameters = report.total_parameters,
+                                              .seconds = seconds});
+  }
+
+  void OnStep(const engine::StepReport& report) override {
+    fmt::print("step {}/{} loss {:.6f} grad_norm {:.4f} lr {:.3e} tokens {} {:.0f} tokens/s\n",
+               report.step, report.total_steps, report.loss, report.grad_norm, report.lr,
+               report.tokens, report.tokens_per_second);
+    context_.events.Write(channel::StepEvent{.step = report.step,
+                                             .total_steps = report.total_steps,
+                                             .loss = report.loss,
+                                             .lr = report.lr,
+                                             .grad_norm = report.grad_norm,
+                                             .tokens = report.tokens,
+                                             .tokens_per_second = report.tokens_per_second,
+                                             .seconds = report.seconds,
+                                             .gpu_memory_bytes = report.memory_bytes,
+                                             .mfu = report.mfu,
+                                             .rank_loss = report.rank_loss,
+                                             .epoch = report.epoch});
+  }
+
+  void OnEval(const engine::EvalReport& report) override {
+    fmt::print("validation after step {}: loss {:.6f} over {} tokens in {:.1f} s\n", report.step,
+               report.loss, report.tokens, report.seconds);
+    context_.events.Write(channel::EvalEvent{.step = report.step,
+                                             .loss = report.loss,
+                                             .tokens = report.tokens,
+                                             .seconds = report.seconds});
+  }
+
+  void OnConsistency(const engine::ConsistencyReport& report) override {
+    fmt::print(
+        "trained weights {} {} what was delivered\n", report.weights_sha256,
+        report.consistent ? "are equal on all ranks and equal" : "DIFFER between ranks or from");
+    context_.events.Write(channel::ConsistencyEvent{.rank = context_.rank,
+                                                    .weights_sha256 = report.weights_sha256,
+                                                    .delivered_sha256 = report.delivered_sha256,
+                                                    .consistent = report.consistent});
+  }
+
+  void OnArtifact(const engine::ArtifactReport& report) override {
+    fmt::print("wrote the {} ({} bytes) to {}\n", report.kind, report.bytes, report.path);
+    context_.events.Write(
+        channel::ArtifactEvent{.kind = report.kind, .path = report.path, .bytes = report.bytes});
+    context_.events.Sync();
+  }
+
+  bool StopRequested() override {
+    if (context_.commands.TakeCheckpoint()) {
+      fmt::print(stderr,
+                 "a checkpoint was asked for: this version saves weights only at the end\n");
+    }
+    return !StopReason(context_.commands).empty();
+  }
+
+ private:
+  TrainContext context_;
+  std::string device_;
+};
+
+// "host:port", also "[::1]:port".
+engine::RendezvousOptions MeetingPlace(const TrainContext& context) {
+  const channel::RankLaunch& file = context.launch.file;
+  engine::RendezvousOptions options{.rank = context.rank,
+                                    .world = file.world_size,
+                                    .prefix = fmt::format("{}/{}", file.attempt_uid, file.epoch),
+                                    .timeout = kCollectiveTimeout};
+  if (file.world_size == 1) return options;
+  const std::string& text = file.rendezvous;
+  const size_t colon = text.rfind(':');
+  const char* end = text.data() + text.size();
+  if (colon == std::string::npos || colon + 1 == text.size() ||
+      std::from_chars(text.data() + colon + 1, end, options.port).ptr != end || options.port == 0) {
+    throw engine::InternalError(
+        fmt::format("the launch file's rendezvous \"{}\" is not host:port", text));
+  }
+  options.host = text.substr(0, colon);
+  if (options.host.starts_with('[') && options.host.ends_with(']')) {
+    options.host = options.host.substr(1, options.host.size() - 2);
+  }
+  return options;
+}
+
+std::shared_ptr<const engine::Dataset> Open(const engine::ChatTokenizer& tokenizer,
+                                            engine::PrepareOptions options, int threads) {
+  options.threads = threads;
+  return engine::PrepareDataset(tokenizer, options).dataset;
+}
+
+}  // namespace
+
+channel::ExitCode TrainRun::Run() {
+  try {
+    return RunToEnd();
+  } catch (const std::exception& error) {
+    const std::string reason = StopReason(context_.commands);
+    if (reason.empty()) throw;
+    fmt::print("stopped ({}) while: {}\n", reason, error.what());
+    return channel::kExitStopped;
+  }
+}
+
+channel::ExitCode TrainRun::RunToEnd() {
+  const channel::RankLaunch& file = context_.launch.file;
+  // First of all: nothing may ask LibTorch for a GPU before the plugin is open.
+  const Device device = OpenDevice(file.device, context_.rank - file.first_rank);
+  at::set_num_threads(file.threads_per_rank);
+  at::set_num_interop_threads(1);
+  rendezvous_ = std::make_unique<engine::Rendezvous>(MeetingPlace(context_));
+  comm_ = engine::MakeCommunicator(*rendezvous_, device.torch);
+  observer_ = std::make_unique<EventObserver>(context_, device.Name());
+  trainer_ = std::make_unique<engine::Trainer>(MakeOptions(device.PeakFlops()), *comm_, *observer_,
+                                               context_.clock);
+  const engine::TrainResult result = trainer_->Run();
+  // No rank ends while another is still in its last collective.
+  comm_->Barrier();
+  context_.events.Sync();
+  if (!result.stopped) return channel::kExitOk;
+  const std::string reason = StopReason(context_.commands);
+  fmt::print("stopped after step {}: {}\n", result.steps,
+             reason.empty() ? "another rank's wish" : reason);
+  return channel::kExitStopped;
+}
+
+engine::TrainerOptions TrainRun::MakeOptions(double peak_flops) const {
+  const channel::RankLaunch& file = context_.launch.file;
+  const spec::JobSpec& spec = context_.launch.spec;
+  const auto tokenizer = engine::ChatTokenizer::Open(file.model_dir, spec.data.chat_template);
+  // `sft-rank prepare` has filled the cache: this finds it by content.
+  engine::TrainerOptions options;
+  options.spec = spec;
+  options.model_dir = file.model_dir;
+  options.model_name = file.model_name;
+  options.train =
+      Open(tokenizer, engine::PrepareOptions::ForTraining(spec, file.train_file, file.cache_dir),
+           file.threads_per_rank);
+  if (!file.val_file.empty()) {
+    options.validation =
+        Open(tokenizer, engine::PrepareOptions::ForValidation(spec, file.val_file, file.cache_dir),
+             file.threads_per_rank);
+  }
+  options.output_dir = file.output_dir;
+  options.peak_flops = peak_flops;
+  return options;
+}
+
+}  // namespace sft::rank

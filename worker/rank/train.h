@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+
+#include "common/base/clock.h"
+#include "worker/channel/launch.h"
+#include "worker/engine/dist/communicator.h"
+#include "worker/engine/dist/rendezvous.h"
+#include "worker/engine/train/trainer.h"
+#include "worker/rank/command_input.h"
+#include "worker/rank/event_log.h"
+#include "worker/rank/launch_file.h"
+
+namespace sft::rank {
+
+// What `sft-rank train` needs besides its launch file. Borrowed by the run.
+struct TrainContext {
+  const Launch& launch;
+  int rank;  // global
+  EventLog& events;
+  CommandInput& commands;
+  Clock& clock;
+  MonoTime process_start;
+};
+
+// One rank of a job, from rendezvous to artifact. Connections live as long as this object, not as
+// the call of Run: taking down a group whose peers are gone can hang, so a failing process reports
+// first and then ends without destroying it.
+class TrainRun {
+ public:
+  explicit TrainRun(const TrainContext& context) : context_(context) {}
+
+  // Returns kExitOk, or kExitStopped when a command or a signal ended the run. Throws engine
+  // errors; once told to stop, what is caused by peers that ended first is no error.
+  channel::ExitCode Run();
+
+ private:
+  channel::ExitCode RunToEnd();
+  engine::TrainerOptions MakeOptions(double peak_flops) const;
+
+  TrainContext context_;
+  std::unique_ptr<engine::Rendezvous> rendezvous_;
+  std::unique_ptr<engine::Communicator> comm_;
+  std::unique_ptr<engine::TrainObserver> observer_;
+  std::unique_ptr<engine::Trainer> trainer_;
+};
+
+}  // namespace sft::rank
