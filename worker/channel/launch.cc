@@ -69,6 +69,7 @@ static void Fields(V& v, ShimStatus& s) {
   v("shim_start_ticks", s.shim_start_ticks);
   v("state", s.state);
   v("reason", s.reason);
+  v("cause", s.cause);
   v.List("processes", s.processes);
 }
 

@@ -79,6 +79,7 @@ struct ShimStatus {
   uint64_t shim_start_ticks = 0;  // field 22 of /proc/<pid>/stat: tells a reused pid apart
   std::string state;   // "preparing", "running", "stopping", "exited"
   std::string reason;  // why it stops or did not start: "stop requested", "rank 1 failed", ...
+  std::string cause;   // of stopping: "command", "failure" of a process, "fencing"; else empty
   std::vector<Process> processes;
 };
 

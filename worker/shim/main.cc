@@ -55,7 +55,7 @@ void ReadSignals(int fd, Supervisor& supervisor) {
   signalfd_siginfo info;
   while (read(fd, &info, sizeof(info)) == sizeof(info)) {
     if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT) {
-      supervisor.Stop("the shim was told to end");
+      supervisor.Stop("command", "the shim was told to end");
     }
   }
   supervisor.Reap();

@@ -82,7 +82,7 @@ void Supervisor::StartProcess(const channel::ShimLaunch::Process& process) {
   absl::StatusOr<Child> child =
       Spawn(process, fmt::format("{}/{}.log", launch_.attempt_dir, process.name));
   if (!child.ok()) {
-    Stop(fmt::format("{} did not start: {}", process.name, Message(child.status())));
+    Stop("failure", fmt::format("{} did not start: {}", process.name, Message(child.status())));
     return Ended(index, channel::kExitInfrastructure, 0);
   }
   status_.processes[index].pid = child->pid;
@@ -96,7 +96,7 @@ void Supervisor::Ended(size_t index, int exit_code, int signal) {
   process.signal = signal;
   process.order = ++ended_;
   if (exit_code != 0 || signal != 0) {
-    Stop(Describe(process));
+    Stop("failure", Describe(process));
   } else if (process.rank < 0 && !ranks_started_ && status_.state != "stopping") {
     StartRanks();
   }
@@ -117,7 +117,7 @@ void Supervisor::Reap() {
           WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : 0);
   }
   children_left_ = pid == 0;
-  if (running_.empty() && children_left_ && status_.state != "stopping") Stop("");
+  if (running_.empty() && children_left_ && status_.state != "stopping") Stop("", "");
   if (running_.empty() && !children_left_ && status_.state != "exited") {
     status_.state = "exited";
     give_up_at_ = clock_.Mono() + kStatusPatience;
@@ -131,7 +131,7 @@ channel::Answer Supervisor::Handle(const channel::Command& command) {
   if (command.command == "renew") {
     fence_at_ = clock_.Mono() + Seconds(launch_.fencing_seconds);
   } else if (command.command == "stop") {
-    Stop(command.reason.empty() ? "stop requested" : command.reason);
+    Stop("command", command.reason.empty() ? "stop requested" : command.reason);
   } else if (command.command == "checkpoint") {
     SendCommand(command);
   } else if (command.command != "status") {
@@ -142,9 +142,10 @@ channel::Answer Supervisor::Handle(const channel::Command& command) {
   return answer;
 }
 
-void Supervisor::Stop(const std::string& reason) {
+void Supervisor::Stop(const std::string& cause, const std::string& reason) {
   if (status_.state == "stopping" || status_.state == "exited") return;
   status_.state = "stopping";
+  status_.cause = cause;
   status_.reason = reason;
   kill_at_ = clock_.Mono() + Seconds(launch_.grace_seconds);
   SendCommand({"stop", reason});
@@ -175,7 +176,7 @@ void Supervisor::SignalAll(int signal) {
 void Supervisor::Tick() {
   const MonoTime now = clock_.Mono();
   if (launch_.fencing_seconds > 0 && now >= fence_at_) {
-    Stop(fmt::format("no word from the worker for {} s: fencing limit", launch_.fencing_seconds));
+    Stop("fencing", fmt::format("no word from the worker for {} s: fencing limit", launch_.fencing_seconds));
   }
   if (status_.state == "stopping" && now >= kill_at_) {
     SignalAll(SIGKILL);

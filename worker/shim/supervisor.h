@@ -23,8 +23,8 @@ class Supervisor {
   // Call when SIGCHLD came.
   void Reap();
   channel::Answer Handle(const channel::Command& command);
-  // Ends everything; the first reason stays.
-  void Stop(const std::string& reason);
+  // Ends everything; the first reason and cause (see ShimStatus) stay.
+  void Stop(const std::string& cause, const std::string& reason);
   // Call at NextWake() at the latest: fencing, SIGKILL after the grace, a status that was not written.
   void Tick();
   // Time until Tick has something to do.

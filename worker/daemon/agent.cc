@@ -1,0 +1,248 @@
+#include "worker/daemon/agent.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "common/io/file.h"
+#include "common/io/paths.h"
+#include "worker/daemon/verdict.h"
+
+namespace sft::worker {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// Between two looks at a live shim's status.
+constexpr milliseconds kWatchInterval{100};
+constexpr seconds kIdleInterval{2};
+
+bool IsFolderName(const std::string& uid) {
+  return io::IsSafeRelative(uid) && uid.find('/') == std::string::npos && uid.size() <= 64;
+}
+
+}  // namespace
+
+Agent::Agent(Options options, const NodeSetup& setup, Stager& stager, Inventory& inventory, ServerApi& server,
+             Clock& clock, std::function<absl::StatusOr<std::string>()> torch_lib_dir)
+    : options_(options),
+      setup_(setup),
+      clock_(clock),
+      services_{setup, stager, inventory, server, clock, std::move(torch_lib_dir), [this] { NotifyChange(); }} {}
+
+Agent::~Agent() {
+  std::map<std::string, Entry> attempts;
+  {
+    const MutexLock lock(mutex_);
+    attempts.swap(attempts_);
+  }
+  for (auto& [uid, entry] : attempts) entry.attempt->Interrupt();
+  for (auto& [uid, entry] : attempts) entry.io.reset();
+}
+
+absl::Status Agent::Load() {
+  const std::string dir = setup_.data_dir + "/attempts";
+  SFT_RETURN_IF_ERROR(io::MakeDirs(dir));
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(dir));
+  for (const std::string& name : names) {
+    absl::StatusOr<AttemptRecord> record = LoadRecord(dir + "/" + name);
+    if (absl::IsNotFound(record.status())) {
+      // The worker died before the attempt's first record: nothing was started.
+      SFT_RETURN_IF_ERROR(io::RemoveAll(dir + "/" + name));
+      continue;
+    }
+    if (!record.ok()) {
+      return Annotate(record.status(), "see whether ranks of it still run, then remove the folder");
+    }
+    spdlog::info("attempt {}: found on disk", name);
+    Add(*std::move(record));
+  }
+  return absl::OkStatus();
+}
+
+void Agent::Add(AttemptRecord record) {
+  Entry entry;
+  const std::string uid = record.uid;
+  entry.attempt = std::make_unique<Attempt>(std::move(record), services_);
+  if (options_.io_threads) {
+    Attempt* attempt = entry.attempt.get();
+    entry.io = std::make_unique<IoThread>("io " + uid, [attempt] { return attempt->Io(); });
+  }
+  const MutexLock lock(mutex_);
+  attempts_[uid] = std::move(entry);
+}
+
+void Agent::OnDesired(const v1::Desired& desired) {
+  const MutexLock lock(mutex_);
+  desired_ = desired;
+  step_wanted_ = true;
+  changed_.NotifyAll();
+}
+
+void Agent::SetConnected(bool connected) {
+  const MutexLock lock(mutex_);
+  connected_ = connected;
+}
+
+void Agent::SetModels(std::vector<v1::Model> models) {
+  v1::Observed before, after;
+  const MutexLock lock(mutex_);
+  before.mutable_models()->Add(models_.begin(), models_.end());
+  after.mutable_models()->Add(models.begin(), models.end());
+  if (before.SerializeAsString() == after.SerializeAsString()) return;
+  models_ = std::move(models);
+  ++models_version_;
+  ++version_;
+  changed_.NotifyAll();
+}
+
+std::vector<v1::Model> Agent::Models() const {
+  const MutexLock lock(mutex_);
+  return models_;
+}
+
+v1::Observed Agent::Observe(uint64_t& models_since) const {
+  v1::Observed observed;
+  for (v1::Slot& slot : services_.inventory.Slots()) *observed.add_slots() = std::move(slot);
+  const MutexLock lock(mutex_);
+  for (const auto& [uid, entry] : attempts_) *observed.add_attempts() = entry.attempt->Status();
+  for (const auto& [uid, epoch] : missing_) {
+    v1::AttemptStatus& status = *observed.add_attempts();
+    status.set_attempt_uid(uid);
+    status.set_epoch(epoch);
+    status.set_state(v1::AttemptStatus::MISSING);
+  }
+  if (models_since != models_version_) {
+    observed.mutable_models()->Add(models_.begin(), models_.end());
+    models_since = models_version_;
+  }
+  return observed;
+}
+
+bool Agent::WaitForChange(uint64_t& seen, Nanos timeout) {
+  const MutexLock lock(mutex_);
+  if (seen == version_) changed_.WaitFor(mutex_, timeout);
+  const bool changed = seen != version_;
+  seen = version_;
+  return changed;
+}
+
+void Agent::NotifyChange() {
+  const MutexLock lock(mutex_);
+  ++version_;
+  step_wanted_ = true;
+  for (auto& [uid, entry] : attempts_) {
+    if (entry.io != nullptr) entry.io->Wake();
+  }
+  changed_.NotifyAll();
+}
+
+void Agent::Apply(const v1::Desired& desired) {
+  std::set<std::string> wanted;
+  std::map<std::string, int64_t> missing;
+  for (const v1::DesiredAttempt& attempt : desired.attempts()) {
+    const std::string& uid = attempt.attempt_uid();
+    if (!IsFolderName(uid)) {
+      spdlog::error("the server sent \"{}\" as an attempt: ignored", uid);
+      continue;
+    }
+    Attempt* known = nullptr;
+    {
+      const MutexLock lock(mutex_);
+      const auto found = attempts_.find(uid);
+      if (found != attempts_.end()) known = found->second.attempt.get();
+    }
+    if (known != nullptr && known->epoch() == attempt.epoch()) {
+      wanted.insert(uid);
+      known->Direct(attempt);
+    } else if (known == nullptr && attempt.intent() == v1::DesiredAttempt::RUN && attempt.has_dispatch()) {
+      wanted.insert(uid);
+      Accept(attempt);
+    } else if (attempt.intent() != v1::DesiredAttempt::FORGET) {
+      missing[uid] = attempt.epoch();
+    }
+  }
+  const MutexLock lock(mutex_);
+  missing_ = std::move(missing);
+  for (auto& [uid, entry] : attempts_) {
+    if (!wanted.contains(uid)) entry.attempt->Abandon("the server no longer knows this attempt");
+  }
+}
+
+void Agent::Accept(const v1::DesiredAttempt& desired) {
+  AttemptRecord record;
+  record.uid = desired.attempt_uid();
+  record.epoch = desired.epoch();
+  record.dispatch = desired.dispatch();
+  const absl::Status saved = SaveRecord(record, setup_.AttemptDir(record.uid));
+  // Without a record it must not start; it lives in memory to tell the server why.
+  if (!saved.ok()) record.verdict = MakeStartVerdict(saved, setup_.node);
+  spdlog::info("attempt {} of job {}: {} ranks from rank {} on", record.uid, record.dispatch.job_id(),
+               record.dispatch.slots_size(), record.dispatch.first_rank());
+  Add(std::move(record));
+}
+
+void Agent::RemoveForgotten() {
+  std::vector<std::pair<std::string, Entry>> forgotten;
+  {
+    const MutexLock lock(mutex_);
+    for (auto it = attempts_.begin(); it != attempts_.end();) {
+      if (it->second.attempt->Forgettable()) {
+        forgotten.emplace_back(it->first, std::move(it->second));
+        it = attempts_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+  for (auto& [uid, entry] : forgotten) {
+    entry.io.reset();
+    const absl::Status removed = io::RemoveAll(setup_.AttemptDir(uid));
+    if (!removed.ok()) spdlog::error("attempt {}: {}", uid, Message(removed));
+    spdlog::info("attempt {}: forgotten", uid);
+  }
+  if (!forgotten.empty()) NotifyChange();
+}
+
+Nanos Agent::Step() {
+  std::optional<v1::Desired> desired;
+  bool connected = false;
+  {
+    const MutexLock lock(mutex_);
+    desired.swap(desired_);
+    step_wanted_ = false;
+    connected = connected_;
+  }
+  if (desired) {
+    Apply(*desired);
+    NotifyChange();
+  }
+  std::vector<Attempt*> attempts;
+  {
+    const MutexLock lock(mutex_);
+    for (auto& [uid, entry] : attempts_) attempts.push_back(entry.attempt.get());
+  }
+  bool live = false;
+  for (Attempt* attempt : attempts) {
+    attempt->Control(connected);
+    live = live || attempt->HasProcesses();
+  }
+  RemoveForgotten();
+  return live ? Nanos(kWatchInterval) : Nanos(kIdleInterval);
+}
+
+void Agent::WaitForStep(Nanos timeout) {
+  const MutexLock lock(mutex_);
+  if (!step_wanted_) changed_.WaitFor(mutex_, timeout);
+}
+
+void Agent::StepIo() {
+  std::vector<Attempt*> attempts;
+  {
+    const MutexLock lock(mutex_);
+    for (auto& [uid, entry] : attempts_) attempts.push_back(entry.attempt.get());
+  }
+  for (Attempt* attempt : attempts) attempt->Io();
+}
+
+}  // namespace sft::worker

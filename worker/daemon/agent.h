@@ -1,0 +1,85 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/base/mutex.h"
+#include "sft/v1/worker_service.pb.h"
+#include "worker/daemon/attempt.h"
+#include "worker/daemon/io_thread.h"
+
+namespace sft::worker {
+
+// The node's attempts: turns the desired set into steps of each, and reports the observed set. What
+// the server wants and the node lacks is MISSING; what the node has and the server does not want is
+// stopped and deleted.
+class Agent {
+ public:
+  struct Options {
+    // Off in tests that call StepIo themselves.
+    bool io_threads = true;
+  };
+  // The references are borrowed.
+  Agent(Options options, const NodeSetup& setup, Stager& stager, Inventory& inventory, ServerApi& server,
+        Clock& clock, std::function<absl::StatusOr<std::string>()> torch_lib_dir);
+  ~Agent();
+
+  // Takes up the attempts that an earlier life of the worker left; call once, before anything else.
+  // A folder that cannot be understood is an error: it may have live ranks.
+  absl::Status Load();
+
+  // Any thread.
+  void OnDesired(const v1::Desired& desired);
+  void SetConnected(bool connected);
+  void SetModels(std::vector<v1::Model> models);
+  std::vector<v1::Model> Models() const;
+  // `models_since`: the number of the model list that the server has; updated to the current one. The
+  // list is in the message only if it is newer.
+  v1::Observed Observe(uint64_t& models_since) const;
+  // Waits until something changed that the server should hear of since `seen`, which is updated; false
+  // when `timeout` passed first.
+  bool WaitForChange(uint64_t& seen, Nanos timeout);
+  void NotifyChange();
+
+  // Control thread: one turn; the time until the next one is due, if nothing changes before.
+  Nanos Step();
+  // Waits for that time or a change.
+  void WaitForStep(Nanos timeout);
+  // Tests: one piece of each attempt's long work, in this thread.
+  void StepIo();
+
+ private:
+  struct Entry {
+    std::unique_ptr<Attempt> attempt;
+    std::unique_ptr<IoThread> io;
+  };
+
+  void Apply(const v1::Desired& desired);
+  void Accept(const v1::DesiredAttempt& desired);
+  void Add(AttemptRecord record);
+  void RemoveForgotten();
+
+  const Options options_;
+  const NodeSetup& setup_;
+  Clock& clock_;
+  const AttemptServices services_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  // Entries are added and removed by the control thread only.
+  std::map<std::string, Entry> attempts_ SFT_GUARDED_BY(mutex_);
+  std::map<std::string, int64_t> missing_ SFT_GUARDED_BY(mutex_);  // uid and epoch
+  std::optional<v1::Desired> desired_ SFT_GUARDED_BY(mutex_);      // not applied yet
+  bool connected_ SFT_GUARDED_BY(mutex_) = false;
+  std::vector<v1::Model> models_ SFT_GUARDED_BY(mutex_);
+  uint64_t models_version_ SFT_GUARDED_BY(mutex_) = 0;
+  uint64_t version_ SFT_GUARDED_BY(mutex_) = 1;
+  bool step_wanted_ SFT_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace sft::worker

@@ -1,0 +1,239 @@
+#include "worker/daemon/app.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <deque>
+#include <future>
+#include <thread>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "common/base/env.h"
+#include "common/base/ids.h"
+#include "common/base/version.h"
+#include "common/io/file.h"
+#include "common/io/paths.h"
+#include "common/obs/log.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/endpoint.h"
+#include "worker/daemon/agent.h"
+#include "worker/daemon/file_sender.h"
+#include "worker/daemon/models.h"
+#include "worker/daemon/session.h"
+#include "worker/daemon/torch_locator.h"
+
+namespace sft::worker {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr seconds kModelScanInterval{30};
+constexpr seconds kGpuProbeInterval{10};
+// A worker that was just told to end still holds the lock for a moment.
+constexpr seconds kLockPatience{10};
+constexpr std::chrono::milliseconds kLockInterval{100};
+
+std::string HostName() {
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+absl::StatusOr<std::string> Absolute(const std::string& path) {
+  if (path.starts_with("/")) return path;
+  char cwd[4096];
+  if (getcwd(cwd, sizeof(cwd)) == nullptr) return ErrnoStatus("cannot find the current folder", errno);
+  return fmt::format("{}/{}", cwd, path);
+}
+
+absl::StatusOr<std::string> OwnProgram() {
+  char path[4096] = {};
+  if (readlink("/proc/self/exe", path, sizeof(path) - 1) < 0) {
+    return ErrnoStatus("cannot find this program's file", errno);
+  }
+  return std::string(path);
+}
+
+std::vector<std::string> HubDirs() {
+  if (const auto dir = GetEnv("HF_HUB_CACHE")) return {*dir};
+  if (const auto home = GetEnv("HF_HOME")) return {*home + "/hub"};
+  if (const auto home = GetEnv("HOME")) return {*home + "/.cache/huggingface/hub"};
+  return {};
+}
+
+absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& program) {
+  NodeSetup setup;
+  setup.node = options.node.empty() ? HostName() : options.node;
+  SFT_ASSIGN_OR_RETURN(setup.data_dir, Absolute(options.data_dir));
+  SFT_ASSIGN_OR_RETURN(setup.shared_dir,
+                       options.shared.empty() ? setup.data_dir + "/shared" : Absolute(options.shared));
+  for (const std::string& dir : options.models) {
+    SFT_ASSIGN_OR_RETURN(std::string path, Absolute(dir));
+    if (!io::IsDirectory(path)) return NotFound(fmt::format("--models {}: no such folder", dir));
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    setup.model_dirs.push_back(std::move(path));
+  }
+  setup.hub_dirs = HubDirs();
+  setup.roots = setup.model_dirs;
+  for (const std::string& dir : options.data_roots) {
+    SFT_ASSIGN_OR_RETURN(std::string path, Absolute(dir));
+    setup.roots.push_back(std::move(path));
+  }
+  setup.roots.push_back(setup.shared_dir);
+  if (options.dev) setup.roots = {"/"};
+  const std::string beside = program.substr(0, program.rfind('/'));
+  SFT_ASSIGN_OR_RETURN(setup.rank_binary,
+                       Absolute(options.rank_binary.empty() ? beside + "/sft-rank" : options.rank_binary));
+  SFT_ASSIGN_OR_RETURN(setup.shim_binary,
+                       Absolute(options.shim_binary.empty() ? beside + "/sft-shim" : options.shim_binary));
+  if (!io::Exists(setup.shim_binary)) {
+    return NotFound(fmt::format("{} is missing: give its place with --shim-binary", setup.shim_binary));
+  }
+  setup.address = options.address;
+  setup.cpus = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  setup.grace_seconds = options.grace_seconds;
+  SFT_RETURN_IF_ERROR(io::MakeDirs(setup.data_dir));
+  SFT_RETURN_IF_ERROR(io::MakeDirs(setup.shared_dir));
+  return setup;
+}
+
+// One worker a data folder.
+absl::StatusOr<io::UniqueFd> LockDataDir(const std::string& data_dir) {
+  const std::string path = data_dir + "/worker.lock";
+  io::UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
+  if (!lock.valid()) return ErrnoStatus("cannot open " + path, errno);
+  const MonoTime deadline = Clock::Real().Mono() + kLockPatience;
+  while (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (Clock::Real().Mono() >= deadline) {
+      return AlreadyExists(fmt::format("another sft-worker uses {}: end it, or give another --data-dir", data_dir));
+    }
+    Clock::Real().Sleep(kLockInterval);
+  }
+  return lock;
+}
+
+int64_t MemoryBytes() {
+  struct sysinfo info {};
+  return sysinfo(&info) == 0 ? static_cast<int64_t>(info.totalram) * info.mem_unit : 0;
+}
+
+v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, const Agent& agent,
+                          const std::string& incarnation) {
+  v1::Register message;
+  message.set_node(setup.node);
+  message.set_incarnation(incarnation);
+  message.set_version(kVersion);
+  message.set_protocol(kProtocol);
+  message.set_hostname(HostName());
+  for (v1::Slot& slot : inventory.Slots()) *message.add_slots() = std::move(slot);
+  for (v1::Model& model : agent.Models()) *message.add_models() = std::move(model);
+  message.set_simulated(inventory.simulated());
+  message.set_cpus(setup.cpus);
+  message.set_memory_bytes(MemoryBytes());
+  message.set_address(setup.address);
+  message.set_has_shared_folder(true);
+  return message;
+}
+
+// Signals are taken by one thread; all others have them blocked.
+class EndSignals {
+ public:
+  EndSignals() {
+    sigemptyset(&signals_);
+    sigaddset(&signals_, SIGTERM);
+    sigaddset(&signals_, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+    signal(SIGPIPE, SIG_IGN);
+  }
+  // `on_signal` is called once, on the waiting thread, which lives as long as the process.
+  void Watch(std::function<void()> on_signal) {
+    std::thread([signals = signals_, on_signal = std::move(on_signal)] {
+      int number = 0;
+      sigwait(&signals, &number);
+      spdlog::info("ending: signal {}", number);
+      on_signal();
+    }).detach();
+  }
+
+ private:
+  sigset_t signals_;
+};
+
+absl::Status CheckServerAddress(const std::string& server) {
+  SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, rpc::ParseEndpoint(server));
+  if (rpc::IsLoopback(endpoint.host)) return absl::OkStatus();
+  return FailedPrecondition(fmt::format(
+      "--server {}: only loopback addresses are served until TLS and tokens exist", server));
+}
+
+}  // namespace
+
+absl::Status RunWorker(const Options& options) {
+  EndSignals signals;
+  SFT_RETURN_IF_ERROR(CheckServerAddress(options.server));
+  SFT_ASSIGN_OR_RETURN(const std::string program, OwnProgram());
+  SFT_ASSIGN_OR_RETURN(const NodeSetup setup, MakeSetup(options, program));
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock, LockDataDir(setup.data_dir));
+  SimulatedGpus simulated;
+  if (!options.simulate_gpus.empty()) {
+    SFT_ASSIGN_OR_RETURN(simulated, ParseSimulatedGpus(options.simulate_gpus));
+  }
+  Clock& clock = Clock::Real();
+  const auto probe = [program] {
+    absl::StatusOr<std::vector<GpuReading>> readings = ProbeGpus(program);
+    if (!readings.ok()) spdlog::error("GPU probe: {}", Message(readings.status()));
+    return readings;
+  };
+  const int cpu_slots = options.cpu_slots >= 0 ? options.cpu_slots : options.dev ? setup.cpus : 0;
+  Inventory inventory(probe, simulated, cpu_slots, clock);
+  spdlog::info("node {}: {} GPU slots{}, {} CPU slots", setup.node, inventory.gpu_count(),
+               inventory.simulated() ? " (simulated)" : "", cpu_slots);
+  const std::shared_ptr<grpc::Channel> channel = rpc::MakeChannel(options.server);
+  const std::unique_ptr<ServerApi> server = MakeServerApi(channel);
+  Stager stager(setup, *server);
+  // Starting a rank program takes seconds: done beside everything else, needed by the first launch.
+  const std::shared_future<absl::StatusOr<std::string>> torch =
+      std::async(std::launch::async, [&setup, torch_dir = options.torch] {
+        absl::StatusOr<std::string> found = LocateTorch(setup.rank_binary, torch_dir);
+        if (!found.ok()) spdlog::error("{}", Message(found.status()));
+        return found;
+      }).share();
+  Agent agent({}, setup, stager, inventory, *server, clock, [torch] { return torch.get(); });
+  agent.SetModels(ListModels(setup));
+  SFT_RETURN_IF_ERROR(agent.Load());
+
+  FileSender files(setup, *server);
+  const std::string incarnation = RandomUuid();
+  Session session(
+      channel, agent, [&] { return MakeRegister(setup, inventory, agent, incarnation); },
+      [&](const v1::FetchFile& request) { files.Send(request); });
+  std::atomic<bool> ending = false;
+  signals.Watch([&] {
+    ending = true;
+    agent.NotifyChange();
+  });
+  IoThread model_scan("models", [&]() -> Nanos {
+    agent.SetModels(ListModels(setup));
+    return kModelScanInterval;
+  });
+  IoThread gpu_probe("gpu-probe", [&]() -> Nanos {
+    inventory.Refresh();
+    return kGpuProbeInterval;
+  });
+  session.Start();
+  while (!ending) agent.WaitForStep(agent.Step());
+  session.Stop();
+  // What a thread is doing now may take as long as a call's deadline, and all that matters is on disk
+  // at any time: a restart has to cope with a sudden end anyway.
+  spdlog::info("ended; running ranks go on under their shims");
+  spdlog::shutdown();
+  _exit(0);
+}
+
+}  // namespace sft::worker

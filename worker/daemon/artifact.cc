@@ -1,0 +1,82 @@
+#include "worker/daemon/artifact.h"
+
+#include <sys/stat.h>
+
+#include <fmt/format.h>
+
+#include "common/io/file.h"
+#include "common/io/sha256.h"
+
+namespace sft::worker {
+namespace {
+
+constexpr int kMaxDepth = 8;
+constexpr int64_t kMaxEventsBytes = int64_t{1} << 30;
+
+// Relative paths of the regular files below `root`/`prefix`.
+absl::Status Collect(const std::string& root, const std::string& prefix, int depth,
+                     std::vector<std::string>& files) {
+  if (depth > kMaxDepth) return InvalidArgument("the artifact's folders are nested too deep");
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(root + "/" + prefix));
+  for (const std::string& name : names) {
+    const std::string relative = prefix + name;
+    struct stat info {};
+    if (lstat((root + "/" + relative).c_str(), &info) != 0) return ErrnoStatus("cannot read " + relative, errno);
+    if (S_ISDIR(info.st_mode)) {
+      SFT_RETURN_IF_ERROR(Collect(root, relative + "/", depth + 1, files));
+    } else if (S_ISREG(info.st_mode)) {
+      files.push_back(relative);
+    } else {
+      return InvalidArgument(fmt::format("{} in the artifact is neither a file nor a folder", relative));
+    }
+    if (files.size() > kMaxArtifactFiles) return InvalidArgument("the artifact has too many files");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<channel::ArtifactEvent> FindArtifact(const std::string& attempt_dir) {
+  SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(attempt_dir + "/rank-0.events", kMaxEventsBytes));
+  absl::StatusOr<channel::ArtifactEvent> found = NotFound("rank 0 ended without delivering anything");
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const auto event = channel::ParseLine(std::string_view(text).substr(at, end - at));
+    if (event.ok() && std::holds_alternative<channel::ArtifactEvent>(event->body)) {
+      found = std::get<channel::ArtifactEvent>(event->body);
+    }
+    at = end + 1;
+  }
+  return found;
+}
+
+absl::Status DeliverArtifact(const channel::ArtifactEvent& artifact, const std::string& attempt_uid,
+                             int64_t epoch, const std::string& node, ServerApi& server,
+                             const StopCheck& stop) {
+  std::vector<std::string> files;
+  SFT_RETURN_IF_ERROR(Collect(artifact.path, "", 0, files));
+  if (files.empty()) return NotFound(fmt::format("nothing was delivered in {}", artifact.path));
+  v1::CommitArtifactRequest request;
+  request.set_attempt_uid(attempt_uid);
+  request.set_epoch(epoch);
+  request.set_kind(artifact.kind);
+  request.set_node(node);
+  if (artifact.kind == "model") request.set_node_path(artifact.path);
+  for (const std::string& relative : files) {
+    if (stop()) return Aborted("the delivery was stopped");
+    BlobFile file;
+    file.path = artifact.path + "/" + relative;
+    SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(file.path));
+    file.sha256 = hash.sha256;
+    file.size = hash.size;
+    file.display_name = relative;
+    if (artifact.kind != "model") SFT_RETURN_IF_ERROR(server.UploadArtifact(file, stop));
+    v1::ArtifactFile& entry = *request.add_files();
+    entry.set_path(relative);
+    entry.mutable_blob()->set_sha256(hash.sha256);
+    entry.mutable_blob()->set_size(hash.size);
+  }
+  return server.CommitArtifact(request);
+}
+
+}  // namespace sft::worker

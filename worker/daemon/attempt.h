@@ -1,0 +1,126 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/base/mutex.h"
+#include "sft/v1/worker_service.pb.h"
+#include "worker/channel/launch.h"
+#include "worker/daemon/attempt_record.h"
+#include "worker/daemon/backoff.h"
+#include "worker/daemon/inventory.h"
+#include "worker/daemon/port_lease.h"
+#include "worker/daemon/server_api.h"
+#include "worker/daemon/setup.h"
+#include "worker/daemon/shipper.h"
+#include "worker/daemon/staging.h"
+
+namespace sft::worker {
+
+// What an attempt works with; all borrowed.
+struct AttemptServices {
+  const NodeSetup& setup;
+  Stager& stager;
+  Inventory& inventory;
+  ServerApi& server;
+  Clock& clock;
+  // LD_LIBRARY_PATH of ranks, or why none can start; may wait for the search at the worker's start.
+  std::function<absl::StatusOr<std::string>()> torch_lib_dir;
+  // Called, without a lock held, when Status() has changed in a way the server should hear of at once.
+  std::function<void()> on_change;
+};
+
+// One attempt on this node, from its dispatch to the acknowledgement of all it made:
+//
+//   STAGING -> READY -> PREPARING -> RUNNING -> (STOPPING) -> FINISHING -> DONE
+//
+// Two threads drive it. Control() never waits for the network: it starts, watches and stops the
+// shim. Io() does what may take long: staging, shipping of logs and events, the artifact. Everything
+// else may be called from any thread. A new object over an old folder continues where the last one
+// was.
+class Attempt {
+ public:
+  Attempt(AttemptRecord record, const AttemptServices& services);
+
+  const std::string& uid() const { return uid_; }
+  int64_t epoch() const { return epoch_; }
+
+  // What the server wants of it.
+  void Direct(const v1::DesiredAttempt& desired);
+  // The server does not want it: stop, and need no acknowledgement.
+  void Abandon(const std::string& reason);
+  v1::AttemptStatus Status() const;
+  // Nobody wants anything of it any more: its folder may go.
+  bool Forgettable() const;
+  // Not DONE, and no process runs: Control has nothing to look at soon.
+  bool HasProcesses() const;
+
+  // Control thread. `server_alive`: the server was heard of lately, which puts the fencing limit off.
+  void Control(bool server_alive);
+  // Io thread: one piece of work; the time until there may be more.
+  Nanos Io();
+  // From another thread: Io() shall return soon; the object is about to go.
+  void Interrupt();
+
+ private:
+  using State = v1::AttemptStatus::State;
+
+  // Control thread.
+  void Launch(const std::string& rendezvous);
+  absl::Status WriteLaunchFiles(const std::string& rendezvous);
+  void Watch(bool server_alive);
+  void ProcessesGone(const v1::Verdict& verdict);
+  void CheckMemoryIsBack();
+  absl::StatusOr<channel::ShimStatus> ReadShimStatus();
+
+  // Io thread.
+  Nanos Stage();
+  // Staging without the waiting: what a dispatch needs is brought here and checked.
+  absl::Status StageOnce();
+  Nanos ShipLive();
+  Nanos Finish();
+  // Delivers the artifact where this node has to; OK when nothing is left to do.
+  absl::Status Deliver();
+  void OnEvent(int rank, const channel::Event& event);
+
+  void Conclude(const v1::Verdict& verdict);
+  void Enter(State state, const std::string& reason = "");
+  bool Stopping() const;
+  void Save();
+
+  const std::string uid_;
+  const int64_t epoch_;
+  const std::string dir_;
+  const AttemptServices services_;
+
+  // Control thread only.
+  channel::ShimStatus shim_;
+  bool stop_sent_ = false;
+  MonoTime renewed_at_;
+  std::optional<MonoTime> gone_at_;
+  std::optional<v1::Verdict> gone_verdict_;
+
+  // Io thread only.
+  Shipper shipper_;
+  Backoff backoff_;
+
+  mutable Mutex mutex_;
+  AttemptRecord record_ SFT_GUARDED_BY(mutex_);
+  State state_ SFT_GUARDED_BY(mutex_) = v1::AttemptStatus::STAGING;
+  std::string reason_ SFT_GUARDED_BY(mutex_);
+  v1::DesiredAttempt::Intent intent_ SFT_GUARDED_BY(mutex_) = v1::DesiredAttempt::RUN;
+  std::string intent_reason_ SFT_GUARDED_BY(mutex_);
+  bool abandoned_ SFT_GUARDED_BY(mutex_) = false;
+  bool interrupted_ SFT_GUARDED_BY(mutex_) = false;
+  bool stuck_ SFT_GUARDED_BY(mutex_) = false;
+  std::optional<StagedJob> staged_ SFT_GUARDED_BY(mutex_);
+  std::string torch_lib_dir_ SFT_GUARDED_BY(mutex_);
+  PortLease port_ SFT_GUARDED_BY(mutex_);
+  std::string desired_rendezvous_ SFT_GUARDED_BY(mutex_);
+  v1::Progress progress_ SFT_GUARDED_BY(mutex_);
+};
+
+}  // namespace sft::worker

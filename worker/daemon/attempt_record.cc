@@ -1,0 +1,71 @@
+#include "worker/daemon/attempt_record.h"
+
+#include <google/protobuf/util/json_util.h>
+#include <nlohmann/json.hpp>
+
+#include "common/io/file.h"
+
+namespace sft::worker {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kFile[] = "/attempt.json";
+
+absl::StatusOr<Json> FromProto(const google::protobuf::Message& message) {
+  std::string text;
+  if (!google::protobuf::util::MessageToJsonString(message, &text).ok()) {
+    return Internal("cannot write " + message.GetTypeName() + " as JSON");
+  }
+  return Json::parse(text, nullptr, false);
+}
+
+absl::Status ToProto(const Json& json, google::protobuf::Message* message) {
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = true;  // an older worker reads a newer one's record
+  const auto status = google::protobuf::util::JsonStringToMessage(json.dump(), message, options);
+  return status.ok() ? absl::OkStatus() : InvalidArgument("not a " + message->GetTypeName());
+}
+
+}  // namespace
+
+absl::Status SaveRecord(const AttemptRecord& record, const std::string& attempt_dir) {
+  Json json;
+  json["attempt_uid"] = record.uid;
+  json["epoch"] = record.epoch;
+  SFT_ASSIGN_OR_RETURN(json["dispatch"], FromProto(record.dispatch));
+  SFT_ASSIGN_OR_RETURN(json["verdict"], FromProto(record.verdict));
+  json["launched"] = record.launched;
+  json["memory_before"] = record.memory_before;
+  json["committed"] = record.committed;
+  json["done"] = record.done;
+  SFT_RETURN_IF_ERROR(io::MakeDirs(attempt_dir));
+  return io::WriteFileAtomic(attempt_dir + kFile,
+                             json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+absl::StatusOr<AttemptRecord> LoadRecord(const std::string& attempt_dir) {
+  SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(attempt_dir + kFile));
+  const Json json = Json::parse(text, nullptr, false);
+  const auto is = [&](const char* key, auto test) { return json.contains(key) && (json[key].*test)(); };
+  if (!json.is_object() || !is("attempt_uid", &Json::is_string) || !is("epoch", &Json::is_number_integer) ||
+      !is("dispatch", &Json::is_object) || !is("verdict", &Json::is_object) ||
+      !is("launched", &Json::is_boolean) || !is("committed", &Json::is_boolean) ||
+      !is("done", &Json::is_boolean) || !is("memory_before", &Json::is_array)) {
+    return InvalidArgument(attempt_dir + kFile + " is broken");
+  }
+  AttemptRecord record;
+  record.uid = json["attempt_uid"];
+  record.epoch = json["epoch"];
+  record.launched = json["launched"];
+  record.committed = json["committed"];
+  record.done = json["done"];
+  for (const Json& bytes : json["memory_before"]) {
+    record.memory_before.push_back(bytes.is_number_integer() ? bytes.get<int64_t>() : 0);
+  }
+  SFT_RETURN_IF_ERROR(ToProto(json["dispatch"], &record.dispatch));
+  SFT_RETURN_IF_ERROR(ToProto(json["verdict"], &record.verdict));
+  return record;
+}
+
+}  // namespace sft::worker

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "sft/v1/worker_service.pb.h"
+
+namespace sft::worker {
+
+// What a worker must remember of an attempt to go on with it after a restart:
+// <attempt dir>/attempt.json. Everything else is read again from the shim's files and the server.
+struct AttemptRecord {
+  std::string uid;
+  int64_t epoch = 0;
+  v1::Dispatch dispatch;
+  // The shim may have been started: from here on its status.json tells.
+  bool launched = false;
+  // GPU memory in use before the launch, in the order of the dispatch's slots.
+  std::vector<int64_t> memory_before;
+  // The artifact is registered with the server.
+  bool committed = false;
+  // All is over and acknowledged.
+  bool done = false;
+  // Set once the processes have ended, or could not start.
+  v1::Verdict verdict;
+
+  bool has_verdict() const { return !verdict.code().empty(); }
+};
+
+absl::Status SaveRecord(const AttemptRecord& record, const std::string& attempt_dir);
+// NOT_FOUND when there is none, INVALID_ARGUMENT when it cannot be read.
+absl::StatusOr<AttemptRecord> LoadRecord(const std::string& attempt_dir);
+
+}  // namespace sft::worker

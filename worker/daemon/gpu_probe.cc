@@ -1,0 +1,142 @@
+#include "worker/daemon/gpu_probe.h"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "worker/daemon/child_process.h"
+
+namespace sft::worker {
+namespace {
+
+constexpr std::chrono::seconds kDeadline{10};
+
+// The few declarations of nvml.h that are used; its ABI is stable within version 1.
+using NvmlDevice = void*;
+struct NvmlMemory {
+  unsigned long long total, free, used;
+};
+struct NvmlUtilization {
+  unsigned int gpu, memory;
+};
+
+class Nvml {
+ public:
+  // False: there is no NVIDIA driver on this machine.
+  bool Open() {
+    // The second place is where container platforms mount the driver.
+    for (const char* name : {"libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"}) {
+      library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+      if (library_ != nullptr) return true;
+    }
+    return false;
+  }
+
+  template <typename... Args>
+  void Call(const char* name, Args... args) {
+    const auto function = reinterpret_cast<int (*)(Args...)>(dlsym(library_, name));
+    const int code = function == nullptr ? -1 : function(args...);
+    if (code != 0 && error_.empty()) {
+      const auto describe = reinterpret_cast<const char* (*)(int)>(dlsym(library_, "nvmlErrorString"));
+      error_ = fmt::format("{}: {}", name,
+                           code < 0 || describe == nullptr ? "not in this driver" : describe(code));
+    }
+  }
+
+  nlohmann::json ReadDevice(unsigned int index) {
+    NvmlDevice device = nullptr;
+    char name[96] = {};
+    char uuid[96] = {};
+    NvmlMemory memory{};
+    NvmlUtilization utilization{};
+    Call("nvmlDeviceGetHandleByIndex_v2", index, &device);
+    if (!error_.empty()) return {};
+    Call("nvmlDeviceGetName", device, &name[0], static_cast<unsigned int>(sizeof(name)));
+    Call("nvmlDeviceGetUUID", device, &uuid[0], static_cast<unsigned int>(sizeof(uuid)));
+    Call("nvmlDeviceGetMemoryInfo", device, &memory);
+    const std::string before = error_;
+    Call("nvmlDeviceGetUtilizationRates", device, &utilization);  // not there on every product
+    error_ = before;
+    return {{"name", name},
+            {"uuid", uuid},
+            {"memory", memory.total},
+            {"used", memory.used},
+            {"utilization", utilization.gpu}};
+  }
+
+  const std::string& error() const { return error_; }
+
+ private:
+  void* library_ = nullptr;
+  std::string error_;
+};
+
+}  // namespace
+
+std::string GpuTypeOf(std::string_view product_name) {
+  std::vector<std::string> words;
+  for (size_t at = 0; at < product_name.size();) {
+    const size_t end = std::min(product_name.find(' ', at), product_name.size());
+    const std::string word(product_name.substr(at, end - at));
+    if (!word.empty() && word != "NVIDIA" && word != "Tesla" && word != "GeForce" && word != "Quadro") {
+      words.push_back(word.substr(0, word.find('-')));
+    }
+    at = end + 1;
+  }
+  std::string type;
+  for (const std::string& word : words) {
+    type += word;
+    // "RTX", "PRO", "A" alone are the first half of a name.
+    if (word.find_first_of("0123456789") != std::string::npos) break;
+  }
+  return type.empty() ? "GPU" : type;
+}
+
+int GpuProbeMain() {
+  Nvml nvml;
+  nlohmann::json result = {{"gpus", nlohmann::json::array()}};
+  if (nvml.Open()) {
+    unsigned int count = 0;
+    nvml.Call("nvmlInit_v2");
+    if (nvml.error().empty()) nvml.Call("nvmlDeviceGetCount_v2", &count);
+    for (unsigned int i = 0; i < count && nvml.error().empty(); ++i) {
+      result["gpus"].push_back(nvml.ReadDevice(i));
+    }
+    if (!nvml.error().empty()) result["error"] = nvml.error();
+  }
+  printf("%s\n", result.dump().c_str());
+  return 0;
+}
+
+absl::StatusOr<std::vector<GpuReading>> ParseGpuProbe(std::string_view line) {
+  const auto json = nlohmann::json::parse(line, nullptr, false);
+  if (!json.is_object() || !json.contains("gpus")) {
+    return Unavailable("the GPU probe printed: " + std::string(line.substr(0, 200)));
+  }
+  if (json.contains("error")) return Unavailable(json["error"].get<std::string>());
+  std::vector<GpuReading> readings;
+  for (const auto& gpu : json["gpus"]) {
+    GpuReading reading;
+    reading.name = gpu.value("name", "");
+    reading.uuid = gpu.value("uuid", "");
+    reading.memory_bytes = gpu.value("memory", int64_t{0});
+    reading.memory_used_bytes = gpu.value("used", int64_t{0});
+    reading.utilization_percent = gpu.value("utilization", 0);
+    readings.push_back(std::move(reading));
+  }
+  return readings;
+}
+
+absl::StatusOr<std::vector<GpuReading>> ProbeGpus(const std::string& program) {
+  SFT_ASSIGN_OR_RETURN(const ChildResult result, RunChild({program, "probe-gpus"}, {}, kDeadline));
+  if (!result.ok()) {
+    return Unavailable(fmt::format("the GPU probe ended with exit code {}, signal {}: {}",
+                                   result.exit_code, result.signal, result.output.substr(0, 200)));
+  }
+  return ParseGpuProbe(result.output);
+}
+
+}  // namespace sft::worker

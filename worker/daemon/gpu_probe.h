@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace sft::worker {
+
+struct GpuReading {
+  std::string name;  // "NVIDIA H100 80GB HBM3"
+  std::string uuid;  // "GPU-..."
+  int64_t memory_bytes = 0;
+  int64_t memory_used_bytes = 0;
+  int utilization_percent = 0;
+};
+
+// "H100" of "NVIDIA H100 80GB HBM3", "RTX4090" of "NVIDIA GeForce RTX 4090": how variants name it.
+std::string GpuTypeOf(std::string_view product_name);
+
+// Asks NVML (libnvidia-ml.so.1) in this process and prints one JSON line; the exit code of the
+// process. It may hang in the driver: run it as a child, by ProbeGpus.
+int GpuProbeMain();
+
+// The line of GpuProbeMain. A machine without the library has no GPUs: an empty list.
+absl::StatusOr<std::vector<GpuReading>> ParseGpuProbe(std::string_view line);
+
+// Runs `program probe-gpus` with a deadline. An error is a finding about the node: the driver does
+// not answer.
+absl::StatusOr<std::vector<GpuReading>> ProbeGpus(const std::string& program);
+
+}  // namespace sft::worker

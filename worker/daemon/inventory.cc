@@ -1,0 +1,126 @@
+#include "worker/daemon/inventory.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+
+#include <fmt/format.h>
+
+namespace sft::worker {
+namespace {
+
+constexpr int kMaxSimulatedGpus = 64;
+
+// Memory of pretended GPUs, so that plans for them are of use; 80 GB for a type not listed.
+int64_t MemoryOfType(const std::string& type) {
+  static const std::map<std::string, int64_t> kGigabytes = {
+      {"A100", 80}, {"H100", 80}, {"H200", 141}, {"B200", 180}, {"L40S", 48}, {"RTX4090", 24}};
+  const auto found = kGigabytes.find(type);
+  return (found == kGigabytes.end() ? 80 : found->second) * 1'000'000'000;
+}
+
+void Fill(v1::Slot& slot, const GpuReading& reading) {
+  slot.set_memory_bytes(reading.memory_bytes);
+  slot.set_memory_used_bytes(reading.memory_used_bytes);
+  slot.set_utilization_percent(reading.utilization_percent);
+  slot.set_healthy(true);
+  slot.clear_health_reason();
+}
+
+}  // namespace
+
+absl::StatusOr<SimulatedGpus> ParseSimulatedGpus(std::string_view text) {
+  const size_t colon = text.find(':');
+  SimulatedGpus result;
+  result.gpu_type = std::string(text.substr(0, colon));
+  const std::string_view count = colon == std::string_view::npos ? "" : text.substr(colon + 1);
+  const auto [end, error] = std::from_chars(count.data(), count.data() + count.size(), result.count);
+  const bool type_ok = !result.gpu_type.empty() &&
+                       std::all_of(result.gpu_type.begin(), result.gpu_type.end(),
+                                   [](unsigned char c) { return std::isalnum(c) != 0; });
+  if (!type_ok || error != std::errc() || end != count.data() + count.size() || result.count < 1 ||
+      result.count > kMaxSimulatedGpus) {
+    return InvalidArgument(fmt::format(
+        "simulated GPUs \"{}\": give TYPE:COUNT with a count of 1 to {}, for example H100:8", text,
+        kMaxSimulatedGpus));
+  }
+  return result;
+}
+
+Inventory::Inventory(Probe probe, SimulatedGpus simulated, int cpu_slots, Clock& clock)
+    : probe_(std::move(probe)), simulated_(simulated.count > 0), clock_(clock) {
+  const MutexLock lock(mutex_);
+  sampled_at_ = clock_.Mono();
+  for (int i = 0; i < simulated.count; ++i) {
+    v1::Slot slot;
+    slot.set_gpu_type(simulated.gpu_type);
+    slot.set_product_name(simulated.gpu_type + " (simulated)");
+    slot.set_uuid(fmt::format("SIMULATED-{}", i));
+    slot.set_memory_bytes(MemoryOfType(simulated.gpu_type));
+    slot.set_healthy(true);
+    slots_.push_back(std::move(slot));
+  }
+  if (!simulated_) {
+    // A driver that does not answer at the start: the node has no GPUs until it is restarted; the
+    // caller logs it. Nothing is known of them that could be shown as unhealthy.
+    for (const GpuReading& reading : probe_().value_or(std::vector<GpuReading>{})) {
+      v1::Slot slot;
+      slot.set_gpu_type(GpuTypeOf(reading.name));
+      slot.set_product_name(reading.name);
+      slot.set_uuid(reading.uuid);
+      Fill(slot, reading);
+      slots_.push_back(std::move(slot));
+    }
+  }
+  gpu_count_ = static_cast<int>(slots_.size());
+  for (int i = 0; i < cpu_slots; ++i) {
+    v1::Slot slot;
+    slot.set_gpu_type("CPU");
+    slot.set_product_name("CPU");
+    slot.set_healthy(true);
+    slots_.push_back(std::move(slot));
+  }
+  for (size_t i = 0; i < slots_.size(); ++i) slots_[i].set_index(static_cast<int>(i));
+}
+
+std::vector<v1::Slot> Inventory::Slots() const {
+  const MutexLock lock(mutex_);
+  return slots_;
+}
+
+int Inventory::SlotsLike(int slot) const {
+  const MutexLock lock(mutex_);
+  const int all = static_cast<int>(slots_.size());
+  return std::max(1, slot < gpu_count_ ? gpu_count_ : all - gpu_count_);
+}
+
+void Inventory::Refresh() {
+  if (simulated_ || gpu_count_ == 0) return;
+  const absl::StatusOr<std::vector<GpuReading>> readings = probe_();
+  const MutexLock lock(mutex_);
+  for (int i = 0; i < gpu_count_; ++i) {
+    v1::Slot& slot = slots_[i];
+    if (!readings.ok()) {
+      slot.set_healthy(false);
+      slot.set_health_reason("NVML: " + std::string(Message(readings.status())));
+      continue;
+    }
+    const auto found = std::find_if(readings->begin(), readings->end(),
+                                    [&](const GpuReading& reading) { return reading.uuid == slot.uuid(); });
+    if (found == readings->end()) {
+      slot.set_healthy(false);
+      slot.set_health_reason("NVML no longer lists it: it fell off the bus or was reset");
+    } else {
+      Fill(slot, *found);
+    }
+  }
+  if (readings.ok()) sampled_at_ = clock_.Mono();
+}
+
+Inventory::Memory Inventory::MemoryOf(int slot) const {
+  const MutexLock lock(mutex_);
+  if (slot < 0 || slot >= static_cast<int>(slots_.size())) return {0, sampled_at_};
+  return {slots_[slot].memory_used_bytes(), sampled_at_};
+}
+
+}  // namespace sft::worker

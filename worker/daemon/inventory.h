@@ -1,0 +1,58 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/base/mutex.h"
+#include "common/base/status.h"
+#include "sft/v1/node.pb.h"
+#include "worker/daemon/gpu_probe.h"
+
+namespace sft::worker {
+
+// Pretended GPUs: "H100:8". Ranks on them run on the CPU.
+struct SimulatedGpus {
+  std::string gpu_type;
+  int count = 0;
+};
+absl::StatusOr<SimulatedGpus> ParseSimulatedGpus(std::string_view text);
+
+// The node's slots: its GPUs (measured or pretended) first, then its CPU slots; the order, and so the
+// index, is fixed for the life of the process. Thread-safe.
+class Inventory {
+ public:
+  using Probe = std::function<absl::StatusOr<std::vector<GpuReading>>()>;
+
+  // Asks `probe` once, unless GPUs are pretended. `clock` is borrowed.
+  Inventory(Probe probe, SimulatedGpus simulated, int cpu_slots, Clock& clock);
+
+  std::vector<v1::Slot> Slots() const;
+  bool simulated() const { return simulated_; }
+  int gpu_count() const { return gpu_count_; }
+  // Ranks on it compute on a real GPU.
+  bool IsGpu(int slot) const { return !simulated_ && slot >= 0 && slot < gpu_count_; }
+  int SlotsLike(int slot) const;
+
+  // Asks again; a failed probe marks every GPU unhealthy, with the reason. Blocks for as long as the
+  // probe does.
+  void Refresh();
+  // The last good answer's memory in use, and when it was given.
+  struct Memory {
+    int64_t used_bytes = 0;
+    MonoTime at;
+  };
+  Memory MemoryOf(int slot) const;
+
+ private:
+  const Probe probe_;
+  const bool simulated_;
+  Clock& clock_;
+  int gpu_count_ = 0;  // constant after construction
+  mutable Mutex mutex_;
+  std::vector<v1::Slot> slots_ SFT_GUARDED_BY(mutex_);
+  MonoTime sampled_at_ SFT_GUARDED_BY(mutex_);
+};
+
+}  // namespace sft::worker

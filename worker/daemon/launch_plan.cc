@@ -1,0 +1,113 @@
+#include "worker/daemon/launch_plan.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/rpc/endpoint.h"
+
+namespace sft::worker {
+namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+Environment MakeEnvironment(const LaunchInput& input, const NodeSetup& setup, const Inventory& inventory,
+                            int threads) {
+  Environment env;
+  env["OMP_NUM_THREADS"] = std::to_string(threads);
+  env["MKL_NUM_THREADS"] = std::to_string(threads);
+  if (!input.torch_lib_dir.empty()) env["LD_LIBRARY_PATH"] = input.torch_lib_dir;
+  std::vector<std::string> uuids;
+  const std::vector<v1::Slot> slots = inventory.Slots();
+  for (const int slot : input.dispatch.slots()) {
+    if (inventory.IsGpu(slot)) uuids.push_back(slots[slot].uuid());
+  }
+  // Empty hides all of them from a rank that computes on the CPU.
+  env["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(uuids, ","));
+  const bool alone = input.dispatch.slots_size() == input.dispatch.world_size();
+  const std::string interface = alone ? "lo" : InterfaceOf(setup.address);
+  if (!interface.empty()) {
+    env["GLOO_SOCKET_IFNAME"] = interface;
+    env["NCCL_SOCKET_IFNAME"] = interface;
+  }
+  return env;
+}
+
+}  // namespace
+
+std::string InterfaceOf(const std::string& address) {
+  if (rpc::IsLoopback(address)) return "lo";
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return "";
+  std::string found;
+  for (const ifaddrs* entry = list; entry != nullptr && found.empty(); entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr) continue;
+    char text[INET6_ADDRSTRLEN] = {};
+    if (entry->ifa_addr->sa_family == AF_INET) {
+      inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(entry->ifa_addr)->sin_addr, text, sizeof(text));
+    } else if (entry->ifa_addr->sa_family == AF_INET6) {
+      inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6*>(entry->ifa_addr)->sin6_addr, text, sizeof(text));
+    }
+    if (address == text) found = entry->ifa_name;
+  }
+  freeifaddrs(list);
+  return found;
+}
+
+std::string OutputDir(const std::string& attempt_uid, const std::string& job_id, bool full_model,
+                      const NodeSetup& setup) {
+  return full_model ? fmt::format("{}/{}/model", setup.shared_dir, job_id)
+                    : setup.AttemptDir(attempt_uid) + "/output";
+}
+
+LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup, const Inventory& inventory) {
+  const v1::Dispatch& dispatch = input.dispatch;
+  const std::string dir = setup.AttemptDir(input.attempt_uid);
+  const int first_slot = dispatch.slots_size() > 0 ? dispatch.slots(0) : 0;
+  LaunchFiles files;
+  channel::RankLaunch& rank = files.rank;
+  rank.attempt_uid = input.attempt_uid;
+  rank.epoch = input.epoch;
+  rank.job_json = dispatch.resolved_json();
+  rank.world_size = dispatch.world_size();
+  rank.first_rank = dispatch.first_rank();
+  rank.local_ranks = dispatch.slots_size();
+  rank.rendezvous = input.rendezvous;
+  rank.device = inventory.IsGpu(first_slot) ? "cuda" : "cpu";
+  rank.threads_per_rank = std::max(1, setup.cpus / inventory.SlotsLike(first_slot));
+  rank.model_dir = input.staged.model_dir;
+  rank.model_name = input.staged.spec.job.model;
+  rank.train_file = input.staged.train_file;
+  rank.val_file = input.staged.val_file;
+  rank.cache_dir = setup.data_dir + "/cache";
+  rank.attempt_dir = dir;
+  rank.output_dir =
+      OutputDir(input.attempt_uid, dispatch.job_id(), input.staged.spec.full_finetune(), setup);
+  rank.job_id = dispatch.job_id();
+
+  channel::ShimLaunch& shim = files.shim;
+  shim.attempt_uid = input.attempt_uid;
+  shim.epoch = input.epoch;
+  shim.attempt_dir = dir;
+  shim.socket_path = fmt::format("{}/run/{}.sock", setup.data_dir, input.attempt_uid);
+  shim.grace_seconds = setup.grace_seconds;
+  const Environment env = MakeEnvironment(input, setup, inventory, rank.threads_per_rank);
+  const std::string launch = dir + "/launch.json";
+  Environment prepare_env = env;
+  prepare_env["CUDA_VISIBLE_DEVICES"] = "";
+  shim.prepare = {"prepare", -1, {setup.rank_binary, "prepare", "--launch", launch}, prepare_env};
+  for (int i = 0; i < rank.local_ranks; ++i) {
+    const int number = rank.first_rank + i;
+    shim.ranks.push_back({fmt::format("rank-{}", number),
+                          number,
+                          {setup.rank_binary, "train", "--launch", launch, "--rank", std::to_string(number)},
+                          env});
+  }
+  return files;
+}
+
+}  // namespace sft::worker

@@ -1,0 +1,230 @@
+#include "worker/daemon/models.h"
+
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "common/io/file.h"
+#include "common/io/paths.h"
+#include "common/io/sha256.h"
+
+namespace sft::worker {
+namespace {
+
+constexpr int64_t kMaxConfigBytes = 256 << 10;
+constexpr int64_t kMaxIndexBytes = 64 << 20;
+// Of a safetensors file; the format's own limit.
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+
+constexpr char kIndex[] = "model.safetensors.index.json";
+
+// OK when the file is as long as its header says.
+absl::Status CheckSafetensors(const std::string& path) {
+  SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
+  unsigned char length_bytes[8] = {};
+  SFT_ASSIGN_OR_RETURN(const size_t got, io::ReadAt(fd.get(), 0, reinterpret_cast<char*>(length_bytes), 8, path));
+  if (got < 8) return DataLoss(fmt::format("is truncated: {} bytes", size));
+  uint64_t length = 0;
+  for (int i = 7; i >= 0; --i) length = length << 8 | length_bytes[i];
+  if (length > kMaxHeaderBytes) return DataLoss("is not a safetensors file");
+  if (length + 8 > static_cast<uint64_t>(size)) {
+    return DataLoss(fmt::format("is truncated: {} bytes, the header alone needs {}", size, length + 8));
+  }
+  std::string header(length, '\0');
+  SFT_ASSIGN_OR_RETURN(const size_t read, io::ReadAt(fd.get(), 8, header.data(), length, path));
+  const auto json = nlohmann::json::parse(header.substr(0, read), nullptr, false);
+  if (!json.is_object()) return DataLoss("is not a safetensors file");
+  uint64_t end = 0;
+  for (const auto& [name, tensor] : json.items()) {
+    if (name == "__metadata__") continue;
+    const auto offsets = tensor.is_object() ? tensor.find("data_offsets") : tensor.end();
+    if (offsets == tensor.end() || !offsets->is_array() || offsets->size() != 2 ||
+        !(*offsets)[1].is_number_unsigned()) {
+      return DataLoss("is not a safetensors file");
+    }
+    end = std::max(end, (*offsets)[1].get<uint64_t>());
+  }
+  if (length + 8 + end != static_cast<uint64_t>(size)) {
+    return DataLoss(fmt::format("is truncated: {} bytes of {}", size, length + 8 + end));
+  }
+  return absl::OkStatus();
+}
+
+// The weight files of a folder, from the index if there is one.
+absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& dir, std::string& index_text) {
+  if (io::Exists(dir + "/" + kIndex)) {
+    SFT_ASSIGN_OR_RETURN(index_text, io::ReadFile(dir + "/" + kIndex, kMaxIndexBytes));
+    const auto index = nlohmann::json::parse(index_text, nullptr, false);
+    const auto map = index.is_object() ? index.find("weight_map") : index.end();
+    if (map == index.end() || !map->is_object() || map->empty()) {
+      return DataLoss(fmt::format("{} has no weight_map", kIndex));
+    }
+    std::set<std::string> names;
+    for (const auto& [tensor, file] : map->items()) {
+      if (!file.is_string() || !io::IsSafeRelative(file.get<std::string>())) {
+        return DataLoss(fmt::format("{} names a file that it may not", kIndex));
+      }
+      names.insert(file.get<std::string>());
+    }
+    return std::vector<std::string>(names.begin(), names.end());
+  }
+  if (io::Exists(dir + "/model.safetensors")) return std::vector<std::string>{"model.safetensors"};
+  return NotFound("there are no safetensors weights (other formats are never read)");
+}
+
+absl::Status CheckWeights(const std::string& dir, v1::Model& model, std::string& index_text) {
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> files, WeightFiles(dir, index_text));
+  int64_t bytes = 0;
+  for (const std::string& file : files) {
+    const std::string path = dir + "/" + file;
+    if (!io::Exists(path)) return NotFound(file + " is missing");
+    const absl::Status checked = CheckSafetensors(path);
+    if (!checked.ok()) return DataLoss(fmt::format("{} {}", file, Message(checked)));
+    SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
+    bytes += size;
+  }
+  model.set_bytes(bytes);
+  return absl::OkStatus();
+}
+
+// The snapshot of a hub cache's model folder that "main" stands for, or the only one.
+std::string Snapshot(const std::string& model_dir) {
+  const absl::StatusOr<std::string> ref = io::ReadFile(model_dir + "/refs/main", 256);
+  if (ref.ok()) {
+    const std::string name = ref->substr(0, ref->find_last_not_of(" \r\n") + 1);
+    if (io::IsSafeRelative(name) && io::IsDirectory(model_dir + "/snapshots/" + name)) {
+      return model_dir + "/snapshots/" + name;
+    }
+  }
+  const auto names = io::ListDir(model_dir + "/snapshots");
+  return names.ok() && names->size() == 1 ? model_dir + "/snapshots/" + names->front() : "";
+}
+
+std::string HubName(std::string id) {
+  for (size_t at = 0; (at = id.find('/', at)) != std::string::npos;) id.replace(at, 1, "--");
+  return "models--" + id;
+}
+
+bool HoldsModel(const std::string& dir) { return io::Exists(dir + "/config.json"); }
+
+class Lister {
+ public:
+  void Add(const std::string& dir, const std::string& id) {
+    if (models_.size() < kMaxModels && seen_.insert(id).second) models_.push_back(InspectModel(dir, id));
+  }
+  void AddFolder(const std::string& dir) {
+    if (HoldsModel(dir)) return Add(dir, dir.substr(dir.rfind('/') + 1));
+    for (const std::string& name : Names(dir)) {
+      const std::string child = dir + "/" + name;
+      if (HoldsModel(child)) {
+        Add(child, name);
+        continue;
+      }
+      if (name.starts_with("models--")) continue;
+      for (const std::string& inner : Names(child)) {
+        if (HoldsModel(child + "/" + inner)) Add(child + "/" + inner, name + "/" + inner);
+      }
+    }
+  }
+  void AddHub(const std::string& dir) {
+    for (const std::string& name : Names(dir)) {
+      if (!name.starts_with("models--")) continue;
+      std::string id = name.substr(8);
+      if (const size_t at = id.find("--"); at != std::string::npos) id.replace(at, 2, "/");
+      const std::string snapshot = Snapshot(dir + "/" + name);
+      if (!snapshot.empty() && HoldsModel(snapshot)) Add(snapshot, id);
+    }
+  }
+  std::vector<v1::Model> Take() { return std::move(models_); }
+
+ private:
+  static std::vector<std::string> Names(const std::string& dir) {
+    if (!io::IsDirectory(dir)) return {};
+    return io::ListDir(dir).value_or(std::vector<std::string>{});
+  }
+
+  std::vector<v1::Model> models_;
+  std::set<std::string> seen_;
+};
+
+// Folders in which an id is looked up as a hub cache: the model folders may be one too.
+std::vector<std::string> HubDirs(const NodeSetup& setup) {
+  std::vector<std::string> dirs = setup.model_dirs;
+  dirs.insert(dirs.end(), setup.hub_dirs.begin(), setup.hub_dirs.end());
+  return dirs;
+}
+
+absl::StatusOr<std::string> FindById(const std::string& id, const NodeSetup& setup) {
+  if (!io::IsSafeRelative(id)) {
+    return InvalidArgument(fmt::format("model \"{}\" is neither an absolute path nor a model's id", id));
+  }
+  for (const std::string& dir : setup.model_dirs) {
+    if (HoldsModel(dir + "/" + id)) return dir + "/" + id;
+    if (HoldsModel(dir) && dir.substr(dir.rfind('/') + 1) == id) return dir;
+  }
+  const std::vector<std::string> hubs = HubDirs(setup);
+  for (const std::string& dir : hubs) {
+    const std::string snapshot = Snapshot(dir + "/" + HubName(id));
+    if (!snapshot.empty()) return snapshot;
+  }
+  return NotFound(fmt::format("node {} has no model \"{}\" in {}; `sftctl models` lists what the nodes "
+                              "have, or give the model's folder as an absolute path",
+                              setup.node, id, fmt::join(hubs, ", ")));
+}
+
+}  // namespace
+
+v1::Model InspectModel(const std::string& dir, const std::string& id) {
+  v1::Model model;
+  model.set_id(id);
+  model.set_path(dir);
+  const absl::StatusOr<std::string> config = io::ReadFile(dir + "/config.json", kMaxConfigBytes);
+  if (!config.ok()) {
+    model.set_problem(absl::IsNotFound(config.status()) ? "config.json is missing"
+                                                        : std::string(Message(config.status())));
+    return model;
+  }
+  if (!nlohmann::json::parse(*config, nullptr, false).is_object()) {
+    model.set_problem("config.json is not a JSON object");
+    return model;
+  }
+  model.set_config_json(*config);
+  std::string index_text;
+  const absl::Status weights = CheckWeights(dir, model, index_text);
+  if (!weights.ok()) {
+    model.set_problem(std::string(Message(weights)));
+  } else if (!io::Exists(dir + "/tokenizer.json")) {
+    model.set_problem("tokenizer.json is missing");
+  }
+  model.set_hash(io::Sha256Hex(*config + index_text));
+  return model;
+}
+
+std::vector<v1::Model> ListModels(const NodeSetup& setup) {
+  Lister lister;
+  for (const std::string& dir : setup.model_dirs) lister.AddFolder(dir);
+  for (const std::string& dir : HubDirs(setup)) lister.AddHub(dir);
+  return lister.Take();
+}
+
+absl::StatusOr<std::string> ResolveModel(const std::string& name, const NodeSetup& setup) {
+  std::string dir;
+  if (name.starts_with("/")) {
+    SFT_ASSIGN_OR_RETURN(dir, io::ResolveBelow(name, setup.roots));
+    if (!io::IsDirectory(dir)) return InvalidArgument(fmt::format("model {} is not a folder", name));
+  } else {
+    SFT_ASSIGN_OR_RETURN(dir, FindById(name, setup));
+  }
+  const v1::Model model = InspectModel(dir, name);
+  if (!model.problem().empty()) {
+    return InvalidArgument(fmt::format("model {} on node {} cannot be used: {} (in {})", name,
+                                       setup.node, model.problem(), dir));
+  }
+  return dir;
+}
+
+}  // namespace sft::worker

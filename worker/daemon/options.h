@@ -1,0 +1,37 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace sft::worker {
+
+// Command line of sft-worker; each is described by `sft-worker --help`.
+struct Options {
+  std::string server = "127.0.0.1:7070";
+  std::string data_dir;
+  std::string node;
+  std::string address = "127.0.0.1";
+  std::vector<std::string> models;
+  std::vector<std::string> data_roots;
+  std::string shared;
+  std::string simulate_gpus;
+  int cpu_slots = -1;  // -1: none, with --dev one for each core
+  bool dev = false;
+  std::string torch;
+  std::string rank_binary;
+  std::string shim_binary;
+  double grace_seconds = 5;
+  std::string log_level = "info";
+};
+
+// The exit code when the program shall end now: 0 after --help and --version, 2 after wrong usage.
+struct ParsedOptions {
+  Options options;
+  bool exit = false;
+  int exit_code = 0;
+};
+ParsedOptions ParseOptions(int argc, char** argv);
+
+}  // namespace sft::worker

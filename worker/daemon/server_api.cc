@@ -1,0 +1,158 @@
+#include "worker/daemon/server_api.h"
+
+#include <algorithm>
+
+#include <grpcpp/grpcpp.h>
+
+#include "common/io/file.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/status.h"
+#include "sft/v1/data_service.grpc.pb.h"
+#include "sft/v1/worker_service.grpc.pb.h"
+
+namespace sft::worker {
+namespace {
+
+// Of one stream; a transfer that takes longer goes on from where it was.
+constexpr std::chrono::minutes kTransferDeadline{15};
+
+class GrpcServerApi : public ServerApi {
+ public:
+  explicit GrpcServerApi(const std::shared_ptr<grpc::Channel>& channel)
+      : worker_(v1::WorkerService::NewStub(channel)), data_(v1::DataService::NewStub(channel)) {}
+
+  absl::StatusOr<int64_t> AppendLog(const v1::AppendLogRequest& request) override {
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    v1::AppendLogResponse response;
+    SFT_RETURN_IF_ERROR(rpc::FromGrpc(worker_->AppendLog(&context, request, &response)));
+    return response.offset();
+  }
+
+  absl::StatusOr<int64_t> AppendEvents(const v1::AppendEventsRequest& request) override {
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    v1::AppendEventsResponse response;
+    SFT_RETURN_IF_ERROR(rpc::FromGrpc(worker_->AppendEvents(&context, request, &response)));
+    return response.offset();
+  }
+
+  absl::Status UploadArtifact(const BlobFile& file, const StopCheck& stop) override {
+    v1::StatBlobRequest question;
+    question.set_sha256(file.sha256);
+    v1::StatBlobResponse has;
+    {
+      grpc::ClientContext context;
+      rpc::SetDeadline(context, rpc::kUnaryDeadline);
+      SFT_RETURN_IF_ERROR(rpc::FromGrpc(data_->StatBlob(&context, question, &has)));
+    }
+    if (has.complete()) return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(file.path));
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, kTransferDeadline);
+    v1::UploadBlobResponse response;
+    const auto stream = data_->UploadBlob(&context, &response);
+    v1::UploadBlobRequest chunk;
+    chunk.set_sha256(file.sha256);
+    chunk.set_size(file.size);
+    chunk.set_offset(has.received());
+    chunk.set_purpose(v1::UploadBlobRequest::ARTIFACT);
+    chunk.set_display_name(file.display_name);
+    const absl::Status sent = SendChunks(*stream, fd.get(), file, has.received(), chunk, stop);
+    if (!sent.ok()) context.TryCancel();
+    stream->WritesDone();
+    const absl::Status answered = rpc::FromGrpc(stream->Finish());
+    return sent.ok() ? answered : sent;
+  }
+
+  absl::Status Download(const std::string& sha256, int64_t offset,
+                        const std::function<absl::Status(std::string_view)>& sink) override {
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, kTransferDeadline);
+    v1::DownloadBlobRequest request;
+    request.set_sha256(sha256);
+    request.set_offset(offset);
+    const auto stream = data_->DownloadBlob(&context, request);
+    v1::DownloadChunk chunk;
+    while (stream->Read(&chunk)) {
+      const absl::Status taken = sink(chunk.data());
+      if (taken.ok()) continue;
+      context.TryCancel();
+      (void)stream->Finish();
+      return taken;
+    }
+    return rpc::FromGrpc(stream->Finish());
+  }
+
+  absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) override {
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    v1::Artifact artifact;
+    return rpc::FromGrpc(worker_->CommitArtifact(&context, request, &artifact));
+  }
+
+  absl::Status SendFile(const v1::FetchFile& request, const std::string& path,
+                        const std::string& error) override {
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, kTransferDeadline);
+    v1::SendFileResponse response;
+    const auto stream = worker_->SendFile(&context, &response);
+    absl::Status read = error.empty() ? StreamFile(*stream, request, path) : Aborted(error);
+    if (!read.ok()) {
+      v1::SendFileRequest failure;
+      failure.set_request(request.request());
+      failure.set_error(std::string(Message(read)));
+      stream->Write(failure);
+    }
+    stream->WritesDone();
+    return rpc::FromGrpc(stream->Finish());
+  }
+
+ private:
+  static absl::Status SendChunks(grpc::ClientWriter<v1::UploadBlobRequest>& stream, int fd,
+                                 const BlobFile& file, int64_t offset, v1::UploadBlobRequest& chunk,
+                                 const StopCheck& stop) {
+    do {
+      if (stop()) return Aborted("the upload was stopped");
+      std::string data(std::min(rpc::kChunkBytes, file.size - offset), '\0');
+      SFT_ASSIGN_OR_RETURN(const size_t got, io::ReadAt(fd, offset, data.data(), data.size(), file.path));
+      if (got != data.size()) return DataLoss(file.path + " became shorter while it was uploaded");
+      offset += static_cast<int64_t>(got);
+      chunk.set_data(std::move(data));
+      if (!stream.Write(chunk)) return absl::OkStatus();  // Finish says why
+      chunk.Clear();
+    } while (offset < file.size);
+    return absl::OkStatus();
+  }
+
+  static absl::Status StreamFile(grpc::ClientWriter<v1::SendFileRequest>& stream,
+                                 const v1::FetchFile& request, const std::string& path) {
+    SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
+    SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
+    int64_t offset = request.offset();
+    do {
+      std::string data(std::clamp<int64_t>(size - offset, 0, rpc::kChunkBytes), '\0');
+      SFT_ASSIGN_OR_RETURN(const size_t got, io::ReadAt(fd.get(), offset, data.data(), data.size(), path));
+      if (got != data.size()) return DataLoss(path + " became shorter while it was sent");
+      v1::SendFileRequest chunk;
+      chunk.set_request(request.request());
+      chunk.set_offset(offset);
+      chunk.set_total_size(size);
+      chunk.set_data(std::move(data));
+      if (!stream.Write(chunk)) return absl::OkStatus();
+      offset += static_cast<int64_t>(got);
+    } while (offset < size);
+    return absl::OkStatus();
+  }
+
+  const std::unique_ptr<v1::WorkerService::Stub> worker_;
+  const std::unique_ptr<v1::DataService::Stub> data_;
+};
+
+}  // namespace
+
+std::unique_ptr<ServerApi> MakeServerApi(std::shared_ptr<grpc::Channel> channel) {
+  return std::make_unique<GrpcServerApi>(channel);
+}
+
+}  // namespace sft::worker

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <grpcpp/channel.h>
+
+#include "common/base/status.h"
+#include "sft/v1/data_service.pb.h"
+#include "sft/v1/worker_service.pb.h"
+
+namespace sft::worker {
+
+// Asked between chunks of a long transfer; true ends it with ABORTED.
+using StopCheck = std::function<bool()>;
+
+// A file that goes to the server as a blob.
+struct BlobFile {
+  std::string path;
+  std::string sha256;
+  int64_t size = 0;
+  std::string display_name;
+};
+
+// The server's calls besides the session stream. Every call has a deadline. Errors: UNAVAILABLE and
+// DEADLINE_EXCEEDED of the transport, otherwise what the server says. Thread-safe.
+class ServerApi {
+ public:
+  virtual ~ServerApi() = default;
+
+  // The offset the server has afterwards.
+  virtual absl::StatusOr<int64_t> AppendLog(const v1::AppendLogRequest& request) = 0;
+  virtual absl::StatusOr<int64_t> AppendEvents(const v1::AppendEventsRequest& request) = 0;
+  // Uploads what the server lacks of an artifact's file; nothing when it has all of it.
+  virtual absl::Status UploadArtifact(const BlobFile& file, const StopCheck& stop) = 0;
+  // Passes the blob's bytes from `offset` on to `sink`, in order.
+  virtual absl::Status Download(const std::string& sha256, int64_t offset,
+                                const std::function<absl::Status(std::string_view)>& sink) = 0;
+  virtual absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) = 0;
+  // Answers the server's FetchFile with the file, or with `error` if that is not empty.
+  virtual absl::Status SendFile(const v1::FetchFile& request, const std::string& path,
+                                const std::string& error) = 0;
+};
+
+// Over gRPC.
+std::unique_ptr<ServerApi> MakeServerApi(std::shared_ptr<grpc::Channel> channel);
+
+}  // namespace sft::worker

@@ -1,0 +1,132 @@
+#include "worker/daemon/session.h"
+
+#include <spdlog/spdlog.h>
+
+#include "common/obs/log.h"
+#include "common/rpc/status.h"
+#include "common/rpc/version.h"
+
+namespace sft::worker {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr milliseconds kFirstBackoff{200};
+constexpr seconds kMaxBackoff{5};
+// A server that accepts streams answers a Register at once.
+constexpr seconds kMaxHeartbeat{60};
+
+}  // namespace
+
+Session::Session(std::shared_ptr<grpc::Channel> channel, Agent& agent, MakeRegister make_register,
+                 OnFetchFile on_fetch_file)
+    : stub_(v1::WorkerService::NewStub(channel)),
+      agent_(agent),
+      make_register_(std::move(make_register)),
+      on_fetch_file_(std::move(on_fetch_file)) {}
+
+Session::~Session() { Stop(); }
+
+void Session::Start() {
+  thread_ = std::thread([this] {
+    obs::NameThread("session");
+    Loop();
+  });
+}
+
+void Session::Stop() {
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+    if (context_ != nullptr) context_->TryCancel();
+    stopped_.NotifyAll();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Session::Loop() {
+  Backoff backoff(kFirstBackoff, kMaxBackoff);
+  while (true) {
+    if (RunOnce()) backoff.Reset();
+    agent_.SetConnected(false);
+    const MutexLock lock(mutex_);
+    if (!stopping_) stopped_.WaitFor(mutex_, backoff.Next());
+    if (stopping_) return;
+  }
+}
+
+bool Session::RunOnce() {
+  grpc::ClientContext context;
+  {
+    const MutexLock lock(mutex_);
+    if (stopping_) return false;
+    context_ = &context;
+  }
+  const std::unique_ptr<Stream> stream = stub_->Session(&context);
+  v1::WorkerMessage hello;
+  *hello.mutable_register_() = make_register_();
+  bool accepted = false;
+  if (stream->Write(hello)) {
+    const seconds heartbeat = ReadWelcome(*stream);
+    accepted = heartbeat > seconds(0);
+    if (accepted) {
+      agent_.SetConnected(true);
+      std::atomic<bool> ended = false;
+      std::thread writer([&] {
+        obs::NameThread("session-write");
+        WriteLoop(*stream, heartbeat, ended);
+      });
+      v1::ServerMessage message;
+      while (stream->Read(&message)) {
+        if (message.has_desired()) agent_.OnDesired(message.desired());
+        if (message.has_fetch_file()) on_fetch_file_(message.fetch_file());
+      }
+      ended = true;
+      agent_.NotifyChange();
+      writer.join();
+    }
+  }
+  {
+    const MutexLock lock(mutex_);
+    context_ = nullptr;
+  }
+  if (!accepted) context.TryCancel();
+  const grpc::Status status = stream->Finish();
+  spdlog::warn("the stream to the server has ended: {}",
+               status.ok() ? "closed by the server" : status.error_message());
+  return accepted;
+}
+
+seconds Session::ReadWelcome(Stream& stream) {
+  v1::ServerMessage message;
+  if (!stream.Read(&message) || !message.has_welcome()) return seconds(0);
+  const v1::Welcome& welcome = message.welcome();
+  if (!welcome.refused().empty()) {
+    spdlog::error("the server refused this worker: {}", welcome.refused());
+    return seconds(0);
+  }
+  const absl::Status speaks =
+      rpc::CheckServerProtocol(welcome.protocol(), welcome.protocol() - 1, welcome.server_version());
+  if (!speaks.ok()) {
+    spdlog::error("{}", Message(speaks));
+    return seconds(0);
+  }
+  spdlog::info("registered with sft-server {}", welcome.server_version());
+  return std::clamp(seconds(welcome.heartbeat_seconds()), seconds(1), kMaxHeartbeat);
+}
+
+void Session::WriteLoop(Stream& stream, seconds heartbeat, const std::atomic<bool>& ended) {
+  uint64_t seen = 0;
+  uint64_t models_since = 0;
+  while (!ended) {
+    v1::WorkerMessage message;
+    // The version before the look: what changes during it is sent by the next turn.
+    agent_.WaitForChange(seen, heartbeat);
+    if (ended) return;
+    *message.mutable_observed() = agent_.Observe(models_since);
+    if (!stream.Write(message)) return;
+  }
+}
+
+}  // namespace sft::worker

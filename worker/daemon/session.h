@@ -1,0 +1,56 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include <grpcpp/grpcpp.h>
+
+#include "common/base/mutex.h"
+#include "sft/v1/worker_service.grpc.pb.h"
+#include "worker/daemon/agent.h"
+#include "worker/daemon/backoff.h"
+
+namespace sft::worker {
+
+// The worker's end of the standing stream. Dials, registers, passes on what the server desires, sends
+// the observed set when it changes and at each heartbeat; when the stream breaks it starts again, for
+// ever, with growing pauses. Jobs do not depend on it.
+class Session {
+ public:
+  using MakeRegister = std::function<v1::Register()>;
+  using OnFetchFile = std::function<void(const v1::FetchFile&)>;
+
+  // `agent` is borrowed. `on_fetch_file` is called on the reading thread and must not block.
+  Session(std::shared_ptr<grpc::Channel> channel, Agent& agent, MakeRegister make_register,
+          OnFetchFile on_fetch_file);
+  ~Session();
+
+  void Start();
+  // Ends the stream and the threads.
+  void Stop();
+
+ private:
+  using Stream = grpc::ClientReaderWriter<v1::WorkerMessage, v1::ServerMessage>;
+
+  void Loop();
+  // One life of the stream; true when the server had accepted the worker.
+  bool RunOnce();
+  // Waits for the Welcome; its heartbeat interval, or zero when refused or broken.
+  std::chrono::seconds ReadWelcome(Stream& stream);
+  void WriteLoop(Stream& stream, std::chrono::seconds heartbeat, const std::atomic<bool>& ended);
+
+  const std::unique_ptr<v1::WorkerService::Stub> stub_;
+  Agent& agent_;
+  const MakeRegister make_register_;
+  const OnFetchFile on_fetch_file_;
+  std::thread thread_;
+
+  Mutex mutex_;
+  CondVar stopped_;
+  bool stopping_ SFT_GUARDED_BY(mutex_) = false;
+  grpc::ClientContext* context_ SFT_GUARDED_BY(mutex_) = nullptr;
+};
+
+}  // namespace sft::worker

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace sft::worker {
+
+// What the attempts of a node need to know of it; constant once the daemon runs.
+struct NodeSetup {
+  std::string node;
+  // attempts/<uid>, datasets/<sha256>, cache/, run/ are below it.
+  std::string data_dir;
+  // Folder that receives full models, and where they stay.
+  std::string shared_dir;
+  // Folders that hold models, in the order they are looked into.
+  std::vector<std::string> model_dirs;
+  // Hugging Face hub caches, looked into after them.
+  std::vector<std::string> hub_dirs;
+  // A path that a job names must lie below one of these.
+  std::vector<std::string> roots;
+  std::string rank_binary;
+  std::string shim_binary;
+  // Address at which ranks of other nodes reach this node.
+  std::string address = "127.0.0.1";
+  int cpus = 1;
+  double grace_seconds = 5;
+
+  std::string AttemptDir(const std::string& uid) const { return data_dir + "/attempts/" + uid; }
+  std::string BlobPath(const std::string& sha256) const { return data_dir + "/datasets/" + sha256; }
+};
+
+}  // namespace sft::worker

@@ -1,0 +1,73 @@
+#include "worker/daemon/shim_client.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstring>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "common/io/file.h"
+#include "worker/daemon/child_process.h"
+
+namespace sft::worker {
+namespace {
+
+constexpr std::chrono::seconds kStartDeadline{10};
+// The shim answers within its event loop's turn.
+constexpr int kAnswerTimeoutMs = 2000;
+constexpr size_t kMaxAnswerBytes = 1 << 20;
+
+}  // namespace
+
+absl::Status StartShim(const std::string& shim_binary, const std::string& shim_json) {
+  SFT_ASSIGN_OR_RETURN(const ChildResult result,
+                       RunChild({shim_binary, "--launch", shim_json}, {}, kStartDeadline));
+  if (result.ok()) return absl::OkStatus();
+  return Unavailable(fmt::format("{} ended with exit code {}, signal {}: {}", shim_binary, result.exit_code,
+                                 result.signal, result.output));
+}
+
+absl::StatusOr<channel::Answer> AskShim(const std::string& socket_path, const channel::Command& command) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (socket_path.size() >= sizeof(address.sun_path)) return InvalidArgument("socket path too long");
+  memcpy(address.sun_path, socket_path.data(), socket_path.size());
+  const io::UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return ErrnoStatus("cannot make a socket", errno);
+  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    return Unavailable(fmt::format("no shim at {}: {}", socket_path, strerror(errno)));
+  }
+  const std::string line = ToLine(command);
+  if (send(fd.get(), line.data(), line.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(line.size())) {
+    return Unavailable("the shim takes no commands at " + socket_path);
+  }
+  std::string answer;
+  while (answer.find('\n') == std::string::npos && answer.size() < kMaxAnswerBytes) {
+    pollfd entry{fd.get(), POLLIN, 0};
+    if (poll(&entry, 1, kAnswerTimeoutMs) <= 0) return Unavailable("the shim does not answer at " + socket_path);
+    char buffer[4096];
+    const ssize_t got = recv(fd.get(), buffer, sizeof(buffer), 0);
+    if (got <= 0) return Unavailable("the shim closed the connection at " + socket_path);
+    answer.append(buffer, static_cast<size_t>(got));
+  }
+  return channel::ParseAnswer(std::string_view(answer).substr(0, answer.find('\n')));
+}
+
+bool ShimAlive(const channel::ShimStatus& status) {
+  const absl::StatusOr<std::string> stat = io::ReadFile(fmt::format("/proc/{}/stat", status.shim_pid));
+  if (!stat.ok() || stat->rfind(')') == std::string::npos) return false;
+  std::istringstream fields(stat->substr(stat->rfind(')') + 2));  // starts with field 3, the state
+  std::string state;
+  fields >> state;
+  std::string skipped;
+  for (int field = 4; field < 22; ++field) fields >> skipped;
+  uint64_t start_ticks = 0;
+  fields >> start_ticks;
+  return state != "Z" && state != "X" && start_ticks == status.shim_start_ticks;
+}
+
+}  // namespace sft::worker

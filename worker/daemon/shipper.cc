@@ -1,0 +1,202 @@
+#include "worker/daemon/shipper.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include <fmt/format.h>
+#include <google/protobuf/util/time_util.h>
+#include <spdlog/spdlog.h>
+
+#include "common/io/file.h"
+#include "common/rpc/channel.h"
+
+namespace sft::worker {
+namespace {
+
+// An event line longer than a chunk is not one of ours: it is skipped up to here.
+constexpr int64_t kMaxChunk = rpc::kChunkBytes;
+
+// Up to one chunk from `offset`; empty when the file is missing or has no more.
+absl::StatusOr<std::string> ReadChunk(const std::string& path, int64_t offset) {
+  const absl::StatusOr<io::UniqueFd> fd = io::OpenForRead(path);
+  if (absl::IsNotFound(fd.status())) return std::string();
+  if (!fd.ok()) return fd.status();
+  std::string chunk(kMaxChunk, '\0');
+  SFT_ASSIGN_OR_RETURN(const size_t got, io::ReadAt(fd->get(), offset, chunk.data(), chunk.size(), path));
+  chunk.resize(got);
+  return chunk;
+}
+
+void SetTime(double seconds, v1::Metric& metric) {
+  *metric.mutable_time() =
+      google::protobuf::util::TimeUtil::NanosecondsToTimestamp(static_cast<int64_t>(seconds * 1e6) * 1000);
+}
+
+v1::Metric StepMetric(const channel::StepEvent& step) {
+  v1::Metric metric;
+  metric.set_step(step.step);
+  metric.set_total_steps(step.total_steps);
+  metric.set_loss(step.loss);
+  metric.set_lr(step.lr);
+  metric.set_grad_norm(step.grad_norm);
+  metric.set_tokens(step.tokens);
+  metric.set_tokens_per_second(step.tokens_per_second);
+  metric.set_gpu_memory_bytes(step.gpu_memory_bytes);
+  metric.set_mfu(step.mfu);
+  metric.set_step_seconds(step.seconds);
+  metric.set_epoch(step.epoch);
+  return metric;
+}
+
+void SetNote(const char* type, std::string_view line, v1::RankEvent& event) {
+  event.set_type(type);
+  event.set_note(std::string(line));
+}
+
+struct BodyToProto {
+  int rank;
+  std::string_view line;
+  double time;
+  v1::RankEvent& out;
+
+  void operator()(const channel::ProgressEvent& e) const {
+    out.mutable_progress()->set_phase(fmt::format("{} {}/{}", e.phase, e.done, e.total));
+  }
+  void operator()(const channel::PreparedEvent&) const { SetNote("prepared", line, out); }
+  void operator()(const channel::ReadyEvent&) const { SetNote("ready", line, out); }
+  void operator()(const channel::StepEvent& e) const {
+    if (rank != 0) return;
+    *out.mutable_metric() = StepMetric(e);
+    SetTime(time, *out.mutable_metric());
+  }
+  void operator()(const channel::EvalEvent& e) const {
+    if (rank != 0) return;
+    out.mutable_metric()->set_step(e.step);
+    out.mutable_metric()->set_val_loss(e.loss);
+    out.mutable_metric()->set_tokens(e.tokens);
+    out.mutable_metric()->set_is_eval(true);
+    SetTime(time, *out.mutable_metric());
+  }
+  void operator()(const channel::ConsistencyEvent&) const { SetNote("consistency", line, out); }
+  // The server hears of these otherwise: as a registered artifact and in the verdict.
+  void operator()(const channel::ArtifactEvent&) const {}
+  void operator()(const channel::FatalEvent&) const {}
+};
+
+}  // namespace
+
+v1::RankEvent ToRankEvent(int rank, const channel::Event& event, std::string_view line) {
+  v1::RankEvent result;
+  std::visit(BodyToProto{rank, line, event.time, result}, event.body);
+  return result;
+}
+
+Shipper::Shipper(Identity identity, const std::vector<Source>& sources, ServerApi& server,
+                 std::function<void(int, const channel::Event&)> on_event)
+    : identity_(std::move(identity)), server_(server), on_event_(std::move(on_event)) {
+  for (const Source& source : sources) {
+    streams_.push_back({source.rank, fmt::format("{}/{}.log", identity_.dir, source.name), false});
+    streams_.push_back({source.rank, fmt::format("{}/{}.events", identity_.dir, source.name), true});
+  }
+}
+
+v1::AppendLogRequest Shipper::LogRequest(const Stream& stream) const {
+  v1::AppendLogRequest request;
+  request.set_attempt_uid(identity_.attempt_uid);
+  request.set_epoch(identity_.epoch);
+  request.set_node(identity_.node);
+  request.set_rank(stream.rank);
+  request.set_offset(std::max<int64_t>(stream.offset, 0));
+  return request;
+}
+
+v1::AppendEventsRequest Shipper::EventsRequest(const Stream& stream) const {
+  v1::AppendEventsRequest request;
+  request.set_attempt_uid(identity_.attempt_uid);
+  request.set_epoch(identity_.epoch);
+  request.set_node(identity_.node);
+  request.set_rank(stream.rank);
+  request.set_begin_offset(std::max<int64_t>(stream.offset, 0));
+  request.set_end_offset(request.begin_offset());
+  return request;
+}
+
+absl::StatusOr<Shipper::Progress> Shipper::ShipOnce(bool final) {
+  Progress progress{.complete = final};
+  absl::Status first_error;
+  for (Stream& stream : streams_) {
+    if (stream.finished) continue;
+    const absl::Status shipped =
+        stream.events ? ShipEvents(stream, final, progress.more) : ShipLog(stream, final, progress.more);
+    if (!shipped.ok() && first_error.ok()) first_error = shipped;
+    if (!stream.finished) progress.complete = false;
+  }
+  if (!first_error.ok()) return first_error;
+  return progress;
+}
+
+// Nothing appended at the start of the file: the answer is what the server has.
+absl::Status Shipper::AskOffset(Stream& stream) {
+  if (stream.offset >= 0) return absl::OkStatus();
+  if (stream.events) {
+    SFT_ASSIGN_OR_RETURN(stream.offset, server_.AppendEvents(EventsRequest(stream)));
+  } else {
+    SFT_ASSIGN_OR_RETURN(stream.offset, server_.AppendLog(LogRequest(stream)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Shipper::ShipLog(Stream& stream, bool final, bool& more) {
+  if (!final && stream.offset < 0 && !io::Exists(stream.path)) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(AskOffset(stream));
+  SFT_ASSIGN_OR_RETURN(std::string chunk, ReadChunk(stream.path, stream.offset));
+  const bool whole_chunk = static_cast<int64_t>(chunk.size()) == kMaxChunk;
+  if (chunk.empty() && !final) return absl::OkStatus();
+  v1::AppendLogRequest request = LogRequest(stream);
+  request.set_end_of_file(final && !whole_chunk);
+  const int64_t end = stream.offset + static_cast<int64_t>(chunk.size());
+  request.set_data(std::move(chunk));
+  SFT_ASSIGN_OR_RETURN(const int64_t has, server_.AppendLog(request));
+  stream.offset = has;
+  if (request.end_of_file() && has == end) stream.finished = true;
+  if (whole_chunk || has < end) more = true;
+  return absl::OkStatus();
+}
+
+absl::Status Shipper::ShipEvents(Stream& stream, bool final, bool& more) {
+  if (!final && stream.offset < 0 && !io::Exists(stream.path)) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(AskOffset(stream));
+  SFT_ASSIGN_OR_RETURN(const std::string chunk, ReadChunk(stream.path, stream.offset));
+  const bool whole_chunk = static_cast<int64_t>(chunk.size()) == kMaxChunk;
+  // Up to the last complete line; at the end of the file also a line that its rank could not finish.
+  size_t usable = chunk.rfind('\n') == std::string::npos ? 0 : chunk.rfind('\n') + 1;
+  if (usable == 0 && whole_chunk) usable = chunk.size();
+  if (final && !whole_chunk) usable = chunk.size();
+  if (usable == 0) {
+    stream.finished = final;
+    return absl::OkStatus();
+  }
+  v1::AppendEventsRequest request = EventsRequest(stream);
+  request.set_end_offset(stream.offset + static_cast<int64_t>(usable));
+  std::vector<channel::Event> events;
+  for (size_t at = 0; at < usable;) {
+    const size_t end = std::min(chunk.find('\n', at), usable);
+    const std::string_view line = std::string_view(chunk).substr(at, end - at);
+    at = end + 1;
+    absl::StatusOr<channel::Event> event = channel::ParseLine(line);
+    if (!event.ok()) {
+      if (!absl::IsNotFound(event.status())) spdlog::warn("{}: {}", stream.path, Message(event.status()));
+      continue;
+    }
+    v1::RankEvent parsed = ToRankEvent(stream.rank, *event, line);
+    if (parsed.body_case() != v1::RankEvent::BODY_NOT_SET) *request.add_events() = std::move(parsed);
+    events.push_back(*std::move(event));
+  }
+  SFT_ASSIGN_OR_RETURN(stream.offset, server_.AppendEvents(request));
+  for (const channel::Event& event : events) on_event_(stream.rank, event);
+  if (whole_chunk || stream.offset < request.end_offset()) more = true;
+  if (final && !whole_chunk && stream.offset >= request.end_offset()) stream.finished = true;
+  return absl::OkStatus();
+}
+
+}  // namespace sft::worker

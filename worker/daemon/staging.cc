@@ -1,0 +1,73 @@
+#include "worker/daemon/staging.h"
+
+#include <fcntl.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "common/io/file.h"
+#include "common/io/paths.h"
+#include "common/io/sha256.h"
+#include "common/spec/job_json.h"
+#include "worker/daemon/models.h"
+
+namespace sft::worker {
+
+absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const StopCheck& stop) {
+  StagedJob staged;
+  const auto json = nlohmann::json::parse(dispatch.resolved_json(), nullptr, false);
+  SFT_ASSIGN_OR_RETURN(staged.spec, spec::FromJson(json));
+  SFT_ASSIGN_OR_RETURN(staged.model_dir, ResolveModel(staged.spec.job.model, setup_));
+  for (const v1::JobFileRef& file : dispatch.files()) {
+    SFT_ASSIGN_OR_RETURN(std::string path, StageFile(file, stop));
+    if (file.key() == "job.data") {
+      staged.train_file = std::move(path);
+    } else if (file.key() == "data.val") {
+      staged.val_file = std::move(path);
+    }
+  }
+  if (staged.train_file.empty()) return Internal("the dispatch has no file for job.data");
+  return staged;
+}
+
+absl::StatusOr<std::string> Stager::StageFile(const v1::JobFileRef& file, const StopCheck& stop) {
+  if (file.node_path().empty()) return FetchBlob(file, stop);
+  absl::StatusOr<std::string> path = io::ResolveBelow(file.node_path(), setup_.roots);
+  if (!path.ok()) {
+    return Annotate(path.status(), fmt::format("{} on node {}", file.key(), setup_.node));
+  }
+  if (io::IsDirectory(*path)) {
+    return InvalidArgument(fmt::format("{}: {} on node {} is a folder, not a file", file.key(),
+                                       file.node_path(), setup_.node));
+  }
+  return path;
+}
+
+absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const StopCheck& stop) {
+  if (!io::IsSha256Hex(file.sha256())) {
+    return Internal(fmt::format("{}: the server sent \"{}\" as a hash", file.key(), file.sha256()));
+  }
+  const std::string path = setup_.BlobPath(file.sha256());
+  const MutexLock lock(mutex_);
+  if (io::Exists(path)) return path;
+  SFT_RETURN_IF_ERROR(io::MakeDirs(setup_.data_dir + "/datasets"));
+  const std::string part = path + ".part";
+  SFT_ASSIGN_OR_RETURN(io::AppendFile out, io::AppendFile::Open(part));
+  if (out.size() > file.size()) SFT_RETURN_IF_ERROR(out.Truncate(0));
+  if (out.size() < file.size()) {
+    SFT_RETURN_IF_ERROR(server_.Download(file.sha256(), out.size(), [&](std::string_view bytes) {
+      return stop() ? Aborted("the download was stopped") : out.Append(bytes);
+    }));
+  }
+  SFT_RETURN_IF_ERROR(out.Sync());
+  SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(part));
+  if (hash.sha256 != file.sha256()) {
+    SFT_RETURN_IF_ERROR(io::RemoveAll(part));
+    return Unavailable(fmt::format("{} arrived broken ({} bytes of {}); it is fetched again", file.key(),
+                                   hash.size, file.size()));
+  }
+  SFT_RETURN_IF_ERROR(io::RenameDurably(part, path));
+  return path;
+}
+
+}  // namespace sft::worker

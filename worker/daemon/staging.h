@@ -1,0 +1,43 @@
+#pragma once
+
+#include <string>
+
+#include "common/base/mutex.h"
+#include "common/base/status.h"
+#include "common/spec/job_spec.h"
+#include "sft/v1/worker_service.pb.h"
+#include "worker/daemon/server_api.h"
+#include "worker/daemon/setup.h"
+
+namespace sft::worker {
+
+// Everything a job names, as paths on this node.
+struct StagedJob {
+  spec::JobSpec spec;
+  std::string model_dir;
+  std::string train_file;
+  std::string val_file;  // empty: none
+};
+
+// Brings what an attempt needs to this node. Thread-safe: attempts that need one blob at the same
+// time download it once.
+class Stager {
+ public:
+  // Both are borrowed.
+  Stager(const NodeSetup& setup, ServerApi& server) : setup_(setup), server_(server) {}
+
+  // INVALID_ARGUMENT, NOT_FOUND and PERMISSION_DENIED are the job owner's to correct; ABORTED when
+  // `stop` said so; anything else is the node's or the network's. A download that breaks is kept and
+  // continued by the next call.
+  absl::StatusOr<StagedJob> Stage(const v1::Dispatch& dispatch, const StopCheck& stop);
+
+ private:
+  absl::StatusOr<std::string> StageFile(const v1::JobFileRef& file, const StopCheck& stop);
+  absl::StatusOr<std::string> FetchBlob(const v1::JobFileRef& file, const StopCheck& stop);
+
+  const NodeSetup& setup_;
+  ServerApi& server_;
+  Mutex mutex_;  // one download at a time
+};
+
+}  // namespace sft::worker

@@ -1,0 +1,201 @@
+#include "worker/daemon/verdict.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "common/io/file.h"
+
+namespace sft::worker {
+namespace {
+
+using channel::ExitCode;
+using Process = channel::ShimStatus::Process;
+
+constexpr int64_t kTailBytes = 2048;
+constexpr int kTailLines = 8;
+// A fatal event is one of the last lines of its file.
+constexpr int64_t kEventTailBytes = 1 << 20;
+
+std::string ReadTail(const std::string& path, int64_t max_bytes) {
+  const absl::StatusOr<int64_t> size = io::FileSize(path);
+  const absl::StatusOr<io::UniqueFd> fd = io::OpenForRead(path);
+  if (!size.ok() || !fd.ok()) return "";
+  std::string text(std::min(*size, max_bytes), '\0');
+  const absl::StatusOr<size_t> got =
+      io::ReadAt(fd->get(), *size - static_cast<int64_t>(text.size()), text.data(), text.size(), path);
+  text.resize(got.value_or(0));
+  return text;
+}
+
+std::string LastLines(std::string text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  size_t begin = text.size();
+  for (int line = 0; line < kTailLines && begin != std::string::npos && begin > 0; ++line) {
+    begin = text.rfind('\n', begin - 1);
+  }
+  return begin == std::string::npos || begin == 0 ? text : text.substr(begin + 1);
+}
+
+bool Failed(const Process& process) {
+  return process.exited && (process.exit_code != 0 || process.signal != 0);
+}
+
+std::string Who(const Process& process) {
+  return process.rank < 0 ? process.name : fmt::format("rank {}", process.rank);
+}
+
+std::string HowItEnded(const Process& process) {
+  if (process.signal != 0) {
+    return fmt::format("{} was killed by signal {} ({})", Who(process), process.signal,
+                       strsignal(process.signal));
+  }
+  return fmt::format("{} ended with exit code {}", Who(process), process.exit_code);
+}
+
+void ExplainSignal(int signal, v1::Verdict& verdict) {
+  const bool crash = signal == SIGSEGV || signal == SIGABRT || signal == SIGBUS || signal == SIGILL ||
+                     signal == SIGFPE;
+  verdict.set_domain(crash ? v1::Verdict::UNKNOWN : v1::Verdict::INFRASTRUCTURE);
+  verdict.set_code(crash ? "rank_crashed" : "rank_killed");
+  verdict.set_advice(crash ? "read the end of its log (sftctl logs); a crash is a bug of the trainer or a fault "
+                             "of the machine"
+                           : "something on the node ended it: see dmesg there (out of memory?), then submit again");
+}
+
+void ExplainExit(int exit_code, v1::Verdict& verdict) {
+  switch (exit_code) {
+    case channel::kExitUserError:
+      verdict.set_domain(v1::Verdict::USER);
+      verdict.set_code("user_error");
+      verdict.set_advice("read the end of its log (sftctl logs), correct the job and submit it again");
+      return;
+    case channel::kExitInfrastructure:
+      verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
+      verdict.set_code("infrastructure");
+      verdict.set_advice("read the end of its log (sftctl logs) and look at the node, then submit again");
+      return;
+    case channel::kExitInternal:
+    case channel::kExitUsage:
+      verdict.set_domain(v1::Verdict::UNKNOWN);
+      verdict.set_code("internal_error");
+      verdict.set_advice("this is a bug: report it with the rank's log (sftctl logs)");
+      return;
+    default:
+      verdict.set_domain(v1::Verdict::UNKNOWN);
+      verdict.set_code("rank_exited");
+      verdict.set_advice("read the end of its log (sftctl logs)");
+  }
+}
+
+void ApplyFatal(const channel::FatalEvent& fatal, const std::string& who, v1::Verdict& verdict) {
+  if (fatal.domain == "user") {
+    verdict.set_domain(v1::Verdict::USER);
+  } else if (fatal.domain == "infrastructure") {
+    verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
+  } else {
+    verdict.set_domain(v1::Verdict::UNKNOWN);
+  }
+  if (!fatal.code.empty()) verdict.set_code(fatal.code);
+  if (!fatal.message.empty()) verdict.set_message(fmt::format("{}: {}", who, fatal.message));
+  if (!fatal.advice.empty()) verdict.set_advice(fatal.advice);
+}
+
+}  // namespace
+
+ProcessTraces ReadTraces(const std::string& attempt_dir, const std::string& process_name) {
+  ProcessTraces traces;
+  const std::string base = attempt_dir + "/" + process_name;
+  traces.log_tail = LastLines(ReadTail(base + ".log", kTailBytes));
+  const std::string events = ReadTail(base + ".events", kEventTailBytes);
+  for (size_t at = 0; at < events.size();) {
+    const size_t end = std::min(events.find('\n', at), events.size());
+    const absl::StatusOr<channel::Event> event =
+        channel::ParseLine(std::string_view(events).substr(at, end - at));
+    if (event.ok() && std::holds_alternative<channel::FatalEvent>(event->body)) {
+      traces.fatal = std::get<channel::FatalEvent>(event->body);
+    }
+    at = end + 1;
+  }
+  return traces;
+}
+
+const Process* FindBlamed(const channel::ShimStatus& status) {
+  const Process* blamed = nullptr;
+  for (const Process& process : status.processes) {
+    if (!Failed(process)) continue;
+    const auto key = [](const Process& p) {
+      return std::make_pair(p.exit_code == channel::kExitUserError ? 0 : 1, p.order);
+    };
+    if (blamed == nullptr || key(process) < key(*blamed)) blamed = &process;
+  }
+  return blamed;
+}
+
+v1::Verdict SimpleVerdict(v1::Verdict::Domain domain, const std::string& code, const std::string& message,
+                          const std::string& advice, const std::string& node) {
+  v1::Verdict verdict;
+  verdict.set_domain(domain);
+  verdict.set_code(code);
+  verdict.set_message(message);
+  verdict.set_advice(advice);
+  verdict.set_rank(-1);
+  verdict.set_node(node);
+  return verdict;
+}
+
+v1::Verdict MakeVerdict(const channel::ShimStatus& status, const ProcessTraces& traces,
+                        const std::string& node) {
+  if (status.cause == "command") {
+    return SimpleVerdict(v1::Verdict::NONE, "stopped", status.reason, "", node);
+  }
+  if (status.cause == "fencing") {
+    return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "fenced", status.reason,
+                         "the node was out of reach for too long", node);
+  }
+  const Process* blamed = FindBlamed(status);
+  if (blamed == nullptr) {
+    if (status.cause == "failure" || status.processes.empty()) {
+      return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "not_started", status.reason,
+                           "look at the worker's and the shim's log on the node", node);
+    }
+    return SimpleVerdict(v1::Verdict::NONE, "succeeded", "", "", node);
+  }
+  v1::Verdict verdict = SimpleVerdict(v1::Verdict::UNKNOWN, "", HowItEnded(*blamed), "", node);
+  verdict.set_rank(blamed->rank);
+  if (blamed->signal != 0) {
+    ExplainSignal(blamed->signal, verdict);
+  } else {
+    ExplainExit(blamed->exit_code, verdict);
+    // A process that was killed said nothing about it: what it said before is not why.
+    if (traces.fatal) ApplyFatal(*traces.fatal, Who(*blamed), verdict);
+    // Where the shim could not start it, it says why itself.
+    if (!traces.fatal && status.reason.find("did not start") != std::string::npos) {
+      verdict.set_message(status.reason);
+    }
+  }
+  for (const Process& process : status.processes) {
+    if (process.exited) verdict.add_evidence(HowItEnded(process));
+  }
+  if (!traces.log_tail.empty()) {
+    verdict.add_evidence(fmt::format("last lines of {}'s log:\n{}", blamed->name, traces.log_tail));
+  }
+  return verdict;
+}
+
+v1::Verdict MakeStartVerdict(const absl::Status& status, const std::string& node) {
+  const std::string message(Message(status));
+  if (absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsPermissionDenied(status)) {
+    return SimpleVerdict(v1::Verdict::USER, "bad_input", message, "correct the job and submit it again", node);
+  }
+  if (absl::IsResourceExhausted(status)) {
+    return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "disk_full", message,
+                         fmt::format("free space on node {}, then submit again", node), node);
+  }
+  return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "staging_failed", message,
+                       fmt::format("look at the worker's log on node {}, then submit again", node), node);
+}
+
+}  // namespace sft::worker
