@@ -1,0 +1,150 @@
+#include "worker/engine/train/base_weights.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/weights/sharded_source.h"
+
+namespace sft::engine {
+
+namespace {
+
+using at::Tensor;
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+bool InBase(const ParamInfo& param) {
+  return param.role != ParamRole::kLoraA && param.role != ParamRole::kLoraB;
+}
+
+bool IsFrozenPlain(const ParamInfo& param) { return !param.trainable && !param.quantized; }
+
+void CheckParam(const ModelFiles& files, const ParamInfo& param) {
+  const std::string where = files.dir().string();
+  if (!files.Contains(param.name)) {
+    throw UserError(where + ": the weights hold no tensor " + param.name +
+                        ", which config.json asks for",
+                    "bad_model", "download the model again, or correct config.json");
+  }
+  const TensorInfo& info = files.Info(param.name);
+  if (info.shape != param.shape) {
+    throw UserError(where + ": " + param.name + " has shape " + ShapeText(info.shape) +
+                        ", config.json asks for " + ShapeText(param.shape),
+                    "bad_model", "config.json and weights must be of one model");
+  }
+  if (!at::isFloatingType(info.dtype)) {
+    throw UserError(where + ": " + param.name + " has type " +
+                        std::string(SafetensorsDtype(info.dtype)) + ", not a float type",
+                    "bad_model", "use the original weights: they are quantised when loaded");
+  }
+}
+
+// A head that is tied, and tables that are computed, may be stored as well.
+bool MayBeExtra(std::string_view name) {
+  return name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq");
+}
+
+std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const BaseWeights& base,
+                                               at::ScalarType compute, Communicator& comm) {
+  auto source = std::make_unique<ShardedSource>(layout, comm);
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    const UnitInfo& info = layout.units[unit];
+    FlatLayout flat(info, IsFrozenPlain);
+    if (flat.empty()) continue;
+    std::vector<int64_t> counts = PartSizes(flat.size(), comm.world());
+    const int64_t begin =
+        std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
+    Tensor shard = at::empty({counts[comm.rank()]},
+                             at::TensorOptions(comm.device()).dtype(compute));
+    for (const FlatLayout::Piece& piece : flat.Slice(begin, shard.numel())) {
+      shard.narrow(0, piece.begin - begin, piece.count)
+          .copy_(base.Read(info.params[piece.param], piece.first, piece.count));
+    }
+    source->Set(unit, std::move(flat), std::move(counts), shard);
+  }
+  return source;
+}
+
+std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const BaseWeights& base,
+                                                at::ScalarType compute, at::Device device) {
+  auto source = std::make_unique<ResidentSource>(layout);
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
+      const ParamInfo& param = layout.units[unit].params[i];
+      if (!IsFrozenPlain(param)) continue;
+      Tensor tensor = at::empty(param.shape, at::TensorOptions(device).dtype(compute));
+      tensor.view({-1}).copy_(base.Read(param, 0, param.numel()));
+      base.Done(param);
+      source->Set(unit, static_cast<int>(i), tensor);
+    }
+  }
+  return source;
+}
+
+}  // namespace
+
+BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayout& layout)
+    : files_(ModelFiles::Open(model_dir)) {
+  std::unordered_set<std::string> known;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) {
+      if (!InBase(param)) continue;
+      CheckParam(files_, param);
+      known.insert(param.name);
+    }
+  }
+  for (const std::string& name : files_.Names()) {
+    if (!known.contains(name) && !MayBeExtra(name)) {
+      throw UserError(model_dir.string() + ": the weights hold " + name +
+                          ", which the architecture in config.json does not have",
+                      "bad_model", "config.json and weights must be of one model");
+    }
+  }
+}
+
+Tensor BaseWeights::Read(const ParamInfo& param, int64_t first, int64_t count) const {
+  Tensor part = files_.ViewRange(param.name, first, count);
+  const bool kept = part.scalar_type() == at::kFloat || part.scalar_type() == at::kBFloat16;
+  return kept ? part : part.to(at::kFloat);
+}
+
+void BaseWeights::Done(const ParamInfo& param) const { files_.DropPages(param.name); }
+
+std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWeights& base,
+                                         at::ScalarType compute, bool double_quant, bool sharded,
+                                         Communicator& comm) {
+  auto composed = std::make_unique<ComposedSource>();
+  composed->Add(sharded ? LoadShardedPlain(layout, base, compute, comm)
+                        : LoadResidentPlain(layout, base, compute, comm.device()));
+  const bool quantizes = std::any_of(
+      layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
+        return std::any_of(unit.params.begin(), unit.params.end(),
+                           [](const ParamInfo& param) { return param.quantized; });
+      });
+  if (!quantizes) return composed;
+  auto source = std::make_unique<QuantizedSource>(layout, MakeNf4Format(double_quant), compute,
+                                                  sharded, comm);
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
+      const ParamInfo& param = layout.units[unit].params[i];
+      if (!param.quantized) continue;
+      const auto [first, count] = source->RangeOf(unit, static_cast<int>(i));
+      source->Load(unit, static_cast<int>(i), base.Read(param, first, count).to(comm.device()));
+      base.Done(param);
+    }
+  }
+  composed->Add(std::move(source));
+  return composed;
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,191 @@
+#include "worker/engine/train/delivery.h"
+
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/checkpoint/adapter.h"
+#include "worker/engine/checkpoint/model_writer.h"
+#include "worker/engine/checkpoint/tensor_hash.h"
+
+namespace sft::engine {
+
+namespace {
+
+using at::Tensor;
+
+constexpr size_t kHashDigits = 64;
+
+// Calls visit(param, weight) for every trained parameter in the order of the layout. `weight` is the
+// gathered master weight in `type`. A collective.
+template <typename Visit>
+void ForEachTrained(const TrainingModel& model, at::ScalarType type, const Visit& visit) {
+  const ModelLayout& layout = model.layout();
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
+      const ParamInfo& param = layout.units[unit].params[i];
+      if (param.trainable) {
+        visit(param, model.store().Gather(unit, static_cast<int>(i)).to(type));
+      }
+    }
+  }
+}
+
+// What the ranks compute with, where each holds a copy of its own.
+std::string ReplicaHash(const TrainingModel& model) {
+  TensorHasher hasher;
+  if (model.store().placement() != Placement::kFullShard) {
+    const std::unique_ptr<WeightSource> source = model.store().MakeSource();
+    for (int unit = 0; unit < model.layout().size(); ++unit) {
+      AcquiredUnit acquired(*source, model.layout(), unit);
+      for (const Tensor& weight : acquired.weights()) {
+        if (weight.defined()) hasher.Add(weight);
+      }
+    }
+  }
+  return hasher.Finish();
+}
+
+AdapterConfig AdapterConfigOf(const spec::JobSpec& spec, const std::string& model_name) {
+  const spec::JobSpec::Lora& lora = spec.lora;
+  AdapterConfig config;
+  config.r = lora.r;
+  config.alpha = lora.alpha;
+  config.dropout = lora.dropout;
+  config.target_modules = lora.target_modules;
+  config.bias = lora.bias == spec::Bias::kAll        ? "all"
+                : lora.bias == spec::Bias::kLoraOnly ? "lora_only"
+                                                     : "none";
+  config.use_rslora = lora.use_rslora;
+  config.base_model = model_name;
+  return config;
+}
+
+AdapterFiles AdapterFilesOf(const spec::JobSpec& spec, const DeliveryOptions& options) {
+  AdapterFiles files;
+  files.target = options.target;
+  files.source = options.model_dir;
+  files.chat_template = spec.data.chat_template;
+  return files;
+}
+
+// The adapter's files give pairs by module; the hash is in the order of the layout.
+std::string AdapterFileHash(const TrainingModel& model, const std::filesystem::path& dir) {
+  const Adapter adapter = ReadAdapter(dir);
+  std::map<std::string, Tensor, std::less<>> tensors;
+  for (const LoraPair& pair : adapter.pairs) {
+    tensors[pair.module + ".lora_A.weight"] = pair.a;
+    tensors[pair.module + ".lora_B.weight"] = pair.b;
+  }
+  for (const NamedTensor& bias : adapter.biases) tensors[bias.name] = bias.tensor;
+  TensorHasher hasher;
+  for (const UnitInfo& unit : model.layout().units) {
+    for (const ParamInfo& param : unit.params) {
+      if (!param.trainable) continue;
+      const auto found = tensors.find(param.name);
+      if (found == tensors.end()) return std::string(kHashDigits, '0');
+      hasher.Add(found->second);
+    }
+  }
+  return hasher.Finish();
+}
+
+std::string ModelFileHash(const TrainingModel& model, const std::filesystem::path& dir) {
+  const ModelFiles files = ModelFiles::Open(dir);
+  TensorHasher hasher;
+  for (const UnitInfo& unit : model.layout().units) {
+    for (const ParamInfo& param : unit.params) hasher.Add(files.View(param.name));
+  }
+  return hasher.Finish();
+}
+
+// Gathers, hashes and, on rank 0, writes; returns the hash of what was gathered.
+std::string WriteAdapterFrom(const TrainingModel& model, const spec::JobSpec& spec,
+                             const DeliveryOptions& options, bool writes) {
+  TensorHasher hasher;
+  std::vector<LoraPair> pairs;
+  std::vector<NamedTensor> biases;
+  std::map<std::string, size_t, std::less<>> place;
+  ForEachTrained(model, at::kFloat, [&](const ParamInfo& param, const Tensor& weight) {
+    hasher.Add(weight);
+    if (!writes) return;
+    if (param.role == ParamRole::kBias) {
+      biases.push_back({param.name, weight.cpu()});
+      return;
+    }
+    const std::string module(param.module());
+    const auto [entry, added] = place.try_emplace(module, pairs.size());
+    if (added) pairs.push_back({module, {}, {}});
+    LoraPair& pair = pairs[entry->second];
+    (param.role == ParamRole::kLoraA ? pair.a : pair.b) = weight.cpu();
+  });
+  if (writes) {
+    WriteAdapter(AdapterFilesOf(spec, options), AdapterConfigOf(spec, options.model_name), pairs,
+                 biases);
+  }
+  return hasher.Finish();
+}
+
+std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec,
+                           const DeliveryOptions& options, bool writes) {
+  std::unique_ptr<ModelWriter> writer;
+  if (writes) {
+    std::vector<TensorInfo> infos;
+    for (const UnitInfo& unit : model.layout().units) {
+      for (const ParamInfo& param : unit.params) {
+        TensorInfo info;
+        info.name = param.name;
+        info.dtype = model.compute_type();
+        info.shape = param.shape;
+        infos.push_back(std::move(info));
+      }
+    }
+    ModelWriterOptions writer_options;
+    writer_options.target = options.target;
+    writer_options.source = options.model_dir;
+    writer_options.chat_template = spec.data.chat_template;
+    writer = std::make_unique<ModelWriter>(std::move(writer_options), std::move(infos));
+  }
+  TensorHasher hasher;
+  ForEachTrained(model, model.compute_type(), [&](const ParamInfo& param, const Tensor& weight) {
+    hasher.Add(weight);
+    if (writer) writer->Write(param.name, weight);
+  });
+  if (writer) writer->Commit();
+  return hasher.Finish();
+}
+
+int64_t DirectoryBytes(const std::filesystem::path& dir) {
+  int64_t bytes = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(dir)) {
+    if (entry.is_regular_file()) bytes += static_cast<int64_t>(entry.file_size());
+  }
+  return bytes;
+}
+
+}  // namespace
+
+DeliveryResult Deliver(const TrainingModel& model, const spec::JobSpec& spec,
+                       const DeliveryOptions& options, Communicator& comm) {
+  const bool writes = comm.rank() == 0;
+  const bool full = spec.full_finetune();
+  DeliveryResult result;
+  ConsistencyReport& report = result.consistency;
+  report.weights_sha256 = full ? WriteModelFrom(model, spec, options, writes)
+                               : WriteAdapterFrom(model, spec, options, writes);
+  std::string delivered(kHashDigits, '0');
+  if (writes) {
+    delivered = full ? ModelFileHash(model, options.target) : AdapterFileHash(model, options.target);
+    result.artifact = {full ? "model" : "adapter", options.target.string(),
+                       DirectoryBytes(options.target)};
+  }
+  report.delivered_sha256 = AllGatherStrings(comm, delivered)[0];
+  const bool replicas = EqualOnAllRanks(comm, ReplicaHash(model));
+  const bool gathered = EqualOnAllRanks(comm, report.weights_sha256);
+  report.consistent = replicas && gathered && report.delivered_sha256 == report.weights_sha256;
+  return result;
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "common/spec/job_spec.h"
+#include "worker/engine/dist/communicator.h"
+#include "worker/engine/train/observer.h"
+#include "worker/engine/train/training_model.h"
+
+namespace sft::engine {
+
+struct DeliveryOptions {
+  std::filesystem::path target;     // the artifact's directory, replaced whole
+  std::filesystem::path model_dir;  // tokenizer, template and config.json are copied from it
+  std::string model_name;           // the base as the job named it
+};
+
+struct DeliveryResult {
+  ConsistencyReport consistency;
+  ArtifactReport artifact;  // on rank 0
+};
+
+// Gathers the trained weights, writes them on rank 0 (a PEFT adapter, or a full model in the type of
+// the computation), reads the files back, and compares: the weights of all ranks, and the weights
+// with the files. A collective. Throws InfrastructureError when the disk fails; says by
+// `consistent` = false, without throwing, that the comparison failed.
+DeliveryResult Deliver(const TrainingModel& model, const spec::JobSpec& spec,
+                       const DeliveryOptions& options, Communicator& comm);
+
+}  // namespace sft::engine

@@ -1,0 +1,47 @@
+#include "worker/engine/train/flops.h"
+
+#include <algorithm>
+
+namespace sft::engine {
+
+namespace {
+
+// Pairs of a query and a key it sees in a document.
+double Pairs(int64_t length, int64_t window) {
+  const double n = static_cast<double>(length);
+  if (window == 0 || window >= length) return n * (n + 1) / 2;
+  const double w = static_cast<double>(window);
+  return w * (w + 1) / 2 + (n - w) * w;
+}
+
+}  // namespace
+
+StepFlops::StepFlops(const DecoderConfig& config, const ModelLayout& layout) {
+  const int first = layout.first_trainable();
+  for (int unit = 1; unit < layout.head_unit(); ++unit) {
+    for (const ParamInfo& param : layout.units[unit].params) {
+      if (param.shape.size() != 2) continue;
+      const double products = 1.0 + (unit >= first) + param.trainable;
+      per_token_ += 2.0 * static_cast<double>(param.numel()) * products;
+    }
+    // Scores and values forward, twice that backward.
+    const double pair = 4.0 * static_cast<double>(config.heads * config.head_size) *
+                        (unit >= first ? 3.0 : 1.0);
+    windows_.emplace_back(config.windows[unit - 1], pair);
+  }
+  const ParamInfo& head = config.tied_head ? layout.units[0].params[0]
+                                           : layout.units[layout.head_unit()].params.back();
+  per_target_ = 2.0 * static_cast<double>(head.numel()) *
+                (1.0 + (first < layout.head_unit()) + head.trainable);
+}
+
+double StepFlops::Of(std::span<const int64_t> lengths, int64_t targets) const {
+  double flops = per_target_ * static_cast<double>(targets);
+  for (int64_t length : lengths) {
+    flops += per_token_ * static_cast<double>(length);
+    for (const auto& [window, per_pair] : windows_) flops += per_pair * Pairs(length, window);
+  }
+  return flops;
+}
+
+}  // namespace sft::engine

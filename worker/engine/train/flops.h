@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "worker/engine/model/config.h"
+#include "worker/engine/weights/layout.h"
+
+namespace sft::engine {
+
+// Floating-point operations that a training step needs, recomputation not counted: for N weights of
+// matrix products 2N a token forward, 2N for the gradient of its input (above the first trained
+// unit), 2N for the gradient of a trained weight; attention at the real lengths of the documents.
+// The head runs over the targets only.
+class StepFlops {
+ public:
+  StepFlops(const DecoderConfig& config, const ModelLayout& layout);
+
+  // Of a micro-batch with these documents and targets.
+  double Of(std::span<const int64_t> lengths, int64_t targets) const;
+
+ private:
+  double per_token_ = 0;
+  double per_target_ = 0;
+  // By layer: its window, and the operations for one query and one key that it sees.
+  std::vector<std::pair<int64_t, double>> windows_;
+};
+
+}  // namespace sft::engine

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sft::engine {
+
+// What a training run reports, in the order in which it happens: ready, then evals and steps, then
+// consistency and artifact. All calls come from the training thread, on every rank.
+
+struct ReadyReport {
+  int64_t total_steps = 0;
+  int64_t trainable_parameters = 0;
+  int64_t total_parameters = 0;  // of the base
+};
+
+struct StepReport {
+  int64_t step = 0;  // from 1
+  int64_t total_steps = 0;
+  double loss = 0;       // mean over the step's targets, all ranks
+  double rank_loss = 0;  // mean over this rank's own; 0 when it had none
+  double grad_norm = 0;  // before clipping
+  double lr = 0;
+  double epoch = 0;    // passes over the data so far, a fraction
+  int64_t tokens = 0;  // of all ranks, no padding
+  double seconds = 0;  // since the step before was reported as done
+  double tokens_per_second = 0;
+  int64_t memory_bytes = 0;  // this rank's peak: the allocator's on a GPU, resident set on a CPU
+  double mfu = 0;            // 0 where the device's peak is not known
+};
+
+struct EvalReport {
+  int64_t step = 0;  // optimizer steps taken; 0: before the first
+  double loss = 0;   // mean over all targets of the validation rows
+  int64_t tokens = 0;
+  double seconds = 0;
+};
+
+// Proof that the ranks hold one model, and that it is the one delivered.
+struct ConsistencyReport {
+  std::string weights_sha256;    // of the trained weights as this rank has them
+  std::string delivered_sha256;  // of what was read back from the artifact
+  bool consistent = false;       // equal on all ranks, and to the artifact
+};
+
+struct ArtifactReport {
+  std::string kind;  // "adapter" or "model"
+  std::string path;
+  int64_t bytes = 0;
+};
+
+// Implemented by sft-rank (events) and by tests. Calls must not block for long: ranks wait for each
+// other.
+class TrainObserver {
+ public:
+  virtual ~TrainObserver() = default;
+  virtual void OnReady(const ReadyReport&) {}
+  virtual void OnStep(const StepReport&) {}
+  virtual void OnEval(const EvalReport&) {}
+  virtual void OnConsistency(const ConsistencyReport&) {}
+  virtual void OnArtifact(const ArtifactReport&) {}  // on rank 0 only
+  // Asked between steps. The run ends when any rank says so.
+  virtual bool StopRequested() { return false; }
+};
+
+}  // namespace sft::engine

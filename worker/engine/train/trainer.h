@@ -1,0 +1,92 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/spec/job_spec.h"
+#include "worker/engine/data/dataset.h"
+#include "worker/engine/data/step_plan.h"
+#include "worker/engine/dist/communicator.h"
+#include "worker/engine/optim/lr_schedule.h"
+#include "worker/engine/train/flops.h"
+#include "worker/engine/train/observer.h"
+#include "worker/engine/train/training_model.h"
+
+namespace sft::engine {
+
+struct TrainerOptions {
+  spec::JobSpec spec;
+  std::filesystem::path model_dir;
+  std::string model_name;  // the base as the job named it, for the adapter's configuration
+  std::shared_ptr<const Dataset> train;
+  std::shared_ptr<const Dataset> validation;  // null: none
+  std::filesystem::path output_dir;           // the artifact is written here
+  // Dense peak of one device in the type of the computation, operations a second; 0: not known.
+  double peak_flops = 0;
+};
+
+struct TrainResult {
+  int64_t steps = 0;
+  bool stopped = false;  // ended by StopRequested: nothing was delivered
+};
+
+// Runs a whole job on one rank: every rank makes one with the same options and calls Run. Two runs
+// of one job on the same kind of device and number of ranks give the same bits.
+// Thread-compatible; borrows comm, observer and clock.
+class Trainer {
+ public:
+  // Loads the model. Throws UserError: model or data cannot be used, validation asked for without
+  // rows.
+  Trainer(TrainerOptions options, Communicator& comm, TrainObserver& observer,
+          Clock& clock = Clock::Real());
+
+  // Trains, validates when the job says so (and once before the first step, for comparison), and
+  // delivers. Throws UserError when the loss or the gradient is not finite (saying at which step, on
+  // which rank and in which rows), InfrastructureError when a peer or the disk fails, InternalError
+  // when ranks diverged.
+  TrainResult Run();
+
+  TrainingModel& model() { return model_; }
+  const StepPlan& plan() const { return plan_; }
+
+ private:
+  struct StepLoss {
+    std::vector<double> micro;   // this rank's sums
+    std::vector<double> ranks;   // every rank's sum
+    bool stop = false;           // some rank wants to stop
+    double total() const;
+  };
+
+  void RunStep(const Step& step);
+  StepLoss ForwardBackward(const Step& step);
+  void ExchangeLoss(StepLoss& loss);
+  [[noreturn]] void FailNotFinite(const Step& step, const StepLoss& loss, const std::string& what);
+  void Report(const Step& step, const StepLoss& loss, double grad_norm, double lr, double seconds);
+  bool EvalDue(const Step& step) const;
+  void Evaluate(int64_t steps_taken);
+  void KeepIfBest(double loss);
+  void DeliverResult();
+
+  TrainerOptions options_;
+  Communicator& comm_;
+  TrainObserver& observer_;
+  Clock& clock_;
+  TrainingModel model_;
+  StepPlan plan_;
+  std::optional<StepPlan> validation_;
+  LrSchedule schedule_;
+  StepFlops flops_;
+  bool stop_ = false;
+  double step_flops_ = 0;  // of this rank in the step under way
+  int64_t rank_targets_ = 0;
+  MonoTime last_report_{};
+  std::optional<double> best_loss_;
+  std::vector<at::Tensor> best_weights_;
+};
+
+}  // namespace sft::engine

@@ -1,0 +1,224 @@
+#include "worker/engine/train/training_model.h"
+
+#include <string>
+#include <utility>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/model/adapters.h"
+#include "worker/engine/model/families.h"
+#include "worker/engine/optim/grad_norm.h"
+#include "worker/engine/train/base_weights.h"
+#include "worker/engine/train/device_batch.h"
+#include "worker/engine/weights/replicated_sink.h"
+#include "worker/engine/weights/sharded_sink.h"
+
+namespace sft::engine {
+
+using at::Tensor;
+
+namespace {
+
+Placement PlacementOf(spec::Sharding sharding) {
+  switch (sharding) {
+    case spec::Sharding::kZero2:
+      return Placement::kShardedOptimizer;
+    case spec::Sharding::kFullShard:
+      return Placement::kFullShard;
+    case spec::Sharding::kDdp:
+      break;
+  }
+  return Placement::kReplicated;
+}
+
+at::ScalarType MasterTypeOf(const spec::JobSpec& spec) {
+  return spec.hyperparameters.master_weights == spec::MasterWeights::kBf16 ? at::kBFloat16
+                                                                           : at::kFloat;
+}
+
+std::unique_ptr<GradientSink> MakeSink(const spec::JobSpec& spec, const ModelLayout& layout,
+                                       const TrainableStore& store, Communicator& comm) {
+  if (store.placement() != Placement::kReplicated) {
+    return std::make_unique<ShardedSink>(layout, store, comm);
+  }
+  const auto bucket_bytes =
+      static_cast<int64_t>(spec.parallelism.ddp_bucket_cap_mb * 1024.0 * 1024.0);
+  return std::make_unique<ReplicatedSink>(layout, store, bucket_bytes, comm);
+}
+
+DecoderOptions DecoderOptionsOf(const spec::JobSpec& spec, const DecoderConfig& config,
+                                at::Device device) {
+  DecoderOptions options;
+  options.lora = ScalingOf(spec.lora);
+  if (spec.parallelism.activation_checkpointing) {
+    options.recompute.assign(config.layers, Recompute::kAll);
+  }
+  // A GPU's head GEMM wants some thousand rows at once.
+  constexpr int64_t kGpuLogitsBytes = int64_t{1} << 30;
+  if (!device.is_cpu()) options.logits_bytes = kGpuLogitsBytes;
+  return options;
+}
+
+// As transformers: norms and biases are not decayed.
+bool Decays(const ParamInfo& param) {
+  return param.role != ParamRole::kNorm && param.role != ParamRole::kBias;
+}
+
+}  // namespace
+
+at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device) {
+  switch (spec.parallelism.compute_type) {
+    case spec::ComputeType::kFp32:
+      return at::kFloat;
+    case spec::ComputeType::kBf16:
+      return at::kBFloat16;
+    case spec::ComputeType::kAuto:
+      break;
+  }
+  return device.is_cpu() ? at::kFloat : at::kBFloat16;
+}
+
+TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::path& model_dir,
+                             Communicator& comm)
+    : spec_(spec),
+      comm_(comm),
+      compute_(ComputeTypeOf(spec, comm.device())),
+      config_(DecoderConfig::Read(model_dir)),
+      layout_(MakeLayout(config_)) {
+  PrepareLayout(layout_, spec_);
+  const BaseWeights base(model_dir, layout_);
+  const bool sharded = spec_.parallelism.sharding == spec::Sharding::kFullShard;
+  store_ = std::make_unique<TrainableStore>(layout_, compute_, MasterTypeOf(spec_),
+                                            PlacementOf(spec_.parallelism.sharding), comm_);
+  InitTrainables(base);
+  auto source = std::make_unique<ComposedSource>();
+  source->Add(LoadFrozen(layout_, base, compute_, spec_.quantization.double_quant, sharded, comm_));
+  source->Add(store_->MakeSource());
+  source_ = std::move(source);
+  sink_ = MakeSink(spec_, layout_, *store_, comm_);
+  decoder_ = std::make_unique<Decoder>(config_, layout_, *source_, comm_.device(),
+                                       DecoderOptionsOf(spec_, config_, comm_.device()));
+  MakeOptimizers();
+}
+
+TrainingModel::~TrainingModel() = default;
+
+void TrainingModel::InitTrainables(const BaseWeights& base) {
+  const uint64_t seed = spec_.hyperparameters.seed;
+  store_->Load([&](int unit, int param, int64_t first, int64_t count) {
+    const ParamInfo& info = layout_.units[unit].params[param];
+    if (info.role == ParamRole::kLoraA || info.role == ParamRole::kLoraB) {
+      return InitialFactor(info, seed).view({-1}).narrow(0, first, count);
+    }
+    return base.Read(info, first, count);
+  });
+}
+
+void TrainingModel::LoadAdapter(const Adapter& adapter) {
+  store_->Load([&](int unit, int param, int64_t first, int64_t count) {
+    const ParamInfo& info = layout_.units[unit].params[param];
+    Tensor found;
+    for (const LoraPair& pair : adapter.pairs) {
+      if (pair.module == info.module()) found = info.role == ParamRole::kLoraA ? pair.a : pair.b;
+    }
+    for (const NamedTensor& bias : adapter.biases) {
+      if (bias.name == info.name) found = bias.tensor;
+    }
+    if (!found.defined() || found.sizes() != at::IntArrayRef(info.shape)) {
+      throw UserError("the adapter holds no " + info.name + " of the shape that the job asks for",
+                      "bad_adapter", "use an adapter with the job's r and target_modules");
+    }
+    return found.reshape({-1}).narrow(0, first, count);
+  });
+  source_->Invalidate();
+}
+
+void TrainingModel::MakeOptimizers() {
+  AdamWOptions options = AdamWOptionsOf(spec_);
+  const auto& parts = store_->parts();
+  std::vector<int64_t> first_id;  // of each unit's parameters
+  int64_t next_id = 0;
+  for (const UnitInfo& unit : layout_.units) {
+    first_id.push_back(next_id);
+    next_id += static_cast<int64_t>(unit.params.size());
+  }
+  for (bool decayed : {true, false}) {
+    Group group;
+    std::vector<OptimizerParam> params;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const TrainablePart& part = parts[i];
+      const ParamInfo& info = layout_.units[part.unit].params[part.param];
+      if (Decays(info) != decayed) continue;
+      group.parts.push_back(i);
+      params.push_back({info.name, part.master, part.copy, first_id[part.unit] + part.param,
+                        part.first});
+    }
+    if (!decayed) options.weight_decay = 0.0;
+    group.adamw = std::make_unique<AdamW>(std::move(params), options);
+    groups_.push_back(std::move(group));
+  }
+}
+
+void TrainingModel::BeginStep() {
+  gradients_ = nullptr;
+  sink_->BeginStep();
+}
+
+Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int micro, bool last) {
+  sink_->BeginMicroBatch(last);
+  const DropoutKey key =
+      DropoutKey::Of(spec_.hyperparameters.seed, step, micro, comm_.rank());
+  const bool drops = !spec_.full_finetune() && spec_.lora.dropout > 0.0;
+  return decoder_->ForwardBackward(ToDevice(batch, comm_.device()), drops ? &key : nullptr, *sink_);
+}
+
+double TrainingModel::ReduceGradients(double scale) {
+  gradients_ = &sink_->Reduce();
+  const std::span<const Tensor> none;
+  const bool sharded = sink_->sharded();
+  return scale * GlobalGradNorm(sharded ? none : std::span<const Tensor>(*gradients_),
+                                sharded ? std::span<const Tensor>(*gradients_) : none, sharded,
+                                comm_);
+}
+
+void TrainingModel::Update(double lr, double scale) {
+  if (gradients_ == nullptr) throw InternalError("Update was called before ReduceGradients");
+  for (Group& group : groups_) {
+    std::vector<Tensor> gradients;
+    for (size_t part : group.parts) gradients.push_back((*gradients_)[part]);
+    group.adamw->Step(gradients, lr, scale);
+  }
+  WeightsChanged();
+}
+
+void TrainingModel::WeightsChanged() {
+  store_->AfterUpdate();
+  source_->Invalidate();
+}
+
+Tensor TrainingModel::Loss(const MicroBatch& batch) {
+  return decoder_->Loss(ToDevice(batch, comm_.device()));
+}
+
+Tensor TrainingModel::Logits(const MicroBatch& batch) {
+  return decoder_->Logits(ToDevice(batch, comm_.device()));
+}
+
+std::vector<Tensor> TrainingModel::Snapshot() const {
+  std::vector<Tensor> snapshot;
+  for (const TrainablePart& part : store_->parts()) {
+    snapshot.push_back(part.master.to(at::kCPU, part.master.scalar_type(), /*non_blocking=*/false,
+                                      /*copy=*/true));
+  }
+  return snapshot;
+}
+
+void TrainingModel::Restore(const std::vector<Tensor>& snapshot) {
+  for (size_t i = 0; i < snapshot.size(); ++i) {
+    TrainablePart part = store_->parts()[i];
+    part.master.copy_(snapshot[i]);
+    if (part.copy.defined()) part.copy.copy_(snapshot[i]);
+  }
+  WeightsChanged();
+}
+
+}  // namespace sft::engine

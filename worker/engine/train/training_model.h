@@ -1,0 +1,95 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "common/spec/job_spec.h"
+#include "worker/engine/checkpoint/adapter.h"
+#include "worker/engine/data/step_plan.h"
+#include "worker/engine/dist/communicator.h"
+#include "worker/engine/model/decoder.h"
+#include "worker/engine/optim/adamw.h"
+#include "worker/engine/weights/gradient_sink.h"
+#include "worker/engine/weights/trainable_store.h"
+
+namespace sft::engine {
+
+class BaseWeights;
+
+// The type a job computes in on a device: what it says, or bf16 on a GPU and fp32 on a CPU.
+at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device);
+
+// The model of a job on one rank with its optimizer: the wiring of layout, sources, store, sink and
+// decoder that the job's strategy asks for. A step is
+//
+//   BeginStep; ForwardBackward for each micro-batch; ReduceGradients; Update
+//
+// called by all ranks alike. Thread-compatible.
+class TrainingModel {
+ public:
+  // Loads the base from `model_dir` and makes what is trained: the base itself, or fresh adapters
+  // from the job's seed. Borrows `comm`. Collective; throws UserError (model, target modules).
+  TrainingModel(const spec::JobSpec& spec, const std::filesystem::path& model_dir,
+                Communicator& comm);
+  ~TrainingModel();
+  TrainingModel(const TrainingModel&) = delete;
+  TrainingModel& operator=(const TrainingModel&) = delete;
+
+  // Replaces the adapters' values. Throws UserError when a factor is missing or has another shape.
+  void LoadAdapter(const Adapter& adapter);
+
+  void BeginStep();
+  // Sum of the cross entropies over the batch's targets, fp64 scalar on the device. `step` and
+  // `micro` choose the dropout masks; `last`: of this step.
+  at::Tensor ForwardBackward(const MicroBatch& batch, int64_t step, int micro, bool last);
+  // Sums the gradients over the ranks; returns the norm of `scale` times them.
+  double ReduceGradients(double scale);
+  // One optimizer step with gradients times `scale`.
+  void Update(double lr, double scale);
+
+  // As ForwardBackward, without gradients and dropout.
+  at::Tensor Loss(const MicroBatch& batch);
+  // Logits of every token [T, V].
+  at::Tensor Logits(const MicroBatch& batch);
+
+  // The trained weights this rank updates, on the host; and back. For the best weights so far.
+  std::vector<at::Tensor> Snapshot() const;
+  void Restore(const std::vector<at::Tensor>& snapshot);
+
+  const DecoderConfig& config() const { return config_; }
+  const ModelLayout& layout() const { return layout_; }
+  const TrainableStore& store() const { return *store_; }
+  at::ScalarType compute_type() const { return compute_; }
+  Decoder& decoder() { return *decoder_; }
+  // Gradients of the last ReduceGradients, in the order of store().parts(); unscaled.
+  const std::vector<at::Tensor>& gradients() const { return *gradients_; }
+
+ private:
+  void InitTrainables(const BaseWeights& base);
+  void MakeOptimizers();
+  void WeightsChanged();
+
+  spec::JobSpec spec_;
+  Communicator& comm_;
+  at::ScalarType compute_;
+  DecoderConfig config_;
+  ModelLayout layout_;
+  std::unique_ptr<TrainableStore> store_;
+  std::unique_ptr<WeightSource> source_;
+  std::unique_ptr<GradientSink> sink_;
+  std::unique_ptr<Decoder> decoder_;
+  // Parameters that are decayed, and those that are not (norms and biases); by position in
+  // store().parts().
+  struct Group {
+    std::vector<size_t> parts;
+    std::unique_ptr<AdamW> adamw;
+  };
+  std::vector<Group> groups_;
+  const std::vector<at::Tensor>* gradients_ = nullptr;  // the sink's
+};
+
+}  // namespace sft::engine

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <memory>
+
+#include "worker/engine/data/step_plan.h"
+#include "worker/engine/dist/communicator.h"
+#include "worker/engine/train/training_model.h"
+
+namespace sft::engine {
+
+struct ValidationResult {
+  double loss = 0;  // mean over all targets
+  int64_t tokens = 0;
+};
+
+// The loss over every row of `plan` (StepPlan::ForValidation), forward only, the rows divided over
+// the ranks. A collective; every rank gets the result.
+ValidationResult Validate(TrainingModel& model, const StepPlan& plan, Communicator& comm);
+
+}  // namespace sft::engine
