@@ -1,0 +1,143 @@
+#include "server/core/artifacts.h"
+
+#include <fmt/format.h>
+
+#include "common/base/ids.h"
+#include "common/io/paths.h"
+#include "common/io/sha256.h"
+#include "common/rpc/channel.h"
+#include "server/core/convert.h"
+#include "server/state/names.h"
+#include "server/store/attempts.h"
+#include "server/store/files.h"
+#include "server/store/jobs.h"
+
+namespace sft::server {
+namespace {
+
+constexpr std::string_view kArtifactPrefix = "artifacts/";
+
+std::string HumanBytes(int64_t bytes) {
+  if (bytes < 1'000'000) return fmt::format("{:.1f} kB", static_cast<double>(bytes) / 1e3);
+  return fmt::format("{:.1f} MB", static_cast<double>(bytes) / 1e6);
+}
+
+}  // namespace
+
+absl::StatusOr<v1::Artifact> Artifacts::Commit(const v1::CommitArtifactRequest& request) {
+  ArtifactRecord artifact;
+  artifact.id = RandomId("artifact");
+  artifact.attempt_uid = request.attempt_uid();
+  artifact.kind = request.kind();
+  artifact.created_us = UnixMicros(clock_.Wall());
+  if (!request.node_path().empty()) {
+    artifact.node = request.node();
+    artifact.node_path = request.node_path();
+  }
+  if (request.files_size() == 0) return InvalidArgument("an artifact without files");
+  for (const v1::ArtifactFile& file : request.files()) {
+    if (!io::IsSafeRelative(file.path())) {
+      return InvalidArgument(fmt::format("artifact file \"{}\" is not a plain relative path", file.path()));
+    }
+    if (artifact.node.empty() && !blobs_.PathOf(file.blob().sha256()).ok()) {
+      return FailedPrecondition(fmt::format("{} was not uploaded", file.path()));
+    }
+    artifact.files.push_back({file.path(), file.blob().sha256(), file.blob().size()});
+    artifact.bytes += file.blob().size();
+  }
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, request.attempt_uid()));
+    if (attempt.epoch != request.epoch()) {
+      return FailedPrecondition(fmt::format("attempt {} has epoch {}, the artifact is of {}",
+                                            attempt.uid, attempt.epoch, request.epoch()));
+    }
+    artifact.job_id = attempt.job_id;
+    const std::string offered_id = artifact.id;
+    SFT_ASSIGN_OR_RETURN(artifact, store::PutArtifact(db, artifact));
+    if (artifact.id != offered_id) return absl::OkStatus();
+    return store::AddEvent(db, artifact.job_id,
+                           {0, artifact.created_us, "artifact",
+                            fmt::format("{}: {} files, {}{}", artifact.kind, artifact.files.size(),
+                                        HumanBytes(artifact.bytes),
+                                        artifact.node.empty() ? "" : " on " + artifact.node),
+                            attempt.number});
+  }));
+  hub_.Bump(artifact.job_id);
+  return ToProto(artifact);
+}
+
+absl::StatusOr<v1::Artifact> Artifacts::Get(const std::string& name) {
+  ArtifactRecord artifact;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    if (name.compare(0, kArtifactPrefix.size(), kArtifactPrefix) == 0) {
+      SFT_ASSIGN_OR_RETURN(artifact, store::GetArtifact(db, name.substr(kArtifactPrefix.size())));
+      return absl::OkStatus();
+    }
+    SFT_ASSIGN_OR_RETURN(const std::string id, ParseJobName(name));
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, id));
+    SFT_ASSIGN_OR_RETURN(std::vector<ArtifactRecord> artifacts, store::ArtifactsOfJob(db, id));
+    if (artifacts.empty()) {
+      return FailedPrecondition(
+          fmt::format("job {} is {} and has delivered nothing", id, ToString(job.state)));
+    }
+    artifact = std::move(artifacts.front());
+    return absl::OkStatus();
+  }));
+  return ToProto(artifact);
+}
+
+absl::Status Artifacts::DownloadBlob(const std::string& sha256, int64_t offset, const Sink& sink) {
+  SFT_ASSIGN_OR_RETURN(const std::string path, blobs_.PathOf(sha256));
+  SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
+  if (offset < 0 || offset > size) {
+    return OutOfRange(fmt::format("offset {} of {} bytes", offset, size));
+  }
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
+  v1::DownloadChunk chunk;
+  chunk.set_total_size(size);
+  do {
+    std::string& data = *chunk.mutable_data();
+    data.resize(static_cast<size_t>(std::min(rpc::kChunkBytes, size - offset)));
+    SFT_ASSIGN_OR_RETURN(const size_t got,
+                         io::ReadAt(fd.get(), offset, data.data(), data.size(), path));
+    if (got < data.size()) return DataLoss(fmt::format("blob {} has become shorter", sha256));
+    chunk.set_offset(offset);
+    offset += static_cast<int64_t>(got);
+    if (!sink(chunk)) return Aborted("the reader is gone");
+  } while (offset < size);
+  return absl::OkStatus();
+}
+
+absl::Status Artifacts::Relay(const v1::Artifact& artifact, const std::string& path, int64_t offset,
+                              const Sink& sink) {
+  SFT_ASSIGN_OR_RETURN(const auto transfer,
+                       relay_.Start(artifact.node(), artifact.node_path() + "/" + path, offset));
+  v1::DownloadChunk chunk;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(v1::SendFileRequest part, transfer->Next());
+    chunk.set_total_size(part.total_size() > 0 ? part.total_size() : chunk.total_size());
+    if (part.data().empty() && part.request().empty()) break;
+    chunk.set_offset(part.offset());
+    chunk.set_data(std::move(*part.mutable_data()));
+    offset = part.offset() + static_cast<int64_t>(chunk.data().size());
+    if (!sink(chunk)) return Aborted("the reader is gone");
+  }
+  if (offset != chunk.total_size()) {
+    return Unavailable(fmt::format("{} ended the transfer at {} of {} bytes: try again",
+                                   artifact.node(), offset, chunk.total_size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Artifacts::DownloadFile(const v1::DownloadArtifactFileRequest& request,
+                                     const Sink& sink) {
+  SFT_ASSIGN_OR_RETURN(const v1::Artifact artifact, Get(request.name()));
+  for (const v1::ArtifactFile& file : artifact.files()) {
+    if (file.path() != request.path()) continue;
+    if (!artifact.node().empty()) return Relay(artifact, file.path(), request.offset(), sink);
+    return DownloadBlob(file.blob().sha256(), request.offset(), sink);
+  }
+  return NotFound(fmt::format("{} has no file \"{}\"", artifact.name(), request.path()));
+}
+
+}  // namespace sft::server

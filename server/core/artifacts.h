@@ -1,0 +1,45 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "common/base/clock.h"
+#include "server/blob/blob_store.h"
+#include "server/core/change_hub.h"
+#include "server/core/file_relay.h"
+#include "server/store/store.h"
+#include "sft/v1/artifact.pb.h"
+#include "sft/v1/data_service.pb.h"
+#include "sft/v1/worker_service.pb.h"
+
+namespace sft::server {
+
+// What jobs deliver. Thread-safe.
+class Artifacts {
+ public:
+  Artifacts(Store& store, Clock& clock, BlobStore& blobs, FileRelay& relay, ChangeHub& hub)
+      : store_(store), clock_(clock), blobs_(blobs), relay_(relay), hub_(hub) {}
+
+  // Registers a delivery. FAILED_PRECONDITION for another epoch, or when a file of an adapter is not
+  // uploaded; INVALID_ARGUMENT for a path that leaves its folder.
+  absl::StatusOr<v1::Artifact> Commit(const v1::CommitArtifactRequest& request);
+  // "artifacts/{id}", or a job's name for its newest.
+  absl::StatusOr<v1::Artifact> Get(const std::string& name);
+
+  // Takes chunks until it says no (the reader is gone).
+  using Sink = std::function<bool(const v1::DownloadChunk&)>;
+  absl::Status DownloadBlob(const std::string& sha256, int64_t offset, const Sink& sink);
+  absl::Status DownloadFile(const v1::DownloadArtifactFileRequest& request, const Sink& sink);
+
+ private:
+  absl::Status Relay(const v1::Artifact& artifact, const std::string& path, int64_t offset,
+                     const Sink& sink);
+
+  Store& store_;
+  Clock& clock_;
+  BlobStore& blobs_;
+  FileRelay& relay_;
+  ChangeHub& hub_;
+};
+
+}  // namespace sft::server

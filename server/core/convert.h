@@ -1,0 +1,38 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <google/protobuf/timestamp.pb.h>
+
+#include "server/blob/metric_log.h"
+#include "server/state/records.h"
+#include "sft/v1/artifact.pb.h"
+#include "sft/v1/job.pb.h"
+#include "sft/v1/node.pb.h"
+#include "sft/v1/worker_service.pb.h"
+
+// Rows to messages and back; no decisions.
+
+namespace sft::server {
+
+google::protobuf::Timestamp ToTimestamp(int64_t unix_micros);
+
+v1::Verdict ToProto(const Verdict& verdict);
+Verdict FromProto(const v1::Verdict& verdict);
+
+v1::Metric ToProto(const MetricPoint& point);
+MetricPoint FromProto(const v1::Metric& metric, int attempt);
+
+v1::JobEvent ToProto(const EventRecord& event);
+v1::Artifact ToProto(const ArtifactRecord& artifact);
+v1::Slot ToProto(const SlotRecord& slot);
+SlotRecord FromProto(const v1::Slot& slot, const std::string& node);
+v1::Model ToProto(const ModelRecord& model);
+ModelRecord FromProto(const v1::Model& model, const std::string& node);
+v1::Node ToProto(const NodeRecord& node);
+
+// The row alone: attempt, nodes, progress and artifacts are added by the job manager.
+v1::Job ToProto(const JobRecord& job);
+
+}  // namespace sft::server

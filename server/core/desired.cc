@@ -1,0 +1,80 @@
+#include "server/core/desired.h"
+
+#include <algorithm>
+
+#include "server/store/attempts.h"
+#include "server/store/jobs.h"
+
+namespace sft::server {
+namespace {
+
+absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const MemberRecord& member,
+                          v1::Dispatch& dispatch) {
+  SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
+  SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files, store::FilesOfJob(db, job.id));
+  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
+                       store::MembersOf(db, attempt.uid));
+  int world_size = 0;
+  for (const MemberRecord& each : members) world_size += static_cast<int>(each.slots.size());
+  dispatch.set_job(job.display_name);
+  dispatch.set_job_id(job.id);
+  dispatch.set_attempt(attempt.number);
+  dispatch.set_resolved_json(job.resolved_json);
+  dispatch.set_node_rank(member.status.node_rank);
+  dispatch.set_first_rank(member.first_rank);
+  dispatch.set_world_size(world_size);
+  for (const int slot : member.slots) dispatch.add_slots(slot);
+  for (const JobFileRecord& file : files) {
+    auto* added = dispatch.add_files();
+    added->set_key(file.key);
+    added->set_sha256(file.sha256);
+    added->set_node_path(file.node_path);
+    added->set_size(file.size);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<v1::Desired> BuildDesired(Database& db, const std::string& node) {
+  v1::Desired desired;
+  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::HeldMembers(db, node));
+  for (const MemberRecord& member : members) {
+    SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, member.attempt_uid));
+    auto* wanted = desired.add_attempts();
+    wanted->set_attempt_uid(attempt.uid);
+    wanted->set_epoch(attempt.epoch);
+    wanted->set_reason(attempt.reason);
+    if (IsTerminal(attempt.state)) {
+      wanted->set_intent(v1::DesiredAttempt::FORGET);
+      continue;
+    }
+    if (attempt.state == AttemptState::kStopping) {
+      wanted->set_intent(v1::DesiredAttempt::STOP);
+      continue;
+    }
+    wanted->set_intent(v1::DesiredAttempt::RUN);
+    wanted->set_rendezvous(attempt.rendezvous);
+    if (!member.status.seen) {
+      SFT_RETURN_IF_ERROR(FillDispatch(db, attempt, member, *wanted->mutable_dispatch()));
+    }
+  }
+  return desired;
+}
+
+void ForgetStrangers(const v1::Observed& observed, v1::Desired& desired) {
+  for (const v1::AttemptStatus& status : observed.attempts()) {
+    if (status.state() != v1::AttemptStatus::DONE) continue;
+    const auto& wanted = desired.attempts();
+    const bool known = std::any_of(wanted.begin(), wanted.end(), [&](const auto& attempt) {
+      return attempt.attempt_uid() == status.attempt_uid() && attempt.epoch() == status.epoch();
+    });
+    if (known) continue;
+    auto* forgotten = desired.add_attempts();
+    forgotten->set_attempt_uid(status.attempt_uid());
+    forgotten->set_epoch(status.epoch());
+    forgotten->set_intent(v1::DesiredAttempt::FORGET);
+  }
+}
+
+}  // namespace sft::server

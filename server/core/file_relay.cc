@@ -1,0 +1,78 @@
+#include "server/core/file_relay.h"
+
+#include <fmt/format.h>
+
+#include "common/base/ids.h"
+
+namespace sft::server {
+
+absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Start(const std::string& node,
+                                                                      const std::string& path,
+                                                                      int64_t offset) {
+  const std::string request = RandomId("fetch");
+  {
+    MutexLock lock(mutex_);
+    if (static_cast<int>(queues_.size()) >= kMaxTransfers) {
+      return ResourceExhausted(
+          fmt::format("{} files are being fetched from nodes: try again later", queues_.size()));
+    }
+    queues_[request];
+  }
+  std::unique_ptr<Transfer> transfer(new Transfer(*this, request, node));
+  v1::ServerMessage message;
+  message.mutable_fetch_file()->set_request(request);
+  message.mutable_fetch_file()->set_path(path);
+  message.mutable_fetch_file()->set_offset(offset);
+  if (!registry_.Send(node, message)) {
+    return Unavailable(fmt::format("{} keeps the file and is not connected now", node));
+  }
+  return transfer;
+}
+
+FileRelay::Transfer::~Transfer() {
+  MutexLock lock(relay_.mutex_);
+  relay_.queues_.erase(request_);
+  relay_.changed_.NotifyAll();
+}
+
+absl::StatusOr<v1::SendFileRequest> FileRelay::Transfer::Next(Nanos timeout) {
+  MutexLock lock(relay_.mutex_);
+  Queue& queue = relay_.queues_.at(request_);
+  while (queue.chunks.empty() && !queue.ended) {
+    // Woken for another transfer, the wait starts anew: it bounds silence, not the whole transfer.
+    if (!relay_.changed_.WaitFor(relay_.mutex_, timeout)) {
+      return DeadlineExceeded(fmt::format("{} did not send the file", node_));
+    }
+  }
+  if (queue.chunks.empty()) return v1::SendFileRequest();
+  v1::SendFileRequest chunk = std::move(queue.chunks.front());
+  queue.chunks.pop_front();
+  relay_.changed_.NotifyAll();
+  if (!chunk.error().empty()) return NotFound(fmt::format("{}: {}", node_, chunk.error()));
+  return chunk;
+}
+
+absl::Status FileRelay::Push(v1::SendFileRequest chunk) {
+  MutexLock lock(mutex_);
+  while (true) {
+    const auto queue = queues_.find(chunk.request());
+    if (queue == queues_.end()) return NotFound("nobody waits for this file any more");
+    if (queue->second.chunks.size() < kMaxQueuedChunks) {
+      queue->second.chunks.push_back(std::move(chunk));
+      changed_.NotifyAll();
+      return absl::OkStatus();
+    }
+    if (!changed_.WaitFor(mutex_, kPatience)) {
+      return DeadlineExceeded("the reader of this file takes nothing");
+    }
+  }
+}
+
+void FileRelay::End(const std::string& request) {
+  MutexLock lock(mutex_);
+  const auto queue = queues_.find(request);
+  if (queue != queues_.end()) queue->second.ended = true;
+  changed_.NotifyAll();
+}
+
+}  // namespace sft::server

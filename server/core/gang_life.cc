@@ -1,0 +1,219 @@
+#include "server/core/gang_life.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/base/ids.h"
+#include "server/core/convert.h"
+#include "server/store/attempts.h"
+#include "server/store/jobs.h"
+
+namespace sft::server {
+namespace {
+
+std::string DescribePlacement(const sched::Placement& placement) {
+  std::vector<std::string> parts;
+  for (const sched::Part& part : placement.parts) {
+    parts.push_back(fmt::format("{} slots {}", part.node, fmt::join(part.slots, ",")));
+  }
+  return fmt::format("{}", fmt::join(parts, "; "));
+}
+
+absl::Status EndJob(Database& db, JobRecord& job, const AttemptRecord& attempt, JobState to,
+                    int64_t now_us) {
+  job.verdict = attempt.verdict;
+  // A gang can end between two reports: the job still takes every edge of its table.
+  if (to == JobState::kSucceeded && job.state == JobState::kPreparing) {
+    SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kRunning, "", now_us));
+  }
+  const std::string reason = to == JobState::kSucceeded ? "" : attempt.verdict.message;
+  SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, to, reason, now_us));
+  const Verdict& verdict = attempt.verdict;
+  std::string text = verdict.code;
+  if (!verdict.message.empty() && verdict.message != verdict.code) text += ": " + verdict.message;
+  return store::AddEvent(db, job.id, {0, now_us, "verdict", text, attempt.number});
+}
+
+// The job's part of an edge its attempt has just taken.
+absl::Status FollowAttempt(Database& db, JobRecord& job, const AttemptRecord& attempt,
+                           int64_t now_us) {
+  switch (attempt.state) {
+    case AttemptState::kPlaced:
+    case AttemptState::kPreparing:
+      return absl::OkStatus();
+    case AttemptState::kRunning:
+      return store::TakeEdge(db, job, JobState::kRunning, "", now_us);
+    case AttemptState::kStopping:
+      if (job.cancel_requested) {
+        if (job.state == JobState::kCancelling) return absl::OkStatus();
+        return store::TakeEdge(db, job, JobState::kCancelling, attempt.reason, now_us);
+      }
+      return store::SetReason(db, job.id, "stopping: " + attempt.reason, now_us, true).status();
+    case AttemptState::kSucceeded: return EndJob(db, job, attempt, JobState::kSucceeded, now_us);
+    case AttemptState::kFailed: return EndJob(db, job, attempt, JobState::kFailed, now_us);
+    case AttemptState::kCancelled: return EndJob(db, job, attempt, JobState::kCancelled, now_us);
+  }
+  return Internal("unknown attempt state");
+}
+
+// Whether the member changed.
+bool Update(MemberRecord& member, const v1::AttemptStatus& status) {
+  Member next = member.status;
+  next.state = static_cast<MemberState>(status.state());
+  next.seen = next.seen || next.state > MemberState::kMissing;
+  next.reason = status.reason();
+  next.stuck = status.stuck();
+  if (status.has_verdict() && !status.verdict().code().empty()) {
+    next.verdict = FromProto(status.verdict());
+  }
+  const Member& old = member.status;
+  if (next.state == old.state && next.seen == old.seen && next.reason == old.reason &&
+      next.stuck == old.stuck && next.verdict == old.verdict) {
+    return false;
+  }
+  member.status = std::move(next);
+  return true;
+}
+
+// Progress of the gang is what rank 0's node says; values it leaves out stay.
+absl::Status TakeProgress(Database& db, AttemptRecord& attempt, const v1::Progress& news) {
+  v1::Progress progress;
+  if (!progress.ParseFromString(attempt.progress)) progress.Clear();
+  progress.MergeFrom(news);
+  if (progress.step() > 0) progress.clear_phase();
+  std::string bytes = progress.SerializeAsString();
+  if (bytes == attempt.progress) return absl::OkStatus();
+  attempt.progress = std::move(bytes);
+  return store::SetProgress(db, attempt.uid, attempt.progress);
+}
+
+absl::Status TakeStatus(Database& db, MemberRecord& member, AttemptRecord& attempt,
+                        const v1::AttemptStatus& status, bool& changed) {
+  changed = Update(member, status);
+  if (changed) SFT_RETURN_IF_ERROR(store::UpdateMember(db, member));
+  if (member.status.node_rank != 0) return absl::OkStatus();
+  if (attempt.rendezvous.empty() && !status.rendezvous().empty()) {
+    attempt.rendezvous = status.rendezvous();
+    changed = true;
+    SFT_RETURN_IF_ERROR(store::SetRendezvous(db, attempt.uid, attempt.rendezvous));
+  }
+  if (!status.has_progress()) return absl::OkStatus();
+  const std::string before = attempt.progress;
+  SFT_RETURN_IF_ERROR(TakeProgress(db, attempt, status.progress()));
+  changed = changed || before != attempt.progress;
+  return absl::OkStatus();
+}
+
+const v1::AttemptStatus* FindStatus(const v1::Observed& observed, const AttemptRecord& attempt) {
+  for (const v1::AttemptStatus& status : observed.attempts()) {
+    if (status.attempt_uid() == attempt.uid && status.epoch() == attempt.epoch) return &status;
+  }
+  return nullptr;
+}
+
+Gang MakeGang(const AttemptRecord& attempt, const JobRecord& job,
+              const std::vector<MemberRecord>& members) {
+  Gang gang;
+  gang.state = attempt.state;
+  gang.cancel_requested = job.cancel_requested;
+  gang.cancel_reason = job.cancel_reason;
+  gang.verdict = attempt.verdict;
+  for (const MemberRecord& member : members) gang.members.push_back(member.status);
+  return gang;
+}
+
+}  // namespace
+
+absl::Status StartAttempt(Database& db, const sched::Placement& placement, int64_t now_us,
+                          ChangedJobs& changed) {
+  SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, placement.job));
+  AttemptRecord attempt;
+  attempt.uid = RandomId("attempt");
+  attempt.job_id = job.id;
+  attempt.number = ++job.attempt;
+  attempt.epoch = attempt.number;
+  attempt.created_us = now_us;
+  std::vector<MemberRecord> members;
+  int first_rank = 0;
+  for (const sched::Part& part : placement.parts) {
+    MemberRecord& member = members.emplace_back();
+    member.attempt_uid = attempt.uid;
+    member.status.node_rank = static_cast<int>(members.size()) - 1;
+    member.status.node = part.node;
+    member.first_rank = first_rank;
+    member.slots = part.slots;
+    first_rank += static_cast<int>(part.slots.size());
+  }
+  SFT_RETURN_IF_ERROR(store::InsertAttempt(db, attempt, members));
+  SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kPreparing, "", now_us));
+  changed.insert(job.id);
+  return store::AddEvent(
+      db, job.id, {0, now_us, "placed", DescribePlacement(placement), attempt.number});
+}
+
+absl::Status TakeObservation(Database& db, const std::string& node, const v1::Observed& observed,
+                             int64_t now_us, ChangedJobs& changed) {
+  SFT_ASSIGN_OR_RETURN(std::vector<MemberRecord> members, store::HeldMembers(db, node));
+  for (MemberRecord& member : members) {
+    SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, member.attempt_uid));
+    const v1::AttemptStatus* status = FindStatus(observed, attempt);
+    if (IsTerminal(attempt.state)) {
+      // FORGET was done once the node has nothing to say of it.
+      if (status == nullptr || status->state() == v1::AttemptStatus::MISSING) {
+        member.forgotten = true;
+        SFT_RETURN_IF_ERROR(store::UpdateMember(db, member));
+      }
+      continue;
+    }
+    if (status == nullptr) continue;
+    bool news = false;
+    SFT_RETURN_IF_ERROR(TakeStatus(db, member, attempt, *status, news));
+    if (!news) continue;
+    changed.insert(attempt.job_id);
+    SFT_RETURN_IF_ERROR(AdvanceGang(db, attempt.uid, now_us, changed));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, int64_t now_us,
+                         ChangedJobs& changed) {
+  SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, attempt_uid));
+  SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, attempt.job_id));
+  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
+                       store::MembersOf(db, attempt_uid));
+  while (true) {
+    const GangStep step = DecideGang(MakeGang(attempt, job, members));
+    if (step.empty()) return absl::OkStatus();
+    changed.insert(job.id);
+    if (step.verdict.has_value()) attempt.verdict = *step.verdict;
+    if (!step.reason.empty()) attempt.reason = step.reason;
+    if (!step.next.has_value()) {
+      SFT_RETURN_IF_ERROR(store::SetAttemptVerdict(db, attempt));
+      continue;
+    }
+    SFT_RETURN_IF_ERROR(store::TakeAttemptEdge(db, attempt, *step.next, now_us));
+    SFT_RETURN_IF_ERROR(FollowAttempt(db, job, attempt, now_us));
+  }
+}
+
+absl::Status CancelJob(Database& db, const std::string& job_id, const std::string& reason,
+                       int64_t now_us, ChangedJobs& changed) {
+  SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, job_id));
+  if (IsTerminal(job.state) || job.cancel_requested) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(store::RequestCancel(db, job_id, reason));
+  changed.insert(job_id);
+  if (job.state == JobState::kPending) {
+    job.verdict = {Verdict::Domain::kUser, "cancelled",
+                   reason.empty() ? "cancelled" : "cancelled: " + reason};
+    return store::TakeEdge(db, job, JobState::kCancelled, job.verdict.message, now_us);
+  }
+  SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job_id, job.attempt));
+  if (!attempt.has_value()) return Internal(fmt::format("job {} has no attempt", job_id));
+  // An attempt that is stopping already for a failure: the job still shows that cancel was asked for.
+  if (attempt->state == AttemptState::kStopping) {
+    SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kCancelling, "cancelled", now_us));
+  }
+  return AdvanceGang(db, attempt->uid, now_us, changed);
+}
+
+}  // namespace sft::server

@@ -1,0 +1,179 @@
+#include "server/core/ingest.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "server/core/convert.h"
+#include "server/state/names.h"
+#include "server/store/attempts.h"
+#include "server/store/jobs.h"
+
+namespace sft::server {
+namespace {
+
+constexpr int kPrepareRank = -1;
+
+std::string StreamOf(const std::string& attempt_uid, int rank, const std::string& node) {
+  return rank == kPrepareRank ? LogStore::PrepareStream(attempt_uid, node)
+                              : LogStore::RankStream(attempt_uid, rank);
+}
+
+// The attempt a report is about, if the report is of its epoch and its node belongs to it.
+absl::StatusOr<AttemptRecord> CheckedAttempt(Database& db, const std::string& uid, int64_t epoch,
+                                             const std::string& node) {
+  SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, uid));
+  if (attempt.epoch != epoch) {
+    return FailedPrecondition(fmt::format("attempt {} has epoch {}, the report is of {}", uid,
+                                          attempt.epoch, epoch));
+  }
+  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, uid));
+  const bool ours = std::any_of(members.begin(), members.end(),
+                                [&](const MemberRecord& m) { return m.status.node == node; });
+  if (!ours) return FailedPrecondition(fmt::format("attempt {} is not on node {}", uid, node));
+  return attempt;
+}
+
+// Progress from a point of the curve: what `sftctl status` shows between two reports of the worker.
+absl::Status AdvanceProgress(Database& db, const AttemptRecord& attempt,
+                             const std::vector<MetricPoint>& points) {
+  if (points.empty()) return absl::OkStatus();
+  v1::Progress progress;
+  if (!progress.ParseFromString(attempt.progress)) progress.Clear();
+  for (const MetricPoint& point : points) {
+    if (point.step < progress.step()) continue;
+    progress.set_step(point.step);
+    progress.clear_phase();
+    if (point.is_eval != 0) {
+      progress.set_val_loss(point.val_loss);
+      progress.set_has_val_loss(true);
+      continue;
+    }
+    if (point.total_steps > 0) progress.set_total_steps(point.total_steps);
+    progress.set_loss(point.loss);
+    progress.set_tokens_per_second(point.tokens_per_second);
+    progress.set_gpu_memory_bytes(point.gpu_memory_bytes);
+    progress.set_mfu(point.mfu);
+    progress.set_eta_seconds(point.step_seconds *
+                             static_cast<double>(std::max<int64_t>(0, point.total_steps - point.step)));
+  }
+  return store::SetProgress(db, attempt.uid, progress.SerializeAsString());
+}
+
+}  // namespace
+
+absl::StatusOr<v1::AppendLogResponse> Ingest::AppendLog(const v1::AppendLogRequest& request) {
+  std::string job_id;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt,
+                         CheckedAttempt(db, request.attempt_uid(), request.epoch(), request.node()));
+    job_id = attempt.job_id;
+    return absl::OkStatus();
+  }));
+  const std::string stream = StreamOf(request.attempt_uid(), request.rank(), request.node());
+  SFT_ASSIGN_OR_RETURN(const int64_t end, logs_.Append(stream, request.offset(), request.data(),
+                                                       request.end_of_file()));
+  const bool complete =
+      request.end_of_file() && end == request.offset() + static_cast<int64_t>(request.data().size());
+  if (complete) {
+    SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(store::RankStream row,
+                           store::GetRankStream(db, request.attempt_uid(), request.rank(),
+                                                request.node()));
+      if (row.log_ended) return absl::OkStatus();
+      row.log_ended = true;
+      return store::PutRankStream(db, request.attempt_uid(), request.rank(), request.node(), row);
+    }));
+  }
+  hub_.Bump("log/" + stream);
+  v1::AppendLogResponse response;
+  response.set_offset(end);
+  return response;
+}
+
+absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
+    const v1::AppendEventsRequest& request) {
+  v1::AppendEventsResponse response;
+  AttemptRecord attempt;
+  store::RankStream row;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(attempt, CheckedAttempt(db, request.attempt_uid(), request.epoch(),
+                                                 request.node()));
+    SFT_ASSIGN_OR_RETURN(row, store::GetRankStream(db, attempt.uid, request.rank(), request.node()));
+    return absl::OkStatus();
+  }));
+  response.set_offset(row.events_offset);
+  // A gap, or a repeat of what is stored: the answer says where to go on.
+  if (request.begin_offset() > row.events_offset) return response;
+  if (request.end_offset() <= row.events_offset) return response;
+
+  std::vector<MetricPoint> points;
+  for (const v1::RankEvent& event : request.events()) {
+    if (event.has_metric() && request.rank() == 0) {
+      points.push_back(FromProto(event.metric(), attempt.number));
+    }
+  }
+  // First the curve, then the offset: a crash between them repeats points, which the log drops.
+  if (!points.empty()) SFT_RETURN_IF_ERROR(metrics_.Append(attempt.job_id, points));
+  const int64_t now_us = UnixMicros(clock_.Wall());
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(store::RankStream now, store::GetRankStream(db, attempt.uid, request.rank(),
+                                                                     request.node()));
+    if (now.events_offset >= request.end_offset()) return absl::OkStatus();
+    now.events_offset = request.end_offset();
+    SFT_RETURN_IF_ERROR(
+        store::PutRankStream(db, attempt.uid, request.rank(), request.node(), now));
+    for (const v1::RankEvent& event : request.events()) {
+      if (event.body_case() != v1::RankEvent::kNote) continue;
+      const std::string type = event.type().empty() ? "note" : event.type();
+      SFT_RETURN_IF_ERROR(
+          store::AddEvent(db, attempt.job_id, {0, now_us, type, event.note(), attempt.number}));
+    }
+    SFT_ASSIGN_OR_RETURN(const AttemptRecord current, store::GetAttempt(db, attempt.uid));
+    return AdvanceProgress(db, current, points);
+  }));
+  hub_.Bump(attempt.job_id);
+  hub_.Bump("metrics/" + attempt.job_id);
+  response.set_offset(request.end_offset());
+  return response;
+}
+
+absl::StatusOr<Ingest::LogPlace> Ingest::FindLog(const v1::ReadLogRequest& request) {
+  SFT_ASSIGN_OR_RETURN(const std::string id, ParseJobName(request.name()));
+  const std::string& kind = request.stream();
+  if (!kind.empty() && kind != "log" && kind != "prepare") {
+    return InvalidArgument(fmt::format("stream \"{}\": \"log\" or \"prepare\"", kind));
+  }
+  LogPlace place;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, id));
+    place.attempt = request.attempt() > 0 ? request.attempt() : job.attempt;
+    place.hub_key = id;
+    SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, id, place.attempt));
+    if (!attempt.has_value()) {
+      if (request.attempt() > job.attempt) {
+        return NotFound(fmt::format("job {} has no attempt {}", id, request.attempt()));
+      }
+      place.ended = IsTerminal(job.state);
+      return absl::OkStatus();
+    }
+    SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt->uid));
+    const MemberRecord* member = nullptr;
+    for (const MemberRecord& each : members) {
+      if (request.rank() >= each.first_rank) member = &each;
+    }
+    const bool exists = member != nullptr && request.rank() < member->first_rank +
+                                                                  static_cast<int>(member->slots.size());
+    if (!exists) return NotFound(fmt::format("attempt {} of {} has no rank {}", place.attempt, id, request.rank()));
+    const int rank = kind == "prepare" ? kPrepareRank : request.rank();
+    SFT_ASSIGN_OR_RETURN(const store::RankStream row,
+                         store::GetRankStream(db, attempt->uid, rank, member->status.node));
+    place.stream = StreamOf(attempt->uid, rank, member->status.node);
+    place.hub_key = "log/" + place.stream;
+    place.ended = row.log_ended || IsTerminal(attempt->state);
+    return absl::OkStatus();
+  }));
+  return place;
+}
+
+}  // namespace sft::server

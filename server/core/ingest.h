@@ -1,0 +1,45 @@
+#pragma once
+
+#include <string>
+
+#include "common/base/clock.h"
+#include "server/blob/log_store.h"
+#include "server/blob/metric_log.h"
+#include "server/core/change_hub.h"
+#include "server/store/store.h"
+#include "sft/v1/job_service.pb.h"
+#include "sft/v1/worker_service.pb.h"
+
+namespace sft::server {
+
+// What ranks write, from the workers to the disk, and back to those who follow. Thread-safe.
+class Ingest {
+ public:
+  Ingest(Store& store, Clock& clock, LogStore& logs, MetricLog& metrics, ChangeHub& hub)
+      : store_(store), clock_(clock), logs_(logs), metrics_(metrics), hub_(hub) {}
+
+  // NOT_FOUND for an attempt the server does not know, FAILED_PRECONDITION for another epoch.
+  absl::StatusOr<v1::AppendLogResponse> AppendLog(const v1::AppendLogRequest& request);
+  // Metrics of rank 0 become the job's curve and progress; notes of any rank become job events.
+  absl::StatusOr<v1::AppendEventsResponse> AppendEvents(const v1::AppendEventsRequest& request);
+
+  // What a follower of a log needs to know. The stream is empty when the job has no such attempt yet.
+  struct LogPlace {
+    std::string stream;
+    int attempt = 0;
+    bool ended = false;  // all of it is there
+    std::string hub_key;
+  };
+  absl::StatusOr<LogPlace> FindLog(const v1::ReadLogRequest& request);
+  LogStore& logs() { return logs_; }
+  MetricLog& metrics() { return metrics_; }
+
+ private:
+  Store& store_;
+  Clock& clock_;
+  LogStore& logs_;
+  MetricLog& metrics_;
+  ChangeHub& hub_;
+};
+
+}  // namespace sft::server

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/spec/resolve.h"
+#include "server/blob/blob_store.h"
+#include "server/core/job_manager.h"
+#include "server/core/planning.h"
+#include "server/store/store.h"
+#include "sft/v1/job_service.pb.h"
+
+namespace sft::server {
+
+// From a job file's text to a job: the server alone reads job files. Thread-safe.
+class JobIntake {
+ public:
+  // Longest job file.
+  static constexpr size_t kMaxSourceBytes = 1 << 20;
+
+  JobIntake(Store& store, BlobStore& blobs, JobManager& jobs, Planner& planner)
+      : store_(store), blobs_(blobs), jobs_(jobs), planner_(planner) {}
+
+  // Problems are part of the answer.
+  absl::StatusOr<v1::ResolveJobResponse> Resolve(const v1::ResolveJobRequest& request);
+
+  struct Outcome {
+    // Not empty: the job file is refused, all problems at once, and nothing was stored.
+    std::vector<spec::Problem> problems;
+    v1::Job job;
+    // Keys of files that are not uploaded; not empty: FAILED_PRECONDITION.
+    std::vector<std::string> missing_files;
+  };
+  absl::StatusOr<Outcome> Submit(const v1::SubmitJobRequest& request, const std::string& principal);
+
+ private:
+  using Overrides = google::protobuf::RepeatedPtrField<v1::Override>;
+  // Resolves the text, and checks what only the server knows: types, variants, models.
+  absl::StatusOr<spec::Resolution> Read(const std::string& text, const std::string& file_name,
+                                        const Overrides& overrides);
+  absl::Status CheckFleet(Database& db, spec::Resolution& resolution);
+  absl::StatusOr<std::vector<JobFileRecord>> CheckFiles(const v1::SubmitJobRequest& request,
+                                                        const spec::JobSpec& spec,
+                                                        std::vector<std::string>& missing);
+
+  Store& store_;
+  BlobStore& blobs_;
+  JobManager& jobs_;
+  Planner& planner_;
+};
+
+}  // namespace sft::server

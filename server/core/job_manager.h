@@ -1,0 +1,49 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "server/core/change_hub.h"
+#include "server/store/jobs.h"
+#include "server/store/store.h"
+#include "sft/v1/job.pb.h"
+
+namespace sft::server {
+
+// Jobs as their users see them. Thread-safe.
+class JobManager {
+ public:
+  // `wake` asks for a reconcile tick soon.
+  JobManager(Store& store, Clock& clock, ChangeHub& hub, std::function<void()> wake)
+      : store_(store), clock_(clock), hub_(hub), wake_(std::move(wake)) {}
+
+  // Stores a checked job (job_intake.h) and queues it. A repeat of its request id returns the job of
+  // the first call; ALREADY_EXISTS when that was another job.
+  absl::StatusOr<v1::Job> Submit(JobRecord job, const std::vector<JobFileRecord>& files);
+
+  // `name` is a full name or an id here and below. NOT_FOUND.
+  absl::StatusOr<v1::Job> Get(const std::string& name);
+
+  struct Page {
+    std::vector<v1::Job> jobs;     // newest first, without source text and resolved job
+    int64_t next_sequence = 0;     // 0: no more
+  };
+  absl::StatusOr<Page> List(store::JobFilter filter);
+
+  // Returns at once, with the job CANCELLING or CANCELLED; an ended job is returned as it is.
+  absl::StatusOr<v1::Job> Cancel(const std::string& name, const std::string& reason);
+
+  // Events with a sequence above `after`.
+  absl::StatusOr<std::vector<v1::JobEvent>> Events(const std::string& name, int64_t after,
+                                                   int limit);
+
+ private:
+  Store& store_;
+  Clock& clock_;
+  ChangeHub& hub_;
+  const std::function<void()> wake_;
+};
+
+}  // namespace sft::server

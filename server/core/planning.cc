@@ -1,0 +1,99 @@
+#include "server/core/planning.h"
+
+#include <fmt/format.h>
+
+#include "common/plan/memory.h"
+#include "common/plan/model_shape.h"
+#include "common/plan/parameters.h"
+#include "server/core/reconciler.h"
+#include "server/store/jobs.h"
+#include "server/store/nodes.h"
+
+namespace sft::server {
+namespace {
+
+constexpr char kCpuType[] = "CPU";
+constexpr std::chrono::seconds kFetchPatience{3};
+constexpr size_t kMaxConfigBytes = 1 << 20;
+
+absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, v1::JobPlan& plan) {
+  SFT_ASSIGN_OR_RETURN(const plan::ModelShape shape, plan::ParseModelShape(config));
+  SFT_ASSIGN_OR_RETURN(const std::vector<plan::Unit> units, plan::MakeUnits(shape, spec));
+  const plan::ParameterCounts counts = plan::CountParameters(units);
+  plan.set_trainable_parameters(counts.trainable);
+  plan.set_total_parameters(counts.total);
+  const plan::Device device =
+      spec.compute.gpu_type == kCpuType ? plan::Device::kCpu : plan::Device::kGpu;
+  for (const plan::MemoryItem& item : plan::Items(plan::PlanMemory(units, spec, device))) {
+    auto* added = plan.add_memory();
+    added->set_category(item.category);
+    added->set_bytes(item.bytes);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string BatchArithmetic(const spec::JobSpec& spec) {
+  const auto& h = spec.hyperparameters;
+  return fmt::format("{} x {} x {} = {}", h.per_device_batch, spec.compute.gpu_count,
+                     h.gradient_accumulation_steps, h.global_batch);
+}
+
+absl::StatusOr<std::string> Planner::FindConfig(const spec::JobSpec& spec) {
+  std::vector<ModelRecord> models;
+  std::string node;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(models, store::FindModel(db, spec.job.model));
+    SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
+                         store::ListNodes(db, "", store::kMaxPage));
+    for (const NodeRecord& each : nodes) {
+      const bool has_type = std::any_of(each.slots.begin(), each.slots.end(), [&](const auto& slot) {
+        return slot.gpu_type == spec.compute.gpu_type;
+      });
+      if (node.empty() && has_type && registry_.Get(each.name).connected) node = each.name;
+    }
+    return absl::OkStatus();
+  }));
+  if (!models.empty()) return models.front().config_json;
+  if (!IsModelPath(spec.job.model) || node.empty()) {
+    return NotFound(fmt::format("model {} is not seen on any connected node", spec.job.model));
+  }
+  SFT_ASSIGN_OR_RETURN(const auto transfer,
+                       relay_.Start(node, spec.job.model + "/config.json", 0));
+  std::string config;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const v1::SendFileRequest chunk, transfer->Next(kFetchPatience));
+    if (chunk.request().empty()) return config;
+    config += chunk.data();
+    if (config.size() > kMaxConfigBytes) return ResourceExhausted("config.json is larger than 1 MiB");
+  }
+}
+
+v1::JobPlan Planner::Plan(const spec::JobSpec& spec) {
+  v1::JobPlan plan;
+  plan.set_variant(spec.compute.variant);
+  plan.set_nodes(spec.compute.nodes);
+  plan.set_ranks(spec.compute.gpu_count);
+  plan.set_batch(BatchArithmetic(spec));
+  const sched::PendingJob job{"this job", spec.compute.gpu_type, spec.compute.gpus_per_node,
+                              spec.compute.nodes,
+                              IsModelPath(spec.job.model) ? "" : spec.job.model};
+  const absl::Status previewed = store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(sched::Snapshot snapshot, MakeSnapshot(db, registry_));
+    SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> pending,
+                         store::PendingJobs(db, Reconciler::kMaxPending));
+    for (const JobRecord& each : pending) snapshot.pending.push_back(ToPending(each));
+    plan.set_placement(sched::Preview(snapshot, job));
+    return absl::OkStatus();
+  });
+  if (!previewed.ok()) plan.set_placement("not known: " + std::string(Message(previewed)));
+  const absl::StatusOr<std::string> config = FindConfig(spec);
+  const absl::Status filled = config.ok() ? FillShapes(*config, spec, plan) : config.status();
+  if (!filled.ok()) {
+    plan.set_note("parameters and memory are not known: " + std::string(Message(filled)));
+  }
+  return plan;
+}
+
+}  // namespace sft::server

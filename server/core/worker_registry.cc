@@ -1,0 +1,262 @@
+#include "server/core/worker_registry.h"
+
+#include <set>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "common/base/version.h"
+#include "common/rpc/version.h"
+#include "server/core/convert.h"
+#include "server/core/gang_life.h"
+#include "server/state/names.h"
+#include "server/store/nodes.h"
+
+namespace sft::server {
+namespace {
+
+// Slots as they are stored: without what changes from second to second.
+std::string SlotsKey(const google::protobuf::RepeatedPtrField<v1::Slot>& slots) {
+  v1::Observed key;
+  for (const v1::Slot& slot : slots) {
+    v1::Slot* copy = key.add_slots();
+    *copy = slot;
+    copy->clear_memory_used_bytes();
+    copy->clear_utilization_percent();
+    copy->clear_job();
+  }
+  return key.SerializeAsString();
+}
+
+std::string ModelsKey(const google::protobuf::RepeatedPtrField<v1::Model>& models) {
+  v1::Observed key;
+  *key.mutable_models() = models;
+  return key.SerializeAsString();
+}
+
+std::vector<SlotRecord> SlotRecords(const google::protobuf::RepeatedPtrField<v1::Slot>& slots,
+                                    const std::string& node) {
+  std::vector<SlotRecord> records;
+  for (const v1::Slot& slot : slots) records.push_back(FromProto(slot, node));
+  return records;
+}
+
+std::vector<ModelRecord> ModelRecords(const google::protobuf::RepeatedPtrField<v1::Model>& models,
+                                      const std::string& node) {
+  std::vector<ModelRecord> records;
+  for (const v1::Model& model : models) records.push_back(FromProto(model, node));
+  return records;
+}
+
+}  // namespace
+
+WorkerRegistry::WorkerRegistry(Options options, Store& store, Clock& clock, ChangeHub& hub,
+                               std::function<void()> wake)
+    : options_(options),
+      store_(store),
+      clock_(clock),
+      hub_(hub),
+      wake_(std::move(wake)),
+      started_(clock.Mono()) {}
+
+absl::Status WorkerRegistry::CheckRegister(const v1::Register& message) const {
+  SFT_RETURN_IF_ERROR(rpc::CheckPeerProtocol(fmt::format("worker {}", message.node()),
+                                             message.protocol(), message.version()));
+  if (!IsValidLabel(message.node())) {
+    return InvalidArgument(fmt::format(
+        "node name \"{}\": letters, digits, '-', '_' and '.', at most 63 (sft-worker --node)",
+        message.node().substr(0, 80)));
+  }
+  if (message.incarnation().empty()) return InvalidArgument("a Register without incarnation");
+  std::set<int> indexes;
+  for (const v1::Slot& slot : message.slots()) {
+    if (slot.gpu_type().empty() || !indexes.insert(slot.index()).second) {
+      return InvalidArgument(
+          fmt::format("slot {} of node {} has no type or is named twice", slot.index(), message.node()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WorkerRegistry::StoreNode(const v1::Register& message) {
+  NodeRecord node;
+  node.name = message.node();
+  node.hostname = message.hostname();
+  node.address = message.address();
+  node.incarnation = message.incarnation();
+  node.version = message.version();
+  node.simulated = message.simulated();
+  node.has_shared_folder = message.has_shared_folder();
+  node.cpus = message.cpus();
+  node.memory_bytes = message.memory_bytes();
+  node.last_seen_us = UnixMicros(clock_.Wall());
+  node.slots = SlotRecords(message.slots(), node.name);
+  const std::vector<ModelRecord> models = ModelRecords(message.models(), node.name);
+  return store_.Write([&](Database& db) -> absl::Status {
+    SFT_RETURN_IF_ERROR(store::PutNode(db, node));
+    return store::PutModels(db, node.name, models);
+  });
+}
+
+absl::Status WorkerRegistry::Connect(const v1::Register& message,
+                                     std::shared_ptr<WorkerLink> link) {
+  SFT_RETURN_IF_ERROR(CheckRegister(message));
+  std::shared_ptr<WorkerLink> replaced;
+  {
+    MutexLock lock(mutex_);
+    const auto known = entries_.find(message.node());
+    if (known != entries_.end() && known->second.link != nullptr) {
+      const Entry& entry = known->second;
+      const bool silent = clock_.Mono() - entry.last_heard > options_.suspect_after;
+      if (!silent && entry.hostname != message.hostname()) {
+        return AlreadyExists(fmt::format(
+            "node name {} is in use by host {}: give this worker another --node", message.node(),
+            entry.hostname));
+      }
+      replaced = entry.link;
+    }
+  }
+  SFT_RETURN_IF_ERROR(StoreNode(message));
+  {
+    MutexLock lock(mutex_);
+    Entry& entry = entries_[message.node()];
+    entry.link = std::move(link);
+    entry.hostname = message.hostname();
+    entry.incarnation = message.incarnation();
+    entry.last_heard = clock_.Mono();
+    entry.last_seen = clock_.Wall();
+    entry.desired_sent = false;
+    entry.observed.Clear();
+    entry.slots = SlotsKey(message.slots());
+    entry.models = ModelsKey(message.models());
+  }
+  if (replaced != nullptr) replaced->Close(Aborted("the node has opened another stream"));
+  spdlog::info("node {} registered: {} slots, {} models, sft-worker {}", message.node(),
+               message.slots_size(), message.models_size(), message.version());
+  wake_();
+  return absl::OkStatus();
+}
+
+void WorkerRegistry::Disconnect(const std::string& node, const WorkerLink* link) {
+  {
+    MutexLock lock(mutex_);
+    const auto entry = entries_.find(node);
+    if (entry == entries_.end() || entry->second.link.get() != link) return;
+    entry->second.link.reset();
+  }
+  spdlog::warn("the stream of node {} has ended", node);
+  wake_();
+}
+
+absl::Status WorkerRegistry::StoreSlotChanges(Database& db, const std::string& node,
+                                              const v1::Observed& observed, bool slots,
+                                              bool models) {
+  if (slots) SFT_RETURN_IF_ERROR(store::PutSlots(db, node, SlotRecords(observed.slots(), node)));
+  if (models) SFT_RETURN_IF_ERROR(store::PutModels(db, node, ModelRecords(observed.models(), node)));
+  return absl::OkStatus();
+}
+
+absl::Status WorkerRegistry::Observe(const std::string& node, const WorkerLink* link,
+                                     const v1::Observed& observed) {
+  bool slots_changed = false, models_changed = false, attempts_changed = false;
+  {
+    MutexLock lock(mutex_);
+    const auto found = entries_.find(node);
+    if (found == entries_.end() || found->second.link.get() != link) {
+      return Aborted(fmt::format("node {} has another stream", node));
+    }
+    Entry& entry = found->second;
+    entry.last_heard = clock_.Mono();
+    entry.last_seen = clock_.Wall();
+    const std::string slots = SlotsKey(observed.slots()), models = ModelsKey(observed.models());
+    slots_changed = observed.slots_size() > 0 && slots != entry.slots;
+    models_changed = observed.models_size() > 0 && models != entry.models;
+    if (slots_changed) entry.slots = slots;
+    if (models_changed) entry.models = models;
+    v1::Observed before, after;
+    *before.mutable_attempts() = entry.observed.attempts();
+    *after.mutable_attempts() = observed.attempts();
+    attempts_changed = before.SerializeAsString() != after.SerializeAsString();
+    entry.observed = observed;
+    entry.observed.clear_models();
+  }
+  ChangedJobs changed;
+  const int64_t now_us = UnixMicros(clock_.Wall());
+  const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
+    changed.clear();
+    SFT_RETURN_IF_ERROR(StoreSlotChanges(db, node, observed, slots_changed, models_changed));
+    return TakeObservation(db, node, observed, now_us, changed);
+  });
+  for (const std::string& job : changed) hub_.Bump(job);
+  if (slots_changed || models_changed || attempts_changed || !changed.empty()) wake_();
+  return stored;
+}
+
+bool WorkerRegistry::Send(const std::string& node, const v1::ServerMessage& message) {
+  std::shared_ptr<WorkerLink> link;
+  {
+    MutexLock lock(mutex_);
+    const auto entry = entries_.find(node);
+    if (entry != entries_.end()) link = entry->second.link;
+  }
+  if (link == nullptr) return false;
+  link->Send(message);
+  return true;
+}
+
+void WorkerRegistry::SendDesired(const std::string& node, const v1::Desired& desired) {
+  std::shared_ptr<WorkerLink> link;
+  v1::ServerMessage message;
+  {
+    MutexLock lock(mutex_);
+    const auto found = entries_.find(node);
+    if (found == entries_.end() || found->second.link == nullptr) return;
+    Entry& entry = found->second;
+    std::string bytes = desired.SerializeAsString();
+    if (entry.desired_sent && bytes == entry.last_desired) return;
+    entry.desired_sent = true;
+    entry.last_desired = std::move(bytes);
+    link = entry.link;
+    *message.mutable_desired() = desired;
+  }
+  link->Send(message);
+}
+
+WorkerRegistry::Live WorkerRegistry::Get(const std::string& node) const {
+  MutexLock lock(mutex_);
+  Live live;
+  const auto found = entries_.find(node);
+  if (found == entries_.end()) {
+    // Since the start of this server: a restarted server does not count the time it was down.
+    live.silent = clock_.Mono() - started_ > options_.suspect_after;
+    return live;
+  }
+  const Entry& entry = found->second;
+  live.connected = entry.link != nullptr;
+  live.silent = clock_.Mono() - entry.last_heard > options_.suspect_after;
+  live.last_seen = entry.last_seen;
+  live.observed = entry.observed;
+  for (const v1::Slot& slot : entry.observed.slots()) {
+    live.use[slot.index()] = {slot.memory_used_bytes(), slot.utilization_percent()};
+  }
+  return live;
+}
+
+v1::Welcome WorkerRegistry::MakeWelcome(const absl::Status& accepted) const {
+  v1::Welcome welcome;
+  welcome.set_server_version(kVersion);
+  welcome.set_protocol(kProtocol);
+  welcome.set_heartbeat_seconds(static_cast<int32_t>(
+      std::chrono::duration_cast<std::chrono::seconds>(options_.heartbeat).count()));
+  if (!accepted.ok()) welcome.set_refused(std::string(Message(accepted)));
+  return welcome;
+}
+
+int WorkerRegistry::connected() const {
+  MutexLock lock(mutex_);
+  int count = 0;
+  for (const auto& [node, entry] : entries_) count += entry.link != nullptr ? 1 : 0;
+  return count;
+}
+
+}  // namespace sft::server

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/base/mutex.h"
+#include "common/base/status.h"
+#include "server/core/change_hub.h"
+#include "server/store/store.h"
+#include "sft/v1/worker_service.pb.h"
+
+namespace sft::server {
+
+// The server's end of one worker's stream. Send may be called from any thread, never blocks, and is
+// ignored once the stream has ended.
+class WorkerLink {
+ public:
+  virtual ~WorkerLink() = default;
+  virtual void Send(const v1::ServerMessage& message) = 0;
+  // Ends the stream.
+  virtual void Close(const absl::Status& why) = 0;
+};
+
+// Who is connected, when each node was last heard, and what it said last. The database has what must
+// survive; this has what is true only while a stream lives. Thread-safe.
+class WorkerRegistry {
+ public:
+  struct Options {
+    Nanos heartbeat = std::chrono::seconds(5);
+    // Silence after which a node is SUSPECT: nothing on it is killed, its jobs wait.
+    Nanos suspect_after = std::chrono::seconds(15);
+  };
+  // `wake` asks for a reconcile tick soon; called from any thread.
+  WorkerRegistry(Options options, Store& store, Clock& clock, ChangeHub& hub,
+                 std::function<void()> wake);
+
+  // Takes in a Register: stores the node, its slots, models and variants. A second stream of the same
+  // node replaces the first if it comes from the same host or the first is silent; otherwise
+  // ALREADY_EXISTS. FAILED_PRECONDITION for a protocol that is not served. The caller then sends the
+  // Welcome.
+  absl::Status Connect(const v1::Register& message, std::shared_ptr<WorkerLink> link);
+  // Ignored when the node has another link by now.
+  void Disconnect(const std::string& node, const WorkerLink* link);
+  // Takes in an Observed; ABORTED when the node has another link by now.
+  absl::Status Observe(const std::string& node, const WorkerLink* link,
+                       const v1::Observed& observed);
+
+  // Sends to a node's stream; false when it is not connected.
+  bool Send(const std::string& node, const v1::ServerMessage& message);
+  // Sends the desired set unless it is what the stream got last.
+  void SendDesired(const std::string& node, const v1::Desired& desired);
+
+  struct Live {
+    bool connected = false;
+    bool silent = true;      // longer than suspect_after
+    WallTime last_seen{};    // zero: not since the server started
+    std::map<int, std::pair<int64_t, int32_t>> use;  // slot → memory used, utilisation
+    v1::Observed observed;   // last
+  };
+  // Nothing for a node that was not heard of since the server started.
+  Live Get(const std::string& node) const;
+  v1::Welcome MakeWelcome(const absl::Status& accepted) const;
+  // How long the server has been up: nodes get this long to come back before they are SUSPECT.
+  Nanos uptime() const { return clock_.Mono() - started_; }
+  const Options& options() const { return options_; }
+  int connected() const;
+
+ private:
+  struct Entry {
+    std::shared_ptr<WorkerLink> link;
+    std::string hostname;
+    std::string incarnation;
+    MonoTime last_heard{};
+    WallTime last_seen{};
+    std::string last_desired;  // serialized
+    bool desired_sent = false;
+    v1::Observed observed;
+    std::string models;  // serialized, as stored last
+    std::string slots;   // serialized without use, as stored last
+  };
+  absl::Status CheckRegister(const v1::Register& message) const;
+  absl::Status StoreNode(const v1::Register& message);
+  absl::Status StoreSlotChanges(Database& db, const std::string& node,
+                                const v1::Observed& observed, bool slots, bool models);
+
+  // Constant after construction.
+  const Options options_;
+  Store& store_;
+  Clock& clock_;
+  ChangeHub& hub_;
+  const std::function<void()> wake_;
+  const MonoTime started_;
+
+  mutable Mutex mutex_;
+  std::map<std::string, Entry> entries_ SFT_GUARDED_BY(mutex_);
+};
+
+}  // namespace sft::server
