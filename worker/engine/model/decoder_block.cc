@@ -87,6 +87,17 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
   return y;
 }
 
+Tensor DecoderBlock::ForwardWith(const Tensor& x, const RopeTables& rope, const Pass& pass,
+                                 const Attend& attend) const {
+  Saved saved;
+  const Tensor normed = std::get<0>(ops::RmsNorm(x, pass.weights[input_norm], epsilon));
+  attention.Project(normed, rope, pass, saved.attention);
+  const Tensor middle =
+      attention.o.Forward(attend(saved.attention), pass, saved.attention.o_xa).add_(x);
+  const Tensor middle_normed = std::get<0>(ops::RmsNorm(middle, pass.weights[post_norm], epsilon));
+  return mlp.Forward(middle_normed, pass, saved.mlp).add_(middle);
+}
+
 void DecoderBlock::Restore(const BlockContext& context, const Pass& pass, Saved& saved) const {
   if (!saved.middle.defined()) {
     Run(Tensor(saved.input), context, pass, saved);

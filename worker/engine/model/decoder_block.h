@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include <ATen/core/Tensor.h>
 
 #include "worker/engine/model/config.h"
@@ -47,6 +49,12 @@ struct DecoderBlock {
   // x [T, H] -> [T, H]. `saved` may be null: forward only.
   at::Tensor Forward(const at::Tensor& x, const BlockContext& context, const Pass& pass,
                      Recompute recompute, Saved* saved) const;
+
+  // Forward only, with attention supplied by the caller: `attend` gets q, k, v (rotated) and returns
+  // [T, heads * D]. For generation, which keeps keys and values.
+  using Attend = std::function<at::Tensor(const SelfAttention::Saved& projected)>;
+  at::Tensor ForwardWith(const at::Tensor& x, const RopeTables& rope, const Pass& pass,
+                         const Attend& attend) const;
 
   // Adds the parameters' gradients; returns the gradient of x, undefined unless `need_dx`. Consumes
   // dy (it may be written to) and `saved`.

@@ -1,0 +1,183 @@
+#include "worker/engine/eval/generator.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/checkpoint/adapter.h"
+#include "worker/engine/dist/communicator.h"
+#include "worker/engine/model/families.h"
+#include "worker/engine/train/base_weights.h"
+
+namespace sft::engine {
+
+using at::Tensor;
+
+namespace {
+
+at::ScalarType ComputeTypeOf(const GeneratorOptions& options) {
+  if (options.compute != at::ScalarType::Undefined) return options.compute;
+  return options.device.is_cpu() ? at::kFloat : at::kBFloat16;
+}
+
+std::vector<int64_t> Shape(const Tensor& tensor) { return tensor.sizes().vec(); }
+
+// Appends the adapter's factors to the units of their modules; returns their values by name.
+std::map<std::string, Tensor> AddFactors(ModelLayout& layout, const Adapter& adapter) {
+  std::map<std::string, Tensor> values;
+  for (const LoraPair& pair : adapter.pairs) {
+    bool found = false;
+    for (UnitInfo& unit : layout.units) {
+      const int weight = unit.Find(pair.module + ".weight");
+      if (weight < 0 || unit.params[weight].role != ParamRole::kLinear) continue;
+      const std::vector<int64_t>& shape = unit.params[weight].shape;
+      if (pair.a.size(1) != shape[1] || pair.b.size(0) != shape[0]) break;
+      unit.params.push_back({pair.module + ".lora_A.weight", Shape(pair.a), ParamRole::kLoraA});
+      unit.params.push_back({pair.module + ".lora_B.weight", Shape(pair.b), ParamRole::kLoraB});
+      values[pair.module + ".lora_A.weight"] = pair.a;
+      values[pair.module + ".lora_B.weight"] = pair.b;
+      found = true;
+      break;
+    }
+    if (!found) {
+      throw UserError("the adapter changes " + pair.module +
+                          ", which the model does not have as a linear layer of that shape",
+                      "bad_adapter", "give the base model that the adapter was trained on");
+    }
+  }
+  for (const NamedTensor& bias : adapter.biases) values[bias.name] = bias.tensor;
+  return values;
+}
+
+std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseWeights& base,
+                                          const std::map<std::string, Tensor>& replaced,
+                                          at::ScalarType compute, at::Device device) {
+  auto source = std::make_unique<ResidentSource>(layout);
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
+      const ParamInfo& param = layout.units[unit].params[i];
+      const auto found = replaced.find(param.name);
+      const Tensor value = found != replaced.end() ? found->second.reshape({-1})
+                                                   : base.Read(param, 0, param.numel());
+      Tensor weight = at::empty(param.shape, at::TensorOptions(device).dtype(compute));
+      weight.view({-1}).copy_(value);
+      source->Set(unit, static_cast<int>(i), weight);
+    }
+  }
+  return source;
+}
+
+// One query against the keys before it: q [1, heads, D], k and v [keys, key heads, D].
+Tensor AttendOne(const SelfAttention& attention, const Tensor& q, const Tensor& k,
+                 const Tensor& v) {
+  const int64_t group = attention.heads / attention.key_heads;
+  const Tensor rows = q.view({attention.key_heads, group, attention.head_size});
+  const Tensor scores = at::matmul(rows, k.permute({1, 2, 0})).to(at::kFloat).mul_(attention.scale);
+  const Tensor weights = at::softmax(scores, -1).to(v.scalar_type());
+  return at::matmul(weights, v.permute({1, 0, 2})).reshape({1, -1});
+}
+
+}  // namespace
+
+Generator::Generator(const GeneratorOptions& options)
+    : options_(options),
+      config_(DecoderConfig::Read(options.model_dir)),
+      layout_(MakeLayout(config_)) {
+  const at::NoGradGuard no_grad;
+  const BaseWeights base(options_.model_dir, layout_);
+  std::map<std::string, Tensor> values;
+  DecoderOptions decoder;
+  if (!options_.adapter_dir.empty()) {
+    const Adapter adapter = ReadAdapter(options_.adapter_dir);
+    values = AddFactors(layout_, adapter);
+    decoder.lora.scale = adapter.config.Scale();
+  }
+  source_ = LoadWeights(layout_, base, values, ComputeTypeOf(options_), options_.device);
+  decoder_ = std::make_unique<Decoder>(config_, layout_, *source_, options_.device, decoder);
+}
+
+Generator::~Generator() = default;
+
+Tensor Generator::Step(std::span<const int32_t> tokens, int64_t past,
+                       std::vector<LayerCache>& cache) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  const auto on_device = at::TensorOptions(options_.device).dtype(at::kLong);
+  const Tensor ids = at::tensor(at::ArrayRef<int32_t>(tokens.data(), tokens.size()), at::kInt)
+                         .to(options_.device, at::kLong);
+  const RopeTables rope = decoder_->rope().Tables(at::arange(past, past + count, on_device));
+  const std::vector<int64_t> lengths = {count};
+  const Tensor cu_seqlens = at::tensor({0, static_cast<int32_t>(count)}, at::kInt).to(options_.device);
+  Tensor x = decoder_->Embed(ids);
+  for (size_t layer = 0; layer < decoder_->blocks().size(); ++layer) {
+    const DecoderBlock& block = decoder_->blocks()[layer];
+    AcquiredUnit unit(*source_, layout_, static_cast<int>(layer) + 1);
+    const Pass pass{unit.weights(), decoder_->lora(), nullptr};
+    LayerCache& kept = cache[layer];
+    x = block.ForwardWith(x, rope, pass, [&](const SelfAttention::Saved& projected) {
+      kept.k.narrow(0, past, count).copy_(projected.k);
+      kept.v.narrow(0, past, count).copy_(projected.v);
+      if (past == 0) {
+        return std::get<0>(ops::Attention(projected.q, projected.k, projected.v,
+                                          {cu_seqlens, lengths}, block.attention.scale,
+                                          block.attention.window))
+            .view({count, -1});
+      }
+      const int64_t window = block.attention.window;
+      const int64_t first = window > 0 ? std::max<int64_t>(0, past + 1 - window) : 0;
+      return AttendOne(block.attention, projected.q, kept.k.narrow(0, first, past + 1 - first),
+                       kept.v.narrow(0, first, past + 1 - first));
+    });
+  }
+  return decoder_->Head(x.narrow(0, count - 1, 1)).view({-1});
+}
+
+std::vector<int32_t> Generator::Generate(std::span<const int32_t> prompt, int max_tokens,
+                                         std::span<const int32_t> stop_ids,
+                                         const std::function<bool(int32_t)>& on_token) {
+  const at::NoGradGuard no_grad;
+  if (prompt.empty()) throw UserError("the prompt is empty", "bad_prompt", "give some text");
+  const int64_t capacity = static_cast<int64_t>(prompt.size()) + max_tokens;
+  std::vector<LayerCache> cache(decoder_->blocks().size());
+  for (LayerCache& layer : cache) {
+    const auto options = at::TensorOptions(options_.device).dtype(ComputeTypeOf(options_));
+    layer.k = at::empty({capacity, config_.key_heads, config_.head_size}, options);
+    layer.v = at::empty({capacity, config_.key_heads, config_.head_size}, options);
+  }
+  std::vector<int32_t> generated;
+  Tensor logits = Step(prompt, 0, cache);
+  while (static_cast<int>(generated.size()) < max_tokens) {
+    const auto token = static_cast<int32_t>(at::argmax(logits).item<int64_t>());
+    if (std::find(stop_ids.begin(), stop_ids.end(), token) != stop_ids.end()) break;
+    generated.push_back(token);
+    if (on_token && !on_token(token)) break;
+    if (static_cast<int>(generated.size()) == max_tokens) break;
+    const int64_t past = static_cast<int64_t>(prompt.size() + generated.size()) - 1;
+    logits = Step(std::span(&generated.back(), 1), past, cache);
+  }
+  return generated;
+}
+
+Tensor Generator::Logits(std::span<const int32_t> tokens) {
+  const at::NoGradGuard no_grad;
+  const auto count = static_cast<int64_t>(tokens.size());
+  DeviceBatch batch;
+  batch.tokens = at::tensor(at::ArrayRef<int32_t>(tokens.data(), tokens.size()), at::kInt)
+                     .to(options_.device, at::kLong);
+  batch.positions = at::arange(count, at::TensorOptions(options_.device).dtype(at::kLong));
+  batch.cu_seqlens = at::tensor({0, static_cast<int32_t>(count)}, at::kInt).to(options_.device);
+  batch.lengths = {count};
+  return decoder_->Logits(batch);
+}
+
+}  // namespace sft::engine
