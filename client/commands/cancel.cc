@@ -1,0 +1,49 @@
+#include <fmt/format.h>
+
+#include "client/commands/commands.h"
+#include "client/output/json.h"
+
+namespace sft::client {
+namespace {
+
+struct CancelOptions {
+  std::string job;
+  std::string reason;
+};
+
+ExitCode Cancel(Connection& connection, const CancelOptions& options, bool json) {
+  v1::CancelJobRequest request;
+  request.set_name(options.job);
+  request.set_reason(options.reason);
+  const auto job = connection.Call(connection.jobs(), &v1::JobService::Stub::CancelJob, request);
+  if (!job.ok()) return Fail(connection, job.status());
+  if (json) {
+    connection.console().out << JobJson(*job).dump(2) << "\n";
+  } else {
+    connection.console().out << fmt::format("{} {}\n", ShortName(job->name()),
+                                            StateName(job->state()));
+  }
+  if (IsEnded(job->state()) && job->state() != v1::Job::CANCELLED) {
+    connection.console().err << "it had ended already\n";
+  }
+  return kSucceeded;
+}
+
+}  // namespace
+
+void AddCancel(CLI::App& app, Session& session) {
+  CLI::App* command =
+      AddCommand(app, "cancel", "End a job; its processes are gone when it is CANCELLED",
+                 "sftctl cancel job-abc && sftctl wait job-abc");
+  auto options = std::make_shared<CancelOptions>();
+  command->add_option("JOB", options->job, "Job")->required();
+  command->add_option("--reason", options->reason, "Kept in the job's history");
+  AddJsonFlag(command, session);
+  command->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return Cancel(connection, *options, session.json);
+    };
+  });
+}
+
+}  // namespace sft::client

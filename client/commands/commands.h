@@ -1,0 +1,56 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "client/connection.h"
+#include "client/exit_codes.h"
+
+namespace sft::client {
+
+// What the command line asked for: the flags of every command, and the command to run.
+struct Session {
+  // Runs with a checked connection; `connect` says whether the command needs one.
+  using Command = std::function<ExitCode(Connection&)>;
+
+  std::string server;  // --server
+  bool json = false;   // --json, on each command that has it
+  bool connect = true;
+  Command command;
+  const CLI::App* app = nullptr;  // the whole command line, for `completion`
+};
+
+// Each adds its subcommand: flags, help with an example, and a callback that sets session.command.
+void AddSubmit(CLI::App& app, Session& session);
+void AddStatus(CLI::App& app, Session& session);
+void AddList(CLI::App& app, Session& session);
+void AddLogs(CLI::App& app, Session& session);
+void AddCancel(CLI::App& app, Session& session);
+void AddWait(CLI::App& app, Session& session);
+void AddMetrics(CLI::App& app, Session& session);
+void AddEvents(CLI::App& app, Session& session);
+void AddDownload(CLI::App& app, Session& session);
+void AddNodes(CLI::App& app, Session& session);  // nodes, variants and models
+void AddExplain(CLI::App& app, Session& session);
+void AddCompletion(CLI::App& app, Session& session);
+
+// A subcommand with an example in its help.
+CLI::App* AddCommand(CLI::App& app, const std::string& name, const std::string& description,
+                     const std::string& example);
+void AddJsonFlag(CLI::App* command, Session& session);
+
+// Prints "sftctl: message" to err and returns the status's exit code.
+ExitCode Fail(Connection& connection, const absl::Status& status);
+
+// "60s", "5m", "2h", "1d", or seconds as a plain number.
+absl::StatusOr<std::chrono::seconds> ParseDuration(const std::string& text);
+
+// Follows the job with a progress view, then says how it ended: shared by submit, status and wait.
+ExitCode FollowToTheEnd(Connection& connection, const std::string& name, bool json);
+
+// Prints how an ended job ended, with its verdict and what to do next.
+void PrintEnding(Connection& connection, const v1::Job& job);
+
+}  // namespace sft::client

@@ -1,0 +1,149 @@
+#include <fmt/format.h>
+
+#include "client/commands/commands.h"
+#include "client/interrupt.h"
+#include "client/output/format.h"
+#include "client/output/json.h"
+#include "common/io/file.h"
+#include "common/io/paths.h"
+#include "common/io/sha256.h"
+
+namespace sft::client {
+namespace {
+
+constexpr int kDownloadAttempts = 5;
+
+struct DownloadOptions {
+  std::string job;
+  std::string out;
+};
+
+// Downloads into DIR.partial and renames it at the end: a folder under its own name is whole. What
+// a broken download left is continued by the next.
+class Downloader {
+ public:
+  Downloader(Connection& connection, const v1::Artifact& artifact, std::string folder)
+      : connection_(connection),
+        artifact_(artifact),
+        folder_(std::move(folder)),
+        partial_(folder_ + ".partial") {}
+
+  absl::Status Run() {
+    for (const v1::ArtifactFile& file : artifact_.files()) {
+      if (!io::IsSafeRelative(file.path())) {
+        return InvalidArgument("the server names a file outside the artifact: " + file.path());
+      }
+      SFT_RETURN_IF_ERROR(Annotate(Fetch(file), file.path()));
+    }
+    if (io::Exists(folder_)) SFT_RETURN_IF_ERROR(io::RemoveAll(folder_));  // empty: checked before
+    return io::RenameDurably(partial_, folder_);
+  }
+
+ private:
+  absl::Status Fetch(const v1::ArtifactFile& file) {
+    const std::string path = partial_ + "/" + file.path();
+    SFT_RETURN_IF_ERROR(io::MakeDirs(path.substr(0, path.rfind('/'))));
+    grpc::Status status;
+    for (int attempt = 0; attempt < kDownloadAttempts; ++attempt) {
+      if (attempt > 0) connection_.clock().Sleep(std::chrono::milliseconds(200) * (1 << attempt));
+      SFT_ASSIGN_OR_RETURN(io::AppendFile out, io::AppendFile::Open(path));
+      if (out.size() > file.blob().size()) SFT_RETURN_IF_ERROR(out.Truncate(0));
+      absl::Status disk;
+      status = Stream(file, out, disk);
+      SFT_RETURN_IF_ERROR(disk);
+      if (Interrupt::Raised())
+        return absl::CancelledError("interrupted; the same command continues it");
+      if (status.ok() && out.size() == file.blob().size()) {
+        SFT_RETURN_IF_ERROR(out.Sync());
+        return CheckHash(path, file);
+      }
+      if (!status.ok() && status.error_code() != grpc::StatusCode::UNAVAILABLE) break;
+    }
+    if (status.ok()) return DataLoss("the server sent fewer bytes than it promised");
+    return connection_.Describe(status);
+  }
+
+  grpc::Status Stream(const v1::ArtifactFile& file, io::AppendFile& out, absl::Status& disk) {
+    grpc::ClientContext context;
+    Interrupt interrupt(context);
+    v1::DownloadArtifactFileRequest request;
+    request.set_name(artifact_.name());
+    request.set_path(file.path());
+    request.set_offset(out.size());
+    auto reader = connection_.data().DownloadArtifactFile(&context, request);
+    v1::DownloadChunk chunk;
+    while (reader->Read(&chunk)) {
+      disk = out.Append(chunk.data());
+      if (!disk.ok()) {
+        context.TryCancel();
+        break;
+      }
+    }
+    return reader->Finish();
+  }
+
+  absl::Status CheckHash(const std::string& path, const v1::ArtifactFile& file) {
+    if (file.blob().sha256().empty()) return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(path));
+    if (hash.sha256 == file.blob().sha256()) return absl::OkStatus();
+    SFT_RETURN_IF_ERROR(io::RemoveAll(path));
+    return DataLoss("its bytes do not have the promised hash; it was removed, download it again");
+  }
+
+  Connection& connection_;
+  const v1::Artifact& artifact_;
+  const std::string folder_;
+  const std::string partial_;
+};
+
+ExitCode Download(Connection& connection, const DownloadOptions& options, bool json) {
+  v1::GetArtifactRequest request;
+  request.set_name(options.job);
+  const auto artifact =
+      connection.Call(connection.data(), &v1::DataService::Stub::GetArtifact, request);
+  if (!artifact.ok()) return Fail(connection, artifact.status());
+  const std::string folder = options.out.empty()
+                                 ? fmt::format("{}-{}", ShortName(options.job), artifact->kind())
+                                 : options.out;
+  const absl::StatusOr<std::vector<std::string>> there = io::ListDir(folder);
+  if (io::Exists(folder) && (!there.ok() || !there->empty())) {
+    return Fail(
+        connection,
+        AlreadyExists(folder + " exists and is not an empty folder; choose another with -o"));
+  }
+  connection.console().err << fmt::format("downloading {} ({}, {} files) to {}\n", artifact->kind(),
+                                          Bytes(artifact->bytes()), artifact->files_size(), folder);
+  const absl::Status status = Downloader(connection, *artifact, folder).Run();
+  if (!status.ok()) return Fail(connection, status);
+  if (json) {
+    Json files = Json::array();
+    for (const v1::ArtifactFile& file : artifact->files()) {
+      files.push_back(
+          {{"path", file.path()}, {"sha256", file.blob().sha256()}, {"bytes", file.blob().size()}});
+    }
+    connection.console().out
+        << Json{{"folder", folder}, {"kind", artifact->kind()}, {"files", files}}.dump(2) << "\n";
+  } else {
+    connection.console().out << folder << "\n";
+  }
+  return kSucceeded;
+}
+
+}  // namespace
+
+void AddDownload(CLI::App& app, Session& session) {
+  CLI::App* command = AddCommand(app, "download", "Fetch a job's adapter or full model",
+                                 "sftctl download job-abc -o my-adapter");
+  auto options = std::make_shared<DownloadOptions>();
+  command->add_option("JOB", options->job, "Job, or artifacts/NAME")->required();
+  command->add_option("-o,--output", options->out,
+                      "Folder to make (default: JOB-adapter or JOB-model)");
+  AddJsonFlag(command, session);
+  command->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return Download(connection, *options, session.json);
+    };
+  });
+}
+
+}  // namespace sft::client

@@ -1,0 +1,75 @@
+#include <fmt/format.h>
+
+#include "client/commands/commands.h"
+#include "client/output/format.h"
+#include "client/output/json.h"
+#include "client/output/table.h"
+
+namespace sft::client {
+namespace {
+
+struct ListOptions {
+  std::vector<std::string> states;
+  int limit = 50;
+};
+
+std::string ProgressText(const v1::Job& job) {
+  const v1::Progress& progress = job.progress();
+  if (progress.total_steps() == 0) return progress.phase().empty() ? "-" : progress.phase();
+  return fmt::format("{}/{} loss {:.3f}", progress.step(), progress.total_steps(), progress.loss());
+}
+
+ExitCode List(Connection& connection, const ListOptions& options, bool json) {
+  v1::ListJobsRequest request;
+  for (const std::string& name : options.states) {
+    v1::Job::State state;
+    if (!v1::Job::State_Parse(name, &state)) {
+      return Fail(
+          connection,
+          InvalidArgument(fmt::format(
+              "--state {}: must be PENDING, PREPARING, RUNNING, CANCELLING, SUCCEEDED, FAILED "
+              "or CANCELLED",
+              name)));
+    }
+    request.add_states(state);
+  }
+  Table table({"JOB", "NAME", "STATE", "PROGRESS", "VARIANT", "SUBMITTED", "REASON"});
+  Json list = Json::array();
+  int left = options.limit;
+  while (left > 0) {
+    request.set_page_size(left);
+    const auto page = connection.Call(connection.jobs(), &v1::JobService::Stub::ListJobs, request);
+    if (!page.ok()) return Fail(connection, page.status());
+    for (const v1::Job& job : page->jobs()) {
+      if (json) list.push_back(JobJson(job));
+      table.Add({ShortName(job.name()), job.display_name(), StateName(job.state()),
+                 ProgressText(job), job.variant(), Utc(job.create_time()), job.reason()});
+    }
+    left -= page->jobs_size();
+    if (page->next_page_token().empty() || page->jobs().empty()) break;
+    request.set_page_token(page->next_page_token());
+  }
+  connection.console().out << (json ? list.dump(2) + "\n" : table.Render());
+  return kSucceeded;
+}
+
+}  // namespace
+
+void AddList(CLI::App& app, Session& session) {
+  CLI::App* command = AddCommand(app, "list", "List jobs, newest first",
+                                 "sftctl list --state RUNNING --state PENDING");
+  auto options = std::make_shared<ListOptions>();
+  command->add_option("--state", options->states, "Only jobs in this state; may be repeated")
+      ->allow_extra_args(false);
+  command->add_option("--limit", options->limit, "At most so many")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  AddJsonFlag(command, session);
+  command->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return List(connection, *options, session.json);
+    };
+  });
+}
+
+}  // namespace sft::client

@@ -1,0 +1,133 @@
+#include <fmt/format.h>
+
+#include "client/commands/commands.h"
+#include "client/interrupt.h"
+#include "client/job_follow.h"
+#include "client/output/format.h"
+#include "client/output/json.h"
+#include "client/output/progress.h"
+
+namespace sft::client {
+namespace {
+
+struct StatusOptions {
+  std::string job;
+  bool watch = false;
+};
+
+void PrintJob(Connection& connection, const v1::Job& job) {
+  std::ostream& out = connection.console().out;
+  const auto line = [&](const char* label, const std::string& value) {
+    if (!value.empty()) out << fmt::format("{:<10} {}\n", label, value);
+  };
+  line("job",
+       ShortName(job.name()) + (job.display_name().empty() ? "" : " (" + job.display_name() + ")"));
+  line("state", StateName(job.state()) + (job.reason().empty() ? "" : ": " + job.reason()));
+  line("owner", job.owner() + " in " + job.project());
+  line("variant", job.variant());
+  if (job.attempt() > 0) {
+    std::string nodes;
+    for (const std::string& node : job.nodes())
+      nodes += (nodes.empty() ? "" : ", ") + ShortName(node);
+    line("attempt", fmt::format("{}{}", job.attempt(), nodes.empty() ? "" : " on " + nodes));
+  }
+  const v1::Progress& progress = job.progress();
+  if (progress.step() > 0) {
+    line("progress", ProgressLine(progress, 100));
+  } else {
+    line("progress", progress.phase());
+  }
+  line("submitted", Utc(job.create_time()));
+  if (job.has_start_time()) line("started", Utc(job.start_time()));
+  if (job.has_end_time()) line("ended", Utc(job.end_time()));
+  for (const v1::Problem& warning : job.warnings()) {
+    line("warning", warning.key() + ": " + warning.message());
+  }
+  if (IsEnded(job.state())) PrintEnding(connection, job);
+}
+
+ExitCode Status(Connection& connection, const StatusOptions& options, bool json) {
+  if (options.watch) return FollowToTheEnd(connection, options.job, json);
+  v1::GetJobRequest request;
+  request.set_name(options.job);
+  const auto job = connection.Call(connection.jobs(), &v1::JobService::Stub::GetJob, request);
+  if (!job.ok()) return Fail(connection, job.status());
+  if (json) {
+    connection.console().out << JobJson(*job).dump(2) << "\n";
+  } else {
+    PrintJob(connection, *job);
+  }
+  return kSucceeded;
+}
+
+}  // namespace
+
+void PrintEnding(Connection& connection, const v1::Job& job) {
+  std::ostream& err = connection.console().err;
+  const v1::Verdict& verdict = job.verdict();
+  const std::string id = ShortName(job.name());
+  if (job.state() == v1::Job::SUCCEEDED) {
+    err << fmt::format("{} succeeded; get the result with `sftctl download {}`\n", id, id);
+    return;
+  }
+  if (job.state() == v1::Job::CANCELLED) {
+    err << fmt::format("{} was cancelled\n", id);
+    return;
+  }
+  err << fmt::format("{} failed ({}): {}\n", id,
+                     verdict.domain() == v1::Verdict::USER ? "user" : "infrastructure",
+                     verdict.message());
+  if (verdict.rank() >= 0 && !verdict.node().empty()) {
+    err << fmt::format("  blamed: rank {} on {}\n", verdict.rank(), ShortName(verdict.node()));
+  }
+  for (const std::string& evidence : verdict.evidence()) err << "  " << evidence << "\n";
+  if (!verdict.advice().empty()) err << "  what to do: " << verdict.advice() << "\n";
+  err << fmt::format("  its log: `sftctl logs {}{}`\n", id,
+                     verdict.rank() > 0 ? fmt::format(" --rank {}", verdict.rank()) : "");
+}
+
+ExitCode FollowToTheEnd(Connection& connection, const std::string& name, bool json) {
+  ProgressView view(connection.console());
+  FollowHandlers handlers;
+  handlers.on_job = [&](const v1::Job& job) {
+    if (json) {
+      connection.console().out << JobJson(job).dump() << std::endl;
+    } else {
+      view.OnJob(job);
+    }
+  };
+  handlers.on_metric = [&](const v1::Metric& metric) { view.OnMetric(metric); };
+  FollowOptions options;
+  options.metrics = !json && !connection.console().terminal;
+  const absl::StatusOr<v1::Job> job = FollowJob(connection, name, options, handlers);
+  view.Finish();
+  if (!job.ok()) {
+    if (Interrupt::Raised()) {
+      connection.console().err << fmt::format(
+          "\ndetached; the job goes on. Come back with `sftctl status {} --watch`, stop it with "
+          "`sftctl cancel {}`\n",
+          name, name);
+      return kInterrupted;
+    }
+    return Fail(connection, job.status());
+  }
+  PrintEnding(connection, *job);
+  return ExitCodeOf(*job);
+}
+
+void AddStatus(CLI::App& app, Session& session) {
+  CLI::App* command = AddCommand(app, "status", "Show one job: state and why, progress, verdict",
+                                 "sftctl status job-abc --watch");
+  auto options = std::make_shared<StatusOptions>();
+  command->add_option("JOB", options->job, "Job (from `sftctl list`)")->required();
+  command->add_flag("--watch", options->watch,
+                    "Show changes until it has ended; exits with its verdict");
+  AddJsonFlag(command, session);
+  command->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return Status(connection, *options, session.json);
+    };
+  });
+}
+
+}  // namespace sft::client

@@ -1,0 +1,53 @@
+#include <fmt/format.h>
+
+#include "client/commands/commands.h"
+#include "client/interrupt.h"
+#include "client/job_follow.h"
+#include "client/output/json.h"
+
+namespace sft::client {
+namespace {
+
+struct WaitOptions {
+  std::string job;
+  std::string timeout;
+};
+
+ExitCode Wait(Connection& connection, const WaitOptions& options, bool json) {
+  FollowOptions follow;
+  if (!options.timeout.empty()) {
+    const absl::StatusOr<std::chrono::seconds> timeout = ParseDuration(options.timeout);
+    if (!timeout.ok()) return Fail(connection, Annotate(timeout.status(), "--timeout"));
+    follow.timeout = *timeout;
+  }
+  FollowHandlers handlers;
+  handlers.on_job = [](const v1::Job&) {};
+  handlers.on_metric = [](const v1::Metric&) {};
+  const absl::StatusOr<v1::Job> job = FollowJob(connection, options.job, follow, handlers);
+  if (!job.ok()) {
+    if (Interrupt::Raised()) return kInterrupted;
+    return Fail(connection, job.status());
+  }
+  if (json) connection.console().out << JobJson(*job).dump(2) << "\n";
+  PrintEnding(connection, *job);
+  return ExitCodeOf(*job);
+}
+
+}  // namespace
+
+void AddWait(CLI::App& app, Session& session) {
+  CLI::App* command = AddCommand(app, "wait", "Wait until a job has ended; exits with its verdict",
+                                 "sftctl wait job-abc --timeout 30m");
+  auto options = std::make_shared<WaitOptions>();
+  command->add_option("JOB", options->job, "Job")->required();
+  command->add_option("--timeout", options->timeout,
+                      "Give up after so long (60s, 5m, 2h): exit code 4");
+  AddJsonFlag(command, session);
+  command->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return Wait(connection, *options, session.json);
+    };
+  });
+}
+
+}  // namespace sft::client

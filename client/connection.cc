@@ -1,0 +1,145 @@
+#include "client/connection.h"
+
+#include <fmt/format.h>
+#define TOML_EXCEPTIONS 0
+#define TOML_HEADER_ONLY 1
+#include <toml++/toml.h>
+
+#include "common/base/env.h"
+#include "common/base/version.h"
+#include "common/io/file.h"
+#include "common/rpc/endpoint.h"
+#include "common/rpc/version.h"
+
+namespace sft::client {
+namespace {
+
+constexpr int kAttempts = 4;
+
+absl::StatusOr<std::string> ServerOfConfigFile() {
+  const std::optional<std::string> config_home = GetEnv("XDG_CONFIG_HOME");
+  const std::optional<std::string> home = GetEnv("HOME");
+  if (!config_home && !home) return std::string();
+  const std::string path = (config_home ? *config_home : *home + "/.config") + "/sft/config.toml";
+  if (!io::Exists(path)) return std::string();
+  SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(path, 1 << 20));
+  const toml::parse_result parsed = toml::parse(text, path);
+  if (!parsed) {
+    return InvalidArgument(fmt::format("{}:{}: {}", path, parsed.error().source().begin.line,
+                                       parsed.error().description()));
+  }
+  for (const auto& [key, value] : parsed.table()) {
+    if (key.str() != "server") {
+      return InvalidArgument(
+          fmt::format("{}:{}: unknown key '{}'; the one key is server = \"host:port\"", path,
+                      value.source().begin.line, key.str()));
+    }
+  }
+  return parsed.table()["server"].value_or(std::string());
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ResolveServer(const std::string& flag) {
+  std::string server = flag;
+  if (server.empty()) server = GetEnv("SFT_SERVER").value_or("");
+  if (server.empty()) {
+    SFT_ASSIGN_OR_RETURN(server, ServerOfConfigFile());
+  }
+  if (server.empty()) server = kDefaultServer;
+  SFT_RETURN_IF_ERROR(rpc::ParseEndpoint(server).status());
+  return server;
+}
+
+Connection::Connection(std::string server, Console console, Clock& clock)
+    : Connection(rpc::MakeChannel(server), server, console, clock) {}
+
+Connection::Connection(std::shared_ptr<grpc::Channel> channel, std::string server, Console console,
+                       Clock& clock)
+    : server_(std::move(server)),
+      console_(console),
+      clock_(clock),
+      channel_(std::move(channel)),
+      jobs_(v1::JobService::NewStub(channel_)),
+      data_(v1::DataService::NewStub(channel_)),
+      cluster_(v1::ClusterService::NewStub(channel_)) {}
+
+absl::Status Connection::Check() {
+  v1::GetServerInfoRequest request;
+  request.set_client_version(kVersion);
+  request.set_client_protocol(kProtocol);
+  SFT_ASSIGN_OR_RETURN(const v1::ServerInfo info,
+                       Call(*cluster_, &v1::ClusterService::Stub::GetServerInfo, request));
+  return rpc::CheckServerProtocol(info.protocol(), info.min_protocol(), info.version());
+}
+
+grpc::Status Connection::Retry(const std::function<grpc::Status(grpc::ClientContext&)>& call) {
+  grpc::Status status;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    if (attempt > 0) clock_.Sleep(std::chrono::milliseconds(250) * (1 << attempt));
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    status = call(context);
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE) break;
+  }
+  return status;
+}
+
+absl::Status Connection::Describe(const grpc::Status& status) {
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return Unavailable(
+        fmt::format("cannot reach sft-server at {} ({}); start it with `sft-server --dev`, or name "
+                    "another with "
+                    "--server HOST:PORT or SFT_SERVER",
+                    server_, status.error_message()));
+  }
+  for (const rpc::FieldViolation& violation : rpc::ViolationsOf(status)) {
+    console_.err << fmt::format("  {}: {}\n", violation.field, violation.description);
+  }
+  return rpc::FromGrpc(status);
+}
+
+ExitCode ExitCodeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kSucceeded;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kOutOfRange:
+      return kUsage;
+    case absl::StatusCode::kNotFound:
+      return kNotFound;
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+      return kUnreachable;
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kFailedPrecondition:
+      return kRefused;
+    case absl::StatusCode::kCancelled:
+      return kInterrupted;
+    default:
+      return kInternal;
+  }
+}
+
+ExitCode ExitCodeOf(const v1::Job& job) {
+  switch (job.state()) {
+    case v1::Job::SUCCEEDED:
+      return kSucceeded;
+    case v1::Job::CANCELLED:
+      return kJobCancelled;
+    case v1::Job::FAILED:
+      return job.verdict().domain() == v1::Verdict::USER ? kJobFailedUser : kJobFailedInfra;
+    default:
+      return kInternal;
+  }
+}
+
+std::string ShortName(const std::string& name) {
+  const size_t slash = name.rfind('/');
+  return slash == std::string::npos ? name : name.substr(slash + 1);
+}
+
+}  // namespace sft::client

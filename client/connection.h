@@ -1,0 +1,77 @@
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "client/console.h"
+#include "client/exit_codes.h"
+#include "common/base/clock.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/status.h"
+#include "sft/v1/cluster_service.grpc.pb.h"
+#include "sft/v1/data_service.grpc.pb.h"
+#include "sft/v1/job_service.grpc.pb.h"
+
+namespace sft::client {
+
+inline constexpr char kDefaultServer[] = "127.0.0.1:7070";
+
+// The address to talk to: `flag` if not empty, else SFT_SERVER, else `server` of
+// ~/.config/sft/config.toml, else kDefaultServer. INVALID_ARGUMENT for a broken file or address.
+absl::StatusOr<std::string> ResolveServer(const std::string& flag);
+
+// Stubs of one server; connects at the first call. Owned by a command for its whole run.
+class Connection {
+ public:
+  Connection(std::string server, Console console, Clock& clock);
+  // For tests: an in-process channel.
+  Connection(std::shared_ptr<grpc::Channel> channel, std::string server, Console console,
+             Clock& clock);
+
+  // Asks the server for its version and refuses one that does not fit; every command's first call.
+  absl::Status Check();
+
+  v1::JobService::Stub& jobs() { return *jobs_; }
+  v1::DataService::Stub& data() { return *data_; }
+  v1::ClusterService::Stub& cluster() { return *cluster_; }
+  const std::string& server() const { return server_; }
+  Console& console() { return console_; }
+  Clock& clock() { return clock_; }
+
+  // One unary call with the usual deadline. UNAVAILABLE is tried again for a few seconds: what is
+  // sent is safe to repeat.
+  template <typename Stub, typename Request, typename Response>
+  absl::StatusOr<Response> Call(Stub& stub,
+                                grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                             Response*),
+                                const Request& request) {
+    Response response;
+    const grpc::Status status = Retry(
+        [&](grpc::ClientContext& context) { return (stub.*method)(&context, request, &response); });
+    if (!status.ok()) return Describe(status);
+    return response;
+  }
+
+  // The status as a person reads it: an unreachable server is named with what to do. Bad keys of a
+  // job file are printed, one a line, to the console's err.
+  absl::Status Describe(const grpc::Status& status);
+
+ private:
+  grpc::Status Retry(const std::function<grpc::Status(grpc::ClientContext&)>& call);
+
+  std::string server_;
+  Console console_;
+  Clock& clock_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::JobService::Stub> jobs_;
+  std::unique_ptr<v1::DataService::Stub> data_;
+  std::unique_ptr<v1::ClusterService::Stub> cluster_;
+};
+
+// "job-abc" of "projects/p/jobs/job-abc".
+std::string ShortName(const std::string& name);
+
+}  // namespace sft::client

@@ -1,0 +1,106 @@
+#include "client/job_follow.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "client/interrupt.h"
+#include "client/output/json.h"
+
+namespace sft::client {
+namespace {
+
+class Follower {
+ public:
+  Follower(Connection& connection, const std::string& name, const FollowOptions& options,
+           const FollowHandlers& handlers)
+      : connection_(connection), name_(name), options_(options), handlers_(handlers) {
+    if (options.timeout) deadline_ = connection.clock().Mono() + *options.timeout;
+  }
+
+  absl::StatusOr<v1::Job> Run() {
+    MonoTime lost = connection_.clock().Mono();
+    Nanos pause = std::chrono::milliseconds(200);
+    bool told = false;
+    for (;;) {
+      bool heard = false;
+      const grpc::Status status = Stream(heard);
+      if (Interrupt::Raised()) return absl::CancelledError("interrupted");
+      if (last_ && IsEnded(last_->state())) return *last_;
+      const MonoTime now = connection_.clock().Mono();
+      if (deadline_ && now >= *deadline_) {
+        return DeadlineExceeded(fmt::format("{} has not ended within {} s: it is {}", name_,
+                                            options_.timeout->count(),
+                                            last_ ? StateName(last_->state()) : "not known"));
+      }
+      if (heard) {
+        lost = now;
+        pause = std::chrono::milliseconds(200);
+        told = false;
+      }
+      const bool outage = status.ok() || status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                          status.error_code() == grpc::StatusCode::CANCELLED;
+      if (!outage || !last_ || now - lost > kOutageLimit) return connection_.Describe(status);
+      if (!told) {
+        connection_.console().err
+            << "lost the server; waiting for it to come back (the job goes on)\n";
+        told = true;
+      }
+      connection_.clock().Sleep(pause);
+      pause = std::min<Nanos>(pause * 2, std::chrono::seconds(5));
+    }
+  }
+
+ private:
+  grpc::Status Stream(bool& heard) {
+    grpc::ClientContext context;
+    if (deadline_) {
+      rpc::SetDeadline(context, std::max<Nanos>(*deadline_ - connection_.clock().Mono(), Nanos(0)));
+    }
+    Interrupt interrupt(context);
+    v1::WatchJobRequest request;
+    request.set_name(name_);
+    auto reader = connection_.jobs().WatchJob(&context, request);
+    v1::Job job;
+    while (reader->Read(&job)) {
+      heard = true;
+      last_ = job;
+      if (options_.metrics) ReadMetrics();
+      handlers_.on_job(job);
+    }
+    return reader->Finish();
+  }
+
+  // New points since the last call. An error is left to the watch, which meets it too.
+  void ReadMetrics() {
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    v1::ReadMetricsRequest request;
+    request.set_name(name_);
+    request.set_index(metric_index_);
+    auto reader = connection_.jobs().ReadMetrics(&context, request);
+    v1::ReadMetricsResponse response;
+    while (reader->Read(&response)) {
+      for (const v1::Metric& metric : response.metrics()) handlers_.on_metric(metric);
+      metric_index_ = response.next_index();
+    }
+    reader->Finish().ok();
+  }
+
+  Connection& connection_;
+  const std::string& name_;
+  const FollowOptions& options_;
+  const FollowHandlers& handlers_;
+  std::optional<MonoTime> deadline_;
+  std::optional<v1::Job> last_;
+  int64_t metric_index_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<v1::Job> FollowJob(Connection& connection, const std::string& name,
+                                  const FollowOptions& options, const FollowHandlers& handlers) {
+  return Follower(connection, name, options, handlers).Run();
+}
+
+}  // namespace sft::client

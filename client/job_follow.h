@@ -1,0 +1,31 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "client/connection.h"
+#include "sft/v1/job.pb.h"
+
+namespace sft::client {
+
+struct FollowOptions {
+  bool metrics = false;                         // also deliver each training step
+  std::optional<std::chrono::seconds> timeout;  // give up waiting after this long
+};
+
+struct FollowHandlers {
+  std::function<void(const v1::Job&)> on_job;
+  std::function<void(const v1::Metric&)> on_metric;
+};
+
+// Watches a job until it has ended, through restarts of the server (each outage is waited for
+// kOutageLimit). Returns the ended job; CANCELLED after Ctrl-C; DEADLINE_EXCEEDED after the
+// timeout.
+absl::StatusOr<v1::Job> FollowJob(Connection& connection, const std::string& name,
+                                  const FollowOptions& options, const FollowHandlers& handlers);
+
+inline constexpr std::chrono::minutes kOutageLimit{10};
+
+}  // namespace sft::client

@@ -1,0 +1,65 @@
+#include "client/job_request.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "common/base/env.h"
+#include "common/spec/fields.h"
+
+namespace sft::client {
+namespace {
+
+v1::Override Make(v1::Override::Kind kind, std::string key, std::string value, std::string origin) {
+  v1::Override made;
+  made.set_kind(kind);
+  made.set_key(std::move(key));
+  made.set_value(std::move(value));
+  made.set_origin(std::move(origin));
+  return made;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& flags) {
+  std::vector<v1::Override> overrides;
+  for (const std::string& name : spec::AllEnvNames()) {
+    if (const std::optional<std::string> value = GetEnv(name)) {
+      overrides.push_back(Make(v1::Override::ENVIRONMENT, name, *value, name));
+    }
+  }
+  const auto flag = [&](const char* key, const std::string& value, const char* origin) {
+    if (!value.empty()) overrides.push_back(Make(v1::Override::FLAG, key, value, origin));
+  };
+  flag("job.kind", flags.type, "--type");
+  flag("job.name", flags.name, "--name");
+  flag("job.data", flags.dataset, "--dataset");
+  flag("data.val", flags.val, "--val");
+  flag("job.model", flags.model, "--model");
+  if (flags.examples > 0) flag("data.max_examples", std::to_string(flags.examples), "--examples");
+  for (const std::string& assignment : flags.set) {
+    const size_t equals = assignment.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      return InvalidArgument(fmt::format(
+          "--set {}: must be key=value, for example --set hyperparameters.n_epochs=2", assignment));
+    }
+    overrides.push_back(Make(v1::Override::SET, assignment.substr(0, equals),
+                             assignment.substr(equals + 1), "--set"));
+  }
+  return overrides;
+}
+
+std::string LocalPath(const v1::NeededFile& needed, const std::string& job_file) {
+  const std::filesystem::path path(needed.path());
+  if (path.is_absolute() || needed.from_override()) return path.string();
+  return (std::filesystem::path(job_file).parent_path() / path).string();
+}
+
+std::string ProblemLine(const v1::Problem& problem, const std::string& file) {
+  std::string where = file;
+  if (problem.line() > 0) where += fmt::format(":{}", problem.line());
+  if (problem.key().empty()) return fmt::format("{}: {}", where, problem.message());
+  return fmt::format("{}: {}: {}", where, problem.key(), problem.message());
+}
+
+}  // namespace sft::client

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "client/connection.h"
+#include "client/upload.h"
+#include "sft/v1/job_service.pb.h"
+
+namespace sft::client {
+
+// What `submit` was given on its command line.
+struct SubmitFlags {
+  std::string file;
+  std::string type;
+  std::string dataset;
+  std::string val;
+  std::string model;
+  std::string name;
+  long examples = 0;
+  std::vector<std::string> set;  // "key=value", as typed
+};
+
+// Changes to the job file in the order in which they win: environment, then flags, then --set.
+absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& flags);
+
+// The path on this machine of a file that the job names: relative to the job file, or to the
+// working directory when an override named it.
+std::string LocalPath(const v1::NeededFile& needed, const std::string& job_file);
+
+// "job.toml:12: hyperparameters.n_epochs: message"
+std::string ProblemLine(const v1::Problem& problem, const std::string& file);
+
+}  // namespace sft::client

@@ -1,0 +1,26 @@
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <iostream>
+
+#include "client/app.h"
+#include "client/interrupt.h"
+
+int main(int argc, char** argv) {
+  using namespace sft::client;
+  Interrupt::Install();
+  Console console{std::cout, std::cerr, isatty(STDERR_FILENO) == 1, 80};
+  winsize size{};
+  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) console.width = size.ws_col;
+  const Connect connect = [&](const std::string& flag) -> std::unique_ptr<Connection> {
+    const absl::StatusOr<std::string> server = ResolveServer(flag);
+    if (!server.ok()) {
+      console.err << "sftctl: " << server.status().message() << "\n";
+      return nullptr;
+    }
+    return std::make_unique<Connection>(*server, console, sft::Clock::Real());
+  };
+  const int code = RunApp(argc, argv, console, connect);
+  std::cout.flush();
+  return code;
+}

@@ -1,0 +1,48 @@
+#include "client/output/format.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "common/base/clock.h"
+
+namespace sft::client {
+
+std::string Bytes(int64_t bytes) {
+  if (bytes < 1000) return fmt::format("{} B", bytes);
+  double value = static_cast<double>(bytes);
+  const char* unit = "B";
+  for (const char* next : {"kB", "MB", "GB", "TB"}) {
+    if (value < 1000) break;
+    value /= 1000;
+    unit = next;
+  }
+  return value < 10 ? fmt::format("{:.2f} {}", value, unit) : fmt::format("{:.1f} {}", value, unit);
+}
+
+std::string Duration(double seconds) {
+  if (!(seconds >= 0) || std::isinf(seconds)) return "-";
+  const int64_t whole = std::llround(seconds);
+  if (whole < 60) return fmt::format("{}s", whole);
+  if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
+  if (whole < 86400) return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);
+  return fmt::format("{}d{:02}h", whole / 86400, whole / 3600 % 24);
+}
+
+std::string Count(double value) {
+  if (value < 1000) return fmt::format("{:.0f}", value);
+  if (value < 1e6) return fmt::format("{:.1f}k", value / 1e3);
+  if (value < 1e9) return fmt::format("{:.2f}M", value / 1e6);
+  return fmt::format("{:.2f}G", value / 1e9);
+}
+
+double Seconds(const google::protobuf::Timestamp& time) {
+  return static_cast<double>(time.seconds()) + time.nanos() * 1e-9;
+}
+
+std::string Utc(const google::protobuf::Timestamp& time) {
+  if (time.seconds() == 0) return "-";
+  return FormatUtc(FromUnixMicros(time.seconds() * 1'000'000 + time.nanos() / 1000));
+}
+
+}  // namespace sft::client

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "google/protobuf/timestamp.pb.h"
+
+namespace sft::client {
+
+std::string Bytes(int64_t bytes);      // "1.25 GB" (10^9)
+std::string Duration(double seconds);  // "59s", "3m20s", "2h05m", "4d03h"
+std::string Count(double value);       // "950", "12.3k", "4.56M"
+std::string Utc(const google::protobuf::Timestamp& time);
+double Seconds(const google::protobuf::Timestamp& time);
+
+}  // namespace sft::client

@@ -1,0 +1,156 @@
+#include "client/output/json.h"
+
+#include <cmath>
+
+#include "client/connection.h"
+#include "client/output/format.h"
+
+namespace sft::client {
+namespace {
+
+// JSON has no NaN or infinity: they are written as strings.
+Json Number(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+Json ProgressJson(const v1::Progress& progress) {
+  Json json = {{"step", progress.step()},
+               {"total_steps", progress.total_steps()},
+               {"loss", Number(progress.loss())},
+               {"tokens_per_second", Number(progress.tokens_per_second())},
+               {"gpu_memory_bytes", progress.gpu_memory_bytes()},
+               {"eta_seconds", Number(progress.eta_seconds())}};
+  if (progress.has_val_loss()) json["val_loss"] = Number(progress.val_loss());
+  if (!progress.phase().empty()) json["phase"] = progress.phase();
+  if (progress.mfu() > 0) json["mfu"] = progress.mfu();
+  json["trainable_parameters"] = progress.trainable_parameters();
+  json["total_parameters"] = progress.total_parameters();
+  return json;
+}
+
+Json VerdictJson(const v1::Verdict& verdict) {
+  static constexpr const char* kDomains[] = {"", "none", "user", "infrastructure", "unknown"};
+  Json json = {{"domain", kDomains[verdict.domain()]},
+               {"code", verdict.code()},
+               {"message", verdict.message()},
+               {"advice", verdict.advice()},
+               {"rank", verdict.rank()},
+               {"node", verdict.node()}};
+  json["evidence"] = std::vector<std::string>(verdict.evidence().begin(), verdict.evidence().end());
+  return json;
+}
+
+Json TimeJson(const google::protobuf::Timestamp& time) {
+  return time.seconds() == 0 ? Json(nullptr) : Json(Utc(time));
+}
+
+}  // namespace
+
+std::string StateName(v1::Job::State state) { return v1::Job::State_Name(state); }
+
+bool IsEnded(v1::Job::State state) {
+  return state == v1::Job::SUCCEEDED || state == v1::Job::FAILED || state == v1::Job::CANCELLED;
+}
+
+Json JobJson(const v1::Job& job) {
+  Json json = {
+      {"job", ShortName(job.name())},
+      {"name", job.display_name()},
+      {"state", StateName(job.state())},
+      {"reason", job.reason()},
+      {"attempt", job.attempt()},
+      {"nodes", std::vector<std::string>(job.nodes().begin(), job.nodes().end())},
+      {"progress", ProgressJson(job.progress())},
+      {"variant", job.variant()},
+      {"owner", job.owner()},
+      {"project", job.project()},
+      {"request_id", job.request_id()},
+      {"create_time", TimeJson(job.create_time())},
+      {"start_time", TimeJson(job.start_time())},
+      {"end_time", TimeJson(job.end_time())},
+      {"artifacts", std::vector<std::string>(job.artifacts().begin(), job.artifacts().end())}};
+  json["verdict"] = job.has_verdict() ? VerdictJson(job.verdict()) : Json(nullptr);
+  Json warnings = Json::array();
+  for (const v1::Problem& warning : job.warnings()) warnings.push_back(ProblemJson(warning));
+  json["warnings"] = warnings;
+  json["resolved"] = job.resolved_json().empty()
+                         ? Json(nullptr)
+                         : Json::parse(job.resolved_json(), nullptr, /*allow_exceptions=*/false);
+  return json;
+}
+
+Json MetricJson(const v1::Metric& metric) {
+  if (metric.is_eval()) {
+    return {{"step", metric.step()},
+            {"val.loss", Number(metric.val_loss())},
+            {"time", Utc(metric.time())},
+            {"attempt", metric.attempt()}};
+  }
+  return {{"step", metric.step()},
+          {"loss", Number(metric.loss())},
+          {"lr", Number(metric.lr())},
+          {"grad_norm", Number(metric.grad_norm())},
+          {"tokens", metric.tokens()},
+          {"tokens_per_second", Number(metric.tokens_per_second())},
+          {"gpu_memory_bytes", metric.gpu_memory_bytes()},
+          {"mfu", Number(metric.mfu())},
+          {"epoch", Number(metric.epoch())},
+          {"seconds", Number(metric.step_seconds())},
+          {"time", Utc(metric.time())},
+          {"attempt", metric.attempt()}};
+}
+
+Json EventJson(const v1::JobEvent& event) {
+  return {{"sequence", event.sequence()},
+          {"time", Utc(event.time())},
+          {"type", event.type()},
+          {"attempt", event.attempt()},
+          {"message", event.message()}};
+}
+
+Json NodeJson(const v1::Node& node) {
+  Json slots = Json::array();
+  for (const v1::Slot& slot : node.slots()) {
+    slots.push_back({{"index", slot.index()},
+                     {"gpu_type", slot.gpu_type()},
+                     {"product_name", slot.product_name()},
+                     {"uuid", slot.uuid()},
+                     {"memory_bytes", slot.memory_bytes()},
+                     {"memory_used_bytes", slot.memory_used_bytes()},
+                     {"utilization_percent", slot.utilization_percent()},
+                     {"job", ShortName(slot.job())},
+                     {"healthy", slot.healthy()},
+                     {"health_reason", slot.health_reason()}});
+  }
+  return {{"node", ShortName(node.name())},
+          {"state", v1::Node::State_Name(node.state())},
+          {"reason", node.reason()},
+          {"worker_version", node.worker_version()},
+          {"hostname", node.hostname()},
+          {"simulated", node.simulated()},
+          {"cpus", node.cpus()},
+          {"memory_bytes", node.memory_bytes()},
+          {"last_seen", TimeJson(node.last_seen())},
+          {"slots", slots}};
+}
+
+Json VariantJson(const v1::Variant& variant) {
+  return {{"variant", variant.name()},
+          {"gpu_type", variant.gpu_type()},
+          {"gpus_per_node", variant.gpus_per_node()},
+          {"nodes", variant.nodes()},
+          {"nodes_free", variant.nodes_free()}};
+}
+
+Json ModelJson(const std::string& node, const v1::Model& model) {
+  return {{"model", model.id()},    {"node", ShortName(node)}, {"path", model.path()},
+          {"bytes", model.bytes()}, {"hash", model.hash()},    {"problem", model.problem()}};
+}
+
+Json ProblemJson(const v1::Problem& problem) {
+  return {{"key", problem.key()}, {"line", problem.line()}, {"message", problem.message()}};
+}
+
+}  // namespace sft::client

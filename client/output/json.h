@@ -1,0 +1,28 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "sft/v1/artifact.pb.h"
+#include "sft/v1/job.pb.h"
+#include "sft/v1/node.pb.h"
+
+// The stable forms that --json prints; docs/cli.md describes them. Members are only ever added.
+
+namespace sft::client {
+
+using Json = nlohmann::ordered_json;
+
+Json JobJson(const v1::Job& job);
+Json MetricJson(const v1::Metric& metric);
+Json EventJson(const v1::JobEvent& event);
+Json NodeJson(const v1::Node& node);
+Json VariantJson(const v1::Variant& variant);
+Json ModelJson(const std::string& node, const v1::Model& model);
+Json ProblemJson(const v1::Problem& problem);
+
+// "PENDING", ... without a prefix.
+std::string StateName(v1::Job::State state);
+bool IsEnded(v1::Job::State state);
+
+}  // namespace sft::client

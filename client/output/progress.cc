@@ -1,0 +1,75 @@
+#include "client/output/progress.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "client/connection.h"
+#include "client/output/format.h"
+#include "client/output/json.h"
+
+namespace sft::client {
+
+std::string ProgressLine(const v1::Progress& progress, int width) {
+  std::string tail =
+      fmt::format(" {}/{}  loss {:.4f}", progress.step(), progress.total_steps(), progress.loss());
+  if (progress.has_val_loss()) tail += fmt::format("  val {:.4f}", progress.val_loss());
+  tail += fmt::format("  {} tok/s", Count(progress.tokens_per_second()));
+  if (progress.mfu() > 0) tail += fmt::format("  MFU {:.1f}%", 100 * progress.mfu());
+  if (progress.gpu_memory_bytes() > 0) tail += "  " + Bytes(progress.gpu_memory_bytes());
+  tail += "  eta " + Duration(progress.eta_seconds());
+  const int room = std::min(width - static_cast<int>(tail.size()) - 3, 40);
+  if (room < 5 || progress.total_steps() <= 0) return tail.substr(1, std::max(width - 1, 0));
+  const double share =
+      std::clamp(static_cast<double>(progress.step()) / progress.total_steps(), 0.0, 1.0);
+  const int filled = static_cast<int>(share * room);
+  std::string bar(room, ' ');
+  std::fill_n(bar.begin(), filled, '=');
+  if (filled < room) bar[filled] = '>';
+  return "[" + bar + "]" + tail;
+}
+
+void ProgressView::PrintLine(const std::string& line) {
+  if (drawn_) console_.err << "\r\033[K";
+  drawn_ = false;
+  console_.err << line << "\n" << std::flush;
+}
+
+void ProgressView::OnJob(const v1::Job& job) {
+  const v1::Progress& progress = job.progress();
+  total_steps_ = progress.total_steps();
+  std::string line = fmt::format("{} {}", ShortName(job.name()), StateName(job.state()));
+  if (!job.reason().empty()) line += ": " + job.reason();
+  if (line != last_state_line_) PrintLine(line);
+  last_state_line_ = line;
+  if (!console_.terminal || IsEnded(job.state())) return;
+  if (job.state() == v1::Job::RUNNING && progress.step() > 0) {
+    console_.err << "\r\033[K" << ProgressLine(progress, console_.width) << std::flush;
+    drawn_ = true;
+  } else if (job.state() == v1::Job::PREPARING && !progress.phase().empty()) {
+    console_.err << "\r\033[K" << progress.phase() << std::flush;
+    drawn_ = true;
+  }
+}
+
+void ProgressView::OnMetric(const v1::Metric& metric) {
+  if (console_.terminal) return;
+  if (metric.is_eval()) {
+    PrintLine(fmt::format("step {}  val.loss {:.4f}", metric.step(), metric.val_loss()));
+    return;
+  }
+  std::string line =
+      fmt::format("step {}/{}  loss {:.4f}  grad_norm {:.3f}  lr {:.2e}  {} tok/s", metric.step(),
+                  metric.total_steps() > 0 ? metric.total_steps() : total_steps_, metric.loss(),
+                  metric.grad_norm(), metric.lr(), Count(metric.tokens_per_second()));
+  if (metric.mfu() > 0) line += fmt::format("  MFU {:.1f}%", 100 * metric.mfu());
+  if (metric.gpu_memory_bytes() > 0) line += "  " + Bytes(metric.gpu_memory_bytes());
+  PrintLine(line);
+}
+
+void ProgressView::Finish() {
+  if (drawn_) console_.err << "\n" << std::flush;
+  drawn_ = false;
+}
+
+}  // namespace sft::client

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <string>
+
+#include "client/console.h"
+#include "sft/v1/job.pb.h"
+
+namespace sft::client {
+
+// Shows a job as it goes: on a terminal one line that is redrawn, with a bar, loss and speed;
+// elsewhere a plain line a change of state and a training step. Writes to the console's err.
+class ProgressView {
+ public:
+  explicit ProgressView(Console console) : console_(console) {}
+
+  void OnJob(const v1::Job& job);
+  void OnMetric(const v1::Metric& metric);
+  // Ends the redrawn line; call before anything else is printed.
+  void Finish();
+
+ private:
+  void PrintLine(const std::string& line);
+
+  Console console_;
+  std::string last_state_line_;
+  bool drawn_ = false;
+  int64_t total_steps_ = 0;
+};
+
+// "[=====>    ] 12/40  loss 1.234  val 1.100  850 tok/s  1.20 GB  eta 1m20s", cut to `width`.
+std::string ProgressLine(const v1::Progress& progress, int width);
+
+}  // namespace sft::client

@@ -1,0 +1,78 @@
+#include "client/upload.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "client/interrupt.h"
+#include "client/output/format.h"
+#include "common/io/file.h"
+#include "common/io/sha256.h"
+
+namespace sft::client {
+namespace {
+
+constexpr int kUploadAttempts = 5;
+
+// One stream from `offset` to the end; the answer's status.
+grpc::Status SendFrom(Connection& connection, const LocalFile& file, int fd, int64_t offset) {
+  grpc::ClientContext context;
+  Interrupt interrupt(context);
+  v1::UploadBlobResponse response;
+  auto writer = connection.data().UploadBlob(&context, &response);
+  std::string chunk(rpc::kChunkBytes, '\0');
+  bool first = true;
+  while (first || offset < file.size) {
+    v1::UploadBlobRequest request;
+    if (first) {
+      request.set_sha256(file.sha256);
+      request.set_size(file.size);
+      request.set_offset(offset);
+      request.set_purpose(v1::UploadBlobRequest::DATASET);
+      request.set_display_name(std::filesystem::path(file.path).filename().string());
+    }
+    const absl::StatusOr<size_t> got =
+        io::ReadAt(fd, offset, chunk.data(), chunk.size(), file.path);
+    if (!got.ok()) return rpc::ToGrpc(got.status());
+    if (*got == 0 && !first) return {grpc::StatusCode::ABORTED, file.path + " became shorter"};
+    request.set_data(chunk.data(), *got);
+    if (!writer->Write(request)) break;  // the server has answered: Finish tells what
+    offset += static_cast<int64_t>(*got);
+    first = false;
+  }
+  writer->WritesDone();
+  return writer->Finish();
+}
+
+}  // namespace
+
+absl::StatusOr<LocalFile> HashLocalFile(const std::string& key, const std::string& path) {
+  const absl::StatusOr<io::FileHash> hash = io::HashFile(path);
+  if (!hash.ok()) return InvalidArgument(fmt::format("{}: {}", key, Message(hash.status())));
+  return LocalFile{path, hash->sha256, hash->size};
+}
+
+absl::Status UploadDataset(Connection& connection, const LocalFile& file) {
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(file.path));
+  grpc::Status status;
+  for (int attempt = 0; attempt < kUploadAttempts; ++attempt) {
+    if (attempt > 0) connection.clock().Sleep(std::chrono::milliseconds(200) * (1 << attempt));
+    v1::StatBlobRequest request;
+    request.set_sha256(file.sha256);
+    SFT_ASSIGN_OR_RETURN(
+        const v1::StatBlobResponse known,
+        connection.Call(connection.data(), &v1::DataService::Stub::StatBlob, request));
+    if (known.complete()) return absl::OkStatus();
+    if (attempt == 0) {
+      connection.console().err << fmt::format("uploading {} ({})\n", file.path, Bytes(file.size));
+    }
+    status = SendFrom(connection, file, fd.get(), known.received());
+    if (status.ok()) return absl::OkStatus();
+    const bool again = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                       status.error_code() == grpc::StatusCode::OUT_OF_RANGE;
+    if (!again || Interrupt::Raised()) break;
+  }
+  return Annotate(connection.Describe(status), file.path);
+}
+
+}  // namespace sft::client

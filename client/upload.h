@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+#include "client/connection.h"
+#include "sft/v1/data_service.pb.h"
+
+namespace sft::client {
+
+struct LocalFile {
+  std::string path;  // on this machine
+  std::string sha256;
+  int64_t size = 0;
+};
+
+// Reads and hashes a file that a job names; the error names the key that asked for it.
+absl::StatusOr<LocalFile> HashLocalFile(const std::string& key, const std::string& path);
+
+// Sends the file unless the server has it, from where an earlier upload stopped. Safe to repeat.
+absl::Status UploadDataset(Connection& connection, const LocalFile& file);
+
+}  // namespace sft::client
