@@ -196,26 +196,21 @@ absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRe
   }
   if (!resolution.ok()) return response;
   response.set_resolved_json(spec::ToJson(resolution.spec).dump());
-  for (const spec::NeededFile& file : spec::NeededFiles(resolution.spec)) {
+  for (const spec::NeededFile& file : spec::NeededFiles(resolution)) {
     auto* added = response.add_needed_files();
     added->set_key(file.key);
     added->set_path(file.path);
-    for (const auto& value : resolution.values) {
-      // A value of the file has the file's name and line for its origin.
-      if (value.key == file.key) {
-        added->set_from_override(value.origin.rfind(request.file_name() + ":", 0) != 0);
-      }
-    }
+    added->set_from_override(file.from_override);
   }
   *response.mutable_plan() = planner_.Plan(resolution.spec);
   return response;
 }
 
 absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
-    const v1::SubmitJobRequest& request, const spec::JobSpec& spec,
+    const v1::SubmitJobRequest& request, const spec::Resolution& resolution,
     std::vector<std::string>& missing) {
   std::vector<JobFileRecord> files;
-  for (const spec::NeededFile& needed : spec::NeededFiles(spec)) {
+  for (const spec::NeededFile& needed : spec::NeededFiles(resolution)) {
     const auto sent = std::find_if(request.files().begin(), request.files().end(),
                                    [&](const v1::JobFile& file) { return file.key() == needed.key; });
     std::optional<DatasetRecord> dataset;
@@ -235,8 +230,8 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
     const std::string_view path = spec::NodePath(value);
     if (!path.empty()) files.push_back({key, "", 0, "", std::string(path)});
   };
-  add_node_path("job.data", spec.job.data);
-  add_node_path("data.val", spec.data.val);
+  add_node_path("job.data", resolution.spec.job.data);
+  add_node_path("data.val", resolution.spec.data.val);
   return files;
 }
 
@@ -259,7 +254,7 @@ absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest&
     return outcome;
   }
   SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files,
-                       CheckFiles(request, resolution.spec, outcome.missing_files));
+                       CheckFiles(request, resolution, outcome.missing_files));
   if (!outcome.missing_files.empty()) return outcome;
   SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Submit(std::move(job), files));
   return outcome;

@@ -40,7 +40,7 @@ class JobIntake {
                                         const Overrides& overrides);
   absl::Status CheckFleet(Database& db, spec::Resolution& resolution);
   absl::StatusOr<std::vector<JobFileRecord>> CheckFiles(const v1::SubmitJobRequest& request,
-                                                        const spec::JobSpec& spec,
+                                                        const spec::Resolution& resolution,
                                                         std::vector<std::string>& missing);
 
   Store& store_;

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "common/base/clock.h"
+#include "server/blob/blob_store.h"
+#include "server/core/artifacts.h"
+#include "server/store/store.h"
+#include "sft/v1/data_service.grpc.pb.h"
+
+namespace sft::server {
+
+// DataService: files to and from the server. One thread a stream; gRPC's flow control is the bound.
+class DataServiceImpl final : public v1::DataService::Service {
+ public:
+  DataServiceImpl(BlobStore& blobs, Store& store, Clock& clock, Artifacts& artifacts)
+      : blobs_(blobs), store_(store), clock_(clock), artifacts_(artifacts) {}
+
+  grpc::Status StatBlob(grpc::ServerContext* context, const v1::StatBlobRequest* request,
+                        v1::StatBlobResponse* response) override;
+  grpc::Status UploadBlob(grpc::ServerContext* context,
+                          grpc::ServerReader<v1::UploadBlobRequest>* reader,
+                          v1::UploadBlobResponse* response) override;
+  grpc::Status DownloadBlob(grpc::ServerContext* context, const v1::DownloadBlobRequest* request,
+                            grpc::ServerWriter<v1::DownloadChunk>* writer) override;
+  grpc::Status GetArtifact(grpc::ServerContext* context, const v1::GetArtifactRequest* request,
+                           v1::Artifact* response) override;
+  grpc::Status DownloadArtifactFile(grpc::ServerContext* context,
+                                    const v1::DownloadArtifactFileRequest* request,
+                                    grpc::ServerWriter<v1::DownloadChunk>* writer) override;
+
+ private:
+  BlobStore& blobs_;
+  Store& store_;
+  Clock& clock_;
+  Artifacts& artifacts_;
+};
+
+}  // namespace sft::server

@@ -1,0 +1,57 @@
+#include "server/rpc/grpc_server.h"
+
+#include <fmt/format.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+
+#include "common/rpc/server_options.h"
+#include "server/rpc/principal.h"
+
+namespace sft::server {
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
+    const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services) {
+  if (!rpc::IsLoopback(endpoint.host)) {
+    return PermissionDenied(fmt::format(
+        "--listen {}: only loopback addresses (127.0.0.1, [::1], localhost) are served until TLS and "
+        "tokens exist; reach the server from elsewhere through an SSH tunnel",
+        endpoint.ToString()));
+  }
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  rpc::SetServerOptions(builder);
+  builder.SetResourceQuota(grpc::ResourceQuota("sft-server").SetMaxThreads(kMaxThreads));
+  builder.experimental().SetInterceptorCreators(PrincipalInterceptors());
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  int port = 0;
+  builder.AddListeningPort(endpoint.ToString(), grpc::InsecureServerCredentials(), &port);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || port == 0) {
+    return Unavailable(fmt::format(
+        "cannot listen on {}: the port is in use or may not be opened; stop the other server, or give "
+        "another --listen HOST:PORT",
+        endpoint.ToString()));
+  }
+  server->GetHealthCheckService()->SetServingStatus(true);
+  for (const char* name : {"sft.v1.JobService", "sft.v1.WorkerService", "sft.v1.ClusterService",
+                           "sft.v1.DataService"}) {
+    server->GetHealthCheckService()->SetServingStatus(name, true);
+  }
+  return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(server), port));
+}
+
+GrpcServer::~GrpcServer() { Stop(); }
+
+void GrpcServer::Stop() {
+  if (server_ == nullptr) return;
+  server_->GetHealthCheckService()->SetServingStatus(false);
+  server_->Shutdown(gpr_time_from_seconds(1, GPR_TIMESPAN));
+  server_->Wait();
+  server_.reset();
+}
+
+std::shared_ptr<grpc::Channel> GrpcServer::InProcessChannel() { return server_->InProcessChannel({}); }
+
+}  // namespace sft::server

@@ -1,0 +1,110 @@
+#include "server/rpc/job_service.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/rpc/status.h"
+#include "server/rpc/page_token.h"
+#include "server/rpc/principal.h"
+
+namespace sft::server {
+namespace {
+
+constexpr size_t kMaxReason = 500;
+
+grpc::Status Answer(absl::StatusOr<v1::Job> job, v1::Job* response) {
+  if (!job.ok()) return rpc::ToGrpc(job.status());
+  *response = *std::move(job);
+  return grpc::Status::OK;
+}
+
+grpc::Status Refuse(const std::vector<spec::Problem>& problems, const std::string& file) {
+  std::vector<rpc::FieldViolation> violations;
+  for (const spec::Problem& problem : problems) {
+    violations.push_back({problem.key, problem.line > 0
+                                           ? fmt::format("line {}: {}", problem.line, problem.message)
+                                           : problem.message});
+  }
+  return rpc::BadRequest(fmt::format("{}: {} problem{}", file.empty() ? "job file" : file,
+                                     problems.size(), problems.size() == 1 ? "" : "s"),
+                         violations);
+}
+
+}  // namespace
+
+grpc::Status JobServiceImpl::ResolveJob(grpc::ServerContext* context,
+                                        const v1::ResolveJobRequest* request,
+                                        v1::ResolveJobResponse* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  absl::StatusOr<v1::ResolveJobResponse> resolved = intake_.Resolve(*request);
+  if (!resolved.ok()) return rpc::ToGrpc(resolved.status());
+  *response = *std::move(resolved);
+  return grpc::Status::OK;
+}
+
+grpc::Status JobServiceImpl::SubmitJob(grpc::ServerContext* context,
+                                       const v1::SubmitJobRequest* request, v1::Job* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  absl::StatusOr<JobIntake::Outcome> outcome = intake_.Submit(*request, PrincipalOf(*context));
+  if (!outcome.ok()) return rpc::ToGrpc(outcome.status());
+  if (!outcome->problems.empty()) return Refuse(outcome->problems, request->file_name());
+  if (!outcome->missing_files.empty()) {
+    return rpc::WithReason(
+        FailedPrecondition(fmt::format("files were not uploaded as data sets: {}",
+                                       fmt::join(outcome->missing_files, ", "))),
+        "FILE_NOT_UPLOADED");
+  }
+  *response = std::move(outcome->job);
+  return grpc::Status::OK;
+}
+
+grpc::Status JobServiceImpl::GetJob(grpc::ServerContext* context, const v1::GetJobRequest* request,
+                                    v1::Job* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  return Answer(jobs_.Get(request->name()), response);
+}
+
+grpc::Status JobServiceImpl::ListJobs(grpc::ServerContext* context,
+                                      const v1::ListJobsRequest* request,
+                                      v1::ListJobsResponse* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  const absl::StatusOr<int> size = PageSize(request->page_size(), store::kMaxPage);
+  if (!size.ok()) return rpc::ToGrpc(size.status());
+  const absl::StatusOr<int64_t> before = FromToken(request->page_token());
+  if (!before.ok()) return rpc::ToGrpc(before.status());
+  store::JobFilter filter;
+  filter.limit = *size;
+  filter.before_sequence = *before;
+  filter.project = request->project();
+  for (const int state : request->states()) filter.states.push_back(static_cast<JobState>(state));
+  absl::StatusOr<JobManager::Page> page = jobs_.List(std::move(filter));
+  if (!page.ok()) return rpc::ToGrpc(page.status());
+  for (v1::Job& job : page->jobs) *response->add_jobs() = std::move(job);
+  response->set_next_page_token(ToToken(page->next_sequence));
+  return grpc::Status::OK;
+}
+
+grpc::Status JobServiceImpl::CancelJob(grpc::ServerContext* context,
+                                       const v1::CancelJobRequest* request, v1::Job* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  return Answer(jobs_.Cancel(request->name(), request->reason().substr(0, kMaxReason)), response);
+}
+
+grpc::Status JobServiceImpl::ListEvents(grpc::ServerContext* context,
+                                        const v1::ListEventsRequest* request,
+                                        v1::ListEventsResponse* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  const absl::StatusOr<int> size = PageSize(request->page_size(), store::kMaxPage);
+  if (!size.ok()) return rpc::ToGrpc(size.status());
+  const absl::StatusOr<int64_t> after = FromToken(request->page_token());
+  if (!after.ok()) return rpc::ToGrpc(after.status());
+  absl::StatusOr<std::vector<v1::JobEvent>> events = jobs_.Events(request->name(), *after, *size);
+  if (!events.ok()) return rpc::ToGrpc(events.status());
+  if (static_cast<int>(events->size()) == *size) {
+    response->set_next_page_token(ToToken(events->back().sequence()));
+  }
+  for (v1::JobEvent& event : *events) *response->add_events() = std::move(event);
+  return grpc::Status::OK;
+}
+
+}  // namespace sft::server

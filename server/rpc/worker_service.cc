@@ -1,0 +1,63 @@
+#include "server/rpc/worker_service.h"
+
+#include "common/rpc/status.h"
+#include "server/rpc/principal.h"
+#include "server/rpc/session_reactor.h"
+
+namespace sft::server {
+
+grpc::ServerBidiReactor<v1::WorkerMessage, v1::ServerMessage>* WorkerServiceImpl::Session(
+    grpc::CallbackServerContext* context) {
+  return SessionReactor::Make(registry_, context);
+}
+
+grpc::Status WorkerServiceImpl::AppendLog(grpc::ServerContext* context,
+                                          const v1::AppendLogRequest* request,
+                                          v1::AppendLogResponse* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  const absl::StatusOr<v1::AppendLogResponse> answer = ingest_.AppendLog(*request);
+  if (!answer.ok()) return rpc::ToGrpc(answer.status());
+  *response = *answer;
+  return grpc::Status::OK;
+}
+
+grpc::Status WorkerServiceImpl::AppendEvents(grpc::ServerContext* context,
+                                             const v1::AppendEventsRequest* request,
+                                             v1::AppendEventsResponse* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  const absl::StatusOr<v1::AppendEventsResponse> answer = ingest_.AppendEvents(*request);
+  if (!answer.ok()) return rpc::ToGrpc(answer.status());
+  *response = *answer;
+  return grpc::Status::OK;
+}
+
+grpc::Status WorkerServiceImpl::CommitArtifact(grpc::ServerContext* context,
+                                               const v1::CommitArtifactRequest* request,
+                                               v1::Artifact* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  absl::StatusOr<v1::Artifact> artifact = artifacts_.Commit(*request);
+  if (!artifact.ok()) return rpc::ToGrpc(artifact.status());
+  *response = *std::move(artifact);
+  return grpc::Status::OK;
+}
+
+grpc::Status WorkerServiceImpl::SendFile(grpc::ServerContext* context,
+                                         grpc::ServerReader<v1::SendFileRequest>* reader,
+                                         v1::SendFileResponse* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  response->Clear();
+  v1::SendFileRequest chunk;
+  std::string request;
+  absl::Status status = absl::OkStatus();
+  while (status.ok() && reader->Read(&chunk)) {
+    // Later chunks need not repeat whose they are.
+    if (!chunk.request().empty()) request = chunk.request();
+    chunk.set_request(request);
+    status = relay_.Push(std::move(chunk));
+    chunk.Clear();
+  }
+  relay_.End(request);
+  return rpc::ToGrpc(status);
+}
+
+}  // namespace sft::server

@@ -1,0 +1,40 @@
+#pragma once
+
+#include "server/core/artifacts.h"
+#include "server/core/file_relay.h"
+#include "server/core/ingest.h"
+#include "server/core/worker_registry.h"
+#include "sft/v1/worker_service.grpc.pb.h"
+
+namespace sft::server {
+
+// WorkerService. The standing stream is a callback reactor (session_reactor.h), because a stream a
+// node must not cost a thread a node; the rest are plain calls.
+class WorkerServiceImpl final
+    : public v1::WorkerService::WithCallbackMethod_Session<v1::WorkerService::Service> {
+ public:
+  WorkerServiceImpl(WorkerRegistry& registry, Ingest& ingest, Artifacts& artifacts,
+                    FileRelay& relay)
+      : registry_(registry), ingest_(ingest), artifacts_(artifacts), relay_(relay) {}
+
+  grpc::ServerBidiReactor<v1::WorkerMessage, v1::ServerMessage>* Session(
+      grpc::CallbackServerContext* context) override;
+  grpc::Status AppendLog(grpc::ServerContext* context, const v1::AppendLogRequest* request,
+                         v1::AppendLogResponse* response) override;
+  grpc::Status AppendEvents(grpc::ServerContext* context, const v1::AppendEventsRequest* request,
+                            v1::AppendEventsResponse* response) override;
+  grpc::Status CommitArtifact(grpc::ServerContext* context,
+                              const v1::CommitArtifactRequest* request,
+                              v1::Artifact* response) override;
+  grpc::Status SendFile(grpc::ServerContext* context,
+                        grpc::ServerReader<v1::SendFileRequest>* reader,
+                        v1::SendFileResponse* response) override;
+
+ private:
+  WorkerRegistry& registry_;
+  Ingest& ingest_;
+  Artifacts& artifacts_;
+  FileRelay& relay_;
+};
+
+}  // namespace sft::server
