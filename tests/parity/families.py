@@ -1,0 +1,258 @@
+"""Tiny random models of every family, and what transformers and peft compute with them.
+
+One case is one Hugging Face directory with a feature or two that only some checkpoints use. Weights
+are drawn from a seed and rounded to bfloat16, so that the stored model is exact and small; all
+arithmetic is float32. tests/parity/README.md lists the files of a case.
+"""
+
+import json
+import zlib
+
+import peft
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from losses import causal_loss
+
+VOCAB = 128
+ROWS, LENGTH = 2, 24
+# Documents of the packed row: one shorter than the windows, one longer, and one of a single token,
+# which has no target at all.
+DOCUMENTS = [11, 24, 1, 12]
+LORA_RANK, LORA_ALPHA = 4, 8
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+def llama(**changes):
+    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SHAPE, **changes}
+
+
+def qwen2(**changes):
+    return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **SHAPE, **changes}
+
+
+def qwen3(**changes):
+    return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **SHAPE, **changes}
+
+
+def mistral(**changes):
+    return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", **SHAPE, **changes}
+
+
+# Both spellings of the rotary settings are in use: rope_theta with rope_scaling (most published
+# checkpoints) and rope_parameters (what transformers 5 writes).
+CASES = {
+    "llama_rope_llama3_tied": llama(
+        head_dim=16, rope_theta=10000.0, rope_scaling=LLAMA3, tie_word_embeddings=True),
+    "llama_biases_rope_linear_untied": llama(
+        attention_bias=True, mlp_bias=True, rope_theta=10000.0, rope_scaling=LINEAR,
+        tie_word_embeddings=False),
+    "qwen2_sliding_untied": qwen2(
+        rope_theta=1000000.0, use_sliding_window=True, sliding_window=8, max_window_layers=1,
+        tie_word_embeddings=False),
+    "qwen2_rope_yarn_tied": qwen2(
+        rope_parameters={"rope_theta": 10000.0, **YARN}, use_sliding_window=False,
+        layer_types=["full_attention", "full_attention"], tie_word_embeddings=True),
+    "qwen3_tied": qwen3(
+        head_dim=16, rope_theta=1000000.0, tie_word_embeddings=True),
+    "qwen3_sliding_rope_yarn_untied": qwen3(
+        head_dim=16, rope_parameters={"rope_theta": 10000.0, **YARN}, attention_bias=True,
+        use_sliding_window=True, sliding_window=8, max_window_layers=0,
+        layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=False),
+    "mistral_sliding_untied": mistral(
+        head_dim=16, sliding_window=8, rope_theta=10000.0, tie_word_embeddings=False),
+    "mistral_rope_linear_tied": mistral(
+        sliding_window=None, rope_parameters={"rope_theta": 10000.0, **LINEAR},
+        tie_word_embeddings=True),
+}
+# One of each family; the packed files are as large as the models.
+PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
+                "mistral_sliding_untied"}
+# Written as two files with an index, as large checkpoints are.
+SHARDED_CASE = "qwen3_sliding_rope_yarn_untied"
+
+
+def seeded(name):
+    """A generator of this case's own, so that adding a case leaves the others as they are."""
+    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+
+def noise_of(shape, generator):
+    """Uniform, of variance 1. Not normal: torch draws that with the processor's own log and cos."""
+    return (torch.rand(shape, generator=generator) - 0.5) * 12**0.5
+
+
+def randomize(model, generator):
+    """Every parameter away from the values at which a mistake could hide (zero, one)."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = noise_of(parameter.shape, generator)
+            if name.endswith("norm.weight"):
+                value = 1 + 0.3 * noise
+            elif name.endswith("bias"):
+                value = 0.3 * noise
+            elif "embed_tokens" in name:
+                value = 0.5 * noise
+            else:
+                value = noise * parameter.shape[1] ** -0.5
+            parameter.copy_(value.to(torch.bfloat16))
+
+
+def build(name):
+    """The model of a case, in float32, and its case's generator."""
+    generator = seeded(name)
+    values = dict(CASES[name])
+    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager")
+    randomize(model, generator)
+    return model.train(), generator
+
+
+def save_weights(weights, folder, shards):
+    names = sorted(weights)
+    if shards == 1:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    where = {name: f"model-{1 + i * shards // len(names):05}-of-{shards:05}.safetensors"
+             for i, name in enumerate(names)}
+    for file in sorted(set(where.values())):
+        save_file({name: weights[name] for name in names if where[name] == file}, folder / file,
+                  metadata={"format": "pt"})
+    size = sum(w.numel() * w.element_size() for w in weights.values())
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def save_model(name, model, folder):
+    (folder / "config.json").write_text(json.dumps(CASES[name], indent=2) + "\n")
+    # named_parameters names a tied head once, as checkpoints do.
+    weights = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in model.named_parameters()}
+    save_weights(weights, folder, 2 if name == SHARDED_CASE else 1)
+
+
+def random_tokens(shape, generator):
+    return torch.randint(3, VOCAB, shape, generator=generator)
+
+
+def gradients(module_parameters):
+    return {f"grad.{n}": p.grad.detach().clone() for n, p in module_parameters}
+
+
+def forward_backward(model, input_ids, labels):
+    model.zero_grad(set_to_none=True)
+    logits = model(input_ids=input_ids).logits
+    loss = causal_loss(logits, labels)
+    loss.backward()
+    return logits.detach(), loss.detach()
+
+
+def rows_file(model, generator, path):
+    """Two rows; the second begins with masked labels, so that counts differ between rows."""
+    input_ids = random_tokens((ROWS, LENGTH), generator)
+    labels = input_ids.clone()
+    labels[1, :9] = -100
+    logits, loss = forward_backward(model, input_ids, labels)
+    save_file({"input_ids": input_ids, "labels": labels, "logits": logits, "loss": loss,
+               **gradients(model.named_parameters())}, path)
+    return input_ids, labels
+
+
+def packed_file(model, generator, path):
+    """Documents computed one by one, to be compared with one packed row of them."""
+    documents = [random_tokens((1, length), generator) for length in DOCUMENTS]
+    targets = sum(length - 1 for length in DOCUMENTS)
+    model.zero_grad(set_to_none=True)
+    total = torch.zeros(())
+    for document in documents:
+        if document.shape[1] > 1:
+            logits = model(input_ids=document).logits
+            loss = causal_loss(logits, document, reduction="sum") / targets
+            loss.backward()
+            total += loss.detach()
+    labels = [torch.cat([torch.tensor([-100]), d[0, 1:]]) for d in documents]
+    save_file({
+        "document_lengths": torch.tensor(DOCUMENTS),
+        "input_ids": torch.cat(documents, dim=1)[0],
+        "labels": torch.cat(labels),
+        "position_ids": torch.cat([torch.arange(length) for length in DOCUMENTS]),
+        "loss": total,
+        **gradients(model.named_parameters()),
+    }, path)
+
+
+def save_adapter(wrapped, folder):
+    """peft's own files, but with the modules in one order (it keeps them as a set)."""
+    wrapped.save_pretrained(folder)
+    (folder / "README.md").unlink()
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["target_modules"].sort()
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def lora_files(model, generator, input_ids, labels, folder):
+    """A PEFT adapter with B away from zero, and its gradients on the same rows."""
+    config = peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=LINEARS,
+                             lora_dropout=0.0, bias="none", task_type="CAUSAL_LM")
+    wrapped = peft.get_peft_model(model, config)
+    trained = {n: p for n, p in wrapped.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for parameter in trained.values():
+            noise = noise_of(parameter.shape, generator)
+            parameter.copy_(noise * 0.5 * parameter.shape[1] ** -0.5)
+    logits, loss = forward_backward(wrapped, input_ids, labels)
+    save_adapter(wrapped, folder / "adapter")
+    # The names in the adapter's file: without peft's own name for the adapter.
+    names = {n: n.replace(".default.", ".") for n in trained}
+    save_file({"logits": logits, "loss": loss,
+               **gradients((names[n], p) for n, p in trained.items())}, folder / "lora.safetensors")
+
+
+def make_case(name, folder):
+    folder.mkdir(parents=True)
+    model, generator = build(name)
+    save_model(name, model, folder)
+    input_ids, labels = rows_file(model, generator, folder / "rows.safetensors")
+    if name in PACKED_CASES:
+        packed_file(model, generator, folder / "packed.safetensors")
+    lora_files(model, generator, input_ids, labels, folder)
+
+
+def check_loads(name, folder):
+    """The files written are the model computed with: transformers reads them back to equal logits."""
+    import safetensors.torch
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager")
+    expected = safetensors.torch.load_file(folder / "rows.safetensors")
+    logits = model(input_ids=expected["input_ids"]).logits.detach()
+    if not torch.equal(logits, expected["logits"]):
+        raise AssertionError(f"{name}: the saved model does not give the saved logits")
+
+
+def make(out):
+    torch.set_num_threads(1)
+    for name in CASES:
+        make_case(name, out / name)
+        check_loads(name, out / name)
+        print(f"families/{name}")
