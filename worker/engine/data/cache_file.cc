@@ -1,16 +1,15 @@
 #include "worker/engine/data/cache_file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <numeric>
-
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "common/base/ids.h"
 #include "common/io/file.h"
@@ -45,7 +44,8 @@ std::string_view BytesOf(std::span<const T> values) {
 nlohmann::json StatsToJson(const DatasetStats& stats) {
   nlohmann::json rows = nlohmann::json::array();
   for (const SkippedRow& row : stats.skipped_rows) {
-    rows.push_back({{"line", row.line}, {"problem", static_cast<int>(row.problem)}, {"reason", row.reason}});
+    rows.push_back(
+        {{"line", row.line}, {"problem", static_cast<int>(row.problem)}, {"reason", row.reason}});
   }
   return {{"rows", stats.rows},
           {"used", stats.used},
@@ -123,9 +123,7 @@ void CacheContents::Add(std::span<const int32_t> document, std::span<const uint8
   stats.longest = std::max(stats.longest, size);
 }
 
-CacheView CacheContents::View() const {
-  return {offsets, lines, loss_counts, tokens, loss, stats};
-}
+CacheView CacheContents::View() const { return {offsets, lines, loss_counts, tokens, loss, stats}; }
 
 void WriteCacheFile(const std::filesystem::path& path, std::string_view key,
                     const CacheContents& contents) {
@@ -139,9 +137,13 @@ void WriteCacheFile(const std::filesystem::path& path, std::string_view key,
 
   const CacheView view = contents.View();
   const std::string_view header_bytes(reinterpret_cast<const char*>(&header), sizeof(header));
-  const std::vector<std::string_view> parts = {
-      header_bytes,         BytesOf(view.offsets), BytesOf(view.lines), BytesOf(view.loss_counts),
-      BytesOf(view.tokens), BytesOf(view.loss),    stats};
+  const std::vector<std::string_view> parts = {header_bytes,
+                                               BytesOf(view.offsets),
+                                               BytesOf(view.lines),
+                                               BytesOf(view.loss_counts),
+                                               BytesOf(view.tokens),
+                                               BytesOf(view.loss),
+                                               stats};
   io::Sha256 hash;
   for (const std::string_view part : parts) {
     hash.Update(part);
@@ -165,7 +167,8 @@ void WriteCacheFile(const std::filesystem::path& path, std::string_view key,
 
 CacheView ReadCacheFile(std::string_view bytes, std::string_view key, std::string_view path) {
   const auto broken = [path](std::string_view why) {
-    return InternalError(fmt::format("{}: {}; delete it, it is made again from the data", path, why));
+    return InternalError(
+        fmt::format("{}: {}; delete it, it is made again from the data", path, why));
   };
   Header header;
   if (bytes.size() < sizeof(header)) throw broken("too short for a prepared data set");

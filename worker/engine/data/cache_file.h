@@ -11,9 +11,10 @@
 
 namespace sft::engine {
 
-// The file that PrepareDataset writes and ranks map. All integers little-endian, parts at multiples of
-// 8 bytes, in this order:
-//   header   magic "SFTDATA1", key (SHA-256), digest (SHA-256 of the file with these 32 bytes zero),
+// The file that PrepareDataset writes and ranks map. All integers little-endian, parts at multiples
+// of 8 bytes, in this order:
+//   header   magic "SFTDATA1", key (SHA-256), digest (SHA-256 of the file with these 32 bytes
+//   zero),
 //            documents d, tokens t, bytes s of the statistics
 //   offsets  u64[d + 1]   document i is tokens [offsets[i], offsets[i + 1])
 //   lines    u64[d]       line of the row in the data file, from 1
@@ -49,7 +50,8 @@ void WriteCacheFile(const std::filesystem::path& path, std::string_view key,
                     const CacheContents& contents);
 
 // A view of `bytes`, which must be a multiple of 8 in address. Throws InternalError, naming `path`,
-// when they are not a whole cache file of this version; `key`: what it must be made from, empty: any.
+// when they are not a whole cache file of this version; `key`: what it must be made from, empty:
+// any.
 CacheView ReadCacheFile(std::string_view bytes, std::string_view key, std::string_view path);
 
 }  // namespace sft::engine

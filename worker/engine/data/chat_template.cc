@@ -1,6 +1,7 @@
 #include "worker/engine/data/chat_template.h"
 
 #include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "worker/engine/base/error.h"
@@ -20,12 +21,12 @@ ChatTemplate::ChatTemplate(std::shared_ptr<const Impl> impl) : impl_(std::move(i
 
 ChatTemplate ChatTemplate::Compile(std::string_view source, std::string_view origin,
                                    const TemplateVariables& variables) {
-  const std::string json = nlohmann::json{{"bos_token", variables.bos_token},
-                                          {"eos_token", variables.eos_token},
-                                          {"unk_token", variables.unk_token},
-                                          {"pad_token", variables.pad_token},
-                                          {"date", variables.date}}
-                               .dump();
+  const std::string json = nlohmann::json{
+      {"bos_token", variables.bos_token},
+      {"eos_token", variables.eos_token},
+      {"unk_token", variables.unk_token},
+      {"pad_token", variables.pad_token},
+      {"date", variables.date}}.dump();
   SftTemplate* handle = nullptr;
   const FfiResult result(
       sft_template_compile(source.data(), source.size(), json.data(), json.size(), &handle));

@@ -19,9 +19,9 @@ struct TemplateVariables {
 };
 
 struct RenderRequest {
-  std::string_view messages_json;          // a JSON array of message objects, not empty
-  std::string_view tools_json = {};        // a JSON array, or empty: none
-  std::string_view variables_json = {};    // a JSON object of further variables, or empty
+  std::string_view messages_json;        // a JSON array of message objects, not empty
+  std::string_view tools_json = {};      // a JSON array, or empty: none
+  std::string_view variables_json = {};  // a JSON object of further variables, or empty
   bool add_generation_prompt = false;
 };
 

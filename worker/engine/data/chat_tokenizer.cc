@@ -1,8 +1,8 @@
 #include "worker/engine/data/chat_tokenizer.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "common/io/sha256.h"
@@ -25,7 +25,8 @@ Json ReadOptionalJson(const fs::path& path) {
     throw UserError(fmt::format("{}: not JSON: {}; copy the model directory anew", path.string(),
                                 error.what()));
   }
-  throw UserError(fmt::format("{}: not a JSON object; copy the model directory anew", path.string()));
+  throw UserError(
+      fmt::format("{}: not a JSON object; copy the model directory anew", path.string()));
 }
 
 // A model directory's small JSON files; null where there is none.
@@ -71,8 +72,8 @@ std::vector<int32_t> IdList(const Json& value) {
   return ids;
 }
 
-// By its text in the tokenizer's files; else the first id that generation_config.json or config.json
-// gives under `id_key`.
+// By its text in the tokenizer's files; else the first id that generation_config.json or
+// config.json gives under `id_key`.
 std::optional<int32_t> SpecialTokenId(const Tokenizer& tokenizer, const ModelFiles& files,
                                       const std::string& text, const char* id_key) {
   if (!text.empty()) {
@@ -116,8 +117,9 @@ TemplateText FindTemplate(const fs::path& dir, const ModelFiles& files) {
   const fs::path jinja = dir / "chat_template.jinja";
   if (fs::exists(jinja)) return {ReadTextFile(jinja), jinja.string()};
   const fs::path json_path = dir / "chat_template.json";
-  for (const auto& [path, file] : {std::pair{json_path, ReadOptionalJson(json_path)},
-                                   std::pair{dir / "tokenizer_config.json", files.tokenizer_config}}) {
+  for (const auto& [path, file] :
+       {std::pair{json_path, ReadOptionalJson(json_path)},
+        std::pair{dir / "tokenizer_config.json", files.tokenizer_config}}) {
     const Json& value = Member(file, "chat_template");
     if (value.is_string()) return {value.get<std::string>(), path.string()};
     if (value.is_array()) return FromNamedList(value, path.string());
@@ -151,14 +153,17 @@ std::string UnusedWord(std::span<const ChatMessage> messages) {
 ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view template_override) {
   const fs::path tokenizer_json = model_dir / "tokenizer.json";
   if (!fs::is_directory(model_dir)) {
-    throw UserError(fmt::format("{} is not a directory; job.model must name a model directory in "
-                                "the Hugging Face layout", model_dir.string()));
+    throw UserError(
+        fmt::format("{} is not a directory; job.model must name a model directory in "
+                    "the Hugging Face layout",
+                    model_dir.string()));
   }
   if (!fs::exists(tokenizer_json)) {
-    throw UserError(fmt::format(
-        "{} is missing: the model directory has no fast tokenizer; save the model with transformers "
-        "(tokenizer.save_pretrained), which writes it",
-        tokenizer_json.string()));
+    throw UserError(
+        fmt::format("{} is missing: the model directory has no fast tokenizer; save the model with "
+                    "transformers "
+                    "(tokenizer.save_pretrained), which writes it",
+                    tokenizer_json.string()));
   }
   const std::string tokenizer_text = ReadTextFile(tokenizer_json);
   ChatTokenizer result(Tokenizer::FromJson(tokenizer_text, tokenizer_json.string()));
@@ -181,14 +186,15 @@ ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view te
   }
   // Llama's and Mistral's tokenizer classes build their post-processor from this key.
   const Json& add_bos = Member(files.tokenizer_config, "add_bos_token");
-  result.adds_bos_ = result.bos_id_ && (add_bos.is_boolean()
-                                            ? add_bos.get<bool>()
-                                            : std::ranges::find(tokenizer.prefix(), *result.bos_id_) !=
-                                                  tokenizer.prefix().end());
+  result.adds_bos_ =
+      result.bos_id_ &&
+      (add_bos.is_boolean()
+           ? add_bos.get<bool>()
+           : std::ranges::find(tokenizer.prefix(), *result.bos_id_) != tokenizer.prefix().end());
 
-  const TemplateText text = template_override.empty()
-                                ? FindTemplate(model_dir, files)
-                                : TemplateText{std::string(template_override), "data.chat_template"};
+  const TemplateText text = template_override.empty() ? FindTemplate(model_dir, files)
+                                                      : TemplateText{std::string(template_override),
+                                                                     "data.chat_template"};
   if (!text.source.empty()) {
     result.template_ = ChatTemplate::Compile(text.source, text.origin, variables);
     for (const AddedToken& token : tokenizer.added_tokens()) {
@@ -198,9 +204,10 @@ ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view te
       }
     }
   }
-  result.digest_ = DigestOf({tokenizer_text, text.source, variables.bos_token, variables.eos_token,
-                             variables.unk_token, variables.pad_token, variables.date,
-                             result.adds_bos_ ? "bos" : "", fmt::format("{}", result.eos_id_.value_or(-1))});
+  result.digest_ =
+      DigestOf({tokenizer_text, text.source, variables.bos_token, variables.eos_token,
+                variables.unk_token, variables.pad_token, variables.date,
+                result.adds_bos_ ? "bos" : "", fmt::format("{}", result.eos_id_.value_or(-1))});
   return result;
 }
 
@@ -218,8 +225,8 @@ const AddedToken* ChatTokenizer::FindControlToken(std::string_view text, bool au
 
 std::vector<int32_t> ChatTokenizer::EncodePrompt(std::span<const ChatMessage> messages) const {
   if (!template_) {
-    throw UserError(fmt::format(
-        "{} has no chat template; give one with data.chat_template", model_dir_.string()));
+    throw UserError(fmt::format("{} has no chat template; give one with data.chat_template",
+                                model_dir_.string()));
   }
   // Content with a control token is rendered as a word of its own and encoded apart, as plain text.
   const std::string word = UnusedWord(messages);
@@ -245,8 +252,9 @@ std::vector<int32_t> ChatTokenizer::EncodePrompt(std::span<const ChatMessage> me
     const std::string mark = fmt::format("{}{}z", word, i);
     const size_t at = rendered.find(mark, done);
     if (at == std::string::npos) {
-      throw UserError("the chat template drops or moves a message that holds a control token; "
-                      "remove the control token from the prompt");
+      throw UserError(
+          "the chat template drops or moves a message that holds a control token; "
+          "remove the control token from the prompt");
     }
     append(tokenizer_.Encode(std::string_view(rendered).substr(done, at - done)));
     append(tokenizer_.EncodeAsPlainText(plain[i]));

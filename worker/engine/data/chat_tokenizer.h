@@ -19,8 +19,8 @@ struct ChatMessage {
 };
 
 // The text side of a model directory: tokenizer.json, the chat template (chat_template.jinja,
-// chat_template.json or tokenizer_config.json's chat_template, the named "default" of a list) and the
-// special tokens (tokenizer_config.json, special_tokens_map.json, generation_config.json,
+// chat_template.json or tokenizer_config.json's chat_template, the named "default" of a list) and
+// the special tokens (tokenizer_config.json, special_tokens_map.json, generation_config.json,
 // config.json). Immutable; may be used from any thread at the same time.
 class ChatTokenizer {
  public:

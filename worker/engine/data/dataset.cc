@@ -59,7 +59,8 @@ std::shared_ptr<const Dataset> Dataset::Open(const std::filesystem::path& file,
 }
 
 std::shared_ptr<const Dataset> Dataset::FromDocuments(
-    const std::vector<std::vector<int32_t>>& tokens, const std::vector<std::vector<uint8_t>>& loss) {
+    const std::vector<std::vector<int32_t>>& tokens,
+    const std::vector<std::vector<uint8_t>>& loss) {
   if (tokens.size() != loss.size()) throw InternalError("documents without their loss masks");
   std::shared_ptr<Dataset> dataset(new Dataset());
   CacheContents& memory = dataset->storage_->memory;

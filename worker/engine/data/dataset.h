@@ -110,16 +110,16 @@ class Dataset {
 };
 
 struct PreparedDataset {
-  std::filesystem::path file;  // in cache_dir
+  std::filesystem::path file;              // in cache_dir
   std::shared_ptr<const Dataset> dataset;  // shared by the step plans that read it
   bool from_cache = false;
 };
 
 // Tokenises `options.data`, or finds the result in the cache: the key is the content of the data
 // file, the tokenizer, the template and every option that changes the result. A cache file that is
-// not whole is made anew. Written to a temporary name, synced, then renamed, so that no half file is
-// ever seen. Throws UserError when the file is missing or holds no usable row, when rows are refused
-// (up to 20 listed by line); InfrastructureError when the disk is full.
+// not whole is made anew. Written to a temporary name, synced, then renamed, so that no half file
+// is ever seen. Throws UserError when the file is missing or holds no usable row, when rows are
+// refused (up to 20 listed by line); InfrastructureError when the disk is full.
 PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOptions& options);
 
 }  // namespace sft::engine

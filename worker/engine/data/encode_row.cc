@@ -1,8 +1,8 @@
 #include "worker/engine/data/encode_row.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "worker/engine/base/error.h"
 
@@ -56,10 +56,11 @@ void RowEncoder::RefuseControlToken(std::string_view text, std::string_view wher
                                     bool author_text) const {
   const AddedToken* token = tokenizer_.FindControlToken(text, author_text);
   if (token == nullptr) return;
-  throw RowError(RowProblem::kControlToken,
-                 fmt::format("{} holds \"{}\", which the model would read as a control token; remove "
-                             "or rewrite it",
-                             where, token->text));
+  throw RowError(
+      RowProblem::kControlToken,
+      fmt::format("{} holds \"{}\", which the model would read as a control token; remove "
+                  "or rewrite it",
+                  where, token->text));
 }
 
 void RowEncoder::RefuseControlTokens(const ConversationRow& row) const {
@@ -84,8 +85,8 @@ size_t RowEncoder::EndOfTurn(const Encoding& encoding, std::string_view text,
   const auto is_special = [this, &encoding](size_t i) {
     return std::ranges::binary_search(special_ids_, encoding.ids[i]);
   };
-  const auto first = static_cast<size_t>(
-      std::ranges::lower_bound(encoding.starts, turn.begin) - encoding.starts.begin());
+  const auto first = static_cast<size_t>(std::ranges::lower_bound(encoding.starts, turn.begin) -
+                                         encoding.starts.begin());
   if (turn.text_end > 0) {
     // The first special token after the text, if only blanks stand between.
     for (size_t i = first; i < encoding.ids.size() && encoding.starts[i] < turn.limit; ++i) {
@@ -106,10 +107,11 @@ size_t RowEncoder::EndOfTurn(const Encoding& encoding, std::string_view text,
 
 EncodedRow RowEncoder::EncodeForm(const ConversationRow& row) const {
   if (!turns_) {
-    throw UserError(fmt::format(
-        "{} has no chat template, which rows of \"messages\" need; give one with data.chat_template, "
-        "or write the rows as \"prompt\" and \"completion\"",
-        tokenizer_.model_dir().string()));
+    throw UserError(
+        fmt::format("{} has no chat template, which rows of \"messages\" need; give one with "
+                    "data.chat_template, "
+                    "or write the rows as \"prompt\" and \"completion\"",
+                    tokenizer_.model_dir().string()));
   }
   RefuseControlTokens(row);
   const RenderedConversation conversation = turns_->Find(row);

@@ -40,7 +40,7 @@ class RowEncoder {
 
   const ChatTokenizer& tokenizer_;
   const spec::LossOn loss_on_;
-  std::optional<TurnFinder> turns_;  // nothing: the model has no template
+  std::optional<TurnFinder> turns_;   // nothing: the model has no template
   std::vector<int32_t> special_ids_;  // ascending
   std::string eos_text_;
 };

@@ -1,11 +1,10 @@
 #include "worker/engine/data/files.h"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <cerrno>
-
-#include <fmt/format.h>
 
 #include "common/io/file.h"
 #include "worker/engine/base/error.h"

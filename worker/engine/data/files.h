@@ -10,8 +10,8 @@
 
 namespace sft::engine {
 
-// Throws what `status` means for a job: a missing or unreadable file is the user's, a full disk or a
-// failing device the node's. Does nothing when it is OK.
+// Throws what `status` means for a job: a missing or unreadable file is the user's, a full disk or
+// a failing device the node's. Does nothing when it is OK.
 void ThrowIfError(const absl::Status& status);
 
 // The whole file. Throws UserError when it is missing or unreadable.

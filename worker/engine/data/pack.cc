@@ -1,10 +1,10 @@
 #include "worker/engine/data/pack.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <numeric>
-
-#include <fmt/format.h>
 
 #include "worker/engine/base/error.h"
 
@@ -14,7 +14,8 @@ namespace {
 // The room left in each bin, as a tree of maxima: finds the first bin with enough room in O(log n).
 class Room {
  public:
-  Room(size_t bins, int64_t capacity) : leaves_(std::bit_ceil(bins)), most_(2 * leaves_, capacity) {}
+  Room(size_t bins, int64_t capacity)
+      : leaves_(std::bit_ceil(bins)), most_(2 * leaves_, capacity) {}
 
   // The first bin with at least `length` of room; there is always one.
   size_t FirstFit(int64_t length) const {
@@ -43,12 +44,14 @@ std::vector<std::vector<uint32_t>> PackFirstFitDecreasing(std::span<const int64_
                                                           int64_t capacity) {
   std::vector<uint32_t> order(lengths.size());
   std::iota(order.begin(), order.end(), 0U);
-  std::ranges::stable_sort(order, [lengths](uint32_t a, uint32_t b) { return lengths[a] > lengths[b]; });
+  std::ranges::stable_sort(order,
+                           [lengths](uint32_t a, uint32_t b) { return lengths[a] > lengths[b]; });
   Room room(std::max<size_t>(lengths.size(), 1), capacity);
   std::vector<std::vector<uint32_t>> bins;
   for (const uint32_t item : order) {
     if (lengths[item] > capacity) {
-      throw InternalError(fmt::format("a document of {} tokens in bins of {}", lengths[item], capacity));
+      throw InternalError(
+          fmt::format("a document of {} tokens in bins of {}", lengths[item], capacity));
     }
     const size_t bin = room.FirstFit(lengths[item]);
     room.Take(bin, lengths[item]);

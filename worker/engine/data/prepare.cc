@@ -1,10 +1,10 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <exception>
 #include <optional>
 #include <thread>
-
-#include <fmt/format.h>
 
 #include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
@@ -51,9 +51,12 @@ struct Outcome {
 // Encodes lines on several threads, the calling one among them; outcomes are in the lines' order.
 class ParallelEncoder {
  public:
-  ParallelEncoder(const RowEncoder& encoder, const PrepareOptions& options, const std::vector<Line>& lines,
-                  int64_t bytes_total)
-      : encoder_(encoder), options_(options), lines_(lines), bytes_total_(bytes_total),
+  ParallelEncoder(const RowEncoder& encoder, const PrepareOptions& options,
+                  const std::vector<Line>& lines, int64_t bytes_total)
+      : encoder_(encoder),
+        options_(options),
+        lines_(lines),
+        bytes_total_(bytes_total),
         outcomes_(lines.size()) {}
 
   std::vector<Outcome> Run() {
@@ -88,7 +91,8 @@ class ParallelEncoder {
           bytes += static_cast<int64_t>(lines_[i].text.size()) + 1;
         }
         const int64_t done = bytes_done_.fetch_add(bytes) + bytes;
-        if (reports && options_.progress) options_.progress(std::min(done, bytes_total_), bytes_total_);
+        if (reports && options_.progress)
+          options_.progress(std::min(done, bytes_total_), bytes_total_);
       }
     } catch (...) {
       failed_ = true;
@@ -167,11 +171,10 @@ CacheContents Collect(std::vector<Outcome> outcomes, const std::vector<Line>& li
 
 std::string CacheKey(const ChatTokenizer& tokenizer, const PrepareOptions& options,
                      std::string_view data) {
-  return io::Sha256Hex(fmt::format("{} {} {} {} {} {} {} {}", kEncodingVersion, io::Sha256Hex(data),
-                                   tokenizer.digest(), options.sequence_length, options.max_examples,
-                                   static_cast<int>(options.loss_on),
-                                   static_cast<int>(options.on_bad_rows),
-                                   static_cast<int>(options.on_long_rows)));
+  return io::Sha256Hex(fmt::format(
+      "{} {} {} {} {} {} {} {}", kEncodingVersion, io::Sha256Hex(data), tokenizer.digest(),
+      options.sequence_length, options.max_examples, static_cast<int>(options.loss_on),
+      static_cast<int>(options.on_bad_rows), static_cast<int>(options.on_long_rows)));
 }
 
 // Nothing when there is no whole cache file of this key.
@@ -230,7 +233,8 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
   if (contents.stats.used == 0) {
     const SkippedRow& first = contents.stats.skipped_rows.front();
     throw UserError(fmt::format("{}: none of its {} rows can be used; line {}: {}",
-                                options.data.string(), contents.stats.rows, first.line, first.reason));
+                                options.data.string(), contents.stats.rows, first.line,
+                                first.reason));
   }
   WriteCacheFile(file, key, contents);
   return {.file = file, .dataset = Dataset::Open(file, key), .from_cache = false};

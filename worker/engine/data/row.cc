@@ -1,9 +1,9 @@
 #include "worker/engine/data/row.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
-
-#include <fmt/format.h>
 
 namespace sft::engine {
 namespace {
@@ -28,10 +28,12 @@ Json ParseObject(std::string_view line) {
       return true;
     });
   } catch (const Json::parse_error& error) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 9: ...": the last part matters.
+    // "[json.exception.parse_error.101] parse error at line 1, column 9: ...": the last part
+    // matters.
     const std::string_view what = error.what();
     const size_t at = what.find("column ");
-    throw RowError(RowProblem::kNotJson, fmt::format("not JSON: {}", at == what.npos ? what : what.substr(at)));
+    throw RowError(RowProblem::kNotJson,
+                   fmt::format("not JSON: {}", at == what.npos ? what : what.substr(at)));
   }
   if (!json.is_object()) {
     throw RowError(RowProblem::kNotJson, fmt::format("a JSON {}, not an object", json.type_name()));
@@ -52,7 +54,8 @@ void JoinContentParts(Json& message, const std::string& where) {
         part.at("text").is_string()) {
       text += part.at("text").get<std::string>();
     } else {
-      BadForm(fmt::format("{}.content has a part that is not text; only text can be trained", where));
+      BadForm(
+          fmt::format("{}.content has a part that is not text; only text can be trained", where));
     }
   }
   content = text;
@@ -76,12 +79,14 @@ void ParseToolArguments(Json& message, const std::string& where) {
   if (calls == message.end() || calls->is_null()) return;
   if (!calls->is_array()) BadForm(fmt::format("{}.tool_calls is not a list", where));
   for (Json& call : *calls) {
-    if (!call.is_object()) BadForm(fmt::format("{}.tool_calls has an entry that is not an object", where));
+    if (!call.is_object())
+      BadForm(fmt::format("{}.tool_calls has an entry that is not an object", where));
     Json& function = call.contains("function") ? call["function"] : call;
     if (!function.is_object() || !function.contains("arguments")) continue;
     Json& arguments = function["arguments"];
     if (!arguments.is_string()) continue;
-    const Json parsed = Json::parse(arguments.get<std::string>(), nullptr, /*allow_exceptions=*/false);
+    const Json parsed =
+        Json::parse(arguments.get<std::string>(), nullptr, /*allow_exceptions=*/false);
     if (parsed.is_object()) arguments = parsed;
   }
 }
@@ -107,7 +112,8 @@ void AddMessages(const Json& list, const char* key, bool trained, ConversationRo
     if (role == message.end() || !role->is_string()) BadForm(fmt::format("{} has no role", where));
     const auto name = role->get<std::string>();
     if (std::ranges::find(kRoles, name) == kRoles.end()) {
-      BadForm(fmt::format("{} has the role \"{}\"; roles are {}", where, name, fmt::join(kRoles, ", ")));
+      BadForm(fmt::format("{} has the role \"{}\"; roles are {}", where, name,
+                          fmt::join(kRoles, ", ")));
     }
     const bool has_calls = message.contains("tool_calls") && !message["tool_calls"].is_null();
     if ((!message.contains("content") || message["content"].is_null()) && !has_calls) {
@@ -132,7 +138,8 @@ void AddExtras(const Json& object, ConversationRow& row) {
     if (!variables->is_object()) BadForm("chat_template_kwargs is not an object");
     row.variables = *variables;
   }
-  if (row.messages.empty()) throw RowError(RowProblem::kNoAnswer, "the conversation has no messages");
+  if (row.messages.empty())
+    throw RowError(RowProblem::kNoAnswer, "the conversation has no messages");
   if (std::ranges::find(row.trained, true) == row.trained.end()) {
     throw RowError(RowProblem::kNoAnswer, "no assistant message to learn from");
   }
@@ -140,7 +147,8 @@ void AddExtras(const Json& object, ConversationRow& row) {
 
 std::string StringAt(const Json& object, const char* key) {
   const Json& value = object.at(key);
-  if (!value.is_string()) BadForm(fmt::format("{} is a JSON {}, not a string", key, value.type_name()));
+  if (!value.is_string())
+    BadForm(fmt::format("{} is a JSON {}, not a string", key, value.type_name()));
   return value.get<std::string>();
 }
 
@@ -171,7 +179,8 @@ Row ParseRow(std::string_view line) {
     if (row.text.empty()) throw RowError(RowProblem::kNoAnswer, "the text is empty");
     return row;
   }
-  if (object.contains("prompt")) throw RowError(RowProblem::kNoAnswer, "a prompt without a completion");
+  if (object.contains("prompt"))
+    throw RowError(RowProblem::kNoAnswer, "a prompt without a completion");
   BadForm("no \"messages\", no \"prompt\" with \"completion\" and no \"text\"");
 }
 

@@ -1,12 +1,11 @@
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "worker/engine/data/dataset.h"
 
@@ -23,10 +22,10 @@ class RowError : public std::runtime_error {
   RowProblem problem_;
 };
 
-// {"messages": [...], "tools": [...]?, "chat_template_kwargs": {...}?}, or the same conversation cut
-// in two as {"prompt": [...], "completion": [...]}. Messages are as the template will see them:
-// content parts joined into a string, `thinking` also as `reasoning_content` and the other way round,
-// tool call arguments as objects.
+// {"messages": [...], "tools": [...]?, "chat_template_kwargs": {...}?}, or the same conversation
+// cut in two as {"prompt": [...], "completion": [...]}. Messages are as the template will see them:
+// content parts joined into a string, `thinking` also as `reasoning_content` and the other way
+// round, tool call arguments as objects.
 struct ConversationRow {
   nlohmann::ordered_json messages;
   nlohmann::ordered_json tools;      // null: none

@@ -1,10 +1,10 @@
 #include "worker/engine/data/step_plan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-
-#include <fmt/format.h>
 
 #include "common/base/mutex.h"
 #include "worker/engine/base/error.h"
@@ -170,8 +170,7 @@ std::vector<uint32_t> StepPlan::MicroBatchDocuments(const Step& step, int micro,
     throw InternalError(fmt::format("micro-batch {} of {} on rank {} of {}", micro,
                                     step.micro_batches, rank, options_.world_size));
   }
-  const int64_t begin =
-      (int64_t{micro} * options_.world_size + rank) * options_.per_device_batch;
+  const int64_t begin = (int64_t{micro} * options_.world_size + rank) * options_.per_device_batch;
   return Documents(step, begin, begin + options_.per_device_batch);
 }
 

@@ -15,8 +15,9 @@ namespace sft::engine {
 struct MicroBatch {
   static constexpr int32_t kIgnore = -100;
 
-  std::vector<int32_t> tokens;      // [n]
-  std::vector<int32_t> targets;     // [n] the token that position i predicts, or kIgnore; never crosses documents
+  std::vector<int32_t> tokens;  // [n]
+  std::vector<int32_t>
+      targets;  // [n] the token that position i predicts, or kIgnore; never crosses documents
   std::vector<int32_t> positions;   // [n] from 0 in each document
   std::vector<int32_t> cu_seqlens;  // [d + 1] document j is [cu_seqlens[j], cu_seqlens[j + 1])
   std::vector<int32_t> loss_rows;   // [loss_tokens()] the i with targets[i] != kIgnore, ascending
@@ -57,9 +58,9 @@ struct Step {
   int64_t loss_tokens = 0;   // over all ranks: what the summed loss is divided by
 };
 
-// Which rows are trained when and where, from a seed, before the run. Every rank holds the same plan,
-// so nothing about batches is ever communicated. The rows of a step do not depend on how its global
-// batch is split: micro-batch m of rank r holds the step's samples
+// Which rows are trained when and where, from a seed, before the run. Every rank holds the same
+// plan, so nothing about batches is ever communicated. The rows of a step do not depend on how its
+// global batch is split: micro-batch m of rank r holds the step's samples
 // [(m * world_size + r) * per_device_batch, + per_device_batch).
 // Any thread may call any method.
 class StepPlan {

@@ -1,8 +1,8 @@
 #include "worker/engine/data/tokenizer.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "worker/engine/base/error.h"

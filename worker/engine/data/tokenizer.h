@@ -67,7 +67,8 @@ class Tokenizer {
  private:
   struct Impl;
   explicit Tokenizer(std::shared_ptr<const Impl> impl);
-  std::shared_ptr<const Impl> impl_;  // shared: a tokenizer is copied into threads, its tables are not
+  std::shared_ptr<const Impl>
+      impl_;  // shared: a tokenizer is copied into threads, its tables are not
 };
 
 }  // namespace sft::engine

@@ -1,10 +1,10 @@
 #include "worker/engine/data/turns.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
 #include <string_view>
-
-#include <fmt/format.h>
 
 #include "worker/engine/base/error.h"
 
@@ -52,8 +52,8 @@ class TurnFinder::Search {
   struct Replaced {
     // The real text up to here equals the rendering before the word, or a part of it.
     size_t same_until = 0;
-    bool reaches_word = false;          // all of it: the message's own text begins at same_until
-    std::optional<size_t> text_end;     // the message's own text ends here
+    bool reaches_word = false;       // all of it: the message's own text begins at same_until
+    std::optional<size_t> text_end;  // the message's own text ends here
   };
 
   RenderedText Render(const Json& messages, bool add_generation_prompt) const {
@@ -136,7 +136,8 @@ class TurnFinder::Search {
       if (!turn || turn->begin < done || turn->limit < turn->begin) {
         throw RowError(RowProblem::kTemplate,
                        fmt::format("the chat template rewrites the conversation so that message {} "
-                                   "cannot be told apart; split the row there", i));
+                                   "cannot be told apart; split the row there",
+                                   i));
       }
       done = turn->begin;
       turns.push_back(*turn);
@@ -154,13 +155,20 @@ class TurnFinder::Search {
       if (!replaced.reaches_word || replaced.same_until < before->size()) return std::nullopt;
       const auto header =
           std::string_view(text_).substr(before->size(), replaced.same_until - before->size());
-      return IsBlank(header) ? before->size() : replaced.same_until;
+      return IsBlank(header) ? before->size() : WithSpaceBefore(replaced.same_until);
     }
     const Replaced replaced = Replace(index);
     if (prompt.empty()) {
-      return replaced.reaches_word ? std::optional(replaced.same_until) : std::nullopt;
+      return replaced.reaches_word ? std::optional(WithSpaceBefore(replaced.same_until))
+                                   : std::nullopt;
     }
     return FindPrompt(index, replaced);
+  }
+
+  // A space before the answer's first word is one token with it.
+  size_t WithSpaceBefore(size_t begin) const {
+    while (begin > 0 && text_[begin - 1] == ' ') --begin;
+    return begin;
   }
 
   // The end of the generation prompt between the message before and this one's text. Where the
@@ -176,7 +184,8 @@ class TurnFinder::Search {
     if (replaced.same_until < from) return std::nullopt;
     const auto between = std::string_view(text_).substr(from, replaced.same_until - from);
     const std::string_view prompt = finder_.generation_prompt_;
-    if (const size_t at = between.rfind(prompt); at != between.npos) return from + at + prompt.size();
+    if (const size_t at = between.rfind(prompt); at != between.npos)
+      return from + at + prompt.size();
     return replaced.reaches_word ? std::optional(replaced.same_until) : std::nullopt;
   }
 

@@ -24,8 +24,8 @@ struct RenderedConversation {
 };
 
 // Renders conversations and finds the assistant turns in them. Templates do not say where a turn
-// stands, and some rewrite earlier turns once later ones exist (dropping their reasoning), so places
-// are found by rendering again:
+// stands, and some rewrite earlier turns once later ones exist (dropping their reasoning), so
+// places are found by rendering again:
 //   - a turn begins where the conversation before it, with a generation prompt, ends;
 //   - it ends where the conversation up to it ends;
 //   - where the template has rewritten what stands before, the message is replaced by a known word,
@@ -35,7 +35,8 @@ class TurnFinder {
  public:
   explicit TurnFinder(const ChatTemplate& chat_template);
 
-  // Throws RowError (kTemplate) when the template refuses the conversation or hides where a turn is.
+  // Throws RowError (kTemplate) when the template refuses the conversation or hides where a turn
+  // is.
   RenderedConversation Find(const ConversationRow& row) const;
 
  private:

@@ -1,5 +1,5 @@
-//! C interface of tokenizers and minijinja (ffi.h is its other half). No panic crosses it: each entry
-//! catches them and returns an error.
+//! C interface of tokenizers and minijinja (ffi.h is its other half). No panic crosses it: each
+//! entry catches them and returns an error.
 
 mod python;
 mod template;
@@ -90,7 +90,11 @@ pub unsafe extern "C" fn sft_result_free(result: *mut SftResult) {
 /// # Safety
 /// `json` points to `size` bytes; `out` receives the tokenizer when the result is ok.
 #[no_mangle]
-pub unsafe extern "C" fn sft_tokenizer_open(json: *const u8, size: usize, out: *mut *mut Tokenizer) -> SftResult {
+pub unsafe extern "C" fn sft_tokenizer_open(
+    json: *const u8,
+    size: usize,
+    out: *mut *mut Tokenizer,
+) -> SftResult {
     guarded(|| {
         let tokenizer = Tokenizer::open(text_of(json, size)?)?;
         let text = tokenizer.describe();
@@ -117,7 +121,12 @@ pub unsafe extern "C" fn sft_tokenizer_encode(
 ) -> SftResult {
     guarded(|| {
         let encoded = (*tokenizer).encode(text_of(text, size)?, plain != 0)?;
-        Ok(Payload { ids: encoded.ids, starts: encoded.starts, ends: encoded.ends, ..Payload::default() })
+        Ok(Payload {
+            ids: encoded.ids,
+            starts: encoded.starts,
+            ends: encoded.ends,
+            ..Payload::default()
+        })
     })
 }
 
@@ -180,8 +189,10 @@ pub unsafe extern "C" fn sft_template_compile(
     out: *mut *mut ChatTemplate,
 ) -> SftResult {
     guarded(|| {
-        let template =
-            ChatTemplate::compile(text_of(source, source_size)?, text_of(variables, variables_size)?)?;
+        let template = ChatTemplate::compile(
+            text_of(source, source_size)?,
+            text_of(variables, variables_size)?,
+        )?;
         *out = Box::into_raw(Box::new(template));
         Ok(Payload::default())
     })

@@ -33,9 +33,7 @@ impl ChatTemplate {
         let date = Date::parse(date.as_str().unwrap_or_default())?;
         let (source, marks_generation) = rewrite_generation(source);
         let mut environment = make_environment(date);
-        environment
-            .add_template_owned("chat_template", source)
-            .map_err(|e| describe(&e))?;
+        environment.add_template_owned("chat_template", source).map_err(|e| describe(&e))?;
         Ok(Self { environment, variables, marks_generation })
     }
 
@@ -231,8 +229,18 @@ struct Date {
 }
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September",
-    "October", "November", "December",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 ];
 const DAYS: [&str; 7] =
     ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
@@ -269,7 +277,8 @@ impl Date {
             if !padded {
                 directive = chars.next().unwrap_or('%');
             }
-            let number = |value: u32| if padded { format!("{value:02}") } else { value.to_string() };
+            let number =
+                |value: u32| if padded { format!("{value:02}") } else { value.to_string() };
             let month = MONTHS[self.month as usize - 1];
             let day = DAYS[self.weekday()];
             out.push_str(&match directive {

@@ -1,4 +1,4 @@
-//! tokenizer.json, opened so that offsets are exact and no token is added behind the template's back.
+//! tokenizer.json, opened so that offsets are exact and nothing adds tokens behind the template.
 
 use serde_json::{json, Value as Json};
 use tokenizers::tokenizer::{OffsetReferential, OffsetType};
@@ -6,7 +6,7 @@ use tokenizers::{PostProcessorWrapper, Tokenizer as HfTokenizer};
 
 pub struct Tokenizer {
     tokenizer: HfTokenizer,
-    /// Knows no added tokens but those of whitespace: the text of the others is ordinary text to it.
+    /// Knows no added tokens but those of whitespace: others are ordinary text to it.
     plain: HfTokenizer,
     prefix: Vec<u32>,
     suffix: Vec<u32>,
@@ -28,7 +28,9 @@ impl Tokenizer {
 
         let mut description: Json = serde_json::from_str(json).map_err(|e| e.to_string())?;
         if let Some(added) = description.get_mut("added_tokens").and_then(Json::as_array_mut) {
-            added.retain(|token| token["content"].as_str().is_some_and(|text| text.trim().is_empty()));
+            added.retain(|token| {
+                token["content"].as_str().is_some_and(|text| text.trim().is_empty())
+            });
         }
         description["post_processor"] = Json::Null;
         description["truncation"] = Json::Null;

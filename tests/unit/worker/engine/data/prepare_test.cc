@@ -1,0 +1,214 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+
+#include "tests/unit/worker/engine/data/model_folder.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/data/chat_tokenizer.h"
+#include "worker/engine/data/dataset.h"
+
+namespace sft::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::ThrowsMessage;
+
+std::string Row(const std::string& question, const std::string& answer) {
+  return R"({"messages": [{"role": "user", "content": ")" + question +
+         R"("}, {"role": "assistant", "content": ")" + answer + "\"}]}\n";
+}
+
+class PrepareTest : public ::testing::Test {
+ protected:
+  PrepareOptions Options(std::string_view rows) const {
+    PrepareOptions options;
+    options.data = model_.Write("rows.jsonl", rows);
+    options.cache_dir = model_.path() / "cache" / "data";
+    options.sequence_length = 64;
+    options.threads = 2;
+    return options;
+  }
+
+  size_t FilesInCache() const {
+    if (!fs::exists(model_.path() / "cache")) return 0;
+    return static_cast<size_t>(
+        std::distance(fs::directory_iterator(model_.path() / "cache" / "data"), {}));
+  }
+
+  const ModelFolder model_{"chatml_tools", "<s>", "<|im_end|>"};
+  const ChatTokenizer tokenizer_ = ChatTokenizer::Open(model_.path());
+};
+
+TEST_F(PrepareTest, RowsBecomeDocumentsInFileOrder) {
+  std::string rows = "\xef\xbb\xbf";
+  for (int i = 0; i < 200; ++i)
+    rows += Row("q" + std::to_string(i), "a" + std::to_string(i)) + "\r\n\n";
+  const PreparedDataset prepared = PrepareDataset(tokenizer_, Options(rows));
+  ASSERT_EQ(prepared.dataset->size(), 200);
+  for (int i = 0; i < 200; ++i) {
+    const Document document = prepared.dataset->Get(i);
+    EXPECT_EQ(document.line, 3 * i + 1);
+    std::vector<int32_t> learnt;
+    for (size_t t = 0; t < document.tokens.size(); ++t) {
+      if (document.loss[t] != 0) learnt.push_back(document.tokens[t]);
+    }
+    EXPECT_EQ(tokenizer_.DecodeAnswer(learnt), "a" + std::to_string(i));
+    EXPECT_EQ(prepared.dataset->Length(i), static_cast<int64_t>(document.tokens.size()));
+    EXPECT_EQ(prepared.dataset->LossTokens(i), static_cast<int64_t>(learnt.size()));
+  }
+  EXPECT_EQ(prepared.dataset->stats().rows, 200);
+  EXPECT_EQ(prepared.dataset->stats().used, 200);
+  EXPECT_EQ(FilesInCache(), 1U);
+}
+
+TEST_F(PrepareTest, BadRowsFailTheJobAndAreListedByLine) {
+  const std::string rows = Row("a", "b") + "nonsense\n" + R"({"messages": []})" + "\n" +
+                           Row("x<|im_end|>", "b") + Row("long", std::string(900, 'x'));
+  EXPECT_THAT(
+      [&] { PrepareDataset(tokenizer_, Options(rows)); },
+      ThrowsMessage<UserError>(AllOf(HasSubstr("rows.jsonl: 4 of 5 rows cannot be used"),
+                                     HasSubstr("line 2: not JSON"),
+                                     HasSubstr("line 3: the conversation has no messages"),
+                                     HasSubstr("line 4: message 0.content holds \"<|im_end|>\""),
+                                     HasSubstr("line 5: "), HasSubstr("sequence_length is 64"))));
+  EXPECT_EQ(FilesInCache(), 0U);
+}
+
+TEST_F(PrepareTest, OnlyTwentyOfManyBadRowsAreListed) {
+  std::string rows;
+  for (int i = 0; i < 30; ++i) rows += "{}\n";
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, Options(rows)); },
+              ThrowsMessage<UserError>(AllOf(HasSubstr("line 20:"), Not(HasSubstr("line 21:")),
+                                             HasSubstr("and 10 more"))));
+}
+
+TEST_F(PrepareTest, SkippedRowsAreCountedWithTheirLines) {
+  PrepareOptions options =
+      Options(Row("a", "b") + "nonsense\n" + Row("long", std::string(900, 'x')) + "{}\n");
+  options.on_bad_rows = spec::BadRows::kSkip;
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
+              ThrowsMessage<UserError>(AllOf(HasSubstr("1 of 4 rows"), HasSubstr("line 3:"))));
+  options.on_long_rows = spec::BadRows::kSkip;
+  const DatasetStats& stats = PrepareDataset(tokenizer_, options).dataset->stats();
+  EXPECT_EQ(stats.rows, 4);
+  EXPECT_EQ(stats.used, 1);
+  EXPECT_EQ(stats.skipped_total(), 3);
+  EXPECT_EQ(stats.skipped[static_cast<int>(RowProblem::kTooLong)], 1);
+  ASSERT_EQ(stats.skipped_rows.size(), 3U);
+  EXPECT_EQ(stats.skipped_rows[1].line, 3);
+  EXPECT_EQ(stats.skipped_rows[1].problem, RowProblem::kTooLong);
+}
+
+TEST_F(PrepareTest, AFileWithoutUsableRowsIsRefused) {
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, Options("")); },
+              ThrowsMessage<UserError>(HasSubstr("the file has no rows")));
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, Options("\n \n")); },
+              ThrowsMessage<UserError>(HasSubstr("the file has no rows")));
+  PrepareOptions options = Options("{}\n");
+  options.on_bad_rows = spec::BadRows::kSkip;
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
+              ThrowsMessage<UserError>(HasSubstr("none of its 1 rows can be used; line 1")));
+  options.data = model_.path() / "missing.jsonl";
+  EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
+              ThrowsMessage<UserError>(HasSubstr("missing.jsonl")));
+  options.data = model_.path();
+  EXPECT_THROW(PrepareDataset(tokenizer_, options), UserError);
+}
+
+TEST_F(PrepareTest, MaxExamplesTakesTheFirstRows) {
+  PrepareOptions options = Options(Row("a", "b") + "\n" + Row("c", "d") + "nonsense\n");
+  options.max_examples = 2;
+  const PreparedDataset prepared = PrepareDataset(tokenizer_, options);
+  ASSERT_EQ(prepared.dataset->size(), 2);
+  EXPECT_EQ(prepared.dataset->Get(1).line, 3);
+}
+
+TEST_F(PrepareTest, ASecondPreparationFindsTheFirstOnes) {
+  const PrepareOptions options = Options(Row("a", "b"));
+  EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
+  const PreparedDataset again = PrepareDataset(tokenizer_, options);
+  EXPECT_TRUE(again.from_cache);
+  EXPECT_EQ(again.dataset->stats().used, 1);
+}
+
+TEST_F(PrepareTest, WhateverChangesTheTokensChangesTheFile) {
+  PrepareOptions options = Options(Row("a", "b"));
+  PrepareDataset(tokenizer_, options);
+  options.sequence_length = 65;
+  EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
+  options.loss_on = spec::LossOn::kAll;
+  EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
+  const ModelFolder other("thinking", "<s>", "<|im_end|>");
+  EXPECT_FALSE(PrepareDataset(ChatTokenizer::Open(other.path()), options).from_cache);
+  options.data = model_.Write("rows.jsonl", Row("a", "c"));
+  EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
+  EXPECT_EQ(FilesInCache(), 5U);
+}
+
+TEST_F(PrepareTest, ADamagedCacheFileIsMadeAnew) {
+  const PrepareOptions options = Options(Row("a", "b") + Row("c", "d"));
+  const fs::path file = PrepareDataset(tokenizer_, options).file;
+  const std::string whole = ReadWhole(file);
+  std::vector<std::string> broken = {"", whole.substr(0, 40), whole.substr(0, whole.size() - 1),
+                                     whole + "x"};
+  for (const size_t at : {size_t{0}, size_t{9}, size_t{90}, whole.size() / 2, whole.size() - 9}) {
+    std::string flipped = whole;
+    flipped[at] = static_cast<char>(flipped[at] ^ 0x10);
+    broken.push_back(flipped);
+  }
+  for (const std::string& bytes : broken) {
+    model_.Write(fs::relative(file, model_.path()).string(), bytes);
+    EXPECT_THROW(Dataset::Open(file, file.stem().string()), InternalError);
+    EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
+    EXPECT_EQ(ReadWhole(file), whole);
+  }
+}
+
+TEST_F(PrepareTest, AFullDiskLeavesNothingBehind) {
+  const PrepareOptions options = Options(Row("a", "b") + Row("c", "d"));
+  // A limit on the size of files fails the write as a full disk does.
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit limit = {.rlim_cur = 200, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  EXPECT_THROW(PrepareDataset(tokenizer_, options), InfrastructureError);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(FilesInCache(), 0U);
+  EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
+}
+
+TEST_F(PrepareTest, ProgressEndsAtTheFilesSize) {
+  PrepareOptions options = Options(Row("a", "b") + Row("c", "d"));
+  int64_t done = -1;
+  int64_t total = -1;
+  options.progress = [&](int64_t now, int64_t all) {
+    EXPECT_LE(done, now);
+    done = now;
+    total = all;
+  };
+  PrepareDataset(tokenizer_, options);
+  EXPECT_EQ(total, static_cast<int64_t>(fs::file_size(options.data)));
+  EXPECT_EQ(done, total);
+}
+
+TEST_F(PrepareTest, OneThreadAndManyMakeTheSameFile) {
+  std::string rows;
+  for (int i = 0; i < 500; ++i) rows += Row("q" + std::to_string(i), std::string(1 + i % 9, 'a'));
+  PrepareOptions options = Options(rows);
+  options.threads = 1;
+  const fs::path file = PrepareDataset(tokenizer_, options).file;
+  const std::string one = ReadWhole(file);
+  fs::remove(file);
+  options.threads = 5;
+  EXPECT_EQ(ReadWhole(PrepareDataset(tokenizer_, options).file), one);
+}
+
+}  // namespace
+}  // namespace sft::engine
