@@ -77,11 +77,13 @@ TEST(LaunchTest, AShimStatusComesBackWithEveryMember) {
   status.shim_start_ticks = 18'000'000'000'000'000'000u;
   status.state = "stopping";
   status.reason = "rank 1 failed";
+  status.cause = "failure";
   status.processes = {{"rank-1", 1, 99, true, 0, 9, 2}};
   const absl::StatusOr<ShimStatus> back = ParseShimStatus(ToJson(status));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->shim_start_ticks, status.shim_start_ticks);
   EXPECT_EQ(back->reason, "rank 1 failed");
+  EXPECT_EQ(back->cause, "failure");
   ASSERT_EQ(back->processes.size(), 1u);
   EXPECT_EQ(back->processes[0].pid, 99);
   EXPECT_TRUE(back->processes[0].exited);

@@ -59,7 +59,7 @@ TEST_F(SupervisorTest, WithoutAFencingLimitNothingEnds) {
   clock_.Advance(std::chrono::hours(24 * 365));
   supervisor.Tick();
   EXPECT_EQ(supervisor.Handle({"status", ""}).status.state, "running");
-  supervisor.Stop("end of test");
+  supervisor.Stop("command", "end of test");
   clock_.Advance(seconds(20));
   supervisor.Tick();
   ReapUntilFinished(supervisor);
@@ -71,7 +71,7 @@ TEST_F(SupervisorTest, SigkillComesAfterTheGraceAndNotBefore) {
   Supervisor supervisor(launch_, clock_);
   supervisor.Start();
   const pid_t rank = std::stoi(Meet());
-  supervisor.Stop("asked");
+  supervisor.Stop("command", "asked");
   clock_.Advance(milliseconds(4999));
   supervisor.Tick();
   EXPECT_EQ(supervisor.NextWake(), milliseconds(1));
@@ -90,12 +90,13 @@ TEST_F(SupervisorTest, TheFirstReasonToStopStays) {
   Supervisor supervisor(launch_, clock_);
   supervisor.Start();
   Meet();
-  supervisor.Stop("first");
-  supervisor.Stop("second");
+  supervisor.Stop("command", "first");
+  supervisor.Stop("failure", "second");
   clock_.Advance(seconds(20));
   supervisor.Tick();
   ReapUntilFinished(supervisor);
   EXPECT_EQ(Status().reason, "first");
+  EXPECT_EQ(Status().cause, "command");
 }
 
 TEST_F(SupervisorTest, AStatusThatCannotBeWrittenIsWrittenLater) {

@@ -1,0 +1,151 @@
+// A stand-in for sft-rank that trains nothing, so that the service is tested in seconds and without
+// LibTorch. It obeys the command line, the event files and the exit codes of a rank; what it does is
+// written in the data set, as "fake:MODE":
+//
+//   ok             three steps, an adapter
+//   wait           one step, then waits for the stop command
+//   until PATH     one step, then goes on when the file PATH exists
+//   user_error     prepare refuses the data
+//   rank_killed    the last rank is killed by signal 9, the others wait
+//   stubborn       ignores SIGTERM and the stop command
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/io/file.h"
+#include "worker/channel/event.h"
+#include "worker/channel/launch.h"
+
+namespace sft {
+namespace {
+
+using channel::RankLaunch;
+
+constexpr std::chrono::milliseconds kLookInterval{20};
+
+class EventFile {
+ public:
+  explicit EventFile(const std::string& path)
+      : fd_(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640)), path_(path) {}
+
+  void Write(channel::EventBody body) {
+    const double now = static_cast<double>(UnixMicros(Clock::Real().Wall())) / 1e6;
+    const absl::Status written = io::WriteAll(fd_.get(), channel::ToLine({now, std::move(body)}), path_);
+    if (!written.ok()) fprintf(stderr, "%s\n", std::string(Message(written)).c_str());
+  }
+
+ private:
+  io::UniqueFd fd_;
+  std::string path_;
+};
+
+std::string ModeOf(const RankLaunch& launch) {
+  const std::string text = io::ReadFile(launch.train_file).value_or("");
+  const size_t begin = text.find("fake:");
+  if (begin == std::string::npos) return "ok";
+  return text.substr(begin + 5, text.find('"', begin) - begin - 5);
+}
+
+// What came on standard input: "stop", "end of file", or nothing within the interval.
+std::string NextCommand() {
+  pollfd entry{STDIN_FILENO, POLLIN, 0};
+  if (poll(&entry, 1, static_cast<int>(kLookInterval.count())) <= 0) return "";
+  char buffer[4096];
+  const ssize_t got = read(STDIN_FILENO, buffer, sizeof(buffer));
+  if (got <= 0) return "end of file";
+  const absl::StatusOr<channel::Command> command = channel::ParseCommand({buffer, static_cast<size_t>(got)});
+  return command.ok() ? command->command : "";
+}
+
+// Waits for the file, or for the stop command where `path` is empty.
+int Wait(const std::string& path, bool stubborn) {
+  while (path.empty() || !io::Exists(path)) {
+    const std::string command = NextCommand();
+    if (command == "end of file") return channel::kExitInternal;
+    if (command == "stop" && !stubborn) return channel::kExitStopped;
+  }
+  return channel::kExitOk;
+}
+
+int Prepare(const RankLaunch& launch) {
+  EventFile events(launch.attempt_dir + "/prepare.events");
+  printf("preparing %s with %s\n", launch.train_file.c_str(), launch.model_dir.c_str());
+  fflush(stdout);
+  if (ModeOf(launch) == "user_error") {
+    events.Write(channel::FatalEvent{"user", "bad_data", "line 1: nothing to learn", "add an answer"});
+    return channel::kExitUserError;
+  }
+  events.Write(channel::ProgressEvent{"tokenise", 1, 1});
+  events.Write(channel::PreparedEvent{.rows = 1, .used = 1, .tokens = 8, .loss_tokens = 4});
+  return channel::kExitOk;
+}
+
+channel::StepEvent Step(int64_t number, int64_t total) {
+  channel::StepEvent step;
+  step.step = number;
+  step.total_steps = total;
+  step.loss = 2.0 / static_cast<double>(number);
+  step.lr = 1e-4;
+  step.grad_norm = 0.5;
+  step.tokens = 64;
+  step.tokens_per_second = 640;
+  step.seconds = 0.1;
+  step.gpu_memory_bytes = 1'000'000;
+  return step;
+}
+
+int Deliver(const RankLaunch& launch, EventFile& events) {
+  const std::string weights(100'000, 'w');
+  for (const auto& [name, bytes] : {std::pair<std::string, std::string>{"adapter_config.json", "{}\n"},
+                                    {"adapter_model.safetensors", weights}}) {
+    if (!io::WriteFileAtomic(launch.output_dir + "/" + name, bytes).ok()) return channel::kExitInfrastructure;
+  }
+  events.Write(channel::ArtifactEvent{"adapter", launch.output_dir, static_cast<int64_t>(weights.size()) + 3});
+  return channel::kExitOk;
+}
+
+int Train(const RankLaunch& launch, int rank) {
+  constexpr int64_t kSteps = 3;
+  const std::string mode = ModeOf(launch);
+  if (mode == "stubborn") signal(SIGTERM, SIG_IGN);
+  EventFile events(launch.attempt_dir + "/rank-" + std::to_string(rank) + ".events");
+  printf("rank %d of %d at %s on %s\n", rank, launch.world_size, launch.rendezvous.c_str(), launch.device.c_str());
+  fflush(stdout);
+  events.Write(channel::ReadyEvent{rank, launch.world_size, launch.device, kSteps, 10, 100, 0.01});
+  events.Write(Step(1, kSteps));
+  if (mode == "rank_killed" && rank == launch.world_size - 1) raise(SIGKILL);
+  int result = channel::kExitOk;
+  if (mode == "wait" || mode == "stubborn" || mode == "rank_killed") result = Wait("", mode == "stubborn");
+  if (mode.starts_with("until ")) result = Wait(mode.substr(6), false);
+  if (result != channel::kExitOk) return result;
+  for (int64_t number = 2; number <= kSteps; ++number) events.Write(Step(number, kSteps));
+  events.Write(channel::ConsistencyEvent{rank, "aa", "", true});
+  printf("rank %d done\n", rank);
+  return rank == 0 ? Deliver(launch, events) : channel::kExitOk;
+}
+
+int Main(int argc, char** argv) {
+  const std::string command = argc > 1 ? argv[1] : "";
+  if (command == "--version") {
+    printf("sft-rank (stand-in)\n");
+    return channel::kExitOk;
+  }
+  if (argc < 4 || std::string(argv[2]) != "--launch") return channel::kExitUsage;
+  const absl::StatusOr<RankLaunch> launch =
+      channel::ParseRankLaunch(io::ReadFile(argv[3]).value_or("(unreadable)"));
+  if (!launch.ok()) return channel::kExitUsage;
+  if (command == "prepare") return Prepare(*launch);
+  if (command == "train" && argc == 6) return Train(*launch, std::stoi(argv[5]));
+  return channel::kExitUsage;
+}
+
+}  // namespace
+}  // namespace sft
+
+int main(int argc, char** argv) { return sft::Main(argc, argv); }

@@ -1,0 +1,347 @@
+#include "worker/daemon/agent.h"
+
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "common/io/sha256.h"
+#include "tests/unit/worker/daemon/fake_server.h"
+#include "tests/unit/worker/daemon/test_node.h"
+#include "worker/channel/launch.h"
+
+namespace sft::worker {
+namespace {
+
+using Status = v1::AttemptStatus;
+
+// A node with the real shim and a stand-in for the rank program; the test takes each step itself.
+// Shims become children of the test, so that their end is waited for, not looked for.
+class AgentTest : public TestNode {
+ protected:
+  void SetUp() override {
+    TestNode::SetUp();
+    ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+    setup_.grace_seconds = 0.2;
+    NewLife();
+  }
+  void TearDown() override {
+    agent_.reset();
+    TestNode::TearDown();
+  }
+
+  // As if the daemon had been killed and started again.
+  void NewLife() {
+    agent_.reset();
+    inventory_ = std::make_unique<Inventory>([] { return std::vector<GpuReading>(); }, SimulatedGpus{"H100", 4}, 0,
+                                             clock_);
+    agent_ = std::make_unique<Agent>(Agent::Options{.io_threads = false}, setup_, stager_, *inventory_, server_,
+                                     clock_, [this] { return torch_; });
+    ASSERT_TRUE(agent_->Load().ok());
+  }
+
+  // `mode` is the stand-in's.
+  v1::DesiredAttempt& Want(const std::string& mode, int ranks = 1) {
+    const std::string data = "{\"text\":\"fake:" + mode + "\"}\n";
+    const std::string hash = io::Sha256Hex(data);
+    server_.blobs[hash] = data;
+    v1::DesiredAttempt& wanted = *desired_.add_attempts();
+    wanted.set_attempt_uid("a-1");
+    wanted.set_epoch(1);
+    wanted.set_intent(v1::DesiredAttempt::RUN);
+    v1::Dispatch& dispatch = *wanted.mutable_dispatch();
+    dispatch.set_job_id("job-1");
+    dispatch.set_resolved_json(ResolvedJson("tiny"));
+    dispatch.set_world_size(ranks);
+    for (int i = 0; i < ranks; ++i) dispatch.add_slots(i);
+    v1::JobFileRef& file = *dispatch.add_files();
+    file.set_key("job.data");
+    file.set_sha256(hash);
+    file.set_size(static_cast<int64_t>(data.size()));
+    return wanted;
+  }
+  void Tell() {
+    agent_->OnDesired(desired_);
+    agent_->Step();
+  }
+  v1::Observed Observe() {
+    uint64_t models = 0;
+    return agent_->Observe(models);
+  }
+  Status Only() {
+    const v1::Observed observed = Observe();
+    EXPECT_EQ(observed.attempts_size(), 1);
+    return observed.attempts_size() == 1 ? observed.attempts(0) : Status();
+  }
+  // To the point where the shim runs.
+  void Launch() {
+    Tell();
+    agent_->StepIo();
+    ASSERT_EQ(Only().state(), Status::READY) << Only().reason();
+    desired_.mutable_attempts(0)->set_rendezvous(Only().rendezvous());
+    Tell();
+    ASSERT_EQ(Only().state(), Status::PREPARING) << Only().reason();
+  }
+  channel::ShimStatus ShimStatus() {
+    return *channel::ParseShimStatus(*io::ReadFile(setup_.AttemptDir("a-1") + "/status.json"));
+  }
+  void WaitForShimEnd() {
+    const pid_t pid = static_cast<pid_t>(ShimStatus().shim_pid);
+    ASSERT_EQ(waitpid(pid, nullptr, 0), pid);
+  }
+  void FinishAfterShim() {
+    WaitForShimEnd();
+    agent_->Step();
+    for (int turn = 0; turn < 20 && Only().state() != Status::DONE; ++turn) agent_->StepIo();
+    ASSERT_EQ(Only().state(), Status::DONE) << Only().reason();
+  }
+
+  FakeClock clock_;
+  FakeServer server_;
+  Stager stager_{setup_, server_};
+  std::unique_ptr<Inventory> inventory_;
+  absl::StatusOr<std::string> torch_ = std::string();
+  std::unique_ptr<Agent> agent_;
+  v1::Desired desired_;
+};
+
+TEST_F(AgentTest, AnAttemptGoesFromItsDispatchToAnAcknowledgedArtifact) {
+  Want("ok", 2);
+  Launch();
+  EXPECT_NE(Only().rendezvous(), "");
+  FinishAfterShim();
+  const Status status = Only();
+  EXPECT_EQ(status.verdict().code(), "succeeded") << status.verdict().message();
+  EXPECT_EQ(status.progress().step(), 3);
+  EXPECT_EQ(status.progress().total_steps(), 3);
+  EXPECT_EQ((server_.logs[{"a-1", 1}]).substr(0, 11), "rank 1 of 2");
+  EXPECT_TRUE((server_.ended[{"a-1", -1}]));
+  EXPECT_TRUE((server_.ended[{"a-1", 0}]));
+  EXPECT_TRUE((server_.ended[{"a-1", 1}]));
+  ASSERT_EQ(server_.commits.size(), 1u);
+  EXPECT_EQ(server_.commits[0].files_size(), 2);
+  EXPECT_EQ(server_.uploaded.size(), 2u);
+
+  desired_.mutable_attempts(0)->set_intent(v1::DesiredAttempt::FORGET);
+  Tell();
+  EXPECT_EQ(Observe().attempts_size(), 0);
+  EXPECT_FALSE(io::Exists(setup_.AttemptDir("a-1")));
+  EXPECT_TRUE(io::Exists(setup_.data_dir + "/datasets")) << "data sets are kept";
+}
+
+TEST_F(AgentTest, WithoutADispatchItAsksForOne) {
+  Want("ok").clear_dispatch();
+  Tell();
+  EXPECT_EQ(Only().state(), Status::MISSING);
+  EXPECT_EQ(Only().epoch(), 1);
+}
+
+TEST_F(AgentTest, AStopOfWhatItDoesNotHaveIsAnsweredWithMissing) {
+  Want("ok").set_intent(v1::DesiredAttempt::STOP);
+  Tell();
+  EXPECT_EQ(Only().state(), Status::MISSING) << "nothing is started for a stop";
+}
+
+TEST_F(AgentTest, NothingStartsBeforeTheRendezvousIsKnown) {
+  Want("ok").mutable_dispatch()->set_first_rank(1);
+  desired_.mutable_attempts(0)->mutable_dispatch()->set_world_size(2);
+  Tell();
+  agent_->StepIo();
+  agent_->Step();
+  EXPECT_EQ(Only().state(), Status::READY);
+  EXPECT_EQ(Only().rendezvous(), "") << "rank 0's node chooses it";
+  EXPECT_FALSE(io::Exists(setup_.AttemptDir("a-1") + "/status.json"));
+  desired_.mutable_attempts(0)->set_intent(v1::DesiredAttempt::STOP);
+  Tell();
+  agent_->StepIo();
+  EXPECT_EQ(Only().verdict().code(), "stopped");
+}
+
+TEST_F(AgentTest, AStopEndsTheRanks) {
+  Want("wait", 2);
+  Launch();
+  desired_.mutable_attempts(0)->set_intent(v1::DesiredAttempt::STOP);
+  desired_.mutable_attempts(0)->set_reason("cancelled by ann");
+  Tell();
+  FinishAfterShim();
+  EXPECT_EQ(Only().verdict().code(), "stopped");
+  EXPECT_EQ(Only().verdict().message(), "cancelled by ann");
+  EXPECT_TRUE(server_.commits.empty());
+}
+
+TEST_F(AgentTest, ANewLifeOfTheWorkerFindsTheShimAndFinishesTheAttempt) {
+  const std::string gate = dir_ + "/gate";
+  Want("until " + gate);
+  Launch();
+  const int64_t shim = ShimStatus().shim_pid;
+  NewLife();
+  Tell();
+  EXPECT_EQ(ShimStatus().shim_pid, shim) << "no second one";
+  EXPECT_GE(Only().state(), Status::PREPARING);
+  Write(gate, "");
+  FinishAfterShim();
+  EXPECT_EQ(Only().verdict().code(), "succeeded") << Only().verdict().message();
+  EXPECT_EQ(server_.commits.size(), 1u);
+}
+
+TEST_F(AgentTest, AnAttemptThatEndedWhileTheWorkerWasDownIsReported) {
+  Want("ok");
+  Launch();
+  agent_.reset();
+  WaitForShimEnd();
+  NewLife();
+  agent_->Step();
+  for (int turn = 0; turn < 20 && Only().state() != Status::DONE; ++turn) agent_->StepIo();
+  EXPECT_EQ(Only().verdict().code(), "succeeded");
+  NewLife();
+  EXPECT_EQ(Only().state(), Status::DONE) << "and it is not done a second time";
+  EXPECT_EQ(server_.commits.size(), 1u);
+}
+
+TEST_F(AgentTest, ADeadShimIsAnInfrastructureFailure) {
+  Want("wait");
+  Launch();
+  const pid_t shim = static_cast<pid_t>(ShimStatus().shim_pid);
+  kill(shim, SIGKILL);
+  FinishAfterShim();
+  EXPECT_EQ(Only().verdict().code(), "shim_lost");
+  EXPECT_EQ(Only().verdict().domain(), v1::Verdict::INFRASTRUCTURE);
+}
+
+TEST_F(AgentTest, WhatTheServerDoesNotKnowIsStoppedAndDeleted) {
+  Want("wait");
+  Launch();
+  desired_.clear_attempts();
+  Tell();
+  WaitForShimEnd();
+  agent_->Step();
+  agent_->StepIo();
+  agent_->Step();
+  EXPECT_EQ(Observe().attempts_size(), 0);
+  EXPECT_FALSE(io::Exists(setup_.AttemptDir("a-1")));
+}
+
+TEST_F(AgentTest, BeforeTheServerHasSpokenNothingIsStopped) {
+  const std::string gate = dir_ + "/gate";
+  Want("until " + gate);
+  Launch();
+  NewLife();
+  agent_->Step();
+  agent_->StepIo();
+  agent_->Step();
+  EXPECT_EQ(Observe().attempts_size(), 1);
+  Write(gate, "");
+  FinishAfterShim();
+  EXPECT_EQ(Only().verdict().code(), "succeeded");
+}
+
+TEST_F(AgentTest, AnotherEpochIsAnotherAttempt) {
+  Want("wait");
+  Launch();
+  desired_.mutable_attempts(0)->set_epoch(2);
+  Tell();
+  WaitForShimEnd();
+  agent_->Step();
+  agent_->StepIo();
+  agent_->Step();
+  const Status status = Only();
+  EXPECT_EQ(status.state(), Status::MISSING);
+  EXPECT_EQ(status.epoch(), 2);
+}
+
+TEST_F(AgentTest, DataThatPrepareRefusesIsTheUsersError) {
+  Want("user_error");
+  Launch();
+  FinishAfterShim();
+  const v1::Verdict verdict = Only().verdict();
+  EXPECT_EQ(verdict.domain(), v1::Verdict::USER);
+  EXPECT_EQ(verdict.code(), "bad_data");
+  EXPECT_EQ(verdict.message(), "prepare: line 1: nothing to learn");
+  EXPECT_EQ(verdict.advice(), "add an answer");
+}
+
+TEST_F(AgentTest, ARankThatIsKilledIsBlamedAndEndsTheOthers) {
+  Want("rank_killed", 3);
+  Launch();
+  FinishAfterShim();
+  const v1::Verdict verdict = Only().verdict();
+  EXPECT_EQ(verdict.rank(), 2);
+  EXPECT_EQ(verdict.message(), "rank 2 was killed by signal 9 (Killed)");
+  EXPECT_EQ(verdict.domain(), v1::Verdict::INFRASTRUCTURE);
+}
+
+TEST_F(AgentTest, AModelThatCannotBeUsedFailsBeforeAnythingStarts) {
+  ASSERT_TRUE(io::RemoveAll(dir_ + "/models/tiny/tokenizer.json").ok());
+  Want("ok");
+  Tell();
+  agent_->StepIo();
+  agent_->StepIo();
+  const Status status = Only();
+  EXPECT_EQ(status.state(), Status::DONE);
+  EXPECT_EQ(status.verdict().domain(), v1::Verdict::USER);
+  EXPECT_NE(status.verdict().message().find("tokenizer.json is missing"), std::string::npos);
+  EXPECT_TRUE((server_.ended[{"a-1", 0}])) << "its empty log has an end";
+}
+
+TEST_F(AgentTest, WithoutTorchItSaysSoAndBlamesTheNode) {
+  torch_ = NotFound("ranks cannot start: give --torch DIR");
+  Want("ok");
+  Tell();
+  agent_->StepIo();
+  EXPECT_EQ(Only().verdict().domain(), v1::Verdict::INFRASTRUCTURE);
+  EXPECT_NE(Only().verdict().message().find("--torch DIR"), std::string::npos);
+}
+
+TEST_F(AgentTest, AnUnreachableServerDoesNotEndAnything) {
+  Want("ok");
+  Launch();
+  server_.failure = Unavailable("no server");
+  WaitForShimEnd();
+  agent_->Step();
+  for (int turn = 0; turn < 5; ++turn) agent_->StepIo();
+  EXPECT_EQ(Only().state(), Status::FINISHING);
+  server_.failure = absl::OkStatus();
+  for (int turn = 0; turn < 20 && Only().state() != Status::DONE; ++turn) agent_->StepIo();
+  EXPECT_EQ(Only().state(), Status::DONE);
+  EXPECT_EQ(server_.commits.size(), 1u);
+}
+
+TEST_F(AgentTest, AServerThatDisownsTheAttemptIsNotWaitedFor) {
+  Want("ok");
+  Launch();
+  server_.failure = FailedPrecondition("old epoch");
+  FinishAfterShim();
+  EXPECT_TRUE(server_.commits.empty());
+}
+
+TEST_F(AgentTest, AnIdThatIsAPathIsIgnored) {
+  Want("ok").set_attempt_uid("../../evil");
+  Tell();
+  EXPECT_EQ(Observe().attempts_size(), 0);
+}
+
+TEST_F(AgentTest, ARecordThatCannotBeReadStopsTheStartInsteadOfForgettingRanks) {
+  Write(setup_.data_dir + "/attempts/a-9/attempt.json", "{\"attempt_uid\":\"a-9\"}");
+  agent_ = std::make_unique<Agent>(Agent::Options{.io_threads = false}, setup_, stager_, *inventory_, server_,
+                                   clock_, [this] { return torch_; });
+  EXPECT_TRUE(absl::IsInvalidArgument(agent_->Load()));
+}
+
+TEST_F(AgentTest, ModelsAreReportedWhenTheyChange) {
+  uint64_t since = 0;
+  v1::Model model;
+  model.set_id("tiny");
+  agent_->SetModels({model});
+  EXPECT_EQ(agent_->Observe(since).models_size(), 1);
+  EXPECT_EQ(agent_->Observe(since).models_size(), 0);
+  agent_->SetModels({model});
+  EXPECT_EQ(agent_->Observe(since).models_size(), 0);
+  model.set_problem("tokenizer.json is missing");
+  agent_->SetModels({model});
+  EXPECT_EQ(agent_->Observe(since).models_size(), 1);
+}
+
+}  // namespace
+}  // namespace sft::worker

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "worker/daemon/server_api.h"
+
+namespace sft::worker {
+
+// A server in memory that keeps offsets as the real one does. Thread-compatible.
+class FakeServer : public ServerApi {
+ public:
+  using Key = std::tuple<std::string, int>;  // attempt and rank
+
+  absl::StatusOr<int64_t> AppendLog(const v1::AppendLogRequest& request) override {
+    if (!failure.ok()) return failure;
+    std::string& log = logs[{request.attempt_uid(), request.rank()}];
+    const int64_t end = request.offset() + static_cast<int64_t>(request.data().size());
+    const int64_t has = static_cast<int64_t>(log.size());
+    if (request.offset() <= has && end > has) log += request.data().substr(has - request.offset());
+    if (request.end_of_file() && end == static_cast<int64_t>(log.size())) ended[{request.attempt_uid(), request.rank()}] = true;
+    largest_log_chunk = std::max(largest_log_chunk, request.data().size());
+    return static_cast<int64_t>(log.size());
+  }
+  absl::StatusOr<int64_t> AppendEvents(const v1::AppendEventsRequest& request) override {
+    if (!failure.ok()) return failure;
+    int64_t& offset = event_offsets[{request.attempt_uid(), request.rank()}];
+    if (request.begin_offset() > offset || request.end_offset() <= offset) return offset;
+    for (const v1::RankEvent& event : request.events()) events[request.rank()].push_back(event);
+    return offset = request.end_offset();
+  }
+  absl::Status UploadArtifact(const BlobFile& file, const StopCheck& stop) override {
+    if (!failure.ok()) return failure;
+    if (stop()) return Aborted("stopped");
+    uploaded.push_back(file);
+    return absl::OkStatus();
+  }
+  absl::Status Download(const std::string& sha256, int64_t offset,
+                        const std::function<absl::Status(std::string_view)>& sink) override {
+    if (!failure.ok()) return failure;
+    download_offsets.push_back(offset);
+    if (!blobs.contains(sha256)) return NotFound("no blob " + sha256);
+    std::string rest = blobs[sha256].substr(offset);
+    if (break_download_after >= 0) {
+      SFT_RETURN_IF_ERROR(sink(rest.substr(0, break_download_after)));
+      break_download_after = -1;
+      return Unavailable("the connection broke");
+    }
+    return sink(rest);
+  }
+  absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) override {
+    if (!failure.ok()) return failure;
+    commits.push_back(request);
+    return absl::OkStatus();
+  }
+  absl::Status SendFile(const v1::FetchFile&, const std::string&, const std::string&) override {
+    return absl::OkStatus();
+  }
+
+  absl::Status failure;  // of every call while it is not OK
+  std::map<Key, std::string> logs;
+  std::map<Key, bool> ended;
+  std::map<Key, int64_t> event_offsets;
+  std::map<int, std::vector<v1::RankEvent>> events;  // by rank
+  std::vector<BlobFile> uploaded;
+  std::vector<v1::CommitArtifactRequest> commits;
+  std::map<std::string, std::string> blobs;
+  std::vector<int64_t> download_offsets;
+  int64_t break_download_after = -1;
+  size_t largest_log_chunk = 0;
+};
+
+}  // namespace sft::worker

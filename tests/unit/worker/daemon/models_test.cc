@@ -1,0 +1,115 @@
+#include "worker/daemon/models.h"
+
+#include <unistd.h>
+
+#include "tests/unit/worker/daemon/test_node.h"
+
+namespace sft::worker {
+namespace {
+
+using ModelsTest = TestNode;
+
+TEST_F(ModelsTest, AnIdIsFoundInTheModelFoldersOneOrTwoLevelsDeep) {
+  MakeModel(dir_ + "/models/org/name");
+  EXPECT_EQ(*ResolveModel("tiny", setup_), dir_ + "/models/tiny");
+  EXPECT_EQ(*ResolveModel("org/name", setup_), dir_ + "/models/org/name");
+}
+
+TEST_F(ModelsTest, AnIdIsFoundInAHubCacheThroughItsMainReference) {
+  setup_.hub_dirs = {dir_ + "/hub"};
+  const std::string cached = dir_ + "/hub/models--org--cached";
+  MakeModel(cached + "/snapshots/abc");
+  MakeModel(cached + "/snapshots/old");
+  Write(cached + "/refs/main", "abc\n");
+  EXPECT_EQ(*ResolveModel("org/cached", setup_), cached + "/snapshots/abc");
+}
+
+TEST_F(ModelsTest, TheModelFoldersGoBeforeTheHubCache) {
+  setup_.hub_dirs = {dir_ + "/hub"};
+  MakeModel(dir_ + "/hub/models--tiny/snapshots/abc");
+  EXPECT_EQ(*ResolveModel("tiny", setup_), dir_ + "/models/tiny");
+}
+
+TEST_F(ModelsTest, AnUnknownIdSaysWhereItWasLookedFor) {
+  const absl::Status status = ResolveModel("org/none", setup_).status();
+  EXPECT_TRUE(absl::IsNotFound(status));
+  EXPECT_NE(Message(status).find(dir_ + "/models"), std::string::npos) << status;
+}
+
+TEST_F(ModelsTest, APathOutsideTheRootsIsRefusedAlsoThroughALink) {
+  MakeModel(dir_ + "/elsewhere/secret");
+  EXPECT_TRUE(absl::IsPermissionDenied(ResolveModel(dir_ + "/elsewhere/secret", setup_).status()));
+  ASSERT_EQ(symlink((dir_ + "/elsewhere/secret").c_str(), (dir_ + "/models/link").c_str()), 0);
+  EXPECT_TRUE(absl::IsPermissionDenied(ResolveModel(dir_ + "/models/link", setup_).status()));
+  EXPECT_TRUE(absl::IsPermissionDenied(ResolveModel(dir_ + "/models/../elsewhere/secret", setup_).status()));
+}
+
+TEST_F(ModelsTest, AnIdCannotLeaveTheModelFolders) {
+  MakeModel(dir_ + "/elsewhere");
+  EXPECT_FALSE(ResolveModel("../elsewhere", setup_).ok());
+}
+
+struct Damage {
+  const char* file;
+  const char* text;     // nullptr: remove the file
+  const char* problem;  // part of it
+};
+
+class BrokenModel : public TestNode, public testing::WithParamInterface<Damage> {};
+
+TEST_P(BrokenModel, IsRefusedWithWhatIsWrong) {
+  const std::string path = dir_ + "/models/tiny/" + GetParam().file;
+  if (GetParam().text == nullptr) {
+    ASSERT_TRUE(io::RemoveAll(path).ok());
+  } else {
+    Write(path, GetParam().text);
+  }
+  const absl::Status status = ResolveModel("tiny", setup_).status();
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(Message(status).find(GetParam().problem), std::string::npos) << status;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Damages, BrokenModel,
+    testing::Values(Damage{"tokenizer.json", nullptr, "tokenizer.json is missing"},
+                    Damage{"model.safetensors", nullptr, "no safetensors weights"},
+                    Damage{"model.safetensors", "abc", "model.safetensors is truncated: 3 bytes"},
+                    Damage{"model.safetensors", "{\"not\": \"one\"}", "is not a safetensors file"},
+                    Damage{"config.json", "[1]", "config.json is not a JSON object"},
+                    Damage{"model.safetensors.index.json", R"({"weight_map":{"w":"part-2.safetensors"}})",
+                           "part-2.safetensors is missing"},
+                    Damage{"model.safetensors.index.json", R"({"weight_map":{"w":"../../x"}})",
+                           "names a file that it may not"},
+                    Damage{"model.safetensors.index.json", "{}", "has no weight_map"}));
+
+TEST_F(ModelsTest, AFileCutShortIsNamedWithBothSizes) {
+  const std::string whole = Safetensors(64);
+  Write(dir_ + "/models/tiny/model.safetensors", whole.substr(0, whole.size() - 10));
+  const absl::Status status = ResolveModel("tiny", setup_).status();
+  EXPECT_NE(Message(status).find("is truncated: " + std::to_string(whole.size() - 10) + " bytes of " +
+                                 std::to_string(whole.size())),
+            std::string::npos)
+      << status;
+}
+
+TEST_F(ModelsTest, TheListHasEveryModelOnceWithItsProblem) {
+  setup_.hub_dirs = {dir_ + "/hub", dir_ + "/does-not-exist"};
+  MakeModel(dir_ + "/models/org/broken");
+  ASSERT_TRUE(io::RemoveAll(dir_ + "/models/org/broken/tokenizer.json").ok());
+  MakeModel(dir_ + "/hub/models--org--cached/snapshots/abc");
+  MakeModel(dir_ + "/hub/models--tiny/snapshots/abc");
+  const std::vector<v1::Model> models = ListModels(setup_);
+  ASSERT_EQ(models.size(), 3u);
+  EXPECT_EQ(models[0].id(), "org/broken");
+  EXPECT_EQ(models[0].problem(), "tokenizer.json is missing");
+  EXPECT_EQ(models[1].id(), "tiny");
+  EXPECT_EQ(models[1].problem(), "");
+  EXPECT_EQ(models[1].path(), dir_ + "/models/tiny");
+  EXPECT_EQ(models[1].config_json(), R"({"model_type":"llama"})");
+  EXPECT_GT(models[1].bytes(), 64);
+  EXPECT_EQ(models[1].hash().size(), 64u);
+  EXPECT_EQ(models[2].id(), "org/cached");
+}
+
+}  // namespace
+}  // namespace sft::worker

@@ -1,0 +1,102 @@
+#include "worker/daemon/staging.h"
+
+#include "common/io/sha256.h"
+#include "tests/unit/worker/daemon/fake_server.h"
+#include "tests/unit/worker/daemon/test_node.h"
+
+namespace sft::worker {
+namespace {
+
+class StagingTest : public TestNode {
+ protected:
+  void SetUp() override {
+    TestNode::SetUp();
+    data_ = "{\"text\":\"hello\"}\n";
+    hash_ = io::Sha256Hex(data_);
+    server_.blobs[hash_] = data_;
+    dispatch_.set_resolved_json(ResolvedJson("tiny"));
+    v1::JobFileRef& file = *dispatch_.add_files();
+    file.set_key("job.data");
+    file.set_sha256(hash_);
+    file.set_size(static_cast<int64_t>(data_.size()));
+  }
+  absl::StatusOr<StagedJob> Stage() { return stager_.Stage(dispatch_, [this] { return stop_; }); }
+
+  FakeServer server_;
+  Stager stager_{setup_, server_};
+  v1::Dispatch dispatch_;
+  std::string data_, hash_;
+  bool stop_ = false;
+};
+
+TEST_F(StagingTest, TheModelIsFoundAndTheDataFetchedOnce) {
+  const auto staged = Stage();
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_EQ(staged->model_dir, dir_ + "/models/tiny");
+  EXPECT_EQ(staged->train_file, setup_.BlobPath(hash_));
+  EXPECT_EQ(*io::ReadFile(staged->train_file), data_);
+  ASSERT_TRUE(Stage().ok());
+  EXPECT_EQ(server_.download_offsets.size(), 1u) << "it is kept";
+}
+
+TEST_F(StagingTest, ABrokenDownloadGoesOnWhereItWas) {
+  server_.break_download_after = 5;
+  EXPECT_TRUE(absl::IsUnavailable(Stage().status()));
+  EXPECT_FALSE(io::Exists(setup_.BlobPath(hash_)));
+  ASSERT_TRUE(Stage().ok());
+  EXPECT_EQ(server_.download_offsets, (std::vector<int64_t>{0, 5}));
+  EXPECT_EQ(*io::ReadFile(setup_.BlobPath(hash_)), data_);
+}
+
+TEST_F(StagingTest, BytesThatDoNotMatchTheHashAreThrownAwayAndFetchedAgain) {
+  server_.blobs[hash_][0] = 'X';
+  EXPECT_TRUE(absl::IsUnavailable(Stage().status()));
+  EXPECT_FALSE(io::Exists(setup_.BlobPath(hash_)));
+  EXPECT_FALSE(io::Exists(setup_.BlobPath(hash_) + ".part"));
+  server_.blobs[hash_] = data_;
+  EXPECT_TRUE(Stage().ok());
+}
+
+TEST_F(StagingTest, AStopEndsADownload) {
+  stop_ = true;
+  EXPECT_TRUE(absl::IsAborted(Stage().status()));
+}
+
+TEST_F(StagingTest, ANodePathMustLieBelowTheRoots) {
+  Write(dir_ + "/files/rows.jsonl", data_);
+  Write(dir_ + "/private/rows.jsonl", data_);
+  v1::JobFileRef& file = *dispatch_.mutable_files(0);
+  file.clear_sha256();
+  file.set_node_path(dir_ + "/files/rows.jsonl");
+  EXPECT_EQ(Stage()->train_file, dir_ + "/files/rows.jsonl");
+  file.set_node_path(dir_ + "/files/../private/rows.jsonl");
+  const absl::Status status = Stage().status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  EXPECT_NE(Message(status).find("job.data"), std::string::npos) << status;
+  file.set_node_path(dir_ + "/files/none.jsonl");
+  EXPECT_TRUE(absl::IsNotFound(Stage().status()));
+  file.set_node_path(dir_ + "/files");
+  EXPECT_TRUE(absl::IsInvalidArgument(Stage().status()));
+}
+
+TEST_F(StagingTest, ValidationRowsAreStagedToo) {
+  v1::JobFileRef& file = *dispatch_.add_files();
+  file.set_key("data.val");
+  file.set_sha256(hash_);
+  file.set_size(static_cast<int64_t>(data_.size()));
+  EXPECT_EQ(Stage()->val_file, setup_.BlobPath(hash_));
+}
+
+TEST_F(StagingTest, AHashThatIsNoneNeverBecomesAPath) {
+  dispatch_.mutable_files(0)->set_sha256("../../etc/passwd");
+  EXPECT_TRUE(absl::IsInternal(Stage().status()));
+}
+
+TEST_F(StagingTest, AnEmptyDataSetIsAFileToo) {
+  dispatch_.mutable_files(0)->set_sha256(io::Sha256Hex(""));
+  dispatch_.mutable_files(0)->set_size(0);
+  EXPECT_EQ(*io::ReadFile(Stage()->train_file), "");
+}
+
+}  // namespace
+}  // namespace sft::worker

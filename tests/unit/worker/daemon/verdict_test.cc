@@ -1,0 +1,120 @@
+#include "worker/daemon/verdict.h"
+
+#include <csignal>
+
+#include "tests/unit/worker/daemon/test_node.h"
+
+namespace sft::worker {
+namespace {
+
+using channel::ShimStatus;
+
+ShimStatus Ended(std::vector<ShimStatus::Process> processes, const std::string& cause = "failure") {
+  ShimStatus status;
+  status.state = "exited";
+  status.cause = cause;
+  status.reason = "reason of the shim";
+  status.processes = std::move(processes);
+  return status;
+}
+
+ShimStatus::Process Exit(int rank, int code, int order) {
+  return {rank < 0 ? "prepare" : "rank-" + std::to_string(rank), rank, 100, true, code, 0, order};
+}
+ShimStatus::Process Killed(int rank, int signal, int order) {
+  return {"rank-" + std::to_string(rank), rank, 100, true, 0, signal, order};
+}
+
+TEST(VerdictTest, AllZeroIsSuccess) {
+  const v1::Verdict verdict = MakeVerdict(Ended({Exit(-1, 0, 1), Exit(0, 0, 2)}, ""), {}, "n");
+  EXPECT_EQ(verdict.code(), "succeeded");
+  EXPECT_EQ(verdict.domain(), v1::Verdict::NONE);
+  EXPECT_EQ(verdict.rank(), -1);
+}
+
+TEST(VerdictTest, AStopIsNobodysFaultHoweverTheRanksWent) {
+  const v1::Verdict verdict = MakeVerdict(Ended({Killed(0, SIGKILL, 1), Exit(1, 67, 2)}, "command"), {}, "n");
+  EXPECT_EQ(verdict.code(), "stopped");
+  EXPECT_EQ(verdict.domain(), v1::Verdict::NONE);
+}
+
+TEST(VerdictTest, TheFirstToFailIsBlamedNotThoseThatWereEndedAfterIt) {
+  const v1::Verdict verdict = MakeVerdict(Ended({Killed(0, SIGTERM, 2), Killed(1, SIGKILL, 1)}), {}, "node-a");
+  EXPECT_EQ(verdict.rank(), 1);
+  EXPECT_EQ(verdict.node(), "node-a");
+  EXPECT_EQ(verdict.message(), "rank 1 was killed by signal 9 (Killed)");
+  EXPECT_EQ(verdict.domain(), v1::Verdict::INFRASTRUCTURE);
+  EXPECT_EQ(verdict.code(), "rank_killed");
+  ASSERT_EQ(verdict.evidence_size(), 2);
+  EXPECT_EQ(verdict.evidence(0), "rank 0 was killed by signal 15 (Terminated)");
+}
+
+TEST(VerdictTest, ACrashIsNotCalledInfrastructure) {
+  const v1::Verdict verdict = MakeVerdict(Ended({Killed(0, SIGSEGV, 1)}), {}, "n");
+  EXPECT_EQ(verdict.code(), "rank_crashed");
+  EXPECT_EQ(verdict.domain(), v1::Verdict::UNKNOWN);
+}
+
+TEST(VerdictTest, AUserErrorGoesBeforeTheNeighbourThatOnlyLostItsPeer) {
+  const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 65, 1), Exit(1, 64, 2)}), {}, "n");
+  EXPECT_EQ(verdict.rank(), 1);
+  EXPECT_EQ(verdict.domain(), v1::Verdict::USER);
+}
+
+TEST(VerdictTest, TheFatalEventSaysWhatToDo) {
+  ProcessTraces traces;
+  traces.fatal = channel::FatalEvent{"user", "nan_loss", "the loss is NaN at step 7", "lower the learning rate"};
+  traces.log_tail = "step 7\nnan";
+  const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 64, 1)}), traces, "n");
+  EXPECT_EQ(verdict.domain(), v1::Verdict::USER);
+  EXPECT_EQ(verdict.code(), "nan_loss");
+  EXPECT_EQ(verdict.message(), "rank 0: the loss is NaN at step 7");
+  EXPECT_EQ(verdict.advice(), "lower the learning rate");
+  EXPECT_EQ(verdict.evidence(1), "last lines of rank-0's log:\nstep 7\nnan");
+}
+
+TEST(VerdictTest, WhatAKilledRankSaidBeforeIsNotWhyItEnded) {
+  ProcessTraces traces;
+  traces.fatal = channel::FatalEvent{"user", "bad_data", "x", "y"};
+  EXPECT_EQ(MakeVerdict(Ended({Killed(0, SIGKILL, 1)}), traces, "n").code(), "rank_killed");
+}
+
+TEST(VerdictTest, EachExitCodeHasItsDomain) {
+  const auto domain = [](int code) { return MakeVerdict(Ended({Exit(0, code, 1)}), {}, "n").domain(); };
+  EXPECT_EQ(domain(channel::kExitUserError), v1::Verdict::USER);
+  EXPECT_EQ(domain(channel::kExitInfrastructure), v1::Verdict::INFRASTRUCTURE);
+  EXPECT_EQ(domain(channel::kExitInternal), v1::Verdict::UNKNOWN);
+  EXPECT_EQ(domain(channel::kExitUsage), v1::Verdict::UNKNOWN);
+  EXPECT_EQ(domain(1), v1::Verdict::UNKNOWN);
+}
+
+TEST(VerdictTest, FencingIsInfrastructure) {
+  EXPECT_EQ(MakeVerdict(Ended({Killed(0, SIGKILL, 1)}, "fencing"), {}, "n").code(), "fenced");
+}
+
+TEST(VerdictTest, WhatStagingRefusesIsTheUsersAndTheRestIsTheNodes) {
+  EXPECT_EQ(MakeStartVerdict(NotFound("no model"), "n").domain(), v1::Verdict::USER);
+  EXPECT_EQ(MakeStartVerdict(PermissionDenied("outside"), "n").domain(), v1::Verdict::USER);
+  EXPECT_EQ(MakeStartVerdict(InvalidArgument("broken"), "n").domain(), v1::Verdict::USER);
+  EXPECT_EQ(MakeStartVerdict(Internal("x"), "n").domain(), v1::Verdict::INFRASTRUCTURE);
+  EXPECT_EQ(MakeStartVerdict(ResourceExhausted("cannot write /x: no space"), "n").code(), "disk_full");
+}
+
+class TracesTest : public TestNode {};
+
+TEST_F(TracesTest, AreTheLastFatalEventAndTheLastLines) {
+  std::string log;
+  for (int i = 0; i < 100; ++i) log += "line " + std::to_string(i) + "\n";
+  Write(dir_ + "/rank-0.log", log);
+  Write(dir_ + "/rank-0.events", channel::ToLine({1, channel::StepEvent{}}) + "broken\n" +
+                                     channel::ToLine({2, channel::FatalEvent{"user", "a", "", ""}}) +
+                                     channel::ToLine({3, channel::FatalEvent{"user", "b", "", ""}}) + "{\"event\":");
+  const ProcessTraces traces = ReadTraces(dir_, "rank-0");
+  ASSERT_TRUE(traces.fatal.has_value());
+  EXPECT_EQ(traces.fatal->code, "b");
+  EXPECT_EQ(traces.log_tail, "line 92\nline 93\nline 94\nline 95\nline 96\nline 97\nline 98\nline 99");
+  EXPECT_FALSE(ReadTraces(dir_, "rank-7").fatal.has_value());
+}
+
+}  // namespace
+}  // namespace sft::worker
