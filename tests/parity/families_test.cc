@@ -1,0 +1,122 @@
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <gtest/gtest.h>
+
+#include "tests/parity/golden_case.h"
+#include "worker/engine/checkpoint/adapter.h"
+#include "worker/engine/eval/generator.h"
+
+// Every family against transformers and peft: logits, loss and the gradient of every parameter.
+
+namespace sft::engine {
+namespace {
+
+using at::Tensor;
+
+constexpr double kLogits = 1e-4;
+constexpr double kGradients = 1e-5;
+constexpr double kLoss = 1e-5;
+
+class FamilyParityTest : public testing::TestWithParam<std::string> {
+ protected:
+  std::filesystem::path dir() const { return GoldenDir() / "families" / GetParam(); }
+  GoldenTensors Read(const char* file) const { return GoldenTensors(dir() / file); }
+  std::unique_ptr<Communicator> comm_ = MakeLocalCommunicator(at::kCPU);
+};
+
+// Of each trained parameter, the mean's gradient against "grad.<prefix><name>".
+void ExpectGradients(const TrainingModel& model, const GoldenTensors& golden, double targets,
+                     const std::string& prefix) {
+  const auto& parts = model.store().parts();
+  ASSERT_EQ(parts.size(), model.gradients().size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const ParamInfo& param = model.layout().units[parts[i].unit].params[parts[i].param];
+    const Tensor expected = golden.Get("grad." + prefix + param.name);
+    ASSERT_EQ(parts[i].count, expected.numel()) << param.name;
+    EXPECT_LT(RelativeError(model.gradients()[i] / targets, expected), kGradients) << param.name;
+  }
+}
+
+TEST_P(FamilyParityTest, LogitsEqualTransformers) {
+  const GoldenTensors golden = Read("rows.safetensors");
+  TrainingModel model(PlainJob(spec::Mode::kFullFinetune), dir(), *comm_);
+  const at::NoGradGuard no_grad;
+  const Tensor logits =
+      model.Logits(RowsBatch(golden.Get("input_ids"), golden.Get("labels")));
+  EXPECT_LT(RelativeError(logits, golden.Get("logits")), kLogits);
+}
+
+TEST_P(FamilyParityTest, GradientsOfAllParametersEqualAutograd) {
+  const GoldenTensors golden = Read("rows.safetensors");
+  TrainingModel model(PlainJob(spec::Mode::kFullFinetune), dir(), *comm_);
+  const MicroBatch batch = RowsBatch(golden.Get("input_ids"), golden.Get("labels"));
+  const double loss = MeanLossAndGradients(model, batch);
+  EXPECT_NEAR(loss, golden.Get("loss").item<float>(), kLoss * loss);
+  ExpectGradients(model, golden, static_cast<double>(batch.loss_tokens()), "");
+}
+
+class PackedParityTest : public FamilyParityTest {};
+
+TEST_P(PackedParityTest, PackedDocumentsEqualThemOneByOne) {
+  const GoldenTensors golden = Read("packed.safetensors");
+  const Tensor lengths = golden.Get("document_lengths").to(at::kLong);
+  const std::vector<int64_t> documents(lengths.const_data_ptr<int64_t>(),
+                                       lengths.const_data_ptr<int64_t>() + lengths.numel());
+  const MicroBatch batch =
+      PackedBatch(golden.Get("input_ids"), golden.Get("labels"), documents);
+  TrainingModel model(PlainJob(spec::Mode::kFullFinetune), dir(), *comm_);
+  const double loss = MeanLossAndGradients(model, batch);
+  EXPECT_NEAR(loss, golden.Get("loss").item<float>(), kLoss * loss);
+  ExpectGradients(model, golden, static_cast<double>(batch.loss_tokens()), "");
+}
+
+TEST_P(FamilyParityTest, AdapterLogitsLossAndGradientsEqualPeft) {
+  const GoldenTensors golden = Read("lora.safetensors");
+  const GoldenTensors rows = Read("rows.safetensors");
+  const Adapter adapter = ReadAdapter(dir() / "adapter");
+  spec::JobSpec job = PlainJob(spec::Mode::kLora);
+  job.lora.r = adapter.config.r;
+  job.lora.alpha = adapter.config.alpha;
+  TrainingModel model(job, dir(), *comm_);
+  model.LoadAdapter(adapter);
+  const MicroBatch batch = RowsBatch(rows.Get("input_ids"), rows.Get("labels"));
+  {
+    const at::NoGradGuard no_grad;
+    EXPECT_LT(RelativeError(model.Logits(batch), golden.Get("logits")), kLogits);
+  }
+  const double loss = MeanLossAndGradients(model, batch);
+  EXPECT_NEAR(loss, golden.Get("loss").item<float>(), kLoss * loss);
+  ExpectGradients(model, golden, static_cast<double>(batch.loss_tokens()), "base_model.model.");
+}
+
+TEST_P(FamilyParityTest, CachedGenerationEqualsWholeForwards) {
+  const GoldenTensors rows = Read("rows.safetensors");
+  Generator generator({.model_dir = dir(), .adapter_dir = dir() / "adapter"});
+  const Tensor ids = rows.Get("input_ids").select(0, 0).to(at::kInt).contiguous();
+  std::vector<int32_t> tokens(ids.const_data_ptr<int32_t>(), ids.const_data_ptr<int32_t>() + 6);
+  const std::vector<int32_t> generated = generator.Generate(tokens, 20, {});
+  ASSERT_EQ(generated.size(), 20u);
+  for (int32_t token : generated) {
+    EXPECT_EQ(token, generator.Logits(tokens)[-1].argmax().item<int64_t>());
+    tokens.push_back(token);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Families, FamilyParityTest,
+    testing::Values("llama_rope_llama3_tied", "llama_biases_rope_linear_untied",
+                    "qwen2_sliding_untied", "qwen2_rope_yarn_tied", "qwen3_tied",
+                    "qwen3_sliding_rope_yarn_untied", "mistral_sliding_untied",
+                    "mistral_rope_linear_tied"),
+    [](const auto& info) { return info.param; });
+
+INSTANTIATE_TEST_SUITE_P(Families, PackedParityTest,
+                         testing::Values("llama_rope_llama3_tied", "qwen2_sliding_untied",
+                                         "qwen3_tied", "mistral_sliding_untied"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace sft::engine

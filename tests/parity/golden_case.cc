@@ -1,0 +1,75 @@
+#include "tests/parity/golden_case.h"
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linalg_vector_norm.h>
+
+namespace sft::engine {
+
+using at::Tensor;
+
+std::filesystem::path GoldenDir() { return SFT_PARITY_GOLDENS; }
+
+GoldenTensors::GoldenTensors(const std::filesystem::path& path)
+    : file_(SafetensorsFile::Open(path)) {}
+
+Tensor GoldenTensors::Get(std::string_view name) const { return file_->View(name).clone(); }
+
+MicroBatch PackedBatch(const Tensor& input_ids, const Tensor& labels,
+                       const std::vector<int64_t>& lengths) {
+  const Tensor ids = input_ids.reshape({-1}).to(at::kInt).contiguous();
+  const Tensor wanted = labels.reshape({-1}).to(at::kInt).contiguous();
+  const int32_t* token = ids.const_data_ptr<int32_t>();
+  const int32_t* label = wanted.const_data_ptr<int32_t>();
+  MicroBatch batch;
+  batch.cu_seqlens = {0};
+  int32_t begin = 0;
+  for (int64_t length : lengths) {
+    for (int32_t i = 0; i < length; ++i) {
+      const int32_t target = i + 1 < length ? label[begin + i + 1] : MicroBatch::kIgnore;
+      if (target != MicroBatch::kIgnore) batch.loss_rows.push_back(begin + i);
+      batch.tokens.push_back(token[begin + i]);
+      batch.targets.push_back(target);
+      batch.positions.push_back(i);
+    }
+    begin += static_cast<int32_t>(length);
+    batch.cu_seqlens.push_back(begin);
+    batch.max_seqlen = std::max(batch.max_seqlen, static_cast<int32_t>(length));
+  }
+  return batch;
+}
+
+MicroBatch RowsBatch(const Tensor& input_ids, const Tensor& labels) {
+  return PackedBatch(input_ids, labels,
+                     std::vector<int64_t>(input_ids.size(0), input_ids.size(1)));
+}
+
+spec::JobSpec PlainJob(spec::Mode mode) {
+  spec::JobSpec spec;
+  spec.training.mode = mode;
+  spec.parallelism.compute_type = spec::ComputeType::kFp32;
+  spec.hyperparameters.max_grad_norm = 0.0;
+  spec.hyperparameters.weight_decay = 0.0;
+  spec.hyperparameters.warmup_ratio = 0.0;
+  spec.hyperparameters.lr_scheduler = spec::LrScheduler::kConstant;
+  return spec;
+}
+
+double RelativeError(const Tensor& actual, const Tensor& expected) {
+  const Tensor a = actual.to(at::kDouble).reshape({-1});
+  const Tensor b = expected.to(at::kDouble).reshape({-1});
+  return at::linalg_vector_norm(a.sub(b)).item<double>() /
+         (at::linalg_vector_norm(b).item<double>() + 1e-300);
+}
+
+double MeanLossAndGradients(TrainingModel& model, const MicroBatch& batch) {
+  const at::NoGradGuard no_grad;
+  model.BeginStep();
+  const double sum = model.ForwardBackward(batch, 0, 0, /*last=*/true).item<double>();
+  const double count = static_cast<double>(batch.loss_tokens());
+  model.ReduceGradients(1.0 / count);
+  return sum / count;
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "common/spec/job_spec.h"
+#include "worker/engine/checkpoint/safetensors.h"
+#include "worker/engine/data/step_plan.h"
+#include "worker/engine/train/training_model.h"
+
+// Reading tests/parity/goldens (README.md there says what is in each file).
+
+namespace sft::engine {
+
+std::filesystem::path GoldenDir();
+
+// Tensors of one golden file by name, copied.
+class GoldenTensors {
+ public:
+  explicit GoldenTensors(const std::filesystem::path& path);
+  at::Tensor Get(std::string_view name) const;
+  bool Contains(std::string_view name) const { return file_->Contains(name); }
+
+ private:
+  std::shared_ptr<const SafetensorsFile> file_;
+};
+
+// Rows [rows, n] of tokens and labels (not shifted, -100 masks) as documents of one micro-batch.
+MicroBatch RowsBatch(const at::Tensor& input_ids, const at::Tensor& labels);
+// One packed row: tokens [n] and labels [n] of documents of these lengths.
+MicroBatch PackedBatch(const at::Tensor& input_ids, const at::Tensor& labels,
+                       const std::vector<int64_t>& lengths);
+
+// A job in fp32 without decay, clipping and dropout.
+spec::JobSpec PlainJob(spec::Mode mode);
+
+// |a - b| / |b| over all elements.
+double RelativeError(const at::Tensor& actual, const at::Tensor& expected);
+
+// The mean loss of a batch; its gradients stay in `model`.
+double MeanLossAndGradients(TrainingModel& model, const MicroBatch& batch);
+
+}  // namespace sft::engine
