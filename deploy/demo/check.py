@@ -78,7 +78,7 @@ def write_prompts(path):
 
 
 def answers(path, questions):
-    found = [line["text"].strip().replace("\n", " ") for line in read_json_lines(path)]
+    found = [line["answer"].strip().replace("\n", " ") for line in read_json_lines(path)]
     if len(found) != len(questions):
         raise ValueError(f"{path} holds {len(found)} answers to {len(questions)} questions")
     return found
