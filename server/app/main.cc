@@ -1,0 +1,133 @@
+// sft-server: reads the options, starts the server (and with --dev its worker), waits for a signal.
+
+#include <csignal>
+#include <cstdio>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include "common/base/version.h"
+#include "common/io/file.h"
+#include "common/obs/log.h"
+#include "server/app/dev_worker.h"
+#include "server/app/options.h"
+#include "server/app/server.h"
+
+namespace sft::server {
+namespace {
+
+constexpr std::chrono::seconds kWorkerPatience{20};
+constexpr std::chrono::seconds kCancelPatience{20};
+constexpr std::chrono::milliseconds kPoll{100};
+
+// Waits for SIGINT or SIGTERM for a while; 0 when none has come. They are blocked in every thread.
+int WaitForSignal(std::chrono::milliseconds timeout) {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  const timespec time{timeout.count() / 1000, (timeout.count() % 1000) * 1'000'000};
+  const int signal = sigtimedwait(&set, nullptr, &time);
+  return signal > 0 ? signal : 0;
+}
+
+void BlockSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
+// True when a signal asks for the end meanwhile.
+bool WaitForWorker(const Server& server, DevWorker& worker, Clock& clock) {
+  const MonoTime deadline = clock.Mono() + kWorkerPatience;
+  while (server.connected_workers() == 0) {
+    if (WaitForSignal(kPoll) != 0) return true;
+    worker.Watch();
+    if (clock.Mono() > deadline) {
+      spdlog::warn("the worker has not registered within {} s; jobs wait until it does",
+                   kWorkerPatience.count());
+      return false;
+    }
+  }
+  return false;
+}
+
+// With data that is about to be deleted nothing may go on; with data that stays the ranks do, and the
+// next server of this data folder finds them.
+void SayGoodbye(Server& server, bool temporary, Clock& clock) {
+  absl::StatusOr<std::vector<std::string>> live = server.LiveJobs();
+  if (!live.ok() || live->empty()) return;
+  if (!temporary) {
+    fmt::print(stderr, "jobs go on without the server until it is started again with this "
+                       "--data-dir: {}\n", fmt::join(*live, ", "));
+    return;
+  }
+  fmt::print(stderr, "the data folder is temporary: cancelling {}\n", fmt::join(*live, ", "));
+  const absl::Status cancelled = server.CancelLiveJobs("the server is stopping");
+  if (!cancelled.ok()) spdlog::error("{}", Message(cancelled));
+  const MonoTime deadline = clock.Mono() + kCancelPatience;
+  while (live.ok() && !live->empty() && clock.Mono() < deadline) {
+    clock.Sleep(kPoll);
+    live = server.LiveJobs();
+  }
+  if (live.ok() && !live->empty()) {
+    fmt::print(stderr, "still running: {}\n", fmt::join(*live, ", "));
+  }
+}
+
+absl::Status Run(const Options& options, const std::string& data_dir, bool temporary) {
+  Clock& clock = Clock::Real();
+  SFT_ASSIGN_OR_RETURN(const rpc::Endpoint listen,
+                       rpc::ParseEndpoint(options.listen, /*allow_port_zero=*/true));
+  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<Server> server,
+                       Server::Start({data_dir, listen, options.http, options.dev}, clock));
+  DevWorker worker(options, data_dir, server->address(), clock);
+  bool ending = false;
+  if (options.dev) {
+    SFT_RETURN_IF_ERROR(worker.Start());
+    ending = WaitForWorker(*server, worker, clock);
+  }
+  const std::string http = server->http_address();
+  fmt::print("sft-server {} listening on {} (data {}{}{})\n", kVersion, server->address(), data_dir,
+             http.empty() ? "" : ", http ", http);
+  std::fflush(stdout);
+  while (!ending && WaitForSignal(std::chrono::seconds(1)) == 0) {
+    if (options.dev) worker.Watch();
+  }
+  fmt::print(stderr, "sft-server stops\n");
+  SayGoodbye(*server, temporary, clock);
+  if (options.dev) worker.Stop();
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  const ParsedOptions parsed = ParseOptions(argc, argv);
+  if (parsed.exit) return parsed.exit_code;
+  const Options& options = parsed.options;
+  absl::Status status = obs::InitLogging({"sft-server", options.log_level});
+  BlockSignals();
+  const bool temporary = options.data_dir.empty();
+  std::string data_dir = options.data_dir;
+  if (status.ok() && temporary) {
+    absl::StatusOr<std::string> made = io::MakeTempDir("sft-server-");
+    status = made.status();
+    if (made.ok()) data_dir = *made;
+  }
+  if (status.ok()) status = Run(options, data_dir, temporary);
+  if (temporary && !data_dir.empty()) {
+    const absl::Status removed = io::RemoveAll(data_dir);
+    if (!removed.ok()) spdlog::warn("{}", Message(removed));
+  }
+  if (status.ok()) return 0;
+  fmt::print(stderr, "sft-server: {}\n", Message(status));
+  return absl::IsInvalidArgument(status) ? 2 : 1;
+}
+
+}  // namespace
+}  // namespace sft::server
+
+int main(int argc, char** argv) { return sft::server::Main(argc, argv); }

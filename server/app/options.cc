@@ -1,0 +1,67 @@
+#include "server/app/options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "common/base/version.h"
+
+namespace sft::server {
+namespace {
+
+constexpr char kFooter[] = R"(
+Examples:
+  sft-server --dev                                    try it on this machine
+  sft-server --dev --simulate-gpus H100:8             rehearse 8 GPU jobs on CPUs
+  sft-server --data-dir /var/lib/sft                  keep jobs; workers connect by themselves
+Then, in another terminal:  sftctl submit job.toml --follow)";
+
+}  // namespace
+
+ParsedOptions ParseOptions(int argc, char** argv) {
+  ParsedOptions parsed;
+  Options& options = parsed.options;
+  CLI::App app("sft-server: queues fine-tuning jobs and runs them on the nodes' workers");
+  app.footer(kFooter);
+  app.set_version_flag("--version", std::string("sft-server ") + kVersion);
+  app.add_flag("--dev", options.dev, "Start a worker beside the server; the data may be temporary");
+  app.add_option("--listen", options.listen, "Address for clients and workers, HOST:PORT, loopback")
+      ->capture_default_str();
+  app.add_option("--http", options.http,
+                 "Address of /healthz and /metrics, or off [the port after --listen's]");
+  app.add_option("--data-dir", options.data_dir,
+                 "Folder of the database, data sets, adapters and logs [--dev: temporary]");
+  app.add_option("--log-level", options.log_level, "debug, info, warn or error")
+      ->capture_default_str();
+  const char* kDev = "Worker of --dev";
+  app.add_option("--models", options.models, "Folder with models; may be given several times")
+      ->group(kDev);
+  app.add_option("--shared", options.shared, "Folder that receives full models")->group(kDev);
+  app.add_option("--simulate-gpus", options.simulate_gpus,
+                 "Pretend to have GPUs, TYPE:N, for example H100:8; ranks run on the CPU")
+      ->group(kDev);
+  app.add_option("--cpu-slots", options.cpu_slots, "Offer so many CPU slots")->group(kDev);
+  app.add_option("--torch", options.torch, "Folder of Python's torch, if it is not found")
+      ->group(kDev);
+  app.add_option("--worker-binary", options.worker_binary, "sft-worker [beside this program]")
+      ->group(kDev);
+  app.callback([&] {
+    if (!options.dev && options.data_dir.empty()) {
+      throw CLI::ValidationError("--data-dir", "is required without --dev");
+    }
+    const bool for_worker = !options.models.empty() || !options.shared.empty() ||
+                            !options.simulate_gpus.empty() || !options.torch.empty();
+    if (!options.dev && for_worker) {
+      throw CLI::ValidationError("--dev", "is needed by the options of its worker; without it give "
+                                          "them to sft-worker");
+    }
+  });
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    parsed.exit = true;
+    parsed.exit_code = code == 0 ? 0 : 2;
+  }
+  return parsed;
+}
+
+}  // namespace sft::server

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace sft::server {
+
+// Command line of sft-server; each is described by `sft-server --help`.
+struct Options {
+  bool dev = false;
+  std::string listen = "127.0.0.1:7070";
+  std::string http;  // empty: the port after --listen's; "off": none
+  std::string data_dir;
+  std::string log_level = "info";
+
+  // Passed on to the worker of --dev.
+  std::vector<std::string> models;
+  std::string shared;
+  std::string simulate_gpus;
+  std::string torch;
+  std::string worker_binary;
+  int cpu_slots = -1;
+};
+
+struct ParsedOptions {
+  Options options;
+  bool exit = false;  // end now, with exit_code: 0 after --help and --version, 2 after wrong usage
+  int exit_code = 0;
+};
+ParsedOptions ParseOptions(int argc, char** argv);
+
+}  // namespace sft::server

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <thread>
+
+#include "common/base/clock.h"
+#include "common/base/mutex.h"
+#include "server/core/reconciler.h"
+
+namespace sft::server {
+
+// The thread that ticks the reconciler: once a second, and at once when something has changed.
+class ReconcileLoop {
+ public:
+  static constexpr std::chrono::seconds kPeriod{1};
+
+  ~ReconcileLoop() { Stop(); }
+
+  // May be called before Start, and from any thread.
+  void Wake();
+  // `reconciler` is borrowed until Stop.
+  void Start(Reconciler& reconciler);
+  void Stop();
+
+ private:
+  void Loop(Reconciler& reconciler);
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool woken_ SFT_GUARDED_BY(mutex_) = false;
+  bool stopping_ SFT_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace sft::server

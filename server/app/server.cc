@@ -1,0 +1,144 @@
+#include "server/app/server.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "server/core/artifacts.h"
+#include "server/core/job_intake.h"
+#include "server/core/uploads.h"
+#include "server/http/metrics_page.h"
+#include "server/rpc/cluster_service.h"
+#include "server/rpc/data_service.h"
+#include "server/rpc/job_service.h"
+#include "server/rpc/worker_service.h"
+#include "server/state/names.h"
+
+namespace sft::server {
+
+// In the order in which they are made; the last made goes first.
+struct Server::Parts {
+  Parts(DataDirLock lock_held, std::unique_ptr<Store> opened_store,
+        std::unique_ptr<BlobStore> opened_blobs, const Settings& settings, Clock& clock)
+      : lock(std::move(lock_held)),
+        store(std::move(opened_store)),
+        blobs(std::move(opened_blobs)),
+        logs(settings.data_dir + "/logs"),
+        metrics(settings.data_dir + "/metrics"),
+        registry({}, *store, clock, hub, [this] { loop.Wake(); }),
+        relay(registry),
+        jobs(*store, clock, hub, [this] { loop.Wake(); }),
+        planner(*store, registry, relay),
+        intake(*store, *blobs, jobs, planner),
+        ingest(*store, clock, logs, metrics, hub),
+        artifacts(*store, clock, *blobs, relay, hub),
+        reconciler(*store, clock, registry, hub),
+        job_service(intake, jobs, ingest, hub),
+        worker_service(registry, ingest, artifacts, relay),
+        cluster_service(*store, registry, settings.dev),
+        data_service(*blobs, *store, clock, artifacts),
+        host(settings.listen.host) {}
+
+  DataDirLock lock;
+  std::unique_ptr<Store> store;
+  std::unique_ptr<BlobStore> blobs;
+  LogStore logs;
+  MetricLog metrics;
+  ChangeHub hub;
+  ReconcileLoop loop;
+  WorkerRegistry registry;
+  FileRelay relay;
+  JobManager jobs;
+  Planner planner;
+  JobIntake intake;
+  Ingest ingest;
+  Artifacts artifacts;
+  Reconciler reconciler;
+  JobServiceImpl job_service;
+  WorkerServiceImpl worker_service;
+  ClusterServiceImpl cluster_service;
+  DataServiceImpl data_service;
+  const std::string host;
+  std::unique_ptr<HttpServer> http;
+  std::unique_ptr<GrpcServer> grpc;
+};
+
+namespace {
+
+// The port after the gRPC one, unless told otherwise.
+absl::StatusOr<rpc::Endpoint> HttpEndpoint(const Server::Settings& settings) {
+  if (!settings.http.empty()) return rpc::ParseEndpoint(settings.http, /*allow_port_zero=*/true);
+  rpc::Endpoint endpoint = settings.listen;
+  if (endpoint.port > 0) ++endpoint.port;
+  return endpoint;
+}
+
+}  // namespace
+
+Server::Server() = default;
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, Clock& clock) {
+  SFT_ASSIGN_OR_RETURN(DataDirLock lock, DataDirLock::Acquire(settings.data_dir));
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, Store::Open({settings.data_dir + "/server.db"}));
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<BlobStore> blobs,
+                       BlobStore::Open(settings.data_dir + "/blobs"));
+  std::unique_ptr<Server> server(new Server());
+  server->parts_ = std::make_unique<Parts>(std::move(lock), std::move(store), std::move(blobs),
+                                           settings, clock);
+  Parts& parts = *server->parts_;
+  SFT_ASSIGN_OR_RETURN(
+      parts.grpc, GrpcServer::Start(settings.listen, {&parts.job_service, &parts.worker_service,
+                                                      &parts.cluster_service, &parts.data_service}));
+  if (settings.http != "off") {
+    SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, HttpEndpoint(settings));
+    SFT_ASSIGN_OR_RETURN(parts.http, HttpServer::Start(endpoint, [&parts](const std::string& path) {
+                           return ServePage(path, *parts.store, parts.registry);
+                         }));
+  }
+  parts.loop.Start(parts.reconciler);
+  return server;
+}
+
+Server::~Server() {
+  if (parts_ == nullptr) return;
+  parts_->hub.Shutdown();
+  if (parts_->grpc != nullptr) parts_->grpc->Stop();
+  parts_->http.reset();
+  parts_->loop.Stop();
+}
+
+std::string Server::address() const {
+  return rpc::Endpoint{parts_->host, parts_->grpc->port()}.ToString();
+}
+
+std::string Server::http_address() const {
+  if (parts_->http == nullptr) return "";
+  return rpc::Endpoint{parts_->host, parts_->http->port()}.ToString();
+}
+
+int Server::connected_workers() const { return parts_->registry.connected(); }
+
+absl::StatusOr<std::vector<std::string>> Server::LiveJobs() {
+  store::JobFilter filter;
+  filter.limit = store::kMaxPage;
+  filter.states = {JobState::kPending, JobState::kPreparing, JobState::kRunning,
+                   JobState::kCancelling};
+  SFT_ASSIGN_OR_RETURN(const JobManager::Page page, parts_->jobs.List(filter));
+  std::vector<std::string> live;
+  for (const v1::Job& job : page.jobs) {
+    SFT_ASSIGN_OR_RETURN(const std::string id, ParseJobName(job.name()));
+    live.push_back(fmt::format("{} {}", id, ToString(static_cast<JobState>(job.state()))));
+  }
+  return live;
+}
+
+absl::Status Server::CancelLiveJobs(const std::string& reason) {
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> live, LiveJobs());
+  for (const std::string& job : live) {
+    SFT_RETURN_IF_ERROR(parts_->jobs.Cancel(job.substr(0, job.find(' ')), reason).status());
+  }
+  return absl::OkStatus();
+}
+
+std::shared_ptr<grpc::Channel> Server::InProcessChannel() { return parts_->grpc->InProcessChannel(); }
+
+}  // namespace sft::server

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/rpc/endpoint.h"
+#include "server/app/options.h"
+#include "server/app/reconcile_loop.h"
+#include "server/http/http_server.h"
+#include "server/rpc/grpc_server.h"
+#include "server/store/data_dir_lock.h"
+
+namespace sft::server {
+
+// The whole server of one data folder, wired together: the only place that knows every part.
+//
+//   <data dir>/server.lock  server.db  blobs/  logs/  metrics/  worker/ (of --dev)
+class Server {
+ public:
+  struct Settings {
+    std::string data_dir;
+    rpc::Endpoint listen;
+    std::string http;  // as Options::http
+    bool dev = false;
+  };
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const Settings& settings, Clock& clock);
+  // Stops in order: calls, reconcile, store.
+  ~Server();
+  Server(const Server&) = delete;
+
+  // Where it really listens.
+  std::string address() const;
+  std::string http_address() const;  // empty: off
+  int connected_workers() const;
+  // Jobs that are not over, with a state each: "job-x RUNNING".
+  absl::StatusOr<std::vector<std::string>> LiveJobs();
+  // Asks for the end of every job that is not over.
+  absl::Status CancelLiveJobs(const std::string& reason);
+  std::shared_ptr<grpc::Channel> InProcessChannel();
+
+ private:
+  struct Parts;
+  Server();
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace sft::server

@@ -1,0 +1,37 @@
+#include "server/http/exposition.h"
+
+#include <fmt/format.h>
+
+namespace sft::server {
+namespace {
+
+std::string Escape(const std::string& value) {
+  std::string escaped;
+  for (const char c : value) {
+    if (c == '\\' || c == '"') escaped += '\\';
+    if (c == '\n') {
+      escaped += "\\n";
+    } else {
+      escaped += c;
+    }
+  }
+  return escaped;
+}
+
+}  // namespace
+
+void Exposition::Metric(std::string_view name, std::string_view type, std::string_view help) {
+  name_ = name;
+  text_ += fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
+}
+
+void Exposition::Sample(const Labels& labels, double value) {
+  std::string list;
+  for (const auto& [key, text] : labels) {
+    list += fmt::format("{}{}=\"{}\"", list.empty() ? "" : ",", key, Escape(text));
+  }
+  text_ += list.empty() ? fmt::format("{} {}\n", name_, value)
+                        : fmt::format("{}{{{}}} {}\n", name_, list, value);
+}
+
+}  // namespace sft::server

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace sft::server {
+
+// Writes the text format that Prometheus reads (version 0.0.4). Not thread-safe; one a page.
+class Exposition {
+ public:
+  using Labels = std::vector<std::pair<std::string_view, std::string>>;
+
+  // Starts a metric; its samples follow.
+  void Metric(std::string_view name, std::string_view type, std::string_view help);
+  void Sample(const Labels& labels, double value);
+
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  std::string name_;
+};
+
+}  // namespace sft::server

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+#include "server/core/worker_registry.h"
+#include "server/http/http_server.h"
+#include "server/store/store.h"
+
+namespace sft::server {
+
+// The pages of the server: /healthz (200 "ok" while the database answers, else 503 with the reason)
+// and /metrics.
+HttpResponse ServePage(const std::string& path, Store& store, const WorkerRegistry& registry);
+
+}  // namespace sft::server

@@ -1,0 +1,100 @@
+#include "server/blob/blob_store.h"
+
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "common/io/sha256.h"
+
+namespace sft::server {
+namespace {
+
+class BlobStoreTest : public testing::Test {
+ protected:
+  BlobStoreTest() : dir_(io::MakeTempDir("blob-test").value()) { Reopen(); }
+  ~BlobStoreTest() override { (void)io::RemoveAll(dir_); }
+  void Reopen() { blobs_ = BlobStore::Open(dir_).value(); }
+  std::string PartPath(const std::string& sha256) { return dir_ + "/uploads/" + sha256 + ".part"; }
+
+  const std::string dir_;
+  const std::string content_ = "some rows\n";
+  const std::string sha256_ = io::Sha256Hex(content_);
+  const int64_t size_ = static_cast<int64_t>(content_.size());
+  std::unique_ptr<BlobStore> blobs_;
+};
+
+TEST_F(BlobStoreTest, KeepsWhatWasUploaded) {
+  auto upload = blobs_->Begin(sha256_, size_, 0).value();
+  ASSERT_TRUE(upload->Append(content_).ok());
+  ASSERT_TRUE(upload->Finish({}).ok());
+  EXPECT_EQ(io::ReadFile(blobs_->PathOf(sha256_).value()).value(), content_);
+  EXPECT_TRUE(blobs_->Find(sha256_)->complete);
+  EXPECT_TRUE(absl::IsAlreadyExists(blobs_->Begin(sha256_, size_, 0).status()));
+  EXPECT_FALSE(io::Exists(PartPath(sha256_)));
+}
+
+TEST_F(BlobStoreTest, AnUploadResumesWhereItStoppedAlsoAfterARestart) {
+  ASSERT_TRUE(blobs_->Begin(sha256_, size_, 0).value()->Append(content_.substr(0, 4)).ok());
+  Reopen();
+  EXPECT_EQ(blobs_->Find(sha256_)->received, 4);
+  EXPECT_TRUE(absl::IsOutOfRange(blobs_->Begin(sha256_, size_, 0).status()));
+  auto upload = blobs_->Begin(sha256_, size_, 4).value();
+  ASSERT_TRUE(upload->Append(content_.substr(4)).ok());
+  ASSERT_TRUE(upload->Finish({}).ok());
+  EXPECT_EQ(io::ReadFile(blobs_->PathOf(sha256_).value()).value(), content_);
+}
+
+TEST_F(BlobStoreTest, BytesOfAnotherHashAreRefusedAndRemoved) {
+  auto upload = blobs_->Begin(sha256_, size_, 0).value();
+  ASSERT_TRUE(upload->Append("other row\n").ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(upload->Finish({})));
+  EXPECT_FALSE(blobs_->Find(sha256_)->complete);
+  EXPECT_FALSE(io::Exists(PartPath(sha256_)));
+}
+
+TEST_F(BlobStoreTest, WhatItsCheckRefusesIsRemoved) {
+  auto upload = blobs_->Begin(sha256_, size_, 0).value();
+  ASSERT_TRUE(upload->Append(content_).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      upload->Finish([](const std::string&) { return InvalidArgument("line 1: no"); })));
+  EXPECT_FALSE(io::Exists(PartPath(sha256_)));
+}
+
+TEST_F(BlobStoreTest, AnEndBeforeTheAnnouncedSizeKeepsWhatCame) {
+  auto upload = blobs_->Begin(sha256_, size_, 0).value();
+  ASSERT_TRUE(upload->Append("some").ok());
+  EXPECT_TRUE(absl::IsOutOfRange(upload->Finish({})));
+  upload.reset();
+  EXPECT_EQ(blobs_->Find(sha256_)->received, 4);
+}
+
+TEST_F(BlobStoreTest, MoreThanTheAnnouncedSizeIsRefused) {
+  auto upload = blobs_->Begin(sha256_, 4, 0).value();
+  EXPECT_TRUE(absl::IsInvalidArgument(upload->Append(content_)));
+}
+
+TEST_F(BlobStoreTest, OneUploadOfABlobAtATime) {
+  auto upload = blobs_->Begin(sha256_, size_, 0).value();
+  EXPECT_TRUE(absl::IsAborted(blobs_->Begin(sha256_, size_, 0).status()));
+  upload.reset();
+  EXPECT_TRUE(blobs_->Begin(sha256_, size_, 0).ok());
+}
+
+TEST_F(BlobStoreTest, AFullDiskIsSaidAndLeavesNothing) {
+  std::filesystem::create_symlink("/dev/full", PartPath(sha256_));
+  auto upload = blobs_->Begin(sha256_, size_, 0).value();
+  const absl::Status status = upload->Append(content_);
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_NE(Message(status).find("disk is full"), std::string_view::npos) << status;
+  EXPECT_FALSE(std::filesystem::is_symlink(PartPath(sha256_)));
+}
+
+TEST_F(BlobStoreTest, ANameThatIsNoHashNeverReachesTheDisk) {
+  EXPECT_TRUE(absl::IsInvalidArgument(blobs_->Find("../server.db").status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(blobs_->Begin("../x", 1, 0).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(blobs_->PathOf("").status()));
+  EXPECT_TRUE(absl::IsNotFound(blobs_->PathOf(sha256_).status()));
+}
+
+}  // namespace
+}  // namespace sft::server

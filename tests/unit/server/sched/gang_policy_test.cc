@@ -1,0 +1,143 @@
+#include "server/sched/gang_policy.h"
+
+#include <map>
+
+#include <gtest/gtest.h>
+
+namespace sft::server::sched {
+namespace {
+
+NodeView Node(const std::string& name, const std::string& type, int slots,
+              const std::map<int, std::string>& held = {}) {
+  NodeView node;
+  node.name = name;
+  for (int i = 0; i < slots; ++i) {
+    node.slots.push_back({i, type, true, held.contains(i) ? held.at(i) : ""});
+  }
+  return node;
+}
+
+std::map<int, std::string> Held(int from, int to, const std::string& job) {
+  std::map<int, std::string> held;
+  for (int i = from; i < to; ++i) held[i] = job;
+  return held;
+}
+
+PendingJob Job(const std::string& id, const std::string& type, int slots, int nodes = 1) {
+  return {id, type, slots, nodes, ""};
+}
+
+// "job: node 0 1 2; node 3" for each placement, "job? reason" for each that waits.
+std::vector<std::string> Text(const Decision& decision) {
+  std::vector<std::string> lines;
+  for (const Placement& placement : decision.placements) {
+    std::string line = placement.job + ":";
+    for (const Part& part : placement.parts) {
+      line += " " + part.node;
+      for (const int slot : part.slots) line += " " + std::to_string(slot);
+    }
+    lines.push_back(line);
+  }
+  for (const Waiting& waiting : decision.waiting) lines.push_back(waiting.job + "? " + waiting.reason);
+  return lines;
+}
+
+using Lines = std::vector<std::string>;
+
+TEST(GangPolicyTest, PlacesAWholeGangOnOneNode) {
+  EXPECT_EQ(Text(Decide({{Node("a", "H100", 8)}, {Job("j", "H100", 4)}})), (Lines{"j: a 0 1 2 3"}));
+}
+
+TEST(GangPolicyTest, TakesTheNodeThatKeepsTheFewestSlotsOver) {
+  EXPECT_EQ(Text(Decide({{Node("a", "H100", 8), Node("b", "H100", 4)}, {Job("j", "H100", 2)}})),
+            (Lines{"j: b 0 1"}));
+}
+
+TEST(GangPolicyTest, TwoJobsNeverShareASlot) {
+  EXPECT_EQ(Text(Decide({{Node("a", "H100", 4)}, {Job("j", "H100", 2), Job("k", "H100", 2)}})),
+            (Lines{"j: a 0 1", "k: a 2 3"}));
+}
+
+TEST(GangPolicyTest, SaysHowManyAreThereAndWhoHoldsThem) {
+  auto held = Held(0, 4, "job-x");
+  held.merge(Held(4, 6, "job-y"));
+  EXPECT_EQ(Text(Decide({{Node("node-a", "H100", 8, held)}, {Job("j", "H100", 4)}})),
+            (Lines{"j? waiting for 4 x H100 on one node: node-a has 8, 6 held by job-x, job-y"}));
+}
+
+TEST(GangPolicyTest, ABigJobIsNotOvertakenOnItsSlots) {
+  const auto lines = Text(Decide({{Node("a", "H100", 8, Held(0, 2, "job-x"))},
+                                  {Job("big", "H100", 8), Job("small", "H100", 1)}}));
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0], "big? waiting for 8 x H100 on one node: a has 8, 2 held by job-x");
+  EXPECT_EQ(lines[1].find("small? waiting behind big"), 0u) << lines[1];
+}
+
+TEST(GangPolicyTest, JobsOfAnotherTypePassAWaitingOne) {
+  const auto lines = Text(Decide({{Node("a", "H100", 8, Held(0, 8, "job-x")), Node("b", "CPU", 2)},
+                                  {Job("gpu", "H100", 8), Job("cpu", "CPU", 2)}}));
+  EXPECT_EQ(lines[0], "cpu: b 0 1");
+}
+
+TEST(GangPolicyTest, AJobThatNoNodeCouldHoldKeepsNobodyWaiting) {
+  const auto lines =
+      Text(Decide({{Node("a", "H100", 8)}, {Job("huge", "H100", 16), Job("small", "H100", 1)}}));
+  EXPECT_EQ(lines[0], "small: a 0");
+  EXPECT_EQ(lines[1], "huge? no node has H100-16x; largest is H100-8x");
+}
+
+TEST(GangPolicyTest, SaysWhenThereIsNoSuchTypeOrNoNode) {
+  EXPECT_EQ(Text(Decide({{Node("a", "CPU", 2)}, {Job("j", "B200", 1)}})),
+            (Lines{"j? no node has B200 (there is: CPU)"}));
+  EXPECT_EQ(Text(Decide({{}, {Job("j", "CPU", 1)}})),
+            (Lines{"j? no worker has registered yet: start sft-worker on a node"}));
+}
+
+TEST(GangPolicyTest, ASilentNodeIsNotUsed) {
+  NodeView node = Node("a", "H100", 8);
+  node.usable = false;
+  node.unusable_reason = "silent since 12:00";
+  EXPECT_EQ(Text(Decide({{node}, {Job("j", "H100", 8)}})),
+            (Lines{"j? waiting for 8 x H100 on one node: a has 8 but is silent since 12:00"}));
+}
+
+TEST(GangPolicyTest, AnUnhealthySlotIsNotUsed) {
+  NodeView node = Node("a", "H100", 2);
+  node.slots[0].healthy = false;
+  EXPECT_EQ(Text(Decide({{node}, {Job("j", "H100", 1), Job("k", "H100", 1)}})).front(), "j: a 1");
+  const auto both = Text(Decide({{node}, {Job("j", "H100", 2)}}));
+  EXPECT_EQ(both[0], "j? waiting for 2 x H100 on one node: a has 2, 1 not healthy");
+}
+
+TEST(GangPolicyTest, AGangOverNodesTakesAllOfThemOrNone) {
+  EXPECT_EQ(Text(Decide({{Node("a", "H100", 4), Node("b", "H100", 4)}, {Job("j", "H100", 2, 2)}})),
+            (Lines{"j: a 0 1 b 0 1"}));
+  EXPECT_EQ(Text(Decide({{Node("a", "H100", 4), Node("b", "H100", 4, Held(0, 3, "job-x"))},
+                         {Job("j", "H100", 2, 2)}})),
+            (Lines{"j? waiting for 2 x H100 on each of 2 nodes: a has 4; b has 4, 3 held by job-x"}));
+  EXPECT_EQ(Text(Decide({{Node("a", "H100", 4)}, {Job("j", "H100", 2, 2)}})),
+            (Lines{"j? waiting for 2 nodes with 2 x H100 each: there is 1"}));
+}
+
+TEST(GangPolicyTest, OnlyNodesThatSeeTheModelAreUsed) {
+  NodeView blind = Node("a", "H100", 4), seeing = Node("b", "H100", 8);
+  blind.models = {"small"};
+  seeing.models = {"small", "big"};
+  PendingJob job = Job("j", "H100", 4);
+  job.model = "big";
+  EXPECT_EQ(Text(Decide({{blind, seeing}, {job}})), (Lines{"j: b 0 1 2 3"}));
+  job.model = "other";
+  EXPECT_EQ(Text(Decide({{blind, seeing}, {job}})),
+            (Lines{"j? no node with H100-4x sees model other (seen: big, small)"}));
+}
+
+TEST(GangPolicyTest, PreviewCountsTheJobsThatWaitAlready) {
+  Snapshot snapshot{{Node("a", "H100", 4)}, {}};
+  EXPECT_EQ(Preview(snapshot, Job("new", "H100", 4)), "could start now on a");
+  snapshot.pending.push_back(Job("old", "H100", 2));
+  EXPECT_EQ(Preview(snapshot, Job("new", "H100", 4)),
+            "waiting for 4 x H100 on one node: a has 4, 2 held by old");
+}
+
+}  // namespace
+}  // namespace sft::server::sched

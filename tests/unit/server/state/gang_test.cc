@@ -1,0 +1,148 @@
+#include "server/state/gang.h"
+
+#include <gtest/gtest.h>
+
+namespace sft::server {
+namespace {
+
+Member On(const std::string& node, MemberState state) {
+  Member member;
+  member.node = node;
+  member.state = state;
+  member.seen = state > MemberState::kMissing;
+  return member;
+}
+
+Verdict Succeeded() {
+  Verdict verdict;
+  verdict.domain = Verdict::Domain::kNone;
+  verdict.code = "succeeded";
+  return verdict;
+}
+
+Verdict BadData() {
+  Verdict verdict;
+  verdict.domain = Verdict::Domain::kUser;
+  verdict.code = "bad_data";
+  verdict.message = "line 3";
+  return verdict;
+}
+
+Gang GangOf(AttemptState state, std::vector<Member> members) {
+  Gang gang;
+  gang.state = state;
+  gang.members = std::move(members);
+  for (size_t i = 0; i < gang.members.size(); ++i) gang.members[i].node_rank = static_cast<int>(i);
+  return gang;
+}
+
+TEST(GangTest, WaitsUntilANodePrepares) {
+  EXPECT_TRUE(DecideGang(GangOf(AttemptState::kPlaced, {On("a", MemberState::kReady),
+                                                        On("b", MemberState::kNone)}))
+                  .empty());
+  EXPECT_EQ(DecideGang(GangOf(AttemptState::kPlaced, {On("a", MemberState::kPreparing),
+                                                      On("b", MemberState::kReady)}))
+                .next,
+            AttemptState::kPreparing);
+}
+
+TEST(GangTest, RunsOnlyWhenEveryNodeRuns) {
+  EXPECT_TRUE(DecideGang(GangOf(AttemptState::kPreparing, {On("a", MemberState::kRunning),
+                                                           On("b", MemberState::kPreparing)}))
+                  .empty());
+  EXPECT_EQ(DecideGang(GangOf(AttemptState::kPreparing, {On("a", MemberState::kRunning),
+                                                         On("b", MemberState::kFinishing)}))
+                .next,
+            AttemptState::kRunning);
+}
+
+TEST(GangTest, SucceedsOnlyWhenEveryNodeIsDone) {
+  Gang gang = GangOf(AttemptState::kRunning, {On("a", MemberState::kDone), On("b", MemberState::kFinishing)});
+  gang.members[0].verdict = gang.members[1].verdict = Succeeded();
+  EXPECT_TRUE(DecideGang(gang).empty());
+  gang.members[1].state = MemberState::kDone;
+  EXPECT_EQ(DecideGang(gang).next, AttemptState::kSucceeded);
+  EXPECT_TRUE(DecideGang(gang).verdict->succeeded());
+}
+
+TEST(GangTest, TheFirstFailingNodeStopsTheGangAndIsBlamed) {
+  Gang gang = GangOf(AttemptState::kRunning, {On("a", MemberState::kRunning), On("b", MemberState::kFinishing)});
+  gang.members[1].verdict = BadData();
+  const GangStep step = DecideGang(gang);
+  EXPECT_EQ(step.next, AttemptState::kStopping);
+  EXPECT_EQ(step.verdict->code, "bad_data");
+  EXPECT_EQ(step.verdict->node, "b");
+}
+
+TEST(GangTest, ANodeThatStopsEndsTheGangBeforeItsVerdictIsKnown) {
+  Gang gang = GangOf(AttemptState::kRunning, {On("a", MemberState::kRunning), On("b", MemberState::kStopping)});
+  gang.members[1].reason = "rank 1 failed";
+  const GangStep step = DecideGang(gang);
+  EXPECT_EQ(step.next, AttemptState::kStopping);
+  EXPECT_FALSE(step.verdict.has_value());
+  EXPECT_NE(step.reason.find("rank 1 failed"), std::string::npos);
+}
+
+TEST(GangTest, AnAttemptFailsOnlyWhenEveryNodeHasEndedIt) {
+  Gang gang = GangOf(AttemptState::kStopping, {On("a", MemberState::kStopping), On("b", MemberState::kDone)});
+  gang.verdict = BadData();
+  EXPECT_TRUE(DecideGang(gang).empty());
+  gang.members[0].state = MemberState::kDone;
+  EXPECT_EQ(DecideGang(gang).next, AttemptState::kFailed);
+}
+
+TEST(GangTest, MissingAfterItWasSeenIsARestartOfTheNode) {
+  Gang gang = GangOf(AttemptState::kRunning, {On("a", MemberState::kRunning), On("b", MemberState::kRunning)});
+  gang.members[1].state = MemberState::kMissing;
+  const GangStep step = DecideGang(gang);
+  EXPECT_EQ(step.next, AttemptState::kStopping);
+  EXPECT_EQ(step.verdict->code, "node_restarted");
+  EXPECT_EQ(step.verdict->domain, Verdict::Domain::kInfrastructure);
+}
+
+TEST(GangTest, MissingBeforeItWasSeenAsksForTheSpecOnly) {
+  Member fresh = On("a", MemberState::kMissing);
+  fresh.seen = false;
+  EXPECT_TRUE(DecideGang(GangOf(AttemptState::kPlaced, {fresh})).empty());
+}
+
+TEST(GangTest, CancelStopsAndEndsAsCancelledWhateverTheNodesSay) {
+  Gang gang = GangOf(AttemptState::kRunning, {On("a", MemberState::kRunning)});
+  gang.cancel_requested = true;
+  EXPECT_EQ(DecideGang(gang).next, AttemptState::kStopping);
+  gang.state = AttemptState::kStopping;
+  EXPECT_TRUE(DecideGang(gang).empty());
+  gang.members[0].state = MemberState::kDone;
+  gang.members[0].verdict = BadData();
+  EXPECT_EQ(DecideGang(gang).next, AttemptState::kCancelled);
+  EXPECT_EQ(DecideGang(gang).verdict->code, "cancelled");
+}
+
+TEST(GangTest, AStoppedNodeThatNeverHadItCountsAsGone) {
+  Member fresh = On("a", MemberState::kMissing);
+  fresh.seen = false;
+  Gang gang = GangOf(AttemptState::kStopping, {fresh});
+  gang.cancel_requested = true;
+  EXPECT_EQ(DecideGang(gang).next, AttemptState::kCancelled);
+  gang.members[0].state = MemberState::kNone;
+  EXPECT_TRUE(DecideGang(gang).empty());
+}
+
+TEST(GangTest, AVerdictThatComesWhileStoppingIsTaken) {
+  Gang gang = GangOf(AttemptState::kStopping, {On("a", MemberState::kFinishing), On("b", MemberState::kStopping)});
+  gang.members[0].verdict = BadData();
+  const GangStep step = DecideGang(gang);
+  EXPECT_FALSE(step.next.has_value());
+  EXPECT_EQ(step.verdict->code, "bad_data");
+  gang.verdict = *step.verdict;
+  EXPECT_TRUE(DecideGang(gang).empty());
+}
+
+TEST(GangTest, ATerminalAttemptAsksForNothing) {
+  Gang gang = GangOf(AttemptState::kSucceeded, {On("a", MemberState::kMissing)});
+  gang.cancel_requested = true;
+  EXPECT_TRUE(DecideGang(gang).empty());
+}
+
+}  // namespace
+}  // namespace sft::server

@@ -1,0 +1,55 @@
+#include "server/state/job_state.h"
+
+#include <set>
+
+#include <gtest/gtest.h>
+
+namespace sft::server {
+namespace {
+
+constexpr JobState kJobStates[] = {JobState::kPending,    JobState::kPreparing, JobState::kRunning,
+                                   JobState::kCancelling, JobState::kSucceeded, JobState::kFailed,
+                                   JobState::kCancelled};
+
+TEST(JobStateTest, ExactlyTheEdgesOfTheTableAreLegal) {
+  using J = JobState;
+  const std::set<std::pair<J, J>> legal = {
+      {J::kPending, J::kPreparing},    {J::kPending, J::kCancelled},   {J::kPending, J::kFailed},
+      {J::kPreparing, J::kRunning},    {J::kPreparing, J::kFailed},    {J::kPreparing, J::kCancelling},
+      {J::kPreparing, J::kPending},    {J::kRunning, J::kSucceeded},   {J::kRunning, J::kFailed},
+      {J::kRunning, J::kCancelling},   {J::kRunning, J::kPending},     {J::kCancelling, J::kCancelled}};
+  for (const J from : kJobStates) {
+    for (const J to : kJobStates) {
+      EXPECT_EQ(IsLegal(from, to), legal.contains({from, to})) << ToString(from) << " " << ToString(to);
+    }
+  }
+}
+
+TEST(JobStateTest, NothingLeavesATerminalState) {
+  for (const auto& edge : JobEdges()) EXPECT_FALSE(IsTerminal(edge.from)) << ToString(edge.from);
+  for (const auto& edge : AttemptEdges()) EXPECT_FALSE(IsTerminal(edge.from)) << ToString(edge.from);
+}
+
+TEST(JobStateTest, EveryStateIsReachedAndEveryLiveOneIsLeft) {
+  std::set<JobState> reached = {JobState::kPending}, left;
+  for (const auto& edge : JobEdges()) {
+    reached.insert(edge.to);
+    left.insert(edge.from);
+  }
+  for (const JobState state : kJobStates) {
+    EXPECT_TRUE(reached.contains(state)) << ToString(state);
+    EXPECT_NE(left.contains(state), IsTerminal(state)) << ToString(state);
+  }
+}
+
+TEST(JobStateTest, AnAttemptSucceedsOnlyFromRunningAndFailsOnlyAfterStopping) {
+  for (const auto& edge : AttemptEdges()) {
+    if (edge.to == AttemptState::kSucceeded) EXPECT_EQ(edge.from, AttemptState::kRunning);
+    if (edge.to == AttemptState::kFailed) EXPECT_EQ(edge.from, AttemptState::kStopping);
+    if (edge.to == AttemptState::kCancelled) EXPECT_EQ(edge.from, AttemptState::kStopping);
+  }
+  EXPECT_EQ(AttemptEdges().size(), 8u);
+}
+
+}  // namespace
+}  // namespace sft::server
