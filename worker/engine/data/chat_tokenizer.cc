@@ -29,9 +29,9 @@ Json ReadOptionalJson(const fs::path& path) {
       fmt::format("{}: not a JSON object; copy the model directory anew", path.string()));
 }
 
-// A model directory's small JSON files; null where there is none.
-struct ModelFiles {
-  explicit ModelFiles(const fs::path& dir)
+// The small JSON files of a model directory; null where there is none.
+struct TextFiles {
+  explicit TextFiles(const fs::path& dir)
       : tokenizer_config(ReadOptionalJson(dir / "tokenizer_config.json")),
         special_tokens_map(ReadOptionalJson(dir / "special_tokens_map.json")),
         generation_config(ReadOptionalJson(dir / "generation_config.json")),
@@ -51,7 +51,7 @@ const Json& Member(const Json& object, const char* key) {
 }
 
 // Special tokens are written as a string or as an object with `content`.
-std::string SpecialTokenText(const ModelFiles& files, const char* key) {
+std::string SpecialTokenText(const TextFiles& files, const char* key) {
   for (const Json* file : {&files.tokenizer_config, &files.special_tokens_map}) {
     const Json& value = Member(*file, key);
     if (value.is_string()) return value.get<std::string>();
@@ -74,7 +74,7 @@ std::vector<int32_t> IdList(const Json& value) {
 
 // By its text in the tokenizer's files; else the first id that generation_config.json or
 // config.json gives under `id_key`.
-std::optional<int32_t> SpecialTokenId(const Tokenizer& tokenizer, const ModelFiles& files,
+std::optional<int32_t> SpecialTokenId(const Tokenizer& tokenizer, const TextFiles& files,
                                       const std::string& text, const char* id_key) {
   if (!text.empty()) {
     const std::optional<int32_t> id = tokenizer.TokenId(text);
@@ -113,7 +113,7 @@ TemplateText FromNamedList(const Json& list, const std::string& origin) {
 }
 
 // Transformers' order: the file of its own comes before tokenizer_config.json's key.
-TemplateText FindTemplate(const fs::path& dir, const ModelFiles& files) {
+TemplateText FindTemplate(const fs::path& dir, const TextFiles& files) {
   const fs::path jinja = dir / "chat_template.jinja";
   if (fs::exists(jinja)) return {ReadTextFile(jinja), jinja.string()};
   const fs::path json_path = dir / "chat_template.json";
@@ -168,7 +168,7 @@ ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view te
   const std::string tokenizer_text = ReadTextFile(tokenizer_json);
   ChatTokenizer result(Tokenizer::FromJson(tokenizer_text, tokenizer_json.string()));
   result.model_dir_ = model_dir;
-  const ModelFiles files(model_dir);
+  const TextFiles files(model_dir);
 
   TemplateVariables variables;
   variables.bos_token = SpecialTokenText(files, "bos_token");

@@ -242,6 +242,41 @@ TEST_F(EncodeRowTest, AnEmptyAnswerIsLearntAsItsEndTokenOrRefused) {
               ElementsAre("<|im_end|>"));
 }
 
+// What a model is trained to continue is what it is given to continue.
+void ExpectPromptThenAnswer(const ChatTokenizer& tokenizer, const std::string& name) {
+  const RowEncoder encoder(tokenizer, spec::LossOn::kAssistant);
+  const EncodedRow row = encoder.Encode(ParseRow(
+      R"({"messages": [{"role": "user", "content": "What is  SFT?"},
+                       {"role": "assistant", "content": "Supervised fine-tuning."}]})"));
+  const ChatMessage question{"user", "What is  SFT?"};
+  const std::vector<int32_t> prompt = tokenizer.EncodePrompt({&question, 1});
+  const auto first = std::ranges::find(row.loss, 1) - row.loss.begin();
+  EXPECT_EQ(prompt, std::vector<int32_t>(row.tokens.begin(), row.tokens.begin() + first)) << name;
+  const auto last = row.loss.rend() - std::ranges::find(row.loss.rbegin(), row.loss.rend(), 1);
+  EXPECT_EQ(row.tokens[static_cast<size_t>(last) - 1], *tokenizer.eos_id()) << name;
+}
+
+TEST_F(EncodeRowTest, TheTokensBeforeAnAnswerAreThePromptOfGeneration) {
+  const std::pair<const char*, const char*> templates[] = {{"chatml_default_system", "<|im_end|>"},
+                                                           {"chatml_tools", "<|im_end|>"},
+                                                           {"thinking", "<|im_end|>"},
+                                                           {"generation_blocks", "<|im_end|>"},
+                                                           {"headers_and_date", "<|eot_id|>"},
+                                                           {"inst", "</s>"}};
+  for (const auto& [name, eos] : templates) {
+    Use(name, eos);
+    ExpectPromptThenAnswer(*tokenizer_, name);
+  }
+}
+
+TEST_F(EncodeRowTest, TheDemosModelIsGivenItsOwnPromptAndLearnsItsAnswer) {
+  const auto model = std::filesystem::path(SFT_SOURCE_DIR) / "build/demo/model";
+  if (!std::filesystem::exists(model / "tokenizer.json")) {
+    GTEST_SKIP() << "no demo model in " << model << ": deploy/demo makes it";
+  }
+  ExpectPromptThenAnswer(ChatTokenizer::Open(model), "demo");
+}
+
 TEST_F(EncodeRowTest, MessagesForAModelWithoutATemplateEndTheJob) {
   Use("", "</s>");
   EXPECT_THROW(encoder_->Encode(ParseRow(kTwoTurns)), UserError);
