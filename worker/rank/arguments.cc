@@ -112,7 +112,8 @@ std::string HelpText() {
                     [--max-new-tokens N] [--device cpu|cuda:0] [--json]
                                             answer prompts through the model's chat template,
                                             always with the likeliest token; --prompts holds one
-                                            prompt a line, --json prints one object a prompt
+                                            prompt a line, --json prints one object
+                                            a prompt: prompt, answer, tokens, ended
   sft-rank --version
   sft-rank --help
 

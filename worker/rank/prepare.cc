@@ -37,9 +37,11 @@ channel::PreparedEvent Prepare(const engine::ChatTokenizer& tokenizer,
                                engine::PrepareOptions options, const char* what, EventLog& events,
                                const Clock& clock) {
   MonoTime last{};
+  int64_t reported = -1;
   options.progress = [&](int64_t done, int64_t total) {
-    if (clock.Mono() - last < kProgressInterval && done < total) return;
+    if (done == reported || (clock.Mono() - last < kProgressInterval && done < total)) return;
     last = clock.Mono();
+    reported = done;
     events.Write(channel::ProgressEvent{.phase = "tokenise", .done = done, .total = total});
   };
   const engine::PreparedDataset prepared = engine::PrepareDataset(tokenizer, options);
