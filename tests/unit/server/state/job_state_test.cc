@@ -44,9 +44,10 @@ TEST(JobStateTest, EveryStateIsReachedAndEveryLiveOneIsLeft) {
 
 TEST(JobStateTest, AnAttemptSucceedsOnlyFromRunningAndFailsOnlyAfterStopping) {
   for (const auto& edge : AttemptEdges()) {
-    if (edge.to == AttemptState::kSucceeded) EXPECT_EQ(edge.from, AttemptState::kRunning);
-    if (edge.to == AttemptState::kFailed) EXPECT_EQ(edge.from, AttemptState::kStopping);
-    if (edge.to == AttemptState::kCancelled) EXPECT_EQ(edge.from, AttemptState::kStopping);
+    const bool ends_badly =
+        edge.to == AttemptState::kFailed || edge.to == AttemptState::kCancelled;
+    EXPECT_EQ(ends_badly, edge.from == AttemptState::kStopping) << ToString(edge.to);
+    EXPECT_TRUE(edge.to != AttemptState::kSucceeded || edge.from == AttemptState::kRunning);
   }
   EXPECT_EQ(AttemptEdges().size(), 8u);
 }

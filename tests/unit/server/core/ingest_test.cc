@@ -1,0 +1,123 @@
+#include "server/core/ingest.h"
+
+#include "tests/unit/server/core/fleet_fixture.h"
+
+namespace sft::server {
+namespace {
+
+class IngestTest : public FleetTest {
+ protected:
+  IngestTest()
+      : logs_(dir_ + "/logs"), metrics_(dir_ + "/metrics"), ingest_(*store_, clock_, logs_, metrics_, hub_) {
+    worker_ = Join("a", "CPU", 2);
+    job_ = Submit("CPU", 2);
+    Tick();
+    uid_ = Uid(job_);
+  }
+
+  v1::AppendLogRequest Log(int64_t offset, const std::string& data, bool end = false) {
+    v1::AppendLogRequest request;
+    request.set_attempt_uid(uid_);
+    request.set_epoch(1);
+    request.set_rank(0);
+    request.set_offset(offset);
+    request.set_data(data);
+    request.set_end_of_file(end);
+    request.set_node("a");
+    return request;
+  }
+  v1::AppendEventsRequest Steps(int64_t begin, int64_t end, int64_t step) {
+    v1::AppendEventsRequest request;
+    request.set_attempt_uid(uid_);
+    request.set_epoch(1);
+    request.set_rank(0);
+    request.set_node("a");
+    request.set_begin_offset(begin);
+    request.set_end_offset(end);
+    v1::Metric* metric = request.add_events()->mutable_metric();
+    metric->set_step(step);
+    metric->set_total_steps(10);
+    metric->set_loss(0.5);
+    metric->set_step_seconds(2);
+    return request;
+  }
+
+  LogStore logs_;
+  MetricLog metrics_;
+  Ingest ingest_;
+  std::shared_ptr<FakeWorker> worker_;
+  std::string job_, uid_;
+};
+
+TEST_F(IngestTest, ALogIsFinalWhenItsEndIsAcknowledged) {
+  EXPECT_EQ(ingest_.AppendLog(Log(0, "hello\n"))->offset(), 6);
+  v1::ReadLogRequest read;
+  read.set_name(job_);
+  EXPECT_FALSE(ingest_.FindLog(read)->ended);
+  // An end after a gap is no end.
+  EXPECT_EQ(ingest_.AppendLog(Log(10, "x", true))->offset(), 6);
+  EXPECT_FALSE(ingest_.FindLog(read)->ended);
+  EXPECT_EQ(ingest_.AppendLog(Log(6, "bye\n", true))->offset(), 10);
+  EXPECT_TRUE(ingest_.FindLog(read)->ended);
+  EXPECT_EQ(logs_.Read(ingest_.FindLog(read)->stream, 0, 100).value(), "hello\nbye\n");
+}
+
+TEST_F(IngestTest, WhatAnotherEpochNodeOrAttemptSaysIsRefused) {
+  v1::AppendLogRequest request = Log(0, "x");
+  request.set_epoch(2);
+  EXPECT_TRUE(absl::IsFailedPrecondition(ingest_.AppendLog(request).status()));
+  request = Log(0, "x");
+  request.set_node("b");
+  EXPECT_TRUE(absl::IsFailedPrecondition(ingest_.AppendLog(request).status()));
+  request = Log(0, "x");
+  request.set_attempt_uid("../../etc");
+  EXPECT_TRUE(absl::IsNotFound(ingest_.AppendLog(request).status()));
+}
+
+TEST_F(IngestTest, StepsBecomeTheCurveAndTheProgress) {
+  EXPECT_EQ(ingest_.AppendEvents(Steps(0, 100, 1))->offset(), 100);
+  EXPECT_EQ(ingest_.AppendEvents(Steps(100, 200, 2))->offset(), 200);
+  EXPECT_EQ(metrics_.Count(job_).value(), 2);
+  const v1::Progress progress = Job(job_).progress();
+  EXPECT_EQ(progress.step(), 2);
+  EXPECT_EQ(progress.loss(), 0.5);
+  EXPECT_EQ(progress.eta_seconds(), 16);
+}
+
+TEST_F(IngestTest, RepeatedEventsAndGapsAreAnsweredWithTheOffsetItHas) {
+  ASSERT_TRUE(ingest_.AppendEvents(Steps(0, 100, 1)).ok());
+  EXPECT_EQ(ingest_.AppendEvents(Steps(0, 100, 1))->offset(), 100);
+  EXPECT_EQ(ingest_.AppendEvents(Steps(300, 400, 4))->offset(), 100);
+  EXPECT_EQ(metrics_.Count(job_).value(), 1);
+}
+
+TEST_F(IngestTest, NotesBecomeEventsOfTheJob) {
+  v1::AppendEventsRequest request = Steps(0, 100, 1);
+  request.set_rank(1);
+  v1::RankEvent* note = request.add_events();
+  note->set_note("replicas agree");
+  note->set_type("consistency");
+  ASSERT_TRUE(ingest_.AppendEvents(request).ok());
+  EXPECT_EQ(metrics_.Count(job_).value(), 0) << "the curve is rank 0's";
+  const auto events = jobs_->Events(job_, 0, 100).value();
+  EXPECT_EQ(events.back().type(), "consistency");
+  EXPECT_EQ(events.back().message(), "replicas agree");
+}
+
+TEST_F(IngestTest, ALogOfARankOrAttemptThatDoesNotExistIsNotFound) {
+  v1::ReadLogRequest read;
+  read.set_name(job_);
+  read.set_rank(2);
+  EXPECT_TRUE(absl::IsNotFound(ingest_.FindLog(read).status()));
+  read.set_rank(0);
+  read.set_attempt(2);
+  EXPECT_TRUE(absl::IsNotFound(ingest_.FindLog(read).status()));
+  read.set_attempt(0);
+  read.set_stream("stdin");
+  EXPECT_TRUE(absl::IsInvalidArgument(ingest_.FindLog(read).status()));
+  read.set_stream("prepare");
+  EXPECT_TRUE(ingest_.FindLog(read).ok());
+}
+
+}  // namespace
+}  // namespace sft::server

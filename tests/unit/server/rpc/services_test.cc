@@ -1,0 +1,255 @@
+// The whole server in this process, spoken to over a gRPC channel inside it.
+
+#include <gtest/gtest.h>
+
+#include "common/base/version.h"
+#include "common/io/file.h"
+#include "common/io/sha256.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/status.h"
+#include "server/app/server.h"
+#include "sft/v1/cluster_service.grpc.pb.h"
+#include "sft/v1/data_service.grpc.pb.h"
+#include "sft/v1/job_service.grpc.pb.h"
+#include "sft/v1/worker_service.grpc.pb.h"
+
+namespace sft::server {
+namespace {
+
+constexpr char kJobFile[] = R"([job]
+model = "/models/tiny"
+data = "rows.jsonl"
+[compute]
+gpu_type = "CPU"
+gpu_count = 1
+nodes = 1
+gpus_per_node = 1
+)";
+constexpr char kRows[] = "{\"text\":\"a\"}\n{\"text\":\"b\"}\n";
+
+class ServicesTest : public testing::Test {
+ protected:
+  ServicesTest() : dir_(io::MakeTempDir("services-test").value()) {
+    Server::Settings settings;
+    settings.data_dir = dir_;
+    settings.listen = {"127.0.0.1", 0};
+    settings.http = "off";
+    auto server = Server::Start(settings, Clock::Real());
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    const auto channel = server_->InProcessChannel();
+    jobs_ = v1::JobService::NewStub(channel);
+    data_ = v1::DataService::NewStub(channel);
+    cluster_ = v1::ClusterService::NewStub(channel);
+    workers_ = v1::WorkerService::NewStub(channel);
+  }
+  ~ServicesTest() override {
+    server_.reset();
+    (void)io::RemoveAll(dir_);
+  }
+
+  grpc::Status Upload(const std::string& content, v1::UploadBlobResponse* response) {
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    const auto writer = data_->UploadBlob(&context, response);
+    v1::UploadBlobRequest message;
+    message.set_sha256(io::Sha256Hex(content));
+    message.set_size(static_cast<int64_t>(content.size()));
+    message.set_purpose(v1::UploadBlobRequest::DATASET);
+    writer->Write(message);
+    message.Clear();
+    message.set_data(content);
+    writer->Write(message);
+    writer->WritesDone();
+    return writer->Finish();
+  }
+  grpc::Status Submit(const std::string& text, v1::Job* job, const std::string& request_id = "") {
+    v1::SubmitJobRequest request;
+    request.set_source_text(text);
+    request.set_file_name("job.toml");
+    request.set_request_id(request_id);
+    v1::JobFile* file = request.add_files();
+    file->set_key("job.data");
+    file->set_sha256(io::Sha256Hex(kRows));
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    return jobs_->SubmitJob(&context, request, job);
+  }
+
+  const std::string dir_;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<v1::JobService::Stub> jobs_;
+  std::unique_ptr<v1::DataService::Stub> data_;
+  std::unique_ptr<v1::ClusterService::Stub> cluster_;
+  std::unique_ptr<v1::WorkerService::Stub> workers_;
+};
+
+TEST_F(ServicesTest, SaysItsVersionAndProtocol) {
+  grpc::ClientContext context;
+  v1::ServerInfo info;
+  ASSERT_TRUE(cluster_->GetServerInfo(&context, {}, &info).ok());
+  EXPECT_EQ(info.version(), kVersion);
+  EXPECT_EQ(info.protocol(), kProtocol);
+}
+
+TEST_F(ServicesTest, AProblemIsAViolationWithKeyAndLine) {
+  v1::Job job;
+  const grpc::Status status = Submit(std::string(kJobFile) + "gpu_cout = 2\n", &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  const auto violations = rpc::ViolationsOf(status);
+  ASSERT_EQ(violations.size(), 1u);
+  EXPECT_NE(violations[0].field.find("gpu_cout"), std::string::npos) << violations[0].field;
+  EXPECT_EQ(violations[0].description.find("line 9: "), 0u) << violations[0].description;
+}
+
+TEST_F(ServicesTest, AMissingFileHasItsReason) {
+  v1::Job job;
+  const grpc::Status status = Submit(kJobFile, &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(rpc::ReasonOf(status), "FILE_NOT_UPLOADED");
+}
+
+TEST_F(ServicesTest, AJobIsUploadedSubmittedListedWatchedAndCancelled) {
+  v1::UploadBlobResponse uploaded;
+  ASSERT_TRUE(Upload(kRows, &uploaded).ok());
+  EXPECT_EQ(uploaded.rows(), 2);
+  v1::Job job, again;
+  const grpc::Status submitted = Submit(kJobFile, &job, "r-1");
+  ASSERT_TRUE(submitted.ok()) << submitted.error_message();
+  ASSERT_TRUE(Submit(kJobFile, &again, "r-1").ok());
+  EXPECT_EQ(again.name(), job.name());
+  EXPECT_EQ(job.owner(), "local") << "the interceptor names the principal";
+  grpc::ClientContext list_context;
+  v1::ListJobsResponse list;
+  ASSERT_TRUE(jobs_->ListJobs(&list_context, {}, &list).ok());
+  EXPECT_EQ(list.jobs_size(), 1);
+  grpc::ClientContext watch_context;
+  v1::WatchJobRequest watch;
+  watch.set_name(job.name());
+  const auto reader = jobs_->WatchJob(&watch_context, watch);
+  v1::Job seen;
+  ASSERT_TRUE(reader->Read(&seen));
+  grpc::ClientContext cancel_context;
+  v1::CancelJobRequest cancel;
+  cancel.set_name(job.name());
+  ASSERT_TRUE(jobs_->CancelJob(&cancel_context, cancel, &job).ok());
+  EXPECT_EQ(job.state(), v1::Job::CANCELLED);
+  while (reader->Read(&seen)) {
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(seen.state(), v1::Job::CANCELLED);
+}
+
+TEST_F(ServicesTest, AClientCannotNameItsOwnPrincipal) {
+  v1::UploadBlobResponse uploaded;
+  ASSERT_TRUE(Upload(kRows, &uploaded).ok());
+  grpc::ClientContext context;
+  context.AddMetadata("sft-principal", "root");
+  v1::SubmitJobRequest request;
+  request.set_source_text(kJobFile);
+  request.set_file_name("job.toml");
+  v1::JobFile* file = request.add_files();
+  file->set_key("job.data");
+  file->set_sha256(io::Sha256Hex(kRows));
+  v1::Job job;
+  ASSERT_TRUE(jobs_->SubmitJob(&context, request, &job).ok());
+  EXPECT_EQ(job.owner(), "local");
+}
+
+TEST_F(ServicesTest, AWorkersStreamIsWelcomedAndToldItsDesiredSet) {
+  grpc::ClientContext context;
+  const auto stream = workers_->Session(&context);
+  v1::WorkerMessage hello;
+  v1::Register* node = hello.mutable_register_();
+  node->set_node("a");
+  node->set_incarnation("life-1");
+  node->set_protocol(kProtocol);
+  v1::Slot* slot = node->add_slots();
+  slot->set_gpu_type("CPU");
+  slot->set_healthy(true);
+  ASSERT_TRUE(stream->Write(hello));
+  v1::ServerMessage message;
+  ASSERT_TRUE(stream->Read(&message));
+  EXPECT_EQ(message.welcome().refused(), "");
+  EXPECT_GT(message.welcome().heartbeat_seconds(), 0);
+  ASSERT_TRUE(stream->Read(&message));
+  EXPECT_TRUE(message.has_desired());
+  v1::UploadBlobResponse uploaded;
+  ASSERT_TRUE(Upload(kRows, &uploaded).ok());
+  v1::Job job;
+  ASSERT_TRUE(Submit(kJobFile, &job).ok());
+  ASSERT_TRUE(stream->Read(&message));
+  ASSERT_EQ(message.desired().attempts_size(), 1);
+  EXPECT_EQ(message.desired().attempts(0).dispatch().files(0).sha256(), io::Sha256Hex(kRows));
+  context.TryCancel();
+  (void)stream->Finish();
+}
+
+TEST_F(ServicesTest, ARefusedWorkerIsToldWhyBeforeItsStreamEnds) {
+  grpc::ClientContext context;
+  const auto stream = workers_->Session(&context);
+  v1::WorkerMessage hello;
+  hello.mutable_register_()->set_node("a");
+  hello.mutable_register_()->set_protocol(kProtocol + 1);
+  ASSERT_TRUE(stream->Write(hello));
+  v1::ServerMessage message;
+  ASSERT_TRUE(stream->Read(&message));
+  EXPECT_NE(message.welcome().refused().find("upgrade the server first"), std::string::npos);
+  EXPECT_FALSE(stream->Read(&message));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(ServicesTest, ABlobIsDownloadedFromAnOffset) {
+  v1::UploadBlobResponse uploaded;
+  ASSERT_TRUE(Upload(kRows, &uploaded).ok());
+  grpc::ClientContext context;
+  v1::DownloadBlobRequest request;
+  request.set_sha256(io::Sha256Hex(kRows));
+  request.set_offset(5);
+  const auto reader = data_->DownloadBlob(&context, request);
+  v1::DownloadChunk chunk;
+  std::string bytes;
+  while (reader->Read(&chunk)) bytes += chunk.data();
+  ASSERT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(bytes, std::string(kRows).substr(5));
+}
+
+TEST_F(ServicesTest, WhatDoesNotExistIsNotFound) {
+  grpc::ClientContext context;
+  v1::GetJobRequest request;
+  request.set_name("job-none");
+  v1::Job job;
+  EXPECT_EQ(jobs_->GetJob(&context, request, &job).error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(ServicesTest, ASecondServerOfTheDataFolderIsRefused) {
+  Server::Settings settings;
+  settings.data_dir = dir_;
+  settings.listen = {"127.0.0.1", 0};
+  EXPECT_TRUE(absl::IsFailedPrecondition(Server::Start(settings, Clock::Real()).status()));
+}
+
+TEST(ListenTest, AnAddressThatIsNotLoopbackIsRefused) {
+  const std::string dir = io::MakeTempDir("listen-test").value();
+  Server::Settings settings;
+  settings.data_dir = dir;
+  settings.listen = {"0.0.0.0", 0};
+  const absl::Status status = Server::Start(settings, Clock::Real()).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  EXPECT_NE(Message(status).find("until TLS and tokens exist"), std::string_view::npos);
+  (void)io::RemoveAll(dir);
+}
+
+TEST_F(ServicesTest, APortInUseIsSaid) {
+  const std::string dir = io::MakeTempDir("port-test").value();
+  Server::Settings settings;
+  settings.data_dir = dir;
+  settings.listen = rpc::ParseEndpoint(server_->address()).value();
+  const absl::Status status = Server::Start(settings, Clock::Real()).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_NE(Message(status).find("port is in use"), std::string_view::npos) << status;
+  (void)io::RemoveAll(dir);
+}
+
+}  // namespace
+}  // namespace sft::server

@@ -1,0 +1,179 @@
+#include <gtest/gtest.h>
+
+#include "common/io/file.h"
+#include "server/store/attempts.h"
+#include "server/store/files.h"
+#include "server/store/jobs.h"
+#include "server/store/migrations.h"
+#include "server/store/nodes.h"
+
+namespace sft::server::store {
+namespace {
+
+class RowsTest : public testing::Test {
+ protected:
+  RowsTest() : dir_(io::MakeTempDir("rows-test").value()), db_(Database::Open(dir_ + "/db").value()) {
+    EXPECT_TRUE(Migrate(*db_).ok());
+    NodeRecord node;
+    node.name = "node-a";
+    for (int i = 0; i < 4; ++i) node.slots.push_back({"node-a", i, "H100"});
+    EXPECT_TRUE(PutNode(*db_, node).ok());
+  }
+  ~RowsTest() override {
+    db_.reset();
+    (void)io::RemoveAll(dir_);
+  }
+
+  JobRecord AddJob(const std::string& id, const std::string& request = "") {
+    JobRecord job;
+    job.id = id;
+    job.project = "default";
+    job.request_id = request;
+    job.created_us = 1;
+    EXPECT_TRUE(InsertJob(*db_, job, {{"job.data", "hash", 3, "rows.jsonl", ""}}).ok());
+    return job;
+  }
+  AttemptRecord Attempt(const std::string& uid, const std::string& job, int number) {
+    AttemptRecord attempt;
+    attempt.uid = uid;
+    attempt.job_id = job;
+    attempt.number = attempt.epoch = number;
+    return attempt;
+  }
+  MemberRecord OnNodeA(const std::string& uid, std::vector<int> slots) {
+    MemberRecord member;
+    member.attempt_uid = uid;
+    member.status.node = "node-a";
+    member.slots = std::move(slots);
+    return member;
+  }
+
+  const std::string dir_;
+  std::unique_ptr<Database> db_;
+};
+
+TEST_F(RowsTest, AnEdgeIsTakenOnceAndWritesOneEvent) {
+  JobRecord job = AddJob("job-1");
+  JobRecord other_copy = job;
+  ASSERT_TRUE(TakeEdge(*db_, job, JobState::kPreparing, "placed", 5).ok());
+  EXPECT_EQ(job.state, JobState::kPreparing);
+  EXPECT_TRUE(absl::IsFailedPrecondition(TakeEdge(*db_, other_copy, JobState::kCancelled, "", 6)));
+  EXPECT_EQ(GetJob(*db_, "job-1")->state, JobState::kPreparing);
+  const auto events = ListEvents(*db_, "job-1", 0, 10).value();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].message, "PENDING -> PREPARING: placed");
+}
+
+TEST_F(RowsTest, AnIllegalEdgeIsRefused) {
+  JobRecord job = AddJob("job-1");
+  EXPECT_TRUE(absl::IsFailedPrecondition(TakeEdge(*db_, job, JobState::kSucceeded, "", 5)));
+  EXPECT_EQ(GetJob(*db_, "job-1")->state, JobState::kPending);
+}
+
+TEST_F(RowsTest, ARequestIdNamesOneJob) {
+  AddJob("job-1", "r");
+  JobRecord twin;
+  twin.id = "job-2";
+  twin.request_id = "r";
+  EXPECT_TRUE(absl::IsAlreadyExists(InsertJob(*db_, twin, {})));
+  EXPECT_EQ(FindByRequestId(*db_, "r").value()->id, "job-1");
+  EXPECT_FALSE(FindByRequestId(*db_, "other")->has_value());
+  AddJob("job-3");
+  AddJob("job-4");
+}
+
+TEST_F(RowsTest, ASlotBelongsToOneLiveAttempt) {
+  AddJob("job-1");
+  AddJob("job-2");
+  AttemptRecord first = Attempt("a1", "job-1", 1);
+  ASSERT_TRUE(InsertAttempt(*db_, first, {OnNodeA("a1", {0, 1})}).ok());
+  // A transaction of the store would undo the rest of the second attempt; here there is none.
+  EXPECT_TRUE(absl::IsAlreadyExists(
+      InsertAttempt(*db_, Attempt("a2", "job-2", 1), {OnNodeA("a2", {1, 2})})));
+  EXPECT_EQ(LiveHolders(*db_)->at({"node-a", 1}), "job-1");
+  first.verdict.code = "x";
+  ASSERT_TRUE(TakeAttemptEdge(*db_, first, AttemptState::kStopping, 7).ok());
+  EXPECT_FALSE(LiveHolders(*db_)->empty());
+  ASSERT_TRUE(TakeAttemptEdge(*db_, first, AttemptState::kFailed, 8).ok());
+  EXPECT_FALSE(LiveHolders(*db_)->contains({"node-a", 0}));
+  EXPECT_TRUE(InsertAttempt(*db_, Attempt("a3", "job-2", 2), {OnNodeA("a3", {0, 3})}).ok());
+}
+
+TEST_F(RowsTest, MembersComeBackAsTheyWent) {
+  AddJob("job-1");
+  ASSERT_TRUE(InsertAttempt(*db_, Attempt("a1", "job-1", 1), {OnNodeA("a1", {2, 0, 3})}).ok());
+  MemberRecord member = MembersOf(*db_, "a1")->front();
+  EXPECT_EQ(member.slots, (std::vector<int>{2, 0, 3}));
+  member.status.state = MemberState::kRunning;
+  member.status.seen = true;
+  member.status.verdict.code = "bad_data";
+  ASSERT_TRUE(UpdateMember(*db_, member).ok());
+  EXPECT_EQ(HeldMembers(*db_, "node-a")->front().status.verdict.code, "bad_data");
+  member.forgotten = true;
+  ASSERT_TRUE(UpdateMember(*db_, member).ok());
+  EXPECT_TRUE(HeldMembers(*db_, "node-a")->empty());
+}
+
+TEST_F(RowsTest, ListsAreNewestFirstFilteredAndPaged) {
+  for (const char* id : {"job-1", "job-2", "job-3"}) AddJob(id);
+  JobRecord second = GetJob(*db_, "job-2").value();
+  ASSERT_TRUE(TakeEdge(*db_, second, JobState::kCancelled, "", 2).ok());
+  JobFilter filter;
+  filter.limit = 2;
+  auto page = ListJobs(*db_, filter).value();
+  ASSERT_EQ(page.size(), 2u);
+  EXPECT_EQ(page[0].id, "job-3");
+  filter.before_sequence = page[1].sequence;
+  EXPECT_EQ(ListJobs(*db_, filter)->front().id, "job-1");
+  filter = {{JobState::kPending}, "default"};
+  EXPECT_EQ(ListJobs(*db_, filter)->size(), 2u);
+  filter.project = "other";
+  EXPECT_TRUE(ListJobs(*db_, filter)->empty());
+  EXPECT_EQ(PendingJobs(*db_, 10)->front().id, "job-1");
+}
+
+TEST_F(RowsTest, ARegisteredNodeAddsAVariantForEachSize) {
+  NodeRecord node;
+  node.name = "node-b";
+  for (int i = 0; i < 2; ++i) node.slots.push_back({"node-b", i, "CPU"});
+  ASSERT_TRUE(PutNode(*db_, node).ok());
+  std::vector<std::string> names;
+  for (const VariantRecord& variant : ListVariants(*db_).value()) names.push_back(variant.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"CPU-1x", "CPU-2x", "H100-1x", "H100-2x", "H100-3x",
+                                             "H100-4x", "H100-8x"}));
+}
+
+TEST_F(RowsTest, ASlotThatANodeLostIsNotListed) {
+  NodeRecord node = GetNode(*db_, "node-a").value();
+  node.slots.pop_back();
+  ASSERT_TRUE(PutNode(*db_, node).ok());
+  EXPECT_EQ(GetNode(*db_, "node-a")->slots.size(), 3u);
+}
+
+TEST_F(RowsTest, AReasonIsNewsOnlyOnce) {
+  AddJob("job-1");
+  EXPECT_TRUE(SetReason(*db_, "job-1", "waiting", 1, true).value());
+  EXPECT_FALSE(SetReason(*db_, "job-1", "waiting", 2, true).value());
+  EXPECT_EQ(ListEvents(*db_, "job-1", 0, 10)->size(), 1u);
+}
+
+TEST_F(RowsTest, AnArtifactCommittedTwiceIsOne) {
+  AddJob("job-1");
+  ASSERT_TRUE(InsertAttempt(*db_, Attempt("a1", "job-1", 1), {OnNodeA("a1", {0})}).ok());
+  ArtifactRecord artifact{"artifact-1", "job-1", "a1", "adapter", "", "", {{"x", "hash", 5}}, 5, 1};
+  ASSERT_TRUE(PutArtifact(*db_, artifact).ok());
+  artifact.id = "artifact-2";
+  EXPECT_EQ(PutArtifact(*db_, artifact)->id, "artifact-1");
+  ASSERT_EQ(ArtifactsOfJob(*db_, "job-1")->size(), 1u);
+  EXPECT_EQ(GetArtifact(*db_, "artifact-1")->files[0].size, 5);
+}
+
+TEST_F(RowsTest, WhatIsMissingIsNotFound) {
+  EXPECT_TRUE(absl::IsNotFound(GetJob(*db_, "none").status()));
+  EXPECT_TRUE(absl::IsNotFound(GetNode(*db_, "none").status()));
+  EXPECT_TRUE(absl::IsNotFound(GetAttempt(*db_, "none").status()));
+  EXPECT_TRUE(absl::IsNotFound(GetArtifact(*db_, "none").status()));
+}
+
+}  // namespace
+}  // namespace sft::server::store

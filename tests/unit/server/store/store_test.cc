@@ -1,0 +1,139 @@
+#include "server/store/store.h"
+
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "common/io/file.h"
+#include "server/store/data_dir_lock.h"
+#include "server/store/migrations.h"
+
+namespace sft::server {
+namespace {
+
+class StoreTest : public testing::Test {
+ protected:
+  StoreTest() : dir_(io::MakeTempDir("store-test").value()) {}
+  ~StoreTest() override { (void)io::RemoveAll(dir_); }
+  std::string DbPath() const { return dir_ + "/server.db"; }
+  std::unique_ptr<Store> Open() { return Store::Open({DbPath()}).value(); }
+
+  static int64_t Count(Store& store, const char* sql) {
+    int64_t count = -1;
+    EXPECT_TRUE(store.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare(sql));
+      SFT_ASSIGN_OR_RETURN(const bool row, get.Step());
+      if (row) count = get.Int(0);
+      return absl::OkStatus();
+    }).ok());
+    return count;
+  }
+
+  const std::string dir_;
+};
+
+constexpr char kCountVariants[] = "SELECT count(*) FROM variants";
+
+absl::Status AddVariant(Database& db, const char* name, int n) {
+  SFT_ASSIGN_OR_RETURN(Statement add, db.Prepare("INSERT INTO variants VALUES (?, 'X', ?)"));
+  return add.Bind(name).Bind(n).Run();
+}
+
+TEST_F(StoreTest, TheFirstMigrationHasTheTwoVariantsOfTheSourceDocuments) {
+  auto store = Open();
+  EXPECT_EQ(Count(*store, "SELECT count(*) FROM variants WHERE name IN ('H100-4x', 'H100-8x')"), 2);
+}
+
+TEST_F(StoreTest, WhatWasWrittenIsThereAfterReopening) {
+  ASSERT_TRUE(Open()->Write([](Database& db) { return AddVariant(db, "X-1x", 1); }).ok());
+  auto store = Open();
+  EXPECT_EQ(Count(*store, kCountVariants), 3);
+}
+
+TEST_F(StoreTest, AFailedWriteLeavesNothingAndItsNeighboursStay) {
+  auto store = Open();
+  EXPECT_TRUE(absl::IsAborted(store->Write([](Database& db) -> absl::Status {
+    SFT_RETURN_IF_ERROR(AddVariant(db, "X-1x", 1));
+    return Aborted("changed my mind");
+  })));
+  EXPECT_TRUE(store->Write([](Database& db) { return AddVariant(db, "X-2x", 2); }).ok());
+  EXPECT_EQ(Count(*store, "SELECT count(*) FROM variants WHERE name = 'X-1x'"), 0);
+  EXPECT_EQ(Count(*store, "SELECT count(*) FROM variants WHERE name = 'X-2x'"), 1);
+}
+
+TEST_F(StoreTest, AConstraintIsAlreadyExists) {
+  auto store = Open();
+  EXPECT_TRUE(absl::IsAlreadyExists(
+      store->Write([](Database& db) { return AddVariant(db, "H100-4x", 9); })));
+}
+
+TEST_F(StoreTest, WritesOfManyThreadsAreAllThereInFewerCommits) {
+  auto store = Open();
+  constexpr int kThreads = 8, kEach = 20;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kEach; ++i) {
+        const int n = t * kEach + i + 1;
+        const std::string name = "X-" + std::to_string(n) + "x";
+        EXPECT_TRUE(store->Write([&](Database& db) { return AddVariant(db, name.c_str(), n); }).ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(Count(*store, kCountVariants), 2 + kThreads * kEach);
+  EXPECT_LE(store->commits(), kThreads * kEach);
+}
+
+TEST_F(StoreTest, AFullDiskIsResourceExhaustedAndTheStoreGoesOn) {
+  auto store = Open();
+  const absl::Status full = store->Write([](Database& db) -> absl::Status {
+    SFT_RETURN_IF_ERROR(db.Execute("PRAGMA max_page_count = 1"));
+    SFT_ASSIGN_OR_RETURN(Statement add, db.Prepare("INSERT INTO variants VALUES (?, 'X', 1)"));
+    return add.Bind(std::string(1 << 20, 'x')).Run();
+  });
+  EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
+  ASSERT_TRUE(
+      store->Read([](Database& db) { return db.Execute("PRAGMA max_page_count = 100000"); }).ok());
+  EXPECT_TRUE(store->Write([](Database& db) { return AddVariant(db, "X-2x", 2); }).ok());
+  EXPECT_EQ(Count(*store, kCountVariants), 3);
+}
+
+TEST_F(StoreTest, AFullQueueIsRefused) {
+  auto store = Store::Open({DbPath(), /*max_queue=*/0}).value();
+  EXPECT_TRUE(absl::IsResourceExhausted(store->Read([](Database&) { return absl::OkStatus(); })));
+}
+
+TEST_F(StoreTest, ADatabaseOfANewerServerIsRefused) {
+  {
+    auto db = Database::Open(DbPath()).value();
+    ASSERT_TRUE(db->Execute("PRAGMA user_version = 999").ok());
+  }
+  const absl::Status status = Store::Open({DbPath()}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_NE(Message(status).find("newer server"), std::string_view::npos) << status;
+}
+
+TEST_F(StoreTest, MigrationsAreNumberedWithoutGapsAndRunOnce) {
+  int version = 0;
+  for (const Migration& migration : Migrations()) EXPECT_EQ(migration.version, ++version);
+  auto db = Database::Open(DbPath()).value();
+  ASSERT_TRUE(Migrate(*db).ok());
+  ASSERT_TRUE(Migrate(*db).ok());
+  EXPECT_EQ(db->UserVersion().value(), version);
+}
+
+TEST_F(StoreTest, AFileThatIsNoDatabaseIsRefused) {
+  ASSERT_TRUE(io::WriteFileAtomic(DbPath(), std::string(4096, 'x')).ok());
+  EXPECT_FALSE(Store::Open({DbPath()}).ok());
+}
+
+TEST_F(StoreTest, TwoServersNeverShareADataFolder) {
+  const auto first = DataDirLock::Acquire(dir_);
+  ASSERT_TRUE(first.ok());
+  const absl::Status second = DataDirLock::Acquire(dir_).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
+}
+
+}  // namespace
+}  // namespace sft::server
