@@ -40,7 +40,11 @@ class Follower {
       }
       const bool outage = status.ok() || status.error_code() == grpc::StatusCode::UNAVAILABLE ||
                           status.error_code() == grpc::StatusCode::CANCELLED;
-      if (!outage || !last_ || now - lost > kOutageLimit) return connection_.Describe(status);
+      if (!outage || !last_ || now - lost > kOutageLimit) {
+        if (!status.ok()) return connection_.Describe(status);
+        return Internal(
+            fmt::format("the server ended the watch of {}, which has not ended", name_));
+      }
       if (!told) {
         connection_.console().err
             << "lost the server; waiting for it to come back (the job goes on)\n";

@@ -96,15 +96,35 @@ class Downloader {
   const std::string partial_;
 };
 
+// Where the artifact goes: -o, else job.output_dir of its job, else a name of its own.
+absl::StatusOr<std::string> FolderOf(Connection& connection, const DownloadOptions& options,
+                                     const v1::Artifact& artifact) {
+  if (!options.out.empty()) return options.out;
+  if (!artifact.job().empty()) {
+    v1::GetJobRequest request;
+    request.set_name(artifact.job());
+    SFT_ASSIGN_OR_RETURN(
+        const v1::Job job,
+        connection.Call(connection.jobs(), &v1::JobService::Stub::GetJob, request));
+    const Json resolved = Json::parse(job.resolved_json(), nullptr, /*allow_exceptions=*/false);
+    const Json::json_pointer key("/job/output_dir");
+    if (resolved.is_object() && resolved.contains(key) && resolved.at(key).is_string()) {
+      const std::string folder = resolved.at(key).get<std::string>();
+      if (!folder.empty()) return folder;
+    }
+  }
+  return fmt::format("{}-{}", ShortName(options.job), artifact.kind());
+}
+
 ExitCode Download(Connection& connection, const DownloadOptions& options, bool json) {
   v1::GetArtifactRequest request;
   request.set_name(options.job);
   const auto artifact =
       connection.Call(connection.data(), &v1::DataService::Stub::GetArtifact, request);
   if (!artifact.ok()) return Fail(connection, artifact.status());
-  const std::string folder = options.out.empty()
-                                 ? fmt::format("{}-{}", ShortName(options.job), artifact->kind())
-                                 : options.out;
+  const absl::StatusOr<std::string> chosen = FolderOf(connection, options, *artifact);
+  if (!chosen.ok()) return Fail(connection, chosen.status());
+  const std::string& folder = *chosen;
   const absl::StatusOr<std::vector<std::string>> there = io::ListDir(folder);
   if (io::Exists(folder) && (!there.ok() || !there->empty())) {
     return Fail(
@@ -136,8 +156,9 @@ void AddDownload(CLI::App& app, Session& session) {
                                  "sftctl download job-abc -o my-adapter");
   auto options = std::make_shared<DownloadOptions>();
   command->add_option("JOB", options->job, "Job, or artifacts/NAME")->required();
-  command->add_option("-o,--output", options->out,
-                      "Folder to make (default: JOB-adapter or JOB-model)");
+  command->add_option(
+      "-o,--output", options->out,
+      "Folder to make (default: the job's job.output_dir, else JOB-adapter or JOB-model)");
   AddJsonFlag(command, session);
   command->callback([&session, options] {
     session.command = [&session, options](Connection& connection) {

@@ -36,7 +36,9 @@ Json ResolutionJson(const v1::ResolveJobResponse& response) {
     values[value.key()] = {{"value", value.value()}, {"origin", value.origin()}};
   }
   json["values"] = values;
-  json["resolved"] = Json::parse(response.resolved_json(), nullptr, false);
+  // A job with problems has no resolved form.
+  const Json resolved = Json::parse(response.resolved_json(), nullptr, /*allow_exceptions=*/false);
+  json["resolved"] = resolved.is_discarded() ? Json(nullptr) : resolved;
   const v1::JobPlan& plan = response.plan();
   Json memory = Json::object();
   for (const v1::MemoryItem& item : plan.memory()) memory[item.category()] = item.bytes();

@@ -1,0 +1,100 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "client/exit_codes.h"
+#include "common/io/sha256.h"
+#include "tests/unit/client/fake_server.h"
+
+namespace sft::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+class DownloadTest : public ::testing::Test {
+ protected:
+  DownloadTest() : folder_(TestFolder()) {
+    server_.artifact.set_name("artifacts/a");
+    server_.artifact.set_kind("adapter");
+    Add("adapter_config.json", "{}");
+    Add("sub/adapter_model.safetensors", std::string(3000, 'w'));
+  }
+
+  void Add(const std::string& path, const std::string& content) {
+    v1::ArtifactFile* file = server_.artifact.add_files();
+    file->set_path(path);
+    io::Sha256 hash;
+    hash.Update(content);
+    file->mutable_blob()->set_sha256(hash.FinishHex());
+    file->mutable_blob()->set_size(static_cast<int64_t>(content.size()));
+    server_.artifact_files[path] = content;
+  }
+
+  const std::string folder_;
+  FakeServer server_;
+};
+
+TEST_F(DownloadTest, TheFolderHoldsEveryFile) {
+  const std::string out = folder_ + "/out";
+  const Outcome run = Sftctl(server_, {"download", "job-a", "-o", out});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(run.out, out + "\n");
+  EXPECT_EQ(ReadTestFile(out + "/adapter_config.json"), "{}");
+  EXPECT_EQ(ReadTestFile(out + "/sub/adapter_model.safetensors"), std::string(3000, 'w'));
+  EXPECT_FALSE(std::filesystem::exists(out + ".partial"));
+}
+
+TEST_F(DownloadTest, TheJobsOutputFolderIsTheDefault) {
+  v1::Job job = MakeJob("job-a", v1::Job::SUCCEEDED);
+  job.set_resolved_json("{\"job\": {\"output_dir\": \"" + folder_ + "/mine\"}}");
+  server_.jobs["job-a"] = job;
+  server_.artifact.set_job("projects/default/jobs/job-a");
+  const Outcome run = Sftctl(server_, {"download", "job-a"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(ReadTestFile(folder_ + "/mine/adapter_config.json"), "{}");
+}
+
+TEST_F(DownloadTest, WhatABrokenOneLeftIsContinued) {
+  const std::string out = folder_ + "/out";
+  std::filesystem::create_directories(out + ".partial/sub");
+  std::ofstream(out + ".partial/sub/adapter_model.safetensors") << std::string(1000, 'w');
+  const Outcome run = Sftctl(server_, {"download", "job-a", "-o", out});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(ReadTestFile(out + "/sub/adapter_model.safetensors"), std::string(3000, 'w'));
+}
+
+TEST_F(DownloadTest, WrongBytesAreNotDelivered) {
+  server_.artifact_files["sub/adapter_model.safetensors"] = std::string(3000, 'x');
+  const std::string out = folder_ + "/out";
+  const Outcome run = Sftctl(server_, {"download", "job-a", "-o", out});
+  EXPECT_EQ(run.code, kInternal);
+  EXPECT_THAT(run.err, HasSubstr("hash"));
+  EXPECT_FALSE(std::filesystem::exists(out));
+}
+
+TEST_F(DownloadTest, APathOutsideTheFolderIsRefused) {
+  Add("../evil", "x");
+  const Outcome run = Sftctl(server_, {"download", "job-a", "-o", folder_ + "/out"});
+  EXPECT_EQ(run.code, kUsage);
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/evil"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/out"));
+}
+
+TEST_F(DownloadTest, AFolderWithFilesIsLeftAlone) {
+  std::filesystem::create_directories(folder_ + "/out");
+  std::ofstream(folder_ + "/out/mine") << "mine";
+  const Outcome run = Sftctl(server_, {"download", "job-a", "-o", folder_ + "/out"});
+  EXPECT_EQ(run.code, kUsage);
+  EXPECT_THAT(run.err, HasSubstr("not an empty folder"));
+  EXPECT_EQ(ReadTestFile(folder_ + "/out/mine"), "mine");
+}
+
+TEST_F(DownloadTest, AJobWithoutResultIsNotFound) {
+  server_.artifact.clear_name();
+  EXPECT_EQ(Sftctl(server_, {"download", "job-a", "-o", folder_ + "/out"}).code, kNotFound);
+}
+
+}  // namespace
+}  // namespace sft::client

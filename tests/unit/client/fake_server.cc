@@ -1,0 +1,282 @@
+#include "tests/unit/client/fake_server.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "common/base/version.h"
+#include "common/rpc/channel.h"
+
+namespace sft::client {
+namespace {
+
+std::string IdOf(const std::string& name) { return ShortName(name); }
+
+grpc::Status NoJob(const std::string& name) {
+  return {grpc::StatusCode::NOT_FOUND, "no job is called " + name};
+}
+
+// The next of a list of answers; the last one is repeated.
+template <typename T>
+const T& Next(const std::vector<T>& answers, size_t& index) {
+  return answers.at(std::min(index++, answers.size() - 1));
+}
+
+}  // namespace
+
+class FakeServer::Jobs : public v1::JobService::Service {
+ public:
+  explicit Jobs(FakeServer& fake) : fake_(fake) {}
+
+  grpc::Status ResolveJob(grpc::ServerContext*, const v1::ResolveJobRequest* request,
+                          v1::ResolveJobResponse* response) override {
+    fake_.resolved.push_back(*request);
+    *response = fake_.resolution;
+    return grpc::Status::OK;
+  }
+  grpc::Status SubmitJob(grpc::ServerContext*, const v1::SubmitJobRequest* request,
+                         v1::Job* response) override {
+    fake_.submitted.push_back(*request);
+    *response = MakeJob("job-new", v1::Job::PENDING);
+    response->set_reason("waits for H100-4x");
+    return fake_.submit_status;
+  }
+  grpc::Status GetJob(grpc::ServerContext*, const v1::GetJobRequest* request,
+                      v1::Job* response) override {
+    const auto job = fake_.jobs.find(IdOf(request->name()));
+    if (job == fake_.jobs.end()) return NoJob(request->name());
+    *response = job->second;
+    return grpc::Status::OK;
+  }
+  grpc::Status ListJobs(grpc::ServerContext*, const v1::ListJobsRequest* request,
+                        v1::ListJobsResponse* response) override {
+    // One job a page.
+    size_t skip = request->page_token().empty() ? 0 : std::stoul(request->page_token());
+    size_t index = 0;
+    for (const auto& [id, job] : fake_.jobs) {
+      if (index++ != skip) continue;
+      *response->add_jobs() = job;
+      if (index < fake_.jobs.size()) response->set_next_page_token(std::to_string(index));
+    }
+    return grpc::Status::OK;
+  }
+  grpc::Status CancelJob(grpc::ServerContext*, const v1::CancelJobRequest* request,
+                         v1::Job* response) override {
+    const auto job = fake_.jobs.find(IdOf(request->name()));
+    if (job == fake_.jobs.end()) return NoJob(request->name());
+    job->second.set_state(v1::Job::CANCELLING);
+    *response = job->second;
+    return grpc::Status::OK;
+  }
+  grpc::Status WatchJob(grpc::ServerContext* context, const v1::WatchJobRequest* request,
+                        grpc::ServerWriter<v1::Job>* writer) override {
+    if (fake_.watches.empty()) return NoJob(request->name());
+    const Watch& watch = Next(fake_.watches, watch_index_);
+    for (const v1::Job& job : watch.jobs) writer->Write(job);
+    if (watch.on_written) watch.on_written();
+    while (watch.until_cancelled && !context->IsCancelled()) std::this_thread::yield();
+    return watch.status;
+  }
+  grpc::Status ListEvents(grpc::ServerContext*, const v1::ListEventsRequest* request,
+                          v1::ListEventsResponse* response) override {
+    size_t at = request->page_token().empty() ? 0 : std::stoul(request->page_token());
+    for (int i = 0; i < 2 && at < fake_.events.size(); ++i, ++at) {
+      *response->add_events() = fake_.events[at];
+    }
+    if (at < fake_.events.size()) response->set_next_page_token(std::to_string(at));
+    return grpc::Status::OK;
+  }
+  grpc::Status ReadMetrics(grpc::ServerContext*, const v1::ReadMetricsRequest* request,
+                           grpc::ServerWriter<v1::ReadMetricsResponse>* writer) override {
+    v1::ReadMetricsResponse response;
+    for (size_t i = request->index(); i < fake_.metrics.size(); ++i) {
+      *response.add_metrics() = fake_.metrics[i];
+    }
+    response.set_next_index(static_cast<int64_t>(fake_.metrics.size()));
+    writer->Write(response);
+    return grpc::Status::OK;
+  }
+  grpc::Status ReadLog(grpc::ServerContext*, const v1::ReadLogRequest* request,
+                       grpc::ServerWriter<v1::ReadLogResponse>* writer) override {
+    fake_.log_requests.push_back(*request);
+    const Log& read = Next(fake_.log_reads, log_index_);
+    v1::ReadLogResponse response;
+    response.set_offset(request->offset());
+    response.set_data(fake_.log.substr(request->offset(), read.end - request->offset()));
+    response.set_end_of_file(read.end_of_file);
+    response.set_attempt(1);
+    writer->Write(response);
+    return read.status;
+  }
+
+ private:
+  FakeServer& fake_;
+  size_t watch_index_ = 0;
+  size_t log_index_ = 0;
+};
+
+class FakeServer::Data : public v1::DataService::Service {
+ public:
+  explicit Data(FakeServer& fake) : fake_(fake) {}
+
+  grpc::Status StatBlob(grpc::ServerContext*, const v1::StatBlobRequest* request,
+                        v1::StatBlobResponse* response) override {
+    response->set_complete(fake_.blobs.contains(request->sha256()));
+    response->set_received(static_cast<int64_t>(partial_[request->sha256()].size()));
+    return grpc::Status::OK;
+  }
+  grpc::Status UploadBlob(grpc::ServerContext*, grpc::ServerReader<v1::UploadBlobRequest>* reader,
+                          v1::UploadBlobResponse*) override {
+    v1::UploadBlobRequest request;
+    std::string hash;
+    int64_t size = 0;
+    while (reader->Read(&request)) {
+      if (hash.empty()) {
+        hash = request.sha256();
+        size = request.size();
+        fake_.upload_offsets.push_back(request.offset());
+      }
+      partial_[hash] += request.data();
+      const auto received = static_cast<int64_t>(partial_[hash].size());
+      if (fake_.cut_upload_after >= 0 && received >= fake_.cut_upload_after) {
+        partial_[hash].resize(fake_.cut_upload_after);
+        fake_.cut_upload_after = -1;
+        return {grpc::StatusCode::UNAVAILABLE, "cut"};
+      }
+    }
+    if (static_cast<int64_t>(partial_[hash].size()) != size) {
+      return {grpc::StatusCode::INVALID_ARGUMENT, "wrong size"};
+    }
+    fake_.blobs[hash] = partial_[hash];
+    return grpc::Status::OK;
+  }
+  grpc::Status GetArtifact(grpc::ServerContext*, const v1::GetArtifactRequest* request,
+                           v1::Artifact* response) override {
+    if (fake_.artifact.name().empty()) return NoJob(request->name());
+    *response = fake_.artifact;
+    return grpc::Status::OK;
+  }
+  grpc::Status DownloadArtifactFile(grpc::ServerContext*,
+                                    const v1::DownloadArtifactFileRequest* request,
+                                    grpc::ServerWriter<v1::DownloadChunk>* writer) override {
+    const std::string& content = fake_.artifact_files.at(request->path());
+    v1::DownloadChunk chunk;
+    chunk.set_offset(request->offset());
+    chunk.set_data(content.substr(request->offset()));
+    chunk.set_total_size(static_cast<int64_t>(content.size()));
+    writer->Write(chunk);
+    return grpc::Status::OK;
+  }
+
+ private:
+  FakeServer& fake_;
+  std::map<std::string, std::string> partial_;
+};
+
+class FakeServer::Cluster : public v1::ClusterService::Service {
+ public:
+  explicit Cluster(FakeServer& fake) : fake_(fake) {}
+
+  grpc::Status GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
+                             v1::ServerInfo* response) override {
+    *response = fake_.info;
+    return grpc::Status::OK;
+  }
+  grpc::Status ListNodes(grpc::ServerContext*, const v1::ListNodesRequest*,
+                         v1::ListNodesResponse* response) override {
+    response->mutable_nodes()->Assign(fake_.nodes.begin(), fake_.nodes.end());
+    return grpc::Status::OK;
+  }
+  grpc::Status ListVariants(grpc::ServerContext*, const v1::ListVariantsRequest*,
+                            v1::ListVariantsResponse* response) override {
+    response->mutable_variants()->Assign(fake_.variants.begin(), fake_.variants.end());
+    return grpc::Status::OK;
+  }
+  grpc::Status ListModels(grpc::ServerContext*, const v1::ListModelsRequest*,
+                          v1::ListModelsResponse* response) override {
+    response->mutable_models()->Assign(fake_.models.begin(), fake_.models.end());
+    return grpc::Status::OK;
+  }
+
+ private:
+  FakeServer& fake_;
+};
+
+FakeServer::FakeServer()
+    : jobs_service_(std::make_unique<Jobs>(*this)),
+      data_service_(std::make_unique<Data>(*this)),
+      cluster_service_(std::make_unique<Cluster>(*this)) {
+  info.set_version(kVersion);
+  info.set_protocol(kProtocol);
+  info.set_min_protocol(kProtocol);
+  grpc::ServerBuilder builder;
+  builder.RegisterService(jobs_service_.get());
+  builder.RegisterService(data_service_.get());
+  builder.RegisterService(cluster_service_.get());
+  server_ = builder.BuildAndStart();
+}
+
+FakeServer::~FakeServer() { server_->Shutdown(); }
+
+std::shared_ptr<grpc::Channel> FakeServer::Channel() { return server_->InProcessChannel({}); }
+
+Outcome Sftctl(FakeServer& server, const std::vector<std::string>& arguments, bool terminal) {
+  std::vector<const char*> argv = {"sftctl"};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  std::ostringstream out, err;
+  FakeClock clock;
+  const Console console{out, err, terminal, 80};
+  const Connect connect = [&](const std::string&) {
+    return std::make_unique<Connection>(server.Channel(), "test:1", console, clock);
+  };
+  Outcome run;
+  run.code = RunApp(static_cast<int>(argv.size()), argv.data(), console, connect);
+  run.out = out.str();
+  run.err = err.str();
+  return run;
+}
+
+v1::Job MakeJob(const std::string& id, v1::Job::State state) {
+  v1::Job job;
+  job.set_name("projects/default/jobs/" + id);
+  job.set_state(state);
+  job.mutable_verdict()->set_rank(-1);
+  return job;
+}
+
+v1::Job MakeFailed(const std::string& id, v1::Verdict::Domain domain) {
+  v1::Job job = MakeJob(id, v1::Job::FAILED);
+  job.mutable_verdict()->set_domain(domain);
+  job.mutable_verdict()->set_message("it broke");
+  job.mutable_verdict()->set_advice("mend it");
+  return job;
+}
+
+std::string TestFolder() {
+  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+  std::string name = std::string(test->test_suite_name()) + "." + test->name();
+  std::replace(name.begin(), name.end(), '/', '_');
+  const std::string folder = testing::TempDir() + "sftctl." + name;
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  return folder;
+}
+
+std::string WriteTestFile(const std::string& name, const std::string& text) {
+  const std::string path = TestFolder() + "/" + name;
+  std::ofstream(path, std::ios::binary) << text;
+  return path;
+}
+
+std::string ReadTestFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+}  // namespace sft::client

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/app.h"
+#include "common/base/clock.h"
+#include "common/base/mutex.h"
+#include "sft/v1/cluster_service.grpc.pb.h"
+#include "sft/v1/data_service.grpc.pb.h"
+#include "sft/v1/job_service.grpc.pb.h"
+
+// A server in this process: remembers what it was asked and answers what a test puts into its
+// public members. Tests change those only while no call is under way.
+
+namespace sft::client {
+
+class FakeServer {
+ public:
+  FakeServer();
+  ~FakeServer();
+
+  // ResolveJob and SubmitJob.
+  v1::ResolveJobResponse resolution;
+  std::vector<v1::ResolveJobRequest> resolved;
+  std::vector<v1::SubmitJobRequest> submitted;
+  grpc::Status submit_status;
+
+  // GetJob, ListJobs, CancelJob by id.
+  std::map<std::string, v1::Job> jobs;
+
+  // Each WatchJob takes the next of these; the last one is repeated.
+  struct Watch {
+    std::vector<v1::Job> jobs;
+    grpc::Status status;
+    bool until_cancelled = false;      // goes on until the client ends the call
+    std::function<void()> on_written;  // once all jobs are written
+  };
+  std::vector<Watch> watches;
+
+  // Each ReadLog takes the next of these: the whole log up to `end`, from the asked offset.
+  struct Log {
+    size_t end = 0;
+    bool end_of_file = false;
+    grpc::Status status;
+  };
+  std::string log;
+  std::vector<Log> log_reads;
+  std::vector<v1::ReadLogRequest> log_requests;
+
+  std::vector<v1::Metric> metrics;
+  std::vector<v1::JobEvent> events;  // listed two a page
+  std::vector<v1::Node> nodes;
+  std::vector<v1::Variant> variants;
+  std::vector<v1::NodeModel> models;
+  v1::ServerInfo info;
+
+  // DataService: content by hash; `cut_upload_after` breaks the next upload after so many bytes.
+  std::map<std::string, std::string> blobs;
+  int64_t cut_upload_after = -1;
+  std::vector<int64_t> upload_offsets;
+  v1::Artifact artifact;
+  std::map<std::string, std::string> artifact_files;
+
+  std::shared_ptr<grpc::Channel> Channel();
+
+ private:
+  class Jobs;
+  class Data;
+  class Cluster;
+
+  std::unique_ptr<Jobs> jobs_service_;
+  std::unique_ptr<Data> data_service_;
+  std::unique_ptr<Cluster> cluster_service_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// One run of sftctl.
+struct Outcome {
+  int code = -1;
+  std::string out;
+  std::string err;
+};
+Outcome Sftctl(FakeServer& server, const std::vector<std::string>& arguments,
+               bool terminal = false);
+
+v1::Job MakeJob(const std::string& id, v1::Job::State state);
+// A job that failed by the fault of `domain`.
+v1::Job MakeFailed(const std::string& id, v1::Verdict::Domain domain);
+
+// Writes a file into the test's own folder and gives its path.
+std::string WriteTestFile(const std::string& name, const std::string& text);
+std::string ReadTestFile(const std::string& path);
+// An empty folder of this test.
+std::string TestFolder();
+
+}  // namespace sft::client

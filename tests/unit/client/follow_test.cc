@@ -1,0 +1,178 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "client/exit_codes.h"
+#include "client/interrupt.h"
+#include "tests/unit/client/fake_server.h"
+
+namespace sft::client {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+struct Ending {
+  std::string_view name;
+  v1::Job job;
+  int code;
+};
+
+class EndingTest : public ::testing::TestWithParam<Ending> {};
+
+TEST_P(EndingTest, EveryWaitingCommandEndsWithTheVerdict) {
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"wait", "job-a"}, {"status", "job-a", "--watch"}, {"logs", "job-a", "--follow"}}) {
+    FakeServer server;
+    server.watches = {{.jobs = {MakeJob("job-a", v1::Job::RUNNING), GetParam().job}}};
+    server.log = "line\n";
+    server.log_reads = {{.end = 5, .end_of_file = true}};
+    const Outcome run = Sftctl(server, command);
+    EXPECT_EQ(run.code, GetParam().code) << command[0] << "\n" << run.err;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, EndingTest,
+    ::testing::Values(
+        Ending{"Succeeded", MakeJob("job-a", v1::Job::SUCCEEDED), 0},
+        Ending{"FailedByTheUser", MakeFailed("job-a", v1::Verdict::USER), 10},
+        Ending{"FailedByTheMachines", MakeFailed("job-a", v1::Verdict::INFRASTRUCTURE), 11},
+        Ending{"FailedForAnUnknownReason", MakeFailed("job-a", v1::Verdict::UNKNOWN), 11},
+        Ending{"Cancelled", MakeJob("job-a", v1::Job::CANCELLED), 12}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(FollowTest, AFailureSaysWhyAndWhatToDo) {
+  FakeServer server;
+  server.watches = {{.jobs = {MakeFailed("job-a", v1::Verdict::USER)}}};
+  const Outcome run = Sftctl(server, {"wait", "job-a"});
+  EXPECT_THAT(run.err, HasSubstr("it broke"));
+  EXPECT_THAT(run.err, HasSubstr("what to do: mend it"));
+  EXPECT_THAT(run.out, IsEmpty());
+}
+
+TEST(FollowTest, ALostServerIsWaitedFor) {
+  FakeServer server;
+  const grpc::Status lost(grpc::StatusCode::UNAVAILABLE, "gone");
+  server.watches = {{.jobs = {MakeJob("job-a", v1::Job::RUNNING)}, .status = lost},
+                    {.jobs = {}, .status = lost},
+                    {.jobs = {MakeJob("job-a", v1::Job::SUCCEEDED)}}};
+  const Outcome run = Sftctl(server, {"status", "job-a", "--watch"});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("lost the server"));
+}
+
+TEST(FollowTest, AServerThatStaysAwayEndsTheWait) {
+  FakeServer server;
+  const grpc::Status lost(grpc::StatusCode::UNAVAILABLE, "gone");
+  server.watches = {{.jobs = {MakeJob("job-a", v1::Job::RUNNING)}, .status = lost},
+                    {.jobs = {}, .status = lost}};
+  const Outcome run = Sftctl(server, {"wait", "job-a"});
+  EXPECT_EQ(run.code, kUnreachable);
+  EXPECT_THAT(run.err, HasSubstr("cannot reach sft-server at test:1"));
+}
+
+TEST(FollowTest, ATimeoutEndsTheWaitNotTheJob) {
+  FakeServer server;
+  server.watches = {{.jobs = {MakeJob("job-a", v1::Job::RUNNING)}, .until_cancelled = true}};
+  const Outcome run = Sftctl(server, {"wait", "job-a", "--timeout", "0s"});
+  EXPECT_EQ(run.code, kUnreachable) << run.err;
+}
+
+TEST(FollowTest, AWatchThatEndsBeforeAnyAnswerIsAnError) {
+  FakeServer server;
+  server.watches = {{.jobs = {}}};
+  const Outcome run = Sftctl(server, {"wait", "job-a"});
+  EXPECT_EQ(run.code, kInternal);
+  EXPECT_THAT(run.err, HasSubstr("ended the watch"));
+}
+
+TEST(FollowTest, AnUnknownJobIsNotFound) {
+  FakeServer server;
+  EXPECT_EQ(Sftctl(server, {"wait", "job-z"}).code, kNotFound);
+}
+
+TEST(FollowTest, APlainLineIsPrintedForEachStep) {
+  FakeServer server;
+  server.watches = {
+      {.jobs = {MakeJob("job-a", v1::Job::RUNNING), MakeJob("job-a", v1::Job::SUCCEEDED)}}};
+  v1::Metric step;
+  step.set_step(1);
+  step.set_total_steps(3);
+  step.set_loss(1.5);
+  step.set_tokens_per_second(1200);
+  server.metrics = {step};
+  const Outcome run = Sftctl(server, {"status", "job-a", "--watch"});
+  EXPECT_THAT(run.err, HasSubstr("step 1/3  loss 1.5000"));
+  EXPECT_THAT(run.err, HasSubstr("1.2k tok/s"));
+  EXPECT_THAT(run.err, Not(HasSubstr("\r")));
+}
+
+TEST(FollowTest, ATerminalGetsABarWithLossAndSpeed) {
+  FakeServer server;
+  v1::Job running = MakeJob("job-a", v1::Job::RUNNING);
+  running.mutable_progress()->set_step(1);
+  running.mutable_progress()->set_total_steps(2);
+  running.mutable_progress()->set_loss(1.5);
+  running.mutable_progress()->set_tokens_per_second(850);
+  server.watches = {{.jobs = {running, MakeJob("job-a", v1::Job::SUCCEEDED)}}};
+  const Outcome run = Sftctl(server, {"status", "job-a", "--watch"}, /*terminal=*/true);
+  EXPECT_THAT(run.err, HasSubstr("\r\033[K[="));
+  EXPECT_THAT(run.err, HasSubstr("1/2  loss 1.5000  850 tok/s"));
+}
+
+TEST(FollowTest, JsonPrintsAnObjectALine) {
+  FakeServer server;
+  server.watches = {
+      {.jobs = {MakeJob("job-a", v1::Job::RUNNING), MakeJob("job-a", v1::Job::SUCCEEDED)}}};
+  const Outcome run = Sftctl(server, {"status", "job-a", "--watch", "--json"});
+  std::istringstream lines(run.out);
+  std::string line, states;
+  while (std::getline(lines, line)) {
+    states += nlohmann::json::parse(line)["state"].get<std::string>() + " ";
+  }
+  EXPECT_EQ(states, "RUNNING SUCCEEDED ");
+}
+
+TEST(LogsTest, ABrokenStreamGoesOnAtTheByteItHadReached) {
+  FakeServer server;
+  server.log = "first line\nsecond line\n";
+  server.log_reads = {{.end = 7, .status = {grpc::StatusCode::UNAVAILABLE, "gone"}},
+                      {.end = 23, .end_of_file = true}};
+  server.watches = {{.jobs = {MakeJob("job-a", v1::Job::SUCCEEDED)}}};
+  const Outcome run = Sftctl(server, {"logs", "job-a", "--follow", "--rank", "2", "--tail", "9"});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(run.out, server.log);
+  ASSERT_EQ(server.log_requests.size(), 2u);
+  EXPECT_EQ(server.log_requests[0].rank(), 2);
+  EXPECT_EQ(server.log_requests[0].tail_lines(), 9);
+  EXPECT_EQ(server.log_requests[1].offset(), 7);
+  EXPECT_EQ(server.log_requests[1].tail_lines(), 0);
+}
+
+// In a process of its own: the signal's effect lasts until the process ends.
+TEST(InterruptDeathTest, CtrlCDetachesAndSaysHowToComeBack) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto detach = [] {
+    Interrupt::Install();
+    FakeServer server;
+    server.watches = {{.jobs = {MakeJob("job-a", v1::Job::RUNNING)},
+                       .until_cancelled = true,
+                       .on_written = [] { kill(getpid(), SIGINT); }}};
+    const Outcome run = Sftctl(server, {"status", "job-a", "--watch"});
+    std::cerr << run.err;
+    std::_Exit(run.code);
+  };
+  EXPECT_EXIT(detach(), ::testing::ExitedWithCode(kInterrupted),
+              "detached; the job goes on.*sftctl status job-a --watch");
+}
+
+}  // namespace
+}  // namespace sft::client

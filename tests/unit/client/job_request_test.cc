@@ -1,0 +1,33 @@
+#include "client/job_request.h"
+
+#include <gtest/gtest.h>
+
+namespace sft::client {
+namespace {
+
+v1::NeededFile Needed(const std::string& path, bool from_override) {
+  v1::NeededFile needed;
+  needed.set_path(path);
+  needed.set_from_override(from_override);
+  return needed;
+}
+
+TEST(LocalPathTest, CountsFromTheJobFileOrTheWorkingDirectory) {
+  EXPECT_EQ(LocalPath(Needed("d.jsonl", false), "jobs/job.toml"), "jobs/d.jsonl");
+  EXPECT_EQ(LocalPath(Needed("d.jsonl", false), "job.toml"), "d.jsonl");
+  EXPECT_EQ(LocalPath(Needed("d.jsonl", true), "jobs/job.toml"), "d.jsonl");
+  EXPECT_EQ(LocalPath(Needed("/a/d.jsonl", false), "jobs/job.toml"), "/a/d.jsonl");
+}
+
+TEST(ProblemLineTest, NamesWhatItKnows) {
+  v1::Problem problem;
+  problem.set_message("is bad");
+  EXPECT_EQ(ProblemLine(problem, "job.toml"), "job.toml: is bad");
+  problem.set_line(7);
+  EXPECT_EQ(ProblemLine(problem, "job.toml"), "job.toml:7: is bad");
+  problem.set_key("lora.r");
+  EXPECT_EQ(ProblemLine(problem, "job.toml"), "job.toml:7: lora.r: is bad");
+}
+
+}  // namespace
+}  // namespace sft::client

@@ -1,0 +1,70 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "client/output/format.h"
+#include "client/output/progress.h"
+#include "client/output/table.h"
+
+namespace sft::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(FormatTest, BytesAreDecimal) {
+  EXPECT_EQ(Bytes(999), "999 B");
+  EXPECT_EQ(Bytes(1250), "1.25 kB");
+  EXPECT_EQ(Bytes(1'250'000'000), "1.25 GB");
+  EXPECT_EQ(Bytes(80'000'000'000), "80.0 GB");
+}
+
+TEST(FormatTest, DurationsHaveTwoUnits) {
+  EXPECT_EQ(Duration(59), "59s");
+  EXPECT_EQ(Duration(200), "3m20s");
+  EXPECT_EQ(Duration(7500), "2h05m");
+  EXPECT_EQ(Duration(4 * 86400 + 3 * 3600), "4d03h");
+  EXPECT_EQ(Duration(-1), "-");
+  EXPECT_EQ(Duration(std::numeric_limits<double>::infinity()), "-");
+}
+
+TEST(FormatTest, CountsAreShort) {
+  EXPECT_EQ(Count(950), "950");
+  EXPECT_EQ(Count(12'300), "12.3k");
+  EXPECT_EQ(Count(4'560'000), "4.56M");
+  EXPECT_EQ(Count(32.8e9), "32.80G");
+}
+
+TEST(TableTest, ColumnsAreAsWideAsTheirWidestCell) {
+  Table table({"A", "B"});
+  table.Add({"long cell", "x"});
+  table.Add({"s", ""});
+  EXPECT_EQ(table.Render(), "A          B\nlong cell  x\ns\n");
+}
+
+v1::Progress HalfWay() {
+  v1::Progress progress;
+  progress.set_step(20);
+  progress.set_total_steps(40);
+  progress.set_loss(1.25);
+  progress.set_tokens_per_second(850);
+  progress.set_eta_seconds(80);
+  return progress;
+}
+
+TEST(ProgressLineTest, ABarThatFitsItsWidth) {
+  const std::string line = ProgressLine(HalfWay(), 80);
+  EXPECT_THAT(line, HasSubstr("20/40  loss 1.2500  850 tok/s  eta 1m20s"));
+  EXPECT_EQ(line.front(), '[');
+  EXPECT_LE(line.size(), 80u);
+  EXPECT_NEAR(static_cast<double>(line.find('>')), line.find(']') / 2.0, 1.5);
+}
+
+TEST(ProgressLineTest, ANarrowTerminalGetsNoBar) {
+  const std::string line = ProgressLine(HalfWay(), 20);
+  EXPECT_LT(line.size(), 20u);
+  EXPECT_EQ(line.substr(0, 5), "20/40");
+}
+
+}  // namespace
+}  // namespace sft::client

@@ -1,0 +1,200 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "client/exit_codes.h"
+#include "common/base/version.h"
+#include "tests/unit/client/fake_server.h"
+
+namespace sft::client {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(StatusTest, JsonHasTheStableMembers) {
+  FakeServer server;
+  v1::Job job = MakeJob("job-a", v1::Job::RUNNING);
+  job.set_reason("on n1");
+  job.set_attempt(2);
+  job.add_nodes("nodes/n1");
+  job.mutable_progress()->set_step(3);
+  job.mutable_progress()->set_total_steps(10);
+  job.mutable_progress()->set_loss(std::nan(""));
+  server.jobs["job-a"] = job;
+  const Outcome run = Sftctl(server, {"status", "job-a", "--json"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  const auto json = nlohmann::json::parse(run.out);
+  EXPECT_EQ(json["job"], "job-a");
+  EXPECT_EQ(json["state"], "RUNNING");
+  EXPECT_EQ(json["reason"], "on n1");
+  EXPECT_EQ(json["attempt"], 2);
+  EXPECT_EQ(json["nodes"].size(), 1u);
+  for (const char* key :
+       {"step", "total_steps", "loss", "tokens_per_second", "gpu_memory_bytes", "eta_seconds"}) {
+    EXPECT_TRUE(json["progress"].contains(key)) << key;
+  }
+  EXPECT_EQ(json["progress"]["loss"], "nan");
+}
+
+TEST(StatusTest, PeopleSeeStateReasonAndProgress) {
+  FakeServer server;
+  v1::Job job = MakeJob("job-a", v1::Job::PENDING);
+  job.set_reason("waits for H100-4x: 4 of 8 are free");
+  server.jobs["job-a"] = job;
+  const Outcome run = Sftctl(server, {"status", "job-a"});
+  EXPECT_THAT(run.out, HasSubstr("PENDING: waits for H100-4x: 4 of 8 are free"));
+}
+
+TEST(StatusTest, AnUnknownJobIsNotFound) {
+  FakeServer server;
+  const Outcome run = Sftctl(server, {"status", "job-z"});
+  EXPECT_EQ(run.code, kNotFound);
+  EXPECT_THAT(run.err, HasSubstr("job-z"));
+  EXPECT_THAT(run.out, IsEmpty());
+}
+
+TEST(ListTest, ReadsEveryPage) {
+  FakeServer server;
+  for (const char* id : {"job-a", "job-b", "job-c"}) {
+    server.jobs[id] = MakeJob(id, v1::Job::RUNNING);
+  }
+  const Outcome run = Sftctl(server, {"list"});
+  for (const char* id : {"job-a", "job-b", "job-c"}) EXPECT_THAT(run.out, HasSubstr(id));
+  EXPECT_EQ(nlohmann::json::parse(Sftctl(server, {"list", "--json"}).out).size(), 3u);
+  EXPECT_EQ(nlohmann::json::parse(Sftctl(server, {"list", "--json", "--limit", "2"}).out).size(),
+            2u);
+  EXPECT_EQ(Sftctl(server, {"list", "--state", "ASLEEP"}).code, kUsage);
+}
+
+TEST(CancelTest, PrintsTheStateItLeft) {
+  FakeServer server;
+  server.jobs["job-a"] = MakeJob("job-a", v1::Job::RUNNING);
+  const Outcome run = Sftctl(server, {"cancel", "job-a"});
+  EXPECT_EQ(run.code, kSucceeded);
+  EXPECT_EQ(run.out, "job-a CANCELLING\n");
+}
+
+TEST(MetricsTest, JsonIsOneObjectALine) {
+  FakeServer server;
+  for (int step = 1; step <= 3; ++step) {
+    v1::Metric metric;
+    metric.set_step(step);
+    metric.set_loss(1.0 / step);
+    server.metrics.push_back(metric);
+  }
+  const Outcome run = Sftctl(server, {"metrics", "job-a", "--json"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  std::istringstream lines(run.out);
+  std::string line;
+  int count = 0;
+  while (std::getline(lines, line)) {
+    const auto json = nlohmann::json::parse(line);
+    EXPECT_EQ(json["step"], ++count);
+    EXPECT_EQ(json["loss"].get<double>(), 1.0 / count);
+    for (const char* key : {"lr", "grad_norm", "tokens", "tokens_per_second", "gpu_memory_bytes"}) {
+      EXPECT_TRUE(json.contains(key)) << key;
+    }
+  }
+  EXPECT_EQ(count, 3);
+}
+
+TEST(EventsTest, ReadsEveryPageInOrder) {
+  FakeServer server;
+  for (int i = 0; i < 5; ++i) {
+    v1::JobEvent event;
+    event.set_sequence(i);
+    event.set_type("state");
+    event.set_message("event " + std::to_string(i));
+    server.events.push_back(event);
+  }
+  const Outcome run = Sftctl(server, {"events", "job-a", "--json"});
+  std::istringstream lines(run.out);
+  std::string line;
+  int next = 0;
+  while (std::getline(lines, line)) EXPECT_EQ(nlohmann::json::parse(line)["sequence"], next++);
+  EXPECT_EQ(next, 5);
+}
+
+TEST(ClusterTest, NodesVariantsAndModelsAreListed) {
+  FakeServer server;
+  v1::Node node;
+  node.set_name("nodes/n1");
+  node.set_state(v1::Node::UP);
+  node.set_simulated(true);
+  for (int i = 0; i < 8; ++i) {
+    v1::Slot* slot = node.add_slots();
+    slot->set_gpu_type("H100");
+    slot->set_healthy(true);
+    if (i < 2) slot->set_job("projects/p/jobs/job-a");
+  }
+  server.nodes = {node};
+  v1::Variant variant;
+  variant.set_name("H100-4x");
+  server.variants = {variant};
+  v1::NodeModel model;
+  model.set_node("nodes/n1");
+  model.mutable_model()->set_id("tiny");
+  model.mutable_model()->set_problem("tokenizer.json is missing");
+  server.models = {model};
+  const Outcome nodes = Sftctl(server, {"nodes"});
+  EXPECT_THAT(nodes.out, HasSubstr("8 x H100 (simulated), 6 free"));
+  EXPECT_THAT(nodes.out, HasSubstr("job-a"));
+  EXPECT_EQ(nlohmann::json::parse(Sftctl(server, {"nodes", "--json"}).out)[0]["simulated"], true);
+  EXPECT_THAT(Sftctl(server, {"variants"}).out, HasSubstr("H100-4x"));
+  EXPECT_THAT(Sftctl(server, {"models"}).out, HasSubstr("tokenizer.json is missing"));
+}
+
+TEST(ExplainTest, NeedsNoServerAndSuggests) {
+  FakeServer server;
+  server.info.set_protocol(kProtocol + 9);
+  server.info.set_min_protocol(kProtocol + 9);
+  EXPECT_THAT(Sftctl(server, {"explain", "lora_r"}).out, HasSubstr("Rank of the adapters"));
+  EXPECT_THAT(Sftctl(server, {"explain"}).out, HasSubstr("hyperparameters.learning_rate"));
+  const Outcome unknown = Sftctl(server, {"explain", "lora.rr"});
+  EXPECT_EQ(unknown.code, kNotFound);
+  EXPECT_THAT(unknown.err, HasSubstr("did you mean lora.r?"));
+}
+
+TEST(CompletionTest, KnowsEveryCommandAndFlag) {
+  FakeServer server;
+  for (const char* shell : {"bash", "zsh", "fish"}) {
+    const Outcome run = Sftctl(server, {"completion", shell});
+    EXPECT_EQ(run.code, kSucceeded);
+    for (const char* word : {"submit", "download", "dry-run", "request-id"}) {
+      EXPECT_THAT(run.out, HasSubstr(word)) << shell;
+    }
+  }
+  EXPECT_EQ(Sftctl(server, {"completion", "tcsh"}).code, kUsage);
+}
+
+TEST(VersionTest, AServerThatDoesNotFitIsRefusedWithBothVersions) {
+  FakeServer server;
+  server.info.set_version("9.9.9");
+  server.info.set_protocol(kProtocol + 2);
+  server.info.set_min_protocol(kProtocol + 1);
+  const Outcome run = Sftctl(server, {"list"});
+  EXPECT_EQ(run.code, kRefused);
+  EXPECT_THAT(run.err, HasSubstr("9.9.9"));
+  EXPECT_THAT(run.err, HasSubstr(kVersion));
+  EXPECT_THAT(run.err, HasSubstr("upgrade this program"));
+}
+
+TEST(UnreachableTest, NamesTheAddressAndWhatToDo) {
+  std::ostringstream out, err;
+  const Console console{out, err};
+  FakeClock clock;
+  const Connect connect = [&](const std::string&) {
+    return std::make_unique<Connection>("127.0.0.1:1", console, clock);
+  };
+  const char* argv[] = {"sftctl", "list"};
+  EXPECT_EQ(RunApp(2, argv, console, connect), kUnreachable);
+  EXPECT_THAT(err.str(), HasSubstr("cannot reach sft-server at 127.0.0.1:1"));
+  EXPECT_THAT(err.str(), HasSubstr("--server HOST:PORT or SFT_SERVER"));
+}
+
+}  // namespace
+}  // namespace sft::client

@@ -1,0 +1,52 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "client/connection.h"
+#include "tests/unit/client/fake_server.h"
+
+namespace sft::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ServerAddressTest : public ::testing::Test {
+ protected:
+  ServerAddressTest() : home_(TestFolder()) {
+    setenv("XDG_CONFIG_HOME", home_.c_str(), 1);
+    unsetenv("SFT_SERVER");
+  }
+  ~ServerAddressTest() override {
+    unsetenv("XDG_CONFIG_HOME");
+    unsetenv("SFT_SERVER");
+  }
+  void WriteConfig(const std::string& text) {
+    std::filesystem::create_directories(home_ + "/sft");
+    std::ofstream(home_ + "/sft/config.toml") << text;
+  }
+
+  const std::string home_;
+};
+
+TEST_F(ServerAddressTest, TheFlagBeatsTheVariableBeatsTheFile) {
+  EXPECT_EQ(ResolveServer("").value(), kDefaultServer);
+  WriteConfig("server = \"file:1\"\n");
+  EXPECT_EQ(ResolveServer("").value(), "file:1");
+  setenv("SFT_SERVER", "variable:2", 1);
+  EXPECT_EQ(ResolveServer("").value(), "variable:2");
+  EXPECT_EQ(ResolveServer("flag:3").value(), "flag:3");
+}
+
+TEST_F(ServerAddressTest, WhatIsWrongIsNamed) {
+  EXPECT_THAT(ResolveServer("no-port").status().ToString(), HasSubstr("no-port"));
+  WriteConfig("server = \n");
+  EXPECT_THAT(ResolveServer("").status().ToString(), HasSubstr("config.toml:1"));
+  WriteConfig("server = \"a:1\"\nsevrer = 2\n");
+  EXPECT_THAT(ResolveServer("").status().ToString(), HasSubstr("sevrer"));
+}
+
+}  // namespace
+}  // namespace sft::client

@@ -1,0 +1,243 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "client/exit_codes.h"
+#include "common/io/sha256.h"
+#include "tests/unit/client/fake_server.h"
+
+namespace sft::client {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+std::string Sha256(const std::string& bytes) {
+  io::Sha256 hash;
+  hash.Update(bytes);
+  return hash.FinishHex();
+}
+
+class SubmitTest : public ::testing::Test {
+ protected:
+  SubmitTest() : folder_(TestFolder()) { Write("job.toml", "[job]\n"); }
+
+  void Write(const std::string& name, const std::string& text) {
+    std::ofstream(folder_ + "/" + name, std::ios::binary) << text;
+  }
+  std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+
+  // The server's answer names this file as training data.
+  void Need(const std::string& path, bool from_override = false) {
+    v1::NeededFile* needed = server_.resolution.add_needed_files();
+    needed->set_key("job.data");
+    needed->set_path(path);
+    needed->set_from_override(from_override);
+  }
+
+  const std::string folder_;
+  FakeServer server_;
+};
+
+TEST_F(SubmitTest, PrintsTheJobAndNothingElseOnStdout) {
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml")});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(run.out, "job-new\n");
+  EXPECT_THAT(run.err, HasSubstr("sftctl logs job-new --follow"));
+  EXPECT_THAT(run.err, HasSubstr("waits for H100-4x"));
+}
+
+TEST_F(SubmitTest, JsonHasJobAndState) {
+  const Outcome run = Sftctl(server_, {"submit", "--config", Path("job.toml"), "--json"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  const auto json = nlohmann::json::parse(run.out);
+  EXPECT_EQ(json["job"], "job-new");
+  EXPECT_EQ(json["state"], "PENDING");
+}
+
+TEST_F(SubmitTest, SendsTheTextAndTheOverridesInOrder) {
+  ASSERT_EQ(setenv("TRAIN_BATCH_SIZE", "2", 1), 0);
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml"), "--type", "sft", "--dataset",
+                                       "d.jsonl", "--val", "v.jsonl", "--examples", "8", "--model",
+                                       "m", "--set", "lora.r=4", "--set", "job.name=a=b"});
+  ASSERT_EQ(unsetenv("TRAIN_BATCH_SIZE"), 0);
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  ASSERT_EQ(server_.submitted.size(), 1u);
+  const v1::SubmitJobRequest& request = server_.submitted[0];
+  EXPECT_EQ(request.source_text(), "[job]\n");
+  EXPECT_EQ(request.file_name(), "job.toml");
+  std::string text;
+  for (const v1::Override& o : request.overrides()) {
+    text += std::to_string(o.kind()) + " " + o.key() + "=" + o.value() + " " + o.origin() + "\n";
+  }
+  EXPECT_EQ(text,
+            "1 TRAIN_BATCH_SIZE=2 TRAIN_BATCH_SIZE\n"
+            "2 job.kind=sft --type\n"
+            "2 job.data=d.jsonl --dataset\n"
+            "2 data.val=v.jsonl --val\n"
+            "2 job.model=m --model\n"
+            "2 data.max_examples=8 --examples\n"
+            "3 lora.r=4 --set\n"
+            "3 job.name=a=b --set\n");
+}
+
+TEST_F(SubmitTest, UploadsTheRowsBesideTheJobFileOnce) {
+  Write("rows.jsonl", "{\"text\":\"a\"}\n");
+  Need("rows.jsonl");
+  const Outcome first = Sftctl(server_, {"submit", Path("job.toml")});
+  ASSERT_EQ(first.code, kSucceeded) << first.err;
+  EXPECT_THAT(first.err, HasSubstr("uploading"));
+  const std::string hash = Sha256("{\"text\":\"a\"}\n");
+  EXPECT_EQ(server_.blobs[hash], "{\"text\":\"a\"}\n");
+  ASSERT_EQ(server_.submitted[0].files_size(), 1);
+  EXPECT_EQ(server_.submitted[0].files(0).key(), "job.data");
+  EXPECT_EQ(server_.submitted[0].files(0).sha256(), hash);
+  EXPECT_EQ(server_.submitted[0].files(0).size(), 13);
+  const Outcome second = Sftctl(server_, {"submit", Path("job.toml")});
+  ASSERT_EQ(second.code, kSucceeded) << second.err;
+  EXPECT_THAT(second.err, Not(HasSubstr("uploading")));
+  EXPECT_EQ(server_.upload_offsets.size(), 1u);
+}
+
+TEST_F(SubmitTest, ABrokenUploadGoesOnWhereItStopped) {
+  std::string rows(3 << 20, 'x');
+  rows += "end";
+  Write("rows.jsonl", rows);
+  Need("rows.jsonl");
+  server_.cut_upload_after = (1 << 20) + 17;
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml")});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_THAT(server_.upload_offsets, ::testing::ElementsAre(0, (1 << 20) + 17));
+  EXPECT_EQ(server_.blobs[Sha256(rows)], rows);
+}
+
+TEST_F(SubmitTest, AMissingDataSetIsAProblemOfTheJob) {
+  Need("nowhere.jsonl");
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml")});
+  EXPECT_EQ(run.code, kUsage);
+  EXPECT_THAT(run.err, HasSubstr("job.data: "));
+  EXPECT_THAT(run.err, HasSubstr("nowhere.jsonl"));
+  EXPECT_THAT(run.out, IsEmpty());
+  EXPECT_THAT(server_.submitted, IsEmpty());
+}
+
+TEST_F(SubmitTest, APathFromAnOverrideCountsFromTheWorkingDirectory) {
+  Write("rows.jsonl", "{}\n");
+  Need(std::filesystem::relative(Path("rows.jsonl")).string(), /*from_override=*/true);
+  EXPECT_EQ(Sftctl(server_, {"submit", Path("job.toml")}).code, kSucceeded);
+}
+
+TEST_F(SubmitTest, AllProblemsAreNamedWithFileAndLine) {
+  for (int line : {3, 9}) {
+    v1::Problem* problem = server_.resolution.add_problems();
+    problem->set_key("lora.r");
+    problem->set_line(line);
+    problem->set_message("must be more");
+  }
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml")});
+  EXPECT_EQ(run.code, kUsage);
+  EXPECT_THAT(run.err, HasSubstr("job.toml:3: lora.r: must be more\n"));
+  EXPECT_THAT(run.err, HasSubstr("job.toml:9: lora.r: must be more\n"));
+  EXPECT_THAT(run.out, IsEmpty());
+  EXPECT_THAT(server_.submitted, IsEmpty());
+}
+
+TEST_F(SubmitTest, WarningsAreShownAndTheJobGoesOn) {
+  v1::Problem* warning = server_.resolution.add_warnings();
+  warning->set_key("hyperparameters.global_batch");
+  warning->set_message("128 and 64");
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml")});
+  EXPECT_EQ(run.code, kSucceeded);
+  EXPECT_THAT(run.err, HasSubstr("warning: "));
+  EXPECT_THAT(run.err, HasSubstr("128 and 64"));
+}
+
+TEST_F(SubmitTest, ADryRunShowsThePlanAndUploadsNothing) {
+  Write("rows.jsonl", "{}\n");
+  Need("rows.jsonl");
+  v1::ResolvedValue* value = server_.resolution.add_resolved();
+  value->set_key("lora.r");
+  value->set_value("16");
+  value->set_origin("default");
+  server_.resolution.set_resolved_json("{}");
+  v1::JobPlan* plan = server_.resolution.mutable_plan();
+  plan->set_variant("H100-4x");
+  plan->set_nodes(1);
+  plan->set_ranks(4);
+  plan->set_placement("can start now");
+  plan->set_batch("1 x 4 x 16 = 64");
+  plan->set_trainable_parameters(1000);
+  plan->set_total_parameters(100000);
+  v1::MemoryItem* memory = plan->add_memory();
+  memory->set_category("weights");
+  memory->set_bytes(2'000'000'000);
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml"), "--dry-run"});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("lora.r"));
+  EXPECT_THAT(run.out, HasSubstr("H100-4x on 1 node: 4 ranks; can start now"));
+  EXPECT_THAT(run.out, HasSubstr("1 x 4 x 16 = 64"));
+  EXPECT_THAT(run.out, HasSubstr("weights 2.00 GB"));
+  EXPECT_THAT(server_.blobs, IsEmpty());
+  ASSERT_EQ(server_.submitted.size(), 1u);
+  EXPECT_TRUE(server_.submitted[0].validate_only());
+
+  const Outcome json = Sftctl(server_, {"submit", Path("job.toml"), "--dry-run", "--json"});
+  const auto parsed = nlohmann::json::parse(json.out);
+  EXPECT_EQ(parsed["valid"], true);
+  EXPECT_EQ(parsed["values"]["lora.r"]["origin"], "default");
+  EXPECT_EQ(parsed["plan"]["ranks"], 4);
+}
+
+TEST_F(SubmitTest, ADryRunOfABadJobIsInvalidJsonToo) {
+  server_.resolution.add_problems()->set_message("bad");
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml"), "--dry-run", "--json"});
+  EXPECT_EQ(run.code, kUsage);
+  EXPECT_EQ(nlohmann::json::parse(run.out)["valid"], false);
+}
+
+TEST_F(SubmitTest, TheRequestIdIsPassedOn) {
+  Sftctl(server_, {"submit", Path("job.toml"), "--request-id", "night-1"});
+  Sftctl(server_, {"submit", Path("job.toml")});
+  Sftctl(server_, {"submit", Path("job.toml")});
+  ASSERT_EQ(server_.submitted.size(), 3u);
+  EXPECT_EQ(server_.submitted[0].request_id(), "night-1");
+  EXPECT_NE(server_.submitted[1].request_id(), server_.submitted[2].request_id());
+}
+
+TEST_F(SubmitTest, BadUsageEndsWithTwo) {
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{"submit"},
+                                             {"submit", Path("job.toml"), "--set", "novalue"},
+                                             {"submit", Path("job.toml"), "--set", "=value"},
+                                             {"submit", Path("job.toml"), "--examples", "0"},
+                                             {"submit", Path("job.toml"), "--nonsense"},
+                                             {"nonsense"},
+                                             {}}) {
+    const Outcome run = Sftctl(server_, arguments);
+    EXPECT_EQ(run.code, kUsage) << ::testing::PrintToString(arguments);
+    EXPECT_THAT(run.out, IsEmpty());
+    EXPECT_THAT(run.err, Not(IsEmpty()));
+  }
+  EXPECT_THAT(server_.submitted, IsEmpty());
+}
+
+TEST_F(SubmitTest, AMissingJobFileIsNamed) {
+  const Outcome run = Sftctl(server_, {"submit", Path("none.toml")});
+  EXPECT_NE(run.code, kSucceeded);
+  EXPECT_THAT(run.err, HasSubstr("none.toml"));
+}
+
+TEST_F(SubmitTest, ARefusalHasItsOwnCode) {
+  server_.submit_status = {grpc::StatusCode::PERMISSION_DENIED, "not below the allowed roots"};
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml")});
+  EXPECT_EQ(run.code, kRefused);
+  EXPECT_THAT(run.err, HasSubstr("not below the allowed roots"));
+}
+
+}  // namespace
+}  // namespace sft::client
