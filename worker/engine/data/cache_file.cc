@@ -101,10 +101,10 @@ class Parts {
 void WriteParts(int fd, std::string_view path, const std::vector<std::string_view>& parts) {
   static constexpr std::array<char, 8> kZeros = {};
   for (const std::string_view part : parts) {
-    ThrowIfError(io::WriteAll(fd, part, path));
-    ThrowIfError(io::WriteAll(fd, {kZeros.data(), Padded(part.size()) - part.size()}, path));
+    ThrowIfNodeError(io::WriteAll(fd, part, path));
+    ThrowIfNodeError(io::WriteAll(fd, {kZeros.data(), Padded(part.size()) - part.size()}, path));
   }
-  if (fsync(fd) != 0) ThrowIfError(ErrnoStatus(path, errno));
+  if (fsync(fd) != 0) ThrowIfNodeError(ErrnoStatus(path, errno));
 }
 
 }  // namespace
@@ -151,14 +151,14 @@ void WriteCacheFile(const std::filesystem::path& path, std::string_view key,
   }
   header.digest = hash.Finish();
 
-  ThrowIfError(io::MakeDirs(path.parent_path().string()));
+  ThrowIfNodeError(io::MakeDirs(path.parent_path().string()));
   const std::string temporary = path.string() + "." + RandomId("tmp");
   io::UniqueFd fd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  if (!fd.valid()) ThrowIfError(ErrnoStatus(temporary, errno));
+  if (!fd.valid()) ThrowIfNodeError(ErrnoStatus(temporary, errno));
   try {
     WriteParts(fd.get(), temporary, parts);
-    ThrowIfError(fd.Close());
-    ThrowIfError(io::RenameDurably(temporary, path.string()));
+    ThrowIfNodeError(fd.Close());
+    ThrowIfNodeError(io::RenameDurably(temporary, path.string()));
   } catch (const Error&) {
     unlink(temporary.c_str());
     throw;

@@ -18,6 +18,7 @@ struct TemplateVariables {
   std::string date = "2024-07-26";
 };
 
+// One conversation to render; the texts are borrowed for the call.
 struct RenderRequest {
   std::string_view messages_json;        // a JSON array of message objects, not empty
   std::string_view tools_json = {};      // a JSON array, or empty: none
@@ -32,6 +33,7 @@ struct TextSpan {
   bool operator==(const TextSpan&) const = default;
 };
 
+// What a template printed.
 struct RenderedText {
   std::string text;
   // What the template itself marks with {% generation %}; empty for most templates.

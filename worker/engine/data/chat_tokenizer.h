@@ -13,6 +13,7 @@
 
 namespace sft::engine {
 
+// One message of a prompt.
 struct ChatMessage {
   std::string role;  // "system", "user", "assistant", "tool"
   std::string content;

@@ -16,6 +16,8 @@ class Dataset::Storage {
   CacheContents memory;
 };
 
+class Dataset::Token {};
+
 const char* RowProblemName(RowProblem problem) {
   switch (problem) {
     case RowProblem::kNotJson:
@@ -38,7 +40,7 @@ int64_t DatasetStats::skipped_total() const {
   return std::accumulate(std::begin(skipped), std::end(skipped), int64_t{0});
 }
 
-Dataset::Dataset() : storage_(std::make_unique<Storage>()) {}
+Dataset::Dataset(const Token&) : storage_(std::make_unique<Storage>()) {}
 Dataset::~Dataset() = default;
 
 void Dataset::Adopt(const CacheView& view) {
@@ -52,7 +54,7 @@ void Dataset::Adopt(const CacheView& view) {
 
 std::shared_ptr<const Dataset> Dataset::Open(const std::filesystem::path& file,
                                              std::string_view key) {
-  std::shared_ptr<Dataset> dataset(new Dataset());
+  const auto dataset = std::make_shared<Dataset>(Token());
   dataset->storage_->file = MappedFile::Open(file);
   dataset->Adopt(ReadCacheFile(dataset->storage_->file->bytes(), key, file.string()));
   return dataset;
@@ -62,7 +64,7 @@ std::shared_ptr<const Dataset> Dataset::FromDocuments(
     const std::vector<std::vector<int32_t>>& tokens,
     const std::vector<std::vector<uint8_t>>& loss) {
   if (tokens.size() != loss.size()) throw InternalError("documents without their loss masks");
-  std::shared_ptr<Dataset> dataset(new Dataset());
+  const auto dataset = std::make_shared<Dataset>(Token());
   CacheContents& memory = dataset->storage_->memory;
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i].size() != loss[i].size()) throw InternalError("a loss mask of another length");

@@ -29,12 +29,14 @@ inline constexpr int kRowProblems = 6;
 // "not JSON", "too long", ... as shown in messages.
 const char* RowProblemName(RowProblem problem);
 
+// A row that was left out.
 struct SkippedRow {
   int64_t line = 0;  // from 1
   RowProblem problem = RowProblem::kNotJson;
   std::string reason;  // what is wrong, in words
 };
 
+// What became of the rows of a data file.
 struct DatasetStats {
   int64_t rows = 0;    // rows read: not blank, within max_examples
   int64_t used = 0;    // rows that became documents
@@ -48,6 +50,7 @@ struct DatasetStats {
   int64_t skipped_total() const;
 };
 
+// What to tokenise and what to do with rows that cannot be used.
 struct PrepareOptions {
   std::filesystem::path data;       // JSONL file
   std::filesystem::path cache_dir;  // made when missing; files are named by content
@@ -81,6 +84,9 @@ class Dataset {
   // and InternalError when it is not whole, or not made for `key` (empty: any).
   static std::shared_ptr<const Dataset> Open(const std::filesystem::path& file,
                                              std::string_view key = {});
+  // For Open and FromDocuments alone: Token cannot be made elsewhere.
+  class Token;
+  explicit Dataset(const Token&);
   ~Dataset();
   Dataset(const Dataset&) = delete;
   Dataset& operator=(const Dataset&) = delete;
@@ -97,7 +103,6 @@ class Dataset {
       const std::vector<std::vector<uint8_t>>& loss);
 
  private:
-  Dataset();
   void Adopt(const CacheView& view);
   class Storage;
   std::unique_ptr<Storage> storage_;
@@ -109,6 +114,7 @@ class Dataset {
   DatasetStats stats_;
 };
 
+// A data set and where it is kept.
 struct PreparedDataset {
   std::filesystem::path file;              // in cache_dir
   std::shared_ptr<const Dataset> dataset;  // shared by the step plans that read it

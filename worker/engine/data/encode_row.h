@@ -12,6 +12,7 @@
 
 namespace sft::engine {
 
+// One row as the model reads it.
 struct EncodedRow {
   std::vector<int32_t> tokens;
   std::vector<uint8_t> loss;  // loss[i]: token i is to be predicted; loss[0] is 0

@@ -12,6 +12,7 @@ extern "C" {
 struct SftTokenizer;
 struct SftTemplate;
 
+// What an entry returns; its memory is freed by sft_result_free.
 struct SftResult {
   int32_t ok;
   const char* text;  // the answer, or the error

@@ -12,18 +12,23 @@
 namespace sft::engine {
 
 void ThrowIfError(const absl::Status& status) {
-  if (status.ok()) return;
-  const std::string message(Message(status));
   switch (status.code()) {
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kPermissionDenied:
     case absl::StatusCode::kInvalidArgument:
-      throw UserError(message);
-    case absl::StatusCode::kResourceExhausted:
-      throw InfrastructureError(message, "disk_full", "free space on the node, or move the folder");
+      throw UserError(std::string(Message(status)));
     default:
-      throw InfrastructureError(message);
+      ThrowIfNodeError(status);
   }
+}
+
+void ThrowIfNodeError(const absl::Status& status) {
+  if (status.ok()) return;
+  const std::string message(Message(status));
+  if (status.code() == absl::StatusCode::kResourceExhausted) {
+    throw InfrastructureError(message, "disk_full", "free space on the node, or move the folder");
+  }
+  throw InfrastructureError(message);
 }
 
 std::string ReadTextFile(const std::filesystem::path& path) {

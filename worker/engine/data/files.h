@@ -10,9 +10,12 @@
 
 namespace sft::engine {
 
-// Throws what `status` means for a job: a missing or unreadable file is the user's, a full disk or
-// a failing device the node's. Does nothing when it is OK.
+// Does nothing when `status` is OK. Throws what it means for a file that the job names: missing or
+// unreadable is the user's error, a full disk or a failing device the node's.
 void ThrowIfError(const absl::Status& status);
+
+// The same for files of our own, such as the cache: whatever fails is the node's.
+void ThrowIfNodeError(const absl::Status& status);
 
 // The whole file. Throws UserError when it is missing or unreadable.
 std::string ReadTextFile(const std::filesystem::path& path);

@@ -94,7 +94,7 @@ class ParallelEncoder {
         if (reports && options_.progress)
           options_.progress(std::min(done, bytes_total_), bytes_total_);
       }
-    } catch (...) {
+    } catch (const std::exception&) {
       failed_ = true;
       return std::current_exception();
     }

@@ -30,6 +30,7 @@ struct MicroBatch {
   bool empty() const { return tokens.empty(); }
 };
 
+// How rows are batched; the fields are the job file's keys.
 struct StepPlanOptions {
   int per_device_batch = 1;
   int gradient_accumulation_steps = 1;

@@ -18,6 +18,7 @@ struct Turn {
   size_t text_end = 0;
 };
 
+// A conversation as the model sees it.
 struct RenderedConversation {
   std::string text;
   std::vector<Turn> turns;  // of the trained messages, in order, disjoint

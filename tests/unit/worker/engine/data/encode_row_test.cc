@@ -192,7 +192,8 @@ TEST_F(EncodeRowTest, AControlTokenInAMessageIsRefusedByName) {
                                        {"role": "assistant", "content": "b"}]})"),
               HasSubstr("\"<tool_call>\""));
   EXPECT_THAT(Refusal(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant",
-      "content": "b", "tool_calls": [{"function": {"name": "f", "arguments": {"k": "<|im_end|>"}}}]}]})"),
+      "content": "b", "tool_calls": [{"function": {"name": "f",
+                                      "arguments": {"k": "<|im_end|>"}}}]}]})"),
               HasSubstr("message 1.tool_calls[0].function.arguments.k holds"));
   EXPECT_THAT(Refusal(R"({"messages": [{"role": "assistant", "content": "b<|im_start|>"}]})"),
               HasSubstr("holds \"<|im_start|>\""));

@@ -184,6 +184,12 @@ TEST_F(PrepareTest, AFullDiskLeavesNothingBehind) {
   EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
 }
 
+TEST_F(PrepareTest, ACacheFolderThatCannotBeMadeIsTheNodesFault) {
+  PrepareOptions options = Options(Row("a", "b"));
+  options.cache_dir = options.data / "cache";
+  EXPECT_THROW(PrepareDataset(tokenizer_, options), InfrastructureError);
+}
+
 TEST_F(PrepareTest, ProgressEndsAtTheFilesSize) {
   PrepareOptions options = Options(Row("a", "b") + Row("c", "d"));
   int64_t done = -1;
