@@ -15,6 +15,7 @@ constexpr std::string_view kGlobal = "hyperparameters.global_batch",
                            kSteps = "hyperparameters.gradient_accumulation_steps",
                            kCount = "compute.gpu_count";
 constexpr int64_t kDefaultDeviceBatch = 4;
+constexpr int64_t kMaxGlobalBatch = 1'000'000'000;
 
 // What would divide: the multiples of `unit` around `wanted`.
 std::string Multiples(int64_t wanted, int64_t unit) {
@@ -38,8 +39,15 @@ void DeriveFactor(std::string_view result, std::string_view other, Draft* draft)
 }
 
 void DeriveGlobal(Draft* draft) {
-  draft->Derive(kGlobal, draft->Int(kDevice) * draft->Int(kCount) * draft->Int(kSteps),
-                "per_device_batch * gpu_count * gradient_accumulation_steps");
+  const int64_t product = draft->Int(kDevice) * draft->Int(kCount) * draft->Int(kSteps);
+  if (product > kMaxGlobalBatch) {
+    draft->AddProblem(kSteps,
+                      fmt::format("{} * {} * {} = {} sequences a step; at most {} are possible",
+                                  draft->Quote(kDevice), draft->Quote(kCount), draft->Quote(kSteps),
+                                  product, kMaxGlobalBatch));
+    return;
+  }
+  draft->Derive(kGlobal, product, "per_device_batch * gpu_count * gradient_accumulation_steps");
 }
 
 // All three are given. Two overrides beat the third value; of the file's values global_batch wins

@@ -19,6 +19,8 @@ constexpr std::string_view kType = "compute.gpu_type", kCount = "compute.gpu_cou
                            kVariant = "compute.variant",
                            kContainers = "data.topology.container_count";
 
+constexpr int64_t kMaxPerNode = 1024;
+
 struct Copy {
   std::string_view copy, original;
 };
@@ -41,7 +43,8 @@ std::optional<Variant> ParseVariant(std::string_view text) {
   Variant variant{std::string(text.substr(0, dash))};
   const auto [end, error] =
       std::from_chars(digits.data(), digits.data() + digits.size(), variant.count);
-  if (error != std::errc() || end != digits.data() + digits.size() || variant.count < 1) {
+  if (error != std::errc() || end != digits.data() + digits.size() || variant.count < 1 ||
+      variant.count > kMaxPerNode) {
     return std::nullopt;
   }
   return variant;

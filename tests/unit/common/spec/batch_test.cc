@@ -152,6 +152,14 @@ TEST(BatchProblemTest, GlobalBelowTheRanksIsRefused) {
   EXPECT_THAT(r.problems[0].message, HasSubstr("global_batch = 8 would be"));
 }
 
+TEST(BatchProblemTest, AStepOfTooManySequencesIsRefused) {
+  const Resolution r =
+      ResolveText(Minimal("gpu_count = 65536\n[hyperparameters]\nper_device_batch = 65536\n"
+                          "gradient_accumulation_steps = 1000000\n"));
+  ASSERT_EQ(r.problems.size(), 1u);
+  EXPECT_THAT(r.problems[0].message, HasSubstr("at most 1000000000"));
+}
+
 TEST(BatchProblemTest, ThreeOverridesThatDisagreeAreRefused) {
   const Resolution r =
       ResolveText(Minimal("gpu_count = 2\n"),

@@ -216,6 +216,8 @@ INSTANTIATE_TEST_SUITE_P(
               "must be TYPE-Nx"},
         Wrong{"VariantOfNone", "[compute]\nvariant = \"H100-0x\"", "compute.variant", 5,
               "must be TYPE-Nx"},
+        Wrong{"VariantOfTooMany", "[compute]\nvariant = \"H100-99999999999x\"", "compute.variant",
+              5, "must be TYPE-Nx"},
         Wrong{"ContainersAreNotNodes",
               "[compute]\nvariant = \"H100-4x\"\n[data.topology]\ncontainer_count = 1",
               "data.topology.container_count", 7, "contradicts compute.gpu_count = 4"},
