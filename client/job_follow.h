@@ -10,11 +10,13 @@
 
 namespace sft::client {
 
+// How a job is followed.
 struct FollowOptions {
   bool metrics = false;                         // also deliver each training step
   std::optional<std::chrono::seconds> timeout;  // give up waiting after this long
 };
 
+// What is called while it is; both must be set.
 struct FollowHandlers {
   std::function<void(const v1::Job&)> on_job;
   std::function<void(const v1::Metric&)> on_metric;

@@ -7,6 +7,7 @@
 
 namespace sft::client {
 
+// A file of this machine, by content.
 struct LocalFile {
   std::string path;  // on this machine
   std::string sha256;

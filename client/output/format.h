@@ -1,9 +1,9 @@
 #pragma once
 
+#include <google/protobuf/timestamp.pb.h>
+
 #include <cstdint>
 #include <string>
-
-#include "google/protobuf/timestamp.pb.h"
 
 namespace sft::client {
 
