@@ -9,6 +9,7 @@ namespace sft::rank {
 
 enum class Command { kHelp, kVersion, kTrain, kPrepare, kGenerate };
 
+// A parsed command line; members of other commands keep their defaults.
 struct Arguments {
   Command command = Command::kHelp;
   std::string launch;  // train, prepare: the launch file

@@ -16,6 +16,7 @@
 
 namespace sft::engine {
 
+// What adapter_config.json says of the adapter.
 struct AdapterConfig {
   int r = 0;
   double alpha = 0;
@@ -38,6 +39,7 @@ struct LoraPair {
   at::Tensor b;        // [out, r]
 };
 
+// Where an adapter is written, and what is put beside it.
 struct AdapterFiles {
   std::filesystem::path target;  // directory; replaced whole when it exists
   // Model directory whose tokenizer and chat template are put beside the adapter; empty: none.

@@ -12,6 +12,7 @@
 
 namespace sft::engine {
 
+// Where a model is written and what it is made from.
 struct ModelWriterOptions {
   // Where the finished directory appears; replaced whole when it exists.
   std::filesystem::path target;

@@ -18,6 +18,7 @@
 
 namespace sft::engine {
 
+// One tensor of a file's header, or of a file to be written (begin and end are then assigned).
 struct TensorInfo {
   std::string name;
   at::ScalarType dtype = at::ScalarType::Float;

@@ -15,6 +15,7 @@
 
 namespace sft::engine {
 
+// A tensor and its name in a file.
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;

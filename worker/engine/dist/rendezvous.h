@@ -10,6 +10,7 @@
 
 namespace sft::engine {
 
+// Where and as whom a rank joins.
 struct RendezvousOptions {
   // Address of rank 0's node and the port rank 0 listens on, on that address alone. Rank 0 may give
   // port 0 and pass on the port it got in `on_listening`.

@@ -48,6 +48,7 @@ struct OptimizerParam {
   int64_t offset = 0;
 };
 
+// Hyperparameters, equal on all ranks.
 struct AdamWOptions {
   spec::Optimizer kind = spec::Optimizer::kAdamW;
   double beta1 = 0.9;
