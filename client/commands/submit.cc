@@ -106,7 +106,10 @@ class Submission {
 
  private:
   absl::Status Resolve() {
-    SFT_ASSIGN_OR_RETURN(request_text_, io::ReadFile(options_.file, kMaxJobFile));
+    // A job file that is not there is a wrong command line, not a missing job.
+    absl::StatusOr<std::string> text = io::ReadFile(options_.file, kMaxJobFile);
+    if (!text.ok()) return InvalidArgument(Message(text.status()));
+    request_text_ = *std::move(text);
     SFT_ASSIGN_OR_RETURN(overrides_, CollectOverrides(options_));
     v1::ResolveJobRequest request;
     request.set_source_text(request_text_);

@@ -37,7 +37,8 @@ TEST_P(RowsTest, RmsNormForwardAndBackwardEqualTheReference) {
         ops::RmsNormBackward(dy.reference, x.reference, w.reference, rstd_ref, true);
     EXPECT_LT(RelativeError(dx, dx_ref), tolerance) << type;
     EXPECT_EQ(dw.scalar_type(), at::kFloat);
-    EXPECT_LT(RelativeError(dw, dw_ref), tolerance) << type;
+    // A sum over all rows in fp32, in another order than the reference's.
+    EXPECT_LT(RelativeError(dw, dw_ref), rows > 4096 ? 2 * tolerance : tolerance) << type;
     EXPECT_EQ(std::get<1>(ops::RmsNormBackward(dy.gpu, x.gpu, w.gpu, rstd, false)).numel(), 0);
   }
 }
