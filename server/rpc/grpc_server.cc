@@ -1,14 +1,22 @@
 #include "server/rpc/grpc_server.h"
 
 #include <fmt/format.h>
+#include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
+#include <spdlog/spdlog.h>
 
 #include "common/rpc/server_options.h"
 #include "server/rpc/principal.h"
 
 namespace sft::server {
+namespace {
+
+// The library's own messages: what matters of them comes back as a status.
+void TakeGrpcLog(gpr_log_func_args* message) { spdlog::debug("grpc: {}", message->message); }
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services) {
@@ -18,6 +26,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
         "tokens exist; reach the server from elsewhere through an SSH tunnel",
         endpoint.ToString()));
   }
+  gpr_set_log_function(TakeGrpcLog);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;

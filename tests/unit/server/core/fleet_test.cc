@@ -44,7 +44,8 @@ TEST_F(FleetTest, AJobThatEndsBetweenTwoReportsStillTakesEveryEdge) {
   Report("a", worker, Uid(job), S::DONE, "succeeded");
   EXPECT_EQ(State(job), v1::Job::SUCCEEDED);
   std::vector<std::string> edges;
-  for (const auto& event : jobs_->Events(job, 0, 100).value()) {
+  const std::vector<v1::JobEvent> events = jobs_->Events(job, 0, 100).value();
+  for (const v1::JobEvent& event : events) {
     if (event.type() == "state") edges.push_back(event.message());
   }
   EXPECT_EQ(edges, (std::vector<std::string>{"PENDING -> PREPARING", "PREPARING -> RUNNING",
@@ -318,9 +319,10 @@ TEST_F(FleetTest, ARepeatedRequestIdGivesTheSameJobAndAnotherJobIsRefused) {
   job.id = "job-a";
   job.request_id = "r";
   job.request_hash = "h";
-  EXPECT_EQ(jobs_->Submit(job, {})->name(), jobs_->Get("job-a")->name());
+  const std::string name = jobs_->Submit(job, {})->name();
   job.id = "job-b";
-  EXPECT_EQ(jobs_->Submit(job, {})->name(), jobs_->Get("job-a")->name());
+  EXPECT_EQ(jobs_->Submit(job, {})->name(), name);
+  EXPECT_EQ(jobs_->Get("job-a")->name(), name);
   job.request_hash = "other";
   EXPECT_TRUE(absl::IsAlreadyExists(jobs_->Submit(job, {}).status()));
   EXPECT_TRUE(absl::IsNotFound(jobs_->Get("job-b").status()));

@@ -138,7 +138,8 @@ TEST_F(RowsTest, ARegisteredNodeAddsAVariantForEachSize) {
   for (int i = 0; i < 2; ++i) node.slots.push_back({"node-b", i, "CPU"});
   ASSERT_TRUE(PutNode(*db_, node).ok());
   std::vector<std::string> names;
-  for (const VariantRecord& variant : ListVariants(*db_).value()) names.push_back(variant.name);
+  const std::vector<VariantRecord> variants = ListVariants(*db_).value();
+  for (const VariantRecord& variant : variants) names.push_back(variant.name);
   EXPECT_EQ(names, (std::vector<std::string>{"CPU-1x", "CPU-2x", "H100-1x", "H100-2x", "H100-3x",
                                              "H100-4x", "H100-8x"}));
 }
