@@ -73,5 +73,6 @@ function(sft_test name)
   _sft_common(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
-    PROPERTIES LABELS "${a_LABELS}" TIMEOUT ${a_TIMEOUT})
+    # OpenMP's idle threads spin: with more processes than cores that multiplies run times.
+    PROPERTIES LABELS "${a_LABELS}" TIMEOUT ${a_TIMEOUT} ENVIRONMENT GOMP_SPINCOUNT=1000)
 endfunction()
