@@ -1,6 +1,6 @@
 // A stand-in for sft-rank that trains nothing, so that the service is tested in seconds and without
-// LibTorch. It obeys the command line, the event files and the exit codes of a rank; what it does is
-// written in the data set, as "fake:MODE":
+// LibTorch. It obeys the command line, the event files and the exit codes of a rank; what it does
+// is written in the data set, as "fake:MODE":
 //
 //   ok             three steps, an adapter
 //   wait           one step, then waits for the stop command
@@ -36,7 +36,8 @@ class EventFile {
 
   void Write(channel::EventBody body) {
     const double now = static_cast<double>(UnixMicros(Clock::Real().Wall())) / 1e6;
-    const absl::Status written = io::WriteAll(fd_.get(), channel::ToLine({now, std::move(body)}), path_);
+    const absl::Status written =
+        io::WriteAll(fd_.get(), channel::ToLine({now, std::move(body)}), path_);
     if (!written.ok()) fprintf(stderr, "%s\n", std::string(Message(written)).c_str());
   }
 
@@ -59,7 +60,8 @@ std::string NextCommand() {
   char buffer[4096];
   const ssize_t got = read(STDIN_FILENO, buffer, sizeof(buffer));
   if (got <= 0) return "end of file";
-  const absl::StatusOr<channel::Command> command = channel::ParseCommand({buffer, static_cast<size_t>(got)});
+  const absl::StatusOr<channel::Command> command =
+      channel::ParseCommand({buffer, static_cast<size_t>(got)});
   return command.ok() ? command->command : "";
 }
 
@@ -78,7 +80,8 @@ int Prepare(const RankLaunch& launch) {
   printf("preparing %s with %s\n", launch.train_file.c_str(), launch.model_dir.c_str());
   fflush(stdout);
   if (ModeOf(launch) == "user_error") {
-    events.Write(channel::FatalEvent{"user", "bad_data", "line 1: nothing to learn", "add an answer"});
+    events.Write(
+        channel::FatalEvent{"user", "bad_data", "line 1: nothing to learn", "add an answer"});
     return channel::kExitUserError;
   }
   events.Write(channel::ProgressEvent{"tokenise", 1, 1});
@@ -102,11 +105,14 @@ channel::StepEvent Step(int64_t number, int64_t total) {
 
 int Deliver(const RankLaunch& launch, EventFile& events) {
   const std::string weights(100'000, 'w');
-  for (const auto& [name, bytes] : {std::pair<std::string, std::string>{"adapter_config.json", "{}\n"},
-                                    {"adapter_model.safetensors", weights}}) {
-    if (!io::WriteFileAtomic(launch.output_dir + "/" + name, bytes).ok()) return channel::kExitInfrastructure;
+  for (const auto& [name, bytes] :
+       {std::pair<std::string, std::string>{"adapter_config.json", "{}\n"},
+        {"adapter_model.safetensors", weights}}) {
+    if (!io::WriteFileAtomic(launch.output_dir + "/" + name, bytes).ok())
+      return channel::kExitInfrastructure;
   }
-  events.Write(channel::ArtifactEvent{"adapter", launch.output_dir, static_cast<int64_t>(weights.size()) + 3});
+  events.Write(channel::ArtifactEvent{"adapter", launch.output_dir,
+                                      static_cast<int64_t>(weights.size()) + 3});
   return channel::kExitOk;
 }
 
@@ -115,13 +121,15 @@ int Train(const RankLaunch& launch, int rank) {
   const std::string mode = ModeOf(launch);
   if (mode == "stubborn") signal(SIGTERM, SIG_IGN);
   EventFile events(launch.attempt_dir + "/rank-" + std::to_string(rank) + ".events");
-  printf("rank %d of %d at %s on %s\n", rank, launch.world_size, launch.rendezvous.c_str(), launch.device.c_str());
+  printf("rank %d of %d at %s on %s\n", rank, launch.world_size, launch.rendezvous.c_str(),
+         launch.device.c_str());
   fflush(stdout);
   events.Write(channel::ReadyEvent{rank, launch.world_size, launch.device, kSteps, 10, 100, 0.01});
   events.Write(Step(1, kSteps));
   if (mode == "rank_killed" && rank == launch.world_size - 1) raise(SIGKILL);
   int result = channel::kExitOk;
-  if (mode == "wait" || mode == "stubborn" || mode == "rank_killed") result = Wait("", mode == "stubborn");
+  if (mode == "wait" || mode == "stubborn" || mode == "rank_killed")
+    result = Wait("", mode == "stubborn");
   if (mode.starts_with("until ")) result = Wait(mode.substr(6), false);
   if (result != channel::kExitOk) return result;
   for (int64_t number = 2; number <= kSteps; ++number) events.Write(Step(number, kSteps));

@@ -38,6 +38,7 @@ struct ReadyEvent {
   double seconds = 0;  // from process start
 };
 
+// An optimizer step has been made.
 struct StepEvent {
   int64_t step = 0, total_steps = 0;
   double loss = 0, lr = 0, grad_norm = 0;
@@ -50,6 +51,7 @@ struct StepEvent {
   double epoch = 0;                // position in the data, 0 .. n_epochs
 };
 
+// The validation rows were run.
 struct EvalEvent {
   int64_t step = 0;
   double loss = 0;  // metric "val.loss"
@@ -84,6 +86,7 @@ struct FatalEvent {
 using EventBody = std::variant<ProgressEvent, PreparedEvent, ReadyEvent, StepEvent, EvalEvent,
                                ConsistencyEvent, ArtifactEvent, FatalEvent>;
 
+// What a line holds.
 struct Event {
   double time = 0;  // Unix seconds
   EventBody body;

@@ -1,10 +1,10 @@
 #include "worker/channel/json_fields.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <limits>
 #include <utility>
-
-#include <fmt/format.h>
 
 namespace sft::channel {
 namespace {
@@ -23,7 +23,9 @@ void FieldWriter::Raw(std::string_view key, std::string_view text) {
   text_ += text;
 }
 
-void FieldWriter::operator()(std::string_view key, const std::string& value) { Raw(key, Quoted(value)); }
+void FieldWriter::operator()(std::string_view key, const std::string& value) {
+  Raw(key, Quoted(value));
+}
 
 void FieldWriter::operator()(std::string_view key, double value) {
   if (std::isnan(value)) return Raw(key, "\"nan\"");
@@ -31,7 +33,9 @@ void FieldWriter::operator()(std::string_view key, double value) {
   Raw(key, fmt::format("{}", value));
 }
 
-void FieldWriter::operator()(std::string_view key, bool value) { Raw(key, value ? "true" : "false"); }
+void FieldWriter::operator()(std::string_view key, bool value) {
+  Raw(key, value ? "true" : "false");
+}
 
 void FieldWriter::operator()(std::string_view key, const std::vector<std::string>& value) {
   std::string text = "[";
@@ -42,7 +46,8 @@ void FieldWriter::operator()(std::string_view key, const std::vector<std::string
   Raw(key, text + "]");
 }
 
-void FieldWriter::operator()(std::string_view key, const std::map<std::string, std::string>& value) {
+void FieldWriter::operator()(std::string_view key,
+                             const std::map<std::string, std::string>& value) {
   std::string text = "{";
   for (const auto& [name, element] : value) {
     if (text.size() > 1) text += ',';
@@ -67,7 +72,8 @@ void FieldReader::Adopt(const char* key, const absl::Status& inner) {
 }
 
 void FieldReader::Require(const char* key) {
-  if (status_.ok() && Find(key) == nullptr) status_ = InvalidArgument(fmt::format("{}: missing", key));
+  if (status_.ok() && Find(key) == nullptr)
+    status_ = InvalidArgument(fmt::format("{}: missing", key));
 }
 
 void FieldReader::operator()(const char* key, std::string& value) {
@@ -128,7 +134,8 @@ void FieldReader::operator()(const char* key, std::map<std::string, std::string>
 absl::StatusOr<nlohmann::json> ParseObject(std::string_view text, size_t max_bytes,
                                            std::string_view what) {
   if (text.size() > max_bytes) {
-    return InvalidArgument(fmt::format("{}: {} bytes are more than {}", what, text.size(), max_bytes));
+    return InvalidArgument(
+        fmt::format("{}: {} bytes are more than {}", what, text.size(), max_bytes));
   }
   nlohmann::json object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (object.is_discarded()) return InvalidArgument(fmt::format("{}: not valid JSON", what));

@@ -4,11 +4,10 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "common/base/status.h"
 
@@ -57,8 +56,8 @@ class FieldWriter {
   std::string text_ = "{";
 };
 
-// Fills a record from an object: absent members keep their value, unknown ones are ignored, a member
-// of a wrong type or range is the error of status() (the first one).
+// Fills a record from an object: absent members keep their value, unknown ones are ignored, a
+// member of a wrong type or range is the error of status() (the first one).
 class FieldReader {
  public:
   // `object` is borrowed for the life of the reader.
@@ -123,8 +122,8 @@ class FieldReader {
   absl::Status status_;
 };
 
-// The object that `text` holds. InvalidArgument when it is not JSON, is no object, or is longer than
-// `max_bytes`; `what` names the text in the message.
+// The object that `text` holds. InvalidArgument when it is not JSON, is no object, or is longer
+// than `max_bytes`; `what` names the text in the message.
 absl::StatusOr<nlohmann::json> ParseObject(std::string_view text, size_t max_bytes,
                                            std::string_view what);
 

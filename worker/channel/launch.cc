@@ -1,8 +1,7 @@
 #include "worker/channel/launch.h"
 
-#include <sys/un.h>
-
 #include <fmt/format.h>
+#include <sys/un.h>
 
 #include "worker/channel/json_fields.h"
 
@@ -140,29 +139,29 @@ absl::StatusOr<Answer> ParseAnswer(std::string_view line) {
 }
 
 absl::StatusOr<RankLaunch> ParseRankLaunch(std::string_view json) {
-  SFT_ASSIGN_OR_RETURN(RankLaunch launch,
-                       Read<RankLaunch>(json, "rank launch", {"attempt_uid", "job_json", "attempt_dir"}));
+  SFT_ASSIGN_OR_RETURN(
+      RankLaunch launch,
+      Read<RankLaunch>(json, "rank launch", {"attempt_uid", "job_json", "attempt_dir"}));
   if (launch.local_ranks < 1 || launch.first_rank < 0 ||
       int64_t{launch.first_rank} + launch.local_ranks > launch.world_size) {
-    return InvalidArgument(fmt::format("rank launch: ranks {} to {} are not within a world of {}",
-                                       launch.first_rank,
-                                       int64_t{launch.first_rank} + launch.local_ranks - 1,
-                                       launch.world_size));
+    return InvalidArgument(
+        fmt::format("rank launch: ranks {} to {} are not within a world of {}", launch.first_rank,
+                    int64_t{launch.first_rank} + launch.local_ranks - 1, launch.world_size));
   }
   return launch;
 }
 
 absl::StatusOr<ShimLaunch> ParseShimLaunch(std::string_view json) {
-  SFT_ASSIGN_OR_RETURN(
-      ShimLaunch launch,
-      Read<ShimLaunch>(json, "shim launch", {"attempt_uid", "attempt_dir", "socket_path", "ranks"}));
+  SFT_ASSIGN_OR_RETURN(ShimLaunch launch,
+                       Read<ShimLaunch>(json, "shim launch",
+                                        {"attempt_uid", "attempt_dir", "socket_path", "ranks"}));
   if (launch.ranks.empty()) return InvalidArgument("shim launch: no ranks");
   if (!launch.prepare.argv.empty()) SFT_RETURN_IF_ERROR(CheckProcess(launch.prepare));
   for (const ShimLaunch::Process& rank : launch.ranks) SFT_RETURN_IF_ERROR(CheckProcess(rank));
   if (launch.socket_path.size() >= sizeof(sockaddr_un::sun_path)) {
-    return InvalidArgument(fmt::format("shim launch: socket path of {} bytes, at most {} are possible: {}",
-                                       launch.socket_path.size(), sizeof(sockaddr_un::sun_path) - 1,
-                                       launch.socket_path));
+    return InvalidArgument(fmt::format(
+        "shim launch: socket path of {} bytes, at most {} are possible: {}",
+        launch.socket_path.size(), sizeof(sockaddr_un::sun_path) - 1, launch.socket_path));
   }
   if (!(launch.grace_seconds >= 0) || !(launch.fencing_seconds >= 0)) {
     return InvalidArgument("shim launch: grace_seconds and fencing_seconds must not be negative");

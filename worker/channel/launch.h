@@ -85,7 +85,7 @@ struct ShimStatus {
 
 // A command: one JSON line. On the shim's control socket (SOCK_STREAM; one Answer line for each):
 //   {"command":"renew"}                  resets the fencing timer
-//   {"command":"stop","reason":"..."}    ends the ranks: commands, SIGTERM, grace, SIGKILL to the group
+//   {"command":"stop","reason":"..."}    ends the ranks: command, SIGTERM, grace, SIGKILL to groups
 //   {"command":"checkpoint"}             passed to the ranks' standard input
 //   {"command":"status"}                 changes nothing
 // On the standard input of a rank: "stop" and "checkpoint"; no answer. Its end of file means that

@@ -23,12 +23,16 @@ bool IsFolderName(const std::string& uid) {
 
 }  // namespace
 
-Agent::Agent(Options options, const NodeSetup& setup, Stager& stager, Inventory& inventory, ServerApi& server,
-             Clock& clock, std::function<absl::StatusOr<std::string>()> torch_lib_dir)
-    : options_(options),
-      setup_(setup),
-      clock_(clock),
-      services_{setup, stager, inventory, server, clock, std::move(torch_lib_dir), [this] { NotifyChange(); }} {}
+Agent::Agent(Options options, const NodeSetup& setup, Stager& stager, Inventory& inventory,
+             ServerApi& server, Clock& clock,
+             std::function<absl::StatusOr<std::string>()> torch_lib_dir)
+    : options_(options), setup_(setup), clock_(clock), services_{setup,
+                                                                 stager,
+                                                                 inventory,
+                                                                 server,
+                                                                 clock,
+                                                                 std::move(torch_lib_dir),
+                                                                 [this] { NotifyChange(); }} {}
 
 Agent::~Agent() {
   std::map<std::string, Entry> attempts;
@@ -155,7 +159,8 @@ void Agent::Apply(const v1::Desired& desired) {
     if (known != nullptr && known->epoch() == attempt.epoch()) {
       wanted.insert(uid);
       known->Direct(attempt);
-    } else if (known == nullptr && attempt.intent() == v1::DesiredAttempt::RUN && attempt.has_dispatch()) {
+    } else if (known == nullptr && attempt.intent() == v1::DesiredAttempt::RUN &&
+               attempt.has_dispatch()) {
       wanted.insert(uid);
       Accept(attempt);
     } else if (attempt.intent() != v1::DesiredAttempt::FORGET) {
@@ -177,8 +182,9 @@ void Agent::Accept(const v1::DesiredAttempt& desired) {
   const absl::Status saved = SaveRecord(record, setup_.AttemptDir(record.uid));
   // Without a record it must not start; it lives in memory to tell the server why.
   if (!saved.ok()) record.verdict = MakeStartVerdict(saved, setup_.node);
-  spdlog::info("attempt {} of job {}: {} ranks from rank {} on", record.uid, record.dispatch.job_id(),
-               record.dispatch.slots_size(), record.dispatch.first_rank());
+  spdlog::info("attempt {} of job {}: {} ranks from rank {} on", record.uid,
+               record.dispatch.job_id(), record.dispatch.slots_size(),
+               record.dispatch.first_rank());
   Add(std::move(record));
 }
 

@@ -25,8 +25,9 @@ class Agent {
     bool io_threads = true;
   };
   // The references are borrowed.
-  Agent(Options options, const NodeSetup& setup, Stager& stager, Inventory& inventory, ServerApi& server,
-        Clock& clock, std::function<absl::StatusOr<std::string>()> torch_lib_dir);
+  Agent(Options options, const NodeSetup& setup, Stager& stager, Inventory& inventory,
+        ServerApi& server, Clock& clock,
+        std::function<absl::StatusOr<std::string>()> torch_lib_dir);
   ~Agent();
 
   // Takes up the attempts that an earlier life of the worker left; call once, before anything else.
@@ -38,11 +39,11 @@ class Agent {
   void SetConnected(bool connected);
   void SetModels(std::vector<v1::Model> models);
   std::vector<v1::Model> Models() const;
-  // `models_since`: the number of the model list that the server has; updated to the current one. The
-  // list is in the message only if it is newer.
+  // `models_since`: the number of the model list that the server has; updated to the current one.
+  // The list is in the message only if it is newer.
   v1::Observed Observe(uint64_t& models_since) const;
-  // Waits until something changed that the server should hear of since `seen`, which is updated; false
-  // when `timeout` passed first.
+  // Waits until something changed that the server should hear of since `seen`, which is updated;
+  // false when `timeout` passed first.
   bool WaitForChange(uint64_t& seen, Nanos timeout);
   void NotifyChange();
 

@@ -1,18 +1,16 @@
 #include "worker/daemon/app.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <csignal>
-#include <deque>
 #include <future>
 #include <thread>
-
-#include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include "common/base/env.h"
 #include "common/base/ids.h"
@@ -48,7 +46,8 @@ std::string HostName() {
 absl::StatusOr<std::string> Absolute(const std::string& path) {
   if (path.starts_with("/")) return path;
   char cwd[4096];
-  if (getcwd(cwd, sizeof(cwd)) == nullptr) return ErrnoStatus("cannot find the current folder", errno);
+  if (getcwd(cwd, sizeof(cwd)) == nullptr)
+    return ErrnoStatus("cannot find the current folder", errno);
   return fmt::format("{}/{}", cwd, path);
 }
 
@@ -71,8 +70,8 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
   NodeSetup setup;
   setup.node = options.node.empty() ? HostName() : options.node;
   SFT_ASSIGN_OR_RETURN(setup.data_dir, Absolute(options.data_dir));
-  SFT_ASSIGN_OR_RETURN(setup.shared_dir,
-                       options.shared.empty() ? setup.data_dir + "/shared" : Absolute(options.shared));
+  SFT_ASSIGN_OR_RETURN(setup.shared_dir, options.shared.empty() ? setup.data_dir + "/shared"
+                                                                : Absolute(options.shared));
   for (const std::string& dir : options.models) {
     SFT_ASSIGN_OR_RETURN(std::string path, Absolute(dir));
     if (!io::IsDirectory(path)) return NotFound(fmt::format("--models {}: no such folder", dir));
@@ -88,12 +87,15 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
   setup.roots.push_back(setup.shared_dir);
   if (options.dev) setup.roots = {"/"};
   const std::string beside = program.substr(0, program.rfind('/'));
-  SFT_ASSIGN_OR_RETURN(setup.rank_binary,
-                       Absolute(options.rank_binary.empty() ? beside + "/sft-rank" : options.rank_binary));
-  SFT_ASSIGN_OR_RETURN(setup.shim_binary,
-                       Absolute(options.shim_binary.empty() ? beside + "/sft-shim" : options.shim_binary));
+  SFT_ASSIGN_OR_RETURN(
+      setup.rank_binary,
+      Absolute(options.rank_binary.empty() ? beside + "/sft-rank" : options.rank_binary));
+  SFT_ASSIGN_OR_RETURN(
+      setup.shim_binary,
+      Absolute(options.shim_binary.empty() ? beside + "/sft-shim" : options.shim_binary));
   if (!io::Exists(setup.shim_binary)) {
-    return NotFound(fmt::format("{} is missing: give its place with --shim-binary", setup.shim_binary));
+    return NotFound(
+        fmt::format("{} is missing: give its place with --shim-binary", setup.shim_binary));
   }
   setup.address = options.address;
   setup.cpus = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
@@ -111,7 +113,8 @@ absl::StatusOr<io::UniqueFd> LockDataDir(const std::string& data_dir) {
   const MonoTime deadline = Clock::Real().Mono() + kLockPatience;
   while (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     if (Clock::Real().Mono() >= deadline) {
-      return AlreadyExists(fmt::format("another sft-worker uses {}: end it, or give another --data-dir", data_dir));
+      return AlreadyExists(
+          fmt::format("another sft-worker uses {}: end it, or give another --data-dir", data_dir));
     }
     Clock::Real().Sleep(kLockInterval);
   }
@@ -226,11 +229,12 @@ absl::Status RunWorker(const Options& options) {
     inventory.Refresh();
     return kGpuProbeInterval;
   });
+  inventory.SetWaker([&] { gpu_probe.Wake(); });
   session.Start();
   while (!ending) agent.WaitForStep(agent.Step());
   session.Stop();
-  // What a thread is doing now may take as long as a call's deadline, and all that matters is on disk
-  // at any time: a restart has to cope with a sudden end anyway.
+  // What a thread is doing now may take as long as a call's deadline, and all that matters is on
+  // disk at any time: a restart has to cope with a sudden end anyway.
   spdlog::info("ended; running ranks go on under their shims");
   spdlog::shutdown();
   _exit(0);

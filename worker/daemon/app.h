@@ -5,8 +5,8 @@
 
 namespace sft::worker {
 
-// The daemon: makes the parts from the options, runs until SIGTERM or SIGINT. Ranks that run then go
-// on under their shims; the next start takes them up again.
+// The daemon: makes the parts from the options, runs until SIGTERM or SIGINT. Ranks that run then
+// go on under their shims; the next start takes them up again.
 absl::Status RunWorker(const Options& options);
 
 }  // namespace sft::worker

@@ -1,8 +1,7 @@
 #include "worker/daemon/artifact.h"
 
-#include <sys/stat.h>
-
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include "common/io/file.h"
 #include "common/io/sha256.h"
@@ -21,13 +20,15 @@ absl::Status Collect(const std::string& root, const std::string& prefix, int dep
   for (const std::string& name : names) {
     const std::string relative = prefix + name;
     struct stat info {};
-    if (lstat((root + "/" + relative).c_str(), &info) != 0) return ErrnoStatus("cannot read " + relative, errno);
+    if (lstat((root + "/" + relative).c_str(), &info) != 0)
+      return ErrnoStatus("cannot read " + relative, errno);
     if (S_ISDIR(info.st_mode)) {
       SFT_RETURN_IF_ERROR(Collect(root, relative + "/", depth + 1, files));
     } else if (S_ISREG(info.st_mode)) {
       files.push_back(relative);
     } else {
-      return InvalidArgument(fmt::format("{} in the artifact is neither a file nor a folder", relative));
+      return InvalidArgument(
+          fmt::format("{} in the artifact is neither a file nor a folder", relative));
     }
     if (files.size() > kMaxArtifactFiles) return InvalidArgument("the artifact has too many files");
   }
@@ -37,8 +38,10 @@ absl::Status Collect(const std::string& root, const std::string& prefix, int dep
 }  // namespace
 
 absl::StatusOr<channel::ArtifactEvent> FindArtifact(const std::string& attempt_dir) {
-  SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(attempt_dir + "/rank-0.events", kMaxEventsBytes));
-  absl::StatusOr<channel::ArtifactEvent> found = NotFound("rank 0 ended without delivering anything");
+  SFT_ASSIGN_OR_RETURN(const std::string text,
+                       io::ReadFile(attempt_dir + "/rank-0.events", kMaxEventsBytes));
+  absl::StatusOr<channel::ArtifactEvent> found =
+      NotFound("rank 0 ended without delivering anything");
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
     const auto event = channel::ParseLine(std::string_view(text).substr(at, end - at));

@@ -8,7 +8,8 @@
 
 namespace sft::worker {
 
-// The artifact that a rank reported, from the event file of global rank 0. NOT_FOUND when it did not.
+// The artifact that a rank reported, from the event file of global rank 0. NOT_FOUND when it did
+// not.
 absl::StatusOr<channel::ArtifactEvent> FindArtifact(const std::string& attempt_dir);
 
 // Hashes the files below `artifact.path`, uploads those of an adapter (a full model stays where it
@@ -16,6 +17,7 @@ absl::StatusOr<channel::ArtifactEvent> FindArtifact(const std::string& attempt_d
 // refused. At most kMaxArtifactFiles.
 inline constexpr size_t kMaxArtifactFiles = 4096;
 absl::Status DeliverArtifact(const channel::ArtifactEvent& artifact, const std::string& attempt_uid,
-                             int64_t epoch, const std::string& node, ServerApi& server, const StopCheck& stop);
+                             int64_t epoch, const std::string& node, ServerApi& server,
+                             const StopCheck& stop);
 
 }  // namespace sft::worker

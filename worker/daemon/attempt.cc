@@ -1,9 +1,9 @@
 #include "worker/daemon/attempt.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+
+#include <algorithm>
 
 #include "common/io/file.h"
 #include "worker/daemon/artifact.h"
@@ -38,8 +38,9 @@ std::vector<Shipper::Source> Sources(const v1::Dispatch& dispatch) {
 
 // The server will say the same next time.
 bool IsFinal(const absl::Status& status) {
-  return absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) || absl::IsNotFound(status) ||
-         absl::IsPermissionDenied(status) || absl::IsAlreadyExists(status) || absl::IsUnimplemented(status);
+  return absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
+         absl::IsNotFound(status) || absl::IsPermissionDenied(status) ||
+         absl::IsAlreadyExists(status) || absl::IsUnimplemented(status);
 }
 
 // The server knows no such attempt or a newer epoch: nobody waits for what this one has to say.
@@ -55,7 +56,8 @@ Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
       dir_(services.setup.AttemptDir(record.uid)),
       services_(services),
       renewed_at_(services.clock.Mono()),
-      shipper_({record.uid, record.epoch, services.setup.node, dir_}, Sources(record.dispatch), services.server,
+      shipper_({record.uid, record.epoch, services.setup.node, dir_}, Sources(record.dispatch),
+               services.server,
                [this](int rank, const channel::Event& event) { OnEvent(rank, event); }),
       backoff_(kFirstBackoff, kMaxBackoff),
       record_(std::move(record)) {
@@ -72,7 +74,8 @@ Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
 void Attempt::Direct(const v1::DesiredAttempt& desired) {
   const MutexLock lock(mutex_);
   // A stop is never taken back.
-  if (intent_ == v1::DesiredAttempt::RUN && desired.intent() != v1::DesiredAttempt::INTENT_UNSPECIFIED) {
+  if (intent_ == v1::DesiredAttempt::RUN &&
+      desired.intent() != v1::DesiredAttempt::INTENT_UNSPECIFIED) {
     intent_ = desired.intent();
     intent_reason_ = desired.reason();
   }
@@ -129,8 +132,8 @@ void Attempt::Enter(State state, const std::string& reason) {
     state_ = state;
     reason_ = reason;
   }
-  spdlog::info("attempt {}: {}{}{}", uid_, v1::AttemptStatus::State_Name(state), reason.empty() ? "" : ": ",
-               reason);
+  spdlog::info("attempt {}: {}{}{}", uid_, v1::AttemptStatus::State_Name(state),
+               reason.empty() ? "" : ": ", reason);
   services_.on_change();
 }
 
@@ -237,22 +240,22 @@ void Attempt::Watch(bool server_alive) {
   if (status.ok() && status->state != "exited" && !ShimAlive(*status)) {
     status = ReadShimStatus();  // it may have ended between the two looks
     if (status.ok() && status->state != "exited") {
-      return ProcessesGone(SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "shim_lost",
-                                         "the shim of this attempt died and its ranks with it",
-                                         "see dmesg on the node, or its boot log if it was restarted",
-                                         services_.setup.node));
+      return ProcessesGone(SimpleVerdict(
+          v1::Verdict::INFRASTRUCTURE, "shim_lost",
+          "the shim of this attempt died and its ranks with it",
+          "see dmesg on the node, or its boot log if it was restarted", services_.setup.node));
     }
   }
   if (!status.ok()) {
     return ProcessesGone(SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "shim_lost",
-                                       std::string(Message(status.status())), "look at the node's disk",
-                                       services_.setup.node));
+                                       std::string(Message(status.status())),
+                                       "look at the node's disk", services_.setup.node));
   }
   shim_ = *std::move(status);
   if (shim_.state == "exited") {
     const channel::ShimStatus::Process* blamed = FindBlamed(shim_);
-    return ProcessesGone(MakeVerdict(shim_, blamed ? ReadTraces(dir_, blamed->name) : ProcessTraces{},
-                                     services_.setup.node));
+    return ProcessesGone(MakeVerdict(
+        shim_, blamed ? ReadTraces(dir_, blamed->name) : ProcessTraces{}, services_.setup.node));
   }
   const std::string socket_path = fmt::format("{}/run/{}.sock", services_.setup.data_dir, uid_);
   if (Stopping() && !stop_sent_) {
@@ -289,7 +292,8 @@ void Attempt::CheckMemoryIsBack() {
     const int slot = record.dispatch.slots(i);
     if (!services_.inventory.IsGpu(slot)) continue;
     const Inventory::Memory memory = services_.inventory.MemoryOf(slot);
-    const int64_t before = i < static_cast<int>(record.memory_before.size()) ? record.memory_before[i] : 0;
+    const int64_t before =
+        i < static_cast<int>(record.memory_before.size()) ? record.memory_before[i] : 0;
     if (memory.at <= *gone_at_) {
       held = "waiting for a reading of the GPUs' memory";
     } else if (memory.used_bytes > before + kMemorySlack) {
@@ -304,6 +308,7 @@ void Attempt::CheckMemoryIsBack() {
     }
     return Conclude(*gone_verdict_);
   }
+  services_.inventory.AskForRefresh();
   {
     const MutexLock lock(mutex_);
     stuck_ = services_.clock.Mono() - *gone_at_ > kMemoryPatience;
@@ -320,12 +325,16 @@ Nanos Attempt::Io() {
     state = state_;
   }
   switch (state) {
-    case v1::AttemptStatus::STAGING: return Stage();
+    case v1::AttemptStatus::STAGING:
+      return Stage();
     case v1::AttemptStatus::PREPARING:
     case v1::AttemptStatus::RUNNING:
-    case v1::AttemptStatus::STOPPING: return ShipLive();
-    case v1::AttemptStatus::FINISHING: return Finish();
-    default: return kIdleInterval;
+    case v1::AttemptStatus::STOPPING:
+      return ShipLive();
+    case v1::AttemptStatus::FINISHING:
+      return Finish();
+    default:
+      return kIdleInterval;
   }
 }
 
@@ -369,7 +378,8 @@ Nanos Attempt::Stage() {
     return Nanos(0);
   }
   // The server or the way to it is gone: what was fetched is kept.
-  if (absl::IsUnavailable(staged) || absl::IsDeadlineExceeded(staged) || absl::IsOutOfRange(staged)) {
+  if (absl::IsUnavailable(staged) || absl::IsDeadlineExceeded(staged) ||
+      absl::IsOutOfRange(staged)) {
     spdlog::warn("attempt {}: staging: {}; trying again", uid_, Message(staged));
     return backoff_.Next();
   }
@@ -429,7 +439,8 @@ absl::Status Attempt::Deliver() {
     record = record_;
   }
   // Rank 0 writes the artifact, whatever node it is on.
-  if (record.committed || record.dispatch.first_rank() != 0 || record.verdict.code() != "succeeded") {
+  if (record.committed || record.dispatch.first_rank() != 0 ||
+      record.verdict.code() != "succeeded") {
     return absl::OkStatus();
   }
   const absl::StatusOr<channel::ArtifactEvent> artifact = FindArtifact(dir_);
@@ -452,10 +463,12 @@ absl::Status Attempt::Deliver() {
   const MutexLock lock(mutex_);
   if (interrupted_) return delivered;
   record_.verdict =
-      stopped ? SimpleVerdict(v1::Verdict::NONE, "stopped", intent_reason_, "", services_.setup.node)
-              : SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "artifact_lost",
-                              fmt::format("the artifact could not be delivered: {}", Message(delivered)),
-                              "look at the logs of rank 0 and of the worker", services_.setup.node);
+      stopped
+          ? SimpleVerdict(v1::Verdict::NONE, "stopped", intent_reason_, "", services_.setup.node)
+          : SimpleVerdict(
+                v1::Verdict::INFRASTRUCTURE, "artifact_lost",
+                fmt::format("the artifact could not be delivered: {}", Message(delivered)),
+                "look at the logs of rank 0 and of the worker", services_.setup.node);
   return absl::OkStatus();
 }
 

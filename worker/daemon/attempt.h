@@ -29,7 +29,8 @@ struct AttemptServices {
   Clock& clock;
   // LD_LIBRARY_PATH of ranks, or why none can start; may wait for the search at the worker's start.
   std::function<absl::StatusOr<std::string>()> torch_lib_dir;
-  // Called, without a lock held, when Status() has changed in a way the server should hear of at once.
+  // Called, without a lock held, when Status() has changed in a way the server should hear of at
+  // once.
   std::function<void()> on_change;
 };
 
@@ -38,9 +39,9 @@ struct AttemptServices {
 //   STAGING -> READY -> PREPARING -> RUNNING -> (STOPPING) -> FINISHING -> DONE
 //
 // Two threads drive it. Control() never waits for the network: it starts, watches and stops the
-// shim. Io() does what may take long: staging, shipping of logs and events, the artifact. Everything
-// else may be called from any thread. A new object over an old folder continues where the last one
-// was.
+// shim. Io() does what may take long: staging, shipping of logs and events, the artifact.
+// Everything else may be called from any thread. A new object over an old folder continues where
+// the last one was.
 class Attempt {
  public:
   Attempt(AttemptRecord record, const AttemptServices& services);
@@ -58,7 +59,8 @@ class Attempt {
   // Not DONE, and no process runs: Control has nothing to look at soon.
   bool HasProcesses() const;
 
-  // Control thread. `server_alive`: the server was heard of lately, which puts the fencing limit off.
+  // Control thread. `server_alive`: the server was heard of lately, which puts the fencing limit
+  // off.
   void Control(bool server_alive);
   // Io thread: one piece of work; the time until there may be more.
   Nanos Io();

@@ -1,6 +1,7 @@
 #include "worker/daemon/attempt_record.h"
 
 #include <google/protobuf/util/json_util.h>
+
 #include <nlohmann/json.hpp>
 
 #include "common/io/file.h"
@@ -47,11 +48,14 @@ absl::Status SaveRecord(const AttemptRecord& record, const std::string& attempt_
 absl::StatusOr<AttemptRecord> LoadRecord(const std::string& attempt_dir) {
   SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(attempt_dir + kFile));
   const Json json = Json::parse(text, nullptr, false);
-  const auto is = [&](const char* key, auto test) { return json.contains(key) && (json[key].*test)(); };
-  if (!json.is_object() || !is("attempt_uid", &Json::is_string) || !is("epoch", &Json::is_number_integer) ||
-      !is("dispatch", &Json::is_object) || !is("verdict", &Json::is_object) ||
-      !is("launched", &Json::is_boolean) || !is("committed", &Json::is_boolean) ||
-      !is("done", &Json::is_boolean) || !is("memory_before", &Json::is_array)) {
+  const auto is = [&](const char* key, auto test) {
+    return json.contains(key) && (json[key].*test)();
+  };
+  if (!json.is_object() || !is("attempt_uid", &Json::is_string) ||
+      !is("epoch", &Json::is_number_integer) || !is("dispatch", &Json::is_object) ||
+      !is("verdict", &Json::is_object) || !is("launched", &Json::is_boolean) ||
+      !is("committed", &Json::is_boolean) || !is("done", &Json::is_boolean) ||
+      !is("memory_before", &Json::is_array)) {
     return InvalidArgument(attempt_dir + kFile + " is broken");
   }
   AttemptRecord record;

@@ -12,7 +12,8 @@ namespace sft::worker {
 // random, so that the workers of a fleet do not come back all at once. Thread-compatible.
 class Backoff {
  public:
-  Backoff(Nanos first, Nanos max) : first_(first), max_(max), next_(first), random_(std::random_device{}()) {}
+  Backoff(Nanos first, Nanos max)
+      : first_(first), max_(max), next_(first), random_(std::random_device{}()) {}
 
   Nanos Next() {
     const double share = std::uniform_real_distribution<double>(0.5, 1.0)(random_);

@@ -1,6 +1,7 @@
 #include "worker/daemon/child_process.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -8,8 +9,6 @@
 
 #include <cerrno>
 #include <csignal>
-
-#include <fmt/format.h>
 
 #include "common/base/clock.h"
 #include "common/io/file.h"
@@ -71,7 +70,8 @@ bool ReadOutput(int fd, MonoTime deadline, std::string& output) {
     const ssize_t got = read(fd, buffer, sizeof(buffer));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return true;
-    output.append(buffer, std::min<size_t>(static_cast<size_t>(got), kMaxOutputBytes - output.size()));
+    output.append(buffer,
+                  std::min<size_t>(static_cast<size_t>(got), kMaxOutputBytes - output.size()));
   }
 }
 

@@ -36,8 +36,9 @@ Nanos FileSender::SendNext() {
     waiting_.pop_front();
   }
   const absl::StatusOr<std::string> path = io::ResolveBelow(request.path(), {setup_.shared_dir});
-  const absl::Status sent = path.ok() ? server_.SendFile(request, *path, "")
-                                      : server_.SendFile(request, "", std::string(Message(path.status())));
+  const absl::Status sent =
+      path.ok() ? server_.SendFile(request, *path, "")
+                : server_.SendFile(request, "", std::string(Message(path.status())));
   if (!sent.ok()) spdlog::warn("sending {}: {}", request.path(), Message(sent));
   return Nanos(0);
 }

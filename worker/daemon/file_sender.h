@@ -11,8 +11,8 @@
 
 namespace sft::worker {
 
-// Sends files of the shared folder that the server asks for, one after the other, on a thread of its
-// own. Any other path is refused. At most kMaxWaiting requests wait; more are dropped.
+// Sends files of the shared folder that the server asks for, one after the other, on a thread of
+// its own. Any other path is refused. At most kMaxWaiting requests wait; more are dropped.
 class FileSender {
  public:
   static constexpr size_t kMaxWaiting = 64;

@@ -1,10 +1,9 @@
 #include "worker/daemon/gpu_probe.h"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 
 #include <cstdio>
-
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "worker/daemon/child_process.h"
@@ -40,7 +39,8 @@ class Nvml {
     const auto function = reinterpret_cast<int (*)(Args...)>(dlsym(library_, name));
     const int code = function == nullptr ? -1 : function(args...);
     if (code != 0 && error_.empty()) {
-      const auto describe = reinterpret_cast<const char* (*)(int)>(dlsym(library_, "nvmlErrorString"));
+      const auto describe =
+          reinterpret_cast<const char* (*)(int)>(dlsym(library_, "nvmlErrorString"));
       error_ = fmt::format("{}: {}", name,
                            code < 0 || describe == nullptr ? "not in this driver" : describe(code));
     }
@@ -81,7 +81,8 @@ std::string GpuTypeOf(std::string_view product_name) {
   for (size_t at = 0; at < product_name.size();) {
     const size_t end = std::min(product_name.find(' ', at), product_name.size());
     const std::string word(product_name.substr(at, end - at));
-    if (!word.empty() && word != "NVIDIA" && word != "Tesla" && word != "GeForce" && word != "Quadro") {
+    if (!word.empty() && word != "NVIDIA" && word != "Tesla" && word != "GeForce" &&
+        word != "Quadro") {
       words.push_back(word.substr(0, word.find('-')));
     }
     at = end + 1;

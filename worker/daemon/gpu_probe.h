@@ -9,6 +9,7 @@
 
 namespace sft::worker {
 
+// What NVML says of one GPU.
 struct GpuReading {
   std::string name;  // "NVIDIA H100 80GB HBM3"
   std::string uuid;  // "GPU-..."

@@ -1,10 +1,10 @@
 #include "worker/daemon/inventory.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <map>
-
-#include <fmt/format.h>
 
 namespace sft::worker {
 namespace {
@@ -34,10 +34,11 @@ absl::StatusOr<SimulatedGpus> ParseSimulatedGpus(std::string_view text) {
   SimulatedGpus result;
   result.gpu_type = std::string(text.substr(0, colon));
   const std::string_view count = colon == std::string_view::npos ? "" : text.substr(colon + 1);
-  const auto [end, error] = std::from_chars(count.data(), count.data() + count.size(), result.count);
-  const bool type_ok = !result.gpu_type.empty() &&
-                       std::all_of(result.gpu_type.begin(), result.gpu_type.end(),
-                                   [](unsigned char c) { return std::isalnum(c) != 0; });
+  const auto [end, error] =
+      std::from_chars(count.data(), count.data() + count.size(), result.count);
+  const bool type_ok =
+      !result.gpu_type.empty() && std::all_of(result.gpu_type.begin(), result.gpu_type.end(),
+                                              [](unsigned char c) { return std::isalnum(c) != 0; });
   if (!type_ok || error != std::errc() || end != count.data() + count.size() || result.count < 1 ||
       result.count > kMaxSimulatedGpus) {
     return InvalidArgument(fmt::format(
@@ -105,8 +106,9 @@ void Inventory::Refresh() {
       slot.set_health_reason("NVML: " + std::string(Message(readings.status())));
       continue;
     }
-    const auto found = std::find_if(readings->begin(), readings->end(),
-                                    [&](const GpuReading& reading) { return reading.uuid == slot.uuid(); });
+    const auto found =
+        std::find_if(readings->begin(), readings->end(),
+                     [&](const GpuReading& reading) { return reading.uuid == slot.uuid(); });
     if (found == readings->end()) {
       slot.set_healthy(false);
       slot.set_health_reason("NVML no longer lists it: it fell off the bus or was reset");
@@ -115,6 +117,20 @@ void Inventory::Refresh() {
     }
   }
   if (readings.ok()) sampled_at_ = clock_.Mono();
+}
+
+void Inventory::SetWaker(std::function<void()> waker) {
+  const MutexLock lock(mutex_);
+  waker_ = std::move(waker);
+}
+
+void Inventory::AskForRefresh() {
+  std::function<void()> waker;
+  {
+    const MutexLock lock(mutex_);
+    waker = waker_;
+  }
+  if (waker) waker();
 }
 
 Inventory::Memory Inventory::MemoryOf(int slot) const {

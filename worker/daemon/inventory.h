@@ -19,8 +19,8 @@ struct SimulatedGpus {
 };
 absl::StatusOr<SimulatedGpus> ParseSimulatedGpus(std::string_view text);
 
-// The node's slots: its GPUs (measured or pretended) first, then its CPU slots; the order, and so the
-// index, is fixed for the life of the process. Thread-safe.
+// The node's slots: its GPUs (measured or pretended) first, then its CPU slots; the order, and so
+// the index, is fixed for the life of the process. Thread-safe.
 class Inventory {
  public:
   using Probe = std::function<absl::StatusOr<std::vector<GpuReading>>()>;
@@ -35,9 +35,12 @@ class Inventory {
   bool IsGpu(int slot) const { return !simulated_ && slot >= 0 && slot < gpu_count_; }
   int SlotsLike(int slot) const;
 
-  // Asks again; a failed probe marks every GPU unhealthy, with the reason. Blocks for as long as the
-  // probe does.
+  // Asks again; a failed probe marks every GPU unhealthy, with the reason. Blocks for as long as
+  // the probe does.
   void Refresh();
+  // Somebody waits for newer readings: calls what SetWaker was given, once set.
+  void AskForRefresh();
+  void SetWaker(std::function<void()> waker);
   // The last good answer's memory in use, and when it was given.
   struct Memory {
     int64_t used_bytes = 0;
@@ -53,6 +56,7 @@ class Inventory {
   mutable Mutex mutex_;
   std::vector<v1::Slot> slots_ SFT_GUARDED_BY(mutex_);
   MonoTime sampled_at_ SFT_GUARDED_BY(mutex_);
+  std::function<void()> waker_ SFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace sft::worker

@@ -1,12 +1,11 @@
 #include "worker/daemon/launch_plan.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <ifaddrs.h>
 
 #include <algorithm>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "common/rpc/endpoint.h"
 
@@ -15,8 +14,8 @@ namespace {
 
 using Environment = std::map<std::string, std::string>;
 
-Environment MakeEnvironment(const LaunchInput& input, const NodeSetup& setup, const Inventory& inventory,
-                            int threads) {
+Environment MakeEnvironment(const LaunchInput& input, const NodeSetup& setup,
+                            const Inventory& inventory, int threads) {
   Environment env;
   env["OMP_NUM_THREADS"] = std::to_string(threads);
   env["MKL_NUM_THREADS"] = std::to_string(threads);
@@ -48,9 +47,11 @@ std::string InterfaceOf(const std::string& address) {
     if (entry->ifa_addr == nullptr) continue;
     char text[INET6_ADDRSTRLEN] = {};
     if (entry->ifa_addr->sa_family == AF_INET) {
-      inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(entry->ifa_addr)->sin_addr, text, sizeof(text));
+      inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(entry->ifa_addr)->sin_addr, text,
+                sizeof(text));
     } else if (entry->ifa_addr->sa_family == AF_INET6) {
-      inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6*>(entry->ifa_addr)->sin6_addr, text, sizeof(text));
+      inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6*>(entry->ifa_addr)->sin6_addr, text,
+                sizeof(text));
     }
     if (address == text) found = entry->ifa_name;
   }
@@ -64,7 +65,8 @@ std::string OutputDir(const std::string& attempt_uid, const std::string& job_id,
                     : setup.AttemptDir(attempt_uid) + "/output";
 }
 
-LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup, const Inventory& inventory) {
+LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
+                       const Inventory& inventory) {
   const v1::Dispatch& dispatch = input.dispatch;
   const std::string dir = setup.AttemptDir(input.attempt_uid);
   const int first_slot = dispatch.slots_size() > 0 ? dispatch.slots(0) : 0;
@@ -102,10 +104,11 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup, const I
   shim.prepare = {"prepare", -1, {setup.rank_binary, "prepare", "--launch", launch}, prepare_env};
   for (int i = 0; i < rank.local_ranks; ++i) {
     const int number = rank.first_rank + i;
-    shim.ranks.push_back({fmt::format("rank-{}", number),
-                          number,
-                          {setup.rank_binary, "train", "--launch", launch, "--rank", std::to_string(number)},
-                          env});
+    shim.ranks.push_back(
+        {fmt::format("rank-{}", number),
+         number,
+         {setup.rank_binary, "train", "--launch", launch, "--rank", std::to_string(number)},
+         env});
   }
   return files;
 }

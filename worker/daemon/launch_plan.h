@@ -10,6 +10,7 @@
 
 namespace sft::worker {
 
+// The two files that start an attempt, launch.json and shim.json.
 struct LaunchFiles {
   channel::RankLaunch rank;
   channel::ShimLaunch shim;
@@ -24,13 +25,15 @@ struct LaunchInput {
   std::string rendezvous;
   std::string torch_lib_dir;  // empty: ranks find LibTorch themselves
 };
-LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup, const Inventory& inventory);
+LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
+                       const Inventory& inventory);
 
 // Where the artifact of the job is written: a full model into the shared folder, where it stays.
 std::string OutputDir(const std::string& attempt_uid, const std::string& job_id, bool full_model,
                       const NodeSetup& setup);
 
-// Name of the network interface that has the address; "lo" for a loopback address, empty when none has.
+// Name of the network interface that has the address; "lo" for a loopback address, empty when none
+// has.
 std::string InterfaceOf(const std::string& address);
 
 }  // namespace sft::worker

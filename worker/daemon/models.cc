@@ -1,11 +1,11 @@
 #include "worker/daemon/models.h"
 
-#include <algorithm>
-#include <set>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "common/io/file.h"
 #include "common/io/paths.h"
@@ -26,13 +26,15 @@ absl::Status CheckSafetensors(const std::string& path) {
   SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
   unsigned char length_bytes[8] = {};
-  SFT_ASSIGN_OR_RETURN(const size_t got, io::ReadAt(fd.get(), 0, reinterpret_cast<char*>(length_bytes), 8, path));
+  SFT_ASSIGN_OR_RETURN(const size_t got,
+                       io::ReadAt(fd.get(), 0, reinterpret_cast<char*>(length_bytes), 8, path));
   if (got < 8) return DataLoss(fmt::format("is truncated: {} bytes", size));
   uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | length_bytes[i];
   if (length > kMaxHeaderBytes) return DataLoss("is not a safetensors file");
   if (length + 8 > static_cast<uint64_t>(size)) {
-    return DataLoss(fmt::format("is truncated: {} bytes, the header alone needs {}", size, length + 8));
+    return DataLoss(
+        fmt::format("is truncated: {} bytes, the header alone needs {}", size, length + 8));
   }
   std::string header(length, '\0');
   SFT_ASSIGN_OR_RETURN(const size_t read, io::ReadAt(fd.get(), 8, header.data(), length, path));
@@ -55,7 +57,8 @@ absl::Status CheckSafetensors(const std::string& path) {
 }
 
 // The weight files of a folder, from the index if there is one.
-absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& dir, std::string& index_text) {
+absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& dir,
+                                                     std::string& index_text) {
   if (io::Exists(dir + "/" + kIndex)) {
     SFT_ASSIGN_OR_RETURN(index_text, io::ReadFile(dir + "/" + kIndex, kMaxIndexBytes));
     const auto index = nlohmann::json::parse(index_text, nullptr, false);
@@ -114,7 +117,8 @@ bool HoldsModel(const std::string& dir) { return io::Exists(dir + "/config.json"
 class Lister {
  public:
   void Add(const std::string& dir, const std::string& id) {
-    if (models_.size() < kMaxModels && seen_.insert(id).second) models_.push_back(InspectModel(dir, id));
+    if (models_.size() < kMaxModels && seen_.insert(id).second)
+      models_.push_back(InspectModel(dir, id));
   }
   void AddFolder(const std::string& dir) {
     if (HoldsModel(dir)) return Add(dir, dir.substr(dir.rfind('/') + 1));
@@ -160,7 +164,8 @@ std::vector<std::string> HubDirs(const NodeSetup& setup) {
 
 absl::StatusOr<std::string> FindById(const std::string& id, const NodeSetup& setup) {
   if (!io::IsSafeRelative(id)) {
-    return InvalidArgument(fmt::format("model \"{}\" is neither an absolute path nor a model's id", id));
+    return InvalidArgument(
+        fmt::format("model \"{}\" is neither an absolute path nor a model's id", id));
   }
   for (const std::string& dir : setup.model_dirs) {
     if (HoldsModel(dir + "/" + id)) return dir + "/" + id;
@@ -171,9 +176,10 @@ absl::StatusOr<std::string> FindById(const std::string& id, const NodeSetup& set
     const std::string snapshot = Snapshot(dir + "/" + HubName(id));
     if (!snapshot.empty()) return snapshot;
   }
-  return NotFound(fmt::format("node {} has no model \"{}\" in {}; `sftctl models` lists what the nodes "
-                              "have, or give the model's folder as an absolute path",
-                              setup.node, id, fmt::join(hubs, ", ")));
+  return NotFound(
+      fmt::format("node {} has no model \"{}\" in {}; `sftctl models` lists what the nodes "
+                  "have, or give the model's folder as an absolute path",
+                  setup.node, id, fmt::join(hubs, ", ")));
 }
 
 }  // namespace
@@ -215,7 +221,8 @@ absl::StatusOr<std::string> ResolveModel(const std::string& name, const NodeSetu
   std::string dir;
   if (name.starts_with("/")) {
     SFT_ASSIGN_OR_RETURN(dir, io::ResolveBelow(name, setup.roots));
-    if (!io::IsDirectory(dir)) return InvalidArgument(fmt::format("model {} is not a folder", name));
+    if (!io::IsDirectory(dir))
+      return InvalidArgument(fmt::format("model {} is not a folder", name));
   } else {
     SFT_ASSIGN_OR_RETURN(dir, FindById(name, setup));
   }

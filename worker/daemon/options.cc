@@ -11,10 +11,13 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   Options& options = parsed.options;
   CLI::App app("The daemon of a node: runs the ranks that the server places on it.", "sft-worker");
   app.set_version_flag("--version", std::string("sft-worker ") + kVersion);
-  app.add_option("--server", options.server, "Address of sft-server, HOST:PORT")->capture_default_str();
-  app.add_option("--data-dir", options.data_dir, "Folder for attempts, data sets and caches")->required();
+  app.add_option("--server", options.server, "Address of sft-server, HOST:PORT")
+      ->capture_default_str();
+  app.add_option("--data-dir", options.data_dir, "Folder for attempts, data sets and caches")
+      ->required();
   app.add_option("--node", options.node, "Name of this node [the host's name]");
-  app.add_option("--address", options.address, "Address at which ranks of other nodes reach this one")
+  app.add_option("--address", options.address,
+                 "Address at which ranks of other nodes reach this one")
       ->capture_default_str();
   app.add_option("--models", options.models, "Folder with models; may be given several times");
   app.add_option("--data-root", options.data_roots,
@@ -22,16 +25,21 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--shared", options.shared, "Folder that receives full models [DATA-DIR/shared]");
   app.add_option("--simulate-gpus", options.simulate_gpus,
                  "Pretend GPUs, TYPE:COUNT, for example H100:8; their ranks run on the CPU");
-  app.add_option("--cpu-slots", options.cpu_slots, "Offer so many CPU slots [0; with --dev the cores]")
+  app.add_option("--cpu-slots", options.cpu_slots,
+                 "Offer so many CPU slots [0; with --dev the cores]")
       ->check(CLI::Range(0, 1024));
   app.add_flag("--dev", options.dev, "Development: every path is legal, the CPUs are offered");
-  app.add_option("--torch", options.torch, "Folder of Python's torch 2.11, if ranks do not find it");
-  app.add_option("--rank-binary", options.rank_binary, "Program of a rank [sft-rank beside this one]");
-  app.add_option("--shim-binary", options.shim_binary, "Parent of the ranks [sft-shim beside this one]");
+  app.add_option("--torch", options.torch,
+                 "Folder of Python's torch 2.11, if ranks do not find it");
+  app.add_option("--rank-binary", options.rank_binary,
+                 "Program of a rank [sft-rank beside this one]");
+  app.add_option("--shim-binary", options.shim_binary,
+                 "Parent of the ranks [sft-shim beside this one]");
   app.add_option("--grace", options.grace_seconds, "Seconds from SIGTERM to SIGKILL")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0));
-  app.add_option("--log-level", options.log_level, "debug, info, warn or error")->capture_default_str();
+  app.add_option("--log-level", options.log_level, "debug, info, warn or error")
+      ->capture_default_str();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {  // the library's way to say "done"

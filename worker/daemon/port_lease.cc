@@ -1,12 +1,11 @@
 #include "worker/daemon/port_lease.h"
 
+#include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <cerrno>
-
-#include <fmt/format.h>
 
 #include "common/rpc/endpoint.h"
 
@@ -18,7 +17,8 @@ absl::StatusOr<PortLease> PortLease::Take(const std::string& address) {
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   if (const int error = getaddrinfo(address.c_str(), "0", &hints, &found); error != 0) {
-    return InvalidArgument(fmt::format("the worker's address {}: {}", address, gai_strerror(error)));
+    return InvalidArgument(
+        fmt::format("the worker's address {}: {}", address, gai_strerror(error)));
   }
   PortLease lease;
   lease.socket_ = io::UniqueFd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -30,8 +30,9 @@ absl::StatusOr<PortLease> PortLease::Take(const std::string& address) {
   const int error = errno;
   freeaddrinfo(found);
   if (!ok) return ErrnoStatus("no free port on " + address, error);
-  const in_port_t port = bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
-                                                     : reinterpret_cast<sockaddr_in*>(&bound)->sin_port;
+  const in_port_t port = bound.ss_family == AF_INET6
+                             ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                             : reinterpret_cast<sockaddr_in*>(&bound)->sin_port;
   lease.endpoint_ = rpc::Endpoint{address, ntohs(port)}.ToString();
   return lease;
 }

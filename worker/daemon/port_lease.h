@@ -7,8 +7,8 @@
 
 namespace sft::worker {
 
-// A free TCP port of an address, held by a bound socket until Release, right before the process that
-// listens there is started.
+// A free TCP port of an address, held by a bound socket until Release, right before the process
+// that listens there is started.
 class PortLease {
  public:
   PortLease() = default;

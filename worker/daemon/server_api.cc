@@ -1,8 +1,8 @@
 #include "worker/daemon/server_api.h"
 
-#include <algorithm>
-
 #include <grpcpp/grpcpp.h>
+
+#include <algorithm>
 
 #include "common/io/file.h"
 #include "common/rpc/channel.h"
@@ -115,7 +115,8 @@ class GrpcServerApi : public ServerApi {
     do {
       if (stop()) return Aborted("the upload was stopped");
       std::string data(std::min(rpc::kChunkBytes, file.size - offset), '\0');
-      SFT_ASSIGN_OR_RETURN(const size_t got, io::ReadAt(fd, offset, data.data(), data.size(), file.path));
+      SFT_ASSIGN_OR_RETURN(const size_t got,
+                           io::ReadAt(fd, offset, data.data(), data.size(), file.path));
       if (got != data.size()) return DataLoss(file.path + " became shorter while it was uploaded");
       offset += static_cast<int64_t>(got);
       chunk.set_data(std::move(data));
@@ -132,7 +133,8 @@ class GrpcServerApi : public ServerApi {
     int64_t offset = request.offset();
     do {
       std::string data(std::clamp<int64_t>(size - offset, 0, rpc::kChunkBytes), '\0');
-      SFT_ASSIGN_OR_RETURN(const size_t got, io::ReadAt(fd.get(), offset, data.data(), data.size(), path));
+      SFT_ASSIGN_OR_RETURN(const size_t got,
+                           io::ReadAt(fd.get(), offset, data.data(), data.size(), path));
       if (got != data.size()) return DataLoss(path + " became shorter while it was sent");
       v1::SendFileRequest chunk;
       chunk.set_request(request.request());

@@ -1,11 +1,11 @@
 #pragma once
 
+#include <grpcpp/channel.h>
+
 #include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
-
-#include <grpcpp/channel.h>
 
 #include "common/base/status.h"
 #include "sft/v1/data_service.pb.h"

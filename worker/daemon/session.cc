@@ -2,6 +2,8 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+
 #include "common/obs/log.h"
 #include "common/rpc/status.h"
 #include "common/rpc/version.h"
@@ -93,8 +95,10 @@ bool Session::RunOnce() {
   }
   if (!accepted) context.TryCancel();
   const grpc::Status status = stream->Finish();
-  spdlog::warn("the stream to the server has ended: {}",
-               status.ok() ? "closed by the server" : status.error_message());
+  const std::string why = status.ok() ? "closed by the server" : status.error_message();
+  // A server that stays away is told of once, not at every try.
+  if (accepted || why != last_end_) spdlog::warn("the stream to the server has ended: {}", why);
+  last_end_ = why;
   return accepted;
 }
 
@@ -106,8 +110,8 @@ seconds Session::ReadWelcome(Stream& stream) {
     spdlog::error("the server refused this worker: {}", welcome.refused());
     return seconds(0);
   }
-  const absl::Status speaks =
-      rpc::CheckServerProtocol(welcome.protocol(), welcome.protocol() - 1, welcome.server_version());
+  const absl::Status speaks = rpc::CheckServerProtocol(welcome.protocol(), welcome.protocol() - 1,
+                                                       welcome.server_version());
   if (!speaks.ok()) {
     spdlog::error("{}", Message(speaks));
     return seconds(0);

@@ -1,11 +1,12 @@
 #pragma once
 
+#include <grpcpp/grpcpp.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
-
-#include <grpcpp/grpcpp.h>
 
 #include "common/base/mutex.h"
 #include "sft/v1/worker_service.grpc.pb.h"
@@ -14,9 +15,9 @@
 
 namespace sft::worker {
 
-// The worker's end of the standing stream. Dials, registers, passes on what the server desires, sends
-// the observed set when it changes and at each heartbeat; when the stream breaks it starts again, for
-// ever, with growing pauses. Jobs do not depend on it.
+// The worker's end of the standing stream. Dials, registers, passes on what the server desires,
+// sends the observed set when it changes and at each heartbeat; when the stream breaks it starts
+// again, for ever, with growing pauses. Jobs do not depend on it.
 class Session {
  public:
   using MakeRegister = std::function<v1::Register()>;
@@ -46,6 +47,7 @@ class Session {
   const MakeRegister make_register_;
   const OnFetchFile on_fetch_file_;
   std::thread thread_;
+  std::string last_end_;  // of the session thread: why the stream ended, as logged last
 
   Mutex mutex_;
   CondVar stopped_;

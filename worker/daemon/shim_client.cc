@@ -1,5 +1,6 @@
 #include "worker/daemon/shim_client.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -7,8 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <sstream>
-
-#include <fmt/format.h>
 
 #include "common/io/file.h"
 #include "worker/daemon/child_process.h"
@@ -27,14 +26,16 @@ absl::Status StartShim(const std::string& shim_binary, const std::string& shim_j
   SFT_ASSIGN_OR_RETURN(const ChildResult result,
                        RunChild({shim_binary, "--launch", shim_json}, {}, kStartDeadline));
   if (result.ok()) return absl::OkStatus();
-  return Unavailable(fmt::format("{} ended with exit code {}, signal {}: {}", shim_binary, result.exit_code,
-                                 result.signal, result.output));
+  return Unavailable(fmt::format("{} ended with exit code {}, signal {}: {}", shim_binary,
+                                 result.exit_code, result.signal, result.output));
 }
 
-absl::StatusOr<channel::Answer> AskShim(const std::string& socket_path, const channel::Command& command) {
+absl::StatusOr<channel::Answer> AskShim(const std::string& socket_path,
+                                        const channel::Command& command) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  if (socket_path.size() >= sizeof(address.sun_path)) return InvalidArgument("socket path too long");
+  if (socket_path.size() >= sizeof(address.sun_path))
+    return InvalidArgument("socket path too long");
   memcpy(address.sun_path, socket_path.data(), socket_path.size());
   const io::UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return ErrnoStatus("cannot make a socket", errno);
@@ -48,7 +49,8 @@ absl::StatusOr<channel::Answer> AskShim(const std::string& socket_path, const ch
   std::string answer;
   while (answer.find('\n') == std::string::npos && answer.size() < kMaxAnswerBytes) {
     pollfd entry{fd.get(), POLLIN, 0};
-    if (poll(&entry, 1, kAnswerTimeoutMs) <= 0) return Unavailable("the shim does not answer at " + socket_path);
+    if (poll(&entry, 1, kAnswerTimeoutMs) <= 0)
+      return Unavailable("the shim does not answer at " + socket_path);
     char buffer[4096];
     const ssize_t got = recv(fd.get(), buffer, sizeof(buffer), 0);
     if (got <= 0) return Unavailable("the shim closed the connection at " + socket_path);
@@ -58,7 +60,8 @@ absl::StatusOr<channel::Answer> AskShim(const std::string& socket_path, const ch
 }
 
 bool ShimAlive(const channel::ShimStatus& status) {
-  const absl::StatusOr<std::string> stat = io::ReadFile(fmt::format("/proc/{}/stat", status.shim_pid));
+  const absl::StatusOr<std::string> stat =
+      io::ReadFile(fmt::format("/proc/{}/stat", status.shim_pid));
   if (!stat.ok() || stat->rfind(')') == std::string::npos) return false;
   std::istringstream fields(stat->substr(stat->rfind(')') + 2));  // starts with field 3, the state
   std::string state;

@@ -1,11 +1,11 @@
 #include "worker/daemon/shipper.h"
 
-#include <algorithm>
-#include <type_traits>
-
 #include <fmt/format.h>
 #include <google/protobuf/util/time_util.h>
 #include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <type_traits>
 
 #include "common/io/file.h"
 #include "common/rpc/channel.h"
@@ -22,14 +22,15 @@ absl::StatusOr<std::string> ReadChunk(const std::string& path, int64_t offset) {
   if (absl::IsNotFound(fd.status())) return std::string();
   if (!fd.ok()) return fd.status();
   std::string chunk(kMaxChunk, '\0');
-  SFT_ASSIGN_OR_RETURN(const size_t got, io::ReadAt(fd->get(), offset, chunk.data(), chunk.size(), path));
+  SFT_ASSIGN_OR_RETURN(const size_t got,
+                       io::ReadAt(fd->get(), offset, chunk.data(), chunk.size(), path));
   chunk.resize(got);
   return chunk;
 }
 
 void SetTime(double seconds, v1::Metric& metric) {
-  *metric.mutable_time() =
-      google::protobuf::util::TimeUtil::NanosecondsToTimestamp(static_cast<int64_t>(seconds * 1e6) * 1000);
+  *metric.mutable_time() = google::protobuf::util::TimeUtil::NanosecondsToTimestamp(
+      static_cast<int64_t>(seconds * 1e6) * 1000);
 }
 
 v1::Metric StepMetric(const channel::StepEvent& step) {
@@ -96,7 +97,8 @@ Shipper::Shipper(Identity identity, const std::vector<Source>& sources, ServerAp
     : identity_(std::move(identity)), server_(server), on_event_(std::move(on_event)) {
   for (const Source& source : sources) {
     streams_.push_back({source.rank, fmt::format("{}/{}.log", identity_.dir, source.name), false});
-    streams_.push_back({source.rank, fmt::format("{}/{}.events", identity_.dir, source.name), true});
+    streams_.push_back(
+        {source.rank, fmt::format("{}/{}.events", identity_.dir, source.name), true});
   }
 }
 
@@ -126,8 +128,8 @@ absl::StatusOr<Shipper::Progress> Shipper::ShipOnce(bool final) {
   absl::Status first_error;
   for (Stream& stream : streams_) {
     if (stream.finished) continue;
-    const absl::Status shipped =
-        stream.events ? ShipEvents(stream, final, progress.more) : ShipLog(stream, final, progress.more);
+    const absl::Status shipped = stream.events ? ShipEvents(stream, final, progress.more)
+                                               : ShipLog(stream, final, progress.more);
     if (!shipped.ok() && first_error.ok()) first_error = shipped;
     if (!stream.finished) progress.complete = false;
   }
@@ -168,7 +170,8 @@ absl::Status Shipper::ShipEvents(Stream& stream, bool final, bool& more) {
   SFT_RETURN_IF_ERROR(AskOffset(stream));
   SFT_ASSIGN_OR_RETURN(const std::string chunk, ReadChunk(stream.path, stream.offset));
   const bool whole_chunk = static_cast<int64_t>(chunk.size()) == kMaxChunk;
-  // Up to the last complete line; at the end of the file also a line that its rank could not finish.
+  // Up to the last complete line; at the end of the file also a line that its rank could not
+  // finish.
   size_t usable = chunk.rfind('\n') == std::string::npos ? 0 : chunk.rfind('\n') + 1;
   if (usable == 0 && whole_chunk) usable = chunk.size();
   if (final && !whole_chunk) usable = chunk.size();
@@ -185,11 +188,13 @@ absl::Status Shipper::ShipEvents(Stream& stream, bool final, bool& more) {
     at = end + 1;
     absl::StatusOr<channel::Event> event = channel::ParseLine(line);
     if (!event.ok()) {
-      if (!absl::IsNotFound(event.status())) spdlog::warn("{}: {}", stream.path, Message(event.status()));
+      if (!absl::IsNotFound(event.status()))
+        spdlog::warn("{}: {}", stream.path, Message(event.status()));
       continue;
     }
     v1::RankEvent parsed = ToRankEvent(stream.rank, *event, line);
-    if (parsed.body_case() != v1::RankEvent::BODY_NOT_SET) *request.add_events() = std::move(parsed);
+    if (parsed.body_case() != v1::RankEvent::BODY_NOT_SET)
+      *request.add_events() = std::move(parsed);
     events.push_back(*std::move(event));
   }
   SFT_ASSIGN_OR_RETURN(stream.offset, server_.AppendEvents(request));

@@ -11,9 +11,9 @@
 
 namespace sft::worker {
 
-// Carries one attempt's logs and events from their files to the server, in bounded chunks. The files
-// are the queue: nothing is kept in memory, and after a restart of either side the server says from
-// where to go on. One thread.
+// Carries one attempt's logs and events from their files to the server, in bounded chunks. The
+// files are the queue: nothing is kept in memory, and after a restart of either side the server
+// says from where to go on. One thread.
 class Shipper {
  public:
   // One process's two files.
@@ -33,8 +33,8 @@ class Shipper {
   Shipper(Identity identity, const std::vector<Source>& sources, ServerApi& server,
           std::function<void(int rank, const channel::Event&)> on_event);
 
-  // Ships at most one chunk of each file. `more`: a file had more than that. An error is that of the
-  // first call that failed; the other files were tried all the same.
+  // Ships at most one chunk of each file. `more`: a file had more than that. An error is that of
+  // the first call that failed; the other files were tried all the same.
   struct Progress {
     bool more = false;
     // With `final`: everything is acknowledged, ends of file included.
@@ -64,8 +64,8 @@ class Shipper {
   std::vector<Stream> streams_;
 };
 
-// The parsed form that the server needs of an event of that rank; no body when it needs none. Of the
-// ranks' steps only rank 0's count: they are figures over all ranks.
+// The parsed form that the server needs of an event of that rank; no body when it needs none. Of
+// the ranks' steps only rank 0's count: they are figures over all ranks.
 v1::RankEvent ToRankEvent(int rank, const channel::Event& event, std::string_view line);
 
 }  // namespace sft::worker

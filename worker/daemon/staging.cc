@@ -1,8 +1,8 @@
 #include "worker/daemon/staging.h"
 
 #include <fcntl.h>
-
 #include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "common/io/file.h"
@@ -63,8 +63,8 @@ absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const 
   SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(part));
   if (hash.sha256 != file.sha256()) {
     SFT_RETURN_IF_ERROR(io::RemoveAll(part));
-    return Unavailable(fmt::format("{} arrived broken ({} bytes of {}); it is fetched again", file.key(),
-                                   hash.size, file.size()));
+    return Unavailable(fmt::format("{} arrived broken ({} bytes of {}); it is fetched again",
+                                   file.key(), hash.size, file.size()));
   }
   SFT_RETURN_IF_ERROR(io::RenameDurably(part, path));
   return path;

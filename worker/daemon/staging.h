@@ -27,8 +27,8 @@ class Stager {
   Stager(const NodeSetup& setup, ServerApi& server) : setup_(setup), server_(server) {}
 
   // INVALID_ARGUMENT, NOT_FOUND and PERMISSION_DENIED are the job owner's to correct; ABORTED when
-  // `stop` said so; anything else is the node's or the network's. A download that breaks is kept and
-  // continued by the next call.
+  // `stop` said so; anything else is the node's or the network's. A download that breaks is kept
+  // and continued by the next call.
   absl::StatusOr<StagedJob> Stage(const v1::Dispatch& dispatch, const StopCheck& stop);
 
  private:

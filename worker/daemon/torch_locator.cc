@@ -15,16 +15,19 @@ constexpr std::chrono::seconds kPythonDeadline{60};
 absl::Status TryRank(const std::string& rank_binary, const std::string& library_dir) {
   std::vector<std::string> env;
   if (!library_dir.empty()) env.push_back("LD_LIBRARY_PATH=" + library_dir);
-  SFT_ASSIGN_OR_RETURN(const ChildResult result, RunChild({rank_binary, "--version"}, env, kRankDeadline));
+  SFT_ASSIGN_OR_RETURN(const ChildResult result,
+                       RunChild({rank_binary, "--version"}, env, kRankDeadline));
   if (result.ok()) return absl::OkStatus();
   return FailedPrecondition(fmt::format("{} --version: exit code {}, signal {}: {}", rank_binary,
-                                        result.exit_code, result.signal, result.output.substr(0, 400)));
+                                        result.exit_code, result.signal,
+                                        result.output.substr(0, 400)));
 }
 
 absl::StatusOr<std::string> AskPython() {
   SFT_ASSIGN_OR_RETURN(
       const ChildResult result,
-      RunChild({"python3", "-c", "import torch,os;print(os.path.dirname(torch.__file__))"}, {}, kPythonDeadline));
+      RunChild({"python3", "-c", "import torch,os;print(os.path.dirname(torch.__file__))"}, {},
+               kPythonDeadline));
   if (!result.ok()) return NotFound("python3 has no torch: " + result.output.substr(0, 400));
   // Warnings come before the line that was asked for.
   const std::string text = result.output.substr(0, result.output.find_last_not_of("\r\n") + 1);
@@ -33,7 +36,8 @@ absl::StatusOr<std::string> AskPython() {
 
 }  // namespace
 
-absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary, const std::string& torch_dir) {
+absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary,
+                                        const std::string& torch_dir) {
   if (!torch_dir.empty()) {
     for (const std::string& dir : {torch_dir + "/lib", torch_dir + "/torch/lib", torch_dir}) {
       if (!io::Exists(dir + "/libtorch_cpu.so")) continue;
@@ -47,8 +51,9 @@ absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary, const st
   if (!absl::IsFailedPrecondition(alone)) return alone;  // the program itself is missing
   const absl::StatusOr<std::string> package = AskPython();
   if (!package.ok()) {
-    return NotFound(fmt::format("ranks cannot start: {}; {}; give the folder of torch 2.11 with --torch DIR",
-                                Message(alone), Message(package.status())));
+    return NotFound(
+        fmt::format("ranks cannot start: {}; {}; give the folder of torch 2.11 with --torch DIR",
+                    Message(alone), Message(package.status())));
   }
   SFT_RETURN_IF_ERROR(TryRank(rank_binary, *package + "/lib"));
   return *package + "/lib";

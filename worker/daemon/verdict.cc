@@ -1,10 +1,10 @@
 #include "worker/daemon/verdict.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstring>
-
-#include <fmt/format.h>
 
 #include "common/io/file.h"
 
@@ -24,8 +24,8 @@ std::string ReadTail(const std::string& path, int64_t max_bytes) {
   const absl::StatusOr<io::UniqueFd> fd = io::OpenForRead(path);
   if (!size.ok() || !fd.ok()) return "";
   std::string text(std::min(*size, max_bytes), '\0');
-  const absl::StatusOr<size_t> got =
-      io::ReadAt(fd->get(), *size - static_cast<int64_t>(text.size()), text.data(), text.size(), path);
+  const absl::StatusOr<size_t> got = io::ReadAt(
+      fd->get(), *size - static_cast<int64_t>(text.size()), text.data(), text.size(), path);
   text.resize(got.value_or(0));
   return text;
 }
@@ -56,13 +56,15 @@ std::string HowItEnded(const Process& process) {
 }
 
 void ExplainSignal(int signal, v1::Verdict& verdict) {
-  const bool crash = signal == SIGSEGV || signal == SIGABRT || signal == SIGBUS || signal == SIGILL ||
-                     signal == SIGFPE;
+  const bool crash = signal == SIGSEGV || signal == SIGABRT || signal == SIGBUS ||
+                     signal == SIGILL || signal == SIGFPE;
   verdict.set_domain(crash ? v1::Verdict::UNKNOWN : v1::Verdict::INFRASTRUCTURE);
   verdict.set_code(crash ? "rank_crashed" : "rank_killed");
-  verdict.set_advice(crash ? "read the end of its log (sftctl logs); a crash is a bug of the trainer or a fault "
-                             "of the machine"
-                           : "something on the node ended it: see dmesg there (out of memory?), then submit again");
+  verdict.set_advice(
+      crash
+          ? "read the end of its log (sftctl logs); a crash is a bug of the trainer or a fault "
+            "of the machine"
+          : "something on the node ended it: see dmesg there (out of memory?), then submit again");
 }
 
 void ExplainExit(int exit_code, v1::Verdict& verdict) {
@@ -70,12 +72,14 @@ void ExplainExit(int exit_code, v1::Verdict& verdict) {
     case channel::kExitUserError:
       verdict.set_domain(v1::Verdict::USER);
       verdict.set_code("user_error");
-      verdict.set_advice("read the end of its log (sftctl logs), correct the job and submit it again");
+      verdict.set_advice(
+          "read the end of its log (sftctl logs), correct the job and submit it again");
       return;
     case channel::kExitInfrastructure:
       verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
       verdict.set_code("infrastructure");
-      verdict.set_advice("read the end of its log (sftctl logs) and look at the node, then submit again");
+      verdict.set_advice(
+          "read the end of its log (sftctl logs) and look at the node, then submit again");
       return;
     case channel::kExitInternal:
     case channel::kExitUsage:
@@ -134,8 +138,9 @@ const Process* FindBlamed(const channel::ShimStatus& status) {
   return blamed;
 }
 
-v1::Verdict SimpleVerdict(v1::Verdict::Domain domain, const std::string& code, const std::string& message,
-                          const std::string& advice, const std::string& node) {
+v1::Verdict SimpleVerdict(v1::Verdict::Domain domain, const std::string& code,
+                          const std::string& message, const std::string& advice,
+                          const std::string& node) {
   v1::Verdict verdict;
   verdict.set_domain(domain);
   verdict.set_code(code);
@@ -187,15 +192,18 @@ v1::Verdict MakeVerdict(const channel::ShimStatus& status, const ProcessTraces& 
 
 v1::Verdict MakeStartVerdict(const absl::Status& status, const std::string& node) {
   const std::string message(Message(status));
-  if (absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsPermissionDenied(status)) {
-    return SimpleVerdict(v1::Verdict::USER, "bad_input", message, "correct the job and submit it again", node);
+  if (absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
+      absl::IsPermissionDenied(status)) {
+    return SimpleVerdict(v1::Verdict::USER, "bad_input", message,
+                         "correct the job and submit it again", node);
   }
   if (absl::IsResourceExhausted(status)) {
     return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "disk_full", message,
                          fmt::format("free space on node {}, then submit again", node), node);
   }
   return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "staging_failed", message,
-                       fmt::format("look at the worker's log on node {}, then submit again", node), node);
+                       fmt::format("look at the worker's log on node {}, then submit again", node),
+                       node);
 }
 
 }  // namespace sft::worker

@@ -30,7 +30,8 @@ v1::Verdict MakeVerdict(const channel::ShimStatus& status, const ProcessTraces& 
 // Of an attempt that never got to its processes: `status` is what staging or starting said.
 v1::Verdict MakeStartVerdict(const absl::Status& status, const std::string& node);
 
-v1::Verdict SimpleVerdict(v1::Verdict::Domain domain, const std::string& code, const std::string& message,
-                          const std::string& advice, const std::string& node);
+v1::Verdict SimpleVerdict(v1::Verdict::Domain domain, const std::string& code,
+                          const std::string& message, const std::string& advice,
+                          const std::string& node);
 
 }  // namespace sft::worker

@@ -76,7 +76,8 @@ bool ControlSocket::ServeClient(Client& client, const Handler& handler) {
       answer.error = std::string(Message(command.status()));
     }
     const std::string line = ToLine(answer);
-    const ssize_t sent = send(client.fd.get(), line.data(), line.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent =
+        send(client.fd.get(), line.data(), line.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent != static_cast<ssize_t>(line.size())) return false;
     client.received.erase(0, end + 1);
   }

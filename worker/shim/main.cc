@@ -71,10 +71,9 @@ absl::Status RunAttempt(const channel::ShimLaunch& launch, io::UniqueFd ready) {
   SFT_RETURN_IF_ERROR(control.Listen(launch.socket_path));
   Supervisor supervisor(launch, Clock::Real());
   supervisor.Start();
-  if (ready.valid()) {
-    SFT_RETURN_IF_ERROR(io::WriteAll(ready.get(), "+", "ready pipe"));
-    ready = io::UniqueFd();
-  }
+  // The starter may have given up meanwhile; the attempt goes on all the same.
+  (void)io::WriteAll(ready.get(), "+", "ready pipe");
+  ready = io::UniqueFd();
   while (!supervisor.Finished()) {
     std::vector<pollfd> fds{{signals.get(), POLLIN, 0}};
     control.AddTo(fds);
@@ -101,7 +100,8 @@ absl::Status Detach(const channel::ShimLaunch& launch) {
 // Starts the daemon and waits until it is ready; what it could not do is told here.
 int Daemonise(const channel::ShimLaunch& launch) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return Fail(ErrnoStatus("pipe", errno), channel::kExitInfrastructure);
+  if (pipe2(ends, O_CLOEXEC) != 0)
+    return Fail(ErrnoStatus("pipe", errno), channel::kExitInfrastructure);
   io::UniqueFd read_end(ends[0]);
   io::UniqueFd write_end(ends[1]);
   const pid_t first = fork();
@@ -134,20 +134,17 @@ int Daemonise(const channel::ShimLaunch& launch) {
 
 int Main(int argc, char** argv) {
   std::string path;
-  bool foreground = false;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     if (arg == "--version") {
       printf("sft-shim %s\n", kVersion);
       return channel::kExitOk;
     }
-    if (arg == "--foreground") {
-      foreground = true;
-    } else if (arg == "--launch" && i + 1 < argc) {
+    if (arg == "--launch" && i + 1 < argc) {
       path = argv[++i];
     } else {
       return Fail(InvalidArgument("unknown argument " + arg +
-                                  "; usage: sft-shim --launch FILE [--foreground] | --version"),
+                                  "; usage: sft-shim --launch FILE | --version"),
                   channel::kExitUsage);
     }
   }
@@ -160,9 +157,7 @@ int Main(int argc, char** argv) {
   if (chdir(launch->attempt_dir.c_str()) != 0) {
     return Fail(ErrnoStatus("cannot enter " + launch->attempt_dir, errno), channel::kExitUsage);
   }
-  if (!foreground) return Daemonise(*launch);
-  const absl::Status status = RunAttempt(*launch, io::UniqueFd());
-  return status.ok() ? channel::kExitOk : Fail(status, channel::kExitInfrastructure);
+  return Daemonise(*launch);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "worker/shim/process.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -9,8 +10,6 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-
-#include <fmt/format.h>
 
 extern char** environ;
 
@@ -51,37 +50,29 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   _exit(channel::kExitInfrastructure);
 }
 
-struct Entry {
-  pid_t parent = 0;
-  bool zombie = false;
-};
-
-std::map<pid_t, Entry> ProcessTable() {
-  std::map<pid_t, Entry> table;
-  const absl::StatusOr<std::vector<std::string>> names = io::ListDir("/proc");
-  if (!names.ok()) return table;
-  for (const std::string& name : *names) {
+// The parent of every process.
+std::map<pid_t, pid_t> ProcessTable() {
+  std::map<pid_t, pid_t> parents;
+  const auto names = io::ListDir("/proc").value_or(std::vector<std::string>{});
+  for (const std::string& name : names) {
     const pid_t pid = static_cast<pid_t>(strtol(name.c_str(), nullptr, 10));
     if (pid <= 0) continue;
     const absl::StatusOr<std::string> stat = io::ReadFile("/proc/" + name + "/stat");
     if (!stat.ok()) continue;  // gone meanwhile
     // The command's name may hold anything: the fields start after its last ')'.
     const size_t end = stat->rfind(')');
-    char state = 0;
-    Entry entry;
-    if (end == std::string::npos ||
-        sscanf(stat->c_str() + end + 1, " %c %d", &state, &entry.parent) != 2) {
+    pid_t parent = 0;
+    if (end == std::string::npos || sscanf(stat->c_str() + end + 1, " %*c %d", &parent) != 1)
       continue;
-    }
-    entry.zombie = state == 'Z' || state == 'X';
-    table[pid] = entry;
+    parents[pid] = parent;
   }
-  return table;
+  return parents;
 }
 
 }  // namespace
 
-absl::StatusOr<Child> Spawn(const channel::ShimLaunch::Process& process, const std::string& log_path) {
+absl::StatusOr<Child> Spawn(const channel::ShimLaunch::Process& process,
+                            const std::string& log_path) {
   io::UniqueFd log(open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640));
   if (!log.valid()) return ErrnoStatus("cannot open " + log_path, errno);
   int ends[2];
@@ -108,18 +99,17 @@ absl::StatusOr<Child> Spawn(const channel::ShimLaunch::Process& process, const s
 }
 
 std::vector<pid_t> Descendants() {
-  const std::map<pid_t, Entry> table = ProcessTable();
-  const pid_t self = getpid();
+  const std::map<pid_t, pid_t> parents = ProcessTable();
   std::vector<pid_t> result;
-  for (const auto& [pid, entry] : table) {
-    if (entry.zombie) continue;
-    pid_t ancestor = entry.parent;
+  for (const auto& [pid, parent] : parents) {
+    pid_t ancestor = parent;
     // The table is not one instant's: bounded, should pids have been reused into a circle.
-    for (size_t depth = 0; ancestor > 1 && ancestor != self && depth < table.size(); ++depth) {
-      const auto parent = table.find(ancestor);
-      ancestor = parent == table.end() ? 0 : parent->second.parent;
+    for (size_t depth = 0; ancestor > 1 && ancestor != getpid() && depth < parents.size();
+         ++depth) {
+      const auto next = parents.find(ancestor);
+      ancestor = next == parents.end() ? 0 : next->second;
     }
-    if (ancestor == self) result.push_back(pid);
+    if (ancestor == getpid()) result.push_back(pid);
   }
   return result;
 }

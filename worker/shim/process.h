@@ -11,8 +11,8 @@
 
 namespace sft::shim {
 
-// A started process: leader of its own group, with a pipe to its standard input. The kernel kills it
-// when the shim dies.
+// A started process: leader of its own group, with a pipe to its standard input. The kernel kills
+// it when the shim dies.
 struct Child {
   pid_t pid = 0;
   io::UniqueFd command_pipe;
@@ -21,9 +21,10 @@ struct Child {
 // Starts `process`, its standard output and error appended to `log_path`. RESOURCE_EXHAUSTED when
 // the log cannot be made or no process can. A program that cannot be executed is the child's own
 // failure: exit code kExitInfrastructure and a line in its log.
-absl::StatusOr<Child> Spawn(const channel::ShimLaunch::Process& process, const std::string& log_path);
+absl::StatusOr<Child> Spawn(const channel::ShimLaunch::Process& process,
+                            const std::string& log_path);
 
-// All processes whose chain of parents leads to this one, zombies left out.
+// All processes whose chain of parents leads to this one.
 std::vector<pid_t> Descendants();
 
 }  // namespace sft::shim

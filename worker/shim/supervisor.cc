@@ -1,15 +1,14 @@
 #include "worker/shim/supervisor.h"
 
+#include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
-#include <sstream>
-
-#include <fmt/format.h>
 
 namespace sft::shim {
 namespace {
@@ -24,12 +23,15 @@ constexpr seconds kStatusRetry{1};
 constexpr seconds kStatusPatience{600};
 constexpr milliseconds kIdleWake{60'000};
 
-Nanos Seconds(double value) { return std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(value)); }
+Nanos Seconds(double value) {
+  return std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(value));
+}
 
 std::string Describe(const channel::ShimStatus::Process& process) {
   const std::string who = process.rank < 0 ? process.name : fmt::format("rank {}", process.rank);
   if (process.signal != 0) {
-    return fmt::format("{} was killed by signal {} ({})", who, process.signal, strsignal(process.signal));
+    return fmt::format("{} was killed by signal {} ({})", who, process.signal,
+                       strsignal(process.signal));
   }
   return fmt::format("{} failed with exit code {}", who, process.exit_code);
 }
@@ -39,11 +41,11 @@ std::string Describe(const channel::ShimStatus::Process& process) {
 uint64_t OwnStartTicks() {
   const absl::StatusOr<std::string> stat = io::ReadFile("/proc/self/stat");
   if (!stat.ok()) return 0;
-  std::istringstream fields(stat->substr(stat->rfind(')') + 2));  // starts with field 3
-  std::string skipped;
-  for (int field = 3; field < 22; ++field) fields >> skipped;
-  uint64_t ticks = 0;
-  fields >> ticks;
+  unsigned long long ticks = 0;
+  const char* fields = stat->c_str() + stat->rfind(')') + 1;  // field 3 is next
+  sscanf(fields,
+         " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+         &ticks);
   return ticks;
 }
 
@@ -157,7 +159,8 @@ void Supervisor::SendCommand(const channel::Command& command) {
   const std::string line = ToLine(command);
   for (const Running& running : running_) {
     // A full pipe or an ended reader: the signals that follow a stop do not need it.
-    [[maybe_unused]] const ssize_t written = write(running.command_pipe.get(), line.data(), line.size());
+    [[maybe_unused]] const ssize_t written =
+        write(running.command_pipe.get(), line.data(), line.size());
   }
 }
 
@@ -176,7 +179,8 @@ void Supervisor::SignalAll(int signal) {
 void Supervisor::Tick() {
   const MonoTime now = clock_.Mono();
   if (launch_.fencing_seconds > 0 && now >= fence_at_) {
-    Stop("fencing", fmt::format("no word from the worker for {} s: fencing limit", launch_.fencing_seconds));
+    Stop("fencing",
+         fmt::format("no word from the worker for {} s: fencing limit", launch_.fencing_seconds));
   }
   if (status_.state == "stopping" && now >= kill_at_) {
     SignalAll(SIGKILL);

@@ -11,8 +11,9 @@
 namespace sft::shim {
 
 // The life of one attempt's processes on this node: prepare to its end, then all ranks; the first
-// process to fail, a stop command or the fencing limit ends all of them; "exited" when no descendant
-// is left. One thread; the caller runs the event loop and must be the subreaper of its descendants.
+// process to fail, a stop command or the fencing limit ends all of them; "exited" when no
+// descendant is left. One thread; the caller runs the event loop and must be the subreaper of its
+// descendants.
 class Supervisor {
  public:
   // `clock` is borrowed.
@@ -25,7 +26,8 @@ class Supervisor {
   channel::Answer Handle(const channel::Command& command);
   // Ends everything; the first reason and cause (see ShimStatus) stay.
   void Stop(const std::string& cause, const std::string& reason);
-  // Call at NextWake() at the latest: fencing, SIGKILL after the grace, a status that was not written.
+  // Call at NextWake() at the latest: fencing, SIGKILL after the grace, a status that was not
+  // written.
   void Tick();
   // Time until Tick has something to do.
   std::chrono::milliseconds NextWake() const;

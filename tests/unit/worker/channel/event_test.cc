@@ -1,9 +1,9 @@
 #include "worker/channel/event.h"
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <limits>
-
-#include <gtest/gtest.h>
 
 namespace sft::channel {
 namespace {
@@ -79,7 +79,13 @@ TEST(EventTest, EveryKindOfEventComesBack) {
 }
 
 TEST(EventTest, TextThatIsNotUtf8DoesNotBreakTheLine) {
-  EXPECT_EQ(RoundTrip(FatalEvent{"user", "c", "a\xff" "b", ""}).message, "a\xEF\xBF\xBD" "b");
+  EXPECT_EQ(RoundTrip(FatalEvent{"user", "c",
+                                 "a\xff"
+                                 "b",
+                                 ""})
+                .message,
+            "a\xEF\xBF\xBD"
+            "b");
 }
 
 TEST(EventTest, AnUnknownEventIsNotFoundSoThatItCanBeSkipped) {
@@ -96,7 +102,8 @@ TEST(EventTest, UnknownMembersAreSkippedAndAbsentOnesKeepTheirDefault) {
 class HostileLine : public testing::TestWithParam<const char*> {};
 
 TEST_P(HostileLine, IsRefused) {
-  EXPECT_TRUE(absl::IsInvalidArgument(ParseLine(GetParam()).status())) << ParseLine(GetParam()).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(ParseLine(GetParam()).status()))
+      << ParseLine(GetParam()).status();
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -104,10 +111,12 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("", "{", "null", "[]", "\"step\"", "{}", R"({"event":7})", R"({"event":"step")",
                     R"({"event":"step","step":1.5})", R"({"event":"step","step":"1"})",
                     R"({"event":"step","step":99999999999999999999})",
-                    R"({"event":"ready","rank":4294967296})", R"({"event":"ready","rank":-2147483649})",
-                    R"({"event":"step","loss":"NaN"})", R"({"event":"step","loss":NaN})",
-                    R"({"event":"step","loss":null})", R"({"event":"prepared","from_cache":1})",
-                    R"({"event":"fatal","message":["x"]})", R"({"event":"step"} {"event":"step"})"));
+                    R"({"event":"ready","rank":4294967296})",
+                    R"({"event":"ready","rank":-2147483649})", R"({"event":"step","loss":"NaN"})",
+                    R"({"event":"step","loss":NaN})", R"({"event":"step","loss":null})",
+                    R"({"event":"prepared","from_cache":1})",
+                    R"({"event":"fatal","message":["x"]})",
+                    R"({"event":"step"} {"event":"step"})"));
 
 TEST(EventTest, ALineOverOneMebibyteIsRefusedWithItsSize) {
   const std::string line = ToLine({0, FatalEvent{"user", "c", std::string(2 << 20, 'x'), ""}});

@@ -150,9 +150,11 @@ TEST(LaunchTest, NegativeTimesAreRefused) {
 TEST(LaunchTest, AnErrorNamesTheMember) {
   const absl::Status status =
       ParseShimLaunch(R"({"attempt_uid":"a","attempt_dir":"/a","socket_path":"/s",
-                          "ranks":[{"name":"rank-0","argv":["x",1]}]})").status();
+                          "ranks":[{"name":"rank-0","argv":["x",1]}]})")
+          .status();
   EXPECT_EQ(Message(status), "shim launch: ranks: argv: expected a list of strings");
-  EXPECT_EQ(Message(ParseShimStatus(R"({"state":"exited"})").status()), "shim status: attempt_uid: missing");
+  EXPECT_EQ(Message(ParseShimStatus(R"({"state":"exited"})").status()),
+            "shim status: attempt_uid: missing");
 }
 
 }  // namespace

@@ -35,10 +35,11 @@ class AgentTest : public TestNode {
   // As if the daemon had been killed and started again.
   void NewLife() {
     agent_.reset();
-    inventory_ = std::make_unique<Inventory>([] { return std::vector<GpuReading>(); }, SimulatedGpus{"H100", 4}, 0,
-                                             clock_);
-    agent_ = std::make_unique<Agent>(Agent::Options{.io_threads = false}, setup_, stager_, *inventory_, server_,
-                                     clock_, [this] { return torch_; });
+    inventory_ = std::make_unique<Inventory>(
+        [this] { return gpus_; }, gpus_.empty() ? SimulatedGpus{"H100", 4} : SimulatedGpus{}, 0,
+        clock_);
+    agent_ = std::make_unique<Agent>(Agent::Options{.io_threads = false}, setup_, stager_,
+                                     *inventory_, server_, clock_, [this] { return torch_; });
     ASSERT_TRUE(agent_->Load().ok());
   }
 
@@ -102,6 +103,7 @@ class AgentTest : public TestNode {
   FakeServer server_;
   Stager stager_{setup_, server_};
   std::unique_ptr<Inventory> inventory_;
+  std::vector<GpuReading> gpus_;  // empty: pretended ones
   absl::StatusOr<std::string> torch_ = std::string();
   std::unique_ptr<Agent> agent_;
   v1::Desired desired_;
@@ -294,6 +296,35 @@ TEST_F(AgentTest, WithoutTorchItSaysSoAndBlamesTheNode) {
   EXPECT_NE(Only().verdict().message().find("--torch DIR"), std::string::npos);
 }
 
+TEST_F(AgentTest, AGpuIsFreeOnlyWhenItsMemoryIsSeenBack) {
+  gpus_ = {{"NVIDIA H100", "GPU-a", 80'000'000'000, 500'000'000, 0}};
+  NewLife();
+  int asked = 0;
+  inventory_->SetWaker([&] { ++asked; });
+  Want("ok");
+  Launch();
+  WaitForShimEnd();
+  agent_->Step();
+  EXPECT_EQ(Only().state(), Status::STOPPING) << "no reading is newer than the end";
+  EXPECT_EQ(asked, 1);
+  gpus_[0].memory_used_bytes = 40'000'000'000;
+  clock_.Advance(std::chrono::seconds(1));
+  inventory_->Refresh();
+  agent_->Step();
+  EXPECT_NE(Only().reason().find("GPU 0 still holds 40.0 GB"), std::string::npos)
+      << Only().reason();
+  EXPECT_FALSE(Only().stuck());
+  clock_.Advance(std::chrono::seconds(30));
+  agent_->Step();
+  EXPECT_TRUE(Only().stuck());
+  gpus_[0].memory_used_bytes = 600'000'000;
+  inventory_->Refresh();
+  agent_->Step();
+  EXPECT_EQ(Only().state(), Status::FINISHING);
+  EXPECT_FALSE(Only().stuck());
+  EXPECT_EQ(Only().verdict().code(), "succeeded");
+}
+
 TEST_F(AgentTest, AnUnreachableServerDoesNotEndAnything) {
   Want("ok");
   Launch();
@@ -324,8 +355,8 @@ TEST_F(AgentTest, AnIdThatIsAPathIsIgnored) {
 
 TEST_F(AgentTest, ARecordThatCannotBeReadStopsTheStartInsteadOfForgettingRanks) {
   Write(setup_.data_dir + "/attempts/a-9/attempt.json", "{\"attempt_uid\":\"a-9\"}");
-  agent_ = std::make_unique<Agent>(Agent::Options{.io_threads = false}, setup_, stager_, *inventory_, server_,
-                                   clock_, [this] { return torch_; });
+  agent_ = std::make_unique<Agent>(Agent::Options{.io_threads = false}, setup_, stager_,
+                                   *inventory_, server_, clock_, [this] { return torch_; });
   EXPECT_TRUE(absl::IsInvalidArgument(agent_->Load()));
 }
 

@@ -12,7 +12,8 @@ namespace {
 class ArtifactTest : public TestNode {
  protected:
   absl::Status Deliver(const std::string& kind) {
-    return DeliverArtifact({kind, dir_ + "/output", 0}, "a-1", 3, "node-a", server_, [this] { return stop_; });
+    return DeliverArtifact({kind, dir_ + "/output", 0}, "a-1", 3, "node-a", server_,
+                           [this] { return stop_; });
   }
 
   FakeServer server_;
@@ -64,8 +65,9 @@ TEST_F(ArtifactTest, AStopEndsTheDeliveryBeforeItIsRegistered) {
 
 TEST_F(ArtifactTest, TheLastOneThatRankZeroReportedCounts) {
   EXPECT_FALSE(FindArtifact(dir_).ok());
-  Write(dir_ + "/rank-0.events", channel::ToLine({1, channel::ArtifactEvent{"adapter", "/first", 1}}) + "broken\n" +
-                                     channel::ToLine({2, channel::ArtifactEvent{"adapter", "/second", 2}}));
+  Write(dir_ + "/rank-0.events",
+        channel::ToLine({1, channel::ArtifactEvent{"adapter", "/first", 1}}) + "broken\n" +
+            channel::ToLine({2, channel::ArtifactEvent{"adapter", "/second", 2}}));
   EXPECT_EQ(FindArtifact(dir_)->path, "/second");
 }
 

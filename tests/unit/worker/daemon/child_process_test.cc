@@ -25,7 +25,8 @@ TEST(ChildProcessTest, ASignalIsTold) {
 }
 
 TEST(ChildProcessTest, AProgramThatHangsIsKilledWithItsChildrenAtTheDeadline) {
-  const auto result = RunChild({"/bin/sh", "-c", "cat /dev/zero > /dev/null & wait"}, {}, milliseconds(50));
+  const auto result =
+      RunChild({"/bin/sh", "-c", "cat /dev/zero > /dev/null & wait"}, {}, milliseconds(50));
   EXPECT_TRUE(absl::IsDeadlineExceeded(result.status())) << result.status();
 }
 

@@ -20,7 +20,8 @@ class FakeServer : public ServerApi {
     const int64_t end = request.offset() + static_cast<int64_t>(request.data().size());
     const int64_t has = static_cast<int64_t>(log.size());
     if (request.offset() <= has && end > has) log += request.data().substr(has - request.offset());
-    if (request.end_of_file() && end == static_cast<int64_t>(log.size())) ended[{request.attempt_uid(), request.rank()}] = true;
+    if (request.end_of_file() && end == static_cast<int64_t>(log.size()))
+      ended[{request.attempt_uid(), request.rank()}] = true;
     largest_log_chunk = std::max(largest_log_chunk, request.data().size());
     return static_cast<int64_t>(log.size());
   }

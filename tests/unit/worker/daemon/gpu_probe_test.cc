@@ -30,7 +30,8 @@ TEST(GpuProbeTest, TheProbesLineBecomesReadings) {
 }
 
 TEST(GpuProbeTest, WhatNvmlComplainsOfIsAnError) {
-  EXPECT_TRUE(absl::IsUnavailable(ParseGpuProbe(R"({"gpus":[],"error":"nvmlInit_v2: Unknown Error"})").status()));
+  EXPECT_TRUE(absl::IsUnavailable(
+      ParseGpuProbe(R"({"gpus":[],"error":"nvmlInit_v2: Unknown Error"})").status()));
   EXPECT_TRUE(absl::IsUnavailable(ParseGpuProbe("Segmentation fault").status()));
 }
 

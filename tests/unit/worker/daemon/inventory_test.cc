@@ -10,9 +10,9 @@ class InventoryTest : public testing::Test {
   Inventory::Probe Probe() {
     return [this] { return answer_; };
   }
-  absl::StatusOr<std::vector<GpuReading>> answer_ = std::vector<GpuReading>{
-      {"NVIDIA H100 80GB HBM3", "GPU-a", 85'000'000'000, 1'000'000, 0},
-      {"NVIDIA H100 80GB HBM3", "GPU-b", 85'000'000'000, 2'000'000, 0}};
+  absl::StatusOr<std::vector<GpuReading>> answer_ =
+      std::vector<GpuReading>{{"NVIDIA H100 80GB HBM3", "GPU-a", 85'000'000'000, 1'000'000, 0},
+                              {"NVIDIA H100 80GB HBM3", "GPU-b", 85'000'000'000, 2'000'000, 0}};
   FakeClock clock_;
 };
 
@@ -31,8 +31,12 @@ TEST_F(InventoryTest, GpusComeFirstAndCpuSlotsAfterThem) {
 }
 
 TEST_F(InventoryTest, PretendedGpusNeverAskTheDriverAndAreNotGpus) {
-  Inventory inventory([]() -> absl::StatusOr<std::vector<GpuReading>> { ADD_FAILURE(); return Internal(""); },
-                      {"H100", 8}, 0, clock_);
+  Inventory inventory(
+      []() -> absl::StatusOr<std::vector<GpuReading>> {
+        ADD_FAILURE();
+        return Internal("");
+      },
+      {"H100", 8}, 0, clock_);
   inventory.Refresh();
   EXPECT_TRUE(inventory.simulated());
   EXPECT_EQ(inventory.gpu_count(), 8);
@@ -76,7 +80,8 @@ TEST_F(InventoryTest, MemoryCarriesTheTimeOfItsReading) {
 TEST(SimulatedGpusTest, TheTextIsTypeAndCount) {
   EXPECT_EQ(ParseSimulatedGpus("H100:8")->count, 8);
   EXPECT_EQ(ParseSimulatedGpus("H100:8")->gpu_type, "H100");
-  for (const char* text : {"", "H100", "H100:", ":8", "H100:0", "H100:-1", "H100:65", "H100:8x", "H 100:8"}) {
+  for (const char* text :
+       {"", "H100", "H100:", ":8", "H100:0", "H100:-1", "H100:65", "H100:8x", "H 100:8"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseSimulatedGpus(text).status())) << text;
   }
 }

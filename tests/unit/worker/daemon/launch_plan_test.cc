@@ -26,8 +26,10 @@ class LaunchPlanTest : public TestNode {
   Inventory Gpus() {
     return Inventory(
         [] {
-          return std::vector<GpuReading>{{"NVIDIA H100", "GPU-a", 80, 0, 0}, {"NVIDIA H100", "GPU-b", 80, 0, 0},
-                                         {"NVIDIA H100", "GPU-c", 80, 0, 0}, {"NVIDIA H100", "GPU-d", 80, 0, 0}};
+          return std::vector<GpuReading>{{"NVIDIA H100", "GPU-a", 80, 0, 0},
+                                         {"NVIDIA H100", "GPU-b", 80, 0, 0},
+                                         {"NVIDIA H100", "GPU-c", 80, 0, 0},
+                                         {"NVIDIA H100", "GPU-d", 80, 0, 0}};
         },
         {}, 2, clock_);
   }
@@ -71,8 +73,9 @@ TEST_F(LaunchPlanTest, EveryProcessGetsItsCommandLine) {
             (std::vector<std::string>{setup_.rank_binary, "prepare", "--launch", launch}));
   ASSERT_EQ(files.shim.ranks.size(), 2u);
   EXPECT_EQ(files.shim.ranks[1].name, "rank-3");
-  EXPECT_EQ(files.shim.ranks[1].argv,
-            (std::vector<std::string>{setup_.rank_binary, "train", "--launch", launch, "--rank", "3"}));
+  EXPECT_EQ(
+      files.shim.ranks[1].argv,
+      (std::vector<std::string>{setup_.rank_binary, "train", "--launch", launch, "--rank", "3"}));
   EXPECT_EQ(files.rank.first_rank, 2);
   EXPECT_EQ(files.rank.local_ranks, 2);
   EXPECT_EQ(files.rank.world_size, 4);

@@ -41,7 +41,8 @@ TEST_F(ModelsTest, APathOutsideTheRootsIsRefusedAlsoThroughALink) {
   EXPECT_TRUE(absl::IsPermissionDenied(ResolveModel(dir_ + "/elsewhere/secret", setup_).status()));
   ASSERT_EQ(symlink((dir_ + "/elsewhere/secret").c_str(), (dir_ + "/models/link").c_str()), 0);
   EXPECT_TRUE(absl::IsPermissionDenied(ResolveModel(dir_ + "/models/link", setup_).status()));
-  EXPECT_TRUE(absl::IsPermissionDenied(ResolveModel(dir_ + "/models/../elsewhere/secret", setup_).status()));
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      ResolveModel(dir_ + "/models/../elsewhere/secret", setup_).status()));
 }
 
 TEST_F(ModelsTest, AnIdCannotLeaveTheModelFolders) {
@@ -76,7 +77,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Damage{"model.safetensors", "abc", "model.safetensors is truncated: 3 bytes"},
                     Damage{"model.safetensors", "{\"not\": \"one\"}", "is not a safetensors file"},
                     Damage{"config.json", "[1]", "config.json is not a JSON object"},
-                    Damage{"model.safetensors.index.json", R"({"weight_map":{"w":"part-2.safetensors"}})",
+                    Damage{"model.safetensors.index.json",
+                           R"({"weight_map":{"w":"part-2.safetensors"}})",
                            "part-2.safetensors is missing"},
                     Damage{"model.safetensors.index.json", R"({"weight_map":{"w":"../../x"}})",
                            "names a file that it may not"},
@@ -86,8 +88,8 @@ TEST_F(ModelsTest, AFileCutShortIsNamedWithBothSizes) {
   const std::string whole = Safetensors(64);
   Write(dir_ + "/models/tiny/model.safetensors", whole.substr(0, whole.size() - 10));
   const absl::Status status = ResolveModel("tiny", setup_).status();
-  EXPECT_NE(Message(status).find("is truncated: " + std::to_string(whole.size() - 10) + " bytes of " +
-                                 std::to_string(whole.size())),
+  EXPECT_NE(Message(status).find("is truncated: " + std::to_string(whole.size() - 10) +
+                                 " bytes of " + std::to_string(whole.size())),
             std::string::npos)
       << status;
 }

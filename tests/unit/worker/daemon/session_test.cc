@@ -14,8 +14,9 @@ namespace {
 // The server's end of the stream: keeps what it gets, in order, for the test to wait on.
 class StreamServer : public v1::WorkerService::Service {
  public:
-  grpc::Status Session(grpc::ServerContext* context,
-                       grpc::ServerReaderWriter<v1::ServerMessage, v1::WorkerMessage>* stream) override {
+  grpc::Status Session(
+      grpc::ServerContext* context,
+      grpc::ServerReaderWriter<v1::ServerMessage, v1::WorkerMessage>* stream) override {
     v1::ServerMessage welcome;
     {
       const MutexLock lock(mutex_);
@@ -102,8 +103,9 @@ class SessionTest : public TestNode {
   FakeServer calls_;
   Stager stager_{setup_, calls_};
   Inventory inventory_{[] { return std::vector<GpuReading>(); }, {}, 1, clock_};
-  Agent agent_{{.io_threads = false}, setup_, stager_, inventory_, calls_, clock_,
-               [] { return absl::StatusOr<std::string>(""); }};
+  Agent agent_{{.io_threads = false}, setup_, stager_, inventory_, calls_, clock_, [] {
+                 return absl::StatusOr<std::string>("");
+               }};
   StreamServer service_;
   std::unique_ptr<grpc::Server> grpc_server_;
   std::unique_ptr<Session> session_;

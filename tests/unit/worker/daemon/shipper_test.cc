@@ -33,7 +33,9 @@ class ShipperTest : public TestNode {
   std::vector<int> seen_;
 };
 
-std::string StepLine(int64_t step) { return channel::ToLine({5, channel::StepEvent{.step = step, .loss = 0.5}}); }
+std::string StepLine(int64_t step) {
+  return channel::ToLine({5, channel::StepEvent{.step = step, .loss = 0.5}});
+}
 
 TEST_F(ShipperTest, WhatIsAppendedArrivesOnce) {
   Shipper shipper = Make();
@@ -113,7 +115,8 @@ TEST_F(ShipperTest, HalfALineWaitsForItsEnd) {
 }
 
 TEST_F(ShipperTest, BrokenAndUnknownLinesAreSkippedAndCountAsRead) {
-  const std::string text = "garbage\n" + StepLine(1) + "{\"event\":\"applause\"}\n\xff\xfe\n" + StepLine(2) + "{\"ev";
+  const std::string text =
+      "garbage\n" + StepLine(1) + "{\"event\":\"applause\"}\n\xff\xfe\n" + StepLine(2) + "{\"ev";
   Append("rank-0.events", text);
   Shipper shipper = Make();
   ShipAll(shipper);
@@ -131,7 +134,8 @@ TEST_F(ShipperTest, ALineLongerThanAChunkDoesNotStopTheFile) {
 
 TEST_F(ShipperTest, OnlyRankZerosStepsBecomeMetricsButAllAreSeenByTheNode) {
   Append("rank-0.events", StepLine(1));
-  Append("rank-1.events", StepLine(1) + channel::ToLine({5, channel::ConsistencyEvent{1, "aa", "", true}}));
+  Append("rank-1.events",
+         StepLine(1) + channel::ToLine({5, channel::ConsistencyEvent{1, "aa", "", true}}));
   Shipper shipper = Make({{0, "rank-0"}, {1, "rank-1"}});
   ShipAll(shipper);
   EXPECT_EQ(server_.events[0].size(), 1u);
@@ -172,14 +176,16 @@ TEST(RankEventTest, AStepKeepsEveryFigureAndItsTime) {
 }
 
 TEST(RankEventTest, AValidationPointIsMarked) {
-  const v1::RankEvent event = ToRankEvent(0, {1, channel::EvalEvent{.step = 4, .loss = 1.5}}, "line");
+  const v1::RankEvent event =
+      ToRankEvent(0, {1, channel::EvalEvent{.step = 4, .loss = 1.5}}, "line");
   EXPECT_TRUE(event.metric().is_eval());
   EXPECT_EQ(event.metric().val_loss(), 1.5);
   EXPECT_EQ(event.metric().step(), 4);
 }
 
 TEST(RankEventTest, PreparationIsAPhaseForPeople) {
-  const v1::RankEvent event = ToRankEvent(-1, {1, channel::ProgressEvent{"tokenise", 120, 150}}, "line");
+  const v1::RankEvent event =
+      ToRankEvent(-1, {1, channel::ProgressEvent{"tokenise", 120, 150}}, "line");
   EXPECT_EQ(event.progress().phase(), "tokenise 120/150");
 }
 

@@ -20,7 +20,9 @@ class StagingTest : public TestNode {
     file.set_sha256(hash_);
     file.set_size(static_cast<int64_t>(data_.size()));
   }
-  absl::StatusOr<StagedJob> Stage() { return stager_.Stage(dispatch_, [this] { return stop_; }); }
+  absl::StatusOr<StagedJob> Stage() {
+    return stager_.Stage(dispatch_, [this] { return stop_; });
+  }
 
   FakeServer server_;
   Stager stager_{setup_, server_};

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <string>
-
 #include <gtest/gtest.h>
+
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "common/io/file.h"
 #include "common/spec/job_json.h"

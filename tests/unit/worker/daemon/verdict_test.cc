@@ -33,13 +33,15 @@ TEST(VerdictTest, AllZeroIsSuccess) {
 }
 
 TEST(VerdictTest, AStopIsNobodysFaultHoweverTheRanksWent) {
-  const v1::Verdict verdict = MakeVerdict(Ended({Killed(0, SIGKILL, 1), Exit(1, 67, 2)}, "command"), {}, "n");
+  const v1::Verdict verdict =
+      MakeVerdict(Ended({Killed(0, SIGKILL, 1), Exit(1, 67, 2)}, "command"), {}, "n");
   EXPECT_EQ(verdict.code(), "stopped");
   EXPECT_EQ(verdict.domain(), v1::Verdict::NONE);
 }
 
 TEST(VerdictTest, TheFirstToFailIsBlamedNotThoseThatWereEndedAfterIt) {
-  const v1::Verdict verdict = MakeVerdict(Ended({Killed(0, SIGTERM, 2), Killed(1, SIGKILL, 1)}), {}, "node-a");
+  const v1::Verdict verdict =
+      MakeVerdict(Ended({Killed(0, SIGTERM, 2), Killed(1, SIGKILL, 1)}), {}, "node-a");
   EXPECT_EQ(verdict.rank(), 1);
   EXPECT_EQ(verdict.node(), "node-a");
   EXPECT_EQ(verdict.message(), "rank 1 was killed by signal 9 (Killed)");
@@ -63,7 +65,8 @@ TEST(VerdictTest, AUserErrorGoesBeforeTheNeighbourThatOnlyLostItsPeer) {
 
 TEST(VerdictTest, TheFatalEventSaysWhatToDo) {
   ProcessTraces traces;
-  traces.fatal = channel::FatalEvent{"user", "nan_loss", "the loss is NaN at step 7", "lower the learning rate"};
+  traces.fatal = channel::FatalEvent{"user", "nan_loss", "the loss is NaN at step 7",
+                                     "lower the learning rate"};
   traces.log_tail = "step 7\nnan";
   const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 64, 1)}), traces, "n");
   EXPECT_EQ(verdict.domain(), v1::Verdict::USER);
@@ -80,7 +83,9 @@ TEST(VerdictTest, WhatAKilledRankSaidBeforeIsNotWhyItEnded) {
 }
 
 TEST(VerdictTest, EachExitCodeHasItsDomain) {
-  const auto domain = [](int code) { return MakeVerdict(Ended({Exit(0, code, 1)}), {}, "n").domain(); };
+  const auto domain = [](int code) {
+    return MakeVerdict(Ended({Exit(0, code, 1)}), {}, "n").domain();
+  };
   EXPECT_EQ(domain(channel::kExitUserError), v1::Verdict::USER);
   EXPECT_EQ(domain(channel::kExitInfrastructure), v1::Verdict::INFRASTRUCTURE);
   EXPECT_EQ(domain(channel::kExitInternal), v1::Verdict::UNKNOWN);
@@ -97,7 +102,8 @@ TEST(VerdictTest, WhatStagingRefusesIsTheUsersAndTheRestIsTheNodes) {
   EXPECT_EQ(MakeStartVerdict(PermissionDenied("outside"), "n").domain(), v1::Verdict::USER);
   EXPECT_EQ(MakeStartVerdict(InvalidArgument("broken"), "n").domain(), v1::Verdict::USER);
   EXPECT_EQ(MakeStartVerdict(Internal("x"), "n").domain(), v1::Verdict::INFRASTRUCTURE);
-  EXPECT_EQ(MakeStartVerdict(ResourceExhausted("cannot write /x: no space"), "n").code(), "disk_full");
+  EXPECT_EQ(MakeStartVerdict(ResourceExhausted("cannot write /x: no space"), "n").code(),
+            "disk_full");
 }
 
 class TracesTest : public TestNode {};
@@ -106,13 +112,15 @@ TEST_F(TracesTest, AreTheLastFatalEventAndTheLastLines) {
   std::string log;
   for (int i = 0; i < 100; ++i) log += "line " + std::to_string(i) + "\n";
   Write(dir_ + "/rank-0.log", log);
-  Write(dir_ + "/rank-0.events", channel::ToLine({1, channel::StepEvent{}}) + "broken\n" +
-                                     channel::ToLine({2, channel::FatalEvent{"user", "a", "", ""}}) +
-                                     channel::ToLine({3, channel::FatalEvent{"user", "b", "", ""}}) + "{\"event\":");
+  Write(dir_ + "/rank-0.events",
+        channel::ToLine({1, channel::StepEvent{}}) + "broken\n" +
+            channel::ToLine({2, channel::FatalEvent{"user", "a", "", ""}}) +
+            channel::ToLine({3, channel::FatalEvent{"user", "b", "", ""}}) + "{\"event\":");
   const ProcessTraces traces = ReadTraces(dir_, "rank-0");
   ASSERT_TRUE(traces.fatal.has_value());
   EXPECT_EQ(traces.fatal->code, "b");
-  EXPECT_EQ(traces.log_tail, "line 92\nline 93\nline 94\nline 95\nline 96\nline 97\nline 98\nline 99");
+  EXPECT_EQ(traces.log_tail,
+            "line 92\nline 93\nline 94\nline 95\nline 96\nline 97\nline 98\nline 99");
   EXPECT_FALSE(ReadTraces(dir_, "rank-7").fatal.has_value());
 }
 

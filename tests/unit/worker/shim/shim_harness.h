@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -13,15 +14,13 @@
 #include <string>
 #include <vector>
 
-#include <gtest/gtest.h>
-
 #include "common/io/file.h"
 #include "worker/channel/launch.h"
 
 namespace sft::shim {
 
-// An attempt's folder with shell scripts as ranks. Ranks meet the test in named pipes, whose opening
-// waits for the other side, so that nothing here waits by the clock.
+// An attempt's folder with shell scripts as ranks. Ranks meet the test in named pipes, whose
+// opening waits for the other side, so that nothing here waits by the clock.
 class ShimHarness : public testing::Test {
  protected:
   void SetUp() override {

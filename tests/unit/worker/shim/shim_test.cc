@@ -69,7 +69,9 @@ TEST_F(ShimTest, ARankKilledByASignalIsNamedWithTheSignal) {
 }
 
 TEST_F(ShimTest, StopReachesTheRanksAsACommandAndASignal) {
-  AddRank("trap 'echo term; exit 67' TERM; echo ready > $MEET; while :; do read line; echo \"$line\"; done");
+  AddRank(
+      "trap 'echo term; exit 67' TERM; echo ready > $MEET; while :; do read line; echo \"$line\"; "
+      "done");
   ASSERT_EQ(StartShim(), 0);
   Meet();
   const channel::Answer answer = Send(channel::Command{"stop", "cancelled by its owner"});
@@ -138,7 +140,8 @@ TEST_F(ShimTest, ALogThatCannotBeMadeEndsTheAttemptWithTheReason) {
   ASSERT_EQ(StartShim(), 0);
   const channel::ShimStatus status = WaitForEnd();
   EXPECT_EQ(status.processes[0].exit_code, channel::kExitInfrastructure);
-  EXPECT_NE(status.reason.find("rank-0 did not start: cannot open"), std::string::npos) << status.reason;
+  EXPECT_NE(status.reason.find("rank-0 did not start: cannot open"), std::string::npos)
+      << status.reason;
 }
 
 TEST_F(ShimTest, TheSameAttemptIsNeverStartedTwice) {
@@ -146,7 +149,8 @@ TEST_F(ShimTest, TheSameAttemptIsNeverStartedTwice) {
   ASSERT_EQ(StartShim(), 0);
   Meet();
   EXPECT_EQ(StartShim(), channel::kExitInfrastructure) << "its shim lives";
-  EXPECT_EQ(Send(channel::Command{"status", ""}).status.state, "running") << "and was not disturbed";
+  EXPECT_EQ(Send(channel::Command{"status", ""}).status.state, "running")
+      << "and was not disturbed";
   Send(channel::Command{"stop", ""});
   EXPECT_EQ(WaitForEnd().reason, "stop requested");
   EXPECT_EQ(StartShim(), channel::kExitInfrastructure) << "it has ended";
@@ -157,7 +161,8 @@ TEST_F(ShimTest, HostileTextOnTheSocketIsAnsweredOrDroppedAndChangesNothing) {
   ASSERT_EQ(StartShim(), 0);
   Meet();
   EXPECT_NE(Send(std::string("{\"command\":\n")).find("not valid JSON"), std::string::npos);
-  EXPECT_NE(Send(std::string("{\"command\":\"dance\"}\n")).find("unknown command"), std::string::npos);
+  EXPECT_NE(Send(std::string("{\"command\":\"dance\"}\n")).find("unknown command"),
+            std::string::npos);
   EXPECT_EQ(Send(std::string(5000, 'x')), "") << "a line that is too long";
   std::vector<io::UniqueFd> idle;
   for (int i = 0; i < 40; ++i) {
@@ -165,7 +170,8 @@ TEST_F(ShimTest, HostileTextOnTheSocketIsAnsweredOrDroppedAndChangesNothing) {
     address.sun_family = AF_UNIX;
     strcpy(address.sun_path, launch_.socket_path.c_str());
     idle.emplace_back(socket(AF_UNIX, SOCK_STREAM, 0));
-    ASSERT_EQ(connect(idle.back().get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    ASSERT_EQ(connect(idle.back().get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)),
+              0);
   }
   EXPECT_EQ(Send(channel::Command{"status", ""}).status.state, "running");
   Send(channel::Command{"stop", ""});

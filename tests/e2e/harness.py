@@ -1,0 +1,184 @@
+"""A server, workers and sftctl as real processes, in a temporary folder.
+
+Everything is waited for through the programs' own interfaces, with a deadline; what a test started
+is ended with it, ranks included.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+BUILD = pathlib.Path(os.environ.get("SFT_BUILD_DIR", pathlib.Path(__file__).parents[2] / "build/release"))
+DEADLINE_S = 60
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "vocab_size": 256, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+}
+
+
+def write_model(folder):
+    """A folder that passes the checks of a worker; its weights are of no use."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text("{}")
+    header = json.dumps({"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"x" * 8)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(what, condition, deadline_s=DEADLINE_S):
+    """Looks until `condition()` is true and returns its value."""
+    end = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"after {deadline_s} s still waiting: {what}")
+        time.sleep(0.05)
+
+
+def processes_with(text):
+    """Pids whose command line contains `text`."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if text in command and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+    return found
+
+
+class ServiceCase(unittest.TestCase):
+    """Sets up the folder, a model and an address; a test starts what it needs."""
+
+    def setUp(self):
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="sft-e2e-"))
+        write_model(self.dir / "models/tiny")
+        self.port = free_port()
+        self.processes = {}
+        self.addCleanup(self._clean_up)
+
+    def _clean_up(self):
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        # Shims outlive their worker: they and their ranks are found by the folder they run in.
+        for pid in processes_with(str(self.dir)):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        wait_until("the last processes to go", lambda: not processes_with(str(self.dir)))
+        if self._outcome_failed():
+            for log in sorted(self.dir.glob("*.log")):
+                print(f"---- {log.name}\n{log.read_text(errors='replace')[-4000:]}")
+        shutil.rmtree(self.dir)
+
+    def _outcome_failed(self):
+        result = self._outcome.result
+        return any(test is self for test, _ in result.failures + result.errors)
+
+    def start(self, name, *command):
+        """Starts a program; its output goes to NAME.log, appended over restarts."""
+        with open(self.dir / f"{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [str(part) for part in command], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        return self.processes[name]
+
+    def kill(self, name):
+        """As a power switch would."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    def start_server(self):
+        self.start("server", BUILD / "bin/sft-server", "--listen", f"127.0.0.1:{self.port}", "--http", "off",
+                   "--data-dir", self.dir / "server")
+        wait_until("the server to answer", lambda: self.sftctl("nodes", "--json").returncode == 0)
+
+    def start_worker(self, node="node-a", gpus="H100:8"):
+        self.start(node, BUILD / "bin/sft-worker", "--dev", "--server", f"127.0.0.1:{self.port}",
+                   "--data-dir", self.dir / node, "--node", node, "--models", self.dir / "models",
+                   "--simulate-gpus", gpus, "--cpu-slots", 0, "--grace", 1,
+                   "--rank-binary", BUILD / "tests/sft-fake-rank")
+        wait_until(f"{node} to register", lambda: f'"{node}"' in self.sftctl("nodes", "--json").stdout)
+
+    def sftctl(self, *arguments, timeout=DEADLINE_S):
+        return subprocess.run(
+            [str(BUILD / "bin/sftctl"), "--server", f"127.0.0.1:{self.port}", *map(str, arguments)],
+            capture_output=True, text=True, timeout=timeout, check=False)
+
+    def submit(self, mode="ok", ranks=4, per_node=None, name="job"):
+        """Submits a job whose ranks do what `mode` says (fake_rank.cc); its id."""
+        per_node = per_node or ranks
+        job = self.dir / f"{name}.toml"
+        data = self.dir / f"{name}.jsonl"
+        data.write_text(json.dumps({"text": f"fake:{mode}"}) + "\n")
+        job.write_text(f"""
+[job]
+model = "tiny"
+data = "{data.name}"
+[compute]
+gpu_type = "H100"
+gpu_count = {ranks}
+variant = "H100-{per_node}x"
+nodes = {ranks // per_node}
+gpus_per_node = {per_node}
+[training]
+mode = "lora"
+[hyperparameters]
+per_device_batch = 1
+gradient_accumulation_steps = 1
+sequence_length = 64
+""")
+        result = self.sftctl("submit", job, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)["job"]
+
+    def status(self, job):
+        result = self.sftctl("status", job, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def wait_for_state(self, job, state, deadline_s=DEADLINE_S):
+        return wait_until(f"{job} to be {state}, it is {self.status(job)}",
+                          lambda: self.status(job)["state"] == state, deadline_s)
+
+    def wait_for_step(self, job, step=1):
+        wait_until(f"step {step} of {job}",
+                   lambda: (self.status(job).get("progress") or {}).get("step", 0) >= step)
+
+    def assert_ends(self, job, exit_code):
+        result = self.sftctl("wait", job, "--timeout", f"{DEADLINE_S}s")
+        self.assertEqual(result.returncode, exit_code, f"{result.stdout}{result.stderr}{self.status(job)}")
+
+    def shims(self):
+        return processes_with("sft-shim --launch " + str(self.dir))
+
+    def wait_for_ranks(self, count):
+        """Rank 0 may be at its first step before the last rank was started."""
+        wait_until(f"{count} rank processes", lambda: len(self.ranks()) == count)
+        return self.ranks()
+
+    def ranks(self):
+        return processes_with("sft-fake-rank train --launch " + str(self.dir))
