@@ -1,14 +1,14 @@
 #include "common/io/file.h"
 
-#include <algorithm>
-#include <cerrno>
-#include <filesystem>
-#include <system_error>
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
 
 #include "common/base/env.h"
 #include "common/base/ids.h"
@@ -110,7 +110,8 @@ absl::Status RenameDurably(const std::string& from, const std::string& to) {
 
 absl::StatusOr<int64_t> FileSize(const std::string& path) {
   struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(fmt::format("cannot read {}", path), errno);
+  if (::stat(path.c_str(), &info) != 0)
+    return ErrnoStatus(fmt::format("cannot read {}", path), errno);
   return static_cast<int64_t>(info.st_size);
 }
 
@@ -181,7 +182,8 @@ absl::Status AppendFile::Truncate(int64_t size) {
   if (size > size_) {
     return OutOfRange(fmt::format("{} has {} bytes, fewer than {}", path_, size_, size));
   }
-  if (::ftruncate(fd_.get(), size) != 0) return ErrnoStatus(fmt::format("cannot cut {}", path_), errno);
+  if (::ftruncate(fd_.get(), size) != 0)
+    return ErrnoStatus(fmt::format("cannot cut {}", path_), errno);
   size_ = size;
   return absl::OkStatus();
 }

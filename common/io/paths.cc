@@ -1,19 +1,18 @@
 #include "common/io/paths.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 namespace sft::io {
 namespace fs = std::filesystem;
 namespace {
 
 bool IsBelow(const fs::path& path, const fs::path& root) {
-  const auto [root_end, unused] =
-      std::mismatch(root.begin(), root.end(), path.begin(), path.end());
+  const auto [root_end, unused] = std::mismatch(root.begin(), root.end(), path.begin(), path.end());
   // A root written with a slash at its end has an empty last component.
   return root_end == root.end() || (root_end->empty() && std::next(root_end) == root.end());
 }
@@ -32,8 +31,9 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& path,
     const fs::path real_root = fs::canonical(root, error);
     if (!error && IsBelow(real, real_root)) return real.string();
   }
-  return PermissionDenied(fmt::format("{} is not below an allowed folder of this node ({})", path,
-                                      roots.empty() ? "none" : fmt::format("{}", fmt::join(roots, ", "))));
+  return PermissionDenied(
+      fmt::format("{} is not below an allowed folder of this node ({})", path,
+                  roots.empty() ? "none" : fmt::format("{}", fmt::join(roots, ", "))));
 }
 
 bool IsSafeRelative(std::string_view path) {

@@ -38,6 +38,7 @@ std::string Sha256Hex(std::string_view bytes);
 // Whether `text` is 64 lower-case hexadecimal digits.
 bool IsSha256Hex(std::string_view text);
 
+// A file as a blob is named.
 struct FileHash {
   std::string sha256;
   int64_t size = 0;

@@ -6,6 +6,7 @@
 
 namespace sft::obs {
 
+// How a process logs.
 struct LogOptions {
   std::string process;          // "sft-server": in every line
   std::string level = "info";  // debug, info, warn, error

@@ -7,6 +7,7 @@
 
 namespace sft::rpc {
 
+// Where a server listens.
 struct Endpoint {
   std::string host;
   int port = 0;

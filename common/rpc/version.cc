@@ -1,8 +1,8 @@
 #include "common/rpc/version.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "common/base/version.h"
 
@@ -13,8 +13,8 @@ int MinProtocol() { return std::max(1, kProtocol - 1); }
 absl::Status CheckPeerProtocol(std::string_view peer, int protocol, std::string_view version) {
   if (protocol >= MinProtocol() && protocol <= kProtocol) return absl::OkStatus();
   return FailedPrecondition(
-      fmt::format("{} {} speaks protocol {}, this server {} serves {} to {}: upgrade {}", peer, version,
-                  protocol, kVersion, MinProtocol(), kProtocol,
+      fmt::format("{} {} speaks protocol {}, this server {} serves {} to {}: upgrade {}", peer,
+                  version, protocol, kVersion, MinProtocol(), kProtocol,
                   protocol > kProtocol ? "the server first" : peer));
 }
 

@@ -10,8 +10,8 @@ namespace sft::rpc {
 // The oldest protocol a server of this build serves: its own and the one before it.
 int MinProtocol();
 
-// OK when a server of this build serves a peer that speaks `protocol`; else FAILED_PRECONDITION that
-// names both versions and says which side to upgrade. `peer` is "worker node-a", "sftctl".
+// OK when a server of this build serves a peer that speaks `protocol`; else FAILED_PRECONDITION
+// that names both versions and says which side to upgrade. `peer` is "worker node-a", "sftctl".
 absl::Status CheckPeerProtocol(std::string_view peer, int protocol, std::string_view version);
 
 // The other direction: a client or worker asks whether the server it met serves it.

@@ -1,15 +1,15 @@
 #include "server/app/dev_worker.h"
 
-#include <cerrno>
-#include <csignal>
-#include <filesystem>
+#include <fmt/format.h>
 #include <spawn.h>
+#include <spdlog/spdlog.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <fmt/format.h>
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <spdlog/spdlog.h>
 
 #include "common/io/file.h"
 
@@ -46,8 +46,8 @@ DevWorker::DevWorker(const Options& options, std::string data_dir, std::string s
                                             : options.worker_binary) {}
 
 std::vector<std::string> DevWorker::Arguments() const {
-  std::vector<std::string> arguments = {binary_, "--dev", "--server", server_, "--data-dir",
-                                        data_dir_ + "/worker"};
+  std::vector<std::string> arguments = {binary_, "--dev",      "--server",
+                                        server_, "--data-dir", data_dir_ + "/worker"};
   const auto add = [&](const char* flag, const std::string& value) {
     if (value.empty()) return;
     arguments.push_back(flag);
@@ -92,9 +92,10 @@ absl::Status DevWorker::Start() {
     End(left);
   }
   if (::access(binary_.c_str(), X_OK) != 0) {
-    return NotFound(fmt::format("no worker program {}: build the target sft-worker, or give "
-                                "--worker-binary PATH",
-                                binary_));
+    return NotFound(
+        fmt::format("no worker program {}: build the target sft-worker, or give "
+                    "--worker-binary PATH",
+                    binary_));
   }
   return Spawn();
 }
@@ -104,8 +105,8 @@ absl::Status DevWorker::Spawn() {
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  // Its own process group: Ctrl-C in the terminal reaches the server, which stops the worker itself.
-  // The signals that this process blocks for sigwait are unblocked in the child.
+  // Its own process group: Ctrl-C in the terminal reaches the server, which stops the worker
+  // itself. The signals that this process blocks for sigwait are unblocked in the child.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   sigset_t none;

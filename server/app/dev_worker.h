@@ -1,9 +1,9 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
 #include <vector>
-
-#include <sys/types.h>
 
 #include "common/base/clock.h"
 #include "common/base/status.h"
@@ -12,8 +12,8 @@
 namespace sft::server {
 
 // The worker process of --dev: started beside the server, started again when it dies, stopped with
-// it. A worker that an earlier server of the same data folder left behind (that server was killed) is
-// taken over when it dials the same address, else stopped first. Used by the main thread alone.
+// it. A worker that an earlier server of the same data folder left behind (that server was killed)
+// is taken over when it dials the same address, else stopped first. Used by the main thread alone.
 class DevWorker {
  public:
   // `server` is the address it dials.

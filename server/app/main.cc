@@ -1,11 +1,11 @@
 // sft-server: reads the options, starts the server (and with --dev its worker), waits for a signal.
 
-#include <csignal>
-#include <cstdio>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
+
+#include <csignal>
+#include <cstdio>
 
 #include "common/base/version.h"
 #include "common/io/file.h"
@@ -56,14 +56,16 @@ bool WaitForWorker(const Server& server, DevWorker& worker, Clock& clock) {
   return false;
 }
 
-// With data that is about to be deleted nothing may go on; with data that stays the ranks do, and the
-// next server of this data folder finds them.
+// With data that is about to be deleted nothing may go on; with data that stays the ranks do, and
+// the next server of this data folder finds them.
 void SayGoodbye(Server& server, bool temporary, Clock& clock) {
   absl::StatusOr<std::vector<std::string>> live = server.LiveJobs();
   if (!live.ok() || live->empty()) return;
   if (!temporary) {
-    fmt::print(stderr, "jobs go on without the server until it is started again with this "
-                       "--data-dir: {}\n", fmt::join(*live, ", "));
+    fmt::print(stderr,
+               "jobs go on without the server until it is started again with this "
+               "--data-dir: {}\n",
+               fmt::join(*live, ", "));
     return;
   }
   fmt::print(stderr, "the data folder is temporary: cancelling {}\n", fmt::join(*live, ", "));

@@ -22,6 +22,7 @@ struct Options {
   int cpu_slots = -1;
 };
 
+// The options, or how the program shall end instead.
 struct ParsedOptions {
   Options options;
   bool exit = false;  // end now, with exit_code: 0 after --help and --version, 2 after wrong usage

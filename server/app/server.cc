@@ -78,16 +78,18 @@ Server::Server() = default;
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, Clock& clock) {
   SFT_ASSIGN_OR_RETURN(DataDirLock lock, DataDirLock::Acquire(settings.data_dir));
-  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, Store::Open({settings.data_dir + "/server.db"}));
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Store> store,
+                       Store::Open({settings.data_dir + "/server.db"}));
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<BlobStore> blobs,
                        BlobStore::Open(settings.data_dir + "/blobs"));
   std::unique_ptr<Server> server(new Server());
-  server->parts_ = std::make_unique<Parts>(std::move(lock), std::move(store), std::move(blobs),
-                                           settings, clock);
+  server->parts_ =
+      std::make_unique<Parts>(std::move(lock), std::move(store), std::move(blobs), settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
-      parts.grpc, GrpcServer::Start(settings.listen, {&parts.job_service, &parts.worker_service,
-                                                      &parts.cluster_service, &parts.data_service}));
+      parts.grpc,
+      GrpcServer::Start(settings.listen, {&parts.job_service, &parts.worker_service,
+                                          &parts.cluster_service, &parts.data_service}));
   if (settings.http != "off") {
     SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, HttpEndpoint(settings));
     SFT_ASSIGN_OR_RETURN(parts.http, HttpServer::Start(endpoint, [&parts](const std::string& path) {
@@ -139,6 +141,8 @@ absl::Status Server::CancelLiveJobs(const std::string& reason) {
   return absl::OkStatus();
 }
 
-std::shared_ptr<grpc::Channel> Server::InProcessChannel() { return parts_->grpc->InProcessChannel(); }
+std::shared_ptr<grpc::Channel> Server::InProcessChannel() {
+  return parts_->grpc->InProcessChannel();
+}
 
 }  // namespace sft::server

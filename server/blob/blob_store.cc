@@ -66,9 +66,10 @@ absl::StatusOr<std::unique_ptr<BlobStore::Upload>> BlobStore::Begin(const std::s
   auto file = io::AppendFile::Open(PartPath(sha256));
   if (!file.ok()) return give_up(file.status());
   if (file->size() != offset) {
-    return give_up(OutOfRange(fmt::format("upload of {} starts at {}, the server has {} bytes: ask "
-                                          "StatBlob and continue there",
-                                          sha256, offset, file->size())));
+    return give_up(
+        OutOfRange(fmt::format("upload of {} starts at {}, the server has {} bytes: ask "
+                               "StatBlob and continue there",
+                               sha256, offset, file->size())));
   }
   return std::unique_ptr<Upload>(new Upload(*this, sha256, size, *std::move(file)));
 }
@@ -104,9 +105,10 @@ absl::Status BlobStore::Upload::Finish(
   const std::string part = store_.PartPath(sha256_);
   SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(part));
   if (hash.sha256 != sha256_) {
-    return Discard(InvalidArgument(fmt::format(
-        "the received bytes hash to {}, not to {}: the file changed during the upload; send it again",
-        hash.sha256, sha256_)));
+    return Discard(
+        InvalidArgument(fmt::format("the received bytes hash to {}, not to {}: the file changed "
+                                    "during the upload; send it again",
+                                    hash.sha256, sha256_)));
   }
   if (check) {
     if (absl::Status status = check(part); !status.ok()) return Discard(std::move(status));

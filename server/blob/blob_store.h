@@ -38,8 +38,8 @@ class BlobStore {
     // RESOURCE_EXHAUSTED when the disk is full: what was received is removed, so that it does not
     // keep the disk full.
     absl::Status Append(std::string_view bytes);
-    // Checks size and hash, then `check` on the file (a data set's rows), then makes it a blob. What
-    // does not pass is removed. ALREADY there is fine.
+    // Checks size and hash, then `check` on the file (a data set's rows), then makes it a blob.
+    // What does not pass is removed. ALREADY there is fine.
     absl::Status Finish(const std::function<absl::Status(const std::string& path)>& check);
 
    private:
@@ -54,9 +54,9 @@ class BlobStore {
     io::AppendFile file_;
   };
 
-  // Starts or resumes an upload at `offset`, which must be what was received (OUT_OF_RANGE says what
-  // it is). ABORTED while another upload of the same blob is under way; ALREADY_EXISTS when the blob
-  // is complete.
+  // Starts or resumes an upload at `offset`, which must be what was received (OUT_OF_RANGE says
+  // what it is). ABORTED while another upload of the same blob is under way; ALREADY_EXISTS when
+  // the blob is complete.
   absl::StatusOr<std::unique_ptr<Upload>> Begin(const std::string& sha256, int64_t size,
                                                 int64_t offset);
 

@@ -1,9 +1,9 @@
 #include "server/blob/dataset_check.h"
 
-#include <vector>
-
 #include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "common/io/file.h"
 
@@ -25,7 +25,8 @@ std::string CheckMessages(const json& messages) {
     const json& message = messages[i];
     if (!message.is_object() || !message.contains("role") || !message["role"].is_string() ||
         !IsContent(message)) {
-      return fmt::format("message {} must be an object with \"role\" and \"content\", both text", i + 1);
+      return fmt::format("message {} must be an object with \"role\" and \"content\", both text",
+                         i + 1);
     }
   }
   return "";

@@ -24,7 +24,8 @@ struct MetricPoint {
   double step_seconds = 0, epoch = 0;
 };
 
-// The metrics of jobs, one file of fixed-size records a job: index × 128 is the offset. Thread-safe.
+// The metrics of jobs, one file of fixed-size records a job: index × 128 is the offset.
+// Thread-safe.
 //
 //   record: "SFTM" as little-endian uint32, version 1 as uint32, then the fields of MetricPoint in
 //   order, 8 bytes each, little-endian; 128 bytes in all.
@@ -35,8 +36,8 @@ class MetricLog {
 
   explicit MetricLog(std::string dir) : dir_(std::move(dir)) {}
 
-  // Appends the points that come after the last stored one in the order (attempt, step, is_eval), so
-  // that points sent twice are stored once. On the disk when it returns.
+  // Appends the points that come after the last stored one in the order (attempt, step, is_eval),
+  // so that points sent twice are stored once. On the disk when it returns.
   absl::Status Append(const std::string& job_id, const std::vector<MetricPoint>& points);
   // Up to `max` points from `index`; fewer only at the end.
   absl::StatusOr<std::vector<MetricPoint>> Read(const std::string& job_id, int64_t index, int max);

@@ -21,8 +21,8 @@ class SegmentFile {
   // Opens what is there; the folder is created by the first append.
   static absl::StatusOr<SegmentFile> Open(std::string dir);
 
-  // Appends `bytes`, which belong at `offset`. Bytes that are there already are skipped; a gap writes
-  // nothing. Returns where the stream ends now: the offset it wants next.
+  // Appends `bytes`, which belong at `offset`. Bytes that are there already are skipped; a gap
+  // writes nothing. Returns where the stream ends now: the offset it wants next.
   absl::StatusOr<int64_t> Append(int64_t offset, std::string_view bytes);
   absl::Status Sync();
   // Up to `max` bytes from `offset`; empty at the end. OUT_OF_RANGE beyond it.

@@ -37,7 +37,8 @@ absl::StatusOr<v1::Artifact> Artifacts::Commit(const v1::CommitArtifactRequest& 
   if (request.files_size() == 0) return InvalidArgument("an artifact without files");
   for (const v1::ArtifactFile& file : request.files()) {
     if (!io::IsSafeRelative(file.path())) {
-      return InvalidArgument(fmt::format("artifact file \"{}\" is not a plain relative path", file.path()));
+      return InvalidArgument(
+          fmt::format("artifact file \"{}\" is not a plain relative path", file.path()));
     }
     if (artifact.node.empty() && !blobs_.PathOf(file.blob().sha256()).ok()) {
       return FailedPrecondition(fmt::format("{} was not uploaded", file.path()));

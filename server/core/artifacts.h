@@ -20,8 +20,8 @@ class Artifacts {
   Artifacts(Store& store, Clock& clock, BlobStore& blobs, FileRelay& relay, ChangeHub& hub)
       : store_(store), clock_(clock), blobs_(blobs), relay_(relay), hub_(hub) {}
 
-  // Registers a delivery. FAILED_PRECONDITION for another epoch, or when a file of an adapter is not
-  // uploaded; INVALID_ARGUMENT for a path that leaves its folder.
+  // Registers a delivery. FAILED_PRECONDITION for another epoch, or when a file of an adapter is
+  // not uploaded; INVALID_ARGUMENT for a path that leaves its folder.
   absl::StatusOr<v1::Artifact> Commit(const v1::CommitArtifactRequest& request);
   // "artifacts/{id}", or a job's name for its newest.
   absl::StatusOr<v1::Artifact> Get(const std::string& name);

@@ -7,13 +7,13 @@
 
 namespace sft::server {
 
-// The complete set of attempts that shall be on a node, from the database: RUN with the dispatch for
-// attempts the node has not reported yet, STOP while an attempt ends, FORGET when it is over.
+// The complete set of attempts that shall be on a node, from the database: RUN with the dispatch
+// for attempts the node has not reported yet, STOP while an attempt ends, FORGET when it is over.
 absl::StatusOr<v1::Desired> BuildDesired(Database& db, const std::string& node);
 
 // Adds what only the node knows: an attempt that the server has no open business with (its data
-// folder was replaced, or FORGET was lost) is forgotten once it is done; until then its absence from
-// the set tells the node to stop it.
+// folder was replaced, or FORGET was lost) is forgotten once it is done; until then its absence
+// from the set tells the node to stop it.
 void ForgetStrangers(const v1::Observed& observed, v1::Desired& desired);
 
 }  // namespace sft::server

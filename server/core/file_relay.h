@@ -12,8 +12,9 @@
 
 namespace sft::server {
 
-// Passes a node's file to somebody who asked the server for it: FetchFile goes down the node's stream,
-// the node answers with a SendFile call, and its chunks go through a bounded queue. Thread-safe.
+// Passes a node's file to somebody who asked the server for it: FetchFile goes down the node's
+// stream, the node answers with a SendFile call, and its chunks go through a bounded queue.
+// Thread-safe.
 class FileRelay {
  public:
   static constexpr size_t kMaxQueuedChunks = 8;

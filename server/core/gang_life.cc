@@ -49,9 +49,12 @@ absl::Status FollowAttempt(Database& db, JobRecord& job, const AttemptRecord& at
         return store::TakeEdge(db, job, JobState::kCancelling, attempt.reason, now_us);
       }
       return store::SetReason(db, job.id, "stopping: " + attempt.reason, now_us, true).status();
-    case AttemptState::kSucceeded: return EndJob(db, job, attempt, JobState::kSucceeded, now_us);
-    case AttemptState::kFailed: return EndJob(db, job, attempt, JobState::kFailed, now_us);
-    case AttemptState::kCancelled: return EndJob(db, job, attempt, JobState::kCancelled, now_us);
+    case AttemptState::kSucceeded:
+      return EndJob(db, job, attempt, JobState::kSucceeded, now_us);
+    case AttemptState::kFailed:
+      return EndJob(db, job, attempt, JobState::kFailed, now_us);
+    case AttemptState::kCancelled:
+      return EndJob(db, job, attempt, JobState::kCancelled, now_us);
   }
   return Internal("unknown attempt state");
 }
@@ -147,8 +150,8 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement, int64
   SFT_RETURN_IF_ERROR(store::InsertAttempt(db, attempt, members));
   SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kPreparing, "", now_us));
   changed.insert(job.id);
-  return store::AddEvent(
-      db, job.id, {0, now_us, "placed", DescribePlacement(placement), attempt.number});
+  return store::AddEvent(db, job.id,
+                         {0, now_us, "placed", DescribePlacement(placement), attempt.number});
 }
 
 absl::Status TakeObservation(Database& db, const std::string& node, const v1::Observed& observed,
@@ -179,8 +182,7 @@ absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, int64_t n
                          ChangedJobs& changed) {
   SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, attempt_uid));
   SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, attempt.job_id));
-  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
-                       store::MembersOf(db, attempt_uid));
+  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt_uid));
   while (true) {
     const GangStep step = DecideGang(MakeGang(attempt, job, members));
     if (step.empty()) return absl::OkStatus();
@@ -209,7 +211,8 @@ absl::Status CancelJob(Database& db, const std::string& job_id, const std::strin
   }
   SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job_id, job.attempt));
   if (!attempt.has_value()) return Internal(fmt::format("job {} has no attempt", job_id));
-  // An attempt that is stopping already for a failure: the job still shows that cancel was asked for.
+  // An attempt that is stopping already for a failure: the job still shows that cancel was asked
+  // for.
   if (attempt->state == AttemptState::kStopping) {
     SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kCancelling, "cancelled", now_us));
   }

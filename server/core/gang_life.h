@@ -16,8 +16,8 @@ namespace sft::server {
 // Jobs whose row changed, for ChangeHub after the commit.
 using ChangedJobs = std::set<std::string>;
 
-// Makes the next attempt of a job from a placement: its row, its members, its allocations, the job's
-// edge to PREPARING, one event.
+// Makes the next attempt of a job from a placement: its row, its members, its allocations, the
+// job's edge to PREPARING, one event.
 absl::Status StartAttempt(Database& db, const sched::Placement& placement, int64_t now_us,
                           ChangedJobs& changed);
 
@@ -31,8 +31,8 @@ absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, int64_t n
                          ChangedJobs& changed);
 
 // Marks the cancel of a job as asked for and takes the edge that follows from it: at once CANCELLED
-// when it is pending, CANCELLING when it has an attempt. An ended job, or one whose cancel was asked
-// for before, is left as it is.
+// when it is pending, CANCELLING when it has an attempt. An ended job, or one whose cancel was
+// asked for before, is left as it is.
 absl::Status CancelJob(Database& db, const std::string& job_id, const std::string& reason,
                        int64_t now_us, ChangedJobs& changed);
 

@@ -1,8 +1,8 @@
 #include "server/core/ingest.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "server/core/convert.h"
 #include "server/state/names.h"
@@ -24,8 +24,8 @@ absl::StatusOr<AttemptRecord> CheckedAttempt(Database& db, const std::string& ui
                                              const std::string& node) {
   SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, uid));
   if (attempt.epoch != epoch) {
-    return FailedPrecondition(fmt::format("attempt {} has epoch {}, the report is of {}", uid,
-                                          attempt.epoch, epoch));
+    return FailedPrecondition(
+        fmt::format("attempt {} has epoch {}, the report is of {}", uid, attempt.epoch, epoch));
   }
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, uid));
   const bool ours = std::any_of(members.begin(), members.end(),
@@ -54,8 +54,8 @@ absl::Status AdvanceProgress(Database& db, const AttemptRecord& attempt,
     progress.set_tokens_per_second(point.tokens_per_second);
     progress.set_gpu_memory_bytes(point.gpu_memory_bytes);
     progress.set_mfu(point.mfu);
-    progress.set_eta_seconds(point.step_seconds *
-                             static_cast<double>(std::max<int64_t>(0, point.total_steps - point.step)));
+    progress.set_eta_seconds(point.step_seconds * static_cast<double>(std::max<int64_t>(
+                                                      0, point.total_steps - point.step)));
   }
   return store::SetProgress(db, attempt.uid, progress.SerializeAsString());
 }
@@ -65,21 +65,22 @@ absl::Status AdvanceProgress(Database& db, const AttemptRecord& attempt,
 absl::StatusOr<v1::AppendLogResponse> Ingest::AppendLog(const v1::AppendLogRequest& request) {
   std::string job_id;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt,
-                         CheckedAttempt(db, request.attempt_uid(), request.epoch(), request.node()));
+    SFT_ASSIGN_OR_RETURN(
+        const AttemptRecord attempt,
+        CheckedAttempt(db, request.attempt_uid(), request.epoch(), request.node()));
     job_id = attempt.job_id;
     return absl::OkStatus();
   }));
   const std::string stream = StreamOf(request.attempt_uid(), request.rank(), request.node());
   SFT_ASSIGN_OR_RETURN(const int64_t end, logs_.Append(stream, request.offset(), request.data(),
                                                        request.end_of_file()));
-  const bool complete =
-      request.end_of_file() && end == request.offset() + static_cast<int64_t>(request.data().size());
+  const bool complete = request.end_of_file() &&
+                        end == request.offset() + static_cast<int64_t>(request.data().size());
   if (complete) {
     SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-      SFT_ASSIGN_OR_RETURN(store::RankStream row,
-                           store::GetRankStream(db, request.attempt_uid(), request.rank(),
-                                                request.node()));
+      SFT_ASSIGN_OR_RETURN(
+          store::RankStream row,
+          store::GetRankStream(db, request.attempt_uid(), request.rank(), request.node()));
       if (row.log_ended) return absl::OkStatus();
       row.log_ended = true;
       return store::PutRankStream(db, request.attempt_uid(), request.rank(), request.node(), row);
@@ -97,9 +98,10 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
   AttemptRecord attempt;
   store::RankStream row;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(attempt, CheckedAttempt(db, request.attempt_uid(), request.epoch(),
-                                                 request.node()));
-    SFT_ASSIGN_OR_RETURN(row, store::GetRankStream(db, attempt.uid, request.rank(), request.node()));
+    SFT_ASSIGN_OR_RETURN(
+        attempt, CheckedAttempt(db, request.attempt_uid(), request.epoch(), request.node()));
+    SFT_ASSIGN_OR_RETURN(row,
+                         store::GetRankStream(db, attempt.uid, request.rank(), request.node()));
     return absl::OkStatus();
   }));
   response.set_offset(row.events_offset);
@@ -117,12 +119,11 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
   if (!points.empty()) SFT_RETURN_IF_ERROR(metrics_.Append(attempt.job_id, points));
   const int64_t now_us = UnixMicros(clock_.Wall());
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(store::RankStream now, store::GetRankStream(db, attempt.uid, request.rank(),
-                                                                     request.node()));
+    SFT_ASSIGN_OR_RETURN(store::RankStream now,
+                         store::GetRankStream(db, attempt.uid, request.rank(), request.node()));
     if (now.events_offset >= request.end_offset()) return absl::OkStatus();
     now.events_offset = request.end_offset();
-    SFT_RETURN_IF_ERROR(
-        store::PutRankStream(db, attempt.uid, request.rank(), request.node(), now));
+    SFT_RETURN_IF_ERROR(store::PutRankStream(db, attempt.uid, request.rank(), request.node(), now));
     for (const v1::RankEvent& event : request.events()) {
       if (event.body_case() != v1::RankEvent::kNote) continue;
       const std::string type = event.type().empty() ? "note" : event.type();
@@ -157,14 +158,18 @@ absl::StatusOr<Ingest::LogPlace> Ingest::FindLog(const v1::ReadLogRequest& reque
       place.ended = IsTerminal(job.state);
       return absl::OkStatus();
     }
-    SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt->uid));
+    SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
+                         store::MembersOf(db, attempt->uid));
     const MemberRecord* member = nullptr;
     for (const MemberRecord& each : members) {
       if (request.rank() >= each.first_rank) member = &each;
     }
-    const bool exists = member != nullptr && request.rank() < member->first_rank +
-                                                                  static_cast<int>(member->slots.size());
-    if (!exists) return NotFound(fmt::format("attempt {} of {} has no rank {}", place.attempt, id, request.rank()));
+    const bool exists =
+        member != nullptr &&
+        request.rank() < member->first_rank + static_cast<int>(member->slots.size());
+    if (!exists)
+      return NotFound(
+          fmt::format("attempt {} of {} has no rank {}", place.attempt, id, request.rank()));
     const int rank = kind == "prepare" ? kPrepareRank : request.rank();
     SFT_ASSIGN_OR_RETURN(const store::RankStream row,
                          store::GetRankStream(db, attempt->uid, rank, member->status.node));

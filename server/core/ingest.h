@@ -23,7 +23,8 @@ class Ingest {
   // Metrics of rank 0 become the job's curve and progress; notes of any rank become job events.
   absl::StatusOr<v1::AppendEventsResponse> AppendEvents(const v1::AppendEventsRequest& request);
 
-  // What a follower of a log needs to know. The stream is empty when the job has no such attempt yet.
+  // What a follower of a log needs to know. The stream is empty when the job has no such attempt
+  // yet.
   struct LogPlace {
     std::string stream;
     int attempt = 0;

@@ -1,12 +1,12 @@
 #include "server/core/job_intake.h"
 
-#include <algorithm>
-#include <map>
-#include <set>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "common/base/ids.h"
 #include "common/io/sha256.h"
@@ -22,9 +22,12 @@ namespace {
 
 spec::OverrideKind KindOf(v1::Override::Kind kind) {
   switch (kind) {
-    case v1::Override::ENVIRONMENT: return spec::OverrideKind::kEnvironment;
-    case v1::Override::FLAG: return spec::OverrideKind::kFlag;
-    default: return spec::OverrideKind::kSet;
+    case v1::Override::ENVIRONMENT:
+      return spec::OverrideKind::kEnvironment;
+    case v1::Override::FLAG:
+      return spec::OverrideKind::kFlag;
+    default:
+      return spec::OverrideKind::kSet;
   }
 }
 
@@ -33,9 +36,9 @@ int LineOf(const spec::Resolution& resolution, std::string_view key) {
     if (value.key != key) continue;
     const size_t colon = value.origin.rfind(':');
     const std::string digits = colon == value.origin.npos ? "" : value.origin.substr(colon + 1);
-    const bool is_line = !digits.empty() && digits.size() < 8 &&
-                         std::all_of(digits.begin(), digits.end(),
-                                     [](char c) { return c >= '0' && c <= '9'; });
+    const bool is_line =
+        !digits.empty() && digits.size() < 8 &&
+        std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
     return is_line ? std::stoi(digits) : 0;
   }
   return 0;
@@ -138,10 +141,11 @@ absl::Status CheckModel(Database& db, spec::Resolution& resolution) {
   SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> all, store::ListModels(db, 0, 100));
   std::set<std::string> seen;
   for (const ModelRecord& each : all) seen.insert(each.id);
-  AddProblem(resolution, "job.model",
-             fmt::format("no node sees model \"{}\" (seen: {}); put it below a --models folder of a "
-                         "worker, or give a directory on the nodes",
-                         model, seen.empty() ? "none" : fmt::format("{}", fmt::join(seen, ", "))));
+  AddProblem(
+      resolution, "job.model",
+      fmt::format("no node sees model \"{}\" (seen: {}); put it below a --models folder of a "
+                  "worker, or give a directory on the nodes",
+                  model, seen.empty() ? "none" : fmt::format("{}", fmt::join(seen, ", "))));
   return absl::OkStatus();
 }
 
@@ -176,8 +180,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   }));
   spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
   if (resolution.ok()) {
-    SFT_RETURN_IF_ERROR(
-        store_.Read([&](Database& db) { return CheckFleet(db, resolution); }));
+    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) { return CheckFleet(db, resolution); }));
   }
   return resolution;
 }
@@ -211,8 +214,9 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
     std::vector<std::string>& missing) {
   std::vector<JobFileRecord> files;
   for (const spec::NeededFile& needed : spec::NeededFiles(resolution)) {
-    const auto sent = std::find_if(request.files().begin(), request.files().end(),
-                                   [&](const v1::JobFile& file) { return file.key() == needed.key; });
+    const auto sent =
+        std::find_if(request.files().begin(), request.files().end(),
+                     [&](const v1::JobFile& file) { return file.key() == needed.key; });
     std::optional<DatasetRecord> dataset;
     if (sent != request.files().end() && blobs_.PathOf(sent->sha256()).ok()) {
       SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
@@ -240,7 +244,8 @@ absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest&
   if (!request.project().empty() && !IsValidLabel(request.project())) {
     return InvalidArgument(fmt::format("project \"{}\" is not a name", request.project()));
   }
-  if (request.request_id().size() > 128) return InvalidArgument("a request id has at most 128 bytes");
+  if (request.request_id().size() > 128)
+    return InvalidArgument("a request id has at most 128 bytes");
   SFT_ASSIGN_OR_RETURN(const spec::Resolution resolution,
                        Read(request.source_text(), request.file_name(), request.overrides()));
   Outcome outcome;

@@ -19,16 +19,16 @@ class JobManager {
   JobManager(Store& store, Clock& clock, ChangeHub& hub, std::function<void()> wake)
       : store_(store), clock_(clock), hub_(hub), wake_(std::move(wake)) {}
 
-  // Stores a checked job (job_intake.h) and queues it. A repeat of its request id returns the job of
-  // the first call; ALREADY_EXISTS when that was another job.
+  // Stores a checked job (job_intake.h) and queues it. A repeat of its request id returns the job
+  // of the first call; ALREADY_EXISTS when that was another job.
   absl::StatusOr<v1::Job> Submit(JobRecord job, const std::vector<JobFileRecord>& files);
 
   // `name` is a full name or an id here and below. NOT_FOUND.
   absl::StatusOr<v1::Job> Get(const std::string& name);
 
   struct Page {
-    std::vector<v1::Job> jobs;     // newest first, without source text and resolved job
-    int64_t next_sequence = 0;     // 0: no more
+    std::vector<v1::Job> jobs;  // newest first, without source text and resolved job
+    int64_t next_sequence = 0;  // 0: no more
   };
   absl::StatusOr<Page> List(store::JobFilter filter);
 

@@ -48,9 +48,9 @@ absl::StatusOr<std::string> Planner::FindConfig(const spec::JobSpec& spec) {
     SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
                          store::ListNodes(db, "", store::kMaxPage));
     for (const NodeRecord& each : nodes) {
-      const bool has_type = std::any_of(each.slots.begin(), each.slots.end(), [&](const auto& slot) {
-        return slot.gpu_type == spec.compute.gpu_type;
-      });
+      const bool has_type =
+          std::any_of(each.slots.begin(), each.slots.end(),
+                      [&](const auto& slot) { return slot.gpu_type == spec.compute.gpu_type; });
       if (node.empty() && has_type && registry_.Get(each.name).connected) node = each.name;
     }
     return absl::OkStatus();
@@ -59,14 +59,14 @@ absl::StatusOr<std::string> Planner::FindConfig(const spec::JobSpec& spec) {
   if (!IsModelPath(spec.job.model) || node.empty()) {
     return NotFound(fmt::format("model {} is not seen on any connected node", spec.job.model));
   }
-  SFT_ASSIGN_OR_RETURN(const auto transfer,
-                       relay_.Start(node, spec.job.model + "/config.json", 0));
+  SFT_ASSIGN_OR_RETURN(const auto transfer, relay_.Start(node, spec.job.model + "/config.json", 0));
   std::string config;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const v1::SendFileRequest chunk, transfer->Next(kFetchPatience));
     if (chunk.request().empty()) return config;
     config += chunk.data();
-    if (config.size() > kMaxConfigBytes) return ResourceExhausted("config.json is larger than 1 MiB");
+    if (config.size() > kMaxConfigBytes)
+      return ResourceExhausted("config.json is larger than 1 MiB");
   }
 }
 

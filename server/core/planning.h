@@ -10,8 +10,9 @@
 
 namespace sft::server {
 
-// What a job would use and where it would run, before it is submitted: shapes, parameters and memory
-// from the model's config.json as a node reported it, placement from the scheduler's own rules.
+// What a job would use and where it would run, before it is submitted: shapes, parameters and
+// memory from the model's config.json as a node reported it, placement from the scheduler's own
+// rules.
 class Planner {
  public:
   Planner(Store& store, WorkerRegistry& registry, FileRelay& relay)

@@ -88,7 +88,8 @@ absl::Status Reconciler::MarkSilentNodes(Database& db) {
         suspect ? fmt::format("silent since {}; nothing on it is stopped, its jobs wait",
                               FormatUtc(FromUnixMicros(last_seen)))
                 : "";
-    spdlog::warn("node {} is {}{}{}", node.name, suspect ? "SUSPECT" : "UP", suspect ? ": " : "", reason);
+    spdlog::warn("node {} is {}{}{}", node.name, suspect ? "SUSPECT" : "UP", suspect ? ": " : "",
+                 reason);
     SFT_RETURN_IF_ERROR(store::SetNodeState(
         db, node.name, suspect ? NodeState::kSuspect : NodeState::kUp, reason, last_seen));
   }
@@ -96,8 +97,7 @@ absl::Status Reconciler::MarkSilentNodes(Database& db) {
 }
 
 absl::Status Reconciler::Place(Database& db, int64_t now_us, ChangedJobs& changed) {
-  SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> pending,
-                       store::PendingJobs(db, kMaxPending));
+  SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> pending, store::PendingJobs(db, kMaxPending));
   if (pending.empty()) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(sched::Snapshot snapshot, MakeSnapshot(db, registry_));
   for (const JobRecord& job : pending) snapshot.pending.push_back(ToPending(job));

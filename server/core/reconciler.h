@@ -15,8 +15,8 @@ namespace sft::server {
 
 // Brings what is into line with what shall be: marks silent nodes, places pending jobs, and tells
 // every node its desired set. Each step is a transaction of its own, and each starts from the
-// database, so that boot, restart and normal running are one path. Driven by one thread (app), or by
-// a test, which calls Tick by hand.
+// database, so that boot, restart and normal running are one path. Driven by one thread (app), or
+// by a test, which calls Tick by hand.
 class Reconciler {
  public:
   // Pending jobs looked at in a tick, oldest first.

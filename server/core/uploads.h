@@ -16,8 +16,8 @@ class UploadSession {
   UploadSession(BlobStore& blobs, Store& store, Clock& clock, std::string owner)
       : blobs_(blobs), store_(store), clock_(clock), owner_(std::move(owner)) {}
 
-  // The first message names the blob; this and every later one brings bytes. A blob that is complete
-  // already takes no bytes and is fine.
+  // The first message names the blob; this and every later one brings bytes. A blob that is
+  // complete already takes no bytes and is fine.
   absl::Status Take(const v1::UploadBlobRequest& message);
   // Checks and keeps the blob; of a data set also its rows, which become a row of `datasets`.
   absl::StatusOr<v1::UploadBlobResponse> Finish();

@@ -1,9 +1,9 @@
 #include "server/core/worker_registry.h"
 
-#include <set>
-
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+
+#include <set>
 
 #include "common/base/version.h"
 #include "common/rpc/version.h"
@@ -71,8 +71,8 @@ absl::Status WorkerRegistry::CheckRegister(const v1::Register& message) const {
   std::set<int> indexes;
   for (const v1::Slot& slot : message.slots()) {
     if (slot.gpu_type().empty() || !indexes.insert(slot.index()).second) {
-      return InvalidArgument(
-          fmt::format("slot {} of node {} has no type or is named twice", slot.index(), message.node()));
+      return InvalidArgument(fmt::format("slot {} of node {} has no type or is named twice",
+                                         slot.index(), message.node()));
     }
   }
   return absl::OkStatus();
@@ -109,9 +109,9 @@ absl::Status WorkerRegistry::Connect(const v1::Register& message,
       const Entry& entry = known->second;
       const bool silent = clock_.Mono() - entry.last_heard > options_.suspect_after;
       if (!silent && entry.hostname != message.hostname()) {
-        return AlreadyExists(fmt::format(
-            "node name {} is in use by host {}: give this worker another --node", message.node(),
-            entry.hostname));
+        return AlreadyExists(
+            fmt::format("node name {} is in use by host {}: give this worker another --node",
+                        message.node(), entry.hostname));
       }
       replaced = entry.link;
     }
@@ -152,7 +152,8 @@ absl::Status WorkerRegistry::StoreSlotChanges(Database& db, const std::string& n
                                               const v1::Observed& observed, bool slots,
                                               bool models) {
   if (slots) SFT_RETURN_IF_ERROR(store::PutSlots(db, node, SlotRecords(observed.slots(), node)));
-  if (models) SFT_RETURN_IF_ERROR(store::PutModels(db, node, ModelRecords(observed.models(), node)));
+  if (models)
+    SFT_RETURN_IF_ERROR(store::PutModels(db, node, ModelRecords(observed.models(), node)));
   return absl::OkStatus();
 }
 

@@ -24,8 +24,8 @@ class WorkerLink {
   virtual void Close(const absl::Status& why) = 0;
 };
 
-// Who is connected, when each node was last heard, and what it said last. The database has what must
-// survive; this has what is true only while a stream lives. Thread-safe.
+// Who is connected, when each node was last heard, and what it said last. The database has what
+// must survive; this has what is true only while a stream lives. Thread-safe.
 class WorkerRegistry {
  public:
   struct Options {
@@ -37,10 +37,10 @@ class WorkerRegistry {
   WorkerRegistry(Options options, Store& store, Clock& clock, ChangeHub& hub,
                  std::function<void()> wake);
 
-  // Takes in a Register: stores the node, its slots, models and variants. A second stream of the same
-  // node replaces the first if it comes from the same host or the first is silent; otherwise
-  // ALREADY_EXISTS. FAILED_PRECONDITION for a protocol that is not served. The caller then sends the
-  // Welcome.
+  // Takes in a Register: stores the node, its slots, models and variants. A second stream of the
+  // same node replaces the first if it comes from the same host or the first is silent; otherwise
+  // ALREADY_EXISTS. FAILED_PRECONDITION for a protocol that is not served. The caller then sends
+  // the Welcome.
   absl::Status Connect(const v1::Register& message, std::shared_ptr<WorkerLink> link);
   // Ignored when the node has another link by now.
   void Disconnect(const std::string& node, const WorkerLink* link);
@@ -55,10 +55,10 @@ class WorkerRegistry {
 
   struct Live {
     bool connected = false;
-    bool silent = true;      // longer than suspect_after
-    WallTime last_seen{};    // zero: not since the server started
+    bool silent = true;                              // longer than suspect_after
+    WallTime last_seen{};                            // zero: not since the server started
     std::map<int, std::pair<int64_t, int32_t>> use;  // slot → memory used, utilisation
-    v1::Observed observed;   // last
+    v1::Observed observed;                           // last
   };
   // Nothing for a node that was not heard of since the server started.
   Live Get(const std::string& node) const;
@@ -83,8 +83,8 @@ class WorkerRegistry {
   };
   absl::Status CheckRegister(const v1::Register& message) const;
   absl::Status StoreNode(const v1::Register& message);
-  absl::Status StoreSlotChanges(Database& db, const std::string& node,
-                                const v1::Observed& observed, bool slots, bool models);
+  absl::Status StoreSlotChanges(Database& db, const std::string& node, const v1::Observed& observed,
+                                bool slots, bool models);
 
   // Constant after construction.
   const Options options_;

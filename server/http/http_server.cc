@@ -1,7 +1,6 @@
 #include "server/http/http_server.h"
 
 #include <arpa/inet.h>
-#include <cerrno>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <netdb.h>
@@ -9,6 +8,8 @@
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include <cerrno>
 
 #include "common/obs/log.h"
 
@@ -19,12 +20,18 @@ constexpr int kBacklog = 16;
 
 std::string_view StatusText(int status) {
   switch (status) {
-    case 200: return "OK";
-    case 400: return "Bad Request";
-    case 404: return "Not Found";
-    case 405: return "Method Not Allowed";
-    case 431: return "Request Header Fields Too Large";
-    default: return "Service Unavailable";
+    case 200:
+      return "OK";
+    case 400:
+      return "Bad Request";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 431:
+      return "Request Header Fields Too Large";
+    default:
+      return "Service Unavailable";
   }
 }
 
@@ -33,8 +40,8 @@ absl::StatusOr<io::UniqueFd> Listen(const rpc::Endpoint& endpoint) {
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  const int code = getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints,
-                               &found);
+  const int code =
+      getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
   if (code != 0) {
     return InvalidArgument(fmt::format("--http {}: {}", endpoint.ToString(), gai_strerror(code)));
   }
@@ -42,7 +49,8 @@ absl::StatusOr<io::UniqueFd> Listen(const rpc::Endpoint& endpoint) {
   io::UniqueFd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   if (!fd.valid() || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-      ::bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(fd.get(), kBacklog) != 0) {
+      ::bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 ||
+      ::listen(fd.get(), kBacklog) != 0) {
     return Annotate(ErrnoStatus(endpoint.ToString(), errno),
                     "cannot listen for HTTP (give another --http HOST:PORT, or --http off)");
   }
@@ -87,17 +95,16 @@ void SendAll(int fd, std::string_view bytes) {
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const rpc::Endpoint& endpoint,
                                                               Handler handler) {
   if (!rpc::IsLoopback(endpoint.host)) {
-    return PermissionDenied(fmt::format(
-        "--http {}: only loopback addresses are served until TLS and tokens exist",
-        endpoint.ToString()));
+    return PermissionDenied(
+        fmt::format("--http {}: only loopback addresses are served until TLS and tokens exist",
+                    endpoint.ToString()));
   }
   SFT_ASSIGN_OR_RETURN(io::UniqueFd listener, Listen(endpoint));
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus("cannot create a pipe", errno);
   const int port = PortOf(listener.get());
-  return std::unique_ptr<HttpServer>(new HttpServer(std::move(listener), io::UniqueFd(ends[0]),
-                                                    io::UniqueFd(ends[1]), port,
-                                                    std::move(handler)));
+  return std::unique_ptr<HttpServer>(new HttpServer(
+      std::move(listener), io::UniqueFd(ends[0]), io::UniqueFd(ends[1]), port, std::move(handler)));
 }
 
 HttpServer::HttpServer(io::UniqueFd listener, io::UniqueFd stop_read, io::UniqueFd stop_write,

@@ -11,6 +11,7 @@
 
 namespace sft::server {
 
+// One answer.
 struct HttpResponse {
   int status = 200;
   std::string content_type = "text/plain; charset=utf-8";

@@ -21,10 +21,11 @@ void TakeGrpcLog(gpr_log_func_args* message) { spdlog::debug("grpc: {}", message
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services) {
   if (!rpc::IsLoopback(endpoint.host)) {
-    return PermissionDenied(fmt::format(
-        "--listen {}: only loopback addresses (127.0.0.1, [::1], localhost) are served until TLS and "
-        "tokens exist; reach the server from elsewhere through an SSH tunnel",
-        endpoint.ToString()));
+    return PermissionDenied(
+        fmt::format("--listen {}: only loopback addresses (127.0.0.1, [::1], localhost) are served "
+                    "until TLS and "
+                    "tokens exist; reach the server from elsewhere through an SSH tunnel",
+                    endpoint.ToString()));
   }
   gpr_set_log_function(TakeGrpcLog);
   grpc::EnableDefaultHealthCheckService(true);
@@ -38,10 +39,11 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   builder.AddListeningPort(endpoint.ToString(), grpc::InsecureServerCredentials(), &port);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
-    return Unavailable(fmt::format(
-        "cannot listen on {}: the port is in use or may not be opened; stop the other server, or give "
-        "another --listen HOST:PORT",
-        endpoint.ToString()));
+    return Unavailable(
+        fmt::format("cannot listen on {}: the port is in use or may not be opened; stop the other "
+                    "server, or give "
+                    "another --listen HOST:PORT",
+                    endpoint.ToString()));
   }
   server->GetHealthCheckService()->SetServingStatus(true);
   for (const char* name : {"sft.v1.JobService", "sft.v1.WorkerService", "sft.v1.ClusterService",
@@ -61,6 +63,8 @@ void GrpcServer::Stop() {
   server_.reset();
 }
 
-std::shared_ptr<grpc::Channel> GrpcServer::InProcessChannel() { return server_->InProcessChannel({}); }
+std::shared_ptr<grpc::Channel> GrpcServer::InProcessChannel() {
+  return server_->InProcessChannel({});
+}
 
 }  // namespace sft::server

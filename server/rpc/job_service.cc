@@ -21,9 +21,9 @@ grpc::Status Answer(absl::StatusOr<v1::Job> job, v1::Job* response) {
 grpc::Status Refuse(const std::vector<spec::Problem>& problems, const std::string& file) {
   std::vector<rpc::FieldViolation> violations;
   for (const spec::Problem& problem : problems) {
-    violations.push_back({problem.key, problem.line > 0
-                                           ? fmt::format("line {}: {}", problem.line, problem.message)
-                                           : problem.message});
+    violations.push_back(
+        {problem.key, problem.line > 0 ? fmt::format("line {}: {}", problem.line, problem.message)
+                                       : problem.message});
   }
   return rpc::BadRequest(fmt::format("{}: {} problem{}", file.empty() ? "job file" : file,
                                      problems.size(), problems.size() == 1 ? "" : "s"),

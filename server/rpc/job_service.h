@@ -8,8 +8,8 @@
 
 namespace sft::server {
 
-// JobService: validates, calls, maps the status. Streams (job_streams.cc) hold a thread each and are
-// bounded by ChangeHub.
+// JobService: validates, calls, maps the status. Streams (job_streams.cc) hold a thread each and
+// are bounded by ChangeHub.
 class JobServiceImpl final : public v1::JobService::Service {
  public:
   JobServiceImpl(JobIntake& intake, JobManager& jobs, Ingest& ingest, ChangeHub& hub)

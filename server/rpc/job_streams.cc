@@ -1,5 +1,5 @@
-// The streams of JobService: each reads the truth, sends what is new, and sleeps until ChangeHub says
-// that something has changed. A reader that does not read blocks its own stream only.
+// The streams of JobService: each reads the truth, sends what is new, and sleeps until ChangeHub
+// says that something has changed. A reader that does not read blocks its own stream only.
 
 #include <fmt/format.h>
 
@@ -75,7 +75,8 @@ grpc::Status JobServiceImpl::ReadMetrics(grpc::ServerContext* context,
   return grpc::Status::CANCELLED;
 }
 
-grpc::Status JobServiceImpl::ReadLog(grpc::ServerContext* context, const v1::ReadLogRequest* request,
+grpc::Status JobServiceImpl::ReadLog(grpc::ServerContext* context,
+                                     const v1::ReadLogRequest* request,
                                      grpc::ServerWriter<v1::ReadLogResponse>* writer) {
   if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
   int64_t offset = request->offset();

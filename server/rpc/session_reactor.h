@@ -1,10 +1,10 @@
 #pragma once
 
+#include <grpcpp/grpcpp.h>
+
 #include <deque>
 #include <memory>
 #include <string>
-
-#include <grpcpp/grpcpp.h>
 
 #include "common/base/mutex.h"
 #include "server/core/worker_registry.h"
@@ -12,14 +12,13 @@
 
 namespace sft::server {
 
-// One worker's stream. Reads are handled one at a time in gRPC's threads; writes go through a bounded
-// queue, one in flight. The reactor deletes itself when the stream is done; the registry holds the
-// link, which outlives it and then sends nothing.
-class SessionReactor final
-    : public grpc::ServerBidiReactor<v1::WorkerMessage, v1::ServerMessage> {
+// One worker's stream. Reads are handled one at a time in gRPC's threads; writes go through a
+// bounded queue, one in flight. The reactor deletes itself when the stream is done; the registry
+// holds the link, which outlives it and then sends nothing.
+class SessionReactor final : public grpc::ServerBidiReactor<v1::WorkerMessage, v1::ServerMessage> {
  public:
-  // A worker that takes nothing is cut off at this many waiting messages: it comes back and gets one
-  // desired set.
+  // A worker that takes nothing is cut off at this many waiting messages: it comes back and gets
+  // one desired set.
   static constexpr size_t kMaxQueue = 256;
 
   static SessionReactor* Make(WorkerRegistry& registry, grpc::CallbackServerContext* context);
@@ -59,7 +58,7 @@ class SessionReactor final
 
   Mutex mutex_;
   std::deque<v1::ServerMessage> queue_ SFT_GUARDED_BY(mutex_);  // front: in flight
-  bool finishing_ SFT_GUARDED_BY(mutex_) = false;  // Finish when the queue has drained
+  bool finishing_ SFT_GUARDED_BY(mutex_) = false;               // Finish when the queue has drained
   bool finished_ SFT_GUARDED_BY(mutex_) = false;
   grpc::Status final_status_ SFT_GUARDED_BY(mutex_);
 };

@@ -1,11 +1,11 @@
 #include "server/sched/gang_policy.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 namespace sft::server::sched {
 namespace {
@@ -138,7 +138,8 @@ std::string WhyWaiting(const Snapshot& snapshot, const PendingJob& job,
       job.nodes == 1 ? "one node" : fmt::format("each of {} nodes", job.nodes);
   std::string list = fmt::format(
       "{}", fmt::join(nodes.begin(), nodes.begin() + std::min(nodes.size(), kNamesShown), "; "));
-  if (nodes.size() > kNamesShown) list += fmt::format("; {} more nodes", nodes.size() - kNamesShown);
+  if (nodes.size() > kNamesShown)
+    list += fmt::format("; {} more nodes", nodes.size() - kNamesShown);
   return fmt::format("waiting for {} x {} on {}: {}", job.gpus_per_node, job.gpu_type, where, list);
 }
 
@@ -169,9 +170,10 @@ Decision Decide(const Snapshot& snapshot) {
     const bool possible = CountCouldHold(supplies, job) >= job.nodes;
     const auto head = head_of_line.find(job.gpu_type);
     if (possible && head != head_of_line.end()) {
-      decision.waiting.push_back({job.id, fmt::format("waiting behind {}, which came first and waits "
-                                                      "for {} slots too",
-                                                      head->second, job.gpu_type)});
+      decision.waiting.push_back(
+          {job.id, fmt::format("waiting behind {}, which came first and waits "
+                               "for {} slots too",
+                               head->second, job.gpu_type)});
       continue;
     }
     Placement placement = TryPlace(job, supplies);

@@ -4,11 +4,12 @@
 #include <string_view>
 #include <vector>
 
-// First come, first served allocation of whole gangs. A pure function from a snapshot to actions: no
-// clock, no store, the same answer for the same snapshot.
+// First come, first served allocation of whole gangs. A pure function from a snapshot to actions:
+// no clock, no store, the same answer for the same snapshot.
 
 namespace sft::server::sched {
 
+// A slot as the scheduler sees it.
 struct SlotView {
   int index = 0;
   std::string gpu_type;
@@ -16,6 +17,7 @@ struct SlotView {
   std::string job;  // that holds it; empty: free
 };
 
+// A node as the scheduler sees it.
 struct NodeView {
   std::string name;
   // Connected and not SUSPECT: work may be placed on it.
@@ -25,6 +27,7 @@ struct NodeView {
   std::vector<std::string> models;  // ids and paths that it sees and can use
 };
 
+// What a waiting job asks for.
 struct PendingJob {
   std::string id;
   std::string gpu_type;
@@ -34,11 +37,13 @@ struct PendingJob {
   std::string model;
 };
 
+// All that a decision depends on.
 struct Snapshot {
   std::vector<NodeView> nodes;
   std::vector<PendingJob> pending;  // in order of submission
 };
 
+// Slots of one node.
 struct Part {
   std::string node;
   std::vector<int> slots;
@@ -50,19 +55,21 @@ struct Placement {
   std::vector<Part> parts;
 };
 
+// A job that stays pending.
 struct Waiting {
   std::string job;
   std::string reason;  // for a person
 };
 
+// Every pending job is either placed or waits.
 struct Decision {
   std::vector<Placement> placements;
   std::vector<Waiting> waiting;
 };
 
-// A job that waits keeps every later job off slots of its type, so that a stream of small jobs cannot
-// starve a big one; jobs of other types pass. A job that the nodes at hand could never hold, even
-// empty, keeps nobody waiting. Nodes with the fewest free slots left over are taken first.
+// A job that waits keeps every later job off slots of its type, so that a stream of small jobs
+// cannot starve a big one; jobs of other types pass. A job that the nodes at hand could never hold,
+// even empty, keeps nobody waiting. Nodes with the fewest free slots left over are taken first.
 Decision Decide(const Snapshot& snapshot);
 
 // What the snapshot can say about a job that is not submitted yet: "could start now", or the reason

@@ -1,8 +1,8 @@
 #include "server/state/gang.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 namespace sft::server {
 namespace {
@@ -23,7 +23,8 @@ Verdict NodeRestarted(const Member& member) {
   verdict.domain = Verdict::Domain::kInfrastructure;
   verdict.code = "node_restarted";
   verdict.message = fmt::format("{} restarted; its processes are gone", member.node);
-  verdict.advice = "submit the job again; look at the node's boot log if it was not meant to restart";
+  verdict.advice =
+      "submit the job again; look at the node's boot log if it was not meant to restart";
   verdict.node = member.node;
   return verdict;
 }
@@ -58,7 +59,8 @@ GangStep DecideLive(const Gang& gang) {
   const bool any_prepares =
       std::any_of(gang.members.begin(), gang.members.end(),
                   [](const Member& member) { return member.state >= MemberState::kPreparing; });
-  if (gang.state == AttemptState::kPlaced && any_prepares) return {AttemptState::kPreparing, {}, ""};
+  if (gang.state == AttemptState::kPlaced && any_prepares)
+    return {AttemptState::kPreparing, {}, ""};
   if (gang.state == AttemptState::kPreparing && all_at_least(MemberState::kRunning)) {
     return {AttemptState::kRunning, {}, ""};
   }
@@ -98,15 +100,24 @@ GangStep DecideStopping(const Gang& gang) {
 
 std::string_view ToString(MemberState state) {
   switch (state) {
-    case MemberState::kNone: return "not reported yet";
-    case MemberState::kMissing: return "missing";
-    case MemberState::kStaging: return "staging";
-    case MemberState::kReady: return "ready";
-    case MemberState::kPreparing: return "preparing";
-    case MemberState::kRunning: return "running";
-    case MemberState::kStopping: return "stopping";
-    case MemberState::kFinishing: return "finishing";
-    case MemberState::kDone: return "done";
+    case MemberState::kNone:
+      return "not reported yet";
+    case MemberState::kMissing:
+      return "missing";
+    case MemberState::kStaging:
+      return "staging";
+    case MemberState::kReady:
+      return "ready";
+    case MemberState::kPreparing:
+      return "preparing";
+    case MemberState::kRunning:
+      return "running";
+    case MemberState::kStopping:
+      return "stopping";
+    case MemberState::kFinishing:
+      return "finishing";
+    case MemberState::kDone:
+      return "done";
   }
   return "unknown";
 }

@@ -38,11 +38,12 @@ struct Member {
   bool stuck = false;
 };
 
+// An attempt with what all its nodes say.
 struct Gang {
   AttemptState state = AttemptState::kPlaced;
   bool cancel_requested = false;
   std::string cancel_reason;
-  Verdict verdict;  // of the first failure; empty while there is none
+  Verdict verdict;              // of the first failure; empty while there is none
   std::vector<Member> members;  // by node rank
 };
 
@@ -56,8 +57,8 @@ struct GangStep {
   bool empty() const { return !next.has_value() && !verdict.has_value(); }
 };
 
-// Idempotent: the step that was applied is not asked for again. The first failing node ends the gang;
-// an attempt is over only when each of its nodes has nothing of it any more.
+// Idempotent: the step that was applied is not asked for again. The first failing node ends the
+// gang; an attempt is over only when each of its nodes has nothing of it any more.
 GangStep DecideGang(const Gang& gang);
 
 }  // namespace sft::server

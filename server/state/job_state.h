@@ -27,6 +27,7 @@ enum class AttemptState : int {
   kCancelled = 7,
 };
 
+// One legal change of state.
 template <typename State>
 struct Edge {
   State from;

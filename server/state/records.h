@@ -23,6 +23,7 @@ struct JobFileRecord {
   std::string node_path;
 };
 
+// A job; its attempts and events have rows of their own.
 struct JobRecord {
   int64_t sequence = 0;  // order of submission
   std::string id;
@@ -53,6 +54,7 @@ struct JobRecord {
   int64_t ended_us = 0;
 };
 
+// One try of a job.
 struct AttemptRecord {
   std::string uid;
   std::string job_id;
@@ -76,6 +78,7 @@ struct MemberRecord {
   bool forgotten = false;  // the node has deleted what it had
 };
 
+// A GPU, or a share of the CPUs of a node.
 struct SlotRecord {
   std::string node;
   int index = 0;
@@ -88,6 +91,7 @@ struct SlotRecord {
   std::string job_id;  // that holds it; empty: free
 };
 
+// A base model that a node can see.
 struct ModelRecord {
   std::string node;
   std::string id;
@@ -101,6 +105,7 @@ struct ModelRecord {
 // Stored: never renumber.
 enum class NodeState : int { kUp = 1, kSuspect = 2 };
 
+// A node as it registered last.
 struct NodeRecord {
   std::string name;
   NodeState state = NodeState::kUp;
@@ -117,12 +122,14 @@ struct NodeRecord {
   std::vector<SlotRecord> slots;
 };
 
+// A named allocation: TYPE-Nx.
 struct VariantRecord {
   std::string name;
   std::string gpu_type;
   int gpus_per_node = 1;
 };
 
+// One line of the history of a job.
 struct EventRecord {
   int64_t sequence = 0;  // from 1, in a job
   int64_t time_us = 0;
@@ -131,6 +138,7 @@ struct EventRecord {
   int attempt = 0;
 };
 
+// An uploaded data set that passed its check.
 struct DatasetRecord {
   std::string sha256;
   int64_t size = 0;
@@ -140,12 +148,14 @@ struct DatasetRecord {
   int64_t created_us = 0;
 };
 
+// One file of a delivery.
 struct ArtifactFileRecord {
   std::string path;
   std::string sha256;
   int64_t size = 0;
 };
 
+// What an attempt delivered.
 struct ArtifactRecord {
   std::string id;
   std::string job_id;

@@ -30,7 +30,8 @@ Verdict VerdictFromJson(std::string_view text) {
     verdict.message = string("message");
     verdict.advice = string("advice");
     verdict.node = string("node");
-    const auto domain = json.find("domain"), rank = json.find("rank"), lines = json.find("evidence");
+    const auto domain = json.find("domain"), rank = json.find("rank"),
+               lines = json.find("evidence");
     if (domain != json.end() && domain->is_number_integer()) {
       verdict.domain = static_cast<Verdict::Domain>(domain->get<int>());
     }

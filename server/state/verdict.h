@@ -6,7 +6,8 @@
 
 namespace sft::server {
 
-// Why an attempt ended, apart from its state. Numbers are those of sft.v1.Verdict.Domain and stored.
+// Why an attempt ended, apart from its state. Numbers are those of sft.v1.Verdict.Domain and
+// stored.
 struct Verdict {
   enum class Domain : int { kUnset = 0, kNone = 1, kUser = 2, kInfrastructure = 3, kUnknown = 4 };
   Domain domain = Domain::kUnset;
@@ -22,8 +23,8 @@ struct Verdict {
   bool operator==(const Verdict&) const = default;
 };
 
-// As stored. An empty text is an empty verdict; text that cannot be read gives one of domain unknown
-// that says so, because a job's end must stay visible.
+// As stored. An empty text is an empty verdict; text that cannot be read gives one of domain
+// unknown that says so, because a job's end must stay visible.
 std::string ToJson(const Verdict& verdict);
 Verdict VerdictFromJson(std::string_view json);
 

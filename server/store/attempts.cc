@@ -1,17 +1,17 @@
 #include "server/store/attempts.h"
 
-#include <charconv>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include <charconv>
 
 namespace sft::server::store {
 namespace {
 
 #define SFT_ATTEMPT_COLUMNS \
   "uid, job_id, number, epoch, state, reason, rendezvous, verdict, progress, created_us, ended_us"
-#define SFT_MEMBER_COLUMNS                                                                    \
-  "attempt_uid, node_rank, node, first_rank, slots, state, seen, reason, verdict, stuck, "    \
+#define SFT_MEMBER_COLUMNS                                                                 \
+  "attempt_uid, node_rank, node, first_rank, slots, state, seen, reason, verdict, stuck, " \
   "forgotten"
 
 AttemptRecord ReadAttempt(const Statement& row) {
@@ -85,9 +85,10 @@ absl::Status InsertMember(Database& db, const AttemptRecord& attempt, const Memb
 absl::Status InsertAttempt(Database& db, const AttemptRecord& attempt,
                            const std::vector<MemberRecord>& members) {
   {
-    SFT_ASSIGN_OR_RETURN(Statement insert,
-                         db.Prepare("INSERT INTO attempts (uid, job_id, number, epoch, state, reason, "
-                                    "created_us) VALUES (?, ?, ?, ?, ?, ?, ?)"));
+    SFT_ASSIGN_OR_RETURN(
+        Statement insert,
+        db.Prepare("INSERT INTO attempts (uid, job_id, number, epoch, state, reason, "
+                   "created_us) VALUES (?, ?, ?, ?, ?, ?, ?)"));
     insert.Bind(attempt.uid).Bind(attempt.job_id).Bind(attempt.number).Bind(attempt.epoch);
     insert.Bind(static_cast<int>(attempt.state)).Bind(attempt.reason).Bind(attempt.created_us);
     SFT_RETURN_IF_ERROR(insert.Run());
@@ -135,28 +136,30 @@ absl::StatusOr<std::vector<MemberRecord>> MembersOf(Database& db, const std::str
 }
 
 absl::StatusOr<std::vector<MemberRecord>> HeldMembers(Database& db, const std::string& node) {
-  SFT_ASSIGN_OR_RETURN(Statement list,
-                       db.Prepare("SELECT " SFT_MEMBER_COLUMNS " FROM attempt_nodes WHERE node = ? AND "
-                                  "forgotten = 0 ORDER BY attempt_uid LIMIT 1000"));
+  SFT_ASSIGN_OR_RETURN(Statement list, db.Prepare("SELECT " SFT_MEMBER_COLUMNS
+                                                  " FROM attempt_nodes WHERE node = ? AND "
+                                                  "forgotten = 0 ORDER BY attempt_uid LIMIT 1000"));
   return ReadMembers(list.Bind(node));
 }
 
-absl::Status TakeAttemptEdge(Database& db, AttemptRecord& attempt, AttemptState to, int64_t now_us) {
+absl::Status TakeAttemptEdge(Database& db, AttemptRecord& attempt, AttemptState to,
+                             int64_t now_us) {
   if (!IsLegal(attempt.state, to)) {
     return FailedPrecondition(fmt::format("attempt {}: {} to {} is not a legal change of state",
                                           attempt.uid, ToString(attempt.state), ToString(to)));
   }
   if (IsTerminal(to)) attempt.ended_us = now_us;
   {
-    SFT_ASSIGN_OR_RETURN(Statement update,
-                         db.Prepare("UPDATE attempts SET state = ?, reason = ?, verdict = ?, ended_us = "
-                                    "? WHERE uid = ? AND state = ?"));
+    SFT_ASSIGN_OR_RETURN(
+        Statement update,
+        db.Prepare("UPDATE attempts SET state = ?, reason = ?, verdict = ?, ended_us = "
+                   "? WHERE uid = ? AND state = ?"));
     update.Bind(static_cast<int>(to)).Bind(attempt.reason).Bind(ToJson(attempt.verdict));
     update.Bind(attempt.ended_us).Bind(attempt.uid).Bind(static_cast<int>(attempt.state));
     SFT_RETURN_IF_ERROR(update.Run());
     if (db.changes() != 1) {
-      return FailedPrecondition(fmt::format("attempt {} is not {} any more", attempt.uid,
-                                            ToString(attempt.state)));
+      return FailedPrecondition(
+          fmt::format("attempt {} is not {} any more", attempt.uid, ToString(attempt.state)));
     }
   }
   attempt.state = to;
@@ -186,9 +189,10 @@ absl::Status SetProgress(Database& db, const std::string& uid, const std::string
 }
 
 absl::Status UpdateMember(Database& db, const MemberRecord& member) {
-  SFT_ASSIGN_OR_RETURN(Statement update,
-                       db.Prepare("UPDATE attempt_nodes SET state = ?, seen = ?, reason = ?, verdict = "
-                                  "?, stuck = ?, forgotten = ? WHERE attempt_uid = ? AND node_rank = ?"));
+  SFT_ASSIGN_OR_RETURN(
+      Statement update,
+      db.Prepare("UPDATE attempt_nodes SET state = ?, seen = ?, reason = ?, verdict = "
+                 "?, stuck = ?, forgotten = ? WHERE attempt_uid = ? AND node_rank = ?"));
   const Member& status = member.status;
   update.Bind(static_cast<int>(status.state)).Bind(status.seen).Bind(status.reason);
   update.Bind(ToJson(status.verdict)).Bind(status.stuck).Bind(member.forgotten);
@@ -196,8 +200,9 @@ absl::Status UpdateMember(Database& db, const MemberRecord& member) {
 }
 
 absl::StatusOr<Holders> LiveHolders(Database& db) {
-  SFT_ASSIGN_OR_RETURN(Statement list,
-                       db.Prepare("SELECT node, slot, job_id FROM allocations WHERE freed_us IS NULL"));
+  SFT_ASSIGN_OR_RETURN(
+      Statement list,
+      db.Prepare("SELECT node, slot, job_id FROM allocations WHERE freed_us IS NULL"));
   Holders holders;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
@@ -208,9 +213,10 @@ absl::StatusOr<Holders> LiveHolders(Database& db) {
 
 absl::StatusOr<RankStream> GetRankStream(Database& db, const std::string& attempt_uid, int rank,
                                          const std::string& node) {
-  SFT_ASSIGN_OR_RETURN(Statement get,
-                       db.Prepare("SELECT events_offset, log_ended FROM rank_streams WHERE attempt_uid "
-                                  "= ? AND rank = ? AND node = ?"));
+  SFT_ASSIGN_OR_RETURN(
+      Statement get,
+      db.Prepare("SELECT events_offset, log_ended FROM rank_streams WHERE attempt_uid "
+                 "= ? AND rank = ? AND node = ?"));
   SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(attempt_uid).Bind(rank).Bind(node).Step());
   if (!row) return RankStream{};
   return RankStream{get.Int(0), get.Bool(1)};
@@ -220,9 +226,10 @@ absl::Status PutRankStream(Database& db, const std::string& attempt_uid, int ran
                            const std::string& node, const RankStream& stream) {
   SFT_ASSIGN_OR_RETURN(
       Statement put,
-      db.Prepare("INSERT INTO rank_streams (attempt_uid, rank, node, events_offset, log_ended) VALUES "
-                 "(?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET events_offset = excluded.events_offset, "
-                 "log_ended = excluded.log_ended"));
+      db.Prepare(
+          "INSERT INTO rank_streams (attempt_uid, rank, node, events_offset, log_ended) VALUES "
+          "(?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET events_offset = excluded.events_offset, "
+          "log_ended = excluded.log_ended"));
   put.Bind(attempt_uid).Bind(rank).Bind(node).Bind(stream.events_offset).Bind(stream.log_ended);
   return put.Run();
 }

@@ -12,8 +12,8 @@
 
 namespace sft::server::store {
 
-// The attempt, its members and one live allocation for each slot: all or nothing. ALREADY_EXISTS when
-// a slot is held.
+// The attempt, its members and one live allocation for each slot: all or nothing. ALREADY_EXISTS
+// when a slot is held.
 absl::Status InsertAttempt(Database& db, const AttemptRecord& attempt,
                            const std::vector<MemberRecord>& members);
 

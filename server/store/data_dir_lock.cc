@@ -1,10 +1,10 @@
 #include "server/store/data_dir_lock.h"
 
-#include <cerrno>
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+
+#include <cerrno>
 
 namespace sft::server {
 
@@ -16,7 +16,8 @@ absl::StatusOr<DataDirLock> DataDirLock::Acquire(const std::string& data_dir) {
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return ErrnoStatus(fmt::format("cannot lock {}", path), errno);
     return FailedPrecondition(fmt::format(
-        "another sft-server uses the data folder {}: stop it, or give another --data-dir", data_dir));
+        "another sft-server uses the data folder {}: stop it, or give another --data-dir",
+        data_dir));
   }
   return DataDirLock(std::move(fd));
 }

@@ -1,6 +1,7 @@
 #include "server/store/files.h"
 
 #include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 namespace sft::server::store {
@@ -24,7 +25,8 @@ absl::StatusOr<std::vector<ArtifactFileRecord>> FilesFromJson(const std::string&
         !file[2].is_number_integer()) {
       return DataLoss("the file list of an artifact cannot be read");
     }
-    files.push_back({file[0].get<std::string>(), file[1].get<std::string>(), file[2].get<int64_t>()});
+    files.push_back(
+        {file[0].get<std::string>(), file[1].get<std::string>(), file[2].get<int64_t>()});
   }
   return files;
 }
@@ -68,10 +70,11 @@ absl::StatusOr<std::optional<DatasetRecord>> FindDataset(Database& db, const std
 absl::StatusOr<ArtifactRecord> PutArtifact(Database& db, ArtifactRecord artifact) {
   SFT_ASSIGN_OR_RETURN(
       Statement put,
-      db.Prepare("INSERT INTO artifacts (" SFT_ARTIFACT_COLUMNS
-                 ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (attempt_uid, kind) DO UPDATE SET "
-                 "node = excluded.node, node_path = excluded.node_path, files = excluded.files, bytes = "
-                 "excluded.bytes RETURNING id, created_us"));
+      db.Prepare(
+          "INSERT INTO artifacts (" SFT_ARTIFACT_COLUMNS
+          ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (attempt_uid, kind) DO UPDATE SET "
+          "node = excluded.node, node_path = excluded.node_path, files = excluded.files, bytes = "
+          "excluded.bytes RETURNING id, created_us"));
   put.Bind(artifact.id).Bind(artifact.job_id).Bind(artifact.attempt_uid).Bind(artifact.kind);
   put.Bind(artifact.node).Bind(artifact.node_path).Bind(FilesToJson(artifact.files));
   SFT_ASSIGN_OR_RETURN(const bool row, put.Bind(artifact.bytes).Bind(artifact.created_us).Step());
@@ -90,10 +93,12 @@ absl::StatusOr<ArtifactRecord> GetArtifact(Database& db, const std::string& id) 
   return ReadArtifact(get);
 }
 
-absl::StatusOr<std::vector<ArtifactRecord>> ArtifactsOfJob(Database& db, const std::string& job_id) {
-  SFT_ASSIGN_OR_RETURN(Statement list, db.Prepare("SELECT " SFT_ARTIFACT_COLUMNS
-                                                  " FROM artifacts WHERE job_id = ? ORDER BY created_us "
-                                                  "DESC, id LIMIT 100"));
+absl::StatusOr<std::vector<ArtifactRecord>> ArtifactsOfJob(Database& db,
+                                                           const std::string& job_id) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT " SFT_ARTIFACT_COLUMNS
+                                  " FROM artifacts WHERE job_id = ? ORDER BY created_us "
+                                  "DESC, id LIMIT 100"));
   list.Bind(job_id);
   std::vector<ArtifactRecord> artifacts;
   while (true) {

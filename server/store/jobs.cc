@@ -1,8 +1,8 @@
 #include "server/store/jobs.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 namespace sft::server::store {
 namespace {
@@ -67,10 +67,11 @@ absl::Status NoJob(const std::string& id) {
 absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRecord>& files) {
   SFT_ASSIGN_OR_RETURN(
       Statement insert,
-      db.Prepare("INSERT INTO jobs (id, project, owner, kind, state, reason, display_name, variant, "
-                 "gpu_type, gpus_per_node, nodes, model, source_text, file_name, resolved_json, "
-                 "resolved_values, warnings, request_id, request_hash, created_us) VALUES "
-                 "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING sequence"));
+      db.Prepare(
+          "INSERT INTO jobs (id, project, owner, kind, state, reason, display_name, variant, "
+          "gpu_type, gpus_per_node, nodes, model, source_text, file_name, resolved_json, "
+          "resolved_values, warnings, request_id, request_hash, created_us) VALUES "
+          "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING sequence"));
   insert.Bind(job.id).Bind(job.project).Bind(job.owner).Bind(job.kind);
   insert.Bind(static_cast<int>(job.state)).Bind(job.reason).Bind(job.display_name);
   insert.Bind(job.variant).Bind(job.gpu_type).Bind(job.gpus_per_node).Bind(job.nodes);
@@ -87,8 +88,9 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
   job.sequence = insert.Int(0);
   SFT_RETURN_IF_ERROR(insert.Run());
   for (const JobFileRecord& file : files) {
-    SFT_ASSIGN_OR_RETURN(Statement add, db.Prepare("INSERT INTO job_files (job_id, key, sha256, size, "
-                                                   "client_path, node_path) VALUES (?, ?, ?, ?, ?, ?)"));
+    SFT_ASSIGN_OR_RETURN(Statement add,
+                         db.Prepare("INSERT INTO job_files (job_id, key, sha256, size, "
+                                    "client_path, node_path) VALUES (?, ?, ?, ?, ?, ?)"));
     add.Bind(job.id).Bind(file.key).Bind(file.sha256).Bind(file.size);
     add.Bind(file.client_path).Bind(file.node_path);
     SFT_RETURN_IF_ERROR(add.Run());
@@ -126,10 +128,10 @@ absl::StatusOr<std::vector<JobFileRecord>> FilesOfJob(Database& db, const std::s
 }
 
 absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& filter) {
-  SFT_ASSIGN_OR_RETURN(
-      Statement list,
-      db.Prepare("SELECT " SFT_JOB_COLUMNS " FROM jobs WHERE sequence < ? AND (? = '' OR project = ?) "
-                 "AND ((1 << state) & ?) != 0 ORDER BY sequence DESC LIMIT ?"));
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT " SFT_JOB_COLUMNS
+                                  " FROM jobs WHERE sequence < ? AND (? = '' OR project = ?) "
+                                  "AND ((1 << state) & ?) != 0 ORDER BY sequence DESC LIMIT ?"));
   int64_t mask = filter.states.empty() ? -1 : 0;
   for (const JobState state : filter.states) mask |= int64_t{1} << static_cast<int>(state);
   list.Bind(filter.before_sequence > 0 ? filter.before_sequence : INT64_MAX);
@@ -139,9 +141,9 @@ absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& f
 }
 
 absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit) {
-  SFT_ASSIGN_OR_RETURN(Statement list,
-                       db.Prepare("SELECT " SFT_JOB_COLUMNS
-                                  " FROM jobs WHERE state = 1 ORDER BY sequence LIMIT ?"));
+  SFT_ASSIGN_OR_RETURN(
+      Statement list,
+      db.Prepare("SELECT " SFT_JOB_COLUMNS " FROM jobs WHERE state = 1 ORDER BY sequence LIMIT ?"));
   return ReadJobs(list.Bind(limit));
 }
 
@@ -164,14 +166,16 @@ absl::Status TakeEdge(Database& db, JobRecord& job, JobState to, const std::stri
   }
   if (to == JobState::kRunning) job.started_us = now_us;
   if (IsTerminal(to)) job.ended_us = now_us;
-  SFT_ASSIGN_OR_RETURN(Statement update,
-                       db.Prepare("UPDATE jobs SET state = ?, reason = ?, attempt = ?, verdict = ?, "
-                                  "started_us = ?, ended_us = ? WHERE id = ? AND state = ?"));
+  SFT_ASSIGN_OR_RETURN(
+      Statement update,
+      db.Prepare("UPDATE jobs SET state = ?, reason = ?, attempt = ?, verdict = ?, "
+                 "started_us = ?, ended_us = ? WHERE id = ? AND state = ?"));
   update.Bind(static_cast<int>(to)).Bind(reason).Bind(job.attempt).Bind(ToJson(job.verdict));
   update.Bind(job.started_us).Bind(job.ended_us).Bind(job.id).Bind(static_cast<int>(job.state));
   SFT_RETURN_IF_ERROR(update.Run());
   if (db.changes() != 1) {
-    return FailedPrecondition(fmt::format("job {} is not {} any more", job.id, ToString(job.state)));
+    return FailedPrecondition(
+        fmt::format("job {} is not {} any more", job.id, ToString(job.state)));
   }
   EventRecord event{0, now_us, "state", fmt::format("{} -> {}", ToString(job.state), ToString(to)),
                     job.attempt};
@@ -208,16 +212,17 @@ absl::Status AddEvent(Database& db, const std::string& job_id, EventRecord event
 
 absl::StatusOr<std::vector<EventRecord>> ListEvents(Database& db, const std::string& job_id,
                                                     int64_t after, int limit) {
-  SFT_ASSIGN_OR_RETURN(Statement list,
-                       db.Prepare("SELECT sequence, time_us, type, message, attempt FROM events WHERE "
-                                  "job_id = ? AND sequence > ? ORDER BY sequence LIMIT ?"));
+  SFT_ASSIGN_OR_RETURN(
+      Statement list,
+      db.Prepare("SELECT sequence, time_us, type, message, attempt FROM events WHERE "
+                 "job_id = ? AND sequence > ? ORDER BY sequence LIMIT ?"));
   list.Bind(job_id).Bind(after).Bind(std::clamp(limit, 1, kMaxPage));
   std::vector<EventRecord> events;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
     if (!row) return events;
-    events.push_back({list.Int(0), list.Int(1), list.Text(2), list.Text(3),
-                      static_cast<int>(list.Int(4))});
+    events.push_back(
+        {list.Int(0), list.Int(1), list.Text(2), list.Text(3), static_cast<int>(list.Int(4))});
   }
 }
 

@@ -37,9 +37,9 @@ absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit);
 // Jobs by state, for metrics: index is the state's number.
 absl::StatusOr<std::vector<int64_t>> CountJobsByState(Database& db);
 
-// Takes a legal edge: FAILED_PRECONDITION when the job is not in `job.state` any more or the edge is
-// not in the table. Writes state, reason, attempt, verdict and times of `job`, and one event. Updates
-// job.state. The only function that changes a job's state.
+// Takes a legal edge: FAILED_PRECONDITION when the job is not in `job.state` any more or the edge
+// is not in the table. Writes state, reason, attempt, verdict and times of `job`, and one event.
+// Updates job.state. The only function that changes a job's state.
 absl::Status TakeEdge(Database& db, JobRecord& job, JobState to, const std::string& reason,
                       int64_t now_us);
 

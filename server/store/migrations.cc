@@ -214,10 +214,10 @@ absl::Status Migrate(Database& db) {
   SFT_ASSIGN_OR_RETURN(const int64_t version, db.UserVersion());
   const int newest = Migrations().back().version;
   if (version > newest) {
-    return FailedPrecondition(
-        fmt::format("the database has schema {}, this server knows up to {}: it was written by a newer "
-                    "server; start that one, or give another --data-dir",
-                    version, newest));
+    return FailedPrecondition(fmt::format(
+        "the database has schema {}, this server knows up to {}: it was written by a newer "
+        "server; start that one, or give another --data-dir",
+        version, newest));
   }
   for (const Migration& migration : Migrations()) {
     if (migration.version > version) SFT_RETURN_IF_ERROR(Apply(db, migration));

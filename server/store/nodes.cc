@@ -1,9 +1,9 @@
 #include "server/store/nodes.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
-
-#include <fmt/format.h>
 
 #include "server/store/attempts.h"
 #include "server/store/jobs.h"
@@ -11,7 +11,7 @@
 namespace sft::server::store {
 namespace {
 
-#define SFT_NODE_COLUMNS                                                                        \
+#define SFT_NODE_COLUMNS                                                                         \
   "name, state, reason, hostname, address, incarnation, version, simulated, has_shared_folder, " \
   "cpus, memory_bytes, last_seen_us"
 
@@ -33,16 +33,24 @@ NodeRecord ReadNode(const Statement& row) {
 }
 
 absl::Status ReadSlots(Database& db, NodeRecord& node, const Holders& holders) {
-  SFT_ASSIGN_OR_RETURN(Statement list,
-                       db.Prepare("SELECT slot, gpu_type, product_name, uuid, memory_bytes, healthy, "
-                                  "health_reason FROM gpus WHERE node = ? AND present = 1 ORDER BY "
-                                  "slot"));
+  SFT_ASSIGN_OR_RETURN(
+      Statement list,
+      db.Prepare("SELECT slot, gpu_type, product_name, uuid, memory_bytes, healthy, "
+                 "health_reason FROM gpus WHERE node = ? AND present = 1 ORDER BY "
+                 "slot"));
   list.Bind(node.name);
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
     if (!row) return absl::OkStatus();
-    SlotRecord slot{node.name,     static_cast<int>(list.Int(0)), list.Text(1), list.Text(2),
-                    list.Text(3), list.Int(4),                   list.Bool(5), list.Text(6), ""};
+    SlotRecord slot{node.name,
+                    static_cast<int>(list.Int(0)),
+                    list.Text(1),
+                    list.Text(2),
+                    list.Text(3),
+                    list.Int(4),
+                    list.Bool(5),
+                    list.Text(6),
+                    ""};
     const auto holder = holders.find({node.name, slot.index});
     if (holder != holders.end()) slot.job_id = holder->second;
     node.slots.push_back(std::move(slot));
@@ -54,8 +62,8 @@ absl::StatusOr<std::vector<ModelRecord>> ReadModels(Statement& row) {
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool more, row.Step());
     if (!more) return models;
-    models.push_back({row.Text(0), row.Text(1), row.Text(2), row.Text(3), row.Int(4), row.Text(5),
-                      row.Text(6)});
+    models.push_back(
+        {row.Text(0), row.Text(1), row.Text(2), row.Text(3), row.Int(4), row.Text(5), row.Text(6)});
   }
 }
 
@@ -64,9 +72,10 @@ absl::Status AddVariants(Database& db, const std::vector<SlotRecord>& slots) {
   for (const SlotRecord& slot : slots) ++count[slot.gpu_type];
   for (const auto& [type, most] : count) {
     for (int n = 1; n <= most; ++n) {
-      SFT_ASSIGN_OR_RETURN(Statement add, db.Prepare("INSERT INTO variants (name, gpu_type, "
-                                                     "gpus_per_node) VALUES (?, ?, ?) ON CONFLICT DO "
-                                                     "NOTHING"));
+      SFT_ASSIGN_OR_RETURN(Statement add,
+                           db.Prepare("INSERT INTO variants (name, gpu_type, "
+                                      "gpus_per_node) VALUES (?, ?, ?) ON CONFLICT DO "
+                                      "NOTHING"));
       SFT_RETURN_IF_ERROR(add.Bind(fmt::format("{}-{}x", type, n)).Bind(type).Bind(n).Run());
     }
   }
@@ -78,13 +87,14 @@ absl::Status AddVariants(Database& db, const std::vector<SlotRecord>& slots) {
 absl::Status PutNode(Database& db, const NodeRecord& node) {
   SFT_ASSIGN_OR_RETURN(
       Statement put,
-      db.Prepare("INSERT INTO nodes (" SFT_NODE_COLUMNS
-                 ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET state "
-                 "= excluded.state, reason = excluded.reason, hostname = excluded.hostname, address = "
-                 "excluded.address, incarnation = excluded.incarnation, version = excluded.version, "
-                 "simulated = excluded.simulated, has_shared_folder = excluded.has_shared_folder, cpus "
-                 "= excluded.cpus, memory_bytes = excluded.memory_bytes, last_seen_us = "
-                 "excluded.last_seen_us"));
+      db.Prepare(
+          "INSERT INTO nodes (" SFT_NODE_COLUMNS
+          ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET state "
+          "= excluded.state, reason = excluded.reason, hostname = excluded.hostname, address = "
+          "excluded.address, incarnation = excluded.incarnation, version = excluded.version, "
+          "simulated = excluded.simulated, has_shared_folder = excluded.has_shared_folder, cpus "
+          "= excluded.cpus, memory_bytes = excluded.memory_bytes, last_seen_us = "
+          "excluded.last_seen_us"));
   put.Bind(node.name).Bind(static_cast<int>(node.state)).Bind(node.reason).Bind(node.hostname);
   put.Bind(node.address).Bind(node.incarnation).Bind(node.version).Bind(node.simulated);
   put.Bind(node.has_shared_folder).Bind(node.cpus).Bind(node.memory_bytes).Bind(node.last_seen_us);
@@ -100,11 +110,12 @@ absl::Status PutSlots(Database& db, const std::string& node, const std::vector<S
   for (const SlotRecord& slot : slots) {
     SFT_ASSIGN_OR_RETURN(
         Statement put,
-        db.Prepare("INSERT INTO gpus (node, slot, gpu_type, product_name, uuid, memory_bytes, healthy, "
-                   "health_reason, present) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT (node, slot) "
-                   "DO UPDATE SET gpu_type = excluded.gpu_type, product_name = excluded.product_name, "
-                   "uuid = excluded.uuid, memory_bytes = excluded.memory_bytes, healthy = "
-                   "excluded.healthy, health_reason = excluded.health_reason, present = 1"));
+        db.Prepare(
+            "INSERT INTO gpus (node, slot, gpu_type, product_name, uuid, memory_bytes, healthy, "
+            "health_reason, present) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT (node, slot) "
+            "DO UPDATE SET gpu_type = excluded.gpu_type, product_name = excluded.product_name, "
+            "uuid = excluded.uuid, memory_bytes = excluded.memory_bytes, healthy = "
+            "excluded.healthy, health_reason = excluded.health_reason, present = 1"));
     put.Bind(node).Bind(slot.index).Bind(slot.gpu_type).Bind(slot.product_name).Bind(slot.uuid);
     put.Bind(slot.memory_bytes).Bind(slot.healthy).Bind(slot.health_reason);
     SFT_RETURN_IF_ERROR(put.Run());
@@ -119,9 +130,10 @@ absl::Status PutModels(Database& db, const std::string& node,
     SFT_RETURN_IF_ERROR(clear.Bind(node).Run());
   }
   for (const ModelRecord& model : models) {
-    SFT_ASSIGN_OR_RETURN(Statement put,
-                         db.Prepare("INSERT OR REPLACE INTO models (node, id, path, config_json, bytes, "
-                                    "hash, problem) VALUES (?, ?, ?, ?, ?, ?, ?)"));
+    SFT_ASSIGN_OR_RETURN(
+        Statement put,
+        db.Prepare("INSERT OR REPLACE INTO models (node, id, path, config_json, bytes, "
+                   "hash, problem) VALUES (?, ?, ?, ?, ?, ?, ?)"));
     put.Bind(node).Bind(model.id).Bind(model.path).Bind(model.config_json).Bind(model.bytes);
     SFT_RETURN_IF_ERROR(put.Bind(model.hash).Bind(model.problem).Run());
   }
@@ -135,12 +147,14 @@ absl::Status SetNodeState(Database& db, const std::string& node, NodeState state
   return update.Bind(static_cast<int>(state)).Bind(reason).Bind(last_seen_us).Bind(node).Run();
 }
 
-absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after, int limit) {
+absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after,
+                                                  int limit) {
   SFT_ASSIGN_OR_RETURN(const Holders holders, LiveHolders(db));
   std::vector<NodeRecord> nodes;
   {
-    SFT_ASSIGN_OR_RETURN(Statement list, db.Prepare("SELECT " SFT_NODE_COLUMNS
-                                                    " FROM nodes WHERE name > ? ORDER BY name LIMIT ?"));
+    SFT_ASSIGN_OR_RETURN(
+        Statement list,
+        db.Prepare("SELECT " SFT_NODE_COLUMNS " FROM nodes WHERE name > ? ORDER BY name LIMIT ?"));
     list.Bind(after).Bind(std::clamp(limit, 1, kMaxPage));
     while (true) {
       SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
@@ -179,16 +193,18 @@ absl::StatusOr<std::vector<VariantRecord>> ListVariants(Database& db) {
 }
 
 absl::StatusOr<std::vector<ModelRecord>> ListModels(Database& db, int offset, int limit) {
-  SFT_ASSIGN_OR_RETURN(Statement list,
-                       db.Prepare("SELECT node, id, path, config_json, bytes, hash, problem FROM models "
-                                  "ORDER BY id, node, path LIMIT ? OFFSET ?"));
+  SFT_ASSIGN_OR_RETURN(
+      Statement list,
+      db.Prepare("SELECT node, id, path, config_json, bytes, hash, problem FROM models "
+                 "ORDER BY id, node, path LIMIT ? OFFSET ?"));
   return ReadModels(list.Bind(std::clamp(limit, 1, kMaxPage)).Bind(offset));
 }
 
 absl::StatusOr<std::vector<ModelRecord>> FindModel(Database& db, const std::string& model) {
-  SFT_ASSIGN_OR_RETURN(Statement list,
-                       db.Prepare("SELECT node, id, path, config_json, bytes, hash, problem FROM models "
-                                  "WHERE (id = ? OR path = ?) ORDER BY problem, node LIMIT 500"));
+  SFT_ASSIGN_OR_RETURN(
+      Statement list,
+      db.Prepare("SELECT node, id, path, config_json, bytes, hash, problem FROM models "
+                 "WHERE (id = ? OR path = ?) ORDER BY problem, node LIMIT 500"));
   return ReadModels(list.Bind(model).Bind(model));
 }
 

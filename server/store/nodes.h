@@ -10,17 +10,19 @@
 
 namespace sft::server::store {
 
-// What a worker registered: its node and slots replace what was known, and a variant TYPE-Nx is added
-// for each N from 1 to the number of slots of a type. A slot it does not report any more stays as a
-// row (history refers to it) but is not listed.
+// What a worker registered: its node and slots replace what was known, and a variant TYPE-Nx is
+// added for each N from 1 to the number of slots of a type. A slot it does not report any more
+// stays as a row (history refers to it) but is not listed.
 absl::Status PutNode(Database& db, const NodeRecord& node);
 absl::Status PutSlots(Database& db, const std::string& node, const std::vector<SlotRecord>& slots);
-absl::Status PutModels(Database& db, const std::string& node, const std::vector<ModelRecord>& models);
+absl::Status PutModels(Database& db, const std::string& node,
+                       const std::vector<ModelRecord>& models);
 absl::Status SetNodeState(Database& db, const std::string& node, NodeState state,
                           const std::string& reason, int64_t last_seen_us);
 
 // By name, with slots and their holders; names above `after`.
-absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after, int limit);
+absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after,
+                                                  int limit);
 absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name);
 absl::StatusOr<std::vector<VariantRecord>> ListVariants(Database& db);
 // By id, then node.

@@ -1,9 +1,9 @@
 #include "server/store/sqlite.h"
 
-#include <utility>
-
 #include <fmt/format.h>
 #include <sqlite3.h>
+
+#include <utility>
 
 namespace sft::server {
 namespace {
@@ -11,17 +11,24 @@ namespace {
 absl::Status SqliteStatus(sqlite3* db, int code, std::string_view what) {
   const std::string message = fmt::format("database: {}: {}", what, sqlite3_errmsg(db));
   switch (code & 0xff) {
-    case SQLITE_FULL: return ResourceExhausted(message + " (free space on the disk of the data folder)");
-    case SQLITE_CONSTRAINT: return AlreadyExists(message);
+    case SQLITE_FULL:
+      return ResourceExhausted(message + " (free space on the disk of the data folder)");
+    case SQLITE_CONSTRAINT:
+      return AlreadyExists(message);
     case SQLITE_BUSY:
-    case SQLITE_LOCKED: return Unavailable(message);
+    case SQLITE_LOCKED:
+      return Unavailable(message);
     case SQLITE_CORRUPT:
-    case SQLITE_NOTADB: return DataLoss(message);
+    case SQLITE_NOTADB:
+      return DataLoss(message);
     case SQLITE_READONLY:
     case SQLITE_PERM:
-    case SQLITE_CANTOPEN: return PermissionDenied(message);
-    case SQLITE_IOERR: return Unavailable(message);
-    default: return Internal(message);
+    case SQLITE_CANTOPEN:
+      return PermissionDenied(message);
+    case SQLITE_IOERR:
+      return Unavailable(message);
+    default:
+      return Internal(message);
   }
 }
 
@@ -85,8 +92,9 @@ std::string Statement::Text(int column) const {
 
 absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path) {
   sqlite3* raw = nullptr;
-  const int code = sqlite3_open_v2(
-      path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
+  const int code =
+      sqlite3_open_v2(path.c_str(), &raw,
+                      SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
   std::unique_ptr<Database> database(new Database(raw));
   if (code != SQLITE_OK) return SqliteStatus(raw, code, fmt::format("cannot open {}", path));
   sqlite3_extended_result_codes(raw, 1);
@@ -107,8 +115,7 @@ absl::StatusOr<Statement> Database::Prepare(const char* sql) {
   const auto known = statements_.find(std::string_view(sql));
   if (known != statements_.end()) return Statement(db_, known->second);
   sqlite3_stmt* statement = nullptr;
-  const int code =
-      sqlite3_prepare_v3(db_, sql, -1, SQLITE_PREPARE_PERSISTENT, &statement, nullptr);
+  const int code = sqlite3_prepare_v3(db_, sql, -1, SQLITE_PREPARE_PERSISTENT, &statement, nullptr);
   if (code != SQLITE_OK) return SqliteStatus(db_, code, sql);
   statements_.emplace(sql, statement);
   return Statement(db_, statement);

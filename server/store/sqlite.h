@@ -13,8 +13,8 @@ struct sqlite3_stmt;
 
 namespace sft::server {
 
-// A prepared statement in use: bind, step, read columns. Reset when it goes out of scope, so that the
-// database's cache can hand it out again. Errors of binds are kept and returned by Step.
+// A prepared statement in use: bind, step, read columns. Reset when it goes out of scope, so that
+// the database's cache can hand it out again. Errors of binds are kept and returned by Step.
 class Statement {
  public:
   Statement(sqlite3* db, sqlite3_stmt* statement) : db_(db), statement_(statement) {}

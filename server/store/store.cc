@@ -1,9 +1,9 @@
 #include "server/store/store.h"
 
-#include <utility>
-
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+
+#include <utility>
 
 #include "common/obs/log.h"
 #include "server/store/migrations.h"
@@ -68,8 +68,8 @@ void Store::Loop() {
   }
 }
 
-// In order of arrival, so that a caller's read sees the writes it waited for: runs of writes share a
-// transaction, a read between them ends it.
+// In order of arrival, so that a caller's read sees the writes it waited for: runs of writes share
+// a transaction, a read between them ends it.
 void Store::RunGroup(const std::deque<Task*>& group) {
   std::deque<Task*> writes;
   for (Task* task : group) {

@@ -14,8 +14,8 @@ namespace sft::server {
 
 // The database behind one thread that owns the one connection. Callers of any thread hand in
 // functions and block until they have run. Writes that wait together are committed together (group
-// commit), each in its own savepoint: one that fails takes nothing of the others with it. A write has
-// returned OK only after the commit has reached the disk (synchronous=FULL).
+// commit), each in its own savepoint: one that fails takes nothing of the others with it. A write
+// has returned OK only after the commit has reached the disk (synchronous=FULL).
 class Store {
  public:
   struct Options {

@@ -1,8 +1,8 @@
 #include "common/io/paths.h"
 
-#include <filesystem>
-
 #include <gtest/gtest.h>
+
+#include <filesystem>
 
 #include "common/io/file.h"
 
@@ -22,14 +22,16 @@ class PathsTest : public testing::Test {
 };
 
 TEST_F(PathsTest, ResolvesAFolderBelowARoot) {
-  EXPECT_EQ(ResolveBelow(folder_ + "/models/./a", {folder_ + "/models"}).value(), folder_ + "/models/a");
+  EXPECT_EQ(ResolveBelow(folder_ + "/models/./a", {folder_ + "/models"}).value(),
+            folder_ + "/models/a");
   EXPECT_EQ(ResolveBelow(folder_ + "/models", {folder_ + "/models/"}).value(), folder_ + "/models");
   EXPECT_TRUE(ResolveBelow(folder_ + "/models", {"/"}).ok());
 }
 
 TEST_F(PathsTest, RefusesWhatLeavesTheRoot) {
   for (const std::string path : {"/models-secret", "/models/../models-secret", "/models/link"}) {
-    EXPECT_TRUE(absl::IsPermissionDenied(ResolveBelow(folder_ + path, {folder_ + "/models"}).status()))
+    EXPECT_TRUE(
+        absl::IsPermissionDenied(ResolveBelow(folder_ + path, {folder_ + "/models"}).status()))
         << path;
   }
   EXPECT_TRUE(absl::IsPermissionDenied(ResolveBelow(folder_, {}).status()));

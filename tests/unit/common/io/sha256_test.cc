@@ -1,8 +1,8 @@
 #include "common/io/sha256.h"
 
-#include <string>
-
 #include <gtest/gtest.h>
+
+#include <string>
 
 #include "common/io/file.h"
 
@@ -23,9 +23,11 @@ TEST(Sha256Test, DoesNotDependOnHowTheBytesAreCut) {
   std::string text;
   for (int i = 0; i < 1000; ++i) text += static_cast<char>(i * 7);
   const std::string whole = Sha256Hex(text);
-  for (const size_t step : {size_t{1}, size_t{3}, size_t{55}, size_t{63}, size_t{64}, size_t{65}, size_t{129}}) {
+  for (const size_t step :
+       {size_t{1}, size_t{3}, size_t{55}, size_t{63}, size_t{64}, size_t{65}, size_t{129}}) {
     Sha256 hash;
-    for (size_t at = 0; at < text.size(); at += step) hash.Update(std::string_view(text).substr(at, step));
+    for (size_t at = 0; at < text.size(); at += step)
+      hash.Update(std::string_view(text).substr(at, step));
     EXPECT_EQ(hash.FinishHex(), whole) << "cut into " << step;
   }
 }

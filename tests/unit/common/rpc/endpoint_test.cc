@@ -16,16 +16,20 @@ TEST(EndpointTest, ParsesHostAndPort) {
 }
 
 TEST(EndpointTest, SaysWhatIsWrongAndHowToWriteIt) {
-  for (const char* bad : {"", "7070", "host:", ":1", "host:x", "host:70000", "host:0", "::1:80", "host:80x"}) {
+  for (const char* bad :
+       {"", "7070", "host:", ":1", "host:x", "host:70000", "host:0", "::1:80", "host:80x"}) {
     const auto endpoint = ParseEndpoint(bad);
     ASSERT_FALSE(endpoint.ok()) << bad;
-    EXPECT_NE(Message(endpoint.status()).find("HOST:PORT"), std::string_view::npos) << endpoint.status();
+    EXPECT_NE(Message(endpoint.status()).find("HOST:PORT"), std::string_view::npos)
+        << endpoint.status();
   }
 }
 
 TEST(EndpointTest, KnowsLoopback) {
-  for (const char* host : {"127.0.0.1", "127.9.9.9", "::1", "localhost"}) EXPECT_TRUE(IsLoopback(host));
-  for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "example.org"}) EXPECT_FALSE(IsLoopback(host));
+  for (const char* host : {"127.0.0.1", "127.9.9.9", "::1", "localhost"})
+    EXPECT_TRUE(IsLoopback(host));
+  for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "example.org"})
+    EXPECT_FALSE(IsLoopback(host));
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ TEST(RpcStatusTest, CodesAndMessagesSurviveTheWire) {
 }
 
 TEST(RpcStatusTest, ViolationsSurviveTheWire) {
-  const grpc::Status sent = BadRequest("2 problems", {{"a.b", "line 3: must be > 0"}, {"c", "unknown"}});
+  const grpc::Status sent =
+      BadRequest("2 problems", {{"a.b", "line 3: must be > 0"}, {"c", "unknown"}});
   const grpc::Status received(sent.error_code(), sent.error_message(), sent.error_details());
   EXPECT_EQ(received.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   const std::vector<FieldViolation> violations = ViolationsOf(received);
@@ -25,7 +26,8 @@ TEST(RpcStatusTest, ViolationsSurviveTheWire) {
 }
 
 TEST(RpcStatusTest, AReasonSurvivesTheWire) {
-  const grpc::Status status = WithReason(FailedPrecondition("upload it first"), "FILE_NOT_UPLOADED");
+  const grpc::Status status =
+      WithReason(FailedPrecondition("upload it first"), "FILE_NOT_UPLOADED");
   EXPECT_EQ(ReasonOf(status), "FILE_NOT_UPLOADED");
   EXPECT_EQ(status.error_message(), "upload it first");
   EXPECT_TRUE(ViolationsOf(status).empty());

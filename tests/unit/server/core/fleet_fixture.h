@@ -1,10 +1,10 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <gtest/gtest.h>
 
 #include "common/base/clock.h"
 #include "common/base/version.h"
@@ -113,12 +113,15 @@ class FleetTest : public testing::Test {
   v1::Job::State State(const std::string& id) { return Job(id).state(); }
   std::string Uid(const std::string& job) {
     std::string uid;
-    EXPECT_TRUE(store_->Read([&](Database& db) -> absl::Status {
-      SFT_ASSIGN_OR_RETURN(const JobRecord record, store::GetJob(db, job));
-      SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job, record.attempt));
-      uid = attempt->uid;
-      return absl::OkStatus();
-    }).ok());
+    EXPECT_TRUE(store_
+                    ->Read([&](Database& db) -> absl::Status {
+                      SFT_ASSIGN_OR_RETURN(const JobRecord record, store::GetJob(db, job));
+                      SFT_ASSIGN_OR_RETURN(const auto attempt,
+                                           store::AttemptOfJob(db, job, record.attempt));
+                      uid = attempt->uid;
+                      return absl::OkStatus();
+                    })
+                    .ok());
     return uid;
   }
 
@@ -145,18 +148,21 @@ class FleetTest : public testing::Test {
   }
   // Reports one attempt in one state, then ticks.
   void Report(const std::string& node, const std::shared_ptr<FakeWorker>& worker,
-              const std::string& uid, v1::AttemptStatus::State state, const std::string& code = "") {
+              const std::string& uid, v1::AttemptStatus::State state,
+              const std::string& code = "") {
     const absl::Status taken = Observe(node, worker, {StatusOf(uid, state, code)});
     EXPECT_TRUE(taken.ok()) << taken;
     Tick();
   }
   size_t HeldSlots() {
     size_t held = 0;
-    EXPECT_TRUE(store_->Read([&](Database& db) -> absl::Status {
-      SFT_ASSIGN_OR_RETURN(const store::Holders holders, store::LiveHolders(db));
-      held = holders.size();
-      return absl::OkStatus();
-    }).ok());
+    EXPECT_TRUE(store_
+                    ->Read([&](Database& db) -> absl::Status {
+                      SFT_ASSIGN_OR_RETURN(const store::Holders holders, store::LiveHolders(db));
+                      held = holders.size();
+                      return absl::OkStatus();
+                    })
+                    .ok());
     return held;
   }
 

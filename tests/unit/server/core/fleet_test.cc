@@ -165,10 +165,12 @@ TEST_F(FleetTest, AWallClockThatJumpsMakesNobodySuspect) {
   clock_.JumpWall(std::chrono::hours(5));
   Tick();
   NodeRecord node;
-  ASSERT_TRUE(store_->Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(node, store::GetNode(db, "a"));
-    return absl::OkStatus();
-  }).ok());
+  ASSERT_TRUE(store_
+                  ->Read([&](Database& db) -> absl::Status {
+                    SFT_ASSIGN_OR_RETURN(node, store::GetNode(db, "a"));
+                    return absl::OkStatus();
+                  })
+                  .ok());
   EXPECT_EQ(node.state, NodeState::kUp);
 }
 
@@ -309,7 +311,8 @@ TEST_F(FleetTest, TwoHostsCannotHaveOneNodeName) {
 TEST_F(FleetTest, AWorkerOfAnotherProtocolIsRefused) {
   v1::Register newer = RegisterOf("a", "CPU", 1);
   newer.set_protocol(kProtocol + 1);
-  EXPECT_TRUE(absl::IsFailedPrecondition(registry_->Connect(newer, std::make_shared<FakeWorker>())));
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(registry_->Connect(newer, std::make_shared<FakeWorker>())));
   v1::Register odd = RegisterOf("../a", "CPU", 1);
   EXPECT_TRUE(absl::IsInvalidArgument(registry_->Connect(odd, std::make_shared<FakeWorker>())));
 }

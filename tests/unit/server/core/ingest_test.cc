@@ -8,7 +8,9 @@ namespace {
 class IngestTest : public FleetTest {
  protected:
   IngestTest()
-      : logs_(dir_ + "/logs"), metrics_(dir_ + "/metrics"), ingest_(*store_, clock_, logs_, metrics_, hub_) {
+      : logs_(dir_ + "/logs"),
+        metrics_(dir_ + "/metrics"),
+        ingest_(*store_, clock_, logs_, metrics_, hub_) {
     worker_ = Join("a", "CPU", 2);
     job_ = Submit("CPU", 2);
     Tick();

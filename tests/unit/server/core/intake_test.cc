@@ -1,6 +1,5 @@
-#include "server/core/job_intake.h"
-
 #include "common/io/sha256.h"
+#include "server/core/job_intake.h"
 #include "server/core/uploads.h"
 #include "tests/unit/server/core/fleet_fixture.h"
 
@@ -50,7 +49,8 @@ class IntakeTest : public FleetTest {
     const auto outcome = intake_.Submit(request, "local");
     EXPECT_TRUE(outcome.ok()) << outcome.status();
     std::vector<std::string> texts;
-    for (const auto& problem : outcome->problems) texts.push_back(problem.key + ": " + problem.message);
+    for (const auto& problem : outcome->problems)
+      texts.push_back(problem.key + ": " + problem.message);
     return texts;
   }
 

@@ -10,7 +10,8 @@ class RelayTest : public FleetTest {
   RelayTest() : relay_(*registry_) {}
   ~RelayTest() override = default;
 
-  static v1::SendFileRequest Chunk(const std::string& request, int64_t offset, const std::string& data) {
+  static v1::SendFileRequest Chunk(const std::string& request, int64_t offset,
+                                   const std::string& data) {
     v1::SendFileRequest chunk;
     chunk.set_request(request);
     chunk.set_offset(offset);
@@ -64,7 +65,8 @@ TEST_F(RelayTest, AChunkNobodyWaitsForIsRefused) {
 TEST_F(RelayTest, TransfersAreLimited) {
   Join("a", "CPU", 1);
   std::vector<std::unique_ptr<FileRelay::Transfer>> all;
-  for (int i = 0; i < FileRelay::kMaxTransfers; ++i) all.push_back(relay_.Start("a", "/x", 0).value());
+  for (int i = 0; i < FileRelay::kMaxTransfers; ++i)
+    all.push_back(relay_.Start("a", "/x", 0).value());
   EXPECT_TRUE(absl::IsResourceExhausted(relay_.Start("a", "/x", 0).status()));
 }
 

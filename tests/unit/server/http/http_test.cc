@@ -30,9 +30,10 @@ std::string Talk(int port, const std::string& request) {
 class HttpServerTest : public testing::Test {
  protected:
   HttpServerTest()
-      : server_(HttpServer::Start({"127.0.0.1", 0}, [](const std::string& path) {
-                  return HttpResponse{path == "/yes" ? 200 : 404, "text/plain", "path " + path + "\n"};
-                }).value()) {}
+      : server_(
+            HttpServer::Start({"127.0.0.1", 0}, [](const std::string& path) {
+              return HttpResponse{path == "/yes" ? 200 : 404, "text/plain", "path " + path + "\n"};
+            }).value()) {}
   std::unique_ptr<HttpServer> server_;
 };
 

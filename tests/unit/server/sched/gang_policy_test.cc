@@ -1,8 +1,8 @@
 #include "server/sched/gang_policy.h"
 
-#include <map>
-
 #include <gtest/gtest.h>
+
+#include <map>
 
 namespace sft::server::sched {
 namespace {
@@ -38,7 +38,8 @@ std::vector<std::string> Text(const Decision& decision) {
     }
     lines.push_back(line);
   }
-  for (const Waiting& waiting : decision.waiting) lines.push_back(waiting.job + "? " + waiting.reason);
+  for (const Waiting& waiting : decision.waiting)
+    lines.push_back(waiting.job + "? " + waiting.reason);
   return lines;
 }
 
@@ -112,9 +113,10 @@ TEST(GangPolicyTest, AnUnhealthySlotIsNotUsed) {
 TEST(GangPolicyTest, AGangOverNodesTakesAllOfThemOrNone) {
   EXPECT_EQ(Text(Decide({{Node("a", "H100", 4), Node("b", "H100", 4)}, {Job("j", "H100", 2, 2)}})),
             (Lines{"j: a 0 1 b 0 1"}));
-  EXPECT_EQ(Text(Decide({{Node("a", "H100", 4), Node("b", "H100", 4, Held(0, 3, "job-x"))},
-                         {Job("j", "H100", 2, 2)}})),
-            (Lines{"j? waiting for 2 x H100 on each of 2 nodes: a has 4; b has 4, 3 held by job-x"}));
+  EXPECT_EQ(
+      Text(Decide({{Node("a", "H100", 4), Node("b", "H100", 4, Held(0, 3, "job-x"))},
+                   {Job("j", "H100", 2, 2)}})),
+      (Lines{"j? waiting for 2 x H100 on each of 2 nodes: a has 4; b has 4, 3 held by job-x"}));
   EXPECT_EQ(Text(Decide({{Node("a", "H100", 4)}, {Job("j", "H100", 2, 2)}})),
             (Lines{"j? waiting for 2 nodes with 2 x H100 each: there is 1"}));
 }

@@ -37,27 +37,28 @@ Gang GangOf(AttemptState state, std::vector<Member> members) {
 }
 
 TEST(GangTest, WaitsUntilANodePrepares) {
-  EXPECT_TRUE(DecideGang(GangOf(AttemptState::kPlaced, {On("a", MemberState::kReady),
-                                                        On("b", MemberState::kNone)}))
+  EXPECT_TRUE(DecideGang(GangOf(AttemptState::kPlaced,
+                                {On("a", MemberState::kReady), On("b", MemberState::kNone)}))
                   .empty());
-  EXPECT_EQ(DecideGang(GangOf(AttemptState::kPlaced, {On("a", MemberState::kPreparing),
-                                                      On("b", MemberState::kReady)}))
+  EXPECT_EQ(DecideGang(GangOf(AttemptState::kPlaced,
+                              {On("a", MemberState::kPreparing), On("b", MemberState::kReady)}))
                 .next,
             AttemptState::kPreparing);
 }
 
 TEST(GangTest, RunsOnlyWhenEveryNodeRuns) {
-  EXPECT_TRUE(DecideGang(GangOf(AttemptState::kPreparing, {On("a", MemberState::kRunning),
-                                                           On("b", MemberState::kPreparing)}))
+  EXPECT_TRUE(DecideGang(GangOf(AttemptState::kPreparing,
+                                {On("a", MemberState::kRunning), On("b", MemberState::kPreparing)}))
                   .empty());
-  EXPECT_EQ(DecideGang(GangOf(AttemptState::kPreparing, {On("a", MemberState::kRunning),
-                                                         On("b", MemberState::kFinishing)}))
+  EXPECT_EQ(DecideGang(GangOf(AttemptState::kPreparing,
+                              {On("a", MemberState::kRunning), On("b", MemberState::kFinishing)}))
                 .next,
             AttemptState::kRunning);
 }
 
 TEST(GangTest, SucceedsOnlyWhenEveryNodeIsDone) {
-  Gang gang = GangOf(AttemptState::kRunning, {On("a", MemberState::kDone), On("b", MemberState::kFinishing)});
+  Gang gang = GangOf(AttemptState::kRunning,
+                     {On("a", MemberState::kDone), On("b", MemberState::kFinishing)});
   gang.members[0].verdict = gang.members[1].verdict = Succeeded();
   EXPECT_TRUE(DecideGang(gang).empty());
   gang.members[1].state = MemberState::kDone;
@@ -66,7 +67,8 @@ TEST(GangTest, SucceedsOnlyWhenEveryNodeIsDone) {
 }
 
 TEST(GangTest, TheFirstFailingNodeStopsTheGangAndIsBlamed) {
-  Gang gang = GangOf(AttemptState::kRunning, {On("a", MemberState::kRunning), On("b", MemberState::kFinishing)});
+  Gang gang = GangOf(AttemptState::kRunning,
+                     {On("a", MemberState::kRunning), On("b", MemberState::kFinishing)});
   gang.members[1].verdict = BadData();
   const GangStep step = DecideGang(gang);
   EXPECT_EQ(step.next, AttemptState::kStopping);
@@ -75,7 +77,8 @@ TEST(GangTest, TheFirstFailingNodeStopsTheGangAndIsBlamed) {
 }
 
 TEST(GangTest, ANodeThatStopsEndsTheGangBeforeItsVerdictIsKnown) {
-  Gang gang = GangOf(AttemptState::kRunning, {On("a", MemberState::kRunning), On("b", MemberState::kStopping)});
+  Gang gang = GangOf(AttemptState::kRunning,
+                     {On("a", MemberState::kRunning), On("b", MemberState::kStopping)});
   gang.members[1].reason = "rank 1 failed";
   const GangStep step = DecideGang(gang);
   EXPECT_EQ(step.next, AttemptState::kStopping);
@@ -84,7 +87,8 @@ TEST(GangTest, ANodeThatStopsEndsTheGangBeforeItsVerdictIsKnown) {
 }
 
 TEST(GangTest, AnAttemptFailsOnlyWhenEveryNodeHasEndedIt) {
-  Gang gang = GangOf(AttemptState::kStopping, {On("a", MemberState::kStopping), On("b", MemberState::kDone)});
+  Gang gang = GangOf(AttemptState::kStopping,
+                     {On("a", MemberState::kStopping), On("b", MemberState::kDone)});
   gang.verdict = BadData();
   EXPECT_TRUE(DecideGang(gang).empty());
   gang.members[0].state = MemberState::kDone;
@@ -92,7 +96,8 @@ TEST(GangTest, AnAttemptFailsOnlyWhenEveryNodeHasEndedIt) {
 }
 
 TEST(GangTest, MissingAfterItWasSeenIsARestartOfTheNode) {
-  Gang gang = GangOf(AttemptState::kRunning, {On("a", MemberState::kRunning), On("b", MemberState::kRunning)});
+  Gang gang = GangOf(AttemptState::kRunning,
+                     {On("a", MemberState::kRunning), On("b", MemberState::kRunning)});
   gang.members[1].state = MemberState::kMissing;
   const GangStep step = DecideGang(gang);
   EXPECT_EQ(step.next, AttemptState::kStopping);
@@ -129,7 +134,8 @@ TEST(GangTest, AStoppedNodeThatNeverHadItCountsAsGone) {
 }
 
 TEST(GangTest, AVerdictThatComesWhileStoppingIsTaken) {
-  Gang gang = GangOf(AttemptState::kStopping, {On("a", MemberState::kFinishing), On("b", MemberState::kStopping)});
+  Gang gang = GangOf(AttemptState::kStopping,
+                     {On("a", MemberState::kFinishing), On("b", MemberState::kStopping)});
   gang.members[0].verdict = BadData();
   const GangStep step = DecideGang(gang);
   EXPECT_FALSE(step.next.has_value());

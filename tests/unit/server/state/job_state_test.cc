@@ -1,8 +1,8 @@
 #include "server/state/job_state.h"
 
-#include <set>
-
 #include <gtest/gtest.h>
+
+#include <set>
 
 namespace sft::server {
 namespace {
@@ -14,20 +14,22 @@ constexpr JobState kJobStates[] = {JobState::kPending,    JobState::kPreparing, 
 TEST(JobStateTest, ExactlyTheEdgesOfTheTableAreLegal) {
   using J = JobState;
   const std::set<std::pair<J, J>> legal = {
-      {J::kPending, J::kPreparing},    {J::kPending, J::kCancelled},   {J::kPending, J::kFailed},
-      {J::kPreparing, J::kRunning},    {J::kPreparing, J::kFailed},    {J::kPreparing, J::kCancelling},
-      {J::kPreparing, J::kPending},    {J::kRunning, J::kSucceeded},   {J::kRunning, J::kFailed},
-      {J::kRunning, J::kCancelling},   {J::kRunning, J::kPending},     {J::kCancelling, J::kCancelled}};
+      {J::kPending, J::kPreparing},  {J::kPending, J::kCancelled}, {J::kPending, J::kFailed},
+      {J::kPreparing, J::kRunning},  {J::kPreparing, J::kFailed},  {J::kPreparing, J::kCancelling},
+      {J::kPreparing, J::kPending},  {J::kRunning, J::kSucceeded}, {J::kRunning, J::kFailed},
+      {J::kRunning, J::kCancelling}, {J::kRunning, J::kPending},   {J::kCancelling, J::kCancelled}};
   for (const J from : kJobStates) {
     for (const J to : kJobStates) {
-      EXPECT_EQ(IsLegal(from, to), legal.contains({from, to})) << ToString(from) << " " << ToString(to);
+      EXPECT_EQ(IsLegal(from, to), legal.contains({from, to}))
+          << ToString(from) << " " << ToString(to);
     }
   }
 }
 
 TEST(JobStateTest, NothingLeavesATerminalState) {
   for (const auto& edge : JobEdges()) EXPECT_FALSE(IsTerminal(edge.from)) << ToString(edge.from);
-  for (const auto& edge : AttemptEdges()) EXPECT_FALSE(IsTerminal(edge.from)) << ToString(edge.from);
+  for (const auto& edge : AttemptEdges())
+    EXPECT_FALSE(IsTerminal(edge.from)) << ToString(edge.from);
 }
 
 TEST(JobStateTest, EveryStateIsReachedAndEveryLiveOneIsLeft) {
@@ -44,8 +46,7 @@ TEST(JobStateTest, EveryStateIsReachedAndEveryLiveOneIsLeft) {
 
 TEST(JobStateTest, AnAttemptSucceedsOnlyFromRunningAndFailsOnlyAfterStopping) {
   for (const auto& edge : AttemptEdges()) {
-    const bool ends_badly =
-        edge.to == AttemptState::kFailed || edge.to == AttemptState::kCancelled;
+    const bool ends_badly = edge.to == AttemptState::kFailed || edge.to == AttemptState::kCancelled;
     EXPECT_EQ(ends_badly, edge.from == AttemptState::kStopping) << ToString(edge.to);
     EXPECT_TRUE(edge.to != AttemptState::kSucceeded || edge.from == AttemptState::kRunning);
   }

@@ -12,7 +12,8 @@ namespace {
 
 class RowsTest : public testing::Test {
  protected:
-  RowsTest() : dir_(io::MakeTempDir("rows-test").value()), db_(Database::Open(dir_ + "/db").value()) {
+  RowsTest()
+      : dir_(io::MakeTempDir("rows-test").value()), db_(Database::Open(dir_ + "/db").value()) {
     EXPECT_TRUE(Migrate(*db_).ok());
     NodeRecord node;
     node.name = "node-a";

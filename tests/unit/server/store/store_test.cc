@@ -1,8 +1,8 @@
 #include "server/store/store.h"
 
-#include <thread>
-
 #include <gtest/gtest.h>
+
+#include <thread>
 
 #include "common/io/file.h"
 #include "server/store/data_dir_lock.h"
@@ -20,12 +20,14 @@ class StoreTest : public testing::Test {
 
   static int64_t Count(Store& store, const char* sql) {
     int64_t count = -1;
-    EXPECT_TRUE(store.Read([&](Database& db) -> absl::Status {
-      SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare(sql));
-      SFT_ASSIGN_OR_RETURN(const bool row, get.Step());
-      if (row) count = get.Int(0);
-      return absl::OkStatus();
-    }).ok());
+    EXPECT_TRUE(store
+                    .Read([&](Database& db) -> absl::Status {
+                      SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare(sql));
+                      SFT_ASSIGN_OR_RETURN(const bool row, get.Step());
+                      if (row) count = get.Int(0);
+                      return absl::OkStatus();
+                    })
+                    .ok());
     return count;
   }
 
@@ -76,7 +78,8 @@ TEST_F(StoreTest, WritesOfManyThreadsAreAllThereInFewerCommits) {
       for (int i = 0; i < kEach; ++i) {
         const int n = t * kEach + i + 1;
         const std::string name = "X-" + std::to_string(n) + "x";
-        EXPECT_TRUE(store->Write([&](Database& db) { return AddVariant(db, name.c_str(), n); }).ok());
+        EXPECT_TRUE(
+            store->Write([&](Database& db) { return AddVariant(db, name.c_str(), n); }).ok());
       }
     });
   }
