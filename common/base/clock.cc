@@ -1,9 +1,9 @@
 #include "common/base/clock.h"
 
+#include <fmt/format.h>
+
 #include <ctime>
 #include <thread>
-
-#include <fmt/format.h>
 
 namespace sft {
 namespace {
@@ -38,8 +38,9 @@ std::string FormatUtc(WallTime time) {
   const std::time_t seconds = static_cast<std::time_t>(millis / 1000);
   std::tm utc{};
   gmtime_r(&seconds, &utc);
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900, utc.tm_mon + 1,
-                     utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec, millis % 1000);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900,
+                     utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec,
+                     millis % 1000);
 }
 
 }  // namespace sft

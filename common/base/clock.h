@@ -15,6 +15,7 @@ using WallTime = std::chrono::sys_time<Nanos>;
 // Monotonic time of this machine; for intervals and deadlines.
 using MonoTime = std::chrono::time_point<std::chrono::steady_clock, Nanos>;
 
+// Wall and monotonic time, and sleep.
 class Clock {
  public:
   virtual ~Clock() = default;

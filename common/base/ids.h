@@ -6,7 +6,8 @@
 
 namespace sft {
 
-// A string id that cannot be mixed with another kind of id. Tag is any type used as the kind's name.
+// A string id that cannot be mixed with another kind of id. Tag is any type used as the kind's
+// name.
 template <typename Tag>
 class StrongId {
  public:

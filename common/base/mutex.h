@@ -17,6 +17,7 @@
 
 namespace sft {
 
+// A mutual exclusion lock.
 class SFT_TSA(capability("mutex")) Mutex {
  public:
   void lock() SFT_TSA(acquire_capability()) { mutex_.lock(); }
@@ -27,9 +28,12 @@ class SFT_TSA(capability("mutex")) Mutex {
   std::mutex mutex_;
 };
 
+// Holds a Mutex while it lives.
 class SFT_TSA(scoped_lockable) MutexLock {
  public:
-  explicit MutexLock(Mutex& mutex) SFT_TSA(acquire_capability(mutex)) : mutex_(mutex) { mutex_.lock(); }
+  explicit MutexLock(Mutex& mutex) SFT_TSA(acquire_capability(mutex)) : mutex_(mutex) {
+    mutex_.lock();
+  }
   ~MutexLock() SFT_TSA(release_capability()) { mutex_.unlock(); }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;

@@ -1,9 +1,9 @@
 #include "common/base/status.h"
 
+#include <fmt/format.h>
+
 #include <cerrno>
 #include <system_error>
-
-#include <fmt/format.h>
 
 namespace sft {
 namespace {
@@ -14,7 +14,9 @@ absl::Status Make(absl::StatusCode code, std::string_view message) {
 
 }  // namespace
 
-absl::Status InvalidArgument(std::string_view m) { return Make(absl::StatusCode::kInvalidArgument, m); }
+absl::Status InvalidArgument(std::string_view m) {
+  return Make(absl::StatusCode::kInvalidArgument, m);
+}
 absl::Status NotFound(std::string_view m) { return Make(absl::StatusCode::kNotFound, m); }
 absl::Status AlreadyExists(std::string_view m) { return Make(absl::StatusCode::kAlreadyExists, m); }
 absl::Status FailedPrecondition(std::string_view m) {
@@ -39,13 +41,18 @@ absl::Status ErrnoStatus(std::string_view what, int error_number) {
   const std::string message =
       fmt::format("{}: {}", what, std::system_category().message(error_number));
   switch (error_number) {
-    case ENOENT: return NotFound(message);
-    case EEXIST: return AlreadyExists(message);
+    case ENOENT:
+      return NotFound(message);
+    case EEXIST:
+      return AlreadyExists(message);
     case EACCES:
-    case EPERM: return PermissionDenied(message);
+    case EPERM:
+      return PermissionDenied(message);
     case ENOSPC:
-    case EDQUOT: return ResourceExhausted(message);
-    default: return Unavailable(message);
+    case EDQUOT:
+      return ResourceExhausted(message);
+    default:
+      return Unavailable(message);
   }
 }
 

@@ -63,12 +63,13 @@ server_pid=$!
 type=''
 for _ in $(seq 60); do
   kill -0 $server_pid 2> /dev/null || { tail -n 20 "$logs/server.log"; fail "the server has ended"; }
-  type=$(ctl variants 2> "$logs/variants.err" | awk '$2 != "TYPE" && $2 != "CPU" {print $2; exit}')
+  type=$(ctl nodes --json 2> "$logs/nodes.err" | python3 -c 'import json, sys
+print(next((s["gpu_type"] for n in json.load(sys.stdin) for s in n["slots"] if s["gpu_type"] != "CPU"), ""))' 2> /dev/null)
   [ -n "$type" ] && break
   sleep 0.5
 done
 ctl nodes | tee "$logs/nodes.txt"
-ctl variants | tee "$logs/variants.txt"
+ctl variants > "$logs/variants.txt"
 ctl models > "$logs/models.txt" 2>&1
 [ -n "$type" ] || { tail -n 30 "$logs/server.log"; fail "the worker shows no GPU"; }
 

@@ -40,6 +40,7 @@ absl::Status UpdateMember(Database& db, const MemberRecord& member);
 using Holders = std::map<std::pair<std::string, int>, std::string>;
 absl::StatusOr<Holders> LiveHolders(Database& db);
 
+// How far a rank's events and log are stored.
 struct RankStream {
   int64_t events_offset = 0;
   bool log_ended = false;

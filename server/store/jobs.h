@@ -22,6 +22,7 @@ absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id);
 absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std::string& request);
 absl::StatusOr<std::vector<JobFileRecord>> FilesOfJob(Database& db, const std::string& id);
 
+// Which jobs a listing shows.
 struct JobFilter {
   std::vector<JobState> states;  // empty: all
   std::string project;           // empty: all

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <vector>
 
 #include "tests/gpu/gpu_test.h"

@@ -7,8 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <string_view>
 
 #include "common/base/clock.h"
 #include "common/io/file.h"
@@ -34,9 +36,18 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& argv,
                             const std::vector<std::string>& added_env, int output) {
   std::vector<std::string> arguments = argv;
-  // The last of two entries of one name would lose: added ones come first.
+  // An added entry replaces one of the same name: of two, getenv takes the first and the dynamic
+  // loader the last.
   std::vector<std::string> env = added_env;
-  for (char** entry = environ; *entry != nullptr; ++entry) env.emplace_back(*entry);
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view name =
+        std::string_view(*entry).substr(0, std::string_view(*entry).find('='));
+    const bool replaced =
+        std::any_of(added_env.begin(), added_env.end(), [&](const std::string& a) {
+          return a.size() > name.size() && a.starts_with(name) && a[name.size()] == '=';
+        });
+    if (!replaced) env.emplace_back(*entry);
+  }
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);

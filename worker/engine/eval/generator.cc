@@ -1,11 +1,5 @@
 #include "worker/engine/eval/generator.h"
 
-#include <algorithm>
-#include <limits>
-#include <map>
-#include <string>
-#include <utility>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
@@ -13,6 +7,12 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
 
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
@@ -117,7 +117,8 @@ Tensor Generator::Step(std::span<const int32_t> tokens, int64_t past,
                          .to(options_.device, at::kLong);
   const RopeTables rope = decoder_->rope().Tables(at::arange(past, past + count, on_device));
   const std::vector<int64_t> lengths = {count};
-  const Tensor cu_seqlens = at::tensor({0, static_cast<int32_t>(count)}, at::kInt).to(options_.device);
+  const Tensor cu_seqlens =
+      at::tensor({0, static_cast<int32_t>(count)}, at::kInt).to(options_.device);
   Tensor x = decoder_->Embed(ids);
   for (size_t layer = 0; layer < decoder_->blocks().size(); ++layer) {
     const DecoderBlock& block = decoder_->blocks()[layer];

@@ -1,8 +1,3 @@
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <numeric>
-
 #include <ATen/ops/amax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/baddbmm.h>
@@ -12,6 +7,11 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
 
 #include "worker/engine/kernels/cpu_ops.h"
 
@@ -82,7 +82,8 @@ Tensor Mask(const Block& block, int64_t window) {
   for (int64_t query = block.begin; query < block.end; ++query, row += block.keys()) {
     if (window > 0) {
       const int64_t first_seen = query - window + 1;
-      for (int64_t key = block.key_begin; key < first_seen; ++key) row[key - block.key_begin] = kHidden;
+      for (int64_t key = block.key_begin; key < first_seen; ++key)
+        row[key - block.key_begin] = kHidden;
     }
     for (int64_t key = query + 1; key < block.end; ++key) row[key - block.key_begin] = kHidden;
   }
@@ -104,8 +105,7 @@ Tensor KeyRows(const Tensor& x_G1LD, const Block& block) {
 Tensor Scores(const Tensor& q_GgLD, const Tensor& k_G1LD, const Block& block, double scale,
               int64_t window) {
   Tensor scores = at::bmm(QueryRows(q_GgLD, block), KeyRows(k_G1LD, block).transpose(1, 2));
-  Tensor scores_GgBK =
-      scores.view({q_GgLD.size(0), q_GgLD.size(1), block.queries(), block.keys()});
+  Tensor scores_GgBK = scores.view({q_GgLD.size(0), q_GgLD.size(1), block.queries(), block.keys()});
   return scores_GgBK.mul_(scale).add_(Mask(block, window));
 }
 
@@ -143,10 +143,12 @@ std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Ten
   return {out, lse};
 }
 
-std::tuple<Tensor, Tensor, Tensor> AttentionBackward(
-    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-    const Tensor& lse, const Tensor& /*cu_seqlens*/, at::IntArrayRef lengths, double scale,
-    int64_t window) {
+std::tuple<Tensor, Tensor, Tensor> AttentionBackward(const Tensor& dout, const Tensor& q,
+                                                     const Tensor& k, const Tensor& v,
+                                                     const Tensor& out, const Tensor& lse,
+                                                     const Tensor& /*cu_seqlens*/,
+                                                     at::IntArrayRef lengths, double scale,
+                                                     int64_t window) {
   const Shape shape = CheckInput(q, k, v, lengths);
   Tensor dq = at::empty(q.sizes(), q.options());
   Tensor dk = at::empty(k.sizes(), k.options());

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <tuple>
-
 #include <ATen/core/Tensor.h>
+
+#include <tuple>
 
 // The engine's own operations, registered with LibTorch's dispatcher as sft::NAME (ops.cc holds the
 // schema). CPU implementations are in this folder; libsft_cuda.so adds those for CUDA when a rank
@@ -10,10 +10,12 @@
 //
 // Shapes: T tokens of a packed micro-batch, H hidden size, D head size, V vocabulary. Activations
 // are fp32 or bf16; statistics are fp32. Arithmetic is fp32 inside whatever the type of the
-// activations. Every function may be called from any thread; wrong shapes or types throw c10::Error.
+// activations. Every function may be called from any thread; wrong shapes or types throw
+// c10::Error.
 
 namespace sft::engine::ops {
 
+// A tensor as NF4: codes and one scale a block.
 struct Nf4Codes {
   at::Tensor codes;   // uint8 [(n + 1) / 2]
   at::Tensor absmax;  // fp32 [ceil(n / 64)]
@@ -21,6 +23,7 @@ struct Nf4Codes {
 // Quantises `weight` (fp32 or bf16, contiguous), flattened. See nf4_tables.h for the format.
 Nf4Codes Nf4Quantize(const at::Tensor& weight);
 
+// Block scales, themselves quantised to 8 bits.
 struct NestedAbsmax {
   at::Tensor codes;          // uint8 [m]
   at::Tensor nested_absmax;  // fp32 [ceil(m / 256)]
@@ -55,7 +58,7 @@ std::tuple<at::Tensor, at::Tensor> SwigluBackward(const at::Tensor& dy, const at
 
 // The documents of a packed micro-batch: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]).
 struct Documents {
-  at::Tensor cu_seqlens;  // int32 [documents + 1], on the device of the tokens
+  at::Tensor cu_seqlens;    // int32 [documents + 1], on the device of the tokens
   at::IntArrayRef lengths;  // the same on the host; their sum is T
 };
 

@@ -1,12 +1,12 @@
 #include "worker/engine/model/adapters.h"
 
-#include <cmath>
-#include <set>
-#include <utility>
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <set>
+#include <utility>
 
 #include "worker/engine/base/error.h"
 #include "worker/engine/nn/dropout.h"
@@ -72,17 +72,20 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
   std::set<std::string> adapted;
   std::vector<ParamInfo> factors;
   for (const ParamInfo& param : unit.params) {
-    if (param.role != ParamRole::kLinear || !IsTarget(param.module(), lora.target_modules)) continue;
+    if (param.role != ParamRole::kLinear || !IsTarget(param.module(), lora.target_modules))
+      continue;
     const std::string module(param.module());
     adapted.insert(module);
-    factors.push_back({module + ".lora_A.weight", {lora.r, param.shape[1]}, ParamRole::kLoraA, true});
-    factors.push_back({module + ".lora_B.weight", {param.shape[0], lora.r}, ParamRole::kLoraB, true});
+    factors.push_back(
+        {module + ".lora_A.weight", {lora.r, param.shape[1]}, ParamRole::kLoraA, true});
+    factors.push_back(
+        {module + ".lora_B.weight", {param.shape[0], lora.r}, ParamRole::kLoraB, true});
   }
   for (ParamInfo& param : unit.params) {
     if (param.role != ParamRole::kBias) continue;
-    param.trainable = lora.bias == spec::Bias::kAll ||
-                      (lora.bias == spec::Bias::kLoraOnly &&
-                       adapted.contains(std::string(param.module())));
+    param.trainable =
+        lora.bias == spec::Bias::kAll ||
+        (lora.bias == spec::Bias::kLoraOnly && adapted.contains(std::string(param.module())));
   }
   for (ParamInfo& factor : factors) unit.params.push_back(std::move(factor));
 }

@@ -2,10 +2,9 @@
 
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
-
-#include <nlohmann/json.hpp>
 
 #include "worker/engine/base/error.h"
 
@@ -21,8 +20,8 @@ struct FamilyDefaults {
   bool qkv_bias;           // always there (Qwen2), not an option
   bool reads_bias_option;  // attention_bias, mlp_bias
   bool head_norm;
-  int64_t head_size;       // 0: hidden / heads
-  int64_t window;          // sliding_window when the key is missing; 0: none
+  int64_t head_size;        // 0: hidden / heads
+  int64_t window;           // sliding_window when the key is missing; 0: none
   bool window_is_optional;  // use_sliding_window and max_window_layers decide
 };
 
@@ -89,16 +88,15 @@ const FamilyDefaults& FindFamily(const Reader& config, const std::string& origin
 }
 
 void ReadRopeScaling(const Reader& scaling, const Reader& config, RopeOptions& rope) {
-  const std::string type =
-      scaling.Has("rope_type") ? scaling.Get<std::string>("rope_type")
-                               : scaling.Get<std::string>("type", "default");
+  const std::string type = scaling.Has("rope_type") ? scaling.Get<std::string>("rope_type")
+                                                    : scaling.Get<std::string>("type", "default");
   rope.theta = scaling.Get<double>("rope_theta", rope.theta);
   if (scaling.Get<double>("partial_rotary_factor", 1.0) != 1.0) {
     scaling.Fail("partial_rotary_factor", "other than 1 is not supported");
   }
   if (type == "default") return;
-  rope.original_max_positions = scaling.Get<int64_t>("original_max_position_embeddings",
-                                                     config.Get<int64_t>("max_position_embeddings"));
+  rope.original_max_positions = scaling.Get<int64_t>(
+      "original_max_position_embeddings", config.Get<int64_t>("max_position_embeddings"));
   if (type == "linear") {
     rope.type = RopeType::kLinear;
     rope.factor = scaling.Get<double>("factor");
@@ -109,9 +107,9 @@ void ReadRopeScaling(const Reader& scaling, const Reader& config, RopeOptions& r
     rope.high_freq_factor = scaling.Get<double>("high_freq_factor");
   } else if (type == "yarn") {
     rope.type = RopeType::kYarn;
-    rope.factor = scaling.Get<double>(
-        "factor", config.Get<double>("max_position_embeddings") /
-                      static_cast<double>(rope.original_max_positions));
+    rope.factor =
+        scaling.Get<double>("factor", config.Get<double>("max_position_embeddings") /
+                                          static_cast<double>(rope.original_max_positions));
     rope.beta_fast = scaling.Get<double>("beta_fast", rope.beta_fast);
     rope.beta_slow = scaling.Get<double>("beta_slow", rope.beta_slow);
     rope.truncate = scaling.Get<bool>("truncate", true);
@@ -121,8 +119,9 @@ void ReadRopeScaling(const Reader& scaling, const Reader& config, RopeOptions& r
       rope.attention_factor = scaling.Get<double>("attention_factor");
     }
   } else {
-    scaling.Fail("rope_type", "\"" + type + "\" is not supported; supported are default, linear, "
-                              "llama3 and yarn");
+    scaling.Fail("rope_type", "\"" + type +
+                                  "\" is not supported; supported are default, linear, "
+                                  "llama3 and yarn");
   }
 }
 
@@ -144,15 +143,15 @@ std::vector<int64_t> ReadWindows(const Reader& config, const FamilyDefaults& fam
   std::vector<int64_t> windows(layers, 0);
   if (family.window == 0) return windows;
   // An explicit null switches the window off.
-  int64_t window = config.HasKey("sliding_window") ? config.Get<int64_t>("sliding_window", 0)
-                                                   : family.window;
+  int64_t window =
+      config.HasKey("sliding_window") ? config.Get<int64_t>("sliding_window", 0) : family.window;
   if (family.window_is_optional && !config.Get<bool>("use_sliding_window", false)) window = 0;
   if (window == 0) return windows;
   if (family.window_is_optional && config.Has("layer_types")) {
     const auto types = config.Get<std::vector<std::string>>("layer_types");
     if (static_cast<int64_t>(types.size()) != layers) {
-      config.Fail("layer_types", "names " + std::to_string(types.size()) + " layers of " +
-                                     std::to_string(layers));
+      config.Fail("layer_types",
+                  "names " + std::to_string(types.size()) + " layers of " + std::to_string(layers));
     }
     for (int64_t i = 0; i < layers; ++i) {
       if (types[i] == "sliding_attention") {
@@ -180,8 +179,9 @@ void CheckShapes(const Reader& config, const DecoderConfig& c) {
     config.Fail("hidden_act", "\"" + activation + "\" is not supported; supported is silu");
   }
   if (config.Has("quantization_config")) {
-    config.Fail("quantization_config", "says that the weights are quantised already; use the "
-                                       "original weights, they are quantised when loaded");
+    config.Fail("quantization_config",
+                "says that the weights are quantised already; use the "
+                "original weights, they are quantised when loaded");
   }
 }
 
@@ -211,8 +211,9 @@ DecoderConfig DecoderConfig::Parse(std::string_view text, const std::string& ori
   c.intermediate = config.Positive("intermediate_size");
   c.layers = config.Positive("num_hidden_layers");
   c.heads = config.Positive("num_attention_heads");
-  c.key_heads = config.Has("num_key_value_heads") ? config.Positive("num_key_value_heads") : c.heads;
-  c.head_size = config.Has("head_dim")    ? config.Positive("head_dim")
+  c.key_heads =
+      config.Has("num_key_value_heads") ? config.Positive("num_key_value_heads") : c.heads;
+  c.head_size = config.Has("head_dim") ? config.Positive("head_dim")
                 : family.head_size > 0 ? family.head_size
                                        : c.hidden / c.heads;
   c.max_positions = config.Positive("max_position_embeddings");

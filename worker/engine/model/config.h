@@ -10,8 +10,8 @@
 
 namespace sft::engine {
 
-// A decoder-only transformer, whatever its family: what config.json says in one vocabulary. Options,
-// not subclasses.
+// A decoder-only transformer, whatever its family: what config.json says in one vocabulary.
+// Options, not subclasses.
 struct DecoderConfig {
   std::string family;  // config.json's model_type
   int64_t vocabulary = 0;
@@ -27,8 +27,8 @@ struct DecoderConfig {
   bool qkv_bias = false;
   bool output_bias = false;  // of the attention's output projection
   bool mlp_bias = false;
-  bool head_norm = false;    // norm of each query and key head
-  bool tied_head = false;    // the head is the embedding
+  bool head_norm = false;        // norm of each query and key head
+  bool tied_head = false;        // the head is the embedding
   std::vector<int64_t> windows;  // by layer; 0: full attention
 
   // Reads <model_dir>/config.json. Throws UserError naming the file and the key: missing or broken

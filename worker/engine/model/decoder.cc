@@ -1,13 +1,13 @@
 #include "worker/engine/model/decoder.h"
 
-#include <algorithm>
-#include <tuple>
-#include <utility>
-
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "worker/engine/kernels/ops.h"
 
@@ -18,8 +18,8 @@ using at::Tensor;
 namespace {
 
 constexpr int kEmbeddingUnit = 0;
-constexpr int kEmbedding = 0;   // the embedding's position in its unit
-constexpr int kFinalNorm = 0;   // positions in the head's unit
+constexpr int kEmbedding = 0;  // the embedding's position in its unit
+constexpr int kFinalNorm = 0;  // positions in the head's unit
 constexpr int kHeadWeight = 1;
 
 // table[rows[i]] += values[i], in an order that does not depend on the threads.
@@ -40,8 +40,7 @@ Decoder::Decoder(const DecoderConfig& config, const ModelLayout& layout, WeightS
       source_(source),
       options_(options),
       rope_(config.rope, config.head_size, device) {
-  head_loss_.chunk_rows =
-      HeadLoss::ChunkRows(config.vocabulary, at::kFloat, options.logits_bytes);
+  head_loss_.chunk_rows = HeadLoss::ChunkRows(config.vocabulary, at::kFloat, options.logits_bytes);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     blocks_.push_back(DecoderBlock::Bind(config, layout.units[layer + 1], layer));
   }
@@ -82,7 +81,8 @@ Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
 
 Tensor Decoder::Head(const Tensor& x) {
   AcquiredUnit head(source_, layout_, layout_.head_unit());
-  AcquiredUnit embedding(source_, layout_, config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
+  AcquiredUnit embedding(source_, layout_,
+                         config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
   const Tensor normed =
       std::get<0>(ops::RmsNorm(x, head.weights()[kFinalNorm], config_.norm_epsilon));
   return at::mm(normed, HeadWeight(head.weights(), embedding.weights()).t());
@@ -95,7 +95,8 @@ Tensor Decoder::Logits(const DeviceBatch& batch) {
 Tensor Decoder::Loss(const DeviceBatch& batch) {
   const Tensor x = Forward(batch, MakeContext(batch), nullptr, nullptr);
   AcquiredUnit head(source_, layout_, layout_.head_unit());
-  AcquiredUnit embedding(source_, layout_, config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
+  AcquiredUnit embedding(source_, layout_,
+                         config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
   const Tensor rows = at::index_select(x, 0, batch.loss_rows);
   const Tensor normed =
       std::get<0>(ops::RmsNorm(rows, head.weights()[kFinalNorm], config_.norm_epsilon));
@@ -110,15 +111,14 @@ HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& ba
   const Tensor& norm = head.weights()[kFinalNorm];
   const Tensor rows = at::index_select(x, 0, batch.loss_rows);
   auto [normed, rstd] = ops::RmsNorm(rows, norm, config_.norm_epsilon);
-  Tensor dweight = config_.tied_head ? sink.Buffer(kEmbeddingUnit, kEmbedding)
-                                     : sink.Buffer(unit, kHeadWeight);
+  Tensor dweight =
+      config_.tied_head ? sink.Buffer(kEmbeddingUnit, kEmbedding) : sink.Buffer(unit, kHeadWeight);
   Tensor dnorm = sink.Buffer(unit, kFinalNorm);
   HeadLoss::Gradients result =
       head_loss_.ForwardBackward(normed, HeadWeight(head.weights(), embedding.weights()),
                                  batch.targets, dweight, need_dx || dnorm.defined());
   if (result.dx.defined()) {
-    auto [drows, dnorm_weight] =
-        ops::RmsNormBackward(result.dx, rows, norm, rstd, dnorm.defined());
+    auto [drows, dnorm_weight] = ops::RmsNormBackward(result.dx, rows, norm, rstd, dnorm.defined());
     if (dnorm.defined()) dnorm.add_(dnorm_weight);
     result.dx = at::zeros_like(x);
     result.dx.index_copy_(0, batch.loss_rows, drows);

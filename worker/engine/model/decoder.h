@@ -1,8 +1,8 @@
 #pragma once
 
-#include <vector>
-
 #include <ATen/core/Tensor.h>
+
+#include <vector>
 
 #include "worker/engine/model/config.h"
 #include "worker/engine/model/decoder_block.h"
@@ -12,6 +12,7 @@
 
 namespace sft::engine {
 
+// How a decoder runs; fixed for its life.
 struct DecoderOptions {
   LoraScaling lora;
   // By layer; shorter means kNothing for the rest.
@@ -20,10 +21,10 @@ struct DecoderOptions {
   int64_t logits_bytes = int64_t{64} << 20;
 };
 
-// The model walked unit by unit: forward, and backward in reverse. Weights come from a WeightSource,
-// gradients go to a GradientSink; the decoder decides only the order. Every micro-batch walks the
-// same units in the same order, whatever it holds, so sources and sinks may communicate.
-// Thread-compatible.
+// The model walked unit by unit: forward, and backward in reverse. Weights come from a
+// WeightSource, gradients go to a GradientSink; the decoder decides only the order. Every
+// micro-batch walks the same units in the same order, whatever it holds, so sources and sinks may
+// communicate. Thread-compatible.
 class Decoder {
  public:
   // Borrows `layout` and `source`.

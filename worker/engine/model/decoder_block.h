@@ -1,8 +1,8 @@
 #pragma once
 
-#include <functional>
-
 #include <ATen/core/Tensor.h>
+
+#include <functional>
 
 #include "worker/engine/model/config.h"
 #include "worker/engine/nn/mlp.h"
@@ -25,8 +25,8 @@ struct BlockContext {
   RopeTables rope;
 };
 
-// One layer: x + attention(norm(x)), then + mlp(norm(.)). Holds positions of parameters in its unit,
-// no tensors. T tokens, H hidden size.
+// One layer: x + attention(norm(x)), then + mlp(norm(.)). Holds positions of parameters in its
+// unit, no tensors. T tokens, H hidden size.
 struct DecoderBlock {
   SelfAttention attention;
   GatedMlp mlp;
@@ -38,9 +38,9 @@ struct DecoderBlock {
   static DecoderBlock Bind(const DecoderConfig& config, const UnitInfo& unit, int64_t layer);
 
   struct Saved {
-    at::Tensor input;                   // [T, H]
+    at::Tensor input;                     // [T, H]
     at::Tensor input_normed, input_rstd;  // [T, H], [T]
-    at::Tensor middle;                  // [T, H]: after the attention's residual
+    at::Tensor middle;                    // [T, H]: after the attention's residual
     at::Tensor middle_normed, middle_rstd;
     SelfAttention::Saved attention;
     GatedMlp::Saved mlp;
@@ -50,8 +50,8 @@ struct DecoderBlock {
   at::Tensor Forward(const at::Tensor& x, const BlockContext& context, const Pass& pass,
                      Recompute recompute, Saved* saved) const;
 
-  // Forward only, with attention supplied by the caller: `attend` gets q, k, v (rotated) and returns
-  // [T, heads * D]. For generation, which keeps keys and values.
+  // Forward only, with attention supplied by the caller: `attend` gets q, k, v (rotated) and
+  // returns [T, heads * D]. For generation, which keeps keys and values.
   using Attend = std::function<at::Tensor(const SelfAttention::Saved& projected)>;
   at::Tensor ForwardWith(const at::Tensor& x, const RopeTables& rope, const Pass& pass,
                          const Attend& attend) const;

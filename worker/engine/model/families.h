@@ -30,7 +30,8 @@ struct TensorNames {
 
 const TensorNames& NamesOf(const DecoderConfig& config);
 
-// The parameters of a model, all frozen and none quantised. A tied head has no parameter of its own.
+// The parameters of a model, all frozen and none quantised. A tied head has no parameter of its
+// own.
 ModelLayout MakeLayout(const DecoderConfig& config);
 
 // "model.layers.3"

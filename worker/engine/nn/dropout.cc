@@ -12,9 +12,9 @@ namespace {
 
 at::Generator MakeGenerator(const at::Device& device, uint64_t seed) {
   if (device.is_cpu()) return at::detail::createCPUGenerator(seed);
-  at::Generator generator =
-      at::globalContext().getAcceleratorHooksInterface(device.type()).getNewGenerator(
-          device.index());
+  at::Generator generator = at::globalContext()
+                                .getAcceleratorHooksInterface(device.type())
+                                .getNewGenerator(device.index());
   generator.set_current_seed(seed);
   return generator;
 }
@@ -29,8 +29,8 @@ uint64_t MixSeed(uint64_t a, uint64_t b) {
 }
 
 DropoutKey DropoutKey::Of(uint64_t job_seed, int64_t step, int micro, int rank) {
-  const uint64_t place = MixSeed(static_cast<uint64_t>(step),
-                                 (static_cast<uint64_t>(rank) << 32) | static_cast<uint32_t>(micro));
+  const uint64_t place = MixSeed(static_cast<uint64_t>(step), (static_cast<uint64_t>(rank) << 32) |
+                                                                  static_cast<uint32_t>(micro));
   return {MixSeed(job_seed, place)};
 }
 

@@ -1,14 +1,14 @@
 #pragma once
 
-#include <cstdint>
-
 #include <ATen/core/Tensor.h>
+
+#include <cstdint>
 
 namespace sft::engine {
 
-// The head and the loss in one pass over chunks of rows: the logits of a chunk are made once, become
-// the loss and, in place, their own gradient, and are gone before the next chunk. Rows are those
-// that carry loss. Everything is a sum, not a mean.
+// The head and the loss in one pass over chunks of rows: the logits of a chunk are made once,
+// become the loss and, in place, their own gradient, and are gone before the next chunk. Rows are
+// those that carry loss. Everything is a sum, not a mean.
 struct HeadLoss {
   int64_t chunk_rows = 0;  // > 0
 

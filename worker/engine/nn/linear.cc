@@ -24,8 +24,7 @@ Tensor Linear::Forward(const Tensor& x, const Pass& pass, Tensor& xa) const {
   const Tensor weight_t = pass.weights[weight].t();
   Tensor y = bias >= 0 ? at::addmm(pass.weights[bias], x, weight_t) : at::mm(x, weight_t);
   if (!adapted()) return y;
-  const Tensor dropped =
-      pass.dropout ? Dropout(x, pass.lora.dropout, *pass.dropout, module) : x;
+  const Tensor dropped = pass.dropout ? Dropout(x, pass.lora.dropout, *pass.dropout, module) : x;
   xa = at::mm(dropped, pass.weights[lora_a].t());
   return y.addmm_(xa, pass.weights[lora_b].t(), 1, pass.lora.scale);
 }
@@ -37,7 +36,8 @@ bool Linear::trained(UnitGradients& gradients) const {
 void Linear::Backward(const Tensor& dy, const Tensor& x, const Tensor& xa, const Pass& pass,
                       UnitGradients& gradients, Tensor* dx) const {
   if (Tensor dw = gradients.Buffer(weight); dw.defined()) AddOuterProduct(dw, dy, x);
-  if (Tensor db = gradients.Buffer(bias); db.defined()) db.add_(at::sum(dy, {0}, false, at::kFloat));
+  if (Tensor db = gradients.Buffer(bias); db.defined())
+    db.add_(at::sum(dy, {0}, false, at::kFloat));
   if (dx != nullptr) {
     if (dx->defined()) {
       dx->addmm_(dy, pass.weights[weight]);

@@ -10,6 +10,7 @@
 
 namespace sft::engine {
 
+// What multiplies, and drops, the adapter path of every adapted linear.
 struct LoraScaling {
   double scale = 0.0;  // alpha / r, or alpha / sqrt(r)
   double dropout = 0.0;

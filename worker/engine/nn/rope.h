@@ -25,6 +25,7 @@ struct RopeOptions {
   double mscale_all_dim = 0.0;
 };
 
+// Cosines and sines of the positions of one micro-batch.
 struct RopeTables {
   at::Tensor cos;  // fp32 [T, D / 2]
   at::Tensor sin;

@@ -18,8 +18,8 @@ using at::Tensor;
 
 constexpr size_t kHashDigits = 64;
 
-// Calls visit(param, weight) for every trained parameter in the order of the layout. `weight` is the
-// gathered master weight in `type`. A collective.
+// Calls visit(param, weight) for every trained parameter in the order of the layout. `weight` is
+// the gathered master weight in `type`. A collective.
 template <typename Visit>
 void ForEachTrained(const TrainingModel& model, at::ScalarType type, const Visit& visit) {
   const ModelLayout& layout = model.layout();
@@ -177,7 +177,8 @@ DeliveryResult Deliver(const TrainingModel& model, const spec::JobSpec& spec,
                                : WriteAdapterFrom(model, spec, options, writes);
   std::string delivered(kHashDigits, '0');
   if (writes) {
-    delivered = full ? ModelFileHash(model, options.target) : AdapterFileHash(model, options.target);
+    delivered =
+        full ? ModelFileHash(model, options.target) : AdapterFileHash(model, options.target);
     result.artifact = {full ? "model" : "adapter", options.target.string(),
                        DirectoryBytes(options.target)};
   }

@@ -10,20 +10,22 @@
 
 namespace sft::engine {
 
+// Where the artifact goes and what is copied into it.
 struct DeliveryOptions {
   std::filesystem::path target;     // the artifact's directory, replaced whole
   std::filesystem::path model_dir;  // tokenizer, template and config.json are copied from it
   std::string model_name;           // the base as the job named it
 };
 
+// What was written, and the hashes that prove it.
 struct DeliveryResult {
   ConsistencyReport consistency;
   ArtifactReport artifact;  // on rank 0
 };
 
-// Gathers the trained weights, writes them on rank 0 (a PEFT adapter, or a full model in the type of
-// the computation), reads the files back, and compares: the weights of all ranks, and the weights
-// with the files. A collective. Throws InfrastructureError when the disk fails; says by
+// Gathers the trained weights, writes them on rank 0 (a PEFT adapter, or a full model in the type
+// of the computation), reads the files back, and compares: the weights of all ranks, and the
+// weights with the files. A collective. Throws InfrastructureError when the disk fails; says by
 // `consistent` = false, without throwing, that the comparison failed.
 DeliveryResult Deliver(const TrainingModel& model, const spec::JobSpec& spec,
                        const DeliveryOptions& options, Communicator& comm);

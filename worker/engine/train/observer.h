@@ -8,12 +8,14 @@ namespace sft::engine {
 // What a training run reports, in the order in which it happens: ready, then evals and steps, then
 // consistency and artifact. All calls come from the training thread, on every rank.
 
+// The rank is about to run step 1.
 struct ReadyReport {
   int64_t total_steps = 0;
   int64_t trainable_parameters = 0;
   int64_t total_parameters = 0;  // of the base
 };
 
+// One optimizer step.
 struct StepReport {
   int64_t step = 0;  // from 1
   int64_t total_steps = 0;
@@ -29,6 +31,7 @@ struct StepReport {
   double mfu = 0;            // 0 where the device's peak is not known
 };
 
+// One pass over the validation rows.
 struct EvalReport {
   int64_t step = 0;  // optimizer steps taken; 0: before the first
   double loss = 0;   // mean over all targets of the validation rows
@@ -43,6 +46,7 @@ struct ConsistencyReport {
   bool consistent = false;       // equal on all ranks, and to the artifact
 };
 
+// The artifact was written and read back.
 struct ArtifactReport {
   std::string kind;  // "adapter" or "model"
   std::string path;

@@ -1,19 +1,18 @@
 #include "worker/engine/train/trainer.h"
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <numeric>
-#include <utility>
-
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "worker/engine/base/error.h"
 #include "worker/engine/optim/grad_norm.h"
@@ -43,9 +42,7 @@ std::optional<StepPlan> ValidationPlan(const TrainerOptions& options) {
 
 }  // namespace
 
-double Trainer::StepLoss::total() const {
-  return std::accumulate(ranks.begin(), ranks.end(), 0.0);
-}
+double Trainer::StepLoss::total() const { return std::accumulate(ranks.begin(), ranks.end(), 0.0); }
 
 Trainer::Trainer(TrainerOptions options, Communicator& comm, TrainObserver& observer, Clock& clock)
     : options_(std::move(options)),
@@ -157,11 +154,11 @@ void Trainer::FailNotFinite(const Step& step, const StepLoss& loss, const std::s
     where = fmt::format("with a finite loss of {}",
                         loss.total() / static_cast<double>(step.loss_tokens));
   }
-  throw UserError(
-      fmt::format("the {} of step {} is not finite ({})", what, step.index + 1, where),
-      "nan_loss",
-      "lower learning_rate or raise warmup_ratio; if it happens at step 1, check the named rows and "
-      "the model's weights");
+  throw UserError(fmt::format("the {} of step {} is not finite ({})", what, step.index + 1, where),
+                  "nan_loss",
+                  "lower learning_rate or raise warmup_ratio; if it happens at step 1, check the "
+                  "named rows and "
+                  "the model's weights");
 }
 
 void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, double lr,
@@ -177,8 +174,8 @@ void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, d
   }
   report.grad_norm = grad_norm;
   report.lr = lr;
-  report.epoch = static_cast<double>(step.position + step.samples) /
-                 static_cast<double>(plan_.samples());
+  report.epoch =
+      static_cast<double>(step.position + step.samples) / static_cast<double>(plan_.samples());
   report.tokens = step.tokens;
   report.seconds = seconds;
   if (seconds > 0) {
@@ -216,8 +213,8 @@ void Trainer::Evaluate(int64_t steps_taken) {
 void Trainer::KeepIfBest(double loss) {
   const auto& validation = options_.spec.training.validation;
   if (!validation.save_best_model_at_end) return;
-  const bool better = !best_loss_ || (validation.greater_is_better ? loss > *best_loss_
-                                                                   : loss < *best_loss_);
+  const bool better =
+      !best_loss_ || (validation.greater_is_better ? loss > *best_loss_ : loss < *best_loss_);
   if (!better) return;
   best_loss_ = loss;
   best_weights_ = model_.Snapshot();

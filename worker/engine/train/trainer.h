@@ -19,6 +19,7 @@
 
 namespace sft::engine {
 
+// One training run of this rank; the same on every rank but for the device.
 struct TrainerOptions {
   spec::JobSpec spec;
   std::filesystem::path model_dir;
@@ -30,6 +31,7 @@ struct TrainerOptions {
   double peak_flops = 0;
 };
 
+// How a run ended.
 struct TrainResult {
   int64_t steps = 0;
   bool stopped = false;  // ended by StopRequested: nothing was delivered
@@ -46,9 +48,9 @@ class Trainer {
           Clock& clock = Clock::Real());
 
   // Trains, validates when the job says so (and once before the first step, for comparison), and
-  // delivers. Throws UserError when the loss or the gradient is not finite (saying at which step, on
-  // which rank and in which rows), InfrastructureError when a peer or the disk fails, InternalError
-  // when ranks diverged.
+  // delivers. Throws UserError when the loss or the gradient is not finite (saying at which step,
+  // on which rank and in which rows), InfrastructureError when a peer or the disk fails,
+  // InternalError when ranks diverged.
   TrainResult Run();
 
   TrainingModel& model() { return model_; }
@@ -56,9 +58,9 @@ class Trainer {
 
  private:
   struct StepLoss {
-    std::vector<double> micro;   // this rank's sums
-    std::vector<double> ranks;   // every rank's sum
-    bool stop = false;           // some rank wants to stop
+    std::vector<double> micro;  // this rank's sums
+    std::vector<double> ranks;  // every rank's sum
+    bool stop = false;          // some rank wants to stop
     double total() const;
   };
 

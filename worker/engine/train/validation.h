@@ -8,6 +8,7 @@
 
 namespace sft::engine {
 
+// Validation loss over all ranks.
 struct ValidationResult {
   double loss = 0;  // mean over all targets
   int64_t tokens = 0;

@@ -1,14 +1,14 @@
 #pragma once
 
-#include <vector>
-
 #include <ATen/core/Tensor.h>
+
+#include <vector>
 
 namespace sft::engine {
 
 // Where gradients go. The backward adds into Buffer and says FinishUnit when a unit has all its
-// contributions of a micro-batch; the sink decides when they meet those of the other ranks. Sums are
-// fp32 and unnormalised: the trainer scales once, in the optimizer's update.
+// contributions of a micro-batch; the sink decides when they meet those of the other ranks. Sums
+// are fp32 and unnormalised: the trainer scales once, in the optimizer's update.
 //
 // Sinks communicate in FinishUnit or Reduce, so every rank finishes the units in the same order.
 // Thread-compatible.
@@ -20,8 +20,8 @@ class GradientSink {
   virtual void BeginStep() = 0;
   // `last`: no micro-batch follows in this step, so finished units may be reduced at once.
   virtual void BeginMicroBatch(bool last) = 0;
-  // The fp32 gradient of a parameter, in its shape, to be added to; undefined for a frozen one. Valid
-  // until FinishUnit.
+  // The fp32 gradient of a parameter, in its shape, to be added to; undefined for a frozen one.
+  // Valid until FinishUnit.
   virtual at::Tensor Buffer(int unit, int param) = 0;
   virtual void FinishUnit(int unit) = 0;
   // The summed gradients over micro-batches and ranks of the optimizer's parts, in the order of

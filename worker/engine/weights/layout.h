@@ -1,20 +1,22 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
-// What a model's parameters are, cut into units: the pieces that are acquired, gathered, reduced and
-// released as one. Unit 0 is the embedding, then one unit a block, the last is final norm and head.
+// What a model's parameters are, cut into units: the pieces that are acquired, gathered, reduced
+// and released as one. Unit 0 is the embedding, then one unit a block, the last is final norm and
+// head.
 
 namespace sft::engine {
 
 enum class ParamRole { kEmbedding, kNorm, kLinear, kBias, kHead, kLoraA, kLoraB };
 
+// One parameter of the model or of an adapter.
 struct ParamInfo {
   std::string name;  // Hugging Face's; of an adapter's factor: "<module>.lora_A.weight"
   std::vector<int64_t> shape;
@@ -27,6 +29,7 @@ struct ParamInfo {
   std::string_view module() const;
 };
 
+// What is gathered and released together: the embedding, a block, or norm and head.
 struct UnitInfo {
   std::string name;  // "embedding", "model.layers.3", "head"
   std::vector<ParamInfo> params;
@@ -36,6 +39,7 @@ struct UnitInfo {
   bool trainable() const;
 };
 
+// All units of a model in the order of the forward pass.
 struct ModelLayout {
   std::vector<UnitInfo> units;
 
@@ -51,10 +55,10 @@ struct ModelLayout {
 class FlatLayout {
  public:
   struct Piece {
-    int param = 0;       // position in the unit
-    int64_t begin = 0;   // in the flat buffer
-    int64_t count = 0;   // elements
-    int64_t first = 0;   // element of the parameter at `begin`; 0 but in a Slice
+    int param = 0;      // position in the unit
+    int64_t begin = 0;  // in the flat buffer
+    int64_t count = 0;  // elements
+    int64_t first = 0;  // element of the parameter at `begin`; 0 but in a Slice
   };
 
   FlatLayout() = default;
@@ -70,8 +74,8 @@ class FlatLayout {
   int64_t size() const { return size_; }
   bool empty() const { return pieces_.empty(); }
 
-  // The pieces that lie in [begin, begin + count) of the flat buffer, cut to it; their `begin` stays
-  // a position in the whole flat buffer.
+  // The pieces that lie in [begin, begin + count) of the flat buffer, cut to it; their `begin`
+  // stays a position in the whole flat buffer.
   std::vector<Piece> Slice(int64_t begin, int64_t count) const;
 
  private:

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 #include <span>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "worker/engine/dist/communicator.h"
 
@@ -14,6 +14,7 @@
 
 namespace sft::engine {
 
+// One of the byte arrays that a quantised weight consists of.
 struct PlaneSpec {
   at::ScalarType type;
   int64_t per_cut_unit;  // elements of the plane
@@ -34,10 +35,10 @@ class QuantFormat {
   virtual std::vector<PlaneSpec> planes() const = 0;
 
   // Quantises the elements of one weight that this rank holds: `part` is flat fp32 or bf16, on the
-  // device where the bytes are to be, and a whole number of cut units but for the end of the weight.
-  // `counts[r]`: elements of rank r; the bytes of all ranks are those of quantising the whole.
-  // With one count the weight is whole here; with more, formats that have statistics of the whole
-  // weight communicate, so every rank calls it, with an empty part if it holds none.
+  // device where the bytes are to be, and a whole number of cut units but for the end of the
+  // weight. `counts[r]`: elements of rank r; the bytes of all ranks are those of quantising the
+  // whole. With one count the weight is whole here; with more, formats that have statistics of the
+  // whole weight communicate, so every rank calls it, with an empty part if it holds none.
   virtual QuantizedPart Quantize(const at::Tensor& part, std::span<const int64_t> counts,
                                  Communicator& comm) const = 0;
 

@@ -1,11 +1,11 @@
 #include "worker/engine/weights/quantized_source.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include "worker/engine/base/error.h"
 
@@ -64,7 +64,8 @@ void QuantizedSource::Load(int unit, int param, const Tensor& part) {
   const auto& pieces = u.cut_units.pieces();
   const auto piece = std::find_if(pieces.begin(), pieces.end(),
                                   [param](const FlatLayout::Piece& p) { return p.param == param; });
-  if (piece == pieces.end()) throw InternalError("a weight that is not quantised was loaded as one");
+  if (piece == pieces.end())
+    throw InternalError("a weight that is not quantised was loaded as one");
   const int64_t numel = layout_.units[unit].params[param].numel();
   std::vector<int64_t> elements;  // of this parameter, by rank
   int64_t own_begin = 0;          // of this rank's planes
@@ -76,8 +77,8 @@ void QuantizedSource::Load(int unit, int param, const Tensor& part) {
     int64_t count = 0;
     if (first < last) {
       const int64_t unit_size = format_->cut_unit();
-      count = std::min((last - piece->begin) * unit_size, numel) -
-              (first - piece->begin) * unit_size;
+      count =
+          std::min((last - piece->begin) * unit_size, numel) - (first - piece->begin) * unit_size;
     }
     elements.push_back(count);
     if (!sharded_ || static_cast<int>(rank) == comm_.rank()) own_begin = first - begin;
@@ -96,7 +97,8 @@ void QuantizedSource::Load(int unit, int param, const Tensor& part) {
 
 void QuantizedSource::Prefetch(int unit) {
   Unit& u = units_[unit];
-  if (!sharded_ || u.cut_units.empty() || slots_.Find(unit) != nullptr || !u.gathers.empty()) return;
+  if (!sharded_ || u.cut_units.empty() || slots_.Find(unit) != nullptr || !u.gathers.empty())
+    return;
   const std::vector<PlaneSpec> specs = format_->planes();
   for (size_t i = 0; i < specs.size(); ++i) {
     std::vector<int64_t> counts = u.counts;

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/weights/quant_format.h"
@@ -12,12 +12,12 @@
 
 namespace sft::engine {
 
-// Frozen weights kept as quantised bytes, de-quantised into a slot on Acquire. The bytes are whole on
-// every rank, or cut over the ranks at cut units and gathered as raw bytes first.
+// Frozen weights kept as quantised bytes, de-quantised into a slot on Acquire. The bytes are whole
+// on every rank, or cut over the ranks at cut units and gathered as raw bytes first.
 class QuantizedSource : public WeightSource {
  public:
-  // `compute`: type of the de-quantised weights. `sharded`: cut the bytes over comm's ranks. Borrows
-  // `layout` and `comm`.
+  // `compute`: type of the de-quantised weights. `sharded`: cut the bytes over comm's ranks.
+  // Borrows `layout` and `comm`.
   QuantizedSource(const ModelLayout& layout, std::unique_ptr<QuantFormat> format,
                   at::ScalarType compute, bool sharded, Communicator& comm);
   ~QuantizedSource() override;

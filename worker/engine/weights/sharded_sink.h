@@ -1,9 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <optional>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/weights/gradient_sink.h"
@@ -12,8 +12,8 @@
 namespace sft::engine {
 
 // ZeRO-2 and full_shard: each rank accumulates its own shard of a unit's gradient. A unit's whole
-// gradient exists from its first Buffer to FinishUnit, which starts its reduce-scatter; that overlaps
-// with the next unit's backward and is added to the shard when that one finishes.
+// gradient exists from its first Buffer to FinishUnit, which starts its reduce-scatter; that
+// overlaps with the next unit's backward and is added to the shard when that one finishes.
 class ShardedSink : public GradientSink {
  public:
   // Borrows its arguments.

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 namespace sft::engine {
 
@@ -24,8 +24,8 @@ class SlotPool {
 
   // The slot that holds `unit`, or null.
   Slot* Find(int unit);
-  // A slot nobody has pinned, its buffer of `elements`, marked as `unit`'s; the least recently used.
-  // An unpinned slot with a buffer of that size already is preferred to allocating another.
+  // A slot nobody has pinned, its buffer of `elements`, marked as `unit`'s; the least recently
+  // used. An unpinned slot with a buffer of that size already is preferred to allocating another.
   Slot& Take(int unit, int64_t elements, const at::TensorOptions& options);
   void Pin(Slot& slot);
   // Throws InternalError when the unit is not pinned.

@@ -1,11 +1,11 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <functional>
 #include <memory>
 #include <span>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/weights/weight_source.h"
@@ -14,9 +14,9 @@ namespace sft::engine {
 
 // What the data-parallel ranks hold of the trained weights.
 enum class Placement {
-  kReplicated,       // DDP: weights, gradients and optimizer states whole on every rank
+  kReplicated,        // DDP: weights, gradients and optimizer states whole on every rank
   kShardedOptimizer,  // ZeRO-2: weights whole, gradients and states cut over the ranks
-  kFullShard,        // ZeRO-3, FSDP full_shard: weights too
+  kFullShard,         // ZeRO-3, FSDP full_shard: weights too
 };
 
 // A part of a trained parameter that this rank's optimizer updates.
@@ -39,8 +39,8 @@ class TrainableStore {
   TrainableStore(const ModelLayout& layout, at::ScalarType compute, at::ScalarType master,
                  Placement placement, Communicator& comm);
 
-  // Fills the weights this rank holds: `read(unit, param, first, count)` gives those elements, flat,
-  // of any float type and device.
+  // Fills the weights this rank holds: `read(unit, param, first, count)` gives those elements,
+  // flat, of any float type and device.
   using Reader = std::function<at::Tensor(int unit, int param, int64_t first, int64_t count)>;
   void Load(const Reader& read);
 
@@ -50,8 +50,8 @@ class TrainableStore {
   // The parts this rank updates, by unit and place. The gradient sinks keep the same order.
   const std::vector<TrainablePart>& parts() const { return parts_; }
 
-  // To be called after the optimizer updated the parts: makes the weights whole again where they are
-  // replicated but their optimizer is not. A collective.
+  // To be called after the optimizer updated the parts: makes the weights whole again where they
+  // are replicated but their optimizer is not. A collective.
   void AfterUpdate();
 
   // A trained parameter of the whole model as its master weight. A collective unless replicated;

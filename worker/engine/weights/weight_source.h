@@ -1,9 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "worker/engine/weights/layout.h"
 
@@ -15,8 +15,8 @@ using UnitWeights = std::vector<at::Tensor>;
 
 // Where a unit's weights come from: resident, gathered from shards, de-quantised, and what a later
 // source adds (streamed from the host). The model acquires a unit, computes, releases it, and says
-// which unit it will want next. Sources that communicate do so in Prefetch or Acquire, so every rank
-// must walk the units in the same order.
+// which unit it will want next. Sources that communicate do so in Prefetch or Acquire, so every
+// rank must walk the units in the same order.
 //
 // Thread-compatible: one thread of the rank walks.
 class WeightSource {

@@ -20,6 +20,14 @@ TEST(ChildProcessTest, AnAddedVariableIsSeen) {
   EXPECT_EQ(RunChild({"/bin/sh", "-c", "echo $SFT_TEST"}, {"SFT_TEST=7"}, kLong)->output, "7\n");
 }
 
+TEST(ChildProcessTest, AnAddedVariableReplacesTheOneOfThisProcess) {
+  const auto result = RunChild({"/usr/bin/env"}, {"PATH=/usr/bin:/sft-test"}, kLong);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_NE(result->output.find("PATH=/usr/bin:/sft-test"), std::string::npos);
+  const size_t first = result->output.find("\nPATH=");
+  EXPECT_EQ(result->output.find("\nPATH=", first + 1), std::string::npos) << result->output;
+}
+
 TEST(ChildProcessTest, ASignalIsTold) {
   EXPECT_EQ(RunChild({"/bin/sh", "-c", "kill -9 $$"}, {}, kLong)->signal, 9);
 }

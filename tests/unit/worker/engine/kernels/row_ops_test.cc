@@ -1,10 +1,10 @@
-#include <cmath>
-#include <vector>
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <cmath>
+#include <vector>
 
 #include "worker/engine/kernels/ops.h"
 
@@ -23,7 +23,8 @@ double RelativeError(const Tensor& actual, const Tensor& expected) {
 }
 
 // Gradients of sum(y * dy) by autograd.
-std::vector<Tensor> Gradients(const Tensor& y, const Tensor& dy, const std::vector<Tensor>& inputs) {
+std::vector<Tensor> Gradients(const Tensor& y, const Tensor& dy,
+                              const std::vector<Tensor>& inputs) {
   return torch::autograd::grad({y}, inputs, {dy});
 }
 
@@ -31,8 +32,7 @@ TEST(RmsNormTest, EqualsThePlainFormulaAndItsAutograd) {
   for (int64_t hidden : {1, 7, 16, 33, 576}) {
     Tensor x = Random({5, 3, hidden}, 1).set_requires_grad(true);
     Tensor w = Random({hidden}, 2).set_requires_grad(true);
-    const Tensor expected =
-        w * (x * at::rsqrt(x.square().mean({-1}, true) + 1e-5));
+    const Tensor expected = w * (x * at::rsqrt(x.square().mean({-1}, true) + 1e-5));
     const Tensor dy = Random(x.sizes(), 3);
     const auto grads = Gradients(expected, dy, {x, w});
     const auto [y, rstd] = ops::RmsNorm(x.detach(), w.detach(), 1e-5);
@@ -70,7 +70,8 @@ TEST(RopeTest, RotatesHalvesOfStridedHeadsAndBack) {
   const Tensor original = x.clone();
   const Tensor angle = Random({tokens, size / 2}, 7);
   const Tensor cos = angle.cos(), sin = angle.sin();
-  const Tensor first = original.narrow(2, 0, size / 2), second = original.narrow(2, size / 2, size / 2);
+  const Tensor first = original.narrow(2, 0, size / 2),
+               second = original.narrow(2, size / 2, size / 2);
   const Tensor c = cos.unsqueeze(1), s = sin.unsqueeze(1);
   const Tensor expected = at::cat({first * c - second * s, second * c + first * s}, 2);
   ops::Rope(x, cos, sin, false);
