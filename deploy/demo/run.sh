@@ -16,6 +16,7 @@ run=$work/run
 bin=
 address=${SFT_DEMO_ADDRESS:-127.0.0.1:7171}
 server_pid=
+job=  # while it runs
 
 while [ $# -gt 0 ]; do
   case $1 in
@@ -31,9 +32,14 @@ fail() {
   exit 1
 }
 
-# The server is asked to stop, and its worker and ranks with it; it is killed if it does not.
+# A job that still runs is cancelled first: ranks outlive the server and its worker. The server is
+# asked to stop, and killed if it does not.
 stop_server() {
   [ -n "$server_pid" ] || return 0
+  if [ -n "$job" ]; then
+    "$bin/sftctl" cancel "$job" --reason "the demo was interrupted" > /dev/null 2>&1 || true
+    "$bin/sftctl" wait "$job" --timeout 30s > /dev/null 2>&1 || true
+  fi
   kill -TERM "$server_pid" 2> /dev/null || true
   for _ in $(seq 60); do
     kill -0 "$server_pid" 2> /dev/null || break
@@ -59,7 +65,8 @@ build() {
 
 start_server() {
   say "starting a server with one worker on $address"
-  "$bin/sft-server" --dev --listen "$address" --data-dir "$run/server" --models "$work" \
+  # In a session of its own: Ctrl-C must not stop it before the job is cancelled.
+  setsid "$bin/sft-server" --dev --listen "$address" --data-dir "$run/server" --models "$work" \
     > "$run/server.log" 2>&1 &
   server_pid=$!
   # The worker has registered when its variants are there.
@@ -75,12 +82,13 @@ start_server() {
 
 train() {
   say "submitting configs/demo.toml"
-  local job
   job=$("$bin/sftctl" submit "$root/configs/demo.toml")
   # Its exit code is the job's verdict.
   "$bin/sftctl" status "$job" --watch || { "$bin/sftctl" logs "$job" >&2; fail "the job failed"; }
-  "$bin/sftctl" metrics "$job" --json > "$run/metrics.jsonl"
-  "$bin/sftctl" download "$job" -o "$run/adapter"
+  local done_job=$job
+  job=
+  "$bin/sftctl" metrics "$done_job" --json > "$run/metrics.jsonl"
+  "$bin/sftctl" download "$done_job" -o "$run/adapter"
 }
 
 ask() {
