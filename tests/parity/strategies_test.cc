@@ -1,19 +1,19 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
-
-#include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
-#include <gtest/gtest.h>
 
 #include "tests/parity/golden_case.h"
 #include "tests/unit/worker/engine/dist/run_ranks.h"
 #include "worker/engine/data/dataset.h"
 #include "worker/engine/optim/grad_norm.h"
 
-// One job, many ways to run it: batch, accumulation, DDP, ZeRO-2 and full_shard over ranks must give
-// one loss curve and one set of weights; recomputation must give the same bits.
+// One job, many ways to run it: batch, accumulation, DDP, ZeRO-2 and full_shard over ranks must
+// give one loss curve and one set of weights; recomputation must give the same bits.
 
 namespace sft::engine {
 namespace {

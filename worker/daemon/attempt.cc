@@ -309,11 +309,15 @@ void Attempt::CheckMemoryIsBack() {
     return Conclude(*gone_verdict_);
   }
   services_.inventory.AskForRefresh();
+  State state;
   {
     const MutexLock lock(mutex_);
     stuck_ = services_.clock.Mono() - *gone_at_ > kMemoryPatience;
+    state = state_;
   }
-  Enter(v1::AttemptStatus::STOPPING, held);
+  // Not STOPPING: that would tell the server that this node ends the gang, and the ranks may all
+  // have succeeded.
+  Enter(state, held);
 }
 
 // ---- io thread ----

@@ -1,0 +1,41 @@
+#include "tests/unit/worker/engine/model/tiny_model.h"
+
+#include <fstream>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/randn.h>
+
+#include "worker/engine/checkpoint/safetensors_writer.h"
+#include "worker/engine/model/config.h"
+#include "worker/engine/model/families.h"
+
+namespace sft::engine {
+
+std::string TinyConfig(const std::string& extra) {
+  return R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 96,
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    "hidden_act": "silu", "torch_dtype": "bfloat16")" +
+         extra + "}";
+}
+
+void WriteTinyModel(const std::filesystem::path& dir, const std::string& config) {
+  std::filesystem::create_directories(dir);
+  std::ofstream(dir / "config.json") << config;
+  std::ofstream(dir / "tokenizer.json") << "{}";
+  std::ofstream(dir / "tokenizer_config.json") << "{}";
+  const ModelLayout layout = MakeLayout(DecoderConfig::Parse(config, "config.json"));
+  at::Generator generator = at::detail::createCPUGenerator(11);
+  std::vector<NamedTensor> tensors;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) {
+      at::Tensor values = at::randn(param.shape, generator, at::kFloat).mul_(0.1);
+      if (param.role == ParamRole::kNorm) values.add_(1.0);
+      tensors.push_back({param.name, values.to(at::kBFloat16)});
+    }
+  }
+  WriteSafetensors(dir / "model.safetensors", tensors);
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,47 @@
+#include "worker/engine/nn/head_loss.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "worker/engine/nn/dropout.h"
+
+namespace sft::engine {
+namespace {
+
+using at::Tensor;
+
+TEST(HeadLossTest, ChunksGiveTheLossAndGradientsOfTheWhole) {
+  const at::Generator generator = at::detail::createCPUGenerator(1);
+  const Tensor x = at::randn({37, 16}, generator, at::kFloat);
+  const Tensor weight = at::randn({50, 16}, generator, at::kFloat);
+  const Tensor targets = at::randint(0, 50, {37}, generator, at::kLong);
+  Tensor whole_dw = at::zeros({50, 16}), chunked_dw = at::zeros({50, 16});
+  const auto whole = HeadLoss{100}.ForwardBackward(x, weight, targets, whole_dw, true);
+  const auto chunked = HeadLoss{8}.ForwardBackward(x, weight, targets, chunked_dw, true);
+  EXPECT_NEAR(whole.loss.item<double>(), chunked.loss.item<double>(), 1e-3);
+  EXPECT_NEAR(HeadLoss{8}.Forward(x, weight, targets).item<double>(), whole.loss.item<double>(),
+              1e-3);
+  EXPECT_TRUE(at::allclose(whole.dx, chunked.dx, 1e-5, 1e-6));
+  EXPECT_TRUE(at::allclose(whole_dw, chunked_dw, 1e-5, 1e-5));
+}
+
+TEST(HeadLossTest, NoRowsGiveZeroAndAnEmptyGradient) {
+  const auto none = HeadLoss{8}.ForwardBackward(at::empty({0, 4}), at::ones({5, 4}),
+                                                at::empty({0}, at::kLong), {}, true);
+  EXPECT_EQ(none.loss.item<double>(), 0.0);
+  EXPECT_EQ(none.dx.size(0), 0);
+}
+
+TEST(DropoutTest, MasksRepeatForAKeyAndDifferBetweenModulesAndKeys) {
+  const Tensor x = at::ones({40, 40});
+  const DropoutKey key = DropoutKey::Of(1, 2, 3, 4);
+  const Tensor once = Dropout(x, 0.25, key, 5);
+  EXPECT_TRUE(at::equal(once, Dropout(x, 0.25, key, 5)));
+  EXPECT_FALSE(at::equal(once, Dropout(x, 0.25, key, 6)));
+  EXPECT_FALSE(at::equal(once, Dropout(x, 0.25, DropoutKey::Of(1, 2, 3, 5), 5)));
+  EXPECT_NEAR(once.mean().item<float>(), 1.0, 0.05);
+  EXPECT_NEAR((once == 0).to(at::kFloat).mean().item<float>(), 0.25, 0.04);
+}
+
+}  // namespace
+}  // namespace sft::engine

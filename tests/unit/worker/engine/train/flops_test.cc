@@ -1,0 +1,47 @@
+#include "worker/engine/train/flops.h"
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "worker/engine/model/adapters.h"
+#include "worker/engine/model/families.h"
+
+namespace sft::engine {
+namespace {
+
+DecoderConfig Config() {
+  return DecoderConfig::Parse(R"({"model_type": "llama", "vocab_size": 100, "hidden_size": 8,
+    "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 64})", "config.json");
+}
+
+// Weights of the block's products: q 64, k 32, v 32, o 64, gate, up and down 128 each.
+constexpr double kBlock = 64 + 32 + 32 + 64 + 3 * 128;
+constexpr double kPairs = 4 * 5 / 2.0 + 2 * 3 / 2.0;  // documents of 4 and 2 tokens
+
+TEST(StepFlopsTest, FullTrainingCountsSixForAWeightAndATokenOrTarget) {
+  ModelLayout layout = MakeLayout(Config());
+  spec::JobSpec job;
+  job.training.mode = spec::Mode::kFullFinetune;
+  PrepareLayout(layout, job);
+  const std::vector<int64_t> lengths = {4, 2};
+  EXPECT_EQ(StepFlops(Config(), layout).Of(lengths, 3),
+            6 * kBlock * 6 + 6 * 800 * 3 + 12 * 8 * kPairs);
+}
+
+TEST(StepFlopsTest, AFrozenBaseHasNoGradientOfItsWeights) {
+  ModelLayout layout = MakeLayout(Config());
+  spec::JobSpec job;
+  job.training.mode = spec::Mode::kLora;
+  job.lora.r = 1;
+  job.lora.target_modules = {"q_proj"};
+  PrepareLayout(layout, job);
+  const std::vector<int64_t> lengths = {4, 2};
+  const double adapter = 8 + 8;
+  EXPECT_EQ(StepFlops(Config(), layout).Of(lengths, 3),
+            (4 * kBlock + 6 * adapter) * 6 + 4 * 800 * 3 + 12 * 8 * kPairs);
+}
+
+}  // namespace
+}  // namespace sft::engine

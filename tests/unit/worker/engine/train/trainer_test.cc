@@ -1,0 +1,244 @@
+#include "worker/engine/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/unit/worker/engine/dist/run_ranks.h"
+#include "tests/unit/worker/engine/model/tiny_model.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/checkpoint/adapter.h"
+#include "worker/engine/checkpoint/safetensors.h"
+#include "worker/engine/eval/generator.h"
+
+namespace sft::engine {
+namespace {
+
+using at::Tensor;
+
+class RecordingObserver : public TrainObserver {
+ public:
+  void OnReady(const ReadyReport& report) override { ready = report; }
+  void OnStep(const StepReport& report) override { steps.push_back(report); }
+  void OnEval(const EvalReport& report) override { evals.push_back(report); }
+  void OnConsistency(const ConsistencyReport& report) override { consistency = report; }
+  void OnArtifact(const ArtifactReport& report) override { artifacts.push_back(report); }
+  bool StopRequested() override { return static_cast<int64_t>(steps.size()) + 1 == stop_after; }
+
+  int64_t stop_after = -1;
+  ReadyReport ready;
+  std::vector<StepReport> steps;
+  std::vector<EvalReport> evals;
+  ConsistencyReport consistency;
+  std::vector<ArtifactReport> artifacts;
+};
+
+class TrainerTest : public testing::Test {
+ protected:
+  TrainerTest() {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    dir_ = std::filesystem::path(testing::TempDir()) / (std::string("sft_trainer_") + info->name());
+    std::filesystem::remove_all(dir_);
+    WriteTinyModel(model_dir());
+  }
+  ~TrainerTest() override { std::filesystem::remove_all(dir_); }
+
+  std::filesystem::path model_dir() const { return dir_ / "model"; }
+  std::filesystem::path output_dir() const { return dir_ / "output"; }
+
+  // Rows that count upwards: learnable in a few steps.
+  static std::shared_ptr<const Dataset> Rows(int count) {
+    std::vector<std::vector<int32_t>> tokens;
+    std::vector<std::vector<uint8_t>> loss;
+    for (int row = 0; row < count; ++row) {
+      tokens.emplace_back();
+      for (int i = 0; i < 8 + row % 5; ++i)
+        tokens.back().push_back((row * 7 + i) % kTinyVocabulary);
+      loss.emplace_back(tokens.back().size(), 1);
+      loss.back()[0] = 0;
+    }
+    return Dataset::FromDocuments(tokens, loss);
+  }
+
+  TrainerOptions Options(spec::Mode mode, int world) const {
+    TrainerOptions options;
+    spec::JobSpec& job = options.spec;
+    job.training.mode = mode;
+    job.lora.r = 4;
+    job.compute.gpu_count = world;
+    job.hyperparameters.per_device_batch = 2;
+    job.hyperparameters.global_batch = 2 * world;
+    job.hyperparameters.max_steps = 6;
+    job.hyperparameters.learning_rate = 5e-3;
+    options.model_dir = model_dir();
+    options.model_name = "tiny";
+    options.train = Rows(12);
+    options.output_dir = output_dir();
+    return options;
+  }
+
+  RecordingObserver RunOne(const TrainerOptions& options, int64_t stop_after = -1) {
+    RecordingObserver observer;
+    observer.stop_after = stop_after;
+    const auto comm = MakeLocalCommunicator(at::kCPU);
+    Trainer trainer(options, *comm, observer);
+    result_ = trainer.Run();
+    return observer;
+  }
+
+  std::vector<RecordingObserver> RunAll(const TrainerOptions& options, int world) {
+    std::vector<RecordingObserver> observers(world);
+    RunRanks(world, [&](Communicator& comm) {
+      Trainer trainer(options, comm, observers[comm.rank()]);
+      trainer.Run();
+    });
+    return observers;
+  }
+
+  std::filesystem::path dir_;
+  TrainResult result_;
+};
+
+TEST_F(TrainerTest, LoraRunReportsEveryStepAndDeliversAnAdapterThatGeneratorReads) {
+  const RecordingObserver observer = RunOne(Options(spec::Mode::kLora, 1));
+  EXPECT_EQ(observer.ready.total_steps, 6);
+  ASSERT_EQ(observer.steps.size(), 6u);
+  EXPECT_LT(observer.steps.back().loss, observer.steps.front().loss);
+  for (const StepReport& step : observer.steps) {
+    EXPECT_EQ(step.loss, step.rank_loss);
+    EXPECT_GT(step.tokens, 0);
+    EXPECT_GT(step.grad_norm, 0);
+    EXPECT_GT(step.memory_bytes, 0);
+  }
+  EXPECT_TRUE(observer.consistency.consistent);
+  ASSERT_EQ(observer.artifacts.size(), 1u);
+  EXPECT_EQ(observer.artifacts[0].kind, "adapter");
+  const Adapter adapter = ReadAdapter(output_dir());
+  EXPECT_EQ(adapter.pairs.size(), 14u);
+  for (const LoraPair& pair : adapter.pairs) EXPECT_GT(pair.b.abs().max().item<float>(), 0.0f);
+  Generator generator({.model_dir = model_dir(), .adapter_dir = output_dir()});
+  EXPECT_EQ(generator.Generate(std::vector<int32_t>{1, 2, 3}, 4, {}).size(), 4u);
+}
+
+TEST_F(TrainerTest, FullShardGathersWhatIsDelivered) {
+  TrainerOptions options = Options(spec::Mode::kFullFinetune, 3);
+  options.spec.parallelism.sharding = spec::Sharding::kFullShard;
+  for (const RecordingObserver& observer : RunAll(options, 3)) {
+    EXPECT_TRUE(observer.consistency.consistent);
+    EXPECT_EQ(observer.consistency.weights_sha256, observer.consistency.delivered_sha256);
+  }
+  const ModelFiles before = ModelFiles::Open(model_dir()), after = ModelFiles::Open(output_dir());
+  EXPECT_EQ(before.Names(), after.Names());
+  for (const std::string& name : before.Names()) {
+    EXPECT_FALSE(at::equal(before.View(name).to(at::kFloat), after.View(name))) << name;
+  }
+}
+
+TEST_F(TrainerTest, ReplicasOfZero2AreEqualOnAllRanks) {
+  TrainerOptions options = Options(spec::Mode::kLora, 2);
+  options.spec.training.use_qlora = true;
+  options.spec.parallelism.sharding = spec::Sharding::kZero2;
+  const auto observers = RunAll(options, 2);
+  EXPECT_TRUE(observers[0].consistency.consistent);
+  EXPECT_EQ(observers[0].consistency.weights_sha256, observers[1].consistency.weights_sha256);
+  EXPECT_EQ(observers[0].artifacts.size(), 1u);
+  EXPECT_EQ(observers[1].artifacts.size(), 0u);
+  for (size_t i = 0; i < observers[0].steps.size(); ++i) {
+    EXPECT_EQ(observers[0].steps[i].loss, observers[1].steps[i].loss);
+  }
+}
+
+TEST_F(TrainerTest, ComputesInBf16WithFp32MasterWeights) {
+  TrainerOptions options = Options(spec::Mode::kFullFinetune, 2);
+  options.spec.parallelism.compute_type = spec::ComputeType::kBf16;
+  options.spec.parallelism.sharding = spec::Sharding::kZero2;
+  const auto observers = RunAll(options, 2);
+  EXPECT_LT(observers[0].steps.back().loss, observers[0].steps.front().loss);
+  EXPECT_TRUE(observers[0].consistency.consistent);
+  EXPECT_EQ(ModelFiles::Open(output_dir()).Info("model.norm.weight").dtype, at::kBFloat16);
+}
+
+TEST_F(TrainerTest, ValidatesBeforeTheFirstStepEveryEvalStepsAndAtTheEnd) {
+  TrainerOptions options = Options(spec::Mode::kLora, 1);
+  options.validation = Rows(5);
+  options.spec.training.validation.enabled = true;
+  options.spec.training.validation.eval_steps = 4;
+  const RecordingObserver observer = RunOne(options);
+  ASSERT_EQ(observer.evals.size(), 3u);
+  EXPECT_EQ(observer.evals[0].step, 0);
+  EXPECT_EQ(observer.evals[1].step, 4);
+  EXPECT_EQ(observer.evals[2].step, 6);
+  EXPECT_LT(observer.evals[2].loss, observer.evals[0].loss);
+}
+
+TEST_F(TrainerTest, ValidationWithoutRowsIsRefused) {
+  TrainerOptions options = Options(spec::Mode::kLora, 1);
+  options.spec.training.validation.enabled = true;
+  EXPECT_THROW(RunOne(options), UserError);
+}
+
+TEST_F(TrainerTest, KeepsTheBestWeightsWhenAsked) {
+  TrainerOptions options = Options(spec::Mode::kLora, 1);
+  options.validation = Rows(5);
+  options.spec.training.validation.enabled = true;
+  options.spec.training.validation.eval_steps = 1;
+  options.spec.training.validation.save_best_model_at_end = true;
+  options.spec.training.validation.greater_is_better = true;  // so the first step wins
+  RunOne(options);
+  const Tensor best = ReadAdapter(output_dir()).pairs[0].b.clone();
+  options.spec.hyperparameters.lr_scheduler = spec::LrScheduler::kCosine;
+  options.spec.training.validation.save_best_model_at_end = false;
+  RunOne(options);
+  EXPECT_GT(ReadAdapter(output_dir()).pairs[0].b.norm().item<float>(), best.norm().item<float>());
+}
+
+TEST_F(TrainerTest, StopEndsBetweenStepsAndDeliversNothing) {
+  const RecordingObserver observer = RunOne(Options(spec::Mode::kLora, 1), /*stop_after=*/3);
+  EXPECT_TRUE(result_.stopped);
+  EXPECT_EQ(result_.steps, 3);
+  EXPECT_EQ(observer.steps.size(), 3u);
+  EXPECT_FALSE(std::filesystem::exists(output_dir()));
+}
+
+TEST_F(TrainerTest, LossThatIsNotFiniteStopsAndSaysWhere) {
+  TrainerOptions options = Options(spec::Mode::kLora, 1);
+  options.spec.hyperparameters.learning_rate = 1e30;
+  options.spec.hyperparameters.warmup_ratio = 0;
+  options.spec.hyperparameters.max_grad_norm = 0;
+  try {
+    RunOne(options);
+    FAIL() << "trained on";
+  } catch (const UserError& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(error.code(), "nan_loss");
+    EXPECT_NE(message.find("of step "), std::string::npos) << message;
+    EXPECT_NE(message.find("rank 0 in the rows of line"), std::string::npos) << message;
+    EXPECT_NE(error.advice().find("learning_rate"), std::string::npos);
+  }
+  EXPECT_FALSE(std::filesystem::exists(output_dir()));
+}
+
+TEST_F(TrainerTest, WeightsThatContradictTheConfigurationAreRefused) {
+  const auto refusal = [&](const std::string& extra) {
+    std::filesystem::remove(model_dir() / "config.json");
+    std::ofstream(model_dir() / "config.json") << TinyConfig(extra);
+    try {
+      RunOne(Options(spec::Mode::kLora, 1));
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_NE(refusal(R"(, "attention_bias": true)").find("q_proj.bias"), std::string::npos);
+  EXPECT_NE(refusal(R"(, "head_dim": 16)").find("has shape"), std::string::npos);
+  EXPECT_EQ(refusal(R"(, "tie_word_embeddings": true)"), "accepted");
+}
+
+}  // namespace
+}  // namespace sft::engine

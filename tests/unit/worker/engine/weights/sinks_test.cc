@@ -1,0 +1,113 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "tests/unit/worker/engine/dist/run_ranks.h"
+#include "worker/engine/weights/replicated_sink.h"
+#include "worker/engine/weights/sharded_sink.h"
+#include "worker/engine/weights/trainable_store.h"
+
+namespace sft::engine {
+namespace {
+
+using at::Tensor;
+
+ModelLayout Layout() {
+  ModelLayout layout;
+  layout.units.push_back({"a", {{"a.weight", {2}, ParamRole::kLinear, true}}});
+  layout.units.push_back({"b",
+                          {{"b.weight", {4, 5}, ParamRole::kLinear, true},
+                           {"b.frozen", {6}},
+                           {"b.bias", {3}, ParamRole::kBias, true}}});
+  layout.units.push_back({"c", {{"c.frozen", {9}}}});
+  return layout;
+}
+
+// Rank r adds (r + 1) * 10^micro to every element of every trained parameter.
+void Accumulate(GradientSink& sink, const ModelLayout& layout, int rank) {
+  sink.BeginStep();
+  for (int micro = 0; micro < 2; ++micro) {
+    sink.BeginMicroBatch(micro == 1);
+    for (int unit = layout.size() - 1; unit >= 0; --unit) {
+      for (int i = 0; i < static_cast<int>(layout.units[unit].params.size()); ++i) {
+        Tensor buffer = sink.Buffer(unit, i);
+        ASSERT_EQ(buffer.defined(), layout.units[unit].params[i].trainable);
+        if (buffer.defined()) buffer.add_((rank + 1) * (micro == 0 ? 1 : 10));
+      }
+      if (layout.units[unit].trainable()) sink.FinishUnit(unit);
+    }
+  }
+}
+
+TEST(ReplicatedSinkTest, SumsMicroBatchesAndRanksInBuckets) {
+  const ModelLayout layout = Layout();
+  RunRanks(3, [&](Communicator& comm) {
+    TrainableStore store(layout, at::kFloat, at::kFloat, Placement::kReplicated, comm);
+    ReplicatedSink one(layout, store, 1 << 20, comm);
+    EXPECT_EQ(one.buckets(), 1);
+    ReplicatedSink many(layout, store, 1, comm);
+    EXPECT_EQ(many.buckets(), 2);
+    for (GradientSink* sink :
+         {static_cast<GradientSink*>(&one), static_cast<GradientSink*>(&many)}) {
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        Accumulate(*sink, layout, comm.rank());
+        const auto& parts = sink->Reduce();
+        ASSERT_EQ(parts.size(), 3u);
+        for (const Tensor& part : parts) EXPECT_TRUE(at::all(part == 66).item<bool>());
+      }
+    }
+  });
+}
+
+TEST(ShardedSinkTest, EachRankGetsTheSumOfItsShardAndSomeGetNone) {
+  const ModelLayout layout = Layout();
+  for (Placement placement : {Placement::kShardedOptimizer, Placement::kFullShard}) {
+    RunRanks(4, [&](Communicator& comm) {
+      TrainableStore store(layout, at::kFloat, at::kFloat, placement, comm);
+      ShardedSink sink(layout, store, comm);
+      Accumulate(sink, layout, comm.rank());
+      const auto& parts = sink.Reduce();
+      ASSERT_EQ(parts.size(), store.parts().size());
+      int64_t elements = 0;
+      for (size_t i = 0; i < parts.size(); ++i) {
+        EXPECT_EQ(parts[i].numel(), store.parts()[i].count);
+        EXPECT_TRUE(at::all(parts[i] == 110).item<bool>());
+        elements += parts[i].numel();
+      }
+      EXPECT_EQ(store.shard_size(0), comm.rank() < 2 ? 1 : 0);
+      EXPECT_EQ(AllReduceSumDouble(comm, static_cast<double>(elements)), 25.0);
+    });
+  }
+}
+
+TEST(TrainableStoreTest, GathersAndUpdatesEveryPlacementAlike) {
+  const ModelLayout layout = Layout();
+  for (at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    for (Placement placement :
+         {Placement::kReplicated, Placement::kShardedOptimizer, Placement::kFullShard}) {
+      RunRanks(3, [&](Communicator& comm) {
+        TrainableStore store(layout, compute, at::kFloat, placement, comm);
+        store.Load([&](int unit, int param, int64_t first, int64_t count) {
+          return at::arange(first, first + count, at::kFloat).add_(100 * unit + 10 * param);
+        });
+        const auto source = store.MakeSource();
+        for (TrainablePart part : store.parts()) {
+          part.master.add_(1);
+          if (part.copy.defined()) part.copy.copy_(part.master);
+        }
+        store.AfterUpdate();
+        source->Invalidate();
+        AcquiredUnit acquired(*source, layout, 1);
+        const Tensor expected = at::arange(20, at::kFloat).add_(101).view({4, 5});
+        EXPECT_TRUE(at::equal(acquired.weights()[0], expected.to(compute)));
+        EXPECT_FALSE(acquired.weights()[1].defined());
+        EXPECT_TRUE(at::equal(store.Gather(1, 0), expected));
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sft::engine

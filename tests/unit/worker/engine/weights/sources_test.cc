@@ -1,0 +1,125 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "tests/unit/worker/engine/dist/run_ranks.h"
+#include "worker/engine/base/error.h"
+#include "worker/engine/weights/quantized_source.h"
+#include "worker/engine/weights/sharded_source.h"
+#include "worker/engine/weights/slot_pool.h"
+
+namespace sft::engine {
+namespace {
+
+using at::Tensor;
+
+// Three units: one of 3 elements (fewer than ranks), one that is cut within parameters, one larger.
+ModelLayout Layout(bool quantized) {
+  ModelLayout layout;
+  layout.units.push_back({"small", {{"s.weight", {3}}}});
+  layout.units.push_back({"middle", {{"m.weight", {5, 7}}, {"m.bias", {11}}}});
+  layout.units.push_back({"large", {{"l.weight", {130, 300}}, {"k.weight", {64, 64}}}});
+  for (UnitInfo& unit : layout.units) {
+    for (ParamInfo& param : unit.params) param.quantized = quantized;
+  }
+  return layout;
+}
+
+Tensor Values(const ModelLayout& layout, int unit, int param) {
+  return at::randn(layout.units[unit].params[param].shape,
+                   at::detail::createCPUGenerator(100 * unit + param + 1), at::kFloat);
+}
+
+TEST(ShardedSourceTest, GathersUnitsWhoseShardsAreUnevenOrEmpty) {
+  const ModelLayout layout = Layout(false);
+  RunRanks(5, [&](Communicator& comm) {
+    ShardedSource source(layout, comm);
+    for (int unit = 0; unit < layout.size(); ++unit) {
+      const FlatLayout flat(layout.units[unit], [](const ParamInfo&) { return true; });
+      std::vector<int64_t> counts = PartSizes(flat.size(), comm.world());
+      const int64_t begin =
+          std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
+      Tensor shard = at::empty({counts[comm.rank()]}, at::kFloat);
+      for (const auto& piece : flat.Slice(begin, shard.numel())) {
+        shard.narrow(0, piece.begin - begin, piece.count)
+            .copy_(
+                Values(layout, unit, piece.param).view({-1}).narrow(0, piece.first, piece.count));
+      }
+      source.Set(unit, flat, counts, shard);
+    }
+    for (int unit : {0, 1, 2, 1, 0}) {
+      AcquiredUnit acquired(source, layout, unit);
+      source.Prefetch((unit + 1) % layout.size());
+      for (size_t i = 0; i < acquired.weights().size(); ++i) {
+        EXPECT_TRUE(at::equal(acquired.weights()[i], Values(layout, unit, static_cast<int>(i))));
+      }
+    }
+    source.Invalidate();
+  });
+}
+
+void LoadAll(QuantizedSource& source, const ModelLayout& layout) {
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    for (int i = 0; i < static_cast<int>(layout.units[unit].params.size()); ++i) {
+      const auto [first, count] = source.RangeOf(unit, i);
+      source.Load(unit, i, Values(layout, unit, i).view({-1}).narrow(0, first, count));
+    }
+  }
+}
+
+class QuantizedSourceTest : public testing::TestWithParam<bool> {};
+
+TEST_P(QuantizedSourceTest, ShardsOfRawBytesGiveTheBitsOfTheWholeBase) {
+  const ModelLayout layout = Layout(true);
+  const auto local = MakeLocalCommunicator(at::kCPU);
+  QuantizedSource whole(layout, MakeNf4Format(GetParam()), at::kBFloat16, false, *local);
+  LoadAll(whole, layout);
+  std::vector<UnitWeights> expected;
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    AcquiredUnit acquired(whole, layout, unit);
+    expected.emplace_back();
+    for (const Tensor& weight : acquired.weights()) expected.back().push_back(weight.clone());
+  }
+  // Unit "large" has 4 cut units: with 3 ranks uneven, with 6 some ranks hold nothing.
+  for (int world : {2, 3, 6}) {
+    RunRanks(world, [&](Communicator& comm) {
+      QuantizedSource source(layout, MakeNf4Format(GetParam()), at::kBFloat16, true, comm);
+      LoadAll(source, layout);
+      for (int unit : {0, 1, 2, 1}) {
+        AcquiredUnit acquired(source, layout, unit);
+        for (size_t i = 0; i < acquired.weights().size(); ++i) {
+          EXPECT_TRUE(at::equal(acquired.weights()[i], expected[unit][i]))
+              << "world " << world << " unit " << unit << " parameter " << i;
+        }
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DoubleQuant, QuantizedSourceTest, testing::Bool());
+
+TEST(QuantFormatTest, BytesCountWholeCutUnits) {
+  // 16,384 elements: 8,192 bytes of codes, 256 of absmax codes, one nested absmax.
+  EXPECT_EQ(MakeNf4Format(true)->Bytes(16385), 2 * (8192 + 256 + 4));
+  EXPECT_EQ(MakeNf4Format(false)->Bytes(16384), 8192 + 1024);
+}
+
+TEST(SlotPoolTest, KeepsReleasedContentUntilTheSlotIsNeeded) {
+  SlotPool pool;
+  const auto options = at::TensorOptions(at::kFloat);
+  pool.Pin(pool.Take(1, 8, options));
+  pool.Unpin(1);
+  EXPECT_NE(pool.Find(1), nullptr);
+  pool.Pin(pool.Take(2, 8, options));
+  pool.Pin(pool.Take(3, 8, options));
+  pool.Pin(pool.Take(4, 8, options));
+  EXPECT_EQ(pool.Find(1), nullptr);
+  EXPECT_THROW(pool.Take(5, 8, options), InternalError);
+  EXPECT_THROW(pool.Unpin(1), InternalError);
+}
+
+}  // namespace
+}  // namespace sft::engine
