@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""The real engine under the real service: the two job files of configs/ on simulated GPUs, from
+submission to what they deliver, as CI would run them."""
+
+import array
+import json
+import pathlib
+import random
+import shutil
+import struct
+import sys
+import time
+import unittest
+
+import harness
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEMO = ROOT / "build/demo"
+DATA = ROOT / "deploy/demo/train.jsonl"
+TRAINING_DEADLINE_S = 200
+SUCCEEDED, CANCELLED = 0, 12
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "num_hidden_layers": 2, "vocab_size": 49152, "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+    "hidden_act": "silu", "torch_dtype": "bfloat16",
+}
+
+
+def bfloat16(values):
+    """Bytes of the values cut to bfloat16."""
+    words = array.array("I", array.array("f", values).tobytes())
+    return array.array("H", (word >> 16 for word in words)).tobytes()
+
+
+def tiny_tensors():
+    """Name -> (shape, bytes) of a random model small enough for eight ranks."""
+    source = random.Random(7)
+    hidden, inner, heads = TINY["hidden_size"], TINY["intermediate_size"], TINY["num_attention_heads"]
+    kv = TINY["num_key_value_heads"] * TINY["head_dim"]
+    shapes = {"model.embed_tokens.weight": [TINY["vocab_size"], hidden], "model.norm.weight": [hidden]}
+    for layer in range(TINY["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        shapes |= {
+            prefix + "self_attn.q_proj.weight": [heads * TINY["head_dim"], hidden],
+            prefix + "self_attn.k_proj.weight": [kv, hidden],
+            prefix + "self_attn.v_proj.weight": [kv, hidden],
+            prefix + "self_attn.o_proj.weight": [hidden, heads * TINY["head_dim"]],
+            prefix + "mlp.gate_proj.weight": [inner, hidden],
+            prefix + "mlp.up_proj.weight": [inner, hidden],
+            prefix + "mlp.down_proj.weight": [hidden, inner],
+            prefix + "input_layernorm.weight": [hidden],
+            prefix + "post_attention_layernorm.weight": [hidden],
+        }
+    tensors = {}
+    for name, shape in shapes.items():
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        centre = 1.0 if "norm" in name else 0.0
+        tensors[name] = (shape, bfloat16(centre + source.uniform(-0.05, 0.05) for _ in range(count)))
+    return tensors
+
+
+def write_tiny_model(folder):
+    """The tensors, with the demo model's tokenizer and template."""
+    folder.mkdir(parents=True)
+    tensors, header, offset = tiny_tensors(), {}, 0
+    for name, (shape, data) in tensors.items():
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(folder / "model.safetensors", "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for _, data in tensors.values():
+            out.write(data)
+    (folder / "config.json").write_text(json.dumps(TINY))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copyfile(DEMO / "model" / name, folder / name)
+    return tensors
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + size])
+    header.pop("__metadata__", None)
+    return {name: data[8 + size + entry["data_offsets"][0] : 8 + size + entry["data_offsets"][1]]
+            for name, entry in header.items()}
+
+
+@unittest.skipUnless((DEMO / "model/model.safetensors").exists(),
+                     "build/demo/model is missing: run deploy/demo/make_model.sh")
+class TrainingTest(harness.ServiceCase):
+    def submit_config(self, name, *arguments):
+        result = self.sftctl("submit", ROOT / "configs" / name, "--dataset", DATA, "--examples", 8, "--json",
+                             *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)["job"]
+
+    def ranks(self):
+        return harness.processes_with("sft-rank train --launch " + str(self.dir))
+
+    def consistency(self, job):
+        lines = self.sftctl("events", job, "--json").stdout.splitlines()
+        events = [json.loads(line) for line in lines]
+        return [json.loads(event["message"]) for event in events if event["type"] == "consistency"]
+
+    def wait_success(self, job):
+        result = self.sftctl("wait", job, "--timeout", f"{TRAINING_DEADLINE_S}s", timeout=TRAINING_DEADLINE_S + 30)
+        self.assertEqual(result.returncode, SUCCEEDED, f"{result.stderr}{self.sftctl('logs', job).stdout}")
+
+    def check_consistent(self, job, ranks):
+        found = self.consistency(job)
+        self.assertEqual(len(found), ranks)
+        self.assertEqual(len({event["weights_sha256"] for event in found}), 1, found)
+        for event in found:
+            self.assertTrue(event["consistent"], event)
+            self.assertEqual(event["delivered_sha256"], event["weights_sha256"])
+
+    def test_the_qlora_job_of_four_gpus_and_the_full_job_of_eight_run_as_they_are(self):
+        base = write_tiny_model(self.dir / "models/small")
+        shutil.copytree(DEMO / "model", self.dir / "models/smollm2")
+        self.start_server()
+        self.start_worker(engine=True)
+        qlora = self.submit_config("multi_gpu_qlora_4xh100.toml", "--model", "smollm2")
+        full = self.submit_config("multi_gpu_fft_8xh100.toml", "--model", "small")
+
+        self.wait_for_ranks(4)
+        waiting = self.status(full)
+        self.assertEqual(waiting["state"], "PENDING")
+        self.assertIn(qlora, waiting["reason"])
+        self.wait_success(qlora)
+        self.check_consistent(qlora, 4)
+
+        self.wait_for_ranks(8)
+        self.wait_success(full)
+        self.check_consistent(full, 8)
+
+        self.assertEqual(self.sftctl("download", qlora, "-o", self.dir / "adapter").returncode, 0)
+        adapter = read_safetensors(self.dir / "adapter/adapter_model.safetensors")
+        self.assertEqual(len(adapter), 2 * 7 * 30)
+        self.assertTrue(all(any(data) for name, data in adapter.items() if "lora_B" in name))
+
+        self.assertEqual(self.sftctl("download", full, "-o", self.dir / "full").returncode, 0)
+        delivered = read_safetensors(self.dir / "full/model.safetensors")
+        self.assertEqual(set(delivered), set(base))
+        changed = [name for name in base if delivered[name] != base[name][1]]
+        self.assertIn("model.embed_tokens.weight", changed)
+        self.assertIn("model.layers.1.mlp.down_proj.weight", changed)
+
+    def test_a_cancelled_training_leaves_no_process_and_frees_its_gpus(self):
+        shutil.copytree(DEMO / "model", self.dir / "models/smollm2")
+        self.start_server()
+        self.start_worker(engine=True)
+        job = self.submit_config("multi_gpu_qlora_4xh100.toml", "--model", "smollm2", "--set",
+                                 "hyperparameters.max_steps=1000")
+        self.wait_for_ranks(4)
+        begin = time.monotonic()
+        self.assertEqual(self.sftctl("cancel", job).returncode, 0)
+        self.assert_ends(job, CANCELLED)
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertEqual(self.ranks(), [])
+        self.assertEqual(self.shims(), [])
+        nodes = json.loads(self.sftctl("nodes", "--json").stdout)
+        self.assertTrue(all(slot["job"] == "" for node in nodes for slot in node["slots"]), nodes)
+
+    def test_one_gang_trains_over_two_workers(self):
+        write_tiny_model(self.dir / "models/small")
+        self.start_server()
+        self.start_worker("node-a", gpus="H100:1", engine=True)
+        self.start_worker("node-b", gpus="H100:1", engine=True)
+        job = self.submit_config(
+            "multi_gpu_qlora_4xh100.toml", "--model", "small", "--set", "compute.gpu_count=2", "--set",
+            "compute.nodes=2", "--set", "compute.gpus_per_node=1", "--set", "compute.variant=H100-1x")
+        self.wait_success(job)
+        self.check_consistent(job, 2)
+        self.assertEqual(len(self.status(job)["nodes"]), 2)
+
+
+if __name__ == "__main__":
+    program = unittest.main(exit=False)
+    result = program.result
+    if result.skipped and not result.failures and not result.errors:
+        print(result.skipped[0][1])
+        sys.exit(77)
+    sys.exit(0 if result.wasSuccessful() else 1)
