@@ -23,10 +23,15 @@ TEXT_SUFFIXES = SOURCE_SUFFIXES | {".proto", ".py", ".rs", ".md", ".toml", ".cma
 
 
 def tracked_files():
-    """Files of the tree, tracked or not yet added, without ignored ones."""
-    output = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-                            cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return [line for line in output.splitlines() if (ROOT / line).is_file()]
+    """Files of the tree, tracked or not yet added, without ignored ones; of an exported tree, all but
+    what a build makes."""
+    listing = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+                             cwd=ROOT, check=False, capture_output=True, text=True)
+    if listing.returncode == 0:
+        return [line for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
+    made = {".git", "build", "dist", "__pycache__"}
+    return [str(path.relative_to(ROOT)) for path in sorted(ROOT.rglob("*"))
+            if path.is_file() and not made.intersection(path.relative_to(ROOT).parts)]
 
 
 def folder_of(path, table):
