@@ -27,6 +27,14 @@ void FileSender::Send(const v1::FetchFile& request) {
   thread_.Wake();
 }
 
+std::vector<std::string> FileSender::RootsOf(const std::string& path) const {
+  std::vector<std::string> roots = {setup_.shared_dir};
+  if (path.ends_with("/config.json")) {
+    roots.insert(roots.end(), setup_.roots.begin(), setup_.roots.end());
+  }
+  return roots;
+}
+
 Nanos FileSender::SendNext() {
   v1::FetchFile request;
   {
@@ -35,7 +43,8 @@ Nanos FileSender::SendNext() {
     request = std::move(waiting_.front());
     waiting_.pop_front();
   }
-  const absl::StatusOr<std::string> path = io::ResolveBelow(request.path(), {setup_.shared_dir});
+  const absl::StatusOr<std::string> path =
+      io::ResolveBelow(request.path(), RootsOf(request.path()));
   const absl::Status sent =
       path.ok() ? server_.SendFile(request, *path, "")
                 : server_.SendFile(request, "", std::string(Message(path.status())));

@@ -11,8 +11,9 @@
 
 namespace sft::worker {
 
-// Sends files of the shared folder that the server asks for, one after the other, on a thread of
-// its own. Any other path is refused. At most kMaxWaiting requests wait; more are dropped.
+// Sends files that the server asks for, one after the other, on a thread of its own: those of the
+// shared folder, and the config.json of a model below the roots, from which a job is planned. Any
+// other path is refused. At most kMaxWaiting requests wait; more are dropped.
 class FileSender {
  public:
   static constexpr size_t kMaxWaiting = 64;
@@ -25,6 +26,7 @@ class FileSender {
 
  private:
   Nanos SendNext();
+  std::vector<std::string> RootsOf(const std::string& path) const;
 
   const NodeSetup& setup_;
   ServerApi& server_;

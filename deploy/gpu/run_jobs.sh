@@ -2,7 +2,7 @@
 # From a bundle alone: a dev server and worker on this machine's GPUs, then QLoRA jobs on random-weight
 # models of the real size. Prints GPUs found, memory, loss, tokens/s and exit codes.
 #
-#   deploy/gpu/run_m6.sh BUNDLE LOG_DIR [WORK_DIR]
+#   deploy/gpu/run_jobs.sh BUNDLE LOG_DIR [WORK_DIR]
 #
 # BUNDLE is an unpacked bundle or a tarball of one. One GPU trains Qwen3-8B; with four there are
 # Qwen3-8B on one and Qwen3-32B on all four over NCCL. WORK_DIR (default: a new folder below /tmp, then
@@ -25,7 +25,7 @@ finish() {
   [ $# -eq 3 ] || rm -rf "$work"
 }
 trap 'finish "$@"' EXIT
-fail() { echo "run_m6: $*" >&2; exit 1; }
+fail() { echo "run_jobs: $*" >&2; exit 1; }
 left() { echo $((deadline - SECONDS)); }
 
 if [ -d "$bundle" ]; then

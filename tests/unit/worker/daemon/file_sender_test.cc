@@ -1,0 +1,66 @@
+#include "worker/daemon/file_sender.h"
+
+#include <gtest/gtest.h>
+
+#include "common/io/file.h"
+#include "tests/unit/worker/daemon/fake_server.h"
+
+namespace sft::worker {
+namespace {
+
+// Keeps what was sent; the test waits for it.
+class RecordingServer : public FakeServer {
+ public:
+  absl::Status SendFile(const v1::FetchFile&, const std::string& path,
+                        const std::string& error) override {
+    const MutexLock lock(mutex_);
+    path_ = path;
+    error_ = error;
+    done_ = true;
+    changed_.NotifyAll();
+    return absl::OkStatus();
+  }
+  // The path that was sent; empty when the file was refused.
+  std::string Wait() {
+    const MutexLock lock(mutex_);
+    while (!done_) changed_.Wait(mutex_);
+    done_ = false;
+    EXPECT_EQ(path_.empty(), !error_.empty());
+    return path_;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::string path_, error_;
+  bool done_ = false;
+};
+
+TEST(FileSenderTest, OnlyTheSharedFolderAndConfigurationsBelowTheRootsAreSent) {
+  const std::string dir = *io::MakeTempDir("file-sender");
+  for (const char* folder : {"/shared", "/models/m", "/other"}) {
+    ASSERT_TRUE(io::MakeDirs(dir + folder).ok());
+    ASSERT_TRUE(io::WriteFileAtomic(dir + folder + "/config.json", "{}").ok());
+    ASSERT_TRUE(io::WriteFileAtomic(dir + folder + "/weights", "w").ok());
+  }
+  NodeSetup setup;
+  setup.shared_dir = dir + "/shared";
+  setup.roots = {dir + "/models"};
+  RecordingServer server;
+  FileSender sender(setup, server);
+  const auto sent = [&](const std::string& path) {
+    v1::FetchFile request;
+    request.set_path(dir + path);
+    sender.Send(request);
+    return server.Wait();
+  };
+  EXPECT_EQ(sent("/shared/weights"), dir + "/shared/weights");
+  EXPECT_EQ(sent("/models/m/config.json"), dir + "/models/m/config.json");
+  EXPECT_EQ(sent("/models/m/weights"), "");
+  EXPECT_EQ(sent("/other/config.json"), "");
+  EXPECT_EQ(sent("/models/m/../../other/config.json"), "");
+  EXPECT_TRUE(io::RemoveAll(dir).ok());
+}
+
+}  // namespace
+}  // namespace sft::worker
