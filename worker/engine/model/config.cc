@@ -225,6 +225,9 @@ DecoderConfig DecoderConfig::Parse(std::string_view text, const std::string& ori
   c.mlp_bias = family.name == "llama" && config.Get<bool>("mlp_bias", false);
   c.head_norm = family.head_norm;
   c.tied_head = config.Get<bool>("tie_word_embeddings", false);
+  c.pad_token = config.Get<int64_t>("pad_token_id", c.vocabulary);
+  if (c.pad_token < 0) c.pad_token += c.vocabulary;  // torch counts from the end
+  if (c.pad_token >= c.vocabulary) c.pad_token = -1;
   c.windows = ReadWindows(config, family, c.layers);
   CheckShapes(config, c);
   return c;

@@ -29,6 +29,8 @@ struct DecoderConfig {
   bool mlp_bias = false;
   bool head_norm = false;        // norm of each query and key head
   bool tied_head = false;        // the head is the embedding
+  // The token whose lookups do not train the embedding, as nn.Embedding's padding_idx; -1: none.
+  int64_t pad_token = -1;
   std::vector<int64_t> windows;  // by layer; 0: full attention
 
   // Reads <model_dir>/config.json. Throws UserError naming the file and the key: missing or broken

@@ -126,9 +126,16 @@ HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& ba
   return result;
 }
 
-void Decoder::BackwardEmbedding(const Tensor& dx, const DeviceBatch& batch, GradientSink& sink) {
+void Decoder::BackwardEmbedding(Tensor dx, const DeviceBatch& batch, GradientSink& sink) {
   Tensor buffer = sink.Buffer(kEmbeddingUnit, kEmbedding);
-  if (buffer.defined()) AddRows(buffer, batch.tokens, dx);
+  if (buffer.defined()) {
+    // transformers gives the embedding the pad token as padding_idx: its lookups have no gradient,
+    // even where it is a chat format's end of turn. A tied head still trains the row.
+    if (config_.pad_token >= 0) {
+      dx.masked_fill_(batch.tokens.eq(config_.pad_token).unsqueeze(1), 0.0);
+    }
+    AddRows(buffer, batch.tokens, dx);
+  }
   sink.FinishUnit(kEmbeddingUnit);
 }
 
@@ -152,7 +159,7 @@ Tensor Decoder::ForwardBackward(const DeviceBatch& batch, const DropoutKey* drop
     saved[unit - 1] = {};
     if (layout_.units[unit].trainable()) sink.FinishUnit(unit);
   }
-  if (first == kEmbeddingUnit) BackwardEmbedding(dx, batch, sink);
+  if (first == kEmbeddingUnit) BackwardEmbedding(std::move(dx), batch, sink);
   return loss;
 }
 

@@ -60,7 +60,8 @@ class Decoder {
   // Loss, and the gradient of the last block's output.
   HeadLoss::Gradients BackwardHead(const at::Tensor& x, const DeviceBatch& batch,
                                    GradientSink& sink, bool need_dx);
-  void BackwardEmbedding(const at::Tensor& dx, const DeviceBatch& batch, GradientSink& sink);
+  // Overwrites dx.
+  void BackwardEmbedding(at::Tensor dx, const DeviceBatch& batch, GradientSink& sink);
   const at::Tensor& HeadWeight(const UnitWeights& head, const UnitWeights& embedding) const;
   BlockContext MakeContext(const DeviceBatch& batch) const;
   Recompute RecomputeOf(size_t layer) const;
