@@ -67,7 +67,7 @@ BANNED = [
     (r"sqlite3_exec\(", ["server/store/"], "the store"),
     (r"\bTODO\b|\bFIXME\b|\bXXX\b", [], "doing it, or an error that says so"),
     # A private constructor is reached by unique_ptr<T>(new T(...)); a bare new is not owned.
-    (r"(?<!_ptr<)(?<![\w.>(])new [A-Z]\w*[({]", [], "std::make_unique"),
+    (r"^(?!.*unique_ptr<\w+>(?: \w+)?\(new ).*(?<![\w.>])new [A-Z]\w*[({]", [], "std::make_unique"),
     (r"^\s*delete [a-z]", [], "a smart pointer"),
     (r"#include <torch/torch\.h>|#include <torch/all\.h>", [], "narrow ATen headers"),
 ]

@@ -42,6 +42,11 @@ class Banned(unittest.TestCase):
             with self.subTest(line=line):
                 self.assertEqual(len(breaches(tidy.check_banned, "server/core/a.cc", [line])), 1)
 
+    def test_new_passes_only_where_a_unique_ptr_takes_it(self):
+        for line in ["return std::unique_ptr<A>(new A(1));", "std::unique_ptr<A> a(new A(1));"]:
+            self.assertEqual(breaches(tidy.check_banned, "server/a.cc", [line]), [])
+        self.assertEqual(len(breaches(tidy.check_banned, "server/a.cc", ["Keep(new A(1));"])), 1)
+
     def test_the_one_allowed_place_passes(self):
         line = ["std::chrono::steady_clock::now()"]
         self.assertEqual(breaches(tidy.check_banned, "common/base/clock.cc", line), [])
