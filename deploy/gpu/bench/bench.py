@@ -155,8 +155,13 @@ class RowRun:
             if self.options.peer == "none" or skip or self.out_of_time(peer.name):
                 continue
             plan = self.plan(self.row.gpus, self.options.steps)
-            self.context.say(f"{self.row.name} / {peer.name}: {plan['steps']} steps of {plan['tokens']} tokens")
-            self.peer_records.append(self.record(peers.run(self.row, peer, self.context, plan)))
+            # Rows that differ in our options alone have the same peers: each runs once.
+            key = self.row.model, self.row.seq, self.row.tokens, self.row.gpus, peer
+            if key not in self.context.peer_records:
+                self.context.say(f"{self.row.name} / {peer.name}: {plan['steps']} steps of {plan['tokens']} tokens")
+                self.context.peer_records[key] = peers.run(self.row, peer, self.context, plan)
+            record = {**self.context.peer_records[key], "row": self.row.name}
+            self.peer_records.append(self.record(record))
 
     def run_within_memory(self):
         if not any(goal.kind == "each_peer_memory" for goal in self.row.goals):

@@ -46,7 +46,8 @@ def settings_table(records):
              "|---|---|---|---|---|---|---|---|---|"]
     for record in records:
         peer = best([other for other in records if other["row"] == record["row"] and other["side"] == "peer"])
-        ratio = f"{rate(record) / rate(peer):.3f}" if peer and correct(record) else "-"
+        compared = peer and correct(record) and record["side"] in ("ours", "peer")
+        ratio = f"{rate(record) / rate(peer):.3f}" if compared else "-"
         memory = measured(record, "reserved_gb", "{:.1f}")
         if record.get("allocated_gb") is not None:
             memory += f" ({record['allocated_gb']:.1f})"
