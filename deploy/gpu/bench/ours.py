@@ -2,7 +2,6 @@
 
 import json
 import math
-import pathlib
 import shutil
 import socket
 import statistics
@@ -27,7 +26,7 @@ def make_job(row, setting, gpu_type, plan, overrides):
     of docs/config.md; sft-rank refuses a key that it does not know. `plan`: gpus, tokens, steps."""
     rows = plan["tokens"] // row.seq
     if rows % (setting.batch * plan["gpus"]):
-        raise ValueError(f"{row.name}: {rows} rows a step do not split into {plan['gpus']} x {setting.batch}")
+        raise SystemExit(f"bench: {row.name}: {rows} rows a step do not split into {plan['gpus']} x {setting.batch}")
     keys = {
         "job.model": row.model, "job.data": "rows.jsonl",
         "compute.gpu_type": gpu_type, "compute.gpu_count": plan["gpus"], "compute.nodes": 1,
@@ -151,7 +150,7 @@ def run(row, setting, context, plan, overrides):
         fatal += figures(record, folder, plan["gpus"], started_at)
     if not outcome.ok:
         record["status"] = status_of(outcome, fatal)
-        words = [event.get("message", "") for event in fatal] or last_lines(logs[-1], 3)
+        words = [event.get("message", "") for event in fatal] or [why(logs[-1])]
         record["error"] = "; ".join(words)[:600]
     record["exit_codes"] = outcome.codes
     context.keep_logs(f"{row.name} / {setting.name}", logs)
@@ -159,10 +158,11 @@ def run(row, setting, context, plan, overrides):
     return record
 
 
-def last_lines(path, count):
-    if not pathlib.Path(path).exists():
-        return []
-    return pathlib.Path(path).read_text(errors="replace").strip().split("\n")[-count:]
+def why(path):
+    """The line of a log that most likely says what went wrong: the last with an error, else the last."""
+    lines = path.read_text(errors="replace").strip().split("\n") if path.exists() else [""]
+    named = [line for line in lines if "rror" in line]
+    return (named or lines)[-1].strip()[:600]
 
 
 def check(record, row, plan, plain, tolerance, learn):

@@ -4,7 +4,7 @@ torchrun; weights are drawn on the GPUs. Prints a line a step and a RESULT line 
 means out of memory.
 
     python3 -m torch.distributed.run --standalone --nproc-per-node 4 peer_fft.py --model DIR --rows FILE \
-        --seq 4096 --batch 2 --accumulation 2 --checkpointing off --compile --master fp32 --steps 10
+        --seq 4096 --batch 2 --accumulation 2 --checkpointing off --compile --weights fp32 --steps 10
 """
 
 import argparse
@@ -29,7 +29,7 @@ def parse():
     parser.add_argument("--accumulation", type=int, required=True)
     parser.add_argument("--checkpointing", choices=["on", "off"], required=True)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--master", choices=["fp32", "bf16"], required=True)
+    parser.add_argument("--weights", choices=["fp32", "bf16"], required=True)
     parser.add_argument("--steps", type=int, default=10)
     return parser.parse_args()
 
@@ -38,7 +38,7 @@ def make_model(options):
     """Sharded by decoder block, computing in bf16, reducing in fp32; parameters in the master type."""
     config = transformers.AutoConfig.from_pretrained(options.model)
     config._attn_implementation = "sdpa"
-    dtype = torch.float32 if options.master == "fp32" else torch.bfloat16
+    dtype = torch.float32 if options.weights == "fp32" else torch.bfloat16
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     decoder = model.model

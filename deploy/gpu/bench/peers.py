@@ -42,7 +42,7 @@ def run(row, peer, context, plan):
     result = result_of(log)
     if result is None or (result["status"] == "ok" and not outcome.ok):
         record["status"] = "timeout" if outcome.timed_out else "failed"
-        record["error"] = "; ".join(ours.last_lines(log, 3))[:600]
+        record["error"] = ours.why(log)
     elif result["status"] == "oom":
         record |= {"status": "oom", "error": result["error"]}
     else:

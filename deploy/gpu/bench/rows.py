@@ -74,10 +74,10 @@ def unsloth(batch, checkpointing, default=False):
     return Peer(f"Unsloth NF4, batch {batch}, {how}", "qlora", batch, checkpointing, (), default)
 
 
-def fsdp2(batch, checkpointing, master):
+def fsdp2(batch, checkpointing, weights):
     how = "checkpointing" if checkpointing else "none recomputed"
     return Peer(f"FSDP2 + compile, batch {batch}, {how}", "fft", batch, checkpointing,
-                ("--compile", "--master", master))
+                ("--compile", "--weights", weights))
 
 
 FP8 = {KEY_MATMUL: "fp8"}
