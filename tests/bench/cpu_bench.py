@@ -6,7 +6,7 @@ compares its tokens/s with the same arithmetic in plain PyTorch, measured on thi
 
 The judged figure is a ratio of two rates that a slow machine lowers alike. Each is the best that was
 seen, since other load only ever lowers it, and more rounds run only while the ratio is below the
-threshold. About 40 s when the first round passes. Needs the demo's model (deploy/demo/make_model.sh)
+threshold. About a minute when the first round passes. Needs the demo's model (deploy/demo/make_model.sh)
 and build/deps/torch.
 """
 
@@ -24,8 +24,9 @@ sys.path.insert(0, str(ROOT / "deploy/gpu/bench"))
 import ours  # noqa: E402
 import process  # noqa: E402
 
+# Three rounds on a two-core machine with other load gave 1.29, 1.31 and 1.34: a quarter less is below 1.01.
 THRESHOLD = 1.10
-SEQUENCE, BATCH, STEPS = 64, 8, 12
+SEQUENCE, BATCH, STEPS = 64, 2, 20
 LIMIT_S = 180
 
 
@@ -64,6 +65,8 @@ def steps_of(program, model, threads):
             log = folder / f"{command[0]}.log"
             outcome = process.run([[program, *command, "--launch", launch]], [log], dict(os.environ), LIMIT_S,
                                   folder)
+            if outcome.timed_out:
+                raise SystemExit(f"bench: sft-rank {command[0]} took over {LIMIT_S} s: the machine is too busy to measure")
             if not outcome.ok:
                 raise SystemExit(f"bench: sft-rank {command[0]} failed:\n{log.read_text()[-2000:]}")
         return [event for event in ours.read_events(folder / "rank-0.events") if event["event"] == "step"]
@@ -72,10 +75,12 @@ def steps_of(program, model, threads):
 
 
 def reference_rate(python, model, threads):
-    line = subprocess.run(
-        [python, pathlib.Path(__file__).with_name("reference_step.py"), "--model", model, "--tokens",
-         str(SEQUENCE * BATCH), "--documents", str(BATCH), "--threads", str(threads)],
-        check=True, capture_output=True, text=True).stdout
+    command = [python, pathlib.Path(__file__).with_name("reference_step.py"), "--model", model, "--tokens",
+               str(SEQUENCE * BATCH), "--documents", str(BATCH), "--threads", str(threads)]
+    try:
+        line = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S).stdout
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"bench: plain PyTorch took over {LIMIT_S} s: the machine is too busy to measure") from None
     return json.loads(line)["tokens_per_second"]
 
 
