@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -152,6 +153,20 @@ TEST_P(BiasParityTest, GenerationTakesTheAdaptersBiases) {
   const std::vector<int32_t> tokens(ids.const_data_ptr<int32_t>(),
                                     ids.const_data_ptr<int32_t>() + ids.numel());
   EXPECT_LT(RelativeError(generator.Logits(tokens), golden.Get("logits")[0]), kLogits);
+}
+
+// The program itself, as an operator compares a delivered adapter with peft.
+TEST_P(FamilyParityTest, SftRankWritesTheLogitsOfPeft) {
+  const TempDir out;
+  const std::string file = (out / "logits.safetensors").string();
+  const std::string command = std::string(SFT_BINARY_DIR) + "/bin/sft-rank logits --model " +
+                              dir().string() + " --adapter " + (dir() / "adapter").string() +
+                              " --tokens " + (dir() / "rows.safetensors").string() + " --out " +
+                              file;
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  const GoldenTensors written(file);
+  EXPECT_TRUE(at::equal(written.Get("input_ids"), Read("rows.safetensors").Get("input_ids")));
+  EXPECT_LT(RelativeError(written.Get("logits"), Read("lora.safetensors").Get("logits")), kLogits);
 }
 
 TEST_P(FamilyParityTest, CachedGenerationEqualsWholeForwards) {
