@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO = ROOT / "build/demo"
 DATA = ROOT / "deploy/demo/train.jsonl"
 TRAINING_DEADLINE_S = 200
-RESTART_STEPS = 12  # of the restart tests: about 20 s of training on 2 cores
+RESTART_STEPS = 8  # of the restart tests: 20 to 40 s of training on 2 cores
 SUCCEEDED, CANCELLED = 0, 12
 
 TINY = {
