@@ -65,7 +65,8 @@ Adapter InitialAdapter(const ModelLayout& layout) {
 }
 
 spec::JobSpec Job(const std::string& kind) {
-  spec::JobSpec job = PlainJob(kind.starts_with("fft") ? spec::Mode::kFullFinetune : spec::Mode::kLora);
+  const bool full = kind.starts_with("fft");
+  spec::JobSpec job = PlainJob(full ? spec::Mode::kFullFinetune : spec::Mode::kLora);
   job.training.use_qlora = kind == "qlora";
   job.lora.r = 8;
   job.lora.alpha = 16;
@@ -109,8 +110,8 @@ TEST_P(SeriesTest, LossesEqualTheReferenceStepByStep) {
   RecordProperty("grad_norm", nlohmann::json(our_norms).dump());
 }
 
-// Full fine-tuning at a constant 1e-3 is compared for 8 steps: from step 9 on the reference does not
-// agree with itself when only its rounding changes (2e-4 then, 4e-3 at step 11). README.md has the
+// Full fine-tuning at a constant 1e-3 is compared for 8 steps: from step 9 on the reference does
+// not agree with itself when only its rounding changes (2e-4 then, 4e-3 at step 11). README.md has the
 // figures. The 20 steps reach the same rate after a warm-up, with clipping and decay.
 INSTANTIATE_TEST_SUITE_P(SmolLm2, SeriesTest,
                          testing::Values(Series{"lora", 20, 1e-4}, Series{"fft", 20, 1e-4},
