@@ -56,6 +56,32 @@ __device__ __forceinline__ void Store(T* to, const float (&x)[N]) {
   *reinterpret_cast<Vec<T, N>*>(to) = vec;
 }
 
+// N values as they lie in memory: one access where `wide` (all threads agree), else one by one.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> LoadRaw(const T* from, bool wide) {
+  if (wide) return *reinterpret_cast<const Vec<T, N>*>(from);
+  Vec<T, N> vec;
+#pragma unroll
+  for (int i = 0; i < N; ++i) vec.values[i] = from[i];
+  return vec;
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void StoreRaw(T* to, const Vec<T, N>& vec, bool wide) {
+  if (wide) {
+    *reinterpret_cast<Vec<T, N>*>(to) = vec;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = vec.values[i];
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void Clear(Vec<T, N>& vec) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) vec.values[i] = FromFloat<T>(0.0f);
+}
+
 // Sum over groups of kLanes neighbouring lanes (kLanes a power of two up to a warp); all get it.
 template <int kLanes>
 __device__ __forceinline__ float GroupSum(float x) {
