@@ -45,8 +45,9 @@ void CheckHeads(const char* name, const Tensor& x, const Tensor& like) {
   TORCH_CHECK(x.sizes() == like.sizes() && x.scalar_type() == like.scalar_type(), "attention: ",
               name, " is ", x.scalar_type(), " ", x.sizes(), ", must be ", like.scalar_type(), " ",
               like.sizes());
-  TORCH_CHECK(x.numel() == 0 || (x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2))),
-              "attention: heads of ", name, " ", x.sizes(), " are not dense: strides ", x.strides());
+  const bool dense = x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2));
+  TORCH_CHECK(x.numel() == 0 || dense, "attention: heads of ", name, " ", x.sizes(),
+              " are not dense: strides ", x.strides());
 }
 
 enum class Kind { kCudnn, kFlash, kPlain };
