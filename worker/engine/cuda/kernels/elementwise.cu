@@ -26,12 +26,12 @@ __global__ void __launch_bounds__(kThreads)
   Load(high, highs);
 #pragma unroll
   for (int part = 0; part < N / kPart; ++part) {
-    const auto cs = LoadRaw<float, kPart>(cos + angle + part * kPart, true);
-    const auto ss = LoadRaw<float, kPart>(sin + angle + part * kPart, true);
+    const auto cs = LoadPacked<float, kPart>(cos + angle + part * kPart, true);
+    const auto ss = LoadPacked<float, kPart>(sin + angle + part * kPart, true);
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
-      cosines[part * kPart + i] = cs.values[i];
-      sines[part * kPart + i] = ss.values[i] * direction;
+      cosines[part * kPart + i] = cs[i];
+      sines[part * kPart + i] = ss[i] * direction;
     }
   }
 #pragma unroll

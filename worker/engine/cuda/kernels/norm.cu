@@ -34,30 +34,29 @@ __global__ void __launch_bounds__(Config::kThreads)
   T* __restrict__ y = a.y + row * a.y_stride;
   float sum = 0.0f;
   float rstd;
-  const auto store = [&](int64_t c, const Vec<T, N>& xs, const Vec<T, N>& ws) {
-    Vec<T, N> ys;
+  const auto store = [&](int64_t c, const Packed<T, N>& xs, const Packed<T, N>& ws) {
+    float ys[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      ys.values[i] = FromFloat<T>(Normalised(xs.values[i], ws.values[i], rstd));
-    }
-    StoreRaw(y + c, ys, a.wide);
+    for (int i = 0; i < N; ++i) ys[i] = Normalised<T>(xs[i], ws[i], rstd);
+    StorePacked(y + c, Packed<T, N>(ys), a.wide);
   };
   if constexpr (Config::kVectors > 0) {
-    Vec<T, N> xs[Config::kVectors], ws[Config::kVectors];
+    Packed<T, N> xs[Config::kVectors], ws[Config::kVectors];
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) {
       const int c = first + v * kStep;
-      Clear(xs[v]);
-      if (c < width) xs[v] = LoadRaw<T, N>(x + c, a.wide);
+      if (c < width) xs[v] = LoadPacked<T, N>(x + c, a.wide);
     }
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) {
       const int c = first + v * kStep;
-      if (c < width) ws[v] = LoadRaw<T, N>(weight + c, a.wide);
+      if (c < width) ws[v] = LoadPacked<T, N>(weight + c, a.wide);
     }
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) sum = AddSquares(sum, xs[v]);
     rstd = Rstd(RowSum<Config::kLanes>(sum), a.shape.width, a.eps);
+    KeepPacked(xs);
+    KeepPacked(ws);
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) {
       const int c = first + v * kStep;
@@ -65,11 +64,11 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   } else {
     for (int64_t c = first; c < width; c += kStep) {
-      sum = AddSquares(sum, LoadRaw<T, N>(x + c, a.wide));
+      sum = AddSquares(sum, LoadPacked<T, N>(x + c, a.wide));
     }
     rstd = Rstd(RowSum<Config::kLanes>(sum), a.shape.width, a.eps);
     for (int64_t c = first; c < width; c += kStep) {
-      store(c, LoadRaw<T, N>(x + c, a.wide), LoadRaw<T, N>(weight + c, a.wide));
+      store(c, LoadPacked<T, N>(x + c, a.wide), LoadPacked<T, N>(weight + c, a.wide));
     }
   }
   if (first == 0 && row < a.shape.rows) a.rstd[row] = rstd;
@@ -108,48 +107,44 @@ __global__ void __launch_bounds__(Config::kThreads)
   const float rstd = row < a.shape.rows ? a.rstd[row] : 0.0f;
   float dot = 0.0f;
   float mean;
-  const auto add = [&](const Vec<T, N>& dys, const Vec<T, N>& xs, const Vec<T, N>& ws) {
+  const auto add = [&](const Packed<T, N>& dys, const Packed<T, N>& xs, const Packed<T, N>& ws) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      dot += ToFloat(dys.values[i]) * ToFloat(ws.values[i]) * ToFloat(xs.values[i]);
-    }
+    for (int i = 0; i < N; ++i) dot += dys[i] * ws[i] * xs[i];
   };
-  const auto store = [&](int64_t c, const Vec<T, N>& dys, const Vec<T, N>& xs, const Vec<T, N>& ws,
-                         const Vec<T, N>& rs) {
-    Vec<T, N> dxs;
+  const auto store = [&](int64_t c, const Packed<T, N>& dys, const Packed<T, N>& xs,
+                         const Packed<T, N>& ws, const Packed<T, N>& rs) {
+    float dxs[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const float g = ToFloat(dys.values[i]) * ToFloat(ws.values[i]);
-      const float gradient = rstd * (g - ToFloat(xs.values[i]) * rstd * mean);
-      dxs.values[i] = FromFloat<T>(gradient + ToFloat(rs.values[i]));
+      dxs[i] = rstd * (dys[i] * ws[i] - xs[i] * rstd * mean) + rs[i];
     }
-    StoreRaw(a.dx + row * a.dx_stride + c, dxs, a.wide);
+    StorePacked(a.dx + row * a.dx_stride + c, Packed<T, N>(dxs), a.wide);
   };
   const auto load_residual = [&](int64_t c) {
-    Vec<T, N> rs;
-    Clear(rs);
-    if (a.residual != nullptr) rs = LoadRaw<T, N>(residual + c, a.wide);
+    Packed<T, N> rs;
+    if (a.residual != nullptr) rs = LoadPacked<T, N>(residual + c, a.wide);
     return rs;
   };
   if constexpr (Config::kVectors > 0) {
-    Vec<T, N> dys[Config::kVectors], xs[Config::kVectors], ws[Config::kVectors],
+    Packed<T, N> dys[Config::kVectors], xs[Config::kVectors], ws[Config::kVectors],
         rs[Config::kVectors];
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) {
       const int c = first + v * kStep;
-      Clear(dys[v]);
-      Clear(xs[v]);
-      Clear(ws[v]);
       if (c < width) {
-        dys[v] = LoadRaw<T, N>(dy + c, a.wide);
-        xs[v] = LoadRaw<T, N>(x + c, a.wide);
-        ws[v] = LoadRaw<T, N>(weight + c, a.wide);
+        dys[v] = LoadPacked<T, N>(dy + c, a.wide);
+        xs[v] = LoadPacked<T, N>(x + c, a.wide);
+        ws[v] = LoadPacked<T, N>(weight + c, a.wide);
         rs[v] = load_residual(c);
       }
     }
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) add(dys[v], xs[v], ws[v]);
     mean = RowSum<Config::kLanes>(dot) * rstd / static_cast<float>(a.shape.width);
+    KeepPacked(dys);
+    KeepPacked(xs);
+    KeepPacked(ws);
+    KeepPacked(rs);
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) {
       const int c = first + v * kStep;
@@ -157,13 +152,13 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   } else {
     for (int64_t c = first; c < width; c += kStep) {
-      add(LoadRaw<T, N>(dy + c, a.wide), LoadRaw<T, N>(x + c, a.wide),
-          LoadRaw<T, N>(weight + c, a.wide));
+      add(LoadPacked<T, N>(dy + c, a.wide), LoadPacked<T, N>(x + c, a.wide),
+          LoadPacked<T, N>(weight + c, a.wide));
     }
     mean = RowSum<Config::kLanes>(dot) * rstd / static_cast<float>(a.shape.width);
     for (int64_t c = first; c < width; c += kStep) {
-      store(c, LoadRaw<T, N>(dy + c, a.wide), LoadRaw<T, N>(x + c, a.wide),
-            LoadRaw<T, N>(weight + c, a.wide), load_residual(c));
+      store(c, LoadPacked<T, N>(dy + c, a.wide), LoadPacked<T, N>(x + c, a.wide),
+            LoadPacked<T, N>(weight + c, a.wide), load_residual(c));
     }
   }
 }

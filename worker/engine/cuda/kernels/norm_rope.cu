@@ -39,12 +39,12 @@ __device__ __forceinline__ void LoadAngles(const Angles& angles, int64_t row, in
     constexpr int kPart = N < 4 ? N : 4;
 #pragma unroll
     for (int part = 0; part < N / kPart; ++part) {
-      const auto cs = LoadRaw<float, kPart>(angles.cos + at + part * kPart, true);
-      const auto ss = LoadRaw<float, kPart>(angles.sin + at + part * kPart, true);
+      const auto cs = LoadPacked<float, kPart>(angles.cos + at + part * kPart, true);
+      const auto ss = LoadPacked<float, kPart>(angles.sin + at + part * kPart, true);
 #pragma unroll
       for (int i = 0; i < kPart; ++i) {
-        cosines[part * kPart + i] = cs.values[i];
-        sines[part * kPart + i] = ss.values[i];
+        cosines[part * kPart + i] = cs[i];
+        sines[part * kPart + i] = ss[i];
       }
     }
     return;
@@ -59,12 +59,12 @@ __device__ __forceinline__ void LoadAngles(const Angles& angles, int64_t row, in
 
 // The elements half a head away from those at c, of the head in shared memory.
 template <typename T, int N>
-__device__ __forceinline__ Vec<T, N> Partners(const T* head, int c, int half, bool wide) {
-  if (wide) return LoadRaw<T, N>(head + (c < half ? c + half : c - half), true);
-  Vec<T, N> vec;
+__device__ __forceinline__ Packed<T, N> Partners(const T* head, int c, int half, bool wide) {
+  if (wide) return LoadPacked<T, N>(head + (c < half ? c + half : c - half), true);
+  float x[N];
 #pragma unroll
-  for (int i = 0; i < N; ++i) vec.values[i] = head[c + i < half ? c + i + half : c + i - half];
-  return vec;
+  for (int i = 0; i < N; ++i) x[i] = ToFloat(head[c + i < half ? c + i + half : c + i - half]);
+  return Packed<T, N>(x);
 }
 
 __device__ __forceinline__ float Rotated(bool low, float own, float partner, float cos, float sin) {
@@ -103,14 +103,13 @@ __global__ void __launch_bounds__(Config::kThreads)
   const T* __restrict__ x = a.qkv + task.token * a.qkv_stride + task.first_head * size;
   const auto column = [&](int v) { return (lane + v * Config::kLanes) * N; };
 
-  Vec<T, N> xs[kHeads][kVectors];
+  Packed<T, N> xs[kHeads][kVectors];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      Clear(xs[h][v]);
       if (h < task.heads && column(v) < size) {
-        xs[h][v] = LoadRaw<T, N>(x + h * size + column(v), a.wide);
+        xs[h][v] = LoadPacked<T, N>(x + h * size + column(v), a.wide);
       }
     }
   }
@@ -134,12 +133,12 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (!present || column(v) >= size) continue;
-      const auto ws = LoadRaw<T, N>(weight + column(v), a.wide);
+      const auto ws = LoadPacked<T, N>(weight + column(v), a.wide);
+      float normed[N];
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        xs[h][v].values[i] = FromFloat<T>(Normalised(xs[h][v].values[i], ws.values[i], rstd));
-      }
-      StoreRaw(exchange + column(v), xs[h][v], true);
+      for (int i = 0; i < N; ++i) normed[i] = Normalised<T>(xs[h][v][i], ws[i], rstd);
+      xs[h][v] = Packed<T, N>(normed);
+      StorePacked(exchange + column(v), xs[h][v], true);
     }
     __syncwarp();
     T* y = is_query ? a.q + task.token * a.q_stride + head * size
@@ -148,14 +147,12 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int v = 0; v < kVectors; ++v) {
       if (!present || column(v) >= size) continue;
       const auto partners = Partners<T, N>(exchange, column(v), half, a.angles.wide);
-      Vec<T, N> ys;
+      float ys[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        ys.values[i] = FromFloat<T>(Rotated(column(v) + i < half, ToFloat(xs[h][v].values[i]),
-                                            ToFloat(partners.values[i]), cosines[v][i],
-                                            sines[v][i]));
+        ys[i] = Rotated(column(v) + i < half, xs[h][v][i], partners[i], cosines[v][i], sines[v][i]);
       }
-      StoreRaw(y + column(v), ys, a.wide);
+      StorePacked(y + column(v), Packed<T, N>(ys), a.wide);
     }
     __syncwarp();  // before the next head takes this one's place
   }
@@ -180,7 +177,7 @@ struct BackwardArguments {
 // Turns the gradients back (g), then as RmsNormBackwardKernel: with h = x * rstd and g' = g * weight,
 // dx = rstd * (g' - h * mean(g' * h)), dweight = sum of g * cast(h).
 template <typename T, typename Config, int kHeads, bool kWeights>
-__global__ void __launch_bounds__(Config::kThreads)
+__global__ void __launch_bounds__(Config::kThreads, Config::kVectors == 1 ? (kWeights ? 3 : 4) : 1)
     NormRopeBackwardKernel(const __grid_constant__ BackwardArguments<T> a) {
   constexpr int N = Config::kVector;
   constexpr int kVectors = Config::kVectors;
@@ -198,16 +195,14 @@ __global__ void __launch_bounds__(Config::kThreads)
     const Task task = TaskOf<kHeads>(a.shape, first_task + done + group);
     const T* __restrict__ x = a.qkv + task.token * a.qkv_stride + task.first_head * size;
     T* dx = a.dqkv + task.token * a.dqkv_stride + task.first_head * size;
-    Vec<T, N> xs[kHeads][kVectors], dys[kHeads][kVectors];
+    Packed<T, N> xs[kHeads][kVectors], dys[kHeads][kVectors];
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        Clear(xs[h][v]);
-        Clear(dys[h][v]);
         if (h < task.heads && column(v) < size) {
-          xs[h][v] = LoadRaw<T, N>(x + h * size + column(v), a.wide);
-          dys[h][v] = LoadRaw<T, N>(dx + h * size + column(v), a.wide);
+          xs[h][v] = LoadPacked<T, N>(x + h * size + column(v), a.wide);
+          dys[h][v] = LoadPacked<T, N>(dx + h * size + column(v), a.wide);
         }
       }
     }
@@ -227,7 +222,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         sum = AddSquares(sum, xs[h][v]);
-        if (present && column(v) < size) StoreRaw(exchange + column(v), dys[h][v], true);
+        if (present && column(v) < size) StorePacked(exchange + column(v), dys[h][v], true);
       }
       __syncwarp();
       const float rstd = Rstd(GroupSum<Config::kLanes>(sum), size, a.eps);
@@ -237,33 +232,31 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int v = 0; v < kVectors; ++v) {
         if (!present || column(v) >= size) continue;
         const auto partners = Partners<T, N>(exchange, column(v), half, a.angles.wide);
-        const auto ws = LoadRaw<T, N>(weight + column(v), a.wide);
+        const auto ws = LoadPacked<T, N>(weight + column(v), a.wide);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          const float value = ToFloat(xs[h][v].values[i]);
-          float g = Rotated(column(v) + i < half, ToFloat(dys[h][v].values[i]),
-                            ToFloat(partners.values[i]), cosines[v][i], -sines[v][i]);
+          const float value = xs[h][v][i];
+          float g = Rotated(column(v) + i < half, dys[h][v][i], partners[i], cosines[v][i],
+                            -sines[v][i]);
           if constexpr (kWeights) {
             const float product = g * Rounded<T>(value * rstd);
             q_sums[v][i] += is_query ? product : 0.0f;
             k_sums[v][i] += is_query ? 0.0f : product;
           }
-          g *= ToFloat(ws.values[i]);
+          g *= ws[i];
           gs[v][i] = g;
           dot += g * value;
         }
       }
       const float mean = GroupSum<Config::kLanes>(dot) * rstd / static_cast<float>(size);
+      KeepPacked(xs[h]);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         if (!present || column(v) >= size) continue;
-        Vec<T, N> dxs;
+        float dxs[N];
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const float value = ToFloat(xs[h][v].values[i]);
-          dxs.values[i] = FromFloat<T>(rstd * (gs[v][i] - value * rstd * mean));
-        }
-        StoreRaw(dx + h * size + column(v), dxs, a.wide);
+        for (int i = 0; i < N; ++i) dxs[i] = rstd * (gs[v][i] - xs[h][v][i] * rstd * mean);
+        StorePacked(dx + h * size + column(v), Packed<T, N>(dxs), a.wide);
       }
       __syncwarp();
     }

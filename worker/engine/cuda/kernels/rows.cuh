@@ -67,10 +67,23 @@ __device__ __forceinline__ float RowSum(float x) {
   }
 }
 
-template <int N, typename T>
-__device__ __forceinline__ float AddSquares(float sum, const Vec<T, N>& x) {
+// Keeps values in registers as they were loaded: without it the compiler may hold on to the floats
+// that it made of bf16 before a sum, in twice the registers, instead of making them once more.
+template <typename T, int N, int kCount>
+__device__ __forceinline__ void KeepPacked(Packed<T, N> (&vectors)[kCount]) {
+  if constexpr (requires { vectors[0].words; }) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) sum = __fmaf_rn(ToFloat(x.values[i]), ToFloat(x.values[i]), sum);
+    for (int v = 0; v < kCount; ++v) {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) asm volatile("" : "+r"(vectors[v].words[i]));
+    }
+  }
+}
+
+template <typename T, int N>
+__device__ __forceinline__ float AddSquares(float sum, const Packed<T, N>& x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum = __fmaf_rn(x[i], x[i], sum);
   return sum;
 }
 
@@ -80,8 +93,8 @@ __device__ __forceinline__ float Rstd(float sum_of_squares, int64_t width, float
 
 // weight * cast(x * rstd), not yet rounded to T.
 template <typename T>
-__device__ __forceinline__ float Normalised(T x, T weight, float rstd) {
-  return __fmul_rn(Rounded<T>(__fmul_rn(ToFloat(x), rstd)), ToFloat(weight));
+__device__ __forceinline__ float Normalised(float x, float weight, float rstd) {
+  return __fmul_rn(Rounded<T>(__fmul_rn(x, rstd)), weight);
 }
 
 // The two halves of a head after a turn by an angle.
