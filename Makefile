@@ -10,6 +10,7 @@ help:
 	@echo "make test     build everything and run every test that this machine can run"
 	@echo "make lint     clang with thread-safety analysis, and the rules of the tree"
 	@echo "make parity   make the reference series anew and compare the engine with them"
+	@echo "make bench    training on the CPU against a threshold; GPUs: docs/benchmarks"
 	@echo "make bundle   a relocatable tarball of all binaries: how operators install a node"
 
 demo:
@@ -35,6 +36,11 @@ lint:
 parity: build
 	deploy/bootstrap --demo --parity
 	tests/parity/run.sh $(BUILD)
+
+bench: build
+	deploy/bootstrap --demo
+	deploy/demo/make_model.sh
+	tests/bench/cpu_bench.py --bin $(BUILD)/bin
 
 bundle: build
 	deploy/bundle/make_bundle.sh $(BUILD)

@@ -3,7 +3,7 @@
 
     python3 deploy/gpu/make_random_model.py SIZE DIR [--rows FILE --count N --tokens T]
 
-SIZE is qwen3-0.6b, qwen3-8b, qwen3-32b or llama-70b. bf16 safetensors shards, a tokenizer of one
+SIZE is qwen3-0.6b, qwen3-8b, qwen3-32b or llama-70b, or qwen3-tiny for a first try. bf16 safetensors shards, a tokenizer of one
 token a byte and a ChatML template. With --rows, a JSON Lines file of N rows of exactly T tokens each
 that all carry loss with data.loss_on = "all".
 
@@ -38,6 +38,7 @@ class Shape:
 
 
 SHAPES = {
+    "qwen3-tiny": Shape("qwen3", 128, 256, 2, 4, 2, 32, 512, True),
     "qwen3-0.6b": Shape("qwen3", 1024, 3072, 28, 16, 8, 128, 151936, True),
     "qwen3-8b": Shape("qwen3", 4096, 12288, 36, 32, 8, 128, 151936, False),
     "qwen3-32b": Shape("qwen3", 5120, 25600, 64, 64, 8, 128, 151936, False),

@@ -101,6 +101,22 @@ absl::StatusOr<Arguments> ParseGenerate(const std::vector<std::string>& args) {
   return result;
 }
 
+absl::StatusOr<Arguments> ParseLogits(const std::vector<std::string>& args) {
+  Arguments result{.command = Command::kLogits};
+  SFT_RETURN_IF_ERROR(ParseFlags(args,
+                                 {{"--model", &result.model},
+                                  {"--adapter", &result.adapter},
+                                  {"--tokens", &result.tokens},
+                                  {"--out", &result.out},
+                                  {"--device", &result.device}},
+                                 nullptr));
+  SFT_RETURN_IF_ERROR(Require("logits", "--model DIR", result.model));
+  SFT_RETURN_IF_ERROR(Require("logits", "--tokens FILE", result.tokens));
+  SFT_RETURN_IF_ERROR(Require("logits", "--out FILE", result.out));
+  SFT_RETURN_IF_ERROR(CheckDevice(result.device));
+  return result;
+}
+
 }  // namespace
 
 std::string HelpText() {
@@ -114,6 +130,11 @@ std::string HelpText() {
                                             always with the likeliest token; --prompts holds one
                                             prompt a line, --json prints one object
                                             a prompt: prompt, answer, tokens, ended
+  sft-rank logits   --model DIR [--adapter DIR] --tokens FILE --out FILE [--device cpu|cuda:0]
+                                            compute logits, to compare with another program: FILE of
+                                            --tokens is safetensors with input_ids, int64
+                                            [rows, length]; --out gets them and logits, float32
+                                            [rows, length, vocabulary]
   sft-rank --version
   sft-rank --help
 
@@ -136,8 +157,9 @@ absl::StatusOr<Arguments> ParseArguments(const std::vector<std::string>& args) {
   if (command == "train") return ParseTrain(args);
   if (command == "prepare") return ParsePrepare(args);
   if (command == "generate") return ParseGenerate(args);
+  if (command == "logits") return ParseLogits(args);
   return InvalidArgument(
-      fmt::format("unknown command \"{}\": train, prepare or generate", command));
+      fmt::format("unknown command \"{}\": train, prepare, generate or logits", command));
 }
 
 }  // namespace sft::rank

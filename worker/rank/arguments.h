@@ -7,21 +7,25 @@
 
 namespace sft::rank {
 
-enum class Command { kHelp, kVersion, kTrain, kPrepare, kGenerate };
+enum class Command { kHelp, kVersion, kTrain, kPrepare, kGenerate, kLogits };
 
 // A parsed command line; members of other commands keep their defaults.
 struct Arguments {
   Command command = Command::kHelp;
   std::string launch;  // train, prepare: the launch file
   int rank = -1;       // train: global rank
-  // generate:
+  // generate, logits:
   std::string model;
   std::string adapter;  // empty: the base model alone
+  std::string device = "cpu";  // or "cuda:N"
+  // generate:
   std::string prompt;
   std::string prompts;  // file with one prompt a line
   int max_new_tokens = 256;
-  std::string device = "cpu";  // or "cuda:N"
   bool json = false;
+  // logits, safetensors files:
+  std::string tokens;
+  std::string out;
 };
 
 // What `sft-rank --help` prints.

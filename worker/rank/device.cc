@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <string_view>
 #include <utility>
 
@@ -41,6 +42,15 @@ Device OpenDevice(const std::string& kind, int index) {
   }
   plugin.devices->Select(index);
   return {.torch = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)), .cuda = &plugin};
+}
+
+Device OpenDevice(const std::string& name) {
+  const size_t colon = name.find(':');
+  int index = 0;
+  if (colon != std::string::npos) {
+    std::from_chars(name.data() + colon + 1, name.data() + name.size(), index);
+  }
+  return OpenDevice(name.substr(0, colon), index);
 }
 
 }  // namespace sft::rank

@@ -23,5 +23,7 @@ struct Device {
 // Opens "cpu" or GPU `index` of those this process sees. The CUDA plugin is loaded before LibTorch
 // is asked about CUDA for the first time: it remembers that answer. Throws InfrastructureError.
 Device OpenDevice(const std::string& kind, int index);
+// The same for "cpu" or "cuda:N", as ParseArguments has checked it.
+Device OpenDevice(const std::string& name);
 
 }  // namespace sft::rank

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -46,15 +45,6 @@ engine::ChatTokenizer OpenTokenizer(const Arguments& arguments) {
   return engine::ChatTokenizer::Open(own ? adapter : std::filesystem::path(arguments.model));
 }
 
-Device Open(const std::string& name) {
-  const size_t colon = name.find(':');
-  int index = 0;
-  if (colon != std::string::npos) {
-    std::from_chars(name.data() + colon + 1, name.data() + name.size(), index);
-  }
-  return OpenDevice(name.substr(0, colon), index);
-}
-
 void Print(const Arguments& arguments, const std::string& prompt, const std::string& answer,
            size_t tokens, bool ended) {
   if (arguments.json) {
@@ -73,7 +63,7 @@ void Print(const Arguments& arguments, const std::string& prompt, const std::str
 }  // namespace
 
 void RunGenerate(const Arguments& arguments) {
-  const Device device = Open(arguments.device);
+  const Device device = OpenDevice(arguments.device);
   const std::vector<std::string> prompts = Prompts(arguments);
   const engine::ChatTokenizer tokenizer = OpenTokenizer(arguments);
   engine::Generator generator(

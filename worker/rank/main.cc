@@ -1,5 +1,5 @@
-// sft-rank: one process of a training job (train), the step before it (prepare), and text from a
-// trained model (generate). Exit codes are channel::ExitCode; a rank that fails says why in a
+// sft-rank: one process of a training job (train), the step before it (prepare), and text or logits
+// from a trained model (generate, logits). Exit codes are channel::ExitCode; a rank that fails says why in a
 // `fatal` event and on its standard error.
 
 #include <fmt/format.h>
@@ -21,6 +21,7 @@
 #include "worker/rank/arguments.h"
 #include "worker/rank/failure.h"
 #include "worker/rank/generate.h"
+#include "worker/rank/logits.h"
 #include "worker/rank/prepare.h"
 #include "worker/rank/stop_signal.h"
 #include "worker/rank/train.h"
@@ -116,9 +117,11 @@ int Main(int argc, char** argv) {
       fmt::print("sft-rank {}\n", kVersion);
       return channel::kExitOk;
     case Command::kGenerate:
+    case Command::kLogits:
       LimitSpinning(argv);
       try {
-        RunGenerate(*arguments);
+        const bool generate = arguments->command == Command::kGenerate;
+        generate ? RunGenerate(*arguments) : RunLogits(*arguments);
         return channel::kExitOk;
       } catch (const std::exception& error) {
         std::optional<EventLog> none;

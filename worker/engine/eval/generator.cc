@@ -34,6 +34,14 @@ at::ScalarType ComputeTypeOf(const GeneratorOptions& options) {
 
 std::vector<int64_t> Shape(const Tensor& tensor) { return tensor.sizes().vec(); }
 
+bool HasBias(const ModelLayout& layout, const NamedTensor& bias) {
+  for (const UnitInfo& unit : layout.units) {
+    const int param = unit.Find(bias.name);
+    if (param >= 0) return unit.params[param].shape == Shape(bias.tensor);
+  }
+  return false;
+}
+
 // Appends the adapter's factors to the units of their modules; returns their values by name.
 std::map<std::string, Tensor> AddFactors(ModelLayout& layout, const Adapter& adapter) {
   std::map<std::string, Tensor> values;
@@ -57,7 +65,14 @@ std::map<std::string, Tensor> AddFactors(ModelLayout& layout, const Adapter& ada
                       "bad_adapter", "give the base model that the adapter was trained on");
     }
   }
-  for (const NamedTensor& bias : adapter.biases) values[bias.name] = bias.tensor;
+  for (const NamedTensor& bias : adapter.biases) {
+    if (!HasBias(layout, bias)) {
+      throw UserError("the adapter sets " + bias.name +
+                          ", which the model does not have in that shape",
+                      "bad_adapter", "give the base model that the adapter was trained on");
+    }
+    values[bias.name] = bias.tensor;
+  }
   return values;
 }
 

@@ -28,13 +28,19 @@ TEST(ArgumentsTest, ReadsEachCommand) {
   EXPECT_EQ(generate->prompt, "--what?");
   EXPECT_EQ(generate->max_new_tokens, 7);
   EXPECT_EQ(generate->device, "cuda:1");
+  const auto logits = ParseArguments({"logits", "--model=m", "--tokens", "t", "--out", "o"});
+  ASSERT_TRUE(logits.ok()) << Message(logits.status());
+  EXPECT_EQ(logits->command, Command::kLogits);
+  EXPECT_EQ(logits->tokens, "t");
+  EXPECT_EQ(logits->out, "o");
+  EXPECT_EQ(logits->device, "cpu");
   EXPECT_EQ(ParseArguments({"--version"})->command, Command::kVersion);
   EXPECT_EQ(ParseArguments({"-h"})->command, Command::kHelp);
 }
 
 TEST(ArgumentsTest, SaysWhatIsWrong) {
   EXPECT_THAT(Problem({}), HasSubstr("no command"));
-  EXPECT_THAT(Problem({"run"}), HasSubstr("unknown command \"run\": train, prepare or generate"));
+  EXPECT_THAT(Problem({"run"}), HasSubstr("unknown command \"run\": train, prepare, generate or logits"));
   EXPECT_THAT(Problem({"train", "--launch", "x"}), HasSubstr("needs --rank N"));
   EXPECT_THAT(Problem({"train", "--rank", "0"}), HasSubstr("needs --launch FILE"));
   EXPECT_THAT(Problem({"train", "--launch", "x", "--rank", "-1"}), HasSubstr("not \"-1\""));
@@ -49,10 +55,12 @@ TEST(ArgumentsTest, SaysWhatIsWrong) {
               HasSubstr("not \"gpu\""));
   EXPECT_THAT(Problem({"generate", "--model", "m", "--prompt", "a", "--max-new-tokens", "0"}),
               HasSubstr("at least 1"));
+  EXPECT_THAT(Problem({"logits", "--model", "m", "--out", "o"}), HasSubstr("needs --tokens FILE"));
+  EXPECT_THAT(Problem({"logits", "--model", "m", "--tokens", "t"}), HasSubstr("needs --out FILE"));
 }
 
 TEST(ArgumentsTest, HelpHasEachCommandAndAnExample) {
-  for (const char* text : {"prepare", "train", "generate", "--version", "Example:", "67"}) {
+  for (const char* text : {"prepare", "train", "generate", "logits", "--version", "Example:", "67"}) {
     EXPECT_THAT(HelpText(), HasSubstr(text));
   }
 }

@@ -1,0 +1,143 @@
+"""What the benchmark can run: one table of rows, the settings of each, and what each should reach."""
+
+import dataclasses
+
+# Keys of the resolved job for options that only some settings use.
+KEY_MATMUL = "training.matmul"
+KEY_BUDGET = "compute.memory_budget_gb"
+KEY_SHARDING = "hyperparameters.parallelism.sharding"
+KEY_OFFLOAD = "hyperparameters.parallelism.offload_optimizer"
+KEY_OPTIMIZER = "hyperparameters.optimizer"
+KEY_MASTER = "hyperparameters.master_weights"
+
+# The loss of step 1 against the plain path's, relative. bf16: another order of sums and another
+# attention kernel. FP8: e4m3 keeps three bits of mantissa; over the thousands of terms of a product
+# and the tokens of a step the rounding averages out to well below one part in a hundred.
+TOLERANCE_BF16 = 1e-3
+TOLERANCE_FP8 = 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class Ours:
+    """A setting of sft-rank. `job` holds keys of the resolved job as "table.key"."""
+    name: str
+    batch: int  # rows of one rank in one micro-step
+    checkpointing: bool = False
+    job: dict = dataclasses.field(default_factory=dict)
+    gpus: int = 0  # 0: the row's; fewer keep the tokens of one GPU
+    tolerance: float = TOLERANCE_BF16
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A setting of a peer: peer_qlora.py or peer_fft.py with these values."""
+    name: str
+    program: str
+    batch: int
+    checkpointing: bool
+    options: tuple = ()
+    default: bool = False  # what its documentation would have a user run
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """kind: best_peer, default_peer (ratio to a peer of this row), setting (ratio to the setting
+    `subject` of ours), each_peer_memory (ratio to each peer within its memory), tokens_per_second, mfu,
+    memory_gb (at most), memory_below (GB below `subject`), first_step_s (at most), val_loss (within
+    that share of `subject`), val_fall (share by which `setting` lowers validation loss).
+    `setting` limits the goal to one setting of ours; "" takes the fastest that is correct."""
+    kind: str
+    target: float
+    subject: str = ""
+    setting: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str
+    model: str  # a size of make_random_model.py, or "demo" for the demo's model
+    mode: str   # qlora or full
+    seq: int
+    tokens: int  # of an optimizer step over all GPUs
+    gpus: int
+    ours: tuple
+    peers: tuple = ()
+    goals: tuple = ()
+    steps: int = 0  # 0: --steps
+    learn_tokens: int = 0  # tokens a step with --learn; 0: tokens
+    validation: bool = False  # the demo's rows, whole data set, validation loss before and after
+    device: str = "cuda"
+
+
+def unsloth(batch, checkpointing, default=False):
+    how = "checkpointing" if checkpointing else "none recomputed"
+    return Peer(f"Unsloth NF4, batch {batch}, {how}", "qlora", batch, checkpointing, (), default)
+
+
+def fsdp2(batch, checkpointing, weights):
+    how = "checkpointing" if checkpointing else "none recomputed"
+    return Peer(f"FSDP2 + compile, batch {batch}, {how}", "fft", batch, checkpointing,
+                ("--compile", "--weights", weights))
+
+
+FP8 = {KEY_MATMUL: "fp8"}
+UNSLOTH_8B = (unsloth(2, True, default=True), unsloth(2, False), unsloth(4, False))
+UNSLOTH_32B = (unsloth(1, True, default=True), unsloth(1, False), unsloth(2, False))
+FSDP_FP32 = {KEY_SHARDING: "full_shard", KEY_OPTIMIZER: "adamw", KEY_MASTER: "fp32"}
+FSDP_BF16 = {KEY_SHARDING: "full_shard", KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}
+
+ROWS = (
+    Row("qlora-8b-seq2048", "qwen3-8b", "qlora", 2048, 16384, 1,
+        (Ours("bf16", 4),), UNSLOTH_8B,
+        (Goal("best_peer", 1.15), Goal("each_peer_memory", 1.1))),
+    Row("qlora-0.6b-seq2048", "qwen3-0.6b", "qlora", 2048, 16384, 1,
+        (Ours("bf16", 8),),
+        (unsloth(2, True, default=True), unsloth(4, False), unsloth(8, False)),
+        (Goal("default_peer", 3.0), Goal("best_peer", 1.0))),
+    Row("qlora-32b-seq4096", "qwen3-32b", "qlora", 4096, 16384, 1,
+        (Ours("bf16", 1),), UNSLOTH_32B,
+        (Goal("best_peer", 1.15), Goal("first_step_s", 25))),
+    Row("qlora-32b-seq4096-four-gpus", "qwen3-32b", "qlora", 4096, 65536, 4,
+        (Ours("one GPU", 1, gpus=1), Ours("four GPUs", 1)), (),
+        (Goal("setting", 3.9, subject="one GPU", setting="four GPUs"),)),
+    Row("qlora-32b-seq4096-fp8", "qwen3-32b", "qlora", 4096, 16384, 1,
+        (Ours("fp8", 1, job=FP8, tolerance=TOLERANCE_FP8),), UNSLOTH_32B,
+        (Goal("best_peer", 1.5),)),
+    Row("qlora-8b-seq2048-fp8", "qwen3-8b", "qlora", 2048, 16384, 1,
+        (Ours("fp8", 4, job=FP8, tolerance=TOLERANCE_FP8),), UNSLOTH_8B,
+        (Goal("best_peer", 1.4),)),
+    Row("full-8b-seq4096-four-gpus", "qwen3-8b", "full", 4096, 65536, 4,
+        (Ours("fp32 master", 2, job=FSDP_FP32),),
+        (fsdp2(2, False, "fp32"), fsdp2(4, True, "fp32")),
+        (Goal("best_peer", 1.1), Goal("mfu", 0.55))),
+    Row("full-32b-seq4096-four-gpus", "qwen3-32b", "full", 4096, 32768, 4,
+        (Ours("bf16 master", 2, job=FSDP_BF16),), (fsdp2(2, True, "bf16"),),
+        (Goal("best_peer", 1.25), Goal("mfu", 0.55))),
+    Row("qlora-70b-seq4096-four-gpus", "llama-70b", "qlora", 4096, 524288, 4,
+        (Ours("bf16", 16),), (),
+        (Goal("tokens_per_second", 5500), Goal("memory_gb", 120)), steps=3, learn_tokens=65536),
+    Row("full-8b-seq4096-host-optimizer", "qwen3-8b", "full", 4096, 131072, 1,
+        (Ours("states on the GPU", 2, job={KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}),
+         Ours("states on the host", 2, job={KEY_OPTIMIZER: "adamw", KEY_MASTER: "fp32",
+                                            KEY_OFFLOAD: True})), (),
+        (Goal("setting", 0.8, subject="states on the GPU", setting="states on the host"),
+         Goal("memory_below", 20, subject="states on the GPU", setting="states on the host")),
+        steps=5),
+    Row("fp8-error-demo-model", "demo", "qlora", 128, 512, 1,
+        (Ours("bf16", 4), Ours("fp8", 4, job=FP8, tolerance=TOLERANCE_FP8)), (),
+        (Goal("val_fall", 0.10, setting="bf16"),
+         Goal("val_loss", 0.005, subject="bf16", setting="fp8")), steps=300, validation=True),
+    # Runs anywhere in seconds: shows that sft-rank accepts the jobs written here.
+    Row("smoke-cpu", "qwen3-tiny", "qlora", 256, 2048, 1,
+        (Ours("batch 4", 4),), (), (Goal("tokens_per_second", 1),), device="cpu"),
+)
+
+
+def find_rows(names):
+    """The rows of a comma-separated list, in its order; exits naming those that do not exist."""
+    table = {row.name: row for row in ROWS}
+    wanted = [name for name in names.split(",") if name]
+    unknown = [name for name in wanted if name not in table]
+    if unknown or not wanted:
+        raise SystemExit(f"bench: no row {', '.join(unknown) or 'given'}; there are: {', '.join(table)}")
+    return [table[name] for name in wanted]
