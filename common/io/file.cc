@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -113,6 +114,13 @@ absl::StatusOr<int64_t> FileSize(const std::string& path) {
   if (::stat(path.c_str(), &info) != 0)
     return ErrnoStatus(fmt::format("cannot read {}", path), errno);
   return static_cast<int64_t>(info.st_size);
+}
+
+absl::StatusOr<int64_t> FreeBytes(const std::string& path) {
+  struct statvfs info {};
+  if (::statvfs(path.c_str(), &info) != 0)
+    return ErrnoStatus(fmt::format("cannot ask for the free space of {}", path), errno);
+  return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
 }
 
 bool Exists(const std::string& path) {

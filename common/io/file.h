@@ -60,6 +60,8 @@ absl::Status RenameDurably(const std::string& from, const std::string& to);
 
 absl::StatusOr<int64_t> FileSize(const std::string& path);
 bool Exists(const std::string& path);
+// What an ordinary user may still write to the file system that holds `path`.
+absl::StatusOr<int64_t> FreeBytes(const std::string& path);
 bool IsDirectory(const std::string& path);
 // Removes a file or a whole folder; missing is OK. Links are removed, not followed.
 absl::Status RemoveAll(const std::string& path);

@@ -72,10 +72,14 @@ Unit MakeBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t layer)
   for (const Linear& linear : BlockLinears(shape)) {
     const std::string module = prefix + std::string(linear.name);
     base(std::string(linear.name) + ".weight", linear.out * linear.in, job.qlora());
-    if (linear.bias) base(std::string(linear.name) + ".bias", linear.out);
     const auto& targets = job.lora.target_modules;
     const bool adapted = !full && std::any_of(targets.begin(), targets.end(),
                                               [&](const auto& t) { return Matches(module, t); });
+    const bool bias_trained = full || job.lora.bias == spec::Bias::kAll ||
+                              (adapted && job.lora.bias == spec::Bias::kLoraOnly);
+    if (linear.bias) {
+      unit.parameters.push_back({module + ".bias", linear.out, bias_trained, false, false});
+    }
     if (!adapted) continue;
     const int64_t r = job.lora.r;
     unit.parameters.push_back({module + ".lora_A.weight", r * linear.in, true, false, true});

@@ -298,10 +298,9 @@ constexpr Field kFields[] = {
     {.key = "lora.bias",
      .type = Type::kChoice,
      .def = "none",
-     .doc = "Which biases are trained beside the adapters.",
+     .doc = "Which biases of the model are trained beside the adapters: none, all, or those of the "
+            "adapted linears.",
      .choices = "none|all|lora_only",
-     .supported = "none",
-     .refusal = "not supported yet: training biases beside adapters",
      .aliases = "tuning.lora.bias lora_bias bias"},
     {.key = "lora.use_rslora",
      .type = Type::kBool,

@@ -4,6 +4,7 @@ Everything is waited for through the programs' own interfaces, with a deadline; 
 is ended with it, ranks included.
 """
 
+import errno
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -68,6 +70,15 @@ def processes_with(text):
     return found
 
 
+def run_tests():
+    """Runs the file's tests; exit code 77 and the reason where this machine cannot run them."""
+    result = unittest.main(module="__main__", verbosity=2, exit=False).result
+    if result.skipped and result.wasSuccessful():
+        print(result.skipped[0][1])
+        sys.exit(77)
+    sys.exit(0 if result.wasSuccessful() else 1)
+
+
 class ServiceCase(unittest.TestCase):
     """Sets up the folder, a model and an address; a test starts what it needs."""
 
@@ -76,6 +87,7 @@ class ServiceCase(unittest.TestCase):
         write_model(self.dir / "models/tiny")
         self.port = free_port()
         self.processes = {}
+        self.disks = []
         self.addCleanup(self._clean_up)
 
     def _clean_up(self):
@@ -93,11 +105,37 @@ class ServiceCase(unittest.TestCase):
         if self._outcome_failed():
             for log in sorted(self.dir.glob("*.log")):
                 print(f"---- {log.name}\n{log.read_text(errors='replace')[-4000:]}")
+        for disk in self.disks:
+            subprocess.run(["umount", "--lazy", str(disk)], check=True)
         shutil.rmtree(self.dir)
 
     def _outcome_failed(self):
         result = self._outcome.result
         return any(test is self for test, _ in result.failures + result.errors)
+
+    def small_disk(self, name, megabytes):
+        """A file system of its own below the test's folder; skips where this user may not make one."""
+        path = self.dir / name
+        path.mkdir()
+        result = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(path)],
+                                capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            self.skipTest(f"a small disk cannot be mounted here: {result.stderr.strip()}")
+        self.disks.append(path)
+        return path
+
+    def fill(self, disk, leave=0):
+        """Fills a small disk but for `leave` bytes; to be emptied by unlink() of what it returns."""
+        ballast = disk / "ballast"
+        with open(ballast, "wb", buffering=0) as out:
+            for chunk in (1 << 20, 1 << 12, 1):
+                try:
+                    while out.write(b"x" * chunk) == chunk:
+                        pass
+                except OSError as error:
+                    self.assertEqual(error.errno, errno.ENOSPC)
+            out.truncate(max(0, out.tell() - leave))
+        return ballast
 
     def start(self, name, *command):
         """Starts a program; its output goes to NAME.log, appended over restarts."""
@@ -130,12 +168,12 @@ class ServiceCase(unittest.TestCase):
             [str(BUILD / "bin/sftctl"), "--server", f"127.0.0.1:{self.port}", *map(str, arguments)],
             capture_output=True, text=True, timeout=timeout, check=False)
 
-    def submit(self, mode="ok", ranks=4, per_node=None, name="job"):
-        """Submits a job whose ranks do what `mode` says (fake_rank.cc); its id."""
+    def write_job(self, mode="ok", ranks=4, per_node=None, name="job", rows=1):
+        """The file of a job whose ranks do what `mode` says (fake_rank.cc), with its data."""
         per_node = per_node or ranks
         job = self.dir / f"{name}.toml"
         data = self.dir / f"{name}.jsonl"
-        data.write_text(json.dumps({"text": f"fake:{mode}"}) + "\n")
+        data.write_text((json.dumps({"text": f"fake:{mode}"}) + "\n") * rows)
         job.write_text(f"""
 [job]
 model = "tiny"
@@ -153,7 +191,11 @@ per_device_batch = 1
 gradient_accumulation_steps = 1
 sequence_length = 64
 """)
-        result = self.sftctl("submit", job, "--json")
+        return job
+
+    def submit(self, *arguments, **options):
+        """Submits the job that write_job makes; its id."""
+        result = self.sftctl("submit", self.write_job(*arguments, **options), "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
         return json.loads(result.stdout)["job"]
 
@@ -166,9 +208,9 @@ sequence_length = 64
         return wait_until(f"{job} to be {state}, it is {self.status(job)}",
                           lambda: self.status(job)["state"] == state, deadline_s)
 
-    def wait_for_step(self, job, step=1):
+    def wait_for_step(self, job, step=1, deadline_s=DEADLINE_S):
         wait_until(f"step {step} of {job}",
-                   lambda: (self.status(job).get("progress") or {}).get("step", 0) >= step)
+                   lambda: (self.status(job).get("progress") or {}).get("step", 0) >= step, deadline_s)
 
     def assert_ends(self, job, exit_code):
         result = self.sftctl("wait", job, "--timeout", f"{DEADLINE_S}s")

@@ -5,9 +5,8 @@ import json
 import os
 import pathlib
 import time
-import unittest
 
-from harness import ServiceCase, wait_until
+from harness import ServiceCase, run_tests, wait_until
 
 SUCCEEDED, USER_FAILURE, INFRASTRUCTURE_FAILURE, CANCELLED = 0, 10, 11, 12
 
@@ -204,4 +203,4 @@ class ServiceTest(ServiceCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    run_tests()

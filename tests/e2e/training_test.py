@@ -8,7 +8,6 @@ import pathlib
 import random
 import shutil
 import struct
-import sys
 import time
 import unittest
 
@@ -18,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO = ROOT / "build/demo"
 DATA = ROOT / "deploy/demo/train.jsonl"
 TRAINING_DEADLINE_S = 200
+RESTART_STEPS = 8  # of the restart tests: 20 to 40 s of training on 2 cores
 SUCCEEDED, CANCELLED = 0, 12
 
 TINY = {
@@ -178,11 +178,44 @@ class TrainingTest(harness.ServiceCase):
         self.check_consistent(job, 2)
         self.assertEqual(len(self.status(job)["nodes"]), 2)
 
+    def start_long_job(self):
+        """Two ranks that train the demo's model long enough to lose a server or a worker meanwhile."""
+        shutil.copytree(DEMO / "model", self.dir / "models/smollm2")
+        self.start_server()
+        self.start_worker(gpus="H100:2", engine=True)
+        job = self.submit_config(
+            "multi_gpu_qlora_4xh100.toml", "--model", "smollm2", "--set", "compute.gpu_count=2", "--set",
+            "compute.gpus_per_node=2", "--set", "compute.variant=H100-2x", "--set",
+            f"hyperparameters.max_steps={RESTART_STEPS}", "--set", "hyperparameters.logging_steps=1")
+        self.wait_for_step(job, deadline_s=TRAINING_DEADLINE_S)
+        return job, self.wait_for_ranks(2)
+
+    def check_every_step_once(self, job):
+        self.wait_success(job)
+        self.check_consistent(job, 2)
+        self.assertEqual(self.status(job)["attempt"], 1)
+        points = [json.loads(line) for line in self.sftctl("metrics", job, "--json").stdout.splitlines()]
+        self.assertEqual([point["step"] for point in points if "loss" in point], list(range(1, RESTART_STEPS + 1)))
+        self.assertEqual(self.sftctl("download", job, "-o", self.dir / "adapter").returncode, 0)
+        self.assertTrue((self.dir / "adapter/adapter_model.safetensors").exists())
+
+    def test_a_training_whose_worker_is_killed_and_started_again_succeeds(self):
+        job, ranks = self.start_long_job()
+        shims = self.shims()
+        self.kill("node-a")
+        self.start_worker(gpus="H100:2", engine=True)
+        self.assertEqual(self.status(job)["state"], "RUNNING", "it must not have ended before the restart")
+        self.assertEqual((self.shims(), self.ranks()), (shims, ranks))
+        self.check_every_step_once(job)
+
+    def test_a_training_whose_server_is_killed_and_started_again_succeeds(self):
+        job, ranks = self.start_long_job()
+        self.kill("server")
+        self.start_server()
+        self.assertEqual(self.status(job)["state"], "RUNNING", "it must not have ended before the restart")
+        self.assertEqual(self.ranks(), ranks)
+        self.check_every_step_once(job)
+
 
 if __name__ == "__main__":
-    program = unittest.main(exit=False)
-    result = program.result
-    if result.skipped and not result.failures and not result.errors:
-        print(result.skipped[0][1])
-        sys.exit(77)
-    sys.exit(0 if result.wasSuccessful() else 1)
+    harness.run_tests()

@@ -88,6 +88,9 @@ CASES = {
 # One of each family; the packed files are as large as the models.
 PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
                 "mistral_sliding_untied"}
+# Adapters that train biases too: which of them, and beside which linears.
+BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
+              "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"])}
 # Written as two files with an index, as large checkpoints are.
 SHARDED_CASE = "qwen3_sliding_rope_yarn_untied"
 
@@ -210,22 +213,23 @@ def save_adapter(wrapped, folder):
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def lora_files(model, generator, input_ids, labels, folder):
+def lora_files(model, generator, input_ids, labels, folder, name="lora", bias="none",
+               targets=LINEARS):
     """A PEFT adapter with B away from zero, and its gradients on the same rows."""
-    config = peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=LINEARS,
-                             lora_dropout=0.0, bias="none", task_type="CAUSAL_LM")
+    config = peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=targets,
+                             lora_dropout=0.0, bias=bias, task_type="CAUSAL_LM")
     wrapped = peft.get_peft_model(model, config)
     trained = {n: p for n, p in wrapped.named_parameters() if p.requires_grad}
     with torch.no_grad():
         for parameter in trained.values():
             noise = noise_of(parameter.shape, generator)
-            parameter.copy_(noise * 0.5 * parameter.shape[1] ** -0.5)
+            parameter.copy_(noise * 0.5 * parameter.shape[-1] ** -0.5)
     logits, loss = forward_backward(wrapped, input_ids, labels)
-    save_adapter(wrapped, folder / "adapter")
-    # The names in the adapter's file: without peft's own name for the adapter.
-    names = {n: n.replace(".default.", ".") for n in trained}
+    save_adapter(wrapped, folder / ("adapter" if name == "lora" else f"{name}_adapter"))
+    # Without peft's own name for the adapter, and biases where the model has them.
+    names = {n: n.replace(".default.", ".").replace(".base_layer.", ".") for n in trained}
     save_file({"logits": logits, "loss": loss,
-               **gradients((names[n], p) for n, p in trained.items())}, folder / "lora.safetensors")
+               **gradients((names[n], p) for n, p in trained.items())}, folder / f"{name}.safetensors")
 
 
 def make_case(name, folder):
@@ -236,6 +240,10 @@ def make_case(name, folder):
     if name in PACKED_CASES:
         packed_file(model, generator, folder / "packed.safetensors")
     lora_files(model, generator, input_ids, labels, folder)
+    if name in BIAS_CASES:
+        bias, targets = BIAS_CASES[name]
+        lora_files(build(name)[0], seeded(f"{name} bias"), input_ids, labels, folder, "bias", bias,
+                   targets)
 
 
 def check_loads(name, folder):

@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -5,9 +6,12 @@
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
+#include "common/spec/visit.h"
 #include "tests/parity/golden_case.h"
+#include "tests/unit/worker/engine/checkpoint/temp_dir.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/eval/generator.h"
+#include "worker/engine/train/delivery.h"
 
 // Every family against transformers and peft: logits, loss and the gradient of every parameter.
 
@@ -92,6 +96,79 @@ TEST_P(FamilyParityTest, AdapterLogitsLossAndGradientsEqualPeft) {
   ExpectGradients(model, golden, static_cast<double>(batch.loss_tokens()), "base_model.model.");
 }
 
+class BiasParityTest : public FamilyParityTest {
+ protected:
+  // A job with the adapter's r, alpha, target modules and choice of biases.
+  static spec::JobSpec JobOf(const Adapter& adapter) {
+    spec::JobSpec job = PlainJob(spec::Mode::kLora);
+    job.lora.r = adapter.config.r;
+    job.lora.alpha = adapter.config.alpha;
+    job.lora.target_modules = adapter.config.target_modules;
+    EXPECT_TRUE(spec::ParseEnum(adapter.config.bias, &job.lora.bias));
+    return job;
+  }
+};
+
+TEST_P(BiasParityTest, TrainedBiasesEqualPeft) {
+  const GoldenTensors golden = Read("bias.safetensors");
+  const GoldenTensors rows = Read("rows.safetensors");
+  const Adapter adapter = ReadAdapter(dir() / "bias_adapter");
+  TrainingModel model(JobOf(adapter), dir(), *comm_);
+  model.LoadAdapter(adapter);
+  const MicroBatch batch = RowsBatch(rows.Get("input_ids"), rows.Get("labels"));
+  {
+    const at::NoGradGuard no_grad;
+    EXPECT_LT(RelativeError(model.Logits(batch), golden.Get("logits")), kLogits);
+  }
+  const double loss = MeanLossAndGradients(model, batch);
+  EXPECT_NEAR(loss, golden.Get("loss").item<float>(), kLoss * loss);
+  // Beside the gradients: logits and loss.
+  EXPECT_EQ(model.store().parts().size(), golden.size() - 2) << "peft trains other parameters";
+  ExpectGradients(model, golden, static_cast<double>(batch.loss_tokens()), "base_model.model.");
+}
+
+TEST_P(BiasParityTest, TheDeliveredAdapterHoldsWhatPeftSaves) {
+  const Adapter adapter = ReadAdapter(dir() / "bias_adapter");
+  const spec::JobSpec job = JobOf(adapter);
+  TrainingModel model(job, dir(), *comm_);
+  model.LoadAdapter(adapter);
+  const TempDir out;
+  const DeliveryResult result = Deliver(
+      model, job, {.target = out / "adapter", .model_dir = {}, .model_name = "tiny"}, *comm_);
+  EXPECT_TRUE(result.consistency.consistent);
+  const auto ours = SafetensorsFile::Open(out / "adapter/adapter_model.safetensors");
+  const auto peft = SafetensorsFile::Open(dir() / "bias_adapter/adapter_model.safetensors");
+  EXPECT_EQ(ours->tensors().size(), peft->tensors().size());
+  for (const auto& [name, info] : peft->tensors()) {
+    ASSERT_TRUE(ours->Contains(name)) << name;
+    EXPECT_TRUE(at::equal(ours->View(name), peft->View(name))) << name;
+  }
+  EXPECT_EQ(ReadAdapter(out / "adapter").config.bias, adapter.config.bias);
+}
+
+TEST_P(BiasParityTest, GenerationTakesTheAdaptersBiases) {
+  const GoldenTensors golden = Read("bias.safetensors");
+  Generator generator({.model_dir = dir(), .adapter_dir = dir() / "bias_adapter"});
+  const Tensor ids = Read("rows.safetensors").Get("input_ids")[0].to(at::kInt).contiguous();
+  const std::vector<int32_t> tokens(ids.const_data_ptr<int32_t>(),
+                                    ids.const_data_ptr<int32_t>() + ids.numel());
+  EXPECT_LT(RelativeError(generator.Logits(tokens), golden.Get("logits")[0]), kLogits);
+}
+
+// The program itself, as an operator compares a delivered adapter with peft.
+TEST_P(FamilyParityTest, SftRankWritesTheLogitsOfPeft) {
+  const TempDir out;
+  const std::string file = (out / "logits.safetensors").string();
+  const std::string command = std::string(SFT_BINARY_DIR) + "/bin/sft-rank logits --model " +
+                              dir().string() + " --adapter " + (dir() / "adapter").string() +
+                              " --tokens " + (dir() / "rows.safetensors").string() + " --out " +
+                              file;
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  const GoldenTensors written(file);
+  EXPECT_TRUE(at::equal(written.Get("input_ids"), Read("rows.safetensors").Get("input_ids")));
+  EXPECT_LT(RelativeError(written.Get("logits"), Read("lora.safetensors").Get("logits")), kLogits);
+}
+
 TEST_P(FamilyParityTest, CachedGenerationEqualsWholeForwards) {
   const GoldenTensors rows = Read("rows.safetensors");
   Generator generator({.model_dir = dir(), .adapter_dir = dir() / "adapter"});
@@ -112,6 +189,11 @@ INSTANTIATE_TEST_SUITE_P(
                     "qwen3_sliding_rope_yarn_untied", "mistral_sliding_untied",
                     "mistral_rope_linear_tied"),
     [](const auto& info) { return info.param; });
+
+INSTANTIATE_TEST_SUITE_P(Families, BiasParityTest,
+                         testing::Values("qwen2_sliding_untied",
+                                         "llama_biases_rope_linear_untied"),
+                         [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Families, PackedParityTest,
                          testing::Values("llama_rope_llama3_tied", "qwen2_sliding_untied",

@@ -24,6 +24,7 @@ class GoldenTensors {
   explicit GoldenTensors(const std::filesystem::path& path);
   at::Tensor Get(std::string_view name) const;
   bool Contains(std::string_view name) const { return file_->Contains(name); }
+  size_t size() const { return file_->tensors().size(); }
 
  private:
   std::shared_ptr<const SafetensorsFile> file_;

@@ -29,3 +29,4 @@ use_goldens() {
 trap 'use_goldens "$root/tests/parity/goldens" > /dev/null' EXIT
 use_goldens "$goldens"
 ctest --test-dir "$build" -L parity --output-on-failure --no-tests=error
+"$python" "$root/tests/parity/delivery.py" --bin "$build/bin"

@@ -2,8 +2,9 @@
 
 One step takes four rows of 64 tokens. What is fixed, so that the engine can do the same: the tokens and
 labels (goldens/series/tokens.safetensors), the initial adapter (initial_a below), the learning rate
-1e-3 at every step, AdamW with betas 0.9 and 0.999, epsilon 1e-8, no weight decay, no clipping; float32
-throughout. The loss of a step is taken before its update.
+1e-3, AdamW with betas 0.9 and 0.999, epsilon 1e-8, no weight decay; float32 throughout. The loss of a
+step is taken before its update. SERIES says what differs between the series; README.md says why full
+fine-tuning has two.
 """
 
 import json
@@ -21,6 +22,12 @@ from losses import causal_loss
 
 STEPS, ROWS, LENGTH = 20, 4, 64
 LEARNING_RATE = 1e-3
+# kind: learning rate of each step, and the norm that gradients are clipped to (0: never). Of "fft",
+# the rate rises to LEARNING_RATE over ten steps and falls linearly to a tenth of it over ten.
+CONSTANT = [LEARNING_RATE] * STEPS
+RISE_AND_FALL = [LEARNING_RATE * min(t, STEPS + 1 - t) / 10 for t in range(1, STEPS + 1)]
+SERIES = {"lora": (CONSTANT, 0.0), "qlora": (CONSTANT, 0.0), "fft": (RISE_AND_FALL, 1.0),
+          "fft_constant": (CONSTANT[:8], 0.0)}
 LORA_RANK, LORA_ALPHA = 8, 16
 LORA_SEED = 0x5F7
 # Labels masked at the start of the four rows: the number of targets differs between rows.
@@ -100,19 +107,23 @@ def add_lora(model):
     return wrapped
 
 
-def train(model, tokens):
-    """(loss, gradient norm) of each step."""
+def train(model, tokens, rates, max_grad_norm):
+    """(loss, gradient norm before clipping) of each step."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-8,
                                   weight_decay=0.0)
     losses, norms = [], []
-    for input_ids, labels in zip(tokens["input_ids"], tokens["labels"]):
+    for rate, input_ids, labels in zip(rates, tokens["input_ids"], tokens["labels"]):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         optimizer.zero_grad(set_to_none=True)
         loss = causal_loss(model(input_ids=input_ids).logits, labels)
         loss.backward()
         squares = sum(p.grad.double().square().sum() for p in trained if p.grad is not None)
         losses.append(loss.item())
         norms.append(math.sqrt(squares.item()))
+        if max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(trained, max_grad_norm)
         optimizer.step()
     return losses, norms
 
@@ -127,11 +138,12 @@ def make_series(kind, model_folder, tokens, out):
     if kind == "lora":
         # 5 MB: for people to look at; tests compute it with initial_a.
         model.save_pretrained(out / "initial_adapter")
-    losses, norms = train(model, tokens)
-    lora = {"r": LORA_RANK, "alpha": LORA_ALPHA} if kind != "fft" else None
+    rates, max_grad_norm = SERIES[kind]
+    losses, norms = train(model, tokens, rates, max_grad_norm)
+    lora = {"r": LORA_RANK, "alpha": LORA_ALPHA} if not kind.startswith("fft") else None
     (out / f"{kind}.json").write_text(json.dumps({
-        "kind": kind, "learning_rate": LEARNING_RATE, "lora": lora, "loss": losses,
-        "grad_norm": norms}, indent=2) + "\n")
+        "kind": kind, "learning_rate": rates, "max_grad_norm": max_grad_norm, "lora": lora,
+        "loss": losses, "grad_norm": norms}, indent=2) + "\n")
     print(f"series/{kind}: loss {losses[0]:.4f} -> {losses[-1]:.4f}", flush=True)
 
 
@@ -143,5 +155,5 @@ def make(out, goldens, model_folder, training_rows):
         make_tokens(model_folder, training_rows, kept)
     shutil.copyfile(kept, out / kept.name)
     tokens = load_file(kept)
-    for kind in ("lora", "qlora", "fft"):
+    for kind in SERIES:
         make_series(kind, model_folder, tokens, out)

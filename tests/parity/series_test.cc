@@ -10,6 +10,7 @@
 
 #include "tests/parity/golden_case.h"
 #include "worker/engine/checkpoint/adapter.h"
+#include "worker/engine/optim/grad_norm.h"
 
 // Twenty optimizer steps of SmolLM2-135M-Instruct against transformers, peft and torch's AdamW
 // (tests/parity/series.py says what a step is).
@@ -21,8 +22,8 @@ using at::Tensor;
 
 struct Series {
   const char* kind;
+  size_t steps;
   double tolerance;  // of each step's loss
-  size_t steps;      // compared
 };
 
 std::filesystem::path ModelDir() { return SFT_SOURCE_DIR "/build/demo/model"; }
@@ -64,7 +65,8 @@ Adapter InitialAdapter(const ModelLayout& layout) {
 }
 
 spec::JobSpec Job(const std::string& kind) {
-  spec::JobSpec job = PlainJob(kind == "fft" ? spec::Mode::kFullFinetune : spec::Mode::kLora);
+  const bool full = kind.starts_with("fft");
+  spec::JobSpec job = PlainJob(full ? spec::Mode::kFullFinetune : spec::Mode::kLora);
   job.training.use_qlora = kind == "qlora";
   job.lora.r = 8;
   job.lora.alpha = 16;
@@ -83,9 +85,13 @@ TEST_P(SeriesTest, LossesEqualTheReferenceStepByStep) {
   const at::NoGradGuard no_grad;
   const auto comm = MakeLocalCommunicator(at::kCPU);
   TrainingModel model(Job(kind), ModelDir(), *comm);
-  if (kind != "fft") model.LoadAdapter(InitialAdapter(model.layout()));
+  if (!kind.starts_with("fft")) model.LoadAdapter(InitialAdapter(model.layout()));
   const std::vector<double> losses = golden["loss"], norms = golden["grad_norm"];
-  ASSERT_EQ(losses.size(), 20u);
+  const std::vector<double> rates = golden["learning_rate"];
+  const double max_norm = golden["max_grad_norm"].get<double>();
+  std::vector<double> our_losses, our_norms;
+  ASSERT_EQ(losses.size(), series.steps);
+  ASSERT_EQ(rates.size(), series.steps);
   for (size_t step = 0; step < series.steps; ++step) {
     const MicroBatch batch = RowsBatch(input_ids[step], labels[step]);
     const double scale = 1.0 / static_cast<double>(batch.loss_tokens());
@@ -93,17 +99,24 @@ TEST_P(SeriesTest, LossesEqualTheReferenceStepByStep) {
     const double loss =
         model.ForwardBackward(batch, static_cast<int64_t>(step), 0, true).item<double>() * scale;
     const double norm = model.ReduceGradients(scale);
-    model.Update(golden["learning_rate"].get<double>(), scale);
+    model.Update(rates[step], scale * ClipFactor(norm, max_norm));
+    our_losses.push_back(loss);
+    our_norms.push_back(norm);
     EXPECT_NEAR(loss, losses[step], series.tolerance * losses[step]) << "step " << step + 1;
     EXPECT_NEAR(norm, norms[step], 100 * series.tolerance * norms[step]) << "step " << step + 1;
   }
+  // In the report that --gtest_output writes.
+  RecordProperty("loss", nlohmann::json(our_losses).dump());
+  RecordProperty("grad_norm", nlohmann::json(our_norms).dump());
 }
 
-// Full fine-tuning is compared for 8 steps: then the reference itself becomes unstable at this
-// learning rate (its gradient norm goes from 5 to 92 and 207 at steps 11 and 12).
+// Full fine-tuning at a constant 1e-3 is compared for 8 steps: from step 9 on the reference does
+// not agree with itself when only its rounding changes (2e-4 then, 4e-3 at step 11; figures in
+// README.md). The 20 steps reach the same rate after a warm-up, with clipping and decay.
 INSTANTIATE_TEST_SUITE_P(SmolLm2, SeriesTest,
-                         testing::Values(Series{"lora", 1e-4, 20}, Series{"fft", 1e-4, 8},
-                                         Series{"qlora", 1e-3, 20}),
+                         testing::Values(Series{"lora", 20, 1e-4}, Series{"fft", 20, 1e-4},
+                                         Series{"fft_constant", 8, 1e-4},
+                                         Series{"qlora", 20, 1e-3}),
                          [](const auto& info) { return std::string(info.param.kind); });
 
 }  // namespace

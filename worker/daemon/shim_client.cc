@@ -7,9 +7,9 @@
 
 #include <cerrno>
 #include <cstring>
-#include <sstream>
 
 #include "common/io/file.h"
+#include "common/io/proc.h"
 #include "worker/daemon/child_process.h"
 
 namespace sft::worker {
@@ -60,17 +60,9 @@ absl::StatusOr<channel::Answer> AskShim(const std::string& socket_path,
 }
 
 bool ShimAlive(const channel::ShimStatus& status) {
-  const absl::StatusOr<std::string> stat =
-      io::ReadFile(fmt::format("/proc/{}/stat", status.shim_pid));
-  if (!stat.ok() || stat->rfind(')') == std::string::npos) return false;
-  std::istringstream fields(stat->substr(stat->rfind(')') + 2));  // starts with field 3, the state
-  std::string state;
-  fields >> state;
-  std::string skipped;
-  for (int field = 4; field < 22; ++field) fields >> skipped;
-  uint64_t start_ticks = 0;
-  fields >> start_ticks;
-  return state != "Z" && state != "X" && start_ticks == status.shim_start_ticks;
+  const auto stat = io::ReadProcessStat(status.shim_pid);
+  return stat && stat->state != 'Z' && stat->state != 'X' &&
+         stat->start_ticks == status.shim_start_ticks;
 }
 
 }  // namespace sft::worker

@@ -55,9 +55,13 @@ absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const 
   SFT_ASSIGN_OR_RETURN(io::AppendFile out, io::AppendFile::Open(part));
   if (out.size() > file.size()) SFT_RETURN_IF_ERROR(out.Truncate(0));
   if (out.size() < file.size()) {
-    SFT_RETURN_IF_ERROR(server_.Download(file.sha256(), out.size(), [&](std::string_view bytes) {
-      return stop() ? Aborted("the download was stopped") : out.Append(bytes);
-    }));
+    const absl::Status fetched =
+        server_.Download(file.sha256(), out.size(), [&](std::string_view bytes) {
+          return stop() ? Aborted("the download was stopped") : out.Append(bytes);
+        });
+    // The job ends here: the part would only keep the disk full.
+    if (absl::IsResourceExhausted(fetched)) SFT_RETURN_IF_ERROR(io::RemoveAll(part));
+    SFT_RETURN_IF_ERROR(fetched);
   }
   SFT_RETURN_IF_ERROR(out.Sync());
   SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(part));

@@ -18,6 +18,8 @@ constexpr int64_t kTailBytes = 2048;
 constexpr int kTailLines = 8;
 // A fatal event is one of the last lines of its file.
 constexpr int64_t kEventTailBytes = 1 << 20;
+// Less than this is a full disk: what its last writer did not get may have been larger.
+constexpr int64_t kFullBelowBytes = 1 << 20;
 
 std::string ReadTail(const std::string& path, int64_t max_bytes) {
   const absl::StatusOr<int64_t> size = io::FileSize(path);
@@ -113,6 +115,7 @@ ProcessTraces ReadTraces(const std::string& attempt_dir, const std::string& proc
   ProcessTraces traces;
   const std::string base = attempt_dir + "/" + process_name;
   traces.log_tail = LastLines(ReadTail(base + ".log", kTailBytes));
+  traces.disk_full = io::FreeBytes(attempt_dir).value_or(kFullBelowBytes) < kFullBelowBytes;
   const std::string events = ReadTail(base + ".events", kEventTailBytes);
   for (size_t at = 0; at < events.size();) {
     const size_t end = std::min(events.find('\n', at), events.size());
@@ -176,6 +179,12 @@ v1::Verdict MakeVerdict(const channel::ShimStatus& status, const ProcessTraces& 
     ExplainExit(blamed->exit_code, verdict);
     // A process that was killed said nothing about it: what it said before is not why.
     if (traces.fatal) ApplyFatal(*traces.fatal, Who(*blamed), verdict);
+    if (!traces.fatal && traces.disk_full && blamed->exit_code != channel::kExitUserError) {
+      verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
+      verdict.set_code("disk_full");
+      verdict.set_message(verdict.message() + "; the disk of the worker's data folder is full");
+      verdict.set_advice(fmt::format("free space on node {}, then submit again", node));
+    }
     // Where the shim could not start it, it says why itself.
     if (!traces.fatal && status.reason.find("did not start") != std::string::npos) {
       verdict.set_message(status.reason);

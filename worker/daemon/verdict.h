@@ -14,6 +14,8 @@ namespace sft::worker {
 struct ProcessTraces {
   std::optional<channel::FatalEvent> fatal;
   std::string log_tail;
+  // The attempt's disk is full: there was no room for a fatal event.
+  bool disk_full = false;
 };
 // Reads them from the attempt's folder; a missing file leaves no trace.
 ProcessTraces ReadTraces(const std::string& attempt_dir, const std::string& process_name);

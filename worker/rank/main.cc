@@ -1,6 +1,6 @@
 // sft-rank: one process of a training job (train), the step before it (prepare), and text or logits
-// from a trained model (generate, logits). Exit codes are channel::ExitCode; a rank that fails says why in a
-// `fatal` event and on its standard error.
+// from a trained model (generate, logits). Exit codes are channel::ExitCode; a rank that fails says
+// why in a `fatal` event and on its standard error.
 
 #include <fmt/format.h>
 #include <unistd.h>

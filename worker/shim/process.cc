@@ -11,6 +11,8 @@
 #include <cstring>
 #include <map>
 
+#include "common/io/proc.h"
+
 extern char** environ;
 
 namespace sft::shim {
@@ -57,14 +59,7 @@ std::map<pid_t, pid_t> ProcessTable() {
   for (const std::string& name : names) {
     const pid_t pid = static_cast<pid_t>(strtol(name.c_str(), nullptr, 10));
     if (pid <= 0) continue;
-    const absl::StatusOr<std::string> stat = io::ReadFile("/proc/" + name + "/stat");
-    if (!stat.ok()) continue;  // gone meanwhile
-    // The command's name may hold anything: the fields start after its last ')'.
-    const size_t end = stat->rfind(')');
-    pid_t parent = 0;
-    if (end == std::string::npos || sscanf(stat->c_str() + end + 1, " %*c %d", &parent) != 1)
-      continue;
-    parents[pid] = parent;
+    if (const auto stat = io::ReadProcessStat(pid)) parents[pid] = stat->parent;
   }
   return parents;
 }

@@ -7,8 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
+
+#include "common/io/proc.h"
 
 namespace sft::shim {
 namespace {
@@ -19,6 +20,8 @@ using std::chrono::seconds;
 // SIGKILL again until all are gone: a process may fork between the look and the signal.
 constexpr milliseconds kKillInterval{200};
 constexpr seconds kStatusRetry{1};
+// Given back for the last status: a disk that is full hides no end, and so holds no GPU.
+constexpr size_t kSpareBytes = 64 << 10;
 // How long an ended attempt waits for a full disk before its shim leaves without a last status.
 constexpr seconds kStatusPatience{600};
 constexpr milliseconds kIdleWake{60'000};
@@ -38,27 +41,17 @@ std::string Describe(const channel::ShimStatus::Process& process) {
 
 }  // namespace
 
-uint64_t OwnStartTicks() {
-  const absl::StatusOr<std::string> stat = io::ReadFile("/proc/self/stat");
-  if (!stat.ok()) return 0;
-  unsigned long long ticks = 0;
-  const char* fields = stat->c_str() + stat->rfind(')') + 1;  // field 3 is next
-  sscanf(fields,
-         " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-         &ticks);
-  return ticks;
-}
-
 Supervisor::Supervisor(channel::ShimLaunch launch, Clock& clock)
-    : launch_(std::move(launch)), clock_(clock) {
+    : launch_(std::move(launch)), clock_(clock), spare_path_(launch_.attempt_dir + "/spare") {
   status_.attempt_uid = launch_.attempt_uid;
   status_.epoch = launch_.epoch;
   status_.shim_pid = getpid();
-  status_.shim_start_ticks = OwnStartTicks();
+  status_.shim_start_ticks = io::ReadProcessStat(getpid()).value_or(io::ProcessStat{}).start_ticks;
   fence_at_ = clock_.Mono() + Seconds(launch_.fencing_seconds);
 }
 
 void Supervisor::Start() {
+  (void)io::WriteFileAtomic(spare_path_, std::string(kSpareBytes, 's'));
   status_.state = "preparing";
   if (launch_.prepare.argv.empty()) {
     StartRanks();
@@ -204,6 +197,9 @@ void Supervisor::WriteStatus() {
   const absl::Status written =
       io::WriteFileAtomic(launch_.attempt_dir + "/status.json", ToJson(status_));
   status_unwritten_ = !written.ok();
+  if (absl::IsResourceExhausted(written) && status_.state == "exited" && io::Exists(spare_path_)) {
+    if (io::RemoveAll(spare_path_).ok()) return WriteStatus();
+  }
   write_at_ = clock_.Mono() + kStatusRetry;
 }
 

@@ -50,6 +50,7 @@ class Supervisor {
 
   const channel::ShimLaunch launch_;
   Clock& clock_;
+  const std::string spare_path_;
   channel::ShimStatus status_;
   std::vector<Running> running_;
   bool ranks_started_ = false;
@@ -61,8 +62,5 @@ class Supervisor {
   MonoTime write_at_;
   MonoTime give_up_at_;
 };
-
-// Field 22 of /proc/self/stat.
-uint64_t OwnStartTicks();
 
 }  // namespace sft::shim

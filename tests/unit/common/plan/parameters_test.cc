@@ -66,6 +66,19 @@ TEST(ParametersTest, AllLinearIsTheSevenLinears) {
   EXPECT_EQ(CountParameters(*seven).trainable, 4'884'480);
 }
 
+TEST(ParametersTest, BiasesAreTrainedAsTheJobSays) {
+  const ModelShape shape{.family = "qwen2", .hidden = 64, .layers = 2, .heads = 4, .kv_heads = 2,
+                         .head_dim = 16, .intermediate = 96, .vocab = 128, .qkv_bias = true};
+  const auto biases = [&shape](spec::Bias bias) {
+    spec::JobSpec job = Lora(4, {"q_proj"});
+    job.lora.bias = bias;
+    return CountParameters(*MakeUnits(shape, job)).trainable - 2 * 4 * (64 + 64);
+  };
+  EXPECT_EQ(biases(spec::Bias::kNone), 0);
+  EXPECT_EQ(biases(spec::Bias::kLoraOnly), 2 * 64);
+  EXPECT_EQ(biases(spec::Bias::kAll), 2 * (64 + 32 + 32));
+}
+
 TEST(ParametersTest, TargetsAreEndsOfModuleNames) {
   const auto count = [](std::string target) {
     const auto units = MakeUnits(SmolLm2(), Lora(1, {std::move(target)}));

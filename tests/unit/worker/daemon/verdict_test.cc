@@ -106,6 +106,18 @@ TEST(VerdictTest, WhatStagingRefusesIsTheUsersAndTheRestIsTheNodes) {
             "disk_full");
 }
 
+TEST(VerdictTest, AFullDiskExplainsARankThatCouldNotSayWhyItEnded) {
+  ProcessTraces traces;
+  traces.disk_full = true;
+  const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 65, 1)}), traces, "node-a");
+  EXPECT_EQ(verdict.code(), "disk_full");
+  EXPECT_EQ(verdict.domain(), v1::Verdict::INFRASTRUCTURE);
+  EXPECT_EQ(verdict.advice(), "free space on node node-a, then submit again");
+  EXPECT_EQ(MakeVerdict(Ended({Exit(0, 64, 1)}), traces, "n").code(), "user_error");
+  traces.fatal = channel::FatalEvent{"infrastructure", "peer_lost", "m", "a"};
+  EXPECT_EQ(MakeVerdict(Ended({Exit(0, 65, 1)}), traces, "n").code(), "peer_lost");
+}
+
 class TracesTest : public TestNode {};
 
 TEST_F(TracesTest, AreTheLastFatalEventAndTheLastLines) {

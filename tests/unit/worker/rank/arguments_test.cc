@@ -40,7 +40,8 @@ TEST(ArgumentsTest, ReadsEachCommand) {
 
 TEST(ArgumentsTest, SaysWhatIsWrong) {
   EXPECT_THAT(Problem({}), HasSubstr("no command"));
-  EXPECT_THAT(Problem({"run"}), HasSubstr("unknown command \"run\": train, prepare, generate or logits"));
+  EXPECT_THAT(Problem({"run"}),
+              HasSubstr("unknown command \"run\": train, prepare, generate or logits"));
   EXPECT_THAT(Problem({"train", "--launch", "x"}), HasSubstr("needs --rank N"));
   EXPECT_THAT(Problem({"train", "--rank", "0"}), HasSubstr("needs --launch FILE"));
   EXPECT_THAT(Problem({"train", "--launch", "x", "--rank", "-1"}), HasSubstr("not \"-1\""));
@@ -60,7 +61,8 @@ TEST(ArgumentsTest, SaysWhatIsWrong) {
 }
 
 TEST(ArgumentsTest, HelpHasEachCommandAndAnExample) {
-  for (const char* text : {"prepare", "train", "generate", "logits", "--version", "Example:", "67"}) {
+  for (const char* text :
+       {"prepare", "train", "generate", "logits", "--version", "Example:", "67"}) {
     EXPECT_THAT(HelpText(), HasSubstr(text));
   }
 }

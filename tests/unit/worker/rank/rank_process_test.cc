@@ -106,5 +106,12 @@ TEST_F(RankProcessTest, GenerateNamesTheModelThatIsMissing) {
   EXPECT_THAT(output_, HasSubstr(dir_ + "/model"));
 }
 
+TEST_F(RankProcessTest, LogitsNamesTheModelThatIsMissing) {
+  EXPECT_EQ(Run("logits --model " + dir_ + "/model --tokens t --out " + dir_ + "/o"),
+            channel::kExitUserError);
+  EXPECT_THAT(output_, HasSubstr(dir_ + "/model"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ + "/o"));
+}
+
 }  // namespace
 }  // namespace sft::rank

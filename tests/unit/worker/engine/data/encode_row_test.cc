@@ -209,6 +209,12 @@ TEST_F(EncodeRowTest, ACompletionIsLearntWithAnEndTokenAndItsPromptIsNot) {
   EXPECT_THAT(Learnt(R"({"prompt": "Q: a?\nA:", "completion": " b</s>"})"), ElementsAre(" b</s>"));
 }
 
+TEST_F(EncodeRowTest, ATokenThatStraddlesThePromptAndItsCompletionIsNotLearnt) {
+  Use("", "</s>");
+  // Its "\n" and the completion's are one token, which generation after the prompt never makes.
+  EXPECT_THAT(Learnt(R"({"prompt": "Q:\n", "completion": "\nthe"})"), ElementsAre("the</s>"));
+}
+
 TEST_F(EncodeRowTest, ATextIsLearntFromItsSecondTokenOn) {
   Use("", "</s>");
   const EncodedRow encoded = encoder_->Encode(ParseRow(R"({"text": "12"})"));

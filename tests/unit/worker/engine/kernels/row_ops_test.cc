@@ -301,6 +301,15 @@ TEST(CrossEntropyTest, GivesTheSumAndSoftmaxMinusOnehotInPlace) {
   EXPECT_EQ(work[3].abs().sum().item<float>(), 0.0f);
 }
 
+TEST(CrossEntropyTest, LeavesTheGradientInBf16LogitsToo) {
+  const Tensor logits = (Random({5, 33}, 12) * 4).to(at::kBFloat16);
+  const Tensor targets = at::arange(5, at::kLong);
+  Tensor exact = logits.to(at::kFloat), rounded = logits.clone();
+  ops::CrossEntropy(exact, targets, true);
+  ops::CrossEntropy(rounded, targets, true);
+  EXPECT_TRUE(at::equal(rounded, exact.to(at::kBFloat16)));
+}
+
 TEST(CrossEntropyTest, RefusesATargetOutsideTheVocabulary) {
   Tensor logits = Random({2, 5}, 1);
   EXPECT_THROW(ops::CrossEntropy(logits, at::full({2}, 5, at::kLong), true), c10::Error);

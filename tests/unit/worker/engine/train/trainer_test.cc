@@ -126,6 +126,20 @@ TEST_F(TrainerTest, LoraRunReportsEveryStepAndDeliversAnAdapterThatGeneratorRead
   EXPECT_EQ(generator.Generate(std::vector<int32_t>{1, 2, 3}, 4, {}).size(), 4u);
 }
 
+TEST_F(TrainerTest, TokensWithoutLossDoNotDiluteTheGradient) {
+  TrainerOptions options = Options(spec::Mode::kLora, 1);
+  options.spec.hyperparameters.max_steps = 1;
+  options.train = Dataset::FromDocuments({{1, 2, 3}, {4, 5, 6}}, {{0, 1, 1}, {0, 1, 1}});
+  const StepReport alone = RunOne(options).steps.at(0);
+  // What follows the learnt tokens changes nothing about them.
+  options.train = Dataset::FromDocuments({{1, 2, 3, 9, 9, 9, 9, 9}, {4, 5, 6, 9, 9, 9, 9, 9}},
+                                         {{0, 1, 1, 0, 0, 0, 0, 0}, {0, 1, 1, 0, 0, 0, 0, 0}});
+  const StepReport longer = RunOne(options).steps.at(0);
+  EXPECT_GT(longer.tokens, alone.tokens);
+  EXPECT_NEAR(longer.loss, alone.loss, 1e-5 * alone.loss);
+  EXPECT_NEAR(longer.grad_norm, alone.grad_norm, 1e-5 * alone.grad_norm);
+}
+
 TEST_F(TrainerTest, FullShardGathersWhatIsDelivered) {
   TrainerOptions options = Options(spec::Mode::kFullFinetune, 3);
   options.spec.parallelism.sharding = spec::Sharding::kFullShard;

@@ -1,0 +1,28 @@
+#include "common/io/proc.h"
+
+#include <fmt/format.h>
+
+#include <cinttypes>
+#include <cstdio>
+
+#include "common/io/file.h"
+
+namespace sft::io {
+
+std::optional<ProcessStat> ReadProcessStat(pid_t pid) {
+  const absl::StatusOr<std::string> text = ReadFile(fmt::format("/proc/{}/stat", pid));
+  if (!text.ok()) return std::nullopt;
+  // The command's name may hold anything: the fields, of which the state is the third, start after
+  // its last ')'.
+  const size_t end = text->rfind(')');
+  if (end == std::string::npos) return std::nullopt;
+  ProcessStat stat;
+  const int got = sscanf(text->c_str() + end + 1,
+                         " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
+                         "%*d %" SCNu64,
+                         &stat.state, &stat.parent, &stat.start_ticks);
+  if (got != 3) return std::nullopt;
+  return stat;
+}
+
+}  // namespace sft::io

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Trains SmolLM2 for a few steps through sft-rank, once with adapters and once whole, and holds the
+logits of what it delivers, loaded by peft and transformers, against those of sft-rank.
+
+    delivery.py --bin FOLDER [--model build/demo/model]
+
+Run by run.sh; check_peft.py compares. Needs deploy/requirements/parity.txt.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from safetensors.torch import load_file, save_file
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TOKENS = ROOT / "tests/parity/goldens/series/tokens.safetensors"
+LIMIT_S = 600
+# Rates at which a few steps move the logits by far more than the tolerance.
+TRAINING = {"lora": {"mode": "lora"}, "fft": {"mode": "full_finetune"}}
+RATE = {"lora": 1e-3, "fft": 1e-4}
+
+
+def job(kind):
+    return {
+        "job": {"model": "model", "data": "train.jsonl"},
+        "compute": {"gpu_type": "CPU", "variant": "CPU-1x"},
+        "training": TRAINING[kind],
+        "hyperparameters": {
+            "per_device_batch": 2, "global_batch": 2, "sequence_length": 64, "max_steps": 4,
+            "learning_rate": RATE[kind], "parallelism": {"compute_type": "fp32"}},
+        "data": {"loss_on": "all", "packing": True},
+    }
+
+
+def run(*command):
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True,
+                            timeout=LIMIT_S)
+    if result.returncode != 0:
+        sys.exit(f"delivery: {command[0]} {command[1]} ended with {result.returncode}:\n"
+                 f"{result.stdout[-1000:]}{result.stderr[-2000:]}")
+    return result.stdout
+
+
+def train(program, kind, model, folder):
+    launch = folder / "launch.json"
+    launch.write_text(json.dumps({
+        "attempt_uid": "parity", "epoch": 1, "job_id": "parity", "job_json": json.dumps(job(kind)),
+        "world_size": 1, "first_rank": 0, "local_ranks": 1, "device": "cpu", "threads_per_rank": 2,
+        "model_dir": str(model), "model_name": str(model), "val_file": "",
+        "train_file": str(ROOT / "deploy/demo/train.jsonl"), "cache_dir": str(folder / "cache"),
+        "attempt_dir": str(folder), "output_dir": str(folder / "output")}))
+    run(program, "prepare", "--launch", launch)
+    run(program, "train", "--launch", launch, "--rank", 0)
+    return folder / "output"
+
+
+def check(program, kind, model, folder):
+    output = train(program, kind, model, folder)
+    tokens, logits = folder / "tokens.safetensors", folder / "logits.safetensors"
+    save_file({"input_ids": load_file(TOKENS)["input_ids"][0].contiguous()}, tokens)
+    what = ["--model", model, "--adapter", output] if kind == "lora" else ["--model", output]
+    run(program, "logits", *what, "--tokens", tokens, "--out", logits)
+    print(f"delivery: {kind}: " + run(
+        sys.executable, ROOT / "tests/parity/check_peft.py", *what, "--tokens", tokens, "--logits",
+        logits).strip(), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", type=pathlib.Path, required=True, help="folder with sft-rank")
+    parser.add_argument("--model", type=pathlib.Path, default=ROOT / "build/demo/model")
+    parser.add_argument("--only", choices=sorted(TRAINING), nargs="+", default=list(TRAINING))
+    args = parser.parse_args()
+    for kind in args.only:
+        with tempfile.TemporaryDirectory(prefix="sft-delivery-") as folder:
+            check(args.bin.resolve() / "sft-rank", kind, args.model.resolve(), pathlib.Path(folder))
+
+
+if __name__ == "__main__":
+    main()
