@@ -1,6 +1,7 @@
 # The CUDA compiler and the libraries of the CUDA plugin, from the wheels that torch itself uses.
 #
 #   sft_cudart sft_cublaslt sft_cudnn sft_nccl   imported libraries and their headers, by full path
+#   sft_cudnn_frontend                           cuDNN with the headers that build its graphs
 #   sft_torch_cuda                               LibTorch's CUDA half, for host code (.cc) of the plugin
 #   sft_cuda_flags                               warnings and options of our .cu files
 #
@@ -63,6 +64,18 @@ _sft_cuda_library(sft_cudnn "${SFT_SITE_PACKAGES}/nvidia/cudnn/lib/libcudnn.so.9
   "${SFT_SITE_PACKAGES}/nvidia/cudnn/include")
 _sft_cuda_library(sft_nccl "${SFT_SITE_PACKAGES}/nvidia/nccl/lib/libnccl.so.2"
   "${SFT_SITE_PACKAGES}/nvidia/nccl/include")
+
+# Headers only. Without their JSON half: nothing is read or written, and a unit compiles sooner.
+set(sft_cudnn_frontend_include "${SFT_SITE_PACKAGES}/include")
+if(NOT EXISTS "${sft_cudnn_frontend_include}/cudnn_frontend.h")
+  message(FATAL_ERROR "${sft_cudnn_frontend_include}/cudnn_frontend.h is missing: "
+    "run `deploy/bootstrap --cuda`")
+endif()
+_sft_cuda_library(sft_nvrtc "${sft_cuda_root}/lib/libnvrtc.so.13" "${sft_cuda_include}")
+add_library(sft_cudnn_frontend INTERFACE)
+target_include_directories(sft_cudnn_frontend SYSTEM INTERFACE "${sft_cudnn_frontend_include}")
+target_compile_definitions(sft_cudnn_frontend INTERFACE CUDNN_FRONTEND_SKIP_JSON_LIB)
+target_link_libraries(sft_cudnn_frontend INTERFACE sft_cudnn sft_nvrtc)
 
 add_library(sft_torch_cuda INTERFACE)
 # Debian's g++ links with --as-needed, and our objects name nothing of libtorch_cuda.so: without

@@ -81,6 +81,39 @@ TEST_F(GpuTest, Nf4ReadsAndWritesViewsThatAreNotAligned) {
   EXPECT_TRUE(SameBits(out, plain));
 }
 
+TEST_F(GpuTest, Nf4DequantisesToRowsAnyDistanceApart) {
+  struct Case {
+    int64_t rows, columns, gap, before;
+  };
+  for (const Case& c : {Case{70, 4096, 192, 0}, Case{300, 64, 64, 64}, Case{300, 8, 8, 8},
+                        Case{33, 1000, 24, 8}, Case{33, 1001, 64, 0}, Case{500, 3, 5, 1},
+                        Case{40, 256, 3, 0}, Case{40, 256, 64, 1}}) {
+    const auto quantised = ops::Nf4Quantize(Weights(c.rows * c.columns, at::kBFloat16));
+    const auto nested = ops::AbsmaxQuantize(quantised.absmax);
+    const at::Tensor codes = ToGpu(quantised.codes);
+    for (const auto type : {at::kBFloat16, at::kFloat}) {
+      at::Tensor expected = at::full({c.rows, c.before + c.columns + c.gap}, 77.0, type);
+      at::Tensor actual = ToGpu(expected), nested_actual = ToGpu(expected);
+      at::Tensor nested_expected = expected.clone();
+      const auto rows = [&](const at::Tensor& buffer) {
+        return buffer.narrow(1, c.before, c.columns);
+      };
+      at::Tensor out = rows(expected);
+      ops::Nf4Dequantize(out, quantised.codes, quantised.absmax);
+      out = rows(actual);
+      ops::Nf4Dequantize(out, codes, ToGpu(quantised.absmax));
+      EXPECT_TRUE(SameBits(actual, expected)) << type << " columns " << c.columns;
+      out = rows(nested_expected);
+      ops::Nf4DequantizeNested(out, quantised.codes, nested.codes, nested.nested_absmax,
+                               nested.offset);
+      out = rows(nested_actual);
+      ops::Nf4DequantizeNested(out, codes, ToGpu(nested.codes), ToGpu(nested.nested_absmax),
+                               ToGpu(nested.offset));
+      EXPECT_TRUE(SameBits(nested_actual, nested_expected)) << type << " columns " << c.columns;
+    }
+  }
+}
+
 TEST_F(GpuTest, Nf4CodesOfAllBf16ValuesEqualTheCpuKernels) {
   // Every finite bf16 between -1 and 1, each in a block whose absmax is 1.
   at::Tensor values = at::arange(0, 1 << 16, at::kInt).to(at::kShort).view(at::kBFloat16);

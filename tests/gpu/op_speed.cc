@@ -15,7 +15,7 @@
 namespace sft::engine {
 namespace {
 
-constexpr int64_t kTokens = 4096;
+constexpr int64_t kTokens = 8192;
 
 class Timer {
  public:
@@ -49,6 +49,12 @@ at::Tensor Random(at::IntArrayRef sizes) {
   return at::randn(sizes, at::TensorOptions(at::kBFloat16).device(at::kCUDA));
 }
 
+// As activations lie: columns to spare, rows that start on multiples of 64 elements.
+at::Tensor RandomRows(int64_t rows, int64_t width) {
+  return Random({rows, (width + 63) / 64 * 64 + 64}).narrow(1, 0, width);
+}
+double Bytes(const at::Tensor& x) { return static_cast<double>(x.numel() * x.element_size()); }
+
 class Table {
  public:
   explicit Table(const CudaDevices& devices) : timer_(devices) {
@@ -81,68 +87,128 @@ void Nf4(const Table& table) {
   const double n = static_cast<double>(w.numel());
   const auto quantised = ops::Nf4Quantize(w);
   const auto nested = ops::AbsmaxQuantize(quantised.absmax);
-  at::Tensor out = at::empty_like(w);
+  at::Tensor out = at::empty_like(w), rows = RandomRows(5120, 25600);
   table.Memory("nf4 quantise 5120x25600", 2.5625 * n, [&] { ops::Nf4Quantize(w); });
   table.Memory("nf4 de-quantise 5120x25600", 2.5625 * n,
                [&] { ops::Nf4Dequantize(out, quantised.codes, quantised.absmax); });
-  table.Memory("nf4 de-quantise nested 5120x25600", 2.5157 * n, [&] {
-    ops::Nf4DequantizeNested(out, quantised.codes, nested.codes, nested.nested_absmax,
+  table.Memory("nf4 de-quantise to rows", 2.5625 * n,
+               [&] { ops::Nf4Dequantize(rows, quantised.codes, quantised.absmax); });
+  table.Memory("nf4 de-quantise nested to rows", 2.5157 * n, [&] {
+    ops::Nf4DequantizeNested(rows, quantised.codes, nested.codes, nested.nested_absmax,
                              nested.offset);
   });
-  at::Tensor small = Random({4096, 1024}).view(-1);
-  const auto small_codes = ops::Nf4Quantize(small);
-  table.Memory("nf4 de-quantise 4096x1024", 2.5625 * static_cast<double>(small.numel()),
+  at::Tensor small = RandomRows(6144, 4096);
+  const auto small_codes = ops::Nf4Quantize(Random({6144, 4096}));
+  table.Memory("nf4 de-quantise to rows 6144x4096", 2.5625 * static_cast<double>(small.numel()),
                [&] { ops::Nf4Dequantize(small, small_codes.codes, small_codes.absmax); });
 }
 
-void Rows(const Table& table, const std::string& name, int64_t rows, int64_t width) {
-  const at::Tensor x = Random({rows, width}), w = Random({width}), dy = Random({rows, width});
-  const at::Tensor rstd = std::get<1>(ops::RmsNorm(x, w, 1e-6));
-  const double bytes = static_cast<double>(x.nbytes());
-  table.Memory("rms_norm " + name, 2 * bytes, [&] { ops::RmsNorm(x, w, 1e-6); });
-  table.Memory("rms_norm backward " + name, 3 * bytes,
-               [&] { ops::RmsNormBackward(dy, x, w, rstd, false); });
-  table.Memory("rms_norm backward + weight " + name, 3 * bytes,
-               [&] { ops::RmsNormBackward(dy, x, w, rstd, true); });
+void Factors(const Table& table) {
+  // q, k and v of Qwen3-8B with adapters of rank 16.
+  constexpr int64_t kColumns = 4096, kRank = 16;
+  const std::vector<int64_t> heights = {4096, 1024, 1024}, first_row = {0, 4096, 5120};
+  std::vector<at::Tensor> a, b;
+  for (const int64_t height : heights) {
+    a.push_back(Random({kRank, kColumns}));
+    b.push_back(Random({height, kRank}));
+  }
+  at::Tensor matrix = RandomRows(6144 + 3 * kRank, kColumns + 3 * kRank);
+  const double bytes = 2.0 * (2 * 3 * kRank * kColumns + 6144 * (3 * kRank + kRank));
+  table.Memory("place factors 6144x4096 rank 3x16", bytes,
+               [&] { ops::PlaceFactors(matrix, a, b, first_row, 2.0); });
 }
 
-void Elementwise(const Table& table) {
-  const at::Tensor gate = Random({kTokens, 25600}), up = Random({kTokens, 25600});
-  const double bytes = static_cast<double>(gate.nbytes());
-  table.Memory("swiglu 4096x25600", 3 * bytes, [&] { ops::Swiglu(gate, up); });
-  table.Memory("swiglu backward 4096x25600", 5 * bytes,
-               [&] { ops::SwigluBackward(gate, gate, up); });
-  at::Tensor q = Random({kTokens, 64, 128});
-  const at::Tensor angles = Random({kTokens, 64}).to(at::kFloat);
+void Norms(const Table& table, int64_t width) {
+  const std::string name = fmt::format(" {}x{}", kTokens, width);
+  const at::Tensor x = RandomRows(kTokens, width), w = Random({width});
+  at::Tensor y = RandomRows(kTokens, width), dy = RandomRows(kTokens, width);
+  const at::Tensor residual = RandomRows(kTokens, width);
+  const at::Tensor rstd = ops::RmsNorm(y, x, w, 1e-6);
+  const double bytes = Bytes(x);
+  table.Memory("rms_norm" + name, 2 * bytes, [&] { ops::RmsNorm(y, x, w, 1e-6); });
+  table.Memory("rms_norm backward" + name, 3 * bytes,
+               [&] { ops::RmsNormBackward(y, dy, x, w, rstd, at::Tensor(), false); });
+  table.Memory("rms_norm backward + residual", 4 * bytes,
+               [&] { ops::RmsNormBackward(y, dy, x, w, rstd, residual, false); });
+  table.Memory("rms_norm backward + weight", 3 * bytes,
+               [&] { ops::RmsNormBackward(y, dy, x, w, rstd, at::Tensor(), true); });
+}
+
+void Heads(const Table& table, int64_t heads, int64_t key_heads, int64_t size) {
+  const std::string name = fmt::format(" {}+{}x{}", heads, key_heads, size);
+  const at::Tensor qkv = RandomRows(kTokens, (heads + 2 * key_heads) * size);
+  at::Tensor dqkv = qkv.clone().mul_(1e-3);
+  at::Tensor q = Random({kTokens, heads, size}), k = Random({kTokens, key_heads, size});
+  const at::Tensor q_weight = Random({size}), k_weight = Random({size});
+  const at::Tensor angles = Random({kTokens, size / 2}).to(at::kFloat);
   const at::Tensor cos = angles.cos(), sin = angles.sin();
-  table.Memory("rope 4096x64x128", 2 * static_cast<double>(q.nbytes()),
-               [&] { ops::Rope(q, cos, sin, false); });
-  at::Tensor logits = Random({kTokens, 151936});
-  const at::Tensor targets = at::arange(kTokens, at::TensorOptions(at::kLong).device(at::kCUDA));
-  table.Memory("cross_entropy 4096x151936", static_cast<double>(logits.nbytes()),
+  const double bytes = Bytes(q) + Bytes(k), tables = 2 * Bytes(cos);
+  table.Memory("norm + rope" + name, 2 * bytes + tables,
+               [&] { ops::NormRope(q, k, qkv, q_weight, k_weight, cos, sin, 1e-6); });
+  const auto backward = [&](bool weights) {
+    // Overwrites its input, which therefore shrinks or grows: only the time counts.
+    ops::NormRopeBackward(dqkv, qkv, q_weight, k_weight, cos, sin, heads, key_heads, 1e-6, weights);
+  };
+  table.Memory("norm + rope backward" + name, 3 * bytes + tables, [&] { backward(false); });
+  table.Memory("norm + rope backward + weights", 3 * bytes + tables, [&] { backward(true); });
+  table.Memory("rope" + name, 2 * Bytes(q) + tables, [&] { ops::Rope(q, cos, sin, false); });
+}
+
+void Mlp(const Table& table, int64_t width) {
+  const std::string name = fmt::format(" {}x{}", kTokens, width);
+  const at::Tensor gate_up = RandomRows(kTokens, 2 * width), dy = RandomRows(kTokens, width);
+  at::Tensor out = RandomRows(kTokens, width), gradient = RandomRows(kTokens, 2 * width);
+  table.Memory("swiglu" + name, 3 * Bytes(dy), [&] { ops::Swiglu(out, gate_up); });
+  table.Memory("swiglu backward" + name, 5 * Bytes(dy),
+               [&] { ops::SwigluBackward(gradient, dy, gate_up); });
+}
+
+void Loss(const Table& table) {
+  constexpr int64_t kRows = 4096;
+  at::Tensor logits = Random({kRows, 151936});
+  const at::Tensor targets = at::arange(kRows, at::TensorOptions(at::kLong).device(at::kCUDA));
+  table.Memory("cross_entropy 4096x151936", Bytes(logits),
                [&] { ops::CrossEntropy(logits, targets, false); });
-  table.Memory("cross_entropy + gradient", 2 * static_cast<double>(logits.nbytes()),
+  table.Memory("cross_entropy + gradient", 2 * Bytes(logits),
                [&] { ops::CrossEntropy(logits, targets, true); });
 }
 
-void Attention(const Table& table, const std::string& name, const std::vector<int64_t>& lengths) {
-  constexpr int64_t kHeads = 64, kKeyHeads = 8, kSize = 128;
+// q, k and v, and their gradients, lie in rows of one projection.
+void Attention(const Table& table, const std::vector<int64_t>& lengths, int64_t heads,
+               int64_t key_heads) {
+  constexpr int64_t kSize = 128;
   std::vector<int> offsets{0};
   double pairs = 0.0;
   for (const int64_t length : lengths) {
     offsets.push_back(offsets.back() + static_cast<int>(length));
     pairs += 0.5 * static_cast<double>(length * length);
   }
+  const int64_t tokens = offsets.back();
   const ops::Documents documents{at::tensor(offsets, at::kInt).to(at::kCUDA), lengths};
-  const at::Tensor q = Random({kTokens, kHeads, kSize}), k = Random({kTokens, kKeyHeads, kSize});
-  const at::Tensor v = Random({kTokens, kKeyHeads, kSize}), dout = Random({kTokens, kHeads, kSize});
+  const auto part = [&](const at::Tensor& rows, int64_t first, int64_t count) {
+    return rows.narrow(1, first * kSize, count * kSize).view({tokens, count, kSize});
+  };
+  const at::Tensor qkv = RandomRows(tokens, (heads + 2 * key_heads) * kSize);
+  const at::Tensor dqkv = RandomRows(tokens, (heads + 2 * key_heads) * kSize);
+  const at::Tensor q = part(qkv, 0, heads), k = part(qkv, heads, key_heads);
+  const at::Tensor v = part(qkv, heads + key_heads, key_heads);
+  at::Tensor dq = part(dqkv, 0, heads), dk = part(dqkv, heads, key_heads);
+  at::Tensor dv = part(dqkv, heads + key_heads, key_heads);
+  at::Tensor out = part(RandomRows(tokens, heads * kSize), 0, heads);
+  const at::Tensor dout = part(RandomRows(tokens, heads * kSize), 0, heads);
   const double scale = 0.088388;
-  const auto [out, lse] = ops::Attention(q, k, v, documents, scale, 0);
-  const double flops = 4.0 * pairs * kHeads * kSize;
-  table.Arithmetic("attention " + name, flops,
-                   [&] { ops::Attention(q, k, v, documents, scale, 0); });
-  table.Arithmetic("attention backward " + name, 2.5 * flops, [&, &out = out, &lse = lse] {
-    ops::AttentionBackward(dout, q, k, v, out, lse, documents, scale, 0);
+  const at::Tensor lse = ops::Attention(out, q, k, v, documents, scale, 0);
+  // cuDNN's has one more dimension than the others'.
+  const std::string name = fmt::format(
+      "{} {}/{}{}",
+      lengths.front() == lengths.back() ? fmt::format("{}x{}", lengths.size(), lengths.front())
+                                        : fmt::format("{}", fmt::join(lengths, ",")),
+      heads, key_heads, lse.dim() == 3 ? " cuDNN" : "");
+  const double flops = 4.0 * pairs * static_cast<double>(heads * kSize);
+  table.Arithmetic("attn " + name, flops,
+                   [&] { ops::Attention(out, q, k, v, documents, scale, 0); });
+  table.Arithmetic("attn back " + name, 2.5 * flops, [&] {
+    ops::AttentionBackward(dq, dk, dv, dout, q, k, v, out, lse, documents, scale, 0);
   });
 }
 
@@ -156,12 +222,19 @@ int Main() {
   fmt::print("{}\n", plugin.devices->Properties(0).name);
   const Table table(*plugin.devices);
   Nf4(table);
-  Rows(table, "4096x5120", kTokens, 5120);
-  Rows(table, "262144x128", kTokens * 64, 128);
-  Elementwise(table);
-  Attention(table, "1x4096", {4096});
-  Attention(table, "1000,96,3000", {1000, 96, 3000});
-  Attention(table, "8x512", std::vector<int64_t>(8, 512));
+  Factors(table);
+  for (const int64_t width : {4096, 5120}) Norms(table, width);
+  Heads(table, 32, 8, 128);
+  Heads(table, 64, 8, 128);
+  for (const int64_t width : {12288, 25600}) Mlp(table, width);
+  Loss(table);
+  Attention(table, std::vector<int64_t>(4, 2048), 32, 8);
+  Attention(table, {4096}, 64, 8);
+  Attention(table, {8192}, 32, 8);
+  Attention(table, {1000, 96, 3000}, 64, 8);
+  Attention(table, std::vector<int64_t>(8, 512), 64, 8);
+  Attention(table, std::vector<int64_t>(8, 512), 32, 8);
+  Attention(table, std::vector<int64_t>(64, 64), 64, 8);
   return 0;
 }
 

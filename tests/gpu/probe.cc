@@ -23,15 +23,16 @@ auto Operation(const char* name) {
 
 // Any work made of LibTorch's kernels and ours.
 at::Tensor Block(const at::Tensor& x, const at::Tensor& w, const at::Tensor& norm) {
-  const auto swiglu = Operation<at::Tensor(const at::Tensor&, const at::Tensor&)>("sft::swiglu");
+  const auto swiglu = Operation<void(at::Tensor&, const at::Tensor&)>("sft::swiglu_");
   const auto rms_norm =
-      Operation<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, double)>(
-          "sft::rms_norm");
+      Operation<at::Tensor(at::Tensor&, const at::Tensor&, const at::Tensor&, double)>(
+          "sft::rms_norm_");
   const at::Tensor projected = at::mm(x, w);
-  const int64_t half = projected.size(1) / 2;
-  const at::Tensor hidden =
-      swiglu.call(projected.narrow(1, 0, half), projected.narrow(1, half, half));
-  return std::get<0>(rms_norm.call(hidden, norm, 1e-6));
+  at::Tensor hidden = at::empty({x.size(0), projected.size(1) / 2}, projected.options());
+  swiglu.call(hidden, projected);
+  at::Tensor normed = at::empty_like(hidden);
+  rms_norm.call(normed, hidden, norm, 1e-6);
+  return normed;
 }
 
 template <typename Work>

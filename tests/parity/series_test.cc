@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <string>
@@ -57,7 +58,10 @@ Adapter InitialAdapter(const ModelLayout& layout) {
         adapter.pairs.push_back({std::string(param.module()),
                                  InitialA(number++, param.shape[0], param.shape[1]), {}});
       } else if (param.role == ParamRole::kLoraB) {
-        adapter.pairs.back().b = at::zeros(param.shape, at::kFloat);
+        const auto pair = std::find_if(
+            adapter.pairs.begin(), adapter.pairs.end(),
+            [&](const LoraPair& candidate) { return candidate.module == param.module(); });
+        pair->b = at::zeros(param.shape, at::kFloat);
       }
     }
   }

@@ -55,7 +55,9 @@ absl::Status Require(std::string_view command, std::string_view flag, const std:
 absl::StatusOr<Arguments> ParseTrain(const std::vector<std::string>& args) {
   Arguments result{.command = Command::kTrain};
   std::string rank;
-  SFT_RETURN_IF_ERROR(ParseFlags(args, {{"--launch", &result.launch}, {"--rank", &rank}}, nullptr));
+  SFT_RETURN_IF_ERROR(ParseFlags(
+      args, {{"--launch", &result.launch}, {"--rank", &rank}, {"--profile", &result.profile}},
+      nullptr));
   SFT_RETURN_IF_ERROR(Require("train", "--launch FILE", result.launch));
   SFT_RETURN_IF_ERROR(Require("train", "--rank N", rank));
   SFT_RETURN_IF_ERROR(ParseInt("--rank", rank, 0, &result.rank));
@@ -124,6 +126,7 @@ std::string HelpText() {
 
   sft-rank prepare  --launch FILE           tokenise the data of a job into the node's cache
   sft-rank train    --launch FILE --rank N  run rank N of a job (started by sft-shim)
+                    [--profile TRACE]       write a Chrome trace of step 4
   sft-rank generate --model DIR [--adapter DIR] (--prompt TEXT | --prompts FILE)
                     [--max-new-tokens N] [--device cpu|cuda:0] [--json]
                                             answer prompts through the model's chat template,

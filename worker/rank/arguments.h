@@ -14,6 +14,7 @@ struct Arguments {
   Command command = Command::kHelp;
   std::string launch;  // train, prepare: the launch file
   int rank = -1;       // train: global rank
+  std::string profile;  // train: file for the trace of a step; empty: none
   // generate, logits:
   std::string model;
   std::string adapter;  // empty: the base model alone

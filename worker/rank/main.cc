@@ -78,7 +78,8 @@ int RunJob(const Arguments& arguments, Clock& clock, MonoTime start) {
       return channel::kExitOk;
     }
     CatchStopSignals();
-    run.emplace(TrainContext{*launch, arguments.rank, *events, commands, clock, start});
+    run.emplace(TrainContext{*launch, arguments.rank, *events, commands, clock, start,
+                             arguments.profile});
     const int code = run->Run();
     if (code == channel::kExitOk) return code;
     EndNow(code);

@@ -10,6 +10,7 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/chat_tokenizer.h"
 #include "worker/rank/device.h"
+#include "worker/rank/step_profile.h"
 #include "worker/rank/stop_signal.h"
 
 namespace sft::rank {
@@ -30,7 +31,7 @@ std::string StopReason(CommandInput& commands) {
 class EventObserver : public engine::TrainObserver {
  public:
   EventObserver(const TrainContext& context, std::string device)
-      : context_(context), device_(std::move(device)) {}
+      : context_(context), device_(std::move(device)), profile_(context.profile) {}
 
   void OnReady(const engine::ReadyReport& report) override {
     const Nanos elapsed = context_.clock.Mono() - context_.process_start;
@@ -66,6 +67,7 @@ class EventObserver : public engine::TrainObserver {
                                              .mfu = report.mfu,
                                              .rank_loss = report.rank_loss,
                                              .epoch = report.epoch});
+    profile_.AfterStep(report.step, context_.launch.file.device == "cuda");
   }
 
   void OnEval(const engine::EvalReport& report) override {
@@ -105,6 +107,7 @@ class EventObserver : public engine::TrainObserver {
  private:
   TrainContext context_;
   std::string device_;
+  StepProfile profile_;
 };
 
 // "host:port", also "[::1]:port".

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "common/base/clock.h"
 #include "worker/channel/launch.h"
@@ -21,6 +22,7 @@ struct TrainContext {
   CommandInput& commands;
   Clock& clock;
   MonoTime process_start;
+  std::string profile;  // file for the trace of a step; empty: none
 };
 
 // One rank of a job, from rendezvous to artifact. Connections live as long as this object, not as

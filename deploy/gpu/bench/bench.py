@@ -48,6 +48,8 @@ def parse():
     parser.add_argument("--plain-set", action="append", default=[], metavar="KEY=JSON",
                         help="key of the resolved job for the plain path alone")
     parser.add_argument("--batch", type=int, help="rows of one rank in one micro-step, for ours")
+    parser.add_argument("--profile", action="store_true",
+                        help="write where step 4 of ours spends its time to OUT/profile-*.txt")
     parser.add_argument("--work", help="models and run folders (default: a new folder, then removed)")
     parser.add_argument("--keep", action="store_true", help="leave models and the work folder")
     parser.add_argument("--demo-model", default=machine.ROOT / "build/demo/model")

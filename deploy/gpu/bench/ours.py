@@ -8,6 +8,7 @@ import statistics
 
 import data
 import process
+import trace_table
 
 USAGE, OUT_OF_MEMORY = 2, "cuda_oom"
 WARM_UP_STEPS = 2  # allocator, cuBLAS heuristics, graphs: left out of the median
@@ -139,7 +140,9 @@ def run(row, setting, context, plan, overrides):
     if outcome.ok:
         logs += [folder / f"rank-{rank}.log" for rank in range(plan["gpus"])]
         commands = [[program, "train", "--launch", launch, "--rank", rank] for rank in range(plan["gpus"])]
-        events = folder / "rank-0.events"
+        events, trace = folder / "rank-0.events", folder / "trace.json"
+        if context.options.profile:
+            commands[0] += ["--profile", trace]
 
         def last_step_done():
             # A full model takes longer to deliver than to measure.
@@ -148,6 +151,9 @@ def run(row, setting, context, plan, overrides):
 
         outcome = process.run(commands, logs[1:], env, context.limit(), folder, last_step_done)
         fatal += figures(record, folder, plan["gpus"], started_at)
+        if trace.exists():
+            table = context.out / f"profile-{row.name}-{setting.name.replace(' ', '-')}.txt"
+            table.write_text(trace_table.table(trace, top=40))
     if not outcome.ok:
         record["status"] = status_of(outcome, fatal)
         words = [event.get("message", "") for event in fatal] or [why(logs[-1])]

@@ -15,6 +15,8 @@
 #include <numeric>
 #include <optional>
 
+#include "worker/engine/cuda/attention.h"
+#include "worker/engine/cuda/cudnn_attention.h"
 #include "worker/engine/cuda/ops.h"
 
 namespace sft::engine::cuda {
@@ -23,18 +25,38 @@ namespace {
 
 using at::Tensor;
 
-void CheckInput(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef lengths) {
+void CheckInput(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
+                at::IntArrayRef lengths) {
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
                   q.size(2) == k.size(2),
               "attention: q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(), " do not fit");
-  TORCH_CHECK(q.size(1) % k.size(1) == 0, "attention: ", q.size(1), " query heads for ", k.size(1),
-              " key heads");
+  TORCH_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, "attention: ", q.size(1),
+              " query heads for ", k.size(1), " key heads");
   TORCH_CHECK(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == q.size(0),
               "attention: document lengths do not sum to ", q.size(0), " tokens");
+  TORCH_CHECK(cu_seqlens.scalar_type() == at::kInt && cu_seqlens.is_contiguous() &&
+                  cu_seqlens.numel() == static_cast<int64_t>(lengths.size()) + 1,
+              "attention: cu_seqlens must be int32 [", lengths.size() + 1, "], is ",
+              cu_seqlens.scalar_type(), " ", cu_seqlens.sizes());
 }
 
-bool FlashHas(const Tensor& q) {
-  return q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 && q.size(2) <= 256;
+// `x` has the sizes and type of `like`, and heads that are dense within a token.
+void CheckHeads(const char* name, const Tensor& x, const Tensor& like) {
+  TORCH_CHECK(x.sizes() == like.sizes() && x.scalar_type() == like.scalar_type(), "attention: ",
+              name, " is ", x.scalar_type(), " ", x.sizes(), ", must be ", like.scalar_type(), " ",
+              like.sizes());
+  const bool dense = x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2));
+  TORCH_CHECK(x.numel() == 0 || dense, "attention: heads of ", name, " ", x.sizes(),
+              " are not dense: strides ", x.strides());
+}
+
+enum class Kind { kCudnn, kFlash, kPlain };
+
+Kind KindOf(at::TensorList tensors, const std::optional<CudnnBatch>& batch) {
+  if (batch && CudnnTakes(tensors)) return Kind::kCudnn;
+  const Tensor& q = tensors[0];
+  const bool flash = q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 && q.size(2) <= 256;
+  return flash && q.size(0) > 0 ? Kind::kFlash : Kind::kPlain;
 }
 
 // LibTorch's flash attention takes its order of summation from the global context. Without this the
@@ -95,10 +117,9 @@ Tensor Scores_GgLL(const Tensor& q_GrD, const Tensor& k_GLD, double scale, int64
       .masked_fill_(hidden, -std::numeric_limits<double>::infinity());
 }
 
-std::tuple<Tensor, Tensor> PlainAttention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                          at::IntArrayRef lengths, double scale, int64_t window) {
+Tensor PlainAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                      at::IntArrayRef lengths, double scale, int64_t window) {
   const int64_t key_heads = k.size(1);
-  Tensor out = at::empty(q.sizes(), q.options());
   Tensor lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
   int64_t first = 0;
   for (const int64_t length : lengths) {
@@ -110,18 +131,14 @@ std::tuple<Tensor, Tensor> PlainAttention(const Tensor& q, const Tensor& k, cons
     lse.narrow(1, first, length).copy_(lse_GgL.view({q.size(1), length}));
     first += length;
   }
-  return {out, lse};
+  return lse;
 }
 
-std::tuple<Tensor, Tensor, Tensor> PlainAttentionBackward(const Tensor& dout, const Tensor& q,
-                                                          const Tensor& k, const Tensor& v,
-                                                          const Tensor& out, const Tensor& lse,
-                                                          at::IntArrayRef lengths, double scale,
-                                                          int64_t window) {
+void PlainAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout,
+                            const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                            const Tensor& lse, at::IntArrayRef lengths, double scale,
+                            int64_t window) {
   const int64_t key_heads = k.size(1);
-  Tensor dq = at::empty(q.sizes(), q.options());
-  Tensor dk = at::empty(k.sizes(), k.options());
-  Tensor dv = at::empty(v.sizes(), v.options());
   int64_t first = 0;
   for (const int64_t length : lengths) {
     const Tensor q_GrD = Rows_GrD(q, first, length, key_heads);
@@ -140,45 +157,112 @@ std::tuple<Tensor, Tensor, Tensor> PlainAttentionBackward(const Tensor& dout, co
     StoreRows(at::bmm(ds_GrL.transpose(1, 2), q_GrD), first, length, dk);
     first += length;
   }
-  return {dq, dk, dv};
 }
 
-}  // namespace
-
-std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                     const Tensor& cu_seqlens, at::IntArrayRef lengths,
-                                     double scale, int64_t window) {
-  CheckInput(q, k, v, lengths);
-  const c10::cuda::CUDAGuard guard(q.device());
-  if (!FlashHas(q) || q.size(0) == 0) return PlainAttention(q, k, v, lengths, scale, window);
+Tensor FlashAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                      const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
+                      int64_t window) {
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  auto [out, lse, rng_state, unused, mask] = at::_flash_attention_forward(
+  auto [result, lse, rng_state, unused, mask] = at::_flash_attention_forward(
       q, k, v, cu_seqlens, cu_seqlens, longest, longest, /*dropout_p=*/0.0, /*is_causal=*/true,
       /*return_debug_mask=*/false, scale, WindowLeft(window), WindowLeft(window) ? 0 : -1);
   TORCH_CHECK(lse.dim() == 2 && lse.size(0) == q.size(1) && lse.size(1) == q.size(0),
               "attention: flash attention returned a logsumexp of shape ", lse.sizes());
-  return {out, lse};
+  out.copy_(result);
+  return lse;
 }
 
-std::tuple<Tensor, Tensor, Tensor> AttentionBackward(const Tensor& dout, const Tensor& q,
-                                                     const Tensor& k, const Tensor& v,
-                                                     const Tensor& out, const Tensor& lse,
-                                                     const Tensor& cu_seqlens,
-                                                     at::IntArrayRef lengths, double scale,
-                                                     int64_t window) {
-  CheckInput(q, k, v, lengths);
-  const c10::cuda::CUDAGuard guard(q.device());
-  if (!FlashHas(q) || q.size(0) == 0) {
-    return PlainAttentionBackward(dout, q, k, v, out, lse, lengths, scale, window);
-  }
+void FlashAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout,
+                            const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                            const Tensor& lse, const Tensor& cu_seqlens, at::IntArrayRef lengths,
+                            double scale, int64_t window) {
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const DeterministicScope deterministic;
   // Without dropout the generator's state is not read; the argument must exist.
   const Tensor rng_state = at::empty({2}, q.options().dtype(at::kUInt64));
-  return at::_flash_attention_backward(
+  const auto [dq_result, dk_result, dv_result] = at::_flash_attention_backward(
       dout, q, k, v, out, lse, cu_seqlens, cu_seqlens, longest, longest, /*dropout_p=*/0.0,
       /*is_causal=*/true, rng_state, at::empty({0}, q.options().dtype(at::kUInt64)), scale,
       WindowLeft(window), WindowLeft(window) ? 0 : -1);
+  dq.copy_(dq_result);
+  dk.copy_(dk_result);
+  dv.copy_(dv_result);
+}
+
+}  // namespace
+
+const char* AttentionKind(const Tensor& q, const Tensor& k, const Tensor& v,
+                          at::IntArrayRef lengths) {
+  switch (KindOf({q, k, v}, CudnnBatchOf(lengths))) {
+    case Kind::kCudnn:
+      return "cuDNN";
+    case Kind::kFlash:
+      return "FlashAttention-2";
+    case Kind::kPlain:
+      break;
+  }
+  return "plain products";
+}
+
+Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
+                 int64_t window) {
+  CheckInput(q, k, v, cu_seqlens, lengths);
+  CheckHeads("q", q, q);
+  CheckHeads("k", k, k);
+  CheckHeads("v", v, k);
+  CheckHeads("out", out, q);
+  const c10::cuda::CUDAGuard guard(q.device());
+  const std::optional<CudnnBatch> batch = CudnnBatchOf(lengths);
+  Kind kind = KindOf({q, k, v, out}, batch);
+  if (kind == Kind::kCudnn) {
+    const auto lse = CudnnAttention(out, q, k, v, cu_seqlens, lengths, *batch, scale, window);
+    if (lse) return *lse;
+    kind = KindOf({q, k, v, out}, std::nullopt);
+  }
+  if (kind == Kind::kFlash) {
+    return FlashAttention(out, q, k, v, cu_seqlens, lengths, scale, window);
+  }
+  return PlainAttention(out, q, k, v, lengths, scale, window);
+}
+
+void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
+                       const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+                       const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
+                       int64_t window) {
+  CheckInput(q, k, v, cu_seqlens, lengths);
+  CheckHeads("q", q, q);
+  CheckHeads("k", k, k);
+  CheckHeads("v", v, k);
+  CheckHeads("dq", dq, q);
+  CheckHeads("dk", dk, k);
+  CheckHeads("dv", dv, k);
+  CheckHeads("dout", dout, q);
+  CheckHeads("out", out, q);
+  const c10::cuda::CUDAGuard guard(q.device());
+  // Any implementation may follow any forward: the shape of the logsumexp tells cuDNN's.
+  const std::optional<CudnnBatch> batch = CudnnBatchOf(lengths);
+  Tensor by_head = lse;
+  if (lse.dim() == 3) {
+    TORCH_CHECK(batch && lse.size(0) == batch->documents && lse.size(1) == q.size(1) &&
+                    lse.size(2) == batch->longest,
+                "attention backward: a logsumexp ", lse.sizes(), " of another batch than q ",
+                q.sizes());
+    if (KindOf({q, k, v, out, dout, dq, dk, dv}, batch) == Kind::kCudnn &&
+        CudnnAttentionBackward(dq, dk, dv, dout, q, k, v, out, lse, cu_seqlens, lengths, *batch,
+                               scale, window)) {
+      return;
+    }
+    by_head = LseByHead(lse, lengths, *batch);
+  }
+  TORCH_CHECK(by_head.dim() == 2 && by_head.size(0) == q.size(1) && by_head.size(1) == q.size(0),
+              "attention backward: a logsumexp ", lse.sizes(), " does not fit q ", q.sizes());
+  if (KindOf({q}, std::nullopt) == Kind::kFlash) {
+    FlashAttentionBackward(dq, dk, dv, dout, q, k, v, out, by_head, cu_seqlens, lengths, scale,
+                           window);
+  } else {
+    PlainAttentionBackward(dq, dk, dv, dout, q, k, v, out, by_head, lengths, scale, window);
+  }
 }
 
 }  // namespace sft::engine::cuda

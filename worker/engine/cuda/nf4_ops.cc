@@ -4,6 +4,7 @@
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/cuda/ops.h"
 #include "worker/engine/kernels/nf4_tables.h"
+#include "worker/engine/kernels/rows.h"
 
 namespace sft::engine::cuda {
 
@@ -14,14 +15,24 @@ using at::Tensor;
 int64_t Blocks(int64_t n, int64_t block) { return (n + block - 1) / block; }
 
 void CheckOut(const Tensor& out, const Tensor& codes, int64_t blocks) {
-  TORCH_CHECK(out.is_contiguous() && codes.is_contiguous(),
-              "nf4_dequantize_: out and codes must be contiguous");
+  if (!out.is_contiguous()) {
+    TORCH_CHECK(out.dim() == 2, "nf4_dequantize_: out is ", out.sizes(), " with strides ",
+                out.strides(), ", must be rows or dense");
+    CheckRows(out, out.size(0), out.size(1), out, "nf4_dequantize_: out");
+  }
+  TORCH_CHECK(codes.is_contiguous(), "nf4_dequantize_: codes must be contiguous");
   TORCH_CHECK(codes.numel() == (out.numel() + 1) / 2, "nf4_dequantize_: ", out.numel(),
               " elements need ", (out.numel() + 1) / 2, " bytes of codes, got ", codes.numel());
   TORCH_CHECK(blocks == Blocks(out.numel(), kNf4Block), "nf4_dequantize_: got ", blocks,
               " absmax for ", out.numel(), " elements");
   TORCH_CHECK(reinterpret_cast<uintptr_t>(codes.const_data_ptr()) % 4 == 0,
               "nf4_dequantize_: codes must start on a multiple of 4 bytes");
+}
+
+// Without gaps: one row.
+int64_t Columns(const Tensor& out) { return out.is_contiguous() ? out.numel() : out.size(1); }
+MutableRows Target(Tensor& out) {
+  return {out.mutable_data_ptr(), out.is_contiguous() ? out.numel() : out.stride(0)};
 }
 
 }  // namespace
@@ -61,8 +72,8 @@ void Nf4Dequantize(Tensor& out, const Tensor& codes, const Tensor& absmax) {
   if (out.numel() == 0) return;
   const LaunchScope scope(out);
   C10_CUDA_CHECK(LaunchNf4Dequantize(type, codes.const_data_ptr<uint8_t>(),
-                                     absmax.const_data_ptr<float>(), out.numel(),
-                                     out.mutable_data_ptr(), scope.stream()));
+                                     absmax.const_data_ptr<float>(), out.numel(), Target(out),
+                                     Columns(out), scope.stream()));
 }
 
 void Nf4DequantizeNested(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,
@@ -77,7 +88,7 @@ void Nf4DequantizeNested(Tensor& out, const Tensor& codes, const Tensor& absmax_
   C10_CUDA_CHECK(LaunchNf4DequantizeNested(
       type, codes.const_data_ptr<uint8_t>(), absmax_codes.const_data_ptr<uint8_t>(),
       nested_absmax.const_data_ptr<float>(), offset.const_data_ptr<float>(), out.numel(),
-      out.mutable_data_ptr(), scope.stream()));
+      Target(out), Columns(out), scope.stream()));
 }
 
 }  // namespace sft::engine::cuda

@@ -9,12 +9,17 @@ TORCH_LIBRARY_IMPL(sft, CUDA, m) {
   m.impl("absmax_quantize", &cuda::AbsmaxQuantize);
   m.impl("nf4_dequantize_", &cuda::Nf4Dequantize);
   m.impl("nf4_dequantize_nested_", &cuda::Nf4DequantizeNested);
-  m.impl("rms_norm", &cuda::RmsNorm);
-  m.impl("rms_norm_backward", &cuda::RmsNormBackward);
+  m.impl("gemm_", &cuda::Gemm);
+  m.impl("gemm_add_", &cuda::GemmAdd);
+  m.impl("place_factors_", &cuda::PlaceFactors);
+  m.impl("rms_norm_", &cuda::RmsNorm);
+  m.impl("rms_norm_backward_", &cuda::RmsNormBackward);
   m.impl("rope_", &cuda::Rope);
-  m.impl("swiglu", &cuda::Swiglu);
-  m.impl("swiglu_backward", &cuda::SwigluBackward);
-  m.impl("attention", &cuda::Attention);
-  m.impl("attention_backward", &cuda::AttentionBackward);
+  m.impl("norm_rope_", &cuda::NormRope);
+  m.impl("norm_rope_backward_", &cuda::NormRopeBackward);
+  m.impl("swiglu_", &cuda::Swiglu);
+  m.impl("swiglu_backward_", &cuda::SwigluBackward);
+  m.impl("attention_", &cuda::Attention);
+  m.impl("attention_backward_", &cuda::AttentionBackward);
   m.impl("cross_entropy_", &cuda::CrossEntropy);
 }

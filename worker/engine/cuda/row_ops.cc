@@ -1,9 +1,11 @@
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
+
+#include <algorithm>
 
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/cuda/ops.h"
+#include "worker/engine/kernels/rows.h"
 
 namespace sft::engine::cuda {
 
@@ -11,109 +13,101 @@ namespace {
 
 using at::Tensor;
 
-void CheckNorm(const Tensor& x, const Tensor& weight) {
-  TORCH_CHECK(x.is_contiguous() && weight.is_contiguous(), "rms_norm: inputs must be contiguous");
-  TORCH_CHECK(x.dim() >= 1 && weight.numel() == x.size(-1), "rms_norm: weight has ", weight.numel(),
-              " elements, rows have ", x.size(-1));
-  TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "rms_norm: x is ", x.scalar_type(),
-              ", weight is ", weight.scalar_type());
+ConstRows Read(const Tensor& x) { return {x.const_data_ptr(), x.stride(0)}; }
+MutableRows Write(Tensor& x) { return {x.mutable_data_ptr(), x.stride(0)}; }
+
+void CheckNorm(const Tensor& x, const Tensor& weight, const char* operation) {
+  TORCH_CHECK(x.dim() == 2, operation, ": x is ", x.sizes(), ", must be [tokens, width]");
+  CheckRows(x, x.size(0), x.size(1), x, operation);
+  CheckVector(weight, x.size(1), x, operation);
 }
 
-// A matrix of rows with a dense last dimension; views of a fused projection stay where they lie.
-Tensor AsRows(const Tensor& x) {
-  return x.dim() == 2 && x.stride(1) == 1 ? x : x.contiguous().view({-1, x.size(-1)});
-}
-
-SwigluShape ShapeOf(const Tensor& gate, const Tensor& up) {
-  return {gate.size(0), gate.size(1), gate.stride(0), up.stride(0)};
-}
-
-void CheckSwiglu(const Tensor& gate, const Tensor& up) {
-  TORCH_CHECK(
-      gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type() && gate.dim() >= 1,
-      "swiglu: gate is ", gate.scalar_type(), gate.sizes(), ", up is ", up.scalar_type(),
-      up.sizes());
+void CheckSwiglu(const Tensor& narrow, const Tensor& gate_up, const char* operation) {
+  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, operation, ": gate_up is ",
+              gate_up.sizes(), ", must be [tokens, 2 width]");
+  CheckRows(gate_up, gate_up.size(0), gate_up.size(1), gate_up, operation);
+  CheckRows(narrow, gate_up.size(0), gate_up.size(1) / 2, gate_up, operation);
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> RmsNorm(const Tensor& x, const Tensor& weight, double eps) {
-  CheckNorm(x, weight);
-  const ElementType type = TypeOf(x, "rms_norm");
-  Tensor y = at::empty_like(x);
-  Tensor rstd = at::empty(x.sizes().slice(0, x.dim() - 1), x.options().dtype(at::kFloat));
-  if (x.numel() == 0) return {y, rstd};
+Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps) {
+  CheckNorm(x, weight, "rms_norm_");
+  CheckRows(y, x.size(0), x.size(1), x, "rms_norm_: y");
+  const ElementType type = TypeOf(x, "rms_norm_");
+  Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  if (x.numel() == 0) return rstd;
   const LaunchScope scope(x);
-  C10_CUDA_CHECK(LaunchRmsNorm(type, {rstd.numel(), weight.numel()}, x.const_data_ptr(),
-                               weight.const_data_ptr(), static_cast<float>(eps),
-                               y.mutable_data_ptr(), rstd.mutable_data_ptr<float>(),
+  C10_CUDA_CHECK(LaunchRmsNorm(type, {x.size(0), x.size(1)}, Read(x), weight.const_data_ptr(),
+                               static_cast<float>(eps), Write(y), rstd.mutable_data_ptr<float>(),
                                scope.stream()));
-  return {y, rstd};
+  return rstd;
 }
 
-std::tuple<Tensor, Tensor> RmsNormBackward(const Tensor& dy, const Tensor& x, const Tensor& weight,
-                                           const Tensor& rstd, bool need_weight_grad) {
-  CheckNorm(x, weight);
-  TORCH_CHECK(dy.is_contiguous() && dy.sizes() == x.sizes() && dy.scalar_type() == x.scalar_type(),
-              "rms_norm_backward: bad dy");
-  const ElementType type = TypeOf(x, "rms_norm_backward");
-  const RmsNormShape shape = {rstd.numel(), weight.numel()};
+Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                       const Tensor& rstd, const std::optional<Tensor>& residual,
+                       bool need_weight_grad) {
+  CheckNorm(x, weight, "rms_norm_backward_");
+  CheckRows(dx, x.size(0), x.size(1), x, "rms_norm_backward_: dx");
+  CheckRows(dy, x.size(0), x.size(1), x, "rms_norm_backward_: dy");
+  if (residual) CheckRows(*residual, x.size(0), x.size(1), x, "rms_norm_backward_: residual");
+  TORCH_CHECK(rstd.is_contiguous() && rstd.numel() == x.size(0) && rstd.device() == x.device(),
+              "rms_norm_backward_: rstd must be [", x.size(0), "], dense, beside x");
+  const ElementType type = TypeOf(x, "rms_norm_backward_");
+  const RmsNormShape shape = {x.size(0), x.size(1)};
   const auto floats = x.options().dtype(at::kFloat);
-  Tensor dx = at::empty_like(x);
-  if (x.numel() == 0) return {dx, at::zeros({need_weight_grad ? shape.width : 0}, floats)};
+  if (x.numel() == 0) return at::zeros({need_weight_grad ? shape.width : 0}, floats);
   Tensor dweight = at::empty({need_weight_grad ? shape.width : 0}, floats);
   const LaunchScope scope(x);
-  C10_CUDA_CHECK(LaunchRmsNormBackward(type, shape, dy.const_data_ptr(), x.const_data_ptr(),
-                                       weight.const_data_ptr(), rstd.const_data_ptr<float>(),
-                                       dx.mutable_data_ptr(), scope.stream()));
-  if (need_weight_grad) {
+  const float* r = rstd.const_data_ptr<float>();
+  if (need_weight_grad) {  // first: dx may overwrite dy
     Tensor partials = at::empty({RmsNormWeightPartials(shape), shape.width}, floats);
-    C10_CUDA_CHECK(LaunchRmsNormWeightBackward(
-        type, shape, dy.const_data_ptr(), x.const_data_ptr(), rstd.const_data_ptr<float>(),
-        partials.mutable_data_ptr<float>(), dweight.mutable_data_ptr<float>(), scope.stream()));
+    C10_CUDA_CHECK(LaunchRmsNormWeightBackward(type, shape, Read(dy), Read(x), r,
+                                               partials.mutable_data_ptr<float>(),
+                                               dweight.mutable_data_ptr<float>(), scope.stream()));
   }
-  return {dx, dweight};
+  C10_CUDA_CHECK(LaunchRmsNormBackward(type, shape, Read(dy), Read(x), weight.const_data_ptr(), r,
+                                       residual ? Read(*residual) : ConstRows{}, Write(dx),
+                                       scope.stream()));
+  return dweight;
 }
 
-void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
-  TORCH_CHECK(x.dim() == 3 && x.size(2) % 2 == 0, "rope_: x must be [tokens, heads, even size]");
-  TORCH_CHECK(x.stride(2) == 1 && x.stride(1) == x.size(2), "rope_: heads must be dense");
-  TORCH_CHECK(cos.is_contiguous() && sin.is_contiguous() && cos.sizes() == sin.sizes() &&
-                  cos.dim() == 2 && cos.size(0) == x.size(0) && cos.size(1) == x.size(2) / 2,
-              "rope_: cos and sin must be [", x.size(0), ", ", x.size(2) / 2, "]");
-  const ElementType type = TypeOf(x, "rope_");
-  if (x.numel() == 0) return;
-  const LaunchScope scope(x);
-  C10_CUDA_CHECK(LaunchRope(type, {x.size(0), x.size(1), x.size(2) / 2, x.stride(0)},
-                            x.mutable_data_ptr(), cos.const_data_ptr<float>(),
-                            sin.const_data_ptr<float>(), inverse, scope.stream()));
+void Swiglu(Tensor& out, const Tensor& gate_up) {
+  CheckSwiglu(out, gate_up, "swiglu_");
+  const ElementType type = TypeOf(gate_up, "swiglu_");
+  if (out.numel() == 0) return;
+  const LaunchScope scope(gate_up);
+  C10_CUDA_CHECK(LaunchSwiglu(type, {out.size(0), out.size(1)}, Read(gate_up), Write(out),
+                              scope.stream()));
 }
 
-Tensor Swiglu(const Tensor& gate, const Tensor& up) {
-  CheckSwiglu(gate, up);
-  const ElementType type = TypeOf(gate, "swiglu");
-  Tensor out = at::empty(gate.sizes(), gate.options());
-  if (gate.numel() == 0) return out;
-  const Tensor gates = AsRows(gate), ups = AsRows(up);
-  const LaunchScope scope(gate);
-  C10_CUDA_CHECK(LaunchSwiglu(type, ShapeOf(gates, ups), gates.const_data_ptr(),
-                              ups.const_data_ptr(), out.mutable_data_ptr(), scope.stream()));
-  return out;
+void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
+  CheckSwiglu(dy, gate_up, "swiglu_backward_");
+  CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "swiglu_backward_: dgate_up");
+  const ElementType type = TypeOf(gate_up, "swiglu_backward_");
+  if (dy.numel() == 0) return;
+  const LaunchScope scope(gate_up);
+  C10_CUDA_CHECK(LaunchSwigluBackward(type, {dy.size(0), dy.size(1)}, Read(dy), Read(gate_up),
+                                      Write(dgate_up), scope.stream()));
 }
 
-std::tuple<Tensor, Tensor> SwigluBackward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
-  CheckSwiglu(gate, up);
-  CheckSwiglu(dy, up);
-  const ElementType type = TypeOf(gate, "swiglu_backward");
-  Tensor dgate = at::empty(gate.sizes(), gate.options());
-  Tensor dup = at::empty(up.sizes(), up.options());
-  if (gate.numel() == 0) return {dgate, dup};
-  const Tensor dys = AsRows(dy), gates = AsRows(gate), ups = AsRows(up);
-  const LaunchScope scope(gate);
-  C10_CUDA_CHECK(LaunchSwigluBackward(
-      type, ShapeOf(gates, ups), dys.const_data_ptr(), dys.stride(0), gates.const_data_ptr(),
-      ups.const_data_ptr(), dgate.mutable_data_ptr(), dup.mutable_data_ptr(), scope.stream()));
-  return {dgate, dup};
+void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
+                  double scale) {
+  const FactorPlaces places = CheckFactors(matrix, a, b, first_row);
+  const ElementType type = TypeOf(matrix, "place_factors_");
+  const LaunchScope scope(matrix);
+  int64_t first_rank = 0;
+  for (size_t first = 0; first < a.size(); first += kFactorMembers) {
+    FactorMembers members;
+    FactorShape shape{.rows = places.rows, .columns = places.columns, .first_rank = first_rank};
+    for (size_t i = first; i < std::min(a.size(), first + kFactorMembers); ++i) {
+      members.member[shape.members++] = {Read(a[i]), Read(b[i]), first_row[i], b[i].size(0),
+                                         a[i].size(0)};
+      first_rank += a[i].size(0);
+    }
+    C10_CUDA_CHECK(LaunchPlaceFactors(type, shape, members, static_cast<float>(scale),
+                                      Write(matrix), scope.stream()));
+  }
 }
 
 Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {

@@ -19,6 +19,7 @@
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/model/families.h"
 #include "worker/engine/train/base_weights.h"
+#include "worker/engine/weights/adapted_source.h"
 
 namespace sft::engine {
 
@@ -79,15 +80,19 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
                                           const std::map<std::string, Tensor>& replaced,
                                           at::ScalarType compute, at::Device device) {
   auto source = std::make_unique<ResidentSource>(layout);
+  const auto options = at::TensorOptions(device).dtype(compute);
   for (int unit = 0; unit < layout.size(); ++unit) {
+    source->AllocateMatrices(layout.units[unit], unit, options);
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
       const ParamInfo& param = layout.units[unit].params[i];
+      const int index = static_cast<int>(i);
       const auto found = replaced.find(param.name);
-      const Tensor value = found != replaced.end() ? found->second.reshape({-1})
+      const Tensor value = found != replaced.end() ? found->second
                                                    : base.Read(param, 0, param.numel());
-      Tensor weight = at::empty(param.shape, at::TensorOptions(device).dtype(compute));
-      weight.view({-1}).copy_(value);
-      source->Set(unit, static_cast<int>(i), weight);
+      if (!source->Get(unit, index).defined()) {
+        source->Set(unit, index, at::empty(param.shape, options));
+      }
+      source->Get(unit, index).copy_(value.view(param.shape));
     }
   }
   return source;
@@ -97,7 +102,7 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
 Tensor AttendOne(const SelfAttention& attention, const Tensor& q, const Tensor& k,
                  const Tensor& v) {
   const int64_t group = attention.heads / attention.key_heads;
-  const Tensor rows = q.view({attention.key_heads, group, attention.head_size});
+  const Tensor rows = q.reshape({attention.key_heads, group, attention.head_size});
   const Tensor scores = at::matmul(rows, k.permute({1, 2, 0})).to(at::kFloat).mul_(attention.scale);
   const Tensor weights = at::softmax(scores, -1).to(v.scalar_type());
   return at::matmul(weights, v.permute({1, 0, 2})).reshape({1, -1});
@@ -118,7 +123,9 @@ Generator::Generator(const GeneratorOptions& options)
     values = AddFactors(layout_, adapter);
     decoder.lora.scale = adapter.config.Scale();
   }
-  source_ = LoadWeights(layout_, base, values, ComputeTypeOf(options_), options_.device);
+  source_ = std::make_unique<AdaptedSource>(
+      layout_, LoadWeights(layout_, base, values, ComputeTypeOf(options_), options_.device),
+      decoder.lora.scale);
   decoder_ = std::make_unique<Decoder>(config_, layout_, *source_, options_.device, decoder);
 }
 
@@ -140,14 +147,14 @@ Tensor Generator::Step(std::span<const int32_t> tokens, int64_t past,
     AcquiredUnit unit(*source_, layout_, static_cast<int>(layer) + 1);
     const Pass pass{unit.weights(), decoder_->lora(), nullptr};
     LayerCache& kept = cache[layer];
-    x = block.ForwardWith(x, rope, pass, [&](const SelfAttention::Saved& projected) {
+    x = block.ForwardWith(x, rope, pass, [&](const SelfAttention::Heads& projected) {
       kept.k.narrow(0, past, count).copy_(projected.k);
       kept.v.narrow(0, past, count).copy_(projected.v);
       if (past == 0) {
-        return std::get<0>(ops::Attention(projected.q, projected.k, projected.v,
-                                          {cu_seqlens, lengths}, block.attention.scale,
-                                          block.attention.window))
-            .view({count, -1});
+        Tensor out = at::empty(projected.q.sizes(), projected.q.options());
+        ops::Attention(out, projected.q, projected.k, projected.v, {cu_seqlens, lengths},
+                       block.attention.scale, block.attention.window);
+        return out.view({count, -1});
       }
       const int64_t window = block.attention.window;
       const int64_t first = window > 0 ? std::max<int64_t>(0, past + 1 - window) : 0;

@@ -1,9 +1,7 @@
 #include <ATen/ops/amax.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
@@ -38,11 +36,17 @@ Shape CheckInput(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArray
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
                   q.size(2) == k.size(2),
               "attention: q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(), " do not fit");
-  TORCH_CHECK(q.size(1) % k.size(1) == 0, "attention: ", q.size(1), " query heads for ", k.size(1),
-              " key heads");
+  TORCH_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, "attention: ", q.size(1),
+              " query heads for ", k.size(1), " key heads");
   TORCH_CHECK(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == q.size(0),
               "attention: document lengths do not sum to ", q.size(0), " tokens");
   return {q.size(0), q.size(1), k.size(1), q.size(2)};
+}
+
+void CheckLike(const char* name, const Tensor& x, const Tensor& like) {
+  TORCH_CHECK(x.sizes() == like.sizes() && x.scalar_type() == like.scalar_type(), "attention: ",
+              name, " is ", x.scalar_type(), " ", x.sizes(), ", must be ", like.scalar_type(), " ",
+              like.sizes());
 }
 
 // [T, G * g, D] -> tokens [first, first + count) as fp32 [G, g, count, D].
@@ -115,11 +119,11 @@ Tensor AsRows(const Tensor& x_GgBK) {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                     const Tensor& /*cu_seqlens*/, at::IntArrayRef lengths,
-                                     double scale, int64_t window) {
+Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Tensor& /*cu_seqlens*/, at::IntArrayRef lengths, double scale,
+                 int64_t window) {
   const Shape shape = CheckInput(q, k, v, lengths);
-  Tensor out = at::empty({shape.tokens, shape.query_heads, shape.head_size}, q.options());
+  CheckLike("out", out, q);
   Tensor lse = at::empty({shape.query_heads, shape.tokens}, q.options().dtype(at::kFloat));
   int64_t first = 0;
   for (int64_t length : lengths) {
@@ -140,19 +144,19 @@ std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Ten
     }
     first += length;
   }
-  return {out, lse};
+  return lse;
 }
 
-std::tuple<Tensor, Tensor, Tensor> AttentionBackward(const Tensor& dout, const Tensor& q,
-                                                     const Tensor& k, const Tensor& v,
-                                                     const Tensor& out, const Tensor& lse,
-                                                     const Tensor& /*cu_seqlens*/,
-                                                     at::IntArrayRef lengths, double scale,
-                                                     int64_t window) {
+void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
+                       const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+                       const Tensor& /*cu_seqlens*/, at::IntArrayRef lengths, double scale,
+                       int64_t window) {
   const Shape shape = CheckInput(q, k, v, lengths);
-  Tensor dq = at::empty(q.sizes(), q.options());
-  Tensor dk = at::empty(k.sizes(), k.options());
-  Tensor dv = at::empty(v.sizes(), v.options());
+  CheckLike("dq", dq, q);
+  CheckLike("dk", dk, k);
+  CheckLike("dv", dv, v);
+  CheckLike("dout", dout, q);
+  CheckLike("out", out, q);
   int64_t first = 0;
   for (int64_t length : lengths) {
     Tensor q_GgLD = Heads(q, first, length, shape.key_heads);
@@ -184,7 +188,6 @@ std::tuple<Tensor, Tensor, Tensor> AttentionBackward(const Tensor& dout, const T
     StoreHeads(dv_GLD.unsqueeze(1), first, dv);
     first += length;
   }
-  return {dq, dk, dv};
 }
 
 }  // namespace sft::engine::cpu

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <tuple>
 
 #include <ATen/core/Tensor.h>
@@ -24,22 +25,32 @@ void Nf4Dequantize(at::Tensor& out, const at::Tensor& codes, const at::Tensor& a
 void Nf4DequantizeNested(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax_codes,
                          const at::Tensor& nested_absmax, const at::Tensor& offset);
 
-std::tuple<at::Tensor, at::Tensor> RmsNorm(const at::Tensor& x, const at::Tensor& weight,
-                                           double eps);
-std::tuple<at::Tensor, at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
-                                                   const at::Tensor& weight, const at::Tensor& rstd,
-                                                   bool need_weight_grad);
+void Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, double alpha, double beta);
+void GemmAdd(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& addend);
+void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b,
+                  at::IntArrayRef first_row, double scale);
+at::Tensor RmsNorm(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor RmsNormBackward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x,
+                           const at::Tensor& weight, const at::Tensor& rstd,
+                           const std::optional<at::Tensor>& residual, bool need_weight_grad);
 void Rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse);
-at::Tensor Swiglu(const at::Tensor& gate, const at::Tensor& up);
-std::tuple<at::Tensor, at::Tensor> SwigluBackward(const at::Tensor& dy, const at::Tensor& gate,
-                                                  const at::Tensor& up);
-std::tuple<at::Tensor, at::Tensor> Attention(const at::Tensor& q, const at::Tensor& k,
-                                             const at::Tensor& v, const at::Tensor& cu_seqlens,
-                                             at::IntArrayRef lengths, double scale, int64_t window);
-std::tuple<at::Tensor, at::Tensor, at::Tensor> AttentionBackward(
-    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& out, const at::Tensor& lse, const at::Tensor& cu_seqlens,
-    at::IntArrayRef lengths, double scale, int64_t window);
+void NormRope(at::Tensor& q, at::Tensor& k, const at::Tensor& qkv, const at::Tensor& q_weight,
+              const at::Tensor& k_weight, const at::Tensor& cos, const at::Tensor& sin, double eps);
+std::tuple<at::Tensor, at::Tensor> NormRopeBackward(at::Tensor& dqkv, const at::Tensor& qkv,
+                                                    const at::Tensor& q_weight,
+                                                    const at::Tensor& k_weight,
+                                                    const at::Tensor& cos, const at::Tensor& sin,
+                                                    int64_t heads, int64_t key_heads, double eps,
+                                                    bool need_weight_grad);
+void Swiglu(at::Tensor& out, const at::Tensor& gate_up);
+void SwigluBackward(at::Tensor& dgate_up, const at::Tensor& dy, const at::Tensor& gate_up);
+at::Tensor Attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
+                     int64_t window);
+void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at::Tensor& dout,
+                       const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const at::Tensor& out, const at::Tensor& lse, const at::Tensor& cu_seqlens,
+                       at::IntArrayRef lengths, double scale, int64_t window);
 at::Tensor CrossEntropy(at::Tensor& logits, const at::Tensor& targets, bool backward);
 
 }  // namespace sft::engine::cpu

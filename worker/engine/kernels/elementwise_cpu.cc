@@ -3,7 +3,11 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 
+#include <algorithm>
+
 #include "worker/engine/kernels/cpu_ops.h"
+#include "worker/engine/kernels/row_kernels.h"
+#include "worker/engine/kernels/rows.h"
 
 namespace sft::engine::cpu {
 
@@ -15,16 +19,10 @@ using c10::BFloat16;
 constexpr int64_t kGrainTokens = 16;
 
 template <typename T>
-__attribute__((always_inline)) inline void RotateHeads(T* x, const float* cos, const float* sin,
-                                                       float sign, int64_t heads, int64_t half) {
+SFT_INLINE void RotateHeads(T* x, const float* cos, const float* sin, float sign, int64_t heads,
+                            int64_t half) {
   for (int64_t head = 0; head < heads; ++head, x += 2 * half) {
-    for (int64_t i = 0; i < half; ++i) {
-      const float first = static_cast<float>(x[i]);
-      const float second = static_cast<float>(x[i + half]);
-      const float s = sign * sin[i];
-      x[i] = static_cast<T>(first * cos[i] - second * s);
-      x[i + half] = static_cast<T>(second * cos[i] + first * s);
-    }
+    RotateHead(x, cos, sin, sign, half, x);
   }
 }
 
@@ -51,14 +49,57 @@ void RopeAs(Tensor& x, const Tensor& cos, const Tensor& sin, float sign) {
   });
 }
 
+// {gate, up}
+std::pair<Tensor, Tensor> Halves(const Tensor& gate_up) {
+  const int64_t width = gate_up.size(1) / 2;
+  return {gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width)};
+}
+
+void CheckSwiglu(const Tensor& narrow, const Tensor& gate_up, const char* operation) {
+  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, operation, ": gate_up is ",
+              gate_up.sizes(), ", must be [tokens, 2 width]");
+  CheckRows(gate_up, gate_up.size(0), gate_up.size(1), gate_up, operation);
+  CheckRows(narrow, gate_up.size(0), gate_up.size(1) / 2, gate_up, operation);
+}
+
+template <typename T>
+void PlaceFactorsAs(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
+                    float scale, const FactorPlaces& places) {
+  T* values = matrix.mutable_data_ptr<T>();
+  const int64_t stride = matrix.stride(0);
+  int64_t first_rank = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const int64_t rank = a[i].size(0);
+    const T* down = a[i].const_data_ptr<T>();
+    const T* up = b[i].const_data_ptr<T>();
+    for (int64_t r = 0; r < rank; ++r) {
+      std::copy_n(down + r * a[i].stride(0), places.columns,
+                  values + (places.rows + first_rank + r) * stride);
+    }
+    at::parallel_for(0, places.rows, 256, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        T* to = values + row * stride + places.columns + first_rank;
+        const int64_t from = row - first_row[i];
+        if (from < 0 || from >= b[i].size(0)) {
+          std::fill_n(to, rank, static_cast<T>(0.0f));
+          continue;
+        }
+        const T* source = up + from * b[i].stride(0);
+        for (int64_t r = 0; r < rank; ++r) {
+          to[r] = static_cast<T>(scale * static_cast<float>(source[r]));
+        }
+      }
+    });
+    first_rank += rank;
+  }
+}
+
 }  // namespace
 
 void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
-  TORCH_CHECK(x.dim() == 3 && x.size(2) % 2 == 0, "rope_: x must be [tokens, heads, even size]");
-  TORCH_CHECK(x.stride(2) == 1 && x.stride(1) == x.size(2), "rope_: heads must be dense");
-  TORCH_CHECK(cos.is_contiguous() && sin.is_contiguous() && cos.sizes() == sin.sizes() &&
-                  cos.dim() == 2 && cos.size(0) == x.size(0) && cos.size(1) == x.size(2) / 2,
-              "rope_: cos and sin must be [", x.size(0), ", ", x.size(2) / 2, "]");
+  TORCH_CHECK(x.dim() == 3, "rope_: x is ", x.sizes(), ", must be [tokens, heads, size]");
+  CheckHeads(x, x.size(0), x.size(2), x, "rope_: x");
+  CheckAngles(cos, sin, x.size(0), x.size(2), x, "rope_");
   const float sign = inverse ? -1.0f : 1.0f;
   if (x.scalar_type() == at::kFloat) {
     RopeAs<float>(x, cos, sin, sign);
@@ -68,11 +109,33 @@ void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
   }
 }
 
-Tensor Swiglu(const Tensor& gate, const Tensor& up) { return at::silu(gate).mul_(up); }
+void Swiglu(Tensor& out, const Tensor& gate_up) {
+  CheckSwiglu(out, gate_up, "swiglu_");
+  const auto [gate, up] = Halves(gate_up);
+  at::mul_out(out, at::silu(gate), up);
+}
 
-std::tuple<Tensor, Tensor> SwigluBackward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
-  Tensor dgate = at::silu_backward(at::mul(dy, up), gate);
-  return {dgate, at::silu(gate).mul_(dy)};
+void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
+  CheckSwiglu(dy, gate_up, "swiglu_backward_");
+  CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "swiglu_backward_: dgate_up");
+  const auto [gate, up] = Halves(gate_up);
+  auto [dgate, dup] = Halves(dgate_up);
+  // All of gate and up is read before their places, which may be those of the results, are written.
+  const Tensor gate_gradient = at::silu_backward(at::mul(dy, up), gate);
+  at::mul_out(dup, at::silu(gate), dy);
+  dgate.copy_(gate_gradient);
+}
+
+void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
+                  double scale) {
+  const FactorPlaces places = CheckFactors(matrix, a, b, first_row);
+  if (matrix.scalar_type() == at::kFloat) {
+    PlaceFactorsAs<float>(matrix, a, b, first_row, static_cast<float>(scale), places);
+  } else {
+    TORCH_CHECK(matrix.scalar_type() == at::kBFloat16,
+                "place_factors_: matrix must be fp32 or bf16");
+    PlaceFactorsAs<BFloat16>(matrix, a, b, first_row, static_cast<float>(scale), places);
+  }
 }
 
 }  // namespace sft::engine::cpu

@@ -10,6 +10,7 @@
 
 #include "worker/engine/kernels/cpu_ops.h"
 #include "worker/engine/kernels/nf4_tables.h"
+#include "worker/engine/kernels/rows.h"
 
 namespace sft::engine::cpu {
 
@@ -119,39 +120,76 @@ SFT_SIMD_CLONES void ExpandBlocks(const uint8_t* codes, const float* absmax, int
   }
 }
 
+// Where the elements go: rows of `columns` elements that start every `stride`.
 template <typename T>
-void ExpandTail(const uint8_t* codes, float scale, int64_t count, T* out) {
-  for (int64_t i = 0; i < count; ++i) {
-    out[i] = static_cast<T>(kPairs[codes[i / 2]][i & 1] * scale);
+struct Target {
+  T* values = nullptr;
+  int64_t columns = 0;
+  int64_t stride = 0;
+  T* at(int64_t element) const {
+    return values + element / columns * stride + element % columns;
+  }
+};
+
+// Elements [first, first + count) one by one: an even `first`, rows that end anywhere.
+template <typename T>
+void ExpandAnywhere(const uint8_t* codes, float scale, int64_t first, int64_t count,
+                    const Target<T>& target) {
+  for (int64_t i = first; i < first + count; ++i) {
+    *target.at(i) = static_cast<T>(kPairs[codes[i / 2]][i & 1] * scale);
+  }
+}
+
+// Whole blocks [begin, end), each of which lies in one row where rows are a multiple of blocks.
+template <typename T>
+void ExpandRows(const uint8_t* codes, const float* absmax, int64_t begin, int64_t end,
+                const Target<T>& target) {
+  if (target.columns % kNf4Block != 0) {
+    for (int64_t block = begin; block < end; ++block) {
+      ExpandAnywhere(codes, absmax[block - begin], block * kNf4Block, kNf4Block, target);
+    }
+    return;
+  }
+  const int64_t blocks_per_row = target.columns / kNf4Block;
+  for (int64_t block = begin; block < end;) {
+    const int64_t stop = std::min(end, (block / blocks_per_row + 1) * blocks_per_row);
+    ExpandBlocks(codes + block * kNf4Block / 2, absmax + (block - begin), stop - block,
+                 target.at(block * kNf4Block));
+    block = stop;
   }
 }
 
 // `absmax_of(begin, end, buffer)` gives the absmax of blocks [begin, end).
 template <typename T, typename AbsmaxOf>
 void DequantizeAll(Tensor& out, const Tensor& codes, const AbsmaxOf& absmax_of) {
-  T* values = out.mutable_data_ptr<T>();
   const uint8_t* code = codes.const_data_ptr<uint8_t>();
   const int64_t n = out.numel();
   const int64_t whole = n / kNf4Block;
-  float buffer[kNestedBlock];
+  // One long row where there are no gaps; a ragged end of it is not a whole block.
+  Target<T> target{out.mutable_data_ptr<T>(), whole * kNf4Block, whole * kNf4Block};
+  if (!out.is_contiguous()) target = {target.values, out.size(1), out.stride(0)};
   at::parallel_for(0, whole, kGrainBlocks, [&](int64_t begin, int64_t end) {
     float local[kNestedBlock];
     while (begin < end) {
       const int64_t stop = std::min(end, (begin / kNestedBlock + 1) * kNestedBlock);
-      const float* absmax = absmax_of(begin, stop, local);
-      ExpandBlocks(code + begin * kNf4Block / 2, absmax, stop - begin, values + begin * kNf4Block);
+      ExpandRows(code, absmax_of(begin, stop, local), begin, stop, target);
       begin = stop;
     }
   });
-  if (n > whole * kNf4Block) {
-    ExpandTail(code + whole * kNf4Block / 2, *absmax_of(whole, whole + 1, buffer),
-               n - whole * kNf4Block, values + whole * kNf4Block);
-  }
+  if (n == whole * kNf4Block) return;
+  if (out.is_contiguous()) target = {target.values, n, n};
+  float buffer[kNestedBlock];
+  ExpandAnywhere(code, *absmax_of(whole, whole + 1, buffer), whole * kNf4Block,
+                 n - whole * kNf4Block, target);
 }
 
 template <typename AbsmaxOf>
 void DequantizeAs(Tensor& out, const Tensor& codes, int64_t blocks, const AbsmaxOf& absmax_of) {
-  TORCH_CHECK(out.is_contiguous(), "nf4_dequantize_: out must be contiguous");
+  if (!out.is_contiguous()) {
+    TORCH_CHECK(out.dim() == 2, "nf4_dequantize_: out is ", out.sizes(), " with strides ",
+                out.strides(), ", must be rows or dense");
+    CheckRows(out, out.size(0), out.size(1), out, "nf4_dequantize_: out");
+  }
   TORCH_CHECK(codes.numel() == (out.numel() + 1) / 2, "nf4_dequantize_: ", out.numel(),
               " elements need ", (out.numel() + 1) / 2, " bytes of codes, got ", codes.numel());
   TORCH_CHECK(blocks == (out.numel() + kNf4Block - 1) / kNf4Block, "nf4_dequantize_: got ", blocks,

@@ -1,11 +1,9 @@
-#include <algorithm>
-#include <cmath>
-
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include "worker/engine/kernels/cpu_ops.h"
+#include "worker/engine/kernels/row_kernels.h"
+#include "worker/engine/kernels/rows.h"
 
 namespace sft::engine::cpu {
 
@@ -14,66 +12,67 @@ namespace {
 using at::Tensor;
 using c10::BFloat16;
 
-constexpr int kLanes = 16;
 constexpr int64_t kGrainRows = 16;
 constexpr int64_t kGrainColumns = 64;
 
-#define SFT_INLINE __attribute__((always_inline)) inline
-
-// Sum over i of term(i), in a fixed order of kLanes partial sums that the compiler can vectorise.
-template <typename Term>
-SFT_INLINE float LaneSum(int64_t count, const Term& term) {
-  float lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += term(i + lane);
-  }
-  for (; i < count; ++i) lanes[i % kLanes] += term(i);
-  float sum = 0.0f;
-  for (float lane : lanes) sum += lane;
-  return sum;
-}
+// Dense rows that start every `stride` elements.
+template <typename T>
+struct Rows {
+  T* data = nullptr;
+  int64_t stride = 0;
+  SFT_INLINE T* at(int64_t row) const { return data + row * stride; }
+};
 
 template <typename T>
-SFT_INLINE void ForwardRows(const T* x, const T* weight, float eps, int64_t rows, int64_t hidden,
-                            T* y, float* rstd) {
-  for (int64_t row = 0; row < rows; ++row, x += hidden, y += hidden) {
-    const float sum = LaneSum(hidden, [x](int64_t i) {
-      const float value = static_cast<float>(x[i]);
-      return value * value;
-    });
-    const float r = 1.0f / std::sqrt(sum / static_cast<float>(hidden) + eps);
-    rstd[row] = r;
-    for (int64_t i = 0; i < hidden; ++i) {
-      const T normalised = static_cast<T>(static_cast<float>(x[i]) * r);
-      y[i] = static_cast<T>(static_cast<float>(weight[i]) * static_cast<float>(normalised));
-    }
+struct BackwardArguments {
+  Rows<const T> dy, x, residual;  // residual.data may be null
+  Rows<T> dx;
+  const T* weight;
+  const float* rstd;
+  int64_t width;
+};
+
+template <typename T>
+SFT_INLINE void ForwardRows(Rows<const T> x, const T* weight, float eps, int64_t begin, int64_t end,
+                            int64_t width, Rows<T> y, float* rstd) {
+  for (int64_t row = begin; row < end; ++row) {
+    rstd[row] = RowRstd(x.at(row), eps, width);
+    NormaliseRow(x.at(row), weight, rstd[row], width, y.at(row));
   }
 }
 
 template <typename T>
-SFT_INLINE void BackwardRows(const T* dy, const T* x, const T* weight, const float* rstd,
-                             int64_t rows, int64_t hidden, T* dx) {
-  for (int64_t row = 0; row < rows; ++row, dy += hidden, x += hidden, dx += hidden) {
-    const float r = rstd[row];
-    const float dot = LaneSum(hidden, [=](int64_t i) {
-      return static_cast<float>(dy[i]) * static_cast<float>(weight[i]) * static_cast<float>(x[i]);
-    });
-    const float along = dot * r * r / static_cast<float>(hidden);
-    for (int64_t i = 0; i < hidden; ++i) {
-      const float g = static_cast<float>(dy[i]) * static_cast<float>(weight[i]);
-      dx[i] = static_cast<T>(r * (g - static_cast<float>(x[i]) * along));
+SFT_INLINE void BackwardRows(const BackwardArguments<T>& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* dy = a.dy.at(row);
+    const T* x = a.x.at(row);
+    T* dx = a.dx.at(row);
+    const float r = a.rstd[row];
+    const float along = AlongRow(dy, x, a.weight, r, a.width);
+    const auto gradient = [&](int64_t i) {
+      const float g = static_cast<float>(dy[i]) * static_cast<float>(a.weight[i]);
+      return r * (g - static_cast<float>(x[i]) * along);
+    };
+    if (a.residual.data == nullptr) {
+      for (int64_t i = 0; i < a.width; ++i) dx[i] = static_cast<T>(gradient(i));
+    } else {
+      const T* residual = a.residual.at(row);
+      for (int64_t i = 0; i < a.width; ++i) {
+        dx[i] = static_cast<T>(gradient(i) + static_cast<float>(residual[i]));
+      }
     }
   }
 }
 
 // Columns [begin, end) of dweight, all rows: the order of the sum does not depend on the threads.
 template <typename T>
-SFT_INLINE void WeightColumns(const T* dy, const T* x, const float* rstd, int64_t rows,
-                              int64_t hidden, int64_t begin, int64_t end, float* dweight) {
+SFT_INLINE void WeightColumns(const BackwardArguments<T>& a, int64_t rows, int64_t begin,
+                              int64_t end, float* dweight) {
   for (int64_t i = begin; i < end; ++i) dweight[i] = 0.0f;
-  for (int64_t row = 0; row < rows; ++row, dy += hidden, x += hidden) {
-    const float r = rstd[row];
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* dy = a.dy.at(row);
+    const T* x = a.x.at(row);
+    const float r = a.rstd[row];
     for (int64_t i = begin; i < end; ++i) {
       const T normalised = static_cast<T>(static_cast<float>(x[i]) * r);
       dweight[i] += static_cast<float>(dy[i]) * static_cast<float>(normalised);
@@ -82,103 +81,104 @@ SFT_INLINE void WeightColumns(const T* dy, const T* x, const float* rstd, int64_
 }
 
 // target_clones does not apply to templates: one overload a type.
-SFT_SIMD_CLONES void Forward(const float* x, const float* weight, float eps, int64_t rows,
-                             int64_t hidden, float* y, float* rstd) {
-  ForwardRows(x, weight, eps, rows, hidden, y, rstd);
+SFT_SIMD_CLONES void Forward(Rows<const float> x, const float* weight, float eps, int64_t begin,
+                             int64_t end, int64_t width, Rows<float> y, float* rstd) {
+  ForwardRows(x, weight, eps, begin, end, width, y, rstd);
 }
-SFT_SIMD_CLONES void Forward(const BFloat16* x, const BFloat16* weight, float eps, int64_t rows,
-                             int64_t hidden, BFloat16* y, float* rstd) {
-  ForwardRows(x, weight, eps, rows, hidden, y, rstd);
+SFT_SIMD_CLONES void Forward(Rows<const BFloat16> x, const BFloat16* weight, float eps,
+                             int64_t begin, int64_t end, int64_t width, Rows<BFloat16> y,
+                             float* rstd) {
+  ForwardRows(x, weight, eps, begin, end, width, y, rstd);
 }
-SFT_SIMD_CLONES void Backward(const float* dy, const float* x, const float* weight,
-                              const float* rstd, int64_t rows, int64_t hidden, float* dx) {
-  BackwardRows(dy, x, weight, rstd, rows, hidden, dx);
+SFT_SIMD_CLONES void Backward(const BackwardArguments<float>& a, int64_t begin, int64_t end) {
+  BackwardRows(a, begin, end);
 }
-SFT_SIMD_CLONES void Backward(const BFloat16* dy, const BFloat16* x, const BFloat16* weight,
-                              const float* rstd, int64_t rows, int64_t hidden, BFloat16* dx) {
-  BackwardRows(dy, x, weight, rstd, rows, hidden, dx);
+SFT_SIMD_CLONES void Backward(const BackwardArguments<BFloat16>& a, int64_t begin, int64_t end) {
+  BackwardRows(a, begin, end);
 }
-SFT_SIMD_CLONES void WeightGrad(const float* dy, const float* x, const float* rstd, int64_t rows,
-                                int64_t hidden, int64_t begin, int64_t end, float* dweight) {
-  WeightColumns(dy, x, rstd, rows, hidden, begin, end, dweight);
+SFT_SIMD_CLONES void WeightGrad(const BackwardArguments<float>& a, int64_t rows, int64_t begin,
+                                int64_t end, float* dweight) {
+  WeightColumns(a, rows, begin, end, dweight);
 }
-SFT_SIMD_CLONES void WeightGrad(const BFloat16* dy, const BFloat16* x, const float* rstd,
-                                int64_t rows, int64_t hidden, int64_t begin, int64_t end,
-                                float* dweight) {
-  WeightColumns(dy, x, rstd, rows, hidden, begin, end, dweight);
+SFT_SIMD_CLONES void WeightGrad(const BackwardArguments<BFloat16>& a, int64_t rows, int64_t begin,
+                                int64_t end, float* dweight) {
+  WeightColumns(a, rows, begin, end, dweight);
 }
 
-void CheckInput(const Tensor& x, const Tensor& weight) {
-  TORCH_CHECK(x.is_contiguous() && weight.is_contiguous(), "rms_norm: inputs must be contiguous");
-  TORCH_CHECK(x.dim() >= 1 && weight.numel() == x.size(-1), "rms_norm: weight has ",
-              weight.numel(), " elements, rows have ", x.size(-1));
-  TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "rms_norm: x is ", x.scalar_type(),
-              ", weight is ", weight.scalar_type());
+template <typename T>
+Rows<const T> ReadRows(const Tensor& x) {
+  return {x.const_data_ptr<T>(), x.stride(0)};
+}
+template <typename T>
+Rows<T> WriteRows(Tensor& x) {
+  return {x.mutable_data_ptr<T>(), x.stride(0)};
+}
+
+void CheckNorm(const Tensor& x, const Tensor& weight, const char* operation) {
+  TORCH_CHECK(x.dim() == 2, operation, ": x is ", x.sizes(), ", must be [tokens, width]");
+  CheckRows(x, x.size(0), x.size(1), x, operation);
+  CheckVector(weight, x.size(1), x, operation);
+  TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16, operation,
+              ": x must be fp32 or bf16");
 }
 
 template <typename T>
 void ForwardAs(const Tensor& x, const Tensor& weight, float eps, Tensor& y, Tensor& rstd) {
-  const int64_t hidden = weight.numel();
-  const T* source = x.const_data_ptr<T>();
+  const auto source = ReadRows<T>(x);
+  const auto target = WriteRows<T>(y);
   const T* scale = weight.const_data_ptr<T>();
-  T* target = y.mutable_data_ptr<T>();
   float* r = rstd.mutable_data_ptr<float>();
-  at::parallel_for(0, rstd.numel(), kGrainRows, [&](int64_t begin, int64_t end) {
-    Forward(source + begin * hidden, scale, eps, end - begin, hidden, target + begin * hidden,
-            r + begin);
+  at::parallel_for(0, x.size(0), kGrainRows, [&](int64_t begin, int64_t end) {
+    Forward(source, scale, eps, begin, end, x.size(1), target, r);
   });
 }
 
 template <typename T>
 void BackwardAs(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
-                Tensor& dx, Tensor& dweight) {
-  const int64_t hidden = weight.numel();
-  const int64_t rows = rstd.numel();
-  const T* grad = dy.const_data_ptr<T>();
-  const T* source = x.const_data_ptr<T>();
-  const T* scale = weight.const_data_ptr<T>();
-  const float* r = rstd.const_data_ptr<float>();
-  T* target = dx.mutable_data_ptr<T>();
-  at::parallel_for(0, rows, kGrainRows, [&](int64_t begin, int64_t end) {
-    Backward(grad + begin * hidden, source + begin * hidden, scale, r + begin, end - begin, hidden,
-             target + begin * hidden);
-  });
-  if (dweight.numel() == 0) return;
-  float* dw = dweight.mutable_data_ptr<float>();
-  at::parallel_for(0, hidden, kGrainColumns, [&](int64_t begin, int64_t end) {
-    WeightGrad(grad, source, r, rows, hidden, begin, end, dw);
-  });
+                const std::optional<Tensor>& residual, Tensor& dx, Tensor& dweight) {
+  const BackwardArguments<T> arguments{
+      .dy = ReadRows<T>(dy),
+      .x = ReadRows<T>(x),
+      .residual = residual ? ReadRows<T>(*residual) : Rows<const T>{},
+      .dx = WriteRows<T>(dx),
+      .weight = weight.const_data_ptr<T>(),
+      .rstd = rstd.const_data_ptr<float>(),
+      .width = x.size(1)};
+  if (dweight.numel() > 0) {  // first: dx may overwrite dy
+    float* dw = dweight.mutable_data_ptr<float>();
+    at::parallel_for(0, x.size(1), kGrainColumns, [&](int64_t begin, int64_t end) {
+      WeightGrad(arguments, x.size(0), begin, end, dw);
+    });
+  }
+  at::parallel_for(0, x.size(0), kGrainRows,
+                   [&](int64_t begin, int64_t end) { Backward(arguments, begin, end); });
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> RmsNorm(const Tensor& x, const Tensor& weight, double eps) {
-  CheckInput(x, weight);
-  Tensor y = at::empty_like(x);
-  Tensor rstd = at::empty(x.sizes().slice(0, x.dim() - 1), x.options().dtype(at::kFloat));
-  if (x.scalar_type() == at::kFloat) {
-    ForwardAs<float>(x, weight, static_cast<float>(eps), y, rstd);
-  } else {
-    TORCH_CHECK(x.scalar_type() == at::kBFloat16, "rms_norm: x must be fp32 or bf16");
-    ForwardAs<BFloat16>(x, weight, static_cast<float>(eps), y, rstd);
-  }
-  return {y, rstd};
+Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps) {
+  CheckNorm(x, weight, "rms_norm_");
+  CheckRows(y, x.size(0), x.size(1), x, "rms_norm_: y");
+  Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  const auto run = x.scalar_type() == at::kFloat ? ForwardAs<float> : ForwardAs<BFloat16>;
+  run(x, weight, static_cast<float>(eps), y, rstd);
+  return rstd;
 }
 
-std::tuple<Tensor, Tensor> RmsNormBackward(const Tensor& dy, const Tensor& x, const Tensor& weight,
-                                           const Tensor& rstd, bool need_weight_grad) {
-  CheckInput(x, weight);
-  TORCH_CHECK(dy.is_contiguous() && dy.sizes() == x.sizes(), "rms_norm_backward: bad dy");
-  Tensor dx = at::empty_like(x);
+Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                       const Tensor& rstd, const std::optional<Tensor>& residual,
+                       bool need_weight_grad) {
+  CheckNorm(x, weight, "rms_norm_backward_");
+  CheckRows(dx, x.size(0), x.size(1), x, "rms_norm_backward_: dx");
+  CheckRows(dy, x.size(0), x.size(1), x, "rms_norm_backward_: dy");
+  if (residual) CheckRows(*residual, x.size(0), x.size(1), x, "rms_norm_backward_: residual");
+  TORCH_CHECK(rstd.is_contiguous() && rstd.numel() == x.size(0),
+              "rms_norm_backward_: rstd must be [", x.size(0), "], dense");
   Tensor dweight =
-      at::empty({need_weight_grad ? weight.numel() : 0}, x.options().dtype(at::kFloat));
-  if (x.scalar_type() == at::kFloat) {
-    BackwardAs<float>(dy, x, weight, rstd, dx, dweight);
-  } else {
-    TORCH_CHECK(x.scalar_type() == at::kBFloat16, "rms_norm_backward: x must be fp32 or bf16");
-    BackwardAs<BFloat16>(dy, x, weight, rstd, dx, dweight);
-  }
-  return {dx, dweight};
+      at::empty({need_weight_grad ? x.size(1) : 0}, x.options().dtype(at::kFloat));
+  const auto run = x.scalar_type() == at::kFloat ? BackwardAs<float> : BackwardAs<BFloat16>;
+  run(dy, x, weight, rstd, residual, dx, dweight);
+  return dweight;
 }
 
 }  // namespace sft::engine::cpu

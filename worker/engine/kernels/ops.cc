@@ -12,20 +12,32 @@ TORCH_LIBRARY(sft, m) {
   m.def(
       "nf4_dequantize_nested_(Tensor(a!) out, Tensor codes, Tensor absmax_codes, "
       "Tensor nested_absmax, Tensor offset) -> ()");
-  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor rstd)");
+  m.def("gemm_(Tensor(a!) out, Tensor a, Tensor b, float alpha, float beta) -> ()");
+  m.def("gemm_add_(Tensor(a!) out, Tensor a, Tensor b, Tensor addend) -> ()");
   m.def(
-      "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd, bool need_weight_grad) "
-      "-> (Tensor dx, Tensor dweight)");
+      "place_factors_(Tensor(a!) matrix, Tensor[] a, Tensor[] b, int[] first_row, float scale) "
+      "-> ()");
+  m.def("rms_norm_(Tensor(a!) y, Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def(
+      "rms_norm_backward_(Tensor(a!) dx, Tensor dy, Tensor x, Tensor weight, Tensor rstd, "
+      "Tensor? residual, bool need_weight_grad) -> Tensor");
   m.def("rope_(Tensor(a!) x, Tensor cos, Tensor sin, bool inverse) -> ()");
-  m.def("swiglu(Tensor gate, Tensor up) -> Tensor");
-  m.def("swiglu_backward(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)");
   m.def(
-      "attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, int[] lengths, float scale, "
-      "int window) -> (Tensor out, Tensor lse)");
+      "norm_rope_(Tensor(a!) q, Tensor(b!) k, Tensor qkv, Tensor q_weight, Tensor k_weight, "
+      "Tensor cos, Tensor sin, float eps) -> ()");
   m.def(
-      "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-      "Tensor cu_seqlens, int[] lengths, float scale, int window) "
-      "-> (Tensor dq, Tensor dk, Tensor dv)");
+      "norm_rope_backward_(Tensor(a!) dqkv, Tensor qkv, Tensor q_weight, Tensor k_weight, "
+      "Tensor cos, Tensor sin, int heads, int key_heads, float eps, bool need_weight_grad) "
+      "-> (Tensor dq_weight, Tensor dk_weight)");
+  m.def("swiglu_(Tensor(a!) out, Tensor gate_up) -> ()");
+  m.def("swiglu_backward_(Tensor(a!) dgate_up, Tensor dy, Tensor gate_up) -> ()");
+  m.def(
+      "attention_(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, int[] lengths, "
+      "float scale, int window) -> Tensor");
+  m.def(
+      "attention_backward_(Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor dout, Tensor q, "
+      "Tensor k, Tensor v, Tensor out, Tensor lse, Tensor cu_seqlens, int[] lengths, float scale, "
+      "int window) -> ()");
   m.def("cross_entropy_(Tensor(a!) logits, Tensor targets, bool backward) -> Tensor");
 }
 
@@ -35,13 +47,18 @@ TORCH_LIBRARY_IMPL(sft, CPU, m) {
   m.impl("absmax_quantize", &cpu::AbsmaxQuantize);
   m.impl("nf4_dequantize_", &cpu::Nf4Dequantize);
   m.impl("nf4_dequantize_nested_", &cpu::Nf4DequantizeNested);
-  m.impl("rms_norm", &cpu::RmsNorm);
-  m.impl("rms_norm_backward", &cpu::RmsNormBackward);
+  m.impl("gemm_", &cpu::Gemm);
+  m.impl("gemm_add_", &cpu::GemmAdd);
+  m.impl("place_factors_", &cpu::PlaceFactors);
+  m.impl("rms_norm_", &cpu::RmsNorm);
+  m.impl("rms_norm_backward_", &cpu::RmsNormBackward);
   m.impl("rope_", &cpu::Rope);
-  m.impl("swiglu", &cpu::Swiglu);
-  m.impl("swiglu_backward", &cpu::SwigluBackward);
-  m.impl("attention", &cpu::Attention);
-  m.impl("attention_backward", &cpu::AttentionBackward);
+  m.impl("norm_rope_", &cpu::NormRope);
+  m.impl("norm_rope_backward_", &cpu::NormRopeBackward);
+  m.impl("swiglu_", &cpu::Swiglu);
+  m.impl("swiglu_backward_", &cpu::SwigluBackward);
+  m.impl("attention_", &cpu::Attention);
+  m.impl("attention_backward_", &cpu::AttentionBackward);
   m.impl("cross_entropy_", &cpu::CrossEntropy);
 }
 
@@ -50,12 +67,17 @@ namespace sft::engine::ops {
 namespace {
 
 using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
 using Pair = std::tuple<Tensor, Tensor>;
 using Triple = std::tuple<Tensor, Tensor, Tensor>;
 
 template <typename Signature>
 auto Find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+OptionalTensor WhereDefined(const Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
 }  // namespace
@@ -86,17 +108,37 @@ void Nf4DequantizeNested(Tensor& out, const Tensor& codes, const Tensor& absmax_
   op.call(out, codes, absmax_codes, nested_absmax, offset);
 }
 
-Pair RmsNorm(const Tensor& x, const Tensor& weight, double eps) {
-  static const auto op = Find<Pair(const Tensor&, const Tensor&, double)>("sft::rms_norm");
-  return op.call(x, weight, eps);
+void Gemm(Tensor& out, const Tensor& a, const Tensor& b, double alpha, double beta) {
+  static const auto op =
+      Find<void(Tensor&, const Tensor&, const Tensor&, double, double)>("sft::gemm_");
+  op.call(out, a, b, alpha, beta);
 }
 
-Pair RmsNormBackward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
-                     bool need_weight_grad) {
+void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend) {
   static const auto op =
-      Find<Pair(const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool)>(
-          "sft::rms_norm_backward");
-  return op.call(dy, x, weight, rstd, need_weight_grad);
+      Find<void(Tensor&, const Tensor&, const Tensor&, const Tensor&)>("sft::gemm_add_");
+  op.call(out, a, b, addend);
+}
+
+void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
+                  double scale) {
+  static const auto op = Find<void(Tensor&, at::TensorList, at::TensorList, at::IntArrayRef,
+                                   double)>("sft::place_factors_");
+  op.call(matrix, a, b, first_row, scale);
+}
+
+Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps) {
+  static const auto op =
+      Find<Tensor(Tensor&, const Tensor&, const Tensor&, double)>("sft::rms_norm_");
+  return op.call(y, x, weight, eps);
+}
+
+Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                       const Tensor& rstd, const Tensor& residual, bool need_weight_grad) {
+  static const auto op = Find<Tensor(Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                     const Tensor&, const OptionalTensor&, bool)>(
+      "sft::rms_norm_backward_");
+  return op.call(dx, dy, x, weight, rstd, WhereDefined(residual), need_weight_grad);
 }
 
 void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
@@ -104,32 +146,50 @@ void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
   op.call(x, cos, sin, inverse);
 }
 
-Tensor Swiglu(const Tensor& gate, const Tensor& up) {
-  static const auto op = Find<Tensor(const Tensor&, const Tensor&)>("sft::swiglu");
-  return op.call(gate, up);
+void NormRope(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
+              const Tensor& k_weight, const Tensor& cos, const Tensor& sin, double eps) {
+  static const auto op = Find<void(Tensor&, Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                   const Tensor&, const Tensor&, double)>("sft::norm_rope_");
+  op.call(q, k, qkv, q_weight, k_weight, cos, sin, eps);
 }
 
-Pair SwigluBackward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
+Pair NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
+                      const Tensor& k_weight, const Tensor& cos, const Tensor& sin, int64_t heads,
+                      int64_t key_heads, double eps, bool need_weight_grad) {
   static const auto op =
-      Find<Pair(const Tensor&, const Tensor&, const Tensor&)>("sft::swiglu_backward");
-  return op.call(dy, gate, up);
+      Find<Pair(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                int64_t, int64_t, double, bool)>("sft::norm_rope_backward_");
+  return op.call(dqkv, qkv, q_weight, k_weight, cos, sin, heads, key_heads, eps, need_weight_grad);
 }
 
-Pair Attention(const Tensor& q, const Tensor& k, const Tensor& v, const Documents& documents,
-               double scale, int64_t window) {
-  static const auto op = Find<Pair(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                   at::IntArrayRef, double, int64_t)>("sft::attention");
-  return op.call(q, k, v, documents.cu_seqlens, documents.lengths, scale, window);
+void Swiglu(Tensor& out, const Tensor& gate_up) {
+  static const auto op = Find<void(Tensor&, const Tensor&)>("sft::swiglu_");
+  op.call(out, gate_up);
 }
 
-Triple AttentionBackward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                         const Tensor& out, const Tensor& lse, const Documents& documents,
-                         double scale, int64_t window) {
+void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
   static const auto op =
-      Find<Triple(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                  const Tensor&, const Tensor&, at::IntArrayRef, double, int64_t)>(
-          "sft::attention_backward");
-  return op.call(dout, q, k, v, out, lse, documents.cu_seqlens, documents.lengths, scale, window);
+      Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::swiglu_backward_");
+  op.call(dgate_up, dy, gate_up);
+}
+
+Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Documents& documents, double scale, int64_t window) {
+  static const auto op =
+      Find<Tensor(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                  at::IntArrayRef, double, int64_t)>("sft::attention_");
+  return op.call(out, q, k, v, documents.cu_seqlens, documents.lengths, scale, window);
+}
+
+void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
+                       const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+                       const Documents& documents, double scale, int64_t window) {
+  static const auto op =
+      Find<void(Tensor&, Tensor&, Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                const Tensor&, const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, double,
+                int64_t)>("sft::attention_backward_");
+  op.call(dq, dk, dv, dout, q, k, v, out, lse, documents.cu_seqlens, documents.lengths, scale,
+          window);
 }
 
 Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {

@@ -8,9 +8,14 @@
 // schema). CPU implementations are in this folder; libsft_cuda.so adds those for CUDA when a rank
 // opens it. None records anything for autograd: forward and backward are separate operations.
 //
-// Shapes: T tokens of a packed micro-batch, H hidden size, D head size, V vocabulary. Activations
-// are fp32 or bf16; statistics are fp32. Arithmetic is fp32 inside whatever the type of the
-// activations. Every function may be called from any thread; wrong shapes or types throw
+// Shapes: T tokens of a packed micro-batch, H hidden size, D head size, I intermediate size, V
+// vocabulary. Activations are fp32 or bf16; statistics are fp32. Arithmetic is fp32 inside whatever
+// the type of the activations.
+//
+// Results are written into tensors that the caller allocated, first in the list. "Rows" means a
+// matrix whose last dimension is dense and whose rows may be any distance apart: activations lie in
+// buffers with columns to spare (nn/projection.h). What is read must not overlap what is written
+// unless it says so. Every function may be called from any thread; wrong shapes or types throw
 // c10::Error.
 
 namespace sft::engine::ops {
@@ -32,29 +37,59 @@ struct NestedAbsmax {
 // Double quantisation of a whole tensor's absmax (fp32 [m]).
 NestedAbsmax AbsmaxQuantize(const at::Tensor& absmax);
 
-// Writes the de-quantised weight into `out` (contiguous fp32 or bf16 of n elements).
+// Writes the de-quantised weight into `out` (fp32 or bf16, n elements): rows, in row-major order.
 void Nf4Dequantize(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax);
 void Nf4DequantizeNested(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax_codes,
                          const at::Tensor& nested_absmax, const at::Tensor& offset);
 
-// y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps) over the last dimension; x [..., H]
-// contiguous, rstd fp32 [...].
-std::tuple<at::Tensor, at::Tensor> RmsNorm(const at::Tensor& x, const at::Tensor& weight,
-                                           double eps);
-// dx of x's type; dweight fp32 [H], of no elements where need_weight_grad is false.
-std::tuple<at::Tensor, at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
-                                                   const at::Tensor& weight, const at::Tensor& rstd,
-                                                   bool need_weight_grad);
+// out = alpha * a b + beta * out, a [m, k], b [k, n], out rows [m, n]. Of a and b one dimension is
+// dense, the other may be any distance apart: transposed views cost nothing. a and b have one type;
+// out has it too, or is fp32. Products are summed in fp32. With beta 0 `out` is not read.
+void Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, double alpha, double beta);
+// out = a b + addend, rounded once; `addend` rows [m, n] of out's type.
+void GemmAdd(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& addend);
+
+// Puts adapters beside the weight that they adapt, which fills the first N rows and K columns of
+// `matrix` rows [N + R, >= K + R] (nn/projection.h): member i has a[i] [r_i, K] and b[i] [n_i, r_i],
+// R = sum of r_i, and stands at row first_row[i]. Writes columns [K, K + R) of rows [0, N): scale *
+// b[i] in member i's rows and its r_i columns, zero elsewhere; and columns [0, K) of rows [N, N + R):
+// the a[i] one below the other. The rest is left alone. All of matrix's type.
+void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b,
+                  at::IntArrayRef first_row, double scale);
+
+// y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps) over a row; x and y rows [T, H].
+// Returns rstd, fp32 [T].
+at::Tensor RmsNorm(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight, double eps);
+// dx = the gradient of x, plus `residual` where it is defined, rounded once. dx, dy, x and residual
+// are rows [T, H]; dx may be dy or residual. Returns dweight fp32 [H], of no elements where
+// need_weight_grad is false.
+at::Tensor RmsNormBackward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x,
+                           const at::Tensor& weight, const at::Tensor& rstd,
+                           const at::Tensor& residual, bool need_weight_grad);
 
 // Rotates the halves of each head in place: x [T, heads, D] (last two dimensions dense, any token
 // stride), cos and sin fp32 [T, D / 2]. `inverse` rotates back, which is also the backward.
 void Rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse);
 
-// silu(gate) * up
-at::Tensor Swiglu(const at::Tensor& gate, const at::Tensor& up);
-// {dgate, dup}
-std::tuple<at::Tensor, at::Tensor> SwigluBackward(const at::Tensor& dy, const at::Tensor& gate,
-                                                  const at::Tensor& up);
+// RmsNorm of each query and key head, then Rope: q [T, Hq, D] and k [T, Hkv, D] (last two dimensions
+// dense, any token stride) from the first Hq + Hkv heads of `qkv` rows [T, (Hq + 2 Hkv) D]. Weights
+// [D]. The normed heads are rounded to the type before they are rotated.
+void NormRope(at::Tensor& q, at::Tensor& k, const at::Tensor& qkv, const at::Tensor& q_weight,
+              const at::Tensor& k_weight, const at::Tensor& cos, const at::Tensor& sin, double eps);
+// Turns the gradients of q and k, which are the first Hq + Hkv heads of `dqkv` rows [T, (Hq + 2 Hkv)
+// D], into those of the heads of `qkv`, in place; the last Hkv heads are left alone. Returns the
+// gradients of the two weights, fp32 [D], of no elements where need_weight_grad is false.
+std::tuple<at::Tensor, at::Tensor> NormRopeBackward(at::Tensor& dqkv, const at::Tensor& qkv,
+                                                    const at::Tensor& q_weight,
+                                                    const at::Tensor& k_weight,
+                                                    const at::Tensor& cos, const at::Tensor& sin,
+                                                    int64_t heads, int64_t key_heads, double eps,
+                                                    bool need_weight_grad);
+
+// out = silu(gate) * up; out rows [T, I], gate_up rows [T, 2 I]: gate, then up.
+void Swiglu(at::Tensor& out, const at::Tensor& gate_up);
+// dgate_up rows [T, 2 I]; it may be gate_up.
+void SwigluBackward(at::Tensor& dgate_up, const at::Tensor& dy, const at::Tensor& gate_up);
 
 // The documents of a packed micro-batch: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]).
 struct Documents {
@@ -63,16 +98,16 @@ struct Documents {
 };
 
 // Causal attention within each document; a token sees the last `window` tokens, itself included
-// (0: all). q [T, Hq, D], k and v [T, Hkv, D] with last two dimensions dense, Hq a multiple of Hkv.
-// Returns out [T, Hq, D] and lse fp32 [Hq, T] (natural log of the sum of exponentials).
-std::tuple<at::Tensor, at::Tensor> Attention(const at::Tensor& q, const at::Tensor& k,
-                                             const at::Tensor& v, const Documents& documents,
-                                             double scale, int64_t window);
-// {dq, dk, dv}
-std::tuple<at::Tensor, at::Tensor, at::Tensor> AttentionBackward(
-    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& out, const at::Tensor& lse, const Documents& documents, double scale,
-    int64_t window);
+// (0: all). q and out [T, Hq, D], k and v [T, Hkv, D]: last two dimensions dense, any token stride;
+// Hq a multiple of Hkv. Returns lse fp32 (natural log of the sum of exponentials), of a shape that
+// only AttentionBackward on the same device reads.
+at::Tensor Attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const Documents& documents, double scale, int64_t window);
+// dq, dk, dv as q, k, v. The same bits each time.
+void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at::Tensor& dout,
+                       const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const at::Tensor& out, const at::Tensor& lse, const Documents& documents,
+                       double scale, int64_t window);
 
 // Sum of the cross entropies of logits [N, V] against targets int64 [N], fp32 scalar. Rows whose
 // target is negative count nothing. With `backward` the rows become softmax - onehot (zero for

@@ -70,15 +70,15 @@ bool IsTarget(std::string_view module, const std::vector<std::string>& targets) 
 
 void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
   std::set<std::string> adapted;
-  std::vector<ParamInfo> factors;
+  std::vector<ParamInfo> firsts, seconds;
   for (const ParamInfo& param : unit.params) {
     if (param.role != ParamRole::kLinear || !IsTarget(param.module(), lora.target_modules))
       continue;
     const std::string module(param.module());
     adapted.insert(module);
-    factors.push_back(
+    firsts.push_back(
         {module + ".lora_A.weight", {lora.r, param.shape[1]}, ParamRole::kLoraA, true});
-    factors.push_back(
+    seconds.push_back(
         {module + ".lora_B.weight", {param.shape[0], lora.r}, ParamRole::kLoraB, true});
   }
   for (ParamInfo& param : unit.params) {
@@ -87,7 +87,10 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
         lora.bias == spec::Bias::kAll ||
         (lora.bias == spec::Bias::kLoraOnly && adapted.contains(std::string(param.module())));
   }
-  for (ParamInfo& factor : factors) unit.params.push_back(std::move(factor));
+  // The first factors of linears that share an input lie end to end: one product gives the
+  // gradients of all.
+  for (ParamInfo& factor : firsts) unit.params.push_back(std::move(factor));
+  for (ParamInfo& factor : seconds) unit.params.push_back(std::move(factor));
 }
 
 }  // namespace

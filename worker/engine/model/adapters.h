@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "common/spec/job_spec.h"
-#include "worker/engine/nn/linear.h"
+#include "worker/engine/nn/pass.h"
 #include "worker/engine/weights/layout.h"
 
 namespace sft::engine {

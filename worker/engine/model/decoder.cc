@@ -1,15 +1,16 @@
 #include "worker/engine/model/decoder.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <tuple>
 #include <utility>
 
 #include "worker/engine/kernels/ops.h"
+#include "worker/engine/nn/rows.h"
 
 namespace sft::engine {
 
@@ -79,12 +80,17 @@ Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
   return x;
 }
 
+Decoder::Normed Decoder::FinalNorm(const Tensor& x, const UnitWeights& head) const {
+  Normed result{at::empty_like(x), {}};
+  result.rstd = ops::RmsNorm(result.normed, x, head[kFinalNorm], config_.norm_epsilon);
+  return result;
+}
+
 Tensor Decoder::Head(const Tensor& x) {
   AcquiredUnit head(source_, layout_, layout_.head_unit());
   AcquiredUnit embedding(source_, layout_,
                          config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
-  const Tensor normed =
-      std::get<0>(ops::RmsNorm(x, head.weights()[kFinalNorm], config_.norm_epsilon));
+  const Tensor normed = FinalNorm(x, head.weights()).normed;
   return at::mm(normed, HeadWeight(head.weights(), embedding.weights()).t());
 }
 
@@ -98,8 +104,7 @@ Tensor Decoder::Loss(const DeviceBatch& batch) {
   AcquiredUnit embedding(source_, layout_,
                          config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
   const Tensor rows = at::index_select(x, 0, batch.loss_rows);
-  const Tensor normed =
-      std::get<0>(ops::RmsNorm(rows, head.weights()[kFinalNorm], config_.norm_epsilon));
+  const Tensor normed = FinalNorm(rows, head.weights()).normed;
   return head_loss_.Forward(normed, HeadWeight(head.weights(), embedding.weights()), batch.targets);
 }
 
@@ -110,7 +115,7 @@ HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& ba
   AcquiredUnit embedding(source_, layout_, config_.tied_head ? kEmbeddingUnit : unit);
   const Tensor& norm = head.weights()[kFinalNorm];
   const Tensor rows = at::index_select(x, 0, batch.loss_rows);
-  auto [normed, rstd] = ops::RmsNorm(rows, norm, config_.norm_epsilon);
+  const auto [normed, rstd] = FinalNorm(rows, head.weights());
   Tensor dweight =
       config_.tied_head ? sink.Buffer(kEmbeddingUnit, kEmbedding) : sink.Buffer(unit, kHeadWeight);
   Tensor dnorm = sink.Buffer(unit, kFinalNorm);
@@ -118,10 +123,13 @@ HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& ba
       head_loss_.ForwardBackward(normed, HeadWeight(head.weights(), embedding.weights()),
                                  batch.targets, dweight, need_dx || dnorm.defined());
   if (result.dx.defined()) {
-    auto [drows, dnorm_weight] = ops::RmsNormBackward(result.dx, rows, norm, rstd, dnorm.defined());
-    if (dnorm.defined()) dnorm.add_(dnorm_weight);
-    result.dx = at::zeros_like(x);
-    result.dx.index_copy_(0, batch.loss_rows, drows);
+    Tensor& drows = result.dx;
+    const Tensor dweight_norm =
+        ops::RmsNormBackward(drows, drows, rows, norm, rstd, {}, dnorm.defined());
+    if (dnorm.defined()) dnorm.add_(dweight_norm);
+    Tensor dx = EmptyRows(x.size(0), x.size(1), blocks_[0].gradient_spare(), x);
+    dx.zero_().index_copy_(0, batch.loss_rows, drows);
+    result.dx = dx;
   }
   return result;
 }

@@ -62,6 +62,10 @@ class Decoder {
                                    GradientSink& sink, bool need_dx);
   // Overwrites dx.
   void BackwardEmbedding(at::Tensor dx, const DeviceBatch& batch, GradientSink& sink);
+  struct Normed {
+    at::Tensor normed, rstd;
+  };
+  Normed FinalNorm(const at::Tensor& x, const UnitWeights& head) const;
   const at::Tensor& HeadWeight(const UnitWeights& head, const UnitWeights& embedding) const;
   BlockContext MakeContext(const DeviceBatch& batch) const;
   Recompute RecomputeOf(size_t layer) const;

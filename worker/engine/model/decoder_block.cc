@@ -1,13 +1,14 @@
 #include "worker/engine/model/decoder_block.h"
 
+#include <ATen/ops/empty.h>
+
 #include <cmath>
 #include <string>
-#include <tuple>
 
-#include <ATen/ops/add.h>
-
+#include "worker/engine/base/error.h"
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/model/families.h"
+#include "worker/engine/nn/rows.h"
 
 namespace sft::engine {
 
@@ -15,15 +16,13 @@ using at::Tensor;
 
 namespace {
 
-Linear BindLinear(const UnitInfo& unit, const char* name, uint64_t module_id) {
-  const std::string module = unit.name + "." + name;
-  Linear linear;
-  linear.weight = unit.Find(module + ".weight");
-  linear.bias = unit.Find(module + ".bias");
-  linear.lora_a = unit.Find(module + ".lora_A.weight");
-  linear.lora_b = unit.Find(module + ".lora_B.weight");
-  linear.module = module_id;
-  return linear;
+// The projection of the matrix that the linear layer `name` stands in.
+Projection BindProjection(const UnitInfo& unit, const char* name, uint64_t first_module) {
+  const int weight = unit.Find(unit.name + "." + name + ".weight");
+  for (int i = 0; i < static_cast<int>(unit.shared_matrices.size()); ++i) {
+    if (unit.shared_matrices[i].front() == weight) return Projection(unit, i, first_module);
+  }
+  throw InternalError(unit.name + " has no matrix that starts with " + name);
 }
 
 }  // namespace
@@ -32,15 +31,12 @@ DecoderBlock DecoderBlock::Bind(const DecoderConfig& config, const UnitInfo& uni
   const TensorNames& names = NamesOf(config);
   const auto norm = [&](const char* name) { return unit.Find(unit.name + "." + name + ".weight"); };
   constexpr uint64_t kModulesPerLayer = 8;
-  uint64_t module = static_cast<uint64_t>(layer) * kModulesPerLayer;
+  const uint64_t module = static_cast<uint64_t>(layer) * kModulesPerLayer;
   DecoderBlock block;
-  block.attention.q = BindLinear(unit, names.q, module++);
-  block.attention.k = BindLinear(unit, names.k, module++);
-  block.attention.v = BindLinear(unit, names.v, module++);
-  block.attention.o = BindLinear(unit, names.o, module++);
-  block.mlp.gate = BindLinear(unit, names.gate, module++);
-  block.mlp.up = BindLinear(unit, names.up, module++);
-  block.mlp.down = BindLinear(unit, names.down, module++);
+  block.attention.qkv = BindProjection(unit, names.q, module);
+  block.attention.o = BindProjection(unit, names.o, module + 3);
+  block.mlp.gate_up = BindProjection(unit, names.gate, module + 4);
+  block.mlp.down = BindProjection(unit, names.down, module + 6);
   block.attention.q_norm = norm(names.q_norm);
   block.attention.k_norm = norm(names.k_norm);
   block.attention.heads = config.heads;
@@ -55,17 +51,24 @@ DecoderBlock DecoderBlock::Bind(const DecoderConfig& config, const UnitInfo& uni
   return block;
 }
 
+Tensor DecoderBlock::Norm(const Tensor& x, int norm, const Projection& reader, const Pass& pass,
+                          Tensor& rstd) const {
+  Tensor normed = EmptyRows(x.size(0), x.size(1), reader.spare(), x);
+  rstd = ops::RmsNorm(normed, x, pass.weights[norm], epsilon);
+  return normed;
+}
+
 Tensor DecoderBlock::Run(const Tensor& x, const BlockContext& context, const Pass& pass,
                          Saved& saved) const {
   saved.input = x;
-  std::tie(saved.input_normed, saved.input_rstd) =
-      ops::RmsNorm(x, pass.weights[input_norm], epsilon);
-  Tensor attended = attention.Forward(saved.input_normed, context.documents, context.rope, pass,
-                                      saved.attention);
-  saved.middle = attended.add_(x);
-  std::tie(saved.middle_normed, saved.middle_rstd) =
-      ops::RmsNorm(saved.middle, pass.weights[post_norm], epsilon);
-  return mlp.Forward(saved.middle_normed, pass, saved.mlp).add_(saved.middle);
+  saved.input_normed = Norm(x, input_norm, attention.qkv, pass, saved.input_rstd);
+  saved.middle = at::empty(x.sizes(), x.options());
+  attention.Forward(saved.middle, saved.input_normed, x, context.documents, context.rope, pass,
+                    saved.attention);
+  saved.middle_normed = Norm(saved.middle, post_norm, mlp.gate_up, pass, saved.middle_rstd);
+  Tensor y = at::empty(x.sizes(), x.options());
+  mlp.Forward(y, saved.middle_normed, saved.middle, pass, saved.mlp);
+  return y;
 }
 
 Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const Pass& pass,
@@ -80,6 +83,7 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
   if (recompute != Recompute::kNothing) {
     all.input_normed = Tensor();
     all.middle_normed = Tensor();
+    all.attention.q = all.attention.k = Tensor();
     all.mlp.activated = Tensor();
   }
   if (recompute == Recompute::kMlp) all.mlp = {.down_xa = all.mlp.down_xa};
@@ -90,12 +94,16 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
 Tensor DecoderBlock::ForwardWith(const Tensor& x, const RopeTables& rope, const Pass& pass,
                                  const Attend& attend) const {
   Saved saved;
-  const Tensor normed = std::get<0>(ops::RmsNorm(x, pass.weights[input_norm], epsilon));
-  attention.Project(normed, rope, pass, saved.attention);
-  const Tensor middle =
-      attention.o.Forward(attend(saved.attention), pass, saved.attention.o_xa).add_(x);
-  const Tensor middle_normed = std::get<0>(ops::RmsNorm(middle, pass.weights[post_norm], epsilon));
-  return mlp.Forward(middle_normed, pass, saved.mlp).add_(middle);
+  saved.input_normed = Norm(x, input_norm, attention.qkv, pass, saved.input_rstd);
+  attention.Project(saved.input_normed, rope, pass, saved.attention);
+  Tensor attended = EmptyRows(x.size(0), attention.o.inputs(), attention.o.spare(), x);
+  attended.copy_(attend(attention.Inputs(saved.attention)));
+  saved.middle = at::empty(x.sizes(), x.options());
+  attention.o.Forward(saved.middle, attended, pass, x);
+  saved.middle_normed = Norm(saved.middle, post_norm, mlp.gate_up, pass, saved.middle_rstd);
+  Tensor y = at::empty(x.sizes(), x.options());
+  mlp.Forward(y, saved.middle_normed, saved.middle, pass, saved.mlp);
+  return y;
 }
 
 void DecoderBlock::Restore(const BlockContext& context, const Pass& pass, Saved& saved) const {
@@ -103,22 +111,19 @@ void DecoderBlock::Restore(const BlockContext& context, const Pass& pass, Saved&
     Run(Tensor(saved.input), context, pass, saved);
     return;
   }
-  if (!saved.input_normed.defined()) {
-    saved.input_normed = std::get<0>(ops::RmsNorm(saved.input, pass.weights[input_norm], epsilon));
-  }
   if (!saved.middle_normed.defined()) {
-    saved.middle_normed = std::get<0>(ops::RmsNorm(saved.middle, pass.weights[post_norm], epsilon));
+    saved.middle_normed = Norm(saved.middle, post_norm, mlp.gate_up, pass, saved.middle_rstd);
   }
   mlp.Restore(saved.middle_normed, pass, saved.mlp);
 }
 
-Tensor DecoderBlock::AddNormBackward(Tensor dresidual, const Tensor& dnormed, const Tensor& x,
-                                     const Tensor& rstd, int norm, const Pass& pass,
-                                     UnitGradients& gradients) const {
+void DecoderBlock::AddNormBackward(Tensor& dresidual, const Tensor& dnormed, const Tensor& x,
+                                   const Tensor& rstd, int norm, const Pass& pass,
+                                   UnitGradients& gradients) const {
   const bool trained = gradients.Wants(norm);
-  auto [dx, dweight] = ops::RmsNormBackward(dnormed, x, pass.weights[norm], rstd, trained);
+  const Tensor dweight = ops::RmsNormBackward(dresidual, dnormed, x, pass.weights[norm], rstd,
+                                              dresidual, trained);
   if (trained) gradients.Add(norm, dweight);
-  return dx.add_(dresidual);
 }
 
 Tensor DecoderBlock::Backward(Tensor dy, const BlockContext& context, const Pass& pass,
@@ -128,20 +133,21 @@ Tensor DecoderBlock::Backward(Tensor dy, const BlockContext& context, const Pass
   const bool attention_side =
       input_side || attention.inputs_trained(gradients) || attention.o.trained(gradients);
   const bool mlp_input = attention_side || gradients.Wants(post_norm);
-  Tensor dnormed;
+  Tensor dnormed = at::empty(saved.middle.sizes(), saved.middle.options());
   mlp.Backward(dy, saved.middle_normed, pass, saved.mlp, gradients, mlp_input ? &dnormed : nullptr);
-  saved.mlp = {};
+  saved.middle_normed = Tensor();
   if (!mlp_input) return {};
-  Tensor dmiddle = AddNormBackward(dy, dnormed, saved.middle, saved.middle_rstd, post_norm, pass,
-                                   gradients);
+  AddNormBackward(dy, dnormed, saved.middle, saved.middle_rstd, post_norm, pass, gradients);
+  saved.middle = Tensor();
   if (!attention_side) return {};
-  dnormed = Tensor();
-  attention.Backward(dmiddle, saved.input_normed, context.documents, context.rope, pass,
+  if (!saved.input_normed.defined()) {
+    saved.input_normed = Norm(saved.input, input_norm, attention.qkv, pass, saved.input_rstd);
+  }
+  attention.Backward(dy, saved.input_normed, context.documents, context.rope, pass,
                      saved.attention, gradients, input_side ? &dnormed : nullptr);
   if (!input_side) return {};
-  Tensor dx = AddNormBackward(dmiddle, dnormed, saved.input, saved.input_rstd, input_norm, pass,
-                              gradients);
-  return need_dx ? dx : Tensor();
+  AddNormBackward(dy, dnormed, saved.input, saved.input_rstd, input_norm, pass, gradients);
+  return need_dx ? dy : Tensor();
 }
 
 }  // namespace sft::engine

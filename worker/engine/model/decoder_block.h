@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "worker/engine/model/config.h"
@@ -14,7 +15,7 @@ namespace sft::engine {
 // same bits.
 enum class Recompute {
   kNothing,
-  kNorms,  // both norms and SwiGLU's product
+  kNorms,  // the norms (those of heads included), RoPE after them, and SwiGLU's product
   kMlp,    // these, and the gate and up projections
   kAll,    // everything: only the block's input is kept (activation checkpointing)
 };
@@ -39,7 +40,7 @@ struct DecoderBlock {
 
   struct Saved {
     at::Tensor input;                     // [T, H]
-    at::Tensor input_normed, input_rstd;  // [T, H], [T]
+    at::Tensor input_normed, input_rstd;  // rows [T, H], [T]
     at::Tensor middle;                    // [T, H]: after the attention's residual
     at::Tensor middle_normed, middle_rstd;
     SelfAttention::Saved attention;
@@ -52,12 +53,15 @@ struct DecoderBlock {
 
   // Forward only, with attention supplied by the caller: `attend` gets q, k, v (rotated) and
   // returns [T, heads * D]. For generation, which keeps keys and values.
-  using Attend = std::function<at::Tensor(const SelfAttention::Saved& projected)>;
+  using Attend = std::function<at::Tensor(const SelfAttention::Heads& projected)>;
   at::Tensor ForwardWith(const at::Tensor& x, const RopeTables& rope, const Pass& pass,
                          const Attend& attend) const;
 
-  // Adds the parameters' gradients; returns the gradient of x, undefined unless `need_dx`. Consumes
-  // dy (it may be written to) and `saved`.
+  // Columns to spare that the gradient of a block's output needs.
+  int64_t gradient_spare() const { return std::max(attention.o.spare(), mlp.down.spare()); }
+
+  // Adds the parameters' gradients; returns the gradient of x, undefined unless `need_dx`, in the
+  // place of dy: rows [T, H] with gradient_spare() columns to spare. Consumes `saved`.
   at::Tensor Backward(at::Tensor dy, const BlockContext& context, const Pass& pass, Saved& saved,
                       UnitGradients& gradients, bool need_dx) const;
 
@@ -65,10 +69,14 @@ struct DecoderBlock {
   at::Tensor Run(const at::Tensor& x, const BlockContext& context, const Pass& pass,
                  Saved& saved) const;
   void Restore(const BlockContext& context, const Pass& pass, Saved& saved) const;
-  // dresidual + the gradient of the norm's input; adds the norm's own gradient.
-  at::Tensor AddNormBackward(at::Tensor dresidual, const at::Tensor& dnormed, const at::Tensor& x,
-                             const at::Tensor& rstd, int norm, const Pass& pass,
-                             UnitGradients& gradients) const;
+  // The norm of x with the columns to spare of `reader`.
+  at::Tensor Norm(const at::Tensor& x, int norm, const Projection& reader, const Pass& pass,
+                  at::Tensor& rstd) const;
+  // Turns `dresidual` into itself plus the gradient of the norm's input; adds the norm's own
+  // gradient.
+  void AddNormBackward(at::Tensor& dresidual, const at::Tensor& dnormed, const at::Tensor& x,
+                       const at::Tensor& rstd, int norm, const Pass& pass,
+                       UnitGradients& gradients) const;
 };
 
 }  // namespace sft::engine

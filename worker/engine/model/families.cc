@@ -29,29 +29,43 @@ void AddNorm(UnitInfo& unit, const std::string& module, int64_t size) {
   unit.params.push_back({module + ".weight", {size}, ParamRole::kNorm});
 }
 
-void AddLinear(UnitInfo& unit, const std::string& module, int64_t out, int64_t in, bool bias) {
-  unit.params.push_back({module + ".weight", {out, in}, ParamRole::kLinear});
-  if (bias) unit.params.push_back({module + ".bias", {out}, ParamRole::kBias});
+struct LinearShape {
+  std::string module;
+  int64_t out = 0;
+};
+
+// Linear layers that read one input of size `in`: the weights first, side by side in every buffer.
+void AddLinears(UnitInfo& unit, const std::vector<LinearShape>& linears, int64_t in, bool bias) {
+  std::vector<int> matrix;
+  for (const LinearShape& linear : linears) {
+    matrix.push_back(static_cast<int>(unit.params.size()));
+    unit.params.push_back({linear.module + ".weight", {linear.out, in}, ParamRole::kLinear});
+  }
+  unit.shared_matrices.push_back(std::move(matrix));
+  if (!bias) return;
+  for (const LinearShape& linear : linears) {
+    unit.params.push_back({linear.module + ".bias", {linear.out}, ParamRole::kBias});
+  }
 }
 
 UnitInfo MakeBlock(const DecoderConfig& c, const TensorNames& names, int64_t layer) {
-  UnitInfo unit{BlockName(c, layer), {}};
+  UnitInfo unit{BlockName(c, layer), {}, {}};
   const std::string prefix = unit.name + ".";
   const int64_t queries = c.heads * c.head_size;
   const int64_t keys = c.key_heads * c.head_size;
   AddNorm(unit, prefix + names.input_norm, c.hidden);
-  AddLinear(unit, prefix + names.q, queries, c.hidden, c.qkv_bias);
-  AddLinear(unit, prefix + names.k, keys, c.hidden, c.qkv_bias);
-  AddLinear(unit, prefix + names.v, keys, c.hidden, c.qkv_bias);
+  AddLinears(unit,
+             {{prefix + names.q, queries}, {prefix + names.k, keys}, {prefix + names.v, keys}},
+             c.hidden, c.qkv_bias);
   if (c.head_norm) {
     AddNorm(unit, prefix + names.q_norm, c.head_size);
     AddNorm(unit, prefix + names.k_norm, c.head_size);
   }
-  AddLinear(unit, prefix + names.o, c.hidden, queries, c.output_bias);
+  AddLinears(unit, {{prefix + names.o, c.hidden}}, queries, c.output_bias);
   AddNorm(unit, prefix + names.post_norm, c.hidden);
-  AddLinear(unit, prefix + names.gate, c.intermediate, c.hidden, c.mlp_bias);
-  AddLinear(unit, prefix + names.up, c.intermediate, c.hidden, c.mlp_bias);
-  AddLinear(unit, prefix + names.down, c.hidden, c.intermediate, c.mlp_bias);
+  AddLinears(unit, {{prefix + names.gate, c.intermediate}, {prefix + names.up, c.intermediate}},
+             c.hidden, c.mlp_bias);
+  AddLinears(unit, {{prefix + names.down, c.hidden}}, c.intermediate, c.mlp_bias);
   return unit;
 }
 
@@ -66,7 +80,7 @@ std::string BlockName(const DecoderConfig& config, int64_t layer) {
 ModelLayout MakeLayout(const DecoderConfig& config) {
   const TensorNames& names = NamesOf(config);
   ModelLayout layout;
-  UnitInfo embedding{"embedding", {}};
+  UnitInfo embedding{"embedding", {}, {}};
   embedding.params.push_back({std::string(names.embedding) + ".weight",
                               {config.vocabulary, config.hidden},
                               ParamRole::kEmbedding});
@@ -74,7 +88,7 @@ ModelLayout MakeLayout(const DecoderConfig& config) {
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     layout.units.push_back(MakeBlock(config, names, layer));
   }
-  UnitInfo head{"head", {}};
+  UnitInfo head{"head", {}, {}};
   AddNorm(head, names.final_norm, config.hidden);
   if (!config.tied_head) {
     head.params.push_back({std::string(names.head) + ".weight",

@@ -2,16 +2,25 @@
 
 #include <algorithm>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
 #include "worker/engine/kernels/ops.h"
-#include "worker/engine/nn/linear.h"
 
 namespace sft::engine {
 
 using at::Tensor;
+
+namespace {
+
+Tensor Logits(const Tensor& x, const Tensor& weight) {
+  Tensor logits = at::empty({x.size(0), weight.size(0)}, x.options());
+  ops::Gemm(logits, x, weight.t(), 1.0, 0.0);
+  return logits;
+}
+
+}  // namespace
 
 int64_t HeadLoss::ChunkRows(int64_t vocabulary, at::ScalarType type, int64_t bytes) {
   const int64_t row = vocabulary * static_cast<int64_t>(c10::elementSize(type));
@@ -22,7 +31,7 @@ Tensor HeadLoss::Forward(const Tensor& x, const Tensor& weight, const Tensor& ta
   Tensor loss = at::zeros({}, x.options().dtype(at::kDouble));
   for (int64_t first = 0; first < x.size(0); first += chunk_rows) {
     const int64_t rows = std::min(chunk_rows, x.size(0) - first);
-    Tensor logits = at::mm(x.narrow(0, first, rows), weight.t());
+    Tensor logits = Logits(x.narrow(0, first, rows), weight);
     loss.add_(ops::CrossEntropy(logits, targets.narrow(0, first, rows), /*backward=*/false));
   }
   return loss;
@@ -36,12 +45,12 @@ HeadLoss::Gradients HeadLoss::ForwardBackward(const Tensor& x, const Tensor& wei
   for (int64_t first = 0; first < x.size(0); first += chunk_rows) {
     const int64_t rows = std::min(chunk_rows, x.size(0) - first);
     const Tensor x_chunk = x.narrow(0, first, rows);
-    Tensor logits = at::mm(x_chunk, weight.t());
+    Tensor logits = Logits(x_chunk, weight);
     result.loss.add_(ops::CrossEntropy(logits, targets.narrow(0, first, rows), /*backward=*/true));
-    if (dweight.defined()) AddOuterProduct(dweight, logits, x_chunk);
+    if (dweight.defined()) ops::Gemm(dweight, logits.t(), x_chunk, 1.0, 1.0);
     if (need_dx) {
       Tensor dx = result.dx.narrow(0, first, rows);
-      at::mm_out(dx, logits, weight);
+      ops::Gemm(dx, logits, weight, 1.0, 0.0);
     }
   }
   return result;

@@ -2,26 +2,30 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "worker/engine/nn/linear.h"
+#include "worker/engine/nn/projection.h"
 
 namespace sft::engine {
 
-// down(silu(gate(x)) * up(x))
+// down(silu(gate(x)) * up(x)). T tokens, H hidden size, I intermediate size. Rows have the spare
+// columns that their projection asks for (projection.h).
 struct GatedMlp {
-  Linear gate, up, down;
+  Projection gate_up, down;
 
   // What the backward needs; undefined tensors are computed again by Restore.
   struct Saved {
-    at::Tensor gate, up;   // [T, I]
-    at::Tensor activated;  // [T, I]: silu(gate) * up
-    at::Tensor gate_xa, up_xa, down_xa;
+    at::Tensor gate_up;    // rows [T, 2 I]
+    at::Tensor activated;  // rows [T, I]: silu(gate) * up
+    at::Tensor gate_up_xa, down_xa;
   };
 
-  at::Tensor Forward(const at::Tensor& x, const Pass& pass, Saved& saved) const;
+  // Writes y [T, H] = residual + the layer of x, rows [T, H].
+  void Forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& residual, const Pass& pass,
+               Saved& saved) const;
   // Computes what is missing in `saved`, but for the output.
   void Restore(const at::Tensor& x, const Pass& pass, Saved& saved) const;
-  // Adds the parameters' gradients; dx only where not null.
-  void Backward(const at::Tensor& dy, const at::Tensor& x, const Pass& pass, const Saved& saved,
+  // Adds the parameters' gradients; writes that of x [T, H] only where dx is not null. Consumes
+  // `saved`.
+  void Backward(const at::Tensor& dy, const at::Tensor& x, const Pass& pass, Saved& saved,
                 UnitGradients& gradients, at::Tensor* dx) const;
 };
 

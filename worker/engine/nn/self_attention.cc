@@ -1,70 +1,108 @@
 #include "worker/engine/nn/self_attention.h"
 
-#include <tuple>
+#include <ATen/ops/empty.h>
 
 #include "worker/engine/kernels/ops.h"
+#include "worker/engine/nn/rows.h"
 
 namespace sft::engine {
 
 using at::Tensor;
 
-void SelfAttention::Project(const Tensor& x, const RopeTables& rope, const Pass& pass,
-                            Saved& saved) const {
-  const int64_t tokens = x.size(0);
-  saved.q = q.Forward(x, pass, saved.q_xa).view({tokens, heads, head_size});
-  saved.k = k.Forward(x, pass, saved.k_xa).view({tokens, key_heads, head_size});
-  saved.v = v.Forward(x, pass, saved.v_xa).view({tokens, key_heads, head_size});
-  if (q_norm >= 0) {
-    saved.q_raw = saved.q;
-    saved.k_raw = saved.k;
-    std::tie(saved.q, saved.q_rstd) = ops::RmsNorm(saved.q_raw, pass.weights[q_norm], epsilon);
-    std::tie(saved.k, saved.k_rstd) = ops::RmsNorm(saved.k_raw, pass.weights[k_norm], epsilon);
-  }
-  ops::Rope(saved.q, rope.cos, rope.sin, /*inverse=*/false);
-  ops::Rope(saved.k, rope.cos, rope.sin, /*inverse=*/false);
+namespace {
+
+// Heads [first, first + count) of rows of heads.
+Tensor HeadsOf(const Tensor& rows, int64_t first, int64_t count, int64_t size) {
+  return rows.narrow(1, first * size, count * size).unflatten(1, {count, size});
 }
 
-Tensor SelfAttention::Forward(const Tensor& x, const ops::Documents& documents,
-                              const RopeTables& rope, const Pass& pass, Saved& saved) const {
+}  // namespace
+
+SelfAttention::Heads SelfAttention::Split(const Tensor& rows) const {
+  return {HeadsOf(rows, 0, heads, head_size), HeadsOf(rows, heads, key_heads, head_size),
+          HeadsOf(rows, heads + key_heads, key_heads, head_size)};
+}
+
+Tensor SelfAttention::QueriesAndKeys(const Tensor& rows) const {
+  return HeadsOf(rows, 0, heads + key_heads, head_size);
+}
+
+void SelfAttention::Project(const Tensor& x, const RopeTables& rope, const Pass& pass,
+                            Saved& saved) const {
+  saved.qkv = at::empty({x.size(0), qkv.outputs()}, x.options());
+  saved.qkv_xa = qkv.Forward(saved.qkv, x, pass);
+  if (has_norms()) {
+    Restore(rope, pass, saved);
+    return;
+  }
+  Tensor rotated = QueriesAndKeys(saved.qkv);
+  ops::Rope(rotated, rope.cos, rope.sin, /*inverse=*/false);
+}
+
+void SelfAttention::Restore(const RopeTables& rope, const Pass& pass, Saved& saved) const {
+  if (!has_norms() || saved.q.defined()) return;
+  const int64_t tokens = saved.qkv.size(0);
+  saved.q = at::empty({tokens, heads, head_size}, saved.qkv.options());
+  saved.k = at::empty({tokens, key_heads, head_size}, saved.qkv.options());
+  ops::NormRope(saved.q, saved.k, saved.qkv, pass.weights[q_norm], pass.weights[k_norm], rope.cos,
+                rope.sin, epsilon);
+}
+
+SelfAttention::Heads SelfAttention::Inputs(const Saved& saved) const {
+  Heads inputs = Split(saved.qkv);
+  if (has_norms()) {
+    inputs.q = saved.q;
+    inputs.k = saved.k;
+  }
+  return inputs;
+}
+
+void SelfAttention::Forward(Tensor& y, const Tensor& x, const Tensor& residual,
+                            const ops::Documents& documents, const RopeTables& rope,
+                            const Pass& pass, Saved& saved) const {
   Project(x, rope, pass, saved);
-  std::tie(saved.out, saved.lse) =
-      ops::Attention(saved.q, saved.k, saved.v, documents, scale, window);
-  return o.Forward(saved.out.view({x.size(0), heads * head_size}), pass, saved.o_xa);
+  const Heads inputs = Inputs(saved);
+  saved.out = EmptyRows(x.size(0), o.inputs(), o.spare(), x);
+  Tensor out = HeadsOf(saved.out, 0, heads, head_size);
+  saved.lse = ops::Attention(out, inputs.q, inputs.k, inputs.v, documents, scale, window);
+  saved.o_xa = o.Forward(y, saved.out, pass, residual);
 }
 
 bool SelfAttention::inputs_trained(UnitGradients& gradients) const {
-  return q.trained(gradients) || k.trained(gradients) || v.trained(gradients) ||
-         gradients.Wants(q_norm) || gradients.Wants(k_norm);
-}
-
-Tensor SelfAttention::NormBackward(const Tensor& dy, const Tensor& raw, const Tensor& rstd,
-                                   int norm, const Pass& pass, UnitGradients& gradients) const {
-  if (norm < 0) return dy;
-  const bool trained = gradients.Wants(norm);
-  auto [dx, dweight] = ops::RmsNormBackward(dy, raw, pass.weights[norm], rstd, trained);
-  if (trained) gradients.Add(norm, dweight);
-  return dx;
+  return qkv.trained(gradients) || gradients.Wants(q_norm) || gradients.Wants(k_norm);
 }
 
 void SelfAttention::Backward(const Tensor& dy, const Tensor& x, const ops::Documents& documents,
-                             const RopeTables& rope, const Pass& pass, const Saved& saved,
+                             const RopeTables& rope, const Pass& pass, Saved& saved,
                              UnitGradients& gradients, Tensor* dx) const {
-  const int64_t tokens = x.size(0);
-  const Tensor out = saved.out.view({tokens, heads * head_size});
   const bool go_on = dx != nullptr || inputs_trained(gradients);
   Tensor dout;
-  o.Backward(dy, out, saved.o_xa, pass, gradients, go_on ? &dout : nullptr);
+  if (go_on) dout = at::empty({dy.size(0), o.inputs()}, dy.options());
+  o.Backward(dy, saved.out, saved.o_xa, pass, gradients, go_on ? &dout : nullptr);
   if (!go_on) return;
-  auto [dq, dk, dv] =
-      ops::AttentionBackward(dout.view(saved.out.sizes()), saved.q, saved.k, saved.v, saved.out,
-                             saved.lse, documents, scale, window);
-  ops::Rope(dq, rope.cos, rope.sin, /*inverse=*/true);
-  ops::Rope(dk, rope.cos, rope.sin, /*inverse=*/true);
-  dq = NormBackward(dq, saved.q_raw, saved.q_rstd, q_norm, pass, gradients);
-  dk = NormBackward(dk, saved.k_raw, saved.k_rstd, k_norm, pass, gradients);
-  q.Backward(dq.view({tokens, heads * head_size}), x, saved.q_xa, pass, gradients, dx);
-  k.Backward(dk.view({tokens, key_heads * head_size}), x, saved.k_xa, pass, gradients, dx);
-  v.Backward(dv.view({tokens, key_heads * head_size}), x, saved.v_xa, pass, gradients, dx);
+  Restore(rope, pass, saved);
+  const Heads inputs = Inputs(saved);
+  Tensor dqkv = EmptyRows(dy.size(0), qkv.outputs(), qkv.spare(), dy);
+  Heads d = Split(dqkv);
+  ops::AttentionBackward(d.q, d.k, d.v, HeadsOf(dout, 0, heads, head_size), inputs.q, inputs.k,
+                         inputs.v, HeadsOf(saved.out, 0, heads, head_size), saved.lse, documents,
+                         scale, window);
+  dout = saved.out = saved.q = saved.k = Tensor();
+  if (has_norms()) {
+    const bool trained = gradients.Wants(q_norm);
+    const auto [dq_norm, dk_norm] = ops::NormRopeBackward(
+        dqkv, saved.qkv, pass.weights[q_norm], pass.weights[k_norm], rope.cos, rope.sin, heads,
+        key_heads, epsilon, trained);
+    if (trained) {
+      gradients.Add(q_norm, dq_norm);
+      gradients.Add(k_norm, dk_norm);
+    }
+  } else {
+    Tensor rotated = QueriesAndKeys(dqkv);
+    ops::Rope(rotated, rope.cos, rope.sin, /*inverse=*/true);
+  }
+  saved.qkv = Tensor();
+  qkv.Backward(dqkv, x, saved.qkv_xa, pass, gradients, dx);
 }
 
 }  // namespace sft::engine

@@ -3,15 +3,16 @@
 #include <ATen/core/Tensor.h>
 
 #include "worker/engine/nn/batch.h"
-#include "worker/engine/nn/linear.h"
+#include "worker/engine/nn/projection.h"
 #include "worker/engine/nn/rope.h"
 
 namespace sft::engine {
 
 // Grouped-query attention with rotary positions; optional biases, norm of each query and key head
-// (Qwen3) and sliding window. Positions of parameters are those in the unit.
+// (Qwen3) and sliding window. Positions of parameters are those in the unit. Rows have the spare
+// columns that their projection asks for (projection.h).
 struct SelfAttention {
-  Linear q, k, v, o;
+  Projection qkv, o;
   int q_norm = -1;
   int k_norm = -1;
   int64_t heads = 0;
@@ -21,31 +22,47 @@ struct SelfAttention {
   double scale = 0.0;
   double epsilon = 0.0;
 
-  // What the backward needs. q_raw and k_raw only with head norms.
-  struct Saved {
-    at::Tensor q_raw, k_raw, q_rstd, k_rstd;  // [T, heads, D] before the norm, [T, heads]
-    at::Tensor q, k, v;                       // rotated, [T, heads, D]
-    at::Tensor out, lse;                      // [T, heads, D], [heads, T]
-    at::Tensor q_xa, k_xa, v_xa, o_xa;
+  // Views of rows [T, (heads + 2 key_heads) D] by head.
+  struct Heads {
+    at::Tensor q, k, v;  // [T, heads, D]
   };
 
-  // Fills q, k, v (and what precedes them) from x [T, H], already normalised.
-  void Project(const at::Tensor& x, const RopeTables& rope, const Pass& pass, Saved& saved) const;
-  // x [T, H] -> [T, H].
-  at::Tensor Forward(const at::Tensor& x, const ops::Documents& documents, const RopeTables& rope,
-                     const Pass& pass, Saved& saved) const;
+  // What the backward needs; undefined q and k are computed again by Restore.
+  struct Saved {
+    // [T, (heads + 2 key_heads) D]: queries, keys, values. As projected where there are head norms;
+    // else queries and keys are rotated in place.
+    at::Tensor qkv;
+    at::Tensor q, k;  // [T, heads, D], normed and rotated; only with head norms
+    at::Tensor out;   // rows [T, heads * D]
+    at::Tensor lse;
+    at::Tensor qkv_xa, o_xa;
+  };
 
-  // Adds the parameters' gradients. dx, the gradient of x, only where not null.
+  // Fills qkv, q and k from x, rows [T, H], already normalised.
+  void Project(const at::Tensor& x, const RopeTables& rope, const Pass& pass, Saved& saved) const;
+  // What attention reads: queries and keys normed and rotated.
+  Heads Inputs(const Saved& saved) const;
+  // Writes y [T, H] = residual + the layer of x, rows [T, H].
+  void Forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& residual,
+               const ops::Documents& documents, const RopeTables& rope, const Pass& pass,
+               Saved& saved) const;
+  // Computes q and k where they are missing in `saved`.
+  void Restore(const RopeTables& rope, const Pass& pass, Saved& saved) const;
+
+  // Adds the parameters' gradients; writes that of x [T, H] only where dx is not null. Consumes
+  // `saved`.
   void Backward(const at::Tensor& dy, const at::Tensor& x, const ops::Documents& documents,
-                const RopeTables& rope, const Pass& pass, const Saved& saved,
-                UnitGradients& gradients, at::Tensor* dx) const;
+                const RopeTables& rope, const Pass& pass, Saved& saved, UnitGradients& gradients,
+                at::Tensor* dx) const;
 
   // Whether a parameter before the output projection is trained.
   bool inputs_trained(UnitGradients& gradients) const;
 
  private:
-  at::Tensor NormBackward(const at::Tensor& dy, const at::Tensor& raw, const at::Tensor& rstd,
-                          int norm, const Pass& pass, UnitGradients& gradients) const;
+  bool has_norms() const { return q_norm >= 0; }
+  Heads Split(const at::Tensor& qkv) const;
+  // Queries and keys together, which lie side by side: [T, heads + key_heads, D].
+  at::Tensor QueriesAndKeys(const at::Tensor& qkv) const;
 };
 
 }  // namespace sft::engine

@@ -78,14 +78,22 @@ std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const 
 std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const BaseWeights& base,
                                                 at::ScalarType compute, at::Device device) {
   auto source = std::make_unique<ResidentSource>(layout);
+  const auto options = at::TensorOptions(device).dtype(compute);
   for (int unit = 0; unit < layout.size(); ++unit) {
-    for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
-      const ParamInfo& param = layout.units[unit].params[i];
+    const UnitInfo& info = layout.units[unit];
+    const bool plain_linears = std::any_of(
+        info.shared_matrices.begin(), info.shared_matrices.end(),
+        [&](const std::vector<int>& weights) { return IsFrozenPlain(info.params[weights[0]]); });
+    if (plain_linears) source->AllocateMatrices(info, unit, options);
+    for (size_t i = 0; i < info.params.size(); ++i) {
+      const ParamInfo& param = info.params[i];
+      const int index = static_cast<int>(i);
       if (!IsFrozenPlain(param)) continue;
-      Tensor tensor = at::empty(param.shape, at::TensorOptions(device).dtype(compute));
-      tensor.view({-1}).copy_(base.Read(param, 0, param.numel()));
+      if (!source->Get(unit, index).defined()) {
+        source->Set(unit, index, at::empty(param.shape, options));
+      }
+      source->Get(unit, index).copy_(base.Read(param, 0, param.numel()).view(param.shape));
       base.Done(param);
-      source->Set(unit, static_cast<int>(i), tensor);
     }
   }
   return source;
@@ -121,19 +129,20 @@ Tensor BaseWeights::Read(const ParamInfo& param, int64_t first, int64_t count) c
 void BaseWeights::Done(const ParamInfo& param) const { files_.DropPages(param.name); }
 
 std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWeights& base,
-                                         at::ScalarType compute, bool double_quant, bool sharded,
-                                         Communicator& comm) {
+                                         const FrozenOptions& options, Communicator& comm) {
   auto composed = std::make_unique<ComposedSource>();
-  composed->Add(sharded ? LoadShardedPlain(layout, base, compute, comm)
-                        : LoadResidentPlain(layout, base, compute, comm.device()));
+  composed->Add(options.sharded
+                    ? LoadShardedPlain(layout, base, options.compute, comm)
+                    : LoadResidentPlain(layout, base, options.compute, comm.device()));
   const bool quantizes = std::any_of(
       layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
         return std::any_of(unit.params.begin(), unit.params.end(),
                            [](const ParamInfo& param) { return param.quantized; });
       });
   if (!quantizes) return composed;
-  auto source = std::make_unique<QuantizedSource>(layout, MakeNf4Format(double_quant), compute,
-                                                  sharded, comm);
+  auto source = std::make_unique<QuantizedSource>(layout, MakeNf4Format(options.double_quant),
+                                                  options.compute, options.sharded, options.kept,
+                                                  comm);
   for (int unit = 0; unit < layout.size(); ++unit) {
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
       const ParamInfo& param = layout.units[unit].params[i];

@@ -27,10 +27,17 @@ class BaseWeights {
   ModelFiles files_;
 };
 
-// The frozen parameters of `layout` read from `base`: whole on every rank, or with `sharded` each
-// rank's own part of each unit; quantised where the layout says so. A collective.
+// How frozen parameters are held.
+struct FrozenOptions {
+  at::ScalarType compute = at::kFloat;
+  bool double_quant = true;
+  bool sharded = false;  // each rank its own part of each unit; else whole on every rank
+  int kept = 0;          // quantised blocks, from the last, that keep their de-quantised weights
+};
+
+// The frozen parameters of `layout` read from `base`, quantised where the layout says so. A
+// collective.
 std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWeights& base,
-                                         at::ScalarType compute, bool double_quant, bool sharded,
-                                         Communicator& comm);
+                                         const FrozenOptions& options, Communicator& comm);
 
 }  // namespace sft::engine

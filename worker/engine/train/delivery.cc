@@ -40,7 +40,7 @@ std::string ReplicaHash(const TrainingModel& model) {
     const std::unique_ptr<WeightSource> source = model.store().MakeSource();
     for (int unit = 0; unit < model.layout().size(); ++unit) {
       AcquiredUnit acquired(*source, model.layout(), unit);
-      for (const Tensor& weight : acquired.weights()) {
+      for (const Tensor& weight : acquired.weights().params) {
         if (weight.defined()) hasher.Add(weight);
       }
     }

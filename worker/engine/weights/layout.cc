@@ -30,6 +30,33 @@ bool UnitInfo::trainable() const {
   return std::any_of(params.begin(), params.end(), [](const ParamInfo& p) { return p.trainable; });
 }
 
+int64_t MatrixInfo::RowStride(int64_t columns, int64_t spare) {
+  constexpr int64_t kAlign = 64;
+  return spare == 0 ? columns : (columns + spare + kAlign - 1) / kAlign * kAlign;
+}
+
+MatrixInfo UnitInfo::Matrix(int index) const {
+  MatrixInfo matrix;
+  for (int weight : shared_matrices[index]) {
+    const ParamInfo& param = params[weight];
+    const std::string module(param.module());
+    MatrixInfo::Member member;
+    member.weight = weight;
+    member.bias = Find(module + ".bias");
+    member.lora_a = Find(module + ".lora_A.weight");
+    member.lora_b = Find(module + ".lora_B.weight");
+    member.first_row = matrix.rows;
+    member.rows = param.shape[0];
+    member.first_rank = matrix.rank;
+    member.rank = member.lora_a >= 0 ? params[member.lora_a].shape[0] : 0;
+    matrix.rows += member.rows;
+    matrix.columns = param.shape[1];
+    matrix.rank += member.rank;
+    matrix.members.push_back(member);
+  }
+  return matrix;
+}
+
 int ModelLayout::first_trainable() const {
   int unit = 0;
   while (unit < size() && !units[unit].trainable()) ++unit;

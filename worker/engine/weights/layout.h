@@ -29,14 +29,46 @@ struct ParamInfo {
   std::string_view module() const;
 };
 
+// Linear layers that read one input. Their weights stand one below the other in one matrix, so that
+// one product serves them all; adapters have room beside and below them (nn/projection.h).
+struct MatrixInfo {
+  // A linear layer: positions of its parameters in the unit (-1: has none) and its place.
+  struct Member {
+    int weight = -1;
+    int bias = -1;
+    int lora_a = -1;
+    int lora_b = -1;
+    int64_t first_row = 0;  // of the matrix
+    int64_t rows = 0;       // its outputs
+    int64_t first_rank = 0;
+    int64_t rank = 0;  // of its adapter; 0: has none
+  };
+  std::vector<Member> members;
+  int64_t rows = 0;     // N: outputs of all members
+  int64_t columns = 0;  // K: inputs
+  int64_t rank = 0;     // R: of all adapters
+
+  // Elements from one row to the next where there is room for the adapters.
+  int64_t stride() const { return RowStride(columns, rank); }
+  int64_t numel() const { return (rows + rank) * stride(); }
+
+  // Elements from one row to the next of a matrix with `spare` columns beside its own: a multiple of
+  // 128 bytes of bf16, or `columns` alone where nothing is spare.
+  static int64_t RowStride(int64_t columns, int64_t spare);
+};
+
 // What is gathered and released together: the embedding, a block, or norm and head.
 struct UnitInfo {
   std::string name;  // "embedding", "model.layers.3", "head"
   std::vector<ParamInfo> params;
+  // The weights of the linear layers by the matrix they share, as positions in `params`.
+  std::vector<std::vector<int>> shared_matrices;
 
   // Position of a parameter by name, -1 when the unit has none.
   int Find(std::string_view name) const;
   bool trainable() const;
+  // shared_matrices[index] with the adapters that the unit has now.
+  MatrixInfo Matrix(int index) const;
 };
 
 // All units of a model in the order of the forward pass.

@@ -14,30 +14,55 @@ namespace sft::engine {
 using at::Tensor;
 
 QuantizedSource::QuantizedSource(const ModelLayout& layout, std::unique_ptr<QuantFormat> format,
-                                 at::ScalarType compute, bool sharded, Communicator& comm)
+                                 at::ScalarType compute, bool sharded, int kept,
+                                 Communicator& comm)
     : layout_(layout),
       format_(std::move(format)),
       compute_(compute),
       sharded_(sharded && comm.world() > 1),
-      comm_(comm) {
-  for (const UnitInfo& info : layout.units) {
-    Unit unit;
-    UnitInfo in_cut_units = info;
-    for (ParamInfo& param : in_cut_units.params) {
-      if (param.quantized) unit.elements += param.numel();
-      param.shape = {format_->CutUnits(param.numel())};
-    }
-    unit.cut_units = FlatLayout(in_cut_units, [](const ParamInfo& p) { return p.quantized; });
-    const int64_t total = unit.cut_units.size();
-    unit.counts = sharded_ ? PartSizes(total, comm.world()) : std::vector<int64_t>{total};
-    const int64_t own = unit.counts[sharded_ ? comm.rank() : 0];
-    for (const PlaneSpec& plane : format_->planes()) {
-      unit.planes.push_back(at::zeros({own * plane.per_cut_unit},
-                                      at::TensorOptions(comm.device()).dtype(plane.type)));
-    }
-    unit.constants.resize(unit.cut_units.pieces().size());
-    units_.push_back(std::move(unit));
+      comm_(comm),
+      side_(comm.device()) {
+  for (const UnitInfo& info : layout.units) units_.push_back(MakeUnit(info));
+  for (auto unit = units_.rbegin(); unit != units_.rend() && kept > 0; ++unit) {
+    if (unit->cut_units.empty()) continue;
+    unit->kept = at::empty({unit->elements}, at::TensorOptions(comm.device()).dtype(compute));
+    --kept;
   }
+}
+
+QuantizedSource::Unit QuantizedSource::MakeUnit(const UnitInfo& info) const {
+  Unit unit;
+  UnitInfo in_cut_units = info;
+  std::vector<Place> places(info.params.size(), {-1, 0});
+  for (int i = 0; i < static_cast<int>(info.shared_matrices.size()); ++i) {
+    const MatrixInfo matrix = info.Matrix(i);
+    for (const MatrixInfo::Member& member : matrix.members) {
+      places[member.weight] = {unit.elements + member.first_row * matrix.stride(),
+                               matrix.stride()};
+    }
+    if (info.params[matrix.members[0].weight].quantized) unit.elements += matrix.numel();
+  }
+  for (size_t i = 0; i < info.params.size(); ++i) {
+    const ParamInfo& param = info.params[i];
+    if (param.quantized && places[i].begin < 0) {
+      places[i] = {unit.elements, param.shape.back()};
+      unit.elements += param.numel();
+    }
+    in_cut_units.params[i].shape = {format_->CutUnits(param.numel())};
+  }
+  unit.cut_units = FlatLayout(in_cut_units, [](const ParamInfo& p) { return p.quantized; });
+  for (const FlatLayout::Piece& piece : unit.cut_units.pieces()) {
+    unit.places.push_back(places[piece.param]);
+  }
+  const int64_t total = unit.cut_units.size();
+  unit.counts = sharded_ ? PartSizes(total, comm_.world()) : std::vector<int64_t>{total};
+  const int64_t own = unit.counts[sharded_ ? comm_.rank() : 0];
+  for (const PlaneSpec& plane : format_->planes()) {
+    unit.planes.push_back(at::zeros({own * plane.per_cut_unit},
+                                    at::TensorOptions(comm_.device()).dtype(plane.type)));
+  }
+  unit.constants.resize(unit.cut_units.pieces().size());
+  return unit;
 }
 
 QuantizedSource::~QuantizedSource() = default;
@@ -95,10 +120,7 @@ void QuantizedSource::Load(int unit, int param, const Tensor& part) {
   u.constants[piece - pieces.begin()] = quantized.constants;
 }
 
-void QuantizedSource::Prefetch(int unit) {
-  Unit& u = units_[unit];
-  if (!sharded_ || u.cut_units.empty() || slots_.Find(unit) != nullptr || !u.gathers.empty())
-    return;
+void QuantizedSource::StartGather(Unit& u) {
   const std::vector<PlaneSpec> specs = format_->planes();
   for (size_t i = 0; i < specs.size(); ++i) {
     std::vector<int64_t> counts = u.counts;
@@ -109,31 +131,75 @@ void QuantizedSource::Prefetch(int unit) {
   }
 }
 
+// Raw bytes of all ranks are gathered beside the computation; whole bytes are de-quantised beside
+// it.
+void QuantizedSource::Prefetch(int unit) {
+  Unit& u = units_[unit];
+  if (u.cut_units.empty() || slots_.Find(unit) != nullptr || !u.gathers.empty()) return;
+  if (u.filled) return;
+  if (sharded_) {
+    StartGather(u);
+    return;
+  }
+  if (!side_.available() || u.kept.defined()) return;
+  SlotPool::Slot& slot =
+      slots_.Take(unit, u.elements, at::TensorOptions(comm_.device()).dtype(compute_));
+  slots_.Pin(slot);  // until Acquire
+  const SideStream::Scope scope(side_);  // after all that the slot's last unit was used for
+  Dequantize(unit, u.planes, slot.buffer);
+  u.rewritten = true;
+  u.prefetched = true;
+}
+
+void QuantizedSource::Fill(int unit, Tensor& buffer) {
+  Unit& u = units_[unit];
+  if (sharded_ && u.gathers.empty()) StartGather(u);
+  for (WorkPtr& gather : u.gathers) gather->Wait();
+  Dequantize(unit, sharded_ ? u.gathered : u.planes, buffer);
+  u.gathers.clear();
+  u.gathered.clear();
+  u.rewritten = true;
+}
+
 void QuantizedSource::Acquire(int unit, UnitWeights& weights) {
   Unit& u = units_[unit];
   if (u.cut_units.empty()) return;
-  SlotPool::Slot* slot = slots_.Find(unit);
-  if (slot == nullptr) {
-    Prefetch(unit);
-    slot = &slots_.Take(unit, u.elements, at::TensorOptions(comm_.device()).dtype(compute_));
-    for (WorkPtr& gather : u.gathers) gather->Wait();
-    Dequantize(unit, sharded_ ? u.gathered : u.planes, slot->buffer);
-    u.gathers.clear();
-    u.gathered.clear();
+  Tensor buffer = u.kept;
+  if (buffer.defined()) {
+    if (!u.filled) Fill(unit, buffer);
+    u.filled = true;
+  } else if (u.prefetched) {
+    side_.Join();
+    u.prefetched = false;
+    buffer = slots_.Find(unit)->buffer;
+  } else {
+    SlotPool::Slot* slot = slots_.Find(unit);
+    if (slot == nullptr) {
+      slot = &slots_.Take(unit, u.elements, at::TensorOptions(comm_.device()).dtype(compute_));
+      Fill(unit, slot->buffer);
+    }
+    slots_.Pin(*slot);
+    buffer = slot->buffer;
   }
-  slots_.Pin(*slot);
-  int64_t begin = 0;
-  for (const FlatLayout::Piece& piece : u.cut_units.pieces()) {
-    const ParamInfo& param = layout_.units[unit].params[piece.param];
-    weights[piece.param] = slot->buffer.narrow(0, begin, param.numel()).view(param.shape);
-    begin += param.numel();
+  for (size_t i = 0; i < u.cut_units.pieces().size(); ++i) {
+    weights[u.cut_units.pieces()[i].param] = View(unit, static_cast<int>(i), buffer);
   }
+  weights.rewritten = u.rewritten;
+  u.rewritten = false;
 }
 
-void QuantizedSource::Dequantize(int unit, std::span<const Tensor> planes, Tensor buffer) const {
+Tensor QuantizedSource::View(int unit, int piece, const Tensor& buffer) const {
+  const Unit& u = units_[unit];
+  const Place& place = u.places[piece];
+  const std::vector<int64_t>& shape = layout_.units[unit].params[u.cut_units.pieces()[piece].param].shape;
+  if (shape.size() == 1) return buffer.narrow(0, place.begin, shape[0]);
+  return buffer.as_strided(shape, {place.stride, 1}, place.begin);
+}
+
+void QuantizedSource::Dequantize(int unit, std::span<const Tensor> planes,
+                                 const Tensor& buffer) const {
   const Unit& u = units_[unit];
   const std::vector<PlaneSpec> specs = format_->planes();
-  int64_t begin = 0;
   for (size_t i = 0; i < u.cut_units.pieces().size(); ++i) {
     const FlatLayout::Piece& piece = u.cut_units.pieces()[i];
     std::vector<Tensor> own;
@@ -141,20 +207,20 @@ void QuantizedSource::Dequantize(int unit, std::span<const Tensor> planes, Tenso
       own.push_back(planes[p].narrow(0, piece.begin * specs[p].per_cut_unit,
                                      piece.count * specs[p].per_cut_unit));
     }
-    const int64_t numel = layout_.units[unit].params[piece.param].numel();
-    format_->Dequantize(buffer.narrow(0, begin, numel), own, u.constants[i]);
-    begin += numel;
+    format_->Dequantize(View(unit, static_cast<int>(i), buffer), own, u.constants[i]);
   }
 }
 
 void QuantizedSource::Release(int unit) {
-  if (!units_[unit].cut_units.empty()) slots_.Unpin(unit);
+  const Unit& u = units_[unit];
+  if (!u.cut_units.empty() && !u.kept.defined()) slots_.Unpin(unit);
 }
 
 int64_t QuantizedSource::ResidentBytes() const {
   int64_t bytes = slots_.Bytes();
   for (const Unit& unit : units_) {
     for (const Tensor& plane : unit.planes) bytes += static_cast<int64_t>(plane.nbytes());
+    if (unit.kept.defined()) bytes += static_cast<int64_t>(unit.kept.nbytes());
   }
   return bytes;
 }

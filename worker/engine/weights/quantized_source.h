@@ -7,19 +7,23 @@
 
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/weights/quant_format.h"
+#include "worker/engine/weights/side_stream.h"
 #include "worker/engine/weights/slot_pool.h"
 #include "worker/engine/weights/weight_source.h"
 
 namespace sft::engine {
 
-// Frozen weights kept as quantised bytes, de-quantised into a slot on Acquire. The bytes are whole
-// on every rank, or cut over the ranks at cut units and gathered as raw bytes first.
+// Frozen weights kept as quantised bytes, de-quantised into a slot by Prefetch (on a stream of its
+// own where the device has streams) or Acquire. The bytes are whole on every rank, or cut over the
+// ranks at cut units and gathered as raw bytes first. Units that there is memory for keep their
+// de-quantised weights. Weights stand in their shared matrices, with room for the adapters.
 class QuantizedSource : public WeightSource {
  public:
   // `compute`: type of the de-quantised weights. `sharded`: cut the bytes over comm's ranks.
-  // Borrows `layout` and `comm`.
+  // `kept`: that many blocks, from the last, keep their de-quantised weights. Borrows `layout` and
+  // `comm`.
   QuantizedSource(const ModelLayout& layout, std::unique_ptr<QuantFormat> format,
-                  at::ScalarType compute, bool sharded, Communicator& comm);
+                  at::ScalarType compute, bool sharded, int kept, Communicator& comm);
   ~QuantizedSource() override;
 
   // Elements [first, first + count) of a quantised parameter that this rank has to read.
@@ -40,9 +44,19 @@ class QuantizedSource : public WeightSource {
   int64_t ResidentBytes() const override;
 
  private:
+  // Where a parameter stands in the buffer of its de-quantised unit, as rows.
+  struct Place {
+    int64_t begin = 0;
+    int64_t stride = 0;
+  };
   struct Unit {
     FlatLayout cut_units;         // pieces in cut units
-    int64_t elements = 0;         // of the de-quantised unit
+    std::vector<Place> places;    // by piece
+    int64_t elements = 0;         // of the de-quantised unit's buffer
+    at::Tensor kept;              // the buffer, where the unit keeps it
+    bool filled = false;          // `kept` holds the weights
+    bool prefetched = false;      // the unit's slot is being filled, and pinned
+    bool rewritten = false;       // since it was last acquired
     std::vector<int64_t> counts;  // cut units of each rank; one count when not sharded
     std::vector<at::Tensor> planes;
     std::vector<at::Tensor> constants;  // by piece
@@ -50,8 +64,13 @@ class QuantizedSource : public WeightSource {
     std::vector<WorkPtr> gathers;
   };
 
+  Unit MakeUnit(const UnitInfo& info) const;
   int64_t FirstCutUnit(const Unit& unit) const;
-  void Dequantize(int unit, std::span<const at::Tensor> planes, at::Tensor buffer) const;
+  // A parameter's place in `buffer`.
+  at::Tensor View(int unit, int piece, const at::Tensor& buffer) const;
+  void StartGather(Unit& unit);
+  void Fill(int unit, at::Tensor& buffer);
+  void Dequantize(int unit, std::span<const at::Tensor> planes, const at::Tensor& buffer) const;
 
   const ModelLayout& layout_;
   std::unique_ptr<QuantFormat> format_;
@@ -60,6 +79,7 @@ class QuantizedSource : public WeightSource {
   Communicator& comm_;
   std::vector<Unit> units_;
   SlotPool slots_;
+  SideStream side_;
 };
 
 }  // namespace sft::engine

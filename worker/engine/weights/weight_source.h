@@ -9,9 +9,26 @@
 
 namespace sft::engine {
 
-// A unit's parameters in the type of the computation, by position in UnitInfo::params. A parameter
-// that no source holds is undefined.
-using UnitWeights = std::vector<at::Tensor>;
+// A unit's weights in the type of the computation.
+struct UnitWeights {
+  UnitWeights() = default;
+  explicit UnitWeights(const UnitInfo& unit) : params(unit.params.size()) {}
+
+  std::vector<at::Tensor> params;  // by position in UnitInfo::params; undefined: no source holds it
+  // By UnitInfo::shared_matrices; set by JoinMatrices. Rows [N, K], or [N + R, K + R] where the
+  // source left room for the adapters; undefined where no source holds the weights.
+  std::vector<at::Tensor> matrices;
+  // The source wrote the weights anew since the unit was last acquired: adapters that stood in the
+  // room beside them are gone.
+  bool rewritten = false;
+
+  at::Tensor& operator[](int param) { return params[param]; }
+  const at::Tensor& operator[](int param) const { return params[param]; }
+};
+
+// Views the weights that share a matrix as that matrix. A source must have laid them one below the
+// other, as rows of MatrixInfo::stride or dense: throws InternalError otherwise.
+void JoinMatrices(const UnitInfo& unit, UnitWeights& weights);
 
 // Where a unit's weights come from: resident, gathered from shards, de-quantised, and what a later
 // source adds (streamed from the host). The model acquires a unit, computes, releases it, and says
@@ -56,6 +73,10 @@ class ResidentSource : public WeightSource {
  public:
   explicit ResidentSource(const ModelLayout& layout);
   void Set(int unit, int param, at::Tensor tensor);
+  // Allocates the matrices of a unit with room for the adapters and sets the weights that stand in
+  // them, uninitialised, for the caller to fill.
+  void AllocateMatrices(const UnitInfo& info, int unit, const at::TensorOptions& options);
+  const at::Tensor& Get(int unit, int param) const { return units_[unit][param]; }
 
   void Prefetch(int) override {}
   void Acquire(int unit, UnitWeights& weights) override;
@@ -71,8 +92,9 @@ class ResidentSource : public WeightSource {
 class AcquiredUnit {
  public:
   AcquiredUnit(WeightSource& source, const ModelLayout& layout, int unit)
-      : source_(source), unit_(unit), weights_(layout.units[unit].params.size()) {
+      : source_(source), unit_(unit), weights_(layout.units[unit]) {
     source_.Acquire(unit, weights_);
+    JoinMatrices(layout.units[unit], weights_);
   }
   ~AcquiredUnit() { source_.Release(unit_); }
   AcquiredUnit(const AcquiredUnit&) = delete;

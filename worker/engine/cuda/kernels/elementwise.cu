@@ -1,5 +1,5 @@
 // RoPE and SwiGLU: one pass over memory, 16 bytes an access.
-#include "worker/engine/cuda/kernels/vec.cuh"
+#include "worker/engine/cuda/kernels/rows.cuh"
 
 namespace sft::engine::cuda {
 namespace {
@@ -20,52 +20,64 @@ __global__ void __launch_bounds__(kThreads)
   T* low = x + token * shape.token_stride + head * 2 * shape.half + c;
   T* high = low + shape.half;
   const int64_t angle = token * shape.half + c;
-  float lows[N], highs[N];
+  constexpr int kPart = N < 4 ? N : 4;
+  float lows[N], highs[N], cosines[N], sines[N];
   Load(low, lows);
   Load(high, highs);
 #pragma unroll
+  for (int part = 0; part < N / kPart; ++part) {
+    const auto cs = LoadPacked<float, kPart>(cos + angle + part * kPart, true);
+    const auto ss = LoadPacked<float, kPart>(sin + angle + part * kPart, true);
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+      cosines[part * kPart + i] = cs[i];
+      sines[part * kPart + i] = ss[i] * direction;
+    }
+  }
+#pragma unroll
   for (int i = 0; i < N; ++i) {
-    const float cosine = __ldg(cos + angle + i);
-    const float sine = __ldg(sin + angle + i) * direction;
     const float a = lows[i];
     const float b = highs[i];
-    lows[i] = a * cosine - b * sine;
-    highs[i] = b * cosine + a * sine;
+    lows[i] = RotatedLow(a, b, cosines[i], sines[i]);
+    highs[i] = RotatedHigh(a, b, cosines[i], sines[i]);
   }
   Store(low, lows);
   Store(high, highs);
 }
 
-__device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
 // blockIdx.x is the row, blockIdx.y a slice of its columns.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    SwigluKernel(SwigluShape shape, const T* __restrict__ gate, const T* __restrict__ up,
-                 T* __restrict__ out) {
+    SwigluKernel(SwigluShape shape, const T* __restrict__ gate_up, int64_t gate_up_stride,
+                 T* __restrict__ out, int64_t out_stride) {
   const int64_t row = blockIdx.x;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
   if (c >= shape.width) return;
+  const T* gate = gate_up + row * gate_up_stride + c;
   float gates[N], ups[N];
-  Load(gate + row * shape.gate_stride + c, gates);
-  Load(up + row * shape.up_stride + c, ups);
+  Load(gate, gates);
+  Load(gate + shape.width, ups);
 #pragma unroll
   for (int i = 0; i < N; ++i) gates[i] = gates[i] * Sigmoid(gates[i]) * ups[i];
-  Store(out + row * shape.width + c, gates);
+  Store(out + row * out_stride + c, gates);
 }
 
-// d silu(g)/dg = s * (1 + g * (1 - s)) with s = sigmoid(g).
+// d silu(g)/dg = s * (1 + g * (1 - s)) with s = sigmoid(g). A thread reads its elements before it
+// writes them: dgate_up may be gate_up.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     SwigluBackwardKernel(SwigluShape shape, const T* __restrict__ dy, int64_t dy_stride,
-                         const T* __restrict__ gate, const T* __restrict__ up,
-                         T* __restrict__ dgate, T* __restrict__ dup) {
+                         const T* gate_up, int64_t gate_up_stride, T* dgate_up,
+                         int64_t dgate_up_stride) {
   const int64_t row = blockIdx.x;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
   if (c >= shape.width) return;
+  const T* gate = gate_up + row * gate_up_stride + c;
   float gates[N], ups[N], dys[N];
-  Load(gate + row * shape.gate_stride + c, gates);
-  Load(up + row * shape.up_stride + c, ups);
+  Load(gate, gates);
+  Load(gate + shape.width, ups);
   Load(dy + row * dy_stride + c, dys);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -74,8 +86,9 @@ __global__ void __launch_bounds__(kThreads)
     gates[i] = dys[i] * ups[i] * s * (1.0f + g * (1.0f - s));
     ups[i] = dys[i] * g * s;
   }
-  Store(dgate + row * shape.width + c, gates);
-  Store(dup + row * shape.width + c, ups);
+  T* dgate = dgate_up + row * dgate_up_stride + c;
+  Store(dgate, gates);
+  Store(dgate + shape.width, ups);
 }
 
 template <typename T, int N>
@@ -95,19 +108,19 @@ dim3 RowBlocks(const SwigluShape& shape) {
 }
 
 template <typename T, int N>
-cudaError_t Swiglu(SwigluShape shape, const void* gate, const void* up, void* out,
-                   cudaStream_t stream) {
+cudaError_t Swiglu(SwigluShape shape, ConstRows gate_up, MutableRows out, cudaStream_t stream) {
   SwigluKernel<T, N><<<RowBlocks<N>(shape), kThreads, 0, stream>>>(
-      shape, static_cast<const T*>(gate), static_cast<const T*>(up), static_cast<T*>(out));
+      shape, static_cast<const T*>(gate_up.data), gate_up.stride, static_cast<T*>(out.data),
+      out.stride);
   return cudaGetLastError();
 }
 
 template <typename T, int N>
-cudaError_t SwigluBackward(SwigluShape shape, const void* dy, int64_t dy_stride, const void* gate,
-                           const void* up, void* dgate, void* dup, cudaStream_t stream) {
+cudaError_t SwigluBackward(SwigluShape shape, ConstRows dy, ConstRows gate_up,
+                           MutableRows dgate_up, cudaStream_t stream) {
   SwigluBackwardKernel<T, N><<<RowBlocks<N>(shape), kThreads, 0, stream>>>(
-      shape, static_cast<const T*>(dy), dy_stride, static_cast<const T*>(gate),
-      static_cast<const T*>(up), static_cast<T*>(dgate), static_cast<T*>(dup));
+      shape, static_cast<const T*>(dy.data), dy.stride, static_cast<const T*>(gate_up.data),
+      gate_up.stride, static_cast<T*>(dgate_up.data), dgate_up.stride);
   return cudaGetLastError();
 }
 
@@ -116,35 +129,36 @@ cudaError_t SwigluBackward(SwigluShape shape, const void* dy, int64_t dy_stride,
 cudaError_t LaunchRope(ElementType type, RopeShape shape, void* x, const float* cos,
                        const float* sin, bool inverse, cudaStream_t stream) {
   const auto choose = [&]<typename T>(T) {
-    const bool wide = RowsAreWide<T>(x, shape.token_stride) && shape.half % kWide<T> == 0;
+    const bool wide = RowsAreWide<T>(x, shape.token_stride) && shape.half % kWide<T> == 0 &&
+                      IsAligned<uint4>(cos) && IsAligned<uint4>(sin);
     return wide ? Rope<T, kWide<T>> : Rope<T, 1>;
   };
   const auto run = type == ElementType::kFloat32 ? choose(float()) : choose(__nv_bfloat16());
   return run(shape, x, cos, sin, inverse, stream);
 }
 
-cudaError_t LaunchSwiglu(ElementType type, SwigluShape shape, const void* gate, const void* up,
-                         void* out, cudaStream_t stream) {
+cudaError_t LaunchSwiglu(ElementType type, SwigluShape shape, ConstRows gate_up, MutableRows out,
+                         cudaStream_t stream) {
   const auto choose = [&]<typename T>(T) {
-    const bool wide = RowsAreWide<T>(gate, shape.gate_stride) &&
-                      RowsAreWide<T>(up, shape.up_stride) && RowsAreWide<T>(out, shape.width);
+    const bool wide = RowsAreWide<T>(gate_up.data, gate_up.stride) &&
+                      RowsAreWide<T>(out.data, out.stride) && shape.width % kWide<T> == 0;
     return wide ? Swiglu<T, kWide<T>> : Swiglu<T, 1>;
   };
   const auto run = type == ElementType::kFloat32 ? choose(float()) : choose(__nv_bfloat16());
-  return run(shape, gate, up, out, stream);
+  return run(shape, gate_up, out, stream);
 }
 
-cudaError_t LaunchSwigluBackward(ElementType type, SwigluShape shape, const void* dy,
-                                 int64_t dy_stride, const void* gate, const void* up, void* dgate,
-                                 void* dup, cudaStream_t stream) {
+cudaError_t LaunchSwigluBackward(ElementType type, SwigluShape shape, ConstRows dy,
+                                 ConstRows gate_up, MutableRows dgate_up, cudaStream_t stream) {
   const auto choose = [&]<typename T>(T) {
-    const bool wide = RowsAreWide<T>(dy, dy_stride) && RowsAreWide<T>(gate, shape.gate_stride) &&
-                      RowsAreWide<T>(up, shape.up_stride) && RowsAreWide<T>(dgate, shape.width) &&
-                      RowsAreWide<T>(dup, shape.width);
+    const bool wide = RowsAreWide<T>(dy.data, dy.stride) &&
+                      RowsAreWide<T>(gate_up.data, gate_up.stride) &&
+                      RowsAreWide<T>(dgate_up.data, dgate_up.stride) &&
+                      shape.width % kWide<T> == 0;
     return wide ? SwigluBackward<T, kWide<T>> : SwigluBackward<T, 1>;
   };
   const auto run = type == ElementType::kFloat32 ? choose(float()) : choose(__nv_bfloat16());
-  return run(shape, dy, dy_stride, gate, up, dgate, dup, stream);
+  return run(shape, dy, gate_up, dgate_up, stream);
 }
 
 }  // namespace sft::engine::cuda

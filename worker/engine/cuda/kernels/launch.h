@@ -14,11 +14,23 @@ namespace sft::engine::cuda {
 
 enum class ElementType { kFloat32, kBFloat16 };
 
-// NF4 as worker/engine/kernels/nf4_tables.h defines it; `codes` holds (n + 1) / 2 bytes.
+// Matrices of dense rows that start every `stride` elements.
+struct ConstRows {
+  const void* data = nullptr;
+  int64_t stride = 0;
+};
+struct MutableRows {
+  void* data = nullptr;
+  int64_t stride = 0;
+};
+
+// NF4 as worker/engine/kernels/nf4_tables.h defines it; `codes` holds (n + 1) / 2 bytes. What is
+// de-quantised goes to rows of `columns` elements (n for one dense piece), in row-major order.
 cudaError_t LaunchNf4Quantize(ElementType type, const void* weight, int64_t n, uint8_t* codes,
                               float* absmax, cudaStream_t stream);
 cudaError_t LaunchNf4Dequantize(ElementType type, const uint8_t* codes, const float* absmax,
-                                int64_t n, void* out, cudaStream_t stream);
+                                int64_t n, MutableRows out, int64_t columns,
+                                cudaStream_t stream);
 
 // The second quantisation: n values minus *offset, in blocks of 256, to the signed 8-bit map.
 cudaError_t LaunchAbsmaxQuantize(const float* absmax, int64_t n, const float* offset,
@@ -26,25 +38,47 @@ cudaError_t LaunchAbsmaxQuantize(const float* absmax, int64_t n, const float* of
 // As LaunchNf4Dequantize, each block's absmax being map[code] * nested_absmax + *offset.
 cudaError_t LaunchNf4DequantizeNested(ElementType type, const uint8_t* codes,
                                       const uint8_t* absmax_codes, const float* nested_absmax,
-                                      const float* offset, int64_t n, void* out,
-                                      cudaStream_t stream);
+                                      const float* offset, int64_t n, MutableRows out,
+                                      int64_t columns, cudaStream_t stream);
 
-// Matrices of dense rows.
+// Up to kFactorMembers members of PlaceFactors (worker/engine/kernels/ops.h).
+inline constexpr int kFactorMembers = 8;
+struct FactorMember {
+  ConstRows a;  // [rank, columns]
+  ConstRows b;  // [rows, rank]
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  int64_t rank = 0;
+};
+struct FactorShape {
+  int64_t rows = 0;        // of the weight
+  int64_t columns = 0;     // of the weight
+  int64_t first_rank = 0;  // rank of the members before these
+  int members = 0;
+};
+struct FactorMembers {
+  FactorMember member[kFactorMembers];
+};
+// Writes the a of these members below the weight, and scale * b, with the zeros around it, beside.
+cudaError_t LaunchPlaceFactors(ElementType type, FactorShape shape, const FactorMembers& members,
+                               float scale, MutableRows matrix, cudaStream_t stream);
+
 struct RmsNormShape {
   int64_t rows = 0;
   int64_t width = 0;
 };
 // y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps), one float a row.
-cudaError_t LaunchRmsNorm(ElementType type, RmsNormShape shape, const void* x, const void* weight,
-                          float eps, void* y, float* rstd, cudaStream_t stream);
-cudaError_t LaunchRmsNormBackward(ElementType type, RmsNormShape shape, const void* dy,
-                                  const void* x, const void* weight, const float* rstd, void* dx,
-                                  cudaStream_t stream);
+cudaError_t LaunchRmsNorm(ElementType type, RmsNormShape shape, ConstRows x, const void* weight,
+                          float eps, MutableRows y, float* rstd, cudaStream_t stream);
+// dx = the gradient of x, plus `residual` unless its data is null; dx may be dy or residual.
+cudaError_t LaunchRmsNormBackward(ElementType type, RmsNormShape shape, ConstRows dy, ConstRows x,
+                                  const void* weight, const float* rstd, ConstRows residual,
+                                  MutableRows dx, cudaStream_t stream);
 // Rows of the scratch matrix [RmsNormWeightPartials, width] of floats that the next launch fills.
 int64_t RmsNormWeightPartials(RmsNormShape shape);
 // dweight[c] = sum over rows of dy * cast(x * rstd), in two passes through `partials`.
-cudaError_t LaunchRmsNormWeightBackward(ElementType type, RmsNormShape shape, const void* dy,
-                                        const void* x, const float* rstd, float* partials,
+cudaError_t LaunchRmsNormWeightBackward(ElementType type, RmsNormShape shape, ConstRows dy,
+                                        ConstRows x, const float* rstd, float* partials,
                                         float* dweight, cudaStream_t stream);
 
 // Heads of 2 * half elements, dense within a token; tokens start every token_stride elements.
@@ -59,18 +93,37 @@ struct RopeShape {
 cudaError_t LaunchRope(ElementType type, RopeShape shape, void* x, const float* cos,
                        const float* sin, bool inverse, cudaStream_t stream);
 
-// out = silu(gate) * up; rows of gate and up start every *_stride elements, outputs are dense.
+// NormRope and NormRopeBackward of worker/engine/kernels/ops.h. Rows are tokens; `size` is at most
+// NormRopeMaxHeadSize().
+struct NormRopeShape {
+  int64_t tokens = 0;
+  int heads = 0;
+  int key_heads = 0;
+  int size = 0;
+};
+int64_t NormRopeMaxHeadSize();
+cudaError_t LaunchNormRope(ElementType type, NormRopeShape shape, ConstRows qkv,
+                           const void* q_weight, const void* k_weight, const float* cos,
+                           const float* sin, float eps, MutableRows q, MutableRows k,
+                           cudaStream_t stream);
+// Rows of the scratch matrix [NormRopeWeightPartials, 2 size] of floats that the next launch uses.
+int64_t NormRopeWeightPartials();
+// `partials` null: no weight gradients. Else `dweights` [2, size] gets q's, then k's.
+cudaError_t LaunchNormRopeBackward(ElementType type, NormRopeShape shape, MutableRows dqkv,
+                                   ConstRows qkv, const void* q_weight, const void* k_weight,
+                                   const float* cos, const float* sin, float eps, float* partials,
+                                   float* dweights, cudaStream_t stream);
+
+// out = silu(gate) * up; gate_up and dgate_up, which may be one, hold `width` columns of gate and
+// then as many of up.
 struct SwigluShape {
   int64_t rows = 0;
   int64_t width = 0;
-  int64_t gate_stride = 0;
-  int64_t up_stride = 0;
 };
-cudaError_t LaunchSwiglu(ElementType type, SwigluShape shape, const void* gate, const void* up,
-                         void* out, cudaStream_t stream);
-cudaError_t LaunchSwigluBackward(ElementType type, SwigluShape shape, const void* dy,
-                                 int64_t dy_stride, const void* gate, const void* up, void* dgate,
-                                 void* dup, cudaStream_t stream);
+cudaError_t LaunchSwiglu(ElementType type, SwigluShape shape, ConstRows gate_up, MutableRows out,
+                         cudaStream_t stream);
+cudaError_t LaunchSwigluBackward(ElementType type, SwigluShape shape, ConstRows dy,
+                                 ConstRows gate_up, MutableRows dgate_up, cudaStream_t stream);
 
 // losses[r] = logsumexp(row r) - row r [targets[r]], 0 where the target is negative; with
 // `backward` row r becomes softmax - onehot, zero where the target is negative. Rows are dense. A

@@ -49,22 +49,14 @@ __device__ __forceinline__ void LoadEight(const T* from, int64_t first, int64_t 
 }
 
 template <typename T>
-__device__ __forceinline__ void StoreEight(T* to, int64_t first, int64_t n, bool aligned,
-                                           const float (&x)[kPerThread]) {
-  if (aligned && first + kPerThread <= n) {
-    constexpr int kParts = kPerThread / kWide<T>;
+__device__ __forceinline__ void StoreEight(T* to, const float (&x)[kPerThread]) {
+  constexpr int kParts = kPerThread / kWide<T>;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      float wide[kWide<T>];
+  for (int part = 0; part < kParts; ++part) {
+    float wide[kWide<T>];
 #pragma unroll
-      for (int i = 0; i < kWide<T>; ++i) wide[i] = x[part * kWide<T> + i];
-      Store(to + first + part * kWide<T>, wide);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      if (first + i < n) to[first + i] = FromFloat<T>(x[i]);
-    }
+    for (int i = 0; i < kWide<T>; ++i) wide[i] = x[part * kWide<T> + i];
+    Store(to + part * kWide<T>, wide);
   }
 }
 
@@ -126,10 +118,20 @@ struct NestedAbsmax {
   }
 };
 
+// Where de-quantised elements go. `wide`: eight elements from a multiple of eight on lie in one row,
+// aligned (but for those that `n` cuts off).
+template <typename T>
+struct Target {
+  T* values;
+  int64_t columns;
+  int64_t stride;
+  bool wide;
+};
+
 template <typename T, typename Absmax>
 __global__ void __launch_bounds__(kThreads)
-    DequantizeKernel(const uint8_t* __restrict__ codes, Absmax absmax, int64_t n, bool aligned,
-                     T* __restrict__ out) {
+    DequantizeKernel(const uint8_t* __restrict__ codes, Absmax absmax, int64_t n,
+                     Target<T> target) {
   // Sixteen words in sixteen banks: lanes with different codes never collide.
   __shared__ float values[16];
   if (threadIdx.x < 16) values[threadIdx.x] = nf4_values.values[threadIdx.x];
@@ -152,6 +154,10 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
+  // One division a thread: the rounds that follow walk on from it.
+  int64_t first = base + threadIdx.x * kPerThread;
+  int64_t row = first / target.columns;
+  int64_t column = first - row * target.columns;
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     float x[kPerThread];
@@ -160,7 +166,23 @@ __global__ void __launch_bounds__(kThreads)
       const uint32_t code = packed[u] >> (i / 2 * 8 + (i % 2 == 0 ? 4 : 0)) & 15u;
       x[i] = values[code] * scales[u];
     }
-    StoreEight(out, base + (u * kThreads + threadIdx.x) * kPerThread, n, aligned, x);
+    T* to = target.values + row * target.stride + column;
+    if (target.wide && first + kPerThread <= n) {
+      StoreEight(to, x);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) {
+        if (first + i >= n) break;
+        const int64_t past = (column + i) / target.columns;  // rows may end anywhere
+        to[i + past * (target.stride - target.columns)] = FromFloat<T>(x[i]);
+      }
+    }
+    first += kThreads * kPerThread;
+    column += kThreads * kPerThread;
+    while (column >= target.columns && first < n) {
+      column -= target.columns;
+      ++row;
+    }
   }
 }
 
@@ -208,11 +230,13 @@ __global__ void __launch_bounds__(kNestedBlock)
 }
 
 template <typename T, typename Absmax>
-cudaError_t Dequantize(const uint8_t* codes, Absmax absmax, int64_t n, void* out,
-                       cudaStream_t stream) {
+cudaError_t Dequantize(const uint8_t* codes, Absmax absmax, int64_t n, MutableRows out,
+                       int64_t columns, cudaStream_t stream) {
+  const bool wide = columns == n ? IsAligned<uint4>(out.data)
+                                 : RowsAreWide<T>(out.data, out.stride) && columns % kPerThread == 0;
   const auto blocks = static_cast<unsigned>(CeilDiv(n, kThreads * kPerThread * kUnroll));
-  DequantizeKernel<T><<<blocks, kThreads, 0, stream>>>(codes, absmax, n, IsAligned<uint4>(out),
-                                                       static_cast<T*>(out));
+  DequantizeKernel<T><<<blocks, kThreads, 0, stream>>>(
+      codes, absmax, n, {static_cast<T*>(out.data), columns, out.stride, wide});
   return cudaGetLastError();
 }
 
@@ -234,10 +258,11 @@ cudaError_t LaunchNf4Quantize(ElementType type, const void* weight, int64_t n, u
 }
 
 cudaError_t LaunchNf4Dequantize(ElementType type, const uint8_t* codes, const float* absmax,
-                                int64_t n, void* out, cudaStream_t stream) {
+                                int64_t n, MutableRows out, int64_t columns,
+                                cudaStream_t stream) {
   const auto run = type == ElementType::kFloat32 ? Dequantize<float, PlainAbsmax>
                                                  : Dequantize<__nv_bfloat16, PlainAbsmax>;
-  return run(codes, {absmax}, n, out, stream);
+  return run(codes, {absmax}, n, out, columns, stream);
 }
 
 cudaError_t LaunchAbsmaxQuantize(const float* absmax, int64_t n, const float* offset,
@@ -250,11 +275,11 @@ cudaError_t LaunchAbsmaxQuantize(const float* absmax, int64_t n, const float* of
 
 cudaError_t LaunchNf4DequantizeNested(ElementType type, const uint8_t* codes,
                                       const uint8_t* absmax_codes, const float* nested_absmax,
-                                      const float* offset, int64_t n, void* out,
-                                      cudaStream_t stream) {
+                                      const float* offset, int64_t n, MutableRows out,
+                                      int64_t columns, cudaStream_t stream) {
   const auto run = type == ElementType::kFloat32 ? Dequantize<float, NestedAbsmax>
                                                  : Dequantize<__nv_bfloat16, NestedAbsmax>;
-  return run(codes, {absmax_codes, nested_absmax, offset}, n, out, stream);
+  return run(codes, {absmax_codes, nested_absmax, offset}, n, out, columns, stream);
 }
 
 }  // namespace sft::engine::cuda

@@ -1,84 +1,165 @@
+// RMSNorm over rows. A row stays in registers between its sum and its result: every input is read
+// once. Rows too wide for that, or of a ragged width, are read twice, the second time from a cache.
 #include <algorithm>
 
-#include "worker/engine/cuda/kernels/vec.cuh"
+#include "worker/engine/cuda/kernels/rows.cuh"
 
 namespace sft::engine::cuda {
 namespace {
 
-// A row belongs to kLanes threads: half a warp or a warp for short rows (QK-norm), a block for long
-// ones. A second pass over a row reads it from L1 again.
-template <int kLanes>
-__device__ __forceinline__ float RowSum(float x) {
-  if constexpr (kLanes <= kWarp) {
-    return GroupSum<kLanes>(x);
-  } else {
-    __shared__ float shared[kLanes / kWarp];
-    return BlockSum<kLanes>(x, shared);
-  }
-}
+template <typename T>
+struct ForwardArguments {
+  RmsNormShape shape;
+  const T* x;
+  int64_t x_stride;
+  const T* weight;
+  float eps;
+  T* y;
+  int64_t y_stride;
+  float* rstd;
+  bool wide;  // all rows allow 16-byte accesses
+};
 
-template <int kLanes>
-inline constexpr int kRowsPerBlock = kLanes <= kWarp ? 256 / kLanes : 1;
-
-template <typename T, int N, int kLanes>
-__global__ void __launch_bounds__(256)
-    RmsNormKernel(RmsNormShape shape, const T* __restrict__ x, const T* __restrict__ weight,
-                  float eps, T* __restrict__ y, float* __restrict__ rstd) {
-  const int lane = threadIdx.x % kLanes;
+template <typename T, typename Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    RmsNormKernel(const __grid_constant__ ForwardArguments<T> a) {
+  constexpr int N = Config::kVector;
+  constexpr int kStep = Config::kLanes * N;
+  const int first = static_cast<int>(threadIdx.x) % Config::kLanes * N;
   const int64_t row =
-      static_cast<int64_t>(blockIdx.x) * kRowsPerBlock<kLanes> + threadIdx.x / kLanes;
-  const int64_t width = row < shape.rows ? shape.width : 0;  // no lane may miss the shuffles
-  const T* x_row = x + row * shape.width;
+      static_cast<int64_t>(blockIdx.x) * Config::kRows + threadIdx.x / Config::kLanes;
+  const int64_t width = row < a.shape.rows ? a.shape.width : 0;  // no lane may miss the sum
+  const T* __restrict__ x = a.x + row * a.x_stride;
+  const T* __restrict__ weight = a.weight;
+  T* __restrict__ y = a.y + row * a.y_stride;
   float sum = 0.0f;
-  for (int64_t c = lane * N; c < width; c += kLanes * N) {
-    float xs[N];
-    Load(x_row + c, xs);
+  float rstd;
+  const auto store = [&](int64_t c, const Packed<T, N>& xs, const Packed<T, N>& ws) {
+    float ys[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += xs[i] * xs[i];
-  }
-  const float scale = rsqrtf(RowSum<kLanes>(sum) / shape.width + eps);
-  for (int64_t c = lane * N; c < width; c += kLanes * N) {
-    float xs[N], ws[N];
-    Load(x_row + c, xs);
-    Load(weight + c, ws);
+    for (int i = 0; i < N; ++i) ys[i] = Normalised<T>(xs[i], ws[i], rstd);
+    StorePacked(y + c, Packed<T, N>(ys), a.wide);
+  };
+  if constexpr (Config::kVectors > 0) {
+    Packed<T, N> xs[Config::kVectors], ws[Config::kVectors];
 #pragma unroll
-    for (int i = 0; i < N; ++i) xs[i] = Rounded<T>(xs[i] * scale) * ws[i];
-    Store(y + row * shape.width + c, xs);
+    for (int v = 0; v < Config::kVectors; ++v) {
+      const int c = first + v * kStep;
+      if (c < width) xs[v] = LoadPacked<T, N>(x + c, a.wide);
+    }
+#pragma unroll
+    for (int v = 0; v < Config::kVectors; ++v) {
+      const int c = first + v * kStep;
+      if (c < width) ws[v] = LoadPacked<T, N>(weight + c, a.wide);
+    }
+#pragma unroll
+    for (int v = 0; v < Config::kVectors; ++v) sum = AddSquares(sum, xs[v]);
+    rstd = Rstd(RowSum<Config::kLanes>(sum), a.shape.width, a.eps);
+    KeepPacked(xs);
+    KeepPacked(ws);
+#pragma unroll
+    for (int v = 0; v < Config::kVectors; ++v) {
+      const int c = first + v * kStep;
+      if (c < width) store(c, xs[v], ws[v]);
+    }
+  } else {
+    for (int64_t c = first; c < width; c += kStep) {
+      sum = AddSquares(sum, LoadPacked<T, N>(x + c, a.wide));
+    }
+    rstd = Rstd(RowSum<Config::kLanes>(sum), a.shape.width, a.eps);
+    for (int64_t c = first; c < width; c += kStep) {
+      store(c, LoadPacked<T, N>(x + c, a.wide), LoadPacked<T, N>(weight + c, a.wide));
+    }
   }
-  if (lane == 0 && row < shape.rows) rstd[row] = scale;
+  if (first == 0 && row < a.shape.rows) a.rstd[row] = rstd;
 }
+
+template <typename T>
+struct BackwardArguments {
+  RmsNormShape shape;
+  const T* dy;
+  int64_t dy_stride;
+  const T* x;
+  int64_t x_stride;
+  const T* weight;
+  const float* rstd;
+  const T* residual;  // may be null
+  int64_t residual_stride;
+  T* dx;  // may be dy or residual
+  int64_t dx_stride;
+  bool wide;
+};
 
 // With g = dy * weight and h = x * rstd: dx = rstd * (g - h * mean(g * h)).
-template <typename T, int N, int kLanes>
-__global__ void __launch_bounds__(256)
-    RmsNormBackwardKernel(RmsNormShape shape, const T* __restrict__ dy, const T* __restrict__ x,
-                          const T* __restrict__ weight, const float* __restrict__ rstd,
-                          T* __restrict__ dx) {
-  const int lane = threadIdx.x % kLanes;
+template <typename T, typename Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    RmsNormBackwardKernel(const __grid_constant__ BackwardArguments<T> a) {
+  constexpr int N = Config::kVector;
+  constexpr int kStep = Config::kLanes * N;
+  const int first = static_cast<int>(threadIdx.x) % Config::kLanes * N;
   const int64_t row =
-      static_cast<int64_t>(blockIdx.x) * kRowsPerBlock<kLanes> + threadIdx.x / kLanes;
-  const int64_t width = row < shape.rows ? shape.width : 0;
-  const T* x_row = x + row * shape.width;
-  const T* dy_row = dy + row * shape.width;
-  const float scale = row < shape.rows ? rstd[row] : 0.0f;
+      static_cast<int64_t>(blockIdx.x) * Config::kRows + threadIdx.x / Config::kLanes;
+  const int64_t width = row < a.shape.rows ? a.shape.width : 0;
+  const T* __restrict__ x = a.x + row * a.x_stride;
+  const T* __restrict__ weight = a.weight;
+  const T* dy = a.dy + row * a.dy_stride;
+  const T* residual = a.residual + row * a.residual_stride;
+  const float rstd = row < a.shape.rows ? a.rstd[row] : 0.0f;
   float dot = 0.0f;
-  for (int64_t c = lane * N; c < width; c += kLanes * N) {
-    float xs[N], ws[N], dys[N];
-    Load(x_row + c, xs);
-    Load(weight + c, ws);
-    Load(dy_row + c, dys);
+  float mean;
+  const auto add = [&](const Packed<T, N>& dys, const Packed<T, N>& xs, const Packed<T, N>& ws) {
 #pragma unroll
     for (int i = 0; i < N; ++i) dot += dys[i] * ws[i] * xs[i];
-  }
-  const float mean = RowSum<kLanes>(dot) * scale / shape.width;
-  for (int64_t c = lane * N; c < width; c += kLanes * N) {
-    float xs[N], ws[N], dys[N];
-    Load(x_row + c, xs);
-    Load(weight + c, ws);
-    Load(dy_row + c, dys);
+  };
+  const auto store = [&](int64_t c, const Packed<T, N>& dys, const Packed<T, N>& xs,
+                         const Packed<T, N>& ws, const Packed<T, N>& rs) {
+    float dxs[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) xs[i] = scale * (dys[i] * ws[i] - xs[i] * scale * mean);
-    Store(dx + row * shape.width + c, xs);
+    for (int i = 0; i < N; ++i) {
+      dxs[i] = rstd * (dys[i] * ws[i] - xs[i] * rstd * mean) + rs[i];
+    }
+    StorePacked(a.dx + row * a.dx_stride + c, Packed<T, N>(dxs), a.wide);
+  };
+  const auto load_residual = [&](int64_t c) {
+    Packed<T, N> rs;
+    if (a.residual != nullptr) rs = LoadPacked<T, N>(residual + c, a.wide);
+    return rs;
+  };
+  if constexpr (Config::kVectors > 0) {
+    Packed<T, N> dys[Config::kVectors], xs[Config::kVectors], ws[Config::kVectors],
+        rs[Config::kVectors];
+#pragma unroll
+    for (int v = 0; v < Config::kVectors; ++v) {
+      const int c = first + v * kStep;
+      if (c < width) {
+        dys[v] = LoadPacked<T, N>(dy + c, a.wide);
+        xs[v] = LoadPacked<T, N>(x + c, a.wide);
+        ws[v] = LoadPacked<T, N>(weight + c, a.wide);
+        rs[v] = load_residual(c);
+      }
+    }
+#pragma unroll
+    for (int v = 0; v < Config::kVectors; ++v) add(dys[v], xs[v], ws[v]);
+    mean = RowSum<Config::kLanes>(dot) * rstd / static_cast<float>(a.shape.width);
+    KeepPacked(dys);
+    KeepPacked(xs);
+    KeepPacked(ws);
+    KeepPacked(rs);
+#pragma unroll
+    for (int v = 0; v < Config::kVectors; ++v) {
+      const int c = first + v * kStep;
+      if (c < width) store(c, dys[v], xs[v], ws[v], rs[v]);
+    }
+  } else {
+    for (int64_t c = first; c < width; c += kStep) {
+      add(LoadPacked<T, N>(dy + c, a.wide), LoadPacked<T, N>(x + c, a.wide),
+          LoadPacked<T, N>(weight + c, a.wide));
+    }
+    mean = RowSum<Config::kLanes>(dot) * rstd / static_cast<float>(a.shape.width);
+    for (int64_t c = first; c < width; c += kStep) {
+      store(c, LoadPacked<T, N>(dy + c, a.wide), LoadPacked<T, N>(x + c, a.wide),
+            LoadPacked<T, N>(weight + c, a.wide), load_residual(c));
+    }
   }
 }
 
@@ -92,8 +173,8 @@ constexpr int64_t kMaxSlices = 256;
 template <typename T, int N>
 __global__ void __launch_bounds__(kColumns* kRowLanes)
     RmsNormWeightPartialKernel(RmsNormShape shape, int64_t rows_per_slice, const T* __restrict__ dy,
-                               const T* __restrict__ x, const float* __restrict__ rstd,
-                               float* __restrict__ partials) {
+                               int64_t dy_stride, const T* __restrict__ x, int64_t x_stride,
+                               const float* __restrict__ rstd, float* __restrict__ partials) {
   const int column = threadIdx.x % kColumns;
   const int row_lane = threadIdx.x / kColumns;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kColumns + column) * N;
@@ -103,8 +184,8 @@ __global__ void __launch_bounds__(kColumns* kRowLanes)
   if (c < shape.width) {
     for (int64_t row = first + row_lane; row < last; row += kRowLanes) {
       float xs[N], dys[N];
-      Load(x + row * shape.width + c, xs);
-      Load(dy + row * shape.width + c, dys);
+      Load(x + row * x_stride + c, xs);
+      Load(dy + row * dy_stride + c, dys);
       const float scale = rstd[row];
 #pragma unroll
       for (int i = 0; i < N; ++i) sums[i] += dys[i] * Rounded<T>(xs[i] * scale);
@@ -123,100 +204,127 @@ __global__ void __launch_bounds__(kColumns* kRowLanes)
   }
 }
 
-__global__ void SumRowsKernel(const float* __restrict__ matrix, int64_t rows, int64_t width,
-                              float* __restrict__ sums) {
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (c >= width) return;
+// A block owns a warp of columns; each of its warps sums every kSumWarps-th row.
+constexpr int kSumWarps = 16;
+
+__global__ void __launch_bounds__(kWarp* kSumWarps)
+    SumRowsKernel(const float* __restrict__ matrix, int64_t rows, int64_t width,
+                  float* __restrict__ sums) {
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
+  __shared__ float shared[kSumWarps][kWarp];
   float sum = 0.0f;
-  for (int64_t row = 0; row < rows; ++row) sum += matrix[row * width + c];
+  if (c < width) {
+    for (int64_t row = warp; row < rows; row += kSumWarps) sum += matrix[row * width + c];
+  }
+  shared[warp][lane] = sum;
+  __syncthreads();
+  if (warp != 0 || c >= width) return;
+  sum = 0.0f;
+  for (int w = 0; w < kSumWarps; ++w) sum += shared[w][lane];
   sums[c] = sum;
 }
 
-// Calls `launch(lanes, vector width)` with compile-time constants that suit the row.
-template <typename T, typename Launch>
-void ChooseRowShape(int64_t width, bool wide, const Launch& launch) {
-  const auto with_lanes = [&](auto vector) {
-    constexpr int kVector = decltype(vector)::value;
-    if (width <= 16 * kVector) return launch(std::integral_constant<int, 16>(), vector);
-    if (width <= 128 * kVector) return launch(std::integral_constant<int, 32>(), vector);
-    return launch(std::integral_constant<int, 256>(), vector);
-  };
-  if (wide && width % kWide<T> == 0) return with_lanes(std::integral_constant<int, kWide<T>>());
-  return with_lanes(std::integral_constant<int, 1>());
-}
-
 template <typename T>
-cudaError_t RmsNorm(RmsNormShape shape, const void* x, const void* weight, float eps, void* y,
+cudaError_t RmsNorm(RmsNormShape shape, ConstRows x, const void* weight, float eps, MutableRows y,
                     float* rstd, cudaStream_t stream) {
-  const bool wide = IsAligned<uint4>(x) && IsAligned<uint4>(weight) && IsAligned<uint4>(y);
-  ChooseRowShape<T>(shape.width, wide, [&](auto lanes, auto vector) {
-    constexpr int kLanes = decltype(lanes)::value;
-    const auto blocks = static_cast<unsigned>(CeilDiv(shape.rows, kRowsPerBlock<kLanes>));
-    RmsNormKernel<T, decltype(vector)::value, kLanes>
-        <<<blocks, 256, 0, stream>>>(shape, static_cast<const T*>(x), static_cast<const T*>(weight),
-                                     eps, static_cast<T*>(y), rstd);
+  const bool wide = RowsAreWide<T>(x.data, x.stride) && IsAligned<uint4>(weight) &&
+                    RowsAreWide<T>(y.data, y.stride);
+  const ForwardArguments<T> arguments{shape,
+                                      static_cast<const T*>(x.data),
+                                      x.stride,
+                                      static_cast<const T*>(weight),
+                                      eps,
+                                      static_cast<T*>(y.data),
+                                      y.stride,
+                                      rstd,
+                                      wide};
+  ChooseRowConfig<T>(shape.width, [&](auto config) {
+    using Config = decltype(config);
+    const auto blocks = static_cast<unsigned>(CeilDiv(shape.rows, Config::kRows));
+    RmsNormKernel<T, Config><<<blocks, Config::kThreads, 0, stream>>>(arguments);
   });
   return cudaGetLastError();
 }
 
 template <typename T>
-cudaError_t RmsNormBackward(RmsNormShape shape, const void* dy, const void* x, const void* weight,
-                            const float* rstd, void* dx, cudaStream_t stream) {
-  const bool wide = IsAligned<uint4>(dy) && IsAligned<uint4>(x) && IsAligned<uint4>(weight) &&
-                    IsAligned<uint4>(dx);
-  ChooseRowShape<T>(shape.width, wide, [&](auto lanes, auto vector) {
-    constexpr int kLanes = decltype(lanes)::value;
-    const auto blocks = static_cast<unsigned>(CeilDiv(shape.rows, kRowsPerBlock<kLanes>));
-    RmsNormBackwardKernel<T, decltype(vector)::value, kLanes>
-        <<<blocks, 256, 0, stream>>>(shape, static_cast<const T*>(dy), static_cast<const T*>(x),
-                                     static_cast<const T*>(weight), rstd, static_cast<T*>(dx));
+cudaError_t RmsNormBackward(RmsNormShape shape, ConstRows dy, ConstRows x, const void* weight,
+                            const float* rstd, ConstRows residual, MutableRows dx,
+                            cudaStream_t stream) {
+  const bool wide =
+      RowsAreWide<T>(dy.data, dy.stride) && RowsAreWide<T>(x.data, x.stride) &&
+      IsAligned<uint4>(weight) && RowsAreWide<T>(dx.data, dx.stride) &&
+      (residual.data == nullptr || RowsAreWide<T>(residual.data, residual.stride));
+  const BackwardArguments<T> arguments{shape,
+                                       static_cast<const T*>(dy.data),
+                                       dy.stride,
+                                       static_cast<const T*>(x.data),
+                                       x.stride,
+                                       static_cast<const T*>(weight),
+                                       rstd,
+                                       static_cast<const T*>(residual.data),
+                                       residual.stride,
+                                       static_cast<T*>(dx.data),
+                                       dx.stride,
+                                       wide};
+  ChooseRowConfig<T>(shape.width, [&](auto config) {
+    using Config = decltype(config);
+    const auto blocks = static_cast<unsigned>(CeilDiv(shape.rows, Config::kRows));
+    RmsNormBackwardKernel<T, Config><<<blocks, Config::kThreads, 0, stream>>>(arguments);
   });
   return cudaGetLastError();
 }
 
 template <typename T, int N>
-void LaunchWeightPartials(RmsNormShape shape, const void* dy, const void* x, const float* rstd,
+void LaunchWeightPartials(RmsNormShape shape, ConstRows dy, ConstRows x, const float* rstd,
                           float* partials, cudaStream_t stream) {
   const int64_t slices = RmsNormWeightPartials(shape);
   const dim3 blocks(static_cast<unsigned>(CeilDiv(shape.width, kColumns * N)),
                     static_cast<unsigned>(slices));
   RmsNormWeightPartialKernel<T, N><<<blocks, kColumns * kRowLanes, 0, stream>>>(
-      shape, CeilDiv(shape.rows, slices), static_cast<const T*>(dy), static_cast<const T*>(x), rstd,
-      partials);
+      shape, CeilDiv(shape.rows, slices), static_cast<const T*>(dy.data), dy.stride,
+      static_cast<const T*>(x.data), x.stride, rstd, partials);
 }
 
 }  // namespace
 
-cudaError_t LaunchRmsNorm(ElementType type, RmsNormShape shape, const void* x, const void* weight,
-                          float eps, void* y, float* rstd, cudaStream_t stream) {
+cudaError_t LaunchRmsNorm(ElementType type, RmsNormShape shape, ConstRows x, const void* weight,
+                          float eps, MutableRows y, float* rstd, cudaStream_t stream) {
   const auto run = type == ElementType::kFloat32 ? RmsNorm<float> : RmsNorm<__nv_bfloat16>;
   return run(shape, x, weight, eps, y, rstd, stream);
 }
 
-cudaError_t LaunchRmsNormBackward(ElementType type, RmsNormShape shape, const void* dy,
-                                  const void* x, const void* weight, const float* rstd, void* dx,
-                                  cudaStream_t stream) {
+cudaError_t LaunchRmsNormBackward(ElementType type, RmsNormShape shape, ConstRows dy, ConstRows x,
+                                  const void* weight, const float* rstd, ConstRows residual,
+                                  MutableRows dx, cudaStream_t stream) {
   const auto run =
       type == ElementType::kFloat32 ? RmsNormBackward<float> : RmsNormBackward<__nv_bfloat16>;
-  return run(shape, dy, x, weight, rstd, dx, stream);
+  return run(shape, dy, x, weight, rstd, residual, dx, stream);
 }
 
 int64_t RmsNormWeightPartials(RmsNormShape shape) {
   return std::clamp<int64_t>(CeilDiv(shape.rows, kRowsPerSlice), 1, kMaxSlices);
 }
 
-cudaError_t LaunchRmsNormWeightBackward(ElementType type, RmsNormShape shape, const void* dy,
-                                        const void* x, const float* rstd, float* partials,
+cudaError_t LaunchRmsNormWeightBackward(ElementType type, RmsNormShape shape, ConstRows dy,
+                                        ConstRows x, const float* rstd, float* partials,
                                         float* dweight, cudaStream_t stream) {
   const auto choose = [&]<typename T>(T) {
-    const bool wide = RowsAreWide<T>(dy, shape.width) && RowsAreWide<T>(x, shape.width);
+    const bool wide = RowsAreWide<T>(dy.data, dy.stride) && RowsAreWide<T>(x.data, x.stride) &&
+                      shape.width % kWide<T> == 0;
     return wide ? LaunchWeightPartials<T, kWide<T>> : LaunchWeightPartials<T, 1>;
   };
   const auto run = type == ElementType::kFloat32 ? choose(float()) : choose(__nv_bfloat16());
   run(shape, dy, x, rstd, partials, stream);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  SumRowsKernel<<<static_cast<unsigned>(CeilDiv(shape.width, 128)), 128, 0, stream>>>(
-      partials, RmsNormWeightPartials(shape), shape.width, dweight);
+  return LaunchSumRows(partials, RmsNormWeightPartials(shape), shape.width, dweight, stream);
+}
+
+cudaError_t LaunchSumRows(const float* matrix, int64_t rows, int64_t width, float* sums,
+                          cudaStream_t stream) {
+  SumRowsKernel<<<static_cast<unsigned>(CeilDiv(width, kWarp)), kWarp * kSumWarps, 0, stream>>>(
+      matrix, rows, width, sums);
   return cudaGetLastError();
 }
 

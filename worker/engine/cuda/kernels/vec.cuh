@@ -56,6 +56,55 @@ __device__ __forceinline__ void Store(T* to, const float (&x)[N]) {
   *reinterpret_cast<Vec<T, N>*>(to) = vec;
 }
 
+// N values of T in as few registers as they have words. bf16 comes two to a word: kept one by one,
+// each would take a register.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Packed {
+  T values[N] = {};
+  __device__ __forceinline__ Packed() = default;
+  __device__ __forceinline__ explicit Packed(const float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = FromFloat<T>(x[i]);
+  }
+  __device__ __forceinline__ float operator[](int i) const { return ToFloat(values[i]); }
+};
+template <int N>
+  requires(N % 2 == 0)
+struct alignas(2 * N) Packed<__nv_bfloat16, N> {
+  uint32_t words[N / 2] = {};
+  __device__ __forceinline__ Packed() = default;
+  __device__ __forceinline__ explicit Packed(const float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+      words[i] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
+  }
+  __device__ __forceinline__ float operator[](int i) const {
+    return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+  }
+};
+
+// One access where `wide` (all threads agree), else one a value.
+template <typename T, int N>
+__device__ __forceinline__ Packed<T, N> LoadPacked(const T* from, bool wide) {
+  if (wide) return *reinterpret_cast<const Packed<T, N>*>(from);
+  float x[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = ToFloat(from[i]);
+  return Packed<T, N>(x);
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void StorePacked(T* to, const Packed<T, N>& x, bool wide) {
+  if (wide) {
+    *reinterpret_cast<Packed<T, N>*>(to) = x;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = FromFloat<T>(x[i]);
+}
+
 // Sum over groups of kLanes neighbouring lanes (kLanes a power of two up to a warp); all get it.
 template <int kLanes>
 __device__ __forceinline__ float GroupSum(float x) {

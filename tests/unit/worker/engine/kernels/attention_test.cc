@@ -24,6 +24,23 @@ Tensor Random(at::IntArrayRef shape, int seed) {
   return at::randn(shape, at::detail::createCPUGenerator(seed), at::kFloat);
 }
 
+Tensor Offsets(const std::vector<int64_t>& lengths) {
+  std::vector<int32_t> ends = {0};
+  for (int64_t length : lengths) ends.push_back(ends.back() + static_cast<int32_t>(length));
+  return at::tensor(ends, at::kInt);
+}
+
+// [T, heads, D] whose tokens are heads * D + 5 elements apart; all of it is -7, the spare too.
+Tensor Padded(int64_t tokens, int64_t heads, int64_t size) {
+  const Tensor rows = at::full({tokens, heads * size + 5}, -7.0f);
+  return rows.narrow(1, 0, heads * size).view({tokens, heads, size});
+}
+
+bool SpareIsUntouched(const Tensor& x) {
+  const int64_t width = x.size(1) * x.size(2);
+  return x.as_strided({x.size(0), 5}, {x.stride(0), 1}, width).eq(-7.0f).all().item<bool>();
+}
+
 // One score matrix over all tokens with a mask that says who sees whom.
 std::tuple<Tensor, Tensor> PlainAttention(const Tensor& q, const Tensor& k, const Tensor& v,
                                           const Case& c, double scale) {
@@ -54,10 +71,8 @@ class AttentionTest : public testing::TestWithParam<Case> {};
 
 TEST_P(AttentionTest, EqualsMaskedAttentionOverAllTokensAndItsAutograd) {
   const Case& c = GetParam();
-  int64_t tokens = 0;
-  std::vector<int32_t> ends = {0};
-  for (int64_t length : c.lengths) ends.push_back(static_cast<int32_t>(tokens += length));
-  const Tensor cu_seqlens = at::tensor(ends, at::kInt);
+  const Tensor cu_seqlens = Offsets(c.lengths);
+  const int64_t tokens = cu_seqlens[-1].item<int32_t>();
   const double scale = 1.0 / std::sqrt(static_cast<double>(c.size));
   Tensor q = Random({tokens, c.heads, c.size}, 1).set_requires_grad(true);
   Tensor k = Random({tokens, c.key_heads, c.size}, 2).set_requires_grad(true);
@@ -68,14 +83,49 @@ TEST_P(AttentionTest, EqualsMaskedAttentionOverAllTokensAndItsAutograd) {
 
   const ops::Documents documents{cu_seqlens, c.lengths};
   const Tensor qd = q.detach(), kd = k.detach(), vd = v.detach();
-  const auto [out, lse] = ops::Attention(qd, kd, vd, documents, scale, c.window);
-  const auto [dq, dk, dv] =
-      ops::AttentionBackward(dout, qd, kd, vd, out, lse, documents, scale, c.window);
+  Tensor out = at::empty_like(qd);
+  Tensor dq = at::empty_like(qd), dk = at::empty_like(kd), dv = at::empty_like(vd);
+  const Tensor lse = ops::Attention(out, qd, kd, vd, documents, scale, c.window);
+  ops::AttentionBackward(dq, dk, dv, dout, qd, kd, vd, out, lse, documents, scale, c.window);
   EXPECT_LT(RelativeError(out, expected.detach()), 2e-6);
   EXPECT_LT(RelativeError(lse, expected_lse.detach()), 2e-6);
   EXPECT_LT(RelativeError(dq, grads[0]), 5e-6);
   EXPECT_LT(RelativeError(dk, grads[1]), 5e-6);
   EXPECT_LT(RelativeError(dv, grads[2]), 5e-6);
+}
+
+TEST_P(AttentionTest, GivesTheSameBitsInAndOutOfWiderRows) {
+  const Case& c = GetParam();
+  const Tensor cu_seqlens = Offsets(c.lengths);
+  const int64_t tokens = cu_seqlens[-1].item<int32_t>();
+  const ops::Documents documents{cu_seqlens, c.lengths};
+  // q, k and v side by side in rows of a few elements more, as a fused projection leaves them.
+  const Tensor qkv = Random({tokens, (c.heads + 2 * c.key_heads) * c.size + 3}, 5);
+  const auto heads = [&](int64_t first, int64_t count) {
+    return qkv.narrow(1, first * c.size, count * c.size).view({tokens, count, c.size});
+  };
+  const Tensor q = heads(0, c.heads), k = heads(c.heads, c.key_heads);
+  const Tensor v = heads(c.heads + c.key_heads, c.key_heads);
+  const Tensor dout = Random(q.sizes(), 6);
+  Tensor out = Padded(tokens, c.heads, c.size), dq = Padded(tokens, c.heads, c.size);
+  Tensor dk = Padded(tokens, c.key_heads, c.size), dv = Padded(tokens, c.key_heads, c.size);
+  const Tensor lse = ops::Attention(out, q, k, v, documents, 0.3, c.window);
+  Tensor dout_rows = Padded(tokens, c.heads, c.size);
+  dout_rows.copy_(dout);
+  ops::AttentionBackward(dq, dk, dv, dout_rows, q, k, v, out, lse, documents, 0.3, c.window);
+
+  const Tensor qc = q.contiguous(), kc = k.contiguous(), vc = v.contiguous();
+  Tensor dense = at::empty_like(qc), dense_dq = at::empty_like(qc);
+  Tensor dense_dk = at::empty_like(kc), dense_dv = at::empty_like(vc);
+  const Tensor dense_lse = ops::Attention(dense, qc, kc, vc, documents, 0.3, c.window);
+  ops::AttentionBackward(dense_dq, dense_dk, dense_dv, dout, qc, kc, vc, dense, dense_lse,
+                         documents, 0.3, c.window);
+  EXPECT_TRUE(at::equal(out, dense));
+  EXPECT_TRUE(at::equal(lse, dense_lse));
+  EXPECT_TRUE(at::equal(dq, dense_dq));
+  EXPECT_TRUE(at::equal(dk, dense_dk));
+  EXPECT_TRUE(at::equal(dv, dense_dv));
+  for (const Tensor& written : {out, dq, dk, dv}) EXPECT_TRUE(SpareIsUntouched(written));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest,
@@ -87,14 +137,30 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest,
 TEST(AttentionTest, DocumentsDoNotSeeEachOther) {
   const Tensor q = Random({12, 2, 8}, 1), k = Random({12, 1, 8}, 2), v = Random({12, 1, 8}, 3);
   const std::vector<int64_t> lengths = {5, 7};
-  const Tensor cu = at::tensor(std::vector<int32_t>{0, 5, 12}, at::kInt);
-  const auto out = std::get<0>(ops::Attention(q, k, v, {cu, lengths}, 0.3, 0));
+  const Tensor cu = Offsets(lengths);
+  Tensor out = at::empty_like(q), changed = at::empty_like(q);
+  ops::Attention(out, q, k, v, {cu, lengths}, 0.3, 0);
   Tensor k2 = k.clone(), v2 = v.clone();
   k2.narrow(0, 0, 5).add_(3);
   v2.narrow(0, 0, 5).add_(3);
-  const auto changed = std::get<0>(ops::Attention(q, k2, v2, {cu, lengths}, 0.3, 0));
+  ops::Attention(changed, q, k2, v2, {cu, lengths}, 0.3, 0);
   EXPECT_TRUE(at::equal(out.narrow(0, 5, 7), changed.narrow(0, 5, 7)));
   EXPECT_FALSE(at::equal(out.narrow(0, 0, 5), changed.narrow(0, 0, 5)));
+}
+
+TEST(AttentionTest, RefusesResultsOfOtherSizes) {
+  const Tensor q = Random({5, 2, 8}, 1), k = Random({5, 1, 8}, 2);
+  const std::vector<int64_t> lengths = {5};
+  const Tensor cu = Offsets(lengths);
+  Tensor small = at::empty({4, 2, 8}), dq = at::empty_like(q), dk = at::empty_like(k);
+  EXPECT_THROW(ops::Attention(small, q, k, k, {cu, lengths}, 0.3, 0), c10::Error);
+  Tensor out = at::empty_like(q);
+  const Tensor lse = ops::Attention(out, q, k, k, {cu, lengths}, 0.3, 0);
+  EXPECT_THROW(
+      ops::AttentionBackward(small, dk, dk, q, q, k, k, out, lse, {cu, lengths}, 0.3, 0),
+      c10::Error);
+  EXPECT_THROW(ops::AttentionBackward(dq, dk, small, q, q, k, k, out, lse, {cu, lengths}, 0.3, 0),
+               c10::Error);
 }
 
 }  // namespace

@@ -110,6 +110,33 @@ TEST(Nf4Test, DequantizedValueIsTableTimesAbsmaxRoundedOnce) {
   }
 }
 
+TEST(Nf4Test, DequantizesToRowsAnyDistanceApart) {
+  for (const int64_t columns : {1, 3, 48, 64, 192, 1000}) {
+    const int64_t rows = 37;
+    const auto [codes, absmax] = ops::Nf4Quantize(RandomWeight(rows * columns, at::kFloat));
+    const auto nested = ops::AbsmaxQuantize(absmax);
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      Tensor dense = at::empty({rows * columns}, type);
+      Tensor buffer = at::full({rows, columns + 16}, 77.0, type);
+      Tensor out = buffer.narrow(1, 8, columns);
+      ops::Nf4Dequantize(dense, codes, absmax);
+      ops::Nf4Dequantize(out, codes, absmax);
+      EXPECT_TRUE(at::equal(out, dense.view({rows, columns}))) << columns;
+      ops::Nf4DequantizeNested(dense, codes, nested.codes, nested.nested_absmax, nested.offset);
+      ops::Nf4DequantizeNested(out, codes, nested.codes, nested.nested_absmax, nested.offset);
+      EXPECT_TRUE(at::equal(out, dense.view({rows, columns}))) << columns;
+      EXPECT_TRUE((buffer.narrow(1, 0, 8) == 77.0).all().item<bool>());
+      EXPECT_TRUE((buffer.narrow(1, 8 + columns, 8) == 77.0).all().item<bool>());
+    }
+  }
+}
+
+TEST(Nf4Test, RefusesRowsThatAreNotDense) {
+  const auto [codes, absmax] = ops::Nf4Quantize(RandomWeight(6 * 64, at::kFloat));
+  Tensor out = at::empty({64, 6}).t();
+  EXPECT_THROW(ops::Nf4Dequantize(out, codes, absmax), c10::Error);
+}
+
 // Nearest position by exhaustive search; ties are checked apart.
 int NearestDynamic(float x) {
   int best = 0;

@@ -28,19 +28,49 @@ std::vector<Tensor> Gradients(const Tensor& y, const Tensor& dy,
   return torch::autograd::grad({y}, inputs, {dy});
 }
 
+// Rows [rows, width] of a wider buffer, all of which holds `value`.
+struct Strided {
+  Strided(int64_t rows, int64_t width, at::ScalarType type, double value = 77.0)
+      : buffer(at::full({rows, width + 9}, value, type)), rows(buffer.narrow(1, 0, width)) {}
+  explicit Strided(const Tensor& x) : Strided(x.size(0), x.size(1), x.scalar_type()) {
+    rows.copy_(x);
+  }
+  // What lies beside the rows is as it was.
+  bool GapIsUntouched() const {
+    return (buffer.narrow(1, rows.size(1), 9) == 77.0).all().item<bool>();
+  }
+  Tensor buffer, rows;
+};
+
+class TypesTest : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  at::ScalarType type() const { return GetParam(); }
+  // What the rounding of a result to the type may cost.
+  double tolerance() const { return type() == at::kFloat ? 2e-6 : 4e-3; }
+  Tensor Input(at::IntArrayRef shape, int seed) const { return Random(shape, seed).to(type()); }
+};
+INSTANTIATE_TEST_SUITE_P(Types, TypesTest, ::testing::Values(at::kFloat, at::kBFloat16));
+
 TEST(RmsNormTest, EqualsThePlainFormulaAndItsAutograd) {
   for (int64_t hidden : {1, 7, 16, 33, 576}) {
-    Tensor x = Random({5, 3, hidden}, 1).set_requires_grad(true);
+    Tensor x = Random({15, hidden}, 1).set_requires_grad(true);
     Tensor w = Random({hidden}, 2).set_requires_grad(true);
     const Tensor expected = w * (x * at::rsqrt(x.square().mean({-1}, true) + 1e-5));
-    const Tensor dy = Random(x.sizes(), 3);
+    const Tensor dy = Random(x.sizes(), 3), residual = Random(x.sizes(), 4);
     const auto grads = Gradients(expected, dy, {x, w});
-    const auto [y, rstd] = ops::RmsNorm(x.detach(), w.detach(), 1e-5);
-    const auto [dx, dw] = ops::RmsNormBackward(dy, x.detach(), w.detach(), rstd, true);
-    EXPECT_EQ(rstd.sizes(), at::IntArrayRef({5, 3}));
-    EXPECT_LT(RelativeError(y, expected.detach()), 1e-6);
-    EXPECT_LT(RelativeError(dx, grads[0]), hidden == 1 ? 1e-2 : 2e-6) << hidden;
+    const Strided source(x.detach());
+    Strided y(15, hidden, at::kFloat), dx(15, hidden, at::kFloat), sum(15, hidden, at::kFloat);
+    const Tensor rstd = ops::RmsNorm(y.rows, source.rows, w.detach(), 1e-5);
+    const Tensor dw =
+        ops::RmsNormBackward(dx.rows, dy, source.rows, w.detach(), rstd, Tensor(), true);
+    ops::RmsNormBackward(sum.rows, Strided(dy).rows, source.rows, w.detach(), rstd,
+                         Strided(residual).rows, false);
+    EXPECT_EQ(rstd.sizes(), at::IntArrayRef({15}));
+    EXPECT_LT(RelativeError(y.rows, expected.detach()), 1e-6);
+    EXPECT_LT(RelativeError(dx.rows, grads[0]), hidden == 1 ? 1e-2 : 2e-6) << hidden;
+    EXPECT_LT(RelativeError(sum.rows, grads[0] + residual), 2e-6) << hidden;
     EXPECT_LT(RelativeError(dw, grads[1]), 1e-6);
+    EXPECT_TRUE(y.GapIsUntouched() && dx.GapIsUntouched() && sum.GapIsUntouched()) << hidden;
   }
 }
 
@@ -50,17 +80,56 @@ TEST(RmsNormTest, RoundsInTheOrderOfTransformersForBf16) {
   const Tensor x32 = x.to(at::kFloat);
   const Tensor normed = x32 * at::rsqrt(x32.square().mean({-1}, true) + 1e-6);
   const Tensor expected = w * normed.to(at::kBFloat16);
-  const Tensor y = std::get<0>(ops::RmsNorm(x, w, 1e-6));
+  Tensor y = at::empty_like(x);
+  ops::RmsNorm(y, x, w, 1e-6);
   // rsqrt and the order of the sum may differ by an ulp of fp32, seldom one of bf16.
   EXPECT_LT((y != expected).sum().item<int64_t>(), 6144 / 100);
   EXPECT_LT(RelativeError(y, expected), 1e-3);
 }
 
+TEST_P(TypesTest, RmsNormBackwardAddsTheResidualBeforeItsOneRounding) {
+  const Tensor x = Input({21, 70}, 1), w = Input({70}, 2), dy = Input({21, 70}, 3);
+  const Tensor residual = Input({21, 70}, 4);
+  Tensor y = at::empty_like(x), dx = at::empty_like(x);
+  const Tensor rstd = ops::RmsNorm(y, x, w, 1e-6);
+  ops::RmsNormBackward(dx, dy, x, w, rstd, residual, false);
+  const auto floats = [](const Tensor& t) { return t.to(at::kFloat); };
+  Tensor exact = at::empty({21, 70}, at::kFloat);
+  ops::RmsNormBackward(exact, floats(dy), floats(x), floats(w), rstd, floats(residual), false);
+  EXPECT_TRUE(at::equal(dx, exact.to(type())));
+}
+
+TEST_P(TypesTest, RmsNormBackwardMayOverwriteItsGradientOrItsResidual) {
+  const Tensor x = Input({21, 70}, 1), w = Input({70}, 2), dy = Input({21, 70}, 3);
+  const Tensor residual = Input({21, 70}, 4);
+  Tensor y = at::empty_like(x), apart = at::empty_like(x);
+  const Tensor rstd = ops::RmsNorm(y, x, w, 1e-6);
+  const Tensor dw = ops::RmsNormBackward(apart, dy, x, w, rstd, residual, true);
+  Strided over_dy(dy), over_residual(residual);
+  EXPECT_TRUE(at::equal(
+      ops::RmsNormBackward(over_dy.rows, over_dy.rows, x, w, rstd, residual, true), dw));
+  EXPECT_TRUE(at::equal(over_dy.rows, apart));
+  EXPECT_TRUE(at::equal(
+      ops::RmsNormBackward(over_residual.rows, dy, x, w, rstd, over_residual.rows, true), dw));
+  EXPECT_TRUE(at::equal(over_residual.rows, apart));
+  EXPECT_TRUE(over_dy.GapIsUntouched() && over_residual.GapIsUntouched());
+}
+
 TEST(RmsNormTest, WithoutWeightGradientReturnsNone) {
   const Tensor x = Random({4, 8}, 1);
   const Tensor w = at::ones({8});
-  const auto [y, rstd] = ops::RmsNorm(x, w, 1e-5);
-  EXPECT_EQ(std::get<1>(ops::RmsNormBackward(y, x, w, rstd, false)).numel(), 0);
+  Tensor y = at::empty_like(x);
+  const Tensor rstd = ops::RmsNorm(y, x, w, 1e-5);
+  EXPECT_EQ(ops::RmsNormBackward(y, y, x, w, rstd, Tensor(), false).numel(), 0);
+}
+
+TEST(RmsNormTest, RefusesWhatDoesNotFit) {
+  const Tensor x = Random({4, 8}, 1), w = at::ones({8});
+  Tensor short_rows = at::empty({4, 7}), other_type = at::empty({4, 8}, at::kBFloat16);
+  Tensor columns = at::empty({8, 4}).t();
+  EXPECT_THROW(ops::RmsNorm(short_rows, x, w, 1e-5), c10::Error);
+  EXPECT_THROW(ops::RmsNorm(other_type, x, w, 1e-5), c10::Error);
+  EXPECT_THROW(ops::RmsNorm(columns, x, w, 1e-5), c10::Error);
 }
 
 TEST(RopeTest, RotatesHalvesOfStridedHeadsAndBack) {
@@ -80,16 +149,141 @@ TEST(RopeTest, RotatesHalvesOfStridedHeadsAndBack) {
   EXPECT_TRUE(at::allclose(x, original, 1e-5, 1e-6));
 }
 
+// A fused projection of 3 query heads and 2 key (and value) heads.
+struct FusedHeads {
+  static constexpr int64_t kTokens = 150, kHeads = 3, kKeyHeads = 2;
+  FusedHeads(int64_t head_size, at::ScalarType type)
+      : size(head_size),
+        qkv(Strided(Random({kTokens, (kHeads + 2 * kKeyHeads) * size}, 1).to(type))),
+        q_weight(Random({size}, 2).to(type)),
+        k_weight(Random({size}, 3).to(type)) {
+    const Tensor angles = Random({kTokens, size / 2}, 4);
+    cos = angles.cos();
+    sin = angles.sin();
+  }
+  // The heads of q (or k) in rows like qkv's.
+  Tensor Queries(const Tensor& rows) const { return Heads(rows, 0, kHeads); }
+  Tensor Keys(const Tensor& rows) const { return Heads(rows, kHeads, kKeyHeads); }
+  Tensor Heads(const Tensor& rows, int64_t first, int64_t count) const {
+    return rows.narrow(1, first * size, count * size).unflatten(1, {count, size});
+  }
+  int64_t size;
+  Strided qkv;
+  Tensor q_weight, k_weight, cos, sin;
+};
+
+TEST_P(TypesTest, NormRopeIsRmsNormThenRopeBitForBit) {
+  for (const int64_t size : {2, 10, 64, 96, 128}) {
+    const FusedHeads f(size, type());
+    const auto separately = [&](const Tensor& heads, const Tensor& weight) {
+      const Tensor x = heads.contiguous().view({-1, size});
+      Tensor y = at::empty_like(x);
+      ops::RmsNorm(y, x, weight, 1e-6);
+      Tensor result = y.view(heads.sizes());
+      ops::Rope(result, f.cos, f.sin, false);
+      return result;
+    };
+    Strided q_rows(f.kTokens, f.kHeads * size, type()), k_rows(f.kTokens, f.kKeyHeads * size, type());
+    Tensor q = q_rows.rows.unflatten(1, {f.kHeads, size});
+    Tensor k = k_rows.rows.unflatten(1, {f.kKeyHeads, size});
+    ops::NormRope(q, k, f.qkv.rows, f.q_weight, f.k_weight, f.cos, f.sin, 1e-6);
+    EXPECT_TRUE(at::equal(q, separately(f.Queries(f.qkv.rows), f.q_weight))) << size;
+    EXPECT_TRUE(at::equal(k, separately(f.Keys(f.qkv.rows), f.k_weight))) << size;
+    EXPECT_TRUE(q_rows.GapIsUntouched() && k_rows.GapIsUntouched()) << size;
+  }
+}
+
+TEST_P(TypesTest, NormRopeBackwardEqualsAutogradAndLeavesTheValueHeads) {
+  for (const int64_t size : {10, 64, 128}) {
+    const FusedHeads f(size, type());
+    const Strided given(Input(f.qkv.rows.sizes(), 9));
+    const auto expect = [&](const Tensor& x, const Tensor& weight, const Tensor& dy) {
+      Tensor leaf = x.to(at::kDouble).contiguous().set_requires_grad(true);
+      Tensor w = weight.to(at::kDouble).set_requires_grad(true);
+      const Tensor normed = w * (leaf * at::rsqrt(leaf.square().mean({-1}, true) + 1e-6));
+      const Tensor low = normed.narrow(2, 0, size / 2), high = normed.narrow(2, size / 2, size / 2);
+      const Tensor c = f.cos.to(at::kDouble).unsqueeze(1), s = f.sin.to(at::kDouble).unsqueeze(1);
+      const Tensor y = at::cat({low * c - high * s, high * c + low * s}, 2);
+      return Gradients(y, dy.to(at::kDouble), {leaf, w});
+    };
+    const auto q = expect(f.Queries(f.qkv.rows), f.q_weight, f.Queries(given.rows));
+    const auto k = expect(f.Keys(f.qkv.rows), f.k_weight, f.Keys(given.rows));
+    const auto run = [&](Strided& dqkv, bool weights) {
+      return ops::NormRopeBackward(dqkv.rows, f.qkv.rows, f.q_weight, f.k_weight, f.cos, f.sin,
+                                   f.kHeads, f.kKeyHeads, 1e-6, weights);
+    };
+    Strided dqkv(given.rows), again(given.rows);
+    const auto [dq_weight, dk_weight] = run(dqkv, true);
+    EXPECT_LT(RelativeError(f.Queries(dqkv.rows), q[0]), tolerance()) << size;
+    EXPECT_LT(RelativeError(f.Keys(dqkv.rows), k[0]), tolerance()) << size;
+    EXPECT_LT(RelativeError(dq_weight, q[1]), tolerance()) << size;
+    EXPECT_LT(RelativeError(dk_weight, k[1]), tolerance()) << size;
+    const int64_t first_value = f.kHeads + f.kKeyHeads;
+    EXPECT_TRUE(at::equal(f.Heads(dqkv.rows, first_value, f.kKeyHeads),
+                          f.Heads(given.rows, first_value, f.kKeyHeads)));
+    EXPECT_TRUE(dqkv.GapIsUntouched());
+    const auto [none_q, none_k] = run(again, false);
+    EXPECT_EQ(none_q.numel() + none_k.numel(), 0);
+    EXPECT_TRUE(at::equal(again.rows, dqkv.rows));
+  }
+}
+
+TEST(NormRopeTest, RefusesAProjectionOfAnotherWidth) {
+  const FusedHeads f(8, at::kFloat);
+  Tensor q = at::empty({f.kTokens, f.kHeads + 1, 8}), k = at::empty({f.kTokens, f.kKeyHeads, 8});
+  EXPECT_THROW(
+      ops::NormRope(q, k, f.qkv.rows, f.q_weight, f.k_weight, f.cos, f.sin, 1e-6), c10::Error);
+}
+
 TEST(SwigluTest, EqualsAutograd) {
-  Tensor gate = Random({13, 50}, 8).set_requires_grad(true);
-  Tensor up = Random({13, 50}, 9).set_requires_grad(true);
-  const Tensor expected = at::silu(gate) * up;
-  const Tensor dy = Random({13, 50}, 10);
-  const auto grads = Gradients(expected, dy, {gate, up});
-  const auto [dgate, dup] = ops::SwigluBackward(dy, gate.detach(), up.detach());
-  EXPECT_TRUE(at::equal(ops::Swiglu(gate.detach(), up.detach()), expected.detach()));
-  EXPECT_LT(RelativeError(dgate, grads[0]), 1e-6);
-  EXPECT_LT(RelativeError(dup, grads[1]), 1e-6);
+  for (const int64_t width : {1, 50, 128}) {
+    Tensor gate = Random({13, width}, 8).set_requires_grad(true);
+    Tensor up = Random({13, width}, 9).set_requires_grad(true);
+    const Tensor expected = at::silu(gate) * up;
+    const Tensor dy = Random({13, width}, 10);
+    const auto grads = Gradients(expected, dy, {gate, up});
+    Strided gate_up(at::cat({gate.detach(), up.detach()}, 1)), out(13, width, at::kFloat);
+    Strided gradient(13, 2 * width, at::kFloat);
+    ops::Swiglu(out.rows, gate_up.rows);
+    ops::SwigluBackward(gradient.rows, Strided(dy).rows, gate_up.rows);
+    EXPECT_LT(RelativeError(out.rows, expected.detach()), 1e-6);
+    EXPECT_LT(RelativeError(gradient.rows, at::cat({grads[0], grads[1]}, 1)), 1e-6);
+    ops::SwigluBackward(gate_up.rows, dy, gate_up.rows);
+    EXPECT_TRUE(at::equal(gate_up.rows, gradient.rows)) << "in the place of gate and up";
+    EXPECT_TRUE(out.GapIsUntouched() && gradient.GapIsUntouched() && gate_up.GapIsUntouched());
+  }
+}
+
+TEST_P(TypesTest, PlaceFactorsPutsEachMemberInItsRowsAndRank) {
+  // Two of three members of a fused weight, which leave rows 5 to 7 to none.
+  const int64_t rows = 12, columns = 6, rank = 5;
+  const std::vector<int64_t> first_row = {0, 8};
+  const std::vector<Tensor> a = {Input({2, columns}, 1), Strided(Input({3, columns}, 2)).rows};
+  const std::vector<Tensor> b = {Strided(Input({5, 2}, 3)).rows, Input({4, 3}, 4)};
+  Tensor buffer = at::full({rows + rank, 20}, 77.0, type());
+  Tensor expected = buffer.clone();
+  expected.narrow(0, 0, rows).narrow(1, columns, rank).zero_();
+  int64_t rank_before = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const int64_t r = a[i].size(0);
+    expected.narrow(0, first_row[i], b[i].size(0))
+        .narrow(1, columns + rank_before, r)
+        .copy_(b[i].to(at::kFloat) * 1.5);
+    expected.narrow(0, rows + rank_before, r).narrow(1, 0, columns).copy_(a[i]);
+    rank_before += r;
+  }
+  Tensor matrix = buffer.narrow(1, 0, columns + rank + 1);
+  ops::PlaceFactors(matrix, a, b, first_row, 1.5);
+  EXPECT_TRUE(at::equal(buffer, expected));
+}
+
+TEST(PlaceFactorsTest, RefusesMembersOutsideTheWeight) {
+  Tensor matrix = at::empty({10, 8});
+  const std::vector<Tensor> a = {at::ones({2, 6})}, b = {at::ones({5, 2})};
+  EXPECT_THROW(ops::PlaceFactors(matrix, a, b, {4}, 1.0), c10::Error);
+  EXPECT_THROW(ops::PlaceFactors(matrix, a, {at::ones({5, 3})}, {0}, 1.0), c10::Error);
+  Tensor narrow = at::empty({10, 7});
+  EXPECT_THROW(ops::PlaceFactors(narrow, a, b, {0}, 1.0), c10::Error);
 }
 
 TEST(CrossEntropyTest, GivesTheSumAndSoftmaxMinusOnehotInPlace) {

@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <numeric>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/unit/worker/engine/dist/run_ranks.h"
@@ -53,8 +55,9 @@ TEST(ShardedSourceTest, GathersUnitsWhoseShardsAreUnevenOrEmpty) {
     for (int unit : {0, 1, 2, 1, 0}) {
       AcquiredUnit acquired(source, layout, unit);
       source.Prefetch((unit + 1) % layout.size());
-      for (size_t i = 0; i < acquired.weights().size(); ++i) {
-        EXPECT_TRUE(at::equal(acquired.weights()[i], Values(layout, unit, static_cast<int>(i))));
+      for (size_t i = 0; i < acquired.weights().params.size(); ++i) {
+        EXPECT_TRUE(at::equal(acquired.weights().params[i],
+                              Values(layout, unit, static_cast<int>(i))));
       }
     }
     source.Invalidate();
@@ -70,33 +73,102 @@ void LoadAll(QuantizedSource& source, const ModelLayout& layout) {
   }
 }
 
+// Three units of two quantised weights that share a matrix, adapted with ranks 3 and 2.
+ModelLayout AdaptedLayout() {
+  ModelLayout layout;
+  for (const char* name : {"a", "b", "c"}) {
+    const std::string prefix(name);
+    UnitInfo unit{prefix, {}, {{0, 1}}};
+    unit.params.push_back({prefix + ".p.weight", {40, 70}, ParamRole::kLinear, false, true});
+    unit.params.push_back({prefix + ".q.weight", {24, 70}, ParamRole::kLinear, false, true});
+    unit.params.push_back({prefix + ".p.lora_A.weight", {3, 70}, ParamRole::kLoraA, true});
+    unit.params.push_back({prefix + ".q.lora_A.weight", {2, 70}, ParamRole::kLoraA, true});
+    unit.params.push_back({prefix + ".p.lora_B.weight", {40, 3}, ParamRole::kLoraB, true});
+    unit.params.push_back({prefix + ".q.lora_B.weight", {24, 2}, ParamRole::kLoraB, true});
+    layout.units.push_back(std::move(unit));
+  }
+  return layout;
+}
+
+void LoadQuantized(QuantizedSource& source, const ModelLayout& layout) {
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    for (int i : {0, 1}) {
+      const auto [first, count] = source.RangeOf(unit, i);
+      source.Load(unit, i, Values(layout, unit, i).view({-1}).narrow(0, first, count));
+    }
+  }
+}
+
 class QuantizedSourceTest : public testing::TestWithParam<bool> {};
 
 TEST_P(QuantizedSourceTest, ShardsOfRawBytesGiveTheBitsOfTheWholeBase) {
   const ModelLayout layout = Layout(true);
   const auto local = MakeLocalCommunicator(at::kCPU);
-  QuantizedSource whole(layout, MakeNf4Format(GetParam()), at::kBFloat16, false, *local);
+  QuantizedSource whole(layout, MakeNf4Format(GetParam()), at::kBFloat16, false, 0, *local);
   LoadAll(whole, layout);
-  std::vector<UnitWeights> expected;
+  std::vector<std::vector<Tensor>> expected;
   for (int unit = 0; unit < layout.size(); ++unit) {
     AcquiredUnit acquired(whole, layout, unit);
     expected.emplace_back();
-    for (const Tensor& weight : acquired.weights()) expected.back().push_back(weight.clone());
+    for (const Tensor& weight : acquired.weights().params) expected.back().push_back(weight.clone());
   }
   // Unit "large" has 4 cut units: with 3 ranks uneven, with 6 some ranks hold nothing.
   for (int world : {2, 3, 6}) {
     RunRanks(world, [&](Communicator& comm) {
-      QuantizedSource source(layout, MakeNf4Format(GetParam()), at::kBFloat16, true, comm);
+      QuantizedSource source(layout, MakeNf4Format(GetParam()), at::kBFloat16, true, 0, comm);
       LoadAll(source, layout);
       for (int unit : {0, 1, 2, 1}) {
         AcquiredUnit acquired(source, layout, unit);
-        for (size_t i = 0; i < acquired.weights().size(); ++i) {
-          EXPECT_TRUE(at::equal(acquired.weights()[i], expected[unit][i]))
+        for (size_t i = 0; i < acquired.weights().params.size(); ++i) {
+          EXPECT_TRUE(at::equal(acquired.weights().params[i], expected[unit][i]))
               << "world " << world << " unit " << unit << " parameter " << i;
         }
       }
     });
   }
+}
+
+TEST_P(QuantizedSourceTest, KeptBlocksHaveTheSameBitsAndAreWrittenOnce) {
+  const ModelLayout layout = AdaptedLayout();
+  const auto local = MakeLocalCommunicator(at::kCPU);
+  QuantizedSource fresh(layout, MakeNf4Format(GetParam()), at::kFloat, false, 0, *local);
+  QuantizedSource kept(layout, MakeNf4Format(GetParam()), at::kFloat, false, 2, *local);
+  LoadQuantized(fresh, layout);
+  LoadQuantized(kept, layout);
+  for (int round : {0, 1}) {
+    for (int unit : {0, 1, 2}) {
+      AcquiredUnit expected(fresh, layout, unit);
+      AcquiredUnit actual(kept, layout, unit);
+      for (int i : {0, 1}) {
+        EXPECT_TRUE(at::equal(actual.weights()[i], expected.weights()[i])) << unit;
+      }
+      // Units 1 and 2 are kept; unit 0 goes through a slot, which keeps it while there is room.
+      EXPECT_EQ(actual.weights().rewritten, round == 0) << unit;
+    }
+  }
+}
+
+TEST_P(QuantizedSourceTest, WeightsThatShareAMatrixStandInIt) {
+  const ModelLayout layout = AdaptedLayout();
+  const auto local = MakeLocalCommunicator(at::kCPU);
+  QuantizedSource source(layout, MakeNf4Format(GetParam()), at::kFloat, false, 0, *local);
+  LoadQuantized(source, layout);
+  AcquiredUnit acquired(source, layout, 1);
+  const UnitWeights& weights = acquired.weights();
+  ASSERT_EQ(weights.matrices.size(), 1U);
+  const Tensor& matrix = weights.matrices[0];
+  EXPECT_EQ(matrix.sizes(), at::IntArrayRef({40 + 24 + 5, 70 + 5}));
+  EXPECT_EQ(matrix.stride(0), 128);
+  EXPECT_TRUE(at::equal(matrix.narrow(0, 0, 40).narrow(1, 0, 70), weights[0]));
+  EXPECT_TRUE(at::equal(matrix.narrow(0, 40, 24).narrow(1, 0, 70), weights[1]));
+}
+
+TEST(JoinMatricesTest, RefusesWeightsThatLieApart) {
+  const ModelLayout layout = AdaptedLayout();
+  UnitWeights weights(layout.units[0]);
+  weights[0] = at::zeros({40, 70});
+  weights[1] = at::zeros({24, 70});
+  EXPECT_THROW(JoinMatrices(layout.units[0], weights), InternalError);
 }
 
 INSTANTIATE_TEST_SUITE_P(DoubleQuant, QuantizedSourceTest, testing::Bool());

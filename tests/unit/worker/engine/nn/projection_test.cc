@@ -1,0 +1,183 @@
+#include "worker/engine/nn/projection.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/nn/rows.h"
+#include "worker/engine/weights/adapted_source.h"
+
+namespace sft::engine {
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kTokens = 7;
+constexpr int64_t kInputs = 12;
+constexpr double kScale = 0.75;
+
+Tensor Random(at::IntArrayRef shape, int seed) {
+  return at::randn(shape, at::detail::createCPUGenerator(seed), at::kFloat);
+}
+
+double RelativeError(const Tensor& actual, const Tensor& expected) {
+  return (actual - expected).norm().item<double>() / (expected.norm().item<double>() + 1e-30);
+}
+
+// Keeps gradients by position.
+class MapSink : public GradientSink {
+ public:
+  explicit MapSink(const UnitInfo& unit) {
+    for (size_t i = 0; i < unit.params.size(); ++i) {
+      if (unit.params[i].trainable) buffers_[static_cast<int>(i)] = at::zeros(unit.params[i].shape);
+    }
+  }
+  void BeginStep() override {}
+  void BeginMicroBatch(bool) override {}
+  Tensor Buffer(int, int param) override {
+    const auto found = buffers_.find(param);
+    return found == buffers_.end() ? Tensor() : found->second;
+  }
+  void FinishUnit(int) override {}
+  const std::vector<Tensor>& Reduce() override { return none_; }
+  bool sharded() const override { return false; }
+  int64_t Bytes() const override { return 0; }
+
+ private:
+  std::map<int, Tensor> buffers_;
+  std::vector<Tensor> none_;
+};
+
+// Three linear layers of one input; the second has no adapter, all have a bias.
+ModelLayout Layout(bool train_weights) {
+  UnitInfo unit{"unit", {}, {{0, 1, 2}}};
+  const int64_t outputs[] = {9, 4, 5};
+  const char* names[] = {"a", "b", "c"};
+  for (int i = 0; i < 3; ++i) {
+    unit.params.push_back({std::string("unit.") + names[i] + ".weight",
+                           {outputs[i], kInputs},
+                           ParamRole::kLinear,
+                           train_weights});
+  }
+  for (int i = 0; i < 3; ++i) {
+    unit.params.push_back(
+        {std::string("unit.") + names[i] + ".bias", {outputs[i]}, ParamRole::kBias, true});
+  }
+  if (!train_weights) {
+    for (int i : {0, 2}) {
+      const int64_t rank = i == 0 ? 3 : 2;
+      const std::string module = std::string("unit.") + names[i];
+      unit.params.push_back({module + ".lora_A.weight", {rank, kInputs}, ParamRole::kLoraA, true});
+      unit.params.push_back({module + ".lora_B.weight", {outputs[i], rank}, ParamRole::kLoraB, true});
+    }
+  }
+  return {{unit}};
+}
+
+// Random weights, in matrices with room for adapters or dense.
+std::unique_ptr<WeightSource> Source(const ModelLayout& layout, bool room) {
+  auto source = std::make_unique<ResidentSource>(layout);
+  const UnitInfo& unit = layout.units[0];
+  if (room) {
+    source->AllocateMatrices(unit, 0, at::TensorOptions(at::kFloat));
+  } else {
+    const Tensor dense = at::empty({18, kInputs});
+    source->Set(0, 0, dense.narrow(0, 0, 9));
+    source->Set(0, 1, dense.narrow(0, 9, 4));
+    source->Set(0, 2, dense.narrow(0, 13, 5));
+  }
+  for (int i = 0; i < static_cast<int>(unit.params.size()); ++i) {
+    const Tensor value = Random(unit.params[i].shape, 10 + i);
+    if (i < 3) {
+      source->Get(0, i).copy_(value);
+    } else {
+      source->Set(0, i, value);
+    }
+  }
+  return std::make_unique<AdaptedSource>(layout, std::move(source), kScale);
+}
+
+struct Case {
+  bool train_weights;
+  bool room;
+  double dropout;
+};
+
+class ProjectionTest : public testing::TestWithParam<Case> {};
+
+TEST_P(ProjectionTest, EqualsThePlainFormulaAndItsAutograd) {
+  const Case& c = GetParam();
+  const ModelLayout layout = Layout(c.train_weights);
+  const UnitInfo& unit = layout.units[0];
+  auto source = Source(layout, c.room);
+  AcquiredUnit acquired(*source, layout, 0);
+  const DropoutKey key = DropoutKey::Of(1, 2, 3, 4);
+  const Pass pass{acquired.weights(), {kScale, c.dropout}, &key};
+
+  // The reference.
+  std::vector<Tensor> leaves;
+  for (const Tensor& weight : acquired.weights().params) {
+    leaves.push_back(weight.clone().set_requires_grad(true));
+  }
+  const Tensor x_leaf = Random({kTokens, kInputs}, 1).set_requires_grad(true);
+  const Tensor addend = Random({kTokens, 18}, 2);
+  std::vector<Tensor> outputs;
+  for (int i = 0; i < 3; ++i) {
+    Tensor y = at::linear(x_leaf, leaves[i], leaves[3 + i]);
+    if (!c.train_weights && i != 1) {
+      const int a = i == 0 ? 6 : 8;
+      Tensor dropped = x_leaf;
+      if (c.dropout > 0) {
+        dropped = x_leaf * Dropout(at::ones({kTokens, kInputs}), c.dropout, key, 40 + i);
+      }
+      y = y + kScale * at::linear(at::linear(dropped, leaves[a]), leaves[a + 1]);
+    }
+    outputs.push_back(y);
+  }
+  const Tensor expected = at::cat(outputs, 1) + addend;
+  const Tensor dy_value = Random({kTokens, 18}, 3);
+  std::vector<Tensor> inputs = leaves;
+  inputs.push_back(x_leaf);
+  const auto grads = torch::autograd::grad({expected}, inputs, {dy_value});
+
+  const Projection projection(unit, 0, 40);
+  Tensor x = EmptyRows(kTokens, kInputs, projection.spare(), x_leaf.detach());
+  x.copy_(x_leaf.detach());
+  Tensor y = at::empty({kTokens, projection.outputs()});
+  const Tensor xa = projection.Forward(y, x, pass, addend);
+  EXPECT_LT(RelativeError(y, expected.detach()), 1e-6);
+
+  MapSink sink(unit);
+  UnitGradients gradients(sink, 0);
+  Tensor dy = EmptyRows(kTokens, projection.outputs(), projection.spare(), dy_value);
+  dy.copy_(dy_value);
+  Tensor dx = at::empty({kTokens, kInputs});
+  projection.Backward(dy, x, xa, pass, gradients, &dx);
+  EXPECT_LT(RelativeError(dx, grads.back()), 1e-6);
+  EXPECT_TRUE(at::equal(dy, dy_value));
+  for (size_t i = 0; i < unit.params.size(); ++i) {
+    if (!unit.params[i].trainable) continue;
+    EXPECT_LT(RelativeError(sink.Buffer(0, static_cast<int>(i)), grads[i]), 1e-6)
+        << unit.params[i].name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, ProjectionTest,
+                         testing::Values(Case{true, true, 0.0}, Case{false, true, 0.0},
+                                         Case{false, false, 0.0}, Case{false, true, 0.25},
+                                         Case{false, false, 0.25}));
+
+TEST(RowsTest, AnActivationWithoutRoomIsRefused) {
+  const Tensor like = at::zeros({1});
+  EXPECT_EQ(Widened(EmptyRows(3, 60, 4, like), 4).sizes(), at::IntArrayRef({3, 64}));
+  EXPECT_EQ(EmptyRows(3, 60, 5, like).stride(0), 128);
+  EXPECT_THROW(Widened(EmptyRows(3, 60, 0, like), 4), InternalError);
+}
+
+}  // namespace
+}  // namespace sft::engine

@@ -1,0 +1,227 @@
+#include "worker/engine/cuda/cudnn_attention.h"
+
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cudnn/Handle.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <vector>
+
+#include "worker/engine/cuda/cudnn_plan.h"
+#include "worker/engine/cuda/kernels/ragged.h"
+#include "worker/engine/cuda/launch_scope.h"
+
+namespace sft::engine::cuda {
+
+namespace {
+
+using at::Tensor;
+
+// A ragged batch's blocks of queries are launched for its longest document, those of the others
+// leave at once; the backward goes over the scores of the longest as well. Beyond this many times
+// the tokens, and for documents shorter than this, FlashAttention-2 is as fast.
+constexpr int64_t kWorst = 4;
+constexpr int64_t kShortest = 256;
+
+int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// Up to an eighth more, and whole tiles of 128.
+int64_t RoundLongest(int64_t tokens) {
+  const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(tokens)));
+  return RoundUp(tokens, std::max<int64_t>(128, power / 8));
+}
+
+// 1, 2, 3, 4, 6, 8, 12, 16, ...: counts with many divisors, half as many again at most.
+int64_t RoundDocuments(int64_t documents) {
+  const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(documents)));
+  return documents <= power / 4 * 3 ? power / 4 * 3 : power;
+}
+
+int64_t LargestDivisor(int64_t n, int64_t at_most) {
+  int64_t divisor = std::clamp<int64_t>(at_most, 1, n);
+  while (n % divisor != 0) --divisor;
+  return divisor;
+}
+
+// How many documents and key heads go into one call.
+struct CallSize {
+  int64_t documents, key_heads;
+};
+
+// The backward's workspace for one key head of one document: gradients of the scores and, of each
+// query head, those of its keys and values, all bf16; its sums of dout * out.
+int64_t BackwardBytes(int64_t longest, int64_t group, int64_t head_size) {
+  const int64_t scores = RoundUp(longest, 64) * RoundUp(longest, 128) * 2;
+  const int64_t full_heads = group > 1 ? 2 * longest * head_size * 2 : 0;
+  return group * (scores + full_heads + longest * 4);
+}
+
+CallSize BackwardCall(const CudnnBatch& batch, int64_t key_heads, int64_t group,
+                      int64_t head_size) {
+  const int64_t one = BackwardBytes(batch.longest, group, head_size);
+  const int64_t units = kCudnnWorkspace / one;
+  // The lse of a call must be dense: parts of the heads only of one document.
+  if (units >= key_heads) return {LargestDivisor(batch.documents, units / key_heads), key_heads};
+  return {1, LargestDivisor(key_heads, units)};
+}
+
+// Enqueues the calls of one batch.
+class Batch {
+ public:
+  // `tensors` in the order of CudnnOperand.
+  Batch(const CudnnBatch& batch, std::vector<Tensor> tensors, const CallSize& call, double scale,
+        int64_t window)
+      : tensors_(std::move(tensors)), planned_(batch.documents) {
+    const Tensor& q = tensors_[kQ];
+    key_.device = q.get_device();
+    key_.backward = tensors_.size() == kOperands;
+    key_.ragged = batch.ragged;
+    key_.documents = call.documents;
+    key_.longest = batch.longest;
+    key_.key_heads = call.key_heads;
+    group_ = q.size(1) / tensors_[kK].size(1);
+    key_.heads = call.key_heads * group_;
+    key_.head_size = q.size(2);
+    key_.window = window < batch.longest ? window : 0;
+    key_.scale = static_cast<float>(scale);
+    for (size_t i = 0; i < tensors_.size(); ++i) key_.token_strides[i] = tensors_[i].stride(0);
+    handle_ = at::native::getCudnnHandle();
+    plan_ = FindCudnnPlan(handle_, key_, kCudnnWorkspace / 5 * 6);
+  }
+
+  bool HasPlan() const { return plan_ != nullptr; }
+
+  void Run(const Tensor& lse, const Tensor& cu_seqlens, int64_t documents) const {
+    const Tensor& q = tensors_[kQ];
+    const Tensor workspace =
+        at::empty({plan_->workspace_bytes()}, q.options().dtype(at::kByte));
+    const Ragged ragged = key_.ragged ? MakeRagged(cu_seqlens, documents) : Ragged{};
+    const int64_t key_heads = tensors_[kK].size(1);
+    for (int64_t document = 0; document < planned_; document += key_.documents) {
+      for (int64_t head = 0; head < key_heads; head += key_.key_heads) {
+        CudnnCall call;
+        for (int i = 0; i < key_.operands(); ++i) call.data[i] = Operand(i, document, head);
+        call.lse = lse.mutable_data_ptr<float>() +
+                   (document * q.size(1) + head * group_) * key_.longest;
+        if (key_.ragged) PointInto(ragged, document / key_.documents, call);
+        call.workspace = workspace.mutable_data_ptr();
+        plan_->Run(handle_, call);
+      }
+    }
+  }
+
+ private:
+  struct Ragged {
+    RaggedShape shape;
+    Tensor offsets, lengths;
+  };
+
+  void* Operand(int operand, int64_t document, int64_t key_head) const {
+    const Tensor& tensor = tensors_[operand];
+    const int64_t heads = tensor.size(1) / tensors_[kK].size(1) * key_head;
+    const int64_t token = key_.ragged ? 0 : document * key_.longest;
+    const int64_t elements = token * tensor.stride(0) + heads * key_.head_size;
+    return static_cast<char*>(tensor.data_ptr()) + elements * tensor.element_size();
+  }
+
+  Ragged MakeRagged(const Tensor& cu_seqlens, int64_t documents) const {
+    Ragged ragged;
+    RaggedShape& shape = ragged.shape;
+    shape.documents = static_cast<int32_t>(documents);
+    shape.planned = static_cast<int32_t>(planned_);
+    shape.per_call = static_cast<int32_t>(key_.documents);
+    shape.operands = key_.operands();
+    std::copy_n(key_.token_strides.begin(), shape.operands, shape.token_strides);
+    ragged.offsets = at::empty({shape.Calls() * shape.operands * shape.OffsetPitch()},
+                               cu_seqlens.options().dtype(at::kLong));
+    ragged.lengths = at::empty({shape.Calls() * shape.LengthPitch()}, cu_seqlens.options());
+    const LaunchScope scope(cu_seqlens);
+    C10_CUDA_CHECK(LaunchRaggedOffsets(shape, cu_seqlens.const_data_ptr<int32_t>(),
+                                       ragged.offsets.mutable_data_ptr<int64_t>(),
+                                       ragged.lengths.mutable_data_ptr<int32_t>(),
+                                       scope.stream()));
+    return ragged;
+  }
+
+  static void PointInto(const Ragged& ragged, int64_t index, CudnnCall& call) {
+    const RaggedShape& shape = ragged.shape;
+    int64_t* offsets = ragged.offsets.mutable_data_ptr<int64_t>() +
+                       index * shape.operands * shape.OffsetPitch();
+    for (int i = 0; i < shape.operands; ++i) call.offsets[i] = offsets + i * shape.OffsetPitch();
+    call.lengths = ragged.lengths.mutable_data_ptr<int32_t>() + index * shape.LengthPitch();
+  }
+
+  std::vector<Tensor> tensors_;
+  int64_t planned_;
+  int64_t group_ = 1;
+  CudnnPlanKey key_;
+  cudnnHandle_t handle_ = nullptr;
+  std::shared_ptr<const CudnnPlan> plan_;
+};
+
+}  // namespace
+
+std::optional<CudnnBatch> CudnnBatchOf(at::IntArrayRef lengths) {
+  if (lengths.empty()) return std::nullopt;
+  const auto [least, most] = std::minmax_element(lengths.begin(), lengths.end());
+  if (*most < kShortest) return std::nullopt;
+  const auto documents = static_cast<int64_t>(lengths.size());
+  if (*least == *most) return CudnnBatch{documents, *most, /*ragged=*/false};
+  const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  const CudnnBatch batch{RoundDocuments(documents), RoundLongest(*most), /*ragged=*/true};
+  if (batch.documents * batch.longest > kWorst * tokens) return std::nullopt;
+  return batch;
+}
+
+bool CudnnTakes(at::TensorList tensors) {
+  const auto* device = at::cuda::getDeviceProperties(tensors[0].get_device());
+  if (device->major != 9 && device->major != 10) return false;
+  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) {
+    const int64_t size = tensor.size(2);
+    return tensor.scalar_type() == at::kBFloat16 && size % 8 == 0 && size <= 128 &&
+           tensor.stride(0) % 8 == 0 &&
+           reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+  });
+}
+
+std::optional<Tensor> CudnnAttention(Tensor& out, const Tensor& q, const Tensor& k,
+                                     const Tensor& v, const Tensor& cu_seqlens,
+                                     at::IntArrayRef lengths, const CudnnBatch& batch,
+                                     double scale, int64_t window) {
+  const Batch calls(batch, {q, k, v, out}, {batch.documents, k.size(1)}, scale, window);
+  if (!calls.HasPlan()) return std::nullopt;
+  const at::TensorOptions options = q.options().dtype(at::kFloat);
+  const std::vector<int64_t> sizes{batch.documents, q.size(1), batch.longest};
+  // What lies behind a document's end is read by the backward and masked: it must be finite.
+  Tensor lse = batch.ragged ? at::zeros(sizes, options) : at::empty(sizes, options);
+  calls.Run(lse, cu_seqlens, static_cast<int64_t>(lengths.size()));
+  return lse;
+}
+
+bool CudnnAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout,
+                            const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                            const Tensor& lse, const Tensor& cu_seqlens, at::IntArrayRef lengths,
+                            const CudnnBatch& batch, double scale, int64_t window) {
+  const int64_t group = q.size(1) / k.size(1);
+  if (BackwardBytes(batch.longest, group, q.size(2)) > kCudnnWorkspace) return false;
+  const Batch calls(batch, {q, k, v, out, dout, dq, dk, dv},
+                    BackwardCall(batch, k.size(1), group, q.size(2)), scale, window);
+  if (!calls.HasPlan()) return false;
+  calls.Run(lse, cu_seqlens, static_cast<int64_t>(lengths.size()));
+  return true;
+}
+
+Tensor LseByHead(const Tensor& lse, at::IntArrayRef lengths, const CudnnBatch& batch) {
+  if (!batch.ragged) return lse.permute({1, 0, 2}).reshape({lse.size(1), -1});
+  std::vector<Tensor> documents;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    documents.push_back(lse.select(0, static_cast<int64_t>(i)).narrow(1, 0, lengths[i]));
+  }
+  return at::cat(documents, 1);
+}
+
+}  // namespace sft::engine::cuda

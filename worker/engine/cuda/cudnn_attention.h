@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+// Causal attention by cuDNN's graphs, for bf16 on Hopper and later: about 1.8 times as fast as
+// FlashAttention-2 there. Tensors, documents, scale and window are those of ops.h.
+//
+// Documents of one length are a dense batch. Others are a ragged batch with a padding mask, whose
+// plan is for a rounded number of documents and a rounded longest one, so that batches share plans.
+// Plans are kept per process: 64, the least recently used goes first. One that cannot be built is
+// remembered as well, and named once on stderr.
+//
+// The backward's order of summation is fixed. For that, cuDNN 9 keeps the gradients of the scores
+// of a whole call, 2 bytes each: a batch goes in several calls, by documents and then by key heads,
+// where its workspace would be above kCudnnWorkspace. All calls of a batch use one workspace of the
+// caching allocator, freed when the last is enqueued.
+//
+// All functions may be called from any thread.
+
+namespace sft::engine::cuda {
+
+// What one call may be expected to need; a plan that in fact needs more than 6/5 of it is not used.
+constexpr int64_t kCudnnWorkspace = int64_t{5} << 28;  // 1.25 GiB
+
+// The batch as plans see it; a function of the lengths alone.
+struct CudnnBatch {
+  int64_t documents = 0;
+  int64_t longest = 0;
+  bool ragged = false;
+};
+
+// Nothing where cuDNN is not the one to use: see kWorst in cudnn_attention.cc.
+std::optional<CudnnBatch> CudnnBatchOf(at::IntArrayRef lengths);
+
+// Whether cuDNN may have such tensors: bf16, head size, alignment, device.
+bool CudnnTakes(at::TensorList tensors);
+
+// Fills `out` and returns the logsumexp, fp32 [batch.documents, Hq, batch.longest], or returns
+// nothing and leaves `out` alone where there is no plan.
+std::optional<at::Tensor> CudnnAttention(at::Tensor& out, const at::Tensor& q, const at::Tensor& k,
+                                         const at::Tensor& v, const at::Tensor& cu_seqlens,
+                                         at::IntArrayRef lengths, const CudnnBatch& batch,
+                                         double scale, int64_t window);
+// `lse` from CudnnAttention. False, with nothing written, where there is no plan.
+bool CudnnAttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at::Tensor& dout,
+                            const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& out, const at::Tensor& lse,
+                            const at::Tensor& cu_seqlens, at::IntArrayRef lengths,
+                            const CudnnBatch& batch, double scale, int64_t window);
+
+// The logsumexp of CudnnAttention as FlashAttention-2 has it: [Hq, T].
+at::Tensor LseByHead(const at::Tensor& lse, at::IntArrayRef lengths, const CudnnBatch& batch);
+
+}  // namespace sft::engine::cuda

@@ -1,0 +1,223 @@
+// Matrix products through cuBLASLt: what ATen's mm lacks is products of bf16 that are added to fp32
+// sums or to another matrix in one pass.
+#include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "worker/engine/cuda/launch_scope.h"
+#include "worker/engine/cuda/ops.h"
+
+namespace sft::engine::cuda {
+
+namespace {
+
+using at::Tensor;
+
+constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // cuBLAS's advice for Hopper
+
+void Check(cublasStatus_t status, const char* what) {
+  TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "gemm_: ", what, " failed: ",
+              cublasLtGetStatusString(status));
+}
+
+template <typename T, cublasStatus_t (*Destroy)(T)>
+struct Deleter {
+  using pointer = T;
+  void operator()(T object) const { Destroy(object); }
+};
+using MatmulDesc = std::unique_ptr<
+    std::remove_pointer_t<cublasLtMatmulDesc_t>,
+    Deleter<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>>;
+using Layout =
+    std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>,
+                    Deleter<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>>;
+using Preference =
+    std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>,
+                    Deleter<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>>;
+
+cudaDataType_t CudaType(at::ScalarType type) {
+  TORCH_CHECK(type == at::kBFloat16 || type == at::kFloat, "gemm_: ", type,
+              " is neither fp32 nor bf16");
+  return type == at::kFloat ? CUDA_R_32F : CUDA_R_16BF;
+}
+
+// A matrix as cuBLAS sees it: column major. `flipped`: the tensor's rows are its columns.
+struct Operand {
+  const void* data = nullptr;
+  int64_t ld = 0;
+  bool flipped = false;
+};
+
+Operand OperandOf(const Tensor& matrix, const char* name) {
+  const int64_t rows = matrix.size(0), columns = matrix.size(1);
+  if (matrix.stride(1) == 1 || columns == 1) {
+    return {matrix.const_data_ptr(), std::max(matrix.stride(0), columns), false};
+  }
+  TORCH_CHECK(matrix.stride(0) == 1, "gemm_: neither dimension of ", name, " is dense: strides ",
+              matrix.strides());
+  return {matrix.const_data_ptr(), std::max(matrix.stride(1), rows), true};
+}
+
+// Bytes that the address is a multiple of, up to 256.
+uint32_t Alignment(const void* pointer) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  return static_cast<uint32_t>(address == 0 ? 256 : std::min<uintptr_t>(256, address & -address));
+}
+
+// All that the choice of an algorithm depends on.
+struct Problem {
+  int64_t device = 0, m = 0, n = 0, k = 0, ld_a = 0, ld_b = 0, ld_c = 0, ld_out = 0;
+  int64_t in_type = 0, out_type = 0, flips = 0, reads_c = 0, alignment = 0;
+  auto operator<=>(const Problem&) const = default;
+};
+
+struct Descriptors {
+  MatmulDesc matmul;
+  Layout a, b, c, out;
+};
+
+Layout MakeLayout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t ld, bool flipped) {
+  cublasLtMatrixLayout_t layout = nullptr;
+  Check(cublasLtMatrixLayoutCreate(&layout, type, flipped ? columns : rows,
+                                   flipped ? rows : columns, ld),
+        "a matrix layout");
+  return Layout(layout);
+}
+
+// out^T [n, m] = b^T [n, k] a^T [k, m], column major.
+Descriptors Describe(const Problem& problem, const Operand& a, const Operand& b) {
+  Descriptors d;
+  const auto in = static_cast<cudaDataType_t>(problem.in_type);
+  const auto out = static_cast<cudaDataType_t>(problem.out_type);
+  cublasLtMatmulDesc_t matmul = nullptr;
+  Check(cublasLtMatmulDescCreate(&matmul, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a product");
+  d.matmul.reset(matmul);
+  const cublasOperation_t op_b = b.flipped ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasOperation_t op_a = a.flipped ? CUBLAS_OP_T : CUBLAS_OP_N;
+  Check(cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b),
+        "a product");
+  Check(cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a),
+        "a product");
+  d.b = MakeLayout(in, problem.n, problem.k, problem.ld_b, b.flipped);
+  d.a = MakeLayout(in, problem.k, problem.m, problem.ld_a, a.flipped);
+  d.c = MakeLayout(out, problem.n, problem.m, problem.ld_c, false);
+  d.out = MakeLayout(out, problem.n, problem.m, problem.ld_out, false);
+  return d;
+}
+
+cublasLtMatmulAlgo_t ChooseAlgorithm(cublasLtHandle_t handle, const Problem& problem,
+                                     const Descriptors& d) {
+  cublasLtMatmulPreference_t raw = nullptr;
+  Check(cublasLtMatmulPreferenceCreate(&raw), "a preference");
+  const Preference preference(raw);
+  const auto set = [raw](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    Check(cublasLtMatmulPreferenceSetAttribute(raw, attribute, &value, sizeof value),
+          "a preference");
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+  // Partial sums meet in fp32 and in a fixed order.
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+      static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  const auto alignment = static_cast<uint32_t>(problem.alignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
+  cublasLtMatmulHeuristicResult_t result{};
+  int found = 0;
+  Check(cublasLtMatmulAlgoGetHeuristic(handle, d.matmul.get(), d.b.get(), d.a.get(), d.c.get(),
+                                       d.out.get(), raw, 1, &result, &found),
+        "the choice of an algorithm");
+  TORCH_CHECK(found > 0, "gemm_: cuBLAS has no algorithm for ", problem.m, " x ", problem.k,
+              " times ", problem.k, " x ", problem.n);
+  return result.algo;
+}
+
+// The algorithm of each problem, chosen once: the same in every run on one kind of GPU.
+class AlgorithmCache {
+ public:
+  cublasLtMatmulAlgo_t Get(cublasLtHandle_t handle, const Problem& problem, const Descriptors& d) {
+    const std::lock_guard lock(mutex_);
+    const auto found = algorithms_.find(problem);
+    if (found != algorithms_.end()) return found->second;
+    return algorithms_.emplace(problem, ChooseAlgorithm(handle, problem, d)).first->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Problem, cublasLtMatmulAlgo_t> algorithms_;
+};
+
+AlgorithmCache& Algorithms() {
+  static AlgorithmCache& cache = *std::make_unique<AlgorithmCache>().release();
+  return cache;
+}
+
+void CheckProduct(const Tensor& out, const Tensor& a, const Tensor& b) {
+  TORCH_CHECK(out.dim() == 2 && a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) &&
+                  out.size(0) == a.size(0) && out.size(1) == b.size(1),
+              "gemm_: ", a.sizes(), " times ", b.sizes(), " is not ", out.sizes());
+  TORCH_CHECK(a.scalar_type() == b.scalar_type() &&
+                  (out.scalar_type() == a.scalar_type() || out.scalar_type() == at::kFloat),
+              "gemm_: ", a.scalar_type(), " times ", b.scalar_type(), " into ", out.scalar_type());
+  TORCH_CHECK(out.stride(1) == 1 || out.size(1) == 1, "gemm_: rows of the result are not dense");
+}
+
+// out = alpha a b + beta c
+void Product(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& c, double alpha,
+             double beta) {
+  CheckProduct(out, a, b);
+  if (out.numel() == 0) return;
+  if (a.size(1) == 0) {
+    out.mul_(beta);
+    return;
+  }
+  const LaunchScope scope(out);
+  const Operand left = OperandOf(a, "a"), right = OperandOf(b, "b");
+  Problem problem;
+  problem.device = out.device().index();
+  problem.m = out.size(0);
+  problem.n = out.size(1);
+  problem.k = a.size(1);
+  problem.ld_a = left.ld;
+  problem.ld_b = right.ld;
+  problem.ld_c = std::max(c.stride(0), c.size(1));
+  problem.ld_out = std::max(out.stride(0), out.size(1));
+  problem.in_type = CudaType(a.scalar_type());
+  problem.out_type = CudaType(out.scalar_type());
+  problem.flips = (left.flipped ? 1 : 0) + (right.flipped ? 2 : 0);
+  problem.reads_c = beta != 0.0;
+  problem.alignment = std::min({Alignment(left.data), Alignment(right.data),
+                                Alignment(c.const_data_ptr()), Alignment(out.const_data_ptr())});
+  const Descriptors d = Describe(problem, left, right);
+  const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
+  const cublasLtMatmulAlgo_t algorithm = Algorithms().Get(handle, problem, d);
+  const c10::DataPtr workspace =
+      c10::cuda::CUDACachingAllocator::get()->allocate(kWorkspaceBytes);
+  const float alpha32 = static_cast<float>(alpha), beta32 = static_cast<float>(beta);
+  Check(cublasLtMatmul(handle, d.matmul.get(), &alpha32, right.data, d.b.get(), left.data,
+                       d.a.get(), &beta32, c.const_data_ptr(), d.c.get(), out.mutable_data_ptr(),
+                       d.out.get(), &algorithm, workspace.get(), kWorkspaceBytes, scope.stream()),
+        "a product");
+}
+
+}  // namespace
+
+void Gemm(Tensor& out, const Tensor& a, const Tensor& b, double alpha, double beta) {
+  Product(out, a, b, out, alpha, beta);
+}
+
+void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend) {
+  TORCH_CHECK(addend.sizes() == out.sizes() && addend.scalar_type() == out.scalar_type() &&
+                  addend.stride(1) == 1,
+              "gemm_add_: the addend is ", addend.scalar_type(), addend.sizes());
+  Product(out, a, b, addend, 1.0, 1.0);
+}
+
+}  // namespace sft::engine::cuda

@@ -1,0 +1,81 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "worker/engine/cuda/launch_scope.h"
+#include "worker/engine/cuda/ops.h"
+#include "worker/engine/kernels/rows.h"
+
+namespace sft::engine::cuda {
+
+namespace {
+
+using at::Tensor;
+
+NormRopeShape ShapeOf(const Tensor& qkv, int64_t heads, int64_t key_heads, int64_t size,
+                      const char* operation) {
+  TORCH_CHECK(size <= NormRopeMaxHeadSize(), operation, ": heads of ", size,
+              " are larger than the largest, ", NormRopeMaxHeadSize());
+  return {qkv.size(0), static_cast<int>(heads), static_cast<int>(key_heads),
+          static_cast<int>(size)};
+}
+
+}  // namespace
+
+void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
+  TORCH_CHECK(x.dim() == 3, "rope_: x is ", x.sizes(), ", must be [tokens, heads, size]");
+  CheckHeads(x, x.size(0), x.size(2), x, "rope_: x");
+  CheckAngles(cos, sin, x.size(0), x.size(2), x, "rope_");
+  const ElementType type = TypeOf(x, "rope_");
+  if (x.numel() == 0) return;
+  const LaunchScope scope(x);
+  C10_CUDA_CHECK(LaunchRope(type, {x.size(0), x.size(1), x.size(2) / 2, x.stride(0)},
+                            x.mutable_data_ptr(), cos.const_data_ptr<float>(),
+                            sin.const_data_ptr<float>(), inverse, scope.stream()));
+}
+
+void NormRope(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
+              const Tensor& k_weight, const Tensor& cos, const Tensor& sin, double eps) {
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3, "norm_rope_: q is ", q.sizes(), ", k is ", k.sizes(),
+              ", must be [tokens, heads, size]");
+  CheckNormRope(qkv, q_weight, k_weight, cos, sin, q.size(1), k.size(1), "norm_rope_");
+  const int64_t size = q_weight.numel();
+  CheckHeads(q, qkv.size(0), size, qkv, "norm_rope_: q");
+  CheckHeads(k, qkv.size(0), size, qkv, "norm_rope_: k");
+  const ElementType type = TypeOf(qkv, "norm_rope_");
+  const NormRopeShape shape = ShapeOf(qkv, q.size(1), k.size(1), size, "norm_rope_");
+  if (q.numel() + k.numel() == 0) return;
+  const LaunchScope scope(qkv);
+  C10_CUDA_CHECK(LaunchNormRope(
+      type, shape, {qkv.const_data_ptr(), qkv.stride(0)}, q_weight.const_data_ptr(),
+      k_weight.const_data_ptr(), cos.const_data_ptr<float>(), sin.const_data_ptr<float>(),
+      static_cast<float>(eps), {q.mutable_data_ptr(), q.stride(0)},
+      {k.mutable_data_ptr(), k.stride(0)}, scope.stream()));
+}
+
+std::tuple<Tensor, Tensor> NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
+                                            const Tensor& k_weight, const Tensor& cos,
+                                            const Tensor& sin, int64_t heads, int64_t key_heads,
+                                            double eps, bool need_weight_grad) {
+  CheckNormRope(qkv, q_weight, k_weight, cos, sin, heads, key_heads, "norm_rope_backward_");
+  CheckRows(dqkv, qkv.size(0), qkv.size(1), qkv, "norm_rope_backward_: dqkv");
+  const int64_t size = q_weight.numel();
+  const ElementType type = TypeOf(qkv, "norm_rope_backward_");
+  const NormRopeShape shape = ShapeOf(qkv, heads, key_heads, size, "norm_rope_backward_");
+  const auto floats = qkv.options().dtype(at::kFloat);
+  const int64_t wanted = need_weight_grad ? size : 0;
+  if (qkv.size(0) * (heads + key_heads) == 0) {
+    return {at::zeros({wanted}, floats), at::zeros({wanted}, floats)};
+  }
+  Tensor dweights = at::empty({2, wanted}, floats);
+  Tensor partials = at::empty({NormRopeWeightPartials(), 2 * wanted}, floats);
+  const LaunchScope scope(qkv);
+  C10_CUDA_CHECK(LaunchNormRopeBackward(
+      type, shape, {dqkv.mutable_data_ptr(), dqkv.stride(0)}, {qkv.const_data_ptr(), qkv.stride(0)},
+      q_weight.const_data_ptr(), k_weight.const_data_ptr(), cos.const_data_ptr<float>(),
+      sin.const_data_ptr<float>(), static_cast<float>(eps),
+      need_weight_grad ? partials.mutable_data_ptr<float>() : nullptr,
+      need_weight_grad ? dweights.mutable_data_ptr<float>() : nullptr, scope.stream()));
+  return {dweights[0], dweights[1]};
+}
+
+}  // namespace sft::engine::cuda

@@ -1,0 +1,177 @@
+#include <algorithm>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "worker/engine/kernels/cpu_ops.h"
+#include "worker/engine/kernels/row_kernels.h"
+#include "worker/engine/kernels/rows.h"
+
+// RmsNorm of each head and Rope in one pass: what RmsNorm and Rope give one after the other, with
+// the normed head rounded to the type between them.
+
+namespace sft::engine::cpu {
+
+namespace {
+
+using at::Tensor;
+using c10::BFloat16;
+
+constexpr int64_t kGrainTokens = 16;
+constexpr int64_t kSliceTokens = 64;  // of which each sums its own part of the weight gradients
+
+// The heads of one token that have one weight.
+template <typename T>
+SFT_INLINE void ForwardHeads(const T* x, const T* weight, const float* cos, const float* sin,
+                             float eps, int64_t heads, int64_t half, T* y) {
+  for (int64_t head = 0; head < heads; ++head, x += 2 * half, y += 2 * half) {
+    NormaliseRow(x, weight, RowRstd(x, eps, 2 * half), 2 * half, y);
+    RotateHead(y, cos, sin, 1.0f, half, y);
+  }
+}
+
+// `gradient` holds one head; dweight, which is added to, may be null.
+template <typename T>
+SFT_INLINE void BackwardHeads(T* dx, const T* x, const T* weight, const float* cos,
+                              const float* sin, float eps, int64_t heads, int64_t half,
+                              float* gradient, float* dweight) {
+  const int64_t size = 2 * half;
+  for (int64_t head = 0; head < heads; ++head, x += size, dx += size) {
+    RotateHead(dx, cos, sin, -1.0f, half, gradient);
+    const float r = RowRstd(x, eps, size);
+    const float along = AlongRow(gradient, x, weight, r, size);
+    if (dweight != nullptr) {
+      for (int64_t i = 0; i < size; ++i) {
+        const T normalised = static_cast<T>(static_cast<float>(x[i]) * r);
+        dweight[i] += gradient[i] * static_cast<float>(normalised);
+      }
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      const float g = gradient[i] * static_cast<float>(weight[i]);
+      dx[i] = static_cast<T>(r * (g - static_cast<float>(x[i]) * along));
+    }
+  }
+}
+
+// target_clones does not apply to templates: one overload a type.
+SFT_SIMD_CLONES void Forward(const float* x, const float* weight, const float* cos,
+                             const float* sin, float eps, int64_t heads, int64_t half, float* y) {
+  ForwardHeads(x, weight, cos, sin, eps, heads, half, y);
+}
+SFT_SIMD_CLONES void Forward(const BFloat16* x, const BFloat16* weight, const float* cos,
+                             const float* sin, float eps, int64_t heads, int64_t half,
+                             BFloat16* y) {
+  ForwardHeads(x, weight, cos, sin, eps, heads, half, y);
+}
+SFT_SIMD_CLONES void Backward(float* dx, const float* x, const float* weight, const float* cos,
+                              const float* sin, float eps, int64_t heads, int64_t half,
+                              float* gradient, float* dweight) {
+  BackwardHeads(dx, x, weight, cos, sin, eps, heads, half, gradient, dweight);
+}
+SFT_SIMD_CLONES void Backward(BFloat16* dx, const BFloat16* x, const BFloat16* weight,
+                              const float* cos, const float* sin, float eps, int64_t heads,
+                              int64_t half, float* gradient, float* dweight) {
+  BackwardHeads(dx, x, weight, cos, sin, eps, heads, half, gradient, dweight);
+}
+
+template <typename T>
+void ForwardAs(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
+               const Tensor& k_weight, const Tensor& cos, const Tensor& sin, float eps) {
+  const int64_t size = q_weight.numel(), half = size / 2;
+  const int64_t heads = q.size(1), key_heads = k.size(1);
+  const T* source = qkv.const_data_ptr<T>();
+  const T* q_scale = q_weight.const_data_ptr<T>();
+  const T* k_scale = k_weight.const_data_ptr<T>();
+  const float* c = cos.const_data_ptr<float>();
+  const float* s = sin.const_data_ptr<float>();
+  T* q_out = q.mutable_data_ptr<T>();
+  T* k_out = k.mutable_data_ptr<T>();
+  at::parallel_for(0, qkv.size(0), kGrainTokens, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const T* x = source + token * qkv.stride(0);
+      const float* cosines = c + token * half;
+      const float* sines = s + token * half;
+      Forward(x, q_scale, cosines, sines, eps, heads, half, q_out + token * q.stride(0));
+      Forward(x + heads * size, k_scale, cosines, sines, eps, key_heads, half,
+              k_out + token * k.stride(0));
+    }
+  });
+}
+
+// Slice i of kSliceTokens tokens adds its weight gradients to partials[i], q's then k's.
+template <typename T>
+void BackwardAs(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight,
+                const Tensor& cos, const Tensor& sin, int64_t heads, int64_t key_heads, float eps,
+                float* partials) {
+  const int64_t size = q_weight.numel(), half = size / 2, tokens = qkv.size(0);
+  const T* source = qkv.const_data_ptr<T>();
+  const T* q_scale = q_weight.const_data_ptr<T>();
+  const T* k_scale = k_weight.const_data_ptr<T>();
+  const float* c = cos.const_data_ptr<float>();
+  const float* s = sin.const_data_ptr<float>();
+  T* target = dqkv.mutable_data_ptr<T>();
+  const int64_t slices = (tokens + kSliceTokens - 1) / kSliceTokens;
+  at::parallel_for(0, slices, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> gradient(static_cast<size_t>(size));
+    for (int64_t slice = begin; slice < end; ++slice) {
+      float* dq = partials == nullptr ? nullptr : partials + slice * 2 * size;
+      float* dk = partials == nullptr ? nullptr : dq + size;
+      const int64_t last = std::min(tokens, (slice + 1) * kSliceTokens);
+      for (int64_t token = slice * kSliceTokens; token < last; ++token) {
+        const T* x = source + token * qkv.stride(0);
+        T* dx = target + token * dqkv.stride(0);
+        const float* cosines = c + token * half;
+        const float* sines = s + token * half;
+        Backward(dx, x, q_scale, cosines, sines, eps, heads, half, gradient.data(), dq);
+        Backward(dx + heads * size, x + heads * size, k_scale, cosines, sines, eps, key_heads, half,
+                 gradient.data(), dk);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void NormRope(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
+              const Tensor& k_weight, const Tensor& cos, const Tensor& sin, double eps) {
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3, "norm_rope_: q is ", q.sizes(), ", k is ", k.sizes(),
+              ", must be [tokens, heads, size]");
+  CheckNormRope(qkv, q_weight, k_weight, cos, sin, q.size(1), k.size(1), "norm_rope_");
+  CheckHeads(q, qkv.size(0), q_weight.numel(), qkv, "norm_rope_: q");
+  CheckHeads(k, qkv.size(0), q_weight.numel(), qkv, "norm_rope_: k");
+  const float epsilon = static_cast<float>(eps);
+  if (qkv.scalar_type() == at::kFloat) {
+    ForwardAs<float>(q, k, qkv, q_weight, k_weight, cos, sin, epsilon);
+  } else {
+    TORCH_CHECK(qkv.scalar_type() == at::kBFloat16, "norm_rope_: qkv must be fp32 or bf16");
+    ForwardAs<BFloat16>(q, k, qkv, q_weight, k_weight, cos, sin, epsilon);
+  }
+}
+
+std::tuple<Tensor, Tensor> NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
+                                            const Tensor& k_weight, const Tensor& cos,
+                                            const Tensor& sin, int64_t heads, int64_t key_heads,
+                                            double eps, bool need_weight_grad) {
+  CheckNormRope(qkv, q_weight, k_weight, cos, sin, heads, key_heads, "norm_rope_backward_");
+  CheckRows(dqkv, qkv.size(0), qkv.size(1), qkv, "norm_rope_backward_: dqkv");
+  const bool is_float = qkv.scalar_type() == at::kFloat;
+  TORCH_CHECK(is_float || qkv.scalar_type() == at::kBFloat16,
+              "norm_rope_backward_: qkv must be fp32 or bf16");
+  const int64_t size = q_weight.numel();
+  const int64_t slices = (qkv.size(0) + kSliceTokens - 1) / kSliceTokens;
+  Tensor partials = at::zeros({need_weight_grad ? slices : 0, 2, size}, at::kFloat);
+  const auto run = is_float ? BackwardAs<float> : BackwardAs<BFloat16>;
+  run(dqkv, qkv, q_weight, k_weight, cos, sin, heads, key_heads, static_cast<float>(eps),
+      need_weight_grad ? partials.mutable_data_ptr<float>() : nullptr);
+  Tensor gradients = at::zeros({2, need_weight_grad ? size : 0}, at::kFloat);
+  float* sums = gradients.mutable_data_ptr<float>();
+  const float* parts = partials.const_data_ptr<float>();
+  for (int64_t slice = 0; slice < partials.size(0); ++slice) {
+    for (int64_t i = 0; i < 2 * size; ++i) sums[i] += parts[slice * 2 * size + i];
+  }
+  return {gradients[0], gradients[1]};
+}
+
+}  // namespace sft::engine::cpu

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+// Checks that the implementations of ops.h share, whatever the device.
+
+namespace sft::engine {
+
+// Throws unless `x` is rows [rows, width] of the type and device of `like`. `name` is the operation
+// and the argument, as in "rms_norm_: y".
+inline void CheckRows(const at::Tensor& x, int64_t rows, int64_t width, const at::Tensor& like,
+                      const char* name) {
+  TORCH_CHECK(x.dim() == 2 && x.size(0) == rows && x.size(1) == width, name, " is ", x.sizes(),
+              ", must be [", rows, ", ", width, "]");
+  TORCH_CHECK((width <= 1 || x.stride(1) == 1) && (rows <= 1 || x.stride(0) >= width), name,
+              " has strides ", x.strides(), ", rows must be dense and apart");
+  TORCH_CHECK(x.scalar_type() == like.scalar_type() && x.device() == like.device(), name, " is ",
+              x.scalar_type(), " on ", x.device(), ", must be ", like.scalar_type(), " on ",
+              like.device());
+}
+
+// Throws unless `x` is a dense vector of `count` elements of the type and device of `like`.
+inline void CheckVector(const at::Tensor& x, int64_t count, const at::Tensor& like,
+                        const char* name) {
+  TORCH_CHECK(x.is_contiguous() && x.numel() == count, name, " is ", x.sizes(), ", must be [",
+              count, "], dense");
+  TORCH_CHECK(x.scalar_type() == like.scalar_type() && x.device() == like.device(), name, " is ",
+              x.scalar_type(), " on ", x.device(), ", must be ", like.scalar_type(), " on ",
+              like.device());
+}
+
+// Throws unless `x` is [tokens, heads, size] with dense heads, of the type and device of `like`.
+inline void CheckHeads(const at::Tensor& x, int64_t tokens, int64_t size, const at::Tensor& like,
+                       const char* name) {
+  TORCH_CHECK(x.dim() == 3 && x.size(0) == tokens && x.size(2) == size, name, " is ", x.sizes(),
+              ", must be [", tokens, ", heads, ", size, "]");
+  TORCH_CHECK((size <= 1 || x.stride(2) == 1) && (x.size(1) <= 1 || x.stride(1) == size) &&
+                  (tokens <= 1 || x.stride(0) >= x.size(1) * size),
+              name, " has strides ", x.strides(), ", heads must be dense");
+  TORCH_CHECK(x.scalar_type() == like.scalar_type() && x.device() == like.device(), name, " is ",
+              x.scalar_type(), " on ", x.device(), ", must be ", like.scalar_type(), " on ",
+              like.device());
+}
+
+// Throws unless cos and sin are the tables of `tokens` for heads of `size`, on the device of `like`.
+inline void CheckAngles(const at::Tensor& cos, const at::Tensor& sin, int64_t tokens, int64_t size,
+                        const at::Tensor& like, const char* operation) {
+  TORCH_CHECK(size % 2 == 0, operation, ": heads of ", size, " cannot be halved");
+  for (const at::Tensor* table : {&cos, &sin}) {
+    TORCH_CHECK(table->is_contiguous() && table->dim() == 2 && table->size(0) == tokens &&
+                    table->size(1) == size / 2 && table->scalar_type() == at::kFloat &&
+                    table->device() == like.device(),
+                operation, ": cos and sin must be fp32 [", tokens, ", ", size / 2,
+                "], dense, beside the tokens");
+  }
+}
+
+// What NormRope and its backward are given, checked. `heads` and `key_heads` stand first in qkv.
+inline void CheckNormRope(const at::Tensor& qkv, const at::Tensor& q_weight,
+                          const at::Tensor& k_weight, const at::Tensor& cos, const at::Tensor& sin,
+                          int64_t heads, int64_t key_heads, const char* operation) {
+  const int64_t size = q_weight.numel();
+  TORCH_CHECK(qkv.dim() == 2 && size > 0, operation, ": qkv is ", qkv.sizes(), ", q_weight is ",
+              q_weight.sizes());
+  CheckRows(qkv, qkv.size(0), (heads + 2 * key_heads) * size, qkv, operation);
+  CheckVector(q_weight, size, qkv, operation);
+  CheckVector(k_weight, size, qkv, operation);
+  CheckAngles(cos, sin, qkv.size(0), size, qkv, operation);
+}
+
+// The places of PlaceFactors' members in the matrix, checked.
+struct FactorPlaces {
+  int64_t rows = 0;     // N
+  int64_t columns = 0;  // K
+  int64_t rank = 0;     // R
+};
+inline FactorPlaces CheckFactors(const at::Tensor& matrix, at::TensorList a, at::TensorList b,
+                                 at::IntArrayRef first_row) {
+  TORCH_CHECK(!a.empty() && a.size() == b.size() && a.size() == first_row.size(),
+              "place_factors_: ", a.size(), " a, ", b.size(), " b and ", first_row.size(),
+              " rows must be as many, and not none");
+  TORCH_CHECK(matrix.dim() == 2 && a[0].dim() == 2, "place_factors_: matrix is ", matrix.sizes(),
+              ", a[0] is ", a[0].sizes());
+  FactorPlaces places{.columns = a[0].size(1)};
+  for (const at::Tensor& factor : a) places.rank += factor.size(0);
+  places.rows = matrix.size(0) - places.rank;
+  CheckRows(matrix, matrix.size(0), matrix.size(1), matrix, "place_factors_: matrix");
+  TORCH_CHECK(places.rows >= 0 && matrix.size(1) >= places.columns + places.rank,
+              "place_factors_: no place in ", matrix.sizes(), " for rank ", places.rank,
+              " beside ", places.columns, " columns");
+  for (size_t i = 0; i < a.size(); ++i) {
+    TORCH_CHECK(b[i].dim() == 2, "place_factors_: b is ", b[i].sizes());
+    CheckRows(a[i], a[i].size(0), places.columns, matrix, "place_factors_: a");
+    CheckRows(b[i], b[i].size(0), a[i].size(0), matrix, "place_factors_: b");
+    TORCH_CHECK(first_row[i] >= 0 && first_row[i] + b[i].size(0) <= places.rows,
+                "place_factors_: rows ", first_row[i], " to ", first_row[i] + b[i].size(0),
+                " of a weight that has ", places.rows);
+  }
+  return places;
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/engine/nn/dropout.h"
+#include "worker/engine/weights/gradient_sink.h"
+#include "worker/engine/weights/weight_source.h"
+
+namespace sft::engine {
+
+// What multiplies, and drops, the adapter path of every adapted linear.
+struct LoraScaling {
+  double scale = 0.0;  // alpha / r, or alpha / sqrt(r)
+  double dropout = 0.0;
+};
+
+// What a layer sees of the unit being run.
+struct Pass {
+  const UnitWeights& weights;
+  LoraScaling lora;
+  // Null: no dropout (validation, generation).
+  const DropoutKey* dropout = nullptr;
+
+  bool drops() const { return dropout != nullptr && lora.dropout > 0.0; }
+};
+
+// Where a layer's backward puts the gradients of its unit.
+class UnitGradients {
+ public:
+  UnitGradients(GradientSink& sink, int unit) : sink_(sink), unit_(unit) {}
+
+  // Undefined for a frozen parameter and for param < 0.
+  at::Tensor Buffer(int param) { return param < 0 ? at::Tensor() : sink_.Buffer(unit_, param); }
+  bool Wants(int param) { return Buffer(param).defined(); }
+  // No-op for a frozen parameter.
+  void Add(int param, const at::Tensor& gradient) {
+    if (at::Tensor buffer = Buffer(param); buffer.defined()) buffer.add_(gradient);
+  }
+
+ private:
+  GradientSink& sink_;
+  int unit_;
+};
+
+}  // namespace sft::engine

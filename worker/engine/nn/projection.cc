@@ -1,0 +1,210 @@
+#include "worker/engine/nn/projection.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sum.h>
+
+#include "worker/engine/kernels/ops.h"
+#include "worker/engine/nn/rows.h"
+
+namespace sft::engine {
+
+using at::Tensor;
+
+namespace {
+
+// The tensors `first`, `first + 1`, ... of `count` rows each as one matrix, where they lie end to
+// end; undefined otherwise.
+Tensor Joined(const std::vector<Tensor>& parts) {
+  int64_t rows = 0;
+  for (const Tensor& part : parts) {
+    if (!part.defined() || !part.is_contiguous() || !part.is_alias_of(parts[0]) ||
+        part.storage_offset() != parts[0].storage_offset() + rows * parts[0].size(1)) {
+      return {};
+    }
+    rows += part.size(0);
+  }
+  return parts[0].as_strided({rows, parts[0].size(1)}, {parts[0].size(1), 1});
+}
+
+}  // namespace
+
+Projection::Projection(const UnitInfo& unit, int matrix, uint64_t first_module)
+    : info_(unit.Matrix(matrix)), matrix_(matrix), first_module_(first_module) {}
+
+bool Projection::HasRoom(const Pass& pass) const {
+  return pass.weights.matrices[matrix_].size(1) == info_.columns + info_.rank;
+}
+
+bool Projection::trained(UnitGradients& gradients) const {
+  for (const Member& member : info_.members) {
+    if (gradients.Wants(member.weight) || gradients.Wants(member.bias) ||
+        gradients.Wants(member.lora_a)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+Tensor Projection::FirstFactorProduct(const Tensor& x, const Pass& pass) const {
+  Tensor xa = at::empty({x.size(0), info_.rank}, x.options());
+  const Tensor& matrix = pass.weights.matrices[matrix_];
+  if (HasRoom(pass) && !pass.drops()) {
+    ops::Gemm(xa, x, matrix.narrow(0, info_.rows, info_.rank).narrow(1, 0, info_.columns).t(), 1.0,
+              0.0);
+    return xa;
+  }
+  for (size_t i = 0; i < info_.members.size(); ++i) {
+    const Member& member = info_.members[i];
+    if (member.rank == 0) continue;
+    const Tensor dropped =
+        pass.drops() ? Dropout(x, pass.lora.dropout, *pass.dropout, first_module_ + i) : x;
+    Tensor part = xa.narrow(1, member.first_rank, member.rank);
+    ops::Gemm(part, dropped, pass.weights[member.lora_a].t(), 1.0, 0.0);
+  }
+  return xa;
+}
+
+void Projection::AddSecondFactors(Tensor& y, const Tensor& xa, const Pass& pass) const {
+  for (const Member& member : info_.members) {
+    if (member.rank == 0) continue;
+    Tensor part = y.narrow(1, member.first_row, member.rows);
+    ops::Gemm(part, xa.narrow(1, member.first_rank, member.rank), pass.weights[member.lora_b].t(),
+              pass.lora.scale, 1.0);
+  }
+}
+
+void Projection::AddBiases(Tensor& y, const Pass& pass) const {
+  for (const Member& member : info_.members) {
+    if (member.bias >= 0) {
+      y.narrow(1, member.first_row, member.rows).add_(pass.weights[member.bias]);
+    }
+  }
+}
+
+Tensor Projection::Forward(Tensor& y, const Tensor& x, const Pass& pass,
+                           const Tensor& addend) const {
+  const Tensor& matrix = pass.weights.matrices[matrix_];
+  Tensor xa;
+  Tensor a = x;
+  Tensor b = matrix.narrow(0, 0, info_.rows);
+  const bool room = info_.rank > 0 && HasRoom(pass);
+  if (info_.rank > 0) {
+    xa = FirstFactorProduct(x, pass);
+    if (room) {
+      a = Widened(x, info_.rank);
+      a.narrow(1, info_.columns, info_.rank).copy_(xa);
+    }
+  }
+  if (addend.defined()) {
+    ops::GemmAdd(y, a, b.t(), addend);
+  } else {
+    ops::Gemm(y, a, b.t(), 1.0, 0.0);
+  }
+  if (info_.rank > 0 && !room) AddSecondFactors(y, xa, pass);
+  AddBiases(y, pass);
+  return xa;
+}
+
+void Projection::WeightGradients(const Tensor& dy, const Tensor& x,
+                                 UnitGradients& gradients) const {
+  std::vector<Tensor> buffers;
+  for (const Member& member : info_.members) {
+    buffers.push_back(gradients.Buffer(member.weight));
+    if (Tensor bias = gradients.Buffer(member.bias); bias.defined()) {
+      bias.add_(at::sum(dy.narrow(1, member.first_row, member.rows), {0}, false, at::kFloat));
+    }
+  }
+  if (Tensor joined = Joined(buffers); joined.defined()) {
+    ops::Gemm(joined, dy.t(), x, 1.0, 1.0);
+    return;
+  }
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    if (!buffers[i].defined()) continue;
+    const Member& member = info_.members[i];
+    ops::Gemm(buffers[i], dy.narrow(1, member.first_row, member.rows).t(), x, 1.0, 1.0);
+  }
+}
+
+Tensor Projection::AdapterGradient(const Tensor& dy, const Pass& pass) const {
+  Tensor dxa = at::empty({dy.size(0), info_.rank}, dy.options());
+  if (HasRoom(pass)) {
+    ops::Gemm(dxa, dy,
+              pass.weights.matrices[matrix_].narrow(0, 0, info_.rows).narrow(1, info_.columns,
+                                                                             info_.rank),
+              1.0, 0.0);
+    return dxa;
+  }
+  for (const Member& member : info_.members) {
+    if (member.rank == 0) continue;
+    Tensor part = dxa.narrow(1, member.first_rank, member.rank);
+    ops::Gemm(part, dy.narrow(1, member.first_row, member.rows), pass.weights[member.lora_b],
+              pass.lora.scale, 0.0);
+  }
+  return dxa;
+}
+
+void Projection::FactorGradients(const Tensor& dy, const Tensor& x, const Tensor& xa,
+                                 const Tensor& dxa, const Pass& pass,
+                                 UnitGradients& gradients) const {
+  std::vector<Tensor> firsts;
+  for (const Member& member : info_.members) {
+    if (member.rank == 0) continue;
+    firsts.push_back(gradients.Buffer(member.lora_a));
+    if (Tensor db = gradients.Buffer(member.lora_b); db.defined()) {
+      ops::Gemm(db, dy.narrow(1, member.first_row, member.rows).t(),
+                xa.narrow(1, member.first_rank, member.rank), pass.lora.scale, 1.0);
+    }
+  }
+  if (Tensor joined = Joined(firsts); joined.defined() && !pass.drops()) {
+    ops::Gemm(joined, dxa.t(), x, 1.0, 1.0);
+    return;
+  }
+  for (size_t i = 0; i < info_.members.size(); ++i) {
+    const Member& member = info_.members[i];
+    Tensor da = gradients.Buffer(member.lora_a);
+    if (!da.defined()) continue;
+    const Tensor dropped =
+        pass.drops() ? Dropout(x, pass.lora.dropout, *pass.dropout, first_module_ + i) : x;
+    ops::Gemm(da, dxa.narrow(1, member.first_rank, member.rank).t(), dropped, 1.0, 1.0);
+  }
+}
+
+void Projection::InputGradient(const Tensor& dy, const Tensor& dxa, const Pass& pass,
+                               Tensor& dx) const {
+  const Tensor& matrix = pass.weights.matrices[matrix_];
+  const Tensor weights = matrix.narrow(1, 0, info_.columns);
+  if (dxa.defined() && HasRoom(pass) && !pass.drops()) {
+    const Tensor wide = Widened(dy, info_.rank);
+    wide.narrow(1, info_.rows, info_.rank).copy_(dxa);
+    ops::Gemm(dx, wide, weights, 1.0, 0.0);
+    return;
+  }
+  ops::Gemm(dx, dy, weights.narrow(0, 0, info_.rows), 1.0, 0.0);
+  if (!dxa.defined()) return;
+  for (size_t i = 0; i < info_.members.size(); ++i) {
+    const Member& member = info_.members[i];
+    if (member.rank == 0) continue;
+    const Tensor part = dxa.narrow(1, member.first_rank, member.rank);
+    if (!pass.drops()) {
+      ops::Gemm(dx, part, pass.weights[member.lora_a], 1.0, 1.0);
+      continue;
+    }
+    Tensor through = at::empty({dx.size(0), dx.size(1)}, dx.options());
+    ops::Gemm(through, part, pass.weights[member.lora_a], 1.0, 0.0);
+    dx.add_(Dropout(through, pass.lora.dropout, *pass.dropout, first_module_ + i));
+  }
+}
+
+void Projection::Backward(const Tensor& dy, const Tensor& x, const Tensor& xa, const Pass& pass,
+                          UnitGradients& gradients, Tensor* dx) const {
+  WeightGradients(dy, x, gradients);
+  Tensor dxa;
+  if (info_.rank > 0) {
+    dxa = AdapterGradient(dy, pass);
+    FactorGradients(dy, x, xa, dxa, pass, gradients);
+  }
+  if (dx != nullptr) InputGradient(dy, dxa, pass, *dx);
+}
+
+}  // namespace sft::engine

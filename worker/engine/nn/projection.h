@@ -1,0 +1,72 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "worker/engine/nn/pass.h"
+#include "worker/engine/weights/layout.h"
+
+namespace sft::engine {
+
+// Linear layers that read one input, as one product: y = x W^T (+ bias) (+ scale * drop(x) A^T B^T
+// for each adapted one), where W holds their weights one below the other and y their outputs side by
+// side. T tokens, K inputs, N outputs, R the sum of the adapters' ranks.
+//
+// The adapters' second factors cost no pass of their own: with them beside the weight and the first
+// factors below it (WeightSource places them),
+//
+//       M = | W  sB |        y  = [ x | x A^T ] [ W | sB ]^T
+//           | A   . |        dx = [ dy | s dy B ] [ W ; A ]
+//
+// where B is block diagonal. So x and dy are rows with R spare columns (rows.h), which the forward
+// and the backward write. Where the source left no room in M, and for dx under dropout, the products
+// are separate and add up.
+//
+// Holds positions of parameters, no tensors. Frozen weights get no gradient product.
+class Projection {
+ public:
+  Projection() = default;
+  // Of `unit`'s shared matrix `matrix`; `first_module` + i identifies member i for dropout.
+  Projection(const UnitInfo& unit, int matrix, uint64_t first_module);
+
+  int64_t outputs() const { return info_.rows; }
+  int64_t inputs() const { return info_.columns; }
+  // Columns to spare that x and dy need: R.
+  int64_t spare() const { return info_.rank; }
+
+  // Writes y, rows [T, N], of x, rows [T, K]; with `addend`, rows [T, N], that is added. Returns
+  // drop(x) A^T [T, R] for the backward, undefined without adapters.
+  at::Tensor Forward(at::Tensor& y, const at::Tensor& x, const Pass& pass,
+                     const at::Tensor& addend = {}) const;
+
+  // Adds the parameters' gradients and, where dx is not null, writes the gradient of x into *dx, rows
+  // [T, K].
+  void Backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& xa, const Pass& pass,
+                UnitGradients& gradients, at::Tensor* dx) const;
+
+  // Whether one of its parameters is trained.
+  bool trained(UnitGradients& gradients) const;
+
+ private:
+  using Member = MatrixInfo::Member;
+
+  bool HasRoom(const Pass& pass) const;
+  at::Tensor FirstFactorProduct(const at::Tensor& x, const Pass& pass) const;
+  void AddSecondFactors(at::Tensor& y, const at::Tensor& xa, const Pass& pass) const;
+  void AddBiases(at::Tensor& y, const Pass& pass) const;
+  // s dy B [T, R]
+  at::Tensor AdapterGradient(const at::Tensor& dy, const Pass& pass) const;
+  void WeightGradients(const at::Tensor& dy, const at::Tensor& x, UnitGradients& gradients) const;
+  void FactorGradients(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& xa,
+                       const at::Tensor& dxa, const Pass& pass, UnitGradients& gradients) const;
+  void InputGradient(const at::Tensor& dy, const at::Tensor& dxa, const Pass& pass,
+                     at::Tensor& dx) const;
+
+  MatrixInfo info_;
+  int matrix_ = 0;
+  uint64_t first_module_ = 0;
+};
+
+}  // namespace sft::engine

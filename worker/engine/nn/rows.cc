@@ -1,0 +1,28 @@
+#include "worker/engine/nn/rows.h"
+
+#include <ATen/ops/empty.h>
+
+#include <string>
+
+#include "worker/engine/base/error.h"
+#include "worker/engine/weights/layout.h"
+
+namespace sft::engine {
+
+using at::Tensor;
+
+Tensor EmptyRows(int64_t tokens, int64_t columns, int64_t spare, const Tensor& like) {
+  const int64_t stride = MatrixInfo::RowStride(columns, spare);
+  return at::empty({tokens, stride}, like.options()).narrow(1, 0, columns);
+}
+
+Tensor Widened(const Tensor& rows, int64_t spare) {
+  const int64_t columns = rows.size(1) + spare;
+  if (rows.stride(0) < columns) {
+    throw InternalError("an activation has no room for an adapter of rank " +
+                        std::to_string(spare));
+  }
+  return rows.as_strided({rows.size(0), columns}, {rows.stride(0), 1});
+}
+
+}  // namespace sft::engine

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <optional>
+
+namespace sft::engine {
+
+// A second stream of a device, for work beside the computation. Thread-compatible: one thread of the
+// rank uses it and the current stream.
+class SideStream {
+ public:
+  explicit SideStream(at::Device device);
+
+  // Whether the device has streams; a CPU has not.
+  bool available() const { return stream_.has_value(); }
+
+  // Makes it the current stream for a scope. What runs there starts after all that was enqueued on
+  // the stream that was current before. Requires available().
+  class Scope {
+   public:
+    explicit Scope(SideStream& side);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    SideStream& side_;
+    c10::Stream main_;
+  };
+
+  // The current stream goes on after all that was enqueued here in a Scope.
+  void Join();
+
+ private:
+  at::Device device_;
+  std::optional<c10::Stream> stream_;
+  std::optional<c10::Event> started_, done_;
+};
+
+}  // namespace sft::engine
