@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <mutex>
 
+#include "common/base/mutex.h"
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/cuda/ops.h"
 
@@ -142,16 +142,17 @@ cublasLtMatmulAlgo_t ChooseAlgorithm(cublasLtHandle_t handle, const Problem& pro
 // The algorithm of each problem, chosen once: the same in every run on one kind of GPU.
 class AlgorithmCache {
  public:
-  cublasLtMatmulAlgo_t Get(cublasLtHandle_t handle, const Problem& problem, const Descriptors& d) {
-    const std::lock_guard lock(mutex_);
+  cublasLtMatmulAlgo_t Get(cublasLtHandle_t handle, const Problem& problem, const Descriptors& d)
+      SFT_EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
     const auto found = algorithms_.find(problem);
     if (found != algorithms_.end()) return found->second;
     return algorithms_.emplace(problem, ChooseAlgorithm(handle, problem, d)).first->second;
   }
 
  private:
-  std::mutex mutex_;
-  std::map<Problem, cublasLtMatmulAlgo_t> algorithms_;
+  Mutex mutex_;
+  std::map<Problem, cublasLtMatmulAlgo_t> algorithms_ SFT_GUARDED_BY(mutex_);
 };
 
 AlgorithmCache& Algorithms() {

@@ -50,12 +50,12 @@ void Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, double alph
 void GemmAdd(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& addend);
 
 // Puts adapters beside the weight that they adapt, which fills the first N rows and K columns of
-// `matrix` rows [N + R, >= K + R] (nn/projection.h): member i has a[i] [r_i, K] and b[i] [n_i, r_i],
-// R = sum of r_i, and stands at row first_row[i]. Writes columns [K, K + R) of rows [0, N): scale *
-// b[i] in member i's rows and its r_i columns, zero elsewhere; and columns [0, K) of rows [N, N + R):
-// the a[i] one below the other. The rest is left alone. All of matrix's type.
-void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b,
-                  at::IntArrayRef first_row, double scale);
+// `matrix` rows [N + R, >= K + R] (nn/projection.h): member i has a[i] [r_i, K] and b[i] [n_i,
+// r_i], R = sum of r_i, and stands at row first_row[i]. Writes columns [K, K + R) of rows [0, N):
+// scale * b[i] in member i's rows and its r_i columns, zero elsewhere; and columns [0, K) of rows
+// [N, N + R): the a[i] one below the other. The rest is left alone. All of matrix's type.
+void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
+                  double scale);
 
 // y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps) over a row; x and y rows [T, H].
 // Returns rstd, fp32 [T].
@@ -71,14 +71,14 @@ at::Tensor RmsNormBackward(at::Tensor& dx, const at::Tensor& dy, const at::Tenso
 // stride), cos and sin fp32 [T, D / 2]. `inverse` rotates back, which is also the backward.
 void Rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse);
 
-// RmsNorm of each query and key head, then Rope: q [T, Hq, D] and k [T, Hkv, D] (last two dimensions
-// dense, any token stride) from the first Hq + Hkv heads of `qkv` rows [T, (Hq + 2 Hkv) D]. Weights
-// [D]. The normed heads are rounded to the type before they are rotated.
+// RmsNorm of each query and key head, then Rope: q [T, Hq, D] and k [T, Hkv, D] (last two
+// dimensions dense, any token stride) from the first Hq + Hkv heads of `qkv` rows [T, (Hq + 2 Hkv)
+// D]. Weights [D]. The normed heads are rounded to the type before they are rotated.
 void NormRope(at::Tensor& q, at::Tensor& k, const at::Tensor& qkv, const at::Tensor& q_weight,
               const at::Tensor& k_weight, const at::Tensor& cos, const at::Tensor& sin, double eps);
-// Turns the gradients of q and k, which are the first Hq + Hkv heads of `dqkv` rows [T, (Hq + 2 Hkv)
-// D], into those of the heads of `qkv`, in place; the last Hkv heads are left alone. Returns the
-// gradients of the two weights, fp32 [D], of no elements where need_weight_grad is false.
+// Turns the gradients of q and k, which are the first Hq + Hkv heads of `dqkv` rows [T, (Hq + 2
+// Hkv) D], into those of the heads of `qkv`, in place; the last Hkv heads are left alone. Returns
+// the gradients of the two weights, fp32 [D], of no elements where need_weight_grad is false.
 std::tuple<at::Tensor, at::Tensor> NormRopeBackward(at::Tensor& dqkv, const at::Tensor& qkv,
                                                     const at::Tensor& q_weight,
                                                     const at::Tensor& k_weight,

@@ -95,13 +95,13 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
                                             PlacementOf(spec_.parallelism.sharding), comm_);
   InitTrainables(base);
   auto source = std::make_unique<ComposedSource>();
-  source->Add(LoadFrozen(layout_, base,
-                         {.compute = compute_,
-                          .double_quant = spec_.quantization.double_quant,
-                          .sharded = sharded},
-                         comm_));
+  source->Add(LoadFrozen(
+      layout_, base,
+      {.compute = compute_, .double_quant = spec_.quantization.double_quant, .sharded = sharded},
+      comm_));
   source->Add(store_->MakeSource());
-  source_ = std::make_unique<AdaptedSource>(layout_, std::move(source), ScalingOf(spec_.lora).scale);
+  source_ =
+      std::make_unique<AdaptedSource>(layout_, std::move(source), ScalingOf(spec_.lora).scale);
   sink_ = MakeSink(spec_, layout_, *store_, comm_);
   decoder_ = std::make_unique<Decoder>(config_, layout_, *source_, comm_.device(),
                                        DecoderOptionsOf(spec_, config_, comm_.device()));
@@ -157,8 +157,8 @@ void TrainingModel::MakeOptimizers() {
       const ParamInfo& info = layout_.units[part.unit].params[part.param];
       if (Decays(info) != decayed) continue;
       group.parts.push_back(i);
-      params.push_back({info.name, part.master, part.copy, first_id[part.unit] + part.param,
-                        part.first});
+      params.push_back(
+          {info.name, part.master, part.copy, first_id[part.unit] + part.param, part.first});
     }
     if (!decayed) options.weight_decay = 0.0;
     group.adamw = std::make_unique<AdamW>(std::move(params), options);
@@ -173,8 +173,7 @@ void TrainingModel::BeginStep() {
 
 Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int micro, bool last) {
   sink_->BeginMicroBatch(last);
-  const DropoutKey key =
-      DropoutKey::Of(spec_.hyperparameters.seed, step, micro, comm_.rank());
+  const DropoutKey key = DropoutKey::Of(spec_.hyperparameters.seed, step, micro, comm_.rank());
   const bool drops = !spec_.full_finetune() && spec_.lora.dropout > 0.0;
   return decoder_->ForwardBackward(ToDevice(batch, comm_.device()), drops ? &key : nullptr, *sink_);
 }

@@ -14,8 +14,7 @@ namespace sft::engine {
 using at::Tensor;
 
 QuantizedSource::QuantizedSource(const ModelLayout& layout, std::unique_ptr<QuantFormat> format,
-                                 at::ScalarType compute, bool sharded, int kept,
-                                 Communicator& comm)
+                                 at::ScalarType compute, bool sharded, int kept, Communicator& comm)
     : layout_(layout),
       format_(std::move(format)),
       compute_(compute),
@@ -37,8 +36,7 @@ QuantizedSource::Unit QuantizedSource::MakeUnit(const UnitInfo& info) const {
   for (int i = 0; i < static_cast<int>(info.shared_matrices.size()); ++i) {
     const MatrixInfo matrix = info.Matrix(i);
     for (const MatrixInfo::Member& member : matrix.members) {
-      places[member.weight] = {unit.elements + member.first_row * matrix.stride(),
-                               matrix.stride()};
+      places[member.weight] = {unit.elements + member.first_row * matrix.stride(), matrix.stride()};
     }
     if (info.params[matrix.members[0].weight].quantized) unit.elements += matrix.numel();
   }
@@ -58,8 +56,8 @@ QuantizedSource::Unit QuantizedSource::MakeUnit(const UnitInfo& info) const {
   unit.counts = sharded_ ? PartSizes(total, comm_.world()) : std::vector<int64_t>{total};
   const int64_t own = unit.counts[sharded_ ? comm_.rank() : 0];
   for (const PlaneSpec& plane : format_->planes()) {
-    unit.planes.push_back(at::zeros({own * plane.per_cut_unit},
-                                    at::TensorOptions(comm_.device()).dtype(plane.type)));
+    unit.planes.push_back(
+        at::zeros({own * plane.per_cut_unit}, at::TensorOptions(comm_.device()).dtype(plane.type)));
   }
   unit.constants.resize(unit.cut_units.pieces().size());
   return unit;
@@ -144,7 +142,7 @@ void QuantizedSource::Prefetch(int unit) {
   if (!side_.available() || u.kept.defined()) return;
   SlotPool::Slot& slot =
       slots_.Take(unit, u.elements, at::TensorOptions(comm_.device()).dtype(compute_));
-  slots_.Pin(slot);  // until Acquire
+  slots_.Pin(slot);                      // until Acquire
   const SideStream::Scope scope(side_);  // after all that the slot's last unit was used for
   Dequantize(unit, u.planes, slot.buffer);
   u.rewritten = true;
@@ -191,7 +189,8 @@ void QuantizedSource::Acquire(int unit, UnitWeights& weights) {
 Tensor QuantizedSource::View(int unit, int piece, const Tensor& buffer) const {
   const Unit& u = units_[unit];
   const Place& place = u.places[piece];
-  const std::vector<int64_t>& shape = layout_.units[unit].params[u.cut_units.pieces()[piece].param].shape;
+  const std::vector<int64_t>& shape =
+      layout_.units[unit].params[u.cut_units.pieces()[piece].param].shape;
   if (shape.size() == 1) return buffer.narrow(0, place.begin, shape[0]);
   return buffer.as_strided(shape, {place.stride, 1}, place.begin);
 }

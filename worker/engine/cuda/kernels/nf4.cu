@@ -118,8 +118,8 @@ struct NestedAbsmax {
   }
 };
 
-// Where de-quantised elements go. `wide`: eight elements from a multiple of eight on lie in one row,
-// aligned (but for those that `n` cuts off).
+// Where de-quantised elements go. `wide`: eight elements from a multiple of eight on lie in one
+// row, aligned (but for those that `n` cuts off).
 template <typename T>
 struct Target {
   T* values;
@@ -232,8 +232,9 @@ __global__ void __launch_bounds__(kNestedBlock)
 template <typename T, typename Absmax>
 cudaError_t Dequantize(const uint8_t* codes, Absmax absmax, int64_t n, MutableRows out,
                        int64_t columns, cudaStream_t stream) {
-  const bool wide = columns == n ? IsAligned<uint4>(out.data)
-                                 : RowsAreWide<T>(out.data, out.stride) && columns % kPerThread == 0;
+  const bool wide = columns == n
+                        ? IsAligned<uint4>(out.data)
+                        : RowsAreWide<T>(out.data, out.stride) && columns % kPerThread == 0;
   const auto blocks = static_cast<unsigned>(CeilDiv(n, kThreads * kPerThread * kUnroll));
   DequantizeKernel<T><<<blocks, kThreads, 0, stream>>>(
       codes, absmax, n, {static_cast<T*>(out.data), columns, out.stride, wide});
@@ -258,8 +259,7 @@ cudaError_t LaunchNf4Quantize(ElementType type, const void* weight, int64_t n, u
 }
 
 cudaError_t LaunchNf4Dequantize(ElementType type, const uint8_t* codes, const float* absmax,
-                                int64_t n, MutableRows out, int64_t columns,
-                                cudaStream_t stream) {
+                                int64_t n, MutableRows out, int64_t columns, cudaStream_t stream) {
   const auto run = type == ElementType::kFloat32 ? Dequantize<float, PlainAbsmax>
                                                  : Dequantize<__nv_bfloat16, PlainAbsmax>;
   return run(codes, {absmax}, n, out, columns, stream);

@@ -73,7 +73,8 @@ ModelLayout Layout(bool train_weights) {
       const int64_t rank = i == 0 ? 3 : 2;
       const std::string module = std::string("unit.") + names[i];
       unit.params.push_back({module + ".lora_A.weight", {rank, kInputs}, ParamRole::kLoraA, true});
-      unit.params.push_back({module + ".lora_B.weight", {outputs[i], rank}, ParamRole::kLoraB, true});
+      unit.params.push_back(
+          {module + ".lora_B.weight", {outputs[i], rank}, ParamRole::kLoraB, true});
     }
   }
   return {{unit}};

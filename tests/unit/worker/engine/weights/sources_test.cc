@@ -56,8 +56,8 @@ TEST(ShardedSourceTest, GathersUnitsWhoseShardsAreUnevenOrEmpty) {
       AcquiredUnit acquired(source, layout, unit);
       source.Prefetch((unit + 1) % layout.size());
       for (size_t i = 0; i < acquired.weights().params.size(); ++i) {
-        EXPECT_TRUE(at::equal(acquired.weights().params[i],
-                              Values(layout, unit, static_cast<int>(i))));
+        EXPECT_TRUE(
+            at::equal(acquired.weights().params[i], Values(layout, unit, static_cast<int>(i))));
       }
     }
     source.Invalidate();
@@ -110,7 +110,8 @@ TEST_P(QuantizedSourceTest, ShardsOfRawBytesGiveTheBitsOfTheWholeBase) {
   for (int unit = 0; unit < layout.size(); ++unit) {
     AcquiredUnit acquired(whole, layout, unit);
     expected.emplace_back();
-    for (const Tensor& weight : acquired.weights().params) expected.back().push_back(weight.clone());
+    for (const Tensor& weight : acquired.weights().params)
+      expected.back().push_back(weight.clone());
   }
   // Unit "large" has 4 cut units: with 3 ranks uneven, with 6 some ranks hold nothing.
   for (int world : {2, 3, 6}) {
