@@ -65,6 +65,16 @@ class Nf4Format : public QuantFormat {
                              planes[2].narrow(0, 0, CeilDiv(blocks, kNestedBlock)), constants);
   }
 
+  void DequantizeFp8(Tensor out, std::span<const Tensor> planes, const Tensor& constants,
+                     const Tensor& scale, bool transposed) const override {
+    const int64_t n = out.numel();
+    const int64_t blocks = CeilDiv(n, kNf4Block);
+    const Tensor nested =
+        double_quant_ ? planes[2].narrow(0, 0, CeilDiv(blocks, kNestedBlock)) : Tensor();
+    ops::Fp8FromNf4(out, planes[0].narrow(0, 0, CeilDiv(n, 2)), planes[1].narrow(0, 0, blocks),
+                    nested, double_quant_ ? constants : Tensor(), scale, transposed);
+  }
+
  private:
   static ops::Nf4Codes QuantizeOrEmpty(const Tensor& part) {
     if (part.numel() > 0) return ops::Nf4Quantize(part);
