@@ -11,6 +11,8 @@
 #include "common/base/clock.h"
 #include "worker/engine/cuda/loader.h"
 #include "worker/engine/kernels/ops.h"
+#include "worker/engine/optim/adamw.h"
+#include "worker/engine/optim/grad_norm.h"
 
 namespace sft::engine {
 namespace {
@@ -173,6 +175,41 @@ void Loss(const Table& table) {
                [&] { ops::CrossEntropy(logits, targets, true); });
 }
 
+// `count` tensors of one size, with gradients, in flat buffers.
+void Optimizer(const Table& table, const std::string& name, spec::Optimizer kind,
+               at::ScalarType weight, bool copy, int64_t count, int64_t size) {
+  const at::Tensor weights = Random({count * size}).mul_(0.1).to(weight);
+  const at::Tensor grads = Random({count * size}).to(weight);
+  const at::Tensor copies = copy ? at::empty_like(weights, at::kBFloat16) : at::Tensor();
+  std::vector<OptimizerParam> params;
+  std::vector<at::Tensor> parts;
+  double bytes = 3 * Bytes(weights) + (copy ? Bytes(copies) : 0.0);
+  for (int64_t i = 0; i < count; ++i) {
+    params.push_back({.name = "w", .weight = weights.narrow(0, i * size, size), .id = i});
+    if (copy) params.back().copy = copies.narrow(0, i * size, size);
+    parts.push_back(grads.narrow(0, i * size, size));
+    bytes += 2.0 * static_cast<double>(AdamWStateBytes(kind, size));
+  }
+  AdamW optimizer(std::move(params), {.kind = kind});
+  table.Memory("adamw " + name, bytes, [&] { optimizer.Step(parts, 1e-4); });
+  if (count > 1) {
+    // With the host's wait for it.
+    table.Memory(fmt::format("gradient norm of {} tensors", count), Bytes(grads),
+                 [&] { SquaredNorm(parts); });
+  }
+}
+
+void Optimizers(const Table& table) {
+  using Kind = spec::Optimizer;
+  Optimizer(table, "43.6 M in 504, fp32 + copy", Kind::kAdamW, at::kFloat, true, 504, 86528);
+  Optimizer(table, "100 M fp32", Kind::kAdamW, at::kFloat, false, 1, 100'000'000);
+  Optimizer(table, "100 M bf16 states", Kind::kAdamWBf16, at::kFloat, true, 1, 100'000'000);
+  Optimizer(table, "100 M bf16 all", Kind::kAdamWBf16, at::kBFloat16, false, 1, 100'000'000);
+  Optimizer(table, "100 M 8-bit", Kind::kAdamW8bit, at::kFloat, true, 1, 100'000'000);
+  Optimizer(table, "100 M 8-bit, bf16 weights", Kind::kAdamW8bit, at::kBFloat16, false, 1,
+            100'000'000);
+}
+
 // q, k and v, and their gradients, lie in rows of one projection.
 void Attention(const Table& table, const std::vector<int64_t>& lengths, int64_t heads,
                int64_t key_heads) {
@@ -228,6 +265,7 @@ int Main() {
   Heads(table, 64, 8, 128);
   for (const int64_t width : {12288, 25600}) Mlp(table, width);
   Loss(table);
+  Optimizers(table);
   Attention(table, std::vector<int64_t>(4, 2048), 32, 8);
   Attention(table, {4096}, 64, 8);
   Attention(table, {8192}, 32, 8);
