@@ -19,6 +19,17 @@ TORCH_LIBRARY(sft, m) {
   m.def(
       "place_factors_(Tensor(a!) matrix, Tensor[] a, Tensor[] b, int[] first_row, float scale) "
       "-> ()");
+  m.def("fp8_quantize_(Tensor(a!) out, Tensor(b!) scale, Tensor x) -> ()");
+  m.def("fp8_quantize_with_(Tensor(a!) out, Tensor x, Tensor scale) -> ()");
+  m.def(
+      "fp8_from_nf4_(Tensor(a!) out, Tensor codes, Tensor absmax_codes, Tensor? nested_absmax, "
+      "Tensor? offset, Tensor scale, bool transposed) -> ()");
+  m.def(
+      "fp8_place_factors_(Tensor(a!) matrix, Tensor row_scale, Tensor[] a, Tensor[] b, "
+      "int[] first_row, float scale, bool transposed) -> ()");
+  m.def(
+      "fp8_gemm_(Tensor(a!) out, Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, "
+      "Tensor? addend) -> ()");
   m.def("rms_norm_(Tensor(a!) y, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def(
       "rms_norm_backward_(Tensor(a!) dx, Tensor dy, Tensor x, Tensor weight, Tensor rstd, "
@@ -56,6 +67,11 @@ TORCH_LIBRARY_IMPL(sft, CPU, m) {
   m.impl("gemm_", &cpu::Gemm);
   m.impl("gemm_add_", &cpu::GemmAdd);
   m.impl("place_factors_", &cpu::PlaceFactors);
+  m.impl("fp8_quantize_", &cpu::Fp8Quantize);
+  m.impl("fp8_quantize_with_", &cpu::Fp8QuantizeWith);
+  m.impl("fp8_from_nf4_", &cpu::Fp8FromNf4);
+  m.impl("fp8_place_factors_", &cpu::Fp8PlaceFactors);
+  m.impl("fp8_gemm_", &cpu::Fp8Gemm);
   m.impl("rms_norm_", &cpu::RmsNorm);
   m.impl("rms_norm_backward_", &cpu::RmsNormBackward);
   m.impl("rope_", &cpu::Rope);
@@ -131,6 +147,42 @@ void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArr
   static const auto op = Find<void(Tensor&, at::TensorList, at::TensorList, at::IntArrayRef,
                                    double)>("sft::place_factors_");
   op.call(matrix, a, b, first_row, scale);
+}
+
+void Fp8Quantize(Tensor& out, Tensor& scale, const Tensor& x) {
+  static const auto op = Find<void(Tensor&, Tensor&, const Tensor&)>("sft::fp8_quantize_");
+  op.call(out, scale, x);
+}
+
+void Fp8QuantizeWith(Tensor& out, const Tensor& x, const Tensor& scale) {
+  static const auto op =
+      Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::fp8_quantize_with_");
+  op.call(out, x, scale);
+}
+
+void Fp8FromNf4(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,
+                const Tensor& nested_absmax, const Tensor& offset, const Tensor& scale,
+                bool transposed) {
+  static const auto op = Find<void(Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
+                                   const OptionalTensor&, const Tensor&, bool)>(
+      "sft::fp8_from_nf4_");
+  op.call(out, codes, absmax_codes, WhereDefined(nested_absmax), WhereDefined(offset), scale,
+          transposed);
+}
+
+void Fp8PlaceFactors(Tensor& matrix, const Tensor& row_scale, at::TensorList a, at::TensorList b,
+                     at::IntArrayRef first_row, double scale, bool transposed) {
+  static const auto op =
+      Find<void(Tensor&, const Tensor&, at::TensorList, at::TensorList, at::IntArrayRef, double,
+                bool)>("sft::fp8_place_factors_");
+  op.call(matrix, row_scale, a, b, first_row, scale, transposed);
+}
+
+void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& b,
+             const Tensor& b_scale, const Tensor& addend) {
+  static const auto op = Find<void(Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                   const Tensor&, const OptionalTensor&)>("sft::fp8_gemm_");
+  op.call(out, a, a_scale, b, b_scale, WhereDefined(addend));
 }
 
 Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps) {
