@@ -1,5 +1,5 @@
+#include "worker/engine/cuda/kernels/nf4.cuh"
 #include "worker/engine/cuda/kernels/vec.cuh"
-#include "worker/engine/kernels/nf4_tables.h"
 
 namespace sft::engine::cuda {
 namespace {
@@ -9,21 +9,7 @@ constexpr int kPerThread = 8;  // elements: one 16-byte access of bf16, four byt
 constexpr int kLanesPerBlock = kNf4Block / kPerThread;
 constexpr int kUnroll = 4;  // loads in flight before the first use, in de-quantisation
 
-template <int N>
-struct Table {
-  float values[N];
-};
-
-template <int N>
-constexpr Table<N> MakeTable(const float (&from)[N]) {
-  Table<N> table{};
-  for (int i = 0; i < N; ++i) table.values[i] = from[i];
-  return table;
-}
-
-__constant__ Table<16> nf4_values = MakeTable(kNf4Values);
 __constant__ Table<15> nf4_thresholds = MakeTable(kNf4Thresholds);
-__constant__ Table<256> dynamic_map = MakeTable(kDynamicMap);
 
 __device__ __forceinline__ float FlushSubnormal(float x) {
   return fabsf(x) < 1.17549435e-38f ? 0.0f : x;
@@ -101,25 +87,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-struct PlainAbsmax {
-  const float* absmax;
-  __device__ __forceinline__ float operator()(int64_t block) const { return absmax[block]; }
-};
-
-// The product and the sum are rounded one after the other, as two kernels of bitsandbytes do.
-struct NestedAbsmax {
-  const uint8_t* codes;
-  const float* nested_absmax;
-  const float* offset;
-  __device__ __forceinline__ float operator()(int64_t block) const {
-    const float scaled =
-        __fmul_rn(dynamic_map.values[codes[block]], nested_absmax[block / kNestedBlock]);
-    return __fadd_rn(scaled, *offset);
-  }
-};
-
-// Where de-quantised elements go. `wide`: eight elements from a multiple of eight on lie in one row,
-// aligned (but for those that `n` cuts off).
+// Where de-quantised elements go. `wide`: eight elements from a multiple of eight on lie in one
+// row, aligned (but for those that `n` cuts off).
 template <typename T>
 struct Target {
   T* values;
@@ -232,8 +201,9 @@ __global__ void __launch_bounds__(kNestedBlock)
 template <typename T, typename Absmax>
 cudaError_t Dequantize(const uint8_t* codes, Absmax absmax, int64_t n, MutableRows out,
                        int64_t columns, cudaStream_t stream) {
-  const bool wide = columns == n ? IsAligned<uint4>(out.data)
-                                 : RowsAreWide<T>(out.data, out.stride) && columns % kPerThread == 0;
+  const bool wide = columns == n
+                        ? IsAligned<uint4>(out.data)
+                        : RowsAreWide<T>(out.data, out.stride) && columns % kPerThread == 0;
   const auto blocks = static_cast<unsigned>(CeilDiv(n, kThreads * kPerThread * kUnroll));
   DequantizeKernel<T><<<blocks, kThreads, 0, stream>>>(
       codes, absmax, n, {static_cast<T*>(out.data), columns, out.stride, wide});
@@ -258,8 +228,7 @@ cudaError_t LaunchNf4Quantize(ElementType type, const void* weight, int64_t n, u
 }
 
 cudaError_t LaunchNf4Dequantize(ElementType type, const uint8_t* codes, const float* absmax,
-                                int64_t n, MutableRows out, int64_t columns,
-                                cudaStream_t stream) {
+                                int64_t n, MutableRows out, int64_t columns, cudaStream_t stream) {
   const auto run = type == ElementType::kFloat32 ? Dequantize<float, PlainAbsmax>
                                                  : Dequantize<__nv_bfloat16, PlainAbsmax>;
   return run(codes, {absmax}, n, out, columns, stream);
