@@ -79,6 +79,7 @@ struct BodyToProto {
     SetTime(time, *out.mutable_metric());
   }
   void operator()(const channel::ConsistencyEvent&) const { SetNote("consistency", line, out); }
+  void operator()(const channel::PlanEvent&) const { SetNote("plan", line, out); }
   // The server hears of these otherwise: as a registered artifact and in the verdict.
   void operator()(const channel::ArtifactEvent&) const {}
   void operator()(const channel::FatalEvent&) const {}

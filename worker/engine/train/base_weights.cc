@@ -1,12 +1,12 @@
 #include "worker/engine/train/base_weights.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <numeric>
 #include <string>
 #include <unordered_set>
 #include <utility>
-
-#include <ATen/ops/empty.h>
 
 #include "worker/engine/base/error.h"
 #include "worker/engine/weights/sharded_source.h"
@@ -32,9 +32,9 @@ bool IsFrozenPlain(const ParamInfo& param) { return !param.trainable && !param.q
 void CheckParam(const ModelFiles& files, const ParamInfo& param) {
   const std::string where = files.dir().string();
   if (!files.Contains(param.name)) {
-    throw UserError(where + ": the weights hold no tensor " + param.name +
-                        ", which config.json asks for",
-                    "bad_model", "download the model again, or correct config.json");
+    throw UserError(
+        where + ": the weights hold no tensor " + param.name + ", which config.json asks for",
+        "bad_model", "download the model again, or correct config.json");
   }
   const TensorInfo& info = files.Info(param.name);
   if (info.shape != param.shape) {
@@ -62,10 +62,9 @@ std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const 
     FlatLayout flat(info, IsFrozenPlain);
     if (flat.empty()) continue;
     std::vector<int64_t> counts = PartSizes(flat.size(), comm.world());
-    const int64_t begin =
-        std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
-    Tensor shard = at::empty({counts[comm.rank()]},
-                             at::TensorOptions(comm.device()).dtype(compute));
+    const int64_t begin = std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
+    Tensor shard =
+        at::empty({counts[comm.rank()]}, at::TensorOptions(comm.device()).dtype(compute));
     for (const FlatLayout::Piece& piece : flat.Slice(begin, shard.numel())) {
       shard.narrow(0, piece.begin - begin, piece.count)
           .copy_(base.Read(info.params[piece.param], piece.first, piece.count));
@@ -131,18 +130,20 @@ void BaseWeights::Done(const ParamInfo& param) const { files_.DropPages(param.na
 std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWeights& base,
                                          const FrozenOptions& options, Communicator& comm) {
   auto composed = std::make_unique<ComposedSource>();
-  composed->Add(options.sharded
-                    ? LoadShardedPlain(layout, base, options.compute, comm)
-                    : LoadResidentPlain(layout, base, options.compute, comm.device()));
-  const bool quantizes = std::any_of(
-      layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
+  composed->Add(options.sharded ? LoadShardedPlain(layout, base, options.compute, comm)
+                                : LoadResidentPlain(layout, base, options.compute, comm.device()));
+  const bool quantizes =
+      std::any_of(layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
         return std::any_of(unit.params.begin(), unit.params.end(),
                            [](const ParamInfo& param) { return param.quantized; });
       });
   if (!quantizes) return composed;
+  const QuantizedSource::Options quantized{
+      .compute = options.fp8 ? at::kFloat8_e4m3fn : options.compute,
+      .sharded = options.sharded,
+      .kept = options.kept};
   auto source = std::make_unique<QuantizedSource>(layout, MakeNf4Format(options.double_quant),
-                                                  options.compute, options.sharded, options.kept,
-                                                  comm);
+                                                  quantized, comm);
   for (int unit = 0; unit < layout.size(); ++unit) {
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
       const ParamInfo& param = layout.units[unit].params[i];

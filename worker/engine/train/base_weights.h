@@ -31,6 +31,7 @@ class BaseWeights {
 struct FrozenOptions {
   at::ScalarType compute = at::kFloat;
   bool double_quant = true;
+  bool fp8 = false;      // products with quantised weights are in FP8
   bool sharded = false;  // each rank its own part of each unit; else whole on every rank
   int kept = 0;          // quantised blocks, from the last, that keep their de-quantised weights
 };

@@ -49,7 +49,7 @@ Trainer::Trainer(TrainerOptions options, Communicator& comm, TrainObserver& obse
       comm_(comm),
       observer_(observer),
       clock_(clock),
-      model_(options_.spec, options_.model_dir, comm),
+      model_(options_.spec, options_.model_dir, comm, options_.execution),
       plan_(options_.train, StepPlanOptions::FromSpec(options_.spec)),
       validation_(ValidationPlan(options_)),
       schedule_(options_.spec.hyperparameters.lr_scheduler,

@@ -27,6 +27,7 @@ struct TrainerOptions {
   std::shared_ptr<const Dataset> train;
   std::shared_ptr<const Dataset> validation;  // null: none
   std::filesystem::path output_dir;           // the artifact is written here
+  std::optional<Execution> execution;         // empty: as the job says
   // Dense peak of one device in the type of the computation, operations a second; 0: not known.
   double peak_flops = 0;
 };

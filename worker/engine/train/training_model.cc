@@ -46,28 +46,25 @@ std::unique_ptr<GradientSink> MakeSink(const spec::JobSpec& spec, const ModelLay
   return std::make_unique<ReplicatedSink>(layout, store, bucket_bytes, comm);
 }
 
-DecoderOptions DecoderOptionsOf(const spec::JobSpec& spec, const DecoderConfig& config,
-                                at::Device device) {
-  DecoderOptions options;
-  options.lora = ScalingOf(spec.lora);
-  if (spec.parallelism.activation_checkpointing) {
-    options.recompute.assign(config.layers, Recompute::kAll);
-  } else if (!device.is_cpu()) {
-    // A third of the memory for one part in a hundred of the time.
-    options.recompute.assign(config.layers, Recompute::kNorms);
-  }
-  // A GPU's head GEMM wants some thousand rows at once.
-  constexpr int64_t kGpuLogitsBytes = int64_t{1} << 30;
-  if (!device.is_cpu()) options.logits_bytes = kGpuLogitsBytes;
-  return options;
-}
-
 // As transformers: norms and biases are not decayed.
 bool Decays(const ParamInfo& param) {
   return param.role != ParamRole::kNorm && param.role != ParamRole::kBias;
 }
 
 }  // namespace
+
+Execution Execution::Unplanned(const spec::JobSpec& spec, int64_t layers, at::Device device) {
+  Execution execution;
+  if (spec.parallelism.activation_checkpointing) {
+    execution.recompute.assign(layers, Recompute::kAll);
+  } else if (!device.is_cpu()) {
+    execution.recompute.assign(layers, Recompute::kNorms);
+  }
+  // A GPU's head GEMM wants some thousand rows at once.
+  constexpr int64_t kGpuLogitsBytes = int64_t{1} << 30;
+  if (!device.is_cpu()) execution.logits_bytes = kGpuLogitsBytes;
+  return execution;
+}
 
 at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device) {
   switch (spec.parallelism.compute_type) {
@@ -82,13 +79,15 @@ at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device) {
 }
 
 TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::path& model_dir,
-                             Communicator& comm)
+                             Communicator& comm, const std::optional<Execution>& execution)
     : spec_(spec),
       comm_(comm),
       compute_(ComputeTypeOf(spec, comm.device())),
       config_(DecoderConfig::Read(model_dir)),
       layout_(MakeLayout(config_)) {
   PrepareLayout(layout_, spec_);
+  const Execution run =
+      execution ? *execution : Execution::Unplanned(spec_, config_.layers, comm_.device());
   const BaseWeights base(model_dir, layout_);
   const bool sharded = spec_.parallelism.sharding == spec::Sharding::kFullShard;
   store_ = std::make_unique<TrainableStore>(layout_, compute_, MasterTypeOf(spec_),
@@ -98,13 +97,17 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   source->Add(LoadFrozen(layout_, base,
                          {.compute = compute_,
                           .double_quant = spec_.quantization.double_quant,
-                          .sharded = sharded},
+                          .fp8 = spec_.training.matmul == spec::Matmul::kFp8,
+                          .sharded = sharded,
+                          .kept = run.kept},
                          comm_));
   source->Add(store_->MakeSource());
-  source_ = std::make_unique<AdaptedSource>(layout_, std::move(source), ScalingOf(spec_.lora).scale);
+  source_ =
+      std::make_unique<AdaptedSource>(layout_, std::move(source), ScalingOf(spec_.lora).scale);
   sink_ = MakeSink(spec_, layout_, *store_, comm_);
-  decoder_ = std::make_unique<Decoder>(config_, layout_, *source_, comm_.device(),
-                                       DecoderOptionsOf(spec_, config_, comm_.device()));
+  decoder_ = std::make_unique<Decoder>(
+      config_, layout_, *source_, comm_.device(),
+      DecoderOptions{ScalingOf(spec_.lora), run.recompute, run.logits_bytes});
   MakeOptimizers();
 }
 
@@ -157,8 +160,8 @@ void TrainingModel::MakeOptimizers() {
       const ParamInfo& info = layout_.units[part.unit].params[part.param];
       if (Decays(info) != decayed) continue;
       group.parts.push_back(i);
-      params.push_back({info.name, part.master, part.copy, first_id[part.unit] + part.param,
-                        part.first});
+      params.push_back(
+          {info.name, part.master, part.copy, first_id[part.unit] + part.param, part.first});
     }
     if (!decayed) options.weight_decay = 0.0;
     group.adamw = std::make_unique<AdamW>(std::move(params), options);
@@ -173,8 +176,7 @@ void TrainingModel::BeginStep() {
 
 Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int micro, bool last) {
   sink_->BeginMicroBatch(last);
-  const DropoutKey key =
-      DropoutKey::Of(spec_.hyperparameters.seed, step, micro, comm_.rank());
+  const DropoutKey key = DropoutKey::Of(spec_.hyperparameters.seed, step, micro, comm_.rank());
   const bool drops = !spec_.full_finetune() && spec_.lora.dropout > 0.0;
   return decoder_->ForwardBackward(ToDevice(batch, comm_.device()), drops ? &key : nullptr, *sink_);
 }
