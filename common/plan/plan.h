@@ -15,6 +15,7 @@
 
 namespace sft::plan {
 
+// What a plan is made for.
 struct PlanInput {
   ModelShape shape;
   spec::JobSpec job;
@@ -30,6 +31,7 @@ struct PlanInput {
 // than the job's compute.memory_budget_gb.
 int64_t AllocatorBytes(const spec::JobSpec& job, int64_t free_bytes, bool opened);
 
+// How a job runs, with what that is predicted to take.
 struct Plan {
   Choice choice;
   PeakMemory memory;

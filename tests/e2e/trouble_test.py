@@ -27,6 +27,7 @@ class TroubleTest(ServiceCase):
         gate = self.dir / "gate"
         running = self.submit(f"until {gate}", ranks=1, name="running")
         self.wait_for_step(running)
+        wait_until("the run to be stored", lambda: self.status(running)["state"] == "RUNNING")
 
         # An upload that does not fit.
         large = self.write_job(ranks=1, name="large", rows=150_000)

@@ -183,7 +183,8 @@ TEST_F(AdamWGpuTest, TheOperationsOfAtenAgree) {
       ours.Step(step, 0.37);
       aten.Step(step, 0.37);
     }
-    // ATen's kernels fuse multiplications and additions: an ulp, which now and then turns a rounding.
+    // ATen's kernels fuse multiplications and additions: an ulp, which now and then turns a
+    // rounding.
     const bool rounds = mode.weight == at::kBFloat16 || mode.kind != Optimizer::kAdamW;
     EXPECT_LT(RelativeError(ours.weights[0], aten.weights[0]), rounds ? 2e-4 : 1e-6) << Name(mode);
   }
@@ -229,8 +230,8 @@ TEST_F(AdamWGpuTest, RefusesTensorsThatDoNotFit) {
   const at::Tensor w = ToGpu(at::zeros({300})), maps;
   const ops::AdamWFactors factors{};
   const auto tensors = [&] {
-    return ops::AdamWTensors{.weights = {w}, .grads = {w}, .m = {w}, .v = {w}, .keys = {0},
-                             .offsets = {0}};
+    return ops::AdamWTensors{
+        .weights = {w}, .grads = {w}, .m = {w}, .v = {w}, .keys = {0}, .offsets = {0}};
   };
   ops::AdamWTensors bad = tensors();
   bad.grads = {w.narrow(0, 0, 299)};

@@ -236,11 +236,11 @@ void Attention(const Table& table, const std::vector<int64_t>& lengths, int64_t 
   const double scale = 0.088388;
   const at::Tensor lse = ops::Attention(out, q, k, v, documents, scale, 0);
   // cuDNN's has one more dimension than the others'.
-  const std::string name = fmt::format(
-      "{} {}/{}{}",
-      lengths.front() == lengths.back() ? fmt::format("{}x{}", lengths.size(), lengths.front())
-                                        : fmt::format("{}", fmt::join(lengths, ",")),
-      heads, key_heads, lse.dim() == 3 ? " cuDNN" : "");
+  const std::string name = fmt::format("{} {}/{}{}",
+                                       lengths.front() == lengths.back()
+                                           ? fmt::format("{}x{}", lengths.size(), lengths.front())
+                                           : fmt::format("{}", fmt::join(lengths, ",")),
+                                       heads, key_heads, lse.dim() == 3 ? " cuDNN" : "");
   const double flops = 4.0 * pairs * static_cast<double>(heads * kSize);
   table.Arithmetic("attn " + name, flops,
                    [&] { ops::Attention(out, q, k, v, documents, scale, 0); });

@@ -62,8 +62,8 @@ TEST_P(RowsTest, RmsNormForwardAndBackwardEqualTheReference) {
       EXPECT_EQ(dw.scalar_type(), at::kFloat);
       // A sum over all rows in fp32, in another order than the reference's.
       EXPECT_LT(RelativeError(dw, dw_ref), rows > 4096 ? 2 * tolerance : tolerance) << type;
-      const at::Tensor none = ops::RmsNormBackward(dx.rows, gradient.rows, source.rows, w.gpu, rstd,
-                                                   skip.rows, false);
+      const at::Tensor none =
+          ops::RmsNormBackward(dx.rows, gradient.rows, source.rows, w.gpu, rstd, skip.rows, false);
       EXPECT_EQ(none.numel(), 0);
       EXPECT_LT(RelativeError(dx.rows, sum_ref), tolerance) << type;
       EXPECT_TRUE(y.GapIsUntouched() && dx.GapIsUntouched()) << type << " gap " << gap;
@@ -130,12 +130,12 @@ TEST_P(RowsTest, CrossEntropyAndItsGradientEqualTheReference) {
 // Among them: every way to share a row out to threads, and the head of Qwen3.
 INSTANTIATE_TEST_SUITE_P(Shapes, RowsTest,
                          ::testing::Values(std::pair(1, 8), std::pair(3, 7), std::pair(5, 64),
-                                           std::pair(17, 96), std::pair(11, 256), std::pair(33, 576),
-                                           std::pair(2, 1000), std::pair(129, 1537),
-                                           std::pair(40, 2048), std::pair(300, 5120),
-                                           std::pair(21, 8192), std::pair(7, 16384),
-                                           std::pair(2, 25600), std::pair(20011, 128),
-                                           std::pair(9, 151936)));
+                                           std::pair(17, 96), std::pair(11, 256),
+                                           std::pair(33, 576), std::pair(2, 1000),
+                                           std::pair(129, 1537), std::pair(40, 2048),
+                                           std::pair(300, 5120), std::pair(21, 8192),
+                                           std::pair(7, 16384), std::pair(2, 25600),
+                                           std::pair(20011, 128), std::pair(9, 151936)));
 
 TEST_F(GpuTest, RowOperationsTakeNoRows) {
   at::Tensor none = ToGpu(at::empty({0, 64}, at::kBFloat16)), half = none.narrow(1, 0, 32);

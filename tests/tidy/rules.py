@@ -44,7 +44,8 @@ EDGES = {
                            "worker/engine/model", "worker/engine/data",
                            "worker/engine/checkpoint", "worker/engine/dist",
                            "worker/engine/train"],
-    "worker/engine/cuda": ["worker/engine/base", "worker/engine/kernels", "worker/engine/dist"],
+    "worker/engine/cuda": ["common/base", "worker/engine/base", "worker/engine/kernels",
+                           "worker/engine/dist"],
     "client": ["common", "proto"],
 }
 

@@ -42,6 +42,7 @@ struct ReadyEvent {
 struct PlanBytes {
   int64_t predicted = 0, measured = 0;
 };
+// What one category of memory is predicted to take.
 struct PlanCategory {
   std::string name;  // "activations"
   int64_t bytes = 0;

@@ -67,7 +67,6 @@ class Agent {
 
   const Options options_;
   const NodeSetup& setup_;
-  Clock& clock_;
   const AttemptServices services_;
 
   mutable Mutex mutex_;

@@ -42,8 +42,9 @@ struct Lists {
                     (copies.empty() || copies.size() == count),
                 "adamw_step_: lists of different lengths for ", count, " weights");
     const size_t scales = coded() ? count : 0;
-    TORCH_CHECK(m_absmax.size() == scales && v_absmax.size() == scales, "adamw_step_: ",
-                m_absmax.size(), " and ", v_absmax.size(), " absmax, must be ", scales);
+    TORCH_CHECK(m_absmax.size() == scales && v_absmax.size() == scales,
+                "adamw_step_: ", m_absmax.size(), " and ", v_absmax.size(), " absmax, must be ",
+                scales);
   }
 
   void CheckTensors(size_t i) const {

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <mutex>
 
+#include "common/base/mutex.h"
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/cuda/ops.h"
 
@@ -22,8 +22,8 @@ using at::Tensor;
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // cuBLAS's advice for Hopper
 
 void Check(cublasStatus_t status, const char* what) {
-  TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "gemm_: ", what, " failed: ",
-              cublasLtGetStatusString(status));
+  TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "gemm_: ", what,
+              " failed: ", cublasLtGetStatusString(status));
 }
 
 template <typename T, cublasStatus_t (*Destroy)(T)>
@@ -31,12 +31,10 @@ struct Deleter {
   using pointer = T;
   void operator()(T object) const { Destroy(object); }
 };
-using MatmulDesc = std::unique_ptr<
-    std::remove_pointer_t<cublasLtMatmulDesc_t>,
-    Deleter<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>>;
-using Layout =
-    std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>,
-                    Deleter<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>>;
+using MatmulDesc = std::unique_ptr<std::remove_pointer_t<cublasLtMatmulDesc_t>,
+                                   Deleter<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>>;
+using Layout = std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>,
+                               Deleter<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>>;
 using Preference =
     std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>,
                     Deleter<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>>;
@@ -155,16 +153,17 @@ cublasLtMatmulAlgo_t ChooseAlgorithm(cublasLtHandle_t handle, const Problem& pro
 // The algorithm of each problem, chosen once: the same in every run on one kind of GPU.
 class AlgorithmCache {
  public:
-  cublasLtMatmulAlgo_t Get(cublasLtHandle_t handle, const Problem& problem, const Descriptors& d) {
-    const std::lock_guard lock(mutex_);
+  cublasLtMatmulAlgo_t Get(cublasLtHandle_t handle, const Problem& problem, const Descriptors& d)
+      SFT_EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
     const auto found = algorithms_.find(problem);
     if (found != algorithms_.end()) return found->second;
     return algorithms_.emplace(problem, ChooseAlgorithm(handle, problem, d)).first->second;
   }
 
  private:
-  std::mutex mutex_;
-  std::map<Problem, cublasLtMatmulAlgo_t> algorithms_;
+  Mutex mutex_;
+  std::map<Problem, cublasLtMatmulAlgo_t> algorithms_ SFT_GUARDED_BY(mutex_);
 };
 
 AlgorithmCache& Algorithms() {
@@ -240,8 +239,7 @@ void Run(const Product& product) {
   SetScales(product, d);
   const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
   const cublasLtMatmulAlgo_t algorithm = Algorithms().Get(handle, problem, d);
-  const c10::DataPtr workspace =
-      c10::cuda::CUDACachingAllocator::get()->allocate(kWorkspaceBytes);
+  const c10::DataPtr workspace = c10::cuda::CUDACachingAllocator::get()->allocate(kWorkspaceBytes);
   const float alpha = static_cast<float>(product.alpha), beta = static_cast<float>(product.beta);
   Check(cublasLtMatmul(handle, d.matmul.get(), &alpha, b.data, d.b.get(), a.data, d.a.get(), &beta,
                        product.c.const_data_ptr(), d.c.get(), out.mutable_data_ptr(), d.out.get(),

@@ -18,8 +18,8 @@ void Nf4DequantizeNested(at::Tensor& out, const at::Tensor& codes, const at::Ten
 
 void Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, double alpha, double beta);
 void GemmAdd(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& addend);
-void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b,
-                  at::IntArrayRef first_row, double scale);
+void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
+                  double scale);
 void Fp8Quantize(at::Tensor& out, at::Tensor& scale, const at::Tensor& x);
 void Fp8QuantizeWith(at::Tensor& out, const at::Tensor& x, const at::Tensor& scale);
 void Fp8FromNf4(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax_codes,
@@ -57,8 +57,8 @@ void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at:
 at::Tensor CrossEntropy(at::Tensor& logits, const at::Tensor& targets, bool backward);
 // A launch for every kAdamWTensors tensors. `factors` are the members of ops::AdamWFactors.
 void AdamWStep(at::TensorList weights, at::TensorList grads, at::TensorList copies,
-               at::TensorList m, at::TensorList v, at::TensorList m_absmax,
-               at::TensorList v_absmax, at::IntArrayRef keys, at::IntArrayRef offsets,
-               const std::optional<at::Tensor>& maps, at::ArrayRef<double> factors);
+               at::TensorList m, at::TensorList v, at::TensorList m_absmax, at::TensorList v_absmax,
+               at::IntArrayRef keys, at::IntArrayRef offsets, const std::optional<at::Tensor>& maps,
+               at::ArrayRef<double> factors);
 
 }  // namespace sft::engine::cuda

@@ -117,8 +117,7 @@ NestedAbsmax AbsmaxQuantize(const Tensor& absmax) {
 }
 
 void Nf4Dequantize(Tensor& out, const Tensor& codes, const Tensor& absmax) {
-  static const auto op =
-      Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::nf4_dequantize_");
+  static const auto op = Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::nf4_dequantize_");
   op.call(out, codes, absmax);
 }
 
@@ -144,8 +143,9 @@ void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend
 
 void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
                   double scale) {
-  static const auto op = Find<void(Tensor&, at::TensorList, at::TensorList, at::IntArrayRef,
-                                   double)>("sft::place_factors_");
+  static const auto op =
+      Find<void(Tensor&, at::TensorList, at::TensorList, at::IntArrayRef, double)>(
+          "sft::place_factors_");
   op.call(matrix, a, b, first_row, scale);
 }
 
@@ -163,18 +163,17 @@ void Fp8QuantizeWith(Tensor& out, const Tensor& x, const Tensor& scale) {
 void Fp8FromNf4(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,
                 const Tensor& nested_absmax, const Tensor& offset, const Tensor& scale,
                 bool transposed) {
-  static const auto op = Find<void(Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
-                                   const OptionalTensor&, const Tensor&, bool)>(
-      "sft::fp8_from_nf4_");
+  static const auto op =
+      Find<void(Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
+                const Tensor&, bool)>("sft::fp8_from_nf4_");
   op.call(out, codes, absmax_codes, WhereDefined(nested_absmax), WhereDefined(offset), scale,
           transposed);
 }
 
 void Fp8PlaceFactors(Tensor& matrix, const Tensor& row_scale, at::TensorList a, at::TensorList b,
                      at::IntArrayRef first_row, double scale, bool transposed) {
-  static const auto op =
-      Find<void(Tensor&, const Tensor&, at::TensorList, at::TensorList, at::IntArrayRef, double,
-                bool)>("sft::fp8_place_factors_");
+  static const auto op = Find<void(Tensor&, const Tensor&, at::TensorList, at::TensorList,
+                                   at::IntArrayRef, double, bool)>("sft::fp8_place_factors_");
   op.call(matrix, row_scale, a, b, first_row, scale, transposed);
 }
 
@@ -193,9 +192,9 @@ Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps) {
 
 Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
                        const Tensor& rstd, const Tensor& residual, bool need_weight_grad) {
-  static const auto op = Find<Tensor(Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                     const Tensor&, const OptionalTensor&, bool)>(
-      "sft::rms_norm_backward_");
+  static const auto op =
+      Find<Tensor(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                  const OptionalTensor&, bool)>("sft::rms_norm_backward_");
   return op.call(dx, dy, x, weight, rstd, WhereDefined(residual), need_weight_grad);
 }
 
@@ -226,8 +225,7 @@ void Swiglu(Tensor& out, const Tensor& gate_up) {
 }
 
 void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
-  static const auto op =
-      Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::swiglu_backward_");
+  static const auto op = Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::swiglu_backward_");
   op.call(dgate_up, dy, gate_up);
 }
 
@@ -257,12 +255,13 @@ Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
 
 void AdamWStep(const AdamWTensors& t, const Tensor& maps, const AdamWFactors& f) {
   using Tensors = at::TensorList;
-  static const auto op = Find<void(Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, Tensors,
-                                   at::IntArrayRef, at::IntArrayRef, const OptionalTensor&,
-                                   at::ArrayRef<double>)>("sft::adamw_step_");
+  static const auto op =
+      Find<void(Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, at::IntArrayRef,
+                at::IntArrayRef, const OptionalTensor&, at::ArrayRef<double>)>("sft::adamw_step_");
   // fp32 values, which doubles hold as they are.
-  const std::array<double, 8> factors = {f.keep,      f.one_minus_beta1, f.beta2,   f.one_minus_beta2,
-                                         f.step_size, f.sqrt_bias2,      f.epsilon, f.grad_scale};
+  const std::array<double, 8> factors = {
+      f.keep,      f.one_minus_beta1, f.beta2,   f.one_minus_beta2,
+      f.step_size, f.sqrt_bias2,      f.epsilon, f.grad_scale};
   op.call(t.weights, t.grads, t.copies, t.m, t.v, t.m_absmax, t.v_absmax, t.keys, t.offsets,
           WhereDefined(maps), factors);
 }

@@ -51,17 +51,17 @@ void Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, double alph
 void GemmAdd(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& addend);
 
 // Puts adapters beside the weight that they adapt, which fills the first N rows and K columns of
-// `matrix` rows [N + R, >= K + R] (nn/projection.h): member i has a[i] [r_i, K] and b[i] [n_i, r_i],
-// R = sum of r_i, and stands at row first_row[i]. Writes columns [K, K + R) of rows [0, N): scale *
-// b[i] in member i's rows and its r_i columns, zero elsewhere; and columns [0, K) of rows [N, N + R):
-// the a[i] one below the other. The rest is left alone. All of matrix's type.
-void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b,
-                  at::IntArrayRef first_row, double scale);
+// `matrix` rows [N + R, >= K + R] (nn/projection.h): member i has a[i] [r_i, K] and b[i] [n_i,
+// r_i], R = sum of r_i, and stands at row first_row[i]. Writes columns [K, K + R) of rows [0, N):
+// scale * b[i] in member i's rows and its r_i columns, zero elsewhere; and columns [0, K) of rows
+// [N, N + R): the a[i] one below the other. The rest is left alone. All of matrix's type.
+void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
+                  double scale);
 
-// Products in FP8. Rows of FP8 (float8 e4m3, no infinity, at most 448) stand for value * scale[row].
-// A conversion rounds to nearest even and saturates. Scales leave room above the largest value of a
-// row for what is put beside it later: 448 stands for kFp8Room times that value. FP8 is a floating
-// format, so the room costs precision only below 1 / 7168 of the largest value.
+// Products in FP8. Rows of FP8 (float8 e4m3, no infinity, at most 448) stand for value *
+// scale[row]. A conversion rounds to nearest even and saturates. Scales leave room above the
+// largest value of a row for what is put beside it later: 448 stands for kFp8Room times that value.
+// FP8 is a floating format, so the room costs precision only below 1 / 7168 of the largest value.
 inline constexpr float kFp8Room = 4.0f;
 
 // out = x / scale, scale[row] = kFp8Room / 448 * the largest magnitude in the row, 1 for a row of
@@ -70,9 +70,9 @@ void Fp8Quantize(at::Tensor& out, at::Tensor& scale, const at::Tensor& x);
 // The same with a given scale.
 void Fp8QuantizeWith(at::Tensor& out, const at::Tensor& x, const at::Tensor& scale);
 
-// An NF4 weight [N, K], de-quantised and divided by the scale of its row of `out`: float8 rows [N, K],
-// scale [N]; or with `transposed` its transpose, float8 rows [K, N], scale [K]. `absmax_codes` is
-// uint8 with nested_absmax and offset (Nf4DequantizeNested), or fp32 with both undefined.
+// An NF4 weight [N, K], de-quantised and divided by the scale of its row of `out`: float8 rows [N,
+// K], scale [N]; or with `transposed` its transpose, float8 rows [K, N], scale [K]. `absmax_codes`
+// is uint8 with nested_absmax and offset (Nf4DequantizeNested), or fp32 with both undefined.
 void Fp8FromNf4(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax_codes,
                 const at::Tensor& nested_absmax, const at::Tensor& offset, const at::Tensor& scale,
                 bool transposed);
@@ -86,8 +86,8 @@ void Fp8PlaceFactors(at::Tensor& matrix, const at::Tensor& row_scale, at::Tensor
 
 // out = (a * a_scale) (b * b_scale)^T (+ addend where it is defined), summed in fp32 and rounded
 // once: a float8 rows [m, k], a_scale fp32 [m], b float8 rows [n, k], b_scale fp32 [n], out rows
-// [m, n] of bf16 or fp32, addend rows [m, n] of out's type. On CUDA k and the rows of a and b must be
-// multiples of 16.
+// [m, n] of bf16 or fp32, addend rows [m, n] of out's type. On CUDA k and the rows of a and b must
+// be multiples of 16.
 void Fp8Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& a_scale, const at::Tensor& b,
              const at::Tensor& b_scale, const at::Tensor& addend);
 
@@ -105,14 +105,14 @@ at::Tensor RmsNormBackward(at::Tensor& dx, const at::Tensor& dy, const at::Tenso
 // stride), cos and sin fp32 [T, D / 2]. `inverse` rotates back, which is also the backward.
 void Rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse);
 
-// RmsNorm of each query and key head, then Rope: q [T, Hq, D] and k [T, Hkv, D] (last two dimensions
-// dense, any token stride) from the first Hq + Hkv heads of `qkv` rows [T, (Hq + 2 Hkv) D]. Weights
-// [D]. The normed heads are rounded to the type before they are rotated.
+// RmsNorm of each query and key head, then Rope: q [T, Hq, D] and k [T, Hkv, D] (last two
+// dimensions dense, any token stride) from the first Hq + Hkv heads of `qkv` rows [T, (Hq + 2 Hkv)
+// D]. Weights [D]. The normed heads are rounded to the type before they are rotated.
 void NormRope(at::Tensor& q, at::Tensor& k, const at::Tensor& qkv, const at::Tensor& q_weight,
               const at::Tensor& k_weight, const at::Tensor& cos, const at::Tensor& sin, double eps);
-// Turns the gradients of q and k, which are the first Hq + Hkv heads of `dqkv` rows [T, (Hq + 2 Hkv)
-// D], into those of the heads of `qkv`, in place; the last Hkv heads are left alone. Returns the
-// gradients of the two weights, fp32 [D], of no elements where need_weight_grad is false.
+// Turns the gradients of q and k, which are the first Hq + Hkv heads of `dqkv` rows [T, (Hq + 2
+// Hkv) D], into those of the heads of `qkv`, in place; the last Hkv heads are left alone. Returns
+// the gradients of the two weights, fp32 [D], of no elements where need_weight_grad is false.
 std::tuple<at::Tensor, at::Tensor> NormRopeBackward(at::Tensor& dqkv, const at::Tensor& qkv,
                                                     const at::Tensor& q_weight,
                                                     const at::Tensor& k_weight,

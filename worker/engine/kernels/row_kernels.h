@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstdint>
 
-// The arithmetic of one row or head, inlined into functions that SFT_SIMD_CLONES compiles. Sums have
-// a fixed order, whatever the instruction set and the number of threads.
+// The arithmetic of one row or head, inlined into functions that SFT_SIMD_CLONES compiles. Sums
+// have a fixed order, whatever the instruction set and the number of threads.
 
 #define SFT_INLINE __attribute__((always_inline)) inline
 

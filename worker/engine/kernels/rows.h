@@ -44,7 +44,8 @@ inline void CheckHeads(const at::Tensor& x, int64_t tokens, int64_t size, const 
               like.device());
 }
 
-// Throws unless cos and sin are the tables of `tokens` for heads of `size`, on the device of `like`.
+// Throws unless cos and sin are the tables of `tokens` for heads of `size`, on the device of
+// `like`.
 inline void CheckAngles(const at::Tensor& cos, const at::Tensor& sin, int64_t tokens, int64_t size,
                         const at::Tensor& like, const char* operation) {
   TORCH_CHECK(size % 2 == 0, operation, ": heads of ", size, " cannot be halved");
@@ -88,8 +89,8 @@ inline FactorPlaces CheckFactors(const at::Tensor& matrix, at::TensorList a, at:
   places.rows = matrix.size(0) - places.rank;
   CheckRows(matrix, matrix.size(0), matrix.size(1), matrix, "place_factors_: matrix");
   TORCH_CHECK(places.rows >= 0 && matrix.size(1) >= places.columns + places.rank,
-              "place_factors_: no place in ", matrix.sizes(), " for rank ", places.rank,
-              " beside ", places.columns, " columns");
+              "place_factors_: no place in ", matrix.sizes(), " for rank ", places.rank, " beside ",
+              places.columns, " columns");
   for (size_t i = 0; i < a.size(); ++i) {
     TORCH_CHECK(b[i].dim() == 2, "place_factors_: b is ", b[i].sizes());
     CheckRows(a[i], a[i].size(0), places.columns, matrix, "place_factors_: a");

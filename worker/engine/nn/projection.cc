@@ -51,10 +51,9 @@ void Projection::Fp8Product(Tensor& out, const Tensor& rows, const Tensor& besid
                             const Tensor& addend) const {
   const int64_t columns = rows.size(1);
   const int64_t spare = beside.defined() ? info_.rank : 0;
-  const Tensor wide =
-      at::empty({rows.size(0), MatrixInfo::RowStride(columns, spare)},
-                rows.options().dtype(at::kFloat8_e4m3fn))
-          .narrow(1, 0, columns + spare);
+  const Tensor wide = at::empty({rows.size(0), MatrixInfo::RowStride(columns, spare)},
+                                rows.options().dtype(at::kFloat8_e4m3fn))
+                          .narrow(1, 0, columns + spare);
   Tensor scale = at::empty({rows.size(0)}, rows.options().dtype(at::kFloat));
   Tensor own = wide.narrow(1, 0, columns);
   ops::Fp8Quantize(own, scale, rows);
@@ -168,8 +167,9 @@ Tensor Projection::AdapterGradient(const Tensor& dy, const Pass& pass) const {
   Tensor dxa = at::empty({dy.size(0), info_.rank}, dy.options());
   if (HasRoom(pass)) {
     ops::Gemm(dxa, dy,
-              pass.weights.matrices[matrix_].narrow(0, 0, info_.rows).narrow(1, info_.columns,
-                                                                             info_.rank),
+              pass.weights.matrices[matrix_]
+                  .narrow(0, 0, info_.rows)
+                  .narrow(1, info_.columns, info_.rank),
               1.0, 0.0);
     return dxa;
   }

@@ -11,8 +11,8 @@
 namespace sft::engine {
 
 // Linear layers that read one input, as one product: y = x W^T (+ bias) (+ scale * drop(x) A^T B^T
-// for each adapted one), where W holds their weights one below the other and y their outputs side by
-// side. T tokens, K inputs, N outputs, R the sum of the adapters' ranks.
+// for each adapted one), where W holds their weights one below the other and y their outputs side
+// by side. T tokens, K inputs, N outputs, R the sum of the adapters' ranks.
 //
 // The adapters' second factors cost no pass of their own: with them beside the weight and the first
 // factors below it (WeightSource places them),
@@ -21,8 +21,8 @@ namespace sft::engine {
 //           | A   . |        dx = [ dy | s dy B ] [ W ; A ]
 //
 // where B is block diagonal. So x and dy are rows with R spare columns (rows.h), which the forward
-// and the backward write. Where the source left no room in M, and for dx under dropout, the products
-// are separate and add up.
+// and the backward write. Where the source left no room in M, and for dx under dropout, the
+// products are separate and add up.
 //
 // Where the source gives FP8 matrices, x and dy are converted row by row, their spare columns too,
 // and the products y and dx are in FP8. The adapters' own gradients and first products stay as they
@@ -45,8 +45,8 @@ class Projection {
   at::Tensor Forward(at::Tensor& y, const at::Tensor& x, const Pass& pass,
                      const at::Tensor& addend = {}) const;
 
-  // Adds the parameters' gradients and, where dx is not null, writes the gradient of x into *dx, rows
-  // [T, K].
+  // Adds the parameters' gradients and, where dx is not null, writes the gradient of x into *dx,
+  // rows [T, K].
   void Backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& xa, const Pass& pass,
                 UnitGradients& gradients, at::Tensor* dx) const;
 

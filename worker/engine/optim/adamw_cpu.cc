@@ -79,8 +79,9 @@ SFT_SIMD_CLONES void RandomBits(uint64_t hash, uint32_t first, uint32_t* states,
 }
 
 // The formula of adamw.h in the order of torch's operations.
-SFT_SIMD_CLONES void Update(const ops::AdamWFactors& s, float* __restrict w, const float* __restrict g,
-                            float* __restrict m, float* __restrict v, int64_t count) {
+SFT_SIMD_CLONES void Update(const ops::AdamWFactors& s, float* __restrict w,
+                            const float* __restrict g, float* __restrict m, float* __restrict v,
+                            int64_t count) {
   const float keep = s.keep, w1 = s.one_minus_beta1, beta2 = s.beta2, w2 = s.one_minus_beta2;
   const float step = -s.step_size, bias2 = s.sqrt_bias2, epsilon = s.epsilon;
   for (int64_t i = 0; i < count; ++i) {

@@ -81,8 +81,7 @@ std::vector<at::Tensor> JoinAdjacent(std::span<const at::Tensor> tensors) {
   });
   std::vector<Run> joined;
   for (const Run& run : runs) {
-    if (!joined.empty() && joined.back().storage == run.storage &&
-        joined.back().end == run.begin &&
+    if (!joined.empty() && joined.back().storage == run.storage && joined.back().end == run.begin &&
         joined.back().first.scalar_type() == run.first.scalar_type()) {
       joined.back().end = run.end;
     } else {

@@ -24,8 +24,8 @@ void AdaptedSource::Acquire(int unit, UnitWeights& weights) {
   source_->Acquire(unit, weights);
   if (places_[unit].empty()) return;
   // Plain matrices serve every use.
-  const int wanted = weights.fp8.empty() ? static_cast<int>(WeightUse::kBoth)
-                                         : static_cast<int>(weights.use);
+  const int wanted =
+      weights.fp8.empty() ? static_cast<int>(WeightUse::kBoth) : static_cast<int>(weights.use);
   placed_[unit] &= ~weights.rewritten;
   const int missing = wanted & ~placed_[unit];
   if (missing != 0) PlaceAll(unit, missing, weights);
@@ -55,8 +55,8 @@ void AdaptedSource::PlaceAll(int unit, int uses, UnitWeights& weights) const {
     }
     Fp8Matrix& fp8 = weights.fp8[place.matrix];
     if ((uses & static_cast<int>(WeightUse::kForward)) != 0) {
-      ops::Fp8PlaceFactors(fp8.forward, fp8.forward_scale, factors.a, factors.b,
-                           factors.first_row, scale_, /*transposed=*/false);
+      ops::Fp8PlaceFactors(fp8.forward, fp8.forward_scale, factors.a, factors.b, factors.first_row,
+                           scale_, /*transposed=*/false);
     }
     if ((uses & static_cast<int>(WeightUse::kBackward)) != 0) {
       ops::Fp8PlaceFactors(fp8.backward, fp8.backward_scale, factors.a, factors.b,

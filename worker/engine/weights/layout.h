@@ -52,8 +52,8 @@ struct MatrixInfo {
   int64_t stride() const { return RowStride(columns, rank); }
   int64_t numel() const { return (rows + rank) * stride(); }
 
-  // Elements from one row to the next of a matrix with `spare` columns beside its own: a multiple of
-  // 128 bytes of bf16, or `columns` alone where nothing is spare.
+  // Elements from one row to the next of a matrix with `spare` columns beside its own: a multiple
+  // of 128 bytes of bf16, or `columns` alone where nothing is spare.
   static int64_t RowStride(int64_t columns, int64_t spare);
 };
 

@@ -46,8 +46,9 @@ class QuantFormat {
   virtual void Dequantize(at::Tensor out, std::span<const at::Tensor> planes,
                           const at::Tensor& constants) const = 0;
 
-  // The whole weight in FP8: divided by the scale of its row of `out`, float8 rows [N, K] with scale
-  // [N], or with `transposed` its transpose, float8 rows [K, N] with scale [K] (kernels/ops.h).
+  // The whole weight in FP8: divided by the scale of its row of `out`, float8 rows [N, K] with
+  // scale [N], or with `transposed` its transpose, float8 rows [K, N] with scale [K]
+  // (kernels/ops.h).
   virtual void DequantizeFp8(at::Tensor out, std::span<const at::Tensor> planes,
                              const at::Tensor& constants, const at::Tensor& scale,
                              bool transposed) const = 0;

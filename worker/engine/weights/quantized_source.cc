@@ -30,8 +30,8 @@ QuantizedSource::QuantizedSource(const ModelLayout& layout, std::unique_ptr<Quan
   int kept = options.kept;
   for (auto unit = units_.rbegin(); unit != units_.rend() && kept > 0; ++unit) {
     if (unit->cut_units.empty()) continue;
-    unit->kept = at::empty({unit->expansion->bytes()},
-                           at::TensorOptions(comm.device()).dtype(at::kByte));
+    unit->kept =
+        at::empty({unit->expansion->bytes()}, at::TensorOptions(comm.device()).dtype(at::kByte));
     --kept;
   }
 }
@@ -45,8 +45,8 @@ QuantizedSource::Unit QuantizedSource::MakeUnit(const UnitInfo& info) const {
   unit.counts = sharded_ ? PartSizes(total, comm_.world()) : std::vector<int64_t>{total};
   const int64_t own = unit.counts[sharded_ ? comm_.rank() : 0];
   for (const PlaneSpec& plane : format_->planes()) {
-    unit.planes.push_back(at::zeros({own * plane.per_cut_unit},
-                                    at::TensorOptions(comm_.device()).dtype(plane.type)));
+    unit.planes.push_back(
+        at::zeros({own * plane.per_cut_unit}, at::TensorOptions(comm_.device()).dtype(plane.type)));
   }
   unit.constants.resize(unit.cut_units.pieces().size());
   return unit;

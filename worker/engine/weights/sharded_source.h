@@ -1,8 +1,8 @@
 #pragma once
 
-#include <vector>
-
 #include <ATen/core/Tensor.h>
+
+#include <vector>
 
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/weights/slot_pool.h"

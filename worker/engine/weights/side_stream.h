@@ -8,8 +8,8 @@
 
 namespace sft::engine {
 
-// A second stream of a device, for work beside the computation. Thread-compatible: one thread of the
-// rank uses it and the current stream.
+// A second stream of a device, for work beside the computation. Thread-compatible: one thread of
+// the rank uses it and the current stream.
 class SideStream {
  public:
   explicit SideStream(at::Device device);

@@ -140,8 +140,8 @@ class Fp8Expansion : public UnitExpansion {
     for (const Matrix& matrix : matrices_) {
       weights.fp8.emplace_back();
       if (!IsQuantized(matrix)) continue;
-      weights.fp8.back() = {Forward(matrix, buffer), matrix.forward_scale,
-                            Backward(matrix, buffer), matrix.backward_scale};
+      weights.fp8.back() = {Forward(matrix, buffer), matrix.forward_scale, Backward(matrix, buffer),
+                            matrix.backward_scale};
     }
   }
 

@@ -1,8 +1,8 @@
 #include "worker/engine/weights/weight_source.h"
 
-#include <utility>
-
 #include <ATen/ops/empty.h>
+
+#include <utility>
 
 #include "worker/engine/base/error.h"
 
@@ -17,7 +17,8 @@ bool StandTogether(const MatrixInfo& matrix, const UnitWeights& weights, int64_t
   const Tensor& first = weights[matrix.members[0].weight];
   for (const MatrixInfo::Member& member : matrix.members) {
     const Tensor& weight = weights[member.weight];
-    if (!weight.defined() || !weight.is_alias_of(first) || weight.stride(1) != 1 || weight.stride(0) != stride ||
+    if (!weight.defined() || !weight.is_alias_of(first) || weight.stride(1) != 1 ||
+        weight.stride(0) != stride ||
         weight.storage_offset() != first.storage_offset() + member.first_row * stride) {
       return false;
     }

@@ -39,8 +39,8 @@ struct UnitWeights {
   // By UnitInfo::shared_matrices, where the products are in FP8; else empty. What `use` leaves out
   // may hold anything. Weights given so are undefined in `params` and `matrices`.
   std::vector<Fp8Matrix> fp8;
-  // What the source wrote anew since the unit was last acquired, as bits of WeightUse: adapters that
-  // stood in the room beside it are gone.
+  // What the source wrote anew since the unit was last acquired, as bits of WeightUse: adapters
+  // that stood in the room beside it are gone.
   int rewritten = 0;
 
   at::Tensor& operator[](int param) { return params[param]; }

@@ -1,7 +1,7 @@
-// AdamW: one launch steps up to kAdamWTensors tensors, and reads and writes each once. Rounds as the
-// loops of worker/engine/optim/adamw_cpu.cc do: every operation is an intrinsic that the compiler
-// does not fuse, division and square root are exact, and so the bits are equal (a NaN's but for its
-// payload).
+// AdamW: one launch steps up to kAdamWTensors tensors, and reads and writes each once. Rounds as
+// the loops of worker/engine/optim/adamw_cpu.cc do: every operation is an intrinsic that the
+// compiler does not fuse, division and square root are exact, and so the bits are equal (a NaN's
+// but for its payload).
 #include <algorithm>
 #include <type_traits>
 
@@ -97,7 +97,8 @@ struct CodeMap {
   float values[256];
   float tree[256];
 
-  // `table`: the values, then the midpoints, ascending. A block's threads call it, then synchronise.
+  // `table`: the values, then the midpoints, ascending. A block's threads call it, then
+  // synchronise.
   __device__ __forceinline__ void Fill(const float* table) {
     static_assert(kThreads == 256);
     const int node = static_cast<int>(threadIdx.x);

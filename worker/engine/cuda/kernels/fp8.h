@@ -6,6 +6,7 @@
 
 namespace sft::engine::cuda {
 
+// Rows of FP8, each of `width` elements.
 struct Fp8Shape {
   int64_t rows = 0;
   int64_t width = 0;

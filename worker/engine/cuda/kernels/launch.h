@@ -14,11 +14,12 @@ namespace sft::engine::cuda {
 
 enum class ElementType { kFloat32, kBFloat16 };
 
-// Matrices of dense rows that start every `stride` elements.
+// A matrix of dense rows that start every `stride` elements, to read.
 struct ConstRows {
   const void* data = nullptr;
   int64_t stride = 0;
 };
+// As ConstRows, to write.
 struct MutableRows {
   void* data = nullptr;
   int64_t stride = 0;
@@ -41,8 +42,9 @@ cudaError_t LaunchNf4DequantizeNested(ElementType type, const uint8_t* codes,
                                       const float* offset, int64_t n, MutableRows out,
                                       int64_t columns, cudaStream_t stream);
 
-// Up to kFactorMembers members of PlaceFactors (worker/engine/kernels/ops.h).
+// The members that one launch of PlaceFactors (worker/engine/kernels/ops.h) takes.
 inline constexpr int kFactorMembers = 8;
+// The factors of one adapted linear, and the rows of the weight that are its own.
 struct FactorMember {
   ConstRows a;  // [rank, columns]
   ConstRows b;  // [rows, rank]
@@ -50,12 +52,14 @@ struct FactorMember {
   int64_t rows = 0;
   int64_t rank = 0;
 };
+// The weight that the factors stand beside, and how many members are in use.
 struct FactorShape {
   int64_t rows = 0;        // of the weight
   int64_t columns = 0;     // of the weight
   int64_t first_rank = 0;  // rank of the members before these
   int members = 0;
 };
+// By value: the arguments of a launch.
 struct FactorMembers {
   FactorMember member[kFactorMembers];
 };
@@ -63,6 +67,7 @@ struct FactorMembers {
 cudaError_t LaunchPlaceFactors(ElementType type, FactorShape shape, const FactorMembers& members,
                                float scale, MutableRows matrix, cudaStream_t stream);
 
+// Rows to norm, each of `width` elements.
 struct RmsNormShape {
   int64_t rows = 0;
   int64_t width = 0;

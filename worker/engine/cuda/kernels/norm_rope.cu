@@ -25,8 +25,8 @@ template <int kHeads>
 __device__ __forceinline__ Task TaskOf(const NormRopeShape& shape, int64_t index) {
   const int all = shape.heads + shape.key_heads;
   const int chunks = (all + kHeads - 1) / kHeads;
-  const auto token = static_cast<int64_t>(static_cast<uint32_t>(index) /
-                                          static_cast<uint32_t>(chunks));
+  const auto token =
+      static_cast<int64_t>(static_cast<uint32_t>(index) / static_cast<uint32_t>(chunks));
   const int first = static_cast<int>(index - token * chunks) * kHeads;
   return {token, first, token < shape.tokens ? min(kHeads, all - first) : 0};
 }
@@ -174,8 +174,8 @@ struct BackwardArguments {
   bool wide;
 };
 
-// Turns the gradients back (g), then as RmsNormBackwardKernel: with h = x * rstd and g' = g * weight,
-// dx = rstd * (g' - h * mean(g' * h)), dweight = sum of g * cast(h).
+// Turns the gradients back (g), then as RmsNormBackwardKernel: with h = x * rstd and g' = g *
+// weight, dx = rstd * (g' - h * mean(g' * h)), dweight = sum of g * cast(h).
 template <typename T, typename Config, int kHeads, bool kWeights>
 __global__ void __launch_bounds__(Config::kThreads, Config::kVectors == 1 ? (kWeights ? 3 : 4) : 1)
     NormRopeBackwardKernel(const __grid_constant__ BackwardArguments<T> a) {
@@ -236,8 +236,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kVectors == 1 ? (kWe
 #pragma unroll
         for (int i = 0; i < N; ++i) {
           const float value = xs[h][v][i];
-          float g = Rotated(column(v) + i < half, dys[h][v][i], partners[i], cosines[v][i],
-                            -sines[v][i]);
+          float g =
+              Rotated(column(v) + i < half, dys[h][v][i], partners[i], cosines[v][i], -sines[v][i]);
           if constexpr (kWeights) {
             const float product = g * Rounded<T>(value * rstd);
             q_sums[v][i] += is_query ? product : 0.0f;
@@ -323,8 +323,7 @@ cudaError_t NormRope(NormRopeShape shape, ConstRows qkv, const void* q_weight, c
   ChooseHeadConfig<T>(shape.size, [&](auto config) {
     using Config = decltype(config);
     constexpr int kHeads = kForwardHeads<Config>;
-    const auto blocks =
-        static_cast<unsigned>(CeilDiv(Tasks<Config, kHeads>(shape), Config::kRows));
+    const auto blocks = static_cast<unsigned>(CeilDiv(Tasks<Config, kHeads>(shape), Config::kRows));
     const auto shared = static_cast<size_t>(Config::kRows * shape.size) * sizeof(T);
     NormRopeKernel<T, Config, kHeads><<<blocks, Config::kThreads, shared, stream>>>(arguments);
   });

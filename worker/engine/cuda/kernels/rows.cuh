@@ -1,6 +1,6 @@
 // How a row is shared out to threads, and the arithmetic of a row's norm and of a head's rotation.
-// The order of a row's sum depends on its width alone, never on where it lies: the same row gives the
-// same bits in every kernel.
+// The order of a row's sum depends on its width alone, never on where it lies: the same row gives
+// the same bits in every kernel.
 #pragma once
 
 #include <type_traits>

@@ -106,8 +106,8 @@ TEST_P(TypesTest, RmsNormBackwardMayOverwriteItsGradientOrItsResidual) {
   const Tensor rstd = ops::RmsNorm(y, x, w, 1e-6);
   const Tensor dw = ops::RmsNormBackward(apart, dy, x, w, rstd, residual, true);
   Strided over_dy(dy), over_residual(residual);
-  EXPECT_TRUE(at::equal(
-      ops::RmsNormBackward(over_dy.rows, over_dy.rows, x, w, rstd, residual, true), dw));
+  EXPECT_TRUE(
+      at::equal(ops::RmsNormBackward(over_dy.rows, over_dy.rows, x, w, rstd, residual, true), dw));
   EXPECT_TRUE(at::equal(over_dy.rows, apart));
   EXPECT_TRUE(at::equal(
       ops::RmsNormBackward(over_residual.rows, dy, x, w, rstd, over_residual.rows, true), dw));
@@ -183,7 +183,8 @@ TEST_P(TypesTest, NormRopeIsRmsNormThenRopeBitForBit) {
       ops::Rope(result, f.cos, f.sin, false);
       return result;
     };
-    Strided q_rows(f.kTokens, f.kHeads * size, type()), k_rows(f.kTokens, f.kKeyHeads * size, type());
+    Strided q_rows(f.kTokens, f.kHeads * size, type()),
+        k_rows(f.kTokens, f.kKeyHeads * size, type());
     Tensor q = q_rows.rows.unflatten(1, {f.kHeads, size});
     Tensor k = k_rows.rows.unflatten(1, {f.kKeyHeads, size});
     ops::NormRope(q, k, f.qkv.rows, f.q_weight, f.k_weight, f.cos, f.sin, 1e-6);
@@ -231,8 +232,8 @@ TEST_P(TypesTest, NormRopeBackwardEqualsAutogradAndLeavesTheValueHeads) {
 TEST(NormRopeTest, RefusesAProjectionOfAnotherWidth) {
   const FusedHeads f(8, at::kFloat);
   Tensor q = at::empty({f.kTokens, f.kHeads + 1, 8}), k = at::empty({f.kTokens, f.kKeyHeads, 8});
-  EXPECT_THROW(
-      ops::NormRope(q, k, f.qkv.rows, f.q_weight, f.k_weight, f.cos, f.sin, 1e-6), c10::Error);
+  EXPECT_THROW(ops::NormRope(q, k, f.qkv.rows, f.q_weight, f.k_weight, f.cos, f.sin, 1e-6),
+               c10::Error);
 }
 
 TEST(SwigluTest, EqualsAutograd) {

@@ -49,7 +49,8 @@ TEST(GradNormTest, GapsOverlapsOtherTypesAndStridesKeepTensorsApart) {
   const std::vector<at::Tensor> parts{flat.narrow(0, 0, 10),  // then a gap of one element
                                       flat.narrow(0, 11, 9),
                                       flat.narrow(0, 15, 10),  // overlaps the one before
-                                      matrix.t(), flat.narrow(0, 60, 4),
+                                      matrix.t(),
+                                      flat.narrow(0, 60, 4),
                                       flat.view(at::kInt).narrow(0, 64, 6)};
   const std::vector<at::Tensor> joined = JoinAdjacent(parts);
   ASSERT_EQ(joined.size(), parts.size());

@@ -56,8 +56,8 @@ TEST(ShardedSourceTest, GathersUnitsWhoseShardsAreUnevenOrEmpty) {
       AcquiredUnit acquired(source, layout, unit);
       source.Prefetch((unit + 1) % layout.size(), WeightUse::kBoth);
       for (size_t i = 0; i < acquired.weights().params.size(); ++i) {
-        EXPECT_TRUE(at::equal(acquired.weights().params[i],
-                              Values(layout, unit, static_cast<int>(i))));
+        EXPECT_TRUE(
+            at::equal(acquired.weights().params[i], Values(layout, unit, static_cast<int>(i))));
       }
     }
     source.Invalidate();
@@ -110,12 +110,14 @@ TEST_P(QuantizedSourceTest, ShardsOfRawBytesGiveTheBitsOfTheWholeBase) {
   for (int unit = 0; unit < layout.size(); ++unit) {
     AcquiredUnit acquired(whole, layout, unit);
     expected.emplace_back();
-    for (const Tensor& weight : acquired.weights().params) expected.back().push_back(weight.clone());
+    for (const Tensor& weight : acquired.weights().params)
+      expected.back().push_back(weight.clone());
   }
   // Unit "large" has 4 cut units: with 3 ranks uneven, with 6 some ranks hold nothing.
   for (int world : {2, 3, 6}) {
     RunRanks(world, [&](Communicator& comm) {
-      QuantizedSource source(layout, MakeNf4Format(GetParam()), {.compute = at::kBFloat16, .sharded = true}, comm);
+      QuantizedSource source(layout, MakeNf4Format(GetParam()),
+                             {.compute = at::kBFloat16, .sharded = true}, comm);
       LoadAll(source, layout);
       for (int unit : {0, 1, 2, 1}) {
         AcquiredUnit acquired(source, layout, unit);
