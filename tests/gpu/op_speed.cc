@@ -120,6 +120,69 @@ void Factors(const Table& table) {
                [&] { ops::PlaceFactors(matrix, a, b, first_row, 2.0); });
 }
 
+// Float8 rows as nn/projection.h has them.
+at::Tensor Fp8Rows(int64_t rows, int64_t width) {
+  return at::empty({rows, (width + 63) / 64 * 64 + 64},
+                   at::TensorOptions(at::kFloat8_e4m3fn).device(at::kCUDA))
+      .narrow(1, 0, width);
+}
+at::Tensor Scales(int64_t rows) {
+  return at::full({rows}, 0.01, at::TensorOptions(at::kFloat).device(at::kCUDA));
+}
+
+void Fp8Conversions(const Table& table) {
+  for (const int64_t width : {4096, 12288}) {
+    const at::Tensor x = RandomRows(kTokens, width);
+    at::Tensor out = Fp8Rows(kTokens, width), scale = Scales(kTokens);
+    table.Memory(fmt::format("fp8 quantise {}x{}", kTokens, width), Bytes(x) + Bytes(out),
+                 [&] { ops::Fp8Quantize(out, scale, x); });
+  }
+  for (const int64_t rows : {6144, 24576}) {
+    constexpr int64_t kColumns = 4096;
+    const auto quantised = ops::Nf4Quantize(Random({rows, kColumns}));
+    const auto nested = ops::AbsmaxQuantize(quantised.absmax);
+    for (const bool transposed : {false, true}) {
+      at::Tensor out = transposed ? Fp8Rows(kColumns, rows) : Fp8Rows(rows, kColumns);
+      const at::Tensor scale = Scales(out.size(0));
+      const std::string name = fmt::format(" {}x{}{}", rows, kColumns, transposed ? " turned" : "");
+      const double bytes = Bytes(out) + Bytes(quantised.codes);
+      table.Memory("fp8 from nf4" + name, bytes + Bytes(quantised.absmax), [&] {
+        ops::Fp8FromNf4(out, quantised.codes, quantised.absmax, {}, {}, scale, transposed);
+      });
+      table.Memory("fp8 from nested" + name, bytes + Bytes(nested.codes), [&] {
+        ops::Fp8FromNf4(out, quantised.codes, nested.codes, nested.nested_absmax, nested.offset,
+                        scale, transposed);
+      });
+    }
+  }
+}
+
+// The products of Qwen3-8B's first linears of a block with adapters of rank 64 beside them, in bf16
+// and in FP8.
+void Products(const Table& table, const CudaDeviceProperties& device) {
+  constexpr int64_t kInner = 4096 + 64;
+  const bool has_fp8 = device.compute_major * 10 + device.compute_minor >= 89;
+  if (!has_fp8) fmt::print("no FP8 products on this GPU\n");
+  const at::Tensor x = RandomRows(kTokens, kInner);
+  for (const int64_t rows : {6144, 24576}) {
+    const at::Tensor w = RandomRows(rows, kInner);
+    at::Tensor out = RandomRows(kTokens, rows);
+    const std::string name = fmt::format(" {}x{}x{}", kTokens, kInner, rows);
+    const double flops = 2.0 * static_cast<double>(kTokens * kInner * rows);
+    table.Arithmetic("gemm" + name, flops, [&] { ops::Gemm(out, x, w.t(), 1.0, 0.0); });
+    if (!has_fp8) continue;
+    at::Tensor a = Fp8Rows(kTokens, kInner), b = Fp8Rows(rows, kInner);
+    at::Tensor a_scale = Scales(kTokens), b_scale = Scales(rows);
+    ops::Fp8Quantize(a, a_scale, x);
+    ops::Fp8Quantize(b, b_scale, w);
+    table.Arithmetic("fp8 gemm" + name, flops,
+                     [&] { ops::Fp8Gemm(out, a, a_scale, b, b_scale, {}); });
+    const at::Tensor addend = RandomRows(kTokens, rows);
+    table.Arithmetic("fp8 gemm + addend", flops,
+                     [&] { ops::Fp8Gemm(out, a, a_scale, b, b_scale, addend); });
+  }
+}
+
 void Norms(const Table& table, int64_t width) {
   const std::string name = fmt::format(" {}x{}", kTokens, width);
   const at::Tensor x = RandomRows(kTokens, width), w = Random({width});
@@ -260,6 +323,8 @@ int Main() {
   const Table table(*plugin.devices);
   Nf4(table);
   Factors(table);
+  Fp8Conversions(table);
+  Products(table, plugin.devices->Properties(0));
   for (const int64_t width : {4096, 5120}) Norms(table, width);
   Heads(table, 32, 8, 128);
   Heads(table, 64, 8, 128);
