@@ -33,4 +33,9 @@ const GpuRates* FindGpu(std::string_view type_or_name) {
   return nullptr;
 }
 
+const GpuRates& NearestGpu(std::string_view type_or_name) {
+  const GpuRates* found = FindGpu(type_or_name);
+  return found != nullptr ? *found : kGpus[0];
+}
+
 }  // namespace sft::plan

@@ -22,4 +22,7 @@ struct GpuRates {
 // By a job's gpu_type or the driver's name; null for a type that was never measured.
 const GpuRates* FindGpu(std::string_view type_or_name);
 
+// As FindGpu; of a GPU that was never measured another's: what is fast beside what is much alike.
+const GpuRates& NearestGpu(std::string_view type_or_name);
+
 }  // namespace sft::plan
