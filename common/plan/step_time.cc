@@ -24,13 +24,16 @@ double Bytes(int64_t per_token, double tokens) { return static_cast<double>(per_
 
 // What a micro-batch costs beside the products of blocks.
 struct Rates {
-  double gemm, forward, backward, elementwise, adapters;
+  double gemm, blocks, forward, backward, elementwise, adapters;
 };
 
-Rates RatesAt(const GpuRates& gpu, double tokens, double length) {
-  return {gpu.gemm * Ramp(tokens, kHalfProducts),
+Rates RatesAt(const GpuRates& gpu, bool fp8, double tokens, double length) {
+  const double gemm = gpu.gemm * Ramp(tokens, kHalfProducts);
+  return {gemm,
+          fp8 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm,
           gpu.attention_forward * Ramp(length, kHalfForward),
-          gpu.attention_backward * Ramp(length, kHalfBackward), gpu.copy * kElementwise,
+          gpu.attention_backward * Ramp(length, kHalfBackward),
+          gpu.copy * kElementwise,
           gpu.copy * kAdapterReads};
 }
 
@@ -77,12 +80,13 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
   const double length = static_cast<double>(p.row_tokens);
   const double layers = static_cast<double>(p.shape.layers);
   const bool full = p.job.full_finetune();
-  const Rates rates = RatesAt(gpu, tokens, length);
+  const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8 && gpu.gemm_fp8 > 0;
+  const Rates rates = RatesAt(gpu, fp8, tokens, length);
   const BlockCost& block = p.block;
 
   // One product forward, one for the gradient of the input, one for that of a trained weight.
   const double passes = full ? 3 : 2;
-  const double product = 2 * Bytes(block.weights, tokens) / rates.gemm;
+  const double product = 2 * Bytes(block.weights, tokens) / rates.blocks;
   const double pairs = tokens * (length + 1) / 2;
   const double heads = static_cast<double>(p.shape.heads * p.shape.head_dim);
   const double attention_forward = 4 * pairs * heads / rates.forward;
@@ -101,7 +105,7 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
     const auto level = static_cast<size_t>(choice.LevelOf(layer));
     time.recompute += Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
                       Bytes(block.adapters_again[level], tokens) / rates.adapters +
-                      2 * Bytes(block.weights_again[level], tokens) / rates.gemm +
+                      2 * Bytes(block.weights_again[level], tokens) / rates.blocks +
                       (level == static_cast<size_t>(Recompute::kAll) ? attention_forward : 0);
   }
   const double device = time.total();
