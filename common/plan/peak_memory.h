@@ -19,6 +19,8 @@ struct Choice {
   int64_t deep_layers = 0;
   int64_t kept = 0;  // quantised blocks, from the last, that keep their de-quantised weights
   int64_t logits_bytes = 0;
+  bool embedding_on_host = false;  // the GPU reads the rows it needs through the bus
+  bool prefetch = true;            // the next block's weights, into a second slot
 
   Recompute LevelOf(int64_t layer) const { return layer < deep_layers ? deep : shallow; }
 };
@@ -37,6 +39,9 @@ struct Problem {
 
   int64_t ranks() const { return job.compute.gpu_count; }
   bool shards_weights() const { return job.parallelism.sharding == spec::Sharding::kFullShard; }
+  bool may_hold_embedding_on_host() const {
+    return !shape.tied_head && !job.full_finetune() && !shards_weights();
+  }
   bool shards_state() const { return job.parallelism.sharding != spec::Sharding::kDdp; }
 };
 absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec& job,

@@ -13,6 +13,7 @@ constexpr double kHalfForward = 450;   // tokens of a document, the same of atte
 constexpr double kHalfBackward = 530;
 constexpr double kVisibleWeights = 0.6;    // of de-quantising beside products
 constexpr double kVisibleReduction = 0.1;  // of reducing gradients beside the backward
+constexpr double kHostRead = 25e9;         // bytes a second of rows that lie in host memory
 constexpr double kLaunch = 4.5e-6;
 constexpr double kLaunchesPerBlock = 100;  // of a micro-batch
 constexpr double kStepOverhead = 15e-3;
@@ -38,7 +39,7 @@ Rates RatesAt(const GpuRates& gpu, bool fp8, double tokens, double length) {
 }
 
 // Bytes of a block's weights that are read and written for one pass over it.
-double WeightSeconds(const Problem& p, const GpuRates& gpu, double compute_seconds) {
+double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, double compute_seconds) {
   const double weights = static_cast<double>(p.block.weights);
   double seconds = 0;
   double gathered = weights * static_cast<double>(p.element_bytes);
@@ -46,8 +47,9 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, double compute_secon
     const double codes =
         static_cast<double>(p.held.quantized_weights) / static_cast<double>(p.shape.layers);
     gathered = codes * static_cast<double>(p.shards_weights() ? p.ranks() : 1);
-    seconds +=
-        kVisibleWeights * (gathered + weights * static_cast<double>(p.element_bytes)) / gpu.copy;
+    const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8;
+    const double written = weights * (fp8 ? 1.0 : static_cast<double>(p.element_bytes));
+    seconds += (prefetch ? kVisibleWeights : 1.0) * (gathered + written) / gpu.copy;
   }
   if (p.shards_weights() && p.ranks() > 1) {
     const double ranks = static_cast<double>(p.ranks());
@@ -100,7 +102,8 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
                      rates.elementwise;
   time.adapters = layers * Bytes(block.adapters, tokens) / rates.adapters;
   const double sources = layers - static_cast<double>(p.job.qlora() ? choice.kept : 0);
-  time.weights = 2 * sources * WeightSeconds(p, gpu, product + attention_forward);
+  time.weights = 2 * sources * WeightSeconds(p, gpu, choice.prefetch, product + attention_forward);
+  if (choice.embedding_on_host) time.weights += Bytes(block.hidden_row, tokens) / kHostRead;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const auto level = static_cast<size_t>(choice.LevelOf(layer));
     time.recompute += Bytes(block.elementwise_again[level], tokens) / rates.elementwise +

@@ -88,6 +88,9 @@ std::optional<RankPlan> PlanRank(const Launch& launch, const Device& device,
   input.row_tokens = spec.data.packing ? 0 : LongestRow(rows);
   result.memory_bytes = input.memory_bytes;
   result.plan = Unwrap(plan::MakePlan(input));
+  result.shape = input.shape;
+  result.row_tokens =
+      input.row_tokens > 0 ? input.row_tokens : spec.hyperparameters.sequence_length;
   result.description = plan::Describe(result.plan, spec, input.shape.layers);
   device.cuda->devices->LimitMemory(device.torch.index(), result.memory_bytes);
   return result;
@@ -104,6 +107,8 @@ void Apply(const std::optional<RankPlan>& plan, engine::TrainerOptions& options)
     execution.recompute.push_back(ToEngine(level));
   }
   execution.kept = static_cast<int>(plan->plan.choice.kept);
+  execution.prefetch = plan->plan.choice.prefetch;
+  execution.embedding_on_host = plan->plan.choice.embedding_on_host;
   execution.logits_bytes = plan->plan.choice.logits_bytes;
   options.execution = std::move(execution);
 }

@@ -99,7 +99,9 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
                           .double_quant = spec_.quantization.double_quant,
                           .fp8 = spec_.training.matmul == spec::Matmul::kFp8,
                           .sharded = sharded,
-                          .kept = run.kept},
+                          .kept = run.kept,
+                          .prefetch = run.prefetch,
+                          .embedding_on_host = run.embedding_on_host},
                          comm_));
   source->Add(store_->MakeSource());
   source_ =

@@ -167,11 +167,11 @@ TEST(PlanTest, ADeeperLevelSavesMemoryAndTakesTime) {
 
 TEST(PlanTest, ARefusalSaysWhatTakesTheMemoryAndWhatWouldFit) {
   spec::JobSpec job = Qlora(1, 8, 2048);
-  job.compute.memory_budget_gb = 8;
-  const absl::Status refused = MakePlan(Input(job, 8)).status();
+  job.compute.memory_budget_gb = 7;
+  const absl::Status refused = MakePlan(Input(job, 7)).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   const std::string message(refused.message());
-  EXPECT_THAT(message, HasSubstr("compute.memory_budget_gb allows 8.0 GB"));
+  EXPECT_THAT(message, HasSubstr("compute.memory_budget_gb allows 7.0 GB"));
   EXPECT_THAT(message, HasSubstr("quantised weights 3.6 GB"));
   EXPECT_THAT(message, HasSubstr("sequence_length = "));
   EXPECT_THAT(message, HasSubstr("gpu_count = 2 with fsdp = true"));
@@ -186,13 +186,13 @@ TEST(PlanTest, ARefusalSaysWhatTakesTheMemoryAndWhatWouldFit) {
 
 TEST(PlanTest, WhatARefusalProposesFits) {
   spec::JobSpec job = Qlora(1, 8, 2048);
-  ASSERT_FALSE(MakePlan(Input(job, 8)).ok());
+  ASSERT_FALSE(MakePlan(Input(job, 7)).ok());
   job.hyperparameters.sequence_length = 256;
-  EXPECT_TRUE(MakePlan(Input(job, 8)).ok());
+  EXPECT_TRUE(MakePlan(Input(job, 7)).ok());
   job = Qlora(1, 8, 2048);
   job.compute.gpu_count = 2;
   job.parallelism.sharding = spec::Sharding::kFullShard;
-  EXPECT_TRUE(MakePlan(Input(job, 8)).ok());
+  EXPECT_TRUE(MakePlan(Input(job, 7)).ok());
 }
 
 TEST(PlanTest, FullFineTuningNeedsShardingWhereStatesAreLarge) {
