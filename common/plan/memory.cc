@@ -86,9 +86,10 @@ Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Devi
   Memory memory;
   for (const Unit& unit : units) {
     const UnitSizes sizes = SizesOf(unit);
-    memory.frozen_weights +=
-        CeilDiv(sizes.frozen, weight_parts) * compute +
+    const int64_t quantized =
         CeilDiv(sizes.cut_units, weight_parts) * Nf4CutUnitBytes(job.quantization.double_quant);
+    memory.quantized_weights += quantized;
+    memory.frozen_weights += CeilDiv(sizes.frozen, weight_parts) * compute + quantized;
     memory.trained_weights += CeilDiv(sizes.trained, weight_parts) * compute;
     const int64_t held = CeilDiv(sizes.trained, state_parts);
     if (compute != master) memory.master_weights += held * master;

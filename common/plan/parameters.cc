@@ -106,6 +106,26 @@ absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec:
   return units;
 }
 
+BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job) {
+  BlockMatrices block;
+  BlockMatrices::Matrix* const places[] = {&block.qkv,     &block.qkv,     &block.qkv, &block.o,
+                                           &block.gate_up, &block.gate_up, &block.down};
+  const std::vector<Linear> linears = BlockLinears(shape);
+  for (size_t i = 0; i < linears.size(); ++i) {
+    const auto& targets = job.lora.target_modules;
+    bool adapted = false;
+    for (int64_t layer = 0; layer < shape.layers && !adapted && !job.full_finetune(); ++layer) {
+      const std::string module = fmt::format("model.layers.{}.{}", layer, linears[i].name);
+      adapted = std::any_of(targets.begin(), targets.end(),
+                            [&](const auto& target) { return Matches(module, target); });
+    }
+    places[i]->rows += linears[i].out;
+    places[i]->columns = linears[i].in;
+    if (adapted) places[i]->rank += job.lora.r;
+  }
+  return block;
+}
+
 ParameterCounts CountParameters(const std::vector<Unit>& units) {
   ParameterCounts counts;
   for (const Unit& unit : units) {

@@ -36,6 +36,19 @@ struct ParameterCounts {
 };
 ParameterCounts CountParameters(const std::vector<Unit>& units);
 
+// The linears of a block that read one input stand in one matrix (worker/engine/weights/layout.h).
+struct BlockMatrices {
+  struct Matrix {
+    int64_t rows = 0;     // outputs of all its linears
+    int64_t columns = 0;  // inputs
+    int64_t rank = 0;     // of all its adapters
+    int64_t weights() const { return rows * columns; }
+  };
+  Matrix qkv, o, gate_up, down;
+};
+// Of the block with the most adapters.
+BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job);
+
 // Parameters of the base alone: vocab * hidden (twice with an untied head) + hidden for the final
 // norm + for each block its seven linears with their biases, two norms, and QK norms.
 int64_t BaseParameters(const ModelShape& shape);

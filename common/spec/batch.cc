@@ -15,6 +15,8 @@ constexpr std::string_view kGlobal = "hyperparameters.global_batch",
                            kSteps = "hyperparameters.gradient_accumulation_steps",
                            kCount = "compute.gpu_count";
 constexpr int64_t kDefaultDeviceBatch = 4;
+// Sequences of a step and a GPU where the plan chooses the batch and nothing says how many.
+constexpr int64_t kPlannedSequences = 16;
 constexpr int64_t kMaxGlobalBatch = 1'000'000'000;
 
 // What would divide: the multiples of `unit` around `wanted`.
@@ -79,10 +81,47 @@ void ResolveThree(Draft* draft) {
                                          LeafOf(result), draft->Int(result)));
 }
 
+// The largest batch up to the default that divides what falls to one rank, and its accumulation.
+void DeriveBoth(Draft* draft) {
+  const int64_t share = draft->Int(kGlobal) / draft->Int(kCount);
+  int64_t batch = kDefaultDeviceBatch;
+  const bool whole = draft->Int(kGlobal) % draft->Int(kCount) == 0;
+  while (batch > 1 && (!whole || share % batch != 0)) --batch;
+  draft->Derive(kDevice, batch, "global_batch / gpu_count");
+  DeriveFactor(kSteps, kDevice, draft);
+}
+
+// per_device_batch = "auto": the plan divides what falls to a rank, unless the accumulation says
+// how.
+void ResolveAuto(Draft* draft) {
+  if (draft->Overridden(kDevice)) draft->DropFromFile(kSteps);
+  if (draft->Has(kSteps)) {
+    if (draft->Has(kGlobal)) return DeriveFactor(kDevice, kSteps, draft);
+    draft->AddProblem(kDevice,
+                      fmt::format("{} with {} leaves open how many sequences a step has; give "
+                                  "global_batch, or leave gradient_accumulation_steps to \"auto\"",
+                                  draft->Quote(kDevice), draft->Quote(kSteps)));
+    return;
+  }
+  const int64_t count = draft->Int(kCount);
+  if (!draft->Has(kGlobal)) draft->Derive(kGlobal, kPlannedSequences * count, "16 * gpu_count");
+  const int64_t global = draft->Int(kGlobal);
+  if (global % count != 0) {
+    draft->AddProblem(kGlobal, fmt::format("{} is not a multiple of {}; global_batch = {} would be",
+                                           draft->Quote(kGlobal), draft->Quote(kCount),
+                                           Multiples(global, count)));
+    return;
+  }
+  // CPU ranks have no plan.
+  if (draft->String("compute.gpu_type") == "CPU") return DeriveBoth(draft);
+  draft->Derive(kSteps, int64_t{0}, "the plan, with per_device_batch");
+}
+
 }  // namespace
 
 void ResolveBatch(Draft* draft) {
   if (draft->Faulty({kGlobal, kDevice, kSteps, kCount}) || !draft->Has(kCount)) return;
+  if (draft->Has(kDevice) && draft->Int(kDevice) == 0) return ResolveAuto(draft);
   const bool device = draft->Has(kDevice), steps = draft->Has(kSteps), global = draft->Has(kGlobal);
   if (device && steps && global) {
     ResolveThree(draft);
@@ -95,13 +134,7 @@ void ResolveBatch(Draft* draft) {
     return;
   }
   if (!device && !steps) {
-    // The largest batch up to the default that divides what falls to one rank.
-    const int64_t share = draft->Int(kGlobal) / draft->Int(kCount);
-    int64_t batch = kDefaultDeviceBatch;
-    const bool whole = draft->Int(kGlobal) % draft->Int(kCount) == 0;
-    while (batch > 1 && (!whole || share % batch != 0)) --batch;
-    draft->Derive(kDevice, batch, "global_batch / gpu_count");
-    DeriveFactor(kSteps, kDevice, draft);
+    DeriveBoth(draft);
     return;
   }
   DeriveFactor(device ? kSteps : kDevice, device ? kDevice : kSteps, draft);

@@ -12,8 +12,8 @@ void Draft::SetFromFile(const Field& field, Value value, std::string_view file_n
   if (old != nullptr) {
     if (old->value != value) {
       AddProblemAt(field.key, line,
-                   fmt::format("is given twice: {} here and {} in line {}; keep one", ToText(value),
-                               ToText(old->value), old->line));
+                   fmt::format("is given twice: {} here and {} in line {}; keep one",
+                               ToText(field, value), ToText(field, old->value), old->line));
     }
     return;
   }
@@ -100,7 +100,7 @@ void Draft::AddWarning(std::string_view key, std::string message) {
 std::string Draft::Quote(std::string_view key) const {
   const DraftEntry* entry = Find(key);
   if (entry == nullptr) return std::string(key);
-  return fmt::format("{} = {} ({})", key, ToText(entry->value), entry->origin);
+  return fmt::format("{} = {} ({})", key, ToText(*FindField(key), entry->value), entry->origin);
 }
 
 bool Draft::Faulty(std::initializer_list<std::string_view> keys) const {
@@ -114,7 +114,7 @@ std::vector<ResolvedValue> Draft::Values() const {
   for (const Field* field : Fields()) {
     const DraftEntry* entry = Find(field->key);
     if (entry == nullptr || (IsForeign(*field) && entry->strength == Strength::kDefault)) continue;
-    values.push_back({std::string(field->key), ToText(entry->value), entry->origin,
+    values.push_back({std::string(field->key), ToText(*field, entry->value), entry->origin,
                       entry->strength > Strength::kFile});
   }
   return values;

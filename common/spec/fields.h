@@ -39,6 +39,8 @@ struct Field {
   std::string_view refusal = "";
   // "auto" means the same as leaving the key out: the value is derived.
   bool auto_derives = false;
+  // "auto" is a value of its own, of kInt: 0, for the plan to choose (common/plan/plan.h).
+  bool plans_auto = false;
   // A word that other tools take here, and why it is refused.
   std::string_view refused_word = "";
   std::string_view refused_reason = "";

@@ -64,6 +64,14 @@ constexpr Field kFields[] = {
     {.key = "compute.variant",
      .derived = "<gpu_type>-<gpus_per_node>x",
      .doc = "The allocation on each node by its name in the inventory, TYPE-Nx."},
+    {.key = "compute.memory_budget_gb",
+     .type = Type::kFloat,
+     .def = "0",
+     .doc = "Most memory that a job may hold on each GPU, in 10^9 bytes; 0: what is free. The plan "
+            "keeps within it, and the rank's allocator gets no more.",
+     .min = 0,
+     .max = 1e6,
+     .aliases = "memory_budget_gb"},
 
     {.key = "data.topology.container_count",
      .type = Type::kInt,

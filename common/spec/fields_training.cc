@@ -21,6 +21,12 @@ constexpr Field kFields[] = {
      .doc = "Keeps the frozen base in 4 bits (NF4).",
      .aliases = "load_in_4bit model.load_in_4bit training.load_in_4bit quantization.load_in_4bit "
                 "train.load_in_4bit"},
+    {.key = "training.matmul",
+     .type = Type::kChoice,
+     .def = "bf16",
+     .doc = "Type of the products with frozen 4-bit weights. \"fp8\" multiplies in 8-bit floating "
+            "point with a scale a row: faster on GPUs that have it (Hopper), and not exact.",
+     .choices = "bf16|fp8"},
     {.key = "training.validation.enabled",
      .type = Type::kBool,
      .derived = "true when data.val is given and evaluation_strategy is not \"no\"",
@@ -73,11 +79,14 @@ constexpr Field kFields[] = {
     {.key = "hyperparameters.per_device_batch",
      .type = Type::kInt,
      .derived = "4, or what global_batch leaves when that is less",
-     .doc = "Sequences of one rank in one micro-step.",
+     .doc =
+         "Sequences of one rank in one micro-step. Where they do not fit into a GPU's memory, or "
+         "smaller ones are faster, a micro-step is split; the result is that of the whole one. "
+         "\"auto\": what is fastest in the GPU's memory, global_batch standing (16 * gpu_count "
+         "where it is not given).",
      .min = 1,
      .max = 65536,
-     .refused_word = "auto",
-     .refused_reason = "not supported yet: a batch size chosen from free memory; give a number",
+     .plans_auto = true,
      .aliases = "train.batch_size batch_size per_device_train_batch_size "
                 "train.per_device_train_batch_size"},
     {.key = "hyperparameters.gradient_accumulation_steps",
@@ -87,6 +96,7 @@ constexpr Field kFields[] = {
      .min = 1,
      .max = 1e6,
      .auto_derives = true,
+     .plans_auto = true,
      .aliases = "train.grad_accum grad_accum"},
     {.key = "hyperparameters.sequence_length",
      .type = Type::kInt,
@@ -255,7 +265,8 @@ constexpr Field kFields[] = {
      .type = Type::kBool,
      .def = "false",
      .doc = "Recomputes each block's activations in the backward pass: about a third slower, much "
-            "less memory. The same loss bit for bit.",
+            "less memory. The same loss bit for bit. false: on a GPU as much is recomputed, block "
+            "by block, as its memory asks for.",
      .refused_word = "unsloth",
      .refused_reason = "not supported yet: the \"unsloth\" mode; true recomputes each block",
      .aliases = "gradient_checkpointing train.gradient_checkpointing use_gradient_checkpointing "

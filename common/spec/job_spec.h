@@ -13,6 +13,7 @@
 namespace sft::spec {
 
 enum class Mode { kLora, kFullFinetune };
+enum class Matmul { kBf16, kFp8 };
 enum class Optimizer { kAdamW, kAdamWBf16, kAdamW8bit };
 enum class MasterWeights { kAuto, kFp32, kBf16 };
 enum class LrScheduler { kConstant, kLinear, kCosine };
@@ -43,11 +44,14 @@ struct JobSpec {
     int nodes = 1;
     int gpus_per_node = 1;
     std::string variant;  // "H100-4x": gpu_type and gpus_per_node
+    // Most that a rank's allocator may hold of its GPU, 10^9 bytes; 0: what is free.
+    double memory_budget_gb = 0;
   } compute;
 
   struct Training {
     Mode mode = Mode::kLora;
     bool use_qlora = false;
+    Matmul matmul = Matmul::kBf16;  // kFp8 only with use_qlora
     struct Validation {
       bool enabled = false;
       EvalStrategy strategy = EvalStrategy::kSteps;
@@ -60,6 +64,7 @@ struct JobSpec {
 
   struct Hyperparameters {
     double n_epochs = 3;
+    // Both 0 until the plan (common/plan/plan.h) has chosen them: "auto".
     int per_device_batch = 4;
     int gradient_accumulation_steps = 1;
     int global_batch = 4;  // per_device_batch * gpu_count * gradient_accumulation_steps

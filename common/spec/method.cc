@@ -8,8 +8,8 @@ namespace sft::spec {
 namespace {
 
 constexpr std::string_view kMode = "training.mode", kQlora = "training.use_qlora",
-                           kKind = "hyperparameters.train_kind", kBits = "quantization.bits",
-                           kFsdp = "hyperparameters.parallelism.fsdp",
+                           kMatmul = "training.matmul", kKind = "hyperparameters.train_kind",
+                           kBits = "quantization.bits", kFsdp = "hyperparameters.parallelism.fsdp",
                            kStrategy = "hyperparameters.parallelism.fsdp_sharding_strategy",
                            kDeepspeed = "hyperparameters.parallelism.use_deepspeed",
                            kStage = "hyperparameters.parallelism.deepspeed_stage",
@@ -76,6 +76,11 @@ void ResolveMethod(Draft* draft) {
         fmt::format("{} trains every weight, so the base cannot be quantised; use_qlora = "
                     "false, or mode = \"lora\"",
                     draft->Quote(kMode)));
+  }
+  if (draft->String(kMatmul) == "fp8" && !draft->Bool(kQlora)) {
+    draft->AddProblem(kMatmul, fmt::format("{} multiplies frozen 4-bit weights, and {} has none; "
+                                           "set use_qlora = true, or matmul = \"bf16\"",
+                                           draft->Quote(kMatmul), draft->Quote(kMode)));
   }
   const std::string kind = full ? "fft" : "peft";
   if (!draft->Has(kKind)) draft->Derive(kKind, kind, kMode);

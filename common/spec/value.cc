@@ -104,6 +104,10 @@ absl::Status CheckRange(const Field& field, double number, std::string_view text
   return absl::OkStatus();
 }
 
+bool IsPlanned(const Field& field, const Value& value) {
+  return field.plans_auto && value == Value(int64_t{0});
+}
+
 absl::Status CheckSupported(const Field& field, const Value& value) {
   if (field.supported.empty()) return absl::OkStatus();
   const std::string text = ToText(value);
@@ -152,8 +156,15 @@ std::string ToText(const Value& value) {
   return std::visit(Visitor(), value);
 }
 
+std::string ToText(const Field& field, const Value& value) {
+  return IsPlanned(field, value) ? "auto" : ToText(value);
+}
+
 std::string Expectation(const Field& field) {
-  if (field.type != Type::kChoice) return fmt::format("{}{}", TypeName(field.type), Range(field));
+  if (field.type != Type::kChoice) {
+    return fmt::format("{}{}{}", TypeName(field.type), Range(field),
+                       field.plans_auto ? ", or \"auto\"" : "");
+  }
   std::string list;
   const std::vector<std::string_view> choices = SplitWords(field.choices, '|');
   for (size_t i = 0; i < choices.size(); ++i) {
@@ -176,6 +187,7 @@ absl::StatusOr<Value> ParseText(const Field& field, std::string_view text) {
   if (!field.refused_word.empty() && trimmed == field.refused_word) {
     return InvalidArgument(field.refused_reason);
   }
+  if (field.plans_auto && trimmed == "auto") return Value(int64_t{0});
   switch (field.type) {
     case Type::kBool: {
       const std::string lower = Lower(trimmed);
@@ -208,6 +220,7 @@ absl::StatusOr<Value> Check(const Field& field, Value value) {
   if (word != nullptr && !field.refused_word.empty() && *word == field.refused_word) {
     return InvalidArgument(field.refused_reason);
   }
+  if (word != nullptr && field.plans_auto && *word == "auto") return Value(int64_t{0});
   if (field.type == Type::kFloat && std::holds_alternative<int64_t>(value)) {
     value = static_cast<double>(std::get<int64_t>(value));
   }

@@ -26,6 +26,9 @@ std::string ToText(const Value& value);
 // True when the value is "auto" where that means the same as leaving the key out.
 bool LeavesOut(const Field& field, const Value& value);
 
+// ToText, and "auto" for a value that the plan chooses.
+std::string ToText(const Field& field, const Value& value);
+
 // Reads text typed on a command line or in the environment. InvalidArgument says what would be
 // right.
 absl::StatusOr<Value> ParseText(const Field& field, std::string_view text);

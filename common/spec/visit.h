@@ -20,6 +20,7 @@ struct EnumNames;
   }
 
 SFT_SPEC_ENUM(Mode, {"lora", Mode::kLora}, {"full_finetune", Mode::kFullFinetune});
+SFT_SPEC_ENUM(Matmul, {"bf16", Matmul::kBf16}, {"fp8", Matmul::kFp8});
 SFT_SPEC_ENUM(Optimizer, {"adamw", Optimizer::kAdamW}, {"adamw_bf16", Optimizer::kAdamWBf16},
               {"adamw_8bit", Optimizer::kAdamW8bit});
 SFT_SPEC_ENUM(MasterWeights, {"auto", MasterWeights::kAuto}, {"fp32", MasterWeights::kFp32},
@@ -70,8 +71,10 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("compute.nodes", s.compute.nodes);
   visit("compute.gpus_per_node", s.compute.gpus_per_node);
   visit("compute.variant", s.compute.variant);
+  visit("compute.memory_budget_gb", s.compute.memory_budget_gb);
   visit("training.mode", s.training.mode);
   visit("training.use_qlora", s.training.use_qlora);
+  visit("training.matmul", s.training.matmul);
   auto& v = s.training.validation;
   visit("training.validation.enabled", v.enabled);
   visit("training.validation.evaluation_strategy", v.strategy);

@@ -11,6 +11,8 @@
 #include "common/base/clock.h"
 #include "worker/engine/cuda/loader.h"
 #include "worker/engine/kernels/ops.h"
+#include "worker/engine/optim/adamw.h"
+#include "worker/engine/optim/grad_norm.h"
 
 namespace sft::engine {
 namespace {
@@ -118,6 +120,69 @@ void Factors(const Table& table) {
                [&] { ops::PlaceFactors(matrix, a, b, first_row, 2.0); });
 }
 
+// Float8 rows as nn/projection.h has them.
+at::Tensor Fp8Rows(int64_t rows, int64_t width) {
+  return at::empty({rows, (width + 63) / 64 * 64 + 64},
+                   at::TensorOptions(at::kFloat8_e4m3fn).device(at::kCUDA))
+      .narrow(1, 0, width);
+}
+at::Tensor Scales(int64_t rows) {
+  return at::full({rows}, 0.01, at::TensorOptions(at::kFloat).device(at::kCUDA));
+}
+
+void Fp8Conversions(const Table& table) {
+  for (const int64_t width : {4096, 12288}) {
+    const at::Tensor x = RandomRows(kTokens, width);
+    at::Tensor out = Fp8Rows(kTokens, width), scale = Scales(kTokens);
+    table.Memory(fmt::format("fp8 quantise {}x{}", kTokens, width), Bytes(x) + Bytes(out),
+                 [&] { ops::Fp8Quantize(out, scale, x); });
+  }
+  for (const int64_t rows : {6144, 24576}) {
+    constexpr int64_t kColumns = 4096;
+    const auto quantised = ops::Nf4Quantize(Random({rows, kColumns}));
+    const auto nested = ops::AbsmaxQuantize(quantised.absmax);
+    for (const bool transposed : {false, true}) {
+      at::Tensor out = transposed ? Fp8Rows(kColumns, rows) : Fp8Rows(rows, kColumns);
+      const at::Tensor scale = Scales(out.size(0));
+      const std::string name = fmt::format(" {}x{}{}", rows, kColumns, transposed ? " turned" : "");
+      const double bytes = Bytes(out) + Bytes(quantised.codes);
+      table.Memory("fp8 from nf4" + name, bytes + Bytes(quantised.absmax), [&] {
+        ops::Fp8FromNf4(out, quantised.codes, quantised.absmax, {}, {}, scale, transposed);
+      });
+      table.Memory("fp8 from nested" + name, bytes + Bytes(nested.codes), [&] {
+        ops::Fp8FromNf4(out, quantised.codes, nested.codes, nested.nested_absmax, nested.offset,
+                        scale, transposed);
+      });
+    }
+  }
+}
+
+// The products of Qwen3-8B's first linears of a block with adapters of rank 64 beside them, in bf16
+// and in FP8.
+void Products(const Table& table, const CudaDeviceProperties& device) {
+  constexpr int64_t kInner = 4096 + 64;
+  const bool has_fp8 = device.compute_major * 10 + device.compute_minor >= 89;
+  if (!has_fp8) fmt::print("no FP8 products on this GPU\n");
+  const at::Tensor x = RandomRows(kTokens, kInner);
+  for (const int64_t rows : {6144, 24576}) {
+    const at::Tensor w = RandomRows(rows, kInner);
+    at::Tensor out = RandomRows(kTokens, rows);
+    const std::string name = fmt::format(" {}x{}x{}", kTokens, kInner, rows);
+    const double flops = 2.0 * static_cast<double>(kTokens * kInner * rows);
+    table.Arithmetic("gemm" + name, flops, [&] { ops::Gemm(out, x, w.t(), 1.0, 0.0); });
+    if (!has_fp8) continue;
+    at::Tensor a = Fp8Rows(kTokens, kInner), b = Fp8Rows(rows, kInner);
+    at::Tensor a_scale = Scales(kTokens), b_scale = Scales(rows);
+    ops::Fp8Quantize(a, a_scale, x);
+    ops::Fp8Quantize(b, b_scale, w);
+    table.Arithmetic("fp8 gemm" + name, flops,
+                     [&] { ops::Fp8Gemm(out, a, a_scale, b, b_scale, {}); });
+    const at::Tensor addend = RandomRows(kTokens, rows);
+    table.Arithmetic("fp8 gemm + addend", flops,
+                     [&] { ops::Fp8Gemm(out, a, a_scale, b, b_scale, addend); });
+  }
+}
+
 void Norms(const Table& table, int64_t width) {
   const std::string name = fmt::format(" {}x{}", kTokens, width);
   const at::Tensor x = RandomRows(kTokens, width), w = Random({width});
@@ -173,6 +238,41 @@ void Loss(const Table& table) {
                [&] { ops::CrossEntropy(logits, targets, true); });
 }
 
+// `count` tensors of one size, with gradients, in flat buffers.
+void Optimizer(const Table& table, const std::string& name, spec::Optimizer kind,
+               at::ScalarType weight, bool copy, int64_t count, int64_t size) {
+  const at::Tensor weights = Random({count * size}).mul_(0.1).to(weight);
+  const at::Tensor grads = Random({count * size}).to(weight);
+  const at::Tensor copies = copy ? at::empty_like(weights, at::kBFloat16) : at::Tensor();
+  std::vector<OptimizerParam> params;
+  std::vector<at::Tensor> parts;
+  double bytes = 3 * Bytes(weights) + (copy ? Bytes(copies) : 0.0);
+  for (int64_t i = 0; i < count; ++i) {
+    params.push_back({.name = "w", .weight = weights.narrow(0, i * size, size), .id = i});
+    if (copy) params.back().copy = copies.narrow(0, i * size, size);
+    parts.push_back(grads.narrow(0, i * size, size));
+    bytes += 2.0 * static_cast<double>(AdamWStateBytes(kind, size));
+  }
+  AdamW optimizer(std::move(params), {.kind = kind});
+  table.Memory("adamw " + name, bytes, [&] { optimizer.Step(parts, 1e-4); });
+  if (count > 1) {
+    // With the host's wait for it.
+    table.Memory(fmt::format("gradient norm of {} tensors", count), Bytes(grads),
+                 [&] { SquaredNorm(parts); });
+  }
+}
+
+void Optimizers(const Table& table) {
+  using Kind = spec::Optimizer;
+  Optimizer(table, "43.6 M in 504, fp32 + copy", Kind::kAdamW, at::kFloat, true, 504, 86528);
+  Optimizer(table, "100 M fp32", Kind::kAdamW, at::kFloat, false, 1, 100'000'000);
+  Optimizer(table, "100 M bf16 states", Kind::kAdamWBf16, at::kFloat, true, 1, 100'000'000);
+  Optimizer(table, "100 M bf16 all", Kind::kAdamWBf16, at::kBFloat16, false, 1, 100'000'000);
+  Optimizer(table, "100 M 8-bit", Kind::kAdamW8bit, at::kFloat, true, 1, 100'000'000);
+  Optimizer(table, "100 M 8-bit, bf16 weights", Kind::kAdamW8bit, at::kBFloat16, false, 1,
+            100'000'000);
+}
+
 // q, k and v, and their gradients, lie in rows of one projection.
 void Attention(const Table& table, const std::vector<int64_t>& lengths, int64_t heads,
                int64_t key_heads) {
@@ -199,11 +299,11 @@ void Attention(const Table& table, const std::vector<int64_t>& lengths, int64_t 
   const double scale = 0.088388;
   const at::Tensor lse = ops::Attention(out, q, k, v, documents, scale, 0);
   // cuDNN's has one more dimension than the others'.
-  const std::string name = fmt::format(
-      "{} {}/{}{}",
-      lengths.front() == lengths.back() ? fmt::format("{}x{}", lengths.size(), lengths.front())
-                                        : fmt::format("{}", fmt::join(lengths, ",")),
-      heads, key_heads, lse.dim() == 3 ? " cuDNN" : "");
+  const std::string name = fmt::format("{} {}/{}{}",
+                                       lengths.front() == lengths.back()
+                                           ? fmt::format("{}x{}", lengths.size(), lengths.front())
+                                           : fmt::format("{}", fmt::join(lengths, ",")),
+                                       heads, key_heads, lse.dim() == 3 ? " cuDNN" : "");
   const double flops = 4.0 * pairs * static_cast<double>(heads * kSize);
   table.Arithmetic("attn " + name, flops,
                    [&] { ops::Attention(out, q, k, v, documents, scale, 0); });
@@ -223,11 +323,14 @@ int Main() {
   const Table table(*plugin.devices);
   Nf4(table);
   Factors(table);
+  Fp8Conversions(table);
+  Products(table, plugin.devices->Properties(0));
   for (const int64_t width : {4096, 5120}) Norms(table, width);
   Heads(table, 32, 8, 128);
   Heads(table, 64, 8, 128);
   for (const int64_t width : {12288, 25600}) Mlp(table, width);
   Loss(table);
+  Optimizers(table);
   Attention(table, std::vector<int64_t>(4, 2048), 32, 8);
   Attention(table, {4096}, 64, 8);
   Attention(table, {8192}, 32, 8);

@@ -5,14 +5,28 @@
 #include "worker/channel/json_fields.h"
 
 namespace sft::channel {
+
+// Records within records: found by their namespace from json_fields.h.
+template <typename V>
+void Fields(V& v, PlanBytes& b) {
+  v("predicted", b.predicted);
+  v("measured", b.measured);
+}
+
+template <typename V>
+void Fields(V& v, PlanCategory& c) {
+  v("name", c.name);
+  v("bytes", c.bytes);
+}
+
 namespace {
 
 // Longest line a reader accepts; a rank writes far less.
 constexpr size_t kMaxLineBytes = 1 << 20;
 
 // The `event` member, in the order of EventBody's alternatives.
-constexpr const char* kNames[] = {"progress", "prepared",    "ready",    "step",
-                                  "eval",     "consistency", "artifact", "fatal"};
+constexpr const char* kNames[] = {"progress",    "prepared", "ready", "step", "eval",
+                                  "consistency", "artifact", "fatal", "plan"};
 static_assert(std::size(kNames) == std::variant_size_v<EventBody>);
 
 template <typename V>
@@ -56,6 +70,7 @@ void Fields(V& v, StepEvent& e) {
   v("seconds", e.seconds);
   v("gpu_memory_bytes", e.gpu_memory_bytes);
   v("mfu", e.mfu);
+  v("of_limit", e.of_limit);
   v("rank_loss", e.rank_loss);
   v("epoch", e.epoch);
 }
@@ -89,6 +104,21 @@ void Fields(V& v, FatalEvent& e) {
   v("code", e.code);
   v("message", e.message);
   v("advice", e.advice);
+}
+
+template <typename V>
+void Fields(V& v, PlanEvent& e) {
+  v("rank", e.rank);
+  v("rows", e.rows);
+  v("micro_batches", e.micro_batches);
+  v("description", e.description);
+  v.List("categories", e.categories);
+  v.Object("resident_bytes", e.resident_bytes);
+  v.Object("allocated_bytes", e.allocated_bytes);
+  v.Object("reserved_bytes", e.reserved_bytes);
+  v.Object("outside_bytes", e.outside_bytes);
+  v("predicted_tokens_per_second", e.predicted_tokens_per_second);
+  v("measured_tokens_per_second", e.measured_tokens_per_second);
 }
 
 // The default-made alternative of that index.

@@ -38,17 +38,41 @@ struct ReadyEvent {
   double seconds = 0;  // from process start
 };
 
+// A figure of the plan and what was measured; 0: not known.
+struct PlanBytes {
+  int64_t predicted = 0, measured = 0;
+};
+// What one category of memory is predicted to take.
+struct PlanCategory {
+  std::string name;  // "activations"
+  int64_t bytes = 0;
+};
+
+// After the first steps on a GPU: how the job runs there (common/plan/plan.h), and whether that was
+// foreseen. Bytes are this rank's, tokens a second those of all ranks.
+struct PlanEvent {
+  int rank = 0;
+  int64_t rows = 0, micro_batches = 0;  // of a rank in a step
+  std::string description;
+  std::vector<PlanCategory> categories;       // predicted; they sum to reserved_bytes
+  PlanBytes resident_bytes;                   // allocated between steps
+  PlanBytes allocated_bytes, reserved_bytes;  // most at once
+  PlanBytes outside_bytes;                    // beside the allocator: driver, libraries
+  double predicted_tokens_per_second = 0, measured_tokens_per_second = 0;
+};
+
 // An optimizer step has been made.
 struct StepEvent {
   int64_t step = 0, total_steps = 0;
   double loss = 0, lr = 0, grad_norm = 0;
-  int64_t tokens = 0;              // real ones of this step, over all ranks
-  double tokens_per_second = 0;    // over all ranks
-  double seconds = 0;              // of this step
-  int64_t gpu_memory_bytes = 0;    // this rank: peak reserved by the allocator; resident set on CPU
-  double mfu = 0;                  // 0: not known
-  double rank_loss = 0;            // this rank's own mean
-  double epoch = 0;                // position in the data, 0 .. n_epochs
+  int64_t tokens = 0;            // real ones of this step, over all ranks
+  double tokens_per_second = 0;  // over all ranks
+  double seconds = 0;            // of this step
+  int64_t gpu_memory_bytes = 0;  // this rank: peak reserved by the allocator; resident set on CPU
+  double mfu = 0;                // 0: not known
+  double of_limit = 0;           // part of what the device's measured rates allow; 0: not known
+  double rank_loss = 0;          // this rank's own mean
+  double epoch = 0;              // position in the data, 0 .. n_epochs
 };
 
 // The validation rows were run.
@@ -84,7 +108,7 @@ struct FatalEvent {
 };
 
 using EventBody = std::variant<ProgressEvent, PreparedEvent, ReadyEvent, StepEvent, EvalEvent,
-                               ConsistencyEvent, ArtifactEvent, FatalEvent>;
+                               ConsistencyEvent, ArtifactEvent, FatalEvent, PlanEvent>;
 
 // What a line holds.
 struct Event {

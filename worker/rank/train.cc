@@ -4,12 +4,16 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/chat_tokenizer.h"
+#include "worker/rank/ceiling.h"
 #include "worker/rank/device.h"
+#include "worker/rank/plan_report.h"
+#include "worker/rank/planning.h"
 #include "worker/rank/step_profile.h"
 #include "worker/rank/stop_signal.h"
 
@@ -30,8 +34,11 @@ std::string StopReason(CommandInput& commands) {
 // Turns the engine's reports into events for the worker and lines of the log.
 class EventObserver : public engine::TrainObserver {
  public:
-  EventObserver(const TrainContext& context, std::string device)
-      : context_(context), device_(std::move(device)), profile_(context.profile) {}
+  EventObserver(const TrainContext& context, const Device& device)
+      : context_(context), gpu_(device), device_(device.Name()), profile_(context.profile) {}
+
+  // To be called before the first step.
+  void SetPlan(RankPlan plan) { plan_ = std::move(plan); }
 
   void OnReady(const engine::ReadyReport& report) override {
     const Nanos elapsed = context_.clock.Mono() - context_.process_start;
@@ -52,9 +59,13 @@ class EventObserver : public engine::TrainObserver {
   }
 
   void OnStep(const engine::StepReport& report) override {
-    fmt::print("step {}/{} loss {:.6f} grad_norm {:.4f} lr {:.3e} tokens {} {:.0f} tokens/s\n",
-               report.step, report.total_steps, report.loss, report.grad_norm, report.lr,
-               report.tokens, report.tokens_per_second);
+    std::string line =
+        fmt::format("step {}/{} loss {:.6f} grad_norm {:.4f} lr {:.3e} tokens {} {:.0f} tokens/s",
+                    report.step, report.total_steps, report.loss, report.grad_norm, report.lr,
+                    report.tokens, report.tokens_per_second);
+    if (report.mfu > 0) line += fmt::format(" MFU {:.1f} %", 100 * report.mfu);
+    if (report.of_limit > 0) line += fmt::format(" {:.0f} % of the limit", 100 * report.of_limit);
+    fmt::print("{}\n", line);
     context_.events.Write(channel::StepEvent{.step = report.step,
                                              .total_steps = report.total_steps,
                                              .loss = report.loss,
@@ -65,8 +76,10 @@ class EventObserver : public engine::TrainObserver {
                                              .seconds = report.seconds,
                                              .gpu_memory_bytes = report.memory_bytes,
                                              .mfu = report.mfu,
+                                             .of_limit = report.of_limit,
                                              .rank_loss = report.rank_loss,
                                              .epoch = report.epoch});
+    if (plan_ && report.step >= kSettled) ReportPlan(report.tokens_per_second);
     profile_.AfterStep(report.step, context_.launch.file.device == "cuda");
   }
 
@@ -105,9 +118,30 @@ class EventObserver : public engine::TrainObserver {
   }
 
  private:
+  // The step that has seen all that the allocator will hold.
+  static constexpr int64_t kSettled = 2;
+
+  void ReportPlan(double tokens_per_second) {
+    const int index = gpu_.torch.index();
+    const engine::CudaMemory memory = gpu_.cuda->devices->Memory(index);
+    const engine::CudaDriverMemory driver = gpu_.cuda->devices->DriverMemory(index);
+    const Measured measured{.resident_bytes = memory.allocated,
+                            .allocated_bytes = memory.peak_allocated,
+                            .reserved_bytes = memory.peak_reserved,
+                            .outside_bytes = driver.total - driver.free - memory.reserved,
+                            .tokens_per_second = tokens_per_second};
+    const channel::PlanEvent event =
+        MakePlanEvent(context_.rank, plan_->plan, plan_->description, plan_->rates_known, measured);
+    fmt::print("{}", PlanTable(event));
+    context_.events.Write(event);
+    plan_.reset();
+  }
+
   TrainContext context_;
+  Device gpu_;
   std::string device_;
   StepProfile profile_;
+  std::optional<RankPlan> plan_;  // until it has been reported
 };
 
 // "host:port", also "[::1]:port".
@@ -160,9 +194,22 @@ channel::ExitCode TrainRun::RunToEnd() {
   at::set_num_interop_threads(1);
   rendezvous_ = std::make_unique<engine::Rendezvous>(MeetingPlace(context_));
   comm_ = engine::MakeCommunicator(*rendezvous_, device.torch);
-  observer_ = std::make_unique<EventObserver>(context_, device.Name());
-  trainer_ = std::make_unique<engine::Trainer>(MakeOptions(device.PeakFlops()), *comm_, *observer_,
-                                               context_.clock);
+  auto observer = std::make_unique<EventObserver>(context_, device);
+  engine::TrainerOptions options = MakeOptions(device.PeakFlops());
+  const std::optional<RankPlan> plan = PlanRank(context_.launch, device, *options.train, *comm_);
+  Apply(plan, options);
+  if (plan) {
+    fmt::print("plan: {}; {:.1f} of {:.1f} GB of GPU memory\n", plan->description,
+               static_cast<double>(plan->plan.memory.reserved()) / 1e9,
+               static_cast<double>(plan->memory_bytes) / 1e9);
+    options.ceiling = MeasureCeiling({plan->shape, context_.launch.spec.training.matmul,
+                                      plan->plan.choice.rows, plan->row_tokens},
+                                     device, context_.clock, file.cache_dir);
+    observer->SetPlan(*plan);
+  }
+  observer_ = std::move(observer);
+  trainer_ =
+      std::make_unique<engine::Trainer>(std::move(options), *comm_, *observer_, context_.clock);
   const engine::TrainResult result = trainer_->Run();
   // No rank ends while another is still in its last collective.
   comm_->Barrier();

@@ -141,7 +141,7 @@ class RowRun:
     def learn_apart(self, setting, gpus):
         """The learning check on smaller steps than those measured."""
         plan = self.plan(gpus, LEARN_STEPS, self.row.learn_tokens)
-        batch = max(1, min(setting.batch, plan["tokens"] // self.row.seq // gpus))
+        batch = min(setting.batch, plan["tokens"] // self.row.seq // gpus)
         small = dataclasses.replace(setting, name=f"{setting.name}, learning", batch=batch)
         record = ours.run(self.row, small, self.context, plan, self.set)
         checks = ours.check(record, self.row, plan, None, setting.tolerance, True)

@@ -21,7 +21,7 @@ TOLERANCE_FP8 = 1e-2
 class Ours:
     """A setting of sft-rank. `job` holds keys of the resolved job as "table.key"."""
     name: str
-    batch: int  # rows of one rank in one micro-step
+    batch: int = 0  # rows of one rank in one micro-step; 0: the plan's choice
     checkpointing: bool = False
     job: dict = dataclasses.field(default_factory=dict)
     gpus: int = 0  # 0: the row's; fewer keep the tokens of one GPU
@@ -88,43 +88,43 @@ FSDP_BF16 = {KEY_SHARDING: "full_shard", KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER
 
 ROWS = (
     Row("qlora-8b-seq2048", "qwen3-8b", "qlora", 2048, 16384, 1,
-        (Ours("bf16", 4),), UNSLOTH_8B,
+        (Ours("bf16"),), UNSLOTH_8B,
         (Goal("best_peer", 1.15), Goal("each_peer_memory", 1.1))),
     Row("qlora-0.6b-seq2048", "qwen3-0.6b", "qlora", 2048, 16384, 1,
-        (Ours("bf16", 8),),
+        (Ours("bf16"),),
         (unsloth(2, True, default=True), unsloth(4, False), unsloth(8, False)),
         (Goal("default_peer", 3.0), Goal("best_peer", 1.0))),
     Row("qlora-32b-seq4096", "qwen3-32b", "qlora", 4096, 16384, 1,
-        (Ours("bf16", 1),), UNSLOTH_32B,
+        (Ours("bf16"),), UNSLOTH_32B,
         (Goal("best_peer", 1.15), Goal("first_step_s", 25))),
     Row("qlora-32b-seq4096-four-gpus", "qwen3-32b", "qlora", 4096, 65536, 4,
-        (Ours("one GPU", 1, gpus=1), Ours("four GPUs", 1)), (),
+        (Ours("one GPU", gpus=1), Ours("four GPUs")), (),
         (Goal("setting", 3.9, subject="one GPU", setting="four GPUs"),)),
     Row("qlora-32b-seq4096-fp8", "qwen3-32b", "qlora", 4096, 16384, 1,
-        (Ours("fp8", 1, job=FP8, tolerance=TOLERANCE_FP8),), UNSLOTH_32B,
+        (Ours("fp8", job=FP8, tolerance=TOLERANCE_FP8),), UNSLOTH_32B,
         (Goal("best_peer", 1.5),)),
     Row("qlora-8b-seq2048-fp8", "qwen3-8b", "qlora", 2048, 16384, 1,
-        (Ours("fp8", 4, job=FP8, tolerance=TOLERANCE_FP8),), UNSLOTH_8B,
+        (Ours("fp8", job=FP8, tolerance=TOLERANCE_FP8),), UNSLOTH_8B,
         (Goal("best_peer", 1.4),)),
     Row("full-8b-seq4096-four-gpus", "qwen3-8b", "full", 4096, 65536, 4,
-        (Ours("fp32 master", 2, job=FSDP_FP32),),
+        (Ours("fp32 master", job=FSDP_FP32),),
         (fsdp2(2, False, "fp32"), fsdp2(4, True, "fp32")),
         (Goal("best_peer", 1.1), Goal("mfu", 0.55))),
     Row("full-32b-seq4096-four-gpus", "qwen3-32b", "full", 4096, 32768, 4,
-        (Ours("bf16 master", 2, job=FSDP_BF16),), (fsdp2(2, True, "bf16"),),
+        (Ours("bf16 master", job=FSDP_BF16),), (fsdp2(2, True, "bf16"),),
         (Goal("best_peer", 1.25), Goal("mfu", 0.55))),
     Row("qlora-70b-seq4096-four-gpus", "llama-70b", "qlora", 4096, 524288, 4,
-        (Ours("bf16", 16),), (),
+        (Ours("bf16"),), (),
         (Goal("tokens_per_second", 5500), Goal("memory_gb", 120)), steps=3, learn_tokens=65536),
     Row("full-8b-seq4096-host-optimizer", "qwen3-8b", "full", 4096, 131072, 1,
-        (Ours("states on the GPU", 2, job={KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}),
-         Ours("states on the host", 2, job={KEY_OPTIMIZER: "adamw", KEY_MASTER: "fp32",
+        (Ours("states on the GPU", job={KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}),
+         Ours("states on the host", job={KEY_OPTIMIZER: "adamw", KEY_MASTER: "fp32",
                                             KEY_OFFLOAD: True})), (),
         (Goal("setting", 0.8, subject="states on the GPU", setting="states on the host"),
          Goal("memory_below", 20, subject="states on the GPU", setting="states on the host")),
         steps=5),
     Row("fp8-error-demo-model", "demo", "qlora", 128, 512, 1,
-        (Ours("bf16", 4), Ours("fp8", 4, job=FP8, tolerance=TOLERANCE_FP8)), (),
+        (Ours("bf16"), Ours("fp8", job=FP8, tolerance=TOLERANCE_FP8)), (),
         (Goal("val_fall", 0.10, setting="bf16"),
          Goal("val_loss", 0.005, subject="bf16", setting="fp8")), steps=300, validation=True),
     # Runs anywhere in seconds: shows that sft-rank accepts the jobs written here.

@@ -22,8 +22,8 @@ using at::Tensor;
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // cuBLAS's advice for Hopper
 
 void Check(cublasStatus_t status, const char* what) {
-  TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "gemm_: ", what, " failed: ",
-              cublasLtGetStatusString(status));
+  TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "gemm_: ", what,
+              " failed: ", cublasLtGetStatusString(status));
 }
 
 template <typename T, cublasStatus_t (*Destroy)(T)>
@@ -31,20 +31,25 @@ struct Deleter {
   using pointer = T;
   void operator()(T object) const { Destroy(object); }
 };
-using MatmulDesc = std::unique_ptr<
-    std::remove_pointer_t<cublasLtMatmulDesc_t>,
-    Deleter<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>>;
-using Layout =
-    std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>,
-                    Deleter<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>>;
+using MatmulDesc = std::unique_ptr<std::remove_pointer_t<cublasLtMatmulDesc_t>,
+                                   Deleter<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>>;
+using Layout = std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>,
+                               Deleter<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>>;
 using Preference =
     std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>,
                     Deleter<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>>;
 
 cudaDataType_t CudaType(at::ScalarType type) {
-  TORCH_CHECK(type == at::kBFloat16 || type == at::kFloat, "gemm_: ", type,
-              " is neither fp32 nor bf16");
-  return type == at::kFloat ? CUDA_R_32F : CUDA_R_16BF;
+  switch (type) {
+    case at::kFloat:
+      return CUDA_R_32F;
+    case at::kBFloat16:
+      return CUDA_R_16BF;
+    case at::kFloat8_e4m3fn:
+      return CUDA_R_8F_E4M3;
+    default:
+      TORCH_CHECK(false, "gemm_: ", type, " is none of fp32, bf16 and float8_e4m3fn");
+  }
 }
 
 // A matrix as cuBLAS sees it: column major. `flipped`: the tensor's rows are its columns.
@@ -104,6 +109,12 @@ Descriptors Describe(const Problem& problem, const Operand& a, const Operand& b)
         "a product");
   Check(cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a),
         "a product");
+  if (in == CUDA_R_8F_E4M3) {
+    const cublasLtMatmulMatrixScale_t by_row = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    for (const auto mode : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE}) {
+      Check(cublasLtMatmulDescSetAttribute(matmul, mode, &by_row, sizeof by_row), "a scale mode");
+    }
+  }
   d.b = MakeLayout(in, problem.n, problem.k, problem.ld_b, b.flipped);
   d.a = MakeLayout(in, problem.k, problem.m, problem.ld_a, a.flipped);
   d.c = MakeLayout(out, problem.n, problem.m, problem.ld_c, false);
@@ -170,55 +181,110 @@ void CheckProduct(const Tensor& out, const Tensor& a, const Tensor& b) {
   TORCH_CHECK(out.stride(1) == 1 || out.size(1) == 1, "gemm_: rows of the result are not dense");
 }
 
-// out = alpha a b + beta c
-void Product(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& c, double alpha,
-             double beta) {
-  CheckProduct(out, a, b);
-  if (out.numel() == 0) return;
-  if (a.size(1) == 0) {
-    out.mul_(beta);
-    return;
-  }
-  const LaunchScope scope(out);
-  const Operand left = OperandOf(a, "a"), right = OperandOf(b, "b");
+// out = alpha a b + beta c, with a scale for each row of a and each column of b in FP8.
+struct Product {
+  Tensor& out;
+  const Tensor& a;
+  const Tensor& b;
+  const Tensor& c;
+  double alpha = 1.0;
+  double beta = 0.0;
+  const float* a_scale = nullptr;
+  const float* b_scale = nullptr;
+};
+
+Problem ProblemOf(const Product& product, const Operand& a, const Operand& b) {
+  const Tensor& out = product.out;
   Problem problem;
   problem.device = out.device().index();
   problem.m = out.size(0);
   problem.n = out.size(1);
-  problem.k = a.size(1);
-  problem.ld_a = left.ld;
-  problem.ld_b = right.ld;
-  problem.ld_c = std::max(c.stride(0), c.size(1));
+  problem.k = product.a.size(1);
+  problem.ld_a = a.ld;
+  problem.ld_b = b.ld;
+  problem.ld_c = std::max(product.c.stride(0), out.size(1));
   problem.ld_out = std::max(out.stride(0), out.size(1));
-  problem.in_type = CudaType(a.scalar_type());
+  problem.in_type = CudaType(product.a.scalar_type());
   problem.out_type = CudaType(out.scalar_type());
-  problem.flips = (left.flipped ? 1 : 0) + (right.flipped ? 2 : 0);
-  problem.reads_c = beta != 0.0;
-  problem.alignment = std::min({Alignment(left.data), Alignment(right.data),
-                                Alignment(c.const_data_ptr()), Alignment(out.const_data_ptr())});
-  const Descriptors d = Describe(problem, left, right);
+  problem.flips = (a.flipped ? 1 : 0) + (b.flipped ? 2 : 0);
+  problem.reads_c = product.beta != 0.0;
+  problem.alignment =
+      std::min({Alignment(a.data), Alignment(b.data), Alignment(product.c.const_data_ptr()),
+                Alignment(out.const_data_ptr())});
+  return problem;
+}
+
+void SetScales(const Product& product, const Descriptors& d) {
+  if (product.a_scale == nullptr) return;
+  // cuBLAS's first operand is b.
+  Check(cublasLtMatmulDescSetAttribute(d.matmul.get(), CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+                                       &product.b_scale, sizeof product.b_scale),
+        "a scale");
+  Check(cublasLtMatmulDescSetAttribute(d.matmul.get(), CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+                                       &product.a_scale, sizeof product.a_scale),
+        "a scale");
+}
+
+void Run(const Product& product) {
+  Tensor& out = product.out;
+  if (out.numel() == 0) return;
+  if (product.a.size(1) == 0) {
+    out.mul_(product.beta);
+    return;
+  }
+  const LaunchScope scope(out);
+  const Operand a = OperandOf(product.a, "a"), b = OperandOf(product.b, "b");
+  const Problem problem = ProblemOf(product, a, b);
+  const Descriptors d = Describe(problem, a, b);
+  SetScales(product, d);
   const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
   const cublasLtMatmulAlgo_t algorithm = Algorithms().Get(handle, problem, d);
-  const c10::DataPtr workspace =
-      c10::cuda::CUDACachingAllocator::get()->allocate(kWorkspaceBytes);
-  const float alpha32 = static_cast<float>(alpha), beta32 = static_cast<float>(beta);
-  Check(cublasLtMatmul(handle, d.matmul.get(), &alpha32, right.data, d.b.get(), left.data,
-                       d.a.get(), &beta32, c.const_data_ptr(), d.c.get(), out.mutable_data_ptr(),
-                       d.out.get(), &algorithm, workspace.get(), kWorkspaceBytes, scope.stream()),
+  const c10::DataPtr workspace = c10::cuda::CUDACachingAllocator::get()->allocate(kWorkspaceBytes);
+  const float alpha = static_cast<float>(product.alpha), beta = static_cast<float>(product.beta);
+  Check(cublasLtMatmul(handle, d.matmul.get(), &alpha, b.data, d.b.get(), a.data, d.a.get(), &beta,
+                       product.c.const_data_ptr(), d.c.get(), out.mutable_data_ptr(), d.out.get(),
+                       &algorithm, workspace.get(), kWorkspaceBytes, scope.stream()),
         "a product");
+}
+
+void CheckAddend(const Tensor& out, const Tensor& addend) {
+  TORCH_CHECK(addend.sizes() == out.sizes() && addend.scalar_type() == out.scalar_type() &&
+                  addend.stride(1) == 1,
+              "gemm_add_: the addend is ", addend.scalar_type(), addend.sizes());
 }
 
 }  // namespace
 
 void Gemm(Tensor& out, const Tensor& a, const Tensor& b, double alpha, double beta) {
-  Product(out, a, b, out, alpha, beta);
+  CheckProduct(out, a, b);
+  Run({.out = out, .a = a, .b = b, .c = out, .alpha = alpha, .beta = beta});
 }
 
 void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend) {
-  TORCH_CHECK(addend.sizes() == out.sizes() && addend.scalar_type() == out.scalar_type() &&
-                  addend.stride(1) == 1,
-              "gemm_add_: the addend is ", addend.scalar_type(), addend.sizes());
-  Product(out, a, b, addend, 1.0, 1.0);
+  CheckProduct(out, a, b);
+  CheckAddend(out, addend);
+  Run({.out = out, .a = a, .b = b, .c = addend, .beta = 1.0});
+}
+
+void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& b,
+             const Tensor& b_scale, const std::optional<Tensor>& addend) {
+  TORCH_CHECK(a.scalar_type() == at::kFloat8_e4m3fn && b.scalar_type() == at::kFloat8_e4m3fn &&
+                  a.stride(1) == 1 && b.stride(1) == 1 && a.size(1) == b.size(1) &&
+                  out.size(0) == a.size(0) && out.size(1) == b.size(0) && out.stride(1) == 1,
+              "fp8_gemm_: ", a.scalar_type(), a.sizes(), " times the transpose of ",
+              b.scalar_type(), b.sizes(), " is not ", out.sizes());
+  TORCH_CHECK(a_scale.scalar_type() == at::kFloat && b_scale.scalar_type() == at::kFloat &&
+                  a_scale.is_contiguous() && b_scale.is_contiguous() &&
+                  a_scale.numel() == a.size(0) && b_scale.numel() == b.size(0),
+              "fp8_gemm_: one fp32 scale a row is needed");
+  if (addend) CheckAddend(out, *addend);
+  Run({.out = out,
+       .a = a,
+       .b = b.t(),
+       .c = addend ? *addend : out,
+       .beta = addend ? 1.0 : 0.0,
+       .a_scale = a_scale.const_data_ptr<float>(),
+       .b_scale = b_scale.const_data_ptr<float>()});
 }
 
 }  // namespace sft::engine::cuda

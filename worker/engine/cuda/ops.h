@@ -18,8 +18,17 @@ void Nf4DequantizeNested(at::Tensor& out, const at::Tensor& codes, const at::Ten
 
 void Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, double alpha, double beta);
 void GemmAdd(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& addend);
-void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b,
-                  at::IntArrayRef first_row, double scale);
+void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
+                  double scale);
+void Fp8Quantize(at::Tensor& out, at::Tensor& scale, const at::Tensor& x);
+void Fp8QuantizeWith(at::Tensor& out, const at::Tensor& x, const at::Tensor& scale);
+void Fp8FromNf4(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax_codes,
+                const std::optional<at::Tensor>& nested_absmax,
+                const std::optional<at::Tensor>& offset, const at::Tensor& scale, bool transposed);
+void Fp8PlaceFactors(at::Tensor& matrix, const at::Tensor& row_scale, at::TensorList a,
+                     at::TensorList b, at::IntArrayRef first_row, double scale, bool transposed);
+void Fp8Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& a_scale, const at::Tensor& b,
+             const at::Tensor& b_scale, const std::optional<at::Tensor>& addend);
 at::Tensor RmsNorm(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor RmsNormBackward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x,
                            const at::Tensor& weight, const at::Tensor& rstd,
@@ -46,5 +55,10 @@ void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at:
                        const at::Tensor& out, const at::Tensor& lse, const at::Tensor& cu_seqlens,
                        at::IntArrayRef lengths, double scale, int64_t window);
 at::Tensor CrossEntropy(at::Tensor& logits, const at::Tensor& targets, bool backward);
+// A launch for every kAdamWTensors tensors. `factors` are the members of ops::AdamWFactors.
+void AdamWStep(at::TensorList weights, at::TensorList grads, at::TensorList copies,
+               at::TensorList m, at::TensorList v, at::TensorList m_absmax, at::TensorList v_absmax,
+               at::IntArrayRef keys, at::IntArrayRef offsets, const std::optional<at::Tensor>& maps,
+               at::ArrayRef<double> factors);
 
 }  // namespace sft::engine::cuda

@@ -6,6 +6,8 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "common/base/version.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/cuda/nccl_communicator.h"
@@ -49,6 +51,25 @@ class Devices : public CudaDevices {
   void ResetPeaks(int device) const override {
     PrepareAllocator();
     allocator::resetPeakStats(static_cast<c10::DeviceIndex>(device));
+  }
+
+  CudaDriverMemory DriverMemory(int device) const override {
+    c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    size_t free = 0, total = 0;
+    Check(cudaMemGetInfo(&free, &total), "memory query", device);
+    return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
+  }
+
+  void LimitMemory(int device, int64_t bytes) const override {
+    PrepareAllocator();
+    const auto total = static_cast<double>(DriverMemory(device).total);
+    allocator::setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / total),
+                                 static_cast<c10::DeviceIndex>(device));
+  }
+
+  void ReleaseCached(int device) const override {
+    c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    allocator::emptyCache();
   }
 
   void Synchronize(int device) const override {

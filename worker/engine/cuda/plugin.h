@@ -29,6 +29,12 @@ struct CudaMemory {
   int64_t peak_reserved = 0;
 };
 
+// What the driver says of one device's memory, in bytes, all processes counted.
+struct CudaDriverMemory {
+  int64_t free = 0;
+  int64_t total = 0;
+};
+
 // The GPUs that this process sees (CUDA_VISIBLE_DEVICES applies), numbered from 0. Calls throw
 // InfrastructureError when the driver fails. Thread-safe.
 class CudaDevices {
@@ -41,6 +47,12 @@ class CudaDevices {
   virtual CudaDeviceProperties Properties(int device) const = 0;
   virtual CudaMemory Memory(int device) const = 0;
   virtual void ResetPeaks(int device) const = 0;
+  virtual CudaDriverMemory DriverMemory(int device) const = 0;
+  // The allocator holds no more than `bytes` of the device from now on: where it would, it gives
+  // back what it caches, and then fails with c10::OutOfMemoryError.
+  virtual void LimitMemory(int device, int64_t bytes) const = 0;
+  // Gives what the allocator caches back to the driver.
+  virtual void ReleaseCached(int device) const = 0;
   // Waits for all work of the device; errors of earlier kernels come out here.
   virtual void Synchronize(int device) const = 0;
 };

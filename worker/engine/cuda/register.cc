@@ -12,6 +12,11 @@ TORCH_LIBRARY_IMPL(sft, CUDA, m) {
   m.impl("gemm_", &cuda::Gemm);
   m.impl("gemm_add_", &cuda::GemmAdd);
   m.impl("place_factors_", &cuda::PlaceFactors);
+  m.impl("fp8_quantize_", &cuda::Fp8Quantize);
+  m.impl("fp8_quantize_with_", &cuda::Fp8QuantizeWith);
+  m.impl("fp8_from_nf4_", &cuda::Fp8FromNf4);
+  m.impl("fp8_place_factors_", &cuda::Fp8PlaceFactors);
+  m.impl("fp8_gemm_", &cuda::Fp8Gemm);
   m.impl("rms_norm_", &cuda::RmsNorm);
   m.impl("rms_norm_backward_", &cuda::RmsNormBackward);
   m.impl("rope_", &cuda::Rope);
@@ -22,4 +27,5 @@ TORCH_LIBRARY_IMPL(sft, CUDA, m) {
   m.impl("attention_", &cuda::Attention);
   m.impl("attention_backward_", &cuda::AttentionBackward);
   m.impl("cross_entropy_", &cuda::CrossEntropy);
+  m.impl("adamw_step_", &cuda::AdamWStep);
 }

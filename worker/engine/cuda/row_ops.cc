@@ -1,10 +1,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
-
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/cuda/ops.h"
+#include "worker/engine/cuda/row_views.h"
 #include "worker/engine/kernels/rows.h"
 
 namespace sft::engine::cuda {
@@ -12,9 +11,6 @@ namespace sft::engine::cuda {
 namespace {
 
 using at::Tensor;
-
-ConstRows Read(const Tensor& x) { return {x.const_data_ptr(), x.stride(0)}; }
-MutableRows Write(Tensor& x) { return {x.mutable_data_ptr(), x.stride(0)}; }
 
 void CheckNorm(const Tensor& x, const Tensor& weight, const char* operation) {
   TORCH_CHECK(x.dim() == 2, operation, ": x is ", x.sizes(), ", must be [tokens, width]");
@@ -77,8 +73,8 @@ void Swiglu(Tensor& out, const Tensor& gate_up) {
   const ElementType type = TypeOf(gate_up, "swiglu_");
   if (out.numel() == 0) return;
   const LaunchScope scope(gate_up);
-  C10_CUDA_CHECK(LaunchSwiglu(type, {out.size(0), out.size(1)}, Read(gate_up), Write(out),
-                              scope.stream()));
+  C10_CUDA_CHECK(
+      LaunchSwiglu(type, {out.size(0), out.size(1)}, Read(gate_up), Write(out), scope.stream()));
 }
 
 void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
@@ -96,18 +92,11 @@ void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArr
   const FactorPlaces places = CheckFactors(matrix, a, b, first_row);
   const ElementType type = TypeOf(matrix, "place_factors_");
   const LaunchScope scope(matrix);
-  int64_t first_rank = 0;
-  for (size_t first = 0; first < a.size(); first += kFactorMembers) {
-    FactorMembers members;
-    FactorShape shape{.rows = places.rows, .columns = places.columns, .first_rank = first_rank};
-    for (size_t i = first; i < std::min(a.size(), first + kFactorMembers); ++i) {
-      members.member[shape.members++] = {Read(a[i]), Read(b[i]), first_row[i], b[i].size(0),
-                                         a[i].size(0)};
-      first_rank += a[i].size(0);
-    }
-    C10_CUDA_CHECK(LaunchPlaceFactors(type, shape, members, static_cast<float>(scale),
-                                      Write(matrix), scope.stream()));
-  }
+  ForFactorMembers(
+      places, a, b, first_row, [&](const FactorShape& shape, const FactorMembers& members) {
+        C10_CUDA_CHECK(LaunchPlaceFactors(type, shape, members, static_cast<float>(scale),
+                                          Write(matrix), scope.stream()));
+      });
 }
 
 Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {

@@ -3,6 +3,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <array>
+
 #include "worker/engine/kernels/cpu_ops.h"
 
 TORCH_LIBRARY(sft, m) {
@@ -17,6 +19,17 @@ TORCH_LIBRARY(sft, m) {
   m.def(
       "place_factors_(Tensor(a!) matrix, Tensor[] a, Tensor[] b, int[] first_row, float scale) "
       "-> ()");
+  m.def("fp8_quantize_(Tensor(a!) out, Tensor(b!) scale, Tensor x) -> ()");
+  m.def("fp8_quantize_with_(Tensor(a!) out, Tensor x, Tensor scale) -> ()");
+  m.def(
+      "fp8_from_nf4_(Tensor(a!) out, Tensor codes, Tensor absmax_codes, Tensor? nested_absmax, "
+      "Tensor? offset, Tensor scale, bool transposed) -> ()");
+  m.def(
+      "fp8_place_factors_(Tensor(a!) matrix, Tensor row_scale, Tensor[] a, Tensor[] b, "
+      "int[] first_row, float scale, bool transposed) -> ()");
+  m.def(
+      "fp8_gemm_(Tensor(a!) out, Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, "
+      "Tensor? addend) -> ()");
   m.def("rms_norm_(Tensor(a!) y, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def(
       "rms_norm_backward_(Tensor(a!) dx, Tensor dy, Tensor x, Tensor weight, Tensor rstd, "
@@ -39,6 +52,10 @@ TORCH_LIBRARY(sft, m) {
       "Tensor k, Tensor v, Tensor out, Tensor lse, Tensor cu_seqlens, int[] lengths, float scale, "
       "int window) -> ()");
   m.def("cross_entropy_(Tensor(a!) logits, Tensor targets, bool backward) -> Tensor");
+  m.def(
+      "adamw_step_(Tensor(a!)[] weights, Tensor[] grads, Tensor(b!)[] copies, Tensor(c!)[] m, "
+      "Tensor(d!)[] v, Tensor(e!)[] m_absmax, Tensor(f!)[] v_absmax, int[] keys, int[] offsets, "
+      "Tensor? maps, float[] factors) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(sft, CPU, m) {
@@ -50,6 +67,11 @@ TORCH_LIBRARY_IMPL(sft, CPU, m) {
   m.impl("gemm_", &cpu::Gemm);
   m.impl("gemm_add_", &cpu::GemmAdd);
   m.impl("place_factors_", &cpu::PlaceFactors);
+  m.impl("fp8_quantize_", &cpu::Fp8Quantize);
+  m.impl("fp8_quantize_with_", &cpu::Fp8QuantizeWith);
+  m.impl("fp8_from_nf4_", &cpu::Fp8FromNf4);
+  m.impl("fp8_place_factors_", &cpu::Fp8PlaceFactors);
+  m.impl("fp8_gemm_", &cpu::Fp8Gemm);
   m.impl("rms_norm_", &cpu::RmsNorm);
   m.impl("rms_norm_backward_", &cpu::RmsNormBackward);
   m.impl("rope_", &cpu::Rope);
@@ -95,8 +117,7 @@ NestedAbsmax AbsmaxQuantize(const Tensor& absmax) {
 }
 
 void Nf4Dequantize(Tensor& out, const Tensor& codes, const Tensor& absmax) {
-  static const auto op =
-      Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::nf4_dequantize_");
+  static const auto op = Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::nf4_dequantize_");
   op.call(out, codes, absmax);
 }
 
@@ -122,9 +143,45 @@ void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend
 
 void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
                   double scale) {
-  static const auto op = Find<void(Tensor&, at::TensorList, at::TensorList, at::IntArrayRef,
-                                   double)>("sft::place_factors_");
+  static const auto op =
+      Find<void(Tensor&, at::TensorList, at::TensorList, at::IntArrayRef, double)>(
+          "sft::place_factors_");
   op.call(matrix, a, b, first_row, scale);
+}
+
+void Fp8Quantize(Tensor& out, Tensor& scale, const Tensor& x) {
+  static const auto op = Find<void(Tensor&, Tensor&, const Tensor&)>("sft::fp8_quantize_");
+  op.call(out, scale, x);
+}
+
+void Fp8QuantizeWith(Tensor& out, const Tensor& x, const Tensor& scale) {
+  static const auto op =
+      Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::fp8_quantize_with_");
+  op.call(out, x, scale);
+}
+
+void Fp8FromNf4(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,
+                const Tensor& nested_absmax, const Tensor& offset, const Tensor& scale,
+                bool transposed) {
+  static const auto op =
+      Find<void(Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
+                const Tensor&, bool)>("sft::fp8_from_nf4_");
+  op.call(out, codes, absmax_codes, WhereDefined(nested_absmax), WhereDefined(offset), scale,
+          transposed);
+}
+
+void Fp8PlaceFactors(Tensor& matrix, const Tensor& row_scale, at::TensorList a, at::TensorList b,
+                     at::IntArrayRef first_row, double scale, bool transposed) {
+  static const auto op = Find<void(Tensor&, const Tensor&, at::TensorList, at::TensorList,
+                                   at::IntArrayRef, double, bool)>("sft::fp8_place_factors_");
+  op.call(matrix, row_scale, a, b, first_row, scale, transposed);
+}
+
+void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& b,
+             const Tensor& b_scale, const Tensor& addend) {
+  static const auto op = Find<void(Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                   const Tensor&, const OptionalTensor&)>("sft::fp8_gemm_");
+  op.call(out, a, a_scale, b, b_scale, WhereDefined(addend));
 }
 
 Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps) {
@@ -135,9 +192,9 @@ Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps) {
 
 Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
                        const Tensor& rstd, const Tensor& residual, bool need_weight_grad) {
-  static const auto op = Find<Tensor(Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                     const Tensor&, const OptionalTensor&, bool)>(
-      "sft::rms_norm_backward_");
+  static const auto op =
+      Find<Tensor(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                  const OptionalTensor&, bool)>("sft::rms_norm_backward_");
   return op.call(dx, dy, x, weight, rstd, WhereDefined(residual), need_weight_grad);
 }
 
@@ -168,8 +225,7 @@ void Swiglu(Tensor& out, const Tensor& gate_up) {
 }
 
 void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
-  static const auto op =
-      Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::swiglu_backward_");
+  static const auto op = Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::swiglu_backward_");
   op.call(dgate_up, dy, gate_up);
 }
 
@@ -195,6 +251,19 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
 Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
   static const auto op = Find<Tensor(Tensor&, const Tensor&, bool)>("sft::cross_entropy_");
   return op.call(logits, targets, backward);
+}
+
+void AdamWStep(const AdamWTensors& t, const Tensor& maps, const AdamWFactors& f) {
+  using Tensors = at::TensorList;
+  static const auto op =
+      Find<void(Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, at::IntArrayRef,
+                at::IntArrayRef, const OptionalTensor&, at::ArrayRef<double>)>("sft::adamw_step_");
+  // fp32 values, which doubles hold as they are.
+  const std::array<double, 8> factors = {
+      f.keep,      f.one_minus_beta1, f.beta2,   f.one_minus_beta2,
+      f.step_size, f.sqrt_bias2,      f.epsilon, f.grad_scale};
+  op.call(t.weights, t.grads, t.copies, t.m, t.v, t.m_absmax, t.v_absmax, t.keys, t.offsets,
+          WhereDefined(maps), factors);
 }
 
 }  // namespace sft::engine::ops

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <tuple>
+#include <vector>
 
 // The engine's own operations, registered with LibTorch's dispatcher as sft::NAME (ops.cc holds the
 // schema). CPU implementations are in this folder; libsft_cuda.so adds those for CUDA when a rank
@@ -56,6 +57,39 @@ void GemmAdd(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at
 // [N, N + R): the a[i] one below the other. The rest is left alone. All of matrix's type.
 void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
                   double scale);
+
+// Products in FP8. Rows of FP8 (float8 e4m3, no infinity, at most 448) stand for value *
+// scale[row]. A conversion rounds to nearest even and saturates. Scales leave room above the
+// largest value of a row for what is put beside it later: 448 stands for kFp8Room times that value.
+// FP8 is a floating format, so the room costs precision only below 1 / 7168 of the largest value.
+inline constexpr float kFp8Room = 4.0f;
+
+// out = x / scale, scale[row] = kFp8Room / 448 * the largest magnitude in the row, 1 for a row of
+// zeros; out float8 rows [T, C], scale fp32 [T] dense, x rows [T, C].
+void Fp8Quantize(at::Tensor& out, at::Tensor& scale, const at::Tensor& x);
+// The same with a given scale.
+void Fp8QuantizeWith(at::Tensor& out, const at::Tensor& x, const at::Tensor& scale);
+
+// An NF4 weight [N, K], de-quantised and divided by the scale of its row of `out`: float8 rows [N,
+// K], scale [N]; or with `transposed` its transpose, float8 rows [K, N], scale [K]. `absmax_codes`
+// is uint8 with nested_absmax and offset (Nf4DequantizeNested), or fp32 with both undefined.
+void Fp8FromNf4(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax_codes,
+                const at::Tensor& nested_absmax, const at::Tensor& offset, const at::Tensor& scale,
+                bool transposed);
+
+// PlaceFactors in FP8. Forward, `matrix` float8 rows [N, K + R] with scale [N]: columns [K, K + R)
+// become `scale` times b[i], block diagonal. With `transposed`, `matrix` float8 rows
+// [K, N + R] with scale [K]: columns [N, N + R) become the a[i]^T side by side. a and b in bf16 or
+// fp32. The rest is left alone.
+void Fp8PlaceFactors(at::Tensor& matrix, const at::Tensor& row_scale, at::TensorList a,
+                     at::TensorList b, at::IntArrayRef first_row, double scale, bool transposed);
+
+// out = (a * a_scale) (b * b_scale)^T (+ addend where it is defined), summed in fp32 and rounded
+// once: a float8 rows [m, k], a_scale fp32 [m], b float8 rows [n, k], b_scale fp32 [n], out rows
+// [m, n] of bf16 or fp32, addend rows [m, n] of out's type. On CUDA k and the rows of a and b must
+// be multiples of 16.
+void Fp8Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& a_scale, const at::Tensor& b,
+             const at::Tensor& b_scale, const at::Tensor& addend);
 
 // y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps) over a row; x and y rows [T, H].
 // Returns rstd, fp32 [T].
@@ -113,5 +147,31 @@ void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at:
 // target is negative count nothing. With `backward` the rows become softmax - onehot (zero for
 // rows that count nothing), unnormalised; without it they keep their values.
 at::Tensor CrossEntropy(at::Tensor& logits, const at::Tensor& targets, bool backward);
+
+// Tensors of one AdamW step, dense, on one device; in each list they have one type, and all of a
+// list's or none are there.
+struct AdamWTensors {
+  std::vector<at::Tensor> weights;             // fp32 or bf16
+  std::vector<at::Tensor> grads;               // fp32 or bf16, read only
+  std::vector<at::Tensor> copies;              // none, or the weights in the other type
+  std::vector<at::Tensor> m, v;                // fp32, bf16 or 8-bit codes
+  std::vector<at::Tensor> m_absmax, v_absmax;  // with codes: fp32, one a block of kOptimizerBlock
+  std::vector<int64_t> keys, offsets;          // of the random bits (adamw_format.h)
+};
+// What all elements of a step have in common, in fp32 as torch has it.
+struct AdamWFactors {
+  float keep;             // 1 - lr * weight_decay
+  float one_minus_beta1;  // weight of the gradient in m
+  float beta2;
+  float one_minus_beta2;
+  float step_size;   // lr / (1 - beta1^t)
+  float sqrt_bias2;  // sqrt(1 - beta2^t)
+  float epsilon;
+  float grad_scale;
+};
+// The step of optim/adamw.h with the rounding of optim/adamw_cpu.cc. `maps` holds the values and
+// midpoints of the dynamic maps of m, then of v, fp32 [2, 2, 256]; undefined where there are no
+// codes. For CUDA alone: the optimizer has loops of its own for a CPU.
+void AdamWStep(const AdamWTensors& tensors, const at::Tensor& maps, const AdamWFactors& factors);
 
 }  // namespace sft::engine::ops

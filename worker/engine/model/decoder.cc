@@ -51,6 +51,12 @@ Recompute Decoder::RecomputeOf(size_t layer) const {
   return layer < options_.recompute.size() ? options_.recompute[layer] : Recompute::kNothing;
 }
 
+WeightUse Decoder::BackwardUse(size_t layer) const {
+  const Recompute recompute = RecomputeOf(layer);
+  const bool runs_forward = recompute == Recompute::kAll || recompute == Recompute::kMlp;
+  return runs_forward ? WeightUse::kBoth : WeightUse::kBackward;
+}
+
 BlockContext Decoder::MakeContext(const DeviceBatch& batch) const {
   return {batch.documents(), rope_.Tables(batch.positions)};
 }
@@ -66,13 +72,14 @@ Tensor Decoder::Embed(const Tensor& tokens) {
 
 Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
                         const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved) {
-  source_.Prefetch(kEmbeddingUnit);
-  source_.Prefetch(1);
+  source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
+  source_.Prefetch(1, WeightUse::kForward);
   Tensor x = Embed(batch.tokens);
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const int unit = static_cast<int>(layer) + 1;
-    AcquiredUnit acquired(source_, layout_, unit);
-    source_.Prefetch(unit + 1);
+    AcquiredUnit acquired(source_, layout_, unit, WeightUse::kForward);
+    const bool next_is_head = unit + 1 == layout_.head_unit();
+    source_.Prefetch(unit + 1, next_is_head ? WeightUse::kBoth : WeightUse::kForward);
     const Pass pass{acquired.weights(), options_.lora, dropout};
     x = blocks_[layer].Forward(x, context, pass, RecomputeOf(layer),
                                saved ? &(*saved)[layer] : nullptr);
@@ -158,8 +165,8 @@ Tensor Decoder::ForwardBackward(const DeviceBatch& batch, const DropoutKey* drop
   x = Tensor();
   if (layout_.units[head_unit].trainable()) sink.FinishUnit(head_unit);
   for (int unit = head_unit - 1; unit >= std::max(first, 1); --unit) {
-    AcquiredUnit acquired(source_, layout_, unit);
-    if (unit - 1 >= std::max(first, 1)) source_.Prefetch(unit - 1);
+    AcquiredUnit acquired(source_, layout_, unit, BackwardUse(unit - 1));
+    if (unit - 1 >= std::max(first, 1)) source_.Prefetch(unit - 1, BackwardUse(unit - 2));
     const Pass pass{acquired.weights(), options_.lora, dropout};
     UnitGradients gradients(sink, unit);
     dx = blocks_[unit - 1].Backward(std::move(dx), context, pass, saved[unit - 1], gradients,

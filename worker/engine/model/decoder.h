@@ -69,6 +69,8 @@ class Decoder {
   const at::Tensor& HeadWeight(const UnitWeights& head, const UnitWeights& embedding) const;
   BlockContext MakeContext(const DeviceBatch& batch) const;
   Recompute RecomputeOf(size_t layer) const;
+  // What the backward of a block needs of its weights.
+  WeightUse BackwardUse(size_t layer) const;
 
   DecoderConfig config_;
   const ModelLayout& layout_;

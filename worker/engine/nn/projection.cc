@@ -33,7 +33,35 @@ Projection::Projection(const UnitInfo& unit, int matrix, uint64_t first_module)
     : info_(unit.Matrix(matrix)), matrix_(matrix), first_module_(first_module) {}
 
 bool Projection::HasRoom(const Pass& pass) const {
-  return pass.weights.matrices[matrix_].size(1) == info_.columns + info_.rank;
+  const Tensor& matrix = pass.weights.matrices[matrix_];
+  return matrix.defined() && matrix.size(1) == info_.columns + info_.rank;
+}
+
+const Fp8Matrix* Projection::Fp8(const Pass& pass) const {
+  if (pass.weights.fp8.empty()) return nullptr;
+  const Fp8Matrix& matrix = pass.weights.fp8[matrix_];
+  return matrix.forward.defined() ? &matrix : nullptr;
+}
+
+// FP8 products need inner sizes that are multiples of 16.
+bool Projection::JoinsFp8() const { return info_.rank > 0 && info_.rank % 16 == 0; }
+
+void Projection::Fp8Product(Tensor& out, const Tensor& rows, const Tensor& beside,
+                            const Tensor& matrix, const Tensor& matrix_scale,
+                            const Tensor& addend) const {
+  const int64_t columns = rows.size(1);
+  const int64_t spare = beside.defined() ? info_.rank : 0;
+  const Tensor wide = at::empty({rows.size(0), MatrixInfo::RowStride(columns, spare)},
+                                rows.options().dtype(at::kFloat8_e4m3fn))
+                          .narrow(1, 0, columns + spare);
+  Tensor scale = at::empty({rows.size(0)}, rows.options().dtype(at::kFloat));
+  Tensor own = wide.narrow(1, 0, columns);
+  ops::Fp8Quantize(own, scale, rows);
+  if (spare > 0) {
+    Tensor next = wide.narrow(1, columns, spare);
+    ops::Fp8QuantizeWith(next, beside, scale);
+  }
+  ops::Fp8Gemm(out, wide, scale, matrix.narrow(1, 0, columns + spare), matrix_scale, addend);
 }
 
 bool Projection::trained(UnitGradients& gradients) const {
@@ -48,10 +76,12 @@ bool Projection::trained(UnitGradients& gradients) const {
 
 Tensor Projection::FirstFactorProduct(const Tensor& x, const Pass& pass) const {
   Tensor xa = at::empty({x.size(0), info_.rank}, x.options());
-  const Tensor& matrix = pass.weights.matrices[matrix_];
-  if (HasRoom(pass) && !pass.drops()) {
-    ops::Gemm(xa, x, matrix.narrow(0, info_.rows, info_.rank).narrow(1, 0, info_.columns).t(), 1.0,
-              0.0);
+  std::vector<Tensor> firsts;
+  for (const Member& member : info_.members) {
+    if (member.rank > 0) firsts.push_back(pass.weights[member.lora_a]);
+  }
+  if (const Tensor joined = Joined(firsts); joined.defined() && !pass.drops()) {
+    ops::Gemm(xa, x, joined.t(), 1.0, 0.0);
     return xa;
   }
   for (size_t i = 0; i < info_.members.size(); ++i) {
@@ -84,26 +114,33 @@ void Projection::AddBiases(Tensor& y, const Pass& pass) const {
 
 Tensor Projection::Forward(Tensor& y, const Tensor& x, const Pass& pass,
                            const Tensor& addend) const {
-  const Tensor& matrix = pass.weights.matrices[matrix_];
+  const Fp8Matrix* fp8 = Fp8(pass);
   Tensor xa;
-  Tensor a = x;
-  Tensor b = matrix.narrow(0, 0, info_.rows);
-  const bool room = info_.rank > 0 && HasRoom(pass);
-  if (info_.rank > 0) {
-    xa = FirstFactorProduct(x, pass);
-    if (room) {
-      a = Widened(x, info_.rank);
-      a.narrow(1, info_.columns, info_.rank).copy_(xa);
-    }
-  }
-  if (addend.defined()) {
-    ops::GemmAdd(y, a, b.t(), addend);
+  if (info_.rank > 0) xa = FirstFactorProduct(x, pass);
+  const bool joins = info_.rank > 0 && (fp8 != nullptr ? JoinsFp8() : HasRoom(pass));
+  if (fp8 != nullptr) {
+    Fp8Product(y, x, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, addend);
   } else {
-    ops::Gemm(y, a, b.t(), 1.0, 0.0);
+    PlainProduct(y, x, joins ? xa : Tensor(), pass.weights.matrices[matrix_], addend);
   }
-  if (info_.rank > 0 && !room) AddSecondFactors(y, xa, pass);
+  if (info_.rank > 0 && !joins) AddSecondFactors(y, xa, pass);
   AddBiases(y, pass);
   return xa;
+}
+
+void Projection::PlainProduct(Tensor& y, const Tensor& x, const Tensor& xa, const Tensor& matrix,
+                              const Tensor& addend) const {
+  Tensor a = x;
+  if (xa.defined()) {
+    a = Widened(x, info_.rank);
+    a.narrow(1, info_.columns, info_.rank).copy_(xa);
+  }
+  const Tensor b = matrix.narrow(0, 0, info_.rows).narrow(1, 0, a.size(1)).t();
+  if (addend.defined()) {
+    ops::GemmAdd(y, a, b, addend);
+  } else {
+    ops::Gemm(y, a, b, 1.0, 0.0);
+  }
 }
 
 void Projection::WeightGradients(const Tensor& dy, const Tensor& x,
@@ -130,8 +167,9 @@ Tensor Projection::AdapterGradient(const Tensor& dy, const Pass& pass) const {
   Tensor dxa = at::empty({dy.size(0), info_.rank}, dy.options());
   if (HasRoom(pass)) {
     ops::Gemm(dxa, dy,
-              pass.weights.matrices[matrix_].narrow(0, 0, info_.rows).narrow(1, info_.columns,
-                                                                             info_.rank),
+              pass.weights.matrices[matrix_]
+                  .narrow(0, 0, info_.rows)
+                  .narrow(1, info_.columns, info_.rank),
               1.0, 0.0);
     return dxa;
   }
@@ -172,16 +210,20 @@ void Projection::FactorGradients(const Tensor& dy, const Tensor& x, const Tensor
 
 void Projection::InputGradient(const Tensor& dy, const Tensor& dxa, const Pass& pass,
                                Tensor& dx) const {
-  const Tensor& matrix = pass.weights.matrices[matrix_];
-  const Tensor weights = matrix.narrow(1, 0, info_.columns);
-  if (dxa.defined() && HasRoom(pass) && !pass.drops()) {
-    const Tensor wide = Widened(dy, info_.rank);
-    wide.narrow(1, info_.rows, info_.rank).copy_(dxa);
-    ops::Gemm(dx, wide, weights, 1.0, 0.0);
-    return;
+  const Fp8Matrix* fp8 = Fp8(pass);
+  const bool joins = dxa.defined() && !pass.drops() && (fp8 ? JoinsFp8() : HasRoom(pass));
+  if (fp8 != nullptr) {
+    Fp8Product(dx, dy, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale, {});
+  } else {
+    Tensor rows = dy;
+    if (joins) {
+      rows = Widened(dy, info_.rank);
+      rows.narrow(1, info_.rows, info_.rank).copy_(dxa);
+    }
+    const Tensor weights = pass.weights.matrices[matrix_].narrow(1, 0, info_.columns);
+    ops::Gemm(dx, rows, weights.narrow(0, 0, rows.size(1)), 1.0, 0.0);
   }
-  ops::Gemm(dx, dy, weights.narrow(0, 0, info_.rows), 1.0, 0.0);
-  if (!dxa.defined()) return;
+  if (!dxa.defined() || joins) return;
   for (size_t i = 0; i < info_.members.size(); ++i) {
     const Member& member = info_.members[i];
     if (member.rank == 0) continue;

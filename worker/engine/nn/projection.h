@@ -24,6 +24,10 @@ namespace sft::engine {
 // and the backward write. Where the source left no room in M, and for dx under dropout, the
 // products are separate and add up.
 //
+// Where the source gives FP8 matrices, x and dy are converted row by row, their spare columns too,
+// and the products y and dx are in FP8. The adapters' own gradients and first products stay as they
+// are.
+//
 // Holds positions of parameters, no tensors. Frozen weights get no gradient product.
 class Projection {
  public:
@@ -53,6 +57,18 @@ class Projection {
   using Member = MatrixInfo::Member;
 
   bool HasRoom(const Pass& pass) const;
+  // Null where the products are not in FP8.
+  const Fp8Matrix* Fp8(const Pass& pass) const;
+  // rows in FP8 times `matrix`, [spare columns included]; `beside`, [T, R], goes into the spare
+  // columns of rows, undefined: none.
+  void Fp8Product(at::Tensor& out, const at::Tensor& rows, const at::Tensor& beside,
+                  const at::Tensor& matrix, const at::Tensor& matrix_scale,
+                  const at::Tensor& addend) const;
+  // Whether the adapters' products are part of an FP8 product.
+  bool JoinsFp8() const;
+  // y = x W^T (+ addend); `xa`, where defined, goes into the spare columns of x.
+  void PlainProduct(at::Tensor& y, const at::Tensor& x, const at::Tensor& xa,
+                    const at::Tensor& matrix, const at::Tensor& addend) const;
   at::Tensor FirstFactorProduct(const at::Tensor& x, const Pass& pass) const;
   void AddSecondFactors(at::Tensor& y, const at::Tensor& xa, const Pass& pass) const;
   void AddBiases(at::Tensor& y, const Pass& pass) const;

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -52,7 +53,61 @@ void CheckGrad(const OptimizerParam& param, const at::Tensor& grad) {
   }
 }
 
+// What ops::AdamWStep takes as maps, on `device`.
+at::Tensor MapTables(at::Device device) {
+  std::vector<at::Tensor> tables;
+  for (const DynamicMap* map : {&DynamicMap::Signed(), &DynamicMap::Unsigned()}) {
+    for (const auto* table : {&map->values(), &map->midpoints()}) {
+      tables.push_back(at::tensor(at::ArrayRef<float>(table->data(), table->size()), at::kFloat));
+    }
+  }
+  return at::cat(tables).view({2, 2, 256}).to(device);
+}
+
+ops::AdamWFactors FactorsOf(const AdamWOptions& options, int64_t steps, double lr,
+                            double grad_scale) {
+  const auto t = static_cast<double>(steps);
+  return {.keep = static_cast<float>(1 - lr * options.weight_decay),
+          .one_minus_beta1 = static_cast<float>(1 - options.beta1),
+          .beta2 = static_cast<float>(options.beta2),
+          .one_minus_beta2 = static_cast<float>(1 - options.beta2),
+          .step_size = static_cast<float>(lr / (1 - std::pow(options.beta1, t))),
+          .sqrt_bias2 = static_cast<float>(std::sqrt(1 - std::pow(options.beta2, t))),
+          .epsilon = static_cast<float>(options.epsilon),
+          .grad_scale = static_cast<float>(grad_scale)};
+}
+
 }  // namespace
+
+// Parameters that one call of ops::AdamWStep takes: those of equal types.
+struct AdamW::Batches {
+  std::vector<ops::AdamWTensors> batches;
+
+  static bool IsOf(const ops::AdamWTensors& batch, const optim::Step& step) {
+    return batch.weights[0].scalar_type() == step.weight.scalar_type() &&
+           batch.weights[0].device() == step.weight.device() &&
+           batch.grads[0].scalar_type() == step.grad.scalar_type() &&
+           batch.m[0].scalar_type() == step.m->scalar_type() &&
+           batch.copies.empty() != step.copy.defined();
+  }
+
+  void Add(const optim::Step& step) {
+    auto batch = std::find_if(batches.begin(), batches.end(),
+                              [&](const auto& other) { return IsOf(other, step); });
+    if (batch == batches.end()) batch = batches.emplace(batches.end());
+    batch->weights.push_back(step.weight);
+    batch->grads.push_back(step.grad);
+    if (step.copy.defined()) batch->copies.push_back(step.copy);
+    batch->m.push_back(*step.m);
+    batch->v.push_back(*step.v);
+    if (step.m_absmax->defined()) {
+      batch->m_absmax.push_back(*step.m_absmax);
+      batch->v_absmax.push_back(*step.v_absmax);
+    }
+    batch->keys.push_back(static_cast<int64_t>(step.key));
+    batch->offsets.push_back(step.offset);
+  }
+};
 
 AdamWOptions AdamWOptionsOf(const spec::JobSpec& spec) {
   const auto& h = spec.hyperparameters;
@@ -84,6 +139,7 @@ AdamW::AdamW(std::vector<OptimizerParam> params, const AdamWOptions& options)
       state.v = at::zeros({elements}, on.dtype(at::kByte));
       state.m_absmax = at::zeros({BlocksOf(elements)}, on.dtype(at::kFloat));
       state.v_absmax = at::zeros({BlocksOf(elements)}, on.dtype(at::kFloat));
+      if (!maps_.defined() && param.weight.is_cuda()) maps_ = MapTables(param.weight.device());
     } else {
       const auto type = options_.kind == spec::Optimizer::kAdamWBf16 ? at::kBFloat16 : at::kFloat;
       state.m = at::zeros({elements}, on.dtype(type));
@@ -102,14 +158,15 @@ void AdamW::Step(std::span<const at::Tensor> grads, double lr, double grad_scale
   }
   at::NoGradGuard no_grad;
   ++steps_;
-  const auto t = static_cast<double>(steps_);
+  const ops::AdamWFactors factors = FactorsOf(options_, steps_, lr, grad_scale);
   const uint64_t key = optim::Mix64(options_.seed ^ optim::Mix64(static_cast<uint64_t>(steps_)));
+  Batches batches;
   for (size_t i = 0; i < params_.size(); ++i) {
     const OptimizerParam& param = params_[i];
     if (!grads[i].defined() || param.weight.numel() == 0) continue;
     CheckGrad(param, grads[i]);
     const State& state = states_[i];
-    optim::Step step{
+    const optim::Step step{
         .weight = param.weight,
         .grad = grads[i],
         .copy = param.copy,
@@ -117,23 +174,19 @@ void AdamW::Step(std::span<const at::Tensor> grads, double lr, double grad_scale
         .v = &state.v,
         .m_absmax = &state.m_absmax,
         .v_absmax = &state.v_absmax,
-        .keep = static_cast<float>(1 - lr * options_.weight_decay),
-        .one_minus_beta1 = static_cast<float>(1 - options_.beta1),
-        .beta2 = static_cast<float>(options_.beta2),
-        .one_minus_beta2 = static_cast<float>(1 - options_.beta2),
-        .step_size = static_cast<float>(lr / (1 - std::pow(options_.beta1, t))),
-        .sqrt_bias2 = static_cast<float>(std::sqrt(1 - std::pow(options_.beta2, t))),
-        .epsilon = static_cast<float>(options_.epsilon),
-        .grad_scale = static_cast<float>(grad_scale),
         .key = optim::Mix64(key ^ static_cast<uint64_t>(param.id)),
         .offset = param.offset,
+        .factors = factors,
     };
-    if (param.weight.is_cpu() && !options_.generic_kernels) {
+    if (param.weight.is_cuda() && !options_.generic_kernels) {
+      batches.Add(step);
+    } else if (param.weight.is_cpu() && !options_.generic_kernels) {
       optim::StepCpu(step);
     } else {
       optim::StepAten(step);
     }
   }
+  for (const ops::AdamWTensors& batch : batches.batches) ops::AdamWStep(batch, maps_, factors);
 }
 
 int64_t AdamW::StateBytes() const {

@@ -31,7 +31,8 @@
 //
 // bf16 weights (master_weights = bf16) are rounded stochastically under each kind. The random bits
 // are a function of (seed, step, parameter id, element of the whole parameter): runs repeat bit for
-// bit on one kind of device, whatever the threads, and however a parameter is cut into shards.
+// bit, on a CPU and with CUDA alike, whatever the threads, and however a parameter is cut into
+// shards.
 
 namespace sft::engine {
 
@@ -56,7 +57,8 @@ struct AdamWOptions {
   double epsilon = 1e-8;
   double weight_decay = 0.0;
   uint64_t seed = 0;
-  // Use ATen's operations on a CPU too, where loops of our own are faster: for comparing the two.
+  // Use ATen's operations on every device, not the loops and the operation of our own that are
+  // faster on a CPU and with CUDA: for comparing them.
   bool generic_kernels = false;
 };
 
@@ -85,7 +87,10 @@ class AdamW {
 
  private:
   struct State;
+  struct Batches;
 
+  // The dynamic maps as ops::AdamWStep takes them; made at construction, where states are codes.
+  at::Tensor maps_;
   std::vector<OptimizerParam> params_;
   AdamWOptions options_;
   std::vector<State> states_;

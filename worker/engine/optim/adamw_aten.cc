@@ -83,6 +83,7 @@ void Encode(const DynamicMap& map, const at::Tensor& value, const at::Tensor& co
 }
 
 void StepPiece(const Step& s, int64_t begin, int64_t count) {
+  const ops::AdamWFactors& f = s.factors;
   const auto piece = [&](const at::Tensor& tensor) {
     return tensor.view(-1).narrow(0, begin, count);
   };
@@ -90,7 +91,7 @@ void StepPiece(const Step& s, int64_t begin, int64_t count) {
   const int64_t blocks = (count + kOptimizerBlock - 1) / kOptimizerBlock;
   const bool coded = s.m_absmax->defined();
   at::Tensor g = piece(s.grad).to(at::kFloat);
-  if (s.grad_scale != 1) g = g * s.grad_scale;
+  if (f.grad_scale != 1) g = g * f.grad_scale;
   at::Tensor w = piece(s.weight).to(at::kFloat), m, v;
   if (coded) {
     m = Decode(DynamicMap::Signed(), piece(*s.m), s.m_absmax->narrow(0, block, blocks));
@@ -99,10 +100,10 @@ void StepPiece(const Step& s, int64_t begin, int64_t count) {
     m = piece(*s.m).to(at::kFloat);
     v = piece(*s.v).to(at::kFloat);
   }
-  m.add_((g - m).mul_(s.one_minus_beta1));
-  v.mul_(s.beta2).add_((g * s.one_minus_beta2).mul_(g));
-  const at::Tensor denominator = v.sqrt().div_(s.sqrt_bias2).add_(s.epsilon);
-  w.mul_(s.keep).add_((m * -s.step_size).div_(denominator));
+  m.add_((g - m).mul_(f.one_minus_beta1));
+  v.mul_(f.beta2).add_((g * f.one_minus_beta2).mul_(g));
+  const at::Tensor denominator = v.sqrt().div_(f.sqrt_bias2).add_(f.epsilon);
+  w.mul_(f.keep).add_((m * -f.step_size).div_(denominator));
 
   RandomWords random;
   const bool round_weight = s.weight.scalar_type() == at::kBFloat16;

@@ -79,8 +79,9 @@ SFT_SIMD_CLONES void RandomBits(uint64_t hash, uint32_t first, uint32_t* states,
 }
 
 // The formula of adamw.h in the order of torch's operations.
-SFT_SIMD_CLONES void Update(const Step& s, float* __restrict w, const float* __restrict g,
-                            float* __restrict m, float* __restrict v, int64_t count) {
+SFT_SIMD_CLONES void Update(const ops::AdamWFactors& s, float* __restrict w,
+                            const float* __restrict g, float* __restrict m, float* __restrict v,
+                            int64_t count) {
   const float keep = s.keep, w1 = s.one_minus_beta1, beta2 = s.beta2, w2 = s.one_minus_beta2;
   const float step = -s.step_size, bias2 = s.sqrt_bias2, epsilon = s.epsilon;
   for (int64_t i = 0; i < count; ++i) {
@@ -145,7 +146,7 @@ class Chunk {
       m = Load(*s_.m, b_.m.data());
       v = Load(*s_.v, b_.v.data());
     }
-    Update(s_, w, g, m, v, count_);
+    Update(s_.factors, w, g, m, v, count_);
     Store(w, m, v);
   }
 
@@ -163,8 +164,8 @@ class Chunk {
 
   const float* LoadGrad() {
     const float* from = Load(s_.grad, b_.g.data());
-    if (s_.grad_scale == 1) return from;
-    Scale(from, b_.g.data(), s_.grad_scale, count_);
+    if (s_.factors.grad_scale == 1) return from;
+    Scale(from, b_.g.data(), s_.factors.grad_scale, count_);
     return b_.g.data();
   }
 

@@ -3,12 +3,12 @@
 #include <array>
 #include <cstdint>
 
+#include "worker/engine/kernels/adamw_format.h"
+
 // The 8-bit codes of optimizer states: bitsandbytes' dynamic maps, whose values are dense near zero
 // (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization").
 
 namespace sft::engine {
-
-inline constexpr int64_t kOptimizerBlock = 256;
 
 // A sorted table of 256 values and a fast search for the nearest. Immutable.
 class DynamicMap {

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <tuple>
+#include <unordered_map>
 #include <vector>
 
 #include "worker/engine/kernels/cpu_ops.h"
@@ -45,25 +47,70 @@ double SquaredNormCpu(const at::Tensor& grad) {
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
+// The host waits once, for the sum.
+double SquaredNormOnDevice(std::span<const at::Tensor> grads) {
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& grad : JoinAdjacent(grads)) {
+    norms.push_back(at::linalg_vector_norm(grad, 2, {}, false, at::kFloat));
+  }
+  if (norms.empty()) return 0;
+  return at::stack(norms).to(at::kDouble).square().sum().item<double>();
+}
+
 }  // namespace
+
+std::vector<at::Tensor> JoinAdjacent(std::span<const at::Tensor> tensors) {
+  struct Run {
+    size_t storage;  // number of its storage, or of the tensor itself where it is not dense
+    int64_t begin;
+    int64_t end;
+    at::Tensor first;
+  };
+  std::vector<Run> runs;
+  std::unordered_map<const void*, size_t> storages;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || tensor.numel() == 0) continue;
+    const void* key = &tensor;
+    if (tensor.is_contiguous()) key = tensor.storage().unsafeGetStorageImpl();
+    const size_t storage = storages.emplace(key, storages.size()).first->second;
+    const int64_t begin = tensor.storage_offset();
+    runs.push_back({storage, begin, begin + tensor.numel(), tensor});
+  }
+  std::stable_sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
+    return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
+  });
+  std::vector<Run> joined;
+  for (const Run& run : runs) {
+    if (!joined.empty() && joined.back().storage == run.storage && joined.back().end == run.begin &&
+        joined.back().first.scalar_type() == run.first.scalar_type()) {
+      joined.back().end = run.end;
+    } else {
+      joined.push_back(run);
+    }
+  }
+  std::vector<at::Tensor> result;
+  for (const Run& run : joined) {
+    const int64_t elements = run.end - run.begin;
+    result.push_back(elements == run.first.numel()
+                         ? run.first
+                         : run.first.as_strided({elements}, {1}, run.begin));
+  }
+  return result;
+}
 
 double SquaredNorm(std::span<const at::Tensor> grads) {
   at::NoGradGuard no_grad;
   double sum = 0;
-  // On a device the norms are gathered first, so that the host waits once.
-  std::vector<at::Tensor> device_norms;
+  std::vector<at::Tensor> on_device;
   for (const at::Tensor& grad : grads) {
     if (!grad.defined() || grad.numel() == 0) continue;
     if (grad.is_cpu()) {
       sum += SquaredNormCpu(grad);
     } else {
-      device_norms.push_back(at::linalg_vector_norm(grad, 2, {}, false, at::kFloat));
+      on_device.push_back(grad);
     }
   }
-  if (!device_norms.empty()) {
-    sum += at::stack(device_norms).to(at::kDouble).square().sum().item<double>();
-  }
-  return sum;
+  return sum + SquaredNormOnDevice(on_device);
 }
 
 double GlobalGradNorm(std::span<const at::Tensor> replicated, std::span<const at::Tensor> sharded,

@@ -3,13 +3,21 @@
 #include <ATen/core/Tensor.h>
 
 #include <span>
+#include <vector>
 
 #include "worker/engine/dist/communicator.h"
 
 namespace sft::engine {
 
-// Sum of the squares of all elements, in fp64, in an order that depends on the sizes alone (not on
-// the number of threads). Undefined and empty tensors count as zero.
+// The dense ones of `tensors` that lie end to end in one storage, in whatever order they are given,
+// joined into one, flat; others as they are. Undefined and empty ones are left out. Storages keep
+// the order of their first tensor; within one the order is that of the places.
+std::vector<at::Tensor> JoinAdjacent(std::span<const at::Tensor> tensors);
+
+// Sum of the squares of all elements. On a CPU in fp64, in an order that depends on the sizes alone
+// (not on the number of threads). On a device in fp32 within tensors, after JoinAdjacent, in an
+// order that depends on the sizes and on which tensors are adjacent; the host waits once. Undefined
+// and empty tensors count as zero.
 double SquaredNorm(std::span<const at::Tensor> grads);
 
 // L2 norm of a gradient of which every rank holds `replicated` whole and its own part of `sharded`.

@@ -1,12 +1,13 @@
 #include "worker/engine/train/base_weights.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
 #include <algorithm>
 #include <numeric>
 #include <string>
 #include <unordered_set>
 #include <utility>
-
-#include <ATen/ops/empty.h>
 
 #include "worker/engine/base/error.h"
 #include "worker/engine/weights/sharded_source.h"
@@ -32,9 +33,9 @@ bool IsFrozenPlain(const ParamInfo& param) { return !param.trainable && !param.q
 void CheckParam(const ModelFiles& files, const ParamInfo& param) {
   const std::string where = files.dir().string();
   if (!files.Contains(param.name)) {
-    throw UserError(where + ": the weights hold no tensor " + param.name +
-                        ", which config.json asks for",
-                    "bad_model", "download the model again, or correct config.json");
+    throw UserError(
+        where + ": the weights hold no tensor " + param.name + ", which config.json asks for",
+        "bad_model", "download the model again, or correct config.json");
   }
   const TensorInfo& info = files.Info(param.name);
   if (info.shape != param.shape) {
@@ -62,10 +63,9 @@ std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const 
     FlatLayout flat(info, IsFrozenPlain);
     if (flat.empty()) continue;
     std::vector<int64_t> counts = PartSizes(flat.size(), comm.world());
-    const int64_t begin =
-        std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
-    Tensor shard = at::empty({counts[comm.rank()]},
-                             at::TensorOptions(comm.device()).dtype(compute));
+    const int64_t begin = std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
+    Tensor shard =
+        at::empty({counts[comm.rank()]}, at::TensorOptions(comm.device()).dtype(compute));
     for (const FlatLayout::Piece& piece : flat.Slice(begin, shard.numel())) {
       shard.narrow(0, piece.begin - begin, piece.count)
           .copy_(base.Read(info.params[piece.param], piece.first, piece.count));
@@ -75,10 +75,21 @@ std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const 
   return source;
 }
 
+// Pinned memory of the host as a tensor of `device`, which reads it through the bus.
+Tensor EmptyOnHost(const std::vector<int64_t>& shape, at::ScalarType type, at::Device device) {
+  const auto options = at::TensorOptions(type).pinned_memory(true);
+  const Tensor pinned = at::empty(shape, options);
+  return at::for_blob(pinned.mutable_data_ptr(), shape)
+      .deleter([pinned](void*) {})
+      .options(at::TensorOptions(device).dtype(type))
+      .target_device(device)
+      .make_tensor();
+}
+
 std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const BaseWeights& base,
-                                                at::ScalarType compute, at::Device device) {
+                                                const FrozenOptions& choices, at::Device device) {
   auto source = std::make_unique<ResidentSource>(layout);
-  const auto options = at::TensorOptions(device).dtype(compute);
+  const auto options = at::TensorOptions(device).dtype(choices.compute);
   for (int unit = 0; unit < layout.size(); ++unit) {
     const UnitInfo& info = layout.units[unit];
     const bool plain_linears = std::any_of(
@@ -90,7 +101,11 @@ std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const
       const int index = static_cast<int>(i);
       if (!IsFrozenPlain(param)) continue;
       if (!source->Get(unit, index).defined()) {
-        source->Set(unit, index, at::empty(param.shape, options));
+        const bool on_host =
+            choices.embedding_on_host && device.is_cuda() && param.role == ParamRole::kEmbedding;
+        source->Set(unit, index,
+                    on_host ? EmptyOnHost(param.shape, choices.compute, device)
+                            : at::empty(param.shape, options));
       }
       source->Get(unit, index).copy_(base.Read(param, 0, param.numel()).view(param.shape));
       base.Done(param);
@@ -131,18 +146,21 @@ void BaseWeights::Done(const ParamInfo& param) const { files_.DropPages(param.na
 std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWeights& base,
                                          const FrozenOptions& options, Communicator& comm) {
   auto composed = std::make_unique<ComposedSource>();
-  composed->Add(options.sharded
-                    ? LoadShardedPlain(layout, base, options.compute, comm)
-                    : LoadResidentPlain(layout, base, options.compute, comm.device()));
-  const bool quantizes = std::any_of(
-      layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
+  composed->Add(options.sharded ? LoadShardedPlain(layout, base, options.compute, comm)
+                                : LoadResidentPlain(layout, base, options, comm.device()));
+  const bool quantizes =
+      std::any_of(layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
         return std::any_of(unit.params.begin(), unit.params.end(),
                            [](const ParamInfo& param) { return param.quantized; });
       });
   if (!quantizes) return composed;
+  const QuantizedSource::Options quantized{
+      .compute = options.fp8 ? at::kFloat8_e4m3fn : options.compute,
+      .sharded = options.sharded,
+      .kept = options.kept,
+      .prefetch = options.prefetch};
   auto source = std::make_unique<QuantizedSource>(layout, MakeNf4Format(options.double_quant),
-                                                  options.compute, options.sharded, options.kept,
-                                                  comm);
+                                                  quantized, comm);
   for (int unit = 0; unit < layout.size(); ++unit) {
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
       const ParamInfo& param = layout.units[unit].params[i];

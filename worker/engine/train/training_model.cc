@@ -46,28 +46,25 @@ std::unique_ptr<GradientSink> MakeSink(const spec::JobSpec& spec, const ModelLay
   return std::make_unique<ReplicatedSink>(layout, store, bucket_bytes, comm);
 }
 
-DecoderOptions DecoderOptionsOf(const spec::JobSpec& spec, const DecoderConfig& config,
-                                at::Device device) {
-  DecoderOptions options;
-  options.lora = ScalingOf(spec.lora);
-  if (spec.parallelism.activation_checkpointing) {
-    options.recompute.assign(config.layers, Recompute::kAll);
-  } else if (!device.is_cpu()) {
-    // A third of the memory for one part in a hundred of the time.
-    options.recompute.assign(config.layers, Recompute::kNorms);
-  }
-  // A GPU's head GEMM wants some thousand rows at once.
-  constexpr int64_t kGpuLogitsBytes = int64_t{1} << 30;
-  if (!device.is_cpu()) options.logits_bytes = kGpuLogitsBytes;
-  return options;
-}
-
 // As transformers: norms and biases are not decayed.
 bool Decays(const ParamInfo& param) {
   return param.role != ParamRole::kNorm && param.role != ParamRole::kBias;
 }
 
 }  // namespace
+
+Execution Execution::Unplanned(const spec::JobSpec& spec, int64_t layers, at::Device device) {
+  Execution execution;
+  if (spec.parallelism.activation_checkpointing) {
+    execution.recompute.assign(layers, Recompute::kAll);
+  } else if (!device.is_cpu()) {
+    execution.recompute.assign(layers, Recompute::kNorms);
+  }
+  // A GPU's head GEMM wants some thousand rows at once.
+  constexpr int64_t kGpuLogitsBytes = int64_t{1} << 30;
+  if (!device.is_cpu()) execution.logits_bytes = kGpuLogitsBytes;
+  return execution;
+}
 
 at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device) {
   switch (spec.parallelism.compute_type) {
@@ -82,29 +79,37 @@ at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device) {
 }
 
 TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::path& model_dir,
-                             Communicator& comm)
+                             Communicator& comm, const std::optional<Execution>& execution)
     : spec_(spec),
       comm_(comm),
       compute_(ComputeTypeOf(spec, comm.device())),
       config_(DecoderConfig::Read(model_dir)),
       layout_(MakeLayout(config_)) {
   PrepareLayout(layout_, spec_);
+  const Execution run =
+      execution ? *execution : Execution::Unplanned(spec_, config_.layers, comm_.device());
   const BaseWeights base(model_dir, layout_);
   const bool sharded = spec_.parallelism.sharding == spec::Sharding::kFullShard;
   store_ = std::make_unique<TrainableStore>(layout_, compute_, MasterTypeOf(spec_),
                                             PlacementOf(spec_.parallelism.sharding), comm_);
   InitTrainables(base);
   auto source = std::make_unique<ComposedSource>();
-  source->Add(LoadFrozen(
-      layout_, base,
-      {.compute = compute_, .double_quant = spec_.quantization.double_quant, .sharded = sharded},
-      comm_));
+  source->Add(LoadFrozen(layout_, base,
+                         {.compute = compute_,
+                          .double_quant = spec_.quantization.double_quant,
+                          .fp8 = spec_.training.matmul == spec::Matmul::kFp8,
+                          .sharded = sharded,
+                          .kept = run.kept,
+                          .prefetch = run.prefetch,
+                          .embedding_on_host = run.embedding_on_host},
+                         comm_));
   source->Add(store_->MakeSource());
   source_ =
       std::make_unique<AdaptedSource>(layout_, std::move(source), ScalingOf(spec_.lora).scale);
   sink_ = MakeSink(spec_, layout_, *store_, comm_);
-  decoder_ = std::make_unique<Decoder>(config_, layout_, *source_, comm_.device(),
-                                       DecoderOptionsOf(spec_, config_, comm_.device()));
+  decoder_ = std::make_unique<Decoder>(
+      config_, layout_, *source_, comm_.device(),
+      DecoderOptions{ScalingOf(spec_.lora), run.recompute, run.logits_bytes});
   MakeOptimizers();
 }
 

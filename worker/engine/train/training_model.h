@@ -1,11 +1,12 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "common/spec/job_spec.h"
 #include "worker/engine/checkpoint/adapter.h"
@@ -23,6 +24,20 @@ class BaseWeights;
 // The type a job computes in on a device: what it says, or bf16 on a GPU and fp32 on a CPU.
 at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device);
 
+// How a rank runs a job where that is not the job's own to say; every choice gives the same bits
+// but for the order in which micro-batches add up.
+struct Execution {
+  std::vector<Recompute> recompute;  // by layer
+  int kept = 0;                      // FrozenOptions::kept
+  bool prefetch = true;              // FrozenOptions::prefetch
+  bool embedding_on_host = false;    // FrozenOptions::embedding_on_host
+  int64_t logits_bytes = int64_t{64} << 20;
+
+  // Without a plan: what is recomputed is for the job to say (nothing, or everything); on a GPU at
+  // least the norms, a third of the memory for one part in a hundred of the time.
+  static Execution Unplanned(const spec::JobSpec& spec, int64_t layers, at::Device device);
+};
+
 // The model of a job on one rank with its optimizer: the wiring of layout, sources, store, sink and
 // decoder that the job's strategy asks for. A step is
 //
@@ -32,9 +47,10 @@ at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device);
 class TrainingModel {
  public:
   // Loads the base from `model_dir` and makes what is trained: the base itself, or fresh adapters
-  // from the job's seed. Borrows `comm`. Collective; throws UserError (model, target modules).
+  // from the job's seed. Without `execution`, Execution::Unplanned. Borrows `comm`. Collective;
+  // throws UserError (model, target modules).
   TrainingModel(const spec::JobSpec& spec, const std::filesystem::path& model_dir,
-                Communicator& comm);
+                Communicator& comm, const std::optional<Execution>& execution = std::nullopt);
   ~TrainingModel();
   TrainingModel(const TrainingModel&) = delete;
   TrainingModel& operator=(const TrainingModel&) = delete;

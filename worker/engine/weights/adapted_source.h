@@ -16,7 +16,7 @@ class AdaptedSource : public WeightSource {
   // adapters.
   AdaptedSource(const ModelLayout& layout, std::unique_ptr<WeightSource> source, double scale);
 
-  void Prefetch(int unit) override { source_->Prefetch(unit); }
+  void Prefetch(int unit, WeightUse use) override { source_->Prefetch(unit, use); }
   void Acquire(int unit, UnitWeights& weights) override;
   void Release(int unit) override { source_->Release(unit); }
   void Invalidate() override;
@@ -28,11 +28,19 @@ class AdaptedSource : public WeightSource {
     MatrixInfo info;
   };
 
+  // The tensors of one matrix's adapters.
+  struct Factors {
+    std::vector<at::Tensor> a, b;
+    std::vector<int64_t> first_row;
+  };
+  static Factors FactorsOf(const Place& place, const UnitWeights& weights);
+  void PlaceAll(int unit, int uses, UnitWeights& weights) const;
+
   std::unique_ptr<WeightSource> source_;
   double scale_;
   const ModelLayout& layout_;
   std::vector<std::vector<Place>> places_;  // by unit: the matrices with adapters
-  std::vector<bool> placed_;                // by unit: the adapters of now stand there
+  std::vector<int> placed_;  // by unit, bits of WeightUse: where the adapters of now stand
 };
 
 }  // namespace sft::engine

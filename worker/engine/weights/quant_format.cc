@@ -1,10 +1,10 @@
 #include "worker/engine/weights/quant_format.h"
 
-#include <algorithm>
-#include <numeric>
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <numeric>
 
 #include "worker/engine/kernels/nf4_tables.h"
 #include "worker/engine/kernels/ops.h"
@@ -65,6 +65,16 @@ class Nf4Format : public QuantFormat {
                              planes[2].narrow(0, 0, CeilDiv(blocks, kNestedBlock)), constants);
   }
 
+  void DequantizeFp8(Tensor out, std::span<const Tensor> planes, const Tensor& constants,
+                     const Tensor& scale, bool transposed) const override {
+    const int64_t n = out.numel();
+    const int64_t blocks = CeilDiv(n, kNf4Block);
+    const Tensor nested =
+        double_quant_ ? planes[2].narrow(0, 0, CeilDiv(blocks, kNestedBlock)) : Tensor();
+    ops::Fp8FromNf4(out, planes[0].narrow(0, 0, CeilDiv(n, 2)), planes[1].narrow(0, 0, blocks),
+                    nested, double_quant_ ? constants : Tensor(), scale, transposed);
+  }
+
  private:
   static ops::Nf4Codes QuantizeOrEmpty(const Tensor& part) {
     if (part.numel() > 0) return ops::Nf4Quantize(part);
@@ -80,8 +90,8 @@ class Nf4Format : public QuantFormat {
     if (counts.size() > 1) {
       std::vector<int64_t> blocks;
       for (int64_t count : counts) blocks.push_back(CeilDiv(count, kNf4Block));
-      whole = at::empty({std::accumulate(blocks.begin(), blocks.end(), int64_t{0})},
-                        absmax.options());
+      whole =
+          at::empty({std::accumulate(blocks.begin(), blocks.end(), int64_t{0})}, absmax.options());
       comm.AllGather(whole, absmax, blocks);
       first = std::accumulate(blocks.begin(), blocks.begin() + comm.rank(), int64_t{0});
     }
@@ -94,8 +104,8 @@ class Nf4Format : public QuantFormat {
     }
     ops::NestedAbsmax nested = ops::AbsmaxQuantize(whole);
     const Tensor codes = nested.codes.narrow(0, first, absmax.numel());
-    const Tensor maxima = nested.nested_absmax.narrow(0, first / kNestedBlock,
-                                                      CeilDiv(absmax.numel(), kNestedBlock));
+    const Tensor maxima =
+        nested.nested_absmax.narrow(0, first / kNestedBlock, CeilDiv(absmax.numel(), kNestedBlock));
     result.planes.push_back(Padded(codes.clone(), units * kNestedBlock));
     result.planes.push_back(Padded(maxima.clone(), units));
     result.constants = nested.offset;

@@ -46,6 +46,13 @@ class QuantFormat {
   virtual void Dequantize(at::Tensor out, std::span<const at::Tensor> planes,
                           const at::Tensor& constants) const = 0;
 
+  // The whole weight in FP8: divided by the scale of its row of `out`, float8 rows [N, K] with
+  // scale [N], or with `transposed` its transpose, float8 rows [K, N] with scale [K]
+  // (kernels/ops.h).
+  virtual void DequantizeFp8(at::Tensor out, std::span<const at::Tensor> planes,
+                             const at::Tensor& constants, const at::Tensor& scale,
+                             bool transposed) const = 0;
+
   int64_t CutUnits(int64_t elements) const { return (elements + cut_unit() - 1) / cut_unit(); }
   // Bytes of a weight of `elements`.
   int64_t Bytes(int64_t elements) const;

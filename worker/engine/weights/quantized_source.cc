@@ -14,17 +14,25 @@ namespace sft::engine {
 using at::Tensor;
 
 QuantizedSource::QuantizedSource(const ModelLayout& layout, std::unique_ptr<QuantFormat> format,
-                                 at::ScalarType compute, bool sharded, int kept, Communicator& comm)
+                                 const Options& options, Communicator& comm)
     : layout_(layout),
       format_(std::move(format)),
-      compute_(compute),
-      sharded_(sharded && comm.world() > 1),
+      sharded_(options.sharded && comm.world() > 1),
+      prefetch_(options.prefetch),
       comm_(comm),
       side_(comm.device()) {
-  for (const UnitInfo& info : layout.units) units_.push_back(MakeUnit(info));
+  for (const UnitInfo& info : layout.units) {
+    units_.push_back(MakeUnit(info));
+    if (units_.back().cut_units.empty()) continue;
+    units_.back().expansion = options.compute == at::kFloat8_e4m3fn
+                                  ? MakeFp8Expansion(info, *format_)
+                                  : MakePlainExpansion(info, *format_, options.compute);
+  }
+  int kept = options.kept;
   for (auto unit = units_.rbegin(); unit != units_.rend() && kept > 0; ++unit) {
     if (unit->cut_units.empty()) continue;
-    unit->kept = at::empty({unit->elements}, at::TensorOptions(comm.device()).dtype(compute));
+    unit->kept =
+        at::empty({unit->expansion->bytes()}, at::TensorOptions(comm.device()).dtype(at::kByte));
     --kept;
   }
 }
@@ -32,26 +40,8 @@ QuantizedSource::QuantizedSource(const ModelLayout& layout, std::unique_ptr<Quan
 QuantizedSource::Unit QuantizedSource::MakeUnit(const UnitInfo& info) const {
   Unit unit;
   UnitInfo in_cut_units = info;
-  std::vector<Place> places(info.params.size(), {-1, 0});
-  for (int i = 0; i < static_cast<int>(info.shared_matrices.size()); ++i) {
-    const MatrixInfo matrix = info.Matrix(i);
-    for (const MatrixInfo::Member& member : matrix.members) {
-      places[member.weight] = {unit.elements + member.first_row * matrix.stride(), matrix.stride()};
-    }
-    if (info.params[matrix.members[0].weight].quantized) unit.elements += matrix.numel();
-  }
-  for (size_t i = 0; i < info.params.size(); ++i) {
-    const ParamInfo& param = info.params[i];
-    if (param.quantized && places[i].begin < 0) {
-      places[i] = {unit.elements, param.shape.back()};
-      unit.elements += param.numel();
-    }
-    in_cut_units.params[i].shape = {format_->CutUnits(param.numel())};
-  }
+  for (ParamInfo& param : in_cut_units.params) param.shape = {format_->CutUnits(param.numel())};
   unit.cut_units = FlatLayout(in_cut_units, [](const ParamInfo& p) { return p.quantized; });
-  for (const FlatLayout::Piece& piece : unit.cut_units.pieces()) {
-    unit.places.push_back(places[piece.param]);
-  }
   const int64_t total = unit.cut_units.size();
   unit.counts = sharded_ ? PartSizes(total, comm_.world()) : std::vector<int64_t>{total};
   const int64_t own = unit.counts[sharded_ ? comm_.rank() : 0];
@@ -131,83 +121,75 @@ void QuantizedSource::StartGather(Unit& u) {
 
 // Raw bytes of all ranks are gathered beside the computation; whole bytes are de-quantised beside
 // it.
-void QuantizedSource::Prefetch(int unit) {
+void QuantizedSource::Prefetch(int unit, WeightUse use) {
   Unit& u = units_[unit];
-  if (u.cut_units.empty() || slots_.Find(unit) != nullptr || !u.gathers.empty()) return;
-  if (u.filled) return;
+  if (u.cut_units.empty() || u.prefetched || !u.gathers.empty()) return;
+  const bool holds = u.kept.defined() || slots_.Find(unit) != nullptr;
+  if (holds && (static_cast<int>(use) & ~u.filled) == 0) return;
   if (sharded_) {
     StartGather(u);
     return;
   }
-  if (!side_.available() || u.kept.defined()) return;
-  SlotPool::Slot& slot =
-      slots_.Take(unit, u.elements, at::TensorOptions(comm_.device()).dtype(compute_));
-  slots_.Pin(slot);                      // until Acquire
-  const SideStream::Scope scope(side_);  // after all that the slot's last unit was used for
-  Dequantize(unit, u.planes, slot.buffer);
-  u.rewritten = true;
+  if (!prefetch_ || !side_.available() || u.kept.defined()) return;
+  SlotPool::Slot& slot = SlotOf(unit);
+  slots_.Pin(slot);  // until Acquire takes the pin over
   u.prefetched = true;
+  const SideStream::Scope scope(side_);  // after all that the slot's last unit was used for
+  Fill(u, use, slot.buffer);
 }
 
-void QuantizedSource::Fill(int unit, Tensor& buffer) {
+SlotPool::Slot& QuantizedSource::SlotOf(int unit) {
+  if (SlotPool::Slot* slot = slots_.Find(unit); slot != nullptr) return *slot;
   Unit& u = units_[unit];
+  u.filled = 0;
+  return slots_.Take(unit, u.expansion->bytes(),
+                     at::TensorOptions(comm_.device()).dtype(at::kByte));
+}
+
+void QuantizedSource::Fill(Unit& u, WeightUse use, const Tensor& buffer) {
+  const int missing = static_cast<int>(use) & ~u.filled;
+  if (missing == 0) return;
   if (sharded_ && u.gathers.empty()) StartGather(u);
   for (WorkPtr& gather : u.gathers) gather->Wait();
-  Dequantize(unit, sharded_ ? u.gathered : u.planes, buffer);
+  u.expansion->Fill(buffer, static_cast<WeightUse>(missing),
+                    [this, &u](int param) { return BytesOf(u, param); });
   u.gathers.clear();
   u.gathered.clear();
-  u.rewritten = true;
+  u.filled |= missing;
+  u.rewritten |= missing;
 }
 
 void QuantizedSource::Acquire(int unit, UnitWeights& weights) {
   Unit& u = units_[unit];
   if (u.cut_units.empty()) return;
   Tensor buffer = u.kept;
-  if (buffer.defined()) {
-    if (!u.filled) Fill(unit, buffer);
-    u.filled = true;
-  } else if (u.prefetched) {
-    side_.Join();
-    u.prefetched = false;
-    buffer = slots_.Find(unit)->buffer;
-  } else {
-    SlotPool::Slot* slot = slots_.Find(unit);
-    if (slot == nullptr) {
-      slot = &slots_.Take(unit, u.elements, at::TensorOptions(comm_.device()).dtype(compute_));
-      Fill(unit, slot->buffer);
+  if (!buffer.defined()) {
+    SlotPool::Slot& slot = SlotOf(unit);
+    if (u.prefetched) {
+      side_.Join();
+      u.prefetched = false;
+    } else {
+      slots_.Pin(slot);
     }
-    slots_.Pin(*slot);
-    buffer = slot->buffer;
+    buffer = slot.buffer;
   }
-  for (size_t i = 0; i < u.cut_units.pieces().size(); ++i) {
-    weights[u.cut_units.pieces()[i].param] = View(unit, static_cast<int>(i), buffer);
-  }
-  weights.rewritten = u.rewritten;
-  u.rewritten = false;
+  Fill(u, weights.use, buffer);
+  u.expansion->Give(buffer, weights);
+  weights.rewritten = std::exchange(u.rewritten, 0);
 }
 
-Tensor QuantizedSource::View(int unit, int piece, const Tensor& buffer) const {
-  const Unit& u = units_[unit];
-  const Place& place = u.places[piece];
-  const std::vector<int64_t>& shape =
-      layout_.units[unit].params[u.cut_units.pieces()[piece].param].shape;
-  if (shape.size() == 1) return buffer.narrow(0, place.begin, shape[0]);
-  return buffer.as_strided(shape, {place.stride, 1}, place.begin);
-}
-
-void QuantizedSource::Dequantize(int unit, std::span<const Tensor> planes,
-                                 const Tensor& buffer) const {
-  const Unit& u = units_[unit];
+QuantizedPart QuantizedSource::BytesOf(const Unit& u, int param) const {
   const std::vector<PlaneSpec> specs = format_->planes();
-  for (size_t i = 0; i < u.cut_units.pieces().size(); ++i) {
-    const FlatLayout::Piece& piece = u.cut_units.pieces()[i];
-    std::vector<Tensor> own;
-    for (size_t p = 0; p < specs.size(); ++p) {
-      own.push_back(planes[p].narrow(0, piece.begin * specs[p].per_cut_unit,
-                                     piece.count * specs[p].per_cut_unit));
-    }
-    format_->Dequantize(View(unit, static_cast<int>(i), buffer), own, u.constants[i]);
+  const auto& pieces = u.cut_units.pieces();
+  const auto piece = std::find_if(pieces.begin(), pieces.end(),
+                                  [param](const FlatLayout::Piece& p) { return p.param == param; });
+  QuantizedPart part;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    part.planes.push_back((sharded_ ? u.gathered : u.planes)[i].narrow(
+        0, piece->begin * specs[i].per_cut_unit, piece->count * specs[i].per_cut_unit));
   }
+  part.constants = u.constants[piece - pieces.begin()];
+  return part;
 }
 
 void QuantizedSource::Release(int unit) {

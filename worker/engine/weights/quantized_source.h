@@ -9,6 +9,7 @@
 #include "worker/engine/weights/quant_format.h"
 #include "worker/engine/weights/side_stream.h"
 #include "worker/engine/weights/slot_pool.h"
+#include "worker/engine/weights/unit_expansion.h"
 #include "worker/engine/weights/weight_source.h"
 
 namespace sft::engine {
@@ -19,11 +20,16 @@ namespace sft::engine {
 // de-quantised weights. Weights stand in their shared matrices, with room for the adapters.
 class QuantizedSource : public WeightSource {
  public:
-  // `compute`: type of the de-quantised weights. `sharded`: cut the bytes over comm's ranks.
-  // `kept`: that many blocks, from the last, keep their de-quantised weights. Borrows `layout` and
-  // `comm`.
+  struct Options {
+    // Of the de-quantised weights; float8_e4m3fn gives FP8 matrices.
+    at::ScalarType compute = at::kFloat;
+    bool sharded = false;  // cut the bytes over comm's ranks
+    int kept = 0;          // blocks, from the last, that keep their de-quantised weights
+    bool prefetch = true;  // a second slot, filled beside the computation
+  };
+  // Borrows `layout` and `comm`.
   QuantizedSource(const ModelLayout& layout, std::unique_ptr<QuantFormat> format,
-                  at::ScalarType compute, bool sharded, int kept, Communicator& comm);
+                  const Options& options, Communicator& comm);
   ~QuantizedSource() override;
 
   // Elements [first, first + count) of a quantised parameter that this rank has to read.
@@ -37,45 +43,40 @@ class QuantizedSource : public WeightSource {
   // every quantised parameter, in one order.
   void Load(int unit, int param, const at::Tensor& part);
 
-  void Prefetch(int unit) override;
+  void Prefetch(int unit, WeightUse use) override;
   void Acquire(int unit, UnitWeights& weights) override;
   void Release(int unit) override;
   void Invalidate() override {}  // frozen
   int64_t ResidentBytes() const override;
 
  private:
-  // Where a parameter stands in the buffer of its de-quantised unit, as rows.
-  struct Place {
-    int64_t begin = 0;
-    int64_t stride = 0;
-  };
   struct Unit {
     FlatLayout cut_units;         // pieces in cut units
-    std::vector<Place> places;    // by piece
-    int64_t elements = 0;         // of the de-quantised unit's buffer
-    at::Tensor kept;              // the buffer, where the unit keeps it
-    bool filled = false;          // `kept` holds the weights
-    bool prefetched = false;      // the unit's slot is being filled, and pinned
-    bool rewritten = false;       // since it was last acquired
     std::vector<int64_t> counts;  // cut units of each rank; one count when not sharded
     std::vector<at::Tensor> planes;
     std::vector<at::Tensor> constants;  // by piece
     std::vector<at::Tensor> gathered;   // planes of the whole unit while a gather is under way
     std::vector<WorkPtr> gathers;
+    std::unique_ptr<UnitExpansion> expansion;
+    at::Tensor kept;          // the expansion's buffer, where the unit keeps it
+    int filled = 0;           // bits of WeightUse: what the buffer or the slot holds
+    int rewritten = 0;        // of these, since the unit was last acquired
+    bool prefetched = false;  // the unit's slot is being filled, and pinned
   };
 
   Unit MakeUnit(const UnitInfo& info) const;
   int64_t FirstCutUnit(const Unit& unit) const;
-  // A parameter's place in `buffer`.
-  at::Tensor View(int unit, int piece, const at::Tensor& buffer) const;
   void StartGather(Unit& unit);
-  void Fill(int unit, at::Tensor& buffer);
-  void Dequantize(int unit, std::span<const at::Tensor> planes, const at::Tensor& buffer) const;
+  // The slot of `unit`, taken if it has none.
+  SlotPool::Slot& SlotOf(int unit);
+  // Writes what is missing of `use`.
+  void Fill(Unit& unit, WeightUse use, const at::Tensor& buffer);
+  QuantizedPart BytesOf(const Unit& unit, int param) const;
 
   const ModelLayout& layout_;
   std::unique_ptr<QuantFormat> format_;
-  at::ScalarType compute_;
   bool sharded_;
+  bool prefetch_;
   Communicator& comm_;
   std::vector<Unit> units_;
   SlotPool slots_;

@@ -13,7 +13,7 @@ void ShardedSource::Set(int unit, FlatLayout flat, std::vector<int64_t> counts, 
   units_[unit] = {std::move(flat), std::move(counts), std::move(shard), nullptr};
 }
 
-void ShardedSource::Prefetch(int unit) {
+void ShardedSource::Prefetch(int unit, WeightUse) {
   Unit& u = units_[unit];
   if (u.flat.empty() || slots_.Find(unit) != nullptr) return;
   SlotPool::Slot& slot = slots_.Take(unit, u.flat.size(), u.shard.options());
@@ -24,7 +24,7 @@ void ShardedSource::Prefetch(int unit) {
 void ShardedSource::Acquire(int unit, UnitWeights& weights) {
   Unit& u = units_[unit];
   if (u.flat.empty()) return;
-  Prefetch(unit);
+  Prefetch(unit, weights.use);
   SlotPool::Slot& slot = *slots_.Find(unit);
   if (u.gather != nullptr) {
     u.gather->Wait();

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <vector>
-
 #include <ATen/core/Tensor.h>
+
+#include <vector>
 
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/weights/slot_pool.h"
@@ -22,7 +22,7 @@ class ShardedSource : public WeightSource {
   // tensor is shared: an optimizer may update it between Invalidate calls.
   void Set(int unit, FlatLayout flat, std::vector<int64_t> counts, at::Tensor shard);
 
-  void Prefetch(int unit) override;
+  void Prefetch(int unit, WeightUse use) override;
   void Acquire(int unit, UnitWeights& weights) override;
   void Release(int unit) override;
   void Invalidate() override;

@@ -49,8 +49,8 @@ void JoinMatrices(const UnitInfo& unit, UnitWeights& weights) {
   }
 }
 
-void ComposedSource::Prefetch(int unit) {
-  for (auto& source : sources_) source->Prefetch(unit);
+void ComposedSource::Prefetch(int unit, WeightUse use) {
+  for (auto& source : sources_) source->Prefetch(unit, use);
 }
 
 void ComposedSource::Acquire(int unit, UnitWeights& weights) {

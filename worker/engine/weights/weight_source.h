@@ -9,18 +9,39 @@
 
 namespace sft::engine {
 
+// What a unit's weights are wanted for.
+enum class WeightUse { kForward = 1, kBackward = 2, kBoth = 3 };
+
+inline bool Includes(WeightUse use, WeightUse part) {
+  return (static_cast<int>(use) & static_cast<int>(part)) != 0;
+}
+
+// A shared matrix in FP8, with a scale a row (kernels/ops.h). N outputs, K inputs, R adapter ranks.
+struct Fp8Matrix {
+  at::Tensor forward;         // float8 rows [N, K + R]
+  at::Tensor forward_scale;   // fp32 [N]
+  at::Tensor backward;        // float8 rows [K, N + R]: the transpose
+  at::Tensor backward_scale;  // fp32 [K]
+};
+
 // A unit's weights in the type of the computation.
 struct UnitWeights {
   UnitWeights() = default;
-  explicit UnitWeights(const UnitInfo& unit) : params(unit.params.size()) {}
+  explicit UnitWeights(const UnitInfo& unit, WeightUse wanted = WeightUse::kBoth)
+      : use(wanted), params(unit.params.size()) {}
+
+  WeightUse use = WeightUse::kBoth;  // what the source must have ready
 
   std::vector<at::Tensor> params;  // by position in UnitInfo::params; undefined: no source holds it
   // By UnitInfo::shared_matrices; set by JoinMatrices. Rows [N, K], or [N + R, K + R] where the
   // source left room for the adapters; undefined where no source holds the weights.
   std::vector<at::Tensor> matrices;
-  // The source wrote the weights anew since the unit was last acquired: adapters that stood in the
-  // room beside them are gone.
-  bool rewritten = false;
+  // By UnitInfo::shared_matrices, where the products are in FP8; else empty. What `use` leaves out
+  // may hold anything. Weights given so are undefined in `params` and `matrices`.
+  std::vector<Fp8Matrix> fp8;
+  // What the source wrote anew since the unit was last acquired, as bits of WeightUse: adapters
+  // that stood in the room beside it are gone.
+  int rewritten = 0;
 
   at::Tensor& operator[](int param) { return params[param]; }
   const at::Tensor& operator[](int param) const { return params[param]; }
@@ -41,8 +62,8 @@ class WeightSource {
   virtual ~WeightSource() = default;
 
   // Starts what can be started for `unit`; does not wait. Optional before Acquire.
-  virtual void Prefetch(int unit) = 0;
-  // Puts this source's parameters of `unit` into `weights` (sized by the caller). They stay valid
+  virtual void Prefetch(int unit, WeightUse use) = 0;
+  // Puts this source's parameters of `unit` into `weights` (made by the caller). They stay valid
   // and unchanged until the matching Release. A unit may be acquired more than once; at most
   // SlotPool::kSlots units are acquired at a time.
   virtual void Acquire(int unit, UnitWeights& weights) = 0;
@@ -58,7 +79,7 @@ class ComposedSource : public WeightSource {
  public:
   void Add(std::unique_ptr<WeightSource> source) { sources_.push_back(std::move(source)); }
 
-  void Prefetch(int unit) override;
+  void Prefetch(int unit, WeightUse use) override;
   void Acquire(int unit, UnitWeights& weights) override;
   void Release(int unit) override;
   void Invalidate() override;
@@ -78,7 +99,7 @@ class ResidentSource : public WeightSource {
   void AllocateMatrices(const UnitInfo& info, int unit, const at::TensorOptions& options);
   const at::Tensor& Get(int unit, int param) const { return units_[unit][param]; }
 
-  void Prefetch(int) override {}
+  void Prefetch(int, WeightUse) override {}
   void Acquire(int unit, UnitWeights& weights) override;
   void Release(int) override {}
   void Invalidate() override {}
@@ -91,8 +112,9 @@ class ResidentSource : public WeightSource {
 // Acquires a unit for a scope.
 class AcquiredUnit {
  public:
-  AcquiredUnit(WeightSource& source, const ModelLayout& layout, int unit)
-      : source_(source), unit_(unit), weights_(layout.units[unit]) {
+  AcquiredUnit(WeightSource& source, const ModelLayout& layout, int unit,
+               WeightUse use = WeightUse::kBoth)
+      : source_(source), unit_(unit), weights_(layout.units[unit], use) {
     source_.Acquire(unit, weights_);
     JoinMatrices(layout.units[unit], weights_);
   }

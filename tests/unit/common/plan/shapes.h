@@ -18,6 +18,18 @@ inline ModelShape SmolLm2() {  // SmolLM2-135M-Instruct
           .tied_head = true};
 }
 
+inline ModelShape Qwen3Of8B() {
+  return {.family = "qwen3",
+          .hidden = 4096,
+          .layers = 36,
+          .heads = 32,
+          .kv_heads = 8,
+          .head_dim = 128,
+          .intermediate = 12288,
+          .vocab = 151936,
+          .qk_norm = true};
+}
+
 inline ModelShape Qwen3Of32B() {
   return {.family = "qwen3",
           .hidden = 5120,

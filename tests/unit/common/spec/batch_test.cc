@@ -125,6 +125,60 @@ INSTANTIATE_TEST_SUITE_P(
              true}),
     [](const auto& info) { return std::string(info.param.name); });
 
+TEST(AutoBatchTest, IsLeftToThePlanAndRoundTripsAsZero) {
+  const Resolution r =
+      ResolveText(Minimal("gpu_count = 2\n[hyperparameters]\nper_device_batch = \"auto\"\n"
+                          "gradient_accumulation_steps = \"auto\"\n"));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.hyperparameters.per_device_batch, 0);
+  EXPECT_EQ(r.spec.hyperparameters.gradient_accumulation_steps, 0);
+  EXPECT_EQ(r.spec.hyperparameters.global_batch, 32);  // 16 for each GPU
+  for (const ResolvedValue& value : r.values) {
+    if (value.key == "hyperparameters.per_device_batch" ||
+        value.key == "hyperparameters.gradient_accumulation_steps") {
+      EXPECT_EQ(value.text, "auto") << value.key;
+    }
+  }
+}
+
+TEST(AutoBatchTest, AGlobalBatchStandsAndAnAccumulationDividesIt) {
+  const Resolution r =
+      ResolveText(Minimal("gpu_count = 2\n[train]\nbatch_size = \"auto\"\ngrad_accum = 4\n"
+                          "global_batch = 64\n"));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.hyperparameters.per_device_batch, 8);
+  EXPECT_EQ(r.spec.hyperparameters.gradient_accumulation_steps, 4);
+}
+
+TEST(AutoBatchTest, AnOverrideTakesTheFilesAccumulationAlong) {
+  const Resolution r = ResolveText(Minimal("[hyperparameters]\nper_device_batch = 2\n"
+                                           "gradient_accumulation_steps = 4\nglobal_batch = 8\n"),
+                                   {{"per_device_batch", "auto", "--set", OverrideKind::kSet}});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.hyperparameters.per_device_batch, 0);
+  EXPECT_EQ(r.spec.hyperparameters.global_batch, 8);
+}
+
+TEST(AutoBatchTest, ACpuRankHasNoPlanAndGetsItsBatchAtOnce) {
+  const Resolution r = ResolveText(
+      "[job]\nmodel = \"m\"\ndata = \"d\"\n[compute]\ngpu_type = \"CPU\"\ngpu_count = 2\n"
+      "[hyperparameters]\nper_device_batch = \"auto\"\nglobal_batch = 12\n");
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.hyperparameters.per_device_batch, 3);
+  EXPECT_EQ(r.spec.hyperparameters.gradient_accumulation_steps, 2);
+}
+
+TEST(AutoBatchTest, WhatStaysOpenOrDoesNotDivideNamesTheKeys) {
+  const Resolution open =
+      ResolveText(Minimal("[hyperparameters]\nper_device_batch = \"auto\"\n"
+                          "gradient_accumulation_steps = 4\n"));
+  EXPECT_THAT(Describe(open.problems), HasSubstr("give global_batch"));
+  EXPECT_THAT(Describe(open.problems), HasSubstr("per_device_batch = auto"));
+  const Resolution uneven = ResolveText(
+      Minimal("gpu_count = 2\n[hyperparameters]\nper_device_batch = \"auto\"\nglobal_batch = 9\n"));
+  EXPECT_THAT(Describe(uneven.problems), HasSubstr("8 or 10 would be"));
+}
+
 TEST(BatchProblemTest, WarningGivesBothNumbers) {
   const Resolution r =
       ResolveText(Minimal("gpu_count = 8\n[hyperparameters]\nper_device_batch = 1\n"

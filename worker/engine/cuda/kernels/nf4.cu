@@ -1,5 +1,5 @@
+#include "worker/engine/cuda/kernels/nf4.cuh"
 #include "worker/engine/cuda/kernels/vec.cuh"
-#include "worker/engine/kernels/nf4_tables.h"
 
 namespace sft::engine::cuda {
 namespace {
@@ -9,21 +9,7 @@ constexpr int kPerThread = 8;  // elements: one 16-byte access of bf16, four byt
 constexpr int kLanesPerBlock = kNf4Block / kPerThread;
 constexpr int kUnroll = 4;  // loads in flight before the first use, in de-quantisation
 
-template <int N>
-struct Table {
-  float values[N];
-};
-
-template <int N>
-constexpr Table<N> MakeTable(const float (&from)[N]) {
-  Table<N> table{};
-  for (int i = 0; i < N; ++i) table.values[i] = from[i];
-  return table;
-}
-
-__constant__ Table<16> nf4_values = MakeTable(kNf4Values);
 __constant__ Table<15> nf4_thresholds = MakeTable(kNf4Thresholds);
-__constant__ Table<256> dynamic_map = MakeTable(kDynamicMap);
 
 __device__ __forceinline__ float FlushSubnormal(float x) {
   return fabsf(x) < 1.17549435e-38f ? 0.0f : x;
@@ -100,23 +86,6 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t i = 0; first + 2 * i < n; ++i) codes[first / 2 + i] = packed >> (8 * i);
   }
 }
-
-struct PlainAbsmax {
-  const float* absmax;
-  __device__ __forceinline__ float operator()(int64_t block) const { return absmax[block]; }
-};
-
-// The product and the sum are rounded one after the other, as two kernels of bitsandbytes do.
-struct NestedAbsmax {
-  const uint8_t* codes;
-  const float* nested_absmax;
-  const float* offset;
-  __device__ __forceinline__ float operator()(int64_t block) const {
-    const float scaled =
-        __fmul_rn(dynamic_map.values[codes[block]], nested_absmax[block / kNestedBlock]);
-    return __fadd_rn(scaled, *offset);
-  }
-};
 
 // Where de-quantised elements go. `wide`: eight elements from a multiple of eight on lie in one
 // row, aligned (but for those that `n` cuts off).

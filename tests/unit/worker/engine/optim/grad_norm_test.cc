@@ -29,6 +29,35 @@ TEST(GradNormTest, DoesNotDependOnTheNumberOfThreads) {
   at::set_num_threads(threads);
 }
 
+TEST(GradNormTest, TensorsEndToEndInOneStorageAreJoinedWhateverTheirOrder) {
+  const at::Tensor flat = at::arange(100, at::kFloat), other = at::arange(5, at::kFloat);
+  const std::vector<at::Tensor> parts{flat.narrow(0, 60, 40).view({8, 5}),
+                                      other,
+                                      at::Tensor(),
+                                      flat.narrow(0, 0, 10),
+                                      flat.narrow(0, 30, 0),
+                                      flat.narrow(0, 10, 50)};
+  const std::vector<at::Tensor> joined = JoinAdjacent(parts);
+  ASSERT_EQ(joined.size(), 2u);
+  EXPECT_TRUE(joined[0].equal(flat));
+  EXPECT_EQ(joined[0].const_data_ptr(), flat.const_data_ptr());
+  EXPECT_TRUE(joined[1].is_same(other));
+}
+
+TEST(GradNormTest, GapsOverlapsOtherTypesAndStridesKeepTensorsApart) {
+  const at::Tensor flat = at::arange(100, at::kFloat), matrix = flat.narrow(0, 40, 20).view({4, 5});
+  const std::vector<at::Tensor> parts{flat.narrow(0, 0, 10),  // then a gap of one element
+                                      flat.narrow(0, 11, 9),
+                                      flat.narrow(0, 15, 10),  // overlaps the one before
+                                      matrix.t(),
+                                      flat.narrow(0, 60, 4),
+                                      flat.view(at::kInt).narrow(0, 64, 6)};
+  const std::vector<at::Tensor> joined = JoinAdjacent(parts);
+  ASSERT_EQ(joined.size(), parts.size());
+  const std::vector<size_t> order{0, 1, 2, 4, 5, 3};  // by place; the transposed one on its own
+  for (size_t i = 0; i < order.size(); ++i) EXPECT_TRUE(joined[i].is_same(parts[order[i]])) << i;
+}
+
 TEST(GradNormTest, CountsShardsOfAllRanksAndReplicatedOnce) {
   const at::Tensor whole = at::arange(1, 11, at::kFloat), replicated = at::full({4}, 3, at::kFloat);
   const double expected = std::sqrt(385.0 + 36.0);

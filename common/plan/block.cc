@@ -1,0 +1,135 @@
+#include "common/plan/block.h"
+
+#include <algorithm>
+
+namespace sft::plan {
+namespace {
+
+constexpr int64_t kStatisticBytes = 4;
+// As cudnn_attention.h.
+constexpr int64_t kCudnnWorkspace = int64_t{5} << 28;
+constexpr int64_t kMultiprocessors = 132;
+
+int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// As MatrixInfo::RowStride (worker/engine/weights/layout.h).
+int64_t Stride(int64_t columns, int64_t spare) {
+  return spare == 0 ? columns : RoundUp(columns + spare, 64);
+}
+
+int64_t LargestDivisor(int64_t n, int64_t at_most) {
+  int64_t divisor = std::clamp<int64_t>(at_most, 1, n);
+  while (n % divisor != 0) --divisor;
+  return divisor;
+}
+
+constexpr int Index(Recompute level) { return static_cast<int>(level); }
+
+// Bytes of each tensor of a block for one token.
+struct Rows {
+  int64_t hidden, input_normed, middle_normed, qkv, heads, attended, gate_up, activated, lse;
+  int64_t attention_xa, gate_up_xa, down_xa;
+};
+
+// Products in FP8 write their inputs again, in a byte an element.
+void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
+  const int64_t inputs = m.qkv.columns + m.o.columns + m.gate_up.columns + m.down.columns;
+  const int64_t outputs = m.qkv.rows + m.o.rows + m.gate_up.rows + m.down.rows;
+  for (int level = 0; level < kRecomputeLevels; ++level) {
+    cost->forward[level] += m.down.columns;
+    cost->backward_mlp[level] += m.gate_up.rows;
+    cost->backward_attention[level] += m.qkv.rows;
+  }
+  cost->elementwise += (inputs + outputs) * (e + 1);
+  cost->elementwise_again[Index(Recompute::kMlp)] += m.gate_up.columns * (e + 1);
+  cost->elementwise_again[Index(Recompute::kAll)] += inputs * (e + 1);
+}
+
+}  // namespace
+
+std::string_view NameOf(Recompute level) {
+  static constexpr std::string_view kNames[] = {"nothing", "norms", "mlp", "all"};
+  return kNames[Index(level)];
+}
+
+BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) {
+  const BlockMatrices m = MatricesOf(s, job);
+  const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  Rows r{};
+  r.hidden = s.hidden * e;
+  r.input_normed = Stride(s.hidden, m.qkv.rank) * e;
+  r.middle_normed = Stride(s.hidden, m.gate_up.rank) * e;
+  r.qkv = (q + 2 * kv) * e;
+  r.heads = s.qk_norm ? (q + kv) * e : 0;
+  r.attended = Stride(q, m.o.rank) * e;
+  r.gate_up = Stride(2 * s.intermediate, m.gate_up.rank) * e;
+  r.activated = Stride(s.intermediate, m.down.rank) * e;
+  r.lse = s.heads * kStatisticBytes;
+  r.attention_xa = (m.qkv.rank + m.o.rank) * e;
+  r.gate_up_xa = m.gate_up.rank * e;
+  r.down_xa = m.down.rank * e;
+
+  BlockCost cost;
+  cost.hidden_row = r.hidden;
+  const int64_t kept_always =
+      2 * r.hidden + 2 * kStatisticBytes + r.qkv + r.attended + r.lse + r.attention_xa + r.down_xa;
+  const int64_t mlp = r.gate_up + r.gate_up_xa;
+  const int64_t norms = r.input_normed + r.middle_normed + r.heads + r.activated;
+  cost.saved = {kept_always + mlp + norms, kept_always + mlp, kept_always, r.hidden};
+  const int64_t all = cost.saved[Index(Recompute::kNothing)];
+  const int64_t dqkv = Stride(q + 2 * kv, m.qkv.rank) * e;
+  const int64_t dy = Stride(s.hidden, std::max(m.o.rank, m.down.rank)) * e;
+  for (int level = 0; level < kRecomputeLevels; ++level) {
+    const int64_t kept = cost.saved[level];
+    cost.forward[level] = all - kept + r.hidden;
+    const bool has_input = level == Index(Recompute::kNothing) || level == Index(Recompute::kAll);
+    // All that the feed-forward layer's backward reads, and the gradients it writes.
+    const int64_t restored = all - (has_input ? 0 : r.input_normed + r.heads);
+    const int64_t with_mlp = restored + r.hidden + s.intermediate * e;
+    cost.backward_mlp[level] = with_mlp - kept + dy;
+    // The feed-forward layer's tensors are gone then.
+    const int64_t attention = all - mlp - r.activated - r.middle_normed - r.hidden;
+    cost.backward_attention[level] = attention + r.hidden + q * e + dqkv - kept + dy;
+  }
+
+  const int64_t norm_bytes = 2 * s.hidden * e, rope_bytes = 2 * (q + kv) * e;
+  const int64_t swiglu_bytes = 3 * s.intermediate * e;
+  const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + swiglu_bytes;
+  cost.elementwise = forward_bytes + 8 * s.hidden * e + 3 * (q + kv) * e + 5 * s.intermediate * e;
+  const int64_t norms_again = s.qk_norm ? forward_bytes : 2 * norm_bytes + swiglu_bytes;
+  cost.elementwise_again = {0, norms_again, norms_again, forward_bytes};
+  cost.weights = m.qkv.weights() + m.o.weights() + m.gate_up.weights() + m.down.weights();
+  cost.weights_again = {0, 0, m.gate_up.weights(), cost.weights};
+  int64_t adapter_forward = 0;
+  for (const BlockMatrices::Matrix* matrix : {&m.qkv, &m.o, &m.gate_up, &m.down}) {
+    cost.matrix_elements += (matrix->rows + matrix->rank) * Stride(matrix->columns, matrix->rank);
+    if (matrix->rank == 0) continue;
+    adapter_forward += matrix->columns * e;
+    // The gradients of both factors and of their product.
+    cost.adapters += (2 * matrix->rows + matrix->columns) * e;
+  }
+  cost.adapters += adapter_forward;
+  const int64_t gate_up_adapter = m.gate_up.rank > 0 ? m.gate_up.columns * e : 0;
+  cost.adapters_again = {0, 0, gate_up_adapter, adapter_forward};
+  if (job.training.matmul == spec::Matmul::kFp8) AddFp8(m, e, &cost);
+  return cost;
+}
+
+int64_t AttentionWorkspace(const ModelShape& s, int64_t documents, int64_t length) {
+  const int64_t group = s.heads / s.kv_heads;
+  const int64_t scores = RoundUp(length, 64) * RoundUp(length, 128) * 2;
+  const int64_t full_heads = group > 1 ? 2 * length * s.head_dim * 2 : 0;
+  const int64_t one = group * (scores + full_heads + length * kStatisticBytes);
+  if (one <= kCudnnWorkspace) {
+    const int64_t units = kCudnnWorkspace / one;
+    if (units < s.kv_heads) return LargestDivisor(s.kv_heads, units) * one;
+    return LargestDivisor(documents, units / s.kv_heads) * s.kv_heads * one;
+  }
+  // FlashAttention-2: sums of dq for each part of the keys, and the gradients of all heads.
+  const int64_t parts =
+      std::max<int64_t>(1, (kMultiprocessors + documents * s.heads - 1) / (documents * s.heads));
+  const int64_t row = s.heads * s.head_dim;
+  return documents * length * row * (parts * 4 + 2 * 2 + 3 * 2);
+}
+
+}  // namespace sft::plan

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "common/plan/memory.h"
+#include "common/plan/model_shape.h"
+#include "common/plan/parameters.h"
+#include "common/spec/job_spec.h"
+
+namespace sft::plan {
+
+// What of a block's forward is computed again in its backward instead of kept; as
+// sft::engine::Recompute (worker/engine/model/decoder_block.h), in its order.
+enum class Recompute { kNothing, kNorms, kMlp, kAll };
+inline constexpr int kRecomputeLevels = 4;
+std::string_view NameOf(Recompute level);
+
+// What one token of a micro-batch costs in one block, from the shapes of the engine's buffers: rows
+// lie in buffers with room for the adapters (worker/engine/nn/projection.h).
+struct BlockCost {
+  int64_t hidden_row = 0;  // bytes of a token's hidden state
+  // Kept between forward and backward, by level.
+  std::array<int64_t, kRecomputeLevels> saved{};
+  // The most that is there beside what is kept: the forward of a block ...
+  std::array<int64_t, kRecomputeLevels> forward{};
+  // ... and its backward, of the feed-forward layer and of the attention (the workspace of
+  // attention apart). Less than 0 where the backward has freed more than it has added.
+  std::array<int64_t, kRecomputeLevels> backward_mlp{}, backward_attention{};
+  // Bytes that kernels between the products move; computed again beside `elementwise`, by level.
+  int64_t elementwise = 0;
+  std::array<int64_t, kRecomputeLevels> elementwise_again{};
+  // Elements of weights that a token is multiplied with; again, by level.
+  int64_t weights = 0;
+  std::array<int64_t, kRecomputeLevels> weights_again{};
+  // Bytes that the products of an adapter's factors read; again, by level.
+  int64_t adapters = 0;
+  std::array<int64_t, kRecomputeLevels> adapters_again{};
+  // The matrices of a block with room for the adapters, elements.
+  int64_t matrix_elements = 0;
+};
+
+BlockCost CostOfBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t element_bytes);
+
+// Memory that attention's backward works in, for `documents` of `length` tokens, on a GPU
+// (worker/engine/cuda/cudnn_attention.cc).
+int64_t AttentionWorkspace(const ModelShape& shape, int64_t documents, int64_t length);
+
+}  // namespace sft::plan

@@ -1,0 +1,178 @@
+#include "common/plan/peak_memory.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace sft::plan {
+namespace {
+
+constexpr int64_t kGradientBytes = 4;
+constexpr int64_t kLogitsElement = 4;  // HeadLoss::ChunkRows counts fp32
+constexpr int64_t kMinLogitsRows = 64;
+constexpr int64_t kSlots = 2;  // of a walk over blocks: one in use, one being filled
+// Workspaces of cuBLAS and of the products of factors.
+constexpr int64_t kLibraryWorkspace = int64_t{100} << 20;
+// Free pieces that the caching allocator is left with, as parts of what is allocated and freed in a
+// step. Measured (docs/engine.md).
+constexpr double kSlackOfStep = 0.07;
+constexpr int64_t kSlack = int64_t{64} << 20;
+
+struct Moment {
+  int64_t activations = 0, transients = 0, workspace = 0, logits = 0, communication = 0;
+  int64_t total() const { return activations + transients + workspace + logits + communication; }
+};
+
+int64_t Divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
+
+// Whole gradients that exist beside their shards: of the unit whose backward runs, of the one
+// before it that is being reduced, and the reduced part.
+int64_t GradientsOnTheirWay(const Problem& p, size_t unit) {
+  if (!p.shards_state()) return 0;
+  const int64_t pending = unit + 1 < p.trained.size() ? p.trained[unit + 1] : 0;
+  return kGradientBytes *
+         (p.trained[unit] + pending + Divide(std::max(p.trained[unit], pending), p.ranks()));
+}
+
+int64_t LogitsBytes(const Problem& p, const Choice& choice, int64_t tokens) {
+  const int64_t rows =
+      std::max(kMinLogitsRows, choice.logits_bytes / (p.shape.vocab * kLogitsElement));
+  return std::min(rows, tokens) * p.shape.vocab * p.element_bytes;
+}
+
+// The head with the loss, then the backward of each block from the last; the forward of each block
+// needs less than its backward but where blocks are recomputed.
+Moment WorstMoment(const Problem& p, const Choice& choice) {
+  const int64_t tokens = choice.rows * p.row_tokens;
+  const int64_t layers = p.shape.layers;
+  const BlockCost& block = p.block;
+  int64_t saved = 0;
+  std::vector<int64_t> saved_until;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    saved += tokens * block.saved[static_cast<int>(choice.LevelOf(layer))];
+    saved_until.push_back(saved);
+  }
+  // The last block's output, the rows with targets, their norm, and the gradient of each.
+  Moment worst{.activations = saved,
+               .transients = 4 * tokens * block.hidden_row,
+               .logits = LogitsBytes(p, choice, tokens),
+               .communication = GradientsOnTheirWay(p, p.units.size() - 1)};
+  const int64_t workspace = AttentionWorkspace(p.shape, choice.rows, p.row_tokens);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const int level = static_cast<int>(choice.LevelOf(layer));
+    const int64_t on_their_way = GradientsOnTheirWay(p, static_cast<size_t>(layer) + 1);
+    const Moment moments[] = {
+        {.activations = saved_until[layer], .transients = tokens * block.forward[level]},
+        {.activations = saved_until[layer],
+         .transients = tokens * block.backward_mlp[level],
+         .communication = on_their_way},
+        {.activations = saved_until[layer],
+         .transients = tokens * block.backward_attention[level],
+         .workspace = workspace,
+         .communication = on_their_way}};
+    for (const Moment& moment : moments) {
+      if (moment.total() > worst.total()) worst = moment;
+    }
+  }
+  return worst;
+}
+
+// Buffers that weights pass through, and bytes on their way into them.
+void AddScratch(const Problem& p, const Choice& choice, PeakMemory* memory) {
+  const int64_t layers = p.shape.layers, e = p.element_bytes;
+  const int64_t matrices = p.block.matrix_elements * e;
+  if (p.job.qlora()) {
+    const int64_t slots = choice.prefetch || p.shards_weights() ? kSlots : 1;
+    const int64_t walked = std::min(slots, layers - choice.kept);
+    memory->scratch_slots += walked * matrices;
+    memory->kept_copies = choice.kept * matrices;
+    if (p.shards_weights() && p.ranks() > 1) {
+      memory->communication += walked * p.held.quantized_weights * p.ranks() / layers;
+    }
+  } else if (!p.job.full_finetune() && !p.shards_weights()) {
+    // Room for the adapters beside the weights.
+    memory->weights += layers * (matrices - p.block.weights * e);
+  }
+  if (p.shards_weights()) {
+    const int64_t block = p.job.qlora() ? p.trained[1] : p.block.weights + p.trained[1];
+    const int64_t of_blocks = p.job.full_finetune() ? p.trained[1] : block;
+    memory->scratch_slots += e * (kSlots * of_blocks + p.head_elements);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec& job,
+                                    int64_t row_tokens) {
+  Problem problem;
+  problem.shape = shape;
+  problem.job = job;
+  SFT_ASSIGN_OR_RETURN(problem.units, MakeUnits(shape, job));
+  problem.held = PlanMemory(problem.units, job, Device::kGpu);
+  problem.element_bytes = ComputeTypeOf(job, Device::kGpu) == spec::ComputeType::kBf16 ? 2 : 4;
+  problem.block = CostOfBlock(shape, job, problem.element_bytes);
+  problem.row_tokens = row_tokens;
+  problem.head_elements = shape.vocab * shape.hidden;
+  for (const Unit& unit : problem.units) {
+    int64_t trained = 0;
+    for (const Parameter& parameter : unit.parameters) {
+      if (parameter.trainable) trained += parameter.elements;
+    }
+    problem.trained.push_back(trained);
+  }
+  return problem;
+}
+
+int64_t PeakMemory::resident() const {
+  return weights + quantized_weights + kept_copies + scratch_slots + trained_weights + gradients +
+         optimizer + fixed;
+}
+
+int64_t PeakMemory::allocated() const {
+  return resident() + activations + transients + attention_workspace + logits + communication;
+}
+
+PeakMemory PredictMemory(const Problem& problem, const Choice& choice) {
+  PeakMemory memory;
+  memory.quantized_weights = problem.held.quantized_weights;
+  memory.weights = problem.held.frozen_weights - memory.quantized_weights;
+  memory.trained_weights = problem.held.trained_weights + problem.held.master_weights;
+  memory.gradients = problem.held.gradients;
+  memory.optimizer = problem.held.optimizer;
+  if (choice.embedding_on_host) memory.weights -= problem.head_elements * problem.element_bytes;
+  AddScratch(problem, choice, &memory);
+  const int64_t tokens = choice.rows * problem.row_tokens;
+  memory.fixed = kLibraryWorkspace + tokens * (problem.shape.head_dim * 4 + 32);
+  const Moment moment = WorstMoment(problem, choice);
+  memory.activations = moment.activations;
+  memory.transients = moment.transients;
+  memory.attention_workspace = moment.workspace;
+  memory.logits = moment.logits;
+  memory.communication += moment.communication;
+  memory.allocator_slack =
+      kSlack + static_cast<int64_t>(kSlackOfStep * static_cast<double>(moment.total()));
+  return memory;
+}
+
+std::vector<MemoryItem> Items(const PeakMemory& m) {
+  std::vector<MemoryItem> items;
+  const std::pair<const char*, int64_t> all[] = {{"weights", m.weights},
+                                                 {"quantised weights", m.quantized_weights},
+                                                 {"kept copies", m.kept_copies},
+                                                 {"scratch slots", m.scratch_slots},
+                                                 {"trained weights", m.trained_weights},
+                                                 {"gradients", m.gradients},
+                                                 {"optimizer", m.optimizer},
+                                                 {"activations", m.activations},
+                                                 {"transients", m.transients},
+                                                 {"attention workspace", m.attention_workspace},
+                                                 {"logits", m.logits},
+                                                 {"communication", m.communication},
+                                                 {"fixed", m.fixed},
+                                                 {"allocator slack", m.allocator_slack}};
+  for (const auto& [category, bytes] : all) {
+    if (bytes != 0) items.push_back({category, bytes});
+  }
+  return items;
+}
+
+}  // namespace sft::plan

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/plan/block.h"
+#include "common/plan/memory.h"
+#include "common/plan/parameters.h"
+
+namespace sft::plan {
+
+// How a rank runs its share of a step.
+struct Choice {
+  int64_t rows = 1;  // of a micro-batch
+  int64_t micro_batches = 1;
+  // The first `deep_layers` blocks recompute `deep`, the others `shallow`: a block's memory is free
+  // again when its backward is done, and the last block's is done first.
+  Recompute deep = Recompute::kAll, shallow = Recompute::kAll;
+  int64_t deep_layers = 0;
+  int64_t kept = 0;  // quantised blocks, from the last, that keep their de-quantised weights
+  int64_t logits_bytes = 0;
+  bool embedding_on_host = false;  // the GPU reads the rows it needs through the bus
+  bool prefetch = true;            // the next block's weights, into a second slot
+
+  Recompute LevelOf(int64_t layer) const { return layer < deep_layers ? deep : shallow; }
+};
+
+// A job on a model as both predictions see it; made once. Plain values.
+struct Problem {
+  ModelShape shape;
+  spec::JobSpec job;
+  std::vector<Unit> units;
+  Memory held;  // for the whole run
+  BlockCost block;
+  int64_t element_bytes = 2;
+  int64_t row_tokens = 0;        // tokens of a full row
+  std::vector<int64_t> trained;  // elements by unit
+  int64_t head_elements = 0;     // vocab * hidden
+
+  int64_t ranks() const { return job.compute.gpu_count; }
+  bool shards_weights() const { return job.parallelism.sharding == spec::Sharding::kFullShard; }
+  bool may_hold_embedding_on_host() const {
+    return !shape.tied_head && !job.full_finetune() && !shards_weights();
+  }
+  bool shards_state() const { return job.parallelism.sharding != spec::Sharding::kDdp; }
+};
+absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec& job,
+                                    int64_t row_tokens);
+
+// What the allocator of a rank holds at the step's peak. Bytes.
+struct PeakMemory {
+  int64_t weights = 0;  // frozen ones that are not quantised
+  int64_t quantized_weights = 0;
+  int64_t kept_copies = 0;      // de-quantised weights that stay
+  int64_t scratch_slots = 0;    // that weights of a block at a time pass through
+  int64_t trained_weights = 0;  // in the compute type, and their masters
+  int64_t gradients = 0;
+  int64_t optimizer = 0;
+  int64_t activations = 0;  // kept for the backward
+  int64_t transients = 0;   // of the forward or backward under way
+  int64_t attention_workspace = 0;
+  int64_t logits = 0;
+  int64_t communication = 0;    // whole gradients and gathered bytes on their way
+  int64_t fixed = 0;            // workspaces of libraries, tables, tokens
+  int64_t allocator_slack = 0;  // free pieces between what is used
+
+  int64_t resident() const;  // what stays between steps
+  int64_t allocated() const;
+  int64_t reserved() const { return allocated() + allocator_slack; }
+};
+PeakMemory PredictMemory(const Problem& problem, const Choice& choice);
+std::vector<MemoryItem> Items(const PeakMemory& memory);
+
+}  // namespace sft::plan

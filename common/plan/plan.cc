@@ -1,0 +1,296 @@
+#include "common/plan/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace sft::plan {
+namespace {
+
+// Beside the allocator: the driver's context, kernels that cuBLAS and cuDNN load when first used,
+// and NCCL's buffers.
+constexpr int64_t kContextBytes = 550'000'000;
+constexpr int64_t kLibraryBytes = 900'000'000;
+constexpr int64_t kNcclBytes = 1'300'000'000;
+// A split of the batch that the job gives must be faster than the batch by more than this.
+constexpr double kWorthASplit = 0.01;
+// Of choices this near to the fastest, the one with the least memory is taken.
+constexpr double kSame = 0.002;
+// Tokens of a micro-batch beyond which nothing gets faster, and elements that kernels may index.
+constexpr int64_t kMostTokens = 65536;
+constexpr int64_t kMostElements = int64_t{1} << 31;
+constexpr int64_t kLogitsBytes = int64_t{1} << 30;
+constexpr int64_t kLeastLogitsBytes = int64_t{64} << 20;
+constexpr int64_t kUnplannedRows = 4;
+constexpr double kGiga = 1e9;
+
+// Rows of a rank in a step.
+int64_t RankRows(const spec::JobSpec& job) {
+  const auto& h = job.hyperparameters;
+  if (h.per_device_batch == 0) return h.global_batch / job.compute.gpu_count;
+  return int64_t{h.per_device_batch} * h.gradient_accumulation_steps;
+}
+
+std::vector<int64_t> RowOptions(const Problem& p) {
+  const int64_t given = p.job.hyperparameters.per_device_batch;
+  const int64_t whole = given == 0 ? RankRows(p.job) : given;
+  const int64_t widest = std::max(2 * p.shape.intermediate, p.shape.hidden);
+  std::vector<int64_t> options;
+  for (int64_t rows = whole; rows >= 1; --rows) {
+    if (whole % rows != 0) continue;
+    const int64_t tokens = rows * p.row_tokens;
+    const bool usable = tokens <= kMostTokens && tokens * widest < kMostElements;
+    if (usable || rows == 1) options.push_back(rows);
+  }
+  return options;
+}
+
+// What makes room at little cost, the cheapest first; false when nothing is left.
+bool Squeeze(const Problem& p, Choice* choice) {
+  if (choice->logits_bytes > kLeastLogitsBytes) {
+    choice->logits_bytes /= 2;
+  } else if (!choice->embedding_on_host && p.may_hold_embedding_on_host()) {
+    choice->embedding_on_host = true;
+  } else if (choice->prefetch && p.job.qlora() && !p.shards_weights()) {
+    choice->prefetch = false;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+struct Candidate {
+  Choice choice;
+  PeakMemory memory;
+  StepTime time;
+};
+
+class Search {
+ public:
+  Search(const Problem& problem, const GpuRates& gpu, int64_t limit)
+      : problem_(problem), gpu_(gpu), limit_(limit) {}
+
+  // Adds what fits with this many rows.
+  void Add(int64_t rows) {
+    const int64_t layers = problem_.shape.layers;
+    const bool all = problem_.job.parallelism.activation_checkpointing;
+    for (int deep = 0; deep < kRecomputeLevels; ++deep) {
+      for (int shallow = 0; shallow <= deep; ++shallow) {
+        const auto most = static_cast<int>(Recompute::kAll);
+        if (all && (deep != most || shallow != most)) continue;
+        // With one level there is nothing to divide.
+        for (int64_t count = shallow == deep ? layers : 1; count <= layers; ++count) {
+          Try({.rows = rows,
+               .micro_batches = RankRows(problem_.job) / rows,
+               .deep = static_cast<Recompute>(deep),
+               .shallow = static_cast<Recompute>(shallow),
+               .deep_layers = count,
+               .logits_bytes = kLogitsBytes});
+        }
+      }
+    }
+  }
+
+  // The fastest, or one with less memory that is as fast.
+  std::optional<Candidate> Best() const {
+    if (fitting_.empty()) return std::nullopt;
+    const auto seconds = [](const Candidate& c) { return c.time.total(); };
+    double fastest = seconds(fitting_.front());
+    for (const Candidate& each : fitting_) fastest = std::min(fastest, seconds(each));
+    const Candidate* best = nullptr;
+    for (const Candidate& each : fitting_) {
+      if (seconds(each) > fastest * (1 + kSame)) continue;
+      if (best == nullptr || each.memory.reserved() < best->memory.reserved()) best = &each;
+    }
+    return *best;
+  }
+
+ private:
+  bool Fits(const Choice& choice) const {
+    return PredictMemory(problem_, choice).reserved() <= limit_;
+  }
+
+  void Try(Choice choice) {
+    while (!Fits(choice)) {
+      if (!Squeeze(problem_, &choice)) return;
+    }
+    if (problem_.job.qlora()) choice.kept = MostKept(choice);
+    fitting_.push_back(
+        {choice, PredictMemory(problem_, choice), PredictTime(problem_, choice, gpu_)});
+  }
+
+  int64_t MostKept(Choice choice) const {
+    int64_t low = 0, high = problem_.shape.layers;
+    while (low < high) {
+      choice.kept = (low + high + 1) / 2;
+      if (Fits(choice)) {
+        low = choice.kept;
+      } else {
+        high = choice.kept - 1;
+      }
+    }
+    return low;
+  }
+
+  const Problem& problem_;
+  const GpuRates& gpu_;
+  int64_t limit_;
+  std::vector<Candidate> fitting_;
+};
+
+// The least memory that the job can run in.
+Choice Smallest(const Problem& p) {
+  Choice choice{.rows = 1,
+                .micro_batches = RankRows(p.job),
+                .deep_layers = p.shape.layers,
+                .logits_bytes = kLeastLogitsBytes};
+  while (Squeeze(p, &choice)) {
+  }
+  return choice;
+}
+
+int64_t LeastBytes(const PlanInput& input, const spec::JobSpec& job, int64_t row_tokens) {
+  const auto problem = MakeProblem(input.shape, job, row_tokens);
+  return problem.ok() ? PredictMemory(*problem, Smallest(*problem)).reserved() : 0;
+}
+
+std::string Gigabytes(int64_t bytes) {
+  return fmt::format("{:.1f} GB", static_cast<double>(bytes) / kGiga);
+}
+
+// Changes of the job that fit, each by itself.
+std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
+  std::vector<std::string> remedies;
+  int64_t tokens = p.row_tokens / 2;
+  while (tokens >= 8 && LeastBytes(input, p.job, tokens) > input.memory_bytes) tokens /= 2;
+  if (tokens >= 8) remedies.push_back(fmt::format("sequence_length = {}", tokens));
+  const auto try_job = [&](spec::JobSpec job, std::string words) {
+    if (LeastBytes(input, job, p.row_tokens) <= input.memory_bytes) {
+      remedies.push_back(std::move(words));
+    }
+  };
+  spec::JobSpec job = p.job;
+  if (!p.job.qlora()) {
+    job.training.mode = spec::Mode::kLora;
+    job.training.use_qlora = true;
+    job.quantization.bits = 4;
+    try_job(job,
+            p.job.full_finetune() ? "mode = \"lora\" with use_qlora = true" : "use_qlora = true");
+  }
+  for (int more = 1; more <= 8; more *= 2) {
+    job = p.job;
+    job.parallelism.sharding = spec::Sharding::kFullShard;
+    job.compute.gpu_count *= more;
+    if (job.compute.gpu_count == 1 || (more == 1 && p.shards_weights())) continue;
+    if (LeastBytes(input, job, p.row_tokens) > input.memory_bytes) continue;
+    remedies.push_back(fmt::format("gpu_count = {} with fsdp = true", job.compute.gpu_count));
+    break;
+  }
+  const double budget = p.job.compute.memory_budget_gb;
+  if (budget > 0) {
+    remedies.push_back(fmt::format("memory_budget_gb = {:.1f}, where the GPU has as much",
+                                   static_cast<double>(least) / kGiga + 0.05));
+  }
+  if (remedies.empty()) return "GPUs with more memory";
+  std::string text;
+  for (const std::string& remedy : remedies) {
+    text += fmt::format("{}{}", text.empty() ? "" : "; or ", remedy);
+  }
+  return text;
+}
+
+absl::Status Refusal(const PlanInput& input, const Problem& p) {
+  const PeakMemory least = PredictMemory(p, Smallest(p));
+  std::vector<MemoryItem> items = Items(least);
+  std::stable_sort(items.begin(), items.end(),
+                   [](const MemoryItem& a, const MemoryItem& b) { return a.bytes > b.bytes; });
+  std::string parts;
+  for (size_t i = 0; i < std::min<size_t>(3, items.size()); ++i) {
+    parts +=
+        fmt::format("{}{} {}", i == 0 ? "" : ", ", items[i].category, Gigabytes(items[i].bytes));
+  }
+  const double budget = p.job.compute.memory_budget_gb;
+  const bool bound = budget > 0 && input.memory_bytes >= static_cast<int64_t>(budget * kGiga);
+  return ResourceExhausted(fmt::format(
+      "the job does not fit: with one row a micro-batch and everything recomputed it needs {} on "
+      "each GPU, {} {} ({}). What would fit: {}",
+      Gigabytes(least.reserved()), bound ? "compute.memory_budget_gb allows" : "a GPU has",
+      Gigabytes(input.memory_bytes), parts, Remedies(input, p, least.reserved())));
+}
+
+}  // namespace
+
+int64_t AllocatorBytes(const spec::JobSpec& job, int64_t free_bytes, bool opened) {
+  int64_t bytes = free_bytes - kLibraryBytes;
+  if (!opened) bytes -= kContextBytes + (job.compute.gpu_count > 1 ? kNcclBytes : 0);
+  const auto budget = static_cast<int64_t>(job.compute.memory_budget_gb * kGiga);
+  if (budget > 0) bytes = std::min(bytes, budget);
+  return std::max<int64_t>(bytes, 0);
+}
+
+absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
+  const int64_t row_tokens =
+      input.row_tokens > 0 ? input.row_tokens : input.job.hyperparameters.sequence_length;
+  SFT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(input.shape, input.job, row_tokens));
+  Search search(problem, input.gpu, input.memory_bytes);
+  std::optional<Candidate> unsplit;
+  const int64_t given = input.job.hyperparameters.per_device_batch;
+  for (const int64_t rows : RowOptions(problem)) {
+    search.Add(rows);
+    if (rows == given) unsplit = search.Best();  // the first of the options
+  }
+  std::optional<Candidate> best = search.Best();
+  if (!best) return Refusal(input, problem);
+  if (unsplit && unsplit->time.total() <= best->time.total() * (1 + kWorthASplit)) best = unsplit;
+  Plan plan{best->choice, best->memory, best->time};
+  for (int64_t layer = 0; layer < input.shape.layers; ++layer) {
+    plan.recompute.push_back(plan.choice.LevelOf(layer));
+  }
+  const double tokens = static_cast<double>(RankRows(input.job) * input.job.compute.gpu_count) *
+                        static_cast<double>(row_tokens);
+  plan.tokens_per_second = tokens / plan.time.total();
+  return plan;
+}
+
+spec::JobSpec WithBatch(spec::JobSpec job, const Choice& choice) {
+  job.hyperparameters.per_device_batch = static_cast<int>(choice.rows);
+  job.hyperparameters.gradient_accumulation_steps = static_cast<int>(choice.micro_batches);
+  return job;
+}
+
+Choice UnplannedBatch(const spec::JobSpec& job) {
+  Choice choice;
+  const auto& h = job.hyperparameters;
+  choice.rows = h.per_device_batch;
+  if (choice.rows == 0) {
+    choice.rows = std::min(kUnplannedRows, RankRows(job));
+    while (RankRows(job) % choice.rows != 0) --choice.rows;
+  }
+  choice.micro_batches = RankRows(job) / choice.rows;
+  return choice;
+}
+
+std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers) {
+  const Choice& c = plan.choice;
+  std::string text = fmt::format("{} row{} x {} micro-batch{}", c.rows, c.rows == 1 ? "" : "s",
+                                 c.micro_batches, c.micro_batches == 1 ? "" : "es");
+  const auto add = [&](Recompute level, int64_t count) {
+    if (count == 0) return;
+    text +=
+        fmt::format(", {} recomputed in {} layer{}", NameOf(level), count, count == 1 ? "" : "s");
+  };
+  if (c.deep == c.shallow) {
+    add(c.deep, layers);
+  } else {
+    add(c.deep, c.deep_layers);
+    add(c.shallow, layers - c.deep_layers);
+  }
+  if (job.qlora())
+    text += fmt::format(", {} de-quantised cop{} kept", c.kept, c.kept == 1 ? "y" : "ies");
+  if (c.embedding_on_host) text += ", embedding in host memory";
+  if (!c.prefetch) text += ", no prefetch";
+  return text;
+}
+
+}  // namespace sft::plan

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/plan/gpu.h"
+#include "common/plan/peak_memory.h"
+#include "common/plan/step_time.h"
+
+// How a job runs in the memory there is. A pure function: the server asks it before a job is
+// submitted, with what the type of GPU is known to have, and each rank before it loads anything,
+// with what its GPU really has free.
+
+namespace sft::plan {
+
+// What a plan is made for.
+struct PlanInput {
+  ModelShape shape;
+  spec::JobSpec job;
+  GpuRates gpu;
+  // Most that the allocator of a rank may hold: AllocatorBytes, or less.
+  int64_t memory_bytes = 0;
+  // Tokens of the longest row; 0: sequence_length.
+  int64_t row_tokens = 0;
+};
+
+// What a rank's allocator may take of `free_bytes` of a GPU: less what libraries load beside it
+// and, unless the rank has `opened` them already, the driver's context and NCCL take; and no more
+// than the job's compute.memory_budget_gb.
+int64_t AllocatorBytes(const spec::JobSpec& job, int64_t free_bytes, bool opened);
+
+// How a job runs, with what that is predicted to take.
+struct Plan {
+  Choice choice;
+  PeakMemory memory;
+  StepTime time;
+  std::vector<Recompute> recompute;  // by layer
+  double tokens_per_second = 0;      // of all ranks, with full rows
+};
+
+// The fastest choice that fits: micro-batches of per_device_batch rows, or of a divisor of it where
+// that fits better and is faster by more than the model's error; with "auto" of any divisor of what
+// falls to a rank. The global batch stays. Then what is recomputed, and which blocks keep their
+// de-quantised weights. activation_checkpointing = true recomputes everything.
+//
+// ResourceExhausted when nothing fits, saying what takes the memory and what would make it fit;
+// InvalidArgument for target modules that the model does not have.
+absl::StatusOr<Plan> MakePlan(const PlanInput& input);
+
+// The job with the plan's batch: per_device_batch and gradient_accumulation_steps.
+spec::JobSpec WithBatch(spec::JobSpec job, const Choice& choice);
+
+// The batch that "auto" gives without a plan (CPU ranks): the largest divisor of a rank's rows up
+// to 4.
+Choice UnplannedBatch(const spec::JobSpec& job);
+
+// "8 rows x 1, recompute norms in 36 layers, 0 kept": what was chosen, for people.
+std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers);
+
+}  // namespace sft::plan

@@ -1,0 +1,126 @@
+#include "common/plan/step_time.h"
+
+#include <algorithm>
+
+namespace sft::plan {
+namespace {
+
+// Measured on one H100 (docs/engine.md).
+constexpr double kElementwise = 0.92;  // of a copy
+constexpr double kAdapterReads = 0.88;
+constexpr double kHalfProducts = 150;  // tokens at which products reach half of their rate
+constexpr double kHalfForward = 450;   // tokens of a document, the same of attention
+constexpr double kHalfBackward = 530;
+constexpr double kVisibleWeights = 0.6;    // of de-quantising beside products
+constexpr double kVisibleReduction = 0.1;  // of reducing gradients beside the backward
+constexpr double kHostRead = 25e9;         // bytes a second of rows that lie in host memory
+constexpr double kLaunch = 4.5e-6;
+constexpr double kLaunchesPerBlock = 100;  // of a micro-batch
+constexpr double kStepOverhead = 15e-3;
+constexpr double kLossPasses = 3;  // over the logits
+
+double Ramp(double n, double half) { return n / (n + half); }
+
+double Bytes(int64_t per_token, double tokens) { return static_cast<double>(per_token) * tokens; }
+
+// What a micro-batch costs beside the products of blocks.
+struct Rates {
+  double gemm, blocks, forward, backward, elementwise, adapters;
+};
+
+Rates RatesAt(const GpuRates& gpu, bool fp8, double tokens, double length) {
+  const double gemm = gpu.gemm * Ramp(tokens, kHalfProducts);
+  return {gemm,
+          fp8 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm,
+          gpu.attention_forward * Ramp(length, kHalfForward),
+          gpu.attention_backward * Ramp(length, kHalfBackward),
+          gpu.copy * kElementwise,
+          gpu.copy * kAdapterReads};
+}
+
+// Bytes of a block's weights that are read and written for one pass over it.
+double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, double compute_seconds) {
+  const double weights = static_cast<double>(p.block.weights);
+  double seconds = 0;
+  double gathered = weights * static_cast<double>(p.element_bytes);
+  if (p.job.qlora()) {
+    const double codes =
+        static_cast<double>(p.held.quantized_weights) / static_cast<double>(p.shape.layers);
+    gathered = codes * static_cast<double>(p.shards_weights() ? p.ranks() : 1);
+    const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8;
+    const double written = weights * (fp8 ? 1.0 : static_cast<double>(p.element_bytes));
+    seconds += (prefetch ? kVisibleWeights : 1.0) * (gathered + written) / gpu.copy;
+  }
+  if (p.shards_weights() && p.ranks() > 1) {
+    const double ranks = static_cast<double>(p.ranks());
+    seconds += std::max(0.0, gathered * (ranks - 1) / ranks / gpu.bus - compute_seconds);
+  }
+  return seconds;
+}
+
+double OptimizerSeconds(const Problem& p, const GpuRates& gpu) {
+  double trained = 0;
+  for (int64_t elements : p.trained) trained += static_cast<double>(elements);
+  const double ranks = static_cast<double>(p.ranks());
+  const double own = p.shards_state() ? trained / ranks : trained;
+  // Gradients zeroed, read for the norm and for the update; states and masters read and written.
+  const double bytes = own * 3 * 4 +
+                       2 * static_cast<double>(p.held.optimizer + p.held.master_weights) +
+                       own * static_cast<double>(p.element_bytes);
+  const double reduced = p.ranks() > 1 ? 2 * (ranks - 1) / ranks * trained * 4 / gpu.bus : 0;
+  return bytes / (gpu.copy * kElementwise) + kVisibleReduction * reduced;
+}
+
+}  // namespace
+
+double StepTime::total() const {
+  return products + attention + elementwise + adapters + weights + recompute + optimizer + launches;
+}
+
+StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu) {
+  const double tokens = static_cast<double>(choice.rows * p.row_tokens);
+  const double length = static_cast<double>(p.row_tokens);
+  const double layers = static_cast<double>(p.shape.layers);
+  const bool full = p.job.full_finetune();
+  const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8 && gpu.gemm_fp8 > 0;
+  const Rates rates = RatesAt(gpu, fp8, tokens, length);
+  const BlockCost& block = p.block;
+
+  // One product forward, one for the gradient of the input, one for that of a trained weight.
+  const double passes = full ? 3 : 2;
+  const double product = 2 * Bytes(block.weights, tokens) / rates.blocks;
+  const double pairs = tokens * (length + 1) / 2;
+  const double heads = static_cast<double>(p.shape.heads * p.shape.head_dim);
+  const double attention_forward = 4 * pairs * heads / rates.forward;
+  StepTime time;
+  time.products =
+      layers * passes * product + 2 * passes * Bytes(p.head_elements, tokens) / rates.gemm;
+  time.attention = layers * (attention_forward + 10 * pairs * heads / rates.backward);
+  const double logits = tokens * static_cast<double>(p.shape.vocab * p.element_bytes);
+  time.elementwise = (layers * Bytes(block.elementwise, tokens) + kLossPasses * logits +
+                      8 * Bytes(block.hidden_row, tokens)) /
+                     rates.elementwise;
+  time.adapters = layers * Bytes(block.adapters, tokens) / rates.adapters;
+  const double sources = layers - static_cast<double>(p.job.qlora() ? choice.kept : 0);
+  time.weights = 2 * sources * WeightSeconds(p, gpu, choice.prefetch, product + attention_forward);
+  if (choice.embedding_on_host) time.weights += Bytes(block.hidden_row, tokens) / kHostRead;
+  for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
+    const auto level = static_cast<size_t>(choice.LevelOf(layer));
+    time.recompute += Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
+                      Bytes(block.adapters_again[level], tokens) / rates.adapters +
+                      2 * Bytes(block.weights_again[level], tokens) / rates.blocks +
+                      (level == static_cast<size_t>(Recompute::kAll) ? attention_forward : 0);
+  }
+  const double device = time.total();
+  time.launches = std::max(0.0, layers * kLaunchesPerBlock * kLaunch - device);
+  const double micro_batches = static_cast<double>(choice.micro_batches);
+  for (double* part : {&time.products, &time.attention, &time.elementwise, &time.adapters,
+                       &time.weights, &time.recompute, &time.launches}) {
+    *part *= micro_batches;
+  }
+  time.optimizer = OptimizerSeconds(p, gpu);
+  time.launches += kStepOverhead;
+  return time;
+}
+
+}  // namespace sft::plan

@@ -1,0 +1,281 @@
+#include "common/plan/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tests/unit/common/plan/shapes.h"
+
+namespace sft::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+spec::JobSpec Qlora(int64_t rows, int64_t accumulation, int64_t tokens) {
+  spec::JobSpec job;
+  job.compute.gpu_type = "H100";
+  job.training.use_qlora = true;
+  job.quantization.bits = 4;
+  job.hyperparameters.per_device_batch = static_cast<int>(rows);
+  job.hyperparameters.gradient_accumulation_steps = static_cast<int>(accumulation);
+  job.hyperparameters.global_batch = static_cast<int>(rows * accumulation);
+  job.hyperparameters.sequence_length = static_cast<int>(tokens);
+  return job;
+}
+
+// A rank's rows to be divided by the plan.
+spec::JobSpec Auto(int64_t global, int64_t tokens) {
+  spec::JobSpec job = Qlora(1, 1, tokens);
+  job.hyperparameters.per_device_batch = 0;
+  job.hyperparameters.gradient_accumulation_steps = 0;
+  job.hyperparameters.global_batch = static_cast<int>(global);
+  return job;
+}
+
+PlanInput Input(const spec::JobSpec& job, double gigabytes, const ModelShape& shape = Qwen3Of8B()) {
+  return {shape, job, *FindGpu(job.compute.gpu_type), static_cast<int64_t>(gigabytes * 1e9), 0};
+}
+
+// Runs of this engine on an H100: QLoRA of Qwen3-8B, r = 16 on all linears, rows of 2048 tokens.
+struct Reading {
+  const char* name;
+  int64_t rows, micro_batches;
+  Recompute level;
+  double gigabytes;  // reserved by the allocator
+};
+
+class ReadingTest : public ::testing::TestWithParam<Reading> {};
+
+TEST_P(ReadingTest, MemoryIsPredictedWithinFivePercent) {
+  const Reading& reading = GetParam();
+  const auto problem =
+      MakeProblem(Qwen3Of8B(), Qlora(reading.rows, reading.micro_batches, 2048), 2048);
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  const PeakMemory memory = PredictMemory(*problem, {.rows = reading.rows,
+                                                     .micro_batches = reading.micro_batches,
+                                                     .deep = reading.level,
+                                                     .shallow = reading.level,
+                                                     .deep_layers = 36,
+                                                     .logits_bytes = int64_t{1} << 30});
+  EXPECT_NEAR(static_cast<double>(memory.reserved()) / 1e9, reading.gigabytes,
+              0.05 * reading.gigabytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(OnOneH100, ReadingTest,
+                         ::testing::Values(Reading{"EightRows", 8, 1, Recompute::kNorms, 64.3},
+                                           Reading{"FourRows", 4, 2, Recompute::kNorms, 36.9},
+                                           Reading{"OneRowAllRecomputed", 1, 8, Recompute::kAll,
+                                                   9.25}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+struct Budget {
+  const char* name;
+  double gigabytes;
+};
+
+class BudgetTest : public ::testing::TestWithParam<Budget> {};
+
+TEST_P(BudgetTest, ThePlanKeepsWithinItAndKeepsTheGlobalBatch) {
+  const double gigabytes = GetParam().gigabytes;
+  for (const spec::JobSpec& job : {Auto(8, 2048), Qlora(8, 1, 2048), Qlora(4, 2, 2048)}) {
+    const auto plan = MakePlan(Input(job, gigabytes));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_LE(static_cast<double>(plan->memory.reserved()), gigabytes * 1e9);
+    EXPECT_EQ(plan->choice.rows * plan->choice.micro_batches, 8);
+    EXPECT_EQ(plan->recompute.size(), 36U);
+    int64_t sum = 0;
+    for (const MemoryItem& item : Items(plan->memory)) sum += item.bytes;
+    EXPECT_EQ(sum, plan->memory.reserved());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, BudgetTest,
+                         ::testing::Values(Budget{"Nine", 9.1}, Budget{"Sixteen", 16},
+                                           Budget{"TwentyFive", 25.2}, Budget{"FortyFour", 44},
+                                           Budget{"Eighty", 79}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(PlanTest, MoreMemoryIsNeverSlower) {
+  double last = 0;
+  for (double gigabytes = 9; gigabytes < 80; gigabytes += 3.5) {
+    const auto plan = MakePlan(Input(Auto(8, 2048), gigabytes));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_GE(plan->tokens_per_second, last * 0.997) << gigabytes;
+    last = plan->tokens_per_second;
+  }
+  EXPECT_GT(last, 15000);
+}
+
+TEST(PlanTest, AGivenBatchIsSplitWhereItDoesNotFitAndNeverMerged) {
+  const auto split = MakePlan(Input(Qlora(8, 1, 2048), 16));
+  ASSERT_TRUE(split.ok()) << split.status();
+  EXPECT_LT(split->choice.rows, 8);
+  const auto whole = MakePlan(Input(Qlora(2, 4, 2048), 79));
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ(whole->choice.rows, 2);
+  const auto fits = MakePlan(Input(Qlora(8, 1, 2048), 79));
+  ASSERT_TRUE(fits.ok()) << fits.status();
+  // A smaller one where it is worth it.
+  EXPECT_LE(fits->time.total(), PredictTime(*MakeProblem(Qwen3Of8B(), Qlora(8, 1, 2048), 2048),
+                                            {.rows = 8,
+                                             .deep = Recompute::kNorms,
+                                             .shallow = Recompute::kNorms,
+                                             .deep_layers = 36,
+                                             .logits_bytes = int64_t{1} << 30},
+                                            *FindGpu("H100"))
+                                    .total());
+}
+
+TEST(PlanTest, CheckpointingRecomputesEverything) {
+  spec::JobSpec job = Auto(8, 2048);
+  job.parallelism.activation_checkpointing = true;
+  const auto plan = MakePlan(Input(job, 79));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(plan->recompute, ::testing::Each(Recompute::kAll));
+}
+
+TEST(PlanTest, MemoryThatIsLeftKeepsDequantisedCopies) {
+  const auto little = MakePlan(Input(Auto(8, 2048), 10));
+  const auto much = MakePlan(Input(Auto(1, 2048), 79));
+  ASSERT_TRUE(little.ok() && much.ok());
+  EXPECT_EQ(little->choice.kept, 0);
+  EXPECT_EQ(much->choice.kept, 36);
+  EXPECT_EQ(much->memory.scratch_slots, 0);
+}
+
+TEST(PlanTest, ADeeperLevelSavesMemoryAndTakesTime) {
+  const auto problem = MakeProblem(Qwen3Of8B(), Qlora(4, 1, 2048), 2048);
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  int64_t memory = std::numeric_limits<int64_t>::max();
+  double seconds = 0;
+  for (const Recompute level :
+       {Recompute::kNothing, Recompute::kNorms, Recompute::kMlp, Recompute::kAll}) {
+    const Choice choice{.rows = 4,
+                        .deep = level,
+                        .shallow = level,
+                        .deep_layers = 36,
+                        .logits_bytes = int64_t{1} << 30};
+    const int64_t bytes = PredictMemory(*problem, choice).reserved();
+    const double time = PredictTime(*problem, choice, *FindGpu("H100")).total();
+    EXPECT_LT(bytes, memory) << NameOf(level);
+    EXPECT_GT(time, seconds) << NameOf(level);
+    memory = bytes;
+    seconds = time;
+  }
+}
+
+TEST(PlanTest, ARefusalSaysWhatTakesTheMemoryAndWhatWouldFit) {
+  spec::JobSpec job = Qlora(1, 8, 2048);
+  job.compute.memory_budget_gb = 7;
+  const absl::Status refused = MakePlan(Input(job, 7)).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  const std::string message(refused.message());
+  EXPECT_THAT(message, HasSubstr("compute.memory_budget_gb allows 7.0 GB"));
+  EXPECT_THAT(message, HasSubstr("quantised weights 3.6 GB"));
+  EXPECT_THAT(message, HasSubstr("sequence_length = "));
+  EXPECT_THAT(message, HasSubstr("gpu_count = 2 with fsdp = true"));
+  EXPECT_THAT(message, HasSubstr("memory_budget_gb = "));
+
+  job.training.use_qlora = false;
+  job.compute.memory_budget_gb = 0;
+  const absl::Status unquantised = MakePlan(Input(job, 12)).status();
+  EXPECT_THAT(std::string(unquantised.message()), HasSubstr("use_qlora = true"));
+  EXPECT_THAT(std::string(unquantised.message()), HasSubstr("a GPU has 12.0 GB"));
+}
+
+TEST(PlanTest, WhatARefusalProposesFits) {
+  spec::JobSpec job = Qlora(1, 8, 2048);
+  ASSERT_FALSE(MakePlan(Input(job, 7)).ok());
+  job.hyperparameters.sequence_length = 256;
+  EXPECT_TRUE(MakePlan(Input(job, 7)).ok());
+  job = Qlora(1, 8, 2048);
+  job.compute.gpu_count = 2;
+  job.parallelism.sharding = spec::Sharding::kFullShard;
+  EXPECT_TRUE(MakePlan(Input(job, 7)).ok());
+}
+
+TEST(PlanTest, FullFineTuningNeedsShardingWhereStatesAreLarge) {
+  spec::JobSpec job = Auto(16, 4096);
+  job.compute.gpu_type = "H200";
+  job.compute.gpu_count = 4;
+  job.training.mode = spec::Mode::kFullFinetune;
+  job.training.use_qlora = false;
+  job.quantization.bits = 0;
+  job.parallelism.sharding = spec::Sharding::kFullShard;
+  EXPECT_TRUE(MakePlan(Input(job, 145)).ok());
+  job.parallelism.sharding = spec::Sharding::kDdp;
+  EXPECT_TRUE(absl::IsResourceExhausted(MakePlan(Input(job, 100)).status()));
+}
+
+TEST(PlanTest, ShortRowsAreCountedWhenTheyAreKnown) {
+  PlanInput input = Input(Auto(8, 2048), 25);
+  const auto full = MakePlan(input);
+  input.row_tokens = 512;
+  const auto brief = MakePlan(input);
+  ASSERT_TRUE(full.ok() && brief.ok());
+  EXPECT_GT(brief->choice.rows, full->choice.rows);
+}
+
+TEST(PlanTest, AnUnknownTargetIsTheUsersFault) {
+  spec::JobSpec job = Auto(8, 2048);
+  job.lora.target_modules = {"wq"};
+  EXPECT_TRUE(absl::IsInvalidArgument(MakePlan(Input(job, 79)).status()));
+}
+
+TEST(PlanTest, TheBudgetBoundsTheAllocator) {
+  spec::JobSpec job = Auto(8, 2048);
+  const int64_t alone = AllocatorBytes(job, 80'000'000'000, /*opened=*/false);
+  EXPECT_LT(alone, 80'000'000'000);
+  EXPECT_GT(AllocatorBytes(job, 80'000'000'000, /*opened=*/true), alone);
+  job.compute.gpu_count = 2;
+  EXPECT_LT(AllocatorBytes(job, 80'000'000'000, /*opened=*/false), alone);
+  job.compute.memory_budget_gb = 25.2;
+  EXPECT_EQ(AllocatorBytes(job, 80'000'000'000, /*opened=*/true), 25'200'000'000);
+  EXPECT_EQ(AllocatorBytes(job, 0, /*opened=*/true), 0);
+}
+
+TEST(PlanTest, WithoutAPlanABatchStaysAndAutoTakesADivisor) {
+  const Choice given = UnplannedBatch(Qlora(6, 3, 128));
+  EXPECT_EQ(given.rows, 6);
+  EXPECT_EQ(given.micro_batches, 3);
+  const Choice chosen = UnplannedBatch(Auto(6, 128));
+  EXPECT_EQ(chosen.rows, 3);
+  EXPECT_EQ(chosen.micro_batches, 2);
+  const spec::JobSpec job = WithBatch(Auto(6, 128), chosen);
+  EXPECT_EQ(job.hyperparameters.per_device_batch, 3);
+  EXPECT_EQ(job.hyperparameters.gradient_accumulation_steps, 2);
+  EXPECT_EQ(job.hyperparameters.global_batch, 6);
+}
+
+TEST(PlanTest, GpusAreFoundByTypeAndByTheDriversName) {
+  EXPECT_EQ(FindGpu("NVIDIA H100 80GB HBM3"), FindGpu("H100"));
+  EXPECT_EQ(FindGpu("cuda:0 NVIDIA H200"), FindGpu("H200"));
+  EXPECT_EQ(FindGpu("A100"), nullptr);
+}
+
+TEST(BlockTest, BytesOfATokenFollowFromTheRows) {
+  // Hidden 4096, queries 4096, keys 1024, intermediate 12288, ranks 48, 16, 32 and 16.
+  const BlockCost block = CostOfBlock(Qwen3Of8B(), Qlora(1, 1, 2048), 2);
+  const int64_t norms = 2 * (2 * 4096 + 6144 + 4160 + 24640 + 112) + 8 + 32 * 4;
+  EXPECT_EQ(block.saved[static_cast<int>(Recompute::kNorms)], norms);
+  EXPECT_EQ(block.saved[static_cast<int>(Recompute::kMlp)], norms - 2 * (24640 + 32));
+  EXPECT_EQ(block.saved[static_cast<int>(Recompute::kAll)], 2 * 4096);
+  EXPECT_EQ(block.saved[static_cast<int>(Recompute::kNothing)],
+            norms + 2 * (4160 + 4160 + 5120 + 12352));
+  EXPECT_EQ(block.matrix_elements,
+            (6144 + 48) * 4160 + (4096 + 16) * 4160 + (24576 + 32) * 4160 + (4096 + 16) * 12352);
+}
+
+TEST(BlockTest, AttentionsWorkspaceIsBounded) {
+  for (const int64_t length : {512, 2048, 4096, 8192}) {
+    for (const int64_t documents : {1, 3, 8, 64}) {
+      const int64_t bytes = AttentionWorkspace(Qwen3Of32B(), documents, length);
+      EXPECT_GT(bytes, 0);
+      EXPECT_LE(bytes, int64_t{5} << 28) << documents << " documents of " << length;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sft::plan

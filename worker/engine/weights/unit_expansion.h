@@ -1,0 +1,39 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+
+#include "worker/engine/weights/quant_format.h"
+#include "worker/engine/weights/weight_source.h"
+
+namespace sft::engine {
+
+// What a unit's quantised weights become for the computation: where each stands in a buffer of
+// bytes, and how it gets there. Weights stand in their shared matrices, with room for the adapters.
+// Thread-compatible.
+class UnitExpansion {
+ public:
+  // The quantised bytes of a parameter, whole.
+  using Bytes = std::function<QuantizedPart(int param)>;
+
+  virtual ~UnitExpansion() = default;
+  // Size of the buffer.
+  virtual int64_t bytes() const = 0;
+  // Writes what `use` needs.
+  virtual void Fill(const at::Tensor& buffer, WeightUse use, const Bytes& quantized) = 0;
+  // Views of a filled buffer.
+  virtual void Give(const at::Tensor& buffer, UnitWeights& weights) const = 0;
+};
+
+// De-quantised to `compute`. Serves forward and backward alike. Borrows both.
+std::unique_ptr<UnitExpansion> MakePlainExpansion(const UnitInfo& unit, const QuantFormat& format,
+                                                  at::ScalarType compute);
+
+// FP8 with a scale a row (kernels/ops.h), once as the forward reads it and once transposed, as the
+// gradient of the input needs it. The scales are those of the de-quantised weights. Borrows both;
+// every quantised parameter must be a linear layer's weight.
+std::unique_ptr<UnitExpansion> MakeFp8Expansion(const UnitInfo& unit, const QuantFormat& format);
+
+}  // namespace sft::engine
