@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Makes the goldens of the data layer: what transformers and tokenizers print for the same input.
 
-    build/deps/parity/bin/python tests/parity/data/make_goldens.py
+    build/deps/parity/bin/python tests/parity/data/make_goldens.py [--check]
 
 Writes tokenizer.json (a small byte-level BPE with the traits of the supported families) and
-goldens.json beside itself. tests/unit/worker/engine/data/golden_test.cc compares the engine with it.
+goldens.json beside itself; with --check compares with those that are there instead. tests/unit/worker/engine/data/golden_test.cc compares the engine with it.
 """
 
 import json
 import pathlib
 import random
+import sys
 from datetime import datetime
 from unittest import mock
 
@@ -66,7 +67,6 @@ def train_tokenizer():
     tokenizer.train_from_iterator(text, trainer)
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in CONTROL])
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in WORDS])
-    tokenizer.save(str(HERE / "tokenizer.json"))
     return tokenizer
 
 
@@ -126,7 +126,13 @@ def main():
     tokenizer = train_tokenizer()
     goldens = {"tokenizers": tokenizers.__version__, "specials": SPECIALS,
                "encodings": [encode(tokenizer, text) for text in texts()], "renders": list(renders())}
-    (HERE / "goldens.json").write_text(json.dumps(goldens, ensure_ascii=False, indent=0) + "\n")
+    files = {"tokenizer.json": tokenizer.to_str(pretty=True),
+             "goldens.json": json.dumps(goldens, ensure_ascii=False, indent=0) + "\n"}
+    for name, text in files.items():
+        if "--check" not in sys.argv[1:]:
+            (HERE / name).write_text(text)
+        elif (HERE / name).read_text() != text:
+            raise SystemExit(f"{HERE / name} is not what is made now: run this without --check, look at the difference")
 
 
 if __name__ == "__main__":
