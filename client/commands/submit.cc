@@ -238,6 +238,8 @@ void AddSubmit(CLI::App& app, Session& session) {
   command->add_option("--examples", options->examples, "Train on the first N rows only")
       ->check(CLI::PositiveNumber);
   command->add_option("--model", options->model, "Base model instead of job.model");
+  command->add_option("--deepspeed", options->deepspeed,
+                      "DeepSpeed JSON for train.deepspeed_config; comments are allowed");
   command
       ->add_option("--set", options->set,
                    "key=value: change one key; may be repeated, the last one wins")

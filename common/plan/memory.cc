@@ -74,26 +74,40 @@ spec::ComputeType ComputeTypeOf(const spec::JobSpec& job, Device device) {
   return device == Device::kGpu ? spec::ComputeType::kBf16 : spec::ComputeType::kFp32;
 }
 
+ShardParts PartsOf(const spec::JobSpec& job) {
+  const int64_t ranks = job.compute.gpu_count, node = job.compute.gpus_per_node;
+  switch (job.parallelism.sharding) {
+    case spec::Sharding::kDdp:
+      break;
+    case spec::Sharding::kZero1:
+      return {.states = ranks};
+    case spec::Sharding::kZero2:
+      return {.gradients = ranks, .states = ranks};
+    case spec::Sharding::kFullShard:
+      return {ranks, ranks, ranks};
+    case spec::Sharding::kHybridShard:
+      return {node, node, node};
+  }
+  return {};
+}
+
 Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Device device) {
   const bool bf16 = ComputeTypeOf(job, device) == spec::ComputeType::kBf16;
   const bool bf16_master = job.hyperparameters.master_weights == spec::MasterWeights::kBf16;
   const int64_t compute = bf16 ? kBf16Bytes : kFp32Bytes;
   const int64_t master = bf16_master ? kBf16Bytes : kFp32Bytes;
-  const spec::Sharding sharding = job.parallelism.sharding;
-  const int64_t ranks = job.compute.gpu_count;
-  const int64_t weight_parts = sharding == spec::Sharding::kFullShard ? ranks : 1;
-  const int64_t state_parts = sharding == spec::Sharding::kDdp ? 1 : ranks;
+  const ShardParts parts = PartsOf(job);
   Memory memory;
   for (const Unit& unit : units) {
     const UnitSizes sizes = SizesOf(unit);
     const int64_t quantized =
-        CeilDiv(sizes.cut_units, weight_parts) * Nf4CutUnitBytes(job.quantization.double_quant);
+        CeilDiv(sizes.cut_units, parts.weights) * Nf4CutUnitBytes(job.quantization.double_quant);
     memory.quantized_weights += quantized;
-    memory.frozen_weights += CeilDiv(sizes.frozen, weight_parts) * compute + quantized;
-    memory.trained_weights += CeilDiv(sizes.trained, weight_parts) * compute;
-    const int64_t held = CeilDiv(sizes.trained, state_parts);
+    memory.frozen_weights += CeilDiv(sizes.frozen, parts.weights) * compute + quantized;
+    memory.trained_weights += CeilDiv(sizes.trained, parts.weights) * compute;
+    const int64_t held = CeilDiv(sizes.trained, parts.states);
     if (compute != master) memory.master_weights += held * master;
-    memory.gradients += held * kFp32Bytes;
+    memory.gradients += CeilDiv(sizes.trained, parts.gradients) * kFp32Bytes;
     memory.optimizer += OptimizerBytes(unit, job.hyperparameters.optimizer, held);
   }
   return memory;

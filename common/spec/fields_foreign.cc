@@ -129,11 +129,27 @@ constexpr Field kFields[] = {
      .doc = "Must be what the device needs: nccl on GPUs, gloo on CPUs.",
      .choices = "nccl|gloo",
      .aliases = "distributed_backend"},
+    {.key = "train.deepspeed_config",
+     .type = Type::kString,
+     .doc = "The text of a DeepSpeed JSON, comments allowed: batch sizes, bf16, fp16, gradient "
+            "clipping, AdamW's numbers and the ZeRO stage. \"auto\" leaves a value to this file; "
+            "one that disagrees with it is an error, one that nothing here uses a warning. "
+            "`sftctl submit --deepspeed FILE` sends a file's.",
+     .aliases = "deepspeed_config deepspeed train.deepspeed "
+                "hyperparameters.parallelism.deepspeed_config"},
     {.key = "zero_optimization.cpu_offload",
      .type = Type::kBool,
      .def = "false",
      .doc = "Keeping training state in host memory.",
      .supported = "false",
+     .refusal =
+         "not supported yet: CPU offload; use fsdp = true and activation_checkpointing = true"},
+    {.key = "zero_optimization.offload_param.device",
+     .type = Type::kChoice,
+     .def = "none",
+     .doc = "Keeping weights in host memory.",
+     .choices = "none|cpu",
+     .supported = "none",
      .refusal =
          "not supported yet: CPU offload; use fsdp = true and activation_checkpointing = true"},
     {.key = "zero_optimization.offload_optimizer.device",

@@ -22,7 +22,9 @@ enum class Bias { kNone, kAll, kLoraOnly };
 enum class EvalStrategy { kNo, kSteps, kEpoch };
 enum class SaveStrategy { kNo, kSteps, kEpoch };
 // What the data-parallel ranks replicate and shard; derived from [hyperparameters.parallelism].
-enum class Sharding { kDdp, kZero2, kFullShard };
+// kZero1: optimizer state. kZero2: and gradients. kFullShard: and weights. kHybridShard: kFullShard
+// within a node, kDdp over nodes.
+enum class Sharding { kDdp, kZero1, kZero2, kFullShard, kHybridShard };
 // What a rank computes in; derived from bf16, fp16 and, where neither is set, the device.
 enum class ComputeType { kAuto, kFp32, kBf16 };
 // Rows that do not fit sequence_length or cannot be used.

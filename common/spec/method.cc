@@ -2,18 +2,14 @@
 
 #include "common/spec/draft.h"
 
-// Method, sharding, precision and validation: several switches that must say one thing.
+// Method, precision and validation: several switches that must say one thing.
 
 namespace sft::spec {
 namespace {
 
 constexpr std::string_view kMode = "training.mode", kQlora = "training.use_qlora",
                            kMatmul = "training.matmul", kKind = "hyperparameters.train_kind",
-                           kBits = "quantization.bits", kFsdp = "hyperparameters.parallelism.fsdp",
-                           kStrategy = "hyperparameters.parallelism.fsdp_sharding_strategy",
-                           kDeepspeed = "hyperparameters.parallelism.use_deepspeed",
-                           kStage = "hyperparameters.parallelism.deepspeed_stage",
-                           kBf16 = "hyperparameters.parallelism.bf16",
+                           kBits = "quantization.bits", kBf16 = "hyperparameters.parallelism.bf16",
                            kFp16 = "hyperparameters.parallelism.fp16", kDtype = "model.torch_dtype",
                            kEnabled = "training.validation.enabled",
                            kEvaluation = "training.validation.evaluation_strategy",
@@ -93,43 +89,6 @@ void ResolveMethod(Draft* draft) {
   if (draft->Int(kBits) != bits) {
     draft->AddProblem(kBits, fmt::format("{} contradicts {}; bits = {} would agree",
                                          draft->Quote(kBits), draft->Quote(kQlora), bits));
-  }
-}
-
-void ResolveSharding(Draft* draft) {
-  // One switch that is turned on outside the file turns the file's other one off.
-  if (draft->Overridden(kFsdp) && draft->Bool(kFsdp)) draft->DropFromFile(kDeepspeed);
-  if (draft->Overridden(kDeepspeed) && draft->Bool(kDeepspeed)) draft->DropFromFile(kFsdp);
-  if (draft->Faulty({kFsdp, kStrategy, kDeepspeed, kStage})) return;
-  if (!draft->Has(kDeepspeed)) {
-    const bool on = draft->Given(kStage) && draft->Int(kStage) > 0 && !draft->Bool(kFsdp);
-    draft->Derive(kDeepspeed, on, on ? kStage : "the default");
-  }
-  if (draft->Bool(kFsdp) && draft->Bool(kDeepspeed)) {
-    draft->AddProblem(kFsdp,
-                      fmt::format("{} and {} exclude each other; keep fsdp to shard the weights "
-                                  "too, use_deepspeed for gradients and optimizer state",
-                                  draft->Quote(kFsdp), draft->Quote(kDeepspeed)));
-  }
-  const std::string strategy = draft->String(kStrategy);
-  if (draft->Bool(kFsdp) && (strategy == "shard_grad_op" || strategy == "hybrid_shard")) {
-    draft->AddProblem(
-        kStrategy, fmt::format("not supported yet: {}; use \"full_shard\"{}", strategy,
-                               strategy == "shard_grad_op"
-                                   ? ", or use_deepspeed = true with stage 2, which shards the same"
-                                   : ""));
-  }
-  const int64_t stage = draft->Has(kStage) ? draft->Int(kStage) : 2;
-  if (draft->Bool(kDeepspeed) && (stage == 1 || stage == 3)) {
-    draft->AddProblem(kStage,
-                      fmt::format("not supported yet: ZeRO stage {}; use 2{}", stage,
-                                  stage == 3 ? ", or fsdp = true, which shards the same" : ""));
-  }
-  if (draft->Given("train.enable_distributed_training") &&
-      !draft->Bool("train.enable_distributed_training") && draft->Int("compute.gpu_count") > 1) {
-    draft->AddProblem("train.enable_distributed_training",
-                      fmt::format("false asks for one GPU, but {}; gpu_count = 1 would agree",
-                                  draft->Quote("compute.gpu_count")));
   }
 }
 

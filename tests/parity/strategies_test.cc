@@ -12,8 +12,8 @@
 #include "worker/engine/data/dataset.h"
 #include "worker/engine/optim/grad_norm.h"
 
-// One job, many ways to run it: batch, accumulation, DDP, ZeRO-2 and full_shard over ranks must
-// give one loss curve and one set of weights; recomputation must give the same bits.
+// One job, many ways to run it: batch, accumulation, and every sharding over ranks must give one
+// loss curve and one set of weights; recomputation must give the same bits.
 
 namespace sft::engine {
 namespace {
@@ -32,6 +32,7 @@ struct Split {
   int world;
   int batch;
   int accumulation;
+  int nodes = 1;
 };
 
 std::filesystem::path ModelDir() { return GoldenDir() / "families/qwen3_tied"; }
@@ -68,6 +69,8 @@ spec::JobSpec Job(Method method, const Split& split) {
   job.parallelism.sharding = split.sharding;
   job.parallelism.ddp_bucket_cap_mb = 0.01;  // several buckets
   job.compute.gpu_count = split.world;
+  job.compute.nodes = split.nodes;
+  job.compute.gpus_per_node = split.world / split.nodes;
   job.hyperparameters.per_device_batch = split.batch;
   job.hyperparameters.gradient_accumulation_steps = split.accumulation;
   job.hyperparameters.global_batch = kGlobalBatch;
@@ -156,10 +159,15 @@ constexpr Split kWhole = {"batch", spec::Sharding::kDdp, 1, 12, 1};
 constexpr Split kSplits[] = {
     {"accumulation", spec::Sharding::kDdp, 1, 1, 12},
     {"ddp", spec::Sharding::kDdp, 4, 1, 3},
+    {"zero1", spec::Sharding::kZero1, 4, 1, 3},
+    {"zero1_uneven", spec::Sharding::kZero1, 3, 4, 1},
     {"zero2", spec::Sharding::kZero2, 3, 2, 2},
     {"full_shard", spec::Sharding::kFullShard, 3, 4, 1},
     {"full_shard_one_rank", spec::Sharding::kFullShard, 1, 6, 2},
     {"zero2_six", spec::Sharding::kZero2, 6, 1, 2},
+    {"hybrid_shard", spec::Sharding::kHybridShard, 4, 1, 3, 2},
+    {"hybrid_shard_uneven", spec::Sharding::kHybridShard, 6, 2, 1, 2},
+    {"hybrid_shard_one_node", spec::Sharding::kHybridShard, 2, 3, 2, 1},
     {"full_shard_twelve", spec::Sharding::kFullShard, 12, 1, 1},
 };
 
@@ -180,9 +188,13 @@ TEST_P(StrategiesTest, TrainingChangesTheWeightsAndLowersTheLoss) {
 }
 
 TEST_P(StrategiesTest, CheckpointingGivesTheSameBitsUnderEveryStrategy) {
-  for (spec::Sharding sharding :
-       {spec::Sharding::kDdp, spec::Sharding::kZero2, spec::Sharding::kFullShard}) {
-    spec::JobSpec job = Job(GetParam(), {"", sharding, 2, 3, 2});
+  for (const Split& split : {Split{"ddp", spec::Sharding::kDdp, 2, 3, 2},
+                             Split{"zero1", spec::Sharding::kZero1, 2, 3, 2},
+                             Split{"zero2", spec::Sharding::kZero2, 2, 3, 2},
+                             Split{"full_shard", spec::Sharding::kFullShard, 2, 3, 2},
+                             Split{"hybrid_shard", spec::Sharding::kHybridShard, 4, 1, 3, 2}}) {
+    SCOPED_TRACE(split.name);
+    spec::JobSpec job = Job(GetParam(), split);
     job.lora.dropout = 0.1;
     const Curve kept = Train(job);
     job.parallelism.activation_checkpointing = true;

@@ -119,17 +119,14 @@ void QuantizedSource::StartGather(Unit& u) {
   }
 }
 
-// Raw bytes of all ranks are gathered beside the computation; whole bytes are de-quantised beside
-// it.
+// Raw bytes of all ranks are gathered beside the computation, and where the device has streams
+// de-quantised beside it too.
 void QuantizedSource::Prefetch(int unit, WeightUse use) {
   Unit& u = units_[unit];
   if (u.cut_units.empty() || u.prefetched || !u.gathers.empty()) return;
   const bool holds = u.kept.defined() || slots_.Find(unit) != nullptr;
   if (holds && (static_cast<int>(use) & ~u.filled) == 0) return;
-  if (sharded_) {
-    StartGather(u);
-    return;
-  }
+  if (sharded_) StartGather(u);
   if (!prefetch_ || !side_.available() || u.kept.defined()) return;
   SlotPool::Slot& slot = SlotOf(unit);
   slots_.Pin(slot);  // until Acquire takes the pin over
@@ -154,7 +151,6 @@ void QuantizedSource::Fill(Unit& u, WeightUse use, const Tensor& buffer) {
   u.expansion->Fill(buffer, static_cast<WeightUse>(missing),
                     [this, &u](int param) { return BytesOf(u, param); });
   u.gathers.clear();
-  u.gathered.clear();
   u.filled |= missing;
   u.rewritten |= missing;
 }
@@ -174,6 +170,7 @@ void QuantizedSource::Acquire(int unit, UnitWeights& weights) {
     buffer = slot.buffer;
   }
   Fill(u, weights.use, buffer);
+  u.gathered.clear();  // now that the computation follows what read them
   u.expansion->Give(buffer, weights);
   weights.rewritten = std::exchange(u.rewritten, 0);
 }

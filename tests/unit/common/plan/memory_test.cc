@@ -51,6 +51,25 @@ TEST(MemoryTest, FullShardCutsWeightsToo) {
   EXPECT_EQ(m.gradients, 4001 * 4);
 }
 
+TEST(MemoryTest, Zero1CutsStatesAlone) {
+  const Memory m = PlanMemory(SmallUnits(), Job(spec::Sharding::kZero1, 4), Device::kGpu);
+  EXPECT_EQ(m.trained_weights, 8001 * 2);
+  EXPECT_EQ(m.master_weights, 2001 * 4);
+  EXPECT_EQ(m.gradients, 8001 * 4);
+  EXPECT_EQ(m.optimizer, 2001 * 8);
+}
+
+TEST(MemoryTest, HybridShardCutsOverTheGpusOfANode) {
+  spec::JobSpec job = Job(spec::Sharding::kHybridShard, 8);
+  job.compute.nodes = 4;
+  job.compute.gpus_per_node = 2;
+  const Memory hybrid = PlanMemory(SmallUnits(), job, Device::kGpu);
+  const Memory full = PlanMemory(SmallUnits(), Job(spec::Sharding::kFullShard, 2), Device::kGpu);
+  EXPECT_EQ(hybrid.weights(), full.weights());
+  EXPECT_EQ(hybrid.gradients, full.gradients);
+  EXPECT_EQ(hybrid.optimizer, full.optimizer);
+}
+
 TEST(MemoryTest, OneTypeForComputeAndMasterNeedsNoCopy) {
   spec::JobSpec job = Job(spec::Sharding::kDdp, 1);
   job.parallelism.compute_type = spec::ComputeType::kAuto;

@@ -94,53 +94,6 @@ INSTANTIATE_TEST_SUITE_P(
         Method{"BitsOff", kQlora, {Set("quantization.bits", "0")}, Mode::kLora, false, "peft", 0}),
     [](const auto& info) { return std::string(info.param.name); });
 
-struct Shard {
-  std::string_view name;
-  std::string_view keys;  // of [hyperparameters.parallelism]
-  std::vector<Override> overrides;
-  Sharding sharding;
-};
-
-class ShardingTest : public ::testing::TestWithParam<Shard> {};
-
-TEST_P(ShardingTest, FollowsTheSwitches) {
-  const Shard& s = GetParam();
-  const Resolution r = ResolveText(
-      Minimal("gpu_count = 2\n[hyperparameters.parallelism]\n" + std::string(s.keys)), s.overrides);
-  ASSERT_TRUE(r.ok()) << Describe(r.problems);
-  EXPECT_EQ(r.spec.parallelism.sharding, s.sharding);
-}
-
-const std::string kP = "hyperparameters.parallelism.";
-INSTANTIATE_TEST_SUITE_P(
-    Cases, ShardingTest,
-    ::testing::Values(
-        Shard{"Nothing", "", {}, Sharding::kDdp},
-        Shard{"Fsdp", "fsdp = true", {}, Sharding::kFullShard},
-        Shard{"FsdpOffIgnoresTheStrategy",
-              "fsdp = false\nfsdp_sharding_strategy = \"full_shard\"",
-              {},
-              Sharding::kDdp},
-        Shard{"NoShard", "fsdp = true\nfsdp_sharding_strategy = \"no_shard\"", {}, Sharding::kDdp},
-        Shard{
-            "DeepspeedStageTwo", "use_deepspeed = true\ndeepspeed_stage = 2", {}, Sharding::kZero2},
-        Shard{"DeepspeedWithoutStage", "use_deepspeed = true", {}, Sharding::kZero2},
-        Shard{"StageAlone", "deepspeed_stage = 2", {}, Sharding::kZero2},
-        Shard{"StageZero", "use_deepspeed = true\ndeepspeed_stage = 0", {}, Sharding::kDdp},
-        Shard{"DeepspeedOffIgnoresTheStage",
-              "use_deepspeed = false\ndeepspeed_stage = 3",
-              {},
-              Sharding::kDdp},
-        Shard{"FsdpOverDeepspeed",
-              "use_deepspeed = true\ndeepspeed_stage = 2",
-              {Set(kP + "fsdp", "true")},
-              Sharding::kFullShard},
-        Shard{"DeepspeedOverFsdp",
-              "fsdp = true",
-              {Set(kP + "use_deepspeed", "true")},
-              Sharding::kZero2}),
-    [](const auto& info) { return std::string(info.param.name); });
-
 struct Precision {
   std::string_view name;
   std::string_view text;
@@ -205,17 +158,6 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"EightBits", "[quantization]\nbits = 8", "quantization.bits",
               "not supported yet: 8-bit"},
         Wrong{"ThreeBits", "[quantization]\nbits = 3", "quantization.bits", "must be 4, or 0"},
-        Wrong{"BothShardings", "[hyperparameters.parallelism]\nfsdp = true\nuse_deepspeed = true",
-              "hyperparameters.parallelism.fsdp", "exclude each other"},
-        Wrong{"StageOne",
-              "[hyperparameters.parallelism]\nuse_deepspeed = true\ndeepspeed_stage = 1",
-              "hyperparameters.parallelism.deepspeed_stage", "not supported yet: ZeRO stage 1"},
-        Wrong{"StageThree", "[zero_optimization]\nstage = 3",
-              "hyperparameters.parallelism.deepspeed_stage", "or fsdp = true"},
-        Wrong{"ShardGradOp",
-              "[hyperparameters.parallelism]\nfsdp = true\nfsdp_sharding_strategy = "
-              "\"shard_grad_op\"",
-              "hyperparameters.parallelism.fsdp_sharding_strategy", "not supported yet"},
         Wrong{"Fp16", "[hyperparameters.parallelism]\nfp16 = true",
               "hyperparameters.parallelism.fp16", "not supported yet: fp16"},
         Wrong{"Bf16AndFp16", "[hyperparameters.parallelism]\nbf16 = true\nfp16 = true",
@@ -232,6 +174,8 @@ INSTANTIATE_TEST_SUITE_P(
               "not supported yet: CPU offload"},
         Wrong{"OffloadedOptimizer", "[zero_optimization.offload_optimizer]\ndevice = \"cpu\"",
               "zero_optimization.offload_optimizer.device", "not supported yet: CPU offload"},
+        Wrong{"OffloadedWeights", "[zero_optimization.offload_param]\ndevice = \"cpu\"",
+              "zero_optimization.offload_param.device", "not supported yet: CPU offload"},
         Wrong{"NegativeBudget", "memory_budget_gb = -1", "compute.memory_budget_gb", "at least 0"},
         Wrong{"Saving", "[checkpoint]\nsave_strategy = \"epoch\"", "checkpoint.save_strategy",
               "not supported yet"},
@@ -246,8 +190,6 @@ INSTANTIATE_TEST_SUITE_P(
               "hyperparameters.parallelism.activation_checkpointing", "not supported yet"},
         Wrong{"UnslothBackend", "[tuning]\nbackend = \"unsloth\"", "tuning.backend",
               "not supported yet"},
-        Wrong{"OneGpuOfSeveral", "gpu_count = 2\n[train]\nenable_distributed_training = false",
-              "train.enable_distributed_training", "gpu_count = 1 would agree"},
         Wrong{"GlooOnGpus", "[train]\ndistributed_backend = \"gloo\"", "train.distributed_backend",
               "nccl does"},
         Wrong{"UnknownMetric", "[training.validation]\nmetric_for_best_model = \"train.loss\"",
