@@ -23,9 +23,11 @@ spec::ComputeType ComputeTypeOf(const spec::JobSpec& job, Device device);
 // weights (fp32 4; bf16 2). n: elements; over a unit's N ranks the fullest shard has ceil(n / N).
 struct Memory {
   // Frozen weights: C * n; 4-bit ones n / 2 code bytes and, for each 64 elements, one scale: fp32,
-  // or with double_quant 1 byte and 4 / 256. Padded to 16384 elements. Sharded by full_shard.
+  // or with double_quant 1 byte and 4 / 256; padded to 16384 elements. 8-bit ones n code bytes,
+  // padded to 256. Sharded by full_shard, but for the 4 bytes that each row of an 8-bit one has
+  // beside its codes.
   int64_t frozen_weights = 0;
-  int64_t quantized_weights = 0;  // the 4-bit part of frozen_weights
+  int64_t quantized_weights = 0;  // the 4-bit or 8-bit part of frozen_weights
   // Trained weights in the compute type: C * n. Sharded by full_shard.
   int64_t trained_weights = 0;
   // Master weights that the optimizer updates: M * n, none where C and M are one type. Sharded by
