@@ -9,15 +9,25 @@ constexpr int64_t kFp32Bytes = 4, kBf16Bytes = 2;
 constexpr int64_t kNf4Block = 64;
 constexpr int64_t kNestedBlock = 256;
 constexpr int64_t kNf4CutUnit = kNf4Block * kNestedBlock;
+constexpr int64_t kInt8CutUnit = 256;
 constexpr int64_t kOptimizerBlock = 256;
 // Below this many elements 8-bit states are kept in fp32.
 constexpr int64_t kMinCodedElements = 4096;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-int64_t Nf4CutUnitBytes(bool double_quant) {
-  const int64_t scales = double_quant ? kNestedBlock + kFp32Bytes : kNestedBlock * kFp32Bytes;
-  return kNf4CutUnit / 2 + scales;
+// How the job keeps quantised weights: pieces that ranks share out, and whole rows' scales.
+struct QuantSizes {
+  int64_t cut_unit = 0;  // elements
+  int64_t cut_unit_bytes = 0;
+  int64_t row_bytes = 0;
+};
+
+QuantSizes QuantSizesOf(const spec::JobSpec& job) {
+  if (job.quantization.bits == 8) return {kInt8CutUnit, kInt8CutUnit, kFp32Bytes};
+  const bool nested = job.quantization.double_quant;
+  const int64_t scales = nested ? kNestedBlock + kFp32Bytes : kNestedBlock * kFp32Bytes;
+  return {kNf4CutUnit, kNf4CutUnit / 2 + scales, 0};
 }
 
 int64_t StateBytes(spec::Optimizer optimizer, int64_t elements) {
@@ -37,16 +47,18 @@ int64_t StateBytes(spec::Optimizer optimizer, int64_t elements) {
 struct UnitSizes {
   int64_t frozen = 0;     // elements that are not quantised
   int64_t cut_units = 0;  // of quantised weights
+  int64_t rows = 0;       // of quantised weights
   int64_t trained = 0;    // elements
 };
 
-UnitSizes SizesOf(const Unit& unit) {
+UnitSizes SizesOf(const Unit& unit, const QuantSizes& quant) {
   UnitSizes sizes;
   for (const Parameter& p : unit.parameters) {
     if (p.trainable) {
       sizes.trained += p.elements;
     } else if (p.quantized) {
-      sizes.cut_units += CeilDiv(p.elements, kNf4CutUnit);
+      sizes.cut_units += CeilDiv(p.elements, quant.cut_unit);
+      sizes.rows += p.rows;
     } else {
       sizes.frozen += p.elements;
     }
@@ -97,11 +109,12 @@ Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Devi
   const int64_t compute = bf16 ? kBf16Bytes : kFp32Bytes;
   const int64_t master = bf16_master ? kBf16Bytes : kFp32Bytes;
   const ShardParts parts = PartsOf(job);
+  const QuantSizes quant = QuantSizesOf(job);
   Memory memory;
   for (const Unit& unit : units) {
-    const UnitSizes sizes = SizesOf(unit);
-    const int64_t quantized =
-        CeilDiv(sizes.cut_units, parts.weights) * Nf4CutUnitBytes(job.quantization.double_quant);
+    const UnitSizes sizes = SizesOf(unit, quant);
+    const int64_t quantized = CeilDiv(sizes.cut_units, parts.weights) * quant.cut_unit_bytes +
+                              sizes.rows * quant.row_bytes;
     memory.quantized_weights += quantized;
     memory.frozen_weights += CeilDiv(sizes.frozen, parts.weights) * compute + quantized;
     memory.trained_weights += CeilDiv(sizes.trained, parts.weights) * compute;

@@ -32,9 +32,10 @@ ShardParts PartsOf(const spec::JobSpec& job);
 // What is sharded: PartsOf.
 struct Memory {
   // Frozen weights: C * n; 4-bit ones n / 2 code bytes and, for each 64 elements, one scale: fp32,
-  // or with double_quant 1 byte and 4 / 256. Padded to 16384 elements.
+  // or with double_quant 1 byte and 4 / 256; padded to 16384 elements. 8-bit ones n code bytes,
+  // padded to 256, and on every rank 4 bytes a row.
   int64_t frozen_weights = 0;
-  int64_t quantized_weights = 0;  // the 4-bit part of frozen_weights
+  int64_t quantized_weights = 0;  // the 4-bit or 8-bit part of frozen_weights
   // Trained weights in the compute type: C * n.
   int64_t trained_weights = 0;
   // Master weights that the optimizer updates: M * n, none where C and M are one type.

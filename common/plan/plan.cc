@@ -171,7 +171,10 @@ std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
     }
   };
   spec::JobSpec job = p.job;
-  if (!p.job.qlora()) {
+  if (p.job.qlora() && p.job.quantization.bits != 4) {
+    job.quantization.bits = 4;
+    try_job(job, "quantization.bits = 4");
+  } else if (!p.job.qlora()) {
     job.training.mode = spec::Mode::kLora;
     job.training.use_qlora = true;
     job.quantization.bits = 4;

@@ -17,10 +17,9 @@ constexpr Field kFields[] = {
      .aliases = "tuning.mode"},
     {.key = "training.use_qlora",
      .type = Type::kBool,
-     .derived = "true with mode = \"qlora\" or quantization.bits = 4, else false",
-     .doc = "Keeps the frozen base in 4 bits (NF4).",
-     .aliases = "load_in_4bit model.load_in_4bit training.load_in_4bit quantization.load_in_4bit "
-                "train.load_in_4bit"},
+     .derived = "true with mode = \"qlora\" or where quantization.bits is not 0, else false",
+     .doc = "Keeps the frozen base quantised: in 4 bits (NF4), or in as many as quantization.bits "
+            "says."},
     {.key = "training.matmul",
      .type = Type::kChoice,
      .def = "bf16",
@@ -325,8 +324,9 @@ constexpr Field kFields[] = {
 
     {.key = "quantization.bits",
      .type = Type::kInt,
-     .derived = "4 with use_qlora, else 0",
-     .doc = "Bits of a frozen base weight; 0: not quantised.",
+     .derived = "what load_in_4bit or load_in_8bit asks for; 4 with use_qlora; else 0",
+     .doc = "Bits of a frozen base weight: 4 (NF4, most memory saved), 8 (INT8 with a scale a row, "
+            "nearest to the original), or 0: not quantised.",
      .min = 0,
      .max = 16},
     {.key = "quantization.type",

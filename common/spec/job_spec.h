@@ -53,7 +53,7 @@ struct JobSpec {
   struct Training {
     Mode mode = Mode::kLora;
     bool use_qlora = false;
-    Matmul matmul = Matmul::kBf16;  // kFp8 only with use_qlora
+    Matmul matmul = Matmul::kBf16;  // kFp8 only with 4-bit weights
     struct Validation {
       bool enabled = false;
       EvalStrategy strategy = EvalStrategy::kSteps;
@@ -108,8 +108,8 @@ struct JobSpec {
   } lora;
 
   struct Quantization {
-    int bits = 4;  // 4 with use_qlora; 0: the base is not quantised
-    std::string type = "nf4";
+    int bits = 4;              // 4 or 8 with use_qlora; 0: the base is not quantised
+    std::string type = "nf4";  // of 4 bits, as double_quant
     bool double_quant = true;
   } quantization;
 

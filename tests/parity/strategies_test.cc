@@ -24,7 +24,7 @@ constexpr int kSteps = 20;
 constexpr int kGlobalBatch = 12;
 constexpr double kTolerance = 1e-5;
 
-enum class Method { kFull, kLora, kQlora };
+enum class Method { kFull, kLora, kQlora, kLora8bit };
 
 struct Split {
   const char* name;
@@ -63,7 +63,8 @@ std::shared_ptr<const Dataset> Rows() {
 spec::JobSpec Job(Method method, const Split& split) {
   spec::JobSpec job =
       PlainJob(method == Method::kFull ? spec::Mode::kFullFinetune : spec::Mode::kLora);
-  job.training.use_qlora = method == Method::kQlora;
+  job.training.use_qlora = method == Method::kQlora || method == Method::kLora8bit;
+  if (method == Method::kLora8bit) job.quantization.bits = 8;
   job.lora.r = 4;
   job.lora.alpha = 8;
   job.parallelism.sharding = split.sharding;
@@ -208,13 +209,24 @@ TEST_P(StrategiesTest, TwoRunsWithOneSeedAreEqualBitForBit) {
   ExpectSameBits(Train(job), Train(job));
 }
 
+std::string NameOf(Method method) {
+  switch (method) {
+    case Method::kFull:
+      return "Full";
+    case Method::kLora:
+      return "Lora";
+    case Method::kQlora:
+      return "Qlora";
+    case Method::kLora8bit:
+      return "Lora8bit";
+  }
+  return "";
+}
+
 INSTANTIATE_TEST_SUITE_P(Methods, StrategiesTest,
-                         testing::Values(Method::kFull, Method::kLora, Method::kQlora),
-                         [](const auto& info) {
-                           return std::string(info.param == Method::kFull   ? "Full"
-                                              : info.param == Method::kLora ? "Lora"
-                                                                            : "Qlora");
-                         });
+                         testing::Values(Method::kFull, Method::kLora, Method::kQlora,
+                                         Method::kLora8bit),
+                         [](const auto& info) { return NameOf(info.param); });
 
 }  // namespace
 }  // namespace sft::engine

@@ -15,6 +15,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> AbsmaxQuantize(const at::Tensor& 
 void Nf4Dequantize(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax);
 void Nf4DequantizeNested(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax_codes,
                          const at::Tensor& nested_absmax, const at::Tensor& offset);
+at::Tensor Int8Quantize(const at::Tensor& weight, const at::Tensor& absmax);
+void Int8Dequantize(at::Tensor& out, const at::Tensor& codes, const at::Tensor& scale);
 
 void Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, double alpha, double beta);
 void GemmAdd(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& addend);

@@ -43,6 +43,14 @@ void Nf4Dequantize(at::Tensor& out, const at::Tensor& codes, const at::Tensor& a
 void Nf4DequantizeNested(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax_codes,
                          const at::Tensor& nested_absmax, const at::Tensor& offset);
 
+// A matrix as INT8 (int8_format.h): codes int8 [N, K] of `weight` [N, K] (fp32 or bf16, contiguous)
+// whose rows have the largest magnitudes `absmax` fp32 [N]. They are given, since a caller may hold
+// a part of a row.
+at::Tensor Int8Quantize(const at::Tensor& weight, const at::Tensor& absmax);
+// out = codes * scale of the row, out rows [N, K] (fp32 or bf16), codes int8 [N, K] contiguous,
+// scale fp32 [N].
+void Int8Dequantize(at::Tensor& out, const at::Tensor& codes, const at::Tensor& scale);
+
 // out = alpha * a b + beta * out, a [m, k], b [k, n], out rows [m, n]. Of a and b one dimension is
 // dense, the other may be any distance apart: transposed views cost nothing. a and b have one type;
 // out has it too, or is fp32. Products are summed in fp32. With beta 0 `out` is not read.

@@ -118,6 +118,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   auto source = std::make_unique<ComposedSource>();
   source->Add(LoadFrozen(layout_, base,
                          {.compute = compute_,
+                          .bits = spec_.quantization.bits,
                           .double_quant = spec_.quantization.double_quant,
                           .fp8 = spec_.training.matmul == spec::Matmul::kFp8,
                           .sharded = placement == Placement::kFullShard,

@@ -79,7 +79,8 @@ void QuantizedSource::Load(int unit, int param, const Tensor& part) {
                                   [param](const FlatLayout::Piece& p) { return p.param == param; });
   if (piece == pieces.end())
     throw InternalError("a weight that is not quantised was loaded as one");
-  const int64_t numel = layout_.units[unit].params[param].numel();
+  const ParamInfo& info = layout_.units[unit].params[param];
+  const int64_t numel = info.numel();
   std::vector<int64_t> elements;  // of this parameter, by rank
   int64_t own_begin = 0;          // of this rank's planes
   int64_t begin = 0;
@@ -97,7 +98,7 @@ void QuantizedSource::Load(int unit, int param, const Tensor& part) {
     if (!sharded_ || static_cast<int>(rank) == comm_.rank()) own_begin = first - begin;
     begin = end;
   }
-  QuantizedPart quantized = format_->Quantize(part, elements, comm_);
+  QuantizedPart quantized = format_->Quantize(part, info.shape.back(), elements, comm_);
   const std::vector<PlaneSpec> specs = format_->planes();
   for (size_t i = 0; i < specs.size(); ++i) {
     if (quantized.planes[i].numel() == 0) continue;
@@ -198,6 +199,9 @@ int64_t QuantizedSource::ResidentBytes() const {
   int64_t bytes = slots_.Bytes();
   for (const Unit& unit : units_) {
     for (const Tensor& plane : unit.planes) bytes += static_cast<int64_t>(plane.nbytes());
+    for (const Tensor& constants : unit.constants) {
+      if (constants.defined()) bytes += static_cast<int64_t>(constants.nbytes());
+    }
     if (unit.kept.defined()) bytes += static_cast<int64_t>(unit.kept.nbytes());
   }
   return bytes;

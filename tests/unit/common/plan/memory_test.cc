@@ -86,6 +86,18 @@ TEST(MemoryTest, ScalesWithoutDoubleQuantisationAreFp32) {
             1000 * 2 + 2 * (8192 + 256 * 4));
 }
 
+TEST(MemoryTest, EightBitsHaveAByteAnElementAndAScaleARow) {
+  std::vector<Unit> units = SmallUnits();
+  units[1].parameters[0].rows = 100;
+  spec::JobSpec job = Job(spec::Sharding::kDdp, 1);
+  job.quantization.bits = 8;
+  // 79 cut units of 256.
+  EXPECT_EQ(PlanMemory(units, job, Device::kGpu).quantized_weights, 79 * 256 + 100 * 4);
+  job.compute.gpu_count = 4;
+  job.parallelism.sharding = spec::Sharding::kFullShard;
+  EXPECT_EQ(PlanMemory(units, job, Device::kGpu).quantized_weights, 20 * 256 + 100 * 4);
+}
+
 TEST(MemoryTest, OptimizersDifferInTheirStates) {
   spec::JobSpec job = Job(spec::Sharding::kDdp, 1);
   job.hyperparameters.optimizer = spec::Optimizer::kAdamWBf16;
@@ -103,6 +115,17 @@ TEST(MemoryTest, AThirtyTwoBillionBaseInFourBitsIsNineteenGigabytes) {
   const Memory m = PlanMemory(*units, job, Device::kGpu);
   // 31.2e9 elements * 4.127 bits and two tables of 0.78e9 in bf16.
   EXPECT_NEAR(static_cast<double>(m.frozen_weights), 19.2e9, 0.1e9);
+}
+
+TEST(MemoryTest, AThirtyTwoBillionBaseInEightBitsIsThirtyFourGigabytes) {
+  spec::JobSpec job = Job(spec::Sharding::kZero2, 4);
+  job.training.use_qlora = true;
+  job.quantization.bits = 8;
+  const auto units = MakeUnits(Qwen3Of32B(), job);
+  ASSERT_TRUE(units.ok());
+  // 31.2e9 elements of a byte, and two tables of 0.78e9 in bf16.
+  EXPECT_NEAR(static_cast<double>(PlanMemory(*units, job, Device::kGpu).frozen_weights), 34.3e9,
+              0.1e9);
 }
 
 TEST(MemoryTest, ItemsSumToTheTotal) {
