@@ -50,8 +50,30 @@ Json ResolutionJson(const v1::ResolveJobResponse& response) {
                   {"trainable_parameters", plan.trainable_parameters()},
                   {"total_parameters", plan.total_parameters()},
                   {"memory_bytes_per_rank", memory},
+                  {"memory_limit_bytes", plan.memory_limit_bytes()},
+                  {"execution", plan.execution()},
+                  {"tokens_per_second", plan.tokens_per_second()},
                   {"note", plan.note()}};
   return json;
+}
+
+void PrintMemory(std::ostream& out, const v1::JobPlan& plan) {
+  if (plan.memory().empty()) return;
+  int64_t total = 0;
+  std::string parts;
+  for (const v1::MemoryItem& item : plan.memory()) {
+    total += item.bytes();
+    parts +=
+        fmt::format("{}{} {}", parts.empty() ? "" : ", ", item.category(), Bytes(item.bytes()));
+  }
+  if (plan.execution().empty()) {
+    out << fmt::format("memory       {} a rank, activations not counted ({})\n", Bytes(total),
+                       parts);
+    return;
+  }
+  out << fmt::format("execution    {}\n", plan.execution());
+  out << fmt::format("memory       {} of {} a rank at the peak ({})\n", Bytes(total),
+                     Bytes(plan.memory_limit_bytes()), parts);
 }
 
 void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
@@ -70,16 +92,9 @@ void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
                        Count(plan.trainable_parameters()), Count(plan.total_parameters()),
                        100.0 * plan.trainable_parameters() / plan.total_parameters());
   }
-  if (!plan.memory().empty()) {
-    int64_t total = 0;
-    std::string parts;
-    for (const v1::MemoryItem& item : plan.memory()) {
-      total += item.bytes();
-      parts +=
-          fmt::format("{}{} {}", parts.empty() ? "" : ", ", item.category(), Bytes(item.bytes()));
-    }
-    out << fmt::format("memory       {} a rank, activations not counted ({})\n", Bytes(total),
-                       parts);
+  PrintMemory(out, plan);
+  if (plan.tokens_per_second() > 0) {
+    out << fmt::format("speed        {} tokens/s predicted\n", Count(plan.tokens_per_second()));
   }
   if (!plan.note().empty()) out << fmt::format("note         {}\n", plan.note());
 }

@@ -25,6 +25,7 @@ Json ProgressJson(const v1::Progress& progress) {
   if (progress.has_val_loss()) json["val_loss"] = Number(progress.val_loss());
   if (!progress.phase().empty()) json["phase"] = progress.phase();
   if (progress.mfu() > 0) json["mfu"] = progress.mfu();
+  if (progress.of_limit() > 0) json["of_limit"] = progress.of_limit();
   json["trainable_parameters"] = progress.trainable_parameters();
   json["total_parameters"] = progress.total_parameters();
   return json;
@@ -96,6 +97,7 @@ Json MetricJson(const v1::Metric& metric) {
           {"tokens_per_second", Number(metric.tokens_per_second())},
           {"gpu_memory_bytes", metric.gpu_memory_bytes()},
           {"mfu", Number(metric.mfu())},
+          {"of_limit", Number(metric.of_limit())},
           {"epoch", Number(metric.epoch())},
           {"seconds", Number(metric.step_seconds())},
           {"time", Utc(metric.time())},

@@ -16,6 +16,7 @@ std::string ProgressLine(const v1::Progress& progress, int width) {
   if (progress.has_val_loss()) tail += fmt::format("  val {:.4f}", progress.val_loss());
   tail += fmt::format("  {} tok/s", Count(progress.tokens_per_second()));
   if (progress.mfu() > 0) tail += fmt::format("  MFU {:.1f}%", 100 * progress.mfu());
+  if (progress.of_limit() > 0) tail += fmt::format("  {:.0f}% of limit", 100 * progress.of_limit());
   if (progress.gpu_memory_bytes() > 0) tail += "  " + Bytes(progress.gpu_memory_bytes());
   tail += "  eta " + Duration(progress.eta_seconds());
   const int room = std::min(width - static_cast<int>(tail.size()) - 3, 40);
@@ -63,6 +64,7 @@ void ProgressView::OnMetric(const v1::Metric& metric) {
                   metric.total_steps() > 0 ? metric.total_steps() : total_steps_, metric.loss(),
                   metric.grad_norm(), metric.lr(), Count(metric.tokens_per_second()));
   if (metric.mfu() > 0) line += fmt::format("  MFU {:.1f}%", 100 * metric.mfu());
+  if (metric.of_limit() > 0) line += fmt::format("  {:.0f}% of limit", 100 * metric.of_limit());
   if (metric.gpu_memory_bytes() > 0) line += "  " + Bytes(metric.gpu_memory_bytes());
   PrintLine(line);
 }

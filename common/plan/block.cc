@@ -31,6 +31,20 @@ struct Rows {
   int64_t attention_xa, gate_up_xa, down_xa;
 };
 
+// Products in FP8 write their inputs again, in a byte an element.
+void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
+  const int64_t inputs = m.qkv.columns + m.o.columns + m.gate_up.columns + m.down.columns;
+  const int64_t outputs = m.qkv.rows + m.o.rows + m.gate_up.rows + m.down.rows;
+  for (int level = 0; level < kRecomputeLevels; ++level) {
+    cost->forward[level] += m.down.columns;
+    cost->backward_mlp[level] += m.gate_up.rows;
+    cost->backward_attention[level] += m.qkv.rows;
+  }
+  cost->elementwise += (inputs + outputs) * (e + 1);
+  cost->elementwise_again[Index(Recompute::kMlp)] += m.gate_up.columns * (e + 1);
+  cost->elementwise_again[Index(Recompute::kAll)] += inputs * (e + 1);
+}
+
 }  // namespace
 
 std::string_view NameOf(Recompute level) {
@@ -97,6 +111,7 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   cost.adapters += adapter_forward;
   const int64_t gate_up_adapter = m.gate_up.rank > 0 ? m.gate_up.columns * e : 0;
   cost.adapters_again = {0, 0, gate_up_adapter, adapter_forward};
+  if (job.training.matmul == spec::Matmul::kFp8) AddFp8(m, e, &cost);
   return cost;
 }
 

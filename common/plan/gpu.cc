@@ -8,6 +8,7 @@ constexpr GpuRates kGpus[] = {
      .name = "H200",
      .memory_bytes = int64_t{150'700'000'000},
      .gemm = 720e12,
+     .gemm_fp8 = 1250e12,
      .attention_forward = 610e12,
      .attention_backward = 400e12,
      .copy = 4.26e12,
@@ -16,6 +17,7 @@ constexpr GpuRates kGpus[] = {
      .name = "H100 80GB",
      .memory_bytes = int64_t{85'000'000'000},
      .gemm = 710e12,
+     .gemm_fp8 = 1240e12,
      .attention_forward = 600e12,
      .attention_backward = 390e12,
      .copy = 3.01e12,
@@ -31,6 +33,11 @@ const GpuRates* FindGpu(std::string_view type_or_name) {
     }
   }
   return nullptr;
+}
+
+const GpuRates& NearestGpu(std::string_view type_or_name) {
+  const GpuRates* found = FindGpu(type_or_name);
+  return found != nullptr ? *found : kGpus[0];
 }
 
 }  // namespace sft::plan

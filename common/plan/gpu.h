@@ -13,6 +13,7 @@ struct GpuRates {
   std::string_view name;          // part of the driver's name of such a GPU
   int64_t memory_bytes = 0;       // that a process can have
   double gemm = 0;                // bf16 products, operations a second
+  double gemm_fp8 = 0;            // products in FP8; 0: it has none
   double attention_forward = 0;   // causal pairs alone counted, long documents
   double attention_backward = 0;  // in a fixed order of summation
   double copy = 0;                // bytes read and written
@@ -21,5 +22,8 @@ struct GpuRates {
 
 // By a job's gpu_type or the driver's name; null for a type that was never measured.
 const GpuRates* FindGpu(std::string_view type_or_name);
+
+// As FindGpu; of a GPU that was never measured another's: what is fast beside what is much alike.
+const GpuRates& NearestGpu(std::string_view type_or_name);
 
 }  // namespace sft::plan

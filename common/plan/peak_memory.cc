@@ -91,7 +91,8 @@ void AddScratch(const Problem& p, const Choice& choice, PeakMemory* memory) {
   const int64_t layers = p.shape.layers, e = p.element_bytes;
   const int64_t matrices = p.block.matrix_elements * e;
   if (p.job.qlora()) {
-    const int64_t walked = std::min(kSlots, layers - choice.kept);
+    const int64_t slots = choice.prefetch || p.shards_weights() ? kSlots : 1;
+    const int64_t walked = std::min(slots, layers - choice.kept);
     memory->scratch_slots += walked * matrices;
     memory->kept_copies = choice.kept * matrices;
     if (p.parts().weights > 1) {
@@ -147,6 +148,7 @@ PeakMemory PredictMemory(const Problem& problem, const Choice& choice) {
   memory.trained_weights = problem.held.trained_weights + problem.held.master_weights;
   memory.gradients = problem.held.gradients;
   memory.optimizer = problem.held.optimizer;
+  if (choice.embedding_on_host) memory.weights -= problem.head_elements * problem.element_bytes;
   AddScratch(problem, choice, &memory);
   const int64_t tokens = choice.rows * problem.row_tokens;
   memory.fixed = kLibraryWorkspace + tokens * (problem.shape.head_dim * 4 + 32);

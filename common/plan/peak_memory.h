@@ -19,6 +19,8 @@ struct Choice {
   int64_t deep_layers = 0;
   int64_t kept = 0;  // quantised blocks, from the last, that keep their de-quantised weights
   int64_t logits_bytes = 0;
+  bool embedding_on_host = false;  // the GPU reads the rows it needs through the bus
+  bool prefetch = true;            // the next block's weights, into a second slot
 
   Recompute LevelOf(int64_t layer) const { return layer < deep_layers ? deep : shallow; }
 };
@@ -47,6 +49,9 @@ struct Problem {
     return shards_weights() || job.parallelism.sharding == spec::Sharding::kZero2;
   }
   int64_t wire_bytes() const { return job.full_finetune() && shards_weights() ? element_bytes : 4; }
+  bool may_hold_embedding_on_host() const {
+    return !shape.tied_head && !job.full_finetune() && !shards_weights();
+  }
 };
 absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec& job,
                                     int64_t row_tokens);

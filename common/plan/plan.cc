@@ -46,6 +46,20 @@ std::vector<int64_t> RowOptions(const Problem& p) {
   return options;
 }
 
+// What makes room at little cost, the cheapest first; false when nothing is left.
+bool Squeeze(const Problem& p, Choice* choice) {
+  if (choice->logits_bytes > kLeastLogitsBytes) {
+    choice->logits_bytes /= 2;
+  } else if (!choice->embedding_on_host && p.may_hold_embedding_on_host()) {
+    choice->embedding_on_host = true;
+  } else if (choice->prefetch && p.job.qlora() && !p.shards_weights()) {
+    choice->prefetch = false;
+  } else {
+    return false;
+  }
+  return true;
+}
+
 struct Candidate {
   Choice choice;
   PeakMemory memory;
@@ -99,8 +113,7 @@ class Search {
 
   void Try(Choice choice) {
     while (!Fits(choice)) {
-      if (choice.logits_bytes <= kLeastLogitsBytes) return;
-      choice.logits_bytes /= 2;
+      if (!Squeeze(problem_, &choice)) return;
     }
     if (problem_.job.qlora()) choice.kept = MostKept(choice);
     fitting_.push_back(
@@ -128,10 +141,13 @@ class Search {
 
 // The least memory that the job can run in.
 Choice Smallest(const Problem& p) {
-  return {.rows = 1,
-          .micro_batches = RankRows(p.job),
-          .deep_layers = p.shape.layers,
-          .logits_bytes = kLeastLogitsBytes};
+  Choice choice{.rows = 1,
+                .micro_batches = RankRows(p.job),
+                .deep_layers = p.shape.layers,
+                .logits_bytes = kLeastLogitsBytes};
+  while (Squeeze(p, &choice)) {
+  }
+  return choice;
 }
 
 int64_t LeastBytes(const PlanInput& input, const spec::JobSpec& job, int64_t row_tokens) {
@@ -277,6 +293,8 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
   }
   if (job.qlora())
     text += fmt::format(", {} de-quantised cop{} kept", c.kept, c.kept == 1 ? "y" : "ies");
+  if (c.embedding_on_host) text += ", embedding in host memory";
+  if (!c.prefetch) text += ", no prefetch";
   return text;
 }
 

@@ -13,6 +13,7 @@ constexpr double kHalfForward = 450;   // tokens of a document, the same of atte
 constexpr double kHalfBackward = 530;
 constexpr double kVisibleWeights = 0.6;    // of de-quantising beside products
 constexpr double kVisibleReduction = 0.1;  // of reducing gradients beside the backward
+constexpr double kHostRead = 25e9;         // bytes a second of rows that lie in host memory
 constexpr double kLaunch = 4.5e-6;
 constexpr double kLaunchesPerBlock = 100;  // of a micro-batch
 constexpr double kStepOverhead = 15e-3;
@@ -24,18 +25,21 @@ double Bytes(int64_t per_token, double tokens) { return static_cast<double>(per_
 
 // What a micro-batch costs beside the products of blocks.
 struct Rates {
-  double gemm, forward, backward, elementwise, adapters;
+  double gemm, blocks, forward, backward, elementwise, adapters;
 };
 
-Rates RatesAt(const GpuRates& gpu, double tokens, double length) {
-  return {gpu.gemm * Ramp(tokens, kHalfProducts),
+Rates RatesAt(const GpuRates& gpu, bool fp8, double tokens, double length) {
+  const double gemm = gpu.gemm * Ramp(tokens, kHalfProducts);
+  return {gemm,
+          fp8 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm,
           gpu.attention_forward * Ramp(length, kHalfForward),
-          gpu.attention_backward * Ramp(length, kHalfBackward), gpu.copy * kElementwise,
+          gpu.attention_backward * Ramp(length, kHalfBackward),
+          gpu.copy * kElementwise,
           gpu.copy * kAdapterReads};
 }
 
 // Bytes of a block's weights that are read and written for one pass over it.
-double WeightSeconds(const Problem& p, const GpuRates& gpu, double compute_seconds) {
+double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, double compute_seconds) {
   const double weights = static_cast<double>(p.block.weights);
   double seconds = 0;
   double gathered = weights * static_cast<double>(p.element_bytes);
@@ -43,8 +47,9 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, double compute_secon
     const double codes =
         static_cast<double>(p.held.quantized_weights) / static_cast<double>(p.shape.layers);
     gathered = codes * static_cast<double>(p.parts().weights);
-    seconds +=
-        kVisibleWeights * (gathered + weights * static_cast<double>(p.element_bytes)) / gpu.copy;
+    const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8;
+    const double written = weights * (fp8 ? 1.0 : static_cast<double>(p.element_bytes));
+    seconds += (prefetch ? kVisibleWeights : 1.0) * (gathered + written) / gpu.copy;
   }
   if (p.parts().weights > 1) {
     const double ranks = static_cast<double>(p.parts().weights);
@@ -103,12 +108,13 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
   const double length = static_cast<double>(p.row_tokens);
   const double layers = static_cast<double>(p.shape.layers);
   const bool full = p.job.full_finetune();
-  const Rates rates = RatesAt(gpu, tokens, length);
+  const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8 && gpu.gemm_fp8 > 0;
+  const Rates rates = RatesAt(gpu, fp8, tokens, length);
   const BlockCost& block = p.block;
 
   // One product forward, one for the gradient of the input, one for that of a trained weight.
   const double passes = full ? 3 : 2;
-  const double product = 2 * Bytes(block.weights, tokens) / rates.gemm;
+  const double product = 2 * Bytes(block.weights, tokens) / rates.blocks;
   const double pairs = tokens * (length + 1) / 2;
   const double heads = static_cast<double>(p.shape.heads * p.shape.head_dim);
   const double attention_forward = 4 * pairs * heads / rates.forward;
@@ -122,12 +128,13 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
                      rates.elementwise;
   time.adapters = layers * Bytes(block.adapters, tokens) / rates.adapters;
   const double sources = layers - static_cast<double>(p.job.qlora() ? choice.kept : 0);
-  time.weights = 2 * sources * WeightSeconds(p, gpu, product + attention_forward);
+  time.weights = 2 * sources * WeightSeconds(p, gpu, choice.prefetch, product + attention_forward);
+  if (choice.embedding_on_host) time.weights += Bytes(block.hidden_row, tokens) / kHostRead;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const auto level = static_cast<size_t>(choice.LevelOf(layer));
     time.recompute += Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
                       Bytes(block.adapters_again[level], tokens) / rates.adapters +
-                      2 * Bytes(block.weights_again[level], tokens) / rates.gemm +
+                      2 * Bytes(block.weights_again[level], tokens) / rates.blocks +
                       (level == static_cast<size_t>(Recompute::kAll) ? attention_forward : 0);
   }
   const double device = time.total();

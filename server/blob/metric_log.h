@@ -15,7 +15,8 @@ namespace sft::server {
 struct MetricPoint {
   int64_t attempt = 0;
   int64_t step = 0;
-  int64_t is_eval = 0;
+  int32_t is_eval = 0;
+  float of_limit = 0;
   int64_t total_steps = 0;
   int64_t tokens = 0;
   int64_t gpu_memory_bytes = 0;
@@ -27,8 +28,8 @@ struct MetricPoint {
 // The metrics of jobs, one file of fixed-size records a job: index × 128 is the offset.
 // Thread-safe.
 //
-//   record: "SFTM" as little-endian uint32, version 1 as uint32, then the fields of MetricPoint in
-//   order, 8 bytes each, little-endian; 128 bytes in all.
+//   record: "SFTM" as little-endian uint32, version 1 as uint32, then the bytes of MetricPoint,
+//   little-endian; 128 bytes in all. of_limit was zeros once.
 class MetricLog {
  public:
   static constexpr int64_t kRecordBytes = 128;

@@ -51,6 +51,7 @@ v1::Metric ToProto(const MetricPoint& point) {
   metric.set_grad_norm(point.grad_norm);
   metric.set_tokens_per_second(point.tokens_per_second);
   metric.set_mfu(point.mfu);
+  metric.set_of_limit(point.of_limit);
   metric.set_val_loss(point.val_loss);
   metric.set_step_seconds(point.step_seconds);
   metric.set_epoch(point.epoch);
@@ -71,6 +72,7 @@ MetricPoint FromProto(const v1::Metric& metric, int attempt) {
   point.grad_norm = metric.grad_norm();
   point.tokens_per_second = metric.tokens_per_second();
   point.mfu = metric.mfu();
+  point.of_limit = static_cast<float>(metric.of_limit());
   point.val_loss = metric.val_loss();
   point.step_seconds = metric.step_seconds();
   point.epoch = metric.epoch();

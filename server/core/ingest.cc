@@ -54,6 +54,7 @@ absl::Status AdvanceProgress(Database& db, const AttemptRecord& attempt,
     progress.set_tokens_per_second(point.tokens_per_second);
     progress.set_gpu_memory_bytes(point.gpu_memory_bytes);
     progress.set_mfu(point.mfu);
+    progress.set_of_limit(point.of_limit);
     progress.set_eta_seconds(point.step_seconds * static_cast<double>(std::max<int64_t>(
                                                       0, point.total_steps - point.step)));
   }

@@ -157,7 +157,14 @@ absl::Status JobIntake::CheckFleet(Database& db, spec::Resolution& resolution) {
   // Before the first worker has come nothing is known, and the job waits and says so.
   if (nodes.empty()) return absl::OkStatus();
   CheckVariant(LargestByType(nodes), resolution);
-  return CheckModel(db, resolution);
+  SFT_RETURN_IF_ERROR(CheckModel(db, resolution));
+  if (!resolution.ok()) return absl::OkStatus();
+  const absl::Status fits = planner_.CheckFits(db, resolution.spec);
+  if (absl::IsResourceExhausted(fits)) {
+    AddProblem(resolution, "compute.gpu_type", std::string(Message(fits)));
+    return absl::OkStatus();
+  }
+  return fits;
 }
 
 absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,

@@ -5,6 +5,7 @@
 #include "common/plan/memory.h"
 #include "common/plan/model_shape.h"
 #include "common/plan/parameters.h"
+#include "common/plan/plan.h"
 #include "server/core/reconciler.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
@@ -16,18 +17,56 @@ constexpr char kCpuType[] = "CPU";
 constexpr std::chrono::seconds kFetchPatience{3};
 constexpr size_t kMaxConfigBytes = 1 << 20;
 
-absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, v1::JobPlan& plan) {
+void AddMemory(const std::vector<plan::MemoryItem>& items, v1::JobPlan& plan) {
+  for (const plan::MemoryItem& item : items) {
+    auto* added = plan.add_memory();
+    added->set_category(item.category);
+    added->set_bytes(item.bytes);
+  }
+}
+
+// The most memory that a GPU of the job's type has; 0: none is known.
+absl::StatusOr<int64_t> LargestGpu(Database& db, const spec::JobSpec& spec) {
+  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
+                       store::ListNodes(db, "", store::kMaxPage));
+  int64_t largest = 0;
+  for (const NodeRecord& node : nodes) {
+    for (const SlotRecord& slot : node.slots) {
+      if (slot.gpu_type == spec.compute.gpu_type) largest = std::max(largest, slot.memory_bytes);
+    }
+  }
+  return largest;
+}
+
+plan::PlanInput InputOf(const plan::ModelShape& shape, const spec::JobSpec& spec, int64_t memory) {
+  return {.shape = shape,
+          .job = spec,
+          .gpu = plan::NearestGpu(spec.compute.gpu_type),
+          .memory_bytes = plan::AllocatorBytes(spec, memory, /*opened=*/false)};
+}
+
+// What the job holds and, for GPUs of `gpu_memory` bytes, how it would run.
+absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, int64_t gpu_memory,
+                        v1::JobPlan& plan) {
   SFT_ASSIGN_OR_RETURN(const plan::ModelShape shape, plan::ParseModelShape(config));
   SFT_ASSIGN_OR_RETURN(const std::vector<plan::Unit> units, plan::MakeUnits(shape, spec));
   const plan::ParameterCounts counts = plan::CountParameters(units);
   plan.set_trainable_parameters(counts.trainable);
   plan.set_total_parameters(counts.total);
-  const plan::Device device =
-      spec.compute.gpu_type == kCpuType ? plan::Device::kCpu : plan::Device::kGpu;
-  for (const plan::MemoryItem& item : plan::Items(plan::PlanMemory(units, spec, device))) {
-    auto* added = plan.add_memory();
-    added->set_category(item.category);
-    added->set_bytes(item.bytes);
+  const bool on_cpu = spec.compute.gpu_type == kCpuType;
+  if (on_cpu || gpu_memory == 0) {
+    const auto device = on_cpu ? plan::Device::kCpu : plan::Device::kGpu;
+    AddMemory(plan::Items(plan::PlanMemory(units, spec, device)), plan);
+    return absl::OkStatus();
+  }
+  const plan::PlanInput input = InputOf(shape, spec, gpu_memory);
+  SFT_ASSIGN_OR_RETURN(const plan::Plan planned, plan::MakePlan(input));
+  AddMemory(plan::Items(planned.memory), plan);
+  plan.set_batch(BatchArithmetic(plan::WithBatch(spec, planned.choice)));
+  plan.set_execution(plan::Describe(planned, spec, shape.layers));
+  plan.set_memory_limit_bytes(input.memory_bytes);
+  if (plan::FindGpu(spec.compute.gpu_type) != nullptr) {
+    plan.set_tokens_per_second(planned.tokens_per_second);
   }
   return absl::OkStatus();
 }
@@ -79,7 +118,9 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec) {
   const sched::PendingJob job{"this job", spec.compute.gpu_type, spec.compute.gpus_per_node,
                               spec.compute.nodes,
                               IsModelPath(spec.job.model) ? "" : spec.job.model};
+  int64_t gpu_memory = 0;
   const absl::Status previewed = store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(gpu_memory, LargestGpu(db, spec));
     SFT_ASSIGN_OR_RETURN(sched::Snapshot snapshot, MakeSnapshot(db, registry_));
     SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> pending,
                          store::PendingJobs(db, Reconciler::kMaxPending));
@@ -89,11 +130,24 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec) {
   });
   if (!previewed.ok()) plan.set_placement("not known: " + std::string(Message(previewed)));
   const absl::StatusOr<std::string> config = FindConfig(spec);
-  const absl::Status filled = config.ok() ? FillShapes(*config, spec, plan) : config.status();
+  const absl::Status filled =
+      config.ok() ? FillShapes(*config, spec, gpu_memory, plan) : config.status();
   if (!filled.ok()) {
     plan.set_note("parameters and memory are not known: " + std::string(Message(filled)));
   }
   return plan;
+}
+
+absl::Status Planner::CheckFits(Database& db, const spec::JobSpec& spec) {
+  if (spec.compute.gpu_type == kCpuType) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const int64_t memory, LargestGpu(db, spec));
+  SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> models,
+                       store::FindModel(db, spec.job.model));
+  if (memory == 0 || models.empty()) return absl::OkStatus();
+  const auto shape = plan::ParseModelShape(models.front().config_json);
+  if (!shape.ok()) return absl::OkStatus();
+  const absl::Status planned = plan::MakePlan(InputOf(*shape, spec, memory)).status();
+  return absl::IsResourceExhausted(planned) ? planned : absl::OkStatus();
 }
 
 }  // namespace sft::server

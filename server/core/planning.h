@@ -21,6 +21,10 @@ class Planner {
   // Never fails: what cannot be known is said in `note`.
   v1::JobPlan Plan(const spec::JobSpec& spec);
 
+  // ResourceExhausted, saying what would fit, for a job that cannot fit into the GPUs of its type
+  // that the fleet has. OK where the model or the memory is not known yet: its ranks look again.
+  absl::Status CheckFits(Database& db, const spec::JobSpec& spec);
+
  private:
   // config.json of the job's model; for a folder that no node listed it is fetched from a node.
   absl::StatusOr<std::string> FindConfig(const spec::JobSpec& spec);

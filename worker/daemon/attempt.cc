@@ -494,6 +494,7 @@ void Attempt::OnEvent(int rank, const channel::Event& event) {
     progress_.set_tokens_per_second(step->tokens_per_second);
     progress_.set_gpu_memory_bytes(step->gpu_memory_bytes);
     progress_.set_mfu(step->mfu);
+    progress_.set_of_limit(step->of_limit);
     progress_.set_eta_seconds(step->seconds * static_cast<double>(step->total_steps - step->step));
   } else if (const auto* eval = std::get_if<channel::EvalEvent>(&event.body)) {
     progress_.set_val_loss(eval->loss);

@@ -44,6 +44,7 @@ v1::Metric StepMetric(const channel::StepEvent& step) {
   metric.set_tokens_per_second(step.tokens_per_second);
   metric.set_gpu_memory_bytes(step.gpu_memory_bytes);
   metric.set_mfu(step.mfu);
+  metric.set_of_limit(step.of_limit);
   metric.set_step_seconds(step.seconds);
   metric.set_epoch(step.epoch);
   return metric;

@@ -34,18 +34,25 @@ int64_t LongestRow(const engine::Dataset& rows) {
   return longest;
 }
 
+// cuBLAS scales FP8 rows one by one on Hopper alone.
+void CheckProducts(const spec::JobSpec& spec, const Device& device) {
+  constexpr int kHopper = 9;
+  if (spec.training.matmul != spec::Matmul::kFp8) return;
+  const auto properties = device.cuda->devices->Properties(device.torch.index());
+  if (properties.compute_major == kHopper) return;
+  throw engine::UserError(
+      fmt::format(
+          "training.matmul = \"fp8\" needs a Hopper GPU (H100, H200); this is {}, of compute "
+          "capability {}.{}. Use \"bf16\"",
+          device.Name(), properties.compute_major, properties.compute_minor),
+      "no_fp8");
+}
+
 // Free on this GPU, what its allocator holds included.
 int64_t FreeBytes(const Device& device) {
   const int index = device.torch.index();
   return device.cuda->devices->DriverMemory(index).free +
          device.cuda->devices->Memory(index).reserved;
-}
-
-// Of an unknown GPU the H100's: what is fast beside what is alike on all of them.
-plan::GpuRates RatesOf(const std::string& name, bool* known) {
-  const plan::GpuRates* rates = plan::FindGpu(name);
-  *known = rates != nullptr;
-  return *(rates != nullptr ? rates : plan::FindGpu("H100"));
 }
 
 engine::Recompute ToEngine(plan::Recompute level) {
@@ -68,17 +75,22 @@ std::optional<RankPlan> PlanRank(const Launch& launch, const Device& device,
                                  const engine::Dataset& rows, engine::Communicator& comm) {
   if (device.cuda == nullptr) return std::nullopt;
   const spec::JobSpec& spec = launch.spec;
+  CheckProducts(spec, device);
   const std::vector<int64_t> free = engine::AllGatherInt64(comm, FreeBytes(device));
   RankPlan result;
   plan::PlanInput input;
   input.shape = ShapeOf(launch.file.model_dir);
   input.job = spec;
-  input.gpu = RatesOf(device.Name(), &result.rates_known);
+  input.gpu = plan::NearestGpu(device.Name());
+  result.rates_known = plan::FindGpu(device.Name()) != nullptr;
   input.memory_bytes = plan::AllocatorBytes(spec, *std::min_element(free.begin(), free.end()),
                                             /*opened=*/true);
   input.row_tokens = spec.data.packing ? 0 : LongestRow(rows);
   result.memory_bytes = input.memory_bytes;
   result.plan = Unwrap(plan::MakePlan(input));
+  result.shape = input.shape;
+  result.row_tokens =
+      input.row_tokens > 0 ? input.row_tokens : spec.hyperparameters.sequence_length;
   result.description = plan::Describe(result.plan, spec, input.shape.layers);
   device.cuda->devices->LimitMemory(device.torch.index(), result.memory_bytes);
   return result;
@@ -95,6 +107,8 @@ void Apply(const std::optional<RankPlan>& plan, engine::TrainerOptions& options)
     execution.recompute.push_back(ToEngine(level));
   }
   execution.kept = static_cast<int>(plan->plan.choice.kept);
+  execution.prefetch = plan->plan.choice.prefetch;
+  execution.embedding_on_host = plan->plan.choice.embedding_on_host;
   execution.logits_bytes = plan->plan.choice.logits_bytes;
   options.execution = std::move(execution);
 }

@@ -16,6 +16,8 @@ namespace sft::rank {
 // How this rank runs its job.
 struct RankPlan {
   plan::Plan plan;
+  plan::ModelShape shape;
+  int64_t row_tokens = 0;
   std::string description;
   int64_t memory_bytes = 0;  // what the allocator may hold: the least of any rank
   bool rates_known = false;  // the type of GPU was measured

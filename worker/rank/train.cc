@@ -10,6 +10,7 @@
 
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/chat_tokenizer.h"
+#include "worker/rank/ceiling.h"
 #include "worker/rank/device.h"
 #include "worker/rank/plan_report.h"
 #include "worker/rank/planning.h"
@@ -58,9 +59,13 @@ class EventObserver : public engine::TrainObserver {
   }
 
   void OnStep(const engine::StepReport& report) override {
-    fmt::print("step {}/{} loss {:.6f} grad_norm {:.4f} lr {:.3e} tokens {} {:.0f} tokens/s\n",
-               report.step, report.total_steps, report.loss, report.grad_norm, report.lr,
-               report.tokens, report.tokens_per_second);
+    std::string line =
+        fmt::format("step {}/{} loss {:.6f} grad_norm {:.4f} lr {:.3e} tokens {} {:.0f} tokens/s",
+                    report.step, report.total_steps, report.loss, report.grad_norm, report.lr,
+                    report.tokens, report.tokens_per_second);
+    if (report.mfu > 0) line += fmt::format(" MFU {:.1f} %", 100 * report.mfu);
+    if (report.of_limit > 0) line += fmt::format(" {:.0f} % of the limit", 100 * report.of_limit);
+    fmt::print("{}\n", line);
     context_.events.Write(channel::StepEvent{.step = report.step,
                                              .total_steps = report.total_steps,
                                              .loss = report.loss,
@@ -71,6 +76,7 @@ class EventObserver : public engine::TrainObserver {
                                              .seconds = report.seconds,
                                              .gpu_memory_bytes = report.memory_bytes,
                                              .mfu = report.mfu,
+                                             .of_limit = report.of_limit,
                                              .rank_loss = report.rank_loss,
                                              .epoch = report.epoch});
     if (plan_ && report.step >= kSettled) ReportPlan(report.tokens_per_second);
@@ -196,6 +202,9 @@ channel::ExitCode TrainRun::RunToEnd() {
     fmt::print("plan: {}; {:.1f} of {:.1f} GB of GPU memory\n", plan->description,
                static_cast<double>(plan->plan.memory.reserved()) / 1e9,
                static_cast<double>(plan->memory_bytes) / 1e9);
+    options.ceiling = MeasureCeiling({plan->shape, context_.launch.spec.training.matmul,
+                                      plan->plan.choice.rows, plan->row_tokens},
+                                     device, context_.clock, file.cache_dir);
     observer->SetPlan(*plan);
   }
   observer_ = std::move(observer);

@@ -67,6 +67,11 @@ class Devices : public CudaDevices {
                                  static_cast<c10::DeviceIndex>(device));
   }
 
+  void ReleaseCached(int device) const override {
+    c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    allocator::emptyCache();
+  }
+
   void Synchronize(int device) const override {
     c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
     Check(cudaDeviceSynchronize(), "work", device);

@@ -51,6 +51,8 @@ class CudaDevices {
   // The allocator holds no more than `bytes` of the device from now on: where it would, it gives
   // back what it caches, and then fails with c10::OutOfMemoryError.
   virtual void LimitMemory(int device, int64_t bytes) const = 0;
+  // Gives what the allocator caches back to the driver.
+  virtual void ReleaseCached(int device) const = 0;
   // Waits for all work of the device; errors of earlier kernels come out here.
   virtual void Synchronize(int device) const = 0;
 };

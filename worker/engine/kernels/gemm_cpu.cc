@@ -43,6 +43,9 @@ void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& 
                   a_scale.numel() == a.size(0) && b_scale.numel() == b.size(0),
               "fp8_gemm_: ", a.scalar_type(), a.sizes(), " with ", a_scale.numel(),
               " scales times ", b.scalar_type(), b.sizes(), " with ", b_scale.numel());
+  TORCH_CHECK(
+      !addend || (addend->sizes() == out.sizes() && addend->scalar_type() == out.scalar_type()),
+      "fp8_gemm_: the addend is not of ", out.scalar_type(), out.sizes());
   const Tensor rows = a.to(at::kFloat).mul_(a_scale.unsqueeze(1));
   const Tensor columns = b.to(at::kFloat).mul_(b_scale.unsqueeze(1)).t();
   Tensor product = at::mm(rows, columns);

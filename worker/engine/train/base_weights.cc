@@ -1,6 +1,7 @@
 #include "worker/engine/train/base_weights.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <numeric>
@@ -74,10 +75,21 @@ std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const 
   return source;
 }
 
+// Pinned memory of the host as a tensor of `device`, which reads it through the bus.
+Tensor EmptyOnHost(const std::vector<int64_t>& shape, at::ScalarType type, at::Device device) {
+  const auto options = at::TensorOptions(type).pinned_memory(true);
+  const Tensor pinned = at::empty(shape, options);
+  return at::for_blob(pinned.mutable_data_ptr(), shape)
+      .deleter([pinned](void*) {})
+      .options(at::TensorOptions(device).dtype(type))
+      .target_device(device)
+      .make_tensor();
+}
+
 std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const BaseWeights& base,
-                                                at::ScalarType compute, at::Device device) {
+                                                const FrozenOptions& choices, at::Device device) {
   auto source = std::make_unique<ResidentSource>(layout);
-  const auto options = at::TensorOptions(device).dtype(compute);
+  const auto options = at::TensorOptions(device).dtype(choices.compute);
   for (int unit = 0; unit < layout.size(); ++unit) {
     const UnitInfo& info = layout.units[unit];
     const bool plain_linears = std::any_of(
@@ -89,7 +101,11 @@ std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const
       const int index = static_cast<int>(i);
       if (!IsFrozenPlain(param)) continue;
       if (!source->Get(unit, index).defined()) {
-        source->Set(unit, index, at::empty(param.shape, options));
+        const bool on_host =
+            choices.embedding_on_host && device.is_cuda() && param.role == ParamRole::kEmbedding;
+        source->Set(unit, index,
+                    on_host ? EmptyOnHost(param.shape, choices.compute, device)
+                            : at::empty(param.shape, options));
       }
       source->Get(unit, index).copy_(base.Read(param, 0, param.numel()).view(param.shape));
       base.Done(param);
@@ -131,7 +147,7 @@ std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWe
                                          const FrozenOptions& options, Communicator& comm) {
   auto composed = std::make_unique<ComposedSource>();
   composed->Add(options.sharded ? LoadShardedPlain(layout, base, options.compute, comm)
-                                : LoadResidentPlain(layout, base, options.compute, comm.device()));
+                                : LoadResidentPlain(layout, base, options, comm.device()));
   const bool quantizes =
       std::any_of(layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
         return std::any_of(unit.params.begin(), unit.params.end(),
@@ -141,7 +157,8 @@ std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWe
   const QuantizedSource::Options quantized{
       .compute = options.fp8 ? at::kFloat8_e4m3fn : options.compute,
       .sharded = options.sharded,
-      .kept = options.kept};
+      .kept = options.kept,
+      .prefetch = options.prefetch};
   auto source = std::make_unique<QuantizedSource>(layout, MakeNf4Format(options.double_quant),
                                                   quantized, comm);
   for (int unit = 0; unit < layout.size(); ++unit) {

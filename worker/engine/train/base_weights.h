@@ -34,6 +34,10 @@ struct FrozenOptions {
   bool fp8 = false;      // products with quantised weights are in FP8
   bool sharded = false;  // each rank its own part of each unit; else whole on every rank
   int kept = 0;          // quantised blocks, from the last, that keep their de-quantised weights
+  bool prefetch = true;  // of quantised blocks: QuantizedSource::Options
+  // The embedding's table stays in host memory that a GPU reads through the bus: a step reads few
+  // of its rows. Not for a tied head, nor where it is sharded or trained.
+  bool embedding_on_host = false;
 };
 
 // The frozen parameters of `layout` read from `base`, quantised where the layout says so. A

@@ -25,21 +25,21 @@ StepFlops::StepFlops(const DecoderConfig& config, const ModelLayout& layout) {
       per_token_ += 2.0 * static_cast<double>(param.numel()) * products;
     }
     // Scores and values forward, twice that backward.
-    const double pair = 4.0 * static_cast<double>(config.heads * config.head_size) *
-                        (unit >= first ? 3.0 : 1.0);
+    const double pair =
+        4.0 * static_cast<double>(config.heads * config.head_size) * (unit >= first ? 3.0 : 1.0);
     windows_.emplace_back(config.windows[unit - 1], pair);
   }
-  const ParamInfo& head = config.tied_head ? layout.units[0].params[0]
-                                           : layout.units[layout.head_unit()].params.back();
+  const ParamInfo& head =
+      config.tied_head ? layout.units[0].params[0] : layout.units[layout.head_unit()].params.back();
   per_target_ = 2.0 * static_cast<double>(head.numel()) *
                 (1.0 + (first < layout.head_unit()) + head.trainable);
 }
 
-double StepFlops::Of(std::span<const int64_t> lengths, int64_t targets) const {
-  double flops = per_target_ * static_cast<double>(targets);
+Flops StepFlops::Of(std::span<const int64_t> lengths, int64_t targets) const {
+  Flops flops{.products = per_target_ * static_cast<double>(targets)};
   for (int64_t length : lengths) {
-    flops += per_token_ * static_cast<double>(length);
-    for (const auto& [window, per_pair] : windows_) flops += per_pair * Pairs(length, window);
+    flops.products += per_token_ * static_cast<double>(length);
+    for (const auto& [window, pair] : windows_) flops.attention += pair * Pairs(length, window);
   }
   return flops;
 }

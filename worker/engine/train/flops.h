@@ -10,6 +10,31 @@
 
 namespace sft::engine {
 
+// Floating-point operations: of products with weights, and of attention.
+struct Flops {
+  double products = 0;
+  double attention = 0;
+
+  double total() const { return products + attention; }
+  Flops& operator+=(const Flops& other) {
+    products += other.products;
+    attention += other.attention;
+    return *this;
+  }
+};
+
+// Operations a second that a device was measured to reach with the shapes of a job; 0: not known.
+struct Ceiling {
+  double products = 0;
+  double attention = 0;
+
+  // The least time for `flops`; 0 where the rates are not known.
+  double SecondsFor(const Flops& flops) const {
+    if (products <= 0 || attention <= 0) return 0;
+    return flops.products / products + flops.attention / attention;
+  }
+};
+
 // Floating-point operations that a training step needs, recomputation not counted: for N weights of
 // matrix products 2N a token forward, 2N for the gradient of its input (above the first trained
 // unit), 2N for the gradient of a trained weight; attention at the real lengths of the documents.
@@ -19,7 +44,7 @@ class StepFlops {
   StepFlops(const DecoderConfig& config, const ModelLayout& layout);
 
   // Of a micro-batch with these documents and targets.
-  double Of(std::span<const int64_t> lengths, int64_t targets) const;
+  Flops Of(std::span<const int64_t> lengths, int64_t targets) const;
 
  private:
   double per_token_ = 0;

@@ -29,6 +29,7 @@ struct StepReport {
   double tokens_per_second = 0;
   int64_t memory_bytes = 0;  // this rank's peak: the allocator's on a GPU, resident set on a CPU
   double mfu = 0;            // 0 where the device's peak is not known
+  double of_limit = 0;       // speed as part of what the measured rates allow; 0: not measured
 };
 
 // One pass over the validation rows.

@@ -99,7 +99,7 @@ void Trainer::RunStep(const Step& step) {
 Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
   model_.BeginStep();
   std::vector<Tensor> sums;
-  step_flops_ = 0;
+  step_flops_ = {};
   rank_targets_ = 0;
   for (int micro = 0; micro < step.micro_batches; ++micro) {
     const MicroBatch batch = plan_.GetMicroBatch(step, micro, comm_.rank());
@@ -182,7 +182,8 @@ void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, d
   report.seconds = seconds;
   if (seconds > 0) {
     report.tokens_per_second = static_cast<double>(step.tokens) / seconds;
-    if (options_.peak_flops > 0) report.mfu = step_flops_ / seconds / options_.peak_flops;
+    if (options_.peak_flops > 0) report.mfu = step_flops_.total() / seconds / options_.peak_flops;
+    report.of_limit = options_.ceiling.SecondsFor(step_flops_) / seconds;
   }
   report.memory_bytes = PeakMemoryBytes(comm_.device());
   observer_.OnStep(report);

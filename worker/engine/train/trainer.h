@@ -30,6 +30,7 @@ struct TrainerOptions {
   std::optional<Execution> execution;         // empty: as the job says
   // Dense peak of one device in the type of the computation, operations a second; 0: not known.
   double peak_flops = 0;
+  Ceiling ceiling;
 };
 
 // How a run ended.
@@ -85,7 +86,7 @@ class Trainer {
   LrSchedule schedule_;
   StepFlops flops_;
   bool stop_ = false;
-  double step_flops_ = 0;  // of this rank in the step under way
+  Flops step_flops_;  // of this rank in the step under way
   int64_t rank_targets_ = 0;
   MonoTime last_report_{};
   std::optional<double> best_loss_;

@@ -121,7 +121,9 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
                           .double_quant = spec_.quantization.double_quant,
                           .fp8 = spec_.training.matmul == spec::Matmul::kFp8,
                           .sharded = placement == Placement::kFullShard,
-                          .kept = run.kept},
+                          .kept = run.kept,
+                          .prefetch = run.prefetch,
+                          .embedding_on_host = run.embedding_on_host},
                          mesh_.shard()));
   source->Add(store_->MakeSource());
   source_ =

@@ -30,6 +30,8 @@ at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device);
 struct Execution {
   std::vector<Recompute> recompute;  // by layer
   int kept = 0;                      // FrozenOptions::kept
+  bool prefetch = true;              // FrozenOptions::prefetch
+  bool embedding_on_host = false;    // FrozenOptions::embedding_on_host
   int64_t logits_bytes = int64_t{64} << 20;
 
   // Without a plan: what is recomputed is for the job to say (nothing, or everything); on a GPU at

@@ -18,6 +18,7 @@ QuantizedSource::QuantizedSource(const ModelLayout& layout, std::unique_ptr<Quan
     : layout_(layout),
       format_(std::move(format)),
       sharded_(options.sharded && comm.world() > 1),
+      prefetch_(options.prefetch),
       comm_(comm),
       side_(comm.device()) {
   for (const UnitInfo& info : layout.units) {
@@ -126,7 +127,7 @@ void QuantizedSource::Prefetch(int unit, WeightUse use) {
   const bool holds = u.kept.defined() || slots_.Find(unit) != nullptr;
   if (holds && (static_cast<int>(use) & ~u.filled) == 0) return;
   if (sharded_) StartGather(u);
-  if (!side_.available() || u.kept.defined()) return;
+  if (!prefetch_ || !side_.available() || u.kept.defined()) return;
   SlotPool::Slot& slot = SlotOf(unit);
   slots_.Pin(slot);  // until Acquire takes the pin over
   u.prefetched = true;

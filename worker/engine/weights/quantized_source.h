@@ -25,6 +25,7 @@ class QuantizedSource : public WeightSource {
     at::ScalarType compute = at::kFloat;
     bool sharded = false;  // cut the bytes over comm's ranks
     int kept = 0;          // blocks, from the last, that keep their de-quantised weights
+    bool prefetch = true;  // a second slot, filled beside the computation
   };
   // Borrows `layout` and `comm`.
   QuantizedSource(const ModelLayout& layout, std::unique_ptr<QuantFormat> format,
@@ -75,6 +76,7 @@ class QuantizedSource : public WeightSource {
   const ModelLayout& layout_;
   std::unique_ptr<QuantFormat> format_;
   bool sharded_;
+  bool prefetch_;
   Communicator& comm_;
   std::vector<Unit> units_;
   SlotPool slots_;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "worker/engine/base/error.h"
+#include "worker/engine/kernels/fp8_rows.h"
 #include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
@@ -169,8 +170,8 @@ class Fp8Expansion : public UnitExpansion {
   }
 
   static Tensor ScaleOf(const Tensor& largest) {
-    constexpr float kLargest = 448.0f;
-    return at::where(largest > 0, largest * (ops::kFp8Room / kLargest), 1.0f);
+    const Tensor scale = (largest * (ops::kFp8Room / kFp8Largest)).clamp_min_(kFp8SmallestScale);
+    return at::where(largest > 0, scale, 1.0f);
   }
 
   // Once: frozen weights keep their scales.

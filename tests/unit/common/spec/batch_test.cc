@@ -144,7 +144,7 @@ TEST(AutoBatchTest, IsLeftToThePlanAndRoundTripsAsZero) {
 TEST(AutoBatchTest, AGlobalBatchStandsAndAnAccumulationDividesIt) {
   const Resolution r =
       ResolveText(Minimal("gpu_count = 2\n[train]\nbatch_size = \"auto\"\ngrad_accum = 4\n"
-                          "train_batch_size = 64\n"));
+                          "global_batch = 64\n"));
   ASSERT_TRUE(r.ok()) << Describe(r.problems);
   EXPECT_EQ(r.spec.hyperparameters.per_device_batch, 8);
   EXPECT_EQ(r.spec.hyperparameters.gradient_accumulation_steps, 4);

@@ -53,8 +53,8 @@ TEST(OverridesTest, AnUnknownKeySuggestsTheNearest) {
 TEST(OverridesTest, AWrongValueNamesItsOrigin) {
   const Resolution r = ResolveText(Minimal(), {Env("TRAIN_BATCH_SIZE", "many")});
   EXPECT_EQ(Describe(r.problems),
-            "hyperparameters.per_device_batch:0: must be a whole number from 1 to 65536, but is "
-            "\"many\" (given by TRAIN_BATCH_SIZE)\n");
+            "hyperparameters.per_device_batch:0: must be a whole number from 1 to 65536, or "
+            "\"auto\", but is \"many\" (given by TRAIN_BATCH_SIZE)\n");
 }
 
 TEST(OverridesTest, AutoRemovesWhatTheFileSays) {
@@ -67,10 +67,10 @@ TEST(OverridesTest, AutoRemovesWhatTheFileSays) {
   EXPECT_TRUE(r.warnings.empty());
 }
 
-TEST(OverridesTest, AutoBatchIsRefusedThere) {
+TEST(OverridesTest, AutoBatchIsLeftToThePlanThereToo) {
   const Resolution r = ResolveText(Minimal(), {Env("TRAIN_BATCH_SIZE", "auto")});
-  ASSERT_EQ(r.problems.size(), 1u);
-  EXPECT_THAT(r.problems[0].message, HasSubstr("not supported yet"));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.hyperparameters.per_device_batch, 0);
 }
 
 TEST(OverridesTest, AContradictionBetweenOverridesNamesBoth) {

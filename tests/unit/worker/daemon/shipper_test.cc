@@ -156,6 +156,7 @@ TEST(RankEventTest, AStepKeepsEveryFigureAndItsTime) {
   step.seconds = 2;
   step.gpu_memory_bytes = 1 << 30;
   step.mfu = 0.5;
+  step.of_limit = 0.25;
   step.epoch = 0.25;
   const v1::RankEvent event = ToRankEvent(0, {1700000000.5, step}, "line");
   const v1::Metric& metric = event.metric();
@@ -169,6 +170,7 @@ TEST(RankEventTest, AStepKeepsEveryFigureAndItsTime) {
   EXPECT_EQ(metric.step_seconds(), 2);
   EXPECT_EQ(metric.gpu_memory_bytes(), 1 << 30);
   EXPECT_EQ(metric.mfu(), 0.5);
+  EXPECT_EQ(metric.of_limit(), 0.25);
   EXPECT_EQ(metric.epoch(), 0.25);
   EXPECT_EQ(metric.time().seconds(), 1700000000);
   EXPECT_EQ(metric.time().nanos(), 500'000'000);

@@ -215,7 +215,7 @@ struct Products {
   std::vector<Tensor> gradients;
 };
 
-Products Run(const ModelLayout& layout, at::ScalarType compute) {
+Products Multiply(const ModelLayout& layout, at::ScalarType compute) {
   const auto comm = MakeLocalCommunicator(at::kCPU);
   auto source = QuantizedWeights(layout, compute, *comm);
   const UnitInfo& unit = layout.units[0];
@@ -245,7 +245,7 @@ Products Run(const ModelLayout& layout, at::ScalarType compute) {
 TEST(Fp8ProjectionTest, IsNearThePlainProductsAndKeepsTheAdaptersGradients) {
   for (const int64_t rank : {16, 8}) {
     const ModelLayout layout = QuantizedLayout(rank);
-    const Products plain = Run(layout, at::kFloat), fp8 = Run(layout, at::kFloat8_e4m3fn);
+    const Products plain = Multiply(layout, at::kFloat), fp8 = Multiply(layout, at::kFloat8_e4m3fn);
     for (const auto& [actual, expected] :
          {std::pair(fp8.y, plain.y), std::pair(fp8.dx, plain.dx)}) {
       EXPECT_LT(RelativeError(actual, expected), 0.05) << rank;

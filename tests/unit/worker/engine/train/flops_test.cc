@@ -26,7 +26,7 @@ TEST(StepFlopsTest, FullTrainingCountsSixForAWeightAndATokenOrTarget) {
   job.training.mode = spec::Mode::kFullFinetune;
   PrepareLayout(layout, job);
   const std::vector<int64_t> lengths = {4, 2};
-  EXPECT_EQ(StepFlops(Config(), layout).Of(lengths, 3),
+  EXPECT_EQ(StepFlops(Config(), layout).Of(lengths, 3).total(),
             6 * kBlock * 6 + 6 * 800 * 3 + 12 * 8 * kPairs);
 }
 
@@ -39,7 +39,7 @@ TEST(StepFlopsTest, AFrozenBaseHasNoGradientOfItsWeights) {
   PrepareLayout(layout, job);
   const std::vector<int64_t> lengths = {4, 2};
   const double adapter = 8 + 8;
-  EXPECT_EQ(StepFlops(Config(), layout).Of(lengths, 3),
+  EXPECT_EQ(StepFlops(Config(), layout).Of(lengths, 3).total(),
             (4 * kBlock + 6 * adapter) * 6 + 4 * 800 * 3 + 12 * 8 * kPairs);
 }
 

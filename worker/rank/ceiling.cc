@@ -1,0 +1,164 @@
+#include "worker/rank/ceiling.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "common/io/file.h"
+#include "worker/engine/kernels/ops.h"
+
+namespace sft::rank {
+namespace {
+
+using at::Tensor;
+namespace ops = engine::ops;
+
+constexpr double kWarmUp = 0.05, kWindow = 0.2;  // seconds
+
+// By type of GPU and all that the rates depend on.
+std::string CacheFile(const CeilingShapes& s, const Device& device, const std::string& cache_dir) {
+  std::string gpu = device.cuda->devices->Properties(device.torch.index()).name;
+  std::replace_if(
+      gpu.begin(), gpu.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '-');
+  return fmt::format("{}/ceiling-{}-{}-{}-{}-{}-{}-{}x{}-{}.json", cache_dir, gpu, s.model.hidden,
+                     s.model.intermediate, s.model.heads, s.model.kv_heads, s.model.head_dim,
+                     s.rows, s.row_tokens, s.matmul == spec::Matmul::kFp8 ? "fp8" : "bf16");
+}
+
+std::optional<engine::Ceiling> ReadCached(const std::string& path) {
+  const auto text = io::ReadFile(path);
+  if (!text.ok()) return std::nullopt;
+  const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return std::nullopt;
+  const engine::Ceiling ceiling{.products = json.value("products", 0.0),
+                                .attention = json.value("attention", 0.0)};
+  if (ceiling.products <= 0 || ceiling.attention <= 0) return std::nullopt;
+  return ceiling;
+}
+
+class Bench {
+ public:
+  Bench(const CeilingShapes& shapes, const Device& device, Clock& clock)
+      : s_(shapes), device_(device), clock_(clock), tokens_(shapes.rows * shapes.row_tokens) {}
+
+  // The four products of a block forward, and those of the gradients of their inputs.
+  double Products() {
+    const int64_t q = s_.model.heads * s_.model.head_dim;
+    const int64_t kv = s_.model.kv_heads * s_.model.head_dim;
+    const std::pair<int64_t, int64_t> matrices[] = {{s_.model.hidden, q + 2 * kv},
+                                                    {q, s_.model.hidden},
+                                                    {s_.model.hidden, 2 * s_.model.intermediate},
+                                                    {s_.model.intermediate, s_.model.hidden}};
+    double flops = 0;
+    std::vector<std::function<void()>> runs;
+    for (const auto& [in, out] : matrices) {
+      flops += 2 * 2 * static_cast<double>(tokens_ * in * out);
+      runs.push_back(Product(in, out));
+      runs.push_back(s_.matmul == spec::Matmul::kFp8 ? Product(out, in) : Backward(in, out));
+    }
+    return flops / Seconds([&] {
+             for (const auto& run : runs) run();
+           });
+  }
+
+  // Forward and backward; counted as StepFlops does.
+  double Attention() {
+    const int64_t size = s_.model.head_dim, heads = s_.model.heads, kv = s_.model.kv_heads;
+    const std::vector<int64_t> lengths(s_.rows, s_.row_tokens);
+    std::vector<int> offsets{0};
+    for (const int64_t length : lengths)
+      offsets.push_back(offsets.back() + static_cast<int>(length));
+    const ops::Documents documents{at::tensor(offsets, at::kInt).to(device_.torch), lengths};
+    const Tensor q = Random({tokens_, heads, size}), k = Random({tokens_, kv, size});
+    const Tensor v = Random({tokens_, kv, size}), dout = Random({tokens_, heads, size});
+    Tensor out = at::empty_like(q), dq = at::empty_like(q), dk = at::empty_like(k);
+    Tensor dv = at::empty_like(v);
+    const double scale = 1.0 / std::sqrt(static_cast<double>(size));
+    const double pairs = static_cast<double>(tokens_) * static_cast<double>(s_.row_tokens + 1) / 2;
+    return 12 * pairs * static_cast<double>(heads * size) / Seconds([&] {
+             const Tensor lse = ops::Attention(out, q, k, v, documents, scale, 0);
+             ops::AttentionBackward(dq, dk, dv, dout, q, k, v, out, lse, documents, scale, 0);
+           });
+  }
+
+ private:
+  // Random: what the values are decides the power that a product takes.
+  Tensor Random(at::IntArrayRef shape) const {
+    return at::randn(shape, at::TensorOptions(device_.torch).dtype(at::kBFloat16));
+  }
+
+  std::function<void()> Product(int64_t in, int64_t out) const {
+    const Tensor x = Random({tokens_, in}), w = Random({out, in});
+    Tensor y = at::empty({tokens_, out}, x.options());
+    if (s_.matmul != spec::Matmul::kFp8) {
+      return [x, w, y]() mutable { ops::Gemm(y, x, w.t(), 1.0, 0.0); };
+    }
+    const auto scales = at::TensorOptions(device_.torch).dtype(at::kFloat);
+    Tensor x8 = at::empty_like(x, x.options().dtype(at::kFloat8_e4m3fn));
+    Tensor w8 = at::empty_like(w, w.options().dtype(at::kFloat8_e4m3fn));
+    Tensor x_scale = at::empty({tokens_}, scales), w_scale = at::empty({out}, scales);
+    ops::Fp8Quantize(x8, x_scale, x);
+    ops::Fp8Quantize(w8, w_scale, w);
+    return [=]() mutable { ops::Fp8Gemm(y, x8, x_scale, w8, w_scale, {}); };
+  }
+
+  std::function<void()> Backward(int64_t in, int64_t out) const {
+    const Tensor dy = Random({tokens_, out}), w = Random({out, in});
+    Tensor dx = at::empty({tokens_, in}, dy.options());
+    return [dy, w, dx]() mutable { ops::Gemm(dx, dy, w, 1.0, 0.0); };
+  }
+
+  // Of one run, from as many as fit into the window.
+  template <typename Run>
+  double Seconds(const Run& run) const {
+    const auto timed = [&](int count) {
+      const MonoTime begin = clock_.Mono();
+      for (int i = 0; i < count; ++i) run();
+      device_.cuda->devices->Synchronize(device_.torch.index());
+      return std::chrono::duration<double>(clock_.Mono() - begin).count();
+    };
+    timed(1);  // libraries choose and load their kernels
+    const double once = std::max(timed(1), 1e-6);
+    timed(std::max(1, static_cast<int>(kWarmUp / once)));
+    const int count = std::max(2, static_cast<int>(kWindow / once));
+    return timed(count) / count;
+  }
+
+  const CeilingShapes& s_;
+  const Device& device_;
+  Clock& clock_;
+  int64_t tokens_;
+};
+
+}  // namespace
+
+engine::Ceiling MeasureCeiling(const CeilingShapes& shapes, const Device& device, Clock& clock,
+                               const std::string& cache_dir) {
+  const std::string path = CacheFile(shapes, device, cache_dir);
+  if (const auto cached = ReadCached(path)) return *cached;
+  engine::Ceiling ceiling;
+  {
+    Bench bench(shapes, device, clock);
+    ceiling.products = bench.Products();
+    ceiling.attention = bench.Attention();
+  }
+  device.cuda->devices->ReleaseCached(device.torch.index());
+  const nlohmann::json json = {{"products", ceiling.products}, {"attention", ceiling.attention}};
+  if (const absl::Status status = io::WriteFileAtomic(path, json.dump()); !status.ok()) {
+    fmt::print("the measured rates are not kept: {}\n", Message(status));
+  }
+  return ceiling;
+}
+
+}  // namespace sft::rank

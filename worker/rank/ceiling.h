@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/plan/model_shape.h"
+#include "common/spec/job_spec.h"
+#include "worker/engine/train/flops.h"
+#include "worker/rank/device.h"
+
+namespace sft::rank {
+
+// What a job computes in a micro-batch: documents of one length.
+struct CeilingShapes {
+  plan::ModelShape model;
+  spec::Matmul matmul = spec::Matmul::kBf16;
+  int64_t rows = 1;
+  int64_t row_tokens = 0;
+};
+
+// The rates that the GPU reaches with a block's products and attention alone, one after the other
+// for a quarter of a second each: the job's speed of light. Kept in `cache_dir` by type of GPU and
+// shapes. What the kernels cannot run has no rate. Leaves no memory behind.
+engine::Ceiling MeasureCeiling(const CeilingShapes& shapes, const Device& device, Clock& clock,
+                               const std::string& cache_dir);
+
+}  // namespace sft::rank
