@@ -44,14 +44,14 @@ struct Problem {
     return job.parallelism.sharding == spec::Sharding::kFullShard ||
            job.parallelism.sharding == spec::Sharding::kHybridShard;
   }
+  bool may_hold_embedding_on_host() const {
+    return !shape.tied_head && !job.full_finetune() && !shards_weights();
+  }
   // Each micro-batch's gradients are cut and sent, in `wire_bytes` an element.
   bool scatters_gradients() const {
     return shards_weights() || job.parallelism.sharding == spec::Sharding::kZero2;
   }
   int64_t wire_bytes() const { return job.full_finetune() && shards_weights() ? element_bytes : 4; }
-  bool may_hold_embedding_on_host() const {
-    return !shape.tied_head && !job.full_finetune() && !shards_weights();
-  }
 };
 absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec& job,
                                     int64_t row_tokens);

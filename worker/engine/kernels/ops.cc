@@ -29,7 +29,7 @@ TORCH_LIBRARY(sft, m) {
       "int[] first_row, float scale, bool transposed) -> ()");
   m.def(
       "fp8_gemm_(Tensor(a!) out, Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, "
-      "Tensor? addend) -> ()");
+      "Tensor? addend, bool fast_sums=False) -> ()");
   m.def("rms_norm_(Tensor(a!) y, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def(
       "rms_norm_backward_(Tensor(a!) dx, Tensor dy, Tensor x, Tensor weight, Tensor rstd, "
@@ -178,10 +178,10 @@ void Fp8PlaceFactors(Tensor& matrix, const Tensor& row_scale, at::TensorList a, 
 }
 
 void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& b,
-             const Tensor& b_scale, const Tensor& addend) {
+             const Tensor& b_scale, const Tensor& addend, bool fast_sums) {
   static const auto op = Find<void(Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                   const Tensor&, const OptionalTensor&)>("sft::fp8_gemm_");
-  op.call(out, a, a_scale, b, b_scale, WhereDefined(addend));
+                                   const Tensor&, const OptionalTensor&, bool)>("sft::fp8_gemm_");
+  op.call(out, a, a_scale, b, b_scale, WhereDefined(addend), fast_sums);
 }
 
 Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps) {

@@ -87,9 +87,10 @@ void Fp8PlaceFactors(at::Tensor& matrix, const at::Tensor& row_scale, at::Tensor
 // out = (a * a_scale) (b * b_scale)^T (+ addend where it is defined), summed in fp32 and rounded
 // once: a float8 rows [m, k], a_scale fp32 [m], b float8 rows [n, k], b_scale fp32 [n], out rows
 // [m, n] of bf16 or fp32, addend rows [m, n] of out's type. On CUDA k and the rows of a and b must
-// be multiples of 16.
+// be multiples of 16. `fast_sums`: a GPU may keep sums in the 14 bits or so that its tensor cores
+// hold (DeepSeek-V3, arXiv 2412.19437, 3.3.2); a CPU has no such sums.
 void Fp8Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& a_scale, const at::Tensor& b,
-             const at::Tensor& b_scale, const at::Tensor& addend);
+             const at::Tensor& b_scale, const at::Tensor& addend, bool fast_sums = false);
 
 // y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps) over a row; x and y rows [T, H].
 // Returns rstd, fp32 [T].
