@@ -5,10 +5,14 @@
 #include <filesystem>
 
 #include "common/base/env.h"
+#include "common/base/status.h"
+#include "common/io/file.h"
 #include "common/spec/fields.h"
 
 namespace sft::client {
 namespace {
+
+constexpr int64_t kMaxDeepspeedFile = 1 << 20;
 
 v1::Override Make(v1::Override::Kind kind, std::string key, std::string value, std::string origin) {
   v1::Override made;
@@ -36,6 +40,12 @@ absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& fl
   flag("job.data", flags.dataset, "--dataset");
   flag("data.val", flags.val, "--val");
   flag("job.model", flags.model, "--model");
+  if (!flags.deepspeed.empty()) {
+    absl::StatusOr<std::string> text = io::ReadFile(flags.deepspeed, kMaxDeepspeedFile);
+    if (!text.ok()) return InvalidArgument(fmt::format("--deepspeed: {}", Message(text.status())));
+    if (text->empty()) return InvalidArgument(fmt::format("{} is empty", flags.deepspeed));
+    flag("train.deepspeed_config", *text, "--deepspeed");
+  }
   if (flags.examples > 0) flag("data.max_examples", std::to_string(flags.examples), "--examples");
   for (const std::string& assignment : flags.set) {
     const size_t equals = assignment.find('=');

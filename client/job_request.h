@@ -17,11 +17,13 @@ struct SubmitFlags {
   std::string val;
   std::string model;
   std::string name;
+  std::string deepspeed;  // path of a DeepSpeed JSON
   long examples = 0;
   std::vector<std::string> set;  // "key=value", as typed
 };
 
-// Changes to the job file in the order in which they win: environment, then flags, then --set.
+// Changes to the job file in the order in which they win: environment, then flags, then --set. The
+// DeepSpeed JSON goes as its text. InvalidArgument: it cannot be read, or a --set is no assignment.
 absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& flags);
 
 // The path on this machine of a file that the job names: relative to the job file, or to the

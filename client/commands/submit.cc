@@ -94,8 +94,7 @@ void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
   }
   PrintMemory(out, plan);
   if (plan.tokens_per_second() > 0) {
-    out << fmt::format("speed        {} tokens/s predicted\n",
-                       Count(plan.tokens_per_second()));
+    out << fmt::format("speed        {} tokens/s predicted\n", Count(plan.tokens_per_second()));
   }
   if (!plan.note().empty()) out << fmt::format("note         {}\n", plan.note());
 }
@@ -238,6 +237,8 @@ void AddSubmit(CLI::App& app, Session& session) {
   command->add_option("--examples", options->examples, "Train on the first N rows only")
       ->check(CLI::PositiveNumber);
   command->add_option("--model", options->model, "Base model instead of job.model");
+  command->add_option("--deepspeed", options->deepspeed,
+                      "DeepSpeed JSON for train.deepspeed_config; comments are allowed");
   command
       ->add_option("--set", options->set,
                    "key=value: change one key; may be repeated, the last one wins")

@@ -9,15 +9,25 @@ constexpr int64_t kFp32Bytes = 4, kBf16Bytes = 2;
 constexpr int64_t kNf4Block = 64;
 constexpr int64_t kNestedBlock = 256;
 constexpr int64_t kNf4CutUnit = kNf4Block * kNestedBlock;
+constexpr int64_t kInt8CutUnit = 256;
 constexpr int64_t kOptimizerBlock = 256;
 // Below this many elements 8-bit states are kept in fp32.
 constexpr int64_t kMinCodedElements = 4096;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-int64_t Nf4CutUnitBytes(bool double_quant) {
-  const int64_t scales = double_quant ? kNestedBlock + kFp32Bytes : kNestedBlock * kFp32Bytes;
-  return kNf4CutUnit / 2 + scales;
+// How the job keeps quantised weights: pieces that ranks share out, and whole rows' scales.
+struct QuantSizes {
+  int64_t cut_unit = 0;  // elements
+  int64_t cut_unit_bytes = 0;
+  int64_t row_bytes = 0;
+};
+
+QuantSizes QuantSizesOf(const spec::JobSpec& job) {
+  if (job.quantization.bits == 8) return {kInt8CutUnit, kInt8CutUnit, kFp32Bytes};
+  const bool nested = job.quantization.double_quant;
+  const int64_t scales = nested ? kNestedBlock + kFp32Bytes : kNestedBlock * kFp32Bytes;
+  return {kNf4CutUnit, kNf4CutUnit / 2 + scales, 0};
 }
 
 int64_t StateBytes(spec::Optimizer optimizer, int64_t elements) {
@@ -37,16 +47,18 @@ int64_t StateBytes(spec::Optimizer optimizer, int64_t elements) {
 struct UnitSizes {
   int64_t frozen = 0;     // elements that are not quantised
   int64_t cut_units = 0;  // of quantised weights
+  int64_t rows = 0;       // of quantised weights
   int64_t trained = 0;    // elements
 };
 
-UnitSizes SizesOf(const Unit& unit) {
+UnitSizes SizesOf(const Unit& unit, const QuantSizes& quant) {
   UnitSizes sizes;
   for (const Parameter& p : unit.parameters) {
     if (p.trainable) {
       sizes.trained += p.elements;
     } else if (p.quantized) {
-      sizes.cut_units += CeilDiv(p.elements, kNf4CutUnit);
+      sizes.cut_units += CeilDiv(p.elements, quant.cut_unit);
+      sizes.rows += p.rows;
     } else {
       sizes.frozen += p.elements;
     }
@@ -74,26 +86,41 @@ spec::ComputeType ComputeTypeOf(const spec::JobSpec& job, Device device) {
   return device == Device::kGpu ? spec::ComputeType::kBf16 : spec::ComputeType::kFp32;
 }
 
+ShardParts PartsOf(const spec::JobSpec& job) {
+  const int64_t ranks = job.compute.gpu_count, node = job.compute.gpus_per_node;
+  switch (job.parallelism.sharding) {
+    case spec::Sharding::kDdp:
+      break;
+    case spec::Sharding::kZero1:
+      return {.states = ranks};
+    case spec::Sharding::kZero2:
+      return {.gradients = ranks, .states = ranks};
+    case spec::Sharding::kFullShard:
+      return {ranks, ranks, ranks};
+    case spec::Sharding::kHybridShard:
+      return {node, node, node};
+  }
+  return {};
+}
+
 Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Device device) {
   const bool bf16 = ComputeTypeOf(job, device) == spec::ComputeType::kBf16;
   const bool bf16_master = job.hyperparameters.master_weights == spec::MasterWeights::kBf16;
   const int64_t compute = bf16 ? kBf16Bytes : kFp32Bytes;
   const int64_t master = bf16_master ? kBf16Bytes : kFp32Bytes;
-  const spec::Sharding sharding = job.parallelism.sharding;
-  const int64_t ranks = job.compute.gpu_count;
-  const int64_t weight_parts = sharding == spec::Sharding::kFullShard ? ranks : 1;
-  const int64_t state_parts = sharding == spec::Sharding::kDdp ? 1 : ranks;
+  const ShardParts parts = PartsOf(job);
+  const QuantSizes quant = QuantSizesOf(job);
   Memory memory;
   for (const Unit& unit : units) {
-    const UnitSizes sizes = SizesOf(unit);
-    const int64_t quantized =
-        CeilDiv(sizes.cut_units, weight_parts) * Nf4CutUnitBytes(job.quantization.double_quant);
+    const UnitSizes sizes = SizesOf(unit, quant);
+    const int64_t quantized = CeilDiv(sizes.cut_units, parts.weights) * quant.cut_unit_bytes +
+                              sizes.rows * quant.row_bytes;
     memory.quantized_weights += quantized;
-    memory.frozen_weights += CeilDiv(sizes.frozen, weight_parts) * compute + quantized;
-    memory.trained_weights += CeilDiv(sizes.trained, weight_parts) * compute;
-    const int64_t held = CeilDiv(sizes.trained, state_parts);
+    memory.frozen_weights += CeilDiv(sizes.frozen, parts.weights) * compute + quantized;
+    memory.trained_weights += CeilDiv(sizes.trained, parts.weights) * compute;
+    const int64_t held = CeilDiv(sizes.trained, parts.states);
     if (compute != master) memory.master_weights += held * master;
-    memory.gradients += held * kFp32Bytes;
+    memory.gradients += CeilDiv(sizes.trained, parts.gradients) * kFp32Bytes;
     memory.optimizer += OptimizerBytes(unit, job.hyperparameters.optimizer, held);
   }
   return memory;

@@ -19,22 +19,31 @@ enum class Device { kCpu, kGpu };
 // fp32 on a CPU. Never kAuto.
 spec::ComputeType ComputeTypeOf(const spec::JobSpec& job, Device device);
 
+// Over how many ranks a job cuts each thing; 1: every rank holds it whole.
+struct ShardParts {
+  int64_t weights = 1;
+  int64_t gradients = 1;
+  int64_t states = 1;  // of the optimizer, and master weights
+};
+ShardParts PartsOf(const spec::JobSpec& job);
+
 // What one rank holds. C: bytes of the compute type (bf16 2, fp32 4). M: bytes of the master
 // weights (fp32 4; bf16 2). n: elements; over a unit's N ranks the fullest shard has ceil(n / N).
+// What is sharded: PartsOf.
 struct Memory {
   // Frozen weights: C * n; 4-bit ones n / 2 code bytes and, for each 64 elements, one scale: fp32,
-  // or with double_quant 1 byte and 4 / 256. Padded to 16384 elements. Sharded by full_shard.
+  // or with double_quant 1 byte and 4 / 256; padded to 16384 elements. 8-bit ones n code bytes,
+  // padded to 256, and on every rank 4 bytes a row.
   int64_t frozen_weights = 0;
-  int64_t quantized_weights = 0;  // the 4-bit part of frozen_weights
-  // Trained weights in the compute type: C * n. Sharded by full_shard.
+  int64_t quantized_weights = 0;  // the 4-bit or 8-bit part of frozen_weights
+  // Trained weights in the compute type: C * n.
   int64_t trained_weights = 0;
-  // Master weights that the optimizer updates: M * n, none where C and M are one type. Sharded by
-  // zero2 and full_shard.
+  // Master weights that the optimizer updates: M * n, none where C and M are one type.
   int64_t master_weights = 0;
-  // fp32 accumulators: 4 * n. Sharded by zero2 and full_shard.
+  // fp32 accumulators: 4 * n.
   int64_t gradients = 0;
   // Two moments: adamw 8 * n, adamw_bf16 4 * n, adamw_8bit 2 * (n + 4 * ceil(n / 256)) for tensors
-  // from 4096 elements. Sharded as gradients.
+  // from 4096 elements.
   int64_t optimizer = 0;
 
   int64_t weights() const { return frozen_weights + trained_weights + master_weights; }

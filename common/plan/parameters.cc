@@ -60,8 +60,9 @@ Unit MakeBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t layer)
   const bool full = job.full_finetune();
   const std::string prefix = fmt::format("model.layers.{}.", layer);
   Unit unit;
-  const auto base = [&](std::string name, int64_t elements, bool quantized = false) {
-    unit.parameters.push_back({prefix + std::move(name), elements, full, quantized, false});
+  const auto base = [&](std::string name, int64_t elements, bool quantized = false,
+                        int64_t rows = 0) {
+    unit.parameters.push_back({prefix + std::move(name), elements, full, quantized, false, rows});
   };
   base("input_layernorm.weight", shape.hidden);
   base("post_attention_layernorm.weight", shape.hidden);
@@ -71,7 +72,7 @@ Unit MakeBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t layer)
   }
   for (const Linear& linear : BlockLinears(shape)) {
     const std::string module = prefix + std::string(linear.name);
-    base(std::string(linear.name) + ".weight", linear.out * linear.in, job.qlora());
+    base(std::string(linear.name) + ".weight", linear.out * linear.in, job.qlora(), linear.out);
     const auto& targets = job.lora.target_modules;
     const bool adapted = !full && std::any_of(targets.begin(), targets.end(),
                                               [&](const auto& t) { return Matches(module, t); });

@@ -15,8 +15,9 @@ struct Parameter {
   std::string name;  // as in the checkpoint; adapters: "<module>.lora_A.weight"
   int64_t elements = 0;
   bool trainable = false;
-  bool quantized = false;  // kept in 4 bits
+  bool quantized = false;  // kept in 4 or 8 bits
   bool adapter = false;    // added by LoRA, not part of the base
+  int64_t rows = 0;        // outputs of a linear's weight
 };
 
 // The pieces that are gathered, reduced and sharded as one, in the engine's order: the embedding, a

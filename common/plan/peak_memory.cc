@@ -27,10 +27,16 @@ int64_t Divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 // Whole gradients that exist beside their shards: of the unit whose backward runs, of the one
 // before it that is being reduced, and the reduced part.
 int64_t GradientsOnTheirWay(const Problem& p, size_t unit) {
-  if (!p.shards_state()) return 0;
+  if (!p.scatters_gradients()) return 0;
   const int64_t pending = unit + 1 < p.trained.size() ? p.trained[unit + 1] : 0;
-  return kGradientBytes *
-         (p.trained[unit] + pending + Divide(std::max(p.trained[unit], pending), p.ranks()));
+  const int64_t part = Divide(std::max(p.trained[unit], pending), p.parts().gradients);
+  return kGradientBytes * p.trained[unit] + p.wire_bytes() * (pending + part);
+}
+
+// A finished unit's gradient in the type it is sent in, where that is another one.
+int64_t WireCopy(const Problem& p, size_t unit) {
+  const bool copies = p.scatters_gradients() && p.wire_bytes() != kGradientBytes;
+  return copies ? p.wire_bytes() * p.trained[unit] : 0;
 }
 
 int64_t LogitsBytes(const Problem& p, const Choice& choice, int64_t tokens) {
@@ -55,13 +61,17 @@ Moment WorstMoment(const Problem& p, const Choice& choice) {
   Moment worst{.activations = saved,
                .transients = 4 * tokens * block.hidden_row,
                .logits = LogitsBytes(p, choice, tokens),
-               .communication = GradientsOnTheirWay(p, p.units.size() - 1)};
+               .communication =
+                   GradientsOnTheirWay(p, p.units.size() - 1) + WireCopy(p, p.units.size() - 1)};
   const int64_t workspace = AttentionWorkspace(p.shape, choice.rows, p.row_tokens);
   for (int64_t layer = 0; layer < layers; ++layer) {
     const int level = static_cast<int>(choice.LevelOf(layer));
     const int64_t on_their_way = GradientsOnTheirWay(p, static_cast<size_t>(layer) + 1);
     const Moment moments[] = {
         {.activations = saved_until[layer], .transients = tokens * block.forward[level]},
+        {.activations = saved_until[layer] - tokens * block.saved[level],
+         .transients = tokens * block.hidden_row,
+         .communication = on_their_way + WireCopy(p, static_cast<size_t>(layer) + 1)},
         {.activations = saved_until[layer],
          .transients = tokens * block.backward_mlp[level],
          .communication = on_their_way},
@@ -85,8 +95,8 @@ void AddScratch(const Problem& p, const Choice& choice, PeakMemory* memory) {
     const int64_t walked = std::min(slots, layers - choice.kept);
     memory->scratch_slots += walked * matrices;
     memory->kept_copies = choice.kept * matrices;
-    if (p.shards_weights() && p.ranks() > 1) {
-      memory->communication += walked * p.held.quantized_weights * p.ranks() / layers;
+    if (p.parts().weights > 1) {
+      memory->communication += walked * p.held.quantized_weights * p.parts().weights / layers;
     }
   } else if (!p.job.full_finetune() && !p.shards_weights()) {
     // Room for the adapters beside the weights.

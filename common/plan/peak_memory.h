@@ -38,11 +38,20 @@ struct Problem {
   int64_t head_elements = 0;     // vocab * hidden
 
   int64_t ranks() const { return job.compute.gpu_count; }
-  bool shards_weights() const { return job.parallelism.sharding == spec::Sharding::kFullShard; }
+  ShardParts parts() const { return PartsOf(job); }
+  // Weights pass through slots, even over one rank.
+  bool shards_weights() const {
+    return job.parallelism.sharding == spec::Sharding::kFullShard ||
+           job.parallelism.sharding == spec::Sharding::kHybridShard;
+  }
   bool may_hold_embedding_on_host() const {
     return !shape.tied_head && !job.full_finetune() && !shards_weights();
   }
-  bool shards_state() const { return job.parallelism.sharding != spec::Sharding::kDdp; }
+  // Each micro-batch's gradients are cut and sent, in `wire_bytes` an element.
+  bool scatters_gradients() const {
+    return shards_weights() || job.parallelism.sharding == spec::Sharding::kZero2;
+  }
+  int64_t wire_bytes() const { return job.full_finetune() && shards_weights() ? element_bytes : 4; }
 };
 absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec& job,
                                     int64_t row_tokens);

@@ -171,7 +171,10 @@ std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
     }
   };
   spec::JobSpec job = p.job;
-  if (!p.job.qlora()) {
+  if (p.job.qlora() && p.job.quantization.bits != 4) {
+    job.quantization.bits = 4;
+    try_job(job, "quantization.bits = 4");
+  } else if (!p.job.qlora()) {
     job.training.mode = spec::Mode::kLora;
     job.training.use_qlora = true;
     job.quantization.bits = 4;
@@ -182,9 +185,12 @@ std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
     job = p.job;
     job.parallelism.sharding = spec::Sharding::kFullShard;
     job.compute.gpu_count *= more;
-    if (job.compute.gpu_count == 1 || (more == 1 && p.shards_weights())) continue;
+    const bool full = p.job.parallelism.sharding == spec::Sharding::kFullShard;
+    if (job.compute.gpu_count == 1 || (more == 1 && full)) continue;
     if (LeastBytes(input, job, p.row_tokens) > input.memory_bytes) continue;
-    remedies.push_back(fmt::format("gpu_count = {} with fsdp = true", job.compute.gpu_count));
+    remedies.push_back(more == 1
+                           ? "fsdp = true"
+                           : fmt::format("gpu_count = {} with fsdp = true", job.compute.gpu_count));
     break;
   }
   const double budget = p.job.compute.memory_budget_gb;
@@ -224,6 +230,8 @@ absl::Status Refusal(const PlanInput& input, const Problem& p) {
 int64_t AllocatorBytes(const spec::JobSpec& job, int64_t free_bytes, bool opened) {
   int64_t bytes = free_bytes - kLibraryBytes;
   if (!opened) bytes -= kContextBytes + (job.compute.gpu_count > 1 ? kNcclBytes : 0);
+  // The communicators of a row and of a column, made after the first.
+  if (job.parallelism.sharding == spec::Sharding::kHybridShard) bytes -= 2 * kNcclBytes;
   const auto budget = static_cast<int64_t>(job.compute.memory_budget_gb * kGiga);
   if (budget > 0) bytes = std::min(bytes, budget);
   return std::max<int64_t>(bytes, 0);

@@ -46,29 +46,55 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
   if (p.job.qlora()) {
     const double codes =
         static_cast<double>(p.held.quantized_weights) / static_cast<double>(p.shape.layers);
-    gathered = codes * static_cast<double>(p.shards_weights() ? p.ranks() : 1);
+    gathered = codes * static_cast<double>(p.parts().weights);
     const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8;
     const double written = weights * (fp8 ? 1.0 : static_cast<double>(p.element_bytes));
     seconds += (prefetch ? kVisibleWeights : 1.0) * (gathered + written) / gpu.copy;
   }
-  if (p.shards_weights() && p.ranks() > 1) {
-    const double ranks = static_cast<double>(p.ranks());
+  if (p.parts().weights > 1) {
+    const double ranks = static_cast<double>(p.parts().weights);
     seconds += std::max(0.0, gathered * (ranks - 1) / ranks / gpu.bus - compute_seconds);
   }
   return seconds;
 }
 
-double OptimizerSeconds(const Problem& p, const GpuRates& gpu) {
+// Gathering or reducing `bytes` over some ranks: each sends all but its own part.
+double RingSeconds(double bytes, int64_t ranks, double bus) {
+  return bytes * static_cast<double>(ranks - 1) / static_cast<double>(ranks) / bus;
+}
+
+// Of the gradients, and of the weights that a sharded optimizer updated a part of; by a step.
+double ExchangeSeconds(const Problem& p, const Choice& choice, const GpuRates& gpu,
+                       double trained) {
+  const ShardParts parts = p.parts();
+  const double fp32 = trained * 4;
+  double seconds = 0;
+  if (p.scatters_gradients()) {
+    const double sent = trained * static_cast<double>(p.wire_bytes() * choice.micro_batches);
+    seconds += kVisibleReduction * RingSeconds(sent, parts.gradients, gpu.bus);
+    // What one rank holds is summed over its replicas.
+    const double own = fp32 / static_cast<double>(parts.gradients);
+    seconds += kVisibleReduction * 2 * RingSeconds(own, p.ranks() / parts.gradients, gpu.bus);
+  } else {
+    const double sums = parts.states > 1 ? 1 : 2;  // a reduce-scatter, or an all-reduce
+    seconds += kVisibleReduction * sums * RingSeconds(fp32, p.ranks(), gpu.bus);
+  }
+  if (parts.states > parts.weights) {
+    seconds += RingSeconds(trained * static_cast<double>(p.element_bytes), parts.states, gpu.bus);
+  }
+  return seconds;
+}
+
+double OptimizerSeconds(const Problem& p, const Choice& choice, const GpuRates& gpu) {
   double trained = 0;
   for (int64_t elements : p.trained) trained += static_cast<double>(elements);
-  const double ranks = static_cast<double>(p.ranks());
-  const double own = p.shards_state() ? trained / ranks : trained;
+  const ShardParts parts = p.parts();
+  const double own = trained / static_cast<double>(parts.states);
   // Gradients zeroed, read for the norm and for the update; states and masters read and written.
-  const double bytes = own * 3 * 4 +
+  const double bytes = trained / static_cast<double>(parts.gradients) * 4 + own * 2 * 4 +
                        2 * static_cast<double>(p.held.optimizer + p.held.master_weights) +
                        own * static_cast<double>(p.element_bytes);
-  const double reduced = p.ranks() > 1 ? 2 * (ranks - 1) / ranks * trained * 4 / gpu.bus : 0;
-  return bytes / (gpu.copy * kElementwise) + kVisibleReduction * reduced;
+  return bytes / (gpu.copy * kElementwise) + ExchangeSeconds(p, choice, gpu, trained);
 }
 
 }  // namespace
@@ -118,7 +144,7 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
                        &time.weights, &time.recompute, &time.launches}) {
     *part *= micro_batches;
   }
-  time.optimizer = OptimizerSeconds(p, gpu);
+  time.optimizer = OptimizerSeconds(p, choice, gpu);
   time.launches += kStepOverhead;
   return time;
 }

@@ -64,6 +64,16 @@ void ResolveThree(Draft* draft) {
       draft->Int(kDevice), draft->Int(kCount), draft->Int(kSteps), product, global);
   const bool device = draft->Overridden(kDevice), steps = draft->Overridden(kSteps),
              global_given = draft->Overridden(kGlobal);
+  // A DeepSpeed JSON that was written for other numbers is not silently corrected.
+  const bool attached =
+      draft->Attached(kDevice) || draft->Attached(kSteps) || draft->Attached(kGlobal);
+  if (attached && !device && !steps && !global_given) {
+    draft->AddProblem(
+        kGlobal,
+        fmt::format("{}: {}, {} and {} do not agree; global_batch = {} would", both,
+                    draft->Quote(kDevice), draft->Quote(kSteps), draft->Quote(kGlobal), product));
+    return;
+  }
   if (device && steps && global_given) {
     draft->AddProblem(kGlobal, fmt::format("{}; global_batch = {} would agree", both, product));
     return;

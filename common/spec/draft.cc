@@ -21,6 +21,29 @@ void Draft::SetFromFile(const Field& field, Value value, std::string_view file_n
       DraftEntry{std::move(value), fmt::format("{}:{}", file_name, line), line, Strength::kFile};
 }
 
+void Draft::SetAttached(const Field& field, Value value, std::string_view name) {
+  const std::string text = ToText(field, value);
+  const DraftEntry* old = Find(field.key);
+  if (old == nullptr) {
+    entries_[std::string(field.key)] = DraftEntry{
+        std::move(value), fmt::format("DeepSpeed JSON, {}", name), 0, Strength::kFile, true};
+    return;
+  }
+  if (old->value == value) return;
+  if (old->strength > Strength::kFile) {
+    AddWarning(field.key, fmt::format("{} stands; {} = {} of the DeepSpeed JSON is not used",
+                                      Quote(field.key), name, text));
+    return;
+  }
+  AddProblem(field.key, fmt::format("{} contradicts {} = {} of the DeepSpeed JSON; leave one of "
+                                    "them out, or write \"auto\" in the JSON",
+                                    Quote(field.key), name, text));
+}
+
+void Draft::Rewrite(std::string_view key, Value value) {
+  entries_.find(key)->second.value = std::move(value);
+}
+
 void Draft::SetOverride(const Field& field, Value value, const Override& override_) {
   static constexpr Strength kStrengths[] = {Strength::kEnvironment, Strength::kFlag,
                                             Strength::kSet};

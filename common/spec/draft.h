@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/spec/fields.h"
+#include "common/spec/job_spec.h"
 #include "common/spec/resolve.h"
 #include "common/spec/value.h"
 
@@ -22,6 +23,7 @@ struct DraftEntry {
   std::string origin;
   int line = 0;
   Strength strength = Strength::kDefault;
+  bool attached = false;  // a DeepSpeed JSON that came with the file says it; strength kFile
 };
 
 // The values given so far and what is wrong with them, while a job file is resolved. The
@@ -31,6 +33,10 @@ class Draft {
  public:
   // Records a value of the file; two spellings of one key must agree.
   void SetFromFile(const Field& field, Value value, std::string_view file_name, int line);
+  // A value of the DeepSpeed JSON, there called `name`; it must agree with the file.
+  void SetAttached(const Field& field, Value value, std::string_view name);
+  // The same value in other words: who gave it where stands.
+  void Rewrite(std::string_view key, Value value);
   void SetOverride(const Field& field, Value value, const Override& override_);
   // A value that follows from others; `from` says from what ("compute.variant").
   void Derive(std::string_view key, Value value, std::string_view from);
@@ -41,6 +47,7 @@ class Draft {
   // Given by the file or an override, so neither derived nor a default.
   bool Given(std::string_view key) const { return StrengthOf(key) >= Strength::kFile; }
   bool Overridden(std::string_view key) const { return StrengthOf(key) > Strength::kFile; }
+  bool Attached(std::string_view key) const { return Has(key) && Find(key)->attached; }
   Strength StrengthOf(std::string_view key) const;
   // Removes what only the file says; true when nothing is left.
   bool DropFromFile(std::string_view key);
@@ -72,11 +79,15 @@ class Draft {
 
 // The steps of Resolve after parsing, in this order. Each reports into the draft.
 void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft);  // overrides.cc
+void ApplyDeepspeed(Draft* draft);                                          // deepspeed.cc
 void ResolveMethod(Draft* draft);                                           // method.cc
 void ResolveTopology(const ResolveOptions& options, Draft* draft);          // topology.cc
 void ResolveBatch(Draft* draft);                                            // batch.cc
-void ResolveSharding(Draft* draft);                                         // method.cc
+void ResolveSharding(Draft* draft);                                         // sharding.cc
 void ResolvePrecision(Draft* draft);                                        // method.cc
 void ResolveValidation(Draft* draft);                                       // method.cc
+
+// What the resolved keys shard; with nothing to share it is kDdp.
+Sharding ShardingOf(const Draft& draft);  // sharding.cc
 
 }  // namespace sft::spec

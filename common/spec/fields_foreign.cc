@@ -32,13 +32,16 @@ constexpr Field kFields[] = {
          "not supported yet: placing layers by hand; use \"auto\", and fsdp = true for models "
          "over one GPU",
      .aliases = "device_map"},
+    {.key = "model.load_in_4bit",
+     .type = Type::kBool,
+     .def = "false",
+     .doc = "Another spelling of quantization.bits = 4.",
+     .aliases = "load_in_4bit training.load_in_4bit quantization.load_in_4bit train.load_in_4bit"},
     {.key = "model.load_in_8bit",
      .type = Type::kBool,
      .def = "false",
-     .doc = "An 8-bit base.",
-     .supported = "false",
-     .refusal = "not supported yet: 8-bit base weights; use_qlora = true keeps them in 4 bits",
-     .aliases = "load_in_8bit quantization.load_in_8bit training.load_in_8bit"},
+     .doc = "Another spelling of quantization.bits = 8.",
+     .aliases = "load_in_8bit training.load_in_8bit quantization.load_in_8bit train.load_in_8bit"},
     {.key = "lora.task_type",
      .type = Type::kChoice,
      .def = "CAUSAL_LM",
@@ -129,11 +132,27 @@ constexpr Field kFields[] = {
      .doc = "Must be what the device needs: nccl on GPUs, gloo on CPUs.",
      .choices = "nccl|gloo",
      .aliases = "distributed_backend"},
+    {.key = "train.deepspeed_config",
+     .type = Type::kString,
+     .doc = "The text of a DeepSpeed JSON, comments allowed: batch sizes, bf16, fp16, gradient "
+            "clipping, AdamW's numbers and the ZeRO stage. \"auto\" leaves a value to this file; "
+            "one that disagrees with it is an error, one that nothing here uses a warning. "
+            "`sftctl submit --deepspeed FILE` sends a file's.",
+     .aliases = "deepspeed_config deepspeed train.deepspeed "
+                "hyperparameters.parallelism.deepspeed_config"},
     {.key = "zero_optimization.cpu_offload",
      .type = Type::kBool,
      .def = "false",
      .doc = "Keeping training state in host memory.",
      .supported = "false",
+     .refusal =
+         "not supported yet: CPU offload; use fsdp = true and activation_checkpointing = true"},
+    {.key = "zero_optimization.offload_param.device",
+     .type = Type::kChoice,
+     .def = "none",
+     .doc = "Keeping weights in host memory.",
+     .choices = "none|cpu",
+     .supported = "none",
      .refusal =
          "not supported yet: CPU offload; use fsdp = true and activation_checkpointing = true"},
     {.key = "zero_optimization.offload_optimizer.device",

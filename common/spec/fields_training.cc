@@ -17,10 +17,9 @@ constexpr Field kFields[] = {
      .aliases = "tuning.mode"},
     {.key = "training.use_qlora",
      .type = Type::kBool,
-     .derived = "true with mode = \"qlora\" or quantization.bits = 4, else false",
-     .doc = "Keeps the frozen base in 4 bits (NF4).",
-     .aliases = "load_in_4bit model.load_in_4bit training.load_in_4bit quantization.load_in_4bit "
-                "train.load_in_4bit"},
+     .derived = "true with mode = \"qlora\" or where quantization.bits is not 0, else false",
+     .doc = "Keeps the frozen base quantised: in 4 bits (NF4), or in as many as quantization.bits "
+            "says."},
     {.key = "training.matmul",
      .type = Type::kChoice,
      .def = "bf16",
@@ -203,13 +202,14 @@ constexpr Field kFields[] = {
     {.key = "hyperparameters.parallelism.fsdp",
      .type = Type::kBool,
      .def = "false",
-     .doc =
-         "Shards weights, gradients and optimizer state over the ranks. Not with use_deepspeed."},
+     .doc = "Shards what fsdp_sharding_strategy says over the ranks. Not with use_deepspeed, nor "
+            "with one GPU."},
     {.key = "hyperparameters.parallelism.fsdp_sharding_strategy",
      .type = Type::kChoice,
      .def = "full_shard",
-     .doc = "What fsdp = true shards; ignored without it. no_shard replicates, as neither switch "
-            "does.",
+     .doc = "What fsdp = true shards; ignored without it. full_shard: weights, gradients and "
+            "optimizer state. shard_grad_op: gradients and optimizer state. hybrid_shard: as "
+            "full_shard over the GPUs of each node, replicated over nodes. no_shard: nothing.",
      .choices = "full_shard|no_shard|shard_grad_op|hybrid_shard"},
     {.key = "hyperparameters.parallelism.fsdp_auto_wrap_policy",
      .type = Type::kChoice,
@@ -253,11 +253,13 @@ constexpr Field kFields[] = {
     {.key = "hyperparameters.parallelism.use_deepspeed",
      .type = Type::kBool,
      .derived = "true when only deepspeed_stage is given, else false",
-     .doc = "Shards gradients and optimizer state over the ranks (ZeRO). Not with fsdp."},
+     .doc = "Shards what deepspeed_stage says over the ranks (ZeRO). Not with fsdp, nor with one "
+            "GPU."},
     {.key = "hyperparameters.parallelism.deepspeed_stage",
      .type = Type::kInt,
      .def = "2",
-     .doc = "ZeRO stage; ignored with use_deepspeed = false. 0 shards nothing.",
+     .doc = "ZeRO stage; ignored with use_deepspeed = false. 1: optimizer state. 2: and gradients, "
+            "as fsdp's shard_grad_op. 3: and weights, as full_shard. 0: nothing.",
      .min = 0,
      .max = 3,
      .aliases = "zero_optimization.stage"},
@@ -274,7 +276,8 @@ constexpr Field kFields[] = {
     {.key = "hyperparameters.parallelism.ddp_bucket_cap_mb",
      .type = Type::kFloat,
      .def = "25",
-     .doc = "Gradients are reduced over the ranks in buckets of this size, in 10^6 bytes.",
+     .doc = "Where nothing is sharded, gradients are reduced over the ranks in buckets of this "
+            "size, in 2^20 bytes.",
      .min = 0,
      .max = 1e6,
      .above_min = true},
@@ -321,8 +324,9 @@ constexpr Field kFields[] = {
 
     {.key = "quantization.bits",
      .type = Type::kInt,
-     .derived = "4 with use_qlora, else 0",
-     .doc = "Bits of a frozen base weight; 0: not quantised.",
+     .derived = "what load_in_4bit or load_in_8bit asks for; 4 with use_qlora; else 0",
+     .doc = "Bits of a frozen base weight: 4 (NF4, most memory saved), 8 (INT8 with a scale a row, "
+            "nearest to the original), or 0: not quantised.",
      .min = 0,
      .max = 16},
     {.key = "quantization.type",

@@ -22,7 +22,9 @@ enum class Bias { kNone, kAll, kLoraOnly };
 enum class EvalStrategy { kNo, kSteps, kEpoch };
 enum class SaveStrategy { kNo, kSteps, kEpoch };
 // What the data-parallel ranks replicate and shard; derived from [hyperparameters.parallelism].
-enum class Sharding { kDdp, kZero2, kFullShard };
+// kZero1: optimizer state. kZero2: and gradients. kFullShard: and weights. kHybridShard: kFullShard
+// within a node, kDdp over nodes.
+enum class Sharding { kDdp, kZero1, kZero2, kFullShard, kHybridShard };
 // What a rank computes in; derived from bf16, fp16 and, where neither is set, the device.
 enum class ComputeType { kAuto, kFp32, kBf16 };
 // Rows that do not fit sequence_length or cannot be used.
@@ -51,7 +53,7 @@ struct JobSpec {
   struct Training {
     Mode mode = Mode::kLora;
     bool use_qlora = false;
-    Matmul matmul = Matmul::kBf16;  // kFp8 only with use_qlora
+    Matmul matmul = Matmul::kBf16;  // kFp8 only with 4-bit weights
     struct Validation {
       bool enabled = false;
       EvalStrategy strategy = EvalStrategy::kSteps;
@@ -106,8 +108,8 @@ struct JobSpec {
   } lora;
 
   struct Quantization {
-    int bits = 4;  // 4 with use_qlora; 0: the base is not quantised
-    std::string type = "nf4";
+    int bits = 4;              // 4 or 8 with use_qlora; 0: the base is not quantised
+    std::string type = "nf4";  // of 4 bits, as double_quant
     bool double_quant = true;
   } quantization;
 

@@ -2,44 +2,111 @@
 
 #include "common/spec/draft.h"
 
-// Method, sharding, precision and validation: several switches that must say one thing.
+// Method, precision and validation: several switches that must say one thing.
 
 namespace sft::spec {
 namespace {
 
 constexpr std::string_view kMode = "training.mode", kQlora = "training.use_qlora",
                            kMatmul = "training.matmul", kKind = "hyperparameters.train_kind",
-                           kBits = "quantization.bits", kFsdp = "hyperparameters.parallelism.fsdp",
-                           kStrategy = "hyperparameters.parallelism.fsdp_sharding_strategy",
-                           kDeepspeed = "hyperparameters.parallelism.use_deepspeed",
-                           kStage = "hyperparameters.parallelism.deepspeed_stage",
+                           kBits = "quantization.bits", kIn4Bit = "model.load_in_4bit",
+                           kIn8Bit = "model.load_in_8bit",
                            kBf16 = "hyperparameters.parallelism.bf16",
                            kFp16 = "hyperparameters.parallelism.fp16", kDtype = "model.torch_dtype",
                            kEnabled = "training.validation.enabled",
                            kEvaluation = "training.validation.evaluation_strategy",
                            kVal = "data.val";
 
+// Other spellings of kBits.
+constexpr struct {
+  std::string_view key;
+  int64_t bits;
+} kLoads[] = {{kIn4Bit, 4}, {kIn8Bit, 8}};
+
+// Whether a switch, where it is given, asks for a quantised base.
+bool Quantizes(const Draft& draft, std::string_view key) {
+  if (!draft.Has(key)) return false;
+  return key == kBits ? draft.Int(key) != 0 : draft.Bool(key);
+}
+
 // An overridden switch takes with it what the file says in other words.
 void DragMethodAlong(Draft* draft) {
   const bool mode = draft->Overridden(kMode), qlora = draft->Overridden(kQlora),
-             kind = draft->Overridden(kKind), bits = draft->Overridden(kBits);
+             kind = draft->Overridden(kKind);
   const bool full =
       (mode && draft->String(kMode) == "full_finetune") || (kind && draft->String(kKind) == "fft");
+  bool bits = false, quantizes = qlora && draft->Bool(kQlora);
+  for (const std::string_view key : {kBits, kIn4Bit, kIn8Bit}) {
+    if (!draft->Overridden(key)) continue;
+    bits = true;
+    quantizes |= Quantizes(*draft, key);
+  }
   const bool adapters = (mode && draft->String(kMode) != "full_finetune") ||
-                        (kind && draft->String(kKind) == "peft") || (qlora && draft->Bool(kQlora));
+                        (kind && draft->String(kKind) == "peft") || quantizes;
   if (mode || adapters) draft->DropFromFile(kKind);
-  if (kind || (qlora && draft->Bool(kQlora))) draft->DropFromFile(kMode);
-  if (full || bits || (mode && draft->String(kMode) == "qlora")) draft->DropFromFile(kQlora);
-  if (full || qlora || mode) draft->DropFromFile(kBits);
+  if (kind || quantizes) draft->DropFromFile(kMode);
+  const bool qlora_mode = mode && draft->String(kMode) == "qlora";
+  if (full || bits || qlora_mode) draft->DropFromFile(kQlora);
+  const bool off = full || (qlora && !draft->Bool(kQlora));
+  for (const std::string_view key : {kBits, kIn4Bit, kIn8Bit}) {
+    // Which bits the file names stays right where use_qlora is turned on.
+    const bool stays = !bits && Quantizes(*draft, key);
+    if (off || bits || ((quantizes || qlora_mode) && !stays)) draft->DropFromFile(key);
+  }
 }
 
 void CheckBits(Draft* draft) {
   const int64_t bits = draft->Int(kBits);
-  if (bits == 8) {
-    draft->AddProblem(kBits, "not supported yet: 8-bit base weights; use 4 (nf4), or 0 for none");
-  } else if (bits != 0 && bits != 4) {
+  if (bits != 0 && bits != 4 && bits != 8) {
     draft->AddProblem(kBits,
-                      fmt::format("must be 4, or 0 for an unquantised base, but is {}", bits));
+                      fmt::format("must be 4, 8, or 0 for an unquantised base, but is {}", bits));
+  }
+}
+
+// load_in_4bit and load_in_8bit where they are true and nothing else says how many bits.
+void TakeLoads(Draft* draft) {
+  for (const auto& load : kLoads) {
+    if (draft->Bool(load.key) && !draft->Has(kBits)) draft->Derive(kBits, load.bits, load.key);
+  }
+}
+
+// The key that names the bits, for messages.
+std::string_view BitsKey(const Draft& draft) {
+  if (draft.Given(kBits)) return kBits;
+  for (const auto& load : kLoads) {
+    if (draft.Bool(load.key)) return load.key;
+  }
+  return kQlora;
+}
+
+// What use_qlora, quantization.bits and load_in_* say of the base must be one thing.
+void ResolveBits(Draft* draft) {
+  const bool qlora = draft->Bool(kQlora);
+  if (!draft->Has(kBits)) draft->Derive(kBits, int64_t{qlora ? 4 : 0}, kQlora);
+  const int64_t bits = draft->Int(kBits);
+  if ((bits != 0) != qlora) {
+    const std::string_view key = BitsKey(*draft);
+    draft->AddProblem(
+        key, key == kBits
+                 ? fmt::format("{} contradicts {}; bits = {} would agree", draft->Quote(kBits),
+                               draft->Quote(kQlora), qlora ? "4 or 8" : "0")
+                 : fmt::format("{} contradicts {}; use_qlora = true would agree", draft->Quote(key),
+                               draft->Quote(kQlora)));
+  }
+  for (const auto& load : kLoads) {
+    if (!draft->Given(load.key) || draft->Bool(load.key) == (bits == load.bits)) continue;
+    const std::string_view other = BitsKey(*draft);
+    draft->AddProblem(
+        load.key, fmt::format("{} contradicts {}; leave one of them out", draft->Quote(load.key),
+                              draft->Quote(other == load.key ? kBits : other)));
+  }
+  if (draft->String(kMatmul) == "fp8" && bits != 4) {
+    draft->AddProblem(
+        kMatmul,
+        fmt::format("{} multiplies frozen 4-bit weights, and {} has none; set {}, or "
+                    "matmul = \"bf16\"",
+                    draft->Quote(kMatmul), draft->Quote(bits == 8 ? BitsKey(*draft) : kMode),
+                    bits == 8 ? "quantization.bits = 4" : "use_qlora = true"));
   }
 }
 
@@ -48,7 +115,8 @@ void CheckBits(Draft* draft) {
 void ResolveMethod(Draft* draft) {
   DragMethodAlong(draft);
   if (draft->Has(kBits)) CheckBits(draft);
-  if (draft->Faulty({kMode, kQlora, kKind, kBits})) return;
+  if (draft->Faulty({kMode, kQlora, kKind, kBits, kIn4Bit, kIn8Bit})) return;
+  TakeLoads(draft);
   const bool qlora_mode = draft->String(kMode) == "qlora";
   if (qlora_mode) {
     if (draft->Given(kQlora) && !draft->Bool(kQlora)) {
@@ -58,7 +126,7 @@ void ResolveMethod(Draft* draft) {
       return;
     }
     if (!draft->Has(kQlora)) draft->Derive(kQlora, true, "training.mode = qlora");
-    draft->Derive(kMode, std::string("lora"), "qlora is lora over a 4-bit base");
+    draft->Derive(kMode, std::string("lora"), "qlora is lora over a quantised base");
   }
   if (!draft->Has(kMode)) {
     const bool full = draft->String(kKind) == "fft";
@@ -67,20 +135,15 @@ void ResolveMethod(Draft* draft) {
   }
   const bool full = draft->String(kMode) == "full_finetune";
   if (!draft->Has(kQlora)) {
-    draft->Derive(kQlora, draft->Int(kBits) == 4,
-                  draft->Has(kBits) ? "quantization.bits" : "the default");
+    draft->Derive(kQlora, draft->Int(kBits) != 0,
+                  draft->Has(kBits) ? BitsKey(*draft) : "the default");
   }
   if (full && draft->Bool(kQlora)) {
     draft->AddProblem(
-        draft->Given(kQlora) ? kQlora : kBits,
+        draft->Given(kQlora) ? kQlora : BitsKey(*draft),
         fmt::format("{} trains every weight, so the base cannot be quantised; use_qlora = "
                     "false, or mode = \"lora\"",
                     draft->Quote(kMode)));
-  }
-  if (draft->String(kMatmul) == "fp8" && !draft->Bool(kQlora)) {
-    draft->AddProblem(kMatmul, fmt::format("{} multiplies frozen 4-bit weights, and {} has none; "
-                                           "set use_qlora = true, or matmul = \"bf16\"",
-                                           draft->Quote(kMatmul), draft->Quote(kMode)));
   }
   const std::string kind = full ? "fft" : "peft";
   if (!draft->Has(kKind)) draft->Derive(kKind, kind, kMode);
@@ -88,49 +151,7 @@ void ResolveMethod(Draft* draft) {
     draft->AddProblem(kKind, fmt::format("{} contradicts {}; train_kind = \"{}\" would agree",
                                          draft->Quote(kKind), draft->Quote(kMode), kind));
   }
-  const int64_t bits = draft->Bool(kQlora) ? 4 : 0;
-  if (!draft->Has(kBits)) draft->Derive(kBits, bits, kQlora);
-  if (draft->Int(kBits) != bits) {
-    draft->AddProblem(kBits, fmt::format("{} contradicts {}; bits = {} would agree",
-                                         draft->Quote(kBits), draft->Quote(kQlora), bits));
-  }
-}
-
-void ResolveSharding(Draft* draft) {
-  // One switch that is turned on outside the file turns the file's other one off.
-  if (draft->Overridden(kFsdp) && draft->Bool(kFsdp)) draft->DropFromFile(kDeepspeed);
-  if (draft->Overridden(kDeepspeed) && draft->Bool(kDeepspeed)) draft->DropFromFile(kFsdp);
-  if (draft->Faulty({kFsdp, kStrategy, kDeepspeed, kStage})) return;
-  if (!draft->Has(kDeepspeed)) {
-    const bool on = draft->Given(kStage) && draft->Int(kStage) > 0 && !draft->Bool(kFsdp);
-    draft->Derive(kDeepspeed, on, on ? kStage : "the default");
-  }
-  if (draft->Bool(kFsdp) && draft->Bool(kDeepspeed)) {
-    draft->AddProblem(kFsdp,
-                      fmt::format("{} and {} exclude each other; keep fsdp to shard the weights "
-                                  "too, use_deepspeed for gradients and optimizer state",
-                                  draft->Quote(kFsdp), draft->Quote(kDeepspeed)));
-  }
-  const std::string strategy = draft->String(kStrategy);
-  if (draft->Bool(kFsdp) && (strategy == "shard_grad_op" || strategy == "hybrid_shard")) {
-    draft->AddProblem(
-        kStrategy, fmt::format("not supported yet: {}; use \"full_shard\"{}", strategy,
-                               strategy == "shard_grad_op"
-                                   ? ", or use_deepspeed = true with stage 2, which shards the same"
-                                   : ""));
-  }
-  const int64_t stage = draft->Has(kStage) ? draft->Int(kStage) : 2;
-  if (draft->Bool(kDeepspeed) && (stage == 1 || stage == 3)) {
-    draft->AddProblem(kStage,
-                      fmt::format("not supported yet: ZeRO stage {}; use 2{}", stage,
-                                  stage == 3 ? ", or fsdp = true, which shards the same" : ""));
-  }
-  if (draft->Given("train.enable_distributed_training") &&
-      !draft->Bool("train.enable_distributed_training") && draft->Int("compute.gpu_count") > 1) {
-    draft->AddProblem("train.enable_distributed_training",
-                      fmt::format("false asks for one GPU, but {}; gpu_count = 1 would agree",
-                                  draft->Quote("compute.gpu_count")));
-  }
+  ResolveBits(draft);
 }
 
 void ResolvePrecision(Draft* draft) {

@@ -115,16 +115,10 @@ JobSpec Bind(const Draft& draft) {
   VisitSpec(spec, [&](std::string_view key, auto& member) {
     if (const DraftEntry* entry = draft.Find(key)) Assign(entry->value, &member);
   });
-  const std::string prefix = "hyperparameters.parallelism.";
-  if (draft.Bool(prefix + "fsdp") &&
-      draft.String(prefix + "fsdp_sharding_strategy") == "full_shard") {
-    spec.parallelism.sharding = Sharding::kFullShard;
-  } else if (draft.Bool(prefix + "use_deepspeed") && draft.Int(prefix + "deepspeed_stage") == 2) {
-    spec.parallelism.sharding = Sharding::kZero2;
-  }
-  if (draft.Has(prefix + "bf16")) {
-    spec.parallelism.compute_type =
-        draft.Bool(prefix + "bf16") ? ComputeType::kBf16 : ComputeType::kFp32;
+  spec.parallelism.sharding = ShardingOf(draft);
+  constexpr std::string_view kBf16 = "hyperparameters.parallelism.bf16";
+  if (draft.Has(kBf16)) {
+    spec.parallelism.compute_type = draft.Bool(kBf16) ? ComputeType::kBf16 : ComputeType::kFp32;
   }
   return spec;
 }
@@ -139,6 +133,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
   ApplyOverrides(overrides, &draft);
   Resolution resolution;
   if (readable) {
+    ApplyDeepspeed(&draft);
     CheckRequired(&draft);
     ResolveMethod(&draft);
     ResolveTopology(options, &draft);

@@ -33,8 +33,9 @@ SFT_SPEC_ENUM(EvalStrategy, {"no", EvalStrategy::kNo}, {"steps", EvalStrategy::k
               {"epoch", EvalStrategy::kEpoch});
 SFT_SPEC_ENUM(SaveStrategy, {"no", SaveStrategy::kNo}, {"steps", SaveStrategy::kSteps},
               {"epoch", SaveStrategy::kEpoch});
-SFT_SPEC_ENUM(Sharding, {"ddp", Sharding::kDdp}, {"zero2", Sharding::kZero2},
-              {"full_shard", Sharding::kFullShard});
+SFT_SPEC_ENUM(Sharding, {"ddp", Sharding::kDdp}, {"zero1", Sharding::kZero1},
+              {"zero2", Sharding::kZero2}, {"full_shard", Sharding::kFullShard},
+              {"hybrid_shard", Sharding::kHybridShard});
 SFT_SPEC_ENUM(ComputeType, {"auto", ComputeType::kAuto}, {"fp32", ComputeType::kFp32},
               {"bf16", ComputeType::kBf16});
 SFT_SPEC_ENUM(BadRows, {"error", BadRows::kError}, {"skip", BadRows::kSkip});

@@ -5,6 +5,7 @@
 
 #include "tests/gpu/gpu_test.h"
 #include "worker/engine/dist/communicator.h"
+#include "worker/engine/dist/mesh.h"
 #include "worker/engine/dist/rendezvous.h"
 
 namespace sft::engine {
@@ -112,6 +113,45 @@ TEST_F(NcclTest, ReduceScattersEvenUnevenAndEmptyParts) {
         comm.ReduceScatterSum(part, in, counts);
         EXPECT_TRUE(SameBits(part, Part(counts, comm.rank(), type).mul_(comm.world()))) << type;
       }
+    }
+  });
+}
+
+// All ranks, and with four or more GPUs the rows and columns of a hybrid mesh. Several GPUs are
+// needed: NCCL takes a GPU into a communicator once, and a group of one is local.
+TEST_F(NcclTest, SubgroupsSumApartFromTheWorld) {
+  OnAllRanks(Plugin(), [](Communicator& comm) {
+    std::vector<int> reversed(comm.world());
+    std::iota(reversed.rbegin(), reversed.rend(), 0);
+    const auto all = MakeSubgroup(comm, reversed);
+    EXPECT_EQ(all->backend(), "nccl");
+    EXPECT_EQ(all->rank(), comm.world() - 1 - comm.rank());
+    at::Tensor ones = On(comm, at::ones({70'001}));
+    all->AllReduceSum(ones);
+    EXPECT_TRUE(ones.cpu().eq(comm.world()).all().item<bool>());
+    EXPECT_EQ(MakeSubgroup(comm, {comm.rank()})->backend(), "local");
+  });
+}
+
+TEST_F(NcclTest, AHybridMeshReducesWithinRowsAndThenOverTheirReplicas) {
+  OnAllRanks(Plugin(), [](Communicator& comm) {
+    if (comm.world() % 2 != 0) return;
+    const DataMesh mesh(comm, comm.world() / 2);
+    const std::vector<int64_t> counts = PartSizes(4097, mesh.shard().world());
+    at::Tensor part = On(comm, at::zeros({counts[mesh.shard().rank()]}));
+    // Both groups at work at once, and the world beside them.
+    for (int step = 0; step < 20; ++step) {
+      at::Tensor whole = On(comm, at::full({4097}, static_cast<float>(comm.rank() + step)));
+      at::Tensor beside = On(comm, at::ones({1 << 20}));
+      WorkPtr scatter = mesh.shard().ReduceScatterSumAsync(part, whole, counts);
+      WorkPtr world = comm.AllReduceSumAsync(beside);
+      scatter->Wait();
+      WorkPtr sum = mesh.replicas()->AllReduceSumAsync(part);
+      sum->Wait();
+      world->Wait();
+      const int expected = comm.world() * (comm.world() - 1) / 2 + comm.world() * step;
+      EXPECT_TRUE(part.eq(expected).all().item<bool>());
+      EXPECT_TRUE(beside.eq(comm.world()).all().item<bool>());
     }
   });
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -103,6 +104,19 @@ void Nf4(const Table& table) {
   const auto small_codes = ops::Nf4Quantize(Random({6144, 4096}));
   table.Memory("nf4 de-quantise to rows 6144x4096", 2.5625 * static_cast<double>(small.numel()),
                [&] { ops::Nf4Dequantize(small, small_codes.codes, small_codes.absmax); });
+}
+
+void Int8(const Table& table) {
+  for (const auto& [rows, columns] : {std::pair{5120, 25600}, std::pair{6144, 4096}}) {
+    const at::Tensor w = Random({rows, columns}), absmax = w.abs().amax({1}).to(at::kFloat);
+    const at::Tensor codes = ops::Int8Quantize(w, absmax);
+    at::Tensor out = RandomRows(rows, columns);
+    const std::string shape = fmt::format("{}x{}", rows, columns);
+    const double bytes = Bytes(w) + Bytes(codes);
+    table.Memory("int8 quantise " + shape, bytes, [&] { ops::Int8Quantize(w, absmax); });
+    table.Memory("int8 de-quantise to rows " + shape, bytes,
+                 [&] { ops::Int8Dequantize(out, codes, absmax); });
+  }
 }
 
 void Factors(const Table& table) {
@@ -322,6 +336,7 @@ int Main() {
   fmt::print("{}\n", plugin.devices->Properties(0).name);
   const Table table(*plugin.devices);
   Nf4(table);
+  Int8(table);
   Factors(table);
   Fp8Conversions(table);
   Products(table, plugin.devices->Properties(0));

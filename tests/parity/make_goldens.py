@@ -21,12 +21,14 @@ import torch
 from safetensors.torch import load_file
 
 import families
+import int8_goldens
 import nf4_goldens
 import schedules
 import series
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests/parity/goldens"
+PARTS = ["families", "nf4", "int8", "schedules", "series"]
 # Another machine's processor or library rounds differently: tensors may differ by so much of their
 # norm, and losses by so much of themselves (the series amplify over twenty steps).
 TENSOR_TOLERANCE = 1e-5
@@ -92,10 +94,9 @@ def main():
     parser.add_argument("--check", action="store_true", help="compare with tests/parity/goldens")
     parser.add_argument("--model", type=pathlib.Path, default=ROOT / "build/demo/model",
                         help="SmolLM2-135M-Instruct (default: build/demo/model)")
-    parser.add_argument("--only", choices=["families", "nf4", "schedules", "series"], nargs="+",
-                        help="make these parts alone")
+    parser.add_argument("--only", choices=PARTS, nargs="+", help="make these parts alone")
     args = parser.parse_args()
-    parts = args.only or ["families", "nf4", "schedules", "series"]
+    parts = args.only or PARTS
     if "series" in parts and not (args.model / "config.json").exists():
         sys.exit(f"make_goldens: {args.model} holds no model: run deploy/demo/make_model.sh")
     out = args.out.resolve()
@@ -106,6 +107,8 @@ def main():
     torch.manual_seed(0)
     if "nf4" in parts:
         nf4_goldens.make(out / "nf4", GOLDENS)
+    if "int8" in parts:
+        int8_goldens.make(out / "int8", GOLDENS)
     if "schedules" in parts:
         schedules.make(out / "schedules")
     if "families" in parts:

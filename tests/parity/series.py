@@ -17,6 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import int8
 import nf4
 from losses import causal_loss
 
@@ -26,8 +27,10 @@ LEARNING_RATE = 1e-3
 # the rate rises to LEARNING_RATE over ten steps and falls linearly to a tenth of it over ten.
 CONSTANT = [LEARNING_RATE] * STEPS
 RISE_AND_FALL = [LEARNING_RATE * min(t, STEPS + 1 - t) / 10 for t in range(1, STEPS + 1)]
-SERIES = {"lora": (CONSTANT, 0.0), "qlora": (CONSTANT, 0.0), "fft": (RISE_AND_FALL, 1.0),
-          "fft_constant": (CONSTANT[:8], 0.0)}
+SERIES = {"lora": (CONSTANT, 0.0), "qlora": (CONSTANT, 0.0), "lora_8bit": (CONSTANT, 0.0),
+          "fft": (RISE_AND_FALL, 1.0), "fft_constant": (CONSTANT[:8], 0.0)}
+# Forms of the frozen base, where it is not the plain weights.
+QUANTISED = {"qlora": nf4, "lora_8bit": int8}
 LORA_RANK, LORA_ALPHA = 8, 16
 LORA_SEED = 0x5F7
 # Labels masked at the start of the four rows: the number of targets differs between rows.
@@ -88,11 +91,11 @@ def linears_of(model):
             yield layer, name, block.get_submodule(name)
 
 
-def quantize_base(model):
-    """Replaces the blocks' linears by what their NF4 form with double quantisation stands for."""
+def quantize_base(model, form):
+    """Replaces the blocks' linears by what their quantised form stands for."""
     with torch.no_grad():
         for _, _, linear in linears_of(model):
-            linear.weight.copy_(nf4.dequantize(nf4.quantize(linear.weight)))
+            linear.weight.copy_(form.dequantize(form.quantize(linear.weight)))
 
 
 def add_lora(model):
@@ -131,9 +134,9 @@ def train(model, tokens, rates, max_grad_norm):
 def make_series(kind, model_folder, tokens, out):
     torch.manual_seed(0)
     model = load_base(model_folder)
-    if kind == "qlora":
-        quantize_base(model)
-    if kind in ("lora", "qlora"):
+    if kind in QUANTISED:
+        quantize_base(model, QUANTISED[kind])
+    if not kind.startswith("fft"):
         model = add_lora(model)
     if kind == "lora":
         # 5 MB: for people to look at; tests compute it with initial_a.

@@ -71,7 +71,8 @@ Adapter InitialAdapter(const ModelLayout& layout) {
 spec::JobSpec Job(const std::string& kind) {
   const bool full = kind.starts_with("fft");
   spec::JobSpec job = PlainJob(full ? spec::Mode::kFullFinetune : spec::Mode::kLora);
-  job.training.use_qlora = kind == "qlora";
+  job.training.use_qlora = kind == "qlora" || kind == "lora_8bit";
+  if (kind == "lora_8bit") job.quantization.bits = 8;
   job.lora.r = 8;
   job.lora.alpha = 16;
   return job;
@@ -120,7 +121,8 @@ TEST_P(SeriesTest, LossesEqualTheReferenceStepByStep) {
 INSTANTIATE_TEST_SUITE_P(SmolLm2, SeriesTest,
                          testing::Values(Series{"lora", 20, 1e-4}, Series{"fft", 20, 1e-4},
                                          Series{"fft_constant", 8, 1e-4},
-                                         Series{"qlora", 20, 1e-3}),
+                                         Series{"qlora", 20, 1e-3},
+                                         Series{"lora_8bit", 20, 1e-4}),
                          [](const auto& info) { return std::string(info.param.kind); });
 
 }  // namespace

@@ -12,8 +12,8 @@
 #include "worker/engine/data/dataset.h"
 #include "worker/engine/optim/grad_norm.h"
 
-// One job, many ways to run it: batch, accumulation, DDP, ZeRO-2 and full_shard over ranks must
-// give one loss curve and one set of weights; recomputation must give the same bits.
+// One job, many ways to run it: batch, accumulation, and every sharding over ranks must give one
+// loss curve and one set of weights; recomputation must give the same bits.
 
 namespace sft::engine {
 namespace {
@@ -24,7 +24,7 @@ constexpr int kSteps = 20;
 constexpr int kGlobalBatch = 12;
 constexpr double kTolerance = 1e-5;
 
-enum class Method { kFull, kLora, kQlora };
+enum class Method { kFull, kLora, kQlora, kLora8bit };
 
 struct Split {
   const char* name;
@@ -32,6 +32,7 @@ struct Split {
   int world;
   int batch;
   int accumulation;
+  int nodes = 1;
 };
 
 std::filesystem::path ModelDir() { return GoldenDir() / "families/qwen3_tied"; }
@@ -62,12 +63,15 @@ std::shared_ptr<const Dataset> Rows() {
 spec::JobSpec Job(Method method, const Split& split) {
   spec::JobSpec job =
       PlainJob(method == Method::kFull ? spec::Mode::kFullFinetune : spec::Mode::kLora);
-  job.training.use_qlora = method == Method::kQlora;
+  job.training.use_qlora = method == Method::kQlora || method == Method::kLora8bit;
+  if (method == Method::kLora8bit) job.quantization.bits = 8;
   job.lora.r = 4;
   job.lora.alpha = 8;
   job.parallelism.sharding = split.sharding;
   job.parallelism.ddp_bucket_cap_mb = 0.01;  // several buckets
   job.compute.gpu_count = split.world;
+  job.compute.nodes = split.nodes;
+  job.compute.gpus_per_node = split.world / split.nodes;
   job.hyperparameters.per_device_batch = split.batch;
   job.hyperparameters.gradient_accumulation_steps = split.accumulation;
   job.hyperparameters.global_batch = kGlobalBatch;
@@ -156,10 +160,15 @@ constexpr Split kWhole = {"batch", spec::Sharding::kDdp, 1, 12, 1};
 constexpr Split kSplits[] = {
     {"accumulation", spec::Sharding::kDdp, 1, 1, 12},
     {"ddp", spec::Sharding::kDdp, 4, 1, 3},
+    {"zero1", spec::Sharding::kZero1, 4, 1, 3},
+    {"zero1_uneven", spec::Sharding::kZero1, 3, 4, 1},
     {"zero2", spec::Sharding::kZero2, 3, 2, 2},
     {"full_shard", spec::Sharding::kFullShard, 3, 4, 1},
     {"full_shard_one_rank", spec::Sharding::kFullShard, 1, 6, 2},
     {"zero2_six", spec::Sharding::kZero2, 6, 1, 2},
+    {"hybrid_shard", spec::Sharding::kHybridShard, 4, 1, 3, 2},
+    {"hybrid_shard_uneven", spec::Sharding::kHybridShard, 6, 2, 1, 2},
+    {"hybrid_shard_one_node", spec::Sharding::kHybridShard, 2, 3, 2, 1},
     {"full_shard_twelve", spec::Sharding::kFullShard, 12, 1, 1},
 };
 
@@ -180,9 +189,13 @@ TEST_P(StrategiesTest, TrainingChangesTheWeightsAndLowersTheLoss) {
 }
 
 TEST_P(StrategiesTest, CheckpointingGivesTheSameBitsUnderEveryStrategy) {
-  for (spec::Sharding sharding :
-       {spec::Sharding::kDdp, spec::Sharding::kZero2, spec::Sharding::kFullShard}) {
-    spec::JobSpec job = Job(GetParam(), {"", sharding, 2, 3, 2});
+  for (const Split& split : {Split{"ddp", spec::Sharding::kDdp, 2, 3, 2},
+                             Split{"zero1", spec::Sharding::kZero1, 2, 3, 2},
+                             Split{"zero2", spec::Sharding::kZero2, 2, 3, 2},
+                             Split{"full_shard", spec::Sharding::kFullShard, 2, 3, 2},
+                             Split{"hybrid_shard", spec::Sharding::kHybridShard, 4, 1, 3, 2}}) {
+    SCOPED_TRACE(split.name);
+    spec::JobSpec job = Job(GetParam(), split);
     job.lora.dropout = 0.1;
     const Curve kept = Train(job);
     job.parallelism.activation_checkpointing = true;
@@ -196,13 +209,24 @@ TEST_P(StrategiesTest, TwoRunsWithOneSeedAreEqualBitForBit) {
   ExpectSameBits(Train(job), Train(job));
 }
 
+std::string NameOf(Method method) {
+  switch (method) {
+    case Method::kFull:
+      return "Full";
+    case Method::kLora:
+      return "Lora";
+    case Method::kQlora:
+      return "Qlora";
+    case Method::kLora8bit:
+      return "Lora8bit";
+  }
+  return "";
+}
+
 INSTANTIATE_TEST_SUITE_P(Methods, StrategiesTest,
-                         testing::Values(Method::kFull, Method::kLora, Method::kQlora),
-                         [](const auto& info) {
-                           return std::string(info.param == Method::kFull   ? "Full"
-                                              : info.param == Method::kLora ? "Lora"
-                                                                            : "Qlora");
-                         });
+                         testing::Values(Method::kFull, Method::kLora, Method::kQlora,
+                                         Method::kLora8bit),
+                         [](const auto& info) { return NameOf(info.param); });
 
 }  // namespace
 }  // namespace sft::engine

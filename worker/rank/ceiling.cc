@@ -64,8 +64,13 @@ class Bench {
     std::vector<std::function<void()>> runs;
     for (const auto& [in, out] : matrices) {
       flops += 2 * 2 * static_cast<double>(tokens_ * in * out);
-      runs.push_back(Product(in, out));
-      runs.push_back(s_.matmul == spec::Matmul::kFp8 ? Product(out, in) : Backward(in, out));
+      if (s_.matmul == spec::Matmul::kFp8) {
+        runs.push_back(Fp8Product(in, out, /*fast_sums=*/false));
+        runs.push_back(Fp8Product(out, in, /*fast_sums=*/true));
+      } else {
+        runs.push_back(Forward(in, out));
+        runs.push_back(Backward(in, out));
+      }
     }
     return flops / Seconds([&] {
              for (const auto& run : runs) run();
@@ -98,19 +103,22 @@ class Bench {
     return at::randn(shape, at::TensorOptions(device_.torch).dtype(at::kBFloat16));
   }
 
-  std::function<void()> Product(int64_t in, int64_t out) const {
+  std::function<void()> Fp8Product(int64_t in, int64_t out, bool fast_sums) const {
     const Tensor x = Random({tokens_, in}), w = Random({out, in});
-    Tensor y = at::empty({tokens_, out}, x.options());
-    if (s_.matmul != spec::Matmul::kFp8) {
-      return [x, w, y]() mutable { ops::Gemm(y, x, w.t(), 1.0, 0.0); };
-    }
     const auto scales = at::TensorOptions(device_.torch).dtype(at::kFloat);
+    Tensor y = at::empty({tokens_, out}, x.options());
     Tensor x8 = at::empty_like(x, x.options().dtype(at::kFloat8_e4m3fn));
     Tensor w8 = at::empty_like(w, w.options().dtype(at::kFloat8_e4m3fn));
     Tensor x_scale = at::empty({tokens_}, scales), w_scale = at::empty({out}, scales);
     ops::Fp8Quantize(x8, x_scale, x);
     ops::Fp8Quantize(w8, w_scale, w);
-    return [=]() mutable { ops::Fp8Gemm(y, x8, x_scale, w8, w_scale, {}); };
+    return [=]() mutable { ops::Fp8Gemm(y, x8, x_scale, w8, w_scale, {}, fast_sums); };
+  }
+
+  std::function<void()> Forward(int64_t in, int64_t out) const {
+    const Tensor x = Random({tokens_, in}), w = Random({out, in});
+    Tensor y = at::empty({tokens_, out}, x.options());
+    return [x, w, y]() mutable { ops::Gemm(y, x, w.t(), 1.0, 0.0); };
   }
 
   std::function<void()> Backward(int64_t in, int64_t out) const {

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 namespace sft::client {
 namespace {
 
@@ -17,6 +20,27 @@ TEST(LocalPathTest, CountsFromTheJobFileOrTheWorkingDirectory) {
   EXPECT_EQ(LocalPath(Needed("d.jsonl", false), "job.toml"), "d.jsonl");
   EXPECT_EQ(LocalPath(Needed("d.jsonl", true), "jobs/job.toml"), "d.jsonl");
   EXPECT_EQ(LocalPath(Needed("/a/d.jsonl", false), "jobs/job.toml"), "/a/d.jsonl");
+}
+
+TEST(CollectOverridesTest, SendsTheTextOfADeepspeedJson) {
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / "job_request_test_ds.json";
+  std::ofstream(path) << "{} // comment";
+  SubmitFlags flags;
+  flags.deepspeed = path.string();
+  const auto overrides = CollectOverrides(flags);
+  ASSERT_TRUE(overrides.ok()) << overrides.status();
+  ASSERT_FALSE(overrides->empty());
+  EXPECT_EQ(overrides->back().key(), "train.deepspeed_config");
+  EXPECT_EQ(overrides->back().value(), "{} // comment");
+  EXPECT_EQ(overrides->back().origin(), "--deepspeed");
+  std::filesystem::remove(path);
+}
+
+TEST(CollectOverridesTest, RefusesADeepspeedJsonThatIsNotThere) {
+  SubmitFlags flags;
+  flags.deepspeed = "no/such/ds.json";
+  EXPECT_FALSE(CollectOverrides(flags).ok());
 }
 
 TEST(ProblemLineTest, NamesWhatItKnows) {

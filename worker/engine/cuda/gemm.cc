@@ -78,7 +78,7 @@ uint32_t Alignment(const void* pointer) {
 // All that the choice of an algorithm depends on.
 struct Problem {
   int64_t device = 0, m = 0, n = 0, k = 0, ld_a = 0, ld_b = 0, ld_c = 0, ld_out = 0;
-  int64_t in_type = 0, out_type = 0, flips = 0, reads_c = 0, alignment = 0;
+  int64_t in_type = 0, out_type = 0, flips = 0, reads_c = 0, alignment = 0, fast_sums = 0;
   auto operator<=>(const Problem&) const = default;
 };
 
@@ -114,6 +114,10 @@ Descriptors Describe(const Problem& problem, const Operand& a, const Operand& b)
     for (const auto mode : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE}) {
       Check(cublasLtMatmulDescSetAttribute(matmul, mode, &by_row, sizeof by_row), "a scale mode");
     }
+    const auto fast = static_cast<int8_t>(problem.fast_sums);
+    Check(
+        cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast),
+        "the precision of sums");
   }
   d.b = MakeLayout(in, problem.n, problem.k, problem.ld_b, b.flipped);
   d.a = MakeLayout(in, problem.k, problem.m, problem.ld_a, a.flipped);
@@ -191,6 +195,7 @@ struct Product {
   double beta = 0.0;
   const float* a_scale = nullptr;
   const float* b_scale = nullptr;
+  bool fast_sums = false;
 };
 
 Problem ProblemOf(const Product& product, const Operand& a, const Operand& b) {
@@ -208,6 +213,7 @@ Problem ProblemOf(const Product& product, const Operand& a, const Operand& b) {
   problem.out_type = CudaType(out.scalar_type());
   problem.flips = (a.flipped ? 1 : 0) + (b.flipped ? 2 : 0);
   problem.reads_c = product.beta != 0.0;
+  problem.fast_sums = product.fast_sums;
   problem.alignment =
       std::min({Alignment(a.data), Alignment(b.data), Alignment(product.c.const_data_ptr()),
                 Alignment(out.const_data_ptr())});
@@ -267,7 +273,7 @@ void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend
 }
 
 void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& b,
-             const Tensor& b_scale, const std::optional<Tensor>& addend) {
+             const Tensor& b_scale, const std::optional<Tensor>& addend, bool fast_sums) {
   TORCH_CHECK(a.scalar_type() == at::kFloat8_e4m3fn && b.scalar_type() == at::kFloat8_e4m3fn &&
                   a.stride(1) == 1 && b.stride(1) == 1 && a.size(1) == b.size(1) &&
                   out.size(0) == a.size(0) && out.size(1) == b.size(0) && out.stride(1) == 1,
@@ -284,7 +290,8 @@ void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& 
        .c = addend ? *addend : out,
        .beta = addend ? 1.0 : 0.0,
        .a_scale = a_scale.const_data_ptr<float>(),
-       .b_scale = b_scale.const_data_ptr<float>()});
+       .b_scale = b_scale.const_data_ptr<float>(),
+       .fast_sums = fast_sums});
 }
 
 }  // namespace sft::engine::cuda

@@ -72,12 +72,13 @@ bool AllEqual(const std::vector<int64_t>& counts) {
 
 class NcclCommunicator : public Communicator {
  public:
-  NcclCommunicator(const Rendezvous& rendezvous, at::Device device)
-      : rank_(rendezvous.rank()), world_(rendezvous.world()), device_(device) {
+  NcclCommunicator(c10::intrusive_ptr<c10d::Store> store, int rank, int world,
+                   std::chrono::milliseconds timeout, at::Device device)
+      : rank_(rank), world_(world), device_(device), timeout_(timeout), store_(std::move(store)) {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
-    options->timeout = rendezvous.options().timeout;
-    auto store = c10::make_intrusive<c10d::PrefixStore>("nccl", rendezvous.store());
-    group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank_, world_, options);
+    options->timeout = timeout_;
+    auto prefixed = c10::make_intrusive<c10d::PrefixStore>("nccl", store_);
+    group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(prefixed, rank_, world_, options);
     // Connects now: a rank that cannot must fail at its start, not at its first gradient.
     group_->eagerConnectSingleDevice(device);
   }
@@ -170,6 +171,28 @@ class NcclCommunicator : public Communicator {
     });
   }
 
+  std::unique_ptr<Communicator> Connect(const std::string& name,
+                                        const std::vector<int>& members) override {
+    const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
+    return Connected(c10::make_intrusive<c10d::PrefixStore>(name, store_), static_cast<int>(place),
+                     static_cast<int>(members.size()), timeout_, device_);
+  }
+
+  // Throws InfrastructureError.
+  static std::unique_ptr<Communicator> Connected(c10::intrusive_ptr<c10d::Store> store, int rank,
+                                                 int world, std::chrono::milliseconds timeout,
+                                                 at::Device device) {
+    try {
+      return std::make_unique<NcclCommunicator>(std::move(store), rank, world, timeout, device);
+    } catch (const c10::Error& error) {
+      throw InfrastructureError(
+          fmt::format("rank {} of {} could not set up NCCL on {}: {}", rank, world, device.str(),
+                      error.what_without_backtrace()),
+          "connect_failed",
+          "Run with NCCL_DEBUG=INFO to see which connection NCCL could not make.");
+    }
+  }
+
  private:
   template <typename Function>
   static c10::intrusive_ptr<c10d::Work> Guarded(const char* operation, const Function& function) {
@@ -223,6 +246,8 @@ class NcclCommunicator : public Communicator {
   int rank_;
   int world_;
   at::Device device_;
+  std::chrono::milliseconds timeout_;
+  c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> group_;
 };
 
@@ -231,14 +256,8 @@ class NcclCommunicator : public Communicator {
 std::unique_ptr<Communicator> MakeNcclCommunicator(const Rendezvous& rendezvous,
                                                    at::Device device) {
   UseInterfaceOf(rendezvous.bind());
-  try {
-    return std::make_unique<NcclCommunicator>(rendezvous, device);
-  } catch (const c10::Error& error) {
-    throw InfrastructureError(
-        fmt::format("rank {} of {} could not set up NCCL on {}: {}", rendezvous.rank(),
-                    rendezvous.world(), device.str(), error.what_without_backtrace()),
-        "connect_failed", "Run with NCCL_DEBUG=INFO to see which connection NCCL could not make.");
-  }
+  return NcclCommunicator::Connected(rendezvous.store(), rendezvous.rank(), rendezvous.world(),
+                                     rendezvous.options().timeout, device);
 }
 
 }  // namespace sft::engine::cuda

@@ -15,6 +15,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> AbsmaxQuantize(const at::Tensor& 
 void Nf4Dequantize(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax);
 void Nf4DequantizeNested(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax_codes,
                          const at::Tensor& nested_absmax, const at::Tensor& offset);
+at::Tensor Int8Quantize(const at::Tensor& weight, const at::Tensor& absmax);
+void Int8Dequantize(at::Tensor& out, const at::Tensor& codes, const at::Tensor& scale);
 
 void Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, double alpha, double beta);
 void GemmAdd(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& addend);
@@ -28,7 +30,7 @@ void Fp8FromNf4(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absm
 void Fp8PlaceFactors(at::Tensor& matrix, const at::Tensor& row_scale, at::TensorList a,
                      at::TensorList b, at::IntArrayRef first_row, double scale, bool transposed);
 void Fp8Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& a_scale, const at::Tensor& b,
-             const at::Tensor& b_scale, const std::optional<at::Tensor>& addend);
+             const at::Tensor& b_scale, const std::optional<at::Tensor>& addend, bool fast_sums);
 at::Tensor RmsNorm(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor RmsNormBackward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x,
                            const at::Tensor& weight, const at::Tensor& rstd,

@@ -9,6 +9,8 @@ TORCH_LIBRARY_IMPL(sft, CUDA, m) {
   m.impl("absmax_quantize", &cuda::AbsmaxQuantize);
   m.impl("nf4_dequantize_", &cuda::Nf4Dequantize);
   m.impl("nf4_dequantize_nested_", &cuda::Nf4DequantizeNested);
+  m.impl("int8_quantize", &cuda::Int8Quantize);
+  m.impl("int8_dequantize_", &cuda::Int8Dequantize);
   m.impl("gemm_", &cuda::Gemm);
   m.impl("gemm_add_", &cuda::GemmAdd);
   m.impl("place_factors_", &cuda::PlaceFactors);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
@@ -40,6 +41,9 @@ class LocalCommunicator : public Communicator {
   }
   WorkPtr BroadcastAsync(at::Tensor, int) override { return std::make_unique<DoneWork>(); }
   void Barrier() override {}
+  std::unique_ptr<Communicator> Connect(const std::string&, const std::vector<int>&) override {
+    return MakeLocalCommunicator(device_);
+  }
 
  private:
   static WorkPtr Copy(const at::Tensor& to, const at::Tensor& from,
@@ -114,6 +118,20 @@ std::unique_ptr<Communicator> MakeCommunicator(const Rendezvous& rendezvous, at:
   auto comm = factory->second(rendezvous, device);
   VerifyCollectives(*comm);
   return comm;
+}
+
+std::unique_ptr<Communicator> MakeSubgroup(Communicator& comm, const std::vector<int>& members) {
+  const auto inside = [&](int rank) { return rank >= 0 && rank < comm.world(); };
+  if (!std::all_of(members.begin(), members.end(), inside) ||
+      std::count(members.begin(), members.end(), comm.rank()) != 1) {
+    throw InternalError(fmt::format("rank {} of {} cannot join the group of ranks {}", comm.rank(),
+                                    comm.world(), fmt::join(members, ", ")));
+  }
+  if (members.size() == 1) return MakeLocalCommunicator(comm.device());
+  const std::string list = fmt::format("{}", fmt::join(members, ","));
+  auto group = comm.Connect(fmt::format("group/{}/{}", list, comm.groups_[list]++), members);
+  VerifyCollectives(*group);
+  return group;
 }
 
 std::vector<int64_t> PartSizes(int64_t total, int world, int64_t unit) {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -64,6 +65,11 @@ class Communicator {
   // Returns when every rank has called it; the calling thread blocks, on a GPU too.
   virtual void Barrier() = 0;
 
+  // Connects the ranks `members` in that order, this one among them. `name` is that group's alone.
+  // MakeSubgroup calls it.
+  virtual std::unique_ptr<Communicator> Connect(const std::string& name,
+                                                const std::vector<int>& members) = 0;
+
   // The same, waited for.
   void AllReduceSum(at::Tensor tensor) { AllReduceSumAsync(std::move(tensor))->Wait(); }
   void AllGather(at::Tensor out, at::Tensor part, std::vector<int64_t> counts) {
@@ -78,6 +84,11 @@ class Communicator {
     ReduceScatterSumAsync(std::move(part), std::move(in), std::move(counts))->Wait();
   }
   void Broadcast(at::Tensor tensor, int root) { BroadcastAsync(std::move(tensor), root)->Wait(); }
+
+ private:
+  friend std::unique_ptr<Communicator> MakeSubgroup(Communicator& comm,
+                                                    const std::vector<int>& members);
+  std::map<std::string, int> groups_;  // made of a list of ranks so far
 };
 
 // A world of one on `device`: every collective is done at once, nothing is opened.
@@ -96,6 +107,14 @@ void RegisterCommunicatorFactory(std::string_view backend, CommunicatorFactory f
 // before returning, so that ranks whose libraries do not match refuse to start instead of training
 // on wrong sums. Throws InfrastructureError; InternalError when the backend was never registered.
 std::unique_ptr<Communicator> MakeCommunicator(const Rendezvous& rendezvous, at::Device device);
+
+// A communicator of some ranks of `comm`: member i is rank i of it. All members call it with one
+// list; several groups that share no rank may be made at once, and a rank makes the groups it is in
+// in the same order as the other members. A group of one gets the local communicator, any other is
+// connected anew and checked as MakeCommunicator does. Throws InfrastructureError.
+//
+// On GPUs collectives of two groups may run at the same time: ranks start them in one order.
+std::unique_ptr<Communicator> MakeSubgroup(Communicator& comm, const std::vector<int>& members);
 
 // How `total` elements are cut over `world` ranks in multiples of `unit`: the first ranks get
 // ceil(ceil(total / unit) / world) units each, the last ones what is left, possibly nothing.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <net/if.h>
 
+#include <algorithm>
 #include <exception>
 #include <numeric>
 #include <utility>
@@ -132,16 +133,19 @@ at::Tensor Bytes(const at::Tensor& tensor) { return tensor.view(-1).view(at::kBy
 
 class GlooCommunicator : public Communicator {
  public:
-  GlooCommunicator(const Rendezvous& rendezvous, at::Device device)
-      : rank_(rendezvous.rank()),
-        world_(rendezvous.world()),
+  GlooCommunicator(c10::intrusive_ptr<c10d::Store> store, int rank, int world, std::string bind,
+                   std::chrono::milliseconds timeout, at::Device device)
+      : rank_(rank),
+        world_(world),
         device_(device),
-        timeout_(rendezvous.options().timeout) {
+        bind_(std::move(bind)),
+        timeout_(timeout),
+        store_(std::move(store)) {
     auto options = c10d::ProcessGroupGloo::Options::create(timeout_);
-    options->devices = {MakeDevice(rendezvous.bind())};
+    options->devices = {MakeDevice(bind_)};
     options->threads = 2;
-    auto store = c10::make_intrusive<c10d::PrefixStore>("gloo", rendezvous.store());
-    group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank_, world_, options);
+    auto prefixed = c10::make_intrusive<c10d::PrefixStore>("gloo", store_);
+    group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank_, world_, options);
   }
 
   int rank() const override { return rank_; }
@@ -215,6 +219,33 @@ class GlooCommunicator : public Communicator {
     Start(name, [&] { return std::make_unique<GlooWork>(group_->barrier(), name); })->Wait();
   }
 
+  std::unique_ptr<Communicator> Connect(const std::string& name,
+                                        const std::vector<int>& members) override {
+    const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
+    return Connected(c10::make_intrusive<c10d::PrefixStore>(name, store_), static_cast<int>(place),
+                     static_cast<int>(members.size()), bind_, timeout_, device_);
+  }
+
+  // Throws InfrastructureError.
+  static std::unique_ptr<Communicator> Connected(c10::intrusive_ptr<c10d::Store> store, int rank,
+                                                 int world, const std::string& bind,
+                                                 std::chrono::milliseconds timeout,
+                                                 at::Device device) {
+    try {
+      return std::make_unique<GlooCommunicator>(std::move(store), rank, world, bind, timeout,
+                                                device);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw InfrastructureError(
+          fmt::format("rank {} of {} could not connect to the other ranks over {}: {}", rank, world,
+                      bind, error.what()),
+          "connect_failed",
+          "Check that the nodes of the job reach each other on this address and that no firewall "
+          "closes the ports between them.");
+    }
+  }
+
  private:
   template <typename Function>
   WorkPtr Start(const CollectiveName& name, Function&& function) {
@@ -251,7 +282,9 @@ class GlooCommunicator : public Communicator {
   int rank_;
   int world_;
   at::Device device_;
+  std::string bind_;
   std::chrono::milliseconds timeout_;
+  c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
   int64_t sequence_ = 0;
 };
@@ -260,18 +293,8 @@ class GlooCommunicator : public Communicator {
 
 std::unique_ptr<Communicator> MakeGlooCommunicator(const Rendezvous& rendezvous,
                                                    at::Device device) {
-  try {
-    return std::make_unique<GlooCommunicator>(rendezvous, device);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw InfrastructureError(
-        fmt::format("rank {} of {} could not connect to the other ranks over {}: {}",
-                    rendezvous.rank(), rendezvous.world(), rendezvous.bind(), error.what()),
-        "connect_failed",
-        "Check that the nodes of the job reach each other on this address and that no firewall "
-        "closes the ports between them.");
-  }
+  return GlooCommunicator::Connected(rendezvous.store(), rendezvous.rank(), rendezvous.world(),
+                                     rendezvous.bind(), rendezvous.options().timeout, device);
 }
 
 }  // namespace sft::engine

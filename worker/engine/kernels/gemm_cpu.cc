@@ -38,7 +38,7 @@ void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend
 }
 
 void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& b,
-             const Tensor& b_scale, const std::optional<Tensor>& addend) {
+             const Tensor& b_scale, const std::optional<Tensor>& addend, bool /*fast_sums*/) {
   TORCH_CHECK(a.scalar_type() == at::kFloat8_e4m3fn && b.scalar_type() == at::kFloat8_e4m3fn &&
                   a_scale.numel() == a.size(0) && b_scale.numel() == b.size(0),
               "fp8_gemm_: ", a.scalar_type(), a.sizes(), " with ", a_scale.numel(),

@@ -14,6 +14,8 @@ TORCH_LIBRARY(sft, m) {
   m.def(
       "nf4_dequantize_nested_(Tensor(a!) out, Tensor codes, Tensor absmax_codes, "
       "Tensor nested_absmax, Tensor offset) -> ()");
+  m.def("int8_quantize(Tensor weight, Tensor absmax) -> Tensor");
+  m.def("int8_dequantize_(Tensor(a!) out, Tensor codes, Tensor scale) -> ()");
   m.def("gemm_(Tensor(a!) out, Tensor a, Tensor b, float alpha, float beta) -> ()");
   m.def("gemm_add_(Tensor(a!) out, Tensor a, Tensor b, Tensor addend) -> ()");
   m.def(
@@ -29,7 +31,7 @@ TORCH_LIBRARY(sft, m) {
       "int[] first_row, float scale, bool transposed) -> ()");
   m.def(
       "fp8_gemm_(Tensor(a!) out, Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, "
-      "Tensor? addend) -> ()");
+      "Tensor? addend, bool fast_sums=False) -> ()");
   m.def("rms_norm_(Tensor(a!) y, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def(
       "rms_norm_backward_(Tensor(a!) dx, Tensor dy, Tensor x, Tensor weight, Tensor rstd, "
@@ -64,6 +66,8 @@ TORCH_LIBRARY_IMPL(sft, CPU, m) {
   m.impl("absmax_quantize", &cpu::AbsmaxQuantize);
   m.impl("nf4_dequantize_", &cpu::Nf4Dequantize);
   m.impl("nf4_dequantize_nested_", &cpu::Nf4DequantizeNested);
+  m.impl("int8_quantize", &cpu::Int8Quantize);
+  m.impl("int8_dequantize_", &cpu::Int8Dequantize);
   m.impl("gemm_", &cpu::Gemm);
   m.impl("gemm_add_", &cpu::GemmAdd);
   m.impl("place_factors_", &cpu::PlaceFactors);
@@ -129,6 +133,16 @@ void Nf4DequantizeNested(Tensor& out, const Tensor& codes, const Tensor& absmax_
   op.call(out, codes, absmax_codes, nested_absmax, offset);
 }
 
+Tensor Int8Quantize(const Tensor& weight, const Tensor& absmax) {
+  static const auto op = Find<Tensor(const Tensor&, const Tensor&)>("sft::int8_quantize");
+  return op.call(weight, absmax);
+}
+
+void Int8Dequantize(Tensor& out, const Tensor& codes, const Tensor& scale) {
+  static const auto op = Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::int8_dequantize_");
+  op.call(out, codes, scale);
+}
+
 void Gemm(Tensor& out, const Tensor& a, const Tensor& b, double alpha, double beta) {
   static const auto op =
       Find<void(Tensor&, const Tensor&, const Tensor&, double, double)>("sft::gemm_");
@@ -178,10 +192,10 @@ void Fp8PlaceFactors(Tensor& matrix, const Tensor& row_scale, at::TensorList a, 
 }
 
 void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& b,
-             const Tensor& b_scale, const Tensor& addend) {
+             const Tensor& b_scale, const Tensor& addend, bool fast_sums) {
   static const auto op = Find<void(Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                   const Tensor&, const OptionalTensor&)>("sft::fp8_gemm_");
-  op.call(out, a, a_scale, b, b_scale, WhereDefined(addend));
+                                   const Tensor&, const OptionalTensor&, bool)>("sft::fp8_gemm_");
+  op.call(out, a, a_scale, b, b_scale, WhereDefined(addend), fast_sums);
 }
 
 Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps) {

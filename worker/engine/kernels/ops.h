@@ -43,6 +43,14 @@ void Nf4Dequantize(at::Tensor& out, const at::Tensor& codes, const at::Tensor& a
 void Nf4DequantizeNested(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax_codes,
                          const at::Tensor& nested_absmax, const at::Tensor& offset);
 
+// A matrix as INT8 (int8_format.h): codes int8 [N, K] of `weight` [N, K] (fp32 or bf16, contiguous)
+// whose rows have the largest magnitudes `absmax` fp32 [N]. They are given, since a caller may hold
+// a part of a row.
+at::Tensor Int8Quantize(const at::Tensor& weight, const at::Tensor& absmax);
+// out = codes * scale of the row, out rows [N, K] (fp32 or bf16), codes int8 [N, K] contiguous,
+// scale fp32 [N].
+void Int8Dequantize(at::Tensor& out, const at::Tensor& codes, const at::Tensor& scale);
+
 // out = alpha * a b + beta * out, a [m, k], b [k, n], out rows [m, n]. Of a and b one dimension is
 // dense, the other may be any distance apart: transposed views cost nothing. a and b have one type;
 // out has it too, or is fp32. Products are summed in fp32. With beta 0 `out` is not read.
@@ -87,9 +95,10 @@ void Fp8PlaceFactors(at::Tensor& matrix, const at::Tensor& row_scale, at::Tensor
 // out = (a * a_scale) (b * b_scale)^T (+ addend where it is defined), summed in fp32 and rounded
 // once: a float8 rows [m, k], a_scale fp32 [m], b float8 rows [n, k], b_scale fp32 [n], out rows
 // [m, n] of bf16 or fp32, addend rows [m, n] of out's type. On CUDA k and the rows of a and b must
-// be multiples of 16.
+// be multiples of 16. `fast_sums`: a GPU may keep sums in the 14 bits or so that its tensor cores
+// hold (DeepSeek-V3, arXiv 2412.19437, 3.3.2); a CPU has no such sums.
 void Fp8Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& a_scale, const at::Tensor& b,
-             const at::Tensor& b_scale, const at::Tensor& addend);
+             const at::Tensor& b_scale, const at::Tensor& addend, bool fast_sums = false);
 
 // y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps) over a row; x and y rows [T, H].
 // Returns rstd, fp32 [T].

@@ -80,6 +80,7 @@ Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
     AcquiredUnit acquired(source_, layout_, unit, WeightUse::kForward);
     const bool next_is_head = unit + 1 == layout_.head_unit();
     source_.Prefetch(unit + 1, next_is_head ? WeightUse::kBoth : WeightUse::kForward);
+    if (next_is_head && config_.tied_head) source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
     const Pass pass{acquired.weights(), options_.lora, dropout};
     x = blocks_[layer].Forward(x, context, pass, RecomputeOf(layer),
                                saved ? &(*saved)[layer] : nullptr);

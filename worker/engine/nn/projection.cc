@@ -47,8 +47,8 @@ const Fp8Matrix* Projection::Fp8(const Pass& pass) const {
 bool Projection::JoinsFp8() const { return info_.rank > 0 && info_.rank % 16 == 0; }
 
 void Projection::Fp8Product(Tensor& out, const Tensor& rows, const Tensor& beside,
-                            const Tensor& matrix, const Tensor& matrix_scale,
-                            const Tensor& addend) const {
+                            const Tensor& matrix, const Tensor& matrix_scale, const Tensor& addend,
+                            bool fast_sums) const {
   const int64_t columns = rows.size(1);
   const int64_t spare = beside.defined() ? info_.rank : 0;
   const Tensor wide = at::empty({rows.size(0), MatrixInfo::RowStride(columns, spare)},
@@ -61,7 +61,8 @@ void Projection::Fp8Product(Tensor& out, const Tensor& rows, const Tensor& besid
     Tensor next = wide.narrow(1, columns, spare);
     ops::Fp8QuantizeWith(next, beside, scale);
   }
-  ops::Fp8Gemm(out, wide, scale, matrix.narrow(1, 0, columns + spare), matrix_scale, addend);
+  ops::Fp8Gemm(out, wide, scale, matrix.narrow(1, 0, columns + spare), matrix_scale, addend,
+               fast_sums);
 }
 
 bool Projection::trained(UnitGradients& gradients) const {
@@ -119,7 +120,8 @@ Tensor Projection::Forward(Tensor& y, const Tensor& x, const Pass& pass,
   if (info_.rank > 0) xa = FirstFactorProduct(x, pass);
   const bool joins = info_.rank > 0 && (fp8 != nullptr ? JoinsFp8() : HasRoom(pass));
   if (fp8 != nullptr) {
-    Fp8Product(y, x, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, addend);
+    Fp8Product(y, x, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, addend,
+               /*fast_sums=*/false);
   } else {
     PlainProduct(y, x, joins ? xa : Tensor(), pass.weights.matrices[matrix_], addend);
   }
@@ -213,7 +215,8 @@ void Projection::InputGradient(const Tensor& dy, const Tensor& dxa, const Pass& 
   const Fp8Matrix* fp8 = Fp8(pass);
   const bool joins = dxa.defined() && !pass.drops() && (fp8 ? JoinsFp8() : HasRoom(pass));
   if (fp8 != nullptr) {
-    Fp8Product(dx, dy, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale, {});
+    Fp8Product(dx, dy, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale, {},
+               /*fast_sums=*/true);
   } else {
     Tensor rows = dy;
     if (joins) {

@@ -159,8 +159,8 @@ std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWe
       .sharded = options.sharded,
       .kept = options.kept,
       .prefetch = options.prefetch};
-  auto source = std::make_unique<QuantizedSource>(layout, MakeNf4Format(options.double_quant),
-                                                  quantized, comm);
+  auto format = options.bits == 8 ? MakeInt8Format() : MakeNf4Format(options.double_quant);
+  auto source = std::make_unique<QuantizedSource>(layout, std::move(format), quantized, comm);
   for (int unit = 0; unit < layout.size(); ++unit) {
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
       const ParamInfo& param = layout.units[unit].params[i];

@@ -30,8 +30,9 @@ class BaseWeights {
 // How frozen parameters are held.
 struct FrozenOptions {
   at::ScalarType compute = at::kFloat;
+  int bits = 4;  // of quantised weights: 4 (NF4) or 8 (INT8)
   bool double_quant = true;
-  bool fp8 = false;      // products with quantised weights are in FP8
+  bool fp8 = false;      // products with 4-bit weights are in FP8
   bool sharded = false;  // each rank its own part of each unit; else whole on every rank
   int kept = 0;          // quantised blocks, from the last, that keep their de-quantised weights
   bool prefetch = true;  // of quantised blocks: QuantizedSource::Options

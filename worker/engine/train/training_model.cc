@@ -21,9 +21,11 @@ namespace {
 
 Placement PlacementOf(spec::Sharding sharding) {
   switch (sharding) {
+    case spec::Sharding::kZero1:
     case spec::Sharding::kZero2:
       return Placement::kShardedOptimizer;
     case spec::Sharding::kFullShard:
+    case spec::Sharding::kHybridShard:
       return Placement::kFullShard;
     case spec::Sharding::kDdp:
       break;
@@ -36,14 +38,33 @@ at::ScalarType MasterTypeOf(const spec::JobSpec& spec) {
                                                                            : at::kFloat;
 }
 
+// A node's ranks share the weights where the job says hybrid_shard; else all do.
+DataMesh MeshOf(const spec::JobSpec& spec, Communicator& comm) {
+  const bool hybrid = spec.parallelism.sharding == spec::Sharding::kHybridShard;
+  return DataMesh(comm, hybrid ? spec.compute.gpus_per_node : comm.world());
+}
+
+// Where weights are gathered in bf16, all their gradients too are sent so: half of the bytes of the
+// largest messages of a step. Adapters and replicated weights are few or sent once, in fp32.
+at::ScalarType WireTypeOf(const spec::JobSpec& spec, const TrainableStore& store,
+                          at::ScalarType compute) {
+  const bool narrow = spec.full_finetune() && store.placement() == Placement::kFullShard;
+  return narrow ? compute : at::kFloat;
+}
+
 std::unique_ptr<GradientSink> MakeSink(const spec::JobSpec& spec, const ModelLayout& layout,
-                                       const TrainableStore& store, Communicator& comm) {
-  if (store.placement() != Placement::kReplicated) {
-    return std::make_unique<ShardedSink>(layout, store, comm);
+                                       const TrainableStore& store, at::ScalarType compute,
+                                       const DataMesh& mesh) {
+  const bool whole = store.placement() == Placement::kReplicated ||
+                     spec.parallelism.sharding == spec::Sharding::kZero1;
+  if (!whole) {
+    return std::make_unique<ShardedSink>(
+        layout, store, mesh.shard(),
+        ShardedSink::Options{WireTypeOf(spec, store, compute), mesh.replicas()});
   }
   const auto bucket_bytes =
       static_cast<int64_t>(spec.parallelism.ddp_bucket_cap_mb * 1024.0 * 1024.0);
-  return std::make_unique<ReplicatedSink>(layout, store, bucket_bytes, comm);
+  return std::make_unique<ReplicatedSink>(layout, store, bucket_bytes, mesh.world());
 }
 
 // As transformers: norms and biases are not decayed.
@@ -82,6 +103,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
                              Communicator& comm, const std::optional<Execution>& execution)
     : spec_(spec),
       comm_(comm),
+      mesh_(MeshOf(spec, comm)),
       compute_(ComputeTypeOf(spec, comm.device())),
       config_(DecoderConfig::Read(model_dir)),
       layout_(MakeLayout(config_)) {
@@ -89,24 +111,25 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   const Execution run =
       execution ? *execution : Execution::Unplanned(spec_, config_.layers, comm_.device());
   const BaseWeights base(model_dir, layout_);
-  const bool sharded = spec_.parallelism.sharding == spec::Sharding::kFullShard;
-  store_ = std::make_unique<TrainableStore>(layout_, compute_, MasterTypeOf(spec_),
-                                            PlacementOf(spec_.parallelism.sharding), comm_);
+  const Placement placement = PlacementOf(spec_.parallelism.sharding);
+  store_ = std::make_unique<TrainableStore>(layout_, compute_, MasterTypeOf(spec_), placement,
+                                            mesh_.shard());
   InitTrainables(base);
   auto source = std::make_unique<ComposedSource>();
   source->Add(LoadFrozen(layout_, base,
                          {.compute = compute_,
+                          .bits = spec_.quantization.bits,
                           .double_quant = spec_.quantization.double_quant,
                           .fp8 = spec_.training.matmul == spec::Matmul::kFp8,
-                          .sharded = sharded,
+                          .sharded = placement == Placement::kFullShard,
                           .kept = run.kept,
                           .prefetch = run.prefetch,
                           .embedding_on_host = run.embedding_on_host},
-                         comm_));
+                         mesh_.shard()));
   source->Add(store_->MakeSource());
   source_ =
       std::make_unique<AdaptedSource>(layout_, std::move(source), ScalingOf(spec_.lora).scale);
-  sink_ = MakeSink(spec_, layout_, *store_, comm_);
+  sink_ = MakeSink(spec_, layout_, *store_, compute_, mesh_);
   decoder_ = std::make_unique<Decoder>(
       config_, layout_, *source_, comm_.device(),
       DecoderOptions{ScalingOf(spec_.lora), run.recompute, run.logits_bytes});
@@ -189,7 +212,7 @@ double TrainingModel::ReduceGradients(double scale) {
   const bool sharded = sink_->sharded();
   return scale * GlobalGradNorm(sharded ? none : std::span<const Tensor>(*gradients_),
                                 sharded ? std::span<const Tensor>(*gradients_) : none, sharded,
-                                comm_);
+                                mesh_.shard());
 }
 
 void TrainingModel::Update(double lr, double scale) {

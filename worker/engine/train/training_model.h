@@ -12,6 +12,7 @@
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/data/step_plan.h"
 #include "worker/engine/dist/communicator.h"
+#include "worker/engine/dist/mesh.h"
 #include "worker/engine/model/decoder.h"
 #include "worker/engine/optim/adamw.h"
 #include "worker/engine/weights/gradient_sink.h"
@@ -91,6 +92,7 @@ class TrainingModel {
 
   spec::JobSpec spec_;
   Communicator& comm_;
+  DataMesh mesh_;
   at::ScalarType compute_;
   DecoderConfig config_;
   ModelLayout layout_;

@@ -1,11 +1,17 @@
 #include "worker/engine/weights/quant_format.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/amax.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
+#include "worker/engine/base/error.h"
+#include "worker/engine/kernels/int8_format.h"
 #include "worker/engine/kernels/nf4_tables.h"
 #include "worker/engine/kernels/ops.h"
 
@@ -17,11 +23,11 @@ using at::Tensor;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Zeros of `size` whose first elements are `head`.
-Tensor Padded(const Tensor& head, int64_t size) {
-  if (head.numel() == size) return head;
-  Tensor padded = at::zeros({size}, head.options());
-  padded.narrow(0, 0, head.numel()).copy_(head);
+// Zeros of `size` with `values` from `first` on.
+Tensor Padded(const Tensor& values, int64_t size, int64_t first = 0) {
+  if (values.numel() == size) return values;
+  Tensor padded = at::zeros({size}, values.options());
+  padded.narrow(0, first, values.numel()).copy_(values);
   return padded;
 }
 
@@ -37,7 +43,7 @@ class Nf4Format : public QuantFormat {
     return {codes, {at::kByte, kNestedBlock}, {at::kFloat, 1}};
   }
 
-  QuantizedPart Quantize(const Tensor& part, std::span<const int64_t> counts,
+  QuantizedPart Quantize(const Tensor& part, int64_t /*columns*/, std::span<const int64_t> counts,
                          Communicator& comm) const override {
     const int64_t units = CutUnits(part.numel());
     ops::Nf4Codes nf4 = QuantizeOrEmpty(part);
@@ -114,6 +120,57 @@ class Nf4Format : public QuantFormat {
   bool double_quant_;
 };
 
+class Int8Format : public QuantFormat {
+ public:
+  // Codes are whole anywhere; this keeps every weight's on a 256-byte boundary.
+  int64_t cut_unit() const override { return 256; }
+
+  std::vector<PlaneSpec> planes() const override { return {{at::kChar, cut_unit()}}; }
+
+  QuantizedPart Quantize(const Tensor& part, int64_t columns, std::span<const int64_t> counts,
+                         Communicator& comm) const override {
+    const bool whole = counts.size() == 1;
+    const int64_t n = part.numel();
+    const int64_t rows = std::accumulate(counts.begin(), counts.end(), int64_t{0}) / columns;
+    const int64_t first =
+        whole ? 0 : std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
+    // The rows that the part touches, zero where they are other ranks'.
+    const int64_t first_row = first / columns;
+    const int64_t before = first - first_row * columns;
+    const int64_t touched = n == 0 ? 0 : CeilDiv(before + n, columns);
+    const Tensor weight = Padded(part, touched * columns, before).view({touched, columns});
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    Tensor absmax = at::linalg_vector_norm(weight, kInfinity, {1}, false, at::kFloat);
+    if (!whole) absmax = LargestOfRanks(Padded(absmax, rows, first_row), comm);
+    QuantizedPart result;
+    result.constants = absmax * kInt8Step;
+    if (n == 0) {
+      result.planes.push_back(at::empty({0}, part.options().dtype(at::kChar)));
+      return result;
+    }
+    const Tensor codes = ops::Int8Quantize(weight, absmax.narrow(0, first_row, touched)).view({-1});
+    result.planes.push_back(Padded(codes.narrow(0, before, n), CutUnits(n) * cut_unit()));
+    return result;
+  }
+
+  void Dequantize(Tensor out, std::span<const Tensor> planes, const Tensor& scale) const override {
+    Tensor rows = out.dim() == 2 ? out : out.view({1, -1});
+    ops::Int8Dequantize(rows, planes[0].narrow(0, 0, out.numel()).view(rows.sizes()), scale);
+  }
+
+  void DequantizeFp8(Tensor, std::span<const Tensor>, const Tensor&, const Tensor&,
+                     bool) const override {
+    throw InternalError("FP8 products with INT8 weights");
+  }
+
+ private:
+  static Tensor LargestOfRanks(const Tensor& absmax, Communicator& comm) {
+    const Tensor all = at::empty({comm.world(), absmax.numel()}, absmax.options());
+    comm.AllGather(all.view({-1}), absmax);
+    return all.amax({0});
+  }
+};
+
 }  // namespace
 
 int64_t QuantFormat::Bytes(int64_t elements) const {
@@ -128,5 +185,7 @@ int64_t QuantFormat::Bytes(int64_t elements) const {
 std::unique_ptr<QuantFormat> MakeNf4Format(bool double_quant) {
   return std::make_unique<Nf4Format>(double_quant);
 }
+
+std::unique_ptr<QuantFormat> MakeInt8Format() { return std::make_unique<Int8Format>(); }
 
 }  // namespace sft::engine

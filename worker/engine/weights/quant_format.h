@@ -36,19 +36,20 @@ class QuantFormat {
 
   // Quantises the elements of one weight that this rank holds: `part` is flat fp32 or bf16, on the
   // device where the bytes are to be, and a whole number of cut units but for the end of the
-  // weight. `counts[r]`: elements of rank r; the bytes of all ranks are those of quantising the
-  // whole. With one count the weight is whole here; with more, formats that have statistics of the
-  // whole weight communicate, so every rank calls it, with an empty part if it holds none.
-  virtual QuantizedPart Quantize(const at::Tensor& part, std::span<const int64_t> counts,
-                                 Communicator& comm) const = 0;
+  // weight, whose rows have `columns` elements. `counts[r]`: elements of rank r; the bytes of all
+  // ranks are those of quantising the whole. With one count the weight is whole here; with more,
+  // formats that have statistics of the whole weight communicate, so every rank calls it, with an
+  // empty part if it holds none.
+  virtual QuantizedPart Quantize(const at::Tensor& part, int64_t columns,
+                                 std::span<const int64_t> counts, Communicator& comm) const = 0;
 
-  // Writes the whole weight into `out` (contiguous fp32 or bf16); planes hold all its cut units.
+  // Writes the whole weight into `out` (fp32 or bf16, rows or flat); planes hold all its cut units.
   virtual void Dequantize(at::Tensor out, std::span<const at::Tensor> planes,
                           const at::Tensor& constants) const = 0;
 
   // The whole weight in FP8: divided by the scale of its row of `out`, float8 rows [N, K] with
   // scale [N], or with `transposed` its transpose, float8 rows [K, N] with scale [K]
-  // (kernels/ops.h).
+  // (kernels/ops.h). Throws InternalError where the format has none.
   virtual void DequantizeFp8(at::Tensor out, std::span<const at::Tensor> planes,
                              const at::Tensor& constants, const at::Tensor& scale,
                              bool transposed) const = 0;
@@ -60,5 +61,9 @@ class QuantFormat {
 
 // NF4 (kernels/nf4_tables.h), with the absmax kept as fp32 or quantised again.
 std::unique_ptr<QuantFormat> MakeNf4Format(bool double_quant);
+
+// INT8 with a scale a row (kernels/int8_format.h). The scales are the weight's constants: they are
+// whole on every rank (4 bytes a row), so codes may be cut within a row. No FP8.
+std::unique_ptr<QuantFormat> MakeInt8Format();
 
 }  // namespace sft::engine

@@ -79,7 +79,8 @@ void QuantizedSource::Load(int unit, int param, const Tensor& part) {
                                   [param](const FlatLayout::Piece& p) { return p.param == param; });
   if (piece == pieces.end())
     throw InternalError("a weight that is not quantised was loaded as one");
-  const int64_t numel = layout_.units[unit].params[param].numel();
+  const ParamInfo& info = layout_.units[unit].params[param];
+  const int64_t numel = info.numel();
   std::vector<int64_t> elements;  // of this parameter, by rank
   int64_t own_begin = 0;          // of this rank's planes
   int64_t begin = 0;
@@ -97,7 +98,7 @@ void QuantizedSource::Load(int unit, int param, const Tensor& part) {
     if (!sharded_ || static_cast<int>(rank) == comm_.rank()) own_begin = first - begin;
     begin = end;
   }
-  QuantizedPart quantized = format_->Quantize(part, elements, comm_);
+  QuantizedPart quantized = format_->Quantize(part, info.shape.back(), elements, comm_);
   const std::vector<PlaneSpec> specs = format_->planes();
   for (size_t i = 0; i < specs.size(); ++i) {
     if (quantized.planes[i].numel() == 0) continue;
@@ -119,17 +120,14 @@ void QuantizedSource::StartGather(Unit& u) {
   }
 }
 
-// Raw bytes of all ranks are gathered beside the computation; whole bytes are de-quantised beside
-// it.
+// Raw bytes of all ranks are gathered beside the computation, and where the device has streams
+// de-quantised beside it too.
 void QuantizedSource::Prefetch(int unit, WeightUse use) {
   Unit& u = units_[unit];
   if (u.cut_units.empty() || u.prefetched || !u.gathers.empty()) return;
   const bool holds = u.kept.defined() || slots_.Find(unit) != nullptr;
   if (holds && (static_cast<int>(use) & ~u.filled) == 0) return;
-  if (sharded_) {
-    StartGather(u);
-    return;
-  }
+  if (sharded_) StartGather(u);
   if (!prefetch_ || !side_.available() || u.kept.defined()) return;
   SlotPool::Slot& slot = SlotOf(unit);
   slots_.Pin(slot);  // until Acquire takes the pin over
@@ -154,7 +152,6 @@ void QuantizedSource::Fill(Unit& u, WeightUse use, const Tensor& buffer) {
   u.expansion->Fill(buffer, static_cast<WeightUse>(missing),
                     [this, &u](int param) { return BytesOf(u, param); });
   u.gathers.clear();
-  u.gathered.clear();
   u.filled |= missing;
   u.rewritten |= missing;
 }
@@ -174,6 +171,7 @@ void QuantizedSource::Acquire(int unit, UnitWeights& weights) {
     buffer = slot.buffer;
   }
   Fill(u, weights.use, buffer);
+  u.gathered.clear();  // now that the computation follows what read them
   u.expansion->Give(buffer, weights);
   weights.rewritten = std::exchange(u.rewritten, 0);
 }
@@ -201,6 +199,9 @@ int64_t QuantizedSource::ResidentBytes() const {
   int64_t bytes = slots_.Bytes();
   for (const Unit& unit : units_) {
     for (const Tensor& plane : unit.planes) bytes += static_cast<int64_t>(plane.nbytes());
+    for (const Tensor& constants : unit.constants) {
+      if (constants.defined()) bytes += static_cast<int64_t>(constants.nbytes());
+    }
     if (unit.kept.defined()) bytes += static_cast<int64_t>(unit.kept.nbytes());
   }
   return bytes;

@@ -6,7 +6,10 @@ namespace sft::engine {
 
 ReplicatedSink::ReplicatedSink(const ModelLayout& layout, const TrainableStore& store,
                                int64_t bucket_bytes, Communicator& comm)
-    : comm_(comm), bucket_of_(layout.units.size(), -1) {
+    : store_(store),
+      comm_(comm),
+      scatters_(store.placement() == Placement::kShardedOptimizer),
+      bucket_of_(layout.units.size(), -1) {
   int64_t total = 0;
   for (int unit = 0; unit < layout.size(); ++unit) total += store.flat(unit).size();
   flat_ = at::zeros({total}, at::TensorOptions(comm.device()).dtype(at::kFloat));
@@ -16,20 +19,24 @@ ReplicatedSink::ReplicatedSink(const ModelLayout& layout, const TrainableStore& 
   for (int unit = layout.size() - 1; unit >= 0; --unit) {
     begin[unit] = next;
     if (store.flat(unit).empty()) continue;
-    if (!open) buckets_.push_back({next, next, 0, 0});
+    if (!open) buckets_.push_back({next, next, unit, 0, 0});
     next += store.flat(unit).size();
     buckets_.back().end = next;
+    buckets_.back().last_unit = unit;
     ++buckets_.back().units;
     bucket_of_[unit] = static_cast<int>(buckets_.size()) - 1;
-    open = (next - buckets_.back().begin) * static_cast<int64_t>(sizeof(float)) < bucket_bytes;
+    open = !scatters_ &&
+           (next - buckets_.back().begin) * static_cast<int64_t>(sizeof(float)) < bucket_bytes;
   }
   for (int unit = 0; unit < layout.size(); ++unit) {
     views_.emplace_back(layout.units[unit].params.size());
     for (const FlatLayout::Piece& piece : store.flat(unit).pieces()) {
-      const at::Tensor part = flat_.narrow(0, begin[unit] + piece.begin, piece.count);
-      views_[unit][piece.param] = part.view(layout.units[unit].params[piece.param].shape);
-      parts_.push_back(part);
+      views_[unit][piece.param] = flat_.narrow(0, begin[unit] + piece.begin, piece.count)
+                                      .view(layout.units[unit].params[piece.param].shape);
     }
+  }
+  for (const TrainablePart& part : store.parts()) {
+    parts_.push_back(flat_.narrow(0, begin[part.unit] + part.begin, part.count));
   }
 }
 
@@ -51,10 +58,17 @@ void ReplicatedSink::FinishUnit(int unit) {
 void ReplicatedSink::SendReady() {
   if (comm_.world() == 1) return;
   while (works_.size() < buckets_.size() && buckets_[works_.size()].unfinished == 0) {
-    const Bucket& bucket = buckets_[works_.size()];
-    works_.push_back(
-        comm_.AllReduceSumAsync(flat_.narrow(0, bucket.begin, bucket.end - bucket.begin)));
+    works_.push_back(Send(buckets_[works_.size()]));
   }
+}
+
+WorkPtr ReplicatedSink::Send(const Bucket& bucket) {
+  const at::Tensor whole = flat_.narrow(0, bucket.begin, bucket.end - bucket.begin);
+  if (!scatters_) return comm_.AllReduceSumAsync(whole);
+  const int unit = bucket.last_unit;
+  return comm_.ReduceScatterSumAsync(
+      whole.narrow(0, store_.shard_begin(unit), store_.shard_size(unit)), whole,
+      store_.counts(unit));
 }
 
 const std::vector<at::Tensor>& ReplicatedSink::Reduce() {

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <vector>
-
 #include <ATen/core/Tensor.h>
+
+#include <vector>
 
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/weights/gradient_sink.h"
@@ -10,12 +10,15 @@
 
 namespace sft::engine {
 
-// DDP: one fp32 buffer with all gradients, summed over the ranks once a step in buckets. The buffer
-// holds units in the order in which the backward finishes them, so that in the last micro-batch a
-// bucket is sent while the blocks before it are still being differentiated.
+// DDP and ZeRO-1: one fp32 buffer with all gradients, summed over the ranks once a step in buckets.
+// The buffer holds units in the order in which the backward finishes them, so that in the last
+// micro-batch a bucket is sent while the blocks before it are still being differentiated. DDP sums
+// a bucket on every rank; ZeRO-1, whose optimizer is sharded, sums each unit's shards where they
+// lie in it, one unit a bucket: half of the bytes.
 class ReplicatedSink : public GradientSink {
  public:
-  // `bucket_bytes`: a bucket is closed by the unit that fills it. Borrows its arguments.
+  // `bucket_bytes`: a bucket is closed by the unit that fills it; of DDP alone. Borrows its
+  // arguments.
   ReplicatedSink(const ModelLayout& layout, const TrainableStore& store, int64_t bucket_bytes,
                  Communicator& comm);
   ~ReplicatedSink() override;
@@ -25,7 +28,7 @@ class ReplicatedSink : public GradientSink {
   at::Tensor Buffer(int unit, int param) override { return views_[unit][param]; }
   void FinishUnit(int unit) override;
   const std::vector<at::Tensor>& Reduce() override;
-  bool sharded() const override { return false; }
+  bool sharded() const override { return scatters_; }
   int64_t Bytes() const override { return static_cast<int64_t>(flat_.nbytes()); }
 
   int buckets() const { return static_cast<int>(buckets_.size()); }
@@ -34,12 +37,16 @@ class ReplicatedSink : public GradientSink {
   struct Bucket {
     int64_t begin = 0;
     int64_t end = 0;
-    int units = 0;      // trained units in it
+    int last_unit = 0;   // the one that closed it
+    int units = 0;       // trained units in it
     int unfinished = 0;  // of the last micro-batch
   };
   void SendReady();
+  WorkPtr Send(const Bucket& bucket);
 
+  const TrainableStore& store_;
   Communicator& comm_;
+  bool scatters_;
   at::Tensor flat_;
   std::vector<std::vector<at::Tensor>> views_;  // by unit and parameter
   std::vector<at::Tensor> parts_;

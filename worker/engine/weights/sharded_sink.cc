@@ -1,20 +1,20 @@
 #include "worker/engine/weights/sharded_sink.h"
 
-#include <utility>
-
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
+
+#include <utility>
 
 namespace sft::engine {
 
 using at::Tensor;
 
-ShardedSink::ShardedSink(const ModelLayout& layout, const TrainableStore& store, Communicator& comm)
-    : layout_(layout), store_(store), comm_(comm), whole_(layout.units.size()) {
+ShardedSink::ShardedSink(const ModelLayout& layout, const TrainableStore& store, Communicator& comm,
+                         const Options& options)
+    : layout_(layout), store_(store), comm_(comm), options_(options), whole_(layout.units.size()) {
   for (int unit = 0; unit < layout.size(); ++unit) {
-    shard_.push_back(at::zeros({store.shard_size(unit)},
-                               at::TensorOptions(comm.device()).dtype(at::kFloat)));
+    shard_.push_back(
+        at::zeros({store.shard_size(unit)}, at::TensorOptions(comm.device()).dtype(at::kFloat)));
   }
   for (const TrainablePart& part : store.parts()) {
     parts_.push_back(
@@ -26,6 +26,7 @@ ShardedSink::~ShardedSink() = default;
 
 void ShardedSink::BeginStep() {
   Settle();
+  to_replicas_.clear();
   for (Tensor& shard : shard_) shard.zero_();
 }
 
@@ -49,21 +50,28 @@ void ShardedSink::FinishUnit(int unit) {
     // Nothing was added on this rank, but the others may have something for its shard.
     whole_[unit] = at::zeros({store_.flat(unit).size()}, shard_[unit].options());
   }
-  Tensor part = at::empty_like(shard_[unit]);
-  WorkPtr work = comm_.ReduceScatterSumAsync(part, whole_[unit], store_.counts(unit));
+  const Tensor whole = std::exchange(whole_[unit], Tensor()).to(options_.wire);
+  Tensor part = at::empty({store_.shard_size(unit)}, whole.options());
+  WorkPtr work = comm_.ReduceScatterSumAsync(part, whole, store_.counts(unit));
   Settle();
-  pending_ = Pending{unit, std::exchange(whole_[unit], Tensor()), part, std::move(work)};
+  pending_ = Pending{unit, part, std::move(work), last_};
 }
 
 void ShardedSink::Settle() {
   if (!pending_) return;
   pending_->work->Wait();
-  shard_[pending_->unit].add_(pending_->part);
+  Tensor& shard = shard_[pending_->unit];
+  shard.add_(pending_->part);
+  if (pending_->last && options_.replicas != nullptr) {
+    to_replicas_.push_back(options_.replicas->AllReduceSumAsync(shard));
+  }
   pending_.reset();
 }
 
 const std::vector<Tensor>& ShardedSink::Reduce() {
   Settle();
+  for (WorkPtr& work : to_replicas_) work->Wait();
+  to_replicas_.clear();
   return parts_;
 }
 

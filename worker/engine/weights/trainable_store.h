@@ -14,9 +14,9 @@ namespace sft::engine {
 
 // What the data-parallel ranks hold of the trained weights.
 enum class Placement {
-  kReplicated,        // DDP: weights, gradients and optimizer states whole on every rank
-  kShardedOptimizer,  // ZeRO-2: weights whole, gradients and states cut over the ranks
-  kFullShard,         // ZeRO-3, FSDP full_shard: weights too
+  kReplicated,        // DDP: weights and optimizer states whole on every rank
+  kShardedOptimizer,  // ZeRO-1 and 2: weights whole, masters and states cut over the ranks
+  kFullShard,         // ZeRO-3, FSDP full_shard and hybrid_shard: weights too
 };
 
 // A part of a trained parameter that this rank's optimizer updates.

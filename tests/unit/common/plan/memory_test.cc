@@ -51,6 +51,25 @@ TEST(MemoryTest, FullShardCutsWeightsToo) {
   EXPECT_EQ(m.gradients, 4001 * 4);
 }
 
+TEST(MemoryTest, Zero1CutsStatesAlone) {
+  const Memory m = PlanMemory(SmallUnits(), Job(spec::Sharding::kZero1, 4), Device::kGpu);
+  EXPECT_EQ(m.trained_weights, 8001 * 2);
+  EXPECT_EQ(m.master_weights, 2001 * 4);
+  EXPECT_EQ(m.gradients, 8001 * 4);
+  EXPECT_EQ(m.optimizer, 2001 * 8);
+}
+
+TEST(MemoryTest, HybridShardCutsOverTheGpusOfANode) {
+  spec::JobSpec job = Job(spec::Sharding::kHybridShard, 8);
+  job.compute.nodes = 4;
+  job.compute.gpus_per_node = 2;
+  const Memory hybrid = PlanMemory(SmallUnits(), job, Device::kGpu);
+  const Memory full = PlanMemory(SmallUnits(), Job(spec::Sharding::kFullShard, 2), Device::kGpu);
+  EXPECT_EQ(hybrid.weights(), full.weights());
+  EXPECT_EQ(hybrid.gradients, full.gradients);
+  EXPECT_EQ(hybrid.optimizer, full.optimizer);
+}
+
 TEST(MemoryTest, OneTypeForComputeAndMasterNeedsNoCopy) {
   spec::JobSpec job = Job(spec::Sharding::kDdp, 1);
   job.parallelism.compute_type = spec::ComputeType::kAuto;
@@ -65,6 +84,18 @@ TEST(MemoryTest, ScalesWithoutDoubleQuantisationAreFp32) {
   job.quantization.double_quant = false;
   EXPECT_EQ(PlanMemory(SmallUnits(), job, Device::kGpu).frozen_weights,
             1000 * 2 + 2 * (8192 + 256 * 4));
+}
+
+TEST(MemoryTest, EightBitsHaveAByteAnElementAndAScaleARow) {
+  std::vector<Unit> units = SmallUnits();
+  units[1].parameters[0].rows = 100;
+  spec::JobSpec job = Job(spec::Sharding::kDdp, 1);
+  job.quantization.bits = 8;
+  // 79 cut units of 256.
+  EXPECT_EQ(PlanMemory(units, job, Device::kGpu).quantized_weights, 79 * 256 + 100 * 4);
+  job.compute.gpu_count = 4;
+  job.parallelism.sharding = spec::Sharding::kFullShard;
+  EXPECT_EQ(PlanMemory(units, job, Device::kGpu).quantized_weights, 20 * 256 + 100 * 4);
 }
 
 TEST(MemoryTest, OptimizersDifferInTheirStates) {
@@ -84,6 +115,17 @@ TEST(MemoryTest, AThirtyTwoBillionBaseInFourBitsIsNineteenGigabytes) {
   const Memory m = PlanMemory(*units, job, Device::kGpu);
   // 31.2e9 elements * 4.127 bits and two tables of 0.78e9 in bf16.
   EXPECT_NEAR(static_cast<double>(m.frozen_weights), 19.2e9, 0.1e9);
+}
+
+TEST(MemoryTest, AThirtyTwoBillionBaseInEightBitsIsThirtyFourGigabytes) {
+  spec::JobSpec job = Job(spec::Sharding::kZero2, 4);
+  job.training.use_qlora = true;
+  job.quantization.bits = 8;
+  const auto units = MakeUnits(Qwen3Of32B(), job);
+  ASSERT_TRUE(units.ok());
+  // 31.2e9 elements of a byte, and two tables of 0.78e9 in bf16.
+  EXPECT_NEAR(static_cast<double>(PlanMemory(*units, job, Device::kGpu).frozen_weights), 34.3e9,
+              0.1e9);
 }
 
 TEST(MemoryTest, ItemsSumToTheTotal) {

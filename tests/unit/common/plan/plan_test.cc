@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <numeric>
 
 #include "tests/unit/common/plan/shapes.h"
@@ -206,6 +207,50 @@ TEST(PlanTest, FullFineTuningNeedsShardingWhereStatesAreLarge) {
   EXPECT_TRUE(MakePlan(Input(job, 145)).ok());
   job.parallelism.sharding = spec::Sharding::kDdp;
   EXPECT_TRUE(absl::IsResourceExhausted(MakePlan(Input(job, 100)).status()));
+}
+
+TEST(PlanTest, EachStrategyHoldsLessThanTheOneBefore) {
+  spec::JobSpec job = Auto(16, 4096);
+  job.compute.gpu_type = "H200";
+  job.compute.gpu_count = 16;
+  job.compute.nodes = 2;
+  job.compute.gpus_per_node = 8;
+  job.training.mode = spec::Mode::kFullFinetune;
+  job.training.use_qlora = false;
+  job.quantization.bits = 0;
+  const Choice choice{.rows = 1, .micro_batches = 2, .logits_bytes = int64_t{1} << 28};
+  int64_t before = std::numeric_limits<int64_t>::max();
+  for (const auto sharding : {spec::Sharding::kDdp, spec::Sharding::kZero1, spec::Sharding::kZero2,
+                              spec::Sharding::kHybridShard, spec::Sharding::kFullShard}) {
+    job.parallelism.sharding = sharding;
+    const auto problem = MakeProblem(Qwen3Of8B(), job, 4096);
+    ASSERT_TRUE(problem.ok()) << problem.status();
+    const int64_t bytes = PredictMemory(*problem, choice).resident();
+    EXPECT_LT(bytes, before) << static_cast<int>(sharding);
+    before = bytes;
+  }
+}
+
+TEST(PlanTest, ExchangesOverRanksTakeTime) {
+  spec::JobSpec job = Auto(16, 4096);
+  job.training.mode = spec::Mode::kFullFinetune;
+  job.training.use_qlora = false;
+  job.quantization.bits = 0;
+  const auto seconds = [&](spec::Sharding sharding, int64_t micro_batches) {
+    spec::JobSpec sharded = job;
+    sharded.compute.gpu_count = 8;
+    sharded.compute.nodes = 2;
+    sharded.compute.gpus_per_node = 4;
+    sharded.parallelism.sharding = sharding;
+    const Choice choice{.rows = 1, .micro_batches = micro_batches};
+    return PredictTime(*MakeProblem(Qwen3Of8B(), sharded, 4096), choice, *FindGpu("H100"))
+        .optimizer;
+  };
+  // ZeRO-1 sends gradients once a step, ZeRO-2 with each micro-batch; both send weights.
+  EXPECT_EQ(seconds(spec::Sharding::kZero1, 1), seconds(spec::Sharding::kZero1, 4));
+  EXPECT_LT(seconds(spec::Sharding::kZero2, 1), seconds(spec::Sharding::kZero2, 4));
+  EXPECT_LT(seconds(spec::Sharding::kFullShard, 1), seconds(spec::Sharding::kZero2, 1));
+  EXPECT_GT(seconds(spec::Sharding::kHybridShard, 1), seconds(spec::Sharding::kFullShard, 1));
 }
 
 TEST(PlanTest, ShortRowsAreCountedWhenTheyAreKnown) {

@@ -8,6 +8,7 @@
 
 #include "tests/unit/worker/engine/dist/run_ranks.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/dist/mesh.h"
 
 namespace sft::engine {
 namespace {
@@ -190,6 +191,59 @@ TEST(PartSizesTest, CutsInUnitsAndLeavesTheLastRanksShortOrEmpty) {
   EXPECT_THAT(PartSizes(130, 4, 64), ElementsAre(64, 64, 2, 0));
   EXPECT_THAT(PartSizes(0, 2, 64), ElementsAre(0, 0));
   EXPECT_THROW(PartSizes(1, 0), InternalError);
+}
+
+TEST(SubgroupTest, GroupsOfOneWorldSumApartAndInTheOrderOfTheirMembers) {
+  RunRanks(5, [](Communicator& comm) {
+    // 3 and 0 the wrong way round; 1, 2 and 4 beside them.
+    const bool pair = comm.rank() == 0 || comm.rank() == 3;
+    const std::vector<int> members = pair ? std::vector<int>{3, 0} : std::vector<int>{1, 2, 4};
+    const auto group = MakeSubgroup(comm, members);
+    EXPECT_EQ(group->world(), pair ? 2 : 3);
+    EXPECT_EQ(group->backend(), "gloo");
+    EXPECT_EQ(members[group->rank()], comm.rank());
+    const std::vector<int64_t> all = AllGatherInt64(*group, comm.rank());
+    EXPECT_EQ(all, std::vector<int64_t>(members.begin(), members.end()));
+    EXPECT_EQ(AllReduceSumDouble(*group, comm.rank()), pair ? 3.0 : 7.0);
+    EXPECT_EQ(AllReduceSumDouble(comm, 1), 5.0);
+  });
+}
+
+TEST(SubgroupTest, OneListMayBeConnectedTwiceAndAGroupOfOneIsLocal) {
+  RunRanks(2, [](Communicator& comm) {
+    for (int i = 0; i < 2; ++i) {
+      const auto group = MakeSubgroup(comm, {0, 1});
+      EXPECT_EQ(AllReduceSumDouble(*group, 2), 4.0);
+    }
+    EXPECT_EQ(MakeSubgroup(comm, {comm.rank()})->backend(), "local");
+  });
+}
+
+TEST(SubgroupTest, AListWithoutTheCallerOrBeyondTheWorldIsRefused) {
+  const auto comm = MakeLocalCommunicator(at::kCPU);
+  EXPECT_THROW(MakeSubgroup(*comm, {1}), InternalError);
+  EXPECT_THROW(MakeSubgroup(*comm, {0, 1}), InternalError);
+  EXPECT_THROW(MakeSubgroup(*comm, {}), InternalError);
+}
+
+TEST(DataMeshTest, RowsAreNodesAndColumnsTheirReplicas) {
+  RunRanks(6, [](Communicator& comm) {
+    const DataMesh mesh(comm, 3);
+    EXPECT_EQ(mesh.shard().rank(), comm.rank() % 3);
+    EXPECT_EQ(mesh.shard().world(), 3);
+    ASSERT_NE(mesh.replicas(), nullptr);
+    EXPECT_EQ(mesh.replicas()->rank(), comm.rank() / 3);
+    EXPECT_THAT(AllGatherInt64(*mesh.replicas(), comm.rank()),
+                ElementsAre(comm.rank() % 3, comm.rank() % 3 + 3));
+  });
+}
+
+TEST(DataMeshTest, OneRowIsTheWorldAndUnevenRowsAreRefused) {
+  const auto comm = MakeLocalCommunicator(at::kCPU);
+  const DataMesh mesh(*comm, 1);
+  EXPECT_EQ(&mesh.shard(), comm.get());
+  EXPECT_EQ(mesh.replicas(), nullptr);
+  EXPECT_THROW(DataMesh(*comm, 2), InternalError);
 }
 
 }  // namespace

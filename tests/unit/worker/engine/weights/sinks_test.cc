@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tests/unit/worker/engine/dist/run_ranks.h"
+#include "worker/engine/dist/mesh.h"
 #include "worker/engine/weights/replicated_sink.h"
 #include "worker/engine/weights/sharded_sink.h"
 #include "worker/engine/weights/trainable_store.h"
@@ -41,6 +42,14 @@ void Accumulate(GradientSink& sink, const ModelLayout& layout, int rank) {
   }
 }
 
+void ExpectOwnParts(const std::vector<Tensor>& parts, const TrainableStore& store, double sum) {
+  ASSERT_EQ(parts.size(), store.parts().size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    EXPECT_EQ(parts[i].numel(), store.parts()[i].count);
+    EXPECT_TRUE(at::all(parts[i] == sum).item<bool>());
+  }
+}
+
 TEST(ReplicatedSinkTest, SumsMicroBatchesAndRanksInBuckets) {
   const ModelLayout layout = Layout();
   RunRanks(3, [&](Communicator& comm) {
@@ -61,25 +70,67 @@ TEST(ReplicatedSinkTest, SumsMicroBatchesAndRanksInBuckets) {
   });
 }
 
+TEST(ReplicatedSinkTest, SumsTheShardsOfAShardedOptimizerOnceAStep) {
+  const ModelLayout layout = Layout();
+  RunRanks(4, [&](Communicator& comm) {
+    TrainableStore store(layout, at::kFloat, at::kFloat, Placement::kShardedOptimizer, comm);
+    ReplicatedSink sink(layout, store, 1 << 20, comm);
+    EXPECT_EQ(sink.buckets(), 2);
+    EXPECT_TRUE(sink.sharded());
+    EXPECT_EQ(sink.Bytes(), 25 * 4);
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      Accumulate(sink, layout, comm.rank());
+      ExpectOwnParts(sink.Reduce(), store, 110);
+    }
+  });
+}
+
 TEST(ShardedSinkTest, EachRankGetsTheSumOfItsShardAndSomeGetNone) {
   const ModelLayout layout = Layout();
   for (Placement placement : {Placement::kShardedOptimizer, Placement::kFullShard}) {
     RunRanks(4, [&](Communicator& comm) {
       TrainableStore store(layout, at::kFloat, at::kFloat, placement, comm);
-      ShardedSink sink(layout, store, comm);
+      ShardedSink sink(layout, store, comm, {});
       Accumulate(sink, layout, comm.rank());
       const auto& parts = sink.Reduce();
-      ASSERT_EQ(parts.size(), store.parts().size());
+      ExpectOwnParts(parts, store, 110);
       int64_t elements = 0;
-      for (size_t i = 0; i < parts.size(); ++i) {
-        EXPECT_EQ(parts[i].numel(), store.parts()[i].count);
-        EXPECT_TRUE(at::all(parts[i] == 110).item<bool>());
-        elements += parts[i].numel();
-      }
+      for (const Tensor& part : parts) elements += part.numel();
       EXPECT_EQ(store.shard_size(0), comm.rank() < 2 ? 1 : 0);
       EXPECT_EQ(AllReduceSumDouble(comm, static_cast<double>(elements)), 25.0);
     });
   }
+}
+
+TEST(ShardedSinkTest, SumsOverTheReplicasOfAShardOnceAStep) {
+  const ModelLayout layout = Layout();
+  RunRanks(4, [&](Communicator& comm) {
+    DataMesh mesh(comm, 2);
+    TrainableStore store(layout, at::kFloat, at::kFloat, Placement::kFullShard, mesh.shard());
+    ShardedSink sink(layout, store, mesh.shard(), {.replicas = mesh.replicas()});
+    EXPECT_EQ(store.shard_size(0), 1);
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      Accumulate(sink, layout, comm.rank());
+      ExpectOwnParts(sink.Reduce(), store, 110);
+    }
+  });
+}
+
+// A gradient that bf16 cannot hold is rounded for the way, and added up in fp32.
+TEST(ShardedSinkTest, SendsInTheWireTypeAndAccumulatesInFp32) {
+  const ModelLayout layout = Layout();
+  const auto comm = MakeLocalCommunicator(at::kCPU);
+  TrainableStore store(layout, at::kBFloat16, at::kFloat, Placement::kFullShard, *comm);
+  ShardedSink sink(layout, store, *comm, {.wire = at::kBFloat16});
+  sink.BeginStep();
+  for (const double gradient : {256.0, 1.0, 1.0 + 1.0 / 1024}) {
+    sink.BeginMicroBatch(false);
+    sink.Buffer(0, 0).add_(gradient);
+    sink.FinishUnit(0);
+  }
+  const Tensor sum = sink.Reduce()[0];
+  EXPECT_EQ(sum.scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::all(sum == 258.0).item<bool>());
 }
 
 TEST(TrainableStoreTest, GathersAndUpdatesEveryPlacementAlike) {

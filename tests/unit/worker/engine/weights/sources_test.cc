@@ -9,6 +9,7 @@
 
 #include "tests/unit/worker/engine/dist/run_ranks.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/kernels/int8_format.h"
 #include "worker/engine/weights/quantized_source.h"
 #include "worker/engine/weights/sharded_source.h"
 #include "worker/engine/weights/slot_pool.h"
@@ -99,12 +100,20 @@ void LoadQuantized(QuantizedSource& source, const ModelLayout& layout) {
   }
 }
 
-class QuantizedSourceTest : public testing::TestWithParam<bool> {};
+enum class Format { kNf4, kNf4DoubleQuant, kInt8 };
+
+class QuantizedSourceTest : public testing::TestWithParam<Format> {
+ protected:
+  static std::unique_ptr<QuantFormat> MakeFormat() {
+    if (GetParam() == Format::kInt8) return MakeInt8Format();
+    return MakeNf4Format(GetParam() == Format::kNf4DoubleQuant);
+  }
+};
 
 TEST_P(QuantizedSourceTest, ShardsOfRawBytesGiveTheBitsOfTheWholeBase) {
   const ModelLayout layout = Layout(true);
   const auto local = MakeLocalCommunicator(at::kCPU);
-  QuantizedSource whole(layout, MakeNf4Format(GetParam()), {.compute = at::kBFloat16}, *local);
+  QuantizedSource whole(layout, MakeFormat(), {.compute = at::kBFloat16}, *local);
   LoadAll(whole, layout);
   std::vector<std::vector<Tensor>> expected;
   for (int unit = 0; unit < layout.size(); ++unit) {
@@ -113,11 +122,12 @@ TEST_P(QuantizedSourceTest, ShardsOfRawBytesGiveTheBitsOfTheWholeBase) {
     for (const Tensor& weight : acquired.weights().params)
       expected.back().push_back(weight.clone());
   }
-  // Unit "large" has 4 cut units: with 3 ranks uneven, with 6 some ranks hold nothing.
+  // Unit "large" has 4 cut units of NF4: with 3 ranks uneven, with 6 some ranks hold nothing. Its
+  // 169 of INT8 are cut within rows; of the units before it some ranks hold nothing.
   for (int world : {2, 3, 6}) {
     RunRanks(world, [&](Communicator& comm) {
-      QuantizedSource source(layout, MakeNf4Format(GetParam()),
-                             {.compute = at::kBFloat16, .sharded = true}, comm);
+      QuantizedSource source(layout, MakeFormat(), {.compute = at::kBFloat16, .sharded = true},
+                             comm);
       LoadAll(source, layout);
       for (int unit : {0, 1, 2, 1}) {
         AcquiredUnit acquired(source, layout, unit);
@@ -133,8 +143,8 @@ TEST_P(QuantizedSourceTest, ShardsOfRawBytesGiveTheBitsOfTheWholeBase) {
 TEST_P(QuantizedSourceTest, KeptBlocksHaveTheSameBitsAndAreWrittenOnce) {
   const ModelLayout layout = AdaptedLayout();
   const auto local = MakeLocalCommunicator(at::kCPU);
-  QuantizedSource fresh(layout, MakeNf4Format(GetParam()), {}, *local);
-  QuantizedSource kept(layout, MakeNf4Format(GetParam()), {.kept = 2}, *local);
+  QuantizedSource fresh(layout, MakeFormat(), {}, *local);
+  QuantizedSource kept(layout, MakeFormat(), {.kept = 2}, *local);
   LoadQuantized(fresh, layout);
   LoadQuantized(kept, layout);
   for (int round : {0, 1}) {
@@ -153,7 +163,7 @@ TEST_P(QuantizedSourceTest, KeptBlocksHaveTheSameBitsAndAreWrittenOnce) {
 TEST_P(QuantizedSourceTest, WeightsThatShareAMatrixStandInIt) {
   const ModelLayout layout = AdaptedLayout();
   const auto local = MakeLocalCommunicator(at::kCPU);
-  QuantizedSource source(layout, MakeNf4Format(GetParam()), {}, *local);
+  QuantizedSource source(layout, MakeFormat(), {}, *local);
   LoadQuantized(source, layout);
   AcquiredUnit acquired(source, layout, 1);
   const UnitWeights& weights = acquired.weights();
@@ -173,12 +183,50 @@ TEST(JoinMatricesTest, RefusesWeightsThatLieApart) {
   EXPECT_THROW(JoinMatrices(layout.units[0], weights), InternalError);
 }
 
-INSTANTIATE_TEST_SUITE_P(DoubleQuant, QuantizedSourceTest, testing::Bool());
+std::string NameOf(Format format) {
+  if (format == Format::kInt8) return "Int8";
+  return format == Format::kNf4 ? "Nf4" : "Nf4DoubleQuant";
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, QuantizedSourceTest,
+                         testing::Values(Format::kNf4, Format::kNf4DoubleQuant, Format::kInt8),
+                         [](const auto& info) { return NameOf(info.param); });
 
 TEST(QuantFormatTest, BytesCountWholeCutUnits) {
   // 16,384 elements: 8,192 bytes of codes, 256 of absmax codes, one nested absmax.
   EXPECT_EQ(MakeNf4Format(true)->Bytes(16385), 2 * (8192 + 256 + 4));
   EXPECT_EQ(MakeNf4Format(false)->Bytes(16384), 8192 + 1024);
+  EXPECT_EQ(MakeInt8Format()->Bytes(257), 2 * 256);
+}
+
+TEST(QuantFormatTest, Int8HasTheScaleOfEachWholeRowOnEveryRank) {
+  const int64_t columns = 100;
+  const Tensor weight = at::randn({70, columns}, at::detail::createCPUGenerator(5), at::kFloat);
+  const auto format = MakeInt8Format();
+  const std::vector<int64_t> counts = {0, 5120, 256, 0, 1624};
+  RunRanks(5, [&](Communicator& comm) {
+    const int64_t first = std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
+    const QuantizedPart part = format->Quantize(
+        weight.view({-1}).narrow(0, first, counts[comm.rank()]), columns, counts, comm);
+    EXPECT_TRUE(at::equal(part.constants, weight.abs().amax({1}) * kInt8Step));
+    EXPECT_EQ(part.planes[0].numel(), format->CutUnits(counts[comm.rank()]) * 256);
+  });
+}
+
+TEST(QuantFormatTest, Int8IsWithinHalfAStepOfEveryRowsScale) {
+  const int64_t rows = 50, columns = 300;
+  const Tensor spread = at::linspace(-12, 3, rows, at::kFloat).exp().unsqueeze(1);
+  const Tensor weight =
+      at::randn({rows, columns}, at::detail::createCPUGenerator(6), at::kFloat) * spread;
+  const auto local = MakeLocalCommunicator(at::kCPU);
+  const auto format = MakeInt8Format();
+  const std::vector<int64_t> counts = {rows * columns};
+  const QuantizedPart part = format->Quantize(weight.view({-1}), columns, counts, *local);
+  Tensor out = at::empty({rows, columns}, at::kFloat);
+  format->Dequantize(out, part.planes, part.constants);
+  // One half, and what rounding 127 / absmax and the products adds.
+  const Tensor steps = (out - weight).abs() / part.constants.unsqueeze(1);
+  EXPECT_LE(steps.max().item<float>(), 0.5f + 5e-5f);
 }
 
 TEST(SlotPoolTest, KeepsReleasedContentUntilTheSlotIsNeeded) {

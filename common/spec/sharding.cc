@@ -1,0 +1,107 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "common/spec/draft.h"
+
+// What the ranks shard: fsdp with a strategy, or use_deepspeed with a stage.
+
+namespace sft::spec {
+namespace {
+
+constexpr std::string_view kFsdp = "hyperparameters.parallelism.fsdp",
+                           kStrategy = "hyperparameters.parallelism.fsdp_sharding_strategy",
+                           kDeepspeed = "hyperparameters.parallelism.use_deepspeed",
+                           kStage = "hyperparameters.parallelism.deepspeed_stage",
+                           kCount = "compute.gpu_count", kNodes = "compute.nodes",
+                           kPerNode = "compute.gpus_per_node",
+                           kDistributed = "train.enable_distributed_training";
+constexpr int64_t kDefaultStage = 2;
+
+std::string StrategyOf(const Draft& draft) {
+  return draft.Has(kStrategy) ? draft.String(kStrategy) : "full_shard";
+}
+
+int64_t StageOf(const Draft& draft) {
+  return draft.Has(kStage) ? draft.Int(kStage) : kDefaultStage;
+}
+
+// The key that asks for sharding; empty when none does.
+std::string_view ShardingKey(const Draft& draft) {
+  if (draft.Bool(kFsdp)) return StrategyOf(draft) == "no_shard" ? "" : kFsdp;
+  if (!draft.Bool(kDeepspeed) || StageOf(draft) == 0) return "";
+  return draft.Given(kDeepspeed) ? kDeepspeed : kStage;
+}
+
+// One GPU has nobody to share with. A file for several that is run on one by an override keeps its
+// meaning; else one of the two keys is a mistake.
+void CheckOneGpu(Draft* draft) {
+  const std::string_view key = ShardingKey(*draft);
+  if (key.empty() || !draft->Has(kCount) || draft->Int(kCount) > 1) return;
+  const auto topology = {kCount, kNodes, kPerNode, std::string_view("compute.variant")};
+  const bool moved = std::any_of(topology.begin(), topology.end(),
+                                 [&](std::string_view k) { return draft->Overridden(k); });
+  if (moved && !draft->Overridden(key)) {
+    draft->AddWarning(key, fmt::format("{} has no effect: {} leaves one GPU, which holds all",
+                                       draft->Quote(key), draft->Quote(kCount)));
+    return;
+  }
+  draft->AddProblem(key, fmt::format("{} shards over several GPUs, but {}; leave it out, or ask "
+                                     "for more GPUs",
+                                     draft->Quote(key), draft->Quote(kCount)));
+}
+
+void CheckHybrid(Draft* draft) {
+  if (!draft->Bool(kFsdp) || StrategyOf(*draft) != "hybrid_shard" || !draft->Has(kPerNode)) return;
+  if (draft->Int(kCount) == 1) return;
+  if (draft->Int(kNodes) == 1) {
+    draft->AddWarning(kStrategy, fmt::format("{} is full_shard here: {}", draft->Quote(kStrategy),
+                                             draft->Quote(kNodes)));
+  } else if (draft->Int(kPerNode) == 1) {
+    draft->AddProblem(kStrategy,
+                      fmt::format("{} shards over the GPUs of a node, but {}; use \"full_shard\", "
+                                  "which shards over all",
+                                  draft->Quote(kStrategy), draft->Quote(kPerNode)));
+  }
+}
+
+}  // namespace
+
+void ResolveSharding(Draft* draft) {
+  // One switch that is turned on outside the file turns the file's other one off.
+  if (draft->Overridden(kFsdp) && draft->Bool(kFsdp)) draft->DropFromFile(kDeepspeed);
+  if (draft->Overridden(kDeepspeed) && draft->Bool(kDeepspeed)) draft->DropFromFile(kFsdp);
+  if (draft->Faulty({kFsdp, kStrategy, kDeepspeed, kStage})) return;
+  if (!draft->Has(kDeepspeed)) {
+    const bool on = draft->Given(kStage) && draft->Int(kStage) > 0 && !draft->Bool(kFsdp);
+    draft->Derive(kDeepspeed, on, on ? kStage : "the default");
+  }
+  if (draft->Bool(kFsdp) && draft->Bool(kDeepspeed)) {
+    draft->AddProblem(kFsdp, fmt::format("{} and {} exclude each other; keep one: fsdp_sharding_"
+                                         "strategy and deepspeed_stage name the same choices",
+                                         draft->Quote(kFsdp), draft->Quote(kDeepspeed)));
+    return;
+  }
+  CheckOneGpu(draft);
+  CheckHybrid(draft);
+  if (draft->Given(kDistributed) && !draft->Bool(kDistributed) && draft->Int(kCount) > 1) {
+    draft->AddProblem(kDistributed,
+                      fmt::format("false asks for one GPU, but {}; gpu_count = 1 would agree",
+                                  draft->Quote(kCount)));
+  }
+}
+
+Sharding ShardingOf(const Draft& draft) {
+  if (ShardingKey(draft).empty() || draft.Int(kCount) == 1) return Sharding::kDdp;
+  if (draft.Bool(kFsdp)) {
+    const std::string strategy = StrategyOf(draft);
+    if (strategy == "shard_grad_op") return Sharding::kZero2;
+    const bool hybrid = strategy == "hybrid_shard" && draft.Int(kNodes) > 1;
+    return hybrid ? Sharding::kHybridShard : Sharding::kFullShard;
+  }
+  static constexpr Sharding kStages[] = {Sharding::kDdp, Sharding::kZero1, Sharding::kZero2,
+                                         Sharding::kFullShard};
+  return kStages[StageOf(draft)];
+}
+
+}  // namespace sft::spec
