@@ -44,7 +44,7 @@ absl::Status SessionReactor::Handle() {
     const absl::Status accepted = registry_.Connect(incoming_.register_(), link_);
     v1::ServerMessage welcome;
     *welcome.mutable_welcome() = registry_.MakeWelcome(accepted);
-    Enqueue(welcome);
+    Welcome(welcome);
     if (accepted.ok()) node_ = incoming_.register_().node();
     return accepted;
   }
@@ -70,6 +70,15 @@ void SessionReactor::OnReadDone(bool ok) {
   StartRead(&incoming_);
 }
 
+// The registry may have had something for the node before its Connect returned.
+void SessionReactor::Welcome(const v1::ServerMessage& message) {
+  MutexLock lock(mutex_);
+  if (finishing_ || finished_) return;
+  welcomed_ = true;
+  queue_.push_front(message);
+  StartWrite(&queue_.front());
+}
+
 void SessionReactor::Enqueue(const v1::ServerMessage& message) {
   bool overflow = false;
   {
@@ -78,7 +87,7 @@ void SessionReactor::Enqueue(const v1::ServerMessage& message) {
     overflow = queue_.size() >= kMaxQueue;
     if (!overflow) {
       queue_.push_back(message);
-      if (queue_.size() == 1) StartWrite(&queue_.front());
+      if (welcomed_ && queue_.size() == 1) StartWrite(&queue_.front());
     }
   }
   if (overflow) FinishOnce({grpc::StatusCode::RESOURCE_EXHAUSTED, "the worker reads too slowly"});
@@ -102,7 +111,7 @@ void SessionReactor::FinishOnce(const grpc::Status& status) {
   if (finishing_ || finished_) return;
   finishing_ = true;
   final_status_ = status;
-  if (queue_.empty()) {
+  if (queue_.empty() || !welcomed_) {
     finished_ = true;
     Finish(final_status_);
   }

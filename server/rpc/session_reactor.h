@@ -45,6 +45,8 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::WorkerMessage, v
   void OnDone() override;
 
   absl::Status Handle();
+  // The first message of every session; what is enqueued before it waits for it.
+  void Welcome(const v1::ServerMessage& message);
   void Enqueue(const v1::ServerMessage& message);
   void FinishOnce(const grpc::Status& status);
 
@@ -58,6 +60,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::WorkerMessage, v
 
   Mutex mutex_;
   std::deque<v1::ServerMessage> queue_ SFT_GUARDED_BY(mutex_);  // front: in flight
+  bool welcomed_ SFT_GUARDED_BY(mutex_) = false;
   bool finishing_ SFT_GUARDED_BY(mutex_) = false;               // Finish when the queue has drained
   bool finished_ SFT_GUARDED_BY(mutex_) = false;
   grpc::Status final_status_ SFT_GUARDED_BY(mutex_);
