@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "common/spec/job_spec.h"
+#include "common/spec/resolve.h"
 #include "server/core/file_relay.h"
 #include "server/core/worker_registry.h"
 #include "server/store/store.h"
@@ -21,9 +23,15 @@ class Planner {
   // Never fails: what cannot be known is said in `note`.
   v1::JobPlan Plan(const spec::JobSpec& spec);
 
+  // What is wrong with the job's model, or with what the job asks of it, by its config.json on the
+  // nodes; nothing when no node could be asked. Waits for a node: never inside a transaction.
+  std::optional<spec::Problem> CheckModel(const spec::JobSpec& spec);
+
  private:
   // config.json of the job's model; for a folder that no node listed it is fetched from a node.
+  // UNAVAILABLE when there is no node to ask; what the last node answered when none has it.
   absl::StatusOr<std::string> FindConfig(const spec::JobSpec& spec);
+  absl::StatusOr<std::string> FetchConfig(const std::string& node, const std::string& model);
 
   Store& store_;
   WorkerRegistry& registry_;
