@@ -5,6 +5,7 @@
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
+#include "client/output/text.h"
 #include "common/base/env.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
@@ -35,7 +36,13 @@ absl::StatusOr<std::string> ServerOfConfigFile() {
                       value.source().begin.line, key.str()));
     }
   }
-  return parsed.table()["server"].value_or(std::string());
+  const toml::node_view server = parsed.table()["server"];
+  if (!server) return std::string();
+  if (!server.is_string()) {
+    return InvalidArgument(fmt::format("{}:{}: server must be a string, \"host:port\"", path,
+                                       server.node()->source().begin.line));
+  }
+  return server.value_or(std::string());
 }
 
 }  // namespace
@@ -94,7 +101,12 @@ absl::Status Connection::Describe(const grpc::Status& status) {
                     server_, status.error_message()));
   }
   for (const rpc::FieldViolation& violation : rpc::ViolationsOf(status)) {
-    console_.err << fmt::format("  {}: {}\n", violation.field, violation.description);
+    console_.err << Lines(fmt::format("  {}: {}\n", violation.field, violation.description));
+  }
+  if (status.error_message().empty()) {
+    return rpc::FromGrpc(
+        {status.error_code(), fmt::format("the call failed without a reason (gRPC status {})",
+                                          static_cast<int>(status.error_code()))});
   }
   return rpc::FromGrpc(status);
 }

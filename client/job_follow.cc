@@ -10,6 +10,8 @@
 namespace sft::client {
 namespace {
 
+constexpr char kLostServer[] = "lost the server; waiting for it to come back (the job goes on)\n";
+
 class Follower {
  public:
   Follower(Connection& connection, const std::string& name, const FollowOptions& options,
@@ -28,11 +30,7 @@ class Follower {
       if (Interrupt::Raised()) return absl::CancelledError("interrupted");
       if (last_ && IsEnded(last_->state())) return *last_;
       const MonoTime now = connection_.clock().Mono();
-      if (deadline_ && now >= *deadline_) {
-        return DeadlineExceeded(fmt::format("{} has not ended within {} s: it is {}", name_,
-                                            options_.timeout->count(),
-                                            last_ ? StateName(last_->state()) : "not known"));
-      }
+      if (deadline_ && now >= *deadline_) return TimedOut();
       if (heard) {
         lost = now;
         pause = std::chrono::milliseconds(200);
@@ -46,8 +44,7 @@ class Follower {
             fmt::format("the server ended the watch of {}, which has not ended", name_));
       }
       if (!told) {
-        connection_.console().err
-            << "lost the server; waiting for it to come back (the job goes on)\n";
+        connection_.console().err << kLostServer;
         told = true;
       }
       connection_.clock().Sleep(pause);
@@ -56,6 +53,19 @@ class Follower {
   }
 
  private:
+  // The deadline may have passed before the watch said anything: what the job is then is asked.
+  absl::StatusOr<v1::Job> TimedOut() {
+    if (!last_) {
+      v1::GetJobRequest request;
+      request.set_name(name_);
+      SFT_ASSIGN_OR_RETURN(
+          last_, connection_.Call(connection_.jobs(), &v1::JobService::Stub::GetJob, request));
+      if (IsEnded(last_->state())) return *last_;
+    }
+    return DeadlineExceeded(fmt::format("{} has not ended within {} s: it is {}", name_,
+                                        options_.timeout->count(), StateName(last_->state())));
+  }
+
   grpc::Status Stream(bool& heard) {
     grpc::ClientContext context;
     if (deadline_) {
@@ -101,6 +111,30 @@ class Follower {
 };
 
 }  // namespace
+
+absl::Status ReadThroughOutages(Connection& connection, bool follow, const ReadOnce& read) {
+  MonoTime lost = connection.clock().Mono();
+  bool told = false;
+  for (;;) {
+    bool heard = false, ended = false;
+    const grpc::Status status = read(heard, ended);
+    if (ended || Interrupt::Raised()) return absl::OkStatus();
+    const bool outage = status.ok() || status.error_code() == grpc::StatusCode::UNAVAILABLE;
+    const MonoTime now = connection.clock().Mono();
+    if (heard) {
+      lost = now;
+      told = false;
+    }
+    if (!follow || !outage || now - lost > kOutageLimit) {
+      return status.ok() ? absl::OkStatus() : connection.Describe(status);
+    }
+    if (!told && !status.ok()) {
+      connection.console().err << kLostServer;
+      told = true;
+    }
+    connection.clock().Sleep(std::chrono::seconds(1));
+  }
+}
 
 absl::StatusOr<v1::Job> FollowJob(Connection& connection, const std::string& name,
                                   const FollowOptions& options, const FollowHandlers& handlers) {

@@ -30,4 +30,10 @@ absl::StatusOr<v1::Job> FollowJob(Connection& connection, const std::string& nam
 
 inline constexpr std::chrono::minutes kOutageLimit{10};
 
+// Runs `read`, one try of a streaming call that goes on where the last one broke, until it says
+// that all is read or fails; with `follow` through outages of the server, each up to kOutageLimit.
+// OK after Ctrl-C too (Interrupt::Raised).
+using ReadOnce = std::function<grpc::Status(bool& heard, bool& ended)>;
+absl::Status ReadThroughOutages(Connection& connection, bool follow, const ReadOnce& read);
+
 }  // namespace sft::client

@@ -4,8 +4,10 @@
 
 #include <filesystem>
 
+#include "client/output/text.h"
 #include "common/base/env.h"
 #include "common/base/status.h"
+#include "common/base/utf8.h"
 #include "common/io/file.h"
 #include "common/spec/fields.h"
 
@@ -29,24 +31,40 @@ absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& fl
   std::vector<v1::Override> overrides;
   for (const std::string& name : spec::AllEnvNames()) {
     if (const std::optional<std::string> value = GetEnv(name)) {
+      if (!IsUtf8(*value)) {
+        return InvalidArgument(fmt::format("the environment variable {} is not UTF-8", name));
+      }
       overrides.push_back(Make(v1::Override::ENVIRONMENT, name, *value, name));
     }
   }
-  const auto flag = [&](const char* key, const std::string& value, const char* origin) {
-    if (!value.empty()) overrides.push_back(Make(v1::Override::FLAG, key, value, origin));
+  using Text = std::optional<std::string>;
+  struct Flag {
+    const char* key;
+    const Text& value;
+    const char* origin;
   };
-  flag("job.kind", flags.type, "--type");
-  flag("job.name", flags.name, "--name");
-  flag("job.data", flags.dataset, "--dataset");
-  flag("data.val", flags.val, "--val");
-  flag("job.model", flags.model, "--model");
+  for (const Flag& flag : {Flag{"job.kind", flags.type, "--type"},
+                           {"job.name", flags.name, "--name"},
+                           {"job.data", flags.dataset, "--dataset"},
+                           {"data.val", flags.val, "--val"},
+                           {"job.model", flags.model, "--model"}}) {
+    if (!flag.value) continue;
+    if (flag.value->empty()) {
+      return InvalidArgument(fmt::format(
+          "{} is empty; leave it out to keep what the file says of {}", flag.origin, flag.key));
+    }
+    overrides.push_back(Make(v1::Override::FLAG, flag.key, *flag.value, flag.origin));
+  }
   if (!flags.deepspeed.empty()) {
     absl::StatusOr<std::string> text = io::ReadFile(flags.deepspeed, kMaxDeepspeedFile);
     if (!text.ok()) return InvalidArgument(fmt::format("--deepspeed: {}", Message(text.status())));
     if (text->empty()) return InvalidArgument(fmt::format("{} is empty", flags.deepspeed));
-    flag("train.deepspeed_config", *text, "--deepspeed");
+    overrides.push_back(Make(v1::Override::FLAG, "train.deepspeed_config", *text, "--deepspeed"));
   }
-  if (flags.examples > 0) flag("data.max_examples", std::to_string(flags.examples), "--examples");
+  if (flags.examples > 0) {
+    overrides.push_back(Make(v1::Override::FLAG, "data.max_examples",
+                             std::to_string(flags.examples), "--examples"));
+  }
   for (const std::string& assignment : flags.set) {
     const size_t equals = assignment.find('=');
     if (equals == std::string::npos || equals == 0) {
@@ -68,8 +86,8 @@ std::string LocalPath(const v1::NeededFile& needed, const std::string& job_file)
 std::string ProblemLine(const v1::Problem& problem, const std::string& file) {
   std::string where = file;
   if (problem.line() > 0) where += fmt::format(":{}", problem.line());
-  if (problem.key().empty()) return fmt::format("{}: {}", where, problem.message());
-  return fmt::format("{}: {}: {}", where, problem.key(), problem.message());
+  if (problem.key().empty()) return Lines(fmt::format("{}: {}", where, problem.message()));
+  return Lines(fmt::format("{}: {}: {}", where, problem.key(), problem.message()));
 }
 
 }  // namespace sft::client

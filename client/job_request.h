@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,18 +13,19 @@ namespace sft::client {
 // What `submit` was given on its command line.
 struct SubmitFlags {
   std::string file;
-  std::string type;
-  std::string dataset;
-  std::string val;
-  std::string model;
-  std::string name;
+  std::optional<std::string> type;
+  std::optional<std::string> dataset;
+  std::optional<std::string> val;
+  std::optional<std::string> model;
+  std::optional<std::string> name;
   std::string deepspeed;  // path of a DeepSpeed JSON
   long examples = 0;
   std::vector<std::string> set;  // "key=value", as typed
 };
 
 // Changes to the job file in the order in which they win: environment, then flags, then --set. The
-// DeepSpeed JSON goes as its text. InvalidArgument: it cannot be read, or a --set is no assignment.
+// DeepSpeed JSON goes as its text. INVALID_ARGUMENT where that cannot be read, for a flag without a
+// value and for what is not UTF-8.
 absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& flags);
 
 // The path on this machine of a file that the job names: relative to the job file, or to the

@@ -20,7 +20,5 @@ int main(int argc, char** argv) {
     }
     return std::make_unique<Connection>(*server, console, sft::Clock::Real());
   };
-  const int code = RunApp(argc, argv, console, connect);
-  std::cout.flush();
-  return code;
+  return RunApp(argc, argv, console, connect);
 }

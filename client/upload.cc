@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "client/interrupt.h"
@@ -12,7 +13,12 @@
 namespace sft::client {
 namespace {
 
-constexpr int kUploadAttempts = 5;
+constexpr std::chrono::milliseconds kFirstPause{250};
+constexpr std::chrono::seconds kMaxPause{5};
+// How long an upload may stand still: ours, and another's, at whose end the server reads and checks
+// the whole file.
+constexpr Nanos kPatience = std::chrono::seconds(15);
+constexpr Nanos kOtherPatience = std::chrono::minutes(10);
 
 // One stream from `offset` to the end; the answer's status.
 grpc::Status SendFrom(Connection& connection, const LocalFile& file, int fd, int64_t offset) {
@@ -34,7 +40,7 @@ grpc::Status SendFrom(Connection& connection, const LocalFile& file, int fd, int
     const absl::StatusOr<size_t> got =
         io::ReadAt(fd, offset, chunk.data(), chunk.size(), file.path);
     if (!got.ok()) return rpc::ToGrpc(got.status());
-    if (*got == 0 && !first) return {grpc::StatusCode::ABORTED, file.path + " became shorter"};
+    if (*got == 0 && !first) return {grpc::StatusCode::INVALID_ARGUMENT, "became shorter"};
     request.set_data(chunk.data(), *got);
     if (!writer->Write(request)) break;  // the server has answered: Finish tells what
     offset += static_cast<int64_t>(*got);
@@ -47,6 +53,8 @@ grpc::Status SendFrom(Connection& connection, const LocalFile& file, int fd, int
 }  // namespace
 
 absl::StatusOr<LocalFile> HashLocalFile(const std::string& key, const std::string& path) {
+  const absl::Status regular = io::CheckRegularFile(path);
+  if (!regular.ok()) return InvalidArgument(fmt::format("{}: {}", key, Message(regular)));
   const absl::StatusOr<io::FileHash> hash = io::HashFile(path);
   if (!hash.ok()) return InvalidArgument(fmt::format("{}: {}", key, Message(hash.status())));
   return LocalFile{path, hash->sha256, hash->size};
@@ -54,25 +62,42 @@ absl::StatusOr<LocalFile> HashLocalFile(const std::string& key, const std::strin
 
 absl::Status UploadDataset(Connection& connection, const LocalFile& file) {
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(file.path));
-  grpc::Status status;
-  for (int attempt = 0; attempt < kUploadAttempts; ++attempt) {
-    if (attempt > 0) connection.clock().Sleep(std::chrono::milliseconds(200) * (1 << attempt));
+  MonoTime moved = connection.clock().Mono();
+  int64_t most = -1;
+  bool told_upload = false, told_wait = false;
+  for (Nanos pause = kFirstPause;; pause = std::min<Nanos>(2 * pause, kMaxPause)) {
     v1::StatBlobRequest request;
     request.set_sha256(file.sha256);
     SFT_ASSIGN_OR_RETURN(
         const v1::StatBlobResponse known,
         connection.Call(connection.data(), &v1::DataService::Stub::StatBlob, request));
     if (known.complete()) return absl::OkStatus();
-    if (attempt == 0) {
-      connection.console().err << fmt::format("uploading {} ({})\n", file.path, Bytes(file.size));
+    const MonoTime now = connection.clock().Mono();
+    if (known.received() != most) {
+      most = known.received();
+      moved = now;
     }
-    status = SendFrom(connection, file, fd.get(), known.received());
+    if (!told_upload) {
+      connection.console().err << fmt::format("uploading {} ({})\n", file.path, Bytes(file.size));
+      told_upload = true;
+    }
+    const grpc::Status status = SendFrom(connection, file, fd.get(), known.received());
     if (status.ok()) return absl::OkStatus();
-    const bool again = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+    // Somebody else sends the same file: what matters is that it gets there.
+    const bool another = status.error_code() == grpc::StatusCode::ABORTED;
+    const bool again = another || status.error_code() == grpc::StatusCode::UNAVAILABLE ||
                        status.error_code() == grpc::StatusCode::OUT_OF_RANGE;
-    if (!again || Interrupt::Raised()) break;
+    if (Interrupt::Raised())
+      return absl::CancelledError("interrupted; the same command continues it");
+    if (!again || now - moved > (another ? kOtherPatience : kPatience)) {
+      return Annotate(connection.Describe(status), file.path);
+    }
+    if (another && !told_wait) {
+      connection.console().err << "it is being uploaded by another call already: waiting\n";
+      told_wait = true;
+    }
+    connection.clock().Sleep(pause);
   }
-  return Annotate(connection.Describe(status), file.path);
 }
 
 }  // namespace sft::client

@@ -44,6 +44,12 @@ void AddJsonFlag(CLI::App* command, Session& session);
 // Prints "sftctl: message" to err and returns the status's exit code.
 ExitCode Fail(Connection& connection, const absl::Status& status);
 
+// Says how to come back with `command`, after Ctrl-C.
+ExitCode Detached(Connection& connection, const std::string& command);
+
+// A check for options that take a whole number from `from` on.
+CLI::Validator WholeNumber(int64_t from);
+
 // "60s", "5m", "2h", "1d", or seconds as a plain number.
 absl::StatusOr<std::chrono::seconds> ParseDuration(const std::string& text);
 

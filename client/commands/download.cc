@@ -18,6 +18,17 @@ struct DownloadOptions {
   std::string out;
 };
 
+// An error of this machine's disk, which is none of the server's: a folder that cannot be made is a
+// wrong -o, not a missing job.
+absl::Status Local(const absl::Status& status) {
+  if (status.ok()) return status;
+  const bool wrong_folder =
+      absl::IsNotFound(status) || absl::IsPermissionDenied(status) || absl::IsAlreadyExists(status);
+  return wrong_folder
+             ? InvalidArgument(fmt::format("{}; choose another folder with -o", Message(status)))
+             : Internal(Message(status));
+}
+
 // Downloads into DIR.partial and renames it at the end: a folder under its own name is whole. What
 // a broken download left is continued by the next.
 class Downloader {
@@ -35,26 +46,30 @@ class Downloader {
       }
       SFT_RETURN_IF_ERROR(Annotate(Fetch(file), file.path()));
     }
-    if (io::Exists(folder_)) SFT_RETURN_IF_ERROR(io::RemoveAll(folder_));  // empty: checked before
-    return io::RenameDurably(partial_, folder_);
+    if (io::Exists(folder_)) {
+      SFT_RETURN_IF_ERROR(Local(io::RemoveAll(folder_)));  // empty: checked before
+    }
+    return Local(io::RenameDurably(partial_, folder_));
   }
 
  private:
   absl::Status Fetch(const v1::ArtifactFile& file) {
     const std::string path = partial_ + "/" + file.path();
-    SFT_RETURN_IF_ERROR(io::MakeDirs(path.substr(0, path.rfind('/'))));
+    SFT_RETURN_IF_ERROR(Local(io::MakeDirs(path.substr(0, path.rfind('/')))));
     grpc::Status status;
     for (int attempt = 0; attempt < kDownloadAttempts; ++attempt) {
       if (attempt > 0) connection_.clock().Sleep(std::chrono::milliseconds(200) * (1 << attempt));
-      SFT_ASSIGN_OR_RETURN(io::AppendFile out, io::AppendFile::Open(path));
-      if (out.size() > file.blob().size()) SFT_RETURN_IF_ERROR(out.Truncate(0));
+      absl::StatusOr<io::AppendFile> opened = io::AppendFile::Open(path);
+      SFT_RETURN_IF_ERROR(Local(opened.status()));
+      io::AppendFile& out = *opened;
+      if (out.size() > file.blob().size()) SFT_RETURN_IF_ERROR(Local(out.Truncate(0)));
       absl::Status disk;
       status = Stream(file, out, disk);
-      SFT_RETURN_IF_ERROR(disk);
+      SFT_RETURN_IF_ERROR(Local(disk));
       if (Interrupt::Raised())
         return absl::CancelledError("interrupted; the same command continues it");
       if (status.ok() && out.size() == file.blob().size()) {
-        SFT_RETURN_IF_ERROR(out.Sync());
+        SFT_RETURN_IF_ERROR(Local(out.Sync()));
         return CheckHash(path, file);
       }
       if (!status.ok() && status.error_code() != grpc::StatusCode::UNAVAILABLE) break;

@@ -62,7 +62,7 @@ void AddList(CLI::App& app, Session& session) {
   command->add_option("--state", options->states, "Only jobs in this state; may be repeated")
       ->allow_extra_args(false);
   command->add_option("--limit", options->limit, "At most so many")
-      ->check(CLI::PositiveNumber)
+      ->check(WholeNumber(1))
       ->capture_default_str();
   AddJsonFlag(command, session);
   command->callback([&session, options] {

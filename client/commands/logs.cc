@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <optional>
 
 #include "client/commands/commands.h"
 #include "client/interrupt.h"
@@ -14,7 +14,7 @@ struct LogOptions {
   std::string job;
   int rank = 0;
   int attempt = 0;
-  int tail = 0;
+  std::optional<int> tail;
   bool follow = false;
   bool prepare = false;
 };
@@ -26,35 +26,19 @@ class LogReader {
     request_.set_name(options.job);
     request_.set_attempt(options.attempt);
     request_.set_rank(options.rank);
-    request_.set_tail_lines(options.tail);
+    if (options.tail) request_.set_tail_lines(*options.tail);
     request_.set_follow(options.follow);
     request_.set_stream(options.prepare ? "prepare" : "log");
   }
 
   absl::Status Run() {
-    MonoTime lost = connection_.clock().Mono();
-    bool heard_once = false;
-    for (;;) {
-      bool heard = false;
-      const grpc::Status status = Stream(heard);
-      if (ended_ || Interrupt::Raised()) return absl::OkStatus();
-      if (status.ok()) {
-        if (!request_.follow()) return absl::OkStatus();
-      } else if (status.error_code() != grpc::StatusCode::UNAVAILABLE) {
-        return connection_.Describe(status);
-      }
-      heard_once = heard_once || heard;
-      const MonoTime now = connection_.clock().Mono();
-      if (heard) lost = now;
-      if (!request_.follow() || !heard_once || now - lost > kOutageLimit) {
-        return status.ok() ? absl::OkStatus() : connection_.Describe(status);
-      }
-      connection_.clock().Sleep(std::chrono::seconds(1));
-    }
+    return ReadThroughOutages(connection_, request_.follow(),
+                              [this](bool& heard, bool& ended) { return Stream(heard, ended); });
   }
+  bool printed() const { return printed_; }
 
  private:
-  grpc::Status Stream(bool& heard) {
+  grpc::Status Stream(bool& heard, bool& ended) {
     grpc::ClientContext context;
     Interrupt interrupt(context);
     auto reader = connection_.jobs().ReadLog(&context, request_);
@@ -62,26 +46,31 @@ class LogReader {
     while (reader->Read(&response)) {
       heard = true;
       connection_.console().out << response.data() << std::flush;
+      printed_ = printed_ || !response.data().empty();
       request_.set_offset(response.offset() + static_cast<int64_t>(response.data().size()));
-      request_.set_tail_lines(0);
+      request_.clear_tail_lines();
       if (response.attempt() > 0) request_.set_attempt(response.attempt());
-      ended_ = ended_ || response.end_of_file();
+      ended = ended || response.end_of_file();
     }
     return reader->Finish();
   }
 
   Connection& connection_;
   v1::ReadLogRequest request_;
-  bool ended_ = false;
+  bool printed_ = false;
 };
 
 ExitCode Logs(Connection& connection, const LogOptions& options) {
-  const absl::Status status = LogReader(connection, options).Run();
+  LogReader reader(connection, options);
+  const absl::Status status = reader.Run();
   if (!status.ok()) return Fail(connection, status);
-  if (Interrupt::Raised()) {
+  const std::string again = fmt::format("sftctl logs {} --follow", options.job);
+  if (Interrupt::Raised()) return Detached(connection, again);
+  if (!reader.printed() && !options.prepare && !options.tail) {
     connection.console().err << fmt::format(
-        "\ndetached; the job goes on. Come back with `sftctl logs {} --follow`\n", options.job);
-    return kInterrupted;
+        "rank {} has written nothing; what the preparation before it wrote: `sftctl logs {} "
+        "--prepare`\n",
+        options.rank, options.job);
   }
   if (!options.follow) return kSucceeded;
   // The log has ended; the job ends a moment later, when its result is stored.
@@ -89,7 +78,9 @@ ExitCode Logs(Connection& connection, const LogOptions& options) {
   handlers.on_job = [](const v1::Job&) {};
   handlers.on_metric = [](const v1::Metric&) {};
   const absl::StatusOr<v1::Job> job = FollowJob(connection, options.job, {}, handlers);
-  if (!job.ok()) return Interrupt::Raised() ? kInterrupted : Fail(connection, job.status());
+  if (!job.ok()) {
+    return Interrupt::Raised() ? Detached(connection, again) : Fail(connection, job.status());
+  }
   PrintEnding(connection, *job);
   return ExitCodeOf(*job);
 }
@@ -102,12 +93,14 @@ void AddLogs(CLI::App& app, Session& session) {
   auto options = std::make_shared<LogOptions>();
   command->add_option("JOB", options->job, "Job")->required();
   command->add_option("--rank", options->rank, "Rank of the gang")
-      ->check(CLI::NonNegativeNumber)
+      ->check(WholeNumber(0))
       ->capture_default_str();
   command->add_option("--attempt", options->attempt, "Attempt (default: the last)")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--tail", options->tail, "Start at the last N lines")
-      ->check(CLI::NonNegativeNumber);
+      ->check(WholeNumber(0));
+  command
+      ->add_option("--tail", options->tail,
+                   "Start at the last N lines; 0: at what is written from now on")
+      ->check(WholeNumber(0));
   command->add_flag("--follow", options->follow,
                     "Go on until the job has ended; exits with its verdict");
   command->add_flag("--prepare", options->prepare,

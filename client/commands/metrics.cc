@@ -2,6 +2,7 @@
 
 #include "client/commands/commands.h"
 #include "client/interrupt.h"
+#include "client/job_follow.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
@@ -14,33 +15,58 @@ struct MetricOptions {
   bool follow = false;
 };
 
+std::vector<std::string> Row(const v1::Metric& metric) {
+  if (metric.is_eval()) {
+    return {std::to_string(metric.step()),
+            "",
+            fmt::format("{:.4f}", metric.val_loss()),
+            "",
+            "",
+            "",
+            "",
+            ""};
+  }
+  return {std::to_string(metric.step()),
+          fmt::format("{:.4f}", metric.loss()),
+          "",
+          fmt::format("{:.3e}", metric.lr()),
+          fmt::format("{:.4f}", metric.grad_norm()),
+          std::to_string(metric.tokens()),
+          Count(metric.tokens_per_second()),
+          Bytes(metric.gpu_memory_bytes())};
+}
+
 ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json) {
-  grpc::ClientContext context;
-  Interrupt interrupt(context);
   v1::ReadMetricsRequest request;
   request.set_name(options.job);
   request.set_follow(options.follow);
-  auto reader = connection.jobs().ReadMetrics(&context, request);
-  v1::ReadMetricsResponse response;
   Table table({"STEP", "LOSS", "VAL.LOSS", "LR", "GRAD_NORM", "TOKENS", "TOK/S", "MEMORY"});
-  while (reader->Read(&response)) {
-    for (const v1::Metric& metric : response.metrics()) {
-      if (json || options.follow) {
-        connection.console().out << MetricJson(metric).dump() << std::endl;
-      } else if (metric.is_eval()) {
-        table.Add({std::to_string(metric.step()), "", fmt::format("{:.4f}", metric.val_loss()), "",
-                   "", "", "", ""});
-      } else {
-        table.Add({std::to_string(metric.step()), fmt::format("{:.4f}", metric.loss()), "",
-                   fmt::format("{:.3e}", metric.lr()), fmt::format("{:.4f}", metric.grad_norm()),
-                   std::to_string(metric.tokens()), Count(metric.tokens_per_second()),
-                   Bytes(metric.gpu_memory_bytes())});
+  // A broken stream goes on at the point it had reached.
+  const auto stream = [&](bool& heard, bool& ended) {
+    grpc::ClientContext context;
+    Interrupt interrupt(context);
+    auto reader = connection.jobs().ReadMetrics(&context, request);
+    v1::ReadMetricsResponse response;
+    while (reader->Read(&response)) {
+      heard = true;
+      for (const v1::Metric& metric : response.metrics()) {
+        if (json || options.follow) {
+          connection.console().out << MetricJson(metric).dump() << std::endl;
+        } else {
+          table.Add(Row(metric));
+        }
       }
+      request.set_index(response.next_index());
     }
+    grpc::Status status = reader->Finish();
+    ended = status.ok();
+    return status;
+  };
+  const absl::Status status = ReadThroughOutages(connection, options.follow, stream);
+  if (Interrupt::Raised()) {
+    return Detached(connection, fmt::format("sftctl metrics {} --follow", options.job));
   }
-  const grpc::Status status = reader->Finish();
-  if (Interrupt::Raised()) return kInterrupted;
-  if (!status.ok()) return Fail(connection, connection.Describe(status));
+  if (!status.ok()) return Fail(connection, status);
   if (!json && !options.follow) connection.console().out << table.Render();
   return kSucceeded;
 }

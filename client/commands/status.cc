@@ -6,6 +6,7 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/progress.h"
+#include "client/output/text.h"
 
 namespace sft::client {
 namespace {
@@ -18,7 +19,7 @@ struct StatusOptions {
 void PrintJob(Connection& connection, const v1::Job& job) {
   std::ostream& out = connection.console().out;
   const auto line = [&](const char* label, const std::string& value) {
-    if (!value.empty()) out << fmt::format("{:<10} {}\n", label, value);
+    if (!value.empty()) out << fmt::format("{:<10} {}\n", label, OneLine(value));
   };
   line("job",
        ShortName(job.name()) + (job.display_name().empty() ? "" : " (" + job.display_name() + ")"));
@@ -46,10 +47,27 @@ void PrintJob(Connection& connection, const v1::Job& job) {
   if (IsEnded(job.state())) PrintEnding(connection, job);
 }
 
+// The job that was submitted last.
+absl::StatusOr<std::string> NewestJob(Connection& connection) {
+  v1::ListJobsRequest request;
+  request.set_page_size(1);
+  SFT_ASSIGN_OR_RETURN(
+      const v1::ListJobsResponse page,
+      connection.Call(connection.jobs(), &v1::JobService::Stub::ListJobs, request));
+  if (page.jobs().empty()) return NotFound("there is no job yet: `sftctl submit FILE` makes one");
+  return ShortName(page.jobs(0).name());
+}
+
 ExitCode Status(Connection& connection, const StatusOptions& options, bool json) {
-  if (options.watch) return FollowToTheEnd(connection, options.job, json);
+  std::string name = options.job;
+  if (name.empty()) {
+    const absl::StatusOr<std::string> newest = NewestJob(connection);
+    if (!newest.ok()) return Fail(connection, newest.status());
+    name = *newest;
+  }
+  if (options.watch) return FollowToTheEnd(connection, name, json);
   v1::GetJobRequest request;
-  request.set_name(options.job);
+  request.set_name(name);
   const auto job = connection.Call(connection.jobs(), &v1::JobService::Stub::GetJob, request);
   if (!job.ok()) return Fail(connection, job.status());
   if (json) {
@@ -61,6 +79,12 @@ ExitCode Status(Connection& connection, const StatusOptions& options, bool json)
 }
 
 }  // namespace
+
+ExitCode Detached(Connection& connection, const std::string& command) {
+  connection.console().err << fmt::format(
+      "\ndetached; the job goes on. Come back with `{}`; `sftctl cancel JOB` stops it\n", command);
+  return kInterrupted;
+}
 
 void PrintEnding(Connection& connection, const v1::Job& job) {
   std::ostream& err = connection.console().err;
@@ -76,14 +100,19 @@ void PrintEnding(Connection& connection, const v1::Job& job) {
   }
   err << fmt::format("{} failed ({}): {}\n", id,
                      verdict.domain() == v1::Verdict::USER ? "user" : "infrastructure",
-                     verdict.message());
+                     Lines(verdict.message()));
   if (verdict.rank() >= 0 && !verdict.node().empty()) {
     err << fmt::format("  blamed: rank {} on {}\n", verdict.rank(), ShortName(verdict.node()));
   }
-  for (const std::string& evidence : verdict.evidence()) err << "  " << evidence << "\n";
-  if (!verdict.advice().empty()) err << "  what to do: " << verdict.advice() << "\n";
-  err << fmt::format("  its log: `sftctl logs {}{}`\n", id,
-                     verdict.rank() > 0 ? fmt::format(" --rank {}", verdict.rank()) : "");
+  for (const std::string& evidence : verdict.evidence()) err << "  " << Lines(evidence) << "\n";
+  if (!verdict.advice().empty()) err << "  what to do: " << Lines(verdict.advice()) << "\n";
+  // An attempt that ended before its processes were started has no log.
+  if (verdict.process() == "prepare") {
+    err << fmt::format("  its log: `sftctl logs {} --prepare`\n", id);
+  } else if (verdict.rank() >= 0) {
+    err << fmt::format("  its log: `sftctl logs {}{}`\n", id,
+                       verdict.rank() > 0 ? fmt::format(" --rank {}", verdict.rank()) : "");
+  }
 }
 
 ExitCode FollowToTheEnd(Connection& connection, const std::string& name, bool json) {
@@ -103,11 +132,7 @@ ExitCode FollowToTheEnd(Connection& connection, const std::string& name, bool js
   view.Finish();
   if (!job.ok()) {
     if (Interrupt::Raised()) {
-      connection.console().err << fmt::format(
-          "\ndetached; the job goes on. Come back with `sftctl status {} --watch`, stop it with "
-          "`sftctl cancel {}`\n",
-          name, name);
-      return kInterrupted;
+      return Detached(connection, fmt::format("sftctl status {} --watch", name));
     }
     return Fail(connection, job.status());
   }
@@ -116,10 +141,11 @@ ExitCode FollowToTheEnd(Connection& connection, const std::string& name, bool js
 }
 
 void AddStatus(CLI::App& app, Session& session) {
-  CLI::App* command = AddCommand(app, "status", "Show one job: state and why, progress, verdict",
-                                 "sftctl status job-abc --watch");
+  CLI::App* command = AddCommand(
+      app, "status", "Show one job, by default the newest: state and why, progress, verdict",
+      "sftctl status job-abc --watch");
   auto options = std::make_shared<StatusOptions>();
-  command->add_option("JOB", options->job, "Job (from `sftctl list`)")->required();
+  command->add_option("JOB", options->job, "Job (from `sftctl list`; default: the newest)");
   command->add_flag("--watch", options->watch,
                     "Show changes until it has ended; exits with its verdict");
   AddJsonFlag(command, session);

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "client/commands/commands.h"
@@ -9,6 +10,7 @@
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "common/base/ids.h"
+#include "common/base/utf8.h"
 #include "common/io/file.h"
 
 namespace sft::client {
@@ -121,10 +123,7 @@ class Submission {
 
  private:
   absl::Status Resolve() {
-    // A job file that is not there is a wrong command line, not a missing job.
-    absl::StatusOr<std::string> text = io::ReadFile(options_.file, kMaxJobFile);
-    if (!text.ok()) return InvalidArgument(Message(text.status()));
-    request_text_ = *std::move(text);
+    SFT_RETURN_IF_ERROR(ReadJobFile());
     SFT_ASSIGN_OR_RETURN(overrides_, CollectOverrides(options_));
     v1::ResolveJobRequest request;
     request.set_source_text(request_text_);
@@ -133,6 +132,20 @@ class Submission {
     SFT_ASSIGN_OR_RETURN(resolution_, connection_.Call(connection_.jobs(),
                                                        &v1::JobService::Stub::ResolveJob, request));
     return absl::OkStatus();
+  }
+
+  absl::Status ReadJobFile() {
+    // A job file that is not there is a wrong command line, not a missing job.
+    const absl::Status regular = io::CheckRegularFile(options_.file);
+    if (!regular.ok()) return InvalidArgument(Message(regular));
+    absl::StatusOr<std::string> text = io::ReadFile(options_.file, kMaxJobFile);
+    if (!text.ok()) return InvalidArgument(Message(text.status()));
+    request_text_ = *std::move(text);
+    const size_t bad = FindInvalidUtf8(request_text_);
+    if (bad == std::string::npos) return absl::OkStatus();
+    const auto line = 1 + std::count(request_text_.begin(), request_text_.begin() + bad, '\n');
+    return InvalidArgument(
+        fmt::format("{}:{}: is not UTF-8, as a TOML file must be", options_.file, line));
   }
 
   // Hashes the files that the job names; what cannot be read is one more problem of the job.
@@ -146,11 +159,14 @@ class Submission {
       }
       v1::Problem* problem = resolution_.add_problems();
       problem->set_key(needed.key());
+      problem->set_line(needed.line());
       const std::string message(Message(file.status()));
       problem->set_message(
           message.substr(needed.key().size() + 2) +
           "; must be a file of this machine, or node:/path for one that every node sees");
     }
+    std::stable_sort(resolution_.mutable_problems()->begin(), resolution_.mutable_problems()->end(),
+                     [](const auto& a, const auto& b) { return a.line() < b.line(); });
   }
 
   void PrintProblems(const google::protobuf::RepeatedPtrField<v1::Problem>& problems,
@@ -235,7 +251,7 @@ void AddSubmit(CLI::App& app, Session& session) {
   command->add_option("--dataset", options->dataset, "Training rows instead of job.data");
   command->add_option("--val", options->val, "Validation rows instead of data.val");
   command->add_option("--examples", options->examples, "Train on the first N rows only")
-      ->check(CLI::PositiveNumber);
+      ->check(WholeNumber(1));
   command->add_option("--model", options->model, "Base model instead of job.model");
   command->add_option("--deepspeed", options->deepspeed,
                       "DeepSpeed JSON for train.deepspeed_config; comments are allowed");

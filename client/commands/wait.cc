@@ -25,7 +25,9 @@ ExitCode Wait(Connection& connection, const WaitOptions& options, bool json) {
   handlers.on_metric = [](const v1::Metric&) {};
   const absl::StatusOr<v1::Job> job = FollowJob(connection, options.job, follow, handlers);
   if (!job.ok()) {
-    if (Interrupt::Raised()) return kInterrupted;
+    if (Interrupt::Raised()) {
+      return Detached(connection, fmt::format("sftctl wait {}", options.job));
+    }
     return Fail(connection, job.status());
   }
   if (json) connection.console().out << JobJson(*job).dump(2) << "\n";

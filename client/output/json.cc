@@ -38,7 +38,8 @@ Json VerdictJson(const v1::Verdict& verdict) {
                {"message", verdict.message()},
                {"advice", verdict.advice()},
                {"rank", verdict.rank()},
-               {"node", verdict.node()}};
+               {"node", verdict.node()},
+               {"process", verdict.process()}};
   json["evidence"] = std::vector<std::string>(verdict.evidence().begin(), verdict.evidence().end());
   return json;
 }

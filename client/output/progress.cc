@@ -7,6 +7,7 @@
 #include "client/connection.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
+#include "client/output/text.h"
 
 namespace sft::client {
 
@@ -41,6 +42,7 @@ void ProgressView::OnJob(const v1::Job& job) {
   total_steps_ = progress.total_steps();
   std::string line = fmt::format("{} {}", ShortName(job.name()), StateName(job.state()));
   if (!job.reason().empty()) line += ": " + job.reason();
+  line = OneLine(line);
   if (line != last_state_line_) PrintLine(line);
   last_state_line_ = line;
   if (!console_.terminal || IsEnded(job.state())) return;
@@ -48,7 +50,7 @@ void ProgressView::OnJob(const v1::Job& job) {
     console_.err << "\r\033[K" << ProgressLine(progress, console_.width) << std::flush;
     drawn_ = true;
   } else if (job.state() == v1::Job::PREPARING && !progress.phase().empty()) {
-    console_.err << "\r\033[K" << progress.phase() << std::flush;
+    console_.err << "\r\033[K" << OneLine(progress.phase()) << std::flush;
     drawn_ = true;
   }
 }

@@ -133,6 +133,17 @@ bool IsDirectory(const std::string& path) {
   return fs::is_directory(path, error);
 }
 
+absl::Status CheckRegularFile(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0)
+    return ErrnoStatus(fmt::format("cannot open {}", path), errno);
+  if (S_ISREG(info.st_mode)) return absl::OkStatus();
+  const char* const what = S_ISDIR(info.st_mode)    ? "a folder"
+                           : S_ISFIFO(info.st_mode) ? "a pipe"
+                                                    : "a device or socket";
+  return InvalidArgument(fmt::format("{} is {}, not a regular file", path, what));
+}
+
 absl::Status RemoveAll(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);

@@ -63,6 +63,9 @@ bool Exists(const std::string& path);
 // What an ordinary user may still write to the file system that holds `path`.
 absl::StatusOr<int64_t> FreeBytes(const std::string& path);
 bool IsDirectory(const std::string& path);
+// INVALID_ARGUMENT for what is there and no file to read twice or to ask for its size: a folder, a
+// pipe (opening one may wait for ever), a device. A link counts as what it names.
+absl::Status CheckRegularFile(const std::string& path);
 // Removes a file or a whole folder; missing is OK. Links are removed, not followed.
 absl::Status RemoveAll(const std::string& path);
 // Names (not paths) in a folder, sorted.

@@ -51,9 +51,15 @@ void Draft::SetOverride(const Field& field, Value value, const Override& overrid
                                                 kStrengths[static_cast<int>(override_.kind)]};
 }
 
+void Draft::TakeFrom(std::string_view key, std::string_view source) {
+  DraftEntry entry = *Find(source);
+  entry.given_as = source;
+  entries_[std::string(key)] = std::move(entry);
+}
+
 void Draft::Derive(std::string_view key, Value value, std::string_view from) {
-  entries_[std::string(key)] =
-      DraftEntry{std::move(value), fmt::format("derived: {}", from), 0, Strength::kDefault};
+  entries_[std::string(key)] = DraftEntry{std::move(value), fmt::format("derived: {}", from), 0,
+                                          Strength::kDefault, std::string(from)};
 }
 
 void Draft::FillDefaults() {
@@ -104,14 +110,23 @@ double Draft::Float(std::string_view key) const {
   return entry == nullptr ? 0 : std::get<double>(entry->value);
 }
 
+std::string_view Draft::WrittenAs(std::string_view key) const {
+  const DraftEntry* entry = Find(key);
+  const bool copied =
+      entry != nullptr && entry->strength > Strength::kDefault && !entry->given_as.empty();
+  return copied ? std::string_view(entry->given_as) : key;
+}
+
 void Draft::AddProblem(std::string_view key, std::string message) {
+  faulty_.emplace(key);
   const DraftEntry* entry = Find(key);
   const bool from_override = entry != nullptr && entry->strength > Strength::kFile;
   if (from_override) message += fmt::format(" (given by {})", entry->origin);
-  AddProblemAt(key, entry == nullptr ? 0 : entry->line, std::move(message));
+  AddProblemAt(WrittenAs(key), entry == nullptr ? 0 : entry->line, std::move(message));
 }
 
 void Draft::AddProblemAt(std::string_view key, int line, std::string message) {
+  faulty_.emplace(key);
   problems_.push_back({std::string(key), line, std::move(message)});
 }
 
@@ -123,13 +138,13 @@ void Draft::AddWarning(std::string_view key, std::string message) {
 std::string Draft::Quote(std::string_view key) const {
   const DraftEntry* entry = Find(key);
   if (entry == nullptr) return std::string(key);
-  return fmt::format("{} = {} ({})", key, ToText(*FindField(key), entry->value), entry->origin);
+  return fmt::format("{} = {} ({})", WrittenAs(key), ToText(*FindField(key), entry->value),
+                     entry->origin);
 }
 
 bool Draft::Faulty(std::initializer_list<std::string_view> keys) const {
-  return std::any_of(problems_.begin(), problems_.end(), [&](const Problem& problem) {
-    return std::find(keys.begin(), keys.end(), problem.key) != keys.end();
-  });
+  return std::any_of(keys.begin(), keys.end(),
+                     [&](std::string_view key) { return faulty_.contains(key); });
 }
 
 std::vector<ResolvedValue> Draft::Values() const {
@@ -138,7 +153,13 @@ std::vector<ResolvedValue> Draft::Values() const {
     const DraftEntry* entry = Find(field->key);
     if (entry == nullptr || (IsForeign(*field) && entry->strength == Strength::kDefault)) continue;
     values.push_back({std::string(field->key), ToText(*field, entry->value), entry->origin,
-                      entry->strength > Strength::kFile});
+                      entry->strength > Strength::kFile, std::string(field->key), entry->line});
+    // A value that follows from a key of the file, or was copied from one, is that key's fault.
+    if (entry->given_as.empty() || FindField(entry->given_as) == nullptr) continue;
+    const DraftEntry* giver = Find(entry->given_as);
+    if (giver == nullptr) continue;
+    values.back().written_as = WrittenAs(entry->given_as);
+    values.back().line = giver->line;
   }
   return values;
 }

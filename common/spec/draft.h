@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,9 @@ struct DraftEntry {
   int line = 0;
   Strength strength = Strength::kDefault;
   bool attached = false;  // a DeepSpeed JSON that came with the file says it; strength kFile
+  // The key that gave the value where it is another one: a copy in [data.topology], or the key that
+  // a derived value follows from.
+  std::string given_as;
 };
 
 // The values given so far and what is wrong with them, while a job file is resolved. The
@@ -38,6 +42,8 @@ class Draft {
   // The same value in other words: who gave it where stands.
   void Rewrite(std::string_view key, Value value);
   void SetOverride(const Field& field, Value value, const Override& override_);
+  // Takes the value of another key, with where it comes from: that key is blamed for it.
+  void TakeFrom(std::string_view key, std::string_view source);
   // A value that follows from others; `from` says from what ("compute.variant").
   void Derive(std::string_view key, Value value, std::string_view from);
   // Fills in the defaults of the table for what is still missing.
@@ -58,7 +64,9 @@ class Draft {
   std::string String(std::string_view key) const;
   double Float(std::string_view key) const;
 
-  // Adds a problem or a warning at the place that gave the key.
+  // The key that a person wrote to get this value: `key` itself, or the copy that stands for it.
+  std::string_view WrittenAs(std::string_view key) const;
+  // Adds a problem or a warning at the place that gave the key, under the key written there.
   void AddProblem(std::string_view key, std::string message);
   void AddProblemAt(std::string_view key, int line, std::string message);
   void AddWarning(std::string_view key, std::string message);
@@ -73,6 +81,7 @@ class Draft {
 
  private:
   std::map<std::string, DraftEntry, std::less<>> entries_;
+  std::set<std::string, std::less<>> faulty_;  // canonical keys and those written
   std::vector<Problem> problems_;
   std::vector<Problem> warnings_;
 };

@@ -7,6 +7,8 @@
 #include <map>
 #include <set>
 
+#include "common/base/edit_distance.h"
+
 namespace sft::spec {
 namespace {
 
@@ -52,27 +54,6 @@ const Index& GetIndex() {
   static const Index index;
   return index;
 }
-
-// Optimal string alignment distance: insertions, deletions, changes, swaps of neighbours.
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) last[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t change = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, change});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        row[j] = std::min(row[j], before[j - 2] + 1);
-      }
-    }
-    before.swap(last);
-    last.swap(row);
-  }
-  return last[b.size()];
-}
-
-size_t Near(std::string_view word) { return std::max<size_t>(2, word.size() / 3); }
 
 }  // namespace
 
@@ -169,7 +150,7 @@ std::vector<std::string> AllEnvNames() {
 
 std::string NearestKey(std::string_view dotted) {
   std::string_view best;
-  size_t best_distance = Near(dotted) + 1;
+  size_t best_distance = SuggestionLimit(dotted) + 1;
   for (const Field* field : Fields()) {
     // The right key in the wrong table.
     if (LeafOf(field->key) == LeafOf(dotted)) return std::string(field->key);
@@ -178,7 +159,7 @@ std::string NearestKey(std::string_view dotted) {
   }
   if (!best.empty()) return std::string(best);
   // An alias, or a misspelt key in the wrong table.
-  best_distance = Near(LeafOf(dotted)) + 1;
+  best_distance = SuggestionLimit(LeafOf(dotted)) + 1;
   for (const auto& [name, field] : GetIndex().names) {
     const size_t distance =
         std::min(EditDistance(dotted, name), EditDistance(LeafOf(dotted), LeafOf(name)));
@@ -189,7 +170,7 @@ std::string NearestKey(std::string_view dotted) {
 
 std::string NearestTable(std::string_view table) {
   std::string best;
-  size_t best_distance = Near(table) + 1;
+  size_t best_distance = SuggestionLimit(table) + 1;
   for (const std::string& known : GetIndex().tables) {
     const size_t distance =
         std::min(EditDistance(table, known), EditDistance(LeafOf(table), LeafOf(known)) + 1);

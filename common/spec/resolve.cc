@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 #include <type_traits>
 #include <utility>
 #include <variant>
 
 #include "common/base/status.h"
+#include "common/base/utf8.h"
 #include "common/spec/draft.h"
 #include "common/spec/toml_reader.h"
 #include "common/spec/visit.h"
@@ -15,9 +17,18 @@
 namespace sft::spec {
 namespace {
 
-constexpr std::string_view kNodePrefix = "node:";
+constexpr std::string_view kNodePrefix = "node:", kModel = "job.model", kName = "job.name";
+constexpr size_t kMaxNameBytes = 128;
+
+bool IsControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 
 void ReportUnknown(const RawEntry& entry, Draft* draft) {
+  if (!entry.is_table && IsTable(entry.key)) {
+    draft->AddProblemAt(entry.key, entry.line,
+                        fmt::format("must be a table, written [{}], but is {}", entry.key,
+                                    entry.value ? TypeNameOf(*entry.value) : entry.kind));
+    return;
+  }
   const std::string nearest = entry.is_table ? NearestTable(entry.key) : NearestKey(entry.key);
   const std::string_view what = entry.is_table ? "unknown table" : "unknown key";
   draft->AddProblemAt(entry.key, entry.line,
@@ -60,6 +71,36 @@ void ReadFile(std::string_view text, std::string_view file_name, Draft* draft) {
   }
 }
 
+// "org/name": parts that name something, as a folder below a --models folder would be called.
+bool IsModelId(std::string_view model) {
+  while (!model.empty()) {
+    const size_t slash = std::min(model.find('/'), model.size());
+    const std::string_view part = model.substr(0, slash);
+    if (part.empty() || part == "." || part == ".." || part == "~") return false;
+    model.remove_prefix(std::min(slash + 1, model.size()));
+  }
+  return true;
+}
+
+void CheckModelName(Draft* draft) {
+  const std::string model = draft->String(kModel);
+  if (draft->Faulty({kModel}) || model.starts_with('/') || IsModelId(model)) return;
+  draft->AddProblem(kModel, fmt::format("\"{}\" is neither an absolute path of a directory on the "
+                                        "nodes nor an id as \"org/name\"",
+                                        model));
+}
+
+void CheckName(Draft* draft) {
+  const std::string name = draft->String(kName);
+  if (draft->Faulty({kName})) return;
+  if (name.size() > kMaxNameBytes) {
+    draft->AddProblem(
+        kName, fmt::format("has {} bytes; a label has at most {}", name.size(), kMaxNameBytes));
+  } else if (std::any_of(name.begin(), name.end(), IsControl)) {
+    draft->AddProblem(kName, "holds a control character (a line break, a tab, an escape)");
+  }
+}
+
 void CheckRequired(Draft* draft) {
   for (const std::string_view key : {"job.model", "job.data"}) {
     if (draft->Faulty({key})) continue;
@@ -70,6 +111,8 @@ void CheckRequired(Draft* draft) {
       draft->AddProblem(key, "is empty");
     }
   }
+  CheckModelName(draft);
+  CheckName(draft);
   for (const std::string_view key : {"job.data", "data.val"}) {
     const std::string value = draft->Has(key) ? draft->String(key) : "";
     if (value.starts_with(kNodePrefix) && !value.starts_with("node:/")) {
@@ -91,7 +134,11 @@ std::string NameOf(std::string_view file_name) {
   const size_t slash = file_name.rfind('/');
   if (slash != std::string_view::npos) file_name.remove_prefix(slash + 1);
   if (file_name.ends_with(".toml")) file_name.remove_suffix(5);
-  return std::string(file_name);
+  // What would not pass as job.name.
+  while (file_name.size() > kMaxNameBytes || !IsUtf8(file_name)) file_name.remove_suffix(1);
+  std::string name(file_name);
+  std::replace_if(name.begin(), name.end(), IsControl, '_');
+  return name;
 }
 
 template <typename T>
@@ -109,7 +156,7 @@ void Assign(const Value& value, T* member) {
   }
 }
 
-// The typed spec; every check has passed.
+// The typed spec; complete when every check has passed.
 JobSpec Bind(const Draft& draft) {
   JobSpec spec;
   VisitSpec(spec, [&](std::string_view key, auto& member) {
@@ -150,7 +197,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
   }
   resolution.problems = draft.TakeProblems();
   resolution.warnings = draft.TakeWarnings();
-  if (resolution.ok()) resolution.spec = Bind(draft);
+  resolution.spec = Bind(draft);
   return resolution;
 }
 
@@ -165,8 +212,8 @@ std::vector<NeededFile> NeededFiles(const Resolution& resolution) {
   for (const ResolvedValue& value : resolution.values) {
     const bool named =
         value.key == "job.data" || (value.key == "data.val" && spec.training.validation.enabled);
-    if (!named || value.text.empty() || !NodePath(value.text).empty()) continue;
-    files.push_back({value.key, value.text, value.overridden});
+    if (!named || value.text.empty() || value.text.starts_with(kNodePrefix)) continue;
+    files.push_back({value.key, value.text, value.overridden, value.line});
   }
   return files;
 }

@@ -36,11 +36,15 @@ struct ResolvedValue {
   std::string text;    // as one would type it
   std::string origin;  // "default", "job.toml:12", an override's origin, "derived: <from what>"
   bool overridden = false;  // given by an override
+  // The key that a person wrote to get it, to be named when it turns out wrong, and its line (0:
+  // none): another key where this one was derived from it or copied.
+  std::string written_as;
+  int line = 0;
 };
 
 // The answer of Resolve.
 struct Resolution {
-  JobSpec spec;                       // complete only if ok()
+  JobSpec spec;                       // of what is known; complete only if ok()
   std::vector<ResolvedValue> values;  // in the order of Fields()
   std::vector<Problem> problems;
   std::vector<Problem> warnings;
@@ -68,8 +72,9 @@ struct NeededFile {
   // A relative path counts from the job file's folder, or from the submitter's working directory
   // when an override gave it.
   bool from_override = false;
+  int line = 0;  // of the job file; 0: an override gave it
 };
-// For a resolution that is ok().
+// Also of a resolution with problems, so that those of the files can be told with them.
 std::vector<NeededFile> NeededFiles(const Resolution& resolution);
 
 // "node:/path" names a file that every node sees: the path after the prefix; empty for other

@@ -21,7 +21,7 @@ std::string KindName(const toml::node& node) {
     case toml::node_type::date_time:
       return "a date and time";
     case toml::node_type::array:
-      return "a list of other things than strings";
+      return node.is_array_of_tables() ? "a list of tables" : "a list of other things than strings";
     default:
       return "something else";
   }

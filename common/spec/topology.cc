@@ -58,16 +58,7 @@ void MergeCopies(Draft* draft) {
     if (copy == nullptr || draft->StrengthOf(pair.original) >= copy->strength) continue;
     // A count of containers in a file only confirms what the other keys say.
     if (pair.copy == kContainers && copy->strength == Strength::kFile) continue;
-    const DraftEntry entry = *copy;
-    const Field& field = *FindField(pair.original);
-    if (entry.strength > Strength::kFile) {
-      const auto kind = static_cast<OverrideKind>(static_cast<int>(entry.strength) -
-                                                  static_cast<int>(Strength::kEnvironment));
-      draft->SetOverride(field, entry.value, {std::string(pair.copy), "", entry.origin, kind});
-    } else {
-      draft->SetFromFile(field, entry.value, entry.origin.substr(0, entry.origin.rfind(':')),
-                         entry.line);
-    }
+    draft->TakeFrom(pair.original, pair.copy);
   }
 }
 
@@ -144,9 +135,10 @@ void ApplyCounts(Draft* draft) {
       draft->Derive(kPerNode, count / nodes, "gpu_count / nodes");
     }
     if (nodes * draft->Int(kPerNode) != count) {
-      draft->AddProblem(kCount, fmt::format("{} is not {} * {}; gpu_count = {} would agree",
-                                            draft->Quote(kCount), draft->Quote(kNodes),
-                                            draft->Quote(kPerNode), nodes * draft->Int(kPerNode)));
+      draft->AddProblem(
+          kCount, fmt::format("{} is not {} * {}; {} = {} would agree", draft->Quote(kCount),
+                              draft->Quote(kNodes), draft->Quote(kPerNode),
+                              LeafOf(draft->WrittenAs(kCount)), nodes * draft->Int(kPerNode)));
     }
     return;
   }
@@ -194,7 +186,7 @@ void ResolveTopology(const ResolveOptions& options, Draft* draft) {
     draft->Derive(kVariant, fmt::format("{}-{}x", draft->String(kType), draft->Int(kPerNode)),
                   "gpu_type and gpus_per_node");
   }
-  if (!draft->Faulty({kType, kCount, kNodes, kPerNode, kVariant})) CheckCopies(draft);
+  CheckCopies(draft);
 }
 
 }  // namespace sft::spec

@@ -19,6 +19,8 @@ namespace sft::server {
 namespace {
 
 constexpr std::chrono::milliseconds kPoll{50};
+// sft-worker's exit code for wrong options.
+constexpr int kExitUsage = 2;
 
 // Field 22 of /proc/<pid>/stat: tells a reused pid from the process that was meant. 0: no process.
 uint64_t StartTicks(pid_t pid) {
@@ -134,11 +136,16 @@ bool DevWorker::Alive() {
   if (::waitpid(pid_, &status, WNOHANG) != pid_) return true;
   spdlog::error("the worker has ended: {} {}", WIFSIGNALED(status) ? "signal" : "exit code",
                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+  refused_options_ = WIFEXITED(status) && WEXITSTATUS(status) == kExitUsage;
   return false;
 }
 
-void DevWorker::Watch() {
-  if (Alive()) return;
+absl::Status DevWorker::Watch() {
+  if (Alive()) return absl::OkStatus();
+  if (refused_options_) {
+    pid_ = 0;
+    return InvalidArgument("the worker of --dev refused its options; it says why above");
+  }
   if (pid_ != 0) {
     pid_ = 0;
     // One that ran for long was well; one that dies at once is tried less and less often.
@@ -146,12 +153,13 @@ void DevWorker::Watch() {
     delay_ = was_well ? Nanos(std::chrono::seconds(1)) : std::min<Nanos>(2 * delay_, kMaxDelay);
     next_start_ = clock_.Mono() + delay_;
   }
-  if (clock_.Mono() < next_start_) return;
+  if (clock_.Mono() < next_start_) return absl::OkStatus();
   spdlog::info("starting the worker again");
   if (const absl::Status status = Spawn(); !status.ok()) {
     spdlog::error("{}", Message(status));
     next_start_ = clock_.Mono() + delay_;
   }
+  return absl::OkStatus();
 }
 
 void DevWorker::End(pid_t pid) {

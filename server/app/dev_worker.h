@@ -21,7 +21,9 @@ class DevWorker {
 
   absl::Status Start();
   // Called about once a second: reaps it when it has died, and starts it again after a while.
-  void Watch();
+  // INVALID_ARGUMENT when it has refused its options: it would do so every time. It has said why on
+  // this process's standard error.
+  absl::Status Watch();
   // SIGTERM, a grace, SIGKILL. The ranks of running jobs go on under their shims.
   void Stop();
 
@@ -44,6 +46,7 @@ class DevWorker {
   std::string binary_;
   pid_t pid_ = 0;
   bool is_child_ = false;
+  bool refused_options_ = false;
   MonoTime started_{}, next_start_{};
   Nanos delay_ = std::chrono::seconds(1);
 };

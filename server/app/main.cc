@@ -42,11 +42,11 @@ void BlockSignals() {
 }
 
 // True when a signal asks for the end meanwhile.
-bool WaitForWorker(const Server& server, DevWorker& worker, Clock& clock) {
+absl::StatusOr<bool> WaitForWorker(const Server& server, DevWorker& worker, Clock& clock) {
   const MonoTime deadline = clock.Mono() + kWorkerPatience;
   while (server.connected_workers() == 0) {
     if (WaitForSignal(kPoll) != 0) return true;
-    worker.Watch();
+    SFT_RETURN_IF_ERROR(worker.Watch());
     if (clock.Mono() > deadline) {
       spdlog::warn("the worker has not registered within {} s; jobs wait until it does",
                    kWorkerPatience.count());
@@ -91,19 +91,20 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   bool ending = false;
   if (options.dev) {
     SFT_RETURN_IF_ERROR(worker.Start());
-    ending = WaitForWorker(*server, worker, clock);
+    SFT_ASSIGN_OR_RETURN(ending, WaitForWorker(*server, worker, clock));
   }
   const std::string http = server->http_address();
   fmt::print("sft-server {} listening on {} (data {}{}{})\n", kVersion, server->address(), data_dir,
              http.empty() ? "" : ", http ", http);
   std::fflush(stdout);
-  while (!ending && WaitForSignal(std::chrono::seconds(1)) == 0) {
-    if (options.dev) worker.Watch();
+  absl::Status watched;
+  while (!ending && watched.ok() && WaitForSignal(std::chrono::seconds(1)) == 0) {
+    if (options.dev) watched = worker.Watch();
   }
   fmt::print(stderr, "sft-server stops\n");
   SayGoodbye(*server, temporary, clock);
   if (options.dev) worker.Stop();
-  return absl::OkStatus();
+  return watched;
 }
 
 int Main(int argc, char** argv) {

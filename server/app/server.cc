@@ -127,8 +127,8 @@ absl::StatusOr<std::vector<std::string>> Server::LiveJobs() {
   SFT_ASSIGN_OR_RETURN(const JobManager::Page page, parts_->jobs.List(filter));
   std::vector<std::string> live;
   for (const v1::Job& job : page.jobs) {
-    SFT_ASSIGN_OR_RETURN(const std::string id, ParseJobName(job.name()));
-    live.push_back(fmt::format("{} {}", id, ToString(static_cast<JobState>(job.state()))));
+    SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(job.name()));
+    live.push_back(fmt::format("{} {}", ref.id, ToString(static_cast<JobState>(job.state()))));
   }
   return live;
 }

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "common/base/utf8.h"
 #include "common/io/file.h"
 
 namespace sft::server {
@@ -32,17 +33,14 @@ std::string CheckMessages(const json& messages) {
   return "";
 }
 
-// What is wrong with a row; empty: nothing.
-std::string CheckRow(std::string_view line) {
-  const json row = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
-  if (row.is_discarded()) {
-    return fmt::format("not JSON: {}{}", line.substr(0, 60), line.size() > 60 ? "..." : "");
-  }
-  if (!row.is_object()) return fmt::format("a JSON {}, not an object", row.type_name());
+// What is wrong with the form of a row; empty: nothing.
+std::string CheckForm(const json& row) {
   const auto is_text = [&](const char* key) { return row.contains(key) && row[key].is_string(); };
+  const auto is_list = [&](const char* key) { return row.contains(key) && row[key].is_array(); };
   if (row.contains("messages")) return CheckMessages(row["messages"]);
   if (row.contains("prompt") || row.contains("completion")) {
     if (is_text("prompt") && is_text("completion")) return "";
+    if (is_list("prompt") && is_list("completion")) return "";
     return "\"prompt\" and \"completion\" must both be there, both text";
   }
   if (is_text("text")) return "";
@@ -55,24 +53,39 @@ class RowReader {
     ++line_;
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     if (line.find_first_not_of(" \t") == line.npos) return absl::OkStatus();
-    const std::string problem = CheckRow(line);
-    if (!problem.empty()) return InvalidArgument(fmt::format("line {}: {}", line_, problem));
-    ++rows_;
+    const json row = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+    if (row.is_discarded()) return Refuse(fmt::format("not JSON: {}", Shown(line)));
+    if (!row.is_object()) return Refuse(fmt::format("a JSON {}, not an object", row.type_name()));
+    ++found_.rows;
+    const std::string problem = CheckForm(row);
+    if (problem.empty()) return absl::OkStatus();
+    if (++found_.odd_rows == 1) {
+      found_.first_odd_row = found_.rows;
+      found_.first_odd = fmt::format("line {}: {}", line_, problem);
+    }
     return absl::OkStatus();
   }
   absl::Status TooLong() const {
     return InvalidArgument(
         fmt::format("line {}: longer than {} MiB", line_ + 1, kMaxRowBytes >> 20));
   }
-  int64_t rows() const { return rows_; }
+  const DatasetCheck& found() const { return found_; }
 
  private:
-  int64_t line_ = 0, rows_ = 0;
+  absl::Status Refuse(const std::string& problem) const {
+    return InvalidArgument(fmt::format("line {}: {}", line_, problem));
+  }
+  static std::string Shown(std::string_view line) {
+    return ToUtf8(line.substr(0, 60)) + (line.size() > 60 ? "..." : "");
+  }
+
+  int64_t line_ = 0;
+  DatasetCheck found_;
 };
 
 }  // namespace
 
-absl::StatusOr<int64_t> CheckDataset(const std::string& path) {
+absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path) {
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
   RowReader reader;
   std::string pending;  // start of a line that is not complete yet
@@ -92,8 +105,8 @@ absl::StatusOr<int64_t> CheckDataset(const std::string& path) {
     if (static_cast<int64_t>(pending.size()) > kMaxRowBytes) return reader.TooLong();
   }
   if (!pending.empty()) SFT_RETURN_IF_ERROR(reader.Take(pending));
-  if (reader.rows() == 0) return InvalidArgument("the data set is empty: it has no rows");
-  return reader.rows();
+  if (reader.found().rows == 0) return InvalidArgument("the data set is empty: it has no rows");
+  return reader.found();
 }
 
 }  // namespace sft::server

@@ -1,8 +1,8 @@
 #include "server/blob/log_store.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 namespace sft::server {
 
@@ -52,6 +52,7 @@ absl::StatusOr<int64_t> LogStore::TailOffset(const std::string& stream, int line
   constexpr int64_t kLookBack = 1 << 20;
   MutexLock lock(mutex_);
   SFT_ASSIGN_OR_RETURN(SegmentFile * file, Find(stream));
+  if (lines <= 0) return file->size();
   const int64_t start = std::max<int64_t>(0, file->size() - kLookBack);
   SFT_ASSIGN_OR_RETURN(const std::string tail, file->Read(start, kLookBack));
   // The newline at the very end closes the last line and starts none.

@@ -32,7 +32,7 @@ class LogStore {
                                  bool sync);
   absl::StatusOr<std::string> Read(const std::string& stream, int64_t offset, int64_t max);
   absl::StatusOr<int64_t> Size(const std::string& stream);
-  // Where the last `lines` lines start; looks at 1 MiB from the end at most.
+  // Where the last `lines` lines start, with 0 the end; looks at 1 MiB from the end at most.
   absl::StatusOr<int64_t> TailOffset(const std::string& stream, int lines);
 
  private:

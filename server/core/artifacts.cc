@@ -74,12 +74,12 @@ absl::StatusOr<v1::Artifact> Artifacts::Get(const std::string& name) {
       SFT_ASSIGN_OR_RETURN(artifact, store::GetArtifact(db, name.substr(kArtifactPrefix.size())));
       return absl::OkStatus();
     }
-    SFT_ASSIGN_OR_RETURN(const std::string id, ParseJobName(name));
-    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, id));
-    SFT_ASSIGN_OR_RETURN(std::vector<ArtifactRecord> artifacts, store::ArtifactsOfJob(db, id));
+    SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
+    SFT_ASSIGN_OR_RETURN(std::vector<ArtifactRecord> artifacts, store::ArtifactsOfJob(db, job.id));
     if (artifacts.empty()) {
-      return FailedPrecondition(
-          fmt::format("job {} is {} and has delivered nothing", id, ToString(job.state)));
+      return NotFound(fmt::format("job {} is {} and has delivered nothing{}", job.id,
+                                  ToString(job.state), IsTerminal(job.state) ? "" : " yet"));
     }
     artifact = std::move(artifacts.front());
     return absl::OkStatus();

@@ -21,6 +21,7 @@ v1::Verdict ToProto(const Verdict& verdict) {
   proto.set_advice(verdict.advice);
   proto.set_rank(verdict.rank);
   proto.set_node(verdict.node);
+  proto.set_process(verdict.process);
   for (const std::string& line : verdict.evidence) proto.add_evidence(line);
   return proto;
 }
@@ -33,6 +34,7 @@ Verdict FromProto(const v1::Verdict& proto) {
   verdict.advice = proto.advice();
   verdict.rank = proto.rank();
   verdict.node = proto.node();
+  verdict.process = proto.process();
   verdict.evidence.assign(proto.evidence().begin(), proto.evidence().end());
   return verdict;
 }
@@ -121,8 +123,9 @@ v1::Slot ToProto(const SlotRecord& slot) {
 }
 
 SlotRecord FromProto(const v1::Slot& slot, const std::string& node) {
-  return {node,        slot.index(),          slot.gpu_type(), slot.product_name(),
-          slot.uuid(), slot.memory_bytes(), slot.healthy(),  slot.health_reason(), ""};
+  return {node,        slot.index(),        slot.gpu_type(), slot.product_name(),
+          slot.uuid(), slot.memory_bytes(), slot.healthy(),  slot.health_reason(),
+          ""};
 }
 
 v1::Model ToProto(const ModelRecord& model) {

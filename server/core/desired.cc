@@ -12,8 +12,7 @@ absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const Memb
                           v1::Dispatch& dispatch) {
   SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
   SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files, store::FilesOfJob(db, job.id));
-  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
-                       store::MembersOf(db, attempt.uid));
+  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt.uid));
   int world_size = 0;
   for (const MemberRecord& each : members) world_size += static_cast<int>(each.slots.size());
   dispatch.set_job(job.display_name);
@@ -30,6 +29,7 @@ absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const Memb
     added->set_sha256(file.sha256);
     added->set_node_path(file.node_path);
     added->set_size(file.size);
+    added->set_name(file.client_path);
   }
   return absl::OkStatus();
 }

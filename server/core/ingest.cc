@@ -141,14 +141,15 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
 }
 
 absl::StatusOr<Ingest::LogPlace> Ingest::FindLog(const v1::ReadLogRequest& request) {
-  SFT_ASSIGN_OR_RETURN(const std::string id, ParseJobName(request.name()));
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
+  const std::string& id = ref.id;
   const std::string& kind = request.stream();
   if (!kind.empty() && kind != "log" && kind != "prepare") {
     return InvalidArgument(fmt::format("stream \"{}\": \"log\" or \"prepare\"", kind));
   }
   LogPlace place;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, id));
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
     place.attempt = request.attempt() > 0 ? request.attempt() : job.attempt;
     place.hub_key = id;
     SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, id, place.attempt));

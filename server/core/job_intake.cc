@@ -20,6 +20,8 @@
 namespace sft::server {
 namespace {
 
+constexpr char kCpuType[] = "CPU";
+
 spec::OverrideKind KindOf(v1::Override::Kind kind) {
   switch (kind) {
     case v1::Override::ENVIRONMENT:
@@ -31,21 +33,40 @@ spec::OverrideKind KindOf(v1::Override::Kind kind) {
   }
 }
 
-int LineOf(const spec::Resolution& resolution, std::string_view key) {
+const spec::ResolvedValue* FindValue(const spec::Resolution& resolution, std::string_view key) {
   for (const spec::ResolvedValue& value : resolution.values) {
-    if (value.key != key) continue;
-    const size_t colon = value.origin.rfind(':');
-    const std::string digits = colon == value.origin.npos ? "" : value.origin.substr(colon + 1);
-    const bool is_line =
-        !digits.empty() && digits.size() < 8 &&
-        std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
-    return is_line ? std::stoi(digits) : 0;
+    if (value.key == key) return &value;
   }
-  return 0;
+  return nullptr;
 }
 
-void AddProblem(spec::Resolution& resolution, const std::string& key, std::string message) {
-  resolution.problems.push_back({key, LineOf(resolution, key), std::move(message)});
+// Under the key and line that a person wrote to get the value of `key`.
+void AddProblem(spec::Resolution& resolution, std::string_view key, std::string message) {
+  const spec::ResolvedValue* value = FindValue(resolution, key);
+  if (value == nullptr || value->written_as.empty()) {
+    resolution.problems.push_back({std::string(key), 0, std::move(message)});
+    return;
+  }
+  if (value->overridden) message += fmt::format(" (given by {})", value->origin);
+  resolution.problems.push_back({value->written_as, value->line, std::move(message)});
+}
+
+// Whether something was said of this key already, so that more would be noise.
+bool IsFaulty(const spec::Resolution& resolution, std::string_view key) {
+  const spec::ResolvedValue* value = FindValue(resolution, key);
+  return std::any_of(
+      resolution.problems.begin(), resolution.problems.end(), [&](const spec::Problem& problem) {
+        return problem.key == key || (value != nullptr && problem.key == value->written_as);
+      });
+}
+
+// The key by which the job asked for so many GPUs of a node.
+std::string_view KeyOfCount(const spec::Resolution& resolution) {
+  for (const char* key : {"compute.variant", "compute.gpus_per_node", "compute.gpu_count"}) {
+    const spec::ResolvedValue* value = FindValue(resolution, key);
+    if (value != nullptr && (value->line > 0 || value->overridden)) return key;
+  }
+  return "compute.variant";
 }
 
 std::string ValuesToJson(const spec::Resolution& resolution) {
@@ -98,6 +119,22 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   return job;
 }
 
+// Why the job cannot use the rows of a data set; empty: it can, or its ranks will say.
+std::string RowsProblem(const DatasetRecord& dataset, const std::string& key,
+                        const spec::JobSpec& spec) {
+  if (dataset.odd_rows == 0) return "";
+  if (dataset.odd_rows == dataset.rows) {
+    return fmt::format("none of its {} rows can be used; {}", dataset.rows, dataset.first_odd);
+  }
+  const int64_t taken = key == "job.data" ? spec.data.max_examples : 0;
+  if (spec.data.on_bad_rows == spec::BadRows::kSkip) return "";
+  if (taken > 0 && dataset.first_odd_row > taken) return "";
+  return fmt::format(
+      "{} ({} of {} rows are like it); correct them, or leave them out with "
+      "data.on_bad_rows = \"skip\"",
+      dataset.first_odd, dataset.odd_rows, dataset.rows);
+}
+
 // The most slots of each type on one node.
 std::map<std::string, int> LargestByType(const std::vector<NodeRecord>& nodes) {
   std::map<std::string, int> largest;
@@ -111,6 +148,7 @@ std::map<std::string, int> LargestByType(const std::vector<NodeRecord>& nodes) {
 
 void CheckVariant(const std::map<std::string, int>& largest, spec::Resolution& resolution) {
   const auto& compute = resolution.spec.compute;
+  if (compute.gpu_type.empty() || IsFaulty(resolution, "compute.gpu_type")) return;
   const auto found = largest.find(compute.gpu_type);
   if (found == largest.end()) {
     std::vector<std::string> known;
@@ -118,8 +156,9 @@ void CheckVariant(const std::map<std::string, int>& largest, spec::Resolution& r
     AddProblem(resolution, "compute.gpu_type",
                fmt::format("no node has {}; there is up to: {}", compute.gpu_type,
                            known.empty() ? "nothing" : fmt::format("{}", fmt::join(known, ", "))));
-  } else if (compute.gpus_per_node > found->second) {
-    AddProblem(resolution, "compute.variant",
+  } else if (compute.gpus_per_node > found->second && !IsFaulty(resolution, "compute.variant") &&
+             !IsFaulty(resolution, "compute.gpus_per_node")) {
+    AddProblem(resolution, KeyOfCount(resolution),
                fmt::format("no node has {}-{}x; the largest is {}-{}x", compute.gpu_type,
                            compute.gpus_per_node, compute.gpu_type, found->second));
   }
@@ -127,6 +166,7 @@ void CheckVariant(const std::map<std::string, int>& largest, spec::Resolution& r
 
 absl::Status CheckModel(Database& db, spec::Resolution& resolution) {
   const std::string& model = resolution.spec.job.model;
+  if (model.empty() || IsFaulty(resolution, "job.model")) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> found, store::FindModel(db, model));
   if (!found.empty()) {
     // Usable ones come first.
@@ -149,22 +189,42 @@ absl::Status CheckModel(Database& db, spec::Resolution& resolution) {
   return absl::OkStatus();
 }
 
+// A job that does not say in which type its ranks compute gets what the nodes of its GPU type
+// choose: where they pretend their GPUs, that is what a CPU chooses.
+void ResolveComputeType(const std::vector<NodeRecord>& nodes, spec::Resolution& resolution) {
+  constexpr char kKey[] = "hyperparameters.parallelism.bf16";
+  spec::JobSpec& spec = resolution.spec;
+  if (FindValue(resolution, kKey) != nullptr || spec.compute.gpu_type.empty()) return;
+  bool real = false, pretended = spec.compute.gpu_type == kCpuType;
+  for (const NodeRecord& node : nodes) {
+    const bool has = std::any_of(node.slots.begin(), node.slots.end(), [&](const auto& slot) {
+      return slot.gpu_type == spec.compute.gpu_type;
+    });
+    if (has) (node.simulated || pretended ? pretended : real) = true;
+  }
+  spec::ResolvedValue value{.key = kKey, .text = "auto", .origin = "default"};
+  if (real != pretended) {
+    spec.parallelism.compute_type = real ? spec::ComputeType::kBf16 : spec::ComputeType::kFp32;
+    value.text = real ? "true" : "false";
+    value.origin =
+        fmt::format("derived: {} computes on {}", spec.compute.gpu_type, real ? "GPUs" : "the CPU");
+  }
+  const auto after = std::find_if(
+      resolution.values.rbegin(), resolution.values.rend(),
+      [](const auto& each) { return each.key.starts_with("hyperparameters.parallelism."); });
+  resolution.values.insert(after.base(), std::move(value));
+}
+
 }  // namespace
 
 absl::Status JobIntake::CheckFleet(Database& db, spec::Resolution& resolution) {
   SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
                        store::ListNodes(db, "", store::kMaxPage));
   // Before the first worker has come nothing is known, and the job waits and says so.
+  ResolveComputeType(nodes, resolution);
   if (nodes.empty()) return absl::OkStatus();
   CheckVariant(LargestByType(nodes), resolution);
-  SFT_RETURN_IF_ERROR(CheckModel(db, resolution));
-  if (!resolution.ok()) return absl::OkStatus();
-  const absl::Status fits = planner_.CheckFits(db, resolution.spec);
-  if (absl::IsResourceExhausted(fits)) {
-    AddProblem(resolution, "compute.gpu_type", std::string(Message(fits)));
-    return absl::OkStatus();
-  }
-  return fits;
+  return CheckModel(db, resolution);
 }
 
 absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
@@ -186,8 +246,17 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
     return absl::OkStatus();
   }));
   spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
-  if (resolution.ok()) {
-    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) { return CheckFleet(db, resolution); }));
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) { return CheckFleet(db, resolution); }));
+  const std::string& model = resolution.spec.job.model;
+  if (!model.empty() && !IsFaulty(resolution, "job.model")) {
+    const std::optional<spec::Problem> problem = planner_.CheckModel(resolution.spec);
+    if (problem.has_value() && !IsFaulty(resolution, problem->key)) {
+      AddProblem(resolution, problem->key, problem->message);
+    }
+  }
+  if (!resolution.ok()) return resolution;
+  if (const auto problem = planner_.CheckFits(resolution.spec); problem.has_value()) {
+    AddProblem(resolution, problem->key, problem->message);
   }
   return resolution;
 }
@@ -204,20 +273,23 @@ absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRe
     added->set_value(value.text);
     added->set_origin(value.origin);
   }
-  if (!resolution.ok()) return response;
-  response.set_resolved_json(spec::ToJson(resolution.spec).dump());
+  // Also of a job with problems: a missing file is told together with them.
   for (const spec::NeededFile& file : spec::NeededFiles(resolution)) {
+    if (IsFaulty(resolution, file.key)) continue;
     auto* added = response.add_needed_files();
     added->set_key(file.key);
     added->set_path(file.path);
     added->set_from_override(file.from_override);
+    added->set_line(file.line);
   }
+  if (!resolution.ok()) return response;
+  response.set_resolved_json(spec::ToJson(resolution.spec).dump());
   *response.mutable_plan() = planner_.Plan(resolution.spec);
   return response;
 }
 
 absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
-    const v1::SubmitJobRequest& request, const spec::Resolution& resolution,
+    const v1::SubmitJobRequest& request, spec::Resolution& resolution,
     std::vector<std::string>& missing) {
   std::vector<JobFileRecord> files;
   for (const spec::NeededFile& needed : spec::NeededFiles(resolution)) {
@@ -234,6 +306,10 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
     if (!dataset.has_value()) {
       missing.push_back(needed.key);
       continue;
+    }
+    if (const std::string problem = RowsProblem(*dataset, needed.key, resolution.spec);
+        !problem.empty()) {
+      AddProblem(resolution, needed.key, fmt::format("{}: {}", sent->client_path(), problem));
     }
     files.push_back({needed.key, dataset->sha256, dataset->size, sent->client_path(), ""});
   }
@@ -253,7 +329,7 @@ absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest&
   }
   if (request.request_id().size() > 128)
     return InvalidArgument("a request id has at most 128 bytes");
-  SFT_ASSIGN_OR_RETURN(const spec::Resolution resolution,
+  SFT_ASSIGN_OR_RETURN(spec::Resolution resolution,
                        Read(request.source_text(), request.file_name(), request.overrides()));
   Outcome outcome;
   outcome.problems = resolution.problems;
@@ -267,7 +343,8 @@ absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest&
   }
   SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files,
                        CheckFiles(request, resolution, outcome.missing_files));
-  if (!outcome.missing_files.empty()) return outcome;
+  outcome.problems = resolution.problems;
+  if (!outcome.problems.empty() || !outcome.missing_files.empty()) return outcome;
   SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Submit(std::move(job), files));
   return outcome;
 }

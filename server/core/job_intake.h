@@ -39,8 +39,9 @@ class JobIntake {
   absl::StatusOr<spec::Resolution> Read(const std::string& text, const std::string& file_name,
                                         const Overrides& overrides);
   absl::Status CheckFleet(Database& db, spec::Resolution& resolution);
+  // What the files' rows are known to be is checked too.
   absl::StatusOr<std::vector<JobFileRecord>> CheckFiles(const v1::SubmitJobRequest& request,
-                                                        const spec::Resolution& resolution,
+                                                        spec::Resolution& resolution,
                                                         std::vector<std::string>& missing);
 
   Store& store_;

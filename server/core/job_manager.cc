@@ -28,8 +28,8 @@ absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job) {
   return proto;
 }
 
-absl::StatusOr<v1::Job> ViewById(Database& db, const std::string& id) {
-  SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, id));
+absl::StatusOr<v1::Job> ViewOf(Database& db, const JobRef& name) {
+  SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, name));
   return View(db, job);
 }
 
@@ -52,8 +52,8 @@ absl::StatusOr<v1::Job> JobManager::Submit(JobRecord job, const std::vector<JobF
       }
     }
     SFT_RETURN_IF_ERROR(store::InsertJob(db, job, files));
-    SFT_RETURN_IF_ERROR(store::AddEvent(
-        db, job.id, {0, job.created_us, "submitted", "by " + job.owner, 0}));
+    SFT_RETURN_IF_ERROR(
+        store::AddEvent(db, job.id, {0, job.created_us, "submitted", "by " + job.owner, 0}));
     view = View(db, job);
     return view.status();
   });
@@ -63,10 +63,10 @@ absl::StatusOr<v1::Job> JobManager::Submit(JobRecord job, const std::vector<JobF
 }
 
 absl::StatusOr<v1::Job> JobManager::Get(const std::string& name) {
-  SFT_ASSIGN_OR_RETURN(const std::string id, ParseJobName(name));
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
   absl::StatusOr<v1::Job> view = Internal("not run");
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) {
-    view = ViewById(db, id);
+    view = ViewOf(db, ref);
     return view.status();
   }));
   return view;
@@ -89,14 +89,15 @@ absl::StatusOr<JobManager::Page> JobManager::List(store::JobFilter filter) {
 }
 
 absl::StatusOr<v1::Job> JobManager::Cancel(const std::string& name, const std::string& reason) {
-  SFT_ASSIGN_OR_RETURN(const std::string id, ParseJobName(name));
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
   absl::StatusOr<v1::Job> view = Internal("not run");
   ChangedJobs changed;
   const int64_t now_us = UnixMicros(clock_.Wall());
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
     changed.clear();
-    SFT_RETURN_IF_ERROR(CancelJob(db, id, reason, now_us, changed));
-    view = ViewById(db, id);
+    SFT_RETURN_IF_ERROR(store::FindJob(db, ref).status());
+    SFT_RETURN_IF_ERROR(CancelJob(db, ref.id, reason, now_us, changed));
+    view = ViewOf(db, ref);
     return view.status();
   }));
   for (const std::string& job : changed) hub_.Bump(job);
@@ -106,12 +107,12 @@ absl::StatusOr<v1::Job> JobManager::Cancel(const std::string& name, const std::s
 
 absl::StatusOr<std::vector<v1::JobEvent>> JobManager::Events(const std::string& name, int64_t after,
                                                              int limit) {
-  SFT_ASSIGN_OR_RETURN(const std::string id, ParseJobName(name));
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
   std::vector<v1::JobEvent> events;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_RETURN_IF_ERROR(store::GetJob(db, id).status());
+    SFT_RETURN_IF_ERROR(store::FindJob(db, ref).status());
     SFT_ASSIGN_OR_RETURN(const std::vector<EventRecord> records,
-                         store::ListEvents(db, id, after, limit));
+                         store::ListEvents(db, ref.id, after, limit));
     for (const EventRecord& record : records) events.push_back(ToProto(record));
     return absl::OkStatus();
   }));

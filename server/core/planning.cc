@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "common/plan/memory.h"
 #include "common/plan/model_shape.h"
 #include "common/plan/parameters.h"
@@ -16,6 +18,8 @@ namespace {
 constexpr char kCpuType[] = "CPU";
 constexpr std::chrono::seconds kFetchPatience{3};
 constexpr size_t kMaxConfigBytes = 1 << 20;
+// Nodes that are asked for a model that none of them listed.
+constexpr size_t kMaxAsked = 4;
 
 void AddMemory(const std::vector<plan::MemoryItem>& items, v1::JobPlan& plan) {
   for (const plan::MemoryItem& item : items) {
@@ -82,9 +86,23 @@ std::string BatchArithmetic(const spec::JobSpec& spec) {
                      number(h.gradient_accumulation_steps), h.global_batch);
 }
 
+absl::StatusOr<std::string> Planner::FetchConfig(const std::string& node,
+                                                 const std::string& model) {
+  SFT_ASSIGN_OR_RETURN(const auto transfer, relay_.Start(node, model + "/config.json", 0));
+  std::string config;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const v1::SendFileRequest chunk, transfer->Next(kFetchPatience));
+    if (chunk.request().empty()) return config;
+    config += chunk.data();
+    if (config.size() > kMaxConfigBytes) {
+      return InvalidArgument(fmt::format("{}/config.json is larger than 1 MiB", model));
+    }
+  }
+}
+
 absl::StatusOr<std::string> Planner::FindConfig(const spec::JobSpec& spec) {
   std::vector<ModelRecord> models;
-  std::string node;
+  std::vector<std::string> to_ask;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(models, store::FindModel(db, spec.job.model));
     SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
@@ -93,23 +111,39 @@ absl::StatusOr<std::string> Planner::FindConfig(const spec::JobSpec& spec) {
       const bool has_type =
           std::any_of(each.slots.begin(), each.slots.end(),
                       [&](const auto& slot) { return slot.gpu_type == spec.compute.gpu_type; });
-      if (node.empty() && has_type && registry_.Get(each.name).connected) node = each.name;
+      if (has_type && registry_.Get(each.name).connected) to_ask.push_back(each.name);
     }
     return absl::OkStatus();
   }));
   if (!models.empty()) return models.front().config_json;
-  if (!IsModelPath(spec.job.model) || node.empty()) {
-    return NotFound(fmt::format("model {} is not seen on any connected node", spec.job.model));
+  absl::StatusOr<std::string> config =
+      Unavailable(fmt::format("model {} is not seen on any connected node", spec.job.model));
+  if (!IsModelPath(spec.job.model)) return config;
+  to_ask.resize(std::min(to_ask.size(), kMaxAsked));
+  for (const std::string& node : to_ask) {
+    config = FetchConfig(node, spec.job.model);
+    if (!absl::IsNotFound(config.status())) return config;
   }
-  SFT_ASSIGN_OR_RETURN(const auto transfer, relay_.Start(node, spec.job.model + "/config.json", 0));
-  std::string config;
-  while (true) {
-    SFT_ASSIGN_OR_RETURN(const v1::SendFileRequest chunk, transfer->Next(kFetchPatience));
-    if (chunk.request().empty()) return config;
-    config += chunk.data();
-    if (config.size() > kMaxConfigBytes)
-      return ResourceExhausted("config.json is larger than 1 MiB");
+  return config;
+}
+
+std::optional<spec::Problem> Planner::CheckModel(const spec::JobSpec& spec) {
+  const absl::StatusOr<std::string> config = FindConfig(spec);
+  if (absl::IsNotFound(config.status()) || absl::IsInvalidArgument(config.status())) {
+    return spec::Problem{"job.model", 0, std::string(Message(config.status()))};
   }
+  if (!config.ok()) return std::nullopt;
+  const absl::StatusOr<plan::ModelShape> shape = plan::ParseModelShape(*config);
+  if (!shape.ok()) {
+    return spec::Problem{"job.model", 0,
+                         fmt::format("{}: {}", spec.job.model, Message(shape.status()))};
+  }
+  const absl::Status units = plan::MakeUnits(*shape, spec).status();
+  if (units.ok()) return std::nullopt;
+  std::string_view message = Message(units);
+  constexpr std::string_view kTargets = "lora.target_modules";
+  if (message.starts_with(kTargets)) message.remove_prefix(kTargets.size() + 2);
+  return spec::Problem{std::string(kTargets), 0, std::string(message)};
 }
 
 v1::JobPlan Planner::Plan(const spec::JobSpec& spec) {
@@ -141,16 +175,20 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec) {
   return plan;
 }
 
-absl::Status Planner::CheckFits(Database& db, const spec::JobSpec& spec) {
-  if (spec.compute.gpu_type == kCpuType) return absl::OkStatus();
-  SFT_ASSIGN_OR_RETURN(const int64_t memory, LargestGpu(db, spec));
-  SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> models,
-                       store::FindModel(db, spec.job.model));
-  if (memory == 0 || models.empty()) return absl::OkStatus();
-  const auto shape = plan::ParseModelShape(models.front().config_json);
-  if (!shape.ok()) return absl::OkStatus();
+std::optional<spec::Problem> Planner::CheckFits(const spec::JobSpec& spec) {
+  if (spec.compute.gpu_type == kCpuType) return std::nullopt;
+  int64_t memory = 0;
+  const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(memory, LargestGpu(db, spec));
+    return absl::OkStatus();
+  });
+  const absl::StatusOr<std::string> config = FindConfig(spec);
+  if (!read.ok() || memory == 0 || !config.ok()) return std::nullopt;
+  const absl::StatusOr<plan::ModelShape> shape = plan::ParseModelShape(*config);
+  if (!shape.ok()) return std::nullopt;
   const absl::Status planned = plan::MakePlan(InputOf(*shape, spec, memory)).status();
-  return absl::IsResourceExhausted(planned) ? planned : absl::OkStatus();
+  if (!absl::IsResourceExhausted(planned)) return std::nullopt;
+  return spec::Problem{"compute.gpu_type", 0, std::string(Message(planned))};
 }
 
 }  // namespace sft::server

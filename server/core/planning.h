@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "common/spec/job_spec.h"
+#include "common/spec/resolve.h"
 #include "server/core/file_relay.h"
 #include "server/core/worker_registry.h"
 #include "server/store/store.h"
@@ -21,13 +23,20 @@ class Planner {
   // Never fails: what cannot be known is said in `note`.
   v1::JobPlan Plan(const spec::JobSpec& spec);
 
-  // ResourceExhausted, saying what would fit, for a job that cannot fit into the GPUs of its type
-  // that the fleet has. OK where the model or the memory is not known yet: its ranks look again.
-  absl::Status CheckFits(Database& db, const spec::JobSpec& spec);
+  // What is wrong with the job's model, or with what the job asks of it, by its config.json on the
+  // nodes; nothing when no node could be asked. Waits for a node: never inside a transaction.
+  std::optional<spec::Problem> CheckModel(const spec::JobSpec& spec);
+
+  // What would make a job fit that cannot fit into any GPU of its type that the fleet has; nothing
+  // where the model or the memory is not known yet: its ranks look again. As CheckModel, of a job
+  // without problems.
+  std::optional<spec::Problem> CheckFits(const spec::JobSpec& spec);
 
  private:
   // config.json of the job's model; for a folder that no node listed it is fetched from a node.
+  // UNAVAILABLE when there is no node to ask; what the last node answered when none has it.
   absl::StatusOr<std::string> FindConfig(const spec::JobSpec& spec);
+  absl::StatusOr<std::string> FetchConfig(const std::string& node, const std::string& model);
 
   Store& store_;
   WorkerRegistry& registry_;

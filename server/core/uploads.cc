@@ -29,26 +29,24 @@ absl::StatusOr<v1::UploadBlobResponse> UploadSession::Finish() {
   if (!started_) return InvalidArgument("an upload without a first message");
   const bool is_dataset = first_.purpose() == v1::UploadBlobRequest::DATASET;
   int64_t rows = 0;
+  // The row of `datasets` is stored before the blob is complete: who finds the blob finds it too.
   const auto check = [&](const std::string& path) -> absl::Status {
     if (!is_dataset) return absl::OkStatus();
-    SFT_ASSIGN_OR_RETURN(rows, CheckDataset(path));
-    return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(const DatasetCheck found, CheckDataset(path));
+    rows = found.rows;
+    const DatasetRecord dataset{first_.sha256(), first_.size(),
+                                found.rows,      first_.display_name(),
+                                owner_,          UnixMicros(clock_.Wall()),
+                                found.odd_rows,  found.first_odd_row,
+                                found.first_odd};
+    return store_.Write([&](Database& db) { return store::PutDataset(db, dataset); });
   };
   if (!complete_) {
-    const absl::Status finished = upload_->Finish(check);
-    if (!finished.ok()) {
-      return first_.display_name().empty() ? finished : Annotate(finished, first_.display_name());
-    }
+    SFT_RETURN_IF_ERROR(upload_->Finish(check));
   } else if (is_dataset) {
-    // It may have come as something else, or the row was not stored before a crash.
+    // It may have come as something else before.
     SFT_ASSIGN_OR_RETURN(const std::string path, blobs_.PathOf(first_.sha256()));
-    SFT_RETURN_IF_ERROR(Annotate(check(path), first_.display_name()));
-  }
-  if (is_dataset) {
-    const DatasetRecord dataset{first_.sha256(), first_.size(), rows, first_.display_name(), owner_,
-                                UnixMicros(clock_.Wall())};
-    SFT_RETURN_IF_ERROR(
-        store_.Write([&](Database& db) { return store::PutDataset(db, dataset); }));
+    SFT_RETURN_IF_ERROR(check(path));
   }
   v1::UploadBlobResponse response;
   response.mutable_blob()->set_sha256(first_.sha256());

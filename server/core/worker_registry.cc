@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <set>
+#include <utility>
 
 #include "common/base/version.h"
 #include "common/rpc/version.h"
@@ -84,6 +85,7 @@ absl::Status WorkerRegistry::StoreNode(const v1::Register& message) {
   node.hostname = message.hostname();
   node.address = message.address();
   node.incarnation = message.incarnation();
+  node.data_dir_id = message.data_dir_id();
   node.version = message.version();
   node.simulated = message.simulated();
   node.has_shared_folder = message.has_shared_folder();
@@ -98,31 +100,56 @@ absl::Status WorkerRegistry::StoreNode(const v1::Register& message) {
   });
 }
 
+absl::Status WorkerRegistry::CheckSole(const v1::Register& message) {
+  std::string hostname, data_dir_id;
+  // A server that has just started counts every node as heard of then, as Get does.
+  MonoTime heard = started_;
+  bool known = false;
+  {
+    MutexLock lock(mutex_);
+    const auto entry = entries_.find(message.node());
+    known = entry != entries_.end();
+    if (known) {
+      hostname = entry->second.hostname;
+      data_dir_id = entry->second.data_dir_id;
+      heard = entry->second.last_heard;
+    }
+  }
+  if (clock_.Mono() - heard > options_.suspect_after) return absl::OkStatus();
+  if (!known) {
+    const absl::Status found = store_.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(const NodeRecord stored, store::GetNode(db, message.node()));
+      hostname = stored.hostname;
+      data_dir_id = stored.data_dir_id;
+      return absl::OkStatus();
+    });
+    if (absl::IsNotFound(found)) return absl::OkStatus();
+    SFT_RETURN_IF_ERROR(found);
+  }
+  // A worker of an earlier version does not say which data folder is its own.
+  const bool same = data_dir_id.empty() || message.data_dir_id().empty()
+                        ? hostname == message.hostname()
+                        : data_dir_id == message.data_dir_id();
+  if (same) return absl::OkStatus();
+  return AlreadyExists(fmt::format(
+      "node name {} is in use by another worker, on host {}: give this worker another --node (one "
+      "with a new data folder is let in {} s after the other was last heard)",
+      message.node(), hostname,
+      std::chrono::duration_cast<std::chrono::seconds>(options_.suspect_after).count()));
+}
+
 absl::Status WorkerRegistry::Connect(const v1::Register& message,
                                      std::shared_ptr<WorkerLink> link) {
   SFT_RETURN_IF_ERROR(CheckRegister(message));
+  SFT_RETURN_IF_ERROR(CheckSole(message));
+  SFT_RETURN_IF_ERROR(StoreNode(message));
   std::shared_ptr<WorkerLink> replaced;
   {
     MutexLock lock(mutex_);
-    const auto known = entries_.find(message.node());
-    if (known != entries_.end() && known->second.link != nullptr) {
-      const Entry& entry = known->second;
-      const bool silent = clock_.Mono() - entry.last_heard > options_.suspect_after;
-      if (!silent && entry.hostname != message.hostname()) {
-        return AlreadyExists(
-            fmt::format("node name {} is in use by host {}: give this worker another --node",
-                        message.node(), entry.hostname));
-      }
-      replaced = entry.link;
-    }
-  }
-  SFT_RETURN_IF_ERROR(StoreNode(message));
-  {
-    MutexLock lock(mutex_);
     Entry& entry = entries_[message.node()];
-    entry.link = std::move(link);
+    replaced = std::exchange(entry.link, std::move(link));
     entry.hostname = message.hostname();
-    entry.incarnation = message.incarnation();
+    entry.data_dir_id = message.data_dir_id();
     entry.last_heard = clock_.Mono();
     entry.last_seen = clock_.Wall();
     entry.desired_sent = false;

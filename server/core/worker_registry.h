@@ -38,9 +38,9 @@ class WorkerRegistry {
                  std::function<void()> wake);
 
   // Takes in a Register: stores the node, its slots, models and variants. A second stream of the
-  // same node replaces the first if it comes from the same host or the first is silent; otherwise
-  // ALREADY_EXISTS. FAILED_PRECONDITION for a protocol that is not served. The caller then sends
-  // the Welcome.
+  // same node replaces the first if it is of the same worker (it has the same data folder) or the
+  // first is silent; otherwise ALREADY_EXISTS: two workers of one name would end each other's
+  // jobs. FAILED_PRECONDITION for a protocol that is not served. The caller then sends the Welcome.
   absl::Status Connect(const v1::Register& message, std::shared_ptr<WorkerLink> link);
   // Ignored when the node has another link by now.
   void Disconnect(const std::string& node, const WorkerLink* link);
@@ -72,7 +72,7 @@ class WorkerRegistry {
   struct Entry {
     std::shared_ptr<WorkerLink> link;
     std::string hostname;
-    std::string incarnation;
+    std::string data_dir_id;
     MonoTime last_heard{};
     WallTime last_seen{};
     std::string last_desired;  // serialized
@@ -82,6 +82,8 @@ class WorkerRegistry {
     std::string slots;   // serialized without use, as stored last
   };
   absl::Status CheckRegister(const v1::Register& message) const;
+  // Whether no other worker holds the name.
+  absl::Status CheckSole(const v1::Register& message);
   absl::Status StoreNode(const v1::Register& message);
   absl::Status StoreSlotChanges(Database& db, const std::string& node, const v1::Observed& observed,
                                 bool slots, bool models);

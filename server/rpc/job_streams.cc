@@ -29,13 +29,13 @@ grpc::Status JobServiceImpl::WatchJob(grpc::ServerContext* context,
                                       const v1::WatchJobRequest* request,
                                       grpc::ServerWriter<v1::Job>* writer) {
   if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
-  const absl::StatusOr<std::string> id = ParseJobName(request->name());
-  if (!id.ok()) return rpc::ToGrpc(id.status());
-  auto subscription = hub_.Subscribe(*id);
+  const absl::StatusOr<JobRef> ref = ParseJobName(request->name());
+  if (!ref.ok()) return rpc::ToGrpc(ref.status());
+  auto subscription = hub_.Subscribe(ref->id);
   if (!subscription.ok()) return rpc::ToGrpc(subscription.status());
   std::string sent;
   while (!context->IsCancelled()) {
-    const absl::StatusOr<v1::Job> job = jobs_.Get(*id);
+    const absl::StatusOr<v1::Job> job = jobs_.Get(request->name());
     if (!job.ok()) return rpc::ToGrpc(job.status());
     std::string bytes = job->SerializeAsString();
     if (bytes != sent && !writer->Write(*job)) break;
@@ -50,16 +50,16 @@ grpc::Status JobServiceImpl::ReadMetrics(grpc::ServerContext* context,
                                          const v1::ReadMetricsRequest* request,
                                          grpc::ServerWriter<v1::ReadMetricsResponse>* writer) {
   if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
-  const absl::StatusOr<std::string> id = ParseJobName(request->name());
-  if (!id.ok()) return rpc::ToGrpc(id.status());
-  auto subscription = hub_.Subscribe(*id);
+  const absl::StatusOr<JobRef> ref = ParseJobName(request->name());
+  if (!ref.ok()) return rpc::ToGrpc(ref.status());
+  auto subscription = hub_.Subscribe(ref->id);
   if (!subscription.ok()) return rpc::ToGrpc(subscription.status());
   int64_t index = request->index();
   while (!context->IsCancelled()) {
     // Asked before the points are read: a job that is over then has no later ones.
-    const absl::StatusOr<v1::Job> job = jobs_.Get(*id);
+    const absl::StatusOr<v1::Job> job = jobs_.Get(request->name());
     if (!job.ok()) return rpc::ToGrpc(job.status());
-    const auto points = ingest_.metrics().Read(*id, index, kMetricsInMessage);
+    const auto points = ingest_.metrics().Read(ref->id, index, kMetricsInMessage);
     if (!points.ok()) return rpc::ToGrpc(points.status());
     if (!points->empty()) {
       v1::ReadMetricsResponse response;
@@ -80,7 +80,7 @@ grpc::Status JobServiceImpl::ReadLog(grpc::ServerContext* context,
                                      grpc::ServerWriter<v1::ReadLogResponse>* writer) {
   if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
   int64_t offset = request->offset();
-  bool tail_wanted = request->tail_lines() > 0;
+  bool tail_wanted = request->has_tail_lines();
   std::unique_ptr<ChangeHub::Subscription> subscription;
   std::string key;
   while (!context->IsCancelled()) {

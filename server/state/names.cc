@@ -1,9 +1,9 @@
 #include "server/state/names.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
-
-#include <fmt/format.h>
 
 namespace sft::server {
 
@@ -19,18 +19,20 @@ std::string JobName(std::string_view project, std::string_view job_id) {
   return fmt::format("projects/{}/jobs/{}", project, job_id);
 }
 
-absl::StatusOr<std::string> ParseJobName(std::string_view name) {
-  std::string_view id = name;
+absl::StatusOr<JobRef> ParseJobName(std::string_view name) {
+  std::string_view id = name, project;
   constexpr std::string_view kProjects = "projects/", kJobs = "/jobs/";
   if (name.substr(0, kProjects.size()) == kProjects) {
     const size_t jobs = name.find(kJobs);
     id = jobs == name.npos ? "" : name.substr(jobs + kJobs.size());
+    project = name.substr(kProjects.size(), jobs == name.npos ? 0 : jobs - kProjects.size());
+    if (!IsValidLabel(project)) id = "";
   }
   if (!IsValidLabel(id)) {
     return InvalidArgument(fmt::format(
         "\"{}\" names no job: write its id (\"job-...\") or \"projects/PROJECT/jobs/ID\"", name));
   }
-  return std::string(id);
+  return JobRef{std::string(project), std::string(id)};
 }
 
 std::string NodeName(std::string_view node) { return fmt::format("nodes/{}", node); }

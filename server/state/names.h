@@ -16,8 +16,13 @@ inline constexpr char kDefaultProject[] = "default";
 bool IsValidLabel(std::string_view text);
 
 std::string JobName(std::string_view project, std::string_view job_id);
-// The job id of a full name or of the id alone; INVALID_ARGUMENT for anything else.
-absl::StatusOr<std::string> ParseJobName(std::string_view name);
+// A job as somebody names it.
+struct JobRef {
+  std::string project;  // empty: whichever it is in
+  std::string id;
+};
+// Of a full name or of the id alone; INVALID_ARGUMENT for anything else.
+absl::StatusOr<JobRef> ParseJobName(std::string_view name);
 
 std::string NodeName(std::string_view node);
 std::string ArtifactName(std::string_view artifact_id);

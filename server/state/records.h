@@ -113,6 +113,7 @@ struct NodeRecord {
   std::string hostname;
   std::string address;
   std::string incarnation;
+  std::string data_dir_id;  // of the worker's data folder; empty: it did not say
   std::string version;
   bool simulated = false;
   bool has_shared_folder = false;
@@ -146,6 +147,10 @@ struct DatasetRecord {
   std::string display_name;
   std::string owner;
   int64_t created_us = 0;
+  // JSON objects in none of the row forms: a job refuses them or leaves them out, as it says.
+  int64_t odd_rows = 0;
+  int64_t first_odd_row = 0;  // counted from 1 in rows; 0: none
+  std::string first_odd;      // "line 7: what is wrong"
 };
 
 // One file of a delivery.
@@ -161,7 +166,7 @@ struct ArtifactRecord {
   std::string job_id;
   std::string attempt_uid;
   std::string kind;
-  std::string node;       // that keeps it; empty: the server's blobs
+  std::string node;  // that keeps it; empty: the server's blobs
   std::string node_path;
   std::vector<ArtifactFileRecord> files;
   int64_t bytes = 0;

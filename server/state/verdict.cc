@@ -12,7 +12,8 @@ std::string ToJson(const Verdict& verdict) {
                          {"advice", verdict.advice},
                          {"rank", verdict.rank},
                          {"node", verdict.node},
-                         {"evidence", verdict.evidence}};
+                         {"evidence", verdict.evidence},
+                         {"process", verdict.process}};
   // A rank's last lines may hold any bytes.
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -30,6 +31,7 @@ Verdict VerdictFromJson(std::string_view text) {
     verdict.message = string("message");
     verdict.advice = string("advice");
     verdict.node = string("node");
+    verdict.process = string("process");
     const auto domain = json.find("domain"), rank = json.find("rank"),
                lines = json.find("evidence");
     if (domain != json.end() && domain->is_number_integer()) {

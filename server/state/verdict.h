@@ -17,6 +17,7 @@ struct Verdict {
   int rank = -1;  // that failed first; -1: none is blamed
   std::string node;
   std::vector<std::string> evidence;
+  std::string process;  // whose log says more: "prepare", "rank-3"; empty: nobody's
 
   bool empty() const { return code.empty(); }
   bool succeeded() const { return domain == Domain::kNone && code == "succeeded"; }

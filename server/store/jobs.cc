@@ -106,6 +106,13 @@ absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id) {
   return ReadJob(get, /*large=*/true);
 }
 
+absl::StatusOr<JobRecord> FindJob(Database& db, const JobRef& name) {
+  SFT_ASSIGN_OR_RETURN(JobRecord job, GetJob(db, name.id));
+  if (name.project.empty() || name.project == job.project) return job;
+  return NotFound(
+      fmt::format("no job \"{}\" in project {}: `sftctl list` shows them", name.id, name.project));
+}
+
 absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std::string& request) {
   SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare("SELECT " SFT_JOB_COLUMNS SFT_JOB_LARGE_COLUMNS
                                                  " FROM jobs WHERE request_id = ?"));

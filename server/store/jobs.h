@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "server/state/names.h"
 #include "server/state/records.h"
 #include "server/store/sqlite.h"
 
@@ -19,6 +20,8 @@ inline constexpr int kMaxPage = 500;
 absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRecord>& files);
 
 absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id);
+// NOT_FOUND also for a job of another project than the one named.
+absl::StatusOr<JobRecord> FindJob(Database& db, const JobRef& name);
 absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std::string& request);
 absl::StatusOr<std::vector<JobFileRecord>> FilesOfJob(Database& db, const std::string& id);
 

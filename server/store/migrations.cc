@@ -189,6 +189,15 @@ CREATE TABLE artifacts (
   UNIQUE (attempt_uid, kind)
 ) STRICT;
 CREATE INDEX artifacts_by_job ON artifacts (job_id, created_us);
+)sql"},
+                                     {2, R"sql(
+-- Tells a restart of a node's worker from a second worker of its name.
+ALTER TABLE nodes ADD COLUMN data_dir_id TEXT NOT NULL DEFAULT '';
+
+-- Rows in none of the known forms, and the first of them with its line.
+ALTER TABLE datasets ADD COLUMN odd_rows INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE datasets ADD COLUMN first_odd_row INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE datasets ADD COLUMN first_odd TEXT NOT NULL DEFAULT '';
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

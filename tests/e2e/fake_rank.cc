@@ -80,8 +80,11 @@ int Prepare(const RankLaunch& launch) {
   printf("preparing %s with %s\n", launch.train_file.c_str(), launch.model_dir.c_str());
   fflush(stdout);
   if (ModeOf(launch) == "user_error") {
-    events.Write(
-        channel::FatalEvent{"user", "bad_data", "line 1: nothing to learn", "add an answer"});
+    printf("refusing %s\n", launch.train_name.c_str());
+    fflush(stdout);
+    const std::string name = launch.train_name.empty() ? "" : launch.train_name + ": ";
+    events.Write(channel::FatalEvent{"user", "bad_data", name + "line 1: nothing to learn",
+                                     "add an answer"});
     return channel::kExitUserError;
   }
   events.Write(channel::ProgressEvent{"tokenise", 1, 1});

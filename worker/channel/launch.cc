@@ -23,6 +23,8 @@ static void Fields(V& v, RankLaunch& l) {
   v("model_name", l.model_name);
   v("train_file", l.train_file);
   v("val_file", l.val_file);
+  v("train_name", l.train_name);
+  v("val_name", l.val_name);
   v("cache_dir", l.cache_dir);
   v("attempt_dir", l.attempt_dir);
   v("output_dir", l.output_dir);

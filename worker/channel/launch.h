@@ -38,6 +38,8 @@ struct RankLaunch {
   std::string model_name;      // what the job called it, for the adapter's configuration
   std::string train_file;      // data set on this node
   std::string val_file;        // empty: no validation rows
+  std::string train_name;      // what the submitter calls them, for messages; empty: no other name
+  std::string val_name;
   std::string cache_dir;       // prepared data sets, keyed by content
   std::string attempt_dir;     // event files are here
   std::string output_dir;      // the artifact is written here: adapter, or full model

@@ -74,7 +74,9 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
                                                                 : Absolute(options.shared));
   for (const std::string& dir : options.models) {
     SFT_ASSIGN_OR_RETURN(std::string path, Absolute(dir));
-    if (!io::IsDirectory(path)) return NotFound(fmt::format("--models {}: no such folder", dir));
+    if (!io::IsDirectory(path)) {
+      return InvalidArgument(fmt::format("--models {}: no such folder", dir));
+    }
     while (path.size() > 1 && path.back() == '/') path.pop_back();
     setup.model_dirs.push_back(std::move(path));
   }
@@ -121,16 +123,27 @@ absl::StatusOr<io::UniqueFd> LockDataDir(const std::string& data_dir) {
   return lock;
 }
 
+// Made by the first worker of a data folder: a restart has it, a second worker does not.
+absl::StatusOr<std::string> DataDirId(const std::string& data_dir) {
+  const std::string path = data_dir + "/id";
+  absl::StatusOr<std::string> id = io::ReadFile(path, 256);
+  if (!absl::IsNotFound(id.status())) return id;
+  const std::string made = RandomUuid();
+  SFT_RETURN_IF_ERROR(io::WriteFileAtomic(path, made));
+  return made;
+}
+
 int64_t MemoryBytes() {
   struct sysinfo info {};
   return sysinfo(&info) == 0 ? static_cast<int64_t>(info.totalram) * info.mem_unit : 0;
 }
 
 v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, const Agent& agent,
-                          const std::string& incarnation) {
+                          const std::string& incarnation, const std::string& data_dir_id) {
   v1::Register message;
   message.set_node(setup.node);
   message.set_incarnation(incarnation);
+  message.set_data_dir_id(data_dir_id);
   message.set_version(kVersion);
   message.set_protocol(kProtocol);
   message.set_hostname(HostName());
@@ -213,8 +226,10 @@ absl::Status RunWorker(const Options& options) {
 
   FileSender files(setup, *server);
   const std::string incarnation = RandomUuid();
+  SFT_ASSIGN_OR_RETURN(const std::string data_dir_id, DataDirId(setup.data_dir));
   Session session(
-      channel, agent, [&] { return MakeRegister(setup, inventory, agent, incarnation); },
+      channel, agent,
+      [&] { return MakeRegister(setup, inventory, agent, incarnation, data_dir_id); },
       [&](const v1::FetchFile& request) { files.Send(request); });
   std::atomic<bool> ending = false;
   signals.Watch([&] {

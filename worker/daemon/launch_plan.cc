@@ -85,6 +85,8 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.model_name = input.staged.spec.job.model;
   rank.train_file = input.staged.train_file;
   rank.val_file = input.staged.val_file;
+  rank.train_name = input.staged.train_name;
+  rank.val_name = input.staged.val_name;
   rank.cache_dir = setup.data_dir + "/cache";
   rank.attempt_dir = dir;
   rank.output_dir =

@@ -22,8 +22,10 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const Stop
     SFT_ASSIGN_OR_RETURN(std::string path, StageFile(file, stop));
     if (file.key() == "job.data") {
       staged.train_file = std::move(path);
+      staged.train_name = file.name();
     } else if (file.key() == "data.val") {
       staged.val_file = std::move(path);
+      staged.val_name = file.name();
     }
   }
   if (staged.train_file.empty()) return Internal("the dispatch has no file for job.data");
@@ -36,9 +38,9 @@ absl::StatusOr<std::string> Stager::StageFile(const v1::JobFileRef& file, const 
   if (!path.ok()) {
     return Annotate(path.status(), fmt::format("{} on node {}", file.key(), setup_.node));
   }
-  if (io::IsDirectory(*path)) {
-    return InvalidArgument(fmt::format("{}: {} on node {} is a folder, not a file", file.key(),
-                                       file.node_path(), setup_.node));
+  const absl::Status regular = io::CheckRegularFile(*path);
+  if (!regular.ok()) {
+    return Annotate(regular, fmt::format("{} on node {}", file.key(), setup_.node));
   }
   return path;
 }

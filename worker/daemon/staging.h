@@ -17,6 +17,9 @@ struct StagedJob {
   std::string model_dir;
   std::string train_file;
   std::string val_file;  // empty: none
+  // What the submitter calls them; empty: no other name.
+  std::string train_name;
+  std::string val_name;
 };
 
 // Brings what an attempt needs to this node. Thread-safe: attempts that need one blob at the same

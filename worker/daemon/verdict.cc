@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstring>
 
+#include "common/base/utf8.h"
 #include "common/io/file.h"
 
 namespace sft::worker {
@@ -57,42 +58,50 @@ std::string HowItEnded(const Process& process) {
   return fmt::format("{} ended with exit code {}", Who(process), process.exit_code);
 }
 
-void ExplainSignal(int signal, v1::Verdict& verdict) {
+void ExplainSignal(int signal, const std::string& log, v1::Verdict& verdict) {
   const bool crash = signal == SIGSEGV || signal == SIGABRT || signal == SIGBUS ||
                      signal == SIGILL || signal == SIGFPE;
   verdict.set_domain(crash ? v1::Verdict::UNKNOWN : v1::Verdict::INFRASTRUCTURE);
   verdict.set_code(crash ? "rank_crashed" : "rank_killed");
   verdict.set_advice(
       crash
-          ? "read the end of its log (sftctl logs); a crash is a bug of the trainer or a fault "
-            "of the machine"
+          ? fmt::format("read the end of its log ({}); a crash is a bug of the trainer or a fault "
+                        "of the machine",
+                        log)
           : "something on the node ended it: see dmesg there (out of memory?), then submit again");
 }
 
-void ExplainExit(int exit_code, v1::Verdict& verdict) {
+// How to read what the process wrote.
+std::string LogCommand(const Process& process) {
+  if (process.rank < 0) return "sftctl logs JOB --prepare";
+  return process.rank == 0 ? "sftctl logs JOB"
+                           : fmt::format("sftctl logs JOB --rank {}", process.rank);
+}
+
+void ExplainExit(int exit_code, const std::string& log, v1::Verdict& verdict) {
   switch (exit_code) {
     case channel::kExitUserError:
       verdict.set_domain(v1::Verdict::USER);
       verdict.set_code("user_error");
       verdict.set_advice(
-          "read the end of its log (sftctl logs), correct the job and submit it again");
+          fmt::format("read the end of its log ({}), correct the job and submit it again", log));
       return;
     case channel::kExitInfrastructure:
       verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
       verdict.set_code("infrastructure");
       verdict.set_advice(
-          "read the end of its log (sftctl logs) and look at the node, then submit again");
+          fmt::format("read the end of its log ({}) and look at the node, then submit again", log));
       return;
     case channel::kExitInternal:
     case channel::kExitUsage:
       verdict.set_domain(v1::Verdict::UNKNOWN);
       verdict.set_code("internal_error");
-      verdict.set_advice("this is a bug: report it with the rank's log (sftctl logs)");
+      verdict.set_advice(fmt::format("this is a bug: report it with the log ({})", log));
       return;
     default:
       verdict.set_domain(v1::Verdict::UNKNOWN);
       verdict.set_code("rank_exited");
-      verdict.set_advice("read the end of its log (sftctl logs)");
+      verdict.set_advice(fmt::format("read the end of its log ({})", log));
   }
 }
 
@@ -173,10 +182,11 @@ v1::Verdict MakeVerdict(const channel::ShimStatus& status, const ProcessTraces& 
   }
   v1::Verdict verdict = SimpleVerdict(v1::Verdict::UNKNOWN, "", HowItEnded(*blamed), "", node);
   verdict.set_rank(blamed->rank);
+  verdict.set_process(blamed->name);
   if (blamed->signal != 0) {
-    ExplainSignal(blamed->signal, verdict);
+    ExplainSignal(blamed->signal, LogCommand(*blamed), verdict);
   } else {
-    ExplainExit(blamed->exit_code, verdict);
+    ExplainExit(blamed->exit_code, LogCommand(*blamed), verdict);
     // A process that was killed said nothing about it: what it said before is not why.
     if (traces.fatal) ApplyFatal(*traces.fatal, Who(*blamed), verdict);
     if (!traces.fatal && traces.disk_full && blamed->exit_code != channel::kExitUserError) {
@@ -190,11 +200,15 @@ v1::Verdict MakeVerdict(const channel::ShimStatus& status, const ProcessTraces& 
       verdict.set_message(status.reason);
     }
   }
+  // The one that is blamed first; what ended well is no evidence.
+  verdict.add_evidence(HowItEnded(*blamed));
   for (const Process& process : status.processes) {
-    if (process.exited) verdict.add_evidence(HowItEnded(process));
+    if (&process != blamed && Failed(process)) verdict.add_evidence(HowItEnded(process));
   }
   if (!traces.log_tail.empty()) {
-    verdict.add_evidence(fmt::format("last lines of {}'s log:\n{}", blamed->name, traces.log_tail));
+    // A process may print any bytes, and the tail may begin inside a character.
+    verdict.add_evidence(
+        fmt::format("last lines of {}'s log:\n{}", blamed->name, ToUtf8(traces.log_tail)));
   }
   return verdict;
 }

@@ -27,15 +27,17 @@ void CheckModel(const Launch& launch) {
 
 void PrintSkipped(const engine::DatasetStats& stats) {
   if (stats.skipped_total() == 0) return;
-  fmt::print("{} rows are left out:\n", stats.skipped_total());
+  fmt::print("{} {} left out:\n", stats.skipped_total(),
+             stats.skipped_total() == 1 ? "row is" : "rows are");
   for (const engine::SkippedRow& row : stats.skipped_rows) {
     fmt::print("  line {}: {}: {}\n", row.line, engine::RowProblemName(row.problem), row.reason);
   }
 }
 
 channel::PreparedEvent Prepare(const engine::ChatTokenizer& tokenizer,
-                               engine::PrepareOptions options, const char* what, EventLog& events,
-                               const Clock& clock) {
+                               engine::PrepareOptions options, const std::string& name,
+                               const char* what, EventLog& events, const Clock& clock) {
+  options.name = name;
   MonoTime last{};
   int64_t reported = -1;
   options.progress = [&](int64_t done, int64_t total) {
@@ -47,7 +49,7 @@ channel::PreparedEvent Prepare(const engine::ChatTokenizer& tokenizer,
   const engine::PreparedDataset prepared = engine::PrepareDataset(tokenizer, options);
   const engine::DatasetStats& stats = prepared.dataset->stats();
   fmt::print("{} data {}: {} of {} rows, {} tokens, {} of them with loss, longest row {}{}\n", what,
-             options.data.string(), stats.used, stats.rows, stats.tokens, stats.loss_tokens,
+             options.Name(), stats.used, stats.rows, stats.tokens, stats.loss_tokens,
              stats.longest, prepared.from_cache ? " (from the cache)" : "");
   PrintSkipped(stats);
   return {.rows = stats.rows,
@@ -68,12 +70,12 @@ void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock) {
       Prepare(tokenizer,
               engine::PrepareOptions::ForTraining(launch.spec, launch.file.train_file,
                                                   launch.file.cache_dir),
-              "training", events, clock);
+              launch.file.train_name, "training", events, clock);
   if (!launch.file.val_file.empty()) {
     Prepare(tokenizer,
             engine::PrepareOptions::ForValidation(launch.spec, launch.file.val_file,
                                                   launch.file.cache_dir),
-            "validation", events, clock);
+            launch.file.val_name, "validation", events, clock);
   }
   events.Write(training);
   events.Sync();

@@ -21,6 +21,15 @@
 namespace sft::shim {
 namespace {
 
+constexpr char kUsage[] = "usage: sft-shim --launch FILE | --version | --help";
+constexpr char kHelp[] =
+    "sft-shim: parent of the processes of one attempt on a node; sft-worker starts it.\n"
+    "usage: sft-shim --launch FILE | --version | --help\n"
+    "  --launch FILE   runs the attempt that FILE (shim.json) describes and goes to the "
+    "background\n"
+    "  --version       prints the version\n"
+    "  --help          prints this";
+
 int Fail(const absl::Status& status, int code) {
   fprintf(stderr, "sft-shim: %s\n", std::string(Message(status)).c_str());
   return code;
@@ -140,12 +149,14 @@ int Main(int argc, char** argv) {
       printf("sft-shim %s\n", kVersion);
       return channel::kExitOk;
     }
+    if (arg == "--help" || arg == "-h") {
+      printf("%s\n", kHelp);
+      return channel::kExitOk;
+    }
     if (arg == "--launch" && i + 1 < argc) {
       path = argv[++i];
     } else {
-      return Fail(InvalidArgument("unknown argument " + arg +
-                                  "; usage: sft-shim --launch FILE | --version"),
-                  channel::kExitUsage);
+      return Fail(InvalidArgument("unknown argument " + arg + "; " + kUsage), channel::kExitUsage);
     }
   }
   if (path.empty()) return Fail(InvalidArgument("--launch FILE is missing"), channel::kExitUsage);

@@ -96,5 +96,11 @@ TEST_F(DownloadTest, AJobWithoutResultIsNotFound) {
   EXPECT_EQ(Sftctl(server_, {"download", "job-a", "-o", folder_ + "/out"}).code, kNotFound);
 }
 
+TEST_F(DownloadTest, AFolderThatCannotBeMadeIsAWrongCommandLine) {
+  const Outcome run = Sftctl(server_, {"download", "job-a", "-o", "/proc/nope"});
+  EXPECT_EQ(run.code, kUsage);
+  EXPECT_THAT(run.err, HasSubstr("choose another folder with -o"));
+}
+
 }  // namespace
 }  // namespace sft::client

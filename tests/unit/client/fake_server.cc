@@ -90,15 +90,18 @@ class FakeServer::Jobs : public v1::JobService::Service {
     if (at < fake_.events.size()) response->set_next_page_token(std::to_string(at));
     return grpc::Status::OK;
   }
-  grpc::Status ReadMetrics(grpc::ServerContext*, const v1::ReadMetricsRequest* request,
+  grpc::Status ReadMetrics(grpc::ServerContext* context, const v1::ReadMetricsRequest* request,
                            grpc::ServerWriter<v1::ReadMetricsResponse>* writer) override {
+    fake_.metric_indexes.push_back(request->index());
+    MetricRead read{.end = fake_.metrics.size()};
+    if (!fake_.metric_reads.empty()) read = Next(fake_.metric_reads, metric_index_);
     v1::ReadMetricsResponse response;
-    for (size_t i = request->index(); i < fake_.metrics.size(); ++i) {
-      *response.add_metrics() = fake_.metrics[i];
-    }
-    response.set_next_index(static_cast<int64_t>(fake_.metrics.size()));
-    writer->Write(response);
-    return grpc::Status::OK;
+    for (size_t i = request->index(); i < read.end; ++i) *response.add_metrics() = fake_.metrics[i];
+    response.set_next_index(static_cast<int64_t>(read.end));
+    if (response.metrics_size() > 0) writer->Write(response);
+    if (read.on_written) read.on_written();
+    while (read.until_cancelled && !context->IsCancelled()) std::this_thread::yield();
+    return read.status;
   }
   grpc::Status ReadLog(grpc::ServerContext*, const v1::ReadLogRequest* request,
                        grpc::ServerWriter<v1::ReadLogResponse>* writer) override {
@@ -117,6 +120,7 @@ class FakeServer::Jobs : public v1::JobService::Service {
   FakeServer& fake_;
   size_t watch_index_ = 0;
   size_t log_index_ = 0;
+  size_t metric_index_ = 0;
 };
 
 class FakeServer::Data : public v1::DataService::Service {
@@ -135,6 +139,10 @@ class FakeServer::Data : public v1::DataService::Service {
     std::string hash;
     int64_t size = 0;
     while (reader->Read(&request)) {
+      if (fake_.uploads_of_others > 0) {
+        if (--fake_.uploads_of_others == 0) fake_.blobs[request.sha256()] = "theirs";
+        return {grpc::StatusCode::ABORTED, "is being uploaded by another call"};
+      }
       if (hash.empty()) {
         hash = request.sha256();
         size = request.size();

@@ -52,7 +52,16 @@ class FakeServer {
   std::vector<v1::ReadLogRequest> log_requests;
 
   std::vector<v1::Metric> metrics;
-  std::vector<v1::JobEvent> events;  // listed two a page
+  // Each ReadMetrics takes the next of these: points up to `end`; empty: all of them at once.
+  struct MetricRead {
+    size_t end = 0;
+    grpc::Status status;
+    bool until_cancelled = false;
+    std::function<void()> on_written;
+  };
+  std::vector<MetricRead> metric_reads;
+  std::vector<int64_t> metric_indexes;  // asked for
+  std::vector<v1::JobEvent> events;     // listed two a page
   std::vector<v1::Node> nodes;
   std::vector<v1::Variant> variants;
   std::vector<v1::NodeModel> models;
@@ -62,6 +71,8 @@ class FakeServer {
   std::map<std::string, std::string> blobs;
   int64_t cut_upload_after = -1;
   std::vector<int64_t> upload_offsets;
+  // That many uploads are refused because another one of the blob is under way; then it is there.
+  int uploads_of_others = 0;
   v1::Artifact artifact;
   std::map<std::string, std::string> artifact_files;
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
@@ -81,9 +82,71 @@ TEST(FollowTest, AServerThatStaysAwayEndsTheWait) {
 
 TEST(FollowTest, ATimeoutEndsTheWaitNotTheJob) {
   FakeServer server;
+  server.jobs["job-a"] = MakeJob("job-a", v1::Job::RUNNING);
   server.watches = {{.jobs = {MakeJob("job-a", v1::Job::RUNNING)}, .until_cancelled = true}};
   const Outcome run = Sftctl(server, {"wait", "job-a", "--timeout", "0s"});
   EXPECT_EQ(run.code, kUnreachable) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("has not ended within 0 s: it is RUNNING"));
+}
+
+TEST(FollowTest, ATimeoutOfZeroStillSeesThatTheJobHasEnded) {
+  FakeServer server;
+  server.jobs["job-a"] = MakeJob("job-a", v1::Job::SUCCEEDED);
+  server.watches = {{.jobs = {MakeJob("job-a", v1::Job::SUCCEEDED)}}};
+  EXPECT_EQ(Sftctl(server, {"wait", "job-a", "--timeout", "0s"}).code, kSucceeded);
+  EXPECT_EQ(Sftctl(server, {"wait", "job-z", "--timeout", "0s"}).code, kNotFound);
+}
+
+TEST(FollowTest, AFailureNamesTheLogThatSaysMore) {
+  const auto hint = [](int rank, const std::string& process) {
+    FakeServer server;
+    v1::Job job = MakeFailed("job-a", v1::Verdict::USER);
+    job.mutable_verdict()->set_rank(rank);
+    job.mutable_verdict()->set_process(process);
+    server.watches = {{.jobs = {job}}};
+    return Sftctl(server, {"wait", "job-a"}).err;
+  };
+  EXPECT_THAT(hint(-1, "prepare"), HasSubstr("its log: `sftctl logs job-a --prepare`"));
+  EXPECT_THAT(hint(2, "rank-2"), HasSubstr("its log: `sftctl logs job-a --rank 2`"));
+  EXPECT_THAT(hint(0, "rank-0"), HasSubstr("its log: `sftctl logs job-a`"));
+  EXPECT_THAT(hint(-1, ""), Not(HasSubstr("its log"))) << "nothing was started";
+}
+
+TEST(FollowTest, WhatOthersWroteDoesNotReachTheTerminalAsItIs) {
+  FakeServer server;
+  v1::Job job = MakeFailed("job-a", v1::Verdict::USER);
+  job.mutable_verdict()->set_message("bad \x1b[31mrow");
+  job.mutable_verdict()->add_evidence("last lines:\n\x1b]0;title\x07");
+  server.watches = {{.jobs = {job}}};
+  const Outcome run = Sftctl(server, {"wait", "job-a"});
+  EXPECT_THAT(run.err, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(run.err, HasSubstr("bad \\x1b[31mrow"));
+  EXPECT_THAT(run.err, HasSubstr("last lines:\n\\x1b]0;title"));
+}
+
+TEST(MetricsFollowTest, ALostServerIsWaitedForAndNoPointComesTwice) {
+  FakeServer server;
+  for (int step = 1; step <= 3; ++step) {
+    v1::Metric metric;
+    metric.set_step(step);
+    server.metrics.push_back(metric);
+  }
+  const grpc::Status lost(grpc::StatusCode::UNAVAILABLE, "Socket closed");
+  server.metric_reads = {{.end = 0, .status = lost},
+                         {.end = 2, .status = lost},
+                         {.end = 2, .status = lost},
+                         {.end = 3}};
+  const Outcome run = Sftctl(server, {"metrics", "job-a", "--follow"});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("lost the server"));
+  EXPECT_EQ(std::count(run.out.begin(), run.out.end(), '\n'), 3);
+  EXPECT_THAT(server.metric_indexes, ::testing::ElementsAre(0, 0, 2, 2));
+}
+
+TEST(MetricsFollowTest, WithoutFollowALostServerEndsIt) {
+  FakeServer server;
+  server.metric_reads = {{.end = 0, .status = {grpc::StatusCode::UNAVAILABLE, "gone"}}};
+  EXPECT_EQ(Sftctl(server, {"metrics", "job-a"}).code, kUnreachable);
 }
 
 TEST(FollowTest, AWatchThatEndsBeforeAnyAnswerIsAnError) {
@@ -154,24 +217,50 @@ TEST(LogsTest, ABrokenStreamGoesOnAtTheByteItHadReached) {
   EXPECT_EQ(server.log_requests[0].rank(), 2);
   EXPECT_EQ(server.log_requests[0].tail_lines(), 9);
   EXPECT_EQ(server.log_requests[1].offset(), 7);
-  EXPECT_EQ(server.log_requests[1].tail_lines(), 0);
+  EXPECT_FALSE(server.log_requests[1].has_tail_lines());
+}
+
+TEST(LogsTest, ATailOfZeroIsAskedForAsSuch) {
+  FakeServer server;
+  server.log_reads = {{.end = 0, .end_of_file = true}};
+  EXPECT_EQ(Sftctl(server, {"logs", "job-a", "--tail", "0"}).code, kSucceeded);
+  EXPECT_EQ(Sftctl(server, {"logs", "job-a"}).code, kSucceeded);
+  ASSERT_EQ(server.log_requests.size(), 2u);
+  EXPECT_TRUE(server.log_requests[0].has_tail_lines());
+  EXPECT_FALSE(server.log_requests[1].has_tail_lines());
+}
+
+TEST(LogsTest, AnEmptyLogNamesTheOneOfThePreparation) {
+  FakeServer server;
+  server.log_reads = {{.end = 0, .end_of_file = true}};
+  const Outcome run = Sftctl(server, {"logs", "job-a"});
+  EXPECT_EQ(run.code, kSucceeded);
+  EXPECT_THAT(run.out, IsEmpty());
+  EXPECT_THAT(run.err, HasSubstr("sftctl logs job-a --prepare"));
 }
 
 // In a process of its own: the signal's effect lasts until the process ends.
+void Detach(const std::vector<std::string>& command) {
+  Interrupt::Install();
+  const auto interrupt = [] { kill(getpid(), SIGINT); };
+  FakeServer server;
+  server.watches = {{.jobs = {MakeJob("job-a", v1::Job::RUNNING)},
+                     .until_cancelled = true,
+                     .on_written = interrupt}};
+  server.metric_reads = {{.until_cancelled = true, .on_written = interrupt}};
+  const Outcome run = Sftctl(server, command);
+  std::cerr << run.err;
+  std::_Exit(run.code);
+}
+
 TEST(InterruptDeathTest, CtrlCDetachesAndSaysHowToComeBack) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const auto detach = [] {
-    Interrupt::Install();
-    FakeServer server;
-    server.watches = {{.jobs = {MakeJob("job-a", v1::Job::RUNNING)},
-                       .until_cancelled = true,
-                       .on_written = [] { kill(getpid(), SIGINT); }}};
-    const Outcome run = Sftctl(server, {"status", "job-a", "--watch"});
-    std::cerr << run.err;
-    std::_Exit(run.code);
-  };
-  EXPECT_EXIT(detach(), ::testing::ExitedWithCode(kInterrupted),
+  const auto exited = ::testing::ExitedWithCode(kInterrupted);
+  EXPECT_EXIT(Detach({"status", "job-a", "--watch"}), exited,
               "detached; the job goes on.*sftctl status job-a --watch");
+  EXPECT_EXIT(Detach({"wait", "job-a"}), exited, "detached; the job goes on.*sftctl wait job-a");
+  EXPECT_EXIT(Detach({"metrics", "job-a", "--follow"}), exited,
+              "detached; the job goes on.*sftctl metrics job-a --follow");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "client/output/format.h"
 #include "client/output/progress.h"
 #include "client/output/table.h"
+#include "client/output/text.h"
 
 namespace sft::client {
 namespace {
@@ -40,6 +41,21 @@ TEST(TableTest, ColumnsAreAsWideAsTheirWidestCell) {
   table.Add({"long cell", "x"});
   table.Add({"s", ""});
   EXPECT_EQ(table.Render(), "A          B\nlong cell  x\ns\n");
+}
+
+TEST(TableTest, WidthsAreColumnsOfTheTerminalNotBytes) {
+  Table table({"A", "B"});
+  table.Add({"\xc3\xa9\xc3\xa9", "x"});  // two letters in four bytes
+  table.Add({"\xe6\xbc\xa2", "y"});      // one character two columns wide
+  table.Add({"e\xcc\x81", "z"});         // a letter and its accent
+  EXPECT_EQ(table.Render(), "A   B\n\xc3\xa9\xc3\xa9  x\n\xe6\xbc\xa2  y\ne\xcc\x81   z\n");
+}
+
+TEST(TextTest, WhatWouldMoveTheCursorIsShownInstead) {
+  EXPECT_EQ(OneLine("a\x1b[31m\nb\tc\x7f\xff\xc2\x9b\xe2\x80\xae"),
+            "a\\x1b[31m b c\\x7f\\xff\\x9b\\x202e");
+  EXPECT_EQ(Lines("a\nb\tc\x07"), "a\nb\tc\\x07");
+  EXPECT_EQ(Columns("a\xe6\xbc\xa2"), 3u);
 }
 
 v1::Progress HalfWay() {

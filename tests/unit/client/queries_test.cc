@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -55,6 +57,69 @@ TEST(StatusTest, AnUnknownJobIsNotFound) {
   EXPECT_EQ(run.code, kNotFound);
   EXPECT_THAT(run.err, HasSubstr("job-z"));
   EXPECT_THAT(run.out, IsEmpty());
+}
+
+TEST(StatusTest, WithoutAJobTheNewestIsShown) {
+  FakeServer server;
+  EXPECT_EQ(Sftctl(server, {"status"}).code, kNotFound);
+  EXPECT_THAT(Sftctl(server, {"status"}).err, HasSubstr("there is no job yet"));
+  server.jobs["job-a"] = MakeJob("job-a", v1::Job::RUNNING);  // listed first: the newest
+  server.jobs["job-b"] = MakeJob("job-b", v1::Job::SUCCEEDED);
+  const Outcome run = Sftctl(server, {"status", "--json"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(nlohmann::json::parse(run.out)["job"], "job-a");
+}
+
+TEST(ListTest, ANameCannotBreakTheTable) {
+  FakeServer server;
+  v1::Job job = MakeJob("job-a", v1::Job::PENDING);
+  job.set_display_name("\x1b[2Jevil\nline");
+  job.set_reason("first\nsecond");
+  server.jobs["job-a"] = job;
+  const Outcome run = Sftctl(server, {"list"});
+  EXPECT_EQ(std::count(run.out.begin(), run.out.end(), '\n'), 2) << run.out;
+  EXPECT_THAT(run.out, ::testing::Not(HasSubstr("\x1b")));
+  EXPECT_THAT(run.out, HasSubstr("\\x1b[2Jevil line"));
+  EXPECT_THAT(Sftctl(server, {"status", "job-a"}).out, ::testing::Not(HasSubstr("\x1b")));
+}
+
+TEST(OutputTest, WhatCannotBeWrittenIsNoSuccess) {
+  FakeServer server;
+  server.jobs["job-a"] = MakeJob("job-a", v1::Job::SUCCEEDED);
+  std::ofstream full("/dev/full");
+  std::ostringstream err;
+  FakeClock clock;
+  const Console console{full, err};
+  const Connect connect = [&](const std::string&) {
+    return std::make_unique<Connection>(server.Channel(), "test:1", console, clock);
+  };
+  for (const std::vector<const char*>& argv :
+       std::vector<std::vector<const char*>>{{"sftctl", "list"}, {"sftctl", "--help"}}) {
+    full.clear();
+    EXPECT_EQ(RunApp(static_cast<int>(argv.size()), argv.data(), console, connect), kInternal);
+    EXPECT_THAT(err.str(), HasSubstr("standard output cannot be written to"));
+    err.str("");
+  }
+}
+
+TEST(UsageTest, AMisspeltCommandIsNamedAndTheNearestSuggested) {
+  FakeServer server;
+  const Outcome near = Sftctl(server, {"stauts", "job-a"});
+  EXPECT_EQ(near.code, kUsage);
+  EXPECT_THAT(near.err, HasSubstr("no command is called 'stauts', did you mean status?"));
+  const Outcome far = Sftctl(server, {"bogus"});
+  EXPECT_EQ(far.code, kUsage);
+  EXPECT_THAT(far.err, HasSubstr("no command is called 'bogus'; `sftctl --help` lists them"));
+}
+
+TEST(UsageTest, CountsAreWholeNumbers) {
+  FakeServer server;
+  for (const std::vector<std::string>& bad : std::vector<std::vector<std::string>>{
+           {"list", "--limit", "0"}, {"list", "--limit", "x"}, {"logs", "job-a", "--tail", "-1"}}) {
+    const Outcome run = Sftctl(server, bad);
+    EXPECT_EQ(run.code, kUsage);
+    EXPECT_THAT(run.err, HasSubstr(bad[bad.size() - 2] + ": must be a whole number from"));
+  }
 }
 
 TEST(ListTest, ReadsEveryPage) {
@@ -119,6 +184,32 @@ TEST(EventsTest, ReadsEveryPageInOrder) {
   EXPECT_EQ(next, 5);
 }
 
+TEST(EventsTest, PeopleReadWhatRanksWroteInWords) {
+  FakeServer server;
+  const std::pair<const char*, const char*> notes[] = {
+      {"prepared",
+       R"({"event":"prepared","rows":152,"used":150,"skipped":2,"tokens":8123,"loss_tokens":400})"},
+      {"ready", R"({"event":"ready","rank":1,"world":2,"device":"cpu","total_steps":3,)"
+                R"("trainable_parameters":1000,"total_parameters":5000,"seconds":1.5})"},
+      {"consistency",
+       R"({"event":"consistency","rank":0,"weights_sha256":"0123456789abcdef","consistent":true})"},
+      {"later", R"({"event":"later","time":1,"what":"new","count":2})"},
+      {"state", "PENDING -> PREPARING"}};
+  for (const auto& [type, message] : notes) {
+    v1::JobEvent event;
+    event.set_type(type);
+    event.set_message(message);
+    server.events.push_back(event);
+  }
+  const std::string out = Sftctl(server, {"events", "job-a"}).out;
+  EXPECT_THAT(out, HasSubstr("150 of 152 rows, 2 left out; 8.1k tokens, 400 of them with loss"));
+  EXPECT_THAT(out, HasSubstr("rank 1 of 2 on cpu after 1.5 s: 3 steps, 1.0k of 5.0k parameters"));
+  EXPECT_THAT(out, HasSubstr("rank 0: weights agree (0123456789ab)"));
+  EXPECT_THAT(out, HasSubstr("count 2, what new"));
+  EXPECT_THAT(out, HasSubstr("PENDING -> PREPARING"));
+  EXPECT_THAT(out, ::testing::Not(HasSubstr("{")));
+}
+
 TEST(ClusterTest, NodesVariantsAndModelsAreListed) {
   FakeServer server;
   v1::Node node;
@@ -157,6 +248,9 @@ TEST(ExplainTest, NeedsNoServerAndSuggests) {
   const Outcome unknown = Sftctl(server, {"explain", "lora.rr"});
   EXPECT_EQ(unknown.code, kNotFound);
   EXPECT_THAT(unknown.err, HasSubstr("did you mean lora.r?"));
+  const Outcome strange = Sftctl(server, {"explain", "nope"});
+  EXPECT_EQ(strange.code, kNotFound);
+  EXPECT_THAT(strange.err, ::testing::Not(HasSubstr("did you mean")));
 }
 
 TEST(CompletionTest, KnowsEveryCommandAndFlag) {

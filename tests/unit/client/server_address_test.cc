@@ -44,6 +44,9 @@ TEST_F(ServerAddressTest, WhatIsWrongIsNamed) {
   EXPECT_THAT(ResolveServer("no-port").status().ToString(), HasSubstr("no-port"));
   WriteConfig("server = \n");
   EXPECT_THAT(ResolveServer("").status().ToString(), HasSubstr("config.toml:1"));
+  WriteConfig("\nserver = 3\n");
+  EXPECT_THAT(ResolveServer("").status().ToString(),
+              HasSubstr("config.toml:2: server must be a string"));
   WriteConfig("server = \"a:1\"\nsevrer = 2\n");
   EXPECT_THAT(ResolveServer("").status().ToString(), HasSubstr("sevrer"));
 }

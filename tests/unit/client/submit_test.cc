@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -237,6 +238,86 @@ TEST_F(SubmitTest, ARefusalHasItsOwnCode) {
   const Outcome run = Sftctl(server_, {"submit", Path("job.toml")});
   EXPECT_EQ(run.code, kRefused);
   EXPECT_THAT(run.err, HasSubstr("not below the allowed roots"));
+}
+
+TEST_F(SubmitTest, ADataSetThatAnotherCallUploadsIsWaitedForNotSentAgain) {
+  Write("rows.jsonl", "{\"text\":\"a\"}\n");
+  Need("rows.jsonl");
+  server_.uploads_of_others = 40;  // far more tries than a lost connection would get
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml")});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("by another call already: waiting"));
+  EXPECT_THAT(server_.upload_offsets, IsEmpty());
+  EXPECT_EQ(server_.submitted.size(), 1u);
+}
+
+TEST_F(SubmitTest, WhatIsNotUtf8IsNamed) {
+  Write("job.toml", "[job]\nname = \"caf\xe9\"\n");
+  const Outcome file = Sftctl(server_, {"submit", Path("job.toml")});
+  EXPECT_EQ(file.code, kUsage);
+  EXPECT_THAT(file.err, HasSubstr("job.toml:2: is not UTF-8"));
+  Write("job.toml", "[job]\n");
+  const std::string path = Path("job.toml");
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{"submit", path, "--model", "m\xff"}, "--model is not UTF-8: m\\xff"},
+      {{"submit", path, "--set", "job.name=\xff"}, "--set is not UTF-8"},
+      {{"submit", path, "--dataset", "\xff.jsonl"}, "--dataset is not UTF-8"},
+      {{"submit", path + "\xff"}, "argument 2 is not UTF-8"},
+      {{"status", "\xff"}, "argument 2 is not UTF-8"}};
+  for (const auto& [arguments, message] : cases) {
+    const Outcome run = Sftctl(server_, arguments);
+    EXPECT_EQ(run.code, kUsage) << message;
+    EXPECT_THAT(run.err, HasSubstr(message));
+  }
+  ASSERT_EQ(setenv("TRAIN_BATCH_SIZE", "\xff", 1), 0);
+  const Outcome variable = Sftctl(server_, {"submit", path});
+  ASSERT_EQ(unsetenv("TRAIN_BATCH_SIZE"), 0);
+  EXPECT_EQ(variable.code, kUsage);
+  EXPECT_THAT(variable.err, HasSubstr("environment variable TRAIN_BATCH_SIZE is not UTF-8"));
+  EXPECT_THAT(server_.submitted, IsEmpty());
+}
+
+TEST_F(SubmitTest, AFlagWithoutAValueIsRefused) {
+  for (const char* flag : {"--model", "--dataset", "--val", "--name", "--type"}) {
+    const Outcome run = Sftctl(server_, {"submit", Path("job.toml"), flag, ""});
+    EXPECT_EQ(run.code, kUsage) << flag;
+    EXPECT_THAT(run.err, HasSubstr(std::string(flag) + " is empty"));
+  }
+}
+
+TEST_F(SubmitTest, ANumberThatIsNoneIsToldInPlainWords) {
+  for (const char* bad : {"0", "-1", "x", "1.5", "99999999999999999999"}) {
+    const Outcome run = Sftctl(server_, {"submit", Path("job.toml"), "--examples", bad});
+    EXPECT_EQ(run.code, kUsage) << bad;
+    EXPECT_THAT(run.err, HasSubstr("--examples: must be a whole number from 1 to 999999999"));
+    EXPECT_LT(run.err.size(), 200u) << run.err;
+  }
+}
+
+TEST_F(SubmitTest, AMissingFileIsToldWithItsLineAmongTheOtherProblems) {
+  Need("nowhere.jsonl");
+  server_.resolution.mutable_needed_files(0)->set_line(3);
+  v1::Problem* problem = server_.resolution.add_problems();
+  problem->set_key("lora.r");
+  problem->set_line(9);
+  problem->set_message("must be more");
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml")});
+  EXPECT_EQ(run.code, kUsage);
+  EXPECT_THAT(run.err, HasSubstr("job.toml:3: job.data: "));
+  EXPECT_THAT(run.err, HasSubstr("job.toml:9: lora.r: "));
+  EXPECT_LT(run.err.find("job.toml:3"), run.err.find("job.toml:9"));
+  EXPECT_THAT(run.err, HasSubstr("2 problems"));
+}
+
+TEST_F(SubmitTest, APipeIsRefusedWithoutWaitingForItsWriter) {
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  const Outcome file = Sftctl(server_, {"submit", Path("pipe")});
+  EXPECT_EQ(file.code, kUsage);
+  EXPECT_THAT(file.err, HasSubstr("is a pipe, not a regular file"));
+  Need("pipe");
+  const Outcome data = Sftctl(server_, {"submit", Path("job.toml")});
+  EXPECT_EQ(data.code, kUsage);
+  EXPECT_THAT(data.err, HasSubstr("job.data: " + Path("pipe") + " is a pipe"));
 }
 
 }  // namespace

@@ -53,6 +53,7 @@ struct DatasetStats {
 // What to tokenise and what to do with rows that cannot be used.
 struct PrepareOptions {
   std::filesystem::path data;       // JSONL file
+  std::string name;                 // what the submitter calls it, for messages; empty: `data`
   std::filesystem::path cache_dir;  // made when missing; files are named by content
   int sequence_length = 2048;
   int64_t max_examples = 0;  // 0: all
@@ -60,6 +61,7 @@ struct PrepareOptions {
   spec::BadRows on_bad_rows = spec::BadRows::kError;
   spec::BadRows on_long_rows = spec::BadRows::kError;
   int threads = 0;  // 0: the machine's
+  std::string Name() const { return name.empty() ? data.string() : name; }
   // Called from the calling thread as rows are done.
   std::function<void(int64_t bytes_done, int64_t bytes_total)> progress;
 

@@ -145,7 +145,7 @@ void RefuseRows(const std::vector<Outcome>& outcomes, const PrepareOptions& opti
     list += fmt::format("\n  and {} more", refused - DatasetStats::kReportedRows);
   }
   const std::string key = only_long ? "data.on_long_rows" : "data.on_bad_rows";
-  throw UserError(fmt::format("{}: {} of {} rows cannot be used:{}", options.data.string(), refused,
+  throw UserError(fmt::format("{}: {} of {} rows cannot be used:{}", options.Name(), refused,
                               outcomes.size(), list),
                   "bad_rows",
                   fmt::format("correct these rows, or leave them out with {} = \"skip\"{}", key,
@@ -223,7 +223,7 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
   const std::vector<Line> lines = SplitLines(data.bytes(), options.max_examples);
   if (lines.empty()) {
     throw UserError(fmt::format("{}: the file has no rows; write one JSON object on each line",
-                                options.data.string()));
+                                options.Name()));
   }
   const RowEncoder encoder(tokenizer, options.loss_on);
   std::vector<Outcome> outcomes =
@@ -233,7 +233,7 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
   if (contents.stats.used == 0) {
     const SkippedRow& first = contents.stats.skipped_rows.front();
     throw UserError(fmt::format("{}: none of its {} rows can be used; line {}: {}",
-                                options.data.string(), contents.stats.rows, first.line,
+                                options.Name(), contents.stats.rows, first.line,
                                 first.reason));
   }
   WriteCacheFile(file, key, contents);

@@ -1,6 +1,7 @@
 #include "common/io/file.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace sft::io {
@@ -20,6 +21,18 @@ TEST_F(FileTest, AtomicWriteReplacesTheWholeFileAndLeavesNothingElse) {
   ASSERT_TRUE(WriteFileAtomic(Path("f"), "second").ok());
   EXPECT_EQ(ReadFile(Path("f")).value(), "second");
   EXPECT_EQ(ListDir(folder_).value(), std::vector<std::string>{"f"});
+}
+
+TEST_F(FileTest, WhatIsNoRegularFileIsToldWithoutOpeningIt) {
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  const absl::Status pipe = CheckRegularFile(Path("pipe"));
+  EXPECT_TRUE(absl::IsInvalidArgument(pipe)) << pipe;
+  EXPECT_NE(Message(pipe).find("pipe is a pipe, not a regular file"), std::string_view::npos);
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckRegularFile(folder_)));
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckRegularFile("/dev/null")));
+  EXPECT_TRUE(absl::IsNotFound(CheckRegularFile(Path("none"))));
+  ASSERT_TRUE(WriteFileAtomic(Path("f"), "x").ok());
+  EXPECT_TRUE(CheckRegularFile(Path("f")).ok());
 }
 
 TEST_F(FileTest, AtomicWriteIntoAMissingFolderNamesThePath) {

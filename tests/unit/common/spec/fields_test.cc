@@ -128,5 +128,12 @@ TEST(FieldsTest, SplitsWords) {
   EXPECT_THAT(SplitWords("", ' '), ::testing::IsEmpty());
 }
 
+TEST(NearestKeyTest, SuggestsWhatWasMeantAndNothingElse) {
+  EXPECT_EQ(NearestKey("hyperparameters.learnig_rate"), "hyperparameters.learning_rate");
+  EXPECT_EQ(NearestKey("lora.rr"), "lora.r");
+  EXPECT_EQ(NearestKey("nope"), "");
+  EXPECT_EQ(NearestKey("xyz"), "");
+}
+
 }  // namespace
 }  // namespace sft::spec

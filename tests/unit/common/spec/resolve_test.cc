@@ -228,5 +228,62 @@ TEST(NeededFilesTest, NodePathsAndUnusedRowsAreNotUploaded) {
   EXPECT_EQ(NodePath("v.jsonl"), "");
 }
 
+TEST(ResolveTest, AKeyInPlaceOfATableSaysSo) {
+  EXPECT_NE(Describe(ResolveText("compute = 3\n").problems)
+                .find("compute:1: must be a table, written [compute], but is a whole number\n"),
+            std::string::npos);
+  EXPECT_NE(Describe(ResolveText("[[compute]]\ngpu_type = \"H100\"\n").problems)
+                .find("compute:1: must be a table, written [compute], but is a list of tables\n"),
+            std::string::npos);
+}
+
+TEST(ResolveTest, AModelIsAnAbsolutePathOrAnId) {
+  for (const char* bad : {"../../etc", "./m", "~/m", "a//b", "a/../b", "."}) {
+    const Resolution r = ResolveText(Minimal(), {Set("job.model", bad)});
+    ASSERT_EQ(r.problems.size(), 1u) << bad << Describe(r.problems);
+    EXPECT_EQ(r.problems[0].key, "job.model");
+    EXPECT_NE(r.problems[0].message.find("neither an absolute path"), std::string::npos);
+  }
+  for (const char* good : {"/models/m", "org/name", "SmolLM2-135M.v1", "m"}) {
+    EXPECT_TRUE(ResolveText(Minimal(), {Set("job.model", good)}).ok()) << good;
+  }
+}
+
+TEST(ResolveTest, ALabelIsShortAndOnOneLine) {
+  const auto problems = [](const std::string& name) {
+    return Describe(ResolveText(Minimal(), {Set("job.name", name)}).problems);
+  };
+  EXPECT_EQ(problems(std::string(128, 'n')), "");
+  EXPECT_NE(problems(std::string(129, 'n')).find("has 129 bytes; a label has at most 128"),
+            std::string::npos);
+  EXPECT_NE(problems("a\x1b[31mb").find("control character"), std::string::npos);
+  EXPECT_NE(problems("a\nb").find("control character"), std::string::npos);
+}
+
+TEST(ResolveTest, TheFilesNameMakesALabelWhateverItIs) {
+  EXPECT_EQ(Resolve(Minimal(), "a\tb.toml", {}).spec.job.name, "a_b");
+  const Resolution r = Resolve(Minimal(), std::string(127, 'x') + "\xc3\xa9.toml", {});
+  EXPECT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(r.spec.job.name, std::string(127, 'x'));
+}
+
+TEST(ResolveTest, AJobWithProblemsStillNamesItsFilesAndWhatIsKnown) {
+  const Resolution r = ResolveText(Minimal("gpu_cout = 2\n"));
+  ASSERT_FALSE(r.ok());
+  EXPECT_EQ(r.spec.job.model, "m");
+  EXPECT_EQ(r.spec.compute.gpu_type, "H100");
+  const std::vector<NeededFile> files = NeededFiles(r);
+  ASSERT_EQ(files.size(), 1u);
+  EXPECT_EQ(files[0].path, "d.jsonl");
+  EXPECT_EQ(files[0].line, 3);
+}
+
+TEST(ResolveTest, AnOverrideHasNoLineOfTheFile) {
+  const Resolution r = ResolveText(Minimal(), {Flag("job.data", "e.jsonl", "--dataset")});
+  ASSERT_EQ(NeededFiles(r).size(), 1u);
+  EXPECT_EQ(NeededFiles(r)[0].line, 0);
+  EXPECT_TRUE(NeededFiles(r)[0].from_override);
+}
+
 }  // namespace
 }  // namespace sft::spec

@@ -223,7 +223,7 @@ INSTANTIATE_TEST_SUITE_P(
               "data.topology.container_count", 7, "contradicts compute.gpu_count = 4"},
         Wrong{"CopyOfTheTotal",
               "[compute]\nvariant = \"H100-4x\"\nnodes = 1\n[data.topology]\ntotal_gpus = 8",
-              "compute.gpu_count", 8, "gpu_count = 4 would agree"},
+              "data.topology.total_gpus", 8, "total_gpus = 4 would agree"},
         Wrong{"CopyOfTheNodes",
               "[compute]\nvariant = \"H100-4x\"\nnodes = 1\n[data.topology]\nnodes = 2",
               "data.topology.nodes", 8, "contradicts compute.nodes = 1"},
@@ -238,6 +238,35 @@ TEST(TopologyOptionsTest, AServerWithOneTypeSuppliesIt) {
   ASSERT_TRUE(r.ok()) << Describe(r.problems);
   EXPECT_EQ(r.spec.compute.variant, "CPU-1x");
   EXPECT_EQ(OriginOf(r, "compute.gpu_type"), "derived: the only type there is");
+}
+
+TEST(TopologyBlameTest, ACopyIsBlamedUnderItsOwnKeyAndLine) {
+  const Resolution r = ResolveText(
+      std::string(kHead) + "[compute]\nvariant = \"H100-4x\"\n[data.topology]\ntotal_gpus = 3\n");
+  EXPECT_EQ(Describe(r.problems),
+            "data.topology.total_gpus:7: data.topology.total_gpus = 3 (job.toml:7) is not "
+            "compute.nodes = 1 (derived: gpu_count / gpus_per_node) * compute.gpus_per_node = 4 "
+            "(derived: compute.variant); total_gpus = 4 would agree\n");
+}
+
+TEST(TopologyBlameTest, EveryCopyThatContradictsIsNamed) {
+  const std::string problems =
+      Describe(ResolveText(std::string(kHead) +
+                           "[compute]\nvariant = \"H100-4x\"\n[data.topology]\ntotal_gpus = 3\n"
+                           "container_count = 2\n")
+                   .problems);
+  EXPECT_THAT(problems, HasSubstr("data.topology.total_gpus:7: "));
+  EXPECT_THAT(problems, HasSubstr("data.topology.container_count:8: "));
+}
+
+TEST(TopologyBlameTest, AValueKnowsTheKeyThatAPersonWroteForIt) {
+  const Resolution r = ResolveText(std::string(kHead) + "[compute]\nvariant = \"B200-2x\"\n");
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  for (const ResolvedValue& value : r.values) {
+    if (value.key != "compute.gpu_type" && value.key != "compute.gpus_per_node") continue;
+    EXPECT_EQ(value.written_as, "compute.variant") << value.key;
+    EXPECT_EQ(value.line, 5) << value.key;
+  }
 }
 
 }  // namespace

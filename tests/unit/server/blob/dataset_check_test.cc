@@ -7,7 +7,7 @@
 namespace sft::server {
 namespace {
 
-absl::StatusOr<int64_t> Check(const std::string& text) {
+absl::StatusOr<DatasetCheck> Check(const std::string& text) {
   const std::string dir = io::MakeTempDir("dataset-test").value();
   EXPECT_TRUE(io::WriteFileAtomic(dir + "/rows", text).ok());
   auto rows = CheckDataset(dir + "/rows");
@@ -19,22 +19,19 @@ TEST(DatasetCheckTest, CountsRowsOfTheThreeForms) {
   EXPECT_EQ(Check(R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}
 {"prompt":"a","completion":"b"}
 
-{"text":"a"})").value(),
+{"text":"a"})")
+                ->rows,
             3);
 }
 
 TEST(DatasetCheckTest, AcceptsToolCallsWithoutContentAndLineEndsOfWindows) {
-  EXPECT_EQ(Check("{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[]}]}\r\n").value(), 1);
+  EXPECT_EQ(Check("{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[]}]}\r\n")->rows, 1);
 }
 
 TEST(DatasetCheckTest, NamesTheLineAndWhatIsWrong) {
   const std::pair<const char*, const char*> cases[] = {
       {"{\"text\":\"a\"}\nnot json\n", "line 2: not JSON"},
       {"[1]\n", "line 1: a JSON array"},
-      {"{\"text\":\"a\"}\n\n{\"texts\":\"a\"}\n", "line 3: none of the row forms"},
-      {"{\"prompt\":\"a\"}\n", "line 1: \"prompt\" and \"completion\""},
-      {"{\"messages\":[]}\n", "line 1: \"messages\""},
-      {"{\"messages\":[{\"role\":\"user\"}]}\n", "line 1: message 1"},
       {"{\"text\":\"\xff\"}\n", "line 1: not JSON"},
       {"", "empty"},
       {"\n\n", "empty"}};
@@ -43,6 +40,26 @@ TEST(DatasetCheckTest, NamesTheLineAndWhatIsWrong) {
     ASSERT_TRUE(absl::IsInvalidArgument(rows.status())) << text;
     EXPECT_NE(Message(rows.status()).find(expected), std::string_view::npos) << rows.status();
   }
+}
+
+TEST(DatasetCheckTest, ObjectsOfNoKnownFormAreCountedAndTheFirstIsNamed) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{\"text\":\"a\"}\n\n{\"texts\":\"a\"}\n{}\n", "line 3: none of the row forms"},
+      {"{\"text\":\"a\"}\n{\"prompt\":\"a\"}\n{}\n", "line 2: \"prompt\" and \"completion\""},
+      {"{\"text\":\"a\"}\n{\"messages\":[]}\n{}\n", "line 2: \"messages\""},
+      {"{\"text\":\"a\"}\n{\"messages\":[{\"role\":\"user\"}]}\n{}\n", "line 2: message 1"}};
+  for (const auto& [text, expected] : cases) {
+    const auto found = Check(text);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->rows, 3) << text;
+    EXPECT_EQ(found->odd_rows, 2) << text;
+    EXPECT_EQ(found->first_odd_row, 2) << text;
+    EXPECT_EQ(found->first_odd.find(expected), 0u) << found->first_odd;
+  }
+}
+
+TEST(DatasetCheckTest, PromptAndCompletionMayBothBeMessages) {
+  EXPECT_EQ(Check("{\"prompt\":[{}],\"completion\":[{}]}\n")->odd_rows, 0);
 }
 
 TEST(DatasetCheckTest, ARowLongerThanTheLimitIsRefusedWithoutBeingKept) {

@@ -58,6 +58,7 @@ TEST_F(LogsTest, MoreStreamsThanAreKeptOpenStayWhole) {
 TEST_F(LogsTest, TailStartsAtALine) {
   LogStore logs(dir_);
   ASSERT_TRUE(logs.Append("s", 0, "one\ntwo\nthree\n", false).ok());
+  EXPECT_EQ(logs.TailOffset("s", 0).value(), 14) << "nothing of what is written already";
   EXPECT_EQ(logs.TailOffset("s", 1).value(), 8);
   EXPECT_EQ(logs.TailOffset("s", 2).value(), 4);
   EXPECT_EQ(logs.TailOffset("s", 9).value(), 0);

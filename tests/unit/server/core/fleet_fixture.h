@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,7 +26,9 @@ class FakeWorker : public WorkerLink {
       desired = message.desired();
       ++desired_count;
     }
-    if (message.has_fetch_file()) fetches.push_back(message.fetch_file());
+    if (!message.has_fetch_file()) return;
+    fetches.push_back(message.fetch_file());
+    if (on_fetch) on_fetch(message.fetch_file());
   }
   void Close(const absl::Status& why) override { closed = why; }
 
@@ -40,6 +43,7 @@ class FakeWorker : public WorkerLink {
   v1::Desired desired;
   int desired_count = 0;
   std::vector<v1::FetchFile> fetches;
+  std::function<void(const v1::FetchFile&)> on_fetch;  // answers, where a test needs one
   absl::Status closed = absl::OkStatus();
 };
 

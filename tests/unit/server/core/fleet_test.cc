@@ -308,6 +308,42 @@ TEST_F(FleetTest, TwoHostsCannotHaveOneNodeName) {
   EXPECT_EQ(registry_->MakeWelcome(refused).refused(), Message(refused));
 }
 
+TEST_F(FleetTest, ASecondWorkerOfTheNameOnTheSameHostIsRefusedWhileTheFirstIsHeard) {
+  v1::Register first = RegisterOf("a", "CPU", 1), second = first;
+  first.set_data_dir_id("folder-1");
+  second.set_data_dir_id("folder-2");
+  const auto worker = std::make_shared<FakeWorker>(), again = std::make_shared<FakeWorker>();
+  ASSERT_TRUE(registry_->Connect(first, worker).ok());
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  Report("a", worker, Uid(job), S::RUNNING);
+  const absl::Status refused = registry_->Connect(second, std::make_shared<FakeWorker>());
+  EXPECT_TRUE(absl::IsAlreadyExists(refused)) << refused;
+  EXPECT_NE(Message(refused).find("--node"), std::string_view::npos) << refused;
+  EXPECT_TRUE(worker->closed.ok()) << "the first keeps its stream";
+  EXPECT_EQ(State(job), v1::Job::RUNNING);
+  ASSERT_TRUE(registry_->Connect(first, again).ok()) << "its own restart is let in";
+  EXPECT_FALSE(worker->closed.ok());
+  registry_->Disconnect("a", again.get());
+  EXPECT_TRUE(absl::IsAlreadyExists(registry_->Connect(second, std::make_shared<FakeWorker>())))
+      << "a break of the stream is no silence";
+  Halt();
+  Boot();
+  EXPECT_TRUE(absl::IsAlreadyExists(registry_->Connect(second, std::make_shared<FakeWorker>())))
+      << "nor is a restart of the server";
+  clock_.Advance(registry_->options().suspect_after + std::chrono::seconds(1));
+  EXPECT_TRUE(registry_->Connect(second, std::make_shared<FakeWorker>()).ok());
+}
+
+TEST_F(FleetTest, AJobOfAnotherProjectIsNotFound) {
+  const std::string job = Submit("CPU", 1);
+  EXPECT_TRUE(jobs_->Get("projects/default/jobs/" + job).ok());
+  EXPECT_TRUE(absl::IsNotFound(jobs_->Get("projects/other/jobs/" + job).status()));
+  EXPECT_TRUE(absl::IsNotFound(jobs_->Cancel("projects/other/jobs/" + job, "").status()));
+  EXPECT_TRUE(absl::IsNotFound(jobs_->Events("projects/other/jobs/" + job, 0, 10).status()));
+  EXPECT_EQ(State(job), v1::Job::PENDING);
+}
+
 TEST_F(FleetTest, AWorkerOfAnotherProtocolIsRefused) {
   v1::Register newer = RegisterOf("a", "CPU", 1);
   newer.set_protocol(kProtocol + 1);

@@ -1,3 +1,5 @@
+#include <map>
+
 #include "common/io/sha256.h"
 #include "server/core/job_intake.h"
 #include "server/core/uploads.h"
@@ -44,6 +46,22 @@ class IntakeTest : public FleetTest {
     file->set_sha256(io::Sha256Hex(kRows));
     return request;
   }
+  // A worker that answers for "/models/..." with this config.json, and has no other file.
+  std::shared_ptr<FakeWorker> JoinWithModel(const std::string& config) {
+    const auto worker = Join("a", "CPU", 2);
+    worker->on_fetch = [this, config](const v1::FetchFile& fetch) {
+      v1::SendFileRequest chunk;
+      chunk.set_request(fetch.request());
+      if (fetch.path().starts_with("/models/")) {
+        chunk.set_data(config);
+      } else {
+        chunk.set_error("cannot open " + fetch.path() + ": No such file or directory");
+      }
+      EXPECT_TRUE(relay_.Push(chunk).ok());
+      relay_.End(fetch.request());
+    };
+    return worker;
+  }
   // The problems' texts, each "key: message".
   std::vector<std::string> Problems(const v1::SubmitJobRequest& request) {
     const auto outcome = intake_.Submit(request, "local");
@@ -54,6 +72,9 @@ class IntakeTest : public FleetTest {
     return texts;
   }
 
+  static constexpr char kConfig[] =
+      R"({"model_type":"llama","hidden_size":64,"intermediate_size":128,"num_attention_heads":4,)"
+      R"("num_key_value_heads":2,"num_hidden_layers":2,"vocab_size":256})";
   static constexpr char kRows[] = "{\"text\":\"a\"}\n";
   std::unique_ptr<BlobStore> blobs_;
   FileRelay relay_;
@@ -62,7 +83,7 @@ class IntakeTest : public FleetTest {
 };
 
 TEST_F(IntakeTest, AJobWhoseFilesAreThereIsStoredWithAllThatWasSent) {
-  Join("a", "CPU", 2);
+  JoinWithModel(kConfig);
   ASSERT_TRUE(Upload(kRows).ok());
   const auto outcome = intake_.Submit(Request(), "local");
   ASSERT_TRUE(outcome.ok()) << outcome.status();
@@ -77,7 +98,7 @@ TEST_F(IntakeTest, AJobWhoseFilesAreThereIsStoredWithAllThatWasSent) {
 }
 
 TEST_F(IntakeTest, AFileThatWasNotUploadedIsNamed) {
-  Join("a", "CPU", 2);
+  JoinWithModel(kConfig);
   const auto outcome = intake_.Submit(Request(), "local");
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->missing_files, std::vector<std::string>{"job.data"});
@@ -85,7 +106,7 @@ TEST_F(IntakeTest, AFileThatWasNotUploadedIsNamed) {
 }
 
 TEST_F(IntakeTest, ValidateOnlyChecksEverythingAndStoresNothing) {
-  Join("a", "CPU", 2);
+  JoinWithModel(kConfig);
   v1::SubmitJobRequest request = Request();
   request.set_validate_only(true);
   request.clear_files();
@@ -94,7 +115,7 @@ TEST_F(IntakeTest, ValidateOnlyChecksEverythingAndStoresNothing) {
 }
 
 TEST_F(IntakeTest, AllProblemsOfTheFileComeAtOnce) {
-  Join("a", "CPU", 2);
+  JoinWithModel(kConfig);
   const auto problems = Problems(Request(std::string(kJobFile) + "nonsense = 1\nvariant = 3\n"));
   EXPECT_GE(problems.size(), 2u);
   EXPECT_TRUE(jobs_->List({})->jobs.empty());
@@ -108,7 +129,7 @@ TEST_F(IntakeTest, ATypeOrSizeNobodyHasIsRefusedWithWhatThereIs) {
   Join("b", "CPU", 1);
   problems = Problems(Request());
   ASSERT_EQ(problems.size(), 1u);
-  EXPECT_EQ(problems[0], "compute.variant: no node has CPU-2x; the largest is CPU-1x");
+  EXPECT_EQ(problems[0], "compute.gpus_per_node: no node has CPU-2x; the largest is CPU-1x");
 }
 
 TEST_F(IntakeTest, AModelIdNobodySeesIsRefusedWithWhatIsSeen) {
@@ -141,7 +162,7 @@ TEST_F(IntakeTest, BeforeTheFirstWorkerAJobIsTakenAndWaits) {
 }
 
 TEST_F(IntakeTest, TheAnswerToResolveNamesTheFilesAndThePlacement) {
-  Join("a", "CPU", 2);
+  JoinWithModel(kConfig);
   v1::ResolveJobRequest request;
   request.set_source_text(kJobFile);
   request.set_file_name("job.toml");
@@ -156,10 +177,114 @@ TEST_F(IntakeTest, TheAnswerToResolveNamesTheFilesAndThePlacement) {
 }
 
 TEST_F(IntakeTest, ABadDataSetIsRefusedAtTheEndOfItsUpload) {
-  const absl::Status status = Upload("{\"text\":1}\n");
+  const absl::Status status = Upload("[1]\n");
   EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_EQ(Message(status).find("rows.jsonl: line 1: "), 0u) << status;
-  EXPECT_FALSE(blobs_->Find(io::Sha256Hex("{\"text\":1}\n"))->complete);
+  EXPECT_EQ(Message(status), "line 1: a JSON array, not an object") << "the sender names the file";
+  EXPECT_FALSE(blobs_->Find(io::Sha256Hex("[1]\n"))->complete);
+}
+
+TEST_F(IntakeTest, RowsOfNoKnownFormAreRefusedOrLeftOutAsTheJobSays) {
+  JoinWithModel(kConfig);
+  const std::string rows = "{\"text\":\"a\"}\n{\"foo\":1}\n";
+  ASSERT_TRUE(Upload(rows).ok());
+  const auto problems = [&](const std::string& more, const std::string& content) {
+    v1::SubmitJobRequest request = Request(std::string(kJobFile) + more);
+    request.mutable_files(0)->set_sha256(io::Sha256Hex(content));
+    request.mutable_files(0)->set_client_path("my/rows.jsonl");
+    return Problems(request);
+  };
+  ASSERT_EQ(problems("", rows).size(), 1u);
+  EXPECT_EQ(problems("", rows)[0].find("job.data: my/rows.jsonl: line 2: none of the row forms"),
+            0u)
+      << problems("", rows)[0];
+  EXPECT_TRUE(jobs_->List({})->jobs.empty());
+  EXPECT_TRUE(problems("[data]\nmax_examples = 1\n", rows).empty())
+      << "it is not among those taken";
+  EXPECT_TRUE(problems("[data]\non_bad_rows = \"skip\"\n", rows).empty());
+  ASSERT_TRUE(Upload("{}\n").ok());
+  ASSERT_EQ(problems("[data]\non_bad_rows = \"skip\"\n", "{}\n").size(), 1u);
+  EXPECT_NE(problems("[data]\non_bad_rows = \"skip\"\n", "{}\n")[0].find("none of its 1 rows"),
+            std::string::npos);
+}
+
+TEST_F(IntakeTest, ProblemsOfTheFileOfTheFleetAndOfTheFilesComeAtOnce) {
+  Join("a", "H100", 4);
+  v1::ResolveJobRequest request;
+  request.set_source_text(
+      "[job]\nmodel = \"org/none\"\ndata = \"rows.jsonl\"\n[compute]\nvariant = \"B200-4x\"\n"
+      "[hyperparameters]\nglobal_batch = 2\nlearnig_rate = 1\n");
+  request.set_file_name("job.toml");
+  const auto response = intake_.Resolve(request);
+  ASSERT_TRUE(response.ok()) << response.status();
+  std::map<std::string, int> lines;
+  for (const v1::Problem& problem : response->problems()) lines[problem.key()] = problem.line();
+  EXPECT_EQ(lines["job.model"], 2);
+  EXPECT_EQ(lines["compute.variant"], 5) << "under the key that the file has";
+  EXPECT_EQ(lines["hyperparameters.global_batch"], 7);
+  EXPECT_EQ(lines["hyperparameters.learnig_rate"], 8);
+  EXPECT_EQ(lines.size(), 4u);
+  ASSERT_EQ(response->needed_files_size(), 1);
+  EXPECT_EQ(response->needed_files(0).line(), 3);
+}
+
+TEST_F(IntakeTest, AModelThatCannotBeTrainedIsAProblemNotANote) {
+  const auto with = [&](const std::string& config, const std::string& more = "",
+                        const std::string& model = "/models/tiny") {
+    const auto worker = JoinWithModel(config);
+    std::string text = kJobFile;
+    return Problems(Request(text.replace(text.find("/models/tiny"), 12, model) + more));
+  };
+  EXPECT_TRUE(with(kConfig).empty());
+  const auto family = with(R"({"model_type":"gpt2"})");
+  ASSERT_EQ(family.size(), 1u);
+  EXPECT_EQ(family[0].find("job.model: /models/tiny: config.json: model_type \"gpt2\""), 0u);
+  const auto targets = with(kConfig, "[lora]\ntarget_modules = [\"none_proj\"]\n");
+  ASSERT_EQ(targets.size(), 1u);
+  EXPECT_EQ(targets[0].find("lora.target_modules: \"none_proj\" matches no linear"), 0u);
+  const auto missing = with(kConfig, "", "/etc");
+  ASSERT_EQ(missing.size(), 1u);
+  EXPECT_EQ(missing[0].find("job.model: a: cannot open /etc/config.json"), 0u);
+}
+
+TEST_F(IntakeTest, AModelThatNoNodeCanBeAskedForIsANote) {
+  v1::ResolveJobRequest request;
+  request.set_source_text(kJobFile);
+  request.set_file_name("job.toml");
+  const auto response = intake_.Resolve(request);
+  ASSERT_TRUE(response.ok()) << response.status();
+  EXPECT_EQ(response->problems_size(), 0);
+  EXPECT_NE(response->plan().note().find("not seen on any connected node"), std::string::npos);
+}
+
+TEST_F(IntakeTest, TheTypeInWhichRanksComputeIsShown) {
+  const auto shown = [&](const std::string& text) {
+    v1::ResolveJobRequest request;
+    request.set_source_text(text);
+    request.set_file_name("job.toml");
+    const auto response = intake_.Resolve(request);
+    EXPECT_TRUE(response.ok()) << response.status();
+    for (const v1::ResolvedValue& value : response->resolved()) {
+      if (value.key() != "hyperparameters.parallelism.bf16") continue;
+      const bool bf16 = response->resolved_json().find("\"bf16\"") != std::string::npos;
+      return value.value() + " " + value.origin() + (bf16 ? " bf16" : "");
+    }
+    return std::string("absent");
+  };
+  JoinWithModel(kConfig);
+  EXPECT_EQ(shown(kJobFile), "false derived: CPU computes on the CPU");
+  std::string gpu = kJobFile;
+  gpu.replace(gpu.find("\"CPU\""), 5, "\"H100\"");
+  gpu.replace(gpu.find("/models/tiny"), 12, "org/tiny");
+  v1::Register seen = RegisterOf("b", "H100", 2);
+  v1::Model* model = seen.add_models();
+  model->set_id("org/tiny");
+  model->set_path("/models/tiny");
+  model->set_config_json(kConfig);
+  ASSERT_TRUE(registry_->Connect(seen, std::make_shared<FakeWorker>()).ok());
+  EXPECT_EQ(shown(gpu), "true derived: H100 computes on GPUs bf16");
+  seen.set_simulated(true);
+  ASSERT_TRUE(registry_->Connect(seen, std::make_shared<FakeWorker>()).ok());
+  EXPECT_EQ(shown(gpu), "false derived: H100 computes on the CPU");
 }
 
 TEST_F(IntakeTest, AnUploadOfACompleteBlobIsFine) {

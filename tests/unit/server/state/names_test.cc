@@ -6,13 +6,16 @@ namespace sft::server {
 namespace {
 
 TEST(NamesTest, AJobIsNamedByItsFullNameOrItsId) {
-  EXPECT_EQ(ParseJobName("projects/default/jobs/job-abc").value(), "job-abc");
-  EXPECT_EQ(ParseJobName("job-abc").value(), "job-abc");
-  EXPECT_EQ(ParseJobName(JobName("p", "job-x")).value(), "job-x");
+  EXPECT_EQ(ParseJobName("projects/default/jobs/job-abc")->id, "job-abc");
+  EXPECT_EQ(ParseJobName("projects/default/jobs/job-abc")->project, "default");
+  EXPECT_EQ(ParseJobName("job-abc")->id, "job-abc");
+  EXPECT_EQ(ParseJobName("job-abc")->project, "");
+  EXPECT_EQ(ParseJobName(JobName("p", "job-x"))->id, "job-x");
 }
 
 TEST(NamesTest, WhatIsNoNameIsRefused) {
-  for (const char* bad : {"", "projects/p", "projects/p/jobs/", "a/b", "../x", "job x", "-x"}) {
+  for (const char* bad :
+       {"", "projects/p", "projects/p/jobs/", "projects//jobs/j", "a/b", "../x", "job x", "-x"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseJobName(bad).status())) << bad;
   }
 }

@@ -60,9 +60,13 @@ TEST(LaunchTest, ARankLaunchComesBackWithEveryMember) {
   launch.attempt_dir = "/a";
   launch.output_dir = "/o";
   launch.job_id = "j-1";
+  launch.train_name = "mine/rows.jsonl";
+  launch.val_name = "mine/val.jsonl";
   const absl::StatusOr<RankLaunch> back = ParseRankLaunch(ToJson(launch));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(ToJson(*back), ToJson(launch));
+  EXPECT_EQ(back->train_name, launch.train_name);
+  EXPECT_EQ(back->val_name, launch.val_name);
   EXPECT_EQ(back->job_json, launch.job_json);
   EXPECT_EQ(back->first_rank, 4);
   EXPECT_EQ(back->threads_per_rank, 3);

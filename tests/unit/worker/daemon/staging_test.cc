@@ -1,5 +1,7 @@
 #include "worker/daemon/staging.h"
 
+#include <sys/stat.h>
+
 #include "common/io/sha256.h"
 #include "tests/unit/worker/daemon/fake_server.h"
 #include "tests/unit/worker/daemon/test_node.h"
@@ -79,6 +81,9 @@ TEST_F(StagingTest, ANodePathMustLieBelowTheRoots) {
   EXPECT_TRUE(absl::IsNotFound(Stage().status()));
   file.set_node_path(dir_ + "/files");
   EXPECT_TRUE(absl::IsInvalidArgument(Stage().status()));
+  ASSERT_EQ(mkfifo((dir_ + "/files/pipe").c_str(), 0600), 0);
+  file.set_node_path(dir_ + "/files/pipe");
+  EXPECT_TRUE(absl::IsInvalidArgument(Stage().status())) << "opening it would wait for ever";
 }
 
 TEST_F(StagingTest, ValidationRowsAreStagedToo) {
@@ -87,6 +92,14 @@ TEST_F(StagingTest, ValidationRowsAreStagedToo) {
   file.set_sha256(hash_);
   file.set_size(static_cast<int64_t>(data_.size()));
   EXPECT_EQ(Stage()->val_file, setup_.BlobPath(hash_));
+}
+
+TEST_F(StagingTest, TheSubmittersNamesOfTheFilesAreKept) {
+  dispatch_.mutable_files(0)->set_name("mine/rows.jsonl");
+  const auto staged = Stage();
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_EQ(staged->train_name, "mine/rows.jsonl");
+  EXPECT_EQ(staged->val_name, "");
 }
 
 TEST_F(StagingTest, AHashThatIsNoneNeverBecomesAPath) {

@@ -48,7 +48,32 @@ TEST(VerdictTest, TheFirstToFailIsBlamedNotThoseThatWereEndedAfterIt) {
   EXPECT_EQ(verdict.domain(), v1::Verdict::INFRASTRUCTURE);
   EXPECT_EQ(verdict.code(), "rank_killed");
   ASSERT_EQ(verdict.evidence_size(), 2);
-  EXPECT_EQ(verdict.evidence(0), "rank 0 was killed by signal 15 (Terminated)");
+  EXPECT_EQ(verdict.evidence(0), "rank 1 was killed by signal 9 (Killed)");
+  EXPECT_EQ(verdict.evidence(1), "rank 0 was killed by signal 15 (Terminated)");
+  EXPECT_EQ(verdict.process(), "rank-1");
+}
+
+TEST(VerdictTest, WhatEndedWellIsNoEvidence) {
+  const v1::Verdict verdict =
+      MakeVerdict(Ended({Exit(-1, 0, 1), Exit(0, 0, 2), Killed(1, SIGKILL, 3)}), {}, "node-a");
+  ASSERT_EQ(verdict.evidence_size(), 1);
+  EXPECT_EQ(verdict.evidence(0), "rank 1 was killed by signal 9 (Killed)");
+}
+
+TEST(VerdictTest, TheAdviceNamesTheLogOfTheProcessThatFailed) {
+  const v1::Verdict prepare = MakeVerdict(Ended({Exit(-1, 64, 1)}), {}, "n");
+  EXPECT_EQ(prepare.process(), "prepare");
+  EXPECT_NE(prepare.advice().find("sftctl logs JOB --prepare"), std::string::npos)
+      << prepare.advice();
+  const v1::Verdict rank = MakeVerdict(Ended({Exit(-1, 0, 1), Exit(3, 65, 2)}), {}, "n");
+  EXPECT_NE(rank.advice().find("sftctl logs JOB --rank 3"), std::string::npos) << rank.advice();
+}
+
+TEST(VerdictTest, ALogOfAnyBytesMakesEvidenceThatTravels) {
+  ProcessTraces traces;
+  traces.log_tail = "cut \xa9 here";
+  const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 66, 1)}), traces, "n");
+  EXPECT_EQ(verdict.evidence(1), "last lines of rank-0's log:\ncut \xef\xbf\xbd here");
 }
 
 TEST(VerdictTest, ACrashIsNotCalledInfrastructure) {

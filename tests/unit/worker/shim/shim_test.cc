@@ -197,6 +197,15 @@ TEST_F(ShimTest, WrongArgumentsAndABrokenLaunchFileAreUsageErrors) {
   EXPECT_EQ(StartShim(), channel::kExitUsage);
 }
 
+TEST_F(ShimTest, HelpSaysWhatItIsAndEndsWell) {
+  FILE* output = popen(SFT_BINARY_DIR "/bin/sft-shim --help", "r");
+  ASSERT_NE(output, nullptr);
+  std::string text(4096, '\0');
+  text.resize(fread(text.data(), 1, text.size(), output));
+  EXPECT_EQ(pclose(output), 0);
+  EXPECT_NE(text.find("usage: sft-shim --launch FILE"), std::string::npos) << text;
+}
+
 TEST_F(ShimTest, StaysBelowFifteenMegabytes) {
   AddRank(kWaitForStop);
   ASSERT_EQ(StartShim(), 0);
