@@ -58,8 +58,9 @@ void Draft::TakeFrom(std::string_view key, std::string_view source) {
 }
 
 void Draft::Derive(std::string_view key, Value value, std::string_view from) {
-  entries_[std::string(key)] = DraftEntry{std::move(value), fmt::format("derived: {}", from), 0,
-                                          Strength::kDefault, std::string(from)};
+  entries_[std::string(key)] = DraftEntry{.value = std::move(value),
+                                          .origin = fmt::format("derived: {}", from),
+                                          .given_as = std::string(from)};
 }
 
 void Draft::FillDefaults() {
