@@ -77,13 +77,12 @@ int Wait(const std::string& path, bool stubborn) {
 
 int Prepare(const RankLaunch& launch) {
   EventFile events(launch.attempt_dir + "/prepare.events");
-  printf("preparing %s with %s\n", launch.train_file.c_str(), launch.model_dir.c_str());
+  const std::string name = launch.train_name.empty() ? launch.train_file : launch.train_name;
+  printf("preparing %s with %s\n", name.c_str(), launch.model_dir.c_str());
   fflush(stdout);
   if (ModeOf(launch) == "user_error") {
-    printf("refusing %s\n", launch.train_name.c_str());
-    fflush(stdout);
-    const std::string name = launch.train_name.empty() ? "" : launch.train_name + ": ";
-    events.Write(channel::FatalEvent{"user", "bad_data", name + "line 1: nothing to learn",
+    const std::string where = launch.train_name.empty() ? "" : launch.train_name + ": ";
+    events.Write(channel::FatalEvent{"user", "bad_data", where + "line 1: nothing to learn",
                                      "add an answer"});
     return channel::kExitUserError;
   }

@@ -54,7 +54,7 @@ class UsageTest(ServiceCase):
         self.assertIn("mine.jsonl: line 1: nothing to learn", result.stderr)
         self.assertNotIn("/datasets/", result.stderr)
         self.assertIn(f"its log: `sftctl logs {job} --prepare`", result.stderr)
-        self.assertIn("refusing", self.sftctl("logs", job, "--prepare").stdout)
+        self.assertIn("preparing", self.sftctl("logs", job, "--prepare").stdout)
         self.assertIn("--prepare", self.sftctl("logs", job).stderr)
         self.assertEqual(self.sftctl("download", job).returncode, NOT_FOUND)
 
