@@ -94,8 +94,7 @@ void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
   }
   PrintMemory(out, plan);
   if (plan.tokens_per_second() > 0) {
-    out << fmt::format("speed        {} tokens/s predicted\n",
-                       Count(plan.tokens_per_second()));
+    out << fmt::format("speed        {} tokens/s predicted\n", Count(plan.tokens_per_second()));
   }
   if (!plan.note().empty()) out << fmt::format("note         {}\n", plan.note());
 }

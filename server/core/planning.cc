@@ -75,8 +75,11 @@ absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, in
 
 std::string BatchArithmetic(const spec::JobSpec& spec) {
   const auto& h = spec.hyperparameters;
-  return fmt::format("{} x {} x {} = {}", h.per_device_batch, spec.compute.gpu_count,
-                     h.gradient_accumulation_steps, h.global_batch);
+  const auto number = [](int value) {
+    return value == 0 ? std::string("auto") : std::to_string(value);  // for the plan to choose
+  };
+  return fmt::format("{} x {} x {} = {}", number(h.per_device_batch), spec.compute.gpu_count,
+                     number(h.gradient_accumulation_steps), h.global_batch);
 }
 
 absl::StatusOr<std::string> Planner::FindConfig(const spec::JobSpec& spec) {

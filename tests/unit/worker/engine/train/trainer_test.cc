@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "common/spec/visit.h"
 #include "tests/unit/worker/engine/dist/run_ranks.h"
 #include "tests/unit/worker/engine/model/tiny_model.h"
 #include "worker/engine/base/error.h"
@@ -154,17 +155,54 @@ TEST_F(TrainerTest, FullShardGathersWhatIsDelivered) {
   }
 }
 
-TEST_F(TrainerTest, ReplicasOfZero2AreEqualOnAllRanks) {
-  TrainerOptions options = Options(spec::Mode::kLora, 2);
-  options.spec.training.use_qlora = true;
+TEST_F(TrainerTest, ReplicasOfAShardedOptimizerAreEqualOnAllRanks) {
+  for (const auto sharding : {spec::Sharding::kZero1, spec::Sharding::kZero2}) {
+    TrainerOptions options = Options(spec::Mode::kLora, 2);
+    options.output_dir = dir_ / spec::EnumName(sharding);
+    options.spec.training.use_qlora = true;
+    options.spec.parallelism.sharding = sharding;
+    const auto observers = RunAll(options, 2);
+    EXPECT_TRUE(observers[0].consistency.consistent);
+    EXPECT_EQ(observers[0].consistency.weights_sha256, observers[1].consistency.weights_sha256);
+    EXPECT_EQ(observers[0].artifacts.size(), 1u);
+    EXPECT_EQ(observers[1].artifacts.size(), 0u);
+    for (size_t i = 0; i < observers[0].steps.size(); ++i) {
+      EXPECT_EQ(observers[0].steps[i].loss, observers[1].steps[i].loss);
+    }
+  }
+}
+
+TEST_F(TrainerTest, NodesOfHybridShardHoldTheSameBits) {
+  TrainerOptions options = Options(spec::Mode::kFullFinetune, 4);
+  options.spec.compute.nodes = 2;
+  options.spec.compute.gpus_per_node = 2;
+  options.spec.parallelism.sharding = spec::Sharding::kHybridShard;
+  options.spec.parallelism.compute_type = spec::ComputeType::kBf16;
+  const auto observers = RunAll(options, 4);
+  for (const RecordingObserver& observer : observers) {
+    EXPECT_TRUE(observer.consistency.consistent);
+    EXPECT_EQ(observer.consistency.weights_sha256, observers[0].consistency.weights_sha256);
+  }
+  EXPECT_LT(observers[0].steps.back().loss, observers[0].steps.front().loss);
+}
+
+// The first step's loss is of the same weights; later ones follow gradients that were rounded for
+// the way, to 1 part in 256 an element.
+TEST_F(TrainerTest, GradientsSentInBf16GiveTheCurveOfThoseSentInFp32) {
+  TrainerOptions options = Options(spec::Mode::kFullFinetune, 2);
+  options.spec.parallelism.compute_type = spec::ComputeType::kBf16;
+  options.spec.hyperparameters.learning_rate = 1e-3;
   options.spec.parallelism.sharding = spec::Sharding::kZero2;
-  const auto observers = RunAll(options, 2);
-  EXPECT_TRUE(observers[0].consistency.consistent);
-  EXPECT_EQ(observers[0].consistency.weights_sha256, observers[1].consistency.weights_sha256);
-  EXPECT_EQ(observers[0].artifacts.size(), 1u);
-  EXPECT_EQ(observers[1].artifacts.size(), 0u);
-  for (size_t i = 0; i < observers[0].steps.size(); ++i) {
-    EXPECT_EQ(observers[0].steps[i].loss, observers[1].steps[i].loss);
+  options.output_dir = dir_ / "fp32";
+  const auto fp32 = RunAll(options, 2)[0].steps;
+  options.spec.parallelism.sharding = spec::Sharding::kFullShard;
+  options.output_dir = dir_ / "bf16";
+  const auto bf16 = RunAll(options, 2)[0].steps;
+  ASSERT_EQ(fp32.size(), bf16.size());
+  EXPECT_EQ(fp32[0].loss, bf16[0].loss);
+  for (size_t i = 0; i < fp32.size(); ++i) {
+    EXPECT_NEAR(bf16[i].loss, fp32[i].loss, 5e-3 * fp32[i].loss) << i;
+    EXPECT_NEAR(bf16[i].grad_norm, fp32[i].grad_norm, 1e-2 * fp32[i].grad_norm) << i;
   }
 }
 
