@@ -25,8 +25,8 @@ namespace sft::engine {
 // each way beside the other; host memory reads and writes 24 n of fp32 masters and states and
 // moves 4 n C of gradients and weights through the buffers, pinned memory counted on both sides. An
 // 8B model in bf16: 16 GB each way, 0.3 s at 50 GB/s, and 260 GB of host memory: 2.6 s at 100 GB/s,
-// about what 16 cores of one socket reach with this loop, of which one forward of a micro-batch
-// is hidden.
+// 1.3 s at 200 GB/s (the loops alone: 1.5 ns an element and core), of which one forward of a
+// micro-batch is hidden.
 //
 // Deterministic: the bits of AdamW on the same gradients, whatever the pieces and the threads.
 // Thread-compatible; the loops use all threads of the rank.
@@ -36,7 +36,8 @@ class HostOptimizer {
     AdamWOptions adamw;
     // Type that gradients are sent in; their own, fp32, or bf16.
     at::ScalarType wire = at::kFloat;
-    // Elements that are sent and updated at a time; a multiple of kOptimizerBlock.
+    // Elements that are sent and updated at a time, 8,192 at least: parts are cut in equal pieces,
+    // none of which may fall below the size from which states are coded in 8 bits.
     int64_t piece = int64_t{1} << 24;
   };
   // Of a part: its parameter's name and place in the model, and whether it is decayed.
