@@ -20,7 +20,7 @@ using at::Tensor;
 constexpr int kSteps = 5;
 constexpr int kMicroBatches = 2;
 
-struct Run {
+struct Outcome {
   std::vector<double> losses, norms;
   std::vector<Tensor> masters;
   int64_t gpu_bytes = 0;
@@ -59,13 +59,13 @@ class OffloadTest : public GpuTest {
     return batch;
   }
 
-  Run Train(spec::JobSpec job, bool on_host) const {
+  Outcome Train(spec::JobSpec job, bool on_host) const {
     const at::NoGradGuard no_grad;
     const auto comm = MakeLocalCommunicator(at::Device(at::kCUDA, 0));
     job.parallelism.offload_optimizer = on_host;
     const int64_t before = Plugin().devices->Memory(0).allocated;
     TrainingModel model(job, dir_, *comm);
-    Run run;
+    Outcome run;
     run.gpu_bytes = Plugin().devices->Memory(0).allocated - before;
     const double scale = 1.0 / (64 * kMicroBatches);
     for (int step = 0; step < kSteps; ++step) {
@@ -100,7 +100,7 @@ class OffloadTest : public GpuTest {
 // Adapters' gradients go to the host as they are, and AdamW's arithmetic is the same on both.
 TEST_F(OffloadTest, AdaptersGetTheSameBitsWhereverTheirOptimizerIs) {
   const spec::JobSpec job = Job(spec::Mode::kLora);
-  const Run host = Train(job, true), gpu = Train(job, false);
+  const Outcome host = Train(job, true), gpu = Train(job, false);
   EXPECT_EQ(host.losses, gpu.losses);
   EXPECT_EQ(host.norms, gpu.norms);
   ASSERT_EQ(host.masters.size(), gpu.masters.size());
@@ -117,7 +117,7 @@ TEST_F(OffloadTest, FullFineTuningFollowsTheSameCurve) {
     SCOPED_TRACE(static_cast<int>(kind));
     spec::JobSpec job = Job(spec::Mode::kFullFinetune);
     job.hyperparameters.optimizer = kind;
-    const Run host = Train(job, true), gpu = Train(job, false);
+    const Outcome host = Train(job, true), gpu = Train(job, false);
     EXPECT_EQ(host.losses[0], gpu.losses[0]);
     EXPECT_EQ(host.norms[0], gpu.norms[0]);
     for (int step = 1; step < kSteps; ++step) {
@@ -132,7 +132,7 @@ TEST_F(OffloadTest, FullFineTuningFollowsTheSameCurve) {
 
 TEST_F(OffloadTest, TwoRunsGiveTheSameBits) {
   const spec::JobSpec job = Job(spec::Mode::kFullFinetune);
-  const Run one = Train(job, true), two = Train(job, true);
+  const Outcome one = Train(job, true), two = Train(job, true);
   EXPECT_EQ(one.losses, two.losses);
   for (size_t i = 0; i < one.masters.size(); ++i) {
     EXPECT_TRUE(SameBits(one.masters[i], two.masters[i])) << i;
@@ -142,7 +142,7 @@ TEST_F(OffloadTest, TwoRunsGiveTheSameBits) {
 TEST_F(OffloadTest, MastersAndStatesTakeNoMemoryOfTheGpu) {
   const spec::JobSpec job = Job(spec::Mode::kFullFinetune);
   int64_t elements = 0;
-  const Run host = Train(job, true);
+  const Outcome host = Train(job, true);
   for (const Tensor& master : host.masters) elements += master.numel();
   const int64_t saved = Train(job, false).gpu_bytes - host.gpu_bytes;
   // Less a buffer of 2^24 elements in bf16 at most.
