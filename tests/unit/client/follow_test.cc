@@ -94,7 +94,8 @@ TEST(FollowTest, ATimeoutOfZeroStillSeesThatTheJobHasEnded) {
   server.jobs["job-a"] = MakeJob("job-a", v1::Job::SUCCEEDED);
   server.watches = {{.jobs = {MakeJob("job-a", v1::Job::SUCCEEDED)}}};
   EXPECT_EQ(Sftctl(server, {"wait", "job-a", "--timeout", "0s"}).code, kSucceeded);
-  EXPECT_EQ(Sftctl(server, {"wait", "job-z", "--timeout", "0s"}).code, kNotFound);
+  FakeServer empty;
+  EXPECT_EQ(Sftctl(empty, {"wait", "job-z", "--timeout", "0s"}).code, kNotFound);
 }
 
 TEST(FollowTest, AFailureNamesTheLogThatSaysMore) {

@@ -205,7 +205,7 @@ TEST(EventsTest, PeopleReadWhatRanksWroteInWords) {
   EXPECT_THAT(out, HasSubstr("150 of 152 rows, 2 left out; 8.1k tokens, 400 of them with loss"));
   EXPECT_THAT(out, HasSubstr("rank 1 of 2 on cpu after 1.5 s: 3 steps, 1.0k of 5.0k parameters"));
   EXPECT_THAT(out, HasSubstr("rank 0: weights agree (0123456789ab)"));
-  EXPECT_THAT(out, HasSubstr("count 2, what new"));
+  EXPECT_THAT(out, HasSubstr("what new, count 2"));
   EXPECT_THAT(out, HasSubstr("PENDING -> PREPARING"));
   EXPECT_THAT(out, ::testing::Not(HasSubstr("{")));
 }

@@ -265,7 +265,8 @@ TEST_F(IntakeTest, TheTypeInWhichRanksComputeIsShown) {
     EXPECT_TRUE(response.ok()) << response.status();
     for (const v1::ResolvedValue& value : response->resolved()) {
       if (value.key() != "hyperparameters.parallelism.bf16") continue;
-      const bool bf16 = response->resolved_json().find("\"bf16\"") != std::string::npos;
+      const bool bf16 =
+          response->resolved_json().find("\"compute_type\":\"bf16\"") != std::string::npos;
       return value.value() + " " + value.origin() + (bf16 ? " bf16" : "");
     }
     return std::string("absent");
