@@ -86,6 +86,10 @@ spec::ComputeType ComputeTypeOf(const spec::JobSpec& job, Device device) {
   return device == Device::kGpu ? spec::ComputeType::kBf16 : spec::ComputeType::kFp32;
 }
 
+bool Offloads(const spec::JobSpec& job, Device device) {
+  return job.parallelism.offload_optimizer && device == Device::kGpu;
+}
+
 ShardParts PartsOf(const spec::JobSpec& job) {
   const int64_t ranks = job.compute.gpu_count, node = job.compute.gpus_per_node;
   switch (job.parallelism.sharding) {
@@ -119,9 +123,15 @@ Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Devi
     memory.frozen_weights += CeilDiv(sizes.frozen, parts.weights) * compute + quantized;
     memory.trained_weights += CeilDiv(sizes.trained, parts.weights) * compute;
     const int64_t held = CeilDiv(sizes.trained, parts.states);
-    if (compute != master) memory.master_weights += held * master;
     memory.gradients += CeilDiv(sizes.trained, parts.gradients) * kFp32Bytes;
-    memory.optimizer += OptimizerBytes(unit, job.hyperparameters.optimizer, held);
+    const int64_t states = OptimizerBytes(unit, job.hyperparameters.optimizer, held);
+    if (Offloads(job, device)) {
+      memory.host_masters += held * master;
+      memory.host_optimizer += states;
+      continue;
+    }
+    if (compute != master) memory.master_weights += held * master;
+    memory.optimizer += states;
   }
   return memory;
 }

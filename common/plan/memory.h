@@ -27,6 +27,9 @@ struct ShardParts {
 };
 ShardParts PartsOf(const spec::JobSpec& job);
 
+// Whether masters and states lie in host memory beside a device of another kind.
+bool Offloads(const spec::JobSpec& job, Device device);
+
 // What one rank holds. C: bytes of the compute type (bf16 2, fp32 4). M: bytes of the master
 // weights (fp32 4; bf16 2). n: elements; over a unit's N ranks the fullest shard has ceil(n / N).
 // What is sharded: PartsOf.
@@ -45,6 +48,10 @@ struct Memory {
   // Two moments: adamw 8 * n, adamw_bf16 4 * n, adamw_8bit 2 * (n + 4 * ceil(n / 256)) for tensors
   // from 4096 elements.
   int64_t optimizer = 0;
+  // In host memory, of no GPU: with offload_optimizer the two above. Masters are then the
+  // optimizer's own even where C and M are one type.
+  int64_t host_masters = 0;
+  int64_t host_optimizer = 0;
 
   int64_t weights() const { return frozen_weights + trained_weights + master_weights; }
   int64_t total() const { return weights() + gradients + optimizer; }

@@ -17,6 +17,10 @@ constexpr int64_t kLibraryWorkspace = int64_t{100} << 20;
 constexpr double kSlackOfStep = 0.07;
 constexpr int64_t kSlack = int64_t{64} << 20;
 
+// HostOptimizer: elements of a transfer, and transfers under way in each direction.
+constexpr int64_t kHostPiece = int64_t{1} << 24;
+constexpr int64_t kHostSlots = 4;
+
 struct Moment {
   int64_t activations = 0, transients = 0, workspace = 0, logits = 0, communication = 0;
   int64_t total() const { return activations + transients + workspace + logits + communication; }
@@ -132,6 +136,20 @@ absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec
   return problem;
 }
 
+int64_t Problem::host_piece() const {
+  int64_t largest = 0;
+  for (const int64_t elements : trained) {
+    largest = std::max(largest, Divide(elements, parts().states));
+  }
+  return std::min(largest, kHostPiece);
+}
+
+int64_t HostBytes(const Problem& p) {
+  if (!p.offloads()) return 0;
+  const int64_t buffers = kHostSlots * p.host_piece() * (p.host_wire_bytes() + p.element_bytes);
+  return p.held.host_masters + p.held.host_optimizer + buffers;
+}
+
 int64_t PeakMemory::resident() const {
   return weights + quantized_weights + kept_copies + scratch_slots + trained_weights + gradients +
          optimizer + fixed;
@@ -152,6 +170,10 @@ PeakMemory PredictMemory(const Problem& problem, const Choice& choice) {
   AddScratch(problem, choice, &memory);
   const int64_t tokens = choice.rows * problem.row_tokens;
   memory.fixed = kLibraryWorkspace + tokens * (problem.shape.head_dim * 4 + 32);
+  memory.host = HostBytes(problem);
+  if (problem.offloads() && problem.host_wire_bytes() != kGradientBytes) {
+    memory.fixed += problem.host_piece() * problem.host_wire_bytes();
+  }
   const Moment moment = WorstMoment(problem, choice);
   memory.activations = moment.activations;
   memory.transients = moment.transients;

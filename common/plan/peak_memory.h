@@ -52,6 +52,11 @@ struct Problem {
     return shards_weights() || job.parallelism.sharding == spec::Sharding::kZero2;
   }
   int64_t wire_bytes() const { return job.full_finetune() && shards_weights() ? element_bytes : 4; }
+  // Masters and states are the host's, and gradients go there in `host_wire_bytes` an element.
+  bool offloads() const { return Offloads(job, Device::kGpu); }
+  int64_t host_wire_bytes() const { return job.full_finetune() ? element_bytes : 4; }
+  // Elements that go to the host and back at a time.
+  int64_t host_piece() const;
 };
 absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec& job,
                                     int64_t row_tokens);
@@ -73,10 +78,17 @@ struct PeakMemory {
   int64_t fixed = 0;            // workspaces of libraries, tables, tokens
   int64_t allocator_slack = 0;  // free pieces between what is used
 
+  int64_t host = 0;  // beside all this, in host memory: masters, states, buffers
+
   int64_t resident() const;  // what stays between steps
   int64_t allocated() const;
   int64_t reserved() const { return allocated() + allocator_slack; }
 };
+
+// Host memory that a rank takes for masters and states, with the buffers they are sent through; 0
+// where the GPU holds them.
+int64_t HostBytes(const Problem& problem);
+
 PeakMemory PredictMemory(const Problem& problem, const Choice& choice);
 std::vector<MemoryItem> Items(const PeakMemory& memory);
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "common/plan/host_memory.h"
+
 namespace sft::plan {
 namespace {
 
@@ -193,6 +195,11 @@ std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
                            : fmt::format("gpu_count = {} with fsdp = true", job.compute.gpu_count));
     break;
   }
+  if (!p.job.parallelism.offload_optimizer) {
+    job = p.job;
+    job.parallelism.offload_optimizer = true;
+    try_job(job, "offload_optimizer = true, where the node has the memory");
+  }
   const double budget = p.job.compute.memory_budget_gb;
   if (budget > 0) {
     remedies.push_back(fmt::format("memory_budget_gb = {:.1f}, where the GPU has as much",
@@ -241,6 +248,7 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   const int64_t row_tokens =
       input.row_tokens > 0 ? input.row_tokens : input.job.hyperparameters.sequence_length;
   SFT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(input.shape, input.job, row_tokens));
+  SFT_RETURN_IF_ERROR(CheckHostMemory(input, problem));
   Search search(problem, input.gpu, input.memory_bytes);
   std::optional<Candidate> unsplit;
   const int64_t given = input.job.hyperparameters.per_device_batch;
@@ -298,6 +306,9 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
     text += fmt::format(", {} de-quantised cop{} kept", c.kept, c.kept == 1 ? "y" : "ies");
   if (c.embedding_on_host) text += ", embedding in host memory";
   if (!c.prefetch) text += ", no prefetch";
+  if (plan.memory.host > 0) {
+    text += fmt::format(", optimizer in {} of host memory", Gigabytes(plan.memory.host));
+  }
   return text;
 }
 

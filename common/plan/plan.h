@@ -24,6 +24,8 @@ struct PlanInput {
   int64_t memory_bytes = 0;
   // Tokens of the longest row; 0: sequence_length.
   int64_t row_tokens = 0;
+  // Most that a rank may take of its node's memory; 0: not known, and not looked at.
+  int64_t host_bytes = 0;
 };
 
 // What a rank's allocator may take of `free_bytes` of a GPU: less what libraries load beside it
@@ -45,7 +47,8 @@ struct Plan {
 // falls to a rank. The global batch stays. Then what is recomputed, and which blocks keep their
 // de-quantised weights. activation_checkpointing = true recomputes everything.
 //
-// ResourceExhausted when nothing fits, saying what takes the memory and what would make it fit;
+// ResourceExhausted when nothing fits, or what offload_optimizer moves to the host does not fit
+// there, saying what takes the memory and what would make it fit;
 // InvalidArgument for target modules that the model does not have.
 absl::StatusOr<Plan> MakePlan(const PlanInput& input);
 

@@ -19,7 +19,8 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view kConfig = "train.deepspeed_config",
                            kFsdp = "hyperparameters.parallelism.fsdp",
                            kDeepspeed = "hyperparameters.parallelism.use_deepspeed",
-                           kStageName = "zero_optimization.stage";
+                           kStageName = "zero_optimization.stage",
+                           kOffload = "hyperparameters.parallelism.offload_optimizer";
 
 struct Mapped {
   std::string_view name;  // in the JSON, dotted
@@ -33,8 +34,8 @@ constexpr Mapped kMapped[] = {
     {"bf16.enabled", "hyperparameters.parallelism.bf16"},
     {"fp16.enabled", "hyperparameters.parallelism.fp16"},
     {kStageName, "hyperparameters.parallelism.deepspeed_stage"},
-    {"zero_optimization.cpu_offload", "zero_optimization.cpu_offload"},
-    {"zero_optimization.offload_optimizer.device", "zero_optimization.offload_optimizer.device"},
+    {"zero_optimization.cpu_offload", kOffload},
+    {"zero_optimization.offload_optimizer.device", kOffload},
     {"zero_optimization.offload_param.device", "zero_optimization.offload_param.device"},
     {"optimizer.type", "hyperparameters.optimizer"},
     {"optimizer.params.lr", "hyperparameters.learning_rate"},

@@ -31,7 +31,8 @@ struct Field {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
   bool above_min = false;
-  // Legal values of kChoice, and what other spellings of a value stand for: "qlora=lora".
+  // Legal values of kChoice, and what other spellings of a value stand for: "qlora=lora"; of
+  // kBool: "cpu=true".
   std::string_view choices = "";
   std::string_view synonyms = "";
   // Where not empty: the values that work today; any other one is refused with `refusal`.

@@ -134,35 +134,22 @@ constexpr Field kFields[] = {
      .aliases = "distributed_backend"},
     {.key = "train.deepspeed_config",
      .type = Type::kString,
-     .doc = "The text of a DeepSpeed JSON, comments allowed: batch sizes, bf16, fp16, gradient "
-            "clipping, AdamW's numbers and the ZeRO stage. \"auto\" leaves a value to this file; "
-            "one that disagrees with it is an error, one that nothing here uses a warning. "
-            "`sftctl submit --deepspeed FILE` sends a file's.",
+     .doc =
+         "The text of a DeepSpeed JSON, comments allowed: batch sizes, bf16, fp16, gradient "
+         "clipping, AdamW's numbers, the ZeRO stage and where the optimizer is. \"auto\" leaves a "
+         "value to this file; one that disagrees with it is an error, one that nothing here uses a "
+         "warning. "
+         "`sftctl submit --deepspeed FILE` sends a file's.",
      .aliases = "deepspeed_config deepspeed train.deepspeed "
                 "hyperparameters.parallelism.deepspeed_config"},
-    {.key = "zero_optimization.cpu_offload",
-     .type = Type::kBool,
-     .def = "false",
-     .doc = "Keeping training state in host memory.",
-     .supported = "false",
-     .refusal =
-         "not supported yet: CPU offload; use fsdp = true and activation_checkpointing = true"},
     {.key = "zero_optimization.offload_param.device",
      .type = Type::kChoice,
      .def = "none",
      .doc = "Keeping weights in host memory.",
      .choices = "none|cpu",
      .supported = "none",
-     .refusal =
-         "not supported yet: CPU offload; use fsdp = true and activation_checkpointing = true"},
-    {.key = "zero_optimization.offload_optimizer.device",
-     .type = Type::kChoice,
-     .def = "none",
-     .doc = "Keeping optimizer state in host memory.",
-     .choices = "none|cpu",
-     .supported = "none",
-     .refusal =
-         "not supported yet: CPU offload; use fsdp = true and activation_checkpointing = true"},
+     .refusal = "not supported yet: weights in host memory; offload_optimizer = true keeps master "
+                "weights and states there, and fsdp = true divides weights over GPUs"},
 };
 
 }  // namespace

@@ -281,6 +281,15 @@ constexpr Field kFields[] = {
      .min = 0,
      .max = 1e6,
      .above_min = true},
+    {.key = "hyperparameters.parallelism.offload_optimizer",
+     .type = Type::kBool,
+     .def = "false",
+     .doc = "Keeps master weights and optimizer states in host memory and updates them there; each "
+            "rank those of its own part. A GPU then holds the weights in the type it computes in "
+            "and their gradients. Full fine-tuning sends gradients in bf16. On CPUs nothing "
+            "changes.",
+     .synonyms = "cpu=true|none=false",
+     .aliases = "zero_optimization.cpu_offload zero_optimization.offload_optimizer.device"},
 
     {.key = "lora.r",
      .type = Type::kInt,

@@ -94,6 +94,8 @@ struct JobSpec {
     ComputeType compute_type = ComputeType::kAuto;
     bool activation_checkpointing = false;
     double ddp_bucket_cap_mb = 25;
+    // Master weights and optimizer states live in host memory and are updated there.
+    bool offload_optimizer = false;
   } parallelism;
 
   struct Lora {

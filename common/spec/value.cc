@@ -92,6 +92,13 @@ std::string Canonical(const Field& field, const std::string& text) {
   return text;
 }
 
+// A word that stands for true or false; the text itself where it has no such meaning.
+Value BoolOf(const Field& field, const std::string& word) {
+  const std::string meaning = Canonical(field, word);
+  if (meaning == word) return word;
+  return meaning == "true";
+}
+
 absl::Status CheckRange(const Field& field, double number, std::string_view text) {
   const bool low = field.above_min ? number > field.min : number >= field.min;
   if (!std::isfinite(number) || !low || number > field.max) {
@@ -162,7 +169,11 @@ std::string ToText(const Field& field, const Value& value) {
 
 std::string Expectation(const Field& field) {
   if (field.type != Type::kChoice) {
-    return fmt::format("{}{}{}", TypeName(field.type), Range(field),
+    std::string words;
+    for (std::string_view pair : SplitWords(field.synonyms, '|')) {
+      words += fmt::format(", or \"{}\"", pair.substr(0, pair.find('=')));
+    }
+    return fmt::format("{}{}{}{}", TypeName(field.type), Range(field), words,
                        field.plans_auto ? ", or \"auto\"" : "");
   }
   std::string list;
@@ -226,6 +237,7 @@ absl::StatusOr<Value> Check(const Field& field, Value value) {
   }
   switch (field.type) {
     case Type::kBool:
+      if (word != nullptr) value = BoolOf(field, *word);
       if (!std::holds_alternative<bool>(value)) {
         return Wrong(field, fmt::format("{} ({})", Quoted(value), TypeNameOf(value)));
       }

@@ -86,9 +86,15 @@ struct Curve {
   std::vector<Tensor> weights;  // trained, whole, in the order of the layout
 };
 
-Curve TrainOnRank(const spec::JobSpec& job, Communicator& comm) {
+constexpr int64_t kLayers = 64;  // more than any model here has
+
+// `as_if_on_gpu`: a rank of a GPU would hold masters and states where the job says, one of a CPU
+// has one memory.
+Curve TrainOnRank(const spec::JobSpec& job, Communicator& comm, bool as_if_on_gpu) {
   const at::NoGradGuard no_grad;
-  TrainingModel model(job, ModelDir(), comm);
+  Execution execution = Execution::Unplanned(job, kLayers, comm.device());
+  execution.optimizer_on_host = as_if_on_gpu && job.parallelism.offload_optimizer;
+  TrainingModel model(job, ModelDir(), comm, execution);
   StepPlanOptions options = StepPlanOptions::FromSpec(job);
   options.world_size = comm.world();
   const StepPlan plan(Rows(), options);
@@ -117,15 +123,15 @@ Curve TrainOnRank(const spec::JobSpec& job, Communicator& comm) {
   return curve;
 }
 
-Curve Train(const spec::JobSpec& job) {
+Curve Train(const spec::JobSpec& job, bool as_if_on_gpu = false) {
   if (job.compute.gpu_count == 1) {
     const auto comm = MakeLocalCommunicator(at::kCPU);
-    return TrainOnRank(job, *comm);
+    return TrainOnRank(job, *comm, as_if_on_gpu);
   }
   Curve first;
   std::mutex mutex;
   RunRanks(job.compute.gpu_count, [&](Communicator& comm) {
-    Curve curve = TrainOnRank(job, comm);
+    Curve curve = TrainOnRank(job, comm, as_if_on_gpu);
     const std::lock_guard lock(mutex);
     if (comm.rank() == 0) first = std::move(curve);
   });
@@ -201,6 +207,28 @@ TEST_P(StrategiesTest, CheckpointingGivesTheSameBitsUnderEveryStrategy) {
     job.parallelism.activation_checkpointing = true;
     ExpectSameBits(Train(job), kept);
   }
+}
+
+TEST_P(StrategiesTest, AnOptimizerOnTheHostGivesTheSameBitsUnderEveryStrategy) {
+  for (const Split& split :
+       {Split{"one", spec::Sharding::kDdp, 1, 4, 3}, Split{"ddp", spec::Sharding::kDdp, 2, 3, 2},
+        Split{"zero1", spec::Sharding::kZero1, 3, 2, 2},
+        Split{"zero2", spec::Sharding::kZero2, 3, 2, 2},
+        Split{"full_shard", spec::Sharding::kFullShard, 3, 2, 2},
+        Split{"hybrid_shard", spec::Sharding::kHybridShard, 4, 1, 3, 2}}) {
+    SCOPED_TRACE(split.name);
+    spec::JobSpec job = Job(GetParam(), split);
+    const Curve plain = Train(job);
+    job.parallelism.offload_optimizer = true;
+    ExpectSameBits(Train(job, /*as_if_on_gpu=*/true), plain);
+  }
+}
+
+TEST_P(StrategiesTest, ACpuRankRunsAJobThatOffloadsAsAnyOther) {
+  spec::JobSpec job = Job(GetParam(), {"zero2", spec::Sharding::kZero2, 2, 3, 2});
+  const Curve plain = Train(job);
+  job.parallelism.offload_optimizer = true;
+  ExpectSameBits(Train(job), plain);
 }
 
 TEST_P(StrategiesTest, TwoRunsWithOneSeedAreEqualBitForBit) {

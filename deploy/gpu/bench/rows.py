@@ -119,7 +119,7 @@ ROWS = (
     Row("full-8b-seq4096-host-optimizer", "qwen3-8b", "full", 4096, 131072, 1,
         (Ours("states on the GPU", job={KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}),
          Ours("states on the host", job={KEY_OPTIMIZER: "adamw", KEY_MASTER: "fp32",
-                                            KEY_OFFLOAD: True})), (),
+                                            KEY_OFFLOAD: True, KEY_BUDGET: 100})), (),
         (Goal("setting", 0.8, subject="states on the GPU", setting="states on the host"),
          Goal("memory_below", 20, subject="states on the GPU", setting="states on the host")),
         steps=5),

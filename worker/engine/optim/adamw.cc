@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "worker/engine/base/error.h"
+#include "worker/engine/kernels/host_memory.h"
 #include "worker/engine/optim/adamw_state.h"
 #include "worker/engine/optim/dynamic_map.h"
 
@@ -27,13 +28,8 @@ int64_t BlocksOf(int64_t elements) { return (elements + kOptimizerBlock - 1) / k
 
 bool IsWeightType(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16; }
 
-void CheckParam(const OptimizerParam& param) {
+void CheckCopy(const OptimizerParam& param, const at::Tensor& copy) {
   const at::Tensor& weight = param.weight;
-  if (!weight.defined() || !weight.is_contiguous() || !IsWeightType(weight.scalar_type())) {
-    throw InternalError(fmt::format(
-        "the optimizer takes contiguous fp32 or bf16 weights; \"{}\" is not one", param.name));
-  }
-  const at::Tensor& copy = param.copy;
   if (copy.defined() &&
       (!copy.is_contiguous() || copy.numel() != weight.numel() ||
        !IsWeightType(copy.scalar_type()) || copy.scalar_type() == weight.scalar_type())) {
@@ -42,6 +38,15 @@ void CheckParam(const OptimizerParam& param) {
                     "and of the other of the types fp32 and bf16",
                     param.name));
   }
+}
+
+void CheckParam(const OptimizerParam& param) {
+  const at::Tensor& weight = param.weight;
+  if (!weight.defined() || !weight.is_contiguous() || !IsWeightType(weight.scalar_type())) {
+    throw InternalError(fmt::format(
+        "the optimizer takes contiguous fp32 or bf16 weights; \"{}\" is not one", param.name));
+  }
+  CheckCopy(param, param.copy);
 }
 
 void CheckGrad(const OptimizerParam& param, const at::Tensor& grad) {
@@ -107,6 +112,10 @@ struct AdamW::Batches {
     batch->keys.push_back(static_cast<int64_t>(step.key));
     batch->offsets.push_back(step.offset);
   }
+
+  void Run(const at::Tensor& maps, const ops::AdamWFactors& factors) const {
+    for (const ops::AdamWTensors& batch : batches) ops::AdamWStep(batch, maps, factors);
+  }
 };
 
 AdamWOptions AdamWOptionsOf(const spec::JobSpec& spec) {
@@ -142,8 +151,11 @@ AdamW::AdamW(std::vector<OptimizerParam> params, const AdamWOptions& options)
       if (!maps_.defined() && param.weight.is_cuda()) maps_ = MapTables(param.weight.device());
     } else {
       const auto type = options_.kind == spec::Optimizer::kAdamWBf16 ? at::kBFloat16 : at::kFloat;
-      state.m = at::zeros({elements}, on.dtype(type));
-      state.v = at::zeros({elements}, on.dtype(type));
+      for (at::Tensor* moment : {&state.m, &state.v}) {
+        *moment = at::empty({elements}, on.dtype(type));
+        AdviseHugePages(*moment);
+        moment->zero_();
+      }
     }
     states_.push_back(std::move(state));
   }
@@ -151,42 +163,59 @@ AdamW::AdamW(std::vector<OptimizerParam> params, const AdamWOptions& options)
 
 AdamW::~AdamW() = default;
 
+void AdamW::BeginStep(double lr, double grad_scale) {
+  ++steps_;
+  lr_ = lr;
+  grad_scale_ = grad_scale;
+}
+
+void AdamW::StepOne(size_t index, const at::Tensor& grad, const at::Tensor& copy,
+                    Batches* batches) {
+  const OptimizerParam& param = params_[index];
+  if (!grad.defined() || param.weight.numel() == 0) return;
+  CheckGrad(param, grad);
+  const ops::AdamWFactors factors = FactorsOf(options_, steps_, lr_, grad_scale_);
+  const uint64_t key = optim::Mix64(options_.seed ^ optim::Mix64(static_cast<uint64_t>(steps_)));
+  const State& state = states_[index];
+  const optim::Step step{
+      .weight = param.weight,
+      .grad = grad,
+      .copy = copy,
+      .m = &state.m,
+      .v = &state.v,
+      .m_absmax = &state.m_absmax,
+      .v_absmax = &state.v_absmax,
+      .key = optim::Mix64(key ^ static_cast<uint64_t>(param.id)),
+      .offset = param.offset,
+      .factors = factors,
+  };
+  if (param.weight.is_cuda() && !options_.generic_kernels) {
+    batches->Add(step);
+  } else if (param.weight.is_cpu() && !options_.generic_kernels) {
+    optim::StepCpu(step);
+  } else {
+    optim::StepAten(step);
+  }
+}
+
+void AdamW::StepParam(size_t index, const at::Tensor& grad, const at::Tensor& copy) {
+  at::NoGradGuard no_grad;
+  Batches batches;
+  CheckCopy(params_[index], copy);
+  StepOne(index, grad, copy, &batches);
+  batches.Run(maps_, FactorsOf(options_, steps_, lr_, grad_scale_));
+}
+
 void AdamW::Step(std::span<const at::Tensor> grads, double lr, double grad_scale) {
   if (grads.size() != params_.size()) {
     throw InternalError(
         fmt::format("{} gradients for {} parameters", grads.size(), params_.size()));
   }
   at::NoGradGuard no_grad;
-  ++steps_;
-  const ops::AdamWFactors factors = FactorsOf(options_, steps_, lr, grad_scale);
-  const uint64_t key = optim::Mix64(options_.seed ^ optim::Mix64(static_cast<uint64_t>(steps_)));
+  BeginStep(lr, grad_scale);
   Batches batches;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    const OptimizerParam& param = params_[i];
-    if (!grads[i].defined() || param.weight.numel() == 0) continue;
-    CheckGrad(param, grads[i]);
-    const State& state = states_[i];
-    const optim::Step step{
-        .weight = param.weight,
-        .grad = grads[i],
-        .copy = param.copy,
-        .m = &state.m,
-        .v = &state.v,
-        .m_absmax = &state.m_absmax,
-        .v_absmax = &state.v_absmax,
-        .key = optim::Mix64(key ^ static_cast<uint64_t>(param.id)),
-        .offset = param.offset,
-        .factors = factors,
-    };
-    if (param.weight.is_cuda() && !options_.generic_kernels) {
-      batches.Add(step);
-    } else if (param.weight.is_cpu() && !options_.generic_kernels) {
-      optim::StepCpu(step);
-    } else {
-      optim::StepAten(step);
-    }
-  }
-  for (const ops::AdamWTensors& batch : batches.batches) ops::AdamWStep(batch, maps_, factors);
+  for (size_t i = 0; i < params_.size(); ++i) StepOne(i, grads[i], params_[i].copy, &batches);
+  batches.Run(maps_, FactorsOf(options_, steps_, lr_, grad_scale_));
 }
 
 int64_t AdamW::StateBytes() const {

@@ -79,6 +79,11 @@ class AdamW {
   // contiguous, and are left as they are. An undefined gradient skips its parameter, as torch does.
   void Step(std::span<const at::Tensor> grads, double lr, double grad_scale = 1.0);
 
+  // A step parameter by parameter, in any order: the same bits. StepParam takes a parameter at most
+  // once a step and writes `copy`, as OptimizerParam::copy, where it is defined.
+  void BeginStep(double lr, double grad_scale = 1.0);
+  void StepParam(size_t index, const at::Tensor& grad, const at::Tensor& copy);
+
   const std::vector<OptimizerParam>& params() const { return params_; }
   // Steps taken.
   int64_t steps() const { return steps_; }
@@ -88,6 +93,8 @@ class AdamW {
  private:
   struct State;
   struct Batches;
+  // Of parameter `index`, whose checks have passed, or nothing where there is nothing to do.
+  void StepOne(size_t index, const at::Tensor& grad, const at::Tensor& copy, Batches* batches);
 
   // The dynamic maps as ops::AdamWStep takes them; made at construction, where states are codes.
   at::Tensor maps_;
@@ -95,6 +102,7 @@ class AdamW {
   AdamWOptions options_;
   std::vector<State> states_;
   int64_t steps_ = 0;
+  double lr_ = 0, grad_scale_ = 1;  // of the step under way
 };
 
 // Bytes of state for one tensor of `elements`, as AdamW allocates them.

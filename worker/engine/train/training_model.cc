@@ -12,6 +12,7 @@
 #include "worker/engine/weights/adapted_source.h"
 #include "worker/engine/weights/replicated_sink.h"
 #include "worker/engine/weights/sharded_sink.h"
+#include "worker/engine/weights/updating_source.h"
 
 namespace sft::engine {
 
@@ -81,6 +82,7 @@ Execution Execution::Unplanned(const spec::JobSpec& spec, int64_t layers, at::De
   } else if (!device.is_cpu()) {
     execution.recompute.assign(layers, Recompute::kNorms);
   }
+  execution.optimizer_on_host = spec.parallelism.offload_optimizer && !device.is_cpu();
   // A GPU's head GEMM wants some thousand rows at once.
   constexpr int64_t kGpuLogitsBytes = int64_t{1} << 30;
   if (!device.is_cpu()) execution.logits_bytes = kGpuLogitsBytes;
@@ -113,30 +115,38 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   const BaseWeights base(model_dir, layout_);
   const Placement placement = PlacementOf(spec_.parallelism.sharding);
   store_ = std::make_unique<TrainableStore>(layout_, compute_, MasterTypeOf(spec_), placement,
-                                            mesh_.shard());
+                                            mesh_.shard(), run.optimizer_on_host);
   InitTrainables(base);
+  MakeOptimizers();
+  MakeSource(base, run);
+  sink_ = MakeSink(spec_, layout_, *store_, compute_, mesh_);
+  decoder_ = std::make_unique<Decoder>(
+      config_, layout_, *source_, comm_.device(),
+      DecoderOptions{ScalingOf(spec_.lora), run.recompute, run.logits_bytes});
+}
+
+TrainingModel::~TrainingModel() = default;
+
+void TrainingModel::MakeSource(const BaseWeights& base, const Execution& run) {
   auto source = std::make_unique<ComposedSource>();
   source->Add(LoadFrozen(layout_, base,
                          {.compute = compute_,
                           .bits = spec_.quantization.bits,
                           .double_quant = spec_.quantization.double_quant,
                           .fp8 = spec_.training.matmul == spec::Matmul::kFp8,
-                          .sharded = placement == Placement::kFullShard,
+                          .sharded = store_->placement() == Placement::kFullShard,
                           .kept = run.kept,
                           .prefetch = run.prefetch,
                           .embedding_on_host = run.embedding_on_host},
                          mesh_.shard()));
-  source->Add(store_->MakeSource());
+  if (host_) {
+    source->Add(std::make_unique<UpdatingSource>(store_->MakeSource(), *host_));
+  } else {
+    source->Add(store_->MakeSource());
+  }
   source_ =
       std::make_unique<AdaptedSource>(layout_, std::move(source), ScalingOf(spec_.lora).scale);
-  sink_ = MakeSink(spec_, layout_, *store_, compute_, mesh_);
-  decoder_ = std::make_unique<Decoder>(
-      config_, layout_, *source_, comm_.device(),
-      DecoderOptions{ScalingOf(spec_.lora), run.recompute, run.logits_bytes});
-  MakeOptimizers();
 }
-
-TrainingModel::~TrainingModel() = default;
 
 void TrainingModel::InitTrainables(const BaseWeights& base) {
   const uint64_t seed = spec_.hyperparameters.seed;
@@ -168,25 +178,40 @@ void TrainingModel::LoadAdapter(const Adapter& adapter) {
   source_->Invalidate();
 }
 
-void TrainingModel::MakeOptimizers() {
-  AdamWOptions options = AdamWOptionsOf(spec_);
-  const auto& parts = store_->parts();
+std::vector<HostOptimizer::PartInfo> TrainingModel::PartInfos() const {
   std::vector<int64_t> first_id;  // of each unit's parameters
   int64_t next_id = 0;
   for (const UnitInfo& unit : layout_.units) {
     first_id.push_back(next_id);
     next_id += static_cast<int64_t>(unit.params.size());
   }
+  std::vector<HostOptimizer::PartInfo> infos;
+  for (const TrainablePart& part : store_->parts()) {
+    const ParamInfo& info = layout_.units[part.unit].params[part.param];
+    infos.push_back({info.name, first_id[part.unit] + part.param, Decays(info)});
+  }
+  return infos;
+}
+
+void TrainingModel::MakeOptimizers() {
+  AdamWOptions options = AdamWOptionsOf(spec_);
+  const auto& parts = store_->parts();
+  const std::vector<HostOptimizer::PartInfo> infos = PartInfos();
+  if (store_->masters_on_host()) {
+    // Full fine-tuning moves as many gradients as weights, in one type; adapters are few.
+    const at::ScalarType wire = spec_.full_finetune() ? compute_ : at::kFloat;
+    host_ = std::make_unique<HostOptimizer>(*store_, infos, comm_.device(),
+                                            HostOptimizer::Options{options, wire});
+    return;
+  }
   for (bool decayed : {true, false}) {
     Group group;
     std::vector<OptimizerParam> params;
     for (size_t i = 0; i < parts.size(); ++i) {
       const TrainablePart& part = parts[i];
-      const ParamInfo& info = layout_.units[part.unit].params[part.param];
-      if (Decays(info) != decayed) continue;
+      if (infos[i].decays != decayed) continue;
       group.parts.push_back(i);
-      params.push_back(
-          {info.name, part.master, part.copy, first_id[part.unit] + part.param, part.first});
+      params.push_back({infos[i].name, part.master, part.copy, infos[i].id, part.first});
     }
     if (!decayed) options.weight_decay = 0.0;
     group.adamw = std::make_unique<AdamW>(std::move(params), options);
@@ -203,7 +228,11 @@ Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int
   sink_->BeginMicroBatch(last);
   const DropoutKey key = DropoutKey::Of(spec_.hyperparameters.seed, step, micro, comm_.rank());
   const bool drops = !spec_.full_finetune() && spec_.lora.dropout > 0.0;
-  return decoder_->ForwardBackward(ToDevice(batch, comm_.device()), drops ? &key : nullptr, *sink_);
+  Tensor loss =
+      decoder_->ForwardBackward(ToDevice(batch, comm_.device()), drops ? &key : nullptr, *sink_);
+  // The gradients that the host's optimizer had still to read would be gone.
+  if (host_ && host_->pending()) throw InternalError("a forward left trained weights unused");
+  return loss;
 }
 
 double TrainingModel::ReduceGradients(double scale) {
@@ -217,6 +246,7 @@ double TrainingModel::ReduceGradients(double scale) {
 
 void TrainingModel::Update(double lr, double scale) {
   if (gradients_ == nullptr) throw InternalError("Update was called before ReduceGradients");
+  if (host_) host_->Begin(*gradients_, lr, scale);
   for (Group& group : groups_) {
     std::vector<Tensor> gradients;
     for (size_t part : group.parts) gradients.push_back((*gradients_)[part]);
@@ -225,7 +255,14 @@ void TrainingModel::Update(double lr, double scale) {
   WeightsChanged();
 }
 
+const TrainableStore& TrainingModel::store() const {
+  if (host_) host_->Finish();
+  return *store_;
+}
+
 void TrainingModel::WeightsChanged() {
+  // Weights that are whole on every rank come from all of them.
+  if (host_ && store_->placement() == Placement::kShardedOptimizer) host_->Finish();
   store_->AfterUpdate();
   source_->Invalidate();
 }
@@ -240,7 +277,7 @@ Tensor TrainingModel::Logits(const MicroBatch& batch) {
 
 std::vector<Tensor> TrainingModel::Snapshot() const {
   std::vector<Tensor> snapshot;
-  for (const TrainablePart& part : store_->parts()) {
+  for (const TrainablePart& part : store().parts()) {
     snapshot.push_back(part.master.to(at::kCPU, part.master.scalar_type(), /*non_blocking=*/false,
                                       /*copy=*/true));
   }
@@ -248,6 +285,7 @@ std::vector<Tensor> TrainingModel::Snapshot() const {
 }
 
 void TrainingModel::Restore(const std::vector<Tensor>& snapshot) {
+  if (host_) host_->Finish();
   for (size_t i = 0; i < snapshot.size(); ++i) {
     TrainablePart part = store_->parts()[i];
     part.master.copy_(snapshot[i]);

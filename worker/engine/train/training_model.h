@@ -16,6 +16,7 @@
 #include "worker/engine/model/decoder.h"
 #include "worker/engine/optim/adamw.h"
 #include "worker/engine/weights/gradient_sink.h"
+#include "worker/engine/weights/host_optimizer.h"
 #include "worker/engine/weights/trainable_store.h"
 
 namespace sft::engine {
@@ -32,6 +33,8 @@ struct Execution {
   int kept = 0;                      // FrozenOptions::kept
   bool prefetch = true;              // FrozenOptions::prefetch
   bool embedding_on_host = false;    // FrozenOptions::embedding_on_host
+  // Masters and states in host memory (HostOptimizer): for a device that is not the host itself.
+  bool optimizer_on_host = false;
   int64_t logits_bytes = int64_t{64} << 20;
 
   // Without a plan: what is recomputed is for the job to say (nothing, or everything); on a GPU at
@@ -65,7 +68,8 @@ class TrainingModel {
   at::Tensor ForwardBackward(const MicroBatch& batch, int64_t step, int micro, bool last);
   // Sums the gradients over the ranks; returns the norm of `scale` times them.
   double ReduceGradients(double scale);
-  // One optimizer step with gradients times `scale`.
+  // One optimizer step with gradients times `scale`. With the optimizer on the host a unit's update
+  // may wait until its weights are wanted, which nothing outside can tell.
   void Update(double lr, double scale);
 
   // As ForwardBackward, without gradients and dropout.
@@ -79,14 +83,17 @@ class TrainingModel {
 
   const DecoderConfig& config() const { return config_; }
   const ModelLayout& layout() const { return layout_; }
-  const TrainableStore& store() const { return *store_; }
+  const TrainableStore& store() const;  // up to date
   at::ScalarType compute_type() const { return compute_; }
   Decoder& decoder() { return *decoder_; }
-  // Gradients of the last ReduceGradients, in the order of store().parts(); unscaled.
+  // Gradients of the last ReduceGradients, in the order of store().parts(); unscaled. Valid until
+  // the next backward.
   const std::vector<at::Tensor>& gradients() const { return *gradients_; }
 
  private:
   void InitTrainables(const BaseWeights& base);
+  void MakeSource(const BaseWeights& base, const Execution& run);
+  std::vector<HostOptimizer::PartInfo> PartInfos() const;
   void MakeOptimizers();
   void WeightsChanged();
 
@@ -97,6 +104,7 @@ class TrainingModel {
   DecoderConfig config_;
   ModelLayout layout_;
   std::unique_ptr<TrainableStore> store_;
+  std::unique_ptr<HostOptimizer> host_;  // null: groups_ have the states
   std::unique_ptr<WeightSource> source_;
   std::unique_ptr<GradientSink> sink_;
   std::unique_ptr<Decoder> decoder_;

@@ -16,7 +16,8 @@ class GradientSink {
  public:
   virtual ~GradientSink() = default;
 
-  // Starts an optimizer step: all gradients are zero.
+  // Starts an optimizer step: all gradients are zero, from the first Buffer or FinishUnit on. Until
+  // then those of the step before stay, for an optimizer that is still at work.
   virtual void BeginStep() = 0;
   // `last`: no micro-batch follows in this step, so finished units may be reduced at once.
   virtual void BeginMicroBatch(bool last) = 0;

@@ -44,11 +44,22 @@ ReplicatedSink::~ReplicatedSink() = default;
 
 void ReplicatedSink::BeginStep() {
   works_.clear();
-  flat_.zero_();
+  stale_ = true;
   for (Bucket& bucket : buckets_) bucket.unfinished = bucket.units;
 }
 
+void ReplicatedSink::ZeroAtFirst() {
+  if (stale_) flat_.zero_();
+  stale_ = false;
+}
+
+at::Tensor ReplicatedSink::Buffer(int unit, int param) {
+  ZeroAtFirst();
+  return views_[unit][param];
+}
+
 void ReplicatedSink::FinishUnit(int unit) {
+  ZeroAtFirst();
   if (!last_ || bucket_of_[unit] < 0) return;
   --buckets_[bucket_of_[unit]].unfinished;
   SendReady();
@@ -72,6 +83,7 @@ WorkPtr ReplicatedSink::Send(const Bucket& bucket) {
 }
 
 const std::vector<at::Tensor>& ReplicatedSink::Reduce() {
+  ZeroAtFirst();
   for (Bucket& bucket : buckets_) bucket.unfinished = 0;
   SendReady();
   for (WorkPtr& work : works_) work->Wait();

@@ -25,7 +25,7 @@ class ReplicatedSink : public GradientSink {
 
   void BeginStep() override;
   void BeginMicroBatch(bool last) override { last_ = last; }
-  at::Tensor Buffer(int unit, int param) override { return views_[unit][param]; }
+  at::Tensor Buffer(int unit, int param) override;
   void FinishUnit(int unit) override;
   const std::vector<at::Tensor>& Reduce() override;
   bool sharded() const override { return scatters_; }
@@ -41,6 +41,7 @@ class ReplicatedSink : public GradientSink {
     int units = 0;       // trained units in it
     int unfinished = 0;  // of the last micro-batch
   };
+  void ZeroAtFirst();
   void SendReady();
   WorkPtr Send(const Bucket& bucket);
 
@@ -54,6 +55,7 @@ class ReplicatedSink : public GradientSink {
   std::vector<int> bucket_of_;  // by unit; -1: nothing trained
   std::vector<WorkPtr> works_;  // of the buckets sent in this step, from the first
   bool last_ = false;
+  bool stale_ = false;  // the gradients are those of the step before
 };
 
 }  // namespace sft::engine

@@ -27,12 +27,19 @@ ShardedSink::~ShardedSink() = default;
 void ShardedSink::BeginStep() {
   Settle();
   to_replicas_.clear();
+  stale_ = true;
+}
+
+void ShardedSink::ZeroAtFirst() {
+  if (!stale_) return;
   for (Tensor& shard : shard_) shard.zero_();
+  stale_ = false;
 }
 
 Tensor ShardedSink::Buffer(int unit, int param) {
   const ParamInfo& info = layout_.units[unit].params[param];
   if (!info.trainable) return {};
+  ZeroAtFirst();
   if (!whole_[unit].defined()) {
     whole_[unit] = at::zeros({store_.flat(unit).size()}, shard_[unit].options());
   }
@@ -46,6 +53,7 @@ Tensor ShardedSink::Buffer(int unit, int param) {
 
 void ShardedSink::FinishUnit(int unit) {
   if (store_.flat(unit).empty()) return;
+  ZeroAtFirst();
   if (!whole_[unit].defined()) {
     // Nothing was added on this rank, but the others may have something for its shard.
     whole_[unit] = at::zeros({store_.flat(unit).size()}, shard_[unit].options());
@@ -69,6 +77,7 @@ void ShardedSink::Settle() {
 }
 
 const std::vector<Tensor>& ShardedSink::Reduce() {
+  ZeroAtFirst();
   Settle();
   for (WorkPtr& work : to_replicas_) work->Wait();
   to_replicas_.clear();

@@ -43,6 +43,7 @@ class ShardedSink : public GradientSink {
     WorkPtr work;       // keeps what is sent
     bool last = false;  // its micro-batch is the last of the step
   };
+  void ZeroAtFirst();
   void Settle();
 
   const ModelLayout& layout_;
@@ -55,6 +56,7 @@ class ShardedSink : public GradientSink {
   std::optional<Pending> pending_;
   std::vector<WorkPtr> to_replicas_;  // sums of shards under way
   bool last_ = false;
+  bool stale_ = false;  // the shards are those of the step before
 };
 
 }  // namespace sft::engine

@@ -1,12 +1,13 @@
 #include "worker/engine/weights/trainable_store.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
+#include "worker/engine/kernels/host_memory.h"
 #include "worker/engine/weights/sharded_source.h"
 
 namespace sft::engine {
@@ -14,8 +15,13 @@ namespace sft::engine {
 using at::Tensor;
 
 TrainableStore::TrainableStore(const ModelLayout& layout, at::ScalarType compute,
-                               at::ScalarType master, Placement placement, Communicator& comm)
-    : layout_(layout), placement_(placement), comm_(comm) {
+                               at::ScalarType master, Placement placement, Communicator& comm,
+                               bool masters_on_host)
+    : layout_(layout),
+      placement_(placement),
+      comm_(comm),
+      masters_on_host_(masters_on_host),
+      separate_(compute != master || masters_on_host) {
   for (const UnitInfo& info : layout.units) {
     units_.push_back(MakeUnit(info, compute, master));
     AddParts(static_cast<int>(units_.size()) - 1);
@@ -39,20 +45,24 @@ TrainableStore::Unit TrainableStore::MakeUnit(const UnitInfo& info, at::ScalarTy
   const at::TensorOptions options(comm_.device());
   const bool holds_shard = placement_ == Placement::kFullShard;
   unit.compute = at::zeros({holds_shard ? unit.size : total}, options.dtype(compute));
-  unit.master = compute == master
-                    ? unit.compute.narrow(0, holds_shard ? 0 : unit.begin, unit.size)
-                    : at::zeros({unit.size}, options.dtype(master));
+  if (!separate_) {
+    unit.master = unit.compute.narrow(0, holds_shard ? 0 : unit.begin, unit.size);
+    return unit;
+  }
+  unit.master =
+      at::empty({unit.size}, masters_on_host_ ? at::TensorOptions(master) : options.dtype(master));
+  AdviseHugePages(unit.master);
+  unit.master.zero_();
   return unit;
 }
 
 void TrainableStore::AddParts(int index) {
   const Unit& unit = units_[index];
   const int64_t compute_begin = placement_ == Placement::kFullShard ? unit.begin : 0;
-  const bool same_type = unit.compute.scalar_type() == unit.master.scalar_type();
   for (const FlatLayout::Piece& piece : unit.flat.Slice(unit.begin, unit.size)) {
     TrainablePart part{index, piece.param, piece.first, piece.count, piece.begin, {}, {}};
     part.master = unit.master.narrow(0, piece.begin - unit.begin, piece.count);
-    if (!same_type) {
+    if (separate_) {
       part.copy = unit.compute.narrow(0, piece.begin - compute_begin, piece.count);
     }
     parts_.push_back(std::move(part));
@@ -65,12 +75,11 @@ void TrainableStore::Load(const Reader& read) {
     const bool holds_shard = placement_ == Placement::kFullShard;
     const int64_t begin = holds_shard ? unit.begin : 0;
     const int64_t size = holds_shard ? unit.size : unit.flat.size();
-    const bool same_type = unit.compute.scalar_type() == unit.master.scalar_type();
     for (const FlatLayout::Piece& piece : unit.flat.Slice(begin, size)) {
       const Tensor values =
           read(static_cast<int>(index), piece.param, piece.first, piece.count).view({-1});
       unit.compute.narrow(0, piece.begin - begin, piece.count).copy_(values);
-      if (same_type) continue;
+      if (!separate_) continue;
       // The part of the piece that this rank's optimizer has.
       const int64_t first = std::max(piece.begin, unit.begin);
       const int64_t last = std::min(piece.begin + piece.count, unit.begin + unit.size);
@@ -130,11 +139,12 @@ Tensor TrainableStore::Gather(int index, int param) const {
       const int64_t last = std::min(begin + unit.counts[rank], piece.begin + piece.count);
       counts.push_back(std::max<int64_t>(0, last - first));
       if (rank == comm_.rank()) {
-        own = unit.master.narrow(0, counts.back() > 0 ? first - begin : 0, counts.back());
+        own = unit.master.narrow(0, counts.back() > 0 ? first - begin : 0, counts.back())
+                  .to(comm_.device());
       }
       begin += unit.counts[rank];
     }
-    Tensor whole = at::empty({piece.count}, unit.master.options());
+    Tensor whole = at::empty({piece.count}, own.options());
     comm_.AllGather(whole, own, std::move(counts));
     return whole.view(shape);
   }
@@ -145,7 +155,7 @@ int64_t TrainableStore::Bytes() const {
   int64_t bytes = 0;
   for (const Unit& unit : units_) {
     bytes += static_cast<int64_t>(unit.compute.nbytes());
-    if (unit.compute.scalar_type() != unit.master.scalar_type()) {
+    if (separate_ && !masters_on_host_) {
       bytes += static_cast<int64_t>(unit.master.nbytes());
     }
   }

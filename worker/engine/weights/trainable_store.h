@@ -27,17 +27,19 @@ struct TrainablePart {
   int64_t count = 0;
   int64_t begin = 0;  // place in the unit's flat buffer
   at::Tensor master;  // 1-D, what the optimizer updates
-  at::Tensor copy;    // 1-D in the type of the computation; undefined when master serves as it
+  // 1-D in the type of the computation, which it is done with; undefined when master serves.
+  at::Tensor copy;
 };
 
 // The trained parameters: master weights and, where the computation has another type, a copy in it.
 // Each unit's trained parameters are one flat buffer, cut over the ranks by PartSizes unless
-// replicated. Thread-compatible.
+// replicated. Masters may lie in host memory, for an optimizer there; then every part has a copy.
+// Thread-compatible.
 class TrainableStore {
  public:
   // Allocates zeroed weights on comm's device. Borrows `layout` and `comm`.
   TrainableStore(const ModelLayout& layout, at::ScalarType compute, at::ScalarType master,
-                 Placement placement, Communicator& comm);
+                 Placement placement, Communicator& comm, bool masters_on_host = false);
 
   // Fills the weights this rank holds: `read(unit, param, first, count)` gives those elements,
   // flat, of any float type and device.
@@ -55,11 +57,12 @@ class TrainableStore {
   void AfterUpdate();
 
   // A trained parameter of the whole model as its master weight. A collective unless replicated;
-  // every rank gets the result.
+  // every rank gets the result, replicated ones where their master lies.
   at::Tensor Gather(int unit, int param) const;
 
   Placement placement() const { return placement_; }
-  int64_t Bytes() const;
+  bool masters_on_host() const { return masters_on_host_; }
+  int64_t Bytes() const;  // on comm's device
 
   const FlatLayout& flat(int unit) const { return units_[unit].flat; }
   const std::vector<int64_t>& counts(int unit) const { return units_[unit].counts; }
@@ -83,6 +86,8 @@ class TrainableStore {
   const ModelLayout& layout_;
   Placement placement_;
   Communicator& comm_;
+  bool masters_on_host_;
+  bool separate_;  // the masters have storage of their own
   std::vector<Unit> units_;
   std::vector<TrainablePart> parts_;
 };

@@ -57,6 +57,17 @@ TEST(DeepspeedTest, NumbersFillWhatTheJobLeavesOpen) {
   EXPECT_EQ(OriginOf(r, "hyperparameters.global_batch"), "DeepSpeed JSON, train_batch_size");
 }
 
+TEST(DeepspeedTest, BothFormsOfOffloadMoveTheOptimizerToTheHost) {
+  for (const std::string_view offload :
+       {R"("cpu_offload": true)", R"("offload_optimizer": {"device": "cpu"})"}) {
+    const Resolution r =
+        With("{\"zero_optimization\": {\"stage\": 2, " + std::string(offload) + "}}");
+    ASSERT_TRUE(r.ok()) << Describe(r.problems);
+    EXPECT_TRUE(r.spec.parallelism.offload_optimizer);
+    EXPECT_EQ(r.spec.parallelism.sharding, Sharding::kZero2);
+  }
+}
+
 TEST(DeepspeedTest, TheTextMayStandInTheJobFile) {
   const Resolution r = ResolveText(Minimal("gpu_count = 2\n[train]\ndeepspeed_config = '''\n" +
                                            std::string(kStageThree) + "\n'''"));
@@ -153,15 +164,18 @@ INSTANTIATE_TEST_SUITE_P(
               "bf16.enabled = true of the DeepSpeed JSON"},
         Wrong{"Fp16", R"({"fp16": {"enabled": true}})", "", kConfig, "fp16.enabled = true",
               "not supported yet: fp16"},
-        Wrong{"CpuOffload", R"({"zero_optimization": {"stage": 3, "cpu_offload": true}})", "",
-              kConfig, "zero_optimization.cpu_offload = true", "not supported yet: CPU offload"},
-        Wrong{"OffloadOptimizer",
-              R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})", "",
-              kConfig, "zero_optimization.offload_optimizer.device = \"cpu\"",
-              "not supported yet: CPU offload"},
+        Wrong{"Offload", R"({"zero_optimization": {"stage": 3, "cpu_offload": true}})",
+              "[hyperparameters.parallelism]\noffload_optimizer = false",
+              "hyperparameters.parallelism.offload_optimizer",
+              "offload_optimizer = false (job.toml:8)",
+              "zero_optimization.cpu_offload = true of the DeepSpeed JSON"},
+        Wrong{"OffloadElsewhere",
+              R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}})", "",
+              kConfig, "zero_optimization.offload_optimizer.device = \"nvme\"", "or \"cpu\""},
         Wrong{"OffloadParam",
               R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}})", "",
-              kConfig, "zero_optimization.offload_param.device", "not supported yet: CPU offload"},
+              kConfig, "zero_optimization.offload_param.device",
+              "not supported yet: weights in host memory"},
         Wrong{"StageType", R"({"zero_optimization": {"stage": "three"}})", "", kConfig,
               "zero_optimization.stage = \"three\"", "a whole number from 0 to 3"},
         Wrong{"StageRange", R"({"zero_optimization": {"stage": 4}})", "", kConfig,

@@ -184,6 +184,30 @@ INSTANTIATE_TEST_SUITE_P(
         Precision{"DtypeAuto", "[model]\ntorch_dtype = \"auto\"", ComputeType::kAuto}),
     [](const auto& info) { return std::string(info.param.name); });
 
+TEST(OffloadTest, EverySpellingMovesTheOptimizerToTheHost) {
+  for (const std::string_view text :
+       {"[hyperparameters.parallelism]\noffload_optimizer = true",
+        "[train]\noffload_optimizer = true", "[zero_optimization]\ncpu_offload = true",
+        "[zero_optimization.offload_optimizer]\ndevice = \"cpu\""}) {
+    const Resolution r = ResolveText(Minimal(text));
+    ASSERT_TRUE(r.ok()) << text << Describe(r.problems);
+    EXPECT_TRUE(r.spec.parallelism.offload_optimizer) << text;
+  }
+  for (const std::string_view text :
+       {"", "[zero_optimization.offload_optimizer]\ndevice = \"none\""}) {
+    const Resolution r = ResolveText(Minimal(text));
+    ASSERT_TRUE(r.ok()) << text << Describe(r.problems);
+    EXPECT_FALSE(r.spec.parallelism.offload_optimizer) << text;
+  }
+}
+
+TEST(OffloadTest, AnOverrideWinsOverTheFile) {
+  const Resolution r = ResolveText(Minimal("[zero_optimization]\ncpu_offload = true"),
+                                   {Set("zero_optimization.offload_optimizer.device", "none")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_FALSE(r.spec.parallelism.offload_optimizer);
+}
+
 struct Wrong {
   std::string_view name;
   std::string_view text;
@@ -245,12 +269,17 @@ INSTANTIATE_TEST_SUITE_P(
               "hyperparameters.parallelism.tensor_parallel_size", "not supported yet"},
         Wrong{"PipelineParallel", "[hyperparameters.parallelism]\npipeline_parallel_size = 2",
               "hyperparameters.parallelism.pipeline_parallel_size", "not supported yet"},
-        Wrong{"Offload", "[zero_optimization]\ncpu_offload = true", "zero_optimization.cpu_offload",
-              "not supported yet: CPU offload"},
-        Wrong{"OffloadedOptimizer", "[zero_optimization.offload_optimizer]\ndevice = \"cpu\"",
-              "zero_optimization.offload_optimizer.device", "not supported yet: CPU offload"},
+        Wrong{"OffloadElsewhere", "[zero_optimization.offload_optimizer]\ndevice = \"nvme\"",
+              "hyperparameters.parallelism.offload_optimizer",
+              "must be true or false, or \"cpu\", or \"none\", but is \"nvme\""},
+        Wrong{"OffloadAndNot",
+              "[hyperparameters.parallelism]\noffload_optimizer = false\n[zero_optimization]\n"
+              "cpu_offload = true",
+              "hyperparameters.parallelism.offload_optimizer",
+              "is given twice: true here and false"},
         Wrong{"OffloadedWeights", "[zero_optimization.offload_param]\ndevice = \"cpu\"",
-              "zero_optimization.offload_param.device", "not supported yet: CPU offload"},
+              "zero_optimization.offload_param.device",
+              "not supported yet: weights in host memory; offload_optimizer = true"},
         Wrong{"NegativeBudget", "memory_budget_gb = -1", "compute.memory_budget_gb", "at least 0"},
         Wrong{"Saving", "[checkpoint]\nsave_strategy = \"epoch\"", "checkpoint.save_strategy",
               "not supported yet"},

@@ -216,6 +216,33 @@ TEST_F(TrainerTest, ComputesInBf16WithFp32MasterWeights) {
   EXPECT_EQ(ModelFiles::Open(output_dir()).Info("model.norm.weight").dtype, at::kBFloat16);
 }
 
+// What a rank of a GPU does with offload_optimizer, its device the CPU: steps that are done when
+// their weights are wanted are done for validation, for the best weights and for the artifact too.
+TEST_F(TrainerTest, AnOptimizerOnTheHostValidatesAndDeliversTheSameBits) {
+  for (const spec::Mode mode : {spec::Mode::kFullFinetune, spec::Mode::kLora}) {
+    TrainerOptions options = Options(mode, 1);
+    options.validation = Rows(5);
+    options.spec.training.validation.enabled = true;
+    options.spec.training.validation.eval_steps = 2;
+    options.spec.training.validation.save_best_model_at_end = true;
+    options.spec.parallelism.offload_optimizer = true;
+    const RecordingObserver plain = RunOne(options);
+    options.execution = Execution{.optimizer_on_host = true};
+    const RecordingObserver host = RunOne(options);
+    ASSERT_EQ(host.steps.size(), plain.steps.size());
+    for (size_t i = 0; i < plain.steps.size(); ++i) {
+      EXPECT_EQ(host.steps[i].loss, plain.steps[i].loss) << i;
+      EXPECT_EQ(host.steps[i].grad_norm, plain.steps[i].grad_norm) << i;
+    }
+    ASSERT_EQ(host.evals.size(), plain.evals.size());
+    for (size_t i = 0; i < plain.evals.size(); ++i) {
+      EXPECT_EQ(host.evals[i].loss, plain.evals[i].loss) << i;
+    }
+    EXPECT_TRUE(host.consistency.consistent);
+    EXPECT_EQ(host.consistency.weights_sha256, plain.consistency.weights_sha256);
+  }
+}
+
 TEST_F(TrainerTest, ValidatesBeforeTheFirstStepEveryEvalStepsAndAtTheEnd) {
   TrainerOptions options = Options(spec::Mode::kLora, 1);
   options.validation = Rows(5);

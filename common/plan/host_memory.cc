@@ -1,0 +1,81 @@
+#include "common/plan/host_memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace sft::plan {
+namespace {
+
+// Of a rank beside its masters and states: libraries, pinned buffers of the driver and of NCCL,
+// rows being read.
+constexpr int64_t kProcessBytes = 5'000'000'000;
+constexpr double kGiga = 1e9;
+
+std::string Gigabytes(int64_t bytes) {
+  return fmt::format("{:.1f} GB", static_cast<double>(bytes) / kGiga);
+}
+
+struct Remedy {
+  spec::JobSpec job;
+  std::string words;
+};
+
+std::vector<Remedy> Remedies(const spec::JobSpec& job) {
+  std::vector<Remedy> remedies;
+  const auto add = [&](const auto& change, std::string words) {
+    remedies.push_back({job, std::move(words)});
+    change(remedies.back().job);
+  };
+  add([](spec::JobSpec& j) { j.hyperparameters.optimizer = spec::Optimizer::kAdamWBf16; },
+      "optimizer = \"adamw_bf16\"");
+  add([](spec::JobSpec& j) { j.hyperparameters.optimizer = spec::Optimizer::kAdamW8bit; },
+      "optimizer = \"adamw_8bit\"");
+  add(
+      [](spec::JobSpec& j) {
+        j.hyperparameters.optimizer = spec::Optimizer::kAdamW8bit;
+        j.hyperparameters.master_weights = spec::MasterWeights::kBf16;
+      },
+      "optimizer = \"adamw_8bit\" with master_weights = \"bf16\"");
+  if (job.compute.gpu_count > 1 && job.parallelism.sharding == spec::Sharding::kDdp) {
+    add([](spec::JobSpec& j) { j.parallelism.sharding = spec::Sharding::kZero2; },
+        "deepspeed_stage = 2");
+  }
+  if (job.full_finetune()) {
+    add([](spec::JobSpec& j) { j.training.mode = spec::Mode::kLora; }, "mode = \"lora\"");
+  }
+  return remedies;
+}
+
+std::string WhatFits(const PlanInput& input, int64_t row_tokens) {
+  std::string text;
+  for (const Remedy& remedy : Remedies(input.job)) {
+    const auto problem = MakeProblem(input.shape, remedy.job, row_tokens);
+    if (!problem.ok() || HostBytes(*problem) > input.host_bytes) continue;
+    text += fmt::format("{} ({}), or ", remedy.words, Gigabytes(HostBytes(*problem)));
+  }
+  return text + "offload_optimizer = false";
+}
+
+}  // namespace
+
+int64_t HostBytesOfRank(int64_t available_bytes, int64_t ranks) {
+  return std::max<int64_t>(1, available_bytes / std::max<int64_t>(ranks, 1) - kProcessBytes);
+}
+
+absl::Status CheckHostMemory(const PlanInput& input, const Problem& problem) {
+  const int64_t needed = HostBytes(problem);
+  if (input.host_bytes == 0 || needed <= input.host_bytes) return absl::OkStatus();
+  const Memory& held = problem.held;
+  return ResourceExhausted(fmt::format(
+      "hyperparameters.parallelism.offload_optimizer = true needs {} of host memory for each rank "
+      "(master weights {}, optimizer states {}, buffers {}), and the node has {} left for each. "
+      "What would fit: {}",
+      Gigabytes(needed), Gigabytes(held.host_masters), Gigabytes(held.host_optimizer),
+      Gigabytes(needed - held.host_masters - held.host_optimizer), Gigabytes(input.host_bytes),
+      WhatFits(input, problem.row_tokens)));
+}
+
+}  // namespace sft::plan

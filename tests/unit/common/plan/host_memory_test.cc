@@ -1,0 +1,114 @@
+#include "common/plan/host_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/common/plan/shapes.h"
+
+namespace sft::plan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Full fine-tuning of Qwen3-8B with 131,072 tokens a step on one GPU: 8,190,735,360 elements.
+constexpr int64_t kElements = 8'190'735'360;
+
+spec::JobSpec Full() {
+  spec::JobSpec job;
+  job.compute.gpu_type = "H200";
+  job.training.mode = spec::Mode::kFullFinetune;
+  job.hyperparameters.per_device_batch = 0;
+  job.hyperparameters.gradient_accumulation_steps = 0;
+  job.hyperparameters.global_batch = 32;
+  job.hyperparameters.sequence_length = 4096;
+  job.parallelism.offload_optimizer = true;
+  return job;
+}
+
+PlanInput Input(const spec::JobSpec& job, double host_gigabytes) {
+  const GpuRates& gpu = *FindGpu(job.compute.gpu_type);
+  return {Qwen3Of8B(), job,
+          gpu,         AllocatorBytes(job, gpu.memory_bytes, /*opened=*/false),
+          0,           static_cast<int64_t>(host_gigabytes * 1e9)};
+}
+
+TEST(HostMemoryTest, MastersAndStatesLeaveTheGpu) {
+  const auto on_host = MakeProblem(Qwen3Of8B(), Full(), 4096);
+  spec::JobSpec job = Full();
+  job.parallelism.offload_optimizer = false;
+  const auto on_gpu = MakeProblem(Qwen3Of8B(), job, 4096);
+  ASSERT_TRUE(on_host.ok() && on_gpu.ok());
+  EXPECT_EQ(on_host->held.host_masters, 4 * kElements);
+  EXPECT_EQ(on_host->held.host_optimizer, 8 * kElements);
+  EXPECT_EQ(on_host->held.total(), on_gpu->held.total() - 12 * kElements);
+  // Four buffers of 2^24 elements each way, in bf16.
+  EXPECT_EQ(HostBytes(*on_host), 12 * kElements + 4 * (int64_t{1} << 24) * 4);
+  EXPECT_EQ(HostBytes(*on_gpu), 0);
+}
+
+TEST(HostMemoryTest, MastersOfTheComputeTypeAreHeldBesideTheWeights) {
+  spec::JobSpec job = Full();
+  job.hyperparameters.master_weights = spec::MasterWeights::kBf16;
+  const auto problem = MakeProblem(Qwen3Of8B(), job, 4096);
+  ASSERT_TRUE(problem.ok());
+  EXPECT_EQ(problem->held.host_masters, 2 * kElements);
+  EXPECT_EQ(problem->held.trained_weights, 2 * kElements);
+}
+
+TEST(HostMemoryTest, EachRankKeepsItsOwnPart) {
+  spec::JobSpec job = Full();
+  job.compute.gpu_count = 4;
+  job.compute.gpus_per_node = 4;
+  job.parallelism.sharding = spec::Sharding::kZero2;
+  const auto problem = MakeProblem(Qwen3Of8B(), job, 4096);
+  ASSERT_TRUE(problem.ok());
+  EXPECT_NEAR(static_cast<double>(problem->held.host_masters), static_cast<double>(kElements), 64);
+}
+
+TEST(HostMemoryTest, ACpuRankHoldsWhatItHoldsWithoutIt) {
+  const auto units = MakeUnits(Qwen3Of8B(), Full());
+  ASSERT_TRUE(units.ok());
+  const Memory memory = PlanMemory(*units, Full(), Device::kCpu);
+  EXPECT_EQ(memory.host_masters + memory.host_optimizer, 0);
+  EXPECT_EQ(memory.optimizer, 8 * kElements);
+}
+
+TEST(HostMemoryTest, TooLittleIsRefusedWithTheKeyTheBytesAndWhatFits) {
+  const absl::Status refused = MakePlan(Input(Full(), 60)).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("hyperparameters.parallelism.offload_optimizer = true needs 98.6 GB"),
+                    HasSubstr("(master weights 32.8 GB, optimizer states 65.5 GB, buffers 0.3 GB)"),
+                    HasSubstr("has 60.0 GB left for each"),
+                    HasSubstr("optimizer = \"adamw_8bit\" (49.7 GB)"),
+                    HasSubstr("or offload_optimizer = false"), Not(HasSubstr("\"adamw_bf16\" ("))));
+  EXPECT_TRUE(MakePlan(Input(Full(), 100)).ok());
+  // What a server does not know it does not judge.
+  EXPECT_TRUE(MakePlan(Input(Full(), 0)).ok());
+}
+
+TEST(HostMemoryTest, RanksOfANodeShareItsMemory) {
+  EXPECT_EQ(HostBytesOfRank(100'000'000'000, 4), 20'000'000'000);
+  EXPECT_EQ(HostBytesOfRank(1'000'000'000, 4), 1);
+}
+
+// At the peak, and against states in bf16 on the GPU.
+TEST(HostMemoryTest, AFullFineTuneOf8BTakesFarLessOfTheGpuAndMostOfTheTime) {
+  const auto offloaded = MakePlan(Input(Full(), 130));
+  spec::JobSpec job = Full();
+  job.parallelism.offload_optimizer = false;
+  job.hyperparameters.optimizer = spec::Optimizer::kAdamWBf16;
+  job.hyperparameters.master_weights = spec::MasterWeights::kBf16;
+  const auto resident = MakePlan(Input(job, 0));
+  ASSERT_TRUE(offloaded.ok()) << offloaded.status();
+  ASSERT_TRUE(resident.ok()) << resident.status();
+  EXPECT_LT(offloaded->memory.resident() + 32'000'000'000, resident->memory.resident());
+  EXPECT_GT(offloaded->tokens_per_second, 0.8 * resident->tokens_per_second);
+  EXPECT_LT(offloaded->tokens_per_second, resident->tokens_per_second);
+  EXPECT_THAT(Describe(*offloaded, Full(), 36), HasSubstr("98.6 GB of host memory"));
+}
+
+}  // namespace
+}  // namespace sft::plan

@@ -1,0 +1,56 @@
+#include "worker/engine/weights/host_lane.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace sft::engine {
+
+namespace {
+
+c10::impl::VirtualGuardImpl Guard(at::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type());
+}
+
+}  // namespace
+
+HostLane::HostLane(at::Device device, int slots) : device_(device) {
+  if (device.is_cpu()) return;
+  stream_ = Guard(device).getStreamFromGlobalPool(device);
+  computed_.emplace(device.type());
+  copied_.emplace(device.type());
+  for (int i = 0; i < slots; ++i) done_.emplace_back(device.type());
+}
+
+void HostLane::Follow() {
+  if (!stream_) return;
+  computed_->record(Guard(device_).getStream(device_));
+  computed_->block(*stream_);
+}
+
+void HostLane::Start(int slot, const at::Tensor& to, const at::Tensor& from) {
+  if (!stream_) {
+    to.copy_(from);
+    return;
+  }
+  const c10::StreamGuard on_the_lane(*stream_);
+  to.copy_(from, /*non_blocking=*/true);
+  done_[slot].record(*stream_);
+}
+
+void HostLane::WaitOnHost(int slot) {
+  // An event that was never recorded is done.
+  if (stream_) done_[slot].synchronize();
+}
+
+void HostLane::Join() {
+  if (!stream_) return;
+  copied_->record(*stream_);
+  copied_->block(Guard(device_).getStream(device_));
+}
+
+at::Tensor PinnedBuffer(int64_t elements, at::ScalarType type, at::Device device) {
+  return at::empty({elements}, at::TensorOptions(type).pinned_memory(!device.is_cpu()));
+}
+
+}  // namespace sft::engine
