@@ -6,6 +6,8 @@
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
+#include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -243,7 +245,10 @@ TEST(LogsTest, AnEmptyLogNamesTheOneOfThePreparation) {
 // In a process of its own: the signal's effect lasts until the process ends.
 void Detach(const std::vector<std::string>& command) {
   Interrupt::Install();
-  const auto interrupt = [] { kill(getpid(), SIGINT); };
+  // Once: a second one ends the process where it stands.
+  const auto interrupt = [once = std::make_shared<std::once_flag>()] {
+    std::call_once(*once, [] { kill(getpid(), SIGINT); });
+  };
   FakeServer server;
   server.watches = {{.jobs = {MakeJob("job-a", v1::Job::RUNNING)},
                      .until_cancelled = true,
