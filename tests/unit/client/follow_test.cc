@@ -248,7 +248,10 @@ void Detach(const std::vector<std::string>& command) {
   server.watches = {{.jobs = {MakeJob("job-a", v1::Job::RUNNING)},
                      .until_cancelled = true,
                      .on_written = interrupt}};
-  server.metric_reads = {{.until_cancelled = true, .on_written = interrupt}};
+  // `status --watch` reads them too, and a second signal ends the process the hard way.
+  if (command[0] == "metrics") {
+    server.metric_reads = {{.until_cancelled = true, .on_written = interrupt}};
+  }
   const Outcome run = Sftctl(server, command);
   std::cerr << run.err;
   std::_Exit(run.code);
