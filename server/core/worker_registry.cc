@@ -143,10 +143,6 @@ absl::Status WorkerRegistry::Connect(const v1::Register& message,
   SFT_RETURN_IF_ERROR(CheckRegister(message));
   SFT_RETURN_IF_ERROR(CheckSole(message));
   SFT_RETURN_IF_ERROR(StoreNode(message));
-  // Before anybody else can send on the stream: the Welcome is its first message.
-  v1::ServerMessage welcome;
-  *welcome.mutable_welcome() = MakeWelcome(absl::OkStatus());
-  link->Send(welcome);
   std::shared_ptr<WorkerLink> replaced;
   {
     MutexLock lock(mutex_);

@@ -40,8 +40,7 @@ class WorkerRegistry {
   // Takes in a Register: stores the node, its slots, models and variants. A second stream of the
   // same node replaces the first if it is of the same worker (it has the same data folder) or the
   // first is silent; otherwise ALREADY_EXISTS: two workers of one name would end each other's
-  // jobs. FAILED_PRECONDITION for a protocol that is not served. Sends the Welcome as the stream's
-  // first message; a refusal is the caller's to send.
+  // jobs. FAILED_PRECONDITION for a protocol that is not served. The caller then sends the Welcome.
   absl::Status Connect(const v1::Register& message, std::shared_ptr<WorkerLink> link);
   // Ignored when the node has another link by now.
   void Disconnect(const std::string& node, const WorkerLink* link);

@@ -42,13 +42,10 @@ absl::Status SessionReactor::Handle() {
   if (incoming_.has_register_()) {
     if (!node_.empty()) return InvalidArgument("a second Register on one stream");
     const absl::Status accepted = registry_.Connect(incoming_.register_(), link_);
-    if (accepted.ok()) {
-      node_ = incoming_.register_().node();
-      return accepted;
-    }
-    v1::ServerMessage refusal;
-    *refusal.mutable_welcome() = registry_.MakeWelcome(accepted);
-    Enqueue(refusal);
+    v1::ServerMessage welcome;
+    *welcome.mutable_welcome() = registry_.MakeWelcome(accepted);
+    Enqueue(welcome);
+    if (accepted.ok()) node_ = incoming_.register_().node();
     return accepted;
   }
   if (node_.empty()) return FailedPrecondition("the first message of a session must be Register");

@@ -22,7 +22,6 @@ namespace sft::server {
 class FakeWorker : public WorkerLink {
  public:
   void Send(const v1::ServerMessage& message) override {
-    if (message.has_welcome()) welcomed_first = desired_count == 0;
     if (message.has_desired()) {
       desired = message.desired();
       ++desired_count;
@@ -43,7 +42,6 @@ class FakeWorker : public WorkerLink {
 
   v1::Desired desired;
   int desired_count = 0;
-  bool welcomed_first = false;
   std::vector<v1::FetchFile> fetches;
   std::function<void(const v1::FetchFile&)> on_fetch;  // answers, where a test needs one
   absl::Status closed = absl::OkStatus();

@@ -335,11 +335,6 @@ TEST_F(FleetTest, ASecondWorkerOfTheNameOnTheSameHostIsRefusedWhileTheFirstIsHea
   EXPECT_TRUE(registry_->Connect(second, std::make_shared<FakeWorker>()).ok());
 }
 
-TEST_F(FleetTest, AWorkerIsWelcomedBeforeItIsToldAnythingElse) {
-  const auto worker = Join("a", "CPU", 1);
-  EXPECT_TRUE(worker->welcomed_first) << "once registered, any tick may send to it";
-}
-
 TEST_F(FleetTest, AJobOfAnotherProjectIsNotFound) {
   const std::string job = Submit("CPU", 1);
   EXPECT_TRUE(jobs_->Get("projects/default/jobs/" + job).ok());
