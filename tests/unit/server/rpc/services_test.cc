@@ -167,6 +167,13 @@ TEST_F(ServicesTest, AWorkersStreamIsWelcomedAndToldItsDesiredSet) {
   v1::Slot* slot = node->add_slots();
   slot->set_gpu_type("CPU");
   slot->set_healthy(true);
+  // Listed: the server need not ask for it.
+  v1::Model* model = node->add_models();
+  model->set_id("tiny");
+  model->set_path("/models/tiny");
+  model->set_config_json(
+      R"({"model_type":"llama","hidden_size":64,"intermediate_size":128,"num_attention_heads":4,)"
+      R"("num_hidden_layers":2,"vocab_size":256})");
   ASSERT_TRUE(stream->Write(hello));
   v1::ServerMessage message;
   ASSERT_TRUE(stream->Read(&message));
