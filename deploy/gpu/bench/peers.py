@@ -37,7 +37,7 @@ def run(row, peer, context, plan):
     line = command(row, peer, context, plan)
     outcome = process.run([line], [log], context.peer_environment, context.limit(), folder)
     record = {"row": row.name, "side": "peer", "setting": peer.name, "default": peer.default,
-              "gpus": plan["gpus"], "command": " ".join(str(word) for word in line[1:]),
+              "gpus": plan["gpus"], "command": " ".join(str(word).removeprefix(f"{HERE}/") for word in line[1:]),
               "status": "ok", "error": "", "exit_codes": outcome.codes}
     result = result_of(log)
     if result is None or (result["status"] == "ok" and not outcome.ok):
