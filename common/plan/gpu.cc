@@ -6,7 +6,6 @@ namespace {
 constexpr GpuRates kGpus[] = {
     {.type = "H200",
      .name = "H200",
-     .memory_bytes = int64_t{150'700'000'000},
      .gemm = 720e12,
      .gemm_fp8 = 1250e12,
      .attention_forward = 610e12,
@@ -15,7 +14,6 @@ constexpr GpuRates kGpus[] = {
      .bus = 340e9},
     {.type = "H100",
      .name = "H100 80GB",
-     .memory_bytes = int64_t{85'000'000'000},
      .gemm = 710e12,
      .gemm_fp8 = 1240e12,
      .attention_forward = 600e12,

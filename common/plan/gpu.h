@@ -11,7 +11,6 @@ namespace sft::plan {
 struct GpuRates {
   std::string_view type;          // as a job names it: "H100"
   std::string_view name;          // part of the driver's name of such a GPU
-  int64_t memory_bytes = 0;       // that a process can have
   double gemm = 0;                // bf16 products, operations a second
   double gemm_fp8 = 0;            // products in FP8; 0: it has none
   double attention_forward = 0;   // causal pairs alone counted, long documents

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "common/plan/host_memory.h"
+#include "common/spec/batch.h"
 
 namespace sft::plan {
 namespace {
@@ -24,7 +25,6 @@ constexpr int64_t kMostTokens = 65536;
 constexpr int64_t kMostElements = int64_t{1} << 31;
 constexpr int64_t kLogitsBytes = int64_t{1} << 30;
 constexpr int64_t kLeastLogitsBytes = int64_t{64} << 20;
-constexpr int64_t kUnplannedRows = 4;
 constexpr double kGiga = 1e9;
 
 // Rows of a rank in a step.
@@ -278,11 +278,7 @@ spec::JobSpec WithBatch(spec::JobSpec job, const Choice& choice) {
 Choice UnplannedBatch(const spec::JobSpec& job) {
   Choice choice;
   const auto& h = job.hyperparameters;
-  choice.rows = h.per_device_batch;
-  if (choice.rows == 0) {
-    choice.rows = std::min(kUnplannedRows, RankRows(job));
-    while (RankRows(job) % choice.rows != 0) --choice.rows;
-  }
+  choice.rows = h.per_device_batch == 0 ? spec::UnplannedRows(RankRows(job)) : h.per_device_batch;
   choice.micro_batches = RankRows(job) / choice.rows;
   return choice;
 }

@@ -1,3 +1,5 @@
+#include "common/spec/batch.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -93,10 +95,8 @@ void ResolveThree(Draft* draft) {
 
 // The largest batch up to the default that divides what falls to one rank, and its accumulation.
 void DeriveBoth(Draft* draft) {
-  const int64_t share = draft->Int(kGlobal) / draft->Int(kCount);
-  int64_t batch = kDefaultDeviceBatch;
-  const bool whole = draft->Int(kGlobal) % draft->Int(kCount) == 0;
-  while (batch > 1 && (!whole || share % batch != 0)) --batch;
+  const int64_t global = draft->Int(kGlobal), count = draft->Int(kCount);
+  const int64_t batch = global % count == 0 ? UnplannedRows(global / count) : 1;
   draft->Derive(kDevice, batch, "global_batch / gpu_count");
   DeriveFactor(kSteps, kDevice, draft);
 }
@@ -128,6 +128,12 @@ void ResolveAuto(Draft* draft) {
 }
 
 }  // namespace
+
+int64_t UnplannedRows(int64_t rank_rows) {
+  int64_t rows = std::min(kDefaultDeviceBatch, rank_rows);
+  while (rank_rows % rows != 0) --rows;
+  return rows;
+}
 
 void ResolveBatch(Draft* draft) {
   if (draft->Faulty({kGlobal, kDevice, kSteps, kCount}) || !draft->Has(kCount)) return;

@@ -28,10 +28,12 @@ spec::JobSpec Full() {
 }
 
 PlanInput Input(const spec::JobSpec& job, double host_gigabytes) {
-  const GpuRates& gpu = *FindGpu(job.compute.gpu_type);
-  return {Qwen3Of8B(), job,
-          gpu,         AllocatorBytes(job, gpu.memory_bytes, /*opened=*/false),
-          0,           static_cast<int64_t>(host_gigabytes * 1e9)};
+  constexpr int64_t kH200Bytes = 150'700'000'000;
+  return {.shape = Qwen3Of8B(),
+          .job = job,
+          .gpu = *FindGpu(job.compute.gpu_type),
+          .memory_bytes = AllocatorBytes(job, kH200Bytes, /*opened=*/false),
+          .host_bytes = static_cast<int64_t>(host_gigabytes * 1e9)};
 }
 
 TEST(HostMemoryTest, MastersAndStatesLeaveTheGpu) {
