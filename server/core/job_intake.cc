@@ -249,14 +249,11 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) { return CheckFleet(db, resolution); }));
   const std::string& model = resolution.spec.job.model;
   if (!model.empty() && !IsFaulty(resolution, "job.model")) {
-    const std::optional<spec::Problem> problem = planner_.CheckModel(resolution.spec);
+    const std::optional<spec::Problem> problem =
+        planner_.CheckModel(resolution.spec, resolution.ok());
     if (problem.has_value() && !IsFaulty(resolution, problem->key)) {
       AddProblem(resolution, problem->key, problem->message);
     }
-  }
-  if (!resolution.ok()) return resolution;
-  if (const auto problem = planner_.CheckFits(resolution.spec); problem.has_value()) {
-    AddProblem(resolution, problem->key, problem->message);
   }
   return resolution;
 }

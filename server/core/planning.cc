@@ -127,7 +127,7 @@ absl::StatusOr<std::string> Planner::FindConfig(const spec::JobSpec& spec) {
   return config;
 }
 
-std::optional<spec::Problem> Planner::CheckModel(const spec::JobSpec& spec) {
+std::optional<spec::Problem> Planner::CheckModel(const spec::JobSpec& spec, bool complete) {
   const absl::StatusOr<std::string> config = FindConfig(spec);
   if (absl::IsNotFound(config.status()) || absl::IsInvalidArgument(config.status())) {
     return spec::Problem{"job.model", 0, std::string(Message(config.status()))};
@@ -139,7 +139,7 @@ std::optional<spec::Problem> Planner::CheckModel(const spec::JobSpec& spec) {
                          fmt::format("{}: {}", spec.job.model, Message(shape.status()))};
   }
   const absl::Status units = plan::MakeUnits(*shape, spec).status();
-  if (units.ok()) return std::nullopt;
+  if (units.ok()) return complete ? CheckFits(*shape, spec) : std::nullopt;
   std::string_view message = Message(units);
   constexpr std::string_view kTargets = "lora.target_modules";
   if (message.starts_with(kTargets)) message.remove_prefix(kTargets.size() + 2);
@@ -175,18 +175,16 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec) {
   return plan;
 }
 
-std::optional<spec::Problem> Planner::CheckFits(const spec::JobSpec& spec) {
+std::optional<spec::Problem> Planner::CheckFits(const plan::ModelShape& shape,
+                                                const spec::JobSpec& spec) {
   if (spec.compute.gpu_type == kCpuType) return std::nullopt;
   int64_t memory = 0;
   const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(memory, LargestGpu(db, spec));
     return absl::OkStatus();
   });
-  const absl::StatusOr<std::string> config = FindConfig(spec);
-  if (!read.ok() || memory == 0 || !config.ok()) return std::nullopt;
-  const absl::StatusOr<plan::ModelShape> shape = plan::ParseModelShape(*config);
-  if (!shape.ok()) return std::nullopt;
-  const absl::Status planned = plan::MakePlan(InputOf(*shape, spec, memory)).status();
+  if (!read.ok() || memory == 0) return std::nullopt;
+  const absl::Status planned = plan::MakePlan(InputOf(shape, spec, memory)).status();
   if (!absl::IsResourceExhausted(planned)) return std::nullopt;
   return spec::Problem{"compute.gpu_type", 0, std::string(Message(planned))};
 }

@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 
+#include "common/plan/model_shape.h"
 #include "common/spec/job_spec.h"
 #include "common/spec/resolve.h"
 #include "server/core/file_relay.h"
@@ -24,15 +25,14 @@ class Planner {
   v1::JobPlan Plan(const spec::JobSpec& spec);
 
   // What is wrong with the job's model, or with what the job asks of it, by its config.json on the
-  // nodes; nothing when no node could be asked. Waits for a node: never inside a transaction.
-  std::optional<spec::Problem> CheckModel(const spec::JobSpec& spec);
-
-  // What would make a job fit that cannot fit into any GPU of its type that the fleet has; nothing
-  // where the model or the memory is not known yet: its ranks look again. As CheckModel, of a job
-  // without problems.
-  std::optional<spec::Problem> CheckFits(const spec::JobSpec& spec);
+  // nodes; nothing when no node could be asked. Of a job that is `complete`, having no problems so
+  // far, also what would make it fit where it cannot fit into any GPU of its type that the fleet
+  // has; where the memory is not known yet its ranks look again. Waits for a node: never inside a
+  // transaction.
+  std::optional<spec::Problem> CheckModel(const spec::JobSpec& spec, bool complete);
 
  private:
+  std::optional<spec::Problem> CheckFits(const plan::ModelShape& shape, const spec::JobSpec& spec);
   // config.json of the job's model; for a folder that no node listed it is fetched from a node.
   // UNAVAILABLE when there is no node to ask; what the last node answered when none has it.
   absl::StatusOr<std::string> FindConfig(const spec::JobSpec& spec);
