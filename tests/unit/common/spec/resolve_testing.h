@@ -1,5 +1,8 @@
 #pragma once
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,6 +53,22 @@ inline std::string TextOf(const Resolution& resolution, std::string_view key) {
     if (value.key == key) return value.text;
   }
   return "(absent)";
+}
+
+// A file with one problem: `text` after what Minimal gives.
+struct WrongFile {
+  std::string_view name;
+  std::string text;
+  std::string_view key;
+  std::string_view says;
+};
+
+inline void ExpectOneProblem(const WrongFile& wrong) {
+  const Resolution r = ResolveText(Minimal(wrong.text));
+  ASSERT_EQ(r.problems.size(), 1u) << Describe(r.problems);
+  EXPECT_EQ(r.problems[0].key, wrong.key);
+  EXPECT_GT(r.problems[0].line, 0);
+  EXPECT_THAT(r.problems[0].message, ::testing::HasSubstr(std::string(wrong.says)));
 }
 
 }  // namespace sft::spec

@@ -86,44 +86,30 @@ TEST(ShardingOfOneGpuTest, AFileForSeveralRunsOnOneByAnOverride) {
   EXPECT_THAT(Describe(r.warnings), HasSubstr("fsdp = true (job.toml:8) has no effect"));
 }
 
-struct Wrong {
-  std::string_view name;
-  std::string text;
-  std::string_view key;
-  std::string_view says;
-};
+class ShardingProblemTest : public ::testing::TestWithParam<WrongFile> {};
 
-class ShardingProblemTest : public ::testing::TestWithParam<Wrong> {};
-
-TEST_P(ShardingProblemTest, IsOneProblemThatSaysWhatWouldBeRight) {
-  const Wrong& w = GetParam();
-  const Resolution r = ResolveText(Minimal(w.text));
-  ASSERT_EQ(r.problems.size(), 1u) << Describe(r.problems);
-  EXPECT_EQ(r.problems[0].key, w.key);
-  EXPECT_GT(r.problems[0].line, 0);
-  EXPECT_THAT(r.problems[0].message, HasSubstr(std::string(w.says)));
-}
+TEST_P(ShardingProblemTest, IsOneProblemThatSaysWhatWouldBeRight) { ExpectOneProblem(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, ShardingProblemTest,
     ::testing::Values(
-        Wrong{"Both",
-              "gpu_count = 2\n[hyperparameters.parallelism]\nfsdp = true\nuse_deepspeed = true",
-              "hyperparameters.parallelism.fsdp", "exclude each other"},
-        Wrong{"UnknownStrategy",
-              "gpu_count = 2\n[hyperparameters.parallelism]\n" + Strategy("half_shard"),
-              "hyperparameters.parallelism.fsdp_sharding_strategy", "\"shard_grad_op\""},
-        Wrong{"StageFour", "gpu_count = 2\n[hyperparameters.parallelism]\ndeepspeed_stage = 4",
-              "hyperparameters.parallelism.deepspeed_stage", "from 0 to 3"},
-        Wrong{"FsdpOnOneGpu", "[hyperparameters.parallelism]\nfsdp = true",
-              "hyperparameters.parallelism.fsdp", "but compute.gpu_count = 1"},
-        Wrong{"StageOnOneGpu", "[zero_optimization]\nstage = 3",
-              "hyperparameters.parallelism.deepspeed_stage", "or ask for more GPUs"},
-        Wrong{"HybridWithOneGpuANode",
-              "gpu_count = 2\nnodes = 2\n[hyperparameters.parallelism]\n" + kHybrid,
-              "hyperparameters.parallelism.fsdp_sharding_strategy", "use \"full_shard\""},
-        Wrong{"OneGpuOfSeveral", "gpu_count = 2\n[train]\nenable_distributed_training = false",
-              "train.enable_distributed_training", "gpu_count = 1 would agree"}),
+        WrongFile{"Both",
+                  "gpu_count = 2\n[hyperparameters.parallelism]\nfsdp = true\nuse_deepspeed = true",
+                  "hyperparameters.parallelism.fsdp", "exclude each other"},
+        WrongFile{"UnknownStrategy",
+                  "gpu_count = 2\n[hyperparameters.parallelism]\n" + Strategy("half_shard"),
+                  "hyperparameters.parallelism.fsdp_sharding_strategy", "\"shard_grad_op\""},
+        WrongFile{"StageFour", "gpu_count = 2\n[hyperparameters.parallelism]\ndeepspeed_stage = 4",
+                  "hyperparameters.parallelism.deepspeed_stage", "from 0 to 3"},
+        WrongFile{"FsdpOnOneGpu", "[hyperparameters.parallelism]\nfsdp = true",
+                  "hyperparameters.parallelism.fsdp", "but compute.gpu_count = 1"},
+        WrongFile{"StageOnOneGpu", "[zero_optimization]\nstage = 3",
+                  "hyperparameters.parallelism.deepspeed_stage", "or ask for more GPUs"},
+        WrongFile{"HybridWithOneGpuANode",
+                  "gpu_count = 2\nnodes = 2\n[hyperparameters.parallelism]\n" + kHybrid,
+                  "hyperparameters.parallelism.fsdp_sharding_strategy", "use \"full_shard\""},
+        WrongFile{"OneGpuOfSeveral", "gpu_count = 2\n[train]\nenable_distributed_training = false",
+                  "train.enable_distributed_training", "gpu_count = 1 would agree"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
