@@ -1,11 +1,20 @@
 #include "tests/unit/worker/engine/dist/run_ranks.h"
 
+#include <cstdlib>
 #include <exception>
 #include <future>
 #include <thread>
 #include <vector>
 
 namespace sft::engine {
+
+namespace {
+
+// torch notes every collective of a process in one record that it does not lock as it grows: fine
+// where a process is one rank, a crash where ranks are threads. Read once, by the first collective.
+[[maybe_unused]] const int no_record = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+
+}  // namespace
 
 void RunRanks(int world, const std::function<void(Communicator&)>& body,
               std::chrono::milliseconds timeout) {
