@@ -25,8 +25,9 @@ namespace {
 constexpr size_t kMaxLineBytes = 1 << 20;
 
 // The `event` member, in the order of EventBody's alternatives.
-constexpr const char* kNames[] = {"progress",    "prepared", "ready", "step", "eval",
-                                  "consistency", "artifact", "fatal", "plan"};
+constexpr const char* kNames[] = {"progress", "prepared",    "ready",    "step",
+                                  "eval",     "consistency", "artifact", "fatal",
+                                  "plan",     "checkpoint",  "resumed"};
 static_assert(std::size(kNames) == std::variant_size_v<EventBody>);
 
 template <typename V>
@@ -119,6 +120,26 @@ void Fields(V& v, PlanEvent& e) {
   v.Object("outside_bytes", e.outside_bytes);
   v("predicted_tokens_per_second", e.predicted_tokens_per_second);
   v("measured_tokens_per_second", e.measured_tokens_per_second);
+}
+
+template <typename V>
+void Fields(V& v, CheckpointEvent& e) {
+  v("step", e.step);
+  v("path", e.path);
+  v("bytes", e.bytes);
+  v("reason", e.reason);
+  v("seconds", e.seconds);
+  v("stall_seconds", e.stall_seconds);
+  v("metric", e.metric);
+  v("has_metric", e.has_metric);
+  v("best", e.best);
+}
+
+template <typename V>
+void Fields(V& v, ResumedEvent& e) {
+  v("step", e.step);
+  v("path", e.path);
+  v("changes", e.changes);
 }
 
 // The default-made alternative of that index.

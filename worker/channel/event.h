@@ -99,6 +99,27 @@ struct ArtifactEvent {
   int64_t bytes = 0;
 };
 
+// A checkpoint lies complete and durable on this node: `path` holds the files of this node's ranks,
+// on rank 0's node the manifest too. Of the first rank of each node.
+struct CheckpointEvent {
+  int64_t step = 0;
+  std::string path;
+  int64_t bytes = 0;         // on this node
+  std::string reason;        // "steps", "epoch", "time", "asked", "best", "stopping"
+  double seconds = 0;        // from the step's end until it was durable
+  double stall_seconds = 0;  // of them the training stood still
+  double metric = 0;         // metric_for_best_model at that step, when has_metric
+  bool has_metric = false;
+  bool best = false;  // the best so far
+};
+
+// The rank goes on from a checkpoint.
+struct ResumedEvent {
+  int64_t step = 0;  // steps that are done
+  std::string path;
+  std::vector<std::string> changes;  // differences that were accepted
+};
+
 // The rank ends and says why. domain: "user", "infrastructure", "internal".
 struct FatalEvent {
   std::string domain;
@@ -107,8 +128,9 @@ struct FatalEvent {
   std::string advice;   // what to do
 };
 
-using EventBody = std::variant<ProgressEvent, PreparedEvent, ReadyEvent, StepEvent, EvalEvent,
-                               ConsistencyEvent, ArtifactEvent, FatalEvent, PlanEvent>;
+using EventBody =
+    std::variant<ProgressEvent, PreparedEvent, ReadyEvent, StepEvent, EvalEvent, ConsistencyEvent,
+                 ArtifactEvent, FatalEvent, PlanEvent, CheckpointEvent, ResumedEvent>;
 
 // What a line holds.
 struct Event {

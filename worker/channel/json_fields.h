@@ -27,8 +27,7 @@ class FieldWriter {
   void operator()(std::string_view key, const std::vector<std::string>& value);
   void operator()(std::string_view key, const std::map<std::string, std::string>& value);
   template <std::integral T>
-    requires(!std::same_as<T, bool>)
-  void operator()(std::string_view key, T value) {
+  requires(!std::same_as<T, bool>) void operator()(std::string_view key, T value) {
     Raw(key, std::to_string(value));
   }
   template <typename Record>
@@ -69,8 +68,7 @@ class FieldReader {
   void operator()(const char* key, std::vector<std::string>& value);
   void operator()(const char* key, std::map<std::string, std::string>& value);
   template <std::integral T>
-    requires(!std::same_as<T, bool>)
-  void operator()(const char* key, T& value) {
+  requires(!std::same_as<T, bool>) void operator()(const char* key, T& value) {
     const nlohmann::json* member = Find(key);
     if (member == nullptr) return;
     if (member->is_number_unsigned()) {

@@ -34,16 +34,22 @@ struct RankLaunch {
   std::string rendezvous;  // "host:port" of rank 0's store; rank 0 listens there
   std::string device;      // "cpu" or "cuda"; local rank k uses cuda:k of what it can see
   int threads_per_rank = 1;
-  std::string model_dir;       // Hugging Face directory on this node
-  std::string model_name;      // what the job called it, for the adapter's configuration
-  std::string train_file;      // data set on this node
-  std::string val_file;        // empty: no validation rows
-  std::string train_name;      // what the submitter calls them, for messages; empty: no other name
+  std::string model_dir;   // Hugging Face directory on this node
+  std::string model_name;  // what the job called it, for the adapter's configuration
+  std::string train_file;  // data set on this node
+  std::string val_file;    // empty: no validation rows
+  std::string train_name;  // what the submitter calls them, for messages; empty: no other name
   std::string val_name;
-  std::string cache_dir;       // prepared data sets, keyed by content
-  std::string attempt_dir;     // event files are here
-  std::string output_dir;      // the artifact is written here: adapter, or full model
+  std::string cache_dir;    // prepared data sets, keyed by content
+  std::string attempt_dir;  // event files are here
+  std::string output_dir;   // the artifact is written here: adapter, or full model
   std::string job_id;
+  // Checkpoints of the job on this node, a folder each: step-<n>; empty: none are written.
+  std::string checkpoint_dir;
+  // A checkpoint, all of whose files are there, to go on from; empty: begin at step 0.
+  std::string resume_dir;
+  // Goes on although the checkpoint is of another job file, data set or engine, where it can.
+  bool resume_changed = false;
 };
 
 // How the shim starts the processes of one attempt on this node.
@@ -60,8 +66,8 @@ struct ShimLaunch {
   std::string socket_path;  // control socket (below); short: Unix paths end at 107 bytes
   Process prepare;          // run to its end before the ranks; empty argv: none
   std::vector<Process> ranks;
-  double grace_seconds = 10;    // SIGTERM to SIGKILL
-  double fencing_seconds = 0;   // 0: never; else the ranks end when no `renew` came for so long
+  double grace_seconds = 10;   // SIGTERM to SIGKILL
+  double fencing_seconds = 0;  // 0: never; else the ranks end when no `renew` came for so long
 };
 
 // State of an attempt on a node, as its shim writes it. Terminal when state is "exited".
@@ -79,7 +85,7 @@ struct ShimStatus {
   int64_t epoch = 0;
   int64_t shim_pid = 0;
   uint64_t shim_start_ticks = 0;  // field 22 of /proc/<pid>/stat: tells a reused pid apart
-  std::string state;   // "preparing", "running", "stopping", "exited"
+  std::string state;              // "preparing", "running", "stopping", "exited"
   std::string reason;  // why it stops or did not start: "stop requested", "rank 1 failed", ...
   std::string cause;   // of stopping: "command", "failure" of a process, "fencing"; else empty
   std::vector<Process> processes;

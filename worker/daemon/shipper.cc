@@ -81,6 +81,8 @@ struct BodyToProto {
   }
   void operator()(const channel::ConsistencyEvent&) const { SetNote("consistency", line, out); }
   void operator()(const channel::PlanEvent&) const { SetNote("plan", line, out); }
+  void operator()(const channel::CheckpointEvent&) const { SetNote("checkpoint", line, out); }
+  void operator()(const channel::ResumedEvent&) const { SetNote("resumed", line, out); }
   // The server hears of these otherwise: as a registered artifact and in the verdict.
   void operator()(const channel::ArtifactEvent&) const {}
   void operator()(const channel::FatalEvent&) const {}

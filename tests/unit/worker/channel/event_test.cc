@@ -76,6 +76,11 @@ TEST(EventTest, EveryKindOfEventComesBack) {
   EXPECT_EQ(RoundTrip(EvalEvent{.step = 5, .loss = 1.25}).loss, 1.25);
   EXPECT_TRUE(RoundTrip(ConsistencyEvent{1, "aa", "bb", true}).consistent);
   EXPECT_EQ(RoundTrip(ArtifactEvent{"adapter", "/a b/output", 9}).path, "/a b/output");
+  const CheckpointEvent saved = RoundTrip(CheckpointEvent{
+      .step = 500, .path = "/c/step-500", .reason = "time", .metric = 1.5, .has_metric = true});
+  EXPECT_EQ(saved.path, "/c/step-500");
+  EXPECT_EQ(saved.metric, 1.5);
+  EXPECT_EQ(RoundTrip(ResumedEvent{500, "/c/step-500", {"data"}}).changes.size(), 1u);
   EXPECT_EQ(RoundTrip(FatalEvent{"user", "nan_loss", "line 3:\n\"x\"", "try"}).message,
             "line 3:\n\"x\"");
 }

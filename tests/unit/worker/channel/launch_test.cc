@@ -58,6 +58,9 @@ TEST(LaunchTest, ARankLaunchComesBackWithEveryMember) {
   launch.val_file = "/v";
   launch.cache_dir = "/c";
   launch.attempt_dir = "/a";
+  launch.checkpoint_dir = "/k";
+  launch.resume_dir = "/k/step-500";
+  launch.resume_changed = true;
   launch.output_dir = "/o";
   launch.job_id = "j-1";
   launch.train_name = "mine/rows.jsonl";
@@ -71,6 +74,8 @@ TEST(LaunchTest, ARankLaunchComesBackWithEveryMember) {
   EXPECT_EQ(back->first_rank, 4);
   EXPECT_EQ(back->threads_per_rank, 3);
   EXPECT_EQ(back->job_id, "j-1");
+  EXPECT_EQ(back->resume_dir, "/k/step-500");
+  EXPECT_TRUE(back->resume_changed);
 }
 
 TEST(LaunchTest, AShimStatusComesBackWithEveryMember) {
