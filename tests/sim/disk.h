@@ -29,6 +29,7 @@ class Disk {
   void LosePower(Chance& chance, bool keep_none);
   // Writes that need room fail from now on.
   void SetFull(bool full) { full_ = full; }
+  bool full() const { return full_; }
   // A fault of the disk, to show that it is noticed: a sync does nothing.
   void SetLying(bool lying) { lying_ = lying; }
 

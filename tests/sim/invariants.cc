@@ -79,7 +79,7 @@ absl::Status Checker::Load(Database& db) {
                  });
 }
 
-void Checker::CheckJobs(const std::map<std::string, Job>& before, Nanos now) {
+void Checker::CheckJobs(const std::map<std::string, Job>& before, Nanos now, bool able) {
   for (auto& [id, job] : jobs_) {
     const auto old = before.find(id);
     if (old != before.end()) {
@@ -100,7 +100,7 @@ void Checker::CheckJobs(const std::map<std::string, Job>& before, Nanos now) {
     if (job.live > 1) {
       Violate(Invariant::kOneLiveAttemptPerJob, fmt::format("{} has {} attempts", id, job.live));
     }
-    if (job.state != JobState::kPending || !job.reason.empty()) {
+    if (!able || job.state != JobState::kPending || !job.reason.empty()) {
       job.silent_since = Nanos(-1);
     } else if (job.silent_since < Nanos(0)) {
       job.silent_since = now;
@@ -184,7 +184,8 @@ std::vector<Violation> Checker::CheckMachines(
 }
 
 std::vector<Violation> Checker::Check(server::Store& store,
-                                      const std::map<std::string, Machine*>& machines, Nanos now) {
+                                      const std::map<std::string, Machine*>& machines, Nanos now,
+                                      bool able) {
   std::map<std::string, Job> before;
   before.swap(jobs_);
   const absl::Status read = store.Read([&](Database& db) { return Load(db); });
@@ -192,7 +193,7 @@ std::vector<Violation> Checker::Check(server::Store& store,
     jobs_.swap(before);
     Violate(Invariant::kSubmitsSurvive, "the database cannot be read: " + read.ToString());
   } else {
-    CheckJobs(before, now);
+    CheckJobs(before, now, able);
     CheckHeld(machines);
   }
   for (Violation& each : CheckMachines(machines)) found_.push_back(std::move(each));

@@ -39,9 +39,11 @@ class Checker {
  public:
   void Acknowledged(const std::string& request_id, const std::string& job);
 
-  // Every event. `machines` by node. Empty: all held.
+  // Every event. `machines` by node. `able`: the server can write down what it finds. Empty: all
+  // held.
   std::vector<Violation> Check(server::Store& store,
-                               const std::map<std::string, Machine*>& machines, Nanos now);
+                               const std::map<std::string, Machine*>& machines, Nanos now,
+                               bool able);
   // Alone, without the database: while the server is down.
   std::vector<Violation> CheckMachines(const std::map<std::string, Machine*>& machines) const;
   // When everything has been quiet and whole for long enough.
@@ -62,7 +64,7 @@ class Checker {
     Nanos silent_since{-1};          // PENDING without a reason
   };
   absl::Status Load(server::Database& db);
-  void CheckJobs(const std::map<std::string, Job>& before, Nanos now);
+  void CheckJobs(const std::map<std::string, Job>& before, Nanos now, bool able);
   void CheckHeld(const std::map<std::string, Machine*>& machines);
   void Violate(Invariant invariant, std::string what) {
     found_.push_back({invariant, std::move(what)});
