@@ -73,7 +73,7 @@ absl::Status Attempt::WriteLaunchFiles(const std::string& rendezvous) {
 
 void Attempt::Launch(const std::string& rendezvous) {
   absl::Status started = WriteLaunchFiles(rendezvous);
-  if (started.ok()) started = StartShim(services_.setup.shim_binary, dir_ + "/shim.json");
+  if (started.ok()) started = services_.shims.Start(dir_ + "/shim.json");
   if (!started.ok()) {
     v1::Verdict verdict = MakeStartVerdict(started, services_.setup.node);
     verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
@@ -94,11 +94,11 @@ void Attempt::Watch(bool server_alive) {
   absl::StatusOr<channel::ShimStatus> status = ReadShimStatus();
   if (absl::IsNotFound(status.status())) {
     // The worker died between its record and the shim's start; the shim's lock keeps a second out.
-    const absl::Status started = StartShim(services_.setup.shim_binary, dir_ + "/shim.json");
+    const absl::Status started = services_.shims.Start(dir_ + "/shim.json");
     if (!started.ok()) ProcessesGone(MakeStartVerdict(started, services_.setup.node));
     return;
   }
-  if (status.ok() && status->state != "exited" && !ShimAlive(*status)) {
+  if (status.ok() && status->state != "exited" && !services_.shims.Alive(*status)) {
     status = ReadShimStatus();  // it may have ended between the two looks
     if (status.ok() && status->state != "exited") {
       return ProcessesGone(SimpleVerdict(
@@ -127,9 +127,10 @@ void Attempt::Watch(bool server_alive) {
       // Only the server's word stops ranks; an interrupted worker leaves them running.
       if (intent_ == v1::DesiredAttempt::RUN) return;
     }
-    stop_sent_ = AskShim(socket_path, {"stop", reason.empty() ? "stop requested" : reason}).ok();
+    stop_sent_ =
+        services_.shims.Ask(socket_path, {"stop", reason.empty() ? "stop requested" : reason}).ok();
   } else if (server_alive && services_.clock.Mono() - renewed_at_ >= kRenewInterval) {
-    if (AskShim(socket_path, {"renew", ""}).ok()) renewed_at_ = services_.clock.Mono();
+    if (services_.shims.Ask(socket_path, {"renew", ""}).ok()) renewed_at_ = services_.clock.Mono();
   }
   if (shim_.state == "preparing") Enter(v1::AttemptStatus::PREPARING);
   if (shim_.state == "running") Enter(v1::AttemptStatus::RUNNING);
