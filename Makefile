@@ -2,12 +2,13 @@
 BUILD := build/release
 JOBS := $(shell nproc)
 
-.PHONY: demo build test lint parity bundle bench clean
+.PHONY: demo build test test-sim lint parity bundle bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     watch a small model being fine-tuned: installs, builds, trains, asks it questions"
 	@echo "make test     build everything and run every test that this machine can run"
+	@echo "make test-sim 10,000 simulations of a server, three nodes, networks and disks that break"
 	@echo "make lint     clang with thread-safety analysis, and the rules of the tree"
 	@echo "make parity   make the reference series anew and compare the engine with them"
 	@echo "make bench    training on the CPU against a threshold; GPUs: docs/benchmarks"
@@ -26,6 +27,9 @@ test: build
 	deploy/bootstrap --demo
 	deploy/demo/make_model.sh
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS)
+
+test-sim: build
+	$(BUILD)/bin/sft-sim --seeds 10000 --jobs $(JOBS)
 
 lint:
 	deploy/bootstrap --lint

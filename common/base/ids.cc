@@ -1,21 +1,13 @@
 #include "common/base/ids.h"
 
-#include <array>
-#include <cstdint>
-#include <random>
-
 #include <fmt/format.h>
 
+#include <array>
+#include <cstdint>
+
+#include "common/base/random.h"
+
 namespace sft {
-namespace {
-
-// std::random_device reads the kernel's generator in libstdc++.
-uint32_t RandomWord() {
-  static thread_local std::random_device device;
-  return device();
-}
-
-}  // namespace
 
 std::string RandomId(std::string_view prefix, int length) {
   static constexpr std::string_view kAlphabet = "abcdefghjkmnpqrstuvwxyz023456789";  // 32 letters

@@ -18,7 +18,9 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(Options options) {
 }
 
 Store::Store(Options options, std::unique_ptr<Database> db)
-    : options_(std::move(options)), db_(std::move(db)), thread_([this] { Loop(); }) {}
+    : options_(std::move(options)), db_(std::move(db)) {
+  if (options_.own_thread) thread_ = std::thread([this] { Loop(); });
+}
 
 Store::~Store() {
   {
@@ -26,7 +28,7 @@ Store::~Store() {
     closing_ = true;
   }
   work_.NotifyAll();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 int64_t Store::commits() const {
@@ -36,6 +38,10 @@ int64_t Store::commits() const {
 
 absl::Status Store::Run(const Function& function, bool is_write) {
   Task task{&function, is_write, absl::OkStatus()};
+  if (!options_.own_thread) {
+    RunGroup({&task});
+    return task.status;
+  }
   MutexLock lock(mutex_);
   if (closing_) return Unavailable("the server is stopping");
   if (static_cast<int>(queue_.size()) >= options_.max_queue) {

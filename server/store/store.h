@@ -24,6 +24,8 @@ class Store {
     int max_queue = 4096;
     // Writes in one commit.
     int max_group = 64;
+    // Off in a simulation: functions run at once in the caller's thread, of which there is one.
+    bool own_thread = true;
   };
   // Must not call the store again, wait, or do other I/O: it holds the one connection.
   using Function = std::function<absl::Status(Database&)>;

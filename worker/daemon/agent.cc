@@ -24,15 +24,13 @@ bool IsFolderName(const std::string& uid) {
 }  // namespace
 
 Agent::Agent(Options options, const NodeSetup& setup, Stager& stager, Inventory& inventory,
-             ServerApi& server, Clock& clock,
+             ServerApi& server, ShimHost& shims, Clock& clock,
              std::function<absl::StatusOr<std::string>()> torch_lib_dir)
-    : options_(options), setup_(setup), services_{setup,
-                                                  stager,
-                                                  inventory,
-                                                  server,
-                                                  clock,
-                                                  std::move(torch_lib_dir),
-                                                  [this] { NotifyChange(); }} {}
+    : options_(options),
+      setup_(setup),
+      services_{setup, stager, inventory, server, shims, clock, std::move(torch_lib_dir), [this] {
+                  NotifyChange();
+                }} {}
 
 Agent::~Agent() {
   std::map<std::string, Entry> attempts;

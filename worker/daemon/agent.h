@@ -26,7 +26,7 @@ class Agent {
   };
   // The references are borrowed.
   Agent(Options options, const NodeSetup& setup, Stager& stager, Inventory& inventory,
-        ServerApi& server, Clock& clock,
+        ServerApi& server, ShimHost& shims, Clock& clock,
         std::function<absl::StatusOr<std::string>()> torch_lib_dir);
   ~Agent();
 

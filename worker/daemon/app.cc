@@ -220,7 +220,8 @@ absl::Status RunWorker(const Options& options) {
         if (!found.ok()) spdlog::error("{}", Message(found.status()));
         return found;
       }).share();
-  Agent agent({}, setup, stager, inventory, *server, clock, [torch] { return torch.get(); });
+  ShimProcesses shims(setup.shim_binary);
+  Agent agent({}, setup, stager, inventory, *server, shims, clock, [torch] { return torch.get(); });
   agent.SetModels(ListModels(setup));
   SFT_RETURN_IF_ERROR(agent.Load());
 

@@ -15,6 +15,7 @@
 #include "worker/daemon/port_lease.h"
 #include "worker/daemon/server_api.h"
 #include "worker/daemon/setup.h"
+#include "worker/daemon/shim_client.h"
 #include "worker/daemon/shipper.h"
 #include "worker/daemon/staging.h"
 
@@ -26,6 +27,7 @@ struct AttemptServices {
   Stager& stager;
   Inventory& inventory;
   ServerApi& server;
+  ShimHost& shims;
   Clock& clock;
   // LD_LIBRARY_PATH of ranks, or why none can start; may wait for the search at the worker's start.
   std::function<absl::StatusOr<std::string>()> torch_lib_dir;

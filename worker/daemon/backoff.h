@@ -5,6 +5,7 @@
 #include <random>
 
 #include "common/base/clock.h"
+#include "common/base/random.h"
 
 namespace sft::worker {
 
@@ -13,7 +14,7 @@ namespace sft::worker {
 class Backoff {
  public:
   Backoff(Nanos first, Nanos max)
-      : first_(first), max_(max), next_(first), random_(std::random_device{}()) {}
+      : first_(first), max_(max), next_(first), random_(RandomWord()) {}
 
   Nanos Next() {
     const double share = std::uniform_real_distribution<double>(0.5, 1.0)(random_);

@@ -22,16 +22,16 @@ constexpr size_t kMaxAnswerBytes = 1 << 20;
 
 }  // namespace
 
-absl::Status StartShim(const std::string& shim_binary, const std::string& shim_json) {
+absl::Status ShimProcesses::Start(const std::string& shim_json) {
   SFT_ASSIGN_OR_RETURN(const ChildResult result,
-                       RunChild({shim_binary, "--launch", shim_json}, {}, kStartDeadline));
+                       RunChild({shim_binary_, "--launch", shim_json}, {}, kStartDeadline));
   if (result.ok()) return absl::OkStatus();
-  return Unavailable(fmt::format("{} ended with exit code {}, signal {}: {}", shim_binary,
+  return Unavailable(fmt::format("{} ended with exit code {}, signal {}: {}", shim_binary_,
                                  result.exit_code, result.signal, result.output));
 }
 
-absl::StatusOr<channel::Answer> AskShim(const std::string& socket_path,
-                                        const channel::Command& command) {
+absl::StatusOr<channel::Answer> ShimProcesses::Ask(const std::string& socket_path,
+                                                   const channel::Command& command) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (socket_path.size() >= sizeof(address.sun_path))
@@ -59,7 +59,7 @@ absl::StatusOr<channel::Answer> AskShim(const std::string& socket_path,
   return channel::ParseAnswer(std::string_view(answer).substr(0, answer.find('\n')));
 }
 
-bool ShimAlive(const channel::ShimStatus& status) {
+bool ShimProcesses::Alive(const channel::ShimStatus& status) {
   const auto stat = io::ReadProcessStat(status.shim_pid);
   return stat && stat->state != 'Z' && stat->state != 'X' &&
          stat->start_ticks == status.shim_start_ticks;

@@ -7,16 +7,32 @@
 
 namespace sft::worker {
 
-// Starts sft-shim, which detaches itself; returns when its control socket answers. The error is
-// what the shim said.
-absl::Status StartShim(const std::string& shim_binary, const std::string& shim_json);
+// The shims of a node, as an attempt works with them. Thread-safe.
+class ShimHost {
+ public:
+  virtual ~ShimHost() = default;
+  // Starts a shim, which detaches itself; returns when its control socket answers. The error is
+  // what the shim said.
+  virtual absl::Status Start(const std::string& shim_json) = 0;
+  // Sends one command; a bounded wait. UNAVAILABLE when no shim answers.
+  virtual absl::StatusOr<channel::Answer> Ask(const std::string& socket_path,
+                                              const channel::Command& command) = 0;
+  // Whether the shim that wrote this status still runs: its process is there and is not a later one
+  // that got its number.
+  virtual bool Alive(const channel::ShimStatus& status) = 0;
+};
 
-// Sends one command; a bounded wait. UNAVAILABLE when no shim answers.
-absl::StatusOr<channel::Answer> AskShim(const std::string& socket_path,
-                                        const channel::Command& command);
+// Processes of sft-shim.
+class ShimProcesses : public ShimHost {
+ public:
+  explicit ShimProcesses(std::string shim_binary) : shim_binary_(std::move(shim_binary)) {}
+  absl::Status Start(const std::string& shim_json) override;
+  absl::StatusOr<channel::Answer> Ask(const std::string& socket_path,
+                                      const channel::Command& command) override;
+  bool Alive(const channel::ShimStatus& status) override;
 
-// Whether the shim that wrote this status still runs: its process is there and is not a later one
-// that got its number.
-bool ShimAlive(const channel::ShimStatus& status);
+ private:
+  const std::string shim_binary_;
+};
 
 }  // namespace sft::worker

@@ -4,7 +4,10 @@
 
 #include <regex>
 #include <set>
+#include <thread>
 #include <type_traits>
+
+#include "common/base/random.h"
 
 namespace sft {
 namespace {
@@ -35,6 +38,20 @@ TEST(StrongIdTest, KindsDoNotMix) {
   EXPECT_EQ(JobId("a"), JobId("a"));
   EXPECT_LT(JobId("a"), JobId("b"));
   EXPECT_TRUE(JobId().empty());
+}
+
+TEST(RandomTest, ASeedRepeatsTheWordsAndTheIdsOfAThread) {
+  std::string first, second, other;
+  std::thread([&] {
+    SeedRandom(7);
+    first = RandomId("job") + RandomUuid();
+    SeedRandom(7);
+    second = RandomId("job") + RandomUuid();
+    SeedRandom(8);
+    other = RandomId("job") + RandomUuid();
+  }).join();
+  EXPECT_EQ(first, second);
+  EXPECT_NE(first, other);
 }
 
 }  // namespace

@@ -38,8 +38,9 @@ class AgentTest : public TestNode {
     inventory_ = std::make_unique<Inventory>(
         [this] { return gpus_; }, gpus_.empty() ? SimulatedGpus{"H100", 4} : SimulatedGpus{}, 0,
         clock_);
-    agent_ = std::make_unique<Agent>(Agent::Options{.io_threads = false}, setup_, stager_,
-                                     *inventory_, server_, clock_, [this] { return torch_; });
+    agent_ =
+        std::make_unique<Agent>(Agent::Options{.io_threads = false}, setup_, stager_, *inventory_,
+                                server_, shims_, clock_, [this] { return torch_; });
     ASSERT_TRUE(agent_->Load().ok());
   }
 
@@ -102,6 +103,7 @@ class AgentTest : public TestNode {
   FakeClock clock_;
   FakeServer server_;
   Stager stager_{setup_, server_};
+  ShimProcesses shims_{SFT_BINARY_DIR "/bin/sft-shim"};
   std::unique_ptr<Inventory> inventory_;
   std::vector<GpuReading> gpus_;  // empty: pretended ones
   absl::StatusOr<std::string> torch_ = std::string();
@@ -356,7 +358,7 @@ TEST_F(AgentTest, AnIdThatIsAPathIsIgnored) {
 TEST_F(AgentTest, ARecordThatCannotBeReadStopsTheStartInsteadOfForgettingRanks) {
   Write(setup_.data_dir + "/attempts/a-9/attempt.json", "{\"attempt_uid\":\"a-9\"}");
   agent_ = std::make_unique<Agent>(Agent::Options{.io_threads = false}, setup_, stager_,
-                                   *inventory_, server_, clock_, [this] { return torch_; });
+                                   *inventory_, server_, shims_, clock_, [this] { return torch_; });
   EXPECT_TRUE(absl::IsInvalidArgument(agent_->Load()));
 }
 

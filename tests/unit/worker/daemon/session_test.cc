@@ -103,7 +103,8 @@ class SessionTest : public TestNode {
   FakeServer calls_;
   Stager stager_{setup_, calls_};
   Inventory inventory_{[] { return std::vector<GpuReading>(); }, {}, 1, clock_};
-  Agent agent_{{.io_threads = false}, setup_, stager_, inventory_, calls_, clock_, [] {
+  ShimProcesses shims_{SFT_BINARY_DIR "/bin/sft-shim"};
+  Agent agent_{{.io_threads = false}, setup_, stager_, inventory_, calls_, shims_, clock_, [] {
                  return absl::StatusOr<std::string>("");
                }};
   StreamServer service_;

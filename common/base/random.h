@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cstdint>
+
+namespace sft {
+
+// 32 random bits, from the kernel's generator. The only source of chance in the service.
+uint32_t RandomWord();
+
+// From now on this thread's words follow from `seed`: a simulation can be repeated.
+void SeedRandom(uint64_t seed);
+
+}  // namespace sft

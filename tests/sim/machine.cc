@@ -1,0 +1,431 @@
+#include "tests/sim/machine.h"
+
+#include <fmt/format.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "common/io/file.h"
+#include "common/spec/job_json.h"
+
+namespace sft::sim {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr seconds kWatch{1};
+// How long ranks wait for one of the gang that is gone.
+constexpr seconds kCollectivePatience{20};
+constexpr int64_t kGpuBytes = 80'000'000'000;
+constexpr int64_t kRankBytes = 40'000'000'000;
+
+Nanos Seconds(double value) {
+  return std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(value));
+}
+
+void Append(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::app | std::ios::binary) << bytes;
+}
+
+// "GPU-node-a-3" → 3.
+std::vector<int> GpusOf(const std::string& uuids) {
+  std::vector<int> gpus;
+  for (size_t at = 0; at < uuids.size();) {
+    const size_t end = std::min(uuids.find(',', at), uuids.size());
+    const std::string uuid = uuids.substr(at, end - at);
+    gpus.push_back(std::stoi(uuid.substr(uuid.rfind('-') + 1)));
+    at = end + 1;
+  }
+  return gpus;
+}
+
+double LossAt(int64_t step) { return 10.0 / static_cast<double>(1 + step); }
+
+}  // namespace
+
+Machine::Machine(EventQueue& events, Chance& chance, Cluster& cluster, std::string name, int gpus)
+    : events_(events), chance_(chance), cluster_(cluster), name_(std::move(name)), gpus_(gpus) {}
+
+void Machine::Later(const ShimPtr& shim, Nanos delay, void (Machine::*what)(Shim&)) {
+  events_.After(delay, [this, weak = std::weak_ptr<Shim>(shim), what] {
+    const ShimPtr held = weak.lock();
+    if (held != nullptr && !held->dead && held->status.state != "exited") (this->*what)(*held);
+  });
+}
+
+absl::Status Machine::Start(const std::string& shim_json) {
+  SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(shim_json));
+  auto shim = std::make_shared<Shim>();
+  SFT_ASSIGN_OR_RETURN(shim->launch, channel::ParseShimLaunch(text));
+  const std::string& dir = shim->launch.attempt_dir;
+  SFT_ASSIGN_OR_RETURN(const std::string launch, io::ReadFile(dir + "/launch.json"));
+  SFT_ASSIGN_OR_RETURN(shim->ranks_launch, channel::ParseRankLaunch(launch));
+  const std::string& uid = shim->launch.attempt_uid;
+  const auto former = shims_.find(uid);
+  if (former != shims_.end() && (!former->second->dead || io::Exists(dir + "/status.json"))) {
+    return Unavailable("a shim of this attempt has been started already");
+  }
+  std::shared_ptr<Gang>& gang = cluster_.gangs[uid];
+  if (gang == nullptr) gang = std::make_shared<Gang>();
+  shim->gang = gang;
+  shim->status.attempt_uid = uid;
+  shim->status.epoch = shim->launch.epoch;
+  shim->status.shim_pid = ++next_pid_;
+  shim->status.shim_start_ticks = static_cast<uint64_t>(events_.now().count());
+  shim->status.state = "preparing";
+  shim->status.processes.push_back({.name = "prepare", .pid = ++next_pid_});
+  shim->fence_at = events_.now() + Seconds(shim->launch.fencing_seconds);
+  shims_[uid] = shim;
+  WriteStatus(*shim);
+  Log(*shim, "prepare", "preparing\n");
+  Later(shim, chance_.Between(milliseconds(200), seconds(5)), &Machine::EndPrepare);
+  Later(shim, kWatch, &Machine::Watch);
+  return absl::OkStatus();
+}
+
+void Machine::EndPrepare(Shim& shim) {
+  if (shim.status.state != "preparing") return;
+  shim.status.processes[0].exited = true;
+  shim.status.processes[0].order = ++shim.ended;
+  shim.status.state = "running";
+  for (const auto& process : shim.launch.ranks) {
+    Rank rank{.number = process.rank, .gpus = {}, .alive = true};
+    // One process a GPU, in the order of the list.
+    const std::vector<int> gpus = GpusOf(process.env.at("CUDA_VISIBLE_DEVICES"));
+    rank.gpus = {gpus.at(static_cast<size_t>(process.rank - shim.ranks_launch.first_rank))};
+    rank.index = shim.status.processes.size();
+    shim.status.processes.push_back(
+        {.name = process.name, .rank = process.rank, .pid = ++next_pid_});
+    shim.ranks.push_back(rank);
+    shim.gang->running.insert(rank.number);
+    Log(shim, process.name, fmt::format("rank {} starts\n", rank.number));
+  }
+  shim.joined_at = events_.now();
+  shim.step = FirstStep(shim);
+  shim.gang->step = std::max(shim.gang->step, shim.step);
+  cluster_.started_at[shim.launch.attempt_uid] = shim.step;
+  WriteStatus(shim);
+  Event(shim, shim.launch.ranks[0].name,
+        channel::ReadyEvent{.rank = shim.ranks[0].number,
+                            .world = shim.ranks_launch.world_size,
+                            .total_steps = cluster_.scripts[shim.ranks_launch.job_id].steps});
+  Later(shims_[shim.launch.attempt_uid], milliseconds(500), &Machine::Step);
+}
+
+// The step that the checkpoint has; each shard of it must be there.
+int64_t Machine::FirstStep(const Shim& shim) {
+  const std::string& dir = shim.ranks_launch.resume_dir;
+  if (dir.empty()) return 0;
+  const absl::StatusOr<std::string> manifest = io::ReadFile(dir + "/manifest.json");
+  int64_t step = 0;
+  int world = 0;
+  if (!manifest.ok() || std::sscanf(manifest->c_str(), "%ld %d", &step, &world) != 2) {
+    cluster_.faults.push_back(fmt::format("{} resumes from {}, which is none", name_, dir));
+    return 0;
+  }
+  for (int rank = 0; rank < world; ++rank) {
+    const absl::StatusOr<std::string> shard =
+        io::ReadFile(fmt::format("{}/shard-{}-of-{}", dir, rank, world));
+    if (!shard.ok() || *shard != fmt::format("{} {} {}", shim.ranks_launch.job_id, step, rank)) {
+      cluster_.faults.push_back(
+          fmt::format("{} resumes from {}: shard {} is not there or another's", name_, dir, rank));
+    }
+  }
+  return step;
+}
+
+void Machine::Step(Shim& shim) {
+  const Script& script = cluster_.scripts[shim.ranks_launch.job_id];
+  const ShimPtr self = shims_[shim.launch.attempt_uid];
+  if (shim.status.state != "running") return;
+  Gang& gang = *shim.gang;
+  while (shim.step < gang.step && shim.status.state == "running") WriteStep(shim, shim.step + 1);
+  if (shim.status.state != "running") return;
+  if (shim.step >= script.steps) return Succeed(shim);
+  const bool whole = static_cast<int>(gang.running.size()) == shim.ranks_launch.world_size;
+  if (gang.broken || (!whole && events_.now() - shim.joined_at > kCollectivePatience)) {
+    for (Rank& rank : shim.ranks) {
+      if (!rank.alive || rank.hung) continue;
+      Event(
+          shim, fmt::format("rank-{}", rank.number),
+          channel::FatalEvent{"infrastructure", "collective_failed", "a rank is gone", "restart"});
+      EndRank(shim, rank, channel::kExitInfrastructure, 0);
+      return;
+    }
+  }
+  if (whole) shim.joined_at = events_.now();
+  if (whole && gang.hung == 0 && shim.ranks_launch.first_rank == 0) ++gang.step;
+  Later(self, script.step, &Machine::Step);
+}
+
+void Machine::WriteStep(Shim& shim, int64_t step) {
+  const Script& script = cluster_.scripts[shim.ranks_launch.job_id];
+  if (step == script.user_error_at) {
+    const std::string process = fmt::format("rank-{}", shim.ranks[0].number);
+    Event(shim, process, channel::FatalEvent{"user", "bad_data", "row 7 is wrong", "mend it"});
+    return EndRank(shim, shim.ranks[0], channel::kExitUserError, 0);
+  }
+  shim.step = step;
+  for (const Rank& rank : shim.ranks) {
+    const std::string process = fmt::format("rank-{}", rank.number);
+    Log(shim, process, fmt::format("rank {} step {}\n", rank.number, step));
+    Event(shim, process,
+          channel::StepEvent{
+              .step = step, .total_steps = script.steps, .loss = LossAt(step), .seconds = 1});
+  }
+  if (step < script.steps && (step % script.checkpoint_every == 0 || shim.checkpoint_asked)) {
+    Checkpoint(shim, step, shim.checkpoint_asked ? "asked" : "steps");
+    shim.checkpoint_asked = false;
+  }
+}
+
+void Machine::Checkpoint(Shim& shim, int64_t step, const std::string& reason) {
+  const std::string& root = shim.ranks_launch.checkpoint_dir;
+  if (root.empty()) return;
+  const std::string dir = fmt::format("{}/step-{}", root, step);
+  const std::string partial = dir + ".partial";
+  const int world = shim.ranks_launch.world_size;
+  bool written = io::MakeDirs(partial).ok();
+  for (const Rank& rank : shim.ranks) {
+    written = written && io::WriteFileAtomic(
+                             fmt::format("{}/shard-{}-of-{}", partial, rank.number, world),
+                             fmt::format("{} {} {}", shim.ranks_launch.job_id, step, rank.number))
+                             .ok();
+  }
+  if (shim.ranks_launch.first_rank == 0) {
+    written =
+        written &&
+        io::WriteFileAtomic(partial + "/manifest.json", fmt::format("{} {}", step, world)).ok();
+  }
+  // On a shared folder every node has the same one.
+  if (io::IsDirectory(dir)) {
+    for (const std::string& name : io::ListDir(partial).value_or(std::vector<std::string>())) {
+      written = written && io::RenameDurably(partial + "/" + name, dir + "/" + name).ok();
+    }
+    written = written && io::RemoveAll(partial).ok();
+  } else {
+    written = written && io::RenameDurably(partial, dir).ok();
+  }
+  if (!written) {
+    cluster_.faults.push_back("a checkpoint could not be written: " + dir);
+    return;
+  }
+  Event(shim, fmt::format("rank-{}", shim.ranks[0].number),
+        channel::CheckpointEvent{.step = step, .path = dir, .bytes = 100, .reason = reason});
+}
+
+void Machine::Succeed(Shim& shim) {
+  for (Rank& rank : shim.ranks) {
+    const std::string process = fmt::format("rank-{}", rank.number);
+    if (rank.number == 0) {
+      const std::string& dir = shim.ranks_launch.output_dir;
+      if (!io::WriteFileAtomic(dir + "/adapter", "weights of " + shim.ranks_launch.job_id).ok()) {
+        cluster_.faults.push_back("the adapter could not be written");
+      }
+      Event(shim, process, channel::ArtifactEvent{"adapter", dir, 16});
+    }
+    Log(shim, process, "done\n");
+    EndRank(shim, rank, channel::kExitOk, 0);
+  }
+}
+
+void Machine::Watch(Shim& shim) {
+  if (shim.launch.fencing_seconds > 0 && events_.now() >= shim.fence_at) {
+    Stop(shim, "fencing", "no word from the worker: fencing limit");
+  }
+  if (shim.status.state == "stopping" && events_.now() >= shim.kill_at) {
+    for (Rank& rank : shim.ranks) {
+      if (rank.alive && !rank.stuck) EndRank(shim, rank, 0, SIGKILL);
+    }
+    Settle(shim);
+  }
+  Later(shims_[shim.launch.attempt_uid], kWatch, &Machine::Watch);
+}
+
+void Machine::Stop(Shim& shim, const std::string& cause, const std::string& reason) {
+  if (shim.status.state == "stopping" || shim.status.state == "exited") return;
+  shim.status.state = "stopping";
+  shim.status.cause = cause;
+  shim.status.reason = reason;
+  shim.kill_at = events_.now() + Seconds(shim.launch.grace_seconds);
+  if (shim.ranks.empty()) {
+    shim.status.processes[0].exited = true;
+    shim.status.processes[0].signal = SIGTERM;
+    shim.status.processes[0].order = ++shim.ended;
+  }
+  WriteStatus(shim);
+  Later(shims_[shim.launch.attempt_uid], chance_.Between(milliseconds(10), seconds(1)),
+        &Machine::EndAll);
+}
+
+// What SIGTERM does.
+void Machine::EndAll(Shim& shim) {
+  for (Rank& rank : shim.ranks) {
+    if (rank.alive && !rank.hung && !rank.stuck) EndRank(shim, rank, channel::kExitStopped, 0);
+  }
+  Settle(shim);
+}
+
+void Machine::EndRank(Shim& shim, Rank& rank, int exit_code, int signal) {
+  if (!rank.alive) return;
+  rank.alive = false;
+  shim.gang->running.erase(rank.number);
+  channel::ShimStatus::Process& process = shim.status.processes[rank.index];
+  process.exited = true;
+  process.exit_code = exit_code;
+  process.signal = signal;
+  process.order = ++shim.ended;
+  if (exit_code != 0 || signal != 0) {
+    // Peers notice when a connection closes, some time later.
+    shim.gang->broken = true;
+    Stop(shim, "failure", fmt::format("rank {} failed", rank.number));
+  }
+  Settle(shim);
+}
+
+void Machine::Settle(Shim& shim) {
+  const bool none_left = std::none_of(shim.ranks.begin(), shim.ranks.end(),
+                                      [](const Rank& rank) { return rank.alive; });
+  if (none_left && shim.status.state != "preparing") shim.status.state = "exited";
+  WriteStatus(shim);
+}
+
+void Machine::Die(Shim& shim) {
+  for (Rank& rank : shim.ranks) {
+    if (rank.alive) shim.gang->broken = true;
+    rank.alive = false;
+    shim.gang->running.erase(rank.number);
+  }
+  shim.dead = true;
+}
+
+void Machine::WriteStatus(const Shim& shim) {
+  if (shim.dead || !io::IsDirectory(shim.launch.attempt_dir)) return;
+  const absl::Status written =
+      io::WriteFileAtomic(shim.launch.attempt_dir + "/status.json", ToJson(shim.status));
+  if (!written.ok()) cluster_.faults.push_back(std::string(Message(written)));
+}
+
+void Machine::Log(const Shim& shim, const std::string& process, const std::string& line) {
+  Append(fmt::format("{}/{}.log", shim.launch.attempt_dir, process), line);
+  const std::string& uid = shim.launch.attempt_uid;
+  cluster_.logs[process == "prepare" ? fmt::format("{}/{}/prepare", uid, name_)
+                                     : fmt::format("{}/{}", uid, process)] += line;
+}
+
+void Machine::Event(const Shim& shim, const std::string& process, channel::EventBody body) {
+  const double time = std::chrono::duration<double>(events_.now()).count();
+  Append(fmt::format("{}/{}.events", shim.launch.attempt_dir, process),
+         channel::ToLine({time, std::move(body)}));
+}
+
+absl::StatusOr<channel::Answer> Machine::Ask(const std::string& socket_path,
+                                             const channel::Command& command) {
+  for (const auto& [uid, shim] : shims_) {
+    if (shim->launch.socket_path != socket_path) continue;
+    if (shim->dead || shim->status.state == "exited") break;
+    if (command.command == "renew") {
+      shim->fence_at = events_.now() + Seconds(shim->launch.fencing_seconds);
+    } else if (command.command == "stop") {
+      Stop(*shim, "command", command.reason);
+    } else if (command.command == "checkpoint") {
+      shim->checkpoint_asked = true;
+    }
+    return channel::Answer{.ok = true, .error = "", .status = shim->status};
+  }
+  return Unavailable("no shim at " + socket_path);
+}
+
+bool Machine::Alive(const channel::ShimStatus& status) {
+  const auto found = shims_.find(status.attempt_uid);
+  return found != shims_.end() && !found->second->dead &&
+         found->second->status.shim_pid == status.shim_pid &&
+         found->second->status.state != "exited";
+}
+
+std::vector<worker::GpuReading> Machine::Gpus() const {
+  std::vector<worker::GpuReading> gpus;
+  for (int i = 0; i < gpus_; ++i) {
+    gpus.push_back({"NVIDIA H100 80GB HBM3", fmt::format("GPU-{}-{}", name_, i), kGpuBytes, 0, 0});
+  }
+  for (const Live& live : LiveAttempts()) {
+    for (const int gpu : live.gpus) gpus[static_cast<size_t>(gpu)].memory_used_bytes += kRankBytes;
+  }
+  return gpus;
+}
+
+std::vector<Machine::Live> Machine::LiveAttempts() const {
+  std::vector<Live> all;
+  for (const auto& [uid, shim] : shims_) {
+    Live live{uid, shim->ranks_launch.job_id, shim->launch.epoch, {}};
+    for (const Rank& rank : shim->ranks) {
+      if (rank.alive) live.gpus.insert(live.gpus.end(), rank.gpus.begin(), rank.gpus.end());
+    }
+    if (!live.gpus.empty()) all.push_back(std::move(live));
+  }
+  return all;
+}
+
+std::vector<std::pair<Machine::Shim*, Machine::Rank*>> Machine::LiveRanks() {
+  std::vector<std::pair<Shim*, Rank*>> live;
+  for (auto& [uid, shim] : shims_) {
+    for (Rank& rank : shim->ranks) {
+      if (rank.alive && !rank.stuck) live.emplace_back(shim.get(), &rank);
+    }
+  }
+  return live;
+}
+
+bool Machine::KillRank() {
+  const auto live = LiveRanks();
+  if (live.empty()) return false;
+  const auto [shim, rank] = live[static_cast<size_t>(chance_.Below(static_cast<int>(live.size())))];
+  EndRank(*shim, *rank, 0, SIGKILL);
+  return true;
+}
+
+bool Machine::HangRank() {
+  const auto live = LiveRanks();
+  if (live.empty()) return false;
+  const auto [shim, rank] = live[static_cast<size_t>(chance_.Below(static_cast<int>(live.size())))];
+  if (!rank->hung) ++shim->gang->hung;
+  return rank->hung = true;
+}
+
+void Machine::KillHung() {
+  for (auto& [uid, shim] : shims_) {
+    for (Rank& rank : shim->ranks) {
+      if (rank.alive && rank.hung) EndRank(*shim, rank, 0, SIGKILL);
+    }
+  }
+}
+
+bool Machine::StickRank() {
+  const auto live = LiveRanks();
+  if (live.empty()) return false;
+  live[static_cast<size_t>(chance_.Below(static_cast<int>(live.size())))].second->stuck = true;
+  return true;
+}
+
+void Machine::Unstick() {
+  for (auto& [uid, shim] : shims_) {
+    for (Rank& rank : shim->ranks) rank.stuck = false;
+  }
+}
+
+bool Machine::KillShim() {
+  std::vector<Shim*> live;
+  for (auto& [uid, shim] : shims_) {
+    if (!shim->dead && shim->status.state != "exited") live.push_back(shim.get());
+  }
+  if (live.empty()) return false;
+  Die(*live[static_cast<size_t>(chance_.Below(static_cast<int>(live.size())))]);
+  return true;
+}
+
+void Machine::Reboot() {
+  for (auto& [uid, shim] : shims_) Die(*shim);
+}
+
+}  // namespace sft::sim

@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/sim/chance.h"
+#include "tests/sim/event_queue.h"
+#include "worker/channel/event.h"
+#include "worker/daemon/gpu_probe.h"
+#include "worker/daemon/shim_client.h"
+
+namespace sft::sim {
+
+// What the ranks of a job do, whatever attempt they are of.
+struct Script {
+  int64_t steps = 10;
+  Nanos step{std::chrono::seconds(2)};
+  int64_t user_error_at = 0;  // the step at which its data is wrong; 0: never
+  int64_t checkpoint_every = 4;
+};
+
+// The ranks of one attempt over all machines: they train together or not at all.
+struct Gang {
+  std::set<int> running;  // ranks that are alive and past their start
+  int64_t step = 0;
+  int hung = 0;  // that never go on
+  bool broken = false;
+};
+
+// What the machines of a simulation share.
+struct Cluster {
+  std::map<std::string, Script> scripts;               // by job
+  std::map<std::string, std::shared_ptr<Gang>> gangs;  // by attempt
+  // Bytes that each rank has written to its log: "attempt/rank-0", "attempt/node/prepare".
+  std::map<std::string, std::string> logs;
+  // Steps that a job has begun anew at, for each of its attempts.
+  std::map<std::string, int64_t> started_at;
+  std::vector<std::string> faults;  // of the ranks' own making; none are expected
+};
+
+// A machine with GPUs: shims and ranks on it, as processes that live, write files and die. The
+// worker daemon there is another thing: it comes and goes without them.
+class Machine : public worker::ShimHost {
+ public:
+  Machine(EventQueue& events, Chance& chance, Cluster& cluster, std::string name, int gpus);
+
+  absl::Status Start(const std::string& shim_json) override;
+  absl::StatusOr<channel::Answer> Ask(const std::string& socket_path,
+                                      const channel::Command& command) override;
+  bool Alive(const channel::ShimStatus& status) override;
+  std::vector<worker::GpuReading> Gpus() const;
+
+  // An attempt with processes that hold GPUs.
+  struct Live {
+    std::string attempt;
+    std::string job;
+    int64_t epoch = 0;
+    std::vector<int> gpus;
+  };
+  std::vector<Live> LiveAttempts() const;
+
+  // Faults. Each picks one of what there is; false: there was nothing to hit.
+  bool KillRank();
+  bool HangRank();  // until it is killed: it hears no SIGTERM
+  void KillHung();
+  bool KillShim();   // its ranks die with it
+  bool StickRank();  // cannot be killed until Unstick
+  void Unstick();
+  void Reboot();  // all processes are gone
+
+ private:
+  struct Rank {
+    int number = 0;
+    std::vector<int> gpus;
+    bool alive = false, hung = false, stuck = false;
+    size_t index = 0;  // in the status
+  };
+  struct Shim {
+    channel::ShimLaunch launch;
+    channel::RankLaunch ranks_launch;
+    channel::ShimStatus status;
+    std::vector<Rank> ranks;
+    std::shared_ptr<Gang> gang;
+    Nanos fence_at{0}, kill_at{0}, joined_at{0};
+    int64_t step = 0;  // that this node's ranks have written
+    int ended = 0;
+    bool dead = false, checkpoint_asked = false;
+  };
+  using ShimPtr = std::shared_ptr<Shim>;
+
+  void Later(const ShimPtr& shim, Nanos delay, void (Machine::*what)(Shim&));
+  void EndPrepare(Shim& shim);
+  void Step(Shim& shim);
+  void WriteStep(Shim& shim, int64_t step);
+  void Succeed(Shim& shim);
+  void Watch(Shim& shim);
+  void Stop(Shim& shim, const std::string& cause, const std::string& reason);
+  void EndAll(Shim& shim);
+  void EndRank(Shim& shim, Rank& rank, int exit_code, int signal);
+  void Settle(Shim& shim);
+  void Die(Shim& shim);
+  void WriteStatus(const Shim& shim);
+  void Log(const Shim& shim, const std::string& process, const std::string& line);
+  void Event(const Shim& shim, const std::string& process, channel::EventBody body);
+  void Checkpoint(Shim& shim, int64_t step, const std::string& reason);
+  int64_t FirstStep(const Shim& shim);
+  std::vector<std::pair<Shim*, Rank*>> LiveRanks();
+
+  EventQueue& events_;
+  Chance& chance_;
+  Cluster& cluster_;
+  const std::string name_;
+  const int gpus_;
+  int64_t next_pid_ = 1000;
+  std::map<std::string, ShimPtr> shims_;  // by attempt; the dead ones too
+};
+
+}  // namespace sft::sim

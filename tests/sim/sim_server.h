@@ -1,0 +1,79 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "server/blob/blob_store.h"
+#include "server/blob/log_store.h"
+#include "server/blob/metric_log.h"
+#include "server/core/artifacts.h"
+#include "server/core/change_hub.h"
+#include "server/core/file_relay.h"
+#include "server/core/ingest.h"
+#include "server/core/job_manager.h"
+#include "server/core/reconciler.h"
+#include "server/core/worker_registry.h"
+#include "server/store/store.h"
+#include "tests/sim/disk.h"
+#include "tests/sim/event_queue.h"
+
+namespace sft::sim {
+
+// A server process: the real core over a simulated disk, without rpc. Ends as by kill -9 or by a
+// loss of power, and boots again on what is left.
+class SimServer {
+ public:
+  // Logs, metrics and blobs are files below `dir`. All borrowed.
+  SimServer(EventQueue& events, Chance& chance, Disk& disk, std::string dir);
+  ~SimServer();
+
+  // What a process has; its members are as in the server's own wiring.
+  struct Process {
+    Process(const std::string& dir, Clock& clock, std::function<void()> wake);
+
+    std::unique_ptr<server::Store> store;
+    std::unique_ptr<server::BlobStore> blobs;
+    server::LogStore logs;
+    server::MetricLog metrics;
+    server::ChangeHub hub;
+    server::WorkerRegistry registry;
+    server::FileRelay relay;
+    server::JobManager jobs;
+    server::Ingest ingest;
+    server::Artifacts artifacts;
+    server::Reconciler reconciler;
+  };
+  // Null while it is down.
+  Process* process() { return process_.get(); }
+  // Which life of the server: what was sent to another is lost.
+  int64_t life() const { return life_; }
+  MachineClock& clock() { return clock_; }
+
+  void Boot();
+  void Kill();
+  // `keep_none`: what was not synced is lost for certain.
+  void LosePower(bool keep_none = false);
+  // Stopped (SIGSTOP) or too busy: no ticks and no answers until Continue.
+  void Pause() { paused_ = true; }
+  void Continue() { paused_ = false; }
+  bool answers() const { return process_ != nullptr && !paused_; }
+  // Ends that are no kill of the simulation: errors of a tick.
+  int failed_ticks() const { return failed_ticks_; }
+
+ private:
+  void TickAt(Nanos time);
+  absl::Status CutLogs(server::Database& db);
+
+  EventQueue& events_;
+  Chance& chance_;
+  Disk& disk_;
+  const std::string dir_;
+  MachineClock clock_;
+  std::unique_ptr<Process> process_;
+  int64_t life_ = 0;
+  bool tick_soon_ = false, paused_ = false, power_lost_ = false;
+  int failed_ticks_ = 0;
+};
+
+}  // namespace sft::sim

@@ -1,0 +1,438 @@
+#include "tests/sim/simulation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "common/base/random.h"
+#include "common/io/file.h"
+#include "common/spec/job_json.h"
+#include "server/store/jobs.h"
+
+namespace sft::sim {
+namespace {
+
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+constexpr int kNodes = 3;
+constexpr int kGpusPerNode = 2;
+// Faults and submits stop then.
+constexpr minutes kTrouble{8};
+// Every job has ended long before, unless it waits for ever.
+constexpr minutes kRest{120};
+constexpr size_t kTraceLines = 60;
+
+class Simulation {
+ public:
+  explicit Simulation(const SimulationOptions& options)
+      : options_(options),
+        chance_(options.seed),
+        dir_(io::MakeTempDir("sft-sim").value()),
+        server_(events_, chance_, disk_, dir_ + "/server") {}
+  ~Simulation() {
+    nodes_.clear();
+    (void)io::RemoveAll(dir_);
+  }
+
+  SimulationResult Run();
+
+ private:
+  void MakeNodes();
+  void Note(const std::string& what);
+  void SubmitLater();
+  void Submit(const std::string& request, int tries);
+  void CancelLater();
+  void FaultLater();
+  void Break(Fault fault);
+  void BreakServer(Fault fault, Nanos lasts);
+  bool BreakNode(Fault fault, SimNode& node, Nanos lasts);
+  void HealAll();
+  void CheckLogs(bool whole);
+  void Plant();
+  void CheckNow();
+  bool Resting();
+  server::JobRecord MakeJob(const std::string& request);
+  SimNode& AnyNode() { return *nodes_[static_cast<size_t>(chance_.Below(kNodes))]; }
+
+  const SimulationOptions options_;
+  SimulationResult result_;
+  EventQueue events_;
+  Chance chance_;
+  Cluster cluster_;
+  Disk disk_;
+  const std::string dir_;
+  SimServer server_;
+  std::vector<std::unique_ptr<SimNode>> nodes_;
+  std::map<std::string, Machine*> machines_;
+  Checker checker_;
+  std::deque<std::string> trace_;
+  std::vector<std::string> jobs_;                    // acknowledged
+  std::map<std::string, server::JobRecord> drafts_;  // by request
+  int requests_ = 0;
+  bool planted_ = false;
+};
+
+void Simulation::Note(const std::string& what) {
+  const std::string line =
+      fmt::format("{:9.3f} s  {}", std::chrono::duration<double>(events_.now()).count(), what);
+  if (options_.trace) fmt::print("{}\n", line);
+  trace_.push_back(line);
+  if (trace_.size() > kTraceLines) trace_.pop_front();
+}
+
+void Simulation::MakeNodes() {
+  const std::string models = dir_ + "/models";
+  std::filesystem::create_directories(models + "/tiny");
+  std::filesystem::create_directories(dir_ + "/files");
+  const auto write = [](const std::string& path, const std::string& text) {
+    if (!io::WriteFileAtomic(path, text).ok()) std::abort();
+  };
+  write(models + "/tiny/config.json", R"({"model_type":"llama"})");
+  write(models + "/tiny/tokenizer.json", "{}");
+  // A safetensors file with one tensor of 64 bytes.
+  const std::string header = R"({"w":{"dtype":"U8","shape":[64],"data_offsets":[0,64]}})";
+  std::string size(8, '\0');
+  size[0] = static_cast<char>(header.size());
+  write(models + "/tiny/model.safetensors", size + header + std::string(64, 'x'));
+  write(dir_ + "/files/train.jsonl", "{\"text\":\"row\"}\n");
+  const bool shared = chance_.OneIn(3);
+  for (int i = 0; i < kNodes; ++i) {
+    const std::string name = fmt::format("node-{}", static_cast<char>('a' + i));
+    const std::string data = fmt::format("{}/{}", dir_, name);
+    std::filesystem::create_directories(data);
+    nodes_.push_back(std::make_unique<SimNode>(
+        events_, chance_, cluster_, server_,
+        SimNode::Options{name, kGpusPerNode, data, models, dir_ + "/files",
+                         shared ? dir_ + "/shared" : ""}));
+    machines_[name] = &nodes_.back()->machine();
+  }
+}
+
+server::JobRecord Simulation::MakeJob(const std::string& request) {
+  server::JobRecord job;
+  job.id = "job-of-" + request;
+  job.project = "default";
+  job.owner = "local";
+  job.gpu_type = "H100";
+  job.nodes = 1 + chance_.Below(3) / 2 + chance_.Below(4) / 3;
+  job.gpus_per_node = 1 + chance_.Below(kGpusPerNode);
+  job.model = "tiny";
+  job.request_id = request;
+  job.request_hash = "hash of " + request;
+  spec::JobSpec spec;
+  spec.job.model = job.model;
+  spec.job.data = dir_ + "/files/train.jsonl";
+  spec.compute.gpu_type = job.gpu_type;
+  spec.compute.nodes = job.nodes;
+  spec.compute.gpus_per_node = job.gpus_per_node;
+  spec.compute.gpu_count = job.nodes * job.gpus_per_node;
+  job.resolved_json = spec::ToJson(spec).dump();
+  Script& script = cluster_.scripts[job.id];
+  script.steps = 5 + chance_.Below(40);
+  script.step = std::chrono::milliseconds(500 + chance_.Below(4000));
+  if (chance_.OneIn(8)) script.user_error_at = 1 + chance_.Below(static_cast<int>(script.steps));
+  script.checkpoint_every = 2 + chance_.Below(8);
+  return job;
+}
+
+void Simulation::SubmitLater() {
+  events_.After(chance_.Between(seconds(1), seconds(80)), [this] {
+    if (events_.now() > kTrouble) return;
+    Submit(fmt::format("r{}", ++requests_), 0);
+    SubmitLater();
+  });
+}
+
+// As a client does: until it is answered, with the same id.
+void Simulation::Submit(const std::string& request, int tries) {
+  const auto again = [this, request, tries] {
+    events_.After(seconds(2), [this, request, tries] { Submit(request, tries + 1); });
+  };
+  if (!server_.answers()) return again();
+  if (!drafts_.contains(request)) drafts_[request] = MakeJob(request);
+  const server::JobRecord& job = drafts_[request];
+  const server::JobFileRecord file{"job.data", "", 0, "", dir_ + "/files/train.jsonl"};
+  const absl::StatusOr<v1::Job> made = server_.process()->jobs.Submit(job, {file});
+  if (!made.ok()) return again();
+  // The answer may be lost after the commit.
+  if (tries == 0 && chance_.OneIn(4)) return again();
+  Note("submitted " + job.id);
+  checker_.Acknowledged(request, job.id);
+  jobs_.push_back(job.id);
+}
+
+void Simulation::CancelLater() {
+  events_.After(chance_.Between(seconds(20), seconds(240)), [this] {
+    if (events_.now() > kTrouble) return;
+    if (!jobs_.empty() && server_.answers()) {
+      const std::string& job =
+          jobs_[static_cast<size_t>(chance_.Below(static_cast<int>(jobs_.size())))];
+      Note("cancel " + job);
+      (void)server_.process()->jobs.Cancel(job, "the user's wish");
+    }
+    CancelLater();
+  });
+}
+
+void Simulation::FaultLater() {
+  events_.After(chance_.Between(seconds(3), seconds(60)), [this] {
+    if (events_.now() > kTrouble) return;
+    Break(static_cast<Fault>(chance_.Below(kFaults)));
+    FaultLater();
+  });
+}
+
+void Simulation::Break(Fault fault) {
+  // Mostly short, sometimes longer than anything is put up with.
+  const Nanos lasts = chance_.OneIn(4) ? chance_.Between(seconds(60), seconds(240))
+                                       : chance_.Between(seconds(1), seconds(30));
+  SimNode& node = AnyNode();
+  bool hit = true;
+  switch (fault) {
+    case Fault::kServerKilled:
+    case Fault::kServerLosesPower:
+    case Fault::kServerStopped:
+    case Fault::kServerDiskFull:
+    case Fault::kServerClockJumps:
+      BreakServer(fault, lasts);
+      break;
+    default:
+      hit = BreakNode(fault, node, lasts);
+  }
+  if (!hit) return;
+  ++result_.faults[static_cast<size_t>(fault)];
+  Note(fmt::format("{} ({}) for {:.1f} s", ToString(fault), node.name(),
+                   std::chrono::duration<double>(lasts).count()));
+}
+
+void Simulation::BreakServer(Fault fault, Nanos lasts) {
+  const auto boot = [this] {
+    Note("the server boots");
+    server_.Boot();
+  };
+  switch (fault) {
+    case Fault::kServerKilled:
+      server_.Kill();
+      events_.After(lasts, boot);
+      return;
+    case Fault::kServerLosesPower:
+      server_.LosePower();
+      events_.After(lasts, boot);
+      return;
+    case Fault::kServerStopped:
+      server_.Pause();
+      events_.After(lasts, [this] { server_.Continue(); });
+      return;
+    case Fault::kServerDiskFull:
+      disk_.SetFull(true);
+      events_.After(lasts, [this] { disk_.SetFull(false); });
+      return;
+    default:
+      server_.clock().JumpWall(chance_.OneIn(2) ? std::chrono::hours(1) : -std::chrono::hours(1));
+  }
+}
+
+bool Simulation::BreakNode(Fault fault, SimNode& node, Nanos lasts) {
+  switch (fault) {
+    case Fault::kWorkerKilled:
+      node.Kill();
+      events_.After(lasts, [&node] { node.Boot(); });
+      return true;
+    case Fault::kMachineReboots:
+      node.Kill();
+      node.machine().Reboot();
+      events_.After(lasts, [&node] { node.Boot(); });
+      return true;
+    case Fault::kNodeClockJumps:
+      node.clock().JumpWall(chance_.OneIn(2) ? std::chrono::hours(1) : -std::chrono::hours(1));
+      return true;
+    case Fault::kNetworkCut:
+      node.Cut();
+      events_.After(lasts, [&node] { node.Reconnect(); });
+      return true;
+    case Fault::kNetworkSlow:
+      node.SlowDown(seconds(3));
+      events_.After(lasts, [&node] { node.SlowDown(Nanos(0)); });
+      return true;
+    case Fault::kAnswersLost:
+      node.LoseAnswers(3);
+      events_.After(lasts, [&node] { node.LoseAnswers(0); });
+      return true;
+    case Fault::kRankKilled:
+      return node.machine().KillRank();
+    case Fault::kRankHangs:
+      if (!node.machine().HangRank()) return false;
+      // Somebody, or something, notices and kills it.
+      events_.After(lasts, [&node] { node.machine().KillHung(); });
+      return true;
+    case Fault::kRankStuck:
+      if (!node.machine().StickRank()) return false;
+      events_.After(lasts, [&node] { node.machine().Unstick(); });
+      return true;
+    default:
+      return node.machine().KillShim();
+  }
+}
+
+void Simulation::HealAll() {
+  Note("everything is whole again");
+  disk_.SetFull(false);
+  server_.Continue();
+  server_.Boot();
+  for (const auto& node : nodes_) {
+    node->Reconnect();
+    node->SlowDown(Nanos(0));
+    node->LoseAnswers(0);
+    node->machine().KillHung();
+    node->machine().Unstick();
+    node->Boot();
+  }
+}
+
+void Simulation::CheckLogs(bool whole) {
+  if (server_.process() == nullptr) return;
+  for (const auto& [name, text] : cluster_.logs) {
+    const size_t slash = name.find('/');
+    const std::string uid = name.substr(0, slash);
+    const std::string rest = name.substr(slash + 1);
+    const std::string stream =
+        rest.ends_with("/prepare")
+            ? server::LogStore::PrepareStream(uid, rest.substr(0, rest.find('/')))
+            : server::LogStore::RankStream(uid, std::stoi(rest.substr(5)));
+    const absl::StatusOr<std::string> stored = server_.process()->logs.Read(stream, 0, 1 << 20);
+    const bool prefix = stored.ok() && text.starts_with(*stored);
+    if (!prefix || (whole && stored->size() != text.size())) {
+      result_.violations.push_back(
+          {Invariant::kLogsAreWhole,
+           fmt::format("log {}: {} bytes were written, the server has {}", name, text.size(),
+                       stored.ok() ? fmt::format("{}{}", stored->size(), prefix ? "" : " others")
+                                   : stored.status().ToString())});
+    }
+  }
+}
+
+void Simulation::CheckNow() {
+  if (server_.process() == nullptr) {
+    for (Violation& each : checker_.CheckMachines(machines_)) {
+      result_.violations.push_back(std::move(each));
+    }
+    return;
+  }
+  for (Violation& each : checker_.Check(*server_.process()->store, machines_, events_.now(),
+                                        server_.answers() && !disk_.full())) {
+    result_.violations.push_back(std::move(each));
+  }
+}
+
+// The bug as a change of the database, or of what lies under it, behind the server's back.
+void Simulation::Plant() {
+  if (options_.planted == Planted::kNone || server_.process() == nullptr) return;
+  const auto change = [this](const char* sql) {
+    (void)server_.process()->store->Write([sql](server::Database& db) { return db.Execute(sql); });
+  };
+  const bool live = std::any_of(machines_.begin(), machines_.end(), [](const auto& each) {
+    return !each.second->LiveAttempts().empty();
+  });
+  const bool submitted = !jobs_.empty();
+  switch (options_.planted) {
+    case Planted::kNone:
+      return;
+    case Planted::kSlotsFreedEarly:
+      if (live) change("UPDATE allocations SET freed_us = 1");
+      return;
+    case Planted::kAttemptEndedEarly:
+      if (live) change("UPDATE jobs SET attempt = attempt + 1 WHERE state = 3");
+      return;
+    case Planted::kMemberLost:
+      if (live) change("DELETE FROM attempt_nodes");
+      return;
+    case Planted::kDiskLies:
+      // The last commit before the loss was acknowledged and never reached the disk.
+      if (!submitted) return disk_.SetLying(true);
+      if (std::exchange(planted_, true)) return;
+      server_.LosePower(/*keep_none=*/true);
+      return server_.Boot();
+    case Planted::kFinalStateChanged:
+      return change("UPDATE jobs SET state = 3 WHERE state >= 5");
+    case Planted::kReasonDropped:
+      return change("UPDATE jobs SET reason = '' WHERE state = 1");
+    case Planted::kLogBytesSwapped:
+      for (const auto& entry :
+           std::filesystem::recursive_directory_iterator(dir_ + "/server/logs")) {
+        if (!entry.is_regular_file() || planted_) continue;
+        planted_ = true;
+        std::fstream(entry.path(), std::ios::in | std::ios::out) << "#";
+      }
+      return;
+    case Planted::kAttemptsForgotten:
+      return change("UPDATE jobs SET attempt = attempt - 1 WHERE attempt > 0");
+    case Planted::kSlotKept:
+      return change("UPDATE attempts SET state = 3 WHERE state >= 5");
+  }
+}
+
+bool Simulation::Resting() {
+  if (events_.now() < kTrouble + minutes(1) || server_.process() == nullptr) return false;
+  if (!Checker::AllFinal(*server_.process()->store)) return false;
+  return std::all_of(machines_.begin(), machines_.end(),
+                     [](const auto& each) { return each.second->LiveAttempts().empty(); });
+}
+
+SimulationResult Simulation::Run() {
+  SeedRandom(options_.seed);
+  MakeNodes();
+  server_.Boot();
+  for (const auto& node : nodes_) node->Boot();
+  SubmitLater();
+  CancelLater();
+  FaultLater();
+  events_.At(kTrouble + seconds(1), [this] { HealAll(); });
+  Nanos rested{0};
+  while (result_.violations.empty() && events_.now() < kTrouble + kRest) {
+    events_.RunNext();
+    Plant();
+    CheckNow();
+    if (rested == Nanos(0) && Resting()) rested = events_.now();
+    // The last reports and acknowledgements of an end take a moment.
+    const bool settled = rested > Nanos(0) && events_.now() - rested > seconds(60);
+    if (settled && events_.done() >= options_.least_events) break;
+  }
+  if (result_.violations.empty()) {
+    for (Violation& each : checker_.CheckRest(*server_.process()->store, machines_)) {
+      result_.violations.push_back(std::move(each));
+    }
+    CheckLogs(/*whole=*/false);
+    for (const std::string& fault : cluster_.faults) {
+      result_.violations.push_back({Invariant::kGangIsWhole, fault});
+    }
+  }
+  result_.events = events_.done();
+  result_.jobs = static_cast<int>(jobs_.size());
+  if (server_.process() != nullptr) {
+    result_.edges = Checker::Edges(*server_.process()->store);
+    for (const std::string& id : jobs_) {
+      const absl::StatusOr<v1::Job> job = server_.process()->jobs.Get(id);
+      ++result_.outcomes[job.ok() ? v1::Job::State_Name(job->state()) : "?"];
+    }
+  }
+  for (const std::string& line : trace_) result_.trace += line + "\n";
+  return std::move(result_);
+}
+
+}  // namespace
+
+std::string_view ToString(Fault fault) {
+  static constexpr std::array<std::string_view, kFaults> kNames = {
+      "server killed",        "server loses power", "server stopped",     "server's disk full",
+      "server's clock jumps", "worker killed",      "node's clock jumps", "machine reboots",
+      "network cut",          "network slow",       "answers lost",       "rank killed",
+      "rank hangs",           "rank stuck",         "shim killed"};
+  return kNames[static_cast<size_t>(fault)];
+}
+
+SimulationResult Simulate(const SimulationOptions& options) { return Simulation(options).Run(); }
+
+}  // namespace sft::sim
