@@ -113,6 +113,8 @@ void CheckpointSaver::AfterStep(const Moment& moment, const BestTracker& best,
                                 const std::vector<at::Tensor>& best_weights) {
   const std::string reason = Due(moment);
   if (reason.empty() || place_.dir.empty()) return;
+  // After the last step nothing is held up by waiting.
+  if (moment.last) Finish();
   if (phase_ == Phase::kIdle) return Save(reason, moment, best, best_weights);
   // Those come again at the next step.
   if (reason == "asked" || reason == "time") return;

@@ -40,7 +40,7 @@ struct CheckpointPlace {
 //               (unless it is rank 0's own: shared storage), and each reports
 //
 // One checkpoint at a time: one that is due while another is written is skipped, with a message;
-// one that was asked for, and one by time, are made as soon as the other is done. A rank that
+// one that was asked for, one by time and one of the last step are made when the other is done. A rank that
 // cannot write says which file and why; all ranks then drop the checkpoint, leave nothing of it,
 // train on and try again when the next is due. Thread-compatible; borrows all but the options.
 class CheckpointSaver {

@@ -23,7 +23,10 @@ class RecordingObserver : public TrainObserver {
   }
   void OnEval(const EvalReport& report) override { evals.push_back(report); }
   void OnCheckpoint(const CheckpointReport& report) override { checkpoints.push_back(report); }
-  void OnMessage(std::string_view message) override { messages += std::string(message) + "\n"; }
+  void OnMessage(std::string_view message) override {
+    messages += std::string(message) + "\n";
+    if (on_message) on_message(message);
+  }
   void OnConsistency(const ConsistencyReport& report) override { consistency = report; }
   void OnArtifact(const ArtifactReport& report) override { artifacts.push_back(report); }
   bool StopRequested() override { return Running() == stop_after; }
@@ -39,6 +42,7 @@ class RecordingObserver : public TrainObserver {
   int64_t stop_after = -1;
   int64_t ask_after = -1;
   std::function<void(int64_t step)> on_step;
+  std::function<void(std::string_view message)> on_message;
   ReadyReport ready;
   std::vector<ResumedReport> resumed;
   std::vector<StepReport> steps;
