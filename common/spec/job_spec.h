@@ -20,7 +20,7 @@ enum class LrScheduler { kConstant, kLinear, kCosine };
 enum class LossOn { kAssistant, kAll };
 enum class Bias { kNone, kAll, kLoraOnly };
 enum class EvalStrategy { kNo, kSteps, kEpoch };
-enum class SaveStrategy { kNo, kSteps, kEpoch };
+enum class SaveStrategy { kNo, kSteps, kEpoch, kTime };
 // What the data-parallel ranks replicate and shard; derived from [hyperparameters.parallelism].
 // kZero1: optimizer state. kZero2: and gradients. kFullShard: and weights. kHybridShard: kFullShard
 // within a node, kDdp over nodes.
@@ -61,6 +61,8 @@ struct JobSpec {
       bool save_best_model_at_end = false;
       std::string metric_for_best_model = "val.loss";
       bool greater_is_better = false;
+      int early_stopping_patience = 0;  // 0: off
+      double early_stopping_threshold = 0.0;
     } validation;
   } training;
 
@@ -126,9 +128,10 @@ struct JobSpec {
   } data;
 
   struct Checkpoint {
-    SaveStrategy save_strategy = SaveStrategy::kNo;
+    SaveStrategy save_strategy = SaveStrategy::kTime;
     int save_steps = 500;
-    int save_total_limit = 0;  // 0: keep all
+    double save_minutes = 15;
+    int save_total_limit = 3;  // 0: keep all
   } checkpoint;
 
   bool qlora() const { return training.mode == Mode::kLora && training.use_qlora; }

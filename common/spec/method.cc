@@ -15,7 +15,10 @@ constexpr std::string_view kMode = "training.mode", kQlora = "training.use_qlora
                            kFp16 = "hyperparameters.parallelism.fp16", kDtype = "model.torch_dtype",
                            kEnabled = "training.validation.enabled",
                            kEvaluation = "training.validation.evaluation_strategy",
-                           kVal = "data.val";
+                           kVal = "data.val",
+                           kSaveBest = "training.validation.save_best_model_at_end",
+                           kPatience = "training.validation.early_stopping_patience",
+                           kGreater = "training.validation.greater_is_better";
 
 // Other spellings of kBits.
 constexpr struct {
@@ -182,6 +185,20 @@ void ResolvePrecision(Draft* draft) {
   }
 }
 
+// What compares validations needs some.
+void CheckComparison(Draft* draft) {
+  const bool compares =
+      draft->Bool(kSaveBest) || (draft->Has(kPatience) && draft->Int(kPatience) > 0);
+  if (!compares) return;
+  if (!draft->Bool(kEnabled)) {
+    draft->AddProblem(draft->Bool(kSaveBest) ? kSaveBest : kPatience,
+                      "compares validations, of which this job has none: name rows in data.val, or "
+                      "with --val");
+  } else if (draft->Bool(kGreater)) {
+    draft->AddWarning(kGreater, "takes the greatest val.loss, the worst one, for the best");
+  }
+}
+
 void ResolveValidation(Draft* draft) {
   const bool rows = !draft->String(kVal).empty();
   if (draft->Overridden(kVal) && rows && !draft->Overridden(kEnabled)) {
@@ -197,7 +214,9 @@ void ResolveValidation(Draft* draft) {
     draft->AddProblem(kEnabled,
                       "validation needs rows: name them in data.val, or with --val; a part "
                       "held out of job.data is not supported yet");
+    return;
   }
+  CheckComparison(draft);
 }
 
 }  // namespace sft::spec

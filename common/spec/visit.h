@@ -32,7 +32,7 @@ SFT_SPEC_ENUM(Bias, {"none", Bias::kNone}, {"all", Bias::kAll}, {"lora_only", Bi
 SFT_SPEC_ENUM(EvalStrategy, {"no", EvalStrategy::kNo}, {"steps", EvalStrategy::kSteps},
               {"epoch", EvalStrategy::kEpoch});
 SFT_SPEC_ENUM(SaveStrategy, {"no", SaveStrategy::kNo}, {"steps", SaveStrategy::kSteps},
-              {"epoch", SaveStrategy::kEpoch});
+              {"epoch", SaveStrategy::kEpoch}, {"time", SaveStrategy::kTime});
 SFT_SPEC_ENUM(Sharding, {"ddp", Sharding::kDdp}, {"zero1", Sharding::kZero1},
               {"zero2", Sharding::kZero2}, {"full_shard", Sharding::kFullShard},
               {"hybrid_shard", Sharding::kHybridShard});
@@ -83,6 +83,8 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("training.validation.save_best_model_at_end", v.save_best_model_at_end);
   visit("training.validation.metric_for_best_model", v.metric_for_best_model);
   visit("training.validation.greater_is_better", v.greater_is_better);
+  visit("training.validation.early_stopping_patience", v.early_stopping_patience);
+  visit("training.validation.early_stopping_threshold", v.early_stopping_threshold);
   auto& h = s.hyperparameters;
   visit("hyperparameters.n_epochs", h.n_epochs);
   visit("hyperparameters.per_device_batch", h.per_device_batch);
@@ -129,6 +131,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("data.on_long_rows", s.data.on_long_rows);
   visit("checkpoint.save_strategy", s.checkpoint.save_strategy);
   visit("checkpoint.save_steps", s.checkpoint.save_steps);
+  visit("checkpoint.save_minutes", s.checkpoint.save_minutes);
   visit("checkpoint.save_total_limit", s.checkpoint.save_total_limit);
 }
 

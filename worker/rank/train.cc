@@ -6,6 +6,7 @@
 #include <charconv>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "worker/engine/base/error.h"
@@ -109,12 +110,37 @@ class EventObserver : public engine::TrainObserver {
     context_.events.Sync();
   }
 
-  bool StopRequested() override {
-    if (context_.commands.TakeCheckpoint()) {
-      fmt::print(stderr,
-                 "a checkpoint was asked for: this version saves weights only at the end\n");
-    }
-    return !StopReason(context_.commands).empty();
+  void OnResumed(const engine::ResumedReport& report) override {
+    fmt::print("goes on after step {} from {}\n", report.step, report.path);
+    for (const std::string& change : report.changes) fmt::print("accepted: {}\n", change);
+    context_.events.Write(
+        channel::ResumedEvent{.step = report.step, .path = report.path, .changes = report.changes});
+  }
+
+  void OnCheckpoint(const engine::CheckpointReport& report) override {
+    fmt::print(
+        "checkpoint of step {} ({}): {} bytes in {:.1f} s, of which training waited {:.2f} s: {}\n",
+        report.step, report.reason, report.bytes, report.seconds, report.stall_seconds,
+        report.path);
+    context_.events.Write(channel::CheckpointEvent{.step = report.step,
+                                                   .path = report.path,
+                                                   .bytes = report.bytes,
+                                                   .reason = report.reason,
+                                                   .seconds = report.seconds,
+                                                   .stall_seconds = report.stall_seconds,
+                                                   .metric = report.metric.value_or(0),
+                                                   .has_metric = report.metric.has_value(),
+                                                   .best = report.best});
+    context_.events.Sync();
+  }
+
+  void OnMessage(std::string_view message) override { fmt::print("{}\n", message); }
+
+  bool StopRequested() override { return !StopReason(context_.commands).empty(); }
+
+  bool CheckpointRequested() override {
+    context_.commands.Poll();
+    return context_.commands.TakeCheckpoint();
   }
 
  private:
@@ -239,6 +265,9 @@ engine::TrainerOptions TrainRun::MakeOptions(double peak_flops) const {
              file.threads_per_rank);
   }
   options.output_dir = file.output_dir;
+  options.tokenizer = tokenizer.digest();
+  options.checkpoints = {file.checkpoint_dir, file.first_rank, file.local_ranks};
+  options.resume = {file.resume_dir, file.resume_changed};
   options.peak_flops = peak_flops;
   return options;
 }

@@ -40,8 +40,9 @@ std::string HeaderText(const std::vector<TensorInfo>& infos,
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorInfo> infos,
-                                     std::map<std::string, std::string> metadata)
+                                     std::map<std::string, std::string> metadata, bool hashed)
     : path_(std::move(path)), temporary_(path_) {
+  if (hashed) hash_.emplace();
   temporary_ += ".partial";
   metadata.emplace("format", "pt");
   std::stable_sort(infos.begin(), infos.end(), [](const TensorInfo& a, const TensorInfo& b) {
@@ -51,6 +52,7 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<Ten
     info.begin = total_bytes_;
     total_bytes_ += static_cast<uint64_t>(info.numel()) * c10::elementSize(info.dtype);
     info.end = total_bytes_;
+    order_.push_back(info.name);
     if (!entries_.emplace(info.name, Entry{info}).second) {
       throw InternalError(
           fmt::format("tensor \"{}\" is given twice to {}", info.name, path_.string()));
@@ -127,6 +129,13 @@ void SafetensorsWriter::Put(Entry& entry, int64_t first, const at::Tensor& part)
 
 void SafetensorsWriter::WriteAt(const void* data, uint64_t size, uint64_t offset) {
   const char* from = static_cast<const char*>(data);
+  if (hash_) {
+    if (offset != hashed_) {
+      throw InternalError(fmt::format("{} is hashed and not written in order", path_.string()));
+    }
+    hash_->Update(data, size);
+    hashed_ += size;
+  }
   while (size > 0) {
     const ssize_t put = pwrite(fd_, from, size, static_cast<off_t>(offset));
     if (put < 0 && errno == EINTR) continue;
@@ -134,6 +143,8 @@ void SafetensorsWriter::WriteAt(const void* data, uint64_t size, uint64_t offset
     from += put;
     offset += static_cast<uint64_t>(put);
     size -= static_cast<uint64_t>(put);
+    // Written out as it comes, so that the sync at the end is short. Only advice.
+    sync_file_range(fd_, static_cast<off_t>(offset) - put, put, SYNC_FILE_RANGE_WRITE);
   }
 }
 

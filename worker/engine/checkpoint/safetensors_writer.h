@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "common/io/sha256.h"
 #include "worker/engine/checkpoint/safetensors.h"
 
 namespace sft::engine {
@@ -33,9 +35,9 @@ class SafetensorsWriter {
  public:
   // Reserves the file's space where the file system can. `infos` gives name, dtype and shape; their
   // offsets are assigned here. "format": "pt" is added to the metadata, as transformers asks for
-  // it.
+  // it. `hashed`: sha256() is wanted, for which tensors have to be written in the file's order.
   SafetensorsWriter(std::filesystem::path path, std::vector<TensorInfo> infos,
-                    std::map<std::string, std::string> metadata = {});
+                    std::map<std::string, std::string> metadata = {}, bool hashed = false);
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
@@ -50,6 +52,13 @@ class SafetensorsWriter {
 
   // Throws InternalError naming the tensors not fully written.
   void Commit();
+
+  // The tensors' names in the order in which they lie in the file.
+  const std::vector<std::string>& order() const { return order_; }
+  // Of the whole file.
+  int64_t size() const { return static_cast<int64_t>(data_begin_ + total_bytes_); }
+  // Of what was written: to be called once, after Commit of a writer that hashes.
+  std::string Sha256() { return hash_.value().FinishHex(); }
 
  private:
   struct Entry {
@@ -67,6 +76,9 @@ class SafetensorsWriter {
   uint64_t data_begin_ = 0;
   uint64_t total_bytes_ = 0;
   std::map<std::string, Entry, std::less<>> entries_;
+  std::vector<std::string> order_;
+  std::optional<io::Sha256> hash_;
+  uint64_t hashed_ = 0;  // bytes of the file
 };
 
 // All at once.

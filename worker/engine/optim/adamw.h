@@ -65,6 +65,16 @@ struct AdamWOptions {
 // The options of a job.
 AdamWOptions AdamWOptionsOf(const spec::JobSpec& spec);
 
+// The states of consecutive elements of a parameter as AdamW keeps them: fp32, bf16, or codes with
+// an absmax for each started block of 256 elements from `first` on.
+struct AdamWMoments {
+  int64_t first = 0;              // element of the whole parameter
+  at::Tensor m, v;                // 1-D
+  at::Tensor m_absmax, v_absmax;  // undefined but for codes
+
+  int64_t count() const { return m.numel(); }
+};
+
 // Owns the states, shares the tensors. Thread-compatible.
 class AdamW {
  public:
@@ -87,6 +97,16 @@ class AdamW {
   const std::vector<OptimizerParam>& params() const { return params_; }
   // Steps taken.
   int64_t steps() const { return steps_; }
+
+  // The states of params()[index]; they share the storage that steps change.
+  AdamWMoments Moments(size_t index) const;
+  // Overwrites them with `saved` ones, in host memory and ascending, which may be cut otherwise and
+  // of another kind but hold every element. The bits are kept where the kind is the same; a block
+  // of 8-bit codes moreover has to lie in one saved block. Other blocks are decoded and coded anew:
+  // an element changes by at most half a step of the map times the largest of its new block.
+  // Throws InternalError where an element is missing.
+  void Restore(size_t index, std::span<const AdamWMoments> saved);
+  void SetSteps(int64_t steps) { steps_ = steps; }
   // Bytes of the states held here.
   int64_t StateBytes() const;
 

@@ -102,21 +102,6 @@ void Decode(const DynamicMap& map, const uint8_t* codes, const float* absmax, fl
   for (int64_t i = 0; i < count; ++i) to[i] = map.values()[codes[i]] * absmax[i / kOptimizerBlock];
 }
 
-// `floor`: least code of a value above zero.
-void Encode(const DynamicMap& map, const float* from, uint8_t* codes, float* absmax, uint8_t floor,
-            int64_t count) {
-  for (int64_t begin = 0; begin < count; begin += kOptimizerBlock) {
-    const int64_t end = std::min(begin + kOptimizerBlock, count);
-    const float most = AbsMax(from + begin, end - begin);
-    absmax[begin / kOptimizerBlock] = most;
-    const float inverse = most > 0 ? 1 / most : 0;
-    for (int64_t i = begin; i < end; ++i) {
-      const uint8_t code = map.Nearest(from[i] * inverse);
-      codes[i] = from[i] > 0 ? std::max(code, floor) : code;
-    }
-  }
-}
-
 struct Buffers {
   alignas(64) std::array<float, kChunk> w, g, m, v;
   alignas(64) std::array<uint32_t, kChunk> state_bits, weight_bits;
@@ -187,9 +172,9 @@ class Chunk {
     }
     if (s_.m_absmax->defined()) {
       const int64_t block = begin_ / kOptimizerBlock;
-      Encode(DynamicMap::Signed(), m, Codes(*s_.m), Fp32(*s_.m_absmax) + block, 0, count_);
-      // A second moment that became zero would divide m by epsilon alone.
-      Encode(DynamicMap::Unsigned(), v, Codes(*s_.v), Fp32(*s_.v_absmax) + block, 1, count_);
+      EncodeBlocks(DynamicMap::Signed(), m, Codes(*s_.m), Fp32(*s_.m_absmax) + block, 0, count_);
+      EncodeBlocks(DynamicMap::Unsigned(), v, Codes(*s_.v), Fp32(*s_.v_absmax) + block,
+                   kSecondMomentFloor, count_);
     } else if (IsBf16(*s_.m)) {
       StoreBf16Stochastic(m, Bf16(*s_.m) + begin_, b_.state_bits.data(), 0, count_);
       StoreBf16Stochastic(v, Bf16(*s_.v) + begin_, b_.state_bits.data(), 16, count_);
@@ -212,6 +197,20 @@ class Chunk {
 };
 
 }  // namespace
+
+void EncodeBlocks(const DynamicMap& map, const float* from, uint8_t* codes, float* absmax,
+                  uint8_t floor, int64_t count) {
+  for (int64_t begin = 0; begin < count; begin += kOptimizerBlock) {
+    const int64_t end = std::min(begin + kOptimizerBlock, count);
+    const float most = AbsMax(from + begin, end - begin);
+    absmax[begin / kOptimizerBlock] = most;
+    const float inverse = most > 0 ? 1 / most : 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const uint8_t code = map.Nearest(from[i] * inverse);
+      codes[i] = from[i] > 0 ? std::max(code, floor) : code;
+    }
+  }
+}
 
 void StepCpu(const Step& step) {
   const int64_t elements = step.weight.numel();

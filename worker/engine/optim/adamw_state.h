@@ -12,6 +12,8 @@
 
 namespace sft::engine {
 
+class DynamicMap;
+
 // States of one parameter. m and v are fp32, bf16 or 8-bit codes; with codes the absmax tensors
 // hold one fp32 for each started block of kOptimizerBlock elements.
 struct AdamW::State {
@@ -31,6 +33,12 @@ struct Step {
   int64_t offset;  // of the shard's first element in the parameter
   const ops::AdamWFactors& factors;
 };
+
+// Codes `count` floats in blocks of kOptimizerBlock. `floor`: least code of a value above zero.
+void EncodeBlocks(const DynamicMap& map, const float* from, uint8_t* codes, float* absmax,
+                  uint8_t floor, int64_t count);
+// Of a second moment: one that became zero would divide m by epsilon alone.
+inline constexpr uint8_t kSecondMomentFloor = 1;
 
 // Tensors on the CPU.
 void StepCpu(const Step& step);

@@ -1,18 +1,41 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace sft::engine {
 
-// What a training run reports, in the order in which it happens: ready, then evals and steps, then
-// consistency and artifact. All calls come from the training thread, on every rank.
+// What a training run reports, in the order in which it happens: ready, resumed, then evals, steps
+// and checkpoints, then consistency and artifact. All calls come from the training thread, on every
+// rank.
 
-// The rank is about to run step 1.
+// The rank is about to run its first step.
 struct ReadyReport {
   int64_t total_steps = 0;
   int64_t trainable_parameters = 0;
   int64_t total_parameters = 0;  // of the base
+};
+
+// The run goes on from a checkpoint.
+struct ResumedReport {
+  int64_t step = 0;  // steps that are done
+  std::string path;
+  std::vector<std::string> changes;  // differences that were accepted
+};
+
+// A checkpoint is complete and durable on this rank's node.
+struct CheckpointReport {
+  int64_t step = 0;
+  std::string path;
+  int64_t bytes = 0;  // on this node
+  std::string reason;
+  double seconds = 0;            // from the step's end until it was durable
+  double stall_seconds = 0;      // of them the training stood still
+  std::optional<double> metric;  // of the validation after that step
+  bool best = false;             // the best so far
 };
 
 // One optimizer step.
@@ -60,12 +83,19 @@ class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
   virtual void OnReady(const ReadyReport&) {}
+  virtual void OnResumed(const ResumedReport&) {}
   virtual void OnStep(const StepReport&) {}
   virtual void OnEval(const EvalReport&) {}
   virtual void OnConsistency(const ConsistencyReport&) {}
-  virtual void OnArtifact(const ArtifactReport&) {}  // on rank 0 only
+  virtual void OnArtifact(const ArtifactReport&) {}      // on rank 0 only
+  virtual void OnCheckpoint(const CheckpointReport&) {}  // on the first rank of each node only
+  // For the log: what people should know and no program needs.
+  virtual void OnMessage(std::string_view) {}
   // Asked between steps. The run ends when any rank says so.
   virtual bool StopRequested() { return false; }
+  // Asked between steps: whether a checkpoint is wanted that was not when this was asked before.
+  // Any rank may say so.
+  virtual bool CheckpointRequested() { return false; }
 };
 
 }  // namespace sft::engine

@@ -18,6 +18,7 @@
 #include "worker/engine/optim/grad_norm.h"
 #include "worker/engine/train/delivery.h"
 #include "worker/engine/train/memory_stats.h"
+#include "worker/engine/train/stamp.h"
 #include "worker/engine/train/validation.h"
 
 namespace sft::engine {
@@ -40,6 +41,12 @@ std::optional<StepPlan> ValidationPlan(const TrainerOptions& options) {
   return StepPlan::ForValidation(options.validation, StepPlanOptions::FromSpec(options.spec));
 }
 
+std::optional<CheckpointLoader> MakeLoader(const TrainerOptions& options, const Stamp& stamp,
+                                           Communicator& comm) {
+  if (options.resume.dir.empty()) return std::nullopt;
+  return std::make_optional<CheckpointLoader>(options.resume, stamp, options.checkpoints, comm);
+}
+
 }  // namespace
 
 double Trainer::StepLoss::total() const { return std::accumulate(ranks.begin(), ranks.end(), 0.0); }
@@ -49,13 +56,39 @@ Trainer::Trainer(TrainerOptions options, Communicator& comm, TrainObserver& obse
       comm_(comm),
       observer_(observer),
       clock_(clock),
-      model_(options_.spec, options_.model_dir, comm, options_.execution),
       plan_(options_.train, StepPlanOptions::FromSpec(options_.spec)),
       validation_(ValidationPlan(options_)),
+      loader_(MakeLoader(options_, OwnStamp(), comm)),
+      model_(options_.spec, options_.model_dir, comm, options_.execution),
+      best_(options_.spec.training.validation),
+      saver_(options_.checkpoints, options_.spec, OwnStamp(), model_, comm, observer, clock),
       schedule_(options_.spec.hyperparameters.lr_scheduler,
                 options_.spec.hyperparameters.learning_rate,
                 options_.spec.hyperparameters.warmup_ratio, plan_.total_steps()),
-      flops_(model_.config(), model_.layout()) {}
+      flops_(model_.config(), model_.layout()) {
+  if (loader_) Resume();
+}
+
+Stamp Trainer::OwnStamp() const {
+  if (options_.checkpoints.dir.empty() && options_.resume.dir.empty()) return {};
+  return MakeStamp({.spec = options_.spec,
+                    .model_dir = options_.model_dir,
+                    .train = *options_.train,
+                    .validation = options_.validation.get(),
+                    .tokenizer = options_.tokenizer,
+                    .total_steps = plan_.total_steps(),
+                    .device = comm_.device()});
+}
+
+void Trainer::Resume() {
+  best_weights_ = loader_->Restore(model_);
+  const Manifest& manifest = loader_->manifest();
+  taken_ = manifest.step;
+  best_.Restore(manifest.best_metric, manifest.best_step, manifest.validations_without_gain);
+  const bool keeps_best = options_.spec.training.validation.save_best_model_at_end;
+  if (!keeps_best) best_weights_.clear();
+  if (keeps_best && best_.best_step() == taken_ && best_.best()) best_weights_ = model_.Snapshot();
+}
 
 TrainResult Trainer::Run() {
   const at::NoGradGuard no_grad;
@@ -65,20 +98,43 @@ TrainResult Trainer::Run() {
   const ModelLayout& layout = model_.layout();
   observer_.OnReady(
       {plan_.total_steps(), layout.trainable_parameters(), layout.total_parameters()});
-  if (validation_) Evaluate(0);
+  if (loader_) {
+    observer_.OnResumed({taken_, loader_->dir().string(), loader_->changes()});
+    loader_.reset();
+  } else if (validation_) {
+    Evaluate(0);
+  }
   last_report_ = clock_.Mono();
-  int64_t taken = 0;
-  while (taken < plan_.total_steps() && !stop_) {
-    const Step step = plan_.GetStep(taken);
+  while (taken_ < plan_.total_steps() && !stop_ && !best_.hopeless()) {
+    const Step step = plan_.GetStep(taken_);
     RunStep(step);
-    ++taken;
+    ++taken_;
+    std::optional<double> metric;
+    bool best = false;
     if (!stop_ && EvalDue(step)) {
-      Evaluate(taken);
+      metric = Evaluate(taken_);
+      best = KeepIfBest(taken_, *metric);
       last_report_ = clock_.Mono();
     }
+    SaveAfter(step, metric, best);
   }
-  if (!stop_) DeliverResult();
-  return {taken, stop_};
+  if (stop_) return {taken_, true};
+  saver_.Finish();
+  DeliverResult();
+  return {taken_, false};
+}
+
+void Trainer::SaveAfter(const Step& step, const std::optional<double>& metric, bool best) {
+  const bool last = taken_ == plan_.total_steps() || best_.hopeless();
+  const CheckpointSaver::Moment moment{.step = taken_,
+                                       .epoch = EpochAfter(step),
+                                       .samples = step.position + step.samples,
+                                       .ends_epoch = taken_ % plan_.steps_per_epoch() == 0,
+                                       .last = last,
+                                       .metric = metric,
+                                       .best = best};
+  stop_ ? saver_.Stop(moment, best_, best_weights_)
+        : saver_.AfterStep(moment, best_, best_weights_);
 }
 
 void Trainer::RunStep(const Step& step) {
@@ -89,6 +145,8 @@ void Trainer::RunStep(const Step& step) {
   const double norm = model_.ReduceGradients(scale);
   if (!std::isfinite(norm)) FailNotFinite(step, loss, "gradient norm");
   const double lr = schedule_.At(step.index + 1);
+  saver_.OnFlags(loss.flags);
+  saver_.BeforeUpdate();
   model_.Update(lr, scale * ClipFactor(norm, options_.spec.hyperparameters.max_grad_norm));
   const MonoTime now = clock_.Mono();
   Report(step, loss, norm, lr, Seconds(now - last_report_));
@@ -119,18 +177,22 @@ Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
   return loss;
 }
 
-// Every rank's sum and its wish to stop, so that all ranks decide alike.
+// Every rank's sum, its wish to stop and how its checkpoints stand, so that all ranks decide alike.
 void Trainer::ExchangeLoss(StepLoss& loss) {
   const double own = std::accumulate(loss.micro.begin(), loss.micro.end(), 0.0);
-  const Tensor part =
-      at::tensor({own, observer_.StopRequested() ? 1.0 : 0.0}, at::kDouble).to(comm_.device());
+  // In this order: who asks for a checkpoint and then for a stop gets both, whenever that is.
+  const bool stop = observer_.StopRequested();
+  uint32_t flags = saver_.OwnFlags(observer_.CheckpointRequested());
+  if (stop) flags |= CheckpointSaver::kStop;
+  const Tensor part = at::tensor({own, static_cast<double>(flags)}, at::kDouble).to(comm_.device());
   Tensor all = at::empty({2 * comm_.world()}, part.options());
   comm_.AllGather(all, part);
   const Tensor host = all.cpu();
   const double* values = host.const_data_ptr<double>();
   for (int rank = 0; rank < comm_.world(); ++rank) {
     loss.ranks.push_back(values[2 * rank]);
-    loss.stop = loss.stop || values[2 * rank + 1] != 0.0;
+    loss.flags.push_back(static_cast<uint32_t>(values[2 * rank + 1]));
+    loss.stop = loss.stop || (loss.flags.back() & CheckpointSaver::kStop) != 0;
   }
 }
 
@@ -176,8 +238,7 @@ void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, d
   }
   report.grad_norm = grad_norm;
   report.lr = lr;
-  report.epoch =
-      static_cast<double>(step.position + step.samples) / static_cast<double>(plan_.samples());
+  report.epoch = EpochAfter(step);
   report.tokens = step.tokens;
   report.seconds = seconds;
   if (seconds > 0) {
@@ -187,6 +248,10 @@ void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, d
   }
   report.memory_bytes = PeakMemoryBytes(comm_.device());
   observer_.OnStep(report);
+}
+
+double Trainer::EpochAfter(const Step& step) const {
+  return static_cast<double>(step.position + step.samples) / static_cast<double>(plan_.samples());
 }
 
 bool Trainer::EvalDue(const Step& step) const {
@@ -205,26 +270,34 @@ bool Trainer::EvalDue(const Step& step) const {
   return false;
 }
 
-void Trainer::Evaluate(int64_t steps_taken) {
+double Trainer::Evaluate(int64_t steps_taken) {
   const MonoTime start = clock_.Mono();
   const ValidationResult result = Validate(model_, *validation_, comm_);
   observer_.OnEval({steps_taken, result.loss, result.tokens, Seconds(clock_.Mono() - start)});
-  if (steps_taken > 0) KeepIfBest(result.loss);
+  return result.loss;
 }
 
 // Every rank has the same loss, so all keep the same step.
-void Trainer::KeepIfBest(double loss) {
+bool Trainer::KeepIfBest(int64_t step, double loss) {
   const auto& validation = options_.spec.training.validation;
-  if (!validation.save_best_model_at_end) return;
-  const bool better =
-      !best_loss_ || (validation.greater_is_better ? loss > *best_loss_ : loss < *best_loss_);
-  if (!better) return;
-  best_loss_ = loss;
-  best_weights_ = model_.Snapshot();
+  const bool best = best_.Add(step, loss);
+  if (best && validation.save_best_model_at_end) best_weights_ = model_.Snapshot();
+  if (best_.hopeless() && comm_.rank() == 0) {
+    observer_.OnMessage(fmt::format(
+        "the training ends after step {}: no {} better than {} of step {} in {} validations", step,
+        validation.metric_for_best_model, *best_.best(), best_.best_step(),
+        validation.early_stopping_patience));
+  }
+  return best;
 }
 
 void Trainer::DeliverResult() {
   if (!best_weights_.empty()) {
+    if (comm_.rank() == 0) {
+      observer_.OnMessage(fmt::format(
+          "delivering the weights of step {}, whose {} is the best: {}", best_.best_step(),
+          options_.spec.training.validation.metric_for_best_model, *best_.best()));
+    }
     model_.Restore(best_weights_);
     best_weights_.clear();
   }

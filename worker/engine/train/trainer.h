@@ -13,6 +13,9 @@
 #include "worker/engine/data/step_plan.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/optim/lr_schedule.h"
+#include "worker/engine/train/best_tracker.h"
+#include "worker/engine/train/checkpoint_loader.h"
+#include "worker/engine/train/checkpoint_saver.h"
 #include "worker/engine/train/flops.h"
 #include "worker/engine/train/observer.h"
 #include "worker/engine/train/training_model.h"
@@ -31,28 +34,34 @@ struct TrainerOptions {
   // Dense peak of one device in the type of the computation, operations a second; 0: not known.
   double peak_flops = 0;
   Ceiling ceiling;
+  std::string tokenizer;             // ChatTokenizer::digest, for the stamp of checkpoints
+  CheckpointPlace checkpoints;       // where they are written
+  CheckpointLoader::Options resume;  // dir empty: begins at step 0
 };
 
 // How a run ended.
 struct TrainResult {
-  int64_t steps = 0;
+  int64_t steps = 0;     // those before a checkpoint too
   bool stopped = false;  // ended by StopRequested: nothing was delivered
 };
 
 // Runs a whole job on one rank: every rank makes one with the same options and calls Run. Two runs
-// of one job on the same kind of device and number of ranks give the same bits.
+// of one job on the same kind of device and number of ranks give the same bits, also where one of
+// them was ended and went on from a checkpoint; on another number of ranks, or sharded otherwise,
+// it goes on with the same rows in the same steps.
 // Thread-compatible; borrows comm, observer and clock.
 class Trainer {
  public:
-  // Loads the model. Throws UserError: model or data cannot be used, validation asked for without
-  // rows.
+  // Verifies the checkpoint to go on from, loads the model and then the checkpoint's states.
+  // Throws UserError: model or data cannot be used, validation asked for without rows; and as
+  // CheckpointLoader.
   Trainer(TrainerOptions options, Communicator& comm, TrainObserver& observer,
           Clock& clock = Clock::Real());
 
-  // Trains, validates when the job says so (and once before the first step, for comparison), and
-  // delivers. Throws UserError when the loss or the gradient is not finite (saying at which step,
-  // on which rank and in which rows), InfrastructureError when a peer or the disk fails,
-  // InternalError when ranks diverged.
+  // Trains, validates when the job says so (and once before step 1, for comparison), saves
+  // checkpoints, and delivers. Throws UserError when the loss or the gradient is not finite (saying
+  // at which step, on which rank and in which rows), InfrastructureError when a peer or the disk
+  // fails, InternalError when ranks diverged.
   TrainResult Run();
 
   TrainingModel& model() { return model_; }
@@ -60,9 +69,10 @@ class Trainer {
 
  private:
   struct StepLoss {
-    std::vector<double> micro;  // this rank's sums
-    std::vector<double> ranks;  // every rank's sum
-    bool stop = false;          // some rank wants to stop
+    std::vector<double> micro;    // this rank's sums
+    std::vector<double> ranks;    // every rank's sum
+    std::vector<uint32_t> flags;  // every rank's CheckpointSaver::Flag
+    bool stop = false;            // some rank wants to stop
     double total() const;
   };
 
@@ -71,26 +81,33 @@ class Trainer {
   void ExchangeLoss(StepLoss& loss);
   [[noreturn]] void FailNotFinite(const Step& step, const StepLoss& loss, const std::string& what);
   void Report(const Step& step, const StepLoss& loss, double grad_norm, double lr, double seconds);
+  double EpochAfter(const Step& step) const;
   bool EvalDue(const Step& step) const;
-  void Evaluate(int64_t steps_taken);
-  void KeepIfBest(double loss);
+  double Evaluate(int64_t steps_taken);
+  bool KeepIfBest(int64_t step, double loss);
+  void SaveAfter(const Step& step, const std::optional<double>& metric, bool best);
+  Stamp OwnStamp() const;
+  void Resume();
   void DeliverResult();
 
   TrainerOptions options_;
   Communicator& comm_;
   TrainObserver& observer_;
   Clock& clock_;
-  TrainingModel model_;
   StepPlan plan_;
   std::optional<StepPlan> validation_;
+  std::optional<CheckpointLoader> loader_;  // until the states are restored
+  TrainingModel model_;
+  BestTracker best_;
+  std::vector<at::Tensor> best_weights_;  // of the best step, where they are to be delivered
+  CheckpointSaver saver_;
   LrSchedule schedule_;
   StepFlops flops_;
+  int64_t taken_ = 0;  // steps
   bool stop_ = false;
   Flops step_flops_;  // of this rank in the step under way
   int64_t rank_targets_ = 0;
   MonoTime last_report_{};
-  std::optional<double> best_loss_;
-  std::vector<at::Tensor> best_weights_;
 };
 
 }  // namespace sft::engine

@@ -286,12 +286,30 @@ std::vector<Tensor> TrainingModel::Snapshot() const {
 
 void TrainingModel::Restore(const std::vector<Tensor>& snapshot) {
   if (host_) host_->Finish();
-  for (size_t i = 0; i < snapshot.size(); ++i) {
-    TrainablePart part = store_->parts()[i];
-    part.master.copy_(snapshot[i]);
-    if (part.copy.defined()) part.copy.copy_(snapshot[i]);
+  for (size_t i = 0; i < snapshot.size(); ++i) store_->parts()[i].master.copy_(snapshot[i]);
+  MastersChanged();
+}
+
+std::vector<AdamW*> TrainingModel::Optimizers() {
+  if (host_) {
+    host_->Finish();
+    return host_->Optimizers();
+  }
+  std::vector<AdamW*> optimizers;
+  for (const Group& group : groups_) optimizers.push_back(group.adamw.get());
+  return optimizers;
+}
+
+void TrainingModel::MastersChanged() {
+  for (const TrainablePart& part : store_->parts()) {
+    if (part.copy.defined()) part.copy.copy_(part.master);
   }
   WeightsChanged();
+}
+
+bool TrainingModel::holds_first_copy() const {
+  if (store_->placement() == Placement::kReplicated) return comm_.rank() == 0;
+  return mesh_.replicas() == nullptr || mesh_.replicas()->rank() == 0;
 }
 
 }  // namespace sft::engine

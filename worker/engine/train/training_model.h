@@ -81,6 +81,14 @@ class TrainingModel {
   std::vector<at::Tensor> Snapshot() const;
   void Restore(const std::vector<at::Tensor>& snapshot);
 
+  // What updates this rank's parts, finished with the last step: master weights (params()) and
+  // states, by parameter and first element. Both may be overwritten, MastersChanged then called.
+  std::vector<AdamW*> Optimizers();
+  // Makes all that is computed with follow the master weights. A collective.
+  void MastersChanged();
+  // Whether this rank's parts are the first copy of them: what has to be saved, once.
+  bool holds_first_copy() const;
+
   const DecoderConfig& config() const { return config_; }
   const ModelLayout& layout() const { return layout_; }
   const TrainableStore& store() const;  // up to date

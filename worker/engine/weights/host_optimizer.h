@@ -60,6 +60,9 @@ class HostOptimizer {
   // Whether units still wait to be updated.
   bool pending() const { return next_ < transfers_.size(); }
 
+  // What has the masters and the states, those of the step that was begun once it is finished.
+  std::vector<AdamW*> Optimizers() const { return {decayed_.get(), plain_.get()}; }
+
   // Bytes of states, and of pinned buffers, in host memory.
   int64_t StateBytes() const;
   int64_t BufferBytes() const;

@@ -271,10 +271,14 @@ INSTANTIATE_TEST_SUITE_P(
                   "not supported yet: weights in host memory; offload_optimizer = true"},
         WrongFile{"NegativeBudget", "memory_budget_gb = -1", "compute.memory_budget_gb",
                   "at least 0"},
-        WrongFile{"Saving", "[checkpoint]\nsave_strategy = \"epoch\"", "checkpoint.save_strategy",
-                  "not supported yet"},
-        WrongFile{"BestModel", "[training.validation]\nsave_best_model_at_end = true",
-                  "training.validation.save_best_model_at_end", "not supported yet"},
+        WrongFile{"Saving", "[checkpoint]\nsave_strategy = \"sometimes\"",
+                  "checkpoint.save_strategy", "must be \"no\", \"steps\", \"epoch\" or \"time\""},
+        WrongFile{"SavingAtOnce", "[checkpoint]\nsave_minutes = 0", "checkpoint.save_minutes",
+                  "must be a number above 0"},
+        WrongFile{"BestModelOfNoValidation", "[training.validation]\nsave_best_model_at_end = true",
+                  "training.validation.save_best_model_at_end", "name rows in data.val"},
+        WrongFile{"PatienceWithoutValidation", "[training.validation]\nearly_stopping_patience = 2",
+                  "training.validation.early_stopping_patience", "name rows in data.val"},
         WrongFile{"Generation", "[train]\npredict_with_generate = true",
                   "train.predict_with_generate", "not supported yet"},
         WrongFile{"DeviceMap", "[model]\ndevice_map = \"balanced\"", "model.device_map",
@@ -292,6 +296,38 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{"ValidationWithoutRows", "[training.validation]\nenabled = true",
                   "training.validation.enabled", "name them in data.val"}),
     [](const auto& info) { return std::string(info.param.name); });
+
+TEST(ValidationTest, TheBestModelIsComparedOnTheRowsOfTheJob) {
+  const Resolution r =
+      ResolveText(Minimal("[data]\nval = \"v.jsonl\"\n[train]\nload_best_model_at_end = true\n"
+                          "early_stopping_patience = 3\nearly_stopping_threshold = 0.01\n"));
+  ASSERT_TRUE(r.problems.empty()) << Describe(r.problems);
+  const auto& validation = r.spec.training.validation;
+  EXPECT_TRUE(validation.save_best_model_at_end);
+  EXPECT_EQ(validation.early_stopping_patience, 3);
+  EXPECT_EQ(validation.early_stopping_threshold, 0.01);
+  EXPECT_TRUE(r.warnings.empty()) << Describe(r.warnings);
+}
+
+TEST(ValidationTest, TheGreatestLossAsTheBestIsAWarning) {
+  const Resolution r =
+      ResolveText(Minimal("[data]\nval = \"v.jsonl\"\n[train]\nsave_best_model_at_end = true\n"
+                          "greater_is_better = true\n"));
+  ASSERT_TRUE(r.problems.empty()) << Describe(r.problems);
+  EXPECT_THAT(Describe(r.warnings), HasSubstr("the worst one, for the best"));
+}
+
+TEST(CheckpointTest, AJobSavesByTimeUnlessItSaysOtherwise) {
+  const Resolution plain = ResolveText(Minimal());
+  EXPECT_EQ(plain.spec.checkpoint.save_strategy, SaveStrategy::kTime);
+  EXPECT_EQ(plain.spec.checkpoint.save_minutes, 15);
+  EXPECT_EQ(plain.spec.checkpoint.save_total_limit, 3);
+  const Resolution steps =
+      ResolveText(Minimal("[train]\nsave_strategy = \"steps\"\nsave_steps = 7\n"));
+  ASSERT_TRUE(steps.problems.empty()) << Describe(steps.problems);
+  EXPECT_EQ(steps.spec.checkpoint.save_strategy, SaveStrategy::kSteps);
+  EXPECT_EQ(steps.spec.checkpoint.save_steps, 7);
+}
 
 TEST(ValidationTest, RowsSwitchItOn) {
   const Resolution r = ResolveText(Minimal("[data]\nval = \"v.jsonl\""));

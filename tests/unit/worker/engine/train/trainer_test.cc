@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "common/spec/visit.h"
-#include "tests/unit/worker/engine/dist/run_ranks.h"
 #include "tests/unit/worker/engine/model/tiny_model.h"
+#include "tests/unit/worker/engine/train/run_trainer.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/checkpoint/safetensors.h"
@@ -22,23 +22,6 @@ namespace sft::engine {
 namespace {
 
 using at::Tensor;
-
-class RecordingObserver : public TrainObserver {
- public:
-  void OnReady(const ReadyReport& report) override { ready = report; }
-  void OnStep(const StepReport& report) override { steps.push_back(report); }
-  void OnEval(const EvalReport& report) override { evals.push_back(report); }
-  void OnConsistency(const ConsistencyReport& report) override { consistency = report; }
-  void OnArtifact(const ArtifactReport& report) override { artifacts.push_back(report); }
-  bool StopRequested() override { return static_cast<int64_t>(steps.size()) + 1 == stop_after; }
-
-  int64_t stop_after = -1;
-  ReadyReport ready;
-  std::vector<StepReport> steps;
-  std::vector<EvalReport> evals;
-  ConsistencyReport consistency;
-  std::vector<ArtifactReport> artifacts;
-};
 
 class TrainerTest : public testing::Test {
  protected:
@@ -53,35 +36,10 @@ class TrainerTest : public testing::Test {
   std::filesystem::path model_dir() const { return dir_ / "model"; }
   std::filesystem::path output_dir() const { return dir_ / "output"; }
 
-  // Rows that count upwards: learnable in a few steps.
-  static std::shared_ptr<const Dataset> Rows(int count) {
-    std::vector<std::vector<int32_t>> tokens;
-    std::vector<std::vector<uint8_t>> loss;
-    for (int row = 0; row < count; ++row) {
-      tokens.emplace_back();
-      for (int i = 0; i < 8 + row % 5; ++i)
-        tokens.back().push_back((row * 7 + i) % kTinyVocabulary);
-      loss.emplace_back(tokens.back().size(), 1);
-      loss.back()[0] = 0;
-    }
-    return Dataset::FromDocuments(tokens, loss);
-  }
+  static std::shared_ptr<const Dataset> Rows(int count) { return CountingRows(count); }
 
   TrainerOptions Options(spec::Mode mode, int world) const {
-    TrainerOptions options;
-    spec::JobSpec& job = options.spec;
-    job.training.mode = mode;
-    job.lora.r = 4;
-    job.compute.gpu_count = world;
-    job.hyperparameters.per_device_batch = 2;
-    job.hyperparameters.global_batch = 2 * world;
-    job.hyperparameters.max_steps = 6;
-    job.hyperparameters.learning_rate = 5e-3;
-    options.model_dir = model_dir();
-    options.model_name = "tiny";
-    options.train = Rows(12);
-    options.output_dir = output_dir();
-    return options;
+    return TinyRun(model_dir(), mode, world);
   }
 
   RecordingObserver RunOne(const TrainerOptions& options, int64_t stop_after = -1) {
@@ -91,15 +49,6 @@ class TrainerTest : public testing::Test {
     Trainer trainer(options, *comm, observer);
     result_ = trainer.Run();
     return observer;
-  }
-
-  std::vector<RecordingObserver> RunAll(const TrainerOptions& options, int world) {
-    std::vector<RecordingObserver> observers(world);
-    RunRanks(world, [&](Communicator& comm) {
-      Trainer trainer(options, comm, observers[comm.rank()]);
-      trainer.Run();
-    });
-    return observers;
   }
 
   std::filesystem::path dir_;
@@ -144,7 +93,7 @@ TEST_F(TrainerTest, TokensWithoutLossDoNotDiluteTheGradient) {
 TEST_F(TrainerTest, FullShardGathersWhatIsDelivered) {
   TrainerOptions options = Options(spec::Mode::kFullFinetune, 3);
   options.spec.parallelism.sharding = spec::Sharding::kFullShard;
-  for (const RecordingObserver& observer : RunAll(options, 3)) {
+  for (const RecordingObserver& observer : RunTrainer(options, 3)) {
     EXPECT_TRUE(observer.consistency.consistent);
     EXPECT_EQ(observer.consistency.weights_sha256, observer.consistency.delivered_sha256);
   }
@@ -161,7 +110,7 @@ TEST_F(TrainerTest, ReplicasOfAShardedOptimizerAreEqualOnAllRanks) {
     options.output_dir = dir_ / spec::EnumName(sharding);
     options.spec.training.use_qlora = true;
     options.spec.parallelism.sharding = sharding;
-    const auto observers = RunAll(options, 2);
+    const auto observers = RunTrainer(options, 2);
     EXPECT_TRUE(observers[0].consistency.consistent);
     EXPECT_EQ(observers[0].consistency.weights_sha256, observers[1].consistency.weights_sha256);
     EXPECT_EQ(observers[0].artifacts.size(), 1u);
@@ -178,7 +127,7 @@ TEST_F(TrainerTest, NodesOfHybridShardHoldTheSameBits) {
   options.spec.compute.gpus_per_node = 2;
   options.spec.parallelism.sharding = spec::Sharding::kHybridShard;
   options.spec.parallelism.compute_type = spec::ComputeType::kBf16;
-  const auto observers = RunAll(options, 4);
+  const auto observers = RunTrainer(options, 4);
   for (const RecordingObserver& observer : observers) {
     EXPECT_TRUE(observer.consistency.consistent);
     EXPECT_EQ(observer.consistency.weights_sha256, observers[0].consistency.weights_sha256);
@@ -194,10 +143,10 @@ TEST_F(TrainerTest, GradientsSentInBf16GiveTheCurveOfThoseSentInFp32) {
   options.spec.hyperparameters.learning_rate = 1e-3;
   options.spec.parallelism.sharding = spec::Sharding::kZero2;
   options.output_dir = dir_ / "fp32";
-  const auto fp32 = RunAll(options, 2)[0].steps;
+  const auto fp32 = RunTrainer(options, 2)[0].steps;
   options.spec.parallelism.sharding = spec::Sharding::kFullShard;
   options.output_dir = dir_ / "bf16";
-  const auto bf16 = RunAll(options, 2)[0].steps;
+  const auto bf16 = RunTrainer(options, 2)[0].steps;
   ASSERT_EQ(fp32.size(), bf16.size());
   EXPECT_EQ(fp32[0].loss, bf16[0].loss);
   for (size_t i = 0; i < fp32.size(); ++i) {
@@ -210,7 +159,7 @@ TEST_F(TrainerTest, ComputesInBf16WithFp32MasterWeights) {
   TrainerOptions options = Options(spec::Mode::kFullFinetune, 2);
   options.spec.parallelism.compute_type = spec::ComputeType::kBf16;
   options.spec.parallelism.sharding = spec::Sharding::kZero2;
-  const auto observers = RunAll(options, 2);
+  const auto observers = RunTrainer(options, 2);
   EXPECT_LT(observers[0].steps.back().loss, observers[0].steps.front().loss);
   EXPECT_TRUE(observers[0].consistency.consistent);
   EXPECT_EQ(ModelFiles::Open(output_dir()).Info("model.norm.weight").dtype, at::kBFloat16);

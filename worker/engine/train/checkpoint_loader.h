@@ -1,0 +1,50 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "worker/engine/checkpoint/manifest.h"
+#include "worker/engine/dist/communicator.h"
+#include "worker/engine/train/checkpoint_saver.h"
+#include "worker/engine/train/training_state.h"
+
+namespace sft::engine {
+
+// A checkpoint that a run goes on from. The ranks of a node share the work of verifying its files;
+// nothing is used before all ranks found all well.
+class CheckpointLoader {
+ public:
+  struct Options {
+    std::filesystem::path dir;  // with all files of the checkpoint
+    bool changed = false;       // what can be used of another job is
+  };
+
+  // Verifies the files and compares the stamp with that of this run. A collective: what one rank
+  // finds is thrown on every rank. Throws UserError "checkpoint_mismatch", which names the
+  // differences, and as ReadManifest and VerifyFile.
+  CheckpointLoader(Options options, const Stamp& now, const CheckpointPlace& place,
+                   Communicator& comm);
+
+  const std::filesystem::path& dir() const { return options_.dir; }
+  const Manifest& manifest() const { return manifest_; }
+  // Differences that were accepted.
+  const std::vector<std::string>& changes() const { return changes_; }
+  // Reads the states into `model`; returns the best weights (BestWeights). A collective.
+  std::vector<at::Tensor> Restore(TrainingModel& model) const;
+
+ private:
+  void Verify(const Stamp& now, const CheckpointPlace& place, const Communicator& comm);
+  void CompareStamps(const Stamp& now);
+
+  Options options_;
+  Manifest manifest_;
+  std::vector<std::string> changes_;
+};
+
+// Runs `check` on every rank and then throws on all what the first rank that failed threw.
+void CheckTogether(Communicator& comm, const std::function<void()>& check);
+
+}  // namespace sft::engine

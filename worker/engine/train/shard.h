@@ -1,0 +1,63 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/base/mutex.h"
+#include "worker/engine/checkpoint/manifest.h"
+#include "worker/engine/checkpoint/safetensors_writer.h"
+#include "worker/engine/weights/host_lane.h"
+
+namespace sft::engine {
+
+// Writes this rank's part of a checkpoint beside the training: copies it to host memory while the
+// next step computes its gradients, then writes it to a file while training goes on. The training
+// waits only where it would change what is not copied yet. Where the host has no room for a copy,
+// that is until the file is written.
+//
+// One thread trains (Begin, WaitCopied), another one writes (Write); one part at a time.
+class ShardWriter {
+ public:
+  // `ranks_of_node`: that share the host's memory.
+  ShardWriter(at::Device device, int ranks_of_node);
+
+  // `tensors`: of the device or of the host, contiguous, and unchanged until WaitCopied returns.
+  void Begin(std::vector<NamedTensor> tensors) SFT_EXCLUDES(mutex_);
+  // Makes the folder where it is missing and writes `name` there; the file is durable afterwards.
+  // Gives up where `cancelled` becomes true, with an InfrastructureError. Throws as
+  // SafetensorsWriter; WaitCopied returns in any case.
+  CheckpointFile Write(const std::filesystem::path& folder, const std::string& name,
+                       const std::atomic<bool>& cancelled) SFT_EXCLUDES(mutex_);
+  // Returns when the tensors of Begin may be changed; at once when nothing was begun.
+  void WaitCopied() SFT_EXCLUDES(mutex_);
+
+ private:
+  // Elements are copied and written in pieces of so many bytes.
+  static constexpr int64_t kPieceBytes = int64_t{64} << 20;
+  static constexpr int kSlots = 2;
+
+  bool FitsHost() const;
+  void ToHost(const at::Tensor& from, const at::Tensor& to);
+  void WriteTensor(SafetensorsWriter& writer, const NamedTensor& tensor,
+                   const std::atomic<bool>& cancelled);
+  void SetCopied() SFT_EXCLUDES(mutex_);
+
+  at::Device device_;
+  int ranks_of_node_;
+  HostLane lane_;
+  std::vector<at::Tensor> slots_;  // pinned bytes; none on a CPU
+  // The training's until the writing thread is started, then that one's.
+  std::map<std::string, at::Tensor, std::less<>> tensors_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool copied_ SFT_GUARDED_BY(mutex_) = true;
+};
+
+}  // namespace sft::engine
