@@ -106,8 +106,7 @@ absl::StatusOr<FlightRecorder> FlightRecorder::Create(const std::string& path, i
     ::unlink(path.c_str());
     return ErrnoStatus(fmt::format("cannot write {}", path), error);
   }
-  void* memory =
-      ::mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  void* memory = ::mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (memory == MAP_FAILED) return ErrnoStatus(fmt::format("cannot map {}", path), errno);
   // A file of zeroes is a page of zeroes.
   FlightRecorder recorder(static_cast<Page*>(memory), clock);
@@ -166,9 +165,9 @@ void FlightRecorder::BeginStep(int64_t step) {
   Close();
 }
 
-void FlightRecorder::EndOwnWork() {
+void FlightRecorder::EndOwnWork(bool all_finished) {
   const uint64_t now = Open();
-  const uint64_t started = page_->ops_started.load(kRelaxed);
+  const uint64_t started = all_finished ? page_->ops_started.load(kRelaxed) : 0;
   for (uint64_t number = started; number > 0 && number + kFlightOps > started; --number) {
     auto& op = page_->ops[(number - 1) % kFlightOps];
     if (op.finished_ns.load(kRelaxed) == 0) op.finished_ns.store(now, kRelaxed);
@@ -255,8 +254,7 @@ std::string FlightRecord::Describe() const {
   const FlightOp* op = LastOp();
   if (op == nullptr) return text + ", no collective yet";
   if (waiting != 0) return fmt::format("{}, waits in {}", text, op->Describe());
-  return fmt::format("{}, last {} {}", text, op->finished ? "finished" : "started",
-                     op->Describe());
+  return fmt::format("{}, last {} {}", text, op->finished ? "finished" : "started", op->Describe());
 }
 
 absl::StatusOr<FlightRecord> ReadFlightRecord(const std::string& path) {
@@ -264,18 +262,17 @@ absl::StatusOr<FlightRecord> ReadFlightRecord(const std::string& path) {
   FlightPage<uint64_t> page{};
   uint64_t before = 1;
   for (int look = 0; look < kMaxLooks; ++look) {
-    SFT_ASSIGN_OR_RETURN(
-        const size_t got,
-        ReadAt(fd.get(), 0, reinterpret_cast<char*>(&page), sizeof(page), path));
+    SFT_ASSIGN_OR_RETURN(const size_t got,
+                         ReadAt(fd.get(), 0, reinterpret_cast<char*>(&page), sizeof(page), path));
     if (got != sizeof(page) || page.magic != kMagic || page.version != kVersion) {
       return InvalidArgument(path + " is no flight record of this version");
     }
     // The copy is not one instant's: it is whole when a second look finds the same even count.
     uint64_t after = 0;
     constexpr int64_t kChangesAt = offsetof(FlightPage<uint64_t>, changes);
-    SFT_ASSIGN_OR_RETURN(const size_t again, ReadAt(fd.get(), kChangesAt,
-                                                    reinterpret_cast<char*>(&after),
-                                                    sizeof(after), path));
+    SFT_ASSIGN_OR_RETURN(
+        const size_t again,
+        ReadAt(fd.get(), kChangesAt, reinterpret_cast<char*>(&after), sizeof(after), path));
     before = page.changes;
     if (again == sizeof(after) && before == after && before % 2 == 0) break;
   }

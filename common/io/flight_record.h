@@ -100,13 +100,13 @@ class FlightRecorder {
   void SetTotalSteps(int64_t total);
   // A step begins. `step` counts from 1.
   void BeginStep(int64_t step);
-  // What this rank alone does in the step is done: from here on ranks wait for each other. Every
-  // collective up to here has finished.
-  void EndOwnWork();
+  // What this rank alone does in the step is done: from here on ranks wait for each other.
+  // `all_finished`: so is every collective up to here, for devices that are not asked one by one.
+  void EndOwnWork(bool all_finished);
   void EndStep();
 
-  // The index of a group of ranks by its name ("world", "0,2"); names beyond kFlightGroups share the
-  // last index.
+  // The index of a group of ranks by its name ("world", "0,2"); names beyond kFlightGroups share
+  // the last index.
   int Group(std::string_view name);
   // A collective begins; its number.
   uint64_t Start(int group, Collective kind, int64_t bytes);
@@ -162,14 +162,14 @@ struct FlightRecord {
   int64_t step = 0;
   int64_t steps_done = 0;
   int64_t total_steps = 0;
-  uint64_t waiting = 0;            // number of the op that the rank's thread waits for; 0: none
-  std::vector<FlightOp> ops;       // the newest kFlightOps, oldest first
-  std::vector<FlightStep> steps;   // the newest kFlightSteps, oldest first
+  uint64_t waiting = 0;           // number of the op that the rank's thread waits for; 0: none
+  std::vector<FlightOp> ops;      // the newest kFlightOps, oldest first
+  std::vector<FlightStep> steps;  // the newest kFlightSteps, oldest first
 
   // The collective it waits in, else the newest one; null when there was none.
   const FlightOp* LastOp() const;
   // Some collective that it started is not known to be done.
-  bool InCollective() const { return !ops.empty() && !ops.back().finished; }
+  bool InCollective() const { return waiting != 0 || (!ops.empty() && !ops.back().finished); }
   // "step 12 of 40: waits in all-reduce #17 (4096 bytes, group world)"
   std::string Describe() const;
 };

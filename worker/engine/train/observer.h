@@ -15,6 +15,16 @@ struct ReadyReport {
   int64_t total_parameters = 0;  // of the base
 };
 
+// Where a run is; told without a report of its own, at every step.
+enum class TrainPhase {
+  kStep,         // a step begins
+  kOwnWorkDone,  // forward and backward of this rank are done and their result has been seen
+  kStepDone,
+  kValidation,
+  kCheckpoint,  // the training stands still for one
+  kDelivery,
+};
+
 // One optimizer step.
 struct StepReport {
   int64_t step = 0;  // from 1
@@ -59,6 +69,8 @@ struct ArtifactReport {
 class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
+  // `step` counts from 1: under way or, between two, done.
+  virtual void OnPhase(TrainPhase, int64_t /*step*/) {}
   virtual void OnReady(const ReadyReport&) {}
   virtual void OnStep(const StepReport&) {}
   virtual void OnEval(const EvalReport&) {}

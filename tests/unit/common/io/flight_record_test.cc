@@ -97,7 +97,7 @@ TEST_F(FlightRecordTest, OwnTimeOfAStepLeavesOutTheWaits) {
   clock_.Advance(milliseconds(500));
   recorder.EndWait(op, true);
   clock_.Advance(milliseconds(20));
-  recorder.EndOwnWork();
+  recorder.EndOwnWork(/*all_finished=*/true);
   clock_.Advance(milliseconds(100));
   recorder.EndStep();
   const FlightRecord record = Read();
@@ -115,7 +115,7 @@ TEST_F(FlightRecordTest, CollectivesOfADeviceAreDoneWhenTheRankHasSeenTheStepsRe
   recorder.Wait(op);
   recorder.EndWait(op, /*finished=*/false);  // the device waits, not the thread
   EXPECT_TRUE(Read().InCollective());
-  recorder.EndOwnWork();
+  recorder.EndOwnWork(/*all_finished=*/true);
   EXPECT_FALSE(Read().InCollective());
 }
 
@@ -125,7 +125,7 @@ TEST_F(FlightRecordTest, KeepsTheNewestOfAll) {
   for (int i = 1; i <= 1000; ++i) {
     recorder.BeginStep(i);
     recorder.Start(world, Collective::kAllReduce, i);
-    recorder.EndOwnWork();
+    recorder.EndOwnWork(/*all_finished=*/true);
   }
   const FlightRecord record = Read();
   ASSERT_EQ(record.ops.size(), static_cast<size_t>(kFlightOps));

@@ -51,6 +51,41 @@ TEST_F(SupervisorTest, RenewPutsTheFencingLimitOff) {
   ReapUntilFinished(supervisor);
 }
 
+TEST_F(SupervisorTest, TheFencingLimitCountsFromTheMomentTheServerHeardOfTheWorker) {
+  launch_.fencing_seconds = 10;
+  launch_.fencing_age = 4;
+  AddRank(kWait);
+  Supervisor supervisor(launch_, clock_);
+  supervisor.Start();
+  Meet();
+  EXPECT_EQ(supervisor.NextWake(), milliseconds(6000)) << "4 s had passed at the launch";
+  clock_.Advance(seconds(5));
+  supervisor.Handle({.command = "renew", .age = 3});
+  EXPECT_EQ(supervisor.NextWake(), milliseconds(7000));
+  supervisor.Handle({.command = "renew", .age = 9});
+  EXPECT_EQ(supervisor.NextWake(), milliseconds(7000)) << "an older word changes nothing";
+  clock_.Advance(seconds(7));
+  supervisor.Tick();
+  EXPECT_EQ(supervisor.Handle({"status", ""}).status.cause, "fencing");
+  clock_.Advance(seconds(20));
+  supervisor.Tick();
+  ReapUntilFinished(supervisor);
+}
+
+TEST_F(SupervisorTest, TheWatchsFindingIsKeptAsTheCause) {
+  AddRank(kWait);
+  Supervisor supervisor(launch_, clock_);
+  supervisor.Start();
+  Meet();
+  supervisor.Handle({.command = "stop", .reason = "rank 0 hangs", .cause = "watch"});
+  supervisor.Handle({.command = "stop", .reason = "cancelled"});
+  clock_.Advance(seconds(20));
+  supervisor.Tick();
+  ReapUntilFinished(supervisor);
+  EXPECT_EQ(Status().cause, "watch");
+  EXPECT_EQ(Status().reason, "rank 0 hangs");
+}
+
 TEST_F(SupervisorTest, WithoutAFencingLimitNothingEnds) {
   AddRank(kWait);
   Supervisor supervisor(launch_, clock_);
