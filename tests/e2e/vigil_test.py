@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
 import time
 
 from harness import BUILD, ServiceCase, run_tests, wait_until
@@ -149,6 +148,17 @@ class VigilTest(ServiceCase):
         self.assertEqual((verdict["code"], verdict["rank"]), ("host_oom", 1))
         self.assertIn("node node-a needs more memory", verdict["advice"])
 
+    def remove_group(self, group):
+        """Ends what is still in it, shims and ranks included."""
+        def members():
+            return [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
+
+        for pid in members():
+            os.kill(pid, signal.SIGKILL)
+        self.processes["node-a"].wait()
+        wait_until("the control group to be empty", lambda: not members())
+        group.rmdir()
+
     def memory_group(self, limit):
         """A control group of this test's own; skips where this user may not make one."""
         for base, key in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
@@ -161,7 +171,7 @@ class VigilTest(ServiceCase):
                 if group.is_dir():
                     group.rmdir()
                 continue
-            self.addCleanup(lambda: subprocess.run(["rmdir", str(group)], check=False))
+            self.addCleanup(self.remove_group, group)
             return group
         self.skipTest(f"control groups with a memory limit cannot be made here: {reason}")
         return None

@@ -282,6 +282,7 @@ TEST_F(AgentTest, ADiskThatIsFullAtAnyWriteIsToldAndWhatWasAcknowledgedIsWhole) 
       failed = true;
       return ErrnoStatus(fmt::format("cannot write {}", path), ENOSPC);
     });
+    Tell();
     for (int turn = 0; turn < 60 && Only().state() != Status::DONE; ++turn) {
       Tell();
       agent_->StepIo();
