@@ -9,13 +9,33 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <system_error>
 
 #include "common/base/env.h"
 #include "common/base/ids.h"
+#include "common/io/fault.h"
 
 namespace sft::io {
 namespace fs = std::filesystem;
+
+namespace {
+
+// Of tests; see fault.h.
+std::function<absl::Status(std::string_view)>& WriteFault() {
+  static std::function<absl::Status(std::string_view)> fault;
+  return fault;
+}
+
+absl::Status CheckFault(std::string_view path) {
+  return WriteFault() ? WriteFault()(path) : absl::OkStatus();
+}
+
+}  // namespace
+
+void SetWriteFault(std::function<absl::Status(std::string_view)> fault) {
+  WriteFault() = std::move(fault);
+}
 
 UniqueFd::~UniqueFd() {
   if (fd_ >= 0) ::close(fd_);
@@ -64,16 +84,19 @@ absl::StatusOr<size_t> ReadAt(int fd, int64_t offset, char* data, size_t size,
 }
 
 absl::Status WriteAll(int fd, std::string_view bytes, std::string_view path) {
+  const absl::Status fault = CheckFault(path);
+  if (!fault.ok()) bytes = bytes.substr(0, bytes.size() / 2);
   while (!bytes.empty()) {
     const ssize_t put = ::write(fd, bytes.data(), bytes.size());
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return ErrnoStatus(fmt::format("cannot write {}", path), errno);
     bytes.remove_prefix(static_cast<size_t>(put));
   }
-  return absl::OkStatus();
+  return fault;
 }
 
 absl::Status WriteFileAtomic(const std::string& path, std::string_view bytes) {
+  SFT_RETURN_IF_ERROR(CheckFault(path));
   const std::string temporary = fmt::format("{}.{}", path, RandomId("tmp"));
   UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (!fd.valid()) return ErrnoStatus(fmt::format("cannot create {}", temporary), errno);
@@ -88,6 +111,7 @@ absl::Status WriteFileAtomic(const std::string& path, std::string_view bytes) {
 }
 
 absl::Status MakeDirs(const std::string& path) {
+  if (!Exists(path)) SFT_RETURN_IF_ERROR(CheckFault(path));
   std::error_code error;
   fs::create_directories(path, error);
   if (error) return ErrnoStatus(fmt::format("cannot create the folder {}", path), error.value());
@@ -102,6 +126,7 @@ absl::Status SyncDir(const std::string& path) {
 }
 
 absl::Status RenameDurably(const std::string& from, const std::string& to) {
+  SFT_RETURN_IF_ERROR(CheckFault(to));
   if (::rename(from.c_str(), to.c_str()) != 0) {
     return ErrnoStatus(fmt::format("cannot rename {} to {}", from, to), errno);
   }
@@ -172,6 +197,7 @@ absl::StatusOr<std::string> MakeTempDir(std::string_view prefix) {
 }
 
 absl::StatusOr<AppendFile> AppendFile::Open(const std::string& path) {
+  if (!Exists(path)) SFT_RETURN_IF_ERROR(CheckFault(path));
   UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   if (!fd.valid()) return ErrnoStatus(fmt::format("cannot open {}", path), errno);
   struct stat info {};

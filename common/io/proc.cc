@@ -17,11 +17,13 @@ std::optional<ProcessStat> ReadProcessStat(pid_t pid) {
   const size_t end = text->rfind(')');
   if (end == std::string::npos) return std::nullopt;
   ProcessStat stat;
+  uint64_t user = 0, system = 0;
   const int got = sscanf(text->c_str() + end + 1,
-                         " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
-                         "%*d %" SCNu64,
-                         &stat.state, &stat.parent, &stat.start_ticks);
-  if (got != 3) return std::nullopt;
+                         " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %" SCNu64 " %" SCNu64
+                         " %*d %*d %*d %*d %*d %*d %" SCNu64,
+                         &stat.state, &stat.parent, &user, &system, &stat.start_ticks);
+  if (got != 5) return std::nullopt;
+  stat.cpu_ticks = user + system;
   return stat;
 }
 

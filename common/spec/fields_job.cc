@@ -73,6 +73,39 @@ constexpr Field kFields[] = {
      .max = 1e6,
      .aliases = "memory_budget_gb"},
 
+    {.key = "compute.hang_timeout",
+     .type = Type::kInt,
+     .def = "600",
+     .doc =
+         "Seconds in which no rank may make progress, and that a collective may take, before the "
+         "job is ended as hanging. While a job loads, validates or delivers it gets at least 30 "
+         "minutes.",
+     .min = 1,
+     .max = 7 * 86400,
+     .aliases = "hang_timeout nccl_timeout ddp_timeout train.ddp_timeout",
+     .env = "NCCL_TIMEOUT"},
+    {.key = "compute.nccl_debug",
+     .type = Type::kChoice,
+     .def = "off",
+     .doc = "What NCCL says of itself in the logs of the ranks.",
+     .choices = "off|VERSION|WARN|INFO|TRACE",
+     .synonyms = "version=VERSION|warn=WARN|info=INFO|trace=TRACE",
+     .aliases = "nccl_debug",
+     .env = "NCCL_DEBUG"},
+    {.key = "compute.network_interface",
+     .def = "",
+     .doc =
+         "Network interface on every node that NCCL connects over (\"eth0\"); empty: the one that "
+         "has the address of the worker.",
+     .aliases = "network_interface",
+     .env = "NCCL_SOCKET_IFNAME"},
+    {.key = "compute.cuda_launch_blocking",
+     .type = Type::kBool,
+     .def = "false",
+     .doc = "Waits for each GPU operation, so that a failing one is named; slow.",
+     .aliases = "cuda_launch_blocking",
+     .env = "CUDA_LAUNCH_BLOCKING"},
+
     {.key = "data.topology.container_count",
      .type = Type::kInt,
      .derived = "compute.gpu_count",

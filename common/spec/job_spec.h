@@ -48,6 +48,10 @@ struct JobSpec {
     std::string variant;  // "H100-4x": gpu_type and gpus_per_node
     // Most that a rank's allocator may hold of its GPU, 10^9 bytes; 0: what is free.
     double memory_budget_gb = 0;
+    int hang_timeout = 600;  // seconds without progress that end the job
+    std::string nccl_debug = "off";
+    std::string network_interface;  // of NCCL's connections; empty: by the worker's address
+    bool cuda_launch_blocking = false;
   } compute;
 
   struct Training {

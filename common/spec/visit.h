@@ -73,6 +73,10 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("compute.gpus_per_node", s.compute.gpus_per_node);
   visit("compute.variant", s.compute.variant);
   visit("compute.memory_budget_gb", s.compute.memory_budget_gb);
+  visit("compute.hang_timeout", s.compute.hang_timeout);
+  visit("compute.nccl_debug", s.compute.nccl_debug);
+  visit("compute.network_interface", s.compute.network_interface);
+  visit("compute.cuda_launch_blocking", s.compute.cuda_launch_blocking);
   visit("training.mode", s.training.mode);
   visit("training.use_qlora", s.training.use_qlora);
   visit("training.matmul", s.training.matmul);

@@ -276,6 +276,7 @@ v1::Welcome WorkerRegistry::MakeWelcome(const absl::Status& accepted) const {
   welcome.set_protocol(kProtocol);
   welcome.set_heartbeat_seconds(static_cast<int32_t>(
       std::chrono::duration_cast<std::chrono::seconds>(options_.heartbeat).count()));
+  welcome.set_answers_observed(true);
   if (!accepted.ok()) welcome.set_refused(std::string(Message(accepted)));
   return welcome;
 }

@@ -49,7 +49,11 @@ absl::Status SessionReactor::Handle() {
     return accepted;
   }
   if (node_.empty()) return FailedPrecondition("the first message of a session must be Register");
-  if (incoming_.has_observed()) return registry_.Observe(node_, link_.get(), incoming_.observed());
+  if (!incoming_.has_observed()) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(registry_.Observe(node_, link_.get(), incoming_.observed()));
+  v1::ServerMessage answer;
+  answer.mutable_observed_answer()->set_sequence(incoming_.observed().sequence());
+  Enqueue(answer);
   return absl::OkStatus();
 }
 

@@ -78,13 +78,29 @@ Verdict Cancelled(const Gang& gang) {
   return verdict;
 }
 
-GangStep DecideStopping(const Gang& gang) {
-  if (gang.verdict.empty()) {
-    for (const Member& member : gang.members) {
-      const auto failure = FailureOf(member);
-      if (failure && !gang.cancel_requested) return {std::nullopt, failure, failure->message};
-    }
+// The ranks of that node only lost others, or were told to stop: it does not say why. A node that
+// does is believed instead.
+bool IsWeak(const Verdict& verdict) {
+  return verdict.code == "collective_failed" || verdict.domain == Verdict::Domain::kNone;
+}
+
+// The failure to blame, where it is not the one that is blamed already.
+std::optional<Verdict> BetterFailure(const Gang& gang) {
+  if (gang.cancel_requested || (!gang.verdict.empty() && !IsWeak(gang.verdict))) {
+    return std::nullopt;
   }
+  std::optional<Verdict> weak;
+  for (const Member& member : gang.members) {
+    const auto failure = FailureOf(member);
+    if (!failure) continue;
+    if (!IsWeak(*failure)) return failure;
+    if (!weak) weak = failure;
+  }
+  return gang.verdict.empty() ? weak : std::nullopt;
+}
+
+GangStep DecideStopping(const Gang& gang) {
+  if (const auto failure = BetterFailure(gang)) return {std::nullopt, failure, failure->message};
   if (!std::all_of(gang.members.begin(), gang.members.end(), IsGone)) return {};
   if (gang.cancel_requested) return {AttemptState::kCancelled, Cancelled(gang), "cancelled"};
   if (!gang.verdict.empty()) return {AttemptState::kFailed, std::nullopt, gang.verdict.message};

@@ -8,6 +8,14 @@
 //   user_error     prepare refuses the data
 //   rank_killed    the last rank is killed by signal 9, the others wait
 //   stubborn       ignores SIGTERM and the stop command
+//   steps PATH     a step each 20 ms with one collective, until the file PATH exists
+//   slow PATH      as steps, but the last rank needs 60 ms of its own for each step
+//   desync PATH    as steps, but the last rank calls another collective and then all wait
+//   peer_lost      the last rank is killed, the others report that a collective failed
+//   eat_memory     the last rank takes memory until something ends it
+//
+// Ranks of "steps" and "slow" meet through their flight records alone: a rank is at most one step
+// ahead of the slowest, and waits for it in its collective.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -19,6 +27,7 @@
 
 #include "common/base/clock.h"
 #include "common/io/file.h"
+#include "common/io/flight_record.h"
 #include "worker/channel/event.h"
 #include "worker/channel/launch.h"
 
@@ -118,6 +127,59 @@ int Deliver(const RankLaunch& launch, EventFile& events) {
   return channel::kExitOk;
 }
 
+// Whether every other rank of this node has begun the collective of that number too.
+bool OthersCame(const RankLaunch& launch, uint64_t number) {
+  for (int r = launch.first_rank; r < launch.first_rank + launch.local_ranks; ++r) {
+    const auto record = io::ReadFlightRecord(io::FlightPath(launch.attempt_dir, r));
+    if (!record.ok()) return false;
+    if (record->phase == io::FlightPhase::kEnding) continue;
+    if (record->ops.empty() || record->ops.back().number < number) return false;
+  }
+  return true;
+}
+
+// Steps with one collective each, until the file `gate` exists.
+int StepOn(const RankLaunch& launch, int rank, const std::string& mode, const std::string& gate,
+           io::FlightRecorder& flight) {
+  const bool last = rank == launch.world_size - 1;
+  const bool slow = mode == "slow" && last;
+  const int world = flight.Group("world");
+  for (int64_t step = 1;; ++step) {
+    const bool open = io::Exists(gate);
+    flight.BeginStep(step);
+    Clock::Real().Sleep(slow ? std::chrono::milliseconds(60) : kLookInterval);
+    const bool odd = mode == "desync" && last && step == 3;
+    const uint64_t op =
+        flight.Start(world, odd ? io::Collective::kBroadcast : io::Collective::kAllReduce, 4096);
+    flight.Wait(op);
+    while (!OthersCame(launch, op) || (mode == "desync" && step == 3)) {
+      const std::string command = NextCommand();
+      if (command == "end of file") return channel::kExitInternal;
+      if (command == "stop") return channel::kExitStopped;
+    }
+    flight.EndWait(op, true);
+    flight.EndOwnWork(/*all_finished=*/true);
+    flight.EndStep();
+    if (open) {
+      flight.SetPhase(io::FlightPhase::kEnding);  // one that did not see it yet goes on alone
+      return channel::kExitOk;
+    }
+  }
+}
+
+int LosePeer(EventFile& events) {
+  Wait("", /*stubborn=*/false);
+  events.Write(channel::FatalEvent{"infrastructure", "collective_failed",
+                                   "all-reduce (collective 7, 64 elements) failed: closed by peer",
+                                   "look at the logs of the other ranks first"});
+  return channel::kExitInfrastructure;
+}
+
+int EatMemory() {
+  std::string all;
+  while (true) all += std::string(size_t{1} << 20, 'x');
+}
+
 int Train(const RankLaunch& launch, int rank) {
   constexpr int64_t kSteps = 3;
   const std::string mode = ModeOf(launch);
@@ -128,11 +190,22 @@ int Train(const RankLaunch& launch, int rank) {
   fflush(stdout);
   events.Write(channel::ReadyEvent{rank, launch.world_size, launch.device, kSteps, 10, 100, 0.01});
   events.Write(Step(1, kSteps));
-  if (mode == "rank_killed" && rank == launch.world_size - 1) raise(SIGKILL);
+  const bool last = rank == launch.world_size - 1;
+  if ((mode == "rank_killed" || mode == "peer_lost") && last) raise(SIGKILL);
+  if (mode == "peer_lost") return LosePeer(events);
+  if (mode == "eat_memory" && last) return EatMemory();
   int result = channel::kExitOk;
   if (mode == "wait" || mode == "stubborn" || mode == "rank_killed")
     result = Wait("", mode == "stubborn");
+  if (mode == "eat_memory") result = Wait("", false);
   if (mode.starts_with("until ")) result = Wait(mode.substr(6), false);
+  if (mode.starts_with("steps ") || mode.starts_with("slow ") || mode.starts_with("desync ")) {
+    absl::StatusOr<io::FlightRecorder> flight = io::FlightRecorder::Create(
+        io::FlightPath(launch.attempt_dir, rank), rank, launch.world_size, Clock::Real());
+    if (!flight.ok()) return channel::kExitInfrastructure;
+    const size_t space = mode.find(' ');
+    result = StepOn(launch, rank, mode.substr(0, space), mode.substr(space + 1), *flight);
+  }
   if (result != channel::kExitOk) return result;
   for (int64_t number = 2; number <= kSteps; ++number) events.Write(Step(number, kSteps));
   events.Write(channel::ConsistencyEvent{rank, "aa", "", true});

@@ -26,7 +26,7 @@ EDGES = {
     "worker/engine/base": ["common/base"],
     "worker/engine/data": ["common/base", "common/spec", "common/io", "worker/engine/base"],
     "worker/engine/kernels": ["worker/engine/base"],
-    "worker/engine/dist": ["common/base", "worker/engine/base"],
+    "worker/engine/dist": ["common/base", "common/io", "worker/engine/base"],
     "worker/engine/checkpoint": ["common/base", "common/spec", "common/io", "worker/engine/base"],
     "worker/engine/optim": ["common/base", "common/spec", "worker/engine/base",
                             "worker/engine/kernels", "worker/engine/dist"],

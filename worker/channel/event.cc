@@ -27,7 +27,7 @@ constexpr size_t kMaxLineBytes = 1 << 20;
 // The `event` member, in the order of EventBody's alternatives.
 constexpr const char* kNames[] = {"progress", "prepared",    "ready",    "step",
                                   "eval",     "consistency", "artifact", "fatal",
-                                  "plan",     "checkpoint",  "resumed"};
+                                  "plan",     "checkpoint",  "resumed",  "warning"};
 static_assert(std::size(kNames) == std::variant_size_v<EventBody>);
 
 template <typename V>
@@ -140,6 +140,11 @@ void Fields(V& v, ResumedEvent& e) {
   v("step", e.step);
   v("path", e.path);
   v("changes", e.changes);
+}
+
+template <typename V>
+void Fields(V& v, WarningEvent& e) {
+  v("message", e.message);
 }
 
 // The default-made alternative of that index.

@@ -128,9 +128,14 @@ struct FatalEvent {
   std::string advice;   // what to do
 };
 
+// Something that the job's owner should know and that ends nothing. Of the worker, in node.events.
+struct WarningEvent {
+  std::string message;
+};
+
 using EventBody =
     std::variant<ProgressEvent, PreparedEvent, ReadyEvent, StepEvent, EvalEvent, ConsistencyEvent,
-                 ArtifactEvent, FatalEvent, PlanEvent, CheckpointEvent, ResumedEvent>;
+                 ArtifactEvent, FatalEvent, PlanEvent, CheckpointEvent, ResumedEvent, WarningEvent>;
 
 // What a line holds.
 struct Event {

@@ -52,6 +52,7 @@ static void Fields(V& v, ShimLaunch& l) {
   v.List("ranks", l.ranks);
   v("grace_seconds", l.grace_seconds);
   v("fencing_seconds", l.fencing_seconds);
+  v("fencing_age", l.fencing_age);
 }
 
 template <typename V>
@@ -81,6 +82,8 @@ template <typename V>
 static void Fields(V& v, Command& c) {
   v("command", c.command);
   v("reason", c.reason);
+  v("cause", c.cause);
+  v("age", c.age);
 }
 
 template <typename V>

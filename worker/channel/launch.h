@@ -19,6 +19,8 @@
 //   <attempt dir>/prepare.events   its events (event.h)
 //   <attempt dir>/rank-<r>.log     of global rank r, append-only
 //   <attempt dir>/rank-<r>.events
+//   <attempt dir>/rank-<r>.flight  what it was doing last (common/io/flight_record.h)
+//   <attempt dir>/node.events      warnings of the worker about the attempt
 //   <attempt dir>/output/          what the attempt delivers: adapter or full model
 
 namespace sft::channel {
@@ -68,6 +70,7 @@ struct ShimLaunch {
   std::vector<Process> ranks;
   double grace_seconds = 10;   // SIGTERM to SIGKILL
   double fencing_seconds = 0;  // 0: never; else the ranks end when no `renew` came for so long
+  double fencing_age = 0;      // of that time so much had passed when the file was written
 };
 
 // State of an attempt on a node, as its shim writes it. Terminal when state is "exited".
@@ -87,13 +90,18 @@ struct ShimStatus {
   uint64_t shim_start_ticks = 0;  // field 22 of /proc/<pid>/stat: tells a reused pid apart
   std::string state;              // "preparing", "running", "stopping", "exited"
   std::string reason;  // why it stops or did not start: "stop requested", "rank 1 failed", ...
-  std::string cause;   // of stopping: "command", "failure" of a process, "fencing"; else empty
+  // Of stopping: "command", "watch" (the worker found that the ranks hang), "failure" of a process,
+  // "fencing"; else empty.
+  std::string cause;
   std::vector<Process> processes;
 };
 
 // A command: one JSON line. On the shim's control socket (SOCK_STREAM; one Answer line for each):
-//   {"command":"renew"}                  resets the fencing timer
-//   {"command":"stop","reason":"..."}    ends the ranks: command, SIGTERM, grace, SIGKILL to groups
+//   {"command":"renew","age":0.5}        the server was heard of so many seconds ago: the fencing
+//                                        timer starts then
+//   {"command":"stop","reason":"..."}    ends the ranks: command, SIGTERM, grace, SIGKILL to
+//   groups;
+//                                        "cause":"watch" when the worker found that they hang
 //   {"command":"checkpoint"}             passed to the ranks' standard input
 //   {"command":"status"}                 changes nothing
 // On the standard input of a rank: "stop" and "checkpoint"; no answer. Its end of file means that
@@ -101,6 +109,8 @@ struct ShimStatus {
 struct Command {
   std::string command;
   std::string reason;
+  std::string cause;
+  double age = 0;
 };
 
 // Answer of the shim; `status` is as it is after the command.

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "worker/daemon/verdict.h"
@@ -81,9 +83,9 @@ void Agent::OnDesired(const v1::Desired& desired) {
   changed_.NotifyAll();
 }
 
-void Agent::SetConnected(bool connected) {
+void Agent::ServerHeard(MonoTime at) {
   const MutexLock lock(mutex_);
-  connected_ = connected;
+  heard_ = std::max(heard_, at);
 }
 
 void Agent::SetModels(std::vector<v1::Model> models) {
@@ -210,12 +212,12 @@ void Agent::RemoveForgotten() {
 
 Nanos Agent::Step() {
   std::optional<v1::Desired> desired;
-  bool connected = false;
+  MonoTime heard;
   {
     const MutexLock lock(mutex_);
     desired.swap(desired_);
     step_wanted_ = false;
-    connected = connected_;
+    heard = heard_;
   }
   if (desired) {
     Apply(*desired);
@@ -228,7 +230,7 @@ Nanos Agent::Step() {
   }
   bool live = false;
   for (Attempt* attempt : attempts) {
-    attempt->Control(connected);
+    attempt->Control(heard);
     live = live || attempt->HasProcesses();
   }
   RemoveForgotten();

@@ -36,7 +36,9 @@ class Agent {
 
   // Any thread.
   void OnDesired(const v1::Desired& desired);
-  void SetConnected(bool connected);
+  // The server has heard of this worker at `at` or later: an answer to what was sent then came.
+  void ServerHeard(MonoTime at);
+  MonoTime Now() const { return services_.clock.Mono(); }
   void SetModels(std::vector<v1::Model> models);
   std::vector<v1::Model> Models() const;
   // `models_since`: the number of the model list that the server has; updated to the current one.
@@ -75,7 +77,7 @@ class Agent {
   std::map<std::string, Entry> attempts_ SFT_GUARDED_BY(mutex_);
   std::map<std::string, int64_t> missing_ SFT_GUARDED_BY(mutex_);  // uid and epoch
   std::optional<v1::Desired> desired_ SFT_GUARDED_BY(mutex_);      // not applied yet
-  bool connected_ SFT_GUARDED_BY(mutex_) = false;
+  MonoTime heard_ SFT_GUARDED_BY(mutex_){};
   std::vector<v1::Model> models_ SFT_GUARDED_BY(mutex_);
   uint64_t models_version_ SFT_GUARDED_BY(mutex_) = 0;
   uint64_t version_ SFT_GUARDED_BY(mutex_) = 1;

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "worker/daemon/fencing.h"
+
 namespace sft::worker {
 namespace {
 
@@ -13,12 +15,26 @@ constexpr milliseconds kFirstBackoff{250};
 constexpr seconds kMaxBackoff{10};
 
 std::vector<Shipper::Source> Sources(const v1::Dispatch& dispatch) {
-  std::vector<Shipper::Source> sources{{-1, "prepare"}};
+  std::vector<Shipper::Source> sources{{-1, "prepare"}, {kNodeStream, "node", /*log=*/false}};
   for (int i = 0; i < dispatch.slots_size(); ++i) {
     const int rank = dispatch.first_rank() + i;
     sources.push_back({rank, fmt::format("rank-{}", rank)});
   }
   return sources;
+}
+
+GangWatch::Options WatchOptions(const AttemptRecord& record, const AttemptServices& services) {
+  const v1::Dispatch& dispatch = record.dispatch;
+  GangWatch::Options options;
+  options.attempt_dir = services.setup.AttemptDir(record.uid);
+  options.gang = {services.setup.node, dispatch.world_size(), false,
+                  LimitsOf(dispatch.resolved_json())};
+  for (int i = 0; i < dispatch.slots_size(); ++i) {
+    if (!services.inventory.IsGpu(dispatch.slots(i))) continue;
+    options.gang.gpu = true;
+    options.places[dispatch.first_rank() + i] = fmt::format("GPU {}", dispatch.slots(i));
+  }
+  return options;
 }
 
 }  // namespace
@@ -28,7 +44,8 @@ Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
       epoch_(record.epoch),
       dir_(services.setup.AttemptDir(record.uid)),
       services_(services),
-      renewed_at_(services.clock.Mono()),
+      fencing_(FencingLimit(record.dispatch.resolved_json(), services.setup.unreachable_after)),
+      watch_(WatchOptions(record, services), services.clock),
       shipper_({record.uid, record.epoch, services.setup.node, dir_}, Sources(record.dispatch),
                services.server,
                [this](int rank, const channel::Event& event) { OnEvent(rank, event); }),

@@ -11,6 +11,8 @@
 #include "worker/channel/launch.h"
 #include "worker/daemon/attempt_record.h"
 #include "worker/daemon/backoff.h"
+#include "worker/daemon/gang_watch.h"
+#include "worker/daemon/host_evidence.h"
 #include "worker/daemon/inventory.h"
 #include "worker/daemon/port_lease.h"
 #include "worker/daemon/server_api.h"
@@ -61,9 +63,9 @@ class Attempt {
   // Not DONE, and no process runs: Control has nothing to look at soon.
   bool HasProcesses() const;
 
-  // Control thread. `server_alive`: the server was heard of lately, which puts the fencing limit
-  // off.
-  void Control(bool server_alive);
+  // Control thread. `heard`: the last moment at which the server surely heard of this worker (zero:
+  // not in this life of it), from which the fencing limit counts.
+  void Control(MonoTime heard);
   // Io thread: one piece of work; the time until there may be more.
   Nanos Io();
   // From another thread: Io() shall return soon; the object is about to go.
@@ -73,11 +75,23 @@ class Attempt {
   using State = v1::AttemptStatus::State;
 
   // Control thread.
-  void Launch(const std::string& rendezvous);
-  absl::Status WriteLaunchFiles(const std::string& rendezvous);
-  void Watch(bool server_alive);
+  void Launch(const std::string& rendezvous, MonoTime heard);
+  absl::Status WriteLaunchFiles(const std::string& rendezvous, MonoTime heard);
+  void Watch(MonoTime heard);
+  // A status.json that cannot be had: the shim is started, or lost.
+  void WithoutStatus(const absl::Status& status, MonoTime heard);
+  // The last status there will be.
+  void ShimEnded();
+  // Passes the server's wish to end, and its word that it heard of us, on to the shim.
+  void SteerShim(MonoTime heard);
+  // Looks for ranks that hang or are slow.
+  void LookAtRanks();
+  void Warn(const std::string& message);
+  // What the fencing limit leaves no time for must not start.
+  bool Fenced(MonoTime heard) const;
   void ProcessesGone(const v1::Verdict& verdict);
   void CheckMemoryIsBack();
+  HostEvidence LookAtHost(const AttemptRecord& record) const;
   absl::StatusOr<channel::ShimStatus> ReadShimStatus();
 
   // Io thread.
@@ -94,16 +108,20 @@ class Attempt {
   void Enter(State state, const std::string& reason = "");
   bool Stopping() const;
   void Save();
+  std::string SocketPath() const;
 
   const std::string uid_;
   const int64_t epoch_;
   const std::string dir_;
   const AttemptServices services_;
 
+  const Nanos fencing_;  // zero: none
+
   // Control thread only.
   channel::ShimStatus shim_;
+  GangWatch watch_;
   bool stop_sent_ = false;
-  MonoTime renewed_at_;
+  MonoTime renewed_at_{};  // the moment that was passed on to the shim last
   std::optional<MonoTime> gone_at_;
   std::optional<v1::Verdict> gone_verdict_;
 

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include "common/io/file.h"
+#include "worker/channel/event.h"
 #include "worker/daemon/attempt.h"
 #include "worker/daemon/launch_plan.h"
 #include "worker/daemon/shim_client.h"
@@ -14,14 +15,13 @@ namespace {
 
 using std::chrono::seconds;
 
-constexpr seconds kRenewInterval{5};
 // From the end of the last process to the point where memory that is still held is a fault.
 constexpr seconds kMemoryPatience{30};
 constexpr int64_t kMemorySlack = 512 << 20;
 
 }  // namespace
 
-void Attempt::Control(bool server_alive) {
+void Attempt::Control(MonoTime heard) {
   State state;
   std::string rendezvous;
   std::string reason;
@@ -35,14 +35,18 @@ void Attempt::Control(bool server_alive) {
     if (Stopping()) {
       Conclude(SimpleVerdict(v1::Verdict::NONE, "stopped", reason, "", services_.setup.node));
     } else if (!rendezvous.empty()) {
-      Launch(rendezvous);
+      Launch(rendezvous, heard);
     }
   } else if (HasProcesses()) {
-    Watch(server_alive);
+    Watch(heard);
   }
 }
 
-absl::Status Attempt::WriteLaunchFiles(const std::string& rendezvous) {
+bool Attempt::Fenced(MonoTime heard) const {
+  return fencing_ > Nanos(0) && services_.clock.Mono() - heard >= fencing_;
+}
+
+absl::Status Attempt::WriteLaunchFiles(const std::string& rendezvous, MonoTime heard) {
   AttemptRecord record;
   StagedJob staged;
   std::string torch;
@@ -52,8 +56,11 @@ absl::Status Attempt::WriteLaunchFiles(const std::string& rendezvous) {
     staged = *staged_;
     torch = torch_lib_dir_;
   }
-  const LaunchFiles files = PlanLaunch({uid_, epoch_, record.dispatch, staged, rendezvous, torch},
-                                       services_.setup, services_.inventory);
+  LaunchFiles files = PlanLaunch({uid_, epoch_, record.dispatch, staged, rendezvous, torch},
+                                 services_.setup, services_.inventory);
+  using Seconds = std::chrono::duration<double>;
+  files.shim.fencing_seconds = Seconds(fencing_).count();
+  files.shim.fencing_age = Seconds(services_.clock.Mono() - heard).count();
   SFT_RETURN_IF_ERROR(io::MakeDirs(services_.setup.data_dir + "/run"));
   SFT_RETURN_IF_ERROR(io::MakeDirs(files.rank.cache_dir));
   // What an earlier attempt of the job left there must not be taken for this one's.
@@ -63,6 +70,8 @@ absl::Status Attempt::WriteLaunchFiles(const std::string& rendezvous) {
   SFT_RETURN_IF_ERROR(io::WriteFileAtomic(dir_ + "/shim.json", ToJson(files.shim)));
   const MutexLock lock(mutex_);
   record_.launched = true;
+  record_.launched_ns = services_.clock.Mono().time_since_epoch().count();
+  record_.oom_kills_before = CgroupOomKills().value_or(0);
   for (const int slot : record.dispatch.slots()) {
     record_.memory_before.push_back(services_.inventory.MemoryOf(slot).used_bytes);
   }
@@ -71,14 +80,18 @@ absl::Status Attempt::WriteLaunchFiles(const std::string& rendezvous) {
   return SaveRecord(record_, dir_);
 }
 
-void Attempt::Launch(const std::string& rendezvous) {
-  absl::Status started = WriteLaunchFiles(rendezvous);
+void Attempt::Launch(const std::string& rendezvous, MonoTime heard) {
+  // The server may have placed the gang elsewhere by now; when it speaks again it says so.
+  if (Fenced(heard)) return;
+  absl::Status started = WriteLaunchFiles(rendezvous, heard);
   if (started.ok()) started = services_.shims.Start(dir_ + "/shim.json");
   if (!started.ok()) {
     v1::Verdict verdict = MakeStartVerdict(started, services_.setup.node);
     verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
     if (verdict.code() == "bad_input") verdict.set_code("start_failed");
-    verdict.set_advice(fmt::format("look at the worker's log on node {}", services_.setup.node));
+    if (verdict.code() != "disk_full") {
+      verdict.set_advice(fmt::format("look at the worker's log on node {}", services_.setup.node));
+    }
     return Conclude(verdict);
   }
   Enter(v1::AttemptStatus::PREPARING);
@@ -89,15 +102,23 @@ absl::StatusOr<channel::ShimStatus> Attempt::ReadShimStatus() {
   return channel::ParseShimStatus(text);
 }
 
-void Attempt::Watch(bool server_alive) {
+void Attempt::WithoutStatus(const absl::Status& status, MonoTime heard) {
+  if (!absl::IsNotFound(status)) {
+    return ProcessesGone(SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "shim_lost",
+                                       std::string(Message(status)), "look at the node's disk",
+                                       services_.setup.node));
+  }
+  // The worker died between its record and the shim's start; the shim's lock keeps a second out.
+  // How old its launch file is does not matter to the fencing limit: the server has to have been
+  // heard of in this life.
+  if (heard == MonoTime{} || Fenced(heard)) return;
+  const absl::Status started = services_.shims.Start(dir_ + "/shim.json");
+  if (!started.ok()) ProcessesGone(MakeStartVerdict(started, services_.setup.node));
+}
+
+void Attempt::Watch(MonoTime heard) {
   if (gone_verdict_) return CheckMemoryIsBack();
   absl::StatusOr<channel::ShimStatus> status = ReadShimStatus();
-  if (absl::IsNotFound(status.status())) {
-    // The worker died between its record and the shim's start; the shim's lock keeps a second out.
-    const absl::Status started = services_.shims.Start(dir_ + "/shim.json");
-    if (!started.ok()) ProcessesGone(MakeStartVerdict(started, services_.setup.node));
-    return;
-  }
   if (status.ok() && status->state != "exited" && !services_.shims.Alive(*status)) {
     status = ReadShimStatus();  // it may have ended between the two looks
     if (status.ok() && status->state != "exited") {
@@ -107,40 +128,93 @@ void Attempt::Watch(bool server_alive) {
           "see dmesg on the node, or its boot log if it was restarted", services_.setup.node));
     }
   }
-  if (!status.ok()) {
-    return ProcessesGone(SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "shim_lost",
-                                       std::string(Message(status.status())),
-                                       "look at the node's disk", services_.setup.node));
-  }
+  if (!status.ok()) return WithoutStatus(status.status(), heard);
   shim_ = *std::move(status);
-  if (shim_.state == "exited") {
-    const channel::ShimStatus::Process* blamed = FindBlamed(shim_);
-    return ProcessesGone(MakeVerdict(
-        shim_, blamed ? ReadTraces(dir_, blamed->name) : ProcessTraces{}, services_.setup.node));
+  if (shim_.state == "exited") return ShimEnded();
+  SteerShim(heard);
+  if (shim_.state == "running") LookAtRanks();
+  if (shim_.state == "preparing") Enter(v1::AttemptStatus::PREPARING);
+  if (shim_.state == "running") Enter(v1::AttemptStatus::RUNNING);
+  if (shim_.state == "stopping") Enter(v1::AttemptStatus::STOPPING, shim_.reason);
+}
+
+void Attempt::ShimEnded() {
+  v1::Verdict verdict = MakeVerdict(shim_, ReadAllTraces(dir_, shim_), services_.setup.node);
+  if (shim_.cause == "watch") {
+    const MutexLock lock(mutex_);
+    if (!record_.finding.code().empty()) verdict = record_.finding;
+  } else if (verdict.domain() != v1::Verdict::NONE) {
+    watch_.AddTraces(shim_, verdict);
   }
-  const std::string socket_path = fmt::format("{}/run/{}.sock", services_.setup.data_dir, uid_);
+  ProcessesGone(verdict);
+}
+
+std::string Attempt::SocketPath() const {
+  return fmt::format("{}/run/{}.sock", services_.setup.data_dir, uid_);
+}
+
+void Attempt::SteerShim(MonoTime heard) {
   if (Stopping() && !stop_sent_) {
     std::string reason;
     {
       const MutexLock lock(mutex_);
-      reason = interrupted_ && intent_ == v1::DesiredAttempt::RUN ? "" : intent_reason_;
+      reason = intent_reason_;
       // Only the server's word stops ranks; an interrupted worker leaves them running.
       if (intent_ == v1::DesiredAttempt::RUN) return;
     }
-    stop_sent_ =
-        services_.shims.Ask(socket_path, {"stop", reason.empty() ? "stop requested" : reason}).ok();
-  } else if (server_alive && services_.clock.Mono() - renewed_at_ >= kRenewInterval) {
-    if (services_.shims.Ask(socket_path, {"renew", ""}).ok()) renewed_at_ = services_.clock.Mono();
+    stop_sent_ = services_.shims.Ask(SocketPath(), {"stop", reason.empty() ? "stop requested" : reason}).ok();
+  } else if (heard > renewed_at_) {
+    const std::chrono::duration<double> age = services_.clock.Mono() - heard;
+    if (services_.shims.Ask(SocketPath(), {.command = "renew", .age = age.count()}).ok()) renewed_at_ = heard;
   }
-  if (shim_.state == "preparing") Enter(v1::AttemptStatus::PREPARING);
-  if (shim_.state == "running") Enter(v1::AttemptStatus::RUNNING);
-  if (shim_.state == "stopping") Enter(v1::AttemptStatus::STOPPING, shim_.reason);
+}
+
+void Attempt::LookAtRanks() {
+  const GangWatch::News news = watch_.Look(shim_);
+  for (const std::string& warning : news.warnings) Warn(warning);
+  if (!news.hang) return;
+  {
+    const MutexLock lock(mutex_);
+    record_.finding = *news.hang;
+  }
+  Save();
+  spdlog::warn("attempt {}: {}", uid_, news.hang->message());
+  // Should it not answer, the next look finds the same.
+  (void)services_.shims.Ask(SocketPath(),
+                {.command = "stop", .reason = news.hang->message(), .cause = "watch"});
+}
+
+void Attempt::Warn(const std::string& message) {
+  spdlog::warn("attempt {}: {}", uid_, message);
+  const double now = static_cast<double>(UnixMicros(services_.clock.Wall())) / 1e6;
+  absl::StatusOr<io::AppendFile> file = io::AppendFile::Open(dir_ + "/node.events");
+  const absl::Status written =
+      file.ok() ? file->Append(channel::ToLine(channel::Event{now, channel::WarningEvent{message}}))
+                : file.status();
+  if (!written.ok()) spdlog::warn("attempt {}: {}", uid_, Message(written));
 }
 
 void Attempt::ProcessesGone(const v1::Verdict& verdict) {
   gone_verdict_ = verdict;
   gone_at_ = services_.clock.Mono();
   CheckMemoryIsBack();
+}
+
+HostEvidence Attempt::LookAtHost(const AttemptRecord& record) const {
+  // The kernel's clock may run some seconds apart.
+  constexpr Nanos kApart = seconds(5);
+  HostEvidence host;
+  host.kernel = ReadKernelLog(Nanos(record.launched_ns) - kApart);
+  host.oom_kills = CgroupOomKills().value_or(0) - record.oom_kills_before;
+  const std::vector<v1::Slot> slots = services_.inventory.Slots();
+  for (const int slot : record.dispatch.slots()) {
+    if (!services_.inventory.IsGpu(slot)) continue;
+    const std::string name = fmt::format("GPU {}", slot);
+    const std::string pci = services_.inventory.PciOf(slot);
+    if (!pci.empty()) host.gpus[pci] = name;
+    if (!slots[slot].healthy()) host.gpu_problems[name] = slots[slot].health_reason();
+  }
+  return host;
 }
 
 void Attempt::CheckMemoryIsBack() {
@@ -168,6 +242,7 @@ void Attempt::CheckMemoryIsBack() {
       const MutexLock lock(mutex_);
       stuck_ = false;
     }
+    ApplyHostEvidence(LookAtHost(record), shim_, *gone_verdict_);
     return Conclude(*gone_verdict_);
   }
   services_.inventory.AskForRefresh();

@@ -36,7 +36,10 @@ absl::Status SaveRecord(const AttemptRecord& record, const std::string& attempt_
   json["epoch"] = record.epoch;
   SFT_ASSIGN_OR_RETURN(json["dispatch"], FromProto(record.dispatch));
   SFT_ASSIGN_OR_RETURN(json["verdict"], FromProto(record.verdict));
+  SFT_ASSIGN_OR_RETURN(json["finding"], FromProto(record.finding));
   json["launched"] = record.launched;
+  json["launched_ns"] = record.launched_ns;
+  json["oom_kills_before"] = record.oom_kills_before;
   json["memory_before"] = record.memory_before;
   json["committed"] = record.committed;
   json["done"] = record.done;
@@ -64,11 +67,19 @@ absl::StatusOr<AttemptRecord> LoadRecord(const std::string& attempt_dir) {
   record.launched = json["launched"];
   record.committed = json["committed"];
   record.done = json["done"];
+  if (is("launched_ns", &Json::is_number_integer)) record.launched_ns = json["launched_ns"];
+  if (is("oom_kills_before", &Json::is_number_integer)) {
+    record.oom_kills_before = json["oom_kills_before"];
+  }
   for (const Json& bytes : json["memory_before"]) {
     record.memory_before.push_back(bytes.is_number_integer() ? bytes.get<int64_t>() : 0);
   }
   SFT_RETURN_IF_ERROR(ToProto(json["dispatch"], &record.dispatch));
   SFT_RETURN_IF_ERROR(ToProto(json["verdict"], &record.verdict));
+  // Records of older workers have none.
+  if (is("finding", &Json::is_object)) {
+    SFT_RETURN_IF_ERROR(ToProto(json["finding"], &record.finding));
+  }
   return record;
 }
 

@@ -16,8 +16,14 @@ struct AttemptRecord {
   v1::Dispatch dispatch;
   // The shim may have been started: from here on its status.json tells.
   bool launched = false;
+  // The node's monotonic clock, and its count of processes killed for memory, at the launch.
+  int64_t launched_ns = 0;
+  int64_t oom_kills_before = 0;
   // GPU memory in use before the launch, in the order of the dispatch's slots.
   std::vector<int64_t> memory_before;
+  // What the watch found, before the ranks were told to end for it: why they end, also for a worker
+  // that is started again meanwhile.
+  v1::Verdict finding;
   // The artifact is registered with the server.
   bool committed = false;
   // All is over and acknowledged.

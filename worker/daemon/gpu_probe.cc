@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <cctype>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -21,6 +22,21 @@ struct NvmlMemory {
 struct NvmlUtilization {
   unsigned int gpu, memory;
 };
+struct NvmlPciInfo {
+  char bus_id_legacy[16];
+  unsigned int domain, bus, device, device_id, subsystem_id;
+  char bus_id[32];
+};
+struct NvmlFieldValue {
+  unsigned int field, scope;
+  long long timestamp, latency_us;
+  int type, result;
+  union {
+    unsigned int number;
+    unsigned long long wide;
+  } value;
+};
+constexpr unsigned int kGpuRecoveryAction = 230;  // NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 
 class Nvml {
  public:
@@ -59,9 +75,16 @@ class Nvml {
     Call("nvmlDeviceGetMemoryInfo", device, &memory);
     const std::string before = error_;
     Call("nvmlDeviceGetUtilizationRates", device, &utilization);  // not there on every product
+    NvmlPciInfo pci{};
+    Call("nvmlDeviceGetPciInfo_v3", device, &pci);
+    NvmlFieldValue recovery{};
+    recovery.field = kGpuRecoveryAction;
+    Call("nvmlDeviceGetFieldValues", device, 1, &recovery);
     error_ = before;
     return {{"name", name},
             {"uuid", uuid},
+            {"pci", pci.bus_id},
+            {"recovery", recovery.result == 0 ? recovery.value.number : 0},
             {"memory", memory.total},
             {"used", memory.used},
             {"utilization", utilization.gpu}};
@@ -96,6 +119,32 @@ std::string GpuTypeOf(std::string_view product_name) {
   return type.empty() ? "GPU" : type;
 }
 
+std::string RecoveryText(int action) {
+  switch (action) {
+    case 0:
+      return "";
+    case 1:
+      return "reset the GPU";
+    case 2:
+      return "restart the node";
+    case 3:
+      return "drain the GPUs that exchange data with it and reset them";
+    case 4:
+      return "drain the GPU and reset it";
+    default:
+      return fmt::format("recovery action {}", action);
+  }
+}
+
+std::string ShortPci(std::string_view bus_id) {
+  const size_t dot = bus_id.rfind('.');
+  std::string text(bus_id.substr(0, dot));
+  // NVML writes the domain with eight digits, the kernel with four.
+  if (text.size() > 8 && text.starts_with("0000") && text[8] == ':') text.erase(0, 4);
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
 int GpuProbeMain() {
   Nvml nvml;
   nlohmann::json result = {{"gpus", nlohmann::json::array()}};
@@ -122,6 +171,8 @@ absl::StatusOr<std::vector<GpuReading>> ParseGpuProbe(std::string_view line) {
   for (const auto& gpu : json["gpus"]) {
     GpuReading reading;
     reading.name = gpu.value("name", "");
+    reading.pci = ShortPci(gpu.value("pci", ""));
+    reading.recovery = RecoveryText(gpu.value("recovery", 0));
     reading.uuid = gpu.value("uuid", "");
     reading.memory_bytes = gpu.value("memory", int64_t{0});
     reading.memory_used_bytes = gpu.value("used", int64_t{0});

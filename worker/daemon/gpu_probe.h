@@ -16,7 +16,15 @@ struct GpuReading {
   int64_t memory_bytes = 0;
   int64_t memory_used_bytes = 0;
   int utilization_percent = 0;
+  std::string pci;  // "0000:18:00", as the kernel's messages name it; empty: not known
+  // What the driver asks for before the GPU is used again; empty: nothing.
+  std::string recovery;
 };
+
+// "reset the GPU" for NVML's GPU recovery action 1, and so on; empty for 0, none.
+std::string RecoveryText(int action);
+// "0000:18:00" of NVML's "00000000:18:00.0".
+std::string ShortPci(std::string_view bus_id);
 
 // "H100" of "NVIDIA H100 80GB HBM3", "RTX4090" of "NVIDIA GeForce RTX 4090": how variants name it.
 std::string GpuTypeOf(std::string_view product_name);

@@ -23,8 +23,10 @@ void Fill(v1::Slot& slot, const GpuReading& reading) {
   slot.set_memory_bytes(reading.memory_bytes);
   slot.set_memory_used_bytes(reading.memory_used_bytes);
   slot.set_utilization_percent(reading.utilization_percent);
-  slot.set_healthy(true);
-  slot.clear_health_reason();
+  slot.set_healthy(reading.recovery.empty());
+  slot.set_health_reason(reading.recovery.empty()
+                             ? ""
+                             : "the driver asks to " + reading.recovery + " before it is used");
 }
 
 }  // namespace
@@ -71,6 +73,7 @@ Inventory::Inventory(Probe probe, SimulatedGpus simulated, int cpu_slots, Clock&
       slot.set_uuid(reading.uuid);
       Fill(slot, reading);
       slots_.push_back(std::move(slot));
+      pci_.push_back(reading.pci);
     }
   }
   gpu_count_ = static_cast<int>(slots_.size());
@@ -112,11 +115,16 @@ void Inventory::Refresh() {
     if (found == readings->end()) {
       slot.set_healthy(false);
       slot.set_health_reason("NVML no longer lists it: it fell off the bus or was reset");
+      slot.set_memory_used_bytes(0);  // nobody holds what is gone
     } else {
       Fill(slot, *found);
     }
   }
   if (readings.ok()) sampled_at_ = clock_.Mono();
+}
+
+std::string Inventory::PciOf(int slot) const {
+  return slot >= 0 && slot < static_cast<int>(pci_.size()) ? pci_[static_cast<size_t>(slot)] : "";
 }
 
 void Inventory::SetWaker(std::function<void()> waker) {

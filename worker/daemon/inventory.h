@@ -47,6 +47,8 @@ class Inventory {
     MonoTime at;
   };
   Memory MemoryOf(int slot) const;
+  // "0000:18:00"; empty: no GPU, or not known.
+  std::string PciOf(int slot) const;
 
  private:
   const Probe probe_;
@@ -55,6 +57,7 @@ class Inventory {
   int gpu_count_ = 0;  // constant after construction
   mutable Mutex mutex_;
   std::vector<v1::Slot> slots_ SFT_GUARDED_BY(mutex_);
+  std::vector<std::string> pci_;  // constant after construction, by slot
   MonoTime sampled_at_ SFT_GUARDED_BY(mutex_);
   std::function<void()> waker_ SFT_GUARDED_BY(mutex_);
 };

@@ -28,11 +28,15 @@ Environment MakeEnvironment(const LaunchInput& input, const NodeSetup& setup,
   // Empty hides all of them from a rank that computes on the CPU.
   env["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(uuids, ","));
   const bool alone = input.dispatch.slots_size() == input.dispatch.world_size();
+  const spec::JobSpec::Compute& compute = input.staged.spec.compute;
+  if (compute.nccl_debug != "off") env["NCCL_DEBUG"] = compute.nccl_debug;
+  if (compute.cuda_launch_blocking) env["CUDA_LAUNCH_BLOCKING"] = "1";
   const std::string interface = alone ? "lo" : InterfaceOf(setup.address);
   if (!interface.empty()) {
     env["GLOO_SOCKET_IFNAME"] = interface;
     env["NCCL_SOCKET_IFNAME"] = interface;
   }
+  if (!compute.network_interface.empty()) env["NCCL_SOCKET_IFNAME"] = compute.network_interface;
   return env;
 }
 
@@ -64,6 +68,24 @@ std::string OutputDir(const std::string& attempt_uid, const std::string& job_id,
   return full_model ? fmt::format("{}/{}/model", setup.shared_dir, job_id)
                     : setup.AttemptDir(attempt_uid) + "/output";
 }
+
+namespace {
+
+// What launchers tell a process of a group (worker/rank/group_variables.h).
+Environment GroupVariables(const channel::RankLaunch& launch, int local_rank) {
+  Environment env{{"RANK", std::to_string(launch.first_rank + local_rank)},
+                  {"LOCAL_RANK", std::to_string(local_rank)},
+                  {"WORLD_SIZE", std::to_string(launch.world_size)}};
+  const size_t colon = launch.rendezvous.rfind(':');
+  if (colon == std::string::npos) return env;
+  std::string host = launch.rendezvous.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  env["MASTER_ADDR"] = host;
+  env["MASTER_PORT"] = launch.rendezvous.substr(colon + 1);
+  return env;
+}
+
+}  // namespace
 
 LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
                        const Inventory& inventory) {
@@ -106,11 +128,13 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   shim.prepare = {"prepare", -1, {setup.rank_binary, "prepare", "--launch", launch}, prepare_env};
   for (int i = 0; i < rank.local_ranks; ++i) {
     const int number = rank.first_rank + i;
+    Environment rank_env = GroupVariables(rank, i);
+    rank_env.insert(env.begin(), env.end());
     shim.ranks.push_back(
         {fmt::format("rank-{}", number),
          number,
          {setup.rank_binary, "train", "--launch", launch, "--rank", std::to_string(number)},
-         env});
+         rank_env});
   }
   return files;
 }

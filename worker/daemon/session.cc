@@ -16,6 +16,7 @@ using std::chrono::seconds;
 
 constexpr milliseconds kFirstBackoff{200};
 constexpr seconds kMaxBackoff{5};
+constexpr size_t kMaxUnanswered = 1024;
 // A server that accepts streams answers a Register at once.
 constexpr seconds kMaxHeartbeat{60};
 
@@ -51,7 +52,6 @@ void Session::Loop() {
   Backoff backoff(kFirstBackoff, kMaxBackoff);
   while (true) {
     if (RunOnce()) backoff.Reset();
-    agent_.SetConnected(false);
     const MutexLock lock(mutex_);
     if (!stopping_) stopped_.WaitFor(mutex_, backoff.Next());
     if (stopping_) return;
@@ -69,21 +69,18 @@ bool Session::RunOnce() {
   v1::WorkerMessage hello;
   *hello.mutable_register_() = make_register_();
   bool accepted = false;
+  const MonoTime begun = agent_.Now();
   if (stream->Write(hello)) {
     const seconds heartbeat = ReadWelcome(*stream);
     accepted = heartbeat > seconds(0);
     if (accepted) {
-      agent_.SetConnected(true);
+      agent_.ServerHeard(begun);
       std::atomic<bool> ended = false;
       std::thread writer([&] {
         obs::NameThread("session-write");
         WriteLoop(*stream, heartbeat, ended);
       });
-      v1::ServerMessage message;
-      while (stream->Read(&message)) {
-        if (message.has_desired()) agent_.OnDesired(message.desired());
-        if (message.has_fetch_file()) on_fetch_file_(message.fetch_file());
-      }
+      ReadLoop(*stream);
       ended = true;
       agent_.NotifyChange();
       writer.join();
@@ -102,6 +99,27 @@ bool Session::RunOnce() {
   return accepted;
 }
 
+void Session::ReadLoop(Stream& stream) {
+  v1::ServerMessage message;
+  while (stream.Read(&message)) {
+    if (message.has_desired()) agent_.OnDesired(message.desired());
+    if (message.has_fetch_file()) on_fetch_file_(message.fetch_file());
+    if (message.has_observed_answer()) TakeAnswer(message.observed_answer().sequence());
+  }
+}
+
+void Session::TakeAnswer(int64_t sequence) {
+  MonoTime sent;
+  {
+    const MutexLock lock(mutex_);
+    const auto found = unanswered_.find(sequence);
+    if (found == unanswered_.end()) return;
+    sent = found->second;
+    unanswered_.erase(unanswered_.begin(), std::next(found));
+  }
+  agent_.ServerHeard(sent);
+}
+
 seconds Session::ReadWelcome(Stream& stream) {
   v1::ServerMessage message;
   if (!stream.Read(&message) || !message.has_welcome()) return seconds(0);
@@ -116,6 +134,7 @@ seconds Session::ReadWelcome(Stream& stream) {
     spdlog::error("{}", Message(speaks));
     return seconds(0);
   }
+  answers_ = welcome.answers_observed();
   spdlog::info("registered with sft-server {}", welcome.server_version());
   return std::clamp(seconds(welcome.heartbeat_seconds()), seconds(1), kMaxHeartbeat);
 }
@@ -123,13 +142,27 @@ seconds Session::ReadWelcome(Stream& stream) {
 void Session::WriteLoop(Stream& stream, seconds heartbeat, const std::atomic<bool>& ended) {
   uint64_t seen = 0;
   uint64_t models_since = 0;
+  int64_t sequence = 0;
+  {
+    const MutexLock lock(mutex_);
+    unanswered_.clear();
+  }
   while (!ended) {
     v1::WorkerMessage message;
     // The version before the look: what changes during it is sent by the next turn.
     agent_.WaitForChange(seen, heartbeat);
     if (ended) return;
     *message.mutable_observed() = agent_.Observe(models_since);
+    message.mutable_observed()->set_sequence(++sequence);
+    const MonoTime sent = agent_.Now();
+    {
+      const MutexLock lock(mutex_);
+      unanswered_[sequence] = sent;
+      if (unanswered_.size() > kMaxUnanswered) unanswered_.erase(unanswered_.begin());
+    }
     if (!stream.Write(message)) return;
+    // A server of the version before does not answer: that it takes what is sent has to do.
+    if (!answers_) agent_.ServerHeard(sent);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -40,19 +41,25 @@ class Session {
   bool RunOnce();
   // Waits for the Welcome; its heartbeat interval, or zero when refused or broken.
   std::chrono::seconds ReadWelcome(Stream& stream);
+  void ReadLoop(Stream& stream);
   void WriteLoop(Stream& stream, std::chrono::seconds heartbeat, const std::atomic<bool>& ended);
+  // When the report of that number was sent; it and older ones are forgotten.
+  void TakeAnswer(int64_t sequence);
 
   const std::unique_ptr<v1::WorkerService::Stub> stub_;
   Agent& agent_;
   const MakeRegister make_register_;
   const OnFetchFile on_fetch_file_;
   std::thread thread_;
+  bool answers_ = false;  // of the session thread: this server answers each report
   std::string last_end_;  // of the session thread: why the stream ended, as logged last
 
   Mutex mutex_;
   CondVar stopped_;
   bool stopping_ SFT_GUARDED_BY(mutex_) = false;
   grpc::ClientContext* context_ SFT_GUARDED_BY(mutex_) = nullptr;
+  // Reports of this stream that have no answer yet, and when they were sent.
+  std::map<int64_t, MonoTime> unanswered_ SFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace sft::worker

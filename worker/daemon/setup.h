@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "common/base/clock.h"
+
 namespace sft::worker {
 
 // What the attempts of a node need to know of it; constant once the daemon runs.
@@ -24,6 +26,8 @@ struct NodeSetup {
   std::string address = "127.0.0.1";
   int cpus = 1;
   double grace_seconds = 5;
+  // How long ranks go on without the server, for jobs that do not say it.
+  Nanos unreachable_after = std::chrono::minutes(15);
 
   std::string AttemptDir(const std::string& uid) const { return data_dir + "/attempts/" + uid; }
   std::string BlobPath(const std::string& sha256) const { return data_dir + "/datasets/" + sha256; }

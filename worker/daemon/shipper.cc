@@ -83,6 +83,7 @@ struct BodyToProto {
   void operator()(const channel::PlanEvent&) const { SetNote("plan", line, out); }
   void operator()(const channel::CheckpointEvent&) const { SetNote("checkpoint", line, out); }
   void operator()(const channel::ResumedEvent&) const { SetNote("resumed", line, out); }
+  void operator()(const channel::WarningEvent& e) const { SetNote("warning", e.message, out); }
   // The server hears of these otherwise: as a registered artifact and in the verdict.
   void operator()(const channel::ArtifactEvent&) const {}
   void operator()(const channel::FatalEvent&) const {}
@@ -100,7 +101,10 @@ Shipper::Shipper(Identity identity, const std::vector<Source>& sources, ServerAp
                  std::function<void(int, const channel::Event&)> on_event)
     : identity_(std::move(identity)), server_(server), on_event_(std::move(on_event)) {
   for (const Source& source : sources) {
-    streams_.push_back({source.rank, fmt::format("{}/{}.log", identity_.dir, source.name), false});
+    if (source.log) {
+      streams_.push_back(
+          {source.rank, fmt::format("{}/{}.log", identity_.dir, source.name), false});
+    }
     streams_.push_back(
         {source.rank, fmt::format("{}/{}.events", identity_.dir, source.name), true});
   }

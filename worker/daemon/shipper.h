@@ -11,6 +11,9 @@
 
 namespace sft::worker {
 
+// In the place of a rank: what the worker itself says about the attempt (node.events).
+inline constexpr int kNodeStream = -2;
+
 // Carries one attempt's logs and events from their files to the server, in bounded chunks. The
 // files are the queue: nothing is kept in memory, and after a restart of either side the server
 // says from where to go on. One thread.
@@ -18,8 +21,9 @@ class Shipper {
  public:
   // One process's two files.
   struct Source {
-    int rank = -1;     // -1: prepare
-    std::string name;  // "prepare", "rank-0"
+    int rank = -1;     // -1: prepare; kNodeStream
+    std::string name;  // "prepare", "rank-0", "node"
+    bool log = true;   // has a log beside its events
   };
   struct Identity {
     std::string attempt_uid;

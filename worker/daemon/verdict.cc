@@ -138,13 +138,28 @@ ProcessTraces ReadTraces(const std::string& attempt_dir, const std::string& proc
   return traces;
 }
 
-const Process* FindBlamed(const channel::ShimStatus& status) {
+Traces ReadAllTraces(const std::string& attempt_dir, const channel::ShimStatus& status) {
+  Traces traces;
+  for (const Process& process : status.processes) {
+    if (Failed(process)) traces[process.name] = ReadTraces(attempt_dir, process.name);
+  }
+  return traces;
+}
+
+const Process* FindBlamed(const channel::ShimStatus& status, const Traces& traces) {
+  // 0: it says that the job's owner is to blame; 2: others ended it or made it fail.
+  const auto part = [&](const Process& process) {
+    if (process.exit_code == channel::kExitUserError) return 0;
+    if (process.exit_code == channel::kExitStopped || process.signal == SIGTERM) return 2;
+    const auto found = traces.find(process.name);
+    const bool cascade = process.signal == 0 && found != traces.end() && found->second.fatal &&
+                         found->second.fatal->code == kCascadeCode;
+    return cascade ? 2 : 1;
+  };
   const Process* blamed = nullptr;
   for (const Process& process : status.processes) {
     if (!Failed(process)) continue;
-    const auto key = [](const Process& p) {
-      return std::make_pair(p.exit_code == channel::kExitUserError ? 0 : 1, p.order);
-    };
+    const auto key = [&](const Process& p) { return std::make_pair(part(p), p.order); };
     if (blamed == nullptr || key(process) < key(*blamed)) blamed = &process;
   }
   return blamed;
@@ -163,16 +178,20 @@ v1::Verdict SimpleVerdict(v1::Verdict::Domain domain, const std::string& code,
   return verdict;
 }
 
-v1::Verdict MakeVerdict(const channel::ShimStatus& status, const ProcessTraces& traces,
+v1::Verdict MakeVerdict(const channel::ShimStatus& status, const Traces& all_traces,
                         const std::string& node) {
   if (status.cause == "command") {
     return SimpleVerdict(v1::Verdict::NONE, "stopped", status.reason, "", node);
+  }
+  if (status.cause == "watch") {
+    return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "rank_hang", status.reason,
+                         fmt::format("look at {} and at the logs of the ranks", node), node);
   }
   if (status.cause == "fencing") {
     return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "fenced", status.reason,
                          "the node was out of reach for too long", node);
   }
-  const Process* blamed = FindBlamed(status);
+  const Process* blamed = FindBlamed(status, all_traces);
   if (blamed == nullptr) {
     if (status.cause == "failure" || status.processes.empty()) {
       return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "not_started", status.reason,
@@ -180,6 +199,8 @@ v1::Verdict MakeVerdict(const channel::ShimStatus& status, const ProcessTraces& 
     }
     return SimpleVerdict(v1::Verdict::NONE, "succeeded", "", "", node);
   }
+  const auto found = all_traces.find(blamed->name);
+  const ProcessTraces traces = found == all_traces.end() ? ProcessTraces{} : found->second;
   v1::Verdict verdict = SimpleVerdict(v1::Verdict::UNKNOWN, "", HowItEnded(*blamed), "", node);
   verdict.set_rank(blamed->rank);
   verdict.set_process(blamed->name);

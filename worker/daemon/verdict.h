@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 
@@ -20,13 +21,23 @@ struct ProcessTraces {
 // Reads them from the attempt's folder; a missing file leaves no trace.
 ProcessTraces ReadTraces(const std::string& attempt_dir, const std::string& process_name);
 
-// The process that failed first, nullptr if none did. One that blames the job's owner goes before
-// those that only lost a neighbour: both may end between two looks of the shim.
-const channel::ShimStatus::Process* FindBlamed(const channel::ShimStatus& status);
+// Code of a rank whose only fault is that a collective failed: some other rank is to blame.
+inline constexpr char kCascadeCode[] = "collective_failed";
+
+// Traces of all processes, by name.
+using Traces = std::map<std::string, ProcessTraces>;
+// Of every process that failed.
+Traces ReadAllTraces(const std::string& attempt_dir, const channel::ShimStatus& status);
+
+// The process that failed first, nullptr if none did. Several may end between two looks of the
+// shim, so one that blames the job's owner goes first, and those that only lost a neighbour or were
+// told to end go last.
+const channel::ShimStatus::Process* FindBlamed(const channel::ShimStatus& status,
+                                               const Traces& traces);
 
 // Why an attempt's processes ended as they did, from exit codes, signals and the fatal event of the
 // blamed process. `status` is terminal. Pure.
-v1::Verdict MakeVerdict(const channel::ShimStatus& status, const ProcessTraces& blamed,
+v1::Verdict MakeVerdict(const channel::ShimStatus& status, const Traces& traces,
                         const std::string& node);
 
 // Of an attempt that never got to its processes: `status` is what staging or starting said.

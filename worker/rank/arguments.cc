@@ -59,8 +59,7 @@ absl::StatusOr<Arguments> ParseTrain(const std::vector<std::string>& args) {
       args, {{"--launch", &result.launch}, {"--rank", &rank}, {"--profile", &result.profile}},
       nullptr));
   SFT_RETURN_IF_ERROR(Require("train", "--launch FILE", result.launch));
-  SFT_RETURN_IF_ERROR(Require("train", "--rank N", rank));
-  SFT_RETURN_IF_ERROR(ParseInt("--rank", rank, 0, &result.rank));
+  if (!rank.empty()) SFT_RETURN_IF_ERROR(ParseInt("--rank", rank, 0, &result.rank));
   return result;
 }
 
@@ -125,7 +124,9 @@ std::string HelpText() {
   return R"(sft-rank: one process of a training job, and text from a trained model
 
   sft-rank prepare  --launch FILE           tokenise the data of a job into the node's cache
-  sft-rank train    --launch FILE --rank N  run rank N of a job (started by sft-shim)
+  sft-rank train    --launch FILE [--rank N]
+                                            run rank N of a job (started by sft-shim); without
+                                            --rank the variable RANK says which
                     [--profile TRACE]       write a Chrome trace of step 4
   sft-rank generate --model DIR [--adapter DIR] (--prompt TEXT | --prompts FILE)
                     [--max-new-tokens N] [--device cpu|cuda:0] [--json]

@@ -13,7 +13,7 @@ enum class Command { kHelp, kVersion, kTrain, kPrepare, kGenerate, kLogits };
 struct Arguments {
   Command command = Command::kHelp;
   std::string launch;  // train, prepare: the launch file
-  int rank = -1;       // train: global rank
+  int rank = -1;       // train: global rank; -1: the variable RANK says it
   std::string profile;  // train: file for the trace of a step; empty: none
   // generate, logits:
   std::string model;

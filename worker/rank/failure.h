@@ -2,6 +2,7 @@
 
 #include <exception>
 
+#include "common/spec/job_spec.h"
 #include "worker/channel/event.h"
 #include "worker/channel/launch.h"
 
@@ -13,8 +14,15 @@ struct Failure {
   channel::ExitCode exit_code = channel::kExitInternal;
 };
 
+// Of the rank that failed: for advice with the values that it ran with.
+struct FailureContext {
+  int rank = -1;
+  const spec::JobSpec* spec = nullptr;  // null: no job, none of its values are named
+  int64_t peak_memory_bytes = 0;        // 0: not known
+};
+
 // Errors of the engine name their domain; of LibTorch's, memory that ran out is the user's to solve
 // (a smaller batch), a failing device is the node's, the rest is ours.
-Failure DescribeFailure(const std::exception& error);
+Failure DescribeFailure(const std::exception& error, const FailureContext& context = {});
 
 }  // namespace sft::rank

@@ -18,9 +18,11 @@
 #include "common/base/clock.h"
 #include "common/base/env.h"
 #include "common/base/version.h"
+#include "worker/engine/base/error.h"
 #include "worker/rank/arguments.h"
 #include "worker/rank/failure.h"
 #include "worker/rank/generate.h"
+#include "worker/rank/group_variables.h"
 #include "worker/rank/logits.h"
 #include "worker/rank/prepare.h"
 #include "worker/rank/stop_signal.h"
@@ -34,8 +36,9 @@ int Usage(const absl::Status& status) {
   return channel::kExitUsage;
 }
 
-int Report(const std::exception& error, std::optional<EventLog>& events) {
-  const Failure failure = DescribeFailure(error);
+int Report(const std::exception& error, std::optional<EventLog>& events,
+           const FailureContext& context = {}) {
+  const Failure failure = DescribeFailure(error, context);
   fmt::print(stderr, "sft-rank: {}\n", failure.event.message);
   if (!failure.event.advice.empty()) fmt::print(stderr, "{}\n", failure.event.advice);
   if (events) {
@@ -61,30 +64,31 @@ int RunJob(const Arguments& arguments, Clock& clock, MonoTime start) {
   if (!launch.ok()) return Usage(launch.status());
   const bool prepare = arguments.command == Command::kPrepare;
   const channel::RankLaunch& file = launch->file;
-  if (!prepare &&
-      (arguments.rank < file.first_rank || arguments.rank >= file.first_rank + file.local_ranks)) {
-    return Usage(InvalidArgument(fmt::format("--rank {} is not one of this node's ranks {} to {}",
-                                             arguments.rank, file.first_rank,
-                                             file.first_rank + file.local_ranks - 1)));
+  const int rank = prepare ? -1 : GlobalRank(arguments.rank, GetEnv);
+  if (!prepare && (rank < file.first_rank || rank >= file.first_rank + file.local_ranks)) {
+    return Usage(
+        InvalidArgument(fmt::format("--rank {} is not one of this node's ranks {} to {}", rank,
+                                    file.first_rank, file.first_rank + file.local_ranks - 1)));
   }
   std::optional<EventLog> events;
   CommandInput commands(STDIN_FILENO);
   std::optional<TrainRun> run;
   try {
-    const std::string process = prepare ? "prepare" : fmt::format("rank-{}", arguments.rank);
+    const std::string process = prepare ? "prepare" : fmt::format("rank-{}", rank);
     events.emplace(EventLog::Open(EventPath(*launch, process), clock));
     if (prepare) {
       RunPrepare(*launch, *events, clock);
       return channel::kExitOk;
     }
     CatchStopSignals();
-    run.emplace(TrainContext{*launch, arguments.rank, *events, commands, clock, start,
-                             arguments.profile});
+    run.emplace(TrainContext{*launch, rank, *events, commands, clock, start, arguments.profile});
     const int code = run->Run();
     if (code == channel::kExitOk) return code;
     EndNow(code);
   } catch (const std::exception& error) {
-    EndNow(Report(error, events));
+    EndNow(Report(
+        error, events,
+        {.rank = rank, .spec = &launch->spec, .peak_memory_bytes = run ? run->PeakMemory() : 0}));
   }
 }
 
@@ -131,7 +135,12 @@ int Main(int argc, char** argv) {
     case Command::kTrain:
     case Command::kPrepare:
       LimitSpinning(argv);
-      return RunJob(*arguments, clock, start);
+      try {
+        return RunJob(*arguments, clock, start);
+      } catch (const engine::UserError& error) {
+        std::optional<EventLog> none;  // whose it would be is what is missing
+        return Report(error, none);
+      }
   }
   return channel::kExitInternal;
 }

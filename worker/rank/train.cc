@@ -3,16 +3,21 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "common/base/env.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/chat_tokenizer.h"
+#include "worker/engine/dist/recorded.h"
+#include "worker/engine/train/memory_stats.h"
 #include "worker/rank/ceiling.h"
 #include "worker/rank/device.h"
+#include "worker/rank/group_variables.h"
 #include "worker/rank/plan_report.h"
 #include "worker/rank/planning.h"
 #include "worker/rank/step_profile.h"
@@ -22,8 +27,14 @@ namespace sft::rank {
 namespace {
 
 // A collective waits for the slowest rank, and rank 0 may be writing and checking a model of tens
-// of gigabytes. The end of a peer is noticed at once, whatever this is.
-constexpr std::chrono::milliseconds kCollectiveTimeout = std::chrono::minutes(30);
+// of gigabytes. The end of a peer is noticed at once, whatever this is; a rank that hangs is
+// noticed by the worker, which looks from outside and names it. This one is for a rank without a
+// worker, so it is the longer of the two.
+std::chrono::milliseconds CollectiveTimeout(const spec::JobSpec& spec) {
+  constexpr std::chrono::seconds kLeast = std::chrono::minutes(30);
+  return std::max(kLeast, std::chrono::seconds(spec.compute.hang_timeout)) +
+         std::chrono::minutes(5);
+}
 
 // Why the run has to end, "" when it has not.
 std::string StopReason(CommandInput& commands) {
@@ -35,13 +46,23 @@ std::string StopReason(CommandInput& commands) {
 // Turns the engine's reports into events for the worker and lines of the log.
 class EventObserver : public engine::TrainObserver {
  public:
-  EventObserver(const TrainContext& context, const Device& device)
-      : context_(context), gpu_(device), device_(device.Name()), profile_(context.profile) {}
+  // `flight` may be null.
+  EventObserver(const TrainContext& context, const Device& device, io::FlightRecorder* flight)
+      : context_(context),
+        gpu_(device),
+        device_(device.Name()),
+        profile_(context.profile),
+        flight_(flight) {}
 
   // To be called before the first step.
   void SetPlan(RankPlan plan) { plan_ = std::move(plan); }
 
+  void OnPhase(engine::TrainPhase phase, int64_t step) override {
+    if (flight_ != nullptr) Note(phase, step, *flight_);
+  }
+
   void OnReady(const engine::ReadyReport& report) override {
+    if (flight_ != nullptr) flight_->SetTotalSteps(report.total_steps);
     const Nanos elapsed = context_.clock.Mono() - context_.process_start;
     const double seconds = std::chrono::duration<double>(elapsed).count();
     const int world = context_.launch.file.world_size;
@@ -147,6 +168,23 @@ class EventObserver : public engine::TrainObserver {
   // The step that has seen all that the allocator will hold.
   static constexpr int64_t kSettled = 2;
 
+  void Note(engine::TrainPhase phase, int64_t step, io::FlightRecorder& flight) const {
+    switch (phase) {
+      case engine::TrainPhase::kStep:
+        return flight.BeginStep(step);
+      case engine::TrainPhase::kOwnWorkDone:
+        return flight.EndOwnWork(/*all_finished=*/gpu_.cuda != nullptr);
+      case engine::TrainPhase::kStepDone:
+        return flight.EndStep();
+      case engine::TrainPhase::kValidation:
+        return flight.SetPhase(io::FlightPhase::kValidating);
+      case engine::TrainPhase::kCheckpoint:
+        return flight.SetPhase(io::FlightPhase::kCheckpointing);
+      case engine::TrainPhase::kDelivery:
+        return flight.SetPhase(io::FlightPhase::kDelivering);
+    }
+  }
+
   void ReportPlan(double tokens_per_second) {
     const int index = gpu_.torch.index();
     const engine::CudaMemory memory = gpu_.cuda->devices->Memory(index);
@@ -168,6 +206,7 @@ class EventObserver : public engine::TrainObserver {
   std::string device_;
   StepProfile profile_;
   std::optional<RankPlan> plan_;  // until it has been reported
+  io::FlightRecorder* flight_;
 };
 
 // "host:port", also "[::1]:port".
@@ -176,15 +215,14 @@ engine::RendezvousOptions MeetingPlace(const TrainContext& context) {
   engine::RendezvousOptions options{.rank = context.rank,
                                     .world = file.world_size,
                                     .prefix = fmt::format("{}/{}", file.attempt_uid, file.epoch),
-                                    .timeout = kCollectiveTimeout};
-  if (file.world_size == 1) return options;
-  const std::string& text = file.rendezvous;
+                                    .timeout = CollectiveTimeout(context.launch.spec)};
+  const std::string text = MeetingAddress(file, GetEnv);
+  if (text.empty()) return options;
   const size_t colon = text.rfind(':');
   const char* end = text.data() + text.size();
   if (colon == std::string::npos || colon + 1 == text.size() ||
       std::from_chars(text.data() + colon + 1, end, options.port).ptr != end || options.port == 0) {
-    throw engine::InternalError(
-        fmt::format("the launch file's rendezvous \"{}\" is not host:port", text));
+    throw engine::InternalError(fmt::format("the rendezvous \"{}\" is not host:port", text));
   }
   options.host = text.substr(0, colon);
   if (options.host.starts_with('[') && options.host.ends_with(']')) {
@@ -212,15 +250,38 @@ channel::ExitCode TrainRun::Run() {
   }
 }
 
+int64_t TrainRun::PeakMemory() const {
+  return device_ ? engine::PeakMemoryBytes(device_->torch) : 0;
+}
+
+// A rank trains without a record too; only a hang of it would be named less well.
+void TrainRun::OpenFlight() {
+  const channel::RankLaunch& file = context_.launch.file;
+  auto flight = io::FlightRecorder::Create(io::FlightPath(file.attempt_dir, context_.rank),
+                                           context_.rank, file.world_size, context_.clock);
+  if (!flight.ok()) {
+    fmt::print(stderr, "no flight record: {}\n", Message(flight.status()));
+    return;
+  }
+  flight_.emplace(*std::move(flight));
+}
+
 channel::ExitCode TrainRun::RunToEnd() {
   const channel::RankLaunch& file = context_.launch.file;
   // First of all: nothing may ask LibTorch for a GPU before the plugin is open.
-  const Device device = OpenDevice(file.device, context_.rank - file.first_rank);
+  device_ = OpenDevice(file.device, LocalRank(context_.rank, file, GetEnv));
+  const Device& device = *device_;
+  OpenFlight();
   at::set_num_threads(file.threads_per_rank);
   at::set_num_interop_threads(1);
+  if (flight_) flight_->SetPhase(io::FlightPhase::kMeeting);
   rendezvous_ = std::make_unique<engine::Rendezvous>(MeetingPlace(context_));
   comm_ = engine::MakeCommunicator(*rendezvous_, device.torch);
-  auto observer = std::make_unique<EventObserver>(context_, device);
+  if (flight_) {
+    comm_ = engine::MakeRecordedCommunicator(std::move(comm_), *flight_);
+    flight_->SetPhase(io::FlightPhase::kLoading);
+  }
+  auto observer = std::make_unique<EventObserver>(context_, device, flight_ ? &*flight_ : nullptr);
   engine::TrainerOptions options = MakeOptions(device.PeakFlops());
   const std::optional<RankPlan> plan = PlanRank(context_.launch, device, *options.train, *comm_);
   Apply(plan, options);
@@ -239,6 +300,7 @@ channel::ExitCode TrainRun::RunToEnd() {
   const engine::TrainResult result = trainer_->Run();
   // No rank ends while another is still in its last collective.
   comm_->Barrier();
+  if (flight_) flight_->SetPhase(io::FlightPhase::kEnding);
   context_.events.Sync();
   if (!result.stopped) return channel::kExitOk;
   const std::string reason = StopReason(context_.commands);

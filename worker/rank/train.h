@@ -1,14 +1,17 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/base/clock.h"
+#include "common/io/flight_record.h"
 #include "worker/channel/launch.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/dist/rendezvous.h"
 #include "worker/engine/train/trainer.h"
 #include "worker/rank/command_input.h"
+#include "worker/rank/device.h"
 #include "worker/rank/event_log.h"
 #include "worker/rank/launch_file.h"
 
@@ -36,11 +39,17 @@ class TrainRun {
   // errors; once told to stop, what is caused by peers that ended first is no error.
   channel::ExitCode Run();
 
+  // The most memory that this rank has had; 0 before it has a device.
+  int64_t PeakMemory() const;
+
  private:
   channel::ExitCode RunToEnd();
+  void OpenFlight();
   engine::TrainerOptions MakeOptions(double peak_flops) const;
 
   TrainContext context_;
+  std::optional<Device> device_;
+  std::optional<io::FlightRecorder> flight_;
   std::unique_ptr<engine::Rendezvous> rendezvous_;
   std::unique_ptr<engine::Communicator> comm_;
   std::unique_ptr<engine::TrainObserver> observer_;

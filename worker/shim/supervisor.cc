@@ -47,7 +47,7 @@ Supervisor::Supervisor(channel::ShimLaunch launch, Clock& clock)
   status_.epoch = launch_.epoch;
   status_.shim_pid = getpid();
   status_.shim_start_ticks = io::ReadProcessStat(getpid()).value_or(io::ProcessStat{}).start_ticks;
-  fence_at_ = clock_.Mono() + Seconds(launch_.fencing_seconds);
+  fence_at_ = clock_.Mono() + Seconds(launch_.fencing_seconds - launch_.fencing_age);
 }
 
 void Supervisor::Start() {
@@ -124,9 +124,12 @@ void Supervisor::Reap() {
 channel::Answer Supervisor::Handle(const channel::Command& command) {
   channel::Answer answer{.ok = true};
   if (command.command == "renew") {
-    fence_at_ = clock_.Mono() + Seconds(launch_.fencing_seconds);
+    // What is older than the last word changes nothing.
+    const MonoTime heard = clock_.Mono() - Seconds(std::max(command.age, 0.0));
+    fence_at_ = std::max(fence_at_, heard + Seconds(launch_.fencing_seconds));
   } else if (command.command == "stop") {
-    Stop("command", command.reason.empty() ? "stop requested" : command.reason);
+    Stop(command.cause == "watch" ? "watch" : "command",
+         command.reason.empty() ? "stop requested" : command.reason);
   } else if (command.command == "checkpoint") {
     SendCommand(command);
   } else if (command.command != "status") {

@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include "common/base/env.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/cuda/network_interface.h"
 #include "worker/engine/dist/rendezvous.h"
@@ -186,10 +187,15 @@ class NcclCommunicator : public Communicator {
       return std::make_unique<NcclCommunicator>(std::move(store), rank, world, timeout, device);
     } catch (const c10::Error& error) {
       throw InfrastructureError(
-          fmt::format("rank {} of {} could not set up NCCL on {}: {}", rank, world, device.str(),
-                      error.what_without_backtrace()),
-          "connect_failed",
-          "Run with NCCL_DEBUG=INFO to see which connection NCCL could not make.");
+          fmt::format("NCCL initialization failed on rank {} of {} on {}: {}; visible devices: {}; "
+                      "network interface: {}",
+                      rank, world, device.str(), error.what_without_backtrace(),
+                      GetEnv("CUDA_VISIBLE_DEVICES").value_or("all"),
+                      GetEnv("NCCL_SOCKET_IFNAME").value_or("NCCL's choice")),
+          "nccl_init_failed",
+          "Check with nvidia-smi that the node has all of these devices, and that the interface "
+          "reaches the other nodes (compute.network_interface, NCCL_SOCKET_IFNAME); "
+          "compute.nccl_debug = \"INFO\" (NCCL_DEBUG) shows which connection NCCL could not make.");
     }
   }
 

@@ -38,6 +38,16 @@ struct CheckpointReport {
   bool best = false;             // the best so far
 };
 
+// Where a run is; told without a report of its own, at every step.
+enum class TrainPhase {
+  kStep,         // a step begins
+  kOwnWorkDone,  // forward and backward of this rank are done and their result has been seen
+  kStepDone,
+  kValidation,
+  kCheckpoint,  // the training stands still for one
+  kDelivery,
+};
+
 // One optimizer step.
 struct StepReport {
   int64_t step = 0;  // from 1
@@ -82,6 +92,8 @@ struct ArtifactReport {
 class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
+  // `step` counts from 1: under way or, between two, done.
+  virtual void OnPhase(TrainPhase, int64_t /*step*/) {}
   virtual void OnReady(const ReadyReport&) {}
   virtual void OnResumed(const ResumedReport&) {}
   virtual void OnStep(const StepReport&) {}

@@ -138,7 +138,9 @@ void Trainer::SaveAfter(const Step& step, const std::optional<double>& metric, b
 }
 
 void Trainer::RunStep(const Step& step) {
+  observer_.OnPhase(TrainPhase::kStep, step.index + 1);
   StepLoss loss = ForwardBackward(step);
+  observer_.OnPhase(TrainPhase::kOwnWorkDone, step.index + 1);
   ExchangeLoss(loss);
   if (!std::isfinite(loss.total())) FailNotFinite(step, loss, "loss");
   const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, step.loss_tokens));
@@ -152,6 +154,7 @@ void Trainer::RunStep(const Step& step) {
   Report(step, loss, norm, lr, Seconds(now - last_report_));
   last_report_ = now;
   stop_ = loss.stop;
+  observer_.OnPhase(TrainPhase::kStepDone, step.index + 1);
 }
 
 Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
@@ -271,6 +274,7 @@ bool Trainer::EvalDue(const Step& step) const {
 }
 
 double Trainer::Evaluate(int64_t steps_taken) {
+  observer_.OnPhase(TrainPhase::kValidation, steps_taken);
   const MonoTime start = clock_.Mono();
   const ValidationResult result = Validate(model_, *validation_, comm_);
   observer_.OnEval({steps_taken, result.loss, result.tokens, Seconds(clock_.Mono() - start)});
@@ -292,6 +296,7 @@ bool Trainer::KeepIfBest(int64_t step, double loss) {
 }
 
 void Trainer::DeliverResult() {
+  observer_.OnPhase(TrainPhase::kDelivery, plan_.total_steps());
   if (!best_weights_.empty()) {
     if (comm_.rank() == 0) {
       observer_.OnMessage(fmt::format(

@@ -144,6 +144,33 @@ TEST(GangTest, AVerdictThatComesWhileStoppingIsTaken) {
   EXPECT_TRUE(DecideGang(gang).empty());
 }
 
+TEST(GangTest, ANodeThatSaysWhyGoesBeforeOneWhoseRanksOnlyLostTheirPeers) {
+  Gang gang = GangOf(AttemptState::kStopping,
+                     {On("a", MemberState::kFinishing), On("b", MemberState::kStopping)});
+  gang.members[0].verdict = BadData();
+  gang.members[0].verdict.code = "collective_failed";
+  gang.verdict = *DecideGang(gang).verdict;
+  EXPECT_EQ(gang.verdict.code, "collective_failed");
+  EXPECT_TRUE(DecideGang(gang).empty());
+  gang.members[1].verdict = BadData();
+  gang.members[1].verdict.code = "rank_killed";
+  gang.verdict = *DecideGang(gang).verdict;
+  EXPECT_EQ(gang.verdict.code, "rank_killed");
+  EXPECT_EQ(gang.verdict.node, "b");
+  EXPECT_TRUE(DecideGang(gang).empty());
+}
+
+TEST(GangTest, ANodeThatWasToldToStopExplainsNothing) {
+  Gang gang = GangOf(AttemptState::kStopping,
+                     {On("a", MemberState::kDone), On("b", MemberState::kStopping)});
+  gang.members[0].verdict = Succeeded();
+  gang.members[0].verdict.code = "stopped";
+  gang.verdict = *DecideGang(gang).verdict;
+  EXPECT_EQ(gang.verdict.code, "stopped");
+  gang.members[1].verdict = BadData();
+  EXPECT_EQ(DecideGang(gang).verdict->code, "bad_data");
+}
+
 TEST(GangTest, ATerminalAttemptAsksForNothing) {
   Gang gang = GangOf(AttemptState::kSucceeded, {On("a", MemberState::kMissing)});
   gang.cancel_requested = true;

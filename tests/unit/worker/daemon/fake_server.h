@@ -1,5 +1,7 @@
 #pragma once
 
+#include <exception>
+#include <functional>
 #include <map>
 #include <string>
 #include <tuple>
@@ -14,8 +16,17 @@ class FakeServer : public ServerApi {
  public:
   using Key = std::tuple<std::string, int>;  // attempt and rank
 
+  // The end of a call's work, whichever way it returns.
+  struct Ending {
+    FakeServer* server;
+    ~Ending() noexcept(false) {
+      if (server->after && std::uncaught_exceptions() == 0) server->after(server->calls);
+    }
+  };
+
   absl::StatusOr<int64_t> AppendLog(const v1::AppendLogRequest& request) override {
-    if (!failure.ok()) return failure;
+    SFT_RETURN_IF_ERROR(Begin());
+    const Ending ending{this};
     std::string& log = logs[{request.attempt_uid(), request.rank()}];
     const int64_t end = request.offset() + static_cast<int64_t>(request.data().size());
     const int64_t has = static_cast<int64_t>(log.size());
@@ -26,21 +37,24 @@ class FakeServer : public ServerApi {
     return static_cast<int64_t>(log.size());
   }
   absl::StatusOr<int64_t> AppendEvents(const v1::AppendEventsRequest& request) override {
-    if (!failure.ok()) return failure;
+    SFT_RETURN_IF_ERROR(Begin());
+    const Ending ending{this};
     int64_t& offset = event_offsets[{request.attempt_uid(), request.rank()}];
     if (request.begin_offset() > offset || request.end_offset() <= offset) return offset;
     for (const v1::RankEvent& event : request.events()) events[request.rank()].push_back(event);
     return offset = request.end_offset();
   }
   absl::Status UploadArtifact(const BlobFile& file, const StopCheck& stop) override {
-    if (!failure.ok()) return failure;
+    SFT_RETURN_IF_ERROR(Begin());
+    const Ending ending{this};
     if (stop()) return Aborted("stopped");
     uploaded.push_back(file);
     return absl::OkStatus();
   }
   absl::Status Download(const std::string& sha256, int64_t offset,
                         const std::function<absl::Status(std::string_view)>& sink) override {
-    if (!failure.ok()) return failure;
+    SFT_RETURN_IF_ERROR(Begin());
+    const Ending ending{this};
     download_offsets.push_back(offset);
     if (!blobs.contains(sha256)) return NotFound("no blob " + sha256);
     std::string rest = blobs[sha256].substr(offset);
@@ -52,7 +66,12 @@ class FakeServer : public ServerApi {
     return sink(rest);
   }
   absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) override {
-    if (!failure.ok()) return failure;
+    SFT_RETURN_IF_ERROR(Begin());
+    const Ending ending{this};
+    // The same attempt again is the same artifact.
+    for (const v1::CommitArtifactRequest& known : commits) {
+      if (known.attempt_uid() == request.attempt_uid()) return absl::OkStatus();
+    }
     commits.push_back(request);
     return absl::OkStatus();
   }
@@ -61,6 +80,10 @@ class FakeServer : public ServerApi {
   }
 
   absl::Status failure;  // of every call while it is not OK
+  // Called before and after what each call does, with the number of calls so far; may throw, as if
+  // the worker died there.
+  std::function<void(int)> before, after;
+  int calls = 0;
   std::map<Key, std::string> logs;
   std::map<Key, bool> ended;
   std::map<Key, int64_t> event_offsets;
@@ -71,6 +94,13 @@ class FakeServer : public ServerApi {
   std::vector<int64_t> download_offsets;
   int64_t break_download_after = -1;
   size_t largest_log_chunk = 0;
+
+ private:
+  absl::Status Begin() {
+    ++calls;
+    if (before) before(calls);
+    return failure;
+  }
 };
 
 }  // namespace sft::worker

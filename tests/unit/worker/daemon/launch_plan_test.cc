@@ -84,6 +84,30 @@ TEST_F(LaunchPlanTest, EveryProcessGetsItsCommandLine) {
   EXPECT_TRUE(channel::ParseRankLaunch(ToJson(files.rank)).ok());
 }
 
+TEST_F(LaunchPlanTest, RanksGetTheVariablesThatLaunchersSet) {
+  dispatch_.set_first_rank(2);
+  dispatch_.set_world_size(4);
+  const auto env = Plan(Gpus()).shim.ranks[1].env;
+  EXPECT_EQ(env.at("RANK"), "3");
+  EXPECT_EQ(env.at("LOCAL_RANK"), "1");
+  EXPECT_EQ(env.at("WORLD_SIZE"), "4");
+  EXPECT_EQ(env.at("MASTER_ADDR"), "127.0.0.1");
+  EXPECT_EQ(env.at("MASTER_PORT"), "4000");
+  EXPECT_FALSE(Plan(Gpus()).shim.prepare.env.contains("RANK"));
+}
+
+TEST_F(LaunchPlanTest, WhatTheJobSaysOfNcclAndCudaReachesTheRanks) {
+  EXPECT_FALSE(Plan(Gpus()).shim.ranks[0].env.contains("NCCL_DEBUG"));
+  EXPECT_FALSE(Plan(Gpus()).shim.ranks[0].env.contains("CUDA_LAUNCH_BLOCKING"));
+  staged_.spec.compute.nccl_debug = "INFO";
+  staged_.spec.compute.network_interface = "eth7";
+  staged_.spec.compute.cuda_launch_blocking = true;
+  const auto env = Plan(Gpus()).shim.ranks[0].env;
+  EXPECT_EQ(env.at("NCCL_DEBUG"), "INFO");
+  EXPECT_EQ(env.at("NCCL_SOCKET_IFNAME"), "eth7");
+  EXPECT_EQ(env.at("CUDA_LAUNCH_BLOCKING"), "1");
+}
+
 TEST_F(LaunchPlanTest, AGangOfOneNodeStaysOnTheLoopbackInterface) {
   EXPECT_EQ(Plan(Gpus()).shim.ranks[0].env.at("GLOO_SOCKET_IFNAME"), "lo");
   dispatch_.set_world_size(4);

@@ -72,7 +72,7 @@ TEST(VerdictTest, TheAdviceNamesTheLogOfTheProcessThatFailed) {
 TEST(VerdictTest, ALogOfAnyBytesMakesEvidenceThatTravels) {
   ProcessTraces traces;
   traces.log_tail = "cut \xa9 here";
-  const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 66, 1)}), traces, "n");
+  const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 66, 1)}), {{"rank-0", traces}}, "n");
   EXPECT_EQ(verdict.evidence(1), "last lines of rank-0's log:\ncut \xef\xbf\xbd here");
 }
 
@@ -88,12 +88,41 @@ TEST(VerdictTest, AUserErrorGoesBeforeTheNeighbourThatOnlyLostItsPeer) {
   EXPECT_EQ(verdict.domain(), v1::Verdict::USER);
 }
 
+ProcessTraces LostPeer() {
+  ProcessTraces traces;
+  traces.fatal = channel::FatalEvent{"infrastructure", "collective_failed", "closed by peer", ""};
+  return traces;
+}
+
+TEST(VerdictTest, ThoseThatOnlyLostAPeerAreNotBlamedHoweverEarlyTheyEnd) {
+  const channel::ShimStatus status =
+      Ended({Exit(0, 65, 1), Exit(1, 67, 2), Killed(2, SIGKILL, 3), Killed(3, SIGTERM, 4)});
+  const v1::Verdict verdict = MakeVerdict(status, {{"rank-0", LostPeer()}}, "n");
+  EXPECT_EQ(verdict.rank(), 2);
+  EXPECT_EQ(verdict.code(), "rank_killed");
+  EXPECT_EQ(verdict.evidence_size(), 4);
+}
+
+TEST(VerdictTest, WhereAllLostAPeerItIsOnAnotherNode) {
+  const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 65, 1), Exit(1, 65, 2)}),
+                                          {{"rank-0", LostPeer()}, {"rank-1", LostPeer()}}, "n");
+  EXPECT_EQ(verdict.code(), kCascadeCode);
+  EXPECT_EQ(verdict.rank(), 0);
+}
+
+TEST(VerdictTest, WhatTheWatchFoundIsInfrastructureAlsoWhenOnlyTheShimRemembersIt) {
+  const v1::Verdict verdict = MakeVerdict(Ended({Killed(0, SIGKILL, 1)}, "watch"), {}, "n");
+  EXPECT_EQ(verdict.code(), "rank_hang");
+  EXPECT_EQ(verdict.domain(), v1::Verdict::INFRASTRUCTURE);
+  EXPECT_EQ(verdict.message(), "reason of the shim");
+}
+
 TEST(VerdictTest, TheFatalEventSaysWhatToDo) {
   ProcessTraces traces;
   traces.fatal = channel::FatalEvent{"user", "nan_loss", "the loss is NaN at step 7",
                                      "lower the learning rate"};
   traces.log_tail = "step 7\nnan";
-  const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 64, 1)}), traces, "n");
+  const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 64, 1)}), {{"rank-0", traces}}, "n");
   EXPECT_EQ(verdict.domain(), v1::Verdict::USER);
   EXPECT_EQ(verdict.code(), "nan_loss");
   EXPECT_EQ(verdict.message(), "rank 0: the loss is NaN at step 7");
@@ -104,7 +133,8 @@ TEST(VerdictTest, TheFatalEventSaysWhatToDo) {
 TEST(VerdictTest, WhatAKilledRankSaidBeforeIsNotWhyItEnded) {
   ProcessTraces traces;
   traces.fatal = channel::FatalEvent{"user", "bad_data", "x", "y"};
-  EXPECT_EQ(MakeVerdict(Ended({Killed(0, SIGKILL, 1)}), traces, "n").code(), "rank_killed");
+  EXPECT_EQ(MakeVerdict(Ended({Killed(0, SIGKILL, 1)}), {{"rank-0", traces}}, "n").code(),
+            "rank_killed");
 }
 
 TEST(VerdictTest, EachExitCodeHasItsDomain) {
@@ -134,13 +164,13 @@ TEST(VerdictTest, WhatStagingRefusesIsTheUsersAndTheRestIsTheNodes) {
 TEST(VerdictTest, AFullDiskExplainsARankThatCouldNotSayWhyItEnded) {
   ProcessTraces traces;
   traces.disk_full = true;
-  const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 65, 1)}), traces, "node-a");
+  const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 65, 1)}), {{"rank-0", traces}}, "node-a");
   EXPECT_EQ(verdict.code(), "disk_full");
   EXPECT_EQ(verdict.domain(), v1::Verdict::INFRASTRUCTURE);
   EXPECT_EQ(verdict.advice(), "free space on node node-a, then submit again");
-  EXPECT_EQ(MakeVerdict(Ended({Exit(0, 64, 1)}), traces, "n").code(), "user_error");
+  EXPECT_EQ(MakeVerdict(Ended({Exit(0, 64, 1)}), {{"rank-0", traces}}, "n").code(), "user_error");
   traces.fatal = channel::FatalEvent{"infrastructure", "peer_lost", "m", "a"};
-  EXPECT_EQ(MakeVerdict(Ended({Exit(0, 65, 1)}), traces, "n").code(), "peer_lost");
+  EXPECT_EQ(MakeVerdict(Ended({Exit(0, 65, 1)}), {{"rank-0", traces}}, "n").code(), "peer_lost");
 }
 
 class TracesTest : public TestNode {};

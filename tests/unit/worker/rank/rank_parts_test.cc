@@ -17,6 +17,7 @@
 #include "worker/rank/command_input.h"
 #include "worker/rank/event_log.h"
 #include "worker/rank/failure.h"
+#include "worker/rank/group_variables.h"
 #include "worker/rank/launch_file.h"
 
 namespace sft::rank {
@@ -138,6 +139,105 @@ TEST(FailureTest, DomainsGiveTheExitCode) {
   EXPECT_EQ(node.exit_code, channel::kExitInfrastructure);
   EXPECT_EQ(DescribeFailure(engine::InternalError("m")).exit_code, channel::kExitInternal);
   EXPECT_EQ(DescribeFailure(std::runtime_error("m")).event.domain, "internal");
+}
+
+// What a rank says of memory that ran out, under one line of [hyperparameters].
+channel::FatalEvent OutOfMemory(const spec::JobSpec& spec) {
+  const c10::OutOfMemoryError oom({"f", "f.cpp", 1},
+                                  "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee docs");
+  return DescribeFailure(oom, {.rank = 3, .spec = &spec, .peak_memory_bytes = 79'100'000'000})
+      .event;
+}
+
+TEST(FailureTest, MemoryThatRanOutNamesRankPeakAndTheKeysOfTheMethodWithTheirValues) {
+  spec::JobSpec spec;
+  spec.training.use_qlora = true;
+  spec.hyperparameters.per_device_batch = 8;
+  spec.hyperparameters.gradient_accumulation_steps = 2;
+  spec.hyperparameters.sequence_length = 4096;
+  spec.compute.gpu_count = 2;
+  const channel::FatalEvent qlora = OutOfMemory(spec);
+  EXPECT_EQ(qlora.domain, "user");
+  EXPECT_EQ(qlora.code, "cuda_oom");
+  EXPECT_EQ(qlora.message,
+            "CUDA out of memory. Tried to allocate 2.00 GiB. (rank 3, peak 79.1 GB)");
+  EXPECT_THAT(qlora.advice,
+              testing::StartsWith("One of: lower per_device_batch (now 8) and raise "
+                                  "gradient_accumulation_steps (now 2) by the same factor"));
+  EXPECT_THAT(qlora.advice, HasSubstr("activation_checkpointing (gradient_checkpointing) (now "
+                                      "false)"));
+  EXPECT_THAT(qlora.advice, testing::Not(HasSubstr("load_in_4bit")));
+  spec.training.use_qlora = false;
+  EXPECT_THAT(OutOfMemory(spec).advice, HasSubstr("set use_qlora (load_in_4bit) (now false)"));
+  spec.training.mode = spec::Mode::kFullFinetune;
+  spec.parallelism.activation_checkpointing = true;
+  spec.hyperparameters.per_device_batch = 0;
+  const channel::FatalEvent full = OutOfMemory(spec);
+  EXPECT_THAT(full.advice,
+              testing::StartsWith("One of: shorten sequence_length (now 4096); raise gpu_count "
+                                  "(now 2) and shard over them with fsdp = true or DeepSpeed ZeRO "
+                                  "(now ddp); lower per_device_batch (now auto)"));
+  EXPECT_THAT(full.advice, testing::Not(HasSubstr("load_in_4bit")));
+  EXPECT_THAT(full.advice, testing::Not(HasSubstr("checkpointing")));
+}
+
+TEST(FailureTest, MemoryThatALibraryLackedIsToldTheSameWay) {
+  const c10::Error nccl({"f", "f.cpp", 1}, "NCCL error: Failed to CUDA malloc: out of memory");
+  EXPECT_EQ(DescribeFailure(nccl).event.code, "cuda_oom");
+  EXPECT_EQ(DescribeFailure(nccl).event.message,
+            "CUDA out of memory: NCCL error: Failed to CUDA malloc: out of memory");
+}
+
+// The message that the function throws with, "" when it returns.
+template <typename Function>
+std::string Thrown(const Function& function) {
+  try {
+    function();
+    return "";
+  } catch (const engine::UserError& error) {
+    EXPECT_EQ(error.code(), "no_process_group");
+    EXPECT_THAT(error.advice(), HasSubstr("RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and"));
+    return error.what();
+  }
+}
+
+TEST(GroupVariablesTest, ARankWithoutItsGroupSaysWhatIsMissing) {
+  std::map<std::string, std::string> set;
+  const EnvLookup env = [&](const std::string& name) {
+    return set.contains(name) ? std::optional(set[name]) : std::nullopt;
+  };
+  const auto meet = [&](const channel::RankLaunch& launch) {
+    return Thrown([&] { MeetingAddress(launch, env); });
+  };
+  channel::RankLaunch launch{.world_size = 2, .local_ranks = 2};
+  EXPECT_EQ(meet(launch),
+            "Process group not initialized: a rank of a world of 2 has no "
+            "rendezvous: MASTER_ADDR and MASTER_PORT are not set");
+  set["MASTER_ADDR"] = "10.0.0.1";
+  EXPECT_THAT(meet(launch), HasSubstr("MASTER_PORT is not set"));
+  set["MASTER_PORT"] = "12355";
+  EXPECT_EQ(MeetingAddress(launch, env), "10.0.0.1:12355");
+  set["MASTER_ADDR"] = "fe80::1";
+  EXPECT_EQ(MeetingAddress(launch, env), "[fe80::1]:12355");
+  set["WORLD_SIZE"] = "4";
+  EXPECT_EQ(meet(launch),
+            "Process group not initialized: WORLD_SIZE is 4, the launch file's "
+            "world_size is 2");
+  set["WORLD_SIZE"] = "2";
+  launch.rendezvous = "h:1";
+  EXPECT_EQ(MeetingAddress(launch, env), "h:1") << "the launch file's goes first";
+
+  EXPECT_EQ(Thrown([&] { GlobalRank(-1, env); }),
+            "Process group not initialized: neither --rank N nor RANK is given");
+  set["RANK"] = "x";
+  EXPECT_THAT(Thrown([&] { GlobalRank(-1, env); }), HasSubstr("RANK is \"x\", not a number"));
+  set["RANK"] = "1";
+  EXPECT_EQ(GlobalRank(-1, env), 1);
+  EXPECT_EQ(GlobalRank(0, env), 0) << "the flag goes first";
+  launch.first_rank = 4;
+  EXPECT_EQ(LocalRank(5, launch, env), 1);
+  set["LOCAL_RANK"] = "0";
+  EXPECT_EQ(LocalRank(5, launch, env), 0);
 }
 
 TEST(FailureTest, MemoryThatRanOutAdvisesASmallerBatchOfTheSameResult) {

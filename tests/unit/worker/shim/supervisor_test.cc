@@ -1,5 +1,8 @@
 #include "worker/shim/supervisor.h"
 
+#include <cerrno>
+
+#include "common/io/fault.h"
 #include "tests/unit/worker/shim/shim_harness.h"
 
 namespace sft::shim {
@@ -51,6 +54,41 @@ TEST_F(SupervisorTest, RenewPutsTheFencingLimitOff) {
   ReapUntilFinished(supervisor);
 }
 
+TEST_F(SupervisorTest, TheFencingLimitCountsFromTheMomentTheServerHeardOfTheWorker) {
+  launch_.fencing_seconds = 10;
+  launch_.fencing_age = 4;
+  AddRank(kWait);
+  Supervisor supervisor(launch_, clock_);
+  supervisor.Start();
+  Meet();
+  EXPECT_EQ(supervisor.NextWake(), milliseconds(6000)) << "4 s had passed at the launch";
+  clock_.Advance(seconds(5));
+  supervisor.Handle({.command = "renew", .age = 3});
+  EXPECT_EQ(supervisor.NextWake(), milliseconds(7000));
+  supervisor.Handle({.command = "renew", .age = 9});
+  EXPECT_EQ(supervisor.NextWake(), milliseconds(7000)) << "an older word changes nothing";
+  clock_.Advance(seconds(7));
+  supervisor.Tick();
+  EXPECT_EQ(supervisor.Handle({"status", ""}).status.cause, "fencing");
+  clock_.Advance(seconds(20));
+  supervisor.Tick();
+  ReapUntilFinished(supervisor);
+}
+
+TEST_F(SupervisorTest, TheWatchsFindingIsKeptAsTheCause) {
+  AddRank(kWait);
+  Supervisor supervisor(launch_, clock_);
+  supervisor.Start();
+  Meet();
+  supervisor.Handle({.command = "stop", .reason = "rank 0 hangs", .cause = "watch"});
+  supervisor.Handle({.command = "stop", .reason = "cancelled"});
+  clock_.Advance(seconds(20));
+  supervisor.Tick();
+  ReapUntilFinished(supervisor);
+  EXPECT_EQ(Status().cause, "watch");
+  EXPECT_EQ(Status().reason, "rank 0 hangs");
+}
+
 TEST_F(SupervisorTest, WithoutAFencingLimitNothingEnds) {
   AddRank(kWait);
   Supervisor supervisor(launch_, clock_);
@@ -97,6 +135,37 @@ TEST_F(SupervisorTest, TheFirstReasonToStopStays) {
   ReapUntilFinished(supervisor);
   EXPECT_EQ(Status().reason, "first");
   EXPECT_EQ(Status().cause, "command");
+}
+
+TEST_F(SupervisorTest, ADiskThatIsFullAtAnyWriteHidesNoEnd) {
+  AddRank("exit 64");
+  bool failed = true;
+  int faults = 0;
+  for (int write = 1; failed; ++write) {
+    failed = false;
+    int writes = 0;
+    io::SetWriteFault([&](std::string_view path) {
+      if (++writes != write) return absl::OkStatus();
+      failed = true;
+      return ErrnoStatus("cannot write " + std::string(path), ENOSPC);
+    });
+    Supervisor supervisor(launch_, clock_);
+    supervisor.Start();
+    while (supervisor.Handle({"status", ""}).status.state != "exited") {
+      int signal = 0;
+      sigwait(&child_signal_, &signal);
+      supervisor.Reap();
+    }
+    clock_.Advance(seconds(1));
+    supervisor.Tick();
+    io::SetWriteFault(nullptr);
+    faults += failed ? 1 : 0;
+    EXPECT_TRUE(supervisor.Finished()) << "write " << write;
+    EXPECT_EQ(Status().state, "exited") << "write " << write;
+    EXPECT_EQ(Status().processes[0].exit_code, 64) << "write " << write;
+    ASSERT_TRUE(io::RemoveAll(dir_ + "/status.json").ok());
+  }
+  EXPECT_GE(faults, 6) << "each write was tried";
 }
 
 TEST_F(SupervisorTest, AStatusThatCannotBeWrittenIsWrittenLater) {

@@ -1,0 +1,121 @@
+#include "worker/engine/dist/recorded.h"
+
+#include <ATen/core/Tensor.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+namespace sft::engine {
+namespace {
+
+using io::Collective;
+
+class RecordedWork : public Work {
+ public:
+  RecordedWork(WorkPtr inner, io::FlightRecorder& flight, uint64_t number, bool blocks)
+      : inner_(std::move(inner)), flight_(flight), number_(number), blocks_(blocks) {}
+  // The wait of a work that nobody waited for is noted too: it may be where the rank hangs.
+  ~RecordedWork() override {
+    if (inner_ == nullptr) return;
+    flight_.Wait(number_);
+    inner_.reset();
+    flight_.EndWait(number_, blocks_);
+  }
+
+  void Wait() override {
+    flight_.Wait(number_);
+    const WorkPtr inner = std::move(inner_);
+    inner->Wait();
+    flight_.EndWait(number_, blocks_);
+  }
+
+ private:
+  WorkPtr inner_;
+  io::FlightRecorder& flight_;
+  uint64_t number_;
+  bool blocks_;  // Wait returns when the collective is done
+};
+
+class RecordedCommunicator : public Communicator {
+ public:
+  RecordedCommunicator(std::unique_ptr<Communicator> inner, io::FlightRecorder& flight,
+                       const std::string& group, std::vector<int> members)
+      : inner_(std::move(inner)),
+        flight_(flight),
+        group_(flight.Group(group)),
+        members_(std::move(members)),
+        blocks_(inner_->device().is_cpu()) {}
+
+  int rank() const override { return inner_->rank(); }
+  int world() const override { return inner_->world(); }
+  at::Device device() const override { return inner_->device(); }
+  std::string_view backend() const override { return inner_->backend(); }
+
+  WorkPtr AllReduceSumAsync(at::Tensor tensor) override {
+    const uint64_t number = Start(Collective::kAllReduce, tensor);
+    return Recorded(number, inner_->AllReduceSumAsync(std::move(tensor)));
+  }
+  WorkPtr AllGatherAsync(at::Tensor out, at::Tensor part, std::vector<int64_t> counts) override {
+    const uint64_t number = Start(Collective::kAllGather, out);
+    return Recorded(number,
+                    inner_->AllGatherAsync(std::move(out), std::move(part), std::move(counts)));
+  }
+  WorkPtr ReduceScatterSumAsync(at::Tensor part, at::Tensor in,
+                                std::vector<int64_t> counts) override {
+    const uint64_t number = Start(Collective::kReduceScatter, in);
+    return Recorded(
+        number, inner_->ReduceScatterSumAsync(std::move(part), std::move(in), std::move(counts)));
+  }
+  WorkPtr BroadcastAsync(at::Tensor tensor, int root) override {
+    const uint64_t number = Start(Collective::kBroadcast, tensor);
+    return Recorded(number, inner_->BroadcastAsync(std::move(tensor), root));
+  }
+  void Barrier() override {
+    const uint64_t number = flight_.Start(group_, Collective::kBarrier, 0);
+    flight_.Wait(number);
+    inner_->Barrier();
+    flight_.EndWait(number, /*finished=*/true);
+  }
+
+  std::unique_ptr<Communicator> Connect(const std::string& name,
+                                        const std::vector<int>& members) override {
+    std::vector<int> global;
+    for (const int member : members) global.push_back(members_[member]);
+    const std::string group = fmt::format("{}", fmt::join(global, ","));
+    return std::make_unique<RecordedCommunicator>(inner_->Connect(name, members), flight_, group,
+                                                  global);
+  }
+
+  // The ranks of the whole gang, by their numbers.
+  static std::vector<int> Everyone(int world) {
+    std::vector<int> members;
+    for (int rank = 0; rank < world; ++rank) members.push_back(rank);
+    return members;
+  }
+
+ private:
+  uint64_t Start(Collective kind, const at::Tensor& whole) {
+    return flight_.Start(group_, kind, static_cast<int64_t>(whole.nbytes()));
+  }
+  WorkPtr Recorded(uint64_t number, WorkPtr work) {
+    return std::make_unique<RecordedWork>(std::move(work), flight_, number, blocks_);
+  }
+
+  const std::unique_ptr<Communicator> inner_;
+  io::FlightRecorder& flight_;
+  const int group_;
+  const std::vector<int> members_;  // their numbers in the gang
+  const bool blocks_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> MakeRecordedCommunicator(std::unique_ptr<Communicator> inner,
+                                                       io::FlightRecorder& flight) {
+  std::vector<int> everyone = RecordedCommunicator::Everyone(inner->world());
+  return std::make_unique<RecordedCommunicator>(std::move(inner), flight, "world",
+                                                std::move(everyone));
+}
+
+}  // namespace sft::engine
