@@ -24,6 +24,8 @@ struct NodeSetup {
   std::string address = "127.0.0.1";
   int cpus = 1;
   double grace_seconds = 5;
+  // Of each process's log (channel::ShimLaunch).
+  int64_t log_limit_bytes = 0;
 
   std::string AttemptDir(const std::string& uid) const { return data_dir + "/attempts/" + uid; }
   std::string BlobPath(const std::string& sha256) const { return data_dir + "/datasets/" + sha256; }

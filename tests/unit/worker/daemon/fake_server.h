@@ -17,6 +17,9 @@ class FakeServer : public ServerApi {
   absl::StatusOr<int64_t> AppendLog(const v1::AppendLogRequest& request) override {
     if (!failure.ok()) return failure;
     std::string& log = logs[{request.attempt_uid(), request.rank()}];
+    if (request.has_skipped_from() && request.skipped_from() <= static_cast<int64_t>(log.size())) {
+      log.resize(std::max(log.size(), static_cast<size_t>(request.offset())), '#');  // a hole
+    }
     const int64_t end = request.offset() + static_cast<int64_t>(request.data().size());
     const int64_t has = static_cast<int64_t>(log.size());
     if (request.offset() <= has && end > has) log += request.data().substr(has - request.offset());
