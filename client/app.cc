@@ -119,9 +119,11 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddCancel(app, session);
   AddWait(app, session);
   AddMetrics(app, session);
+  AddCompare(app, session);
   AddEvents(app, session);
   AddDownload(app, session);
   AddNodes(app, session);
+  AddAdmin(app, session);
   AddExplain(app, session);
   AddCompletion(app, session);
   try {

@@ -69,7 +69,8 @@ Connection::Connection(std::shared_ptr<grpc::Channel> channel, std::string serve
       channel_(std::move(channel)),
       jobs_(v1::JobService::NewStub(channel_)),
       data_(v1::DataService::NewStub(channel_)),
-      cluster_(v1::ClusterService::NewStub(channel_)) {}
+      cluster_(v1::ClusterService::NewStub(channel_)),
+      admin_(v1::AdminService::NewStub(channel_)) {}
 
 absl::Status Connection::Check() {
   v1::GetServerInfoRequest request;

@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/status.h"
+#include "sft/v1/admin_service.grpc.pb.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
@@ -37,6 +38,7 @@ class Connection {
   v1::JobService::Stub& jobs() { return *jobs_; }
   v1::DataService::Stub& data() { return *data_; }
   v1::ClusterService::Stub& cluster() { return *cluster_; }
+  v1::AdminService::Stub& admin() { return *admin_; }
   const std::string& server() const { return server_; }
   Console& console() { return console_; }
   Clock& clock() { return clock_; }
@@ -69,6 +71,7 @@ class Connection {
   std::unique_ptr<v1::JobService::Stub> jobs_;
   std::unique_ptr<v1::DataService::Stub> data_;
   std::unique_ptr<v1::ClusterService::Stub> cluster_;
+  std::unique_ptr<v1::AdminService::Stub> admin_;
 };
 
 // "job-abc" of "projects/p/jobs/job-abc".

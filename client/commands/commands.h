@@ -30,6 +30,8 @@ void AddLogs(CLI::App& app, Session& session);
 void AddCancel(CLI::App& app, Session& session);
 void AddWait(CLI::App& app, Session& session);
 void AddMetrics(CLI::App& app, Session& session);
+void AddCompare(CLI::App& app, Session& session);
+void AddAdmin(CLI::App& app, Session& session);
 void AddEvents(CLI::App& app, Session& session);
 void AddDownload(CLI::App& app, Session& session);
 void AddNodes(CLI::App& app, Session& session);  // nodes, variants and models

@@ -15,6 +15,7 @@ std::vector<std::string> CommandNames(const CLI::App& app) {
   return names;
 }
 
+// What may follow a command: its own commands, and its flags.
 std::vector<std::string> FlagNames(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {

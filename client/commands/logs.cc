@@ -19,12 +19,21 @@ struct LogOptions {
   bool prepare = false;
 };
 
-// Reads a log to its end, through disconnects: a broken stream goes on at the byte it had reached.
+// "12,345"
+std::string Grouped(int64_t number) {
+  std::string digits = std::to_string(number);
+  for (size_t at = digits.size(); at > 3; at -= 3) digits.insert(at - 3, ",");
+  return digits;
+}
+
+// Reads a log to its end, through disconnects: a broken stream goes on at the byte it had reached,
+// and when the job is restarted with the next attempt's log.
 class LogReader {
  public:
   LogReader(Connection& connection, const LogOptions& options) : connection_(connection) {
     request_.set_name(options.job);
     request_.set_attempt(options.attempt);
+    request_.set_next_attempts(options.attempt == 0);
     request_.set_rank(options.rank);
     if (options.tail) request_.set_tail_lines(*options.tail);
     request_.set_follow(options.follow);
@@ -45,6 +54,7 @@ class LogReader {
     v1::ReadLogResponse response;
     while (reader->Read(&response)) {
       heard = true;
+      SayWhatIsNotThere(response);
       connection_.console().out << response.data() << std::flush;
       printed_ = printed_ || !response.data().empty();
       request_.set_offset(response.offset() + static_cast<int64_t>(response.data().size()));
@@ -53,6 +63,19 @@ class LogReader {
       ended = ended || response.end_of_file();
     }
     return reader->Finish();
+  }
+
+  void SayWhatIsNotThere(const v1::ReadLogResponse& response) {
+    std::ostream& err = connection_.console().err;
+    if (request_.attempt() > 0 && response.attempt() > request_.attempt()) {
+      err << fmt::format("... attempt {} has ended; what follows is of attempt {}\n",
+                         request_.attempt(), response.attempt());
+    }
+    if (!response.has_gap()) return;
+    const v1::LogGap& gap = response.gap();
+    err << fmt::format("... {} bytes were removed by the log's limit: {} to {}\n",
+                       Grouped(gap.end() - gap.begin()), Grouped(gap.begin()),
+                       Grouped(gap.end() - 1));
   }
 
   Connection& connection_;

@@ -1,11 +1,15 @@
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "client/commands/commands.h"
 #include "client/interrupt.h"
 #include "client/job_follow.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "common/io/file.h"
+#include "common/io/paths.h"
 
 namespace sft::client {
 namespace {
@@ -13,6 +17,8 @@ namespace {
 struct MetricOptions {
   std::string job;
   bool follow = false;
+  bool all_attempts = false;
+  std::string tensorboard;  // folder
 };
 
 std::vector<std::string> Row(const v1::Metric& metric) {
@@ -40,6 +46,7 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
   v1::ReadMetricsRequest request;
   request.set_name(options.job);
   request.set_follow(options.follow);
+  request.set_all_attempts(options.all_attempts);
   Table table({"STEP", "LOSS", "VAL.LOSS", "LR", "GRAD_NORM", "TOKENS", "TOK/S", "MEMORY"});
   // A broken stream goes on at the point it had reached.
   const auto stream = [&](bool& heard, bool& ended) {
@@ -71,6 +78,47 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
   return kSucceeded;
 }
 
+// One file of the answer under its own name below the folder; nothing of what was there before.
+absl::Status SaveChunk(const std::string& folder, const v1::ReadTensorBoardResponse& chunk,
+                       std::optional<io::AppendFile>& file) {
+  if (!io::IsSafeRelative(chunk.file()) || chunk.file().find('/') != std::string::npos) {
+    return InvalidArgument("the server names a file outside the folder: " + chunk.file());
+  }
+  const std::string path = folder + "/" + chunk.file();
+  if (!file || file->path() != path) {
+    SFT_ASSIGN_OR_RETURN(file, io::AppendFile::Open(path));
+    SFT_RETURN_IF_ERROR(file->Truncate(0));
+  }
+  return file->Append(chunk.data());
+}
+
+// Fetches the event files into DIR/JOB, so that one DIR holds the runs of many jobs.
+ExitCode TensorBoard(Connection& connection, const MetricOptions& options) {
+  const std::string folder = options.tensorboard + "/" + ShortName(options.job);
+  v1::ReadTensorBoardRequest request;
+  request.set_name(options.job);
+  grpc::ClientContext context;
+  Interrupt interrupt(context);
+  const auto reader = connection.jobs().ReadTensorBoard(&context, request);
+  v1::ReadTensorBoardResponse chunk;
+  std::optional<io::AppendFile> file;
+  absl::Status saved;
+  bool any = false;
+  while (saved.ok() && reader->Read(&chunk)) {
+    if (!any) saved = io::MakeDirs(folder);
+    any = true;
+    if (saved.ok()) saved = SaveChunk(folder, chunk, file);
+  }
+  if (!saved.ok()) context.TryCancel();
+  const grpc::Status status = reader->Finish();
+  if (!saved.ok()) return Fail(connection, saved);
+  if (!status.ok()) return Fail(connection, connection.Describe(status));
+  if (!any) return Fail(connection, NotFound(options.job + " has no metrics yet"));
+  connection.console().err << fmt::format("tensorboard --logdir {}\n", options.tensorboard);
+  connection.console().out << folder << "\n";
+  return kSucceeded;
+}
+
 }  // namespace
 
 void AddMetrics(CLI::App& app, Session& session) {
@@ -80,9 +128,14 @@ void AddMetrics(CLI::App& app, Session& session) {
   command->add_option("JOB", options->job, "Job")->required();
   command->add_flag("--follow", options->follow,
                     "Go on until the job has ended (one JSON object a line)");
+  command->add_flag("--all-attempts", options->all_attempts,
+                    "Also what a later attempt has run again after a restart");
+  command->add_option("--tensorboard", options->tensorboard,
+                      "Fetch the TensorBoard event files into DIR/JOB instead");
   AddJsonFlag(command, session);
   command->callback([&session, options] {
     session.command = [&session, options](Connection& connection) {
+      if (!options->tensorboard.empty()) return TensorBoard(connection, *options);
       return Metrics(connection, *options, session.json);
     };
   });

@@ -85,12 +85,15 @@ Json JobJson(const v1::Job& job) {
 
 Json MetricJson(const v1::Metric& metric) {
   if (metric.is_eval()) {
-    return {{"step", metric.step()},
-            {"val.loss", Number(metric.val_loss())},
+    return {{"type", "validation"},
+            {"step", metric.step()},
+            {"val_loss", Number(metric.val_loss())},
+            {"val.loss", Number(metric.val_loss())},  // its first spelling, which stays
             {"time", Utc(metric.time())},
             {"attempt", metric.attempt()}};
   }
-  return {{"step", metric.step()},
+  return {{"type", "step"},
+          {"step", metric.step()},
           {"loss", Number(metric.loss())},
           {"lr", Number(metric.lr())},
           {"grad_norm", Number(metric.grad_norm())},

@@ -148,6 +148,18 @@ absl::StatusOr<int64_t> FreeBytes(const std::string& path) {
   return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
 }
 
+absl::Status PunchHole(const std::string& path, int64_t begin, int64_t end) {
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(fmt::format("cannot open {}", path), errno);
+  if (::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, end - begin) == 0) {
+    return absl::OkStatus();
+  }
+  if (errno == EOPNOTSUPP) {
+    return absl::UnimplementedError(fmt::format("the file system of {} cannot make holes", path));
+  }
+  return ErrnoStatus(fmt::format("cannot make a hole in {}", path), errno);
+}
+
 bool Exists(const std::string& path) {
   std::error_code error;
   return fs::exists(path, error);

@@ -60,6 +60,9 @@ absl::Status RenameDurably(const std::string& from, const std::string& to);
 
 absl::StatusOr<int64_t> FileSize(const std::string& path);
 bool Exists(const std::string& path);
+// Gives the blocks of [begin, end) back to the disk: they read as zeros, size and offsets stay.
+// UNIMPLEMENTED where the file system cannot.
+absl::Status PunchHole(const std::string& path, int64_t begin, int64_t end);
 // What an ordinary user may still write to the file system that holds `path`.
 absl::StatusOr<int64_t> FreeBytes(const std::string& path);
 bool IsDirectory(const std::string& path);

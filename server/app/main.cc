@@ -13,6 +13,7 @@
 #include "server/app/dev_worker.h"
 #include "server/app/options.h"
 #include "server/app/server.h"
+#include "server/core/backup.h"
 
 namespace sft::server {
 namespace {
@@ -85,8 +86,11 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   Clock& clock = Clock::Real();
   SFT_ASSIGN_OR_RETURN(const rpc::Endpoint listen,
                        rpc::ParseEndpoint(options.listen, /*allow_port_zero=*/true));
-  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<Server> server,
-                       Server::Start({data_dir, listen, options.http, options.dev}, clock));
+  Server::Settings settings{data_dir, listen, options.http, options.dev};
+  settings.log_limits.log_bytes = int64_t{options.log_limit_mb} << 20;
+  settings.log_limits.job_bytes = int64_t{options.job_log_limit_mb} << 20;
+  settings.thin_metrics_after = std::chrono::hours(24) * options.thin_metrics_after;
+  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start(settings, clock));
   DevWorker worker(options, data_dir, server->address(), clock);
   bool ending = false;
   if (options.dev) {
@@ -120,7 +124,13 @@ int Main(int argc, char** argv) {
     status = made.status();
     if (made.ok()) data_dir = *made;
   }
-  if (status.ok()) status = Run(options, data_dir, temporary);
+  if (status.ok() && !options.restore.empty()) {
+    const auto told = RestoreBackup(options.restore, data_dir, options.files_from);
+    if (told.ok()) fmt::print("{}", *told);
+    status = told.status();
+  } else if (status.ok()) {
+    status = Run(options, data_dir, temporary);
+  }
   if (temporary && !data_dir.empty()) {
     const absl::Status removed = io::RemoveAll(data_dir);
     if (!removed.ok()) spdlog::warn("{}", Message(removed));

@@ -31,6 +31,22 @@ ParsedOptions ParseOptions(int argc, char** argv) {
                  "Folder of the database, data sets, adapters and logs [--dev: temporary]");
   app.add_option("--log-level", options.log_level, "debug, info, warn or error")
       ->capture_default_str();
+  app.add_option("--log-limit-mb", options.log_limit_mb,
+                 "MiB kept of one rank's log, its beginning and its newest part; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--job-log-limit-mb", options.job_log_limit_mb,
+                 "MiB kept of all logs of a job, its attempts together; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--thin-metrics-after", options.thin_metrics_after,
+                 "Days after a job's end from which its curve has about 10,000 points; 0: never")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--restore", options.restore,
+                 "Make --data-dir of a backup's folder (sftctl admin backup), then end");
+  app.add_option("--files-from", options.files_from,
+                 "With --restore: the data folder to take blobs, logs and metrics from");
   const char* kDev = "Worker of --dev";
   app.add_option("--models", options.models, "Folder with models; may be given several times")
       ->group(kDev);
@@ -44,14 +60,21 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--worker-binary", options.worker_binary, "sft-worker [beside this program]")
       ->group(kDev);
   app.callback([&] {
+    if (!options.restore.empty() && (options.dev || options.data_dir.empty())) {
+      throw CLI::ValidationError("--restore", "needs --data-dir, and not --dev");
+    }
+    if (!options.files_from.empty() && options.restore.empty()) {
+      throw CLI::ValidationError("--files-from", "goes with --restore");
+    }
     if (!options.dev && options.data_dir.empty()) {
       throw CLI::ValidationError("--data-dir", "is required without --dev");
     }
     const bool for_worker = !options.models.empty() || !options.shared.empty() ||
                             !options.simulate_gpus.empty() || !options.torch.empty();
     if (!options.dev && for_worker) {
-      throw CLI::ValidationError("--dev", "is needed by the options of its worker; without it give "
-                                          "them to sft-worker");
+      throw CLI::ValidationError("--dev",
+                                 "is needed by the options of its worker; without it give "
+                                 "them to sft-worker");
     }
   });
   try {

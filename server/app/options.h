@@ -12,6 +12,11 @@ struct Options {
   std::string http;  // empty: the port after --listen's; "off": none
   std::string data_dir;
   std::string log_level = "info";
+  int log_limit_mb = 256;       // of one rank's log; 0: none
+  int job_log_limit_mb = 4096;  // of all logs of a job; 0: none
+  std::string restore;          // a backup's folder: makes --data-dir of it and ends
+  std::string files_from;       // a data folder to take blobs, logs and metrics from then
+  int thin_metrics_after = 30;  // days after a job's end; 0: never
 
   // Passed on to the worker of --dev.
   std::vector<std::string> models;

@@ -4,9 +4,12 @@
 #include <spdlog/spdlog.h>
 
 #include "server/core/artifacts.h"
+#include "server/core/backup.h"
+#include "server/core/housekeeping.h"
 #include "server/core/job_intake.h"
 #include "server/core/uploads.h"
 #include "server/http/metrics_page.h"
+#include "server/rpc/admin_service.h"
 #include "server/rpc/cluster_service.h"
 #include "server/rpc/data_service.h"
 #include "server/rpc/job_service.h"
@@ -22,20 +25,24 @@ struct Server::Parts {
       : lock(std::move(lock_held)),
         store(std::move(opened_store)),
         blobs(std::move(opened_blobs)),
-        logs(settings.data_dir + "/logs"),
+        logs(settings.data_dir + "/logs", settings.log_limits),
         metrics(settings.data_dir + "/metrics"),
+        tensorboard(settings.data_dir + "/tensorboard"),
+        housekeeping(*store, clock, metrics, tensorboard, settings.thin_metrics_after),
         registry({}, *store, clock, hub, [this] { loop.Wake(); }),
         relay(registry),
         jobs(*store, clock, hub, [this] { loop.Wake(); }),
         planner(*store, registry, relay),
         intake(*store, *blobs, jobs, planner),
-        ingest(*store, clock, logs, metrics, hub),
+        ingest(*store, clock, logs, metrics, tensorboard, hub),
         artifacts(*store, clock, *blobs, relay, hub),
+        backups(*store, clock, settings.data_dir),
         reconciler(*store, clock, registry, hub),
         job_service(intake, jobs, ingest, hub),
         worker_service(registry, ingest, artifacts, relay),
         cluster_service(*store, registry, settings.dev),
         data_service(*blobs, *store, clock, artifacts),
+        admin_service(backups),
         host(settings.listen.host) {}
 
   DataDirLock lock;
@@ -43,6 +50,8 @@ struct Server::Parts {
   std::unique_ptr<BlobStore> blobs;
   LogStore logs;
   MetricLog metrics;
+  TensorBoard tensorboard;
+  Housekeeping housekeeping;
   ChangeHub hub;
   ReconcileLoop loop;
   WorkerRegistry registry;
@@ -52,11 +61,13 @@ struct Server::Parts {
   JobIntake intake;
   Ingest ingest;
   Artifacts artifacts;
+  Backups backups;
   Reconciler reconciler;
   JobServiceImpl job_service;
   WorkerServiceImpl worker_service;
   ClusterServiceImpl cluster_service;
   DataServiceImpl data_service;
+  AdminServiceImpl admin_service;
   const std::string host;
   std::unique_ptr<HttpServer> http;
   std::unique_ptr<GrpcServer> grpc;
@@ -87,9 +98,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
       std::make_unique<Parts>(std::move(lock), std::move(store), std::move(blobs), settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
-      parts.grpc,
-      GrpcServer::Start(settings.listen, {&parts.job_service, &parts.worker_service,
-                                          &parts.cluster_service, &parts.data_service}));
+      parts.grpc, GrpcServer::Start(settings.listen, {&parts.job_service, &parts.worker_service,
+                                                      &parts.cluster_service, &parts.data_service,
+                                                      &parts.admin_service}));
   if (settings.http != "off") {
     SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, HttpEndpoint(settings));
     SFT_ASSIGN_OR_RETURN(parts.http, HttpServer::Start(endpoint, [&parts](const std::string& path) {
@@ -97,6 +108,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                          }));
   }
   parts.loop.Start(parts.reconciler);
+  parts.housekeeping.Start();
   return server;
 }
 
@@ -105,6 +117,7 @@ Server::~Server() {
   parts_->hub.Shutdown();
   if (parts_->grpc != nullptr) parts_->grpc->Stop();
   parts_->http.reset();
+  parts_->housekeeping.Stop();
   parts_->loop.Stop();
 }
 

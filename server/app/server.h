@@ -8,6 +8,7 @@
 #include "common/rpc/endpoint.h"
 #include "server/app/options.h"
 #include "server/app/reconcile_loop.h"
+#include "server/blob/log_store.h"
 #include "server/http/http_server.h"
 #include "server/rpc/grpc_server.h"
 #include "server/store/data_dir_lock.h"
@@ -16,7 +17,7 @@ namespace sft::server {
 
 // The whole server of one data folder, wired together: the only place that knows every part.
 //
-//   <data dir>/server.lock  server.db  blobs/  logs/  metrics/  worker/ (of --dev)
+//   <data dir>/server.lock  server.db  blobs/  logs/  metrics/  tensorboard/  worker/ (of --dev)
 class Server {
  public:
   struct Settings {
@@ -24,6 +25,8 @@ class Server {
     rpc::Endpoint listen;
     std::string http;  // as Options::http
     bool dev = false;
+    LogLimits log_limits = {};
+    Nanos thin_metrics_after{0};  // after a job's end; 0: never
   };
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Settings& settings, Clock& clock);
   // Stops in order: calls, reconcile, store.

@@ -5,6 +5,22 @@
 #include <algorithm>
 
 namespace sft::server {
+namespace {
+
+constexpr int64_t kMinSegment = 4 << 10;
+constexpr int64_t kMaxSegment = 4 << 20;
+
+// Small enough that a limit is kept closely, few enough files.
+SegmentFile::Shape ShapeFor(const LogLimits& limits) {
+  int64_t segment = kMaxSegment;
+  if (limits.log_bytes > 0) segment = std::clamp(limits.log_bytes / 16, kMinSegment, kMaxSegment);
+  return {.head_bytes = std::max(segment / 4, kMinSegment), .segment_bytes = segment};
+}
+
+}  // namespace
+
+LogStore::LogStore(std::string dir, LogLimits limits)
+    : dir_(std::move(dir)), limits_(limits), shape_(ShapeFor(limits)) {}
 
 std::string LogStore::RankStream(const std::string& attempt_uid, int rank) {
   return fmt::format("{}/rank-{}", attempt_uid, rank);
@@ -21,40 +37,105 @@ absl::StatusOr<SegmentFile*> LogStore::Find(const std::string& stream) {
     open_.splice(open_.begin(), open_, known);
     return &open_.front().file;
   }
-  SFT_ASSIGN_OR_RETURN(SegmentFile file, SegmentFile::Open(dir_ + "/" + stream));
+  SFT_ASSIGN_OR_RETURN(SegmentFile file, SegmentFile::Open(dir_ + "/" + stream, shape_));
   open_.push_front({stream, std::move(file)});
   if (open_.size() > kMaxOpen) open_.pop_back();
   return &open_.front().file;
 }
 
-absl::StatusOr<int64_t> LogStore::Append(const std::string& stream, int64_t offset,
-                                         std::string_view bytes, bool sync) {
+absl::StatusOr<LogStore::Appended> LogStore::Append(const std::string& stream, const Piece& piece) {
   MutexLock lock(mutex_);
   SFT_ASSIGN_OR_RETURN(SegmentFile * file, Find(stream));
-  SFT_ASSIGN_OR_RETURN(const int64_t end, file->Append(offset, bytes));
-  if (sync) SFT_RETURN_IF_ERROR(file->Sync());
-  return end;
+  const int segments = file->segments();
+  if (piece.skipped_from >= 0 && piece.skipped_from <= file->size()) {
+    SFT_RETURN_IF_ERROR(file->SkipTo(piece.offset));
+  }
+  Appended result;
+  SFT_ASSIGN_OR_RETURN(result.end, file->Append(piece.offset, piece.bytes));
+  if (piece.sync) SFT_RETURN_IF_ERROR(file->Sync());
+  result.started = file->segments() > segments;
+  while (limits_.log_bytes > 0 && file->stored_bytes() > limits_.log_bytes) {
+    SFT_ASSIGN_OR_RETURN(const int64_t removed, file->RemoveOldest());
+    if (removed == 0) break;
+  }
+  return result;
 }
 
-absl::StatusOr<std::string> LogStore::Read(const std::string& stream, int64_t offset, int64_t max) {
+absl::StatusOr<std::vector<std::string>> LogStore::StreamsOf(const std::string& attempt_uid) const {
+  std::vector<std::string> streams;
+  const std::string folder = dir_ + "/" + attempt_uid;
+  if (!io::IsDirectory(folder)) return streams;
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(folder));
+  for (const std::string& name : names) {
+    const bool node = io::IsDirectory(folder + "/" + name + "/prepare");
+    streams.push_back(attempt_uid + "/" + name + (node ? "/prepare" : ""));
+  }
+  return streams;
+}
+
+absl::Status LogStore::TrimJob(const std::vector<std::string>& attempt_uids) {
+  if (limits_.job_bytes <= 0) return absl::OkStatus();
   MutexLock lock(mutex_);
-  SFT_ASSIGN_OR_RETURN(SegmentFile * file, Find(stream));
-  return file->Read(offset, max);
+  std::vector<std::pair<int64_t, std::string>> logs;  // a heap by stored bytes
+  int64_t total = 0;
+  for (const std::string& uid : attempt_uids) {
+    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> streams, StreamsOf(uid));
+    for (const std::string& stream : streams) {
+      SFT_ASSIGN_OR_RETURN(const SegmentFile* file, Find(stream));
+      logs.emplace_back(file->stored_bytes(), stream);
+      total += file->stored_bytes();
+    }
+  }
+  std::make_heap(logs.begin(), logs.end());
+  while (total > limits_.job_bytes && !logs.empty()) {
+    std::pop_heap(logs.begin(), logs.end());
+    auto [stored, stream] = std::move(logs.back());
+    logs.pop_back();
+    SFT_ASSIGN_OR_RETURN(SegmentFile * file, Find(stream));
+    SFT_ASSIGN_OR_RETURN(const int64_t removed, file->RemoveOldest());
+    if (removed == 0) continue;  // its first and last segment stay
+    total -= removed;
+    logs.emplace_back(stored - removed, std::move(stream));
+    std::push_heap(logs.begin(), logs.end());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LogStore::Chunk> LogStore::Read(const std::string& stream, int64_t offset,
+                                               int64_t max) {
+  MutexLock lock(mutex_);
+  SFT_ASSIGN_OR_RETURN(const SegmentFile* file, Find(stream));
+  Chunk chunk;
+  chunk.offset = file->SkipHole(offset);
+  SFT_ASSIGN_OR_RETURN(chunk.bytes, file->Read(chunk.offset, max));
+  return chunk;
 }
 
 absl::StatusOr<int64_t> LogStore::Size(const std::string& stream) {
   MutexLock lock(mutex_);
-  SFT_ASSIGN_OR_RETURN(SegmentFile * file, Find(stream));
+  SFT_ASSIGN_OR_RETURN(const SegmentFile* file, Find(stream));
   return file->size();
+}
+
+absl::StatusOr<int64_t> LogStore::StoredBytes(const std::string& stream) {
+  MutexLock lock(mutex_);
+  SFT_ASSIGN_OR_RETURN(const SegmentFile* file, Find(stream));
+  return file->stored_bytes();
 }
 
 absl::StatusOr<int64_t> LogStore::TailOffset(const std::string& stream, int lines) {
   constexpr int64_t kLookBack = 1 << 20;
   MutexLock lock(mutex_);
-  SFT_ASSIGN_OR_RETURN(SegmentFile * file, Find(stream));
+  SFT_ASSIGN_OR_RETURN(const SegmentFile* file, Find(stream));
   if (lines <= 0) return file->size();
-  const int64_t start = std::max<int64_t>(0, file->size() - kLookBack);
-  SFT_ASSIGN_OR_RETURN(const std::string tail, file->Read(start, kLookBack));
+  int64_t start = file->SkipHole(std::max<int64_t>(0, file->size() - kLookBack));
+  SFT_ASSIGN_OR_RETURN(std::string tail, file->Read(start, kLookBack));
+  // Only what comes after the last hole.
+  while (start + static_cast<int64_t>(tail.size()) < file->size()) {
+    start = file->SkipHole(start + static_cast<int64_t>(tail.size()));
+    SFT_ASSIGN_OR_RETURN(tail, file->Read(start, kLookBack));
+    if (tail.empty()) break;
+  }
   // The newline at the very end closes the last line and starts none.
   size_t at = tail.empty() ? 0 : tail.size() - 1;
   for (; at > 0; --at) {

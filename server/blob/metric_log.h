@@ -44,16 +44,40 @@ class MetricLog {
   absl::StatusOr<std::vector<MetricPoint>> Read(const std::string& job_id, int64_t index, int max);
   absl::StatusOr<int64_t> Count(const std::string& job_id);
 
+  // Where each attempt's points begin, oldest attempt first.
+  struct Start {
+    int64_t attempt = 0;
+    int64_t index = 0;  // of its first point
+    int64_t step = 0;   // of its first point
+  };
+  absl::StatusOr<std::vector<Start>> Starts(const std::string& job_id);
+
+  // Leaves about `max_points` evenly spread steps of a job that has ended, and every validation,
+  // the first point of each attempt and the last of all. What a later attempt ran again goes.
+  // Indexes change. Nothing when there are less than twice as many steps.
+  absl::Status Thin(const std::string& job_id, int64_t max_points);
+  // Jobs that have a curve.
+  absl::StatusOr<std::vector<std::string>> Jobs() const;
+
  private:
   struct Entry {
     std::string job_id;
     SegmentFile file;
   };
   absl::StatusOr<SegmentFile*> Find(const std::string& job_id) SFT_REQUIRES(mutex_);
+  absl::StatusOr<std::vector<MetricPoint>> ReadPoints(const SegmentFile& file, int64_t index,
+                                                      int64_t max, const std::string& job_id)
+      SFT_REQUIRES(mutex_);
+  absl::StatusOr<std::vector<Start>> FindStarts(const SegmentFile& file, const std::string& job_id)
+      SFT_REQUIRES(mutex_);
 
   const std::string dir_;
   Mutex mutex_;
   std::list<Entry> open_ SFT_GUARDED_BY(mutex_);
 };
+
+// Whether a later attempt, whose first step was this one or an earlier one, ran the point's step
+// again: the curve then has the later attempt's.
+bool IsSuperseded(const MetricPoint& point, const std::vector<MetricLog::Start>& starts);
 
 }  // namespace sft::server

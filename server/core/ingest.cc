@@ -1,6 +1,7 @@
 #include "server/core/ingest.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 
@@ -63,18 +64,32 @@ absl::Status AdvanceProgress(Database& db, const AttemptRecord& attempt,
 
 }  // namespace
 
-absl::StatusOr<v1::AppendLogResponse> Ingest::AppendLog(const v1::AppendLogRequest& request) {
-  std::string job_id;
+// A new segment was begun: the logs of the job may be more than they shall be.
+absl::Status Ingest::TrimJobLogs(const std::string& attempt_uid) {
+  std::vector<std::string> uids;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(
-        const AttemptRecord attempt,
-        CheckedAttempt(db, request.attempt_uid(), request.epoch(), request.node()));
-    job_id = attempt.job_id;
+    SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, attempt_uid));
+    for (int number = 1; number < attempt.number; ++number) {
+      SFT_ASSIGN_OR_RETURN(const auto earlier, store::AttemptOfJob(db, attempt.job_id, number));
+      if (earlier.has_value()) uids.push_back(earlier->uid);
+    }
+    uids.push_back(attempt.uid);
     return absl::OkStatus();
   }));
+  return logs_.TrimJob(uids);
+}
+
+absl::StatusOr<v1::AppendLogResponse> Ingest::AppendLog(const v1::AppendLogRequest& request) {
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    return CheckedAttempt(db, request.attempt_uid(), request.epoch(), request.node()).status();
+  }));
   const std::string stream = StreamOf(request.attempt_uid(), request.rank(), request.node());
-  SFT_ASSIGN_OR_RETURN(const int64_t end, logs_.Append(stream, request.offset(), request.data(),
-                                                       request.end_of_file()));
+  LogStore::Piece piece{.offset = request.offset(), .bytes = request.data()};
+  if (request.has_skipped_from()) piece.skipped_from = request.skipped_from();
+  piece.sync = request.end_of_file();
+  SFT_ASSIGN_OR_RETURN(const LogStore::Appended appended, logs_.Append(stream, piece));
+  if (appended.started) SFT_RETURN_IF_ERROR(TrimJobLogs(request.attempt_uid()));
+  const int64_t end = appended.end;
   const bool complete = request.end_of_file() &&
                         end == request.offset() + static_cast<int64_t>(request.data().size());
   if (complete) {
@@ -117,7 +132,13 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
     }
   }
   // First the curve, then the offset: a crash between them repeats points, which the log drops.
-  if (!points.empty()) SFT_RETURN_IF_ERROR(metrics_.Append(attempt.job_id, points));
+  if (!points.empty()) {
+    SFT_RETURN_IF_ERROR(metrics_.Append(attempt.job_id, points));
+    // Made of the metrics: what cannot be written now is made up for later.
+    const absl::Status written = tensorboard_.Update(attempt.job_id, metrics_);
+    if (!written.ok())
+      spdlog::warn("TensorBoard files of {}: {}", attempt.job_id, Message(written));
+  }
   const int64_t now_us = UnixMicros(clock_.Wall());
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(store::RankStream now,
@@ -151,13 +172,15 @@ absl::StatusOr<Ingest::LogPlace> Ingest::FindLog(const v1::ReadLogRequest& reque
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
     place.attempt = request.attempt() > 0 ? request.attempt() : job.attempt;
+    place.newest_attempt = job.attempt;
+    place.job_ended = IsTerminal(job.state);
     place.hub_key = id;
     SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, id, place.attempt));
     if (!attempt.has_value()) {
       if (request.attempt() > job.attempt) {
         return NotFound(fmt::format("job {} has no attempt {}", id, request.attempt()));
       }
-      place.ended = IsTerminal(job.state);
+      place.ended = place.job_ended;
       return absl::OkStatus();
     }
     SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
@@ -176,11 +199,27 @@ absl::StatusOr<Ingest::LogPlace> Ingest::FindLog(const v1::ReadLogRequest& reque
     SFT_ASSIGN_OR_RETURN(const store::RankStream row,
                          store::GetRankStream(db, attempt->uid, rank, member->status.node));
     place.stream = StreamOf(attempt->uid, rank, member->status.node);
-    place.hub_key = "log/" + place.stream;
     place.ended = row.log_ended || IsTerminal(attempt->state);
+    if (!place.ended) place.hub_key = "log/" + place.stream;
     return absl::OkStatus();
   }));
   return place;
+}
+
+absl::StatusOr<Ingest::CurvePart> Ingest::ReadCurve(const std::string& job_id, int64_t index,
+                                                    int max, bool all_attempts) {
+  CurvePart part;
+  SFT_ASSIGN_OR_RETURN(part.points, metrics_.Read(job_id, index, max));
+  part.next_index = index + static_cast<int64_t>(part.points.size());
+  if (all_attempts || part.points.empty()) return part;
+  SFT_ASSIGN_OR_RETURN(const std::vector<MetricLog::Start> starts, metrics_.Starts(job_id));
+  std::erase_if(part.points, [&](const MetricPoint& p) { return IsSuperseded(p, starts); });
+  return part;
+}
+
+absl::StatusOr<std::vector<std::string>> Ingest::TensorBoardFiles(const std::string& job_id) {
+  SFT_RETURN_IF_ERROR(tensorboard_.Update(job_id, metrics_));
+  return tensorboard_.Files(job_id);
 }
 
 }  // namespace sft::server

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "server/blob/log_store.h"
 #include "server/blob/metric_log.h"
+#include "server/blob/tensorboard.h"
 #include "server/core/change_hub.h"
 #include "server/store/store.h"
 #include "sft/v1/job_service.pb.h"
@@ -15,8 +17,14 @@ namespace sft::server {
 // What ranks write, from the workers to the disk, and back to those who follow. Thread-safe.
 class Ingest {
  public:
-  Ingest(Store& store, Clock& clock, LogStore& logs, MetricLog& metrics, ChangeHub& hub)
-      : store_(store), clock_(clock), logs_(logs), metrics_(metrics), hub_(hub) {}
+  Ingest(Store& store, Clock& clock, LogStore& logs, MetricLog& metrics, TensorBoard& tensorboard,
+         ChangeHub& hub)
+      : store_(store),
+        clock_(clock),
+        logs_(logs),
+        metrics_(metrics),
+        tensorboard_(tensorboard),
+        hub_(hub) {}
 
   // NOT_FOUND for an attempt the server does not know, FAILED_PRECONDITION for another epoch.
   absl::StatusOr<v1::AppendLogResponse> AppendLog(const v1::AppendLogRequest& request);
@@ -28,18 +36,35 @@ class Ingest {
   struct LogPlace {
     std::string stream;
     int attempt = 0;
-    bool ended = false;  // all of it is there
+    int newest_attempt = 0;
+    bool ended = false;      // all of it is there
+    bool job_ended = false;  // no other attempt comes
+    // What a follower sleeps on: the log, or the job where only that can bring news.
     std::string hub_key;
   };
   absl::StatusOr<LogPlace> FindLog(const v1::ReadLogRequest& request);
   LogStore& logs() { return logs_; }
   MetricLog& metrics() { return metrics_; }
 
+  // Up to `max` points of a job's curve from `index` on; without `all_attempts` those left out that
+  // a later attempt has run again by now.
+  struct CurvePart {
+    std::vector<MetricPoint> points;
+    int64_t next_index = 0;
+  };
+  absl::StatusOr<CurvePart> ReadCurve(const std::string& job_id, int64_t index, int max,
+                                      bool all_attempts);
+  // The job's TensorBoard files, brought up to date first.
+  absl::StatusOr<std::vector<std::string>> TensorBoardFiles(const std::string& job_id);
+
  private:
+  absl::Status TrimJobLogs(const std::string& attempt_uid);
+
   Store& store_;
   Clock& clock_;
   LogStore& logs_;
   MetricLog& metrics_;
+  TensorBoard& tensorboard_;
   ChangeHub& hub_;
 };
 

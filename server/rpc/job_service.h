@@ -33,6 +33,9 @@ class JobServiceImpl final : public v1::JobService::Service {
                            grpc::ServerWriter<v1::ReadMetricsResponse>* writer) override;
   grpc::Status ReadLog(grpc::ServerContext* context, const v1::ReadLogRequest* request,
                        grpc::ServerWriter<v1::ReadLogResponse>* writer) override;
+  grpc::Status ReadTensorBoard(grpc::ServerContext* context,
+                               const v1::ReadTensorBoardRequest* request,
+                               grpc::ServerWriter<v1::ReadTensorBoardResponse>* writer) override;
 
  private:
   JobIntake& intake_;

@@ -3,10 +3,12 @@
 
 #include <fmt/format.h>
 
+#include "common/io/file.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/status.h"
 #include "server/core/convert.h"
 #include "server/rpc/job_service.h"
+#include "server/rpc/log_stream.h"
 #include "server/rpc/principal.h"
 #include "server/state/names.h"
 
@@ -59,12 +61,12 @@ grpc::Status JobServiceImpl::ReadMetrics(grpc::ServerContext* context,
     // Asked before the points are read: a job that is over then has no later ones.
     const absl::StatusOr<v1::Job> job = jobs_.Get(request->name());
     if (!job.ok()) return rpc::ToGrpc(job.status());
-    const auto points = ingest_.metrics().Read(ref->id, index, kMetricsInMessage);
-    if (!points.ok()) return rpc::ToGrpc(points.status());
-    if (!points->empty()) {
+    const auto part = ingest_.ReadCurve(ref->id, index, kMetricsInMessage, request->all_attempts());
+    if (!part.ok()) return rpc::ToGrpc(part.status());
+    if (part->next_index > index) {
       v1::ReadMetricsResponse response;
-      for (const MetricPoint& point : *points) *response.add_metrics() = ToProto(point);
-      index += static_cast<int64_t>(points->size());
+      for (const MetricPoint& point : part->points) *response.add_metrics() = ToProto(point);
+      index = part->next_index;
       response.set_next_index(index);
       if (!writer->Write(response)) break;
       continue;
@@ -79,42 +81,36 @@ grpc::Status JobServiceImpl::ReadLog(grpc::ServerContext* context,
                                      const v1::ReadLogRequest* request,
                                      grpc::ServerWriter<v1::ReadLogResponse>* writer) {
   if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
-  int64_t offset = request->offset();
-  bool tail_wanted = request->has_tail_lines();
-  std::unique_ptr<ChangeHub::Subscription> subscription;
-  std::string key;
-  while (!context->IsCancelled()) {
-    const absl::StatusOr<Ingest::LogPlace> place = ingest_.FindLog(*request);
-    if (!place.ok()) return rpc::ToGrpc(place.status());
-    if (request->follow() && place->hub_key != key) {
-      auto subscribed = hub_.Subscribe(place->hub_key);
-      if (!subscribed.ok()) return rpc::ToGrpc(subscribed.status());
-      subscription = *std::move(subscribed);
-      key = place->hub_key;
-      continue;
+  LogStream stream(ingest_, hub_, *request);
+  return rpc::ToGrpc(
+      stream.Run([&](const v1::ReadLogResponse& response) { return writer->Write(response); },
+                 [&] { return context->IsCancelled(); }));
+}
+
+grpc::Status JobServiceImpl::ReadTensorBoard(
+    grpc::ServerContext* context, const v1::ReadTensorBoardRequest* request,
+    grpc::ServerWriter<v1::ReadTensorBoardResponse>* writer) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  const absl::StatusOr<v1::Job> job = jobs_.Get(request->name());
+  if (!job.ok()) return rpc::ToGrpc(job.status());
+  const absl::StatusOr<JobRef> ref = ParseJobName(request->name());
+  const auto files = ingest_.TensorBoardFiles(ref->id);
+  if (!files.ok()) return rpc::ToGrpc(files.status());
+  for (const std::string& path : *files) {
+    const absl::StatusOr<io::UniqueFd> fd = io::OpenForRead(path);
+    if (!fd.ok()) return rpc::ToGrpc(fd.status());
+    v1::ReadTensorBoardResponse response;
+    response.set_file(path.substr(path.rfind('/') + 1));
+    std::string chunk(rpc::kChunkBytes, '\0');
+    for (int64_t offset = 0;; offset += rpc::kChunkBytes) {
+      const auto got = io::ReadAt(fd->get(), offset, chunk.data(), chunk.size(), path);
+      if (!got.ok()) return rpc::ToGrpc(got.status());
+      response.set_data(chunk.substr(0, *got));
+      if (!writer->Write(response)) return grpc::Status::CANCELLED;
+      if (*got < chunk.size()) break;
     }
-    v1::ReadLogResponse response;
-    response.set_attempt(place->attempt);
-    if (!place->stream.empty()) {
-      if (tail_wanted) {
-        const auto start = ingest_.logs().TailOffset(place->stream, request->tail_lines());
-        if (!start.ok()) return rpc::ToGrpc(start.status());
-        offset = *start;
-        tail_wanted = false;
-      }
-      auto bytes = ingest_.logs().Read(place->stream, offset, rpc::kChunkBytes);
-      if (!bytes.ok()) return rpc::ToGrpc(bytes.status());
-      response.set_data(*std::move(bytes));
-    }
-    response.set_offset(offset);
-    const bool at_end = response.data().empty();
-    response.set_end_of_file(at_end && place->ended);
-    offset += static_cast<int64_t>(response.data().size());
-    if ((!at_end || response.end_of_file()) && !writer->Write(response)) break;
-    if (at_end && (place->ended || !request->follow())) return grpc::Status::OK;
-    if (at_end && !subscription->Wait(kLook)) return Stopping();
   }
-  return grpc::Status::CANCELLED;
+  return grpc::Status::OK;
 }
 
 }  // namespace sft::server

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sqlite3.h>
 
+#include <cerrno>
 #include <utility>
 
 namespace sft::server {
@@ -26,6 +27,9 @@ absl::Status SqliteStatus(sqlite3* db, int code, std::string_view what) {
     case SQLITE_CANTOPEN:
       return PermissionDenied(message);
     case SQLITE_IOERR:
+      if (sqlite3_system_errno(db) == ENOSPC) {
+        return ResourceExhausted(message + " (free space on the disk of the data folder)");
+      }
       return Unavailable(message);
     default:
       return Internal(message);
@@ -103,6 +107,16 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA foreign_keys = ON"));
   // Pages kept in memory: 4 MiB; the rest is the page cache of the machine.
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA cache_size = -4096"));
+  return database;
+}
+
+absl::StatusOr<std::unique_ptr<Database>> Database::OpenCopy(const std::string& path) {
+  sqlite3* raw = nullptr;
+  const int code =
+      sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
+  std::unique_ptr<Database> database(new Database(raw));
+  if (code != SQLITE_OK) return SqliteStatus(raw, code, fmt::format("cannot open {}", path));
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA journal_mode = DELETE"));
   return database;
 }
 

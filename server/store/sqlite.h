@@ -56,6 +56,8 @@ class Database {
  public:
   // Creates the file when it is missing; sets WAL, synchronous=FULL, foreign keys.
   static absl::StatusOr<std::unique_ptr<Database>> Open(const std::string& path);
+  // Opens a copy that no server uses: a single file, without a write-ahead log.
+  static absl::StatusOr<std::unique_ptr<Database>> OpenCopy(const std::string& path);
   ~Database();
 
   // A cached prepared statement. `sql` is a literal of ours: an error in it is a bug and INTERNAL.
@@ -66,6 +68,8 @@ class Database {
   int64_t changes() const;
 
   absl::StatusOr<int64_t> UserVersion();
+  // For OnlineCopy.
+  sqlite3* handle() { return db_; }
 
  private:
   explicit Database(sqlite3* db) : db_(db) {}

@@ -12,7 +12,7 @@ namespace sft::server {
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(Options options) {
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> db, Database::Open(options.path));
-  const absl::Status migrated = Migrate(*db);
+  const absl::Status migrated = Migrate(*db, options.path);
   if (!migrated.ok()) return Annotate(migrated, options.path);
   return std::unique_ptr<Store>(new Store(std::move(options), std::move(db)));
 }

@@ -13,6 +13,8 @@
 //   desync PATH    as steps, but the last rank calls another collective and then all wait
 //   peer_lost      the last rank is killed, the others report that a collective failed
 //   eat_memory     the last rank takes memory until something ends it
+//   lines N MS     N numbered lines and steps, MS milliseconds apart
+//   flood MIB PATH so much of numbered lines as fast as it can, then as until PATH
 //
 // Ranks of "steps" and "slow" meet through their flight records alone: a rank is at most one step
 // ahead of the slowest, and waits for it in its collective.
@@ -23,6 +25,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <sstream>
 #include <string>
 
 #include "common/base/clock.h"
@@ -180,6 +183,31 @@ int EatMemory() {
   while (true) all += std::string(size_t{1} << 20, 'x');
 }
 
+// "line 00000042 of rank 0": what a test expects of a log that lost nothing.
+void PrintLine(int64_t number, int rank) {
+  printf("line %08lld of rank %d\n", static_cast<long long>(number), rank);
+}
+
+// A step and a line each `pause`; ends early when it is told to.
+int Lines(int64_t count, int pause_ms, int rank, EventFile& events) {
+  for (int64_t number = 1; number <= count; ++number) {
+    PrintLine(number, rank);
+    fflush(stdout);
+    if (number > 1) events.Write(Step(number, count));
+    pollfd entry{STDIN_FILENO, POLLIN, 0};
+    if (poll(&entry, 1, pause_ms) > 0) return channel::kExitStopped;
+  }
+  return channel::kExitOk;
+}
+
+int Flood(int64_t mib, const std::string& path, int rank) {
+  constexpr int64_t kLineBytes = 24;
+  const int64_t lines = (mib << 20) / kLineBytes;
+  for (int64_t number = 1; number <= lines; ++number) PrintLine(number, rank);
+  fflush(stdout);
+  return Wait(path, false);
+}
+
 int Train(const RankLaunch& launch, int rank) {
   constexpr int64_t kSteps = 3;
   const std::string mode = ModeOf(launch);
@@ -206,8 +234,19 @@ int Train(const RankLaunch& launch, int rank) {
     const size_t space = mode.find(' ');
     result = StepOn(launch, rank, mode.substr(0, space), mode.substr(space + 1), *flight);
   }
+  std::istringstream words(mode);
+  std::string kind, path;
+  int64_t first = 0, second = 0;
+  words >> kind >> first;
+  if (kind == "lines" && words >> second) {
+    result = Lines(first, static_cast<int>(second), rank, events);
+  } else if (kind == "flood" && words >> path) {
+    result = Flood(first, path, rank);
+  }
   if (result != channel::kExitOk) return result;
-  for (int64_t number = 2; number <= kSteps; ++number) events.Write(Step(number, kSteps));
+  for (int64_t number = 2; kind != "lines" && number <= kSteps; ++number) {
+    events.Write(Step(number, kSteps));
+  }
   events.Write(channel::ConsistencyEvent{rank, "aa", "", true});
   printf("rank %d done\n", rank);
   return rank == 0 ? Deliver(launch, events) : channel::kExitOk;

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <sys/un.h>
 
+#include <charconv>
+
 #include "worker/channel/json_fields.h"
 
 namespace sft::channel {
@@ -53,6 +55,7 @@ static void Fields(V& v, ShimLaunch& l) {
   v("grace_seconds", l.grace_seconds);
   v("fencing_seconds", l.fencing_seconds);
   v("fencing_age", l.fencing_age);
+  v("log_limit_bytes", l.log_limit_bytes);
 }
 
 template <typename V>
@@ -171,10 +174,26 @@ absl::StatusOr<ShimLaunch> ParseShimLaunch(std::string_view json) {
         "shim launch: socket path of {} bytes, at most {} are possible: {}",
         launch.socket_path.size(), sizeof(sockaddr_un::sun_path) - 1, launch.socket_path));
   }
+  if (launch.log_limit_bytes < 0) {
+    return InvalidArgument("shim launch: log_limit_bytes must not be negative");
+  }
   if (!(launch.grace_seconds >= 0) || !(launch.fencing_seconds >= 0)) {
     return InvalidArgument("shim launch: grace_seconds and fencing_seconds must not be negative");
   }
   return launch;
+}
+
+std::string ToText(const LogGap& gap) { return fmt::format("{:020} {:020}\n", gap.begin, gap.end); }
+
+absl::StatusOr<LogGap> ParseLogGap(std::string_view text) {
+  LogGap gap;
+  const char* const end = text.data() + text.size();
+  const auto begin_read = std::from_chars(text.data(), end, gap.begin);
+  if (begin_read.ec == std::errc() && begin_read.ptr != end) {
+    const auto end_read = std::from_chars(begin_read.ptr + 1, end, gap.end);
+    if (end_read.ec == std::errc() && gap.begin >= 0 && gap.end >= gap.begin) return gap;
+  }
+  return InvalidArgument(fmt::format("\"{}\" is no gap of a log", text.substr(0, 80)));
 }
 
 absl::StatusOr<ShimStatus> ParseShimStatus(std::string_view json) {

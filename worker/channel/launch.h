@@ -21,6 +21,7 @@
 //   <attempt dir>/rank-<r>.events
 //   <attempt dir>/rank-<r>.flight  what it was doing last (common/io/flight_record.h)
 //   <attempt dir>/node.events      warnings of the worker about the attempt
+//   <attempt dir>/rank-<r>.gap     LogGap, written by the shim; prepare.gap likewise
 //   <attempt dir>/output/          what the attempt delivers: adapter or full model
 
 namespace sft::channel {
@@ -71,6 +72,17 @@ struct ShimLaunch {
   double grace_seconds = 10;   // SIGTERM to SIGKILL
   double fencing_seconds = 0;  // 0: never; else the ranks end when no `renew` came for so long
   double fencing_age = 0;      // of that time so much had passed when the file was written
+  // A log that is larger loses its middle: the first mebibyte and the newest part stay. 0: no
+  // limit.
+  int64_t log_limit_bytes = 0;
+};
+
+// The bytes of a log that its limit has removed; begin = end: none. They read as zeros, the offsets
+// of the others stay. Written in place, before the bytes are removed: who reads it after a piece of
+// the log knows which bytes of the piece are the process's own.
+struct LogGap {
+  int64_t begin = 0;
+  int64_t end = 0;
 };
 
 // State of an attempt on a node, as its shim writes it. Terminal when state is "exited".
@@ -127,6 +139,9 @@ absl::StatusOr<Command> ParseCommand(std::string_view line);
 absl::StatusOr<Answer> ParseAnswer(std::string_view line);
 
 std::string ToJson(const RankLaunch& launch);
+// Always of the same length.
+std::string ToText(const LogGap& gap);
+absl::StatusOr<LogGap> ParseLogGap(std::string_view text);
 std::string ToJson(const ShimLaunch& launch);
 std::string ToJson(const ShimStatus& status);
 absl::StatusOr<RankLaunch> ParseRankLaunch(std::string_view json);

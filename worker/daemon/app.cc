@@ -102,6 +102,7 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
   setup.address = options.address;
   setup.cpus = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   setup.grace_seconds = options.grace_seconds;
+  setup.log_limit_bytes = int64_t{options.log_limit_mb} << 20;
   SFT_RETURN_IF_ERROR(io::MakeDirs(setup.data_dir));
   SFT_RETURN_IF_ERROR(io::MakeDirs(setup.shared_dir));
   return setup;

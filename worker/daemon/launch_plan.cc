@@ -121,6 +121,7 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   shim.attempt_dir = dir;
   shim.socket_path = fmt::format("{}/run/{}.sock", setup.data_dir, input.attempt_uid);
   shim.grace_seconds = setup.grace_seconds;
+  shim.log_limit_bytes = setup.log_limit_bytes;
   const Environment env = MakeEnvironment(input, setup, inventory, rank.threads_per_rank);
   const std::string launch = dir + "/launch.json";
   Environment prepare_env = env;

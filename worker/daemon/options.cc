@@ -38,6 +38,10 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--grace", options.grace_seconds, "Seconds from SIGTERM to SIGKILL")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0));
+  app.add_option("--log-limit-mb", options.log_limit_mb,
+                 "MiB kept here of each rank's log, the newest, beside its first MiB; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--log-level", options.log_level, "debug, info, warn or error")
       ->capture_default_str();
   try {

@@ -23,6 +23,7 @@ struct Options {
   std::string rank_binary;
   std::string shim_binary;
   double grace_seconds = 5;
+  int log_limit_mb = 256;
   std::string log_level = "info";
 };
 

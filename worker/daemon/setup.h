@@ -28,6 +28,8 @@ struct NodeSetup {
   double grace_seconds = 5;
   // How long ranks go on without the server, for jobs that do not say it.
   Nanos unreachable_after = std::chrono::minutes(15);
+  // Of each process's log (channel::ShimLaunch).
+  int64_t log_limit_bytes = 0;
 
   std::string AttemptDir(const std::string& uid) const { return data_dir + "/attempts/" + uid; }
   std::string BlobPath(const std::string& sha256) const { return data_dir + "/datasets/" + sha256; }

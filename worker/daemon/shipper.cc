@@ -9,6 +9,7 @@
 
 #include "common/io/file.h"
 #include "common/rpc/channel.h"
+#include "worker/channel/launch.h"
 
 namespace sft::worker {
 namespace {
@@ -26,6 +27,15 @@ absl::StatusOr<std::string> ReadChunk(const std::string& path, int64_t offset) {
                        io::ReadAt(fd->get(), offset, chunk.data(), chunk.size(), path));
   chunk.resize(got);
   return chunk;
+}
+
+// What the log's limit has removed of it.
+absl::StatusOr<channel::LogGap> ReadGap(const std::string& log_path) {
+  const std::string path = log_path.substr(0, log_path.rfind('.')) + ".gap";
+  const absl::StatusOr<std::string> text = io::ReadFile(path);
+  if (absl::IsNotFound(text.status())) return channel::LogGap();
+  if (!text.ok()) return text.status();
+  return channel::ParseLogGap(*text);
 }
 
 void SetTime(double seconds, v1::Metric& metric) {
@@ -161,15 +171,30 @@ absl::Status Shipper::ShipLog(Stream& stream, bool final, bool& more) {
   SFT_RETURN_IF_ERROR(AskOffset(stream));
   SFT_ASSIGN_OR_RETURN(std::string chunk, ReadChunk(stream.path, stream.offset));
   const bool whole_chunk = static_cast<int64_t>(chunk.size()) == kMaxChunk;
-  if (chunk.empty() && !final) return absl::OkStatus();
   v1::AppendLogRequest request = LogRequest(stream);
-  request.set_end_of_file(final && !whole_chunk);
-  const int64_t end = stream.offset + static_cast<int64_t>(chunk.size());
+  // Asked after the bytes were read: what the shim has removed by now is not taken for them.
+  SFT_ASSIGN_OR_RETURN(const channel::LogGap gap, ReadGap(stream.path));
+  const bool in_gap = stream.offset >= gap.begin && stream.offset < gap.end;
+  const bool before_gap =
+      stream.offset < gap.begin && stream.offset + static_cast<int64_t>(chunk.size()) > gap.begin;
+  if (in_gap) {
+    chunk.clear();
+    request.set_skipped_from(stream.offset);
+    request.set_offset(gap.end);
+  } else if (before_gap) {
+    chunk.resize(static_cast<size_t>(gap.begin - stream.offset));
+  }
+  const bool all = !whole_chunk && !in_gap && !before_gap;
+  if (chunk.empty() && !final && !in_gap) return absl::OkStatus();
+  request.set_end_of_file(final && all);
+  const int64_t end = request.offset() + static_cast<int64_t>(chunk.size());
   request.set_data(std::move(chunk));
   SFT_ASSIGN_OR_RETURN(const int64_t has, server_.AppendLog(request));
+  // An older server cannot leave a hole: it would ask for the same bytes for ever.
+  if (in_gap && has < gap.end) return Unavailable("the server does not take a log with a gap");
   stream.offset = has;
   if (request.end_of_file() && has == end) stream.finished = true;
-  if (whole_chunk || has < end) more = true;
+  if (!all || has < end) more = true;
   return absl::OkStatus();
 }
 

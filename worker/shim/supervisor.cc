@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 
 #include "common/io/proc.h"
@@ -25,6 +26,8 @@ constexpr size_t kSpareBytes = 64 << 10;
 // How long an ended attempt waits for a full disk before its shim leaves without a last status.
 constexpr seconds kStatusPatience{600};
 constexpr milliseconds kIdleWake{60'000};
+// How often the sizes of logs are looked at.
+constexpr seconds kLogLook{1};
 
 Nanos Seconds(double value) {
   return std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(value));
@@ -74,6 +77,9 @@ void Supervisor::StartRanks() {
 void Supervisor::StartProcess(const channel::ShimLaunch::Process& process) {
   const size_t index = status_.processes.size();
   status_.processes.push_back({.name = process.name, .rank = process.rank});
+  absl::StatusOr<LogLimit> limit =
+      LogLimit::Make(launch_.attempt_dir, process.name, launch_.log_limit_bytes);
+  if (limit.ok()) log_limits_.push_back(*std::move(limit));
   absl::StatusOr<Child> child =
       Spawn(process, fmt::format("{}/{}.log", launch_.attempt_dir, process.name));
   if (!child.ok()) {
@@ -182,7 +188,18 @@ void Supervisor::Tick() {
     SignalAll(SIGKILL);
     kill_at_ = now + kKillInterval;
   }
+  if (launch_.log_limit_bytes > 0 && now >= look_at_) LimitLogs();
   if (status_unwritten_ && now >= write_at_) WriteStatus();
+}
+
+void Supervisor::LimitLogs() {
+  for (LogLimit& limit : log_limits_) {
+    const absl::Status checked = limit.Check();
+    if (checked.ok() || log_limit_told_) continue;
+    log_limit_told_ = true;
+    fprintf(stderr, "sft-shim: logs are not limited: %s\n", std::string(Message(checked)).c_str());
+  }
+  look_at_ = clock_.Mono() + kLogLook;
 }
 
 milliseconds Supervisor::NextWake() const {
@@ -191,6 +208,7 @@ milliseconds Supervisor::NextWake() const {
   if (launch_.fencing_seconds > 0 && status_.state != "stopping" && status_.state != "exited") {
     next = std::min(next, fence_at_);
   }
+  if (launch_.log_limit_bytes > 0 && !running_.empty()) next = std::min(next, look_at_);
   if (status_unwritten_) next = std::min(next, write_at_);
   const auto left = std::chrono::ceil<milliseconds>(next - clock_.Mono());
   return std::max(left, milliseconds(0));

@@ -6,6 +6,7 @@
 
 #include "common/base/clock.h"
 #include "worker/channel/launch.h"
+#include "worker/shim/log_limit.h"
 #include "worker/shim/process.h"
 
 namespace sft::shim {
@@ -26,8 +27,8 @@ class Supervisor {
   channel::Answer Handle(const channel::Command& command);
   // Ends everything; the first reason and cause (see ShimStatus) stay.
   void Stop(const std::string& cause, const std::string& reason);
-  // Call at NextWake() at the latest: fencing, SIGKILL after the grace, a status that was not
-  // written.
+  // Call at NextWake() at the latest: fencing, SIGKILL after the grace, the limits of logs, a
+  // status that was not written.
   void Tick();
   // Time until Tick has something to do.
   std::chrono::milliseconds NextWake() const;
@@ -46,6 +47,7 @@ class Supervisor {
   void Ended(size_t index, int exit_code, int signal);
   void SendCommand(const channel::Command& command);
   void SignalAll(int signal);
+  void LimitLogs();
   void WriteStatus();
 
   const channel::ShimLaunch launch_;
@@ -58,6 +60,9 @@ class Supervisor {
   int ended_ = 0;
   MonoTime fence_at_;
   MonoTime kill_at_;
+  std::vector<LogLimit> log_limits_;
+  MonoTime look_at_;  // when the logs are looked at
+  bool log_limit_told_ = false;
   bool status_unwritten_ = false;
   MonoTime write_at_;
   MonoTime give_up_at_;

@@ -93,10 +93,12 @@ class FakeServer::Jobs : public v1::JobService::Service {
   grpc::Status ReadMetrics(grpc::ServerContext* context, const v1::ReadMetricsRequest* request,
                            grpc::ServerWriter<v1::ReadMetricsResponse>* writer) override {
     fake_.metric_indexes.push_back(request->index());
-    MetricRead read{.end = fake_.metrics.size()};
+    const auto own = fake_.metrics_of.find(IdOf(request->name()));
+    const auto& metrics = own == fake_.metrics_of.end() ? fake_.metrics : own->second;
+    MetricRead read{.end = metrics.size()};
     if (!fake_.metric_reads.empty()) read = Next(fake_.metric_reads, metric_index_);
     v1::ReadMetricsResponse response;
-    for (size_t i = request->index(); i < read.end; ++i) *response.add_metrics() = fake_.metrics[i];
+    for (size_t i = request->index(); i < read.end; ++i) *response.add_metrics() = metrics[i];
     response.set_next_index(static_cast<int64_t>(read.end));
     if (response.metrics_size() > 0) writer->Write(response);
     if (read.on_written) read.on_written();
@@ -106,6 +108,8 @@ class FakeServer::Jobs : public v1::JobService::Service {
   grpc::Status ReadLog(grpc::ServerContext*, const v1::ReadLogRequest* request,
                        grpc::ServerWriter<v1::ReadLogResponse>* writer) override {
     fake_.log_requests.push_back(*request);
+    for (const v1::ReadLogResponse& answer : fake_.log_answers) writer->Write(answer);
+    if (!fake_.log_answers.empty()) return grpc::Status::OK;
     const Log& read = Next(fake_.log_reads, log_index_);
     v1::ReadLogResponse response;
     response.set_offset(request->offset());
@@ -114,6 +118,11 @@ class FakeServer::Jobs : public v1::JobService::Service {
     response.set_attempt(1);
     writer->Write(response);
     return read.status;
+  }
+  grpc::Status ReadTensorBoard(grpc::ServerContext*, const v1::ReadTensorBoardRequest*,
+                               grpc::ServerWriter<v1::ReadTensorBoardResponse>* writer) override {
+    for (const v1::ReadTensorBoardResponse& chunk : fake_.tensorboard) writer->Write(chunk);
+    return grpc::Status::OK;
   }
 
  private:
@@ -214,10 +223,26 @@ class FakeServer::Cluster : public v1::ClusterService::Service {
   FakeServer& fake_;
 };
 
+class FakeServer::Admin : public v1::AdminService::Service {
+ public:
+  explicit Admin(FakeServer& fake) : fake_(fake) {}
+
+  grpc::Status Backup(grpc::ServerContext*, const v1::BackupRequest* request,
+                      grpc::ServerWriter<v1::BackupResponse>* writer) override {
+    fake_.backup_requests.push_back(*request);
+    for (const v1::BackupResponse& answer : fake_.backup) writer->Write(answer);
+    return grpc::Status::OK;
+  }
+
+ private:
+  FakeServer& fake_;
+};
+
 FakeServer::FakeServer()
     : jobs_service_(std::make_unique<Jobs>(*this)),
       data_service_(std::make_unique<Data>(*this)),
-      cluster_service_(std::make_unique<Cluster>(*this)) {
+      cluster_service_(std::make_unique<Cluster>(*this)),
+      admin_service_(std::make_unique<Admin>(*this)) {
   info.set_version(kVersion);
   info.set_protocol(kProtocol);
   info.set_min_protocol(kProtocol);
@@ -225,6 +250,7 @@ FakeServer::FakeServer()
   builder.RegisterService(jobs_service_.get());
   builder.RegisterService(data_service_.get());
   builder.RegisterService(cluster_service_.get());
+  builder.RegisterService(admin_service_.get());
   server_ = builder.BuildAndStart();
 }
 

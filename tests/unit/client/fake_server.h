@@ -9,6 +9,7 @@
 #include "client/app.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
+#include "sft/v1/admin_service.grpc.pb.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
@@ -49,9 +50,13 @@ class FakeServer {
   };
   std::string log;
   std::vector<Log> log_reads;
+  // Instead of the above where it is not empty: the answers of one ReadLog.
+  std::vector<v1::ReadLogResponse> log_answers;
   std::vector<v1::ReadLogRequest> log_requests;
 
   std::vector<v1::Metric> metrics;
+  std::map<std::string, std::vector<v1::Metric>> metrics_of;  // of single jobs, by id
+  std::vector<v1::ReadTensorBoardResponse> tensorboard;
   // Each ReadMetrics takes the next of these: points up to `end`; empty: all of them at once.
   struct MetricRead {
     size_t end = 0;
@@ -76,16 +81,21 @@ class FakeServer {
   v1::Artifact artifact;
   std::map<std::string, std::string> artifact_files;
 
+  std::vector<v1::BackupResponse> backup;
+  std::vector<v1::BackupRequest> backup_requests;
+
   std::shared_ptr<grpc::Channel> Channel();
 
  private:
   class Jobs;
   class Data;
   class Cluster;
+  class Admin;
 
   std::unique_ptr<Jobs> jobs_service_;
   std::unique_ptr<Data> data_service_;
   std::unique_ptr<Cluster> cluster_service_;
+  std::unique_ptr<Admin> admin_service_;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -1,4 +1,7 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "common/io/file.h"
 #include "server/blob/log_store.h"
@@ -15,6 +18,27 @@ class LogsTest : public testing::Test {
   const std::string dir_;
 };
 
+absl::StatusOr<int64_t> Append(LogStore& logs, const std::string& stream, int64_t offset,
+                               std::string_view bytes, int64_t skipped_from = -1) {
+  const auto appended =
+      logs.Append(stream, {.offset = offset, .bytes = bytes, .skipped_from = skipped_from});
+  if (!appended.ok()) return appended.status();
+  return appended->end;
+}
+
+// All that is there, with "[begin-end)" where bytes are not.
+std::string ReadAll(LogStore& logs, const std::string& stream) {
+  std::string text;
+  int64_t offset = 0;
+  while (true) {
+    const LogStore::Chunk chunk = logs.Read(stream, offset, 1 << 20).value();
+    if (chunk.offset > offset) text += fmt::format("[{}-{})", offset, chunk.offset);
+    text += chunk.bytes;
+    if (chunk.bytes.empty() && chunk.offset == offset) return text;
+    offset = chunk.offset + static_cast<int64_t>(chunk.bytes.size());
+  }
+}
+
 MetricPoint Point(int64_t attempt, int64_t step, bool eval = false) {
   MetricPoint point;
   point.attempt = attempt;
@@ -26,38 +50,41 @@ MetricPoint Point(int64_t attempt, int64_t step, bool eval = false) {
 
 TEST_F(LogsTest, AppendIsIdempotentByOffset) {
   LogStore logs(dir_);
-  EXPECT_EQ(logs.Append("a/rank-0", 0, "hello ", false).value(), 6);
-  EXPECT_EQ(logs.Append("a/rank-0", 0, "hello ", false).value(), 6);
-  EXPECT_EQ(logs.Append("a/rank-0", 3, "lo world", true).value(), 11);
-  EXPECT_EQ(logs.Read("a/rank-0", 0, 100).value(), "hello world");
+  EXPECT_EQ(Append(logs, "a/rank-0", 0, "hello ").value(), 6);
+  EXPECT_EQ(Append(logs, "a/rank-0", 0, "hello ").value(), 6);
+  EXPECT_EQ(Append(logs, "a/rank-0", 3, "lo world").value(), 11);
+  EXPECT_EQ(logs.Read("a/rank-0", 0, 100)->bytes, "hello world");
 }
 
 TEST_F(LogsTest, AGapIsNotWrittenAndAnsweredWithTheOffsetItWants) {
   LogStore logs(dir_);
-  ASSERT_TRUE(logs.Append("a/rank-0", 0, "abc", false).ok());
-  EXPECT_EQ(logs.Append("a/rank-0", 10, "xyz", false).value(), 3);
+  ASSERT_TRUE(Append(logs, "a/rank-0", 0, "abc").ok());
+  EXPECT_EQ(Append(logs, "a/rank-0", 10, "xyz").value(), 3);
   EXPECT_EQ(logs.Size("a/rank-0").value(), 3);
 }
 
 TEST_F(LogsTest, ALogContinuesInAnotherProcess) {
-  ASSERT_TRUE(LogStore(dir_).Append("a/rank-0", 0, "one\n", true).ok());
+  {
+    LogStore before(dir_);
+    ASSERT_TRUE(Append(before, "a/rank-0", 0, "one\n").ok());
+  }
   LogStore logs(dir_);
-  EXPECT_EQ(logs.Append("a/rank-0", 4, "two\n", true).value(), 8);
-  EXPECT_EQ(logs.Read("a/rank-0", 2, 100).value(), "e\ntwo\n");
+  EXPECT_EQ(Append(logs, "a/rank-0", 4, "two\n").value(), 8);
+  EXPECT_EQ(logs.Read("a/rank-0", 2, 100)->bytes, "e\ntwo\n");
 }
 
 TEST_F(LogsTest, MoreStreamsThanAreKeptOpenStayWhole) {
   LogStore logs(dir_);
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < static_cast<int>(LogStore::kMaxOpen) + 8; ++i) {
-      ASSERT_EQ(logs.Append(LogStore::RankStream("a", i), round, "x", false).value(), round + 1);
+      ASSERT_EQ(Append(logs, LogStore::RankStream("a", i), round, "x").value(), round + 1);
     }
   }
 }
 
 TEST_F(LogsTest, TailStartsAtALine) {
   LogStore logs(dir_);
-  ASSERT_TRUE(logs.Append("s", 0, "one\ntwo\nthree\n", false).ok());
+  ASSERT_TRUE(Append(logs, "s", 0, "one\ntwo\nthree\n").ok());
   EXPECT_EQ(logs.TailOffset("s", 0).value(), 14) << "nothing of what is written already";
   EXPECT_EQ(logs.TailOffset("s", 1).value(), 8);
   EXPECT_EQ(logs.TailOffset("s", 2).value(), 4);
@@ -76,6 +103,110 @@ TEST_F(LogsTest, AStreamGoesOverSegments) {
   EXPECT_EQ(again.size(), SegmentFile::kSegmentBytes + 7);
   EXPECT_EQ(again.Read(SegmentFile::kSegmentBytes - 4, 100).value(), "abbbbbbcccc");
   EXPECT_TRUE(absl::IsOutOfRange(again.Read(again.size() + 1, 1).status()));
+}
+
+TEST_F(LogsTest, WhatWillNeverComeLeavesAHole) {
+  {
+    LogStore logs(dir_);
+    ASSERT_EQ(Append(logs, "s", 0, "head\n").value(), 5);
+    EXPECT_EQ(Append(logs, "s", 1000, "tail\n").value(), 5) << "a gap that nobody has explained";
+    EXPECT_EQ(Append(logs, "s", 1000, "tail\n", 5).value(), 1005);
+    EXPECT_EQ(Append(logs, "s", 1000, "tail\n", 5).value(), 1005) << "sent twice";
+    EXPECT_EQ(ReadAll(logs, "s"), "head\n[5-1000)tail\n");
+    EXPECT_EQ(Append(logs, "s", 2000, "", 1005).value(), 2000) << "the end itself is missing";
+  }
+  LogStore logs(dir_);
+  EXPECT_EQ(logs.Size("s").value(), 2000);
+  EXPECT_EQ(Append(logs, "s", 2000, "more\n").value(), 2005);
+  EXPECT_EQ(ReadAll(logs, "s"), "head\n[5-1000)tail\n[1005-2000)more\n");
+  EXPECT_EQ(logs.TailOffset("s", 1).value(), 2000);
+}
+
+TEST_F(LogsTest, ALogOverItsLimitKeepsItsBeginningAndItsNewestPart) {
+  constexpr int64_t kLimit = 64 << 10;
+  LogStore logs(dir_, {.log_bytes = kLimit, .job_bytes = 0});
+  std::string all;
+  for (int line = 0; line < 20'000; ++line) {
+    const std::string text = fmt::format("line {:08}\n", line);
+    ASSERT_EQ(Append(logs, "s", static_cast<int64_t>(all.size()), text).value(),
+              static_cast<int64_t>(all.size() + text.size()));
+    all += text;
+    ASSERT_LE(logs.StoredBytes("s").value(), kLimit + 14);
+  }
+  EXPECT_GE(logs.StoredBytes("s").value(), kLimit / 2);
+  const LogStore::Chunk head = logs.Read("s", 0, 1 << 20).value();
+  EXPECT_GE(head.bytes.size(), 4096u);
+  EXPECT_EQ(head.bytes, all.substr(0, head.bytes.size()));
+  const auto after = static_cast<int64_t>(head.bytes.size());
+  const LogStore::Chunk tail = logs.Read("s", after, 1 << 20).value();
+  EXPECT_GT(tail.offset, after);
+  EXPECT_EQ(tail.bytes, all.substr(static_cast<size_t>(tail.offset)));
+}
+
+TEST_F(LogsTest, TheLargestLogOfAJobGivesFirst) {
+  LogStore logs(dir_, {.log_bytes = 128 << 10, .job_bytes = 100 << 10});
+  const std::string small(10'000, 's'), large(100'000, 'l');
+  ASSERT_TRUE(Append(logs, LogStore::RankStream("a1", 0), 0, small).ok());
+  for (int i = 0; i < 12; ++i) {
+    const std::string piece = large.substr(0, 10'000);
+    ASSERT_TRUE(Append(logs, LogStore::RankStream("a2", 0), i * 10'000, piece).ok());
+  }
+  ASSERT_TRUE(Append(logs, LogStore::PrepareStream("a2", "node"), 0, small).ok());
+  ASSERT_TRUE(Append(logs, LogStore::RankStream("other", 0), 0, large).ok());
+  ASSERT_TRUE(logs.TrimJob({"a1", "a2", "never"}).ok());
+  EXPECT_EQ(logs.StoredBytes("a1/rank-0").value(), 10'000);
+  EXPECT_EQ(logs.StoredBytes("a2/node/prepare").value(), 10'000);
+  EXPECT_LE(logs.StoredBytes("a2/rank-0").value(), 80 << 10);
+  EXPECT_EQ(logs.StoredBytes("other/rank-0").value(), 100'000) << "another job";
+}
+
+TEST_F(LogsTest, WhatALaterAttemptRanAgainIsSuperseded) {
+  MetricLog metrics(dir_);
+  std::vector<MetricPoint> points;
+  for (int step = 1; step <= 35; ++step) points.push_back(Point(1, step));
+  points.push_back(Point(1, 35, true));
+  for (int step = 21; step <= 50; ++step) points.push_back(Point(2, step));
+  for (int step = 41; step <= 60; ++step) points.push_back(Point(4, step));
+  ASSERT_TRUE(metrics.Append("job", points).ok());
+  const auto starts = metrics.Starts("job").value();
+  ASSERT_EQ(starts.size(), 3u);
+  EXPECT_EQ(starts[1].attempt, 2);
+  EXPECT_EQ(starts[1].index, 36);
+  EXPECT_EQ(starts[1].step, 21);
+  EXPECT_EQ(starts[2].attempt, 4);
+  std::vector<int64_t> curve;
+  for (const MetricPoint& point : points) {
+    if (!IsSuperseded(point, starts)) curve.push_back(point.step);
+  }
+  ASSERT_EQ(curve.size(), 60u);
+  for (size_t i = 0; i < curve.size(); ++i) EXPECT_EQ(curve[i], static_cast<int64_t>(i) + 1);
+  EXPECT_TRUE(metrics.Starts("none")->empty());
+}
+
+TEST_F(LogsTest, AThinnedCurveKeepsItsEndsAndValidationsAndIsNotThinnedAgain) {
+  MetricLog metrics(dir_);
+  std::vector<MetricPoint> points;
+  for (int step = 1; step <= 600; ++step) {
+    points.push_back(Point(1, step));
+    if (step % 100 == 0) points.push_back(Point(1, step, true));
+  }
+  for (int step = 501; step <= 1003; ++step) points.push_back(Point(2, step));
+  ASSERT_TRUE(metrics.Append("job", points).ok());
+  ASSERT_TRUE(metrics.Thin("job", 100).ok());
+  const int64_t count = metrics.Count("job").value();
+  EXPECT_LE(count, 115);
+  EXPECT_GE(count, 80);
+  const auto kept = metrics.Read("job", 0, 1000).value();
+  EXPECT_EQ(kept.front().step, 1);
+  EXPECT_EQ(kept.back().step, 1003);
+  EXPECT_EQ(std::count_if(kept.begin(), kept.end(), [](const auto& p) { return p.is_eval != 0; }),
+            5);
+  EXPECT_TRUE(std::none_of(kept.begin(), kept.end(),
+                           [](const auto& p) { return p.attempt == 1 && p.step > 500; }));
+  ASSERT_TRUE(metrics.Thin("job", 100).ok());
+  EXPECT_EQ(metrics.Count("job").value(), count);
+  ASSERT_TRUE(metrics.Append("job", {Point(2, 1003), Point(2, 1004)}).ok());
+  EXPECT_EQ(metrics.Count("job").value(), count + 1);
 }
 
 TEST_F(LogsTest, MetricsAreReadByIndex) {

@@ -10,7 +10,8 @@ class IngestTest : public FleetTest {
   IngestTest()
       : logs_(dir_ + "/logs"),
         metrics_(dir_ + "/metrics"),
-        ingest_(*store_, clock_, logs_, metrics_, hub_) {
+        tensorboard_(dir_ + "/tensorboard"),
+        ingest_(*store_, clock_, logs_, metrics_, tensorboard_, hub_) {
     worker_ = Join("a", "CPU", 2);
     job_ = Submit("CPU", 2);
     Tick();
@@ -46,6 +47,7 @@ class IngestTest : public FleetTest {
 
   LogStore logs_;
   MetricLog metrics_;
+  TensorBoard tensorboard_;
   Ingest ingest_;
   std::shared_ptr<FakeWorker> worker_;
   std::string job_, uid_;
@@ -61,7 +63,7 @@ TEST_F(IngestTest, ALogIsFinalWhenItsEndIsAcknowledged) {
   EXPECT_FALSE(ingest_.FindLog(read)->ended);
   EXPECT_EQ(ingest_.AppendLog(Log(6, "bye\n", true))->offset(), 10);
   EXPECT_TRUE(ingest_.FindLog(read)->ended);
-  EXPECT_EQ(logs_.Read(ingest_.FindLog(read)->stream, 0, 100).value(), "hello\nbye\n");
+  EXPECT_EQ(logs_.Read(ingest_.FindLog(read)->stream, 0, 100)->bytes, "hello\nbye\n");
 }
 
 TEST_F(IngestTest, WhatAnotherEpochNodeOrAttemptSaysIsRefused) {

@@ -1,12 +1,15 @@
 #include "server/store/store.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <thread>
 
 #include "common/io/file.h"
 #include "server/store/data_dir_lock.h"
 #include "server/store/migrations.h"
+#include "server/store/online_copy.h"
 
 namespace sft::server {
 namespace {
@@ -121,8 +124,8 @@ TEST_F(StoreTest, MigrationsAreNumberedWithoutGapsAndRunOnce) {
   int version = 0;
   for (const Migration& migration : Migrations()) EXPECT_EQ(migration.version, ++version);
   auto db = Database::Open(DbPath()).value();
-  ASSERT_TRUE(Migrate(*db).ok());
-  ASSERT_TRUE(Migrate(*db).ok());
+  ASSERT_TRUE(Migrate(*db, DbPath()).ok());
+  ASSERT_TRUE(Migrate(*db, DbPath()).ok());
   EXPECT_EQ(db->UserVersion().value(), version);
 }
 
@@ -136,6 +139,60 @@ TEST_F(StoreTest, TwoServersNeverShareADataFolder) {
   ASSERT_TRUE(first.ok());
   const absl::Status second = DataDirLock::Acquire(dir_).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
+  EXPECT_NE(Message(second).find(fmt::format("(pid {})", getpid())), std::string_view::npos)
+      << second;
+}
+
+TEST_F(StoreTest, AMigrationKeepsTheDatabaseFromBeforeIt) {
+  {
+    auto db = Database::Open(DbPath()).value();
+    ASSERT_TRUE(db->Execute(Migrations().front().sql).ok());
+    ASSERT_TRUE(db->Execute("PRAGMA user_version = 1").ok());
+    ASSERT_TRUE(AddVariant(*db, "X-7x", 7).ok());
+  }
+  EXPECT_EQ(Count(*Open(), "SELECT count(*) FROM variants WHERE name = 'X-7x'"), 1);
+  auto before = Database::OpenCopy(DbPath() + ".schema-1").value();
+  EXPECT_EQ(before->UserVersion().value(), 1);
+  EXPECT_FALSE(io::Exists(DbPath() + ".schema-1.partial"));
+  EXPECT_FALSE(io::Exists(DbPath() + ".schema-0")) << "a new database has nothing to lose";
+}
+
+TEST_F(StoreTest, ACopyHasWhatIsWrittenWhileItIsMade) {
+  auto store = Open();
+  const auto fill = [&](int from, int to) {
+    return store->Write([&](Database& db) -> absl::Status {
+      for (int i = from; i < to; ++i) {
+        SFT_RETURN_IF_ERROR(AddVariant(db, fmt::format("{:0500}", i).c_str(), i));
+      }
+      return absl::OkStatus();
+    });
+  };
+  ASSERT_TRUE(fill(100, 2000).ok());
+  const std::string path = dir_ + "/copy.db";
+  std::unique_ptr<OnlineCopy> copy;
+  bool whole = false;
+  const auto step = [&](int pages) {
+    return store->Read([&](Database& db) -> absl::Status {
+      if (copy == nullptr) {
+        SFT_ASSIGN_OR_RETURN(copy, OnlineCopy::Start(db, path));
+      }
+      SFT_ASSIGN_OR_RETURN(whole, copy->Step(pages));
+      return absl::OkStatus();
+    });
+  };
+  ASSERT_TRUE(step(8).ok());
+  EXPECT_FALSE(whole);
+  ASSERT_TRUE(fill(2000, 2500).ok());
+  while (!whole) ASSERT_TRUE(step(64).ok());
+  ASSERT_TRUE(store
+                  ->Read([&](Database&) {
+                    copy.reset();
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  EXPECT_EQ(FinishCopy(path).value(), Migrations().back().version);
+  auto opened = Store::Open({path}).value();
+  EXPECT_EQ(Count(*opened, kCountVariants), 2 + 2400);
 }
 
 }  // namespace

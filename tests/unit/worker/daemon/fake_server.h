@@ -28,6 +28,9 @@ class FakeServer : public ServerApi {
     SFT_RETURN_IF_ERROR(Begin());
     const Ending ending{this};
     std::string& log = logs[{request.attempt_uid(), request.rank()}];
+    if (request.has_skipped_from() && request.skipped_from() <= static_cast<int64_t>(log.size())) {
+      log.resize(std::max(log.size(), static_cast<size_t>(request.offset())), '#');  // a hole
+    }
     const int64_t end = request.offset() + static_cast<int64_t>(request.data().size());
     const int64_t has = static_cast<int64_t>(log.size());
     if (request.offset() <= has && end > has) log += request.data().substr(has - request.offset());

@@ -102,6 +102,20 @@ TEST_F(ShipperTest, AFileThatNeverCameToBeEndsEmpty) {
   EXPECT_TRUE((server_.ended[{"a-1", 0}]));
 }
 
+TEST_F(ShipperTest, WhatTheLogsLimitHasRemovedIsSaidNotSentAsZeros) {
+  Append("rank-0.log", "head" + std::string(96, '\0') + "tail");
+  Append("rank-0.gap", ToText(channel::LogGap{4, 100}));
+  Shipper shipper = Make();
+  ShipAll(shipper);
+  EXPECT_EQ(Log(0), "head" + std::string(96, '#') + "tail");
+  EXPECT_TRUE((server_.ended[{"a-1", 0}]));
+  // A server that has some of what is removed by now goes on behind it too.
+  server_.logs[{"a-1", 0}] = "head and more";
+  Shipper again = Make();
+  ShipAll(again);
+  EXPECT_EQ(Log(0), "head and more" + std::string(87, '#') + "tail");
+}
+
 TEST_F(ShipperTest, HalfALineWaitsForItsEnd) {
   const std::string line = StepLine(1);
   Append("rank-0.events", line.substr(0, 20));

@@ -1,0 +1,107 @@
+#include <fmt/format.h>
+
+#include <map>
+
+#include "client/commands/commands.h"
+#include "client/interrupt.h"
+#include "client/output/format.h"
+#include "client/output/json.h"
+#include "common/io/file.h"
+#include "common/io/paths.h"
+
+namespace sft::client {
+namespace {
+
+struct BackupOptions {
+  std::string to;      // on the server's machine
+  std::string output;  // here
+};
+
+// Takes one answer's piece of a file below the folder.
+absl::Status SavePiece(const std::string& folder, const v1::BackupResponse& piece,
+                       std::map<std::string, io::AppendFile>& files) {
+  if (!io::IsSafeRelative(piece.file())) {
+    return InvalidArgument("the server names a file outside the folder: " + piece.file());
+  }
+  auto file = files.find(piece.file());
+  if (file == files.end()) {
+    SFT_RETURN_IF_ERROR(io::MakeDirs(folder));
+    SFT_ASSIGN_OR_RETURN(io::AppendFile opened, io::AppendFile::Open(folder + "/" + piece.file()));
+    file = files.emplace(piece.file(), std::move(opened)).first;
+  }
+  return file->second.Append(piece.data());
+}
+
+void PrintResult(Connection& connection, const v1::BackupResult& result, const std::string& path,
+                 bool json) {
+  if (json) {
+    connection.console().out << Json{{"path", path},
+                                     {"database_bytes", result.database_bytes()},
+                                     {"schema", result.schema()},
+                                     {"blobs", result.blobs()},
+                                     {"blob_bytes", result.blob_bytes()},
+                                     {"seconds", result.seconds()},
+                                     {"longest_step_ms", result.longest_step_ms()}}
+                                    .dump(2)
+                             << "\n";
+    return;
+  }
+  connection.console().err << fmt::format(
+      "database {}, schema {}; it names {} files of {} in the server's blobs folder\n",
+      Bytes(result.database_bytes()), result.schema(), result.blobs(), Bytes(result.blob_bytes()));
+  connection.console().out << path << "\n";
+}
+
+ExitCode Backup(Connection& connection, const BackupOptions& options, bool json) {
+  if (!options.output.empty() && io::Exists(options.output)) {
+    return Fail(connection, AlreadyExists(options.output + " exists; choose another folder"));
+  }
+  v1::BackupRequest request;
+  request.set_to(options.to);
+  request.set_download(!options.output.empty());
+  grpc::ClientContext context;
+  Interrupt interrupt(context);
+  const auto reader = connection.admin().Backup(&context, request);
+  const std::string partial = options.output + ".partial";
+  absl::Status saved = options.output.empty() ? absl::OkStatus() : io::RemoveAll(partial);
+  v1::BackupResponse response;
+  v1::BackupResult result;
+  std::map<std::string, io::AppendFile> files;
+  while (saved.ok() && reader->Read(&response)) {
+    if (response.has_result()) result = response.result();
+    if (!response.file().empty()) saved = SavePiece(partial, response, files);
+  }
+  if (!saved.ok()) context.TryCancel();
+  const grpc::Status status = reader->Finish();
+  if (saved.ok() && !status.ok()) return Fail(connection, connection.Describe(status));
+  for (auto& [name, file] : files) {
+    if (saved.ok()) saved = file.Sync();
+  }
+  if (saved.ok() && !options.output.empty()) saved = io::RenameDurably(partial, options.output);
+  if (!saved.ok()) return Fail(connection, saved);
+  PrintResult(connection, result, options.output.empty() ? result.path() : options.output, json);
+  return kSucceeded;
+}
+
+}  // namespace
+
+void AddAdmin(CLI::App& app, Session& session) {
+  CLI::App* admin = AddCommand(app, "admin", "What an operator does to the server",
+                               "sftctl admin backup --output sft-2026-01-31");
+  admin->require_subcommand(1);
+  CLI::App* command = AddCommand(*admin, "backup", "Copy the server's database while it goes on",
+                                 "sftctl admin backup --to /backup/sft-2026-01-31");
+  auto options = std::make_shared<BackupOptions>();
+  auto* to = command->add_option("--to", options->to,
+                                 "Folder to make on the server's machine (default: backups/TIME in "
+                                 "its data folder)");
+  command->add_option("-o,--output", options->output, "Folder to make here instead")->excludes(to);
+  AddJsonFlag(command, session);
+  command->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return Backup(connection, *options, session.json);
+    };
+  });
+}
+
+}  // namespace sft::client

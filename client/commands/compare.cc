@@ -1,0 +1,145 @@
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "client/commands/commands.h"
+#include "client/interrupt.h"
+#include "client/output/comparison.h"
+#include "client/output/format.h"
+#include "client/output/table.h"
+
+namespace sft::client {
+namespace {
+
+absl::StatusOr<std::vector<v1::Metric>> ReadCurve(Connection& connection, const std::string& job) {
+  grpc::ClientContext context;
+  Interrupt interrupt(context);
+  v1::ReadMetricsRequest request;
+  request.set_name(job);
+  auto reader = connection.jobs().ReadMetrics(&context, request);
+  v1::ReadMetricsResponse response;
+  std::vector<v1::Metric> curve;
+  while (reader->Read(&response)) {
+    curve.insert(curve.end(), response.metrics().begin(), response.metrics().end());
+  }
+  const grpc::Status status = reader->Finish();
+  if (!status.ok()) return connection.Describe(status);
+  return curve;
+}
+
+absl::StatusOr<std::vector<RunFigures>> ReadRuns(Connection& connection,
+                                                 const std::vector<std::string>& jobs) {
+  const double now = static_cast<double>(UnixMicros(connection.clock().Wall())) / 1e6;
+  std::vector<RunFigures> runs;
+  for (const std::string& name : jobs) {
+    v1::GetJobRequest request;
+    request.set_name(name);
+    SFT_ASSIGN_OR_RETURN(
+        const v1::Job job,
+        connection.Call(connection.jobs(), &v1::JobService::Stub::GetJob, request));
+    SFT_ASSIGN_OR_RETURN(const std::vector<v1::Metric> curve, ReadCurve(connection, name));
+    runs.push_back(FiguresOf(job, curve, now));
+  }
+  return runs;
+}
+
+Json JsonNumber(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+int64_t GpusOf(const RunFigures& run) {
+  const Json::json_pointer key("/compute/gpu_count");
+  return run.resolved.contains(key) ? run.resolved.at(key).get<int64_t>() : 0;
+}
+
+Json RunJson(const RunFigures& run, int64_t common) {
+  const LossAt at = LossAtSamples(run, common);
+  Json json = {{"job", ShortName(run.job.name())},
+               {"name", run.job.display_name()},
+               {"state", StateName(run.job.state())},
+               {"method", run.method},
+               {"gpus", GpusOf(run)},
+               {"variant", run.job.variant()},
+               {"steps", run.last_step},
+               {"samples", run.samples},
+               {"tokens", run.tokens},
+               {"tokens_per_second", JsonNumber(run.tokens_per_second)},
+               {"gpu_memory_bytes", run.gpu_memory_bytes},
+               {"wall_seconds", run.wall_seconds}};
+  json["loss"] = run.steps.empty() ? Json(nullptr) : JsonNumber(run.steps.back().loss());
+  json["val_loss"] =
+      run.validations.empty() ? Json(nullptr) : JsonNumber(run.validations.back().val_loss());
+  json["step_at_samples"] = at.known ? Json(at.step) : Json(nullptr);
+  json["loss_at_samples"] = at.known ? JsonNumber(at.loss) : Json(nullptr);
+  json["mean_loss_at_samples"] = at.known ? JsonNumber(at.mean) : Json(nullptr);
+  return json;
+}
+
+void PrintJson(const std::vector<RunFigures>& runs, std::ostream& out) {
+  const int64_t common = CommonSamples(runs);
+  Json list = Json::array();
+  for (const RunFigures& run : runs) list.push_back(RunJson(run, common));
+  Json differences = Json::object();
+  for (const auto& [key, values] : Differences(runs)) differences[key] = values;
+  out << Json{{"samples", common}, {"runs", list}, {"differences", differences}}.dump(2) << "\n";
+}
+
+std::string Loss(bool known, double loss) { return known ? fmt::format("{:.4f}", loss) : "-"; }
+
+void PrintTables(const std::vector<RunFigures>& runs, std::ostream& out) {
+  const int64_t common = CommonSamples(runs);
+  Table table({"JOB", "NAME", "STATE", "METHOD", "GPUS", "STEPS", "SAMPLES", "LOSS",
+               fmt::format("LOSS@{}", common), "VAL.LOSS", "TOK/S", "MEMORY", "WALL"});
+  for (const RunFigures& run : runs) {
+    const LossAt at = LossAtSamples(run, common);
+    const bool any = !run.steps.empty(), validated = !run.validations.empty();
+    table.Add(
+        {ShortName(run.job.name()), run.job.display_name(), StateName(run.job.state()), run.method,
+         std::to_string(GpusOf(run)), std::to_string(run.last_step), std::to_string(run.samples),
+         Loss(any, any ? run.steps.back().loss() : 0), Loss(at.known, at.mean),
+         Loss(validated, validated ? run.validations.back().val_loss() : 0),
+         Count(run.tokens_per_second), Bytes(run.gpu_memory_bytes), Duration(run.wall_seconds)});
+  }
+  out << table.Render();
+  std::vector<std::string> header = {"DIFFERENT"};
+  for (const RunFigures& run : runs) header.push_back(ShortName(run.job.name()));
+  Table differences(header);
+  const auto rows = Differences(runs);
+  for (const auto& [key, values] : rows) {
+    std::vector<std::string> row = {key};
+    row.insert(row.end(), values.begin(), values.end());
+    differences.Add(row);
+  }
+  if (!rows.empty()) out << "\n" << differences.Render();
+}
+
+ExitCode Compare(Connection& connection, const std::vector<std::string>& jobs, bool json) {
+  const absl::StatusOr<std::vector<RunFigures>> runs = ReadRuns(connection, jobs);
+  if (!runs.ok()) return Fail(connection, runs.status());
+  if (json) {
+    PrintJson(*runs, connection.console().out);
+  } else {
+    PrintTables(*runs, connection.console().out);
+  }
+  return kSucceeded;
+}
+
+}  // namespace
+
+void AddCompare(CLI::App& app, Session& session) {
+  CLI::App* command =
+      AddCommand(app, "compare", "Compare runs: loss at equal samples, speed, memory, settings",
+                 "sftctl compare job-abc job-def");
+  auto jobs = std::make_shared<std::vector<std::string>>();
+  command->add_option("JOB", *jobs, "Jobs")->required()->expected(2, 100);
+  AddJsonFlag(command, session);
+  command->callback([&session, jobs] {
+    session.command = [&session, jobs](Connection& connection) {
+      return Compare(connection, *jobs, session.json);
+    };
+  });
+}
+
+}  // namespace sft::client

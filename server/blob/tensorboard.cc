@@ -1,0 +1,150 @@
+#include "server/blob/tensorboard.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "common/io/file.h"
+#include "server/blob/tf_events.h"
+
+namespace sft::server {
+namespace {
+
+constexpr int kBatch = 1024;
+constexpr int64_t kMaxFile = int64_t{1} << 30;
+
+double Seconds(const MetricPoint& point) { return static_cast<double>(point.time_us) / 1e6; }
+
+std::string FileOf(const std::string& folder, const MetricPoint& first) {
+  return fmt::format("{}/events.out.tfevents.{:010}.attempt-{:04}", folder,
+                     std::max<int64_t>(0, first.time_us / 1'000'000), first.attempt);
+}
+
+// What a file begins with: a later attempt says from which step on it replaces the earlier ones.
+std::string Preamble(const MetricPoint& first) {
+  std::string bytes = tf_events::Record(tf_events::FileVersion(Seconds(first)));
+  if (first.attempt > 1) {
+    bytes += tf_events::Record(tf_events::Restart(Seconds(first), first.step));
+  }
+  return bytes;
+}
+
+std::string PointRecord(const MetricPoint& point) {
+  const auto f = [](double value) { return static_cast<float>(value); };
+  tf_events::Scalars scalars;
+  if (point.is_eval != 0) {
+    scalars = {{"eval/loss", f(point.val_loss)}};
+  } else {
+    scalars = {{"train/loss", f(point.loss)},
+               {"train/lr", f(point.lr)},
+               {"train/grad_norm", f(point.grad_norm)},
+               {"train/tokens_per_second", f(point.tokens_per_second)},
+               {"train/gpu_memory_gb", f(static_cast<double>(point.gpu_memory_bytes) / 1e9)},
+               {"train/mfu", f(point.mfu)},
+               {"train/epoch", f(point.epoch)}};
+  }
+  return tf_events::Record(tf_events::Summary(Seconds(point), point.step, scalars));
+}
+
+// Cuts off a record that was not finished; how many whole ones are there.
+absl::StatusOr<int64_t> Repair(const std::string& path) {
+  if (!io::Exists(path)) return int64_t{0};
+  SFT_ASSIGN_OR_RETURN(const std::string bytes, io::ReadFile(path, kMaxFile));
+  const tf_events::Scan scan = tf_events::ScanRecords(bytes);
+  if (scan.bytes < static_cast<int64_t>(bytes.size())) {
+    SFT_ASSIGN_OR_RETURN(io::AppendFile file, io::AppendFile::Open(path));
+    SFT_RETURN_IF_ERROR(file.Truncate(scan.bytes));
+  }
+  return scan.records;
+}
+
+}  // namespace
+
+// The newest attempt that has points; those before it are complete.
+absl::StatusOr<TensorBoard::Position> TensorBoard::Find(const std::string& job_id,
+                                                        MetricLog& metrics) {
+  const auto known = known_.find(job_id);
+  if (known != known_.end()) return known->second;
+  SFT_ASSIGN_OR_RETURN(const std::vector<MetricLog::Start> starts, metrics.Starts(job_id));
+  Position position;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    SFT_ASSIGN_OR_RETURN(const std::vector<MetricPoint> first,
+                         metrics.Read(job_id, starts[i].index, 1));
+    const std::string path = FileOf(dir_ + "/" + job_id, first.at(0));
+    SFT_ASSIGN_OR_RETURN(const int64_t records, Repair(path));
+    const int64_t preamble = first[0].attempt > 1 ? 2 : 1;
+    // A preamble that was cut short is written again, whole.
+    if (records < preamble) {
+      SFT_RETURN_IF_ERROR(io::RemoveAll(path));
+      position.index = starts[i].index;
+      break;
+    }
+    position = {starts[i].index + records - preamble, starts[i].attempt, path};
+    const bool whole = i + 1 < starts.size() && position.index == starts[i + 1].index;
+    if (!whole) break;
+  }
+  if (known_.size() >= kMaxKnown) known_.clear();
+  known_[job_id] = position;
+  return position;
+}
+
+absl::Status TensorBoard::WritePoints(const std::string& job_id,
+                                      const std::vector<MetricPoint>& points, Position& position) {
+  for (size_t i = 0; i < points.size();) {
+    std::string bytes;
+    Position next = position;
+    if (points[i].attempt != position.attempt) {
+      next.attempt = points[i].attempt;
+      next.path = FileOf(dir_ + "/" + job_id, points[i]);
+      bytes = Preamble(points[i]);
+    }
+    for (; i < points.size() && points[i].attempt == next.attempt; ++i, ++next.index) {
+      bytes += PointRecord(points[i]);
+    }
+    SFT_ASSIGN_OR_RETURN(io::AppendFile file, io::AppendFile::Open(next.path));
+    // Written from its first point on: what is there already is written anew.
+    if (next.attempt != position.attempt) SFT_RETURN_IF_ERROR(file.Truncate(0));
+    SFT_RETURN_IF_ERROR(file.Append(bytes));
+    position = next;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorBoard::Thin(const std::string& job_id, MetricLog& metrics, int64_t max_points) {
+  MutexLock lock(mutex_);
+  known_.erase(job_id);
+  SFT_RETURN_IF_ERROR(io::RemoveAll(dir_ + "/" + job_id));
+  SFT_RETURN_IF_ERROR(metrics.Thin(job_id, max_points));
+  return UpdateLocked(job_id, metrics);
+}
+
+absl::Status TensorBoard::Update(const std::string& job_id, MetricLog& metrics) {
+  MutexLock lock(mutex_);
+  return UpdateLocked(job_id, metrics);
+}
+
+absl::Status TensorBoard::UpdateLocked(const std::string& job_id, MetricLog& metrics) {
+  SFT_ASSIGN_OR_RETURN(Position position, Find(job_id, metrics));
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const std::vector<MetricPoint> points,
+                         metrics.Read(job_id, position.index, kBatch));
+    if (points.empty()) return absl::OkStatus();
+    SFT_RETURN_IF_ERROR(io::MakeDirs(dir_ + "/" + job_id));
+    const absl::Status written = WritePoints(job_id, points, position);
+    // After an error the files say how far they are.
+    if (!written.ok()) known_.erase(job_id);
+    SFT_RETURN_IF_ERROR(written);
+    known_[job_id] = position;
+  }
+}
+
+absl::StatusOr<std::vector<std::string>> TensorBoard::Files(const std::string& job_id) const {
+  const std::string folder = dir_ + "/" + job_id;
+  std::vector<std::string> paths;
+  if (!io::IsDirectory(folder)) return paths;
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(folder));
+  for (const std::string& name : names) paths.push_back(folder + "/" + name);
+  return paths;
+}
+
+}  // namespace sft::server

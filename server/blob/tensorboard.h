@@ -1,0 +1,54 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/base/mutex.h"
+#include "common/base/status.h"
+#include "server/blob/metric_log.h"
+
+namespace sft::server {
+
+// TensorBoard's event files of jobs, written beside the metrics; thread-safe. They hold nothing of
+// their own: file and record are given by the metric's attempt and place in it, so that what is
+// missing after a crash is written from the metrics, each point exactly once.
+//
+//   <dir>/<job id>/events.out.tfevents.<time of the attempt's first point>.attempt-<000n>
+//   `tensorboard --logdir <dir>` shows every job as a run.
+//
+// Scalars: train/loss, train/lr, train/grad_norm, train/tokens_per_second, train/gpu_memory_gb,
+// train/mfu, train/epoch and eval/loss. A later attempt begins with a restart at its first step:
+// readers drop what it runs again.
+class TensorBoard {
+ public:
+  // Jobs whose position is remembered.
+  static constexpr size_t kMaxKnown = 256;
+
+  explicit TensorBoard(std::string dir) : dir_(std::move(dir)) {}
+
+  // Writes what the job's metrics have and its files lack.
+  absl::Status Update(const std::string& job_id, MetricLog& metrics);
+  // Thins the metrics (MetricLog::Thin) and makes the files again of what is left.
+  absl::Status Thin(const std::string& job_id, MetricLog& metrics, int64_t max_points);
+  // Paths of the job's files, in the order of the attempts.
+  absl::StatusOr<std::vector<std::string>> Files(const std::string& job_id) const;
+
+ private:
+  // How far a job's files are written.
+  struct Position {
+    int64_t index = 0;    // of the next point
+    int64_t attempt = 0;  // of the file written last
+    std::string path;
+  };
+  absl::StatusOr<Position> Find(const std::string& job_id, MetricLog& metrics) SFT_REQUIRES(mutex_);
+  absl::Status UpdateLocked(const std::string& job_id, MetricLog& metrics) SFT_REQUIRES(mutex_);
+  absl::Status WritePoints(const std::string& job_id, const std::vector<MetricPoint>& points,
+                           Position& position) SFT_REQUIRES(mutex_);
+
+  const std::string dir_;
+  Mutex mutex_;
+  std::map<std::string, Position> known_ SFT_GUARDED_BY(mutex_);
+};
+
+}  // namespace sft::server

@@ -1,0 +1,231 @@
+#include "server/core/backup.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "common/base/version.h"
+#include "common/io/file.h"
+#include "common/io/sha256.h"
+#include "server/store/data_dir_lock.h"
+#include "server/store/migrations.h"
+#include "server/store/online_copy.h"
+
+namespace sft::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kDatabase[] = "/server.db";
+constexpr char kManifest[] = "/manifest.json";
+
+// "2026-01-31T12-34-56Z"
+std::string FolderName(WallTime now) {
+  std::string name = FormatUtc(now).substr(0, 19) + "Z";
+  std::replace(name.begin(), name.end(), ':', '-');
+  return name;
+}
+
+std::string BlobPath(const std::string& data_dir, const std::string& sha256) {
+  return fmt::format("{}/blobs/{}/{}", data_dir, sha256.substr(0, 2), sha256);
+}
+
+// Hash and size of every complete blob.
+absl::StatusOr<nlohmann::json> ListBlobs(const std::string& data_dir) {
+  nlohmann::json blobs = nlohmann::json::array();
+  const std::string root = data_dir + "/blobs";
+  if (!io::IsDirectory(root)) return blobs;
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, io::ListDir(root));
+  for (const std::string& folder : folders) {
+    if (folder.size() != 2) continue;
+    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(root + "/" + folder));
+    for (const std::string& name : names) {
+      if (!io::IsSha256Hex(name)) continue;
+      SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(root + "/" + folder + "/" + name));
+      blobs.push_back({{"sha256", name}, {"bytes", size}});
+    }
+  }
+  return blobs;
+}
+
+// A second name for the file where the file system allows it, else a copy.
+absl::Status LinkOrCopy(const std::string& from, const std::string& to) {
+  if (io::Exists(to)) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(io::MakeDirs(fs::path(to).parent_path().string()));
+  std::error_code error;
+  fs::create_hard_link(from, to, error);
+  if (!error) return absl::OkStatus();
+  const std::string partial = to + ".partial";
+  fs::copy_file(from, partial, fs::copy_options::overwrite_existing, error);
+  if (error) return ErrnoStatus(fmt::format("cannot copy {} to {}", from, to), error.value());
+  return io::RenameDurably(partial, to);
+}
+
+// Logs and metrics grow: they are copied, never linked.
+absl::Status CopyTree(const std::string& from, const std::string& to) {
+  if (!io::IsDirectory(from)) return absl::OkStatus();
+  std::error_code error;
+  fs::copy(from, to, fs::copy_options::recursive | fs::copy_options::skip_existing, error);
+  if (error) return ErrnoStatus(fmt::format("cannot copy {} to {}", from, to), error.value());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<nlohmann::json> ReadManifest(const std::string& backup) {
+  SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(backup + kManifest));
+  nlohmann::json manifest = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const bool whole = manifest.is_object() && manifest.contains("schema") &&
+                     manifest["schema"].is_number_integer() && manifest.contains("sha256") &&
+                     manifest["sha256"].is_string() && manifest.contains("version") &&
+                     manifest["version"].is_string() && manifest.contains("blobs") &&
+                     manifest["blobs"].is_array();
+  if (!whole) return DataLoss(fmt::format("{}{} cannot be read", backup, kManifest));
+  for (const auto& blob : manifest["blobs"]) {
+    if (!blob.is_object() || !blob.contains("sha256") || !blob["sha256"].is_string()) {
+      return DataLoss(fmt::format("{}{} cannot be read", backup, kManifest));
+    }
+  }
+  return manifest;
+}
+
+absl::Status CheckBackup(const std::string& backup, const nlohmann::json& manifest) {
+  SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(backup + kDatabase));
+  if (hash.sha256 != manifest["sha256"].get<std::string>()) {
+    return DataLoss(
+        fmt::format("{}{} is not what was written: use another backup", backup, kDatabase));
+  }
+  const int schema = manifest["schema"].get<int>();
+  if (schema > Migrations().back().version) {
+    return FailedPrecondition(
+        fmt::format("the backup has schema {}, this server knows up to {}: it was made by "
+                    "sft-server {}; restore "
+                    "it with that one or a newer one",
+                    schema, Migrations().back().version, manifest["version"].get<std::string>()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Backups::CopyDatabase(const std::string& path, const Progress& progress,
+                                   v1::BackupResult& result) {
+  std::unique_ptr<OnlineCopy> copy;
+  absl::Status status = store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(copy, OnlineCopy::Start(db, path));
+    return absl::OkStatus();
+  });
+  bool whole = false;
+  Nanos longest{0};
+  int64_t done = 0, total = 0;
+  while (status.ok() && !whole) {
+    status = store_.Read([&](Database&) -> absl::Status {
+      const MonoTime begin = clock_.Mono();
+      SFT_ASSIGN_OR_RETURN(whole, copy->Step(kPagesAtOnce));
+      longest = std::max(longest, Nanos(clock_.Mono() - begin));
+      done = copy->pages_done();
+      total = copy->pages_total();
+      return absl::OkStatus();
+    });
+    if (status.ok() && !progress(done, total)) status = absl::CancelledError("nobody wants it");
+  }
+  // On the store's thread, as all of it; tried again while the store is too busy to take it.
+  while (copy != nullptr) {
+    const absl::Status ended = store_.Read([&](Database&) {
+      copy.reset();
+      return absl::OkStatus();
+    });
+    if (!ended.ok()) clock_.Sleep(std::chrono::milliseconds(20));
+  }
+  result.set_longest_step_ms(static_cast<double>(longest.count()) / 1e6);
+  return status;
+}
+
+absl::Status Backups::Fill(const std::string& folder, const Progress& progress,
+                           v1::BackupResult& result) {
+  const std::string path = folder + kDatabase;
+  SFT_RETURN_IF_ERROR(CopyDatabase(path, progress, result));
+  SFT_ASSIGN_OR_RETURN(const int schema, FinishCopy(path));
+  SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(path));
+  SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
+  SFT_ASSIGN_OR_RETURN(const nlohmann::json blobs, ListBlobs(data_dir_));
+  int64_t blob_bytes = 0;
+  for (const auto& blob : blobs) blob_bytes += blob["bytes"].get<int64_t>();
+  result.set_database_bytes(size);
+  result.set_schema(schema);
+  result.set_blobs(static_cast<int64_t>(blobs.size()));
+  result.set_blob_bytes(blob_bytes);
+  const nlohmann::json manifest = {{"version", kVersion},   {"time", FormatUtc(clock_.Wall())},
+                                   {"schema", schema},      {"bytes", size},
+                                   {"sha256", hash.sha256}, {"blobs", blobs}};
+  return io::WriteFileAtomic(folder + kManifest, manifest.dump(1) + "\n");
+}
+
+absl::StatusOr<v1::BackupResult> Backups::Make(const std::string& to, const Progress& progress) {
+  const MonoTime begin = clock_.Mono();
+  if (!to.empty() && to.front() != '/') {
+    return InvalidArgument(fmt::format("\"{}\": a folder on the server's machine, from /", to));
+  }
+  const std::string folder =
+      to.empty() ? fmt::format("{}/backups/{}", data_dir_, FolderName(clock_.Wall())) : to;
+  if (io::Exists(folder)) return AlreadyExists(fmt::format("{} exists", folder));
+  const std::string partial = folder + ".partial";
+  SFT_RETURN_IF_ERROR(io::RemoveAll(partial));
+  SFT_RETURN_IF_ERROR(io::MakeDirs(partial));
+  v1::BackupResult result;
+  absl::Status filled = Fill(partial, progress, result);
+  if (filled.ok()) filled = io::RenameDurably(partial, folder);
+  if (!filled.ok()) {
+    (void)io::RemoveAll(partial);
+    return filled;
+  }
+  result.set_path(folder);
+  result.set_seconds(static_cast<double>((clock_.Mono() - begin).count()) / 1e9);
+  return result;
+}
+
+absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::string& data_dir,
+                                          const std::string& files_from) {
+  SFT_ASSIGN_OR_RETURN(const nlohmann::json manifest, ReadManifest(backup));
+  SFT_RETURN_IF_ERROR(CheckBackup(backup, manifest));
+  SFT_ASSIGN_OR_RETURN(const DataDirLock lock, DataDirLock::Acquire(data_dir));
+  for (const char* name : {"/server.db", "/server.db-wal"}) {
+    if (!io::Exists(data_dir + name)) continue;
+    return AlreadyExists(
+        fmt::format("{}{} exists: move it away, or restore into another folder", data_dir, name));
+  }
+  int64_t there = 0, taken = 0, missing = 0;
+  for (const auto& blob : manifest["blobs"]) {
+    const std::string sha256 = blob["sha256"].get<std::string>();
+    if (!io::IsSha256Hex(sha256)) return DataLoss("a blob's name in the manifest is no SHA-256");
+    if (io::Exists(BlobPath(data_dir, sha256))) {
+      ++there;
+    } else if (!files_from.empty() && io::Exists(BlobPath(files_from, sha256))) {
+      SFT_RETURN_IF_ERROR(LinkOrCopy(BlobPath(files_from, sha256), BlobPath(data_dir, sha256)));
+      ++taken;
+    } else {
+      ++missing;
+    }
+  }
+  if (!files_from.empty()) {
+    SFT_RETURN_IF_ERROR(CopyTree(files_from + "/logs", data_dir + "/logs"));
+    SFT_RETURN_IF_ERROR(CopyTree(files_from + "/metrics", data_dir + "/metrics"));
+  }
+  const std::string copy = data_dir + "/server.db.restored";
+  SFT_RETURN_IF_ERROR(io::RemoveAll(copy));
+  std::error_code error;
+  fs::copy_file(backup + kDatabase, copy, error);
+  if (error) return ErrnoStatus("cannot copy " + backup + kDatabase, error.value());
+  SFT_RETURN_IF_ERROR(FinishCopy(copy).status());
+  SFT_RETURN_IF_ERROR(io::RenameDurably(copy, data_dir + kDatabase));
+  std::string text = fmt::format("restored {} into {}: files there {}, taken {}, missing {}\n",
+                                 backup, data_dir, there, taken, missing);
+  if (missing > 0) {
+    text +=
+        "jobs that need a missing file fail until it is in blobs/ of the data folder "
+        "(manifest.json lists them)\n";
+  }
+  return text;
+}
+
+}  // namespace sft::server

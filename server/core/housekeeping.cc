@@ -1,0 +1,59 @@
+#include "server/core/housekeeping.h"
+
+#include <spdlog/spdlog.h>
+
+#include "common/obs/log.h"
+#include "server/store/jobs.h"
+
+namespace sft::server {
+
+absl::Status Housekeeping::Tick(int64_t max_points) {
+  if (thin_after_ <= Nanos(0)) return absl::OkStatus();
+  // By the wall clock, as ends of jobs are stored by it; a jump of hours moves this by hours.
+  const int64_t before = UnixMicros(clock_.Wall() - thin_after_);
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, metrics_.Jobs());
+  for (const std::string& id : jobs) {
+    SFT_ASSIGN_OR_RETURN(const int64_t count, metrics_.Count(id));
+    if (count <= max_points) continue;
+    bool old = false;
+    const absl::Status known = store_.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, id));
+      old = IsTerminal(job.state) && job.ended_us < before;
+      return absl::OkStatus();
+    });
+    if (absl::IsNotFound(known)) continue;  // of a job that a restored database does not have
+    SFT_RETURN_IF_ERROR(known);
+    if (!old) continue;
+    SFT_RETURN_IF_ERROR(tensorboard_.Thin(id, metrics_, max_points));
+    SFT_ASSIGN_OR_RETURN(const int64_t left, metrics_.Count(id));
+    if (left < count) spdlog::info("curve of {}: thinned from {} to {} points", id, count, left);
+  }
+  return absl::OkStatus();
+}
+
+void Housekeeping::Start() {
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void Housekeeping::Stop() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.NotifyAll();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Housekeeping::Loop() {
+  obs::NameThread("housekeeping");
+  while (true) {
+    const absl::Status done = Tick();
+    if (!done.ok()) spdlog::warn("housekeeping: {}", Message(done));
+    const MonoTime next = clock_.Mono() + kPeriod;
+    MutexLock lock(mutex_);
+    while (!stopping_ && clock_.Mono() < next) changed_.WaitFor(mutex_, next - clock_.Mono());
+    if (stopping_) return;
+  }
+}
+
+}  // namespace sft::server

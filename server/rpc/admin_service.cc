@@ -1,0 +1,55 @@
+#include "server/rpc/admin_service.h"
+
+#include "common/io/file.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/status.h"
+#include "server/rpc/principal.h"
+
+namespace sft::server {
+namespace {
+
+using Writer = grpc::ServerWriter<v1::BackupResponse>;
+
+absl::Status SendFile(const std::string& folder, const std::string& name, Writer& writer) {
+  const std::string path = folder + "/" + name;
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
+  std::string chunk(rpc::kChunkBytes, '\0');
+  v1::BackupResponse response;
+  response.set_file(name);
+  for (int64_t offset = 0;; offset += rpc::kChunkBytes) {
+    SFT_ASSIGN_OR_RETURN(const size_t got,
+                         io::ReadAt(fd.get(), offset, chunk.data(), chunk.size(), path));
+    response.set_data(chunk.substr(0, got));
+    if (!writer.Write(response)) return absl::CancelledError("the reader is gone");
+    if (got < chunk.size()) return absl::OkStatus();
+  }
+}
+
+}  // namespace
+
+grpc::Status AdminServiceImpl::Backup(grpc::ServerContext* context,
+                                      const v1::BackupRequest* request, Writer* writer) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (request->download() && !request->to().empty()) {
+    return rpc::ToGrpc(InvalidArgument("a backup is downloaded or kept under a path, not both"));
+  }
+  v1::BackupResponse response;
+  auto made = backups_.Make(request->to(), [&](int64_t done, int64_t total) {
+    response.set_pages_done(done);
+    response.set_pages_total(total);
+    return !context->IsCancelled();
+  });
+  if (!made.ok()) return rpc::ToGrpc(made.status());
+  const std::string folder = made->path();
+  if (request->download()) made->clear_path();
+  *response.mutable_result() = *made;
+  absl::Status sent = writer->Write(response) ? absl::OkStatus() : absl::CancelledError("gone");
+  if (!request->download()) return rpc::ToGrpc(sent);
+  for (const char* name : {"manifest.json", "server.db"}) {
+    if (sent.ok()) sent = SendFile(folder, name, *writer);
+  }
+  const absl::Status removed = io::RemoveAll(folder);
+  return rpc::ToGrpc(sent.ok() ? removed : sent);
+}
+
+}  // namespace sft::server

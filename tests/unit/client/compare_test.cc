@@ -1,0 +1,112 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "client/exit_codes.h"
+#include "client/output/comparison.h"
+#include "tests/unit/client/fake_server.h"
+
+namespace sft::client {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+v1::Metric Step(int64_t step, double loss) {
+  v1::Metric metric;
+  metric.set_step(step);
+  metric.set_loss(loss);
+  metric.set_tokens(100);
+  metric.set_tokens_per_second(step == 1 ? 1 : 1000);
+  metric.set_gpu_memory_bytes(step * 1'000'000'000);
+  return metric;
+}
+
+v1::Job Run(const std::string& id, int batch, int rank, const char* name) {
+  v1::Job job = MakeJob(id, v1::Job::SUCCEEDED);
+  job.set_display_name(name);
+  job.mutable_start_time()->set_seconds(1000);
+  job.mutable_end_time()->set_seconds(1090);
+  job.set_resolved_json(
+      nlohmann::json{{"job", {{"name", name}, {"model", "tiny"}, {"output_dir", name}}},
+                     {"compute", {{"gpu_count", 2}}},
+                     {"training", {{"mode", "lora"}, {"use_qlora", true}}},
+                     {"lora", {{"r", rank}}},
+                     {"hyperparameters", {{"global_batch", batch}}}}
+          .dump());
+  return job;
+}
+
+class CompareTest : public ::testing::Test {
+ protected:
+  CompareTest() {
+    server_.jobs["job-a"] = Run("job-a", 8, 16, "small");
+    server_.jobs["job-b"] = Run("job-b", 16, 64, "large");
+    for (int step = 1; step <= 20; ++step) {
+      server_.metrics_of["job-a"].push_back(Step(step, 4.0 - 0.1 * step));  // 160 samples
+    }
+    for (int step = 1; step <= 5; ++step) {
+      server_.metrics_of["job-b"].push_back(Step(step, 3.0 - 0.2 * step));  // 80 samples
+    }
+    v1::Metric eval;
+    eval.set_is_eval(true);
+    eval.set_step(5);
+    eval.set_val_loss(1.25);
+    server_.metrics_of["job-b"].push_back(eval);
+  }
+  FakeServer server_;
+};
+
+TEST_F(CompareTest, LossesAreTakenWhereBothHaveSeenTheSameSamples) {
+  const Outcome run = Sftctl(server_, {"compare", "job-a", "job-b", "--json"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  const auto json = nlohmann::json::parse(run.out);
+  EXPECT_EQ(json["samples"], 80);
+  const auto& a = json["runs"][0];
+  const auto& b = json["runs"][1];
+  EXPECT_EQ(a["step_at_samples"], 10);
+  EXPECT_DOUBLE_EQ(a["loss_at_samples"], 3.0);
+  EXPECT_DOUBLE_EQ(a["mean_loss_at_samples"], 3.45);
+  EXPECT_EQ(b["step_at_samples"], 5);
+  EXPECT_DOUBLE_EQ(b["loss_at_samples"], 2.0);
+  EXPECT_DOUBLE_EQ(b["val_loss"], 1.25);
+  EXPECT_TRUE(a["val_loss"].is_null());
+  EXPECT_EQ(a["tokens"], 2000);
+  EXPECT_EQ(a["tokens_per_second"], 1000) << "the median, the first step left out";
+  EXPECT_EQ(a["gpu_memory_bytes"], 20'000'000'000);
+  EXPECT_EQ(a["wall_seconds"], 90);
+  EXPECT_EQ(a["gpus"], 2);
+  EXPECT_EQ(a["method"], "qlora r=16");
+  EXPECT_EQ(json["differences"]["lora.r"], (std::vector<std::string>{"16", "64"}));
+  EXPECT_EQ(json["differences"].size(), 2u) << "names and folders say nothing of the training";
+}
+
+TEST_F(CompareTest, TablesAreForPeople) {
+  const Outcome run = Sftctl(server_, {"compare", "job-a", "job-b"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("LOSS@80"));
+  EXPECT_THAT(run.out, HasSubstr("qlora r=64"));
+  EXPECT_THAT(run.out, HasSubstr("hyperparameters.global_batch"));
+  EXPECT_THAT(run.out, Not(HasSubstr("output_dir")));
+}
+
+TEST_F(CompareTest, ARunWithoutStepsHasNoLoss) {
+  server_.jobs["job-c"] = Run("job-c", 8, 16, "small");
+  server_.metrics_of["job-c"] = {};
+  const Outcome run = Sftctl(server_, {"compare", "job-a", "job-c", "--json"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  const auto json = nlohmann::json::parse(run.out);
+  EXPECT_EQ(json["samples"], 0);
+  EXPECT_TRUE(json["runs"][1]["loss"].is_null());
+  EXPECT_TRUE(json["runs"][0]["loss_at_samples"].is_null());
+  EXPECT_TRUE(json["differences"].empty());
+}
+
+TEST_F(CompareTest, OneJobAloneOrAnUnknownOneIsRefused) {
+  EXPECT_EQ(Sftctl(server_, {"compare", "job-a"}).code, kUsage);
+  EXPECT_EQ(Sftctl(server_, {"compare", "job-a", "job-z"}).code, kNotFound);
+}
+
+}  // namespace
+}  // namespace sft::client

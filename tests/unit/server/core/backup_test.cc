@@ -1,0 +1,90 @@
+#include "server/core/backup.h"
+
+#include "common/io/sha256.h"
+#include "tests/unit/server/core/fleet_fixture.h"
+
+namespace sft::server {
+namespace {
+
+class BackupTest : public FleetTest {
+ protected:
+  BackupTest() : target_(io::MakeTempDir("backup-test").value()) {}
+  ~BackupTest() override { (void)io::RemoveAll(target_); }
+
+  absl::StatusOr<v1::BackupResult> Make(const std::string& to) {
+    return Backups(*store_, clock_, dir_).Make(to, [](int64_t, int64_t) { return true; });
+  }
+  void AddBlob(const std::string& content) {
+    const std::string hash = io::Sha256Hex(content);
+    ASSERT_TRUE(io::MakeDirs(dir_ + "/blobs/" + hash.substr(0, 2)).ok());
+    ASSERT_TRUE(
+        io::WriteFileAtomic(dir_ + "/blobs/" + hash.substr(0, 2) + "/" + hash, content).ok());
+  }
+
+  const std::string target_;
+};
+
+TEST_F(BackupTest, ARestoredFolderIsTheServerAsItWas) {
+  AddBlob("some data");
+  const std::string job = Submit("CPU", 1);
+  const auto made = Make(target_ + "/b");
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->blobs(), 1);
+  EXPECT_EQ(made->blob_bytes(), 9);
+  Submit("CPU", 1);  // later
+  const auto told = RestoreBackup(target_ + "/b", target_ + "/new", dir_);
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_NE(told->find("taken 1, missing 0"), std::string::npos) << *told;
+  Halt();
+  store_ = Store::Open({target_ + "/new/server.db"}).value();
+  jobs_ = std::make_unique<JobManager>(*store_, clock_, hub_, [] {});
+  EXPECT_EQ(jobs_->List({}).value().jobs.size(), 1u);
+  EXPECT_EQ(State(job), v1::Job::PENDING);
+}
+
+TEST_F(BackupTest, WhatIsMissingIsSaid) {
+  AddBlob("some data");
+  ASSERT_TRUE(Make(target_ + "/b").ok());
+  const auto told = RestoreBackup(target_ + "/b", target_ + "/new", "");
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_NE(told->find("missing 1"), std::string::npos) << *told;
+  EXPECT_NE(told->find("manifest.json lists them"), std::string::npos) << *told;
+}
+
+TEST_F(BackupTest, AFolderThatIsThereOrInUseIsRefused) {
+  ASSERT_TRUE(Make(target_ + "/b").ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(Make(target_ + "/b").status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(Make("relative").status()));
+  ASSERT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", "").ok());
+  const absl::Status again = RestoreBackup(target_ + "/b", target_ + "/new", "").status();
+  EXPECT_TRUE(absl::IsAlreadyExists(again)) << again;
+}
+
+TEST_F(BackupTest, ADamagedOrNewerBackupIsRefused) {
+  ASSERT_TRUE(Make(target_ + "/b").ok());
+  const std::string manifest = io::ReadFile(target_ + "/b/manifest.json").value();
+  std::string newer = manifest;
+  newer.replace(newer.find("\"schema\": "), 11, "\"schema\": 9");
+  ASSERT_TRUE(io::WriteFileAtomic(target_ + "/b/manifest.json", newer).ok());
+  const absl::Status refused = RestoreBackup(target_ + "/b", target_ + "/new", "").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  ASSERT_TRUE(io::WriteFileAtomic(target_ + "/b/manifest.json", "{}").ok());
+  EXPECT_TRUE(absl::IsDataLoss(RestoreBackup(target_ + "/b", target_ + "/new", "").status()));
+  ASSERT_TRUE(io::WriteFileAtomic(target_ + "/b/manifest.json", manifest).ok());
+  io::AppendFile database = io::AppendFile::Open(target_ + "/b/server.db").value();
+  ASSERT_TRUE(database.Append("x").ok());
+  const absl::Status damaged = RestoreBackup(target_ + "/b", target_ + "/new", "").status();
+  EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
+  EXPECT_FALSE(io::Exists(target_ + "/new/server.db"));
+}
+
+TEST_F(BackupTest, OneThatNobodyWantsAnyMoreLeavesNothing) {
+  const auto made =
+      Backups(*store_, clock_, dir_).Make(target_ + "/b", [](int64_t, int64_t) { return false; });
+  EXPECT_TRUE(absl::IsCancelled(made.status())) << made.status();
+  EXPECT_TRUE(io::ListDir(target_)->empty());
+  EXPECT_FALSE(Submit("CPU", 1).empty()) << "the database goes on";
+}
+
+}  // namespace
+}  // namespace sft::server
