@@ -105,6 +105,7 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddList(app, session);
   AddLogs(app, session);
   AddCancel(app, session);
+  AddCheckpoints(app, session);
   AddWait(app, session);
   AddMetrics(app, session);
   AddEvents(app, session);

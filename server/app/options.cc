@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "common/base/duration.h"
 #include "common/base/version.h"
 
 namespace sft::server {
@@ -31,6 +32,26 @@ ParsedOptions ParseOptions(int argc, char** argv) {
                  "Folder of the database, data sets, adapters and logs [--dev: temporary]");
   app.add_option("--log-level", options.log_level, "debug, info, warn or error")
       ->capture_default_str();
+  const char* kTiming = "Timing";
+  const CLI::Validator duration(
+      [](std::string& text) {
+        return ParseDuration(text).has_value() ? "" : "must be a duration as in 90s, 15m, 2h";
+      },
+      "");
+  app.add_option("--suspect-after", options.suspect_after, "Silence that makes a node SUSPECT")
+      ->capture_default_str()
+      ->check(duration)
+      ->group(kTiming);
+  app.add_option("--restart-delay", options.restart_delay,
+                 "First wait before a failed job is placed again; doubled up to 5m")
+      ->capture_default_str()
+      ->check(duration)
+      ->group(kTiming);
+  app.add_option("--unreachable-margin", options.unreachable_margin,
+                 "Added to a job's unreachable_after before it is placed elsewhere")
+      ->capture_default_str()
+      ->check(duration)
+      ->group(kTiming);
   const char* kDev = "Worker of --dev";
   app.add_option("--models", options.models, "Folder with models; may be given several times")
       ->group(kDev);
@@ -50,8 +71,9 @@ ParsedOptions ParseOptions(int argc, char** argv) {
     const bool for_worker = !options.models.empty() || !options.shared.empty() ||
                             !options.simulate_gpus.empty() || !options.torch.empty();
     if (!options.dev && for_worker) {
-      throw CLI::ValidationError("--dev", "is needed by the options of its worker; without it give "
-                                          "them to sft-worker");
+      throw CLI::ValidationError("--dev",
+                                 "is needed by the options of its worker; without it give "
+                                 "them to sft-worker");
     }
   });
   try {

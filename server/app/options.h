@@ -12,6 +12,11 @@ struct Options {
   std::string http;  // empty: the port after --listen's; "off": none
   std::string data_dir;
   std::string log_level = "info";
+  // Durations ("15s"): how soon a silent node is SUSPECT, the first wait before a restart (doubled
+  // up to five minutes), and what is added to a job's unreachable_after.
+  std::string suspect_after = "15s";
+  std::string restart_delay = "5s";
+  std::string unreachable_margin = "60s";
 
   // Passed on to the worker of --dev.
   std::vector<std::string> models;

@@ -16,7 +16,7 @@ namespace sft::server {
 
 // The whole server of one data folder, wired together: the only place that knows every part.
 //
-//   <data dir>/server.lock  server.db  blobs/  logs/  metrics/  worker/ (of --dev)
+//   <data dir>/server.lock  server.db  blobs/  checkpoints/  logs/  metrics/  worker/ (of --dev)
 class Server {
  public:
   struct Settings {
@@ -24,6 +24,8 @@ class Server {
     rpc::Endpoint listen;
     std::string http;  // as Options::http
     bool dev = false;
+    WorkerRegistry::Options workers;
+    Reconciler::Options reconcile;
   };
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Settings& settings, Clock& clock);
   // Stops in order: calls, reconcile, store.

@@ -8,6 +8,7 @@
 //   user_error     prepare refuses the data
 //   rank_killed    the last rank is killed by signal 9, the others wait
 //   stubborn       ignores SIGTERM and the stop command
+//   train ...      saves and resumes; see fake_training.h
 
 #include <fcntl.h>
 #include <poll.h>
@@ -19,6 +20,7 @@
 
 #include "common/base/clock.h"
 #include "common/io/file.h"
+#include "tests/e2e/fake_training.h"
 #include "worker/channel/event.h"
 #include "worker/channel/launch.h"
 
@@ -126,6 +128,12 @@ int Train(const RankLaunch& launch, int rank) {
   printf("rank %d of %d at %s on %s\n", rank, launch.world_size, launch.rendezvous.c_str(),
          launch.device.c_str());
   fflush(stdout);
+  if (IsFakeTraining(mode)) {
+    events.Write(channel::ReadyEvent{rank, launch.world_size, launch.device, 0, 10, 100, 0.01});
+    const int code = RunFakeTraining(
+        launch, rank, mode, [&](channel::EventBody body) { events.Write(std::move(body)); });
+    return code == channel::kExitOk && rank == 0 ? Deliver(launch, events) : code;
+  }
   events.Write(channel::ReadyEvent{rank, launch.world_size, launch.device, kSteps, 10, 100, 0.01});
   events.Write(Step(1, kSteps));
   if (mode == "rank_killed" && rank == launch.world_size - 1) raise(SIGKILL);

@@ -11,6 +11,7 @@
 #include "worker/channel/launch.h"
 #include "worker/daemon/attempt_record.h"
 #include "worker/daemon/backoff.h"
+#include "worker/daemon/checkpoint_shipper.h"
 #include "worker/daemon/inventory.h"
 #include "worker/daemon/port_lease.h"
 #include "worker/daemon/server_api.h"
@@ -38,8 +39,9 @@ struct AttemptServices {
 //
 //   STAGING -> READY -> PREPARING -> RUNNING -> (STOPPING) -> FINISHING -> DONE
 //
-// Two threads drive it. Control() never waits for the network: it starts, watches and stops the
+// Three threads drive it. Control() never waits for the network: it starts, watches and stops the
 // shim. Io() does what may take long: staging, shipping of logs and events, the artifact.
+// CheckpointIo() may take longest and must keep neither waiting: it uploads checkpoints.
 // Everything else may be called from any thread. A new object over an old folder continues where
 // the last one was.
 class Attempt {
@@ -47,6 +49,7 @@ class Attempt {
   Attempt(AttemptRecord record, const AttemptServices& services);
 
   const std::string& uid() const { return uid_; }
+  const std::string& job_id() const { return job_id_; }
   int64_t epoch() const { return epoch_; }
 
   // What the server wants of it.
@@ -64,6 +67,8 @@ class Attempt {
   void Control(bool server_alive);
   // Io thread: one piece of work; the time until there may be more.
   Nanos Io();
+  // Checkpoint thread: as Io.
+  Nanos CheckpointIo() { return checkpoints_.Work(); }
   // From another thread: Io() shall return soon; the object is about to go.
   void Interrupt();
 
@@ -87,6 +92,13 @@ class Attempt {
   // Delivers the artifact where this node has to; OK when nothing is left to do.
   absl::Status Deliver();
   void OnEvent(int rank, const channel::Event& event);
+  // Finds the checkpoints that an earlier life of the worker did not register.
+  void FindCheckpoints();
+  void OnCheckpointRegistered(int64_t step);
+
+  // Control thread: passes on the wish for a checkpoint. Whether the stop has to wait for one.
+  void AskForCheckpoints(const std::string& socket_path);
+  bool WaitsForLastCheckpoint(const std::string& socket_path);
 
   void Conclude(const v1::Verdict& verdict);
   void Enter(State state, const std::string& reason = "");
@@ -94,6 +106,7 @@ class Attempt {
   void Save();
 
   const std::string uid_;
+  const std::string job_id_;
   const int64_t epoch_;
   const std::string dir_;
   const AttemptServices services_;
@@ -101,6 +114,8 @@ class Attempt {
   // Control thread only.
   channel::ShimStatus shim_;
   bool stop_sent_ = false;
+  std::optional<MonoTime> last_asked_at_;  // for the checkpoint before a stop
+  int64_t last_asked_after_ = 0;           // the newest step then
   MonoTime renewed_at_;
   std::optional<MonoTime> gone_at_;
   std::optional<v1::Verdict> gone_verdict_;
@@ -109,6 +124,9 @@ class Attempt {
   Shipper shipper_;
   Backoff backoff_;
 
+  CheckpointShipper checkpoints_;
+  Mutex save_mutex_;  // from the copy of the record to its file
+
   mutable Mutex mutex_;
   AttemptRecord record_ SFT_GUARDED_BY(mutex_);
   State state_ SFT_GUARDED_BY(mutex_) = v1::AttemptStatus::STAGING;
@@ -116,6 +134,8 @@ class Attempt {
   v1::DesiredAttempt::Intent intent_ SFT_GUARDED_BY(mutex_) = v1::DesiredAttempt::RUN;
   std::string intent_reason_ SFT_GUARDED_BY(mutex_);
   bool abandoned_ SFT_GUARDED_BY(mutex_) = false;
+  int64_t checkpoints_wanted_ SFT_GUARDED_BY(mutex_) = 0;
+  bool checkpoint_first_ SFT_GUARDED_BY(mutex_) = false;
   bool interrupted_ SFT_GUARDED_BY(mutex_) = false;
   bool stuck_ SFT_GUARDED_BY(mutex_) = false;
   std::optional<StagedJob> staged_ SFT_GUARDED_BY(mutex_);

@@ -59,6 +59,7 @@ absl::Status Attempt::WriteLaunchFiles(const std::string& rendezvous) {
   // What an earlier attempt of the job left there must not be taken for this one's.
   if (record.dispatch.first_rank() == 0) SFT_RETURN_IF_ERROR(io::RemoveAll(files.rank.output_dir));
   SFT_RETURN_IF_ERROR(io::MakeDirs(files.rank.output_dir));
+  SFT_RETURN_IF_ERROR(io::MakeDirs(files.rank.checkpoint_dir));
   SFT_RETURN_IF_ERROR(io::WriteFileAtomic(dir_ + "/launch.json", ToJson(files.rank)));
   SFT_RETURN_IF_ERROR(io::WriteFileAtomic(dir_ + "/shim.json", ToJson(files.shim)));
   const MutexLock lock(mutex_);
@@ -127,13 +128,48 @@ void Attempt::Watch(bool server_alive) {
       // Only the server's word stops ranks; an interrupted worker leaves them running.
       if (intent_ == v1::DesiredAttempt::RUN) return;
     }
+    if (WaitsForLastCheckpoint(socket_path)) return;
     stop_sent_ = AskShim(socket_path, {"stop", reason.empty() ? "stop requested" : reason}).ok();
   } else if (server_alive && services_.clock.Mono() - renewed_at_ >= kRenewInterval) {
     if (AskShim(socket_path, {"renew", ""}).ok()) renewed_at_ = services_.clock.Mono();
   }
+  AskForCheckpoints(socket_path);
   if (shim_.state == "preparing") Enter(v1::AttemptStatus::PREPARING);
   if (shim_.state == "running") Enter(v1::AttemptStatus::RUNNING);
   if (shim_.state == "stopping") Enter(v1::AttemptStatus::STOPPING, shim_.reason);
+}
+
+void Attempt::AskForCheckpoints(const std::string& socket_path) {
+  int64_t wanted = 0;
+  {
+    const MutexLock lock(mutex_);
+    if (checkpoints_wanted_ <= record_.checkpoints_asked) return;
+    wanted = checkpoints_wanted_;
+  }
+  if (shim_.state != "running" || !AskShim(socket_path, {"checkpoint", ""}).ok()) return;
+  {
+    const MutexLock lock(mutex_);
+    record_.checkpoints_asked = wanted;
+  }
+  Save();
+}
+
+bool Attempt::WaitsForLastCheckpoint(const std::string& socket_path) {
+  {
+    const MutexLock lock(mutex_);
+    if (!checkpoint_first_ || abandoned_ || shim_.state != "running") return false;
+  }
+  const MonoTime now = services_.clock.Mono();
+  if (!last_asked_at_) {
+    last_asked_after_ = checkpoints_.newest();
+    last_asked_at_ = now;
+    if (!AskShim(socket_path, {"checkpoint", ""}).ok()) return false;
+  }
+  const Nanos grace = std::chrono::duration_cast<Nanos>(
+      std::chrono::duration<double>(services_.setup.grace_seconds));
+  if (checkpoints_.newest() > last_asked_after_ || now - *last_asked_at_ >= grace) return false;
+  Enter(v1::AttemptStatus::STOPPING, "writing a checkpoint before the end");
+  return true;
 }
 
 void Attempt::ProcessesGone(const v1::Verdict& verdict) {

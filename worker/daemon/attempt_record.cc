@@ -38,6 +38,8 @@ absl::Status SaveRecord(const AttemptRecord& record, const std::string& attempt_
   SFT_ASSIGN_OR_RETURN(json["verdict"], FromProto(record.verdict));
   json["launched"] = record.launched;
   json["memory_before"] = record.memory_before;
+  json["checkpoint_step"] = record.checkpoint_step;
+  json["checkpoints_asked"] = record.checkpoints_asked;
   json["committed"] = record.committed;
   json["done"] = record.done;
   SFT_RETURN_IF_ERROR(io::MakeDirs(attempt_dir));
@@ -64,6 +66,9 @@ absl::StatusOr<AttemptRecord> LoadRecord(const std::string& attempt_dir) {
   record.launched = json["launched"];
   record.committed = json["committed"];
   record.done = json["done"];
+  // An older worker wrote none.
+  record.checkpoint_step = json.value("checkpoint_step", int64_t{0});
+  record.checkpoints_asked = json.value("checkpoints_asked", int64_t{0});
   for (const Json& bytes : json["memory_before"]) {
     record.memory_before.push_back(bytes.is_number_integer() ? bytes.get<int64_t>() : 0);
   }

@@ -18,6 +18,9 @@ struct AttemptRecord {
   bool launched = false;
   // GPU memory in use before the launch, in the order of the dispatch's slots.
   std::vector<int64_t> memory_before;
+  // Newest checkpoint that is registered with the server, and how many were asked for.
+  int64_t checkpoint_step = 0;
+  int64_t checkpoints_asked = 0;
   // The artifact is registered with the server.
   bool committed = false;
   // All is over and acknowledged.
