@@ -4,6 +4,7 @@
 
 #include "client/commands/commands.h"
 #include "client/output/text.h"
+#include "common/base/duration.h"
 #include "common/base/edit_distance.h"
 #include "common/base/utf8.h"
 #include "common/base/version.h"
@@ -38,22 +39,9 @@ CLI::Validator WholeNumber(int64_t from) {
 }
 
 absl::StatusOr<std::chrono::seconds> ParseDuration(const std::string& text) {
-  size_t used = 0;
-  long value = 0;
-  while (used < text.size() && used < 9 && text[used] >= '0' && text[used] <= '9') {
-    value = value * 10 + (text[used++] - '0');
-  }
-  const std::string unit = text.substr(used);
-  const long scale = unit.empty() || unit == "s" ? 1
-                     : unit == "m"               ? 60
-                     : unit == "h"               ? 3600
-                     : unit == "d"               ? 86400
-                                                 : 0;
-  if (used == 0 || scale == 0) {
-    return InvalidArgument(
-        fmt::format("'{}' is not a duration: must be a number with s, m, h or d, as in 90s", text));
-  }
-  return std::chrono::seconds(value * scale);
+  if (const auto duration = sft::ParseDuration(text)) return *duration;
+  return InvalidArgument(
+      fmt::format("'{}' is not a duration: must be a number with s, m, h or d, as in 90s", text));
 }
 
 namespace {
@@ -117,6 +105,7 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddList(app, session);
   AddLogs(app, session);
   AddCancel(app, session);
+  AddCheckpoints(app, session);
   AddWait(app, session);
   AddMetrics(app, session);
   AddCompare(app, session);

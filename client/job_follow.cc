@@ -28,7 +28,7 @@ class Follower {
       bool heard = false;
       const grpc::Status status = Stream(heard);
       if (Interrupt::Raised()) return absl::CancelledError("interrupted");
-      if (last_ && IsEnded(last_->state())) return *last_;
+      if (enough_ || (last_ && IsEnded(last_->state()))) return *last_;
       const MonoTime now = connection_.clock().Mono();
       if (deadline_ && now >= *deadline_) return TimedOut();
       if (heard) {
@@ -76,11 +76,13 @@ class Follower {
     request.set_name(name_);
     auto reader = connection_.jobs().WatchJob(&context, request);
     v1::Job job;
-    while (reader->Read(&job)) {
+    while (!enough_ && reader->Read(&job)) {
       heard = true;
       last_ = job;
       if (options_.metrics) ReadMetrics();
       handlers_.on_job(job);
+      enough_ = options_.enough && options_.enough();
+      if (enough_) context.TryCancel();
     }
     return reader->Finish();
   }
@@ -108,6 +110,7 @@ class Follower {
   std::optional<MonoTime> deadline_;
   std::optional<v1::Job> last_;
   int64_t metric_index_ = 0;
+  bool enough_ = false;
 };
 
 }  // namespace

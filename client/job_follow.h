@@ -14,6 +14,8 @@ namespace sft::client {
 struct FollowOptions {
   bool metrics = false;                         // also deliver each training step
   std::optional<std::chrono::seconds> timeout;  // give up waiting after this long
+  // Asked after each change: true ends the watch before the job has ended.
+  std::function<bool()> enough;
 };
 
 // What is called while it is; both must be set.
@@ -23,7 +25,8 @@ struct FollowHandlers {
 };
 
 // Watches a job until it has ended, through restarts of the server (each outage is waited for
-// kOutageLimit). Returns the ended job; CANCELLED after Ctrl-C; DEADLINE_EXCEEDED after the
+// kOutageLimit). Returns the ended job (or as
+// it is when there is enough); CANCELLED after Ctrl-C; DEADLINE_EXCEEDED after the
 // timeout.
 absl::StatusOr<v1::Job> FollowJob(Connection& connection, const std::string& name,
                                   const FollowOptions& options, const FollowHandlers& handlers);

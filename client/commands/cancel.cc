@@ -9,12 +9,14 @@ namespace {
 struct CancelOptions {
   std::string job;
   std::string reason;
+  bool checkpoint = false;
 };
 
 ExitCode Cancel(Connection& connection, const CancelOptions& options, bool json) {
   v1::CancelJobRequest request;
   request.set_name(options.job);
   request.set_reason(options.reason);
+  request.set_checkpoint(options.checkpoint);
   const auto job = connection.Call(connection.jobs(), &v1::JobService::Stub::CancelJob, request);
   if (!job.ok()) return Fail(connection, job.status());
   if (json) {
@@ -38,6 +40,9 @@ void AddCancel(CLI::App& app, Session& session) {
   auto options = std::make_shared<CancelOptions>();
   command->add_option("JOB", options->job, "Job")->required();
   command->add_option("--reason", options->reason, "Kept in the job's history");
+  command->add_flag(
+      "--checkpoint", options->checkpoint,
+      "Save the training state first, for `sftctl resume` (within the workers' grace)");
   AddJsonFlag(command, session);
   command->callback([&session, options] {
     session.command = [&session, options](Connection& connection) {

@@ -28,6 +28,7 @@ void AddStatus(CLI::App& app, Session& session);
 void AddList(CLI::App& app, Session& session);
 void AddLogs(CLI::App& app, Session& session);
 void AddCancel(CLI::App& app, Session& session);
+void AddCheckpoints(CLI::App& app, Session& session);  // checkpoint, checkpoints and resume
 void AddWait(CLI::App& app, Session& session);
 void AddMetrics(CLI::App& app, Session& session);
 void AddCompare(CLI::App& app, Session& session);

@@ -42,7 +42,7 @@ ExitCode Nodes(Connection& connection, bool json) {
       }
       table.Add({ShortName(node.name()), v1::Node::State_Name(node.state()), SlotText(node),
                  Bytes(node.memory_bytes()), node.worker_version(), jobs.empty() ? "-" : jobs,
-                 node.reason()});
+                 node.reason().empty() ? node.left_out() : node.reason()});
     }
     request.set_page_token(page->next_page_token());
   } while (!request.page_token().empty());

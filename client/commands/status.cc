@@ -16,6 +16,18 @@ struct StatusOptions {
   bool watch = false;
 };
 
+// "1 on node-a, steps 0 to 12: FAILED rank_killed: rank 1 was killed; restarted: 1 of 10 ..."
+std::string AttemptLine(const v1::Attempt& attempt) {
+  std::string nodes;
+  for (const std::string& node : attempt.nodes()) nodes += (nodes.empty() ? "" : ", ") + node;
+  std::string text = fmt::format("{} on {}, steps {} to {}: {}", attempt.number(), nodes,
+                                 attempt.first_step(), attempt.last_step(), attempt.state());
+  const v1::Verdict& verdict = attempt.verdict();
+  if (verdict.code().empty() || verdict.domain() == v1::Verdict::NONE) return text;
+  text += fmt::format(" {}: {}", verdict.code(), verdict.message());
+  return verdict.action().empty() ? text : text + "; " + verdict.action();
+}
+
 void PrintJob(Connection& connection, const v1::Job& job) {
   std::ostream& out = connection.console().out;
   const auto line = [&](const char* label, const std::string& value) {
@@ -32,6 +44,14 @@ void PrintJob(Connection& connection, const v1::Job& job) {
       nodes += (nodes.empty() ? "" : ", ") + ShortName(node);
     line("attempt", fmt::format("{}{}", job.attempt(), nodes.empty() ? "" : " on " + nodes));
   }
+  if (!job.resumed_from().empty()) {
+    line("resumed",
+         fmt::format("from step {} of {}", job.resumed_step(), ShortName(job.resumed_from())));
+  }
+  if (job.attempts_size() > 1) {
+    for (const v1::Attempt& attempt : job.attempts()) line("", AttemptLine(attempt));
+  }
+  if (job.checkpoint_step() > 0) line("checkpoint", fmt::format("step {}", job.checkpoint_step()));
   const v1::Progress& progress = job.progress();
   if (progress.step() > 0) {
     line("progress", ProgressLine(progress, 100));
@@ -106,6 +126,11 @@ void PrintEnding(Connection& connection, const v1::Job& job) {
   }
   for (const std::string& evidence : verdict.evidence()) err << "  " << Lines(evidence) << "\n";
   if (!verdict.advice().empty()) err << "  what to do: " << Lines(verdict.advice()) << "\n";
+  if (!verdict.action().empty()) err << "  what was done: " << Lines(verdict.action()) << "\n";
+  if (job.checkpoint_step() > 0) {
+    err << fmt::format("  it can go on from step {}: `sftctl resume {}`\n", job.checkpoint_step(),
+                       id);
+  }
   // An attempt that ended before its processes were started has no log.
   if (verdict.process() == "prepare") {
     err << fmt::format("  its log: `sftctl logs {} --prepare`\n", id);

@@ -40,12 +40,26 @@ Json VerdictJson(const v1::Verdict& verdict) {
                {"rank", verdict.rank()},
                {"node", verdict.node()},
                {"process", verdict.process()}};
+  json["action"] = verdict.action();
+  json["retries_left"] = verdict.has_retries_left() ? Json(verdict.retries_left()) : Json(nullptr);
   json["evidence"] = std::vector<std::string>(verdict.evidence().begin(), verdict.evidence().end());
   return json;
 }
 
 Json TimeJson(const google::protobuf::Timestamp& time) {
   return time.seconds() == 0 ? Json(nullptr) : Json(Utc(time));
+}
+
+Json AttemptJson(const v1::Attempt& attempt) {
+  return {{"number", attempt.number()},
+          {"epoch", attempt.epoch()},
+          {"state", attempt.state()},
+          {"nodes", std::vector<std::string>(attempt.nodes().begin(), attempt.nodes().end())},
+          {"first_step", attempt.first_step()},
+          {"last_step", attempt.last_step()},
+          {"verdict", attempt.has_verdict() ? VerdictJson(attempt.verdict()) : Json(nullptr)},
+          {"create_time", TimeJson(attempt.create_time())},
+          {"end_time", TimeJson(attempt.end_time())}};
 }
 
 }  // namespace
@@ -73,6 +87,14 @@ Json JobJson(const v1::Job& job) {
       {"start_time", TimeJson(job.start_time())},
       {"end_time", TimeJson(job.end_time())},
       {"artifacts", std::vector<std::string>(job.artifacts().begin(), job.artifacts().end())}};
+  Json attempts = Json::array();
+  for (const v1::Attempt& attempt : job.attempts()) attempts.push_back(AttemptJson(attempt));
+  json["attempts"] = attempts;
+  json["checkpoint_step"] = job.checkpoint_step();
+  json["resumed_from"] =
+      job.resumed_from().empty()
+          ? Json(nullptr)
+          : Json({{"job", ShortName(job.resumed_from())}, {"step", job.resumed_step()}});
   json["verdict"] = job.has_verdict() ? VerdictJson(job.verdict()) : Json(nullptr);
   Json warnings = Json::array();
   for (const v1::Problem& warning : job.warnings()) warnings.push_back(ProblemJson(warning));
@@ -116,6 +138,18 @@ Json EventJson(const v1::JobEvent& event) {
           {"message", event.message()}};
 }
 
+Json CheckpointJson(const v1::Checkpoint& checkpoint) {
+  return {{"step", checkpoint.step()},
+          {"attempt", checkpoint.attempt()},
+          {"bytes", checkpoint.bytes()},
+          {"reason", checkpoint.reason()},
+          {"metric", checkpoint.has_metric() ? Number(checkpoint.metric()) : Json(nullptr)},
+          {"best", checkpoint.best()},
+          {"commit_time", TimeJson(checkpoint.commit_time())},
+          {"place", checkpoint.place()},
+          {"problem", checkpoint.problem()}};
+}
+
 Json NodeJson(const v1::Node& node) {
   Json slots = Json::array();
   for (const v1::Slot& slot : node.slots()) {
@@ -138,6 +172,7 @@ Json NodeJson(const v1::Node& node) {
           {"simulated", node.simulated()},
           {"cpus", node.cpus()},
           {"memory_bytes", node.memory_bytes()},
+          {"left_out", node.left_out()},
           {"last_seen", TimeJson(node.last_seen())},
           {"slots", slots}};
 }

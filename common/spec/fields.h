@@ -11,7 +11,7 @@
 
 namespace sft::spec {
 
-enum class Type { kString, kInt, kFloat, kBool, kChoice, kList };
+enum class Type { kString, kInt, kFloat, kBool, kChoice, kList, kDuration };
 
 enum class Effect {
   kJob,      // decides something about the job
@@ -27,7 +27,7 @@ struct Field {
   // How the value follows from other keys when it is not given; empty: `def` is the default.
   std::string_view derived = "";
   std::string_view doc = "";
-  // Legal range of kInt and kFloat, both ends included unless `above_min`.
+  // Legal range of kInt, kFloat and kDuration (seconds), both ends included unless `above_min`.
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
   bool above_min = false;

@@ -72,6 +72,34 @@ constexpr Field kFields[] = {
      .min = 0,
      .max = 1e6,
      .aliases = "memory_budget_gb"},
+    {.key = "compute.max_restarts",
+     .type = Type::kInt,
+     .def = "10",
+     .doc = "Times the job is placed again from its last checkpoint after a fault of the machines "
+            "(a rank that was killed, a lost node, a device). Three in a row without a new step "
+            "end it before.",
+     .min = 0,
+     .max = 10000},
+    {.key = "compute.max_unknown_restarts",
+     .type = Type::kInt,
+     .def = "3",
+     .doc = "As max_restarts, for failures that nobody can explain (a crash, an unknown exit code). "
+            "A fault of the job itself (its data, its values, too little memory) is never retried.",
+     .min = 0,
+     .max = 10000},
+    {.key = "compute.on_unreachable",
+     .type = Type::kChoice,
+     .def = "replace",
+     .doc = "When a node of the job is silent for longer than unreachable_after: place the job "
+            "elsewhere (the node ends its ranks by itself at that time), or wait for the node.",
+     .choices = "replace|wait"},
+    {.key = "compute.unreachable_after",
+     .type = Type::kDuration,
+     .def = "15m",
+     .doc = "How long a node may be silent before on_unreachable = \"replace\" acts. Time in which "
+            "the server itself was down or stopped does not count.",
+     .min = 5,
+     .max = 1e8},
 
     {.key = "compute.hang_timeout",
      .type = Type::kInt,

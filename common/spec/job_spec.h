@@ -29,6 +29,8 @@ enum class Sharding { kDdp, kZero1, kZero2, kFullShard, kHybridShard };
 enum class ComputeType { kAuto, kFp32, kBf16 };
 // Rows that do not fit sequence_length or cannot be used.
 enum class BadRows { kError, kSkip };
+// What becomes of a job one of whose nodes is silent for longer than unreachable_after.
+enum class OnUnreachable { kReplace, kWait };
 
 // All settings of one job, with the defaults of docs/config.md. A plain value.
 struct JobSpec {
@@ -52,6 +54,11 @@ struct JobSpec {
     std::string nccl_debug = "off";
     std::string network_interface;  // of NCCL's connections; empty: by the worker's address
     bool cuda_launch_blocking = false;
+    // Times the job is placed again after a fault of the machines, and after one nobody can explain.
+    int max_restarts = 10;
+    int max_unknown_restarts = 3;
+    OnUnreachable on_unreachable = OnUnreachable::kReplace;
+    std::string unreachable_after = "15m";  // ParseDuration reads it (common/base/duration.h)
   } compute;
 
   struct Training {

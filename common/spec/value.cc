@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 
+#include "common/base/duration.h"
 #include "common/base/status.h"
 
 namespace sft::spec {
@@ -44,6 +45,7 @@ std::string Number(double value) {
 bool ShowsMax(const Field& field) { return field.max < 1e5; }
 
 std::string Range(const Field& field) {
+  if (field.type == Type::kDuration) return fmt::format(", at least {}s", Number(field.min));
   const bool low = std::isfinite(field.min);
   const bool shown_high = ShowsMax(field);
   if (low && field.above_min) {
@@ -140,6 +142,8 @@ std::string_view TypeName(Type type) {
       return "a string";
     case Type::kList:
       return "a list of strings";
+    case Type::kDuration:
+      return "a duration (\"90s\", \"15m\", \"2h\")";
   }
   return "";
 }
@@ -219,6 +223,7 @@ absl::StatusOr<Value> ParseText(const Field& field, std::string_view text) {
     case Type::kList:
       return Check(field, Value(ParseList(trimmed)));
     case Type::kChoice:
+    case Type::kDuration:
       return Check(field, Value(std::string(trimmed)));
     case Type::kString:
       return Check(field, Value(std::string(text)));
@@ -254,6 +259,14 @@ absl::StatusOr<Value> Check(const Field& field, Value value) {
     case Type::kString:
       if (!std::holds_alternative<std::string>(value)) return Wrong(field, Quoted(value));
       break;
+    case Type::kDuration: {
+      if (std::holds_alternative<int64_t>(value)) value = ToText(value) + "s";
+      const auto* text = std::get_if<std::string>(&value);
+      const auto duration = text == nullptr ? std::nullopt : ParseDuration(*text);
+      if (!duration.has_value()) return Wrong(field, Quoted(value));
+      SFT_RETURN_IF_ERROR(CheckRange(field, static_cast<double>(duration->count()), Quoted(value)));
+      break;
+    }
     case Type::kChoice: {
       if (!std::holds_alternative<std::string>(value)) return Wrong(field, Quoted(value));
       const std::string text = Canonical(field, std::get<std::string>(value));

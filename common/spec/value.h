@@ -12,7 +12,8 @@
 
 namespace sft::spec {
 
-// A value of one key, in the type that its field declares: kString and kChoice hold a string.
+// A value of one key, in the type that its field declares: kString, kChoice and kDuration
+// ("15m") hold a string.
 using Value = std::variant<bool, int64_t, double, std::string, std::vector<std::string>>;
 
 // What a value is called in messages: "a string", "a whole number", ...

@@ -38,6 +38,8 @@ SFT_SPEC_ENUM(Sharding, {"ddp", Sharding::kDdp}, {"zero1", Sharding::kZero1},
               {"hybrid_shard", Sharding::kHybridShard});
 SFT_SPEC_ENUM(ComputeType, {"auto", ComputeType::kAuto}, {"fp32", ComputeType::kFp32},
               {"bf16", ComputeType::kBf16});
+SFT_SPEC_ENUM(OnUnreachable, {"replace", OnUnreachable::kReplace},
+              {"wait", OnUnreachable::kWait});
 SFT_SPEC_ENUM(BadRows, {"error", BadRows::kError}, {"skip", BadRows::kSkip});
 #undef SFT_SPEC_ENUM
 
@@ -77,6 +79,10 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("compute.nccl_debug", s.compute.nccl_debug);
   visit("compute.network_interface", s.compute.network_interface);
   visit("compute.cuda_launch_blocking", s.compute.cuda_launch_blocking);
+  visit("compute.max_restarts", s.compute.max_restarts);
+  visit("compute.max_unknown_restarts", s.compute.max_unknown_restarts);
+  visit("compute.on_unreachable", s.compute.on_unreachable);
+  visit("compute.unreachable_after", s.compute.unreachable_after);
   visit("training.mode", s.training.mode);
   visit("training.use_qlora", s.training.use_qlora);
   visit("training.matmul", s.training.matmul);

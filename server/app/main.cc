@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 
+#include "common/base/duration.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/obs/log.h"
@@ -86,10 +87,18 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   Clock& clock = Clock::Real();
   SFT_ASSIGN_OR_RETURN(const rpc::Endpoint listen,
                        rpc::ParseEndpoint(options.listen, /*allow_port_zero=*/true));
-  Server::Settings settings{data_dir, listen, options.http, options.dev};
+  Server::Settings settings;
+  settings.data_dir = data_dir;
+  settings.listen = listen;
+  settings.http = options.http;
+  settings.dev = options.dev;
   settings.log_limits.log_bytes = int64_t{options.log_limit_mb} << 20;
   settings.log_limits.job_bytes = int64_t{options.job_log_limit_mb} << 20;
   settings.thin_metrics_after = std::chrono::hours(24) * options.thin_metrics_after;
+  settings.workers.suspect_after = ParseDuration(options.suspect_after).value();
+  settings.workers.pace.first_delay_us =
+      std::chrono::microseconds(ParseDuration(options.restart_delay).value()).count();
+  settings.reconcile.unreachable_margin = ParseDuration(options.unreachable_margin).value();
   SFT_ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start(settings, clock));
   DevWorker worker(options, data_dir, server->address(), clock);
   bool ending = false;

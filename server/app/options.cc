@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "common/base/duration.h"
 #include "common/base/version.h"
 
 namespace sft::server {
@@ -47,6 +48,26 @@ ParsedOptions ParseOptions(int argc, char** argv) {
                  "Make --data-dir of a backup's folder (sftctl admin backup), then end");
   app.add_option("--files-from", options.files_from,
                  "With --restore: the data folder to take blobs, logs and metrics from");
+  const char* kTiming = "Timing";
+  const CLI::Validator duration(
+      [](std::string& text) {
+        return ParseDuration(text).has_value() ? "" : "must be a duration as in 90s, 15m, 2h";
+      },
+      "");
+  app.add_option("--suspect-after", options.suspect_after, "Silence that makes a node SUSPECT")
+      ->capture_default_str()
+      ->check(duration)
+      ->group(kTiming);
+  app.add_option("--restart-delay", options.restart_delay,
+                 "First wait before a failed job is placed again; doubled up to 5m")
+      ->capture_default_str()
+      ->check(duration)
+      ->group(kTiming);
+  app.add_option("--unreachable-margin", options.unreachable_margin,
+                 "Added to a job's unreachable_after before it is placed elsewhere")
+      ->capture_default_str()
+      ->check(duration)
+      ->group(kTiming);
   const char* kDev = "Worker of --dev";
   app.add_option("--models", options.models, "Folder with models; may be given several times")
       ->group(kDev);

@@ -17,6 +17,11 @@ struct Options {
   std::string restore;          // a backup's folder: makes --data-dir of it and ends
   std::string files_from;       // a data folder to take blobs, logs and metrics from then
   int thin_metrics_after = 30;  // days after a job's end; 0: never
+  // Durations ("15s"): how soon a silent node is SUSPECT, the first wait before a restart (doubled
+  // up to five minutes), and what is added to a job's unreachable_after.
+  std::string suspect_after = "15s";
+  std::string restart_delay = "5s";
+  std::string unreachable_margin = "60s";
 
   // Passed on to the worker of --dev.
   std::vector<std::string> models;

@@ -12,8 +12,8 @@ void ReconcileLoop::Wake() {
   changed_.NotifyAll();
 }
 
-void ReconcileLoop::Start(Reconciler& reconciler) {
-  thread_ = std::thread([this, &reconciler] { Loop(reconciler); });
+void ReconcileLoop::Start(Reconciler& reconciler, Checkpoints& checkpoints) {
+  thread_ = std::thread([this, &reconciler, &checkpoints] { Loop(reconciler, checkpoints); });
 }
 
 void ReconcileLoop::Stop() {
@@ -25,9 +25,10 @@ void ReconcileLoop::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void ReconcileLoop::Loop(Reconciler& reconciler) {
+void ReconcileLoop::Loop(Reconciler& reconciler, Checkpoints& checkpoints) {
   obs::NameThread("reconcile");
   std::string last_error;
+  MonoTime swept = Clock::Real().Mono() - kSweepPeriod;
   while (true) {
     {
       MutexLock lock(mutex_);
@@ -35,7 +36,12 @@ void ReconcileLoop::Loop(Reconciler& reconciler) {
       if (stopping_) return;
       woken_ = false;
     }
-    const absl::Status ticked = reconciler.Tick();
+    reconciler.Beat();
+    absl::Status ticked = reconciler.Tick();
+    if (Clock::Real().Mono() - swept >= kSweepPeriod) {
+      swept = Clock::Real().Mono();
+      ticked.Update(checkpoints.Sweep());
+    }
     // Said once, not every second: a full disk may last.
     const std::string error = ticked.ok() ? "" : std::string(Message(ticked));
     if (error != last_error && !error.empty()) spdlog::error("reconcile: {}", error);

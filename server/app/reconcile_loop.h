@@ -4,6 +4,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
+#include "server/core/checkpoints.h"
 #include "server/core/reconciler.h"
 
 namespace sft::server {
@@ -12,17 +13,19 @@ namespace sft::server {
 class ReconcileLoop {
  public:
   static constexpr std::chrono::seconds kPeriod{1};
+  // Between two looks for checkpoints that are to be deleted.
+  static constexpr std::chrono::minutes kSweepPeriod{1};
 
   ~ReconcileLoop() { Stop(); }
 
   // May be called before Start, and from any thread.
   void Wake();
-  // `reconciler` is borrowed until Stop.
-  void Start(Reconciler& reconciler);
+  // Both are borrowed until Stop.
+  void Start(Reconciler& reconciler, Checkpoints& checkpoints);
   void Stop();
 
  private:
-  void Loop(Reconciler& reconciler);
+  void Loop(Reconciler& reconciler, Checkpoints& checkpoints);
 
   Mutex mutex_;
   CondVar changed_;

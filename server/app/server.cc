@@ -5,6 +5,7 @@
 
 #include "server/core/artifacts.h"
 #include "server/core/backup.h"
+#include "server/core/checkpoints.h"
 #include "server/core/housekeeping.h"
 #include "server/core/job_intake.h"
 #include "server/core/uploads.h"
@@ -21,33 +22,37 @@ namespace sft::server {
 // In the order in which they are made; the last made goes first.
 struct Server::Parts {
   Parts(DataDirLock lock_held, std::unique_ptr<Store> opened_store,
-        std::unique_ptr<BlobStore> opened_blobs, const Settings& settings, Clock& clock)
+        std::unique_ptr<BlobStore> opened_blobs, std::unique_ptr<BlobStore> opened_checkpoint_blobs,
+        const Settings& settings, Clock& clock)
       : lock(std::move(lock_held)),
         store(std::move(opened_store)),
         blobs(std::move(opened_blobs)),
+        checkpoint_blobs(std::move(opened_checkpoint_blobs)),
         logs(settings.data_dir + "/logs", settings.log_limits),
         metrics(settings.data_dir + "/metrics"),
         tensorboard(settings.data_dir + "/tensorboard"),
         housekeeping(*store, clock, metrics, tensorboard, settings.thin_metrics_after),
-        registry({}, *store, clock, hub, [this] { loop.Wake(); }),
+        registry(settings.workers, *store, clock, hub, [this] { loop.Wake(); }),
         relay(registry),
         jobs(*store, clock, hub, [this] { loop.Wake(); }),
         planner(*store, registry, relay),
         intake(*store, *blobs, jobs, planner),
         ingest(*store, clock, logs, metrics, tensorboard, hub),
-        artifacts(*store, clock, *blobs, relay, hub),
+        artifacts(*store, clock, *blobs, *checkpoint_blobs, relay, hub),
+        checkpoints(*store, clock, *checkpoint_blobs, hub, [this] { loop.Wake(); }),
         backups(*store, clock, settings.data_dir),
-        reconciler(*store, clock, registry, hub),
-        job_service(intake, jobs, ingest, hub),
-        worker_service(registry, ingest, artifacts, relay),
+        reconciler(*store, clock, registry, hub, settings.reconcile),
+        job_service(intake, jobs, checkpoints, ingest, hub),
+        worker_service(registry, ingest, artifacts, checkpoints, relay),
         cluster_service(*store, registry, settings.dev),
-        data_service(*blobs, *store, clock, artifacts),
+        data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts),
         admin_service(backups),
         host(settings.listen.host) {}
 
   DataDirLock lock;
   std::unique_ptr<Store> store;
   std::unique_ptr<BlobStore> blobs;
+  std::unique_ptr<BlobStore> checkpoint_blobs;
   LogStore logs;
   MetricLog metrics;
   TensorBoard tensorboard;
@@ -61,6 +66,7 @@ struct Server::Parts {
   JobIntake intake;
   Ingest ingest;
   Artifacts artifacts;
+  Checkpoints checkpoints;
   Backups backups;
   Reconciler reconciler;
   JobServiceImpl job_service;
@@ -93,9 +99,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                        Store::Open({settings.data_dir + "/server.db"}));
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<BlobStore> blobs,
                        BlobStore::Open(settings.data_dir + "/blobs"));
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<BlobStore> checkpoint_blobs,
+                       BlobStore::Open(settings.data_dir + "/checkpoints"));
   std::unique_ptr<Server> server(new Server());
-  server->parts_ =
-      std::make_unique<Parts>(std::move(lock), std::move(store), std::move(blobs), settings, clock);
+  server->parts_ = std::make_unique<Parts>(std::move(lock), std::move(store), std::move(blobs),
+                                           std::move(checkpoint_blobs), settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
       parts.grpc, GrpcServer::Start(settings.listen, {&parts.job_service, &parts.worker_service,
@@ -107,7 +115,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                            return ServePage(path, *parts.store, parts.registry);
                          }));
   }
-  parts.loop.Start(parts.reconciler);
+  parts.loop.Start(parts.reconciler, parts.checkpoints);
   parts.housekeeping.Start();
   return server;
 }
@@ -149,7 +157,7 @@ absl::StatusOr<std::vector<std::string>> Server::LiveJobs() {
 absl::Status Server::CancelLiveJobs(const std::string& reason) {
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> live, LiveJobs());
   for (const std::string& job : live) {
-    SFT_RETURN_IF_ERROR(parts_->jobs.Cancel(job.substr(0, job.find(' ')), reason).status());
+    SFT_RETURN_IF_ERROR(parts_->jobs.Cancel(job.substr(0, job.find(' ')), reason, false).status());
   }
   return absl::OkStatus();
 }

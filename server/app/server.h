@@ -17,7 +17,8 @@ namespace sft::server {
 
 // The whole server of one data folder, wired together: the only place that knows every part.
 //
-//   <data dir>/server.lock  server.db  blobs/  logs/  metrics/  tensorboard/  worker/ (of --dev)
+//   <data dir>/server.lock  server.db  blobs/  checkpoints/  logs/  metrics/  tensorboard/
+//   worker/ (of --dev)
 class Server {
  public:
   struct Settings {
@@ -27,6 +28,8 @@ class Server {
     bool dev = false;
     LogLimits log_limits = {};
     Nanos thin_metrics_after{0};  // after a job's end; 0: never
+    WorkerRegistry::Options workers;
+    Reconciler::Options reconcile;
   };
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Settings& settings, Clock& clock);
   // Stops in order: calls, reconcile, store.

@@ -1,6 +1,7 @@
 #include "server/blob/blob_store.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include "common/io/sha256.h"
 
@@ -45,6 +46,36 @@ absl::StatusOr<std::string> BlobStore::PathOf(const std::string& sha256) const {
   const std::string path = Path(sha256);
   if (!io::Exists(path)) return NotFound(fmt::format("no blob {}: it was not uploaded", sha256));
   return path;
+}
+
+absl::Status BlobStore::Remove(const std::string& sha256) {
+  SFT_RETURN_IF_ERROR(CheckName(sha256));
+  return io::RemoveAll(Path(sha256));
+}
+
+absl::Status BlobStore::DropUpload(const std::string& sha256) {
+  SFT_RETURN_IF_ERROR(CheckName(sha256));
+  const MutexLock lock(mutex_);
+  if (uploading_.contains(sha256)) return absl::OkStatus();
+  return io::RemoveAll(PartPath(sha256));
+}
+
+absl::StatusOr<BlobStore::Old> BlobStore::OlderThan(int64_t unix_seconds) const {
+  Old old;
+  const auto is_old = [&](const std::string& path) {
+    struct stat info {};
+    return stat(path.c_str(), &info) == 0 && info.st_mtime < unix_seconds;
+  };
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, io::ListDir(dir_));
+  for (const std::string& folder : folders) {
+    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(dir_ + "/" + folder));
+    for (const std::string& name : names) {
+      const std::string hash = name.substr(0, name.find('.'));
+      if (!io::IsSha256Hex(hash) || !is_old(fmt::format("{}/{}/{}", dir_, folder, name))) continue;
+      (folder == "uploads" ? old.uploads : old.blobs).push_back(hash);
+    }
+  }
+  return old;
 }
 
 absl::StatusOr<std::unique_ptr<BlobStore::Upload>> BlobStore::Begin(const std::string& sha256,

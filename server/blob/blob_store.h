@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "common/base/mutex.h"
 #include "common/base/status.h"
@@ -30,6 +31,16 @@ class BlobStore {
 
   // Where a complete blob lies; NOT_FOUND otherwise.
   absl::StatusOr<std::string> PathOf(const std::string& sha256) const;
+
+  // Removes a complete blob; missing is OK.
+  absl::Status Remove(const std::string& sha256);
+  // Complete blobs and unfinished uploads that were last written before `unix_seconds`.
+  struct Old {
+    std::vector<std::string> blobs, uploads;
+  };
+  absl::StatusOr<Old> OlderThan(int64_t unix_seconds) const;
+  // Drops what was received of an upload that nobody goes on with; one under way is left alone.
+  absl::Status DropUpload(const std::string& sha256);
 
   // One upload in progress; destroying it keeps what was received for a resume.
   class Upload {

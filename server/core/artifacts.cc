@@ -52,6 +52,11 @@ absl::StatusOr<v1::Artifact> Artifacts::Commit(const v1::CommitArtifactRequest& 
       return FailedPrecondition(fmt::format("attempt {} has epoch {}, the artifact is of {}",
                                             attempt.uid, attempt.epoch, request.epoch()));
     }
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
+    if (attempt.number != job.attempt || IsTerminal(attempt.state)) {
+      return FailedPrecondition(
+          fmt::format("attempt {} is over: its artifact is refused", attempt.uid));
+    }
     artifact.job_id = attempt.job_id;
     const std::string offered_id = artifact.id;
     SFT_ASSIGN_OR_RETURN(artifact, store::PutArtifact(db, artifact));
@@ -88,7 +93,9 @@ absl::StatusOr<v1::Artifact> Artifacts::Get(const std::string& name) {
 }
 
 absl::Status Artifacts::DownloadBlob(const std::string& sha256, int64_t offset, const Sink& sink) {
-  SFT_ASSIGN_OR_RETURN(const std::string path, blobs_.PathOf(sha256));
+  absl::StatusOr<std::string> found = blobs_.PathOf(sha256);
+  if (absl::IsNotFound(found.status())) found = checkpoints_.PathOf(sha256);
+  SFT_ASSIGN_OR_RETURN(const std::string path, std::move(found));
   SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
   if (offset < 0 || offset > size) {
     return OutOfRange(fmt::format("offset {} of {} bytes", offset, size));

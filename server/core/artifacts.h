@@ -17,8 +17,14 @@ namespace sft::server {
 // What jobs deliver. Thread-safe.
 class Artifacts {
  public:
-  Artifacts(Store& store, Clock& clock, BlobStore& blobs, FileRelay& relay, ChangeHub& hub)
-      : store_(store), clock_(clock), blobs_(blobs), relay_(relay), hub_(hub) {}
+  Artifacts(Store& store, Clock& clock, BlobStore& blobs, BlobStore& checkpoints, FileRelay& relay,
+            ChangeHub& hub)
+      : store_(store),
+        clock_(clock),
+        blobs_(blobs),
+        checkpoints_(checkpoints),
+        relay_(relay),
+        hub_(hub) {}
 
   // Registers a delivery. FAILED_PRECONDITION for another epoch, or when a file of an adapter is
   // not uploaded; INVALID_ARGUMENT for a path that leaves its folder.
@@ -28,6 +34,7 @@ class Artifacts {
 
   // Takes chunks until it says no (the reader is gone).
   using Sink = std::function<bool(const v1::DownloadChunk&)>;
+  // Of a data set, an artifact or a checkpoint.
   absl::Status DownloadBlob(const std::string& sha256, int64_t offset, const Sink& sink);
   absl::Status DownloadFile(const v1::DownloadArtifactFileRequest& request, const Sink& sink);
 
@@ -38,6 +45,7 @@ class Artifacts {
   Store& store_;
   Clock& clock_;
   BlobStore& blobs_;
+  BlobStore& checkpoints_;
   FileRelay& relay_;
   ChangeHub& hub_;
 };

@@ -1,5 +1,6 @@
 #include "server/core/convert.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "server/state/names.h"
@@ -22,6 +23,8 @@ v1::Verdict ToProto(const Verdict& verdict) {
   proto.set_rank(verdict.rank);
   proto.set_node(verdict.node);
   proto.set_process(verdict.process);
+  if (verdict.retries_left >= 0) proto.set_retries_left(verdict.retries_left);
+  proto.set_action(verdict.action);
   for (const std::string& line : verdict.evidence) proto.add_evidence(line);
   return proto;
 }
@@ -142,6 +145,21 @@ v1::Model ToProto(const ModelRecord& model) {
 ModelRecord FromProto(const v1::Model& model, const std::string& node) {
   return {node,          model.id(),   model.path(),   model.config_json(),
           model.bytes(), model.hash(), model.problem()};
+}
+
+v1::Attempt ToProto(const AttemptRecord& attempt) {
+  v1::Attempt proto;
+  proto.set_number(attempt.number);
+  proto.set_epoch(attempt.epoch);
+  proto.set_state(std::string(ToString(attempt.state)));
+  if (!attempt.verdict.empty()) *proto.mutable_verdict() = ToProto(attempt.verdict);
+  proto.set_first_step(attempt.resume_step);
+  v1::Progress progress;
+  if (!progress.ParseFromString(attempt.progress)) progress.Clear();
+  proto.set_last_step(std::max<int64_t>(attempt.resume_step, progress.step()));
+  *proto.mutable_create_time() = ToTimestamp(attempt.created_us);
+  if (attempt.ended_us > 0) *proto.mutable_end_time() = ToTimestamp(attempt.ended_us);
+  return proto;
 }
 
 v1::Node ToProto(const NodeRecord& node) {

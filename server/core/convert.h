@@ -1,9 +1,9 @@
 #pragma once
 
+#include <google/protobuf/timestamp.pb.h>
+
 #include <string>
 #include <vector>
-
-#include <google/protobuf/timestamp.pb.h>
 
 #include "server/blob/metric_log.h"
 #include "server/state/records.h"
@@ -30,6 +30,8 @@ v1::Slot ToProto(const SlotRecord& slot);
 SlotRecord FromProto(const v1::Slot& slot, const std::string& node);
 v1::Model ToProto(const ModelRecord& model);
 ModelRecord FromProto(const v1::Model& model, const std::string& node);
+// Without its nodes.
+v1::Attempt ToProto(const AttemptRecord& attempt);
 v1::Node ToProto(const NodeRecord& node);
 
 // The row alone: attempt, nodes, progress and artifacts are added by the job manager.

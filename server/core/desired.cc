@@ -2,8 +2,11 @@
 
 #include <algorithm>
 
+#include "server/core/resume.h"
 #include "server/store/attempts.h"
+#include "server/store/checkpoints.h"
 #include "server/store/jobs.h"
+#include "server/store/nodes.h"
 
 namespace sft::server {
 namespace {
@@ -31,13 +34,49 @@ absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const Memb
     added->set_size(file.size);
     added->set_name(file.client_path);
   }
+  return FillResume(db, job, attempt, member.status.node, dispatch);
+}
+
+// A deleted checkpoint is named so long, for nodes that were away.
+constexpr int64_t kNamedAfterDeletionUs = int64_t{7} * 24 * 3600 * 1'000'000;
+
+void AddKept(const std::vector<store::KeptStep>& kept, bool shared, v1::CheckpointSet& set) {
+  v1::CheckpointSet::OfJob* job = nullptr;
+  for (const store::KeptStep& each : kept) {
+    if (job == nullptr || job->job_id() != each.job_id) {
+      job = set.add_jobs();
+      job->set_job_id(each.job_id);
+      job->set_shared(shared);
+    }
+    if (each.step > 0) job->add_steps(each.step);
+  }
+}
+
+absl::Status FillCheckpoints(Database& db, const std::string& node, int64_t now_us,
+                             v1::CheckpointSet& set) {
+  SFT_ASSIGN_OR_RETURN(const NodeRecord record, store::GetNode(db, node));
+  SFT_ASSIGN_OR_RETURN(const auto kept, store::KeptOnNode(db, node));
+  AddKept(kept, /*shared=*/false, set);
+  if (!record.has_shared_folder) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const auto shared, store::KeptInShared(db, now_us - kNamedAfterDeletionUs));
+  AddKept(shared, /*shared=*/true, set);
+  return absl::OkStatus();
+}
+
+// What an ending attempt's node does with checkpoints.
+absl::Status FillStop(Database& db, const AttemptRecord& attempt, v1::DesiredAttempt& wanted) {
+  SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
+  wanted.set_intent(v1::DesiredAttempt::STOP);
+  wanted.set_cancelled(job.cancel_requested);
+  wanted.set_checkpoint_first(job.cancel_requested && job.cancel_checkpoint);
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<v1::Desired> BuildDesired(Database& db, const std::string& node) {
+absl::StatusOr<v1::Desired> BuildDesired(Database& db, const std::string& node, int64_t now_us) {
   v1::Desired desired;
+  SFT_RETURN_IF_ERROR(FillCheckpoints(db, node, now_us, *desired.mutable_checkpoints()));
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::HeldMembers(db, node));
   for (const MemberRecord& member : members) {
     SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, member.attempt_uid));
@@ -50,10 +89,11 @@ absl::StatusOr<v1::Desired> BuildDesired(Database& db, const std::string& node) 
       continue;
     }
     if (attempt.state == AttemptState::kStopping) {
-      wanted->set_intent(v1::DesiredAttempt::STOP);
+      SFT_RETURN_IF_ERROR(FillStop(db, attempt, *wanted));
       continue;
     }
     wanted->set_intent(v1::DesiredAttempt::RUN);
+    wanted->set_checkpoints_asked(attempt.checkpoints_asked);
     wanted->set_rendezvous(attempt.rendezvous);
     if (!member.status.seen) {
       SFT_RETURN_IF_ERROR(FillDispatch(db, attempt, member, *wanted->mutable_dispatch()));

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "server/core/convert.h"
 #include "server/store/attempts.h"
+#include "server/store/checkpoints.h"
 #include "server/store/jobs.h"
 
 namespace sft::server {
@@ -34,9 +36,70 @@ absl::Status EndJob(Database& db, JobRecord& job, const AttemptRecord& attempt, 
   return store::AddEvent(db, job.id, {0, now_us, "verdict", text, attempt.number});
 }
 
+// A checkpoint that its attempt could not begin from is not tried again.
+absl::Status BlameCheckpoint(Database& db, const AttemptRecord& attempt) {
+  const Verdict& verdict = attempt.verdict;
+  const bool blamed = verdict.code == "checkpoint_lost" || verdict.code == "checkpoint_damaged";
+  if (!blamed || attempt.resume_uid.empty()) return absl::OkStatus();
+  return store::SetCheckpointProblem(db, attempt.resume_uid, attempt.resume_step, verdict.message);
+}
+
+absl::Status BlameNode(Database& db, const AttemptRecord& attempt, int64_t now_us) {
+  const Verdict& verdict = attempt.verdict;
+  if (verdict.domain != Verdict::Domain::kInfrastructure || verdict.node.empty()) {
+    return absl::OkStatus();
+  }
+  return store::AddNodeFault(db, {verdict.node, now_us, attempt.job_id, verdict.code});
+}
+
+FailedAttempt Describe(const JobRecord& job, const AttemptRecord& attempt, int64_t saved_step) {
+  v1::Progress progress;
+  if (!progress.ParseFromString(attempt.progress)) progress.Clear();
+  FailedAttempt failed;
+  failed.verdict = attempt.verdict;
+  failed.furthest_step = std::max<int64_t>(job.restart.furthest_step, progress.step());
+  failed.saved_step = saved_step;
+  failed.lived_us = attempt.ended_us - attempt.created_us;
+  return failed;
+}
+
+// A failed attempt ends its job, or the job goes back to PENDING.
+absl::Status FailOrRestart(Database& db, JobRecord& job, AttemptRecord& attempt,
+                           const RestartPace& pace, int64_t now_us) {
+  SFT_ASSIGN_OR_RETURN(const int64_t saved_step, store::NewestStep(db, job.id));
+  const RestartDecision decision = DecideRestart(Describe(job, attempt, saved_step), job.restart,
+                                                 RestartRulesOf(job.resolved_json), pace);
+  SFT_RETURN_IF_ERROR(BlameCheckpoint(db, attempt));
+  SFT_RETURN_IF_ERROR(BlameNode(db, attempt, now_us));
+  const Verdict of_attempt = attempt.verdict;
+  attempt.verdict = decision.verdict;
+  job.restart = decision.state;
+  job.avoid_node = of_attempt.node;
+  job.not_before_us = decision.restart ? now_us + decision.delay_us : 0;
+  SFT_RETURN_IF_ERROR(store::SetRestart(db, job));
+  if (!decision.restart) {
+    SFT_RETURN_IF_ERROR(EndJob(db, job, attempt, JobState::kFailed, now_us));
+    // The attempt keeps what was wrong with it; the job says why it is not tried again.
+    attempt.verdict = of_attempt;
+    attempt.verdict.action = decision.verdict.action;
+    attempt.verdict.retries_left = decision.verdict.retries_left;
+    return store::SetAttemptVerdict(db, attempt);
+  }
+  SFT_RETURN_IF_ERROR(store::SetAttemptVerdict(db, attempt));
+  const std::string reason =
+      fmt::format("restarts after {}: {}", FormatUtc(FromUnixMicros(job.not_before_us)),
+                  attempt.verdict.message);
+  SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kPending, reason, now_us));
+  return store::AddEvent(db, job.id,
+                         {0, now_us, "verdict",
+                          fmt::format("{}: {}; {}", attempt.verdict.code, attempt.verdict.message,
+                                      attempt.verdict.action),
+                          attempt.number});
+}
+
 // The job's part of an edge its attempt has just taken.
-absl::Status FollowAttempt(Database& db, JobRecord& job, const AttemptRecord& attempt,
-                           int64_t now_us) {
+absl::Status FollowAttempt(Database& db, JobRecord& job, AttemptRecord& attempt,
+                           const RestartPace& pace, int64_t now_us) {
   switch (attempt.state) {
     case AttemptState::kPlaced:
     case AttemptState::kPreparing:
@@ -52,7 +115,7 @@ absl::Status FollowAttempt(Database& db, JobRecord& job, const AttemptRecord& at
     case AttemptState::kSucceeded:
       return EndJob(db, job, attempt, JobState::kSucceeded, now_us);
     case AttemptState::kFailed:
-      return EndJob(db, job, attempt, JobState::kFailed, now_us);
+      return FailOrRestart(db, job, attempt, pace, now_us);
     case AttemptState::kCancelled:
       return EndJob(db, job, attempt, JobState::kCancelled, now_us);
   }
@@ -127,8 +190,8 @@ Gang MakeGang(const AttemptRecord& attempt, const JobRecord& job,
 
 }  // namespace
 
-absl::Status StartAttempt(Database& db, const sched::Placement& placement, int64_t now_us,
-                          ChangedJobs& changed) {
+absl::Status StartAttempt(Database& db, const sched::Placement& placement,
+                          const sched::ResumeChoice& resume, int64_t now_us, ChangedJobs& changed) {
   SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, placement.job));
   AttemptRecord attempt;
   attempt.uid = RandomId("attempt");
@@ -136,6 +199,10 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement, int64
   attempt.number = ++job.attempt;
   attempt.epoch = attempt.number;
   attempt.created_us = now_us;
+  if (resume.checkpoint.has_value()) {
+    attempt.resume_uid = resume.checkpoint->attempt_uid;
+    attempt.resume_step = resume.checkpoint->step;
+  }
   std::vector<MemberRecord> members;
   int first_rank = 0;
   for (const sched::Part& part : placement.parts) {
@@ -150,12 +217,20 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement, int64
   SFT_RETURN_IF_ERROR(store::InsertAttempt(db, attempt, members));
   SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kPreparing, "", now_us));
   changed.insert(job.id);
-  return store::AddEvent(db, job.id,
-                         {0, now_us, "placed", DescribePlacement(placement), attempt.number});
+  for (const std::string& note : resume.notes) {
+    SFT_RETURN_IF_ERROR(store::AddEvent(db, job.id, {0, now_us, "resume", note, attempt.number}));
+  }
+  std::string text = DescribePlacement(placement);
+  if (resume.checkpoint.has_value()) {
+    text += "; goes on from " + sched::Describe(*resume.checkpoint);
+  } else if (attempt.number > 1) {
+    text += "; begins at step 0: there is no checkpoint to go on from";
+  }
+  return store::AddEvent(db, job.id, {0, now_us, "placed", text, attempt.number});
 }
 
 absl::Status TakeObservation(Database& db, const std::string& node, const v1::Observed& observed,
-                             int64_t now_us, ChangedJobs& changed) {
+                             const RestartPace& pace, int64_t now_us, ChangedJobs& changed) {
   SFT_ASSIGN_OR_RETURN(std::vector<MemberRecord> members, store::HeldMembers(db, node));
   for (MemberRecord& member : members) {
     SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, member.attempt_uid));
@@ -165,21 +240,25 @@ absl::Status TakeObservation(Database& db, const std::string& node, const v1::Ob
       if (status == nullptr || status->state() == v1::AttemptStatus::MISSING) {
         member.forgotten = true;
         SFT_RETURN_IF_ERROR(store::UpdateMember(db, member));
+        if (member.status.lost) {
+          SFT_RETURN_IF_ERROR(store::FreeSlots(db, attempt.uid, node, now_us));
+        }
       }
       continue;
     }
-    if (status == nullptr) continue;
+    // What a node that was given up says of the attempt is too late.
+    if (status == nullptr || member.status.lost) continue;
     bool news = false;
     SFT_RETURN_IF_ERROR(TakeStatus(db, member, attempt, *status, news));
     if (!news) continue;
     changed.insert(attempt.job_id);
-    SFT_RETURN_IF_ERROR(AdvanceGang(db, attempt.uid, now_us, changed));
+    SFT_RETURN_IF_ERROR(AdvanceGang(db, attempt.uid, pace, now_us, changed));
   }
   return absl::OkStatus();
 }
 
-absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, int64_t now_us,
-                         ChangedJobs& changed) {
+absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, const RestartPace& pace,
+                         int64_t now_us, ChangedJobs& changed) {
   SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, attempt_uid));
   SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, attempt.job_id));
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt_uid));
@@ -194,15 +273,26 @@ absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, int64_t n
       continue;
     }
     SFT_RETURN_IF_ERROR(store::TakeAttemptEdge(db, attempt, *step.next, now_us));
-    SFT_RETURN_IF_ERROR(FollowAttempt(db, job, attempt, now_us));
+    SFT_RETURN_IF_ERROR(FollowAttempt(db, job, attempt, pace, now_us));
   }
 }
 
+absl::Status GiveUpNode(Database& db, const std::string& attempt_uid, const std::string& node,
+                        const RestartPace& pace, int64_t now_us, ChangedJobs& changed) {
+  SFT_ASSIGN_OR_RETURN(std::vector<MemberRecord> members, store::MembersOf(db, attempt_uid));
+  for (MemberRecord& member : members) {
+    if (member.status.node != node || member.status.lost) continue;
+    member.status.lost = true;
+    SFT_RETURN_IF_ERROR(store::UpdateMember(db, member));
+  }
+  return AdvanceGang(db, attempt_uid, pace, now_us, changed);
+}
+
 absl::Status CancelJob(Database& db, const std::string& job_id, const std::string& reason,
-                       int64_t now_us, ChangedJobs& changed) {
+                       bool checkpoint, int64_t now_us, ChangedJobs& changed) {
   SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, job_id));
   if (IsTerminal(job.state) || job.cancel_requested) return absl::OkStatus();
-  SFT_RETURN_IF_ERROR(store::RequestCancel(db, job_id, reason));
+  SFT_RETURN_IF_ERROR(store::RequestCancel(db, job_id, reason, checkpoint));
   changed.insert(job_id);
   if (job.state == JobState::kPending) {
     job.verdict = {Verdict::Domain::kUser, "cancelled",
@@ -216,7 +306,8 @@ absl::Status CancelJob(Database& db, const std::string& job_id, const std::strin
   if (attempt->state == AttemptState::kStopping) {
     SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kCancelling, "cancelled", now_us));
   }
-  return AdvanceGang(db, attempt->uid, now_us, changed);
+  // No restart can follow from it.
+  return AdvanceGang(db, attempt->uid, RestartPace(), now_us, changed);
 }
 
 }  // namespace sft::server

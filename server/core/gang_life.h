@@ -4,6 +4,7 @@
 #include <string>
 
 #include "server/sched/gang_policy.h"
+#include "server/sched/resume_policy.h"
 #include "server/state/records.h"
 #include "server/store/sqlite.h"
 #include "sft/v1/worker_service.pb.h"
@@ -16,24 +17,30 @@ namespace sft::server {
 // Jobs whose row changed, for ChangeHub after the commit.
 using ChangedJobs = std::set<std::string>;
 
-// Makes the next attempt of a job from a placement: its row, its members, its allocations, the
-// job's edge to PREPARING, one event.
-absl::Status StartAttempt(Database& db, const sched::Placement& placement, int64_t now_us,
-                          ChangedJobs& changed);
+// Makes the next attempt of a job from a placement: its row with the checkpoint it goes on from,
+// its members, its allocations, the job's edge to PREPARING, the events.
+absl::Status StartAttempt(Database& db, const sched::Placement& placement,
+                          const sched::ResumeChoice& resume, int64_t now_us, ChangedJobs& changed);
 
 // Takes in what a node says of all its attempts. Reports of another epoch, or of an attempt that is
 // over, change nothing of the attempt. Then advances the gangs it concerns.
 absl::Status TakeObservation(Database& db, const std::string& node, const v1::Observed& observed,
-                             int64_t now_us, ChangedJobs& changed);
+                             const RestartPace& pace, int64_t now_us, ChangedJobs& changed);
 
-// Asks DecideGang until nothing is left to do, and applies each step to the attempt and its job.
-absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, int64_t now_us,
-                         ChangedJobs& changed);
+// Asks DecideGang until nothing is left to do, and applies each step to the attempt and its job: a
+// failed attempt ends the job or brings it back to PENDING (DecideRestart).
+absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, const RestartPace& pace,
+                         int64_t now_us, ChangedJobs& changed);
+
+// Gives up a node for an attempt: its part counts as gone, and its slots stay held until the node
+// says what became of it.
+absl::Status GiveUpNode(Database& db, const std::string& attempt_uid, const std::string& node,
+                        const RestartPace& pace, int64_t now_us, ChangedJobs& changed);
 
 // Marks the cancel of a job as asked for and takes the edge that follows from it: at once CANCELLED
-// when it is pending, CANCELLING when it has an attempt. An ended job, or one whose cancel was
-// asked for before, is left as it is.
+// when it is pending, CANCELLING when it has an attempt. With `checkpoint` one is written first. An
+// ended job, or one whose cancel was asked for before, is left as it is.
 absl::Status CancelJob(Database& db, const std::string& job_id, const std::string& reason,
-                       int64_t now_us, ChangedJobs& changed);
+                       bool checkpoint, int64_t now_us, ChangedJobs& changed);
 
 }  // namespace sft::server

@@ -2,14 +2,68 @@
 
 #include <fmt/format.h>
 
+#include "common/base/ids.h"
+#include "common/io/sha256.h"
 #include "server/core/convert.h"
 #include "server/core/gang_life.h"
+#include "server/core/resume.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
+#include "server/store/checkpoints.h"
 #include "server/store/files.h"
 
 namespace sft::server {
 namespace {
+
+constexpr int kAttemptsShown = 50;
+
+// Why an ended job cannot be resumed from what there is; OK when it can.
+absl::Status CheckResumable(const JobRecord& job, const std::vector<CheckpointRecord>& checkpoints,
+                            int64_t step) {
+  if (!IsTerminal(job.state)) {
+    return FailedPrecondition(fmt::format("job {} is {}: only a job that has ended is resumed",
+                                          job.id, ToString(job.state)));
+  }
+  if (job.state == JobState::kSucceeded) {
+    return FailedPrecondition(
+        fmt::format("job {} succeeded: there is nothing left to do; `sftctl download {}` gets its "
+                    "result",
+                    job.id, job.id));
+  }
+  std::string steps;
+  for (const CheckpointRecord& each : checkpoints) {
+    if (each.step == step) return absl::OkStatus();
+    steps += fmt::format("{}{}", steps.empty() ? "" : ", ", each.step);
+  }
+  if (steps.empty()) {
+    return FailedPrecondition(
+        fmt::format("job {} has no checkpoint to go on from: submit it again", job.id));
+  }
+  if (step == 0) return absl::OkStatus();
+  return NotFound(
+      fmt::format("job {} has no checkpoint of step {}; there is: {}", job.id, step, steps));
+}
+
+absl::Status AddAttempts(Database& db, const JobRecord& job, v1::Job& proto) {
+  SFT_ASSIGN_OR_RETURN(const std::vector<AttemptRecord> attempts,
+                       store::AttemptsOfJob(db, job.id, kAttemptsShown));
+  for (auto attempt = attempts.rbegin(); attempt != attempts.rend(); ++attempt) {
+    v1::Attempt& added = *proto.add_attempts();
+    added = ToProto(*attempt);
+    SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
+                         store::MembersOf(db, attempt->uid));
+    for (const MemberRecord& member : members) added.add_nodes(member.status.node);
+  }
+  if (!job.resumed_from.empty()) {
+    SFT_ASSIGN_OR_RETURN(const JobRecord origin, store::GetJob(db, job.resumed_from));
+    proto.set_resumed_from(JobName(origin.project, origin.id));
+    SFT_ASSIGN_OR_RETURN(const auto first, store::AttemptOfJob(db, job.id, 1));
+    proto.set_resumed_step(first.has_value() ? first->resume_step : job.resumed_step);
+  }
+  SFT_ASSIGN_OR_RETURN(const int64_t newest, store::NewestStep(db, job.id));
+  proto.set_checkpoint_step(newest);
+  return absl::OkStatus();
+}
 
 // The row with what other tables know of it.
 absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job) {
@@ -30,7 +84,9 @@ absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job) {
 
 absl::StatusOr<v1::Job> ViewOf(Database& db, const JobRef& name) {
   SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, name));
-  return View(db, job);
+  SFT_ASSIGN_OR_RETURN(v1::Job proto, View(db, job));
+  SFT_RETURN_IF_ERROR(AddAttempts(db, job, proto));
+  return proto;
 }
 
 }  // namespace
@@ -88,7 +144,76 @@ absl::StatusOr<JobManager::Page> JobManager::List(store::JobFilter filter) {
   return page;
 }
 
-absl::StatusOr<v1::Job> JobManager::Cancel(const std::string& name, const std::string& reason) {
+absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
+                                                    const v1::ResumeJobRequest& request,
+                                                    const JobRef& ref, const std::string& owner) {
+  SFT_ASSIGN_OR_RETURN(const JobRecord ended, store::FindJob(db, ref));
+  SFT_ASSIGN_OR_RETURN(const std::vector<CheckpointRecord> checkpoints,
+                       ResumeCandidates(db, ended));
+  SFT_RETURN_IF_ERROR(CheckResumable(ended, checkpoints, request.step()));
+  JobRecord job = ended;
+  job.id = RandomId("job");
+  job.owner = owner;
+  job.state = JobState::kPending;
+  job.reason.clear();
+  job.request_id = request.request_id();
+  job.request_hash = io::Sha256Hex(
+      fmt::format("resume {} {} {}", ended.id, request.step(), request.allow_changes()));
+  job.cancel_requested = job.cancel_checkpoint = false;
+  job.cancel_reason.clear();
+  job.attempt = 0;
+  job.verdict = {};
+  job.restart = {};
+  job.not_before_us = job.started_us = job.ended_us = 0;
+  job.avoid_node.clear();
+  // Of a job that was resumed itself and wrote none, the one it came from.
+  job.resumed_from = checkpoints.front().job_id;
+  job.resumed_step = request.step();
+  job.resume_changed = request.allow_changes();
+  job.created_us = UnixMicros(clock_.Wall());
+  if (!job.request_id.empty()) {
+    SFT_ASSIGN_OR_RETURN(const auto first, store::FindByRequestId(db, job.request_id));
+    if (first.has_value() && first->request_hash != job.request_hash) {
+      return AlreadyExists(
+          fmt::format("request id {} was used for another job, {}: a new job needs "
+                      "a new request id",
+                      job.request_id, first->id));
+    }
+    if (first.has_value()) return *first;
+  }
+  SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files, store::FilesOfJob(db, ended.id));
+  SFT_RETURN_IF_ERROR(store::InsertJob(db, job, files));
+  const std::string from = request.step() > 0 ? fmt::format("step {}", request.step())
+                                              : "its newest checkpoint that can be reached";
+  SFT_RETURN_IF_ERROR(store::AddEvent(
+      db, job.id,
+      {0, job.created_us, "submitted",
+       fmt::format("by {}, to go on with {} from {}", job.owner, ended.id, from), 0}));
+  SFT_RETURN_IF_ERROR(store::AddEvent(
+      db, ended.id, {0, job.created_us, "resumed", "continued by " + job.id, ended.attempt}));
+  return job;
+}
+
+absl::StatusOr<v1::Job> JobManager::Resume(const v1::ResumeJobRequest& request,
+                                           const std::string& owner) {
+  if (request.step() < 0) return InvalidArgument("a step is a whole number from 1");
+  if (request.request_id().size() > 128)
+    return InvalidArgument("a request id has at most 128 bytes");
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
+  absl::StatusOr<v1::Job> view = Internal("not run");
+  const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, InsertResumed(db, request, ref, owner));
+    view = ViewOf(db, {job.project, job.id});
+    return view.status();
+  });
+  if (!stored.ok()) return stored;
+  hub_.Bump(ref.id);
+  wake_();
+  return view;
+}
+
+absl::StatusOr<v1::Job> JobManager::Cancel(const std::string& name, const std::string& reason,
+                                           bool checkpoint) {
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
   absl::StatusOr<v1::Job> view = Internal("not run");
   ChangedJobs changed;
@@ -96,7 +221,7 @@ absl::StatusOr<v1::Job> JobManager::Cancel(const std::string& name, const std::s
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
     changed.clear();
     SFT_RETURN_IF_ERROR(store::FindJob(db, ref).status());
-    SFT_RETURN_IF_ERROR(CancelJob(db, ref.id, reason, now_us, changed));
+    SFT_RETURN_IF_ERROR(CancelJob(db, ref.id, reason, checkpoint, now_us, changed));
     view = ViewOf(db, ref);
     return view.status();
   }));

@@ -8,7 +8,7 @@
 #include "server/core/change_hub.h"
 #include "server/store/jobs.h"
 #include "server/store/store.h"
-#include "sft/v1/job.pb.h"
+#include "sft/v1/job_service.pb.h"
 
 namespace sft::server {
 
@@ -33,13 +33,21 @@ class JobManager {
   absl::StatusOr<Page> List(store::JobFilter filter);
 
   // Returns at once, with the job CANCELLING or CANCELLED; an ended job is returned as it is.
-  absl::StatusOr<v1::Job> Cancel(const std::string& name, const std::string& reason);
+  // With `checkpoint` its ranks write one before they end.
+  absl::StatusOr<v1::Job> Cancel(const std::string& name, const std::string& reason,
+                                 bool checkpoint);
+
+  // A new job that goes on from a checkpoint of an ended one (JobService.ResumeJob).
+  absl::StatusOr<v1::Job> Resume(const v1::ResumeJobRequest& request, const std::string& owner);
 
   // Events with a sequence above `after`.
   absl::StatusOr<std::vector<v1::JobEvent>> Events(const std::string& name, int64_t after,
                                                    int limit);
 
  private:
+  absl::StatusOr<JobRecord> InsertResumed(Database& db, const v1::ResumeJobRequest& request,
+                                          const JobRef& ref, const std::string& owner);
+
   Store& store_;
   Clock& clock_;
   ChangeHub& hub_;

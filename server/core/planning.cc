@@ -152,9 +152,12 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec) {
   plan.set_nodes(spec.compute.nodes);
   plan.set_ranks(spec.compute.gpu_count);
   plan.set_batch(BatchArithmetic(spec));
-  const sched::PendingJob job{"this job", spec.compute.gpu_type, spec.compute.gpus_per_node,
-                              spec.compute.nodes,
-                              IsModelPath(spec.job.model) ? "" : spec.job.model};
+  sched::PendingJob job;
+  job.id = "this job";
+  job.gpu_type = spec.compute.gpu_type;
+  job.gpus_per_node = spec.compute.gpus_per_node;
+  job.nodes = spec.compute.nodes;
+  if (!IsModelPath(spec.job.model)) job.model = spec.job.model;
   int64_t gpu_memory = 0;
   const absl::Status previewed = store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(gpu_memory, LargestGpu(db, spec));

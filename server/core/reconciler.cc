@@ -1,9 +1,14 @@
 #include "server/core/reconciler.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+
 #include "server/core/desired.h"
+#include "server/core/node_health.h"
+#include "server/core/resume.h"
 #include "server/store/attempts.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
@@ -17,14 +22,23 @@ std::string SilentText(const NodeRecord& node) {
   return fmt::format("silent since {}", FormatUtc(FromUnixMicros(node.last_seen_us)));
 }
 
+// "15m", "90s"
+std::string DurationText(int64_t micros) {
+  const int64_t seconds = micros / 1'000'000;
+  return seconds % 60 == 0 ? fmt::format("{}m", seconds / 60) : fmt::format("{}s", seconds);
+}
+
 // Why a job with an attempt does not go on, if there is something to say.
 std::string WhyStuck(const std::vector<MemberRecord>& members,
-                     const std::map<std::string, NodeRecord>& nodes) {
+                     const std::map<std::string, NodeRecord>& nodes, const RestartRules& rules) {
   for (const MemberRecord& member : members) {
     const auto node = nodes.find(member.status.node);
-    if (node != nodes.end() && node->second.state == NodeState::kSuspect) {
-      return fmt::format("waiting for {}, {}; nothing on it is stopped", node->first,
-                         SilentText(node->second));
+    if (!member.status.lost && node != nodes.end() && node->second.state == NodeState::kSuspect) {
+      const std::string then = rules.replace_unreachable
+                                   ? fmt::format("the job is placed elsewhere if that lasts {}",
+                                                 DurationText(rules.unreachable_after_us))
+                                   : "nothing on it is stopped";
+      return fmt::format("waiting for {}, {}; {}", node->first, SilentText(node->second), then);
     }
   }
   for (const MemberRecord& member : members) {
@@ -36,6 +50,35 @@ std::string WhyStuck(const std::vector<MemberRecord>& members,
   return "";
 }
 
+// Waits between two attempts. A wall clock that went back must not make that longer.
+bool IsHeldBack(const JobRecord& job, int64_t now_us, const RestartPace& pace) {
+  return job.not_before_us > now_us && job.not_before_us - now_us <= pace.max_delay_us;
+}
+
+// Said before what a job waits for; empty where any node will do.
+std::string WhereItsCheckpointIs(const sched::ResumeChoice& choice) {
+  if (!choice.checkpoint.has_value()) return "";
+  const std::string what = "its checkpoint of " + sched::Describe(*choice.checkpoint);
+  if (choice.needs_shared) return what + " lies in the shared folder; ";
+  if (choice.only_nodes.empty()) return "";
+  return fmt::format("{} lies on {} alone; ", what, fmt::join(choice.only_nodes, ", "));
+}
+
+// A job that was to go on from another's checkpoint must not quietly begin at step 0.
+absl::Status EndWithoutCheckpoint(Database& db, JobRecord job, const sched::ResumeChoice& choice,
+                                  int64_t now_us) {
+  job.verdict.domain = Verdict::Domain::kInfrastructure;
+  job.verdict.code = "checkpoint_lost";
+  job.verdict.message =
+      fmt::format("no checkpoint of {} can be reached any more", job.resumed_from);
+  job.verdict.advice = "submit the job anew, or resume from another step (sftctl checkpoints JOB)";
+  job.verdict.evidence = choice.notes;
+  SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kFailed, job.verdict.message, now_us));
+  return store::AddEvent(
+      db, job.id,
+      {0, now_us, "verdict", job.verdict.code + ": " + job.verdict.message, job.attempt});
+}
+
 }  // namespace
 
 bool IsModelPath(const std::string& model) {
@@ -43,18 +86,30 @@ bool IsModelPath(const std::string& model) {
 }
 
 sched::PendingJob ToPending(const JobRecord& job) {
-  return {job.id, job.gpu_type, job.gpus_per_node, job.nodes,
-          IsModelPath(job.model) ? "" : job.model};
+  sched::PendingJob pending;
+  pending.id = job.id;
+  pending.gpu_type = job.gpu_type;
+  pending.gpus_per_node = job.gpus_per_node;
+  pending.nodes = job.nodes;
+  if (!IsModelPath(job.model)) pending.model = job.model;
+  pending.avoid_node = job.avoid_node;
+  return pending;
 }
 
 absl::StatusOr<sched::Snapshot> MakeSnapshot(Database& db, const WorkerRegistry& registry) {
   sched::Snapshot snapshot;
+  SFT_ASSIGN_OR_RETURN(const auto scores,
+                       NodeScores(db, registry.now_us(), registry.options().score));
   SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::ListNodes(db, "", kAllNodes));
   for (const NodeRecord& node : nodes) {
     sched::NodeView& view = snapshot.nodes.emplace_back();
     view.name = node.name;
     const WorkerRegistry::Live live = registry.Get(node.name);
     view.usable = live.connected && !live.silent;
+    view.has_shared = node.has_shared_folder;
+    if (const auto found = scores.find(node.name); found != scores.end()) {
+      view.left_out = found->second.reason;
+    }
     if (!view.usable) {
       view.unusable_reason =
           node.state == NodeState::kSuspect ? SilentText(node) : "not connected now";
@@ -85,7 +140,7 @@ absl::Status Reconciler::MarkSilentNodes(Database& db) {
     const int64_t last_seen =
         live.last_seen == WallTime() ? node.last_seen_us : UnixMicros(live.last_seen);
     const std::string reason =
-        suspect ? fmt::format("silent since {}; nothing on it is stopped, its jobs wait",
+        suspect ? fmt::format("silent since {}; its jobs wait, or are placed elsewhere in time",
                               FormatUtc(FromUnixMicros(last_seen)))
                 : "";
     spdlog::warn("node {} is {}{}{}", node.name, suspect ? "SUSPECT" : "UP", suspect ? ": " : "",
@@ -100,15 +155,78 @@ absl::Status Reconciler::Place(Database& db, int64_t now_us, ChangedJobs& change
   SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> pending, store::PendingJobs(db, kMaxPending));
   if (pending.empty()) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(sched::Snapshot snapshot, MakeSnapshot(db, registry_));
-  for (const JobRecord& job : pending) snapshot.pending.push_back(ToPending(job));
+  std::map<std::string, sched::ResumeChoice> choices;
+  SFT_RETURN_IF_ERROR(AddPending(db, pending, now_us, snapshot, choices, changed));
   const sched::Decision decision = sched::Decide(snapshot);
   for (const sched::Placement& placement : decision.placements) {
-    SFT_RETURN_IF_ERROR(StartAttempt(db, placement, now_us, changed));
+    SFT_RETURN_IF_ERROR(StartAttempt(db, placement, choices[placement.job], now_us, changed));
   }
   for (const sched::Waiting& waiting : decision.waiting) {
-    SFT_ASSIGN_OR_RETURN(const bool news,
-                         store::SetReason(db, waiting.job, waiting.reason, now_us, true));
+    const std::string reason = WhereItsCheckpointIs(choices[waiting.job]) + waiting.reason;
+    SFT_ASSIGN_OR_RETURN(const bool news, store::SetReason(db, waiting.job, reason, now_us, true));
     if (news) changed.insert(waiting.job);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Reconciler::AddPending(Database& db, const std::vector<JobRecord>& pending,
+                                    int64_t now_us, sched::Snapshot& snapshot,
+                                    std::map<std::string, sched::ResumeChoice>& choices,
+                                    ChangedJobs& changed) {
+  for (const JobRecord& job : pending) {
+    if (IsHeldBack(job, now_us, registry_.options().pace)) continue;
+    sched::PendingJob view = ToPending(job);
+    if (job.attempt > 0 || !job.resumed_from.empty()) {
+      SFT_ASSIGN_OR_RETURN(sched::ResumeChoice choice, ChooseFor(db, job));
+      if (!choice.checkpoint.has_value() && !job.resumed_from.empty()) {
+        SFT_RETURN_IF_ERROR(EndWithoutCheckpoint(db, job, choice, now_us));
+        changed.insert(job.id);
+        continue;
+      }
+      view.only_nodes = choice.only_nodes;
+      view.needs_shared = choice.needs_shared;
+      choices[job.id] = std::move(choice);
+    }
+    snapshot.pending.push_back(std::move(view));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<sched::ResumeChoice> Reconciler::ChooseFor(Database& db, const JobRecord& job) {
+  SFT_ASSIGN_OR_RETURN(const std::vector<CheckpointRecord> checkpoints, ResumeCandidates(db, job));
+  if (checkpoints.empty()) return sched::ResumeChoice();
+  SFT_ASSIGN_OR_RETURN(const JobRecord whole, store::GetJob(db, job.id));
+  const RestartRules rules = RestartRulesOf(whole.resolved_json);
+  std::map<std::string, sched::Holder> holders;
+  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::ListNodes(db, "", kAllNodes));
+  for (const NodeRecord& node : nodes) {
+    holders[node.name] = {IsGivenUp(registry_.Get(node.name), rules)};
+  }
+  return sched::ChooseResume(checkpoints, holders);
+}
+
+bool Reconciler::IsGivenUp(const WorkerRegistry::Live& live, const RestartRules& rules) const {
+  const Nanos limit = std::chrono::microseconds(rules.unreachable_after_us);
+  return rules.replace_unreachable && live.silent &&
+         live.silent_for > limit + options_.unreachable_margin;
+}
+
+absl::Status Reconciler::GiveUpUnreachable(Database& db, int64_t now_us, ChangedJobs& changed) {
+  SFT_ASSIGN_OR_RETURN(const std::vector<AttemptRecord> attempts, store::LiveAttempts(db));
+  for (const AttemptRecord& attempt : attempts) {
+    SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
+                         store::MembersOf(db, attempt.uid));
+    for (const MemberRecord& member : members) {
+      const WorkerRegistry::Live live = registry_.Get(member.status.node);
+      if (!live.silent || member.status.lost) continue;
+      SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
+      if (!IsGivenUp(live, RestartRulesOf(job.resolved_json))) continue;
+      spdlog::warn("node {} is given up for attempt {} of job {}", member.status.node, attempt.uid,
+                   job.id);
+      SFT_RETURN_IF_ERROR(GiveUpNode(db, attempt.uid, member.status.node, registry_.options().pace,
+                                     now_us, changed));
+      changed.insert(job.id);
+    }
   }
   return absl::OkStatus();
 }
@@ -122,7 +240,14 @@ absl::Status Reconciler::ExplainLive(Database& db, int64_t now_us, ChangedJobs& 
   for (const AttemptRecord& attempt : attempts) {
     SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
                          store::MembersOf(db, attempt.uid));
-    std::string reason = WhyStuck(members, nodes);
+    RestartRules rules;
+    if (std::any_of(members.begin(), members.end(), [&](const MemberRecord& member) {
+          return nodes[member.status.node].state == NodeState::kSuspect;
+        })) {
+      SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
+      rules = RestartRulesOf(job.resolved_json);
+    }
+    std::string reason = WhyStuck(members, nodes, rules);
     const bool is_news = !reason.empty();
     if (reason.empty() && attempt.state == AttemptState::kStopping) reason = attempt.reason;
     SFT_ASSIGN_OR_RETURN(const bool news,
@@ -132,13 +257,13 @@ absl::Status Reconciler::ExplainLive(Database& db, int64_t now_us, ChangedJobs& 
   return absl::OkStatus();
 }
 
-absl::Status Reconciler::SendDesiredSets() {
+absl::Status Reconciler::SendDesiredSets(int64_t now_us) {
   std::vector<std::pair<std::string, v1::Desired>> sets;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::ListNodes(db, "", kAllNodes));
     for (const NodeRecord& node : nodes) {
       if (!registry_.Get(node.name).connected) continue;
-      SFT_ASSIGN_OR_RETURN(v1::Desired desired, BuildDesired(db, node.name));
+      SFT_ASSIGN_OR_RETURN(v1::Desired desired, BuildDesired(db, node.name, now_us));
       sets.emplace_back(node.name, std::move(desired));
     }
     return absl::OkStatus();
@@ -156,12 +281,13 @@ absl::Status Reconciler::Tick() {
   const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
     changed.clear();
     SFT_RETURN_IF_ERROR(MarkSilentNodes(db));
+    SFT_RETURN_IF_ERROR(GiveUpUnreachable(db, now_us, changed));
     SFT_RETURN_IF_ERROR(Place(db, now_us, changed));
     return ExplainLive(db, now_us, changed);
   });
   for (const std::string& job : changed) hub_.Bump(job);
   SFT_RETURN_IF_ERROR(stored);
-  return SendDesiredSets();
+  return SendDesiredSets(now_us);
 }
 
 }  // namespace sft::server

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "server/core/gang_life.h"
 #include "server/core/worker_registry.h"
 #include "server/sched/gang_policy.h"
+#include "server/sched/resume_policy.h"
 #include "server/state/records.h"
 #include "server/store/store.h"
 
@@ -22,21 +24,41 @@ class Reconciler {
   // Pending jobs looked at in a tick, oldest first.
   static constexpr int kMaxPending = 1000;
 
-  Reconciler(Store& store, Clock& clock, WorkerRegistry& registry, ChangeHub& hub)
-      : store_(store), clock_(clock), registry_(registry), hub_(hub) {}
+  struct Options {
+    // Beyond a job's unreachable_after, until its node's part is given up: the node ends its ranks
+    // by then, counted from the last word it had of this server, and their end takes the grace.
+    Nanos unreachable_margin = std::chrono::seconds(60);
+  };
 
+  Reconciler(Store& store, Clock& clock, WorkerRegistry& registry, ChangeHub& hub, Options options)
+      : store_(store), clock_(clock), registry_(registry), hub_(hub), options_(options) {}
+  Reconciler(Store& store, Clock& clock, WorkerRegistry& registry, ChangeHub& hub)
+      : Reconciler(store, clock, registry, hub, Options()) {}
+
+  // Says that this process runs: WorkerRegistry::Beat.
+  void Beat() { registry_.Beat(); }
   absl::Status Tick();
 
  private:
   absl::Status MarkSilentNodes(Database& db);
+  absl::Status GiveUpUnreachable(Database& db, int64_t now_us, ChangedJobs& changed);
+  // The pending jobs that may be placed now, with what each goes on from.
+  absl::Status AddPending(Database& db, const std::vector<JobRecord>& pending, int64_t now_us,
+                          sched::Snapshot& snapshot,
+                          std::map<std::string, sched::ResumeChoice>& choices,
+                          ChangedJobs& changed);
+  absl::StatusOr<sched::ResumeChoice> ChooseFor(Database& db, const JobRecord& job);
+  // Silent for longer than the job allows.
+  bool IsGivenUp(const WorkerRegistry::Live& live, const RestartRules& rules) const;
   absl::Status Place(Database& db, int64_t now_us, ChangedJobs& changed);
   absl::Status ExplainLive(Database& db, int64_t now_us, ChangedJobs& changed);
-  absl::Status SendDesiredSets();
+  absl::Status SendDesiredSets(int64_t now_us);
 
   Store& store_;
   Clock& clock_;
   WorkerRegistry& registry_;
   ChangeHub& hub_;
+  const Options options_;
 };
 
 // What the scheduler sees: the nodes of the database, usable where their stream lives.

@@ -9,7 +9,9 @@ absl::Status UploadSession::Start(const v1::UploadBlobRequest& message) {
   started_ = true;
   first_ = message;
   first_.clear_data();
-  auto upload = blobs_.Begin(message.sha256(), message.size(), message.offset());
+  const bool checkpoint = message.purpose() == v1::UploadBlobRequest::CHECKPOINT;
+  auto upload = (checkpoint ? checkpoints_ : blobs_)
+                    .Begin(message.sha256(), message.size(), message.offset());
   if (absl::IsAlreadyExists(upload.status())) {
     complete_ = true;
     return absl::OkStatus();

@@ -13,8 +13,14 @@ namespace sft::server {
 // One upload from its first message to its answer. Not thread-safe: one call owns it.
 class UploadSession {
  public:
-  UploadSession(BlobStore& blobs, Store& store, Clock& clock, std::string owner)
-      : blobs_(blobs), store_(store), clock_(clock), owner_(std::move(owner)) {}
+  // Files of checkpoints go to `checkpoints`, all others to `blobs`.
+  UploadSession(BlobStore& blobs, BlobStore& checkpoints, Store& store, Clock& clock,
+                std::string owner)
+      : blobs_(blobs),
+        checkpoints_(checkpoints),
+        store_(store),
+        clock_(clock),
+        owner_(std::move(owner)) {}
 
   // The first message names the blob; this and every later one brings bytes. A blob that is
   // complete already takes no bytes and is fine.
@@ -26,6 +32,7 @@ class UploadSession {
   absl::Status Start(const v1::UploadBlobRequest& message);
 
   BlobStore& blobs_;
+  BlobStore& checkpoints_;
   Store& store_;
   Clock& clock_;
   const std::string owner_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -58,7 +59,26 @@ WorkerRegistry::WorkerRegistry(Options options, Store& store, Clock& clock, Chan
       clock_(clock),
       hub_(hub),
       wake_(std::move(wake)),
-      started_(clock.Mono()) {}
+      started_(clock.Mono()),
+      last_beat_(started_) {}
+
+// A tick is due each second; what a busy machine adds to that stays below this.
+constexpr std::chrono::seconds kLongestTick{5};
+
+void WorkerRegistry::Beat() {
+  const MutexLock lock(mutex_);
+  const MonoTime now = clock_.Mono();
+  if (now - last_beat_ > kLongestTick) {
+    spdlog::warn("this server was stopped for {:.0f} s: the nodes' silence does not count it",
+                 std::chrono::duration<double>(now - last_beat_).count());
+    asleep_ += now - last_beat_ - kLongestTick;
+    // Who was heard between the end of the stop and now was heard just now.
+    for (auto& [node, entry] : entries_) entry.last_heard = std::min(entry.last_heard, Awake());
+  }
+  last_beat_ = now;
+}
+
+MonoTime WorkerRegistry::Awake() const { return clock_.Mono() - asleep_; }
 
 absl::Status WorkerRegistry::CheckRegister(const v1::Register& message) const {
   SFT_RETURN_IF_ERROR(rpc::CheckPeerProtocol(fmt::format("worker {}", message.node()),
@@ -105,6 +125,7 @@ absl::Status WorkerRegistry::CheckSole(const v1::Register& message) {
   // A server that has just started counts every node as heard of then, as Get does.
   MonoTime heard = started_;
   bool known = false;
+  Nanos silence{0};
   {
     MutexLock lock(mutex_);
     const auto entry = entries_.find(message.node());
@@ -114,8 +135,9 @@ absl::Status WorkerRegistry::CheckSole(const v1::Register& message) {
       data_dir_id = entry->second.data_dir_id;
       heard = entry->second.last_heard;
     }
+    silence = Awake() - heard;
   }
-  if (clock_.Mono() - heard > options_.suspect_after) return absl::OkStatus();
+  if (silence > options_.suspect_after) return absl::OkStatus();
   if (!known) {
     const absl::Status found = store_.Read([&](Database& db) -> absl::Status {
       SFT_ASSIGN_OR_RETURN(const NodeRecord stored, store::GetNode(db, message.node()));
@@ -150,7 +172,7 @@ absl::Status WorkerRegistry::Connect(const v1::Register& message,
     replaced = std::exchange(entry.link, std::move(link));
     entry.hostname = message.hostname();
     entry.data_dir_id = message.data_dir_id();
-    entry.last_heard = clock_.Mono();
+    entry.last_heard = Awake();
     entry.last_seen = clock_.Wall();
     entry.desired_sent = false;
     entry.observed.Clear();
@@ -194,7 +216,7 @@ absl::Status WorkerRegistry::Observe(const std::string& node, const WorkerLink* 
       return Aborted(fmt::format("node {} has another stream", node));
     }
     Entry& entry = found->second;
-    entry.last_heard = clock_.Mono();
+    entry.last_heard = Awake();
     entry.last_seen = clock_.Wall();
     const std::string slots = SlotsKey(observed.slots()), models = ModelsKey(observed.models());
     slots_changed = observed.slots_size() > 0 && slots != entry.slots;
@@ -213,7 +235,7 @@ absl::Status WorkerRegistry::Observe(const std::string& node, const WorkerLink* 
   const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
     changed.clear();
     SFT_RETURN_IF_ERROR(StoreSlotChanges(db, node, observed, slots_changed, models_changed));
-    return TakeObservation(db, node, observed, now_us, changed);
+    return TakeObservation(db, node, observed, options_.pace, now_us, changed);
   });
   for (const std::string& job : changed) hub_.Bump(job);
   if (slots_changed || models_changed || attempts_changed || !changed.empty()) wake_();
@@ -256,12 +278,14 @@ WorkerRegistry::Live WorkerRegistry::Get(const std::string& node) const {
   const auto found = entries_.find(node);
   if (found == entries_.end()) {
     // Since the start of this server: a restarted server does not count the time it was down.
-    live.silent = clock_.Mono() - started_ > options_.suspect_after;
+    live.silent_for = Awake() - started_;
+    live.silent = live.silent_for > options_.suspect_after;
     return live;
   }
   const Entry& entry = found->second;
   live.connected = entry.link != nullptr;
-  live.silent = clock_.Mono() - entry.last_heard > options_.suspect_after;
+  live.silent_for = std::max(Nanos(0), Awake() - entry.last_heard);
+  live.silent = live.silent_for > options_.suspect_after;
   live.last_seen = entry.last_seen;
   live.observed = entry.observed;
   for (const v1::Slot& slot : entry.observed.slots()) {

@@ -9,6 +9,7 @@
 #include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "server/core/change_hub.h"
+#include "server/sched/node_score.h"
 #include "server/store/store.h"
 #include "sft/v1/worker_service.pb.h"
 
@@ -32,6 +33,8 @@ class WorkerRegistry {
     Nanos heartbeat = std::chrono::seconds(5);
     // Silence after which a node is SUSPECT: nothing on it is killed, its jobs wait.
     Nanos suspect_after = std::chrono::seconds(15);
+    RestartPace pace;
+    sched::ScoreRules score;
   };
   // `wake` asks for a reconcile tick soon; called from any thread.
   WorkerRegistry(Options options, Store& store, Clock& clock, ChangeHub& hub,
@@ -55,17 +58,23 @@ class WorkerRegistry {
 
   struct Live {
     bool connected = false;
-    bool silent = true;                              // longer than suspect_after
-    WallTime last_seen{};                            // zero: not since the server started
+    bool silent = true;    // longer than suspect_after
+    Nanos silent_for{0};   // without the time in which this server was down or stopped
+    WallTime last_seen{};  // zero: not since the server started
     std::map<int, std::pair<int64_t, int32_t>> use;  // slot → memory used, utilisation
     v1::Observed observed;                           // last
   };
   // Nothing for a node that was not heard of since the server started.
   Live Get(const std::string& node) const;
+  // To be called about once a second by the thread that ticks. A longer gap is one in which this
+  // process was stopped: the nodes' silence does not count it.
+  void Beat();
   v1::Welcome MakeWelcome(const absl::Status& accepted) const;
   // How long the server has been up: nodes get this long to come back before they are SUSPECT.
   Nanos uptime() const { return clock_.Mono() - started_; }
   const Options& options() const { return options_; }
+  // Wall time, for what is stored.
+  int64_t now_us() const { return UnixMicros(clock_.Wall()); }
   int connected() const;
 
  private:
@@ -73,7 +82,7 @@ class WorkerRegistry {
     std::shared_ptr<WorkerLink> link;
     std::string hostname;
     std::string data_dir_id;
-    MonoTime last_heard{};
+    MonoTime last_heard{};  // Awake()
     WallTime last_seen{};
     std::string last_desired;  // serialized
     bool desired_sent = false;
@@ -81,6 +90,8 @@ class WorkerRegistry {
     std::string models;  // serialized, as stored last
     std::string slots;   // serialized without use, as stored last
   };
+  // Monotonic time without the gaps that Beat has seen.
+  MonoTime Awake() const SFT_REQUIRES(mutex_);
   absl::Status CheckRegister(const v1::Register& message) const;
   // Whether no other worker holds the name.
   absl::Status CheckSole(const v1::Register& message);
@@ -97,6 +108,8 @@ class WorkerRegistry {
   const MonoTime started_;
 
   mutable Mutex mutex_;
+  MonoTime last_beat_ SFT_GUARDED_BY(mutex_);
+  Nanos asleep_ SFT_GUARDED_BY(mutex_){0};
   std::map<std::string, Entry> entries_ SFT_GUARDED_BY(mutex_);
 };
 

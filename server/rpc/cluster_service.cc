@@ -4,6 +4,7 @@
 #include "common/rpc/status.h"
 #include "common/rpc/version.h"
 #include "server/core/convert.h"
+#include "server/core/node_health.h"
 #include "server/rpc/page_token.h"
 #include "server/rpc/principal.h"
 #include "server/store/jobs.h"
@@ -53,6 +54,8 @@ grpc::Status ClusterServiceImpl::ListNodes(grpc::ServerContext* context,
     // The token of this list is the last node's name.
     SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
                          store::ListNodes(db, request->page_token(), *size));
+    SFT_ASSIGN_OR_RETURN(const auto scores,
+                         NodeScores(db, registry_.now_us(), registry_.options().score));
     for (const NodeRecord& node : nodes) {
       const WorkerRegistry::Live live = registry_.Get(node.name);
       v1::Node& added = *response->add_nodes();
@@ -61,6 +64,9 @@ grpc::Status ClusterServiceImpl::ListNodes(grpc::ServerContext* context,
         *added.mutable_last_seen() = ToTimestamp(UnixMicros(live.last_seen));
       }
       if (!live.connected && added.reason().empty()) added.set_reason("not connected now");
+      if (const auto score = scores.find(node.name); score != scores.end()) {
+        added.set_left_out(score->second.reason);
+      }
       for (v1::Slot& slot : *added.mutable_slots()) {
         const auto use = live.use.find(slot.index());
         if (use == live.use.end()) continue;

@@ -10,7 +10,9 @@ grpc::Status DataServiceImpl::StatBlob(grpc::ServerContext* context,
                                        const v1::StatBlobRequest* request,
                                        v1::StatBlobResponse* response) {
   if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
-  const absl::StatusOr<BlobStore::Stat> stat = blobs_.Find(request->sha256());
+  const bool checkpoint = request->purpose() == v1::UploadBlobRequest::CHECKPOINT;
+  const absl::StatusOr<BlobStore::Stat> stat =
+      (checkpoint ? checkpoints_ : blobs_).Find(request->sha256());
   if (!stat.ok()) return rpc::ToGrpc(stat.status());
   response->set_complete(stat->complete);
   response->set_received(stat->received);
@@ -21,7 +23,7 @@ grpc::Status DataServiceImpl::UploadBlob(grpc::ServerContext* context,
                                          grpc::ServerReader<v1::UploadBlobRequest>* reader,
                                          v1::UploadBlobResponse* response) {
   if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
-  UploadSession session(blobs_, store_, clock_, PrincipalOf(*context));
+  UploadSession session(blobs_, checkpoints_, store_, clock_, PrincipalOf(*context));
   v1::UploadBlobRequest message;
   while (reader->Read(&message)) {
     const absl::Status taken = session.Take(message);

@@ -11,8 +11,13 @@ namespace sft::server {
 // DataService: files to and from the server. One thread a stream; gRPC's flow control is the bound.
 class DataServiceImpl final : public v1::DataService::Service {
  public:
-  DataServiceImpl(BlobStore& blobs, Store& store, Clock& clock, Artifacts& artifacts)
-      : blobs_(blobs), store_(store), clock_(clock), artifacts_(artifacts) {}
+  DataServiceImpl(BlobStore& blobs, BlobStore& checkpoints, Store& store, Clock& clock,
+                  Artifacts& artifacts)
+      : blobs_(blobs),
+        checkpoints_(checkpoints),
+        store_(store),
+        clock_(clock),
+        artifacts_(artifacts) {}
 
   grpc::Status StatBlob(grpc::ServerContext* context, const v1::StatBlobRequest* request,
                         v1::StatBlobResponse* response) override;
@@ -29,6 +34,7 @@ class DataServiceImpl final : public v1::DataService::Service {
 
  private:
   BlobStore& blobs_;
+  BlobStore& checkpoints_;
   Store& store_;
   Clock& clock_;
   Artifacts& artifacts_;

@@ -12,9 +12,10 @@ namespace {
 
 constexpr size_t kMaxReason = 500;
 
-grpc::Status Answer(absl::StatusOr<v1::Job> job, v1::Job* response) {
-  if (!job.ok()) return rpc::ToGrpc(job.status());
-  *response = *std::move(job);
+template <typename Message>
+grpc::Status Answer(absl::StatusOr<Message> answer, Message* response) {
+  if (!answer.ok()) return rpc::ToGrpc(answer.status());
+  *response = *std::move(answer);
   return grpc::Status::OK;
 }
 
@@ -87,7 +88,29 @@ grpc::Status JobServiceImpl::ListJobs(grpc::ServerContext* context,
 grpc::Status JobServiceImpl::CancelJob(grpc::ServerContext* context,
                                        const v1::CancelJobRequest* request, v1::Job* response) {
   if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
-  return Answer(jobs_.Cancel(request->name(), request->reason().substr(0, kMaxReason)), response);
+  return Answer(
+      jobs_.Cancel(request->name(), request->reason().substr(0, kMaxReason), request->checkpoint()),
+      response);
+}
+
+grpc::Status JobServiceImpl::CheckpointJob(grpc::ServerContext* context,
+                                           const v1::CheckpointJobRequest* request,
+                                           v1::CheckpointJobResponse* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  return Answer(checkpoints_.Ask(*request), response);
+}
+
+grpc::Status JobServiceImpl::ResumeJob(grpc::ServerContext* context,
+                                       const v1::ResumeJobRequest* request, v1::Job* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  return Answer(jobs_.Resume(*request, PrincipalOf(*context)), response);
+}
+
+grpc::Status JobServiceImpl::ListCheckpoints(grpc::ServerContext* context,
+                                             const v1::ListCheckpointsRequest* request,
+                                             v1::ListCheckpointsResponse* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  return Answer(checkpoints_.List(request->name()), response);
 }
 
 grpc::Status JobServiceImpl::ListEvents(grpc::ServerContext* context,

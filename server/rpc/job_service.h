@@ -1,6 +1,7 @@
 #pragma once
 
 #include "server/core/change_hub.h"
+#include "server/core/checkpoints.h"
 #include "server/core/ingest.h"
 #include "server/core/job_intake.h"
 #include "server/core/job_manager.h"
@@ -12,8 +13,9 @@ namespace sft::server {
 // are bounded by ChangeHub.
 class JobServiceImpl final : public v1::JobService::Service {
  public:
-  JobServiceImpl(JobIntake& intake, JobManager& jobs, Ingest& ingest, ChangeHub& hub)
-      : intake_(intake), jobs_(jobs), ingest_(ingest), hub_(hub) {}
+  JobServiceImpl(JobIntake& intake, JobManager& jobs, Checkpoints& checkpoints, Ingest& ingest,
+                 ChangeHub& hub)
+      : intake_(intake), jobs_(jobs), checkpoints_(checkpoints), ingest_(ingest), hub_(hub) {}
 
   grpc::Status ResolveJob(grpc::ServerContext* context, const v1::ResolveJobRequest* request,
                           v1::ResolveJobResponse* response) override;
@@ -25,6 +27,13 @@ class JobServiceImpl final : public v1::JobService::Service {
                         v1::ListJobsResponse* response) override;
   grpc::Status CancelJob(grpc::ServerContext* context, const v1::CancelJobRequest* request,
                          v1::Job* response) override;
+  grpc::Status CheckpointJob(grpc::ServerContext* context, const v1::CheckpointJobRequest* request,
+                             v1::CheckpointJobResponse* response) override;
+  grpc::Status ResumeJob(grpc::ServerContext* context, const v1::ResumeJobRequest* request,
+                         v1::Job* response) override;
+  grpc::Status ListCheckpoints(grpc::ServerContext* context,
+                               const v1::ListCheckpointsRequest* request,
+                               v1::ListCheckpointsResponse* response) override;
   grpc::Status ListEvents(grpc::ServerContext* context, const v1::ListEventsRequest* request,
                           v1::ListEventsResponse* response) override;
   grpc::Status WatchJob(grpc::ServerContext* context, const v1::WatchJobRequest* request,
@@ -40,6 +49,7 @@ class JobServiceImpl final : public v1::JobService::Service {
  private:
   JobIntake& intake_;
   JobManager& jobs_;
+  Checkpoints& checkpoints_;
   Ingest& ingest_;
   ChangeHub& hub_;
 };

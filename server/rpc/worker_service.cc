@@ -41,6 +41,16 @@ grpc::Status WorkerServiceImpl::CommitArtifact(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
+grpc::Status WorkerServiceImpl::CommitCheckpoint(grpc::ServerContext* context,
+                                                 const v1::CommitCheckpointRequest* request,
+                                                 v1::CommitCheckpointResponse* response) {
+  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  const absl::StatusOr<v1::CommitCheckpointResponse> answer = checkpoints_.Commit(*request);
+  if (!answer.ok()) return rpc::ToGrpc(answer.status());
+  *response = *answer;
+  return grpc::Status::OK;
+}
+
 grpc::Status WorkerServiceImpl::SendFile(grpc::ServerContext* context,
                                          grpc::ServerReader<v1::SendFileRequest>* reader,
                                          v1::SendFileResponse* response) {

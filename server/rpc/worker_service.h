@@ -1,6 +1,7 @@
 #pragma once
 
 #include "server/core/artifacts.h"
+#include "server/core/checkpoints.h"
 #include "server/core/file_relay.h"
 #include "server/core/ingest.h"
 #include "server/core/worker_registry.h"
@@ -14,8 +15,12 @@ class WorkerServiceImpl final
     : public v1::WorkerService::WithCallbackMethod_Session<v1::WorkerService::Service> {
  public:
   WorkerServiceImpl(WorkerRegistry& registry, Ingest& ingest, Artifacts& artifacts,
-                    FileRelay& relay)
-      : registry_(registry), ingest_(ingest), artifacts_(artifacts), relay_(relay) {}
+                    Checkpoints& checkpoints, FileRelay& relay)
+      : registry_(registry),
+        ingest_(ingest),
+        artifacts_(artifacts),
+        checkpoints_(checkpoints),
+        relay_(relay) {}
 
   grpc::ServerBidiReactor<v1::WorkerMessage, v1::ServerMessage>* Session(
       grpc::CallbackServerContext* context) override;
@@ -26,6 +31,9 @@ class WorkerServiceImpl final
   grpc::Status CommitArtifact(grpc::ServerContext* context,
                               const v1::CommitArtifactRequest* request,
                               v1::Artifact* response) override;
+  grpc::Status CommitCheckpoint(grpc::ServerContext* context,
+                                const v1::CommitCheckpointRequest* request,
+                                v1::CommitCheckpointResponse* response) override;
   grpc::Status SendFile(grpc::ServerContext* context,
                         grpc::ServerReader<v1::SendFileRequest>* reader,
                         v1::SendFileResponse* response) override;
@@ -34,6 +42,7 @@ class WorkerServiceImpl final
   WorkerRegistry& registry_;
   Ingest& ingest_;
   Artifacts& artifacts_;
+  Checkpoints& checkpoints_;
   FileRelay& relay_;
 };
 

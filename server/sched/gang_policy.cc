@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 namespace sft::server::sched {
 namespace {
@@ -29,10 +30,13 @@ struct Supply {
   std::vector<int> free;
   std::vector<std::string> holders;  // in slot order, each once
   bool sees_model = true;
+  bool has_checkpoint = true;  // that the job goes on from can be reached
+  bool left_out = false;       // and others can hold the job
 
   int healthy() const { return total - sick; }
   bool could_hold(const PendingJob& job) const {
-    return node->usable && sees_model && healthy() >= job.gpus_per_node;
+    return node->usable && sees_model && has_checkpoint && !left_out &&
+           healthy() >= job.gpus_per_node;
   }
   bool can_take(const PendingJob& job) const {
     return could_hold(job) && static_cast<int>(free.size()) >= job.gpus_per_node;
@@ -47,6 +51,10 @@ Supply SupplyOf(const NodeView& node, const PendingJob& job, const Taken& taken)
   supply.node = &node;
   supply.sees_model = job.model.empty() || std::find(node.models.begin(), node.models.end(),
                                                      job.model) != node.models.end();
+  const auto& only = job.only_nodes;
+  supply.has_checkpoint =
+      (only.empty() || std::find(only.begin(), only.end(), node.name) != only.end()) &&
+      (!job.needs_shared || node.has_shared);
   const auto mine = taken.find(node.name);
   for (const SlotView& slot : node.slots) {
     if (slot.gpu_type != job.gpu_type) continue;
@@ -73,6 +81,10 @@ std::vector<Supply> SuppliesOf(const Snapshot& snapshot, const PendingJob& job,
   for (const NodeView& node : snapshot.nodes) {
     Supply supply = SupplyOf(node, job, taken);
     if (supply.total > 0) supplies.push_back(std::move(supply));
+  }
+  const auto sound = [&](const Supply& s) { return s.node->left_out.empty() && s.could_hold(job); };
+  if (std::count_if(supplies.begin(), supplies.end(), sound) >= job.nodes) {
+    for (Supply& supply : supplies) supply.left_out = !supply.node->left_out.empty();
   }
   return supplies;
 }
@@ -111,6 +123,8 @@ std::string DescribeNode(const Supply& supply, const PendingJob& job) {
     return fmt::format("{} but is {}", text, supply.node->unusable_reason);
   }
   if (!supply.sees_model) return fmt::format("{} but does not see model {}", text, job.model);
+  if (!supply.has_checkpoint) return fmt::format("{} but cannot reach the checkpoint", text);
+  if (supply.left_out) return fmt::format("{} but is {}", text, supply.node->left_out);
   const int held = supply.healthy() - static_cast<int>(supply.free.size());
   if (supply.sick > 0) text += fmt::format(", {} not healthy", supply.sick);
   if (held > 0) text += fmt::format(", {} held by {}", held, Some(supply.holders));
@@ -146,9 +160,13 @@ std::string WhyWaiting(const Snapshot& snapshot, const PendingJob& job,
 // The placement that leaves the fewest free slots over; empty parts when it does not fit now.
 Placement TryPlace(const PendingJob& job, std::vector<Supply> supplies) {
   std::erase_if(supplies, [&](const Supply& s) { return !s.can_take(job); });
-  std::stable_sort(supplies.begin(), supplies.end(), [](const Supply& a, const Supply& b) {
-    return std::pair(a.free.size(), a.node->name) < std::pair(b.free.size(), b.node->name);
-  });
+  const auto place = [&](const Supply& s) {
+    const auto pinned = std::find(job.only_nodes.begin(), job.only_nodes.end(), s.node->name);
+    return std::tuple(pinned - job.only_nodes.begin(), s.node->name == job.avoid_node,
+                      s.free.size(), s.node->name);
+  };
+  std::stable_sort(supplies.begin(), supplies.end(),
+                   [&](const Supply& a, const Supply& b) { return place(a) < place(b); });
   Placement placement{job.id, {}};
   if (static_cast<int>(supplies.size()) < job.nodes) return placement;
   for (int i = 0; i < job.nodes; ++i) {

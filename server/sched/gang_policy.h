@@ -23,6 +23,9 @@ struct NodeView {
   // Connected and not SUSPECT: work may be placed on it.
   bool usable = true;
   std::string unusable_reason;  // "silent for 40 s"
+  // Not empty: jobs keep failing on it. It is used only where nothing else could hold a job.
+  std::string left_out;
+  bool has_shared = false;  // sees the shared folder
   std::vector<SlotView> slots;
   std::vector<std::string> models;  // ids and paths that it sees and can use
 };
@@ -35,6 +38,12 @@ struct PendingJob {
   int nodes = 1;
   // Id under the nodes' model folders; empty: any node will do (a path is checked by the node).
   std::string model;
+  // Where its checkpoint can be reached: these nodes in this order (empty: any), or those that see
+  // the shared folder.
+  std::vector<std::string> only_nodes;
+  bool needs_shared = false;
+  // Blamed for the last failure: taken last.
+  std::string avoid_node;
 };
 
 // All that a decision depends on.
@@ -69,7 +78,8 @@ struct Decision {
 
 // A job that waits keeps every later job off slots of its type, so that a stream of small jobs
 // cannot starve a big one; jobs of other types pass. A job that the nodes at hand could never hold,
-// even empty, keeps nobody waiting. Nodes with the fewest free slots left over are taken first.
+// even empty, keeps nobody waiting. Nodes with the fewest free slots left over are taken first, the
+// one a job failed on last. A node that is left out is no candidate while enough others are.
 Decision Decide(const Snapshot& snapshot);
 
 // What the snapshot can say about a job that is not submitted yet: "could start now", or the reason

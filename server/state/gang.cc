@@ -7,9 +7,9 @@
 namespace sft::server {
 namespace {
 
-// Nothing of it is on the node: told so, or never had.
+// Nothing of it is on the node (told so, or never had), or nobody waits for the node any more.
 bool IsGone(const Member& member) {
-  return member.state == MemberState::kDone || member.state == MemberState::kMissing;
+  return member.lost || member.state == MemberState::kDone || member.state == MemberState::kMissing;
 }
 
 Verdict Blame(const Member& member) {
@@ -23,14 +23,25 @@ Verdict NodeRestarted(const Member& member) {
   verdict.domain = Verdict::Domain::kInfrastructure;
   verdict.code = "node_restarted";
   verdict.message = fmt::format("{} restarted; its processes are gone", member.node);
-  verdict.advice =
-      "submit the job again; look at the node's boot log if it was not meant to restart";
+  verdict.advice = "look at the node's boot log if it was not meant to restart";
+  verdict.node = member.node;
+  return verdict;
+}
+
+Verdict NodeUnreachable(const Member& member) {
+  Verdict verdict;
+  verdict.domain = Verdict::Domain::kInfrastructure;
+  verdict.code = "node_unreachable";
+  verdict.message =
+      fmt::format("{} was silent for longer than compute.unreachable_after", member.node);
+  verdict.advice = "look at the node, its network and its sft-worker; it may come back at any time";
   verdict.node = member.node;
   return verdict;
 }
 
 // The failure a member shows, if any.
 std::optional<Verdict> FailureOf(const Member& member) {
+  if (member.lost) return NodeUnreachable(member);
   if (!member.verdict.empty() && !member.verdict.succeeded()) return Blame(member);
   if (member.state == MemberState::kMissing && member.seen) return NodeRestarted(member);
   return std::nullopt;

@@ -36,6 +36,7 @@ struct Member {
   Verdict verdict;
   std::string reason;
   bool stuck = false;
+  bool lost = false;  // silent for longer than the job allows: given up
 };
 
 // An attempt with what all its nodes say.

@@ -8,6 +8,7 @@
 
 #include "server/state/gang.h"
 #include "server/state/job_state.h"
+#include "server/state/restart.h"
 #include "server/state/verdict.h"
 
 // Rows of the database as values. Times are microseconds since the Unix epoch, 0 for "not yet".
@@ -47,8 +48,15 @@ struct JobRecord {
   std::string request_hash;     // of all that was sent, to tell a repeat from another job
   bool cancel_requested = false;
   std::string cancel_reason;
+  bool cancel_checkpoint = false;  // one is written before the end
   int attempt = 0;
   Verdict verdict;
+  RestartState restart;
+  int64_t not_before_us = 0;  // of the next attempt
+  std::string avoid_node;     // blamed for the last failure
+  std::string resumed_from;   // id of the ended job that it continues
+  int64_t resumed_step = 0;   // 0 with resumed_from: the newest that can be reached
+  bool resume_changed = false;
   int64_t created_us = 0;
   int64_t started_us = 0;
   int64_t ended_us = 0;
@@ -65,6 +73,11 @@ struct AttemptRecord {
   std::string rendezvous;
   Verdict verdict;
   std::string progress;  // serialized sft.v1.Progress
+  // The checkpoint it goes on from, by the attempt that wrote it; empty: it begins at step 0.
+  std::string resume_uid;
+  int64_t resume_step = 0;
+  int64_t checkpoints_asked = 0;
+  std::string checkpoint_request;  // id of the last call that asked
   int64_t created_us = 0;
   int64_t ended_us = 0;
 };
@@ -158,6 +171,44 @@ struct ArtifactFileRecord {
   std::string path;
   std::string sha256;
   int64_t size = 0;
+};
+
+// Where a node's part of a checkpoint is. Stored: never renumber.
+enum class CheckpointPlace : int { kServer = 1, kNode = 2, kShared = 3 };
+
+// A node's part of a checkpoint.
+struct CheckpointPart {
+  int node_rank = 0;
+  std::string node;
+  CheckpointPlace place = CheckpointPlace::kServer;
+  std::string path;  // on the node, or below the shared folder
+  int64_t bytes = 0;
+};
+
+// Training state from which a job can go on.
+struct CheckpointRecord {
+  std::string attempt_uid;  // that wrote it
+  int64_t step = 0;
+  std::string job_id;
+  int attempt = 0;
+  int64_t epoch = 0;
+  std::string reason;
+  std::optional<double> metric;
+  bool best = false;
+  int64_t bytes = 0;    // of the registered parts
+  std::string problem;  // why it could not be resumed from; empty: nothing is known
+  int64_t created_us = 0;
+  int64_t committed_us = 0;
+  int64_t deleted_us = 0;
+  std::vector<CheckpointPart> parts;  // by node rank
+};
+
+// A failure that blames a node.
+struct NodeFault {
+  std::string node;
+  int64_t time_us = 0;
+  std::string job_id;
+  std::string code;
 };
 
 // What an attempt delivered.

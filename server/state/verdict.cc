@@ -13,7 +13,9 @@ std::string ToJson(const Verdict& verdict) {
                          {"rank", verdict.rank},
                          {"node", verdict.node},
                          {"evidence", verdict.evidence},
-                         {"process", verdict.process}};
+                         {"process", verdict.process},
+                         {"retries_left", verdict.retries_left},
+                         {"action", verdict.action}};
   // A rank's last lines may hold any bytes.
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -32,8 +34,10 @@ Verdict VerdictFromJson(std::string_view text) {
     verdict.advice = string("advice");
     verdict.node = string("node");
     verdict.process = string("process");
+    verdict.action = string("action");
     const auto domain = json.find("domain"), rank = json.find("rank"),
-               lines = json.find("evidence");
+               lines = json.find("evidence"), left = json.find("retries_left");
+    if (left != json.end() && left->is_number_integer()) verdict.retries_left = left->get<int>();
     if (domain != json.end() && domain->is_number_integer()) {
       verdict.domain = static_cast<Verdict::Domain>(domain->get<int>());
     }

@@ -17,7 +17,9 @@ struct Verdict {
   int rank = -1;  // that failed first; -1: none is blamed
   std::string node;
   std::vector<std::string> evidence;
-  std::string process;  // whose log says more: "prepare", "rank-3"; empty: nobody's
+  std::string process;    // whose log says more: "prepare", "rank-3"; empty: nobody's
+  int retries_left = -1;  // for a failure of this domain; -1: they do not apply
+  std::string action;     // what the service did
 
   bool empty() const { return code.empty(); }
   bool succeeded() const { return domain == Domain::kNone && code == "succeeded"; }

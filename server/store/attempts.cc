@@ -8,11 +8,13 @@
 namespace sft::server::store {
 namespace {
 
-#define SFT_ATTEMPT_COLUMNS \
-  "uid, job_id, number, epoch, state, reason, rendezvous, verdict, progress, created_us, ended_us"
+#define SFT_ATTEMPT_COLUMNS                                                                \
+  "uid, job_id, number, epoch, state, reason, rendezvous, verdict, progress, created_us, " \
+  "ended_us, "                                                                             \
+  "resume_uid, resume_step, checkpoints_asked, checkpoint_request"
 #define SFT_MEMBER_COLUMNS                                                                 \
   "attempt_uid, node_rank, node, first_rank, slots, state, seen, reason, verdict, stuck, " \
-  "forgotten"
+  "forgotten, lost"
 
 AttemptRecord ReadAttempt(const Statement& row) {
   AttemptRecord attempt;
@@ -27,6 +29,10 @@ AttemptRecord ReadAttempt(const Statement& row) {
   attempt.progress = row.Text(8);
   attempt.created_us = row.Int(9);
   attempt.ended_us = row.Int(10);
+  attempt.resume_uid = row.Text(11);
+  attempt.resume_step = row.Int(12);
+  attempt.checkpoints_asked = row.Int(13);
+  attempt.checkpoint_request = row.Text(14);
   return attempt;
 }
 
@@ -60,6 +66,7 @@ absl::StatusOr<std::vector<MemberRecord>> ReadMembers(Statement& row) {
     member.status.verdict = VerdictFromJson(row.Text(8));
     member.status.stuck = row.Bool(9);
     member.forgotten = row.Bool(10);
+    member.status.lost = row.Bool(11);
   }
 }
 
@@ -88,9 +95,10 @@ absl::Status InsertAttempt(Database& db, const AttemptRecord& attempt,
     SFT_ASSIGN_OR_RETURN(
         Statement insert,
         db.Prepare("INSERT INTO attempts (uid, job_id, number, epoch, state, reason, "
-                   "created_us) VALUES (?, ?, ?, ?, ?, ?, ?)"));
+                   "created_us, resume_uid, resume_step) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"));
     insert.Bind(attempt.uid).Bind(attempt.job_id).Bind(attempt.number).Bind(attempt.epoch);
     insert.Bind(static_cast<int>(attempt.state)).Bind(attempt.reason).Bind(attempt.created_us);
+    insert.Bind(attempt.resume_uid).Bind(attempt.resume_step);
     SFT_RETURN_IF_ERROR(insert.Run());
   }
   for (const MemberRecord& member : members) {
@@ -114,6 +122,20 @@ absl::StatusOr<std::optional<AttemptRecord>> AttemptOfJob(Database& db, const st
   SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(job_id).Bind(number).Step());
   if (!row) return std::optional<AttemptRecord>();
   return std::optional<AttemptRecord>(ReadAttempt(get));
+}
+
+absl::StatusOr<std::vector<AttemptRecord>> AttemptsOfJob(Database& db, const std::string& job_id,
+                                                         int limit) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT " SFT_ATTEMPT_COLUMNS
+                                  " FROM attempts WHERE job_id = ? ORDER BY number DESC LIMIT ?"));
+  list.Bind(job_id).Bind(limit);
+  std::vector<AttemptRecord> attempts;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return attempts;
+    attempts.push_back(ReadAttempt(list));
+  }
 }
 
 absl::StatusOr<std::vector<AttemptRecord>> LiveAttempts(Database& db) {
@@ -164,10 +186,28 @@ absl::Status TakeAttemptEdge(Database& db, AttemptRecord& attempt, AttemptState 
   }
   attempt.state = to;
   if (!IsTerminal(to)) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(
+      Statement release,
+      db.Prepare("UPDATE allocations SET freed_us = ? WHERE attempt_uid = ? AND freed_us IS NULL "
+                 "AND node NOT IN (SELECT node FROM attempt_nodes WHERE attempt_uid = ? AND "
+                 "lost = 1 AND forgotten = 0)"));
+  return release.Bind(now_us).Bind(attempt.uid).Bind(attempt.uid).Run();
+}
+
+absl::Status FreeSlots(Database& db, const std::string& attempt_uid, const std::string& node,
+                       int64_t now_us) {
   SFT_ASSIGN_OR_RETURN(Statement release,
                        db.Prepare("UPDATE allocations SET freed_us = ? WHERE attempt_uid = ? AND "
-                                  "freed_us IS NULL"));
-  return release.Bind(now_us).Bind(attempt.uid).Run();
+                                  "node = ? AND freed_us IS NULL"));
+  return release.Bind(now_us).Bind(attempt_uid).Bind(node).Run();
+}
+
+absl::Status AskForCheckpoint(Database& db, const AttemptRecord& attempt) {
+  SFT_ASSIGN_OR_RETURN(Statement update,
+                       db.Prepare("UPDATE attempts SET checkpoints_asked = ?, checkpoint_request "
+                                  "= ? WHERE uid = ?"));
+  update.Bind(attempt.checkpoints_asked).Bind(attempt.checkpoint_request);
+  return update.Bind(attempt.uid).Run();
 }
 
 absl::Status SetAttemptVerdict(Database& db, const AttemptRecord& attempt) {
@@ -192,10 +232,11 @@ absl::Status UpdateMember(Database& db, const MemberRecord& member) {
   SFT_ASSIGN_OR_RETURN(
       Statement update,
       db.Prepare("UPDATE attempt_nodes SET state = ?, seen = ?, reason = ?, verdict = "
-                 "?, stuck = ?, forgotten = ? WHERE attempt_uid = ? AND node_rank = ?"));
+                 "?, stuck = ?, forgotten = ?, lost = ? WHERE attempt_uid = ? AND node_rank = ?"));
   const Member& status = member.status;
   update.Bind(static_cast<int>(status.state)).Bind(status.seen).Bind(status.reason);
   update.Bind(ToJson(status.verdict)).Bind(status.stuck).Bind(member.forgotten);
+  update.Bind(status.lost);
   return update.Bind(member.attempt_uid).Bind(status.node_rank).Run();
 }
 

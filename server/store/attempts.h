@@ -20,6 +20,9 @@ absl::Status InsertAttempt(Database& db, const AttemptRecord& attempt,
 absl::StatusOr<AttemptRecord> GetAttempt(Database& db, const std::string& uid);
 absl::StatusOr<std::optional<AttemptRecord>> AttemptOfJob(Database& db, const std::string& job_id,
                                                           int number);
+// Newest first.
+absl::StatusOr<std::vector<AttemptRecord>> AttemptsOfJob(Database& db, const std::string& job_id,
+                                                         int limit);
 // Attempts that are not over, oldest first.
 absl::StatusOr<std::vector<AttemptRecord>> LiveAttempts(Database& db);
 
@@ -29,8 +32,13 @@ absl::StatusOr<std::vector<MemberRecord>> MembersOf(Database& db, const std::str
 absl::StatusOr<std::vector<MemberRecord>> HeldMembers(Database& db, const std::string& node);
 
 // Takes a legal edge of an attempt with its verdict and reason; as TakeEdge for jobs. A terminal
-// state frees the slots.
+// state frees the slots, but for those of nodes that were given up: FreeSlots does that once such a
+// node says that it has nothing of the attempt.
 absl::Status TakeAttemptEdge(Database& db, AttemptRecord& attempt, AttemptState to, int64_t now_us);
+absl::Status FreeSlots(Database& db, const std::string& attempt_uid, const std::string& node,
+                       int64_t now_us);
+// Stores checkpoints_asked and checkpoint_request.
+absl::Status AskForCheckpoint(Database& db, const AttemptRecord& attempt);
 absl::Status SetAttemptVerdict(Database& db, const AttemptRecord& attempt);
 absl::Status SetRendezvous(Database& db, const std::string& uid, const std::string& rendezvous);
 absl::Status SetProgress(Database& db, const std::string& uid, const std::string& progress);

@@ -11,7 +11,9 @@ namespace {
 #define SFT_JOB_COLUMNS                                                                            \
   "sequence, id, project, owner, kind, state, reason, display_name, variant, gpu_type, "           \
   "gpus_per_node, nodes, model, file_name, warnings, request_id, request_hash, cancel_requested, " \
-  "cancel_reason, attempt, verdict, created_us, started_us, ended_us"
+  "cancel_reason, attempt, verdict, created_us, started_us, ended_us, cancel_checkpoint, "         \
+  "restarts, unknown_restarts, idle_restarts, quick_restarts, furthest_step, saved_step, "         \
+  "not_before_us, avoid_node, resumed_from, resumed_step, resume_changed"
 #define SFT_JOB_LARGE_COLUMNS ", source_text, resolved_json, resolved_values"
 
 JobRecord ReadJob(const Statement& row, bool large) {
@@ -41,6 +43,18 @@ JobRecord ReadJob(const Statement& row, bool large) {
   job.created_us = row.Int(c++);
   job.started_us = row.Int(c++);
   job.ended_us = row.Int(c++);
+  job.cancel_checkpoint = row.Bool(c++);
+  job.restart.restarts = static_cast<int>(row.Int(c++));
+  job.restart.unknown_restarts = static_cast<int>(row.Int(c++));
+  job.restart.idle = static_cast<int>(row.Int(c++));
+  job.restart.quick = static_cast<int>(row.Int(c++));
+  job.restart.furthest_step = row.Int(c++);
+  job.restart.saved_step = row.Int(c++);
+  job.not_before_us = row.Int(c++);
+  job.avoid_node = row.Text(c++);
+  job.resumed_from = row.Text(c++);
+  job.resumed_step = row.Int(c++);
+  job.resume_changed = row.Bool(c++);
   if (large) {
     job.source_text = row.Text(c++);
     job.resolved_json = row.Text(c++);
@@ -70,8 +84,9 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
       db.Prepare(
           "INSERT INTO jobs (id, project, owner, kind, state, reason, display_name, variant, "
           "gpu_type, gpus_per_node, nodes, model, source_text, file_name, resolved_json, "
-          "resolved_values, warnings, request_id, request_hash, created_us) VALUES "
-          "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING sequence"));
+          "resolved_values, warnings, request_id, request_hash, created_us, resumed_from, "
+          "resumed_step, resume_changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, "
+          "?, ?, ?, ?, ?, ?, ?) RETURNING sequence"));
   insert.Bind(job.id).Bind(job.project).Bind(job.owner).Bind(job.kind);
   insert.Bind(static_cast<int>(job.state)).Bind(job.reason).Bind(job.display_name);
   insert.Bind(job.variant).Bind(job.gpu_type).Bind(job.gpus_per_node).Bind(job.nodes);
@@ -83,6 +98,7 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
     insert.Bind(job.request_id);
   }
   insert.Bind(job.request_hash).Bind(job.created_us);
+  insert.Bind(job.resumed_from).Bind(job.resumed_step).Bind(job.resume_changed);
   SFT_ASSIGN_OR_RETURN(const bool row, insert.Step());
   if (!row) return Internal("an inserted job has no sequence");
   job.sequence = insert.Int(0);
@@ -202,10 +218,24 @@ absl::StatusOr<bool> SetReason(Database& db, const std::string& id, const std::s
   return true;
 }
 
-absl::Status RequestCancel(Database& db, const std::string& id, const std::string& reason) {
-  SFT_ASSIGN_OR_RETURN(Statement update, db.Prepare("UPDATE jobs SET cancel_requested = 1, "
-                                                    "cancel_reason = ? WHERE id = ?"));
-  return update.Bind(reason).Bind(id).Run();
+absl::Status RequestCancel(Database& db, const std::string& id, const std::string& reason,
+                           bool checkpoint) {
+  SFT_ASSIGN_OR_RETURN(Statement update,
+                       db.Prepare("UPDATE jobs SET cancel_requested = 1, cancel_reason = ?, "
+                                  "cancel_checkpoint = ? WHERE id = ?"));
+  return update.Bind(reason).Bind(checkpoint).Bind(id).Run();
+}
+
+absl::Status SetRestart(Database& db, const JobRecord& job) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement update,
+      db.Prepare("UPDATE jobs SET restarts = ?, unknown_restarts = ?, idle_restarts = ?, "
+                 "quick_restarts = ?, furthest_step = ?, saved_step = ?, not_before_us = ?, "
+                 "avoid_node = ? WHERE id = ?"));
+  const RestartState& state = job.restart;
+  update.Bind(state.restarts).Bind(state.unknown_restarts).Bind(state.idle).Bind(state.quick);
+  update.Bind(state.furthest_step).Bind(state.saved_step).Bind(job.not_before_us);
+  return update.Bind(job.avoid_node).Bind(job.id).Run();
 }
 
 absl::Status AddEvent(Database& db, const std::string& job_id, EventRecord event) {

@@ -51,7 +51,10 @@ absl::Status TakeEdge(Database& db, JobRecord& job, JobState to, const std::stri
 absl::StatusOr<bool> SetReason(Database& db, const std::string& id, const std::string& reason,
                                int64_t now_us, bool write_event);
 
-absl::Status RequestCancel(Database& db, const std::string& id, const std::string& reason);
+absl::Status RequestCancel(Database& db, const std::string& id, const std::string& reason,
+                           bool checkpoint);
+// Stores what DecideRestart said, with the time and the node that follow from it.
+absl::Status SetRestart(Database& db, const JobRecord& job);
 
 absl::Status AddEvent(Database& db, const std::string& job_id, EventRecord event);
 // Events with a sequence above `after`.

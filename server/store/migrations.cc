@@ -202,6 +202,85 @@ ALTER TABLE nodes ADD COLUMN data_dir_id TEXT NOT NULL DEFAULT '';
 ALTER TABLE datasets ADD COLUMN odd_rows INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE datasets ADD COLUMN first_odd_row INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE datasets ADD COLUMN first_odd TEXT NOT NULL DEFAULT '';
+)sql"},
+                                     {3, R"sql(
+-- Restarts: what was used up, how far the job came, and when and where it is tried next.
+ALTER TABLE jobs ADD COLUMN restarts INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN unknown_restarts INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN idle_restarts INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN quick_restarts INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN furthest_step INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN saved_step INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN not_before_us INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN avoid_node TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN resumed_from TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN resumed_step INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN resume_changed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN cancel_checkpoint INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX jobs_resumed ON jobs (resumed_from) WHERE resumed_from != '';
+
+-- The checkpoint an attempt went on from (empty: from the start), and the ones it was asked for.
+ALTER TABLE attempts ADD COLUMN resume_uid TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempts ADD COLUMN resume_step INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE attempts ADD COLUMN checkpoints_asked INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE attempts ADD COLUMN checkpoint_request TEXT NOT NULL DEFAULT '';
+
+-- The node was given up for this attempt. Its slots stay held until it says what became of them.
+ALTER TABLE attempt_nodes ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
+
+-- Training state. Committed when each of the gang's nodes has registered its part.
+CREATE TABLE checkpoints (
+  attempt_uid TEXT NOT NULL REFERENCES attempts (uid),
+  step INTEGER NOT NULL CHECK (step > 0),
+  job_id TEXT NOT NULL REFERENCES jobs (id),
+  attempt INTEGER NOT NULL,
+  epoch INTEGER NOT NULL,
+  reason TEXT NOT NULL,
+  metric REAL,
+  best INTEGER NOT NULL,
+  bytes INTEGER NOT NULL DEFAULT 0,
+  problem TEXT NOT NULL DEFAULT '',
+  created_us INTEGER NOT NULL,
+  committed_us INTEGER NOT NULL DEFAULT 0,
+  deleted_us INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (attempt_uid, step)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX checkpoints_by_job ON checkpoints (job_id, step);
+CREATE INDEX checkpoints_kept ON checkpoints (deleted_us);
+
+-- place: 1 blobs, 2 a folder on the node, 3 below the shared folder.
+CREATE TABLE checkpoint_parts (
+  attempt_uid TEXT NOT NULL,
+  step INTEGER NOT NULL,
+  node_rank INTEGER NOT NULL,
+  node TEXT NOT NULL,
+  place INTEGER NOT NULL CHECK (place BETWEEN 1 AND 3),
+  path TEXT NOT NULL,
+  bytes INTEGER NOT NULL,
+  PRIMARY KEY (attempt_uid, step, node_rank),
+  FOREIGN KEY (attempt_uid, step) REFERENCES checkpoints (attempt_uid, step)
+) STRICT, WITHOUT ROWID;
+
+-- Blobs of kept checkpoints; rows go with the checkpoint, a blob with its last row.
+CREATE TABLE checkpoint_files (
+  attempt_uid TEXT NOT NULL,
+  step INTEGER NOT NULL,
+  path TEXT NOT NULL,
+  sha256 TEXT NOT NULL,
+  size INTEGER NOT NULL,
+  PRIMARY KEY (attempt_uid, step, path),
+  FOREIGN KEY (attempt_uid, step) REFERENCES checkpoints (attempt_uid, step)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX checkpoint_files_by_blob ON checkpoint_files (sha256);
+
+-- Failures of gangs that blame a node.
+CREATE TABLE node_faults (
+  node TEXT NOT NULL,
+  time_us INTEGER NOT NULL,
+  job_id TEXT NOT NULL,
+  code TEXT NOT NULL
+) STRICT;
+CREATE INDEX node_faults_by_node ON node_faults (node, time_us);
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

@@ -59,6 +59,11 @@ Statement& Statement::Bind(int64_t value) {
   return *this;
 }
 
+Statement& Statement::Bind(double value) {
+  Check(sqlite3_bind_double(statement_, next_++, value));
+  return *this;
+}
+
 Statement& Statement::Bind(std::string_view text) {
   Check(sqlite3_bind_text64(statement_, next_++, text.empty() ? "" : text.data(), text.size(),
                             SQLITE_TRANSIENT, SQLITE_UTF8));
@@ -87,6 +92,12 @@ absl::StatusOr<bool> Statement::Step() {
 absl::Status Statement::Run() { return Step().status(); }
 
 int64_t Statement::Int(int column) const { return sqlite3_column_int64(statement_, column); }
+
+double Statement::Real(int column) const { return sqlite3_column_double(statement_, column); }
+
+bool Statement::IsNull(int column) const {
+  return sqlite3_column_type(statement_, column) == SQLITE_NULL;
+}
 
 std::string Statement::Text(int column) const {
   const void* bytes = sqlite3_column_blob(statement_, column);

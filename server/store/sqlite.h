@@ -26,6 +26,7 @@ class Statement {
   Statement& Bind(int64_t value);
   Statement& Bind(int value) { return Bind(int64_t{value}); }
   Statement& Bind(bool value) { return Bind(int64_t{value}); }
+  Statement& Bind(double value);
   Statement& Bind(std::string_view text);
   Statement& Bind(const char* text) { return Bind(std::string_view(text)); }
   Statement& BindBlob(std::string_view bytes);
@@ -39,6 +40,8 @@ class Statement {
   // Columns of the row, from 0.
   int64_t Int(int column) const;
   bool Bool(int column) const { return Int(column) != 0; }
+  double Real(int column) const;
+  bool IsNull(int column) const;
   std::string Text(int column) const;
 
  private:

@@ -15,6 +15,7 @@
 //   eat_memory     the last rank takes memory until something ends it
 //   lines N MS     N numbered lines and steps, MS milliseconds apart
 //   flood MIB PATH so much of numbered lines as fast as it can, then as until PATH
+//   train ...      saves and resumes; see fake_training.h
 //
 // Ranks of "steps" and "slow" meet through their flight records alone: a rank is at most one step
 // ahead of the slowest, and waits for it in its collective.
@@ -31,6 +32,7 @@
 #include "common/base/clock.h"
 #include "common/io/file.h"
 #include "common/io/flight_record.h"
+#include "tests/e2e/fake_training.h"
 #include "worker/channel/event.h"
 #include "worker/channel/launch.h"
 
@@ -216,6 +218,12 @@ int Train(const RankLaunch& launch, int rank) {
   printf("rank %d of %d at %s on %s\n", rank, launch.world_size, launch.rendezvous.c_str(),
          launch.device.c_str());
   fflush(stdout);
+  if (IsFakeTraining(mode)) {
+    events.Write(channel::ReadyEvent{rank, launch.world_size, launch.device, 0, 10, 100, 0.01});
+    const int code = RunFakeTraining(
+        launch, rank, mode, [&](channel::EventBody body) { events.Write(std::move(body)); });
+    return code == channel::kExitOk && rank == 0 ? Deliver(launch, events) : code;
+  }
   events.Write(channel::ReadyEvent{rank, launch.world_size, launch.device, kSteps, 10, 100, 0.01});
   events.Write(Step(1, kSteps));
   const bool last = rank == launch.world_size - 1;

@@ -151,7 +151,7 @@ class ServiceCase(unittest.TestCase):
 
     def start_server(self, *options, data_dir=None):
         self.start("server", BUILD / "bin/sft-server", "--listen", f"127.0.0.1:{self.port}", "--http", "off",
-                   "--data-dir", data_dir or self.dir / "server", *options)
+                   "--data-dir", data_dir or self.dir / "server", "--restart-delay", "0s", *options)
         wait_until("the server to answer", lambda: self.sftctl("nodes", "--json").returncode == 0)
 
     def start_worker(self, node="node-a", gpus="H100:8", models=None, engine=False, options=()):
@@ -168,8 +168,9 @@ class ServiceCase(unittest.TestCase):
             [str(BUILD / "bin/sftctl"), "--server", f"127.0.0.1:{self.port}", *map(str, arguments)],
             capture_output=True, text=True, timeout=timeout, check=False)
 
-    def write_job(self, mode="ok", ranks=4, per_node=None, name="job", rows=1):
-        """The file of a job whose ranks do what `mode` says (fake_rank.cc), with its data."""
+    def write_job(self, mode="ok", ranks=4, per_node=None, name="job", rows=1, compute="", tables=""):
+        """The file of a job whose ranks do what `mode` says (fake_rank.cc), with its data; `compute`
+        and `tables` are more lines of it."""
         per_node = per_node or ranks
         job = self.dir / f"{name}.toml"
         data = self.dir / f"{name}.jsonl"
@@ -184,12 +185,14 @@ gpu_count = {ranks}
 variant = "H100-{per_node}x"
 nodes = {ranks // per_node}
 gpus_per_node = {per_node}
+{compute}
 [training]
 mode = "lora"
 [hyperparameters]
 per_device_batch = 1
 gradient_accumulation_steps = 1
 sequence_length = 64
+{tables}
 """)
         return job
 

@@ -147,7 +147,7 @@ class ServiceTest(ServiceCase):
         self.start_server()
         self.start_worker("node-a", "H100:1")
         self.start_worker("node-b", "H100:1")
-        job = self.submit("rank_killed", ranks=2, per_node=1)
+        job = self.submit("rank_killed", ranks=2, per_node=1, compute="max_restarts = 0")
         self.assert_ends(job, INFRASTRUCTURE_FAILURE)
         self.assertEqual(self.ranks(), [])
         self.assertIn("rank 1 was killed by signal 9", json.dumps(self.status(job)))

@@ -7,6 +7,7 @@
 
 #include "common/io/file.h"
 #include "common/io/paths.h"
+#include "worker/daemon/checkpoint_folder.h"
 #include "worker/daemon/verdict.h"
 
 namespace sft::worker {
@@ -41,7 +42,10 @@ Agent::~Agent() {
     attempts.swap(attempts_);
   }
   for (auto& [uid, entry] : attempts) entry.attempt->Interrupt();
-  for (auto& [uid, entry] : attempts) entry.io.reset();
+  for (auto& [uid, entry] : attempts) {
+    entry.io.reset();
+    entry.checkpoint_io.reset();
+  }
 }
 
 absl::Status Agent::Load() {
@@ -71,6 +75,8 @@ void Agent::Add(AttemptRecord record) {
   if (options_.io_threads) {
     Attempt* attempt = entry.attempt.get();
     entry.io = std::make_unique<IoThread>("io " + uid, [attempt] { return attempt->Io(); });
+    entry.checkpoint_io =
+        std::make_unique<IoThread>("checkpoints", [attempt] { return attempt->CheckpointIo(); });
   }
   const MutexLock lock(mutex_);
   attempts_[uid] = std::move(entry);
@@ -137,6 +143,7 @@ void Agent::NotifyChange() {
   step_wanted_ = true;
   for (auto& [uid, entry] : attempts_) {
     if (entry.io != nullptr) entry.io->Wake();
+    if (entry.checkpoint_io != nullptr) entry.checkpoint_io->Wake();
   }
   changed_.NotifyAll();
 }
@@ -174,6 +181,20 @@ void Agent::Apply(const v1::Desired& desired) {
   }
 }
 
+void Agent::CleanCheckpoints(const v1::CheckpointSet& kept) {
+  std::set<std::string> live_jobs;
+  {
+    const MutexLock lock(mutex_);
+    for (const auto& [uid, entry] : attempts_) {
+      if (entry.attempt->Status().state() != v1::AttemptStatus::DONE) {
+        live_jobs.insert(entry.attempt->job_id());
+      }
+    }
+  }
+  const absl::Status cleaned = worker::CleanCheckpoints(kept, live_jobs, setup_);
+  if (!cleaned.ok()) spdlog::error("checkpoints: {}", Message(cleaned));
+}
+
 void Agent::Accept(const v1::DesiredAttempt& desired) {
   AttemptRecord record;
   record.uid = desired.attempt_uid();
@@ -202,7 +223,9 @@ void Agent::RemoveForgotten() {
     }
   }
   for (auto& [uid, entry] : forgotten) {
+    entry.attempt->Interrupt();
     entry.io.reset();
+    entry.checkpoint_io.reset();
     const absl::Status removed = io::RemoveAll(setup_.AttemptDir(uid));
     if (!removed.ok()) spdlog::error("attempt {}: {}", uid, Message(removed));
     spdlog::info("attempt {}: forgotten", uid);
@@ -221,6 +244,7 @@ Nanos Agent::Step() {
   }
   if (desired) {
     Apply(*desired);
+    if (desired->has_checkpoints()) CleanCheckpoints(desired->checkpoints());
     NotifyChange();
   }
   std::vector<Attempt*> attempts;
@@ -248,7 +272,10 @@ void Agent::StepIo() {
     const MutexLock lock(mutex_);
     for (auto& [uid, entry] : attempts_) attempts.push_back(entry.attempt.get());
   }
-  for (Attempt* attempt : attempts) attempt->Io();
+  for (Attempt* attempt : attempts) {
+    attempt->Io();
+    attempt->CheckpointIo();
+  }
 }
 
 }  // namespace sft::worker

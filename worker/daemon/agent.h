@@ -60,12 +60,14 @@ class Agent {
   struct Entry {
     std::unique_ptr<Attempt> attempt;
     std::unique_ptr<IoThread> io;
+    std::unique_ptr<IoThread> checkpoint_io;
   };
 
   void Apply(const v1::Desired& desired);
   void Accept(const v1::DesiredAttempt& desired);
   void Add(AttemptRecord record);
   void RemoveForgotten();
+  void CleanCheckpoints(const v1::CheckpointSet& kept);
 
   const Options options_;
   const NodeSetup& setup_;

@@ -72,6 +72,8 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
   SFT_ASSIGN_OR_RETURN(setup.data_dir, Absolute(options.data_dir));
   SFT_ASSIGN_OR_RETURN(setup.shared_dir, options.shared.empty() ? setup.data_dir + "/shared"
                                                                 : Absolute(options.shared));
+  setup.has_shared = !options.shared.empty();
+  setup.checkpoint_upload_limit = static_cast<int64_t>(options.checkpoint_upload_limit_gb * 1e9);
   for (const std::string& dir : options.models) {
     SFT_ASSIGN_OR_RETURN(std::string path, Absolute(dir));
     if (!io::IsDirectory(path)) {
@@ -154,7 +156,7 @@ v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, co
   message.set_cpus(setup.cpus);
   message.set_memory_bytes(MemoryBytes());
   message.set_address(setup.address);
-  message.set_has_shared_folder(true);
+  message.set_has_shared_folder(setup.has_shared);
   return message;
 }
 

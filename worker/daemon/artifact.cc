@@ -5,12 +5,12 @@
 
 #include "common/io/file.h"
 #include "common/io/sha256.h"
+#include "worker/daemon/event_file.h"
 
 namespace sft::worker {
 namespace {
 
 constexpr int kMaxDepth = 8;
-constexpr int64_t kMaxEventsBytes = int64_t{1} << 30;
 
 // Relative paths of the regular files below `root`/`prefix`.
 absl::Status Collect(const std::string& root, const std::string& prefix, int depth,
@@ -38,18 +38,14 @@ absl::Status Collect(const std::string& root, const std::string& prefix, int dep
 }  // namespace
 
 absl::StatusOr<channel::ArtifactEvent> FindArtifact(const std::string& attempt_dir) {
-  SFT_ASSIGN_OR_RETURN(const std::string text,
-                       io::ReadFile(attempt_dir + "/rank-0.events", kMaxEventsBytes));
   absl::StatusOr<channel::ArtifactEvent> found =
       NotFound("rank 0 ended without delivering anything");
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    const auto event = channel::ParseLine(std::string_view(text).substr(at, end - at));
-    if (event.ok() && std::holds_alternative<channel::ArtifactEvent>(event->body)) {
-      found = std::get<channel::ArtifactEvent>(event->body);
-    }
-    at = end + 1;
-  }
+  SFT_RETURN_IF_ERROR(
+      ReadEventFile(attempt_dir + "/rank-0.events", [&](const channel::Event& event) {
+        if (const auto* artifact = std::get_if<channel::ArtifactEvent>(&event.body)) {
+          found = *artifact;
+        }
+      }));
   return found;
 }
 

@@ -41,6 +41,7 @@ GangWatch::Options WatchOptions(const AttemptRecord& record, const AttemptServic
 
 Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
     : uid_(record.uid),
+      job_id_(record.dispatch.job_id()),
       epoch_(record.epoch),
       dir_(services.setup.AttemptDir(record.uid)),
       services_(services),
@@ -50,7 +51,11 @@ Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
                services.server,
                [this](int rank, const channel::Event& event) { OnEvent(rank, event); }),
       backoff_(kFirstBackoff, kMaxBackoff),
+      checkpoints_({record.uid, record.epoch, record.dispatch.job_id()}, services.setup,
+                   services.server, record.checkpoint_step,
+                   [this](int64_t step) { OnCheckpointRegistered(step); }),
       record_(std::move(record)) {
+  if (record_.launched && !record_.done) FindCheckpoints();
   const MutexLock lock(mutex_);
   if (record_.done) {
     state_ = v1::AttemptStatus::DONE;
@@ -70,12 +75,16 @@ void Attempt::Direct(const v1::DesiredAttempt& desired) {
     intent_reason_ = desired.reason();
   }
   if (desired.intent() == v1::DesiredAttempt::FORGET) abandoned_ = true;
+  checkpoints_wanted_ = std::max(checkpoints_wanted_, desired.checkpoints_asked());
+  checkpoint_first_ = checkpoint_first_ || desired.checkpoint_first();
+  if (abandoned_ || (desired.cancelled() && !desired.checkpoint_first())) checkpoints_.Drop();
   if (!desired.rendezvous().empty()) desired_rendezvous_ = desired.rendezvous();
 }
 
 void Attempt::Abandon(const std::string& reason) {
   const MutexLock lock(mutex_);
   abandoned_ = true;
+  checkpoints_.Drop();
   if (intent_ != v1::DesiredAttempt::RUN) return;
   intent_ = v1::DesiredAttempt::STOP;
   intent_reason_ = reason;
@@ -111,6 +120,7 @@ bool Attempt::Stopping() const {
 }
 
 void Attempt::Interrupt() {
+  checkpoints_.Interrupt();
   const MutexLock lock(mutex_);
   interrupted_ = true;
 }
@@ -128,6 +138,7 @@ void Attempt::Enter(State state, const std::string& reason) {
 }
 
 void Attempt::Save() {
+  const MutexLock save_lock(save_mutex_);
   AttemptRecord record;
   {
     const MutexLock lock(mutex_);

@@ -11,6 +11,7 @@
 #include "worker/channel/launch.h"
 #include "worker/daemon/attempt_record.h"
 #include "worker/daemon/backoff.h"
+#include "worker/daemon/checkpoint_shipper.h"
 #include "worker/daemon/gang_watch.h"
 #include "worker/daemon/host_evidence.h"
 #include "worker/daemon/inventory.h"
@@ -42,8 +43,9 @@ struct AttemptServices {
 //
 //   STAGING -> READY -> PREPARING -> RUNNING -> (STOPPING) -> FINISHING -> DONE
 //
-// Two threads drive it. Control() never waits for the network: it starts, watches and stops the
+// Three threads drive it. Control() never waits for the network: it starts, watches and stops the
 // shim. Io() does what may take long: staging, shipping of logs and events, the artifact.
+// CheckpointIo() may take longest and must keep neither waiting: it uploads checkpoints.
 // Everything else may be called from any thread. A new object over an old folder continues where
 // the last one was.
 class Attempt {
@@ -51,6 +53,7 @@ class Attempt {
   Attempt(AttemptRecord record, const AttemptServices& services);
 
   const std::string& uid() const { return uid_; }
+  const std::string& job_id() const { return job_id_; }
   int64_t epoch() const { return epoch_; }
 
   // What the server wants of it.
@@ -68,6 +71,8 @@ class Attempt {
   void Control(MonoTime heard);
   // Io thread: one piece of work; the time until there may be more.
   Nanos Io();
+  // Checkpoint thread: as Io.
+  Nanos CheckpointIo() { return checkpoints_.Work(); }
   // From another thread: Io() shall return soon; the object is about to go.
   void Interrupt();
 
@@ -103,6 +108,13 @@ class Attempt {
   // Delivers the artifact where this node has to; OK when nothing is left to do.
   absl::Status Deliver();
   void OnEvent(int rank, const channel::Event& event);
+  // Finds the checkpoints that an earlier life of the worker did not register.
+  void FindCheckpoints();
+  void OnCheckpointRegistered(int64_t step);
+
+  // Control thread: passes on the wish for a checkpoint. Whether the stop has to wait for one.
+  void AskForCheckpoints();
+  bool WaitsForLastCheckpoint();
 
   void Conclude(const v1::Verdict& verdict);
   void Enter(State state, const std::string& reason = "");
@@ -111,6 +123,7 @@ class Attempt {
   std::string SocketPath() const;
 
   const std::string uid_;
+  const std::string job_id_;
   const int64_t epoch_;
   const std::string dir_;
   const AttemptServices services_;
@@ -122,12 +135,17 @@ class Attempt {
   GangWatch watch_;
   bool stop_sent_ = false;
   MonoTime renewed_at_{};  // the moment that was passed on to the shim last
+  std::optional<MonoTime> last_asked_at_;  // for the checkpoint before a stop
+  int64_t last_asked_after_ = 0;           // the newest step then
   std::optional<MonoTime> gone_at_;
   std::optional<v1::Verdict> gone_verdict_;
 
   // Io thread only.
   Shipper shipper_;
   Backoff backoff_;
+
+  CheckpointShipper checkpoints_;
+  Mutex save_mutex_;  // from the copy of the record to its file
 
   mutable Mutex mutex_;
   AttemptRecord record_ SFT_GUARDED_BY(mutex_);
@@ -136,6 +154,8 @@ class Attempt {
   v1::DesiredAttempt::Intent intent_ SFT_GUARDED_BY(mutex_) = v1::DesiredAttempt::RUN;
   std::string intent_reason_ SFT_GUARDED_BY(mutex_);
   bool abandoned_ SFT_GUARDED_BY(mutex_) = false;
+  int64_t checkpoints_wanted_ SFT_GUARDED_BY(mutex_) = 0;
+  bool checkpoint_first_ SFT_GUARDED_BY(mutex_) = false;
   bool interrupted_ SFT_GUARDED_BY(mutex_) = false;
   bool stuck_ SFT_GUARDED_BY(mutex_) = false;
   std::optional<StagedJob> staged_ SFT_GUARDED_BY(mutex_);

@@ -66,6 +66,7 @@ absl::Status Attempt::WriteLaunchFiles(const std::string& rendezvous, MonoTime h
   // What an earlier attempt of the job left there must not be taken for this one's.
   if (record.dispatch.first_rank() == 0) SFT_RETURN_IF_ERROR(io::RemoveAll(files.rank.output_dir));
   SFT_RETURN_IF_ERROR(io::MakeDirs(files.rank.output_dir));
+  SFT_RETURN_IF_ERROR(io::MakeDirs(files.rank.checkpoint_dir));
   SFT_RETURN_IF_ERROR(io::WriteFileAtomic(dir_ + "/launch.json", ToJson(files.rank)));
   SFT_RETURN_IF_ERROR(io::WriteFileAtomic(dir_ + "/shim.json", ToJson(files.shim)));
   const MutexLock lock(mutex_);
@@ -162,11 +163,13 @@ void Attempt::SteerShim(MonoTime heard) {
       // Only the server's word stops ranks; an interrupted worker leaves them running.
       if (intent_ == v1::DesiredAttempt::RUN) return;
     }
+    if (WaitsForLastCheckpoint()) return;
     stop_sent_ = services_.shims.Ask(SocketPath(), {"stop", reason.empty() ? "stop requested" : reason}).ok();
   } else if (heard > renewed_at_) {
     const std::chrono::duration<double> age = services_.clock.Mono() - heard;
     if (services_.shims.Ask(SocketPath(), {.command = "renew", .age = age.count()}).ok()) renewed_at_ = heard;
   }
+  AskForCheckpoints();
 }
 
 void Attempt::LookAtRanks() {
@@ -192,6 +195,39 @@ void Attempt::Warn(const std::string& message) {
       file.ok() ? file->Append(channel::ToLine(channel::Event{now, channel::WarningEvent{message}}))
                 : file.status();
   if (!written.ok()) spdlog::warn("attempt {}: {}", uid_, Message(written));
+}
+
+void Attempt::AskForCheckpoints() {
+  int64_t wanted = 0;
+  {
+    const MutexLock lock(mutex_);
+    if (checkpoints_wanted_ <= record_.checkpoints_asked) return;
+    wanted = checkpoints_wanted_;
+  }
+  if (shim_.state != "running" || !services_.shims.Ask(SocketPath(), {"checkpoint", ""}).ok()) return;
+  {
+    const MutexLock lock(mutex_);
+    record_.checkpoints_asked = wanted;
+  }
+  Save();
+}
+
+bool Attempt::WaitsForLastCheckpoint() {
+  {
+    const MutexLock lock(mutex_);
+    if (!checkpoint_first_ || abandoned_ || shim_.state != "running") return false;
+  }
+  const MonoTime now = services_.clock.Mono();
+  if (!last_asked_at_) {
+    last_asked_after_ = checkpoints_.newest();
+    last_asked_at_ = now;
+    if (!services_.shims.Ask(SocketPath(), {"checkpoint", ""}).ok()) return false;
+  }
+  const Nanos grace = std::chrono::duration_cast<Nanos>(
+      std::chrono::duration<double>(services_.setup.grace_seconds));
+  if (checkpoints_.newest() > last_asked_after_ || now - *last_asked_at_ >= grace) return false;
+  Enter(v1::AttemptStatus::STOPPING, "writing a checkpoint before the end");
+  return true;
 }
 
 void Attempt::ProcessesGone(const v1::Verdict& verdict) {

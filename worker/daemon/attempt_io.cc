@@ -5,6 +5,7 @@
 
 #include "worker/daemon/artifact.h"
 #include "worker/daemon/attempt.h"
+#include "worker/daemon/event_file.h"
 #include "worker/daemon/verdict.h"
 
 namespace sft::worker {
@@ -128,6 +129,7 @@ Nanos Attempt::Finish() {
     if (shipped.ok()) {
       backoff_.Reset();
       if (!shipped->complete) return Nanos(0);
+      if (!checkpoints_.Idle()) return kLiveInterval;
       status = Deliver();
     }
     if (!status.ok() && !IsDisowned(status)) {
@@ -185,7 +187,30 @@ absl::Status Attempt::Deliver() {
   return absl::OkStatus();
 }
 
+void Attempt::FindCheckpoints() {
+  const std::string path = fmt::format("{}/rank-{}.events", dir_, record_.dispatch.first_rank());
+  const absl::Status read = ReadEventFile(path, [this](const channel::Event& event) {
+    const auto* checkpoint = std::get_if<channel::CheckpointEvent>(&event.body);
+    if (checkpoint != nullptr) checkpoints_.Add(*checkpoint);
+  });
+  if (!read.ok() && !absl::IsNotFound(read)) spdlog::warn("{}", Message(read));
+}
+
+void Attempt::OnCheckpointRegistered(int64_t step) {
+  {
+    const MutexLock lock(mutex_);
+    record_.checkpoint_step = std::max(record_.checkpoint_step, step);
+  }
+  Save();
+}
+
 void Attempt::OnEvent(int rank, const channel::Event& event) {
+  const auto* checkpoint = std::get_if<channel::CheckpointEvent>(&event.body);
+  if (checkpoint != nullptr) {
+    checkpoints_.Add(*checkpoint);
+    services_.on_change();
+    return;
+  }
   const MutexLock lock(mutex_);
   if (const auto* progress = std::get_if<channel::ProgressEvent>(&event.body)) {
     progress_.set_phase(fmt::format("{} {}/{}", progress->phase, progress->done, progress->total));

@@ -41,6 +41,8 @@ absl::Status SaveRecord(const AttemptRecord& record, const std::string& attempt_
   json["launched_ns"] = record.launched_ns;
   json["oom_kills_before"] = record.oom_kills_before;
   json["memory_before"] = record.memory_before;
+  json["checkpoint_step"] = record.checkpoint_step;
+  json["checkpoints_asked"] = record.checkpoints_asked;
   json["committed"] = record.committed;
   json["done"] = record.done;
   SFT_RETURN_IF_ERROR(io::MakeDirs(attempt_dir));
@@ -71,6 +73,9 @@ absl::StatusOr<AttemptRecord> LoadRecord(const std::string& attempt_dir) {
   if (is("oom_kills_before", &Json::is_number_integer)) {
     record.oom_kills_before = json["oom_kills_before"];
   }
+  // An older worker wrote none.
+  record.checkpoint_step = json.value("checkpoint_step", int64_t{0});
+  record.checkpoints_asked = json.value("checkpoints_asked", int64_t{0});
   for (const Json& bytes : json["memory_before"]) {
     record.memory_before.push_back(bytes.is_number_integer() ? bytes.get<int64_t>() : 0);
   }

@@ -24,6 +24,9 @@ struct AttemptRecord {
   // What the watch found, before the ranks were told to end for it: why they end, also for a worker
   // that is started again meanwhile.
   v1::Verdict finding;
+  // Newest checkpoint that is registered with the server, and how many were asked for.
+  int64_t checkpoint_step = 0;
+  int64_t checkpoints_asked = 0;
   // The artifact is registered with the server.
   bool committed = false;
   // All is over and acknowledged.

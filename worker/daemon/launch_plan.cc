@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "common/rpc/endpoint.h"
+#include "worker/daemon/checkpoint_folder.h"
 
 namespace sft::worker {
 namespace {
@@ -114,6 +115,9 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.output_dir =
       OutputDir(input.attempt_uid, dispatch.job_id(), input.staged.spec.full_finetune(), setup);
   rank.job_id = dispatch.job_id();
+  rank.checkpoint_dir = CheckpointDir(dispatch.job_id(), setup);
+  rank.resume_dir = input.staged.resume_dir;
+  rank.resume_changed = dispatch.resume().changed_ok();
 
   channel::ShimLaunch& shim = files.shim;
   shim.attempt_uid = input.attempt_uid;

@@ -22,7 +22,15 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--models", options.models, "Folder with models; may be given several times");
   app.add_option("--data-root", options.data_roots,
                  "Jobs may name files below this folder; may be given several times");
-  app.add_option("--shared", options.shared, "Folder that receives full models [DATA-DIR/shared]");
+  app.add_option(
+      "--shared", options.shared,
+      "Folder that all nodes see: receives full models and checkpoints [DATA-DIR/shared, "
+      "for full models alone]");
+  app.add_option("--checkpoint-upload-limit", options.checkpoint_upload_limit_gb,
+                 "Without --shared, checkpoints of up to so many GB on this node go to the server, "
+                 "so that a job can go on elsewhere; larger ones tie it to this node")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1e6));
   app.add_option("--simulate-gpus", options.simulate_gpus,
                  "Pretend GPUs, TYPE:COUNT, for example H100:8; their ranks run on the CPU");
   app.add_option("--cpu-slots", options.cpu_slots,

@@ -16,6 +16,7 @@ struct Options {
   std::vector<std::string> models;
   std::vector<std::string> data_roots;
   std::string shared;
+  double checkpoint_upload_limit_gb = 4;
   std::string simulate_gpus;
   int cpu_slots = -1;  // -1: none, with --dev one for each core
   bool dev = false;

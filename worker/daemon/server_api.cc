@@ -38,8 +38,11 @@ class GrpcServerApi : public ServerApi {
   }
 
   absl::Status UploadArtifact(const BlobFile& file, const StopCheck& stop) override {
+    const auto purpose =
+        file.is_checkpoint ? v1::UploadBlobRequest::CHECKPOINT : v1::UploadBlobRequest::ARTIFACT;
     v1::StatBlobRequest question;
     question.set_sha256(file.sha256);
+    question.set_purpose(purpose);
     v1::StatBlobResponse has;
     {
       grpc::ClientContext context;
@@ -56,7 +59,7 @@ class GrpcServerApi : public ServerApi {
     chunk.set_sha256(file.sha256);
     chunk.set_size(file.size);
     chunk.set_offset(has.received());
-    chunk.set_purpose(v1::UploadBlobRequest::ARTIFACT);
+    chunk.set_purpose(purpose);
     chunk.set_display_name(file.display_name);
     const absl::Status sent = SendChunks(*stream, fd.get(), file, has.received(), chunk, stop);
     if (!sent.ok()) context.TryCancel();
@@ -82,6 +85,13 @@ class GrpcServerApi : public ServerApi {
       return taken;
     }
     return rpc::FromGrpc(stream->Finish());
+  }
+
+  absl::Status CommitCheckpoint(const v1::CommitCheckpointRequest& request) override {
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    v1::CommitCheckpointResponse response;
+    return rpc::FromGrpc(worker_->CommitCheckpoint(&context, request, &response));
   }
 
   absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) override {

@@ -22,6 +22,7 @@ struct BlobFile {
   std::string sha256;
   int64_t size = 0;
   std::string display_name;
+  bool is_checkpoint = false;  // goes where it can be deleted again
 };
 
 // The server's calls besides the session stream. Every call has a deadline. Errors: UNAVAILABLE and
@@ -33,11 +34,13 @@ class ServerApi {
   // The offset the server has afterwards.
   virtual absl::StatusOr<int64_t> AppendLog(const v1::AppendLogRequest& request) = 0;
   virtual absl::StatusOr<int64_t> AppendEvents(const v1::AppendEventsRequest& request) = 0;
-  // Uploads what the server lacks of an artifact's file; nothing when it has all of it.
+  // Uploads what the server lacks of an artifact's or a checkpoint's file; nothing when it has all
+  // of it.
   virtual absl::Status UploadArtifact(const BlobFile& file, const StopCheck& stop) = 0;
   // Passes the blob's bytes from `offset` on to `sink`, in order.
   virtual absl::Status Download(const std::string& sha256, int64_t offset,
                                 const std::function<absl::Status(std::string_view)>& sink) = 0;
+  virtual absl::Status CommitCheckpoint(const v1::CommitCheckpointRequest& request) = 0;
   virtual absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) = 0;
   // Answers the server's FetchFile with the file, or with `error` if that is not empty.
   virtual absl::Status SendFile(const v1::FetchFile& request, const std::string& path,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,14 @@ namespace sft::worker {
 // What the attempts of a node need to know of it; constant once the daemon runs.
 struct NodeSetup {
   std::string node;
-  // attempts/<uid>, datasets/<sha256>, cache/, run/ are below it.
+  // attempts/<uid>, checkpoints/<job>, datasets/<sha256>, cache/, run/ are below it.
   std::string data_dir;
   // Folder that receives full models, and where they stay.
   std::string shared_dir;
+  // The operator named it: all nodes see it, so that checkpoints are written there.
+  bool has_shared = false;
+  // Without it, checkpoints of up to so many bytes on this node go to the server.
+  int64_t checkpoint_upload_limit = 4'000'000'000;
   // Folders that hold models, in the order they are looked into.
   std::vector<std::string> model_dirs;
   // Hugging Face hub caches, looked into after them.

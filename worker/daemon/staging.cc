@@ -9,6 +9,7 @@
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
 #include "common/spec/job_json.h"
+#include "worker/daemon/checkpoint_folder.h"
 #include "worker/daemon/models.h"
 
 namespace sft::worker {
@@ -29,6 +30,10 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const Stop
     }
   }
   if (staged.train_file.empty()) return Internal("the dispatch has no file for job.data");
+  if (dispatch.has_resume()) {
+    SFT_ASSIGN_OR_RETURN(staged.resume_dir, StageCheckpoint(dispatch.resume(), dispatch.job_id(),
+                                                            setup_, server_, stop));
+  }
   return staged;
 }
 

@@ -20,6 +20,7 @@ struct StagedJob {
   // What the submitter calls them; empty: no other name.
   std::string train_name;
   std::string val_name;
+  std::string resume_dir;  // all files of the checkpoint to go on from; empty: step 0
 };
 
 // Brings what an attempt needs to this node. Thread-safe: attempts that need one blob at the same
@@ -30,8 +31,8 @@ class Stager {
   Stager(const NodeSetup& setup, ServerApi& server) : setup_(setup), server_(server) {}
 
   // INVALID_ARGUMENT, NOT_FOUND and PERMISSION_DENIED are the job owner's to correct; ABORTED when
-  // `stop` said so; anything else is the node's or the network's. A download that breaks is kept
-  // and continued by the next call.
+  // `stop` said so; DATA_LOSS when the checkpoint is gone; anything else is the node's or the
+  // network's. A download that breaks is kept and continued by the next call.
   absl::StatusOr<StagedJob> Stage(const v1::Dispatch& dispatch, const StopCheck& stop);
 
  private:

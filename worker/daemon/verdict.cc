@@ -241,6 +241,10 @@ v1::Verdict MakeStartVerdict(const absl::Status& status, const std::string& node
     return SimpleVerdict(v1::Verdict::USER, "bad_input", message,
                          "correct the job and submit it again", node);
   }
+  if (absl::IsDataLoss(status)) {
+    return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "checkpoint_lost", message,
+                         "an earlier checkpoint is used, or the job begins again", "");
+  }
   if (absl::IsResourceExhausted(status)) {
     return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "disk_full", message,
                          fmt::format("free space on node {}, then submit again", node), node);

@@ -107,9 +107,9 @@ TEST_F(FleetTest, ASecondJobWaitsWithAReasonAndStartsWhenTheFirstEnds) {
 
 TEST_F(FleetTest, CancelOfAPendingJobIsDoneAtOnce) {
   const std::string job = Submit("CPU", 1);
-  EXPECT_EQ(jobs_->Cancel(job, "not needed")->state(), v1::Job::CANCELLED);
+  EXPECT_EQ(jobs_->Cancel(job, "not needed", false)->state(), v1::Job::CANCELLED);
   EXPECT_EQ(Job(job).verdict().code(), "cancelled");
-  EXPECT_EQ(jobs_->Cancel(job, "again")->state(), v1::Job::CANCELLED);
+  EXPECT_EQ(jobs_->Cancel(job, "again", false)->state(), v1::Job::CANCELLED);
 }
 
 TEST_F(FleetTest, CancelOfARunningJobFreesItsSlotsWhenTheNodeHasEndedIt) {
@@ -118,7 +118,7 @@ TEST_F(FleetTest, CancelOfARunningJobFreesItsSlotsWhenTheNodeHasEndedIt) {
   Tick();
   const std::string uid = Uid(job);
   Report("a", worker, uid, S::RUNNING);
-  EXPECT_EQ(jobs_->Cancel(job, "")->state(), v1::Job::CANCELLING);
+  EXPECT_EQ(jobs_->Cancel(job, "", false)->state(), v1::Job::CANCELLING);
   Tick();
   EXPECT_EQ(worker->Wanted(uid)->intent(), D::STOP);
   Report("a", worker, uid, S::STOPPING);
@@ -133,7 +133,7 @@ TEST_F(FleetTest, CancelBeforeTheNodeHasTheSpecEndsWhenItSaysThatItHasNothing) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);
   Tick();
-  ASSERT_TRUE(jobs_->Cancel(job, "").ok());
+  ASSERT_TRUE(jobs_->Cancel(job, "", false).ok());
   Tick();
   EXPECT_EQ(worker->Wanted(Uid(job))->intent(), D::STOP);
   EXPECT_FALSE(worker->Wanted(Uid(job))->has_dispatch());
@@ -267,7 +267,7 @@ TEST_F(FleetTest, ProcessesThatDoNotEndKeepTheSlotsAndSaySo) {
   Tick();
   const std::string uid = Uid(job);
   Report("a", worker, uid, S::RUNNING);
-  ASSERT_TRUE(jobs_->Cancel(job, "").ok());
+  ASSERT_TRUE(jobs_->Cancel(job, "", false).ok());
   v1::AttemptStatus stuck = StatusOf(uid, S::STOPPING);
   stuck.set_stuck(true);
   stuck.set_reason("pid 7 is in state D");
@@ -339,7 +339,7 @@ TEST_F(FleetTest, AJobOfAnotherProjectIsNotFound) {
   const std::string job = Submit("CPU", 1);
   EXPECT_TRUE(jobs_->Get("projects/default/jobs/" + job).ok());
   EXPECT_TRUE(absl::IsNotFound(jobs_->Get("projects/other/jobs/" + job).status()));
-  EXPECT_TRUE(absl::IsNotFound(jobs_->Cancel("projects/other/jobs/" + job, "").status()));
+  EXPECT_TRUE(absl::IsNotFound(jobs_->Cancel("projects/other/jobs/" + job, "", false).status()));
   EXPECT_TRUE(absl::IsNotFound(jobs_->Events("projects/other/jobs/" + job, 0, 10).status()));
   EXPECT_EQ(State(job), v1::Job::PENDING);
 }

@@ -68,6 +68,11 @@ class FakeServer : public ServerApi {
     }
     return sink(rest);
   }
+  absl::Status CommitCheckpoint(const v1::CommitCheckpointRequest& request) override {
+    if (!failure.ok()) return failure;
+    checkpoints.push_back(request);
+    return absl::OkStatus();
+  }
   absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) override {
     SFT_RETURN_IF_ERROR(Begin());
     const Ending ending{this};
@@ -93,6 +98,7 @@ class FakeServer : public ServerApi {
   std::map<int, std::vector<v1::RankEvent>> events;  // by rank
   std::vector<BlobFile> uploaded;
   std::vector<v1::CommitArtifactRequest> commits;
+  std::vector<v1::CommitCheckpointRequest> checkpoints;
   std::map<std::string, std::string> blobs;
   std::vector<int64_t> download_offsets;
   int64_t break_download_after = -1;

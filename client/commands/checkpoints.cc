@@ -1,0 +1,207 @@
+#include <fmt/format.h>
+#include <google/protobuf/util/time_util.h>
+
+#include "client/commands/commands.h"
+#include "client/interrupt.h"
+#include "client/job_follow.h"
+#include "client/output/format.h"
+#include "client/output/json.h"
+#include "client/output/table.h"
+#include "common/base/ids.h"
+
+// checkpoint, checkpoints and resume.
+
+namespace sft::client {
+namespace {
+
+using google::protobuf::util::TimeUtil;
+
+struct CheckpointOptions {
+  std::string job;
+  bool wait = false;
+  std::string timeout;
+  std::string request_id;
+};
+
+absl::StatusOr<v1::ListCheckpointsResponse> ListOf(Connection& connection, const std::string& job) {
+  v1::ListCheckpointsRequest request;
+  request.set_name(job);
+  return connection.Call(connection.jobs(), &v1::JobService::Stub::ListCheckpoints, request);
+}
+
+// The checkpoint that answers the call, if it is committed by now.
+absl::StatusOr<std::optional<v1::Checkpoint>> FindAnswer(Connection& connection,
+                                                         const std::string& job,
+                                                         const v1::CheckpointJobResponse& asked) {
+  SFT_ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListOf(connection, job));
+  for (const v1::Checkpoint& checkpoint : list.checkpoints()) {
+    const bool later = checkpoint.commit_time() > asked.time();
+    if (later && checkpoint.step() >= asked.step()) return std::optional(checkpoint);
+  }
+  return std::optional<v1::Checkpoint>();
+}
+
+ExitCode Report(Connection& connection, const v1::Checkpoint& checkpoint, bool json) {
+  connection.console().out << (json ? CheckpointJson(checkpoint).dump(2) + "\n"
+                                    : fmt::format("checkpoint of step {} ({}, on {})\n",
+                                                  checkpoint.step(), Bytes(checkpoint.bytes()),
+                                                  checkpoint.place()));
+  return kSucceeded;
+}
+
+// Looks each time the job changes: a commit is a change.
+ExitCode WaitForAnswer(Connection& connection, const CheckpointOptions& options,
+                       const v1::CheckpointJobResponse& asked, bool json) {
+  FollowOptions follow;
+  if (!options.timeout.empty()) {
+    const absl::StatusOr<std::chrono::seconds> timeout = ParseDuration(options.timeout);
+    if (!timeout.ok()) return Fail(connection, Annotate(timeout.status(), "--timeout"));
+    follow.timeout = *timeout;
+  }
+  absl::StatusOr<std::optional<v1::Checkpoint>> found = std::optional<v1::Checkpoint>();
+  FollowHandlers handlers;
+  handlers.on_metric = [](const v1::Metric&) {};
+  handlers.on_job = [&](const v1::Job&) {
+    if (found.ok() && !found->has_value()) found = FindAnswer(connection, options.job, asked);
+  };
+  follow.enough = [&] { return !found.ok() || found->has_value(); };
+  const absl::StatusOr<v1::Job> job = FollowJob(connection, options.job, follow, handlers);
+  if (!found.ok()) return Fail(connection, found.status());
+  if (found->has_value()) return Report(connection, **found, json);
+  if (!job.ok()) {
+    if (Interrupt::Raised()) return Detached(connection, "sftctl checkpoints " + options.job);
+    return Fail(connection, job.status());
+  }
+  connection.console().err << "the job ended before it wrote one\n";
+  PrintEnding(connection, *job);
+  return job->state() == v1::Job::SUCCEEDED ? kInternal : ExitCodeOf(*job);
+}
+
+ExitCode AskForOne(Connection& connection, const CheckpointOptions& options, bool json) {
+  v1::CheckpointJobRequest request;
+  request.set_name(options.job);
+  request.set_request_id(options.request_id.empty() ? RandomUuid() : options.request_id);
+  const auto asked =
+      connection.Call(connection.jobs(), &v1::JobService::Stub::CheckpointJob, request);
+  if (!asked.ok()) return Fail(connection, asked.status());
+  if (options.wait) return WaitForAnswer(connection, options, *asked, json);
+  if (json) {
+    connection.console().out << JobJson(asked->job()).dump(2) << "\n";
+  } else {
+    connection.console().out << fmt::format(
+        "asked {} for a checkpoint after step {}; `sftctl checkpoints {}` shows it when it is "
+        "there\n",
+        ShortName(asked->job().name()), asked->step(), ShortName(asked->job().name()));
+  }
+  return kSucceeded;
+}
+
+ExitCode List(Connection& connection, const std::string& job, bool json) {
+  const auto list = ListOf(connection, job);
+  if (!list.ok()) return Fail(connection, list.status());
+  Table table({"STEP", "ATTEMPT", "WHY", "SIZE", "METRIC", "WHERE", "COMMITTED", "NOTE"});
+  Json all = Json::array();
+  for (const v1::Checkpoint& each : list->checkpoints()) {
+    all.push_back(CheckpointJson(each));
+    table.Add({std::to_string(each.step()), std::to_string(each.attempt()), each.reason(),
+               Bytes(each.bytes()), each.has_metric() ? fmt::format("{:.4f}", each.metric()) : "-",
+               each.place(), Utc(each.commit_time()),
+               !each.problem().empty() ? each.problem()
+               : each.best()           ? "best so far then"
+                                       : ""});
+  }
+  connection.console().out << (json ? all.dump(2) + "\n" : table.Render());
+  return kSucceeded;
+}
+
+struct ResumeOptions {
+  std::string job;
+  int64_t step = 0;
+  bool allow_changes = false;
+  std::string request_id;
+};
+
+ExitCode Resume(Connection& connection, const ResumeOptions& options, bool json) {
+  v1::ResumeJobRequest request;
+  request.set_name(options.job);
+  request.set_step(options.step);
+  request.set_allow_changes(options.allow_changes);
+  request.set_request_id(options.request_id.empty() ? RandomUuid() : options.request_id);
+  const auto job = connection.Call(connection.jobs(), &v1::JobService::Stub::ResumeJob, request);
+  if (!job.ok()) return Fail(connection, job.status());
+  if (json) {
+    connection.console().out << JobJson(*job).dump(2) << "\n";
+    return kSucceeded;
+  }
+  connection.console().out << ShortName(job->name()) << "\n";
+  connection.console().err << fmt::format(
+      "goes on with {} from {}; watch it with `sftctl status {} --watch`\n",
+      ShortName(job->resumed_from()),
+      options.step > 0 ? fmt::format("step {}", options.step) : "its newest checkpoint",
+      ShortName(job->name()));
+  return kSucceeded;
+}
+
+void AddAsk(CLI::App& app, Session& session) {
+  CLI::App* command =
+      AddCommand(app, "checkpoint", "Ask a running job to save its training state now",
+                 "sftctl checkpoint job-abc --wait");
+  auto options = std::make_shared<CheckpointOptions>();
+  command->add_option("JOB", options->job, "Job")->required();
+  command->add_flag("--wait", options->wait, "Until it is committed");
+  command->add_option("--timeout", options->timeout,
+                      "With --wait: give up after so long (60s, 5m): exit code 4");
+  command->add_option("--request-id", options->request_id,
+                      "A repeat of the same id asks for nothing new (default: a random one)");
+  AddJsonFlag(command, session);
+  command->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return AskForOne(connection, *options, session.json);
+    };
+  });
+}
+
+void AddListOf(CLI::App& app, Session& session) {
+  CLI::App* command =
+      AddCommand(app, "checkpoints", "List the saved training states of a job, newest first",
+                 "sftctl checkpoints job-abc");
+  auto job = std::make_shared<std::string>();
+  command->add_option("JOB", *job, "Job")->required();
+  AddJsonFlag(command, session);
+  command->callback([&session, job] {
+    session.command = [&session, job](Connection& connection) {
+      return List(connection, *job, session.json);
+    };
+  });
+}
+
+void AddResume(CLI::App& app, Session& session) {
+  CLI::App* command = AddCommand(
+      app, "resume", "Go on with a failed or cancelled job, as a new job, from a checkpoint",
+      "sftctl resume job-abc --from 400");
+  auto options = std::make_shared<ResumeOptions>();
+  command->add_option("JOB", options->job, "Job that has ended")->required();
+  command->add_option("--from", options->step, "Step of the checkpoint (default: the newest)")
+      ->check(WholeNumber(1));
+  command->add_flag(
+      "--allow-changes", options->allow_changes,
+      "Also where data, engine or job differ from the checkpoint's, if that can work");
+  command->add_option("--request-id", options->request_id,
+                      "A repeat of the same id returns the same job (default: a random one)");
+  AddJsonFlag(command, session);
+  command->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return Resume(connection, *options, session.json);
+    };
+  });
+}
+
+}  // namespace
+
+void AddCheckpoints(CLI::App& app, Session& session) {
+  AddAsk(app, session);
+  AddListOf(app, session);
+  AddResume(app, session);
+}
+
+}  // namespace sft::client

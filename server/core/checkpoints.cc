@@ -1,0 +1,253 @@
+#include "server/core/checkpoints.h"
+
+#include <fmt/format.h>
+
+#include "common/io/paths.h"
+#include "server/core/convert.h"
+#include "server/core/resume.h"
+#include "server/state/names.h"
+#include "server/store/attempts.h"
+#include "server/store/checkpoints.h"
+#include "server/store/jobs.h"
+
+namespace sft::server {
+namespace {
+
+constexpr int kSweptJobs = 100;
+constexpr size_t kMaxFiles = 4096;
+
+// The attempt, if it may still commit anything: it is the job's newest, lives, and the node that
+// speaks has not been given up.
+absl::StatusOr<AttemptRecord> CheckFence(Database& db, const v1::CommitCheckpointRequest& request,
+                                         CheckpointPart& part, int& parts_needed) {
+  SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, request.attempt_uid()));
+  SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
+  if (attempt.epoch != request.epoch() || attempt.number != job.attempt ||
+      IsTerminal(attempt.state)) {
+    return FailedPrecondition(fmt::format(
+        "attempt {} is over, or epoch {} is not its own: its checkpoint of step {} is refused",
+        attempt.uid, request.epoch(), request.step()));
+  }
+  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt.uid));
+  parts_needed = static_cast<int>(members.size());
+  for (const MemberRecord& member : members) {
+    if (member.status.node != request.node() || member.status.lost) continue;
+    part.node_rank = member.status.node_rank;
+    part.node = member.status.node;
+    return attempt;
+  }
+  return FailedPrecondition(
+      fmt::format("attempt {} is not on node {}", attempt.uid, request.node()));
+}
+
+std::string PlaceText(const CheckpointRecord& checkpoint) {
+  std::string nodes;
+  for (const CheckpointPart& part : checkpoint.parts) {
+    if (part.place == CheckpointPlace::kShared) return "shared folder";
+    if (part.place == CheckpointPlace::kNode) nodes += (nodes.empty() ? "" : ", ") + part.node;
+  }
+  return nodes.empty() ? "server" : nodes;
+}
+
+v1::Checkpoint ToProto(const CheckpointRecord& checkpoint) {
+  v1::Checkpoint proto;
+  proto.set_step(checkpoint.step);
+  proto.set_attempt(checkpoint.attempt);
+  proto.set_bytes(checkpoint.bytes);
+  proto.set_reason(checkpoint.reason);
+  if (checkpoint.metric.has_value()) proto.set_metric(*checkpoint.metric);
+  proto.set_best(checkpoint.best);
+  *proto.mutable_commit_time() = ToTimestamp(checkpoint.committed_us);
+  proto.set_place(PlaceText(checkpoint));
+  proto.set_problem(checkpoint.problem);
+  return proto;
+}
+
+std::string EventText(const CheckpointRecord& checkpoint) {
+  return fmt::format("step {} committed ({}, {:.1f} MB{})", checkpoint.step, checkpoint.reason,
+                     static_cast<double>(checkpoint.bytes) / 1e6,
+                     checkpoint.best ? ", the best so far" : "");
+}
+
+}  // namespace
+
+absl::Status Checkpoints::CheckFiles(const v1::CommitCheckpointRequest& request) {
+  if (request.step() <= 0) return InvalidArgument("a checkpoint of no step");
+  const int places =
+      (request.files_size() > 0) + !request.node_path().empty() + !request.shared_path().empty();
+  if (places != 1) return InvalidArgument("a checkpoint is in one place: files, node or shared");
+  if (static_cast<size_t>(request.files_size()) > kMaxFiles) {
+    return InvalidArgument("a checkpoint has too many files");
+  }
+  if (!request.shared_path().empty() && !io::IsSafeRelative(request.shared_path())) {
+    return InvalidArgument(
+        fmt::format("shared path \"{}\" is not a plain relative path", request.shared_path()));
+  }
+  for (const v1::ArtifactFile& file : request.files()) {
+    if (!io::IsSafeRelative(file.path())) {
+      return InvalidArgument(
+          fmt::format("checkpoint file \"{}\" is not a plain relative path", file.path()));
+    }
+    if (!blobs_.PathOf(file.blob().sha256()).ok()) {
+      return Aborted(fmt::format("{} is not there: upload it again", file.path()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::CommitCheckpointResponse> Checkpoints::Commit(
+    const v1::CommitCheckpointRequest& request) {
+  const MutexLock lock(mutex_);
+  SFT_RETURN_IF_ERROR(CheckFiles(request));
+  CheckpointPart part;
+  part.bytes = request.bytes();
+  part.place = request.files_size() > 0         ? CheckpointPlace::kServer
+               : !request.shared_path().empty() ? CheckpointPlace::kShared
+                                                : CheckpointPlace::kNode;
+  part.path = request.shared_path().empty() ? request.node_path() : request.shared_path();
+  std::vector<ArtifactFileRecord> files;
+  for (const v1::ArtifactFile& file : request.files()) {
+    files.push_back({file.path(), file.blob().sha256(), file.blob().size()});
+  }
+  CheckpointRecord checkpoint;
+  std::vector<std::string> unused;
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
+    unused.clear();
+    int parts_needed = 0;
+    SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, CheckFence(db, request, part, parts_needed));
+    checkpoint = {};
+    checkpoint.attempt_uid = attempt.uid;
+    checkpoint.step = request.step();
+    checkpoint.job_id = attempt.job_id;
+    checkpoint.attempt = attempt.number;
+    checkpoint.epoch = attempt.epoch;
+    checkpoint.reason = request.reason();
+    if (request.has_metric()) checkpoint.metric = request.metric();
+    checkpoint.best = request.best();
+    checkpoint.created_us = UnixMicros(clock_.Wall());
+    const int64_t now_us = checkpoint.created_us;
+    SFT_ASSIGN_OR_RETURN(checkpoint,
+                         store::PutCheckpointPart(db, checkpoint, part, files, parts_needed));
+    // Of a repeat everything is done already.
+    if (checkpoint.committed_us != now_us) return absl::OkStatus();
+    SFT_RETURN_IF_ERROR(store::AddEvent(
+        db, attempt.job_id, {0, now_us, "checkpoint", EventText(checkpoint), attempt.number}));
+    SFT_ASSIGN_OR_RETURN(unused, TrimCheckpoints(db, attempt.job_id, now_us));
+    return absl::OkStatus();
+  }));
+  SFT_RETURN_IF_ERROR(RemoveBlobs(unused));
+  hub_.Bump(checkpoint.job_id);
+  wake_();
+  v1::CommitCheckpointResponse response;
+  response.set_committed(checkpoint.committed_us > 0);
+  return response;
+}
+
+absl::StatusOr<v1::CheckpointJobResponse> Checkpoints::Ask(
+    const v1::CheckpointJobRequest& request) {
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
+  v1::CheckpointJobResponse response;
+  const int64_t now_us = UnixMicros(clock_.Wall());
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
+    if (job.state != JobState::kRunning) {
+      return FailedPrecondition(fmt::format(
+          "job {} is {}: only a running job writes checkpoints{}", job.id, ToString(job.state),
+          IsTerminal(job.state) ? "; `sftctl checkpoints JOB` lists what there is" : ""));
+    }
+    SFT_ASSIGN_OR_RETURN(auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
+    if (!attempt.has_value()) return Internal(fmt::format("job {} has no attempt", job.id));
+    if (request.request_id().empty() || attempt->checkpoint_request != request.request_id()) {
+      ++attempt->checkpoints_asked;
+      attempt->checkpoint_request = request.request_id();
+      SFT_RETURN_IF_ERROR(store::AskForCheckpoint(db, *attempt));
+      SFT_RETURN_IF_ERROR(store::AddEvent(
+          db, job.id, {0, now_us, "checkpoint", "one was asked for", attempt->number}));
+    }
+    v1::Progress progress;
+    if (!progress.ParseFromString(attempt->progress)) progress.Clear();
+    response.set_step(progress.step());
+    *response.mutable_job() = server::ToProto(job);
+    return absl::OkStatus();
+  }));
+  *response.mutable_time() = ToTimestamp(now_us);
+  hub_.Bump(ref.id);
+  wake_();
+  return response;
+}
+
+absl::StatusOr<v1::ListCheckpointsResponse> Checkpoints::List(const std::string& name) {
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
+  v1::ListCheckpointsResponse response;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_RETURN_IF_ERROR(store::FindJob(db, ref).status());
+    SFT_ASSIGN_OR_RETURN(const std::vector<CheckpointRecord> checkpoints,
+                         store::CheckpointsOfJob(db, ref.id));
+    for (const CheckpointRecord& checkpoint : checkpoints) {
+      if (checkpoint.committed_us > 0) *response.add_checkpoints() = ToProto(checkpoint);
+    }
+    return absl::OkStatus();
+  }));
+  return response;
+}
+
+absl::Status Checkpoints::RemoveBlobs(const std::vector<std::string>& hashes) {
+  for (const std::string& hash : hashes) SFT_RETURN_IF_ERROR(blobs_.Remove(hash));
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoints::SweepRows(std::vector<std::string>& unused) {
+  const int64_t now_us = UnixMicros(clock_.Wall());
+  const auto before = [&](std::chrono::hours keep) {
+    return now_us - std::chrono::duration_cast<std::chrono::microseconds>(keep).count();
+  };
+  return store_.Write([&](Database& db) -> absl::Status {
+    unused.clear();
+    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> live, store::JobsWithCheckpoints(db));
+    for (const std::string& job : live) {
+      SFT_ASSIGN_OR_RETURN(const auto blobs, TrimCheckpoints(db, job, now_us));
+      unused.insert(unused.end(), blobs.begin(), blobs.end());
+    }
+    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> ended,
+                         store::EndedJobsWithCheckpoints(db, before(kKeepSucceeded),
+                                                         before(kKeepFailed), kSweptJobs));
+    for (const std::string& job : ended) {
+      SFT_ASSIGN_OR_RETURN(const bool resumed, store::IsResumedByLiveJob(db, job));
+      if (resumed) continue;
+      SFT_ASSIGN_OR_RETURN(const auto checkpoints, store::CheckpointsOfJob(db, job));
+      for (const CheckpointRecord& each : checkpoints) {
+        SFT_ASSIGN_OR_RETURN(const auto blobs,
+                             store::DeleteCheckpoint(db, each.attempt_uid, each.step, now_us));
+        unused.insert(unused.end(), blobs.begin(), blobs.end());
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Checkpoints::SweepBlobs() {
+  const auto limit = clock_.Wall() - kKeepUploads;
+  SFT_ASSIGN_OR_RETURN(const BlobStore::Old old, blobs_.OlderThan(UnixMicros(limit) / 1'000'000));
+  std::vector<std::string> unused;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    unused.clear();
+    for (const std::string& hash : old.blobs) {
+      SFT_ASSIGN_OR_RETURN(const bool used, store::CheckpointBlobInUse(db, hash));
+      if (!used) unused.push_back(hash);
+    }
+    return absl::OkStatus();
+  }));
+  SFT_RETURN_IF_ERROR(RemoveBlobs(unused));
+  for (const std::string& hash : old.uploads) SFT_RETURN_IF_ERROR(blobs_.DropUpload(hash));
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoints::Sweep() {
+  const MutexLock lock(mutex_);
+  std::vector<std::string> unused;
+  SFT_RETURN_IF_ERROR(SweepRows(unused));
+  SFT_RETURN_IF_ERROR(RemoveBlobs(unused));
+  return SweepBlobs();
+}
+
+}  // namespace sft::server

@@ -1,0 +1,132 @@
+#include "server/core/resume.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "server/store/attempts.h"
+#include "server/store/checkpoints.h"
+#include "server/store/jobs.h"
+
+namespace sft::server {
+namespace {
+
+bool IsCommitted(const CheckpointRecord& checkpoint) { return checkpoint.committed_us > 0; }
+
+// The step that a live attempt of the job began from: its ranks may still read it.
+absl::StatusOr<std::vector<int64_t>> StepsInUse(Database& db, const JobRecord& job) {
+  std::vector<int64_t> steps;
+  if (job.state == JobState::kPending || IsTerminal(job.state)) return steps;
+  SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
+  if (attempt.has_value() && attempt->resume_step > 0) steps.push_back(attempt->resume_step);
+  return steps;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<CheckpointRecord>> ResumeCandidates(Database& db, const JobRecord& job) {
+  SFT_ASSIGN_OR_RETURN(std::vector<CheckpointRecord> own, store::CheckpointsOfJob(db, job.id));
+  std::erase_if(own, [](const auto& checkpoint) { return !IsCommitted(checkpoint); });
+  if (!own.empty() || job.resumed_from.empty()) return own;
+  SFT_ASSIGN_OR_RETURN(std::vector<CheckpointRecord> origin,
+                       store::CheckpointsOfJob(db, job.resumed_from));
+  std::erase_if(origin, [&](const auto& checkpoint) {
+    return !IsCommitted(checkpoint) ||
+           (job.resumed_step > 0 && checkpoint.step != job.resumed_step);
+  });
+  return origin;
+}
+
+absl::Status FillResume(Database& db, const JobRecord& job, const AttemptRecord& attempt,
+                        const std::string& node, v1::Dispatch& dispatch) {
+  if (attempt.resume_uid.empty()) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const AttemptRecord writer, store::GetAttempt(db, attempt.resume_uid));
+  SFT_ASSIGN_OR_RETURN(const std::vector<CheckpointRecord> all,
+                       store::CheckpointsOfJob(db, writer.job_id));
+  v1::Resume& resume = *dispatch.mutable_resume();
+  resume.set_step(attempt.resume_step);
+  resume.set_changed_ok(job.resume_changed);
+  for (const CheckpointRecord& checkpoint : all) {
+    if (checkpoint.attempt_uid != attempt.resume_uid || checkpoint.step != attempt.resume_step) {
+      continue;
+    }
+    for (const CheckpointPart& part : checkpoint.parts) {
+      if (part.place == CheckpointPlace::kShared) resume.set_shared_path(part.path);
+      if (part.place == CheckpointPlace::kNode && part.node == node) {
+        resume.set_node_path(part.path);
+      }
+    }
+  }
+  SFT_ASSIGN_OR_RETURN(const std::vector<ArtifactFileRecord> files,
+                       store::FilesOfCheckpoint(db, attempt.resume_uid, attempt.resume_step));
+  for (const ArtifactFileRecord& file : files) {
+    v1::ArtifactFile& added = *resume.add_files();
+    added.set_path(file.path);
+    added.mutable_blob()->set_sha256(file.sha256);
+    added.mutable_blob()->set_size(file.size);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<CheckpointRecord> SupersededCheckpoints(
+    const std::vector<CheckpointRecord>& checkpoints, int save_total_limit,
+    const std::string& live_uid, const std::vector<int64_t>& protected_steps) {
+  std::vector<CheckpointRecord> superseded;
+  int kept = 0;
+  bool has_best = false;
+  int64_t last_step = 0, newest_committed = 0;
+  for (const CheckpointRecord& checkpoint : checkpoints) {
+    if (!IsCommitted(checkpoint)) {
+      const bool may_come = checkpoint.attempt_uid == live_uid && newest_committed == 0;
+      if (!may_come) superseded.push_back(checkpoint);
+      continue;
+    }
+    newest_committed = std::max(newest_committed, checkpoint.step);
+    const bool repeated = checkpoint.step == last_step;  // an older attempt's of the same step
+    last_step = checkpoint.step;
+    const bool is_best = checkpoint.best && !has_best;
+    const bool in_use = std::find(protected_steps.begin(), protected_steps.end(),
+                                  checkpoint.step) != protected_steps.end();
+    const bool counts = !repeated && checkpoint.problem.empty();
+    const bool within = save_total_limit <= 0 || kept < save_total_limit;
+    if (counts && within) {
+      ++kept;
+    } else if (!(is_best && counts) && !in_use) {
+      superseded.push_back(checkpoint);
+      continue;
+    }
+    has_best = has_best || is_best;
+  }
+  return superseded;
+}
+
+absl::StatusOr<std::vector<std::string>> TrimCheckpoints(Database& db, const std::string& job_id,
+                                                         int64_t now_us) {
+  SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, job_id));
+  SFT_ASSIGN_OR_RETURN(const std::vector<CheckpointRecord> checkpoints,
+                       store::CheckpointsOfJob(db, job_id));
+  SFT_ASSIGN_OR_RETURN(const std::vector<int64_t> in_use, StepsInUse(db, job));
+  std::vector<std::string> unused;
+  // All of it stays for a job that is about to go on from one of them.
+  SFT_ASSIGN_OR_RETURN(const bool resumed, store::IsResumedByLiveJob(db, job_id));
+  if (resumed) return unused;
+  std::string live_uid;
+  SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
+  if (attempt.has_value() && !IsTerminal(attempt->state)) live_uid = attempt->uid;
+  for (const CheckpointRecord& checkpoint :
+       SupersededCheckpoints(checkpoints, SaveTotalLimitOf(job.resolved_json), live_uid, in_use)) {
+    SFT_ASSIGN_OR_RETURN(
+        const std::vector<std::string> blobs,
+        store::DeleteCheckpoint(db, checkpoint.attempt_uid, checkpoint.step, now_us));
+    unused.insert(unused.end(), blobs.begin(), blobs.end());
+  }
+  return unused;
+}
+
+int SaveTotalLimitOf(const std::string& resolved_json) {
+  const auto json = nlohmann::json::parse(resolved_json, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return 0;
+  const auto limit = json.value("/checkpoint/save_total_limit"_json_pointer, nlohmann::json());
+  return limit.is_number_integer() ? limit.get<int>() : 0;
+}
+
+}  // namespace sft::server

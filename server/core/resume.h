@@ -1,0 +1,38 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "server/state/records.h"
+#include "server/store/sqlite.h"
+#include "sft/v1/worker_service.pb.h"
+
+// What a job goes on from, and which checkpoints are kept for that. Every function runs inside one
+// transaction of the store.
+
+namespace sft::server {
+
+// Committed checkpoints from which the job can go on, newest first: its own, else those of the job
+// that it continues.
+absl::StatusOr<std::vector<CheckpointRecord>> ResumeCandidates(Database& db, const JobRecord& job);
+
+// The place of the attempt's checkpoint as its node sees it; nothing is set for an attempt that
+// begins at step 0.
+absl::Status FillResume(Database& db, const JobRecord& job, const AttemptRecord& attempt,
+                        const std::string& node, v1::Dispatch& dispatch);
+
+// Which of a job's checkpoints (not deleted, newest first) go. Kept are the newest
+// `save_total_limit` (0: all) committed ones, the newest of the best ones, the ones named in
+// `protected_steps`, and what the live attempt `live_uid` has not committed yet. Pure.
+std::vector<CheckpointRecord> SupersededCheckpoints(
+    const std::vector<CheckpointRecord>& checkpoints, int save_total_limit,
+    const std::string& live_uid, const std::vector<int64_t>& protected_steps);
+
+// Deletes what SupersededCheckpoints says; returns the blobs that nothing refers to any more.
+absl::StatusOr<std::vector<std::string>> TrimCheckpoints(Database& db, const std::string& job_id,
+                                                         int64_t now_us);
+
+// checkpoint.save_total_limit of a resolved job.
+int SaveTotalLimitOf(const std::string& resolved_json);
+
+}  // namespace sft::server

@@ -1,0 +1,105 @@
+#include "server/state/restart.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "common/base/duration.h"
+
+namespace sft::server {
+namespace {
+
+using Domain = Verdict::Domain;
+
+constexpr int kMaxDoublings = 20;
+
+int64_t DelayOf(int quick, const RestartPace& pace) {
+  const int64_t delay = pace.first_delay_us << std::min(quick, kMaxDoublings);
+  return std::min(delay, pace.max_delay_us);
+}
+
+RestartDecision End(RestartDecision decision, std::string action) {
+  decision.restart = false;
+  decision.verdict.action = std::move(action);
+  return decision;
+}
+
+// What was wrong last stays to be read below what ends the job now.
+RestartDecision EndForNoProgress(RestartDecision decision, int64_t step) {
+  Verdict& verdict = decision.verdict;
+  const std::string last = fmt::format("last: {}: {}", verdict.code, verdict.message);
+  verdict.evidence.insert(verdict.evidence.begin(), last);
+  verdict.message = fmt::format("{} restarts in a row made no progress beyond step {}; {}",
+                                kMaxIdleRestarts, step, last);
+  verdict.code = "no_progress";
+  return End(std::move(decision), "not restarted: it would fail again");
+}
+
+}  // namespace
+
+RestartRules RestartRulesOf(const std::string& resolved_json) {
+  RestartRules rules;
+  const auto json = nlohmann::json::parse(resolved_json, nullptr, /*allow_exceptions=*/false);
+  const auto compute = json.is_object() ? json.find("compute") : json.end();
+  if (!json.is_object() || compute == json.end() || !compute->is_object()) return rules;
+  const auto count = [&](const char* key, int& value) {
+    const auto found = compute->find(key);
+    if (found != compute->end() && found->is_number_integer()) value = found->get<int>();
+  };
+  const auto text = [&](const char* key) {
+    const auto found = compute->find(key);
+    return found != compute->end() && found->is_string() ? found->get<std::string>()
+                                                         : std::string();
+  };
+  count("max_restarts", rules.max_restarts);
+  count("max_unknown_restarts", rules.max_unknown_restarts);
+  rules.replace_unreachable = text("on_unreachable") != "wait";
+  if (const auto limit = ParseDuration(text("unreachable_after"))) {
+    rules.unreachable_after_us = limit->count() * 1'000'000;
+  }
+  return rules;
+}
+
+RestartDecision DecideRestart(const FailedAttempt& failed, const RestartState& before,
+                              const RestartRules& rules, const RestartPace& pace) {
+  RestartDecision decision;
+  decision.state = before;
+  decision.verdict = failed.verdict;
+  RestartState& state = decision.state;
+  const bool progressed =
+      failed.furthest_step > before.furthest_step || failed.saved_step > before.saved_step;
+  state.furthest_step = std::max(failed.furthest_step, before.furthest_step);
+  state.saved_step = std::max(failed.saved_step, before.saved_step);
+  if (progressed) state.idle = 0;
+  if (failed.lived_us >= pace.quick_us) state.quick = 0;
+  if (failed.verdict.domain == Domain::kUser) {
+    return End(std::move(decision), "not restarted: the job itself has to be changed");
+  }
+  const bool infrastructure = failed.verdict.domain == Domain::kInfrastructure;
+  const int most = infrastructure ? rules.max_restarts : rules.max_unknown_restarts;
+  int& used = infrastructure ? state.restarts : state.unknown_restarts;
+  const char* const kind = infrastructure ? "infrastructure" : "unexplained";
+  decision.verdict.retries_left = std::max(0, most - used);
+  if (used >= most) {
+    return End(std::move(decision),
+               most == 0 ? fmt::format("not restarted: the job allows none after {} failures", kind)
+                         : fmt::format("not restarted: all {} restarts after {} failures are used "
+                                       "up",
+                                       most, kind));
+  }
+  if (state.idle >= kMaxIdleRestarts) {
+    return EndForNoProgress(std::move(decision), state.furthest_step);
+  }
+  decision.restart = true;
+  decision.delay_us = DelayOf(state.quick, pace);
+  ++used;
+  ++state.idle;
+  ++state.quick;
+  decision.verdict.retries_left = most - used;
+  decision.verdict.action =
+      fmt::format("restarted: {} of {} restarts after {} failures", used, most, kind);
+  return decision;
+}
+
+}  // namespace sft::server

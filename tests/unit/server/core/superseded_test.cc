@@ -1,0 +1,67 @@
+#include <gtest/gtest.h>
+
+#include "server/core/resume.h"
+
+namespace sft::server {
+namespace {
+
+CheckpointRecord At(int64_t step, const std::string& uid = "attempt-2", bool committed = true) {
+  CheckpointRecord checkpoint;
+  checkpoint.step = step;
+  checkpoint.attempt_uid = uid;
+  checkpoint.committed_us = committed ? 1 : 0;
+  return checkpoint;
+}
+
+CheckpointRecord Best(int64_t step) {
+  CheckpointRecord checkpoint = At(step);
+  checkpoint.best = true;
+  return checkpoint;
+}
+
+// What goes of checkpoints that are given newest first.
+std::vector<std::string> Gone(const std::vector<CheckpointRecord>& all, int limit,
+                              const std::vector<int64_t>& in_use = {}) {
+  std::vector<std::string> gone;
+  for (const auto& each : SupersededCheckpoints(all, limit, "attempt-2", in_use)) {
+    gone.push_back(std::to_string(each.step) + " " + each.attempt_uid);
+  }
+  return gone;
+}
+
+using Lines = std::vector<std::string>;
+
+TEST(SupersededTest, TheNewestStay) {
+  EXPECT_EQ(Gone({At(40), At(30), At(20), At(10)}, 2), (Lines{"20 attempt-2", "10 attempt-2"}));
+  EXPECT_EQ(Gone({At(40), At(30)}, 2), Lines());
+}
+
+TEST(SupersededTest, NoLimitKeepsAll) { EXPECT_EQ(Gone({At(40), At(30), At(20)}, 0), Lines()); }
+
+TEST(SupersededTest, TheNewestBestStaysBesideThem) {
+  EXPECT_EQ(Gone({At(40), At(30), Best(20), Best(10)}, 1), (Lines{"30 attempt-2", "10 attempt-2"}));
+  EXPECT_EQ(Gone({Best(40), At(30), Best(20)}, 1), (Lines{"30 attempt-2", "20 attempt-2"}));
+}
+
+TEST(SupersededTest, WhatALiveAttemptBeganFromStays) {
+  EXPECT_EQ(Gone({At(40), At(30), At(20)}, 1, {20}), (Lines{"30 attempt-2"}));
+}
+
+TEST(SupersededTest, OneThatIsNotCommittedStaysOnlyWhileItCanBe) {
+  EXPECT_EQ(Gone({At(50, "attempt-2", false), At(40)}, 1), Lines());
+  EXPECT_EQ(Gone({At(50, "attempt-1", false), At(40)}, 1), (Lines{"50 attempt-1"}));
+  EXPECT_EQ(Gone({At(40), At(30, "attempt-2", false)}, 3), (Lines{"30 attempt-2"}));
+}
+
+TEST(SupersededTest, OfOneStepTheYoungerAttemptsStays) {
+  EXPECT_EQ(Gone({At(40), At(40, "attempt-1"), At(30)}, 2), (Lines{"40 attempt-1"}));
+}
+
+TEST(SupersededTest, ADamagedOneDoesNotTakeTheRoomOfAGoodOne) {
+  CheckpointRecord damaged = At(40);
+  damaged.problem = "cut short";
+  EXPECT_EQ(Gone({damaged, At(30), At(20)}, 1), (Lines{"40 attempt-2", "20 attempt-2"}));
+}
+
+}  // namespace
+}  // namespace sft::server

@@ -1,0 +1,244 @@
+// Checkpoints on a node: registering, uploading, staging for a resume, cleaning.
+
+#include "common/io/sha256.h"
+#include "tests/unit/worker/daemon/fake_server.h"
+#include "tests/unit/worker/daemon/test_node.h"
+#include "worker/daemon/checkpoint_folder.h"
+#include "worker/daemon/checkpoint_shipper.h"
+
+namespace sft::worker {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+class CheckpointTest : public TestNode {
+ protected:
+  CheckpointShipper Shipper(int64_t registered = 0) {
+    return CheckpointShipper({"a-1", 2, "job-1"}, setup_, server_, registered,
+                             [this](int64_t step) { registered_.push_back(step); });
+  }
+  // As a rank leaves it.
+  channel::CheckpointEvent Save(int64_t step, const std::string& content = "state") {
+    channel::CheckpointEvent event;
+    event.step = step;
+    event.path = CheckpointDir("job-1", setup_) + "/step-" + std::to_string(step);
+    Write(event.path + "/rank-0-of-1.safetensors", content);
+    Write(event.path + "/manifest.json", "{}");
+    event.bytes = static_cast<int64_t>(content.size()) + 2;
+    event.reason = "steps";
+    return event;
+  }
+  void AddFile(v1::Resume& resume, const std::string& path, const std::string& content) {
+    v1::ArtifactFile& file = *resume.add_files();
+    file.set_path(path);
+    file.mutable_blob()->set_sha256(io::Sha256Hex(content));
+    file.mutable_blob()->set_size(static_cast<int64_t>(content.size()));
+    server_.blobs[io::Sha256Hex(content)] = content;
+  }
+  absl::StatusOr<std::string> Stage(const v1::Resume& resume, bool stop = false) {
+    return StageCheckpoint(resume, "job-1", setup_, server_, [stop] { return stop; });
+  }
+  Lines Folders(const std::string& job = "job-1") {
+    return io::ListDir(setup_.data_dir + "/checkpoints/" + job).value_or(Lines());
+  }
+  void Keep(const std::vector<int64_t>& steps, bool live, bool shared = false) {
+    v1::CheckpointSet set;
+    v1::CheckpointSet::OfJob& job = *set.add_jobs();
+    job.set_job_id("job-1");
+    job.set_shared(shared);
+    for (const int64_t step : steps) job.add_steps(step);
+    ASSERT_TRUE(CleanCheckpoints(
+                    set, live ? std::set<std::string>{"job-1"} : std::set<std::string>(), setup_)
+                    .ok());
+  }
+
+  FakeServer server_;
+  std::vector<int64_t> registered_;
+};
+
+TEST_F(CheckpointTest, SmallOnesGoToTheServer) {
+  CheckpointShipper shipper = Shipper();
+  shipper.Add(Save(10));
+  EXPECT_FALSE(shipper.Idle());
+  shipper.Work();
+  EXPECT_TRUE(shipper.Idle());
+  ASSERT_EQ(server_.checkpoints.size(), 1u);
+  const v1::CommitCheckpointRequest& request = server_.checkpoints[0];
+  EXPECT_EQ(request.step(), 10);
+  EXPECT_EQ(request.epoch(), 2);
+  EXPECT_EQ(request.node(), "node-a");
+  EXPECT_EQ(request.files_size(), 2);
+  EXPECT_EQ(request.node_path(), "");
+  EXPECT_EQ(server_.uploaded.size(), 2u);
+  EXPECT_TRUE(server_.uploaded[0].is_checkpoint);
+  EXPECT_EQ(registered_, std::vector<int64_t>{10});
+}
+
+TEST_F(CheckpointTest, LargeOnesStayAndAreNamedByTheirPlace) {
+  setup_.checkpoint_upload_limit = 3;
+  CheckpointShipper shipper = Shipper();
+  const channel::CheckpointEvent event = Save(10);
+  shipper.Add(event);
+  shipper.Work();
+  ASSERT_EQ(server_.checkpoints.size(), 1u);
+  EXPECT_EQ(server_.checkpoints[0].node_path(), event.path);
+  EXPECT_TRUE(server_.uploaded.empty());
+}
+
+TEST_F(CheckpointTest, WithASharedFolderNothingIsUploaded) {
+  setup_.has_shared = true;
+  CheckpointShipper shipper = Shipper();
+  const channel::CheckpointEvent event = Save(10);
+  EXPECT_EQ(event.path, setup_.shared_dir + "/job-1/checkpoints/step-10");
+  shipper.Add(event);
+  shipper.Work();
+  ASSERT_EQ(server_.checkpoints.size(), 1u);
+  EXPECT_EQ(server_.checkpoints[0].shared_path(), "job-1/checkpoints/step-10");
+}
+
+TEST_F(CheckpointTest, AnUnreachableServerIsTriedAgainAndARefusalIsNot) {
+  CheckpointShipper shipper = Shipper();
+  shipper.Add(Save(10));
+  server_.failure = Unavailable("no server");
+  EXPECT_GT(shipper.Work(), Nanos(0));
+  EXPECT_FALSE(shipper.Idle());
+  server_.failure = FailedPrecondition("old epoch");
+  shipper.Work();
+  EXPECT_TRUE(shipper.Idle());
+  EXPECT_TRUE(server_.checkpoints.empty());
+}
+
+TEST_F(CheckpointTest, OneThatANewerOneHasOvertakenIsNotUploaded) {
+  CheckpointShipper shipper = Shipper();
+  for (const int64_t step : {10, 20, 30}) shipper.Add(Save(step));
+  channel::CheckpointEvent best = Save(40);
+  best.best = true;
+  shipper.Add(best);
+  shipper.Add(Save(50));
+  while (!shipper.Idle()) shipper.Work();
+  EXPECT_EQ(registered_, (std::vector<int64_t>{40, 50})) << "a best one is";
+}
+
+TEST_F(CheckpointTest, ARepeatAndWhatIsRegisteredAlreadyAreIgnored) {
+  CheckpointShipper shipper = Shipper(/*registered=*/10);
+  shipper.Add(Save(10));
+  shipper.Add(Save(20));
+  shipper.Add(Save(20));
+  while (!shipper.Idle()) shipper.Work();
+  EXPECT_EQ(registered_, std::vector<int64_t>{20});
+}
+
+TEST_F(CheckpointTest, AfterADropNothingIsRegistered) {
+  CheckpointShipper shipper = Shipper();
+  shipper.Add(Save(10));
+  shipper.Drop();
+  shipper.Add(Save(20));
+  EXPECT_TRUE(shipper.Idle());
+  shipper.Work();
+  EXPECT_TRUE(server_.checkpoints.empty());
+}
+
+TEST_F(CheckpointTest, AResumeFetchesWhatIsMissingAndUsesWhatIsHere) {
+  Save(10, "own part");
+  v1::Resume resume;
+  resume.set_step(10);
+  AddFile(resume, "rank-0-of-1.safetensors", "own part");
+  AddFile(resume, "rank-1-of-2.safetensors", "the other's part");
+  AddFile(resume, "manifest.json", "{}");
+  const std::string dir = Stage(resume).value();
+  EXPECT_EQ(dir, setup_.data_dir + "/checkpoints/job-1/step-10");
+  EXPECT_EQ(io::ReadFile(dir + "/rank-1-of-2.safetensors").value(), "the other's part");
+  EXPECT_EQ(io::ReadFile(dir + "/rank-0-of-1.safetensors").value(), "own part");
+  EXPECT_EQ(server_.download_offsets.size(), 1u) << "one file was missing";
+  EXPECT_EQ(Folders(), Lines{"step-10"});
+  ASSERT_TRUE(Stage(resume).ok());
+  EXPECT_EQ(server_.download_offsets.size(), 1u) << "now nothing is";
+}
+
+TEST_F(CheckpointTest, ABrokenDownloadGoesOnWhereItWasAndNothingHalfIsSeen) {
+  v1::Resume resume;
+  resume.set_step(10);
+  AddFile(resume, "part", "0123456789");
+  server_.break_download_after = 4;
+  EXPECT_TRUE(absl::IsUnavailable(Stage(resume).status()));
+  EXPECT_EQ(Folders(), Lines{"step-10.fetch"});
+  ASSERT_TRUE(Stage(resume).ok());
+  EXPECT_EQ(server_.download_offsets, (std::vector<int64_t>{0, 4}));
+  EXPECT_EQ(Folders(), Lines{"step-10"});
+}
+
+TEST_F(CheckpointTest, AnEditedLocalFileIsReplaced) {
+  Save(10, "edited!!");
+  v1::Resume resume;
+  resume.set_step(10);
+  AddFile(resume, "rank-0-of-1.safetensors", "own part");
+  const std::string dir = Stage(resume).value();
+  EXPECT_EQ(io::ReadFile(dir + "/rank-0-of-1.safetensors").value(), "own part");
+}
+
+TEST_F(CheckpointTest, AStopEndsTheFetch) {
+  v1::Resume resume;
+  resume.set_step(10);
+  AddFile(resume, "part", "0123456789");
+  EXPECT_TRUE(absl::IsAborted(Stage(resume, /*stop=*/true).status()));
+}
+
+TEST_F(CheckpointTest, OneThatIsNotWhereTheServerSaysIsLost) {
+  v1::Resume resume;
+  resume.set_step(10);
+  EXPECT_TRUE(absl::IsDataLoss(Stage(resume).status())) << "no files";
+  AddFile(resume, "part", "x");
+  server_.blobs.clear();
+  EXPECT_TRUE(absl::IsDataLoss(Stage(resume).status()));
+  resume.clear_files();
+  resume.set_node_path(dir_ + "/nowhere");
+  EXPECT_TRUE(absl::IsDataLoss(Stage(resume).status()));
+  resume.clear_node_path();
+  resume.set_shared_path("job-1/checkpoints/step-10");
+  EXPECT_TRUE(absl::IsDataLoss(Stage(resume).status()));
+  resume.set_shared_path("../evil");
+  EXPECT_FALSE(Stage(resume).ok());
+}
+
+TEST_F(CheckpointTest, OfAJobThatIsNotHereAllThatIsNotKeptGoes) {
+  for (const int64_t step : {10, 20, 30}) Save(step);
+  Write(setup_.data_dir + "/checkpoints/job-1/step-40.partial/x", "x");
+  Write(setup_.data_dir + "/checkpoints/job-2/step-5/x", "x");
+  Keep({20}, /*live=*/false);
+  EXPECT_EQ(Folders(), Lines{"step-20"});
+  EXPECT_FALSE(io::Exists(setup_.data_dir + "/checkpoints/job-2")) << "the server knows none of it";
+}
+
+TEST_F(CheckpointTest, OfALiveJobOnlyWhatIsOlderThanTheNewestKeptGoes) {
+  for (const int64_t step : {10, 20, 30, 40}) Save(step);
+  Write(setup_.data_dir + "/checkpoints/job-1/step-50.partial/x", "x");
+  Write(setup_.data_dir + "/checkpoints/job-1/step-15.partial/x", "x");
+  Keep({20, 30}, /*live=*/true);
+  EXPECT_EQ(Folders(), (Lines{"step-20", "step-30", "step-40", "step-50.partial"}));
+}
+
+TEST_F(CheckpointTest, InTheSharedFolderOnlyNamedJobsAreCleaned) {
+  setup_.has_shared = true;
+  for (const int64_t step : {10, 20, 30}) Save(step);
+  Write(setup_.shared_dir + "/job-of-another-server/checkpoints/step-1/x", "x");
+  Write(setup_.shared_dir + "/job-1/model/weights", "x");
+  Keep({20}, /*live=*/false, /*shared=*/true);
+  EXPECT_EQ(io::ListDir(setup_.shared_dir + "/job-1/checkpoints").value(),
+            (Lines{"step-20", "step-30"}))
+      << "another node may have written step 30 a moment ago";
+  EXPECT_TRUE(io::Exists(setup_.shared_dir + "/job-of-another-server/checkpoints/step-1/x"));
+  Keep({}, /*live=*/false, /*shared=*/true);
+  EXPECT_FALSE(io::Exists(setup_.shared_dir + "/job-1/checkpoints"));
+  EXPECT_TRUE(io::Exists(setup_.shared_dir + "/job-1/model/weights"));
+}
+
+TEST_F(CheckpointTest, AFolderNameIsAStepOrNothing) {
+  EXPECT_EQ(StepOfFolder("step-40"), 40);
+  EXPECT_EQ(StepOfFolder("step-40.partial"), 40);
+  for (const char* name : {"step-", "step-x", "step-4x", "step--4", "40", "step-0", ""}) {
+    EXPECT_EQ(StepOfFolder(name), 0) << name;
+  }
+}
+
+}  // namespace
+}  // namespace sft::worker

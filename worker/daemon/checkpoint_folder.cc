@@ -1,0 +1,178 @@
+#include "worker/daemon/checkpoint_folder.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+
+#include "common/io/file.h"
+#include "common/io/paths.h"
+#include "common/io/sha256.h"
+
+namespace sft::worker {
+namespace {
+
+constexpr std::string_view kPrefix = "step-";
+
+absl::Status Lost(const std::string& what) {
+  return DataLoss(fmt::format("the checkpoint to go on from is not there: {}", what));
+}
+
+// Whether the file is what the blob's name says.
+bool Matches(const std::string& path, const v1::Blob& blob) {
+  if (io::FileSize(path).value_or(-1) != blob.size()) return false;
+  const absl::StatusOr<io::FileHash> hash = io::HashFile(path);
+  return hash.ok() && hash->sha256 == blob.sha256();
+}
+
+absl::Status Fetch(const v1::ArtifactFile& file, const std::string& path, ServerApi& server,
+                   const StopCheck& stop) {
+  SFT_ASSIGN_OR_RETURN(io::AppendFile out, io::AppendFile::Open(path));
+  if (out.size() > file.blob().size()) SFT_RETURN_IF_ERROR(out.Truncate(0));
+  const absl::Status fetched =
+      server.Download(file.blob().sha256(), out.size(), [&](std::string_view bytes) {
+        return stop() ? Aborted("the download was stopped") : out.Append(bytes);
+      });
+  if (absl::IsNotFound(fetched)) return Lost(std::string(Message(fetched)));
+  if (absl::IsResourceExhausted(fetched)) SFT_RETURN_IF_ERROR(io::RemoveAll(path));
+  SFT_RETURN_IF_ERROR(fetched);
+  SFT_RETURN_IF_ERROR(out.Sync());
+  if (Matches(path, file.blob())) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(io::RemoveAll(path));
+  return Unavailable(fmt::format("{} arrived broken; it is fetched again", file.path()));
+}
+
+// One file of the checkpoint into the folder that becomes it: as left by an earlier try, from what
+// this node's own ranks wrote, or from the server.
+absl::Status Bring(const v1::ArtifactFile& file, const std::string& own, const std::string& target,
+                   ServerApi& server, const StopCheck& stop) {
+  const std::string path = target + "/" + file.path();
+  if (Matches(path, file.blob())) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(io::MakeDirs(path.substr(0, path.rfind('/'))));
+  const std::string local = own + "/" + file.path();
+  if (Matches(local, file.blob())) {
+    SFT_RETURN_IF_ERROR(io::RemoveAll(path));
+    if (link(local.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  }
+  return Fetch(file, path, server, stop);
+}
+
+absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::string& job_id,
+                                       const NodeSetup& setup, ServerApi& server,
+                                       const StopCheck& stop) {
+  const std::string dir =
+      fmt::format("{}/checkpoints/{}/step-{}", setup.data_dir, job_id, resume.step());
+  for (const v1::ArtifactFile& file : resume.files()) {
+    if (!io::IsSafeRelative(file.path()) || !io::IsSha256Hex(file.blob().sha256())) {
+      return Internal(fmt::format("the server sent \"{}\" as a checkpoint's file", file.path()));
+    }
+  }
+  const bool all_here = std::all_of(
+      resume.files().begin(), resume.files().end(),
+      [&](const v1::ArtifactFile& file) { return Matches(dir + "/" + file.path(), file.blob()); });
+  if (all_here) return dir;
+  const std::string target = dir + ".fetch", old = dir + ".old";
+  SFT_RETURN_IF_ERROR(io::MakeDirs(target));
+  for (const v1::ArtifactFile& file : resume.files()) {
+    SFT_RETURN_IF_ERROR(Bring(file, dir, target, server, stop));
+  }
+  SFT_RETURN_IF_ERROR(io::SyncDir(target));
+  // A crash between the two renames leaves no folder of the name: the next try fetches again.
+  SFT_RETURN_IF_ERROR(io::RemoveAll(old));
+  if (io::Exists(dir)) SFT_RETURN_IF_ERROR(io::RenameDurably(dir, old));
+  SFT_RETURN_IF_ERROR(io::RenameDurably(target, dir));
+  SFT_RETURN_IF_ERROR(io::RemoveAll(old));
+  return dir;
+}
+
+using Kept = std::map<std::string, std::set<int64_t>>;
+
+// Deletes the folders of one job that are not kept. `all`: none may be coming.
+absl::Status CleanJob(const std::string& dir, const std::set<int64_t>& kept, bool all) {
+  const absl::StatusOr<std::vector<std::string>> names = io::ListDir(dir);
+  if (absl::IsNotFound(names.status())) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(names.status());
+  const int64_t newest = kept.empty() ? 0 : *kept.rbegin();
+  absl::Status first_error;
+  for (const std::string& name : *names) {
+    const int64_t step = StepOfFolder(name);
+    const bool whole = name == fmt::format("{}{}", kPrefix, step);
+    if (step == 0 || (whole && kept.contains(step))) continue;
+    if (!all && step >= newest) continue;
+    spdlog::info("checkpoint {}/{} is deleted", dir, name);
+    first_error.Update(io::RemoveAll(dir + "/" + name));
+  }
+  if (kept.empty() && all) rmdir(dir.c_str());  // a folder that is not empty stays
+  return first_error;
+}
+
+}  // namespace
+
+int64_t StepOfFolder(const std::string& name) {
+  if (!name.starts_with(kPrefix)) return 0;
+  int64_t step = 0;
+  const char* const begin = name.data() + kPrefix.size();
+  const auto [end, error] = std::from_chars(begin, name.data() + name.size(), step);
+  const bool ends = *end == '\0' || *end == '.';
+  return error == std::errc() && ends && step > 0 ? step : 0;
+}
+
+std::string SharedCheckpointPath(const std::string& job_id, const NodeSetup& setup) {
+  return setup.has_shared ? job_id + "/checkpoints" : "";
+}
+
+std::string CheckpointDir(const std::string& job_id, const NodeSetup& setup) {
+  return setup.has_shared ? setup.shared_dir + "/" + SharedCheckpointPath(job_id, setup)
+                          : setup.data_dir + "/checkpoints/" + job_id;
+}
+
+absl::StatusOr<std::string> StageCheckpoint(const v1::Resume& resume, const std::string& job_id,
+                                            const NodeSetup& setup, ServerApi& server,
+                                            const StopCheck& stop) {
+  if (!resume.shared_path().empty()) {
+    if (!io::IsSafeRelative(resume.shared_path())) return Internal("a shared path that is none");
+    const std::string dir = setup.shared_dir + "/" + resume.shared_path();
+    if (!setup.has_shared || !io::IsDirectory(dir)) {
+      return Lost(
+          fmt::format("{} in the shared folder of node {}", resume.shared_path(), setup.node));
+    }
+    return dir;
+  }
+  if (!resume.node_path().empty()) {
+    if (!io::IsDirectory(resume.node_path())) {
+      return Lost(fmt::format("{} on node {}", resume.node_path(), setup.node));
+    }
+    return resume.node_path();
+  }
+  if (resume.files().empty()) return Lost(fmt::format("step {} has no files", resume.step()));
+  return StageBlobs(resume, job_id, setup, server, stop);
+}
+
+absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const std::set<std::string>& live_jobs,
+                              const NodeSetup& setup) {
+  Kept here, shared;
+  for (const v1::CheckpointSet::OfJob& job : kept.jobs()) {
+    std::set<int64_t>& steps = (job.shared() ? shared : here)[job.job_id()];
+    steps.insert(job.steps().begin(), job.steps().end());
+  }
+  absl::Status first_error;
+  const std::string root = setup.data_dir + "/checkpoints";
+  const absl::StatusOr<std::vector<std::string>> jobs = io::ListDir(root);
+  if (!jobs.ok() && !absl::IsNotFound(jobs.status())) first_error.Update(jobs.status());
+  for (const std::string& job : jobs.ok() ? *jobs : std::vector<std::string>()) {
+    first_error.Update(CleanJob(root + "/" + job, here[job], !live_jobs.contains(job)));
+  }
+  if (!setup.has_shared) return first_error;
+  for (const auto& [job, steps] : shared) {
+    if (!io::IsSafeRelative(job)) continue;
+    // Another node may be writing the next one.
+    const std::string dir = setup.shared_dir + "/" + SharedCheckpointPath(job, setup);
+    first_error.Update(CleanJob(dir, steps, steps.empty() && !live_jobs.contains(job)));
+  }
+  return first_error;
+}
+
+}  // namespace sft::worker

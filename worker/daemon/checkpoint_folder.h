@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+
+#include "common/base/status.h"
+#include "sft/v1/worker_service.pb.h"
+#include "worker/daemon/server_api.h"
+#include "worker/daemon/setup.h"
+
+// Checkpoints on a node's disk:
+//
+//   <data>/checkpoints/<job>/step-<n>             complete; without a shared folder
+//   <shared>/<job>/checkpoints/step-<n>           complete; with one
+//   .../step-<n>.partial                          ranks are writing it
+//   <data>/checkpoints/<job>/step-<n>.fetch       is being brought here for a resume
+
+namespace sft::worker {
+
+// Where the ranks of a job write.
+std::string CheckpointDir(const std::string& job_id, const NodeSetup& setup);
+// The same below the shared folder; empty without one.
+std::string SharedCheckpointPath(const std::string& job_id, const NodeSetup& setup);
+
+// The step of a folder's name, "step-40" or "step-40.partial"; 0: it is none.
+int64_t StepOfFolder(const std::string& name);
+
+// Brings all files of a checkpoint here and returns their folder: of blobs what is missing, each
+// checked by its hash, into the job's own folder, which appears whole or not at all. DATA_LOSS when
+// it is not where the server says; otherwise as Stager::Stage.
+absl::StatusOr<std::string> StageCheckpoint(const v1::Resume& resume, const std::string& job_id,
+                                            const NodeSetup& setup, ServerApi& server,
+                                            const StopCheck& stop);
+
+// Deletes what the server does not keep (the rule is in CheckpointSet). `live_jobs` have an attempt
+// on this node. The first error is returned after everything was tried.
+absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const std::set<std::string>& live_jobs,
+                              const NodeSetup& setup);
+
+}  // namespace sft::worker

@@ -1,0 +1,159 @@
+#include "worker/daemon/checkpoint_shipper.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "common/io/file.h"
+#include "common/io/sha256.h"
+#include "worker/daemon/checkpoint_folder.h"
+
+namespace sft::worker {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr milliseconds kFirstBackoff{250};
+constexpr seconds kMaxBackoff{10};
+constexpr seconds kIdleInterval{3600};  // woken when something comes
+
+// Trying again would get the same answer.
+bool IsFinal(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
+         absl::IsNotFound(status) || absl::IsUnimplemented(status);
+}
+
+}  // namespace
+
+CheckpointShipper::CheckpointShipper(Identity identity, const NodeSetup& setup, ServerApi& server,
+                                     int64_t registered,
+                                     std::function<void(int64_t step)> on_registered)
+    : identity_(std::move(identity)),
+      setup_(setup),
+      server_(server),
+      on_registered_(std::move(on_registered)),
+      backoff_(kFirstBackoff, kMaxBackoff),
+      newest_(registered) {}
+
+void CheckpointShipper::Add(const channel::CheckpointEvent& event) {
+  const MutexLock lock(mutex_);
+  if (dropped_ || event.step <= newest_) return;
+  newest_ = event.step;
+  queue_.push_back(event);
+}
+
+void CheckpointShipper::Drop() {
+  const MutexLock lock(mutex_);
+  dropped_ = true;
+  queue_.clear();
+}
+
+void CheckpointShipper::Interrupt() {
+  const MutexLock lock(mutex_);
+  interrupted_ = true;
+}
+
+bool CheckpointShipper::Idle() const {
+  const MutexLock lock(mutex_);
+  return queue_.empty();
+}
+
+int64_t CheckpointShipper::newest() const {
+  const MutexLock lock(mutex_);
+  return newest_;
+}
+
+bool CheckpointShipper::Stopped() const {
+  const MutexLock lock(mutex_);
+  return dropped_ || interrupted_;
+}
+
+Nanos CheckpointShipper::Work() {
+  channel::CheckpointEvent event;
+  {
+    const MutexLock lock(mutex_);
+    if (queue_.empty() || interrupted_) return kIdleInterval;
+    // An older one that a newer one has overtaken is not worth its transfer, unless it is a best.
+    if (queue_.size() > 1) {
+      const int64_t last = queue_.back().step;
+      std::erase_if(queue_, [&](const auto& each) { return each.step != last && !each.best; });
+    }
+    event = queue_.front();
+  }
+  const absl::Status registered = Register(event);
+  if (!registered.ok() && !IsFinal(registered)) {
+    spdlog::warn("checkpoint of step {} of attempt {}: {}; trying again", event.step,
+                 identity_.attempt_uid, Message(registered));
+    return backoff_.Next();
+  }
+  backoff_.Reset();
+  if (!registered.ok()) {
+    spdlog::warn("checkpoint of step {} of attempt {} is not registered: {}", event.step,
+                 identity_.attempt_uid, Message(registered));
+  }
+  {
+    const MutexLock lock(mutex_);
+    if (!queue_.empty() && queue_.front().step == event.step) queue_.erase(queue_.begin());
+  }
+  on_registered_(event.step);
+  return Nanos(0);
+}
+
+bool CheckpointShipper::Uploads(const channel::CheckpointEvent& event) const {
+  return !setup_.has_shared && event.bytes <= setup_.checkpoint_upload_limit;
+}
+
+absl::Status CheckpointShipper::Register(const channel::CheckpointEvent& event) {
+  // One that the server let go meanwhile was deleted.
+  if (!io::IsDirectory(event.path)) return NotFound(event.path + " is not there any more");
+  v1::CommitCheckpointRequest request;
+  request.set_attempt_uid(identity_.attempt_uid);
+  request.set_epoch(identity_.epoch);
+  request.set_node(setup_.node);
+  request.set_step(event.step);
+  request.set_bytes(event.bytes);
+  request.set_reason(event.reason);
+  if (event.has_metric) request.set_metric(event.metric);
+  request.set_best(event.best);
+  if (setup_.has_shared) {
+    request.set_shared_path(
+        fmt::format("{}/step-{}", SharedCheckpointPath(identity_.job_id, setup_), event.step));
+  } else if (Uploads(event)) {
+    const absl::Status uploaded = Upload(event, request);
+    // The server has no room: the checkpoint is still good for this node.
+    if (!absl::IsResourceExhausted(uploaded)) SFT_RETURN_IF_ERROR(uploaded);
+    if (!uploaded.ok()) {
+      spdlog::warn("checkpoint of step {} stays on this node alone: {}", event.step,
+                   Message(uploaded));
+      request.clear_files();
+    }
+  }
+  if (request.files().empty() && request.shared_path().empty()) request.set_node_path(event.path);
+  return server_.CommitCheckpoint(request);
+}
+
+absl::Status CheckpointShipper::Upload(const channel::CheckpointEvent& event,
+                                       v1::CommitCheckpointRequest& request) {
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(event.path));
+  for (const std::string& name : names) {
+    if (Stopped()) return Aborted("the upload was stopped");
+    BlobFile file;
+    file.path = event.path + "/" + name;
+    SFT_RETURN_IF_ERROR(io::CheckRegularFile(file.path));
+    SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(file.path));
+    file.sha256 = hash.sha256;
+    file.size = hash.size;
+    file.display_name = fmt::format("{}/step-{}/{}", identity_.job_id, event.step, name);
+    file.is_checkpoint = true;
+    SFT_RETURN_IF_ERROR(server_.UploadArtifact(file, [this] { return Stopped(); }));
+    v1::ArtifactFile& entry = *request.add_files();
+    entry.set_path(name);
+    entry.mutable_blob()->set_sha256(hash.sha256);
+    entry.mutable_blob()->set_size(hash.size);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sft::worker
