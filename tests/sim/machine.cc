@@ -75,7 +75,8 @@ absl::Status Machine::Start(const std::string& shim_json) {
   shim->status.shim_start_ticks = static_cast<uint64_t>(events_.now().count());
   shim->status.state = "preparing";
   shim->status.processes.push_back({.name = "prepare", .pid = ++next_pid_});
-  shim->fence_at = events_.now() + Seconds(shim->launch.fencing_seconds);
+  shim->fence_at =
+      events_.now() + Seconds(shim->launch.fencing_seconds) - Seconds(shim->launch.fencing_age);
   shims_[uid] = shim;
   WriteStatus(*shim);
   Log(*shim, "prepare", "preparing\n");
@@ -326,9 +327,9 @@ absl::StatusOr<channel::Answer> Machine::Ask(const std::string& socket_path,
     if (shim->launch.socket_path != socket_path) continue;
     if (shim->dead || shim->status.state == "exited") break;
     if (command.command == "renew") {
-      shim->fence_at = events_.now() + Seconds(shim->launch.fencing_seconds);
+      shim->fence_at = events_.now() + Seconds(shim->launch.fencing_seconds) - Seconds(command.age);
     } else if (command.command == "stop") {
-      Stop(*shim, "command", command.reason);
+      Stop(*shim, command.cause.empty() ? "command" : command.cause, command.reason);
     } else if (command.command == "checkpoint") {
       shim->checkpoint_asked = true;
     }

@@ -88,6 +88,7 @@ SimNode::SimNode(EventQueue& events, Chance& chance, Cluster& cluster, SimServer
   setup_.node = options_.name;
   setup_.data_dir = options_.dir;
   setup_.shared_dir = options_.shared_dir;
+  setup_.has_shared = !options_.shared_dir.empty();
   setup_.model_dirs = {options_.model_dir};
   setup_.roots = {options_.model_dir, options_.files_dir};
   setup_.cpus = 8;
@@ -299,13 +300,17 @@ absl::Status SimNode::UploadArtifact(const worker::BlobFile& file, const worker:
   SimServer::Process* process = Reach();
   if (process == nullptr) return Unavailable("no server");
   SFT_ASSIGN_OR_RETURN(const std::string bytes, io::ReadFile(file.path));
-  SFT_ASSIGN_OR_RETURN(const server::BlobStore::Stat stat, process->blobs->Find(file.sha256));
+  SFT_ASSIGN_OR_RETURN(
+      const server::BlobStore::Stat stat,
+      (file.is_checkpoint ? process->checkpoint_blobs : process->blobs)->Find(file.sha256));
   if (!stat.complete) {
-    server::UploadSession session(*process->blobs, *process->store, server_.clock(), "local");
+    server::UploadSession session(*process->blobs, *process->checkpoint_blobs, *process->store,
+                                  server_.clock(), "local");
     v1::UploadBlobRequest request;
     request.set_sha256(file.sha256);
     request.set_size(file.size);
-    request.set_purpose(v1::UploadBlobRequest::ARTIFACT);
+    request.set_purpose(file.is_checkpoint ? v1::UploadBlobRequest::CHECKPOINT
+                                           : v1::UploadBlobRequest::ARTIFACT);
     request.set_offset(stat.received);
     request.set_data(bytes.substr(static_cast<size_t>(stat.received)));
     SFT_RETURN_IF_ERROR(session.Take(request));
@@ -318,9 +323,19 @@ absl::Status SimNode::Download(const std::string& sha256, int64_t offset,
                                const std::function<absl::Status(std::string_view)>& sink) {
   SimServer::Process* process = Reach();
   if (process == nullptr) return Unavailable("no server");
-  SFT_ASSIGN_OR_RETURN(const std::string path, process->blobs->PathOf(sha256));
-  SFT_ASSIGN_OR_RETURN(const std::string bytes, io::ReadFile(path));
-  return sink(std::string_view(bytes).substr(static_cast<size_t>(offset)));
+  absl::Status taken = absl::OkStatus();
+  const absl::Status sent =
+      process->artifacts.DownloadBlob(sha256, offset, [&](const v1::DownloadChunk& chunk) {
+        taken = sink(chunk.data());
+        return taken.ok();
+      });
+  return taken.ok() ? sent : taken;
+}
+
+absl::Status SimNode::CommitCheckpoint(const v1::CommitCheckpointRequest& request) {
+  SimServer::Process* process = Reach();
+  if (process == nullptr) return Unavailable("no server");
+  return Answer(process->checkpoints.Commit(request).status());
 }
 
 absl::Status SimNode::CommitArtifact(const v1::CommitArtifactRequest& request) {

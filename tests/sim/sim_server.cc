@@ -10,6 +10,7 @@ namespace sft::sim {
 namespace {
 
 constexpr std::chrono::seconds kTick{1};
+constexpr std::chrono::seconds kSweep{60};
 constexpr std::chrono::milliseconds kWakeDelay{1};
 // The database lies on the simulated disk: the name alone.
 constexpr const char* kDatabase = "server.db";
@@ -19,13 +20,16 @@ constexpr const char* kDatabase = "server.db";
 SimServer::Process::Process(const std::string& dir, Clock& clock, std::function<void()> wake)
     : store(server::Store::Open({.path = kDatabase, .own_thread = false}).value()),
       blobs(server::BlobStore::Open(dir + "/blobs").value()),
+      checkpoint_blobs(server::BlobStore::Open(dir + "/checkpoints").value()),
       logs(dir + "/logs"),
       metrics(dir + "/metrics"),
+      tensorboard(dir + "/tensorboard"),
       registry({}, *store, clock, hub, wake),
       relay(registry),
       jobs(*store, clock, hub, wake),
-      ingest(*store, clock, logs, metrics, hub),
-      artifacts(*store, clock, *blobs, relay, hub),
+      ingest(*store, clock, logs, metrics, tensorboard, hub),
+      artifacts(*store, clock, *blobs, *checkpoint_blobs, relay, hub),
+      checkpoints(*store, clock, *checkpoint_blobs, hub, wake),
       reconciler(*store, clock, registry, hub) {}
 
 SimServer::SimServer(EventQueue& events, Chance& chance, Disk& disk, std::string dir)
@@ -54,7 +58,14 @@ void SimServer::TickAt(Nanos time) {
   events_.At(time, [this, life = life_] {
     if (life != life_ || process_ == nullptr) return;
     const bool woken = std::exchange(tick_soon_, false);
-    if (!paused_ && !process_->reconciler.Tick().ok()) ++failed_ticks_;
+    if (!paused_) {
+      process_->reconciler.Beat();
+      if (!process_->reconciler.Tick().ok()) ++failed_ticks_;
+      if (events_.now() - swept_ >= kSweep) {
+        swept_ = events_.now();
+        if (!process_->checkpoints.Sweep().ok()) ++failed_ticks_;
+      }
+    }
     if (!woken) TickAt(events_.now() + kTick);
   });
 }

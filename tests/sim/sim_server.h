@@ -7,8 +7,10 @@
 #include "server/blob/blob_store.h"
 #include "server/blob/log_store.h"
 #include "server/blob/metric_log.h"
+#include "server/blob/tensorboard.h"
 #include "server/core/artifacts.h"
 #include "server/core/change_hub.h"
+#include "server/core/checkpoints.h"
 #include "server/core/file_relay.h"
 #include "server/core/ingest.h"
 #include "server/core/job_manager.h"
@@ -33,15 +35,17 @@ class SimServer {
     Process(const std::string& dir, Clock& clock, std::function<void()> wake);
 
     std::unique_ptr<server::Store> store;
-    std::unique_ptr<server::BlobStore> blobs;
+    std::unique_ptr<server::BlobStore> blobs, checkpoint_blobs;
     server::LogStore logs;
     server::MetricLog metrics;
+    server::TensorBoard tensorboard;
     server::ChangeHub hub;
     server::WorkerRegistry registry;
     server::FileRelay relay;
     server::JobManager jobs;
     server::Ingest ingest;
     server::Artifacts artifacts;
+    server::Checkpoints checkpoints;
     server::Reconciler reconciler;
   };
   // Null while it is down.
@@ -74,6 +78,7 @@ class SimServer {
   int64_t life_ = 0;
   bool tick_soon_ = false, paused_ = false, power_lost_ = false;
   int failed_ticks_ = 0;
+  Nanos swept_{0};
 };
 
 }  // namespace sft::sim

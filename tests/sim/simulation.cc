@@ -129,6 +129,9 @@ server::JobRecord Simulation::MakeJob(const std::string& request) {
   spec.compute.nodes = job.nodes;
   spec.compute.gpus_per_node = job.gpus_per_node;
   spec.compute.gpu_count = job.nodes * job.gpus_per_node;
+  spec.compute.unreachable_after = chance_.OneIn(2) ? "60s" : "15m";
+  if (chance_.OneIn(4)) spec.compute.on_unreachable = spec::OnUnreachable::kWait;
+  if (chance_.OneIn(6)) spec.compute.max_restarts = chance_.Below(3);
   job.resolved_json = spec::ToJson(spec).dump();
   Script& script = cluster_.scripts[job.id];
   script.steps = 5 + chance_.Below(40);

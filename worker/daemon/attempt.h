@@ -134,7 +134,7 @@ class Attempt {
   channel::ShimStatus shim_;
   GangWatch watch_;
   bool stop_sent_ = false;
-  MonoTime renewed_at_{};  // the moment that was passed on to the shim last
+  MonoTime renewed_at_{};                  // the moment that was passed on to the shim last
   std::optional<MonoTime> last_asked_at_;  // for the checkpoint before a stop
   int64_t last_asked_after_ = 0;           // the newest step then
   std::optional<MonoTime> gone_at_;

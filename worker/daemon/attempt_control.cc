@@ -164,10 +164,13 @@ void Attempt::SteerShim(MonoTime heard) {
       if (intent_ == v1::DesiredAttempt::RUN) return;
     }
     if (WaitsForLastCheckpoint()) return;
-    stop_sent_ = services_.shims.Ask(SocketPath(), {"stop", reason.empty() ? "stop requested" : reason}).ok();
+    stop_sent_ =
+        services_.shims.Ask(SocketPath(), {"stop", reason.empty() ? "stop requested" : reason})
+            .ok();
   } else if (heard > renewed_at_) {
     const std::chrono::duration<double> age = services_.clock.Mono() - heard;
-    if (services_.shims.Ask(SocketPath(), {.command = "renew", .age = age.count()}).ok()) renewed_at_ = heard;
+    if (services_.shims.Ask(SocketPath(), {.command = "renew", .age = age.count()}).ok())
+      renewed_at_ = heard;
   }
   AskForCheckpoints();
 }
@@ -184,7 +187,7 @@ void Attempt::LookAtRanks() {
   spdlog::warn("attempt {}: {}", uid_, news.hang->message());
   // Should it not answer, the next look finds the same.
   (void)services_.shims.Ask(SocketPath(),
-                {.command = "stop", .reason = news.hang->message(), .cause = "watch"});
+                            {.command = "stop", .reason = news.hang->message(), .cause = "watch"});
 }
 
 void Attempt::Warn(const std::string& message) {
@@ -204,7 +207,8 @@ void Attempt::AskForCheckpoints() {
     if (checkpoints_wanted_ <= record_.checkpoints_asked) return;
     wanted = checkpoints_wanted_;
   }
-  if (shim_.state != "running" || !services_.shims.Ask(SocketPath(), {"checkpoint", ""}).ok()) return;
+  if (shim_.state != "running" || !services_.shims.Ask(SocketPath(), {"checkpoint", ""}).ok())
+    return;
   {
     const MutexLock lock(mutex_);
     record_.checkpoints_asked = wanted;
