@@ -44,7 +44,11 @@ CheckpointSaver::CheckpointSaver(CheckpointPlace place, const spec::JobSpec& spe
       started_(clock.Mono()),
       last_save_(started_) {
   // Before the first step nobody writes: that comes after an exchange of all ranks.
-  if (!place_.dir.empty() && first_of_node()) RemoveLeftovers(place_.dir);
+  if (place_.dir.empty() || !first_of_node()) return;
+  const absl::Status removed = RemoveLeftovers(place_.dir);
+  if (!removed.ok()) {
+    observer_.OnMessage(fmt::format("half a checkpoint is left over: {}", Message(removed)));
+  }
 }
 
 fs::path CheckpointSaver::Partial() const {
@@ -288,14 +292,14 @@ void CommitFolder(const fs::path& partial, const fs::path& target) {
   if (replaces) CheckDisk(io::RemoveAll(old.string()));
 }
 
-void RemoveLeftovers(const fs::path& dir) {
+absl::Status RemoveLeftovers(const fs::path& dir) {
   const auto names = io::ListDir(dir.string());
-  if (!names.ok()) return;  // not there yet
+  if (!names.ok()) return absl::OkStatus();  // not there yet
   for (const std::string& name : *names) {
-    if (name.starts_with("step-") && name.ends_with(kPartial)) {
-      CheckDisk(io::RemoveAll((dir / name).string()));
-    }
+    if (!name.starts_with("step-") || !name.ends_with(kPartial)) continue;
+    SFT_RETURN_IF_ERROR(io::RemoveAll((dir / name).string()));
   }
+  return absl::OkStatus();
 }
 
 }  // namespace sft::engine

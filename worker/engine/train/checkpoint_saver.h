@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/base/status.h"
 #include "common/spec/job_spec.h"
 #include "worker/engine/checkpoint/manifest.h"
 #include "worker/engine/dist/communicator.h"
@@ -40,9 +41,10 @@ struct CheckpointPlace {
 //               (unless it is rank 0's own: shared storage), and each reports
 //
 // One checkpoint at a time: one that is due while another is written is skipped, with a message;
-// one that was asked for, one by time and one of the last step are made when the other is done. A rank that
-// cannot write says which file and why; all ranks then drop the checkpoint, leave nothing of it,
-// train on and try again when the next is due. Thread-compatible; borrows all but the options.
+// one that was asked for, one by time and one of the last step are made when the other is done. A
+// rank that cannot write says which file and why; all ranks then drop the checkpoint, leave nothing
+// of it, train on and try again when the next is due. Thread-compatible; borrows all but the
+// options.
 class CheckpointSaver {
  public:
   // Bits that a rank tells the others after each step.
@@ -122,6 +124,6 @@ class CheckpointSaver {
 void CommitFolder(const std::filesystem::path& partial, const std::filesystem::path& target);
 
 // Removes what an earlier run left half-written in the folder of checkpoints.
-void RemoveLeftovers(const std::filesystem::path& dir);
+absl::Status RemoveLeftovers(const std::filesystem::path& dir);
 
 }  // namespace sft::engine
