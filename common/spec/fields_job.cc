@@ -144,8 +144,8 @@ constexpr Field kFields[] = {
      .type = Type::kChoice,
      .def = "time",
      .doc = "When the state of the training is saved, so that it goes on exactly from there after "
-            "a failure: every save_minutes, every save_steps, at the end of each epoch, or only when "
-            "it is asked for. The result is always delivered at the end.",
+            "a failure: every save_minutes, every save_steps, at the end of each epoch, or only "
+            "when it is asked for. The result is always delivered at the end.",
      .choices = "no|steps|epoch|time",
      .synonyms = "none=no"},
     {.key = "checkpoint.save_steps",
