@@ -34,7 +34,8 @@ struct CheckpointPlace {
 // exchange once a step with the loss: nothing here waits for another rank's disk.
 //
 //   step n      Save: every rank that holds a first copy begins to copy its part to host memory
-//               and writes it to <dir>/step-n.partial (ShardWriter), on a thread of its own
+//               and writes it to <dir>/step-n.partial (ShardWriter), on a thread of its own; the
+//               first rank of a node writes a file in any case, if need be without a tensor
 //   a later one every rank's flag says that its file is durable: the ranks exchange sizes and
 //               hashes; rank 0 writes the manifest, syncs the folder and renames it to step-n
 //   a later one rank 0's flag says so: the first rank of each other node renames its folder
