@@ -204,9 +204,9 @@ constexpr Field kFields[] = {
     {.key = "checkpoint.save_strategy",
      .type = Type::kChoice,
      .def = "time",
-     .doc = "When the state of the training is saved, so that it goes on exactly from there after a "
-            "failure: every save_minutes, every save_steps, at the end of each epoch, or never "
-            "unless asked for. The result is always delivered at the end.",
+     .doc = "When the state of the training is saved, so that it goes on exactly from there after "
+            "a failure: every save_minutes, every save_steps, at the end of each epoch, or only "
+            "when it is asked for. The result is always delivered at the end.",
      .choices = "no|steps|epoch|time",
      .synonyms = "none=no"},
     {.key = "checkpoint.save_steps",

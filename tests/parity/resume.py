@@ -6,7 +6,8 @@ the processes of sft-rank, killed with SIGKILL.
 
 For each method two ranks train all steps (a); two ranks train and save half way, rank 1 is killed after
 that (b); and from what was saved two ranks (c), four ranks (d) and two ranks of ZeRO-3 (e) train on. Losses
-and gradient norms of b and c must equal those of a bit for bit, losses of d and e within 1e-5.
+and gradient norms of b and c must equal those of a bit for bit, losses of d and e within 1e-5. Then a gang is told
+to save and stop, and what it saved is refused where it is damaged or the job is another one.
 """
 
 import argparse
@@ -80,13 +81,13 @@ class Run:
             "resume_dir": str(resume or ""), "resume_changed": False}))
         self.ranks = []
 
-    def start(self):
+    def start(self, stdin=subprocess.DEVNULL):
         subprocess.run([self.program, "prepare", "--launch", self.launch], check=True, stdout=subprocess.DEVNULL)
         for rank in range(self.world):
             with open(self.folder / f"rank-{rank}.log", "wb") as log:
                 self.ranks.append(subprocess.Popen(
                     [self.program, "train", "--launch", self.launch, "--rank", str(rank)],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+                    stdin=stdin, stdout=log, stderr=log))
 
     def wait_for(self, condition, what):
         end = time.monotonic() + LIMIT_S
@@ -121,6 +122,41 @@ def kill_a_rank(run, half):
     if codes[1] != -signal.SIGKILL or codes[0] != 65:
         raise Failure(f"the ranks ended with {codes}, not by the loss of rank 1")
     return series(run.folder)
+
+
+def expect_end(run, code, fatal=None):
+    """All ranks end with the exit code, and with a fatal event of that code."""
+    codes = [rank.wait(timeout=LIMIT_S) for rank in run.ranks]
+    found = [events(run.folder, rank)[-1].get("code") for rank in range(run.world)] if fatal else []
+    if codes != [code] * run.world or any(name != fatal for name in found):
+        run.fail(f"ended with {codes} {found}, not with {code} {fatal}")
+
+
+def check_commands(kind, args, folder, steps):
+    """Over standard input, as the shim does."""
+    run = Run(args, folder / "f", job(kind, 2, "zero2", steps, 0))
+    run.start(stdin=subprocess.PIPE)
+    run.wait_for(lambda: series(run.folder), "made no step")
+    for rank in run.ranks:
+        rank.stdin.write(b'{"command":"checkpoint"}\n{"command":"stop","reason":"test"}\n')
+        rank.stdin.flush()
+    expect_end(run, 67)
+    saved = [event for event in events(run.folder, 0) if event["event"] == "checkpoint"][-1]
+    if saved["reason"] != "stopping" or saved["step"] != max(series(run.folder)):
+        run.fail(f"reported {saved}")
+    path = pathlib.Path(saved["path"])
+    other = job(kind, 2, "zero2", steps, 0) | {"lora": {"r": 8}}
+    run = Run(args, folder / "g", other, path)
+    run.start()
+    expect_end(run, 64, "checkpoint_mismatch")
+    shard = path / "rank-1-of-2.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    run = Run(args, folder / "h", job(kind, 2, "zero2", steps, 0), path)
+    run.start()
+    expect_end(run, 65, "checkpoint_damaged")
+    print(f"resume: {kind}: told to save and stop, two ranks end with 67 and a checkpoint of step {saved['step']} "
+          f"({saved['seconds']:.2f} s, training waited {saved['stall_seconds']:.3f} s); with another r it is refused "
+          "(64, checkpoint_mismatch), cut short too (65, checkpoint_damaged)", flush=True)
 
 
 def largest_difference(losses, expected):
@@ -174,6 +210,9 @@ def main():
         try:
             for kind in args.only:
                 check(kind, args, folder / kind)
+            if set(args.only) & {"lora", "qlora"}:
+                kind = min(set(args.only) & {"lora", "qlora"})
+                check_commands(kind, args, folder / kind, args.steps)
         except Failure as failure:
             print(f"resume: {failure}")
             return 1

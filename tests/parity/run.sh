@@ -32,3 +32,4 @@ trap 'use_goldens "$root/tests/parity/goldens" > /dev/null' EXIT
 use_goldens "$goldens"
 ctest --test-dir "$build" -L parity --output-on-failure --no-tests=error
 "$python" "$root/tests/parity/delivery.py" --bin "$build/bin"
+"$python" "$root/tests/parity/resume.py" --bin "$build/bin"

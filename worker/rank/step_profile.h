@@ -16,7 +16,7 @@ class StepProfile {
   // `path` empty: records nothing.
   explicit StepProfile(std::string path) : path_(std::move(path)) {}
 
-  // To be called when step `step` (from 1) has ended.
+  // To be called when the process has ended its step `step` (from 1).
   void AfterStep(int64_t step, bool on_gpu);
 
  private:

@@ -101,8 +101,9 @@ class EventObserver : public engine::TrainObserver {
                                              .of_limit = report.of_limit,
                                              .rank_loss = report.rank_loss,
                                              .epoch = report.epoch});
-    if (plan_ && report.step >= kSettled) ReportPlan(report.tokens_per_second);
-    profile_.AfterStep(report.step, context_.launch.file.device == "cuda");
+    const int64_t made = report.step - resumed_step_;
+    if (plan_ && made >= kSettled) ReportPlan(report.tokens_per_second);
+    profile_.AfterStep(made, context_.launch.file.device == "cuda");
   }
 
   void OnEval(const engine::EvalReport& report) override {
@@ -132,6 +133,7 @@ class EventObserver : public engine::TrainObserver {
   }
 
   void OnResumed(const engine::ResumedReport& report) override {
+    resumed_step_ = report.step;
     fmt::print("goes on after step {} from {}\n", report.step, report.path);
     for (const std::string& change : report.changes) fmt::print("accepted: {}\n", change);
     context_.events.Write(
@@ -165,7 +167,7 @@ class EventObserver : public engine::TrainObserver {
   }
 
  private:
-  // The step that has seen all that the allocator will hold.
+  // The step of this process that has seen all that the allocator will hold.
   static constexpr int64_t kSettled = 2;
 
   void Note(engine::TrainPhase phase, int64_t step, io::FlightRecorder& flight) const {
@@ -207,6 +209,7 @@ class EventObserver : public engine::TrainObserver {
   StepProfile profile_;
   std::optional<RankPlan> plan_;  // until it has been reported
   io::FlightRecorder* flight_;
+  int64_t resumed_step_ = 0;      // steps that an earlier process made
 };
 
 // "host:port", also "[::1]:port".

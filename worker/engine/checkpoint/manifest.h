@@ -24,6 +24,7 @@ struct CheckpointFile {
 // What a checkpoint is of, by dotted key; a resumed job must have the same.
 using Stamp = std::map<std::string, std::string>;
 
+// A checkpoint's manifest.json. A plain value.
 struct Manifest {
   // Version that this program writes, and the latest that it reads.
   static constexpr int kFormat = 1;

@@ -44,7 +44,11 @@ CheckpointSaver::CheckpointSaver(CheckpointPlace place, const spec::JobSpec& spe
       started_(clock.Mono()),
       last_save_(started_) {
   // Before the first step nobody writes: that comes after an exchange of all ranks.
-  if (!place_.dir.empty() && first_of_node()) RemoveLeftovers(place_.dir);
+  if (place_.dir.empty() || !first_of_node()) return;
+  const absl::Status removed = RemoveLeftovers(place_.dir);
+  if (!removed.ok()) {
+    observer_.OnMessage(fmt::format("half a checkpoint is left over: {}", Message(removed)));
+  }
 }
 
 fs::path CheckpointSaver::Partial() const {
@@ -150,26 +154,21 @@ void CheckpointSaver::Save(const std::string& reason, const Moment& moment, cons
   report_.best = moment.best;
   own_ = {};
   phase_ = Phase::kShards;
-  const bool has_part = model_.holds_first_copy();
   const std::vector<AdamW*> optimizers = model_.Optimizers();
   manifest_.optimizer_steps = optimizers[0]->steps();
-  if (has_part) {
+  std::vector<NamedTensor> tensors;
+  if (model_.holds_first_copy()) {
     const bool earlier = best.best_step() < moment.step;
-    shard_.Begin(StateTensors(model_, earlier ? best_weights : std::vector<at::Tensor>()));
-  }
-  const std::string name = ShardName(comm_.rank(), comm_.world());
-  if (has_part) {
-    background_.Start([this, name, partial = Partial()](const std::atomic<bool>& cancelled) {
-      own_ = shard_.Write(partial, name, cancelled);
-    });
-  } else if (first_of_node()) {
-    // A node whose ranks hold only copies of others' parts has an empty folder.
-    background_.Start([partial = Partial()](const std::atomic<bool>&) {
-      CheckDisk(io::MakeDirs(partial.string()));
-    });
-  } else {
+    tensors = StateTensors(model_, earlier ? best_weights : std::vector<at::Tensor>());
+  } else if (!first_of_node()) {
     background_.Start([](const std::atomic<bool>&) {});
+    return;
   }
+  shard_.Begin(std::move(tensors));
+  const std::string name = ShardName(comm_.rank(), comm_.world());
+  background_.Start([this, name, partial = Partial()](const std::atomic<bool>& cancelled) {
+    own_ = shard_.Write(partial, name, cancelled);
+  });
   report_.stall_seconds += SecondsBetween(started_, clock_.Mono());
 }
 
@@ -202,6 +201,7 @@ void CheckpointSaver::Settle() {
   if (comm_.rank() == 0) {
     report_.seconds = SecondsBetween(started_, MonoTime(Nanos(finished_ns_.load())));
   } else {
+    const MonoTime begin = clock_.Mono();
     try {
       // On shared storage rank 0 has renamed it.
       if (fs::exists(Partial())) CommitFolder(Partial(), Final());
@@ -213,6 +213,7 @@ void CheckpointSaver::Settle() {
       }
     }
     report_.seconds = SecondsBetween(started_, clock_.Mono());
+    report_.stall_seconds += SecondsBetween(begin, clock_.Mono());
   }
   observer_.OnCheckpoint(report_);
 }
@@ -288,14 +289,14 @@ void CommitFolder(const fs::path& partial, const fs::path& target) {
   if (replaces) CheckDisk(io::RemoveAll(old.string()));
 }
 
-void RemoveLeftovers(const fs::path& dir) {
+absl::Status RemoveLeftovers(const fs::path& dir) {
   const auto names = io::ListDir(dir.string());
-  if (!names.ok()) return;  // not there yet
+  if (!names.ok()) return absl::OkStatus();  // not there yet
   for (const std::string& name : *names) {
-    if (name.starts_with("step-") && name.ends_with(kPartial)) {
-      CheckDisk(io::RemoveAll((dir / name).string()));
-    }
+    if (!name.starts_with("step-") || !name.ends_with(kPartial)) continue;
+    SFT_RETURN_IF_ERROR(io::RemoveAll((dir / name).string()));
   }
+  return absl::OkStatus();
 }
 
 }  // namespace sft::engine

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/base/status.h"
 #include "common/spec/job_spec.h"
 #include "worker/engine/checkpoint/manifest.h"
 #include "worker/engine/dist/communicator.h"
@@ -33,16 +34,18 @@ struct CheckpointPlace {
 // exchange once a step with the loss: nothing here waits for another rank's disk.
 //
 //   step n      Save: every rank that holds a first copy begins to copy its part to host memory
-//               and writes it to <dir>/step-n.partial (ShardWriter), on a thread of its own
+//               and writes it to <dir>/step-n.partial (ShardWriter), on a thread of its own; the
+//               first rank of a node writes a file in any case, if need be without a tensor
 //   a later one every rank's flag says that its file is durable: the ranks exchange sizes and
 //               hashes; rank 0 writes the manifest, syncs the folder and renames it to step-n
 //   a later one rank 0's flag says so: the first rank of each other node renames its folder
 //               (unless it is rank 0's own: shared storage), and each reports
 //
 // One checkpoint at a time: one that is due while another is written is skipped, with a message;
-// one that was asked for, one by time and one of the last step are made when the other is done. A rank that
-// cannot write says which file and why; all ranks then drop the checkpoint, leave nothing of it,
-// train on and try again when the next is due. Thread-compatible; borrows all but the options.
+// one that was asked for, one by time and one of the last step are made when the other is done. A
+// rank that cannot write says which file and why; all ranks then drop the checkpoint, leave nothing
+// of it, train on and try again when the next is due. Thread-compatible; borrows all but the
+// options.
 class CheckpointSaver {
  public:
   // Bits that a rank tells the others after each step.
@@ -122,6 +125,6 @@ class CheckpointSaver {
 void CommitFolder(const std::filesystem::path& partial, const std::filesystem::path& target);
 
 // Removes what an earlier run left half-written in the folder of checkpoints.
-void RemoveLeftovers(const std::filesystem::path& dir);
+absl::Status RemoveLeftovers(const std::filesystem::path& dir);
 
 }  // namespace sft::engine

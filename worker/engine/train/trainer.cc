@@ -41,6 +41,17 @@ std::optional<StepPlan> ValidationPlan(const TrainerOptions& options) {
   return StepPlan::ForValidation(options.validation, StepPlanOptions::FromSpec(options.spec));
 }
 
+Stamp StampOf(const TrainerOptions& options, const StepPlan& plan, at::Device device) {
+  if (options.checkpoints.dir.empty() && options.resume.dir.empty()) return {};
+  return MakeStamp({.spec = options.spec,
+                    .model_dir = options.model_dir,
+                    .train = *options.train,
+                    .validation = options.validation.get(),
+                    .tokenizer = options.tokenizer,
+                    .total_steps = plan.total_steps(),
+                    .device = device});
+}
+
 std::optional<CheckpointLoader> MakeLoader(const TrainerOptions& options, const Stamp& stamp,
                                            Communicator& comm) {
   if (options.resume.dir.empty()) return std::nullopt;
@@ -58,26 +69,16 @@ Trainer::Trainer(TrainerOptions options, Communicator& comm, TrainObserver& obse
       clock_(clock),
       plan_(options_.train, StepPlanOptions::FromSpec(options_.spec)),
       validation_(ValidationPlan(options_)),
-      loader_(MakeLoader(options_, OwnStamp(), comm)),
+      stamp_(StampOf(options_, plan_, comm.device())),
+      loader_(MakeLoader(options_, stamp_, comm)),
       model_(options_.spec, options_.model_dir, comm, options_.execution),
       best_(options_.spec.training.validation),
-      saver_(options_.checkpoints, options_.spec, OwnStamp(), model_, comm, observer, clock),
+      saver_(options_.checkpoints, options_.spec, stamp_, model_, comm, observer, clock),
       schedule_(options_.spec.hyperparameters.lr_scheduler,
                 options_.spec.hyperparameters.learning_rate,
                 options_.spec.hyperparameters.warmup_ratio, plan_.total_steps()),
       flops_(model_.config(), model_.layout()) {
   if (loader_) Resume();
-}
-
-Stamp Trainer::OwnStamp() const {
-  if (options_.checkpoints.dir.empty() && options_.resume.dir.empty()) return {};
-  return MakeStamp({.spec = options_.spec,
-                    .model_dir = options_.model_dir,
-                    .train = *options_.train,
-                    .validation = options_.validation.get(),
-                    .tokenizer = options_.tokenizer,
-                    .total_steps = plan_.total_steps(),
-                    .device = comm_.device()});
 }
 
 void Trainer::Resume() {

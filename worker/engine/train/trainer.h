@@ -86,7 +86,6 @@ class Trainer {
   double Evaluate(int64_t steps_taken);
   bool KeepIfBest(int64_t step, double loss);
   void SaveAfter(const Step& step, const std::optional<double>& metric, bool best);
-  Stamp OwnStamp() const;
   void Resume();
   void DeliverResult();
 
@@ -96,6 +95,7 @@ class Trainer {
   Clock& clock_;
   StepPlan plan_;
   std::optional<StepPlan> validation_;
+  Stamp stamp_;                             // nothing where no checkpoint is read or written
   std::optional<CheckpointLoader> loader_;  // until the states are restored
   TrainingModel model_;
   BestTracker best_;

@@ -381,24 +381,32 @@ TEST_F(CheckpointTest, PatienceEndsTheTrainingAndDelivers) {
 }
 
 TEST_F(CheckpointTest, EachNodeHasTheFilesOfItsRanksAndTheFirstTheManifest) {
-  TrainerOptions options = Every(3, 2);
-  options.spec.parallelism.sharding = spec::Sharding::kFullShard;
-  std::vector<RecordingObserver> observers(2);
-  RunRanks(2, [&](Communicator& comm) {
-    TrainerOptions own = options;
-    own.checkpoints = {dir_ / (comm.rank() == 0 ? "a" : "b"), comm.rank(), 1};
-    Trainer(own, comm, observers[comm.rank()]).Run();
-  });
-  const fs::path b = dir_ / "b" / "step-3" / "rank-1-of-2.safetensors";
-  EXPECT_TRUE(fs::exists(dir_ / "a" / "step-3" / "manifest.json"));
-  EXPECT_FALSE(fs::exists(dir_ / "a" / "step-3" / "rank-1-of-2.safetensors"));
-  EXPECT_FALSE(fs::exists(dir_ / "b" / "step-3" / "manifest.json"));
-  ASSERT_TRUE(fs::exists(b));
-  EXPECT_EQ(observers[1].checkpoints.at(0).bytes, static_cast<int64_t>(fs::file_size(b)));
-  EXPECT_EQ(observers[1].checkpoints.at(0).path, b.parent_path().string());
-  EXPECT_THAT(Refusal(options, dir_ / "a" / "step-3"), HasSubstr("rank-1-of-2.safetensors"));
-  fs::copy(b, dir_ / "a" / "step-3");
-  EXPECT_EQ(Refusal(options, dir_ / "a" / "step-3"), "accepted");
+  for (const spec::Sharding sharding : {spec::Sharding::kFullShard, spec::Sharding::kDdp}) {
+    TrainerOptions options = Every(3, 2);
+    options.spec.parallelism.sharding = sharding;
+    std::vector<RecordingObserver> observers(2);
+    RunRanks(2, [&](Communicator& comm) {
+      TrainerOptions own = options;
+      own.checkpoints = {dir_ / (comm.rank() == 0 ? "a" : "b"), comm.rank(), 1};
+      Trainer(own, comm, observers[comm.rank()]).Run();
+    });
+    const fs::path a = dir_ / "a" / "step-3", b = dir_ / "b" / "step-3";
+    const std::string other = "rank-1-of-2.safetensors";
+    EXPECT_TRUE(fs::exists(a / "manifest.json"));
+    EXPECT_FALSE(fs::exists(a / other));
+    EXPECT_FALSE(fs::exists(b / "manifest.json"));
+    ASSERT_TRUE(fs::exists(b / other));
+    EXPECT_EQ(observers[1].checkpoints.at(0).bytes, static_cast<int64_t>(fs::file_size(b / other)));
+    EXPECT_EQ(observers[1].checkpoints.at(0).path, b.string());
+    EXPECT_THAT(Refusal(options, a), HasSubstr(other));
+    fs::copy(b / other, a);
+    EXPECT_EQ(Refusal(options, a), "accepted");
+    // With adapters on every rank the second has nothing that the first has not.
+    const auto shard = SafetensorsFile::Open(a / other);
+    EXPECT_EQ(shard->tensors().empty(), sharding == spec::Sharding::kDdp);
+    fs::remove_all(dir_ / "a");
+    fs::remove_all(dir_ / "b");
+  }
 }
 
 }  // namespace
