@@ -19,6 +19,7 @@ std::optional<Seconds> ParseDuration(const std::string& text) {
   if (unit.empty() || unit == "s") return Seconds(value);
   if (unit == "m") return Seconds(60 * value);
   if (unit == "h") return Seconds(3600 * value);
+  if (unit == "d") return Seconds(86400 * value);
   return std::nullopt;
 }
 
