@@ -3,8 +3,10 @@
 submission to what they deliver, as CI would run them."""
 
 import json
+import os
 import pathlib
 import shutil
+import signal
 import struct
 import time
 import unittest
@@ -17,7 +19,7 @@ DEMO = ROOT / "build/demo"
 DATA = ROOT / "deploy/demo/train.jsonl"
 TRAINING_DEADLINE_S = 200
 RESTART_STEPS = 8  # of the restart tests: 20 to 40 s of training on 2 cores
-SUCCEEDED, CANCELLED = 0, 12
+SUCCEEDED, INFRASTRUCTURE_FAILURE, CANCELLED = 0, 11, 12
 
 
 def read_safetensors(path):
@@ -154,6 +156,42 @@ class TrainingTest(harness.ServiceCase):
         self.assertEqual(self.status(job)["state"], "RUNNING", "it must not have ended before the restart")
         self.assertEqual(self.ranks(), ranks)
         self.check_every_step_once(job)
+
+    def rank_pid(self, rank):
+        for pid in self.wait_for_ranks(3):
+            command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if command[command.index(b"--rank") + 1] == str(rank).encode():
+                return pid
+        raise AssertionError(f"no process of rank {rank}")
+
+    def failed_verdict(self, name, number):
+        """Of three ranks, of which rank 1 gets the signal while they train."""
+        job = self.submit_config(
+            "multi_gpu_qlora_4xh100.toml", "--model", "small", "--name", name, "--set", "compute.gpu_count=3", "--set",
+            "compute.gpus_per_node=3", "--set", "compute.variant=H100-3x", "--set", "hyperparameters.max_steps=100000",
+            "--set", "hyperparameters.logging_steps=1", "--set", "hyperparameters.global_batch=3", "--set",
+            "hyperparameters.gradient_accumulation_steps=1", "--set", "compute.hang_timeout=10")
+        self.wait_for_step(job, step=3, deadline_s=TRAINING_DEADLINE_S)
+        begin = time.monotonic()
+        os.kill(self.rank_pid(1), number)
+        self.assert_ends(job, INFRASTRUCTURE_FAILURE)
+        print(f"{name}: ended after {time.monotonic() - begin:.1f} s: {self.status(job)['verdict']['message']}")
+        self.assertEqual(self.ranks(), [])
+        verdict = self.status(job)["verdict"]
+        self.assertEqual(verdict["rank"], 1)
+        operations = [line for line in verdict["evidence"] if ": step " in line]
+        self.assertEqual(len(operations), 3, verdict)
+        self.assertIn("group world)", operations[0])
+        return verdict
+
+    def test_a_rank_that_hangs_or_is_killed_is_named_with_the_last_collective_of_each(self):
+        write_tiny_model(self.dir / "models/small")
+        self.start_server()
+        self.start_worker(gpus="H100:3", engine=True)
+        hang = self.failed_verdict("hang", signal.SIGSTOP)
+        self.assertEqual(hang["code"], "rank_hang")
+        self.assertIn("rank 1 hangs: its process is stopped (state T); ranks 0, 2 wait in", hang["message"])
+        self.assertEqual(self.failed_verdict("killed", signal.SIGKILL)["code"], "rank_killed")
 
 
 if __name__ == "__main__":

@@ -94,6 +94,11 @@ void Agent::ServerHeard(MonoTime at) {
   heard_ = std::max(heard_, at);
 }
 
+MonoTime Agent::Heard() const {
+  const MutexLock lock(mutex_);
+  return heard_;
+}
+
 void Agent::SetModels(std::vector<v1::Model> models) {
   v1::Observed before, after;
   const MutexLock lock(mutex_);

@@ -38,6 +38,8 @@ class Agent {
   void OnDesired(const v1::Desired& desired);
   // The server has heard of this worker at `at` or later: an answer to what was sent then came.
   void ServerHeard(MonoTime at);
+  // That moment; zero: none in this life.
+  MonoTime Heard() const;
   MonoTime Now() const { return services_.clock.Mono(); }
   void SetModels(std::vector<v1::Model> models);
   std::vector<v1::Model> Models() const;

@@ -20,7 +20,9 @@ std::string Key(const char* name, const std::string& value) {
 std::string Key(const char* name, int value) {
   return Key(name, value > 0 ? std::to_string(value) : std::string("auto"));
 }
-std::string Key(const char* name, bool value) { return Key(name, value ? "true" : "false"); }
+std::string Key(const char* name, bool value) {
+  return Key(name, std::string(value ? "true" : "false"));
+}
 
 // What needs less memory, by the method of the job; the remedies that cost nothing first.
 std::string LessMemory(const FailureContext& context) {

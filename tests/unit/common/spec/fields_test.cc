@@ -135,5 +135,17 @@ TEST(NearestKeyTest, SuggestsWhatWasMeantAndNothingElse) {
   EXPECT_EQ(NearestKey("xyz"), "");
 }
 
+TEST(FieldsTest, VariablesOfNcclAndCudaAreSettingsOfAJob) {
+  const auto key = [](const char* variable, const char* value) {
+    const Field* field = FindEnvField(variable, value);
+    return field == nullptr ? std::string_view() : field->key;
+  };
+  EXPECT_EQ(key("NCCL_TIMEOUT", "1800"), "compute.hang_timeout");
+  EXPECT_EQ(key("NCCL_DEBUG", "INFO"), "compute.nccl_debug");
+  EXPECT_EQ(key("NCCL_SOCKET_IFNAME", "eth0"), "compute.network_interface");
+  EXPECT_EQ(key("CUDA_LAUNCH_BLOCKING", "1"), "compute.cuda_launch_blocking");
+  EXPECT_EQ(FindField("ddp_timeout"), FindField("compute.hang_timeout"));
+}
+
 }  // namespace
 }  // namespace sft::spec

@@ -1,5 +1,6 @@
 #include "worker/daemon/session.h"
 
+#include <atomic>
 #include <deque>
 
 #include "common/base/version.h"
@@ -25,6 +26,7 @@ class StreamServer : public v1::WorkerService::Service {
       welcome.mutable_welcome()->set_protocol(kProtocol);
       welcome.mutable_welcome()->set_heartbeat_seconds(30);
       welcome.mutable_welcome()->set_refused(refusal_);
+      welcome.mutable_welcome()->set_answers_observed(true);
     }
     v1::WorkerMessage message;
     while (stream->Read(&message)) {
@@ -38,6 +40,15 @@ class StreamServer : public v1::WorkerService::Service {
         }
       }
       const MutexLock lock(mutex_);
+      if (message.has_observed() && answers_) {
+        v1::ServerMessage answer;
+        answer.mutable_observed_answer()->set_sequence(message.observed().sequence());
+        stream->Write(answer);
+        // What the worker reports next shows that it has read the answer.
+        answer.mutable_desired()->add_attempts()->set_attempt_uid("a-9");
+        answer.mutable_desired()->mutable_attempts(0)->set_intent(v1::DesiredAttempt::STOP);
+        stream->Write(answer);
+      }
       got_.push_back(message);
       changed_.NotifyAll();
     }
@@ -59,6 +70,10 @@ class StreamServer : public v1::WorkerService::Service {
     const MutexLock lock(mutex_);
     desired_ = desired;
   }
+  void Answer(bool answers) {
+    const MutexLock lock(mutex_);
+    answers_ = answers;
+  }
   void Refuse(const std::string& why) {
     const MutexLock lock(mutex_);
     refusal_ = why;
@@ -70,7 +85,19 @@ class StreamServer : public v1::WorkerService::Service {
   std::deque<v1::WorkerMessage> got_;
   v1::Desired desired_;
   std::string refusal_;
+  bool answers_ = false;
   grpc::ServerContext* context_ = nullptr;
+};
+
+// Goes on by a second at each look, from any thread.
+class TickingClock : public Clock {
+ public:
+  WallTime Wall() const override { return WallTime(); }
+  MonoTime Mono() const override { return MonoTime(std::chrono::seconds(1'000 + ++looks_)); }
+  void Sleep(Nanos) override {}
+
+ private:
+  mutable std::atomic<int> looks_ = 0;
 };
 
 class SessionTest : public TestNode {
@@ -99,7 +126,7 @@ class SessionTest : public TestNode {
     TestNode::TearDown();
   }
 
-  FakeClock clock_;
+  TickingClock clock_;
   FakeServer calls_;
   Stager stager_{setup_, calls_};
   Inventory inventory_{[] { return std::vector<GpuReading>(); }, {}, 1, clock_};
@@ -133,6 +160,25 @@ TEST_F(SessionTest, WhatTheServerDesiresReachesTheAgent) {
       EXPECT_EQ(observed.attempts(0).state(), v1::AttemptStatus::MISSING);
     }
   }
+}
+
+TEST_F(SessionTest, OnlyReportsThatTheServerAnsweredCountAsHeard) {
+  EXPECT_EQ(agent_.Heard(), MonoTime{});
+  session_->Start();
+  service_.Next();
+  EXPECT_TRUE(service_.Next().has_observed());
+  const MonoTime registered = agent_.Heard();
+  EXPECT_GT(registered, MonoTime{}) << "its Register was welcomed";
+  agent_.NotifyChange();
+  EXPECT_TRUE(service_.Next().has_observed());
+  EXPECT_EQ(agent_.Heard(), registered) << "sent, and nobody answered";
+  service_.Answer(true);
+  agent_.NotifyChange();
+  for (v1::Observed observed; observed.attempts_size() == 0;) {
+    observed = service_.Next().observed();
+    agent_.WaitForStep(agent_.Step());
+  }
+  EXPECT_GT(agent_.Heard(), registered);
 }
 
 TEST_F(SessionTest, ABrokenStreamIsOpenedAgainAndRegistersAgain) {

@@ -1,0 +1,218 @@
+// What a worker goes through without losing anything: its own death at any point, a disk that is
+// full at any write, silence of the server, ranks that stand still.
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
+
+#include "common/io/fault.h"
+#include "common/io/flight_record.h"
+#include "tests/unit/worker/daemon/agent_fixture.h"
+
+namespace sft::worker {
+namespace {
+
+using RecoveryTest = AgentTest;
+
+// The worker dies.
+struct Crash {};
+
+TEST_F(RecoveryTest, ItMayDieBeforeOrAfterAnyCallToTheServerAndNothingIsLostOrDoubled) {
+  Want("ok", 2);
+  Launch();
+  agent_.reset();
+  WaitForShimEnd();
+  const std::string ended = dir_ + "/ended";
+  std::filesystem::copy(setup_.data_dir, ended, std::filesystem::copy_options::recursive);
+  int deaths = 0;
+  for (const bool after : {false, true}) {
+    bool died = true;
+    for (int call = 1; died; ++call) {
+      // Once more from the point where the ranks have ended.
+      agent_.reset();
+      ASSERT_TRUE(io::RemoveAll(setup_.data_dir).ok());
+      std::filesystem::copy(ended, setup_.data_dir, std::filesystem::copy_options::recursive);
+      const auto blobs = server_.blobs;
+      server_ = FakeServer();
+      server_.blobs = blobs;
+      died = false;
+      const auto crash = [&](int n) {
+        if (n != call || died) return;
+        died = true;
+        throw Crash{};
+      };
+      (after ? server_.after : server_.before) = crash;
+      NewLife();
+      for (int turn = 0; turn < 40 && Only().state() != Status::DONE; ++turn) {
+        try {
+          agent_->Step();
+          agent_->StepIo();
+        } catch (const Crash&) {
+          NewLife();
+        }
+      }
+      deaths += died ? 1 : 0;
+      const std::string where = fmt::format("death {} call {}", after ? "after" : "before", call);
+      ASSERT_EQ(Only().state(), Status::DONE) << where;
+      EXPECT_EQ(Only().verdict().code(), "succeeded") << where;
+      EXPECT_EQ(server_.commits.size(), 1u) << where;
+      for (const int rank : {-1, 0, 1}) EXPECT_TRUE((server_.ended[{"a-1", rank}])) << where;
+      for (const int rank : {0, 1}) {
+        const std::string name = "/rank-" + std::to_string(rank) + ".log";
+        EXPECT_EQ((server_.logs[{"a-1", rank}]), *io::ReadFile(setup_.AttemptDir("a-1") + name))
+            << where;
+      }
+      int steps = 0;
+      for (const v1::RankEvent& event : server_.events[0]) steps += event.has_metric() ? 1 : 0;
+      EXPECT_EQ(steps, 3) << where;
+    }
+  }
+  EXPECT_GE(deaths, 20) << "each call was tried";
+}
+
+TEST_F(RecoveryTest, ADiskThatIsFullAtAnyWriteIsToldAndWhatWasAcknowledgedIsWhole) {
+  const std::string full_disk = "No space left on device";
+  bool failed = true;
+  int faults = 0;
+  for (int write = 1; failed; ++write) {
+    agent_.reset();
+    ASSERT_TRUE(io::RemoveAll(setup_.data_dir).ok());
+    server_ = FakeServer();
+    desired_.clear_attempts();
+    failed = false;
+    NewLife();
+    Want("ok");
+    int writes = 0;
+    io::SetWriteFault([&](std::string_view path) {
+      if (++writes != write) return absl::OkStatus();
+      failed = true;
+      return ErrnoStatus(fmt::format("cannot write {}", path), ENOSPC);
+    });
+    Tell();
+    for (int turn = 0; turn < 60 && Only().state() != Status::DONE; ++turn) {
+      Tell();
+      agent_->StepIo();
+      if (Only().state() == Status::READY) {
+        desired_.mutable_attempts(0)->set_rendezvous(Only().rendezvous());
+        Tell();
+      }
+      if (Only().state() == Status::PREPARING) WaitForShimEnd();
+    }
+    io::SetWriteFault(nullptr);
+    faults += failed ? 1 : 0;
+    const Status status = Only();
+    const std::string where = fmt::format("write {}: {}", write, status.verdict().message());
+    ASSERT_EQ(status.state(), Status::DONE) << where;
+    if (status.verdict().code() == "succeeded") {
+      EXPECT_EQ(server_.commits.size(), 1u) << where;
+    } else {
+      EXPECT_EQ(status.verdict().code(), "disk_full") << where;
+      EXPECT_EQ(status.verdict().domain(), v1::Verdict::INFRASTRUCTURE) << where;
+      EXPECT_NE(status.verdict().message().find(full_disk), std::string::npos) << where;
+      EXPECT_NE(status.verdict().advice().find("free space on node node-a"), std::string::npos);
+      EXPECT_TRUE(server_.commits.empty()) << where;
+    }
+    // Space is back: it forgets this one and runs the next.
+    desired_.mutable_attempts(0)->set_intent(v1::DesiredAttempt::FORGET);
+    Tell();
+    EXPECT_EQ(Observe().attempts_size(), 0) << where;
+    EXPECT_FALSE(io::Exists(setup_.AttemptDir("a-1"))) << where;
+  }
+  EXPECT_GE(faults, 8) << "each write was tried";
+}
+
+TEST_F(RecoveryTest, RanksThatStandStillAreEndedWithTheFindingAlsoOverANewLife) {
+  Want("steps " + dir_ + "/gate", 2);
+  Launch();
+  // The agent's clock shows what the ranks' shows.
+  clock_.Advance(Clock::Real().Mono() - clock_.Mono());
+  const std::string flight = setup_.AttemptDir("a-1") + "/rank-1.flight";
+  while (!io::ReadFlightRecord(flight).ok() || io::ReadFlightRecord(flight)->steps_done < 2) {
+    Clock::Real().Sleep(std::chrono::milliseconds(10));
+  }
+  int64_t stopped = 0;
+  for (const auto& process : ShimStatus().processes) {
+    if (process.rank == 1) stopped = process.pid;
+  }
+  kill(static_cast<pid_t>(stopped), SIGSTOP);
+  agent_->Step();
+  EXPECT_EQ(Only().state(), Status::RUNNING);
+  clock_.Advance(std::chrono::minutes(11));
+  agent_->Step();
+  EXPECT_EQ(ShimStatus().state, "running") << "a single look after a pause decides nothing";
+  for (int look = 0; look < 5; ++look) {
+    clock_.Advance(std::chrono::seconds(1));
+    agent_->Step();
+  }
+  EXPECT_EQ(ShimStatus().cause, "watch");
+  NewLife();
+  FinishAfterShim();
+  const v1::Verdict verdict = Only().verdict();
+  EXPECT_EQ(verdict.code(), "rank_hang") << verdict.message();
+  EXPECT_EQ(verdict.rank(), 1);
+  EXPECT_NE(verdict.message().find("rank 1 hangs: its process is stopped"), std::string::npos)
+      << verdict.message();
+  EXPECT_GE(verdict.evidence_size(), 2);
+}
+
+TEST_F(RecoveryTest, ARankThatTheServerDoesNotHearOfForTooLongIsEndedByItsShim) {
+  setup_.unreachable_after = std::chrono::milliseconds(300);
+  NewLife();
+  Want("wait", 2);
+  Launch();  // and then not a word: the stream is cut, or this process is stopped
+  FinishAfterShim();
+  EXPECT_EQ(Only().verdict().code(), "fenced");
+  EXPECT_EQ(Only().verdict().domain(), v1::Verdict::INFRASTRUCTURE);
+}
+
+TEST_F(RecoveryTest, NothingStartsWhenTheServersLastWordIsTooOld) {
+  Want("wait");
+  Tell();
+  agent_->StepIo();
+  desired_.mutable_attempts(0)->set_rendezvous(Only().rendezvous());
+  agent_->OnDesired(desired_);
+  clock_.Advance(setup_.unreachable_after);
+  agent_->Step();
+  EXPECT_EQ(Only().state(), Status::READY) << "the gang may run elsewhere by now";
+  Tell();
+  EXPECT_EQ(Only().state(), Status::PREPARING);
+  desired_.mutable_attempts(0)->set_intent(v1::DesiredAttempt::STOP);
+  Tell();
+  FinishAfterShim();
+}
+
+TEST_F(RecoveryTest, AnAdoptedAttemptIsStoppedInEachOfItsStates) {
+  Want("wait", 2);
+  Launch();
+  agent_->Step();
+  NewLife();  // PREPARING or RUNNING
+  desired_.mutable_attempts(0)->set_intent(v1::DesiredAttempt::STOP);
+  Tell();
+  NewLife();  // STOPPING
+  Tell();
+  WaitForShimEnd();
+  agent_->Step();
+  EXPECT_EQ(Only().state(), Status::FINISHING);
+  NewLife();
+  EXPECT_EQ(Only().state(), Status::FINISHING);
+  for (int turn = 0; turn < 20 && Only().state() != Status::DONE; ++turn) agent_->StepIo();
+  EXPECT_EQ(Only().verdict().code(), "stopped");
+}
+
+TEST_F(RecoveryTest, AnAttemptThatWasBeingStagedIsStagedAgain) {
+  Want("ok");
+  server_.failure = Unavailable("no server");
+  Tell();
+  agent_->StepIo();
+  EXPECT_EQ(Only().state(), Status::STAGING);
+  NewLife();
+  server_.failure = absl::OkStatus();
+  Launch();
+  FinishAfterShim();
+  EXPECT_EQ(Only().verdict().code(), "succeeded");
+}
+
+}  // namespace
+}  // namespace sft::worker
