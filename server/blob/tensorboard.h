@@ -37,8 +37,8 @@ class TensorBoard {
  private:
   // How far a job's files are written.
   struct Position {
-    int64_t index = 0;     // of the next point
-    int64_t attempt = -1;  // of the file written last; -1: none
+    int64_t index = 0;    // of the next point
+    int64_t attempt = 0;  // of the file written last
     std::string path;
   };
   absl::StatusOr<Position> Find(const std::string& job_id, MetricLog& metrics) SFT_REQUIRES(mutex_);
