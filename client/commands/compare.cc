@@ -133,7 +133,7 @@ void AddCompare(CLI::App& app, Session& session) {
       AddCommand(app, "compare", "Compare runs: loss at equal samples, speed, memory, settings",
                  "sftctl compare job-abc job-def");
   auto jobs = std::make_shared<std::vector<std::string>>();
-  command->add_option("JOB", *jobs, "Jobs")->required()->expected(2, 100);
+  command->add_option("JOB", *jobs, "Two jobs or more")->required()->expected(2, 100);
   AddJsonFlag(command, session);
   command->callback([&session, jobs] {
     session.command = [&session, jobs](Connection& connection) {

@@ -15,7 +15,6 @@ std::vector<std::string> CommandNames(const CLI::App& app) {
   return names;
 }
 
-// What may follow a command: its own commands, and its flags.
 std::vector<std::string> FlagNames(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
@@ -24,12 +23,19 @@ std::vector<std::string> FlagNames(const CLI::App& app) {
   return names;
 }
 
+// What may follow a command: its own commands, and its flags.
+std::string WordsAfter(const CLI::App& command) {
+  std::vector<std::string> words = CommandNames(command);
+  const std::vector<std::string> flags = FlagNames(command);
+  words.insert(words.end(), flags.begin(), flags.end());
+  return Words(words);
+}
+
 std::string Bash(const CLI::App& app) {
   std::string text =
       "_sftctl() {\n  local word=${COMP_WORDS[COMP_CWORD]} words\n  case ${COMP_WORDS[1]} in\n";
   for (const CLI::App* command : app.get_subcommands({})) {
-    text +=
-        fmt::format("    {}) words=\"{}\" ;;\n", command->get_name(), Words(FlagNames(*command)));
+    text += fmt::format("    {}) words=\"{}\" ;;\n", command->get_name(), WordsAfter(*command));
   }
   text += fmt::format("    *) words=\"{} {}\" ;;\n  esac\n", Words(CommandNames(app)),
                       Words(FlagNames(app)));
@@ -53,8 +59,7 @@ std::string Zsh(const CLI::App& app) {
   }
   text += "    )\n    _describe command commands\n    return\n  fi\n  case $words[2] in\n";
   for (const CLI::App* command : app.get_subcommands({})) {
-    text +=
-        fmt::format("    {}) compadd -- {} ;;\n", command->get_name(), Words(FlagNames(*command)));
+    text += fmt::format("    {}) compadd -- {} ;;\n", command->get_name(), WordsAfter(*command));
   }
   text += "  esac\n  _files\n}\ncompdef _sftctl sftctl\n";
   return text;

@@ -93,7 +93,8 @@ absl::Status TensorBoard::WritePoints(const std::string& job_id,
   for (size_t i = 0; i < points.size();) {
     std::string bytes;
     Position next = position;
-    if (points[i].attempt != position.attempt) {
+    const bool starts = position.path.empty() || points[i].attempt != position.attempt;
+    if (starts) {
       next.attempt = points[i].attempt;
       next.path = FileOf(dir_ + "/" + job_id, points[i]);
       bytes = Preamble(points[i]);
@@ -103,7 +104,7 @@ absl::Status TensorBoard::WritePoints(const std::string& job_id,
     }
     SFT_ASSIGN_OR_RETURN(io::AppendFile file, io::AppendFile::Open(next.path));
     // Written from its first point on: what is there already is written anew.
-    if (next.attempt != position.attempt) SFT_RETURN_IF_ERROR(file.Truncate(0));
+    if (starts) SFT_RETURN_IF_ERROR(file.Truncate(0));
     SFT_RETURN_IF_ERROR(file.Append(bytes));
     position = next;
   }

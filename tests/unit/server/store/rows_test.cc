@@ -14,7 +14,7 @@ class RowsTest : public testing::Test {
  protected:
   RowsTest()
       : dir_(io::MakeTempDir("rows-test").value()), db_(Database::Open(dir_ + "/db").value()) {
-    EXPECT_TRUE(Migrate(*db_).ok());
+    EXPECT_TRUE(Migrate(*db_, dir_ + "/server.db").ok());
     NodeRecord node;
     node.name = "node-a";
     for (int i = 0; i < 4; ++i) node.slots.push_back({"node-a", i, "H100"});
