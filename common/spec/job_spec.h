@@ -50,11 +50,11 @@ struct JobSpec {
     std::string variant;  // "H100-4x": gpu_type and gpus_per_node
     // Most that a rank's allocator may hold of its GPU, 10^9 bytes; 0: what is free.
     double memory_budget_gb = 0;
-    // Times the job is placed again after a fault of the machines, and after one nobody can explain.
+    // Times the job is placed again after a fault of the machines, or one nobody can explain.
     int max_restarts = 10;
     int max_unknown_restarts = 3;
     OnUnreachable on_unreachable = OnUnreachable::kReplace;
-    std::string unreachable_after = "15m";  // ParseDuration reads it (common/base/duration.h)
+    std::string unreachable_after = "15m";  // common/base/duration.h reads it
   } compute;
 
   struct Training {

@@ -151,7 +151,7 @@ class ServiceCase(unittest.TestCase):
 
     def start_server(self, *options):
         self.start("server", BUILD / "bin/sft-server", "--listen", f"127.0.0.1:{self.port}", "--http", "off",
-                   "--data-dir", self.dir / "server", "--restart-delay", "0s", *options)
+                   "--data-dir", self.dir / "server", *(options or ["--restart-delay", "0s"]))
         wait_until("the server to answer", lambda: self.sftctl("nodes", "--json").returncode == 0)
 
     def start_worker(self, node="node-a", gpus="H100:8", models=None, engine=False, options=()):
