@@ -84,19 +84,22 @@ class LifeTest(ServiceCase):
         status = self.status(job)
         self.assertEqual(status["attempt"], 1)
         self.assertEqual(status["verdict"]["action"], "not restarted: the job itself has to be changed")
-        self.assertEqual([c["step"] for c in self.checkpoints(job)], [10, 5])
+        # One that the next has overtaken on its way to the server may be left out.
+        steps = [c["step"] for c in self.checkpoints(job)]
+        self.assertIn(steps, ([10, 5], [10]))
+        first = steps[-1]
         missing = self.sftctl("resume", job, "--from", 7)
         self.assertEqual(missing.returncode, NOT_FOUND)
-        self.assertIn("there is: 10, 5", missing.stderr)
-        result = self.sftctl("resume", job, "--from", 5, "--request-id", "again")
+        self.assertIn("there is: 10", missing.stderr)
+        result = self.sftctl("resume", job, "--from", first, "--request-id", "again")
         self.assertEqual(result.returncode, 0, result.stderr)
         next_job = result.stdout.strip()
-        self.assertEqual(self.sftctl("resume", job, "--from", 5, "--request-id", "again").stdout.strip(), next_job)
+        self.assertEqual(self.sftctl("resume", job, "--from", first, "--request-id", "again").stdout.strip(), next_job)
         self.assert_ends(next_job, SUCCEEDED)
-        self.assertEqual(self.status(next_job)["resumed_from"], {"job": job, "step": 5})
+        self.assertEqual(self.status(next_job)["resumed_from"], {"job": job, "step": first})
         self.assertEqual(self.status(job)["state"], "FAILED")
         straight = self.straight(20, ranks=2)
-        self.assertEqual(self.curve(next_job), {step: loss for step, loss in straight.items() if step > 5})
+        self.assertEqual(self.curve(next_job), {step: loss for step, loss in straight.items() if step > first})
 
     def test_without_progress_restarts_end_with_a_verdict_that_says_so(self):
         self.start_server()
