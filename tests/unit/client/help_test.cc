@@ -30,7 +30,7 @@ TEST_P(HelpTest, EqualsItsGolden) {
 
 INSTANTIATE_TEST_SUITE_P(Commands, HelpTest,
                          ::testing::Values("sftctl", "submit", "status", "list", "logs", "cancel",
-                                           "wait", "metrics", "events", "download", "nodes",
+                                           "checkpoint", "checkpoints", "resume", "wait", "metrics", "events", "download", "nodes",
                                            "variants", "models", "explain", "completion"),
                          [](const auto& info) { return info.param; });
 

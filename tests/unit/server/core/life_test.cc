@@ -101,7 +101,9 @@ class LifeTest : public FleetTest {
     for (seconds passed{0}; passed < time; passed += kStep) {
       clock_.Advance(kStep);
       reconciler_->Beat();
-      if (worker != nullptr) ASSERT_TRUE(Observe(node, worker, said).ok());
+      if (worker != nullptr) {
+        ASSERT_TRUE(Observe(node, worker, said).ok());
+      }
       Tick();
     }
   }
