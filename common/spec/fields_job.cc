@@ -83,7 +83,7 @@ constexpr Field kFields[] = {
     {.key = "compute.max_unknown_restarts",
      .type = Type::kInt,
      .def = "3",
-     .doc = "As max_restarts, for failures that nobody can explain (a crash, an unknown exit code). "
+     .doc = "As max_restarts, for failures that nobody can explain (a crash, an odd exit code). "
             "A fault of the job itself (its data, its values, too little memory) is never retried.",
      .min = 0,
      .max = 10000},
@@ -98,7 +98,7 @@ constexpr Field kFields[] = {
      .def = "15m",
      .doc = "How long a node may be silent before on_unreachable = \"replace\" acts. Time in which "
             "the server itself was down or stopped does not count.",
-     .min = 5,
+     .min = 10,
      .max = 1e8},
 
     {.key = "compute.hang_timeout",

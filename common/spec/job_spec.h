@@ -54,11 +54,11 @@ struct JobSpec {
     std::string nccl_debug = "off";
     std::string network_interface;  // of NCCL's connections; empty: by the worker's address
     bool cuda_launch_blocking = false;
-    // Times the job is placed again after a fault of the machines, and after one nobody can explain.
+    // Times the job is placed again after a fault of the machines, or one nobody can explain.
     int max_restarts = 10;
     int max_unknown_restarts = 3;
     OnUnreachable on_unreachable = OnUnreachable::kReplace;
-    std::string unreachable_after = "15m";  // ParseDuration reads it (common/base/duration.h)
+    std::string unreachable_after = "15m";  // common/base/duration.h reads it
   } compute;
 
   struct Training {

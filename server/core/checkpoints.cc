@@ -15,6 +15,8 @@ namespace {
 
 constexpr int kSweptJobs = 100;
 constexpr size_t kMaxFiles = 4096;
+// Longer than any of them weighs anything (sched/node_score.h).
+constexpr std::chrono::hours kRememberFaults{48};
 
 // The attempt, if it may still commit anything: it is the job's newest, lives, and the node that
 // speaks has not been given up.
@@ -67,6 +69,21 @@ std::string EventText(const CheckpointRecord& checkpoint) {
   return fmt::format("step {} committed ({}, {:.1f} MB{})", checkpoint.step, checkpoint.reason,
                      static_cast<double>(checkpoint.bytes) / 1e6,
                      checkpoint.best ? ", the best so far" : "");
+}
+
+// All that a job of long ago has left, unless another goes on from it.
+absl::Status DropAll(Database& db, const std::string& job, int64_t now_us,
+                     std::vector<std::string>& blobs) {
+  blobs.clear();
+  SFT_ASSIGN_OR_RETURN(const bool resumed, store::IsResumedByLiveJob(db, job));
+  if (resumed) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const auto checkpoints, store::CheckpointsOfJob(db, job));
+  for (const CheckpointRecord& each : checkpoints) {
+    SFT_ASSIGN_OR_RETURN(const auto unused,
+                         store::DeleteCheckpoint(db, each.attempt_uid, each.step, now_us));
+    blobs.insert(blobs.end(), unused.begin(), unused.end());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -201,28 +218,30 @@ absl::Status Checkpoints::SweepRows(std::vector<std::string>& unused) {
   const auto before = [&](std::chrono::hours keep) {
     return now_us - std::chrono::duration_cast<std::chrono::microseconds>(keep).count();
   };
-  return store_.Write([&](Database& db) -> absl::Status {
-    unused.clear();
-    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> live, store::JobsWithCheckpoints(db));
-    for (const std::string& job : live) {
-      SFT_ASSIGN_OR_RETURN(const auto blobs, TrimCheckpoints(db, job, now_us));
-      unused.insert(unused.end(), blobs.begin(), blobs.end());
-    }
-    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> ended,
-                         store::EndedJobsWithCheckpoints(db, before(kKeepSucceeded),
-                                                         before(kKeepFailed), kSweptJobs));
-    for (const std::string& job : ended) {
-      SFT_ASSIGN_OR_RETURN(const bool resumed, store::IsResumedByLiveJob(db, job));
-      if (resumed) continue;
-      SFT_ASSIGN_OR_RETURN(const auto checkpoints, store::CheckpointsOfJob(db, job));
-      for (const CheckpointRecord& each : checkpoints) {
-        SFT_ASSIGN_OR_RETURN(const auto blobs,
-                             store::DeleteCheckpoint(db, each.attempt_uid, each.step, now_us));
-        unused.insert(unused.end(), blobs.begin(), blobs.end());
-      }
-    }
+  std::vector<std::string> jobs, ended;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(jobs, store::JobsWithCheckpoints(db));
+    SFT_ASSIGN_OR_RETURN(ended, store::EndedJobsWithCheckpoints(db, before(kKeepSucceeded),
+                                                                before(kKeepFailed), kSweptJobs));
     return absl::OkStatus();
-  });
+  }));
+  // A transaction each, so that none holds the store for long.
+  for (const std::string& job : jobs) {
+    std::vector<std::string> blobs;
+    SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(blobs, TrimCheckpoints(db, job, now_us));
+      return absl::OkStatus();
+    }));
+    unused.insert(unused.end(), blobs.begin(), blobs.end());
+  }
+  for (const std::string& job : ended) {
+    std::vector<std::string> blobs;
+    SFT_RETURN_IF_ERROR(
+        store_.Write([&](Database& db) { return DropAll(db, job, now_us, blobs); }));
+    unused.insert(unused.end(), blobs.begin(), blobs.end());
+  }
+  return store_.Write(
+      [&](Database& db) { return store::DropNodeFaults(db, before(kRememberFaults)); });
 }
 
 absl::Status Checkpoints::SweepBlobs() {

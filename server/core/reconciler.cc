@@ -218,7 +218,9 @@ absl::Status Reconciler::GiveUpUnreachable(Database& db, int64_t now_us, Changed
                          store::MembersOf(db, attempt.uid));
     for (const MemberRecord& member : members) {
       const WorkerRegistry::Live live = registry_.Get(member.status.node);
-      if (!live.silent || member.status.lost) continue;
+      // What has ended well needs its node no more.
+      const bool done = member.status.state == MemberState::kDone;
+      if (!live.silent || member.status.lost || done) continue;
       SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
       if (!IsGivenUp(live, RestartRulesOf(job.resolved_json))) continue;
       spdlog::warn("node {} is given up for attempt {} of job {}", member.status.node, attempt.uid,

@@ -11,6 +11,9 @@
 namespace sft::server::sched {
 namespace {
 
+// What is left of failures that are no reason any more.
+constexpr double kForgotten = 0.25;
+
 double Decayed(double score, int64_t elapsed_us, const ScoreRules& rules) {
   // A wall clock that went back must not make failures weigh more.
   const double halves = static_cast<double>(std::max<int64_t>(0, elapsed_us)) /
@@ -30,10 +33,8 @@ NodeScore ScoreOf(std::span<const NodeFault> faults, int64_t now_us, const Score
     if (last != counted.end() && fault.time_us - last->second < rules.half_life_us) continue;
     counted[fault.job_id] = fault.time_us;
     result.score = Decayed(result.score, fault.time_us - at_us, rules);
-    if (result.score <= rules.back_at) {
-      result.left_out = false;
-      codes.clear();
-    }
+    if (result.score <= rules.back_at) result.left_out = false;
+    if (result.score < kForgotten) codes.clear();
     at_us = fault.time_us;
     result.score += 1;
     ++codes[fault.code];

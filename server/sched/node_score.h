@@ -10,6 +10,7 @@
 
 namespace sft::server::sched {
 
+// How failures weigh.
 struct ScoreRules {
   // A node is left out from the failure that brings its score here...
   double out_at = 2.5;

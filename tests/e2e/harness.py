@@ -151,13 +151,13 @@ class ServiceCase(unittest.TestCase):
 
     def start_server(self, *options, data_dir=None):
         self.start("server", BUILD / "bin/sft-server", "--listen", f"127.0.0.1:{self.port}", "--http", "off",
-                   "--data-dir", data_dir or self.dir / "server", "--restart-delay", "0s", *options)
+                   "--data-dir", data_dir or self.dir / "server", *(options or ["--restart-delay", "0s"]))
         wait_until("the server to answer", lambda: self.sftctl("nodes", "--json").returncode == 0)
 
-    def start_worker(self, node="node-a", gpus="H100:8", models=None, engine=False, options=()):
+    def start_worker(self, node="node-a", gpus="H100:8", models=None, engine=False, options=(), prefix=()):
         """With `engine` its ranks really train; else they are the stand-in of fake_rank.cc."""
         rank = [] if engine else ["--rank-binary", BUILD / "tests/sft-fake-rank"]
-        self.start(node, BUILD / "bin/sft-worker", "--dev", "--server", f"127.0.0.1:{self.port}",
+        self.start(node, *prefix, BUILD / "bin/sft-worker", "--dev", "--server", f"127.0.0.1:{self.port}",
                    "--data-dir", self.dir / node, "--node", node,
                    "--models", models or self.dir / "models",
                    "--simulate-gpus", gpus, "--cpu-slots", 0, "--grace", 1, *rank, *options)

@@ -7,7 +7,7 @@ import time
 
 from harness import ServiceCase, run_tests, wait_until
 
-SUCCEEDED, USAGE, NOT_FOUND, TIMEOUT, USER_FAILURE, INFRASTRUCTURE_FAILURE, CANCELLED = 0, 2, 3, 4, 10, 11, 12
+SUCCEEDED, NOT_FOUND, REFUSED, USER_FAILURE, INFRASTRUCTURE_FAILURE, CANCELLED = 0, 3, 5, 10, 11, 12
 
 
 class LifeTest(ServiceCase):
@@ -50,6 +50,152 @@ class LifeTest(ServiceCase):
         self.assertEqual((attempts[1]["first_step"], attempts[1]["last_step"]), (10, 20))
         self.assertIn("goes on from step 10 of attempt 1", " ".join(self.events(job, "placed")))
         self.assertEqual(self.curve(job), self.straight(20, ranks=2))
+
+
+    def test_a_lost_node_is_replaced_after_the_limit_with_the_blobs_of_the_server(self):
+        self.start_server("--restart-delay", "0s", "--suspect-after", "6s", "--unreachable-margin", "1s")
+        self.start_worker("node-a", "H100:1")
+        job = self.submit("train steps=4000 save=5 pace=20", ranks=1, compute='unreachable_after = "10s"')
+        self.wait_for_checkpoint(job, 10)
+        self.start_worker("node-b", "H100:1")
+        self.kill("node-a")
+        for pid in self.shims() + self.ranks():
+            os.kill(pid, signal.SIGKILL)
+        begin = time.monotonic()
+        wait_until("the second attempt", lambda: self.status(job)["attempt"] == 2)
+        self.assertGreater(time.monotonic() - begin, 5)
+        wait_until("it to run elsewhere", lambda: self.status(job)["nodes"] == ["node-b"])
+        first, second = self.attempts(job)
+        self.assertEqual(first["verdict"]["code"], "node_unreachable")
+        self.assertGreaterEqual(second["first_step"], 10)
+        self.wait_for_step(job, second["first_step"] + 3)
+        self.start_worker("node-a", "H100:1")
+        wait_until("node-a to be free", lambda: "1 x H100 (simulated), 1 free" in self.sftctl("nodes").stdout)
+        self.assertEqual(self.status(job)["attempt"], 2)
+        self.assertEqual(len(self.ranks()), 1)
+        self.assertEqual(self.sftctl("cancel", job).returncode, 0)
+        self.assert_ends(job, CANCELLED)
+
+    def test_a_fault_of_the_user_is_not_retried_and_can_be_resumed_as_a_new_job(self):
+        self.start_server()
+        self.start_worker()
+        job = self.submit(f"train steps=20 save=5 nan=12 once={self.dir}/once pace=5", ranks=2)
+        self.assert_ends(job, USER_FAILURE)
+        status = self.status(job)
+        self.assertEqual(status["attempt"], 1)
+        self.assertEqual(status["verdict"]["action"], "not restarted: the job itself has to be changed")
+        # One that the next has overtaken on its way to the server may be left out.
+        steps = [c["step"] for c in self.checkpoints(job)]
+        self.assertIn(steps, ([10, 5], [10]))
+        first = steps[-1]
+        missing = self.sftctl("resume", job, "--from", 7)
+        self.assertEqual(missing.returncode, NOT_FOUND)
+        self.assertIn("there is: 10", missing.stderr)
+        result = self.sftctl("resume", job, "--from", first, "--request-id", "again")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        next_job = result.stdout.strip()
+        self.assertEqual(self.sftctl("resume", job, "--from", first, "--request-id", "again").stdout.strip(), next_job)
+        self.assert_ends(next_job, SUCCEEDED)
+        self.assertEqual(self.status(next_job)["resumed_from"], {"job": job, "step": first})
+        self.assertEqual(self.status(job)["state"], "FAILED")
+        straight = self.straight(20, ranks=2)
+        self.assertEqual(self.curve(next_job), {step: loss for step, loss in straight.items() if step > first})
+
+    def test_without_progress_restarts_end_with_a_verdict_that_says_so(self):
+        self.start_server()
+        self.start_worker()
+        job = self.submit("train steps=20 kill=3 pace=1", ranks=1)
+        self.assert_ends(job, INFRASTRUCTURE_FAILURE)
+        status = self.status(job)
+        self.assertEqual(status["verdict"]["code"], "no_progress")
+        self.assertIn("rank 0 was killed by signal 9", status["verdict"]["message"])
+        self.assertEqual(status["attempt"], 4)
+
+    def test_the_budget_of_restarts_ends_the_job(self):
+        self.start_server()
+        self.start_worker()
+        job = self.submit("train steps=20 crash=3 pace=1", ranks=1, compute="max_unknown_restarts = 1")
+        self.assert_ends(job, INFRASTRUCTURE_FAILURE)
+        status = self.status(job)
+        self.assertEqual(status["attempt"], 2)
+        self.assertEqual(status["verdict"]["code"], "rank_crashed")
+        self.assertEqual(status["verdict"]["retries_left"], 0)
+
+    def test_a_checkpoint_is_written_when_asked_for_and_before_a_cancel(self):
+        self.start_server()
+        self.start_worker()
+        job = self.submit("train steps=100000 pace=20", ranks=1)
+        self.wait_for_step(job, 2)
+        asked = self.sftctl("checkpoint", job, "--wait", "--timeout", "30s", "--json")
+        self.assertEqual(asked.returncode, 0, asked.stderr)
+        self.assertEqual(json.loads(asked.stdout)["reason"], "asked")
+        begin = time.monotonic()
+        self.assertEqual(self.sftctl("cancel", job, "--checkpoint").returncode, 0)
+        self.assert_ends(job, CANCELLED)
+        self.assertLess(time.monotonic() - begin, 10)
+        steps = [c["step"] for c in self.checkpoints(job)]
+        self.assertEqual(len(steps), 2)
+        self.assertEqual(self.ranks(), [])
+        ended = self.sftctl("checkpoint", job)
+        self.assertEqual(ended.returncode, REFUSED, ended.stderr)
+        next_job = self.sftctl("resume", job).stdout.strip()
+        self.wait_for_step(next_job, steps[0] + 1)
+        self.assertEqual(self.status(next_job)["resumed_from"]["step"], steps[0])
+        self.sftctl("cancel", next_job)
+        self.assert_ends(next_job, CANCELLED)
+
+    def test_old_checkpoints_go_from_the_server_and_the_node(self):
+        self.start_server()
+        self.start_worker()
+        gate = self.dir / "gate"
+        job = self.submit(f"train steps=30 save=5 pace=5 until={gate}", ranks=2,
+                          tables="[checkpoint]\nsave_total_limit = 2")
+        self.wait_for_checkpoint(job, 25)
+        folder = self.dir / "node-a/checkpoints" / job
+        kept = [c["step"] for c in self.checkpoints(job)]
+        self.assertEqual(kept[0], 25)
+        self.assertLessEqual(len(kept), 2)
+        wait_until("the old ones to go from the node",
+                   lambda: {p.name for p in folder.iterdir()} == {f"step-{step}" for step in kept})
+        blobs = [p for p in (self.dir / "server/checkpoints").rglob("*") if p.is_file()]
+        self.assertLessEqual(len(blobs), 2 * 3)
+        gate.touch()
+        self.assert_ends(job, SUCCEEDED)
+
+    def test_a_killed_worker_registers_what_it_had_not(self):
+        self.start_server()
+        self.start_worker()
+        gate = self.dir / "gate"
+        job = self.submit(f"train steps=12 save=5 pace=20 until={gate}", ranks=1)
+        self.wait_for_step(job, 1)
+        self.kill("node-a")
+        folder = self.dir / "node-a/checkpoints" / job
+        wait_until("the checkpoints", lambda: (folder / "step-10/manifest.json").exists())
+        self.start_worker()
+        self.wait_for_checkpoint(job, 10)
+        gate.touch()
+        self.assert_ends(job, SUCCEEDED)
+
+    def test_cancel_ends_a_job_in_each_state_within_ten_seconds(self):
+        self.start_server("--restart-delay", "60s")
+        self.start_worker()
+        for name, mode, ready in (
+                ("early", "train steps=100000", lambda job: True),
+                ("running", "train steps=100000 save=5", lambda job: self.status(job)["progress"]["step"] > 6),
+                ("stubborn", "stubborn", lambda job: self.status(job)["state"] == "RUNNING"),
+                ("backoff", "train steps=20 kill=3 pace=1", lambda job: "restarts after" in self.status(job)["reason"])):
+            with self.subTest(name):
+                job = self.submit(mode, ranks=2, name=name)
+                wait_until(f"{name} to be there", lambda: ready(job))
+                begin = time.monotonic()
+                self.assertEqual(self.sftctl("cancel", job).returncode, 0)
+                self.assert_ends(job, CANCELLED)
+                self.assertLess(time.monotonic() - begin, 10)
+                self.assertEqual(self.ranks(), [])
+                self.assertIn("8 x H100 (simulated), 8 free", self.sftctl("nodes").stdout)
+                self.assertEqual(self.status(job)["artifacts"], [])
+        wait_until("the node to forget", lambda: not list((self.dir / "node-a/attempts").iterdir()))
+        self.assertEqual(list((self.dir / "node-a/checkpoints").rglob("*.partial")), [])
 
 
 if __name__ == "__main__":

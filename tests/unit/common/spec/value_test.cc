@@ -59,6 +59,16 @@ TEST(CheckTest, BothEndsOfARangeAreLegal) {
   EXPECT_FALSE(Check(F("hyperparameters.n_epochs"), Value(0.0)).ok());
 }
 
+TEST(CheckTest, ADurationIsANumberWithAUnit) {
+  const Field& field = F("compute.unreachable_after");
+  EXPECT_EQ(Check(field, Value(std::string("2m"))).value(), Value(std::string("2m")));
+  EXPECT_EQ(Check(field, Value(int64_t{90})).value(), Value(std::string("90s")));
+  for (const char* text : {"", "soon", "9s", "-1m", "1.5h"}) {
+    EXPECT_FALSE(Check(field, Value(std::string(text))).ok()) << text;
+  }
+  EXPECT_FALSE(Check(field, Value(true)).ok());
+}
+
 TEST(CheckTest, SynonymsBecomeTheCanonicalChoice) {
   EXPECT_EQ(Check(F("training.mode"), Value(std::string("FFT"))).value(),
             Value(std::string("full_finetune")));

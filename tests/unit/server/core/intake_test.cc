@@ -33,7 +33,7 @@ class IntakeTest : public FleetTest {
     message.set_purpose(v1::UploadBlobRequest::DATASET);
     message.set_display_name("rows.jsonl");
     message.set_data(content);
-    UploadSession session(*blobs_, *store_, clock_, "local");
+    UploadSession session(*blobs_, *blobs_, *store_, clock_, "local");
     SFT_RETURN_IF_ERROR(session.Take(message));
     return session.Finish().status();
   }

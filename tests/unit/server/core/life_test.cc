@@ -93,11 +93,17 @@ class LifeTest : public FleetTest {
     for (const auto& each : list.checkpoints()) steps.push_back(each.step());
     return steps;
   }
-  // Silence of every worker for so long, a tick each second.
-  void PassSilently(seconds time) {
-    for (seconds passed{0}; passed < time; passed += seconds(1)) {
-      clock_.Advance(seconds(1));
+  // Silence for so long, but for the worker that goes on to say `status` (null: of nothing).
+  void PassSilently(seconds time, const std::string& node = "",
+                    const std::shared_ptr<FakeWorker>& worker = nullptr,
+                    const std::vector<v1::AttemptStatus>& said = {}) {
+    constexpr seconds kStep{4};
+    for (seconds passed{0}; passed < time; passed += kStep) {
+      clock_.Advance(kStep);
       reconciler_->Beat();
+      if (worker != nullptr) {
+        ASSERT_TRUE(Observe(node, worker, said).ok());
+      }
       Tick();
     }
   }
@@ -219,17 +225,11 @@ TEST_F(LifeTest, ASilentNodeIsGivenUpAfterTheLimitAndItsSlotsStayHeld) {
   Say("a", a, job, S::RUNNING);
   ASSERT_TRUE(Commit(job, 10));
   const auto b = Join("b", "CPU", 1);
-  for (int i = 0; i < 175; ++i) {  // the limit and most of the margin
-    PassSilently(seconds(1));
-    ASSERT_TRUE(Observe("b", b, {}).ok());
-  }
+  PassSilently(seconds(172), "b", b);  // the limit and most of the margin
   EXPECT_EQ(State(job), v1::Job::RUNNING);
   EXPECT_NE(Job(job).reason().find("placed elsewhere if that lasts 2m"), std::string::npos)
       << Job(job).reason();
-  for (int i = 0; i < 15; ++i) {
-    PassSilently(seconds(1));
-    ASSERT_TRUE(Observe("b", b, {}).ok());
-  }
+  PassSilently(seconds(16), "b", b);
   EXPECT_EQ(Attempt(job), 2);
   EXPECT_EQ(Job(job).attempts(0).verdict().code(), "node_unreachable");
   ASSERT_NE(b->Wanted(Uid(job)), nullptr);
@@ -314,11 +314,7 @@ TEST_F(LifeTest, TheOthersOfAGangAreStoppedBeforeItIsPlacedAgain) {
   Tick();
   Say("a", a, job, S::RUNNING);
   Say("b", b, job, S::RUNNING);
-  for (int i = 0; i < 125; ++i) {
-    PassSilently(seconds(1));
-    v1::AttemptStatus status = StatusOf(Uid(job), S::RUNNING);
-    ASSERT_TRUE(Observe("b", b, {status}).ok());
-  }
+  PassSilently(seconds(128), "b", b, {StatusOf(Uid(job), S::RUNNING)});
   EXPECT_EQ(b->Wanted(Uid(job))->intent(), D::STOP);
   EXPECT_EQ(Attempt(job), 1);
   EXPECT_EQ(HeldSlots(), 2u);

@@ -141,5 +141,43 @@ TEST(GangPolicyTest, PreviewCountsTheJobsThatWaitAlready) {
             "waiting for 4 x H100 on one node: a has 4, 2 held by old");
 }
 
+TEST(GangPolicyTest, AJobIsTiedToTheNodesThatHaveItsCheckpointInTheirOrder) {
+  PendingJob job = Job("j", "H100", 2, 2);
+  job.only_nodes = {"c", "a"};
+  EXPECT_EQ(
+      Text(Decide({{Node("a", "H100", 2), Node("b", "H100", 2), Node("c", "H100", 4)}, {job}})),
+      (Lines{"j: c 0 1 a 0 1"}));
+  EXPECT_EQ(Text(Decide({{Node("a", "H100", 2, Held(0, 1, "k")), Node("b", "H100", 2),
+                          Node("c", "H100", 2)},
+                         {job}})),
+            (Lines{"j? waiting for 2 x H100 on each of 2 nodes: a has 2, 1 held by k; b has 2 but "
+                   "cannot reach the checkpoint; c has 2"}));
+}
+
+TEST(GangPolicyTest, ACheckpointInTheSharedFolderNeedsANodeThatSeesIt) {
+  NodeView with = Node("b", "H100", 8);
+  with.has_shared = true;
+  PendingJob job = Job("j", "H100", 1);
+  job.needs_shared = true;
+  EXPECT_EQ(Text(Decide({{Node("a", "H100", 1), with}, {job}})), (Lines{"j: b 0"}));
+}
+
+TEST(GangPolicyTest, TheNodeBlamedLastIsTakenLast) {
+  PendingJob job = Job("j", "H100", 1);
+  job.avoid_node = "a";
+  EXPECT_EQ(Text(Decide({{Node("a", "H100", 1), Node("b", "H100", 8)}, {job}})), (Lines{"j: b 0"}));
+  EXPECT_EQ(Text(Decide({{Node("a", "H100", 1)}, {job}})), (Lines{"j: a 0"}));
+}
+
+TEST(GangPolicyTest, ANodeThatIsLeftOutIsUsedOnlyWhereNothingElseCouldHoldTheJob) {
+  NodeView lemon = Node("a", "H100", 8);
+  lemon.left_out = "left out until noon: jobs keep failing on it";
+  EXPECT_EQ(Text(Decide({{lemon, Node("b", "H100", 8, Held(0, 8, "k"))}, {Job("j", "H100", 1)}})),
+            (Lines{"j? waiting for 1 x H100 on one node: a has 8 but is left out until noon: jobs "
+                   "keep failing on it; b has 8, 8 held by k"}));
+  EXPECT_EQ(Text(Decide({{lemon, Node("b", "H100", 4)}, {Job("j", "H100", 8)}})),
+            (Lines{"j: a 0 1 2 3 4 5 6 7"}));
+}
+
 }  // namespace
 }  // namespace sft::server::sched

@@ -177,5 +177,21 @@ TEST(GangTest, ATerminalAttemptAsksForNothing) {
   EXPECT_TRUE(DecideGang(gang).empty());
 }
 
+TEST(GangTest, ALostNodeEndsTheGangAndIsNotWaitedFor) {
+  Gang gang = GangOf(AttemptState::kRunning,
+                     {On("a", MemberState::kRunning), On("b", MemberState::kRunning)});
+  gang.members[1].lost = true;
+  const GangStep step = DecideGang(gang);
+  EXPECT_EQ(step.next, AttemptState::kStopping);
+  EXPECT_EQ(step.verdict->code, "node_unreachable");
+  EXPECT_EQ(step.verdict->node, "b");
+  EXPECT_EQ(step.verdict->domain, Verdict::Domain::kInfrastructure);
+  gang.state = AttemptState::kStopping;
+  gang.verdict = *step.verdict;
+  EXPECT_TRUE(DecideGang(gang).empty()) << "a still ends its part";
+  gang.members[0].state = MemberState::kDone;
+  EXPECT_EQ(DecideGang(gang).next, AttemptState::kFailed);
+}
+
 }  // namespace
 }  // namespace sft::server
