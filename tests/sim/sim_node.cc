@@ -24,7 +24,8 @@ constexpr seconds kRefresh{10};
 // One life of the stream between a worker and a server. Each end may find it ended at another time.
 class SimNode::Link : public server::WorkerLink, public std::enable_shared_from_this<Link> {
  public:
-  Link(SimNode& node, int64_t server_life) : node_(&node), server_life_(server_life) {}
+  Link(SimNode& node, int64_t server_life)
+      : node_(&node), server_life_(server_life), begun_(node.clock_.Mono()) {}
 
   void Send(const v1::ServerMessage& message) override {
     if (!welcomed_ && !message.has_welcome()) return waiting_.push_back(message);
@@ -61,9 +62,11 @@ class SimNode::Link : public server::WorkerLink, public std::enable_shared_from_
     }
     if (message.has_welcome()) {
       if (!message.welcome().refused().empty()) return node_->Break();
-      node_->agent_->SetConnected(true);
+      node_->agent_->ServerHeard(begun_);
       node_->models_since_ = 0;
       node_->Report();
+    } else if (message.has_observed_answer()) {
+      node_->TakeAnswer(message.observed_answer().sequence());
     } else if (message.has_desired()) {
       node_->agent_->OnDesired(message.desired());
       node_->StepAgent();
@@ -72,6 +75,7 @@ class SimNode::Link : public server::WorkerLink, public std::enable_shared_from_
 
   SimNode* node_;
   const int64_t server_life_;
+  const MonoTime begun_;
   Nanos arrives_{0};
   bool welcomed_ = false, broken_ = false;
   std::vector<v1::ServerMessage> waiting_;
@@ -181,6 +185,7 @@ void SimNode::Connect() {
     return Later(chance_.Between(milliseconds(200), seconds(5)), [this] { Connect(); });
   }
   auto link = std::make_shared<Link>(*this, server_.life());
+  unanswered_.clear();
   link_ = link;
   cut_since_ = Nanos(0);
   ToServer([this, message = MakeRegister()](SimServer::Process& process,
@@ -211,7 +216,6 @@ void SimNode::Break() {
   const std::shared_ptr<Link> link = std::exchange(link_, nullptr);
   if (link == nullptr) return;
   link->Leave();
-  agent_->SetConnected(false);
   // The server's end: at once when the way is free, else by its own keepalive.
   events_.After(cut_ ? Nanos(kKeepalive) : Delay(), [this, link] {
     auto* process = server_.process();
@@ -241,11 +245,25 @@ void SimNode::Deliver(const std::shared_ptr<Link>& link, const Handle& handle) {
 void SimNode::Report() {
   reported_at_ = events_.now();
   v1::Observed observed = agent_->Observe(models_since_);
+  observed.set_sequence(++sequence_);
+  unanswered_[sequence_] = clock_.Mono();
   ToServer([this, observed = std::move(observed)](SimServer::Process& process,
                                                   const std::shared_ptr<Link>& link) {
     const absl::Status taken = process.registry.Observe(options_.name, link.get(), observed);
-    if (!taken.ok()) link->End();
+    // A store that is full must not cost the stream: the next report says it all again.
+    if (absl::IsAborted(taken) || absl::IsInvalidArgument(taken)) return link->End();
+    if (!taken.ok()) return;
+    v1::ServerMessage answer;
+    answer.mutable_observed_answer()->set_sequence(observed.sequence());
+    link->Send(answer);
   });
+}
+
+void SimNode::TakeAnswer(int64_t sequence) {
+  const auto found = unanswered_.find(sequence);
+  if (found == unanswered_.end()) return;
+  agent_->ServerHeard(found->second);
+  unanswered_.erase(unanswered_.begin(), std::next(found));
 }
 
 void SimNode::StepAgent() {

@@ -74,6 +74,7 @@ class SimNode : public worker::ServerApi {
   void RefreshLater();
   void StepAgent();
   void Report();
+  void TakeAnswer(int64_t sequence);
   v1::Register MakeRegister();
 
   EventQueue& events_;
@@ -94,6 +95,8 @@ class SimNode : public worker::ServerApi {
   Nanos arrives_{0}, reported_at_{0}, cut_since_{0};  // of messages to the server: the last one
   bool step_soon_ = false;
   uint64_t seen_ = 0, models_since_ = 0;
+  int64_t sequence_ = 0;
+  std::map<int64_t, MonoTime> unanswered_;  // reports on their way, and when they were sent
   std::map<std::string, int64_t> acknowledged_;
 };
 

@@ -1,0 +1,87 @@
+"""A worker that the server cannot reach: short of the job's limit nothing happens, beyond it the job is
+placed elsewhere, once. The network between them is cut in a namespace of the kernel's (network.py)."""
+
+import json
+import os
+import time
+
+from harness import ServiceCase, free_port, processes_with, run_tests, wait_until
+from network import CutNetwork
+
+SUCCEEDED = 0
+# Longer cuts: SFT_CUT_SECONDS=300 python3 partition_test.py
+CUT_S = float(os.environ.get("SFT_CUT_SECONDS", "5"))
+STEPS, PACE_MS = 60, 100
+
+
+class PartitionTest(ServiceCase):
+
+    def setUp(self):
+        super().setUp()
+        missing = CutNetwork.missing()
+        if missing:
+            self.skipTest(missing)
+        self.network = CutNetwork(self.port, free_port())
+        self.network.open()
+        self.addCleanup(self.network.close)
+
+    def submit_training(self, steps, limit_s, name="job"):
+        return self.submit(f"train steps={steps} pace={PACE_MS} save=5", ranks=2, name=name,
+                           compute=f'unreachable_after = "{limit_s}s"')
+
+    def follow(self, job, name):
+        """sftctl logs --follow of rank 0 into a file, from now on."""
+        out = self.dir / name
+        self.start("follow", "sh", "-c", 'exec "$0" --server "$1" logs "$2" --follow > "$3"',
+                   self.sftctl_path(), f"127.0.0.1:{self.port}", job, out)
+        return out
+
+    def test_a_cut_below_the_limit_changes_nothing(self):
+        self.start_server()
+        self.start_worker("node-a", gpus="H100:2", prefix=self.network.prefix())
+        self.start_worker("node-b", gpus="H100:2", prefix=["sh", "-c", 'exec "$@"', "node-b"])
+        steps = int((CUT_S + 10) * 1000 / PACE_MS)
+        job = self.submit_training(steps, limit_s=int(CUT_S * 10 + 60))
+        self.wait_for_step(job)
+        if self.status(job)["nodes"] != ["node-a"]:
+            self.skipTest("the job was not placed on the node that can be cut off")
+        out = self.follow(job, "followed")
+        self.network.cut()
+        time.sleep(CUT_S)
+        self.network.mend()
+        self.assert_ends(job, SUCCEEDED)
+        status = self.status(job)
+        self.assertEqual(status["attempt"], 1, status)
+        self.processes["follow"].wait(timeout=30)
+        self.assertEqual(out.read_bytes(), self.sftctl("logs", job).stdout.encode())
+        lines = out.read_text().splitlines()
+        self.assertEqual(len([line for line in lines if line.startswith("step ")]), steps, lines[-3:])
+
+    def test_a_cut_beyond_the_limit_replaces_the_gang_once(self):
+        self.start_server()
+        self.start_worker("node-a", gpus="H100:2", prefix=self.network.prefix())
+        steps = 300
+        job = self.submit_training(steps, limit_s=5)
+        self.wait_for_step(job, 10)
+        self.start_worker("node-b", gpus="H100:2")
+        self.network.cut()
+        cut_at = time.monotonic()
+        wait_until("the job to run on node-b",
+                   lambda: self.status(job)["attempt"] == 2 and self.status(job)["state"] == "RUNNING", 120)
+        placed_after = time.monotonic() - cut_at
+        self.assertGreater(placed_after, 5)
+        on_a = "sft-fake-rank train --launch " + str(self.dir / "node-a")
+        self.assertEqual(processes_with(on_a), [], "its ranks had ended before the job was placed again")
+        self.network.mend()
+        self.assert_ends(job, SUCCEEDED)
+        status = self.status(job)
+        self.assertEqual(status["attempt"], 2, status)
+        self.assertEqual(status["nodes"], ["node-b"])
+        points = [json.loads(line) for line in self.sftctl("metrics", job, "--json").stdout.splitlines()]
+        self.assertEqual(points[-1]["step"], steps)
+        wait_until("node-a to have forgotten it",
+                   lambda: not list((self.dir / "node-a/attempts").iterdir()), 60)
+
+
+if __name__ == "__main__":
+    run_tests()
