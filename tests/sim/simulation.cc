@@ -174,7 +174,7 @@ void Simulation::CancelLater() {
       const std::string& job =
           jobs_[static_cast<size_t>(chance_.Below(static_cast<int>(jobs_.size())))];
       Note("cancel " + job);
-      (void)server_.process()->jobs.Cancel(job, "the user's wish");
+      (void)server_.process()->jobs.Cancel(job, "the user's wish", chance_.OneIn(2));
     }
     CancelLater();
   });
@@ -305,14 +305,15 @@ void Simulation::CheckLogs(bool whole) {
         rest.ends_with("/prepare")
             ? server::LogStore::PrepareStream(uid, rest.substr(0, rest.find('/')))
             : server::LogStore::RankStream(uid, std::stoi(rest.substr(5)));
-    const absl::StatusOr<std::string> stored = server_.process()->logs.Read(stream, 0, 1 << 20);
-    const bool prefix = stored.ok() && text.starts_with(*stored);
-    if (!prefix || (whole && stored->size() != text.size())) {
+    const auto stored = server_.process()->logs.Read(stream, 0, 1 << 20);
+    const bool prefix = stored.ok() && stored->offset == 0 && text.starts_with(stored->bytes);
+    if (!prefix || (whole && stored->bytes.size() != text.size())) {
       result_.violations.push_back(
           {Invariant::kLogsAreWhole,
            fmt::format("log {}: {} bytes were written, the server has {}", name, text.size(),
-                       stored.ok() ? fmt::format("{}{}", stored->size(), prefix ? "" : " others")
-                                   : stored.status().ToString())});
+                       stored.ok()
+                           ? fmt::format("{}{}", stored->bytes.size(), prefix ? "" : " others")
+                           : stored.status().ToString())});
     }
   }
 }

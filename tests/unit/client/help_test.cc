@@ -30,9 +30,9 @@ TEST_P(HelpTest, EqualsItsGolden) {
 
 INSTANTIATE_TEST_SUITE_P(Commands, HelpTest,
                          ::testing::Values("sftctl", "submit", "status", "list", "logs", "cancel",
-                                           "checkpoint", "checkpoints", "resume", "wait",
-                                           "metrics", "events", "download", "nodes", "variants",
-                                           "models", "explain", "completion", "compare", "admin"),
+                                           "checkpoint", "checkpoints", "resume", "wait", "metrics",
+                                           "events", "download", "nodes", "variants", "models",
+                                           "explain", "completion", "compare", "admin"),
                          [](const auto& info) { return info.param; });
 
 TEST(VersionFlagTest, VersionNamesTheProtocol) {

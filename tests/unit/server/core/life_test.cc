@@ -229,7 +229,7 @@ TEST_F(LifeTest, ASilentNodeIsGivenUpAfterTheLimitAndItsSlotsStayHeld) {
   EXPECT_EQ(State(job), v1::Job::RUNNING);
   EXPECT_NE(Job(job).reason().find("placed elsewhere if that lasts 2m"), std::string::npos)
       << Job(job).reason();
-  PassSilently(seconds(16), "b", b);
+  PassSilently(seconds(28), "b", b);
   EXPECT_EQ(Attempt(job), 2);
   EXPECT_EQ(Job(job).attempts(0).verdict().code(), "node_unreachable");
   ASSERT_NE(b->Wanted(Uid(job)), nullptr);
