@@ -14,7 +14,8 @@ Nanos FencingLimit(const std::string& resolved_json, Nanos fallback) {
   if (compute.contains("on_unreachable") && compute["on_unreachable"] == "wait") return Nanos(0);
   const auto after = compute.find("unreachable_after");
   if (after == compute.end() || !after->is_string()) return fallback;
-  return ParseDuration(after->get<std::string>()).value_or(fallback);
+  const auto limit = ParseDuration(after->get<std::string>());
+  return limit ? Nanos(*limit) : fallback;
 }
 
 }  // namespace sft::worker
