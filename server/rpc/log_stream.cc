@@ -26,15 +26,15 @@ absl::StatusOr<LogStore::Chunk> LogStream::ReadChunk(const Ingest::LogPlace& pla
 }
 
 absl::StatusOr<LogStream::Next> LogStream::AtEnd(const Ingest::LogPlace& place, const Send& send) {
-  const bool goes_on = request_.follow() && request_.next_attempts() && !place.job_ended;
+  const bool all_attempts = request_.follow() && request_.next_attempts();
   v1::ReadLogResponse response;
-  if (place.ended && goes_on && place.newest_attempt > place.attempt) {
+  if (place.ended && all_attempts && place.newest_attempt > place.attempt) {
     request_.set_attempt(place.attempt + 1);
     request_.set_offset(0);
     response.set_attempt(request_.attempt());
     return send(response) ? Next::kLookAgain : Next::kGone;
   }
-  if (place.ended && !goes_on) {
+  if (place.ended && (!all_attempts || place.job_ended)) {
     response.set_attempt(place.attempt);
     response.set_offset(request_.offset());
     response.set_end_of_file(true);

@@ -5,6 +5,7 @@
 
 #include "tests/unit/worker/daemon/fake_server.h"
 #include "tests/unit/worker/daemon/test_node.h"
+#include "worker/channel/launch.h"
 
 namespace sft::worker {
 namespace {
