@@ -153,6 +153,7 @@ void CheckpointSaver::Save(const std::string& reason, const Moment& moment, cons
   report_.metric = moment.metric;
   report_.best = moment.best;
   own_ = {};
+  observer_.OnPhase(TrainPhase::kCheckpoint, moment.step);
   phase_ = Phase::kShards;
   const std::vector<AdamW*> optimizers = model_.Optimizers();
   manifest_.optimizer_steps = optimizers[0]->steps();

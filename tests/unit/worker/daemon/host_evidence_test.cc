@@ -153,7 +153,6 @@ TEST(FencingTest, TheJobSaysHowLongItsRanksGoOnWithoutTheServer) {
   EXPECT_EQ(limit(R"({"compute":{"unreachable_after":"5m"}})"), seconds(300));
   EXPECT_EQ(limit(R"({"compute":{"unreachable_after":"2h"}})"), seconds(7200));
   EXPECT_EQ(limit(R"({"compute":{"unreachable_after":"90s"}})"), seconds(90));
-  EXPECT_EQ(limit(R"({"compute":{"unreachable_after":45}})"), seconds(45));
   EXPECT_EQ(limit(R"({"compute":{"unreachable_after":"soon"}})"), fallback);
 }
 
