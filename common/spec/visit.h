@@ -38,8 +38,7 @@ SFT_SPEC_ENUM(Sharding, {"ddp", Sharding::kDdp}, {"zero1", Sharding::kZero1},
               {"hybrid_shard", Sharding::kHybridShard});
 SFT_SPEC_ENUM(ComputeType, {"auto", ComputeType::kAuto}, {"fp32", ComputeType::kFp32},
               {"bf16", ComputeType::kBf16});
-SFT_SPEC_ENUM(OnUnreachable, {"replace", OnUnreachable::kReplace},
-              {"wait", OnUnreachable::kWait});
+SFT_SPEC_ENUM(OnUnreachable, {"replace", OnUnreachable::kReplace}, {"wait", OnUnreachable::kWait});
 SFT_SPEC_ENUM(BadRows, {"error", BadRows::kError}, {"skip", BadRows::kSkip});
 #undef SFT_SPEC_ENUM
 
@@ -59,6 +58,24 @@ constexpr bool ParseEnum(std::string_view text, E* value) {
   return false;
 }
 
+template <typename Compute, typename Visit>
+void VisitCompute(Compute& c, Visit&& visit) {
+  visit("compute.gpu_type", c.gpu_type);
+  visit("compute.gpu_count", c.gpu_count);
+  visit("compute.nodes", c.nodes);
+  visit("compute.gpus_per_node", c.gpus_per_node);
+  visit("compute.variant", c.variant);
+  visit("compute.memory_budget_gb", c.memory_budget_gb);
+  visit("compute.hang_timeout", c.hang_timeout);
+  visit("compute.nccl_debug", c.nccl_debug);
+  visit("compute.network_interface", c.network_interface);
+  visit("compute.cuda_launch_blocking", c.cuda_launch_blocking);
+  visit("compute.max_restarts", c.max_restarts);
+  visit("compute.max_unknown_restarts", c.max_unknown_restarts);
+  visit("compute.on_unreachable", c.on_unreachable);
+  visit("compute.unreachable_after", c.unreachable_after);
+}
+
 // Calls visit(key, member) for each member in the order of the job file. `Spec` is JobSpec or const
 // JobSpec. Two members are derived and have no key of their own in a job file:
 // hyperparameters.parallelism.sharding and .compute_type.
@@ -69,20 +86,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("job.model", s.job.model);
   visit("job.data", s.job.data);
   visit("job.output_dir", s.job.output_dir);
-  visit("compute.gpu_type", s.compute.gpu_type);
-  visit("compute.gpu_count", s.compute.gpu_count);
-  visit("compute.nodes", s.compute.nodes);
-  visit("compute.gpus_per_node", s.compute.gpus_per_node);
-  visit("compute.variant", s.compute.variant);
-  visit("compute.memory_budget_gb", s.compute.memory_budget_gb);
-  visit("compute.hang_timeout", s.compute.hang_timeout);
-  visit("compute.nccl_debug", s.compute.nccl_debug);
-  visit("compute.network_interface", s.compute.network_interface);
-  visit("compute.cuda_launch_blocking", s.compute.cuda_launch_blocking);
-  visit("compute.max_restarts", s.compute.max_restarts);
-  visit("compute.max_unknown_restarts", s.compute.max_unknown_restarts);
-  visit("compute.on_unreachable", s.compute.on_unreachable);
-  visit("compute.unreachable_after", s.compute.unreachable_after);
+  VisitCompute(s.compute, visit);
   visit("training.mode", s.training.mode);
   visit("training.use_qlora", s.training.use_qlora);
   visit("training.matmul", s.training.matmul);

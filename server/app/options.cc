@@ -15,23 +15,8 @@ Examples:
   sft-server --data-dir /var/lib/sft                  keep jobs; workers connect by themselves
 Then, in another terminal:  sftctl submit job.toml --follow)";
 
-}  // namespace
-
-ParsedOptions ParseOptions(int argc, char** argv) {
-  ParsedOptions parsed;
-  Options& options = parsed.options;
-  CLI::App app("sft-server: queues fine-tuning jobs and runs them on the nodes' workers");
-  app.footer(kFooter);
-  app.set_version_flag("--version", std::string("sft-server ") + kVersion);
-  app.add_flag("--dev", options.dev, "Start a worker beside the server; the data may be temporary");
-  app.add_option("--listen", options.listen, "Address for clients and workers, HOST:PORT, loopback")
-      ->capture_default_str();
-  app.add_option("--http", options.http,
-                 "Address of /healthz and /metrics, or off [the port after --listen's]");
-  app.add_option("--data-dir", options.data_dir,
-                 "Folder of the database, data sets, adapters and logs [--dev: temporary]");
-  app.add_option("--log-level", options.log_level, "debug, info, warn or error")
-      ->capture_default_str();
+// What is kept, and for how long.
+void AddLimits(CLI::App& app, Options& options) {
   app.add_option("--log-limit-mb", options.log_limit_mb,
                  "MiB kept of one rank's log, its beginning and its newest part; 0: all")
       ->check(CLI::NonNegativeNumber)
@@ -44,10 +29,9 @@ ParsedOptions ParseOptions(int argc, char** argv) {
                  "Days after a job's end from which its curve has about 10,000 points; 0: never")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--restore", options.restore,
-                 "Make --data-dir of a backup's folder (sftctl admin backup), then end");
-  app.add_option("--files-from", options.files_from,
-                 "With --restore: the data folder to take blobs, logs and metrics from");
+}
+
+void AddTiming(CLI::App& app, Options& options) {
   const char* kTiming = "Timing";
   const CLI::Validator duration(
       [](std::string& text) {
@@ -68,6 +52,9 @@ ParsedOptions ParseOptions(int argc, char** argv) {
       ->capture_default_str()
       ->check(duration)
       ->group(kTiming);
+}
+
+void AddDevelopment(CLI::App& app, Options& options) {
   const char* kDev = "Worker of --dev";
   app.add_option("--models", options.models, "Folder with models; may be given several times")
       ->group(kDev);
@@ -80,24 +67,53 @@ ParsedOptions ParseOptions(int argc, char** argv) {
       ->group(kDev);
   app.add_option("--worker-binary", options.worker_binary, "sft-worker [beside this program]")
       ->group(kDev);
-  app.callback([&] {
-    if (!options.restore.empty() && (options.dev || options.data_dir.empty())) {
-      throw CLI::ValidationError("--restore", "needs --data-dir, and not --dev");
-    }
-    if (!options.files_from.empty() && options.restore.empty()) {
-      throw CLI::ValidationError("--files-from", "goes with --restore");
-    }
-    if (!options.dev && options.data_dir.empty()) {
-      throw CLI::ValidationError("--data-dir", "is required without --dev");
-    }
-    const bool for_worker = !options.models.empty() || !options.shared.empty() ||
-                            !options.simulate_gpus.empty() || !options.torch.empty();
-    if (!options.dev && for_worker) {
-      throw CLI::ValidationError("--dev",
-                                 "is needed by the options of its worker; without it give "
-                                 "them to sft-worker");
-    }
-  });
+}
+
+// What goes with what; throws for the command line's parser.
+void Check(const Options& options) {
+  if (!options.restore.empty() && (options.dev || options.data_dir.empty())) {
+    throw CLI::ValidationError("--restore", "needs --data-dir, and not --dev");
+  }
+  if (!options.files_from.empty() && options.restore.empty()) {
+    throw CLI::ValidationError("--files-from", "goes with --restore");
+  }
+  if (!options.dev && options.data_dir.empty()) {
+    throw CLI::ValidationError("--data-dir", "is required without --dev");
+  }
+  const bool for_worker = !options.models.empty() || !options.shared.empty() ||
+                          !options.simulate_gpus.empty() || !options.torch.empty();
+  if (!options.dev && for_worker) {
+    throw CLI::ValidationError("--dev",
+                               "is needed by the options of its worker; without it give "
+                               "them to sft-worker");
+  }
+}
+
+}  // namespace
+
+ParsedOptions ParseOptions(int argc, char** argv) {
+  ParsedOptions parsed;
+  Options& options = parsed.options;
+  CLI::App app("sft-server: queues fine-tuning jobs and runs them on the nodes' workers");
+  app.footer(kFooter);
+  app.set_version_flag("--version", std::string("sft-server ") + kVersion);
+  app.add_flag("--dev", options.dev, "Start a worker beside the server; the data may be temporary");
+  app.add_option("--listen", options.listen, "Address for clients and workers, HOST:PORT, loopback")
+      ->capture_default_str();
+  app.add_option("--http", options.http,
+                 "Address of /healthz and /metrics, or off [the port after --listen's]");
+  app.add_option("--data-dir", options.data_dir,
+                 "Folder of the database, data sets, adapters and logs [--dev: temporary]");
+  app.add_option("--log-level", options.log_level, "debug, info, warn or error")
+      ->capture_default_str();
+  AddLimits(app, options);
+  app.add_option("--restore", options.restore,
+                 "Make --data-dir of a backup's folder (sftctl admin backup), then end");
+  app.add_option("--files-from", options.files_from,
+                 "With --restore: the data folder to take blobs, logs and metrics from");
+  AddTiming(app, options);
+  AddDevelopment(app, options);
+  app.callback([&] { Check(options); });
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

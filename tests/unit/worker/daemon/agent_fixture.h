@@ -38,8 +38,9 @@ class AgentTest : public TestNode {
     inventory_ = std::make_unique<Inventory>(
         [this] { return gpus_; }, gpus_.empty() ? SimulatedGpus{"H100", 4} : SimulatedGpus{}, 0,
         clock_);
-    agent_ = std::make_unique<Agent>(Agent::Options{.io_threads = false}, setup_, stager_,
-                                     *inventory_, server_, shims_, clock_, [this] { return torch_; });
+    agent_ =
+        std::make_unique<Agent>(Agent::Options{.io_threads = false}, setup_, stager_, *inventory_,
+                                server_, shims_, clock_, [this] { return torch_; });
     ASSERT_TRUE(agent_->Load().ok());
   }
 
