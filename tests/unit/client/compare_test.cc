@@ -23,7 +23,7 @@ v1::Metric Step(int64_t step, double loss) {
   return metric;
 }
 
-v1::Job Run(const std::string& id, int batch, int rank, const char* name) {
+v1::Job MakeRun(const std::string& id, int batch, int rank, const char* name) {
   v1::Job job = MakeJob(id, v1::Job::SUCCEEDED);
   job.set_display_name(name);
   job.mutable_start_time()->set_seconds(1000);
@@ -41,8 +41,8 @@ v1::Job Run(const std::string& id, int batch, int rank, const char* name) {
 class CompareTest : public ::testing::Test {
  protected:
   CompareTest() {
-    server_.jobs["job-a"] = Run("job-a", 8, 16, "small");
-    server_.jobs["job-b"] = Run("job-b", 16, 64, "large");
+    server_.jobs["job-a"] = MakeRun("job-a", 8, 16, "small");
+    server_.jobs["job-b"] = MakeRun("job-b", 16, 64, "large");
     for (int step = 1; step <= 20; ++step) {
       server_.metrics_of["job-a"].push_back(Step(step, 4.0 - 0.1 * step));  // 160 samples
     }
@@ -92,7 +92,7 @@ TEST_F(CompareTest, TablesAreForPeople) {
 }
 
 TEST_F(CompareTest, ARunWithoutStepsHasNoLoss) {
-  server_.jobs["job-c"] = Run("job-c", 8, 16, "small");
+  server_.jobs["job-c"] = MakeRun("job-c", 8, 16, "small");
   server_.metrics_of["job-c"] = {};
   const Outcome run = Sftctl(server_, {"compare", "job-a", "job-c", "--json"});
   ASSERT_EQ(run.code, kSucceeded) << run.err;

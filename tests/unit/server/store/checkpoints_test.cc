@@ -38,7 +38,7 @@ class CheckpointRowsTest : public testing::Test {
   void Open() {
     db_.reset();
     db_ = Database::Open(dir_ + "/db").value();
-    ASSERT_TRUE(Migrate(*db_).ok());
+    ASSERT_TRUE(Migrate(*db_, dir_ + "/before").ok());
   }
 
   CheckpointRecord Put(int64_t step, int node_rank, const std::string& blob, int parts = 2) {
