@@ -10,6 +10,8 @@ from harness import BUILD, ServiceCase, run_tests, wait_until
 
 SUCCEEDED, INFRASTRUCTURE_FAILURE = 0, 11
 HANG_TIMEOUT_S = 3
+# The verdict of the first attempt is the job's.
+ONE_ATTEMPT = "max_restarts = 0\nmax_unknown_restarts = 0"
 
 
 class VigilTest(ServiceCase):
@@ -17,7 +19,7 @@ class VigilTest(ServiceCase):
     def submit_steps(self, mode="steps", ranks=3, hang_timeout=HANG_TIMEOUT_S, name="job"):
         """A job whose ranks make steps until the gate opens, and the gate."""
         gate = self.dir / f"{name}.gate"
-        job = self.write_job(f"{mode} {gate}", ranks=ranks, name=name)
+        job = self.write_job(f"{mode} {gate}", ranks=ranks, name=name, compute=ONE_ATTEMPT)
         result = self.sftctl("submit", job, "--json", "--set", f"compute.hang_timeout={hang_timeout}")
         self.assertEqual(result.returncode, 0, result.stderr)
         return json.loads(result.stdout)["job"], gate
@@ -89,7 +91,7 @@ class VigilTest(ServiceCase):
     def test_a_killed_rank_is_blamed_and_not_the_peers_that_lost_it(self):
         self.start_server()
         self.start_worker()
-        job = self.submit("peer_lost", ranks=3)
+        job = self.submit("peer_lost", ranks=3, compute=ONE_ATTEMPT)
         self.assert_ends(job, INFRASTRUCTURE_FAILURE)
         verdict = self.verdict(job)
         self.assertEqual((verdict["code"], verdict["rank"]), ("rank_killed", 2))
@@ -142,7 +144,7 @@ class VigilTest(ServiceCase):
         self.start_server()
         self.start("node-a", "sh", "-c", f"echo $$ > {group}/cgroup.procs && exec \"$@\"", "sh", *self.worker_command())
         wait_until("node-a to register", lambda: '"node-a"' in self.sftctl("nodes", "--json").stdout)
-        job = self.submit("eat_memory", ranks=2)
+        job = self.submit("eat_memory", ranks=2, compute=ONE_ATTEMPT)
         self.assert_ends(job, INFRASTRUCTURE_FAILURE)
         verdict = self.verdict(job)
         self.assertEqual((verdict["code"], verdict["rank"]), ("host_oom", 1))

@@ -43,6 +43,7 @@ void Checker::Acknowledged(const std::string& request_id, const std::string& job
 absl::Status Checker::Load(Database& db) {
   jobs_.clear();
   attempts_.clear();
+  held_over_ = 0;
   SFT_RETURN_IF_ERROR(
       ForEach(db, "SELECT id, state, attempt, nodes, gpus_per_node, reason, request_id FROM jobs",
               [&](const Statement& row) {
@@ -67,10 +68,15 @@ absl::Status Checker::Load(Database& db) {
                                 const auto found = attempts_.find(row.Text(0));
                                 if (found != attempts_.end()) found->second.members = row.Int(1);
                               }));
-  return ForEach(db, "SELECT attempt_uid, node, slot FROM allocations WHERE freed_us IS NULL",
+  return ForEach(db,
+                 "SELECT attempt_uid, allocations.node, slot, forgotten FROM allocations JOIN "
+                 "attempt_nodes USING (attempt_uid, node) WHERE freed_us IS NULL",
                  [&](const Statement& row) {
                    const auto found = attempts_.find(row.Text(0));
                    if (found == attempts_.end()) {
+                     // Of a node that was given up, until it has said that nothing of it is left.
+                     ++held_over_;
+                     if (row.Int(3) == 0) return;
                      return Violate(Invariant::kGangIsWhole,
                                     fmt::format("attempt {} is over and holds slot {} of {}",
                                                 row.Text(0), row.Int(2), row.Text(1)));
@@ -211,6 +217,9 @@ std::vector<Violation> Checker::CheckRest(server::Store& store,
   }
   for (const auto& [uid, attempt] : attempts_) {
     Violate(Invariant::kNothingIsHeldInTheEnd, uid + " holds slots at rest");
+  }
+  if (held_over_ > 0) {
+    Violate(Invariant::kNothingIsHeldInTheEnd, "a node that was given up holds slots at rest");
   }
   for (const auto& [node, machine] : machines) {
     for (const Machine::Live& live : machine->LiveAttempts()) {

@@ -79,6 +79,7 @@ class Checker {
     std::set<std::pair<std::string, int>> slots;
   };
   std::map<std::string, Attempt> attempts_;
+  int held_over_ = 0;  // slots of attempts that are over, on nodes that were given up
   std::map<std::string, int64_t> epochs_;  // the highest of each job
   std::vector<Violation> found_;
 };

@@ -102,7 +102,7 @@ TEST(LaunchTest, AShimStatusComesBackWithEveryMember) {
 
 TEST(LaunchTest, ACommandAndItsAnswerAreOneLineEach) {
   const std::string line = ToLine(Command{"stop", "two\nlines"});
-  EXPECT_EQ(line, "{\"command\":\"stop\",\"reason\":\"two\\nlines\"}\n");
+  EXPECT_EQ(line, "{\"command\":\"stop\",\"reason\":\"two\\nlines\",\"cause\":\"\",\"age\":0}\n");
   EXPECT_EQ(ParseCommand(line)->reason, "two\nlines");
   EXPECT_TRUE(absl::IsInvalidArgument(ParseCommand(R"({"reason":"x"})").status()));
   Answer answer{false, "unknown command", {}};

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <csignal>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "common/io/fault.h"
 #include "common/io/flight_record.h"
@@ -160,7 +161,10 @@ TEST_F(RecoveryTest, RanksThatStandStillAreEndedWithTheFindingAlsoOverANewLife) 
 TEST_F(RecoveryTest, ARankThatTheServerDoesNotHearOfForTooLongIsEndedByItsShim) {
   setup_.unreachable_after = std::chrono::milliseconds(300);
   NewLife();
-  Want("wait", 2);
+  v1::Dispatch& dispatch = *Want("wait", 2).mutable_dispatch();
+  auto job = nlohmann::json::parse(dispatch.resolved_json());
+  job["compute"].erase("unreachable_after");  // a job's own limit is 10 s at least
+  dispatch.set_resolved_json(job.dump());
   Launch();  // and then not a word: the stream is cut, or this process is stopped
   FinishAfterShim();
   EXPECT_EQ(Only().verdict().code(), "fenced");
