@@ -90,4 +90,5 @@ class CutNetwork:
         for process in self.processes:
             process.kill()
             process.wait()
+            process.stdout.close()
         subprocess.run(["ip", "netns", "del", self.name], check=False)

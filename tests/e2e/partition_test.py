@@ -26,10 +26,6 @@ class PartitionTest(ServiceCase):
         self.network.open()
         self.addCleanup(self.network.close)
 
-    def submit_training(self, steps, limit_s, name="job"):
-        return self.submit(f"train steps={steps} pace={PACE_MS} save=5", ranks=2, name=name,
-                           compute=f'unreachable_after = "{limit_s}s"')
-
     def follow(self, job, name):
         """sftctl logs --follow of rank 0 into a file, from now on."""
         out = self.dir / name
@@ -41,7 +37,8 @@ class PartitionTest(ServiceCase):
         self.start_server()
         self.start_worker("node-a", gpus="H100:2", prefix=self.network.prefix())
         steps = int((CUT_S + 10) * 1000 / PACE_MS)
-        job = self.submit_training(steps, limit_s=int(CUT_S * 10 + 60))
+        job = self.submit(f"lines {steps} {PACE_MS}", ranks=2,
+                          compute=f'unreachable_after = "{int(CUT_S * 10 + 60)}s"')
         self.wait_for_step(job)
         self.start_worker("node-b", gpus="H100:2")
         out = self.follow(job, "followed")
@@ -54,13 +51,14 @@ class PartitionTest(ServiceCase):
         self.processes["follow"].wait(timeout=30)
         self.assertEqual(out.read_bytes(), self.sftctl("logs", job).stdout.encode())
         lines = out.read_text().splitlines()
-        self.assertEqual(len([line for line in lines if line.startswith("step ")]), steps, lines[-3:])
+        self.assertEqual(len([line for line in lines if line.startswith("line ")]), steps, lines[-3:])
 
     def test_a_cut_beyond_the_limit_replaces_the_gang_once(self):
         self.start_server("--suspect-after", "3s", "--restart-delay", "0s", "--unreachable-margin", "3s")
         self.start_worker("node-a", gpus="H100:2", prefix=self.network.prefix())
         steps = 300
-        job = self.submit_training(steps, limit_s=LIMIT_S)
+        job = self.submit(f"train steps={steps} pace={PACE_MS} save=5", ranks=2,
+                          compute=f'unreachable_after = "{LIMIT_S}s"')
         self.wait_for_step(job, 10)
         self.start_worker("node-b", gpus="H100:2")
         self.network.cut()

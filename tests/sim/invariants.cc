@@ -189,19 +189,24 @@ std::vector<Violation> Checker::CheckMachines(
   return found;
 }
 
-std::vector<Violation> Checker::Check(server::Store& store,
+std::vector<Violation> Checker::Check(server::Store& store, int64_t life,
                                       const std::map<std::string, Machine*>& machines, Nanos now,
                                       bool able) {
-  std::map<std::string, Job> before;
-  before.swap(jobs_);
-  const absl::Status read = store.Read([&](Database& db) { return Load(db); });
-  if (!read.ok()) {
-    jobs_.swap(before);
-    Violate(Invariant::kSubmitsSurvive, "the database cannot be read: " + read.ToString());
-  } else {
-    CheckJobs(before, now, able);
-    CheckHeld(machines);
+  const std::pair seen(life, store.commits());
+  if (seen != seen_ || now - read_at_ > kReasonPatience / 2) {
+    seen_ = seen;
+    read_at_ = now;
+    std::map<std::string, Job> before;
+    before.swap(jobs_);
+    const absl::Status read = store.Read([&](Database& db) { return Load(db); });
+    if (read.ok()) {
+      CheckJobs(before, now, able);
+    } else {
+      jobs_.swap(before);
+      Violate(Invariant::kSubmitsSurvive, "the database cannot be read: " + read.ToString());
+    }
   }
+  CheckHeld(machines);
   for (Violation& each : CheckMachines(machines)) found_.push_back(std::move(each));
   return std::exchange(found_, {});
 }

@@ -39,9 +39,10 @@ class Checker {
  public:
   void Acknowledged(const std::string& request_id, const std::string& job);
 
-  // Every event. `machines` by node. `able`: the server can write down what it finds. Empty: all
+  // Every event; reads the database when something was committed, or in another `life` of the
+  // server. `machines` by node. `able`: the server can write down what it finds. Empty: all
   // held.
-  std::vector<Violation> Check(server::Store& store,
+  std::vector<Violation> Check(server::Store& store, int64_t life,
                                const std::map<std::string, Machine*>& machines, Nanos now,
                                bool able);
   // Alone, without the database: while the server is down.
@@ -79,6 +80,8 @@ class Checker {
     std::set<std::pair<std::string, int>> slots;
   };
   std::map<std::string, Attempt> attempts_;
+  std::pair<int64_t, int64_t> seen_{-1, -1};  // life and commits at the last reading
+  Nanos read_at_{0};
   int held_over_ = 0;  // slots of attempts that are over, on nodes that were given up
   std::map<std::string, int64_t> epochs_;  // the highest of each job
   std::vector<Violation> found_;

@@ -325,8 +325,8 @@ void Simulation::CheckNow() {
     }
     return;
   }
-  for (Violation& each : checker_.Check(*server_.process()->store, machines_, events_.now(),
-                                        server_.answers() && !disk_.full())) {
+  for (Violation& each : checker_.Check(*server_.process()->store, server_.life(), machines_,
+                                        events_.now(), server_.answers() && !disk_.full())) {
     result_.violations.push_back(std::move(each));
   }
 }
