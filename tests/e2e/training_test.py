@@ -170,7 +170,7 @@ class TrainingTest(harness.ServiceCase):
             "multi_gpu_qlora_4xh100.toml", "--model", "small", "--name", name, "--set", "compute.gpu_count=3", "--set",
             "compute.gpus_per_node=3", "--set", "compute.variant=H100-3x", "--set", "hyperparameters.max_steps=100000",
             "--set", "hyperparameters.logging_steps=1", "--set", "hyperparameters.global_batch=3", "--set",
-            "hyperparameters.gradient_accumulation_steps=1", "--set", "compute.hang_timeout=10")
+            "hyperparameters.gradient_accumulation_steps=1", "--set", "compute.hang_timeout=10", "--set", "compute.max_restarts=0")
         self.wait_for_step(job, step=3, deadline_s=TRAINING_DEADLINE_S)
         begin = time.monotonic()
         os.kill(self.rank_pid(1), number)

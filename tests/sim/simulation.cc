@@ -360,13 +360,16 @@ void Simulation::Plant() {
       server_.LosePower(/*keep_none=*/true);
       return server_.Boot();
     case Planted::kFinalStateChanged:
-      return change("UPDATE jobs SET state = 3 WHERE state >= 5");
+      // Now and then, so that the final state has been seen.
+      if (events_.done() % 50 == 0) change("UPDATE jobs SET state = 3 WHERE state >= 5");
+      return;
     case Planted::kReasonDropped:
       return change("UPDATE jobs SET reason = '' WHERE state = 1");
     case Planted::kLogBytesSwapped:
+      if (planted_ || events_.now() < kTrouble) return;
       for (const auto& entry :
            std::filesystem::recursive_directory_iterator(dir_ + "/server/logs")) {
-        if (!entry.is_regular_file() || planted_) continue;
+        if (!entry.is_regular_file() || entry.file_size() < 10) continue;
         planted_ = true;
         std::fstream(entry.path(), std::ios::in | std::ios::out) << "#";
       }
