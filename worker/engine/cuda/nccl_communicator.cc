@@ -1,5 +1,6 @@
 #include "worker/engine/cuda/nccl_communicator.h"
 
+#include <c10/util/env.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +13,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "common/base/env.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/cuda/network_interface.h"
 #include "worker/engine/dist/rendezvous.h"
@@ -190,8 +190,8 @@ class NcclCommunicator : public Communicator {
           fmt::format("NCCL initialization failed on rank {} of {} on {}: {}; visible devices: {}; "
                       "network interface: {}",
                       rank, world, device.str(), error.what_without_backtrace(),
-                      GetEnv("CUDA_VISIBLE_DEVICES").value_or("all"),
-                      GetEnv("NCCL_SOCKET_IFNAME").value_or("NCCL's choice")),
+                      c10::utils::get_env("CUDA_VISIBLE_DEVICES").value_or("all"),
+                      c10::utils::get_env("NCCL_SOCKET_IFNAME").value_or("NCCL's choice")),
           "nccl_init_failed",
           "Check with nvidia-smi that the node has all of these devices, and that the interface "
           "reaches the other nodes (compute.network_interface, NCCL_SOCKET_IFNAME); "
