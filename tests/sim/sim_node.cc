@@ -96,6 +96,7 @@ SimNode::SimNode(EventQueue& events, Chance& chance, Cluster& cluster, SimServer
   setup_.model_dirs = {options_.model_dir};
   setup_.roots = {options_.model_dir, options_.files_dir};
   setup_.cpus = 8;
+  if (!options_.uploads) setup_.checkpoint_upload_limit = 0;
   setup_.grace_seconds = 5;
 }
 
@@ -161,6 +162,10 @@ void SimNode::Kill() {
   agent_.reset();
   inventory_.reset();
   stager_.reset();
+}
+
+void SimNode::LoseCheckpoints() {
+  if (!io::RemoveAll(options_.dir + "/checkpoints").ok()) std::abort();
 }
 
 void SimNode::Reconnect() { cut_ = false; }

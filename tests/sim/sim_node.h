@@ -24,6 +24,7 @@ class SimNode : public worker::ServerApi {
     std::string model_dir;   // holds the one model
     std::string files_dir;   // holds what jobs name
     std::string shared_dir;  // empty: none
+    bool uploads = true;     // checkpoints, where there is no shared folder
   };
   SimNode(EventQueue& events, Chance& chance, Cluster& cluster, SimServer& server, Options options);
   ~SimNode() override;
@@ -35,6 +36,8 @@ class SimNode : public worker::ServerApi {
 
   void Boot();
   void Kill();
+  // The disk that held them was replaced; while the daemon is down.
+  void LoseCheckpoints();
   // No bytes pass between this node and the server until Reconnect.
   void Cut() { cut_ = true; }
   void Reconnect();

@@ -45,6 +45,8 @@ class Simulation {
   void SubmitLater();
   void Submit(const std::string& request, int tries);
   void CancelLater();
+  void ResumeLater();
+  void Resume(const v1::ResumeJobRequest& request, int tries);
   void FaultLater();
   void Break(Fault fault);
   void BreakServer(Fault fault, Nanos lasts);
@@ -98,7 +100,7 @@ void Simulation::MakeNodes() {
   size[0] = static_cast<char>(header.size());
   write(models + "/tiny/model.safetensors", size + header + std::string(64, 'x'));
   write(dir_ + "/files/train.jsonl", "{\"text\":\"row\"}\n");
-  const bool shared = chance_.OneIn(3);
+  const bool shared = chance_.OneIn(3), uploads = chance_.OneIn(2);
   for (int i = 0; i < kNodes; ++i) {
     const std::string name = fmt::format("node-{}", static_cast<char>('a' + i));
     const std::string data = fmt::format("{}/{}", dir_, name);
@@ -106,7 +108,7 @@ void Simulation::MakeNodes() {
     nodes_.push_back(std::make_unique<SimNode>(
         events_, chance_, cluster_, server_,
         SimNode::Options{name, kGpusPerNode, data, models, dir_ + "/files",
-                         shared ? dir_ + "/shared" : ""}));
+                         shared ? dir_ + "/shared" : "", uploads}));
     machines_[name] = &nodes_.back()->machine();
   }
 }
@@ -180,6 +182,37 @@ void Simulation::CancelLater() {
   });
 }
 
+void Simulation::ResumeLater() {
+  events_.After(chance_.Between(seconds(30), seconds(120)), [this] {
+    if (events_.now() > kTrouble) return;
+    if (!jobs_.empty()) {
+      v1::ResumeJobRequest request;
+      request.set_name(jobs_[static_cast<size_t>(chance_.Below(static_cast<int>(jobs_.size())))]);
+      request.set_request_id(fmt::format("r{}", ++requests_));
+      Resume(request, 0);
+    }
+    ResumeLater();
+  });
+}
+
+// Refused unless the job has ended and left a checkpoint.
+void Simulation::Resume(const v1::ResumeJobRequest& request, int tries) {
+  if (!server_.answers()) return;
+  const absl::StatusOr<v1::Job> made = server_.process()->jobs.Resume(request, "local");
+  if (!made.ok()) return;
+  const std::string id = made->name().substr(made->name().rfind('/') + 1);
+  Script script = cluster_.scripts[request.name()];
+  script.user_error_at = 0;  // what was wrong has been mended
+  cluster_.scripts.emplace(id, script);
+  if (tries == 0 && chance_.OneIn(4)) {
+    events_.After(seconds(2), [this, request] { Resume(request, 1); });
+    return;
+  }
+  Note(fmt::format("{} goes on as {}", request.name(), id));
+  checker_.Acknowledged(request.request_id(), id);
+  jobs_.push_back(id);
+}
+
 void Simulation::FaultLater() {
   events_.After(chance_.Between(seconds(3), seconds(60)), [this] {
     if (events_.now() > kTrouble) return;
@@ -247,6 +280,7 @@ bool Simulation::BreakNode(Fault fault, SimNode& node, Nanos lasts) {
     case Fault::kMachineReboots:
       node.Kill();
       node.machine().Reboot();
+      if (chance_.OneIn(3)) node.LoseCheckpoints();
       events_.After(lasts, [&node] { node.Boot(); });
       return true;
     case Fault::kNodeClockJumps:
@@ -395,6 +429,7 @@ SimulationResult Simulation::Run() {
   for (const auto& node : nodes_) node->Boot();
   SubmitLater();
   CancelLater();
+  ResumeLater();
   FaultLater();
   events_.At(kTrouble + seconds(1), [this] { HealAll(); });
   Nanos rested{0};

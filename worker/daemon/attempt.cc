@@ -51,8 +51,9 @@ Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
                services.server,
                [this](int rank, const channel::Event& event) { OnEvent(rank, event); }),
       backoff_(kFirstBackoff, kMaxBackoff),
-      checkpoints_({record.uid, record.epoch, record.dispatch.job_id()}, services.setup,
-                   services.server, record.checkpoint_step,
+      checkpoints_({record.uid, record.epoch, record.dispatch.job_id(),
+                    record.dispatch.slots_size() == record.dispatch.world_size()},
+                   services.setup, services.server, record.checkpoint_step,
                    [this](int64_t step) { OnCheckpointRegistered(step); }),
       record_(std::move(record)) {
   if (record_.launched && !record_.done) FindCheckpoints();

@@ -102,7 +102,7 @@ Nanos CheckpointShipper::Work() {
 }
 
 bool CheckpointShipper::Uploads(const channel::CheckpointEvent& event) const {
-  return !setup_.has_shared && event.bytes <= setup_.checkpoint_upload_limit;
+  return !setup_.has_shared && (!identity_.whole || event.bytes <= setup_.checkpoint_upload_limit);
 }
 
 absl::Status CheckpointShipper::Register(const channel::CheckpointEvent& event) {
@@ -122,8 +122,9 @@ absl::Status CheckpointShipper::Register(const channel::CheckpointEvent& event) 
         fmt::format("{}/step-{}", SharedCheckpointPath(identity_.job_id, setup_), event.step));
   } else if (Uploads(event)) {
     const absl::Status uploaded = Upload(event, request);
-    // The server has no room: the checkpoint is still good for this node.
-    if (!absl::IsResourceExhausted(uploaded)) SFT_RETURN_IF_ERROR(uploaded);
+    // The server has no room: a whole checkpoint is still good for this node.
+    const bool stays = absl::IsResourceExhausted(uploaded) && identity_.whole;
+    if (!stays) SFT_RETURN_IF_ERROR(uploaded);
     if (!uploaded.ok()) {
       spdlog::warn("checkpoint of step {} stays on this node alone: {}", event.step,
                    Message(uploaded));

@@ -14,14 +14,17 @@
 namespace sft::worker {
 
 // Registers what an attempt's ranks on this node have saved with the server, beside the training:
-// files of up to the upload limit go there as blobs, what lies in the shared folder or is larger is
-// named by its place. Thread-safe; Work is called by one thread.
+// files of up to the upload limit, and parts of a checkpoint of several nodes, go there as blobs;
+// what lies in the shared folder or is larger is named by its place. Thread-safe; Work is called by
+// one thread.
 class CheckpointShipper {
  public:
   struct Identity {
     std::string attempt_uid;
     int64_t epoch = 0;
     std::string job_id;
+    // This node has all ranks of the gang, and so the whole of each checkpoint.
+    bool whole = true;
   };
   // `setup` and `server` are borrowed. `on_registered` hears of each step that the server has;
   // steps up to `registered` it has already.

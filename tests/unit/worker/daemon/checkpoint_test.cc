@@ -85,6 +85,20 @@ TEST_F(CheckpointTest, LargeOnesStayAndAreNamedByTheirPlace) {
   EXPECT_TRUE(server_.uploaded.empty());
 }
 
+TEST_F(CheckpointTest, PartsOfACheckpointOfSeveralNodesAreUploadedHoweverLarge) {
+  setup_.checkpoint_upload_limit = 3;
+  CheckpointShipper shipper({"a-1", 2, "job-1", /*whole=*/false}, setup_, server_, 0,
+                            [this](int64_t step) { registered_.push_back(step); });
+  shipper.Add(Save(10));
+  server_.failure = ResourceExhausted("no room");
+  shipper.Work();
+  EXPECT_TRUE(server_.checkpoints.empty()) << "the other node could not read what stays here";
+  server_.failure = absl::OkStatus();
+  shipper.Work();
+  ASSERT_EQ(server_.checkpoints.size(), 1u);
+  EXPECT_EQ(server_.checkpoints[0].files_size(), 2);
+}
+
 TEST_F(CheckpointTest, WithASharedFolderNothingIsUploaded) {
   setup_.has_shared = true;
   CheckpointShipper shipper = Shipper();
