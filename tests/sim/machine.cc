@@ -128,7 +128,9 @@ int64_t Machine::FirstStep(const Shim& shim) {
   for (int rank = 0; rank < world; ++rank) {
     const absl::StatusOr<std::string> shard =
         io::ReadFile(fmt::format("{}/shard-{}-of-{}", dir, rank, world));
-    if (!shard.ok() || *shard != fmt::format("{} {} {}", shim.ranks_launch.job_id, step, rank)) {
+    if (!shard.ok() ||
+        *shard != fmt::format("{} {} {}", cluster_.scripts[shim.ranks_launch.job_id].lineage, step,
+                              rank)) {
       cluster_.faults.push_back(
           fmt::format("{} resumes from {}: shard {} is not there or another's", name_, dir, rank));
     }
@@ -189,10 +191,12 @@ void Machine::Checkpoint(Shim& shim, int64_t step, const std::string& reason) {
   const int world = shim.ranks_launch.world_size;
   bool written = io::MakeDirs(partial).ok();
   for (const Rank& rank : shim.ranks) {
-    written = written && io::WriteFileAtomic(
-                             fmt::format("{}/shard-{}-of-{}", partial, rank.number, world),
-                             fmt::format("{} {} {}", shim.ranks_launch.job_id, step, rank.number))
-                             .ok();
+    written =
+        written && io::WriteFileAtomic(
+                       fmt::format("{}/shard-{}-of-{}", partial, rank.number, world),
+                       fmt::format("{} {} {}", cluster_.scripts[shim.ranks_launch.job_id].lineage,
+                                   step, rank.number))
+                       .ok();
   }
   if (shim.ranks_launch.first_rank == 0) {
     written =

@@ -17,6 +17,7 @@ namespace sft::sim {
 
 // What the ranks of a job do, whatever attempt they are of.
 struct Script {
+  std::string lineage;  // the job that was submitted; of a resumed one the first
   int64_t steps = 10;
   Nanos step{std::chrono::seconds(2)};
   int64_t user_error_at = 0;  // the step at which its data is wrong; 0: never

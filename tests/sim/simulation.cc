@@ -136,6 +136,7 @@ server::JobRecord Simulation::MakeJob(const std::string& request) {
   if (chance_.OneIn(6)) spec.compute.max_restarts = chance_.Below(3);
   job.resolved_json = spec::ToJson(spec).dump();
   Script& script = cluster_.scripts[job.id];
+  script.lineage = job.id;
   script.steps = 5 + chance_.Below(40);
   script.step = std::chrono::milliseconds(500 + chance_.Below(4000));
   if (chance_.OneIn(8)) script.user_error_at = 1 + chance_.Below(static_cast<int>(script.steps));
