@@ -109,6 +109,9 @@ TEST_P(AttentionTest, GivesTheSameInAndOutOfWiderRows) {
   const Tensor dout = Random(q.sizes(), 6);
   Tensor out = Padded(tokens, c.heads, c.size), dq = Padded(tokens, c.heads, c.size);
   Tensor dk = Padded(tokens, c.key_heads, c.size), dv = Padded(tokens, c.key_heads, c.size);
+  // The first products of a process are off by 2e-5 in about one of a hundred, on a machine under
+  // load: MKL is being set up then.
+  ops::Attention(out, q, k, v, documents, 0.3, c.window);
   const Tensor lse = ops::Attention(out, q, k, v, documents, 0.3, c.window);
   Tensor dout_rows = Padded(tokens, c.heads, c.size);
   dout_rows.copy_(dout);
@@ -121,12 +124,11 @@ TEST_P(AttentionTest, GivesTheSameInAndOutOfWiderRows) {
   ops::AttentionBackward(dense_dq, dense_dk, dense_dv, dout, qc, kc, vc, dense, dense_lse,
                          documents, 0.3, c.window);
   // Not bit for bit: the products' library may choose by alignment and threads.
-  const auto same = [](const Tensor& a, const Tensor& b) { return at::allclose(a, b, 1e-5, 1e-6); };
-  EXPECT_TRUE(same(out, dense));
-  EXPECT_TRUE(same(lse, dense_lse));
-  EXPECT_TRUE(same(dq, dense_dq));
-  EXPECT_TRUE(same(dk, dense_dk));
-  EXPECT_TRUE(same(dv, dense_dv));
+  EXPECT_LT(RelativeError(out, dense), 1e-6);
+  EXPECT_LT(RelativeError(lse, dense_lse), 1e-6);
+  EXPECT_LT(RelativeError(dq, dense_dq), 2e-6);
+  EXPECT_LT(RelativeError(dk, dense_dk), 2e-6);
+  EXPECT_LT(RelativeError(dv, dense_dv), 2e-6);
   for (const Tensor& written : {out, dq, dk, dv}) EXPECT_TRUE(SpareIsUntouched(written));
 }
 
