@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 
 #include "common/io/file.h"
-#include "common/io/sha256.h"
+#include "worker/daemon/blob_file.h"
 #include "worker/daemon/event_file.h"
 
 namespace sft::worker {
@@ -63,17 +63,10 @@ absl::Status DeliverArtifact(const channel::ArtifactEvent& artifact, const std::
   if (artifact.kind == "model") request.set_node_path(artifact.path);
   for (const std::string& relative : files) {
     if (stop()) return Aborted("the delivery was stopped");
-    BlobFile file;
-    file.path = artifact.path + "/" + relative;
-    SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(file.path));
-    file.sha256 = hash.sha256;
-    file.size = hash.size;
-    file.display_name = relative;
+    SFT_ASSIGN_OR_RETURN(const BlobFile file,
+                         MakeBlobFile(artifact.path + "/" + relative, relative));
     if (artifact.kind != "model") SFT_RETURN_IF_ERROR(server.UploadArtifact(file, stop));
-    v1::ArtifactFile& entry = *request.add_files();
-    entry.set_path(relative);
-    entry.mutable_blob()->set_sha256(hash.sha256);
-    entry.mutable_blob()->set_size(hash.size);
+    *request.add_files() = ToArtifactFile(file, relative);
   }
   return server.CommitArtifact(request);
 }

@@ -11,6 +11,7 @@
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
+#include "worker/daemon/blob_file.h"
 
 namespace sft::worker {
 namespace {
@@ -28,23 +29,6 @@ bool Matches(const std::string& path, const v1::Blob& blob) {
   return hash.ok() && hash->sha256 == blob.sha256();
 }
 
-absl::Status Fetch(const v1::ArtifactFile& file, const std::string& path, ServerApi& server,
-                   const StopCheck& stop) {
-  SFT_ASSIGN_OR_RETURN(io::AppendFile out, io::AppendFile::Open(path));
-  if (out.size() > file.blob().size()) SFT_RETURN_IF_ERROR(out.Truncate(0));
-  const absl::Status fetched =
-      server.Download(file.blob().sha256(), out.size(), [&](std::string_view bytes) {
-        return stop() ? Aborted("the download was stopped") : out.Append(bytes);
-      });
-  if (absl::IsNotFound(fetched)) return Lost(std::string(Message(fetched)));
-  if (absl::IsResourceExhausted(fetched)) SFT_RETURN_IF_ERROR(io::RemoveAll(path));
-  SFT_RETURN_IF_ERROR(fetched);
-  SFT_RETURN_IF_ERROR(out.Sync());
-  if (Matches(path, file.blob())) return absl::OkStatus();
-  SFT_RETURN_IF_ERROR(io::RemoveAll(path));
-  return Unavailable(fmt::format("{} arrived broken; it is fetched again", file.path()));
-}
-
 // One file of the checkpoint into the folder that becomes it: as left by an earlier try, from what
 // this node's own ranks wrote, or from the server.
 absl::Status Bring(const v1::ArtifactFile& file, const std::string& own, const std::string& target,
@@ -57,7 +41,10 @@ absl::Status Bring(const v1::ArtifactFile& file, const std::string& own, const s
     SFT_RETURN_IF_ERROR(io::RemoveAll(path));
     if (link(local.c_str(), path.c_str()) == 0) return absl::OkStatus();
   }
-  return Fetch(file, path, server, stop);
+  const v1::Blob& blob = file.blob();
+  const absl::Status fetched =
+      FetchBlob(server, blob.sha256(), blob.size(), path, file.path(), stop);
+  return absl::IsNotFound(fetched) ? Lost(std::string(Message(fetched))) : fetched;
 }
 
 absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::string& job_id,

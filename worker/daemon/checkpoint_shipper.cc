@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "common/io/file.h"
-#include "common/io/sha256.h"
+#include "worker/daemon/blob_file.h"
 #include "worker/daemon/checkpoint_folder.h"
 
 namespace sft::worker {
@@ -140,19 +140,14 @@ absl::Status CheckpointShipper::Upload(const channel::CheckpointEvent& event,
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(event.path));
   for (const std::string& name : names) {
     if (Stopped()) return Aborted("the upload was stopped");
-    BlobFile file;
-    file.path = event.path + "/" + name;
-    SFT_RETURN_IF_ERROR(io::CheckRegularFile(file.path));
-    SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(file.path));
-    file.sha256 = hash.sha256;
-    file.size = hash.size;
-    file.display_name = fmt::format("{}/step-{}/{}", identity_.job_id, event.step, name);
+    const std::string path = event.path + "/" + name;
+    SFT_RETURN_IF_ERROR(io::CheckRegularFile(path));
+    SFT_ASSIGN_OR_RETURN(
+        BlobFile file,
+        MakeBlobFile(path, fmt::format("{}/step-{}/{}", identity_.job_id, event.step, name)));
     file.is_checkpoint = true;
     SFT_RETURN_IF_ERROR(server_.UploadArtifact(file, [this] { return Stopped(); }));
-    v1::ArtifactFile& entry = *request.add_files();
-    entry.set_path(name);
-    entry.mutable_blob()->set_sha256(hash.sha256);
-    entry.mutable_blob()->set_size(hash.size);
+    *request.add_files() = ToArtifactFile(file, name);
   }
   return absl::OkStatus();
 }

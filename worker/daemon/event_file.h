@@ -2,14 +2,17 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "common/base/status.h"
 #include "worker/channel/event.h"
 
 namespace sft::worker {
 
-// Passes each event of a rank's event file to `take`, in order; lines that are none are skipped.
-// NOT_FOUND when there is no file.
+// Passes each event of `text`, lines of an event file, to `take`, in order; lines that are none are
+// skipped.
+void ForEachEvent(std::string_view text, const std::function<void(const channel::Event&)>& take);
+// The same for a whole file. NOT_FOUND when there is none.
 absl::Status ReadEventFile(const std::string& path,
                            const std::function<void(const channel::Event&)>& take);
 

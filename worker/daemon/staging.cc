@@ -9,6 +9,7 @@
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
 #include "common/spec/job_json.h"
+#include "worker/daemon/blob_file.h"
 #include "worker/daemon/checkpoint_folder.h"
 #include "worker/daemon/models.h"
 
@@ -59,24 +60,8 @@ absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const 
   if (io::Exists(path)) return path;
   SFT_RETURN_IF_ERROR(io::MakeDirs(setup_.data_dir + "/datasets"));
   const std::string part = path + ".part";
-  SFT_ASSIGN_OR_RETURN(io::AppendFile out, io::AppendFile::Open(part));
-  if (out.size() > file.size()) SFT_RETURN_IF_ERROR(out.Truncate(0));
-  if (out.size() < file.size()) {
-    const absl::Status fetched =
-        server_.Download(file.sha256(), out.size(), [&](std::string_view bytes) {
-          return stop() ? Aborted("the download was stopped") : out.Append(bytes);
-        });
-    // The job ends here: the part would only keep the disk full.
-    if (absl::IsResourceExhausted(fetched)) SFT_RETURN_IF_ERROR(io::RemoveAll(part));
-    SFT_RETURN_IF_ERROR(fetched);
-  }
-  SFT_RETURN_IF_ERROR(out.Sync());
-  SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(part));
-  if (hash.sha256 != file.sha256()) {
-    SFT_RETURN_IF_ERROR(io::RemoveAll(part));
-    return Unavailable(fmt::format("{} arrived broken ({} bytes of {}); it is fetched again",
-                                   file.key(), hash.size, file.size()));
-  }
+  SFT_RETURN_IF_ERROR(
+      worker::FetchBlob(server_, file.sha256(), file.size(), part, file.key(), stop));
   SFT_RETURN_IF_ERROR(io::RenameDurably(part, path));
   return path;
 }

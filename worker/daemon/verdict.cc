@@ -8,6 +8,7 @@
 
 #include "common/base/utf8.h"
 #include "common/io/file.h"
+#include "worker/daemon/event_file.h"
 
 namespace sft::worker {
 namespace {
@@ -125,16 +126,9 @@ ProcessTraces ReadTraces(const std::string& attempt_dir, const std::string& proc
   const std::string base = attempt_dir + "/" + process_name;
   traces.log_tail = LastLines(ReadTail(base + ".log", kTailBytes));
   traces.disk_full = io::FreeBytes(attempt_dir).value_or(kFullBelowBytes) < kFullBelowBytes;
-  const std::string events = ReadTail(base + ".events", kEventTailBytes);
-  for (size_t at = 0; at < events.size();) {
-    const size_t end = std::min(events.find('\n', at), events.size());
-    const absl::StatusOr<channel::Event> event =
-        channel::ParseLine(std::string_view(events).substr(at, end - at));
-    if (event.ok() && std::holds_alternative<channel::FatalEvent>(event->body)) {
-      traces.fatal = std::get<channel::FatalEvent>(event->body);
-    }
-    at = end + 1;
-  }
+  ForEachEvent(ReadTail(base + ".events", kEventTailBytes), [&](const channel::Event& event) {
+    if (const auto* fatal = std::get_if<channel::FatalEvent>(&event.body)) traces.fatal = *fatal;
+  });
   return traces;
 }
 

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+
+#include "common/base/status.h"
+#include "sft/v1/artifact.pb.h"
+#include "worker/daemon/server_api.h"
+
+// Files that go to the server as blobs, and come from there.
+
+namespace sft::worker {
+
+// The file with its hash and size.
+absl::StatusOr<BlobFile> MakeBlobFile(const std::string& path, const std::string& display_name);
+// As a file of a delivery or a checkpoint, under its path there.
+v1::ArtifactFile ToArtifactFile(const BlobFile& file, const std::string& relative);
+
+// Brings a blob into the file `path`, going on with what an earlier try left there, and checks it.
+// `what` names it in messages. UNAVAILABLE when it arrived broken: the next call begins anew. A
+// full disk keeps nothing.
+absl::Status FetchBlob(ServerApi& server, const std::string& sha256, int64_t size,
+                       const std::string& path, const std::string& what, const StopCheck& stop);
+
+}  // namespace sft::worker
