@@ -21,8 +21,8 @@ absl::StatusOr<std::unique_ptr<BlobStore>> BlobStore::Open(const std::string& di
   return std::unique_ptr<BlobStore>(new BlobStore(dir));
 }
 
-std::string BlobStore::Path(const std::string& sha256) const {
-  return fmt::format("{}/{}/{}", dir_, sha256.substr(0, 2), sha256);
+std::string BlobStore::PathIn(const std::string& dir, const std::string& sha256) {
+  return fmt::format("{}/{}/{}", dir, sha256.substr(0, 2), sha256);
 }
 
 std::string BlobStore::PartPath(const std::string& sha256) const {
@@ -32,7 +32,7 @@ std::string BlobStore::PartPath(const std::string& sha256) const {
 absl::StatusOr<BlobStore::Stat> BlobStore::Find(const std::string& sha256) const {
   SFT_RETURN_IF_ERROR(CheckName(sha256));
   Stat stat;
-  if (const auto size = io::FileSize(Path(sha256)); size.ok()) {
+  if (const auto size = io::FileSize(PathIn(dir_, sha256)); size.ok()) {
     stat.complete = true;
     stat.size = *size;
   } else if (const auto received = io::FileSize(PartPath(sha256)); received.ok()) {
@@ -43,14 +43,14 @@ absl::StatusOr<BlobStore::Stat> BlobStore::Find(const std::string& sha256) const
 
 absl::StatusOr<std::string> BlobStore::PathOf(const std::string& sha256) const {
   SFT_RETURN_IF_ERROR(CheckName(sha256));
-  const std::string path = Path(sha256);
+  const std::string path = PathIn(dir_, sha256);
   if (!io::Exists(path)) return NotFound(fmt::format("no blob {}: it was not uploaded", sha256));
   return path;
 }
 
 absl::Status BlobStore::Remove(const std::string& sha256) {
   SFT_RETURN_IF_ERROR(CheckName(sha256));
-  return io::RemoveAll(Path(sha256));
+  return io::RemoveAll(PathIn(dir_, sha256));
 }
 
 absl::Status BlobStore::DropUpload(const std::string& sha256) {
@@ -82,7 +82,8 @@ absl::StatusOr<std::unique_ptr<BlobStore::Upload>> BlobStore::Begin(const std::s
                                                                     int64_t size, int64_t offset) {
   SFT_RETURN_IF_ERROR(CheckName(sha256));
   if (size < 0) return InvalidArgument(fmt::format("size {} of an upload", size));
-  if (io::Exists(Path(sha256))) return AlreadyExists(fmt::format("blob {} is complete", sha256));
+  if (io::Exists(PathIn(dir_, sha256)))
+    return AlreadyExists(fmt::format("blob {} is complete", sha256));
   {
     MutexLock lock(mutex_);
     if (!uploading_.insert(sha256).second) {
@@ -145,7 +146,7 @@ absl::Status BlobStore::Upload::Finish(
     if (absl::Status status = check(part); !status.ok()) return Discard(std::move(status));
   }
   SFT_RETURN_IF_ERROR(file_.Sync());
-  const std::string path = store_.Path(sha256_);
+  const std::string path = PathIn(store_.dir_, sha256_);
   SFT_RETURN_IF_ERROR(io::MakeDirs(path.substr(0, path.rfind('/'))));
   return io::RenameDurably(part, path);
 }

@@ -21,6 +21,8 @@ namespace sft::server {
 class BlobStore {
  public:
   static absl::StatusOr<std::unique_ptr<BlobStore>> Open(const std::string& dir);
+  // Where a blob lies below the folder of a store, open or not.
+  static std::string PathIn(const std::string& dir, const std::string& sha256);
 
   struct Stat {
     bool complete = false;
@@ -73,7 +75,6 @@ class BlobStore {
 
  private:
   explicit BlobStore(std::string dir) : dir_(std::move(dir)) {}
-  std::string Path(const std::string& sha256) const;
   std::string PartPath(const std::string& sha256) const;
 
   const std::string dir_;

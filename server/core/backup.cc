@@ -9,6 +9,7 @@
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/io/sha256.h"
+#include "server/blob/blob_store.h"
 #include "server/store/data_dir_lock.h"
 #include "server/store/migrations.h"
 #include "server/store/online_copy.h"
@@ -29,7 +30,7 @@ std::string FolderName(WallTime now) {
 }
 
 std::string BlobPath(const std::string& data_dir, const std::string& sha256) {
-  return fmt::format("{}/blobs/{}/{}", data_dir, sha256.substr(0, 2), sha256);
+  return BlobStore::PathIn(data_dir + "/blobs", sha256);
 }
 
 // Hash and size of every complete blob.
