@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <random>
+#include <vector>
 
 #include "common/base/clock.h"
 
@@ -20,6 +21,10 @@ class Chance {
   Nanos Between(Nanos least, Nanos most) {
     return least + Nanos(static_cast<int64_t>(generator_() %
                                               static_cast<uint64_t>((most - least).count() + 1)));
+  }
+  template <typename T>
+  T& Pick(std::vector<T>& from) {
+    return from[static_cast<size_t>(Below(static_cast<int>(from.size())))];
   }
   uint64_t Word() { return generator_(); }
 

@@ -105,7 +105,6 @@ void Machine::EndPrepare(Shim& shim) {
   shim.joined_at = events_.now();
   shim.step = FirstStep(shim);
   shim.gang->step = std::max(shim.gang->step, shim.step);
-  cluster_.started_at[shim.launch.attempt_uid] = shim.step;
   WriteStatus(shim);
   Event(shim, shim.launch.ranks[0].name,
         channel::ReadyEvent{.rank = shim.ranks[0].number,
@@ -383,17 +382,17 @@ std::vector<std::pair<Machine::Shim*, Machine::Rank*>> Machine::LiveRanks() {
 }
 
 bool Machine::KillRank() {
-  const auto live = LiveRanks();
+  auto live = LiveRanks();
   if (live.empty()) return false;
-  const auto [shim, rank] = live[static_cast<size_t>(chance_.Below(static_cast<int>(live.size())))];
+  const auto [shim, rank] = chance_.Pick(live);
   EndRank(*shim, *rank, 0, SIGKILL);
   return true;
 }
 
 bool Machine::HangRank() {
-  const auto live = LiveRanks();
+  auto live = LiveRanks();
   if (live.empty()) return false;
-  const auto [shim, rank] = live[static_cast<size_t>(chance_.Below(static_cast<int>(live.size())))];
+  const auto [shim, rank] = chance_.Pick(live);
   if (!rank->hung) ++shim->gang->hung;
   return rank->hung = true;
 }
@@ -407,9 +406,9 @@ void Machine::KillHung() {
 }
 
 bool Machine::StickRank() {
-  const auto live = LiveRanks();
+  auto live = LiveRanks();
   if (live.empty()) return false;
-  live[static_cast<size_t>(chance_.Below(static_cast<int>(live.size())))].second->stuck = true;
+  chance_.Pick(live).second->stuck = true;
   return true;
 }
 
@@ -425,7 +424,7 @@ bool Machine::KillShim() {
     if (!shim->dead && shim->status.state != "exited") live.push_back(shim.get());
   }
   if (live.empty()) return false;
-  Die(*live[static_cast<size_t>(chance_.Below(static_cast<int>(live.size())))]);
+  Die(*chance_.Pick(live));
   return true;
 }
 

@@ -38,8 +38,6 @@ struct Cluster {
   std::map<std::string, std::shared_ptr<Gang>> gangs;  // by attempt
   // Bytes that each rank has written to its log: "attempt/rank-0", "attempt/node/prepare".
   std::map<std::string, std::string> logs;
-  // Steps that a job has begun anew at, for each of its attempts.
-  std::map<std::string, int64_t> started_at;
   std::vector<std::string> faults;  // of the ranks' own making; none are expected
 };
 

@@ -304,10 +304,6 @@ absl::StatusOr<int64_t> SimNode::AppendLog(const v1::AppendLogRequest& request) 
   if (process == nullptr) return Unavailable("no server");
   const absl::StatusOr<v1::AppendLogResponse> done = process->ingest.AppendLog(request);
   if (!done.ok()) return done.status();
-  const std::string log = request.rank() < 0
-                              ? fmt::format("{}/{}/prepare", request.attempt_uid(), options_.name)
-                              : fmt::format("{}/rank-{}", request.attempt_uid(), request.rank());
-  acknowledged_[log] = done->offset();
   return Answer(absl::StatusOr<int64_t>(done->offset()));
 }
 

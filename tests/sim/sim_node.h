@@ -47,9 +47,6 @@ class SimNode : public worker::ServerApi {
   // Messages take this long; it is 1 to 30 ms else.
   void SlowDown(Nanos delay) { delay_ = delay; }
 
-  // Bytes of each log that the server has acknowledged, by its name in Cluster::logs.
-  const std::map<std::string, int64_t>& acknowledged() const { return acknowledged_; }
-
  private:
   class Link;
 
@@ -100,7 +97,6 @@ class SimNode : public worker::ServerApi {
   uint64_t seen_ = 0, models_since_ = 0;
   int64_t sequence_ = 0;
   std::map<int64_t, MonoTime> unanswered_;  // reports on their way, and when they were sent
-  std::map<std::string, int64_t> acknowledged_;
 };
 
 }  // namespace sft::sim

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "server/blob/blob_store.h"
@@ -61,13 +62,13 @@ class SimServer {
   // Stopped (SIGSTOP) or too busy: no ticks and no answers until Continue.
   void Pause() { paused_ = true; }
   void Continue() { paused_ = false; }
+  // Streams of the logs that it has acknowledged to their end; while it is up.
+  std::set<std::string> EndedLogs();
   bool answers() const { return process_ != nullptr && !paused_; }
-  // Ends that are no kill of the simulation: errors of a tick.
-  int failed_ticks() const { return failed_ticks_; }
 
  private:
   void TickAt(Nanos time);
-  absl::Status CutLogs(server::Database& db);
+  void CutLogs();
 
   EventQueue& events_;
   Chance& chance_;
@@ -77,7 +78,6 @@ class SimServer {
   std::unique_ptr<Process> process_;
   int64_t life_ = 0;
   bool tick_soon_ = false, paused_ = false, power_lost_ = false;
-  int failed_ticks_ = 0;
   Nanos swept_{0};
 };
 

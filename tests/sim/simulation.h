@@ -45,14 +45,14 @@ std::string_view ToString(Fault fault);
 enum class Planted {
   kNone,
   kSlotsFreedEarly,    // while ranks still live
-  kAttemptEndedEarly,  // so that a second one starts beside it
+  kAttemptLeftBehind,  // the job counts on while it lives
   kMemberLost,
   kDiskLies,  // a commit is acknowledged before it is durable
   kFinalStateChanged,
   kReasonDropped,  // a job waits for ever and does not say so
   kLogBytesSwapped,
   kAttemptsForgotten,  // its number goes back
-  kSlotKept,           // after the end
+  kAttemptKept,        // after the end of its job
 };
 
 struct SimulationOptions {

@@ -61,14 +61,14 @@ INSTANTIATE_TEST_SUITE_P(
     Bugs, PlantedBugTest,
     testing::Values(
         Bug{"SlotsFreedEarly", Planted::kSlotsFreedEarly, Invariant::kOneAttemptPerGpu},
-        Bug{"AttemptEndedEarly", Planted::kAttemptEndedEarly, Invariant::kOneLiveAttemptPerJob},
+        Bug{"AttemptLeftBehind", Planted::kAttemptLeftBehind, Invariant::kOneLiveAttemptPerJob},
         Bug{"MemberLost", Planted::kMemberLost, Invariant::kGangIsWhole},
         Bug{"DiskLies", Planted::kDiskLies, Invariant::kSubmitsSurvive},
         Bug{"FinalStateChanged", Planted::kFinalStateChanged, Invariant::kTerminalIsFinal},
         Bug{"ReasonDropped", Planted::kReasonDropped, Invariant::kJobsMoveOrSayWhy},
         Bug{"LogBytesSwapped", Planted::kLogBytesSwapped, Invariant::kLogsAreWhole},
         Bug{"AttemptsForgotten", Planted::kAttemptsForgotten, Invariant::kBudgetsShrink},
-        Bug{"SlotKept", Planted::kSlotKept, Invariant::kNothingIsHeldInTheEnd}),
+        Bug{"AttemptKept", Planted::kAttemptKept, Invariant::kNothingIsHeldInTheEnd}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
