@@ -115,9 +115,11 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   return cost;
 }
 
-int64_t AttentionWorkspace(const ModelShape& s, int64_t documents, int64_t length) {
+int64_t AttentionWorkspace(const ModelShape& s, int64_t documents, int64_t length,
+                           bool deterministic) {
   const int64_t group = s.heads / s.kv_heads;
-  const int64_t scores = RoundUp(length, 64) * RoundUp(length, 128) * 2;
+  const int64_t scores =
+      deterministic ? RoundUp(length, 64) * RoundUp(length, 128) * 2 : length * s.head_dim * 4;
   const int64_t full_heads = group > 1 ? 2 * length * s.head_dim * 2 : 0;
   const int64_t one = group * (scores + full_heads + length * kStatisticBytes);
   if (one <= kCudnnWorkspace) {

@@ -44,8 +44,9 @@ struct BlockCost {
 
 BlockCost CostOfBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t element_bytes);
 
-// Memory that attention's backward works in, for `documents` of `length` tokens, on a GPU
-// (worker/engine/cuda/cudnn_attention.cc).
-int64_t AttentionWorkspace(const ModelShape& shape, int64_t documents, int64_t length);
+// Memory that attention's backward works in, for `documents` of `length` tokens, on a GPU, in a
+// fixed order of summation or not (worker/engine/cuda/cudnn_attention.cc).
+int64_t AttentionWorkspace(const ModelShape& shape, int64_t documents, int64_t length,
+                           bool deterministic);
 
 }  // namespace sft::plan

@@ -43,10 +43,8 @@ int64_t WireCopy(const Problem& p, size_t unit) {
   return copies ? p.wire_bytes() * p.trained[unit] : 0;
 }
 
-int64_t LogitsBytes(const Problem& p, const Choice& choice, int64_t tokens) {
-  const int64_t rows =
-      std::max(kMinLogitsRows, choice.logits_bytes / (p.shape.vocab * kLogitsElement));
-  return std::min(rows, tokens) * p.shape.vocab * p.element_bytes;
+int64_t LogitsBytes(const Problem& p, const Choice& choice) {
+  return LogitsRows(p, choice) * p.shape.vocab * p.element_bytes;
 }
 
 // The head with the loss, then the backward of each block from the last; the forward of each block
@@ -64,10 +62,11 @@ Moment WorstMoment(const Problem& p, const Choice& choice) {
   // The last block's output, the rows with targets, their norm, and the gradient of each.
   Moment worst{.activations = saved,
                .transients = 4 * tokens * block.hidden_row,
-               .logits = LogitsBytes(p, choice, tokens),
+               .logits = LogitsBytes(p, choice),
                .communication =
                    GradientsOnTheirWay(p, p.units.size() - 1) + WireCopy(p, p.units.size() - 1)};
-  const int64_t workspace = AttentionWorkspace(p.shape, choice.rows, p.row_tokens);
+  const int64_t workspace =
+      AttentionWorkspace(p.shape, choice.rows, p.row_tokens, p.job.training.deterministic);
   for (int64_t layer = 0; layer < layers; ++layer) {
     const int level = static_cast<int>(choice.LevelOf(layer));
     const int64_t on_their_way = GradientsOnTheirWay(p, static_cast<size_t>(layer) + 1);
@@ -157,6 +156,12 @@ int64_t PeakMemory::resident() const {
 
 int64_t PeakMemory::allocated() const {
   return resident() + activations + transients + attention_workspace + logits + communication;
+}
+
+int64_t LogitsRows(const Problem& p, const Choice& choice) {
+  const int64_t rows =
+      std::max(kMinLogitsRows, choice.logits_bytes / (p.shape.vocab * kLogitsElement));
+  return std::min(rows, choice.rows * p.row_tokens);
 }
 
 PeakMemory PredictMemory(const Problem& problem, const Choice& choice) {

@@ -89,6 +89,9 @@ struct PeakMemory {
 // where the GPU holds them.
 int64_t HostBytes(const Problem& problem);
 
+// Rows of a micro-batch whose logits are made at a time.
+int64_t LogitsRows(const Problem& problem, const Choice& choice);
+
 PeakMemory PredictMemory(const Problem& problem, const Choice& choice);
 std::vector<MemoryItem> Items(const PeakMemory& memory);
 

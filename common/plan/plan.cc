@@ -117,6 +117,12 @@ class Search {
     while (!Fits(choice)) {
       if (!Squeeze(problem_, &choice)) return;
     }
+    // Where the head is not the fullest moment, wide chunks of its logits take nothing.
+    for (int64_t bytes = kLogitsBytes; bytes > choice.logits_bytes; bytes /= 2) {
+      Choice wide = choice;
+      wide.logits_bytes = bytes;
+      if (Fits(wide)) choice = wide;
+    }
     if (problem_.job.qlora()) choice.kept = MostKept(choice);
     fitting_.push_back(
         {choice, PredictMemory(problem_, choice), PredictTime(problem_, choice, gpu_)});

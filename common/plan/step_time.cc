@@ -11,6 +11,7 @@ constexpr double kAdapterReads = 0.88;
 constexpr double kHalfProducts = 150;  // tokens at which products reach half of their rate
 constexpr double kHalfForward = 450;   // tokens of a document, the same of attention
 constexpr double kHalfBackward = 530;
+constexpr double kAnyOrder = 1.08;         // of attention's backward, over that in a fixed order
 constexpr double kVisibleWeights = 0.6;    // of de-quantising beside products
 constexpr double kVisibleReduction = 0.1;  // of reducing gradients beside the backward
 constexpr double kHostRead = 25e9;         // bytes a second of rows that lie in host memory
@@ -29,15 +30,17 @@ double Bytes(int64_t per_token, double tokens) { return static_cast<double>(per_
 
 // What a micro-batch costs beside the products of blocks.
 struct Rates {
-  double gemm, blocks, forward, backward, elementwise, adapters;
+  double head, blocks, forward, backward, elementwise, adapters;
 };
 
-Rates RatesAt(const GpuRates& gpu, bool fp8, double tokens, double length) {
-  const double gemm = gpu.gemm * Ramp(tokens, kHalfProducts);
-  return {gemm,
+Rates RatesAt(const Problem& p, const Choice& choice, const GpuRates& gpu, bool fp8) {
+  const double length = static_cast<double>(p.row_tokens);
+  const double gemm = gpu.gemm * Ramp(static_cast<double>(choice.rows) * length, kHalfProducts);
+  return {gpu.gemm * Ramp(static_cast<double>(LogitsRows(p, choice)), kHalfProducts),
           fp8 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm,
           gpu.attention_forward * Ramp(length, kHalfForward),
-          gpu.attention_backward * Ramp(length, kHalfBackward),
+          gpu.attention_backward * Ramp(length, kHalfBackward) *
+              (p.job.training.deterministic ? 1.0 : kAnyOrder),
           gpu.copy * kElementwise,
           gpu.copy * kAdapterReads};
 }
@@ -126,7 +129,7 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
   const double layers = static_cast<double>(p.shape.layers);
   const bool full = p.job.full_finetune();
   const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8 && gpu.gemm_fp8 > 0;
-  const Rates rates = RatesAt(gpu, fp8, tokens, length);
+  const Rates rates = RatesAt(p, choice, gpu, fp8);
   const BlockCost& block = p.block;
 
   // One product forward, one for the gradient of the input, one for that of a trained weight.
@@ -137,7 +140,7 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
   const double attention_forward = 4 * pairs * heads / rates.forward;
   StepTime time;
   time.products =
-      layers * passes * product + 2 * passes * Bytes(p.head_elements, tokens) / rates.gemm;
+      layers * passes * product + 2 * passes * Bytes(p.head_elements, tokens) / rates.head;
   time.attention = layers * (attention_forward + 10 * pairs * heads / rates.backward);
   const double logits = tokens * static_cast<double>(p.shape.vocab * p.element_bytes);
   time.elementwise = (layers * Bytes(block.elementwise, tokens) + kLossPasses * logits +
