@@ -26,6 +26,11 @@ constexpr Field kFields[] = {
      .doc = "Type of the products with frozen 4-bit weights. \"fp8\" multiplies in 8-bit floating "
             "point with a scale a row: faster on GPUs that have it (Hopper), and not exact.",
      .choices = "bf16|fp8"},
+    {.key = "training.deterministic",
+     .type = Type::kBool,
+     .def = "true",
+     .doc = "Every run of the job on the same kind and number of GPUs gives the same bits. false: "
+            "the backward of attention on a GPU adds up in any order, which is a little faster."},
     {.key = "training.validation.enabled",
      .type = Type::kBool,
      .derived = "true when data.val is given and evaluation_strategy is not \"no\"",
@@ -207,7 +212,8 @@ constexpr Field kFields[] = {
     {.key = "hyperparameters.seed",
      .type = Type::kInt,
      .def = "42",
-     .doc = "Seed of everything random; two runs with one seed give equal losses bit for bit.",
+     .doc = "Seed of everything random; two runs with one seed give equal losses bit for bit, "
+            "unless training.deterministic is false.",
      .min = 0,
      .max = 9.2e18},
 

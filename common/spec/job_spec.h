@@ -65,6 +65,7 @@ struct JobSpec {
     Mode mode = Mode::kLora;
     bool use_qlora = false;
     Matmul matmul = Matmul::kBf16;  // kFp8 only with 4-bit weights
+    bool deterministic = true;
     struct Validation {
       bool enabled = false;
       EvalStrategy strategy = EvalStrategy::kSteps;

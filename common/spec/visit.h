@@ -90,6 +90,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("training.mode", s.training.mode);
   visit("training.use_qlora", s.training.use_qlora);
   visit("training.matmul", s.training.matmul);
+  visit("training.deterministic", s.training.deterministic);
   auto& v = s.training.validation;
   visit("training.validation.enabled", v.enabled);
   visit("training.validation.evaluation_strategy", v.strategy);

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "worker/engine/kernels/ops.h"
+
 namespace sft::engine {
 
 const CudaPlugin& GpuTest::Plugin() {
@@ -18,6 +20,7 @@ void GpuTest::SetUp() {
     GTEST_SKIP() << "needs " << GpusNeeded() << " GPUs, this machine shows " << count;
   }
   Plugin().devices->Select(0);
+  ops::SetDeterministic(true);
 }
 
 at::Tensor Normal(at::IntArrayRef sizes, uint64_t seed, double scale) {

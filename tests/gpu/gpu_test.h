@@ -10,7 +10,7 @@
 namespace sft::engine {
 
 // Opens the plugin once for all tests of the process and skips a test, with the reason, where there
-// are fewer than GpusNeeded() GPUs.
+// are fewer than GpusNeeded() GPUs. Each test begins deterministic.
 class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override;

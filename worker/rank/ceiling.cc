@@ -31,9 +31,10 @@ std::string CacheFile(const CeilingShapes& s, const Device& device, const std::s
   std::string gpu = device.cuda->devices->Properties(device.torch.index()).name;
   std::replace_if(
       gpu.begin(), gpu.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '-');
-  return fmt::format("{}/ceiling-{}-{}-{}-{}-{}-{}-{}x{}-{}.json", cache_dir, gpu, s.model.hidden,
+  return fmt::format("{}/ceiling-{}-{}-{}-{}-{}-{}-{}x{}-{}{}.json", cache_dir, gpu, s.model.hidden,
                      s.model.intermediate, s.model.heads, s.model.kv_heads, s.model.head_dim,
-                     s.rows, s.row_tokens, s.matmul == spec::Matmul::kFp8 ? "fp8" : "bf16");
+                     s.rows, s.row_tokens, s.matmul == spec::Matmul::kFp8 ? "fp8" : "bf16",
+                     s.deterministic ? "" : "-any-order");
 }
 
 std::optional<engine::Ceiling> ReadCached(const std::string& path) {
@@ -156,6 +157,7 @@ engine::Ceiling MeasureCeiling(const CeilingShapes& shapes, const Device& device
   const std::string path = CacheFile(shapes, device, cache_dir);
   if (const auto cached = ReadCached(path)) return *cached;
   engine::Ceiling ceiling;
+  ops::SetDeterministic(shapes.deterministic);
   {
     Bench bench(shapes, device, clock);
     ceiling.products = bench.Products();

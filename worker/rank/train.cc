@@ -209,7 +209,7 @@ class EventObserver : public engine::TrainObserver {
   StepProfile profile_;
   std::optional<RankPlan> plan_;  // until it has been reported
   io::FlightRecorder* flight_;
-  int64_t resumed_step_ = 0;      // steps that an earlier process made
+  int64_t resumed_step_ = 0;  // steps that an earlier process made
 };
 
 // "host:port", also "[::1]:port".
@@ -292,9 +292,10 @@ channel::ExitCode TrainRun::RunToEnd() {
     fmt::print("plan: {}; {:.1f} of {:.1f} GB of GPU memory\n", plan->description,
                static_cast<double>(plan->plan.memory.reserved()) / 1e9,
                static_cast<double>(plan->memory_bytes) / 1e9);
-    options.ceiling = MeasureCeiling({plan->shape, context_.launch.spec.training.matmul,
-                                      plan->plan.choice.rows, plan->row_tokens},
-                                     device, context_.clock, file.cache_dir);
+    options.ceiling = MeasureCeiling(
+        {plan->shape, context_.launch.spec.training.matmul,
+         context_.launch.spec.training.deterministic, plan->plan.choice.rows, plan->row_tokens},
+        device, context_.clock, file.cache_dir);
     observer->SetPlan(*plan);
   }
   observer_ = std::move(observer);

@@ -1,4 +1,5 @@
-#include <ATen/Context.h>
+#include "worker/engine/cuda/attention.h"
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
@@ -15,7 +16,6 @@
 #include <numeric>
 #include <optional>
 
-#include "worker/engine/cuda/attention.h"
 #include "worker/engine/cuda/cudnn_attention.h"
 #include "worker/engine/cuda/ops.h"
 
@@ -42,9 +42,9 @@ void CheckInput(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
 
 // `x` has the sizes and type of `like`, and heads that are dense within a token.
 void CheckHeads(const char* name, const Tensor& x, const Tensor& like) {
-  TORCH_CHECK(x.sizes() == like.sizes() && x.scalar_type() == like.scalar_type(), "attention: ",
-              name, " is ", x.scalar_type(), " ", x.sizes(), ", must be ", like.scalar_type(), " ",
-              like.sizes());
+  TORCH_CHECK(x.sizes() == like.sizes() && x.scalar_type() == like.scalar_type(),
+              "attention: ", name, " is ", x.scalar_type(), " ", x.sizes(), ", must be ",
+              like.scalar_type(), " ", like.sizes());
   const bool dense = x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2));
   TORCH_CHECK(x.numel() == 0 || dense, "attention: heads of ", name, " ", x.sizes(),
               " are not dense: strides ", x.strides());
@@ -58,28 +58,6 @@ Kind KindOf(at::TensorList tensors, const std::optional<CudnnBatch>& batch) {
   const bool flash = q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 && q.size(2) <= 256;
   return flash && q.size(0) > 0 ? Kind::kFlash : Kind::kPlain;
 }
-
-// LibTorch's flash attention takes its order of summation from the global context. Without this the
-// gradient of q is summed by atomics and differs between runs.
-class DeterministicScope {
- public:
-  DeterministicScope()
-      : enabled_(at::globalContext().deterministicAlgorithms()),
-        warn_only_(at::globalContext().deterministicAlgorithmsWarnOnly()),
-        fill_(at::globalContext().deterministicFillUninitializedMemory()) {
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-    at::globalContext().setDeterministicFillUninitializedMemory(false);
-  }
-  ~DeterministicScope() {
-    at::globalContext().setDeterministicAlgorithms(enabled_, warn_only_);
-    at::globalContext().setDeterministicFillUninitializedMemory(fill_);
-  }
-  DeterministicScope(const DeterministicScope&) = delete;
-  DeterministicScope& operator=(const DeterministicScope&) = delete;
-
- private:
-  bool enabled_, warn_only_, fill_;
-};
 
 // Flash counts the tokens before the query; ours counts the query itself too.
 std::optional<int64_t> WindowLeft(int64_t window) {
@@ -134,10 +112,9 @@ Tensor PlainAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tenso
   return lse;
 }
 
-void PlainAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout,
-                            const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                            const Tensor& lse, at::IntArrayRef lengths, double scale,
-                            int64_t window) {
+void PlainAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
+                            const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+                            at::IntArrayRef lengths, double scale, int64_t window) {
   const int64_t key_heads = k.size(1);
   int64_t first = 0;
   for (const int64_t length : lengths) {
@@ -172,12 +149,11 @@ Tensor FlashAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tenso
   return lse;
 }
 
-void FlashAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout,
-                            const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                            const Tensor& lse, const Tensor& cu_seqlens, at::IntArrayRef lengths,
-                            double scale, int64_t window) {
+void FlashAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
+                            const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+                            const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
+                            int64_t window) {
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  const DeterministicScope deterministic;
   // Without dropout the generator's state is not read; the argument must exist.
   const Tensor rng_state = at::empty({2}, q.options().dtype(at::kUInt64));
   const auto [dq_result, dk_result, dv_result] = at::_flash_attention_backward(
@@ -205,8 +181,7 @@ const char* AttentionKind(const Tensor& q, const Tensor& k, const Tensor& v,
 }
 
 Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
-                 const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
-                 int64_t window) {
+                 const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale, int64_t window) {
   CheckInput(q, k, v, cu_seqlens, lengths);
   CheckHeads("q", q, q);
   CheckHeads("k", k, k);

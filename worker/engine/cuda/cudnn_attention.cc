@@ -1,5 +1,6 @@
 #include "worker/engine/cuda/cudnn_attention.h"
 
+#include <ATen/Context.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cudnn/Handle.h>
 #include <ATen/ops/cat.h>
@@ -52,10 +53,14 @@ struct CallSize {
   int64_t documents, key_heads;
 };
 
-// The backward's workspace for one key head of one document: gradients of the scores and, of each
-// query head, those of its keys and values, all bf16; its sums of dout * out.
+bool Deterministic() { return at::globalContext().deterministicAlgorithms(); }
+
+// The backward's workspace for one key head of one document: gradients of the scores in bf16, or
+// sums of dq in fp32; of each query head the gradients of its keys and values in bf16; its sums of
+// dout * out.
 int64_t BackwardBytes(int64_t longest, int64_t group, int64_t head_size) {
-  const int64_t scores = RoundUp(longest, 64) * RoundUp(longest, 128) * 2;
+  const int64_t scores =
+      Deterministic() ? RoundUp(longest, 64) * RoundUp(longest, 128) * 2 : longest * head_size * 4;
   const int64_t full_heads = group > 1 ? 2 * longest * head_size * 2 : 0;
   return group * (scores + full_heads + longest * 4);
 }
@@ -79,6 +84,7 @@ class Batch {
     const Tensor& q = tensors_[kQ];
     key_.device = q.get_device();
     key_.backward = tensors_.size() == kOperands;
+    key_.deterministic = key_.backward && Deterministic();
     key_.ragged = batch.ragged;
     key_.documents = call.documents;
     key_.longest = batch.longest;
@@ -97,16 +103,15 @@ class Batch {
 
   void Run(const Tensor& lse, const Tensor& cu_seqlens, int64_t documents) const {
     const Tensor& q = tensors_[kQ];
-    const Tensor workspace =
-        at::empty({plan_->workspace_bytes()}, q.options().dtype(at::kByte));
+    const Tensor workspace = at::empty({plan_->workspace_bytes()}, q.options().dtype(at::kByte));
     const Ragged ragged = key_.ragged ? MakeRagged(cu_seqlens, documents) : Ragged{};
     const int64_t key_heads = tensors_[kK].size(1);
     for (int64_t document = 0; document < planned_; document += key_.documents) {
       for (int64_t head = 0; head < key_heads; head += key_.key_heads) {
         CudnnCall call;
         for (int i = 0; i < key_.operands(); ++i) call.data[i] = Operand(i, document, head);
-        call.lse = lse.mutable_data_ptr<float>() +
-                   (document * q.size(1) + head * group_) * key_.longest;
+        call.lse =
+            lse.mutable_data_ptr<float>() + (document * q.size(1) + head * group_) * key_.longest;
         if (key_.ragged) PointInto(ragged, document / key_.documents, call);
         call.workspace = workspace.mutable_data_ptr();
         plan_->Run(handle_, call);
@@ -142,15 +147,14 @@ class Batch {
     const LaunchScope scope(cu_seqlens);
     C10_CUDA_CHECK(LaunchRaggedOffsets(shape, cu_seqlens.const_data_ptr<int32_t>(),
                                        ragged.offsets.mutable_data_ptr<int64_t>(),
-                                       ragged.lengths.mutable_data_ptr<int32_t>(),
-                                       scope.stream()));
+                                       ragged.lengths.mutable_data_ptr<int32_t>(), scope.stream()));
     return ragged;
   }
 
   static void PointInto(const Ragged& ragged, int64_t index, CudnnCall& call) {
     const RaggedShape& shape = ragged.shape;
-    int64_t* offsets = ragged.offsets.mutable_data_ptr<int64_t>() +
-                       index * shape.operands * shape.OffsetPitch();
+    int64_t* offsets =
+        ragged.offsets.mutable_data_ptr<int64_t>() + index * shape.operands * shape.OffsetPitch();
     for (int i = 0; i < shape.operands; ++i) call.offsets[i] = offsets + i * shape.OffsetPitch();
     call.lengths = ragged.lengths.mutable_data_ptr<int32_t>() + index * shape.LengthPitch();
   }
@@ -188,10 +192,9 @@ bool CudnnTakes(at::TensorList tensors) {
   });
 }
 
-std::optional<Tensor> CudnnAttention(Tensor& out, const Tensor& q, const Tensor& k,
-                                     const Tensor& v, const Tensor& cu_seqlens,
-                                     at::IntArrayRef lengths, const CudnnBatch& batch,
-                                     double scale, int64_t window) {
+std::optional<Tensor> CudnnAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                                     const Tensor& cu_seqlens, at::IntArrayRef lengths,
+                                     const CudnnBatch& batch, double scale, int64_t window) {
   const Batch calls(batch, {q, k, v, out}, {batch.documents, k.size(1)}, scale, window);
   if (!calls.HasPlan()) return std::nullopt;
   const at::TensorOptions options = q.options().dtype(at::kFloat);
@@ -202,9 +205,9 @@ std::optional<Tensor> CudnnAttention(Tensor& out, const Tensor& q, const Tensor&
   return lse;
 }
 
-bool CudnnAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout,
-                            const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                            const Tensor& lse, const Tensor& cu_seqlens, at::IntArrayRef lengths,
+bool CudnnAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
+                            const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+                            const Tensor& cu_seqlens, at::IntArrayRef lengths,
                             const CudnnBatch& batch, double scale, int64_t window) {
   const int64_t group = q.size(1) / k.size(1);
   if (BackwardBytes(batch.longest, group, q.size(2)) > kCudnnWorkspace) return false;

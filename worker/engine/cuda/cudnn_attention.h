@@ -12,10 +12,11 @@
 // Plans are kept per process: 64, the least recently used goes first. One that cannot be built is
 // remembered as well, and named once on stderr.
 //
-// The backward's order of summation is fixed. For that, cuDNN 9 keeps the gradients of the scores
-// of a whole call, 2 bytes each: a batch goes in several calls, by documents and then by key heads,
-// where its workspace would be above kCudnnWorkspace. All calls of a batch use one workspace of the
-// caching allocator, freed when the last is enqueued.
+// The backward's order of summation is fixed where LibTorch's global context asks for deterministic
+// algorithms. For that, cuDNN 9 keeps the gradients of the scores of a whole call, 2 bytes each;
+// otherwise it sums up dq in fp32, by atomics. A batch goes in several calls, by documents and then
+// by key heads, where its workspace would be above kCudnnWorkspace. All calls of a batch use one
+// workspace of the caching allocator, freed when the last is enqueued.
 //
 // All functions may be called from any thread.
 

@@ -60,7 +60,8 @@ class GraphBuilder {
   }
 
   void Backward() {
-    auto options = fe::graph::SDPA_backward_attributes().set_deterministic_algorithm(true);
+    auto options =
+        fe::graph::SDPA_backward_attributes().set_deterministic_algorithm(key_.deterministic != 0);
     SetOptions(options);
     const TensorPtr q = Input(kQ), k = Input(kK), v = Input(kV);
     const TensorPtr out = Input(kOut), dout = Input(kDout);
@@ -225,8 +226,10 @@ class PlanCache {
 std::string CudnnPlanKey::Describe() const {
   return fmt::format(
       "attention{} of {} documents of {}{} tokens, {} and {} heads of {}, window {}, on GPU {}",
-      backward ? " backward" : "", documents, ragged ? "up to " : "", longest, heads, key_heads,
-      head_size, window, device);
+      !backward       ? ""
+      : deterministic ? " backward in a fixed order"
+                      : " backward",
+      documents, ragged ? "up to " : "", longest, heads, key_heads, head_size, window, device);
 }
 
 std::shared_ptr<const CudnnPlan> FindCudnnPlan(cudnnHandle_t handle, const CudnnPlanKey& key,

@@ -22,6 +22,7 @@ constexpr int kForwardOperands = kDout;
 struct CudnnPlanKey {
   int64_t device = 0;
   int64_t backward = 0;
+  int64_t deterministic = 0;  // of the backward: a fixed order of summation
   int64_t ragged = 0;
   int64_t documents = 0;
   int64_t longest = 0;

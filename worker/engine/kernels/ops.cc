@@ -1,5 +1,6 @@
 #include "worker/engine/kernels/ops.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -107,6 +108,12 @@ OptionalTensor WhereDefined(const Tensor& tensor) {
 }
 
 }  // namespace
+
+void SetDeterministic(bool deterministic) {
+  at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
+  // Else LibTorch fills every new tensor: 5 % of a step, for memory that is always written to.
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
 
 Nf4Codes Nf4Quantize(const Tensor& weight) {
   static const auto op = Find<Pair(const Tensor&)>("sft::nf4_quantize");

@@ -134,6 +134,11 @@ void Swiglu(at::Tensor& out, const at::Tensor& gate_up);
 // dgate_up rows [T, 2 I]; it may be gate_up.
 void SwigluBackward(at::Tensor& dgate_up, const at::Tensor& dy, const at::Tensor& gate_up);
 
+// Whether operations of this process that sum up in parallel keep a fixed order, so that they give
+// the same bits each time; LibTorch's own, too. Before any thread computes. On a CPU ours always
+// do.
+void SetDeterministic(bool deterministic);
+
 // The documents of a packed micro-batch: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]).
 struct Documents {
   at::Tensor cu_seqlens;    // int32 [documents + 1], on the device of the tokens
@@ -146,7 +151,7 @@ struct Documents {
 // only AttentionBackward on the same device reads.
 at::Tensor Attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const Documents& documents, double scale, int64_t window);
-// dq, dk, dv as q, k, v. The same bits each time.
+// dq, dk, dv as q, k, v.
 void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at::Tensor& dout,
                        const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& out, const at::Tensor& lse, const Documents& documents,

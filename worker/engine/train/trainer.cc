@@ -1,6 +1,5 @@
 #include "worker/engine/train/trainer.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "worker/engine/base/error.h"
+#include "worker/engine/kernels/ops.h"
 #include "worker/engine/optim/grad_norm.h"
 #include "worker/engine/train/delivery.h"
 #include "worker/engine/train/memory_stats.h"
@@ -93,9 +93,7 @@ void Trainer::Resume() {
 
 TrainResult Trainer::Run() {
   const at::NoGradGuard no_grad;
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  // Else LibTorch fills every new tensor: 5 % of a step, for memory that is always written to.
-  at::globalContext().setDeterministicFillUninitializedMemory(false);
+  ops::SetDeterministic(options_.spec.training.deterministic);
   const ModelLayout& layout = model_.layout();
   observer_.OnReady(
       {plan_.total_steps(), layout.trainable_parameters(), layout.total_parameters()});
