@@ -2,7 +2,7 @@
 """Runs sft-rank and the peer on the same machine, one after the other, and prints the ratios.
 
     python3 deploy/gpu/bench/bench.py --bin DIR --rows qlora-8b-seq2048 --out DIR \\
-        [--peer-packages DIR_OR_TARBALL] [--peer best|all|none] [--steps 10] [--learn] [--work DIR]
+        [--peer-packages DIR_OR_TARBALL] [--peer all|best|none|TEXT] [--steps 10] [--learn] [--work DIR]
     python3 deploy/gpu/bench/bench.py --list
     python3 deploy/gpu/bench/bench.py --report OUT/raw.jsonl
 
@@ -40,8 +40,9 @@ def parse():
     parser.add_argument("--settings", default="", help="only these settings of ours, comma-separated")
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps of each run")
     parser.add_argument("--learn", action="store_true", help=f"{LEARN_STEPS} steps of ours; the loss has to fall")
-    parser.add_argument("--peer", choices=["best", "all", "none"], default="all",
-                        help="best: without the default settings, unless a goal of the row names them")
+    parser.add_argument("--peer", default="all", metavar="all|best|none|TEXT",
+                        help="best: without the default settings, unless a goal of the row names them; "
+                             "TEXT: the settings with that in their name")
     parser.add_argument("--peer-packages", help="folder or tarball of pack_peer.sh")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON",
                         help="key of the resolved job for all runs of ours but the plain one")
@@ -154,8 +155,8 @@ class RowRun:
     def run_peers(self):
         needs_default = any(goal.kind == "default_peer" for goal in self.row.goals)
         for peer in self.row.peers:
-            skip = peer.default and self.options.peer == "best" and not needs_default
-            if self.options.peer == "none" or skip or self.out_of_time(peer.name):
+            chosen = {"all": True, "none": False, "best": needs_default or not peer.default}
+            if not chosen.get(self.options.peer, self.options.peer in peer.name) or self.out_of_time(peer.name):
                 continue
             plan = self.plan(self.row.gpus, self.options.steps)
             # Rows that differ in our options alone have the same peers: each runs once.

@@ -38,6 +38,17 @@ def union(intervals):
     return total
 
 
+def gaps(work):
+    """(microseconds, the name before, the name after) of each time in which nothing ran."""
+    found, end, last = [], None, ""
+    for event in sorted(work, key=lambda e: e["ts"]):
+        if end is not None and event["ts"] > end:
+            found.append((event["ts"] - end, last, event["name"]))
+        if end is None or event["ts"] + event["dur"] > end:
+            end, last = event["ts"] + event["dur"], event["name"]
+    return found
+
+
 def table(trace, top):
     """The text that main prints."""
     with open(trace, encoding="utf-8") as file:
@@ -57,6 +68,9 @@ def table(trace, top):
         names[event["name"]][1] += event["dur"]
     for kind, duration in kinds.most_common():
         lines.append(f"{duration / 1e3:10.2f} ms {100 * duration / summed:5.1f} %  {kind}")
+    lines += ["", "longest times without work, what ran before them and after:"]
+    for gap, before, after in sorted(gaps(work), key=lambda g: -g[0])[:10]:
+        lines.append(f"{gap / 1e3:10.2f} ms  {before[:60]} | {after[:60]}")
     lines.append("")
     for name, (count, duration) in sorted(names.items(), key=lambda i: -i[1][1])[:top]:
         lines.append(f"{duration / 1e3:10.2f} ms {count:6d} x {duration / count:9.1f} us  {name[:150]}")
