@@ -188,7 +188,11 @@ absl::Status Attempt::Deliver() {
 }
 
 void Attempt::FindCheckpoints() {
-  const std::string path = fmt::format("{}/rank-{}.events", dir_, record_.dispatch.first_rank());
+  std::string path;
+  {
+    const MutexLock lock(mutex_);
+    path = fmt::format("{}/rank-{}.events", dir_, record_.dispatch.first_rank());
+  }
   const absl::Status read = ReadEventFile(path, [this](const channel::Event& event) {
     const auto* checkpoint = std::get_if<channel::CheckpointEvent>(&event.body);
     if (checkpoint != nullptr) checkpoints_.Add(*checkpoint);
