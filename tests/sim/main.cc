@@ -29,6 +29,7 @@ void PrintViolations(uint64_t seed, const SimulationResult& result) {
     fmt::print("seed {}: VIOLATED ({}): {}\n", seed, ToString(each.invariant), each.what);
   }
   fmt::print("again: sft-sim --seed {} --trace\n", seed);
+  std::fflush(stdout);
 }
 
 // False: some did not hold. A few of those say enough.

@@ -27,7 +27,7 @@ void SimUser::Start() {
   Every(seconds(1), seconds(24), &SimUser::SubmitNew);
   Every(seconds(8), seconds(60), &SimUser::Cancel);
   Every(seconds(5), seconds(50), &SimUser::AskForCheckpoint);
-  Every(seconds(10), seconds(40), &SimUser::ResumeSome);
+  Every(seconds(5), seconds(20), &SimUser::ResumeSome);
 }
 
 void SimUser::Every(Nanos least, Nanos most, void (SimUser::*what)()) {
@@ -64,7 +64,7 @@ server::JobRecord SimUser::MakeJob(const std::string& request) {
   script.lineage = job.id;
   script.steps = 4 + chance_.Below(24);
   script.step = std::chrono::milliseconds(500 + chance_.Below(3500));
-  if (chance_.OneIn(8)) script.user_error_at = 1 + chance_.Below(static_cast<int>(script.steps));
+  if (chance_.OneIn(5)) script.user_error_at = 1 + chance_.Below(static_cast<int>(script.steps));
   script.checkpoint_every = 2 + chance_.Below(9);
   return job;
 }
