@@ -69,7 +69,7 @@ std::string MetricsText(const Figures& figures, const Store& store,
   for (const auto& [key, count] : slots) {
     page.Sample({{"gpu_type", key.first}, {"use", key.second}}, count);
   }
-  page.Metric("sft_store_commits_total", "counter", "Transactions committed since the start.");
+  page.Metric("sft_store_commits_total", "counter", "Transactions that changed something, since the start.");
   page.Sample({}, static_cast<double>(store.commits()));
   page.Metric("process_resident_memory_bytes", "gauge", "Resident memory.");
   page.Sample({}, ResidentBytes());
