@@ -56,17 +56,19 @@ absl::StatusOr<UniqueFd> OpenForRead(const std::string& path) {
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
   SFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForRead(path));
   std::string content;
-  constexpr size_t kChunk = 1 << 16;
-  while (true) {
+  // Files of /proc have no size, others may grow meanwhile: the end is where a read comes short.
+  SFT_ASSIGN_OR_RETURN(const int64_t size, FileSize(fd.get(), path));
+  size_t chunk = size > 0 ? static_cast<size_t>(std::min(size, max_bytes)) + 1 : 1 << 12;
+  for (;; chunk = 1 << 16) {
     const size_t before = content.size();
-    content.resize(before + kChunk);
+    content.resize(before + chunk);
     SFT_ASSIGN_OR_RETURN(const size_t got, ReadAt(fd.get(), static_cast<int64_t>(before),
-                                                  content.data() + before, kChunk, path));
+                                                  content.data() + before, chunk, path));
     content.resize(before + got);
     if (static_cast<int64_t>(content.size()) > max_bytes) {
       return ResourceExhausted(fmt::format("{} is larger than {} bytes", path, max_bytes));
     }
-    if (got < kChunk) return content;
+    if (got < chunk) return content;
   }
 }
 
@@ -141,6 +143,12 @@ absl::StatusOr<int64_t> FileSize(const std::string& path) {
   return static_cast<int64_t>(info.st_size);
 }
 
+absl::StatusOr<int64_t> FileSize(int fd, std::string_view path) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return ErrnoStatus(fmt::format("cannot read {}", path), errno);
+  return static_cast<int64_t>(info.st_size);
+}
+
 absl::StatusOr<int64_t> FreeBytes(const std::string& path) {
   struct statvfs info {};
   if (::statvfs(path.c_str(), &info) != 0)
@@ -199,8 +207,8 @@ absl::StatusOr<std::vector<std::string>> ListDir(const std::string& path) {
   return names;
 }
 
-absl::StatusOr<std::string> MakeTempDir(std::string_view prefix) {
-  const std::string parent = GetEnv("TMPDIR").value_or("/tmp");
+absl::StatusOr<std::string> MakeTempDir(std::string_view prefix, std::string parent) {
+  if (parent.empty()) parent = GetEnv("TMPDIR").value_or("/tmp");
   std::string path = fmt::format("{}/{}XXXXXX", parent, prefix);
   if (::mkdtemp(path.data()) == nullptr) {
     return ErrnoStatus(fmt::format("cannot create a temporary folder in {}", parent), errno);
@@ -212,9 +220,8 @@ absl::StatusOr<AppendFile> AppendFile::Open(const std::string& path) {
   if (!Exists(path)) SFT_RETURN_IF_ERROR(CheckFault(path));
   UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   if (!fd.valid()) return ErrnoStatus(fmt::format("cannot open {}", path), errno);
-  struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(fmt::format("cannot read {}", path), errno);
-  return AppendFile(std::move(fd), path, info.st_size);
+  SFT_ASSIGN_OR_RETURN(const int64_t size, FileSize(fd.get(), path));
+  return AppendFile(std::move(fd), path, size);
 }
 
 absl::Status AppendFile::Append(std::string_view bytes) {

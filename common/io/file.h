@@ -59,6 +59,8 @@ absl::Status SyncDir(const std::string& path);
 absl::Status RenameDurably(const std::string& from, const std::string& to);
 
 absl::StatusOr<int64_t> FileSize(const std::string& path);
+// `path` is for the message.
+absl::StatusOr<int64_t> FileSize(int fd, std::string_view path);
 bool Exists(const std::string& path);
 // Gives the blocks of [begin, end) back to the disk: they read as zeros, size and offsets stay.
 // UNIMPLEMENTED where the file system cannot.
@@ -74,8 +76,8 @@ absl::Status RemoveAll(const std::string& path);
 // Names (not paths) in a folder, sorted.
 absl::StatusOr<std::vector<std::string>> ListDir(const std::string& path);
 
-// A new empty folder in $TMPDIR or /tmp whose name starts with `prefix`.
-absl::StatusOr<std::string> MakeTempDir(std::string_view prefix);
+// A new empty folder whose name starts with `prefix`, in `parent`; "": in $TMPDIR or /tmp.
+absl::StatusOr<std::string> MakeTempDir(std::string_view prefix, std::string parent = "");
 
 // An append-only file that knows its own size. Not thread-safe; one writer a file.
 class AppendFile {

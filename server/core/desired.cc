@@ -52,12 +52,11 @@ void AddKept(const std::vector<store::KeptStep>& kept, bool shared, v1::Checkpoi
   }
 }
 
-absl::Status FillCheckpoints(Database& db, const std::string& node, int64_t now_us,
+absl::Status FillCheckpoints(Database& db, const NodeRecord& node, int64_t now_us,
                              v1::CheckpointSet& set) {
-  SFT_ASSIGN_OR_RETURN(const NodeRecord record, store::GetNode(db, node));
-  SFT_ASSIGN_OR_RETURN(const auto kept, store::KeptOnNode(db, node));
+  SFT_ASSIGN_OR_RETURN(const auto kept, store::KeptOnNode(db, node.name));
   AddKept(kept, /*shared=*/false, set);
-  if (!record.has_shared_folder) return absl::OkStatus();
+  if (!node.has_shared_folder) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const auto shared, store::KeptInShared(db, now_us - kNamedAfterDeletionUs));
   AddKept(shared, /*shared=*/true, set);
   return absl::OkStatus();
@@ -74,10 +73,10 @@ absl::Status FillStop(Database& db, const AttemptRecord& attempt, v1::DesiredAtt
 
 }  // namespace
 
-absl::StatusOr<v1::Desired> BuildDesired(Database& db, const std::string& node, int64_t now_us) {
+absl::StatusOr<v1::Desired> BuildDesired(Database& db, const NodeRecord& node, int64_t now_us) {
   v1::Desired desired;
   SFT_RETURN_IF_ERROR(FillCheckpoints(db, node, now_us, *desired.mutable_checkpoints()));
-  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::HeldMembers(db, node));
+  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::HeldMembers(db, node.name));
   for (const MemberRecord& member : members) {
     SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, member.attempt_uid));
     auto* wanted = desired.add_attempts();

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <string>
-
+#include "server/state/records.h"
 #include "server/store/sqlite.h"
 #include "sft/v1/worker_service.pb.h"
 
@@ -10,7 +9,7 @@ namespace sft::server {
 // The complete set of attempts that shall be on a node, from the database: RUN with the dispatch
 // for attempts the node has not reported yet, STOP while an attempt ends, FORGET when it is over.
 // With it the checkpoints that shall stay there.
-absl::StatusOr<v1::Desired> BuildDesired(Database& db, const std::string& node, int64_t now_us);
+absl::StatusOr<v1::Desired> BuildDesired(Database& db, const NodeRecord& node, int64_t now_us);
 
 // Adds what only the node knows: an attempt that the server has no open business with (its data
 // folder was replaced, or FORGET was lost) is forgotten once it is done; until then its absence

@@ -131,9 +131,8 @@ absl::StatusOr<sched::Snapshot> MakeSnapshot(Database& db, const WorkerRegistry&
   }
 }
 
-absl::Status Reconciler::MarkSilentNodes(Database& db) {
-  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::ListNodes(db, "", kAllNodes));
-  for (const NodeRecord& node : nodes) {
+absl::Status Reconciler::MarkSilentNodes(Database& db, std::vector<NodeRecord>& nodes) {
+  for (NodeRecord& node : nodes) {
     const WorkerRegistry::Live live = registry_.Get(node.name);
     const bool suspect = live.silent;
     if (suspect == (node.state == NodeState::kSuspect)) continue;
@@ -145,8 +144,10 @@ absl::Status Reconciler::MarkSilentNodes(Database& db) {
                 : "";
     spdlog::warn("node {} is {}{}{}", node.name, suspect ? "SUSPECT" : "UP", suspect ? ": " : "",
                  reason);
-    SFT_RETURN_IF_ERROR(store::SetNodeState(
-        db, node.name, suspect ? NodeState::kSuspect : NodeState::kUp, reason, last_seen));
+    node.state = suspect ? NodeState::kSuspect : NodeState::kUp;
+    node.reason = reason;
+    node.last_seen_us = last_seen;
+    SFT_RETURN_IF_ERROR(store::SetNodeState(db, node.name, node.state, reason, last_seen));
   }
   return absl::OkStatus();
 }
@@ -233,11 +234,11 @@ absl::Status Reconciler::GiveUpUnreachable(Database& db, int64_t now_us, Changed
   return absl::OkStatus();
 }
 
-absl::Status Reconciler::ExplainLive(Database& db, int64_t now_us, ChangedJobs& changed) {
+absl::Status Reconciler::ExplainLive(Database& db, const std::vector<NodeRecord>& list,
+                                     int64_t now_us, ChangedJobs& changed) {
   SFT_ASSIGN_OR_RETURN(const std::vector<AttemptRecord> attempts, store::LiveAttempts(db));
   if (attempts.empty()) return absl::OkStatus();
   std::map<std::string, NodeRecord> nodes;
-  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> list, store::ListNodes(db, "", kAllNodes));
   for (const NodeRecord& node : list) nodes[node.name] = node;
   for (const AttemptRecord& attempt : attempts) {
     SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
@@ -265,7 +266,7 @@ absl::Status Reconciler::SendDesiredSets(int64_t now_us) {
     SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::ListNodes(db, "", kAllNodes));
     for (const NodeRecord& node : nodes) {
       if (!registry_.Get(node.name).connected) continue;
-      SFT_ASSIGN_OR_RETURN(v1::Desired desired, BuildDesired(db, node.name, now_us));
+      SFT_ASSIGN_OR_RETURN(v1::Desired desired, BuildDesired(db, node, now_us));
       sets.emplace_back(node.name, std::move(desired));
     }
     return absl::OkStatus();
@@ -282,10 +283,14 @@ absl::Status Reconciler::Tick() {
   ChangedJobs changed;
   const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
     changed.clear();
-    SFT_RETURN_IF_ERROR(MarkSilentNodes(db));
-    SFT_RETURN_IF_ERROR(GiveUpUnreachable(db, now_us, changed));
+    SFT_ASSIGN_OR_RETURN(std::vector<NodeRecord> nodes, store::ListNodes(db, "", kAllNodes));
+    SFT_RETURN_IF_ERROR(MarkSilentNodes(db, nodes));
+    const bool all_heard = std::none_of(nodes.begin(), nodes.end(), [this](const NodeRecord& node) {
+      return registry_.Get(node.name).silent;
+    });
+    if (!all_heard) SFT_RETURN_IF_ERROR(GiveUpUnreachable(db, now_us, changed));
     SFT_RETURN_IF_ERROR(Place(db, now_us, changed));
-    return ExplainLive(db, now_us, changed);
+    return ExplainLive(db, nodes, now_us, changed);
   });
   for (const std::string& job : changed) hub_.Bump(job);
   SFT_RETURN_IF_ERROR(stored);

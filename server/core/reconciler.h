@@ -40,7 +40,8 @@ class Reconciler {
   absl::Status Tick();
 
  private:
-  absl::Status MarkSilentNodes(Database& db);
+  // `nodes` and what is stored of them.
+  absl::Status MarkSilentNodes(Database& db, std::vector<NodeRecord>& nodes);
   absl::Status GiveUpUnreachable(Database& db, int64_t now_us, ChangedJobs& changed);
   // The pending jobs that may be placed now, with what each goes on from.
   absl::Status AddPending(Database& db, const std::vector<JobRecord>& pending, int64_t now_us,
@@ -51,7 +52,8 @@ class Reconciler {
   // Silent for longer than the job allows.
   bool IsGivenUp(const WorkerRegistry::Live& live, const RestartRules& rules) const;
   absl::Status Place(Database& db, int64_t now_us, ChangedJobs& changed);
-  absl::Status ExplainLive(Database& db, int64_t now_us, ChangedJobs& changed);
+  absl::Status ExplainLive(Database& db, const std::vector<NodeRecord>& list, int64_t now_us,
+                           ChangedJobs& changed);
   absl::Status SendDesiredSets(int64_t now_us);
 
   Store& store_;

@@ -30,6 +30,17 @@ std::string SlotsKey(const google::protobuf::RepeatedPtrField<v1::Slot>& slots) 
   return key.SerializeAsString();
 }
 
+// What of the attempts may change what shall be: progress does not.
+std::string AttemptsKey(const google::protobuf::RepeatedPtrField<v1::AttemptStatus>& attempts) {
+  v1::Observed key;
+  for (const v1::AttemptStatus& attempt : attempts) {
+    v1::AttemptStatus* copy = key.add_attempts();
+    *copy = attempt;
+    copy->clear_progress();
+  }
+  return key.SerializeAsString();
+}
+
 std::string ModelsKey(const google::protobuf::RepeatedPtrField<v1::Model>& models) {
   v1::Observed key;
   *key.mutable_models() = models;
@@ -178,6 +189,8 @@ absl::Status WorkerRegistry::Connect(const v1::Register& message,
     entry.observed.Clear();
     entry.slots = SlotsKey(message.slots());
     entry.models = ModelsKey(message.models());
+    entry.unstored.Clear();
+    entry.behind = false;
   }
   if (replaced != nullptr) replaced->Close(Aborted("the node has opened another stream"));
   spdlog::info("node {} registered: {} slots, {} models, sft-worker {}", message.node(),
@@ -197,48 +210,63 @@ void WorkerRegistry::Disconnect(const std::string& node, const WorkerLink* link)
   wake_();
 }
 
-absl::Status WorkerRegistry::StoreSlotChanges(Database& db, const std::string& node,
-                                              const v1::Observed& observed, bool slots,
-                                              bool models) {
-  if (slots) SFT_RETURN_IF_ERROR(store::PutSlots(db, node, SlotRecords(observed.slots(), node)));
-  if (models)
-    SFT_RETURN_IF_ERROR(store::PutModels(db, node, ModelRecords(observed.models(), node)));
-  return absl::OkStatus();
+WorkerRegistry::News WorkerRegistry::Hear(Entry& entry, const v1::Observed& observed) {
+  entry.last_heard = Awake();
+  entry.last_seen = clock_.Wall();
+  News news;
+  std::string slots = SlotsKey(observed.slots()), models = ModelsKey(observed.models());
+  if (observed.slots_size() > 0 && slots != entry.slots) {
+    entry.slots = std::move(slots);
+    *entry.unstored.mutable_slots() = observed.slots();
+    news.wakes = true;
+  }
+  if (observed.models_size() > 0 && models != entry.models) {
+    entry.models = std::move(models);
+    *entry.unstored.mutable_models() = observed.models();
+    news.wakes = true;
+  }
+  news.wakes = news.wakes || entry.behind ||
+               AttemptsKey(entry.observed.attempts()) != AttemptsKey(observed.attempts());
+  news.unstored = entry.unstored;
+  entry.observed = observed;
+  entry.observed.clear_models();
+  return news;
 }
 
 absl::Status WorkerRegistry::Observe(const std::string& node, const WorkerLink* link,
                                      const v1::Observed& observed) {
-  bool slots_changed = false, models_changed = false, attempts_changed = false;
+  News news;
   {
     MutexLock lock(mutex_);
     const auto found = entries_.find(node);
     if (found == entries_.end() || found->second.link.get() != link) {
       return Aborted(fmt::format("node {} has another stream", node));
     }
-    Entry& entry = found->second;
-    entry.last_heard = Awake();
-    entry.last_seen = clock_.Wall();
-    const std::string slots = SlotsKey(observed.slots()), models = ModelsKey(observed.models());
-    slots_changed = observed.slots_size() > 0 && slots != entry.slots;
-    models_changed = observed.models_size() > 0 && models != entry.models;
-    if (slots_changed) entry.slots = slots;
-    if (models_changed) entry.models = models;
-    v1::Observed before, after;
-    *before.mutable_attempts() = entry.observed.attempts();
-    *after.mutable_attempts() = observed.attempts();
-    attempts_changed = before.SerializeAsString() != after.SerializeAsString();
-    entry.observed = observed;
-    entry.observed.clear_models();
+    news = Hear(found->second, observed);
   }
   ChangedJobs changed;
   const int64_t now_us = UnixMicros(clock_.Wall());
   const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
     changed.clear();
-    SFT_RETURN_IF_ERROR(StoreSlotChanges(db, node, observed, slots_changed, models_changed));
+    const v1::Observed& rest = news.unstored;
+    if (rest.slots_size() > 0) {
+      SFT_RETURN_IF_ERROR(store::PutSlots(db, node, SlotRecords(rest.slots(), node)));
+    }
+    if (rest.models_size() > 0) {
+      SFT_RETURN_IF_ERROR(store::PutModels(db, node, ModelRecords(rest.models(), node)));
+    }
     return TakeObservation(db, node, observed, options_.pace, now_us, changed);
   });
+  {
+    MutexLock lock(mutex_);
+    const auto found = entries_.find(node);
+    if (found != entries_.end() && found->second.link.get() == link) {
+      found->second.behind = !stored.ok();
+      if (stored.ok()) found->second.unstored.Clear();
+    }
+  }
   for (const std::string& job : changed) hub_.Bump(job);
-  if (slots_changed || models_changed || attempts_changed || !changed.empty()) wake_();
+  if (news.wakes) wake_();
   return stored;
 }
 

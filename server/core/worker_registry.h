@@ -87,8 +87,12 @@ class WorkerRegistry {
     std::string last_desired;  // serialized
     bool desired_sent = false;
     v1::Observed observed;
-    std::string models;  // serialized, as stored last
-    std::string slots;   // serialized without use, as stored last
+    std::string models;  // serialized, as heard last
+    std::string slots;   // serialized without use, as heard last
+    // Slots and models that were heard and are not in the database yet: models come when they
+    // change, not with each report.
+    v1::Observed unstored;
+    bool behind = false;  // the last report could not be stored
   };
   // Monotonic time without the gaps that Beat has seen.
   MonoTime Awake() const SFT_REQUIRES(mutex_);
@@ -96,8 +100,13 @@ class WorkerRegistry {
   // Whether no other worker holds the name.
   absl::Status CheckSole(const v1::Register& message);
   absl::Status StoreNode(const v1::Register& message);
-  absl::Status StoreSlotChanges(Database& db, const std::string& node, const v1::Observed& observed,
-                                bool slots, bool models);
+  // What of the report shall be stored beside its attempts, and whether what shall be may change by
+  // it.
+  struct News {
+    v1::Observed unstored;
+    bool wakes = false;
+  };
+  News Hear(Entry& entry, const v1::Observed& observed) SFT_REQUIRES(mutex_);
 
   // Constant after construction.
   const Options options_;

@@ -1,9 +1,9 @@
 #include "server/http/metrics_page.h"
 
+#include <unistd.h>
+
 #include <charconv>
 #include <map>
-
-#include <unistd.h>
 
 #include "common/base/version.h"
 #include "common/io/file.h"
@@ -69,7 +69,8 @@ std::string MetricsText(const Figures& figures, const Store& store,
   for (const auto& [key, count] : slots) {
     page.Sample({{"gpu_type", key.first}, {"use", key.second}}, count);
   }
-  page.Metric("sft_store_commits_total", "counter", "Transactions committed since the start.");
+  page.Metric("sft_store_commits_total", "counter",
+              "Transactions that changed something, since the start.");
   page.Sample({}, static_cast<double>(store.commits()));
   page.Metric("process_resident_memory_bytes", "gauge", "Resident memory.");
   page.Sample({}, ResidentBytes());

@@ -152,7 +152,13 @@ absl::Status Database::Execute(const char* sql) {
   return absl::OkStatus();
 }
 
+absl::Status Database::Run(const char* sql) {
+  SFT_ASSIGN_OR_RETURN(Statement statement, Prepare(sql));
+  return statement.Run();
+}
+
 int64_t Database::changes() const { return sqlite3_changes64(db_); }
+int64_t Database::total_changes() const { return sqlite3_total_changes64(db_); }
 
 absl::StatusOr<int64_t> Database::UserVersion() {
   SFT_ASSIGN_OR_RETURN(Statement statement, Prepare("PRAGMA user_version"));

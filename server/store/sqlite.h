@@ -65,10 +65,14 @@ class Database {
 
   // A cached prepared statement. `sql` is a literal of ours: an error in it is a bug and INTERNAL.
   absl::StatusOr<Statement> Prepare(const char* sql);
+  // One statement without values or rows, cached as by Prepare.
+  absl::Status Run(const char* sql);
   // One or more statements without values or rows.
   absl::Status Execute(const char* sql);
   // Rows that the last statement changed.
   int64_t changes() const;
+  // Rows that statements changed since the opening, undone ones among them.
+  int64_t total_changes() const;
 
   absl::StatusOr<int64_t> UserVersion();
   // For OnlineCopy.

@@ -91,23 +91,24 @@ void Store::RunGroup(const std::deque<Task*>& group) {
 
 void Store::RunWrites(const std::deque<Task*>& writes) {
   if (writes.empty()) return;
-  absl::Status group = db_->Execute("BEGIN IMMEDIATE");
+  const int64_t changes = db_->total_changes();
+  absl::Status group = db_->Run("BEGIN IMMEDIATE");
   for (Task* task : writes) {
     if (!group.ok()) break;
-    group = db_->Execute("SAVEPOINT task");
+    group = db_->Run("SAVEPOINT task");
     if (!group.ok()) break;
     task->status = (*task->function)(*db_);
-    if (!task->status.ok()) group = db_->Execute("ROLLBACK TO task");
-    if (group.ok()) group = db_->Execute("RELEASE task");
+    if (!task->status.ok()) group = db_->Run("ROLLBACK TO task");
+    if (group.ok()) group = db_->Run("RELEASE task");
   }
-  if (group.ok()) group = db_->Execute("COMMIT");
+  if (group.ok()) group = db_->Run("COMMIT");
   if (group.ok()) {
     MutexLock lock(mutex_);
-    ++commits_;
+    if (db_->total_changes() != changes) ++commits_;
     return;
   }
   // A full disk may have ended the transaction already; a rollback that finds none is no news.
-  const absl::Status undone = db_->Execute("ROLLBACK");
+  const absl::Status undone = db_->Run("ROLLBACK");
   spdlog::error("commit failed: {} (rollback: {})", Message(group), Message(undone));
   for (Task* task : writes) {
     if (task->status.ok()) task->status = group;

@@ -37,7 +37,7 @@ class Store {
   absl::Status Write(const Function& function) SFT_EXCLUDES(mutex_) { return Run(function, true); }
   absl::Status Read(const Function& function) SFT_EXCLUDES(mutex_) { return Run(function, false); }
 
-  // Commits since it was opened.
+  // Commits that changed something, since it was opened.
   int64_t commits() const SFT_EXCLUDES(mutex_);
 
  private:

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace sft::sim {
 namespace {
 
@@ -126,7 +128,7 @@ void Checker::CheckJobs(const std::map<std::string, Job>& before, Nanos now, boo
   }
 }
 
-void Checker::CheckHeld(const std::map<std::string, Machine*>& machines) {
+void Checker::CheckHeld(const Machines& machines) {
   for (const auto& [uid, attempt] : attempts_) {
     const Job& job = jobs_.at(attempt.job);
     int64_t& epoch = epochs_[attempt.job];
@@ -164,8 +166,7 @@ void Checker::CheckHeld(const std::map<std::string, Machine*>& machines) {
   }
 }
 
-std::vector<Violation> Checker::CheckMachines(
-    const std::map<std::string, Machine*>& machines) const {
+std::vector<Violation> Checker::CheckMachines(const Machines& machines) const {
   std::vector<Violation> found;
   std::map<std::string, std::string> attempt_of;  // job → attempt
   for (const auto& [node, machine] : machines) {
@@ -189,11 +190,11 @@ std::vector<Violation> Checker::CheckMachines(
   return found;
 }
 
-std::vector<Violation> Checker::Check(server::Store& store, int64_t life,
-                                      const std::map<std::string, Machine*>& machines, Nanos now,
-                                      bool able) {
+std::vector<Violation> Checker::Check(server::Store& store, int64_t life, const Machines& machines,
+                                      Nanos now, bool able) {
   const std::pair seen(life, store.commits());
-  if (seen != seen_ || now - read_at_ > kReasonPatience / 2) {
+  const bool read_now = seen != seen_ || now - read_at_ > kReasonPatience / 2;
+  if (read_now) {
     seen_ = seen;
     read_at_ = now;
     std::map<std::string, Job> before;
@@ -206,13 +207,16 @@ std::vector<Violation> Checker::Check(server::Store& store, int64_t life,
       Violate(Invariant::kSubmitsSurvive, "the database cannot be read: " + read.ToString());
     }
   }
+  int64_t version = 0;
+  for (const auto& [node, machine] : machines) version += machine->version();
+  if (!read_now && version == machines_seen_) return std::exchange(found_, {});
+  machines_seen_ = version;
   CheckHeld(machines);
   for (Violation& each : CheckMachines(machines)) found_.push_back(std::move(each));
   return std::exchange(found_, {});
 }
 
-std::vector<Violation> Checker::CheckRest(server::Store& store,
-                                          const std::map<std::string, Machine*>& machines) {
+std::vector<Violation> Checker::CheckRest(server::Store& store, const Machines& machines) {
   const absl::Status read = store.Read([&](Database& db) { return Load(db); });
   if (!read.ok()) Violate(Invariant::kSubmitsSurvive, read.ToString());
   for (const auto& [id, job] : jobs_) {
@@ -253,13 +257,9 @@ std::set<std::pair<JobState, JobState>> Checker::Edges(server::Store& store) {
   return edges;
 }
 
-bool Checker::AllFinal(server::Store& store) {
-  int64_t live = 0;
-  const absl::Status read = store.Read([&](Database& db) {
-    return ForEach(db, "SELECT count(*) FROM jobs WHERE state <= 4",
-                   [&](const Statement& row) { live = row.Int(0); });
-  });
-  return read.ok() && live == 0;
+bool Checker::AllFinal() const {
+  return std::all_of(jobs_.begin(), jobs_.end(),
+                     [](const auto& each) { return IsTerminal(each.second.state); });
 }
 
 }  // namespace sft::sim

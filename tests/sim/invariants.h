@@ -34,27 +34,27 @@ struct Violation {
   std::string what;
 };
 
+using Machines = std::map<std::string, Machine*, std::less<>>;  // by node
+
 // Looks at the truth (the database, the machines) after each event. Keeps what it saw before.
 class Checker {
  public:
   void Acknowledged(const std::string& request_id, const std::string& job);
 
   // Every event; reads the database when something was committed, or in another `life` of the
-  // server. `machines` by node. `able`: the server can write down what it finds. Empty: all
-  // held.
-  std::vector<Violation> Check(server::Store& store, int64_t life,
-                               const std::map<std::string, Machine*>& machines, Nanos now,
-                               bool able);
+  // server, and looks at what is held when that or a machine's processes changed. `able`: the
+  // server can write down what it finds. Empty: all held.
+  std::vector<Violation> Check(server::Store& store, int64_t life, const Machines& machines,
+                               Nanos now, bool able);
   // Alone, without the database: while the server is down.
-  std::vector<Violation> CheckMachines(const std::map<std::string, Machine*>& machines) const;
+  std::vector<Violation> CheckMachines(const Machines& machines) const;
   // When everything has been quiet and whole for long enough.
-  std::vector<Violation> CheckRest(server::Store& store,
-                                   const std::map<std::string, Machine*>& machines);
+  std::vector<Violation> CheckRest(server::Store& store, const Machines& machines);
 
   // Changes of state of jobs, from their events.
   static std::set<std::pair<server::JobState, server::JobState>> Edges(server::Store& store);
-  // Whether every job is in a final state.
-  static bool AllFinal(server::Store& store);
+  // Whether every job was in a final state when the database was read.
+  bool AllFinal() const;
 
  private:
   struct Job {
@@ -66,7 +66,7 @@ class Checker {
   };
   absl::Status Load(server::Database& db);
   void CheckJobs(const std::map<std::string, Job>& before, Nanos now, bool able);
-  void CheckHeld(const std::map<std::string, Machine*>& machines);
+  void CheckHeld(const Machines& machines);
   void Violate(Invariant invariant, std::string what) {
     found_.push_back({invariant, std::move(what)});
   }
@@ -81,6 +81,7 @@ class Checker {
   };
   std::map<std::string, Attempt> attempts_;
   std::pair<int64_t, int64_t> seen_{-1, -1};  // life and commits at the last reading
+  int64_t machines_seen_ = -1;                // the sum of their versions
   Nanos read_at_{0};
   int held_over_ = 0;  // slots of attempts that are over, on nodes that were given up
   std::map<std::string, int64_t> epochs_;  // the highest of each job

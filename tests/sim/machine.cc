@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 
 #include <csignal>
-#include <fstream>
+#include <utility>
 
-#include "common/io/file.h"
 #include "common/spec/job_json.h"
 
 namespace sft::sim {
@@ -17,15 +16,15 @@ using std::chrono::seconds;
 constexpr seconds kWatch{1};
 // How long ranks wait for one of the gang that is gone.
 constexpr seconds kCollectivePatience{20};
+// How long a shim that has nothing left to do tries to say so.
+constexpr seconds kStatusPatience{60};
+// Creation, bytes and rename of a small file.
+constexpr int kWritesOfFile = 3;
 constexpr int64_t kGpuBytes = 80'000'000'000;
 constexpr int64_t kRankBytes = 40'000'000'000;
 
 Nanos Seconds(double value) {
   return std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(value));
-}
-
-void Append(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::app | std::ios::binary) << bytes;
 }
 
 // "GPU-node-a-3" → 3.
@@ -50,7 +49,7 @@ Machine::Machine(EventQueue& events, Chance& chance, Cluster& cluster, std::stri
 void Machine::Later(const ShimPtr& shim, Nanos delay, void (Machine::*what)(Shim&)) {
   events_.After(delay, [this, weak = std::weak_ptr<Shim>(shim), what] {
     const ShimPtr held = weak.lock();
-    if (held != nullptr && !held->dead && held->status.state != "exited") (this->*what)(*held);
+    if (held != nullptr && held->Runs()) (this->*what)(*held);
   });
 }
 
@@ -64,8 +63,10 @@ absl::Status Machine::Start(const std::string& shim_json) {
   const std::string& uid = shim->launch.attempt_uid;
   const auto former = shims_.find(uid);
   if (former != shims_.end() && (!former->second->dead || io::Exists(dir + "/status.json"))) {
-    return Unavailable("a shim of this attempt has been started already");
+    return AlreadyExists("a shim of this attempt has been started already");
   }
+  SFT_RETURN_IF_ERROR(disk_.Take());  // its lock
+  shim->spare = disk_.Take().ok();
   std::shared_ptr<Gang>& gang = cluster_.gangs[uid];
   if (gang == nullptr) gang = std::make_shared<Gang>();
   shim->gang = gang;
@@ -79,7 +80,7 @@ absl::Status Machine::Start(const std::string& shim_json) {
       events_.now() + Seconds(shim->launch.fencing_seconds) - Seconds(shim->launch.fencing_age);
   shims_[uid] = shim;
   WriteStatus(*shim);
-  Log(*shim, "prepare", "preparing\n");
+  (void)Log(*shim, "prepare", "preparing\n");
   Later(shim, chance_.Between(milliseconds(200), seconds(5)), &Machine::EndPrepare);
   Later(shim, kWatch, &Machine::Watch);
   return absl::OkStatus();
@@ -89,6 +90,10 @@ void Machine::EndPrepare(Shim& shim) {
   if (shim.status.state != "preparing") return;
   shim.status.processes[0].exited = true;
   shim.status.processes[0].order = ++shim.ended;
+  if (!disk_.Take().ok()) {  // for what it prepares
+    shim.status.processes[0].exit_code = channel::kExitInfrastructure;
+    return Stop(shim, "failure", "prepare failed");
+  }
   shim.status.state = "running";
   for (const auto& process : shim.launch.ranks) {
     Rank rank{.number = process.rank, .gpus = {}, .alive = true};
@@ -100,16 +105,17 @@ void Machine::EndPrepare(Shim& shim) {
         {.name = process.name, .rank = process.rank, .pid = ++next_pid_});
     shim.ranks.push_back(rank);
     shim.gang->running.insert(rank.number);
-    Log(shim, process.name, fmt::format("rank {} starts\n", rank.number));
+    (void)Log(shim, process.name, fmt::format("rank {} starts\n", rank.number));
   }
+  ++version_;
   shim.joined_at = events_.now();
   shim.step = FirstStep(shim);
   shim.gang->step = std::max(shim.gang->step, shim.step);
   WriteStatus(shim);
-  Event(shim, shim.launch.ranks[0].name,
-        channel::ReadyEvent{.rank = shim.ranks[0].number,
-                            .world = shim.ranks_launch.world_size,
-                            .total_steps = cluster_.scripts[shim.ranks_launch.job_id].steps});
+  const channel::ReadyEvent ready{.rank = shim.ranks[0].number,
+                                  .world = shim.ranks_launch.world_size,
+                                  .total_steps = cluster_.scripts[shim.ranks_launch.job_id].steps};
+  if (!Event(shim, shim.launch.ranks[0].name, ready)) DiskFull(shim, shim.ranks[0]);
   Later(shims_[shim.launch.attempt_uid], milliseconds(500), &Machine::Step);
 }
 
@@ -149,7 +155,7 @@ void Machine::Step(Shim& shim) {
   if (gang.broken || (!whole && events_.now() - shim.joined_at > kCollectivePatience)) {
     for (Rank& rank : shim.ranks) {
       if (!rank.alive || rank.hung) continue;
-      Event(
+      (void)Event(
           shim, fmt::format("rank-{}", rank.number),
           channel::FatalEvent{"infrastructure", "collective_failed", "a rank is gone", "restart"});
       EndRank(shim, rank, channel::kExitInfrastructure, 0);
@@ -165,27 +171,47 @@ void Machine::WriteStep(Shim& shim, int64_t step) {
   const Script& script = cluster_.scripts[shim.ranks_launch.job_id];
   if (step == script.user_error_at) {
     const std::string process = fmt::format("rank-{}", shim.ranks[0].number);
-    Event(shim, process, channel::FatalEvent{"user", "bad_data", "row 7 is wrong", "mend it"});
+    (void)Event(shim, process,
+                channel::FatalEvent{"user", "bad_data", "row 7 is wrong", "mend it"});
     return EndRank(shim, shim.ranks[0], channel::kExitUserError, 0);
   }
   shim.step = step;
-  for (const Rank& rank : shim.ranks) {
+  for (Rank& rank : shim.ranks) {
     const std::string process = fmt::format("rank-{}", rank.number);
-    Log(shim, process, fmt::format("rank {} step {}\n", rank.number, step));
-    Event(shim, process,
-          channel::StepEvent{
-              .step = step, .total_steps = script.steps, .loss = LossAt(step), .seconds = 1});
+    // What is printed to a full disk is lost, and the rank goes on.
+    (void)Log(shim, process, fmt::format("rank {} step {}\n", rank.number, step));
+    const channel::StepEvent event{
+        .step = step, .total_steps = script.steps, .loss = LossAt(step), .seconds = 1};
+    if (!Event(shim, process, event)) return DiskFull(shim, rank);
   }
   if (step < script.steps && (step % script.checkpoint_every == 0 || shim.checkpoint_asked)) {
-    Checkpoint(shim, step, shim.checkpoint_asked ? "asked" : "steps");
+    const std::string reason = shim.checkpoint_asked ? "asked" : "steps";
     shim.checkpoint_asked = false;
+    if (!Checkpoint(shim, step, reason)) DiskFull(shim, shim.ranks[0]);
   }
 }
 
-void Machine::Checkpoint(Shim& shim, int64_t step, const std::string& reason) {
+// What a rank does that cannot write what it must.
+void Machine::DiskFull(Shim& shim, Rank& rank) {
+  (void)Event(shim, fmt::format("rank-{}", rank.number),
+              channel::FatalEvent{"infrastructure", "disk_full", "no space", "free space"});
+  EndRank(shim, rank, channel::kExitInfrastructure, 0);
+}
+
+// False: there was no room for it, and nothing of it is left.
+bool Machine::Checkpoint(Shim& shim, int64_t step, const std::string& reason) {
   const std::string& root = shim.ranks_launch.checkpoint_dir;
-  if (root.empty()) return;
+  if (root.empty()) return true;
   const std::string dir = fmt::format("{}/step-{}", root, step);
+  if (!WriteShards(shim, dir, step)) {
+    if (!io::RemoveAll(dir + ".partial").ok()) std::abort();
+    return false;
+  }
+  return Event(shim, fmt::format("rank-{}", shim.ranks[0].number),
+               channel::CheckpointEvent{.step = step, .path = dir, .bytes = 100, .reason = reason});
+}
+
+bool Machine::WriteShards(const Shim& shim, const std::string& dir, int64_t step) {
   const std::string partial = dir + ".partial";
   const int world = shim.ranks_launch.world_size;
   bool written = io::MakeDirs(partial).ok();
@@ -211,12 +237,7 @@ void Machine::Checkpoint(Shim& shim, int64_t step, const std::string& reason) {
   } else {
     written = written && io::RenameDurably(partial, dir).ok();
   }
-  if (!written) {
-    cluster_.faults.push_back("a checkpoint could not be written: " + dir);
-    return;
-  }
-  Event(shim, fmt::format("rank-{}", shim.ranks[0].number),
-        channel::CheckpointEvent{.step = step, .path = dir, .bytes = 100, .reason = reason});
+  return written;
 }
 
 void Machine::Succeed(Shim& shim) {
@@ -224,12 +245,13 @@ void Machine::Succeed(Shim& shim) {
     const std::string process = fmt::format("rank-{}", rank.number);
     if (rank.number == 0) {
       const std::string& dir = shim.ranks_launch.output_dir;
-      if (!io::WriteFileAtomic(dir + "/adapter", "weights of " + shim.ranks_launch.job_id).ok()) {
-        cluster_.faults.push_back("the adapter could not be written");
+      const std::string weights = "weights of " + shim.ranks_launch.job_id;
+      if (!io::WriteFileAtomic(dir + "/adapter", weights).ok() ||
+          !Event(shim, process, channel::ArtifactEvent{"adapter", dir, 16})) {
+        return DiskFull(shim, rank);
       }
-      Event(shim, process, channel::ArtifactEvent{"adapter", dir, 16});
     }
-    Log(shim, process, "done\n");
+    (void)Log(shim, process, "done\n");
     EndRank(shim, rank, channel::kExitOk, 0);
   }
 }
@@ -244,6 +266,8 @@ void Machine::Watch(Shim& shim) {
     }
     Settle(shim);
   }
+  if (shim.status_unwritten) WriteStatus(shim);
+  if (shim.status.state == "exited" && events_.now() >= shim.give_up_at) shim.dead = true;
   Later(shims_[shim.launch.attempt_uid], kWatch, &Machine::Watch);
 }
 
@@ -253,7 +277,7 @@ void Machine::Stop(Shim& shim, const std::string& cause, const std::string& reas
   shim.status.cause = cause;
   shim.status.reason = reason;
   shim.kill_at = events_.now() + Seconds(shim.launch.grace_seconds);
-  if (shim.ranks.empty()) {
+  if (!shim.status.processes[0].exited) {
     shim.status.processes[0].exited = true;
     shim.status.processes[0].signal = SIGTERM;
     shim.status.processes[0].order = ++shim.ended;
@@ -274,6 +298,7 @@ void Machine::EndAll(Shim& shim) {
 void Machine::EndRank(Shim& shim, Rank& rank, int exit_code, int signal) {
   if (!rank.alive) return;
   rank.alive = false;
+  ++version_;
   shim.gang->running.erase(rank.number);
   channel::ShimStatus::Process& process = shim.status.processes[rank.index];
   process.exited = true;
@@ -291,7 +316,11 @@ void Machine::EndRank(Shim& shim, Rank& rank, int exit_code, int signal) {
 void Machine::Settle(Shim& shim) {
   const bool none_left = std::none_of(shim.ranks.begin(), shim.ranks.end(),
                                       [](const Rank& rank) { return rank.alive; });
-  if (none_left && shim.status.state != "preparing") shim.status.state = "exited";
+  if (none_left && shim.status.state != "preparing" && shim.status.state != "exited") {
+    shim.status.state = "exited";
+    shim.give_up_at = events_.now() + kStatusPatience;
+    shim.files.clear();
+  }
   WriteStatus(shim);
 }
 
@@ -302,33 +331,54 @@ void Machine::Die(Shim& shim) {
     shim.gang->running.erase(rank.number);
   }
   shim.dead = true;
+  ++version_;
+  shim.files.clear();
 }
 
-void Machine::WriteStatus(const Shim& shim) {
+void Machine::WriteStatus(Shim& shim) {
   if (shim.dead || !io::IsDirectory(shim.launch.attempt_dir)) return;
-  const absl::Status written =
-      io::WriteFileAtomic(shim.launch.attempt_dir + "/status.json", ToJson(shim.status));
-  if (!written.ok()) cluster_.faults.push_back(std::string(Message(written)));
+  const std::string path = shim.launch.attempt_dir + "/status.json";
+  absl::Status written = io::WriteFileAtomic(path, ToJson(shim.status));
+  if (absl::IsResourceExhausted(written) && shim.status.state == "exited" &&
+      std::exchange(shim.spare, false)) {
+    disk_.GiveBack(kWritesOfFile);
+    written = io::WriteFileAtomic(path, ToJson(shim.status));
+  }
+  shim.status_unwritten = !written.ok();
+  if (!written.ok() && !absl::IsResourceExhausted(written)) {
+    cluster_.faults.push_back(std::string(Message(written)));
+  }
 }
 
-void Machine::Log(const Shim& shim, const std::string& process, const std::string& line) {
-  Append(fmt::format("{}/{}.log", shim.launch.attempt_dir, process), line);
+// False: there was no room.
+bool Machine::Append(Shim& shim, const std::string& name, const std::string& bytes) {
+  auto file = shim.files.find(name);
+  if (file == shim.files.end()) {
+    auto opened = io::AppendFile::Open(fmt::format("{}/{}", shim.launch.attempt_dir, name));
+    if (!opened.ok()) return false;
+    file = shim.files.emplace(name, *std::move(opened)).first;
+  }
+  return file->second.Append(bytes).ok();
+}
+
+bool Machine::Log(Shim& shim, const std::string& process, const std::string& line) {
+  if (!Append(shim, process + ".log", line)) return false;
   const std::string& uid = shim.launch.attempt_uid;
   cluster_.logs[process == "prepare" ? fmt::format("{}/{}/prepare", uid, name_)
                                      : fmt::format("{}/{}", uid, process)] += line;
+  return true;
 }
 
-void Machine::Event(const Shim& shim, const std::string& process, channel::EventBody body) {
+bool Machine::Event(Shim& shim, const std::string& process, channel::EventBody body) {
   const double time = std::chrono::duration<double>(events_.now()).count();
-  Append(fmt::format("{}/{}.events", shim.launch.attempt_dir, process),
-         channel::ToLine({time, std::move(body)}));
+  return Append(shim, process + ".events", channel::ToLine({time, std::move(body)}));
 }
 
 absl::StatusOr<channel::Answer> Machine::Ask(const std::string& socket_path,
                                              const channel::Command& command) {
   for (const auto& [uid, shim] : shims_) {
     if (shim->launch.socket_path != socket_path) continue;
-    if (shim->dead || shim->status.state == "exited") break;
+    if (!shim->Runs()) break;
     if (command.command == "renew") {
       shim->fence_at = events_.now() + Seconds(shim->launch.fencing_seconds) - Seconds(command.age);
     } else if (command.command == "stop") {
@@ -343,9 +393,8 @@ absl::StatusOr<channel::Answer> Machine::Ask(const std::string& socket_path,
 
 bool Machine::Alive(const channel::ShimStatus& status) {
   const auto found = shims_.find(status.attempt_uid);
-  return found != shims_.end() && !found->second->dead &&
-         found->second->status.shim_pid == status.shim_pid &&
-         found->second->status.state != "exited";
+  return found != shims_.end() && found->second->Runs() &&
+         found->second->status.shim_pid == status.shim_pid;
 }
 
 std::vector<worker::GpuReading> Machine::Gpus() const {
@@ -421,7 +470,7 @@ void Machine::Unstick() {
 bool Machine::KillShim() {
   std::vector<Shim*> live;
   for (auto& [uid, shim] : shims_) {
-    if (!shim->dead && shim->status.state != "exited") live.push_back(shim.get());
+    if (shim->Runs()) live.push_back(shim.get());
   }
   if (live.empty()) return false;
   Die(*chance_.Pick(live));

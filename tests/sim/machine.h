@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/io/file.h"
 #include "tests/sim/chance.h"
 #include "tests/sim/event_queue.h"
 #include "worker/channel/event.h"
@@ -41,6 +42,28 @@ struct Cluster {
   std::vector<std::string> faults;  // of the ranks' own making; none are expected
 };
 
+// The room on a machine's disk, for all of its processes.
+class NodeDisk {
+ public:
+  // So many more writes find room.
+  void Fill(int writes) { left_ = writes; }
+  void Empty() { left_ = kEndless; }
+  // Something was removed that gives room for so many writes.
+  void GiveBack(int writes) {
+    if (left_ != kEndless) left_ += writes;
+  }
+  // Before each write.
+  absl::Status Take() {
+    if (left_ == 0) return ResourceExhausted("no space left on the simulated disk");
+    if (left_ != kEndless) --left_;
+    return absl::OkStatus();
+  }
+
+ private:
+  static constexpr int kEndless = -1;
+  int left_ = kEndless;
+};
+
 // A machine with GPUs: shims and ranks on it, as processes that live, write files and die. The
 // worker daemon there is another thing: it comes and goes without them.
 class Machine : public worker::ShimHost {
@@ -52,6 +75,7 @@ class Machine : public worker::ShimHost {
                                       const channel::Command& command) override;
   bool Alive(const channel::ShimStatus& status) override;
   std::vector<worker::GpuReading> Gpus() const;
+  NodeDisk& disk() { return disk_; }
 
   // An attempt with processes that hold GPUs.
   struct Live {
@@ -61,6 +85,8 @@ class Machine : public worker::ShimHost {
     std::vector<int> gpus;
   };
   std::vector<Live> LiveAttempts() const;
+  // Another one whenever LiveAttempts may be another.
+  int64_t version() const { return version_; }
 
   // Faults. Each picks one of what there is; false: there was nothing to hit.
   bool KillRank();
@@ -84,10 +110,16 @@ class Machine : public worker::ShimHost {
     channel::ShimStatus status;
     std::vector<Rank> ranks;
     std::shared_ptr<Gang> gang;
-    Nanos fence_at{0}, kill_at{0}, joined_at{0};
+    std::map<std::string, io::AppendFile> files;  // that its processes hold open, by name
+    Nanos fence_at{0}, kill_at{0}, joined_at{0}, give_up_at{0};
     int64_t step = 0;  // that this node's ranks have written
     int ended = 0;
     bool dead = false, checkpoint_asked = false;
+    bool status_unwritten = false;  // for want of room: it tries again
+    bool spare = false;             // holds room for the last status
+
+    // The process is there.
+    bool Runs() const { return !dead && (status.state != "exited" || status_unwritten); }
   };
   using ShimPtr = std::shared_ptr<Shim>;
 
@@ -102,10 +134,13 @@ class Machine : public worker::ShimHost {
   void EndRank(Shim& shim, Rank& rank, int exit_code, int signal);
   void Settle(Shim& shim);
   void Die(Shim& shim);
-  void WriteStatus(const Shim& shim);
-  void Log(const Shim& shim, const std::string& process, const std::string& line);
-  void Event(const Shim& shim, const std::string& process, channel::EventBody body);
-  void Checkpoint(Shim& shim, int64_t step, const std::string& reason);
+  void WriteStatus(Shim& shim);
+  bool Append(Shim& shim, const std::string& name, const std::string& bytes);
+  bool Log(Shim& shim, const std::string& process, const std::string& line);
+  bool Event(Shim& shim, const std::string& process, channel::EventBody body);
+  void DiskFull(Shim& shim, Rank& rank);
+  bool Checkpoint(Shim& shim, int64_t step, const std::string& reason);
+  bool WriteShards(const Shim& shim, const std::string& dir, int64_t step);
   int64_t FirstStep(const Shim& shim);
   std::vector<std::pair<Shim*, Rank*>> LiveRanks();
 
@@ -114,8 +149,9 @@ class Machine : public worker::ShimHost {
   Cluster& cluster_;
   const std::string name_;
   const int gpus_;
-  int64_t next_pid_ = 1000;
-  std::map<std::string, ShimPtr> shims_;  // by attempt; the dead ones too
+  NodeDisk disk_;
+  int64_t next_pid_ = 5'000'000, version_ = 0;  // larger than any process of the real machine has
+  std::map<std::string, ShimPtr> shims_;        // by attempt; the dead ones too
 };
 
 }  // namespace sft::sim

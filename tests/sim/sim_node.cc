@@ -16,7 +16,7 @@ using std::chrono::seconds;
 constexpr seconds kHeartbeat{5};
 // How long either end believes in a silent connection.
 constexpr seconds kKeepalive{15};
-constexpr milliseconds kLiveStep{500};
+constexpr seconds kLiveStep{1};
 constexpr seconds kRefresh{10};
 
 }  // namespace
@@ -98,6 +98,7 @@ SimNode::SimNode(EventQueue& events, Chance& chance, Cluster& cluster, SimServer
   setup_.cpus = 8;
   if (!options_.uploads) setup_.checkpoint_upload_limit = 0;
   setup_.grace_seconds = 5;
+  setup_.kernel_log = "/dev/null";  // not this machine's
 }
 
 SimNode::~SimNode() { Kill(); }
@@ -272,15 +273,16 @@ void SimNode::TakeAnswer(int64_t sequence) {
 }
 
 void SimNode::StepAgent() {
-  agent_->Step();
+  Nanos next = agent_->Step();
   agent_->StepIo();
-  const Nanos next = std::max<Nanos>(agent_->Step(), kLiveStep);
-  if (agent_->WaitForChange(seen_, Nanos(0)) || events_.now() - reported_at_ >= kHeartbeat) {
-    if (link_ != nullptr) Report();
-  }
+  // What the io threads found wakes the control thread.
+  const bool woken = agent_->WaitForChange(seen_, Nanos(0));
+  if (woken) next = agent_->Step();
+  const bool changed = agent_->WaitForChange(seen_, Nanos(0)) || woken;
+  if (link_ != nullptr && (changed || events_.now() - reported_at_ >= kHeartbeat)) Report();
   if (step_soon_) return;
   step_soon_ = true;
-  Later(next, [this] {
+  Later(std::max<Nanos>(next, kLiveStep), [this] {
     step_soon_ = false;
     StepAgent();
   });

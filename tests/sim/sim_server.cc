@@ -12,6 +12,8 @@ namespace {
 constexpr std::chrono::seconds kTick{1};
 constexpr std::chrono::seconds kSweep{60};
 constexpr std::chrono::milliseconds kWakeDelay{1};
+// Ranks have ended so long after their limit: the shim looks each second, the grace is 5 s.
+constexpr std::chrono::seconds kMargin{20};
 // The database lies on the simulated disk: the name alone.
 constexpr const char* kDatabase = "server.db";
 
@@ -30,7 +32,7 @@ SimServer::Process::Process(const std::string& dir, Clock& clock, std::function<
       ingest(*store, clock, logs, metrics, tensorboard, hub),
       artifacts(*store, clock, *blobs, *checkpoint_blobs, relay, hub),
       checkpoints(*store, clock, *checkpoint_blobs, hub, wake),
-      reconciler(*store, clock, registry, hub) {}
+      reconciler(*store, clock, registry, hub, {.unreachable_margin = kMargin}) {}
 
 SimServer::SimServer(EventQueue& events, Chance& chance, Disk& disk, std::string dir)
     : events_(events), chance_(chance), disk_(disk), dir_(std::move(dir)), clock_(events) {}

@@ -7,9 +7,8 @@
 #include <fstream>
 
 #include "common/base/random.h"
+#include "common/io/fault.h"
 #include "common/io/file.h"
-#include "common/spec/job_json.h"
-#include "server/store/jobs.h"
 
 namespace sft::sim {
 namespace {
@@ -20,20 +19,37 @@ using std::chrono::seconds;
 constexpr int kNodes = 3;
 constexpr int kGpusPerNode = 2;
 // Faults and submits stop then.
-constexpr minutes kTrouble{8};
+constexpr seconds kTrouble{150};
 // Every job has ended long before, unless it waits for ever.
 constexpr minutes kRest{120};
+// The last reports and acknowledgements after the last end take a moment.
+constexpr seconds kSettles{5}, kSettlePatience{60};
 constexpr size_t kTraceLines = 60;
+// A disk that fills up takes some more writes: each of them may be the first that fails.
+constexpr int kMostWritesLeft = 40;
+// Files of the simulated machines lie in memory where the system has such a folder: nothing of a
+// simulation depends on what a real disk does.
+constexpr const char* kMemoryFolder = "/dev/shm";
 
 class Simulation {
  public:
   explicit Simulation(const SimulationOptions& options)
       : options_(options),
         chance_(options.seed),
-        dir_(io::MakeTempDir("sft-sim").value()),
-        server_(events_, chance_, disk_, dir_ + "/server") {}
+        dir_(io::MakeTempDir("sft-sim", io::IsDirectory(kMemoryFolder) ? kMemoryFolder : "")
+                 .value()),
+        server_(events_, chance_, disk_, dir_ + "/server"),
+        user_(events_, chance_, server_, cluster_, checker_,
+              {.model = "tiny",
+               .data_file = dir_ + "/files/train.jsonl",
+               .gpus_per_node = kGpusPerNode,
+               .until = kTrouble},
+              [this](const std::string& what) { Note(what); }) {
+    io::SetWriteFault([this](std::string_view path) { return TakeRoom(path); });
+  }
   ~Simulation() {
     nodes_.clear();
+    io::SetWriteFault(nullptr);
     (void)io::RemoveAll(dir_);
   }
 
@@ -42,21 +58,16 @@ class Simulation {
  private:
   void MakeNodes();
   void Note(const std::string& what);
-  void SubmitLater();
-  void Submit(const std::string& request, int tries);
-  void CancelLater();
-  void ResumeLater();
-  void Resume(const v1::ResumeJobRequest& request, int tries);
   void FaultLater();
   void Break(Fault fault);
   void BreakServer(Fault fault, Nanos lasts);
   bool BreakNode(Fault fault, SimNode& node, Nanos lasts);
   void HealAll();
+  absl::Status TakeRoom(std::string_view path);
   void CheckLogs();
   void Plant();
   void CheckNow();
   bool Resting();
-  server::JobRecord MakeJob(const std::string& request);
   SimNode& AnyNode() { return *chance_.Pick(nodes_); }
 
   const SimulationOptions options_;
@@ -68,12 +79,10 @@ class Simulation {
   const std::string dir_;
   SimServer server_;
   std::vector<std::unique_ptr<SimNode>> nodes_;
-  std::map<std::string, Machine*> machines_;
+  Machines machines_;
   Checker checker_;
   std::deque<std::string> trace_;
-  std::vector<std::string> jobs_;                    // acknowledged
-  std::map<std::string, server::JobRecord> drafts_;  // by request
-  int requests_ = 0;
+  SimUser user_;
   bool planted_ = false;
 };
 
@@ -113,108 +122,8 @@ void Simulation::MakeNodes() {
   }
 }
 
-server::JobRecord Simulation::MakeJob(const std::string& request) {
-  server::JobRecord job;
-  job.id = "job-of-" + request;
-  job.project = "default";
-  job.owner = "local";
-  job.gpu_type = "H100";
-  job.nodes = 1 + chance_.Below(3) / 2 + chance_.Below(4) / 3;
-  job.gpus_per_node = 1 + chance_.Below(kGpusPerNode);
-  job.model = "tiny";
-  job.request_id = request;
-  job.request_hash = "hash of " + request;
-  spec::JobSpec spec;
-  spec.job.model = job.model;
-  spec.job.data = dir_ + "/files/train.jsonl";
-  spec.compute.gpu_type = job.gpu_type;
-  spec.compute.nodes = job.nodes;
-  spec.compute.gpus_per_node = job.gpus_per_node;
-  spec.compute.gpu_count = job.nodes * job.gpus_per_node;
-  spec.compute.unreachable_after = chance_.OneIn(2) ? "60s" : "15m";
-  if (chance_.OneIn(4)) spec.compute.on_unreachable = spec::OnUnreachable::kWait;
-  if (chance_.OneIn(6)) spec.compute.max_restarts = chance_.Below(3);
-  job.resolved_json = spec::ToJson(spec).dump();
-  Script& script = cluster_.scripts[job.id];
-  script.lineage = job.id;
-  script.steps = 5 + chance_.Below(40);
-  script.step = std::chrono::milliseconds(500 + chance_.Below(4000));
-  if (chance_.OneIn(8)) script.user_error_at = 1 + chance_.Below(static_cast<int>(script.steps));
-  script.checkpoint_every = 2 + chance_.Below(8);
-  return job;
-}
-
-void Simulation::SubmitLater() {
-  events_.After(chance_.Between(seconds(1), seconds(80)), [this] {
-    if (events_.now() > kTrouble) return;
-    Submit(fmt::format("r{}", ++requests_), 0);
-    SubmitLater();
-  });
-}
-
-// As a client does: until it is answered, with the same id.
-void Simulation::Submit(const std::string& request, int tries) {
-  const auto again = [this, request, tries] {
-    events_.After(seconds(2), [this, request, tries] { Submit(request, tries + 1); });
-  };
-  if (!server_.answers()) return again();
-  if (!drafts_.contains(request)) drafts_[request] = MakeJob(request);
-  const server::JobRecord& job = drafts_[request];
-  const server::JobFileRecord file{"job.data", "", 0, "", dir_ + "/files/train.jsonl"};
-  const absl::StatusOr<v1::Job> made = server_.process()->jobs.Submit(job, {file});
-  if (!made.ok()) return again();
-  // The answer may be lost after the commit.
-  if (tries == 0 && chance_.OneIn(4)) return again();
-  Note("submitted " + job.id);
-  checker_.Acknowledged(request, job.id);
-  jobs_.push_back(job.id);
-}
-
-void Simulation::CancelLater() {
-  events_.After(chance_.Between(seconds(20), seconds(240)), [this] {
-    if (events_.now() > kTrouble) return;
-    if (!jobs_.empty() && server_.answers()) {
-      const std::string& job = chance_.Pick(jobs_);
-      Note("cancel " + job);
-      (void)server_.process()->jobs.Cancel(job, "the user's wish", chance_.OneIn(2));
-    }
-    CancelLater();
-  });
-}
-
-void Simulation::ResumeLater() {
-  events_.After(chance_.Between(seconds(30), seconds(120)), [this] {
-    if (events_.now() > kTrouble) return;
-    if (!jobs_.empty()) {
-      v1::ResumeJobRequest request;
-      request.set_name(chance_.Pick(jobs_));
-      request.set_request_id(fmt::format("r{}", ++requests_));
-      Resume(request, 0);
-    }
-    ResumeLater();
-  });
-}
-
-// Refused unless the job has ended and left a checkpoint.
-void Simulation::Resume(const v1::ResumeJobRequest& request, int tries) {
-  if (!server_.answers()) return;
-  const absl::StatusOr<v1::Job> made = server_.process()->jobs.Resume(request, "local");
-  if (!made.ok()) return;
-  const std::string id = made->name().substr(made->name().rfind('/') + 1);
-  Script script = cluster_.scripts[request.name()];
-  script.user_error_at = 0;  // what was wrong has been mended
-  cluster_.scripts.emplace(id, script);
-  if (tries == 0 && chance_.OneIn(4)) {
-    events_.After(seconds(2), [this, request] { Resume(request, 1); });
-    return;
-  }
-  Note(fmt::format("{} goes on as {}", request.name(), id));
-  checker_.Acknowledged(request.request_id(), id);
-  jobs_.push_back(id);
-}
-
 void Simulation::FaultLater() {
-  events_.After(chance_.Between(seconds(3), seconds(60)), [this] {
+  events_.After(chance_.Between(seconds(2), seconds(20)), [this] {
     if (events_.now() > kTrouble) return;
     Break(static_cast<Fault>(chance_.Below(kFaults)));
     FaultLater();
@@ -223,7 +132,7 @@ void Simulation::FaultLater() {
 
 void Simulation::Break(Fault fault) {
   // Mostly short, sometimes longer than anything is put up with.
-  const Nanos lasts = chance_.OneIn(4) ? chance_.Between(seconds(60), seconds(240))
+  const Nanos lasts = chance_.OneIn(4) ? chance_.Between(seconds(40), seconds(160))
                                        : chance_.Between(seconds(1), seconds(30));
   SimNode& node = AnyNode();
   bool hit = true;
@@ -278,9 +187,10 @@ bool Simulation::BreakNode(Fault fault, SimNode& node, Nanos lasts) {
       events_.After(lasts, [&node] { node.Boot(); });
       return true;
     case Fault::kMachineReboots:
+    case Fault::kNodeDiskLost:
       node.Kill();
       node.machine().Reboot();
-      if (chance_.OneIn(3)) node.LoseCheckpoints();
+      if (fault == Fault::kNodeDiskLost) node.LoseCheckpoints();
       events_.After(lasts, [&node] { node.Boot(); });
       return true;
     case Fault::kNodeClockJumps:
@@ -298,6 +208,10 @@ bool Simulation::BreakNode(Fault fault, SimNode& node, Nanos lasts) {
       node.LoseAnswers(3);
       events_.After(lasts, [&node] { node.LoseAnswers(0); });
       return true;
+    case Fault::kNodeDiskFull:
+      node.machine().disk().Fill(chance_.Below(kMostWritesLeft));
+      events_.After(lasts, [&node] { node.machine().disk().Empty(); });
+      return true;
     case Fault::kRankKilled:
       return node.machine().KillRank();
     case Fault::kRankHangs:
@@ -314,6 +228,17 @@ bool Simulation::BreakNode(Fault fault, SimNode& node, Nanos lasts) {
   }
 }
 
+// Asked before each write of a file: the folder's machine may have no room for it. A shared folder
+// has a disk of its own.
+absl::Status Simulation::TakeRoom(std::string_view path) {
+  if (!path.starts_with(dir_)) return absl::OkStatus();
+  path.remove_prefix(dir_.size() + 1);
+  const std::string_view owner = path.substr(0, path.find('/'));
+  if (owner == "server" && disk_.full()) return ResourceExhausted("the server's disk is full");
+  const auto machine = machines_.find(owner);
+  return machine == machines_.end() ? absl::OkStatus() : machine->second->disk().Take();
+}
+
 void Simulation::HealAll() {
   Note("everything is whole again");
   disk_.SetFull(false);
@@ -323,6 +248,7 @@ void Simulation::HealAll() {
     node->Reconnect();
     node->SlowDown(Nanos(0));
     node->LoseAnswers(0);
+    node->machine().disk().Empty();
     node->machine().KillHung();
     node->machine().Unstick();
     node->Boot();
@@ -375,7 +301,7 @@ void Simulation::Plant() {
   const bool live = std::any_of(machines_.begin(), machines_.end(), [](const auto& each) {
     return !each.second->LiveAttempts().empty();
   });
-  const bool submitted = !jobs_.empty();
+  const bool submitted = !user_.jobs().empty();
   switch (options_.planted) {
     case Planted::kNone:
       return;
@@ -417,8 +343,8 @@ void Simulation::Plant() {
 }
 
 bool Simulation::Resting() {
-  if (events_.now() < kTrouble + minutes(1) || server_.process() == nullptr) return false;
-  if (!Checker::AllFinal(*server_.process()->store)) return false;
+  if (events_.now() < kTrouble + kSettles || server_.process() == nullptr) return false;
+  if (!checker_.AllFinal()) return false;
   return std::all_of(machines_.begin(), machines_.end(),
                      [](const auto& each) { return each.second->LiveAttempts().empty(); });
 }
@@ -428,20 +354,23 @@ SimulationResult Simulation::Run() {
   MakeNodes();
   server_.Boot();
   for (const auto& node : nodes_) node->Boot();
-  SubmitLater();
-  CancelLater();
-  ResumeLater();
+  user_.Start();
   FaultLater();
   events_.At(kTrouble + seconds(1), [this] { HealAll(); });
-  Nanos rested{0};
+  Nanos rested{0}, settles{0};
   while (result_.violations.empty() && events_.now() < kTrouble + kRest) {
     events_.RunNext();
     Plant();
     CheckNow();
-    if (rested == Nanos(0) && Resting()) rested = events_.now();
-    // The last reports and acknowledgements of an end take a moment.
-    const bool settled = rested > Nanos(0) && events_.now() - rested > seconds(60);
-    if (settled && events_.done() >= options_.least_events) break;
+    const Nanos now = events_.now();
+    if (rested == Nanos(0) && Resting()) {
+      rested = now;
+      settles = now + kSettles;
+    }
+    if (rested == Nanos(0) || now < settles || events_.done() < options_.least_events) continue;
+    settles = now + seconds(1);
+    if (now - rested > kSettlePatience) break;
+    if (checker_.CheckRest(*server_.process()->store, machines_).empty()) break;
   }
   if (result_.violations.empty()) {
     for (Violation& each : checker_.CheckRest(*server_.process()->store, machines_)) {
@@ -453,10 +382,10 @@ SimulationResult Simulation::Run() {
     }
   }
   result_.events = events_.done();
-  result_.jobs = static_cast<int>(jobs_.size());
+  result_.jobs = static_cast<int>(user_.jobs().size());
   if (server_.process() != nullptr) {
     result_.edges = Checker::Edges(*server_.process()->store);
-    for (const std::string& id : jobs_) {
+    for (const std::string& id : user_.jobs()) {
       const absl::StatusOr<v1::Job> job = server_.process()->jobs.Get(id);
       ++result_.outcomes[job.ok() ? v1::Job::State_Name(job->state()) : "?"];
     }
@@ -472,7 +401,8 @@ std::string_view ToString(Fault fault) {
       "server killed",        "server loses power", "server stopped",     "server's disk full",
       "server's clock jumps", "worker killed",      "node's clock jumps", "machine reboots",
       "network cut",          "network slow",       "answers lost",       "rank killed",
-      "rank hangs",           "rank stuck",         "shim killed"};
+      "rank hangs",           "rank stuck",         "shim killed",        "node's disk full",
+      "node's disk lost"};
   return kNames[static_cast<size_t>(fault)];
 }
 

@@ -17,6 +17,7 @@
 #include "tests/sim/invariants.h"
 #include "tests/sim/sim_node.h"
 #include "tests/sim/sim_server.h"
+#include "tests/sim/sim_user.h"
 
 namespace sft::sim {
 
@@ -37,8 +38,10 @@ enum class Fault {
   kRankHangs,
   kRankStuck,  // not even SIGKILL ends it
   kShimKilled,
+  kNodeDiskFull,  // from some write on
+  kNodeDiskLost,  // with the checkpoints on it; the machine is restarted for it
 };
-inline constexpr int kFaults = 15;
+inline constexpr int kFaults = 17;
 std::string_view ToString(Fault fault);
 
 // Bugs that a simulation can have planted, one for each invariant, to show that it is caught.

@@ -157,6 +157,7 @@ enum ExitCode : int {
   kExitInfrastructure = 65,  // device, network, disk
   kExitInternal = 66,        // a bug of ours
   kExitStopped = 67,         // ended because it was told to stop
+  kExitAlreadyRuns = 68,     // sft-shim: the attempt has one, or had one
 };
 
 }  // namespace sft::channel

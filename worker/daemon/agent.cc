@@ -136,7 +136,7 @@ v1::Observed Agent::Observe(uint64_t& models_since) const {
 
 bool Agent::WaitForChange(uint64_t& seen, Nanos timeout) {
   const MutexLock lock(mutex_);
-  if (seen == version_) changed_.WaitFor(mutex_, timeout);
+  if (seen == version_ && timeout > Nanos(0)) changed_.WaitFor(mutex_, timeout);
   const bool changed = seen != version_;
   seen = version_;
   return changed;
@@ -187,16 +187,16 @@ void Agent::Apply(const v1::Desired& desired) {
 }
 
 void Agent::CleanCheckpoints(const v1::CheckpointSet& kept) {
-  std::set<std::string> live_jobs;
+  LiveJobs live;
   {
     const MutexLock lock(mutex_);
     for (const auto& [uid, entry] : attempts_) {
       if (entry.attempt->Status().state() != v1::AttemptStatus::DONE) {
-        live_jobs.insert(entry.attempt->job_id());
+        live[entry.attempt->job_id()].insert(entry.attempt->resume_step());
       }
     }
   }
-  const absl::Status cleaned = worker::CleanCheckpoints(kept, live_jobs, setup_);
+  const absl::Status cleaned = worker::CleanCheckpoints(kept, live, setup_);
   if (!cleaned.ok()) spdlog::error("checkpoints: {}", Message(cleaned));
 }
 

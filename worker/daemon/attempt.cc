@@ -43,6 +43,7 @@ Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
     : uid_(record.uid),
       job_id_(record.dispatch.job_id()),
       epoch_(record.epoch),
+      resume_step_(record.dispatch.resume().step()),
       dir_(services.setup.AttemptDir(record.uid)),
       services_(services),
       fencing_(FencingLimit(record.dispatch.resolved_json(), services.setup.unreachable_after)),

@@ -54,6 +54,8 @@ class Attempt {
 
   const std::string& uid() const { return uid_; }
   const std::string& job_id() const { return job_id_; }
+  // Of the checkpoint that it goes on from; 0: it begins anew.
+  int64_t resume_step() const { return resume_step_; }
   int64_t epoch() const { return epoch_; }
 
   // What the server wants of it.
@@ -125,6 +127,7 @@ class Attempt {
   const std::string uid_;
   const std::string job_id_;
   const int64_t epoch_;
+  const int64_t resume_step_;
   const std::string dir_;
   const AttemptServices services_;
 

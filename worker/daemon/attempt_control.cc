@@ -99,8 +99,13 @@ void Attempt::Launch(const std::string& rendezvous, MonoTime heard) {
 }
 
 absl::StatusOr<channel::ShimStatus> Attempt::ReadShimStatus() {
-  SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(dir_ + "/status.json"));
-  return channel::ParseShimStatus(text);
+  const absl::StatusOr<std::string> text = io::ReadFile(dir_ + "/status.json");
+  if (text.ok()) return channel::ParseShimStatus(*text);
+  // A shim that found no room for the file still says what it would write.
+  const absl::StatusOr<channel::Answer> answer =
+      services_.shims.Ask(SocketPath(), {.command = "status"});
+  if (answer.ok() && answer->ok) return answer->status;
+  return text.status();
 }
 
 void Attempt::WithoutStatus(const absl::Status& status, MonoTime heard) {
@@ -110,10 +115,12 @@ void Attempt::WithoutStatus(const absl::Status& status, MonoTime heard) {
                                        services_.setup.node));
   }
   // The worker died between its record and the shim's start; the shim's lock keeps a second out.
-  // How old its launch file is does not matter to the fencing limit: the server has to have been
-  // heard of in this life.
+  // One that is there and does not speak (it is starting, or stopped) may have living ranks. How
+  // old its launch file is does not matter to the fencing limit: the server has to have been heard
+  // of in this life.
   if (heard == MonoTime{} || Fenced(heard)) return;
   const absl::Status started = services_.shims.Start(dir_ + "/shim.json");
+  if (absl::IsAlreadyExists(started)) return;
   if (!started.ok()) ProcessesGone(MakeStartVerdict(started, services_.setup.node));
 }
 
@@ -244,7 +251,7 @@ HostEvidence Attempt::LookAtHost(const AttemptRecord& record) const {
   // The kernel's clock may run some seconds apart.
   constexpr Nanos kApart = seconds(5);
   HostEvidence host;
-  host.kernel = ReadKernelLog(Nanos(record.launched_ns) - kApart);
+  host.kernel = ReadKernelLog(Nanos(record.launched_ns) - kApart, services_.setup.kernel_log);
   host.oom_kills = CgroupOomKills().value_or(0) - record.oom_kills_before;
   const std::vector<v1::Slot> slots = services_.inventory.Slots();
   for (const int slot : record.dispatch.slots()) {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <map>
 
 #include "common/io/file.h"
 #include "common/io/paths.h"
@@ -77,8 +76,9 @@ absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::stri
 
 using Kept = std::map<std::string, std::set<int64_t>>;
 
-// Deletes the folders of one job that are not kept. `all`: none may be coming.
-absl::Status CleanJob(const std::string& dir, const std::set<int64_t>& kept, bool all) {
+// Deletes the folders of one job that are neither kept nor read. `all`: none may be coming.
+absl::Status CleanJob(const std::string& dir, const std::set<int64_t>& kept,
+                      const std::set<int64_t>& read, bool all) {
   const absl::StatusOr<std::vector<std::string>> names = io::ListDir(dir);
   if (absl::IsNotFound(names.status())) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(names.status());
@@ -87,7 +87,7 @@ absl::Status CleanJob(const std::string& dir, const std::set<int64_t>& kept, boo
   for (const std::string& name : *names) {
     const int64_t step = StepOfFolder(name);
     const bool whole = name == fmt::format("{}{}", kPrefix, step);
-    if (step == 0 || (whole && kept.contains(step))) continue;
+    if (step == 0 || (whole && (kept.contains(step) || read.contains(step)))) continue;
     if (!all && step >= newest) continue;
     spdlog::info("checkpoint {}/{} is deleted", dir, name);
     first_error.Update(io::RemoveAll(dir + "/" + name));
@@ -138,8 +138,13 @@ absl::StatusOr<std::string> StageCheckpoint(const v1::Resume& resume, const std:
   return StageBlobs(resume, job_id, setup, server, stop);
 }
 
-absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const std::set<std::string>& live_jobs,
+absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const LiveJobs& live,
                               const NodeSetup& setup) {
+  const std::set<int64_t> none;
+  const auto read_by = [&](const std::string& job) -> const std::set<int64_t>& {
+    const auto found = live.find(job);
+    return found == live.end() ? none : found->second;
+  };
   Kept here, shared;
   for (const v1::CheckpointSet::OfJob& job : kept.jobs()) {
     std::set<int64_t>& steps = (job.shared() ? shared : here)[job.job_id()];
@@ -150,14 +155,14 @@ absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const std::set<std:
   const absl::StatusOr<std::vector<std::string>> jobs = io::ListDir(root);
   if (!jobs.ok() && !absl::IsNotFound(jobs.status())) first_error.Update(jobs.status());
   for (const std::string& job : jobs.ok() ? *jobs : std::vector<std::string>()) {
-    first_error.Update(CleanJob(root + "/" + job, here[job], !live_jobs.contains(job)));
+    first_error.Update(CleanJob(root + "/" + job, here[job], read_by(job), !live.contains(job)));
   }
   if (!setup.has_shared) return first_error;
   for (const auto& [job, steps] : shared) {
     if (!io::IsSafeRelative(job)) continue;
     // Another node may be writing the next one.
     const std::string dir = setup.shared_dir + "/" + SharedCheckpointPath(job, setup);
-    first_error.Update(CleanJob(dir, steps, steps.empty() && !live_jobs.contains(job)));
+    first_error.Update(CleanJob(dir, steps, read_by(job), steps.empty() && !live.contains(job)));
   }
   return first_error;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 
@@ -33,9 +34,13 @@ absl::StatusOr<std::string> StageCheckpoint(const v1::Resume& resume, const std:
                                             const NodeSetup& setup, ServerApi& server,
                                             const StopCheck& stop);
 
-// Deletes what the server does not keep (the rule is in CheckpointSet). `live_jobs` have an attempt
-// on this node. The first error is returned after everything was tried.
-absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const std::set<std::string>& live_jobs,
+// Jobs that have an attempt on this node, and the steps which those go on from.
+using LiveJobs = std::map<std::string, std::set<int64_t>>;
+
+// Deletes what the server does not keep (the rule is in CheckpointSet) and no attempt may still
+// read: what was staged from another job's checkpoint is in no list of the server's. The first
+// error is returned after everything was tried.
+absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const LiveJobs& live,
                               const NodeSetup& setup);
 
 }  // namespace sft::worker

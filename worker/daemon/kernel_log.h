@@ -21,7 +21,7 @@ struct KernelLine {
 std::optional<KernelLine> ParseKernelLine(std::string_view record);
 // All records of the ring buffer from `since` (time since boot) on; empty where this process may
 // not read it. Does not wait.
-std::vector<KernelLine> ReadKernelLog(Nanos since, const std::string& path = "/dev/kmsg");
+std::vector<KernelLine> ReadKernelLog(Nanos since, const std::string& path);
 
 // What NVIDIA's catalog says to do after an XID.
 enum class XidAction { kIgnore, kRestartJob, kResetGpu, kRebootNode, kFollowUp, kUnknown };

@@ -36,6 +36,9 @@ struct NodeSetup {
   // Of each process's log (channel::ShimLaunch).
   int64_t log_limit_bytes = 0;
 
+  // Where the kernel says what it did to GPUs and processes.
+  std::string kernel_log = "/dev/kmsg";
+
   std::string AttemptDir(const std::string& uid) const { return data_dir + "/attempts/" + uid; }
   std::string BlobPath(const std::string& sha256) const { return data_dir + "/datasets/" + sha256; }
 };

@@ -26,6 +26,9 @@ absl::Status ShimProcesses::Start(const std::string& shim_json) {
   SFT_ASSIGN_OR_RETURN(const ChildResult result,
                        RunChild({shim_binary_, "--launch", shim_json}, {}, kStartDeadline));
   if (result.ok()) return absl::OkStatus();
+  if (result.signal == 0 && result.exit_code == channel::kExitAlreadyRuns) {
+    return AlreadyExists(result.output);
+  }
   return Unavailable(fmt::format("{} ended with exit code {}, signal {}: {}", shim_binary_,
                                  result.exit_code, result.signal, result.output));
 }

@@ -12,7 +12,7 @@ class ShimHost {
  public:
   virtual ~ShimHost() = default;
   // Starts a shim, which detaches itself; returns when its control socket answers. The error is
-  // what the shim said.
+  // what the shim said; ALREADY_EXISTS: the attempt has one, or had one.
   virtual absl::Status Start(const std::string& shim_json) = 0;
   // Sends one command; a bounded wait. UNAVAILABLE when no shim answers.
   virtual absl::StatusOr<channel::Answer> Ask(const std::string& socket_path,

@@ -22,7 +22,9 @@ absl::StatusOr<std::string> ReadChunk(const std::string& path, int64_t offset) {
   const absl::StatusOr<io::UniqueFd> fd = io::OpenForRead(path);
   if (absl::IsNotFound(fd.status())) return std::string();
   if (!fd.ok()) return fd.status();
-  std::string chunk(kMaxChunk, '\0');
+  // Asked often, mostly for nothing: no buffer for more than there is.
+  SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(fd->get(), path));
+  std::string chunk(static_cast<size_t>(std::clamp<int64_t>(size - offset, 0, kMaxChunk)), '\0');
   SFT_ASSIGN_OR_RETURN(const size_t got,
                        io::ReadAt(fd->get(), offset, chunk.data(), chunk.size(), path));
   chunk.resize(got);

@@ -30,6 +30,9 @@ constexpr char kHelp[] =
     "  --version       prints the version\n"
     "  --help          prints this";
 
+// Before the message of a daemon that found another one.
+constexpr char kAlreadyRuns = '=';
+
 int Fail(const absl::Status& status, int code) {
   fprintf(stderr, "sft-shim: %s\n", std::string(Message(status)).c_str());
   return code;
@@ -124,7 +127,8 @@ int Daemonise(const channel::ShimLaunch& launch) {
     if (status.ok()) status = RunAttempt(launch, std::move(write_end));
     if (status.ok()) return channel::kExitOk;
     // Of use to the starter only while it waits; it is in shim.log in any case.
-    dprintf(report, "%s", std::string(Message(status)).c_str());
+    const std::string mark(absl::IsAlreadyExists(status) ? 1 : 0, kAlreadyRuns);
+    dprintf(report, "%s%s", mark.c_str(), std::string(Message(status)).c_str());
     return Fail(status, channel::kExitInfrastructure);
   }
   write_end = io::UniqueFd();
@@ -137,6 +141,9 @@ int Daemonise(const channel::ShimLaunch& launch) {
     if (text[0] == '+') return channel::kExitOk;
   }
   text.resize(size);
+  if (text.starts_with(kAlreadyRuns)) {
+    return Fail(AlreadyExists(text.substr(1)), channel::kExitAlreadyRuns);
+  }
   return Fail(Unavailable(text.empty() ? "the daemon died before it was ready" : text),
               channel::kExitInfrastructure);
 }

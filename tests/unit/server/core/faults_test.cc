@@ -248,6 +248,32 @@ TEST_F(FaultTest, ADiskThatIsFullFromAnyWriteOnLosesNothingAcknowledged) {
   RecordProperty("writes", n);
 }
 
+TEST_F(FaultTest, WhatANodeSaidOfItsSlotsAndModelsWhileTheDiskWasFullIsStoredLater) {
+  const auto worker = Join("a", "H100", 2);
+  v1::Observed news;
+  *news.mutable_slots() = RegisterOf("a", "H100", 2).slots();
+  news.mutable_slots(1)->set_healthy(false);
+  news.mutable_slots(1)->set_health_reason("it fell off the bus");
+  news.add_models()->set_id("fresh");
+  disk = dir_;
+  countdown = 1;
+  fault = Fault::kDiskFull;
+  EXPECT_FALSE(registry_->Observe("a", worker.get(), news).ok());
+  fault = Fault::kNone;
+  // Models are not sent again as long as they are the same.
+  news.clear_models();
+  ASSERT_TRUE(registry_->Observe("a", worker.get(), news).ok());
+  ASSERT_TRUE(store_
+                  ->Read([&](Database& db) -> absl::Status {
+                    SFT_ASSIGN_OR_RETURN(const NodeRecord node, store::GetNode(db, "a"));
+                    EXPECT_FALSE(node.slots[1].healthy);
+                    SFT_ASSIGN_OR_RETURN(const auto models, store::ListModels(db, 0, 10));
+                    EXPECT_EQ(models.size(), 1u);
+                    return absl::OkStatus();
+                  })
+                  .ok());
+}
+
 TEST_F(FaultTest, ASyncThatFailsAnywhereLosesNothingAcknowledged) {
   int n = 1;
   for (; !HasFailure() && RunWith(Fault::kSyncFails, n); ++n) {

@@ -47,13 +47,13 @@ class CheckpointTest : public TestNode {
     job.set_job_id("job-1");
     job.set_shared(shared);
     for (const int64_t step : steps) job.add_steps(step);
-    ASSERT_TRUE(CleanCheckpoints(
-                    set, live ? std::set<std::string>{"job-1"} : std::set<std::string>(), setup_)
-                    .ok());
+    ASSERT_TRUE(
+        CleanCheckpoints(set, live ? LiveJobs{{"job-1", {resumed_}}} : LiveJobs(), setup_).ok());
   }
 
   FakeServer server_;
   std::vector<int64_t> registered_;
+  int64_t resumed_ = 0;  // the step that a live attempt goes on from
 };
 
 TEST_F(CheckpointTest, SmallOnesGoToTheServer) {
@@ -229,6 +229,15 @@ TEST_F(CheckpointTest, OfALiveJobOnlyWhatIsOlderThanTheNewestKeptGoes) {
   Write(setup_.data_dir + "/checkpoints/job-1/step-15.partial/x", "x");
   Keep({20, 30}, /*live=*/true);
   EXPECT_EQ(Folders(), (Lines{"step-20", "step-30", "step-40", "step-50.partial"}));
+}
+
+TEST_F(CheckpointTest, WhatALiveAttemptGoesOnFromStaysAlthoughNewerOnesAreKept) {
+  for (const int64_t step : {10, 20, 30}) Save(step);
+  resumed_ = 20;  // staged from another job's: the server does not name it among this job's
+  Keep({30}, /*live=*/true);
+  EXPECT_EQ(Folders(), (Lines{"step-20", "step-30"}));
+  Keep({30}, /*live=*/false);
+  EXPECT_EQ(Folders(), Lines{"step-30"});
 }
 
 TEST_F(CheckpointTest, InTheSharedFolderOnlyNamedJobsAreCleaned) {

@@ -124,6 +124,30 @@ TEST_F(RecoveryTest, ADiskThatIsFullAtAnyWriteIsToldAndWhatWasAcknowledgedIsWhol
   EXPECT_GE(faults, 8) << "each write was tried";
 }
 
+TEST_F(RecoveryTest, AShimThatFoundNoRoomForItsFirstStatusIsNotTakenForGone) {
+  const std::string gate = dir_ + "/gate";
+  Want("until " + gate, 2);
+  Launch();
+  const channel::ShimStatus status = ShimStatus();
+  const std::string path = setup_.AttemptDir("a-1") + "/status.json";
+  const auto hide = [&] {
+    ASSERT_TRUE(io::RemoveAll(path).ok());
+    agent_->Step();
+    EXPECT_LE(Only().state(), Status::RUNNING) << Only().reason();
+  };
+  hide();
+  // Nor is one that does not answer either: it may be starting, or stopped.
+  ASSERT_EQ(kill(static_cast<pid_t>(status.shim_pid), SIGSTOP), 0);
+  hide();
+  ASSERT_EQ(kill(static_cast<pid_t>(status.shim_pid), SIGCONT), 0);
+  Write(gate, "");
+  ASSERT_EQ(waitpid(static_cast<pid_t>(status.shim_pid), nullptr, 0), status.shim_pid);
+  agent_->Step();
+  for (int turn = 0; turn < 20 && Only().state() != Status::DONE; ++turn) agent_->StepIo();
+  EXPECT_EQ(Only().state(), Status::DONE);
+  EXPECT_EQ(Only().verdict().code(), "succeeded") << Only().verdict().message();
+}
+
 TEST_F(RecoveryTest, RanksThatStandStillAreEndedWithTheFindingAlsoOverANewLife) {
   Want("steps " + dir_ + "/gate", 2);
   Launch();
