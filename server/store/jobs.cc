@@ -163,11 +163,27 @@ absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& f
   return ReadJobs(list);
 }
 
-absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit) {
-  SFT_ASSIGN_OR_RETURN(
-      Statement list,
-      db.Prepare("SELECT " SFT_JOB_COLUMNS " FROM jobs WHERE state = 1 ORDER BY sequence LIMIT ?"));
-  return ReadJobs(list.Bind(limit));
+absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_type) {
+  std::vector<JobRecord> jobs;
+  std::string type;
+  while (true) {
+    // One look at the index for each type; DISTINCT would read all of it.
+    SFT_ASSIGN_OR_RETURN(Statement next,
+                         db.Prepare("SELECT min(gpu_type) FROM jobs WHERE state = 1 "
+                                    "AND gpu_type > ?"));
+    SFT_ASSIGN_OR_RETURN(const bool row, next.Bind(type).Step());
+    type = row ? next.Text(0) : "";
+    if (type.empty()) break;
+    SFT_ASSIGN_OR_RETURN(Statement list,
+                         db.Prepare("SELECT " SFT_JOB_COLUMNS " FROM jobs WHERE state = 1 AND "
+                                    "gpu_type = ? ORDER BY sequence LIMIT ?"));
+    SFT_ASSIGN_OR_RETURN(std::vector<JobRecord> some,
+                         ReadJobs(list.Bind(type).Bind(limit_per_type)));
+    std::move(some.begin(), some.end(), std::back_inserter(jobs));
+  }
+  std::sort(jobs.begin(), jobs.end(),
+            [](const JobRecord& a, const JobRecord& b) { return a.sequence < b.sequence; });
+  return jobs;
 }
 
 absl::StatusOr<std::vector<int64_t>> CountJobsByState(Database& db) {

@@ -281,6 +281,10 @@ CREATE TABLE node_faults (
   code TEXT NOT NULL
 ) STRICT;
 CREATE INDEX node_faults_by_node ON node_faults (node, time_us);
+)sql"},
+                                     {4, R"sql(
+-- The oldest waiting jobs of each slot type.
+CREATE INDEX jobs_pending ON jobs (gpu_type, sequence) WHERE state = 1;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

@@ -56,18 +56,18 @@ def wait_until(what, condition, deadline_s=DEADLINE_S):
         time.sleep(0.05)
 
 
+def command_of(pid):
+    """The command line of a process; empty for one that has ended."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def processes_with(text):
     """Pids whose command line contains `text`."""
-    found = []
-    for entry in pathlib.Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if text in command and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if pid != os.getpid() and text in command_of(pid)]
 
 
 def run_tests():
