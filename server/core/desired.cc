@@ -1,7 +1,10 @@
 #include "server/core/desired.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
+#include "common/base/version.h"
+#include "common/spec/job_protocol.h"
 #include "server/core/resume.h"
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
@@ -11,8 +14,16 @@
 namespace sft::server {
 namespace {
 
+// A job as the worker of a node knows it. Where it would lose something by that (it was replaced by
+// an older one since the job was placed on it), the worker gets all, and refuses it by name.
+std::string JobFor(const JobRecord& job, int protocol) {
+  if (protocol >= kProtocol || protocol < job.protocol) return job.resolved_json;
+  const auto json = nlohmann::json::parse(job.resolved_json, nullptr, /*allow_exceptions=*/false);
+  return json.is_object() ? spec::ForProtocol(json, protocol).dump() : job.resolved_json;
+}
+
 absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const MemberRecord& member,
-                          v1::Dispatch& dispatch) {
+                          int protocol, v1::Dispatch& dispatch) {
   SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
   SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files, store::FilesOfJob(db, job.id));
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt.uid));
@@ -21,7 +32,7 @@ absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const Memb
   dispatch.set_job(job.display_name);
   dispatch.set_job_id(job.id);
   dispatch.set_attempt(attempt.number);
-  dispatch.set_resolved_json(job.resolved_json);
+  dispatch.set_resolved_json(JobFor(job, protocol));
   dispatch.set_node_rank(member.status.node_rank);
   dispatch.set_first_rank(member.first_rank);
   dispatch.set_world_size(world_size);
@@ -52,12 +63,11 @@ void AddKept(const std::vector<store::KeptStep>& kept, bool shared, v1::Checkpoi
   }
 }
 
-absl::Status FillCheckpoints(Database& db, const std::string& node, int64_t now_us,
+absl::Status FillCheckpoints(Database& db, const NodeRecord& node, int64_t now_us,
                              v1::CheckpointSet& set) {
-  SFT_ASSIGN_OR_RETURN(const NodeRecord record, store::GetNode(db, node));
-  SFT_ASSIGN_OR_RETURN(const auto kept, store::KeptOnNode(db, node));
+  SFT_ASSIGN_OR_RETURN(const auto kept, store::KeptOnNode(db, node.name));
   AddKept(kept, /*shared=*/false, set);
-  if (!record.has_shared_folder) return absl::OkStatus();
+  if (!node.has_shared_folder) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const auto shared, store::KeptInShared(db, now_us - kNamedAfterDeletionUs));
   AddKept(shared, /*shared=*/true, set);
   return absl::OkStatus();
@@ -76,7 +86,8 @@ absl::Status FillStop(Database& db, const AttemptRecord& attempt, v1::DesiredAtt
 
 absl::StatusOr<v1::Desired> BuildDesired(Database& db, const std::string& node, int64_t now_us) {
   v1::Desired desired;
-  SFT_RETURN_IF_ERROR(FillCheckpoints(db, node, now_us, *desired.mutable_checkpoints()));
+  SFT_ASSIGN_OR_RETURN(const NodeRecord record, store::GetNode(db, node));
+  SFT_RETURN_IF_ERROR(FillCheckpoints(db, record, now_us, *desired.mutable_checkpoints()));
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::HeldMembers(db, node));
   for (const MemberRecord& member : members) {
     SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, member.attempt_uid));
@@ -84,6 +95,7 @@ absl::StatusOr<v1::Desired> BuildDesired(Database& db, const std::string& node, 
     wanted->set_attempt_uid(attempt.uid);
     wanted->set_epoch(attempt.epoch);
     wanted->set_reason(attempt.reason);
+    wanted->set_collect_checkpoint(attempt.collecting);
     if (IsTerminal(attempt.state)) {
       wanted->set_intent(v1::DesiredAttempt::FORGET);
       continue;
@@ -96,7 +108,8 @@ absl::StatusOr<v1::Desired> BuildDesired(Database& db, const std::string& node, 
     wanted->set_checkpoints_asked(attempt.checkpoints_asked);
     wanted->set_rendezvous(attempt.rendezvous);
     if (!member.status.seen) {
-      SFT_RETURN_IF_ERROR(FillDispatch(db, attempt, member, *wanted->mutable_dispatch()));
+      SFT_RETURN_IF_ERROR(
+          FillDispatch(db, attempt, member, record.protocol, *wanted->mutable_dispatch()));
     }
   }
   return desired;

@@ -78,6 +78,7 @@ void Attempt::Direct(const v1::DesiredAttempt& desired) {
   if (desired.intent() == v1::DesiredAttempt::FORGET) abandoned_ = true;
   checkpoints_wanted_ = std::max(checkpoints_wanted_, desired.checkpoints_asked());
   checkpoint_first_ = checkpoint_first_ || desired.checkpoint_first();
+  checkpoints_.Collect(desired.collect_checkpoint());
   if (abandoned_ || (desired.cancelled() && !desired.checkpoint_first())) checkpoints_.Drop();
   if (!desired.rendezvous().empty()) desired_rendezvous_ = desired.rendezvous();
 }
@@ -102,6 +103,10 @@ v1::AttemptStatus Attempt::Status() const {
   if (state_ >= v1::AttemptStatus::READY) status.set_rendezvous(port_.endpoint());
   if (state_ >= v1::AttemptStatus::FINISHING) *status.mutable_verdict() = record_.verdict;
   *status.mutable_progress() = progress_;
+  if (!checkpoints_.whole()) {
+    status.set_checkpoint_newest(checkpoints_.newest());
+    status.set_checkpoint_settled(record_.checkpoint_step);
+  }
   return status;
 }
 

@@ -17,6 +17,11 @@ class CheckpointTest : public TestNode {
     return CheckpointShipper({"a-1", 2, "job-1"}, setup_, server_, registered,
                              [this](int64_t step) { registered_.push_back(step); });
   }
+  // Of a gang that has other nodes too.
+  CheckpointShipper ShipperOfPart() {
+    return CheckpointShipper({"a-1", 2, "job-1", /*whole=*/false}, setup_, server_, 0,
+                             [this](int64_t step) { registered_.push_back(step); });
+  }
   // As a rank leaves it.
   channel::CheckpointEvent Save(int64_t step, const std::string& content = "state") {
     channel::CheckpointEvent event;
@@ -87,9 +92,9 @@ TEST_F(CheckpointTest, LargeOnesStayAndAreNamedByTheirPlace) {
 
 TEST_F(CheckpointTest, PartsOfACheckpointOfSeveralNodesAreUploadedHoweverLarge) {
   setup_.checkpoint_upload_limit = 3;
-  CheckpointShipper shipper({"a-1", 2, "job-1", /*whole=*/false}, setup_, server_, 0,
-                            [this](int64_t step) { registered_.push_back(step); });
+  CheckpointShipper shipper = ShipperOfPart();
   shipper.Add(Save(10));
+  shipper.Collect(10);
   server_.failure = ResourceExhausted("no room");
   shipper.Work();
   EXPECT_TRUE(server_.checkpoints.empty()) << "the other node could not read what stays here";
@@ -131,6 +136,36 @@ TEST_F(CheckpointTest, OneThatANewerOneHasOvertakenIsNotUploaded) {
   shipper.Add(Save(50));
   while (!shipper.Idle()) shipper.Work();
   EXPECT_EQ(registered_, (std::vector<int64_t>{40, 50})) << "a best one is";
+}
+
+TEST_F(CheckpointTest, OfSeveralNodesTheStepThatTheServerNamesIsRegisteredAndNewerOnesWait) {
+  CheckpointShipper shipper = ShipperOfPart();
+  for (const int64_t step : {10, 20, 30, 40}) shipper.Add(Save(step));
+  shipper.Work();
+  EXPECT_EQ(registered_, std::vector<int64_t>()) << "another node may have another one next";
+  shipper.Collect(20);
+  shipper.Work();
+  shipper.Work();
+  EXPECT_EQ(registered_, std::vector<int64_t>{20});
+  channel::CheckpointEvent best = Save(50);
+  best.best = true;
+  shipper.Add(best);
+  shipper.Add(Save(60));
+  shipper.Collect(60);
+  shipper.Work();
+  shipper.Work();
+  EXPECT_EQ(registered_, (std::vector<int64_t>{20, 50, 60})) << "a best one is not overtaken";
+  EXPECT_TRUE(shipper.Idle());
+}
+
+TEST_F(CheckpointTest, OfSeveralNodesTheNewestIsRegisteredAtTheEndBesideTheNamedOne) {
+  CheckpointShipper shipper = ShipperOfPart();
+  for (const int64_t step : {10, 20, 30}) shipper.Add(Save(step));
+  shipper.Collect(20);
+  EXPECT_TRUE(shipper.End());
+  EXPECT_FALSE(shipper.End());
+  while (!shipper.Idle()) shipper.Work();
+  EXPECT_EQ(registered_, (std::vector<int64_t>{20, 30}));
 }
 
 TEST_F(CheckpointTest, ARepeatAndWhatIsRegisteredAlreadyAreIgnored) {
