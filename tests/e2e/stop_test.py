@@ -31,6 +31,7 @@ class StopTest(ServiceCase):
         job = self.submit(f"lines {lines} {PACE_MS}", ranks=2, compute=f'unreachable_after = "{int(limit_s)}s"')
         self.wait_for_step(job)
         self.follow(job)
+        wait_until("the follower's first line", self.followed)
         return job, lines
 
     def events(self, job, kind):

@@ -42,6 +42,7 @@ GangWatch::Options WatchOptions(const AttemptRecord& record, const AttemptServic
 Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
     : uid_(record.uid),
       job_id_(record.dispatch.job_id()),
+      resume_step_(record.dispatch.resume().step()),
       epoch_(record.epoch),
       dir_(services.setup.AttemptDir(record.uid)),
       services_(services),
@@ -108,6 +109,11 @@ v1::AttemptStatus Attempt::Status() const {
     status.set_checkpoint_settled(record_.checkpoint_step);
   }
   return status;
+}
+
+int64_t Attempt::settled_step() const {
+  const MutexLock lock(mutex_);
+  return std::max(resume_step_, record_.checkpoint_step);
 }
 
 bool Attempt::Forgettable() const {

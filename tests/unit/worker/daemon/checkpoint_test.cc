@@ -1,5 +1,7 @@
 // Checkpoints on a node: registering, uploading, staging for a resume, cleaning.
 
+#include <limits>
+
 #include "common/io/sha256.h"
 #include "tests/unit/worker/daemon/fake_server.h"
 #include "tests/unit/worker/daemon/test_node.h"
@@ -46,15 +48,15 @@ class CheckpointTest : public TestNode {
   Lines Folders(const std::string& job = "job-1") {
     return io::ListDir(setup_.data_dir + "/checkpoints/" + job).value_or(Lines());
   }
-  void Keep(const std::vector<int64_t>& steps, bool live, bool shared = false) {
+  void Keep(const std::vector<int64_t>& steps, bool live, bool shared = false,
+            LiveJob attempts = {{}, std::numeric_limits<int64_t>::max()}) {
     v1::CheckpointSet set;
     v1::CheckpointSet::OfJob& job = *set.add_jobs();
     job.set_job_id("job-1");
     job.set_shared(shared);
     for (const int64_t step : steps) job.add_steps(step);
-    ASSERT_TRUE(CleanCheckpoints(
-                    set, live ? std::set<std::string>{"job-1"} : std::set<std::string>(), setup_)
-                    .ok());
+    const LiveJobs jobs = live ? LiveJobs{{"job-1", attempts}} : LiveJobs();
+    ASSERT_TRUE(CleanCheckpoints(set, jobs, setup_).ok());
   }
 
   FakeServer server_;
@@ -247,6 +249,18 @@ TEST_F(CheckpointTest, OneThatIsNotWhereTheServerSaysIsLost) {
   EXPECT_TRUE(absl::IsDataLoss(Stage(resume).status()));
   resume.set_shared_path("../evil");
   EXPECT_FALSE(Stage(resume).ok());
+}
+
+// Of a newer one this node alone has registered its part: the job goes on from the one before.
+TEST_F(CheckpointTest, WhatALiveAttemptGoesOnFromAndWritesIsNotDeletedUnderIt) {
+  for (const int64_t step : {10, 40}) Save(step);
+  Write(setup_.data_dir + "/checkpoints/job-1/step-20/x", "x");
+  Write(setup_.data_dir + "/checkpoints/job-1/step-25.fetch/x", "x");
+  Write(setup_.data_dir + "/checkpoints/job-1/step-30.partial/x", "x");
+  Keep({40}, /*live=*/true, /*shared=*/false, {.in_use = {25}, .settled = 25});
+  EXPECT_EQ(Folders(), (Lines{"step-25.fetch", "step-30.partial", "step-40"}));
+  Keep({40}, /*live=*/true, /*shared=*/false, {.in_use = {25}, .settled = 40});
+  EXPECT_EQ(Folders(), (Lines{"step-25.fetch", "step-40"}));
 }
 
 TEST_F(CheckpointTest, OfAJobThatIsNotHereAllThatIsNotKeptGoes) {
