@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include <map>
+#include <optional>
 
 #include "client/commands/commands.h"
 #include "client/interrupt.h"
@@ -17,20 +17,31 @@ struct BackupOptions {
   std::string output;  // here
 };
 
-// Takes one answer's piece of a file below the folder.
-absl::Status SavePiece(const std::string& folder, const v1::BackupResponse& piece,
-                       std::map<std::string, io::AppendFile>& files) {
-  if (!io::IsSafeRelative(piece.file())) {
-    return InvalidArgument("the server names a file outside the folder: " + piece.file());
+// The files of a copy as they come, one after the other.
+class IncomingFiles {
+ public:
+  explicit IncomingFiles(std::string folder) : folder_(std::move(folder)) {}
+
+  absl::Status Take(const v1::BackupResponse& piece) {
+    if (!io::IsSafeRelative(piece.file())) {
+      return InvalidArgument("the server names a file outside the folder: " + piece.file());
+    }
+    if (piece.file() != name_) {
+      SFT_RETURN_IF_ERROR(End());
+      const std::string path = folder_ + "/" + piece.file();
+      SFT_RETURN_IF_ERROR(io::MakeDirs(path.substr(0, path.rfind('/'))));
+      SFT_ASSIGN_OR_RETURN(file_, io::AppendFile::Open(path));
+      name_ = piece.file();
+    }
+    return file_->Append(piece.data());
   }
-  auto file = files.find(piece.file());
-  if (file == files.end()) {
-    SFT_RETURN_IF_ERROR(io::MakeDirs(folder));
-    SFT_ASSIGN_OR_RETURN(io::AppendFile opened, io::AppendFile::Open(folder + "/" + piece.file()));
-    file = files.emplace(piece.file(), std::move(opened)).first;
-  }
-  return file->second.Append(piece.data());
-}
+  absl::Status End() { return file_.has_value() ? file_->Sync() : absl::OkStatus(); }
+
+ private:
+  const std::string folder_;
+  std::string name_;
+  std::optional<io::AppendFile> file_;
+};
 
 void PrintResult(Connection& connection, const v1::BackupResult& result, const std::string& path,
                  bool json) {
@@ -40,6 +51,8 @@ void PrintResult(Connection& connection, const v1::BackupResult& result, const s
                                      {"schema", result.schema()},
                                      {"blobs", result.blobs()},
                                      {"blob_bytes", result.blob_bytes()},
+                                     {"checkpoint_blobs", result.checkpoint_blobs()},
+                                     {"checkpoint_bytes", result.checkpoint_bytes()},
                                      {"seconds", result.seconds()},
                                      {"longest_step_ms", result.longest_step_ms()}}
                                     .dump(2)
@@ -47,8 +60,10 @@ void PrintResult(Connection& connection, const v1::BackupResult& result, const s
     return;
   }
   connection.console().err << fmt::format(
-      "database {}, schema {}; it names {} files of {} in the server's blobs folder\n",
-      Bytes(result.database_bytes()), result.schema(), result.blobs(), Bytes(result.blob_bytes()));
+      "database {}, schema {}; {} files of checkpoints of {}; it names {} files of {} in the "
+      "server's blobs folder, which are not in it\n",
+      Bytes(result.database_bytes()), result.schema(), result.checkpoint_blobs(),
+      Bytes(result.checkpoint_bytes()), result.blobs(), Bytes(result.blob_bytes()));
   connection.console().out << path << "\n";
 }
 
@@ -66,17 +81,15 @@ ExitCode Backup(Connection& connection, const BackupOptions& options, bool json)
   absl::Status saved = options.output.empty() ? absl::OkStatus() : io::RemoveAll(partial);
   v1::BackupResponse response;
   v1::BackupResult result;
-  std::map<std::string, io::AppendFile> files;
+  IncomingFiles files(partial);
   while (saved.ok() && reader->Read(&response)) {
     if (response.has_result()) result = response.result();
-    if (!response.file().empty()) saved = SavePiece(partial, response, files);
+    if (!response.file().empty()) saved = files.Take(response);
   }
   if (!saved.ok()) context.TryCancel();
   const grpc::Status status = reader->Finish();
   if (saved.ok() && !status.ok()) return Fail(connection, connection.Describe(status));
-  for (auto& [name, file] : files) {
-    if (saved.ok()) saved = file.Sync();
-  }
+  if (saved.ok()) saved = files.End();
   if (saved.ok() && !options.output.empty()) saved = io::RenameDurably(partial, options.output);
   if (!saved.ok()) return Fail(connection, saved);
   PrintResult(connection, result, options.output.empty() ? result.path() : options.output, json);
@@ -89,8 +102,9 @@ void AddAdmin(CLI::App& app, Session& session) {
   CLI::App* admin = AddCommand(app, "admin", "What an operator does to the server",
                                "sftctl admin backup --output sft-2026-01-31");
   admin->require_subcommand(1);
-  CLI::App* command = AddCommand(*admin, "backup", "Copy the server's database while it goes on",
-                                 "sftctl admin backup --to /backup/sft-2026-01-31");
+  CLI::App* command =
+      AddCommand(*admin, "backup", "Copy the server's database and checkpoints while it goes on",
+                 "sftctl admin backup --to /backup/sft-2026-01-31");
   auto options = std::make_shared<BackupOptions>();
   auto* to = command->add_option("--to", options->to,
                                  "Folder to make on the server's machine (default: backups/TIME in "

@@ -61,8 +61,10 @@ A job is a TOML file. This page is generated from the table of keys in `common/s
 (`sft-config-doc`), which also drives the parser, the checks and `sftctl explain`.
 
 A file needs `job.model`, `job.data` and the GPUs (`compute.variant`, or `compute.gpu_type`);
-every other key has a default. `configs/` holds complete examples. `sftctl submit --dry-run FILE`
-shows each resolved value with where it came from, and all problems at once.
+every other key has a default. `configs/` holds complete examples: `demo.toml` (two CPU ranks),
+`multi_gpu_qlora_4xh100.toml`, `multi_gpu_fft_8xh100.toml`, and `long_run.toml` (checkpoints,
+restarts, lost nodes, early stopping, the best model). `sftctl submit --dry-run FILE` shows each
+resolved value with where it came from, and all problems at once.
 
 ## Where a value comes from
 

@@ -50,6 +50,13 @@ struct Field {
   // Environment variables beside the generic TRAIN_<KEY> and MODEL_<KEY>.
   std::string_view env = "";
   Effect effect = Effect::kJob;
+  // The wire protocol (common/base/version.h) from which on workers know the key and do what it
+  // says; see common/spec/job_protocol.h.
+  int since = 1;
+  // The value that workers before `since` act by; its text in JSON. Empty: the default.
+  std::string_view before = "";
+  // Only the server acts on it: nothing is lost where a worker does not know it.
+  bool server_only = false;
 };
 
 // Keys in the order of docs/config.md and of a dry run: this product's own tables first, keys of

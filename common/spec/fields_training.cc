@@ -30,7 +30,8 @@ constexpr Field kFields[] = {
      .type = Type::kBool,
      .def = "true",
      .doc = "Every run of the job on the same kind and number of GPUs gives the same bits. false: "
-            "the backward of attention on a GPU adds up in any order, which is a little faster."},
+            "the backward of attention on a GPU adds up in any order, which is a little faster.",
+     .since = 2},
     {.key = "training.validation.enabled",
      .type = Type::kBool,
      .derived = "true when data.val is given and evaluation_strategy is not \"no\"",
@@ -52,7 +53,8 @@ constexpr Field kFields[] = {
      .def = "false",
      .doc = "Delivers the weights with the best metric instead of the last ones, and saves a "
             "checkpoint whenever the metric is the best so far (unless save_strategy is \"no\").",
-     .aliases = "load_best_model_at_end train.load_best_model_at_end"},
+     .aliases = "load_best_model_at_end train.load_best_model_at_end",
+     .since = 2},
     {.key = "training.validation.metric_for_best_model",
      .type = Type::kChoice,
      .def = "val.loss",
@@ -63,21 +65,24 @@ constexpr Field kFields[] = {
      .type = Type::kBool,
      .def = "false",
      .doc = "Direction of that metric: false takes the least as the best, which is right for "
-            "val.loss."},
+            "val.loss.",
+     .since = 2},
     {.key = "training.validation.early_stopping_patience",
      .type = Type::kInt,
      .def = "0",
      .doc = "Ends the training after so many validations in a row without a better "
             "metric_for_best_model; 0: never.",
      .min = 0,
-     .max = 1e6},
+     .max = 1e6,
+     .since = 2},
     {.key = "training.validation.early_stopping_threshold",
      .type = Type::kFloat,
      .def = "0",
      .doc = "By how much the metric has to be better than the best before, to count for "
             "early_stopping_patience.",
      .min = 0,
-     .max = 1e6},
+     .max = 1e6,
+     .since = 2},
 
     {.key = "hyperparameters.n_epochs",
      .type = Type::kFloat,

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 
@@ -58,6 +59,13 @@ absl::StatusOr<bool> WaitForWorker(const Server& server, DevWorker& worker, Cloc
   return false;
 }
 
+std::string Some(const std::vector<std::string>& jobs) {
+  constexpr size_t kShown = 10;
+  const auto end = jobs.begin() + static_cast<ptrdiff_t>(std::min(jobs.size(), kShown));
+  const std::string shown = fmt::format("{}", fmt::join(jobs.begin(), end, ", "));
+  return end == jobs.end() ? shown : fmt::format("{} and {} more", shown, jobs.end() - end);
+}
+
 // With data that is about to be deleted nothing may go on; with data that stays the ranks do, and
 // the next server of this data folder finds them.
 void SayGoodbye(Server& server, bool temporary, Clock& clock) {
@@ -67,10 +75,10 @@ void SayGoodbye(Server& server, bool temporary, Clock& clock) {
     fmt::print(stderr,
                "jobs go on without the server until it is started again with this "
                "--data-dir: {}\n",
-               fmt::join(*live, ", "));
+               Some(*live));
     return;
   }
-  fmt::print(stderr, "the data folder is temporary: cancelling {}\n", fmt::join(*live, ", "));
+  fmt::print(stderr, "the data folder is temporary: cancelling {}\n", Some(*live));
   const absl::Status cancelled = server.CancelLiveJobs("the server is stopping");
   if (!cancelled.ok()) spdlog::error("{}", Message(cancelled));
   const MonoTime deadline = clock.Mono() + kCancelPatience;
@@ -79,7 +87,7 @@ void SayGoodbye(Server& server, bool temporary, Clock& clock) {
     live = server.LiveJobs();
   }
   if (live.ok() && !live->empty()) {
-    fmt::print(stderr, "still running: {}\n", fmt::join(*live, ", "));
+    fmt::print(stderr, "still running: {}\n", Some(*live));
   }
 }
 

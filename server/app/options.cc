@@ -110,7 +110,8 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--restore", options.restore,
                  "Make --data-dir of a backup's folder (sftctl admin backup), then end");
   app.add_option("--files-from", options.files_from,
-                 "With --restore: the data folder to take blobs, logs and metrics from");
+                 "With --restore: the data folder to take blobs, logs, metrics and what the "
+                 "backup lacks of checkpoints from");
   AddTiming(app, options);
   AddDevelopment(app, options);
   app.callback([&] { Check(options); });

@@ -140,11 +140,11 @@ std::string Server::http_address() const {
 
 int Server::connected_workers() const { return parts_->registry.connected(); }
 
-absl::StatusOr<std::vector<std::string>> Server::LiveJobs() {
+absl::StatusOr<std::vector<std::string>> Server::LiveJobs(bool with_cancelling) {
   store::JobFilter filter;
   filter.limit = store::kMaxPage;
-  filter.states = {JobState::kPending, JobState::kPreparing, JobState::kRunning,
-                   JobState::kCancelling};
+  filter.states = {JobState::kPending, JobState::kPreparing, JobState::kRunning};
+  if (with_cancelling) filter.states.push_back(JobState::kCancelling);
   SFT_ASSIGN_OR_RETURN(const JobManager::Page page, parts_->jobs.List(filter));
   std::vector<std::string> live;
   for (const v1::Job& job : page.jobs) {
@@ -155,11 +155,15 @@ absl::StatusOr<std::vector<std::string>> Server::LiveJobs() {
 }
 
 absl::Status Server::CancelLiveJobs(const std::string& reason) {
-  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> live, LiveJobs());
-  for (const std::string& job : live) {
-    SFT_RETURN_IF_ERROR(parts_->jobs.Cancel(job.substr(0, job.find(' ')), reason, false).status());
+  // A listing has one page: what is cancelled makes room for the next.
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> live, LiveJobs(/*with_cancelling=*/false));
+    if (live.empty()) return absl::OkStatus();
+    for (const std::string& job : live) {
+      const std::string id = job.substr(0, job.find(' '));
+      SFT_RETURN_IF_ERROR(parts_->jobs.Cancel(id, reason, false).status());
+    }
   }
-  return absl::OkStatus();
 }
 
 std::shared_ptr<grpc::Channel> Server::InProcessChannel() {

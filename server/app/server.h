@@ -40,8 +40,9 @@ class Server {
   std::string address() const;
   std::string http_address() const;  // empty: off
   int connected_workers() const;
-  // Jobs that are not over, with a state each: "job-x RUNNING".
-  absl::StatusOr<std::vector<std::string>> LiveJobs();
+  // Jobs that are not over, with a state each, newest first: "job-x RUNNING". Some hundreds at
+  // most.
+  absl::StatusOr<std::vector<std::string>> LiveJobs(bool with_cancelling = true);
   // Asks for the end of every job that is not over.
   absl::Status CancelLiveJobs(const std::string& reason);
   std::shared_ptr<grpc::Channel> InProcessChannel();

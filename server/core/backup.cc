@@ -20,7 +20,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kDatabase[] = "/server.db";
+constexpr int64_t kPageBytes = 4096;
 constexpr char kManifest[] = "/manifest.json";
+constexpr char kBlobs[] = "/blobs", kCheckpoints[] = "/checkpoints";  // of a data folder
 
 // "2026-01-31T12-34-56Z"
 std::string FolderName(WallTime now) {
@@ -29,14 +31,15 @@ std::string FolderName(WallTime now) {
   return name;
 }
 
-std::string BlobPath(const std::string& data_dir, const std::string& sha256) {
-  return BlobStore::PathIn(data_dir + "/blobs", sha256);
+std::string BlobPath(const std::string& data_dir, const std::string& store,
+                     const std::string& sha256) {
+  return BlobStore::PathIn(data_dir + store, sha256);
 }
 
 // Hash and size of every complete blob.
 absl::StatusOr<nlohmann::json> ListBlobs(const std::string& data_dir) {
   nlohmann::json blobs = nlohmann::json::array();
-  const std::string root = data_dir + "/blobs";
+  const std::string root = data_dir + kBlobs;
   if (!io::IsDirectory(root)) return blobs;
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, io::ListDir(root));
   for (const std::string& folder : folders) {
@@ -73,6 +76,49 @@ absl::Status CopyTree(const std::string& from, const std::string& to) {
   return absl::OkStatus();
 }
 
+int64_t BytesOf(const nlohmann::json& blobs) {
+  int64_t bytes = 0;
+  for (const auto& blob : blobs) bytes += blob["bytes"].get<int64_t>();
+  return bytes;
+}
+
+// Where the blobs of a restored folder came from.
+struct Taken {
+  int64_t there = 0, taken = 0, missing = 0;
+};
+
+// Brings the listed blobs into a store of a data folder, from the first folder that has each.
+absl::StatusOr<Taken> TakeBlobs(const nlohmann::json& blobs, const std::string& store,
+                                const std::string& data_dir,
+                                const std::vector<std::string>& sources) {
+  Taken count;
+  for (const auto& blob : blobs) {
+    const std::string sha256 = blob["sha256"].get<std::string>();
+    if (!io::IsSha256Hex(sha256)) return DataLoss("a blob's name in the manifest is no SHA-256");
+    const std::string to = BlobPath(data_dir, store, sha256);
+    if (io::Exists(to)) {
+      ++count.there;
+      continue;
+    }
+    const auto source = std::find_if(sources.begin(), sources.end(), [&](const auto& folder) {
+      return !folder.empty() && io::Exists(BlobPath(folder, store, sha256));
+    });
+    if (source == sources.end()) {
+      ++count.missing;
+      continue;
+    }
+    SFT_RETURN_IF_ERROR(LinkOrCopy(BlobPath(*source, store, sha256), to));
+    ++count.taken;
+  }
+  return count;
+}
+
+bool IsBlobList(const nlohmann::json& blobs) {
+  return blobs.is_array() && std::all_of(blobs.begin(), blobs.end(), [](const auto& blob) {
+           return blob.is_object() && blob.contains("sha256") && blob["sha256"].is_string();
+         });
+}
+
 absl::StatusOr<nlohmann::json> ReadManifest(const std::string& backup) {
   SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(backup + kManifest));
   nlohmann::json manifest = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -80,13 +126,9 @@ absl::StatusOr<nlohmann::json> ReadManifest(const std::string& backup) {
                      manifest["schema"].is_number_integer() && manifest.contains("sha256") &&
                      manifest["sha256"].is_string() && manifest.contains("version") &&
                      manifest["version"].is_string() && manifest.contains("blobs") &&
-                     manifest["blobs"].is_array();
+                     IsBlobList(manifest["blobs"]) &&
+                     IsBlobList(manifest.value("checkpoints", nlohmann::json::array()));
   if (!whole) return DataLoss(fmt::format("{}{} cannot be read", backup, kManifest));
-  for (const auto& blob : manifest["blobs"]) {
-    if (!blob.is_object() || !blob.contains("sha256") || !blob["sha256"].is_string()) {
-      return DataLoss(fmt::format("{}{} cannot be read", backup, kManifest));
-    }
-  }
   return manifest;
 }
 
@@ -142,6 +184,25 @@ absl::Status Backups::CopyDatabase(const std::string& path, const Progress& prog
   return status;
 }
 
+absl::StatusOr<nlohmann::json> Backups::TakeCheckpoints(const std::string& folder,
+                                                        const std::function<bool()>& wanted) {
+  nlohmann::json taken = nlohmann::json::array();
+  SFT_ASSIGN_OR_RETURN(const auto db, Database::OpenCopy(folder + kDatabase));
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db->Prepare("SELECT DISTINCT sha256, size FROM checkpoint_files"));
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return taken;
+    if (!wanted()) return absl::CancelledError("nobody wants it");
+    const std::string sha256 = list.Text(0);
+    const std::string from = BlobPath(data_dir_, kCheckpoints, sha256);
+    const absl::Status linked = LinkOrCopy(from, BlobPath(folder, kCheckpoints, sha256));
+    if (!linked.ok() && !io::Exists(from)) continue;
+    SFT_RETURN_IF_ERROR(linked);
+    taken.push_back({{"sha256", sha256}, {"bytes", list.Int(1)}});
+  }
+}
+
 absl::Status Backups::Fill(const std::string& folder, const Progress& progress,
                            v1::BackupResult& result) {
   const std::string path = folder + kDatabase;
@@ -149,16 +210,20 @@ absl::Status Backups::Fill(const std::string& folder, const Progress& progress,
   SFT_ASSIGN_OR_RETURN(const int schema, FinishCopy(path));
   SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(path));
   SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
+  const int64_t pages = size / kPageBytes;
+  SFT_ASSIGN_OR_RETURN(const nlohmann::json checkpoints,
+                       TakeCheckpoints(folder, [&] { return progress(pages, pages); }));
   SFT_ASSIGN_OR_RETURN(const nlohmann::json blobs, ListBlobs(data_dir_));
-  int64_t blob_bytes = 0;
-  for (const auto& blob : blobs) blob_bytes += blob["bytes"].get<int64_t>();
   result.set_database_bytes(size);
   result.set_schema(schema);
   result.set_blobs(static_cast<int64_t>(blobs.size()));
-  result.set_blob_bytes(blob_bytes);
-  const nlohmann::json manifest = {{"version", kVersion},   {"time", FormatUtc(clock_.Wall())},
-                                   {"schema", schema},      {"bytes", size},
-                                   {"sha256", hash.sha256}, {"blobs", blobs}};
+  result.set_blob_bytes(BytesOf(blobs));
+  result.set_checkpoint_blobs(static_cast<int64_t>(checkpoints.size()));
+  result.set_checkpoint_bytes(BytesOf(checkpoints));
+  const nlohmann::json manifest = {{"version", kVersion},       {"time", FormatUtc(clock_.Wall())},
+                                   {"schema", schema},          {"bytes", size},
+                                   {"sha256", hash.sha256},     {"blobs", blobs},
+                                   {"checkpoints", checkpoints}};
   return io::WriteFileAtomic(folder + kManifest, manifest.dump(1) + "\n");
 }
 
@@ -195,19 +260,11 @@ absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::
     return AlreadyExists(
         fmt::format("{}{} exists: move it away, or restore into another folder", data_dir, name));
   }
-  int64_t there = 0, taken = 0, missing = 0;
-  for (const auto& blob : manifest["blobs"]) {
-    const std::string sha256 = blob["sha256"].get<std::string>();
-    if (!io::IsSha256Hex(sha256)) return DataLoss("a blob's name in the manifest is no SHA-256");
-    if (io::Exists(BlobPath(data_dir, sha256))) {
-      ++there;
-    } else if (!files_from.empty() && io::Exists(BlobPath(files_from, sha256))) {
-      SFT_RETURN_IF_ERROR(LinkOrCopy(BlobPath(files_from, sha256), BlobPath(data_dir, sha256)));
-      ++taken;
-    } else {
-      ++missing;
-    }
-  }
+  SFT_ASSIGN_OR_RETURN(const Taken files,
+                       TakeBlobs(manifest["blobs"], kBlobs, data_dir, {files_from}));
+  SFT_ASSIGN_OR_RETURN(const Taken checkpoints,
+                       TakeBlobs(manifest.value("checkpoints", nlohmann::json::array()),
+                                 kCheckpoints, data_dir, {backup, files_from}));
   if (!files_from.empty()) {
     SFT_RETURN_IF_ERROR(CopyTree(files_from + "/logs", data_dir + "/logs"));
     SFT_RETURN_IF_ERROR(CopyTree(files_from + "/metrics", data_dir + "/metrics"));
@@ -219,9 +276,17 @@ absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::
   if (error) return ErrnoStatus("cannot copy " + backup + kDatabase, error.value());
   SFT_RETURN_IF_ERROR(FinishCopy(copy).status());
   SFT_RETURN_IF_ERROR(io::RenameDurably(copy, data_dir + kDatabase));
-  std::string text = fmt::format("restored {} into {}: files there {}, taken {}, missing {}\n",
-                                 backup, data_dir, there, taken, missing);
-  if (missing > 0) {
+  std::string text = fmt::format(
+      "restored {} into {}: files there {}, taken {}, missing {}; of checkpoints there {}, taken "
+      "{}, missing {}\n",
+      backup, data_dir, files.there, files.taken, files.missing, checkpoints.there,
+      checkpoints.taken, checkpoints.missing);
+  if (checkpoints.missing > 0) {
+    text +=
+        "a job that goes on from a checkpoint with a missing file fails once and goes on from an "
+        "earlier one\n";
+  }
+  if (files.missing > 0) {
     text +=
         "jobs that need a missing file fail until it is in blobs/ of the data folder "
         "(manifest.json lists them)\n";

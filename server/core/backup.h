@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "common/base/clock.h"
@@ -13,9 +14,11 @@ namespace sft::server {
 //
 //   <folder>/server.db      one file, checked
 //   <folder>/manifest.json  version, schema, size and hash of server.db; hash and size of each blob
+//   <folder>/checkpoints/   the blobs of the checkpoints that server.db names, as in a data folder
 //
 // Blobs never change and are listed after the database was copied: whatever the copy names is among
-// them. They can be copied by any tool, before or after.
+// them. They can be copied by any tool, before or after. Those of checkpoints are deleted again, so
+// they are taken into the folder: linked where that is possible, else copied.
 class Backups {
  public:
   // Pages copied at once, 4 KiB each: other work waits for the database meanwhile.
@@ -31,6 +34,10 @@ class Backups {
   absl::StatusOr<v1::BackupResult> Make(const std::string& to, const Progress& progress);
 
  private:
+  // Takes what the copied database names into `folder` and returns the list of it. One that was
+  // superseded since the copy is left out.
+  absl::StatusOr<nlohmann::json> TakeCheckpoints(const std::string& folder,
+                                                 const std::function<bool()>& wanted);
   absl::Status CopyDatabase(const std::string& path, const Progress& progress,
                             v1::BackupResult& result);
   absl::Status Fill(const std::string& folder, const Progress& progress, v1::BackupResult& result);
@@ -42,7 +49,8 @@ class Backups {
 
 // Makes a data folder of a backup: checks the copy against its manifest, page by page and its
 // schema against this server's, and takes blobs, logs and metrics from the data folder `files_from`
-// (empty: none), linked where that is possible. What it says is for the operator's terminal.
+// (empty: none) and checkpoints from the backup or from there, linked where that is possible. What
+// it says is for the operator's terminal.
 // ALREADY_EXISTS when `data_dir` has a database.
 absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::string& data_dir,
                                           const std::string& files_from);

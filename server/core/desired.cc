@@ -1,7 +1,10 @@
 #include "server/core/desired.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
+#include "common/base/version.h"
+#include "common/spec/job_protocol.h"
 #include "server/core/resume.h"
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
@@ -11,8 +14,16 @@
 namespace sft::server {
 namespace {
 
+// A job as the worker of a node knows it. Where it would lose something by that (it was replaced by
+// an older one since the job was placed on it), the worker gets all, and refuses it by name.
+std::string JobFor(const JobRecord& job, int protocol) {
+  if (protocol >= kProtocol || protocol < job.protocol) return job.resolved_json;
+  const auto json = nlohmann::json::parse(job.resolved_json, nullptr, /*allow_exceptions=*/false);
+  return json.is_object() ? spec::ForProtocol(json, protocol).dump() : job.resolved_json;
+}
+
 absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const MemberRecord& member,
-                          v1::Dispatch& dispatch) {
+                          int protocol, v1::Dispatch& dispatch) {
   SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
   SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files, store::FilesOfJob(db, job.id));
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt.uid));
@@ -21,7 +32,7 @@ absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const Memb
   dispatch.set_job(job.display_name);
   dispatch.set_job_id(job.id);
   dispatch.set_attempt(attempt.number);
-  dispatch.set_resolved_json(job.resolved_json);
+  dispatch.set_resolved_json(JobFor(job, protocol));
   dispatch.set_node_rank(member.status.node_rank);
   dispatch.set_first_rank(member.first_rank);
   dispatch.set_world_size(world_size);
@@ -83,6 +94,7 @@ absl::StatusOr<v1::Desired> BuildDesired(Database& db, const NodeRecord& node, i
     wanted->set_attempt_uid(attempt.uid);
     wanted->set_epoch(attempt.epoch);
     wanted->set_reason(attempt.reason);
+    wanted->set_collect_checkpoint(attempt.collecting);
     if (IsTerminal(attempt.state)) {
       wanted->set_intent(v1::DesiredAttempt::FORGET);
       continue;
@@ -95,7 +107,8 @@ absl::StatusOr<v1::Desired> BuildDesired(Database& db, const NodeRecord& node, i
     wanted->set_checkpoints_asked(attempt.checkpoints_asked);
     wanted->set_rendezvous(attempt.rendezvous);
     if (!member.status.seen) {
-      SFT_RETURN_IF_ERROR(FillDispatch(db, attempt, member, *wanted->mutable_dispatch()));
+      SFT_RETURN_IF_ERROR(
+          FillDispatch(db, attempt, member, node.protocol, *wanted->mutable_dispatch()));
     }
   }
   return desired;

@@ -9,6 +9,7 @@
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
 #include "server/store/jobs.h"
+#include "server/store/nodes.h"
 
 namespace sft::server {
 namespace {
@@ -129,12 +130,16 @@ bool Update(MemberRecord& member, const v1::AttemptStatus& status) {
   next.seen = next.seen || next.state > MemberState::kMissing;
   next.reason = status.reason();
   next.stuck = status.stuck();
+  next.checkpoint_newest = std::max(next.checkpoint_newest, status.checkpoint_newest());
+  next.checkpoint_settled = std::max(next.checkpoint_settled, status.checkpoint_settled());
   if (status.has_verdict() && !status.verdict().code().empty()) {
     next.verdict = FromProto(status.verdict());
   }
   const Member& old = member.status;
   if (next.state == old.state && next.seen == old.seen && next.reason == old.reason &&
-      next.stuck == old.stuck && next.verdict == old.verdict) {
+      next.stuck == old.stuck && next.verdict == old.verdict &&
+      next.checkpoint_newest == old.checkpoint_newest &&
+      next.checkpoint_settled == old.checkpoint_settled) {
     return false;
   }
   member.status = std::move(next);
@@ -188,6 +193,16 @@ Gang MakeGang(const AttemptRecord& attempt, const JobRecord& job,
   return gang;
 }
 
+absl::Status CollectNext(Database& db, AttemptRecord& attempt,
+                         const std::vector<MemberRecord>& members) {
+  std::vector<Member> nodes;
+  for (const MemberRecord& member : members) nodes.push_back(member.status);
+  const int64_t step = CollectedStep(attempt.collecting, nodes);
+  if (step == attempt.collecting) return absl::OkStatus();
+  attempt.collecting = step;
+  return store::SetCollecting(db, attempt.uid, step);
+}
+
 }  // namespace
 
 absl::Status StartAttempt(Database& db, const sched::Placement& placement,
@@ -212,6 +227,8 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement,
     member.status.node = part.node;
     member.first_rank = first_rank;
     member.slots = part.slots;
+    SFT_ASSIGN_OR_RETURN(const NodeRecord node, store::GetNode(db, part.node));
+    member.protocol = node.protocol;
     first_rank += static_cast<int>(part.slots.size());
   }
   SFT_RETURN_IF_ERROR(store::InsertAttempt(db, attempt, members));
@@ -262,6 +279,7 @@ absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, const Res
   SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, attempt_uid));
   SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, attempt.job_id));
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt_uid));
+  SFT_RETURN_IF_ERROR(CollectNext(db, attempt, members));
   while (true) {
     const GangStep step = DecideGang(MakeGang(attempt, job, members));
     if (step.empty()) return absl::OkStatus();

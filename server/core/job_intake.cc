@@ -11,6 +11,7 @@
 #include "common/base/ids.h"
 #include "common/io/sha256.h"
 #include "common/spec/job_json.h"
+#include "common/spec/job_protocol.h"
 #include "server/core/convert.h"
 #include "server/core/reconciler.h"
 #include "server/state/names.h"
@@ -112,6 +113,9 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   job.source_text = request.source_text();
   job.file_name = request.file_name();
   job.resolved_json = spec::ToJson(spec).dump();
+  const spec::ProtocolNeed need = spec::NeedOf(spec);
+  job.protocol = need.protocol;
+  job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
   job.resolved_values = ValuesToJson(resolution);
   job.warnings = WarningsToJson(resolution);
   job.request_id = request.request_id();

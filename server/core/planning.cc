@@ -1,6 +1,7 @@
 #include "server/core/planning.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -8,6 +9,7 @@
 #include "common/plan/model_shape.h"
 #include "common/plan/parameters.h"
 #include "common/plan/plan.h"
+#include "common/spec/job_protocol.h"
 #include "server/core/reconciler.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
@@ -158,6 +160,9 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec) {
   job.gpus_per_node = spec.compute.gpus_per_node;
   job.nodes = spec.compute.nodes;
   if (!IsModelPath(spec.job.model)) job.model = spec.job.model;
+  const spec::ProtocolNeed need = spec::NeedOf(spec);
+  job.protocol = need.protocol;
+  job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
   int64_t gpu_memory = 0;
   const absl::Status previewed = store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(gpu_memory, LargestGpu(db, spec));

@@ -17,6 +17,9 @@ namespace sft::server {
 namespace {
 
 constexpr int kAllNodes = store::kMaxPage;
+// Since this wire protocol workers end ranks that the server cannot reach: a part that was given to
+// an older one may run on for ever, and is waited for. Since it they go on from checkpoints, too.
+constexpr int kFencesSince = 2, kResumesSince = 2;
 
 std::string SilentText(const NodeRecord& node) {
   return fmt::format("silent since {}", FormatUtc(FromUnixMicros(node.last_seen_us)));
@@ -34,10 +37,12 @@ std::string WhyStuck(const std::vector<MemberRecord>& members,
   for (const MemberRecord& member : members) {
     const auto node = nodes.find(member.status.node);
     if (!member.status.lost && node != nodes.end() && node->second.state == NodeState::kSuspect) {
-      const std::string then = rules.replace_unreachable
-                                   ? fmt::format("the job is placed elsewhere if that lasts {}",
-                                                 DurationText(rules.unreachable_after_us))
-                                   : "nothing on it is stopped";
+      const std::string then =
+          !rules.replace_unreachable ? "nothing on it is stopped"
+          : member.protocol < kFencesSince
+              ? "nothing on it is stopped: its worker was too old to do so by itself"
+              : fmt::format("the job is placed elsewhere if that lasts {}",
+                            DurationText(rules.unreachable_after_us));
       return fmt::format("waiting for {}, {}; {}", node->first, SilentText(node->second), then);
     }
   }
@@ -92,6 +97,8 @@ sched::PendingJob ToPending(const JobRecord& job) {
   pending.gpus_per_node = job.gpus_per_node;
   pending.nodes = job.nodes;
   if (!IsModelPath(job.model)) pending.model = job.model;
+  pending.protocol = job.protocol;
+  pending.newer_keys = job.newer_keys;
   pending.avoid_node = job.avoid_node;
   return pending;
 }
@@ -107,6 +114,7 @@ absl::StatusOr<sched::Snapshot> MakeSnapshot(Database& db, const WorkerRegistry&
     const WorkerRegistry::Live live = registry.Get(node.name);
     view.usable = live.connected && !live.silent;
     view.has_shared = node.has_shared_folder;
+    view.protocol = node.protocol;
     if (const auto found = scores.find(node.name); found != scores.end()) {
       view.left_out = found->second.reason;
     }
@@ -162,8 +170,11 @@ absl::Status Reconciler::Place(Database& db, int64_t now_us, ChangedJobs& change
   for (const sched::Placement& placement : decision.placements) {
     SFT_RETURN_IF_ERROR(StartAttempt(db, placement, choices[placement.job], now_us, changed));
   }
+  std::map<std::string_view, std::string_view> told;
+  for (const JobRecord& job : pending) told[job.id] = job.reason;
   for (const sched::Waiting& waiting : decision.waiting) {
     const std::string reason = WhereItsCheckpointIs(choices[waiting.job]) + waiting.reason;
+    if (told[waiting.job] == reason) continue;  // in a long line, nearly always
     SFT_ASSIGN_OR_RETURN(const bool news, store::SetReason(db, waiting.job, reason, now_us, true));
     if (news) changed.insert(waiting.job);
   }
@@ -186,6 +197,10 @@ absl::Status Reconciler::AddPending(Database& db, const std::vector<JobRecord>& 
       }
       view.only_nodes = choice.only_nodes;
       view.needs_shared = choice.needs_shared;
+      if (choice.checkpoint.has_value() && view.protocol < kResumesSince) {
+        view.protocol = kResumesSince;
+        view.newer_keys = "going on from a checkpoint";
+      }
       choices[job.id] = std::move(choice);
     }
     snapshot.pending.push_back(std::move(view));
@@ -221,7 +236,8 @@ absl::Status Reconciler::GiveUpUnreachable(Database& db, int64_t now_us, Changed
       const WorkerRegistry::Live live = registry_.Get(member.status.node);
       // What has ended well needs its node no more.
       const bool done = member.status.state == MemberState::kDone;
-      if (!live.silent || member.status.lost || done) continue;
+      const bool runs_on = member.protocol < kFencesSince;
+      if (!live.silent || member.status.lost || done || runs_on) continue;
       SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
       if (!IsGivenUp(live, RestartRulesOf(job.resolved_json))) continue;
       spdlog::warn("node {} is given up for attempt {} of job {}", member.status.node, attempt.uid,

@@ -21,7 +21,8 @@ namespace sft::server {
 // by a test, which calls Tick by hand.
 class Reconciler {
  public:
-  // Pending jobs looked at in a tick, oldest first.
+  // Pending jobs of each slot type that are looked at in a tick, oldest first: they stand in one
+  // line (sched::Decide), so that a later one could start only past all of these.
   static constexpr int kMaxPending = 1000;
 
   struct Options {

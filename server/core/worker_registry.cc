@@ -118,6 +118,7 @@ absl::Status WorkerRegistry::StoreNode(const v1::Register& message) {
   node.incarnation = message.incarnation();
   node.data_dir_id = message.data_dir_id();
   node.version = message.version();
+  node.protocol = message.protocol();
   node.simulated = message.simulated();
   node.has_shared_folder = message.has_shared_folder();
   node.cpus = message.cpus();

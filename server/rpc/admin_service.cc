@@ -25,6 +25,19 @@ absl::Status SendFile(const std::string& folder, const std::string& name, Writer
   }
 }
 
+absl::Status SendCheckpoints(const std::string& folder, Writer& writer) {
+  if (!io::IsDirectory(folder + "/checkpoints")) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const auto parts, io::ListDir(folder + "/checkpoints"));
+  for (const std::string& part : parts) {
+    const std::string below = "checkpoints/" + part;
+    SFT_ASSIGN_OR_RETURN(const auto names, io::ListDir(folder + "/" + below));
+    for (const std::string& name : names) {
+      SFT_RETURN_IF_ERROR(SendFile(folder, below + "/" + name, writer));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 grpc::Status AdminServiceImpl::Backup(grpc::ServerContext* context,
@@ -48,6 +61,7 @@ grpc::Status AdminServiceImpl::Backup(grpc::ServerContext* context,
   for (const char* name : {"manifest.json", "server.db"}) {
     if (sent.ok()) sent = SendFile(folder, name, *writer);
   }
+  if (sent.ok()) sent = SendCheckpoints(folder, *writer);
   const absl::Status removed = io::RemoveAll(folder);
   return rpc::ToGrpc(sent.ok() ? removed : sent);
 }

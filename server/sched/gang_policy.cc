@@ -30,12 +30,13 @@ struct Supply {
   std::vector<int> free;
   std::vector<std::string> holders;  // in slot order, each once
   bool sees_model = true;
+  bool understands = true;     // what the job asks of its workers
   bool has_checkpoint = true;  // that the job goes on from can be reached
   bool left_out = false;       // and others can hold the job
 
   int healthy() const { return total - sick; }
   bool could_hold(const PendingJob& job) const {
-    return node->usable && sees_model && has_checkpoint && !left_out &&
+    return node->usable && sees_model && understands && has_checkpoint && !left_out &&
            healthy() >= job.gpus_per_node;
   }
   bool can_take(const PendingJob& job) const {
@@ -51,6 +52,7 @@ Supply SupplyOf(const NodeView& node, const PendingJob& job, const Taken& taken)
   supply.node = &node;
   supply.sees_model = job.model.empty() || std::find(node.models.begin(), node.models.end(),
                                                      job.model) != node.models.end();
+  supply.understands = node.protocol >= job.protocol;
   const auto& only = job.only_nodes;
   supply.has_checkpoint =
       (only.empty() || std::find(only.begin(), only.end(), node.name) != only.end()) &&
@@ -123,6 +125,9 @@ std::string DescribeNode(const Supply& supply, const PendingJob& job) {
     return fmt::format("{} but is {}", text, supply.node->unusable_reason);
   }
   if (!supply.sees_model) return fmt::format("{} but does not see model {}", text, job.model);
+  if (!supply.understands) {
+    return fmt::format("{} but its worker is too old for {}: upgrade it", text, job.newer_keys);
+  }
   if (!supply.has_checkpoint) return fmt::format("{} but cannot reach the checkpoint", text);
   if (supply.left_out) return fmt::format("{} but is {}", text, supply.node->left_out);
   const int held = supply.healthy() - static_cast<int>(supply.free.size());

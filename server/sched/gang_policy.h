@@ -4,6 +4,8 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/version.h"
+
 // First come, first served allocation of whole gangs. A pure function from a snapshot to actions:
 // no clock, no store, the same answer for the same snapshot.
 
@@ -25,7 +27,8 @@ struct NodeView {
   std::string unusable_reason;  // "silent for 40 s"
   // Not empty: jobs keep failing on it. It is used only where nothing else could hold a job.
   std::string left_out;
-  bool has_shared = false;  // sees the shared folder
+  bool has_shared = false;   // sees the shared folder
+  int protocol = kProtocol;  // that its worker speaks
   std::vector<SlotView> slots;
   std::vector<std::string> models;  // ids and paths that it sees and can use
 };
@@ -42,6 +45,9 @@ struct PendingJob {
   // the shared folder.
   std::vector<std::string> only_nodes;
   bool needs_shared = false;
+  // The least that its workers have to speak, and what for: "checkpoint.save_strategy".
+  int protocol = 1;
+  std::string newer_keys;
   // Blamed for the last failure: taken last.
   std::string avoid_node;
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace sft::server {
 namespace {
@@ -153,6 +154,15 @@ GangStep DecideGang(const Gang& gang) {
   if (gang.members.empty() || IsTerminal(gang.state)) return {};
   if (gang.state == AttemptState::kStopping) return DecideStopping(gang);
   return DecideLive(gang);
+}
+
+int64_t CollectedStep(int64_t current, const std::vector<Member>& members) {
+  int64_t common = std::numeric_limits<int64_t>::max();
+  for (const Member& member : members) {
+    if (member.checkpoint_settled < current) return current;
+    common = std::min(common, member.checkpoint_newest);
+  }
+  return members.size() < 2 ? 0 : std::max(current, common);
 }
 
 }  // namespace sft::server

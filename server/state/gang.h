@@ -37,6 +37,10 @@ struct Member {
   std::string reason;
   bool stuck = false;
   bool lost = false;  // silent for longer than the job allows: given up
+  // Steps of checkpoints of a gang over several nodes: the newest that is whole on this node, and
+  // the newest that the server has of it or will never get.
+  int64_t checkpoint_newest = 0;
+  int64_t checkpoint_settled = 0;
 };
 
 // An attempt with what all its nodes say.
@@ -61,5 +65,11 @@ struct GangStep {
 // Idempotent: the step that was applied is not asked for again. The first failing node ends the
 // gang; an attempt is over only when each of its nodes has nothing of it any more.
 GangStep DecideGang(const Gang& gang);
+
+// The step whose checkpoint the nodes of a gang deliver next, after `current`: the newest that
+// every node has whole, once none has anything left to deliver of the one before. Nodes hand over
+// at their own pace and skip what is overtaken; without one word they would skip different steps
+// and never complete any. 0: none yet.
+int64_t CollectedStep(int64_t current, const std::vector<Member>& members);
 
 }  // namespace sft::server

@@ -57,6 +57,8 @@ struct JobRecord {
   std::string resumed_from;   // id of the ended job that it continues
   int64_t resumed_step = 0;   // 0 with resumed_from: the newest that can be reached
   bool resume_changed = false;
+  int protocol = 1;        // least that its workers have to speak (spec::NeedOf)
+  std::string newer_keys;  // for whose sake
   int64_t created_us = 0;
   int64_t started_us = 0;
   int64_t ended_us = 0;
@@ -78,6 +80,7 @@ struct AttemptRecord {
   int64_t resume_step = 0;
   int64_t checkpoints_asked = 0;
   std::string checkpoint_request;  // id of the last call that asked
+  int64_t collecting = 0;  // step whose checkpoint all nodes shall deliver (CollectedStep); 0: none
   int64_t created_us = 0;
   int64_t ended_us = 0;
 };
@@ -89,6 +92,7 @@ struct MemberRecord {
   int first_rank = 0;
   std::vector<int> slots;  // in rank order
   bool forgotten = false;  // the node has deleted what it had
+  int protocol = 1;        // of the worker that was given it
 };
 
 // A GPU, or a share of the CPUs of a node.
@@ -128,6 +132,7 @@ struct NodeRecord {
   std::string incarnation;
   std::string data_dir_id;  // of the worker's data folder; empty: it did not say
   std::string version;
+  int protocol = 1;
   bool simulated = false;
   bool has_shared_folder = false;
   int cpus = 0;

@@ -11,10 +11,10 @@ namespace {
 #define SFT_ATTEMPT_COLUMNS                                                                \
   "uid, job_id, number, epoch, state, reason, rendezvous, verdict, progress, created_us, " \
   "ended_us, "                                                                             \
-  "resume_uid, resume_step, checkpoints_asked, checkpoint_request"
+  "resume_uid, resume_step, checkpoints_asked, checkpoint_request, collecting"
 #define SFT_MEMBER_COLUMNS                                                                 \
   "attempt_uid, node_rank, node, first_rank, slots, state, seen, reason, verdict, stuck, " \
-  "forgotten, lost"
+  "forgotten, lost, protocol, checkpoint_newest, checkpoint_settled"
 
 AttemptRecord ReadAttempt(const Statement& row) {
   AttemptRecord attempt;
@@ -33,6 +33,7 @@ AttemptRecord ReadAttempt(const Statement& row) {
   attempt.resume_step = row.Int(12);
   attempt.checkpoints_asked = row.Int(13);
   attempt.checkpoint_request = row.Text(14);
+  attempt.collecting = row.Int(15);
   return attempt;
 }
 
@@ -67,15 +68,19 @@ absl::StatusOr<std::vector<MemberRecord>> ReadMembers(Statement& row) {
     member.status.stuck = row.Bool(9);
     member.forgotten = row.Bool(10);
     member.status.lost = row.Bool(11);
+    member.protocol = static_cast<int>(row.Int(12));
+    member.status.checkpoint_newest = row.Int(13);
+    member.status.checkpoint_settled = row.Int(14);
   }
 }
 
 absl::Status InsertMember(Database& db, const AttemptRecord& attempt, const MemberRecord& member) {
   SFT_ASSIGN_OR_RETURN(Statement insert,
                        db.Prepare("INSERT INTO attempt_nodes (attempt_uid, node_rank, node, "
-                                  "first_rank, slots) VALUES (?, ?, ?, ?, ?)"));
+                                  "first_rank, slots, protocol) VALUES (?, ?, ?, ?, ?, ?)"));
   insert.Bind(attempt.uid).Bind(member.status.node_rank).Bind(member.status.node);
   insert.Bind(member.first_rank).Bind(fmt::format("{}", fmt::join(member.slots, ",")));
+  insert.Bind(member.protocol);
   SFT_RETURN_IF_ERROR(insert.Run());
   for (const int slot : member.slots) {
     SFT_ASSIGN_OR_RETURN(Statement allocate,
@@ -210,6 +215,12 @@ absl::Status AskForCheckpoint(Database& db, const AttemptRecord& attempt) {
   return update.Bind(attempt.uid).Run();
 }
 
+absl::Status SetCollecting(Database& db, const std::string& uid, int64_t step) {
+  SFT_ASSIGN_OR_RETURN(Statement update,
+                       db.Prepare("UPDATE attempts SET collecting = ? WHERE uid = ?"));
+  return update.Bind(step).Bind(uid).Run();
+}
+
 absl::Status SetAttemptVerdict(Database& db, const AttemptRecord& attempt) {
   SFT_ASSIGN_OR_RETURN(Statement update,
                        db.Prepare("UPDATE attempts SET verdict = ?, reason = ? WHERE uid = ?"));
@@ -232,11 +243,12 @@ absl::Status UpdateMember(Database& db, const MemberRecord& member) {
   SFT_ASSIGN_OR_RETURN(
       Statement update,
       db.Prepare("UPDATE attempt_nodes SET state = ?, seen = ?, reason = ?, verdict = "
-                 "?, stuck = ?, forgotten = ?, lost = ? WHERE attempt_uid = ? AND node_rank = ?"));
+                 "?, stuck = ?, forgotten = ?, lost = ?, checkpoint_newest = ?, "
+                 "checkpoint_settled = ? WHERE attempt_uid = ? AND node_rank = ?"));
   const Member& status = member.status;
   update.Bind(static_cast<int>(status.state)).Bind(status.seen).Bind(status.reason);
   update.Bind(ToJson(status.verdict)).Bind(status.stuck).Bind(member.forgotten);
-  update.Bind(status.lost);
+  update.Bind(status.lost).Bind(status.checkpoint_newest).Bind(status.checkpoint_settled);
   return update.Bind(member.attempt_uid).Bind(status.node_rank).Run();
 }
 

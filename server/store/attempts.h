@@ -39,6 +39,7 @@ absl::Status FreeSlots(Database& db, const std::string& attempt_uid, const std::
                        int64_t now_us);
 // Stores checkpoints_asked and checkpoint_request.
 absl::Status AskForCheckpoint(Database& db, const AttemptRecord& attempt);
+absl::Status SetCollecting(Database& db, const std::string& uid, int64_t step);
 absl::Status SetAttemptVerdict(Database& db, const AttemptRecord& attempt);
 absl::Status SetRendezvous(Database& db, const std::string& uid, const std::string& rendezvous);
 absl::Status SetProgress(Database& db, const std::string& uid, const std::string& progress);

@@ -5,6 +5,10 @@
 namespace sft::server::store {
 namespace {
 
+// Whole, or of a live attempt that may complete it: not what one that ended left in parts.
+#define SFT_MAY_BE_RESUMED                                                                   \
+  "(c.committed_us > 0 OR EXISTS (SELECT 1 FROM attempts a WHERE a.uid = c.attempt_uid AND " \
+  "a.state <= 4))"
 #define SFT_CHECKPOINT_COLUMNS                                                                    \
   "attempt_uid, step, job_id, attempt, epoch, reason, metric, best, bytes, problem, created_us, " \
   "committed_us, deleted_us"
@@ -222,14 +226,16 @@ absl::StatusOr<std::vector<KeptStep>> KeptOnNode(Database& db, const std::string
       Statement list,
       db.Prepare("SELECT DISTINCT c.job_id, c.step FROM checkpoints c JOIN checkpoint_parts p ON "
                  "p.attempt_uid = c.attempt_uid AND p.step = c.step WHERE c.deleted_us = 0 AND "
-                 "p.node = ? AND p.place != 3 ORDER BY c.job_id, c.step"));
+                 "p.node = ? AND p.place != 3 AND " SFT_MAY_BE_RESUMED
+                 " ORDER BY c.job_id, c.step"));
   return ReadKept(list.Bind(node));
 }
 
 absl::StatusOr<std::vector<KeptStep>> KeptInShared(Database& db, int64_t since_us) {
   SFT_ASSIGN_OR_RETURN(
       Statement list,
-      db.Prepare("SELECT DISTINCT c.job_id, CASE WHEN c.deleted_us = 0 THEN c.step ELSE 0 END AS "
+      db.Prepare("SELECT DISTINCT c.job_id, CASE WHEN c.deleted_us = 0 AND " SFT_MAY_BE_RESUMED
+                 " THEN c.step ELSE 0 END AS "
                  "kept FROM checkpoints c JOIN checkpoint_parts p ON p.attempt_uid = "
                  "c.attempt_uid AND p.step = c.step WHERE (c.deleted_us = 0 OR c.deleted_us > ?) "
                  "AND p.place = 3 ORDER BY c.job_id, kept"));

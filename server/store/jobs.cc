@@ -13,7 +13,7 @@ namespace {
   "gpus_per_node, nodes, model, file_name, warnings, request_id, request_hash, cancel_requested, " \
   "cancel_reason, attempt, verdict, created_us, started_us, ended_us, cancel_checkpoint, "         \
   "restarts, unknown_restarts, idle_restarts, quick_restarts, furthest_step, saved_step, "         \
-  "not_before_us, avoid_node, resumed_from, resumed_step, resume_changed"
+  "not_before_us, avoid_node, resumed_from, resumed_step, resume_changed, protocol, newer_keys"
 #define SFT_JOB_LARGE_COLUMNS ", source_text, resolved_json, resolved_values"
 
 JobRecord ReadJob(const Statement& row, bool large) {
@@ -55,6 +55,8 @@ JobRecord ReadJob(const Statement& row, bool large) {
   job.resumed_from = row.Text(c++);
   job.resumed_step = row.Int(c++);
   job.resume_changed = row.Bool(c++);
+  job.protocol = static_cast<int>(row.Int(c++));
+  job.newer_keys = row.Text(c++);
   if (large) {
     job.source_text = row.Text(c++);
     job.resolved_json = row.Text(c++);
@@ -85,8 +87,8 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
           "INSERT INTO jobs (id, project, owner, kind, state, reason, display_name, variant, "
           "gpu_type, gpus_per_node, nodes, model, source_text, file_name, resolved_json, "
           "resolved_values, warnings, request_id, request_hash, created_us, resumed_from, "
-          "resumed_step, resume_changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, "
-          "?, ?, ?, ?, ?, ?, ?) RETURNING sequence"));
+          "resumed_step, resume_changed, protocol, newer_keys) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, "
+          "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING sequence"));
   insert.Bind(job.id).Bind(job.project).Bind(job.owner).Bind(job.kind);
   insert.Bind(static_cast<int>(job.state)).Bind(job.reason).Bind(job.display_name);
   insert.Bind(job.variant).Bind(job.gpu_type).Bind(job.gpus_per_node).Bind(job.nodes);
@@ -99,6 +101,7 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
   }
   insert.Bind(job.request_hash).Bind(job.created_us);
   insert.Bind(job.resumed_from).Bind(job.resumed_step).Bind(job.resume_changed);
+  insert.Bind(job.protocol).Bind(job.newer_keys);
   SFT_ASSIGN_OR_RETURN(const bool row, insert.Step());
   if (!row) return Internal("an inserted job has no sequence");
   job.sequence = insert.Int(0);
@@ -163,11 +166,27 @@ absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& f
   return ReadJobs(list);
 }
 
-absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit) {
-  SFT_ASSIGN_OR_RETURN(
-      Statement list,
-      db.Prepare("SELECT " SFT_JOB_COLUMNS " FROM jobs WHERE state = 1 ORDER BY sequence LIMIT ?"));
-  return ReadJobs(list.Bind(limit));
+absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_type) {
+  std::vector<JobRecord> jobs;
+  std::string type;
+  while (true) {
+    // One look at the index for each type; DISTINCT would read all of it.
+    SFT_ASSIGN_OR_RETURN(Statement next,
+                         db.Prepare("SELECT min(gpu_type) FROM jobs WHERE state = 1 "
+                                    "AND gpu_type > ?"));
+    SFT_ASSIGN_OR_RETURN(const bool row, next.Bind(type).Step());
+    type = row ? next.Text(0) : "";
+    if (type.empty()) break;
+    SFT_ASSIGN_OR_RETURN(Statement list,
+                         db.Prepare("SELECT " SFT_JOB_COLUMNS " FROM jobs WHERE state = 1 AND "
+                                    "gpu_type = ? ORDER BY sequence LIMIT ?"));
+    SFT_ASSIGN_OR_RETURN(std::vector<JobRecord> some,
+                         ReadJobs(list.Bind(type).Bind(limit_per_type)));
+    std::move(some.begin(), some.end(), std::back_inserter(jobs));
+  }
+  std::sort(jobs.begin(), jobs.end(),
+            [](const JobRecord& a, const JobRecord& b) { return a.sequence < b.sequence; });
+  return jobs;
 }
 
 absl::StatusOr<std::vector<int64_t>> CountJobsByState(Database& db) {

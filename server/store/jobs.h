@@ -35,8 +35,8 @@ struct JobFilter {
 // Newest first, without source text, resolved JSON and values (they are large): GetJob has them.
 absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& filter);
 
-// PENDING jobs in order of submission, without the large texts.
-absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit);
+// The oldest PENDING jobs of each slot type, all in order of submission, without the large texts.
+absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_type);
 
 // Jobs by state, for metrics: index is the state's number.
 absl::StatusOr<std::vector<int64_t>> CountJobsByState(Database& db);

@@ -281,6 +281,21 @@ CREATE TABLE node_faults (
   code TEXT NOT NULL
 ) STRICT;
 CREATE INDEX node_faults_by_node ON node_faults (node, time_us);
+)sql"},
+                                     {4, R"sql(
+-- The oldest waiting jobs of each slot type.
+CREATE INDEX jobs_pending ON jobs (gpu_type, sequence) WHERE state = 1;
+
+-- The wire protocol that a job needs, a worker speaks, and the worker spoke that got a part.
+ALTER TABLE jobs ADD COLUMN protocol INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE jobs ADD COLUMN newer_keys TEXT NOT NULL DEFAULT '';
+ALTER TABLE nodes ADD COLUMN protocol INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE attempt_nodes ADD COLUMN protocol INTEGER NOT NULL DEFAULT 1;
+
+-- Checkpoints of several nodes: the step that is collected, and how far each node is.
+ALTER TABLE attempts ADD COLUMN collecting INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE attempt_nodes ADD COLUMN checkpoint_newest INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE attempt_nodes ADD COLUMN checkpoint_settled INTEGER NOT NULL DEFAULT 0;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

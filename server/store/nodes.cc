@@ -13,7 +13,7 @@ namespace {
 
 #define SFT_NODE_COLUMNS                                                                         \
   "name, state, reason, hostname, address, incarnation, version, simulated, has_shared_folder, " \
-  "cpus, memory_bytes, last_seen_us, data_dir_id"
+  "cpus, memory_bytes, last_seen_us, data_dir_id, protocol"
 
 NodeRecord ReadNode(const Statement& row) {
   NodeRecord node;
@@ -30,6 +30,7 @@ NodeRecord ReadNode(const Statement& row) {
   node.memory_bytes = row.Int(10);
   node.last_seen_us = row.Int(11);
   node.data_dir_id = row.Text(12);
+  node.protocol = static_cast<int>(row.Int(13));
   return node;
 }
 
@@ -90,17 +91,18 @@ absl::Status PutNode(Database& db, const NodeRecord& node) {
       Statement put,
       db.Prepare(
           "INSERT INTO nodes (" SFT_NODE_COLUMNS
-          ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+          ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
           "state = excluded.state, reason = excluded.reason, hostname = excluded.hostname, address "
           "= "
           "excluded.address, incarnation = excluded.incarnation, version = excluded.version, "
           "simulated = excluded.simulated, has_shared_folder = excluded.has_shared_folder, cpus "
           "= excluded.cpus, memory_bytes = excluded.memory_bytes, last_seen_us = "
-          "excluded.last_seen_us, data_dir_id = excluded.data_dir_id"));
+          "excluded.last_seen_us, data_dir_id = excluded.data_dir_id, protocol = "
+          "excluded.protocol"));
   put.Bind(node.name).Bind(static_cast<int>(node.state)).Bind(node.reason).Bind(node.hostname);
   put.Bind(node.address).Bind(node.incarnation).Bind(node.version).Bind(node.simulated);
   put.Bind(node.has_shared_folder).Bind(node.cpus).Bind(node.memory_bytes).Bind(node.last_seen_us);
-  put.Bind(node.data_dir_id);
+  put.Bind(node.data_dir_id).Bind(node.protocol);
   SFT_RETURN_IF_ERROR(put.Run());
   return PutSlots(db, node.name, node.slots);
 }

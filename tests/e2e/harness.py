@@ -56,18 +56,18 @@ def wait_until(what, condition, deadline_s=DEADLINE_S):
         time.sleep(0.05)
 
 
+def command_of(pid):
+    """The command line of a process; empty for one that has ended."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def processes_with(text):
     """Pids whose command line contains `text`."""
-    found = []
-    for entry in pathlib.Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if text in command and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if pid != os.getpid() and text in command_of(pid)]
 
 
 def run_tests():
@@ -215,9 +215,28 @@ sequence_length = 64
         wait_until(f"step {step} of {job}",
                    lambda: (self.status(job).get("progress") or {}).get("step", 0) >= step, deadline_s)
 
-    def assert_ends(self, job, exit_code):
-        result = self.sftctl("wait", job, "--timeout", f"{DEADLINE_S}s")
+    def assert_ends(self, job, exit_code, deadline_s=DEADLINE_S):
+        result = self.sftctl("wait", job, "--timeout", f"{int(deadline_s)}s", timeout=deadline_s + 30)
         self.assertEqual(result.returncode, exit_code, f"{result.stdout}{result.stderr}{self.status(job)}")
+
+    def follow(self, job, *arguments):
+        """`sftctl logs --follow` in the background; its output is in follow.out and follow.err."""
+        with open(self.dir / "follow.out", "wb") as out, open(self.dir / "follow.err", "wb") as err:
+            self.processes["follow"] = subprocess.Popen(
+                [str(BUILD / "bin/sftctl"), "--server", f"127.0.0.1:{self.port}", "logs", job, "--follow",
+                 *arguments], stdout=out, stderr=err, stdin=subprocess.DEVNULL)
+        return self.processes["follow"]
+
+    def followed(self):
+        return (self.dir / "follow.out").read_bytes()
+
+    def assert_followed_whole(self, job, lines):
+        """The follower has ended with all that a rank of "lines" wrote, and what the server has."""
+        self.assertEqual(self.processes["follow"].wait(timeout=60), 0, (self.dir / "follow.err").read_text())
+        log = self.followed()
+        expected = b"".join(b"line %08d of rank 0\n" % number for number in range(1, lines + 1))
+        self.assertEqual(log[log.index(b"line 00000001"):log.index(b"rank 0 done")], expected)
+        self.assertEqual(log, self.sftctl("logs", job).stdout.encode())
 
     def shims(self):
         return processes_with("sft-shim --launch " + str(self.dir))

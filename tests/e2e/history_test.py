@@ -74,28 +74,6 @@ def read_tfevents(path):
 
 class HistoryTest(ServiceCase):
 
-    def follow(self, job, *arguments):
-        """`sftctl logs --follow` in the background; its output is in follow.out and follow.err."""
-        with open(self.dir / "follow.out", "wb") as out, open(self.dir / "follow.err", "wb") as err:
-            self.processes["follow"] = subprocess.Popen(
-                [str(BUILD / "bin/sftctl"), "--server", f"127.0.0.1:{self.port}", "logs", job, "--follow",
-                 *arguments], stdout=out, stderr=err, stdin=subprocess.DEVNULL)
-        return self.processes["follow"]
-
-    def followed(self):
-        return (self.dir / "follow.out").read_bytes()
-
-    def expected_log(self, job, lines):
-        return b"".join(b"line %08d of rank 0\n" % number for number in range(1, lines + 1))
-
-    def assert_followed_whole(self, job, lines):
-        self.assertEqual(self.processes["follow"].wait(timeout=60), SUCCEEDED,
-                         (self.dir / "follow.err").read_text())
-        log = self.followed()
-        self.assertEqual(log[log.index(b"line 00000001"):log.index(b"rank 0 done")],
-                         self.expected_log(job, lines))
-        self.assertEqual(log, self.sftctl("logs", job).stdout.encode())
-
     def curve(self, job, *arguments):
         return [json.loads(line) for line in
                 self.sftctl("metrics", job, "--json", *arguments).stdout.splitlines()]
@@ -146,6 +124,24 @@ class HistoryTest(ServiceCase):
         self.assert_ends(job, SUCCEEDED)
         self.assert_followed_whole(job, 500)
         self.assertEqual([point["step"] for point in self.curve(job)], list(range(1, 501)))
+
+    def test_a_followed_log_survives_orderly_restarts_of_server_and_worker_byte_for_byte(self):
+        self.start_server()
+        self.start_worker()
+        job = self.submit("lines 600 10", ranks=1)
+        self.wait_for_step(job)
+        self.follow(job)
+        for name, start in (("server", self.start_server), ("node-a", self.start_worker)) * 2:
+            wanted = len(self.followed()) + 1500
+            wait_until("the follower to go on", lambda: len(self.followed()) > wanted or
+                       self.status(job)["state"] == "SUCCEEDED")
+            self.processes[name].terminate()
+            self.assertEqual(self.processes[name].wait(timeout=60), 0)
+            start()
+        self.assert_ends(job, SUCCEEDED)
+        self.assert_followed_whole(job, 600)
+        self.assertEqual(self.status(job)["attempt"], 1)
+        self.assertEqual([point["step"] for point in self.curve(job)], list(range(1, 601)))
 
     def test_a_rank_that_floods_its_log_while_the_server_is_away_is_kept_small(self):
         self.start_server("--log-limit-mb", 4)

@@ -2,20 +2,23 @@
 
     python3 tests/e2e/kill_storm.py --server-kills 200 --worker-kills 100 --rank-kills 100
 
-While the server is killed, `--submits` jobs a second are submitted, each with a request id that is
+All the while `--submits` jobs a second are submitted (submit_load.cc), each with a request id that is
 repeated until it is acknowledged, and `--gangs` long jobs run. Afterwards: no acknowledged job is lost,
-no request id has two jobs, no slot was held twice, and every gang ended SUCCEEDED. With `--engine` the
-gangs are real ranks (CPU slots) training the model of --model on the rows of --data; otherwise the
-stand-in of fake_training.cc. `--bin` is a build folder. Prints JSON; exits with 1 when something is
-wrong.
+no request id has two jobs, no slot was held by two attempts (in the database, and by the processes that
+were seen), and every gang ended SUCCEEDED (or, under kills of ranks, for want of progress). The submitted
+jobs wait for a GPU of a second node that one of them holds. With `--engine` the gangs are real ranks (CPU
+slots) that train the model of --model, by default a tiny one, on the rows of --data; otherwise the stand-in
+of fake_training.cc. `--bin` is a build folder. Prints JSON; exits with 1 when something is wrong.
 """
 
 import argparse
 import collections
+import itertools
 import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -24,9 +27,12 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 
 import harness
+from tiny_model import write_tiny_model
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RANK = {True: "sft-rank train --launch ", False: "sft-fake-rank train --launch "}  # with the engine?
 
 
 class Storm(harness.ServiceCase):
@@ -43,46 +49,45 @@ class Storm(harness.ServiceCase):
         self.port = harness.free_port()
         self.processes, self.disks = {}, []
         self.counts = collections.Counter()
-        self.submitted = {}
-        self.waiting = []
+        self.seen_together = set()
         self.stop = threading.Event()
 
     def begin(self):
-        if not self.options.engine:
-            harness.write_model(self.dir / "models/tiny")
+        harness.write_model(self.dir / "models/tiny")
+        if self.options.engine and not self.options.models:
+            write_tiny_model(self.dir / "models/small")
         self.serve()
         self.work()
+        # The one GPU of this node is for the submitted jobs; the first of them keeps it.
+        self.start_node("node-b", "--simulate-gpus", "A100:1", "--cpu-slots", 0, stand_in=True)
+        for node in ("node-a", "node-b"):
+            harness.wait_until(node, lambda: f'"{node}"' in self.sftctl("nodes", "--json").stdout)
 
     def serve(self):
         self.start("server", harness.BUILD / "bin/sft-server", "--listen", f"127.0.0.1:{self.port}",
                    "--http", "off", "--data-dir", self.dir / "server", "--restart-delay", "0s")
 
     def work(self):
-        # The one CPU slot (of the engine: GPU) is for the jobs of the load, which all wait for it.
-        place = (["--simulate-gpus", "H100:1", "--cpu-slots", 8] if self.options.engine else
-                 ["--simulate-gpus", "H100:8", "--cpu-slots", 1,
-                  "--rank-binary", harness.BUILD / "tests/sft-fake-rank"])
-        self.start("node-a", harness.BUILD / "bin/sft-worker", "--dev", "--server", f"127.0.0.1:{self.port}",
-                   "--data-dir", self.dir / "node-a", "--node", "node-a", "--models",
-                   self.options.models or self.dir / "models", "--grace", 2, *map(str, place))
+        slots = 2 * self.options.gangs
+        place = ["--cpu-slots", slots] if self.options.engine else ["--simulate-gpus", f"H100:{slots}",
+                                                                   "--cpu-slots", 0]
+        self.start_node("node-a", *place, stand_in=not self.options.engine)
 
-    def ready(self):
-        harness.wait_until("the node", lambda: '"UP"' in self.sftctl("nodes", "--json").stdout)
+    def start_node(self, node, *place, stand_in):
+        rank = ["--rank-binary", harness.BUILD / "tests/sft-fake-rank"] if stand_in else []
+        # Ranks take all the CPU there is: the server goes first.
+        self.start(node, "nice", "-n", 10, harness.BUILD / "bin/sft-worker", "--dev",
+                   "--server", f"127.0.0.1:{self.port}", "--data-dir", self.dir / node, "--node", node, "--models",
+                   self.options.models or self.dir / "models", "--grace", 2, *place, *rank)
 
-    def load_file(self):
-        """A job of the slot type that only the load uses; the first one holds the slot."""
-        if self.options.engine:
-            text = self.gang_file("load", 1000000).read_text()
-            text = text.replace('"CPU"', '"H100"').replace("gpu_count = 2", "gpu_count = 1")
-        else:
-            text = self.write_job("wait", ranks=1, name="load").read_text().replace("H100", "CPU")
-        (self.dir / "load.toml").write_text(text)
-        return self.dir / "load.toml"
-
-    def gang_file(self, name, steps):
-        if self.options.engine:
-            path = self.dir / f"{name}.toml"
-            path.write_text(f"""
+    def gang_file(self, name):
+        steps = self.options.steps
+        if not self.options.engine:
+            mode = f"train steps={steps} pace=100 save=5"
+            return self.write_job(mode, ranks=2, name=name, compute="max_restarts = 10000",
+                                  tables="[checkpoint]\nsave_total_limit = 2")
+        path = self.dir / f"{name}.toml"
+        path.write_text(f"""
 [job]
 model = "{self.options.model}"
 data = "{pathlib.Path(self.options.data).resolve()}"
@@ -99,52 +104,48 @@ gradient_accumulation_steps = 1
 sequence_length = 64
 [checkpoint]
 save_strategy = "steps"
-save_steps = 5
+save_steps = {self.options.save_steps}
 save_total_limit = 2
 """)
-            return path
-        mode = f"train steps={steps} pace=100 save=5"
-        return self.write_job(mode, ranks=2, name=name, compute="max_restarts = 10000",
-                              tables="[checkpoint]\nsave_total_limit = 2")
+        return path
 
-    def start_gangs(self, steps):
-        return [json.loads(self.sftctl("submit", self.gang_file(f"gang-{i}", steps), "--json").stdout)["job"]
+    def start_gangs(self):
+        return [json.loads(self.sftctl("submit", self.gang_file(f"gang-{i}"), "--json").stdout)["job"]
                 for i in range(self.options.gangs)]
 
     # ---- load ----
 
-    def submit_one(self, job_file, number):
-        """A request id is repeated until the server acknowledges it."""
-        request = str(uuid.UUID(int=self.random.getrandbits(128)))
-        while not self.stop.is_set():
-            result = self.sftctl("submit", job_file, "--request-id", request, "--json", "--name", f"load-{number}")
-            if result.returncode == 0:
-                self.submitted[request] = json.loads(result.stdout)["job"]
-                self.keep_queue_short(self.submitted[request])
-                return
-            self.counts["submits_repeated"] += 1
-            time.sleep(0.05)
+    def start_load(self):
+        job_file = self.write_job("wait", ranks=1, name="load")
+        job_file.write_text(job_file.read_text().replace("H100", "A100"))
+        self.sftctl("submit", job_file)  # with its data; this one gets the GPU
+        self.acknowledged = open(self.dir / "acknowledged", "wb")
+        self.loaded_at = time.monotonic()
+        self.submitter = subprocess.Popen(
+            [harness.BUILD / "tests/sft-submit-load", str(self.port), job_file, job_file.with_suffix(".jsonl"),
+             str(self.options.submits)], stdin=subprocess.PIPE, stdout=self.acknowledged)
+        self.processes["submitter"] = self.submitter
+        threading.Thread(target=self.watch_processes, daemon=True).start()
 
-    def keep_queue_short(self, job):
-        """The scheduler looks at the oldest 1000 waiting jobs: the gangs have to be among them."""
-        self.waiting.append(job)
-        if len(self.waiting) > 700:
-            self.sftctl("cancel", self.waiting.pop(1))  # the first one holds the slot
+    def end_load(self):
+        """What the server acknowledged: request id -> job."""
+        self.submitter.stdin.close()
+        code = self.submitter.wait(timeout=120)
+        self.counts["load_seconds"] = round(time.monotonic() - self.loaded_at)
+        self.stop.set()
+        lines = [line.split() for line in (self.dir / "acknowledged").read_text().splitlines()]
+        self.counts["acknowledged"] = len(lines)
+        self.counts["submits_repeated"] = sum(int(repeats) for _, _, repeats in lines)
+        self.counts["submits_per_second"] = round(len(lines) / self.counts["load_seconds"], 1)
+        return {request: job for request, job, _ in lines}, code
 
-    def load(self):
-        job_file = self.load_file()
-        number, begin = 0, time.monotonic()
-        threads = []
-        while not self.stop.is_set():
-            if number < (time.monotonic() - begin) * self.options.submits and len(threads) < 60:
-                number += 1
-                threads.append(threading.Thread(target=self.submit_one, args=(job_file, number)))
-                threads[-1].start()
-            threads = [thread for thread in threads if thread.is_alive()]
-            time.sleep(0.005)
-        for thread in threads:
-            thread.join()
-        self.counts["submits_per_second"] = round(len(self.submitted) / (time.monotonic() - begin), 1)
+    def watch_processes(self):
+        """Notes which attempts have ranks at the same time."""
+        launch = re.compile(re.escape(str(self.dir)) + r"/node-a/attempts/([^/]+)/")
+        while not self.stop.wait(0.2):
+            commands = map(harness.command_of, harness.processes_with(RANK[self.options.engine] + str(self.dir)))
+            uids = sorted({found[1] for found in map(launch.search, commands) if found})
+            self.seen_together.update(itertools.combinations(uids, 2))
 
     # ---- kills ----
 
@@ -161,9 +162,8 @@ save_total_limit = 2
         self.counts["worker_kills"] += 1
 
     def kill_rank(self):
-        time.sleep(self.random.uniform(0.5, 1.5))
-        name = "sft-rank train --launch " if self.options.engine else "sft-fake-rank train --launch "
-        ranks = harness.processes_with(name + str(self.dir))
+        time.sleep(self.random.uniform(0.5, self.options.rank_pause))
+        ranks = harness.processes_with(RANK[self.options.engine] + str(self.dir / "node-a"))
         if ranks:
             try:
                 os.kill(self.random.choice(ranks), signal.SIGKILL)
@@ -171,23 +171,21 @@ save_total_limit = 2
             except ProcessLookupError:
                 pass
 
-    def storm(self, kind, kill, count, steps):
+    def storm(self, kind, kill, count):
         """So many kills under running gangs; new gangs take the place of those that ended."""
-        gangs, ended = self.start_gangs(steps), []
+        gangs, ended = self.start_gangs(), []
         begin = time.monotonic()
         while self.counts[kind] < count and time.monotonic() - begin < self.options.limit:
             kill()
-            states = {job: self.state(job) for job in gangs}
-            for job, state in list(states.items()):
-                if state in ("SUCCEEDED", "FAILED", "CANCELLED"):
-                    gangs.remove(job)
-                    ended.append(job)
-                    gangs += self.one_gang(steps)
+            for job in [job for job in gangs if self.state(job) in ("SUCCEEDED", "FAILED", "CANCELLED")]:
+                gangs.remove(job)
+                ended.append(job)
+                gangs += self.one_gang()
         self.counts[kind + "_seconds"] = round(time.monotonic() - begin)
         return gangs + ended
 
-    def one_gang(self, steps):
-        result = self.sftctl("submit", self.gang_file("gang-more", steps), "--json")
+    def one_gang(self):
+        result = self.sftctl("submit", self.gang_file("gang-more"), "--json")
         return [json.loads(result.stdout)["job"]] if result.returncode == 0 else []
 
     def state(self, job):
@@ -196,41 +194,71 @@ save_total_limit = 2
 
     # ---- verdict ----
 
-    def double_slots(self):
-        """Allocations of one slot that overlap in time: the UNIQUE index makes live ones impossible."""
-        with sqlite3.connect(f"file:{self.dir}/server/server.db?mode=ro", uri=True) as db:
-            return db.execute(
-                "SELECT count(*) FROM allocations a JOIN allocations b ON a.node = b.node AND a.slot = b.slot "
-                "AND a.id < b.id AND b.created_us < coalesce(a.freed_us, 9e18) AND a.created_us < "
-                "coalesce(b.freed_us, 9e18)").fetchone()[0]
+    def database(self):
+        return sqlite3.connect(f"file:{self.dir}/server/server.db?mode=ro", uri=True)
 
-    def check(self, gangs):
-        problems = []
-        with sqlite3.connect(f"file:{self.dir}/server/server.db?mode=ro", uri=True) as db:
-            rows = dict(db.execute("SELECT request_id, count(*) FROM jobs WHERE request_id IS NOT NULL GROUP BY 1"))
-            loads = db.execute("SELECT count(*) FROM jobs WHERE display_name LIKE 'load-%'").fetchone()[0]
-            stored = {row[0] for row in db.execute("SELECT id FROM jobs")}
-        problems += [f"acknowledged job {job} is lost" for job in self.submitted.values() if job not in stored]
-        self.counts["acknowledged"] = len(self.submitted)
-        self.counts["load_jobs_stored"] = loads
-        problems += [f"request {request} has {count} jobs" for request, count in rows.items() if count > 1]
-        if self.double_slots():
-            problems.append(f"{self.double_slots()} slots were held twice")
+    def double_slots(self):
+        """Pairs of attempts that held one slot at the same time. The UNIQUE index makes two live rows
+        impossible; this looks at the times of all rows, and at the processes that were seen."""
+        with self.database() as db:
+            found = db.execute(
+                "SELECT a.attempt_uid, b.attempt_uid FROM allocations a JOIN allocations b ON a.node = b.node AND "
+                "a.slot = b.slot AND a.id < b.id AND b.created_us < coalesce(a.freed_us, 9e18) AND a.created_us < "
+                "coalesce(b.freed_us, 9e18)").fetchall()
+            slots = collections.defaultdict(set)
+            for uid, node, slot in db.execute("SELECT attempt_uid, node, slot FROM allocations"):
+                slots[uid].add((node, slot))
+        return found + [pair for pair in self.seen_together if slots[pair[0]] & slots[pair[1]]]
+
+    def check_load(self, submitted, code):
+        problems = [] if code == 0 else [f"sft-submit-load ended with {code}"]
+        with self.database() as db:
+            jobs = dict(db.execute("SELECT request_id, id FROM jobs WHERE display_name LIKE 'load-%'"))
+            twice = db.execute("SELECT request_id, count(*) FROM jobs WHERE request_id IS NOT NULL "
+                               "GROUP BY 1 HAVING count(*) > 1").fetchall()
+        self.counts["load_jobs_stored"] = len(jobs)
+        problems += [f"job {job} of request {request} was acknowledged, stored is {jobs.get(request)}"
+                     for request, job in submitted.items() if jobs.get(request) != job]
+        problems += [f"request {request} has {count} jobs" for request, count in twice]
+        if self.counts["submits_per_second"] < 0.98 * self.options.submits:
+            problems.append(f"only {self.counts['submits_per_second']} submits a second were acknowledged")
+        return problems
+
+    def check_gangs(self, gangs):
+        problems = [f"attempts {a} and {b} had one slot at the same time" for a, b in self.double_slots()]
+        self.counts["gangs"] = len(gangs)
         for job in gangs:
             status = json.loads(self.sftctl("status", job, "--json").stdout)
             self.counts["gang_" + status["state"]] += 1
             self.counts["gang_attempts"] += status["attempt"]
-            if status["state"] != "SUCCEEDED":
+            # Killed three times in a row before its first new step: then this is the right verdict.
+            code = status["verdict"]["code"]
+            if status["state"] != "SUCCEEDED" and (code != "no_progress" or not self.options.rank_kills):
                 problems.append(f"gang {job}: {status['state']} {status['reason']} {status['verdict']}")
         return problems
 
-    def finish(self, gangs):
-        self.stop.set()
-        self.ready()
+    def wait_for(self, gangs):
         for job in gangs:
             self.sftctl("wait", job, "--timeout", f"{self.options.limit}s", timeout=self.options.limit + 60)
 
-    def clean(self):
+    def run(self):
+        """What went wrong."""
+        self.start_load()
+        gangs = []
+        for kind, kill, count in (("server_kills", self.kill_server, self.options.server_kills),
+                                  ("worker_kills", self.kill_worker, self.options.worker_kills),
+                                  ("rank_kills", self.kill_rank, self.options.rank_kills)):
+            if count:
+                begun = self.storm(kind, kill, count)
+                self.wait_for(begun)
+                print(kind, json.dumps(self.counts), file=sys.stderr)
+                gangs += begun
+        problems = self.check_load(*self.end_load())
+        return problems + self.check_gangs(gangs)
+
+    def clean(self, keep):
+        """Ends what was started; with `keep` the folder stays, for a person to look at."""
+        self.stop.set()
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
@@ -240,7 +268,10 @@ save_total_limit = 2
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        shutil.rmtree(self.dir, ignore_errors=True)
+        if keep:
+            print(f"kept: {self.dir}", file=sys.stderr)
+        else:
+            shutil.rmtree(self.dir, ignore_errors=True)
 
 
 def main():
@@ -249,39 +280,28 @@ def main():
     parser.add_argument("--server-kills", type=int, default=200)
     parser.add_argument("--worker-kills", type=int, default=100)
     parser.add_argument("--rank-kills", type=int, default=100)
-    parser.add_argument("--submits", type=float, default=20, help="a second, while the server is killed")
+    parser.add_argument("--submits", type=float, default=20, help="a second, all the while")
     parser.add_argument("--gangs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=150, help="of a gang")
+    parser.add_argument("--rank-pause", type=float, default=8, help="most seconds between two kills of ranks")
+    parser.add_argument("--save-steps", type=int, default=100, help="of a gang of real ranks")
     parser.add_argument("--limit", type=int, default=3600, help="seconds for each part")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--engine", action="store_true")
     parser.add_argument("--models")
-    parser.add_argument("--model")
-    parser.add_argument("--data")
+    parser.add_argument("--model", default="small")
+    parser.add_argument("--data", default=ROOT / "deploy/demo/train.jsonl")
     options = parser.parse_args()
     if options.bin:
-        harness.BUILD = pathlib.Path(options.bin)
-    storm = Storm(options)
+        harness.BUILD = pathlib.Path(options.bin).resolve()
+    storm, problems = Storm(options), ["it did not end"]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it started goes with it
     try:
         storm.begin()
-        storm.ready()
-        gangs = []
-        if options.server_kills:
-            load = threading.Thread(target=storm.load)
-            load.start()
-            gangs += storm.storm("server_kills", storm.kill_server, options.server_kills, options.steps)
-            storm.stop.set()
-            load.join()
-        if options.worker_kills:
-            gangs += storm.storm("worker_kills", storm.kill_worker, options.worker_kills, options.steps)
-        if options.rank_kills:
-            gangs += storm.storm("rank_kills", storm.kill_rank, options.rank_kills, options.steps)
-        storm.finish(gangs)
-        problems = storm.check(gangs)
+        problems = storm.run()
         print(json.dumps({**storm.counts, "problems": problems}, indent=1))
     finally:
-        storm.clean()
+        storm.clean(keep=bool(problems))
     sys.exit(1 if problems else 0)
 
 

@@ -162,6 +162,21 @@ class LifeTest(ServiceCase):
         gate.touch()
         self.assert_ends(job, SUCCEEDED)
 
+    def test_two_nodes_without_a_shared_folder_agree_on_checkpoints_and_go_on_from_one(self):
+        self.start_server()
+        self.start_worker("node-a", "H100:1")
+        self.start_worker("node-b", "H100:1")
+        job = self.submit(f"train steps=120 save=1 pace=50 bytes=8000000 kill=100 once={self.dir}/killed",
+                          ranks=2, per_node=1)
+        self.assert_ends(job, SUCCEEDED)
+        first, second = self.attempts(job)
+        self.assertEqual(first["verdict"]["code"], "rank_killed")
+        committed = [event for event in self.events(job, "checkpoint") if " committed " in event]
+        self.assertGreaterEqual(len(committed), 3)
+        # What the first attempt left when it ended is not lost for want of a common step.
+        self.assertGreaterEqual(second["first_step"], 50)
+        self.assertEqual(self.curve(job).keys(), set(range(1, 121)))
+
     def test_a_killed_worker_registers_what_it_had_not(self):
         self.start_server()
         self.start_worker()

@@ -4,7 +4,7 @@
 //   serve PORT PROTOCOL      a server of PROTOCOL - 1 and PROTOCOL that refuses every worker
 //   register PORT PROTOCOL   a worker that prints how the server answers its Register
 //   work PORT PROTOCOL       a worker that runs one job of one rank as the first release's did: it
-//                            knows no field that came later
+//                            knows no field that came later; prints the job as it was sent
 //   read PORT PROTOCOL       a client of the first release: waits for the newest job and follows
 //   its log
 
@@ -164,6 +164,7 @@ class OlderWorker {
     stream_->Write(message);
   }
   void Work(const v1::DesiredAttempt& attempt) {
+    fmt::print("job {}\n", attempt.dispatch().resolved_json());
     for (const auto state : {v1::AttemptStatus::READY, v1::AttemptStatus::RUNNING}) {
       Report(attempt, state);
     }

@@ -5,7 +5,7 @@ import json
 import os
 import time
 
-from harness import BUILD, ServiceCase, free_port, processes_with, run_tests, wait_until
+from harness import ServiceCase, free_port, processes_with, run_tests, wait_until
 from network import CutNetwork
 
 SUCCEEDED = 0
@@ -26,13 +26,6 @@ class PartitionTest(ServiceCase):
         self.network.open()
         self.addCleanup(self.network.close)
 
-    def follow(self, job, name):
-        """sftctl logs --follow of rank 0 into a file, from now on."""
-        out = self.dir / name
-        self.start("follow", "sh", "-c", 'exec "$0" --server "$1" logs "$2" --follow > "$3"',
-                   BUILD / "bin/sftctl", f"127.0.0.1:{self.port}", job, out)
-        return out
-
     def test_a_cut_below_the_limit_changes_nothing(self):
         self.start_server()
         self.start_worker("node-a", gpus="H100:2", prefix=self.network.prefix())
@@ -41,26 +34,24 @@ class PartitionTest(ServiceCase):
                           compute=f'unreachable_after = "{int(CUT_S * 10 + 60)}s"')
         self.wait_for_step(job)
         self.start_worker("node-b", gpus="H100:2")
-        out = self.follow(job, "followed")
+        self.follow(job)
         self.network.cut()
         time.sleep(CUT_S)
         self.network.mend()
         self.assert_ends(job, SUCCEEDED)
         status = self.status(job)
         self.assertEqual(status["attempt"], 1, status)
-        self.processes["follow"].wait(timeout=30)
-        self.assertEqual(out.read_bytes(), self.sftctl("logs", job).stdout.encode())
-        lines = out.read_text().splitlines()
-        self.assertEqual(len([line for line in lines if line.startswith("line ")]), steps, lines[-3:])
+        self.assert_followed_whole(job, steps)
 
     def test_a_cut_beyond_the_limit_replaces_the_gang_once(self):
         self.start_server("--suspect-after", "3s", "--restart-delay", "0s", "--unreachable-margin", "3s")
         self.start_worker("node-a", gpus="H100:2", prefix=self.network.prefix())
-        steps = 300
+        steps = int((max(CUT_S, 25) + 15) * 1000 / PACE_MS)  # it ends after the cut
         job = self.submit(f"train steps={steps} pace={PACE_MS} save=5", ranks=2,
                           compute=f'unreachable_after = "{LIMIT_S}s"')
         self.wait_for_step(job, 10)
         self.start_worker("node-b", gpus="H100:2")
+        self.follow(job)
         self.network.cut()
         cut_at = time.monotonic()
         wait_until("the job to run on node-b",
@@ -69,10 +60,15 @@ class PartitionTest(ServiceCase):
         self.assertGreater(placed_after, LIMIT_S)
         on_a = "sft-fake-rank train --launch " + str(self.dir / "node-a")
         self.assertEqual(processes_with(on_a), [], "its ranks had ended before the job was placed again")
+        time.sleep(max(0, CUT_S - placed_after))
         self.network.mend()
-        self.assert_ends(job, SUCCEEDED)
+        print(f"cut for {time.monotonic() - cut_at:.1f} s, placed elsewhere after {placed_after:.1f} s")
+        self.assert_ends(job, SUCCEEDED, deadline_s=120)
         status = self.status(job)
         self.assertEqual(status["attempt"], 2, status)
+        self.assertEqual(self.processes["follow"].wait(timeout=60), 0, (self.dir / "follow.err").read_text())
+        second = self.sftctl("logs", job).stdout.encode()
+        self.assertTrue(self.followed().endswith(second), "the follower went on with the second attempt")
         self.assertEqual(status["nodes"], ["node-b"])
         points = [json.loads(line) for line in self.sftctl("metrics", job, "--json").stdout.splitlines()]
         self.assertEqual(points[-1]["step"], steps)

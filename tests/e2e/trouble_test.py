@@ -108,26 +108,26 @@ class TroubleTest(ServiceCase):
         wait_until("the other server", lambda: "listening" in (self.dir / "other-server.log").read_text())
 
     def test_a_client_refuses_a_server_of_another_version_and_says_which_to_upgrade(self):
-        self.start_other_server(protocol=3)  # serves 2 and 3
+        self.start_other_server(protocol=4)  # serves 3 and 4
         result = self.sftctl("nodes")
         self.assertEqual(result.returncode, REFUSED)
-        self.assertIn("the server (9.9.9) serves protocols 2 to 3, this program", result.stderr)
-        self.assertIn("speaks 1: upgrade this program", result.stderr)
+        self.assertIn("the server (9.9.9) serves protocols 3 to 4, this program", result.stderr)
+        self.assertIn("speaks 2: upgrade this program", result.stderr)
 
     def test_a_client_newer_than_its_server_says_to_upgrade_the_server(self):
         self.start_other_server(protocol=0)
         result = self.sftctl("submit", self.write_job())
         self.assertEqual(result.returncode, REFUSED)
-        self.assertIn("speaks 1: upgrade the server", result.stderr)
+        self.assertIn("speaks 2: upgrade the server", result.stderr)
 
     def test_a_worker_logs_why_a_server_of_another_version_refuses_it(self):
-        self.start_other_server(protocol=3)
+        self.start_other_server(protocol=4)
         self.start("node-a", BUILD / "bin/sft-worker", "--dev", "--server", f"127.0.0.1:{self.port}",
                    "--data-dir", self.dir / "node-a", "--node", "node-a", "--simulate-gpus", "H100:1",
                    "--rank-binary", BUILD / "tests/sft-fake-rank")
         log = self.dir / "node-a.log"
         wait_until("the refusal", lambda: "the server refused this worker" in log.read_text())
-        self.assertIn("speaks protocol 1, this server 9.9.9 serves 2 to 3: upgrade worker node-a",
+        self.assertIn("speaks protocol 2, this server 9.9.9 serves 3 to 4: upgrade worker node-a",
                       log.read_text())
         self.assertIsNone(self.processes["node-a"].poll(), "it tries again: the server may be upgraded")
 
@@ -137,7 +137,7 @@ class TroubleTest(ServiceCase):
                                 timeout=60, check=False)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("worker stranger 9.9.9 speaks protocol 9, this server", result.stdout)
-        self.assertIn("serves 1 to 1: upgrade the server first", result.stdout)
+        self.assertIn("serves 1 to 2: upgrade the server first", result.stdout)
         self.assertEqual(json.loads(self.sftctl("nodes", "--json").stdout), [])
 
 

@@ -6,6 +6,7 @@ descriptor set of its protocol (checked by the unit test of the messages).
 
 import json
 import pathlib
+import re
 import sqlite3
 import subprocess
 import tarfile
@@ -16,6 +17,15 @@ SUCCEEDED = 0
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden/upgrade"
 OTHER_VERSION = BUILD / "tests/sft-other-version"
 OLDER_PROTOCOL = 1
+
+
+def keys_of(job, prefix=""):
+    """The dotted keys of a job as it is stored and sent."""
+    for name, value in job.items():
+        if isinstance(value, dict):
+            yield from keys_of(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
 class UpgradeTest(ServiceCase):
@@ -58,8 +68,26 @@ class UpgradeTest(ServiceCase):
         self.assert_ends(jobs["pending"], SUCCEEDED)
         self.assert_ends(self.submit("ok", ranks=2, name="next"), SUCCEEDED)
 
-    def test_a_worker_and_a_client_of_the_older_protocol_are_served(self):
+    def keys_of_the_first_release(self):
+        """All that its workers know of a job: a key too many, and they refuse it."""
+        self.unpack()
+        with sqlite3.connect(self.dir / "server/server.db") as database:
+            return set(keys_of(json.loads(database.execute("SELECT resolved_json FROM jobs").fetchone()[0])))
+
+    def test_a_job_that_an_older_worker_would_not_do_as_asked_waits_and_says_for_what(self):
         self.start_server()
+        self.start("older", OTHER_VERSION, "work", self.port, OLDER_PROTOCOL)
+        wait_until("the older worker", lambda: '"older"' in self.sftctl("nodes", "--json").stdout)
+        job = self.submit("ok", ranks=1, tables='[checkpoint]\nsave_strategy = "steps"')
+        wait_until("the reason", lambda: "its worker is too old for checkpoint.save_strategy: upgrade it" in
+                   self.status(job)["reason"])
+        self.kill("older")
+        self.start_worker("newer", gpus="H100:1")
+        self.assert_ends(job, SUCCEEDED)
+
+    def test_a_worker_and_a_client_of_the_older_protocol_are_served(self):
+        known = self.keys_of_the_first_release()
+        self.start_server(data_dir=self.dir / "new")
         self.start("older", OTHER_VERSION, "work", self.port, OLDER_PROTOCOL)
         wait_until("the older worker", lambda: '"older"' in self.sftctl("nodes", "--json").stdout)
         job = self.submit("ok", ranks=1, per_node=1)
@@ -68,7 +96,11 @@ class UpgradeTest(ServiceCase):
         self.assertEqual((read.returncode, read.stdout), (0, "written by an older worker\n"))
         self.assert_ends(job, SUCCEEDED)
         self.assertEqual(self.processes["older"].wait(timeout=60), 0, (self.dir / "older.log").read_text())
-        self.assertIn("forgotten", (self.dir / "older.log").read_text())
+        said = (self.dir / "older.log").read_text()
+        self.assertIn("forgotten", said)
+        sent = set(keys_of(json.loads(re.search("^job (.*)$", said, re.MULTILINE)[1])))
+        self.assertLessEqual(sent, known, "a key that it does not know")
+        self.assertGreater(len(sent), 40)
         metrics = [json.loads(line) for line in self.sftctl("metrics", job, "--json").stdout.splitlines()]
         self.assertEqual([(point["step"], point["loss"]) for point in metrics], [(1, 1.5)])
 

@@ -187,16 +187,18 @@ void Agent::Apply(const v1::Desired& desired) {
 }
 
 void Agent::CleanCheckpoints(const v1::CheckpointSet& kept) {
-  LiveJobs live;
+  LiveJobs live_jobs;
   {
     const MutexLock lock(mutex_);
     for (const auto& [uid, entry] : attempts_) {
-      if (entry.attempt->Status().state() != v1::AttemptStatus::DONE) {
-        live[entry.attempt->job_id()].insert(entry.attempt->resume_step());
-      }
+      if (entry.attempt->Status().state() == v1::AttemptStatus::DONE) continue;
+      const int64_t settled = entry.attempt->settled_step();
+      const auto [job, first] = live_jobs.try_emplace(entry.attempt->job_id());
+      job->second.in_use.insert(entry.attempt->resume_step());
+      job->second.settled = first ? settled : std::min(job->second.settled, settled);
     }
   }
-  const absl::Status cleaned = worker::CleanCheckpoints(kept, live, setup_);
+  const absl::Status cleaned = worker::CleanCheckpoints(kept, live_jobs, setup_);
   if (!cleaned.ok()) spdlog::error("checkpoints: {}", Message(cleaned));
 }
 

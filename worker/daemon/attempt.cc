@@ -42,8 +42,8 @@ GangWatch::Options WatchOptions(const AttemptRecord& record, const AttemptServic
 Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
     : uid_(record.uid),
       job_id_(record.dispatch.job_id()),
-      epoch_(record.epoch),
       resume_step_(record.dispatch.resume().step()),
+      epoch_(record.epoch),
       dir_(services.setup.AttemptDir(record.uid)),
       services_(services),
       fencing_(FencingLimit(record.dispatch.resolved_json(), services.setup.unreachable_after)),
@@ -79,6 +79,7 @@ void Attempt::Direct(const v1::DesiredAttempt& desired) {
   if (desired.intent() == v1::DesiredAttempt::FORGET) abandoned_ = true;
   checkpoints_wanted_ = std::max(checkpoints_wanted_, desired.checkpoints_asked());
   checkpoint_first_ = checkpoint_first_ || desired.checkpoint_first();
+  checkpoints_.Collect(desired.collect_checkpoint());
   if (abandoned_ || (desired.cancelled() && !desired.checkpoint_first())) checkpoints_.Drop();
   if (!desired.rendezvous().empty()) desired_rendezvous_ = desired.rendezvous();
 }
@@ -103,7 +104,16 @@ v1::AttemptStatus Attempt::Status() const {
   if (state_ >= v1::AttemptStatus::READY) status.set_rendezvous(port_.endpoint());
   if (state_ >= v1::AttemptStatus::FINISHING) *status.mutable_verdict() = record_.verdict;
   *status.mutable_progress() = progress_;
+  if (!checkpoints_.whole()) {
+    status.set_checkpoint_newest(checkpoints_.newest());
+    status.set_checkpoint_settled(record_.checkpoint_step);
+  }
   return status;
+}
+
+int64_t Attempt::settled_step() const {
+  const MutexLock lock(mutex_);
+  return std::max(resume_step_, record_.checkpoint_step);
 }
 
 bool Attempt::Forgettable() const {

@@ -54,8 +54,9 @@ class Attempt {
 
   const std::string& uid() const { return uid_; }
   const std::string& job_id() const { return job_id_; }
-  // Of the checkpoint that it goes on from; 0: it begins anew.
-  int64_t resume_step() const { return resume_step_; }
+  int64_t resume_step() const { return resume_step_; }  // that it goes on from; 0: none
+  // Nothing below it is written or registered any more.
+  int64_t settled_step() const;
   int64_t epoch() const { return epoch_; }
 
   // What the server wants of it.
@@ -126,8 +127,8 @@ class Attempt {
 
   const std::string uid_;
   const std::string job_id_;
-  const int64_t epoch_;
   const int64_t resume_step_;
+  const int64_t epoch_;
   const std::string dir_;
   const AttemptServices services_;
 

@@ -129,7 +129,10 @@ Nanos Attempt::Finish() {
     if (shipped.ok()) {
       backoff_.Reset();
       if (!shipped->complete) return Nanos(0);
-      if (!checkpoints_.Idle()) return kLiveInterval;
+      if (!checkpoints_.Idle()) {
+        if (checkpoints_.End()) services_.on_change();
+        return kLiveInterval;
+      }
       status = Deliver();
     }
     if (!status.ok() && !IsDisowned(status)) {
@@ -206,6 +209,8 @@ void Attempt::OnCheckpointRegistered(int64_t step) {
     record_.checkpoint_step = std::max(record_.checkpoint_step, step);
   }
   Save();
+  // The server waits for it before it names the next.
+  if (!checkpoints_.whole()) services_.on_change();
 }
 
 void Attempt::OnEvent(int rank, const channel::Event& event) {

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
+#include <set>
 
 #include "common/io/file.h"
 #include "common/io/paths.h"
@@ -76,19 +78,23 @@ absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::stri
 
 using Kept = std::map<std::string, std::set<int64_t>>;
 
-// Deletes the folders of one job that are neither kept nor read. `all`: none may be coming.
-absl::Status CleanJob(const std::string& dir, const std::set<int64_t>& kept,
-                      const std::set<int64_t>& read, bool all) {
+// Deletes the folders of one job that are not kept. `all`: none may be coming. `live`: null where
+// the job has no attempt here. An attempt may write steps below the newest that is kept, when it
+// goes on from an earlier one.
+absl::Status CleanJob(const std::string& dir, const std::set<int64_t>& kept, bool all,
+                      const LiveJob* live) {
   const absl::StatusOr<std::vector<std::string>> names = io::ListDir(dir);
   if (absl::IsNotFound(names.status())) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(names.status());
   const int64_t newest = kept.empty() ? 0 : *kept.rbegin();
+  const int64_t coming = live != nullptr ? std::min(live->settled, newest) : newest;
   absl::Status first_error;
   for (const std::string& name : *names) {
     const int64_t step = StepOfFolder(name);
     const bool whole = name == fmt::format("{}{}", kPrefix, step);
-    if (step == 0 || (whole && (kept.contains(step) || read.contains(step)))) continue;
-    if (!all && step >= newest) continue;
+    if (step == 0 || (whole && kept.contains(step))) continue;
+    if (live != nullptr && live->in_use.contains(step)) continue;
+    if (!all && step >= coming) continue;
     spdlog::info("checkpoint {}/{} is deleted", dir, name);
     first_error.Update(io::RemoveAll(dir + "/" + name));
   }
@@ -138,31 +144,32 @@ absl::StatusOr<std::string> StageCheckpoint(const v1::Resume& resume, const std:
   return StageBlobs(resume, job_id, setup, server, stop);
 }
 
-absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const LiveJobs& live,
+absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const LiveJobs& live_jobs,
                               const NodeSetup& setup) {
-  const std::set<int64_t> none;
-  const auto read_by = [&](const std::string& job) -> const std::set<int64_t>& {
-    const auto found = live.find(job);
-    return found == live.end() ? none : found->second;
-  };
   Kept here, shared;
   for (const v1::CheckpointSet::OfJob& job : kept.jobs()) {
     std::set<int64_t>& steps = (job.shared() ? shared : here)[job.job_id()];
     steps.insert(job.steps().begin(), job.steps().end());
   }
+  const auto live = [&](const std::string& job) {
+    const auto found = live_jobs.find(job);
+    return found == live_jobs.end() ? nullptr : &found->second;
+  };
   absl::Status first_error;
   const std::string root = setup.data_dir + "/checkpoints";
   const absl::StatusOr<std::vector<std::string>> jobs = io::ListDir(root);
   if (!jobs.ok() && !absl::IsNotFound(jobs.status())) first_error.Update(jobs.status());
   for (const std::string& job : jobs.ok() ? *jobs : std::vector<std::string>()) {
-    first_error.Update(CleanJob(root + "/" + job, here[job], read_by(job), !live.contains(job)));
+    const LiveJob* const attempts = live(job);
+    first_error.Update(CleanJob(root + "/" + job, here[job], attempts == nullptr, attempts));
   }
   if (!setup.has_shared) return first_error;
   for (const auto& [job, steps] : shared) {
     if (!io::IsSafeRelative(job)) continue;
     // Another node may be writing the next one.
     const std::string dir = setup.shared_dir + "/" + SharedCheckpointPath(job, setup);
-    first_error.Update(CleanJob(dir, steps, read_by(job), steps.empty() && !live.contains(job)));
+    const LiveJob* const attempts = live(job);
+    first_error.Update(CleanJob(dir, steps, steps.empty() && attempts == nullptr, attempts));
   }
   return first_error;
 }

@@ -34,13 +34,16 @@ absl::StatusOr<std::string> StageCheckpoint(const v1::Resume& resume, const std:
                                             const NodeSetup& setup, ServerApi& server,
                                             const StopCheck& stop);
 
-// Jobs that have an attempt on this node, and the steps which those go on from.
-using LiveJobs = std::map<std::string, std::set<int64_t>>;
+// A job with attempts on this node.
+struct LiveJob {
+  std::set<int64_t> in_use;  // steps that they go on from, which may be on their way here
+  int64_t settled = 0;       // what is at or above it may be written or registered yet
+};
+using LiveJobs = std::map<std::string, LiveJob>;
 
-// Deletes what the server does not keep (the rule is in CheckpointSet) and no attempt may still
-// read: what was staged from another job's checkpoint is in no list of the server's. The first
-// error is returned after everything was tried.
-absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const LiveJobs& live,
+// Deletes what the server does not keep (the rule is in CheckpointSet), but for what a live attempt
+// needs. The first error is returned after everything was tried.
+absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const LiveJobs& live_jobs,
                               const NodeSetup& setup);
 
 }  // namespace sft::worker

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "common/io/file.h"
 #include "worker/daemon/blob_file.h"
@@ -44,6 +45,16 @@ void CheckpointShipper::Add(const channel::CheckpointEvent& event) {
   queue_.push_back(event);
 }
 
+void CheckpointShipper::Collect(int64_t step) {
+  const MutexLock lock(mutex_);
+  collect_ = std::max(collect_, step);
+}
+
+bool CheckpointShipper::End() {
+  const MutexLock lock(mutex_);
+  return !std::exchange(ended_, true);
+}
+
 void CheckpointShipper::Drop() {
   const MutexLock lock(mutex_);
   dropped_ = true;
@@ -70,18 +81,26 @@ bool CheckpointShipper::Stopped() const {
   return dropped_ || interrupted_;
 }
 
+std::optional<channel::CheckpointEvent> CheckpointShipper::Next() {
+  if (queue_.empty() || interrupted_) return std::nullopt;
+  // Of a gang over several nodes nothing is overtaken before the server has said by what.
+  const bool newest = identity_.whole || ended_;
+  const int64_t last = newest ? queue_.back().step : collect_;
+  std::erase_if(queue_, [&](const auto& each) {
+    return each.step < last && each.step != collect_ && !each.best;
+  });
+  if (queue_.empty() || queue_.front().step > last) return std::nullopt;
+  return queue_.front();
+}
+
 Nanos CheckpointShipper::Work() {
-  channel::CheckpointEvent event;
+  std::optional<channel::CheckpointEvent> next;
   {
     const MutexLock lock(mutex_);
-    if (queue_.empty() || interrupted_) return kIdleInterval;
-    // An older one that a newer one has overtaken is not worth its transfer, unless it is a best.
-    if (queue_.size() > 1) {
-      const int64_t last = queue_.back().step;
-      std::erase_if(queue_, [&](const auto& each) { return each.step != last && !each.best; });
-    }
-    event = queue_.front();
+    next = Next();
   }
+  if (!next.has_value()) return kIdleInterval;
+  const channel::CheckpointEvent& event = *next;
   const absl::Status registered = Register(event);
   if (!registered.ok() && !IsFinal(registered)) {
     spdlog::warn("checkpoint of step {} of attempt {}: {}; trying again", event.step,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,8 +16,10 @@ namespace sft::worker {
 
 // Registers what an attempt's ranks on this node have saved with the server, beside the training:
 // files of up to the upload limit, and parts of a checkpoint of several nodes, go there as blobs;
-// what lies in the shared folder or is larger is named by its place. Thread-safe; Work is called by
-// one thread.
+// what lies in the shared folder or is larger is named by its place. A step that a newer one has
+// overtaken is not worth its transfer, but for a best one; of a gang over several nodes the server
+// says which step all nodes register (Collect), as each would skip others. Thread-safe; Work is
+// called by one thread.
 class CheckpointShipper {
  public:
   struct Identity {
@@ -33,6 +36,11 @@ class CheckpointShipper {
 
   // A checkpoint that lies complete on this node. Steps come in order; a repeat is ignored.
   void Add(const channel::CheckpointEvent& event);
+  // The step that all nodes of the gang register next; what is older need not be.
+  void Collect(int64_t step);
+  // No other checkpoint comes: the newest is registered without being asked for. True the first
+  // time.
+  bool End();
   // Whatever is not registered yet is not wanted, nor what comes; a transfer under way ends.
   void Drop();
   // Ends a transfer under way; the object is about to go.
@@ -41,11 +49,14 @@ class CheckpointShipper {
   bool Idle() const;
   // Newest step that was added; 0: none.
   int64_t newest() const;
+  bool whole() const { return identity_.whole; }
 
   // Registers one; the time until there may be more to do.
   Nanos Work();
 
  private:
+  // Leaves out what is overtaken; the step to register now, if there is one.
+  std::optional<channel::CheckpointEvent> Next() SFT_REQUIRES(mutex_);
   absl::Status Register(const channel::CheckpointEvent& event);
   // Whether the files go to the server.
   bool Uploads(const channel::CheckpointEvent& event) const;
@@ -61,6 +72,8 @@ class CheckpointShipper {
   mutable Mutex mutex_;
   std::vector<channel::CheckpointEvent> queue_ SFT_GUARDED_BY(mutex_);  // by step
   int64_t newest_ SFT_GUARDED_BY(mutex_);
+  int64_t collect_ SFT_GUARDED_BY(mutex_) = 0;
+  bool ended_ SFT_GUARDED_BY(mutex_) = false;
   bool dropped_ SFT_GUARDED_BY(mutex_) = false;
   bool interrupted_ SFT_GUARDED_BY(mutex_) = false;
 };

@@ -32,7 +32,7 @@ TEST(ConfigFilesTest, EveryJobFileResolves) {
     EXPECT_TRUE(r.ok()) << name << ":\n" << Describe(r.problems);
     ++files;
   }
-  EXPECT_GE(files, 2);
+  EXPECT_GE(files, 4);
 }
 
 TEST(ConfigFilesTest, QloraOnFourH100) {
@@ -60,6 +60,25 @@ TEST(ConfigFilesTest, FullFineTuningOnEightH100KeepsItsGlobalBatch) {
   EXPECT_EQ(r.spec.compute.gpu_count, 8);
   EXPECT_EQ(r.spec.parallelism.sharding, Sharding::kFullShard);
   EXPECT_EQ(r.spec.hyperparameters.gradient_accumulation_steps, 8);
+  EXPECT_EQ(r.spec.hyperparameters.global_batch, 64);
+}
+
+// The example says in its comments which of its values are the defaults.
+TEST(ConfigFilesTest, ALongRunSpellsOutHowItSurvives) {
+  const Resolution r = Resolve(ReadConfig("long_run.toml"), "long_run.toml", {});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_TRUE(r.warnings.empty()) << Describe(r.warnings);
+  const JobSpec defaults;
+  EXPECT_EQ(r.spec.checkpoint.save_strategy, defaults.checkpoint.save_strategy);
+  EXPECT_EQ(r.spec.checkpoint.save_minutes, defaults.checkpoint.save_minutes);
+  EXPECT_EQ(r.spec.checkpoint.save_total_limit, defaults.checkpoint.save_total_limit);
+  EXPECT_EQ(r.spec.compute.on_unreachable, defaults.compute.on_unreachable);
+  EXPECT_EQ(r.spec.compute.unreachable_after, defaults.compute.unreachable_after);
+  EXPECT_EQ(r.spec.compute.hang_timeout, defaults.compute.hang_timeout);
+  EXPECT_EQ(r.spec.compute.max_unknown_restarts, defaults.compute.max_unknown_restarts);
+  EXPECT_EQ(r.spec.compute.max_restarts, 20);
+  EXPECT_TRUE(r.spec.training.validation.save_best_model_at_end);
+  EXPECT_EQ(r.spec.training.validation.early_stopping_patience, 5);
   EXPECT_EQ(r.spec.hyperparameters.global_batch, 64);
 }
 

@@ -1,6 +1,8 @@
 #include "server/core/backup.h"
 
 #include "common/io/sha256.h"
+#include "server/blob/blob_store.h"
+#include "server/store/checkpoints.h"
 #include "tests/unit/server/core/fleet_fixture.h"
 
 namespace sft::server {
@@ -19,6 +21,30 @@ class BackupTest : public FleetTest {
     ASSERT_TRUE(io::MakeDirs(dir_ + "/blobs/" + hash.substr(0, 2)).ok());
     ASSERT_TRUE(
         io::WriteFileAtomic(dir_ + "/blobs/" + hash.substr(0, 2) + "/" + hash, content).ok());
+  }
+
+  // One that a job has; the hash of its only file.
+  std::string AddCheckpoint(const std::string& content) {
+    const std::string hash = io::Sha256Hex(content);
+    const std::string path = BlobStore::PathIn(dir_ + "/checkpoints", hash);
+    EXPECT_TRUE(io::MakeDirs(path.substr(0, path.rfind('/'))).ok());
+    EXPECT_TRUE(io::WriteFileAtomic(path, content).ok());
+    Join("a", "CPU", 1);
+    CheckpointRecord checkpoint;
+    checkpoint.job_id = Submit("CPU", 1);
+    Tick();
+    checkpoint.attempt_uid = Uid(checkpoint.job_id);
+    checkpoint.step = 10;
+    checkpoint.created_us = 1;
+    const int64_t size = static_cast<int64_t>(content.size());
+    EXPECT_TRUE(store_
+                    ->Write([&](Database& db) {
+                      return store::PutCheckpointPart(db, checkpoint, {.node = "a"},
+                                                      {{"rank-0", hash, size}}, 1)
+                          .status();
+                    })
+                    .ok());
+    return hash;
   }
 
   const std::string target_;
@@ -40,6 +66,28 @@ TEST_F(BackupTest, ARestoredFolderIsTheServerAsItWas) {
   jobs_ = std::make_unique<JobManager>(*store_, clock_, hub_, [] {});
   EXPECT_EQ(jobs_->List({}).value().jobs.size(), 1u);
   EXPECT_EQ(State(job), v1::Job::PENDING);
+}
+
+TEST_F(BackupTest, CheckpointsAreInTheCopyAndOutliveThoseOfTheServer) {
+  const std::string hash = AddCheckpoint("training state");
+  const auto made = Make(target_ + "/b");
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->checkpoint_blobs(), 1);
+  EXPECT_EQ(made->checkpoint_bytes(), 14);
+  ASSERT_TRUE(io::RemoveAll(dir_ + "/checkpoints").ok());
+  const auto told = RestoreBackup(target_ + "/b", target_ + "/new", dir_);
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_NE(told->find("of checkpoints there 0, taken 1, missing 0"), std::string::npos) << *told;
+  EXPECT_EQ(io::ReadFile(BlobStore::PathIn(target_ + "/new/checkpoints", hash)).value(),
+            "training state");
+}
+
+TEST_F(BackupTest, ACheckpointThatWentMeanwhileIsLeftOut) {
+  AddCheckpoint("training state");
+  ASSERT_TRUE(io::RemoveAll(dir_ + "/checkpoints").ok());
+  const auto made = Make(target_ + "/b");
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->checkpoint_blobs(), 0);
 }
 
 TEST_F(BackupTest, WhatIsMissingIsSaid) {

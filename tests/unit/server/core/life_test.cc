@@ -348,6 +348,32 @@ TEST_F(LifeTest, ACheckpointIsCommittedWhenEveryNodeHasRegisteredItsPart) {
       absl::IsFailedPrecondition(checkpoints_->Commit(CommitOf(job, 10, "c", "x")).status()));
 }
 
+TEST_F(LifeTest, TheNodesOfAGangAreToldWhichCheckpointToDeliver) {
+  const auto a = Join("a", "H100", 1), b = Join("b", "H100", 1);
+  const std::string job = Submit("H100", 1, 2);
+  Tick();
+  const auto say = [&](const std::string& node, const std::shared_ptr<FakeWorker>& worker,
+                       int64_t newest, int64_t settled) {
+    v1::AttemptStatus status = StatusOf(Uid(job), S::RUNNING);
+    status.set_checkpoint_newest(newest);
+    status.set_checkpoint_settled(settled);
+    ASSERT_TRUE(Observe(node, worker, {status}).ok());
+    Tick();
+  };
+  say("a", a, 30, 0);
+  EXPECT_EQ(a->Wanted(Uid(job))->collect_checkpoint(), 0);
+  say("b", b, 20, 0);
+  EXPECT_EQ(a->Wanted(Uid(job))->collect_checkpoint(), 20);
+  EXPECT_EQ(b->Wanted(Uid(job))->collect_checkpoint(), 20);
+  say("a", a, 50, 20);
+  RestartServer();
+  const auto again = Join("a", "H100", 1);
+  Tick();
+  EXPECT_EQ(again->Wanted(Uid(job))->collect_checkpoint(), 20) << "b still delivers it";
+  say("b", Join("b", "H100", 1), 40, 20);
+  EXPECT_EQ(again->Wanted(Uid(job))->collect_checkpoint(), 40);
+}
+
 TEST_F(LifeTest, ABlobThatIsNotThereHasToBeUploadedAgain) {
   Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 namespace sft::server {
 namespace {
 
@@ -34,6 +36,58 @@ Gang GangOf(AttemptState state, std::vector<Member> members) {
   gang.members = std::move(members);
   for (size_t i = 0; i < gang.members.size(); ++i) gang.members[i].node_rank = static_cast<int>(i);
   return gang;
+}
+
+std::vector<Member> Saved(std::vector<std::pair<int64_t, int64_t>> newest_and_settled) {
+  std::vector<Member> members;
+  for (const auto& [newest, settled] : newest_and_settled) {
+    members.push_back(On("n", MemberState::kRunning));
+    members.back().checkpoint_newest = newest;
+    members.back().checkpoint_settled = settled;
+  }
+  return members;
+}
+
+TEST(GangTest, TheNewestCheckpointThatEveryNodeHasIsCollected) {
+  EXPECT_EQ(CollectedStep(0, Saved({{30, 0}, {0, 0}})), 0);
+  EXPECT_EQ(CollectedStep(0, Saved({{30, 0}, {20, 0}, {40, 0}})), 20);
+}
+
+TEST(GangTest, AnotherIsCollectedOnceNobodyHasToDeliverTheOneBefore) {
+  EXPECT_EQ(CollectedStep(20, Saved({{60, 20}, {50, 10}})), 20);
+  EXPECT_EQ(CollectedStep(20, Saved({{60, 20}, {50, 20}})), 50);
+  EXPECT_EQ(CollectedStep(20, Saved({{60, 20}, {20, 20}})), 20);
+}
+
+TEST(GangTest, ANodeThatHasAllOfItNeedsNobodysWord) {
+  EXPECT_EQ(CollectedStep(0, Saved({{30, 0}})), 0);
+}
+
+// Two nodes whose uploads take 4 and 7 saves: left to themselves they would skip different steps.
+TEST(GangTest, NodesThatDeliverAtTheirOwnPaceAgreeOnSteps) {
+  std::vector<Member> members = Saved({{0, 0}, {0, 0}});
+  const int64_t takes[] = {4, 7};
+  int64_t busy_until[] = {0, 0}, delivering[] = {0, 0}, collecting = 0, agreed = 0;
+  for (int64_t step = 1; step <= 100; ++step) {
+    for (int k = 0; k < 2; ++k) {
+      Member& member = members[static_cast<size_t>(k)];
+      member.checkpoint_newest = step;
+      if (delivering[k] > 0 && step >= busy_until[k]) {
+        member.checkpoint_settled = std::exchange(delivering[k], 0);
+      }
+    }
+    const int64_t before = collecting;
+    collecting = CollectedStep(collecting, members);
+    agreed += collecting != before && before > 0;
+    for (int k = 0; k < 2; ++k) {
+      if (delivering[k] > 0 || members[static_cast<size_t>(k)].checkpoint_settled >= collecting) {
+        continue;
+      }
+      delivering[k] = collecting;
+      busy_until[k] = step + takes[k];
+    }
+  }
+  EXPECT_EQ(agreed, 14) << "as often as the slower one can";
 }
 
 TEST(GangTest, WaitsUntilANodePrepares) {

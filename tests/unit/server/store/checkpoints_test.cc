@@ -108,6 +108,16 @@ TEST_F(CheckpointRowsTest, OneThatWasDeletedDoesNotComeBack) {
   EXPECT_FALSE(CheckpointBlobInUse(*db_, kBlobA).value());
 }
 
+TEST_F(CheckpointRowsTest, APartOfWhatCanNeverBeWholeIsNotKept) {
+  Put(10, 0, kBlobA, 2);
+  EXPECT_EQ(KeptOnNode(*db_, "a")->size(), 1u) << "the other part may come";
+  AttemptRecord attempt = GetAttempt(*db_, "attempt-1").value();
+  for (const AttemptState state : {AttemptState::kStopping, AttemptState::kFailed}) {
+    ASSERT_TRUE(TakeAttemptEdge(*db_, attempt, state, 600).ok());
+  }
+  EXPECT_TRUE(KeptOnNode(*db_, "a")->empty());
+}
+
 TEST_F(CheckpointRowsTest, ANodeKeepsWhatIsNotDeleted) {
   Put(10, 0, kBlobA, 1);
   Put(20, 0, kBlobB, 1);

@@ -25,9 +25,11 @@ class RowsTest : public testing::Test {
     (void)io::RemoveAll(dir_);
   }
 
-  JobRecord AddJob(const std::string& id, const std::string& request = "") {
+  JobRecord AddJob(const std::string& id, const std::string& request = "",
+                   const std::string& type = "H100") {
     JobRecord job;
     job.id = id;
+    job.gpu_type = type;
     job.project = "default";
     job.request_id = request;
     job.created_us = 1;
@@ -131,6 +133,17 @@ TEST_F(RowsTest, ListsAreNewestFirstFilteredAndPaged) {
   filter.project = "other";
   EXPECT_TRUE(ListJobs(*db_, filter)->empty());
   EXPECT_EQ(PendingJobs(*db_, 10)->front().id, "job-1");
+}
+
+TEST_F(RowsTest, TheOldestWaitingJobsOfEachTypeAreSeenHoweverManyWaitForAnother) {
+  for (const char* id : {"job-1", "job-2", "job-3"}) AddJob(id);
+  AddJob("cpu-1", "", "CPU");
+  AddJob("job-4");
+  AddJob("cpu-2", "", "CPU");
+  std::vector<std::string> ids;
+  const std::vector<JobRecord> jobs = PendingJobs(*db_, 2).value();
+  for (const JobRecord& job : jobs) ids.push_back(job.id);
+  EXPECT_EQ(ids, (std::vector<std::string>{"job-1", "job-2", "cpu-1", "cpu-2"}));
 }
 
 TEST_F(RowsTest, ARegisteredNodeAddsAVariantForEachSize) {

@@ -1,5 +1,7 @@
 // Checkpoints on a node: registering, uploading, staging for a resume, cleaning.
 
+#include <limits>
+
 #include "common/io/sha256.h"
 #include "tests/unit/worker/daemon/fake_server.h"
 #include "tests/unit/worker/daemon/test_node.h"
@@ -15,6 +17,11 @@ class CheckpointTest : public TestNode {
  protected:
   CheckpointShipper Shipper(int64_t registered = 0) {
     return CheckpointShipper({"a-1", 2, "job-1"}, setup_, server_, registered,
+                             [this](int64_t step) { registered_.push_back(step); });
+  }
+  // Of a gang that has other nodes too.
+  CheckpointShipper ShipperOfPart() {
+    return CheckpointShipper({"a-1", 2, "job-1", /*whole=*/false}, setup_, server_, 0,
                              [this](int64_t step) { registered_.push_back(step); });
   }
   // As a rank leaves it.
@@ -41,19 +48,19 @@ class CheckpointTest : public TestNode {
   Lines Folders(const std::string& job = "job-1") {
     return io::ListDir(setup_.data_dir + "/checkpoints/" + job).value_or(Lines());
   }
-  void Keep(const std::vector<int64_t>& steps, bool live, bool shared = false) {
+  void Keep(const std::vector<int64_t>& steps, bool live, bool shared = false,
+            LiveJob attempts = {{}, std::numeric_limits<int64_t>::max()}) {
     v1::CheckpointSet set;
     v1::CheckpointSet::OfJob& job = *set.add_jobs();
     job.set_job_id("job-1");
     job.set_shared(shared);
     for (const int64_t step : steps) job.add_steps(step);
-    ASSERT_TRUE(
-        CleanCheckpoints(set, live ? LiveJobs{{"job-1", {resumed_}}} : LiveJobs(), setup_).ok());
+    const LiveJobs jobs = live ? LiveJobs{{"job-1", attempts}} : LiveJobs();
+    ASSERT_TRUE(CleanCheckpoints(set, jobs, setup_).ok());
   }
 
   FakeServer server_;
   std::vector<int64_t> registered_;
-  int64_t resumed_ = 0;  // the step that a live attempt goes on from
 };
 
 TEST_F(CheckpointTest, SmallOnesGoToTheServer) {
@@ -87,9 +94,9 @@ TEST_F(CheckpointTest, LargeOnesStayAndAreNamedByTheirPlace) {
 
 TEST_F(CheckpointTest, PartsOfACheckpointOfSeveralNodesAreUploadedHoweverLarge) {
   setup_.checkpoint_upload_limit = 3;
-  CheckpointShipper shipper({"a-1", 2, "job-1", /*whole=*/false}, setup_, server_, 0,
-                            [this](int64_t step) { registered_.push_back(step); });
+  CheckpointShipper shipper = ShipperOfPart();
   shipper.Add(Save(10));
+  shipper.Collect(10);
   server_.failure = ResourceExhausted("no room");
   shipper.Work();
   EXPECT_TRUE(server_.checkpoints.empty()) << "the other node could not read what stays here";
@@ -131,6 +138,36 @@ TEST_F(CheckpointTest, OneThatANewerOneHasOvertakenIsNotUploaded) {
   shipper.Add(Save(50));
   while (!shipper.Idle()) shipper.Work();
   EXPECT_EQ(registered_, (std::vector<int64_t>{40, 50})) << "a best one is";
+}
+
+TEST_F(CheckpointTest, OfSeveralNodesTheStepThatTheServerNamesIsRegisteredAndNewerOnesWait) {
+  CheckpointShipper shipper = ShipperOfPart();
+  for (const int64_t step : {10, 20, 30, 40}) shipper.Add(Save(step));
+  shipper.Work();
+  EXPECT_EQ(registered_, std::vector<int64_t>()) << "another node may have another one next";
+  shipper.Collect(20);
+  shipper.Work();
+  shipper.Work();
+  EXPECT_EQ(registered_, std::vector<int64_t>{20});
+  channel::CheckpointEvent best = Save(50);
+  best.best = true;
+  shipper.Add(best);
+  shipper.Add(Save(60));
+  shipper.Collect(60);
+  shipper.Work();
+  shipper.Work();
+  EXPECT_EQ(registered_, (std::vector<int64_t>{20, 50, 60})) << "a best one is not overtaken";
+  EXPECT_TRUE(shipper.Idle());
+}
+
+TEST_F(CheckpointTest, OfSeveralNodesTheNewestIsRegisteredAtTheEndBesideTheNamedOne) {
+  CheckpointShipper shipper = ShipperOfPart();
+  for (const int64_t step : {10, 20, 30}) shipper.Add(Save(step));
+  shipper.Collect(20);
+  EXPECT_TRUE(shipper.End());
+  EXPECT_FALSE(shipper.End());
+  while (!shipper.Idle()) shipper.Work();
+  EXPECT_EQ(registered_, (std::vector<int64_t>{20, 30}));
 }
 
 TEST_F(CheckpointTest, ARepeatAndWhatIsRegisteredAlreadyAreIgnored) {
@@ -214,6 +251,18 @@ TEST_F(CheckpointTest, OneThatIsNotWhereTheServerSaysIsLost) {
   EXPECT_FALSE(Stage(resume).ok());
 }
 
+// Of a newer one this node alone has registered its part: the job goes on from the one before.
+TEST_F(CheckpointTest, WhatALiveAttemptGoesOnFromAndWritesIsNotDeletedUnderIt) {
+  for (const int64_t step : {10, 40}) Save(step);
+  Write(setup_.data_dir + "/checkpoints/job-1/step-20/x", "x");
+  Write(setup_.data_dir + "/checkpoints/job-1/step-25.fetch/x", "x");
+  Write(setup_.data_dir + "/checkpoints/job-1/step-30.partial/x", "x");
+  Keep({40}, /*live=*/true, /*shared=*/false, {.in_use = {25}, .settled = 25});
+  EXPECT_EQ(Folders(), (Lines{"step-25.fetch", "step-30.partial", "step-40"}));
+  Keep({40}, /*live=*/true, /*shared=*/false, {.in_use = {25}, .settled = 40});
+  EXPECT_EQ(Folders(), (Lines{"step-25.fetch", "step-40"}));
+}
+
 TEST_F(CheckpointTest, OfAJobThatIsNotHereAllThatIsNotKeptGoes) {
   for (const int64_t step : {10, 20, 30}) Save(step);
   Write(setup_.data_dir + "/checkpoints/job-1/step-40.partial/x", "x");
@@ -229,15 +278,6 @@ TEST_F(CheckpointTest, OfALiveJobOnlyWhatIsOlderThanTheNewestKeptGoes) {
   Write(setup_.data_dir + "/checkpoints/job-1/step-15.partial/x", "x");
   Keep({20, 30}, /*live=*/true);
   EXPECT_EQ(Folders(), (Lines{"step-20", "step-30", "step-40", "step-50.partial"}));
-}
-
-TEST_F(CheckpointTest, WhatALiveAttemptGoesOnFromStaysAlthoughNewerOnesAreKept) {
-  for (const int64_t step : {10, 20, 30}) Save(step);
-  resumed_ = 20;  // staged from another job's: the server does not name it among this job's
-  Keep({30}, /*live=*/true);
-  EXPECT_EQ(Folders(), (Lines{"step-20", "step-30"}));
-  Keep({30}, /*live=*/false);
-  EXPECT_EQ(Folders(), Lines{"step-30"});
 }
 
 TEST_F(CheckpointTest, InTheSharedFolderOnlyNamedJobsAreCleaned) {

@@ -1,0 +1,50 @@
+#include "common/spec/job_protocol.h"
+
+#include <algorithm>
+
+#include "common/spec/fields.h"
+#include "common/spec/job_json.h"
+
+namespace sft::spec {
+namespace {
+
+using Json = nlohmann::json;
+
+Json::json_pointer PointerTo(std::string_view key) {
+  std::string path = "/" + std::string(key);
+  std::replace(path.begin(), path.end(), '.', '/');
+  return Json::json_pointer(path);
+}
+
+}  // namespace
+
+ProtocolNeed NeedOf(const JobSpec& spec) {
+  const Json job = ToJson(spec), defaults = ToJson(JobSpec());
+  ProtocolNeed need;
+  for (const Field* field : Fields()) {
+    if (field->since == 1 || field->server_only) continue;
+    const Json& value = job.at(PointerTo(field->key));
+    const bool as_before = !field->before.empty() && value == std::string(field->before);
+    if (as_before || value == defaults.at(PointerTo(field->key))) continue;
+    need.protocol = std::max(need.protocol, field->since);
+    need.keys.emplace_back(field->key);
+  }
+  return need;
+}
+
+Json ForProtocol(const Json& job, int protocol) {
+  Json older = job;
+  for (const Field* field : Fields()) {
+    const Json::json_pointer at = PointerTo(field->key);
+    if (field->since <= protocol || !older.contains(at)) continue;
+    // A table that had no other key was not known either.
+    for (Json::json_pointer gone = at; !gone.empty(); gone = gone.parent_pointer()) {
+      Json& table = older.at(gone.parent_pointer());
+      table.erase(gone.back());
+      if (!table.empty()) break;
+    }
+  }
+  return older;
+}
+
+}  // namespace sft::spec

@@ -1,0 +1,64 @@
+#include "common/spec/job_protocol.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/base/version.h"
+#include "common/spec/fields.h"
+#include "common/spec/job_json.h"
+#include "tests/unit/common/spec/resolve_testing.h"
+
+namespace sft::spec {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+ProtocolNeed NeedOfText(const std::string& more) {
+  const Resolution r = ResolveText(Minimal(more));
+  EXPECT_TRUE(r.ok()) << Describe(r.problems);
+  return NeedOf(r.spec);
+}
+
+TEST(JobProtocolTest, AJobThatAsksForNothingNewRunsOnWorkersOfTheFirstProtocol) {
+  const ProtocolNeed need = NeedOfText("");
+  EXPECT_EQ(need.protocol, 1);
+  EXPECT_THAT(need.keys, IsEmpty());
+}
+
+TEST(JobProtocolTest, AKeyThatAnOlderWorkerWouldLoseNamesItself) {
+  const ProtocolNeed need = NeedOfText("[checkpoint]\nsave_strategy = \"steps\"\n");
+  EXPECT_EQ(need.protocol, 2);
+  EXPECT_THAT(need.keys, ElementsAre("checkpoint.save_strategy"));
+}
+
+TEST(JobProtocolTest, WhatTheServerDoesAloneOrOlderWorkersDoAnywayNeedsNothing) {
+  EXPECT_EQ(NeedOfText("[checkpoint]\nsave_strategy = \"no\"\n").protocol, 1);
+  JobSpec spec;
+  spec.compute.max_restarts = 99;
+  spec.compute.unreachable_after = "1h";
+  spec.compute.on_unreachable = OnUnreachable::kWait;
+  EXPECT_EQ(NeedOf(spec).protocol, 1);
+}
+
+TEST(JobProtocolTest, KeysThatCameLaterAreLeftOutAndTheOthersStay) {
+  const nlohmann::json job = ToJson(JobSpec());
+  const nlohmann::json older = ForProtocol(job, 1);
+  EXPECT_FALSE(older["compute"].contains("hang_timeout"));
+  EXPECT_FALSE(older["checkpoint"].contains("save_minutes"));
+  EXPECT_EQ(older["lora"], job["lora"]);
+  EXPECT_EQ(ForProtocol(job, kProtocol), job);
+  EXPECT_TRUE(FromJson(older).ok());
+}
+
+TEST(JobProtocolTest, ATableWithoutAKnownKeyIsLeftOutWhole) {
+  const auto job = nlohmann::json::parse(R"({"lora": {"r": 4}, "compute": {"hang_timeout": 9}})");
+  EXPECT_EQ(ForProtocol(job, 1), nlohmann::json::parse(R"({"lora": {"r": 4}})"));
+}
+
+TEST(JobProtocolTest, NoKeyComesFromAProtocolThatThisBuildDoesNotSpeak) {
+  for (const Field* field : Fields()) EXPECT_LE(field->since, kProtocol) << field->key;
+}
+
+}  // namespace
+}  // namespace sft::spec
