@@ -148,12 +148,12 @@ TEST_F(ShimTest, TheSameAttemptIsNeverStartedTwice) {
   AddRank(kWaitForStop);
   ASSERT_EQ(StartShim(), 0);
   Meet();
-  EXPECT_EQ(StartShim(), channel::kExitInfrastructure) << "its shim lives";
+  EXPECT_EQ(StartShim(), channel::kExitAlreadyRuns) << "its shim lives";
   EXPECT_EQ(Send(channel::Command{"status", ""}).status.state, "running")
       << "and was not disturbed";
   Send(channel::Command{"stop", ""});
   EXPECT_EQ(WaitForEnd().reason, "stop requested");
-  EXPECT_EQ(StartShim(), channel::kExitInfrastructure) << "it has ended";
+  EXPECT_EQ(StartShim(), channel::kExitAlreadyRuns) << "it has ended";
 }
 
 TEST_F(ShimTest, HostileTextOnTheSocketIsAnsweredOrDroppedAndChangesNothing) {

@@ -67,7 +67,12 @@ double RelativeError(const Tensor& actual, const Tensor& expected) {
   return (actual - expected).norm().item<double>() / (expected.norm().item<double>() + 1e-30);
 }
 
-class AttentionTest : public testing::TestWithParam<Case> {};
+// The first products of a process are off by up to 2e-5 in about one of a hundred, on a machine
+// under load: MKL is being set up then. Ranks throw theirs away (worker/rank/device.cc).
+class AttentionTest : public testing::TestWithParam<Case> {
+ protected:
+  static void SetUpTestSuite() { at::bmm(Random({4, 64, 64}, 1), Random({4, 64, 64}, 2)); }
+};
 
 TEST_P(AttentionTest, EqualsMaskedAttentionOverAllTokensAndItsAutograd) {
   const Case& c = GetParam();
@@ -109,9 +114,6 @@ TEST_P(AttentionTest, GivesTheSameInAndOutOfWiderRows) {
   const Tensor dout = Random(q.sizes(), 6);
   Tensor out = Padded(tokens, c.heads, c.size), dq = Padded(tokens, c.heads, c.size);
   Tensor dk = Padded(tokens, c.key_heads, c.size), dv = Padded(tokens, c.key_heads, c.size);
-  // The first products of a process are off by 2e-5 in about one of a hundred, on a machine under
-  // load: MKL is being set up then.
-  ops::Attention(out, q, k, v, documents, 0.3, c.window);
   const Tensor lse = ops::Attention(out, q, k, v, documents, 0.3, c.window);
   Tensor dout_rows = Padded(tokens, c.heads, c.size);
   dout_rows.copy_(dout);
