@@ -1,0 +1,163 @@
+// Checkpoints, and what goes on from them, in the server's core, stepped by hand.
+
+#include "tests/unit/server/core/life_fixture.h"
+
+namespace sft::server {
+namespace {
+
+TEST_F(LifeTest, ACheckpointIsCommittedWhenEveryNodeHasRegisteredItsPart) {
+  const auto a = Join("a", "H100", 1), b = Join("b", "H100", 1);
+  const std::string job = Submit("H100", 1, 2);
+  Tick();
+  EXPECT_FALSE(Commit(job, 10, "a"));
+  EXPECT_TRUE(Steps(job).empty());
+  EXPECT_TRUE(Commit(job, 10, "b"));
+  EXPECT_EQ(Steps(job), std::vector<int64_t>{10});
+  EXPECT_TRUE(Commit(job, 10, "b")) << "a repeat";
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(checkpoints_->Commit(CommitOf(job, 10, "c", "x")).status()));
+}
+
+TEST_F(LifeTest, TheNodesOfAGangAreToldWhichCheckpointToDeliver) {
+  const auto a = Join("a", "H100", 1), b = Join("b", "H100", 1);
+  const std::string job = Submit("H100", 1, 2);
+  Tick();
+  const auto say = [&](const std::string& node, const std::shared_ptr<FakeWorker>& worker,
+                       int64_t newest, int64_t settled) {
+    v1::AttemptStatus status = StatusOf(Uid(job), S::RUNNING);
+    status.set_checkpoint_newest(newest);
+    status.set_checkpoint_settled(settled);
+    ASSERT_TRUE(Observe(node, worker, {status}).ok());
+    Tick();
+  };
+  say("a", a, 30, 0);
+  EXPECT_EQ(a->Wanted(Uid(job))->collect_checkpoint(), 0);
+  say("b", b, 20, 0);
+  EXPECT_EQ(a->Wanted(Uid(job))->collect_checkpoint(), 20);
+  EXPECT_EQ(b->Wanted(Uid(job))->collect_checkpoint(), 20);
+  say("a", a, 50, 20);
+  RestartServer();
+  const auto again = Join("a", "H100", 1);
+  Tick();
+  EXPECT_EQ(again->Wanted(Uid(job))->collect_checkpoint(), 20) << "b still delivers it";
+  say("b", Join("b", "H100", 1), 40, 20);
+  EXPECT_EQ(again->Wanted(Uid(job))->collect_checkpoint(), 40);
+}
+
+TEST_F(LifeTest, ABlobThatIsNotThereHasToBeUploadedAgain) {
+  Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  const v1::CommitCheckpointRequest request = CommitOf(job, 10, "a", "x");
+  ASSERT_TRUE(blobs_->Remove(request.files(0).blob().sha256()).ok());
+  EXPECT_TRUE(absl::IsAborted(checkpoints_->Commit(request).status()));
+  EXPECT_TRUE(Steps(job).empty());
+}
+
+TEST_F(LifeTest, RetentionDeletesRowsBlobsAndTellsTheNode) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = SubmitWith(R"({"checkpoint":{"save_total_limit":2}})");
+  Tick();
+  for (const int64_t step : {10, 20, 30}) ASSERT_TRUE(Commit(job, step));
+  EXPECT_EQ(Steps(job), (std::vector<int64_t>{30, 20}));
+  EXPECT_FALSE(blobs_->PathOf(io::Sha256Hex("state 10")).ok());
+  EXPECT_TRUE(blobs_->PathOf(io::Sha256Hex("state 20")).ok());
+  Tick();
+  ASSERT_EQ(worker->desired.checkpoints().jobs_size(), 1);
+  EXPECT_EQ(worker->desired.checkpoints().jobs(0).steps_size(), 2);
+  EXPECT_EQ(worker->desired.checkpoints().jobs(0).steps(0), 20);
+}
+
+TEST_F(LifeTest, CheckpointsOfAJobThatEndedGoAfterTheirTime) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  ASSERT_TRUE(Commit(job, 10));
+  Say("a", worker, job, S::DONE, v1::Verdict::NONE, "succeeded");
+  clock_.Advance(std::chrono::hours(23));
+  ASSERT_TRUE(checkpoints_->Sweep().ok());
+  EXPECT_EQ(Steps(job).size(), 1u);
+  clock_.Advance(std::chrono::hours(2));
+  ASSERT_TRUE(checkpoints_->Sweep().ok());
+  EXPECT_TRUE(Steps(job).empty());
+  EXPECT_FALSE(blobs_->PathOf(io::Sha256Hex("state 10")).ok());
+}
+
+TEST_F(LifeTest, ADamagedCheckpointIsPassedOverForAnEarlierOne) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  ASSERT_TRUE(Commit(job, 10));
+  ASSERT_TRUE(Commit(job, 20));
+  Fail("a", worker, job);
+  clock_.Advance(seconds(6));
+  Tick();
+  EXPECT_EQ(worker->Wanted(Uid(job))->dispatch().resume().step(), 20);
+  Fail("a", worker, job, "checkpoint_damaged");
+  clock_.Advance(seconds(11));
+  Tick();
+  EXPECT_EQ(worker->Wanted(Uid(job))->dispatch().resume().step(), 10);
+}
+
+TEST_F(LifeTest, AResumeMakesANewJobThatGoesOnAndTheEndedOneStaysAsItIs) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  ASSERT_TRUE(Commit(job, 10));
+  ASSERT_TRUE(Commit(job, 20));
+  v1::ResumeJobRequest request;
+  request.set_name(job);
+  request.set_request_id("again");
+  request.set_step(10);
+  EXPECT_TRUE(absl::IsFailedPrecondition(jobs_->Resume(request, "ann").status())) << "it runs";
+  Fail("a", worker, job, "nan_loss", v1::Verdict::USER);
+  const v1::Job next = jobs_->Resume(request, "ann").value();
+  EXPECT_EQ(jobs_->Resume(request, "ann")->name(), next.name()) << "a repeat";
+  EXPECT_EQ(State(job), v1::Job::FAILED);
+  Tick();
+  const std::string id = next.name().substr(next.name().rfind('/') + 1);
+  EXPECT_EQ(worker->Wanted(Uid(id))->dispatch().resume().step(), 10);
+  EXPECT_EQ(Job(id).resumed_step(), 10);
+  clock_.Advance(std::chrono::hours(24 * 30));
+  ASSERT_TRUE(checkpoints_->Sweep().ok());
+  EXPECT_EQ(Steps(job).size(), 2u) << "kept for the job that goes on from it";
+
+  request.set_request_id("other");
+  request.set_step(15);
+  const absl::Status missing = jobs_->Resume(request, "ann").status();
+  EXPECT_TRUE(absl::IsNotFound(missing)) << missing;
+  EXPECT_NE(Message(missing).find("there is: 20, 10"), std::string_view::npos) << missing;
+}
+
+TEST_F(LifeTest, AskingForACheckpointReachesTheNodeOncePerRequest) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  v1::CheckpointJobRequest request;
+  request.set_name(job);
+  request.set_request_id("r-1");
+  EXPECT_TRUE(absl::IsFailedPrecondition(checkpoints_->Ask(request).status())) << "not running";
+  Say("a", worker, job, S::RUNNING);
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(checkpoints_->Ask(request).ok());
+  Tick();
+  EXPECT_EQ(worker->Wanted(Uid(job))->checkpoints_asked(), 1);
+  request.set_request_id("r-2");
+  ASSERT_TRUE(checkpoints_->Ask(request).ok());
+  Tick();
+  EXPECT_EQ(worker->Wanted(Uid(job))->checkpoints_asked(), 2);
+}
+
+TEST_F(LifeTest, ACancelWithCheckpointSaysSoToTheNode) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  Say("a", worker, job, S::RUNNING);
+  ASSERT_TRUE(jobs_->Cancel(job, "", true).ok());
+  Tick();
+  EXPECT_EQ(worker->Wanted(Uid(job))->intent(), D::STOP);
+  EXPECT_TRUE(worker->Wanted(Uid(job))->checkpoint_first());
+  EXPECT_TRUE(Commit(job, 5)) << "a stopping attempt may still commit";
+}
+
+}  // namespace
+}  // namespace sft::server
