@@ -45,6 +45,18 @@ void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
   cost->elementwise_again[Index(Recompute::kAll)] += inputs * (e + 1);
 }
 
+// Bytes for one token of the partial sums of SwigluFactorsBackward, which makes the product of
+// SwiGLU again in its one pass over the rows; 0 where it is not used (GatedMlp::MakesProductAgain,
+// and the sizes that the CUDA kernel has).
+int64_t OnePassPartials(const ModelShape& s, const spec::JobSpec& job, const BlockMatrices& m,
+                        int64_t e) {
+  const int64_t rank = m.down.rank;
+  if (e != 2 || job.lora.dropout > 0 || m.gate_up.rank != 2 * rank) return 0;
+  if (rank != 16 && rank != 32) return 0;
+  const int64_t strip = 4096 / rank;
+  return s.intermediate % strip == 0 ? s.intermediate / strip * 2 * rank * 4 : 0;
+}
+
 }  // namespace
 
 std::string_view NameOf(Recompute level) {
@@ -74,21 +86,23 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   const int64_t kept_always =
       2 * r.hidden + 2 * kStatisticBytes + r.qkv + r.attended + r.lse + r.attention_xa + r.down_xa;
   const int64_t mlp = r.gate_up + r.gate_up_xa;
-  const int64_t norms = r.input_normed + r.middle_normed + r.heads + r.activated;
+  const int64_t partials = OnePassPartials(s, job, m, e);
+  const int64_t activated = partials > 0 ? 0 : r.activated;  // of what is kept or restored
+  const int64_t norms = r.input_normed + r.middle_normed + r.heads + activated;
   cost.saved = {kept_always + mlp + norms, kept_always + mlp, kept_always, r.hidden};
   const int64_t all = cost.saved[Index(Recompute::kNothing)];
   const int64_t dqkv = Stride(q + 2 * kv, m.qkv.rank) * e;
   const int64_t dy = Stride(s.hidden, std::max(m.o.rank, m.down.rank)) * e;
   for (int level = 0; level < kRecomputeLevels; ++level) {
     const int64_t kept = cost.saved[level];
-    cost.forward[level] = all - kept + r.hidden;
+    cost.forward[level] = all - activated + r.activated - kept + r.hidden;
     const bool has_input = level == Index(Recompute::kNothing) || level == Index(Recompute::kAll);
     // All that the feed-forward layer's backward reads, and the gradients it writes.
     const int64_t restored = all - (has_input ? 0 : r.input_normed + r.heads);
-    const int64_t with_mlp = restored + r.hidden + s.intermediate * e;
+    const int64_t with_mlp = restored + r.hidden + s.intermediate * e + partials;
     cost.backward_mlp[level] = with_mlp - kept + dy;
     // The feed-forward layer's tensors are gone then.
-    const int64_t attention = all - mlp - r.activated - r.middle_normed - r.hidden;
+    const int64_t attention = all - mlp - activated - r.middle_normed - r.hidden;
     cost.backward_attention[level] = attention + r.hidden + q * e + dqkv - kept + dy;
   }
 
@@ -96,7 +110,8 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   const int64_t swiglu_bytes = 3 * s.intermediate * e;
   const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + swiglu_bytes;
   cost.elementwise = forward_bytes + 8 * s.hidden * e + 3 * (q + kv) * e + 5 * s.intermediate * e;
-  const int64_t norms_again = s.qk_norm ? forward_bytes : 2 * norm_bytes + swiglu_bytes;
+  const int64_t norms_again = 2 * norm_bytes + (s.qk_norm ? rope_bytes : 0) +
+                              (partials > 0 ? 0 : swiglu_bytes);
   cost.elementwise_again = {0, norms_again, norms_again, forward_bytes};
   cost.weights = m.qkv.weights() + m.o.weights() + m.gate_up.weights() + m.down.weights();
   cost.weights_again = {0, 0, m.gate_up.weights(), cost.weights};
@@ -108,6 +123,8 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
     // The gradients of both factors and of their product.
     cost.adapters += (2 * matrix->rows + matrix->columns) * e;
   }
+  // One pass reads what SwiGLU's backward reads anyway, and writes and reads its partial sums.
+  if (partials > 0) cost.adapters += 2 * partials - (2 * m.gate_up.rows + m.down.columns) * e;
   cost.adapters += adapter_forward;
   const int64_t gate_up_adapter = m.gate_up.rank > 0 ? m.gate_up.columns * e : 0;
   cost.adapters_again = {0, 0, gate_up_adapter, adapter_forward};

@@ -240,6 +240,20 @@ void Mlp(const Table& table, int64_t width) {
   table.Memory("swiglu" + name, 3 * Bytes(dy), [&] { ops::Swiglu(out, gate_up); });
   table.Memory("swiglu backward" + name, 5 * Bytes(dy),
                [&] { ops::SwigluBackward(gradient, dy, gate_up); });
+  const auto zeros = [](at::IntArrayRef sizes) {
+    return at::zeros(sizes, at::TensorOptions(at::kFloat).device(at::kCUDA));
+  };
+  constexpr int64_t kRank = 16;
+  const ops::SwigluFactors factors{.xa = Random({kTokens, 2 * kRank}),
+                                   .b_gate = Random({width, kRank}),
+                                   .b_up = Random({width, kRank}),
+                                   .dxa_down = Random({kTokens, kRank}),
+                                   .db_gate = zeros({width, kRank}),
+                                   .db_up = zeros({width, kRank}),
+                                   .da_down = zeros({kRank, width})};
+  // In the place of gate and up: after some calls the values are what the gradients become.
+  table.Memory("swiglu backward + adapters" + name, 5 * Bytes(dy),
+               [&] { ops::SwigluFactorsBackward(gradient, dy, factors); });
 }
 
 void Loss(const Table& table) {

@@ -26,6 +26,8 @@ TORCH_LIBRARY_IMPL(sft, CUDA, m) {
   m.impl("norm_rope_backward_", &cuda::NormRopeBackward);
   m.impl("swiglu_", &cuda::Swiglu);
   m.impl("swiglu_backward_", &cuda::SwigluBackward);
+  m.impl("has_swiglu_factors", &cuda::HasSwigluFactors);
+  m.impl("swiglu_factors_backward_", &cuda::SwigluFactorsBackward);
   m.impl("attention_", &cuda::Attention);
   m.impl("attention_backward_", &cuda::AttentionBackward);
   m.impl("cross_entropy_", &cuda::CrossEntropy);

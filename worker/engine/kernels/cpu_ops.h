@@ -55,6 +55,11 @@ std::tuple<at::Tensor, at::Tensor> NormRopeBackward(at::Tensor& dqkv, const at::
                                                     bool need_weight_grad);
 void Swiglu(at::Tensor& out, const at::Tensor& gate_up);
 void SwigluBackward(at::Tensor& dgate_up, const at::Tensor& dy, const at::Tensor& gate_up);
+bool HasSwigluFactors(const at::Tensor& gate_up, int64_t rank);
+at::Tensor SwigluFactorsBackward(at::Tensor& gate_up, const at::Tensor& dy, const at::Tensor& xa,
+                                 const at::Tensor& b_gate, const at::Tensor& b_up,
+                                 const at::Tensor& dxa_down, at::Tensor& db_gate,
+                                 at::Tensor& db_up, at::Tensor& da_down, double scale);
 at::Tensor Attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
                      int64_t window);

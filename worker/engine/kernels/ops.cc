@@ -47,6 +47,11 @@ TORCH_LIBRARY(sft, m) {
       "-> (Tensor dq_weight, Tensor dk_weight)");
   m.def("swiglu_(Tensor(a!) out, Tensor gate_up) -> ()");
   m.def("swiglu_backward_(Tensor(a!) dgate_up, Tensor dy, Tensor gate_up) -> ()");
+  m.def("has_swiglu_factors(Tensor gate_up, int rank) -> bool");
+  m.def(
+      "swiglu_factors_backward_(Tensor(a!) gate_up, Tensor dy, Tensor xa, Tensor b_gate, "
+      "Tensor b_up, Tensor dxa_down, Tensor(b!) db_gate, Tensor(c!) db_up, Tensor(d!) da_down, "
+      "float scale) -> Tensor");
   m.def(
       "attention_(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, int[] lengths, "
       "float scale, int window) -> Tensor");
@@ -84,6 +89,8 @@ TORCH_LIBRARY_IMPL(sft, CPU, m) {
   m.impl("norm_rope_backward_", &cpu::NormRopeBackward);
   m.impl("swiglu_", &cpu::Swiglu);
   m.impl("swiglu_backward_", &cpu::SwigluBackward);
+  m.impl("has_swiglu_factors", &cpu::HasSwigluFactors);
+  m.impl("swiglu_factors_backward_", &cpu::SwigluFactorsBackward);
   m.impl("attention_", &cpu::Attention);
   m.impl("attention_backward_", &cpu::AttentionBackward);
   m.impl("cross_entropy_", &cpu::CrossEntropy);
@@ -248,6 +255,21 @@ void Swiglu(Tensor& out, const Tensor& gate_up) {
 void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
   static const auto op = Find<void(Tensor&, const Tensor&, const Tensor&)>("sft::swiglu_backward_");
   op.call(dgate_up, dy, gate_up);
+}
+
+bool HasSwigluFactors(const Tensor& gate_up, int64_t rank) {
+  static const auto op = Find<bool(const Tensor&, int64_t)>("sft::has_swiglu_factors");
+  return op.call(gate_up, rank);
+}
+
+Tensor SwigluFactorsBackward(Tensor& gate_up, const Tensor& dy, const SwigluFactors& factors) {
+  static const auto op =
+      Find<Tensor(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                  const Tensor&, Tensor&, Tensor&, Tensor&, double)>(
+          "sft::swiglu_factors_backward_");
+  Tensor db_gate = factors.db_gate, db_up = factors.db_up, da_down = factors.da_down;
+  return op.call(gate_up, dy, factors.xa, factors.b_gate, factors.b_up, factors.dxa_down, db_gate,
+                 db_up, da_down, factors.scale);
 }
 
 Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,

@@ -134,6 +134,27 @@ void Swiglu(at::Tensor& out, const at::Tensor& gate_up);
 // dgate_up rows [T, 2 I]; it may be gate_up.
 void SwigluBackward(at::Tensor& dgate_up, const at::Tensor& dy, const at::Tensor& gate_up);
 
+// What the backward of SwiGLU meets of the adapters beside it. R: the rank of each of the three.
+struct SwigluFactors {
+  at::Tensor xa;              // rows [T, 2 R]: the input times the first factors of gate and of up
+  at::Tensor b_gate, b_up;    // [I, R]
+  at::Tensor dxa_down;        // rows [T, R]: the gradient of down's input times its first factor
+  at::Tensor db_gate, db_up;  // fp32 [I, R]
+  at::Tensor da_down;         // fp32 [R, I]
+  double scale = 1.0;
+};
+// Whether SwigluFactorsBackward is there for rows like `gate_up`, [T, 2 I], and this rank.
+bool HasSwigluFactors(const at::Tensor& gate_up, int64_t rank);
+// SwigluBackward into gate_up itself, between projections of frozen weights, with all products of
+// their adapters that read its rows. With d the gradient of gate and up, and h = silu(gate) * up:
+//
+//   db_gate += scale d_gate^T xa[:, :R]     db_up += scale d_up^T xa[:, R:]
+//   da_down += dxa_down^T h
+//
+// Returns rows [T, 2 R]: scale * [ d_gate b_gate | d_up b_up ].
+at::Tensor SwigluFactorsBackward(at::Tensor& gate_up, const at::Tensor& dy,
+                                 const SwigluFactors& factors);
+
 // Whether operations of this process that sum up in parallel keep a fixed order, so that they give
 // the same bits each time; LibTorch's own, too. Before any thread computes. On a CPU ours always
 // do.

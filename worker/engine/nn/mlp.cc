@@ -13,35 +13,77 @@ using at::Tensor;
 
 void GatedMlp::Forward(Tensor& y, const Tensor& x, const Tensor& residual, const Pass& pass,
                        Saved& saved) const {
-  Restore(x, pass, saved);
-  saved.down_xa = down.Forward(y, saved.activated, pass, residual);
+  RestoreGateUp(x, pass, saved);
+  Tensor activated = std::exchange(saved.activated, Tensor());
+  if (!activated.defined()) activated = Activate(saved.gate_up);
+  saved.down_xa = down.Forward(y, activated, pass, residual);
+  if (!MakesProductAgain(saved.gate_up, pass)) saved.activated = activated;
 }
 
 void GatedMlp::Restore(const Tensor& x, const Pass& pass, Saved& saved) const {
-  if (!saved.gate_up.defined()) {
-    // Spare columns already: the backward turns these rows into their own gradient.
-    saved.gate_up = EmptyRows(x.size(0), gate_up.outputs(), gate_up.spare(), x);
-    saved.gate_up_xa = gate_up.Forward(saved.gate_up, x, pass);
-  }
-  if (!saved.activated.defined()) {
-    saved.activated = EmptyRows(x.size(0), down.inputs(), down.spare(), x);
-    ops::Swiglu(saved.activated, saved.gate_up);
-  }
+  RestoreGateUp(x, pass, saved);
+  if (saved.activated.defined() || MakesProductAgain(saved.gate_up, pass)) return;
+  saved.activated = Activate(saved.gate_up);
+}
+
+void GatedMlp::RestoreGateUp(const Tensor& x, const Pass& pass, Saved& saved) const {
+  if (saved.gate_up.defined()) return;
+  // Spare columns already: the backward turns these rows into their own gradient.
+  saved.gate_up = EmptyRows(x.size(0), gate_up.outputs(), gate_up.spare(), x);
+  saved.gate_up_xa = gate_up.Forward(saved.gate_up, x, pass);
+}
+
+Tensor GatedMlp::Activate(const Tensor& gate_up) const {
+  Tensor activated = EmptyRows(gate_up.size(0), down.inputs(), down.spare(), gate_up);
+  ops::Swiglu(activated, gate_up);
+  return activated;
+}
+
+bool GatedMlp::MakesProductAgain(const Tensor& rows, const Pass& pass) const {
+  const int64_t rank = gate_up.common_rank();
+  // Gate and up may also be one linear, with one adapter for both.
+  return rank > 0 && gate_up.members() == 2 && down.members() == 1 && down.common_rank() == rank &&
+         !pass.drops() && ops::HasSwigluFactors(rows, rank);
 }
 
 void GatedMlp::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Saved& saved,
                         UnitGradients& gradients, Tensor* dx) const {
+  if (MakesProductAgain(saved.gate_up, pass)) {
+    BackwardInOnePass(dy, x, pass, saved, gradients, dx);
+    return;
+  }
   const bool go_on = dx != nullptr || gate_up.trained(gradients);
   Tensor dactivated;
   if (go_on) dactivated = at::empty({dy.size(0), down.inputs()}, dy.options());
-  down.Backward(dy, saved.activated, saved.down_xa, pass, gradients,
-                go_on ? &dactivated : nullptr);
+  down.Backward(dy, saved.activated, saved.down_xa, pass, gradients, go_on ? &dactivated : nullptr);
   saved.activated = Tensor();
   if (!go_on) return;
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
   ops::SwigluBackward(dgate_up, dactivated, dgate_up);
   dactivated = Tensor();
   gate_up.Backward(dgate_up, x, saved.gate_up_xa, pass, gradients, dx);
+}
+
+// Adapters are trained together, and never beside the weights that they adapt.
+void GatedMlp::BackwardInOnePass(const Tensor& dy, const Tensor& x, const Pass& pass, Saved& saved,
+                                 UnitGradients& gradients, Tensor* dx) const {
+  const Tensor dxa_down = down.AdapterGradient(dy, pass);
+  down.AddSecondGradients(dy, saved.down_xa, pass, gradients);
+  Tensor dactivated = at::empty({dy.size(0), down.inputs()}, dy.options());
+  down.InputGradient(dy, dxa_down, pass, dactivated);
+  Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
+  const Tensor dxa = ops::SwigluFactorsBackward(dgate_up, dactivated,
+                                                {.xa = std::exchange(saved.gate_up_xa, Tensor()),
+                                                 .b_gate = gate_up.SecondFactor(0, pass),
+                                                 .b_up = gate_up.SecondFactor(1, pass),
+                                                 .dxa_down = dxa_down,
+                                                 .db_gate = gate_up.SecondGradient(0, gradients),
+                                                 .db_up = gate_up.SecondGradient(1, gradients),
+                                                 .da_down = down.FirstGradient(0, gradients),
+                                                 .scale = pass.lora.scale});
+  dactivated = Tensor();
+  gate_up.AddFirstGradients(x, dxa, pass, gradients);
+  if (dx != nullptr) gate_up.InputGradient(dgate_up, dxa, pass, *dx);
 }
 
 }  // namespace sft::engine

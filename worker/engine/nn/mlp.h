@@ -14,7 +14,7 @@ struct GatedMlp {
   // What the backward needs; undefined tensors are computed again by Restore.
   struct Saved {
     at::Tensor gate_up;    // rows [T, 2 I]
-    at::Tensor activated;  // rows [T, I]: silu(gate) * up
+    at::Tensor activated;  // rows [T, I]: silu(gate) * up; never kept where MakesProductAgain
     at::Tensor gate_up_xa, down_xa;
   };
 
@@ -27,6 +27,15 @@ struct GatedMlp {
   // `saved`.
   void Backward(const at::Tensor& dy, const at::Tensor& x, const Pass& pass, Saved& saved,
                 UnitGradients& gradients, at::Tensor* dx) const;
+
+ private:
+  void RestoreGateUp(const at::Tensor& x, const Pass& pass, Saved& saved) const;
+  at::Tensor Activate(const at::Tensor& gate_up) const;
+  // Whether the backward makes silu(gate) * up itself, in the one pass over rows like `gate_up`
+  // that also has the adapters' gradients (ops::SwigluFactorsBackward).
+  bool MakesProductAgain(const at::Tensor& gate_up, const Pass& pass) const;
+  void BackwardInOnePass(const at::Tensor& dy, const at::Tensor& x, const Pass& pass, Saved& saved,
+                         UnitGradients& gradients, at::Tensor* dx) const;
 };
 
 }  // namespace sft::engine

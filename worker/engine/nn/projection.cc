@@ -4,6 +4,8 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
+
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/nn/rows.h"
 
@@ -184,17 +186,40 @@ Tensor Projection::AdapterGradient(const Tensor& dy, const Pass& pass) const {
   return dxa;
 }
 
-void Projection::FactorGradients(const Tensor& dy, const Tensor& x, const Tensor& xa,
-                                 const Tensor& dxa, const Pass& pass,
-                                 UnitGradients& gradients) const {
-  std::vector<Tensor> firsts;
+int64_t Projection::common_rank() const {
+  const int64_t rank = info_.members[0].rank;
+  const auto differs = [rank](const Member& member) { return member.rank != rank; };
+  return std::any_of(info_.members.begin(), info_.members.end(), differs) ? 0 : rank;
+}
+
+const Tensor& Projection::SecondFactor(size_t member, const Pass& pass) const {
+  return pass.weights[info_.members[member].lora_b];
+}
+
+Tensor Projection::FirstGradient(size_t member, UnitGradients& gradients) const {
+  return gradients.Buffer(info_.members[member].lora_a);
+}
+
+Tensor Projection::SecondGradient(size_t member, UnitGradients& gradients) const {
+  return gradients.Buffer(info_.members[member].lora_b);
+}
+
+void Projection::AddSecondGradients(const Tensor& dy, const Tensor& xa, const Pass& pass,
+                                    UnitGradients& gradients) const {
   for (const Member& member : info_.members) {
     if (member.rank == 0) continue;
-    firsts.push_back(gradients.Buffer(member.lora_a));
     if (Tensor db = gradients.Buffer(member.lora_b); db.defined()) {
       ops::Gemm(db, dy.narrow(1, member.first_row, member.rows).t(),
                 xa.narrow(1, member.first_rank, member.rank), pass.lora.scale, 1.0);
     }
+  }
+}
+
+void Projection::AddFirstGradients(const Tensor& x, const Tensor& dxa, const Pass& pass,
+                                   UnitGradients& gradients) const {
+  std::vector<Tensor> firsts;
+  for (const Member& member : info_.members) {
+    if (member.rank > 0) firsts.push_back(gradients.Buffer(member.lora_a));
   }
   if (Tensor joined = Joined(firsts); joined.defined() && !pass.drops()) {
     ops::Gemm(joined, dxa.t(), x, 1.0, 1.0);
@@ -247,7 +272,8 @@ void Projection::Backward(const Tensor& dy, const Tensor& x, const Tensor& xa, c
   Tensor dxa;
   if (info_.rank > 0) {
     dxa = AdapterGradient(dy, pass);
-    FactorGradients(dy, x, xa, dxa, pass, gradients);
+    AddSecondGradients(dy, xa, pass, gradients);
+    AddFirstGradients(x, dxa, pass, gradients);
   }
   if (dx != nullptr) InputGradient(dy, dxa, pass, *dx);
 }

@@ -53,6 +53,25 @@ class Projection {
   // Whether one of its parameters is trained.
   bool trained(UnitGradients& gradients) const;
 
+  // For a layer that works out the rest of the backward itself (mlp.cc).
+
+  size_t members() const { return info_.members.size(); }
+  // The rank that all members' adapters have; 0 where they differ or a member has none.
+  int64_t common_rank() const;
+  // The second factor [rows, rank] of a member, and the gradients of its factors.
+  const at::Tensor& SecondFactor(size_t member, const Pass& pass) const;
+  at::Tensor FirstGradient(size_t member, UnitGradients& gradients) const;
+  at::Tensor SecondGradient(size_t member, UnitGradients& gradients) const;
+  // s dy B [T, R]
+  at::Tensor AdapterGradient(const at::Tensor& dy, const Pass& pass) const;
+  // Add the gradients of the factors B, and A.
+  void AddSecondGradients(const at::Tensor& dy, const at::Tensor& xa, const Pass& pass,
+                          UnitGradients& gradients) const;
+  void AddFirstGradients(const at::Tensor& x, const at::Tensor& dxa, const Pass& pass,
+                         UnitGradients& gradients) const;
+  void InputGradient(const at::Tensor& dy, const at::Tensor& dxa, const Pass& pass,
+                     at::Tensor& dx) const;
+
  private:
   using Member = MatrixInfo::Member;
 
@@ -74,13 +93,7 @@ class Projection {
   at::Tensor FirstFactorProduct(const at::Tensor& x, const Pass& pass) const;
   void AddSecondFactors(at::Tensor& y, const at::Tensor& xa, const Pass& pass) const;
   void AddBiases(at::Tensor& y, const Pass& pass) const;
-  // s dy B [T, R]
-  at::Tensor AdapterGradient(const at::Tensor& dy, const Pass& pass) const;
   void WeightGradients(const at::Tensor& dy, const at::Tensor& x, UnitGradients& gradients) const;
-  void FactorGradients(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& xa,
-                       const at::Tensor& dxa, const Pass& pass, UnitGradients& gradients) const;
-  void InputGradient(const at::Tensor& dy, const at::Tensor& dxa, const Pass& pass,
-                     at::Tensor& dx) const;
 
   MatrixInfo info_;
   int matrix_ = 0;

@@ -327,7 +327,12 @@ TEST(BlockTest, BytesOfATokenFollowFromTheRows) {
   EXPECT_EQ(block.saved[static_cast<int>(Recompute::kMlp)], norms - 2 * (24640 + 32));
   EXPECT_EQ(block.saved[static_cast<int>(Recompute::kAll)], 2 * 4096);
   EXPECT_EQ(block.saved[static_cast<int>(Recompute::kNothing)],
-            norms + 2 * (4160 + 4160 + 5120 + 12352));
+            norms + 2 * (4160 + 4160 + 5120));
+  // Adapters of another rank keep the product of SwiGLU for the backward.
+  spec::JobSpec other = Qlora(1, 1, 2048);
+  other.lora.r = 8;
+  const BlockCost kept = CostOfBlock(Qwen3Of8B(), other, 2);
+  EXPECT_EQ(kept.saved[0] - kept.saved[1], 2 * (4160 + 4160 + 5120 + 12352));
   EXPECT_EQ(block.matrix_elements,
             (6144 + 48) * 4160 + (4096 + 16) * 4160 + (24576 + 32) * 4160 + (4096 + 16) * 12352);
 }

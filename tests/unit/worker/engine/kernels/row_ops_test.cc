@@ -255,6 +255,46 @@ TEST(SwigluTest, EqualsAutograd) {
   }
 }
 
+// y = silu(gate + s xa_g B_g^T) * ...: the gradients that autograd gives the adapters about h, with
+// all else held.
+TEST(SwigluTest, TheOnePassBackwardGivesTheGradientsOfTheAdaptersToo) {
+  const int64_t tokens = 13, width = 50, rank = 3;
+  const double scale = 0.5;
+  const Tensor base = Random({tokens, 2 * width}, 1), xa = Random({tokens, 2 * rank}, 2);
+  Tensor xa_in = xa.clone().set_requires_grad(true);
+  Tensor b_gate = Random({width, rank}, 3).set_requires_grad(true);
+  Tensor b_up = Random({width, rank}, 4).set_requires_grad(true);
+  Tensor a_down = Random({rank, width}, 5).set_requires_grad(true);
+  const Tensor gate =
+      base.narrow(1, 0, width) + scale * xa_in.narrow(1, 0, rank).matmul(b_gate.t());
+  const Tensor up =
+      base.narrow(1, width, width) + scale * xa_in.narrow(1, rank, rank).matmul(b_up.t());
+  const Tensor h = at::silu(gate) * up;
+  const Tensor dh = Random({tokens, width}, 6), dha = Random({tokens, rank}, 7);
+  // dy reaches h through down's weight (dh) and, held apart here, through its first factor.
+  const auto grads = Gradients(h, dh, {xa_in, b_gate, b_up});
+  const Tensor ha = at::silu(gate).mul(up).detach().matmul(a_down.t());
+  const auto of_down = Gradients(ha, dha, {a_down});
+  Strided rows(at::cat({gate.detach(), up.detach()}, 1)), plain(tokens, 2 * width, at::kFloat);
+  ops::SwigluBackward(plain.rows, dh, rows.rows);
+  const ops::SwigluFactors factors{.xa = xa,
+                                   .b_gate = b_gate.detach(),
+                                   .b_up = b_up.detach(),
+                                   .dxa_down = dha,
+                                   .db_gate = at::ones({width, rank}),
+                                   .db_up = at::ones({width, rank}),
+                                   .da_down = at::ones({rank, width}),
+                                   .scale = scale};
+  ASSERT_TRUE(ops::HasSwigluFactors(rows.rows, rank));
+  const Tensor dxa = ops::SwigluFactorsBackward(rows.rows, Strided(dh).rows, factors);
+  EXPECT_LT(RelativeError(rows.rows, plain.rows), 1e-6);
+  EXPECT_LT(RelativeError(dxa, grads[0]), 1e-6);
+  EXPECT_LT(RelativeError(factors.db_gate, grads[1] + 1), 1e-6) << "added to what is there";
+  EXPECT_LT(RelativeError(factors.db_up, grads[2] + 1), 1e-6);
+  EXPECT_LT(RelativeError(factors.da_down, of_down[0] + 1), 1e-6);
+  EXPECT_TRUE(rows.GapIsUntouched());
+}
+
 TEST_P(TypesTest, PlaceFactorsPutsEachMemberInItsRowsAndRank) {
   // Two of three members of a fused weight, which leave rows 5 to 7 to none.
   const int64_t rows = 12, columns = 6, rank = 5;

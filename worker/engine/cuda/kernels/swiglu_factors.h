@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "worker/engine/cuda/kernels/launch.h"
+
+// Launcher of SwigluFactorsBackward (worker/engine/kernels/ops.h), for bf16. launch.h's rules hold.
+
+namespace sft::engine::cuda {
+
+// Of one call.
+struct SwigluFactorsShape {
+  int64_t tokens = 0;
+  int64_t width = 0;  // of gate, of up and of their product
+  int rank = 0;       // of each of the three adapters
+};
+
+// What is read, and gate_up, which becomes its own gradient. Rows start on 16 bytes.
+struct SwigluFactorsRows {
+  __nv_bfloat16* gate_up = nullptr;  // [tokens, 2 width]
+  int64_t gate_up_stride = 0;
+  const __nv_bfloat16* dy = nullptr;  // [tokens, width]
+  int64_t dy_stride = 0;
+  const __nv_bfloat16* xa = nullptr;  // [tokens, 2 rank]
+  int64_t xa_stride = 0;
+  const __nv_bfloat16* dxa_down = nullptr;  // [tokens, rank]
+  int64_t dxa_down_stride = 0;
+  const __nv_bfloat16 *b_gate = nullptr, *b_up = nullptr;  // [width, rank], dense
+};
+
+// Dense; what is computed is added to them.
+struct SwigluFactorsGradients {
+  float *b_gate = nullptr, *b_up = nullptr;  // [width, rank]
+  float* a_down = nullptr;                   // [rank, width]
+};
+
+// Scratch memory, in floats, for partial sums.
+struct SwigluFactorsSizes {
+  int splits = 1;
+  int64_t dxa = 0, gradients = 0;
+};
+// That memory, for as many parts of the tokens.
+struct SwigluFactorsPartials {
+  int splits = 1;
+  float *dxa = nullptr, *gradients = nullptr;
+};
+
+// Whether there is a kernel for these sizes.
+bool HasSwigluFactors(int64_t width, int64_t rank);
+SwigluFactorsSizes SizesOfSwigluFactors(const SwigluFactorsShape& shape, int multiprocessors);
+// dxa [tokens, 2 rank], rows on 8 bytes.
+cudaError_t LaunchSwigluFactorsBackward(const SwigluFactorsShape& shape,
+                                        const SwigluFactorsRows& rows,
+                                        const SwigluFactorsPartials& partials, float scale,
+                                        const SwigluFactorsGradients& gradients, MutableRows dxa,
+                                        cudaStream_t stream);
+
+}  // namespace sft::engine::cuda

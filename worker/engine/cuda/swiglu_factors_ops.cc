@@ -1,0 +1,69 @@
+#include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/empty.h>
+
+#include "worker/engine/cuda/kernels/swiglu_factors.h"
+#include "worker/engine/cuda/launch_scope.h"
+#include "worker/engine/cuda/ops.h"
+#include "worker/engine/kernels/swiglu_factors.h"
+
+namespace sft::engine::cuda {
+
+namespace {
+
+using at::Tensor;
+
+const __nv_bfloat16* Elements(const Tensor& x) {
+  return static_cast<const __nv_bfloat16*>(x.const_data_ptr());
+}
+
+bool StartOnChunks(const Tensor& rows) {
+  return rows.stride(0) % 8 == 0 && reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0;
+}
+
+// The same on a 16-byte boundary: factors lie in their unit's buffer wherever they do.
+Tensor OnChunks(const Tensor& rows) { return StartOnChunks(rows) ? rows : rows.clone(); }
+
+}  // namespace
+
+bool HasSwigluFactors(const Tensor& gate_up, int64_t rank) {
+  return gate_up.scalar_type() == at::kBFloat16 && gate_up.dim() == 2 && gate_up.size(0) > 0 &&
+         at::cuda::getDeviceProperties(gate_up.get_device())->major >= 9 &&
+         StartOnChunks(gate_up) && cuda::HasSwigluFactors(gate_up.size(1) / 2, rank);
+}
+
+Tensor SwigluFactorsBackward(Tensor& gate_up, const Tensor& dy, const Tensor& xa,
+                             const Tensor& b_gate, const Tensor& b_up, const Tensor& dxa_down,
+                             Tensor& db_gate, Tensor& db_up, Tensor& da_down, double scale) {
+  CheckSwigluFactors(gate_up, dy, xa, b_gate, b_up, dxa_down, db_gate, db_up, da_down);
+  const SwigluFactorsShape shape{gate_up.size(0), gate_up.size(1) / 2,
+                                 static_cast<int>(b_gate.size(1))};
+  TORCH_CHECK(HasSwigluFactors(gate_up, shape.rank), "swiglu_factors_backward_: no kernel for ",
+              gate_up.scalar_type(), gate_up.sizes(), " and rank ", shape.rank);
+  const LaunchScope scope(gate_up);
+  const Tensor from_down = OnChunks(dy), first = OnChunks(xa), first_down = OnChunks(dxa_down);
+  const Tensor gate = OnChunks(b_gate), up = OnChunks(b_up);
+  const int multiprocessors = at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
+  const SwigluFactorsSizes sizes = SizesOfSwigluFactors(shape, multiprocessors);
+  Tensor partials = at::empty({sizes.dxa + sizes.gradients}, gate_up.options().dtype(at::kFloat));
+  float* floats = partials.mutable_data_ptr<float>();
+  Tensor dxa = at::empty({shape.tokens, 2 * shape.rank}, gate_up.options());
+  const SwigluFactorsRows rows{static_cast<__nv_bfloat16*>(gate_up.mutable_data_ptr()),
+                               gate_up.stride(0),
+                               Elements(from_down),
+                               from_down.stride(0),
+                               Elements(first),
+                               first.stride(0),
+                               Elements(first_down),
+                               first_down.stride(0),
+                               Elements(gate),
+                               Elements(up)};
+  C10_CUDA_CHECK(LaunchSwigluFactorsBackward(
+      shape, rows, {sizes.splits, floats, floats + sizes.dxa}, static_cast<float>(scale),
+      {db_gate.mutable_data_ptr<float>(), db_up.mutable_data_ptr<float>(),
+       da_down.mutable_data_ptr<float>()},
+      {dxa.mutable_data_ptr(), dxa.stride(0)}, scope.stream()));
+  return dxa;
+}
+
+}  // namespace sft::engine::cuda
