@@ -1,3 +1,4 @@
+#include <barrier>
 #include <functional>
 #include <future>
 #include <numeric>
@@ -16,11 +17,14 @@ class NcclTest : public GpuTest {
   int GpusNeeded() const override { return 2; }
 };
 
-// One thread a rank, one GPU each.
+// One thread a rank, one GPU each. Ranks of one process share its mappings: to free memory, as the
+// end of a subgroup does, waits for the kernels of all GPUs, and so for a collective that the rank
+// that frees has not joined. The threads meet before such a collective.
 void OnAllRanks(const CudaPlugin& plugin, const std::function<void(Communicator&)>& body) {
   const int world = plugin.devices->Count();
   std::promise<uint16_t> listening;
   const std::shared_future<uint16_t> port = listening.get_future().share();
+  std::barrier bodies_ended(world);
   std::vector<std::future<void>> ranks;
   for (int rank = 0; rank < world; ++rank) {
     ranks.push_back(std::async(std::launch::async, [&, rank] {
@@ -36,7 +40,13 @@ void OnAllRanks(const CudaPlugin& plugin, const std::function<void(Communicator&
       const auto comm =
           MakeCommunicator(rendezvous, at::Device(at::kCUDA, static_cast<int8_t>(rank)));
       EXPECT_EQ(comm->backend(), "nccl");
-      body(*comm);
+      try {
+        body(*comm);
+      } catch (...) {
+        bodies_ended.arrive_and_drop();
+        throw;
+      }
+      bodies_ended.arrive_and_wait();
       comm->Barrier();
     }));
   }

@@ -22,7 +22,7 @@ constexpr int kMicroBatches = 2;
 
 struct Outcome {
   std::vector<double> losses, norms;
-  std::vector<Tensor> masters;
+  std::vector<Tensor> masters, changes;
   int64_t gpu_bytes = 0;
 };
 
@@ -59,7 +59,7 @@ class OffloadTest : public GpuTest {
     return batch;
   }
 
-  Outcome Train(spec::JobSpec job, bool on_host) const {
+  Outcome Train(spec::JobSpec job, bool on_host, double rate = 1e-3) const {
     const at::NoGradGuard no_grad;
     const auto comm = MakeLocalCommunicator(at::Device(at::kCUDA, 0));
     job.parallelism.offload_optimizer = on_host;
@@ -67,6 +67,10 @@ class OffloadTest : public GpuTest {
     TrainingModel model(job, dir_, *comm);
     Outcome run;
     run.gpu_bytes = Plugin().devices->Memory(0).allocated - before;
+    std::vector<Tensor> initial;
+    for (const TrainablePart& part : model.store().parts()) {
+      initial.push_back(part.master.cpu().clone());
+    }
     const double scale = 1.0 / (64 * kMicroBatches);
     for (int step = 0; step < kSteps; ++step) {
       model.BeginStep();
@@ -78,10 +82,11 @@ class OffloadTest : public GpuTest {
       }
       run.losses.push_back(sum * scale);
       run.norms.push_back(model.ReduceGradients(scale));
-      model.Update(1e-3, scale * ClipFactor(run.norms.back(), 1.0));
+      model.Update(rate, scale * ClipFactor(run.norms.back(), 1.0));
     }
     for (const TrainablePart& part : model.store().parts()) {
       run.masters.push_back(part.master.cpu().clone());
+      run.changes.push_back(run.masters.back() - initial[run.changes.size()]);
     }
     return run;
   }
@@ -110,16 +115,15 @@ TEST_F(OffloadTest, AdaptersGetTheSameBitsWhereverTheirOptimizerIs) {
 }
 
 // Gradients of full fine-tuning are rounded to bf16 once, on their way: 2^-9 of each at most. The
-// first loss and norm are of the same weights. AdamW's first steps are little more than signs,
-// which rounding turns for gradients near zero: on an H200 the norms of this wild model were 2 %
-// apart.
+// first loss and norm are of the same weights. The rate is small: at a hundred times it the
+// model goes wild, and two runs that differ in one bit part.
 TEST_F(OffloadTest, FullFineTuningFollowsTheSameCurve) {
   for (const auto kind :
        {spec::Optimizer::kAdamW, spec::Optimizer::kAdamWBf16, spec::Optimizer::kAdamW8bit}) {
     SCOPED_TRACE(static_cast<int>(kind));
     spec::JobSpec job = Job(spec::Mode::kFullFinetune);
     job.hyperparameters.optimizer = kind;
-    const Outcome host = Train(job, true), gpu = Train(job, false);
+    const Outcome host = Train(job, true, 1e-5), gpu = Train(job, false, 1e-5);
     EXPECT_EQ(host.losses[0], gpu.losses[0]);
     EXPECT_EQ(host.norms[0], gpu.norms[0]);
     for (int step = 1; step < kSteps; ++step) {
@@ -128,6 +132,9 @@ TEST_F(OffloadTest, FullFineTuningFollowsTheSameCurve) {
     }
     for (size_t i = 0; i < host.masters.size(); ++i) {
       EXPECT_LT(RelativeError(host.masters[i], gpu.masters[i]), 5e-3) << i;
+      // States and weights of the others are rounded at random.
+      if (kind != spec::Optimizer::kAdamW) continue;
+      EXPECT_LT(RelativeError(host.changes[i], gpu.changes[i]), 0.1) << i;
     }
   }
 }

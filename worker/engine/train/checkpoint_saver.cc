@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "common/base/version.h"
@@ -21,6 +22,14 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr size_t kHashDigits = 64;
+
+constexpr int kMostCopiers = 8;
+
+// Half of a rank's share of the cores: the other half feeds its device.
+int Copiers(int ranks_of_node) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(cores / ranks_of_node / 2, 1, kMostCopiers);
+}
 
 double SecondsBetween(MonoTime begin, MonoTime end) {
   return std::chrono::duration<double>(end - begin).count();
@@ -40,7 +49,8 @@ CheckpointSaver::CheckpointSaver(CheckpointPlace place, const spec::JobSpec& spe
       comm_(comm),
       observer_(observer),
       clock_(clock),
-      shard_(comm.device(), place_.ranks_of_node(comm.world())),
+      shard_(comm.device(), place_.ranks_of_node(comm.world()),
+             Copiers(place_.ranks_of_node(comm.world()))),
       started_(clock.Mono()),
       last_save_(started_) {
   // Before the first step nobody writes: that comes after an exchange of all ranks.

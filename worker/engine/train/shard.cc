@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <future>
 #include <utility>
 
 #include "common/io/file.h"
@@ -30,18 +32,20 @@ void CheckRuns(const std::atomic<bool>& cancelled) {
 
 }  // namespace
 
-ShardWriter::ShardWriter(at::Device device, int ranks_of_node)
-    : device_(device), ranks_of_node_(ranks_of_node), lane_(device, kSlots) {}
+ShardWriter::ShardWriter(at::Device device, int ranks_of_node, int copiers)
+    : device_(device), ranks_of_node_(ranks_of_node) {
+  for (int i = 0; i < copiers; ++i) copiers_.push_back({HostLane(device, 1), {}});
+}
 
 void ShardWriter::Begin(std::vector<NamedTensor> tensors) {
   tensors_.clear();
   for (NamedTensor& named : tensors) tensors_.emplace(named.name, std::move(named.tensor));
-  if (!device_.is_cpu() && slots_.empty()) {
-    for (int i = 0; i < kSlots; ++i) {
-      slots_.push_back(PinnedBuffer(kPieceBytes, at::kByte, device_));
+  for (Copier& copier : copiers_) {
+    if (!device_.is_cpu() && !copier.slot.defined()) {
+      copier.slot = PinnedBuffer(kPieceBytes, at::kByte, device_);
     }
+    copier.lane.Follow();
   }
-  lane_.Follow();
   const MutexLock lock(mutex_);
   copied_ = false;
 }
@@ -65,39 +69,62 @@ bool ShardWriter::FitsHost() const {
   return static_cast<double>(bytes) < kHostShare * static_cast<double>(*available) / ranks_of_node_;
 }
 
-void ShardWriter::ToHost(const Tensor& from, const Tensor& to) {
-  if (from.is_cpu()) {
-    // Not copy_: its threads are the training's.
-    std::memcpy(to.data_ptr(), from.const_data_ptr(), from.nbytes());
-    return;
+void ShardWriter::CopyPiece(Copier& copier, const Piece& piece) {
+  const auto bytes = static_cast<size_t>(piece.from.numel());
+  const Tensor* from = &piece.from;
+  Tensor slot;
+  if (!piece.from.is_cpu()) {
+    slot = copier.slot.narrow(0, 0, piece.from.numel());
+    copier.lane.Start(0, slot, piece.from);
+    copier.lane.WaitOnHost(0);
+    from = &slot;
   }
-  const Tensor source = AsBytes(from), target = AsBytes(to);
-  const int64_t bytes = source.numel(), pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
-  const auto size = [&](int64_t i) { return std::min(kPieceBytes, bytes - i * kPieceBytes); };
-  const auto start = [&](int64_t i) {
-    if (i >= pieces) return;
-    const int slot = static_cast<int>(i % kSlots);
-    lane_.Start(slot, slots_[slot].narrow(0, 0, size(i)),
-                source.narrow(0, i * kPieceBytes, size(i)));
-  };
-  for (int slot = 0; slot < kSlots; ++slot) start(slot);
-  for (int64_t i = 0; i < pieces; ++i) {
-    const int slot = static_cast<int>(i % kSlots);
-    lane_.WaitOnHost(slot);
-    std::memcpy(static_cast<char*>(target.data_ptr()) + i * kPieceBytes,
-                slots_[slot].const_data_ptr(), static_cast<size_t>(size(i)));
-    start(i + kSlots);
-  }
+  // Not copy_: its threads are the training's.
+  std::memcpy(piece.to.data_ptr(), from->const_data_ptr(), bytes);
 }
 
-void ShardWriter::WriteTensor(SafetensorsWriter& writer, const NamedTensor& named,
-                              const std::atomic<bool>& cancelled) {
-  const Tensor flat = named.tensor.view({-1});
+void ShardWriter::CopyPieces(const std::vector<Piece>& pieces, const std::atomic<bool>& cancelled) {
+  std::atomic<size_t> next = 0;
+  const auto copy = [&](Copier& copier) {
+    const at::NoGradGuard no_grad;
+    for (size_t i = next++; i < pieces.size(); i = next++) {
+      CheckRuns(cancelled);
+      CopyPiece(copier, pieces[i]);
+    }
+  };
+  std::vector<std::future<void>> others;
+  for (size_t i = 1; i < std::min(copiers_.size(), pieces.size()); ++i) {
+    others.push_back(std::async(std::launch::async, copy, std::ref(copiers_[i])));
+  }
+  copy(copiers_[0]);
+  for (std::future<void>& other : others) other.get();
+}
+
+ShardWriter::Tensors ShardWriter::ToHost(const Tensors& tensors,
+                                         const std::atomic<bool>& cancelled) {
+  Tensors copies;
+  std::vector<Piece> pieces;
+  for (const auto& [name, from] : tensors) {
+    Tensor to = at::empty(from.sizes(), at::TensorOptions(from.scalar_type()));
+    AdviseHugePages(to);
+    const Tensor source = AsBytes(from), target = AsBytes(to);
+    for (int64_t first = 0; first < source.numel(); first += kPieceBytes) {
+      const int64_t bytes = std::min(kPieceBytes, source.numel() - first);
+      pieces.push_back({source.narrow(0, first, bytes), target.narrow(0, first, bytes)});
+    }
+    copies.emplace(name, std::move(to));
+  }
+  CopyPieces(pieces, cancelled);
+  return copies;
+}
+
+void ShardWriter::WriteTensor(SafetensorsWriter& writer, const std::string& name,
+                              const Tensor& tensor, const std::atomic<bool>& cancelled) {
+  const Tensor flat = tensor.view({-1});
   const int64_t most = kPieceBytes / static_cast<int64_t>(flat.element_size());
   for (int64_t first = 0; first < flat.numel(); first += most) {
     CheckRuns(cancelled);
-    writer.WriteRange(named.name, first,
-                      flat.narrow(0, first, std::min(most, flat.numel() - first)));
+    writer.WriteRange(name, first, flat.narrow(0, first, std::min(most, flat.numel() - first)));
   }
 }
 
@@ -117,26 +144,18 @@ CheckpointFile ShardWriter::Write(const std::filesystem::path& folder, const std
         {.name = tensor_name, .dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()});
   }
   CheckDisk(io::MakeDirs(folder.string()));
-  // The space is reserved before anything is copied.
-  SafetensorsWriter writer(folder / name, std::move(infos), {}, /*hashed=*/true);
   const bool fits = FitsHost();
-  std::vector<NamedTensor> copies;
-  for (const std::string& tensor_name : writer.order()) {
-    CheckRuns(cancelled);
-    const Tensor& from = tensors_.find(tensor_name)->second;
-    Tensor to = at::empty(from.sizes(), at::TensorOptions(from.scalar_type()));
-    AdviseHugePages(to);
-    if (from.numel() > 0) ToHost(from, to);
-    copies.push_back({tensor_name, std::move(to)});
-    if (fits) continue;
-    WriteTensor(writer, copies.back(), cancelled);
-    copies.clear();
+  Tensors copies;
+  if (fits) {
+    copies = ToHost(tensors_, cancelled);
+    tensors_.clear();
+    SetCopied();
   }
-  tensors_.clear();
-  SetCopied();
-  for (NamedTensor& copy : copies) {
-    WriteTensor(writer, copy, cancelled);
-    copy.tensor.reset();
+  SafetensorsWriter writer(folder / name, std::move(infos), {}, /*hashed=*/true);
+  for (const std::string& tensor : writer.order()) {
+    if (!fits) copies = ToHost({{tensor, tensors_.at(tensor)}}, cancelled);
+    WriteTensor(writer, tensor, copies.at(tensor), cancelled);
+    copies.erase(tensor);
   }
   writer.Commit();
   CheckDisk(io::SyncDir(folder.string()));

@@ -15,6 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 using at::Tensor;
 
+constexpr int kCopiers = 3;
+
 class ShardTest : public testing::TestWithParam<int> {
  protected:
   ShardTest() : dir_(io::MakeTempDir("sft-shard-test-").value()) {}
@@ -25,9 +27,9 @@ class ShardTest : public testing::TestWithParam<int> {
 };
 
 TEST_P(ShardTest, WritesWhatTheTensorsWereWhenItBegan) {
-  Tensor weights = at::arange(100'000, at::kFloat), codes = at::ones({333}, at::kByte);
+  Tensor weights = at::arange(20'000'000, at::kFloat), codes = at::ones({333}, at::kByte);
   const Tensor expected = weights.clone();
-  ShardWriter writer(at::kCPU, GetParam());
+  ShardWriter writer(at::kCPU, GetParam(), kCopiers);
   for (int i = 0; i < 2; ++i) {
     writer.Begin({{"codes", codes}, {"weights", weights}, {"none", at::empty({0})}});
     CheckpointFile file;
@@ -47,7 +49,7 @@ TEST_P(ShardTest, WritesWhatTheTensorsWereWhenItBegan) {
 }
 
 TEST_P(ShardTest, OneThatIsGivenUpLeavesNoFileAndHoldsNobodyUp) {
-  ShardWriter writer(at::kCPU, GetParam());
+  ShardWriter writer(at::kCPU, GetParam(), kCopiers);
   writer.Begin({{"weights", at::ones({1000})}});
   cancelled_ = true;
   EXPECT_THROW(writer.Write(dir_, "shard", cancelled_), InfrastructureError);
@@ -56,7 +58,7 @@ TEST_P(ShardTest, OneThatIsGivenUpLeavesNoFileAndHoldsNobodyUp) {
 }
 
 TEST_P(ShardTest, AnErrorHoldsNobodyUp) {
-  ShardWriter writer(at::kCPU, GetParam());
+  ShardWriter writer(at::kCPU, GetParam(), kCopiers);
   writer.Begin({{"weights", at::ones({1000})}});
   EXPECT_THROW(writer.Write("/proc/none", "shard", cancelled_), InfrastructureError);
   writer.WaitCopied();
