@@ -194,13 +194,13 @@ void SimNode::Connect() {
   unanswered_.clear();
   link_ = link;
   cut_since_ = Nanos(0);
-  ToServer([this, message = MakeRegister()](SimServer::Process& process,
-                                            const std::shared_ptr<Link>& at) {
-    const absl::Status accepted = process.registry.Connect(message, at);
-    v1::ServerMessage welcome;
-    *welcome.mutable_welcome() = process.registry.MakeWelcome(accepted);
-    at->Send(welcome);
-  });
+  ToServer(
+      [message = MakeRegister()](SimServer::Process& process, const std::shared_ptr<Link>& at) {
+        const absl::Status accepted = process.registry.Connect(message, at);
+        v1::ServerMessage welcome;
+        *welcome.mutable_welcome() = process.registry.MakeWelcome(accepted);
+        at->Send(welcome);
+      });
   WatchLink();
 }
 
