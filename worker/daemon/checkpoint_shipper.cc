@@ -85,9 +85,10 @@ std::optional<channel::CheckpointEvent> CheckpointShipper::Next() {
   if (queue_.empty() || interrupted_) return std::nullopt;
   // Of a gang over several nodes nothing is overtaken before the server has said by what.
   const bool newest = identity_.whole || ended_;
-  const int64_t last = newest ? queue_.back().step : collect_;
+  const int64_t collected = collect_;
+  const int64_t last = newest ? queue_.back().step : collected;
   std::erase_if(queue_, [&](const auto& each) {
-    return each.step < last && each.step != collect_ && !each.best;
+    return each.step < last && each.step != collected && !each.best;
   });
   if (queue_.empty() || queue_.front().step > last) return std::nullopt;
   return queue_.front();
