@@ -12,6 +12,12 @@ namespace {
 
 constexpr char kLostServer[] = "lost the server; waiting for it to come back (the job goes on)\n";
 
+// A stream that is to be opened again: a server that stops in good order cancels its calls.
+bool IsOutage(const grpc::Status& status) {
+  return status.ok() || status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+         status.error_code() == grpc::StatusCode::CANCELLED;
+}
+
 class Follower {
  public:
   Follower(Connection& connection, const std::string& name, const FollowOptions& options,
@@ -36,9 +42,7 @@ class Follower {
         pause = std::chrono::milliseconds(200);
         told = false;
       }
-      const bool outage = status.ok() || status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-                          status.error_code() == grpc::StatusCode::CANCELLED;
-      if (!outage || !last_ || now - lost > kOutageLimit) {
+      if (!IsOutage(status) || !last_ || now - lost > kOutageLimit) {
         if (!status.ok()) return connection_.Describe(status);
         return Internal(
             fmt::format("the server ended the watch of {}, which has not ended", name_));
@@ -122,13 +126,12 @@ absl::Status ReadThroughOutages(Connection& connection, bool follow, const ReadO
     bool heard = false, ended = false;
     const grpc::Status status = read(heard, ended);
     if (ended || Interrupt::Raised()) return absl::OkStatus();
-    const bool outage = status.ok() || status.error_code() == grpc::StatusCode::UNAVAILABLE;
     const MonoTime now = connection.clock().Mono();
     if (heard) {
       lost = now;
       told = false;
     }
-    if (!follow || !outage || now - lost > kOutageLimit) {
+    if (!follow || !IsOutage(status) || now - lost > kOutageLimit) {
       return status.ok() ? absl::OkStatus() : connection.Describe(status);
     }
     if (!told && !status.ok()) {

@@ -223,6 +223,17 @@ TEST(LogsTest, ABrokenStreamGoesOnAtTheByteItHadReached) {
   EXPECT_FALSE(server.log_requests[1].has_tail_lines());
 }
 
+TEST(LogsTest, AServerThatStopsInGoodOrderIsWaitedForToo) {
+  FakeServer server;
+  server.log = "first line\nsecond line\n";
+  server.log_reads = {{.end = 7, .status = {grpc::StatusCode::CANCELLED, "CANCELLED"}},
+                      {.end = 23, .end_of_file = true}};
+  server.watches = {{.jobs = {MakeJob("job-a", v1::Job::SUCCEEDED)}}};
+  const Outcome run = Sftctl(server, {"logs", "job-a", "--follow"});
+  EXPECT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(run.out, server.log);
+}
+
 TEST(LogsTest, ATailOfZeroIsAskedForAsSuch) {
   FakeServer server;
   server.log_reads = {{.end = 0, .end_of_file = true}};
