@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from harness import ServiceCase, run_tests, wait_until
+from harness import SANITIZED, ServiceCase, run_tests, wait_until
 
 SUCCEEDED, NOT_FOUND, REFUSED, USER_FAILURE, INFRASTRUCTURE_FAILURE, CANCELLED = 0, 3, 5, 10, 11, 12
 
@@ -166,7 +166,8 @@ class LifeTest(ServiceCase):
         self.start_server()
         self.start_worker("node-a", "H100:1")
         self.start_worker("node-b", "H100:1")
-        job = self.submit(f"train steps=120 save=1 pace=50 bytes=8000000 kill=100 once={self.dir}/killed",
+        size = 500_000 if SANITIZED else 8_000_000
+        job = self.submit(f"train steps=120 save=1 pace=50 bytes={size} kill=100 once={self.dir}/killed",
                           ranks=2, per_node=1)
         self.assert_ends(job, SUCCEEDED)
         first, second = self.attempts(job)
