@@ -121,7 +121,9 @@ class FakeServer::Jobs : public v1::JobService::Service {
   }
   grpc::Status ReadTensorBoard(grpc::ServerContext*, const v1::ReadTensorBoardRequest*,
                                grpc::ServerWriter<v1::ReadTensorBoardResponse>* writer) override {
-    for (const v1::ReadTensorBoardResponse& chunk : fake_.tensorboard) writer->Write(chunk);
+    // A client that gives up goes on with its test while this still writes.
+    const std::vector<v1::ReadTensorBoardResponse> chunks = fake_.tensorboard;
+    for (const v1::ReadTensorBoardResponse& chunk : chunks) writer->Write(chunk);
     return grpc::Status::OK;
   }
 
@@ -230,7 +232,8 @@ class FakeServer::Admin : public v1::AdminService::Service {
   grpc::Status Backup(grpc::ServerContext*, const v1::BackupRequest* request,
                       grpc::ServerWriter<v1::BackupResponse>* writer) override {
     fake_.backup_requests.push_back(*request);
-    for (const v1::BackupResponse& answer : fake_.backup) writer->Write(answer);
+    const std::vector<v1::BackupResponse> answers = fake_.backup;
+    for (const v1::BackupResponse& answer : answers) writer->Write(answer);
     return grpc::Status::OK;
   }
 
