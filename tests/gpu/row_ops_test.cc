@@ -111,6 +111,23 @@ TEST_P(RowsTest, SwigluForwardAndBackwardEqualTheReference) {
   }
 }
 
+TEST_P(RowsTest, AccumulateAddsOrStartsAnew) {
+  const auto [rows, width] = GetParam();
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor part = Normal({rows * width + 1}, 20).to(type);
+    const at::Tensor sum = Normal({rows * width + 1}, 21);
+    for (const int64_t first : {0, 1}) {  // from 1 on, nothing is aligned
+      for (const bool fresh : {false, true}) {
+        at::Tensor expected = sum.clone().narrow(0, first, rows * width);
+        at::Tensor got = ToGpu(sum).narrow(0, first, rows * width);
+        ops::Accumulate(expected, part.narrow(0, first, rows * width), fresh);
+        ops::Accumulate(got, ToGpu(part).narrow(0, first, rows * width), fresh);
+        EXPECT_TRUE(SameBits(got, ToGpu(expected))) << type << " from " << first;
+      }
+    }
+  }
+}
+
 TEST_P(RowsTest, CrossEntropyAndItsGradientEqualTheReference) {
   const auto [rows, vocabulary] = GetParam();
   for (const auto& [type, tolerance] : kPrecisions) {

@@ -1,6 +1,7 @@
 #include "tests/parity/golden_case.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -54,6 +55,12 @@ spec::JobSpec PlainJob(spec::Mode mode) {
   spec.hyperparameters.warmup_ratio = 0.0;
   spec.hyperparameters.lr_scheduler = spec::LrScheduler::kConstant;
   return spec;
+}
+
+int StepsToRun(int steps) {
+  constexpr int kFew = 6;
+  const char* text = std::getenv("SFT_SERIES_STEPS");
+  return std::min(steps, text == nullptr ? kFew : std::stoi(text));
 }
 
 double RelativeError(const Tensor& actual, const Tensor& expected) {

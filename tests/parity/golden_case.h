@@ -39,6 +39,10 @@ MicroBatch PackedBatch(const at::Tensor& input_ids, const at::Tensor& labels,
 // A job in fp32 without decay, clipping and dropout.
 spec::JobSpec PlainJob(spec::Mode mode);
 
+// Of the optimizer steps of a comparison those that this run makes: the first few; all with
+// SFT_SERIES_STEPS=20, which run.sh sets.
+int StepsToRun(int steps);
+
 // |a - b| / |b| over all elements.
 double RelativeError(const at::Tensor& actual, const at::Tensor& expected);
 

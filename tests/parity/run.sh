@@ -30,6 +30,6 @@ use_goldens() {
 }
 trap 'use_goldens "$root/tests/parity/goldens" > /dev/null' EXIT
 use_goldens "$goldens"
-ctest --test-dir "$build" -L parity --output-on-failure --no-tests=error
+SFT_SERIES_STEPS=20 ctest --test-dir "$build" -L parity --output-on-failure --no-tests=error
 "$python" "$root/tests/parity/delivery.py" --bin "$build/bin"
 "$python" "$root/tests/parity/resume.py" --bin "$build/bin"

@@ -20,7 +20,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int kSteps = 20;
+const int kSteps = StepsToRun(20);
 constexpr int kGlobalBatch = 12;
 constexpr double kTolerance = 1e-5;
 

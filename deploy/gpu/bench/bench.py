@@ -130,9 +130,10 @@ class RowRun:
         plan = self.plan(gpus, steps)
         self.context.say(f"{self.row.name} / {setting.name}: {steps} steps of {plan['tokens']} tokens on {gpus} GPUs")
         record = ours.run(self.row, setting, self.context, plan, self.set)
-        checked = ours.check(record, self.row, plan, self.plain(plan), setting.tolerance,
-                             learn and not self.row.learn_tokens) if record["status"] == "ok" else []
-        if checked and learn and self.row.learn_tokens:
+        apart = learn and self.row.learn_tokens
+        checked = ours.check(record, self.row, plan, None if apart else self.plain(plan), setting.tolerance,
+                             learn and not apart) if record["status"] == "ok" else []
+        if checked and apart:
             checked += self.learn_apart(setting, gpus)
         record["checks"] = checked
         if within is not None:
@@ -140,12 +141,12 @@ class RowRun:
         self.record(record)
 
     def learn_apart(self, setting, gpus):
-        """The learning check on smaller steps than those measured."""
+        """The plain path's loss and the learning check on smaller steps than those measured."""
         plan = self.plan(gpus, LEARN_STEPS, self.row.learn_tokens)
         batch = min(setting.batch, plan["tokens"] // self.row.seq // gpus)
         small = dataclasses.replace(setting, name=f"{setting.name}, learning", batch=batch)
         record = ours.run(self.row, small, self.context, plan, self.set)
-        checks = ours.check(record, self.row, plan, None, setting.tolerance, True)
+        checks = ours.check(record, self.row, plan, self.plain(plan), setting.tolerance, True)
         record["checks"] = checks
         self.record({**record, "side": "learning"})
         if record["status"] != "ok":

@@ -20,6 +20,7 @@ void Int8Dequantize(at::Tensor& out, const at::Tensor& codes, const at::Tensor& 
 
 void Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, double alpha, double beta);
 void GemmAdd(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& addend);
+void Accumulate(at::Tensor& sum, const at::Tensor& part, bool fresh);
 void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
                   double scale);
 void Fp8Quantize(at::Tensor& out, at::Tensor& scale, const at::Tensor& x);

@@ -13,6 +13,7 @@ TORCH_LIBRARY_IMPL(sft, CUDA, m) {
   m.impl("int8_dequantize_", &cuda::Int8Dequantize);
   m.impl("gemm_", &cuda::Gemm);
   m.impl("gemm_add_", &cuda::GemmAdd);
+  m.impl("accumulate_", &cuda::Accumulate);
   m.impl("place_factors_", &cuda::PlaceFactors);
   m.impl("fp8_quantize_", &cuda::Fp8Quantize);
   m.impl("fp8_quantize_with_", &cuda::Fp8QuantizeWith);

@@ -87,6 +87,15 @@ void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
                                       Write(dgate_up), scope.stream()));
 }
 
+void Accumulate(Tensor& sum, const Tensor& part, bool fresh) {
+  CheckAccumulate(sum, part);
+  const ElementType type = TypeOf(part, "accumulate_");
+  if (part.numel() == 0) return;
+  const LaunchScope scope(sum);
+  C10_CUDA_CHECK(LaunchAccumulate(type, part.numel(), part.const_data_ptr(), fresh,
+                                  sum.mutable_data_ptr<float>(), scope.stream()));
+}
+
 void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
                   double scale) {
   const FactorPlaces places = CheckFactors(matrix, a, b, first_row);

@@ -126,6 +126,15 @@ void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
   dgate.copy_(gate_gradient);
 }
 
+void Accumulate(Tensor& sum, const Tensor& part, bool fresh) {
+  CheckAccumulate(sum, part);
+  if (fresh) {
+    sum.copy_(part);
+  } else {
+    sum.add_(part);
+  }
+}
+
 void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
                   double scale) {
   const FactorPlaces places = CheckFactors(matrix, a, b, first_row);

@@ -19,6 +19,7 @@ TORCH_LIBRARY(sft, m) {
   m.def("int8_dequantize_(Tensor(a!) out, Tensor codes, Tensor scale) -> ()");
   m.def("gemm_(Tensor(a!) out, Tensor a, Tensor b, float alpha, float beta) -> ()");
   m.def("gemm_add_(Tensor(a!) out, Tensor a, Tensor b, Tensor addend) -> ()");
+  m.def("accumulate_(Tensor(a!) sum, Tensor part, bool fresh) -> ()");
   m.def(
       "place_factors_(Tensor(a!) matrix, Tensor[] a, Tensor[] b, int[] first_row, float scale) "
       "-> ()");
@@ -76,6 +77,7 @@ TORCH_LIBRARY_IMPL(sft, CPU, m) {
   m.impl("int8_dequantize_", &cpu::Int8Dequantize);
   m.impl("gemm_", &cpu::Gemm);
   m.impl("gemm_add_", &cpu::GemmAdd);
+  m.impl("accumulate_", &cpu::Accumulate);
   m.impl("place_factors_", &cpu::PlaceFactors);
   m.impl("fp8_quantize_", &cpu::Fp8Quantize);
   m.impl("fp8_quantize_with_", &cpu::Fp8QuantizeWith);
@@ -167,6 +169,11 @@ void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend
   static const auto op =
       Find<void(Tensor&, const Tensor&, const Tensor&, const Tensor&)>("sft::gemm_add_");
   op.call(out, a, b, addend);
+}
+
+void Accumulate(Tensor& sum, const Tensor& part, bool fresh) {
+  static const auto op = Find<void(Tensor&, const Tensor&, bool)>("sft::accumulate_");
+  op.call(sum, part, fresh);
 }
 
 void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,

@@ -58,6 +58,10 @@ void Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, double alph
 // out = a b + addend, rounded once; `addend` rows [m, n] of out's type.
 void GemmAdd(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& addend);
 
+// sum += part, or with `fresh` sum = part: `sum` fp32, `part` fp32 or bf16, both dense and of one
+// size.
+void Accumulate(at::Tensor& sum, const at::Tensor& part, bool fresh);
+
 // Puts adapters beside the weight that they adapt, which fills the first N rows and K columns of
 // `matrix` rows [N + R, >= K + R] (nn/projection.h): member i has a[i] [r_i, K] and b[i] [n_i,
 // r_i], R = sum of r_i, and stands at row first_row[i]. Writes columns [K, K + R) of rows [0, N):

@@ -31,6 +31,13 @@ inline void CheckVector(const at::Tensor& x, int64_t count, const at::Tensor& li
               like.device());
 }
 
+// Throws unless `part` can be added up in `sum` (ops::Accumulate).
+inline void CheckAccumulate(const at::Tensor& sum, const at::Tensor& part) {
+  TORCH_CHECK(sum.is_contiguous() && part.is_contiguous() && sum.numel() == part.numel() &&
+                  sum.device() == part.device() && sum.scalar_type() == at::kFloat,
+              "accumulate_: sum must be fp32 [", part.numel(), "], dense, on ", part.device());
+}
+
 // Throws unless `x` is [tokens, heads, size] with dense heads, of the type and device of `like`.
 inline void CheckHeads(const at::Tensor& x, int64_t tokens, int64_t size, const at::Tensor& like,
                        const char* name) {

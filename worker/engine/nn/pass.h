@@ -31,7 +31,9 @@ class UnitGradients {
 
   // Undefined for a frozen parameter and for param < 0.
   at::Tensor Buffer(int param) { return param < 0 ? at::Tensor() : sink_.Buffer(unit_, param); }
-  bool Wants(int param) { return Buffer(param).defined(); }
+  // Of a weight that one product a micro-batch is the whole gradient of.
+  ProductSum Product(int param) { return sink_.Product(unit_, param); }
+  bool Wants(int param) const { return param >= 0 && sink_.Trains(unit_, param); }
   // No-op for a frozen parameter.
   void Add(int param, const at::Tensor& gradient) {
     if (at::Tensor buffer = Buffer(param); buffer.defined()) buffer.add_(gradient);

@@ -149,21 +149,24 @@ void Projection::PlainProduct(Tensor& y, const Tensor& x, const Tensor& xa, cons
 
 void Projection::WeightGradients(const Tensor& dy, const Tensor& x,
                                  UnitGradients& gradients) const {
-  std::vector<Tensor> buffers;
+  std::vector<ProductSum> products;
+  std::vector<Tensor> sums;
   for (const Member& member : info_.members) {
-    buffers.push_back(gradients.Buffer(member.weight));
+    products.push_back(gradients.Product(member.weight));
+    sums.push_back(products.back().sum);
     if (Tensor bias = gradients.Buffer(member.bias); bias.defined()) {
       bias.add_(at::sum(dy.narrow(1, member.first_row, member.rows), {0}, false, at::kFloat));
     }
   }
-  if (Tensor joined = Joined(buffers); joined.defined()) {
-    ops::Gemm(joined, dy.t(), x, 1.0, 1.0);
+  // Of one matrix, so that all are at their first contribution or none is.
+  if (Tensor joined = Joined(sums); joined.defined()) {
+    ops::Gemm(joined, dy.t(), x, 1.0, products[0].beta);
     return;
   }
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    if (!buffers[i].defined()) continue;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    if (!sums[i].defined()) continue;
     const Member& member = info_.members[i];
-    ops::Gemm(buffers[i], dy.narrow(1, member.first_row, member.rows).t(), x, 1.0, 1.0);
+    ops::Gemm(sums[i], dy.narrow(1, member.first_row, member.rows).t(), x, 1.0, products[i].beta);
   }
 }
 

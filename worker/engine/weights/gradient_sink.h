@@ -6,9 +6,16 @@
 
 namespace sft::engine {
 
-// Where gradients go. The backward adds into Buffer and says FinishUnit when a unit has all its
-// contributions of a micro-batch; the sink decides when they meet those of the other ranks. Sums
-// are fp32 and unnormalised: the trainer scales once, in the optimizer's update.
+// A sum as a product adds to it: sum = alpha a b + beta sum (ops::Gemm).
+struct ProductSum {
+  at::Tensor sum;  // undefined for a frozen parameter
+  double beta = 1.0;
+};
+
+// Where gradients go. The backward adds into Buffer, or has a product written into Product, and
+// says FinishUnit when a unit has all its contributions of a micro-batch; the sink decides when
+// they meet those of the other ranks. Sums over micro-batches are fp32 and unnormalised: the
+// trainer scales once, in the optimizer's update.
 //
 // Sinks communicate in FinishUnit or Reduce, so every rank finishes the units in the same order.
 // Thread-compatible.
@@ -21,9 +28,14 @@ class GradientSink {
   virtual void BeginStep() = 0;
   // `last`: no micro-batch follows in this step, so finished units may be reduced at once.
   virtual void BeginMicroBatch(bool last) = 0;
-  // The fp32 gradient of a parameter, in its shape, to be added to; undefined for a frozen one.
-  // Valid until FinishUnit.
+  virtual bool Trains(int unit, int param) const = 0;
+  // The gradient of a parameter, in its shape, to be added to; undefined for a frozen one. fp32,
+  // or the type that it is sent in where one contribution a micro-batch is all that a block's
+  // parameters get. Valid until FinishUnit.
   virtual at::Tensor Buffer(int unit, int param) = 0;
+  // Buffer for a weight of a block whose one contribution to a micro-batch is a product; nothing
+  // else asks for its Buffer.
+  virtual ProductSum Product(int unit, int param) { return {Buffer(unit, param), 1.0}; }
   virtual void FinishUnit(int unit) = 0;
   // The summed gradients over micro-batches and ranks of the optimizer's parts, in the order of
   // TrainableStore::parts(); 1-D. Valid until the next BeginStep.

@@ -25,6 +25,7 @@ class ReplicatedSink : public GradientSink {
 
   void BeginStep() override;
   void BeginMicroBatch(bool last) override { last_ = last; }
+  bool Trains(int unit, int param) const override { return views_[unit][param].defined(); }
   at::Tensor Buffer(int unit, int param) override;
   void FinishUnit(int unit) override;
   const std::vector<at::Tensor>& Reduce() override;

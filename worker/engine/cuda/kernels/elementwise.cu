@@ -1,4 +1,4 @@
-// RoPE and SwiGLU: one pass over memory, 16 bytes an access.
+// RoPE, SwiGLU and sums of gradients: one pass over memory, 16 bytes an access.
 #include "worker/engine/cuda/kernels/rows.cuh"
 
 namespace sft::engine::cuda {
@@ -91,6 +91,35 @@ __global__ void __launch_bounds__(kThreads)
   Store(dgate + shape.width, ups);
 }
 
+// A thread adds N elements of T, kPart of the sums at a time; the last may have fewer.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads)
+    AccumulateKernel(int64_t n, const T* __restrict__ part, bool fresh, float* __restrict__ sum) {
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
+  if (first + N > n) {
+    for (int64_t i = first; i < n; ++i) sum[i] = ToFloat(part[i]) + (fresh ? 0.0f : sum[i]);
+    return;
+  }
+  constexpr int kPart = N < 4 ? N : 4;
+  float added[N];
+  Load(part + first, added);
+#pragma unroll
+  for (int begin = 0; begin < N; begin += kPart) {
+    float sums[kPart] = {};
+    if (!fresh) Load(sum + first + begin, sums);
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) sums[i] += added[begin + i];
+    Store(sum + first + begin, sums);
+  }
+}
+
+template <typename T, int N>
+cudaError_t Accumulate(int64_t n, const void* part, bool fresh, float* sum, cudaStream_t stream) {
+  AccumulateKernel<T, N><<<static_cast<unsigned>(CeilDiv(n, kThreads * N)), kThreads, 0, stream>>>(
+      n, static_cast<const T*>(part), fresh, sum);
+  return cudaGetLastError();
+}
+
 template <typename T, int N>
 cudaError_t Rope(RopeShape shape, void* x, const float* cos, const float* sin, bool inverse,
                  cudaStream_t stream) {
@@ -125,6 +154,16 @@ cudaError_t SwigluBackward(SwigluShape shape, ConstRows dy, ConstRows gate_up,
 }
 
 }  // namespace
+
+cudaError_t LaunchAccumulate(ElementType type, int64_t n, const void* part, bool fresh, float* sum,
+                             cudaStream_t stream) {
+  const auto choose = [&]<typename T>(T) {
+    return IsAligned<uint4>(part) && IsAligned<uint4>(sum) ? Accumulate<T, kWide<T>>
+                                                           : Accumulate<T, 1>;
+  };
+  const auto run = type == ElementType::kFloat32 ? choose(float()) : choose(__nv_bfloat16());
+  return run(n, part, fresh, sum, stream);
+}
 
 cudaError_t LaunchRope(ElementType type, RopeShape shape, void* x, const float* cos,
                        const float* sin, bool inverse, cudaStream_t stream) {

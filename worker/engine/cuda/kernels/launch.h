@@ -42,6 +42,10 @@ cudaError_t LaunchNf4DequantizeNested(ElementType type, const uint8_t* codes,
                                       const float* offset, int64_t n, MutableRows out,
                                       int64_t columns, cudaStream_t stream);
 
+// sum += part, or with `fresh` sum = part; n elements each.
+cudaError_t LaunchAccumulate(ElementType type, int64_t n, const void* part, bool fresh, float* sum,
+                             cudaStream_t stream);
+
 // The members that one launch of PlaceFactors (worker/engine/kernels/ops.h) takes.
 inline constexpr int kFactorMembers = 8;
 // The factors of one adapted linear, and the rows of the weight that are its own.
