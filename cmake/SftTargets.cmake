@@ -40,6 +40,10 @@ if(SFT_SANITIZE)
   target_link_options(sft_sanitize INTERFACE -fsanitize=address,undefined)
 endif()
 
+if(SFT_FUZZ)
+  target_compile_options(sft_sanitize INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
 function(_sft_common name)
   target_include_directories(${name} PUBLIC "${CMAKE_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE sft_warnings sft_sanitize)
@@ -75,7 +79,12 @@ function(sft_test name)
   target_compile_definitions(${name} PRIVATE SFT_SOURCE_DIR="${CMAKE_SOURCE_DIR}" SFT_BINARY_DIR="${CMAKE_BINARY_DIR}")
   _sft_common(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
+  set(processors 1)
+  if(a_LABELS STREQUAL parity)
+    set(processors 2)  # trains all the time; most others wait for something
+  endif()
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
     # OpenMP's idle threads spin: with more processes than cores that multiplies run times.
-    PROPERTIES LABELS "${a_LABELS}" TIMEOUT ${a_TIMEOUT} ENVIRONMENT GOMP_SPINCOUNT=1000)
+    PROPERTIES LABELS "${a_LABELS}" TIMEOUT ${a_TIMEOUT} PROCESSORS ${processors}
+      ENVIRONMENT GOMP_SPINCOUNT=1000)
 endfunction()

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cctype>
+#include <cstdio>
 #include <ctime>
 #include <thread>
 
@@ -41,6 +43,35 @@ std::string FormatUtc(WallTime time) {
   return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900,
                      utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec,
                      millis % 1000);
+}
+
+std::optional<WallTime> ParseUtc(std::string_view text) {
+  const std::string whole(text);
+  std::tm utc{};
+  int used = 0;
+  const int fields =
+      std::sscanf(whole.c_str(), "%4d-%2d-%2dT%2d:%2d:%2d%n", &utc.tm_year, &utc.tm_mon,
+                  &utc.tm_mday, &utc.tm_hour, &utc.tm_min, &utc.tm_sec, &used);
+  constexpr int kDigits = 19;  // of "2026-01-31T12:34:56"
+  if (fields != 6 || used != kDigits) return std::nullopt;
+  std::string_view rest = std::string_view(whole).substr(kDigits);
+  Nanos part{0};
+  if (rest.starts_with('.')) {
+    rest.remove_prefix(1);
+    for (Nanos unit = std::chrono::milliseconds(100); !rest.empty() && std::isdigit(rest[0]) != 0;
+         unit /= 10) {
+      part += unit * (rest[0] - '0');
+      rest.remove_prefix(1);
+    }
+  }
+  const std::chrono::year_month_day day{std::chrono::year(utc.tm_year),
+                                        std::chrono::month(static_cast<unsigned>(utc.tm_mon)),
+                                        std::chrono::day(static_cast<unsigned>(utc.tm_mday))};
+  const bool in_day = utc.tm_hour >= 0 && utc.tm_hour < 24 && utc.tm_min >= 0 && utc.tm_min < 60 &&
+                      utc.tm_sec >= 0 && utc.tm_sec < 60;
+  if (rest != "Z" || !day.ok() || !in_day) return std::nullopt;
+  return WallTime(std::chrono::sys_days(day)) + std::chrono::hours(utc.tm_hour) +
+         std::chrono::minutes(utc.tm_min) + std::chrono::seconds(utc.tm_sec) + part;
 }
 
 }  // namespace sft

@@ -2,7 +2,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 // The only place that reads a clock or sleeps. Code that needs time takes a Clock&, so that tests
 // advance it by hand (FakeClock).
@@ -50,5 +52,7 @@ int64_t UnixMicros(WallTime time);
 WallTime FromUnixMicros(int64_t micros);
 // "2026-01-31T12:34:56.789Z"
 std::string FormatUtc(WallTime time);
+// Of "2026-01-31T12:34:56Z", with or without parts of a second; nothing for any other text.
+std::optional<WallTime> ParseUtc(std::string_view text);
 
 }  // namespace sft

@@ -97,10 +97,10 @@ absl::Status WriteAll(int fd, std::string_view bytes, std::string_view path) {
   return fault;
 }
 
-absl::Status WriteFileAtomic(const std::string& path, std::string_view bytes) {
+absl::Status WriteFileAtomic(const std::string& path, std::string_view bytes, int mode) {
   SFT_RETURN_IF_ERROR(CheckFault(path));
   const std::string temporary = fmt::format("{}.{}", path, RandomId("tmp"));
-  UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
   if (!fd.valid()) return ErrnoStatus(fmt::format("cannot create {}", temporary), errno);
   absl::Status status = WriteAll(fd.get(), bytes, temporary);
   if (status.ok() && ::fsync(fd.get()) != 0) {

@@ -49,7 +49,9 @@ absl::Status WriteAll(int fd, std::string_view bytes, std::string_view path);
 // Replaces the file as a whole: a reader, and a machine that loses power, sees the old content or
 // the new one. Writes a temporary file beside it, fsyncs it, renames it, fsyncs the folder. Nothing
 // is left behind on failure.
-absl::Status WriteFileAtomic(const std::string& path, std::string_view bytes);
+absl::Status WriteFileAtomic(const std::string& path, std::string_view bytes, int mode = 0644);
+// Of a file that only its owner may read: a key, a token.
+inline constexpr int kPrivateMode = 0600;
 
 // Creates the folder and its parents.
 absl::Status MakeDirs(const std::string& path);

@@ -6,7 +6,7 @@ namespace {
 constexpr GpuRates kGpus[] = {
     {.type = "H200",
      .name = "H200",
-     .gemm = 720e12,
+     .gemm = 700e12,
      .gemm_fp8 = 1250e12,
      .attention_forward = 610e12,
      .attention_backward = 400e12,

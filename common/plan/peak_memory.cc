@@ -28,18 +28,24 @@ struct Moment {
 
 int64_t Divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 
+// Of an element of a unit's whole gradient: a block's is made in the type it is sent in.
+int64_t WholeBytes(const Problem& p, size_t unit) {
+  const bool block = unit > 0 && unit + 1 < p.units.size();
+  return block ? p.wire_bytes() : kGradientBytes;
+}
+
 // Whole gradients that exist beside their shards: of the unit whose backward runs, of the one
 // before it that is being reduced, and the reduced part.
 int64_t GradientsOnTheirWay(const Problem& p, size_t unit) {
   if (!p.scatters_gradients()) return 0;
   const int64_t pending = unit + 1 < p.trained.size() ? p.trained[unit + 1] : 0;
   const int64_t part = Divide(std::max(p.trained[unit], pending), p.parts().gradients);
-  return kGradientBytes * p.trained[unit] + p.wire_bytes() * (pending + part);
+  return WholeBytes(p, unit) * p.trained[unit] + p.wire_bytes() * (pending + part);
 }
 
 // A finished unit's gradient in the type it is sent in, where that is another one.
 int64_t WireCopy(const Problem& p, size_t unit) {
-  const bool copies = p.scatters_gradients() && p.wire_bytes() != kGradientBytes;
+  const bool copies = p.scatters_gradients() && p.wire_bytes() != WholeBytes(p, unit);
   return copies ? p.wire_bytes() * p.trained[unit] : 0;
 }
 

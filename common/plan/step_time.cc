@@ -11,10 +11,10 @@ constexpr double kAdapterReads = 0.88;
 constexpr double kHalfProducts = 150;  // tokens at which products reach half of their rate
 constexpr double kHalfForward = 450;   // tokens of a document, the same of attention
 constexpr double kHalfBackward = 530;
-constexpr double kAnyOrder = 1.08;         // of attention's backward, over that in a fixed order
-constexpr double kVisibleWeights = 0.6;    // of de-quantising beside products
-constexpr double kVisibleReduction = 0.1;  // of reducing gradients beside the backward
-constexpr double kHostRead = 25e9;         // bytes a second of rows that lie in host memory
+constexpr double kAnyOrder = 1.08;        // of attention's backward, over that in a fixed order
+constexpr double kVisibleWeights = 0.6;   // of de-quantising beside products
+constexpr double kVisibleExchange = 0.2;  // of gathering and reducing beside products
+constexpr double kHostRead = 25e9;        // bytes a second of rows that lie in host memory
 // What AdamW's loops move through the memory of a node with 16 cores for a rank, and a bus of 16
 // lanes each way; not measured.
 constexpr double kHostMemory = 100e9;
@@ -60,7 +60,8 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
   }
   if (p.parts().weights > 1) {
     const double ranks = static_cast<double>(p.parts().weights);
-    seconds += std::max(0.0, gathered * (ranks - 1) / ranks / gpu.bus - compute_seconds);
+    const double gather = gathered * (ranks - 1) / ranks / gpu.bus;
+    seconds += std::max(kVisibleExchange * gather, gather - compute_seconds);
   }
   return seconds;
 }
@@ -78,13 +79,13 @@ double ExchangeSeconds(const Problem& p, const Choice& choice, const GpuRates& g
   double seconds = 0;
   if (p.scatters_gradients()) {
     const double sent = trained * static_cast<double>(p.wire_bytes() * choice.micro_batches);
-    seconds += kVisibleReduction * RingSeconds(sent, parts.gradients, gpu.bus);
+    seconds += kVisibleExchange * RingSeconds(sent, parts.gradients, gpu.bus);
     // What one rank holds is summed over its replicas.
     const double own = fp32 / static_cast<double>(parts.gradients);
-    seconds += kVisibleReduction * 2 * RingSeconds(own, p.ranks() / parts.gradients, gpu.bus);
+    seconds += kVisibleExchange * 2 * RingSeconds(own, p.ranks() / parts.gradients, gpu.bus);
   } else {
     const double sums = parts.states > 1 ? 1 : 2;  // a reduce-scatter, or an all-reduce
-    seconds += kVisibleReduction * sums * RingSeconds(fp32, p.ranks(), gpu.bus);
+    seconds += kVisibleExchange * sums * RingSeconds(fp32, p.ranks(), gpu.bus);
   }
   if (parts.states > parts.weights) {
     seconds += RingSeconds(trained * static_cast<double>(p.element_bytes), parts.states, gpu.bus);

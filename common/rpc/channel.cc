@@ -3,8 +3,19 @@
 #include <grpc/support/time.h>
 
 namespace sft::rpc {
+namespace {
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target) {
+std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(const Security& security) {
+  if (security.authority_pem.empty()) return grpc::InsecureChannelCredentials();
+  auto channel =
+      grpc::SslCredentials({security.authority_pem, security.key_pem, security.certificate_pem});
+  if (security.token.empty()) return channel;
+  return grpc::CompositeChannelCredentials(channel, grpc::AccessTokenCredentials(security.token));
+}
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const Security& security) {
   grpc::ChannelArguments arguments;
   // server_options.cc allows pings every 5 s; its own default would break the connection for them.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
@@ -16,7 +27,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target) {
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5'000);
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(target, CredentialsOf(security), arguments);
 }
 
 void SetDeadline(grpc::ClientContext& context, std::chrono::nanoseconds timeout) {

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <grpcpp/grpcpp.h>
+
 #include <chrono>
 #include <memory>
 #include <string>
-
-#include <grpcpp/grpcpp.h>
 
 namespace sft::rpc {
 
@@ -13,9 +13,17 @@ inline constexpr int64_t kChunkBytes = 1 << 20;
 // Largest message either side takes: a Register with many models' config.json stays far below.
 inline constexpr int kMaxMessageBytes = 16 << 20;
 
-// A channel to "host:port" without TLS (loopback until TLS and tokens exist), with keepalive: a
-// pulled cable is noticed within 20 s also when no call is under way. Connects at the first call.
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target);
+// What a channel is secured with. All empty: no TLS, for loopback.
+struct Security {
+  std::string authority_pem;             // the certificate that must have signed the server's
+  std::string token;                     // of a user or to join; goes with each call, over TLS only
+  std::string key_pem, certificate_pem;  // of a node
+};
+
+// A channel to "host:port", with keepalive: a pulled cable is noticed within 20 s also when no call
+// is under way. Connects at the first call.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target,
+                                           const Security& security = {});
 
 // Gives the call a deadline `timeout` from now, by the monotonic clock.
 void SetDeadline(grpc::ClientContext& context, std::chrono::nanoseconds timeout);

@@ -96,6 +96,8 @@ void ResolveSharding(Draft* draft);                                         // s
 void ResolvePrecision(Draft* draft);                                        // method.cc
 void ResolveValidation(Draft* draft);                                       // method.cc
 
+void ResolveScheduling(Draft* draft);  // scheduling.cc
+
 // What the resolved keys shard; with nothing to share it is kDdp.
 Sharding ShardingOf(const Draft& draft);  // sharding.cc
 

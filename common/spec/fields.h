@@ -35,6 +35,8 @@ struct Field {
   // kBool: "cpu=true".
   std::string_view choices = "";
   std::string_view synonyms = "";
+  // kList: an empty list is a value.
+  bool may_be_empty = false;
   // Where not empty: the values that work today; any other one is refused with `refusal`.
   std::string_view supported = "";
   std::string_view refusal = "";

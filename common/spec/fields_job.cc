@@ -1,6 +1,6 @@
 #include "common/spec/fields.h"
 
-// [job] [compute] [data.topology] [data] [checkpoint]
+// [job] [compute] [scheduling] [data.topology] [data] [checkpoint]
 
 namespace sft::spec {
 namespace {
@@ -145,6 +145,72 @@ constexpr Field kFields[] = {
      .aliases = "cuda_launch_blocking",
      .env = "CUDA_LAUNCH_BLOCKING",
      .since = 2},
+
+    {.key = "scheduling.priority",
+     .type = Type::kChoice,
+     .def = "normal",
+     .doc = "The class of the job: one of a higher class is placed first, and may stop preemptible "
+            "jobs of a lower one. Which a project may use, its operator says.",
+     .choices = "low|normal|high|urgent",
+     .aliases = "priority",
+     .since = 2,
+     .server_only = true},
+    {.key = "scheduling.after",
+     .type = Type::kList,
+     .def = "",
+     .doc = "Ids of jobs that have to succeed first. One of them that fails or is cancelled ends "
+            "this job, too.",
+     .may_be_empty = true,
+     .aliases = "after",
+     .since = 2,
+     .server_only = true},
+    {.key = "scheduling.hold",
+     .type = Type::kBool,
+     .def = "false",
+     .doc = "Is not placed until `sftctl release JOB`.",
+     .since = 2,
+     .server_only = true},
+    {.key = "scheduling.time_limit",
+     .type = Type::kDuration,
+     .def = "0s",
+     .doc = "The longest the job may hold its GPUs, all attempts together: then it writes a "
+            "checkpoint and ends with the verdict time_limit. 0s: no limit. A job with a limit "
+            "starts earlier, as it fits before jobs that wait for more.",
+     .min = 0,
+     .max = 1e8,
+     .aliases = "time_limit",
+     .since = 2,
+     .server_only = true},
+    {.key = "scheduling.warn_before",
+     .type = Type::kDuration,
+     .def = "5m",
+     .doc = "So long before time_limit the job is warned: an event says so, and it writes a "
+            "checkpoint. At most half of time_limit where it is not given.",
+     .min = 0,
+     .max = 1e8,
+     .since = 2,
+     .server_only = true},
+    {.key = "scheduling.deadline",
+     .def = "",
+     .doc = "When the result is needed, in UTC (\"2026-12-01T08:00:00Z\"): there is a warning as "
+            "soon as the job is expected to end later. Empty: no deadline.",
+     .aliases = "deadline",
+     .since = 2,
+     .server_only = true},
+    {.key = "scheduling.exclusive",
+     .type = Type::kBool,
+     .def = "false",
+     .doc = "Takes whole nodes: no other job runs beside it there.",
+     .aliases = "exclusive",
+     .since = 2,
+     .server_only = true},
+    {.key = "scheduling.preemptible",
+     .type = Type::kBool,
+     .def = "true",
+     .doc = "A job of a higher class may stop this one: it writes a checkpoint, waits in the line "
+            "again and goes on from there. That uses up no restart.",
+     .since = 2,
+     .server_only = true},
 
     {.key = "data.topology.container_count",
      .type = Type::kInt,

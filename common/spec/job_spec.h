@@ -31,6 +31,8 @@ enum class ComputeType { kAuto, kFp32, kBf16 };
 enum class BadRows { kError, kSkip };
 // What becomes of a job one of whose nodes is silent for longer than unreachable_after.
 enum class OnUnreachable { kReplace, kWait };
+// Classes of jobs, from the least; stored by number.
+enum class Priority { kLow, kNormal, kHigh, kUrgent };
 
 // All settings of one job, with the defaults of docs/config.md. A plain value.
 struct JobSpec {
@@ -60,6 +62,18 @@ struct JobSpec {
     OnUnreachable on_unreachable = OnUnreachable::kReplace;
     std::string unreachable_after = "15m";  // common/base/duration.h reads it
   } compute;
+
+  // Only the server acts on it.
+  struct Scheduling {
+    Priority priority = Priority::kNormal;
+    std::vector<std::string> after;  // ids of jobs that have to succeed first
+    bool hold = false;               // until it is released
+    std::string time_limit = "0s";   // of all attempts together; 0: none
+    std::string warn_before = "5m";  // before time_limit
+    std::string deadline;            // "2026-12-01T08:00:00Z"; empty: none
+    bool exclusive = false;          // whole nodes
+    bool preemptible = true;         // by a job of a higher class
+  } scheduling;
 
   struct Training {
     Mode mode = Mode::kLora;

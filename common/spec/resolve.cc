@@ -188,6 +188,7 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
     ResolveSharding(&draft);
     ResolvePrecision(&draft);
     ResolveValidation(&draft);
+    ResolveScheduling(&draft);
     WarnIgnored(&draft);
     if (!draft.Has("job.name")) {
       draft.Derive("job.name", NameOf(file_name), "the file's name");

@@ -283,7 +283,7 @@ absl::StatusOr<Value> Check(const Field& field, Value value) {
       if (!std::holds_alternative<std::vector<std::string>>(value)) {
         return Wrong(field, Quoted(value));
       }
-      if (std::get<std::vector<std::string>>(value).empty()) {
+      if (std::get<std::vector<std::string>>(value).empty() && !field.may_be_empty) {
         return InvalidArgument("must name at least one item, but is empty");
       }
       break;

@@ -39,6 +39,8 @@ SFT_SPEC_ENUM(Sharding, {"ddp", Sharding::kDdp}, {"zero1", Sharding::kZero1},
 SFT_SPEC_ENUM(ComputeType, {"auto", ComputeType::kAuto}, {"fp32", ComputeType::kFp32},
               {"bf16", ComputeType::kBf16});
 SFT_SPEC_ENUM(OnUnreachable, {"replace", OnUnreachable::kReplace}, {"wait", OnUnreachable::kWait});
+SFT_SPEC_ENUM(Priority, {"low", Priority::kLow}, {"normal", Priority::kNormal},
+              {"high", Priority::kHigh}, {"urgent", Priority::kUrgent});
 SFT_SPEC_ENUM(BadRows, {"error", BadRows::kError}, {"skip", BadRows::kSkip});
 #undef SFT_SPEC_ENUM
 
@@ -76,6 +78,18 @@ void VisitCompute(Compute& c, Visit&& visit) {
   visit("compute.unreachable_after", c.unreachable_after);
 }
 
+template <typename Scheduling, typename Visit>
+void VisitScheduling(Scheduling& s, Visit&& visit) {
+  visit("scheduling.priority", s.priority);
+  visit("scheduling.after", s.after);
+  visit("scheduling.hold", s.hold);
+  visit("scheduling.time_limit", s.time_limit);
+  visit("scheduling.warn_before", s.warn_before);
+  visit("scheduling.deadline", s.deadline);
+  visit("scheduling.exclusive", s.exclusive);
+  visit("scheduling.preemptible", s.preemptible);
+}
+
 // Calls visit(key, member) for each member in the order of the job file. `Spec` is JobSpec or const
 // JobSpec. Two members are derived and have no key of their own in a job file:
 // hyperparameters.parallelism.sharding and .compute_type.
@@ -87,6 +101,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("job.data", s.job.data);
   visit("job.output_dir", s.job.output_dir);
   VisitCompute(s.compute, visit);
+  VisitScheduling(s.scheduling, visit);
   visit("training.mode", s.training.mode);
   visit("training.use_qlora", s.training.use_qlora);
   visit("training.matmul", s.training.matmul);
