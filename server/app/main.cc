@@ -12,6 +12,8 @@
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/obs/log.h"
+#include "server/app/check.h"
+#include "server/app/credentials.h"
 #include "server/app/dev_worker.h"
 #include "server/app/options.h"
 #include "server/app/server.h"
@@ -99,10 +101,17 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   settings.data_dir = data_dir;
   settings.listen = listen;
   settings.http = options.http;
+  settings.require_token = options.require_token;
   settings.dev = options.dev;
   settings.log_limits.log_bytes = int64_t{options.log_limit_mb} << 20;
   settings.log_limits.job_bytes = int64_t{options.job_log_limit_mb} << 20;
   settings.thin_metrics_after = std::chrono::hours(24) * options.thin_metrics_after;
+  const auto days = [](int count) { return Nanos(std::chrono::hours(24) * count); };
+  settings.ages = {days(options.keep_logs), days(options.keep_metrics),
+                   days(options.keep_artifacts), days(options.keep_datasets),
+                   days(options.keep_backups)};
+  SFT_ASSIGN_OR_RETURN(settings.disk_marks,
+                       io::ParseDiskMarks(options.disk_low, options.disk_full));
   settings.workers.suspect_after = ParseDuration(options.suspect_after).value();
   settings.workers.pace.first_delay_us =
       std::chrono::microseconds(ParseDuration(options.restart_delay).value()).count();
@@ -115,7 +124,8 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
     SFT_ASSIGN_OR_RETURN(ending, WaitForWorker(*server, worker, clock));
   }
   const std::string http = server->http_address();
-  fmt::print("sft-server {} listening on {} (data {}{}{})\n", kVersion, server->address(), data_dir,
+  fmt::print("sft-server {} listening on {} ({}, data {}{}{})\n", kVersion, server->address(),
+             server->open() ? "no TLS: this machine only" : "TLS and tokens", data_dir,
              http.empty() ? "" : ", http ", http);
   std::fflush(stdout);
   absl::Status watched;
@@ -128,10 +138,35 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   return watched;
 }
 
+// The commands that end at once.
+absl::StatusOr<std::string> RunCommand(const Options& options) {
+  Clock& clock = Clock::Real();
+  switch (options.command) {
+    case Options::Command::kInit:
+      return Initialise(options.data_dir, options.names, clock);
+    case Options::Command::kRenew:
+      return RenewServer(options.data_dir, options.names, clock);
+    default:
+      return NewAdminToken(options.data_dir, clock);
+  }
+}
+
+int Fail(const absl::Status& status) {
+  fmt::print(stderr, "sft-server: {}\n", Message(status));
+  return absl::IsInvalidArgument(status) ? 2 : 1;
+}
+
 int Main(int argc, char** argv) {
   const ParsedOptions parsed = ParseOptions(argc, argv);
   if (parsed.exit) return parsed.exit_code;
   const Options& options = parsed.options;
+  if (options.check) return RunCheck(options);
+  if (options.command != Options::Command::kServe) {
+    const absl::StatusOr<std::string> told = RunCommand(options);
+    if (!told.ok()) return Fail(told.status());
+    fmt::print("{}", *told);
+    return 0;
+  }
   absl::Status status = obs::InitLogging({"sft-server", options.log_level});
   BlockSignals();
   const bool temporary = options.data_dir.empty();
@@ -152,9 +187,7 @@ int Main(int argc, char** argv) {
     const absl::Status removed = io::RemoveAll(data_dir);
     if (!removed.ok()) spdlog::warn("{}", Message(removed));
   }
-  if (status.ok()) return 0;
-  fmt::print(stderr, "sft-server: {}\n", Message(status));
-  return absl::IsInvalidArgument(status) ? 2 : 1;
+  return status.ok() ? 0 : Fail(status);
 }
 
 }  // namespace

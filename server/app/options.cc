@@ -3,7 +3,9 @@
 #include <CLI/CLI.hpp>
 
 #include "common/base/duration.h"
+#include "common/base/status.h"
 #include "common/base/version.h"
+#include "common/io/disk_space.h"
 
 namespace sft::server {
 namespace {
@@ -13,6 +15,9 @@ Examples:
   sft-server --dev                                    try it on this machine
   sft-server --dev --simulate-gpus H100:8             rehearse 8 GPU jobs on CPUs
   sft-server --data-dir /var/lib/sft                  keep jobs; workers connect by themselves
+  sft-server check --data-dir /var/lib/sft            would it start? what is wrong?
+  sft-server init --data-dir /var/lib/sft --name sft.example.org       certificates and tokens
+  sft-server --data-dir /var/lib/sft --listen 0.0.0.0:7070             reached from elsewhere
 Then, in another terminal:  sftctl submit job.toml --follow)";
 
 // What is kept, and for how long.
@@ -29,6 +34,40 @@ void AddLimits(CLI::App& app, Options& options) {
                  "Days after a job's end from which its curve has about 10,000 points; 0: never")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+}
+
+// What goes when it is old, and what stays free.
+void AddRetention(CLI::App& app, Options& options) {
+  const char* kRetention = "Retention (docs/operations.md)";
+  const auto days = [&](const char* name, int& value, const char* help) {
+    app.add_option(name, value, help)
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str()
+        ->group(kRetention);
+  };
+  days("--keep-logs", options.keep_logs,
+       "Days after a job's end until its logs are removed; 0: never");
+  days("--keep-metrics", options.keep_metrics, "The same for its curve");
+  days("--keep-artifacts", options.keep_artifacts,
+       "Days after a job's end, and after the last download, until what it delivered is removed");
+  days("--keep-datasets", options.keep_datasets,
+       "Days after the end of the last job that named a data set until it is removed");
+  days("--keep-backups", options.keep_backups, "Days until a backup in the data folder is removed");
+  const CLI::Validator mark(
+      [](std::string& text) { return std::string(Message(io::ParseDiskMark(text).status())); }, "");
+  options.disk_low = io::kDefaultLowMark;
+  options.disk_full = io::kDefaultFullMark;
+  app.add_option("--disk-low", options.disk_low,
+                 "Tell when less of the data folder's disk is free: a share, a size, or the "
+                 "smaller of both; off: never")
+      ->check(mark)
+      ->capture_default_str()
+      ->group(kRetention);
+  app.add_option("--disk-full", options.disk_full,
+                 "Refuse uploads and new jobs when less is free; what runs goes on")
+      ->check(mark)
+      ->capture_default_str()
+      ->group(kRetention);
 }
 
 void AddTiming(CLI::App& app, Options& options) {
@@ -69,8 +108,33 @@ void AddDevelopment(CLI::App& app, Options& options) {
       ->group(kDev);
 }
 
+// Commands that do one thing to a data folder and end.
+void AddCommands(CLI::App& app, Options& options) {
+  const auto add = [&](const char* name, const char* what, Options::Command command,
+                       const char* example) {
+    CLI::App* const added = app.add_subcommand(name, what);
+    added->add_option("--data-dir", options.data_dir, "The server's data folder")->required();
+    added->footer(std::string("Example:\n  ") + example);
+    added->callback([&options, command] { options.command = command; });
+    return added;
+  };
+  const char* const kName = "Host name or address by which the server is reached; may be repeated";
+  add("init", "Make certificates, an admin token and a join token, once", Options::Command::kInit,
+      "sft-server init --data-dir /var/lib/sft --name sft.example.org --name 10.0.0.1")
+      ->add_option("--name", options.names, kName);
+  add("renew", "Make the server's certificate anew, with more names if given",
+      Options::Command::kRenew, "sft-server renew --data-dir /var/lib/sft --name 10.0.0.2")
+      ->add_option("--name", options.names, kName);
+  add("token", "Print another admin token, where all were lost; the server is stopped",
+      Options::Command::kToken, "sft-server token --data-dir /var/lib/sft > admin.token");
+}
+
 // What goes with what; throws for the command line's parser.
 void Check(const Options& options) {
+  if (options.command != Options::Command::kServe) return;
+  if (options.dev && options.require_token) {
+    throw CLI::ValidationError("--require-token", "goes with a server without --dev");
+  }
   if (!options.restore.empty() && (options.dev || options.data_dir.empty())) {
     throw CLI::ValidationError("--restore", "needs --data-dir, and not --dev");
   }
@@ -98,10 +162,16 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.footer(kFooter);
   app.set_version_flag("--version", std::string("sft-server ") + kVersion);
   app.add_flag("--dev", options.dev, "Start a worker beside the server; the data may be temporary");
-  app.add_option("--listen", options.listen, "Address for clients and workers, HOST:PORT, loopback")
+  app.add_option(
+         "--listen", options.listen,
+         "Address for clients and workers, HOST:PORT; other than loopback after `sft-server init`")
       ->capture_default_str();
-  app.add_option("--http", options.http,
-                 "Address of /healthz and /metrics, or off [the port after --listen's]");
+  app.add_flag("--require-token", options.require_token,
+               "TLS and tokens on loopback too, where everybody on the machine may do everything");
+  app.add_option(
+      "--http", options.http,
+      "Address of /healthz and /metrics, without TLS or token, or off [loopback, the port after "
+      "--listen's]");
   app.add_option("--data-dir", options.data_dir,
                  "Folder of the database, data sets, adapters and logs [--dev: temporary]");
   app.add_option("--log-level", options.log_level, "debug, info, warn or error")
@@ -112,8 +182,17 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--files-from", options.files_from,
                  "With --restore: the data folder to take blobs, logs, metrics and what the "
                  "backup lacks of checkpoints from");
+  AddRetention(app, options);
   AddTiming(app, options);
   AddDevelopment(app, options);
+  CLI::App* check = app.add_subcommand(
+      "check",
+      "Look at data folder, disk, database and ports as a server with these options would, "
+      "say what is wrong, and end");
+  check->fallthrough();
+  check->add_flag("--json", options.json, "Print JSON, for programs (docs/operations.md)");
+  check->callback([&] { options.check = true; });
+  AddCommands(app, options);
   app.callback([&] { Check(options); });
   try {
     app.parse(argc, argv);

@@ -7,9 +7,13 @@ namespace sft::server {
 
 // Command line of sft-server; each is described by `sft-server --help`.
 struct Options {
+  enum class Command { kServe, kInit, kRenew, kToken };
+  Command command = Command::kServe;
+  std::vector<std::string> names;  // of the server's certificate
   bool dev = false;
   std::string listen = "127.0.0.1:7070";
-  std::string http;  // empty: the port after --listen's; "off": none
+  std::string http;  // empty: loopback, the port after --listen's; "off": none
+  bool require_token = false;
   std::string data_dir;
   std::string log_level = "info";
   int log_limit_mb = 256;       // of one rank's log; 0: none
@@ -17,6 +21,11 @@ struct Options {
   std::string restore;          // a backup's folder: makes --data-dir of it and ends
   std::string files_from;       // a data folder to take blobs, logs and metrics from then
   int thin_metrics_after = 30;  // days after a job's end; 0: never
+  // Days after a job's end, or the last use, until something is removed; 0: kept for ever.
+  int keep_logs = 0, keep_metrics = 0, keep_artifacts = 0, keep_datasets = 0, keep_backups = 0;
+  std::string disk_low, disk_full;  // io::ParseDiskMark
+  bool check = false;               // look whether a server with these options would run, and end
+  bool json = false;                // with check
   // Durations ("15s"): how soon a silent node is SUSPECT, the first wait before a restart (doubled
   // up to five minutes), and what is added to a job's unreachable_after.
   std::string suspect_after = "15s";

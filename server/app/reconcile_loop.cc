@@ -2,6 +2,9 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "common/obs/log.h"
 
 namespace sft::server {
@@ -25,19 +28,34 @@ void ReconcileLoop::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+// With thousands of jobs a tick is long, and a stream of submits asks for one after the other: they
+// leave the store to others at least half of the time.
+void ReconcileLoop::Rest(Nanos worked) {
+  if (worked < kShortTick) return;
+  const MonoTime until = Clock::Real().Mono() + std::min<Nanos>(worked, kLongestRest);
+  MutexLock lock(mutex_);
+  while (!stopping_ && Clock::Real().Mono() < until) {
+    changed_.WaitFor(mutex_, until - Clock::Real().Mono());
+  }
+}
+
 void ReconcileLoop::Loop(Reconciler& reconciler, Checkpoints& checkpoints) {
   obs::NameThread("reconcile");
   std::string last_error;
   MonoTime swept = Clock::Real().Mono() - kSweepPeriod;
   while (true) {
+    bool woken = false;
     {
       MutexLock lock(mutex_);
       if (!woken_ && !stopping_) changed_.WaitFor(mutex_, kPeriod);
       if (stopping_) return;
-      woken_ = false;
+      woken = std::exchange(woken_, false);
     }
     reconciler.Beat();
-    absl::Status ticked = reconciler.Tick();
+    absl::Status ticked;
+    const MonoTime begin = Clock::Real().Mono();
+    if (woken || reconciler.HasWork()) ticked = reconciler.Tick();
+    Rest(Clock::Real().Mono() - begin);
     if (Clock::Real().Mono() - swept >= kSweepPeriod) {
       swept = Clock::Real().Mono();
       ticked.Update(checkpoints.Sweep());

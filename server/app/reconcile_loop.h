@@ -26,7 +26,11 @@ class ReconcileLoop {
 
  private:
   void Loop(Reconciler& reconciler, Checkpoints& checkpoints);
+  // After a tick that took so long.
+  void Rest(Nanos worked);
 
+  // A tick of this length needs no rest, and no rest is longer.
+  static constexpr std::chrono::milliseconds kShortTick{5}, kLongestRest{200};
   Mutex mutex_;
   CondVar changed_;
   bool woken_ SFT_GUARDED_BY(mutex_) = false;

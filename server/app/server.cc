@@ -3,17 +3,24 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "server/app/credentials.h"
+#include "server/core/access.h"
 #include "server/core/artifacts.h"
 #include "server/core/backup.h"
 #include "server/core/checkpoints.h"
 #include "server/core/housekeeping.h"
 #include "server/core/job_intake.h"
+#include "server/core/scheduling.h"
 #include "server/core/uploads.h"
 #include "server/http/metrics_page.h"
 #include "server/rpc/admin_service.h"
+#include "server/rpc/auth_service.h"
 #include "server/rpc/cluster_service.h"
 #include "server/rpc/data_service.h"
 #include "server/rpc/job_service.h"
+#include "server/rpc/operator_service.h"
+#include "server/rpc/scheduling_service.h"
+#include "server/rpc/storage_service.h"
 #include "server/rpc/worker_service.h"
 #include "server/state/names.h"
 
@@ -23,68 +30,97 @@ namespace sft::server {
 struct Server::Parts {
   Parts(DataDirLock lock_held, std::unique_ptr<Store> opened_store,
         std::unique_ptr<BlobStore> opened_blobs, std::unique_ptr<BlobStore> opened_checkpoint_blobs,
-        const Settings& settings, Clock& clock)
+        std::unique_ptr<Access> loaded_access, bool open, const Settings& settings, Clock& clock)
       : lock(std::move(lock_held)),
         store(std::move(opened_store)),
+        access(std::move(loaded_access)),
+        gate(*access, *store, clock, open),
         blobs(std::move(opened_blobs)),
         checkpoint_blobs(std::move(opened_checkpoint_blobs)),
         logs(settings.data_dir + "/logs", settings.log_limits),
         metrics(settings.data_dir + "/metrics"),
         tensorboard(settings.data_dir + "/tensorboard"),
-        housekeeping(*store, clock, metrics, tensorboard, settings.thin_metrics_after),
+        disk(settings.data_dir, settings.disk_marks, clock),
+        limits(*store, clock, disk),
+        survey(*store, clock, settings.data_dir, disk, limits),
+        checkpoints(*store, clock, *checkpoint_blobs, hub, [this] { loop.Wake(); }),
+        removal(
+            *store, clock, settings.data_dir, {*blobs, logs, metrics, tensorboard, checkpoints},
+            hub, [this] { loop.Wake(); }, settings.ages),
+        housekeeping(*store, clock, metrics, tensorboard, settings.thin_metrics_after, &removal,
+                     &disk),
         registry(settings.workers, *store, clock, hub, [this] { loop.Wake(); }),
         relay(registry),
-        jobs(*store, clock, hub, [this] { loop.Wake(); }),
+        jobs(
+            *store, clock, hub, [this] { loop.Wake(); }, &outlooks),
         planner(*store, registry, relay),
-        intake(*store, *blobs, jobs, planner),
+        intake(*store, *blobs, jobs, planner, &limits),
         ingest(*store, clock, logs, metrics, tensorboard, hub),
         artifacts(*store, clock, *blobs, *checkpoint_blobs, relay, hub),
-        checkpoints(*store, clock, *checkpoint_blobs, hub, [this] { loop.Wake(); }),
         backups(*store, clock, settings.data_dir),
-        reconciler(*store, clock, registry, hub, settings.reconcile),
+        scheduling(*store, clock, intake, jobs),
+        reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
         job_service(intake, jobs, checkpoints, ingest, hub),
         worker_service(registry, ingest, artifacts, checkpoints, relay),
-        cluster_service(*store, registry, settings.dev),
-        data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts),
+        cluster_service(*store, registry, settings.dev, &disk),
+        data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits),
         admin_service(backups),
+        auth_service(*access, *store, registry),
+        operator_service(*store, clock, registry, disk, [this] { loop.Wake(); }),
+        scheduling_service(scheduling, jobs),
+        storage_service(*store, survey, removal),
         host(settings.listen.host) {}
 
   DataDirLock lock;
   std::unique_ptr<Store> store;
+  std::unique_ptr<Access> access;
+  Gate gate;
   std::unique_ptr<BlobStore> blobs;
   std::unique_ptr<BlobStore> checkpoint_blobs;
   LogStore logs;
   MetricLog metrics;
   TensorBoard tensorboard;
-  Housekeeping housekeeping;
   ChangeHub hub;
   ReconcileLoop loop;
+  DiskWatch disk;
+  IntakeLimits limits;
+  StorageSurvey survey;
+  Checkpoints checkpoints;
+  Removal removal;
+  Housekeeping housekeeping;
   WorkerRegistry registry;
   FileRelay relay;
+  Outlooks outlooks;
   JobManager jobs;
   Planner planner;
   JobIntake intake;
   Ingest ingest;
   Artifacts artifacts;
-  Checkpoints checkpoints;
   Backups backups;
+  Scheduling scheduling;
   Reconciler reconciler;
   JobServiceImpl job_service;
   WorkerServiceImpl worker_service;
   ClusterServiceImpl cluster_service;
   DataServiceImpl data_service;
   AdminServiceImpl admin_service;
+  AuthServiceImpl auth_service;
+  OperatorServiceImpl operator_service;
+  SchedulingServiceImpl scheduling_service;
+  StorageServiceImpl storage_service;
   const std::string host;
+  std::string http_host;
   std::unique_ptr<HttpServer> http;
   std::unique_ptr<GrpcServer> grpc;
 };
 
 namespace {
 
-// The port after the gRPC one, unless told otherwise.
+// The port after the gRPC one, unless told otherwise; loopback, as it has neither TLS nor tokens.
 absl::StatusOr<rpc::Endpoint> HttpEndpoint(const Server::Settings& settings) {
   if (!settings.http.empty()) return rpc::ParseEndpoint(settings.http, /*allow_port_zero=*/true);
   rpc::Endpoint endpoint = settings.listen;
+  if (!rpc::IsLoopback(endpoint.host)) endpoint.host = "127.0.0.1";
   if (endpoint.port > 0) ++endpoint.port;
   return endpoint;
 }
@@ -101,18 +137,36 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                        BlobStore::Open(settings.data_dir + "/blobs"));
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<BlobStore> checkpoint_blobs,
                        BlobStore::Open(settings.data_dir + "/checkpoints"));
+  const bool open = rpc::IsLoopback(settings.listen.host) && !settings.require_token;
+  SFT_ASSIGN_OR_RETURN(const auto credentials, LoadCredentials(settings.data_dir, clock));
+  if (!open && !credentials.has_value()) {
+    return PermissionDenied(fmt::format(
+        "--listen {}{}: what is not loopback alone is served with TLS and tokens; make them with "
+        "`sft-server init --data-dir {} --name HOST`, then start the server again",
+        settings.listen.ToString(), settings.require_token ? " --require-token" : "",
+        settings.data_dir));
+  }
+  std::optional<tls::Identity> authority;
+  if (credentials.has_value()) authority = credentials->authority;
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Access> access,
+                       Access::Load(*store, clock, std::move(authority)));
   std::unique_ptr<Server> server(new Server());
   server->parts_ = std::make_unique<Parts>(std::move(lock), std::move(store), std::move(blobs),
-                                           std::move(checkpoint_blobs), settings, clock);
+                                           std::move(checkpoint_blobs), std::move(access), open,
+                                           settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
-      parts.grpc, GrpcServer::Start(settings.listen, {&parts.job_service, &parts.worker_service,
-                                                      &parts.cluster_service, &parts.data_service,
-                                                      &parts.admin_service}));
+      parts.grpc, GrpcServer::Start(
+                      settings.listen,
+                      {&parts.job_service, &parts.worker_service, &parts.cluster_service,
+                       &parts.data_service, &parts.admin_service, &parts.auth_service,
+                       &parts.operator_service, &parts.scheduling_service, &parts.storage_service},
+                      parts.gate, credentials.has_value() ? credentials->server : tls::Identity()));
   if (settings.http != "off") {
     SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, HttpEndpoint(settings));
+    parts.http_host = endpoint.host;
     SFT_ASSIGN_OR_RETURN(parts.http, HttpServer::Start(endpoint, [&parts](const std::string& path) {
-                           return ServePage(path, *parts.store, parts.registry);
+                           return ServePage(path, *parts.store, parts.registry, &parts.disk);
                          }));
   }
   parts.loop.Start(parts.reconciler, parts.checkpoints);
@@ -135,8 +189,10 @@ std::string Server::address() const {
 
 std::string Server::http_address() const {
   if (parts_->http == nullptr) return "";
-  return rpc::Endpoint{parts_->host, parts_->http->port()}.ToString();
+  return rpc::Endpoint{parts_->http_host, parts_->http->port()}.ToString();
 }
+
+bool Server::open() const { return parts_->gate.open(); }
 
 int Server::connected_workers() const { return parts_->registry.connected(); }
 

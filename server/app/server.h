@@ -5,10 +5,12 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/io/disk_space.h"
 #include "common/rpc/endpoint.h"
 #include "server/app/options.h"
 #include "server/app/reconcile_loop.h"
 #include "server/blob/log_store.h"
+#include "server/core/removal.h"
 #include "server/http/http_server.h"
 #include "server/rpc/grpc_server.h"
 #include "server/store/data_dir_lock.h"
@@ -18,7 +20,7 @@ namespace sft::server {
 // The whole server of one data folder, wired together: the only place that knows every part.
 //
 //   <data dir>/server.lock  server.db  blobs/  checkpoints/  logs/  metrics/  tensorboard/
-//   worker/ (of --dev)
+//   tls/ (of `sft-server init`)  worker/ (of --dev)
 class Server {
  public:
   struct Settings {
@@ -26,8 +28,11 @@ class Server {
     rpc::Endpoint listen;
     std::string http;  // as Options::http
     bool dev = false;
+    bool require_token = false;
     LogLimits log_limits = {};
     Nanos thin_metrics_after{0};  // after a job's end; 0: never
+    Removal::Ages ages = {};
+    io::DiskMarks disk_marks = {};
     WorkerRegistry::Options workers;
     Reconciler::Options reconcile;
   };
@@ -39,6 +44,8 @@ class Server {
   // Where it really listens.
   std::string address() const;
   std::string http_address() const;  // empty: off
+  // Without TLS and tokens, for this machine only.
+  bool open() const;
   int connected_workers() const;
   // Jobs that are not over, with a state each, newest first: "job-x RUNNING". Some hundreds at
   // most.

@@ -14,6 +14,12 @@ absl::Status CheckName(const std::string& sha256) {
                                      sha256.substr(0, 80)));
 }
 
+constexpr std::string_view kPart = ".part";
+
+std::string KeyOf(const std::string& sha256, const std::string& of) {
+  return of.empty() ? sha256 : sha256 + "." + of;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlobStore>> BlobStore::Open(const std::string& dir) {
@@ -25,17 +31,19 @@ std::string BlobStore::PathIn(const std::string& dir, const std::string& sha256)
   return fmt::format("{}/{}/{}", dir, sha256.substr(0, 2), sha256);
 }
 
-std::string BlobStore::PartPath(const std::string& sha256) const {
-  return fmt::format("{}/uploads/{}.part", dir_, sha256);
+std::string BlobStore::PartPath(const std::string& key) const {
+  return fmt::format("{}/uploads/{}{}", dir_, key, kPart);
 }
 
-absl::StatusOr<BlobStore::Stat> BlobStore::Find(const std::string& sha256) const {
+absl::StatusOr<BlobStore::Stat> BlobStore::Find(const std::string& sha256,
+                                                const std::string& of) const {
   SFT_RETURN_IF_ERROR(CheckName(sha256));
   Stat stat;
   if (const auto size = io::FileSize(PathIn(dir_, sha256)); size.ok()) {
     stat.complete = true;
     stat.size = *size;
-  } else if (const auto received = io::FileSize(PartPath(sha256)); received.ok()) {
+  }
+  if (const auto received = io::FileSize(PartPath(KeyOf(sha256, of))); received.ok()) {
     stat.received = *received;
   }
   return stat;
@@ -53,11 +61,12 @@ absl::Status BlobStore::Remove(const std::string& sha256) {
   return io::RemoveAll(PathIn(dir_, sha256));
 }
 
-absl::Status BlobStore::DropUpload(const std::string& sha256) {
-  SFT_RETURN_IF_ERROR(CheckName(sha256));
+absl::Status BlobStore::DropUpload(const std::string& key) {
+  SFT_RETURN_IF_ERROR(CheckName(key.substr(0, key.find('.'))));
+  if (key.find('/') != key.npos) return InvalidArgument("an upload's key is no path");
   const MutexLock lock(mutex_);
-  if (uploading_.contains(sha256)) return absl::OkStatus();
-  return io::RemoveAll(PartPath(sha256));
+  if (uploading_.contains(key)) return absl::OkStatus();
+  return io::RemoveAll(PartPath(key));
 }
 
 absl::StatusOr<BlobStore::Old> BlobStore::OlderThan(int64_t unix_seconds) const {
@@ -72,30 +81,37 @@ absl::StatusOr<BlobStore::Old> BlobStore::OlderThan(int64_t unix_seconds) const 
     for (const std::string& name : names) {
       const std::string hash = name.substr(0, name.find('.'));
       if (!io::IsSha256Hex(hash) || !is_old(fmt::format("{}/{}/{}", dir_, folder, name))) continue;
-      (folder == "uploads" ? old.uploads : old.blobs).push_back(hash);
+      if (folder != "uploads") {
+        old.blobs.push_back(hash);
+      } else if (name.ends_with(kPart)) {
+        old.uploads.push_back(name.substr(0, name.size() - kPart.size()));
+      }
     }
   }
   return old;
 }
 
 absl::StatusOr<std::unique_ptr<BlobStore::Upload>> BlobStore::Begin(const std::string& sha256,
-                                                                    int64_t size, int64_t offset) {
+                                                                    int64_t size, int64_t offset,
+                                                                    const std::string& of,
+                                                                    bool again) {
   SFT_RETURN_IF_ERROR(CheckName(sha256));
   if (size < 0) return InvalidArgument(fmt::format("size {} of an upload", size));
-  if (io::Exists(PathIn(dir_, sha256)))
+  if (!again && io::Exists(PathIn(dir_, sha256)))
     return AlreadyExists(fmt::format("blob {} is complete", sha256));
+  const std::string key = KeyOf(sha256, of);
   {
     MutexLock lock(mutex_);
-    if (!uploading_.insert(sha256).second) {
+    if (!uploading_.insert(key).second) {
       return Aborted(fmt::format("blob {} is being uploaded by another call: try again", sha256));
     }
   }
   const auto give_up = [&](absl::Status status) {
     MutexLock lock(mutex_);
-    uploading_.erase(sha256);
+    uploading_.erase(key);
     return status;
   };
-  auto file = io::AppendFile::Open(PartPath(sha256));
+  auto file = io::AppendFile::Open(PartPath(key));
   if (!file.ok()) return give_up(file.status());
   if (file->size() != offset) {
     return give_up(
@@ -103,16 +119,16 @@ absl::StatusOr<std::unique_ptr<BlobStore::Upload>> BlobStore::Begin(const std::s
                                "StatBlob and continue there",
                                sha256, offset, file->size())));
   }
-  return std::unique_ptr<Upload>(new Upload(*this, sha256, size, *std::move(file)));
+  return std::unique_ptr<Upload>(new Upload(*this, sha256, key, size, *std::move(file)));
 }
 
 BlobStore::Upload::~Upload() {
   MutexLock lock(store_.mutex_);
-  store_.uploading_.erase(sha256_);
+  store_.uploading_.erase(key_);
 }
 
 absl::Status BlobStore::Upload::Discard(absl::Status why) {
-  const absl::Status removed = io::RemoveAll(store_.PartPath(sha256_));
+  const absl::Status removed = io::RemoveAll(store_.PartPath(key_));
   return removed.ok() ? why : Annotate(why, Message(removed));
 }
 
@@ -134,7 +150,7 @@ absl::Status BlobStore::Upload::Finish(
     return OutOfRange(fmt::format("upload of {} ended at {} of {} bytes: continue there", sha256_,
                                   file_.size(), size_));
   }
-  const std::string part = store_.PartPath(sha256_);
+  const std::string part = store_.PartPath(key_);
   SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(part));
   if (hash.sha256 != sha256_) {
     return Discard(

@@ -18,6 +18,7 @@ namespace sft::server {
 //
 //   <dir>/ab/<sha256>            complete
 //   <dir>/uploads/<sha256>.part  received so far; kept across restarts, so that an upload resumes
+//   <dir>/uploads/<sha256>.<of>.part  of one uploader, who must neither see nor disturb the others
 class BlobStore {
  public:
   static absl::StatusOr<std::unique_ptr<BlobStore>> Open(const std::string& dir);
@@ -29,7 +30,8 @@ class BlobStore {
     int64_t received = 0;  // of an unfinished upload
     int64_t size = 0;      // when complete
   };
-  absl::StatusOr<Stat> Find(const std::string& sha256) const;
+  // `of` is whose unfinished upload counts (a name as of a project; empty: everybody's one).
+  absl::StatusOr<Stat> Find(const std::string& sha256, const std::string& of = "") const;
 
   // Where a complete blob lies; NOT_FOUND otherwise.
   absl::StatusOr<std::string> PathOf(const std::string& sha256) const;
@@ -41,8 +43,13 @@ class BlobStore {
     std::vector<std::string> blobs, uploads;
   };
   absl::StatusOr<Old> OlderThan(int64_t unix_seconds) const;
-  // Drops what was received of an upload that nobody goes on with; one under way is left alone.
-  absl::Status DropUpload(const std::string& sha256);
+  // Drops what was received of an upload that nobody goes on with (one of Old::uploads); one under
+  // way is left alone.
+  absl::Status DropUpload(const std::string& key);
+
+  // Held by who refers to a blob that is there, from the look to the row that names it, and by who
+  // removes blobs, from the look whether one is named until it is gone. Taken before the store.
+  Mutex& gate() { return gate_; }
 
   // One upload in progress; destroying it keeps what was received for a resume.
   class Upload {
@@ -57,27 +64,35 @@ class BlobStore {
 
    private:
     friend class BlobStore;
-    Upload(BlobStore& store, std::string sha256, int64_t size, io::AppendFile file)
-        : store_(store), sha256_(std::move(sha256)), size_(size), file_(std::move(file)) {}
+    Upload(BlobStore& store, std::string sha256, std::string key, int64_t size, io::AppendFile file)
+        : store_(store),
+          sha256_(std::move(sha256)),
+          key_(std::move(key)),
+          size_(size),
+          file_(std::move(file)) {}
     absl::Status Discard(absl::Status why);
 
     BlobStore& store_;
     const std::string sha256_;
+    const std::string key_;  // of uploading_
     const int64_t size_;
     io::AppendFile file_;
   };
 
   // Starts or resumes an upload at `offset`, which must be what was received (OUT_OF_RANGE says
   // what it is). ABORTED while another upload of the same blob is under way; ALREADY_EXISTS when
-  // the blob is complete.
+  // the blob is complete, unless `again`: then its bytes are taken and checked all the same, as
+  // proof that the uploader has them. `of` as in Find.
   absl::StatusOr<std::unique_ptr<Upload>> Begin(const std::string& sha256, int64_t size,
-                                                int64_t offset);
+                                                int64_t offset, const std::string& of = "",
+                                                bool again = false);
 
  private:
   explicit BlobStore(std::string dir) : dir_(std::move(dir)) {}
-  std::string PartPath(const std::string& sha256) const;
+  std::string PartPath(const std::string& key) const;
 
   const std::string dir_;
+  Mutex gate_;
   mutable Mutex mutex_;
   std::set<std::string> uploading_ SFT_GUARDED_BY(mutex_);
 };

@@ -101,6 +101,12 @@ absl::Status LogStore::TrimJob(const std::vector<std::string>& attempt_uids) {
   return absl::OkStatus();
 }
 
+absl::Status LogStore::Remove(const std::string& attempt_uid) {
+  MutexLock lock(mutex_);
+  open_.remove_if([&](const Entry& entry) { return entry.stream.starts_with(attempt_uid + "/"); });
+  return io::RemoveAll(dir_ + "/" + attempt_uid);
+}
+
 absl::StatusOr<LogStore::Chunk> LogStore::Read(const std::string& stream, int64_t offset,
                                                int64_t max) {
   MutexLock lock(mutex_);

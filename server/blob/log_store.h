@@ -52,6 +52,9 @@ class LogStore {
   // Keeps the limit of the job that has these attempts: its largest log loses first.
   absl::Status TrimJob(const std::vector<std::string>& attempt_uids);
 
+  // Removes all logs of an attempt that is over; missing is OK.
+  absl::Status Remove(const std::string& attempt_uid);
+
   // Bytes that are there from `offset` on: where `offset` lies in a hole, those after it.
   struct Chunk {
     int64_t offset = 0;

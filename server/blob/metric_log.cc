@@ -139,6 +139,12 @@ absl::StatusOr<std::vector<MetricLog::Start>> MetricLog::FindStarts(const Segmen
   return starts;
 }
 
+absl::Status MetricLog::Remove(const std::string& job_id) {
+  MutexLock lock(mutex_);
+  open_.remove_if([&](const Entry& entry) { return entry.job_id == job_id; });
+  return io::RemoveAll(dir_ + "/" + job_id);
+}
+
 absl::StatusOr<std::vector<MetricLog::Start>> MetricLog::Starts(const std::string& job_id) {
   MutexLock lock(mutex_);
   SFT_ASSIGN_OR_RETURN(const SegmentFile* file, Find(job_id));

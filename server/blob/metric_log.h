@@ -56,6 +56,8 @@ class MetricLog {
   // the first point of each attempt and the last of all. What a later attempt ran again goes.
   // Indexes change. Nothing when there are less than twice as many steps.
   absl::Status Thin(const std::string& job_id, int64_t max_points);
+  // Removes the curve of a job that has ended; missing is OK.
+  absl::Status Remove(const std::string& job_id);
   // Jobs that have a curve.
   absl::StatusOr<std::vector<std::string>> Jobs() const;
 

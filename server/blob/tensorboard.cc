@@ -139,6 +139,12 @@ absl::Status TensorBoard::UpdateLocked(const std::string& job_id, MetricLog& met
   }
 }
 
+absl::Status TensorBoard::Remove(const std::string& job_id) {
+  MutexLock lock(mutex_);
+  known_.erase(job_id);
+  return io::RemoveAll(dir_ + "/" + job_id);
+}
+
 absl::StatusOr<std::vector<std::string>> TensorBoard::Files(const std::string& job_id) const {
   const std::string folder = dir_ + "/" + job_id;
   std::vector<std::string> paths;

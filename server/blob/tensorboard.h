@@ -31,6 +31,8 @@ class TensorBoard {
   absl::Status Update(const std::string& job_id, MetricLog& metrics);
   // Thins the metrics (MetricLog::Thin) and makes the files again of what is left.
   absl::Status Thin(const std::string& job_id, MetricLog& metrics, int64_t max_points);
+  // Removes the job's files; they come back while the metrics are there.
+  absl::Status Remove(const std::string& job_id);
   // Paths of the job's files, in the order of the attempts.
   absl::StatusOr<std::vector<std::string>> Files(const std::string& job_id) const;
 

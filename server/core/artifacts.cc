@@ -1,6 +1,9 @@
 #include "server/core/artifacts.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
 
 #include "common/base/ids.h"
 #include "common/io/paths.h"
@@ -11,6 +14,8 @@
 #include "server/store/attempts.h"
 #include "server/store/files.h"
 #include "server/store/jobs.h"
+#include "server/store/storage.h"
+#include "sft/v1/storage_service.pb.h"
 
 namespace sft::server {
 namespace {
@@ -34,6 +39,7 @@ absl::StatusOr<v1::Artifact> Artifacts::Commit(const v1::CommitArtifactRequest& 
     artifact.node = request.node();
     artifact.node_path = request.node_path();
   }
+  const MutexLock lock(blobs_.gate());
   if (request.files_size() == 0) return InvalidArgument("an artifact without files");
   for (const v1::ArtifactFile& file : request.files()) {
     if (!io::IsSafeRelative(file.path())) {
@@ -51,6 +57,15 @@ absl::StatusOr<v1::Artifact> Artifacts::Commit(const v1::CommitArtifactRequest& 
     if (attempt.epoch != request.epoch()) {
       return FailedPrecondition(fmt::format("attempt {} has epoch {}, the artifact is of {}",
                                             attempt.uid, attempt.epoch, request.epoch()));
+    }
+    SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
+                         store::MembersOf(db, attempt.uid));
+    const bool member = std::any_of(members.begin(), members.end(), [&](const MemberRecord& each) {
+      return each.status.node == request.node();
+    });
+    if (!member) {
+      return FailedPrecondition(
+          fmt::format("attempt {} is not on node {}", attempt.uid, request.node()));
     }
     SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
     if (attempt.number != job.attempt || IsTerminal(attempt.state)) {
@@ -83,12 +98,30 @@ absl::StatusOr<v1::Artifact> Artifacts::Get(const std::string& name) {
     SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
     SFT_ASSIGN_OR_RETURN(std::vector<ArtifactRecord> artifacts, store::ArtifactsOfJob(db, job.id));
     if (artifacts.empty()) {
+      SFT_ASSIGN_OR_RETURN(const auto removal, store::RemovalOf(db, job.id, v1::ARTIFACTS));
+      if (removal.has_value()) {
+        return NotFound(fmt::format("what job {} delivered was removed {} by {}", job.id,
+                                    FormatUtc(FromUnixMicros(removal->time_us)), removal->who));
+      }
       return NotFound(fmt::format("job {} is {} and has delivered nothing{}", job.id,
                                   ToString(job.state), IsTerminal(job.state) ? "" : " yet"));
     }
     artifact = std::move(artifacts.front());
     return absl::OkStatus();
   }));
+  // Its age counts from its last use; not worth more than a write an hour.
+  const int64_t now_us = UnixMicros(clock_.Wall());
+  {
+    const MutexLock lock(mutex_);
+    int64_t& noted = noted_us_[artifact.id];
+    if (now_us - noted < kNoteUse.count() * 1'000'000) return ToProto(artifact);
+    if (noted_us_.size() > kMaxNoted) noted_us_.clear();
+    noted_us_[artifact.id] = now_us;
+  }
+  const absl::Status noted =
+      store_.Write([&](Database& db) { return store::TouchArtifact(db, artifact.id, now_us); });
+  // A full disk keeps nobody from what is there.
+  if (!noted.ok()) spdlog::warn("last use of artifact {}: {}", artifact.id, Message(noted));
   return ToProto(artifact);
 }
 

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 
 #include "common/base/clock.h"
+#include "common/base/mutex.h"
 #include "server/blob/blob_store.h"
 #include "server/core/change_hub.h"
 #include "server/core/file_relay.h"
@@ -48,6 +50,11 @@ class Artifacts {
   BlobStore& checkpoints_;
   FileRelay& relay_;
   ChangeHub& hub_;
+  // When the last use of an artifact was stored last, of the newest few.
+  static constexpr std::chrono::seconds kNoteUse{3600};
+  static constexpr size_t kMaxNoted = 1000;
+  Mutex mutex_;
+  std::map<std::string, int64_t> noted_us_ SFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace sft::server

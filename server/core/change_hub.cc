@@ -29,8 +29,8 @@ ChangeHub::Subscription::~Subscription() {
 bool ChangeHub::Subscription::Wait(Nanos timeout) {
   MutexLock lock(hub_.mutex_);
   Entry& entry = hub_.entries_.at(key_);
-  // A wake-up for another key, or a spurious one, ends the wait early: the caller looks again.
-  if (entry.version == seen_ && !hub_.shut_down_) hub_.changed_.WaitFor(hub_.mutex_, timeout);
+  // A spurious wake-up ends the wait early: the caller looks again.
+  if (entry.version == seen_ && !hub_.shut_down_) entry.changed.WaitFor(hub_.mutex_, timeout);
   seen_ = entry.version;
   return !hub_.shut_down_;
 }
@@ -40,13 +40,13 @@ void ChangeHub::Bump(const std::string& key) {
   const auto entry = entries_.find(key);
   if (entry == entries_.end()) return;
   ++entry->second.version;
-  changed_.NotifyAll();
+  entry->second.changed.NotifyAll();
 }
 
 void ChangeHub::Shutdown() {
   MutexLock lock(mutex_);
   shut_down_ = true;
-  changed_.NotifyAll();
+  for (auto& [key, entry] : entries_) entry.changed.NotifyAll();
 }
 
 }  // namespace sft::server

@@ -16,7 +16,7 @@ namespace sft::server {
 class ChangeHub {
  public:
   // Streams that may wait at once: each holds a thread of the server.
-  static constexpr int kMaxSubscriptions = 64;
+  static constexpr int kMaxSubscriptions = 600;
 
   class Subscription {
    public:
@@ -43,9 +43,9 @@ class ChangeHub {
   struct Entry {
     uint64_t version = 0;
     int subscribers = 0;
+    CondVar changed;  // of its own: a change wakes those whom it concerns
   };
   Mutex mutex_;
-  CondVar changed_;
   std::map<std::string, Entry> entries_ SFT_GUARDED_BY(mutex_);  // with subscribers only
   int subscriptions_ SFT_GUARDED_BY(mutex_) = 0;
   bool shut_down_ SFT_GUARDED_BY(mutex_) = false;

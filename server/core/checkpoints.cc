@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <set>
+
 #include "common/io/paths.h"
 #include "server/core/convert.h"
 #include "server/core/resume.h"
@@ -206,6 +208,35 @@ absl::StatusOr<v1::ListCheckpointsResponse> Checkpoints::List(const std::string&
     return absl::OkStatus();
   }));
   return response;
+}
+
+absl::StatusOr<Checkpoints::Dropped> Checkpoints::DropJob(const std::string& job_id, bool dry_run) {
+  const MutexLock lock(mutex_);
+  Dropped dropped;
+  std::vector<std::string> unused;
+  const int64_t now_us = UnixMicros(clock_.Wall());
+  const absl::Status done = store_.Write([&](Database& db) -> absl::Status {
+    dropped = {};
+    SFT_ASSIGN_OR_RETURN(dropped.in_use, store::IsResumedByLiveJob(db, job_id));
+    if (dropped.in_use) return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(const auto checkpoints, store::CheckpointsOfJob(db, job_id));
+    for (const CheckpointRecord& each : checkpoints) {
+      ++dropped.count;
+      for (const CheckpointPart& part : each.parts) {
+        dropped.elsewhere = dropped.elsewhere || part.place != CheckpointPlace::kServer;
+      }
+    }
+    SFT_RETURN_IF_ERROR(DropAll(db, job_id, now_us, unused));
+    // Undoes all of it.
+    return dry_run ? absl::CancelledError("a dry run") : absl::OkStatus();
+  });
+  if (!dry_run || !absl::IsCancelled(done)) SFT_RETURN_IF_ERROR(done);
+  for (const std::string& hash : std::set<std::string>(unused.begin(), unused.end())) {
+    SFT_ASSIGN_OR_RETURN(const BlobStore::Stat stat, blobs_.Find(hash));
+    dropped.bytes += stat.size;
+  }
+  if (!dry_run) SFT_RETURN_IF_ERROR(RemoveBlobs(unused));
+  return dropped;
 }
 
 absl::Status Checkpoints::RemoveBlobs(const std::vector<std::string>& hashes) {

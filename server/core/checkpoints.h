@@ -42,6 +42,16 @@ class Checkpoints {
   // that nothing refers to. Cheap when there is nothing to do; call it every minute.
   absl::Status Sweep();
 
+  // What DropJob removed, or would.
+  struct Dropped {
+    int count = 0;
+    int64_t bytes = 0;       // that the server kept
+    bool elsewhere = false;  // some lie on nodes or in shared folders
+    bool in_use = false;     // a job that has not ended goes on from them: nothing is removed
+  };
+  // All checkpoints of a job that has ended.
+  absl::StatusOr<Dropped> DropJob(const std::string& job_id, bool dry_run);
+
   BlobStore& blobs() { return blobs_; }
 
  private:

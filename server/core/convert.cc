@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/spec/visit.h"
 #include "server/state/names.h"
 
 namespace sft::server {
@@ -176,6 +177,10 @@ v1::Node ToProto(const NodeRecord& node) {
   proto.set_cpus(node.cpus);
   proto.set_memory_bytes(node.memory_bytes);
   return proto;
+}
+
+std::string PriorityName(int priority) {
+  return std::string(spec::EnumName(static_cast<spec::Priority>(priority)));
 }
 
 v1::Job ToProto(const JobRecord& job) {

@@ -36,5 +36,7 @@ v1::Node ToProto(const NodeRecord& node);
 
 // The row alone: attempt, nodes, progress and artifacts are added by the job manager.
 v1::Job ToProto(const JobRecord& job);
+// "low", "normal", "high", "urgent": names of spec::Priority.
+std::string PriorityName(int priority);
 
 }  // namespace sft::server

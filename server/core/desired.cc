@@ -5,11 +5,14 @@
 
 #include "common/base/version.h"
 #include "common/spec/job_protocol.h"
+#include "server/core/gang_life.h"
 #include "server/core/resume.h"
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
 #include "server/store/jobs.h"
+#include "server/store/node_holds.h"
 #include "server/store/nodes.h"
+#include "server/store/storage.h"
 
 namespace sft::server {
 namespace {
@@ -78,7 +81,10 @@ absl::Status FillStop(Database& db, const AttemptRecord& attempt, v1::DesiredAtt
   SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
   wanted.set_intent(v1::DesiredAttempt::STOP);
   wanted.set_cancelled(job.cancel_requested);
-  wanted.set_checkpoint_first(job.cancel_requested && job.cancel_checkpoint);
+  // A cancel says itself whether one is wanted; a job that is told to stop goes on from it.
+  const bool told = !attempt.stop_code.empty() && !job.cancel_requested;
+  wanted.set_checkpoint_first(told || (job.cancel_requested && job.cancel_checkpoint));
+  if (told) wanted.set_checkpoint_patience_seconds(kStopPatienceSeconds);
   return absl::OkStatus();
 }
 
@@ -87,6 +93,9 @@ absl::Status FillStop(Database& db, const AttemptRecord& attempt, v1::DesiredAtt
 absl::StatusOr<v1::Desired> BuildDesired(Database& db, const NodeRecord& node, int64_t now_us) {
   v1::Desired desired;
   SFT_RETURN_IF_ERROR(FillCheckpoints(db, node, now_us, *desired.mutable_checkpoints()));
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> removed,
+                       store::RemovedOnNode(db, node.name, now_us - kNamedAfterDeletionUs));
+  for (const std::string& path : removed) desired.add_removed_models(path);
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::HeldMembers(db, node.name));
   for (const MemberRecord& member : members) {
     SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, member.attempt_uid));

@@ -16,7 +16,7 @@ absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Start(const std:
       return ResourceExhausted(
           fmt::format("{} files are being fetched from nodes: try again later", queues_.size()));
     }
-    queues_[request];
+    queues_[request].node = node;
   }
   std::unique_ptr<Transfer> transfer(new Transfer(*this, request, node));
   v1::ServerMessage message;
@@ -52,11 +52,13 @@ absl::StatusOr<v1::SendFileRequest> FileRelay::Transfer::Next(Nanos timeout) {
   return chunk;
 }
 
-absl::Status FileRelay::Push(v1::SendFileRequest chunk) {
+absl::Status FileRelay::Push(v1::SendFileRequest chunk, const std::string& node) {
   MutexLock lock(mutex_);
   while (true) {
     const auto queue = queues_.find(chunk.request());
-    if (queue == queues_.end()) return NotFound("nobody waits for this file any more");
+    if (queue == queues_.end() || (!node.empty() && queue->second.node != node)) {
+      return NotFound("nobody waits for this file any more");
+    }
     if (queue->second.chunks.size() < kMaxQueuedChunks) {
       queue->second.chunks.push_back(std::move(chunk));
       changed_.NotifyAll();

@@ -46,13 +46,14 @@ class FileRelay {
                                                   int64_t offset);
 
   // The sending end: a chunk of the node's SendFile call. Blocks while the queue is full; NOT_FOUND
-  // when nobody wants the file any more.
-  absl::Status Push(v1::SendFileRequest chunk);
+  // when nobody wants the file any more, or wants it of another node (an empty one is any).
+  absl::Status Push(v1::SendFileRequest chunk, const std::string& node = "");
   // The call of this request has ended.
   void End(const std::string& request);
 
  private:
   struct Queue {
+    std::string node;
     std::deque<v1::SendFileRequest> chunks;
     bool ended = false;
   };

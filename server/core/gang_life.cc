@@ -6,10 +6,12 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "server/core/convert.h"
+#include "server/sched/order.h"
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
+#include "server/store/schedules.h"
 
 namespace sft::server {
 namespace {
@@ -64,9 +66,44 @@ FailedAttempt Describe(const JobRecord& job, const AttemptRecord& attempt, int64
   return failed;
 }
 
+// Its job goes on later, though nothing failed.
+bool IsSetAside(const AttemptRecord& attempt) {
+  return (attempt.stop_code == kPreempted || attempt.stop_code == kMoved) &&
+         attempt.verdict.code == attempt.stop_code;
+}
+
+// Nothing failed: the job stands in the line again.
+absl::Status BackToTheLine(Database& db, JobRecord& job, AttemptRecord& attempt, int64_t now_us) {
+  SFT_ASSIGN_OR_RETURN(const int64_t saved_step, store::NewestStep(db, job.id));
+  job.restart.furthest_step = Describe(job, attempt, saved_step).furthest_step;
+  job.restart.saved_step = std::max(job.restart.saved_step, saved_step);
+  attempt.verdict.action = "placed again from its checkpoint as soon as there is room";
+  SFT_RETURN_IF_ERROR(store::SetAttemptVerdict(db, attempt));
+  job.avoid_node.clear();
+  job.not_before_us = 0;
+  SFT_RETURN_IF_ERROR(store::SetRestart(db, job));
+  SFT_RETURN_IF_ERROR(
+      store::TakeEdge(db, job, JobState::kPending, attempt.verdict.message, now_us));
+  return store::AddEvent(db, job.id,
+                         {0, now_us, attempt.stop_code,
+                          attempt.verdict.message + "; " + attempt.verdict.action, attempt.number});
+}
+
+// GPU time counts for the job's limit and for its project's share.
+absl::Status CountUse(Database& db, const JobRecord& job, const AttemptRecord& attempt) {
+  const int64_t held_us = std::max<int64_t>(0, attempt.ended_us - attempt.created_us);
+  SFT_RETURN_IF_ERROR(store::AddUsedTime(db, job.id, held_us));
+  SFT_ASSIGN_OR_RETURN(ProjectLimits limits, store::GetLimits(db, job.project));
+  limits.usage_us = sched::Decayed(limits.usage_us, limits.usage_at_us, attempt.ended_us) +
+                    static_cast<double>(held_us) * job.gpus_per_node * job.nodes;
+  limits.usage_at_us = attempt.ended_us;
+  return store::PutLimits(db, limits);
+}
+
 // A failed attempt ends its job, or the job goes back to PENDING.
 absl::Status FailOrRestart(Database& db, JobRecord& job, AttemptRecord& attempt,
                            const RestartPace& pace, int64_t now_us) {
+  if (IsSetAside(attempt)) return BackToTheLine(db, job, attempt, now_us);
   SFT_ASSIGN_OR_RETURN(const int64_t saved_step, store::NewestStep(db, job.id));
   const RestartDecision decision = DecideRestart(Describe(job, attempt, saved_step), job.restart,
                                                  RestartRulesOf(job.resolved_json), pace);
@@ -114,6 +151,7 @@ absl::Status FollowAttempt(Database& db, JobRecord& job, AttemptRecord& attempt,
       }
       return store::SetReason(db, job.id, "stopping: " + attempt.reason, now_us, true).status();
     case AttemptState::kSucceeded:
+      SFT_RETURN_IF_ERROR(store::SetEnded(db, job.id, now_us));
       return EndJob(db, job, attempt, JobState::kSucceeded, now_us);
     case AttemptState::kFailed:
       return FailOrRestart(db, job, attempt, pace, now_us);
@@ -189,6 +227,18 @@ Gang MakeGang(const AttemptRecord& attempt, const JobRecord& job,
   gang.cancel_requested = job.cancel_requested;
   gang.cancel_reason = job.cancel_reason;
   gang.verdict = attempt.verdict;
+  if (!attempt.stop_code.empty()) {
+    const bool limit = attempt.stop_code == kTimeLimit;
+    gang.stop.domain = limit ? Verdict::Domain::kUser : Verdict::Domain::kNone;
+    gang.stop.code = attempt.stop_code;
+    gang.stop.message = attempt.stop_reason;
+    if (limit) {
+      gang.stop.advice = fmt::format(
+          "`sftctl resume {}` goes on from its last checkpoint; give it a longer "
+          "scheduling.time_limit",
+          attempt.job_id);
+    }
+  }
   for (const MemberRecord& member : members) gang.members.push_back(member.status);
   return gang;
 }
@@ -291,6 +341,7 @@ absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, const Res
       continue;
     }
     SFT_RETURN_IF_ERROR(store::TakeAttemptEdge(db, attempt, *step.next, now_us));
+    if (IsTerminal(attempt.state)) SFT_RETURN_IF_ERROR(CountUse(db, job, attempt));
     SFT_RETURN_IF_ERROR(FollowAttempt(db, job, attempt, pace, now_us));
   }
 }
@@ -304,6 +355,23 @@ absl::Status GiveUpNode(Database& db, const std::string& attempt_uid, const std:
     SFT_RETURN_IF_ERROR(store::UpdateMember(db, member));
   }
   return AdvanceGang(db, attempt_uid, pace, now_us, changed);
+}
+
+absl::Status StopAttempt(Database& db, const std::string& attempt_uid, const std::string& code,
+                         const std::string& reason, int64_t now_us, ChangedJobs& changed) {
+  SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, attempt_uid));
+  if (attempt.state >= AttemptState::kStopping || !attempt.stop_code.empty()) {
+    return absl::OkStatus();
+  }
+  attempt.stop_code = code;
+  attempt.stop_reason = reason;
+  attempt.stop_us = now_us;
+  SFT_RETURN_IF_ERROR(store::RequestStop(db, attempt));
+  SFT_RETURN_IF_ERROR(
+      store::AddEvent(db, attempt.job_id, {0, now_us, code, reason, attempt.number}));
+  changed.insert(attempt.job_id);
+  // What follows is no failure: no restart is paced by it.
+  return AdvanceGang(db, attempt_uid, RestartPace(), now_us, changed);
 }
 
 absl::Status CancelJob(Database& db, const std::string& job_id, const std::string& reason,

@@ -3,8 +3,8 @@
 #include <set>
 #include <string>
 
-#include "server/sched/gang_policy.h"
 #include "server/sched/resume_policy.h"
+#include "server/sched/snapshot.h"
 #include "server/state/records.h"
 #include "server/store/sqlite.h"
 #include "sft/v1/worker_service.pb.h"
@@ -13,6 +13,12 @@
 // runs inside one transaction of the store.
 
 namespace sft::server {
+
+// Why an attempt is told to stop though nothing failed: codes of verdicts. With the first two its
+// job goes on later, at once or as soon as there is room.
+inline constexpr char kPreempted[] = "preempted", kMoved[] = "moved", kTimeLimit[] = "time_limit";
+// How long its ranks may take for a checkpoint before they are ended all the same.
+inline constexpr int kStopPatienceSeconds = 120;
 
 // Jobs whose row changed, for ChangeHub after the commit.
 using ChangedJobs = std::set<std::string>;
@@ -36,6 +42,13 @@ absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, const Res
 // says what became of it.
 absl::Status GiveUpNode(Database& db, const std::string& attempt_uid, const std::string& node,
                         const RestartPace& pace, int64_t now_us, ChangedJobs& changed);
+
+// Tells an attempt to write a checkpoint and end, for a verdict's code and a reason: with
+// kPreempted and kMoved its job goes back to its place in the line, which uses up no restart; with
+// kTimeLimit it ends. One that is stopping already is left as it is. Where a node shall not be used
+// again, something else has to say so.
+absl::Status StopAttempt(Database& db, const std::string& attempt_uid, const std::string& code,
+                         const std::string& reason, int64_t now_us, ChangedJobs& changed);
 
 // Marks the cancel of a job as asked for and takes the edge that follows from it: at once CANCELLED
 // when it is pending, CANCELLING when it has an attempt. With `checkpoint` one is written first. An

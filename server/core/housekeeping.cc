@@ -47,12 +47,16 @@ void Housekeeping::Stop() {
 void Housekeeping::Loop() {
   obs::NameThread("housekeeping");
   while (true) {
-    const absl::Status done = Tick();
+    absl::Status done = Tick();
+    if (removal_ != nullptr) done.Update(removal_->Retain());
     if (!done.ok()) spdlog::warn("housekeeping: {}", Message(done));
     const MonoTime next = clock_.Mono() + kPeriod;
-    MutexLock lock(mutex_);
-    while (!stopping_ && clock_.Mono() < next) changed_.WaitFor(mutex_, next - clock_.Mono());
-    if (stopping_) return;
+    while (clock_.Mono() < next) {
+      if (disk_ != nullptr) disk_->Look();  // says in the log when its level changes
+      MutexLock lock(mutex_);
+      if (!stopping_) changed_.WaitFor(mutex_, kDiskPeriod);
+      if (stopping_) return;
+    }
   }
 }
 

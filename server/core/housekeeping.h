@@ -6,25 +6,33 @@
 #include "common/base/mutex.h"
 #include "server/blob/metric_log.h"
 #include "server/blob/tensorboard.h"
+#include "server/core/disk_watch.h"
+#include "server/core/removal.h"
 #include "server/store/store.h"
 
 namespace sft::server {
 
-// What gets old is made small: curves of jobs that ended long ago are thinned, once an hour.
+// What gets old is made small or goes: curves of jobs that ended long ago are thinned, and what is
+// over its age limit is removed, once an hour. The disk is looked at every few seconds.
 class Housekeeping {
  public:
   static constexpr std::chrono::hours kPeriod{1};
   // Points that a thinned curve has, about.
   static constexpr int64_t kThinnedPoints = 10'000;
 
-  // All but the time borrowed. `thin_after` counts from a job's end; 0: never.
+  static constexpr std::chrono::seconds kDiskPeriod{5};
+
+  // All but the time borrowed; the last two may be null. `thin_after` counts from a job's end; 0:
+  // never.
   Housekeeping(Store& store, Clock& clock, MetricLog& metrics, TensorBoard& tensorboard,
-               Nanos thin_after)
+               Nanos thin_after, Removal* removal = nullptr, DiskWatch* disk = nullptr)
       : store_(store),
         clock_(clock),
         metrics_(metrics),
         tensorboard_(tensorboard),
-        thin_after_(thin_after) {}
+        thin_after_(thin_after),
+        removal_(removal),
+        disk_(disk) {}
   ~Housekeeping() { Stop(); }
 
   // Begins to tick in a thread of its own.
@@ -41,6 +49,8 @@ class Housekeeping {
   MetricLog& metrics_;
   TensorBoard& tensorboard_;
   const Nanos thin_after_;
+  Removal* const removal_;
+  DiskWatch* const disk_;
   Mutex mutex_;
   CondVar changed_;
   bool stopping_ SFT_GUARDED_BY(mutex_) = false;

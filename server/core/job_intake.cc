@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "common/base/clock.h"
+#include "common/base/duration.h"
 #include "common/base/ids.h"
 #include "common/io/sha256.h"
 #include "common/spec/job_json.h"
@@ -17,6 +19,8 @@
 #include "server/state/names.h"
 #include "server/store/files.h"
 #include "server/store/nodes.h"
+#include "server/store/schedules.h"
+#include "server/store/tenancy.h"
 
 namespace sft::server {
 namespace {
@@ -97,6 +101,24 @@ std::string RequestHash(const v1::SubmitJobRequest& request) {
   return io::Sha256Hex(said.SerializeAsString());
 }
 
+int64_t Micros(const std::string& duration) {
+  const auto parsed = ParseDuration(duration);
+  return parsed ? parsed->count() * 1'000'000 : 0;
+}
+
+ScheduleRecord ScheduleOf(const spec::JobSpec::Scheduling& scheduling) {
+  ScheduleRecord schedule;
+  schedule.after = scheduling.after;
+  schedule.held = scheduling.hold;
+  schedule.time_limit_us = Micros(scheduling.time_limit);
+  schedule.warn_before_us = Micros(scheduling.warn_before);
+  schedule.exclusive = scheduling.exclusive;
+  schedule.preemptible = scheduling.preemptible;
+  const auto deadline = ParseUtc(scheduling.deadline);
+  if (deadline) schedule.deadline_us = UnixMicros(*deadline);
+  return schedule;
+}
+
 JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& resolution,
                   const std::string& principal) {
   const spec::JobSpec& spec = resolution.spec;
@@ -116,6 +138,8 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   const spec::ProtocolNeed need = spec::NeedOf(spec);
   job.protocol = need.protocol;
   job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
+  job.priority = static_cast<int>(spec.scheduling.priority);
+  job.schedule = ScheduleOf(spec.scheduling);
   job.resolved_values = ValuesToJson(resolution);
   job.warnings = WarningsToJson(resolution);
   job.request_id = request.request_id();
@@ -222,8 +246,7 @@ void ResolveComputeType(const std::vector<NodeRecord>& nodes, spec::Resolution& 
 }  // namespace
 
 absl::Status JobIntake::CheckFleet(Database& db, spec::Resolution& resolution) {
-  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
-                       store::ListNodes(db, "", store::kMaxPage));
+  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
   // Before the first worker has come nothing is known, and the job waits and says so.
   ResolveComputeType(nodes, resolution);
   if (nodes.empty()) return absl::OkStatus();
@@ -243,8 +266,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   }
   spec::ResolveOptions options;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
-                         store::ListNodes(db, "", store::kMaxPage));
+    SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
     const std::map<std::string, int> types = LargestByType(nodes);
     if (types.size() == 1) options.default_gpu_type = types.begin()->first;
     return absl::OkStatus();
@@ -291,7 +313,7 @@ absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRe
 
 absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
     const v1::SubmitJobRequest& request, spec::Resolution& resolution,
-    std::vector<std::string>& missing) {
+    std::vector<std::string>& missing, int64_t& rows) {
   std::vector<JobFileRecord> files;
   for (const spec::NeededFile& needed : spec::NeededFiles(resolution)) {
     const auto sent =
@@ -300,6 +322,9 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
     std::optional<DatasetRecord> dataset;
     if (sent != request.files().end() && blobs_.PathOf(sent->sha256()).ok()) {
       SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+        const std::string project = request.project().empty() ? kDefaultProject : request.project();
+        SFT_ASSIGN_OR_RETURN(const bool owns, store::OwnsDataset(db, project, sent->sha256()));
+        if (!owns) return absl::OkStatus();
         SFT_ASSIGN_OR_RETURN(dataset, store::FindDataset(db, sent->sha256()));
         return absl::OkStatus();
       }));
@@ -313,6 +338,7 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
       AddProblem(resolution, needed.key, fmt::format("{}: {}", sent->client_path(), problem));
     }
     files.push_back({needed.key, dataset->sha256, dataset->size, sent->client_path(), ""});
+    if (needed.key == "job.data") rows = dataset->rows;
   }
   const auto add_node_path = [&](const std::string& key, const std::string& value) {
     const std::string_view path = spec::NodePath(value);
@@ -323,31 +349,101 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
   return files;
 }
 
-absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest& request,
-                                                     const std::string& principal) {
+absl::Status JobIntake::CheckSchedule(const JobRecord& job, int together,
+                                      spec::Resolution& resolution) {
+  return store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const ProjectLimits limits, store::GetLimits(db, job.project));
+    if (job.priority > limits.max_priority) {
+      AddProblem(resolution, "scheduling.priority",
+                 fmt::format("project {} may not use {}, but up to {}: ask an operator (sftctl "
+                             "admin project set {} --max-priority ...)",
+                             job.project, PriorityName(job.priority),
+                             PriorityName(limits.max_priority), job.project));
+    }
+    for (const std::string& id : job.schedule.after) {
+      const absl::StatusOr<JobRecord> other = store::FindJob(db, {job.project, id});
+      if (!other.ok()) {
+        AddProblem(resolution, "scheduling.after", std::string(Message(other.status())));
+      } else if (other->state == JobState::kFailed || other->state == JobState::kCancelled) {
+        AddProblem(
+            resolution, "scheduling.after",
+            fmt::format("{} has {}: this job could never start", id, ToString(other->state)));
+      }
+    }
+    const int gpus = job.gpus_per_node * job.nodes;
+    if (limits.max_gpus > 0 && gpus > limits.max_gpus) {
+      AddProblem(resolution, KeyOfCount(resolution),
+                 fmt::format("project {} may use {} GPUs at once, the job needs {}", job.project,
+                             limits.max_gpus, gpus));
+    }
+    if (limits.max_pending == 0) return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(const int pending, store::CountPending(db, job.project));
+    if (pending + together <= limits.max_pending) return absl::OkStatus();
+    return ResourceExhausted(
+        fmt::format("project {} may have {} waiting jobs, and has {}: wait for some to start",
+                    job.project, limits.max_pending, pending));
+  });
+}
+
+absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobRequest& request,
+                                                       const std::string& principal, int together) {
   if (!request.project().empty() && !IsValidLabel(request.project())) {
     return InvalidArgument(fmt::format("project \"{}\" is not a name", request.project()));
   }
-  if (request.request_id().size() > 128)
-    return InvalidArgument("a request id has at most 128 bytes");
+  SFT_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   SFT_ASSIGN_OR_RETURN(spec::Resolution resolution,
                        Read(request.source_text(), request.file_name(), request.overrides()));
-  Outcome outcome;
+  Prepared prepared;
+  Outcome& outcome = prepared.outcome;
   outcome.problems = resolution.problems;
-  if (!outcome.problems.empty()) return outcome;
-  JobRecord job = MakeJob(request, resolution, principal);
+  if (!outcome.problems.empty()) return prepared;
+  prepared.job = MakeJob(request, resolution, principal);
+  SFT_RETURN_IF_ERROR(CheckSchedule(prepared.job, together, resolution));
+  if (!request.validate_only()) {
+    int64_t rows = 0;
+    SFT_ASSIGN_OR_RETURN(prepared.files,
+                         CheckFiles(request, resolution, outcome.missing_files, rows));
+    if (limits_ != nullptr && outcome.missing_files.empty()) {
+      const absl::Status room = limits_->CheckSubmit(prepared.job.project, prepared.files);
+      // What was taken in before is only told again.
+      if (!room.ok() && !jobs_.Knows(prepared.job.project, prepared.job.request_id)) return room;
+    }
+    const Planner::Run run = planner_.ExpectedRun(resolution.spec, rows);
+    prepared.job.schedule.planned_us = run.duration_us;
+    prepared.job.schedule.planned_steps = run.steps;
+  }
+  outcome.problems = resolution.problems;
+  return prepared;
+}
+
+absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest& request,
+                                                     const std::string& principal) {
+  SFT_ASSIGN_OR_RETURN(Prepared prepared, Prepare(request, principal));
+  Outcome& outcome = prepared.outcome;
+  if (!outcome.problems.empty() || !outcome.missing_files.empty()) return outcome;
   if (request.validate_only()) {
-    job.id.clear();
-    outcome.job = server::ToProto(job);
+    prepared.job.id.clear();
+    outcome.job = server::ToProto(prepared.job);
     outcome.job.clear_name();
     return outcome;
   }
-  SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files,
-                       CheckFiles(request, resolution, outcome.missing_files));
-  outcome.problems = resolution.problems;
-  if (!outcome.problems.empty() || !outcome.missing_files.empty()) return outcome;
-  SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Submit(std::move(job), files));
+  SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Submit(std::move(prepared.job), prepared.files));
   return outcome;
+}
+
+absl::StatusOr<v1::Job> JobIntake::Resume(const v1::ResumeJobRequest& request,
+                                          const std::string& owner) {
+  if (limits_ != nullptr) {
+    SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
+    std::string project;
+    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(project, store::ProjectOfJob(db, ref.id));
+      return absl::OkStatus();
+    }));
+    const absl::Status room = limits_->CheckSubmit(project, {});
+    if (!room.ok() && !jobs_.Knows(project, request.request_id())) return room;
+  }
+  return jobs_.Resume(request, owner);
 }
 
 }  // namespace sft::server

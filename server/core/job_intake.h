@@ -5,6 +5,7 @@
 
 #include "common/spec/resolve.h"
 #include "server/blob/blob_store.h"
+#include "server/core/intake_limits.h"
 #include "server/core/job_manager.h"
 #include "server/core/planning.h"
 #include "server/store/store.h"
@@ -18,8 +19,10 @@ class JobIntake {
   // Longest job file.
   static constexpr size_t kMaxSourceBytes = 1 << 20;
 
-  JobIntake(Store& store, BlobStore& blobs, JobManager& jobs, Planner& planner)
-      : store_(store), blobs_(blobs), jobs_(jobs), planner_(planner) {}
+  // `limits` keeps jobs out where there is no room; null: nothing does.
+  JobIntake(Store& store, BlobStore& blobs, JobManager& jobs, Planner& planner,
+            IntakeLimits* limits = nullptr)
+      : store_(store), blobs_(blobs), jobs_(jobs), planner_(planner), limits_(limits) {}
 
   // Problems are part of the answer.
   absl::StatusOr<v1::ResolveJobResponse> Resolve(const v1::ResolveJobRequest& request);
@@ -32,6 +35,18 @@ class JobIntake {
     std::vector<std::string> missing_files;
   };
   absl::StatusOr<Outcome> Submit(const v1::SubmitJobRequest& request, const std::string& principal);
+  // As JobManager::Resume, where there is room.
+  absl::StatusOr<v1::Job> Resume(const v1::ResumeJobRequest& request, const std::string& owner);
+
+  // All of Submit but storing: where the outcome holds no problem, the rows that it would store.
+  // `together`: jobs that are submitted at once, this one among them, for the project's limit.
+  struct Prepared {
+    Outcome outcome;
+    JobRecord job;
+    std::vector<JobFileRecord> files;
+  };
+  absl::StatusOr<Prepared> Prepare(const v1::SubmitJobRequest& request,
+                                   const std::string& principal, int together = 1);
 
  private:
   using Overrides = google::protobuf::RepeatedPtrField<v1::Override>;
@@ -39,15 +54,21 @@ class JobIntake {
   absl::StatusOr<spec::Resolution> Read(const std::string& text, const std::string& file_name,
                                         const Overrides& overrides);
   absl::Status CheckFleet(Database& db, spec::Resolution& resolution);
-  // What the files' rows are known to be is checked too.
+  // What the files' rows are known to be is checked too. `rows`: of job.data; 0: not known.
   absl::StatusOr<std::vector<JobFileRecord>> CheckFiles(const v1::SubmitJobRequest& request,
                                                         spec::Resolution& resolution,
-                                                        std::vector<std::string>& missing);
+                                                        std::vector<std::string>& missing,
+                                                        int64_t& rows);
+
+  // What the project allows and the jobs it names are checked; RESOURCE_EXHAUSTED beyond its limit
+  // of waiting jobs.
+  absl::Status CheckSchedule(const JobRecord& job, int together, spec::Resolution& resolution);
 
   Store& store_;
   BlobStore& blobs_;
   JobManager& jobs_;
   Planner& planner_;
+  IntakeLimits* const limits_;
 };
 
 }  // namespace sft::server

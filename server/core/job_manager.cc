@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
+
 #include "common/base/ids.h"
 #include "common/io/sha256.h"
 #include "server/core/convert.h"
@@ -9,8 +12,11 @@
 #include "server/core/resume.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
+#include "server/store/audit.h"
 #include "server/store/checkpoints.h"
 #include "server/store/files.h"
+#include "server/store/schedules.h"
+#include "server/store/storage.h"
 
 namespace sft::server {
 namespace {
@@ -65,8 +71,19 @@ absl::Status AddAttempts(Database& db, const JobRecord& job, v1::Job& proto) {
   return absl::OkStatus();
 }
 
+absl::Status UseDatasets(Database& db, const JobRecord& job,
+                         const std::vector<JobFileRecord>& files) {
+  for (const JobFileRecord& file : files) {
+    if (file.sha256.empty()) continue;
+    SFT_RETURN_IF_ERROR(store::UseDataset(db, file.sha256, job.created_us));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 // The row with what other tables know of it.
-absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job) {
+absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job) const {
   v1::Job proto = ToProto(job);
   SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
   if (attempt.has_value()) {
@@ -79,43 +96,117 @@ absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job) {
   SFT_ASSIGN_OR_RETURN(const std::vector<ArtifactRecord> artifacts,
                        store::ArtifactsOfJob(db, job.id));
   for (const ArtifactRecord& artifact : artifacts) proto.add_artifacts(ArtifactName(artifact.id));
+  SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job.id));
+  proto.set_priority(PriorityName(job.priority));
+  proto.set_sweep(schedule.sweep);
+  if (schedule.deadline_us > 0) *proto.mutable_deadline() = ToTimestamp(schedule.deadline_us);
+  if (IsTerminal(job.state)) return proto;
+  proto.set_held(schedule.held);
+  for (const std::string& id : schedule.after) proto.add_after(id);
+  const auto outlook = outlooks_ == nullptr ? std::nullopt : outlooks_->Of(job.id);
+  if (outlook.has_value()) *proto.mutable_outlook() = *outlook;
   return proto;
 }
 
-absl::StatusOr<v1::Job> ViewOf(Database& db, const JobRef& name) {
+absl::StatusOr<v1::Job> JobManager::ViewOf(Database& db, const JobRef& name) const {
   SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, name));
   SFT_ASSIGN_OR_RETURN(v1::Job proto, View(db, job));
   SFT_RETURN_IF_ERROR(AddAttempts(db, job, proto));
   return proto;
 }
 
-}  // namespace
+absl::StatusOr<v1::Job> JobManager::Insert(Database& db, JobRecord& job,
+                                           const std::vector<JobFileRecord>& files) const {
+  if (!job.request_id.empty()) {
+    SFT_ASSIGN_OR_RETURN(const auto first, store::FindByRequestId(db, job.project, job.request_id));
+    if (first.has_value() && first->request_hash != job.request_hash) {
+      return AlreadyExists(fmt::format(
+          "request id {} was used for another job, {}: a new job needs a new request id",
+          job.request_id, first->id));
+    }
+    if (first.has_value()) return View(db, *first);
+  }
+  SFT_RETURN_IF_ERROR(UseDatasets(db, job, files));
+  SFT_RETURN_IF_ERROR(store::InsertJob(db, job, files));
+  SFT_RETURN_IF_ERROR(
+      store::AddEvent(db, job.id, {0, job.created_us, "submitted", "by " + job.owner, 0}));
+  return View(db, job);
+}
+
+absl::Status CheckRequestId(const std::string& id) {
+  if (id.size() > 128) return InvalidArgument("a request id has at most 128 bytes");
+  const bool plain =
+      std::all_of(id.begin(), id.end(), [](unsigned char c) { return std::iscntrl(c) == 0; });
+  return plain ? absl::OkStatus() : InvalidArgument("a request id has no control characters");
+}
 
 absl::StatusOr<v1::Job> JobManager::Submit(JobRecord job, const std::vector<JobFileRecord>& files) {
-  job.created_us = UnixMicros(clock_.Wall());
+  SFT_ASSIGN_OR_RETURN(const std::vector<v1::Job> views, SubmitAll({std::move(job)}, files));
+  return views.front();
+}
+
+absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(
+    std::vector<JobRecord> jobs, const std::vector<JobFileRecord>& files) {
+  std::vector<v1::Job> views;
+  // Of this thread: the store's has none.
+  AuditRecord* const audit = AuditScope::Pending();
+  for (size_t begin = 0; begin < jobs.size(); begin += kMaxTogether) {
+    const size_t end = std::min(begin + kMaxTogether, jobs.size());
+    SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
+      views.resize(begin);
+      for (size_t i = begin; i < end; ++i) {
+        JobRecord job = jobs[i];
+        job.created_us = UnixMicros(clock_.Wall());
+        SFT_ASSIGN_OR_RETURN(v1::Job view, Insert(db, job, files));
+        if (audit != nullptr) {
+          audit->object = job.schedule.sweep.empty() ? view.name() : job.schedule.sweep;
+        }
+        views.push_back(std::move(view));
+      }
+      return absl::OkStatus();
+    }));
+  }
+  wake_();
+  return views;
+}
+
+absl::StatusOr<v1::Job> JobManager::Hold(const std::string& name, bool held,
+                                         const std::string& reason) {
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
   absl::StatusOr<v1::Job> view = Internal("not run");
-  const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
-    if (!job.request_id.empty()) {
-      SFT_ASSIGN_OR_RETURN(const auto first, store::FindByRequestId(db, job.request_id));
-      if (first.has_value() && first->request_hash != job.request_hash) {
-        return AlreadyExists(fmt::format(
-            "request id {} was used for another job, {}: a new job needs a new request id",
-            job.request_id, first->id));
-      }
-      if (first.has_value()) {
-        view = View(db, *first);
-        return view.status();
-      }
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
+    if (job.state != JobState::kPending) {
+      return FailedPrecondition(fmt::format(
+          "job {} is {}: only a job that waits is {}", job.id, ToString(job.state),
+          held ? "held; `sftctl cancel JOB --checkpoint` ends one that runs, `sftctl resume JOB` "
+                 "goes on with it"
+               : "released"));
     }
-    SFT_RETURN_IF_ERROR(store::InsertJob(db, job, files));
-    SFT_RETURN_IF_ERROR(
-        store::AddEvent(db, job.id, {0, job.created_us, "submitted", "by " + job.owner, 0}));
-    view = View(db, job);
+    SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job.id));
+    if (schedule.held != held || schedule.hold_reason != reason) {
+      SFT_RETURN_IF_ERROR(store::SetHold(db, job.id, held, reason));
+      SFT_RETURN_IF_ERROR(store::AddEvent(
+          db, job.id,
+          {0, UnixMicros(clock_.Wall()), held ? "held" : "released", reason, job.attempt}));
+    }
+    view = ViewOf(db, ref);
     return view.status();
-  });
-  if (!stored.ok()) return stored;
+  }));
+  hub_.Bump(ref.id);
   wake_();
   return view;
+}
+
+bool JobManager::Knows(const std::string& project, const std::string& request_id) {
+  if (request_id.empty()) return false;
+  bool known = false;
+  const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const auto first, store::FindByRequestId(db, project, request_id));
+    known = first.has_value();
+    return absl::OkStatus();
+  });
+  return read.ok() && known;
 }
 
 absl::StatusOr<v1::Job> JobManager::Get(const std::string& name) {
@@ -172,7 +263,7 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   job.resume_changed = request.allow_changes();
   job.created_us = UnixMicros(clock_.Wall());
   if (!job.request_id.empty()) {
-    SFT_ASSIGN_OR_RETURN(const auto first, store::FindByRequestId(db, job.request_id));
+    SFT_ASSIGN_OR_RETURN(const auto first, store::FindByRequestId(db, job.project, job.request_id));
     if (first.has_value() && first->request_hash != job.request_hash) {
       return AlreadyExists(
           fmt::format("request id {} was used for another job, {}: a new job needs "
@@ -182,6 +273,15 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
     if (first.has_value()) return *first;
   }
   SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files, store::FilesOfJob(db, ended.id));
+  SFT_ASSIGN_OR_RETURN(job.schedule, store::GetSchedule(db, ended.id));
+  job.schedule.after.clear();  // they had ended before it began
+  job.schedule.held = false;
+  const absl::Status used = UseDatasets(db, job, files);
+  if (absl::IsAborted(used)) {
+    return FailedPrecondition(fmt::format(
+        "job {} cannot go on: its data set was removed; submit the job again", ended.id));
+  }
+  SFT_RETURN_IF_ERROR(used);
   SFT_RETURN_IF_ERROR(store::InsertJob(db, job, files));
   const std::string from = request.step() > 0 ? fmt::format("step {}", request.step())
                                               : "its newest checkpoint that can be reached";
@@ -197,8 +297,7 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
 absl::StatusOr<v1::Job> JobManager::Resume(const v1::ResumeJobRequest& request,
                                            const std::string& owner) {
   if (request.step() < 0) return InvalidArgument("a step is a whole number from 1");
-  if (request.request_id().size() > 128)
-    return InvalidArgument("a request id has at most 128 bytes");
+  SFT_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
   absl::StatusOr<v1::Job> view = Internal("not run");
   const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {

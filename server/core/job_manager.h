@@ -6,22 +6,39 @@
 
 #include "common/base/clock.h"
 #include "server/core/change_hub.h"
+#include "server/core/outlooks.h"
 #include "server/store/jobs.h"
 #include "server/store/store.h"
 #include "sft/v1/job_service.pb.h"
 
 namespace sft::server {
 
+// INVALID_ARGUMENT for an id of a request that is too long or not plain text.
+absl::Status CheckRequestId(const std::string& id);
+
 // Jobs as their users see them. Thread-safe.
 class JobManager {
  public:
   // `wake` asks for a reconcile tick soon.
-  JobManager(Store& store, Clock& clock, ChangeHub& hub, std::function<void()> wake)
-      : store_(store), clock_(clock), hub_(hub), wake_(std::move(wake)) {}
+  // `outlooks`, where it is given, tells what is expected of them.
+  JobManager(Store& store, Clock& clock, ChangeHub& hub, std::function<void()> wake,
+             const Outlooks* outlooks = nullptr)
+      : store_(store), clock_(clock), hub_(hub), wake_(std::move(wake)), outlooks_(outlooks) {}
 
   // Stores a checked job (job_intake.h) and queues it. A repeat of its request id returns the job
   // of the first call; ALREADY_EXISTS when that was another job.
   absl::StatusOr<v1::Job> Submit(JobRecord job, const std::vector<JobFileRecord>& files);
+  // As Submit for each, in transactions of at most kMaxTogether jobs.
+  static constexpr size_t kMaxTogether = 50;
+  absl::StatusOr<std::vector<v1::Job>> SubmitAll(std::vector<JobRecord> jobs,
+                                                 const std::vector<JobFileRecord>& files);
+
+  // A held job that waits is not placed until it is released. FAILED_PRECONDITION for one that does
+  // not wait.
+  absl::StatusOr<v1::Job> Hold(const std::string& name, bool held, const std::string& reason);
+
+  // Whether a job was stored under this request id.
+  bool Knows(const std::string& project, const std::string& request_id);
 
   // `name` is a full name or an id here and below. NOT_FOUND.
   absl::StatusOr<v1::Job> Get(const std::string& name);
@@ -45,6 +62,10 @@ class JobManager {
                                                    int limit);
 
  private:
+  absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job) const;
+  absl::StatusOr<v1::Job> ViewOf(Database& db, const JobRef& name) const;
+  absl::StatusOr<v1::Job> Insert(Database& db, JobRecord& job,
+                                 const std::vector<JobFileRecord>& files) const;
   absl::StatusOr<JobRecord> InsertResumed(Database& db, const v1::ResumeJobRequest& request,
                                           const JobRef& ref, const std::string& owner);
 
@@ -52,6 +73,7 @@ class JobManager {
   Clock& clock_;
   ChangeHub& hub_;
   const std::function<void()> wake_;
+  const Outlooks* const outlooks_;
 };
 
 }  // namespace sft::server

@@ -4,15 +4,21 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "common/plan/memory.h"
 #include "common/plan/model_shape.h"
 #include "common/plan/parameters.h"
 #include "common/plan/plan.h"
+#include "common/spec/job_json.h"
 #include "common/spec/job_protocol.h"
+#include "server/core/convert.h"
+#include "server/core/line.h"
 #include "server/core/reconciler.h"
+#include "server/state/names.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
+#include "server/store/schedules.h"
 
 namespace sft::server {
 namespace {
@@ -31,10 +37,23 @@ void AddMemory(const std::vector<plan::MemoryItem>& items, v1::JobPlan& plan) {
   }
 }
 
+// What a job does before its first step and after its last one: start, weights, data, delivery.
+constexpr double kAroundSteps = 60;
+constexpr size_t kMaxKept = 1000;
+constexpr double kMaxRunSeconds = 1e9;
+
+int64_t StepsOf(const spec::JobSpec& spec, int64_t rows) {
+  const auto& h = spec.hyperparameters;
+  if (h.max_steps > 0) return h.max_steps;
+  if (spec.data.max_examples > 0) rows = std::min(rows, spec.data.max_examples);
+  if (rows <= 0 || h.global_batch <= 0 || spec.data.packing) return 0;
+  const auto epoch = static_cast<double>((rows + h.global_batch - 1) / h.global_batch);
+  return static_cast<int64_t>(std::ceil(epoch * h.n_epochs));
+}
+
 // The most memory that a GPU of the job's type has; 0: none is known.
 absl::StatusOr<int64_t> LargestGpu(Database& db, const spec::JobSpec& spec) {
-  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
-                       store::ListNodes(db, "", store::kMaxPage));
+  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
   int64_t largest = 0;
   for (const NodeRecord& node : nodes) {
     for (const SlotRecord& slot : node.slots) {
@@ -107,8 +126,7 @@ absl::StatusOr<std::string> Planner::FindConfig(const spec::JobSpec& spec) {
   std::vector<std::string> to_ask;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(models, store::FindModel(db, spec.job.model));
-    SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
-                         store::ListNodes(db, "", store::kMaxPage));
+    SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
     for (const NodeRecord& each : nodes) {
       const bool has_type =
           std::any_of(each.slots.begin(), each.slots.end(),
@@ -148,7 +166,7 @@ std::optional<spec::Problem> Planner::CheckModel(const spec::JobSpec& spec, bool
   return spec::Problem{std::string(kTargets), 0, std::string(message)};
 }
 
-v1::JobPlan Planner::Plan(const spec::JobSpec& spec) {
+v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
   v1::JobPlan plan;
   plan.set_variant(spec.compute.variant);
   plan.set_nodes(spec.compute.nodes);
@@ -163,17 +181,44 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec) {
   const spec::ProtocolNeed need = spec::NeedOf(spec);
   job.protocol = need.protocol;
   job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
+  job.project = kDefaultProject;
+  job.priority = static_cast<int>(spec.scheduling.priority);
+  job.exclusive = spec.scheduling.exclusive;
+  job.expected_us = ExpectedRun(spec, rows).duration_us;
+  job.bound_us = static_cast<int64_t>(static_cast<double>(job.expected_us) * kBoundFactor);
   int64_t gpu_memory = 0;
+  sched::Snapshot snapshot;
   const absl::Status previewed = store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(gpu_memory, LargestGpu(db, spec));
-    SFT_ASSIGN_OR_RETURN(sched::Snapshot snapshot, MakeSnapshot(db, registry_));
+    SFT_ASSIGN_OR_RETURN(snapshot, MakeSnapshot(db, registry_));
     SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> pending,
                          store::PendingJobs(db, Reconciler::kMaxPending));
-    for (const JobRecord& each : pending) snapshot.pending.push_back(ToPending(each));
-    plan.set_placement(sched::Preview(snapshot, job));
+    SFT_ASSIGN_OR_RETURN(const Schedules schedules, store::OpenSchedules(db));
+    SFT_ASSIGN_OR_RETURN(const std::vector<LiveJob> live, LoadLive(db, schedules));
+    SFT_RETURN_IF_ERROR(AddWork(db, live, registry_.now_us(), snapshot));
+    job.submitted_us = snapshot.now_us;
+    for (const JobRecord& each : pending) {
+      sched::PendingJob view = ToPending(each);
+      const auto schedule = schedules.find(each.id);
+      AddSchedule(each, schedule == schedules.end() ? ScheduleRecord() : schedule->second, view);
+      snapshot.pending.push_back(std::move(view));
+    }
     return absl::OkStatus();
   });
-  if (!previewed.ok()) plan.set_placement("not known: " + std::string(Message(previewed)));
+  if (previewed.ok()) {
+    // Outside of the transaction: a long line takes a while.
+    const sched::Outlook outlook = sched::Preview(snapshot, job);
+    plan.set_placement(outlook.text);
+    plan.mutable_outlook()->set_place(outlook.place);
+    plan.mutable_outlook()->set_source("plan");
+    const auto set = [](int64_t time_us, google::protobuf::Timestamp* time) {
+      *time = ToTimestamp(time_us);
+    };
+    if (outlook.start_us > 0) set(outlook.start_us, plan.mutable_outlook()->mutable_start_time());
+    if (outlook.end_us > 0) set(outlook.end_us, plan.mutable_outlook()->mutable_end_time());
+  } else {
+    plan.set_placement("not known: " + std::string(Message(previewed)));
+  }
   const absl::StatusOr<std::string> config = FindConfig(spec);
   const absl::Status filled =
       config.ok() ? FillShapes(*config, spec, gpu_memory, plan) : config.status();
@@ -181,6 +226,50 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec) {
     plan.set_note("parameters and memory are not known: " + std::string(Message(filled)));
   }
   return plan;
+}
+
+double Planner::StepSeconds(const spec::JobSpec& spec) {
+  if (spec.compute.gpu_type == kCpuType || plan::FindGpu(spec.compute.gpu_type) == nullptr) {
+    return 0;
+  }
+  const absl::StatusOr<std::string> config = FindConfig(spec);
+  int64_t memory = 0;
+  const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(memory, LargestGpu(db, spec));
+    return absl::OkStatus();
+  });
+  if (!config.ok() || !read.ok() || memory == 0) return 0;
+  // What a step's time does not depend on is left out.
+  spec::JobSpec same = spec;
+  same.job = {};
+  same.scheduling = {};
+  same.data = {};
+  same.hyperparameters.learning_rate = 0;
+  same.hyperparameters.seed = 0;
+  const std::string key = fmt::format("{} {} {}", memory, spec::ToJson(same).dump(), *config);
+  {
+    const MutexLock lock(mutex_);
+    const auto found = step_seconds_.find(key);
+    if (found != step_seconds_.end()) return found->second;
+  }
+  const absl::StatusOr<plan::ModelShape> shape = plan::ParseModelShape(*config);
+  if (!shape.ok()) return 0;
+  const absl::StatusOr<plan::Plan> planned = plan::MakePlan(InputOf(*shape, spec, memory));
+  const double seconds = planned.ok() ? planned->time.total() : 0;
+  const MutexLock lock(mutex_);
+  if (step_seconds_.size() >= kMaxKept) step_seconds_.clear();
+  step_seconds_[key] = seconds;
+  return seconds;
+}
+
+Planner::Run Planner::ExpectedRun(const spec::JobSpec& spec, int64_t rows) {
+  Run run;
+  run.steps = StepsOf(spec, rows);
+  const double step = run.steps > 0 ? StepSeconds(spec) : 0;
+  if (step <= 0) return run;
+  const double seconds = kAroundSteps + step * static_cast<double>(run.steps);
+  run.duration_us = static_cast<int64_t>(std::min(seconds, kMaxRunSeconds) * 1e6);
+  return run;
 }
 
 std::optional<spec::Problem> Planner::CheckFits(const plan::ModelShape& shape,

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 
+#include "common/base/mutex.h"
 #include "common/plan/model_shape.h"
 #include "common/spec/job_spec.h"
 #include "common/spec/resolve.h"
@@ -21,8 +23,16 @@ class Planner {
   Planner(Store& store, WorkerRegistry& registry, FileRelay& relay)
       : store_(store), registry_(registry), relay_(relay) {}
 
-  // Never fails: what cannot be known is said in `note`.
-  v1::JobPlan Plan(const spec::JobSpec& spec);
+  // Never fails: what cannot be known is said in `note`. `rows` as in ExpectedRun.
+  v1::JobPlan Plan(const spec::JobSpec& spec, int64_t rows = 0);
+
+  // How long the job runs by the plan's time model, with full rows; 0: nobody can tell. `rows` of
+  // its training data; 0: they are not known, and max_steps alone tells its length.
+  struct Run {
+    int64_t duration_us = 0;
+    int64_t steps = 0;
+  };
+  Run ExpectedRun(const spec::JobSpec& spec, int64_t rows);
 
   // What is wrong with the job's model, or with what the job asks of it, by its config.json on the
   // nodes; nothing when no node could be asked. Of a job that is `complete`, having no problems so
@@ -38,9 +48,14 @@ class Planner {
   absl::StatusOr<std::string> FindConfig(const spec::JobSpec& spec);
   absl::StatusOr<std::string> FetchConfig(const std::string& node, const std::string& model);
 
+  // Of a step by the plan; 0: not known. Plans are kept for repeats, as of a sweep.
+  double StepSeconds(const spec::JobSpec& spec) SFT_EXCLUDES(mutex_);
+
   Store& store_;
   WorkerRegistry& registry_;
   FileRelay& relay_;
+  Mutex mutex_;
+  std::map<std::string, double> step_seconds_ SFT_GUARDED_BY(mutex_);
 };
 
 // "4 x 2 x 8 = 64"

@@ -7,16 +7,18 @@
 #include <algorithm>
 
 #include "server/core/desired.h"
+#include "server/core/line.h"
 #include "server/core/node_health.h"
+#include "server/core/node_holds.h"
 #include "server/core/resume.h"
 #include "server/store/attempts.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
+#include "server/store/schedules.h"
 
 namespace sft::server {
 namespace {
 
-constexpr int kAllNodes = store::kMaxPage;
 // Since this wire protocol workers end ranks that the server cannot reach: a part that was given to
 // an older one may run on for ever, and is waited for. Since it they go on from checkpoints, too.
 constexpr int kFencesSince = 2, kResumesSince = 2;
@@ -107,20 +109,19 @@ absl::StatusOr<sched::Snapshot> MakeSnapshot(Database& db, const WorkerRegistry&
   sched::Snapshot snapshot;
   SFT_ASSIGN_OR_RETURN(const auto scores,
                        NodeScores(db, registry.now_us(), registry.options().score));
-  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::ListNodes(db, "", kAllNodes));
+  SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
+  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
   for (const NodeRecord& node : nodes) {
     sched::NodeView& view = snapshot.nodes.emplace_back();
     view.name = node.name;
     const WorkerRegistry::Live live = registry.Get(node.name);
-    view.usable = live.connected && !live.silent;
+    const auto hold = holds.find(node.name);
+    view.unusable_reason = WhyUnusable(node, live, hold == holds.end() ? nullptr : &hold->second);
+    view.usable = view.unusable_reason.empty();
     view.has_shared = node.has_shared_folder;
     view.protocol = node.protocol;
     if (const auto found = scores.find(node.name); found != scores.end()) {
       view.left_out = found->second.reason;
-    }
-    if (!view.usable) {
-      view.unusable_reason =
-          node.state == NodeState::kSuspect ? SilentText(node) : "not connected now";
     }
     for (const SlotRecord& slot : node.slots) {
       view.slots.push_back({slot.index, slot.gpu_type, slot.healthy, slot.job_id});
@@ -160,34 +161,52 @@ absl::Status Reconciler::MarkSilentNodes(Database& db, std::vector<NodeRecord>& 
   return absl::OkStatus();
 }
 
-absl::Status Reconciler::Place(Database& db, int64_t now_us, ChangedJobs& changed) {
+absl::Status Reconciler::Place(Database& db, int64_t now_us, ChangedJobs& changed, News& news) {
   SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> pending, store::PendingJobs(db, kMaxPending));
-  if (pending.empty()) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(Schedules schedules, store::OpenSchedules(db));
+  SFT_ASSIGN_OR_RETURN(const std::vector<LiveJob> live, LoadLive(db, schedules));
+  if (pending.empty() && live.empty()) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(KeepTimeLimits(db, live, now_us, changed));
   SFT_ASSIGN_OR_RETURN(sched::Snapshot snapshot, MakeSnapshot(db, registry_));
+  SFT_RETURN_IF_ERROR(AddWork(db, live, now_us, snapshot));
   std::map<std::string, sched::ResumeChoice> choices;
-  SFT_RETURN_IF_ERROR(AddPending(db, pending, now_us, snapshot, choices, changed));
+  SFT_RETURN_IF_ERROR(AddPending(db, pending, schedules, now_us, snapshot, choices, changed));
   const sched::Decision decision = sched::Decide(snapshot);
   for (const sched::Placement& placement : decision.placements) {
     SFT_RETURN_IF_ERROR(StartAttempt(db, placement, choices[placement.job], now_us, changed));
   }
+  SFT_RETURN_IF_ERROR(Preempt(db, decision.preemptions, now_us, changed));
+  SFT_ASSIGN_OR_RETURN(news.outlooks, KeepEstimates(db, snapshot, decision, live, now_us));
   std::map<std::string_view, std::string_view> told;
   for (const JobRecord& job : pending) told[job.id] = job.reason;
   for (const sched::Waiting& waiting : decision.waiting) {
+    if (!waiting.promised.empty()) news.promised[waiting.job] = waiting.promised;
     const std::string reason = WhereItsCheckpointIs(choices[waiting.job]) + waiting.reason;
     if (told[waiting.job] == reason) continue;  // in a long line, nearly always
-    SFT_ASSIGN_OR_RETURN(const bool news, store::SetReason(db, waiting.job, reason, now_us, true));
-    if (news) changed.insert(waiting.job);
+    SFT_ASSIGN_OR_RETURN(const bool new_text,
+                         store::SetReason(db, waiting.job, reason, now_us, true));
+    if (new_text) changed.insert(waiting.job);
   }
   return absl::OkStatus();
 }
 
 absl::Status Reconciler::AddPending(Database& db, const std::vector<JobRecord>& pending,
-                                    int64_t now_us, sched::Snapshot& snapshot,
+                                    Schedules& schedules, int64_t now_us, sched::Snapshot& snapshot,
                                     std::map<std::string, sched::ResumeChoice>& choices,
                                     ChangedJobs& changed) {
   for (const JobRecord& job : pending) {
-    if (IsHeldBack(job, now_us, registry_.options().pace)) continue;
+    if (IsHeldBack(job, now_us, registry_.options().pace)) {
+      waits_for_time_ = true;
+      continue;
+    }
+    ScheduleRecord& schedule = schedules[job.id];
+    SFT_ASSIGN_OR_RETURN(const bool ended, EndIfImpossible(db, job, schedule, now_us, changed));
+    if (ended) continue;
     sched::PendingJob view = ToPending(job);
+    AddSchedule(job, schedule, view);
+    if (const auto promise = promised_.find(job.id); promise != promised_.end()) {
+      view.promised = promise->second;
+    }
     if (job.attempt > 0 || !job.resumed_from.empty()) {
       SFT_ASSIGN_OR_RETURN(sched::ResumeChoice choice, ChooseFor(db, job));
       if (!choice.checkpoint.has_value() && !job.resumed_from.empty()) {
@@ -214,7 +233,7 @@ absl::StatusOr<sched::ResumeChoice> Reconciler::ChooseFor(Database& db, const Jo
   SFT_ASSIGN_OR_RETURN(const JobRecord whole, store::GetJob(db, job.id));
   const RestartRules rules = RestartRulesOf(whole.resolved_json);
   std::map<std::string, sched::Holder> holders;
-  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::ListNodes(db, "", kAllNodes));
+  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
   for (const NodeRecord& node : nodes) {
     holders[node.name] = {IsGivenUp(registry_.Get(node.name), rules)};
   }
@@ -279,7 +298,7 @@ absl::Status Reconciler::ExplainLive(Database& db, const std::vector<NodeRecord>
 absl::Status Reconciler::SendDesiredSets(int64_t now_us) {
   std::vector<std::pair<std::string, v1::Desired>> sets;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::ListNodes(db, "", kAllNodes));
+    SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
     for (const NodeRecord& node : nodes) {
       if (!registry_.Get(node.name).connected) continue;
       SFT_ASSIGN_OR_RETURN(v1::Desired desired, BuildDesired(db, node, now_us));
@@ -294,23 +313,41 @@ absl::Status Reconciler::SendDesiredSets(int64_t now_us) {
   return absl::OkStatus();
 }
 
+bool Reconciler::HasWork() const {
+  return waits_for_time_ || store_.commits() != seen_commits_ ||
+         registry_.SilenceKey() != seen_silence_ || clock_.Mono() - ticked_ >= kIdlePeriod;
+}
+
 absl::Status Reconciler::Tick() {
   const int64_t now_us = UnixMicros(clock_.Wall());
+  seen_silence_ = registry_.SilenceKey();
+  seen_commits_ = -1;
   ChangedJobs changed;
+  News news;
   const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
     changed.clear();
-    SFT_ASSIGN_OR_RETURN(std::vector<NodeRecord> nodes, store::ListNodes(db, "", kAllNodes));
+    news = {};
+    SFT_ASSIGN_OR_RETURN(std::vector<NodeRecord> nodes, store::AllNodes(db));
     SFT_RETURN_IF_ERROR(MarkSilentNodes(db, nodes));
     const bool all_heard = std::none_of(nodes.begin(), nodes.end(), [this](const NodeRecord& node) {
       return registry_.Get(node.name).silent;
     });
+    waits_for_time_ = !all_heard;
     if (!all_heard) SFT_RETURN_IF_ERROR(GiveUpUnreachable(db, now_us, changed));
-    SFT_RETURN_IF_ERROR(Place(db, now_us, changed));
+    SFT_ASSIGN_OR_RETURN(const bool moves_later, MoveOffDrained(db, now_us, changed));
+    waits_for_time_ = waits_for_time_ || moves_later;
+    SFT_RETURN_IF_ERROR(Place(db, now_us, changed, news));
     return ExplainLive(db, nodes, now_us, changed);
   });
   for (const std::string& job : changed) hub_.Bump(job);
   SFT_RETURN_IF_ERROR(stored);
-  return SendDesiredSets(now_us);
+  promised_ = std::move(news.promised);
+  if (outlooks_ != nullptr) outlooks_->Replace(std::move(news.outlooks));
+  SFT_RETURN_IF_ERROR(SendDesiredSets(now_us));
+  ticked_ = clock_.Mono();
+  // Whoever stored something meanwhile that matters here has asked for a tick of its own.
+  seen_commits_ = store_.commits();
+  return absl::OkStatus();
 }
 
 }  // namespace sft::server

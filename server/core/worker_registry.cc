@@ -12,10 +12,18 @@
 #include "server/core/convert.h"
 #include "server/core/gang_life.h"
 #include "server/state/names.h"
+#include "server/store/attempts.h"
+#include "server/store/node_holds.h"
 #include "server/store/nodes.h"
 
 namespace sft::server {
 namespace {
+
+// Of a worker's clock from this one's, in seconds; nothing where it does not say.
+std::optional<double> OffsetOf(int64_t its_us, WallTime now) {
+  if (its_us == 0) return std::nullopt;
+  return static_cast<double>(its_us - UnixMicros(now)) / 1e6;
+}
 
 // Slots as they are stored: without what changes from second to second.
 std::string SlotsKey(const google::protobuf::RepeatedPtrField<v1::Slot>& slots) {
@@ -128,6 +136,8 @@ absl::Status WorkerRegistry::StoreNode(const v1::Register& message) {
   const std::vector<ModelRecord> models = ModelRecords(message.models(), node.name);
   return store_.Write([&](Database& db) -> absl::Status {
     SFT_RETURN_IF_ERROR(store::PutNode(db, node));
+    SFT_RETURN_IF_ERROR(
+        store::PutFacts(db, node.name, message.facts().SerializeAsString(), node.last_seen_us));
     return store::PutModels(db, node.name, models);
   });
 }
@@ -188,10 +198,13 @@ absl::Status WorkerRegistry::Connect(const v1::Register& message,
     entry.last_seen = clock_.Wall();
     entry.desired_sent = false;
     entry.observed.Clear();
+    entry.disk = message.disk();
+    entry.clock_offset = OffsetOf(message.time_us(), entry.last_seen);
     entry.slots = SlotsKey(message.slots());
     entry.models = ModelsKey(message.models());
     entry.unstored.Clear();
     entry.behind = false;
+    entry.idle = false;
   }
   if (replaced != nullptr) replaced->Close(Aborted("the node has opened another stream"));
   spdlog::info("node {} registered: {} slots, {} models, sft-worker {}", message.node(),
@@ -215,6 +228,10 @@ WorkerRegistry::News WorkerRegistry::Hear(Entry& entry, const v1::Observed& obse
   entry.last_heard = Awake();
   entry.last_seen = clock_.Wall();
   News news;
+  // What may be placed on it changes with it.
+  news.wakes = entry.disk.level() != observed.disk().level();
+  entry.disk = observed.disk();
+  if (observed.time_us() > 0) entry.clock_offset = OffsetOf(observed.time_us(), entry.last_seen);
   std::string slots = SlotsKey(observed.slots()), models = ModelsKey(observed.models());
   if (observed.slots_size() > 0 && slots != entry.slots) {
     entry.slots = std::move(slots);
@@ -229,6 +246,9 @@ WorkerRegistry::News WorkerRegistry::Hear(Entry& entry, const v1::Observed& obse
   news.wakes = news.wakes || entry.behind ||
                AttemptsKey(entry.observed.attempts()) != AttemptsKey(observed.attempts());
   news.unstored = entry.unstored;
+  entry.idle = entry.idle && observed.attempts().empty();
+  news.idle = entry.idle && !entry.behind && news.unstored.slots().empty() &&
+              news.unstored.models().empty();
   entry.observed = observed;
   entry.observed.clear_models();
   return news;
@@ -245,7 +265,12 @@ absl::Status WorkerRegistry::Observe(const std::string& node, const WorkerLink* 
     }
     news = Hear(found->second, observed);
   }
+  if (news.idle) {
+    if (news.wakes) wake_();
+    return absl::OkStatus();
+  }
   ChangedJobs changed;
+  bool idle = false;
   const int64_t now_us = UnixMicros(clock_.Wall());
   const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
     changed.clear();
@@ -256,19 +281,34 @@ absl::Status WorkerRegistry::Observe(const std::string& node, const WorkerLink* 
     if (rest.models_size() > 0) {
       SFT_RETURN_IF_ERROR(store::PutModels(db, node, ModelRecords(rest.models(), node)));
     }
-    return TakeObservation(db, node, observed, options_.pace, now_us, changed);
+    SFT_RETURN_IF_ERROR(TakeObservation(db, node, observed, options_.pace, now_us, changed));
+    if (!observed.attempts().empty()) return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(const auto held, store::HeldMembers(db, node));
+    idle = held.empty();
+    return absl::OkStatus();
   });
   {
     MutexLock lock(mutex_);
     const auto found = entries_.find(node);
     if (found != entries_.end() && found->second.link.get() == link) {
       found->second.behind = !stored.ok();
+      found->second.idle = stored.ok() && idle && !found->second.wants_attempts;
       if (stored.ok()) found->second.unstored.Clear();
     }
   }
   for (const std::string& job : changed) hub_.Bump(job);
   if (news.wakes) wake_();
   return stored;
+}
+
+void WorkerRegistry::Close(const std::string& node, const absl::Status& why) {
+  std::shared_ptr<WorkerLink> link;
+  {
+    MutexLock lock(mutex_);
+    const auto entry = entries_.find(node);
+    if (entry != entries_.end()) link = entry->second.link;
+  }
+  if (link != nullptr) link->Close(why);
 }
 
 bool WorkerRegistry::Send(const std::string& node, const v1::ServerMessage& message) {
@@ -291,6 +331,8 @@ void WorkerRegistry::SendDesired(const std::string& node, const v1::Desired& des
     const auto found = entries_.find(node);
     if (found == entries_.end() || found->second.link == nullptr) return;
     Entry& entry = found->second;
+    entry.wants_attempts = desired.attempts_size() > 0;
+    entry.idle = entry.idle && !entry.wants_attempts;
     std::string bytes = desired.SerializeAsString();
     if (entry.desired_sent && bytes == entry.last_desired) return;
     entry.desired_sent = true;
@@ -317,6 +359,8 @@ WorkerRegistry::Live WorkerRegistry::Get(const std::string& node) const {
   live.silent = live.silent_for > options_.suspect_after;
   live.last_seen = entry.last_seen;
   live.observed = entry.observed;
+  live.disk = entry.disk;
+  live.clock_offset = entry.clock_offset;
   for (const v1::Slot& slot : entry.observed.slots()) {
     live.use[slot.index()] = {slot.memory_used_bytes(), slot.utilization_percent()};
   }
@@ -330,8 +374,20 @@ v1::Welcome WorkerRegistry::MakeWelcome(const absl::Status& accepted) const {
   welcome.set_heartbeat_seconds(static_cast<int32_t>(
       std::chrono::duration_cast<std::chrono::seconds>(options_.heartbeat).count()));
   welcome.set_answers_observed(true);
+  welcome.set_time_us(now_us());
   if (!accepted.ok()) welcome.set_refused(std::string(Message(accepted)));
   return welcome;
+}
+
+uint64_t WorkerRegistry::SilenceKey() const {
+  MutexLock lock(mutex_);
+  const MonoTime now = Awake();
+  uint64_t key = now - started_ > options_.suspect_after ? 1 : 0;
+  for (const auto& [node, entry] : entries_) {
+    const bool silent = now - entry.last_heard > options_.suspect_after;
+    key = key * 31 + (silent ? std::hash<std::string>()(node) : 1);
+  }
+  return key;
 }
 
 int WorkerRegistry::connected() const {

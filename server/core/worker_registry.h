@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/base/clock.h"
@@ -51,6 +52,8 @@ class WorkerRegistry {
   absl::Status Observe(const std::string& node, const WorkerLink* link,
                        const v1::Observed& observed);
 
+  // Ends a node's stream, if it has one; it may dial again.
+  void Close(const std::string& node, const absl::Status& why);
   // Sends to a node's stream; false when it is not connected.
   bool Send(const std::string& node, const v1::ServerMessage& message);
   // Sends the desired set unless it is what the stream got last.
@@ -63,6 +66,8 @@ class WorkerRegistry {
     WallTime last_seen{};  // zero: not since the server started
     std::map<int, std::pair<int64_t, int32_t>> use;  // slot → memory used, utilisation
     v1::Observed observed;                           // last
+    v1::NodeDisk disk;                               // level 0: it does not say
+    std::optional<double> clock_offset;  // of the worker's clock from this one's, seconds
   };
   // Nothing for a node that was not heard of since the server started.
   Live Get(const std::string& node) const;
@@ -76,6 +81,8 @@ class WorkerRegistry {
   // Wall time, for what is stored.
   int64_t now_us() const { return UnixMicros(clock_.Wall()); }
   int connected() const;
+  // Changes whenever a node falls silent or is heard of again.
+  uint64_t SilenceKey() const;
 
  private:
   struct Entry {
@@ -84,15 +91,21 @@ class WorkerRegistry {
     std::string data_dir_id;
     MonoTime last_heard{};  // Awake()
     WallTime last_seen{};
-    std::string last_desired;  // serialized
+    std::string last_desired;     // serialized
+    bool wants_attempts = false;  // it has some
     bool desired_sent = false;
     v1::Observed observed;
+    v1::NodeDisk disk;
+    std::optional<double> clock_offset;
     std::string models;  // serialized, as heard last
     std::string slots;   // serialized without use, as heard last
     // Slots and models that were heard and are not in the database yet: models come when they
     // change, not with each report.
     v1::Observed unstored;
     bool behind = false;  // the last report could not be stored
+    // It reported no attempt, the database has none for it, and none was sent to it since: another
+    // such report changes nothing, and the store is not asked. Most reports of a large fleet.
+    bool idle = false;
   };
   // Monotonic time without the gaps that Beat has seen.
   MonoTime Awake() const SFT_REQUIRES(mutex_);
@@ -105,6 +118,7 @@ class WorkerRegistry {
   struct News {
     v1::Observed unstored;
     bool wakes = false;
+    bool idle = false;  // there is nothing to store
   };
   News Hear(Entry& entry, const v1::Observed& observed) SFT_REQUIRES(mutex_);
 

@@ -20,7 +20,7 @@ struct HttpResponse {
 
 // Answers GET requests for a few small pages, one connection at a time, on a thread of its own. The
 // distribution has cpp-httplib and prometheus-cpp as shared libraries only, and they bring a second
-// OpenSSL into a process that links one statically; two pages do not need them. Loopback only.
+// OpenSSL into a process that links one statically; two pages do not need them. No TLS, no token.
 class HttpServer {
  public:
   // Largest request head; more is answered with 431.

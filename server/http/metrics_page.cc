@@ -2,14 +2,18 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <map>
 
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "server/http/exposition.h"
 #include "server/store/jobs.h"
+#include "server/store/node_holds.h"
 #include "server/store/nodes.h"
+#include "server/store/schedules.h"
 
 namespace sft::server {
 namespace {
@@ -17,13 +21,21 @@ namespace {
 struct Figures {
   std::vector<int64_t> jobs_by_state;
   std::vector<NodeRecord> nodes;
+  std::vector<EstimateRecord> begun, ended;
+  std::map<std::string, store::NodeHold> holds;
 };
+
+// Estimates that are looked at, the newest.
+constexpr int kEstimates = 1000;
 
 absl::StatusOr<Figures> Collect(Store& store) {
   Figures figures;
   SFT_RETURN_IF_ERROR(store.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(figures.jobs_by_state, store::CountJobsByState(db));
-    SFT_ASSIGN_OR_RETURN(figures.nodes, store::ListNodes(db, "", store::kMaxPage));
+    SFT_ASSIGN_OR_RETURN(figures.nodes, store::AllNodes(db));
+    SFT_ASSIGN_OR_RETURN(figures.holds, store::Holds(db));
+    SFT_ASSIGN_OR_RETURN(figures.begun, store::LastBegun(db, kEstimates));
+    SFT_ASSIGN_OR_RETURN(figures.ended, store::LastEnded(db, kEstimates));
     return absl::OkStatus();
   }));
   return figures;
@@ -41,8 +53,86 @@ double ResidentBytes() {
   return static_cast<double>(pages * ::sysconf(_SC_PAGESIZE));
 }
 
-std::string MetricsText(const Figures& figures, const Store& store,
-                        const WorkerRegistry& registry) {
+// Of an estimate that named `expected` at `since`: how far off it was, as a part of what it took.
+double ErrorOf(int64_t since, int64_t expected, int64_t happened) {
+  const auto off = static_cast<double>(std::abs(expected - happened));
+  return off / static_cast<double>(std::max<int64_t>(happened - since, 1));
+}
+
+// How many estimates were near enough. A start within two minutes is, as in a short line a part of
+// the wait says little.
+void AddEstimates(const Figures& figures, Exposition& page) {
+  constexpr int64_t kNear = 120'000'000;
+  struct Count {
+    int all = 0, within_20 = 0, within_50 = 0;
+    double sum = 0;
+    void Add(double error) {
+      ++all;
+      sum += error;
+      within_20 += error <= 0.2 ? 1 : 0;
+      within_50 += error <= 0.5 ? 1 : 0;
+    }
+  };
+  Count start, end, end50;
+  for (const EstimateRecord& record : figures.begun) {
+    const bool near = std::abs(record.start_us - record.begun_us) <= kNear;
+    start.Add(near ? 0 : ErrorOf(record.submitted_us, record.start_us, record.begun_us));
+  }
+  for (const EstimateRecord& record : figures.ended) {
+    if (record.end_us > 0) end.Add(ErrorOf(record.submitted_us, record.end_us, record.ended_us));
+    if (record.end50_us > 0) {
+      end50.Add(ErrorOf(record.begun_us, record.end50_us, record.ended_us));
+    }
+  }
+  const std::pair<const char*, const Count*> kinds[] = {
+      {"start", &start}, {"end", &end}, {"end_after_50_steps", &end50}};
+  page.Metric(
+      "sft_estimates", "gauge",
+      "Estimates of the last 1,000 jobs that started (ended with success): all of them, and "
+      "those within a part of what happened.");
+  for (const auto& [kind, count] : kinds) {
+    page.Sample({{"estimate", kind}, {"within", "any"}}, count->all);
+    page.Sample({{"estimate", kind}, {"within", "20%"}}, count->within_20);
+    page.Sample({{"estimate", kind}, {"within", "50%"}}, count->within_50);
+  }
+  page.Metric("sft_estimate_error_ratio", "gauge", "Their mean error, as a part of what it took.");
+  for (const auto& [kind, count] : kinds) {
+    if (count->all > 0) page.Sample({{"estimate", kind}}, count->sum / count->all);
+  }
+}
+
+void AddServerDisk(const v1::NodeDisk& disk, Exposition& page) {
+  page.Metric("sft_disk_free_bytes", "gauge", "Free on the disk of the server's data folder.");
+  page.Sample({}, static_cast<double>(disk.free_bytes()));
+  page.Metric("sft_disk_total_bytes", "gauge", "Size of that disk.");
+  page.Sample({}, static_cast<double>(disk.total_bytes()));
+  page.Metric("sft_disk_level", "gauge",
+              "0 enough is free, 1 below the first mark, 2 below the second: intake is refused.");
+  page.Sample({}, std::max(0, static_cast<int>(disk.level()) - 1));
+}
+
+void AddNodeDisks(const std::vector<NodeRecord>& nodes, const WorkerRegistry& registry,
+                  Exposition& page) {
+  page.Metric("sft_node_disk_free_bytes", "gauge", "Free on the disk of a worker's data folder.");
+  std::vector<std::pair<std::string, WorkerRegistry::Live>> live;
+  for (const NodeRecord& node : nodes) live.emplace_back(node.name, registry.Get(node.name));
+  for (const auto& [name, now] : live) {
+    if (now.disk.level() == v1::NodeDisk::LEVEL_UNSPECIFIED) continue;
+    page.Sample({{"node", name}}, static_cast<double>(now.disk.free_bytes()));
+  }
+  page.Metric("sft_node_disk_level", "gauge", "As sft_disk_level; at 2 no job is placed on it.");
+  for (const auto& [name, now] : live) {
+    if (now.disk.level() == v1::NodeDisk::LEVEL_UNSPECIFIED) continue;
+    page.Sample({{"node", name}}, static_cast<int>(now.disk.level()) - 1);
+  }
+  page.Metric("sft_node_clock_offset_seconds", "gauge", "A worker's clock minus the server's.");
+  for (const auto& [name, now] : live) {
+    if (now.clock_offset.has_value()) page.Sample({{"node", name}}, *now.clock_offset);
+  }
+}
+
+std::string MetricsText(const Figures& figures, const Store& store, const WorkerRegistry& registry,
+                        DiskWatch* disk) {
   Exposition page;
   page.Metric("sft_build_info", "gauge", "Version of the server.");
   page.Sample({{"version", kVersion}}, 1);
@@ -69,9 +159,19 @@ std::string MetricsText(const Figures& figures, const Store& store,
   for (const auto& [key, count] : slots) {
     page.Sample({{"gpu_type", key.first}, {"use", key.second}}, count);
   }
+  AddEstimates(figures, page);
   page.Metric("sft_store_commits_total", "counter",
               "Transactions that changed something, since the start.");
   page.Sample({}, static_cast<double>(store.commits()));
+  AddNodeDisks(figures.nodes, registry, page);
+  page.Metric("sft_nodes_held", "gauge", "Nodes that an operator keeps work off, by how.");
+  for (const auto& [mode, name] : {std::pair(store::HoldMode::kCordon, "cordon"),
+                                   std::pair(store::HoldMode::kDrain, "drain")}) {
+    const auto held = std::count_if(figures.holds.begin(), figures.holds.end(),
+                                    [&](const auto& hold) { return hold.second.mode == mode; });
+    page.Sample({{"mode", name}}, static_cast<double>(held));
+  }
+  if (disk != nullptr) AddServerDisk(disk->Look(), page);
   page.Metric("process_resident_memory_bytes", "gauge", "Resident memory.");
   page.Sample({}, ResidentBytes());
   return page.text();
@@ -79,7 +179,8 @@ std::string MetricsText(const Figures& figures, const Store& store,
 
 }  // namespace
 
-HttpResponse ServePage(const std::string& path, Store& store, const WorkerRegistry& registry) {
+HttpResponse ServePage(const std::string& path, Store& store, const WorkerRegistry& registry,
+                       DiskWatch* disk) {
   HttpResponse response;
   if (path != "/healthz" && path != "/metrics") {
     return {404, response.content_type, "there are /healthz and /metrics\n"};
@@ -92,7 +193,7 @@ HttpResponse ServePage(const std::string& path, Store& store, const WorkerRegist
     response.body = "ok\n";
   } else {
     response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-    response.body = MetricsText(*figures, store, registry);
+    response.body = MetricsText(*figures, store, registry, disk);
   }
   return response;
 }

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "server/core/disk_watch.h"
 #include "server/core/worker_registry.h"
 #include "server/http/http_server.h"
 #include "server/store/store.h"
@@ -10,6 +11,8 @@ namespace sft::server {
 
 // The pages of the server: /healthz (200 "ok" while the database answers, else 503 with the reason)
 // and /metrics.
-HttpResponse ServePage(const std::string& path, Store& store, const WorkerRegistry& registry);
+// `disk` may be null.
+HttpResponse ServePage(const std::string& path, Store& store, const WorkerRegistry& registry,
+                       DiskWatch* disk = nullptr);
 
 }  // namespace sft::server

@@ -42,7 +42,7 @@ absl::Status SendCheckpoints(const std::string& folder, Writer& writer) {
 
 grpc::Status AdminServiceImpl::Backup(grpc::ServerContext* context,
                                       const v1::BackupRequest* request, Writer* writer) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   if (request->download() && !request->to().empty()) {
     return rpc::ToGrpc(InvalidArgument("a backup is downloaded or kept under a path, not both"));
   }

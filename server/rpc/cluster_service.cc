@@ -1,20 +1,27 @@
 #include "server/rpc/cluster_service.h"
 
+#include <fmt/format.h>
+
+#include <map>
+
 #include "common/base/version.h"
 #include "common/rpc/status.h"
 #include "common/rpc/version.h"
 #include "server/core/convert.h"
-#include "server/core/node_health.h"
+#include "server/core/node_holds.h"
+#include "server/core/node_view.h"
 #include "server/rpc/page_token.h"
 #include "server/rpc/principal.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
+#include "server/store/tenancy.h"
 
 namespace sft::server {
 namespace {
 
 // Nodes that have the variant's slots, and those that have them free now.
-void CountNodes(const std::vector<NodeRecord>& nodes, const WorkerRegistry& registry,
+void CountNodes(const std::vector<NodeRecord>& nodes,
+                const std::map<std::string, store::NodeHold>& holds, const WorkerRegistry& registry,
                 v1::Variant& variant) {
   for (const NodeRecord& node : nodes) {
     int all = 0, free = 0;
@@ -23,11 +30,21 @@ void CountNodes(const std::vector<NodeRecord>& nodes, const WorkerRegistry& regi
       ++all;
       free += slot.job_id.empty() ? 1 : 0;
     }
-    const WorkerRegistry::Live live = registry.Get(node.name);
-    const bool usable = live.connected && !live.silent;
+    const auto hold = holds.find(node.name);
+    const bool usable =
+        WhyUnusable(node, registry.Get(node.name), hold == holds.end() ? nullptr : &hold->second)
+            .empty();
     if (all >= variant.gpus_per_node()) variant.set_nodes(variant.nodes() + 1);
     if (usable && free >= variant.gpus_per_node()) variant.set_nodes_free(variant.nodes_free() + 1);
   }
+}
+
+// A slot of a job that the caller may not see is taken by "another project".
+absl::Status HideOthers(Database& db, const Principal& caller, v1::Slot& slot) {
+  if (caller.admin || slot.job().empty()) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const std::string project, store::ProjectOfJob(db, slot.job()));
+  if (caller.RoleIn(project) == Role::kNone) slot.set_job("another project");
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -35,64 +52,57 @@ void CountNodes(const std::vector<NodeRecord>& nodes, const WorkerRegistry& regi
 grpc::Status ClusterServiceImpl::GetServerInfo(grpc::ServerContext* context,
                                                const v1::GetServerInfoRequest* request,
                                                v1::ServerInfo* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   (void)request;  // an old client is answered too: it decides by the numbers below
   response->set_version(kVersion);
   response->set_protocol(kProtocol);
   response->set_min_protocol(rpc::MinProtocol());
   response->set_dev(dev_);
+  response->set_time_us(registry_.now_us());
   return grpc::Status::OK;
 }
 
 grpc::Status ClusterServiceImpl::ListNodes(grpc::ServerContext* context,
                                            const v1::ListNodesRequest* request,
                                            v1::ListNodesResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const absl::StatusOr<int> size = PageSize(request->page_size(), store::kMaxPage);
   if (!size.ok()) return rpc::ToGrpc(size.status());
   const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
     // The token of this list is the last node's name.
     SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
                          store::ListNodes(db, request->page_token(), *size));
-    SFT_ASSIGN_OR_RETURN(const auto scores,
-                         NodeScores(db, registry_.now_us(), registry_.options().score));
+    SFT_ASSIGN_OR_RETURN(const NodeContext known, ReadNodeContext(db, registry_));
     for (const NodeRecord& node : nodes) {
-      const WorkerRegistry::Live live = registry_.Get(node.name);
-      v1::Node& added = *response->add_nodes();
-      added = ToProto(node);
-      if (live.last_seen != WallTime()) {
-        *added.mutable_last_seen() = ToTimestamp(UnixMicros(live.last_seen));
-      }
-      if (!live.connected && added.reason().empty()) added.set_reason("not connected now");
-      if (const auto score = scores.find(node.name); score != scores.end()) {
-        added.set_left_out(score->second.reason);
-      }
+      SFT_ASSIGN_OR_RETURN(v1::Node added, ViewNode(db, node, known, registry_));
       for (v1::Slot& slot : *added.mutable_slots()) {
-        const auto use = live.use.find(slot.index());
-        if (use == live.use.end()) continue;
-        slot.set_memory_used_bytes(use->second.first);
-        slot.set_utilization_percent(use->second.second);
+        SFT_RETURN_IF_ERROR(HideOthers(db, CallerOf(*context), slot));
       }
+      if (added.has_hold() && !CallerOf(*context).admin) added.mutable_hold()->clear_jobs();
+      *response->add_nodes() = std::move(added);
     }
     if (static_cast<int>(nodes.size()) == *size) response->set_next_page_token(nodes.back().name);
     return absl::OkStatus();
   });
+  if (disk_ != nullptr) response->set_warning(disk_->Warning());
   return rpc::ToGrpc(read);
 }
 
 grpc::Status ClusterServiceImpl::ListVariants(grpc::ServerContext* context,
                                               const v1::ListVariantsRequest* request,
                                               v1::ListVariantsResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const absl::StatusOr<int> size = PageSize(request->page_size(), store::kMaxPage);
   if (!size.ok()) return rpc::ToGrpc(size.status());
   const absl::StatusOr<int64_t> offset = FromToken(request->page_token());
   if (!offset.ok()) return rpc::ToGrpc(offset.status());
   std::vector<VariantRecord> variants;
   std::vector<NodeRecord> nodes;
+  std::map<std::string, store::NodeHold> holds;
   const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(variants, store::ListVariants(db));
-    SFT_ASSIGN_OR_RETURN(nodes, store::ListNodes(db, "", store::kMaxPage));
+    SFT_ASSIGN_OR_RETURN(nodes, store::AllNodes(db));
+    SFT_ASSIGN_OR_RETURN(holds, store::Holds(db));
     return absl::OkStatus();
   });
   for (int64_t i = *offset; i < static_cast<int64_t>(variants.size()); ++i) {
@@ -104,7 +114,7 @@ grpc::Status ClusterServiceImpl::ListVariants(grpc::ServerContext* context,
     added.set_name(variants[i].name);
     added.set_gpu_type(variants[i].gpu_type);
     added.set_gpus_per_node(variants[i].gpus_per_node);
-    CountNodes(nodes, registry_, added);
+    CountNodes(nodes, holds, registry_, added);
   }
   return rpc::ToGrpc(read);
 }
@@ -112,7 +122,7 @@ grpc::Status ClusterServiceImpl::ListVariants(grpc::ServerContext* context,
 grpc::Status ClusterServiceImpl::ListModels(grpc::ServerContext* context,
                                             const v1::ListModelsRequest* request,
                                             v1::ListModelsResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const absl::StatusOr<int> size = PageSize(request->page_size(), store::kMaxPage);
   if (!size.ok()) return rpc::ToGrpc(size.status());
   const absl::StatusOr<int64_t> offset = FromToken(request->page_token());

@@ -1,18 +1,39 @@
 #include "server/rpc/data_service.h"
 
+#include <optional>
+
 #include "common/rpc/status.h"
 #include "server/core/uploads.h"
 #include "server/rpc/principal.h"
 
 namespace sft::server {
+namespace {
+
+// The project that an upload is for; empty: what a node delivers. INVALID_ARGUMENT for a user who
+// uploads what only nodes do.
+absl::StatusOr<std::string> UploaderOf(const grpc::ServerContext& context,
+                                       v1::UploadBlobRequest::Purpose purpose) {
+  const bool delivery =
+      purpose == v1::UploadBlobRequest::ARTIFACT || purpose == v1::UploadBlobRequest::CHECKPOINT;
+  const Principal& caller = CallerOf(context);
+  const bool is_node = caller.kind == Principal::Kind::kNode;
+  if (!delivery && is_node) return InvalidArgument("a node uploads no data sets");
+  if (delivery && !is_node && !caller.local)
+    return InvalidArgument("a user uploads data sets only");
+  return delivery ? "" : ProjectOf(context);
+}
+
+}  // namespace
 
 grpc::Status DataServiceImpl::StatBlob(grpc::ServerContext* context,
                                        const v1::StatBlobRequest* request,
                                        v1::StatBlobResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const bool checkpoint = request->purpose() == v1::UploadBlobRequest::CHECKPOINT;
+  const auto project = UploaderOf(*context, request->purpose());
+  if (!project.ok()) return rpc::ToGrpc(project.status());
   const absl::StatusOr<BlobStore::Stat> stat =
-      (checkpoint ? checkpoints_ : blobs_).Find(request->sha256());
+      FindUpload(checkpoint ? checkpoints_ : blobs_, store_, *project, request->sha256());
   if (!stat.ok()) return rpc::ToGrpc(stat.status());
   response->set_complete(stat->complete);
   response->set_received(stat->received);
@@ -22,16 +43,26 @@ grpc::Status DataServiceImpl::StatBlob(grpc::ServerContext* context,
 grpc::Status DataServiceImpl::UploadBlob(grpc::ServerContext* context,
                                          grpc::ServerReader<v1::UploadBlobRequest>* reader,
                                          v1::UploadBlobResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
-  UploadSession session(blobs_, checkpoints_, store_, clock_, PrincipalOf(*context));
+  if (const auto status = Admit(*context); !status.ok()) return status;
+  std::optional<UploadSession> session;
   v1::UploadBlobRequest message;
   while (reader->Read(&message)) {
-    const absl::Status taken = session.Take(message);
+    if (!session.has_value()) {
+      if (const auto status = Admit(*context, message); !status.ok()) return status;
+      const auto project = UploaderOf(*context, message.purpose());
+      if (!project.ok()) return rpc::ToGrpc(project.status());
+      session.emplace(blobs_, checkpoints_, store_, clock_, PrincipalOf(*context), *project,
+                      limits_);
+    }
+    const absl::Status taken = session->Take(message);
     if (!taken.ok()) return rpc::ToGrpc(taken);
   }
   // A stream that broke ends the reads too: what came is kept for a resume.
   if (context->IsCancelled()) return grpc::Status::CANCELLED;
-  absl::StatusOr<v1::UploadBlobResponse> finished = session.Finish();
+  if (!session.has_value()) {
+    return rpc::ToGrpc(InvalidArgument("an upload without a first message"));
+  }
+  absl::StatusOr<v1::UploadBlobResponse> finished = session->Finish();
   if (!finished.ok()) return rpc::ToGrpc(finished.status());
   *response = *std::move(finished);
   return grpc::Status::OK;
@@ -40,7 +71,8 @@ grpc::Status DataServiceImpl::UploadBlob(grpc::ServerContext* context,
 grpc::Status DataServiceImpl::DownloadBlob(grpc::ServerContext* context,
                                            const v1::DownloadBlobRequest* request,
                                            grpc::ServerWriter<v1::DownloadChunk>* writer) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
+  if (const auto status = AdmitBlob(*context, request->sha256()); !status.ok()) return status;
   return rpc::ToGrpc(artifacts_.DownloadBlob(
       request->sha256(), request->offset(),
       [&](const v1::DownloadChunk& chunk) { return writer->Write(chunk); }));
@@ -49,7 +81,7 @@ grpc::Status DataServiceImpl::DownloadBlob(grpc::ServerContext* context,
 grpc::Status DataServiceImpl::GetArtifact(grpc::ServerContext* context,
                                           const v1::GetArtifactRequest* request,
                                           v1::Artifact* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   absl::StatusOr<v1::Artifact> artifact = artifacts_.Get(request->name());
   if (!artifact.ok()) return rpc::ToGrpc(artifact.status());
   *response = *std::move(artifact);
@@ -59,7 +91,7 @@ grpc::Status DataServiceImpl::GetArtifact(grpc::ServerContext* context,
 grpc::Status DataServiceImpl::DownloadArtifactFile(grpc::ServerContext* context,
                                                    const v1::DownloadArtifactFileRequest* request,
                                                    grpc::ServerWriter<v1::DownloadChunk>* writer) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   return rpc::ToGrpc(artifacts_.DownloadFile(
       *request, [&](const v1::DownloadChunk& chunk) { return writer->Write(chunk); }));
 }

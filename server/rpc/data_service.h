@@ -3,6 +3,7 @@
 #include "common/base/clock.h"
 #include "server/blob/blob_store.h"
 #include "server/core/artifacts.h"
+#include "server/core/intake_limits.h"
 #include "server/store/store.h"
 #include "sft/v1/data_service.grpc.pb.h"
 
@@ -12,12 +13,13 @@ namespace sft::server {
 class DataServiceImpl final : public v1::DataService::Service {
  public:
   DataServiceImpl(BlobStore& blobs, BlobStore& checkpoints, Store& store, Clock& clock,
-                  Artifacts& artifacts)
+                  Artifacts& artifacts, IntakeLimits* limits = nullptr)
       : blobs_(blobs),
         checkpoints_(checkpoints),
         store_(store),
         clock_(clock),
-        artifacts_(artifacts) {}
+        artifacts_(artifacts),
+        limits_(limits) {}
 
   grpc::Status StatBlob(grpc::ServerContext* context, const v1::StatBlobRequest* request,
                         v1::StatBlobResponse* response) override;
@@ -38,6 +40,7 @@ class DataServiceImpl final : public v1::DataService::Service {
   Store& store_;
   Clock& clock_;
   Artifacts& artifacts_;
+  IntakeLimits* const limits_;
 };
 
 }  // namespace sft::server

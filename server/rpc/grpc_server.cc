@@ -16,16 +16,26 @@ namespace {
 // The library's own messages: what matters of them comes back as a status.
 void TakeGrpcLog(gpr_log_func_args* message) { spdlog::debug("grpc: {}", message->message); }
 
+std::shared_ptr<grpc::ServerCredentials> CredentialsOf(Gate& gate, const tls::Identity& tls) {
+  if (gate.open()) return grpc::InsecureServerCredentials();
+  // A client's certificate is checked call by call (Access): so it can be told what is wrong with
+  // it, and one that was revoked is refused on a connection that stands. TLS itself proves that the
+  // client has the key.
+  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_BUT_DONT_VERIFY);
+  options.pem_key_cert_pairs.push_back({tls.key_pem, tls.certificate_pem});
+  const auto credentials = grpc::SslServerCredentials(options);
+  credentials->SetAuthMetadataProcessor(MakeAuthenticator(gate));
+  return credentials;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
-    const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services) {
-  if (!rpc::IsLoopback(endpoint.host)) {
-    return PermissionDenied(
-        fmt::format("--listen {}: only loopback addresses (127.0.0.1, [::1], localhost) are served "
-                    "until TLS and "
-                    "tokens exist; reach the server from elsewhere through an SSH tunnel",
-                    endpoint.ToString()));
+    const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services, Gate& gate,
+    const tls::Identity& tls) {
+  if (gate.open() && !rpc::IsLoopback(endpoint.host)) {
+    return PermissionDenied(endpoint.ToString() +
+                            " is not loopback, and is not served without TLS");
   }
   gpr_set_log_function(TakeGrpcLog);
   grpc::EnableDefaultHealthCheckService(true);
@@ -33,10 +43,10 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   grpc::ServerBuilder builder;
   rpc::SetServerOptions(builder);
   builder.SetResourceQuota(grpc::ResourceQuota("sft-server").SetMaxThreads(kMaxThreads));
-  builder.experimental().SetInterceptorCreators(PrincipalInterceptors());
+  builder.experimental().SetInterceptorCreators(PrincipalInterceptors(gate));
   for (grpc::Service* service : services) builder.RegisterService(service);
   int port = 0;
-  builder.AddListeningPort(endpoint.ToString(), grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(endpoint.ToString(), CredentialsOf(gate, tls), &port);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return Unavailable(
@@ -47,7 +57,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   }
   server->GetHealthCheckService()->SetServingStatus(true);
   for (const char* name : {"sft.v1.JobService", "sft.v1.WorkerService", "sft.v1.ClusterService",
-                           "sft.v1.DataService"}) {
+                           "sft.v1.DataService", "sft.v1.AdminService", "sft.v1.AuthService",
+                           "sft.v1.OperatorService", "sft.v1.SchedulingService",
+                           "sft.v1.StorageService"}) {
     server->GetHealthCheckService()->SetServingStatus(name, true);
   }
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(server), port));

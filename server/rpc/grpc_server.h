@@ -1,26 +1,31 @@
 #pragma once
 
+#include <grpcpp/grpcpp.h>
+
 #include <memory>
 #include <string>
 #include <vector>
 
-#include <grpcpp/grpcpp.h>
-
 #include "common/base/status.h"
 #include "common/rpc/endpoint.h"
+#include "common/tls/certificate.h"
+#include "server/rpc/principal.h"
 
 namespace sft::server {
 
-// The gRPC server: services, health, reflection, the principal's interceptor. Loopback only.
+// The gRPC server: services, health, reflection, the principal's interceptor. With TLS unless the
+// gate is open, which only loopback may be.
 class GrpcServer {
  public:
   // Threads that calls may hold at once: streams that follow, uploads, unary calls.
-  static constexpr int kMaxThreads = 192;
+  static constexpr int kMaxThreads = 800;
 
-  // The services are borrowed and must outlive it. PERMISSION_DENIED for an address that is not
-  // loopback; UNAVAILABLE when the port is taken.
+  // Services and gate are borrowed and must outlive it. `tls` is the server's key and its
+  // certificate, followed by the authority's; for a gate that is not open. PERMISSION_DENIED for an
+  // address that is not loopback without TLS; UNAVAILABLE when the port is taken.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
-      const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services);
+      const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services, Gate& gate,
+      const tls::Identity& tls);
   ~GrpcServer();
 
   // Refuses new calls, gives the running ones a moment, then cuts them off.

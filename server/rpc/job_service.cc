@@ -6,6 +6,7 @@
 #include "common/rpc/status.h"
 #include "server/rpc/page_token.h"
 #include "server/rpc/principal.h"
+#include "server/state/names.h"
 
 namespace sft::server {
 namespace {
@@ -33,10 +34,19 @@ grpc::Status Refuse(const std::vector<spec::Problem>& problems, const std::strin
 
 }  // namespace
 
+grpc::Status RefuseOutcome(const JobIntake::Outcome& outcome, const std::string& file_name) {
+  if (!outcome.problems.empty()) return Refuse(outcome.problems, file_name);
+  if (outcome.missing_files.empty()) return grpc::Status::OK;
+  return rpc::WithReason(
+      FailedPrecondition(fmt::format("files were not uploaded as data sets: {}",
+                                     fmt::join(outcome.missing_files, ", "))),
+      "FILE_NOT_UPLOADED");
+}
+
 grpc::Status JobServiceImpl::ResolveJob(grpc::ServerContext* context,
                                         const v1::ResolveJobRequest* request,
                                         v1::ResolveJobResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   absl::StatusOr<v1::ResolveJobResponse> resolved = intake_.Resolve(*request);
   if (!resolved.ok()) return rpc::ToGrpc(resolved.status());
   *response = *std::move(resolved);
@@ -45,30 +55,28 @@ grpc::Status JobServiceImpl::ResolveJob(grpc::ServerContext* context,
 
 grpc::Status JobServiceImpl::SubmitJob(grpc::ServerContext* context,
                                        const v1::SubmitJobRequest* request, v1::Job* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
-  absl::StatusOr<JobIntake::Outcome> outcome = intake_.Submit(*request, PrincipalOf(*context));
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
+  v1::SubmitJobRequest asked = *request;
+  // The hash of a request knows the default project as the empty one, as it always did.
+  if (ProjectOf(*context) != kDefaultProject) asked.set_project(ProjectOf(*context));
+  absl::StatusOr<JobIntake::Outcome> outcome = intake_.Submit(asked, PrincipalOf(*context));
   if (!outcome.ok()) return rpc::ToGrpc(outcome.status());
-  if (!outcome->problems.empty()) return Refuse(outcome->problems, request->file_name());
-  if (!outcome->missing_files.empty()) {
-    return rpc::WithReason(
-        FailedPrecondition(fmt::format("files were not uploaded as data sets: {}",
-                                       fmt::join(outcome->missing_files, ", "))),
-        "FILE_NOT_UPLOADED");
-  }
+  const grpc::Status refused = RefuseOutcome(*outcome, request->file_name());
+  if (!refused.ok()) return refused;
   *response = std::move(outcome->job);
   return grpc::Status::OK;
 }
 
 grpc::Status JobServiceImpl::GetJob(grpc::ServerContext* context, const v1::GetJobRequest* request,
                                     v1::Job* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   return Answer(jobs_.Get(request->name()), response);
 }
 
 grpc::Status JobServiceImpl::ListJobs(grpc::ServerContext* context,
                                       const v1::ListJobsRequest* request,
                                       v1::ListJobsResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const absl::StatusOr<int> size = PageSize(request->page_size(), store::kMaxPage);
   if (!size.ok()) return rpc::ToGrpc(size.status());
   const absl::StatusOr<int64_t> before = FromToken(request->page_token());
@@ -77,6 +85,8 @@ grpc::Status JobServiceImpl::ListJobs(grpc::ServerContext* context,
   filter.limit = *size;
   filter.before_sequence = *before;
   filter.project = request->project();
+  filter.sweep = request->sweep();
+  filter.visible = VisibleTo(CallerOf(*context));
   for (const int state : request->states()) filter.states.push_back(static_cast<JobState>(state));
   absl::StatusOr<JobManager::Page> page = jobs_.List(std::move(filter));
   if (!page.ok()) return rpc::ToGrpc(page.status());
@@ -87,7 +97,7 @@ grpc::Status JobServiceImpl::ListJobs(grpc::ServerContext* context,
 
 grpc::Status JobServiceImpl::CancelJob(grpc::ServerContext* context,
                                        const v1::CancelJobRequest* request, v1::Job* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   return Answer(
       jobs_.Cancel(request->name(), request->reason().substr(0, kMaxReason), request->checkpoint()),
       response);
@@ -96,27 +106,27 @@ grpc::Status JobServiceImpl::CancelJob(grpc::ServerContext* context,
 grpc::Status JobServiceImpl::CheckpointJob(grpc::ServerContext* context,
                                            const v1::CheckpointJobRequest* request,
                                            v1::CheckpointJobResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   return Answer(checkpoints_.Ask(*request), response);
 }
 
 grpc::Status JobServiceImpl::ResumeJob(grpc::ServerContext* context,
                                        const v1::ResumeJobRequest* request, v1::Job* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
-  return Answer(jobs_.Resume(*request, PrincipalOf(*context)), response);
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
+  return Answer(intake_.Resume(*request, PrincipalOf(*context)), response);
 }
 
 grpc::Status JobServiceImpl::ListCheckpoints(grpc::ServerContext* context,
                                              const v1::ListCheckpointsRequest* request,
                                              v1::ListCheckpointsResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   return Answer(checkpoints_.List(request->name()), response);
 }
 
 grpc::Status JobServiceImpl::ListEvents(grpc::ServerContext* context,
                                         const v1::ListEventsRequest* request,
                                         v1::ListEventsResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const absl::StatusOr<int> size = PageSize(request->page_size(), store::kMaxPage);
   if (!size.ok()) return rpc::ToGrpc(size.status());
   const absl::StatusOr<int64_t> after = FromToken(request->page_token());

@@ -9,6 +9,9 @@
 
 namespace sft::server {
 
+// The error of a submit that stored nothing; OK where nothing was wrong.
+grpc::Status RefuseOutcome(const JobIntake::Outcome& outcome, const std::string& file_name);
+
 // JobService: validates, calls, maps the status. Streams (job_streams.cc) hold a thread each and
 // are bounded by ChangeHub.
 class JobServiceImpl final : public v1::JobService::Service {

@@ -30,16 +30,20 @@ grpc::Status Stopping() {
 grpc::Status JobServiceImpl::WatchJob(grpc::ServerContext* context,
                                       const v1::WatchJobRequest* request,
                                       grpc::ServerWriter<v1::Job>* writer) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const absl::StatusOr<JobRef> ref = ParseJobName(request->name());
   if (!ref.ok()) return rpc::ToGrpc(ref.status());
   auto subscription = hub_.Subscribe(ref->id);
   if (!subscription.ok()) return rpc::ToGrpc(subscription.status());
   std::string sent;
   while (!context->IsCancelled()) {
+    if (const auto status = AdmitStill(*context); !status.ok()) return status;
     const absl::StatusOr<v1::Job> job = jobs_.Get(request->name());
     if (!job.ok()) return rpc::ToGrpc(job.status());
-    std::string bytes = job->SerializeAsString();
+    // What is expected changes all the time: it is sent along with other news.
+    v1::Job lasting = *job;
+    lasting.clear_outlook();
+    std::string bytes = lasting.SerializeAsString();
     if (bytes != sent && !writer->Write(*job)) break;
     sent = std::move(bytes);
     if (IsOver(job->state())) return grpc::Status::OK;
@@ -51,13 +55,14 @@ grpc::Status JobServiceImpl::WatchJob(grpc::ServerContext* context,
 grpc::Status JobServiceImpl::ReadMetrics(grpc::ServerContext* context,
                                          const v1::ReadMetricsRequest* request,
                                          grpc::ServerWriter<v1::ReadMetricsResponse>* writer) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const absl::StatusOr<JobRef> ref = ParseJobName(request->name());
   if (!ref.ok()) return rpc::ToGrpc(ref.status());
   auto subscription = hub_.Subscribe(ref->id);
   if (!subscription.ok()) return rpc::ToGrpc(subscription.status());
   int64_t index = request->index();
   while (!context->IsCancelled()) {
+    if (const auto status = AdmitStill(*context); !status.ok()) return status;
     // Asked before the points are read: a job that is over then has no later ones.
     const absl::StatusOr<v1::Job> job = jobs_.Get(request->name());
     if (!job.ok()) return rpc::ToGrpc(job.status());
@@ -80,17 +85,22 @@ grpc::Status JobServiceImpl::ReadMetrics(grpc::ServerContext* context,
 grpc::Status JobServiceImpl::ReadLog(grpc::ServerContext* context,
                                      const v1::ReadLogRequest* request,
                                      grpc::ServerWriter<v1::ReadLogResponse>* writer) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   LogStream stream(ingest_, hub_, *request);
-  return rpc::ToGrpc(
+  grpc::Status admitted;
+  const absl::Status read =
       stream.Run([&](const v1::ReadLogResponse& response) { return writer->Write(response); },
-                 [&] { return context->IsCancelled(); }));
+                 [&] {
+                   admitted = AdmitStill(*context);
+                   return context->IsCancelled() || !admitted.ok();
+                 });
+  return admitted.ok() ? rpc::ToGrpc(read) : admitted;
 }
 
 grpc::Status JobServiceImpl::ReadTensorBoard(
     grpc::ServerContext* context, const v1::ReadTensorBoardRequest* request,
     grpc::ServerWriter<v1::ReadTensorBoardResponse>* writer) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const absl::StatusOr<v1::Job> job = jobs_.Get(request->name());
   if (!job.ok()) return rpc::ToGrpc(job.status());
   const absl::StatusOr<JobRef> ref = ParseJobName(request->name());

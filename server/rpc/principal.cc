@@ -1,51 +1,433 @@
 #include "server/rpc/principal.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <grpcpp/security/auth_metadata_processor.h>
+#include <spdlog/spdlog.h>
+
+#include "common/base/random.h"
+#include "common/rpc/status.h"
+#include "server/state/names.h"
+#include "server/store/audit.h"
+#include "server/store/jobs.h"
+#include "server/store/tenancy.h"
+
 namespace sft::server {
 namespace {
 
-constexpr char kKey[] = "sft-principal";
+constexpr char kKey[] = "sft-call";
+constexpr char kAuthorization[] = "authorization";
+constexpr char kCertificate[] = "x509_pem_cert";
+constexpr std::chrono::seconds kTellAgain{10};
+constexpr size_t kMaxTold = 4096;
+
+// One call; lives in its interceptor.
+struct Call {
+  Gate* gate = nullptr;
+  const grpc::ServerContextBase* context = nullptr;
+  std::string method;
+  const Rule* rule = nullptr;
+  Principal principal;
+  std::string project;
+  bool refused = false;
+};
+
+// How the interceptor tells a handler where its call is. The mark is this process's secret: what a
+// peer sends is taken away before, and could not pass for one either.
+struct Handle {
+  uint64_t mark = 0;
+  Call* call = nullptr;
+};
+uint64_t Mark() {
+  static const uint64_t mark = uint64_t{RandomWord()} << 32 | RandomWord();
+  return mark;
+}
+
+std::string CertificateOf(const grpc::AuthContext& context) {
+  const auto values = context.FindPropertyValues(kCertificate);
+  return values.empty() ? "" : std::string(values.front().data(), values.front().size());
+}
+
+template <typename Metadata>
+std::string_view AuthorizationOf(const Metadata& metadata) {
+  const auto found = metadata.find(kAuthorization);
+  if (found == metadata.end()) return {};
+  return {found->second.data(), found->second.size()};
+}
+
+// "ipv6:%5B::1%5D:5" as "ipv6:[::1]:5".
+std::string PeerOf(std::string peer) {
+  for (const auto& [code, sign] : {std::pair("%5B", "["), std::pair("%5D", "]")}) {
+    const size_t at = peer.find(code);
+    if (at != peer.npos) peer.replace(at, 3, sign);
+  }
+  return peer;
+}
 
 class Interceptor : public grpc::experimental::Interceptor {
  public:
+  Interceptor(Gate& gate, grpc::experimental::ServerRpcInfo& info) {
+    call_.gate = &gate;
+    call_.context = info.server_context();
+    call_.method = info.method();
+    call_.rule = FindRule(call_.method);
+  }
+
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Point = grpc::experimental::InterceptionHookPoints;
     if (methods->QueryInterceptionHookPoint(Point::POST_RECV_INITIAL_METADATA)) {
+      // Whatever the peer sent under our key goes; its value is the place of the call.
       auto* metadata = methods->GetRecvInitialMetadata();
       metadata->erase(kKey);
-      metadata->emplace(kKey, kLocalPrincipal);
+      handle_ = {Mark(), &call_};
+      metadata->emplace(kKey,
+                        grpc::string_ref(reinterpret_cast<const char*>(&handle_), sizeof(handle_)));
+    }
+    const bool change = call_.rule != nullptr && call_.rule->change;
+    if (change && methods->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS)) {
+      call_.gate->Record(call_.refused, methods->GetSendStatus());
     }
     methods->Proceed();
   }
+
+ private:
+  Call call_;
+  Handle handle_;
 };
 
 class Factory : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
+  explicit Factory(Gate& gate) : gate_(gate) {}
   // The library deletes what this returns.
   grpc::experimental::Interceptor* CreateServerInterceptor(
-      grpc::experimental::ServerRpcInfo*) override {
-    return std::make_unique<Interceptor>().release();
+      grpc::experimental::ServerRpcInfo* info) override {
+    return std::make_unique<Interceptor>(gate_, *info).release();
   }
+
+ private:
+  Gate& gate_;
 };
+
+class Authenticator : public grpc::AuthMetadataProcessor {
+ public:
+  explicit Authenticator(Gate& gate) : gate_(gate) {}
+  bool IsBlocking() const override { return false; }  // all of it is in memory
+  grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*,
+                       OutputMetadata*) override {
+    const auto principal = gate_.Authenticate(CertificateOf(*context), AuthorizationOf(metadata));
+    if (!principal.ok() && gate_.IsNews(std::string(Message(principal.status())))) {
+      spdlog::warn("a call was refused: {}", Message(principal.status()));
+    }
+    return rpc::ToGrpc(principal.status());
+  }
+
+ private:
+  Gate& gate_;
+};
+
+// Null for a call that came past the interceptor.
+Call* CallOf(const grpc::ServerContextBase& context) {
+  const auto& metadata = context.client_metadata();
+  const auto found = metadata.find(kKey);
+  Handle handle;
+  if (found == metadata.end() || found->second.size() != sizeof(handle)) return nullptr;
+  std::copy_n(found->second.data(), sizeof(handle), reinterpret_cast<char*>(&handle));
+  return handle.mark == Mark() ? handle.call : nullptr;
+}
+
+std::string StringField(const google::protobuf::Message& message, const char* name) {
+  const auto* field = message.GetDescriptor()->FindFieldByName(name);
+  if (field == nullptr || field->is_repeated() ||
+      field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_STRING) {
+    return "";
+  }
+  return message.GetReflection()->GetString(message, field);
+}
+
+absl::Status NeedsRole(const Principal& principal, Role needed, const std::string& project) {
+  const Role has = project.empty() ? principal.Best() : principal.RoleIn(project);
+  const std::string where = project.empty() ? "any project" : "project " + project;
+  if (needed == Role::kAdmin) {
+    return PermissionDenied(
+        fmt::format("{} is no admin, and only an admin may do this", principal.Title()));
+  }
+  if (has == Role::kNone) {
+    return PermissionDenied(
+        fmt::format("{} has no role in {}: an admin gives one with `sftctl admin "
+                    "user set {} --project PROJECT={}`",
+                    principal.Title(), where, principal.Title(), ToString(needed)));
+  }
+  return PermissionDenied(fmt::format("{} is {} in {}, and this needs {}", principal.Title(),
+                                      ToString(has), where, ToString(needed)));
+}
+
+// Who it is, and whether its kind and its highest role will do.
+absl::Status Identify(Call& call) {
+  if (call.rule == nullptr) {
+    return PermissionDenied(fmt::format("no rule says who may call {}", call.method));
+  }
+  const auto auth = call.context->auth_context();
+  absl::StatusOr<Principal> principal =
+      call.gate->Authenticate(auth == nullptr ? "" : CertificateOf(*auth),
+                              AuthorizationOf(call.context->client_metadata()));
+  if (!principal.ok()) return principal.status();
+  call.principal = *std::move(principal);
+  const Principal& who = call.principal;
+  const Caller wanted = call.rule->caller;
+  using Kind = Principal::Kind;
+  const bool as_node = who.kind == Kind::kNode || who.local;
+  const bool fits = (wanted == Caller::kUser && who.kind == Kind::kUser) ||
+                    (wanted == Caller::kNode && as_node) ||
+                    (wanted == Caller::kEither && who.kind != Kind::kJoiner) ||
+                    (wanted == Caller::kJoiner && who.kind == Kind::kJoiner);
+  if (!fits && wanted == Caller::kJoiner) {
+    return PermissionDenied("a node joins with a join token (sft-worker --join-token-file)");
+  }
+  if (!fits) {
+    return PermissionDenied(fmt::format("{} may not call {}", who.Title(), call.method));
+  }
+  if (who.kind == Kind::kUser && who.Best() < call.rule->role) {
+    return NeedsRole(who, call.rule->role, "");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdmitNamed(Call& call, const std::string& name) {
+  constexpr std::string_view kArtifacts = "artifacts/";
+  const Principal& who = call.principal;
+  if (who.admin) return absl::OkStatus();
+  std::string project;
+  absl::Status hidden;
+  const absl::Status found = call.gate->store().Read([&](Database& db) -> absl::Status {
+    if (name.starts_with(kArtifacts)) {
+      const std::string id = name.substr(kArtifacts.size());
+      hidden = store::NoArtifact(id);
+      SFT_ASSIGN_OR_RETURN(project, store::ProjectOfArtifact(db, id));
+      return absl::OkStatus();
+    }
+    SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
+    hidden = store::NoJob(ref.id);
+    SFT_ASSIGN_OR_RETURN(project, store::ProjectOfJob(db, ref.id));
+    return absl::OkStatus();
+  });
+  SFT_RETURN_IF_ERROR(found);
+  if (who.RoleIn(project) == Role::kNone) return hidden;
+  if (who.RoleIn(project) < call.rule->role) return NeedsRole(who, call.rule->role, project);
+  return absl::OkStatus();
+}
+
+absl::Status AdmitProject(Call& call, const std::string& named) {
+  const Principal& who = call.principal;
+  const Role needed = call.rule->role;
+  if (who.kind == Principal::Kind::kNode) return absl::OkStatus();
+  if (!named.empty() && !IsValidLabel(named)) {
+    return InvalidArgument(fmt::format("project \"{}\" is not a name", named.substr(0, 80)));
+  }
+  call.project = named;
+  if (named.empty() && who.RoleIn(kDefaultProject) >= needed) call.project = kDefaultProject;
+  if (call.project.empty()) {
+    std::vector<std::string> fit;
+    for (const auto& [project, role] : who.roles) {
+      if (role >= needed) fit.push_back(project);
+    }
+    if (fit.size() > 1) {
+      return InvalidArgument(
+          fmt::format("{} may do this in several projects: name one of {} "
+                      "(--project)",
+                      who.Title(), fmt::join(fit, ", ")));
+    }
+    if (fit.size() == 1) call.project = fit.front();
+  }
+  if (who.RoleIn(call.project) >= needed) return absl::OkStatus();
+  return NeedsRole(who, needed, call.project);
+}
+
+absl::Status AdmitMessage(Call& call, const google::protobuf::Message& request) {
+  const Principal& who = call.principal;
+  if (who.kind == Principal::Kind::kNode) {
+    const std::string node = StringField(request, "node");
+    if (!node.empty() && node != who.name) {
+      return PermissionDenied(
+          fmt::format("{} may not speak for node {}", who.Title(), node.substr(0, 80)));
+    }
+  }
+  switch (call.rule->place) {
+    case Place::kNamed:
+      return AdmitNamed(call, StringField(request, "name"));
+    case Place::kProject:
+      return AdmitProject(call, StringField(request, "project"));
+    case Place::kOwn: {
+      const std::string project = StringField(request, "project");
+      if (project.empty() || who.kind == Principal::Kind::kNode ||
+          who.RoleIn(project) >= call.rule->role) {
+        return absl::OkStatus();
+      }
+      return NeedsRole(who, call.rule->role, project);
+    }
+    default:
+      return absl::OkStatus();
+  }
+}
+
+// What the audit says that a request is about.
+std::string ObjectOf(const Call& call, const google::protobuf::Message& request) {
+  for (const char* field : {"name", "id", "sha256", "node", "user", "sweep"}) {
+    std::string value = StringField(request, field);
+    if (!value.empty()) return value.substr(0, 200);
+  }
+  const std::string project = call.project.empty() ? StringField(request, "project") : call.project;
+  return project.empty() ? "" : "projects/" + project.substr(0, 80);
+}
+
+void BeginAudit(const Call& call, const std::string& object) {
+  constexpr std::string_view kPackage = "/sft.v1.";
+  std::string method =
+      call.method.starts_with(kPackage) ? call.method.substr(kPackage.size()) : call.method;
+  std::replace(method.begin(), method.end(), '/', '.');
+  AuditScope::Begin({0, call.gate->now_us(), call.principal.Title(), call.principal.token,
+                     PeerOf(call.context->peer()), std::move(method), object, 0});
+}
+
+grpc::Status Conclude(Call& call, const absl::Status& status, const std::string& object) {
+  call.refused = !status.ok();
+  if (call.rule != nullptr && call.rule->change && !call.principal.name.empty()) {
+    BeginAudit(call, object);
+  }
+  return rpc::ToGrpc(status);
+}
+
+grpc::Status NoCall() {
+  AuditScope::End();
+  return {grpc::StatusCode::UNAUTHENTICATED, "the call has no principal"};
+}
 
 }  // namespace
 
+absl::StatusOr<Principal> Gate::Authenticate(const std::string& certificate_pem,
+                                             std::string_view authorization) const {
+  if (open_) {
+    Principal local;
+    local.kind = Principal::Kind::kUser;
+    local.name = kLocalPrincipal;
+    local.local = local.admin = true;
+    return local;
+  }
+  constexpr std::string_view kBearer = "Bearer ";
+  // A node that joins anew shows its token beside a certificate that may be too old.
+  if (authorization.starts_with(kBearer)) {
+    return access_.OfToken(authorization.substr(kBearer.size()));
+  }
+  if (!certificate_pem.empty()) return access_.OfCertificate(certificate_pem);
+  return absl::UnauthenticatedError(
+      "this server asks for a token: `sftctl login HOST:PORT` keeps one, SFT_TOKEN gives one");
+}
+
+bool Gate::IsNews(const std::string& key) {
+  const MutexLock lock(mutex_);
+  const MonoTime now = clock_.Mono();
+  if (told_.size() >= kMaxTold) told_.clear();
+  const auto [at, first] = told_.try_emplace(key, now);
+  if (!first && now - at->second < kTellAgain) return false;
+  at->second = now;
+  return true;
+}
+
+void Gate::Record(bool refused, const grpc::Status& status) {
+  const std::unique_ptr<AuditScope::Ended> ended = AuditScope::End();
+  if (ended == nullptr || (ended->written && status.ok())) return;
+  AuditRecord& record = ended->record;
+  // A call that was let in and changed nothing (a job file with problems) is no news.
+  if (!status.ok() && !refused && !ended->written) return;
+  record.outcome = status.error_code();
+  if (refused &&
+      !IsNews(fmt::format("{} {} {}", record.principal, record.method, record.outcome))) {
+    return;
+  }
+  const absl::Status written =
+      store_.Write([&](Database& db) { return store::InsertAudit(db, record); });
+  if (!written.ok()) {
+    spdlog::error("no audit row for {} of {} by {}: {}", record.method, record.object,
+                  record.principal, Message(written));
+  }
+}
+
 std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
-PrincipalInterceptors() {
+PrincipalInterceptors(Gate& gate) {
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
-  creators.push_back(std::make_unique<Factory>());
+  creators.push_back(std::make_unique<Factory>(gate));
   return creators;
 }
 
-std::string PrincipalOf(const grpc::ServerContextBase& context) {
-  const auto& metadata = context.client_metadata();
-  const auto found = metadata.find(kKey);
-  if (found == metadata.end()) return "";
-  return std::string(found->second.data(), found->second.size());
+std::shared_ptr<grpc::AuthMetadataProcessor> MakeAuthenticator(Gate& gate) {
+  return std::make_shared<Authenticator>(gate);
 }
 
-grpc::Status CheckPrincipal(const grpc::ServerContextBase& context) {
-  if (!PrincipalOf(context).empty()) return grpc::Status::OK;
-  return {grpc::StatusCode::UNAUTHENTICATED, "the call has no principal"};
+grpc::Status Admit(const grpc::ServerContextBase& context,
+                   const google::protobuf::Message& request) {
+  Call* const call = CallOf(context);
+  if (call == nullptr) return NoCall();
+  AuditScope::End();  // of a call on this thread whose end was not seen
+  absl::Status status = Identify(*call);
+  if (status.ok()) status = AdmitMessage(*call, request);
+  return Conclude(*call, status, ObjectOf(*call, request));
+}
+
+grpc::Status Admit(const grpc::ServerContextBase& context) {
+  Call* const call = CallOf(context);
+  if (call == nullptr) return NoCall();
+  AuditScope::End();
+  return Conclude(*call, Identify(*call), "");
+}
+
+grpc::Status AdmitBlob(const grpc::ServerContextBase& context, const std::string& sha256) {
+  Call* const call = CallOf(context);
+  if (call == nullptr) return NoCall();
+  const Principal& who = call->principal;
+  if (who.admin) return grpc::Status::OK;
+  bool allowed = false;
+  const absl::Status read = call->gate->store().Read([&](Database& db) -> absl::Status {
+    if (who.kind == Principal::Kind::kNode) {
+      SFT_ASSIGN_OR_RETURN(allowed, store::NodeNeedsBlob(db, who.name, sha256));
+      return absl::OkStatus();
+    }
+    for (const auto& [project, role] : who.roles) {
+      if (allowed) break;
+      SFT_ASSIGN_OR_RETURN(allowed, store::OwnsDataset(db, project, sha256));
+    }
+    return absl::OkStatus();
+  });
+  if (!read.ok() || allowed) return rpc::ToGrpc(read);
+  return rpc::ToGrpc(
+      NotFound(fmt::format("no blob {}: it was not uploaded", sha256.substr(0, 80))));
+}
+
+grpc::Status AdmitStill(const grpc::ServerContextBase& context) {
+  Call* const call = CallOf(context);
+  return call == nullptr ? NoCall() : rpc::ToGrpc(Identify(*call));
+}
+
+const Principal& CallerOf(const grpc::ServerContextBase& context) {
+  static const Principal kNobody;
+  const Call* const call = CallOf(context);
+  return call == nullptr ? kNobody : call->principal;
+}
+
+std::string PrincipalOf(const grpc::ServerContextBase& context) {
+  return CallerOf(context).Title();
+}
+
+std::string ProjectOf(const grpc::ServerContextBase& context) {
+  const Call* const call = CallOf(context);
+  return call == nullptr ? "" : call->project;
+}
+
+std::optional<std::vector<std::string>> VisibleTo(const Principal& principal) {
+  if (principal.admin) return std::nullopt;
+  std::vector<std::string> projects;
+  for (const auto& [project, role] : principal.roles) {
+    if (role >= Role::kViewer) projects.push_back(project);
+  }
+  return projects;
 }
 
 }  // namespace sft::server

@@ -1,25 +1,79 @@
 #pragma once
 
+#include <google/protobuf/message.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/server_interceptor.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "common/base/mutex.h"
+#include "server/core/access.h"
+#include "server/rpc/rules.h"
+#include "server/store/store.h"
+
 namespace sft::server {
 
-// Who makes a call. One interceptor decides it for every rpc before its handler runs and passes it
-// in a metadata key that it strips from what the peer sent. Only loopback is served until TLS and
-// tokens exist, so everybody is the local user.
+// Who makes a call and whether it may: the one place that decides it for every rpc, by the table of
+// rules.h. A server on loopback without TLS is open: everybody on the machine is the local user,
+// who may do everything. Every other server asks for TLS and a token, or a node's certificate,
+// before anything else looks at a call. Thread-safe.
+class Gate {
+ public:
+  Gate(Access& access, Store& store, Clock& clock, bool open)
+      : access_(access), store_(store), clock_(clock), open_(open) {}
+
+  // By the peer's certificate (PEM, its key proved by TLS) or its "authorization" metadata.
+  absl::StatusOr<Principal> Authenticate(const std::string& certificate_pem,
+                                         std::string_view authorization) const;
+  bool open() const { return open_; }
+  Store& store() { return store_; }
+  int64_t now_us() const { return UnixMicros(clock_.Wall()); }
+
+  // Writes the row of a call that has ended, unless a write of its own did.
+  void Record(bool refused, const grpc::Status& status);
+  // True at most every few seconds for a key: what is refused again and again is told once.
+  bool IsNews(const std::string& key);
+
+ private:
+  Access& access_;
+  Store& store_;
+  Clock& clock_;
+  const bool open_;
+  Mutex mutex_;
+  std::map<std::string, MonoTime> told_ SFT_GUARDED_BY(mutex_);
+};
+
+// Passes the call on to Admit, and writes the audit when it has ended. The gate is borrowed.
 std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
-PrincipalInterceptors();
+PrincipalInterceptors(Gate& gate);
+// Refuses calls without a principal before a service sees them, reflection and health among them.
+// For the credentials of a server that is not open.
+std::shared_ptr<grpc::AuthMetadataProcessor> MakeAuthenticator(Gate& gate);
 
 inline constexpr char kLocalPrincipal[] = "local";
 
-// The principal of a call; empty when no interceptor has seen it, which a handler must refuse.
+// The first call of every handler: whether the caller may do this with what the request names.
+// UNAUTHENTICATED without a principal; PERMISSION_DENIED without the role; NOT_FOUND for what
+// belongs to a project of which the caller is no member, as if it were not there.
+grpc::Status Admit(const grpc::ServerContextBase& context,
+                   const google::protobuf::Message& request);
+// Of a stream that the client writes, before its first message; that is admitted as above.
+grpc::Status Admit(const grpc::ServerContextBase& context);
+// Whether an admitted caller may read a blob by its hash: it was uploaded for one of its projects,
+// or is needed by a job on its node. NOT_FOUND otherwise.
+grpc::Status AdmitBlob(const grpc::ServerContextBase& context, const std::string& sha256);
+// Whether who was admitted before still is someone: for streams that follow.
+grpc::Status AdmitStill(const grpc::ServerContextBase& context);
+
+// Of an admitted call.
+const Principal& CallerOf(const grpc::ServerContextBase& context);
 std::string PrincipalOf(const grpc::ServerContextBase& context);
-// UNAUTHENTICATED when there is none.
-grpc::Status CheckPrincipal(const grpc::ServerContextBase& context);
+// The project that the call is for, of rules with Place::kProject; of a node's call empty.
+std::string ProjectOf(const grpc::ServerContextBase& context);
+// The projects that the caller may see; absent: all.
+std::optional<std::vector<std::string>> VisibleTo(const Principal& principal);
 
 }  // namespace sft::server

@@ -1,5 +1,6 @@
 #include "server/rpc/session_reactor.h"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include "common/rpc/status.h"
@@ -27,9 +28,11 @@ SessionReactor* SessionReactor::Make(WorkerRegistry& registry,
   // The library owns a reactor until OnDone, where it deletes itself.
   std::unique_ptr<SessionReactor> reactor(new SessionReactor(registry, context));
   SessionReactor* const raw = reactor.release();
-  if (const grpc::Status status = CheckPrincipal(*context); !status.ok()) {
+  if (const grpc::Status status = Admit(*context); !status.ok()) {
     raw->FinishOnce(status);
   } else {
+    const Principal& caller = CallerOf(*context);
+    if (caller.kind == Principal::Kind::kNode) raw->certified_ = caller.name;
     raw->StartRead(&raw->incoming_);
   }
   return raw;
@@ -41,7 +44,14 @@ SessionReactor::SessionReactor(WorkerRegistry& registry, grpc::CallbackServerCon
 absl::Status SessionReactor::Handle() {
   if (incoming_.has_register_()) {
     if (!node_.empty()) return InvalidArgument("a second Register on one stream");
-    const absl::Status accepted = registry_.Connect(incoming_.register_(), link_);
+    const std::string& node = incoming_.register_().node();
+    const absl::Status accepted =
+        certified_.empty() || node == certified_
+            ? registry_.Connect(incoming_.register_(), link_)
+            : PermissionDenied(fmt::format(
+                  "this worker calls itself {} and has the certificate of {}: start it with --node "
+                  "{}, or with another --data-dir and a join token",
+                  node.substr(0, 80), certified_, certified_));
     v1::ServerMessage welcome;
     *welcome.mutable_welcome() = registry_.MakeWelcome(accepted);
     Welcome(welcome);

@@ -56,12 +56,13 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::WorkerMessage, v
 
   // Touched by reads alone, which do not overlap.
   v1::WorkerMessage incoming_;
-  std::string node_;  // empty before Register was accepted
+  std::string node_;       // empty before Register was accepted
+  std::string certified_;  // the only node that it may be; empty: any
 
   Mutex mutex_;
   std::deque<v1::ServerMessage> queue_ SFT_GUARDED_BY(mutex_);  // front: in flight
   bool welcomed_ SFT_GUARDED_BY(mutex_) = false;
-  bool finishing_ SFT_GUARDED_BY(mutex_) = false;               // Finish when the queue has drained
+  bool finishing_ SFT_GUARDED_BY(mutex_) = false;  // Finish when the queue has drained
   bool finished_ SFT_GUARDED_BY(mutex_) = false;
   grpc::Status final_status_ SFT_GUARDED_BY(mutex_);
 };

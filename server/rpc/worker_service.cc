@@ -14,7 +14,7 @@ grpc::ServerBidiReactor<v1::WorkerMessage, v1::ServerMessage>* WorkerServiceImpl
 grpc::Status WorkerServiceImpl::AppendLog(grpc::ServerContext* context,
                                           const v1::AppendLogRequest* request,
                                           v1::AppendLogResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const absl::StatusOr<v1::AppendLogResponse> answer = ingest_.AppendLog(*request);
   if (!answer.ok()) return rpc::ToGrpc(answer.status());
   *response = *answer;
@@ -24,7 +24,7 @@ grpc::Status WorkerServiceImpl::AppendLog(grpc::ServerContext* context,
 grpc::Status WorkerServiceImpl::AppendEvents(grpc::ServerContext* context,
                                              const v1::AppendEventsRequest* request,
                                              v1::AppendEventsResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const absl::StatusOr<v1::AppendEventsResponse> answer = ingest_.AppendEvents(*request);
   if (!answer.ok()) return rpc::ToGrpc(answer.status());
   *response = *answer;
@@ -34,7 +34,7 @@ grpc::Status WorkerServiceImpl::AppendEvents(grpc::ServerContext* context,
 grpc::Status WorkerServiceImpl::CommitArtifact(grpc::ServerContext* context,
                                                const v1::CommitArtifactRequest* request,
                                                v1::Artifact* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   absl::StatusOr<v1::Artifact> artifact = artifacts_.Commit(*request);
   if (!artifact.ok()) return rpc::ToGrpc(artifact.status());
   *response = *std::move(artifact);
@@ -44,7 +44,7 @@ grpc::Status WorkerServiceImpl::CommitArtifact(grpc::ServerContext* context,
 grpc::Status WorkerServiceImpl::CommitCheckpoint(grpc::ServerContext* context,
                                                  const v1::CommitCheckpointRequest* request,
                                                  v1::CommitCheckpointResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const absl::StatusOr<v1::CommitCheckpointResponse> answer = checkpoints_.Commit(*request);
   if (!answer.ok()) return rpc::ToGrpc(answer.status());
   *response = *answer;
@@ -54,8 +54,10 @@ grpc::Status WorkerServiceImpl::CommitCheckpoint(grpc::ServerContext* context,
 grpc::Status WorkerServiceImpl::SendFile(grpc::ServerContext* context,
                                          grpc::ServerReader<v1::SendFileRequest>* reader,
                                          v1::SendFileResponse* response) {
-  if (const auto status = CheckPrincipal(*context); !status.ok()) return status;
+  if (const auto status = Admit(*context); !status.ok()) return status;
   response->Clear();
+  const Principal& caller = CallerOf(*context);
+  const std::string node = caller.kind == Principal::Kind::kNode ? caller.name : "";
   v1::SendFileRequest chunk;
   std::string request;
   absl::Status status = absl::OkStatus();
@@ -63,10 +65,10 @@ grpc::Status WorkerServiceImpl::SendFile(grpc::ServerContext* context,
     // Later chunks need not repeat whose they are.
     if (!chunk.request().empty()) request = chunk.request();
     chunk.set_request(request);
-    status = relay_.Push(std::move(chunk));
+    status = relay_.Push(std::move(chunk), node);
     chunk.Clear();
   }
-  relay_.End(request);
+  if (!absl::IsNotFound(status)) relay_.End(request);
   return rpc::ToGrpc(status);
 }
 

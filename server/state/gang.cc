@@ -79,6 +79,7 @@ GangStep DecideLive(const Gang& gang) {
   if (gang.state == AttemptState::kRunning && all_at_least(MemberState::kDone)) {
     return {AttemptState::kSucceeded, gang.members.front().verdict, ""};
   }
+  if (!gang.stop.empty()) return {AttemptState::kStopping, std::nullopt, gang.stop.message};
   return {};
 }
 
@@ -105,6 +106,8 @@ std::optional<Verdict> BetterFailure(const Gang& gang) {
   for (const Member& member : gang.members) {
     const auto failure = FailureOf(member);
     if (!failure) continue;
+    // Of one that was told to stop, any failure but the job's own is the stop's.
+    if (!gang.stop.empty() && failure->domain != Verdict::Domain::kUser) continue;
     if (!IsWeak(*failure)) return failure;
     if (!weak) weak = failure;
   }
@@ -116,6 +119,14 @@ GangStep DecideStopping(const Gang& gang) {
   if (!std::all_of(gang.members.begin(), gang.members.end(), IsGone)) return {};
   if (gang.cancel_requested) return {AttemptState::kCancelled, Cancelled(gang), "cancelled"};
   if (!gang.verdict.empty()) return {AttemptState::kFailed, std::nullopt, gang.verdict.message};
+  if (!gang.stop.empty()) {
+    // It may have been done before the word reached it.
+    const bool done = std::all_of(gang.members.begin(), gang.members.end(), [](const Member& m) {
+      return m.state == MemberState::kDone && m.verdict.succeeded();
+    });
+    if (done) return {AttemptState::kSucceeded, gang.members.front().verdict, ""};
+    return {AttemptState::kFailed, gang.stop, gang.stop.message};
+  }
   Verdict verdict;
   verdict.domain = Verdict::Domain::kUnknown;
   verdict.code = "no_verdict";

@@ -48,7 +48,9 @@ struct Gang {
   AttemptState state = AttemptState::kPlaced;
   bool cancel_requested = false;
   std::string cancel_reason;
-  Verdict verdict;              // of the first failure; empty while there is none
+  Verdict verdict;  // of the first failure; empty while there is none
+  // Of the scheduler's word that it shall end, though nothing failed; empty: it may go on.
+  Verdict stop;
   std::vector<Member> members;  // by node rank
 };
 
@@ -63,7 +65,8 @@ struct GangStep {
 };
 
 // Idempotent: the step that was applied is not asked for again. The first failing node ends the
-// gang; an attempt is over only when each of its nodes has nothing of it any more.
+// gang; an attempt is over only when each of its nodes has nothing of it any more. One that was
+// told to stop ends with that verdict, unless the job itself is at fault or was done.
 GangStep DecideGang(const Gang& gang);
 
 // The step whose checkpoint the nodes of a gang deliver next, after `current`: the newest that

@@ -25,12 +25,13 @@ constexpr Edge<JobState> kJobEdges[] = {
 
 constexpr Edge<AttemptState> kAttemptEdges[] = {
     {A::kPlaced, A::kPreparing, "a node reports PREPARING or later"},
-    {A::kPlaced, A::kStopping, "a node reports a failure, or cancel was asked for"},
+    {A::kPlaced, A::kStopping, "a node reports a failure, or it was told to stop"},
     {A::kPreparing, A::kRunning, "every node reports RUNNING or later"},
-    {A::kPreparing, A::kStopping, "a node reports a failure, or cancel was asked for"},
-    {A::kRunning, A::kStopping, "a node reports a failure, or cancel was asked for"},
+    {A::kPreparing, A::kStopping, "a node reports a failure, or it was told to stop"},
+    {A::kRunning, A::kStopping, "a node reports a failure, or it was told to stop"},
     {A::kRunning, A::kSucceeded, "every node reports DONE with success"},
     {A::kStopping, A::kFailed, "every node has ended its part"},
+    {A::kStopping, A::kSucceeded, "every node had ended with success before it was told to stop"},
     {A::kStopping, A::kCancelled, "every node has ended its part after a cancel"},
 };
 

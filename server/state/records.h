@@ -9,6 +9,7 @@
 #include "server/state/gang.h"
 #include "server/state/job_state.h"
 #include "server/state/restart.h"
+#include "server/state/schedule.h"
 #include "server/state/verdict.h"
 
 // Rows of the database as values. Times are microseconds since the Unix epoch, 0 for "not yet".
@@ -59,6 +60,9 @@ struct JobRecord {
   bool resume_changed = false;
   int protocol = 1;        // least that its workers have to speak (spec::NeedOf)
   std::string newer_keys;  // for whose sake
+  int priority = 1;        // number of spec::Priority
+  // Read by store::SchedulesOf, not with the row.
+  ScheduleRecord schedule;
   int64_t created_us = 0;
   int64_t started_us = 0;
   int64_t ended_us = 0;
@@ -80,6 +84,11 @@ struct AttemptRecord {
   int64_t resume_step = 0;
   int64_t checkpoints_asked = 0;
   std::string checkpoint_request;  // id of the last call that asked
+  // Not empty: told to stop by the scheduler; a verdict's code, and why.
+  std::string stop_code, stop_reason;
+  int64_t stop_us = 0;  // when
+  // From which step on its pace is measured, and since when; 0: there are no steps yet.
+  int64_t paced_step = 0, paced_us = 0;
   int64_t collecting = 0;  // step whose checkpoint all nodes shall deliver (CollectedStep); 0: none
   int64_t created_us = 0;
   int64_t ended_us = 0;

@@ -8,10 +8,11 @@
 namespace sft::server::store {
 namespace {
 
-#define SFT_ATTEMPT_COLUMNS                                                                \
-  "uid, job_id, number, epoch, state, reason, rendezvous, verdict, progress, created_us, " \
-  "ended_us, "                                                                             \
-  "resume_uid, resume_step, checkpoints_asked, checkpoint_request, collecting"
+#define SFT_ATTEMPT_COLUMNS                                                                 \
+  "uid, job_id, number, epoch, state, reason, rendezvous, verdict, progress, created_us, "  \
+  "ended_us, "                                                                              \
+  "resume_uid, resume_step, checkpoints_asked, checkpoint_request, collecting, stop_code, " \
+  "stop_reason, stop_us, paced_step, paced_us"
 #define SFT_MEMBER_COLUMNS                                                                 \
   "attempt_uid, node_rank, node, first_rank, slots, state, seen, reason, verdict, stuck, " \
   "forgotten, lost, protocol, checkpoint_newest, checkpoint_settled"
@@ -34,6 +35,11 @@ AttemptRecord ReadAttempt(const Statement& row) {
   attempt.checkpoints_asked = row.Int(13);
   attempt.checkpoint_request = row.Text(14);
   attempt.collecting = row.Int(15);
+  attempt.stop_code = row.Text(16);
+  attempt.stop_reason = row.Text(17);
+  attempt.stop_us = row.Int(18);
+  attempt.paced_step = row.Int(19);
+  attempt.paced_us = row.Int(20);
   return attempt;
 }
 
@@ -205,6 +211,20 @@ absl::Status FreeSlots(Database& db, const std::string& attempt_uid, const std::
                        db.Prepare("UPDATE allocations SET freed_us = ? WHERE attempt_uid = ? AND "
                                   "node = ? AND freed_us IS NULL"));
   return release.Bind(now_us).Bind(attempt_uid).Bind(node).Run();
+}
+
+absl::Status RequestStop(Database& db, const AttemptRecord& attempt) {
+  SFT_ASSIGN_OR_RETURN(Statement update, db.Prepare("UPDATE attempts SET stop_code = ?, "
+                                                    "stop_reason = ?, stop_us = ? WHERE uid = ?"));
+  update.Bind(attempt.stop_code).Bind(attempt.stop_reason).Bind(attempt.stop_us);
+  return update.Bind(attempt.uid).Run();
+}
+
+absl::Status SetPace(Database& db, const std::string& uid, int64_t step, int64_t now_us) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement update,
+      db.Prepare("UPDATE attempts SET paced_step = ?, paced_us = ? WHERE uid = ?"));
+  return update.Bind(step).Bind(now_us).Bind(uid).Run();
 }
 
 absl::Status AskForCheckpoint(Database& db, const AttemptRecord& attempt) {

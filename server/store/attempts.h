@@ -37,6 +37,9 @@ absl::StatusOr<std::vector<MemberRecord>> HeldMembers(Database& db, const std::s
 absl::Status TakeAttemptEdge(Database& db, AttemptRecord& attempt, AttemptState to, int64_t now_us);
 absl::Status FreeSlots(Database& db, const std::string& attempt_uid, const std::string& node,
                        int64_t now_us);
+absl::Status SetPace(Database& db, const std::string& uid, int64_t step, int64_t now_us);
+// Stores stop_code, stop_reason and stop_us.
+absl::Status RequestStop(Database& db, const AttemptRecord& attempt);
 // Stores checkpoints_asked and checkpoint_request.
 absl::Status AskForCheckpoint(Database& db, const AttemptRecord& attempt);
 absl::Status SetCollecting(Database& db, const std::string& uid, int64_t step);

@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "server/store/tenancy.h"
+
 namespace sft::server::store {
 namespace {
 
@@ -47,6 +49,23 @@ absl::StatusOr<ArtifactRecord> ReadArtifact(const Statement& row) {
   return artifact;
 }
 
+// Which blobs of the server's the artifact names now.
+absl::Status PutArtifactBlobs(Database& db, const ArtifactRecord& artifact) {
+  {
+    SFT_ASSIGN_OR_RETURN(Statement clear,
+                         db.Prepare("DELETE FROM artifact_blobs WHERE artifact = ?"));
+    SFT_RETURN_IF_ERROR(clear.Bind(artifact.id).Run());
+  }
+  if (!artifact.node.empty()) return absl::OkStatus();
+  for (const ArtifactFileRecord& file : artifact.files) {
+    SFT_ASSIGN_OR_RETURN(Statement put,
+                         db.Prepare("INSERT INTO artifact_blobs (sha256, artifact) VALUES (?, ?) "
+                                    "ON CONFLICT DO NOTHING"));
+    SFT_RETURN_IF_ERROR(put.Bind(file.sha256).Bind(artifact.id).Run());
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status PutDataset(Database& db, const DatasetRecord& dataset) {
@@ -76,16 +95,19 @@ absl::StatusOr<ArtifactRecord> PutArtifact(Database& db, ArtifactRecord artifact
       Statement put,
       db.Prepare(
           "INSERT INTO artifacts (" SFT_ARTIFACT_COLUMNS
-          ") VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (attempt_uid, kind) DO UPDATE SET "
+          ", last_used_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (attempt_uid, kind) "
+          "DO UPDATE SET "
           "node = excluded.node, node_path = excluded.node_path, files = excluded.files, bytes = "
           "excluded.bytes RETURNING id, created_us"));
   put.Bind(artifact.id).Bind(artifact.job_id).Bind(artifact.attempt_uid).Bind(artifact.kind);
   put.Bind(artifact.node).Bind(artifact.node_path).Bind(FilesToJson(artifact.files));
-  SFT_ASSIGN_OR_RETURN(const bool row, put.Bind(artifact.bytes).Bind(artifact.created_us).Step());
+  put.Bind(artifact.bytes).Bind(artifact.created_us);
+  SFT_ASSIGN_OR_RETURN(const bool row, put.Bind(artifact.created_us).Step());
   if (!row) return Internal("an inserted artifact has no id");
   artifact.id = put.Text(0);
   artifact.created_us = put.Int(1);
   SFT_RETURN_IF_ERROR(put.Run());
+  SFT_RETURN_IF_ERROR(PutArtifactBlobs(db, artifact));
   return artifact;
 }
 
@@ -93,7 +115,7 @@ absl::StatusOr<ArtifactRecord> GetArtifact(Database& db, const std::string& id) 
   SFT_ASSIGN_OR_RETURN(Statement get,
                        db.Prepare("SELECT " SFT_ARTIFACT_COLUMNS " FROM artifacts WHERE id = ?"));
   SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(id).Step());
-  if (!row) return NotFound(fmt::format("no artifact \"{}\"", id));
+  if (!row) return NoArtifact(id);
   return ReadArtifact(get);
 }
 

@@ -1,8 +1,11 @@
 #include "server/store/jobs.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+
+#include "server/store/schedules.h"
 
 namespace sft::server::store {
 namespace {
@@ -13,8 +16,22 @@ namespace {
   "gpus_per_node, nodes, model, file_name, warnings, request_id, request_hash, cancel_requested, " \
   "cancel_reason, attempt, verdict, created_us, started_us, ended_us, cancel_checkpoint, "         \
   "restarts, unknown_restarts, idle_restarts, quick_restarts, furthest_step, saved_step, "         \
-  "not_before_us, avoid_node, resumed_from, resumed_step, resume_changed, protocol, newer_keys"
+  "not_before_us, avoid_node, resumed_from, resumed_step, resume_changed, protocol, newer_keys, "  \
+  "priority"
 #define SFT_JOB_LARGE_COLUMNS ", source_text, resolved_json, resolved_values"
+
+// Ids that clients choose are unique in a project, the column is in the database: those of other
+// projects than the default one are stored with theirs, after a sign that no id has.
+constexpr char kAfterProject = '\n';
+
+std::string StoredRequestId(const std::string& project, const std::string& id) {
+  return project == kDefaultProject || id.empty() ? id : project + kAfterProject + id;
+}
+
+std::string GivenRequestId(const std::string& stored) {
+  const size_t at = stored.find(kAfterProject);
+  return at == stored.npos ? stored : stored.substr(at + 1);
+}
 
 JobRecord ReadJob(const Statement& row, bool large) {
   JobRecord job;
@@ -34,7 +51,7 @@ JobRecord ReadJob(const Statement& row, bool large) {
   job.model = row.Text(c++);
   job.file_name = row.Text(c++);
   job.warnings = row.Text(c++);
-  job.request_id = row.Text(c++);
+  job.request_id = GivenRequestId(row.Text(c++));
   job.request_hash = row.Text(c++);
   job.cancel_requested = row.Bool(c++);
   job.cancel_reason = row.Text(c++);
@@ -57,6 +74,7 @@ JobRecord ReadJob(const Statement& row, bool large) {
   job.resume_changed = row.Bool(c++);
   job.protocol = static_cast<int>(row.Int(c++));
   job.newer_keys = row.Text(c++);
+  job.priority = static_cast<int>(row.Int(c++));
   if (large) {
     job.source_text = row.Text(c++);
     job.resolved_json = row.Text(c++);
@@ -74,11 +92,11 @@ absl::StatusOr<std::vector<JobRecord>> ReadJobs(Statement& statement) {
   }
 }
 
+}  // namespace
+
 absl::Status NoJob(const std::string& id) {
   return NotFound(fmt::format("no job \"{}\": `sftctl list` shows them", id));
 }
-
-}  // namespace
 
 absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRecord>& files) {
   SFT_ASSIGN_OR_RETURN(
@@ -87,8 +105,8 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
           "INSERT INTO jobs (id, project, owner, kind, state, reason, display_name, variant, "
           "gpu_type, gpus_per_node, nodes, model, source_text, file_name, resolved_json, "
           "resolved_values, warnings, request_id, request_hash, created_us, resumed_from, "
-          "resumed_step, resume_changed, protocol, newer_keys) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, "
-          "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING sequence"));
+          "resumed_step, resume_changed, protocol, newer_keys, priority) VALUES (?, ?, ?, ?, ?, ?, "
+          "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING sequence"));
   insert.Bind(job.id).Bind(job.project).Bind(job.owner).Bind(job.kind);
   insert.Bind(static_cast<int>(job.state)).Bind(job.reason).Bind(job.display_name);
   insert.Bind(job.variant).Bind(job.gpu_type).Bind(job.gpus_per_node).Bind(job.nodes);
@@ -97,15 +115,16 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
   if (job.request_id.empty()) {
     insert.BindNull();
   } else {
-    insert.Bind(job.request_id);
+    insert.Bind(StoredRequestId(job.project, job.request_id));
   }
   insert.Bind(job.request_hash).Bind(job.created_us);
   insert.Bind(job.resumed_from).Bind(job.resumed_step).Bind(job.resume_changed);
-  insert.Bind(job.protocol).Bind(job.newer_keys);
+  insert.Bind(job.protocol).Bind(job.newer_keys).Bind(job.priority);
   SFT_ASSIGN_OR_RETURN(const bool row, insert.Step());
   if (!row) return Internal("an inserted job has no sequence");
   job.sequence = insert.Int(0);
   SFT_RETURN_IF_ERROR(insert.Run());
+  SFT_RETURN_IF_ERROR(InsertSchedule(db, job.id, job.schedule));
   for (const JobFileRecord& file : files) {
     SFT_ASSIGN_OR_RETURN(Statement add,
                          db.Prepare("INSERT INTO job_files (job_id, key, sha256, size, "
@@ -132,10 +151,11 @@ absl::StatusOr<JobRecord> FindJob(Database& db, const JobRef& name) {
       fmt::format("no job \"{}\" in project {}: `sftctl list` shows them", name.id, name.project));
 }
 
-absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std::string& request) {
+absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std::string& project,
+                                                         const std::string& request) {
   SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare("SELECT " SFT_JOB_COLUMNS SFT_JOB_LARGE_COLUMNS
                                                  " FROM jobs WHERE request_id = ?"));
-  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(request).Step());
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(StoredRequestId(project, request)).Step());
   if (!row) return std::optional<JobRecord>();
   return std::optional<JobRecord>(ReadJob(get, /*large=*/true));
 }
@@ -157,36 +177,62 @@ absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& f
   SFT_ASSIGN_OR_RETURN(Statement list,
                        db.Prepare("SELECT " SFT_JOB_COLUMNS
                                   " FROM jobs WHERE sequence < ? AND (? = '' OR project = ?) "
-                                  "AND ((1 << state) & ?) != 0 ORDER BY sequence DESC LIMIT ?"));
+                                  "AND (? = '' OR project IN (SELECT value FROM json_each(?))) "
+                                  "AND ((1 << state) & ?) != 0 AND (? = '' OR id IN (SELECT job_id "
+                                  "FROM job_schedules WHERE sweep = ? AND sweep != '')) "
+                                  "ORDER BY sequence DESC LIMIT ?"));
+  // Names of projects need no escapes (IsValidLabel).
+  const std::string visible = !filter.visible.has_value() ? ""
+                              : filter.visible->empty()
+                                  ? "[]"
+                                  : fmt::format("[\"{}\"]", fmt::join(*filter.visible, "\",\""));
   int64_t mask = filter.states.empty() ? -1 : 0;
   for (const JobState state : filter.states) mask |= int64_t{1} << static_cast<int>(state);
   list.Bind(filter.before_sequence > 0 ? filter.before_sequence : INT64_MAX);
-  list.Bind(filter.project).Bind(filter.project).Bind(mask);
+  list.Bind(filter.project).Bind(filter.project).Bind(visible).Bind(visible).Bind(mask);
+  list.Bind(filter.sweep).Bind(filter.sweep);
   list.Bind(std::clamp(filter.limit, 1, kMaxPage));
   return ReadJobs(list);
 }
 
-absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_type) {
+absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_line) {
   std::vector<JobRecord> jobs;
-  std::string type;
+  std::string type, project;
   while (true) {
-    // One look at the index for each type; DISTINCT would read all of it.
+    // One look at the index for each line; DISTINCT would read all of it.
     SFT_ASSIGN_OR_RETURN(Statement next,
-                         db.Prepare("SELECT min(gpu_type) FROM jobs WHERE state = 1 "
-                                    "AND gpu_type > ?"));
-    SFT_ASSIGN_OR_RETURN(const bool row, next.Bind(type).Step());
-    type = row ? next.Text(0) : "";
-    if (type.empty()) break;
+                         db.Prepare("SELECT gpu_type, project FROM jobs WHERE state = 1 AND "
+                                    "(gpu_type, project) > (?, ?) ORDER BY gpu_type, project "
+                                    "LIMIT 1"));
+    SFT_ASSIGN_OR_RETURN(const bool row, next.Bind(type).Bind(project).Step());
+    if (!row) break;
+    type = next.Text(0);
+    project = next.Text(1);
     SFT_ASSIGN_OR_RETURN(Statement list,
-                         db.Prepare("SELECT " SFT_JOB_COLUMNS " FROM jobs WHERE state = 1 AND "
-                                    "gpu_type = ? ORDER BY sequence LIMIT ?"));
+                         db.Prepare("SELECT " SFT_JOB_COLUMNS
+                                    " FROM jobs WHERE state = 1 AND gpu_type = ? AND project = ? "
+                                    "ORDER BY priority DESC, sequence LIMIT ?"));
     SFT_ASSIGN_OR_RETURN(std::vector<JobRecord> some,
-                         ReadJobs(list.Bind(type).Bind(limit_per_type)));
+                         ReadJobs(list.Bind(type).Bind(project).Bind(limit_per_line)));
     std::move(some.begin(), some.end(), std::back_inserter(jobs));
   }
   std::sort(jobs.begin(), jobs.end(),
             [](const JobRecord& a, const JobRecord& b) { return a.sequence < b.sequence; });
   return jobs;
+}
+
+absl::StatusOr<std::vector<JobRecord>> LiveJobs(Database& db) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT " SFT_JOB_COLUMNS
+                                  " FROM jobs WHERE state IN (2, 3, 4) ORDER BY sequence"));
+  return ReadJobs(list);
+}
+
+absl::StatusOr<JobState> StateOf(Database& db, const std::string& id) {
+  SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare("SELECT state FROM jobs WHERE id = ?"));
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(id).Step());
+  if (!row) return NoJob(id);
+  return static_cast<JobState>(get.Int(0));
 }
 
 absl::StatusOr<std::vector<int64_t>> CountJobsByState(Database& db) {

@@ -20,23 +20,36 @@ inline constexpr int kMaxPage = 500;
 absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRecord>& files);
 
 absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id);
+// The NOT_FOUND of a job that is not there, or not to be seen.
+absl::Status NoJob(const std::string& id);
 // NOT_FOUND also for a job of another project than the one named.
 absl::StatusOr<JobRecord> FindJob(Database& db, const JobRef& name);
-absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std::string& request);
+absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std::string& project,
+                                                         const std::string& request);
 absl::StatusOr<std::vector<JobFileRecord>> FilesOfJob(Database& db, const std::string& id);
 
 // Which jobs a listing shows.
 struct JobFilter {
   std::vector<JobState> states;  // empty: all
   std::string project;           // empty: all
-  int64_t before_sequence = 0;   // 0: from the newest
+  std::string sweep;             // empty: all
+  // Those that may be seen; absent: all.
+  std::optional<std::vector<std::string>> visible;
+  int64_t before_sequence = 0;  // 0: from the newest
   int limit = 50;
 };
 // Newest first, without source text, resolved JSON and values (they are large): GetJob has them.
 absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& filter);
 
-// The oldest PENDING jobs of each slot type, all in order of submission, without the large texts.
-absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_type);
+// PENDING jobs, of each slot type and project those of the highest classes and of these the oldest;
+// all in order of submission, without the large texts.
+absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_line);
+
+// Jobs with an attempt that is not over, without the large texts.
+absl::StatusOr<std::vector<JobRecord>> LiveJobs(Database& db);
+
+// NOT_FOUND.
+absl::StatusOr<JobState> StateOf(Database& db, const std::string& id);
 
 // Jobs by state, for metrics: index is the state's number.
 absl::StatusOr<std::vector<int64_t>> CountJobsByState(Database& db);

@@ -296,6 +296,200 @@ ALTER TABLE attempt_nodes ADD COLUMN protocol INTEGER NOT NULL DEFAULT 1;
 ALTER TABLE attempts ADD COLUMN collecting INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE attempt_nodes ADD COLUMN checkpoint_newest INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE attempt_nodes ADD COLUMN checkpoint_settled INTEGER NOT NULL DEFAULT 0;
+)sql"},
+                                     {5, R"sql(
+-- What the scheduler goes by, beside the job's row; read whole for all waiting jobs.
+CREATE TABLE job_schedules (
+  job_id TEXT NOT NULL PRIMARY KEY REFERENCES jobs (id),
+  after_jobs TEXT NOT NULL DEFAULT '',
+  held INTEGER NOT NULL DEFAULT 0,
+  hold_reason TEXT NOT NULL DEFAULT '',
+  time_limit_us INTEGER NOT NULL DEFAULT 0,
+  warn_before_us INTEGER NOT NULL DEFAULT 0,
+  deadline_us INTEGER NOT NULL DEFAULT 0,
+  exclusive INTEGER NOT NULL DEFAULT 0,
+  preemptible INTEGER NOT NULL DEFAULT 1,
+  planned_us INTEGER NOT NULL DEFAULT 0,
+  planned_steps INTEGER NOT NULL DEFAULT 0,
+  used_us INTEGER NOT NULL DEFAULT 0,
+  warned INTEGER NOT NULL DEFAULT 0,
+  sweep TEXT NOT NULL DEFAULT '',
+  sweep_limit INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+CREATE INDEX job_schedules_sweep ON job_schedules (sweep) WHERE sweep != '';
+INSERT INTO job_schedules (job_id) SELECT id FROM jobs WHERE state <= 4;
+
+-- The first of the line of each slot type and project.
+ALTER TABLE jobs ADD COLUMN priority INTEGER NOT NULL DEFAULT 1;
+DROP INDEX jobs_pending;
+CREATE INDEX jobs_pending ON jobs (gpu_type, project, priority DESC, sequence) WHERE state = 1;
+
+-- Why an attempt was told to stop that is to go on later, or ends at its limit: a verdict's code.
+ALTER TABLE attempts ADD COLUMN stop_code TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempts ADD COLUMN stop_reason TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempts ADD COLUMN stop_us INTEGER NOT NULL DEFAULT 0;
+-- From which step on its pace is measured, and since when.
+ALTER TABLE attempts ADD COLUMN paced_step INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE attempts ADD COLUMN paced_us INTEGER NOT NULL DEFAULT 0;
+
+-- Parts and limits of projects; one without a row has the defaults. usage_us: GPU time of ended
+-- attempts, decayed to usage_at_us.
+CREATE TABLE project_limits (
+  project TEXT NOT NULL PRIMARY KEY,
+  share REAL NOT NULL DEFAULT 1 CHECK (share > 0),
+  max_gpus INTEGER NOT NULL DEFAULT 0,
+  max_running INTEGER NOT NULL DEFAULT 0,
+  max_pending INTEGER NOT NULL DEFAULT 0,
+  max_priority INTEGER NOT NULL DEFAULT 2,
+  usage_us REAL NOT NULL DEFAULT 0,
+  usage_at_us INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+
+-- What was expected of a job and what happened. start_us and end_us: as of its submit; end50_us: as
+-- of its 50th step, at at50_us. begun_us and ended_us: what happened; ended_us of success alone.
+CREATE TABLE estimates (
+  job_id TEXT NOT NULL PRIMARY KEY REFERENCES jobs (id),
+  project TEXT NOT NULL,
+  gpu_type TEXT NOT NULL,
+  gpus INTEGER NOT NULL,
+  submitted_us INTEGER NOT NULL,
+  start_us INTEGER NOT NULL DEFAULT 0,
+  end_us INTEGER NOT NULL DEFAULT 0,
+  at50_us INTEGER NOT NULL DEFAULT 0,
+  end50_us INTEGER NOT NULL DEFAULT 0,
+  begun_us INTEGER NOT NULL DEFAULT 0,
+  ended_us INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+CREATE INDEX estimates_begun ON estimates (begun_us) WHERE begun_us > 0;
+CREATE INDEX estimates_ended ON estimates (ended_us) WHERE ended_us > 0;
+)sql"},
+                                     {6, R"sql(
+-- An operator's word about a node: 1 cordon, 2 drain. move_us: from then on its jobs are moved; 0:
+-- they end by themselves.
+CREATE TABLE node_holds (
+  node TEXT NOT NULL PRIMARY KEY REFERENCES nodes (name),
+  mode INTEGER NOT NULL CHECK (mode IN (1, 2)),
+  reason TEXT NOT NULL,
+  who TEXT NOT NULL,
+  since_us INTEGER NOT NULL,
+  move_us INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+
+-- What a node's worker found there: a serialized sft.v1.NodeFacts.
+CREATE TABLE node_facts (
+  node TEXT NOT NULL PRIMARY KEY REFERENCES nodes (name),
+  facts BLOB NOT NULL,
+  first_seen_us INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+INSERT INTO node_facts SELECT name, x'', last_seen_us FROM nodes;
+
+CREATE INDEX job_files_by_blob ON job_files (sha256) WHERE sha256 != '';
+
+-- Blobs of artifacts that the server keeps.
+CREATE TABLE artifact_blobs (
+  sha256 TEXT NOT NULL,
+  artifact TEXT NOT NULL REFERENCES artifacts (id) ON DELETE CASCADE,
+  PRIMARY KEY (sha256, artifact)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX artifact_blobs_by_artifact ON artifact_blobs (artifact);
+INSERT INTO artifact_blobs SELECT DISTINCT json_extract(f.value, '$[1]'), a.id
+  FROM artifacts a, json_each(a.files) f WHERE a.node = '';
+ALTER TABLE artifacts ADD COLUMN last_used_us INTEGER NOT NULL DEFAULT 0;
+UPDATE artifacts SET last_used_us = created_us;
+
+-- Bytes that a project may have of data sets and of artifacts; 0: no limit.
+CREATE TABLE storage_quotas (
+  project TEXT NOT NULL PRIMARY KEY,
+  dataset_bytes INTEGER NOT NULL DEFAULT 0,
+  artifact_bytes INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+
+-- What was removed of a job, by whom or by which rule. kind: sft.v1.StoredKind. node and path: a
+-- full model that lies there until the node has removed it.
+CREATE TABLE removals (
+  job_id TEXT NOT NULL REFERENCES jobs (id),
+  kind INTEGER NOT NULL,
+  time_us INTEGER NOT NULL,
+  who TEXT NOT NULL,
+  bytes INTEGER NOT NULL,
+  node TEXT NOT NULL DEFAULT '',
+  path TEXT NOT NULL DEFAULT '',
+  PRIMARY KEY (job_id, kind, node, path)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX removals_on_node ON removals (node, time_us) WHERE node != '';
+
+-- For figures over a span of time, and for age limits.
+CREATE INDEX jobs_by_end ON jobs (ended_us) WHERE ended_us > 0;
+CREATE INDEX attempts_by_end ON attempts (ended_us) WHERE ended_us > 0;
+CREATE INDEX attempts_first ON attempts (created_us) WHERE number = 1;
+CREATE INDEX allocations_by_end ON allocations (freed_us) WHERE freed_us IS NOT NULL;
+)sql"},
+                                     {7, R"sql(
+-- Who may do what. Roles are the numbers of server/state/access.h.
+CREATE TABLE users (
+  name TEXT NOT NULL PRIMARY KEY,
+  admin INTEGER NOT NULL,
+  created_us INTEGER NOT NULL
+) STRICT;
+CREATE TABLE user_roles (
+  user TEXT NOT NULL REFERENCES users (name),
+  project TEXT NOT NULL,
+  role INTEGER NOT NULL CHECK (role IN (1, 2)),
+  PRIMARY KEY (user, project)
+) STRICT, WITHOUT ROWID;
+
+-- kind: 1 of a user, 2 to join nodes.
+CREATE TABLE tokens (
+  id TEXT NOT NULL PRIMARY KEY,
+  kind INTEGER NOT NULL CHECK (kind IN (1, 2)),
+  secret_sha256 TEXT NOT NULL,
+  user TEXT NOT NULL,
+  node TEXT NOT NULL,
+  comment TEXT NOT NULL,
+  created_by TEXT NOT NULL,
+  created_us INTEGER NOT NULL,
+  expires_us INTEGER NOT NULL,
+  revoked_us INTEGER NOT NULL,
+  max_uses INTEGER NOT NULL,
+  uses INTEGER NOT NULL
+) STRICT;
+
+-- The key that a node has joined with, and how long its certificate is good.
+CREATE TABLE node_keys (
+  node TEXT NOT NULL PRIMARY KEY,
+  key_sha256 TEXT NOT NULL,
+  token TEXT NOT NULL,
+  joined_us INTEGER NOT NULL,
+  expires_us INTEGER NOT NULL,
+  revoked_us INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE audit (
+  sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+  time_us INTEGER NOT NULL,
+  principal TEXT NOT NULL,
+  token TEXT NOT NULL,
+  peer TEXT NOT NULL,
+  method TEXT NOT NULL,
+  object TEXT NOT NULL,
+  outcome INTEGER NOT NULL
+) STRICT;
+CREATE INDEX audit_by_principal ON audit (principal, sequence);
+
+-- Projects that have uploaded a data set. Before there were any, it belongs to those that used it.
+CREATE TABLE dataset_owners (
+  sha256 TEXT NOT NULL REFERENCES datasets (sha256) ON DELETE CASCADE,
+  project TEXT NOT NULL,
+  owner TEXT NOT NULL,
+  display_name TEXT NOT NULL,
+  created_us INTEGER NOT NULL,
+  PRIMARY KEY (sha256, project)
+) STRICT, WITHOUT ROWID;
+INSERT OR IGNORE INTO dataset_owners
+  SELECT sha256, 'default', owner, display_name, created_us FROM datasets;
+INSERT OR IGNORE INTO dataset_owners
+  SELECT d.sha256, j.project, j.owner, d.display_name, d.created_us
+  FROM datasets d JOIN job_files f ON f.sha256 = d.sha256 JOIN jobs j ON j.id = f.job_id;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

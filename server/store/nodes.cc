@@ -34,6 +34,17 @@ NodeRecord ReadNode(const Statement& row) {
   return node;
 }
 
+SlotRecord ReadSlot(const Statement& row, const std::string& node, const Holders& holders) {
+  SlotRecord slot{node,        static_cast<int>(row.Int(0)),
+                  row.Text(1), row.Text(2),
+                  row.Text(3), row.Int(4),
+                  row.Bool(5), row.Text(6),
+                  ""};
+  const auto holder = holders.find({node, slot.index});
+  if (holder != holders.end()) slot.job_id = holder->second;
+  return slot;
+}
+
 absl::Status ReadSlots(Database& db, NodeRecord& node, const Holders& holders) {
   SFT_ASSIGN_OR_RETURN(
       Statement list,
@@ -44,18 +55,7 @@ absl::Status ReadSlots(Database& db, NodeRecord& node, const Holders& holders) {
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
     if (!row) return absl::OkStatus();
-    SlotRecord slot{node.name,
-                    static_cast<int>(list.Int(0)),
-                    list.Text(1),
-                    list.Text(2),
-                    list.Text(3),
-                    list.Int(4),
-                    list.Bool(5),
-                    list.Text(6),
-                    ""};
-    const auto holder = holders.find({node.name, slot.index});
-    if (holder != holders.end()) slot.job_id = holder->second;
-    node.slots.push_back(std::move(slot));
+    node.slots.push_back(ReadSlot(list, node.name, holders));
   }
 }
 
@@ -169,6 +169,35 @@ absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::strin
   }
   for (NodeRecord& node : nodes) SFT_RETURN_IF_ERROR(ReadSlots(db, node, holders));
   return nodes;
+}
+
+absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db) {
+  SFT_ASSIGN_OR_RETURN(const Holders holders, LiveHolders(db));
+  std::vector<NodeRecord> nodes;
+  {
+    SFT_ASSIGN_OR_RETURN(Statement list, db.Prepare("SELECT " SFT_NODE_COLUMNS
+                                                    " FROM nodes ORDER BY name LIMIT 20000"));
+    while (true) {
+      SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+      if (!row) break;
+      nodes.push_back(ReadNode(list));
+    }
+  }
+  SFT_ASSIGN_OR_RETURN(
+      Statement slots,
+      db.Prepare("SELECT slot, gpu_type, product_name, uuid, memory_bytes, healthy, "
+                 "health_reason, node FROM gpus WHERE present = 1 ORDER BY node, slot LIMIT "
+                 "400000"));
+  auto node = nodes.begin();
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, slots.Step());
+    if (!row) return nodes;
+    const std::string name = slots.Text(7);
+    while (node != nodes.end() && node->name < name) ++node;
+    if (node != nodes.end() && node->name == name) {
+      node->slots.push_back(ReadSlot(slots, name, holders));
+    }
+  }
 }
 
 absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name) {

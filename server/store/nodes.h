@@ -23,6 +23,8 @@ absl::Status SetNodeState(Database& db, const std::string& node, NodeState state
 // By name, with slots and their holders; names above `after`.
 absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after,
                                                   int limit);
+// Every node, with slots and their holders, by name, in a fixed number of queries.
+absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db);
 absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name);
 absl::StatusOr<std::vector<VariantRecord>> ListVariants(Database& db);
 // By id, then node.

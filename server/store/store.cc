@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/obs/log.h"
+#include "server/store/audit.h"
 #include "server/store/migrations.h"
 
 namespace sft::server {
@@ -34,6 +35,19 @@ Store::~Store() {
 int64_t Store::commits() const {
   MutexLock lock(mutex_);
   return commits_;
+}
+
+absl::Status Store::Write(const Function& function) {
+  const AuditRecord* const audit = AuditScope::Pending();
+  if (audit == nullptr) return Run(function, true);
+  const absl::Status status = Run(
+      [&](Database& db) -> absl::Status {
+        SFT_RETURN_IF_ERROR(function(db));
+        return store::InsertAudit(db, *audit);
+      },
+      true);
+  if (status.ok()) AuditScope::MarkWritten();
+  return status;
 }
 
 absl::Status Store::Run(const Function& function, bool is_write) {

@@ -34,7 +34,8 @@ class Store {
   ~Store();
   Store(const Store&) = delete;
 
-  absl::Status Write(const Function& function) SFT_EXCLUDES(mutex_) { return Run(function, true); }
+  // Within an AuditScope the first one that succeeds writes its record too.
+  absl::Status Write(const Function& function) SFT_EXCLUDES(mutex_);
   absl::Status Read(const Function& function) SFT_EXCLUDES(mutex_) { return Run(function, false); }
 
   // Commits that changed something, since it was opened.

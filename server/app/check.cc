@@ -1,0 +1,199 @@
+#include "server/app/check.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "common/base/clock.h"
+#include "common/base/version.h"
+#include "common/io/disk_space.h"
+#include "common/io/file.h"
+#include "common/obs/check_report.h"
+#include "common/rpc/endpoint.h"
+#include "server/store/database_check.h"
+#include "server/store/migrations.h"
+
+namespace sft::server {
+namespace {
+
+using obs::CheckReport;
+
+// No program of this service was built before.
+constexpr int64_t kEarliestUs = 1'735'689'600'000'000;  // 2025-01-01
+
+double Gigabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
+
+// Whether a server holds the folder now.
+bool IsHeld(const std::string& data_dir) {
+  const io::UniqueFd lock(open((data_dir + "/server.lock").c_str(), O_RDWR | O_CLOEXEC));
+  return lock.valid() && flock(lock.get(), LOCK_EX | LOCK_NB) != 0;
+}
+
+// The folder, or the nearest one above it that is there.
+std::string Existing(std::string path) {
+  while (!path.empty() && !io::IsDirectory(path)) {
+    const size_t slash = path.rfind('/');
+    path = slash == path.npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+  }
+  return path.empty() ? "." : path;
+}
+
+void CheckFolder(const Options& options, bool held, CheckReport& report) {
+  const std::string& dir = options.data_dir;
+  const std::string there = Existing(dir);
+  if (access(there.c_str(), R_OK | W_OK | X_OK) != 0) {
+    report.Fail("data folder", fmt::format("{} cannot be written to by user {}", there, geteuid()),
+                "give it to the user that sft-server runs as (chown), or name another --data-dir");
+  } else if (there != dir) {
+    report.Ok("data folder", fmt::format("{} is made at the first start", dir));
+  } else {
+    report.Ok("data folder", dir);
+  }
+  if (held) {
+    const absl::StatusOr<std::string> pid = io::ReadFile(dir + "/server.lock", 64);
+    report.Ok("server", fmt::format("one runs with this data folder, pid {}",
+                                    pid.ok() ? pid->substr(0, pid->find('\n')) : "unknown"));
+  }
+}
+
+void CheckDisk(const Options& options, CheckReport& report) {
+  const absl::StatusOr<io::DiskMarks> marks =
+      io::ParseDiskMarks(options.disk_low, options.disk_full);
+  const absl::StatusOr<io::DiskSpace> space = io::SpaceOf(Existing(options.data_dir));
+  if (!marks.ok() || !space.ok()) {
+    report.Fail("disk", std::string(Message(marks.ok() ? space.status() : marks.status())),
+                "see --disk-low, --disk-full and --data-dir");
+    return;
+  }
+  const std::string text = fmt::format(
+      "{:.1f} GB of {:.1f} GB free; told below {:.1f} GB, intake refused below {:.1f} "
+      "GB",
+      Gigabytes(space->free), Gigabytes(space->total), Gigabytes(marks->low.Of(*space)),
+      Gigabytes(marks->full.Of(*space)));
+  const char* advice = "`sftctl storage` shows what takes the room, `sftctl rm` removes it";
+  switch (io::LevelOf(*space, *marks)) {
+    case io::DiskLevel::kOk:
+      return report.Ok("disk", text);
+    case io::DiskLevel::kLow:
+      return report.Warn("disk", text, advice);
+    case io::DiskLevel::kFull:
+      return report.Fail("disk", text, advice);
+  }
+}
+
+void CheckDatabase(const Options& options, CheckReport& report) {
+  const std::string path = options.data_dir + "/server.db";
+  const absl::StatusOr<DatabaseState> state = CheckDatabaseFile(path);
+  const int newest = Migrations().back().version;
+  if (absl::IsNotFound(state.status())) {
+    report.Ok("database", fmt::format("none yet; the first start makes it with schema {}", newest));
+  } else if (!state.ok()) {
+    report.Fail("database", std::string(Message(state.status())),
+                "stop the server, move server.db* away, restore the last backup (sft-server "
+                "--restore)");
+  } else if (state->schema > newest) {
+    report.Fail("database",
+                fmt::format("schema {}, this program knows up to {}", state->schema, newest),
+                "start the newer sft-server that wrote it");
+  } else if (state->schema < newest) {
+    report.Warn("database",
+                fmt::format("schema {} of {}: whole, {:.1f} MB", state->schema, newest,
+                            static_cast<double>(state->bytes) / 1e6),
+                "the next start migrates it and keeps the one from before");
+  } else {
+    report.Ok("database", fmt::format("schema {}, whole, {:.1f} MB", state->schema,
+                                      static_cast<double>(state->bytes) / 1e6));
+  }
+}
+
+// OK when somebody could listen there now.
+absl::Status TryPort(const rpc::Endpoint& endpoint) {
+  std::string host = endpoint.host;
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  const std::string port = std::to_string(endpoint.port);
+  if (const int code = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); code != 0) {
+    return InvalidArgument(fmt::format("{}: {}", endpoint.ToString(), gai_strerror(code)));
+  }
+  const io::UniqueFd socket_fd(
+      socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, found->ai_protocol));
+  const int on = 1;
+  setsockopt(socket_fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  const bool bound = bind(socket_fd.get(), found->ai_addr, found->ai_addrlen) == 0 &&
+                     listen(socket_fd.get(), 1) == 0;
+  const int error = errno;
+  freeaddrinfo(found);
+  return bound ? absl::OkStatus()
+               : ErrnoStatus(fmt::format("cannot listen on {}", endpoint.ToString()), error);
+}
+
+void CheckPort(std::string_view name, const absl::StatusOr<rpc::Endpoint>& endpoint, bool held,
+               CheckReport& report) {
+  if (!endpoint.ok()) {
+    report.Fail(name, std::string(Message(endpoint.status())), "give HOST:PORT");
+    return;
+  }
+  const absl::Status free = TryPort(*endpoint);
+  if (!free.ok() && held) {
+    report.Ok(name, endpoint->ToString() + ", taken, as the server runs");
+  } else {
+    report.Take(name, free, endpoint->ToString() + " is free",
+                "stop what listens there (ss -ltnp), or give another address");
+  }
+}
+
+void CheckPorts(const Options& options, bool held, CheckReport& report) {
+  const auto listen = rpc::ParseEndpoint(options.listen, /*allow_port_zero=*/true);
+  CheckPort("listen", listen, held, report);
+  if (options.http == "off") return report.Ok("http", "off: no /metrics and /healthz");
+  if (!options.http.empty()) {
+    return CheckPort("http", rpc::ParseEndpoint(options.http, /*allow_port_zero=*/true), held,
+                     report);
+  }
+  if (!listen.ok()) return;
+  rpc::Endpoint next = *listen;
+  if (next.port > 0) ++next.port;
+  CheckPort("http", next, held, report);
+}
+
+// The one place for what makes the server safe to reach from elsewhere.
+void CheckSecurity(const Options& options, CheckReport& report) {
+  const auto listen = rpc::ParseEndpoint(options.listen, /*allow_port_zero=*/true);
+  if (!listen.ok()) return;
+  if (rpc::IsLoopback(listen->host)) {
+    report.Ok("security", "loopback: who is on this machine is trusted");
+  } else {
+    report.Fail("security", fmt::format("{} is not loopback", listen->host),
+                "only loopback is served without TLS and tokens");
+  }
+}
+
+}  // namespace
+
+int RunCheck(const Options& options) {
+  CheckReport report;
+  report.Ok("sft-server", kVersion);
+  const bool held = IsHeld(options.data_dir);
+  CheckFolder(options, held, report);
+  CheckDisk(options, report);
+  CheckDatabase(options, report);
+  CheckPorts(options, held, report);
+  CheckSecurity(options, report);
+  if (UnixMicros(Clock::Real().Wall()) < kEarliestUs) {
+    report.Fail("clock", FormatUtc(Clock::Real().Wall()), "set the clock: times are stored by it");
+  }
+  const std::string text = options.json ? report.Json() : report.Text();
+  fputs(text.c_str(), stdout);
+  return report.ExitCode();
+}
+
+}  // namespace sft::server

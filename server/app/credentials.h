@@ -1,0 +1,38 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/tls/certificate.h"
+
+namespace sft::server {
+
+// The keys of a server that is reached from elsewhere, in files of its data folder that only their
+// owner may read:
+//
+//   <data dir>/tls/ca.key ca.crt          the fleet's authority
+//   <data dir>/tls/server.key server.crt  the server's own, signed by it
+struct Credentials {
+  tls::Identity authority;
+  tls::Identity server;  // its certificate is followed by the authority's
+};
+
+// Nothing when `sft-server init` was never run here. A server's certificate that ends soon is made
+// anew. FAILED_PRECONDITION for keys that others may read, or an authority that has expired.
+absl::StatusOr<std::optional<Credentials>> LoadCredentials(const std::string& data_dir,
+                                                           Clock& clock);
+
+// sft-server init: makes the authority, a certificate for this host and `names`, the user "admin"
+// with a token, and a join token. Gives what to tell the operator, secrets included, once.
+// ALREADY_EXISTS when it was run before.
+absl::StatusOr<std::string> Initialise(const std::string& data_dir,
+                                       const std::vector<std::string>& names, Clock& clock);
+// sft-server renew: a new server certificate, for the names of the old one and these.
+absl::StatusOr<std::string> RenewServer(const std::string& data_dir,
+                                        const std::vector<std::string>& names, Clock& clock);
+// sft-server token: another token for the user "admin", where all were lost. The server is stopped.
+absl::StatusOr<std::string> NewAdminToken(const std::string& data_dir, Clock& clock);
+
+}  // namespace sft::server

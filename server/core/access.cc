@@ -1,0 +1,346 @@
+#include "server/core/access.h"
+
+#include <fmt/format.h>
+
+#include "common/base/ids.h"
+#include "common/io/sha256.h"
+#include "server/state/names.h"
+#include "server/store/access.h"
+
+namespace sft::server {
+namespace {
+
+constexpr int kIdLength = 8;
+constexpr int kSecretLength = 52;  // of 5 bits each
+constexpr size_t kMaxVerified = 4096;
+// A peer whose clock is behind by less than this takes a new certificate for good.
+constexpr std::chrono::hours kBackdate{24};
+// Ended tokens are shown for so long.
+constexpr std::chrono::hours kKeepTokens{24 * 90};
+
+absl::Status Unknown() {
+  return absl::UnauthenticatedError(
+      "this token is not known here: log in again (`sftctl login`), or ask an admin for a token");
+}
+
+std::string Time(int64_t us) { return FormatUtc(FromUnixMicros(us)); }
+
+int64_t Micros(Nanos duration) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(duration).count();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Access>> Access::Load(Store& store, Clock& clock,
+                                                     std::optional<tls::Identity> authority) {
+  std::unique_ptr<Access> access(new Access(store, clock, std::move(authority)));
+  const int64_t old = access->now_us() - Micros(kKeepTokens);
+  SFT_RETURN_IF_ERROR(store.Write([&](Database& db) { return store::DropOldTokens(db, old); }));
+  SFT_RETURN_IF_ERROR(access->Reload());
+  return access;
+}
+
+absl::Status Access::Reload() {
+  std::vector<UserRecord> users;
+  std::vector<TokenRecord> tokens;
+  std::vector<NodeKeyRecord> keys;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(users, store::ListUsers(db));
+    SFT_ASSIGN_OR_RETURN(tokens, store::ListTokens(db));
+    SFT_ASSIGN_OR_RETURN(keys, store::ListNodeKeys(db));
+    return absl::OkStatus();
+  }));
+  const MutexLock lock(mutex_);
+  for (UserRecord& user : users) users_[user.name] = std::move(user);
+  for (TokenRecord& token : tokens) tokens_[token.id] = std::move(token);
+  for (NodeKeyRecord& key : keys) keys_[key.node] = std::move(key);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Principal> Access::OfToken(std::string_view text) const {
+  const std::optional<TokenText> given = ReadToken(text);
+  if (!given.has_value()) return Unknown();
+  const std::string hash = io::Sha256Hex(given->secret);
+  const MutexLock lock(mutex_);
+  const auto found = tokens_.find(given->id);
+  if (found == tokens_.end() || found->second.kind != given->kind ||
+      !EqualSecrets(found->second.secret_sha256, hash)) {
+    return Unknown();
+  }
+  const TokenRecord& token = found->second;
+  if (token.revoked_us > 0) {
+    return absl::UnauthenticatedError(
+        fmt::format("token {} was revoked at {}", token.id, Time(token.revoked_us)));
+  }
+  if (token.expires_us > 0 && token.expires_us <= now_us()) {
+    return absl::UnauthenticatedError(
+        fmt::format("token {} expired at {}: an admin makes another with `sftctl admin token "
+                    "create`",
+                    token.id, Time(token.expires_us)));
+  }
+  Principal principal;
+  principal.token = token.id;
+  principal.expires_us = token.expires_us;
+  if (token.kind == TokenKind::kJoin) {
+    principal.kind = Principal::Kind::kJoiner;
+    principal.name = "join-token";
+    return principal;
+  }
+  const auto user = users_.find(token.user);
+  if (user == users_.end()) return Unknown();
+  principal.kind = Principal::Kind::kUser;
+  principal.name = token.user;
+  principal.admin = user->second.admin;
+  principal.roles = user->second.roles;
+  return principal;
+}
+
+absl::StatusOr<Principal> Access::OfCertificate(const std::string& pem) const {
+  if (!authority_.has_value()) return Unknown();
+  const WallTime now = clock_.Wall();
+  const MutexLock lock(mutex_);
+  auto known = verified_.find(pem);
+  if (known == verified_.end() || known->second.validity.to <= now) {
+    const absl::Status good =
+        tls::Verify(pem, authority_->certificate_pem, tls::Purpose::kNode, now);
+    if (!good.ok()) {
+      return Annotate(
+          good,
+          "this node's certificate (a new one: `sftctl admin token create --join`, then "
+          "sft-worker --join-token-file)");
+    }
+    SFT_ASSIGN_OR_RETURN(tls::Certificate read, tls::ReadCertificate(pem));
+    if (verified_.size() >= kMaxVerified) verified_.clear();
+    known = verified_.insert_or_assign(pem, std::move(read)).first;
+  }
+  const tls::Certificate& certificate = known->second;
+  const auto key = keys_.find(certificate.common_name);
+  if (key == keys_.end() || key->second.key_sha256 != certificate.key_sha256) {
+    return absl::UnauthenticatedError(fmt::format(
+        "node {} has joined with another key since: stop this worker, or let it join anew under "
+        "another --node",
+        certificate.common_name));
+  }
+  if (key->second.revoked_us > 0) {
+    return absl::UnauthenticatedError(fmt::format("the certificate of node {} was revoked at {}",
+                                                  key->first, Time(key->second.revoked_us)));
+  }
+  Principal principal;
+  principal.kind = Principal::Kind::kNode;
+  principal.name = key->first;
+  principal.expires_us = UnixMicros(certificate.validity.to);
+  return principal;
+}
+
+std::vector<UserRecord> Access::Users() const {
+  const MutexLock lock(mutex_);
+  std::vector<UserRecord> users;
+  for (const auto& [name, user] : users_) users.push_back(user);
+  return users;
+}
+
+std::vector<TokenRecord> Access::Tokens() const {
+  const MutexLock lock(mutex_);
+  std::vector<TokenRecord> tokens;
+  for (const auto& [id, token] : tokens_) tokens.push_back(token);
+  return tokens;
+}
+
+std::vector<NodeKeyRecord> Access::NodeKeys() const {
+  const MutexLock lock(mutex_);
+  std::vector<NodeKeyRecord> keys;
+  for (const auto& [node, key] : keys_) keys.push_back(key);
+  return keys;
+}
+
+absl::Status Access::PutUser(const UserRecord& user) {
+  const MutexLock changing(changing_);
+  if (!IsValidLabel(user.name)) {
+    return InvalidArgument(fmt::format("user \"{}\": letters, digits, '-', '_' and '.', at most 63",
+                                       user.name.substr(0, 80)));
+  }
+  for (const auto& [project, role] : user.roles) {
+    if (!IsValidLabel(project)) {
+      return InvalidArgument(fmt::format("project \"{}\" is not a name", project.substr(0, 80)));
+    }
+    if (role != Role::kViewer && role != Role::kSubmitter) {
+      return InvalidArgument("a role in a project is viewer or submitter");
+    }
+  }
+  const int64_t now = now_us();
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) { return store::PutUser(db, user, now); }));
+  const MutexLock lock(mutex_);
+  users_[user.name] = user;
+  return absl::OkStatus();
+}
+
+absl::Status Access::RemoveUser(const std::string& name) {
+  const MutexLock changing(changing_);
+  const int64_t now = now_us();
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) { return store::RemoveUser(db, name, now); }));
+  const MutexLock lock(mutex_);
+  users_.erase(name);
+  for (auto& [id, token] : tokens_) {
+    if (token.kind == TokenKind::kUser && token.user == name && token.revoked_us == 0) {
+      token.revoked_us = now;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Access::CreateToken(TokenRecord& token) {
+  const MutexLock changing(changing_);
+  TokenText text{token.kind, RandomId("", kIdLength), RandomId("", kSecretLength), ""};
+  if (token.kind == TokenKind::kJoin) {
+    SFT_ASSIGN_OR_RETURN(const std::string authority, AuthorityPem());
+    SFT_ASSIGN_OR_RETURN(const tls::Certificate read, tls::ReadCertificate(authority));
+    text.fingerprint = read.fingerprint;
+    if (!token.node.empty() && !IsValidLabel(token.node)) {
+      return InvalidArgument(fmt::format("node \"{}\" is not a name", token.node.substr(0, 80)));
+    }
+  } else {
+    const MutexLock lock(mutex_);
+    if (!users_.contains(token.user)) {
+      return NotFound(fmt::format("no user \"{}\": make it first with `sftctl admin user set {}`",
+                                  token.user.substr(0, 80), token.user.substr(0, 80)));
+    }
+  }
+  token.id = text.id;
+  token.secret_sha256 = io::Sha256Hex(text.secret);
+  token.created_us = now_us();
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) { return store::InsertToken(db, token); }));
+  const MutexLock lock(mutex_);
+  tokens_[token.id] = token;
+  return Write(text);
+}
+
+absl::Status Access::Revoke(const std::string& id) {
+  const MutexLock changing(changing_);
+  constexpr std::string_view kNodes = "nodes/";
+  const int64_t now = now_us();
+  if (!id.starts_with(kNodes)) {
+    {
+      const MutexLock lock(mutex_);
+      if (!tokens_.contains(id)) {
+        return NotFound(
+            fmt::format("no token \"{}\": `sftctl admin token list` shows them", id.substr(0, 80)));
+      }
+    }
+    SFT_RETURN_IF_ERROR(
+        store_.Write([&](Database& db) { return store::RevokeToken(db, id, now); }));
+    const MutexLock lock(mutex_);
+    TokenRecord& token = tokens_[id];
+    if (token.revoked_us == 0) token.revoked_us = now;
+    return absl::OkStatus();
+  }
+  NodeKeyRecord key;
+  {
+    const MutexLock lock(mutex_);
+    const auto found = keys_.find(id.substr(kNodes.size()));
+    if (found == keys_.end()) {
+      return NotFound(
+          fmt::format("{} has not joined: `sftctl admin token list` shows those that "
+                      "have",
+                      id.substr(0, 80)));
+    }
+    key = found->second;
+  }
+  if (key.revoked_us == 0) key.revoked_us = now;
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) { return store::PutNodeKey(db, key); }));
+  const MutexLock lock(mutex_);
+  keys_[key.node] = key;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Access::AuthorityPem() const {
+  if (authority_.has_value()) return authority_->certificate_pem;
+  return FailedPrecondition(
+      "this server has no certificates: stop it and run `sft-server init --data-dir DIR`");
+}
+
+absl::Status Access::CheckClock(int64_t peer_us) const {
+  if (peer_us == 0) return absl::OkStatus();
+  const int64_t apart = peer_us - now_us();
+  if (std::abs(apart) <= Micros(kMaxClockSkew)) return absl::OkStatus();
+  return FailedPrecondition(
+      fmt::format("the clocks are apart: this node's is {} min {} the server's, which says {}; set "
+                  "the wrong one "
+                  "(timedatectl, chrony): certificates, tokens and logs depend on it",
+                  std::abs(apart) / 60'000'000, apart > 0 ? "ahead of" : "behind", Time(now_us())));
+}
+
+absl::Status Access::CheckNewKey(const TokenRecord& token, const std::string& node,
+                                 const std::string& key) const {
+  const auto known = keys_.find(node);
+  if (!token.node.empty() && token.node != node) {
+    return PermissionDenied(
+        fmt::format("join token {} is for node {}, not for {}", token.id, token.node, node));
+  }
+  if (known == keys_.end() || known->second.key_sha256 == key || token.node == node) {
+    return absl::OkStatus();
+  }
+  return AlreadyExists(fmt::format(
+      "node name {} belongs to a worker that has joined with another key: give this one another "
+      "--node, or, if it replaces that one, a token of its own (`sftctl admin token create --join "
+      "--node {}`)",
+      node, node));
+}
+
+absl::StatusOr<std::string> Access::SignNode(NodeKeyRecord record, const std::string& request_pem,
+                                             const std::string& use_token) {
+  SFT_RETURN_IF_ERROR(AuthorityPem().status());
+  const WallTime now = clock_.Wall();
+  const tls::Validity validity{now - kBackdate, now + kNodeCertificateLife};
+  SFT_ASSIGN_OR_RETURN(std::string pem,
+                       tls::SignNode(*authority_, request_pem, record.node, validity));
+  record.expires_us = UnixMicros(validity.to);
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
+    if (!use_token.empty()) SFT_RETURN_IF_ERROR(store::UseJoinToken(db, use_token));
+    return store::PutNodeKey(db, record);
+  }));
+  const MutexLock lock(mutex_);
+  keys_[record.node] = record;
+  if (!use_token.empty()) ++tokens_[use_token].uses;
+  return pem;
+}
+
+absl::StatusOr<std::string> Access::Join(const Principal& joiner, const std::string& node,
+                                         const std::string& request_pem) {
+  const MutexLock changing(changing_);
+  if (!IsValidLabel(node)) {
+    return InvalidArgument(fmt::format(
+        "node name \"{}\": letters, digits, '-', '_' and '.', at most 63 (sft-worker --node)",
+        node.substr(0, 80)));
+  }
+  SFT_ASSIGN_OR_RETURN(const std::string key, tls::KeyOfRequest(request_pem));
+  std::string use_token = joiner.token;
+  {
+    const MutexLock lock(mutex_);
+    const auto token = tokens_.find(joiner.token);
+    if (token == tokens_.end()) return Unknown();
+    SFT_RETURN_IF_ERROR(CheckNewKey(token->second, node, key));
+    // The answer to the first call was lost: the use is counted already.
+    const auto known = keys_.find(node);
+    const bool repeat = known != keys_.end() && known->second.key_sha256 == key &&
+                        known->second.token == joiner.token && known->second.revoked_us == 0;
+    if (repeat) use_token.clear();
+  }
+  return SignNode({node, key, joiner.token, now_us(), 0, 0}, request_pem, use_token);
+}
+
+absl::StatusOr<std::string> Access::Renew(const Principal& node, const std::string& request_pem) {
+  const MutexLock changing(changing_);
+  SFT_ASSIGN_OR_RETURN(const std::string key, tls::KeyOfRequest(request_pem));
+  NodeKeyRecord record;
+  {
+    const MutexLock lock(mutex_);
+    const auto known = keys_.find(node.name);
+    if (known == keys_.end() || known->second.key_sha256 != key) {
+      return PermissionDenied("a node renews the certificate of the key that it has joined with");
+    }
+    record = known->second;
+  }
+  return SignNode(std::move(record), request_pem, "");
+}
+
+}  // namespace sft::server

@@ -1,0 +1,94 @@
+#include "server/core/intake_limits.h"
+
+#include <fmt/format.h>
+
+#include "server/state/names.h"
+#include "server/store/tenancy.h"
+
+namespace sft::server {
+namespace {
+
+constexpr int kPage = 500;
+
+std::string Size(int64_t bytes) {
+  return bytes < 1'000'000'000 ? fmt::format("{:.2f} MB", static_cast<double>(bytes) / 1e6)
+                               : fmt::format("{:.2f} GB", static_cast<double>(bytes) / 1e9);
+}
+
+}  // namespace
+
+absl::StatusOr<std::map<std::string, int64_t>> IntakeLimits::ArtifactBytes() {
+  {
+    const MutexLock lock(mutex_);
+    if (known_ && clock_.Mono() - summed_ < kArtifactsPeriod) return artifact_bytes_;
+  }
+  std::map<std::string, int64_t> bytes;
+  std::string after;
+  for (bool more = true; more;) {
+    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(const auto page, store::ArtifactUses(db, after, kPage));
+      for (const store::ArtifactUse& use : page) {
+        if (use.artifact.node.empty()) bytes[use.holder.project] += use.artifact.bytes;
+        after = use.artifact.id;
+      }
+      more = page.size() == kPage;
+      return absl::OkStatus();
+    }));
+  }
+  const MutexLock lock(mutex_);
+  artifact_bytes_ = bytes;
+  summed_ = clock_.Mono();
+  known_ = true;
+  return bytes;
+}
+
+absl::Status IntakeLimits::CheckDatasets(Database& db, const store::Quota& quota,
+                                         const std::map<std::string, int64_t>& sizes) {
+  if (quota.dataset_bytes == 0) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const int64_t used, store::DatasetBytesOf(db, quota.project));
+  int64_t news = 0;
+  for (const auto& [sha256, size] : sizes) {
+    SFT_ASSIGN_OR_RETURN(const bool has, store::OwnsDataset(db, quota.project, sha256));
+    if (!has) news += size;
+  }
+  if (news == 0 || used + news <= quota.dataset_bytes) return absl::OkStatus();
+  return ResourceExhausted(fmt::format(
+      "project {} has {} of its {} for data sets, and this is {} more: remove some (`sftctl "
+      "storage`, `sftctl rm dataset:SHA256`), or ask an operator for more (`sftctl admin quota set "
+      "{} --datasets SIZE`)",
+      quota.project, Size(used), Size(quota.dataset_bytes), Size(news), quota.project));
+}
+
+absl::Status IntakeLimits::CheckUpload(const std::string& project, const std::string& sha256,
+                                       int64_t size, int64_t bytes) {
+  SFT_RETURN_IF_ERROR(disk_.CheckRoom("an upload", bytes));
+  const std::string name = project.empty() ? kDefaultProject : project;
+  return store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const auto quota, store::QuotaOf(db, name));
+    return quota.has_value() ? CheckDatasets(db, *quota, {{sha256, size}}) : absl::OkStatus();
+  });
+}
+
+absl::Status IntakeLimits::CheckSubmit(const std::string& project,
+                                       const std::vector<JobFileRecord>& files) {
+  SFT_RETURN_IF_ERROR(disk_.CheckRoom("a new job", 0));
+  std::map<std::string, int64_t> sizes;
+  for (const JobFileRecord& file : files) {
+    if (!file.sha256.empty()) sizes[file.sha256] = file.size;
+  }
+  std::optional<store::Quota> quota;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(quota, store::QuotaOf(db, project));
+    return quota.has_value() ? CheckDatasets(db, *quota, sizes) : absl::OkStatus();
+  }));
+  if (!quota.has_value() || quota->artifact_bytes == 0) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const auto all, ArtifactBytes());
+  const auto used = all.find(project);
+  if (used == all.end() || used->second < quota->artifact_bytes) return absl::OkStatus();
+  return ResourceExhausted(fmt::format(
+      "project {} has {} of its {} for artifacts: remove some (`sftctl storage`, `sftctl rm "
+      "artifact:ID`), or ask an operator for more (`sftctl admin quota set {} --artifacts SIZE`)",
+      project, Size(used->second), Size(quota->artifact_bytes), project));
+}
+
+}  // namespace sft::server

@@ -1,0 +1,93 @@
+#include "server/core/node_holds.h"
+
+#include <fmt/format.h>
+
+#include "server/core/convert.h"
+#include "server/store/nodes.h"
+
+namespace sft::server {
+namespace {
+
+// So many node names are told to somebody who has mistyped one.
+constexpr int kNamesTold = 20;
+
+absl::Status CheckNode(Database& db, const std::string& name) {
+  if (store::GetNode(db, name).ok()) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
+                       store::ListNodes(db, "", kNamesTold + 1));
+  std::string names;
+  for (size_t i = 0; i < nodes.size() && i < kNamesTold; ++i) {
+    names += (i == 0 ? "" : ", ") + nodes[i].name;
+  }
+  if (nodes.size() > kNamesTold) names += ", and more (`sftctl nodes`)";
+  return NotFound(fmt::format("no node \"{}\"; there {}: {}", name,
+                              nodes.size() == 1 ? "is" : "are", names.empty() ? "none" : names));
+}
+
+std::string HoldText(const store::NodeHold& hold) {
+  return fmt::format("{} by {}{}", hold.mode == store::HoldMode::kDrain ? "drained" : "cordoned",
+                     hold.who, hold.reason.empty() ? "" : ": " + hold.reason);
+}
+
+std::string DiskText(const v1::NodeDisk& disk) {
+  return fmt::format("nearly out of disk: {:.1f} GB of {:.1f} GB free, its mark is {:.1f} GB",
+                     static_cast<double>(disk.free_bytes()) / 1e9,
+                     static_cast<double>(disk.total_bytes()) / 1e9,
+                     static_cast<double>(disk.full_bytes()) / 1e9);
+}
+
+}  // namespace
+
+absl::Status HoldNode(Database& db, const store::NodeHold& hold) {
+  SFT_RETURN_IF_ERROR(CheckNode(db, hold.node));
+  return store::PutHold(db, hold);
+}
+
+absl::Status ReleaseNode(Database& db, const std::string& node) {
+  SFT_RETURN_IF_ERROR(CheckNode(db, node));
+  return store::DeleteHold(db, node);
+}
+
+absl::StatusOr<bool> MoveOffDrained(Database& db, int64_t now_us, ChangedJobs& changed) {
+  bool later = false;
+  SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
+  for (const auto& [node, hold] : holds) {
+    if (hold.mode != store::HoldMode::kDrain || hold.move_us == 0) continue;
+    if (hold.move_us > now_us) {
+      later = true;
+      continue;
+    }
+    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> attempts, store::AttemptsOnNode(db, node));
+    const std::string reason = fmt::format("moved: {} is {}", node, HoldText(hold));
+    for (const std::string& attempt : attempts) {
+      SFT_RETURN_IF_ERROR(StopAttempt(db, attempt, kMoved, reason, now_us, changed));
+    }
+  }
+  return later;
+}
+
+std::string WhyUnusable(const NodeRecord& node, const WorkerRegistry::Live& live,
+                        const store::NodeHold* hold) {
+  if (!live.connected || live.silent) {
+    return node.state == NodeState::kSuspect
+               ? fmt::format("silent since {}", FormatUtc(FromUnixMicros(node.last_seen_us)))
+               : "not connected now";
+  }
+  if (hold != nullptr) return HoldText(*hold);
+  if (live.disk.level() == v1::NodeDisk::FULL) return DiskText(live.disk);
+  return "";
+}
+
+absl::StatusOr<v1::NodeHold> ToProto(Database& db, const store::NodeHold& hold) {
+  v1::NodeHold proto;
+  proto.set_mode(static_cast<v1::NodeHold::Mode>(hold.mode));
+  proto.set_reason(hold.reason);
+  proto.set_who(hold.who);
+  *proto.mutable_time() = ToTimestamp(hold.since_us);
+  if (hold.move_us > 0) *proto.mutable_move_time() = ToTimestamp(hold.move_us);
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, store::JobsOnNode(db, hold.node));
+  for (const std::string& job : jobs) proto.add_jobs(job);
+  return proto;
+}
+
+}  // namespace sft::server

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+
+#include "server/core/gang_life.h"
+#include "server/core/worker_registry.h"
+#include "server/state/records.h"
+#include "server/store/node_holds.h"
+#include "server/store/sqlite.h"
+#include "sft/v1/node.pb.h"
+
+// What operators say about nodes. Inside a transaction of the store.
+
+namespace sft::server {
+
+// Stores the hold; NOT_FOUND names the nodes there are. Its move begins with the next tick.
+absl::Status HoldNode(Database& db, const store::NodeHold& hold);
+// Takes a hold back; NOT_FOUND as HoldNode.
+absl::Status ReleaseNode(Database& db, const std::string& node);
+
+// Asks the jobs on drained nodes whose time has come to move. True: for some it is still to come.
+absl::StatusOr<bool> MoveOffDrained(Database& db, int64_t now_us, ChangedJobs& changed);
+
+// Why nothing new is placed on the node now; empty: it takes work. `hold` may be null.
+std::string WhyUnusable(const NodeRecord& node, const WorkerRegistry::Live& live,
+                        const store::NodeHold* hold);
+
+// As shown, with the jobs that are on the node.
+absl::StatusOr<v1::NodeHold> ToProto(Database& db, const store::NodeHold& hold);
+
+}  // namespace sft::server

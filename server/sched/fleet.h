@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "server/sched/profile.h"
+#include "server/sched/snapshot.h"
+
+namespace sft::server::sched {
+
+// The slots of one type on one node.
+struct Bin {
+  const NodeView* node = nullptr;
+  int host = 0;  // index of the node
+  int total = 0, sick = 0;
+  std::vector<int> free;             // healthy and held by nobody; taken from the front
+  std::vector<std::string> holders;  // in slot order, each once
+
+  int healthy() const { return total - sick; }
+};
+
+// What a job asks of a node; jobs that ask the same share it.
+struct Shape {
+  int type = -1;  // of slots; -1: no node has it
+  int gpus_per_node = 1, nodes = 1;
+  bool exclusive = false;
+  std::vector<int> all;     // bins of the type
+  std::vector<int> able;    // those that could hold the job if nothing else ran
+  std::vector<int> pinned;  // of able, in the order that is asked for; empty: any order will do
+  // Nodes that are left out are not used, as enough others are there.
+  bool spares_left_out = false;
+
+  bool possible() const { return static_cast<int>(able.size()) >= nodes; }
+};
+
+// The nodes of a snapshot with what is free on them over time, indexed by type of slot, so that a
+// job looks at the nodes of its type alone. Times in Fit and Take are absolute.
+class Fleet {
+ public:
+  explicit Fleet(const Snapshot& snapshot);
+  Fleet(const Fleet&) = delete;
+
+  const Shape& ShapeOf(const PendingJob& job);
+  const Bin& bin(int index) const { return bins_[static_cast<size_t>(index)]; }
+  int types() const { return static_cast<int>(by_type_.size()); }
+  // -1: the type is on no node.
+  int TypeOf(std::string_view gpu_type) const;
+  // The bin of a node; -1: there is none.
+  int BinOf(std::string_view node, int type) const;
+
+  // When and where a gang could start.
+  struct Fit {
+    int64_t start = kForever;
+    std::vector<int> bins;  // in node rank order
+  };
+  // The earliest time at which `shape` fits for `duration`, there on the nodes that keep the fewest
+  // slots over, within one domain where that can be; `avoid` is taken last.
+  Fit Earliest(const Shape& shape, int64_t duration, std::string_view avoid) const;
+  // At once, or nothing (kForever).
+  Fit Now(const Shape& shape, int64_t duration, std::string_view avoid) const;
+  bool FitsAt(const Shape& shape, const std::vector<int>& bins, int64_t start,
+              int64_t duration) const;
+  // Takes what a gang of `shape` needs on `bins` in [start, start + duration); Give undoes it.
+  void Take(const Shape& shape, const std::vector<int>& bins, int64_t start, int64_t duration) {
+    Change(shape, bins, start, duration, 1);
+  }
+  void Give(const Shape& shape, const std::vector<int>& bins, int64_t start, int64_t duration) {
+    Change(shape, bins, start, duration, -1);
+  }
+  // Concrete slots of a bin for a gang that starts now.
+  std::vector<int> Claim(const Shape& shape, int bin, const std::string& job);
+  // Slots that are held now are so until `until`; with `exclusive` all of the bin's nodes are.
+  void Hold(int bin, int count, bool exclusive, int64_t until);
+  // What was held until `to` is so only until `from`; with a negative count it is again.
+  void Shorten(int bin, int count, bool exclusive, int64_t from, int64_t to);
+
+ private:
+  using Key = std::tuple<std::string_view, int, int, bool, std::string_view, int, bool,
+                         std::vector<std::string>>;
+  void MakeBins(const Snapshot& snapshot);
+  Shape MakeShape(const PendingJob& job);
+  const std::vector<bool>& HostsWith(std::string_view model);
+  // What has to be free for the shape on a bin, and where that is counted.
+  const Profile& ProfileOf(const Shape& shape, int bin) const;
+  int CountOf(const Shape& shape, int bin) const;
+  void Change(const Shape& shape, const std::vector<int>& bins, int64_t start, int64_t duration,
+              int sign);
+  std::vector<int> Choose(const Shape& shape, std::vector<int> fitting, int64_t start,
+                          std::string_view avoid) const;
+
+  const Snapshot& snapshot_;
+  std::vector<Bin> bins_;
+  std::vector<Profile> profiles_;  // of bins
+  std::vector<Profile> whole_;     // of nodes: their slots of all types together
+  std::vector<int> whole_total_;   // of nodes: healthy slots of all types
+  std::vector<int> by_name_;       // of nodes: their rank in alphabetical order
+  std::vector<int> domain_;        // of nodes; -1: none is known
+  std::vector<std::vector<int>> by_type_, of_host_;
+  std::map<std::string_view, int> types_, hosts_;
+  std::map<std::string_view, std::vector<bool>> models_;
+  std::map<Key, Shape> shapes_;
+};
+
+}  // namespace sft::server::sched

@@ -1,0 +1,158 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/version.h"
+
+// What a scheduling decision depends on, and what it says. Values: times are microseconds since the
+// Unix epoch, durations microseconds.
+
+namespace sft::server::sched {
+
+// A slot as the scheduler sees it.
+struct SlotView {
+  int index = 0;
+  std::string gpu_type;
+  bool healthy = true;
+  std::string job;  // that holds it; empty: free
+};
+
+// A node as the scheduler sees it.
+struct NodeView {
+  std::string name;
+  // Connected and not SUSPECT: work may be placed on it.
+  bool usable = true;
+  std::string unusable_reason;  // "silent for 40 s"
+  // Not empty: jobs keep failing on it. It is used only where nothing else could hold a job.
+  std::string left_out;
+  bool has_shared = false;   // sees the shared folder
+  int protocol = kProtocol;  // that its worker speaks
+  std::vector<SlotView> slots;
+  std::vector<std::string> models;  // ids and paths that it sees and can use
+  // NVLink domain, rack or switch that it shares with others; empty: none is known.
+  std::string domain;
+};
+
+// Slots of one node.
+struct Part {
+  std::string node;
+  std::vector<int> slots;
+};
+
+// What was promised to a waiting gang: it starts then, on these nodes, or earlier.
+struct Reservation {
+  int64_t start_us = 0;
+  std::vector<std::string> nodes;  // in node rank order
+
+  bool empty() const { return nodes.empty(); }
+  bool operator==(const Reservation&) const = default;
+};
+
+// Classes of jobs, from the least; numbers of spec::Priority.
+inline constexpr int kLow = 0, kNormal = 1, kHigh = 2, kUrgent = 3, kPriorities = 4;
+
+// What a waiting job asks for.
+struct PendingJob {
+  std::string id;
+  std::string gpu_type;
+  int gpus_per_node = 1;
+  int nodes = 1;
+  // Id under the nodes' model folders; empty: any node will do (a path is checked by the node).
+  std::string model;
+  // Where its checkpoint can be reached: these nodes in this order (empty: any), or those that see
+  // the shared folder.
+  std::vector<std::string> only_nodes;
+  bool needs_shared = false;
+  // The least that its workers have to speak, and what for: "checkpoint.save_strategy".
+  int protocol = 1;
+  std::string newer_keys;
+  // Blamed for the last failure: taken last.
+  std::string avoid_node;
+
+  std::string project;
+  int priority = kNormal;
+  int64_t submitted_us = 0;
+  int64_t expected_us = 0;  // what is left of its run; 0: not known
+  int64_t bound_us = 0;     // its run takes no longer; 0: there is no bound
+  bool exclusive = false;   // whole nodes
+  // Why it may not be placed whatever is free: a hold, a job it waits for. Empty: it may.
+  std::string blocked;
+  // Jobs of one sweep; at most so many run at once (0: any number).
+  std::string sweep;
+  int sweep_limit = 0;
+  // What an earlier decision promised it.
+  Reservation promised;
+
+  int gpus() const { return gpus_per_node * nodes; }
+};
+
+// A job that holds slots.
+struct RunningJob {
+  std::string id;
+  std::string project;
+  int priority = kNormal;
+  std::vector<Part> parts;
+  std::string gpu_type;
+  int64_t started_us = 0;
+  int64_t expected_end_us = 0;  // 0: not known
+  int64_t bound_end_us = 0;     // it has ended by then; 0: there is no bound
+  bool preemptible = true;
+  bool stopping = false;  // it was told to end; bound_end_us says by when
+  int64_t saved_us = 0;   // when its last checkpoint was written; 0: there is none
+  std::string sweep;
+  bool exclusive = false;  // nothing else runs on its nodes
+
+  int gpus() const;
+};
+
+// A project's part of the fleet. One that is not named has share 1 and no limits.
+struct ProjectView {
+  std::string name;
+  double share = 1;
+  double usage_us = 0;  // GPU microseconds that it has used, decayed (order.h)
+  int max_gpus = 0;     // in use at once; 0: any number
+  int max_running = 0;  // jobs
+};
+
+// All that a decision depends on.
+struct Snapshot {
+  std::vector<NodeView> nodes;
+  std::vector<PendingJob> pending;  // in order of submission
+  std::vector<RunningJob> running;
+  std::vector<ProjectView> projects;
+  int64_t now_us = 0;
+};
+
+// All slots of a gang, in node rank order.
+struct Placement {
+  std::string job;
+  std::vector<Part> parts;
+};
+
+// A job that stays pending.
+struct Waiting {
+  std::string job;
+  std::string reason;  // for a person; changes only when the cause does
+  // In the line for its type of slot, from 1; 0: it stands in none.
+  int place = 0;
+  // By what is expected of all before it; 0: not known.
+  int64_t start_us = 0, end_us = 0;
+  Reservation promised;  // empty: nothing is
+};
+
+// A running job that shall write a checkpoint and end, so that `by` can start.
+struct Preemption {
+  std::string job;
+  std::string by;
+};
+
+// Every pending job is either placed or waits.
+struct Decision {
+  std::vector<Placement> placements;
+  std::vector<Waiting> waiting;
+  std::vector<Preemption> preemptions;
+};
+
+}  // namespace sft::server::sched

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/state/access.h"
+#include "server/store/sqlite.h"
+
+// Rows of users, tokens and nodes' keys. As jobs.h. Users and tokens are few: readers take all.
+
+namespace sft::server::store {
+
+absl::StatusOr<std::vector<UserRecord>> ListUsers(Database& db);
+// Makes the user, or gives one these roles in the place of those before.
+absl::Status PutUser(Database& db, const UserRecord& user, int64_t now_us);
+// With its roles; its tokens are revoked and stay as rows.
+absl::Status RemoveUser(Database& db, const std::string& name, int64_t now_us);
+
+absl::StatusOr<std::vector<TokenRecord>> ListTokens(Database& db);
+absl::Status InsertToken(Database& db, const TokenRecord& token);
+absl::Status RevokeToken(Database& db, const std::string& id, int64_t now_us);
+// Rows of tokens that ended before that time.
+absl::Status DropOldTokens(Database& db, int64_t before_us);
+// Counts one use; FAILED_PRECONDITION when there is none left.
+absl::Status UseJoinToken(Database& db, const std::string& id);
+
+absl::StatusOr<std::vector<NodeKeyRecord>> ListNodeKeys(Database& db);
+absl::Status PutNodeKey(Database& db, const NodeKeyRecord& key);
+
+}  // namespace sft::server::store

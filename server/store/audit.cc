@@ -1,0 +1,76 @@
+#include "server/store/audit.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace sft::server {
+namespace {
+
+thread_local std::optional<AuditScope::Ended> scope;
+
+}  // namespace
+
+void AuditScope::Begin(AuditRecord record) { scope = Ended{std::move(record), false}; }
+
+void AuditScope::SetObject(const std::string& object) {
+  if (scope.has_value()) scope->record.object = object;
+}
+
+std::unique_ptr<AuditScope::Ended> AuditScope::End() {
+  if (!scope.has_value()) return nullptr;
+  auto ended = std::make_unique<Ended>(*std::move(scope));
+  scope.reset();
+  return ended;
+}
+
+AuditRecord* AuditScope::Pending() {
+  return scope.has_value() && !scope->written ? &scope->record : nullptr;
+}
+
+void AuditScope::MarkWritten() {
+  if (scope.has_value()) scope->written = true;
+}
+
+namespace store {
+
+absl::Status InsertAudit(Database& db, const AuditRecord& record, int64_t keep) {
+  SFT_ASSIGN_OR_RETURN(Statement insert,
+                       db.Prepare("INSERT INTO audit (time_us, principal, token, peer, method, "
+                                  "object, outcome) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING "
+                                  "sequence"));
+  insert.Bind(record.time_us).Bind(record.principal).Bind(record.token).Bind(record.peer);
+  insert.Bind(record.method).Bind(record.object).Bind(record.outcome);
+  SFT_ASSIGN_OR_RETURN(const bool row, insert.Step());
+  const int64_t sequence = row ? insert.Int(0) : 0;
+  SFT_RETURN_IF_ERROR(insert.Run());
+  // Now and then, so many at once as have come since.
+  constexpr int64_t kPeriod = 256;
+  if (sequence % kPeriod != 0) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(Statement trim, db.Prepare("DELETE FROM audit WHERE sequence <= ?"));
+  return trim.Bind(sequence - keep).Run();
+}
+
+absl::StatusOr<std::vector<AuditRecord>> ListAudit(Database& db, const AuditFilter& filter) {
+  // Two texts, so that each finds its index.
+  const char* const sql =
+      filter.principal.empty()
+          ? "SELECT sequence, time_us, principal, token, peer, method, object, outcome FROM audit "
+            "WHERE sequence < ? AND time_us >= ? ORDER BY sequence DESC LIMIT ?"
+          : "SELECT sequence, time_us, principal, token, peer, method, object, outcome FROM audit "
+            "WHERE sequence < ? AND time_us >= ? AND principal = ? ORDER BY sequence DESC LIMIT ?";
+  SFT_ASSIGN_OR_RETURN(Statement list, db.Prepare(sql));
+  list.Bind(filter.before_sequence > 0 ? filter.before_sequence : INT64_MAX).Bind(filter.since_us);
+  if (!filter.principal.empty()) list.Bind(filter.principal);
+  list.Bind(std::clamp(filter.limit, 1, 500));
+  std::vector<AuditRecord> records;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+    if (!row) return records;
+    records.push_back({list.Int(0), list.Int(1), list.Text(2), list.Text(3), list.Text(4),
+                       list.Text(5), list.Text(6), static_cast<int>(list.Int(7))});
+  }
+}
+
+}  // namespace store
+}  // namespace sft::server

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/state/records.h"
+#include "server/store/sqlite.h"
+
+// What is stored, for whom, and who needs it still. Lists go by key, a page at a time. As jobs.h.
+
+namespace sft::server::store {
+
+// Whose something is.
+struct Holder {
+  std::string job_id;
+  std::string project;
+  std::string owner;
+  std::string display_name;
+  bool live = false;  // the job has not ended
+  int64_t ended_us = 0;
+};
+
+// A data set and who uses it.
+struct DatasetUse {
+  DatasetRecord dataset;
+  std::vector<std::string> projects;
+  int64_t live_jobs = 0, jobs = 0;
+  int64_t last_used_us = 0;  // uploaded, submitted with, or the end of the last job that named it
+};
+// By hash, above `after`.
+absl::StatusOr<std::vector<DatasetUse>> DatasetUses(Database& db, const std::string& after,
+                                                    int limit);
+absl::StatusOr<DatasetUse> DatasetUseOf(Database& db, const std::string& sha256);
+// Jobs that name it, newest first, live ones before.
+absl::StatusOr<std::vector<std::string>> JobsWithDataset(Database& db, const std::string& sha256,
+                                                         int limit);
+// Notes that it is used now; ABORTED when it is not there (any more).
+absl::Status UseDataset(Database& db, const std::string& sha256, int64_t now_us);
+absl::Status DeleteDataset(Database& db, const std::string& sha256);
+
+// What a job delivered, and whose it is.
+struct ArtifactUse {
+  ArtifactRecord artifact;
+  Holder holder;
+  int64_t last_used_us = 0;
+};
+// By id, above `after`.
+absl::StatusOr<std::vector<ArtifactUse>> ArtifactUses(Database& db, const std::string& after,
+                                                      int limit);
+absl::StatusOr<ArtifactUse> ArtifactUseOf(Database& db, const std::string& id);
+absl::Status TouchArtifact(Database& db, const std::string& id, int64_t now_us);
+// Returns its blobs that nothing names any more.
+absl::StatusOr<std::vector<ArtifactFileRecord>> DeleteArtifact(Database& db,
+                                                               const ArtifactRecord& artifact);
+// Whether a data set or an artifact names it.
+absl::StatusOr<bool> BlobInUse(Database& db, const std::string& sha256);
+
+// Bytes of checkpoints that the server keeps, by job.
+struct CheckpointUse {
+  Holder holder;
+  int64_t bytes = 0;
+};
+absl::StatusOr<std::vector<CheckpointUse>> CheckpointUses(Database& db, const std::string& after,
+                                                          int limit);
+
+// Nothing for an attempt, or a job, that is not known.
+absl::StatusOr<std::optional<Holder>> HolderOfAttempt(Database& db, const std::string& uid);
+absl::StatusOr<std::optional<Holder>> HolderOfJob(Database& db, const std::string& id);
+
+// What was removed of a job; `kind` is a number of sft.v1.StoredKind.
+struct Removal {
+  std::string job_id;
+  int kind = 0;
+  int64_t time_us = 0;
+  std::string who;
+  int64_t bytes = 0;
+  std::string node, path;  // a full model that the node removes
+};
+absl::Status PutRemoval(Database& db, const Removal& removal);
+// The newest of the kind.
+absl::StatusOr<std::optional<Removal>> RemovalOf(Database& db, const std::string& job_id, int kind);
+// Paths of full models that a node shall remove, of removals since `since_us`.
+absl::StatusOr<std::vector<std::string>> RemovedOnNode(Database& db, const std::string& node,
+                                                       int64_t since_us);
+
+// Bytes; 0: no limit.
+struct Quota {
+  std::string project;
+  int64_t dataset_bytes = 0;
+  int64_t artifact_bytes = 0;
+};
+absl::StatusOr<std::vector<Quota>> Quotas(Database& db);
+absl::StatusOr<std::optional<Quota>> QuotaOf(Database& db, const std::string& project);
+absl::Status PutQuota(Database& db, const Quota& quota);
+// Of data sets that the project uses.
+absl::StatusOr<int64_t> DatasetBytesOf(Database& db, const std::string& project);
+
+}  // namespace sft::server::store
