@@ -8,6 +8,8 @@
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "worker/daemon/checkpoint_folder.h"
+#include "worker/daemon/disk.h"
+#include "worker/daemon/removed_models.h"
 #include "worker/daemon/verdict.h"
 
 namespace sft::worker {
@@ -119,6 +121,8 @@ std::vector<v1::Model> Agent::Models() const {
 v1::Observed Agent::Observe(uint64_t& models_since) const {
   v1::Observed observed;
   for (v1::Slot& slot : services_.inventory.Slots()) *observed.add_slots() = std::move(slot);
+  *observed.mutable_disk() = MeasureDisk(setup_);
+  observed.set_time_us(UnixMicros(services_.clock.Wall()));
   const MutexLock lock(mutex_);
   for (const auto& [uid, entry] : attempts_) *observed.add_attempts() = entry.attempt->Status();
   for (const auto& [uid, epoch] : missing_) {
@@ -202,6 +206,20 @@ void Agent::CleanCheckpoints(const v1::CheckpointSet& kept) {
   if (!cleaned.ok()) spdlog::error("checkpoints: {}", Message(cleaned));
 }
 
+void Agent::CleanModels(const v1::Desired& desired) {
+  std::set<std::string> live_jobs;
+  {
+    const MutexLock lock(mutex_);
+    for (const auto& [uid, entry] : attempts_) {
+      if (entry.attempt->Status().state() != v1::AttemptStatus::DONE) {
+        live_jobs.insert(entry.attempt->job_id());
+      }
+    }
+  }
+  const absl::Status removed = RemoveModels(desired, live_jobs, setup_);
+  if (!removed.ok()) spdlog::error("removed models: {}", Message(removed));
+}
+
 void Agent::Accept(const v1::DesiredAttempt& desired) {
   AttemptRecord record;
   record.uid = desired.attempt_uid();
@@ -252,6 +270,7 @@ Nanos Agent::Step() {
   if (desired) {
     Apply(*desired);
     if (desired->has_checkpoints()) CleanCheckpoints(desired->checkpoints());
+    if (desired->removed_models_size() > 0) CleanModels(*desired);
     NotifyChange();
   }
   std::vector<Attempt*> attempts;

@@ -70,6 +70,7 @@ class Agent {
   void Add(AttemptRecord record);
   void RemoveForgotten();
   void CleanCheckpoints(const v1::CheckpointSet& kept);
+  void CleanModels(const v1::Desired& desired);
 
   const Options options_;
   const NodeSetup& setup_;

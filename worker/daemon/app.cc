@@ -9,20 +9,25 @@
 
 #include <atomic>
 #include <csignal>
+#include <functional>
 #include <future>
+#include <memory>
 #include <thread>
 
 #include "common/base/env.h"
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "common/obs/log.h"
-#include "common/rpc/channel.h"
 #include "common/rpc/endpoint.h"
 #include "worker/daemon/agent.h"
+#include "worker/daemon/disk.h"
 #include "worker/daemon/file_sender.h"
+#include "worker/daemon/identity.h"
 #include "worker/daemon/models.h"
+#include "worker/daemon/node_facts.h"
 #include "worker/daemon/session.h"
 #include "worker/daemon/torch_locator.h"
 
@@ -33,6 +38,7 @@ using std::chrono::seconds;
 
 constexpr seconds kModelScanInterval{30};
 constexpr seconds kGpuProbeInterval{10};
+constexpr std::chrono::hours kCertificateInterval{1};
 // A worker that was just told to end still holds the lock for a moment.
 constexpr seconds kLockPatience{10};
 constexpr std::chrono::milliseconds kLockInterval{100};
@@ -51,6 +57,8 @@ absl::StatusOr<std::string> Absolute(const std::string& path) {
   return fmt::format("{}/{}", cwd, path);
 }
 
+}  // namespace
+
 absl::StatusOr<std::string> OwnProgram() {
   char path[4096] = {};
   if (readlink("/proc/self/exe", path, sizeof(path) - 1) < 0) {
@@ -59,12 +67,16 @@ absl::StatusOr<std::string> OwnProgram() {
   return std::string(path);
 }
 
+namespace {
+
 std::vector<std::string> HubDirs() {
   if (const auto dir = GetEnv("HF_HUB_CACHE")) return {*dir};
   if (const auto home = GetEnv("HF_HOME")) return {*home + "/hub"};
   if (const auto home = GetEnv("HOME")) return {*home + "/.cache/huggingface/hub"};
   return {};
 }
+
+}  // namespace
 
 absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& program) {
   NodeSetup setup;
@@ -105,10 +117,13 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
   setup.cpus = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   setup.grace_seconds = options.grace_seconds;
   setup.log_limit_bytes = int64_t{options.log_limit_mb} << 20;
+  SFT_ASSIGN_OR_RETURN(setup.disk_marks, io::ParseDiskMarks(options.disk_low, options.disk_full));
   SFT_RETURN_IF_ERROR(io::MakeDirs(setup.data_dir));
   SFT_RETURN_IF_ERROR(io::MakeDirs(setup.shared_dir));
   return setup;
 }
+
+namespace {
 
 // One worker a data folder.
 absl::StatusOr<io::UniqueFd> LockDataDir(const std::string& data_dir) {
@@ -157,53 +172,65 @@ v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, co
   message.set_memory_bytes(MemoryBytes());
   message.set_address(setup.address);
   message.set_has_shared_folder(setup.has_shared);
+  *message.mutable_disk() = MeasureDisk(setup);
+  *message.mutable_facts() = MakeFacts(inventory.first_readings(), ListNetworks());
   return message;
 }
 
-// Signals are taken by one thread; all others have them blocked.
+// Signals are taken by one thread; all others have them blocked, gRPC's among them, so this is
+// there before the first channel. Until Watch, a signal ends the process at once: joining may wait
+// long.
 class EndSignals {
  public:
   EndSignals() {
-    sigemptyset(&signals_);
-    sigaddset(&signals_, SIGTERM);
-    sigaddset(&signals_, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
     signal(SIGPIPE, SIG_IGN);
-  }
-  // `on_signal` is called once, on the waiting thread, which lives as long as the process.
-  void Watch(std::function<void()> on_signal) {
-    std::thread([signals = signals_, on_signal = std::move(on_signal)] {
+    std::thread([signals, state = state_] {
       int number = 0;
       sigwait(&signals, &number);
       spdlog::info("ending: signal {}", number);
+      std::function<void()> on_signal;
+      {
+        const MutexLock lock(state->mutex);
+        on_signal = state->on_signal;
+      }
       on_signal();
     }).detach();
   }
+  // `on_signal` is called once, on the waiting thread, which lives as long as the process.
+  void Watch(std::function<void()> on_signal) {
+    const MutexLock lock(state_->mutex);
+    state_->on_signal = std::move(on_signal);
+  }
 
  private:
-  sigset_t signals_;
+  struct State {
+    Mutex mutex;
+    std::function<void()> on_signal SFT_GUARDED_BY(mutex) = [] { _exit(0); };
+  };
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
-
-absl::Status CheckServerAddress(const std::string& server) {
-  SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, rpc::ParseEndpoint(server));
-  if (rpc::IsLoopback(endpoint.host)) return absl::OkStatus();
-  return FailedPrecondition(fmt::format(
-      "--server {}: only loopback addresses are served until TLS and tokens exist", server));
-}
 
 }  // namespace
 
 absl::Status RunWorker(const Options& options) {
   EndSignals signals;
-  SFT_RETURN_IF_ERROR(CheckServerAddress(options.server));
+  SFT_RETURN_IF_ERROR(rpc::ParseEndpoint(options.server).status());
   SFT_ASSIGN_OR_RETURN(const std::string program, OwnProgram());
   SFT_ASSIGN_OR_RETURN(const NodeSetup setup, MakeSetup(options, program));
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock, LockDataDir(setup.data_dir));
+  Clock& clock = Clock::Real();
+  SFT_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Identity> identity,
+      Identity::Open({options.server, setup.data_dir, setup.node, options.join_token_file}, clock));
   SimulatedGpus simulated;
   if (!options.simulate_gpus.empty()) {
     SFT_ASSIGN_OR_RETURN(simulated, ParseSimulatedGpus(options.simulate_gpus));
   }
-  Clock& clock = Clock::Real();
   const auto probe = [program] {
     absl::StatusOr<std::vector<GpuReading>> readings = ProbeGpus(program);
     if (!readings.ok()) spdlog::error("GPU probe: {}", Message(readings.status()));
@@ -213,8 +240,8 @@ absl::Status RunWorker(const Options& options) {
   Inventory inventory(probe, simulated, cpu_slots, clock);
   spdlog::info("node {}: {} GPU slots{}, {} CPU slots", setup.node, inventory.gpu_count(),
                inventory.simulated() ? " (simulated)" : "", cpu_slots);
-  const std::shared_ptr<grpc::Channel> channel = rpc::MakeChannel(options.server);
-  const std::unique_ptr<ServerApi> server = MakeServerApi(channel);
+  const auto channels = [&] { return identity->Channel(); };
+  const std::unique_ptr<ServerApi> server = MakeServerApi(channels);
   Stager stager(setup, *server);
   // Starting a rank program takes seconds: done beside everything else, needed by the first launch.
   const std::shared_future<absl::StatusOr<std::string>> torch =
@@ -232,8 +259,12 @@ absl::Status RunWorker(const Options& options) {
   const std::string incarnation = RandomUuid();
   SFT_ASSIGN_OR_RETURN(const std::string data_dir_id, DataDirId(setup.data_dir));
   Session session(
-      channel, agent,
-      [&] { return MakeRegister(setup, inventory, agent, incarnation, data_dir_id); },
+      channels, agent,
+      [&] {
+        v1::Register message = MakeRegister(setup, inventory, agent, incarnation, data_dir_id);
+        message.set_time_us(UnixMicros(clock.Wall()));
+        return message;
+      },
       [&](const v1::FetchFile& request) { files.Send(request); });
   std::atomic<bool> ending = false;
   signals.Watch([&] {
@@ -247,6 +278,12 @@ absl::Status RunWorker(const Options& options) {
   IoThread gpu_probe("gpu-probe", [&]() -> Nanos {
     inventory.Refresh();
     return kGpuProbeInterval;
+  });
+  IoThread certificate("certificate", [&]() -> Nanos {
+    const absl::StatusOr<bool> renewed = identity->RenewIfDue();
+    if (!renewed.ok()) spdlog::error("renewing the certificate: {}", Message(renewed.status()));
+    if (renewed.ok() && *renewed) session.Redial();
+    return kCertificateInterval;
   });
   inventory.SetWaker([&] { gpu_probe.Wake(); });
   session.Start();

@@ -1,12 +1,20 @@
 #pragma once
 
+#include <string>
+
 #include "common/base/status.h"
 #include "worker/daemon/options.h"
+#include "worker/daemon/setup.h"
 
 namespace sft::worker {
 
 // The daemon: makes the parts from the options, runs until SIGTERM or SIGINT. Ranks that run then
 // go on under their shims; the next start takes them up again.
 absl::Status RunWorker(const Options& options);
+
+// Where this program lies.
+absl::StatusOr<std::string> OwnProgram();
+// The node as the options say it; makes the folders that are missing.
+absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& program);
 
 }  // namespace sft::worker

@@ -79,6 +79,8 @@ void Attempt::Direct(const v1::DesiredAttempt& desired) {
   if (desired.intent() == v1::DesiredAttempt::FORGET) abandoned_ = true;
   checkpoints_wanted_ = std::max(checkpoints_wanted_, desired.checkpoints_asked());
   checkpoint_first_ = checkpoint_first_ || desired.checkpoint_first();
+  checkpoint_patience_ = std::max(
+      checkpoint_patience_, Nanos(std::chrono::seconds(desired.checkpoint_patience_seconds())));
   checkpoints_.Collect(desired.collect_checkpoint());
   if (abandoned_ || (desired.cancelled() && !desired.checkpoint_first())) checkpoints_.Drop();
   if (!desired.rendezvous().empty()) desired_rendezvous_ = desired.rendezvous();

@@ -160,6 +160,7 @@ class Attempt {
   bool abandoned_ SFT_GUARDED_BY(mutex_) = false;
   int64_t checkpoints_wanted_ SFT_GUARDED_BY(mutex_) = 0;
   bool checkpoint_first_ SFT_GUARDED_BY(mutex_) = false;
+  Nanos checkpoint_patience_ SFT_GUARDED_BY(mutex_){0};  // for it; at least the grace
   bool interrupted_ SFT_GUARDED_BY(mutex_) = false;
   bool stuck_ SFT_GUARDED_BY(mutex_) = false;
   std::optional<StagedJob> staged_ SFT_GUARDED_BY(mutex_);

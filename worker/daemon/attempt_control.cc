@@ -224,9 +224,12 @@ void Attempt::AskForCheckpoints() {
 }
 
 bool Attempt::WaitsForLastCheckpoint() {
+  Nanos patience = std::chrono::duration_cast<Nanos>(
+      std::chrono::duration<double>(services_.setup.grace_seconds));
   {
     const MutexLock lock(mutex_);
     if (!checkpoint_first_ || abandoned_ || shim_.state != "running") return false;
+    patience = std::max(patience, checkpoint_patience_);
   }
   const MonoTime now = services_.clock.Mono();
   if (!last_asked_at_) {
@@ -234,9 +237,7 @@ bool Attempt::WaitsForLastCheckpoint() {
     last_asked_at_ = now;
     if (!services_.shims.Ask(SocketPath(), {"checkpoint", ""}).ok()) return false;
   }
-  const Nanos grace = std::chrono::duration_cast<Nanos>(
-      std::chrono::duration<double>(services_.setup.grace_seconds));
-  if (checkpoints_.newest() > last_asked_after_ || now - *last_asked_at_ >= grace) return false;
+  if (checkpoints_.newest() > last_asked_after_ || now - *last_asked_at_ >= patience) return false;
   Enter(v1::AttemptStatus::STOPPING, "writing a checkpoint before the end");
   return true;
 }

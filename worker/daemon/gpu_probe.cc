@@ -36,7 +36,16 @@ struct NvmlFieldValue {
     unsigned long long wide;
   } value;
 };
-constexpr unsigned int kGpuRecoveryAction = 230;  // NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+struct NvmlFabricInfo {  // nvmlGpuFabricInfo_t
+  unsigned char cluster[16];
+  int status;
+  unsigned int clique;
+  unsigned char state;
+};
+constexpr unsigned char kFabricCompleted = 3;
+constexpr unsigned int kMaxLinks = 18;             // NVML_NVLINK_MAX_LINKS
+constexpr unsigned int kNvGpu = 0, kNvSwitch = 2;  // nvmlIntNvLinkDeviceType_t
+constexpr unsigned int kGpuRecoveryAction = 230;   // NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 
 class Nvml {
  public:
@@ -62,6 +71,52 @@ class Nvml {
     }
   }
 
+  // As Call, for what some products do not know: true when it worked.
+  template <typename... Args>
+  bool Try(const char* name, Args... args) {
+    error_.clear();
+    Call(name, args...);
+    return error_.empty();
+  }
+
+  // Which GPUs NVLink connects this one with.
+  nlohmann::json ReadLinks(NvmlDevice device) {
+    nlohmann::json links = {{"active", 0}, {"switch", false}, {"peers", nlohmann::json::array()}};
+    int active = 0;
+    for (unsigned int link = 0; link < kMaxLinks; ++link) {
+      unsigned int on = 0;
+      if (!Try("nvmlDeviceGetNvLinkState", device, link, &on)) break;
+      if (on == 0) continue;
+      ++active;
+      unsigned int type = 0;
+      const bool typed = Try("nvmlDeviceGetNvLinkRemoteDeviceType", device, link, &type);
+      if (typed && type == kNvSwitch) links["switch"] = true;
+      NvmlPciInfo peer{};
+      if (typed && type == kNvGpu &&
+          Try("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, link, &peer)) {
+        links["peers"].push_back(peer.bus_id);
+      }
+    }
+    links["active"] = active;
+    NvmlFabricInfo fabric{};
+    if (Try("nvmlDeviceGetGpuFabricInfo", device, &fabric) && fabric.state == kFabricCompleted) {
+      std::string cluster;
+      for (const unsigned char byte : fabric.cluster) cluster += fmt::format("{:02x}", byte);
+      if (cluster.find_first_not_of('0') != cluster.npos) {
+        links["cluster"] = fmt::format("{}.{}", cluster, fabric.clique);
+      }
+    }
+    return links;
+  }
+
+  std::string ReadDriver() {
+    char version[80] = {};
+    const std::string before = error_;
+    Try("nvmlSystemGetDriverVersion", &version[0], static_cast<unsigned int>(sizeof(version)));
+    error_ = before;
+    return version;
+  }
+
   nlohmann::json ReadDevice(unsigned int index) {
     NvmlDevice device = nullptr;
     char name[96] = {};
@@ -80,8 +135,10 @@ class Nvml {
     NvmlFieldValue recovery{};
     recovery.field = kGpuRecoveryAction;
     Call("nvmlDeviceGetFieldValues", device, 1, &recovery);
+    nlohmann::json links = ReadLinks(device);
     error_ = before;
     return {{"name", name},
+            {"links", std::move(links)},
             {"uuid", uuid},
             {"pci", pci.bus_id},
             {"recovery", recovery.result == 0 ? recovery.value.number : 0},
@@ -151,6 +208,7 @@ int GpuProbeMain() {
   if (nvml.Open()) {
     unsigned int count = 0;
     nvml.Call("nvmlInit_v2");
+    if (nvml.error().empty()) result["driver"] = nvml.ReadDriver();
     if (nvml.error().empty()) nvml.Call("nvmlDeviceGetCount_v2", &count);
     for (unsigned int i = 0; i < count && nvml.error().empty(); ++i) {
       result["gpus"].push_back(nvml.ReadDevice(i));
@@ -177,6 +235,15 @@ absl::StatusOr<std::vector<GpuReading>> ParseGpuProbe(std::string_view line) {
     reading.memory_bytes = gpu.value("memory", int64_t{0});
     reading.memory_used_bytes = gpu.value("used", int64_t{0});
     reading.utilization_percent = gpu.value("utilization", 0);
+    reading.driver = json.value("driver", "");
+    if (const auto links = gpu.find("links"); links != gpu.end() && links->is_object()) {
+      reading.active_links = links->value("active", 0);
+      reading.links_to_switch = links->value("switch", false);
+      reading.cluster = links->value("cluster", "");
+      for (const auto& peer : links->value("peers", nlohmann::json::array())) {
+        if (peer.is_string()) reading.link_peers.push_back(ShortPci(peer.get<std::string>()));
+      }
+    }
     readings.push_back(std::move(reading));
   }
   return readings;

@@ -19,6 +19,11 @@ struct GpuReading {
   std::string pci;  // "0000:18:00", as the kernel's messages name it; empty: not known
   // What the driver asks for before the GPU is used again; empty: nothing.
   std::string recovery;
+  std::string driver;                   // its version
+  int active_links = 0;                 // of NVLink
+  bool links_to_switch = false;         // and so to every other GPU that has one
+  std::vector<std::string> link_peers;  // GPUs at the other ends, as `pci`
+  std::string cluster;                  // of a fabric over several nodes; empty: none
 };
 
 // "reset the GPU" for NVML's GPU recovery action 1, and so on; empty for 0, none.

@@ -66,7 +66,8 @@ Inventory::Inventory(Probe probe, SimulatedGpus simulated, int cpu_slots, Clock&
   if (!simulated_) {
     // A driver that does not answer at the start: the node has no GPUs until it is restarted; the
     // caller logs it. Nothing is known of them that could be shown as unhealthy.
-    for (const GpuReading& reading : probe_().value_or(std::vector<GpuReading>{})) {
+    first_readings_ = probe_().value_or(std::vector<GpuReading>{});
+    for (const GpuReading& reading : first_readings_) {
       v1::Slot slot;
       slot.set_gpu_type(GpuTypeOf(reading.name));
       slot.set_product_name(reading.name);

@@ -30,6 +30,8 @@ class Inventory {
 
   std::vector<v1::Slot> Slots() const;
   bool simulated() const { return simulated_; }
+  // What the first probe said of the GPUs; empty for pretended ones.
+  const std::vector<GpuReading>& first_readings() const { return first_readings_; }
   int gpu_count() const { return gpu_count_; }
   // Ranks on it compute on a real GPU.
   bool IsGpu(int slot) const { return !simulated_ && slot >= 0 && slot < gpu_count_; }
@@ -54,7 +56,8 @@ class Inventory {
   const Probe probe_;
   const bool simulated_;
   Clock& clock_;
-  int gpu_count_ = 0;  // constant after construction
+  int gpu_count_ = 0;                       // constant after construction
+  std::vector<GpuReading> first_readings_;  // likewise
   mutable Mutex mutex_;
   std::vector<v1::Slot> slots_ SFT_GUARDED_BY(mutex_);
   std::vector<std::string> pci_;  // constant after construction, by slot

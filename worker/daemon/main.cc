@@ -4,14 +4,17 @@
 #include "common/obs/log.h"
 #include "worker/channel/launch.h"
 #include "worker/daemon/app.h"
+#include "worker/daemon/check.h"
 #include "worker/daemon/gpu_probe.h"
 #include "worker/daemon/options.h"
 
 int main(int argc, char** argv) {
   // Not for people: the daemon runs itself so to ask the GPU driver, which may hang.
   if (argc == 2 && std::string(argv[1]) == "probe-gpus") return sft::worker::GpuProbeMain();
+  if (argc == 3 && std::string(argv[1]) == "probe-nccl") return sft::worker::NcclProbeMain(argv[2]);
   const sft::worker::ParsedOptions parsed = sft::worker::ParseOptions(argc, argv);
   if (parsed.exit) return parsed.exit_code;
+  if (parsed.options.check) return sft::worker::RunCheck(parsed.options);
   absl::Status status = sft::obs::InitLogging({"sft-worker", parsed.options.log_level});
   if (status.ok()) status = sft::worker::RunWorker(parsed.options);
   if (status.ok()) return 0;

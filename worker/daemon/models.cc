@@ -10,51 +10,15 @@
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
+#include "worker/daemon/safetensors_check.h"
 
 namespace sft::worker {
 namespace {
 
 constexpr int64_t kMaxConfigBytes = 256 << 10;
 constexpr int64_t kMaxIndexBytes = 64 << 20;
-// Of a safetensors file; the format's own limit.
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
 constexpr char kIndex[] = "model.safetensors.index.json";
-
-// OK when the file is as long as its header says.
-absl::Status CheckSafetensors(const std::string& path) {
-  SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
-  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
-  unsigned char length_bytes[8] = {};
-  SFT_ASSIGN_OR_RETURN(const size_t got,
-                       io::ReadAt(fd.get(), 0, reinterpret_cast<char*>(length_bytes), 8, path));
-  if (got < 8) return DataLoss(fmt::format("is truncated: {} bytes", size));
-  uint64_t length = 0;
-  for (int i = 7; i >= 0; --i) length = length << 8 | length_bytes[i];
-  if (length > kMaxHeaderBytes) return DataLoss("is not a safetensors file");
-  if (length + 8 > static_cast<uint64_t>(size)) {
-    return DataLoss(
-        fmt::format("is truncated: {} bytes, the header alone needs {}", size, length + 8));
-  }
-  std::string header(length, '\0');
-  SFT_ASSIGN_OR_RETURN(const size_t read, io::ReadAt(fd.get(), 8, header.data(), length, path));
-  const auto json = nlohmann::json::parse(header.substr(0, read), nullptr, false);
-  if (!json.is_object()) return DataLoss("is not a safetensors file");
-  uint64_t end = 0;
-  for (const auto& [name, tensor] : json.items()) {
-    if (name == "__metadata__") continue;
-    const auto offsets = tensor.is_object() ? tensor.find("data_offsets") : tensor.end();
-    if (offsets == tensor.end() || !offsets->is_array() || offsets->size() != 2 ||
-        !(*offsets)[1].is_number_unsigned()) {
-      return DataLoss("is not a safetensors file");
-    }
-    end = std::max(end, (*offsets)[1].get<uint64_t>());
-  }
-  if (length + 8 + end != static_cast<uint64_t>(size)) {
-    return DataLoss(fmt::format("is truncated: {} bytes of {}", size, length + 8 + end));
-  }
-  return absl::OkStatus();
-}
 
 // The weight files of a folder, from the index if there is one.
 absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& dir,

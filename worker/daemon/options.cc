@@ -2,9 +2,41 @@
 
 #include <CLI/CLI.hpp>
 
+#include "common/base/status.h"
 #include "common/base/version.h"
+#include "common/io/disk_space.h"
 
 namespace sft::worker {
+
+namespace {
+
+void AddDisk(CLI::App& app, Options& options) {
+  const CLI::Validator disk_mark(
+      [](std::string& text) { return std::string(Message(io::ParseDiskMark(text).status())); }, "");
+  options.disk_low = io::kDefaultLowMark;
+  options.disk_full = io::kDefaultFullMark;
+  app.add_option("--disk-low", options.disk_low,
+                 "Tell the operator when less of the data folder's disk is free: a share, a size, "
+                 "or the smaller of both")
+      ->capture_default_str()
+      ->check(disk_mark);
+  app.add_option("--disk-full", options.disk_full, "Take no new job when less is free")
+      ->capture_default_str()
+      ->check(disk_mark);
+}
+
+void AddCheck(CLI::App& app, Options& options) {
+  app.footer("Example:\n  sft-worker check --data-dir /var/lib/sft-worker --server 127.0.0.1:7070");
+  CLI::App* check = app.add_subcommand(
+      "check",
+      "Look at GPUs, NVLink, driver, NCCL, torch, disk, clock, server, shared folder and "
+      "models as a worker with these options would, say what is wrong, and end");
+  check->fallthrough();
+  check->add_flag("--json", options.json, "Print JSON, for programs (docs/operations.md)");
+  check->callback([&options] { options.check = true; });
+}
+
+}  // namespace
 
 ParsedOptions ParseOptions(int argc, char** argv) {
   ParsedOptions parsed;
@@ -16,6 +48,9 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--data-dir", options.data_dir, "Folder for attempts, data sets and caches")
       ->required();
   app.add_option("--node", options.node, "Name of this node [the host's name]");
+  app.add_option("--join-token-file", options.join_token_file,
+                 "File with a join token (sftctl admin token create --join): needed once, for a "
+                 "server that is not on this machine; afterwards the node has a certificate");
   app.add_option("--address", options.address,
                  "Address at which ranks of other nodes reach this one")
       ->capture_default_str();
@@ -50,8 +85,10 @@ ParsedOptions ParseOptions(int argc, char** argv) {
                  "MiB kept here of each rank's log, the newest, beside its first MiB; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  AddDisk(app, options);
   app.add_option("--log-level", options.log_level, "debug, info, warn or error")
       ->capture_default_str();
+  AddCheck(app, options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {  // the library's way to say "done"

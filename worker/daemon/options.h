@@ -12,6 +12,7 @@ struct Options {
   std::string server = "127.0.0.1:7070";
   std::string data_dir;
   std::string node;
+  std::string join_token_file;
   std::string address = "127.0.0.1";
   std::vector<std::string> models;
   std::vector<std::string> data_roots;
@@ -25,7 +26,10 @@ struct Options {
   std::string shim_binary;
   double grace_seconds = 5;
   int log_limit_mb = 256;
+  std::string disk_low, disk_full;  // io::ParseDiskMark
   std::string log_level = "info";
+  bool check = false;  // look whether a worker with these options would run, and end
+  bool json = false;   // with check
 };
 
 // The exit code when the program shall end now: 0 after --help and --version, 2 after wrong usage.

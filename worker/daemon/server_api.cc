@@ -16,28 +16,32 @@ namespace {
 // Of one stream; a transfer that takes longer goes on from where it was.
 constexpr std::chrono::minutes kTransferDeadline{15};
 
+using Channels = std::function<std::shared_ptr<grpc::Channel>()>;
+
 class GrpcServerApi : public ServerApi {
  public:
-  explicit GrpcServerApi(const std::shared_ptr<grpc::Channel>& channel)
-      : worker_(v1::WorkerService::NewStub(channel)), data_(v1::DataService::NewStub(channel)) {}
+  explicit GrpcServerApi(Channels channels) : channels_(std::move(channels)) {}
 
   absl::StatusOr<int64_t> AppendLog(const v1::AppendLogRequest& request) override {
+    const auto worker = v1::WorkerService::NewStub(channels_());
     grpc::ClientContext context;
     rpc::SetDeadline(context, rpc::kUnaryDeadline);
     v1::AppendLogResponse response;
-    SFT_RETURN_IF_ERROR(rpc::FromGrpc(worker_->AppendLog(&context, request, &response)));
+    SFT_RETURN_IF_ERROR(rpc::FromGrpc(worker->AppendLog(&context, request, &response)));
     return response.offset();
   }
 
   absl::StatusOr<int64_t> AppendEvents(const v1::AppendEventsRequest& request) override {
+    const auto worker = v1::WorkerService::NewStub(channels_());
     grpc::ClientContext context;
     rpc::SetDeadline(context, rpc::kUnaryDeadline);
     v1::AppendEventsResponse response;
-    SFT_RETURN_IF_ERROR(rpc::FromGrpc(worker_->AppendEvents(&context, request, &response)));
+    SFT_RETURN_IF_ERROR(rpc::FromGrpc(worker->AppendEvents(&context, request, &response)));
     return response.offset();
   }
 
   absl::Status UploadArtifact(const BlobFile& file, const StopCheck& stop) override {
+    const auto data = v1::DataService::NewStub(channels_());
     const auto purpose =
         file.is_checkpoint ? v1::UploadBlobRequest::CHECKPOINT : v1::UploadBlobRequest::ARTIFACT;
     v1::StatBlobRequest question;
@@ -47,14 +51,14 @@ class GrpcServerApi : public ServerApi {
     {
       grpc::ClientContext context;
       rpc::SetDeadline(context, rpc::kUnaryDeadline);
-      SFT_RETURN_IF_ERROR(rpc::FromGrpc(data_->StatBlob(&context, question, &has)));
+      SFT_RETURN_IF_ERROR(rpc::FromGrpc(data->StatBlob(&context, question, &has)));
     }
     if (has.complete()) return absl::OkStatus();
     SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(file.path));
     grpc::ClientContext context;
     rpc::SetDeadline(context, kTransferDeadline);
     v1::UploadBlobResponse response;
-    const auto stream = data_->UploadBlob(&context, &response);
+    const auto stream = data->UploadBlob(&context, &response);
     v1::UploadBlobRequest chunk;
     chunk.set_sha256(file.sha256);
     chunk.set_size(file.size);
@@ -70,12 +74,13 @@ class GrpcServerApi : public ServerApi {
 
   absl::Status Download(const std::string& sha256, int64_t offset,
                         const std::function<absl::Status(std::string_view)>& sink) override {
+    const auto data = v1::DataService::NewStub(channels_());
     grpc::ClientContext context;
     rpc::SetDeadline(context, kTransferDeadline);
     v1::DownloadBlobRequest request;
     request.set_sha256(sha256);
     request.set_offset(offset);
-    const auto stream = data_->DownloadBlob(&context, request);
+    const auto stream = data->DownloadBlob(&context, request);
     v1::DownloadChunk chunk;
     while (stream->Read(&chunk)) {
       const absl::Status taken = sink(chunk.data());
@@ -88,25 +93,28 @@ class GrpcServerApi : public ServerApi {
   }
 
   absl::Status CommitCheckpoint(const v1::CommitCheckpointRequest& request) override {
+    const auto worker = v1::WorkerService::NewStub(channels_());
     grpc::ClientContext context;
     rpc::SetDeadline(context, rpc::kUnaryDeadline);
     v1::CommitCheckpointResponse response;
-    return rpc::FromGrpc(worker_->CommitCheckpoint(&context, request, &response));
+    return rpc::FromGrpc(worker->CommitCheckpoint(&context, request, &response));
   }
 
   absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) override {
+    const auto worker = v1::WorkerService::NewStub(channels_());
     grpc::ClientContext context;
     rpc::SetDeadline(context, rpc::kUnaryDeadline);
     v1::Artifact artifact;
-    return rpc::FromGrpc(worker_->CommitArtifact(&context, request, &artifact));
+    return rpc::FromGrpc(worker->CommitArtifact(&context, request, &artifact));
   }
 
   absl::Status SendFile(const v1::FetchFile& request, const std::string& path,
                         const std::string& error) override {
+    const auto worker = v1::WorkerService::NewStub(channels_());
     grpc::ClientContext context;
     rpc::SetDeadline(context, kTransferDeadline);
     v1::SendFileResponse response;
-    const auto stream = worker_->SendFile(&context, &response);
+    const auto stream = worker->SendFile(&context, &response);
     absl::Status read = error.empty() ? StreamFile(*stream, request, path) : Aborted(error);
     if (!read.ok()) {
       v1::SendFileRequest failure;
@@ -157,14 +165,13 @@ class GrpcServerApi : public ServerApi {
     return absl::OkStatus();
   }
 
-  const std::unique_ptr<v1::WorkerService::Stub> worker_;
-  const std::unique_ptr<v1::DataService::Stub> data_;
+  const Channels channels_;
 };
 
 }  // namespace
 
-std::unique_ptr<ServerApi> MakeServerApi(std::shared_ptr<grpc::Channel> channel) {
-  return std::make_unique<GrpcServerApi>(channel);
+std::unique_ptr<ServerApi> MakeServerApi(std::function<std::shared_ptr<grpc::Channel>()> channels) {
+  return std::make_unique<GrpcServerApi>(std::move(channels));
 }
 
 }  // namespace sft::worker

@@ -47,7 +47,7 @@ class ServerApi {
                                 const std::string& error) = 0;
 };
 
-// Over gRPC.
-std::unique_ptr<ServerApi> MakeServerApi(std::shared_ptr<grpc::Channel> channel);
+// Over gRPC; `channels` is asked at each call.
+std::unique_ptr<ServerApi> MakeServerApi(std::function<std::shared_ptr<grpc::Channel>()> channels);
 
 }  // namespace sft::worker

@@ -22,9 +22,9 @@ constexpr seconds kMaxHeartbeat{60};
 
 }  // namespace
 
-Session::Session(std::shared_ptr<grpc::Channel> channel, Agent& agent, MakeRegister make_register,
+Session::Session(Channels channels, Agent& agent, MakeRegister make_register,
                  OnFetchFile on_fetch_file)
-    : stub_(v1::WorkerService::NewStub(channel)),
+    : channels_(std::move(channels)),
       agent_(agent),
       make_register_(std::move(make_register)),
       on_fetch_file_(std::move(on_fetch_file)) {}
@@ -48,6 +48,11 @@ void Session::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+void Session::Redial() {
+  const MutexLock lock(mutex_);
+  if (context_ != nullptr) context_->TryCancel();
+}
+
 void Session::Loop() {
   Backoff backoff(kFirstBackoff, kMaxBackoff);
   while (true) {
@@ -65,7 +70,8 @@ bool Session::RunOnce() {
     if (stopping_) return false;
     context_ = &context;
   }
-  const std::unique_ptr<Stream> stream = stub_->Session(&context);
+  const auto stub = v1::WorkerService::NewStub(channels_());
+  const std::unique_ptr<Stream> stream = stub->Session(&context);
   v1::WorkerMessage hello;
   *hello.mutable_register_() = make_register_();
   bool accepted = false;

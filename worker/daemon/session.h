@@ -22,14 +22,17 @@ namespace sft::worker {
 class Session {
  public:
   using MakeRegister = std::function<v1::Register()>;
+  using Channels = std::function<std::shared_ptr<grpc::Channel>()>;
   using OnFetchFile = std::function<void(const v1::FetchFile&)>;
 
-  // `agent` is borrowed. `on_fetch_file` is called on the reading thread and must not block.
-  Session(std::shared_ptr<grpc::Channel> channel, Agent& agent, MakeRegister make_register,
-          OnFetchFile on_fetch_file);
+  // `agent` is borrowed. `channels` is asked at each dialling. `on_fetch_file` is called on the
+  // reading thread and must not block.
+  Session(Channels channels, Agent& agent, MakeRegister make_register, OnFetchFile on_fetch_file);
   ~Session();
 
   void Start();
+  // Ends the stream: the next one is of the channel that there is then.
+  void Redial();
   // Ends the stream and the threads.
   void Stop();
 
@@ -46,7 +49,7 @@ class Session {
   // When the report of that number was sent; it and older ones are forgotten.
   void TakeAnswer(int64_t sequence);
 
-  const std::unique_ptr<v1::WorkerService::Stub> stub_;
+  const Channels channels_;
   Agent& agent_;
   const MakeRegister make_register_;
   const OnFetchFile on_fetch_file_;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/io/disk_space.h"
 
 namespace sft::worker {
 
@@ -35,6 +36,8 @@ struct NodeSetup {
   Nanos unreachable_after = std::chrono::minutes(15);
   // Of each process's log (channel::ShimLaunch).
   int64_t log_limit_bytes = 0;
+  // Of the disk with data_dir; the server places nothing new below the second.
+  io::DiskMarks disk_marks;
 
   // Where the kernel says what it did to GPUs and processes.
   std::string kernel_log = "/dev/kmsg";

@@ -1,0 +1,298 @@
+#include "worker/daemon/check.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "common/base/clock.h"
+#include "common/base/version.h"
+#include "common/io/file.h"
+#include "common/obs/check_report.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/status.h"
+#include "common/rpc/version.h"
+#include "sft/v1/cluster_service.grpc.pb.h"
+#include "worker/daemon/app.h"
+#include "worker/daemon/child_process.h"
+#include "worker/daemon/disk.h"
+#include "worker/daemon/gpu_probe.h"
+#include "worker/daemon/inventory.h"
+#include "worker/daemon/models.h"
+#include "worker/daemon/node_facts.h"
+#include "worker/daemon/torch_locator.h"
+
+namespace sft::worker {
+namespace {
+
+using obs::CheckReport;
+
+constexpr std::chrono::seconds kProbeDeadline{20};
+constexpr std::chrono::seconds kReachDeadline{5};
+constexpr double kClockWarn = 2, kClockFail = 60;
+constexpr int64_t kSharedMemory = int64_t{1} << 30;
+
+double Gigabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
+
+// A file can be made there and is gone again.
+absl::Status TryWrite(const std::string& folder) {
+  const std::string path = fmt::format("{}/.sft-check-{}", folder, getpid());
+  SFT_RETURN_IF_ERROR(io::WriteFileAtomic(path, "check"));
+  return io::RemoveAll(path);
+}
+
+void CheckFolders(const NodeSetup& setup, CheckReport& report) {
+  report.Take("data folder", TryWrite(setup.data_dir), setup.data_dir,
+              "let the user that sft-worker runs as write there, or give another --data-dir");
+  const io::UniqueFd lock(open((setup.data_dir + "/worker.lock").c_str(), O_RDWR | O_CLOEXEC));
+  const bool held = lock.valid() && flock(lock.get(), LOCK_EX | LOCK_NB) != 0;
+  if (held) report.Ok("worker", "one runs with this data folder now");
+  if (setup.has_shared) {
+    report.Take("shared folder", TryWrite(setup.shared_dir), setup.shared_dir,
+                "mount it, and let the user that sft-worker runs as write there");
+  } else {
+    report.Ok("shared folder",
+              fmt::format("none (--shared): checkpoints above {:.1f} GB stay on this node, and "
+                          "their jobs with them",
+                          Gigabytes(setup.checkpoint_upload_limit)));
+  }
+}
+
+void CheckDisk(const NodeSetup& setup, CheckReport& report) {
+  const v1::NodeDisk disk = MeasureDisk(setup);
+  const std::string text = fmt::format("{:.1f} GB of {:.1f} GB free", Gigabytes(disk.free_bytes()),
+                                       Gigabytes(disk.total_bytes()));
+  const char* advice = "free space below the data folder, or give it a larger disk";
+  if (disk.level() == v1::NodeDisk::FULL) {
+    report.Fail("disk", text + ": no job is placed on this node", advice);
+  } else if (disk.level() == v1::NodeDisk::LOW) {
+    report.Warn("disk", text, advice);
+  } else {
+    report.Ok("disk", text);
+  }
+}
+
+void CheckMemory(CheckReport& report) {
+  struct sysinfo info {};
+  if (sysinfo(&info) == 0) {
+    const auto total = static_cast<int64_t>(info.totalram) * info.mem_unit;
+    report.Ok("memory", fmt::format("{:.1f} GB, {} CPUs", Gigabytes(total), get_nprocs()));
+  }
+  const absl::StatusOr<io::DiskSpace> shared = io::SpaceOf("/dev/shm");
+  if (!shared.ok() || shared->free < kSharedMemory) {
+    report.Warn("/dev/shm",
+                shared.ok() ? fmt::format("{:.2f} GB free", Gigabytes(shared->free))
+                            : std::string(Message(shared.status())),
+                "ranks of one node talk through it (NCCL): mount a tmpfs of at least 1 GB there");
+  }
+}
+
+// The GPUs, with the lines that people look for: how many, what each is and what it does now.
+std::vector<GpuReading> CheckGpus(const Options& options, const std::string& program,
+                                  CheckReport& report) {
+  if (!options.simulate_gpus.empty()) {
+    const absl::StatusOr<SimulatedGpus> simulated = ParseSimulatedGpus(options.simulate_gpus);
+    report.Take("GPUs", simulated.status(),
+                fmt::format("Number of GPUs: {} (simulated: ranks run on the CPU)",
+                            simulated.ok() ? simulated->count : 0),
+                "give TYPE:COUNT");
+    return {};
+  }
+  const absl::StatusOr<std::vector<GpuReading>> gpus = ProbeGpus(program);
+  if (!gpus.ok()) {
+    report.Fail("GPUs", std::string(Message(gpus.status())),
+                "see whether nvidia-smi answers; a driver that hangs needs a reset of the GPU or a "
+                "restart of the node");
+    return {};
+  }
+  const std::string count = fmt::format("Number of GPUs: {}", gpus->size());
+  if (gpus->empty()) {
+    const bool has_cpus = options.cpu_slots > 0 || options.dev;
+    if (has_cpus) {
+      report.Ok("GPUs", count + "; CPU slots are offered");
+    } else {
+      report.Fail("GPUs", count + ": there is no NVIDIA driver on this node",
+                  "install the driver, or offer CPU slots (--cpu-slots N)");
+    }
+    return {};
+  }
+  report.Ok("GPUs", count);
+  for (size_t i = 0; i < gpus->size(); ++i) {
+    const GpuReading& gpu = (*gpus)[i];
+    const std::string text =
+        fmt::format("{} ({}, {}), {:.1f} of {:.1f} GB used, {}% busy, {} NVLinks", gpu.name,
+                    GpuTypeOf(gpu.name), gpu.pci, Gigabytes(gpu.memory_used_bytes),
+                    Gigabytes(gpu.memory_bytes), gpu.utilization_percent, gpu.active_links);
+    const std::string name = fmt::format("GPU {}", i);
+    if (gpu.recovery.empty()) {
+      report.Ok(name, text);
+    } else {
+      report.Fail(name, text, "the driver asks to " + gpu.recovery + " before it is used");
+    }
+  }
+  return *gpus;
+}
+
+void CheckLinks(const std::vector<GpuReading>& gpus, CheckReport& report) {
+  const v1::NodeFacts facts = MakeFacts(gpus, ListNetworks());
+  if (!facts.driver_version().empty()) report.Ok("driver", facts.driver_version());
+  if (facts.interconnect() == "PCIe") {
+    report.Warn("interconnect", "PCIe: the GPUs have no NVLink",
+                "everything runs; collectives of full fine-tuning are several times slower");
+  } else if (!facts.interconnect().empty()) {
+    report.Ok("interconnect", facts.interconnect());
+  }
+  for (const std::string& network : facts.networks()) {
+    if (network.ends_with("ACTIVE")) {
+      report.Ok("network", network);
+    } else {
+      report.Warn("network", network, "it carries nothing between nodes until it is active");
+    }
+  }
+}
+
+// The NCCL that ranks would open: wheels keep it beside torch's folder.
+std::string FindNccl(const std::string& torch_lib) {
+  for (const char* place : {"/../../nvidia/nccl/lib/libnccl.so.2", "/libnccl.so.2"}) {
+    if (!torch_lib.empty() && io::Exists(torch_lib + place)) return torch_lib + place;
+  }
+  return "libnccl.so.2";
+}
+
+void CheckEngine(const Options& options, const NodeSetup& setup, const std::string& program,
+                 bool has_gpus, CheckReport& report) {
+  const absl::StatusOr<std::string> torch = LocateTorch(setup.rank_binary, options.torch);
+  if (!torch.ok()) {
+    report.Fail("torch", std::string(Message(torch.status())),
+                "install what requirements/ of the bundle lists (pip install --no-deps -r ...), "
+                "then give its folder with --torch");
+    return;
+  }
+  report.Ok("torch", torch->empty() ? "found by sft-rank itself" : *torch);
+  const std::string ranks = setup.rank_binary.substr(0, setup.rank_binary.rfind('/'));
+  if (!has_gpus) return report.Ok("collectives", "Gloo (ranks run on the CPU)");
+  const std::string plugin = ranks + "/../lib/libsft_cuda.so";
+  if (io::Exists(plugin)) {
+    report.Ok("CUDA plugin", plugin);
+  } else {
+    report.Fail("CUDA plugin", plugin + " is missing: ranks would train on CPUs",
+                "install a bundle that was built with CUDA");
+  }
+  const absl::StatusOr<ChildResult> nccl =
+      RunChild({program, "probe-nccl", FindNccl(*torch)}, {}, kProbeDeadline);
+  if (nccl.ok() && nccl->ok()) {
+    report.Ok("NCCL", nccl->output.substr(0, nccl->output.find('\n')));
+  } else {
+    report.Fail("NCCL",
+                nccl.ok() ? nccl->output.substr(0, 300) : std::string(Message(nccl.status())),
+                "it comes with torch's wheels (nvidia-nccl-cu13 in requirements/)");
+  }
+}
+
+// Reach, versions and clock.
+void CheckServer(const Options& options, CheckReport& report) {
+  const auto stub = v1::ClusterService::NewStub(rpc::MakeChannel(options.server));
+  grpc::ClientContext context;
+  rpc::SetDeadline(context, kReachDeadline);
+  v1::GetServerInfoRequest request;
+  request.set_client_version(kVersion);
+  request.set_client_protocol(kProtocol);
+  v1::ServerInfo info;
+  Clock& clock = Clock::Real();
+  const int64_t before = UnixMicros(clock.Wall());
+  const grpc::Status status = stub->GetServerInfo(&context, request, &info);
+  const int64_t after = UnixMicros(clock.Wall());
+  if (!status.ok()) {
+    report.Fail("server", fmt::format("{}: {}", options.server, status.error_message()),
+                "see that sft-server runs there and that no firewall is between (--server)");
+    return;
+  }
+  const absl::Status speaks =
+      rpc::CheckServerProtocol(info.protocol(), info.min_protocol(), info.version());
+  report.Take("server", speaks,
+              fmt::format("{}: sft-server {}, answered in {:.1f} ms", options.server,
+                          info.version(), static_cast<double>(after - before) / 1e3),
+              "upgrade the older side: the server first");
+  if (info.time_us() == 0) return;
+  const double apart = (static_cast<double>(before) / 2 + static_cast<double>(after) / 2 -
+                        static_cast<double>(info.time_us())) /
+                       1e6;
+  const std::string text = fmt::format("{:+.3f} s from the server's", apart);
+  const char* advice = "let chrony or systemd-timesyncd keep the clocks of all nodes";
+  if (std::abs(apart) >= kClockFail) {
+    report.Fail("clock", text, advice);
+  } else if (std::abs(apart) >= kClockWarn) {
+    report.Warn("clock", text, advice);
+  } else {
+    report.Ok("clock", text);
+  }
+}
+
+void CheckModels(const NodeSetup& setup, CheckReport& report) {
+  const std::vector<v1::Model> models = ListModels(setup);
+  if (models.empty()) {
+    report.Warn("models", "none is seen", "put models below a folder named with --models");
+  }
+  for (const v1::Model& model : models) {
+    const std::string text = fmt::format("{} at {}", model.id(), model.path());
+    if (model.problem().empty()) {
+      report.Ok("model", text);
+    } else {
+      report.Warn("model", fmt::format("{}: {}", text, model.problem()),
+                  "jobs that name it are refused: repair or remove it");
+    }
+  }
+}
+
+void CheckAll(const Options& options, CheckReport& report) {
+  const absl::StatusOr<std::string> program = OwnProgram();
+  const absl::StatusOr<NodeSetup> setup =
+      program.ok() ? MakeSetup(options, *program) : absl::StatusOr<NodeSetup>(program.status());
+  if (!setup.ok()) {
+    report.Fail("options", std::string(Message(setup.status())), "see sft-worker --help");
+    return;
+  }
+  report.Ok("sft-worker",
+            fmt::format("{}, node {}, address {}", kVersion, setup->node, setup->address));
+  CheckFolders(*setup, report);
+  CheckDisk(*setup, report);
+  CheckMemory(report);
+  const std::vector<GpuReading> gpus = CheckGpus(options, *program, report);
+  CheckLinks(gpus, report);
+  CheckEngine(options, *setup, *program, !gpus.empty(), report);
+  CheckModels(*setup, report);
+  CheckServer(options, report);
+}
+
+}  // namespace
+
+int RunCheck(const Options& options) {
+  CheckReport report;
+  CheckAll(options, report);
+  const std::string text = options.json ? report.Json() : report.Text();
+  fputs(text.c_str(), stdout);
+  return report.ExitCode();
+}
+
+int NcclProbeMain(const std::string& path) {
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    printf("%s\n", dlerror());
+    return 1;
+  }
+  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(library, "ncclGetVersion"));
+  int version = 0;
+  if (get == nullptr || get(&version) != 0) {
+    printf("%s is no NCCL\n", path.c_str());
+    return 1;
+  }
+  printf("%d.%d.%d at %s\n", version / 10000, version / 100 % 100, version % 100, path.c_str());
+  return 0;
+}
+
+}  // namespace sft::worker

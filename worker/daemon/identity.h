@@ -1,0 +1,57 @@
+#pragma once
+
+#include <grpcpp/channel.h>
+
+#include <memory>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/base/mutex.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/endpoint.h"
+
+namespace sft::worker {
+
+// As whom this worker calls the server: a node with a certificate of the fleet's authority, or, on
+// the server's own machine, nobody in particular. Kept in the worker's data folder:
+//
+//   <data dir>/tls/node.key node.crt ca.crt  joined_with (the id of the join token)
+//
+// Thread-safe.
+class Identity {
+ public:
+  struct Options {
+    std::string server;  // "host:port"
+    std::string data_dir;
+    std::string node;
+    std::string join_token_file;  // empty: none
+  };
+  // Joins the fleet if there is a token that was not used for it before. FAILED_PRECONDITION for a
+  // server elsewhere without certificate or token, for a folder of another node, for a certificate
+  // that has expired, for clocks that are apart; otherwise what the server says.
+  static absl::StatusOr<std::unique_ptr<Identity>> Open(const Options& options, Clock& clock);
+
+  // The channel to use for the next call.
+  std::shared_ptr<grpc::Channel> Channel() const;
+  // A new certificate when two thirds of the old one's time are over. True: the channel is another
+  // one from now on.
+  absl::StatusOr<bool> RenewIfDue();
+
+ private:
+  Identity(Options options, rpc::Endpoint endpoint, Clock& clock)
+      : options_(std::move(options)), endpoint_(std::move(endpoint)), clock_(clock) {}
+  std::string PathOf(const char* name) const { return options_.data_dir + "/tls/" + name; }
+  absl::Status Load();
+  absl::Status Join(const std::string& token);
+  absl::StatusOr<std::string> AskToJoin(const std::string& token);
+  absl::Status Keep(const std::string& certificate_pem);
+
+  const Options options_;
+  const rpc::Endpoint endpoint_;
+  Clock& clock_;
+  mutable Mutex mutex_;
+  rpc::Security security_ SFT_GUARDED_BY(mutex_);
+  std::shared_ptr<grpc::Channel> channel_ SFT_GUARDED_BY(mutex_);
+};
+
+}  // namespace sft::worker

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sft/v1/node.pb.h"
+#include "worker/daemon/gpu_probe.h"
+
+namespace sft::worker {
+
+// What there is on a node besides its slots: the driver, how its GPUs reach each other, and its
+// adapters for fast networks (`networks`, as ListNetworks gives them).
+v1::NodeFacts MakeFacts(const std::vector<GpuReading>& gpus, std::vector<std::string> networks);
+
+// "mlx5_0: InfiniBand 400 Gb/sec (4X NDR), ACTIVE" for each port below `root`, the kernel's list of
+// RDMA devices.
+std::vector<std::string> ListNetworks(const std::string& root = "/sys/class/infiniband");
+
+}  // namespace sft::worker
