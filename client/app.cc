@@ -6,6 +6,7 @@
 #include "client/output/text.h"
 #include "common/base/duration.h"
 #include "common/base/edit_distance.h"
+#include "common/base/env.h"
 #include "common/base/utf8.h"
 #include "common/base/version.h"
 
@@ -20,6 +21,12 @@ CLI::App* AddCommand(CLI::App& app, const std::string& name, const std::string& 
 
 void AddJsonFlag(CLI::App* command, Session& session) {
   command->add_flag("--json", session.json, "Print JSON, for programs (docs/cli.md)");
+}
+
+void AddProjectOption(CLI::App* command, std::string& project) {
+  project = GetEnv("SFT_PROJECT").value_or("");
+  command->add_option("--project", project,
+                      "Project (default: SFT_PROJECT, else the one in which you have a role)");
 }
 
 ExitCode Fail(Connection& connection, const absl::Status& status) {
@@ -94,17 +101,19 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   app.add_option(
       "--server", session.server,
       "Server as HOST:PORT (default: SFT_SERVER, then `server` of ~/.config/sft/config.toml, "
-      "then 127.0.0.1:7070)");
+      "then where `login` was last, then 127.0.0.1:7070)");
   app.footer(
       "Exit codes: 0 succeeded, 1 internal error, 2 usage or invalid job file, 3 not found, 4 "
       "unreachable\nor timed out, 5 refused, 10 job failed (user), 11 job failed (infrastructure), "
       "12 "
       "cancelled, 130 interrupted.\nExample:\n  sftctl submit job.toml --follow");
   AddSubmit(app, session);
+  AddSweep(app, session);
   AddStatus(app, session);
   AddList(app, session);
   AddLogs(app, session);
   AddCancel(app, session);
+  AddHold(app, session);
   AddCheckpoints(app, session);
   AddWait(app, session);
   AddMetrics(app, session);
@@ -112,6 +121,9 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddEvents(app, session);
   AddDownload(app, session);
   AddNodes(app, session);
+  AddStats(app, session);
+  AddStorage(app, session);
+  AddLogin(app, session);
   AddAdmin(app, session);
   AddExplain(app, session);
   AddCompletion(app, session);

@@ -5,12 +5,14 @@
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
+#include "client/login.h"
 #include "client/output/text.h"
 #include "common/base/env.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/rpc/endpoint.h"
 #include "common/rpc/version.h"
+#include "common/tls/peer.h"
 
 namespace sft::client {
 namespace {
@@ -53,13 +55,21 @@ absl::StatusOr<std::string> ResolveServer(const std::string& flag) {
   if (server.empty()) {
     SFT_ASSIGN_OR_RETURN(server, ServerOfConfigFile());
   }
+  if (server.empty()) {
+    SFT_ASSIGN_OR_RETURN(server, LastServer());
+  }
   if (server.empty()) server = kDefaultServer;
   SFT_RETURN_IF_ERROR(rpc::ParseEndpoint(server).status());
   return server;
 }
 
-Connection::Connection(std::string server, Console console, Clock& clock)
-    : Connection(rpc::MakeChannel(server), server, console, clock) {}
+Connection::Connection(std::string server, absl::StatusOr<rpc::Security> security, Console console,
+                       Clock& clock)
+    : Connection(rpc::MakeChannel(server, security.value_or(rpc::Security())), server, console,
+                 clock) {
+  usable_ = security.status();
+  if (security.ok()) authority_pem_ = security->authority_pem;
+}
 
 Connection::Connection(std::shared_ptr<grpc::Channel> channel, std::string server, Console console,
                        Clock& clock)
@@ -70,9 +80,14 @@ Connection::Connection(std::shared_ptr<grpc::Channel> channel, std::string serve
       jobs_(v1::JobService::NewStub(channel_)),
       data_(v1::DataService::NewStub(channel_)),
       cluster_(v1::ClusterService::NewStub(channel_)),
-      admin_(v1::AdminService::NewStub(channel_)) {}
+      admin_(v1::AdminService::NewStub(channel_)),
+      scheduling_(v1::SchedulingService::NewStub(channel_)),
+      operators_(v1::OperatorService::NewStub(channel_)),
+      storage_(v1::StorageService::NewStub(channel_)),
+      auth_(v1::AuthService::NewStub(channel_)) {}
 
 absl::Status Connection::Check() {
+  SFT_RETURN_IF_ERROR(usable_);
   v1::GetServerInfoRequest request;
   request.set_client_version(kVersion);
   request.set_client_protocol(kProtocol);
@@ -93,8 +108,24 @@ grpc::Status Connection::Retry(const std::function<grpc::Status(grpc::ClientCont
   return status;
 }
 
+absl::Status Connection::ExplainTls() {
+  const absl::StatusOr<rpc::Endpoint> endpoint = rpc::ParseEndpoint(server_);
+  if (!endpoint.ok()) return absl::OkStatus();
+  absl::Status why;
+  if (!authority_pem_.empty()) {
+    why = tls::Explain(endpoint->host, endpoint->port, authority_pem_, clock_.Wall());
+  } else if (tls::FetchChain(endpoint->host, endpoint->port).ok()) {
+    why = FailedPrecondition(
+        fmt::format("the server at {} asks for TLS and a token: log in first (`sftctl login {}`)",
+                    server_, server_));
+  }
+  // That nobody answers is said better below.
+  return absl::IsUnavailable(why) ? absl::OkStatus() : why;
+}
+
 absl::Status Connection::Describe(const grpc::Status& status) {
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    SFT_RETURN_IF_ERROR(ExplainTls());
     return Unavailable(
         fmt::format("cannot reach sft-server at {} ({}); start it with `sft-server --dev`, or name "
                     "another with "

@@ -12,22 +12,29 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/status.h"
 #include "sft/v1/admin_service.grpc.pb.h"
+#include "sft/v1/auth_service.grpc.pb.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
+#include "sft/v1/operator_service.grpc.pb.h"
+#include "sft/v1/scheduling_service.grpc.pb.h"
+#include "sft/v1/storage_service.grpc.pb.h"
 
 namespace sft::client {
 
 inline constexpr char kDefaultServer[] = "127.0.0.1:7070";
 
 // The address to talk to: `flag` if not empty, else SFT_SERVER, else `server` of
-// ~/.config/sft/config.toml, else kDefaultServer. INVALID_ARGUMENT for a broken file or address.
+// ~/.config/sft/config.toml, else the server logged in to last, else kDefaultServer.
+// INVALID_ARGUMENT for a broken file or address.
 absl::StatusOr<std::string> ResolveServer(const std::string& flag);
 
 // Stubs of one server; connects at the first call. Owned by a command for its whole run.
 class Connection {
  public:
-  Connection(std::string server, Console console, Clock& clock);
+  // A security that is an error is what Check says: commands that do not connect go on.
+  Connection(std::string server, absl::StatusOr<rpc::Security> security, Console console,
+             Clock& clock);
   // For tests: an in-process channel.
   Connection(std::shared_ptr<grpc::Channel> channel, std::string server, Console console,
              Clock& clock);
@@ -39,6 +46,10 @@ class Connection {
   v1::DataService::Stub& data() { return *data_; }
   v1::ClusterService::Stub& cluster() { return *cluster_; }
   v1::AdminService::Stub& admin() { return *admin_; }
+  v1::SchedulingService::Stub& scheduling() { return *scheduling_; }
+  v1::OperatorService::Stub& operators() { return *operators_; }
+  v1::StorageService::Stub& storage() { return *storage_; }
+  v1::AuthService::Stub& auth() { return *auth_; }
   const std::string& server() const { return server_; }
   Console& console() { return console_; }
   Clock& clock() { return clock_; }
@@ -62,6 +73,8 @@ class Connection {
   absl::Status Describe(const grpc::Status& status);
 
  private:
+  // What is wrong with the server's TLS, if that is why it cannot be reached.
+  absl::Status ExplainTls();
   grpc::Status Retry(const std::function<grpc::Status(grpc::ClientContext&)>& call);
 
   std::string server_;
@@ -72,6 +85,12 @@ class Connection {
   std::unique_ptr<v1::DataService::Stub> data_;
   std::unique_ptr<v1::ClusterService::Stub> cluster_;
   std::unique_ptr<v1::AdminService::Stub> admin_;
+  std::unique_ptr<v1::SchedulingService::Stub> scheduling_;
+  std::unique_ptr<v1::OperatorService::Stub> operators_;
+  std::unique_ptr<v1::StorageService::Stub> storage_;
+  std::unique_ptr<v1::AuthService::Stub> auth_;
+  absl::Status usable_;
+  std::string authority_pem_;
 };
 
 // "job-abc" of "projects/p/jobs/job-abc".

@@ -47,7 +47,10 @@ absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& fl
                            {"job.name", flags.name, "--name"},
                            {"job.data", flags.dataset, "--dataset"},
                            {"data.val", flags.val, "--val"},
-                           {"job.model", flags.model, "--model"}}) {
+                           {"job.model", flags.model, "--model"},
+                           {"scheduling.priority", flags.priority, "--priority"},
+                           {"scheduling.after", flags.after, "--after"},
+                           {"scheduling.time_limit", flags.time_limit, "--time-limit"}}) {
     if (!flag.value) continue;
     if (flag.value->empty()) {
       return InvalidArgument(fmt::format(
@@ -60,6 +63,9 @@ absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& fl
     if (!text.ok()) return InvalidArgument(fmt::format("--deepspeed: {}", Message(text.status())));
     if (text->empty()) return InvalidArgument(fmt::format("{} is empty", flags.deepspeed));
     overrides.push_back(Make(v1::Override::FLAG, "train.deepspeed_config", *text, "--deepspeed"));
+  }
+  if (flags.hold) {
+    overrides.push_back(Make(v1::Override::FLAG, "scheduling.hold", "true", "--hold"));
   }
   if (flags.examples > 0) {
     overrides.push_back(Make(v1::Override::FLAG, "data.max_examples",

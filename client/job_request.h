@@ -18,6 +18,10 @@ struct SubmitFlags {
   std::optional<std::string> val;
   std::optional<std::string> model;
   std::optional<std::string> name;
+  std::optional<std::string> priority;
+  std::optional<std::string> after;  // ids, separated by commas
+  std::optional<std::string> time_limit;
+  bool hold = false;
   std::string deepspeed;  // path of a DeepSpeed JSON
   long examples = 0;
   std::vector<std::string> set;  // "key=value", as typed

@@ -5,6 +5,7 @@
 
 #include "client/app.h"
 #include "client/interrupt.h"
+#include "client/login.h"
 
 int main(int argc, char** argv) {
   using namespace sft::client;
@@ -18,7 +19,7 @@ int main(int argc, char** argv) {
       console.err << "sftctl: " << server.status().message() << "\n";
       return nullptr;
     }
-    return std::make_unique<Connection>(*server, console, sft::Clock::Real());
+    return std::make_unique<Connection>(*server, SecurityOf(*server), console, sft::Clock::Real());
   };
   return RunApp(argc, argv, console, connect);
 }

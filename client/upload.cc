@@ -21,7 +21,8 @@ constexpr Nanos kPatience = std::chrono::seconds(15);
 constexpr Nanos kOtherPatience = std::chrono::minutes(10);
 
 // One stream from `offset` to the end; the answer's status.
-grpc::Status SendFrom(Connection& connection, const LocalFile& file, int fd, int64_t offset) {
+grpc::Status SendFrom(Connection& connection, const LocalFile& file, const std::string& project,
+                      int fd, int64_t offset) {
   grpc::ClientContext context;
   Interrupt interrupt(context);
   v1::UploadBlobResponse response;
@@ -35,6 +36,7 @@ grpc::Status SendFrom(Connection& connection, const LocalFile& file, int fd, int
       request.set_size(file.size);
       request.set_offset(offset);
       request.set_purpose(v1::UploadBlobRequest::DATASET);
+      request.set_project(project);
       request.set_display_name(std::filesystem::path(file.path).filename().string());
     }
     const absl::StatusOr<size_t> got =
@@ -60,7 +62,8 @@ absl::StatusOr<LocalFile> HashLocalFile(const std::string& key, const std::strin
   return LocalFile{path, hash->sha256, hash->size};
 }
 
-absl::Status UploadDataset(Connection& connection, const LocalFile& file) {
+absl::Status UploadDataset(Connection& connection, const LocalFile& file,
+                           const std::string& project) {
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(file.path));
   MonoTime moved = connection.clock().Mono();
   int64_t most = -1;
@@ -68,6 +71,8 @@ absl::Status UploadDataset(Connection& connection, const LocalFile& file) {
   for (Nanos pause = kFirstPause;; pause = std::min<Nanos>(2 * pause, kMaxPause)) {
     v1::StatBlobRequest request;
     request.set_sha256(file.sha256);
+    request.set_purpose(v1::UploadBlobRequest::DATASET);
+    request.set_project(project);
     SFT_ASSIGN_OR_RETURN(
         const v1::StatBlobResponse known,
         connection.Call(connection.data(), &v1::DataService::Stub::StatBlob, request));
@@ -81,7 +86,7 @@ absl::Status UploadDataset(Connection& connection, const LocalFile& file) {
       connection.console().err << fmt::format("uploading {} ({})\n", file.path, Bytes(file.size));
       told_upload = true;
     }
-    const grpc::Status status = SendFrom(connection, file, fd.get(), known.received());
+    const grpc::Status status = SendFrom(connection, file, project, fd.get(), known.received());
     if (status.ok()) return absl::OkStatus();
     // Somebody else sends the same file: what matters is that it gets there.
     const bool another = status.error_code() == grpc::StatusCode::ABORTED;

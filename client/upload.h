@@ -18,6 +18,8 @@ struct LocalFile {
 absl::StatusOr<LocalFile> HashLocalFile(const std::string& key, const std::string& path);
 
 // Sends the file unless the server has it, from where an earlier upload stopped. Safe to repeat.
-absl::Status UploadDataset(Connection& connection, const LocalFile& file);
+// `project`: whose it will be; empty: the server knows the one.
+absl::Status UploadDataset(Connection& connection, const LocalFile& file,
+                           const std::string& project);
 
 }  // namespace sft::client

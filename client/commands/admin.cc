@@ -102,6 +102,9 @@ void AddAdmin(CLI::App& app, Session& session) {
   CLI::App* admin = AddCommand(app, "admin", "What an operator does to the server",
                                "sftctl admin backup --output sft-2026-01-31");
   admin->require_subcommand(1);
+  AddProject(*admin, session);
+  AddStorageQuotas(*admin, session);
+  AddAccess(*admin, session);
   CLI::App* command =
       AddCommand(*admin, "backup", "Copy the server's database and checkpoints while it goes on",
                  "sftctl admin backup --to /backup/sft-2026-01-31");

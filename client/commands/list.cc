@@ -10,7 +10,9 @@ namespace {
 
 struct ListOptions {
   std::vector<std::string> states;
+  std::string sweep;
   int limit = 50;
+  std::string project;
 };
 
 std::string ProgressText(const v1::Job& job) {
@@ -33,6 +35,8 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
     }
     request.add_states(state);
   }
+  request.set_sweep(options.sweep);
+  request.set_project(options.project);
   Table table({"JOB", "NAME", "STATE", "PROGRESS", "VARIANT", "SUBMITTED", "REASON"});
   Json list = Json::array();
   int left = options.limit;
@@ -61,9 +65,11 @@ void AddList(CLI::App& app, Session& session) {
   auto options = std::make_shared<ListOptions>();
   command->add_option("--state", options->states, "Only jobs in this state; may be repeated")
       ->allow_extra_args(false);
+  command->add_option("--sweep", options->sweep, "Only jobs of this sweep");
   command->add_option("--limit", options->limit, "At most so many")
       ->check(WholeNumber(1))
       ->capture_default_str();
+  AddProjectOption(command, options->project);
   AddJsonFlag(command, session);
   command->callback([&session, options] {
     session.command = [&session, options](Connection& connection) {

@@ -1,9 +1,14 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
 
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "client/output/text.h"
 
 namespace sft::client {
 namespace {
@@ -24,28 +29,141 @@ std::string SlotText(const v1::Node& node) {
   return text;
 }
 
-ExitCode Nodes(Connection& connection, bool json) {
-  v1::ListNodesRequest request;
-  Table table({"NODE", "STATE", "SLOTS", "MEMORY", "VERSION", "JOBS", "REASON"});
-  Json list = Json::array();
-  do {
-    const auto page =
-        connection.Call(connection.cluster(), &v1::ClusterService::Stub::ListNodes, request);
-    if (!page.ok()) return Fail(connection, page.status());
-    for (const v1::Node& node : page->nodes()) {
-      list.push_back(NodeJson(node));
-      std::string jobs;
-      for (const v1::Slot& slot : node.slots()) {
-        const std::string job = ShortName(slot.job());
-        if (!job.empty() && jobs.find(job) == std::string::npos)
-          jobs += (jobs.empty() ? "" : ",") + job;
-      }
-      table.Add({ShortName(node.name()), v1::Node::State_Name(node.state()), SlotText(node),
-                 Bytes(node.memory_bytes()), node.worker_version(), jobs.empty() ? "-" : jobs,
-                 node.reason().empty() ? node.left_out() : node.reason()});
+// Jobs that hold its slots, each once.
+std::vector<std::string> JobsOf(const v1::Node& node) {
+  std::vector<std::string> jobs;
+  for (const v1::Slot& slot : node.slots()) {
+    const std::string job = ShortName(slot.job());
+    if (!job.empty() && std::find(jobs.begin(), jobs.end(), job) == jobs.end()) {
+      jobs.push_back(job);
     }
-    request.set_page_token(page->next_page_token());
+  }
+  return jobs;
+}
+
+// "12% free", with "!" where the operator should look.
+std::string DiskText(const v1::Node& node) {
+  if (!node.has_disk() || node.disk().total_bytes() == 0) return "-";
+  const double share = static_cast<double>(node.disk().free_bytes()) /
+                       static_cast<double>(node.disk().total_bytes());
+  const auto level = node.disk().level();
+  return fmt::format("{:.0f}% free{}", 100 * share,
+                     level == v1::NodeDisk::FULL  ? " FULL"
+                     : level == v1::NodeDisk::LOW ? " LOW"
+                                                  : "");
+}
+
+// Clocks this far apart make times of logs and events wrong; nothing else depends on them.
+constexpr double kClockTold = 2;
+
+std::string ClockText(const v1::Node& node) {
+  if (!node.has_clock_offset_seconds() || std::abs(node.clock_offset_seconds()) < kClockTold) {
+    return "";
+  }
+  return fmt::format("its clock is {} {}", Duration(std::abs(node.clock_offset_seconds())),
+                     node.clock_offset_seconds() > 0 ? "ahead" : "behind");
+}
+
+// Why it takes nothing new, and what else an operator should know.
+std::string WhyText(const v1::Node& node) {
+  std::vector<std::string> why;
+  if (!node.unusable().empty()) why.push_back(node.unusable());
+  if (!node.left_out().empty()) why.push_back(node.left_out());
+  if (const std::string clock = ClockText(node); !clock.empty()) why.push_back(clock);
+  for (const v1::Slot& slot : node.slots()) {
+    if (slot.healthy()) continue;
+    why.push_back(fmt::format("slot {}: {}", slot.index(), slot.health_reason()));
+  }
+  return fmt::format("{}", fmt::join(why, "; "));
+}
+
+absl::StatusOr<std::vector<v1::Node>> AllNodes(Connection& connection) {
+  std::vector<v1::Node> nodes;
+  v1::ListNodesRequest request;
+  std::string warning;
+  do {
+    SFT_ASSIGN_OR_RETURN(
+        const v1::ListNodesResponse page,
+        connection.Call(connection.cluster(), &v1::ClusterService::Stub::ListNodes, request));
+    nodes.insert(nodes.end(), page.nodes().begin(), page.nodes().end());
+    warning = page.warning();
+    request.set_page_token(page.next_page_token());
   } while (!request.page_token().empty());
+  if (!warning.empty()) connection.console().err << "sftctl: " << warning << "\n";
+  return nodes;
+}
+
+void PrintNode(Connection& connection, const v1::Node& node) {
+  std::ostream& out = connection.console().out;
+  const auto line = [&](std::string_view key, const std::string& value) {
+    if (!value.empty()) out << fmt::format("{:<14}{}\n", key, OneLine(value));
+  };
+  line("node", ShortName(node.name()));
+  line("state", NodeStateName(node));
+  line("why", WhyText(node));
+  if (node.has_hold()) {
+    line("held since", fmt::format("{} by {}", Utc(node.hold().time()), node.hold().who()));
+    if (node.hold().has_move_time()) line("jobs move", "from " + Utc(node.hold().move_time()));
+  }
+  line("worker", fmt::format("{} on {}", node.worker_version(), node.hostname()));
+  line("last seen", Utc(node.last_seen()));
+  line("known since", Utc(node.first_seen()));
+  line("cpus", fmt::format("{}, {} of memory", node.cpus(), Bytes(node.memory_bytes())));
+  if (node.has_disk()) {
+    line("disk", fmt::format("{} of {} free ({})", Bytes(node.disk().free_bytes()),
+                             Bytes(node.disk().total_bytes()),
+                             v1::NodeDisk::Level_Name(node.disk().level())));
+  }
+  if (node.has_clock_offset_seconds()) {
+    line("clock", fmt::format("{:+.3f} s from the server's", node.clock_offset_seconds()));
+  }
+  line("driver", node.facts().driver_version());
+  line("interconnect", node.facts().interconnect());
+  for (const std::string& network : node.facts().networks()) line("network", network);
+  out << "\n";
+  Table table({"SLOT", "TYPE", "PRODUCT", "MEMORY", "USED", "BUSY", "JOB", "HEALTH"});
+  for (const v1::Slot& slot : node.slots()) {
+    table.Add({std::to_string(slot.index()), slot.gpu_type(), slot.product_name(),
+               Bytes(slot.memory_bytes()), Bytes(slot.memory_used_bytes()),
+               fmt::format("{}%", slot.utilization_percent()),
+               slot.job().empty() ? "-" : ShortName(slot.job()),
+               slot.healthy() ? "ok" : slot.health_reason()});
+  }
+  out << table.Render();
+}
+
+ExitCode OneNode(Connection& connection, const std::vector<v1::Node>& nodes,
+                 const std::string& name, bool json) {
+  std::vector<std::string> names;
+  for (const v1::Node& node : nodes) {
+    names.push_back(ShortName(node.name()));
+    if (names.back() != name) continue;
+    if (json) {
+      connection.console().out << NodeJson(node).dump(2) << "\n";
+    } else {
+      PrintNode(connection, node);
+    }
+    return kSucceeded;
+  }
+  return Fail(connection,
+              NotFound(fmt::format("no node \"{}\"; there are: {}", name,
+                                   names.empty() ? std::string("none")
+                                                 : fmt::format("{}", fmt::join(names, ", ")))));
+}
+
+ExitCode Nodes(Connection& connection, const std::string& name, bool json) {
+  const auto nodes = AllNodes(connection);
+  if (!nodes.ok()) return Fail(connection, nodes.status());
+  if (!name.empty()) return OneNode(connection, *nodes, name, json);
+  Table table({"NODE", "STATE", "SLOTS", "MEMORY", "DISK", "VERSION", "JOBS", "WHY"});
+  Json list = Json::array();
+  for (const v1::Node& node : *nodes) {
+    list.push_back(NodeJson(node));
+    const std::vector<std::string> jobs = JobsOf(node);
+    table.Add({ShortName(node.name()), NodeStateName(node), SlotText(node),
+               Bytes(node.memory_bytes()), DiskText(node), node.worker_version(),
+               jobs.empty() ? "-" : fmt::format("{}", fmt::join(jobs, ",")), WhyText(node)});
+  }
   connection.console().out << (json ? list.dump(2) + "\n" : table.Render());
   return kSucceeded;
 }
@@ -101,7 +219,20 @@ void AddNodes(CLI::App& app, Session& session) {
       };
     });
   };
-  add("nodes", "List nodes: state, slots, what runs there", "sftctl nodes --json", Nodes);
+  CLI::App* nodes = AddCommand(app, "nodes",
+                               "List nodes: state, slots, disk, what runs there and why nothing "
+                               "new does; or one of them",
+                               "sftctl nodes gpu-07");
+  auto name = std::make_shared<std::string>();
+  nodes->add_option("NODE", *name, "Only this node, with its slots");
+  AddJsonFlag(nodes, session);
+  nodes->callback([&session, nodes, name] {
+    if (!nodes->get_subcommands().empty()) return;
+    session.command = [&session, name](Connection& connection) {
+      return Nodes(connection, *name, session.json);
+    };
+  });
+  AddNodeHolds(app, *nodes, session);
   add("variants", "List what a job can ask for in compute.variant", "sftctl variants", Variants);
   add("models", "List the base models that nodes can see", "sftctl models", Models);
 }

@@ -36,6 +36,14 @@ void PrintJob(Connection& connection, const v1::Job& job) {
   line("job",
        ShortName(job.name()) + (job.display_name().empty() ? "" : " (" + job.display_name() + ")"));
   line("state", StateName(job.state()) + (job.reason().empty() ? "" : ": " + job.reason()));
+  if (!job.priority().empty() && job.priority() != "normal") line("priority", job.priority());
+  line("sweep", job.sweep());
+  line("expected", OutlookText(job.outlook()));
+  if (job.has_deadline()) {
+    const bool late =
+        job.outlook().has_end_time() && Seconds(job.outlook().end_time()) > Seconds(job.deadline());
+    line("deadline", Utc(job.deadline()) + (late ? ", but it is expected to end later" : ""));
+  }
   line("owner", job.owner() + " in " + job.project());
   line("variant", job.variant());
   if (job.attempt() > 0) {
@@ -99,6 +107,21 @@ ExitCode Status(Connection& connection, const StatusOptions& options, bool json)
 }
 
 }  // namespace
+
+std::string OutlookText(const v1::Outlook& outlook) {
+  std::string text;
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  if (outlook.place() > 0) add(fmt::format("place {} in line", outlook.place()));
+  if (outlook.has_start_time()) add("start " + Utc(outlook.start_time()));
+  if (outlook.has_promised_start_time()) {
+    add(fmt::format("{} at the latest", Utc(outlook.promised_start_time())));
+  }
+  if (outlook.has_end_time()) {
+    add(fmt::format("end {}{}", Utc(outlook.end_time()),
+                    outlook.source() == "measured" ? " (measured)" : ""));
+  }
+  return text;
+}
 
 ExitCode Detached(Connection& connection, const std::string& command) {
   connection.console().err << fmt::format(

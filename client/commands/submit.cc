@@ -21,8 +21,12 @@ constexpr int64_t kMaxJobFile = 1 << 20;
 struct SubmitOptions : SubmitFlags {
   std::string config;
   std::string request_id;
+  std::string project;
   bool dry_run = false;
   bool follow = false;
+  // Of `sweep`.
+  std::vector<v1::SweepAxis> axes;
+  int max_parallel = 0;
 };
 
 Json ResolutionJson(const v1::ResolveJobResponse& response) {
@@ -55,6 +59,7 @@ Json ResolutionJson(const v1::ResolveJobResponse& response) {
                   {"memory_limit_bytes", plan.memory_limit_bytes()},
                   {"execution", plan.execution()},
                   {"tokens_per_second", plan.tokens_per_second()},
+                  {"outlook", plan.has_outlook() ? OutlookJson(plan.outlook()) : Json(nullptr)},
                   {"note", plan.note()}};
   return json;
 }
@@ -88,6 +93,9 @@ void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
   out << fmt::format("allocation   {} on {} node{}: {} rank{}; {}\n", plan.variant(), plan.nodes(),
                      plan.nodes() == 1 ? "" : "s", plan.ranks(), plan.ranks() == 1 ? "" : "s",
                      plan.placement());
+  if (const std::string outlook = OutlookText(plan.outlook()); !outlook.empty()) {
+    out << fmt::format("expected     {}\n", outlook);
+  }
   out << fmt::format("batch        {}\n", plan.batch());
   if (plan.total_parameters() > 0) {
     out << fmt::format("parameters   {} trainable of {} ({:.3f} %)\n",
@@ -118,6 +126,7 @@ class Submission {
           resolution_.problems_size(), resolution_.problems_size() == 1 ? "" : "s", options_.file);
       return kUsage;
     }
+    if (!options_.axes.empty()) return SubmitSweep();
     return options_.dry_run ? DryRun() : Submit();
   }
 
@@ -129,6 +138,14 @@ class Submission {
     request.set_source_text(request_text_);
     request.set_file_name(std::filesystem::path(options_.file).filename().string());
     request.mutable_overrides()->Assign(overrides_.begin(), overrides_.end());
+    // Of a sweep the first job stands for all: what is wrong with others the server says.
+    for (const v1::SweepAxis& axis : options_.axes) {
+      v1::Override* first = request.add_overrides();
+      first->set_key(axis.key());
+      first->set_value(axis.values(0));
+      first->set_kind(v1::Override::SET);
+      first->set_origin("sweep");
+    }
     SFT_ASSIGN_OR_RETURN(resolution_, connection_.Call(connection_.jobs(),
                                                        &v1::JobService::Stub::ResolveJob, request));
     return absl::OkStatus();
@@ -183,6 +200,7 @@ class Submission {
     request.set_file_name(std::filesystem::path(options_.file).filename().string());
     request.mutable_overrides()->Assign(overrides_.begin(), overrides_.end());
     request.set_validate_only(validate_only);
+    request.set_project(options_.project);
     for (const auto& [needed, file] : files_) {
       v1::JobFile* sent = request.add_files();
       sent->set_key(needed.key());
@@ -206,11 +224,46 @@ class Submission {
     return kSucceeded;
   }
 
-  ExitCode Submit() {
+  absl::Status Upload() {
     for (const auto& [needed, file] : files_) {
-      const absl::Status status = UploadDataset(connection_, file);
-      if (!status.ok()) return Fail(connection_, Annotate(status, needed.key()));
+      const absl::Status status = UploadDataset(connection_, file, options_.project);
+      if (!status.ok()) return Annotate(status, needed.key());
     }
+    return absl::OkStatus();
+  }
+
+  ExitCode SubmitSweep() {
+    v1::SubmitSweepRequest request;
+    *request.mutable_job() = Request(options_.dry_run);
+    request.mutable_axes()->Assign(options_.axes.begin(), options_.axes.end());
+    request.set_max_parallel(options_.max_parallel);
+    if (!options_.dry_run) {
+      if (const absl::Status sent = Upload(); !sent.ok()) return Fail(connection_, sent);
+    }
+    const auto sweep = connection_.Call(connection_.scheduling(),
+                                        &v1::SchedulingService::Stub::SubmitSweep, request);
+    if (!sweep.ok()) return Fail(connection_, sweep.status());
+    std::ostream& out = connection_.console().out;
+    if (options_.dry_run) {
+      connection_.console().err << "dry run: every combination is valid; nothing was submitted\n";
+      return kSucceeded;
+    }
+    if (json_) {
+      Json jobs = Json::array();
+      for (const v1::Job& job : sweep->jobs()) jobs.push_back(ShortName(job.name()));
+      out << Json({{"sweep", sweep->sweep()}, {"jobs", jobs}}).dump(2) << "\n";
+      return kSucceeded;
+    }
+    out << sweep->sweep() << std::endl;
+    connection_.console().err << fmt::format(
+        "submitted {} jobs; `sftctl list --sweep {}` shows them, `sftctl cancel --sweep {}` ends "
+        "them\n",
+        sweep->jobs_size(), sweep->sweep(), sweep->sweep());
+    return kSucceeded;
+  }
+
+  ExitCode Submit() {
+    if (const absl::Status sent = Upload(); !sent.ok()) return Fail(connection_, sent);
     const v1::SubmitJobRequest request = Request(false);
     const auto job =
         connection_.Call(connection_.jobs(), &v1::JobService::Stub::SubmitJob, request);
@@ -239,6 +292,39 @@ class Submission {
 
 }  // namespace
 
+namespace {
+
+void AddScheduling(CLI::App* command, SubmitOptions& options) {
+  command->add_option("--priority", options.priority,
+                      "Class: low, normal, high or urgent (scheduling.priority)");
+  command->add_option("--after", options.after,
+                      "Ids of jobs that have to succeed first, with commas (scheduling.after)");
+  command->add_option("--time-limit", options.time_limit,
+                      "Longest time on its GPUs, as in 8h (scheduling.time_limit)");
+  command->add_flag("--hold", options.hold, "Wait for `sftctl release JOB` (scheduling.hold)");
+}
+
+// "lora.r=8,16" -> the key and its values; with a ";" those separate them, so that a value may hold
+// commas.
+absl::StatusOr<v1::SweepAxis> ParseAxis(const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0 || equals + 1 == text.size()) {
+    return InvalidArgument(
+        fmt::format("--set {}: must be key=value,value,... as in --set lora.r=8,16", text));
+  }
+  v1::SweepAxis axis;
+  axis.set_key(text.substr(0, equals));
+  const char separator = text.find(';') == std::string::npos ? ',' : ';';
+  for (size_t at = equals + 1; at <= text.size();) {
+    const size_t end = std::min(text.find(separator, at), text.size());
+    axis.add_values(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return axis;
+}
+
+}  // namespace
+
 void AddSubmit(CLI::App& app, Session& session) {
   CLI::App* command = AddCommand(
       app, "submit", "Submit a job file",
@@ -259,6 +345,7 @@ void AddSubmit(CLI::App& app, Session& session) {
       ->add_option("--set", options->set,
                    "key=value: change one key; may be repeated, the last one wins")
       ->allow_extra_args(false);
+  AddScheduling(command, *options);
   command->add_flag(
       "--dry-run", options->dry_run,
       "Check everything, print the resolved job, its allocation and memory; submit nothing");
@@ -267,6 +354,7 @@ void AddSubmit(CLI::App& app, Session& session) {
   command->add_option(
       "--request-id", options->request_id,
       "Submitting again with the same id returns the same job (default: a random one)");
+  AddProjectOption(command, options->project);
   AddJsonFlag(command, session);
   command->callback([&session, options] {
     if (options->file.empty()) options->file = options->config;
@@ -274,6 +362,41 @@ void AddSubmit(CLI::App& app, Session& session) {
       throw CLI::ValidationError("FILE", "name a job file: sftctl submit job.toml");
     }
     session.command = [&session, options](Connection& connection) {
+      return Submission(connection, *options, session.json).Run();
+    };
+  });
+}
+
+void AddSweep(CLI::App& app, Session& session) {
+  CLI::App* command =
+      AddCommand(app, "sweep", "Submit a job file once for each combination of values",
+                 "sftctl sweep job.toml --set lora.r=8,16,32 --set hyperparameters.seed=1,2 "
+                 "--max-parallel 2");
+  auto options = std::make_shared<SubmitOptions>();
+  auto axes = std::make_shared<std::vector<std::string>>();
+  command->add_option("FILE", options->file, "Job file (TOML; docs/config.md)")->required();
+  command
+      ->add_option("--set", *axes,
+                   "key=value,value,...: the values a key takes in turn; may be repeated. A \";\" "
+                   "between values lets them hold commas")
+      ->required()
+      ->allow_extra_args(false);
+  command->add_option("--max-parallel", options->max_parallel, "Run at most so many at once")
+      ->check(WholeNumber(1));
+  command->add_option("--dataset", options->dataset, "Training rows instead of job.data");
+  AddScheduling(command, *options);
+  command->add_flag("--dry-run", options->dry_run, "Check every combination; submit nothing");
+  command->add_option("--request-id", options->request_id,
+                      "Submitting again with the same id returns the same sweep (default: a random "
+                      "one)");
+  AddJsonFlag(command, session);
+  command->callback([&session, options, axes] {
+    session.command = [&session, options, axes](Connection& connection) -> ExitCode {
+      for (const std::string& text : *axes) {
+        absl::StatusOr<v1::SweepAxis> axis = ParseAxis(text);
+        if (!axis.ok()) return Fail(connection, axis.status());
+        options->axes.push_back(*std::move(axis));
+      }
       return Submission(connection, *options, session.json).Run();
     };
   });

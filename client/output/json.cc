@@ -70,6 +70,14 @@ bool IsEnded(v1::Job::State state) {
   return state == v1::Job::SUCCEEDED || state == v1::Job::FAILED || state == v1::Job::CANCELLED;
 }
 
+Json OutlookJson(const v1::Outlook& outlook) {
+  return {{"place", outlook.place() > 0 ? Json(outlook.place()) : Json(nullptr)},
+          {"expected_start_time", TimeJson(outlook.start_time())},
+          {"expected_end_time", TimeJson(outlook.end_time())},
+          {"promised_start_time", TimeJson(outlook.promised_start_time())},
+          {"source", outlook.source()}};
+}
+
 Json JobJson(const v1::Job& job) {
   Json json = {
       {"job", ShortName(job.name())},
@@ -91,6 +99,12 @@ Json JobJson(const v1::Job& job) {
   for (const v1::Attempt& attempt : job.attempts()) attempts.push_back(AttemptJson(attempt));
   json["attempts"] = attempts;
   json["checkpoint_step"] = job.checkpoint_step();
+  json["priority"] = job.priority();
+  json["sweep"] = job.sweep().empty() ? Json(nullptr) : Json(job.sweep());
+  json["held"] = job.held();
+  json["after"] = std::vector<std::string>(job.after().begin(), job.after().end());
+  json["deadline"] = TimeJson(job.deadline());
+  json["outlook"] = job.has_outlook() ? OutlookJson(job.outlook()) : Json(nullptr);
   json["resumed_from"] =
       job.resumed_from().empty()
           ? Json(nullptr)
@@ -150,6 +164,36 @@ Json CheckpointJson(const v1::Checkpoint& checkpoint) {
           {"problem", checkpoint.problem()}};
 }
 
+namespace {
+
+Json HoldJson(const v1::Node& node) {
+  if (!node.has_hold()) return nullptr;
+  const v1::NodeHold& hold = node.hold();
+  return {{"mode", v1::NodeHold::Mode_Name(hold.mode())},
+          {"reason", hold.reason()},
+          {"who", hold.who()},
+          {"time", TimeJson(hold.time())},
+          {"move_time", hold.has_move_time() ? TimeJson(hold.move_time()) : Json(nullptr)},
+          {"jobs", hold.jobs()}};
+}
+
+Json DiskJson(const v1::Node& node) {
+  if (!node.has_disk()) return nullptr;
+  return {{"total_bytes", node.disk().total_bytes()},
+          {"free_bytes", node.disk().free_bytes()},
+          {"level", v1::NodeDisk::Level_Name(node.disk().level())},
+          {"low_bytes", node.disk().low_bytes()},
+          {"full_bytes", node.disk().full_bytes()}};
+}
+
+}  // namespace
+
+std::string NodeStateName(const v1::Node& node) {
+  if (!node.has_hold() || node.state() != v1::Node::UP) return v1::Node::State_Name(node.state());
+  if (node.hold().mode() == v1::NodeHold::CORDON) return "CORDONED";
+  return node.hold().jobs().empty() ? "DRAINED" : "DRAINING";
+}
+
 Json NodeJson(const v1::Node& node) {
   Json slots = Json::array();
   for (const v1::Slot& slot : node.slots()) {
@@ -173,6 +217,16 @@ Json NodeJson(const v1::Node& node) {
           {"cpus", node.cpus()},
           {"memory_bytes", node.memory_bytes()},
           {"left_out", node.left_out()},
+          {"status", NodeStateName(node)},
+          {"unusable", node.unusable()},
+          {"hold", HoldJson(node)},
+          {"disk", DiskJson(node)},
+          {"clock_offset_seconds",
+           node.has_clock_offset_seconds() ? Json(node.clock_offset_seconds()) : Json(nullptr)},
+          {"driver_version", node.facts().driver_version()},
+          {"interconnect", node.facts().interconnect()},
+          {"networks", node.facts().networks()},
+          {"first_seen", TimeJson(node.first_seen())},
           {"last_seen", TimeJson(node.last_seen())},
           {"slots", slots}};
 }

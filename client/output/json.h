@@ -14,10 +14,13 @@ namespace sft::client {
 using Json = nlohmann::ordered_json;
 
 Json JobJson(const v1::Job& job);
+Json OutlookJson(const v1::Outlook& outlook);
 Json MetricJson(const v1::Metric& metric);
 Json EventJson(const v1::JobEvent& event);
 Json CheckpointJson(const v1::Checkpoint& checkpoint);
 Json NodeJson(const v1::Node& node);
+// UP, SUSPECT, CORDONED, DRAINING (its jobs are still there), DRAINED.
+std::string NodeStateName(const v1::Node& node);
 Json VariantJson(const v1::Variant& variant);
 Json ModelJson(const std::string& node, const v1::Model& model);
 Json ProblemJson(const v1::Problem& problem);

@@ -1,0 +1,69 @@
+#include <fmt/format.h>
+
+#include "client/commands/commands.h"
+#include "client/output/json.h"
+
+namespace sft::client {
+namespace {
+
+struct HoldOptions {
+  std::string job;
+  std::string reason;
+};
+
+ExitCode Print(Connection& connection, const absl::StatusOr<v1::Job>& job, bool json) {
+  if (!job.ok()) return Fail(connection, job.status());
+  if (json) {
+    connection.console().out << JobJson(*job).dump(2) << "\n";
+  } else {
+    connection.console().out << fmt::format("{} {}{}\n", ShortName(job->name()),
+                                            StateName(job->state()), job->held() ? " held" : "");
+  }
+  return kSucceeded;
+}
+
+ExitCode Hold(Connection& connection, const HoldOptions& options, bool json) {
+  v1::HoldJobRequest request;
+  request.set_name(options.job);
+  request.set_reason(options.reason);
+  return Print(
+      connection,
+      connection.Call(connection.scheduling(), &v1::SchedulingService::Stub::HoldJob, request),
+      json);
+}
+
+ExitCode Release(Connection& connection, const HoldOptions& options, bool json) {
+  v1::ReleaseJobRequest request;
+  request.set_name(options.job);
+  return Print(
+      connection,
+      connection.Call(connection.scheduling(), &v1::SchedulingService::Stub::ReleaseJob, request),
+      json);
+}
+
+}  // namespace
+
+void AddHold(CLI::App& app, Session& session) {
+  CLI::App* hold = AddCommand(app, "hold", "Keep a waiting job from being placed",
+                              "sftctl hold job-abc --reason \"wait for the new data\"");
+  auto options = std::make_shared<HoldOptions>();
+  hold->add_option("JOB", options->job, "Job")->required();
+  hold->add_option("--reason", options->reason, "Shown as why it waits");
+  AddJsonFlag(hold, session);
+  hold->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return Hold(connection, *options, session.json);
+    };
+  });
+  CLI::App* release =
+      AddCommand(app, "release", "Let a held job be placed again", "sftctl release job-abc");
+  release->add_option("JOB", options->job, "Job")->required();
+  AddJsonFlag(release, session);
+  release->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return Release(connection, *options, session.json);
+    };
+  });
+}
+
+}  // namespace sft::client

@@ -1,0 +1,206 @@
+#include "client/login.h"
+
+#include <fmt/format.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <iostream>
+
+#include "client/commands/commands.h"
+#include "client/output/format.h"
+#include "client/output/json.h"
+#include "common/io/file.h"
+#include "common/rpc/endpoint.h"
+#include "common/tls/certificate.h"
+#include "common/tls/peer.h"
+
+namespace sft::client {
+namespace {
+
+constexpr double kMaxClockSkewSeconds = 300;
+
+struct LoginOptions {
+  std::string server;
+  std::string authority;    // file
+  std::string fingerprint;  // of the authority
+  std::string token_file = "-";
+};
+
+// A line of standard input; what is typed is not shown.
+std::string TypedLine(Connection& connection) {
+  termios before{};
+  const bool terminal = isatty(STDIN_FILENO) == 1 && tcgetattr(STDIN_FILENO, &before) == 0;
+  if (terminal) {
+    connection.console().err << "token: " << std::flush;
+    termios silent = before;
+    silent.c_lflag &= ~static_cast<tcflag_t>(ECHO);
+    tcsetattr(STDIN_FILENO, TCSAFLUSH, &silent);
+  }
+  std::string line;
+  std::getline(std::cin, line);
+  if (terminal) {
+    tcsetattr(STDIN_FILENO, TCSAFLUSH, &before);
+    connection.console().err << "\n";
+  }
+  return line;
+}
+
+absl::StatusOr<std::string> ReadToken(Connection& connection, const std::string& file) {
+  std::string text;
+  if (file == "-") {
+    text = TypedLine(connection);
+  } else {
+    absl::StatusOr<std::string> read = io::ReadFile(file, 4096);
+    if (!read.ok()) return InvalidArgument(Message(read.status()));
+    text = *std::move(read);
+  }
+  const size_t end = text.find_last_not_of(" \r\n\t");
+  text.resize(end == text.npos ? 0 : end + 1);
+  if (text.starts_with("sftjoin_")) {
+    return InvalidArgument(
+        "this is a join token, with which a worker joins: a user's begins with "
+        "sft_");
+  }
+  if (text.starts_with("sft_") && text.find_first_of(" \n") == text.npos) return text;
+  return InvalidArgument(
+      "this is no token: it is one line that begins with sft_, as `sftctl admin "
+      "token create` prints it");
+}
+
+// The certificate to trust: a file, or what the server shows if its fingerprint was given.
+absl::StatusOr<std::string> Authority(const LoginOptions& options, const rpc::Endpoint& endpoint) {
+  if (!options.authority.empty()) {
+    absl::StatusOr<std::string> pem = io::ReadFile(options.authority, 1 << 20);
+    if (!pem.ok()) return InvalidArgument(Message(pem.status()));
+    const absl::Status good = tls::ReadCertificate(*pem).status();
+    if (!good.ok()) return Annotate(good, options.authority);
+    return pem;
+  }
+  SFT_ASSIGN_OR_RETURN(std::string pem,
+                       tls::FetchAuthority(endpoint.host, endpoint.port, options.fingerprint));
+  if (!options.fingerprint.empty()) return pem;
+  SFT_ASSIGN_OR_RETURN(const tls::Certificate shown, tls::ReadCertificate(pem));
+  return FailedPrecondition(fmt::format(
+      "the authority of {} shows the fingerprint\n  {}\nIf it is the one that `sft-server init` "
+      "printed, log in with it: sftctl login {} --fingerprint {}",
+      endpoint.ToString(), shown.fingerprint, endpoint.ToString(), shown.fingerprint));
+}
+
+std::string RolesText(const v1::User& user) {
+  if (user.admin()) return "admin";
+  std::string text;
+  for (const v1::ProjectRole& role : user.roles()) {
+    text += fmt::format("{}{} in {}", text.empty() ? "" : ", ",
+                        role.role() == v1::SUBMITTER ? "submitter" : "viewer", role.project());
+  }
+  return text.empty() ? "no role in any project" : text;
+}
+
+void PrintIdentity(Connection& connection, const v1::Identity& identity, bool json) {
+  const v1::User& user = identity.user();
+  const bool expires = identity.has_expire_time();
+  if (json) {
+    Json roles = Json::object();
+    for (const v1::ProjectRole& role : user.roles()) {
+      roles[role.project()] = role.role() == v1::SUBMITTER ? "submitter" : "viewer";
+    }
+    connection.console().out << Json{{"user", user.name()},
+                                     {"admin", user.admin()},
+                                     {"roles", roles},
+                                     {"token", identity.token_id()},
+                                     {"expire_time",
+                                      expires ? Json(Utc(identity.expire_time())) : Json(nullptr)},
+                                     {"server", connection.server()},
+                                     {"server_time", Utc(identity.server_time())}}
+                                    .dump(2)
+                             << "\n";
+    return;
+  }
+  connection.console().out << fmt::format(
+      "{} ({}) at {}{}\n", user.name(), RolesText(user), connection.server(),
+      identity.token_id().empty() ? ", without a token"
+      : expires
+          ? fmt::format(", token {} until {}", identity.token_id(), Utc(identity.expire_time()))
+          : fmt::format(", token {}", identity.token_id()));
+}
+
+void CompareClocks(Connection& connection, const v1::Identity& identity) {
+  const double here = static_cast<double>(UnixMicros(connection.clock().Wall())) / 1e6;
+  const double apart = here - Seconds(identity.server_time());
+  if (std::abs(apart) <= kMaxClockSkewSeconds) return;
+  connection.console().err << fmt::format(
+      "warning: this machine's clock is {} {} the server's, which says {}: set the wrong one\n",
+      Duration(std::abs(apart)), apart > 0 ? "ahead of" : "behind", Utc(identity.server_time()));
+}
+
+ExitCode WhoAmI(Connection& connection, bool json) {
+  const auto identity =
+      connection.Call(connection.auth(), &v1::AuthService::Stub::WhoAmI, v1::WhoAmIRequest());
+  if (!identity.ok()) return Fail(connection, identity.status());
+  CompareClocks(connection, *identity);
+  PrintIdentity(connection, *identity, json);
+  return kSucceeded;
+}
+
+absl::StatusOr<Login> MakeLogin(Connection& connection, const LoginOptions& options) {
+  Login login;
+  login.server = options.server.empty() ? connection.server() : options.server;
+  SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, rpc::ParseEndpoint(login.server));
+  SFT_ASSIGN_OR_RETURN(login.security.authority_pem, Authority(options, endpoint));
+  // Before the token is asked for: it is not typed for a server that cannot be trusted.
+  SFT_RETURN_IF_ERROR(tls::Explain(endpoint.host, endpoint.port, login.security.authority_pem,
+                                   connection.clock().Wall()));
+  SFT_ASSIGN_OR_RETURN(login.security.token, ReadToken(connection, options.token_file));
+  return login;
+}
+
+ExitCode RunLogin(Connection& connection, const LoginOptions& options, bool json) {
+  const absl::StatusOr<Login> login = MakeLogin(connection, options);
+  if (!login.ok()) return Fail(connection, login.status());
+  Connection secured(login->server, login->security, connection.console(), connection.clock());
+  if (const absl::Status fits = secured.Check(); !fits.ok()) return Fail(connection, fits);
+  const auto identity =
+      secured.Call(secured.auth(), &v1::AuthService::Stub::WhoAmI, v1::WhoAmIRequest());
+  if (!identity.ok()) return Fail(connection, identity.status());
+  if (const absl::Status kept = KeepLogin(*login); !kept.ok()) return Fail(connection, kept);
+  CompareClocks(secured, *identity);
+  connection.console().err << fmt::format("logged in; kept in {}\n", LoginPath().value_or(""));
+  PrintIdentity(secured, *identity, json);
+  return kSucceeded;
+}
+
+}  // namespace
+
+void AddLogin(CLI::App& app, Session& session) {
+  CLI::App* login =
+      AddCommand(app, "login", "Keep a token for a server, and trust its authority",
+                 "sftctl login sft.example.org:7070 --fingerprint 3f8a... --token-file my.token");
+  auto options = std::make_shared<LoginOptions>();
+  login->add_option("SERVER", options->server, "HOST:PORT (default: as --server)");
+  auto* authority = login->add_option(
+      "--ca", options->authority, "File with the certificate of the server's authority (ca.crt)");
+  login
+      ->add_option("--fingerprint", options->fingerprint,
+                   "Trust the authority that the server shows if it has this fingerprint; without "
+                   "it the fingerprint is shown, and nothing is sent")
+      ->excludes(authority);
+  login->add_option("--token-file", options->token_file,
+                    "File with the token (default: standard input)");
+  AddJsonFlag(login, session);
+  login->callback([&session, options] {
+    session.connect = false;
+    session.command = [&session, options](Connection& connection) {
+      return RunLogin(connection, *options, session.json);
+    };
+  });
+  CLI::App* whoami = AddCommand(app, "whoami", "Show as whom the server knows you, and your roles",
+                                "sftctl whoami --json");
+  AddJsonFlag(whoami, session);
+  whoami->callback([&session] {
+    session.command = [&session](Connection& connection) {
+      return WhoAmI(connection, session.json);
+    };
+  });
+}
+
+}  // namespace sft::client

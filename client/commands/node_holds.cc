@@ -1,0 +1,173 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <optional>
+
+#include "client/commands/commands.h"
+#include "client/output/format.h"
+#include "client/output/json.h"
+#include "client/output/text.h"
+
+namespace sft::client {
+namespace {
+
+struct HoldOptions {
+  std::string node;
+  std::string reason;
+  bool now = false;
+  std::string deadline;  // duration
+  bool wait = false;
+  std::string timeout;  // duration
+};
+
+// How often --wait looks.
+constexpr std::chrono::seconds kLook{1};
+
+void PrintHeld(Connection& connection, const v1::Node& node, bool json) {
+  if (json) {
+    connection.console().out << NodeJson(node).dump(2) << "\n";
+    return;
+  }
+  std::string text = fmt::format("{} {}", ShortName(node.name()), NodeStateName(node));
+  if (!node.hold().jobs().empty()) {
+    text += fmt::format(": {} here", fmt::join(node.hold().jobs(), ", "));
+    text += node.hold().mode() == v1::NodeHold::CORDON ? " and going on"
+            : node.hold().has_move_time()
+                ? fmt::format(", moved from {} on", Utc(node.hold().move_time()))
+                : "; it is empty when they have ended (or --now, --deadline 10m)";
+  }
+  connection.console().out << OneLine(text) << "\n";
+}
+
+absl::StatusOr<v1::Node> FindNode(Connection& connection, const std::string& name) {
+  v1::ListNodesRequest request;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(
+        const v1::ListNodesResponse page,
+        connection.Call(connection.cluster(), &v1::ClusterService::Stub::ListNodes, request));
+    for (const v1::Node& node : page.nodes()) {
+      if (ShortName(node.name()) == name) return node;
+    }
+    request.set_page_token(page.next_page_token());
+    if (request.page_token().empty()) return NotFound(fmt::format("no node \"{}\"", name));
+  }
+}
+
+// Until no job is on the node.
+ExitCode WaitUntilEmpty(Connection& connection, const HoldOptions& options, bool json) {
+  std::optional<std::chrono::seconds> timeout;
+  if (!options.timeout.empty()) {
+    const auto parsed = ParseDuration(options.timeout);
+    if (!parsed.ok()) return Fail(connection, parsed.status());
+    timeout = *parsed;
+  }
+  const MonoTime begin = connection.clock().Mono();
+  std::string told;
+  while (true) {
+    const auto node = FindNode(connection, options.node);
+    if (!node.ok()) return Fail(connection, node.status());
+    if (node->hold().mode() != v1::NodeHold::DRAIN) {
+      return Fail(connection,
+                  FailedPrecondition(fmt::format(
+                      "{} is not drained any more: somebody has taken it back", options.node)));
+    }
+    if (node->hold().jobs().empty()) {
+      PrintHeld(connection, *node, json);
+      return kSucceeded;
+    }
+    const std::string jobs = fmt::format("{}", fmt::join(node->hold().jobs(), ", "));
+    if (jobs != told) connection.console().err << "waiting for " << OneLine(jobs) << "\n";
+    told = jobs;
+    if (timeout.has_value() && connection.clock().Mono() - begin >= *timeout) {
+      connection.console().err << fmt::format("sftctl: {} is not empty after {}\n", options.node,
+                                              options.timeout);
+      return kUnreachable;
+    }
+    connection.clock().Sleep(kLook);
+  }
+}
+
+ExitCode Hold(Connection& connection, const HoldOptions& options, v1::NodeHold::Mode mode,
+              bool json) {
+  v1::HoldNodeRequest request;
+  request.set_node(options.node);
+  request.set_mode(mode);
+  request.set_reason(options.reason);
+  if (options.now) request.set_move_after_seconds(0);
+  if (!options.deadline.empty()) {
+    const auto deadline = ParseDuration(options.deadline);
+    if (!deadline.ok()) return Fail(connection, deadline.status());
+    request.set_move_after_seconds(deadline->count());
+  }
+  const auto node =
+      connection.Call(connection.operators(), &v1::OperatorService::Stub::HoldNode, request);
+  if (!node.ok()) return Fail(connection, node.status());
+  if (options.wait) return WaitUntilEmpty(connection, options, json);
+  PrintHeld(connection, *node, json);
+  return kSucceeded;
+}
+
+ExitCode Release(Connection& connection, const std::string& name, bool json) {
+  v1::ReleaseNodeRequest request;
+  request.set_node(name);
+  const auto node =
+      connection.Call(connection.operators(), &v1::OperatorService::Stub::ReleaseNode, request);
+  if (!node.ok()) return Fail(connection, node.status());
+  PrintHeld(connection, *node, json);
+  return kSucceeded;
+}
+
+void AddDrain(CLI::App& app, Session& session, const std::string& prefix) {
+  CLI::App* command = AddCommand(
+      app, "drain", "Empty a node: nothing new is placed on it, its jobs end or move elsewhere",
+      fmt::format("{} gpu-07 --reason \"new driver\" --deadline 30m --wait", prefix));
+  auto options = std::make_shared<HoldOptions>();
+  command->add_option("NODE", options->node, "Node")->required();
+  command->add_option("--reason", options->reason, "Shown in `sftctl nodes` and to waiting jobs");
+  auto* now = command->add_flag("--now", options->now,
+                                "Its jobs write a checkpoint and go on elsewhere at once");
+  command
+      ->add_option("--deadline", options->deadline,
+                   "The same for those that have not ended after so long (10m, 2h)")
+      ->excludes(now);
+  auto* wait = command->add_flag("--wait", options->wait, "Return when no job is on it any more");
+  command->add_option("--timeout", options->timeout, "With --wait: at most so long (exit code 4)")
+      ->needs(wait);
+  AddJsonFlag(command, session);
+  command->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return Hold(connection, *options, v1::NodeHold::DRAIN, session.json);
+    };
+  });
+}
+
+}  // namespace
+
+void AddNodeHolds(CLI::App& app, CLI::App& nodes, Session& session) {
+  AddDrain(app, session, "sftctl drain");
+  AddDrain(nodes, session, "sftctl nodes drain");
+  CLI::App* cordon =
+      AddCommand(nodes, "cordon", "Place nothing new on a node; what runs there goes on",
+                 "sftctl nodes cordon gpu-07 --reason \"fan is loud\"");
+  auto options = std::make_shared<HoldOptions>();
+  cordon->add_option("NODE", options->node, "Node")->required();
+  cordon->add_option("--reason", options->reason, "Shown in `sftctl nodes` and to waiting jobs");
+  AddJsonFlag(cordon, session);
+  cordon->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return Hold(connection, *options, v1::NodeHold::CORDON, session.json);
+    };
+  });
+  CLI::App* resume = AddCommand(nodes, "resume", "Let a drained or cordoned node take jobs again",
+                                "sftctl nodes resume gpu-07");
+  auto name = std::make_shared<std::string>();
+  resume->add_option("NODE", *name, "Node")->required();
+  AddJsonFlag(resume, session);
+  resume->callback([&session, name] {
+    session.command = [&session, name](Connection& connection) {
+      return Release(connection, *name, session.json);
+    };
+  });
+}
+
+}  // namespace sft::client

@@ -1,0 +1,118 @@
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "client/commands/commands.h"
+#include "client/output/json.h"
+#include "client/output/table.h"
+
+namespace sft::client {
+namespace {
+
+struct ProjectOptions {
+  std::string name;
+  std::optional<double> share;
+  std::optional<int> max_gpus, max_running, max_pending;
+  std::optional<std::string> max_priority;
+};
+
+Json ProjectJson(const v1::Project& project) {
+  return {{"project", project.name()},
+          {"share", project.share()},
+          {"max_gpus", project.max_gpus()},
+          {"max_running", project.max_running()},
+          {"max_pending", project.max_pending()},
+          {"max_priority", project.max_priority()},
+          {"gpus", project.gpus()},
+          {"running", project.running()},
+          {"pending", project.pending()},
+          {"decayed_gpu_hours", project.decayed_gpu_hours()}};
+}
+
+// "12 of 64", "12" without a limit.
+std::string Used(int used, int limit) {
+  return limit == 0 ? std::to_string(used) : fmt::format("{} of {}", used, limit);
+}
+
+void Print(Connection& connection, const std::vector<v1::Project>& projects, bool json) {
+  std::ostream& out = connection.console().out;
+  if (json) {
+    Json list = Json::array();
+    for (const v1::Project& project : projects) list.push_back(ProjectJson(project));
+    out << list.dump(2) << "\n";
+    return;
+  }
+  Table table({"PROJECT", "SHARE", "GPUS", "RUNNING", "WAITING", "MAX PRIORITY", "USED GPU HOURS"});
+  for (const v1::Project& project : projects) {
+    table.Add({project.name(), fmt::format("{:g}", project.share()),
+               Used(project.gpus(), project.max_gpus()),
+               Used(project.running(), project.max_running()),
+               Used(project.pending(), project.max_pending()), project.max_priority(),
+               fmt::format("{:.1f}", project.decayed_gpu_hours())});
+  }
+  out << table.Render();
+}
+
+ExitCode ListProjects(Connection& connection, bool json) {
+  const auto all =
+      connection.Call(connection.scheduling(), &v1::SchedulingService::Stub::ListProjects,
+                      v1::ListProjectsRequest());
+  if (!all.ok()) return Fail(connection, all.status());
+  Print(connection, {all->projects().begin(), all->projects().end()}, json);
+  return kSucceeded;
+}
+
+ExitCode SetProject(Connection& connection, const ProjectOptions& options, bool json) {
+  v1::SetProjectRequest request;
+  request.set_name(options.name);
+  if (options.share) request.set_share(*options.share);
+  if (options.max_gpus) request.set_max_gpus(*options.max_gpus);
+  if (options.max_running) request.set_max_running(*options.max_running);
+  if (options.max_pending) request.set_max_pending(*options.max_pending);
+  if (options.max_priority) request.set_max_priority(*options.max_priority);
+  const auto project =
+      connection.Call(connection.scheduling(), &v1::SchedulingService::Stub::SetProject, request);
+  if (!project.ok()) return Fail(connection, project.status());
+  Print(connection, {*project}, json);
+  return kSucceeded;
+}
+
+}  // namespace
+
+void AddProject(CLI::App& admin, Session& session) {
+  CLI::App* project = AddCommand(admin, "project", "What projects may use, and what they use",
+                                 "sftctl admin project list");
+  project->require_subcommand(1);
+  CLI::App* list = AddCommand(*project, "list",
+                              "Projects with their shares, limits and use; use of a week ago "
+                              "counts half",
+                              "sftctl admin project list --json");
+  AddJsonFlag(list, session);
+  list->callback([&session] {
+    session.command = [&session](Connection& connection) {
+      return ListProjects(connection, session.json);
+    };
+  });
+  CLI::App* set = AddCommand(*project, "set", "Change a project's share or limits",
+                             "sftctl admin project set vision --share 2 --max-gpus 64");
+  auto options = std::make_shared<ProjectOptions>();
+  set->add_option("PROJECT", options->name, "Project")->required();
+  set->add_option("--share", options->share,
+                  "Its part of the fleet, beside the others' (default: 1)");
+  set->add_option("--max-gpus", options->max_gpus, "GPUs in use at once; 0: any number")
+      ->check(WholeNumber(0));
+  set->add_option("--max-running", options->max_running, "Jobs that run at once; 0: any number")
+      ->check(WholeNumber(0));
+  set->add_option("--max-pending", options->max_pending, "Jobs that wait; 0: any number")
+      ->check(WholeNumber(0));
+  set->add_option("--max-priority", options->max_priority,
+                  "Highest class: low, normal, high (default) or urgent");
+  AddJsonFlag(set, session);
+  set->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return SetProject(connection, *options, session.json);
+    };
+  });
+}
+
+}  // namespace sft::client

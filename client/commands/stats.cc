@@ -1,0 +1,146 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "client/commands/commands.h"
+#include "client/output/format.h"
+#include "client/output/json.h"
+#include "client/output/table.h"
+#include "client/output/text.h"
+
+namespace sft::client {
+namespace {
+
+struct StatsOptions {
+  std::string since = "30d";
+  std::string by;
+};
+
+std::string Ended(const v1::StatsRow& row) {
+  return fmt::format("{} / {} / {}", row.succeeded(), row.failed(), row.cancelled());
+}
+
+std::string Wait(bool known, double seconds) { return known ? Duration(seconds) : "-"; }
+
+std::string Failures(const v1::StatsRow& row) {
+  std::vector<std::string> parts;
+  for (const v1::VerdictCount& each : row.failures()) {
+    parts.push_back(fmt::format("{} {}", each.count(), each.code()));
+  }
+  return parts.empty() ? "-" : fmt::format("{}", fmt::join(parts, ", "));
+}
+
+double Share(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
+
+Json RowJson(const v1::StatsRow& row) {
+  Json failures = Json::array();
+  for (const v1::VerdictCount& each : row.failures()) {
+    failures.push_back({{"code", each.code()}, {"domain", each.domain()}, {"count", each.count()}});
+  }
+  return {{"name", row.name()},
+          {"gpu_hours", row.gpu_hours()},
+          {"cpu_slot_hours", row.cpu_slot_hours()},
+          {"succeeded", row.succeeded()},
+          {"failed", row.failed()},
+          {"cancelled", row.cancelled()},
+          {"placed", row.placed()},
+          {"wait_median_seconds",
+           row.has_wait_median_seconds() ? Json(row.wait_median_seconds()) : Json(nullptr)},
+          {"wait_p90_seconds",
+           row.has_wait_p90_seconds() ? Json(row.wait_p90_seconds()) : Json(nullptr)},
+          {"failures", failures}};
+}
+
+Json StatsJson(const v1::Stats& stats) {
+  Json rows = Json::array(), types = Json::array();
+  for (const v1::StatsRow& row : stats.rows()) rows.push_back(RowJson(row));
+  for (const v1::TypeUse& type : stats.types()) {
+    types.push_back({{"gpu_type", type.gpu_type()},
+                     {"held_hours", type.held_hours()},
+                     {"available_hours", type.available_hours()},
+                     {"utilization_percent", Share(type.held_hours(), type.available_hours())}});
+  }
+  return {{"begin", Utc(stats.begin())},
+          {"end", Utc(stats.end())},
+          {"total", RowJson(stats.total())},
+          {"rows", rows},
+          {"types", types}};
+}
+
+void Print(Connection& connection, const v1::Stats& stats, const std::string& by) {
+  std::ostream& out = connection.console().out;
+  const v1::StatsRow& total = stats.total();
+  const auto line = [&](std::string_view key, const std::string& value) {
+    out << fmt::format("{:<12}{}\n", key, OneLine(value));
+  };
+  line("from", fmt::format("{} to {}", Utc(stats.begin()), Utc(stats.end())));
+  for (const v1::TypeUse& type : stats.types()) {
+    line(type.gpu_type(),
+         fmt::format("{:.1f} of {:.1f} hours held: {:.1f}% utilisation", type.held_hours(),
+                     type.available_hours(), Share(type.held_hours(), type.available_hours())));
+  }
+  line("GPU-hours", fmt::format("{:.2f}", total.gpu_hours()));
+  line("jobs", fmt::format("{} succeeded, {} failed, {} cancelled", total.succeeded(),
+                           total.failed(), total.cancelled()));
+  line("waits", fmt::format("{} placed, median {}, p90 {}", total.placed(),
+                            Wait(total.has_wait_median_seconds(), total.wait_median_seconds()),
+                            Wait(total.has_wait_p90_seconds(), total.wait_p90_seconds())));
+  for (const v1::VerdictCount& each : total.failures()) {
+    line("failures", fmt::format("{} {} ({})", each.count(), each.code(), each.domain()));
+  }
+  if (by.empty()) return;
+  const bool nodes = by == "node";
+  Table table({by == "node"    ? "NODE"
+               : by == "owner" ? "OWNER"
+                               : "PROJECT",
+               "GPU-HOURS", nodes ? "ATTEMPTS OK/FAILED/OTHER" : "JOBS OK/FAILED/CANCELLED", "WAIT",
+               "P90", nodes ? "FAILURES THAT BLAME IT" : "FAILED ATTEMPTS"});
+  for (const v1::StatsRow& row : stats.rows()) {
+    table.Add({row.name(), fmt::format("{:.2f}", row.gpu_hours()), Ended(row),
+               Wait(row.has_wait_median_seconds(), row.wait_median_seconds()),
+               Wait(row.has_wait_p90_seconds(), row.wait_p90_seconds()), Failures(row)});
+  }
+  out << "\n" << table.Render();
+}
+
+ExitCode Stats(Connection& connection, const StatsOptions& options, bool json) {
+  const auto since = ParseDuration(options.since);
+  if (!since.ok()) return Fail(connection, since.status());
+  v1::GetStatsRequest request;
+  request.set_since_seconds(since->count());
+  if (options.by == "project") request.set_group_by(v1::GetStatsRequest::PROJECT);
+  if (options.by == "owner") request.set_group_by(v1::GetStatsRequest::OWNER);
+  if (options.by == "node") request.set_group_by(v1::GetStatsRequest::NODE);
+  const auto stats =
+      connection.Call(connection.operators(), &v1::OperatorService::Stub::GetStats, request);
+  if (!stats.ok()) return Fail(connection, stats.status());
+  if (!stats->warning().empty()) {
+    connection.console().err << "sftctl: " << OneLine(stats->warning()) << "\n";
+  }
+  if (json) {
+    connection.console().out << StatsJson(*stats).dump(2) << "\n";
+  } else {
+    Print(connection, *stats, options.by);
+  }
+  return kSucceeded;
+}
+
+}  // namespace
+
+void AddStats(CLI::App& app, Session& session) {
+  CLI::App* command =
+      AddCommand(app, "stats", "What the fleet was used for: GPU-hours, ends, waits, failures",
+                 "sftctl stats --since 7d --by project");
+  auto options = std::make_shared<StatsOptions>();
+  command->add_option("--since", options->since, "The last so long (12h, 30d)")
+      ->capture_default_str();
+  command->add_option("--by", options->by, "A row for each project, owner or node")
+      ->check(CLI::IsMember({"project", "owner", "node"}));
+  AddJsonFlag(command, session);
+  command->callback([&session, options] {
+    session.command = [&session, options](Connection& connection) {
+      return Stats(connection, *options, session.json);
+    };
+  });
+}
+
+}  // namespace sft::client
