@@ -1,14 +1,18 @@
 # Thin: each target is a few commands that people can also type. docs/development.md explains them.
 BUILD := build/release
 JOBS := $(shell nproc)
+# Most tests wait for a service that they started.
+TEST_JOBS := $(shell expr 2 \* $(JOBS))
+MINUTES := 5
 
-.PHONY: demo build test test-sim lint parity bundle bench clean
+.PHONY: demo build test test-sim fuzz lint parity bundle bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     watch a small model being fine-tuned: installs, builds, trains, asks it questions"
 	@echo "make test     build everything and run every test that this machine can run"
 	@echo "make test-sim 10,000 simulations of a server, three nodes, networks and disks that break"
+	@echo "make fuzz     MINUTES=5 for each of the fuzzers: job files, rows, weights, templates, streams"
 	@echo "make lint     clang with thread-safety analysis, and the rules of the tree"
 	@echo "make parity   make the reference series anew and compare the engine with them"
 	@echo "make bench    training on the CPU against a threshold; GPUs: docs/benchmarks"
@@ -26,10 +30,16 @@ build:
 test: build
 	deploy/bootstrap --demo
 	deploy/demo/make_model.sh
-	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS)
+	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(TEST_JOBS)
 
 test-sim: build
 	$(BUILD)/bin/sft-sim --seeds 10000 --jobs $(JOBS)
+
+fuzz:
+	deploy/bootstrap --fuzz
+	cmake --preset fuzz
+	cmake --build --preset fuzz -j $(JOBS)
+	nice -n 19 tests/fuzz/run.sh build/fuzz $(MINUTES)
 
 lint:
 	deploy/bootstrap --lint
@@ -50,4 +60,4 @@ bundle: build
 	deploy/bundle/make_bundle.sh $(BUILD)
 
 clean:
-	rm -rf build/release build/dev build/lint build/engine dist
+	rm -rf build/release build/dev build/lint build/fuzz build/engine dist

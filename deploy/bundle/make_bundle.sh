@@ -4,12 +4,13 @@
 #   deploy/bundle/make_bundle.sh BUILD_DIR [OUT_DIR]
 #
 # It holds all programs, the CUDA plugin where the build has one, the shared libraries of theirs that
-# the target need not have, configs, docs, proto and the list of torch's wheels. It does not hold
-# torch (4.8 GB): the worker finds the node's by --torch DIR or by asking python3.
+# the target need not have, configs, docs, proto, systemd units and the list of torch's wheels. It does
+# not hold torch (4.8 GB): the worker finds the node's by --torch DIR or by asking python3.
 #
 # Refuses what would not start elsewhere: a library that is neither in the bundle nor the C and C++
 # run time nor torch's, symbols newer than Ubuntu 24.04 has, a run path of this machine, more than
-# SFT_BUNDLE_MAX_MB (55) MB.
+# SFT_BUNDLE_MAX_MB (55) MB. For tests: SFT_BUNDLE_RANK is a program in the place of sft-rank,
+# SFT_BUNDLE_LEVEL (19) zstd's.
 set -euo pipefail
 [ $# -ge 1 ] && [ $# -le 2 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" | sed '$d' >&2; exit 2; }
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -39,6 +40,10 @@ stage=$work/$name
 mkdir -p "$stage/bin" "$stage/lib" "$out"
 
 for program in "${programs[@]}"; do
+  if [ "$program" = sft-rank ] && [ -n "${SFT_BUNDLE_RANK:-}" ]; then
+    cp "$SFT_BUNDLE_RANK" "$stage/bin/sft-rank"
+    continue
+  fi
   [ -x "$build/bin/$program" ] || fail "$build/bin/$program is not built"
   cp "$build/bin/$program" "$stage/bin/"
 done
@@ -95,6 +100,7 @@ for file in "$stage"/bin/* "$stage"/lib/*; do
 done
 
 cp -r "$root/configs" "$root/docs" "$root/proto" "$root/README.md" "$root/CHANGELOG.md" "$stage/"
+cp -r "$root/deploy/systemd" "$stage/systemd"
 mkdir -p "$stage/requirements"
 cp "$root"/deploy/requirements/torch-*.txt "$stage/requirements/"
 find "$stage" -name CMakeLists.txt -delete
@@ -108,15 +114,17 @@ for program in "${programs[@]}"; do
   grep -qF "$version" "$work/version" \
     || fail "$program --version says \"$(head -n 1 "$work/version")\", not $version"
 done
-torch_lib=$(sed -n 's/^SFT_TORCH_DIR:PATH=//p' "$build/CMakeCache.txt")/lib
-env -i PATH=/usr/bin:/bin LD_LIBRARY_PATH="$torch_lib" "$stage/bin/sft-rank" --version > "$work/version" 2>&1 \
-  || fail "sft-rank --version fails with torch in $torch_lib: $(head -n 5 "$work/version")"
+if [ -z "${SFT_BUNDLE_RANK:-}" ]; then
+  torch_lib=$(sed -n 's/^SFT_TORCH_DIR:PATH=//p' "$build/CMakeCache.txt")/lib
+  env -i PATH=/usr/bin:/bin LD_LIBRARY_PATH="$torch_lib" "$stage/bin/sft-rank" --version > "$work/version" 2>&1 \
+    || fail "sft-rank --version fails with torch in $torch_lib: $(head -n 5 "$work/version")"
+fi
 
 tarball=$out/$name.tar.zst
-tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner -c "$name" | zstd -q -19 -T0 -f -o "$tarball"
+tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner -c "$name" | zstd -q -"${SFT_BUNDLE_LEVEL:-19}" -T0 -f -o "$tarball"
 bytes=$(stat -c %s "$tarball")
 limit=${SFT_BUNDLE_MAX_MB:-55}
 [ "$bytes" -le $((limit * 1000000)) ] || fail "$tarball has $bytes bytes, more than $limit MB"
-(cd "$stage" && du -b bin/* lib/* 2> /dev/null | awk '{printf "  %8.1f MB  %s\n", $1 / 1e6, $2}')
+(cd "$stage" && find bin $([ ! -d lib ] || echo lib) -type f -printf '%s %p\n' | sort -k 2 | awk '{printf "  %8.1f MB  %s\n", $1 / 1e6, $2}')
 awk -v b="$bytes" -v t="$tarball" -v c="$glibc" -v x="$glibcxx" \
   'BEGIN {printf "make_bundle: %s, %.1f MB; needs GLIBC %s, GLIBCXX %s\n", t, b / 1e6, c, x}'

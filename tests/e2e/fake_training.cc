@@ -42,7 +42,11 @@ class FakeTraining {
       if (step_ + 1 == steps_ && options_.contains("until")) {
         if (const int code = WaitFor(options_["until"]); code != channel::kExitOk) return code;
       }
-      if (const int code = Pause(Number("pace", 20)); code != channel::kExitOk) return code;
+      // At its pace until the file that `fast` names is there.
+      const bool fast = options_.contains("fast") && io::Exists(options_["fast"]);
+      if (const int code = Pause(fast ? 0 : Number("pace", 20)); code != channel::kExitOk) {
+        return code;
+      }
       MakeStep();
       const bool asked = asked_ && launch_.world_size == 1;
       if (asked || (save > 0 && step_ % save == 0)) {

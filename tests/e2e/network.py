@@ -34,13 +34,39 @@ FORWARDER = textwrap.dedent("""
 """)
 
 
-class CutNetwork:
+class Namespace:
+    """A network of its own with one link to this machine: what runs inside reaches it at `outside`, and
+    it sees what is inside as `inside`."""
+
+    def __init__(self, name, link, outside, inside):
+        self.name, self.link, self.outside, self.inside = name, link, outside, inside
+
+    def open(self):
+        for command in (
+                ["netns", "add", self.name],
+                ["link", "add", self.link, "type", "veth", "peer", "name", "uplink", "netns", self.name],
+                ["addr", "add", f"{self.outside}/30", "dev", self.link],
+                ["link", "set", self.link, "up"],
+                ["-n", self.name, "addr", "add", f"{self.inside}/30", "dev", "uplink"],
+                ["-n", self.name, "link", "set", "uplink", "up"],
+                ["-n", self.name, "link", "set", "lo", "up"]):
+            subprocess.run(["ip", *command], check=True)
+
+    def prefix(self):
+        """What to put before a command that shall run inside."""
+        return ["ip", "netns", "exec", self.name]
+
+    def close(self):
+        subprocess.run(["ip", "netns", "del", self.name], check=False)
+
+
+class CutNetwork(Namespace):
     """`port` of the loopback inside the namespace reaches the server's port outside."""
 
     def __init__(self, server_port, relay_port):
         number = os.getpid() % 250 + 1
-        self.name = f"sft{os.getpid()}"
-        self.outside, self.inside = f"10.213.{number}.1", f"10.213.{number}.2"
+        name = f"sft{os.getpid()}"
+        super().__init__(name, name + "v", f"10.213.{number}.1", f"10.213.{number}.2")
         self.port = server_port
         self.relay = relay_port
         self.processes = []
@@ -57,16 +83,7 @@ class CutNetwork:
         return ""
 
     def open(self):
-        veth = self.name + "v"
-        for command in (
-                ["netns", "add", self.name],
-                ["link", "add", veth, "type", "veth", "peer", "name", "uplink", "netns", self.name],
-                ["addr", "add", f"{self.outside}/30", "dev", veth],
-                ["link", "set", veth, "up"],
-                ["-n", self.name, "addr", "add", f"{self.inside}/30", "dev", "uplink"],
-                ["-n", self.name, "link", "set", "uplink", "up"],
-                ["-n", self.name, "link", "set", "lo", "up"]):
-            subprocess.run(["ip", *command], check=True)
+        super().open()
         self._forward([], f"{self.outside}:{self.relay}", f"127.0.0.1:{self.port}")
         self._forward(self.prefix(), f"127.0.0.1:{self.port}", f"{self.outside}:{self.relay}")
 
@@ -76,19 +93,23 @@ class CutNetwork:
         self.processes.append(process)
         assert process.stdout.readline() == "ready\n"
 
-    def prefix(self):
-        """What to put before a command that shall run inside."""
-        return ["ip", "netns", "exec", self.name]
-
     def cut(self):
-        subprocess.run(["ip", "link", "set", self.name + "v", "down"], check=True)
+        subprocess.run(["ip", "link", "set", self.link, "down"], check=True)
 
     def mend(self):
-        subprocess.run(["ip", "link", "set", self.name + "v", "up"], check=True)
+        subprocess.run(["ip", "link", "set", self.link, "up"], check=True)
 
     def close(self):
         for process in self.processes:
             process.kill()
             process.wait()
             process.stdout.close()
-        subprocess.run(["ip", "netns", "del", self.name], check=False)
+        super().close()
+
+
+class Site(Namespace):
+    """A place from which several programs reach the server."""
+
+    def __init__(self, number):
+        link = f"sft{os.getpid() % 100000}v{number}"
+        super().__init__(f"sft{os.getpid()}s{number}", link, f"10.214.{number}.1", f"10.214.{number}.2")

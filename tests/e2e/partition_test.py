@@ -46,7 +46,7 @@ class PartitionTest(ServiceCase):
     def test_a_cut_beyond_the_limit_replaces_the_gang_once(self):
         self.start_server("--suspect-after", "3s", "--restart-delay", "0s", "--unreachable-margin", "3s")
         self.start_worker("node-a", gpus="H100:2", prefix=self.network.prefix())
-        steps = int((max(CUT_S, 25) + 15) * 1000 / PACE_MS)  # it ends after the cut
+        steps = int((max(CUT_S, 15) + 8) * 1000 / PACE_MS)  # it ends after the cut
         job = self.submit(f"train steps={steps} pace={PACE_MS} save=5", ranks=2,
                           compute=f'unreachable_after = "{LIMIT_S}s"')
         self.wait_for_step(job, 10)

@@ -92,7 +92,7 @@ class StopTest(ServiceCase):
     def test_a_worker_that_is_stopped_beyond_the_limit_is_replaced_once_and_comes_back_with_nothing(self):
         self.start_server(*SERVER_OPTIONS)
         self.start_worker("node-a", gpus="H100:2")
-        job = self.submit(f"train steps={int(BEYOND_S * 1000 / PACE_MS) + 400} pace={PACE_MS} save=5", ranks=2,
+        job = self.submit(f"train steps={int(BEYOND_S * 1000 / PACE_MS) + 100} pace={PACE_MS} save=5", ranks=2,
                           compute=f'unreachable_after = "{LIMIT_S}s"')
         self.wait_for_step(job, 10)
         self.start_worker("node-b", gpus="H100:2")

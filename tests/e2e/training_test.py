@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO = ROOT / "build/demo"
 DATA = ROOT / "deploy/demo/train.jsonl"
 TRAINING_DEADLINE_S = 200
-RESTART_STEPS = 8  # of the restart tests: 20 to 40 s of training on 2 cores
+RESTART_STEPS = 8  # of the restart test: 20 to 40 s of training on 2 cores
 SUCCEEDED, INFRASTRUCTURE_FAILURE, CANCELLED = 0, 11, 12
 
 
@@ -131,7 +131,16 @@ class TrainingTest(harness.ServiceCase):
         self.wait_for_step(job, deadline_s=TRAINING_DEADLINE_S)
         return job, self.wait_for_ranks(2)
 
-    def check_every_step_once(self, job):
+    def test_a_training_whose_worker_and_server_are_killed_and_started_again_succeeds(self):
+        job, ranks = self.start_long_job()
+        shims = self.shims()
+        self.kill("node-a")
+        self.start_worker(gpus="H100:2", engine=True)
+        self.assertEqual((self.shims(), self.ranks()), (shims, ranks))
+        self.kill("server")
+        self.start_server()
+        self.assertEqual(self.status(job)["state"], "RUNNING", "it must not have ended before the restart")
+        self.assertEqual((self.shims(), self.ranks()), (shims, ranks))
         self.wait_success(job)
         self.check_consistent(job, 2)
         self.assertEqual(self.status(job)["attempt"], 1)
@@ -139,23 +148,6 @@ class TrainingTest(harness.ServiceCase):
         self.assertEqual([point["step"] for point in points if "loss" in point], list(range(1, RESTART_STEPS + 1)))
         self.assertEqual(self.sftctl("download", job, "-o", self.dir / "adapter").returncode, 0)
         self.assertTrue((self.dir / "adapter/adapter_model.safetensors").exists())
-
-    def test_a_training_whose_worker_is_killed_and_started_again_succeeds(self):
-        job, ranks = self.start_long_job()
-        shims = self.shims()
-        self.kill("node-a")
-        self.start_worker(gpus="H100:2", engine=True)
-        self.assertEqual(self.status(job)["state"], "RUNNING", "it must not have ended before the restart")
-        self.assertEqual((self.shims(), self.ranks()), (shims, ranks))
-        self.check_every_step_once(job)
-
-    def test_a_training_whose_server_is_killed_and_started_again_succeeds(self):
-        job, ranks = self.start_long_job()
-        self.kill("server")
-        self.start_server()
-        self.assertEqual(self.status(job)["state"], "RUNNING", "it must not have ended before the restart")
-        self.assertEqual(self.ranks(), ranks)
-        self.check_every_step_once(job)
 
     def rank_pid(self, rank):
         for pid in self.wait_for_ranks(3):

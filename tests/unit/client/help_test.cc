@@ -32,7 +32,8 @@ INSTANTIATE_TEST_SUITE_P(Commands, HelpTest,
                          ::testing::Values("sftctl", "submit", "status", "list", "logs", "cancel",
                                            "checkpoint", "checkpoints", "resume", "wait", "metrics",
                                            "events", "download", "nodes", "variants", "models",
-                                           "explain", "completion", "compare", "admin"),
+                                           "explain", "completion", "compare", "admin",
+                                           "drain", "storage", "rm", "stats", "login", "whoami"),
                          [](const auto& info) { return info.param; });
 
 TEST(VersionFlagTest, VersionNamesTheProtocol) {

@@ -282,7 +282,7 @@ TEST(UnreachableTest, NamesTheAddressAndWhatToDo) {
   const Console console{out, err};
   FakeClock clock;
   const Connect connect = [&](const std::string&) {
-    return std::make_unique<Connection>("127.0.0.1:1", console, clock);
+    return std::make_unique<Connection>("127.0.0.1:1", rpc::Security(), console, clock);
   };
   const char* argv[] = {"sftctl", "list"};
   EXPECT_EQ(RunApp(2, argv, console, connect), kUnreachable);

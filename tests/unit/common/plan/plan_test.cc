@@ -165,6 +165,16 @@ TEST(PlanTest, MemoryThatIsLeftKeepsDequantisedCopies) {
   EXPECT_EQ(much->memory.scratch_slots, 0);
 }
 
+TEST(PlanTest, KeptCopiesLeaveRoomForTheBlockThatIsMadeAgain) {
+  spec::JobSpec job = Qlora(1, 16, 4096);
+  job.parallelism.activation_checkpointing = true;
+  const auto plan = MakePlan(Input(job, 60, Qwen3Of32B()));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_GT(plan->choice.kept, 0);
+  EXPECT_LT(plan->choice.kept, 64);
+  EXPECT_LE(static_cast<double>(plan->memory.reserved() + plan->memory.transients), 60e9);
+}
+
 TEST(PlanTest, ADeeperLevelSavesMemoryAndTakesTime) {
   const auto problem = MakeProblem(Qwen3Of8B(), Qlora(4, 1, 2048), 2048);
   ASSERT_TRUE(problem.ok()) << problem.status();

@@ -247,5 +247,50 @@ TEST(GangTest, ALostNodeEndsTheGangAndIsNotWaitedFor) {
   EXPECT_EQ(DecideGang(gang).next, AttemptState::kFailed);
 }
 
+Gang Told(AttemptState state, std::vector<Member> members) {
+  Gang gang = GangOf(state, std::move(members));
+  gang.stop.domain = Verdict::Domain::kNone;
+  gang.stop.code = "moved";
+  gang.stop.message = "moved: n is drained";
+  return gang;
+}
+
+TEST(GangTest, OneThatIsToldToStopEndsWithThatVerdict) {
+  const GangStep stop = DecideGang(Told(AttemptState::kRunning, {On("n", MemberState::kRunning)}));
+  EXPECT_EQ(stop.next, AttemptState::kStopping);
+  EXPECT_EQ(stop.reason, "moved: n is drained");
+  EXPECT_TRUE(DecideGang(Told(AttemptState::kStopping, {On("n", MemberState::kStopping)})).empty());
+  Gang ended = Told(AttemptState::kStopping, {On("n", MemberState::kDone)});
+  ended.members[0].verdict.domain = Verdict::Domain::kNone;
+  ended.members[0].verdict.code = "stopped";
+  const GangStep end = DecideGang(ended);
+  EXPECT_EQ(end.next, AttemptState::kFailed);
+  EXPECT_EQ(end.verdict->code, "moved");
+}
+
+TEST(GangTest, AFailureOfTheStopIsTheStopsButAFaultOfTheUserIsNot) {
+  Gang lost = Told(AttemptState::kStopping, {On("n", MemberState::kDone)});
+  lost.members[0].verdict.domain = Verdict::Domain::kInfrastructure;
+  lost.members[0].verdict.code = "rank_killed";
+  EXPECT_EQ(DecideGang(lost).verdict->code, "moved");
+  Gang bad = Told(AttemptState::kStopping, {On("n", MemberState::kDone)});
+  bad.members[0].verdict = BadData();
+  EXPECT_EQ(DecideGang(bad).verdict->code, BadData().code);
+  bad.verdict = BadData();
+  EXPECT_EQ(DecideGang(bad).next, AttemptState::kFailed);
+}
+
+TEST(GangTest, AWordThatComesTooLateLeavesASuccess) {
+  Gang done = Told(AttemptState::kStopping, {On("n", MemberState::kDone)});
+  done.members[0].verdict = Succeeded();
+  EXPECT_EQ(DecideGang(done).next, AttemptState::kSucceeded);
+}
+
+TEST(GangTest, ACancelComesBeforeAnotherStop) {
+  Gang gang = Told(AttemptState::kStopping, {On("n", MemberState::kDone)});
+  gang.cancel_requested = true;
+  EXPECT_EQ(DecideGang(gang).verdict->code, "cancelled");
+}
+
 }  // namespace
 }  // namespace sft::server

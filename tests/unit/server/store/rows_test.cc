@@ -77,10 +77,11 @@ TEST_F(RowsTest, ARequestIdNamesOneJob) {
   AddJob("job-1", "r");
   JobRecord twin;
   twin.id = "job-2";
+  twin.project = "default";
   twin.request_id = "r";
   EXPECT_TRUE(absl::IsAlreadyExists(InsertJob(*db_, twin, {})));
-  EXPECT_EQ(FindByRequestId(*db_, "r").value()->id, "job-1");
-  EXPECT_FALSE(FindByRequestId(*db_, "other")->has_value());
+  EXPECT_EQ(FindByRequestId(*db_, "default", "r").value()->id, "job-1");
+  EXPECT_FALSE(FindByRequestId(*db_, "default", "other")->has_value());
   AddJob("job-3");
   AddJob("job-4");
 }

@@ -112,7 +112,8 @@ class SessionTest : public TestNode {
     grpc_server_ = builder.BuildAndStart();
     ASSERT_NE(grpc_server_, nullptr);
     session_ = std::make_unique<Session>(
-        rpc::MakeChannel("127.0.0.1:" + std::to_string(port)), agent_,
+        [channel = rpc::MakeChannel("127.0.0.1:" + std::to_string(port))] { return channel; },
+        agent_,
         [] {
           v1::Register message;
           message.set_node("node-a");

@@ -42,6 +42,7 @@ class MapSink : public GradientSink {
   }
   void BeginStep() override {}
   void BeginMicroBatch(bool) override {}
+  bool Trains(int, int param) const override { return buffers_.contains(param); }
   Tensor Buffer(int, int param) override {
     const auto found = buffers_.find(param);
     return found == buffers_.end() ? Tensor() : found->second;

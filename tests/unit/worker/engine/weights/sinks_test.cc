@@ -133,6 +133,50 @@ TEST(ShardedSinkTest, SendsInTheWireTypeAndAccumulatesInFp32) {
   EXPECT_TRUE(at::all(sum == 258.0).item<bool>());
 }
 
+// Two ranks with 2 and 1.0009765625, which bf16 rounds to 1.
+TEST(ShardedSinkTest, ABlocksProductOverwritesWhatIsThereInTheWireType) {
+  const ModelLayout layout = Layout();
+  RunRanks(2, [&](Communicator& comm) {
+    TrainableStore store(layout, at::kBFloat16, at::kFloat, Placement::kFullShard, comm);
+    ShardedSink sink(layout, store, comm, {.wire = at::kBFloat16});
+    for (int step = 0; step < 2; ++step) {
+      sink.BeginStep();
+      for (const double gradient : {2.0, 1.0 + 1.0 / 1024}) {
+        sink.BeginMicroBatch(false);
+        ProductSum product = sink.Product(1, 0);
+        EXPECT_EQ(product.beta, 0.0);
+        EXPECT_EQ(product.sum.scalar_type(), at::kBFloat16);
+        EXPECT_EQ(product.sum.sizes(), at::IntArrayRef({4, 5}));
+        product.sum.fill_(gradient);
+        EXPECT_FALSE(sink.Product(1, 1).sum.defined()) << "frozen";
+        // The bias gets something on one rank alone.
+        if (comm.rank() == 0) sink.Buffer(1, 2).add_(3.0);
+        sink.FinishUnit(1);
+        sink.FinishUnit(0);
+      }
+      const std::vector<Tensor>& parts = sink.Reduce();
+      for (size_t i = 0; i < parts.size(); ++i) {
+        const TrainablePart& part = store.parts()[i];
+        const double expected = part.unit == 0 ? 0.0 : 6.0;
+        EXPECT_TRUE(at::all(parts[i] == expected).item<bool>()) << part.unit << " " << part.param;
+      }
+    }
+  });
+}
+
+TEST(ReplicatedSinkTest, AProductIsAddedToTheSumsOfTheStep) {
+  const ModelLayout layout = Layout();
+  const auto comm = MakeLocalCommunicator(at::kCPU);
+  TrainableStore store(layout, at::kFloat, at::kFloat, Placement::kReplicated, *comm);
+  ReplicatedSink sink(layout, store, 1 << 20, *comm);
+  sink.BeginStep();
+  const ProductSum product = sink.Product(1, 0);
+  EXPECT_EQ(product.beta, 1.0);
+  EXPECT_TRUE(at::all(product.sum == 0).item<bool>());
+  EXPECT_TRUE(sink.Trains(1, 2));
+  EXPECT_FALSE(sink.Trains(1, 1));
+}
+
 TEST(TrainableStoreTest, GathersAndUpdatesEveryPlacementAlike) {
   const ModelLayout layout = Layout();
   for (at::ScalarType compute : {at::kFloat, at::kBFloat16}) {

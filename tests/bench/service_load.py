@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""Load on a server: submits, dispatches, heartbeats, followers, and what a long history costs.
+
+    tests/bench/service_load.py [--build build/release] [--only submit,workers,...] [--json FILE]
+
+Prints a table of what was measured beside its target, the disk's fsync latency first, and exits with 1 when
+a target is missed. The server runs in a temporary folder (TMPDIR says on which disk); the load comes from
+sft-service-load, on the same cores: figures of two cores are those of both together.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "e2e"))
+import harness  # noqa: E402
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Bench(harness.ServiceCase):
+    """The harness's processes without a test around them."""
+
+    def runTest(self):
+        pass
+
+    def _outcome_failed(self):
+        return False
+
+    def load(self, *arguments, timeout=300):
+        """The load's last line as JSON."""
+        done = subprocess.run([str(harness.BUILD / "tests/sft-service-load"), f"127.0.0.1:{self.port}",
+                               *map(str, arguments)], capture_output=True, text=True, timeout=timeout, check=False)
+        if not done.stdout.strip():
+            raise SystemExit(f"the load said nothing: {done.stderr}")
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def start_load(self, *arguments):
+        return subprocess.Popen([str(harness.BUILD / "tests/sft-service-load"), f"127.0.0.1:{self.port}",
+                                 *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+
+    def cpu_seconds(self):
+        fields = pathlib.Path(f"/proc/{self.processes['server'].pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def memory_mb(self):
+        for line in pathlib.Path(f"/proc/{self.processes['server'].pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) / 1000
+        return 0
+
+    def upload(self, ranks=1):
+        """A job that was submitted once, so that its data set is there; the job's and the data's files."""
+        job = self.write_job("ok", ranks=ranks, name="load")
+        result = self.sftctl("submit", job, "--json")
+        assert result.returncode == 0, result.stderr
+        return job, job.with_suffix(".jsonl"), json.loads(result.stdout)["job"]
+
+    def fresh(self):
+        self.kill("server") if "server" in self.processes else None
+        subprocess.run(["rm", "-rf", str(self.dir / "server")], check=True)
+        self.start_server()
+
+
+def fsync_ms(folder, count=200):
+    times = []
+    with open(folder / "fsync", "wb", buffering=0) as out:
+        for _ in range(count):
+            out.write(b"x" * 4096)
+            begin = time.perf_counter()
+            os.fdatasync(out.fileno())
+            times.append((time.perf_counter() - begin) * 1e3)
+    (folder / "fsync").unlink()
+    return statistics.median(times), sorted(times)[int(len(times) * 0.99)]
+
+
+def add_history(database, sample, count):
+    """`count` finished jobs with an attempt, an allocation, events and a member each, as the sample's row."""
+    with sqlite3.connect(database) as db:
+        db.row_factory = sqlite3.Row
+        columns = [row[1] for row in db.execute("PRAGMA table_info(jobs)")]
+        row = dict(db.execute("SELECT * FROM jobs WHERE id = ?", (sample,)).fetchone())
+        now = int(time.time() * 1e6)
+        marks = ",".join("?" * len(columns))
+        base = db.execute("SELECT max(sequence) FROM jobs").fetchone()[0] + 1
+
+        def jobs():
+            for i in range(count):
+                ended = now - (count - i) * 1_000_000
+                new = {**row, "sequence": base + i, "id": f"job-h{base + i}", "state": 5, "request_id": None,
+                       "attempt": 1, "created_us": ended - 60_000_000, "started_us": ended - 30_000_000,
+                       "ended_us": ended, "verdict": '{"domain":1,"code":"succeeded"}'}
+                yield [new[column] for column in columns]
+        db.executemany(f"INSERT INTO jobs ({','.join(columns)}) VALUES ({marks})", jobs())
+        db.executemany(
+            "INSERT INTO attempts (uid, job_id, number, epoch, state, reason, created_us, ended_us) "
+            "VALUES (?, ?, 1, 1, 5, '', ?, ?)",
+            ((f"attempt-h{base + i}", f"job-h{base + i}", now - (count - i) * 1_000_000 - 50_000_000,
+              now - (count - i) * 1_000_000) for i in range(count)))
+        db.executemany(
+            "INSERT INTO events (job_id, sequence, time_us, type, message, attempt) VALUES (?, ?, ?, 'state', ?, 1)",
+            ((f"job-h{base + i}", k, now, "PENDING -> PREPARING") for i in range(count) for k in (1, 2, 3)))
+
+
+class Report:
+    def __init__(self):
+        self.rows = []
+
+    def add(self, what, value, unit, target=None, at_most=True):
+        met = target is None or (value <= target if at_most else value >= target)
+        self.rows.append({"what": what, "value": round(value, 3), "unit": unit, "target": target, "met": met})
+        bound = "" if target is None else f"{'at most' if at_most else 'at least'} {target:g}"
+        print(f"{'    ' if met else 'MISS'} {what:<52} {value:>12.3f} {unit:<10} {bound}", flush=True)
+
+
+def bench_submit(bench, report):
+    bench.fresh()
+    job, data, _ = bench.upload()
+    bench.load("submit", job, data, 200, 2)
+    result = bench.load("submit", job, data, 1000, 10)
+    report.add("durable submits, asked for 1,000/s", result["rate"], "1/s", 990, at_most=False)
+    report.add("  median", result["p50_ms"], "ms")
+    report.add("  99th percentile, from when it was due", result["p99_ms"], "ms", 10)
+    report.add("  refused or failed", result["failed"], "", 0)
+
+
+def bench_dispatch(bench, report):
+    bench.fresh()
+    workers = bench.start_load("workers", 200, 8, 60)
+    workers.stdout.readline()
+    job, data, _ = bench.upload()
+    result = bench.load("submit", job, data, 1000, 8)
+    time.sleep(4)
+    out = json.loads(workers.communicate(timeout=120)[0].strip().splitlines()[-1])
+    report.add("dispatches to 200 nodes of 8, jobs coming at 1,000/s", out["dispatched"] / max(out["span_s"], 1e-9),
+               "1/s", 500, at_most=False)
+    report.add("  of jobs submitted", 100 * out["dispatched"] / (result["count"] + 1), "%", 99, at_most=False)
+
+
+def bench_workers(bench, report):
+    bench.fresh()
+    workers = bench.start_load("workers", 1000, 8, 45)
+    connected = json.loads(workers.stdout.readline())["connected"]
+    report.add("simulated workers connected", connected, "", 1000, at_most=False)
+    time.sleep(10)
+    before, begin = bench.cpu_seconds(), time.monotonic()
+    time.sleep(25)
+    share = (bench.cpu_seconds() - before) / (time.monotonic() - begin)
+    report.add("  of a core for their heartbeats each 5 s", 100 * share, "%", 2)
+    report.add("  memory of the server with them", bench.memory_mb(), "MB", 500)
+    out = json.loads(workers.communicate(timeout=120)[0].strip().splitlines()[-1])
+    report.add("  streams that broke", out["broken"], "", 0)
+
+
+def bench_follow(bench, report):
+    bench.fresh()
+    bench.start_worker("node-a", "H100:1")
+    job = bench.submit("lines 600 20", ranks=1, name="lines")
+    bench.wait_for_step(job)
+    result = bench.load("follow", job, 500, 12)
+    report.add("log followers that were refused, of 500", result["refused"], "", 0)
+    report.add("  least of what one has read, of the most", 100 * result["least_bytes"] / max(1, result["most_bytes"]),
+               "%", 90, at_most=False)
+    report.add("  memory of the server after them", bench.memory_mb(), "MB", 500)
+
+
+def bench_history(bench, report):
+    figures = {}
+    bench.fresh()
+    job, data, sample = bench.upload()
+    for total, more in ((1000, 1000), (100_000, 99_000)):
+        bench.kill("server")
+        add_history(bench.dir / "server/server.db", sample, more)
+        bench.start_server()
+        bench.load("list", 20)
+        submit = bench.load("submit", job, data, 100, 5)
+        listing = bench.load("list", 200)
+        stats = time.monotonic()
+        assert bench.sftctl("stats", "--since", "30d", "--by", "project").returncode == 0
+        figures[total] = (submit["p50_ms"], listing["p50_ms"], (time.monotonic() - stats) * 1e3)
+    for index, what in enumerate(("submit", "list of 50")):
+        few, many = figures[1000][index], figures[100_000][index]
+        report.add(f"{what}, median with 1,000 finished jobs", few, "ms")
+        report.add("  with 100,000", many, "ms")
+        report.add("  times as long", many / few, "", 1.5)
+    report.add("sftctl stats over 100,000 finished jobs", figures[100_000][2], "ms")
+
+
+PARTS = {"submit": bench_submit, "dispatch": bench_dispatch, "workers": bench_workers, "follow": bench_follow,
+         "history": bench_history}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default=str(harness.BUILD), help="build folder")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between: " + ", ".join(PARTS))
+    parser.add_argument("--json", help="write the rows to this file, too")
+    options = parser.parse_args()
+    harness.BUILD = pathlib.Path(options.build).resolve()
+    report = Report()
+    folder = pathlib.Path(tempfile.gettempdir())
+    median, p99 = fsync_ms(folder)
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before, folder {folder}")
+    report.add("fdatasync of 4 KiB, median", median, "ms")
+    report.add("  99th percentile", p99, "ms")
+    for name in options.only.split(","):
+        bench = Bench()
+        bench.setUp()
+        try:
+            PARTS[name](bench, report)
+        finally:
+            bench.doCleanups()
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(report.rows, indent=1))
+    return 0 if all(row["met"] for row in report.rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""Two teams and their nodes, each in a network of its own, with one server between them: TLS, tokens,
+joining, and that neither sees nor touches what the other has."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+
+from harness import BUILD, DEADLINE_S, ServiceCase, run_tests, wait_until
+from network import CutNetwork, Site
+
+SUCCEEDED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, CANCELLED = 0, 2, 3, 4, 5, 12
+OK, NOT_FOUND_CODE, PERMISSION_DENIED, UNAUTHENTICATED = 0, 5, 7, 16
+HIDDEN = {NOT_FOUND_CODE, PERMISSION_DENIED}
+
+
+class RemoteTest(ServiceCase):
+
+    def setUp(self):
+        super().setUp()
+        missing = CutNetwork.missing()
+        if missing:
+            self.skipTest(missing)
+        first = os.getpid() % 80 * 3
+        self.sites = [Site(first + i) for i in range(3)]
+        for site in self.sites:
+            self.addCleanup(site.close)
+            site.open()
+
+    def init(self, *names):
+        """sft-server init; its words by what they are called."""
+        result = subprocess.run([str(BUILD / "bin/sft-server"), "init", "--data-dir", str(self.dir / "server"),
+                                 *[part for name in names for part in ("--name", name)]],
+                                capture_output=True, text=True, check=True)
+        found = {key: re.search(rf"^{key} +(\S+)", result.stdout, re.M).group(1)
+                 for key in ("fingerprint", "admin token", "join token")}
+        for name in ("admin token", "join token"):
+            self.secret(name.split()[0], found[name])
+        return found
+
+    def secret(self, name, text):
+        path = self.dir / f"{name}.token"
+        path.write_text(text.strip() + "\n")
+        path.chmod(0o600)
+        return path
+
+    def serve(self):
+        said = self.init(*[site.outside for site in self.sites])
+        self.start("server", BUILD / "bin/sft-server", "--listen", f"0.0.0.0:{self.port}", "--http", "off",
+                   "--data-dir", self.dir / "server", "--restart-delay", "0s")
+        self.fingerprint = said["fingerprint"]
+        wait_until("the admin to be let in",
+                   lambda: self.login(None, "admin", "admin").returncode == 0)
+
+    def at(self, site, who, *arguments, **environment):
+        """sftctl of somebody at a site; None: on the server's machine."""
+        prefix = site.prefix() if site else []
+        server = f"{site.outside if site else '127.0.0.1'}:{self.port}"
+        return subprocess.run([*prefix, str(BUILD / "bin/sftctl"), "--server", server, *map(str, arguments)],
+                              capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+                              env={**os.environ, "XDG_CONFIG_HOME": str(self.dir / f"home-{who}"), **environment})
+
+    def login(self, site, who, token):
+        return self.at(site, who, "login", "--fingerprint", self.fingerprint,
+                       "--token-file", self.dir / f"{token}.token")
+
+    def add_user(self, site, name, *roles):
+        """Makes a user with a token, who then logs in from its site."""
+        flags = [part for role in roles for part in ("--project", role)]
+        self.assertEqual(self.at(None, "admin", "admin", "user", "set", name, *flags).returncode, 0)
+        made = self.at(None, "admin", "admin", "token", "create", name)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        self.secret(name, made.stdout)
+        result = self.login(site, name, name)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+    def worker(self, site, node, token="join", name=None, wait=True, prefix=()):
+        name = name or node
+        self.start(name, *site.prefix(), *prefix, BUILD / "bin/sft-worker", "--dev", "--server",
+                   f"{site.outside}:{self.port}", "--data-dir", self.dir / name, "--node", node, "--models",
+                   self.dir / "models", "--simulate-gpus", "H100:2", "--cpu-slots", 0, "--grace", 1,
+                   "--rank-binary", BUILD / "tests/sft-fake-rank",
+                   *(["--join-token-file", self.dir / f"{token}.token"] if token else []))
+        if wait:
+            wait_until(f"{node} to be UP", lambda: self.node(node).get("state") == "UP")
+
+    def node(self, name):
+        nodes = json.loads(self.at(None, "admin", "nodes", "--json").stdout or "[]")
+        return next((node for node in nodes if node["node"] == name), {})
+
+    def submit_at(self, site, who, mode, name, **environment):
+        job = self.write_job(mode, ranks=1, name=name)
+        result = self.at(site, who, "submit", job, "--json", **environment)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)["job"]
+
+    def every_rpc(self, site, token, **fields):
+        """Each rpc of the contract, called from a site with these values in its request."""
+        result = subprocess.run(
+            [*site.prefix(), str(BUILD / "tests/sft-call-every-rpc"), f"{site.outside}:{self.port}",
+             str(self.dir / "server/tls/ca.crt"), str(self.dir / f"{token}.token") if token else "-",
+             *[f"{key}={value}" for key, value in fields.items()]],
+            capture_output=True, text=True, timeout=300, check=True)
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    def test_two_tenants_share_a_fleet_and_see_nothing_of_each_other(self):
+        self.serve()
+        ann_site, bob_site, nodes_site = self.sites
+        self.worker(nodes_site, "node-a")
+        self.add_user(ann_site, "ann", "alpha=submitter")
+        self.add_user(bob_site, "bob", "beta=submitter")
+        # Each submits, follows, downloads and cancels.
+        jobs = {}
+        for site, who in ((ann_site, "ann"), (bob_site, "bob")):
+            done = self.submit_at(site, who, "ok", f"{who}-done")
+            followed = self.at(site, who, "logs", done, "--follow")
+            self.assertEqual(followed.returncode, SUCCEEDED, followed.stderr)
+            self.assertIn("rank 0 done", followed.stdout)
+            result = self.at(site, who, "download", done, "-o", self.dir / f"{who}-adapter")
+            self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+            self.assertTrue((self.dir / f"{who}-adapter").is_dir())
+            gate = self.dir / f"{who}-gate"
+            jobs[who] = self.submit_at(site, who, f"until {gate}", f"{who}-live")
+            wait_until(f"{who}'s job to run", lambda: json.loads(
+                self.at(site, who, "status", jobs[who], "--json").stdout)["state"] == "RUNNING")
+        # Neither sees the other's.
+        for site, who, other in ((ann_site, "ann", "bob"), (bob_site, "bob", "ann")):
+            listed = [job["job"] for job in json.loads(self.at(site, who, "list", "--json").stdout)]
+            self.assertEqual(len(listed), 2)
+            self.assertNotIn(jobs[other], listed)
+            for command in (["status"], ["logs"], ["events"], ["metrics"], ["cancel"], ["checkpoint"],
+                            ["checkpoints"], ["resume"], ["wait", "--timeout", "0"],
+                            ["download", "-o", self.dir / "stolen"]):
+                result = self.at(site, who, command[0], jobs[other], *command[1:])
+                self.assertEqual(result.returncode, NOT_FOUND, f"{command} {result.stdout}{result.stderr}")
+                self.assertIn(f'no job "{jobs[other]}"', result.stderr)
+            self.assertEqual(self.at(site, who, "list", "--project",
+                                     "beta" if who == "ann" else "alpha").returncode, REFUSED)
+            shown = self.at(site, who, "nodes", "--json").stdout
+            self.assertNotIn(jobs[other], shown)
+            self.assertIn("another project", shown)
+        self.each_rpc_with_the_others_names(bob_site, jobs["ann"])
+        result = self.at(bob_site, "bob", "status", jobs["ann"])
+        self.assertEqual(self.at(None, "admin", "status", jobs["ann"]).returncode, 0, result.stderr)
+        self.assertIn("RUNNING", self.at(ann_site, "ann", "status", jobs["ann"]).stdout)
+        result = self.at(ann_site, "ann", "cancel", jobs["ann"])
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        self.assertEqual(self.at(ann_site, "ann", "wait", jobs["ann"]).returncode, CANCELLED)
+        (self.dir / "bob-gate").touch()
+        self.assertEqual(self.at(bob_site, "bob", "wait", jobs["bob"]).returncode, SUCCEEDED)
+        self.check_audit(jobs)
+
+    def each_rpc_with_the_others_names(self, site, job):
+        sha256 = subprocess.run(["sha256sum", str(self.dir / "ann-live.jsonl")], capture_output=True, text=True,
+                                check=True).stdout.split()[0]
+        artifacts = json.loads(self.at(None, "admin", "list", "--json").stdout)
+        artifact = next(a for each in artifacts for a in each["artifacts"] if each["project"] == "alpha")
+        touched = 0
+        for name in (f"projects/alpha/jobs/{job}", job, artifact):
+            for call in self.every_rpc(site, "bob", name=name, project="alpha", sha256=sha256, user="ann",
+                                       id="nodes/node-a", node="node-a", path="adapter_config.json"):
+                self.assertNotIn(job, call["answers"], call)
+                self.assertNotIn("fake:until", call["answers"], call)
+                # What tells nothing of any project, and the dry run of a file that is empty here.
+                free = re.search(r"/(GetServerInfo|WhoAmI|ListNodes|ListVariants|ListModels|ListProjects|ResolveJob)$",
+                                 call["method"])
+                if not free:
+                    touched += 1
+                    self.assertIn(call["code"], HIDDEN, call)
+        print(f"{touched} calls with the other's names: all NOT_FOUND or PERMISSION_DENIED")
+
+    def check_audit(self, jobs):
+        rows = [json.loads(line) for line in
+                self.at(None, "admin", "admin", "audit", "--limit", 1000, "--json").stdout.splitlines()]
+        for number, who, project in ((0, "ann", "alpha"), (1, "bob", "beta")):
+            mine = [row for row in rows if row["principal"] == who]
+            done = {(row["method"], row["outcome"]) for row in mine}
+            self.assertIn(("JobService.SubmitJob", "OK"), done)
+            self.assertIn(("DataService.UploadBlob", "OK"), done)
+            self.assertIn(("JobService.CancelJob", "NOT_FOUND"), done)
+            self.assertIn(f"projects/{project}/jobs/{jobs[who]}", [row["object"] for row in mine])
+            self.assertEqual({row["peer"].split(":")[1] for row in mine}, {self.sites[number].inside})
+        self.assertIn(("nodes/node-a", "OK"), {(row["object"], row["outcome"]) for row in rows} |
+                      {("nodes/" + row["object"], row["outcome"]) for row in rows if row["method"].endswith("Join")})
+        self.assertEqual(self.at(self.sites[0], "ann", "admin", "audit").returncode, REFUSED)
+        everything = "".join(path.read_text(errors="replace") for path in self.dir.glob("*.log"))
+        for token in self.dir.glob("*.token"):
+            secret = token.read_text().split("_")[2].strip()
+            self.assertNotIn(secret, json.dumps(rows))
+            self.assertNotIn(secret, everything)
+
+    def test_off_loopback_nothing_is_served_without_tls_and_a_token(self):
+        refused = subprocess.run([str(BUILD / "bin/sft-server"), "--listen", f"0.0.0.0:{self.port}",
+                                  "--data-dir", str(self.dir / "bare")], capture_output=True, text=True, check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("sft-server init", refused.stderr)
+        self.serve()
+        site = self.sites[0]
+        for call in self.every_rpc(site, None):
+            self.assertEqual(call["code"], UNAUTHENTICATED, call)
+        result = self.at(site, "stranger", "list")
+        self.assertEqual(result.returncode, REFUSED)
+        self.assertIn("sftctl login", result.stderr)
+        shown = self.at(site, "stranger", "login")
+        self.assertEqual(shown.returncode, REFUSED)
+        self.assertIn(self.fingerprint, shown.stderr)
+        wrong = self.at(site, "stranger", "login", "--fingerprint", "0" * 64, "--token-file", self.dir / "admin.token")
+        self.assertEqual(wrong.returncode, REFUSED)
+        self.assertIn("somebody between", wrong.stderr)
+        by_file = self.at(site, "filer", "login", "--ca", self.dir / "server/tls/ca.crt", "--token-file",
+                          self.dir / "admin.token")
+        self.assertEqual(by_file.returncode, SUCCEEDED, by_file.stderr)
+        kept = self.dir / "home-filer/sft/credentials.json"
+        self.assertEqual(stat.S_IMODE(kept.stat().st_mode), 0o600)
+        self.assertIn("join token", self.at(site, "stranger", "login", "--fingerprint", self.fingerprint,
+                                            "--token-file", self.dir / "join.token").stderr)
+        by_variable = self.at(site, "stranger", "whoami", "--json", SFT_CA=str(self.dir / "server/tls/ca.crt"),
+                              SFT_TOKEN=(self.dir / "admin.token").read_text().strip())
+        self.assertEqual(json.loads(by_variable.stdout)["user"], "admin")
+
+    def test_workers_join_once_and_are_known_by_their_keys(self):
+        self.serve()
+        site, other = self.sites[2], self.sites[1]
+        made = self.at(None, "admin", "admin", "token", "create", "--join")
+        self.secret("once", made.stdout)
+        self.worker(site, "node-a", token="once")
+        self.assertEqual(stat.S_IMODE((self.dir / "node-a/tls/node.key").stat().st_mode), 0o600)
+        # Its token is used up: for another node, and for another worker of its name.
+        self.refused_worker(other, "node-b", "once", "b", "is used up: an admin makes another")
+        self.refused_worker(other, "node-a", "join", "twin", "belongs to a worker that has joined with another key")
+        self.refused_worker(other, "node-c", None, "c", "--join-token-file")
+        # A second start of the same one, with the same flags, uses its certificate.
+        self.kill("node-a")
+        self.worker(site, "node-a", token="once")
+        self.assertIn("has joined with token", (self.dir / "node-a.log").read_text())
+        # The name of a lost machine is given to a new one by a token for it.
+        self.kill("node-a")
+        made = self.at(None, "admin", "admin", "token", "create", "--join", "--node", "node-a")
+        self.secret("replace", made.stdout)
+        self.worker(other, "node-a", token="replace", name="new-a", wait=False)
+        wait_until("the new one to be let in", lambda: "registered with" in (self.dir / "new-a.log").read_text())
+        # A node that is revoked is cut off, and says why.
+        self.assertEqual(self.at(None, "admin", "admin", "token", "revoke", "nodes/node-a").returncode, 0)
+        wait_until("the node to be told", lambda: "was revoked" in (self.dir / "new-a.log").read_text())
+
+    def refused_worker(self, site, node, token, name, why):
+        self.worker(site, node, token=token, name=name, wait=False)
+        self.assertEqual(self.processes[name].wait(timeout=DEADLINE_S), 1)
+        self.assertIn(why, (self.dir / f"{name}.log").read_text())
+
+    def test_a_token_that_ends_ends_what_it_follows(self):
+        self.serve()
+        site = self.sites[0]
+        self.worker(self.sites[2], "node-a")
+        self.add_user(site, "ann", "alpha=submitter")
+        job = self.submit_at(site, "ann", f"until {self.dir / 'gate'}", "live")
+        follower = subprocess.Popen(
+            [*site.prefix(), str(BUILD / "bin/sftctl"), "--server", f"{site.outside}:{self.port}", "wait", job],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "XDG_CONFIG_HOME": str(self.dir / "home-ann")})
+        self.processes["follower"] = follower
+        token = json.loads(self.at(site, "ann", "whoami", "--json").stdout)["token"]
+        self.assertEqual(self.at(None, "admin", "admin", "token", "revoke", token).returncode, 0)
+        _, err = follower.communicate(timeout=DEADLINE_S)
+        self.assertEqual(follower.returncode, REFUSED, err)
+        self.assertIn("was revoked", err)
+        result = self.at(site, "ann", "list")
+        self.assertEqual(result.returncode, REFUSED)
+        self.assertEqual(self.at(None, "admin", "status", job).returncode, 0, "the job itself goes on")
+
+
+if __name__ == "__main__":
+    run_tests()

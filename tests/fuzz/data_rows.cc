@@ -1,0 +1,11 @@
+// A data set as it was uploaded.
+
+#include "server/blob/dataset_check.h"
+#include "tests/fuzz/input.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const sft::fuzz::InputFile file(data, size);
+  const auto found = sft::server::CheckDataset(file.path());
+  if (found.ok()) sft::fuzz::Require(found->rows > 0 && found->odd_rows <= found->rows);
+  return 0;
+}

@@ -1,0 +1,25 @@
+// Gives each file of the named folders to the target once: what fuzzing has found stays found.
+
+#include <fmt/format.h>
+
+#include "common/io/file.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
+int main(int argc, char** argv) {
+  int count = 0;
+  for (int i = 1; i < argc; ++i) {
+    const auto names = sft::io::ListDir(argv[i]);
+    for (const std::string& name : names.value_or(std::vector<std::string>())) {
+      const auto bytes = sft::io::ReadFile(std::string(argv[i]) + "/" + name);
+      if (!bytes.ok()) {
+        fmt::print(stderr, "{}\n", sft::Message(bytes.status()));
+        return 1;
+      }
+      LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes->data()), bytes->size());
+      ++count;
+    }
+  }
+  fmt::print("{} inputs\n", count);
+  return count > 0 ? 0 : 1;
+}

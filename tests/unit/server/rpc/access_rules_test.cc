@@ -1,0 +1,534 @@
+// Who may call what: the table against the contract, and each rpc over TLS with every kind of wrong
+// caller.
+
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <set>
+
+#include "common/io/file.h"
+#include "common/io/sha256.h"
+#include "common/rpc/channel.h"
+#include "common/tls/peer.h"
+#include "server/app/credentials.h"
+#include "server/app/server.h"
+#include "server/rpc/rules.h"
+#include "sft/v1/auth_service.grpc.pb.h"
+#include "sft/v1/cluster_service.grpc.pb.h"
+#include "sft/v1/data_service.grpc.pb.h"
+#include "sft/v1/job_service.grpc.pb.h"
+#include "sft/v1/scheduling_service.grpc.pb.h"
+#include "sft/v1/worker_service.grpc.pb.h"
+#include "tests/e2e/every_rpc.h"
+
+namespace sft::server {
+namespace {
+
+using grpc::StatusCode;
+using sft::testing_support::CallEveryRpc;
+using sft::testing_support::Outcome;
+using testing::HasSubstr;
+
+TEST(RulesTest, TheTableHasEachRpcOfTheContractOnceAndNoOther) {
+  std::multiset<std::string> table;
+  for (const Rule& rule : Rules()) table.insert(std::string(rule.method));
+  const std::vector<std::string> all = sft::testing_support::EveryRpc();
+  EXPECT_EQ(table, std::multiset<std::string>(all.begin(), all.end()));
+}
+
+TEST(RulesTest, WhatChangesSomethingIsRecordedAndNeedsMoreThanLooking) {
+  for (const Rule& rule : Rules()) {
+    if (rule.change && rule.caller == Caller::kUser) {
+      EXPECT_GE(rule.role, Role::kSubmitter) << rule.method;
+    }
+  }
+}
+
+constexpr char kRows[] = "{\"text\":\"a secret of alpha\"}\n";
+constexpr char kJobFile[] = R"([job]
+model = "/models/tiny"
+data = "rows.jsonl"
+[compute]
+gpu_type = "CPU"
+gpu_count = 1
+nodes = 1
+gpus_per_node = 1
+)";
+
+// A server with TLS on loopback, as `sft-server init` and --require-token make it.
+class SecureServerTest : public testing::Test {
+ protected:
+  SecureServerTest() : dir_(io::MakeTempDir("secure-test").value()) {
+    const std::string told = Initialise(dir_, {}, Clock::Real()).value();
+    admin_token_ = Word(told, "admin token ");
+    join_token_ = Word(told, "join token ");
+    authority_ = io::ReadFile(dir_ + "/tls/ca.crt").value();
+    Server::Settings settings;
+    settings.data_dir = dir_;
+    settings.listen = {"127.0.0.1", 0};
+    settings.http = "off";
+    settings.require_token = true;
+    auto server = Server::Start(settings, Clock::Real());
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    admin_ = v1::AuthService::NewStub(With(admin_token_));
+  }
+  ~SecureServerTest() override {
+    server_.reset();
+    (void)io::RemoveAll(dir_);
+  }
+
+  static std::string Word(const std::string& text, const std::string& after) {
+    const size_t at = text.find_first_not_of(' ', text.find(after) + after.size());
+    return text.substr(at, text.find('\n', at) - at);
+  }
+  std::shared_ptr<grpc::Channel> With(const std::string& token) {
+    return rpc::MakeChannel(server_->address(), {.authority_pem = authority_, .token = token});
+  }
+  std::string UserToken(const std::string& user, const std::string& project, v1::Role role,
+                        int64_t lifetime = 0) {
+    v1::PutUserRequest put;
+    put.mutable_user()->set_name(user);
+    if (!project.empty()) {
+      put.mutable_user()->add_roles()->set_project(project);
+      put.mutable_user()->mutable_roles(0)->set_role(role);
+    }
+    v1::User made;
+    grpc::ClientContext context;
+    EXPECT_TRUE(admin_->PutUser(&context, put, &made).ok());
+    v1::CreateTokenRequest create;
+    create.set_kind(v1::Token::USER);
+    create.set_user(user);
+    create.set_lifetime_seconds(lifetime);
+    grpc::ClientContext second;
+    EXPECT_TRUE(admin_->CreateToken(&second, create, &last_token_).ok());
+    return last_token_.secret();
+  }
+  static grpc::Status Upload(const std::shared_ptr<grpc::Channel>& channel,
+                             const std::string& content, const std::string& said_hash = "") {
+    const auto stub = v1::DataService::NewStub(channel);
+    grpc::ClientContext context;
+    v1::UploadBlobResponse response;
+    const auto writer = stub->UploadBlob(&context, &response);
+    v1::UploadBlobRequest message;
+    message.set_sha256(said_hash.empty() ? io::Sha256Hex(content) : said_hash);
+    message.set_size(static_cast<int64_t>(said_hash.empty() ? content.size() : sizeof(kRows) - 1));
+    message.set_purpose(v1::UploadBlobRequest::DATASET);
+    message.set_data(content);
+    writer->Write(message);
+    writer->WritesDone();
+    return writer->Finish();
+  }
+  static grpc::Status Submit(const std::shared_ptr<grpc::Channel>& channel, v1::Job* job,
+                             const std::string& request_id = "", const std::string& project = "") {
+    const auto stub = v1::JobService::NewStub(channel);
+    v1::SubmitJobRequest request;
+    request.set_source_text(kJobFile);
+    request.set_file_name("job.toml");
+    request.set_request_id(request_id);
+    request.set_project(project);
+    request.add_files()->set_key("job.data");
+    request.mutable_files(0)->set_sha256(io::Sha256Hex(kRows));
+    grpc::ClientContext context;
+    return stub->SubmitJob(&context, request, job);
+  }
+  static v1::SubmitSweepResponse SubmitSweep(const std::shared_ptr<grpc::Channel>& channel) {
+    v1::SubmitSweepRequest request;
+    request.mutable_job()->set_source_text(kJobFile);
+    request.mutable_job()->set_file_name("job.toml");
+    request.mutable_job()->set_request_id("sizes");
+    request.mutable_job()->add_files()->set_key("job.data");
+    request.mutable_job()->mutable_files(0)->set_sha256(io::Sha256Hex(kRows));
+    v1::SweepAxis* axis = request.add_axes();
+    axis->set_key("hyperparameters.n_epochs");
+    axis->add_values("1");
+    axis->add_values("2");
+    v1::SubmitSweepResponse response;
+    grpc::ClientContext context;
+    const grpc::Status status =
+        v1::SchedulingService::NewStub(channel)->SubmitSweep(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+  std::vector<v1::AuditRecord> Audit() {
+    v1::ListAuditRecordsResponse page;
+    v1::ListAuditRecordsRequest request;
+    request.set_page_size(500);
+    grpc::ClientContext context;
+    EXPECT_TRUE(admin_->ListAuditRecords(&context, request, &page).ok());
+    return {page.records().begin(), page.records().end()};
+  }
+  // Fields of requests that name what alpha has.
+  std::map<std::string, std::string> NamesOf(const v1::Job& job) {
+    return {{"name", job.name()},   {"project", "alpha"},      {"sha256", io::Sha256Hex(kRows)},
+            {"path", "x"},          {"source_text", kJobFile}, {"file_name", "job.toml"},
+            {"user", "ann"},        {"id", "nodes/none"},      {"node", "none"},
+            {"attempt_uid", "none"}};
+  }
+
+  const std::string dir_;
+  std::string admin_token_, join_token_, authority_;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<v1::AuthService::Stub> admin_;
+  v1::CreateTokenResponse last_token_;
+};
+
+TEST_F(SecureServerTest, WithoutTlsNoCallSucceeds) {
+  for (const Outcome& call : CallEveryRpc(rpc::MakeChannel(server_->address()), {})) {
+    EXPECT_EQ(call.code, StatusCode::UNAVAILABLE) << call.method << ": " << call.message;
+  }
+}
+
+TEST_F(SecureServerTest, WithoutAGoodTokenNoCallSucceeds) {
+  const std::string revoked = UserToken("ann", "alpha", v1::SUBMITTER);
+  v1::RevokeTokenRequest revoke;
+  revoke.set_id(last_token_.token().id());
+  v1::Token ended;
+  grpc::ClientContext context;
+  ASSERT_TRUE(admin_->RevokeToken(&context, revoke, &ended).ok());
+  std::string forged = admin_token_;
+  forged.back() = forged.back() == 'a' ? 'b' : 'a';
+  for (const std::string& token : {std::string(), std::string("sft_none_none"), forged, revoked}) {
+    for (const Outcome& call : CallEveryRpc(With(token), {})) {
+      EXPECT_EQ(call.code, StatusCode::UNAUTHENTICATED) << token << call.method << call.message;
+      EXPECT_EQ(call.answers, "") << call.method;
+      EXPECT_THAT(call.message, testing::Not(HasSubstr("sft_")));
+    }
+  }
+}
+
+TEST_F(SecureServerTest, HealthAndReflectionAskForATokenToo) {
+  grpc::GenericStub stub(With(""));
+  for (const char* method :
+       {"/grpc.health.v1.Health/Check",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/no.such/Method"}) {
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    const auto call = stub.PrepareUnaryCall(&context, method, grpc::ByteBuffer(), &queue);
+    call->StartCall();
+    grpc::ByteBuffer answer;
+    grpc::Status status;
+    call->Finish(&answer, &status, &context);
+    void* tag = nullptr;
+    bool ok = false;
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    EXPECT_EQ(status.error_code(), StatusCode::UNAUTHENTICATED) << method;
+  }
+}
+
+TEST_F(SecureServerTest, AUserWithoutARoleMayOnlyAskWhoHeIs) {
+  for (const Outcome& call : CallEveryRpc(With(UserToken("eve", "", v1::VIEWER)), {})) {
+    const bool harmless = call.method == "/sft.v1.AuthService/WhoAmI" ||
+                          call.method == "/sft.v1.ClusterService/GetServerInfo";
+    EXPECT_EQ(call.code, harmless ? StatusCode::OK : StatusCode::PERMISSION_DENIED)
+        << call.method << ": " << call.message;
+  }
+}
+
+TEST_F(SecureServerTest, AJoinTokenJoinsAndDoesNothingElse) {
+  for (const Outcome& call : CallEveryRpc(With(join_token_), {{"node", "a"}})) {
+    const bool join = call.method == "/sft.v1.AuthService/Join";
+    EXPECT_EQ(call.code, join ? StatusCode::INVALID_ARGUMENT : StatusCode::PERMISSION_DENIED)
+        << call.method << ": " << call.message;
+  }
+}
+
+TEST_F(SecureServerTest, AViewerSeesAndChangesNothing) {
+  const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
+  ASSERT_TRUE(Upload(ann, kRows).ok());
+  v1::Job job;
+  ASSERT_TRUE(Submit(ann, &job).ok());
+  const auto viewer = With(UserToken("vic", "alpha", v1::VIEWER));
+  for (const Outcome& call : CallEveryRpc(viewer, NamesOf(job))) {
+    const Rule& rule = *FindRule(call.method);
+    if (rule.change || rule.role > Role::kViewer || rule.caller == Caller::kNode) {
+      EXPECT_EQ(call.code, StatusCode::PERMISSION_DENIED) << call.method << ": " << call.message;
+    } else if (call.method == "/sft.v1.JobService/GetJob") {
+      EXPECT_EQ(call.code, StatusCode::OK) << call.message;
+    }
+  }
+  v1::Job now;
+  v1::GetJobRequest get;
+  get.set_name(job.name());
+  grpc::ClientContext context;
+  ASSERT_TRUE(v1::JobService::NewStub(ann)->GetJob(&context, get, &now).ok());
+  EXPECT_EQ(now.state(), v1::Job::PENDING);
+}
+
+TEST_F(SecureServerTest, WhatAnotherProjectHasIsNotThere) {
+  const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
+  ASSERT_TRUE(Upload(ann, kRows).ok());
+  v1::Job job;
+  ASSERT_TRUE(Submit(ann, &job).ok());
+  EXPECT_EQ(job.name().rfind("projects/alpha/jobs/", 0), 0u) << job.name();
+  const std::string id = job.name().substr(job.name().rfind('/') + 1);
+  const auto bob = With(UserToken("bob", "beta", v1::SUBMITTER));
+  std::map<std::string, std::string> names = NamesOf(job);
+  names["sweep"] = SubmitSweep(ann).sweep();
+  for (const std::string& name : {job.name(), id, "projects/beta/jobs/" + id}) {
+    names["name"] = name;
+    for (const Outcome& call : CallEveryRpc(bob, names)) {
+      EXPECT_EQ(call.answers.find(id), std::string::npos) << call.method;
+      EXPECT_EQ(call.answers.find("secret of alpha"), std::string::npos) << call.method;
+      const Rule& rule = *FindRule(call.method);
+      if (rule.place == Place::kNamed) {
+        EXPECT_EQ(call.code, StatusCode::NOT_FOUND) << call.method << ": " << call.message;
+        // As of a job that is nowhere.
+        EXPECT_EQ(call.message, "no job \"" + id + "\": `sftctl list` shows them") << call.method;
+      } else if (call.method == "/sft.v1.SchedulingService/CancelSweep") {
+        EXPECT_EQ(call.code, StatusCode::NOT_FOUND) << call.message;
+      } else if (rule.change || rule.place == Place::kProject) {
+        EXPECT_EQ(call.code, StatusCode::PERMISSION_DENIED) << call.method << ": " << call.message;
+      }
+    }
+  }
+  names["project"] = "";
+  names["name"] = "";
+  for (const Outcome& call : CallEveryRpc(bob, names)) {
+    EXPECT_EQ(call.answers.find(id), std::string::npos) << call.method;
+    if (call.method == "/sft.v1.DataService/DownloadBlob") {
+      EXPECT_EQ(call.code, StatusCode::NOT_FOUND);
+    }
+    if (call.method == "/sft.v1.DataService/StatBlob") {
+      EXPECT_EQ(call.answers, "") << "not there, and nothing received of it";
+    }
+  }
+}
+
+TEST_F(SecureServerTest, AHashAloneGivesNoDataSetAndItsContentDoes) {
+  const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
+  ASSERT_TRUE(Upload(ann, kRows).ok());
+  const auto bob = With(UserToken("bob", "beta", v1::SUBMITTER));
+  v1::Job job;
+  EXPECT_EQ(Submit(bob, &job).error_code(), StatusCode::FAILED_PRECONDITION);
+  EXPECT_FALSE(Upload(bob, "", io::Sha256Hex(kRows)).ok()) << "no bytes, no proof";
+  EXPECT_EQ(Submit(bob, &job).error_code(), StatusCode::FAILED_PRECONDITION);
+  ASSERT_TRUE(Upload(bob, kRows).ok());
+  EXPECT_TRUE(Submit(bob, &job).ok());
+  ASSERT_TRUE(Upload(ann, kRows).ok()) << "once more is fine";
+}
+
+TEST_F(SecureServerTest, RequestIdsOfProjectsDoNotMeet) {
+  const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
+  const auto bob = With(UserToken("bob", "beta", v1::SUBMITTER));
+  ASSERT_TRUE(Upload(ann, kRows).ok());
+  ASSERT_TRUE(Upload(bob, kRows).ok());
+  v1::Job first, again, other;
+  ASSERT_TRUE(Submit(ann, &first, "nightly").ok());
+  ASSERT_TRUE(Submit(ann, &again, "nightly").ok());
+  EXPECT_EQ(first.name(), again.name());
+  EXPECT_EQ(again.request_id(), "nightly");
+  ASSERT_TRUE(Submit(bob, &other, "nightly").ok());
+  EXPECT_NE(first.name(), other.name());
+  EXPECT_EQ(Submit(bob, &other, "", "alpha").error_code(), StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(Submit(bob, &other, "with\nline").error_code(), StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(SecureServerTest, AnExpiredTokenIsRefusedAlsoWhereAStreamFollows) {
+  const std::string token = UserToken("ann", "alpha", v1::SUBMITTER, /*lifetime=*/3);
+  const auto ann = With(token);
+  ASSERT_TRUE(Upload(ann, kRows).ok());
+  v1::Job job;
+  ASSERT_TRUE(Submit(ann, &job).ok());
+  v1::WatchJobRequest watch;
+  watch.set_name(job.name());
+  grpc::ClientContext context;
+  const auto stub = v1::JobService::NewStub(ann);
+  const auto reader = stub->WatchJob(&context, watch);
+  while (reader->Read(&job)) {
+  }
+  const grpc::Status ended = reader->Finish();
+  EXPECT_EQ(ended.error_code(), StatusCode::UNAUTHENTICATED) << ended.error_message();
+  EXPECT_THAT(ended.error_message(), HasSubstr("expired at"));
+  grpc::ClientContext second;
+  v1::Identity identity;
+  EXPECT_EQ(v1::AuthService::NewStub(ann)->WhoAmI(&second, {}, &identity).error_code(),
+            StatusCode::UNAUTHENTICATED);
+}
+
+TEST_F(SecureServerTest, TheAuditSaysWhoDidWhatAndKeepsNoSecret) {
+  const std::string token = UserToken("ann", "alpha", v1::SUBMITTER);
+  const auto ann = With(token);
+  ASSERT_TRUE(Upload(ann, kRows).ok());
+  v1::Job job;
+  ASSERT_TRUE(Submit(ann, &job).ok());
+  v1::CancelJobRequest cancel;
+  cancel.set_name(job.name());
+  grpc::ClientContext context;
+  ASSERT_TRUE(v1::JobService::NewStub(ann)->CancelJob(&context, cancel, &job).ok());
+  const auto bob = With(UserToken("bob", "beta", v1::SUBMITTER));
+  grpc::ClientContext second;
+  EXPECT_FALSE(v1::JobService::NewStub(bob)->CancelJob(&second, cancel, &job).ok());
+  v1::CancelSweepRequest cancel_sweep;
+  cancel_sweep.set_sweep(SubmitSweep(ann).sweep());
+  v1::CancelSweepResponse cancelled;
+  grpc::ClientContext third;
+  const auto scheduling = v1::SchedulingService::NewStub(ann);
+  ASSERT_TRUE(scheduling->CancelSweep(&third, cancel_sweep, &cancelled).ok());
+  EXPECT_EQ(cancelled.cancelled(), 2);
+  std::vector<std::string> rows;
+  for (const v1::AuditRecord& record : Audit()) {
+    EXPECT_EQ(record.peer().rfind("ipv4:127.0.0.1:", 0), 0u) << record.peer();
+    EXPECT_NE(record.token_id(), "");
+    rows.insert(rows.begin(), record.principal() + " " + record.method() + " " + record.object() +
+                                  " " + record.outcome());
+    EXPECT_EQ(record.DebugString().find(ReadToken(token)->secret), std::string::npos);
+  }
+  EXPECT_THAT(rows,
+              testing::ElementsAre(
+                  "admin AuthService.PutUser users/ann OK", "admin AuthService.CreateToken ann OK",
+                  "ann DataService.UploadBlob " + io::Sha256Hex(kRows) + " OK",
+                  "ann JobService.SubmitJob " + cancel.name() + " OK",
+                  "ann JobService.CancelJob " + cancel.name() + " OK",
+                  "admin AuthService.PutUser users/bob OK", "admin AuthService.CreateToken bob OK",
+                  "bob JobService.CancelJob " + cancel.name() + " NOT_FOUND",
+                  "ann SchedulingService.SubmitSweep " + cancel_sweep.sweep() + " OK",
+                  "ann SchedulingService.CancelSweep " + cancel_sweep.sweep() + " OK"));
+}
+
+// A node that has joined.
+class NodeTest : public SecureServerTest {
+ protected:
+  grpc::Status Join(const std::string& node, const std::string& key, const std::string& token,
+                    std::string* certificate, int64_t clock_ahead_s = 0) {
+    v1::JoinRequest request;
+    request.set_node(node);
+    request.set_certificate_request_pem(tls::MakeRequest(key, node).value());
+    request.mutable_time()->set_seconds(UnixMicros(Clock::Real().Wall()) / 1'000'000 +
+                                        clock_ahead_s);
+    v1::JoinResponse response;
+    grpc::ClientContext context;
+    const grpc::Status status =
+        v1::AuthService::NewStub(With(token))->Join(&context, request, &response);
+    *certificate = response.certificate_pem();
+    return status;
+  }
+  std::shared_ptr<grpc::Channel> As(const std::string& key, const std::string& certificate) {
+    return rpc::MakeChannel(
+        server_->address(),
+        {.authority_pem = authority_, .key_pem = key, .certificate_pem = certificate});
+  }
+  const std::string key_ = tls::MakeKey().value(), other_key_ = tls::MakeKey().value();
+  std::string certificate_;
+};
+
+TEST_F(NodeTest, ANodeSpeaksForItselfAndNobodyElse) {
+  ASSERT_TRUE(Join("node-a", key_, join_token_, &certificate_).ok());
+  const auto node = As(key_, certificate_);
+  for (const Outcome& call :
+       CallEveryRpc(node, {{"node", "node-b"}, {"sha256", std::string(64, 'a')}})) {
+    const Rule& rule = *FindRule(call.method);
+    if (rule.caller == Caller::kUser || rule.caller == Caller::kJoiner) {
+      EXPECT_EQ(call.code, StatusCode::PERMISSION_DENIED) << call.method << ": " << call.message;
+    }
+    if (call.method.ends_with("/AppendLog") || call.method.ends_with("/CommitArtifact") ||
+        call.method.ends_with("/AppendEvents") || call.method.ends_with("/CommitCheckpoint")) {
+      EXPECT_EQ(call.code, StatusCode::PERMISSION_DENIED) << call.method << ": " << call.message;
+      EXPECT_THAT(call.message, HasSubstr("may not speak for node node-b"));
+    }
+    if (call.method.ends_with("/DownloadBlob")) {
+      EXPECT_EQ(call.code, StatusCode::NOT_FOUND);
+    }
+  }
+  grpc::ClientContext context;
+  const auto stub = v1::WorkerService::NewStub(node);
+  const auto stream = stub->Session(&context);
+  v1::WorkerMessage hello;
+  hello.mutable_register_()->set_node("node-b");
+  ASSERT_TRUE(stream->Write(hello));
+  v1::ServerMessage message;
+  ASSERT_TRUE(stream->Read(&message));
+  EXPECT_THAT(message.welcome().refused(), HasSubstr("has the certificate of node-a"));
+  EXPECT_FALSE(stream->Read(&message));
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::PERMISSION_DENIED);
+}
+
+TEST_F(NodeTest, ACertificateWithoutItsKeyOpensNoConnection) {
+  ASSERT_TRUE(Join("node-a", key_, join_token_, &certificate_).ok());
+  v1::Identity identity;
+  grpc::ClientContext context;
+  rpc::SetDeadline(context, std::chrono::seconds(5));
+  EXPECT_FALSE(
+      v1::AuthService::NewStub(As(other_key_, certificate_))->WhoAmI(&context, {}, &identity).ok());
+  grpc::ClientContext second;
+  EXPECT_TRUE(
+      v1::AuthService::NewStub(As(key_, certificate_))->WhoAmI(&second, {}, &identity).ok());
+  EXPECT_EQ(identity.user().name(), "nodes/node-a");
+}
+
+TEST_F(NodeTest, ARevokedNodeIsCutOffAtOnce) {
+  ASSERT_TRUE(Join("node-a", key_, join_token_, &certificate_).ok());
+  const auto stub = v1::WorkerService::NewStub(As(key_, certificate_));
+  grpc::ClientContext context;
+  const auto stream = stub->Session(&context);
+  v1::WorkerMessage hello;
+  hello.mutable_register_()->set_node("node-a");
+  hello.mutable_register_()->set_incarnation("1");
+  hello.mutable_register_()->set_protocol(2);
+  ASSERT_TRUE(stream->Write(hello));
+  v1::ServerMessage message;
+  ASSERT_TRUE(stream->Read(&message));
+  EXPECT_EQ(message.welcome().refused(), "");
+  EXPECT_GT(message.welcome().time_us(), 0);
+  v1::RevokeTokenRequest revoke;
+  revoke.set_id("nodes/node-a");
+  v1::Token ended;
+  grpc::ClientContext second;
+  ASSERT_TRUE(admin_->RevokeToken(&second, revoke, &ended).ok());
+  while (stream->Read(&message)) {
+  }
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::UNAUTHENTICATED);
+  v1::Identity identity;
+  grpc::ClientContext third;
+  EXPECT_EQ(
+      v1::AuthService::NewStub(As(key_, certificate_))->WhoAmI(&third, {}, &identity).error_code(),
+      StatusCode::UNAUTHENTICATED);
+}
+
+TEST_F(NodeTest, ClocksAnHourApartAndASecondKeyOfANameAreRefused) {
+  grpc::Status status = Join("node-a", key_, join_token_, &certificate_, -3600);
+  EXPECT_EQ(status.error_code(), StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), HasSubstr("min behind the server's, which says 20"));
+  ASSERT_TRUE(Join("node-a", key_, join_token_, &certificate_).ok());
+  status = Join("node-a", other_key_, join_token_, &certificate_);
+  EXPECT_EQ(status.error_code(), StatusCode::ALREADY_EXISTS);
+}
+
+TEST_F(SecureServerTest, WhatIsWrongWithAServersCertificateIsExplained) {
+  const rpc::Endpoint endpoint = rpc::ParseEndpoint(server_->address()).value();
+  const WallTime now = Clock::Real().Wall();
+  EXPECT_TRUE(tls::Explain("127.0.0.1", endpoint.port, authority_, now).ok());
+  const auto why = [&](const std::string& authority, WallTime at, const std::string& host) {
+    return std::string(Message(tls::Explain(host, endpoint.port, authority, at)));
+  };
+  EXPECT_THAT(why(authority_, now - std::chrono::hours(48), "127.0.0.1"),
+              HasSubstr("is good only from"));
+  EXPECT_THAT(why(authority_, now + std::chrono::hours(24 * 900), "127.0.0.1"),
+              HasSubstr("expired at"));
+  EXPECT_THAT(why(authority_, now, "127.1"), HasSubstr("not for 127.1"));
+  const auto other =
+      tls::MakeAuthority("x", {now - std::chrono::hours(1), now + std::chrono::hours(1)});
+  EXPECT_THAT(why(other->certificate_pem, now, "127.0.0.1"), HasSubstr("not of this fleet"));
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      tls::FetchAuthority("127.0.0.1", endpoint.port, std::string(64, '0')).status()));
+}
+
+TEST(CredentialsTest, ASecondInitChangesNothingAndKeysThatOthersMayReadAreRefused) {
+  const std::string dir = io::MakeTempDir("init-test").value();
+  ASSERT_TRUE(Initialise(dir, {"sft.example.org"}, Clock::Real()).ok());
+  const std::string key = io::ReadFile(dir + "/tls/ca.key").value();
+  EXPECT_TRUE(absl::IsAlreadyExists(Initialise(dir, {}, Clock::Real()).status()));
+  EXPECT_EQ(io::ReadFile(dir + "/tls/ca.key").value(), key);
+  ASSERT_TRUE(RenewServer(dir, {"10.0.0.2"}, Clock::Real()).ok());
+  const auto names = tls::ReadCertificate(io::ReadFile(dir + "/tls/server.crt").value())->names;
+  EXPECT_THAT(names, testing::IsSupersetOf({"sft.example.org", "10.0.0.2", "localhost"}));
+  EXPECT_TRUE(LoadCredentials(dir, Clock::Real()).value().has_value());
+  ASSERT_EQ(::chmod((dir + "/tls/server.key").c_str(), 0640), 0);
+  EXPECT_TRUE(absl::IsFailedPrecondition(LoadCredentials(dir, Clock::Real()).status()));
+  (void)io::RemoveAll(dir);
+}
+
+}  // namespace
+}  // namespace sft::server
