@@ -5,44 +5,25 @@
 #include "client/commands/commands.h"
 #include "client/output/text.h"
 #include "common/base/duration.h"
-#include "common/base/edit_distance.h"
 #include "common/base/env.h"
 #include "common/base/utf8.h"
 #include "common/base/version.h"
 
 namespace sft::client {
 
-CLI::App* AddCommand(CLI::App& app, const std::string& name, const std::string& description,
-                     const std::string& example) {
-  CLI::App* command = app.add_subcommand(name, description);
-  command->footer("Example:\n  " + example);
-  return command;
+void AddJsonFlag(Command* command, Session& session) {
+  command->AddFlag("--json", session.json, "Print JSON, for programs (docs/cli.md)");
 }
 
-void AddJsonFlag(CLI::App* command, Session& session) {
-  command->add_flag("--json", session.json, "Print JSON, for programs (docs/cli.md)");
-}
-
-void AddProjectOption(CLI::App* command, std::string& project) {
+void AddProjectOption(Command* command, std::string& project) {
   project = GetEnv("SFT_PROJECT").value_or("");
-  command->add_option("--project", project,
-                      "Project (default: SFT_PROJECT, else the one in which you have a role)");
+  command->AddOption("--project", project,
+                     "Project (default: SFT_PROJECT, else the one in which you have a role)");
 }
 
 ExitCode Fail(Connection& connection, const absl::Status& status) {
   connection.console().err << "sftctl: " << Lines(Message(status)) << "\n";
   return ExitCodeOf(status);
-}
-
-CLI::Validator WholeNumber(int64_t from) {
-  // More digits would not fit into the options' types.
-  constexpr size_t kMaxDigits = 9;
-  const auto check = [from](const std::string& text) -> std::string {
-    const bool digits = !text.empty() && text.find_first_not_of("0123456789") == text.npos;
-    if (digits && text.size() <= kMaxDigits && std::stoll(text) >= from) return "";
-    return fmt::format("must be a whole number from {} to 999999999, but is '{}'", from, text);
-  };
-  return CLI::Validator(check, "");
 }
 
 absl::StatusOr<std::chrono::seconds> ParseDuration(const std::string& text) {
@@ -67,51 +48,26 @@ absl::Status CheckArguments(int argc, const char* const* argv) {
   return absl::OkStatus();
 }
 
-// What the parser calls a missing command is mostly a misspelt one; empty: it is not.
-std::string UnknownCommand(const CLI::App& app) {
-  const std::vector<std::string> left = app.remaining();
-  if (!app.get_subcommands().empty() || left.empty() || left.front().starts_with("-")) return "";
-  const std::string& word = left.front();
-  std::string nearest;
-  size_t best = SuggestionLimit(word) + 1;
-  for (const CLI::App* command : app.get_subcommands({})) {
-    const size_t distance = EditDistance(word, command->get_name());
-    if (distance < best) best = distance, nearest = command->get_name();
-  }
-  return fmt::format("no command is called '{}'{}; `sftctl --help` lists them", OneLine(word),
-                     nearest.empty() ? "" : fmt::format(", did you mean {}?", nearest));
-}
-
-int ReportParseError(const CLI::App& app, const CLI::ParseError& error, const Console& console) {
-  if (const std::string unknown = UnknownCommand(app); !unknown.empty()) {
-    console.err << "sftctl: " << unknown << "\n";
-    return kUsage;
-  }
-  // Help and version are "errors" of this library with code 0.
-  return app.exit(error, console.out, console.err) == 0 ? kSucceeded : kUsage;
-}
-
 int ParseAndRun(int argc, const char* const* argv, const Console& console, const Connect& connect) {
   Session session;
-  CLI::App app("Submits fine-tuning jobs to an sft-server and watches them.", "sftctl");
-  session.app = &app;
-  app.require_subcommand(1);
-  app.fallthrough();
-  app.set_version_flag("--version", fmt::format("sftctl {} (protocol {})", kVersion, kProtocol));
-  app.add_option(
-      "--server", session.server,
-      "Server as HOST:PORT (default: SFT_SERVER, then `server` of ~/.config/sft/config.toml, "
-      "then where `login` was last, then 127.0.0.1:7070)");
-  app.footer(
+  CommandLine line(
+      "sftctl", "Submits fine-tuning jobs to an sft-server and watches them.",
       "Exit codes: 0 succeeded, 1 internal error, 2 usage or invalid job file, 3 not found, 4 "
       "unreachable\nor timed out, 5 refused, 10 job failed (user), 11 job failed (infrastructure), "
       "12 "
-      "cancelled, 130 interrupted.\nExample:\n  sftctl submit job.toml --follow");
+      "cancelled, 130 interrupted.\nExample:\n  sftctl submit job.toml --follow",
+      fmt::format("sftctl {} (protocol {})", kVersion, kProtocol));
+  Command& app = line.root();
+  app.RequireCommand();
+  app.AddOption(
+      "--server", session.server,
+      "Server as HOST:PORT (default: SFT_SERVER, then `server` of ~/.config/sft/config.toml, "
+      "then where `login` was last, then 127.0.0.1:7070)");
   AddSubmit(app, session);
   AddSweep(app, session);
   AddStatus(app, session);
   AddList(app, session);
-  AddLogs(app, session);
+  AddLogs(app);
   AddCancel(app, session);
   AddHold(app, session);
   AddCheckpoints(app, session);
@@ -125,20 +81,17 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   AddStorage(app, session);
   AddLogin(app, session);
   AddAdmin(app, session);
-  AddExplain(app, session);
-  AddCompletion(app, session);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return ReportParseError(app, error, console);
-  }
+  AddExplain(app);
+  AddCompletion(app);
+  const CommandLine::Choice choice = line.Parse(argc, argv, console);
+  if (!choice.run) return choice.code;
   std::unique_ptr<Connection> connection = connect(session.server);
   if (connection == nullptr) return kUsage;
-  if (session.connect) {
+  if (choice.connect) {
     if (const absl::Status status = connection->Check(); !status.ok())
       return Fail(*connection, status);
   }
-  return session.command(*connection);
+  return choice.run(*connection);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "common/rpc/endpoint.h"
 #include "common/rpc/version.h"
 #include "common/tls/peer.h"
+#include "sft/v1/cluster_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -73,18 +74,7 @@ Connection::Connection(std::string server, absl::StatusOr<rpc::Security> securit
 
 Connection::Connection(std::shared_ptr<grpc::Channel> channel, std::string server, Console console,
                        Clock& clock)
-    : server_(std::move(server)),
-      console_(console),
-      clock_(clock),
-      channel_(std::move(channel)),
-      jobs_(v1::JobService::NewStub(channel_)),
-      data_(v1::DataService::NewStub(channel_)),
-      cluster_(v1::ClusterService::NewStub(channel_)),
-      admin_(v1::AdminService::NewStub(channel_)),
-      scheduling_(v1::SchedulingService::NewStub(channel_)),
-      operators_(v1::OperatorService::NewStub(channel_)),
-      storage_(v1::StorageService::NewStub(channel_)),
-      auth_(v1::AuthService::NewStub(channel_)) {}
+    : server_(std::move(server)), console_(console), clock_(clock), channel_(std::move(channel)) {}
 
 absl::Status Connection::Check() {
   SFT_RETURN_IF_ERROR(usable_);
@@ -92,7 +82,7 @@ absl::Status Connection::Check() {
   request.set_client_version(kVersion);
   request.set_client_protocol(kProtocol);
   SFT_ASSIGN_OR_RETURN(const v1::ServerInfo info,
-                       Call(*cluster_, &v1::ClusterService::Stub::GetServerInfo, request));
+                       Call(&v1::ClusterService::Stub::GetServerInfo, request));
   return rpc::CheckServerProtocol(info.protocol(), info.min_protocol(), info.version());
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-#include <grpcpp/grpcpp.h>
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
 
 #include <functional>
 #include <memory>
@@ -11,14 +12,6 @@
 #include "common/base/clock.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/status.h"
-#include "sft/v1/admin_service.grpc.pb.h"
-#include "sft/v1/auth_service.grpc.pb.h"
-#include "sft/v1/cluster_service.grpc.pb.h"
-#include "sft/v1/data_service.grpc.pb.h"
-#include "sft/v1/job_service.grpc.pb.h"
-#include "sft/v1/operator_service.grpc.pb.h"
-#include "sft/v1/scheduling_service.grpc.pb.h"
-#include "sft/v1/storage_service.grpc.pb.h"
 
 namespace sft::client {
 
@@ -29,7 +22,7 @@ inline constexpr char kDefaultServer[] = "127.0.0.1:7070";
 // INVALID_ARGUMENT for a broken file or address.
 absl::StatusOr<std::string> ResolveServer(const std::string& flag);
 
-// Stubs of one server; connects at the first call. Owned by a command for its whole run.
+// Calls to one server; connects at the first. Owned by a command for its whole run.
 class Connection {
  public:
   // A security that is an error is what Check says: commands that do not connect go on.
@@ -42,30 +35,28 @@ class Connection {
   // Asks the server for its version and refuses one that does not fit; every command's first call.
   absl::Status Check();
 
-  v1::JobService::Stub& jobs() { return *jobs_; }
-  v1::DataService::Stub& data() { return *data_; }
-  v1::ClusterService::Stub& cluster() { return *cluster_; }
-  v1::AdminService::Stub& admin() { return *admin_; }
-  v1::SchedulingService::Stub& scheduling() { return *scheduling_; }
-  v1::OperatorService::Stub& operators() { return *operators_; }
-  v1::StorageService::Stub& storage() { return *storage_; }
-  v1::AuthService::Stub& auth() { return *auth_; }
   const std::string& server() const { return server_; }
   Console& console() { return console_; }
   Clock& clock() { return clock_; }
 
-  // One unary call with the usual deadline. UNAVAILABLE is tried again for a few seconds: what is
-  // sent is safe to repeat.
+  // One unary call with the usual deadline, as in Call(&v1::JobService::Stub::GetJob, request).
+  // UNAVAILABLE is tried again for a few seconds: what is sent is safe to repeat.
   template <typename Stub, typename Request, typename Response>
-  absl::StatusOr<Response> Call(Stub& stub,
-                                grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+  absl::StatusOr<Response> Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
                                                              Response*),
                                 const Request& request) {
+    Stub stub(channel_);
     Response response;
     const grpc::Status status = Retry(
         [&](grpc::ClientContext& context) { return (stub.*method)(&context, request, &response); });
     if (!status.ok()) return Describe(status);
     return response;
+  }
+
+  // For calls that stream, as in To<v1::JobService>().WatchJob(&context, request).
+  template <typename Service>
+  typename Service::Stub To() {
+    return typename Service::Stub(channel_);
   }
 
   // The status as a person reads it: an unreachable server is named with what to do. Bad keys of a
@@ -81,14 +72,6 @@ class Connection {
   Console console_;
   Clock& clock_;
   std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<v1::JobService::Stub> jobs_;
-  std::unique_ptr<v1::DataService::Stub> data_;
-  std::unique_ptr<v1::ClusterService::Stub> cluster_;
-  std::unique_ptr<v1::AdminService::Stub> admin_;
-  std::unique_ptr<v1::SchedulingService::Stub> scheduling_;
-  std::unique_ptr<v1::OperatorService::Stub> operators_;
-  std::unique_ptr<v1::StorageService::Stub> storage_;
-  std::unique_ptr<v1::AuthService::Stub> auth_;
   absl::Status usable_;
   std::string authority_pem_;
 };

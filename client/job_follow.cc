@@ -6,6 +6,7 @@
 
 #include "client/interrupt.h"
 #include "client/output/json.h"
+#include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -62,8 +63,7 @@ class Follower {
     if (!last_) {
       v1::GetJobRequest request;
       request.set_name(name_);
-      SFT_ASSIGN_OR_RETURN(
-          last_, connection_.Call(connection_.jobs(), &v1::JobService::Stub::GetJob, request));
+      SFT_ASSIGN_OR_RETURN(last_, connection_.Call(&v1::JobService::Stub::GetJob, request));
       if (IsEnded(last_->state())) return *last_;
     }
     return DeadlineExceeded(fmt::format("{} has not ended within {} s: it is {}", name_,
@@ -78,7 +78,7 @@ class Follower {
     Interrupt interrupt(context);
     v1::WatchJobRequest request;
     request.set_name(name_);
-    auto reader = connection_.jobs().WatchJob(&context, request);
+    auto reader = connection_.To<v1::JobService>().WatchJob(&context, request);
     v1::Job job;
     while (!enough_ && reader->Read(&job)) {
       heard = true;
@@ -98,7 +98,7 @@ class Follower {
     v1::ReadMetricsRequest request;
     request.set_name(name_);
     request.set_index(metric_index_);
-    auto reader = connection_.jobs().ReadMetrics(&context, request);
+    auto reader = connection_.To<v1::JobService>().ReadMetrics(&context, request);
     v1::ReadMetricsResponse response;
     while (reader->Read(&response)) {
       for (const v1::Metric& metric : response.metrics()) handlers_.on_metric(metric);

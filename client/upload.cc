@@ -9,6 +9,7 @@
 #include "client/output/format.h"
 #include "common/io/file.h"
 #include "common/io/sha256.h"
+#include "sft/v1/data_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -26,7 +27,7 @@ grpc::Status SendFrom(Connection& connection, const LocalFile& file, const std::
   grpc::ClientContext context;
   Interrupt interrupt(context);
   v1::UploadBlobResponse response;
-  auto writer = connection.data().UploadBlob(&context, &response);
+  auto writer = connection.To<v1::DataService>().UploadBlob(&context, &response);
   std::string chunk(rpc::kChunkBytes, '\0');
   bool first = true;
   while (first || offset < file.size) {
@@ -73,9 +74,8 @@ absl::Status UploadDataset(Connection& connection, const LocalFile& file,
     request.set_sha256(file.sha256);
     request.set_purpose(v1::UploadBlobRequest::DATASET);
     request.set_project(project);
-    SFT_ASSIGN_OR_RETURN(
-        const v1::StatBlobResponse known,
-        connection.Call(connection.data(), &v1::DataService::Stub::StatBlob, request));
+    SFT_ASSIGN_OR_RETURN(const v1::StatBlobResponse known,
+                         connection.Call(&v1::DataService::Stub::StatBlob, request));
     if (known.complete()) return absl::OkStatus();
     const MonoTime now = connection.clock().Mono();
     if (known.received() != most) {

@@ -1,8 +1,12 @@
 # Target helpers and the one place of compiler flags.
 #
-#   sft_library(NAME SOURCES a.cc b.cc [DEPS t...])   static library of our code
-#   sft_binary(NAME SOURCES main.cc [DEPS t...])      executable in <build>/bin
-#   sft_test(NAME SOURCES a_test.cc... [DEPS t...] [LABELS unit|e2e|parity|...] [TIMEOUT s])
+#   sft_library(NAME SOURCES a.cc b.cc [DEPS t...] [PCH p])   static library of our code
+#   sft_binary(NAME SOURCES main.cc [DEPS t...] [PCH p] [TEST])   executable in <build>/bin
+#   sft_test(NAME SOURCES a_test.cc... [DEPS t...] [PCH p] [OPTIMIZED] [LABELS unit|e2e|parity|...] [TIMEOUT s])
+#   sft_precompiled(NAME HEADERS <h>... [DEPS t...] [TEST])   what PCH names; TEST: for what is built as tests are
+#
+# Precompiled headers are for speed alone: every file includes what it uses, and the preset `lint` builds
+# without them.
 #
 # Every one of our targets gets the warnings below as errors; third-party headers are SYSTEM.
 include_guard(GLOBAL)
@@ -49,22 +53,51 @@ function(_sft_common name)
   target_link_libraries(${name} PRIVATE sft_warnings sft_sanitize)
 endfunction()
 
+# Tests are built to be built fast: they wait for what they test.
+set(sft_test_options $<$<CONFIG:RelWithDebInfo>:-O0>)
+
+# Without -fpch-preprocess ccache would not see through the header.
+function(_sft_use_precompiled name pch)
+  if(pch)
+    target_compile_options(${name} PRIVATE -fpch-preprocess)
+    target_precompile_headers(${name} REUSE_FROM ${pch})
+  endif()
+endfunction()
+
+function(sft_precompiled name)
+  cmake_parse_arguments(a "TEST" "" "HEADERS;DEPS" ${ARGN})
+  file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/${name}.cc" CONTENT "// Owns a precompiled header.\n")
+  add_library(${name} OBJECT "${CMAKE_CURRENT_BINARY_DIR}/${name}.cc")
+  target_link_libraries(${name} PRIVATE ${a_DEPS})
+  _sft_common(${name})
+  target_compile_options(${name} PRIVATE -fpch-preprocess)
+  if(a_TEST)  # used by executables
+    target_compile_options(${name} PRIVATE ${sft_test_options} -fPIE)
+  endif()
+  target_precompile_headers(${name} PRIVATE ${a_HEADERS})
+endfunction()
+
 function(sft_library name)
-  cmake_parse_arguments(a "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(a "" "PCH" "SOURCES;DEPS" ${ARGN})
   add_library(${name} STATIC ${a_SOURCES})
   target_link_libraries(${name} PUBLIC ${a_DEPS})
   _sft_common(${name})
+  _sft_use_precompiled(${name} "${a_PCH}")
 endfunction()
 
 function(sft_binary name)
-  cmake_parse_arguments(a "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(a "TEST" "PCH" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${a_SOURCES})
   target_link_libraries(${name} PRIVATE ${a_DEPS})
   _sft_common(${name})
+  if(a_TEST)
+    target_compile_options(${name} PRIVATE ${sft_test_options})
+  endif()
+  _sft_use_precompiled(${name} "${a_PCH}")
 endfunction()
 
 function(sft_test name)
-  cmake_parse_arguments(a "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(a "OPTIMIZED" "TIMEOUT;PCH" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT a_LABELS)
     set(a_LABELS unit)
   endif()
@@ -78,6 +111,10 @@ function(sft_test name)
   target_link_libraries(${name} PRIVATE ${a_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE SFT_SOURCE_DIR="${CMAKE_SOURCE_DIR}" SFT_BINARY_DIR="${CMAKE_BINARY_DIR}")
   _sft_common(${name})
+  if(NOT a_OPTIMIZED)
+    target_compile_options(${name} PRIVATE ${sft_test_options})
+    _sft_use_precompiled(${name} "${a_PCH}")
+  endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
   set(processors 1)
   if(a_LABELS STREQUAL parity)

@@ -6,6 +6,7 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "sft/v1/auth_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -78,7 +79,7 @@ ExitCode SetUser(Connection& connection, const UserOptions& options, bool json) 
     added.set_project(text.substr(0, at));
     added.set_role(role == "viewer" ? v1::VIEWER : v1::SUBMITTER);
   }
-  const auto user = connection.Call(connection.auth(), &Auth::PutUser, request);
+  const auto user = connection.Call(&Auth::PutUser, request);
   if (!user.ok()) return Fail(connection, user.status());
   if (json) connection.console().out << UserJson(*user).dump(2) << "\n";
   if (!json) {
@@ -95,7 +96,7 @@ ExitCode ListUsers(Connection& connection, bool json) {
   Table table({"USER", "ROLES"});
   Json list = Json::array();
   do {
-    const auto page = connection.Call(connection.auth(), &Auth::ListUsers, request);
+    const auto page = connection.Call(&Auth::ListUsers, request);
     if (!page.ok()) return Fail(connection, page.status());
     for (const v1::User& user : page->users()) {
       list.push_back(UserJson(user));
@@ -110,7 +111,7 @@ ExitCode ListUsers(Connection& connection, bool json) {
 ExitCode RemoveUser(Connection& connection, const std::string& name) {
   v1::RemoveUserRequest request;
   request.set_user(name);
-  const auto user = connection.Call(connection.auth(), &Auth::RemoveUser, request);
+  const auto user = connection.Call(&Auth::RemoveUser, request);
   if (!user.ok()) return Fail(connection, user.status());
   connection.console().err << fmt::format("{} is gone, with its roles and tokens\n", name);
   return kSucceeded;
@@ -145,7 +146,7 @@ ExitCode CreateToken(Connection& connection, const TokenOptions& options, bool j
   if (life == "never" && options.join) {
     return Fail(connection, InvalidArgument("--expires: a join token has an end"));
   }
-  const auto made = connection.Call(connection.auth(), &Auth::CreateToken, request);
+  const auto made = connection.Call(&Auth::CreateToken, request);
   if (!made.ok()) return Fail(connection, made.status());
   if (json) {
     Json token = TokenJson(made->token());
@@ -165,7 +166,7 @@ ExitCode ListTokens(Connection& connection, bool json) {
   Table table({"ID", "KIND", "FOR", "EXPIRES", "REVOKED", "USES", "MADE BY", "COMMENT"});
   Json list = Json::array();
   do {
-    const auto page = connection.Call(connection.auth(), &Auth::ListTokens, request);
+    const auto page = connection.Call(&Auth::ListTokens, request);
     if (!page.ok()) return Fail(connection, page.status());
     for (const v1::Token& token : page->tokens()) {
       list.push_back(TokenJson(token));
@@ -184,7 +185,7 @@ ExitCode ListTokens(Connection& connection, bool json) {
 ExitCode RevokeToken(Connection& connection, const std::string& id) {
   v1::RevokeTokenRequest request;
   request.set_id(id);
-  const auto token = connection.Call(connection.auth(), &Auth::RevokeToken, request);
+  const auto token = connection.Call(&Auth::RevokeToken, request);
   if (!token.ok()) return Fail(connection, token.status());
   connection.console().err << fmt::format("{} is good for nothing from now on\n", id);
   return kSucceeded;
@@ -216,7 +217,7 @@ ExitCode Audit(Connection& connection, const AuditOptions& options, bool json) {
   int left = options.limit;
   while (left > 0) {
     request.set_page_size(std::min(left, 500));
-    const auto page = connection.Call(connection.auth(), &Auth::ListAuditRecords, request);
+    const auto page = connection.Call(&Auth::ListAuditRecords, request);
     if (!page.ok()) return Fail(connection, page.status());
     for (const v1::AuditRecord& record : page->records()) {
       if (json) connection.console().out << AuditJson(record).dump() << "\n";
@@ -231,101 +232,78 @@ ExitCode Audit(Connection& connection, const AuditOptions& options, bool json) {
   return kSucceeded;
 }
 
-void AddUsers(CLI::App& admin, Session& session) {
-  CLI::App* user = AddCommand(admin, "user", "Who may use the server",
-                              "sftctl admin user set ann --project vision=submitter");
-  user->require_subcommand(1);
-  CLI::App* set = AddCommand(*user, "set", "Make a user, or give one exactly these roles",
-                             "sftctl admin user set ann --project vision=submitter --project "
-                             "speech=viewer");
+void AddUsers(Command& admin, Session& session) {
+  Command* user = admin.AddCommand("user", "Who may use the server",
+                                   "sftctl admin user set ann --project vision=submitter");
+  user->RequireCommand();
+  Command* set = user->AddCommand("set", "Make a user, or give one exactly these roles",
+                                  "sftctl admin user set ann --project vision=submitter --project "
+                                  "speech=viewer");
   auto options = std::make_shared<UserOptions>();
-  set->add_option("NAME", options->name, "Letters, digits, '-', '_' and '.'")->required();
-  set->add_flag("--admin", options->admin, "May do everything, in every project");
-  set->add_option("--project", options->projects,
-                  "PROJECT=viewer or PROJECT=submitter; may be repeated")
-      ->allow_extra_args(false);
+  set->AddOption("NAME", options->name, "Letters, digits, '-', '_' and '.'")->Required();
+  set->AddFlag("--admin", options->admin, "May do everything, in every project");
+  set->AddOption("--project", options->projects,
+                 "PROJECT=viewer or PROJECT=submitter; may be repeated");
   AddJsonFlag(set, session);
-  set->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return SetUser(connection, *options, session.json);
-    };
+  set->Run([&session, options](Connection& connection) {
+    return SetUser(connection, *options, session.json);
   });
-  CLI::App* list =
-      AddCommand(*user, "list", "List users and their roles", "sftctl admin user list");
+  Command* list = user->AddCommand("list", "List users and their roles", "sftctl admin user list");
   AddJsonFlag(list, session);
-  list->callback([&session] {
-    session.command = [&session](Connection& connection) {
-      return ListUsers(connection, session.json);
-    };
-  });
-  CLI::App* remove = AddCommand(*user, "remove", "Take all roles and tokens from a user",
-                                "sftctl admin user remove ann");
+  list->Run([&session](Connection& connection) { return ListUsers(connection, session.json); });
+  Command* remove = user->AddCommand("remove", "Take all roles and tokens from a user",
+                                     "sftctl admin user remove ann");
   auto name = std::make_shared<std::string>();
-  remove->add_option("NAME", *name, "The user")->required();
-  remove->callback([&session, name] {
-    session.command = [name](Connection& connection) { return RemoveUser(connection, *name); };
-  });
+  remove->AddOption("NAME", *name, "The user")->Required();
+  remove->Run([name](Connection& connection) { return RemoveUser(connection, *name); });
 }
 
-void AddTokens(CLI::App& admin, Session& session) {
-  CLI::App* token = AddCommand(admin, "token", "Tokens of users, and with which workers join",
-                               "sftctl admin token create ann --expires 30d > ann.token");
-  token->require_subcommand(1);
-  CLI::App* create = AddCommand(*token, "create", "Print a new token; it is shown once",
-                                "sftctl admin token create --join --uses 8 > join.token");
+void AddTokens(Command& admin, Session& session) {
+  Command* token = admin.AddCommand("token", "Tokens of users, and with which workers join",
+                                    "sftctl admin token create ann --expires 30d > ann.token");
+  token->RequireCommand();
+  Command* create = token->AddCommand("create", "Print a new token; it is shown once",
+                                      "sftctl admin token create --join --uses 8 > join.token");
   auto options = std::make_shared<TokenOptions>();
-  create->add_option("USER", options->user, "Whose token it is");
-  create->add_flag("--join", options->join, "A token with which workers join");
-  create->add_option("--node", options->node,
-                     "With --join: for this node only, also if it joined with another key before");
-  create->add_option("--uses", options->uses, "With --join: for so many nodes")
-      ->check(WholeNumber(1))
-      ->capture_default_str();
-  create->add_option("--expires", options->expires,
-                     "As in 12h or 30d, or never (default: 90d, with --join 24h)");
-  create->add_option("--comment", options->comment, "Shown in lists");
+  create->AddOption("USER", options->user, "Whose token it is");
+  create->AddFlag("--join", options->join, "A token with which workers join");
+  create->AddOption("--node", options->node,
+                    "With --join: for this node only, also if it joined with another key before");
+  create->AddOption("--uses", options->uses, "With --join: for so many nodes")
+      ->WholeNumber(1)
+      ->ShowDefault();
+  create->AddOption("--expires", options->expires,
+                    "As in 12h or 30d, or never (default: 90d, with --join 24h)");
+  create->AddOption("--comment", options->comment, "Shown in lists");
   AddJsonFlag(create, session);
-  create->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return CreateToken(connection, *options, session.json);
-    };
+  create->Run([&session, options](Connection& connection) {
+    return CreateToken(connection, *options, session.json);
   });
-  CLI::App* list =
-      AddCommand(*token, "list", "List tokens and nodes' certificates, without secrets",
-                 "sftctl admin token list");
+  Command* list = token->AddCommand("list", "List tokens and nodes' certificates, without secrets",
+                                    "sftctl admin token list");
   AddJsonFlag(list, session);
-  list->callback([&session] {
-    session.command = [&session](Connection& connection) {
-      return ListTokens(connection, session.json);
-    };
-  });
-  CLI::App* revoke = AddCommand(*token, "revoke", "End a token or a node's certificate at once",
-                                "sftctl admin token revoke nodes/gpu-7");
+  list->Run([&session](Connection& connection) { return ListTokens(connection, session.json); });
+  Command* revoke = token->AddCommand("revoke", "End a token or a node's certificate at once",
+                                      "sftctl admin token revoke nodes/gpu-7");
   auto id = std::make_shared<std::string>();
-  revoke->add_option("ID", *id, "A token's id, or nodes/NODE")->required();
-  revoke->callback([&session, id] {
-    session.command = [id](Connection& connection) { return RevokeToken(connection, *id); };
-  });
+  revoke->AddOption("ID", *id, "A token's id, or nodes/NODE")->Required();
+  revoke->Run([id](Connection& connection) { return RevokeToken(connection, *id); });
 }
 
 }  // namespace
 
-void AddAccess(CLI::App& admin, Session& session) {
+void AddAccess(Command& admin, Session& session) {
   AddUsers(admin, session);
   AddTokens(admin, session);
-  CLI::App* audit = AddCommand(admin, "audit", "Who changed what, newest first",
-                               "sftctl admin audit --since 24h --user ann");
+  Command* audit = admin.AddCommand("audit", "Who changed what, newest first",
+                                    "sftctl admin audit --since 24h --user ann");
   auto options = std::make_shared<AuditOptions>();
-  audit->add_option("--since", options->since, "Only what happened in the last 24h, 7d, ...");
-  audit->add_option("--user", options->user, "Only what this user, or nodes/NODE, did");
-  audit->add_option("--limit", options->limit, "At most so many")
-      ->check(WholeNumber(1))
-      ->capture_default_str();
+  audit->AddOption("--since", options->since, "Only what happened in the last 24h, 7d, ...");
+  audit->AddOption("--user", options->user, "Only what this user, or nodes/NODE, did");
+  audit->AddOption("--limit", options->limit, "At most so many")->WholeNumber(1)->ShowDefault();
   AddJsonFlag(audit, session);
-  audit->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return Audit(connection, *options, session.json);
-    };
+  audit->Run([&session, options](Connection& connection) {
+    return Audit(connection, *options, session.json);
   });
 }
 

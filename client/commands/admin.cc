@@ -8,6 +8,7 @@
 #include "client/output/json.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
+#include "sft/v1/admin_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -76,7 +77,7 @@ ExitCode Backup(Connection& connection, const BackupOptions& options, bool json)
   request.set_download(!options.output.empty());
   grpc::ClientContext context;
   Interrupt interrupt(context);
-  const auto reader = connection.admin().Backup(&context, request);
+  const auto reader = connection.To<v1::AdminService>().Backup(&context, request);
   const std::string partial = options.output + ".partial";
   absl::Status saved = options.output.empty() ? absl::OkStatus() : io::RemoveAll(partial);
   v1::BackupResponse response;
@@ -98,26 +99,24 @@ ExitCode Backup(Connection& connection, const BackupOptions& options, bool json)
 
 }  // namespace
 
-void AddAdmin(CLI::App& app, Session& session) {
-  CLI::App* admin = AddCommand(app, "admin", "What an operator does to the server",
-                               "sftctl admin backup --output sft-2026-01-31");
-  admin->require_subcommand(1);
+void AddAdmin(Command& app, Session& session) {
+  Command* admin = app.AddCommand("admin", "What an operator does to the server",
+                                  "sftctl admin backup --output sft-2026-01-31");
+  admin->RequireCommand();
   AddProject(*admin, session);
   AddStorageQuotas(*admin, session);
   AddAccess(*admin, session);
-  CLI::App* command =
-      AddCommand(*admin, "backup", "Copy the server's database and checkpoints while it goes on",
-                 "sftctl admin backup --to /backup/sft-2026-01-31");
+  Command* command =
+      admin->AddCommand("backup", "Copy the server's database and checkpoints while it goes on",
+                        "sftctl admin backup --to /backup/sft-2026-01-31");
   auto options = std::make_shared<BackupOptions>();
-  auto* to = command->add_option("--to", options->to,
-                                 "Folder to make on the server's machine (default: backups/TIME in "
-                                 "its data folder)");
-  command->add_option("-o,--output", options->output, "Folder to make here instead")->excludes(to);
+  auto* to = command->AddOption("--to", options->to,
+                                "Folder to make on the server's machine (default: backups/TIME in "
+                                "its data folder)");
+  command->AddOption("-o,--output", options->output, "Folder to make here instead")->Excludes(to);
   AddJsonFlag(command, session);
-  command->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return Backup(connection, *options, session.json);
-    };
+  command->Run([&session, options](Connection& connection) {
+    return Backup(connection, *options, session.json);
   });
 }
 

@@ -2,6 +2,8 @@
 
 #include "client/commands/commands.h"
 #include "client/output/json.h"
+#include "sft/v1/job_service.grpc.pb.h"
+#include "sft/v1/scheduling_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -18,7 +20,7 @@ ExitCode Cancel(Connection& connection, const CancelOptions& options, bool json)
   request.set_name(options.job);
   request.set_reason(options.reason);
   request.set_checkpoint(options.checkpoint);
-  const auto job = connection.Call(connection.jobs(), &v1::JobService::Stub::CancelJob, request);
+  const auto job = connection.Call(&v1::JobService::Stub::CancelJob, request);
   if (!job.ok()) return Fail(connection, job.status());
   if (json) {
     connection.console().out << JobJson(*job).dump(2) << "\n";
@@ -37,8 +39,7 @@ ExitCode CancelSweep(Connection& connection, const CancelOptions& options, bool 
   request.set_sweep(options.sweep);
   request.set_reason(options.reason);
   request.set_checkpoint(options.checkpoint);
-  const auto done =
-      connection.Call(connection.scheduling(), &v1::SchedulingService::Stub::CancelSweep, request);
+  const auto done = connection.Call(&v1::SchedulingService::Stub::CancelSweep, request);
   if (!done.ok()) return Fail(connection, done.status());
   if (json) {
     const Json answer = {
@@ -53,27 +54,26 @@ ExitCode CancelSweep(Connection& connection, const CancelOptions& options, bool 
 
 }  // namespace
 
-void AddCancel(CLI::App& app, Session& session) {
-  CLI::App* command =
-      AddCommand(app, "cancel", "End a job; its processes are gone when it is CANCELLED",
-                 "sftctl cancel job-abc && sftctl wait job-abc");
+void AddCancel(Command& app, Session& session) {
+  Command* command =
+      app.AddCommand("cancel", "End a job; its processes are gone when it is CANCELLED",
+                     "sftctl cancel job-abc && sftctl wait job-abc");
   auto options = std::make_shared<CancelOptions>();
-  CLI::Option* job = command->add_option("JOB", options->job, "Job");
-  command->add_option("--sweep", options->sweep, "All jobs of this sweep instead of one")
-      ->excludes(job);
-  command->add_option("--reason", options->reason, "Kept in the job's history");
-  command->add_flag(
+  Option* job = command->AddOption("JOB", options->job, "Job");
+  command->AddOption("--sweep", options->sweep, "All jobs of this sweep instead of one")
+      ->Excludes(job);
+  command->AddOption("--reason", options->reason, "Kept in the job's history");
+  command->AddFlag(
       "--checkpoint", options->checkpoint,
       "Save the training state first, for `sftctl resume` (within the workers' grace)");
   AddJsonFlag(command, session);
-  command->callback([&session, options] {
-    if (options->job.empty() && options->sweep.empty()) {
-      throw CLI::ValidationError("JOB", "name a job, or --sweep SWEEP");
-    }
-    session.command = [&session, options](Connection& connection) {
-      if (!options->sweep.empty()) return CancelSweep(connection, *options, session.json);
-      return Cancel(connection, *options, session.json);
-    };
+  command->Check([options] {
+    const bool none = options->job.empty() && options->sweep.empty();
+    return none ? "JOB: name a job, or --sweep SWEEP" : "";
+  });
+  command->Run([&session, options](Connection& connection) {
+    if (!options->sweep.empty()) return CancelSweep(connection, *options, session.json);
+    return Cancel(connection, *options, session.json);
   });
 }
 

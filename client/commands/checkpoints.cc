@@ -8,6 +8,7 @@
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "common/base/ids.h"
+#include "sft/v1/job_service.grpc.pb.h"
 
 // checkpoint, checkpoints and resume.
 
@@ -26,7 +27,7 @@ struct CheckpointOptions {
 absl::StatusOr<v1::ListCheckpointsResponse> ListOf(Connection& connection, const std::string& job) {
   v1::ListCheckpointsRequest request;
   request.set_name(job);
-  return connection.Call(connection.jobs(), &v1::JobService::Stub::ListCheckpoints, request);
+  return connection.Call(&v1::JobService::Stub::ListCheckpoints, request);
 }
 
 // The checkpoint that answers the call, if it is committed by now.
@@ -81,8 +82,7 @@ ExitCode AskForOne(Connection& connection, const CheckpointOptions& options, boo
   v1::CheckpointJobRequest request;
   request.set_name(options.job);
   request.set_request_id(options.request_id.empty() ? RandomUuid() : options.request_id);
-  const auto asked =
-      connection.Call(connection.jobs(), &v1::JobService::Stub::CheckpointJob, request);
+  const auto asked = connection.Call(&v1::JobService::Stub::CheckpointJob, request);
   if (!asked.ok()) return Fail(connection, asked.status());
   if (options.wait) return WaitForAnswer(connection, options, *asked, json);
   if (json) {
@@ -127,7 +127,7 @@ ExitCode Resume(Connection& connection, const ResumeOptions& options, bool json)
   request.set_step(options.step);
   request.set_allow_changes(options.allow_changes);
   request.set_request_id(options.request_id.empty() ? RandomUuid() : options.request_id);
-  const auto job = connection.Call(connection.jobs(), &v1::JobService::Stub::ResumeJob, request);
+  const auto job = connection.Call(&v1::JobService::Stub::ResumeJob, request);
   if (!job.ok()) return Fail(connection, job.status());
   if (json) {
     connection.console().out << JobJson(*job).dump(2) << "\n";
@@ -142,63 +142,55 @@ ExitCode Resume(Connection& connection, const ResumeOptions& options, bool json)
   return kSucceeded;
 }
 
-void AddAsk(CLI::App& app, Session& session) {
-  CLI::App* command =
-      AddCommand(app, "checkpoint", "Ask a running job to save its training state now",
-                 "sftctl checkpoint job-abc --wait");
+void AddAsk(Command& app, Session& session) {
+  Command* command =
+      app.AddCommand("checkpoint", "Ask a running job to save its training state now",
+                     "sftctl checkpoint job-abc --wait");
   auto options = std::make_shared<CheckpointOptions>();
-  command->add_option("JOB", options->job, "Job")->required();
-  command->add_flag("--wait", options->wait, "Until it is committed");
-  command->add_option("--timeout", options->timeout,
-                      "With --wait: give up after so long (60s, 5m): exit code 4");
-  command->add_option("--request-id", options->request_id,
-                      "A repeat of the same id asks for nothing new (default: a random one)");
+  command->AddOption("JOB", options->job, "Job")->Required();
+  command->AddFlag("--wait", options->wait, "Until it is committed");
+  command->AddOption("--timeout", options->timeout,
+                     "With --wait: give up after so long (60s, 5m): exit code 4");
+  command->AddOption("--request-id", options->request_id,
+                     "A repeat of the same id asks for nothing new (default: a random one)");
   AddJsonFlag(command, session);
-  command->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return AskForOne(connection, *options, session.json);
-    };
+  command->Run([&session, options](Connection& connection) {
+    return AskForOne(connection, *options, session.json);
   });
 }
 
-void AddListOf(CLI::App& app, Session& session) {
-  CLI::App* command =
-      AddCommand(app, "checkpoints", "List the saved training states of a job, newest first",
-                 "sftctl checkpoints job-abc");
+void AddListOf(Command& app, Session& session) {
+  Command* command =
+      app.AddCommand("checkpoints", "List the saved training states of a job, newest first",
+                     "sftctl checkpoints job-abc");
   auto job = std::make_shared<std::string>();
-  command->add_option("JOB", *job, "Job")->required();
+  command->AddOption("JOB", *job, "Job")->Required();
   AddJsonFlag(command, session);
-  command->callback([&session, job] {
-    session.command = [&session, job](Connection& connection) {
-      return List(connection, *job, session.json);
-    };
-  });
+  command->Run(
+      [&session, job](Connection& connection) { return List(connection, *job, session.json); });
 }
 
-void AddResume(CLI::App& app, Session& session) {
-  CLI::App* command = AddCommand(
-      app, "resume", "Go on with a failed or cancelled job, as a new job, from a checkpoint",
+void AddResume(Command& app, Session& session) {
+  Command* command = app.AddCommand(
+      "resume", "Go on with a failed or cancelled job, as a new job, from a checkpoint",
       "sftctl resume job-abc --from 400");
   auto options = std::make_shared<ResumeOptions>();
-  command->add_option("JOB", options->job, "Job that has ended")->required();
-  command->add_option("--from", options->step, "Step of the checkpoint (default: the newest)")
-      ->check(WholeNumber(1));
-  command->add_flag(
-      "--allow-changes", options->allow_changes,
-      "Also where data, engine or job differ from the checkpoint's, if that can work");
-  command->add_option("--request-id", options->request_id,
-                      "A repeat of the same id returns the same job (default: a random one)");
+  command->AddOption("JOB", options->job, "Job that has ended")->Required();
+  command->AddOption("--from", options->step, "Step of the checkpoint (default: the newest)")
+      ->WholeNumber(1);
+  command->AddFlag("--allow-changes", options->allow_changes,
+                   "Also where data, engine or job differ from the checkpoint's, if that can work");
+  command->AddOption("--request-id", options->request_id,
+                     "A repeat of the same id returns the same job (default: a random one)");
   AddJsonFlag(command, session);
-  command->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return Resume(connection, *options, session.json);
-    };
+  command->Run([&session, options](Connection& connection) {
+    return Resume(connection, *options, session.json);
   });
 }
 
 }  // namespace
 
-void AddCheckpoints(CLI::App& app, Session& session) {
+void AddCheckpoints(Command& app, Session& session) {
   AddAsk(app, session);
   AddListOf(app, session);
   AddResume(app, session);

@@ -7,6 +7,7 @@
 #include "client/output/comparison.h"
 #include "client/output/format.h"
 #include "client/output/table.h"
+#include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -16,7 +17,7 @@ absl::StatusOr<std::vector<v1::Metric>> ReadCurve(Connection& connection, const 
   Interrupt interrupt(context);
   v1::ReadMetricsRequest request;
   request.set_name(job);
-  auto reader = connection.jobs().ReadMetrics(&context, request);
+  auto reader = connection.To<v1::JobService>().ReadMetrics(&context, request);
   v1::ReadMetricsResponse response;
   std::vector<v1::Metric> curve;
   while (reader->Read(&response)) {
@@ -34,9 +35,8 @@ absl::StatusOr<std::vector<RunFigures>> ReadRuns(Connection& connection,
   for (const std::string& name : jobs) {
     v1::GetJobRequest request;
     request.set_name(name);
-    SFT_ASSIGN_OR_RETURN(
-        const v1::Job job,
-        connection.Call(connection.jobs(), &v1::JobService::Stub::GetJob, request));
+    SFT_ASSIGN_OR_RETURN(const v1::Job job,
+                         connection.Call(&v1::JobService::Stub::GetJob, request));
     SFT_ASSIGN_OR_RETURN(const std::vector<v1::Metric> curve, ReadCurve(connection, name));
     runs.push_back(FiguresOf(job, curve, now));
   }
@@ -128,17 +128,15 @@ ExitCode Compare(Connection& connection, const std::vector<std::string>& jobs, b
 
 }  // namespace
 
-void AddCompare(CLI::App& app, Session& session) {
-  CLI::App* command =
-      AddCommand(app, "compare", "Compare runs: loss at equal samples, speed, memory, settings",
-                 "sftctl compare job-abc job-def");
+void AddCompare(Command& app, Session& session) {
+  Command* command =
+      app.AddCommand("compare", "Compare runs: loss at equal samples, speed, memory, settings",
+                     "sftctl compare job-abc job-def");
   auto jobs = std::make_shared<std::vector<std::string>>();
-  command->add_option("JOB", *jobs, "Two jobs or more")->required()->expected(2, 100);
+  command->AddOption("JOB", *jobs, "Two jobs or more")->Required()->Times(2, 100);
   AddJsonFlag(command, session);
-  command->callback([&session, jobs] {
-    session.command = [&session, jobs](Connection& connection) {
-      return Compare(connection, *jobs, session.json);
-    };
+  command->Run([&session, jobs](Connection& connection) {
+    return Compare(connection, *jobs, session.json);
   });
 }
 

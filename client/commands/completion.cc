@@ -9,36 +9,28 @@ std::string Words(const std::vector<std::string>& words) {
   return fmt::format("{}", fmt::join(words, " "));
 }
 
-std::vector<std::string> CommandNames(const CLI::App& app) {
+std::vector<std::string> CommandNames(const Command& command) {
   std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
-  return names;
-}
-
-std::vector<std::string> FlagNames(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-  }
+  for (const Command* below : command.commands()) names.push_back(below->name());
   return names;
 }
 
 // What may follow a command: its own commands, and its flags.
-std::string WordsAfter(const CLI::App& command) {
+std::string WordsAfter(const Command& command) {
   std::vector<std::string> words = CommandNames(command);
-  const std::vector<std::string> flags = FlagNames(command);
+  const std::vector<std::string> flags = command.flags();
   words.insert(words.end(), flags.begin(), flags.end());
   return Words(words);
 }
 
-std::string Bash(const CLI::App& app) {
+std::string Bash(const Command& app) {
   std::string text =
       "_sftctl() {\n  local word=${COMP_WORDS[COMP_CWORD]} words\n  case ${COMP_WORDS[1]} in\n";
-  for (const CLI::App* command : app.get_subcommands({})) {
-    text += fmt::format("    {}) words=\"{}\" ;;\n", command->get_name(), WordsAfter(*command));
+  for (const Command* command : app.commands()) {
+    text += fmt::format("    {}) words=\"{}\" ;;\n", command->name(), WordsAfter(*command));
   }
   text += fmt::format("    *) words=\"{} {}\" ;;\n  esac\n", Words(CommandNames(app)),
-                      Words(FlagNames(app)));
+                      Words(app.flags()));
   text += "  [ \"$COMP_CWORD\" -eq 1 ] && words=\"" + Words(CommandNames(app)) +
           "\"\n"
           "  COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
@@ -47,32 +39,32 @@ std::string Bash(const CLI::App& app) {
   return text;
 }
 
-std::string Zsh(const CLI::App& app) {
+std::string Zsh(const Command& app) {
   std::string text =
       "#compdef sftctl\n_sftctl() {\n  if (( CURRENT == 2 )); then\n    local -a commands=(\n";
-  for (const CLI::App* command : app.get_subcommands({})) {
-    std::string description = command->get_description();
+  for (const Command* command : app.commands()) {
+    std::string description = command->description();
     for (size_t at = 0; (at = description.find('\'', at)) != std::string::npos; at += 4) {
       description.replace(at, 1, "'\\''");
     }
-    text += fmt::format("      '{}:{}'\n", command->get_name(), description);
+    text += fmt::format("      '{}:{}'\n", command->name(), description);
   }
   text += "    )\n    _describe command commands\n    return\n  fi\n  case $words[2] in\n";
-  for (const CLI::App* command : app.get_subcommands({})) {
-    text += fmt::format("    {}) compadd -- {} ;;\n", command->get_name(), WordsAfter(*command));
+  for (const Command* command : app.commands()) {
+    text += fmt::format("    {}) compadd -- {} ;;\n", command->name(), WordsAfter(*command));
   }
   text += "  esac\n  _files\n}\ncompdef _sftctl sftctl\n";
   return text;
 }
 
-std::string Fish(const CLI::App& app) {
+std::string Fish(const Command& app) {
   std::string text;
-  for (const CLI::App* command : app.get_subcommands({})) {
+  for (const Command* command : app.commands()) {
     text += fmt::format("complete -c sftctl -n __fish_use_subcommand -a {} -d \"{}\"\n",
-                        command->get_name(), command->get_description());
-    for (const std::string& flag : FlagNames(*command)) {
+                        command->name(), command->description());
+    for (const std::string& flag : command->flags()) {
       text += fmt::format("complete -c sftctl -n '__fish_seen_subcommand_from {}' -l {}\n",
-                          command->get_name(), flag.substr(2));
+                          command->name(), flag.substr(2));
     }
   }
   return text;
@@ -80,21 +72,18 @@ std::string Fish(const CLI::App& app) {
 
 }  // namespace
 
-void AddCompletion(CLI::App& app, Session& session) {
-  CLI::App* command = AddCommand(app, "completion", "Print a completion script for a shell",
-                                 "source <(sftctl completion bash)");
+void AddCompletion(Command& app) {
+  Command* command = app.AddCommand("completion", "Print a completion script for a shell",
+                                    "source <(sftctl completion bash)");
   auto shell = std::make_shared<std::string>();
-  command->add_option("SHELL", *shell, "bash, zsh or fish")
-      ->required()
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  command->callback([&session, shell] {
-    session.connect = false;
-    session.command = [&session, shell](Connection& connection) {
-      connection.console().out << (*shell == "bash"  ? Bash(*session.app)
-                                   : *shell == "zsh" ? Zsh(*session.app)
-                                                     : Fish(*session.app));
-      return kSucceeded;
-    };
+  command->AddOption("SHELL", *shell, "bash, zsh or fish")
+      ->Required()
+      ->Among({"bash", "zsh", "fish"});
+  command->RunHere([&app, shell](Connection& connection) {
+    connection.console().out << (*shell == "bash"  ? Bash(app)
+                                 : *shell == "zsh" ? Zsh(app)
+                                                   : Fish(app));
+    return kSucceeded;
   });
 }
 

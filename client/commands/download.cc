@@ -7,6 +7,8 @@
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
+#include "sft/v1/data_service.grpc.pb.h"
+#include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -85,7 +87,7 @@ class Downloader {
     request.set_name(artifact_.name());
     request.set_path(file.path());
     request.set_offset(out.size());
-    auto reader = connection_.data().DownloadArtifactFile(&context, request);
+    auto reader = connection_.To<v1::DataService>().DownloadArtifactFile(&context, request);
     v1::DownloadChunk chunk;
     while (reader->Read(&chunk)) {
       disk = out.Append(chunk.data());
@@ -118,9 +120,8 @@ absl::StatusOr<std::string> FolderOf(Connection& connection, const DownloadOptio
   if (!artifact.job().empty()) {
     v1::GetJobRequest request;
     request.set_name(artifact.job());
-    SFT_ASSIGN_OR_RETURN(
-        const v1::Job job,
-        connection.Call(connection.jobs(), &v1::JobService::Stub::GetJob, request));
+    SFT_ASSIGN_OR_RETURN(const v1::Job job,
+                         connection.Call(&v1::JobService::Stub::GetJob, request));
     const Json resolved = Json::parse(job.resolved_json(), nullptr, /*allow_exceptions=*/false);
     const Json::json_pointer key("/job/output_dir");
     if (resolved.is_object() && resolved.contains(key) && resolved.at(key).is_string()) {
@@ -134,8 +135,7 @@ absl::StatusOr<std::string> FolderOf(Connection& connection, const DownloadOptio
 ExitCode Download(Connection& connection, const DownloadOptions& options, bool json) {
   v1::GetArtifactRequest request;
   request.set_name(options.job);
-  const auto artifact =
-      connection.Call(connection.data(), &v1::DataService::Stub::GetArtifact, request);
+  const auto artifact = connection.Call(&v1::DataService::Stub::GetArtifact, request);
   if (!artifact.ok()) return Fail(connection, artifact.status());
   const absl::StatusOr<std::string> chosen = FolderOf(connection, options, *artifact);
   if (!chosen.ok()) return Fail(connection, chosen.status());
@@ -166,19 +166,17 @@ ExitCode Download(Connection& connection, const DownloadOptions& options, bool j
 
 }  // namespace
 
-void AddDownload(CLI::App& app, Session& session) {
-  CLI::App* command = AddCommand(app, "download", "Fetch a job's adapter or full model",
-                                 "sftctl download job-abc -o my-adapter");
+void AddDownload(Command& app, Session& session) {
+  Command* command = app.AddCommand("download", "Fetch a job's adapter or full model",
+                                    "sftctl download job-abc -o my-adapter");
   auto options = std::make_shared<DownloadOptions>();
-  command->add_option("JOB", options->job, "Job, or artifacts/NAME")->required();
-  command->add_option(
+  command->AddOption("JOB", options->job, "Job, or artifacts/NAME")->Required();
+  command->AddOption(
       "-o,--output", options->out,
       "Folder to make (default: the job's job.output_dir, else JOB-adapter or JOB-model)");
   AddJsonFlag(command, session);
-  command->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return Download(connection, *options, session.json);
-    };
+  command->Run([&session, options](Connection& connection) {
+    return Download(connection, *options, session.json);
   });
 }
 

@@ -4,6 +4,7 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/text.h"
+#include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -50,8 +51,7 @@ ExitCode Events(Connection& connection, const std::string& job, bool json) {
   request.set_name(job);
   request.set_page_size(500);
   for (;;) {
-    const auto page =
-        connection.Call(connection.jobs(), &v1::JobService::Stub::ListEvents, request);
+    const auto page = connection.Call(&v1::JobService::Stub::ListEvents, request);
     if (!page.ok()) return Fail(connection, page.status());
     for (const v1::JobEvent& event : page->events()) {
       if (json) {
@@ -68,16 +68,13 @@ ExitCode Events(Connection& connection, const std::string& job, bool json) {
 
 }  // namespace
 
-void AddEvents(CLI::App& app, Session& session) {
-  CLI::App* command = AddCommand(app, "events", "Print a job's history", "sftctl events job-abc");
+void AddEvents(Command& app, Session& session) {
+  Command* command = app.AddCommand("events", "Print a job's history", "sftctl events job-abc");
   auto job = std::make_shared<std::string>();
-  command->add_option("JOB", *job, "Job")->required();
+  command->AddOption("JOB", *job, "Job")->Required();
   AddJsonFlag(command, session);
-  command->callback([&session, job] {
-    session.command = [&session, job](Connection& connection) {
-      return Events(connection, *job, session.json);
-    };
-  });
+  command->Run(
+      [&session, job](Connection& connection) { return Events(connection, *job, session.json); });
 }
 
 }  // namespace sft::client

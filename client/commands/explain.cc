@@ -25,15 +25,12 @@ ExitCode Explain(Connection& connection, const std::string& key) {
 
 }  // namespace
 
-void AddExplain(CLI::App& app, Session& session) {
-  CLI::App* command = AddCommand(app, "explain", "Describe the keys of a job file, or one of them",
-                                 "sftctl explain hyperparameters.global_batch");
+void AddExplain(Command& app) {
+  Command* command = app.AddCommand("explain", "Describe the keys of a job file, or one of them",
+                                    "sftctl explain hyperparameters.global_batch");
   auto key = std::make_shared<std::string>();
-  command->add_option("KEY", *key, "Key, another spelling of one, or a table (default: list all)");
-  command->callback([&session, key] {
-    session.connect = false;
-    session.command = [key](Connection& connection) { return Explain(connection, *key); };
-  });
+  command->AddOption("KEY", *key, "Key, another spelling of one, or a table (default: list all)");
+  command->RunHere([key](Connection& connection) { return Explain(connection, *key); });
 }
 
 }  // namespace sft::client

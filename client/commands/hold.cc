@@ -2,6 +2,7 @@
 
 #include "client/commands/commands.h"
 #include "client/output/json.h"
+#include "sft/v1/scheduling_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -26,43 +27,34 @@ ExitCode Hold(Connection& connection, const HoldOptions& options, bool json) {
   v1::HoldJobRequest request;
   request.set_name(options.job);
   request.set_reason(options.reason);
-  return Print(
-      connection,
-      connection.Call(connection.scheduling(), &v1::SchedulingService::Stub::HoldJob, request),
-      json);
+  return Print(connection, connection.Call(&v1::SchedulingService::Stub::HoldJob, request), json);
 }
 
 ExitCode Release(Connection& connection, const HoldOptions& options, bool json) {
   v1::ReleaseJobRequest request;
   request.set_name(options.job);
-  return Print(
-      connection,
-      connection.Call(connection.scheduling(), &v1::SchedulingService::Stub::ReleaseJob, request),
-      json);
+  return Print(connection, connection.Call(&v1::SchedulingService::Stub::ReleaseJob, request),
+               json);
 }
 
 }  // namespace
 
-void AddHold(CLI::App& app, Session& session) {
-  CLI::App* hold = AddCommand(app, "hold", "Keep a waiting job from being placed",
-                              "sftctl hold job-abc --reason \"wait for the new data\"");
+void AddHold(Command& app, Session& session) {
+  Command* hold = app.AddCommand("hold", "Keep a waiting job from being placed",
+                                 "sftctl hold job-abc --reason \"wait for the new data\"");
   auto options = std::make_shared<HoldOptions>();
-  hold->add_option("JOB", options->job, "Job")->required();
-  hold->add_option("--reason", options->reason, "Shown as why it waits");
+  hold->AddOption("JOB", options->job, "Job")->Required();
+  hold->AddOption("--reason", options->reason, "Shown as why it waits");
   AddJsonFlag(hold, session);
-  hold->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return Hold(connection, *options, session.json);
-    };
+  hold->Run([&session, options](Connection& connection) {
+    return Hold(connection, *options, session.json);
   });
-  CLI::App* release =
-      AddCommand(app, "release", "Let a held job be placed again", "sftctl release job-abc");
-  release->add_option("JOB", options->job, "Job")->required();
+  Command* release =
+      app.AddCommand("release", "Let a held job be placed again", "sftctl release job-abc");
+  release->AddOption("JOB", options->job, "Job")->Required();
   AddJsonFlag(release, session);
-  release->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return Release(connection, *options, session.json);
-    };
+  release->Run([&session, options](Connection& connection) {
+    return Release(connection, *options, session.json);
   });
 }
 

@@ -4,6 +4,7 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -42,7 +43,7 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
   int left = options.limit;
   while (left > 0) {
     request.set_page_size(left);
-    const auto page = connection.Call(connection.jobs(), &v1::JobService::Stub::ListJobs, request);
+    const auto page = connection.Call(&v1::JobService::Stub::ListJobs, request);
     if (!page.ok()) return Fail(connection, page.status());
     for (const v1::Job& job : page->jobs()) {
       if (json) list.push_back(JobJson(job));
@@ -59,22 +60,17 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
 
 }  // namespace
 
-void AddList(CLI::App& app, Session& session) {
-  CLI::App* command = AddCommand(app, "list", "List jobs, newest first",
-                                 "sftctl list --state RUNNING --state PENDING");
+void AddList(Command& app, Session& session) {
+  Command* command = app.AddCommand("list", "List jobs, newest first",
+                                    "sftctl list --state RUNNING --state PENDING");
   auto options = std::make_shared<ListOptions>();
-  command->add_option("--state", options->states, "Only jobs in this state; may be repeated")
-      ->allow_extra_args(false);
-  command->add_option("--sweep", options->sweep, "Only jobs of this sweep");
-  command->add_option("--limit", options->limit, "At most so many")
-      ->check(WholeNumber(1))
-      ->capture_default_str();
+  command->AddOption("--state", options->states, "Only jobs in this state; may be repeated");
+  command->AddOption("--sweep", options->sweep, "Only jobs of this sweep");
+  command->AddOption("--limit", options->limit, "At most so many")->WholeNumber(1)->ShowDefault();
   AddProjectOption(command, options->project);
   AddJsonFlag(command, session);
-  command->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return List(connection, *options, session.json);
-    };
+  command->Run([&session, options](Connection& connection) {
+    return List(connection, *options, session.json);
   });
 }
 

@@ -13,6 +13,7 @@
 #include "common/rpc/endpoint.h"
 #include "common/tls/certificate.h"
 #include "common/tls/peer.h"
+#include "sft/v1/auth_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -134,8 +135,7 @@ void CompareClocks(Connection& connection, const v1::Identity& identity) {
 }
 
 ExitCode WhoAmI(Connection& connection, bool json) {
-  const auto identity =
-      connection.Call(connection.auth(), &v1::AuthService::Stub::WhoAmI, v1::WhoAmIRequest());
+  const auto identity = connection.Call(&v1::AuthService::Stub::WhoAmI, v1::WhoAmIRequest());
   if (!identity.ok()) return Fail(connection, identity.status());
   CompareClocks(connection, *identity);
   PrintIdentity(connection, *identity, json);
@@ -159,8 +159,7 @@ ExitCode RunLogin(Connection& connection, const LoginOptions& options, bool json
   if (!login.ok()) return Fail(connection, login.status());
   Connection secured(login->server, login->security, connection.console(), connection.clock());
   if (const absl::Status fits = secured.Check(); !fits.ok()) return Fail(connection, fits);
-  const auto identity =
-      secured.Call(secured.auth(), &v1::AuthService::Stub::WhoAmI, v1::WhoAmIRequest());
+  const auto identity = secured.Call(&v1::AuthService::Stub::WhoAmI, v1::WhoAmIRequest());
   if (!identity.ok()) return Fail(connection, identity.status());
   if (const absl::Status kept = KeepLogin(*login); !kept.ok()) return Fail(connection, kept);
   CompareClocks(secured, *identity);
@@ -171,36 +170,29 @@ ExitCode RunLogin(Connection& connection, const LoginOptions& options, bool json
 
 }  // namespace
 
-void AddLogin(CLI::App& app, Session& session) {
-  CLI::App* login =
-      AddCommand(app, "login", "Keep a token for a server, and trust its authority",
-                 "sftctl login sft.example.org:7070 --fingerprint 3f8a... --token-file my.token");
+void AddLogin(Command& app, Session& session) {
+  Command* login = app.AddCommand(
+      "login", "Keep a token for a server, and trust its authority",
+      "sftctl login sft.example.org:7070 --fingerprint 3f8a... --token-file my.token");
   auto options = std::make_shared<LoginOptions>();
-  login->add_option("SERVER", options->server, "HOST:PORT (default: as --server)");
-  auto* authority = login->add_option(
+  login->AddOption("SERVER", options->server, "HOST:PORT (default: as --server)");
+  auto* authority = login->AddOption(
       "--ca", options->authority, "File with the certificate of the server's authority (ca.crt)");
   login
-      ->add_option("--fingerprint", options->fingerprint,
-                   "Trust the authority that the server shows if it has this fingerprint; without "
-                   "it the fingerprint is shown, and nothing is sent")
-      ->excludes(authority);
-  login->add_option("--token-file", options->token_file,
-                    "File with the token (default: standard input)");
+      ->AddOption("--fingerprint", options->fingerprint,
+                  "Trust the authority that the server shows if it has this fingerprint; without "
+                  "it the fingerprint is shown, and nothing is sent")
+      ->Excludes(authority);
+  login->AddOption("--token-file", options->token_file,
+                   "File with the token (default: standard input)");
   AddJsonFlag(login, session);
-  login->callback([&session, options] {
-    session.connect = false;
-    session.command = [&session, options](Connection& connection) {
-      return RunLogin(connection, *options, session.json);
-    };
+  login->RunHere([&session, options](Connection& connection) {
+    return RunLogin(connection, *options, session.json);
   });
-  CLI::App* whoami = AddCommand(app, "whoami", "Show as whom the server knows you, and your roles",
-                                "sftctl whoami --json");
+  Command* whoami = app.AddCommand("whoami", "Show as whom the server knows you, and your roles",
+                                   "sftctl whoami --json");
   AddJsonFlag(whoami, session);
-  whoami->callback([&session] {
-    session.command = [&session](Connection& connection) {
-      return WhoAmI(connection, session.json);
-    };
-  });
+  whoami->Run([&session](Connection& connection) { return WhoAmI(connection, session.json); });
 }
 
 }  // namespace sft::client

@@ -6,6 +6,7 @@
 #include "client/interrupt.h"
 #include "client/job_follow.h"
 #include "client/output/json.h"
+#include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -22,7 +23,7 @@ struct LogOptions {
 // "12,345"
 std::string Grouped(int64_t number) {
   std::string digits = std::to_string(number);
-  for (size_t at = digits.size(); at > 3; at -= 3) digits.insert(at - 3, ",");
+  for (size_t at = digits.size(); at > 3; at -= 3) digits.insert(at - 3, 1, ',');
   return digits;
 }
 
@@ -50,7 +51,7 @@ class LogReader {
   grpc::Status Stream(bool& heard, bool& ended) {
     grpc::ClientContext context;
     Interrupt interrupt(context);
-    auto reader = connection_.jobs().ReadLog(&context, request_);
+    auto reader = connection_.To<v1::JobService>().ReadLog(&context, request_);
     v1::ReadLogResponse response;
     while (reader->Read(&response)) {
       heard = true;
@@ -110,27 +111,22 @@ ExitCode Logs(Connection& connection, const LogOptions& options) {
 
 }  // namespace
 
-void AddLogs(CLI::App& app, Session& session) {
-  CLI::App* command = AddCommand(app, "logs", "Print what a rank has written",
-                                 "sftctl logs job-abc --rank 1 --follow");
+void AddLogs(Command& app) {
+  Command* command = app.AddCommand("logs", "Print what a rank has written",
+                                    "sftctl logs job-abc --rank 1 --follow");
   auto options = std::make_shared<LogOptions>();
-  command->add_option("JOB", options->job, "Job")->required();
-  command->add_option("--rank", options->rank, "Rank of the gang")
-      ->check(WholeNumber(0))
-      ->capture_default_str();
-  command->add_option("--attempt", options->attempt, "Attempt (default: the last)")
-      ->check(WholeNumber(0));
+  command->AddOption("JOB", options->job, "Job")->Required();
+  command->AddOption("--rank", options->rank, "Rank of the gang")->WholeNumber(0)->ShowDefault();
+  command->AddOption("--attempt", options->attempt, "Attempt (default: the last)")->WholeNumber(0);
   command
-      ->add_option("--tail", options->tail,
-                   "Start at the last N lines; 0: at what is written from now on")
-      ->check(WholeNumber(0));
-  command->add_flag("--follow", options->follow,
-                    "Go on until the job has ended; exits with its verdict");
-  command->add_flag("--prepare", options->prepare,
-                    "The log of the preparation (tokenising) instead of a rank's");
-  command->callback([&session, options] {
-    session.command = [options](Connection& connection) { return Logs(connection, *options); };
-  });
+      ->AddOption("--tail", options->tail,
+                  "Start at the last N lines; 0: at what is written from now on")
+      ->WholeNumber(0);
+  command->AddFlag("--follow", options->follow,
+                   "Go on until the job has ended; exits with its verdict");
+  command->AddFlag("--prepare", options->prepare,
+                   "The log of the preparation (tokenising) instead of a rank's");
+  command->Run([options](Connection& connection) { return Logs(connection, *options); });
 }
 
 }  // namespace sft::client

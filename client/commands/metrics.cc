@@ -10,6 +10,7 @@
 #include "client/output/table.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
+#include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -52,7 +53,7 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
   const auto stream = [&](bool& heard, bool& ended) {
     grpc::ClientContext context;
     Interrupt interrupt(context);
-    auto reader = connection.jobs().ReadMetrics(&context, request);
+    auto reader = connection.To<v1::JobService>().ReadMetrics(&context, request);
     v1::ReadMetricsResponse response;
     while (reader->Read(&response)) {
       heard = true;
@@ -99,7 +100,7 @@ ExitCode TensorBoard(Connection& connection, const MetricOptions& options) {
   request.set_name(options.job);
   grpc::ClientContext context;
   Interrupt interrupt(context);
-  const auto reader = connection.jobs().ReadTensorBoard(&context, request);
+  const auto reader = connection.To<v1::JobService>().ReadTensorBoard(&context, request);
   v1::ReadTensorBoardResponse chunk;
   std::optional<io::AppendFile> file;
   absl::Status saved;
@@ -121,23 +122,21 @@ ExitCode TensorBoard(Connection& connection, const MetricOptions& options) {
 
 }  // namespace
 
-void AddMetrics(CLI::App& app, Session& session) {
-  CLI::App* command = AddCommand(app, "metrics", "Print a job's training and validation curve",
-                                 "sftctl metrics job-abc --json > curve.jsonl");
+void AddMetrics(Command& app, Session& session) {
+  Command* command = app.AddCommand("metrics", "Print a job's training and validation curve",
+                                    "sftctl metrics job-abc --json > curve.jsonl");
   auto options = std::make_shared<MetricOptions>();
-  command->add_option("JOB", options->job, "Job")->required();
-  command->add_flag("--follow", options->follow,
-                    "Go on until the job has ended (one JSON object a line)");
-  command->add_flag("--all-attempts", options->all_attempts,
-                    "Also what a later attempt has run again after a restart");
-  command->add_option("--tensorboard", options->tensorboard,
-                      "Fetch the TensorBoard event files into DIR/JOB instead");
+  command->AddOption("JOB", options->job, "Job")->Required();
+  command->AddFlag("--follow", options->follow,
+                   "Go on until the job has ended (one JSON object a line)");
+  command->AddFlag("--all-attempts", options->all_attempts,
+                   "Also what a later attempt has run again after a restart");
+  command->AddOption("--tensorboard", options->tensorboard,
+                     "Fetch the TensorBoard event files into DIR/JOB instead");
   AddJsonFlag(command, session);
-  command->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      if (!options->tensorboard.empty()) return TensorBoard(connection, *options);
-      return Metrics(connection, *options, session.json);
-    };
+  command->Run([&session, options](Connection& connection) {
+    if (!options->tensorboard.empty()) return TensorBoard(connection, *options);
+    return Metrics(connection, *options, session.json);
   });
 }
 

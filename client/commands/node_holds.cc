@@ -7,6 +7,8 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/text.h"
+#include "sft/v1/cluster_service.grpc.pb.h"
+#include "sft/v1/operator_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -42,9 +44,8 @@ void PrintHeld(Connection& connection, const v1::Node& node, bool json) {
 absl::StatusOr<v1::Node> FindNode(Connection& connection, const std::string& name) {
   v1::ListNodesRequest request;
   while (true) {
-    SFT_ASSIGN_OR_RETURN(
-        const v1::ListNodesResponse page,
-        connection.Call(connection.cluster(), &v1::ClusterService::Stub::ListNodes, request));
+    SFT_ASSIGN_OR_RETURN(const v1::ListNodesResponse page,
+                         connection.Call(&v1::ClusterService::Stub::ListNodes, request));
     for (const v1::Node& node : page.nodes()) {
       if (ShortName(node.name()) == name) return node;
     }
@@ -99,8 +100,7 @@ ExitCode Hold(Connection& connection, const HoldOptions& options, v1::NodeHold::
     if (!deadline.ok()) return Fail(connection, deadline.status());
     request.set_move_after_seconds(deadline->count());
   }
-  const auto node =
-      connection.Call(connection.operators(), &v1::OperatorService::Stub::HoldNode, request);
+  const auto node = connection.Call(&v1::OperatorService::Stub::HoldNode, request);
   if (!node.ok()) return Fail(connection, node.status());
   if (options.wait) return WaitUntilEmpty(connection, options, json);
   PrintHeld(connection, *node, json);
@@ -110,63 +110,56 @@ ExitCode Hold(Connection& connection, const HoldOptions& options, v1::NodeHold::
 ExitCode Release(Connection& connection, const std::string& name, bool json) {
   v1::ReleaseNodeRequest request;
   request.set_node(name);
-  const auto node =
-      connection.Call(connection.operators(), &v1::OperatorService::Stub::ReleaseNode, request);
+  const auto node = connection.Call(&v1::OperatorService::Stub::ReleaseNode, request);
   if (!node.ok()) return Fail(connection, node.status());
   PrintHeld(connection, *node, json);
   return kSucceeded;
 }
 
-void AddDrain(CLI::App& app, Session& session, const std::string& prefix) {
-  CLI::App* command = AddCommand(
-      app, "drain", "Empty a node: nothing new is placed on it, its jobs end or move elsewhere",
+void AddDrain(Command& app, Session& session, const std::string& prefix) {
+  Command* command = app.AddCommand(
+      "drain", "Empty a node: nothing new is placed on it, its jobs end or move elsewhere",
       fmt::format("{} gpu-07 --reason \"new driver\" --deadline 30m --wait", prefix));
   auto options = std::make_shared<HoldOptions>();
-  command->add_option("NODE", options->node, "Node")->required();
-  command->add_option("--reason", options->reason, "Shown in `sftctl nodes` and to waiting jobs");
-  auto* now = command->add_flag("--now", options->now,
-                                "Its jobs write a checkpoint and go on elsewhere at once");
+  command->AddOption("NODE", options->node, "Node")->Required();
+  command->AddOption("--reason", options->reason, "Shown in `sftctl nodes` and to waiting jobs");
+  auto* now = command->AddFlag("--now", options->now,
+                               "Its jobs write a checkpoint and go on elsewhere at once");
   command
-      ->add_option("--deadline", options->deadline,
-                   "The same for those that have not ended after so long (10m, 2h)")
-      ->excludes(now);
-  auto* wait = command->add_flag("--wait", options->wait, "Return when no job is on it any more");
-  command->add_option("--timeout", options->timeout, "With --wait: at most so long (exit code 4)")
-      ->needs(wait);
+      ->AddOption("--deadline", options->deadline,
+                  "The same for those that have not ended after so long (10m, 2h)")
+      ->Excludes(now);
+  auto* wait = command->AddFlag("--wait", options->wait, "Return when no job is on it any more");
+  command->AddOption("--timeout", options->timeout, "With --wait: at most so long (exit code 4)")
+      ->Needs(wait);
   AddJsonFlag(command, session);
-  command->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return Hold(connection, *options, v1::NodeHold::DRAIN, session.json);
-    };
+  command->Run([&session, options](Connection& connection) {
+    return Hold(connection, *options, v1::NodeHold::DRAIN, session.json);
   });
 }
 
 }  // namespace
 
-void AddNodeHolds(CLI::App& app, CLI::App& nodes, Session& session) {
+void AddNodeHolds(Command& app, Command& nodes, Session& session) {
   AddDrain(app, session, "sftctl drain");
   AddDrain(nodes, session, "sftctl nodes drain");
-  CLI::App* cordon =
-      AddCommand(nodes, "cordon", "Place nothing new on a node; what runs there goes on",
-                 "sftctl nodes cordon gpu-07 --reason \"fan is loud\"");
+  Command* cordon =
+      nodes.AddCommand("cordon", "Place nothing new on a node; what runs there goes on",
+                       "sftctl nodes cordon gpu-07 --reason \"fan is loud\"");
   auto options = std::make_shared<HoldOptions>();
-  cordon->add_option("NODE", options->node, "Node")->required();
-  cordon->add_option("--reason", options->reason, "Shown in `sftctl nodes` and to waiting jobs");
+  cordon->AddOption("NODE", options->node, "Node")->Required();
+  cordon->AddOption("--reason", options->reason, "Shown in `sftctl nodes` and to waiting jobs");
   AddJsonFlag(cordon, session);
-  cordon->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return Hold(connection, *options, v1::NodeHold::CORDON, session.json);
-    };
+  cordon->Run([&session, options](Connection& connection) {
+    return Hold(connection, *options, v1::NodeHold::CORDON, session.json);
   });
-  CLI::App* resume = AddCommand(nodes, "resume", "Let a drained or cordoned node take jobs again",
-                                "sftctl nodes resume gpu-07");
+  Command* resume = nodes.AddCommand("resume", "Let a drained or cordoned node take jobs again",
+                                     "sftctl nodes resume gpu-07");
   auto name = std::make_shared<std::string>();
-  resume->add_option("NODE", *name, "Node")->required();
+  resume->AddOption("NODE", *name, "Node")->Required();
   AddJsonFlag(resume, session);
-  resume->callback([&session, name] {
-    session.command = [&session, name](Connection& connection) {
-      return Release(connection, *name, session.json);
-    };
+  resume->Run([&session, name](Connection& connection) {
+    return Release(connection, *name, session.json);
   });
 }
 

@@ -9,6 +9,7 @@
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "client/output/text.h"
+#include "sft/v1/cluster_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -82,9 +83,8 @@ absl::StatusOr<std::vector<v1::Node>> AllNodes(Connection& connection) {
   v1::ListNodesRequest request;
   std::string warning;
   do {
-    SFT_ASSIGN_OR_RETURN(
-        const v1::ListNodesResponse page,
-        connection.Call(connection.cluster(), &v1::ClusterService::Stub::ListNodes, request));
+    SFT_ASSIGN_OR_RETURN(const v1::ListNodesResponse page,
+                         connection.Call(&v1::ClusterService::Stub::ListNodes, request));
     nodes.insert(nodes.end(), page.nodes().begin(), page.nodes().end());
     warning = page.warning();
     request.set_page_token(page.next_page_token());
@@ -173,8 +173,7 @@ ExitCode Variants(Connection& connection, bool json) {
   Table table({"VARIANT", "TYPE", "SLOTS", "NODES", "FREE NOW"});
   Json list = Json::array();
   do {
-    const auto page =
-        connection.Call(connection.cluster(), &v1::ClusterService::Stub::ListVariants, request);
+    const auto page = connection.Call(&v1::ClusterService::Stub::ListVariants, request);
     if (!page.ok()) return Fail(connection, page.status());
     for (const v1::Variant& variant : page->variants()) {
       list.push_back(VariantJson(variant));
@@ -192,8 +191,7 @@ ExitCode Models(Connection& connection, bool json) {
   Table table({"MODEL", "NODE", "SIZE", "PATH", "PROBLEM"});
   Json list = Json::array();
   do {
-    const auto page =
-        connection.Call(connection.cluster(), &v1::ClusterService::Stub::ListModels, request);
+    const auto page = connection.Call(&v1::ClusterService::Stub::ListModels, request);
     if (!page.ok()) return Fail(connection, page.status());
     for (const v1::NodeModel& entry : page->models()) {
       list.push_back(ModelJson(entry.node(), entry.model()));
@@ -208,30 +206,22 @@ ExitCode Models(Connection& connection, bool json) {
 
 }  // namespace
 
-void AddNodes(CLI::App& app, Session& session) {
+void AddNodes(Command& app, Session& session) {
   const auto add = [&](const char* name, const char* description, const char* example,
                        ExitCode (*run)(Connection&, bool)) {
-    CLI::App* command = AddCommand(app, name, description, example);
+    Command* command = app.AddCommand(name, description, example);
     AddJsonFlag(command, session);
-    command->callback([&session, run] {
-      session.command = [&session, run](Connection& connection) {
-        return run(connection, session.json);
-      };
-    });
+    command->Run([&session, run](Connection& connection) { return run(connection, session.json); });
   };
-  CLI::App* nodes = AddCommand(app, "nodes",
-                               "List nodes: state, slots, disk, what runs there and why nothing "
-                               "new does; or one of them",
-                               "sftctl nodes gpu-07");
+  Command* nodes = app.AddCommand("nodes",
+                                  "List nodes: state, slots, disk, what runs there and why nothing "
+                                  "new does; or one of them",
+                                  "sftctl nodes gpu-07");
   auto name = std::make_shared<std::string>();
-  nodes->add_option("NODE", *name, "Only this node, with its slots");
+  nodes->AddOption("NODE", *name, "Only this node, with its slots");
   AddJsonFlag(nodes, session);
-  nodes->callback([&session, nodes, name] {
-    if (!nodes->get_subcommands().empty()) return;
-    session.command = [&session, name](Connection& connection) {
-      return Nodes(connection, *name, session.json);
-    };
-  });
+  nodes->Run(
+      [&session, name](Connection& connection) { return Nodes(connection, *name, session.json); });
   AddNodeHolds(app, *nodes, session);
   add("variants", "List what a job can ask for in compute.variant", "sftctl variants", Variants);
   add("models", "List the base models that nodes can see", "sftctl models", Models);

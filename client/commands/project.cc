@@ -5,6 +5,7 @@
 #include "client/commands/commands.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "sft/v1/scheduling_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -55,8 +56,7 @@ void Print(Connection& connection, const std::vector<v1::Project>& projects, boo
 
 ExitCode ListProjects(Connection& connection, bool json) {
   const auto all =
-      connection.Call(connection.scheduling(), &v1::SchedulingService::Stub::ListProjects,
-                      v1::ListProjectsRequest());
+      connection.Call(&v1::SchedulingService::Stub::ListProjects, v1::ListProjectsRequest());
   if (!all.ok()) return Fail(connection, all.status());
   Print(connection, {all->projects().begin(), all->projects().end()}, json);
   return kSucceeded;
@@ -70,8 +70,7 @@ ExitCode SetProject(Connection& connection, const ProjectOptions& options, bool 
   if (options.max_running) request.set_max_running(*options.max_running);
   if (options.max_pending) request.set_max_pending(*options.max_pending);
   if (options.max_priority) request.set_max_priority(*options.max_priority);
-  const auto project =
-      connection.Call(connection.scheduling(), &v1::SchedulingService::Stub::SetProject, request);
+  const auto project = connection.Call(&v1::SchedulingService::Stub::SetProject, request);
   if (!project.ok()) return Fail(connection, project.status());
   Print(connection, {*project}, json);
   return kSucceeded;
@@ -79,39 +78,34 @@ ExitCode SetProject(Connection& connection, const ProjectOptions& options, bool 
 
 }  // namespace
 
-void AddProject(CLI::App& admin, Session& session) {
-  CLI::App* project = AddCommand(admin, "project", "What projects may use, and what they use",
-                                 "sftctl admin project list");
-  project->require_subcommand(1);
-  CLI::App* list = AddCommand(*project, "list",
-                              "Projects with their shares, limits and use; use of a week ago "
-                              "counts half",
-                              "sftctl admin project list --json");
+void AddProject(Command& admin, Session& session) {
+  Command* project = admin.AddCommand("project", "What projects may use, and what they use",
+                                      "sftctl admin project list");
+  project->RequireCommand();
+  Command* list =
+      project->AddCommand("list",
+                          "Projects with their shares, limits and use; use of a week ago "
+                          "counts half",
+                          "sftctl admin project list --json");
   AddJsonFlag(list, session);
-  list->callback([&session] {
-    session.command = [&session](Connection& connection) {
-      return ListProjects(connection, session.json);
-    };
-  });
-  CLI::App* set = AddCommand(*project, "set", "Change a project's share or limits",
-                             "sftctl admin project set vision --share 2 --max-gpus 64");
+  list->Run([&session](Connection& connection) { return ListProjects(connection, session.json); });
+  Command* set = project->AddCommand("set", "Change a project's share or limits",
+                                     "sftctl admin project set vision --share 2 --max-gpus 64");
   auto options = std::make_shared<ProjectOptions>();
-  set->add_option("PROJECT", options->name, "Project")->required();
-  set->add_option("--share", options->share,
-                  "Its part of the fleet, beside the others' (default: 1)");
-  set->add_option("--max-gpus", options->max_gpus, "GPUs in use at once; 0: any number")
-      ->check(WholeNumber(0));
-  set->add_option("--max-running", options->max_running, "Jobs that run at once; 0: any number")
-      ->check(WholeNumber(0));
-  set->add_option("--max-pending", options->max_pending, "Jobs that wait; 0: any number")
-      ->check(WholeNumber(0));
-  set->add_option("--max-priority", options->max_priority,
-                  "Highest class: low, normal, high (default) or urgent");
+  set->AddOption("PROJECT", options->name, "Project")->Required();
+  set->AddOption("--share", options->share,
+                 "Its part of the fleet, beside the others' (default: 1)");
+  set->AddOption("--max-gpus", options->max_gpus, "GPUs in use at once; 0: any number")
+      ->WholeNumber(0);
+  set->AddOption("--max-running", options->max_running, "Jobs that run at once; 0: any number")
+      ->WholeNumber(0);
+  set->AddOption("--max-pending", options->max_pending, "Jobs that wait; 0: any number")
+      ->WholeNumber(0);
+  set->AddOption("--max-priority", options->max_priority,
+                 "Highest class: low, normal, high (default) or urgent");
   AddJsonFlag(set, session);
-  set->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return SetProject(connection, *options, session.json);
-    };
+  set->Run([&session, options](Connection& connection) {
+    return SetProject(connection, *options, session.json);
   });
 }
 

@@ -6,6 +6,7 @@
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "client/output/text.h"
+#include "sft/v1/operator_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -50,8 +51,25 @@ Json RowJson(const v1::StatsRow& row) {
           {"failures", failures}};
 }
 
+Json EstimateJson(const v1::EstimateError& error) {
+  return {{"estimate", error.estimate()},   {"count", error.count()},
+          {"within_10", error.within_10()}, {"within_20", error.within_20()},
+          {"within_50", error.within_50()}, {"mean_error", error.mean()}};
+}
+
+std::string EstimateText(const v1::EstimateError& error) {
+  const auto count = static_cast<double>(error.count());
+  return fmt::format(
+      "{} of {} job{}: {:.0f}% within 20%, {:.0f}% within 50%, {:.0f}% off on average",
+      error.estimate() == "end_after_50_steps" ? "end, after 50 steps," : error.estimate(),
+      error.count(), error.count() == 1 ? "" : "s",
+      Share(static_cast<double>(error.within_20()), count),
+      Share(static_cast<double>(error.within_50()), count), 100 * error.mean());
+}
+
 Json StatsJson(const v1::Stats& stats) {
-  Json rows = Json::array(), types = Json::array();
+  Json rows = Json::array(), types = Json::array(), estimates = Json::array();
+  for (const v1::EstimateError& error : stats.estimates()) estimates.push_back(EstimateJson(error));
   for (const v1::StatsRow& row : stats.rows()) rows.push_back(RowJson(row));
   for (const v1::TypeUse& type : stats.types()) {
     types.push_back({{"gpu_type", type.gpu_type()},
@@ -63,7 +81,8 @@ Json StatsJson(const v1::Stats& stats) {
           {"end", Utc(stats.end())},
           {"total", RowJson(stats.total())},
           {"rows", rows},
-          {"types", types}};
+          {"types", types},
+          {"estimates", estimates}};
 }
 
 void Print(Connection& connection, const v1::Stats& stats, const std::string& by) {
@@ -84,6 +103,7 @@ void Print(Connection& connection, const v1::Stats& stats, const std::string& by
   line("waits", fmt::format("{} placed, median {}, p90 {}", total.placed(),
                             Wait(total.has_wait_median_seconds(), total.wait_median_seconds()),
                             Wait(total.has_wait_p90_seconds(), total.wait_p90_seconds())));
+  for (const v1::EstimateError& error : stats.estimates()) line("estimates", EstimateText(error));
   for (const v1::VerdictCount& each : total.failures()) {
     line("failures", fmt::format("{} {} ({})", each.count(), each.code(), each.domain()));
   }
@@ -110,8 +130,7 @@ ExitCode Stats(Connection& connection, const StatsOptions& options, bool json) {
   if (options.by == "project") request.set_group_by(v1::GetStatsRequest::PROJECT);
   if (options.by == "owner") request.set_group_by(v1::GetStatsRequest::OWNER);
   if (options.by == "node") request.set_group_by(v1::GetStatsRequest::NODE);
-  const auto stats =
-      connection.Call(connection.operators(), &v1::OperatorService::Stub::GetStats, request);
+  const auto stats = connection.Call(&v1::OperatorService::Stub::GetStats, request);
   if (!stats.ok()) return Fail(connection, stats.status());
   if (!stats->warning().empty()) {
     connection.console().err << "sftctl: " << OneLine(stats->warning()) << "\n";
@@ -126,20 +145,17 @@ ExitCode Stats(Connection& connection, const StatsOptions& options, bool json) {
 
 }  // namespace
 
-void AddStats(CLI::App& app, Session& session) {
-  CLI::App* command =
-      AddCommand(app, "stats", "What the fleet was used for: GPU-hours, ends, waits, failures",
-                 "sftctl stats --since 7d --by project");
+void AddStats(Command& app, Session& session) {
+  Command* command =
+      app.AddCommand("stats", "What the fleet was used for: GPU-hours, ends, waits, failures",
+                     "sftctl stats --since 7d --by project");
   auto options = std::make_shared<StatsOptions>();
-  command->add_option("--since", options->since, "The last so long (12h, 30d)")
-      ->capture_default_str();
-  command->add_option("--by", options->by, "A row for each project, owner or node")
-      ->check(CLI::IsMember({"project", "owner", "node"}));
+  command->AddOption("--since", options->since, "The last so long (12h, 30d)")->ShowDefault();
+  command->AddOption("--by", options->by, "A row for each project, owner or node")
+      ->Among({"project", "owner", "node"});
   AddJsonFlag(command, session);
-  command->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return Stats(connection, *options, session.json);
-    };
+  command->Run([&session, options](Connection& connection) {
+    return Stats(connection, *options, session.json);
   });
 }
 

@@ -7,6 +7,7 @@
 #include "client/output/json.h"
 #include "client/output/progress.h"
 #include "client/output/text.h"
+#include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -79,9 +80,8 @@ void PrintJob(Connection& connection, const v1::Job& job) {
 absl::StatusOr<std::string> NewestJob(Connection& connection) {
   v1::ListJobsRequest request;
   request.set_page_size(1);
-  SFT_ASSIGN_OR_RETURN(
-      const v1::ListJobsResponse page,
-      connection.Call(connection.jobs(), &v1::JobService::Stub::ListJobs, request));
+  SFT_ASSIGN_OR_RETURN(const v1::ListJobsResponse page,
+                       connection.Call(&v1::JobService::Stub::ListJobs, request));
   if (page.jobs().empty()) return NotFound("there is no job yet: `sftctl submit FILE` makes one");
   return ShortName(page.jobs(0).name());
 }
@@ -96,7 +96,7 @@ ExitCode Status(Connection& connection, const StatusOptions& options, bool json)
   if (options.watch) return FollowToTheEnd(connection, name, json);
   v1::GetJobRequest request;
   request.set_name(name);
-  const auto job = connection.Call(connection.jobs(), &v1::JobService::Stub::GetJob, request);
+  const auto job = connection.Call(&v1::JobService::Stub::GetJob, request);
   if (!job.ok()) return Fail(connection, job.status());
   if (json) {
     connection.console().out << JobJson(*job).dump(2) << "\n";
@@ -188,19 +188,17 @@ ExitCode FollowToTheEnd(Connection& connection, const std::string& name, bool js
   return ExitCodeOf(*job);
 }
 
-void AddStatus(CLI::App& app, Session& session) {
-  CLI::App* command = AddCommand(
-      app, "status", "Show one job, by default the newest: state and why, progress, verdict",
+void AddStatus(Command& app, Session& session) {
+  Command* command = app.AddCommand(
+      "status", "Show one job, by default the newest: state and why, progress, verdict",
       "sftctl status job-abc --watch");
   auto options = std::make_shared<StatusOptions>();
-  command->add_option("JOB", options->job, "Job (from `sftctl list`; default: the newest)");
-  command->add_flag("--watch", options->watch,
-                    "Show changes until it has ended; exits with its verdict");
+  command->AddOption("JOB", options->job, "Job (from `sftctl list`; default: the newest)");
+  command->AddFlag("--watch", options->watch,
+                   "Show changes until it has ended; exits with its verdict");
   AddJsonFlag(command, session);
-  command->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return Status(connection, *options, session.json);
-    };
+  command->Run([&session, options](Connection& connection) {
+    return Status(connection, *options, session.json);
   });
 }
 

@@ -9,6 +9,7 @@
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "client/output/text.h"
+#include "sft/v1/storage_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -150,8 +151,7 @@ void PrintStorage(Connection& connection, const v1::Storage& storage) {
 ExitCode Storage(Connection& connection, int biggest, bool json) {
   v1::GetStorageRequest request;
   request.set_biggest(biggest);
-  const auto storage =
-      connection.Call(connection.storage(), &v1::StorageService::Stub::GetStorage, request);
+  const auto storage = connection.Call(&v1::StorageService::Stub::GetStorage, request);
   if (!storage.ok()) return Fail(connection, storage.status());
   if (json) {
     connection.console().out << StorageJson(*storage).dump(2) << "\n";
@@ -173,8 +173,7 @@ ExitCode Remove(Connection& connection, const RemoveOptions& options, bool json)
   for (const auto& [wanted, kind] : kinds) {
     if (wanted) request.add_kinds(kind);
   }
-  const auto done =
-      connection.Call(connection.storage(), &v1::StorageService::Stub::RemoveStored, request);
+  const auto done = connection.Call(&v1::StorageService::Stub::RemoveStored, request);
   if (!done.ok()) return Fail(connection, done.status());
   if (json) {
     Json removed = Json::array();
@@ -218,8 +217,7 @@ absl::StatusOr<int64_t> ParseSize(const std::string& text) {
 
 ExitCode ListQuotas(Connection& connection, bool json) {
   const auto list =
-      connection.Call(connection.storage(), &v1::StorageService::Stub::ListStorageQuotas,
-                      v1::ListStorageQuotasRequest());
+      connection.Call(&v1::StorageService::Stub::ListStorageQuotas, v1::ListStorageQuotasRequest());
   if (!list.ok()) return Fail(connection, list.status());
   Json all = Json::array();
   Table table({"PROJECT", "DATA SETS", "ARTIFACTS"});
@@ -249,8 +247,7 @@ ExitCode SetQuota(Connection& connection, const QuotaOptions& options, bool json
     if (!bytes.ok()) return Fail(connection, bytes.status());
     request.set_artifact_bytes(*bytes);
   }
-  const auto quota =
-      connection.Call(connection.storage(), &v1::StorageService::Stub::SetStorageQuota, request);
+  const auto quota = connection.Call(&v1::StorageService::Stub::SetStorageQuota, request);
   if (!quota.ok()) return Fail(connection, quota.status());
   if (json) {
     connection.console().out << QuotaJson(*quota).dump(2) << "\n";
@@ -265,66 +262,57 @@ ExitCode SetQuota(Connection& connection, const QuotaOptions& options, bool json
 
 }  // namespace
 
-void AddStorage(CLI::App& app, Session& session) {
-  CLI::App* storage =
-      AddCommand(app, "storage", "What takes the room on the server's disk, and whose it is",
-                 "sftctl storage --biggest 50");
+void AddStorage(Command& app, Session& session) {
+  Command* storage =
+      app.AddCommand("storage", "What takes the room on the server's disk, and whose it is",
+                     "sftctl storage --biggest 50");
   auto biggest = std::make_shared<int>(20);
-  storage->add_option("--biggest", *biggest, "So many of the largest things")
-      ->check(WholeNumber(1))
-      ->capture_default_str();
+  storage->AddOption("--biggest", *biggest, "So many of the largest things")
+      ->WholeNumber(1)
+      ->ShowDefault();
   AddJsonFlag(storage, session);
-  storage->callback([&session, biggest] {
-    session.command = [&session, biggest](Connection& connection) {
-      return Storage(connection, *biggest, session.json);
-    };
+  storage->Run([&session, biggest](Connection& connection) {
+    return Storage(connection, *biggest, session.json);
   });
-  CLI::App* rm = AddCommand(app, "rm",
-                            "Remove what an ended job left, a data set, an artifact or a backup; "
-                            "says what that frees",
-                            "sftctl rm job-abc --logs --dry-run");
+  Command* rm =
+      app.AddCommand("rm",
+                     "Remove what an ended job left, a data set, an artifact or a backup; "
+                     "says what that frees",
+                     "sftctl rm job-abc --logs --dry-run");
   auto options = std::make_shared<RemoveOptions>();
-  rm->add_option(
-        "NAME", options->name,
-        "A job, dataset:SHA256, artifact:ID or backup:NAME, as `sftctl storage` shows them")
-      ->required();
-  rm->add_flag("--logs", options->logs, "Of a job: only its logs (may be combined)");
-  rm->add_flag("--metrics", options->metrics, "Of a job: only its curve");
-  rm->add_flag("--artifacts", options->artifacts, "Of a job: only what it delivered");
-  rm->add_flag("--checkpoints", options->checkpoints, "Of a job: only its checkpoints");
-  rm->add_flag("--dry-run", options->dry_run, "Only say what would go");
-  rm->add_flag("--force", options->force, "Also a data set that ended jobs name");
+  rm->AddOption("NAME", options->name,
+                "A job, dataset:SHA256, artifact:ID or backup:NAME, as `sftctl storage` shows them")
+      ->Required();
+  rm->AddFlag("--logs", options->logs, "Of a job: only its logs (may be combined)");
+  rm->AddFlag("--metrics", options->metrics, "Of a job: only its curve");
+  rm->AddFlag("--artifacts", options->artifacts, "Of a job: only what it delivered");
+  rm->AddFlag("--checkpoints", options->checkpoints, "Of a job: only its checkpoints");
+  rm->AddFlag("--dry-run", options->dry_run, "Only say what would go");
+  rm->AddFlag("--force", options->force, "Also a data set that ended jobs name");
   AddJsonFlag(rm, session);
-  rm->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return Remove(connection, *options, session.json);
-    };
+  rm->Run([&session, options](Connection& connection) {
+    return Remove(connection, *options, session.json);
   });
 }
 
-void AddStorageQuotas(CLI::App& admin, Session& session) {
-  CLI::App* quota = AddCommand(admin, "quota", "What projects may store",
-                               "sftctl admin quota set research --datasets 500GB");
-  quota->require_subcommand(1);
-  CLI::App* list = AddCommand(*quota, "list", "Limits of projects, and what is used of them",
-                              "sftctl admin quota list --json");
+void AddStorageQuotas(Command& admin, Session& session) {
+  Command* quota = admin.AddCommand("quota", "What projects may store",
+                                    "sftctl admin quota set research --datasets 500GB");
+  quota->RequireCommand();
+  Command* list = quota->AddCommand("list", "Limits of projects, and what is used of them",
+                                    "sftctl admin quota list --json");
   AddJsonFlag(list, session);
-  list->callback([&session] {
-    session.command = [&session](Connection& connection) {
-      return ListQuotas(connection, session.json);
-    };
-  });
-  CLI::App* set = AddCommand(*quota, "set", "Limit what a project stores",
-                             "sftctl admin quota set research --datasets 500GB --artifacts off");
+  list->Run([&session](Connection& connection) { return ListQuotas(connection, session.json); });
+  Command* set =
+      quota->AddCommand("set", "Limit what a project stores",
+                        "sftctl admin quota set research --datasets 500GB --artifacts off");
   auto options = std::make_shared<QuotaOptions>();
-  set->add_option("PROJECT", options->project, "Project")->required();
-  set->add_option("--datasets", options->datasets, "For data sets: 500GB, 2TB, off");
-  set->add_option("--artifacts", options->artifacts, "For artifacts that the server keeps");
+  set->AddOption("PROJECT", options->project, "Project")->Required();
+  set->AddOption("--datasets", options->datasets, "For data sets: 500GB, 2TB, off");
+  set->AddOption("--artifacts", options->artifacts, "For artifacts that the server keeps");
   AddJsonFlag(set, session);
-  set->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return SetQuota(connection, *options, session.json);
-    };
+  set->Run([&session, options](Connection& connection) {
+    return SetQuota(connection, *options, session.json);
   });
 }
 

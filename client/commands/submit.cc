@@ -12,6 +12,8 @@
 #include "common/base/ids.h"
 #include "common/base/utf8.h"
 #include "common/io/file.h"
+#include "sft/v1/job_service.grpc.pb.h"
+#include "sft/v1/scheduling_service.grpc.pb.h"
 
 namespace sft::client {
 namespace {
@@ -146,8 +148,7 @@ class Submission {
       first->set_kind(v1::Override::SET);
       first->set_origin("sweep");
     }
-    SFT_ASSIGN_OR_RETURN(resolution_, connection_.Call(connection_.jobs(),
-                                                       &v1::JobService::Stub::ResolveJob, request));
+    SFT_ASSIGN_OR_RETURN(resolution_, connection_.Call(&v1::JobService::Stub::ResolveJob, request));
     return absl::OkStatus();
   }
 
@@ -212,8 +213,7 @@ class Submission {
   }
 
   ExitCode DryRun() {
-    const auto job =
-        connection_.Call(connection_.jobs(), &v1::JobService::Stub::SubmitJob, Request(true));
+    const auto job = connection_.Call(&v1::JobService::Stub::SubmitJob, Request(true));
     if (!job.ok()) return Fail(connection_, job.status());
     if (json_) {
       connection_.console().out << ResolutionJson(resolution_).dump(2) << "\n";
@@ -240,8 +240,7 @@ class Submission {
     if (!options_.dry_run) {
       if (const absl::Status sent = Upload(); !sent.ok()) return Fail(connection_, sent);
     }
-    const auto sweep = connection_.Call(connection_.scheduling(),
-                                        &v1::SchedulingService::Stub::SubmitSweep, request);
+    const auto sweep = connection_.Call(&v1::SchedulingService::Stub::SubmitSweep, request);
     if (!sweep.ok()) return Fail(connection_, sweep.status());
     std::ostream& out = connection_.console().out;
     if (options_.dry_run) {
@@ -265,8 +264,7 @@ class Submission {
   ExitCode Submit() {
     if (const absl::Status sent = Upload(); !sent.ok()) return Fail(connection_, sent);
     const v1::SubmitJobRequest request = Request(false);
-    const auto job =
-        connection_.Call(connection_.jobs(), &v1::JobService::Stub::SubmitJob, request);
+    const auto job = connection_.Call(&v1::JobService::Stub::SubmitJob, request);
     if (!job.ok()) return Fail(connection_, job.status());
     const std::string id = ShortName(job->name());
     if (json_) {
@@ -294,14 +292,14 @@ class Submission {
 
 namespace {
 
-void AddScheduling(CLI::App* command, SubmitOptions& options) {
-  command->add_option("--priority", options.priority,
-                      "Class: low, normal, high or urgent (scheduling.priority)");
-  command->add_option("--after", options.after,
-                      "Ids of jobs that have to succeed first, with commas (scheduling.after)");
-  command->add_option("--time-limit", options.time_limit,
-                      "Longest time on its GPUs, as in 8h (scheduling.time_limit)");
-  command->add_flag("--hold", options.hold, "Wait for `sftctl release JOB` (scheduling.hold)");
+void AddScheduling(Command* command, SubmitOptions& options) {
+  command->AddOption("--priority", options.priority,
+                     "Class: low, normal, high or urgent (scheduling.priority)");
+  command->AddOption("--after", options.after,
+                     "Ids of jobs that have to succeed first, with commas (scheduling.after)");
+  command->AddOption("--time-limit", options.time_limit,
+                     "Longest time on its GPUs, as in 8h (scheduling.time_limit)");
+  command->AddFlag("--hold", options.hold, "Wait for `sftctl release JOB` (scheduling.hold)");
 }
 
 // "lora.r=8,16" -> the key and its values; with a ";" those separate them, so that a value may hold
@@ -325,80 +323,73 @@ absl::StatusOr<v1::SweepAxis> ParseAxis(const std::string& text) {
 
 }  // namespace
 
-void AddSubmit(CLI::App& app, Session& session) {
-  CLI::App* command = AddCommand(
-      app, "submit", "Submit a job file",
+void AddSubmit(Command& app, Session& session) {
+  Command* command = app.AddCommand(
+      "submit", "Submit a job file",
       "sftctl submit job.toml --dataset train.jsonl --set hyperparameters.n_epochs=2 --follow");
   auto options = std::make_shared<SubmitOptions>();
-  CLI::Option* file = command->add_option("FILE", options->file, "Job file (TOML; docs/config.md)");
-  command->add_option("--config", options->config, "The same as FILE")->excludes(file);
-  command->add_option("--type", options->type, "Kind of job: sft");
-  command->add_option("--name", options->name, "Label shown in lists (job.name)");
-  command->add_option("--dataset", options->dataset, "Training rows instead of job.data");
-  command->add_option("--val", options->val, "Validation rows instead of data.val");
-  command->add_option("--examples", options->examples, "Train on the first N rows only")
-      ->check(WholeNumber(1));
-  command->add_option("--model", options->model, "Base model instead of job.model");
-  command->add_option("--deepspeed", options->deepspeed,
-                      "DeepSpeed JSON for train.deepspeed_config; comments are allowed");
-  command
-      ->add_option("--set", options->set,
-                   "key=value: change one key; may be repeated, the last one wins")
-      ->allow_extra_args(false);
+  Option* file = command->AddOption("FILE", options->file, "Job file (TOML; docs/config.md)");
+  command->AddOption("--config", options->config, "The same as FILE")->Excludes(file);
+  command->AddOption("--type", options->type, "Kind of job: sft");
+  command->AddOption("--name", options->name, "Label shown in lists (job.name)");
+  command->AddOption("--dataset", options->dataset, "Training rows instead of job.data");
+  command->AddOption("--val", options->val, "Validation rows instead of data.val");
+  command->AddOption("--examples", options->examples, "Train on the first N rows only")
+      ->WholeNumber(1);
+  command->AddOption("--model", options->model, "Base model instead of job.model");
+  command->AddOption("--deepspeed", options->deepspeed,
+                     "DeepSpeed JSON for train.deepspeed_config; comments are allowed");
+  command->AddOption("--set", options->set,
+                     "key=value: change one key; may be repeated, the last one wins");
   AddScheduling(command, *options);
-  command->add_flag(
+  command->AddFlag(
       "--dry-run", options->dry_run,
       "Check everything, print the resolved job, its allocation and memory; submit nothing");
-  command->add_flag("--follow", options->follow,
-                    "Watch it to its end; Ctrl-C detaches and the job goes on");
-  command->add_option(
+  command->AddFlag("--follow", options->follow,
+                   "Watch it to its end; Ctrl-C detaches and the job goes on");
+  command->AddOption(
       "--request-id", options->request_id,
       "Submitting again with the same id returns the same job (default: a random one)");
   AddProjectOption(command, options->project);
   AddJsonFlag(command, session);
-  command->callback([&session, options] {
+  command->Check([options] {
     if (options->file.empty()) options->file = options->config;
-    if (options->file.empty()) {
-      throw CLI::ValidationError("FILE", "name a job file: sftctl submit job.toml");
-    }
-    session.command = [&session, options](Connection& connection) {
-      return Submission(connection, *options, session.json).Run();
-    };
+    return options->file.empty() ? "FILE: name a job file: sftctl submit job.toml" : "";
+  });
+  command->Run([&session, options](Connection& connection) {
+    return Submission(connection, *options, session.json).Run();
   });
 }
 
-void AddSweep(CLI::App& app, Session& session) {
-  CLI::App* command =
-      AddCommand(app, "sweep", "Submit a job file once for each combination of values",
-                 "sftctl sweep job.toml --set lora.r=8,16,32 --set hyperparameters.seed=1,2 "
-                 "--max-parallel 2");
+void AddSweep(Command& app, Session& session) {
+  Command* command =
+      app.AddCommand("sweep", "Submit a job file once for each combination of values",
+                     "sftctl sweep job.toml --set lora.r=8,16,32 --set hyperparameters.seed=1,2 "
+                     "--max-parallel 2");
   auto options = std::make_shared<SubmitOptions>();
   auto axes = std::make_shared<std::vector<std::string>>();
-  command->add_option("FILE", options->file, "Job file (TOML; docs/config.md)")->required();
+  command->AddOption("FILE", options->file, "Job file (TOML; docs/config.md)")->Required();
   command
-      ->add_option("--set", *axes,
-                   "key=value,value,...: the values a key takes in turn; may be repeated. A \";\" "
-                   "between values lets them hold commas")
-      ->required()
-      ->allow_extra_args(false);
-  command->add_option("--max-parallel", options->max_parallel, "Run at most so many at once")
-      ->check(WholeNumber(1));
-  command->add_option("--dataset", options->dataset, "Training rows instead of job.data");
+      ->AddOption("--set", *axes,
+                  "key=value,value,...: the values a key takes in turn; may be repeated. A \";\" "
+                  "between values lets them hold commas")
+      ->Required();
+  command->AddOption("--max-parallel", options->max_parallel, "Run at most so many at once")
+      ->WholeNumber(1);
+  command->AddOption("--dataset", options->dataset, "Training rows instead of job.data");
   AddScheduling(command, *options);
-  command->add_flag("--dry-run", options->dry_run, "Check every combination; submit nothing");
-  command->add_option("--request-id", options->request_id,
-                      "Submitting again with the same id returns the same sweep (default: a random "
-                      "one)");
+  command->AddFlag("--dry-run", options->dry_run, "Check every combination; submit nothing");
+  command->AddOption("--request-id", options->request_id,
+                     "Submitting again with the same id returns the same sweep (default: a random "
+                     "one)");
   AddJsonFlag(command, session);
-  command->callback([&session, options, axes] {
-    session.command = [&session, options, axes](Connection& connection) -> ExitCode {
-      for (const std::string& text : *axes) {
-        absl::StatusOr<v1::SweepAxis> axis = ParseAxis(text);
-        if (!axis.ok()) return Fail(connection, axis.status());
-        options->axes.push_back(*std::move(axis));
-      }
-      return Submission(connection, *options, session.json).Run();
-    };
+  command->Run([&session, options, axes](Connection& connection) -> ExitCode {
+    for (const std::string& text : *axes) {
+      absl::StatusOr<v1::SweepAxis> axis = ParseAxis(text);
+      if (!axis.ok()) return Fail(connection, axis.status());
+      options->axes.push_back(*std::move(axis));
+    }
+    return Submission(connection, *options, session.json).Run();
   });
 }
 

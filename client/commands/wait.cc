@@ -37,18 +37,16 @@ ExitCode Wait(Connection& connection, const WaitOptions& options, bool json) {
 
 }  // namespace
 
-void AddWait(CLI::App& app, Session& session) {
-  CLI::App* command = AddCommand(app, "wait", "Wait until a job has ended; exits with its verdict",
-                                 "sftctl wait job-abc --timeout 30m");
+void AddWait(Command& app, Session& session) {
+  Command* command = app.AddCommand("wait", "Wait until a job has ended; exits with its verdict",
+                                    "sftctl wait job-abc --timeout 30m");
   auto options = std::make_shared<WaitOptions>();
-  command->add_option("JOB", options->job, "Job")->required();
-  command->add_option("--timeout", options->timeout,
-                      "Give up after so long (60s, 5m, 2h): exit code 4");
+  command->AddOption("JOB", options->job, "Job")->Required();
+  command->AddOption("--timeout", options->timeout,
+                     "Give up after so long (60s, 5m, 2h): exit code 4");
   AddJsonFlag(command, session);
-  command->callback([&session, options] {
-    session.command = [&session, options](Connection& connection) {
-      return Wait(connection, *options, session.json);
-    };
+  command->Run([&session, options](Connection& connection) {
+    return Wait(connection, *options, session.json);
   });
 }
 

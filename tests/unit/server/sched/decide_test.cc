@@ -71,6 +71,20 @@ TEST(DecideTest, SaysHowManyAreThereAndWhoHoldsThem) {
             (Lines{"j? waiting for 4 x H100 on one node: node-a has 8, 6 held by job-x, job-y"}));
 }
 
+TEST(DecideTest, SaysNothingOfJobsOfOtherProjects) {
+  auto held = Held(0, 4, "theirs");
+  held.merge(Held(4, 6, "ours"));
+  Snapshot snapshot{{Node("node-a", "H100", 8, held)}, {Job("j", "H100", 4)}};
+  snapshot.pending[0].project = "a";
+  for (const auto& [id, project] : {std::pair("theirs", "b"), std::pair("ours", "a")}) {
+    RunningJob& job = snapshot.running.emplace_back();
+    job.id = id, job.project = project;
+  }
+  EXPECT_EQ(Text(Decide(snapshot)),
+            (Lines{"j? waiting for 4 x H100 on one node: node-a has 8, 6 held by ours and another "
+                   "project"}));
+}
+
 TEST(DecideTest, ABigJobIsNotOvertakenOnItsSlots) {
   const auto lines = Text(Decide({{Node("a", "H100", 8, Held(0, 2, "job-x"))},
                                   {Job("big", "H100", 8), Job("small", "H100", 1)}}));

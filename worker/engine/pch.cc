@@ -1,1 +1,0 @@
-// Owns the engine's precompiled header (CMakeLists.txt); holds no code.
