@@ -20,7 +20,7 @@ out=${2:-$root/dist}
 programs=(sft-server sft-worker sft-shim sftctl sft-rank)
 # Every Linux with glibc has these; the newest symbol versions used are checked below.
 base='^(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|ld-linux-x86-64)\.so'
-torch='^(libtorch|libtorch_cpu|libtorch_cuda|libc10|libc10_cuda|libcudart|libgomp)\b'
+torch='^(libtorch|libtorch_cpu|libtorch_cuda|libc10|libc10_cuda|libcudart|libcublasLt|libcudnn|libnvrtc|libgomp)\b'
 newest_glibc=2.39 newest_glibcxx=3.4.33  # Ubuntu 24.04
 
 fail() { echo "make_bundle: $*" >&2; exit 1; }
