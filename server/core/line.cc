@@ -233,8 +233,11 @@ absl::Status Preempt(Database& db, const std::vector<sched::Preemption>& preempt
     SFT_ASSIGN_OR_RETURN(const JobRecord victim, store::GetJob(db, preemption.job));
     SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, victim.id, victim.attempt));
     if (!attempt.has_value()) continue;
-    SFT_RETURN_IF_ERROR(StopAttempt(db, attempt->uid, kPreempted, "preempted by " + preemption.by,
-                                    now_us, changed));
+    // Whose project has the job may not know the other.
+    SFT_ASSIGN_OR_RETURN(const JobRecord other, store::GetJob(db, preemption.by));
+    const std::string why =
+        "preempted by " + (other.project == victim.project ? other.id : "a job of another project");
+    SFT_RETURN_IF_ERROR(StopAttempt(db, attempt->uid, kPreempted, why, now_us, changed));
   }
   return absl::OkStatus();
 }

@@ -49,7 +49,31 @@ std::string NoModel(const Snapshot& snapshot, const PendingJob& job) {
                      seen.empty() ? "none" : Some({seen.begin(), seen.end()}));
 }
 
-std::string DescribeNode(const Bin& bin, const PendingJob& job, const Shape& shape) {
+std::string_view ProjectOf(const Snapshot& snapshot, const std::string& id) {
+  for (const RunningJob& job : snapshot.running) {
+    if (job.id == id) return job.project;
+  }
+  for (const PendingJob& job : snapshot.pending) {
+    if (job.id == id) return job.project;
+  }
+  return {};
+}
+
+// Who holds slots of a bin, as members of the job's project may see it.
+std::string Holders(const Snapshot& snapshot, const Bin& bin, const PendingJob& job) {
+  std::vector<std::string> own;
+  bool others = false;
+  for (const std::string& id : bin.holders) {
+    const bool same = ProjectOf(snapshot, id) == job.project;
+    others = others || !same;
+    if (same) own.push_back(id);
+  }
+  if (own.empty()) return "another project";
+  return Some(own) + (others ? " and another project" : "");
+}
+
+std::string DescribeNode(const Snapshot& snapshot, const Bin& bin, const PendingJob& job,
+                         const Shape& shape) {
   const NodeView& node = *bin.node;
   std::string text = fmt::format("{} has {}", node.name, bin.total);
   if (!node.usable) return fmt::format("{} but is {}", text, node.unusable_reason);
@@ -63,7 +87,7 @@ std::string DescribeNode(const Bin& bin, const PendingJob& job, const Shape& sha
   }
   const int held = bin.healthy() - static_cast<int>(bin.free.size());
   if (bin.sick > 0) text += fmt::format(", {} not healthy", bin.sick);
-  if (held > 0) text += fmt::format(", {} held by {}", held, Some(bin.holders));
+  if (held > 0) text += fmt::format(", {} held by {}", held, Holders(snapshot, bin, job));
   return text;
 }
 
@@ -103,7 +127,7 @@ std::string WhyNoRoom(const Snapshot& snapshot, const PendingJob& job, const Fle
   }
   std::vector<std::string> nodes;
   for (size_t i = 0; i < std::min(big.size(), kNamesShown); ++i) {
-    nodes.push_back(DescribeNode(*big[i], job, shape));
+    nodes.push_back(DescribeNode(snapshot, *big[i], job, shape));
   }
   std::string list = fmt::format("{}", fmt::join(nodes, "; "));
   if (big.size() > kNamesShown) list += fmt::format("; {} more nodes", big.size() - kNamesShown);
