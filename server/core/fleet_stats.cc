@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "server/core/convert.h"
+#include "server/state/estimates.h"
 #include "server/store/history.h"
 #include "server/store/node_holds.h"
 #include "server/store/nodes.h"
+#include "server/store/schedules.h"
 
 namespace sft::server {
 namespace {
@@ -99,6 +101,7 @@ class Reader {
     SFT_RETURN_IF_ERROR(ReadWaits());
     SFT_RETURN_IF_ERROR(ReadCapacity());
     v1::Stats stats;
+    SFT_RETURN_IF_ERROR(ReadEstimates(stats));
     *stats.mutable_begin() = ToTimestamp(begin_us_);
     *stats.mutable_end() = ToTimestamp(end_us_);
     *stats.mutable_total() = total_.Finish("");
@@ -195,6 +198,33 @@ class Reader {
       }
       return absl::OkStatus();
     });
+  }
+
+  absl::Status ReadEstimates(v1::Stats& stats) {
+    constexpr int kNewest = 1000;
+    std::vector<EstimateRecord> begun, ended;
+    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(begun, store::LastBegun(db, kNewest));
+      SFT_ASSIGN_OR_RETURN(ended, store::LastEnded(db, kNewest));
+      return absl::OkStatus();
+    }));
+    std::erase_if(begun, [&](const auto& record) { return record.begun_us < begin_us_; });
+    std::erase_if(ended, [&](const auto& record) { return record.ended_us < begin_us_; });
+    const EstimateReport report = ReportOf(begun, ended);
+    const auto add = [&](const char* name, const EstimateErrors& errors) {
+      if (errors.all == 0) return;
+      v1::EstimateError& added = *stats.add_estimates();
+      added.set_estimate(name);
+      added.set_count(errors.all);
+      added.set_within_10(errors.within_10);
+      added.set_within_20(errors.within_20);
+      added.set_within_50(errors.within_50);
+      added.set_mean(errors.mean);
+    };
+    add("start", report.start);
+    add("end", report.end);
+    add("end_after_50_steps", report.end_after_50);
+    return absl::OkStatus();
   }
 
   Store& store_;

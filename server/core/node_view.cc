@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -30,6 +31,16 @@ absl::StatusOr<NodeContext> ReadNodeContext(Database& db, const WorkerRegistry& 
   SFT_ASSIGN_OR_RETURN(context.holds, store::Holds(db));
   SFT_ASSIGN_OR_RETURN(context.facts, store::AllFacts(db));
   return context;
+}
+
+std::string FabricOf(const v1::NodeFacts& facts) {
+  // A worker names groups of GPUs that are its own alone so.
+  constexpr std::string_view kOfOneNode = "nvlink-";
+  if (facts.links().empty()) return "";
+  const std::string& domain = facts.links(0).domain();
+  const bool same = std::all_of(facts.links().begin(), facts.links().end(),
+                                [&](const v1::SlotLinks& slot) { return slot.domain() == domain; });
+  return same && !domain.starts_with(kOfOneNode) ? domain : "";
 }
 
 absl::StatusOr<v1::Node> ViewNode(Database& db, const NodeRecord& node, const NodeContext& context,

@@ -23,6 +23,10 @@ struct NodeContext {
 };
 absl::StatusOr<NodeContext> ReadNodeContext(Database& db, const WorkerRegistry& registry);
 
+// The NVLink cluster that all GPUs of a node belong to, which reaches over other nodes; empty:
+// none.
+std::string FabricOf(const v1::NodeFacts& facts);
+
 absl::StatusOr<v1::Node> ViewNode(Database& db, const NodeRecord& node, const NodeContext& context,
                                   const WorkerRegistry& registry);
 

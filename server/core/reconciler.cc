@@ -10,6 +10,7 @@
 #include "server/core/line.h"
 #include "server/core/node_health.h"
 #include "server/core/node_holds.h"
+#include "server/core/node_view.h"
 #include "server/core/resume.h"
 #include "server/store/attempts.h"
 #include "server/store/jobs.h"
@@ -110,6 +111,7 @@ absl::StatusOr<sched::Snapshot> MakeSnapshot(Database& db, const WorkerRegistry&
   SFT_ASSIGN_OR_RETURN(const auto scores,
                        NodeScores(db, registry.now_us(), registry.options().score));
   SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
+  SFT_ASSIGN_OR_RETURN(const auto facts, store::AllFacts(db));
   SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
   for (const NodeRecord& node : nodes) {
     sched::NodeView& view = snapshot.nodes.emplace_back();
@@ -122,6 +124,10 @@ absl::StatusOr<sched::Snapshot> MakeSnapshot(Database& db, const WorkerRegistry&
     view.protocol = node.protocol;
     if (const auto found = scores.find(node.name); found != scores.end()) {
       view.left_out = found->second.reason;
+    }
+    if (const auto found = facts.find(node.name); found != facts.end()) {
+      v1::NodeFacts said;
+      if (said.ParseFromString(found->second.facts)) view.domain = FabricOf(said);
     }
     for (const SlotRecord& slot : node.slots) {
       view.slots.push_back({slot.index, slot.gpu_type, slot.healthy, slot.job_id});

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <map>
+#include <tuple>
 
 #include "common/io/disk_space.h"
 #include "common/io/file.h"
@@ -21,6 +21,14 @@ int64_t ModifiedUs(const std::string& path) {
   return stat(path.c_str(), &info) == 0 ? int64_t{info.st_mtime} * 1'000'000 : 0;
 }
 
+using Items = std::vector<v1::StoredItem>;
+
+void SortBySize(Items& items) {
+  std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) {
+    return std::tuple(-a.bytes(), a.name(), a.kind()) < std::tuple(-b.bytes(), b.name(), b.kind());
+  });
+}
+
 }  // namespace
 
 // Sums by kind and by project, and the largest items.
@@ -31,8 +39,13 @@ class StorageSurvey::Tally {
       Sum(kinds_[item.kind()], item);
       for (const std::string& project : projects) Sum(projects_[project][item.kind()], item);
     }
-    items_.push_back(std::move(item));
-    if (items_.size() >= 2 * kMaxItems) Trim();
+    for (const std::string& project : projects) {
+      v1::StoredItem& own = *Keep(items_[project], item);
+      own.set_project(project);
+      // What several have the same of is shown to each without the others' names.
+      if (projects.size() > 1) own.clear_owner(), own.clear_display_name(), own.clear_jobs();
+    }
+    Keep(biggest_, item);
   }
   // Of one job: attempts and curves of it are one item.
   void AddOf(const store::Holder& job, v1::StoredKind kind, int64_t bytes) {
@@ -61,7 +74,6 @@ class StorageSurvey::Tally {
   }
 
   void Fill(v1::Storage& storage, const std::vector<v1::StorageQuota>& quotas) {
-    Trim();
     for (const auto& [kind, use] : kinds_) *storage.add_kinds() = use;
     for (const v1::StorageQuota& quota : quotas) projects_[quota.project()];
     for (const auto& [name, kinds] : projects_) {
@@ -72,7 +84,13 @@ class StorageSurvey::Tally {
         if (quota.project() == name) *project.mutable_quota() = quota;
       }
     }
-    storage.mutable_biggest()->Add(items_.begin(), items_.end());
+    Trim(biggest_);
+    storage.mutable_biggest()->Add(biggest_.begin(), biggest_.end());
+  }
+  // The largest of each project.
+  std::map<std::string, Items> TakeItems() {
+    for (auto& [project, items] : items_) Trim(items);
+    return std::move(items_);
   }
 
  private:
@@ -81,16 +99,19 @@ class StorageSurvey::Tally {
     use.set_items(use.items() + 1);
     use.set_bytes(use.bytes() + item.bytes());
   }
-  void Trim() {
-    std::sort(items_.begin(), items_.end(), [](const auto& a, const auto& b) {
-      return std::pair(-a.bytes(), a.name()) < std::pair(-b.bytes(), b.name());
-    });
-    if (items_.size() > kMaxItems) items_.resize(kMaxItems);
+  static v1::StoredItem* Keep(Items& items, const v1::StoredItem& item) {
+    if (items.size() >= 2 * kMaxItems) Trim(items);
+    return &items.emplace_back(item);
+  }
+  static void Trim(Items& items) {
+    SortBySize(items);
+    if (items.size() > kMaxItems) items.resize(kMaxItems);
   }
 
   std::map<v1::StoredKind, v1::KindUse> kinds_;
   std::map<std::string, std::map<v1::StoredKind, v1::KindUse>> projects_;
-  std::vector<v1::StoredItem> items_;
+  Items biggest_;
+  std::map<std::string, Items> items_;
 };
 
 absl::Status StorageSurvey::AddDatasets(Tally& tally) {
@@ -255,23 +276,52 @@ void StorageSurvey::Forget() {
   known_ = false;
 }
 
-absl::StatusOr<v1::Storage> StorageSurvey::Get(int biggest) {
-  const MutexLock lock(mutex_);
-  if (!known_ || clock_.Mono() - made_ >= kPeriod) {
-    Tally tally;
-    SFT_RETURN_IF_ERROR(AddDatasets(tally));
-    SFT_RETURN_IF_ERROR(AddArtifacts(tally));
-    SFT_RETURN_IF_ERROR(AddCheckpoints(tally));
-    SFT_RETURN_IF_ERROR(AddTrees(tally));
-    SFT_RETURN_IF_ERROR(AddOthers(tally));
-    SFT_ASSIGN_OR_RETURN(const auto quotas, Quotas());
-    last_.Clear();
-    *last_.mutable_measured() = ToTimestamp(UnixMicros(clock_.Wall()));
-    tally.Fill(last_, quotas);
-    made_ = clock_.Mono();
-    known_ = true;
+absl::Status StorageSurvey::Measure() {
+  Tally tally;
+  SFT_RETURN_IF_ERROR(AddDatasets(tally));
+  SFT_RETURN_IF_ERROR(AddArtifacts(tally));
+  SFT_RETURN_IF_ERROR(AddCheckpoints(tally));
+  SFT_RETURN_IF_ERROR(AddTrees(tally));
+  SFT_RETURN_IF_ERROR(AddOthers(tally));
+  SFT_ASSIGN_OR_RETURN(const auto quotas, Quotas());
+  last_.Clear();
+  *last_.mutable_measured() = ToTimestamp(UnixMicros(clock_.Wall()));
+  tally.Fill(last_, quotas);
+  items_ = tally.TakeItems();
+  made_ = clock_.Mono();
+  known_ = true;
+  return absl::OkStatus();
+}
+
+v1::Storage StorageSurvey::OfProjects(const std::vector<std::string>& projects) const {
+  v1::Storage storage;
+  *storage.mutable_measured() = last_.measured();
+  std::map<v1::StoredKind, v1::KindUse> kinds;
+  Items biggest;
+  for (const v1::ProjectUse& project : last_.projects()) {
+    if (std::find(projects.begin(), projects.end(), project.project()) == projects.end()) continue;
+    *storage.add_projects() = project;
+    for (const v1::KindUse& use : project.kinds()) {
+      v1::KindUse& sum = kinds[use.kind()];
+      sum.set_kind(use.kind());
+      sum.set_items(sum.items() + use.items());
+      sum.set_bytes(sum.bytes() + use.bytes());
+    }
+    const auto items = items_.find(project.project());
+    if (items == items_.end()) continue;
+    biggest.insert(biggest.end(), items->second.begin(), items->second.end());
   }
-  v1::Storage storage = last_;
+  for (const auto& [kind, use] : kinds) *storage.add_kinds() = use;
+  SortBySize(biggest);
+  storage.mutable_biggest()->Add(biggest.begin(), biggest.end());
+  return storage;
+}
+
+absl::StatusOr<v1::Storage> StorageSurvey::Get(
+    int biggest, const std::optional<std::vector<std::string>>& projects) {
+  const MutexLock lock(mutex_);
+  if (!known_ || clock_.Mono() - made_ >= kPeriod) SFT_RETURN_IF_ERROR(Measure());
+  v1::Storage storage = projects ? OfProjects(*projects) : last_;
   *storage.mutable_disk() = disk_.Look();
   const int most = biggest <= 0 ? 20 : biggest;
   if (storage.biggest_size() > most) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,7 +33,9 @@ class StorageSurvey {
         disk_(disk),
         limits_(limits) {}
 
-  absl::StatusOr<v1::Storage> Get(int biggest);
+  // Of what these projects have; absent: of everything.
+  absl::StatusOr<v1::Storage> Get(int biggest,
+                                  const std::optional<std::vector<std::string>>& projects);
   // Something was removed: the next one is made anew.
   void Forget();
 
@@ -45,6 +49,8 @@ class StorageSurvey {
   absl::Status AddCheckpoints(Tally& tally);
   absl::Status AddTrees(Tally& tally);
   absl::Status AddOthers(Tally& tally);
+  absl::Status Measure() SFT_REQUIRES(mutex_);
+  v1::Storage OfProjects(const std::vector<std::string>& projects) const SFT_REQUIRES(mutex_);
 
   Store& store_;
   Clock& clock_;
@@ -53,6 +59,8 @@ class StorageSurvey {
   IntakeLimits& limits_;
   Mutex mutex_;
   v1::Storage last_ SFT_GUARDED_BY(mutex_);
+  // The largest of each project; in last_ of all.
+  std::map<std::string, std::vector<v1::StoredItem>> items_ SFT_GUARDED_BY(mutex_);
   MonoTime made_ SFT_GUARDED_BY(mutex_){};
   bool known_ SFT_GUARDED_BY(mutex_) = false;
 };

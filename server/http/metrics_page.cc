@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <map>
 
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "server/http/exposition.h"
+#include "server/state/estimates.h"
 #include "server/store/jobs.h"
 #include "server/store/node_holds.h"
 #include "server/store/nodes.h"
@@ -53,51 +53,23 @@ double ResidentBytes() {
   return static_cast<double>(pages * ::sysconf(_SC_PAGESIZE));
 }
 
-// Of an estimate that named `expected` at `since`: how far off it was, as a part of what it took.
-double ErrorOf(int64_t since, int64_t expected, int64_t happened) {
-  const auto off = static_cast<double>(std::abs(expected - happened));
-  return off / static_cast<double>(std::max<int64_t>(happened - since, 1));
-}
-
-// How many estimates were near enough. A start within two minutes is, as in a short line a part of
-// the wait says little.
 void AddEstimates(const Figures& figures, Exposition& page) {
-  constexpr int64_t kNear = 120'000'000;
-  struct Count {
-    int all = 0, within_20 = 0, within_50 = 0;
-    double sum = 0;
-    void Add(double error) {
-      ++all;
-      sum += error;
-      within_20 += error <= 0.2 ? 1 : 0;
-      within_50 += error <= 0.5 ? 1 : 0;
-    }
-  };
-  Count start, end, end50;
-  for (const EstimateRecord& record : figures.begun) {
-    const bool near = std::abs(record.start_us - record.begun_us) <= kNear;
-    start.Add(near ? 0 : ErrorOf(record.submitted_us, record.start_us, record.begun_us));
-  }
-  for (const EstimateRecord& record : figures.ended) {
-    if (record.end_us > 0) end.Add(ErrorOf(record.submitted_us, record.end_us, record.ended_us));
-    if (record.end50_us > 0) {
-      end50.Add(ErrorOf(record.begun_us, record.end50_us, record.ended_us));
-    }
-  }
-  const std::pair<const char*, const Count*> kinds[] = {
-      {"start", &start}, {"end", &end}, {"end_after_50_steps", &end50}};
+  const EstimateReport report = ReportOf(figures.begun, figures.ended);
+  const std::pair<const char*, const EstimateErrors*> kinds[] = {
+      {"start", &report.start}, {"end", &report.end}, {"end_after_50_steps", &report.end_after_50}};
   page.Metric(
       "sft_estimates", "gauge",
       "Estimates of the last 1,000 jobs that started (ended with success): all of them, and "
       "those within a part of what happened.");
-  for (const auto& [kind, count] : kinds) {
-    page.Sample({{"estimate", kind}, {"within", "any"}}, count->all);
-    page.Sample({{"estimate", kind}, {"within", "20%"}}, count->within_20);
-    page.Sample({{"estimate", kind}, {"within", "50%"}}, count->within_50);
+  for (const auto& [kind, errors] : kinds) {
+    page.Sample({{"estimate", kind}, {"within", "any"}}, errors->all);
+    page.Sample({{"estimate", kind}, {"within", "10%"}}, errors->within_10);
+    page.Sample({{"estimate", kind}, {"within", "20%"}}, errors->within_20);
+    page.Sample({{"estimate", kind}, {"within", "50%"}}, errors->within_50);
   }
   page.Metric("sft_estimate_error_ratio", "gauge", "Their mean error, as a part of what it took.");
-  for (const auto& [kind, count] : kinds) {
-    if (count->all > 0) page.Sample({{"estimate", kind}}, count->sum / count->all);
+  for (const auto& [kind, errors] : kinds) {
+    if (errors->all > 0) page.Sample({{"estimate", kind}}, errors->mean);
   }
 }
 

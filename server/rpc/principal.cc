@@ -10,6 +10,7 @@
 #include "server/state/names.h"
 #include "server/store/audit.h"
 #include "server/store/jobs.h"
+#include "server/store/storage.h"
 #include "server/store/tenancy.h"
 
 namespace sft::server {
@@ -192,15 +193,47 @@ absl::Status Identify(Call& call) {
   return absl::OkStatus();
 }
 
+// A data set belongs to each project that uses it.
+absl::Status AdmitDataset(const Call& call, const std::string& sha256) {
+  const Principal& who = call.principal;
+  store::DatasetUse use;
+  SFT_RETURN_IF_ERROR(call.gate->store().Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(use, store::DatasetUseOf(db, sha256));
+    return absl::OkStatus();
+  }));
+  bool seen = false, others = false;
+  absl::Status role;
+  for (const std::string& project : use.projects) {
+    const Role has = who.RoleIn(project);
+    seen = seen || has != Role::kNone;
+    others = others || has == Role::kNone;
+    if (has != Role::kNone && has < call.rule->role)
+      role = NeedsRole(who, call.rule->role, project);
+  }
+  if (!seen) return store::NoDataset(sha256);
+  if (others) {
+    return PermissionDenied(
+        fmt::format("data set {} is not only of projects in which {} has a role: an admin removes "
+                    "it",
+                    sha256, who.Title()));
+  }
+  return role;
+}
+
 absl::Status AdmitNamed(Call& call, const std::string& name) {
-  constexpr std::string_view kArtifacts = "artifacts/";
+  // As a resource is named, and as what is stored is.
+  constexpr std::string_view kArtifacts = "artifacts/",
+                             kArtifact = "artifact:", kDataset = "dataset:", kBackup = "backup:";
   const Principal& who = call.principal;
   if (who.admin) return absl::OkStatus();
+  if (name.starts_with(kBackup)) return NeedsRole(who, Role::kAdmin, "");
+  if (name.starts_with(kDataset)) return AdmitDataset(call, name.substr(kDataset.size()));
   std::string project;
   absl::Status hidden;
   const absl::Status found = call.gate->store().Read([&](Database& db) -> absl::Status {
-    if (name.starts_with(kArtifacts)) {
-      const std::string id = name.substr(kArtifacts.size());
+    const bool stored = name.starts_with(kArtifact);
+    if (stored || name.starts_with(kArtifacts)) {
+      const std::string id = name.substr(stored ? kArtifact.size() : kArtifacts.size());
       hidden = store::NoArtifact(id);
       SFT_ASSIGN_OR_RETURN(project, store::ProjectOfArtifact(db, id));
       return absl::OkStatus();

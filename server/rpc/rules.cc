@@ -50,8 +50,9 @@ constexpr Rule kRules[] = {
     {"/sft.v1.SchedulingService/ListProjects", Caller::kUser, Role::kViewer, Place::kOwn},
     {"/sft.v1.SchedulingService/SetProject", Caller::kUser, Role::kAdmin, Place::kServer, kChange},
 
-    {"/sft.v1.StorageService/GetStorage", Caller::kUser, Role::kAdmin, Place::kServer},
-    {"/sft.v1.StorageService/RemoveStored", Caller::kUser, Role::kAdmin, Place::kServer, kChange},
+    {"/sft.v1.StorageService/GetStorage", Caller::kUser, Role::kViewer, Place::kOwn},
+    {"/sft.v1.StorageService/RemoveStored", Caller::kUser, Role::kSubmitter, Place::kNamed,
+     kChange},
     {"/sft.v1.StorageService/ListStorageQuotas", Caller::kUser, Role::kAdmin, Place::kServer},
     {"/sft.v1.StorageService/SetStorageQuota", Caller::kUser, Role::kAdmin, Place::kServer,
      kChange},

@@ -19,7 +19,7 @@ enum class Caller {
 enum class Place {
   kAny,      // in any: what is asked for belongs to no project
   kServer,   // none: only an admin has the role
-  kNamed,    // of what the request's `name` names, a job or an artifact
+  kNamed,    // of what the request's `name` names: a job, an artifact, a data set
   kProject,  // the request's `project`, or the caller's one project where that is empty
   kOwn,      // the handler answers with what the caller's projects have
 };

@@ -13,7 +13,8 @@ grpc::Status StorageServiceImpl::GetStorage(grpc::ServerContext* context,
                                             const v1::GetStorageRequest* request,
                                             v1::Storage* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  absl::StatusOr<v1::Storage> storage = survey_.Get(request->biggest());
+  absl::StatusOr<v1::Storage> storage =
+      survey_.Get(request->biggest(), VisibleTo(CallerOf(*context)));
   if (!storage.ok()) return rpc::ToGrpc(storage.status());
   *response = *std::move(storage);
   return grpc::Status::OK;

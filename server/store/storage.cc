@@ -101,6 +101,10 @@ absl::StatusOr<std::vector<DatasetUse>> DatasetUses(Database& db, const std::str
   return uses;
 }
 
+absl::Status NoDataset(const std::string& sha256) {
+  return NotFound(fmt::format("no data set {}: `sftctl storage` shows them", sha256));
+}
+
 absl::StatusOr<DatasetUse> DatasetUseOf(Database& db, const std::string& sha256) {
   DatasetUse use;
   {
@@ -109,7 +113,7 @@ absl::StatusOr<DatasetUse> DatasetUseOf(Database& db, const std::string& sha256)
         db.Prepare("SELECT sha256, size, rows, display_name, owner, created_us, last_used_us FROM "
                    "datasets WHERE sha256 = ?"));
     SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(sha256).Step());
-    if (!row) return NotFound(fmt::format("no data set {}: `sftctl storage` shows them", sha256));
+    if (!row) return NoDataset(sha256);
     use = ReadDataset(get);
   }
   SFT_RETURN_IF_ERROR(FillUse(db, use));

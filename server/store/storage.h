@@ -32,6 +32,7 @@ struct DatasetUse {
 // By hash, above `after`.
 absl::StatusOr<std::vector<DatasetUse>> DatasetUses(Database& db, const std::string& after,
                                                     int limit);
+absl::Status NoDataset(const std::string& sha256);
 absl::StatusOr<DatasetUse> DatasetUseOf(Database& db, const std::string& sha256);
 // Jobs that name it, newest first, live ones before.
 absl::StatusOr<std::vector<std::string>> JobsWithDataset(Database& db, const std::string& sha256,

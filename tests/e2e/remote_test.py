@@ -140,6 +140,7 @@ class RemoteTest(ServiceCase):
             shown = self.at(site, who, "nodes", "--json").stdout
             self.assertNotIn(jobs[other], shown)
             self.assertIn("another project", shown)
+        self.each_sees_and_removes_its_own(jobs)
         self.each_rpc_with_the_others_names(bob_site, jobs["ann"])
         result = self.at(bob_site, "bob", "status", jobs["ann"])
         self.assertEqual(self.at(None, "admin", "status", jobs["ann"]).returncode, 0, result.stderr)
@@ -150,6 +151,43 @@ class RemoteTest(ServiceCase):
         (self.dir / "bob-gate").touch()
         self.assertEqual(self.at(bob_site, "bob", "wait", jobs["bob"]).returncode, SUCCEEDED)
         self.check_audit(jobs)
+
+    def each_sees_and_removes_its_own(self, jobs):
+        stored = {}
+        for site, who, project in ((self.sites[0], "ann", "alpha"), (self.sites[1], "bob", "beta")):
+            stored[who] = json.loads(self.at(site, who, "storage", "--json", "--biggest", 1000).stdout)
+            self.assertEqual([use["project"] for use in stored[who]["projects"]], [project])
+            self.assertEqual({item["project"] for item in stored[who]["biggest"]}, {project})
+            kinds = {item["kind"] for item in stored[who]["biggest"]}
+            self.assertLessEqual({"DATASETS", "ARTIFACTS", "LOGS"}, kinds)
+        names = {item["name"] for item in stored["bob"]["biggest"] if item["live_jobs"] == 0}
+        for name in names - {item["name"] for item in stored["ann"]["biggest"]}:
+            result = self.at(self.sites[0], "ann", "rm", name)
+            self.assertEqual(result.returncode, NOT_FOUND, result.stderr)
+        done = next(item["name"] for item in stored["bob"]["biggest"]
+                    if item["kind"] == "LOGS" and item["name"] != jobs["bob"])
+        self.assertEqual(self.at(self.sites[0], "ann", "rm", "backup:any").returncode, REFUSED)
+        result = self.at(self.sites[1], "bob", "rm", done, "--logs")
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        self.assertRegex(result.stdout, "freed [1-9]")
+        left = json.loads(self.at(self.sites[1], "bob", "storage", "--json", "--biggest", 1000).stdout)["biggest"]
+        self.assertNotIn((done, "LOGS"), [(item["name"], item["kind"]) for item in left])
+        shared = self.dir / "shared.jsonl"
+        shared.write_text(json.dumps({"prompt": "the same", "completion": "of both"}) + "\n")
+        for site, who in ((self.sites[0], "ann"), (self.sites[1], "bob")):
+            job = self.write_job("ok", ranks=1, name=f"{who}-shared")
+            result = self.at(site, who, "submit", job, "--dataset", shared, "--json")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.at(site, who, "wait", json.loads(result.stdout)["job"])
+        sha256 = subprocess.run(["sha256sum", str(shared)], capture_output=True, text=True,
+                                check=True).stdout.split()[0]
+        result = self.at(self.sites[0], "ann", "rm", f"dataset:{sha256}", "--force")
+        self.assertEqual(result.returncode, REFUSED, result.stderr)
+        self.assertIn("an admin removes it", result.stderr)
+        item = next(item for item in json.loads(self.at(
+            self.sites[0], "ann", "storage", "--json", "--biggest", 1000).stdout)["biggest"]
+            if item["name"] == f"dataset:{sha256}")
+        self.assertEqual((item["project"], item["owner"]), ("alpha", ""))
 
     def each_rpc_with_the_others_names(self, site, job):
         sha256 = subprocess.run(["sha256sum", str(self.dir / "ann-live.jsonl")], capture_output=True, text=True,
@@ -163,7 +201,7 @@ class RemoteTest(ServiceCase):
                 self.assertNotIn(job, call["answers"], call)
                 self.assertNotIn("fake:until", call["answers"], call)
                 # What tells nothing of any project, and the dry run of a file that is empty here.
-                free = re.search(r"/(GetServerInfo|WhoAmI|ListNodes|ListVariants|ListModels|ListProjects|ResolveJob)$",
+                free = re.search(r"/(GetServerInfo|WhoAmI|ListNodes|ListVariants|ListModels|ListProjects|ResolveJob|GetStorage)$",
                                  call["method"])
                 if not free:
                     touched += 1

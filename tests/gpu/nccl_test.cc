@@ -1,9 +1,13 @@
-#include <barrier>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <numeric>
 #include <vector>
 
+#include "common/base/env.h"
 #include "tests/gpu/gpu_test.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/dist/mesh.h"
@@ -13,44 +17,53 @@ namespace sft::engine {
 namespace {
 
 class NcclTest : public GpuTest {
+ public:
+  static const CudaDevices& Devices() { return *Plugin().devices; }
+
  protected:
   int GpusNeeded() const override { return 2; }
 };
 
-// One thread a rank, one GPU each. Ranks of one process share its mappings: to free memory, as the
-// end of a subgroup does, waits for the kernels of all GPUs, and so for a collective that the rank
-// that frees has not joined. The threads meet before such a collective.
-void OnAllRanks(const CudaPlugin& plugin, const std::function<void(Communicator&)>& body) {
-  const int world = plugin.devices->Count();
-  std::promise<uint16_t> listening;
-  const std::shared_future<uint16_t> port = listening.get_future().share();
-  std::barrier bodies_ended(world);
-  std::vector<std::future<void>> ranks;
-  for (int rank = 0; rank < world; ++rank) {
-    ranks.push_back(std::async(std::launch::async, [&, rank] {
-      plugin.devices->Select(rank);
-      RendezvousOptions options{.rank = rank, .world = world, .prefix = "nccl_test"};
-      options.timeout = std::chrono::seconds(60);
-      if (rank == 0) {
-        options.on_listening = [&](uint16_t value) { listening.set_value(value); };
-      } else {
-        options.port = port.get();
-      }
-      const Rendezvous rendezvous(options);
-      const auto comm =
-          MakeCommunicator(rendezvous, at::Device(at::kCUDA, static_cast<int8_t>(rank)));
-      EXPECT_EQ(comm->backend(), "nccl");
-      try {
-        body(*comm);
-      } catch (...) {
-        bodies_ended.arrive_and_drop();
-        throw;
-      }
-      bodies_ended.arrive_and_wait();
-      comm->Barrier();
-    }));
+constexpr char kRank[] = "SFT_TEST_RANK", kPort[] = "SFT_TEST_PORT";
+
+void RunRank(RendezvousOptions options, const std::function<void(Communicator&)>& body) {
+  NcclTest::Devices().Select(options.rank);
+  options.prefix = "nccl_test";
+  options.timeout = std::chrono::seconds(60);
+  const Rendezvous rendezvous(options);
+  const auto comm =
+      MakeCommunicator(rendezvous, at::Device(at::kCUDA, static_cast<int8_t>(options.rank)));
+  EXPECT_EQ(comm->backend(), "nccl");
+  body(*comm);
+  comm->Barrier();
+}
+
+// One process a rank, one GPU each, as in a job: ranks of one process would share its mappings, and
+// what frees memory waits for the kernels of all its GPUs. This process is rank 0, and starts the
+// test again as each of the others.
+void OnAllRanks(const std::function<void(Communicator&)>& body) {
+  const int world = NcclTest::Devices().Count();
+  if (const auto rank = GetEnv(kRank)) {
+    RendezvousOptions options{.rank = std::stoi(*rank), .world = world};
+    options.port = static_cast<uint16_t>(std::stoi(GetEnv(kPort).value()));
+    RunRank(options, body);
+    return;
   }
-  for (auto& rank : ranks) rank.get();
+  const auto* const test = ::testing::UnitTest::GetInstance()->current_test_info();
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  std::vector<std::future<int>> others;
+  RendezvousOptions options{.rank = 0, .world = world};
+  options.on_listening = [&](uint16_t port) {
+    for (int rank = 1; rank < world; ++rank) {
+      const std::string command =
+          fmt::format("{}={} {}={} '{}' --gtest_filter={}.{} > /dev/null", kRank, rank, kPort, port,
+                      program, test->test_suite_name(), test->name());
+      others.push_back(
+          std::async(std::launch::async, [command] { return std::system(command.c_str()); }));
+    }
+  };
+  RunRank(options, body);
+  for (size_t i = 0; i < others.size(); ++i) EXPECT_EQ(others[i].get(), 0) << "rank " << i + 1;
 }
 
 at::Tensor On(const Communicator& comm, const at::Tensor& tensor) {
@@ -78,7 +91,7 @@ std::vector<std::vector<int64_t>> PartCounts(int world) {
 
 TEST_F(NcclTest, AllReduceSumsAndLeavesTheSameBitsOnAllRanks) {
   std::vector<at::Tensor> results(Plugin().devices->Count());
-  OnAllRanks(Plugin(), [&](Communicator& comm) {
+  OnAllRanks([&](Communicator& comm) {
     for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble, at::kLong}) {
       at::Tensor ones = On(comm, at::ones({70'001}, type));
       comm.AllReduceSum(ones);
@@ -93,7 +106,7 @@ TEST_F(NcclTest, AllReduceSumsAndLeavesTheSameBitsOnAllRanks) {
 }
 
 TEST_F(NcclTest, GathersEvenUnevenAndEmptyPartsOfAnyType) {
-  OnAllRanks(Plugin(), [](Communicator& comm) {
+  OnAllRanks([](Communicator& comm) {
     for (const auto& counts : PartCounts(comm.world())) {
       for (const auto type : {at::kByte, at::kBFloat16, at::kFloat}) {
         const at::Tensor expected = Whole(counts, type);
@@ -115,7 +128,7 @@ TEST_F(NcclTest, GathersEvenUnevenAndEmptyPartsOfAnyType) {
 }
 
 TEST_F(NcclTest, ReduceScattersEvenUnevenAndEmptyParts) {
-  OnAllRanks(Plugin(), [](Communicator& comm) {
+  OnAllRanks([](Communicator& comm) {
     for (const auto& counts : PartCounts(comm.world())) {
       for (const auto type : {at::kBFloat16, at::kFloat}) {
         at::Tensor in = On(comm, Whole(counts, type));
@@ -130,7 +143,7 @@ TEST_F(NcclTest, ReduceScattersEvenUnevenAndEmptyParts) {
 // All ranks, and with four or more GPUs the rows and columns of a hybrid mesh. Several GPUs are
 // needed: NCCL takes a GPU into a communicator once, and a group of one is local.
 TEST_F(NcclTest, SubgroupsSumApartFromTheWorld) {
-  OnAllRanks(Plugin(), [](Communicator& comm) {
+  OnAllRanks([](Communicator& comm) {
     std::vector<int> reversed(comm.world());
     std::iota(reversed.rbegin(), reversed.rend(), 0);
     const auto all = MakeSubgroup(comm, reversed);
@@ -144,7 +157,7 @@ TEST_F(NcclTest, SubgroupsSumApartFromTheWorld) {
 }
 
 TEST_F(NcclTest, AHybridMeshReducesWithinRowsAndThenOverTheirReplicas) {
-  OnAllRanks(Plugin(), [](Communicator& comm) {
+  OnAllRanks([](Communicator& comm) {
     if (comm.world() % 2 != 0) return;
     const DataMesh mesh(comm, comm.world() / 2);
     const std::vector<int64_t> counts = PartSizes(4097, mesh.shard().world());
@@ -167,7 +180,7 @@ TEST_F(NcclTest, AHybridMeshReducesWithinRowsAndThenOverTheirReplicas) {
 }
 
 TEST_F(NcclTest, BroadcastsAndCountsOverTheRanks) {
-  OnAllRanks(Plugin(), [](Communicator& comm) {
+  OnAllRanks([](Communicator& comm) {
     const int root = comm.world() - 1;
     at::Tensor tensor = On(comm, at::full({4097}, comm.rank(), at::kChar));
     comm.Broadcast(tensor, root);
@@ -178,7 +191,7 @@ TEST_F(NcclTest, BroadcastsAndCountsOverTheRanks) {
 }
 
 TEST_F(NcclTest, WorkAfterWaitSeesTheResultAndTensorsMayBeFreedBeforeIt) {
-  OnAllRanks(Plugin(), [](Communicator& comm) {
+  OnAllRanks([](Communicator& comm) {
     std::vector<WorkPtr> works;
     std::vector<at::Tensor> kept;
     for (int i = 0; i < 8; ++i) {
