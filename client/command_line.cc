@@ -52,6 +52,8 @@ constexpr bool kIsList = std::is_same_v<T, std::vector<std::string>>;
 }  // namespace
 
 struct CommandLine::State {
+  State(const std::string& name, const std::string& description) : app(description, name) {}
+
   CLI::App app;
   std::deque<Option> options;
   std::deque<Command> commands;
@@ -97,7 +99,7 @@ Option* Option::ShowDefault() {
 
 CommandLine::CommandLine(const std::string& name, const std::string& description,
                          const std::string& footer, const std::string& version)
-    : state_(new State{.app = CLI::App(description, name)}) {
+    : state_(std::make_unique<State>(name, description)) {
   state_->app.fallthrough();
   state_->app.footer(footer);
   state_->app.set_version_flag("--version", version);

@@ -19,8 +19,9 @@ namespace sft::server::sched {
 
 inline constexpr int64_t kSecondUs = 1'000'000, kHourUs = 3600 * kSecondUs, kDayUs = 24 * kHourUs;
 inline constexpr int64_t kOldAfterUs = 3 * kDayUs;
-// GPU time weighs half as much after so long.
-inline constexpr int64_t kUsageHalfLifeUs = 7 * kDayUs;
+// GPU time weighs half as much after so long: longer than gangs run, so that a project that had
+// much while others asked for little gives it back when they do.
+inline constexpr int64_t kUsageHalfLifeUs = 30 * kDayUs;
 // What a job counts with whose run time nobody can tell.
 inline constexpr int64_t kUnknownRunUs = kHourUs;
 

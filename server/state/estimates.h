@@ -15,6 +15,7 @@ struct EstimateErrors {
   double mean = 0;
 };
 
+// Of all kinds.
 struct EstimateReport {
   EstimateErrors start, end;    // as of the submit; a start within two minutes counts as right
   EstimateErrors end_after_50;  // as of the 50th step

@@ -75,13 +75,14 @@ TEST(MonthTest, ClassesPreemptUpwardsOnlyAndEverybodyEnds) {
 }
 
 TEST(MonthTest, EqualProjectsGetEqualGpuTimeWhateverTheySubmit) {
-  // More work than the fleet can do, of which `a` submits far more than `b`, and `b` more than half
-  // of the fleet. Whole: gangs of 128 GPUs that run for days are some percent of a week, so that
-  // turns show over weeks only. Else fewer, shorter and smaller jobs.
+  // Twice the work that the fleet can do: `a` submits far more than `b`, and each more than half of
+  // the fleet at any time, or it would not ask for its share. Without the whole month fewer,
+  // shorter and smaller jobs: a gang of 128 GPUs that runs for days is some percent of a week.
   TraceOptions options = Share();
   options.classes = false;
   options.part_of_a = 0.6;
-  options.load = 1.4;
+  options.load = 2;
+  options.longest = 20;
   if (!Whole()) {
     options.jobs = 2500;
     options.nodes = 40;
