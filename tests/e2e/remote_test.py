@@ -178,15 +178,16 @@ class RemoteTest(ServiceCase):
             job = self.write_job("ok", ranks=1, name=f"{who}-shared")
             result = self.at(site, who, "submit", job, "--dataset", shared, "--json")
             self.assertEqual(result.returncode, 0, result.stderr)
-            self.at(site, who, "wait", json.loads(result.stdout)["job"])
+            self.assertEqual(self.at(site, who, "cancel", json.loads(result.stdout)["job"]).returncode, SUCCEEDED)
         sha256 = subprocess.run(["sha256sum", str(shared)], capture_output=True, text=True,
                                 check=True).stdout.split()[0]
         result = self.at(self.sites[0], "ann", "rm", f"dataset:{sha256}", "--force")
         self.assertEqual(result.returncode, REFUSED, result.stderr)
         self.assertIn("an admin removes it", result.stderr)
-        item = next(item for item in json.loads(self.at(
+        # The survey is made anew every ten seconds.
+        item = wait_until("the data set to be shown", lambda: next((item for item in json.loads(self.at(
             self.sites[0], "ann", "storage", "--json", "--biggest", 1000).stdout)["biggest"]
-            if item["name"] == f"dataset:{sha256}")
+            if item["name"] == f"dataset:{sha256}"), None))
         self.assertEqual((item["project"], item["owner"]), ("alpha", ""))
 
     def each_rpc_with_the_others_names(self, site, job):

@@ -84,6 +84,7 @@ TEST(MonthTest, EqualProjectsGetEqualGpuTimeWhateverTheySubmit) {
   options.load = 2;
   options.longest = 20;
   if (!Whole()) {
+    options.load = 1.4;
     options.jobs = 2500;
     options.nodes = 40;
     options.length_days = 6;
