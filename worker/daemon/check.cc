@@ -173,7 +173,8 @@ void CheckEngine(const Options& options, const NodeSetup& setup, const std::stri
                 "then give its folder with --torch");
     return;
   }
-  report.Ok("torch", torch->empty() ? "found by sft-rank itself" : *torch);
+  const std::string torch_lib = torch->substr(0, torch->find(':'));
+  report.Ok("torch", torch_lib.empty() ? "found by sft-rank itself" : torch_lib);
   const std::string ranks = setup.rank_binary.substr(0, setup.rank_binary.rfind('/'));
   if (!has_gpus) return report.Ok("collectives", "Gloo (ranks run on the CPU)");
   const std::string plugin = ranks + "/../lib/libsft_cuda.so";
@@ -184,7 +185,7 @@ void CheckEngine(const Options& options, const NodeSetup& setup, const std::stri
                 "install a bundle that was built with CUDA");
   }
   const absl::StatusOr<ChildResult> nccl =
-      RunChild({program, "probe-nccl", FindNccl(*torch)}, {}, kProbeDeadline);
+      RunChild({program, "probe-nccl", FindNccl(torch_lib)}, {}, kProbeDeadline);
   if (nccl.ok() && nccl->ok()) {
     report.Ok("NCCL", nccl->output.substr(0, nccl->output.find('\n')));
   } else {

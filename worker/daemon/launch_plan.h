@@ -23,7 +23,7 @@ struct LaunchInput {
   const v1::Dispatch& dispatch;
   const StagedJob& staged;
   std::string rendezvous;
-  std::string torch_lib_dir;  // empty: ranks find LibTorch themselves
+  std::string torch_lib_dir;  // as LocateTorch; empty: ranks find LibTorch themselves
 };
 LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
                        const Inventory& inventory);

@@ -34,6 +34,20 @@ absl::StatusOr<std::string> AskPython() {
   return text.substr(text.rfind('\n') + 1);
 }
 
+// What a rank's LD_LIBRARY_PATH is: LibTorch's folder, and those of the CUDA libraries that its
+// wheels put beside it, which the CUDA plugin needs itself and would not find through LibTorch.
+std::string LibraryPath(const std::string& lib_dir) {
+  std::string path = lib_dir;
+  const std::string nvidia = lib_dir + "/../../nvidia";
+  const absl::StatusOr<std::vector<std::string>> packages = io::ListDir(nvidia);
+  if (!packages.ok()) return path;
+  for (const std::string& package : *packages) {
+    const std::string dir = fmt::format("{}/{}/lib", nvidia, package);
+    if (io::IsDirectory(dir)) path += ":" + dir;
+  }
+  return path;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary,
@@ -42,7 +56,7 @@ absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary,
     for (const std::string& dir : {torch_dir + "/lib", torch_dir + "/torch/lib", torch_dir}) {
       if (!io::Exists(dir + "/libtorch_cpu.so")) continue;
       SFT_RETURN_IF_ERROR(TryRank(rank_binary, dir));
-      return dir;
+      return LibraryPath(dir);
     }
     return NotFound(fmt::format("--torch {}: no lib/libtorch_cpu.so below it", torch_dir));
   }
@@ -56,7 +70,7 @@ absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary,
                     Message(alone), Message(package.status())));
   }
   SFT_RETURN_IF_ERROR(TryRank(rank_binary, *package + "/lib"));
-  return *package + "/lib";
+  return LibraryPath(*package + "/lib");
 }
 
 }  // namespace sft::worker
