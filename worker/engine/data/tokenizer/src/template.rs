@@ -102,9 +102,10 @@ fn take_marks(marked: &str) -> Result<Rendered, String> {
 }
 
 fn describe(error: &Error) -> String {
-    let message = match error.detail() {
-        Some(detail) => detail.to_owned(),
-        None => error.kind().to_string(),
+    let message = match (error.kind(), error.detail()) {
+        (ErrorKind::OutOfFuel, _) => "it takes too many steps: does a loop never end?".to_owned(),
+        (_, Some(detail)) => detail.to_owned(),
+        (kind, None) => kind.to_string(),
     };
     match error.line() {
         Some(line) => format!("{message} (template line {line})"),
