@@ -84,7 +84,7 @@ void AddProject(Command& admin, Session& session) {
   project->RequireCommand();
   Command* list =
       project->AddCommand("list",
-                          "Projects with their shares, limits and use; use of a week ago "
+                          "Projects with their shares, limits and use; use of 30 days ago "
                           "counts half",
                           "sftctl admin project list --json");
   AddJsonFlag(list, session);

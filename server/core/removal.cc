@@ -15,6 +15,7 @@
 #include "server/store/checkpoints.h"
 #include "server/store/files.h"
 #include "server/store/jobs.h"
+#include "server/store/tenancy.h"
 
 namespace sft::server {
 namespace {
@@ -27,6 +28,51 @@ constexpr int kJobsNamed = 3;
 std::string Size(int64_t bytes) {
   return bytes < 1'000'000'000 ? fmt::format("{:.2f} MB", static_cast<double>(bytes) / 1e6)
                                : fmt::format("{:.2f} GB", static_cast<double>(bytes) / 1e9);
+}
+
+absl::StatusOr<std::vector<std::string>> OwnersAmong(Database& db,
+                                                     const std::vector<std::string>& projects,
+                                                     const std::string& sha256) {
+  std::vector<std::string> owners;
+  for (const std::string& project : projects) {
+    SFT_ASSIGN_OR_RETURN(const bool owns, store::OwnsDataset(db, project, sha256));
+    if (owns) owners.push_back(project);
+  }
+  return owners;
+}
+
+absl::StatusOr<store::DatasetJobs> JobsOf(Database& db, const std::vector<std::string>& projects,
+                                          const std::string& sha256) {
+  store::DatasetJobs sum;
+  for (const std::string& project : projects) {
+    SFT_ASSIGN_OR_RETURN(const store::DatasetJobs jobs,
+                         store::JobsWithDataset(db, sha256, project, kJobsNamed));
+    sum.all += jobs.all;
+    sum.live += jobs.live;
+    sum.ids.insert(jobs.live > 0 ? sum.ids.begin() : sum.ids.end(), jobs.ids.begin(),
+                   jobs.ids.end());
+  }
+  sum.ids.resize(std::min<size_t>(sum.ids.size(), kJobsNamed));
+  return sum;
+}
+
+// Whether the jobs that name a data set let it go.
+absl::Status MayGo(const std::string& sha256, const store::DatasetJobs& jobs, bool force) {
+  const std::string named =
+      fmt::format("{}{}", fmt::join(jobs.ids, ", "), jobs.all > kJobsNamed ? ", ..." : "");
+  if (jobs.live > 0) {
+    return FailedPrecondition(
+        fmt::format("data set {} stays: {} job{} that {} not ended {} it ({})", sha256, jobs.live,
+                    jobs.live == 1 ? "" : "s", jobs.live == 1 ? "has" : "have",
+                    jobs.live == 1 ? "names" : "name", named));
+  }
+  if (jobs.all > 0 && !force) {
+    return FailedPrecondition(fmt::format(
+        "data set {} is named by {} ended job{} ({}): without it they cannot be resumed. --force "
+        "removes it all the same; the next submit that needs it uploads it again",
+        sha256, jobs.all, jobs.all == 1 ? "" : "s", named));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -164,38 +210,45 @@ absl::Status Removal::RemoveDataset(const std::string& sha256, Task& task) {
   if (!task.dry_run) spdlog::info("data set {} is to go, says {}", sha256, task.who);
   const MutexLock lock(stores_.blobs.gate());
   store::DatasetUse use;
-  bool blob_stays = false;
+  std::vector<std::string> owners;
+  bool goes = false, blob_stays = false;
   // Look and removal in one transaction: a submit that names it comes before or after.
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(use, store::DatasetUseOf(db, sha256));
-    SFT_ASSIGN_OR_RETURN(const auto jobs, store::JobsWithDataset(db, sha256, kJobsNamed));
-    const std::string named =
-        fmt::format("{}{}", fmt::join(jobs, ", "), use.jobs > kJobsNamed ? ", ..." : "");
-    if (use.live_jobs > 0) {
-      return FailedPrecondition(fmt::format(
-          "data set {} stays: {} job{} that {} not ended {} it ({})", sha256, use.live_jobs,
-          use.live_jobs == 1 ? "" : "s", use.live_jobs == 1 ? "has" : "have",
-          use.live_jobs == 1 ? "names" : "name", named));
+    owners.clear();
+    store::DatasetJobs jobs;
+    if (task.projects == nullptr) {
+      SFT_ASSIGN_OR_RETURN(jobs, store::JobsWithDataset(db, sha256, "", kJobsNamed));
+    } else {
+      SFT_ASSIGN_OR_RETURN(owners, OwnersAmong(db, *task.projects, sha256));
+      if (owners.empty()) return store::NoDataset(sha256);
+      SFT_ASSIGN_OR_RETURN(jobs, JobsOf(db, owners, sha256));
     }
-    if (use.jobs > 0 && !task.force) {
-      return FailedPrecondition(fmt::format(
-          "data set {} is named by {} ended job{} ({}): without it they cannot be resumed. --force "
-          "removes it all the same; the next submit that needs it uploads it again",
-          sha256, use.jobs, use.jobs == 1 ? "" : "s", named));
-    }
+    SFT_RETURN_IF_ERROR(MayGo(sha256, jobs, task.force));
     if (task.dry_run) return absl::OkStatus();
+    // What others have of it stays theirs.
+    goes = true;
+    for (const std::string& project : owners) {
+      SFT_ASSIGN_OR_RETURN(const bool left, store::DropDatasetOwner(db, project, sha256));
+      goes = !left && use.jobs == jobs.all;
+    }
+    if (!goes) return absl::OkStatus();
     SFT_RETURN_IF_ERROR(store::DeleteDataset(db, sha256));
     SFT_ASSIGN_OR_RETURN(blob_stays, store::BlobInUse(db, sha256));
     return absl::OkStatus();
   }));
+  if (goes && !blob_stays) SFT_RETURN_IF_ERROR(stores_.blobs.Remove(sha256));
   store::Holder holder;
-  holder.project = fmt::format("{}", fmt::join(use.projects, ","));
-  holder.owner = use.dataset.owner;
-  holder.display_name = use.dataset.display_name;
-  if (!task.dry_run && !blob_stays) SFT_RETURN_IF_ERROR(stores_.blobs.Remove(sha256));
-  if (blob_stays) task.done.add_notes("its bytes stay: an artifact has the same");
+  const bool all = task.projects == nullptr;
+  holder.project = fmt::format("{}", fmt::join(all ? use.projects : owners, ","));
+  if (all) {
+    holder.owner = use.dataset.owner;
+    holder.display_name = use.dataset.display_name;
+    if (blob_stays) task.done.add_notes("its bytes stay: an artifact has the same");
+  }
+  // To a project it is gone, whoever else has the same.
   Add(holder, v1::DATASETS, fmt::format("{}{}", kDataset, sha256),
-      blob_stays ? 0 : use.dataset.size, task);
+      all && blob_stays ? 0 : use.dataset.size, task);
   return absl::OkStatus();
 }
 
@@ -251,9 +304,10 @@ absl::Status Removal::RemoveJob(const std::string& name, const std::set<int>& ki
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::RemoveStoredResponse> Removal::Remove(const v1::RemoveStoredRequest& request,
-                                                         const std::string& who) {
-  Task task{who, request.dry_run(), request.force(), {}};
+absl::StatusOr<v1::RemoveStoredResponse> Removal::Remove(
+    const v1::RemoveStoredRequest& request, const std::string& who,
+    const std::optional<std::vector<std::string>>& projects) {
+  Task task{who, request.dry_run(), request.force(), {}, projects ? &*projects : nullptr};
   const std::string& name = request.name();
   std::set<int> kinds(request.kinds().begin(), request.kinds().end());
   for (const int kind : kinds) {

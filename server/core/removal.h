@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -49,9 +50,11 @@ class Removal {
         wake_(std::move(wake)),
         ages_(ages) {}
 
-  // As StorageService.RemoveStored.
-  absl::StatusOr<v1::RemoveStoredResponse> Remove(const v1::RemoveStoredRequest& request,
-                                                  const std::string& who);
+  // As StorageService.RemoveStored, for somebody who was let in and may remove what these projects
+  // have; absent: everything.
+  absl::StatusOr<v1::RemoveStoredResponse> Remove(
+      const v1::RemoveStoredRequest& request, const std::string& who,
+      const std::optional<std::vector<std::string>>& projects);
   // Removes what is older than its age. Once an hour.
   absl::Status Retain();
 
@@ -62,6 +65,7 @@ class Removal {
     bool dry_run = false;
     bool force = false;
     v1::RemoveStoredResponse done;
+    const std::vector<std::string>* projects = nullptr;  // null: all
   };
   absl::Status RemoveJob(const std::string& name, const std::set<int>& kinds, Task& task);
   absl::Status RemoveLogs(const store::Holder& job, Task& task);

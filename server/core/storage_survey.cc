@@ -23,6 +23,15 @@ int64_t ModifiedUs(const std::string& path) {
 
 using Items = std::vector<v1::StoredItem>;
 
+// What several projects have the same of is shown to each without what the others do with it.
+void HideOthers(v1::StoredItem& item) {
+  item.clear_owner();
+  item.clear_display_name();
+  item.clear_jobs();
+  item.clear_live_jobs();
+  item.clear_last_use();
+}
+
 void SortBySize(Items& items) {
   std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) {
     return std::tuple(-a.bytes(), a.name(), a.kind()) < std::tuple(-b.bytes(), b.name(), b.kind());
@@ -42,8 +51,7 @@ class StorageSurvey::Tally {
     for (const std::string& project : projects) {
       v1::StoredItem& own = *Keep(items_[project], item);
       own.set_project(project);
-      // What several have the same of is shown to each without the others' names.
-      if (projects.size() > 1) own.clear_owner(), own.clear_display_name(), own.clear_jobs();
+      if (projects.size() > 1) HideOthers(own);
     }
     Keep(biggest_, item);
   }

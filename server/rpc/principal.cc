@@ -193,31 +193,21 @@ absl::Status Identify(Call& call) {
   return absl::OkStatus();
 }
 
-// A data set belongs to each project that uses it.
+// A data set belongs to each project that has uploaded it.
 absl::Status AdmitDataset(const Call& call, const std::string& sha256) {
   const Principal& who = call.principal;
-  store::DatasetUse use;
-  SFT_RETURN_IF_ERROR(call.gate->store().Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(use, store::DatasetUseOf(db, sha256));
+  absl::Status refusal = store::NoDataset(sha256);
+  const absl::Status found = call.gate->store().Read([&](Database& db) -> absl::Status {
+    for (const auto& [project, role] : who.roles) {
+      SFT_ASSIGN_OR_RETURN(const bool owns, store::OwnsDataset(db, project, sha256));
+      if (!owns || role == Role::kNone) continue;
+      refusal =
+          role < call.rule->role ? NeedsRole(who, call.rule->role, project) : absl::OkStatus();
+      if (refusal.ok()) break;
+    }
     return absl::OkStatus();
-  }));
-  bool seen = false, others = false;
-  absl::Status role;
-  for (const std::string& project : use.projects) {
-    const Role has = who.RoleIn(project);
-    seen = seen || has != Role::kNone;
-    others = others || has == Role::kNone;
-    if (has != Role::kNone && has < call.rule->role)
-      role = NeedsRole(who, call.rule->role, project);
-  }
-  if (!seen) return store::NoDataset(sha256);
-  if (others) {
-    return PermissionDenied(
-        fmt::format("data set {} is not only of projects in which {} has a role: an admin removes "
-                    "it",
-                    sha256, who.Title()));
-  }
-  return role;
+  });
+  return found.ok() ? refusal : found;
 }
 
 absl::Status AdmitNamed(Call& call, const std::string& name) {
@@ -454,13 +444,17 @@ std::string ProjectOf(const grpc::ServerContextBase& context) {
   return call == nullptr ? "" : call->project;
 }
 
-std::optional<std::vector<std::string>> VisibleTo(const Principal& principal) {
+std::optional<std::vector<std::string>> ProjectsWith(const Principal& principal, Role least) {
   if (principal.admin) return std::nullopt;
   std::vector<std::string> projects;
   for (const auto& [project, role] : principal.roles) {
-    if (role >= Role::kViewer) projects.push_back(project);
+    if (role >= least) projects.push_back(project);
   }
   return projects;
+}
+
+std::optional<std::vector<std::string>> VisibleTo(const Principal& principal) {
+  return ProjectsWith(principal, Role::kViewer);
 }
 
 }  // namespace sft::server

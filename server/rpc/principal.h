@@ -73,7 +73,9 @@ const Principal& CallerOf(const grpc::ServerContextBase& context);
 std::string PrincipalOf(const grpc::ServerContextBase& context);
 // The project that the call is for, of rules with Place::kProject; of a node's call empty.
 std::string ProjectOf(const grpc::ServerContextBase& context);
-// The projects that the caller may see; absent: all.
+// The projects in which the caller has this role or a higher one; absent: all.
+std::optional<std::vector<std::string>> ProjectsWith(const Principal& principal, Role least);
+// Those that it may see.
 std::optional<std::vector<std::string>> VisibleTo(const Principal& principal);
 
 }  // namespace sft::server

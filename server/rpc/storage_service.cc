@@ -14,7 +14,7 @@ grpc::Status StorageServiceImpl::GetStorage(grpc::ServerContext* context,
                                             v1::Storage* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
   absl::StatusOr<v1::Storage> storage =
-      survey_.Get(request->biggest(), VisibleTo(CallerOf(*context)));
+      survey_.Get(request->biggest(), ProjectsWith(CallerOf(*context), Role::kViewer));
   if (!storage.ok()) return rpc::ToGrpc(storage.status());
   *response = *std::move(storage);
   return grpc::Status::OK;
@@ -24,8 +24,9 @@ grpc::Status StorageServiceImpl::RemoveStored(grpc::ServerContext* context,
                                               const v1::RemoveStoredRequest* request,
                                               v1::RemoveStoredResponse* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  auto removed = removal_.Remove(*request, PrincipalOf(*context));
-  survey_.Forget();
+  auto removed = removal_.Remove(*request, PrincipalOf(*context),
+                                 ProjectsWith(CallerOf(*context), Role::kSubmitter));
+  if (removed.ok() && !request->dry_run()) survey_.Forget();
   if (!removed.ok()) return rpc::ToGrpc(removed.status());
   *response = *std::move(removed);
   return grpc::Status::OK;

@@ -120,19 +120,28 @@ absl::StatusOr<DatasetUse> DatasetUseOf(Database& db, const std::string& sha256)
   return use;
 }
 
-absl::StatusOr<std::vector<std::string>> JobsWithDataset(Database& db, const std::string& sha256,
-                                                         int limit) {
+absl::StatusOr<DatasetJobs> JobsWithDataset(Database& db, const std::string& sha256,
+                                            const std::string& project, int limit) {
+  DatasetJobs jobs;
+  {
+    SFT_ASSIGN_OR_RETURN(
+        Statement count,
+        db.Prepare("SELECT count(*), coalesce(sum(state <= 4), 0) FROM jobs WHERE id IN (SELECT "
+                   "job_id FROM job_files WHERE sha256 = ? AND sha256 != '') AND ? IN ('', "
+                   "project)"));
+    SFT_ASSIGN_OR_RETURN(const bool row, count.Bind(sha256).Bind(project).Step());
+    if (row) jobs.all = count.Int(0), jobs.live = count.Int(1);
+  }
   SFT_ASSIGN_OR_RETURN(
       Statement list,
-      db.Prepare("SELECT DISTINCT j.id, j.state <= 4, j.sequence FROM job_files f JOIN jobs j ON "
-                 "j.id = f.job_id WHERE f.sha256 = ? AND f.sha256 != '' ORDER BY 2 DESC, 3 DESC "
+      db.Prepare("SELECT id FROM jobs WHERE id IN (SELECT job_id FROM job_files WHERE sha256 = ? "
+                 "AND sha256 != '') AND ? IN ('', project) ORDER BY state <= 4 DESC, sequence DESC "
                  "LIMIT ?"));
-  list.Bind(sha256).Bind(limit);
-  std::vector<std::string> jobs;
+  list.Bind(sha256).Bind(project).Bind(limit);
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
     if (!row) return jobs;
-    jobs.push_back(list.Text(0));
+    jobs.ids.push_back(list.Text(0));
   }
 }
 

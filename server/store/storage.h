@@ -34,9 +34,14 @@ absl::StatusOr<std::vector<DatasetUse>> DatasetUses(Database& db, const std::str
                                                     int limit);
 absl::Status NoDataset(const std::string& sha256);
 absl::StatusOr<DatasetUse> DatasetUseOf(Database& db, const std::string& sha256);
-// Jobs that name it, newest first, live ones before.
-absl::StatusOr<std::vector<std::string>> JobsWithDataset(Database& db, const std::string& sha256,
-                                                         int limit);
+// Jobs that name it: how many, and the ids of at most `limit`, newest first, live ones before.
+struct DatasetJobs {
+  int64_t all = 0, live = 0;
+  std::vector<std::string> ids;
+};
+// Of a project; empty: of all.
+absl::StatusOr<DatasetJobs> JobsWithDataset(Database& db, const std::string& sha256,
+                                            const std::string& project, int limit);
 // Notes that it is used now; ABORTED when it is not there (any more).
 absl::Status UseDataset(Database& db, const std::string& sha256, int64_t now_us);
 absl::Status DeleteDataset(Database& db, const std::string& sha256);

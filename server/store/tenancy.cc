@@ -23,6 +23,16 @@ absl::StatusOr<bool> OwnsDataset(Database& db, const std::string& project,
   return find.Bind(sha256).Bind(project).Step();
 }
 
+absl::StatusOr<bool> DropDatasetOwner(Database& db, const std::string& project,
+                                      const std::string& sha256) {
+  SFT_ASSIGN_OR_RETURN(Statement drop,
+                       db.Prepare("DELETE FROM dataset_owners WHERE sha256 = ? AND project = ?"));
+  SFT_RETURN_IF_ERROR(drop.Bind(sha256).Bind(project).Run());
+  SFT_ASSIGN_OR_RETURN(Statement left,
+                       db.Prepare("SELECT 1 FROM dataset_owners WHERE sha256 = ? LIMIT 1"));
+  return left.Bind(sha256).Step();
+}
+
 absl::StatusOr<bool> NodeNeedsBlob(Database& db, const std::string& node,
                                    const std::string& sha256) {
   SFT_ASSIGN_OR_RETURN(

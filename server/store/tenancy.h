@@ -15,6 +15,9 @@ absl::Status PutDatasetOwner(Database& db, const std::string& sha256, const std:
                              int64_t now_us);
 absl::StatusOr<bool> OwnsDataset(Database& db, const std::string& project,
                                  const std::string& sha256);
+// The project has it no more; says whether another one has.
+absl::StatusOr<bool> DropDatasetOwner(Database& db, const std::string& project,
+                                      const std::string& sha256);
 // Whether a job with an attempt on the node needs the blob: a data set, or a file of the checkpoint
 // that it goes on from.
 absl::StatusOr<bool> NodeNeedsBlob(Database& db, const std::string& node,

@@ -181,14 +181,25 @@ class RemoteTest(ServiceCase):
             self.assertEqual(self.at(site, who, "cancel", json.loads(result.stdout)["job"]).returncode, SUCCEEDED)
         sha256 = subprocess.run(["sha256sum", str(shared)], capture_output=True, text=True,
                                 check=True).stdout.split()[0]
-        result = self.at(self.sites[0], "ann", "rm", f"dataset:{sha256}", "--force")
-        self.assertEqual(result.returncode, REFUSED, result.stderr)
-        self.assertIn("an admin removes it", result.stderr)
         # The survey is made anew every ten seconds.
         item = wait_until("the data set to be shown", lambda: next((item for item in json.loads(self.at(
             self.sites[0], "ann", "storage", "--json", "--biggest", 1000).stdout)["biggest"]
             if item["name"] == f"dataset:{sha256}"), None))
-        self.assertEqual((item["project"], item["owner"]), ("alpha", ""))
+        self.assertEqual((item["project"], item["owner"], item["jobs"]), ("alpha", "", 0))
+        # What ann has of it goes; bob's stays and can be used.
+        result = self.at(self.sites[0], "ann", "rm", f"dataset:{sha256}")
+        self.assertEqual(result.returncode, REFUSED, result.stderr)
+        self.assertIn("named by 1 ended job (", result.stderr)
+        result = self.at(self.sites[0], "ann", "rm", f"dataset:{sha256}", "--force")
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        self.assertEqual(self.at(self.sites[0], "ann", "rm", f"dataset:{sha256}").returncode, NOT_FOUND)
+        left = json.loads(self.at(self.sites[1], "bob", "storage", "--json", "--biggest", 1000).stdout)["biggest"]
+        self.assertIn(f"dataset:{sha256}", [item["name"] for item in left])
+        job = self.write_job("ok", ranks=1, name="bob-again")
+        result = self.at(self.sites[1], "bob", "submit", job, "--dataset", shared, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertNotIn("uploading", result.stderr)
+        self.assertEqual(self.at(self.sites[1], "bob", "cancel", json.loads(result.stdout)["job"]).returncode, SUCCEEDED)
 
     def each_rpc_with_the_others_names(self, site, job):
         sha256 = subprocess.run(["sha256sum", str(self.dir / "ann-live.jsonl")], capture_output=True, text=True,
