@@ -14,7 +14,9 @@ namespace fs = std::filesystem;
 class TorchLocatorTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    root_ = fs::path(::testing::TempDir()) / "torch_locator_test";
+    // Tests run beside each other.
+    const auto* const test = ::testing::UnitTest::GetInstance()->current_test_info();
+    root_ = fs::path(::testing::TempDir()) / (std::string("torch_locator_") + test->name());
     fs::remove_all(root_);
     fs::create_directories(root_ / "torch/lib");
     std::ofstream(root_ / "torch/lib/libtorch_cpu.so");
