@@ -62,14 +62,18 @@ class Latencies {
     values_.push_back(Millis(time));
   }
   std::string Json() {
-    const MutexLock lock(mutex_);
-    std::sort(values_.begin(), values_.end());
+    std::vector<double> values;
+    {
+      const MutexLock lock(mutex_);
+      values = values_;
+    }
+    std::sort(values.begin(), values.end());
     const auto at = [&](double share) {
-      if (values_.empty()) return 0.0;
-      return values_[static_cast<size_t>(share * static_cast<double>(values_.size() - 1))];
+      if (values.empty()) return 0.0;
+      return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1))];
     };
     return fmt::format("\"count\": {}, \"p50_ms\": {:.3f}, \"p99_ms\": {:.3f}, \"max_ms\": {:.3f}",
-                       values_.size(), at(0.5), at(0.99), at(1));
+                       values.size(), at(0.5), at(0.99), at(1));
   }
 
  private:
