@@ -227,11 +227,11 @@ absl::Status Removal::RemoveDataset(const std::string& sha256, Task& task) {
     SFT_RETURN_IF_ERROR(MayGo(sha256, jobs, task.force));
     if (task.dry_run) return absl::OkStatus();
     // What others have of it stays theirs.
-    goes = true;
+    bool left = false;
     for (const std::string& project : owners) {
-      SFT_ASSIGN_OR_RETURN(const bool left, store::DropDatasetOwner(db, project, sha256));
-      goes = !left && use.jobs == jobs.all;
+      SFT_ASSIGN_OR_RETURN(left, store::DropDatasetOwner(db, project, sha256));
     }
+    goes = !left && use.jobs == jobs.all;
     if (!goes) return absl::OkStatus();
     SFT_RETURN_IF_ERROR(store::DeleteDataset(db, sha256));
     SFT_ASSIGN_OR_RETURN(blob_stays, store::BlobInUse(db, sha256));

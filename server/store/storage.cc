@@ -36,9 +36,9 @@ absl::Status FillUse(Database& db, DatasetUse& use) {
   }
   SFT_ASSIGN_OR_RETURN(
       Statement count,
-      db.Prepare("SELECT count(*), coalesce(sum(j.state <= 4), 0), coalesce(max(j.ended_us), 0) "
-                 "FROM job_files f JOIN jobs j ON j.id = f.job_id WHERE f.sha256 = ? AND f.sha256 "
-                 "!= ''"));
+      db.Prepare("SELECT count(*), coalesce(sum(state <= 4), 0), coalesce(max(ended_us), 0) FROM "
+                 "jobs WHERE id IN (SELECT job_id FROM job_files WHERE sha256 = ? AND sha256 != "
+                 "'')"));
   SFT_ASSIGN_OR_RETURN(const bool row, count.Bind(use.dataset.sha256).Step());
   if (!row) return absl::OkStatus();
   use.jobs = count.Int(0);
