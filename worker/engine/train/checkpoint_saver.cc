@@ -125,8 +125,9 @@ std::string CheckpointSaver::Due(const Moment& moment) const {
 
 void CheckpointSaver::AfterStep(const Moment& moment, const BestTracker& best,
                                 const std::vector<at::Tensor>& best_weights) {
+  if (place_.dir.empty()) return;
   const std::string reason = Due(moment);
-  if (reason.empty() || place_.dir.empty()) return;
+  if (reason.empty()) return Reserve();
   // After the last step nothing is held up by waiting.
   if (moment.last) Finish();
   if (phase_ == Phase::kIdle) return Save(reason, moment, best, best_weights);
@@ -137,6 +138,13 @@ void CheckpointSaver::AfterStep(const Moment& moment, const BestTracker& best,
         fmt::format("no checkpoint of step {} ({}): that of step {} is still being written",
                     moment.step, reason, manifest_.step));
   }
+}
+
+// Optimizers have their states after the first step.
+void CheckpointSaver::Reserve() {
+  if (reserved_ || phase_ != Phase::kIdle || when_.save_strategy == spec::SaveStrategy::kNo) return;
+  reserved_ = true;
+  if (model_.holds_first_copy()) shard_.Reserve(StateTensors(model_, {}));
 }
 
 void CheckpointSaver::Save(const std::string& reason, const Moment& moment, const BestTracker& best,

@@ -89,6 +89,8 @@ class CheckpointSaver {
   std::filesystem::path Final() const { return place_.dir / CheckpointName(manifest_.step); }
   std::filesystem::path Partial() const;
   std::string Due(const Moment& moment) const;
+  // Once, before the first checkpoint: has the host's memory ready for it.
+  void Reserve();
   void Save(const std::string& reason, const Moment& moment, const BestTracker& best,
             const std::vector<at::Tensor>& best_weights);
   void GatherFiles();
@@ -117,7 +119,7 @@ class CheckpointSaver {
   MonoTime started_;
   std::atomic<int64_t> finished_ns_ = 0;  // of the monotonic clock, when it became durable
   MonoTime last_save_;
-  bool asked_ = false, time_due_ = false;
+  bool asked_ = false, time_due_ = false, reserved_ = false;
 };
 
 // Renames a finished folder into its place, durably; one that is there already gives way. Throws

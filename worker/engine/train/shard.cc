@@ -23,8 +23,38 @@ namespace {
 
 // Of the memory that is available, for copies of the states.
 constexpr double kHostShare = 0.8;
+// Of the same, for copies that are kept between checkpoints.
+constexpr double kKeptShare = 0.5;
+constexpr int64_t kPageBytes = 4096;
+
+Tensor FreshCopy(const Tensor& tensor) {
+  Tensor copy = at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
+  AdviseHugePages(copy);
+  return copy;
+}
+
+// Whether so many bytes are within that share of what each of a node's ranks may take.
+bool IsWithin(double share, int64_t bytes, int ranks_of_node) {
+  const auto available = io::AvailableMemory();
+  return available.ok() &&
+         static_cast<double>(bytes) < share * static_cast<double>(*available) / ranks_of_node;
+}
 
 Tensor AsBytes(const Tensor& tensor) { return tensor.view({-1}).view(at::kByte); }
+
+// Calls work(thread, i) for each i below `count`, on so many threads; rethrows what one throws.
+void ForEach(size_t threads, size_t count, const std::function<void(size_t, size_t)>& work) {
+  std::atomic<size_t> next = 0;
+  const auto run = [&](size_t thread) {
+    for (size_t i = next++; i < count; i = next++) work(thread, i);
+  };
+  std::vector<std::future<void>> others;
+  for (size_t i = 1; i < std::min(threads, count); ++i) {
+    others.push_back(std::async(std::launch::async, run, i));
+  }
+  run(0);
+  for (std::future<void>& other : others) other.get();
+}
 
 void CheckRuns(const std::atomic<bool>& cancelled) {
   if (cancelled) throw InfrastructureError("the checkpoint was given up: the run ends");
@@ -37,7 +67,36 @@ ShardWriter::ShardWriter(at::Device device, int ranks_of_node, int copiers)
   for (int i = 0; i < copiers; ++i) copiers_.push_back({HostLane(device, 1), {}});
 }
 
+void ShardWriter::Reserve(const std::vector<NamedTensor>& tensors) {
+  int64_t bytes = 0;
+  for (const NamedTensor& named : tensors) bytes += static_cast<int64_t>(named.tensor.nbytes());
+  if (!IsWithin(kKeptShare, bytes, ranks_of_node_)) return;
+  for (const NamedTensor& named : tensors) kept_.emplace(named.name, FreshCopy(named.tensor));
+  touching_.Start([kept = kept_, threads = copiers_.size()](const std::atomic<bool>& cancelled) {
+    std::vector<std::pair<char*, int64_t>> pieces;
+    for (const auto& [name, copy] : kept) {
+      auto* const begin = static_cast<char*>(copy.mutable_data_ptr());
+      const auto size = static_cast<int64_t>(copy.nbytes());
+      for (int64_t at = 0; at < size; at += kPieceBytes) {
+        pieces.emplace_back(begin + at, std::min(kPieceBytes, size - at));
+      }
+    }
+    ForEach(threads, pieces.size(), [&](size_t, size_t i) {
+      const auto [begin, size] = pieces[i];
+      for (int64_t at = 0; at < size && !cancelled; at += kPageBytes) begin[at] = 0;
+    });
+  });
+}
+
+Tensor ShardWriter::CopyFor(const std::string& name, const Tensor& tensor) const {
+  const auto kept = kept_.find(name);
+  const bool fits = kept != kept_.end() && kept->second.sizes() == tensor.sizes() &&
+                    kept->second.scalar_type() == tensor.scalar_type();
+  return fits ? kept->second : FreshCopy(tensor);
+}
+
 void ShardWriter::Begin(std::vector<NamedTensor> tensors) {
+  touching_.Cancel();
   tensors_.clear();
   for (NamedTensor& named : tensors) tensors_.emplace(named.name, std::move(named.tensor));
   for (Copier& copier : copiers_) {
@@ -63,10 +122,10 @@ void ShardWriter::WaitCopied() {
 
 bool ShardWriter::FitsHost() const {
   int64_t bytes = 0;
-  for (const auto& [name, tensor] : tensors_) bytes += static_cast<int64_t>(tensor.nbytes());
-  const auto available = io::AvailableMemory();
-  if (!available.ok()) return false;
-  return static_cast<double>(bytes) < kHostShare * static_cast<double>(*available) / ranks_of_node_;
+  for (const auto& [name, tensor] : tensors_) {
+    if (!kept_.contains(name)) bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  return bytes == 0 || IsWithin(kHostShare, bytes, ranks_of_node_);
 }
 
 void ShardWriter::CopyPiece(Copier& copier, const Piece& piece) {
@@ -84,20 +143,11 @@ void ShardWriter::CopyPiece(Copier& copier, const Piece& piece) {
 }
 
 void ShardWriter::CopyPieces(const std::vector<Piece>& pieces, const std::atomic<bool>& cancelled) {
-  std::atomic<size_t> next = 0;
-  const auto copy = [&](Copier& copier) {
+  ForEach(copiers_.size(), pieces.size(), [&](size_t thread, size_t i) {
     const at::NoGradGuard no_grad;
-    for (size_t i = next++; i < pieces.size(); i = next++) {
-      CheckRuns(cancelled);
-      CopyPiece(copier, pieces[i]);
-    }
-  };
-  std::vector<std::future<void>> others;
-  for (size_t i = 1; i < std::min(copiers_.size(), pieces.size()); ++i) {
-    others.push_back(std::async(std::launch::async, copy, std::ref(copiers_[i])));
-  }
-  copy(copiers_[0]);
-  for (std::future<void>& other : others) other.get();
+    CheckRuns(cancelled);
+    CopyPiece(copiers_[thread], pieces[i]);
+  });
 }
 
 ShardWriter::Tensors ShardWriter::ToHost(const Tensors& tensors,
@@ -105,8 +155,7 @@ ShardWriter::Tensors ShardWriter::ToHost(const Tensors& tensors,
   Tensors copies;
   std::vector<Piece> pieces;
   for (const auto& [name, from] : tensors) {
-    Tensor to = at::empty(from.sizes(), at::TensorOptions(from.scalar_type()));
-    AdviseHugePages(to);
+    Tensor to = CopyFor(name, from);
     const Tensor source = AsBytes(from), target = AsBytes(to);
     for (int64_t first = 0; first < source.numel(); first += kPieceBytes) {
       const int64_t bytes = std::min(kPieceBytes, source.numel() - first);

@@ -12,6 +12,7 @@
 #include "common/base/mutex.h"
 #include "worker/engine/checkpoint/manifest.h"
 #include "worker/engine/checkpoint/safetensors_writer.h"
+#include "worker/engine/train/background.h"
 #include "worker/engine/weights/host_lane.h"
 
 namespace sft::engine {
@@ -20,14 +21,18 @@ namespace sft::engine {
 // next step computes its gradients, then writes it to a file while training goes on. The training
 // waits only where it would change what is not copied yet. Where the host has no room for a copy,
 // that is until the file is written. Several threads copy: one alone is held up by the first touch
-// of fresh memory, at a tenth of what the device could send.
+// of fresh memory, at a tenth of what the device could send. Reserve spares the training that
+// touch.
 //
-// One thread trains (Begin, WaitCopied), another one writes (Write); one part at a time.
+// One thread trains (Reserve, Begin, WaitCopied), another one writes (Write); one part at a time.
 class ShardWriter {
  public:
   // `ranks_of_node`: that share the host's memory. `copiers`: threads that copy.
   ShardWriter(at::Device device, int ranks_of_node, int copiers);
 
+  // Takes the host's memory for copies of such tensors, touches it beside the training and keeps it
+  // for every part to come, where that is a small share of what is available; else does nothing.
+  void Reserve(const std::vector<NamedTensor>& tensors);
   // `tensors`: of the device or of the host, contiguous, and unchanged until WaitCopied returns.
   void Begin(std::vector<NamedTensor> tensors) SFT_EXCLUDES(mutex_);
   // Makes the folder where it is missing and writes `name` there; the file is durable afterwards.
@@ -55,6 +60,8 @@ class ShardWriter {
   };
 
   bool FitsHost() const;
+  // The host's memory for a copy of the tensor: what Reserve has for it, or fresh.
+  at::Tensor CopyFor(const std::string& name, const at::Tensor& tensor) const;
   // Copies in the host's memory.
   Tensors ToHost(const Tensors& tensors, const std::atomic<bool>& cancelled);
   void CopyPieces(const std::vector<Piece>& pieces, const std::atomic<bool>& cancelled);
@@ -68,6 +75,8 @@ class ShardWriter {
   std::vector<Copier> copiers_;
   // The training's until the writing thread is started, then that one's.
   Tensors tensors_;
+  Tensors kept_;  // what Reserve took
+  Background touching_;
 
   Mutex mutex_;
   CondVar changed_;
