@@ -8,9 +8,19 @@ namespace {
 constexpr int64_t kStatisticBytes = 4;
 // As cudnn_attention.h.
 constexpr int64_t kCudnnWorkspace = int64_t{5} << 28;
+constexpr int64_t kCudnnMost = int64_t{9} << 29;
 constexpr int64_t kMultiprocessors = 132;
 
 int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// Of cuDNN's backward, for one key head of one document.
+int64_t KeyHeadWorkspace(const ModelShape& s, int64_t length, bool deterministic) {
+  const int64_t group = s.heads / s.kv_heads;
+  const int64_t scores =
+      deterministic ? RoundUp(length, 64) * RoundUp(length, 128) * 2 : length * s.head_dim * 4;
+  const int64_t full_heads = group > 1 ? 2 * length * s.head_dim * 2 : 0;
+  return group * (scores + full_heads + length * kStatisticBytes);
+}
 
 // As MatrixInfo::RowStride (worker/engine/weights/layout.h).
 int64_t Stride(int64_t columns, int64_t spare) {
@@ -110,8 +120,8 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   const int64_t swiglu_bytes = 3 * s.intermediate * e;
   const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + swiglu_bytes;
   cost.elementwise = forward_bytes + 8 * s.hidden * e + 3 * (q + kv) * e + 5 * s.intermediate * e;
-  const int64_t norms_again = 2 * norm_bytes + (s.qk_norm ? rope_bytes : 0) +
-                              (partials > 0 ? 0 : swiglu_bytes);
+  const int64_t norms_again =
+      2 * norm_bytes + (s.qk_norm ? rope_bytes : 0) + (partials > 0 ? 0 : swiglu_bytes);
   cost.elementwise_again = {0, norms_again, norms_again, forward_bytes};
   cost.weights = m.qkv.weights() + m.o.weights() + m.gate_up.weights() + m.down.weights();
   cost.weights_again = {0, 0, m.gate_up.weights(), cost.weights};
@@ -132,15 +142,15 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   return cost;
 }
 
+bool CudnnTakesBackward(const ModelShape& s, int64_t length, bool deterministic) {
+  return KeyHeadWorkspace(s, length, deterministic) <= kCudnnMost;
+}
+
 int64_t AttentionWorkspace(const ModelShape& s, int64_t documents, int64_t length,
                            bool deterministic) {
-  const int64_t group = s.heads / s.kv_heads;
-  const int64_t scores =
-      deterministic ? RoundUp(length, 64) * RoundUp(length, 128) * 2 : length * s.head_dim * 4;
-  const int64_t full_heads = group > 1 ? 2 * length * s.head_dim * 2 : 0;
-  const int64_t one = group * (scores + full_heads + length * kStatisticBytes);
-  if (one <= kCudnnWorkspace) {
-    const int64_t units = kCudnnWorkspace / one;
+  if (CudnnTakesBackward(s, length, deterministic)) {
+    const int64_t one = KeyHeadWorkspace(s, length, deterministic);
+    const int64_t units = std::max<int64_t>(1, kCudnnWorkspace / one);
     if (units < s.kv_heads) return LargestDivisor(s.kv_heads, units) * one;
     return LargestDivisor(documents, units / s.kv_heads) * s.kv_heads * one;
   }

@@ -12,6 +12,7 @@ constexpr double kHalfProducts = 150;  // tokens at which products reach half of
 constexpr double kHalfForward = 450;   // tokens of a document, the same of attention
 constexpr double kHalfBackward = 530;
 constexpr double kAnyOrder = 1.08;        // of attention's backward, over that in a fixed order
+constexpr double kFlashBackward = 0.46;   // of FlashAttention-2's in a fixed order, of cuDNN's
 constexpr double kVisibleWeights = 0.6;   // of de-quantising beside products
 constexpr double kVisibleExchange = 0.2;  // of gathering and reducing beside products
 constexpr double kHostRead = 25e9;        // bytes a second of rows that lie in host memory
@@ -33,14 +34,19 @@ struct Rates {
   double head, blocks, forward, backward, elementwise, adapters;
 };
 
+double BackwardShare(const Problem& p) {
+  const bool fixed_order = p.job.training.deterministic;
+  if (!CudnnTakesBackward(p.shape, p.row_tokens, fixed_order)) return kFlashBackward;
+  return fixed_order ? 1.0 : kAnyOrder;
+}
+
 Rates RatesAt(const Problem& p, const Choice& choice, const GpuRates& gpu, bool fp8) {
   const double length = static_cast<double>(p.row_tokens);
   const double gemm = gpu.gemm * Ramp(static_cast<double>(choice.rows) * length, kHalfProducts);
   return {gpu.gemm * Ramp(static_cast<double>(LogitsRows(p, choice)), kHalfProducts),
           fp8 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm,
           gpu.attention_forward * Ramp(length, kHalfForward),
-          gpu.attention_backward * Ramp(length, kHalfBackward) *
-              (p.job.training.deterministic ? 1.0 : kAnyOrder),
+          gpu.attention_backward * Ramp(length, kHalfBackward) * BackwardShare(p),
           gpu.copy * kElementwise,
           gpu.copy * kAdapterReads};
 }

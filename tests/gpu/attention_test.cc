@@ -245,6 +245,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"dense_size_80", {512, 512}, 4, 2, 80, 0},
         Case{"dense_in_calls_of_documents", std::vector<int64_t>(3, 2048), 64, 8, 128, 0},
         Case{"dense_in_calls_of_heads", {4096}, 64, 8, 128, 0},
+        Case{"dense_of_one_head_in_much_memory", {12288}, 5, 1, 128, 0},
         Case{"many_short", std::vector<int64_t>(64, 64), 8, 2, 128, 0},
         Case{"one_among_many_short", {900, 3, 5, 2, 17, 1, 8, 4, 9, 33, 2, 6, 1}, 8, 2, 64, 0},
         Case{"window", {200, 33, 90}, 4, 4, 64, 16},

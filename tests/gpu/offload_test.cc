@@ -91,6 +91,8 @@ class OffloadTest : public GpuTest {
     return run;
   }
 
+  static double Norm(const Tensor& tensor) { return tensor.norm().item<double>(); }
+
   static spec::JobSpec Job(spec::Mode mode) {
     spec::JobSpec job;
     job.training.mode = mode;
@@ -116,7 +118,9 @@ TEST_F(OffloadTest, AdaptersGetTheSameBitsWhereverTheirOptimizerIs) {
 
 // Gradients of full fine-tuning are rounded to bf16 once, on their way: 2^-9 of each at most. The
 // first loss and norm are of the same weights. The rate is small: at a hundred times it the
-// model goes wild, and two runs that differ in one bit part.
+// model goes wild, and two runs that differ in one bit part. AdamW moves an element by its
+// gradient's sign, so those whose gradient is near zero part from the second step on: what all
+// elements did is compared by length and direction.
 TEST_F(OffloadTest, FullFineTuningFollowsTheSameCurve) {
   for (const auto kind :
        {spec::Optimizer::kAdamW, spec::Optimizer::kAdamWBf16, spec::Optimizer::kAdamW8bit}) {
@@ -134,7 +138,11 @@ TEST_F(OffloadTest, FullFineTuningFollowsTheSameCurve) {
       EXPECT_LT(RelativeError(host.masters[i], gpu.masters[i]), 5e-3) << i;
       // States and weights of the others are rounded at random.
       if (kind != spec::Optimizer::kAdamW) continue;
-      EXPECT_LT(RelativeError(host.changes[i], gpu.changes[i]), 0.1) << i;
+      const double ours = Norm(host.changes[i]), theirs = Norm(gpu.changes[i]);
+      EXPECT_NEAR(ours, theirs, 0.02 * theirs) << i;
+      EXPECT_GT(at::dot(host.changes[i].flatten(), gpu.changes[i].flatten()).item<double>(),
+                0.95 * ours * theirs)
+          << i;
     }
   }
 }

@@ -363,6 +363,8 @@ int Main() {
   Attention(table, std::vector<int64_t>(4, 2048), 32, 8);
   Attention(table, {4096}, 64, 8);
   Attention(table, {8192}, 32, 8);
+  Attention(table, {12288}, 40, 8);
+  Attention(table, {16384}, 64, 8);
   Attention(table, {1000, 96, 3000}, 64, 8);
   Attention(table, std::vector<int64_t>(8, 512), 64, 8);
   Attention(table, std::vector<int64_t>(8, 512), 32, 8);

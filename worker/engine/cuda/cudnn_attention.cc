@@ -68,7 +68,7 @@ int64_t BackwardBytes(int64_t longest, int64_t group, int64_t head_size) {
 CallSize BackwardCall(const CudnnBatch& batch, int64_t key_heads, int64_t group,
                       int64_t head_size) {
   const int64_t one = BackwardBytes(batch.longest, group, head_size);
-  const int64_t units = kCudnnWorkspace / one;
+  const int64_t units = std::max<int64_t>(1, kCudnnWorkspace / one);
   // The lse of a call must be dense: parts of the heads only of one document.
   if (units >= key_heads) return {LargestDivisor(batch.documents, units / key_heads), key_heads};
   return {1, LargestDivisor(key_heads, units)};
@@ -77,9 +77,9 @@ CallSize BackwardCall(const CudnnBatch& batch, int64_t key_heads, int64_t group,
 // Enqueues the calls of one batch.
 class Batch {
  public:
-  // `tensors` in the order of CudnnOperand.
+  // `tensors` in the order of CudnnOperand. `expected_workspace`: bytes that the call should need.
   Batch(const CudnnBatch& batch, std::vector<Tensor> tensors, const CallSize& call, double scale,
-        int64_t window)
+        int64_t window, int64_t expected_workspace)
       : tensors_(std::move(tensors)), planned_(batch.documents) {
     const Tensor& q = tensors_[kQ];
     key_.device = q.get_device();
@@ -96,7 +96,7 @@ class Batch {
     key_.scale = static_cast<float>(scale);
     for (size_t i = 0; i < tensors_.size(); ++i) key_.token_strides[i] = tensors_[i].stride(0);
     handle_ = at::native::getCudnnHandle();
-    plan_ = FindCudnnPlan(handle_, key_, kCudnnWorkspace / 5 * 6);
+    plan_ = FindCudnnPlan(handle_, key_, std::max(kCudnnWorkspace, expected_workspace) / 5 * 6);
   }
 
   bool HasPlan() const { return plan_ != nullptr; }
@@ -195,7 +195,7 @@ bool CudnnTakes(at::TensorList tensors) {
 std::optional<Tensor> CudnnAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
                                      const Tensor& cu_seqlens, at::IntArrayRef lengths,
                                      const CudnnBatch& batch, double scale, int64_t window) {
-  const Batch calls(batch, {q, k, v, out}, {batch.documents, k.size(1)}, scale, window);
+  const Batch calls(batch, {q, k, v, out}, {batch.documents, k.size(1)}, scale, window, 0);
   if (!calls.HasPlan()) return std::nullopt;
   const at::TensorOptions options = q.options().dtype(at::kFloat);
   const std::vector<int64_t> sizes{batch.documents, q.size(1), batch.longest};
@@ -210,9 +210,10 @@ bool CudnnAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
                             const Tensor& cu_seqlens, at::IntArrayRef lengths,
                             const CudnnBatch& batch, double scale, int64_t window) {
   const int64_t group = q.size(1) / k.size(1);
-  if (BackwardBytes(batch.longest, group, q.size(2)) > kCudnnWorkspace) return false;
+  const int64_t one = BackwardBytes(batch.longest, group, q.size(2));
+  if (one > kCudnnMost) return false;
   const Batch calls(batch, {q, k, v, out, dout, dq, dk, dv},
-                    BackwardCall(batch, k.size(1), group, q.size(2)), scale, window);
+                    BackwardCall(batch, k.size(1), group, q.size(2)), scale, window, one);
   if (!calls.HasPlan()) return false;
   calls.Run(lse, cu_seqlens, static_cast<int64_t>(lengths.size()));
   return true;

@@ -15,15 +15,19 @@
 // The backward's order of summation is fixed where LibTorch's global context asks for deterministic
 // algorithms. For that, cuDNN 9 keeps the gradients of the scores of a whole call, 2 bytes each;
 // otherwise it sums up dq in fp32, by atomics. A batch goes in several calls, by documents and then
-// by key heads, where its workspace would be above kCudnnWorkspace. All calls of a batch use one
-// workspace of the caching allocator, freed when the last is enqueued.
+// by key heads, where its workspace would be above kCudnnWorkspace; where one key head of one
+// document alone needs more than kCudnnMost, FlashAttention-2 has the batch, at less than half the
+// speed. All calls of a batch use one workspace of the caching allocator, freed when the last is
+// enqueued.
 //
 // All functions may be called from any thread.
 
 namespace sft::engine::cuda {
 
-// What one call may be expected to need; a plan that in fact needs more than 6/5 of it is not used.
+// What one call may be expected to need: of several heads or documents, and of one head of one. A
+// plan that in fact needs more than 6/5 of it is not used.
 constexpr int64_t kCudnnWorkspace = int64_t{5} << 28;  // 1.25 GiB
+constexpr int64_t kCudnnMost = int64_t{9} << 29;  // 4.5 GiB: 16,384 tokens, 8 heads to a key head
 
 // The batch as plans see it; a function of the lengths alone.
 struct CudnnBatch {

@@ -336,8 +336,7 @@ TEST(BlockTest, BytesOfATokenFollowFromTheRows) {
   EXPECT_EQ(block.saved[static_cast<int>(Recompute::kNorms)], norms);
   EXPECT_EQ(block.saved[static_cast<int>(Recompute::kMlp)], norms - 2 * (24640 + 32));
   EXPECT_EQ(block.saved[static_cast<int>(Recompute::kAll)], 2 * 4096);
-  EXPECT_EQ(block.saved[static_cast<int>(Recompute::kNothing)],
-            norms + 2 * (4160 + 4160 + 5120));
+  EXPECT_EQ(block.saved[static_cast<int>(Recompute::kNothing)], norms + 2 * (4160 + 4160 + 5120));
   // Adapters of another rank keep the product of SwiGLU for the backward.
   spec::JobSpec other = Qlora(1, 1, 2048);
   other.lora.r = 8;
@@ -357,6 +356,13 @@ TEST(BlockTest, AttentionsWorkspaceIsBounded) {
       }
     }
   }
+  // One key head alone may take more, up to a point; beyond it there is another kernel.
+  const int64_t one_head = AttentionWorkspace(Qwen3Of32B(), 1, 16384, true);
+  EXPECT_GT(one_head, int64_t{5} << 28);
+  EXPECT_LE(one_head, int64_t{9} << 29);
+  EXPECT_TRUE(CudnnTakesBackward(Qwen3Of32B(), 16384, true));
+  EXPECT_FALSE(CudnnTakesBackward(Qwen3Of32B(), 20480, true));
+  EXPECT_TRUE(CudnnTakesBackward(Qwen3Of32B(), 131072, false));
 }
 
 }  // namespace
