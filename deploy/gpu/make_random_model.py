@@ -3,8 +3,8 @@
 
     python3 deploy/gpu/make_random_model.py SIZE DIR [--rows FILE --count N --tokens T]
 
-SIZE is qwen3-0.6b, qwen3-8b, qwen3-32b or llama-70b, or qwen3-tiny for a first try. bf16 safetensors shards, a tokenizer of one
-token a byte and a ChatML template. With --rows, a JSON Lines file of N rows of exactly T tokens each
+SIZE is a name of SHAPES: qwen3-0.6b to qwen3-32b, llama-8b, llama-70b, or qwen3-tiny for a first try. bf16
+safetensors shards, a tokenizer of one token a byte and a ChatML template. With --rows, a JSON Lines file of N rows of exactly T tokens each
 that all carry loss with data.loss_on = "all".
 
 Needs torch and numpy alone. Weights are drawn on the GPU where there is one and written by several threads:
@@ -40,8 +40,12 @@ class Shape:
 SHAPES = {
     "qwen3-tiny": Shape("qwen3", 128, 256, 2, 4, 2, 32, 512, True),
     "qwen3-0.6b": Shape("qwen3", 1024, 3072, 28, 16, 8, 128, 151936, True),
+    "qwen3-1.7b": Shape("qwen3", 2048, 6144, 28, 16, 8, 128, 151936, True),
+    "qwen3-4b": Shape("qwen3", 2560, 9728, 36, 32, 8, 128, 151936, True),
     "qwen3-8b": Shape("qwen3", 4096, 12288, 36, 32, 8, 128, 151936, False),
+    "qwen3-14b": Shape("qwen3", 5120, 17408, 40, 40, 8, 128, 151936, False),
     "qwen3-32b": Shape("qwen3", 5120, 25600, 64, 64, 8, 128, 151936, False),
+    "llama-8b": Shape("llama", 4096, 14336, 32, 32, 8, 128, 128256, False),
     "llama-70b": Shape("llama", 8192, 28672, 80, 64, 8, 128, 128256, False),
 }
 

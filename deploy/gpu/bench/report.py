@@ -144,6 +144,25 @@ def goals_table(records):
     return lines
 
 
+PLAN_MEMORY, PLAN_SPEED = 0.05, 0.10  # how far the plan may be from what is measured
+
+
+def plan_table(records):
+    lines = ["| row | setting | GB reserved, predicted and measured | tok/s, predicted and measured | |",
+             "|---|---|---|---|---|"]
+    for record in records:
+        plan = next((event for event in record.get("events", []) if event["event"] == "plan"), None)
+        if record["side"] != "ours" or plan is None or not rate(record):
+            continue
+        memory, speed = plan["reserved_bytes"], plan["predicted_tokens_per_second"]
+        apart = memory["predicted"] / memory["measured"] - 1, speed / rate(record) - 1
+        held = abs(apart[0]) <= PLAN_MEMORY and abs(apart[1]) <= PLAN_SPEED
+        lines.append(f"| {record['row']} | {record['setting']} | {memory['predicted'] / 1e9:.1f}, "
+                     f"{memory['measured'] / 1e9:.1f} ({apart[0]:+.1%}) | {speed:,.0f}, {rate(record):,.0f} "
+                     f"({apart[1]:+.1%}) | {'held' if held else 'MISSED'} |")
+    return lines
+
+
 def machines(records):
     lines = []
     for machine in {json.dumps(record["machine"], sort_keys=True): record["machine"] for record in records}.values():
@@ -158,5 +177,5 @@ def machines(records):
 def markdown(records):
     if not records:
         return "Nothing was run.\n"
-    parts = [machines(records), settings_table(records), goals_table(records)]
+    parts = [machines(records), settings_table(records), goals_table(records), plan_table(records)]
     return "\n\n".join("\n".join(part) for part in parts) + "\n"

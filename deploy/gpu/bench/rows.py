@@ -1,6 +1,8 @@
 """What the benchmark can run: one table of rows, the settings of each, and what each should reach."""
 
 import dataclasses
+import random
+import re
 
 # Keys of the resolved job for options that only some settings use.
 KEY_MATMUL = "training.matmul"
@@ -57,7 +59,7 @@ class Goal:
 class Row:
     name: str
     model: str  # a size of make_random_model.py, or "demo" for the demo's model
-    mode: str   # qlora or full
+    mode: str   # qlora, lora or full
     seq: int
     tokens: int  # of an optimizer step over all GPUs
     gpus: int
@@ -136,10 +138,39 @@ ROWS = (
 )
 
 
+# What draw() chooses from. A full model's weights, gradients and states in bf16 fit one GPU up to 8B.
+SIZES = {"qlora": ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "llama-8b", "qwen3-14b"),
+         "lora": ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "llama-8b", "qwen3-14b"),
+         "full": ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b")}
+LONG, SHORT = (8192, 12288, 16384), (512, 1024, 1536, 2048, 3072, 4096, 6144)
+
+
+def draw(seed):
+    """Three rows of one GPU, drawn: does the plan hold for work that its constants were not taken from? The
+    first is of long sequences."""
+    source, drawn = random.Random(seed), []
+    for index in range(3):
+        mode = source.choice(sorted(SIZES))
+        model = source.choice(SIZES[mode])
+        seq = source.choice(SHORT if index else LONG)
+        full = {KEY_OPTIMIZER: "adamw_bf16", KEY_MASTER: "bf16"}
+        job = full if mode == "full" else {"lora.r": source.choice((8, 16, 32, 64))}
+        tokens = seq * max(1, source.choice((16384, 32768, 65536)) // seq)
+        ours = Ours("the plan's choice", job=job)
+        drawn.append(Row(f"drawn-{seed}-{index + 1}", model, mode, seq, tokens, 1, (ours,)))
+    return drawn
+
+
 def find_rows(names):
-    """The rows of a comma-separated list, in its order; exits naming those that do not exist."""
+    """The rows of a comma-separated list, in its order; drawn-SEED is all three of draw(SEED), drawn-SEED-1 the
+    first. Exits naming those that do not exist."""
     table = {row.name: row for row in ROWS}
-    wanted = [name for name in names.split(",") if name]
+    wanted = []
+    for name in filter(None, names.split(",")):
+        drawn = re.fullmatch(r"drawn-(\d+)(-\d)?", name)
+        rows = draw(int(drawn[1])) if drawn else []
+        table |= {row.name: row for row in rows}
+        wanted += [row.name for row in rows] if drawn and not drawn[2] else [name]
     unknown = [name for name in wanted if name not in table]
     if unknown or not wanted:
         raise SystemExit(f"bench: no row {', '.join(unknown) or 'given'}; there are: {', '.join(table)}")
