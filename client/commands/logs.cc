@@ -92,9 +92,9 @@ ExitCode Logs(Connection& connection, const LogOptions& options) {
   if (Interrupt::Raised()) return Detached(connection, again);
   if (!reader.printed() && !options.prepare && !options.tail) {
     connection.console().err << fmt::format(
-        "rank {} has written nothing; what the preparation before it wrote: `sftctl logs {} "
-        "--prepare`\n",
-        options.rank, options.job);
+        "there is no log of rank {}: it has written nothing, or what it wrote was removed, as "
+        "`sftctl events {}` then says; what the preparation wrote: `sftctl logs {} --prepare`\n",
+        options.rank, options.job, options.job);
   }
   if (!options.follow) return kSucceeded;
   // The log has ended; the job ends a moment later, when its result is stored.
