@@ -133,14 +133,15 @@ absl::StatusOr<sched::Snapshot> MakeSnapshot(Database& db, const WorkerRegistry&
       view.slots.push_back({slot.index, slot.gpu_type, slot.healthy, slot.job_id});
     }
   }
+  std::map<std::string_view, sched::NodeView*> by_name;
+  for (sched::NodeView& view : snapshot.nodes) by_name[view.name] = &view;
   for (int offset = 0;; offset += store::kMaxPage) {
     SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> models,
                          store::ListModels(db, offset, store::kMaxPage));
     for (const ModelRecord& model : models) {
       if (!model.problem.empty()) continue;
-      for (sched::NodeView& view : snapshot.nodes) {
-        if (view.name == model.node) view.models.push_back(model.id);
-      }
+      const auto found = by_name.find(model.node);
+      if (found != by_name.end()) found->second->models.push_back(model.id);
     }
     if (models.size() < store::kMaxPage) return snapshot;
   }
