@@ -33,6 +33,7 @@ QuantSizes QuantSizesOf(const spec::JobSpec& job) {
 int64_t StateBytes(spec::Optimizer optimizer, int64_t elements) {
   switch (optimizer) {
     case spec::Optimizer::kAdamW:
+    case spec::Optimizer::kAuto:
       return 2 * kFp32Bytes * elements;
     case spec::Optimizer::kAdamWBf16:
       return 2 * kBf16Bytes * elements;

@@ -289,6 +289,31 @@ spec::JobSpec WithBatch(spec::JobSpec job, const Choice& choice) {
   return job;
 }
 
+spec::JobSpec WithPrecision(const PlanInput& input) {
+  using spec::MasterWeights;
+  using spec::Optimizer;
+  const auto& asked = input.job.hyperparameters;
+  const std::pair<Optimizer, MasterWeights> most_precise_first[] = {
+      {Optimizer::kAdamW, MasterWeights::kAuto},     {Optimizer::kAdamWBf16, MasterWeights::kAuto},
+      {Optimizer::kAdamW, MasterWeights::kBf16},     {Optimizer::kAdamWBf16, MasterWeights::kBf16},
+      {Optimizer::kAdamW8bit, MasterWeights::kAuto}, {Optimizer::kAdamW8bit, MasterWeights::kBf16}};
+  std::optional<spec::JobSpec> first;
+  for (const auto& [optimizer, master] : most_precise_first) {
+    PlanInput candidate = input;
+    auto& chosen = candidate.job.hyperparameters;
+    if (asked.optimizer == Optimizer::kAuto) chosen.optimizer = optimizer;
+    if (asked.master_weights == MasterWeights::kAuto) chosen.master_weights = master;
+    const bool asked_for =
+        chosen.optimizer == optimizer &&
+        (chosen.master_weights == master ||
+         (master == MasterWeights::kAuto && chosen.master_weights == MasterWeights::kFp32));
+    if (!asked_for) continue;
+    if (!first) first = candidate.job;
+    if (MakePlan(candidate).ok()) return candidate.job;
+  }
+  return first.value_or(input.job);
+}
+
 Choice UnplannedBatch(const spec::JobSpec& job) {
   Choice choice;
   const auto& h = job.hyperparameters;

@@ -55,6 +55,11 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input);
 // The job with the plan's batch: per_device_batch and gradient_accumulation_steps.
 spec::JobSpec WithBatch(spec::JobSpec job, const Choice& choice);
 
+// The job with those of hyperparameters.optimizer and master_weights that are "auto" chosen: the
+// most precise ones with which it fits. Where it fits with none, the most precise. master_weights
+// stays "auto" where that is fp32, its meaning to an engine.
+spec::JobSpec WithPrecision(const PlanInput& input);
+
 // The batch that "auto" gives without a plan (CPU ranks): the largest divisor of a rank's rows up
 // to 4.
 Choice UnplannedBatch(const spec::JobSpec& job);

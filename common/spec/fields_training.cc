@@ -157,13 +157,15 @@ constexpr Field kFields[] = {
     {.key = "hyperparameters.optimizer",
      .type = Type::kChoice,
      .def = "adamw",
-     .doc = "AdamW with moments in fp32, in bf16, or in 8 bits.",
-     .choices = "adamw|adamw_bf16|adamw_8bit",
+     .doc = "AdamW with moments in fp32, in bf16, or in 8 bits; auto: the first of them, with "
+            "master_weights, with which the job fits into its GPUs, chosen when it is submitted.",
+     .choices = "adamw|adamw_bf16|adamw_8bit|auto",
      .synonyms = "adamw_torch=adamw|adamw_bnb_8bit=adamw_8bit"},
     {.key = "hyperparameters.master_weights",
      .type = Type::kChoice,
      .def = "auto",
-     .doc = "Type of the weights that the optimizer updates; auto is fp32.",
+     .doc = "Type of the weights that the optimizer updates; auto is fp32, or bf16 where the job "
+            "fits into its GPUs only so, chosen when it is submitted.",
      .choices = "auto|fp32|bf16"},
     {.key = "hyperparameters.lr_scheduler",
      .type = Type::kChoice,

@@ -14,7 +14,8 @@ namespace sft::spec {
 
 enum class Mode { kLora, kFullFinetune };
 enum class Matmul { kBf16, kFp8 };
-enum class Optimizer { kAdamW, kAdamWBf16, kAdamW8bit };
+// kAuto is chosen where a job is submitted; whoever runs it all the same takes kAdamW.
+enum class Optimizer { kAdamW, kAdamWBf16, kAdamW8bit, kAuto };
 enum class MasterWeights { kAuto, kFp32, kBf16 };
 enum class LrScheduler { kConstant, kLinear, kCosine };
 enum class LossOn { kAssistant, kAll };

@@ -22,7 +22,7 @@ struct EnumNames;
 SFT_SPEC_ENUM(Mode, {"lora", Mode::kLora}, {"full_finetune", Mode::kFullFinetune});
 SFT_SPEC_ENUM(Matmul, {"bf16", Matmul::kBf16}, {"fp8", Matmul::kFp8});
 SFT_SPEC_ENUM(Optimizer, {"adamw", Optimizer::kAdamW}, {"adamw_bf16", Optimizer::kAdamWBf16},
-              {"adamw_8bit", Optimizer::kAdamW8bit});
+              {"adamw_8bit", Optimizer::kAdamW8bit}, {"auto", Optimizer::kAuto});
 SFT_SPEC_ENUM(MasterWeights, {"auto", MasterWeights::kAuto}, {"fp32", MasterWeights::kFp32},
               {"bf16", MasterWeights::kBf16});
 SFT_SPEC_ENUM(LrScheduler, {"constant", LrScheduler::kConstant}, {"linear", LrScheduler::kLinear},

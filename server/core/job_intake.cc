@@ -14,6 +14,7 @@
 #include "common/io/sha256.h"
 #include "common/spec/job_json.h"
 #include "common/spec/job_protocol.h"
+#include "common/spec/visit.h"
 #include "server/core/convert.h"
 #include "server/core/reconciler.h"
 #include "server/state/names.h"
@@ -217,6 +218,33 @@ absl::Status CheckModel(Database& db, spec::Resolution& resolution) {
   return absl::OkStatus();
 }
 
+// What "auto" became of the types of weights and states, with a warning where they are not fp32.
+void SetPrecision(spec::JobSpec chosen, spec::Resolution& resolution) {
+  const auto& before = resolution.spec.hyperparameters;
+  const auto& after = chosen.hyperparameters;
+  const auto set = [&](std::string_view key, std::string text, bool precise) {
+    const auto value =
+        std::find_if(resolution.values.begin(), resolution.values.end(),
+                     [&](const spec::ResolvedValue& each) { return each.key == key; });
+    if (value == resolution.values.end()) return;
+    value->text = text;
+    value->origin = "derived: from auto";
+    if (precise) return;
+    value->origin = "derived: the most precise with which the job fits";
+    resolution.warnings.push_back(
+        {std::string(key), value->line,
+         fmt::format("auto is {}: the job does not fit into its GPUs with more", text)});
+  };
+  if (after.optimizer != before.optimizer) {
+    set("hyperparameters.optimizer", std::string(spec::EnumName(after.optimizer)),
+        after.optimizer == spec::Optimizer::kAdamW);
+  }
+  if (after.master_weights != before.master_weights) {
+    set("hyperparameters.master_weights", std::string(spec::EnumName(after.master_weights)), false);
+  }
+  resolution.spec = std::move(chosen);
+}
+
 // A job that does not say in which type its ranks compute gets what the nodes of its GPU type
 // choose: where they pretend their GPUs, that is what a CPU chooses.
 void ResolveComputeType(const std::vector<NodeRecord>& nodes, spec::Resolution& resolution) {
@@ -273,6 +301,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   }));
   spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) { return CheckFleet(db, resolution); }));
+  if (resolution.ok()) SetPrecision(planner_.ChoosePrecision(resolution.spec), resolution);
   const std::string& model = resolution.spec.job.model;
   if (!model.empty() && !IsFaulty(resolution, "job.model")) {
     const std::optional<spec::Problem> problem =

@@ -272,6 +272,28 @@ Planner::Run Planner::ExpectedRun(const spec::JobSpec& spec, int64_t rows) {
   return run;
 }
 
+spec::JobSpec Planner::ChoosePrecision(const spec::JobSpec& spec) {
+  using spec::MasterWeights;
+  using spec::Optimizer;
+  spec::JobSpec chosen = spec;
+  auto& optimizer = chosen.hyperparameters.optimizer;
+  if (optimizer == Optimizer::kAuto) optimizer = Optimizer::kAdamW;
+  const bool asked =
+      spec.hyperparameters.optimizer == Optimizer::kAuto ||
+      (spec.full_finetune() && spec.hyperparameters.master_weights == MasterWeights::kAuto);
+  if (!asked || spec.compute.gpu_type == kCpuType) return chosen;
+  int64_t memory = 0;
+  const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(memory, LargestGpu(db, spec));
+    return absl::OkStatus();
+  });
+  if (!read.ok() || memory == 0) return chosen;
+  const absl::StatusOr<std::string> config = FindConfig(spec);
+  if (!config.ok()) return chosen;
+  const absl::StatusOr<plan::ModelShape> shape = plan::ParseModelShape(*config);
+  return shape.ok() ? plan::WithPrecision(InputOf(*shape, spec, memory)) : chosen;
+}
+
 std::optional<spec::Problem> Planner::CheckFits(const plan::ModelShape& shape,
                                                 const spec::JobSpec& spec) {
   if (spec.compute.gpu_type == kCpuType) return std::nullopt;

@@ -41,6 +41,10 @@ class Planner {
   // transaction.
   std::optional<spec::Problem> CheckModel(const spec::JobSpec& spec, bool complete);
 
+  // plan::WithPrecision for the largest GPUs of the job's type; where they or the model are not
+  // known, and for CPUs, the most precise. Waits for a node, as CheckModel.
+  spec::JobSpec ChoosePrecision(const spec::JobSpec& spec);
+
  private:
   std::optional<spec::Problem> CheckFits(const plan::ModelShape& shape, const spec::JobSpec& spec);
   // config.json of the job's model; for a folder that no node listed it is fetched from a node.

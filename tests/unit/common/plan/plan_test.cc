@@ -283,6 +283,31 @@ TEST(PlanTest, ExchangesOverRanksTakeTime) {
   EXPECT_GT(seconds(spec::Sharding::kHybridShard, 1), seconds(spec::Sharding::kFullShard, 1));
 }
 
+TEST(PlanTest, AutoTypesOfWeightsAndStatesAreTheMostPreciseThatFit) {
+  using spec::MasterWeights;
+  using spec::Optimizer;
+  spec::JobSpec job = Auto(8, 2048);
+  job.training.mode = spec::Mode::kFullFinetune;
+  job.training.use_qlora = false;
+  job.quantization.bits = 0;
+  const auto chosen = [&](double gigabytes) {
+    const auto h = WithPrecision(Input(job, gigabytes)).hyperparameters;
+    return std::pair(h.optimizer, h.master_weights);
+  };
+  job.hyperparameters.optimizer = Optimizer::kAuto;
+  EXPECT_EQ(chosen(300), std::pair(Optimizer::kAdamW, MasterWeights::kAuto));
+  EXPECT_EQ(chosen(140), std::pair(Optimizer::kAdamWBf16, MasterWeights::kAuto));
+  EXPECT_EQ(chosen(79), std::pair(Optimizer::kAdamW8bit, MasterWeights::kBf16));
+  EXPECT_EQ(chosen(9), std::pair(Optimizer::kAdamW, MasterWeights::kAuto));
+  job.hyperparameters.optimizer = Optimizer::kAdamW;
+  EXPECT_EQ(chosen(140), std::pair(Optimizer::kAdamW, MasterWeights::kBf16));
+  EXPECT_EQ(chosen(79), std::pair(Optimizer::kAdamW, MasterWeights::kAuto));
+  job.hyperparameters.master_weights = MasterWeights::kFp32;
+  EXPECT_EQ(chosen(140), std::pair(Optimizer::kAdamW, MasterWeights::kFp32));
+  job.hyperparameters.optimizer = Optimizer::kAuto;
+  EXPECT_EQ(chosen(140), std::pair(Optimizer::kAdamWBf16, MasterWeights::kFp32));
+}
+
 TEST(PlanTest, ShortRowsAreCountedWhenTheyAreKnown) {
   PlanInput input = Input(Auto(8, 2048), 25);
   const auto full = MakePlan(input);

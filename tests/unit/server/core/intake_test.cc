@@ -288,6 +288,58 @@ TEST_F(IntakeTest, TheTypeInWhichRanksComputeIsShown) {
   EXPECT_EQ(shown(gpu), "false derived: H100 computes on the CPU");
 }
 
+TEST_F(IntakeTest, AutoTypesOfWeightsAndStatesAreChosenAtSubmitAndShown) {
+  // 8 billion parameters.
+  constexpr char kLarge[] =
+      R"({"model_type":"llama","hidden_size":4096,"intermediate_size":14336,)"
+      R"("num_attention_heads":32,"num_key_value_heads":8,"num_hidden_layers":32,"vocab_size":128256})";
+  v1::Register seen = RegisterOf("b", "H200", 1);
+  seen.mutable_slots(0)->set_memory_bytes(int64_t{120} << 30);
+  v1::Model* model = seen.add_models();
+  model->set_id("org/large");
+  model->set_path("/models/large");
+  model->set_config_json(kLarge);
+  ASSERT_TRUE(registry_->Connect(seen, std::make_shared<FakeWorker>()).ok());
+  const auto resolve = [&](const std::string& keys) {
+    v1::ResolveJobRequest request;
+    request.set_source_text(R"([job]
+model = "org/large"
+data = "rows.jsonl"
+[compute]
+gpu_type = "H200"
+gpu_count = 1
+[training]
+mode = "full_finetune"
+[hyperparameters]
+global_batch = 4
+)" + keys);
+    request.set_file_name("job.toml");
+    const auto response = intake_.Resolve(request);
+    EXPECT_TRUE(response.ok()) << response.status();
+    return *response;
+  };
+  const auto shown = [](const v1::ResolveJobResponse& response, const std::string& key) {
+    for (const v1::ResolvedValue& value : response.resolved()) {
+      if (value.key() == "hyperparameters." + key) return value.value() + " " + value.origin();
+    }
+    return std::string("absent");
+  };
+  const auto neither = resolve("optimizer = \"auto\"\n");
+  EXPECT_EQ(neither.problems_size(), 0);
+  EXPECT_EQ(shown(neither, "optimizer"),
+            "adamw_bf16 derived: the most precise with which the job fits");
+  EXPECT_EQ(shown(neither, "master_weights"), "auto default");
+  ASSERT_EQ(neither.warnings_size(), 1);
+  EXPECT_EQ(neither.warnings(0).line(), 11);
+  EXPECT_NE(neither.resolved_json().find(R"("optimizer":"adamw_bf16")"), std::string::npos);
+  const auto weights = resolve("optimizer = \"adamw\"\n");
+  EXPECT_EQ(weights.problems_size(), 0);
+  EXPECT_EQ(shown(weights, "master_weights"),
+            "bf16 derived: the most precise with which the job fits");
+  const auto pinned = resolve("optimizer = \"adamw\"\nmaster_weights = \"fp32\"\n");
+  EXPECT_EQ(pinned.problems_size(), 1);
+}
+
 TEST_F(IntakeTest, AnUploadOfACompleteBlobIsFine) {
   ASSERT_TRUE(Upload(kRows).ok());
   EXPECT_TRUE(Upload(kRows).ok());
