@@ -292,7 +292,8 @@ TEST_F(IntakeTest, AutoTypesOfWeightsAndStatesAreChosenAtSubmitAndShown) {
   // 8 billion parameters.
   constexpr char kLarge[] =
       R"({"model_type":"llama","hidden_size":4096,"intermediate_size":14336,)"
-      R"("num_attention_heads":32,"num_key_value_heads":8,"num_hidden_layers":32,"vocab_size":128256})";
+      R"("num_attention_heads":32,"num_key_value_heads":8,"num_hidden_layers":32,)"
+      R"("vocab_size":128256})";
   v1::Register seen = RegisterOf("b", "H200", 1);
   seen.mutable_slots(0)->set_memory_bytes(int64_t{120} << 30);
   v1::Model* model = seen.add_models();
