@@ -21,7 +21,8 @@ import unittest
 BUILD = pathlib.Path(os.environ.get("SFT_BUILD_DIR", pathlib.Path(__file__).parents[2] / "build/release"))
 # Programs with sanitizers take several times the time, and the memory that the sanitizers like.
 SANITIZED = b"__asan_init" in (BUILD / "bin/sft-shim").read_bytes()
-DEADLINE_S = 240 if SANITIZED else 60
+# What a test waits for comes within seconds; a busy machine is no failure.
+DEADLINE_S = 240 if SANITIZED else 180
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
