@@ -294,24 +294,20 @@ spec::JobSpec WithPrecision(const PlanInput& input) {
   using spec::Optimizer;
   const auto& asked = input.job.hyperparameters;
   const std::pair<Optimizer, MasterWeights> most_precise_first[] = {
-      {Optimizer::kAdamW, MasterWeights::kAuto},     {Optimizer::kAdamWBf16, MasterWeights::kAuto},
+      {Optimizer::kAdamW, MasterWeights::kFp32},     {Optimizer::kAdamWBf16, MasterWeights::kFp32},
       {Optimizer::kAdamW, MasterWeights::kBf16},     {Optimizer::kAdamWBf16, MasterWeights::kBf16},
-      {Optimizer::kAdamW8bit, MasterWeights::kAuto}, {Optimizer::kAdamW8bit, MasterWeights::kBf16}};
+      {Optimizer::kAdamW8bit, MasterWeights::kFp32}, {Optimizer::kAdamW8bit, MasterWeights::kBf16}};
   std::optional<spec::JobSpec> first;
   for (const auto& [optimizer, master] : most_precise_first) {
+    if (asked.optimizer != Optimizer::kAuto && asked.optimizer != optimizer) continue;
+    if (asked.master_weights != MasterWeights::kAuto && asked.master_weights != master) continue;
     PlanInput candidate = input;
-    auto& chosen = candidate.job.hyperparameters;
-    if (asked.optimizer == Optimizer::kAuto) chosen.optimizer = optimizer;
-    if (asked.master_weights == MasterWeights::kAuto) chosen.master_weights = master;
-    const bool asked_for =
-        chosen.optimizer == optimizer &&
-        (chosen.master_weights == master ||
-         (master == MasterWeights::kAuto && chosen.master_weights == MasterWeights::kFp32));
-    if (!asked_for) continue;
+    candidate.job.hyperparameters.optimizer = optimizer;
+    if (master == MasterWeights::kBf16) candidate.job.hyperparameters.master_weights = master;
     if (!first) first = candidate.job;
     if (MakePlan(candidate).ok()) return candidate.job;
   }
-  return first.value_or(input.job);
+  return *first;
 }
 
 Choice UnplannedBatch(const spec::JobSpec& job) {

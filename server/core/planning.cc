@@ -228,17 +228,22 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
   return plan;
 }
 
-double Planner::StepSeconds(const spec::JobSpec& spec) {
-  if (spec.compute.gpu_type == kCpuType || plan::FindGpu(spec.compute.gpu_type) == nullptr) {
-    return 0;
-  }
-  const absl::StatusOr<std::string> config = FindConfig(spec);
+int64_t Planner::GpuMemory(const spec::JobSpec& spec) {
   int64_t memory = 0;
   const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(memory, LargestGpu(db, spec));
     return absl::OkStatus();
   });
-  if (!config.ok() || !read.ok() || memory == 0) return 0;
+  return read.ok() ? memory : 0;
+}
+
+double Planner::StepSeconds(const spec::JobSpec& spec) {
+  if (spec.compute.gpu_type == kCpuType || plan::FindGpu(spec.compute.gpu_type) == nullptr) {
+    return 0;
+  }
+  const absl::StatusOr<std::string> config = FindConfig(spec);
+  const int64_t memory = GpuMemory(spec);
+  if (!config.ok() || memory == 0) return 0;
   // What a step's time does not depend on is left out.
   spec::JobSpec same = spec;
   same.job = {};
@@ -282,12 +287,8 @@ spec::JobSpec Planner::ChoosePrecision(const spec::JobSpec& spec) {
       spec.hyperparameters.optimizer == Optimizer::kAuto ||
       (spec.full_finetune() && spec.hyperparameters.master_weights == MasterWeights::kAuto);
   if (!asked || spec.compute.gpu_type == kCpuType) return chosen;
-  int64_t memory = 0;
-  const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(memory, LargestGpu(db, spec));
-    return absl::OkStatus();
-  });
-  if (!read.ok() || memory == 0) return chosen;
+  const int64_t memory = GpuMemory(spec);
+  if (memory == 0) return chosen;
   const absl::StatusOr<std::string> config = FindConfig(spec);
   if (!config.ok()) return chosen;
   const absl::StatusOr<plan::ModelShape> shape = plan::ParseModelShape(*config);
@@ -297,12 +298,8 @@ spec::JobSpec Planner::ChoosePrecision(const spec::JobSpec& spec) {
 std::optional<spec::Problem> Planner::CheckFits(const plan::ModelShape& shape,
                                                 const spec::JobSpec& spec) {
   if (spec.compute.gpu_type == kCpuType) return std::nullopt;
-  int64_t memory = 0;
-  const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(memory, LargestGpu(db, spec));
-    return absl::OkStatus();
-  });
-  if (!read.ok() || memory == 0) return std::nullopt;
+  const int64_t memory = GpuMemory(spec);
+  if (memory == 0) return std::nullopt;
   const absl::Status planned = plan::MakePlan(InputOf(shape, spec, memory)).status();
   if (!absl::IsResourceExhausted(planned)) return std::nullopt;
   return spec::Problem{"compute.gpu_type", 0, std::string(Message(planned))};

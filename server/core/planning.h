@@ -52,6 +52,8 @@ class Planner {
   absl::StatusOr<std::string> FindConfig(const spec::JobSpec& spec);
   absl::StatusOr<std::string> FetchConfig(const std::string& node, const std::string& model);
 
+  // Of the largest GPU of the job's type; 0: not known.
+  int64_t GpuMemory(const spec::JobSpec& spec);
   // Of a step by the plan; 0: not known. Plans are kept for repeats, as of a sweep.
   double StepSeconds(const spec::JobSpec& spec) SFT_EXCLUDES(mutex_);
 

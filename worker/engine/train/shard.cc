@@ -88,11 +88,11 @@ void ShardWriter::Reserve(const std::vector<NamedTensor>& tensors) {
   });
 }
 
-Tensor ShardWriter::CopyFor(const std::string& name, const Tensor& tensor) const {
+Tensor ShardWriter::KeptFor(const std::string& name, const Tensor& tensor) const {
   const auto kept = kept_.find(name);
   const bool fits = kept != kept_.end() && kept->second.sizes() == tensor.sizes() &&
                     kept->second.scalar_type() == tensor.scalar_type();
-  return fits ? kept->second : FreshCopy(tensor);
+  return fits ? kept->second : Tensor();
 }
 
 void ShardWriter::Begin(std::vector<NamedTensor> tensors) {
@@ -123,7 +123,7 @@ void ShardWriter::WaitCopied() {
 bool ShardWriter::FitsHost() const {
   int64_t bytes = 0;
   for (const auto& [name, tensor] : tensors_) {
-    if (!kept_.contains(name)) bytes += static_cast<int64_t>(tensor.nbytes());
+    if (!KeptFor(name, tensor).defined()) bytes += static_cast<int64_t>(tensor.nbytes());
   }
   return bytes == 0 || IsWithin(kHostShare, bytes, ranks_of_node_);
 }
@@ -155,7 +155,8 @@ ShardWriter::Tensors ShardWriter::ToHost(const Tensors& tensors,
   Tensors copies;
   std::vector<Piece> pieces;
   for (const auto& [name, from] : tensors) {
-    Tensor to = CopyFor(name, from);
+    Tensor to = KeptFor(name, from);
+    if (!to.defined()) to = FreshCopy(from);
     const Tensor source = AsBytes(from), target = AsBytes(to);
     for (int64_t first = 0; first < source.numel(); first += kPieceBytes) {
       const int64_t bytes = std::min(kPieceBytes, source.numel() - first);

@@ -60,8 +60,8 @@ class ShardWriter {
   };
 
   bool FitsHost() const;
-  // The host's memory for a copy of the tensor: what Reserve has for it, or fresh.
-  at::Tensor CopyFor(const std::string& name, const at::Tensor& tensor) const;
+  // The host's memory that Reserve took for a copy of the tensor; undefined where it took none.
+  at::Tensor KeptFor(const std::string& name, const at::Tensor& tensor) const;
   // Copies in the host's memory.
   Tensors ToHost(const Tensors& tensors, const std::atomic<bool>& cancelled);
   void CopyPieces(const std::vector<Piece>& pieces, const std::atomic<bool>& cancelled);
