@@ -35,6 +35,8 @@ class Sha256 {
 std::string ToHex(const Sha256::Digest& digest);
 std::string Sha256Hex(std::string_view bytes);
 
+inline constexpr size_t kSha256Digits = 64;
+
 // Whether `text` is 64 lower-case hexadecimal digits.
 bool IsSha256Hex(std::string_view text);
 

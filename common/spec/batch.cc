@@ -14,8 +14,7 @@ namespace {
 
 constexpr std::string_view kGlobal = "hyperparameters.global_batch",
                            kDevice = "hyperparameters.per_device_batch",
-                           kSteps = "hyperparameters.gradient_accumulation_steps",
-                           kCount = "compute.gpu_count";
+                           kSteps = "hyperparameters.gradient_accumulation_steps";
 constexpr int64_t kDefaultDeviceBatch = 4;
 // Sequences of a step and a GPU where the plan chooses the batch and nothing says how many.
 constexpr int64_t kPlannedSequences = 16;
@@ -30,12 +29,12 @@ std::string Multiples(int64_t wanted, int64_t unit) {
 // The factor `result` = global / (other * gpus), or a problem that says what would divide.
 void DeriveFactor(std::string_view result, std::string_view other, Draft* draft) {
   const int64_t global = draft->Int(kGlobal);
-  const int64_t unit = draft->Int(other) * draft->Int(kCount);
+  const int64_t unit = draft->Int(other) * draft->Int(kGpuCountKey);
   if (global % unit != 0) {
     draft->AddProblem(
         kGlobal, fmt::format("{} is not a multiple of {} * {} = {}; global_batch = {} would be",
-                             draft->Quote(kGlobal), draft->Quote(other), draft->Quote(kCount), unit,
-                             Multiples(global, unit)));
+                             draft->Quote(kGlobal), draft->Quote(other), draft->Quote(kGpuCountKey),
+                             unit, Multiples(global, unit)));
     return;
   }
   draft->Derive(result, global / unit,
@@ -43,12 +42,12 @@ void DeriveFactor(std::string_view result, std::string_view other, Draft* draft)
 }
 
 void DeriveGlobal(Draft* draft) {
-  const int64_t product = draft->Int(kDevice) * draft->Int(kCount) * draft->Int(kSteps);
+  const int64_t product = draft->Int(kDevice) * draft->Int(kGpuCountKey) * draft->Int(kSteps);
   if (product > kMaxGlobalBatch) {
-    draft->AddProblem(kSteps,
-                      fmt::format("{} * {} * {} = {} sequences a step; at most {} are possible",
-                                  draft->Quote(kDevice), draft->Quote(kCount), draft->Quote(kSteps),
-                                  product, kMaxGlobalBatch));
+    draft->AddProblem(
+        kSteps, fmt::format("{} * {} * {} = {} sequences a step; at most {} are possible",
+                            draft->Quote(kDevice), draft->Quote(kGpuCountKey), draft->Quote(kSteps),
+                            product, kMaxGlobalBatch));
     return;
   }
   draft->Derive(kGlobal, product, "per_device_batch * gpu_count * gradient_accumulation_steps");
@@ -57,13 +56,13 @@ void DeriveGlobal(Draft* draft) {
 // All three are given. Two overrides beat the third value; of the file's values global_batch wins
 // and the accumulation follows.
 void ResolveThree(Draft* draft) {
-  const int64_t product = draft->Int(kDevice) * draft->Int(kCount) * draft->Int(kSteps);
+  const int64_t product = draft->Int(kDevice) * draft->Int(kGpuCountKey) * draft->Int(kSteps);
   const int64_t global = draft->Int(kGlobal);
   if (product == global) return;
   const std::string both = fmt::format(
       "per_device_batch {} * gpu_count {} * gradient_accumulation_steps {} = {}, but global_batch "
       "is {}",
-      draft->Int(kDevice), draft->Int(kCount), draft->Int(kSteps), product, global);
+      draft->Int(kDevice), draft->Int(kGpuCountKey), draft->Int(kSteps), product, global);
   const bool device = draft->Overridden(kDevice), steps = draft->Overridden(kSteps),
              global_given = draft->Overridden(kGlobal);
   // A DeepSpeed JSON that was written for other numbers is not silently corrected.
@@ -95,7 +94,7 @@ void ResolveThree(Draft* draft) {
 
 // The largest batch up to the default that divides what falls to one rank, and its accumulation.
 void DeriveBoth(Draft* draft) {
-  const int64_t global = draft->Int(kGlobal), count = draft->Int(kCount);
+  const int64_t global = draft->Int(kGlobal), count = draft->Int(kGpuCountKey);
   const int64_t batch = global % count == 0 ? UnplannedRows(global / count) : 1;
   draft->Derive(kDevice, batch, "global_batch / gpu_count");
   DeriveFactor(kSteps, kDevice, draft);
@@ -113,12 +112,12 @@ void ResolveAuto(Draft* draft) {
                                   draft->Quote(kDevice), draft->Quote(kSteps)));
     return;
   }
-  const int64_t count = draft->Int(kCount);
+  const int64_t count = draft->Int(kGpuCountKey);
   if (!draft->Has(kGlobal)) draft->Derive(kGlobal, kPlannedSequences * count, "16 * gpu_count");
   const int64_t global = draft->Int(kGlobal);
   if (global % count != 0) {
     draft->AddProblem(kGlobal, fmt::format("{} is not a multiple of {}; global_batch = {} would be",
-                                           draft->Quote(kGlobal), draft->Quote(kCount),
+                                           draft->Quote(kGlobal), draft->Quote(kGpuCountKey),
                                            Multiples(global, count)));
     return;
   }
@@ -136,7 +135,7 @@ int64_t UnplannedRows(int64_t rank_rows) {
 }
 
 void ResolveBatch(Draft* draft) {
-  if (draft->Faulty({kGlobal, kDevice, kSteps, kCount}) || !draft->Has(kCount)) return;
+  if (draft->Faulty({kGlobal, kDevice, kSteps, kGpuCountKey}) || !draft->Has(kGpuCountKey)) return;
   if (draft->Has(kDevice) && draft->Int(kDevice) == 0) return ResolveAuto(draft);
   const bool device = draft->Has(kDevice), steps = draft->Has(kSteps), global = draft->Has(kGlobal);
   if (device && steps && global) {

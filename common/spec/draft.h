@@ -15,6 +15,10 @@
 
 namespace sft::spec {
 
+// Keys that several derivations read.
+inline constexpr std::string_view kGpuCountKey = "compute.gpu_count", kNodesKey = "compute.nodes",
+                                  kGpusPerNodeKey = "compute.gpus_per_node";
+
 // Who gave a value; a higher one wins.
 enum class Strength { kDefault, kFile, kEnvironment, kFlag, kSet };
 

@@ -6,7 +6,7 @@
 namespace sft::spec {
 namespace {
 
-constexpr Field kFields[] = {
+constexpr Field kForeignTable[] = {
     {.key = "tuning.backend",
      .type = Type::kChoice,
      .def = "bnb",
@@ -154,6 +154,6 @@ constexpr Field kFields[] = {
 
 }  // namespace
 
-std::span<const Field> ForeignFields() { return kFields; }
+std::span<const Field> ForeignFields() { return kForeignTable; }
 
 }  // namespace sft::spec

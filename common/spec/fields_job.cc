@@ -5,7 +5,7 @@
 namespace sft::spec {
 namespace {
 
-constexpr Field kFields[] = {
+constexpr Field kJobTable[] = {
     {.key = "job.kind",
      .type = Type::kChoice,
      .def = "sft",
@@ -314,6 +314,6 @@ constexpr Field kFields[] = {
 
 }  // namespace
 
-std::span<const Field> JobFields() { return kFields; }
+std::span<const Field> JobFields() { return kJobTable; }
 
 }  // namespace sft::spec

@@ -6,7 +6,7 @@
 namespace sft::spec {
 namespace {
 
-constexpr Field kFields[] = {
+constexpr Field kTrainingTable[] = {
     {.key = "training.mode",
      .type = Type::kChoice,
      .derived = "what hyperparameters.train_kind and training.use_qlora ask for, else lora",
@@ -380,6 +380,6 @@ constexpr Field kFields[] = {
 
 }  // namespace
 
-std::span<const Field> TrainingFields() { return kFields; }
+std::span<const Field> TrainingFields() { return kTrainingTable; }
 
 }  // namespace sft::spec

@@ -13,8 +13,6 @@ constexpr std::string_view kFsdp = "hyperparameters.parallelism.fsdp",
                            kStrategy = "hyperparameters.parallelism.fsdp_sharding_strategy",
                            kDeepspeed = "hyperparameters.parallelism.use_deepspeed",
                            kStage = "hyperparameters.parallelism.deepspeed_stage",
-                           kCount = "compute.gpu_count", kNodes = "compute.nodes",
-                           kPerNode = "compute.gpus_per_node",
                            kDistributed = "train.enable_distributed_training";
 constexpr int64_t kDefaultStage = 2;
 
@@ -37,31 +35,33 @@ std::string_view ShardingKey(const Draft& draft) {
 // meaning; else one of the two keys is a mistake.
 void CheckOneGpu(Draft* draft) {
   const std::string_view key = ShardingKey(*draft);
-  if (key.empty() || !draft->Has(kCount) || draft->Int(kCount) > 1) return;
-  const auto topology = {kCount, kNodes, kPerNode, std::string_view("compute.variant")};
+  if (key.empty() || !draft->Has(kGpuCountKey) || draft->Int(kGpuCountKey) > 1) return;
+  const auto topology = {kGpuCountKey, kNodesKey, kGpusPerNodeKey,
+                         std::string_view("compute.variant")};
   const bool moved = std::any_of(topology.begin(), topology.end(),
                                  [&](std::string_view k) { return draft->Overridden(k); });
   if (moved && !draft->Overridden(key)) {
     draft->AddWarning(key, fmt::format("{} has no effect: {} leaves one GPU, which holds all",
-                                       draft->Quote(key), draft->Quote(kCount)));
+                                       draft->Quote(key), draft->Quote(kGpuCountKey)));
     return;
   }
   draft->AddProblem(key, fmt::format("{} shards over several GPUs, but {}; leave it out, or ask "
                                      "for more GPUs",
-                                     draft->Quote(key), draft->Quote(kCount)));
+                                     draft->Quote(key), draft->Quote(kGpuCountKey)));
 }
 
 void CheckHybrid(Draft* draft) {
-  if (!draft->Bool(kFsdp) || StrategyOf(*draft) != "hybrid_shard" || !draft->Has(kPerNode)) return;
-  if (draft->Int(kCount) == 1) return;
-  if (draft->Int(kNodes) == 1) {
+  if (!draft->Bool(kFsdp) || StrategyOf(*draft) != "hybrid_shard" || !draft->Has(kGpusPerNodeKey))
+    return;
+  if (draft->Int(kGpuCountKey) == 1) return;
+  if (draft->Int(kNodesKey) == 1) {
     draft->AddWarning(kStrategy, fmt::format("{} is full_shard here: {}", draft->Quote(kStrategy),
-                                             draft->Quote(kNodes)));
-  } else if (draft->Int(kPerNode) == 1) {
+                                             draft->Quote(kNodesKey)));
+  } else if (draft->Int(kGpusPerNodeKey) == 1) {
     draft->AddProblem(kStrategy,
                       fmt::format("{} shards over the GPUs of a node, but {}; use \"full_shard\", "
                                   "which shards over all",
-                                  draft->Quote(kStrategy), draft->Quote(kPerNode)));
+                                  draft->Quote(kStrategy), draft->Quote(kGpusPerNodeKey)));
   }
 }
 
@@ -84,19 +84,19 @@ void ResolveSharding(Draft* draft) {
   }
   CheckOneGpu(draft);
   CheckHybrid(draft);
-  if (draft->Given(kDistributed) && !draft->Bool(kDistributed) && draft->Int(kCount) > 1) {
+  if (draft->Given(kDistributed) && !draft->Bool(kDistributed) && draft->Int(kGpuCountKey) > 1) {
     draft->AddProblem(kDistributed,
                       fmt::format("false asks for one GPU, but {}; gpu_count = 1 would agree",
-                                  draft->Quote(kCount)));
+                                  draft->Quote(kGpuCountKey)));
   }
 }
 
 Sharding ShardingOf(const Draft& draft) {
-  if (ShardingKey(draft).empty() || draft.Int(kCount) == 1) return Sharding::kDdp;
+  if (ShardingKey(draft).empty() || draft.Int(kGpuCountKey) == 1) return Sharding::kDdp;
   if (draft.Bool(kFsdp)) {
     const std::string strategy = StrategyOf(draft);
     if (strategy == "shard_grad_op") return Sharding::kZero2;
-    const bool hybrid = strategy == "hybrid_shard" && draft.Int(kNodes) > 1;
+    const bool hybrid = strategy == "hybrid_shard" && draft.Int(kNodesKey) > 1;
     return hybrid ? Sharding::kHybridShard : Sharding::kFullShard;
   }
   static constexpr Sharding kStages[] = {Sharding::kDdp, Sharding::kZero1, Sharding::kZero2,

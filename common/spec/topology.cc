@@ -14,9 +14,7 @@
 namespace sft::spec {
 namespace {
 
-constexpr std::string_view kType = "compute.gpu_type", kCount = "compute.gpu_count",
-                           kNodes = "compute.nodes", kPerNode = "compute.gpus_per_node",
-                           kVariant = "compute.variant",
+constexpr std::string_view kType = "compute.gpu_type", kVariant = "compute.variant",
                            kContainers = "data.topology.container_count";
 
 constexpr int64_t kMaxPerNode = 1024;
@@ -24,10 +22,10 @@ constexpr int64_t kMaxPerNode = 1024;
 struct Copy {
   std::string_view copy, original;
 };
-constexpr Copy kCopies[] = {{kContainers, kCount},
-                            {"data.topology.total_gpus", kCount},
-                            {"data.topology.gpus_per_node", kPerNode},
-                            {"data.topology.nodes", kNodes},
+constexpr Copy kCopies[] = {{kContainers, kGpuCountKey},
+                            {"data.topology.total_gpus", kGpuCountKey},
+                            {"data.topology.gpus_per_node", kGpusPerNodeKey},
+                            {"data.topology.nodes", kNodesKey},
                             {"data.topology.variant", kVariant}};
 
 struct Variant {
@@ -67,27 +65,28 @@ void UnfoldVariant(Draft* draft) {
   const auto variant = ParseVariant(draft->String(kVariant));
   if (!draft->DropFromFile(kVariant) || !variant) return;
   if (!draft->Has(kType)) draft->Derive(kType, variant->type, "compute.variant of the file");
-  if (!draft->Has(kPerNode)) draft->Derive(kPerNode, variant->count, "compute.variant of the file");
+  if (!draft->Has(kGpusPerNodeKey))
+    draft->Derive(kGpusPerNodeKey, variant->count, "compute.variant of the file");
 }
 
 // An override of one key takes with it what the file says about the keys that depend on it.
 void DragAlong(Draft* draft) {
-  const bool type = draft->Overridden(kType), count = draft->Overridden(kCount),
-             nodes = draft->Overridden(kNodes), per_node = draft->Overridden(kPerNode),
+  const bool type = draft->Overridden(kType), count = draft->Overridden(kGpuCountKey),
+             nodes = draft->Overridden(kNodesKey), per_node = draft->Overridden(kGpusPerNodeKey),
              variant = draft->Overridden(kVariant);
   if (!type && !count && !nodes && !per_node && !variant) return;
   if (!variant && (type || count || per_node)) UnfoldVariant(draft);
   if (variant) {
     draft->DropFromFile(kType);
-    draft->DropFromFile(kPerNode);
-    draft->DropFromFile(kCount);
-    if (count) draft->DropFromFile(kNodes);
+    draft->DropFromFile(kGpusPerNodeKey);
+    draft->DropFromFile(kGpuCountKey);
+    if (count) draft->DropFromFile(kNodesKey);
   }
   if (count) {
-    draft->DropFromFile(kPerNode);
-    if (per_node) draft->DropFromFile(kNodes);
+    draft->DropFromFile(kGpusPerNodeKey);
+    if (per_node) draft->DropFromFile(kNodesKey);
   }
-  if (per_node || nodes) draft->DropFromFile(kCount);
+  if (per_node || nodes) draft->DropFromFile(kGpuCountKey);
   for (const Copy& pair : kCopies) draft->DropFromFile(pair.copy);
 }
 
@@ -106,45 +105,49 @@ void ApplyVariant(Draft* draft) {
         kVariant, fmt::format("{} contradicts {}; \"{}-{}x\" would agree", draft->Quote(kVariant),
                               draft->Quote(kType), draft->String(kType), variant->count));
   }
-  if (!draft->Has(kPerNode)) draft->Derive(kPerNode, variant->count, kVariant);
-  if (draft->Int(kPerNode) != variant->count) {
-    draft->AddProblem(
-        kVariant, fmt::format("{} contradicts {}; \"{}-{}x\" would agree", draft->Quote(kVariant),
-                              draft->Quote(kPerNode), variant->type, draft->Int(kPerNode)));
+  if (!draft->Has(kGpusPerNodeKey)) draft->Derive(kGpusPerNodeKey, variant->count, kVariant);
+  if (draft->Int(kGpusPerNodeKey) != variant->count) {
+    draft->AddProblem(kVariant, fmt::format("{} contradicts {}; \"{}-{}x\" would agree",
+                                            draft->Quote(kVariant), draft->Quote(kGpusPerNodeKey),
+                                            variant->type, draft->Int(kGpusPerNodeKey)));
   }
 }
 
 // Count, nodes and count per node: what is missing follows, what is given must multiply.
 void ApplyCounts(Draft* draft) {
-  if (draft->Has(kCount)) {
-    const int64_t count = draft->Int(kCount);
-    if (!draft->Has(kNodes)) {
-      const int64_t per_node = draft->Has(kPerNode) ? draft->Int(kPerNode) : count;
+  if (draft->Has(kGpuCountKey)) {
+    const int64_t count = draft->Int(kGpuCountKey);
+    if (!draft->Has(kNodesKey)) {
+      const int64_t per_node = draft->Has(kGpusPerNodeKey) ? draft->Int(kGpusPerNodeKey) : count;
       const bool divides = count % per_node == 0;
-      draft->Derive(kNodes, divides ? count / per_node : int64_t{1}, "gpu_count / gpus_per_node");
+      draft->Derive(kNodesKey, divides ? count / per_node : int64_t{1},
+                    "gpu_count / gpus_per_node");
     }
-    const int64_t nodes = draft->Int(kNodes);
-    if (!draft->Has(kPerNode)) {
+    const int64_t nodes = draft->Int(kNodesKey);
+    if (!draft->Has(kGpusPerNodeKey)) {
       if (count % nodes != 0) {
-        draft->AddProblem(kCount, fmt::format("{} cannot be divided over {}; {} or {} would do",
-                                              draft->Quote(kCount), draft->Quote(kNodes),
-                                              std::max(count / nodes, int64_t{1}) * nodes,
-                                              (count / nodes + 1) * nodes));
+        draft->AddProblem(
+            kGpuCountKey,
+            fmt::format("{} cannot be divided over {}; {} or {} would do",
+                        draft->Quote(kGpuCountKey), draft->Quote(kNodesKey),
+                        std::max(count / nodes, int64_t{1}) * nodes, (count / nodes + 1) * nodes));
         return;
       }
-      draft->Derive(kPerNode, count / nodes, "gpu_count / nodes");
+      draft->Derive(kGpusPerNodeKey, count / nodes, "gpu_count / nodes");
     }
-    if (nodes * draft->Int(kPerNode) != count) {
+    if (nodes * draft->Int(kGpusPerNodeKey) != count) {
       draft->AddProblem(
-          kCount, fmt::format("{} is not {} * {}; {} = {} would agree", draft->Quote(kCount),
-                              draft->Quote(kNodes), draft->Quote(kPerNode),
-                              LeafOf(draft->WrittenAs(kCount)), nodes * draft->Int(kPerNode)));
+          kGpuCountKey,
+          fmt::format("{} is not {} * {}; {} = {} would agree", draft->Quote(kGpuCountKey),
+                      draft->Quote(kNodesKey), draft->Quote(kGpusPerNodeKey),
+                      LeafOf(draft->WrittenAs(kGpuCountKey)), nodes * draft->Int(kGpusPerNodeKey)));
     }
     return;
   }
-  if (!draft->Has(kNodes)) draft->Derive(kNodes, int64_t{1}, "one node");
-  if (!draft->Has(kPerNode)) draft->Derive(kPerNode, int64_t{1}, "one GPU");
-  draft->Derive(kCount, draft->Int(kNodes) * draft->Int(kPerNode), "nodes * gpus_per_node");
+  if (!draft->Has(kNodesKey)) draft->Derive(kNodesKey, int64_t{1}, "one node");
+  if (!draft->Has(kGpusPerNodeKey)) draft->Derive(kGpusPerNodeKey, int64_t{1}, "one GPU");
+  draft->Derive(kGpuCountKey, draft->Int(kNodesKey) * draft->Int(kGpusPerNodeKey),
+                "nodes * gpus_per_node");
 }
 
 void CheckCopies(Draft* draft) {
@@ -181,9 +184,10 @@ void ResolveTopology(const ResolveOptions& options, Draft* draft) {
   if (draft->Has(kType) && draft->String(kType).empty()) {
     draft->AddProblem(kType, "must name a type, as \"H100\", but is empty");
   }
-  if (!draft->Faulty({kCount, kNodes, kPerNode})) ApplyCounts(draft);
-  if (!draft->Has(kVariant) && draft->Has(kType) && draft->Has(kPerNode)) {
-    draft->Derive(kVariant, fmt::format("{}-{}x", draft->String(kType), draft->Int(kPerNode)),
+  if (!draft->Faulty({kGpuCountKey, kNodesKey, kGpusPerNodeKey})) ApplyCounts(draft);
+  if (!draft->Has(kVariant) && draft->Has(kType) && draft->Has(kGpusPerNodeKey)) {
+    draft->Derive(kVariant,
+                  fmt::format("{}-{}x", draft->String(kType), draft->Int(kGpusPerNodeKey)),
                   "gpu_type and gpus_per_node");
   }
   CheckCopies(draft);

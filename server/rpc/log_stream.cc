@@ -6,7 +6,7 @@ namespace sft::server {
 namespace {
 
 // How long a stream sleeps before it looks whether its client is still there.
-constexpr std::chrono::seconds kLook{1};
+constexpr std::chrono::seconds kLogLook{1};
 
 }  // namespace
 
@@ -74,7 +74,7 @@ absl::Status LogStream::Run(const Send& send, const Gone& gone) {
     SFT_ASSIGN_OR_RETURN(const Next next, Look(send));
     if (next == Next::kEnd) return absl::OkStatus();
     if (next == Next::kGone) break;
-    if (next == Next::kWait && !subscription_->Wait(kLook)) {
+    if (next == Next::kWait && !subscription_->Wait(kLogLook)) {
       return Unavailable("the server is stopping: ask again from where you are");
     }
   }

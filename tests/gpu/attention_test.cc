@@ -14,13 +14,13 @@
 namespace sft::engine {
 namespace {
 
-struct Case {
+struct AttentionCase {
   const char* name;
   std::vector<int64_t> lengths;
   int64_t heads, key_heads, size, window;
 };
 
-int64_t Tokens(const Case& c) {
+int64_t Tokens(const AttentionCase& c) {
   int64_t tokens = 0;
   for (const int64_t length : c.lengths) tokens += length;
   return tokens;
@@ -36,14 +36,14 @@ at::Tensor Offsets(const std::vector<int64_t>& lengths) {
 constexpr int64_t kSpare = 64;
 constexpr double kMark = -7.0;
 
-struct Result {
+struct AttentionResult {
   at::Tensor out, lse, dq, dk, dv;
 };
 
 // Heads side by side in rows with elements to spare, all of them marks.
 class Rows {
  public:
-  Rows(const Case& c, int64_t heads, const at::TensorOptions& options)
+  Rows(const AttentionCase& c, int64_t heads, const at::TensorOptions& options)
       : size_(c.size), rows_(at::full({Tokens(c), heads * c.size + kSpare}, kMark, options)) {}
 
   at::Tensor Heads(int64_t first, int64_t count) const {
@@ -60,7 +60,7 @@ class Rows {
 };
 
 // q, k and v lie in one buffer and their gradients in another, as a fused projection has them.
-Result Attend(const Case& c, const at::Tensor& qkv, const at::Tensor& dout) {
+AttentionResult Attend(const AttentionCase& c, const at::Tensor& qkv, const at::Tensor& dout) {
   const at::TensorOptions options = qkv.options();
   const ops::Documents documents{Offsets(c.lengths).to(qkv.device()), c.lengths};
   const int64_t all = c.heads + 2 * c.key_heads;
@@ -83,17 +83,18 @@ Result Attend(const Case& c, const at::Tensor& qkv, const at::Tensor& dout) {
 }
 
 // The same in fp64 by the formulas, one document at a time.
-Result Reference(const Case& c, const at::Tensor& qkv, const at::Tensor& dout) {
+AttentionResult Reference(const AttentionCase& c, const at::Tensor& qkv, const at::Tensor& dout) {
   const int64_t tokens = Tokens(c), group = c.heads / c.key_heads;
   const double scale = 0.8 / std::sqrt(static_cast<double>(c.size));
   const at::TensorOptions options = qkv.options().dtype(at::kDouble);
   const auto heads = [&](int64_t first, int64_t count) {
     return qkv.narrow(1, first * c.size, count * c.size).view({tokens, count, c.size});
   };
-  Result r{at::empty({tokens, c.heads, c.size}, options), at::empty({c.heads, tokens}, options),
-           at::empty({tokens, c.heads, c.size}, options),
-           at::empty({tokens, c.key_heads, c.size}, options),
-           at::empty({tokens, c.key_heads, c.size}, options)};
+  AttentionResult r{at::empty({tokens, c.heads, c.size}, options),
+                    at::empty({c.heads, tokens}, options),
+                    at::empty({tokens, c.heads, c.size}, options),
+                    at::empty({tokens, c.key_heads, c.size}, options),
+                    at::empty({tokens, c.key_heads, c.size}, options)};
   int64_t first = 0;
   for (const int64_t length : c.lengths) {
     const at::Tensor position = at::arange(length, options);
@@ -133,8 +134,8 @@ Result Reference(const Case& c, const at::Tensor& qkv, const at::Tensor& dout) {
 }
 
 // cuDNN returns [documents, heads, longest], the others [heads, tokens]: here all as the latter.
-bool IsCudnn(const Result& r) { return r.lse.dim() == 3; }
-at::Tensor LseOfTokens(const Case& c, const Result& r) {
+bool IsCudnn(const AttentionResult& r) { return r.lse.dim() == 3; }
+at::Tensor LseOfTokens(const AttentionCase& c, const AttentionResult& r) {
   if (!IsCudnn(r)) return r.lse;
   std::vector<at::Tensor> documents;
   for (size_t i = 0; i < c.lengths.size(); ++i) {
@@ -150,11 +151,11 @@ double ErrorBeside(const at::Tensor& actual, const at::Tensor& expected, const a
   return ((a - expected).norm() / beside.norm()).item<double>();
 }
 
-class AttentionGpuTest : public GpuTest, public ::testing::WithParamInterface<Case> {
+class AttentionGpuTest : public GpuTest, public ::testing::WithParamInterface<AttentionCase> {
  protected:
   // bf16 inputs on the GPU.
   std::pair<at::Tensor, at::Tensor> Inputs(uint64_t seed) const {
-    const Case& c = GetParam();
+    const AttentionCase& c = GetParam();
     const int64_t tokens = Tokens(c);
     const at::Tensor qkv = Normal({tokens, (c.heads + 2 * c.key_heads) * c.size}, seed);
     const at::Tensor dout = Normal({tokens, c.heads, c.size}, seed + 1);
@@ -165,14 +166,14 @@ class AttentionGpuTest : public GpuTest, public ::testing::WithParamInterface<Ca
 // The tolerance for bf16 is that of its rounding of probabilities, gradients of scores and results:
 // each is 2^-9 or less of a value, and errors of many values add up as their root.
 TEST_P(AttentionGpuTest, EqualsTheFormulasInDoubles) {
-  const Case& c = GetParam();
+  const AttentionCase& c = GetParam();
   const auto [qkv, dout] = Inputs(21);
-  const Result expected = Reference(c, qkv, dout);
+  const AttentionResult expected = Reference(c, qkv, dout);
   for (const auto& [type, tolerance] :
        {std::pair(at::kFloat, 1e-5), std::pair(at::kBFloat16, 1e-2)}) {
     // fp32 takes plain products: all scores of a document at once.
     if (type == at::kFloat && Tokens(c) > 1024) continue;
-    const Result actual = Attend(c, qkv.to(type), dout.to(type));
+    const AttentionResult actual = Attend(c, qkv.to(type), dout.to(type));
     EXPECT_LT(RelativeError(actual.out, expected.out), tolerance) << type;
     EXPECT_LT(RelativeError(LseOfTokens(c, actual), expected.lse), 1e-5) << type;
     EXPECT_LT(RelativeError(actual.dv, expected.dv), tolerance) << type;
@@ -186,11 +187,11 @@ TEST_P(AttentionGpuTest, EqualsTheFormulasInDoubles) {
 }
 
 TEST_P(AttentionGpuTest, IsAsRightInAnyOrder) {
-  const Case& c = GetParam();
+  const AttentionCase& c = GetParam();
   const auto [qkv, dout] = Inputs(27);
-  const Result expected = Reference(c, qkv, dout);
+  const AttentionResult expected = Reference(c, qkv, dout);
   ops::SetDeterministic(false);
-  const Result actual = Attend(c, qkv, dout);
+  const AttentionResult actual = Attend(c, qkv, dout);
   const bool one_key = c.window == 1 || Tokens(c) == static_cast<int64_t>(c.lengths.size());
   EXPECT_LT(RelativeError(actual.dv, expected.dv), 1e-2);
   EXPECT_LT(ErrorBeside(actual.dq, expected.dq, one_key ? expected.dv : expected.dq), 1e-2);
@@ -198,9 +199,9 @@ TEST_P(AttentionGpuTest, IsAsRightInAnyOrder) {
 }
 
 TEST_P(AttentionGpuTest, EachDocumentIsRightByItself) {
-  const Case& c = GetParam();
+  const AttentionCase& c = GetParam();
   const auto [qkv, dout] = Inputs(31);
-  const Result expected = Reference(c, qkv, dout), actual = Attend(c, qkv, dout);
+  const AttentionResult expected = Reference(c, qkv, dout), actual = Attend(c, qkv, dout);
   int64_t first = 0;
   for (const int64_t length : c.lengths) {
     const auto of = [&](const at::Tensor& x) { return x.narrow(0, first, length); };
@@ -218,11 +219,11 @@ TEST_P(AttentionGpuTest, EachDocumentIsRightByItself) {
 }
 
 TEST_P(AttentionGpuTest, RepeatsBitForBit) {
-  const Case& c = GetParam();
+  const AttentionCase& c = GetParam();
   const auto [qkv, dout] = Inputs(23);
-  const Result first = Attend(c, qkv, dout);
+  const AttentionResult first = Attend(c, qkv, dout);
   for (int i = 0; i < 5; ++i) {
-    const Result again = Attend(c, qkv, dout);
+    const AttentionResult again = Attend(c, qkv, dout);
     EXPECT_TRUE(SameBits(first.out, again.out));
     EXPECT_TRUE(SameBits(first.dq, again.dq));
     EXPECT_TRUE(SameBits(first.dk, again.dk));
@@ -233,30 +234,34 @@ TEST_P(AttentionGpuTest, RepeatsBitForBit) {
 INSTANTIATE_TEST_SUITE_P(
     Cases, AttentionGpuTest,
     ::testing::Values(
-        Case{"one_token", {1}, 2, 1, 64, 0}, Case{"one_document", {300}, 4, 2, 128, 0},
-        Case{"ragged", {5, 1, 130, 64, 257}, 6, 2, 64, 0},
-        Case{"many_heads", {700, 324}, 16, 2, 128, 0},
-        Case{"ragged_with_a_token_between", {7, 1, 300, 64}, 32, 8, 128, 0},
-        Case{"ragged_of_thousands", {1000, 96, 3000}, 64, 8, 128, 0},
-        Case{"five_of_six_documents", {400, 1, 512, 300, 333}, 9, 3, 64, 0},
-        Case{"dense", {512, 512, 512, 512}, 32, 8, 128, 0},
-        Case{"dense_of_odd_length", {333, 333, 333}, 9, 3, 64, 0},
-        Case{"dense_ungrouped", {640, 640}, 4, 4, 96, 0},
-        Case{"dense_size_80", {512, 512}, 4, 2, 80, 0},
-        Case{"dense_in_calls_of_documents", std::vector<int64_t>(3, 2048), 64, 8, 128, 0},
-        Case{"dense_in_calls_of_heads", {4096}, 64, 8, 128, 0},
-        Case{"dense_of_one_head_in_much_memory", {12288}, 5, 1, 128, 0},
-        Case{"many_short", std::vector<int64_t>(64, 64), 8, 2, 128, 0},
-        Case{"one_among_many_short", {900, 3, 5, 2, 17, 1, 8, 4, 9, 33, 2, 6, 1}, 8, 2, 64, 0},
-        Case{"window", {200, 33, 90}, 4, 4, 64, 16},
-        Case{"dense_window", {512, 512}, 8, 2, 128, 100},
-        Case{"ragged_window", {700, 411, 64}, 8, 2, 128, 130},
-        Case{"window_of_one", {40, 9}, 2, 2, 64, 1},
-        Case{"dense_window_of_one", {256, 256}, 2, 2, 64, 1},
-        Case{"window_beyond_the_rows", {40, 9}, 2, 1, 64, 4096},
-        Case{"size_of_no_flash_kernel", {50, 70}, 4, 2, 20, 0},
-        Case{"size_80", {50, 70}, 4, 2, 80, 0}, Case{"ragged_size_80", {300, 470}, 4, 2, 80, 0},
-        Case{"size_96", {300, 470}, 4, 2, 96, 0}, Case{"size_256", {300, 470}, 4, 2, 256, 0}),
+        AttentionCase{"one_token", {1}, 2, 1, 64, 0},
+        AttentionCase{"one_document", {300}, 4, 2, 128, 0},
+        AttentionCase{"ragged", {5, 1, 130, 64, 257}, 6, 2, 64, 0},
+        AttentionCase{"many_heads", {700, 324}, 16, 2, 128, 0},
+        AttentionCase{"ragged_with_a_token_between", {7, 1, 300, 64}, 32, 8, 128, 0},
+        AttentionCase{"ragged_of_thousands", {1000, 96, 3000}, 64, 8, 128, 0},
+        AttentionCase{"five_of_six_documents", {400, 1, 512, 300, 333}, 9, 3, 64, 0},
+        AttentionCase{"dense", {512, 512, 512, 512}, 32, 8, 128, 0},
+        AttentionCase{"dense_of_odd_length", {333, 333, 333}, 9, 3, 64, 0},
+        AttentionCase{"dense_ungrouped", {640, 640}, 4, 4, 96, 0},
+        AttentionCase{"dense_size_80", {512, 512}, 4, 2, 80, 0},
+        AttentionCase{"dense_in_calls_of_documents", std::vector<int64_t>(3, 2048), 64, 8, 128, 0},
+        AttentionCase{"dense_in_calls_of_heads", {4096}, 64, 8, 128, 0},
+        AttentionCase{"dense_of_one_head_in_much_memory", {12288}, 5, 1, 128, 0},
+        AttentionCase{"many_short", std::vector<int64_t>(64, 64), 8, 2, 128, 0},
+        AttentionCase{
+            "one_among_many_short", {900, 3, 5, 2, 17, 1, 8, 4, 9, 33, 2, 6, 1}, 8, 2, 64, 0},
+        AttentionCase{"window", {200, 33, 90}, 4, 4, 64, 16},
+        AttentionCase{"dense_window", {512, 512}, 8, 2, 128, 100},
+        AttentionCase{"ragged_window", {700, 411, 64}, 8, 2, 128, 130},
+        AttentionCase{"window_of_one", {40, 9}, 2, 2, 64, 1},
+        AttentionCase{"dense_window_of_one", {256, 256}, 2, 2, 64, 1},
+        AttentionCase{"window_beyond_the_rows", {40, 9}, 2, 1, 64, 4096},
+        AttentionCase{"size_of_no_flash_kernel", {50, 70}, 4, 2, 20, 0},
+        AttentionCase{"size_80", {50, 70}, 4, 2, 80, 0},
+        AttentionCase{"ragged_size_80", {300, 470}, 4, 2, 80, 0},
+        AttentionCase{"size_96", {300, 470}, 4, 2, 96, 0},
+        AttentionCase{"size_256", {300, 470}, 4, 2, 256, 0}),
     [](const auto& info) { return info.param.name; });
 
 class CudnnAttentionGpuTest : public GpuTest {
@@ -273,7 +278,7 @@ class CudnnAttentionGpuTest : public GpuTest {
 };
 
 TEST_F(CudnnAttentionGpuTest, TakesLongDocumentsAndLeavesTheRest) {
-  const auto is_cudnn = [](const Case& c) {
+  const auto is_cudnn = [](const AttentionCase& c) {
     const at::Tensor qkv =
         ToGpu(Normal({Tokens(c), (c.heads + 2 * c.key_heads) * c.size}, 41)).to(at::kBFloat16);
     const at::Tensor dout = ToGpu(Normal({Tokens(c), c.heads, c.size}, 42)).to(at::kBFloat16);
@@ -291,7 +296,7 @@ TEST_F(CudnnAttentionGpuTest, TakesLongDocumentsAndLeavesTheRest) {
 // A plan takes tens of milliseconds to build, a call of this size far less than one.
 TEST_F(CudnnAttentionGpuTest, BuildsAPlanOnceForBatchesThatRoundAlike) {
   const auto seconds = [](const std::vector<int64_t>& lengths) {
-    const Case c{"", lengths, 10, 5, 128, 0};
+    const AttentionCase c{"", lengths, 10, 5, 128, 0};
     const at::Tensor qkv = ToGpu(Normal({Tokens(c), 20 * 128}, 51)).to(at::kBFloat16);
     const at::Tensor dout = ToGpu(Normal({Tokens(c), 10, 128}, 52)).to(at::kBFloat16);
     const ops::Documents documents{ToGpu(Offsets(c.lengths)), c.lengths};
@@ -321,7 +326,7 @@ TEST_F(CudnnAttentionGpuTest, BuildsAPlanOnceForBatchesThatRoundAlike) {
 TEST_F(CudnnAttentionGpuTest, FlashGoesOnFromItsLogsumexp) {
   for (const std::vector<int64_t>& lengths :
        {std::vector<int64_t>{512, 512}, std::vector<int64_t>{700, 45, 279}}) {
-    const Case c{"", lengths, 8, 2, 64, 0};
+    const AttentionCase c{"", lengths, 8, 2, 64, 0};
     const int64_t tokens = Tokens(c);
     const at::Tensor qkv = ToGpu(Normal({tokens, 12 * 64}, 61)).to(at::kBFloat16);
     const at::Tensor dout = ToGpu(Normal({tokens, 8, 64}, 62)).to(at::kBFloat16);
@@ -338,7 +343,7 @@ TEST_F(CudnnAttentionGpuTest, FlashGoesOnFromItsLogsumexp) {
     at::Tensor dq = heads(gradients, 0, 8), dk = heads(gradients, 8, 2);
     at::Tensor dv = heads(gradients, 10, 2);
     ops::AttentionBackward(dq, dk, dv, dout, q, k, v, out, lse, documents, scale, 0);
-    const Result expected = Reference(c, qkv, dout);
+    const AttentionResult expected = Reference(c, qkv, dout);
     EXPECT_LT(RelativeError(dq, expected.dq), 1e-2);
     EXPECT_LT(RelativeError(dk, expected.dk), 1e-2);
     EXPECT_LT(RelativeError(dv, expected.dv), 1e-2);

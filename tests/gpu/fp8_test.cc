@@ -404,8 +404,8 @@ Operand RandomOperand(int64_t rows, int64_t width, uint64_t seed) {
 }
 
 // Rows for a result, in a buffer with 24 columns to spare.
-struct Result {
-  Result(int64_t m, int64_t n, at::ScalarType type)
+struct Fp8Result {
+  Fp8Result(int64_t m, int64_t n, at::ScalarType type)
       : buffer(ToGpu(at::full({m, n + 24}, 77.0, type))), rows(buffer.narrow(1, 0, n)) {
     rows.fill_(kNaN);  // must not be read
   }
@@ -433,7 +433,7 @@ TEST_F(Fp8GemmTest, EqualsTheProductOfWhatTheRowsStandFor) {
           expected = product + addend.cpu().to(at::kDouble);
           bound = sizes + addend.cpu().to(at::kDouble).abs();
         }
-        Result out(m, n, type);
+        Fp8Result out(m, n, type);
         ops::Fp8Gemm(out.rows, a.rows, a.scale, b.rows, b.scale, adds ? addend : Tensor());
         // Rounding to bf16, and sums whose terms are cut to 14 bits.
         EXPECT_LT(RelativeError(out.rows, expected), type == at::kFloat ? 2e-3 : 4e-3)
@@ -459,7 +459,7 @@ TEST_F(Fp8GemmTest, ExactSumsAreRoundedOnce) {
     const Tensor product = at::mm(a.exact, b.exact.t());
     for (const auto type : {at::kBFloat16, at::kFloat}) {
       const Tensor addend = ToGpu(Normal({m, n}, 3, 60.0).round().to(type));
-      Result out(m, n, type), sum(m, n, type);
+      Fp8Result out(m, n, type), sum(m, n, type);
       ops::Fp8Gemm(out.rows, a.rows, a.scale, b.rows, b.scale, {});
       EXPECT_TRUE(at::equal(out.rows.cpu(), product.to(type))) << at::IntArrayRef(shape) << type;
       ops::Fp8Gemm(sum.rows, a.rows, a.scale, b.rows, b.scale, addend);
@@ -487,7 +487,7 @@ TEST_F(Fp8GemmTest, FewRowsOfLongSumsAreServed) {
       ops::Gemm(expected, a_plain, b_plain.t(), 1.0, 0.0);
       const Tensor addend = at::ones({m, n}, on_gpu.dtype(at::kBFloat16));
       for (const bool adds : {false, true}) {
-        Result out(m, n, at::kBFloat16);
+        Fp8Result out(m, n, at::kBFloat16);
         EXPECT_NO_THROW(ops::Fp8Gemm(out.rows, a, a_scale, b, b_scale, adds ? addend : Tensor()))
             << m << "x" << k << "x" << n << " addend " << adds;
         const Tensor difference = out.rows.to(at::kFloat) - (adds ? expected + 1.0 : expected);
@@ -500,7 +500,7 @@ TEST_F(Fp8GemmTest, FewRowsOfLongSumsAreServed) {
 
 TEST_F(Fp8GemmTest, GivesTheSameBitsEachTime) {
   const Operand a = RandomOperand(33, 8192, 1), b = RandomOperand(512, 8192, 2);
-  Result first(33, 512, at::kBFloat16), second(33, 512, at::kBFloat16);
+  Fp8Result first(33, 512, at::kBFloat16), second(33, 512, at::kBFloat16);
   ops::Fp8Gemm(first.rows, a.rows, a.scale, b.rows, b.scale, {});
   for (int i = 0; i < 5; ++i) {
     second.rows.fill_(kNaN);
@@ -511,7 +511,7 @@ TEST_F(Fp8GemmTest, GivesTheSameBitsEachTime) {
 
 TEST_F(Fp8GemmTest, RefusesWhatDoesNotFit) {
   const Operand a = RandomOperand(4, 32, 1), b = RandomOperand(16, 48, 2);
-  Result out(4, 16, at::kBFloat16);
+  Fp8Result out(4, 16, at::kBFloat16);
   EXPECT_THROW(ops::Fp8Gemm(out.rows, a.rows, a.scale, b.rows, b.scale, {}), c10::Error);
   const Tensor fits = b.rows.narrow(1, 0, 32);
   EXPECT_THROW(ops::Fp8Gemm(out.rows, a.rows, a.scale, fits, a.scale, {}), c10::Error);

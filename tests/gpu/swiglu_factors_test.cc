@@ -10,17 +10,17 @@ namespace {
 
 using at::Tensor;
 
-struct Case {
+struct SwigluCase {
   const char* name;
   int64_t tokens, width, rank;
 };
 
-struct Result {
+struct SwigluResult {
   Tensor gate_up, dxa;
   ops::SwigluFactors factors;
 };
 
-class SwigluFactorsTest : public GpuTest, public ::testing::WithParamInterface<Case> {
+class SwigluFactorsTest : public GpuTest, public ::testing::WithParamInterface<SwigluCase> {
  protected:
   // Rows with columns to spare, of which an odd number of chunks.
   static Tensor Rows(const Tensor& x) {
@@ -31,8 +31,8 @@ class SwigluFactorsTest : public GpuTest, public ::testing::WithParamInterface<C
   }
 
   // On the GPU in bf16, or on the CPU in fp32, from the same values.
-  Result Run(bool gpu) const {
-    const Case& c = GetParam();
+  SwigluResult Run(bool gpu) const {
+    const SwigluCase& c = GetParam();
     const auto value = [&](at::IntArrayRef sizes, uint64_t seed, double scale) {
       const Tensor x = Normal(sizes, seed, scale).to(at::kBFloat16);
       return gpu ? ToGpu(x) : x.to(at::kFloat);
@@ -41,7 +41,7 @@ class SwigluFactorsTest : public GpuTest, public ::testing::WithParamInterface<C
       const Tensor x = at::full(sizes, 0.25, at::kFloat);
       return gpu ? ToGpu(x) : x;
     };
-    Result r;
+    SwigluResult r;
     r.gate_up = Rows(value({c.tokens, 2 * c.width}, 1, 2.0));
     const Tensor dy = Rows(value({c.tokens, c.width}, 2, 1.0));
     r.factors = {.xa = value({c.tokens, 2 * c.rank}, 3, 1.0),
@@ -59,8 +59,8 @@ class SwigluFactorsTest : public GpuTest, public ::testing::WithParamInterface<C
 };
 
 TEST_P(SwigluFactorsTest, EqualsTheReference) {
-  const Case& c = GetParam();
-  const Result actual = Run(true), expected = Run(false);
+  const SwigluCase& c = GetParam();
+  const SwigluResult actual = Run(true), expected = Run(false);
   EXPECT_LT(RelativeError(actual.gate_up, expected.gate_up), 4e-3);
   EXPECT_LT(RelativeError(actual.dxa, expected.dxa), 6e-3);
   EXPECT_LT(RelativeError(actual.factors.db_gate, expected.factors.db_gate), 4e-3);
@@ -73,7 +73,7 @@ TEST_P(SwigluFactorsTest, EqualsTheReference) {
 
 // Row by row and column by column: an error in one tile would drown in the whole.
 TEST_P(SwigluFactorsTest, EachTokenAndEachColumnIsRight) {
-  const Result actual = Run(true), expected = Run(false);
+  const SwigluResult actual = Run(true), expected = Run(false);
   const auto worst = [](const Tensor& a, const Tensor& b, int64_t along) {
     const Tensor x = a.cpu().to(at::kDouble), y = b.to(at::kDouble);
     const Tensor error = (x - y).square().sum({along}).sqrt(),
@@ -88,15 +88,15 @@ TEST_P(SwigluFactorsTest, EachTokenAndEachColumnIsRight) {
 }
 
 TEST_P(SwigluFactorsTest, RowsHaveTheBitsOfThePlainBackwardAndAllRepeat) {
-  const Case& c = GetParam();
-  const Result first = Run(true);
+  const SwigluCase& c = GetParam();
+  const SwigluResult first = Run(true);
   const Tensor gate_up = ToGpu(Normal({c.tokens, 2 * c.width}, 1, 2.0).to(at::kBFloat16));
   const Tensor dy = ToGpu(Normal({c.tokens, c.width}, 2, 1.0).to(at::kBFloat16));
   Tensor plain = at::empty_like(gate_up);
   ops::SwigluBackward(plain, dy, gate_up);
   EXPECT_TRUE(SameBits(first.gate_up, plain));
   for (int i = 0; i < 3; ++i) {
-    const Result again = Run(true);
+    const SwigluResult again = Run(true);
     EXPECT_TRUE(SameBits(first.dxa, again.dxa));
     EXPECT_TRUE(SameBits(first.factors.db_gate, again.factors.db_gate));
     EXPECT_TRUE(SameBits(first.factors.db_up, again.factors.db_up));
@@ -104,13 +104,15 @@ TEST_P(SwigluFactorsTest, RowsHaveTheBitsOfThePlainBackwardAndAllRepeat) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Cases, SwigluFactorsTest,
-    ::testing::Values(Case{"one_token", 1, 256, 16}, Case{"one_tile", 128, 256, 16},
-                      Case{"part_of_a_tile", 300, 512, 16}, Case{"rank_32", 300, 512, 32},
-                      Case{"many_strips", 700, 12288, 16}, Case{"rank_32_strips", 1030, 9728, 32},
-                      Case{"many_tokens", 8192, 3072, 16}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Cases, SwigluFactorsTest,
+                         ::testing::Values(SwigluCase{"one_token", 1, 256, 16},
+                                           SwigluCase{"one_tile", 128, 256, 16},
+                                           SwigluCase{"part_of_a_tile", 300, 512, 16},
+                                           SwigluCase{"rank_32", 300, 512, 32},
+                                           SwigluCase{"many_strips", 700, 12288, 16},
+                                           SwigluCase{"rank_32_strips", 1030, 9728, 32},
+                                           SwigluCase{"many_tokens", 8192, 3072, 16}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_F(GpuTest, SwigluFactorsLeavesOtherSizesToThePlainPath) {
   const auto has = [](int64_t width, int64_t rank, at::ScalarType type) {

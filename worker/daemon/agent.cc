@@ -20,7 +20,7 @@ using std::chrono::seconds;
 
 // Between two looks at a live shim's status.
 constexpr milliseconds kWatchInterval{100};
-constexpr seconds kIdleInterval{2};
+constexpr seconds kNoLiveInterval{2};
 
 bool IsFolderName(const std::string& uid) {
   return io::IsSafeRelative(uid) && uid.find('/') == std::string::npos && uid.size() <= 64;
@@ -284,7 +284,7 @@ Nanos Agent::Step() {
     live = live || attempt->HasProcesses();
   }
   RemoveForgotten();
-  return live ? Nanos(kWatchInterval) : Nanos(kIdleInterval);
+  return live ? Nanos(kWatchInterval) : Nanos(kNoLiveInterval);
 }
 
 void Agent::WaitForStep(Nanos timeout) {

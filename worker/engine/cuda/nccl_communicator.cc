@@ -59,11 +59,6 @@ class CopiedWork : public NcclWork {
   at::Tensor to_, from_;
 };
 
-class DoneWork : public Work {
- public:
-  void Wait() override {}
-};
-
 // Gathers and broadcasts move bytes, so that any type may travel, quantised bytes included.
 at::Tensor Bytes(const at::Tensor& tensor) { return tensor.view(-1).view(at::kByte); }
 

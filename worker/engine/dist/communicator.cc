@@ -18,11 +18,6 @@
 namespace sft::engine {
 namespace {
 
-class DoneWork : public Work {
- public:
-  void Wait() override {}
-};
-
 class LocalCommunicator : public Communicator {
  public:
   explicit LocalCommunicator(at::Device device) : device_(device) {}

@@ -31,6 +31,12 @@ class Work {
 };
 using WorkPtr = std::unique_ptr<Work>;
 
+// Of a collective that had nothing to do.
+class DoneWork : public Work {
+ public:
+  void Wait() override {}
+};
+
 // Thread-compatible: one thread of the rank calls it. Tensors are contiguous and on device().
 // Sums take fp32 or bf16 (and int64 and fp64 for counts and norms); gathers and broadcasts move
 // bytes and take any type.

@@ -116,11 +116,6 @@ class SlicedReduceWork : public GlooWork {
   at::Tensor slice_, part_;
 };
 
-class DoneWork : public Work {
- public:
-  void Wait() override {}
-};
-
 std::shared_ptr<::gloo::transport::Device> MakeDevice(const std::string& bind) {
   if (if_nametoindex(bind.c_str()) != 0) {
     return c10d::ProcessGroupGloo::createDeviceForInterface(bind);

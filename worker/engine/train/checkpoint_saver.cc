@@ -10,6 +10,7 @@
 
 #include "common/base/version.h"
 #include "common/io/file.h"
+#include "common/io/sha256.h"
 #include "common/spec/visit.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/disk.h"
@@ -20,8 +21,6 @@ namespace sft::engine {
 namespace fs = std::filesystem;
 
 namespace {
-
-constexpr size_t kHashDigits = 64;
 
 constexpr int kMostCopiers = 8;
 
@@ -193,7 +192,7 @@ void CheckpointSaver::Save(const std::string& reason, const Moment& moment, cons
 
 // Files are listed by rank; a rank without one has the size 0.
 void CheckpointSaver::GatherFiles() {
-  const std::string hash = own_.sha256.empty() ? std::string(kHashDigits, '0') : own_.sha256;
+  const std::string hash = own_.sha256.empty() ? std::string(io::kSha256Digits, '0') : own_.sha256;
   const std::vector<int64_t> sizes = AllGatherInt64(comm_, own_.size);
   const std::vector<std::string> hashes = AllGatherStrings(comm_, hash);
   const int end = place_.first_rank + place_.ranks_of_node(comm_.world());

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/checkpoint/model_writer.h"
@@ -15,8 +16,6 @@ namespace sft::engine {
 namespace {
 
 using at::Tensor;
-
-constexpr size_t kHashDigits = 64;
 
 // Calls visit(param, weight) for every trained parameter in the order of the layout. `weight` is
 // the gathered master weight in `type`. A collective.
@@ -85,7 +84,7 @@ std::string AdapterFileHash(const TrainingModel& model, const std::filesystem::p
     for (const ParamInfo& param : unit.params) {
       if (!param.trainable) continue;
       const auto found = tensors.find(param.name);
-      if (found == tensors.end()) return std::string(kHashDigits, '0');
+      if (found == tensors.end()) return std::string(io::kSha256Digits, '0');
       hasher.Add(found->second);
     }
   }
@@ -175,7 +174,7 @@ DeliveryResult Deliver(const TrainingModel& model, const spec::JobSpec& spec,
   ConsistencyReport& report = result.consistency;
   report.weights_sha256 = full ? WriteModelFrom(model, spec, options, writes)
                                : WriteAdapterFrom(model, spec, options, writes);
-  std::string delivered(kHashDigits, '0');
+  std::string delivered(io::kSha256Digits, '0');
   if (writes) {
     delivered =
         full ? ModelFileHash(model, options.target) : AdapterFileHash(model, options.target);

@@ -2,21 +2,14 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "worker/engine/weights/side_stream.h"
 
 namespace sft::engine {
 
-namespace {
-
-c10::impl::VirtualGuardImpl Guard(at::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type());
-}
-
-}  // namespace
-
 HostLane::HostLane(at::Device device, int slots) : device_(device) {
   if (device.is_cpu()) return;
-  stream_ = Guard(device).getStreamFromGlobalPool(device);
+  stream_ = StreamsOf(device).getStreamFromGlobalPool(device);
   computed_.emplace(device.type());
   copied_.emplace(device.type());
   for (int i = 0; i < slots; ++i) done_.emplace_back(device.type());
@@ -24,7 +17,7 @@ HostLane::HostLane(at::Device device, int slots) : device_(device) {
 
 void HostLane::Follow() {
   if (!stream_) return;
-  computed_->record(Guard(device_).getStream(device_));
+  computed_->record(StreamsOf(device_).getStream(device_));
   computed_->block(*stream_);
 }
 
@@ -46,7 +39,7 @@ void HostLane::WaitOnHost(int slot) {
 void HostLane::Join() {
   if (!stream_) return;
   copied_->record(*stream_);
-  copied_->block(Guard(device_).getStream(device_));
+  copied_->block(StreamsOf(device_).getStream(device_));
 }
 
 at::Tensor PinnedBuffer(int64_t elements, at::ScalarType type, at::Device device) {

@@ -3,10 +3,16 @@
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <optional>
 
 namespace sft::engine {
+
+// The streams of the device's kind.
+inline c10::impl::VirtualGuardImpl StreamsOf(at::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type());
+}
 
 // A second stream of a device, for work beside the computation. Thread-compatible: one thread of
 // the rank uses it and the current stream.

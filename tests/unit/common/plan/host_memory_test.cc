@@ -15,7 +15,7 @@ using ::testing::Not;
 // Full fine-tuning of Qwen3-8B with 131,072 tokens a step on one GPU: 8,190,735,360 elements.
 constexpr int64_t kElements = 8'190'735'360;
 
-spec::JobSpec Full() {
+spec::JobSpec FullOnHost() {
   spec::JobSpec job;
   job.compute.gpu_type = "H200";
   job.training.mode = spec::Mode::kFullFinetune;
@@ -27,7 +27,7 @@ spec::JobSpec Full() {
   return job;
 }
 
-PlanInput Input(const spec::JobSpec& job, double host_gigabytes) {
+PlanInput OnHost(const spec::JobSpec& job, double host_gigabytes) {
   constexpr int64_t kH200Bytes = 150'700'000'000;
   return {.shape = Qwen3Of8B(),
           .job = job,
@@ -37,8 +37,8 @@ PlanInput Input(const spec::JobSpec& job, double host_gigabytes) {
 }
 
 TEST(HostMemoryTest, MastersAndStatesLeaveTheGpu) {
-  const auto on_host = MakeProblem(Qwen3Of8B(), Full(), 4096);
-  spec::JobSpec job = Full();
+  const auto on_host = MakeProblem(Qwen3Of8B(), FullOnHost(), 4096);
+  spec::JobSpec job = FullOnHost();
   job.parallelism.offload_optimizer = false;
   const auto on_gpu = MakeProblem(Qwen3Of8B(), job, 4096);
   ASSERT_TRUE(on_host.ok() && on_gpu.ok());
@@ -51,7 +51,7 @@ TEST(HostMemoryTest, MastersAndStatesLeaveTheGpu) {
 }
 
 TEST(HostMemoryTest, MastersOfTheComputeTypeAreHeldBesideTheWeights) {
-  spec::JobSpec job = Full();
+  spec::JobSpec job = FullOnHost();
   job.hyperparameters.master_weights = spec::MasterWeights::kBf16;
   const auto problem = MakeProblem(Qwen3Of8B(), job, 4096);
   ASSERT_TRUE(problem.ok());
@@ -60,7 +60,7 @@ TEST(HostMemoryTest, MastersOfTheComputeTypeAreHeldBesideTheWeights) {
 }
 
 TEST(HostMemoryTest, EachRankKeepsItsOwnPart) {
-  spec::JobSpec job = Full();
+  spec::JobSpec job = FullOnHost();
   job.compute.gpu_count = 4;
   job.compute.gpus_per_node = 4;
   job.parallelism.sharding = spec::Sharding::kZero2;
@@ -70,15 +70,15 @@ TEST(HostMemoryTest, EachRankKeepsItsOwnPart) {
 }
 
 TEST(HostMemoryTest, ACpuRankHoldsWhatItHoldsWithoutIt) {
-  const auto units = MakeUnits(Qwen3Of8B(), Full());
+  const auto units = MakeUnits(Qwen3Of8B(), FullOnHost());
   ASSERT_TRUE(units.ok());
-  const Memory memory = PlanMemory(*units, Full(), Device::kCpu);
+  const Memory memory = PlanMemory(*units, FullOnHost(), Device::kCpu);
   EXPECT_EQ(memory.host_masters + memory.host_optimizer, 0);
   EXPECT_EQ(memory.optimizer, 8 * kElements);
 }
 
 TEST(HostMemoryTest, TooLittleIsRefusedWithTheKeyTheBytesAndWhatFits) {
-  const absl::Status refused = MakePlan(Input(Full(), 60)).status();
+  const absl::Status refused = MakePlan(OnHost(FullOnHost(), 60)).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("hyperparameters.parallelism.offload_optimizer = true needs 98.6 GB"),
@@ -86,9 +86,9 @@ TEST(HostMemoryTest, TooLittleIsRefusedWithTheKeyTheBytesAndWhatFits) {
                     HasSubstr("has 60.0 GB left for each"),
                     HasSubstr("optimizer = \"adamw_8bit\" (49.7 GB)"),
                     HasSubstr("or offload_optimizer = false"), Not(HasSubstr("\"adamw_bf16\" ("))));
-  EXPECT_TRUE(MakePlan(Input(Full(), 100)).ok());
+  EXPECT_TRUE(MakePlan(OnHost(FullOnHost(), 100)).ok());
   // What a server does not know it does not judge.
-  EXPECT_TRUE(MakePlan(Input(Full(), 0)).ok());
+  EXPECT_TRUE(MakePlan(OnHost(FullOnHost(), 0)).ok());
 }
 
 TEST(HostMemoryTest, RanksOfANodeShareItsMemory) {
@@ -98,18 +98,18 @@ TEST(HostMemoryTest, RanksOfANodeShareItsMemory) {
 
 // At the peak, and against states in bf16 on the GPU.
 TEST(HostMemoryTest, AFullFineTuneOf8BTakesFarLessOfTheGpuAndMostOfTheTime) {
-  const auto offloaded = MakePlan(Input(Full(), 130));
-  spec::JobSpec job = Full();
+  const auto offloaded = MakePlan(OnHost(FullOnHost(), 130));
+  spec::JobSpec job = FullOnHost();
   job.parallelism.offload_optimizer = false;
   job.hyperparameters.optimizer = spec::Optimizer::kAdamWBf16;
   job.hyperparameters.master_weights = spec::MasterWeights::kBf16;
-  const auto resident = MakePlan(Input(job, 0));
+  const auto resident = MakePlan(OnHost(job, 0));
   ASSERT_TRUE(offloaded.ok()) << offloaded.status();
   ASSERT_TRUE(resident.ok()) << resident.status();
   EXPECT_LT(offloaded->memory.resident() + 32'000'000'000, resident->memory.resident());
   EXPECT_GT(offloaded->tokens_per_second, 0.8 * resident->tokens_per_second);
   EXPECT_LT(offloaded->tokens_per_second, resident->tokens_per_second);
-  EXPECT_THAT(Describe(*offloaded, Full(), 36), HasSubstr("98.6 GB of host memory"));
+  EXPECT_THAT(Describe(*offloaded, FullOnHost(), 36), HasSubstr("98.6 GB of host memory"));
 }
 
 }  // namespace

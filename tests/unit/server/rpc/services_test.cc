@@ -16,7 +16,7 @@
 namespace sft::server {
 namespace {
 
-constexpr char kJobFile[] = R"([job]
+constexpr char kTwoRowJob[] = R"([job]
 model = "/models/tiny"
 data = "rows.jsonl"
 [compute]
@@ -25,7 +25,7 @@ gpu_count = 1
 nodes = 1
 gpus_per_node = 1
 )";
-constexpr char kRows[] = "{\"text\":\"a\"}\n{\"text\":\"b\"}\n";
+constexpr char kTwoRows[] = "{\"text\":\"a\"}\n{\"text\":\"b\"}\n";
 
 class ServicesTest : public testing::Test {
  protected:
@@ -70,7 +70,7 @@ class ServicesTest : public testing::Test {
     request.set_request_id(request_id);
     v1::JobFile* file = request.add_files();
     file->set_key("job.data");
-    file->set_sha256(io::Sha256Hex(kRows));
+    file->set_sha256(io::Sha256Hex(kTwoRows));
     grpc::ClientContext context;
     rpc::SetDeadline(context, rpc::kUnaryDeadline);
     return jobs_->SubmitJob(&context, request, job);
@@ -94,7 +94,7 @@ TEST_F(ServicesTest, SaysItsVersionAndProtocol) {
 
 TEST_F(ServicesTest, AProblemIsAViolationWithKeyAndLine) {
   v1::Job job;
-  const grpc::Status status = Submit(std::string(kJobFile) + "gpu_cout = 2\n", &job);
+  const grpc::Status status = Submit(std::string(kTwoRowJob) + "gpu_cout = 2\n", &job);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   const auto violations = rpc::ViolationsOf(status);
   ASSERT_EQ(violations.size(), 1u);
@@ -104,19 +104,19 @@ TEST_F(ServicesTest, AProblemIsAViolationWithKeyAndLine) {
 
 TEST_F(ServicesTest, AMissingFileHasItsReason) {
   v1::Job job;
-  const grpc::Status status = Submit(kJobFile, &job);
+  const grpc::Status status = Submit(kTwoRowJob, &job);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(rpc::ReasonOf(status), "FILE_NOT_UPLOADED");
 }
 
 TEST_F(ServicesTest, AJobIsUploadedSubmittedListedWatchedAndCancelled) {
   v1::UploadBlobResponse uploaded;
-  ASSERT_TRUE(Upload(kRows, &uploaded).ok());
+  ASSERT_TRUE(Upload(kTwoRows, &uploaded).ok());
   EXPECT_EQ(uploaded.rows(), 2);
   v1::Job job, again;
-  const grpc::Status submitted = Submit(kJobFile, &job, "r-1");
+  const grpc::Status submitted = Submit(kTwoRowJob, &job, "r-1");
   ASSERT_TRUE(submitted.ok()) << submitted.error_message();
-  ASSERT_TRUE(Submit(kJobFile, &again, "r-1").ok());
+  ASSERT_TRUE(Submit(kTwoRowJob, &again, "r-1").ok());
   EXPECT_EQ(again.name(), job.name());
   EXPECT_EQ(job.owner(), "local") << "the interceptor names the principal";
   grpc::ClientContext list_context;
@@ -142,15 +142,15 @@ TEST_F(ServicesTest, AJobIsUploadedSubmittedListedWatchedAndCancelled) {
 
 TEST_F(ServicesTest, AClientCannotNameItsOwnPrincipal) {
   v1::UploadBlobResponse uploaded;
-  ASSERT_TRUE(Upload(kRows, &uploaded).ok());
+  ASSERT_TRUE(Upload(kTwoRows, &uploaded).ok());
   grpc::ClientContext context;
   context.AddMetadata("sft-principal", "root");
   v1::SubmitJobRequest request;
-  request.set_source_text(kJobFile);
+  request.set_source_text(kTwoRowJob);
   request.set_file_name("job.toml");
   v1::JobFile* file = request.add_files();
   file->set_key("job.data");
-  file->set_sha256(io::Sha256Hex(kRows));
+  file->set_sha256(io::Sha256Hex(kTwoRows));
   v1::Job job;
   ASSERT_TRUE(jobs_->SubmitJob(&context, request, &job).ok());
   EXPECT_EQ(job.owner(), "local");
@@ -182,15 +182,15 @@ TEST_F(ServicesTest, AWorkersStreamIsWelcomedAndToldItsDesiredSet) {
   ASSERT_TRUE(stream->Read(&message));
   EXPECT_TRUE(message.has_desired());
   v1::UploadBlobResponse uploaded;
-  ASSERT_TRUE(Upload(kRows, &uploaded).ok());
+  ASSERT_TRUE(Upload(kTwoRows, &uploaded).ok());
   v1::Job job;
-  ASSERT_TRUE(Submit(kJobFile, &job).ok());
+  ASSERT_TRUE(Submit(kTwoRowJob, &job).ok());
   // The set may be told again before the job is placed.
   do {
     ASSERT_TRUE(stream->Read(&message));
   } while (message.desired().attempts_size() == 0);
   ASSERT_EQ(message.desired().attempts_size(), 1);
-  EXPECT_EQ(message.desired().attempts(0).dispatch().files(0).sha256(), io::Sha256Hex(kRows));
+  EXPECT_EQ(message.desired().attempts(0).dispatch().files(0).sha256(), io::Sha256Hex(kTwoRows));
   context.TryCancel();
   (void)stream->Finish();
 }
@@ -211,17 +211,17 @@ TEST_F(ServicesTest, ARefusedWorkerIsToldWhyBeforeItsStreamEnds) {
 
 TEST_F(ServicesTest, ABlobIsDownloadedFromAnOffset) {
   v1::UploadBlobResponse uploaded;
-  ASSERT_TRUE(Upload(kRows, &uploaded).ok());
+  ASSERT_TRUE(Upload(kTwoRows, &uploaded).ok());
   grpc::ClientContext context;
   v1::DownloadBlobRequest request;
-  request.set_sha256(io::Sha256Hex(kRows));
+  request.set_sha256(io::Sha256Hex(kTwoRows));
   request.set_offset(5);
   const auto reader = data_->DownloadBlob(&context, request);
   v1::DownloadChunk chunk;
   std::string bytes;
   while (reader->Read(&chunk)) bytes += chunk.data();
   ASSERT_TRUE(reader->Finish().ok());
-  EXPECT_EQ(bytes, std::string(kRows).substr(5));
+  EXPECT_EQ(bytes, std::string(kTwoRows).substr(5));
 }
 
 TEST_F(ServicesTest, WhatDoesNotExistIsNotFound) {

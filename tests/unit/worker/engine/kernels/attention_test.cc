@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/unit/worker/engine/kernels/random_tensor.h"
 #include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
@@ -19,10 +20,6 @@ struct Case {
   std::vector<int64_t> lengths;
   int64_t heads, key_heads, size, window;
 };
-
-Tensor Random(at::IntArrayRef shape, int seed) {
-  return at::randn(shape, at::detail::createCPUGenerator(seed), at::kFloat);
-}
 
 Tensor Offsets(const std::vector<int64_t>& lengths) {
   std::vector<int32_t> ends = {0};
@@ -61,10 +58,6 @@ std::tuple<Tensor, Tensor> PlainAttention(const Tensor& q, const Tensor& k, cons
   const Tensor scores = at::matmul(q.permute({1, 0, 2}), keys) * scale + mask;
   return {at::matmul(at::softmax(scores, -1), values).permute({1, 0, 2}),
           at::logsumexp(scores, {-1})};
-}
-
-double RelativeError(const Tensor& actual, const Tensor& expected) {
-  return (actual - expected).norm().item<double>() / (expected.norm().item<double>() + 1e-30);
 }
 
 // The first products of a process are off by up to 2e-5 in about one of a hundred, on a machine

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "tests/unit/worker/engine/kernels/random_tensor.h"
 #include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
@@ -13,10 +14,6 @@ namespace {
 using at::Tensor;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-Tensor Random(at::IntArrayRef shape, int seed) {
-  return at::randn(shape, at::detail::createCPUGenerator(seed), at::kFloat);
-}
 
 // Float8 rows in a wider buffer of bytes, all of which are 0x2a.
 struct Fp8Buffer {

@@ -6,21 +6,13 @@
 #include <cmath>
 #include <vector>
 
+#include "tests/unit/worker/engine/kernels/random_tensor.h"
 #include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
 namespace {
 
 using at::Tensor;
-
-Tensor Random(at::IntArrayRef shape, int seed) {
-  return at::randn(shape, at::detail::createCPUGenerator(seed), at::kFloat);
-}
-
-double RelativeError(const Tensor& actual, const Tensor& expected) {
-  return (actual.to(at::kDouble) - expected.to(at::kDouble)).norm().item<double>() /
-         (expected.to(at::kDouble).norm().item<double>() + 1e-30);
-}
 
 // Gradients of sum(y * dy) by autograd.
 std::vector<Tensor> Gradients(const Tensor& y, const Tensor& dy,

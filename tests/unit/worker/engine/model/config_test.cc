@@ -20,7 +20,7 @@ std::string Config(const std::string& type, const std::string& extra = "") {
 DecoderConfig Parse(const std::string& text) { return DecoderConfig::Parse(text, "config.json"); }
 
 // The message of the UserError that parsing throws.
-std::string Refusal(const std::string& text) {
+std::string ParseRefusal(const std::string& text) {
   try {
     Parse(text);
   } catch (const UserError& error) {
@@ -74,18 +74,21 @@ TEST(DecoderConfigTest, RotaryScalingIsReadFromBothSpellings) {
 }
 
 TEST(DecoderConfigTest, RefusesWhatItCannotRunAndSaysWhatItCan) {
-  EXPECT_NE(Refusal(Config("gpt2")).find("llama, mistral, qwen2, qwen3"), std::string::npos);
-  EXPECT_NE(Refusal(Config("llama", R"(, "rope_scaling": {"rope_type": "dynamic", "factor": 2})"))
-                .find("dynamic"),
+  EXPECT_NE(ParseRefusal(Config("gpt2")).find("llama, mistral, qwen2, qwen3"), std::string::npos);
+  EXPECT_NE(
+      ParseRefusal(Config("llama", R"(, "rope_scaling": {"rope_type": "dynamic", "factor": 2})"))
+          .find("dynamic"),
+      std::string::npos);
+  EXPECT_NE(ParseRefusal(Config("llama", R"(, "hidden_act": "gelu")")).find("hidden_act"),
             std::string::npos);
-  EXPECT_NE(Refusal(Config("llama", R"(, "hidden_act": "gelu")")).find("hidden_act"),
-            std::string::npos);
-  EXPECT_NE(Refusal(Config("llama", R"(, "num_key_value_heads": 3)")).find("num_key_value_heads"),
-            std::string::npos);
-  EXPECT_NE(Refusal(Config("llama", R"(, "quantization_config": {"bits": 4})")).find("quantised"),
-            std::string::npos);
-  EXPECT_NE(Refusal(R"({"model_type": "llama"})").find("vocab_size"), std::string::npos);
-  EXPECT_NE(Refusal("{").find("not a JSON object"), std::string::npos);
+  EXPECT_NE(
+      ParseRefusal(Config("llama", R"(, "num_key_value_heads": 3)")).find("num_key_value_heads"),
+      std::string::npos);
+  EXPECT_NE(
+      ParseRefusal(Config("llama", R"(, "quantization_config": {"bits": 4})")).find("quantised"),
+      std::string::npos);
+  EXPECT_NE(ParseRefusal(R"({"model_type": "llama"})").find("vocab_size"), std::string::npos);
+  EXPECT_NE(ParseRefusal("{").find("not a JSON object"), std::string::npos);
   EXPECT_THROW(DecoderConfig::Read("/nonexistent"), UserError);
 }
 

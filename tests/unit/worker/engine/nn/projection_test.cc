@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/unit/worker/engine/kernels/random_tensor.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/nn/rows.h"
 #include "worker/engine/weights/adapted_source.h"
@@ -23,14 +24,6 @@ using at::Tensor;
 constexpr int64_t kTokens = 7;
 constexpr int64_t kInputs = 12;
 constexpr double kScale = 0.75;
-
-Tensor Random(at::IntArrayRef shape, int seed) {
-  return at::randn(shape, at::detail::createCPUGenerator(seed), at::kFloat);
-}
-
-double RelativeError(const Tensor& actual, const Tensor& expected) {
-  return (actual - expected).norm().item<double>() / (expected.norm().item<double>() + 1e-30);
-}
 
 // Keeps gradients by position.
 class MapSink : public GradientSink {

@@ -21,7 +21,7 @@ constexpr int kSteps = 3;
 
 // Three units; the second has a parameter of several pieces, one that shares its last transfer, and
 // one that is not decayed.
-ModelLayout Layout() {
+ModelLayout FourUnits() {
   ModelLayout layout;
   layout.units.push_back({"a", {{"a.weight", {300}, ParamRole::kEmbedding, true}}});
   layout.units.push_back({"b",
@@ -83,7 +83,7 @@ class Rank {
     return weights;
   }
 
-  const ModelLayout layout = Layout();
+  const ModelLayout layout = FourUnits();
   const std::unique_ptr<Communicator> comm = MakeLocalCommunicator(at::kCPU);
   TrainableStore store;
   std::vector<HostOptimizer::PartInfo> infos;

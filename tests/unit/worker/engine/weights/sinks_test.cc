@@ -15,7 +15,7 @@ namespace {
 
 using at::Tensor;
 
-ModelLayout Layout() {
+ModelLayout ThreeUnits() {
   ModelLayout layout;
   layout.units.push_back({"a", {{"a.weight", {2}, ParamRole::kLinear, true}}});
   layout.units.push_back({"b",
@@ -51,7 +51,7 @@ void ExpectOwnParts(const std::vector<Tensor>& parts, const TrainableStore& stor
 }
 
 TEST(ReplicatedSinkTest, SumsMicroBatchesAndRanksInBuckets) {
-  const ModelLayout layout = Layout();
+  const ModelLayout layout = ThreeUnits();
   RunRanks(3, [&](Communicator& comm) {
     TrainableStore store(layout, at::kFloat, at::kFloat, Placement::kReplicated, comm);
     ReplicatedSink one(layout, store, 1 << 20, comm);
@@ -71,7 +71,7 @@ TEST(ReplicatedSinkTest, SumsMicroBatchesAndRanksInBuckets) {
 }
 
 TEST(ReplicatedSinkTest, SumsTheShardsOfAShardedOptimizerOnceAStep) {
-  const ModelLayout layout = Layout();
+  const ModelLayout layout = ThreeUnits();
   RunRanks(4, [&](Communicator& comm) {
     TrainableStore store(layout, at::kFloat, at::kFloat, Placement::kShardedOptimizer, comm);
     ReplicatedSink sink(layout, store, 1 << 20, comm);
@@ -86,7 +86,7 @@ TEST(ReplicatedSinkTest, SumsTheShardsOfAShardedOptimizerOnceAStep) {
 }
 
 TEST(ShardedSinkTest, EachRankGetsTheSumOfItsShardAndSomeGetNone) {
-  const ModelLayout layout = Layout();
+  const ModelLayout layout = ThreeUnits();
   for (Placement placement : {Placement::kShardedOptimizer, Placement::kFullShard}) {
     RunRanks(4, [&](Communicator& comm) {
       TrainableStore store(layout, at::kFloat, at::kFloat, placement, comm);
@@ -103,7 +103,7 @@ TEST(ShardedSinkTest, EachRankGetsTheSumOfItsShardAndSomeGetNone) {
 }
 
 TEST(ShardedSinkTest, SumsOverTheReplicasOfAShardOnceAStep) {
-  const ModelLayout layout = Layout();
+  const ModelLayout layout = ThreeUnits();
   RunRanks(4, [&](Communicator& comm) {
     DataMesh mesh(comm, 2);
     TrainableStore store(layout, at::kFloat, at::kFloat, Placement::kFullShard, mesh.shard());
@@ -118,7 +118,7 @@ TEST(ShardedSinkTest, SumsOverTheReplicasOfAShardOnceAStep) {
 
 // A gradient that bf16 cannot hold is rounded for the way, and added up in fp32.
 TEST(ShardedSinkTest, SendsInTheWireTypeAndAccumulatesInFp32) {
-  const ModelLayout layout = Layout();
+  const ModelLayout layout = ThreeUnits();
   const auto comm = MakeLocalCommunicator(at::kCPU);
   TrainableStore store(layout, at::kBFloat16, at::kFloat, Placement::kFullShard, *comm);
   ShardedSink sink(layout, store, *comm, {.wire = at::kBFloat16});
@@ -135,7 +135,7 @@ TEST(ShardedSinkTest, SendsInTheWireTypeAndAccumulatesInFp32) {
 
 // Two ranks with 2 and 1.0009765625, which bf16 rounds to 1.
 TEST(ShardedSinkTest, ABlocksProductOverwritesWhatIsThereInTheWireType) {
-  const ModelLayout layout = Layout();
+  const ModelLayout layout = ThreeUnits();
   RunRanks(2, [&](Communicator& comm) {
     TrainableStore store(layout, at::kBFloat16, at::kFloat, Placement::kFullShard, comm);
     ShardedSink sink(layout, store, comm, {.wire = at::kBFloat16});
@@ -165,7 +165,7 @@ TEST(ShardedSinkTest, ABlocksProductOverwritesWhatIsThereInTheWireType) {
 }
 
 TEST(ReplicatedSinkTest, AProductIsAddedToTheSumsOfTheStep) {
-  const ModelLayout layout = Layout();
+  const ModelLayout layout = ThreeUnits();
   const auto comm = MakeLocalCommunicator(at::kCPU);
   TrainableStore store(layout, at::kFloat, at::kFloat, Placement::kReplicated, *comm);
   ReplicatedSink sink(layout, store, 1 << 20, *comm);
@@ -178,7 +178,7 @@ TEST(ReplicatedSinkTest, AProductIsAddedToTheSumsOfTheStep) {
 }
 
 TEST(TrainableStoreTest, GathersAndUpdatesEveryPlacementAlike) {
-  const ModelLayout layout = Layout();
+  const ModelLayout layout = ThreeUnits();
   for (at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
     for (Placement placement :
          {Placement::kReplicated, Placement::kShardedOptimizer, Placement::kFullShard}) {
