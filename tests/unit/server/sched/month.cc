@@ -183,11 +183,16 @@ class Simulation {
     pending.submitted_us = Micros(job.submitted);
     pending.expected_us = static_cast<int64_t>(expected * 1e6);
     pending.bound_us = static_cast<int64_t>(bound * 1e6);
-    const auto at =
-        std::lower_bound(snapshot_.pending.begin(), snapshot_.pending.end(), pending,
-                         [](const PendingJob& a, const PendingJob& b) { return a.id < b.id; });
+    const auto at = FindPending(pending.id);
     snapshot_.pending.insert(at, std::move(pending));
     waits_since_[index] = since;
+  }
+
+  // Where the job stands, or would, among those that wait: they are in the order of their ids.
+  std::vector<PendingJob>::iterator FindPending(const std::string& id) {
+    return std::lower_bound(
+        snapshot_.pending.begin(), snapshot_.pending.end(), id,
+        [](const PendingJob& job, const std::string& id) { return job.id < id; });
   }
 
   void SetSlots(const std::vector<Part>& parts, const std::string& job) {
@@ -204,7 +209,8 @@ class Simulation {
     const Live live = std::move(live_.at(index));
     live_.erase(index);
     SetSlots(live.parts, "");
-    std::erase_if(snapshot_.running, [&](const RunningJob& job) { return job.id == Name(index); });
+    const std::string name = Name(index);
+    std::erase_if(snapshot_.running, [&](const RunningJob& job) { return job.id == name; });
     Fate& fate = outcome_.fates[index];
     if (!live.stopping) {
       fate.end = now;
@@ -221,8 +227,7 @@ class Simulation {
   void Start(const Placement& placement, double now) {
     const size_t index = Index(placement.job);
     const TraceJob& job = trace_.jobs[index];
-    const auto pending = std::find_if(snapshot_.pending.begin(), snapshot_.pending.end(),
-                                      [&](const auto& each) { return each.id == placement.job; });
+    const auto pending = FindPending(placement.job);
     if (!pending->promised.empty() && Micros(now) > pending->promised.start_us) ++outcome_.late;
     Fate& fate = outcome_.fates[index];
     if (fate.start < 0) fate.start = now;
@@ -264,7 +269,11 @@ class Simulation {
     snapshot_.now_us = Micros(now);
     ++outcome_.passes;
     const Decision decision = sched::Decide(snapshot_, rules_);
-    for (const Waiting& waiting : decision.waiting) Note(waiting);
+    Level highest = Level::kLow;
+    for (const PendingJob& job : snapshot_.pending) {
+      highest = std::max(highest, LevelOf(job, snapshot_.now_us));
+    }
+    for (const Waiting& waiting : decision.waiting) Note(waiting, highest);
     for (const Placement& placement : decision.placements) {
       Fate& fate = outcome_.fates[Index(placement.job)];
       if (fate.estimate < 0) fate.estimate = now;
@@ -273,13 +282,9 @@ class Simulation {
     for (const Preemption& preemption : decision.preemptions) Stop(preemption, now);
   }
 
-  void Note(const Waiting& waiting) {
-    PendingJob* job = nullptr;
-    Level highest = Level::kLow;
-    for (PendingJob& each : snapshot_.pending) {
-      if (each.id == waiting.job) job = &each;
-      highest = std::max(highest, LevelOf(each, snapshot_.now_us));
-    }
+  // `highest` of the jobs that wait.
+  void Note(const Waiting& waiting, Level highest) {
+    const auto job = FindPending(waiting.job);
     Fate& fate = outcome_.fates[Index(waiting.job)];
     if (fate.estimate < 0) fate.estimate = Seconds(waiting.start_us);
     if (!waiting.promised.empty() && job->promised.empty()) ++outcome_.promises;
