@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO = ROOT / "build/demo"
 DATA = ROOT / "deploy/demo/train.jsonl"
 TRAINING_DEADLINE_S = 200
-RESTART_STEPS = 8  # of the restart test: 20 to 40 s of training on 2 cores
+RESTART_STEPS = 5  # of the restart test: 15 to 30 s of training on 2 cores
 SUCCEEDED, INFRASTRUCTURE_FAILURE, CANCELLED = 0, 11, 12
 
 
