@@ -60,4 +60,4 @@ bundle: build
 	deploy/bundle/make_bundle.sh $(BUILD)
 
 clean:
-	rm -rf build/release build/dev build/lint build/fuzz build/engine dist
+	rm -rf build/release build/dev build/lint build/alone build/fuzz build/engine dist
