@@ -5,6 +5,7 @@
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
+#include "client/interrupt.h"
 #include "client/login.h"
 #include "client/output/text.h"
 #include "common/base/env.h"
@@ -92,7 +93,13 @@ grpc::Status Connection::Retry(const std::function<grpc::Status(grpc::ClientCont
     if (attempt > 0) clock_.Sleep(std::chrono::milliseconds(250) * (1 << attempt));
     grpc::ClientContext context;
     rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    const Interrupt interrupt(context);
     status = call(context);
+    if (status.ok()) break;
+    if (Interrupt::Raised()) {
+      return {grpc::StatusCode::CANCELLED,
+              "interrupted; what was asked for may have been done all the same"};
+    }
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE) break;
   }
   return status;

@@ -47,13 +47,15 @@ bool Interrupt::Raised() { return raised; }
 
 Interrupt::Interrupt(grpc::ClientContext& context) {
   MutexLock lock(mutex);
+  outer_ = current;
   current = &context;
   if (raised) context.TryCancel();
 }
 
 Interrupt::~Interrupt() {
   MutexLock lock(mutex);
-  current = nullptr;
+  current = outer_;
+  if (raised && current != nullptr) current->TryCancel();
 }
 
 }  // namespace sft::client

@@ -14,10 +14,14 @@ class Interrupt {
   static bool Raised();
 
   // Cancels `context` when a signal comes, or at once if one came already; while this object lives.
+  // They nest: the innermost is cancelled first, and those around it as soon as it is gone.
   explicit Interrupt(grpc::ClientContext& context);
   ~Interrupt();
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
+
+ private:
+  grpc::ClientContext* outer_ = nullptr;
 };
 
 }  // namespace sft::client

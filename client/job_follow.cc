@@ -95,6 +95,7 @@ class Follower {
   void ReadMetrics() {
     grpc::ClientContext context;
     rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    const Interrupt interrupt(context);
     v1::ReadMetricsRequest request;
     request.set_name(name_);
     request.set_index(metric_index_);

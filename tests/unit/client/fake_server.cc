@@ -52,8 +52,12 @@ class FakeServer::Jobs : public v1::JobService::Service {
     *response = job->second;
     return grpc::Status::OK;
   }
-  grpc::Status ListJobs(grpc::ServerContext*, const v1::ListJobsRequest* request,
+  grpc::Status ListJobs(grpc::ServerContext* context, const v1::ListJobsRequest* request,
                         v1::ListJobsResponse* response) override {
+    if (fake_.on_list) {
+      fake_.on_list();
+      while (!context->IsCancelled()) std::this_thread::yield();
+    }
     // One job a page.
     size_t skip = request->page_token().empty() ? 0 : std::stoul(request->page_token());
     size_t index = 0;

@@ -33,6 +33,9 @@ class FakeServer {
   // GetJob, ListJobs, CancelJob by id.
   std::map<std::string, v1::Job> jobs;
 
+  // When jobs are listed; the answer is then kept back until the client ends the call.
+  std::function<void()> on_list;
+
   // Each WatchJob takes the next of these; the last one is repeated.
   struct Watch {
     std::vector<v1::Job> jobs;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
@@ -13,6 +14,7 @@
 
 #include "client/exit_codes.h"
 #include "client/interrupt.h"
+#include "common/base/clock.h"
 #include "tests/unit/client/fake_server.h"
 
 namespace sft::client {
@@ -265,6 +267,7 @@ void Detach(const std::vector<std::string>& command) {
                      .until_cancelled = true,
                      .on_written = interrupt}};
   server.metric_reads = {{.until_cancelled = true, .on_written = interrupt}};
+  server.on_list = interrupt;
   const Outcome run = Sftctl(server, command);
   std::cerr << run.err;
   std::_Exit(run.code);
@@ -273,11 +276,15 @@ void Detach(const std::vector<std::string>& command) {
 TEST(InterruptDeathTest, CtrlCDetachesAndSaysHowToComeBack) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto exited = ::testing::ExitedWithCode(kInterrupted);
+  const MonoTime begin = Clock::Real().Mono();
   EXPECT_EXIT(Detach({"status", "job-a", "--watch"}), exited,
               "detached; the job goes on.*sftctl status job-a --watch");
   EXPECT_EXIT(Detach({"wait", "job-a"}), exited, "detached; the job goes on.*sftctl wait job-a");
   EXPECT_EXIT(Detach({"metrics", "job-a", "--follow"}), exited,
               "detached; the job goes on.*sftctl metrics job-a --follow");
+  EXPECT_EXIT(Detach({"list"}), exited, "interrupted; what was asked for may have been done");
+  // No call is waited for: not even the one for metrics while a job is watched.
+  EXPECT_LT(Clock::Real().Mono() - begin, std::chrono::seconds(15));
 }
 
 }  // namespace
