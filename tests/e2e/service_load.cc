@@ -17,7 +17,6 @@
 #include <atomic>
 #include <cstdio>
 #include <deque>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -28,11 +27,10 @@
 #include "common/base/ids.h"
 #include "common/base/mutex.h"
 #include "common/base/version.h"
-#include "common/io/file.h"
-#include "common/io/sha256.h"
 #include "common/rpc/channel.h"
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/worker_service.grpc.pb.h"
+#include "tests/e2e/submit_request.h"
 
 namespace sft {
 namespace {
@@ -83,17 +81,11 @@ class Latencies {
 
 int Submit(const std::string& address, const std::string& job_file, const std::string& data_file,
            double rate, double seconds) {
-  const absl::StatusOr<std::string> text = io::ReadFile(job_file);
-  const absl::StatusOr<io::FileHash> data = io::HashFile(data_file);
-  if (!text.ok() || !data.ok()) return 2;
-  v1::SubmitJobRequest request;
-  request.set_source_text(*text);
-  request.set_file_name(std::filesystem::path(job_file).filename().string());
-  v1::JobFile& sent = *request.add_files();
-  sent.set_key("job.data");
-  sent.set_sha256(data->sha256);
-  sent.set_size(data->size);
-  sent.set_client_path(data_file);
+  const absl::StatusOr<v1::SubmitJobRequest> request = MakeSubmitRequest(job_file, data_file);
+  if (!request.ok()) {
+    fmt::print(stderr, "{}\n", Message(request.status()));
+    return 2;
+  }
   const auto stub = v1::JobService::NewStub(Dial(address, 0));
   const Nanos interval(static_cast<int64_t>(1e9 / rate));
   const auto count = static_cast<int64_t>(rate * seconds);
@@ -107,7 +99,7 @@ int Submit(const std::string& address, const std::string& job_file, const std::s
         const MonoTime due = begin + number * interval;
         const Nanos early = due - TheClock().Mono();
         if (early > Nanos(0)) TheClock().Sleep(early);
-        v1::SubmitJobRequest mine = request;
+        v1::SubmitJobRequest mine = *request;
         mine.set_request_id(RandomUuid());
         grpc::ClientContext context;
         rpc::SetDeadline(context, kDeadline);

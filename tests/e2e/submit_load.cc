@@ -16,7 +16,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,10 +23,9 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/base/mutex.h"
-#include "common/io/file.h"
-#include "common/io/sha256.h"
 #include "common/rpc/channel.h"
 #include "sft/v1/job_service.grpc.pb.h"
+#include "tests/e2e/submit_request.h"
 
 namespace sft {
 namespace {
@@ -130,19 +128,12 @@ class Load {
 
 int Main(int argc, char** argv) {
   if (argc != 5) return 2;
-  const std::string job_file = argv[2], data_file = argv[3];
-  const absl::StatusOr<std::string> text = io::ReadFile(job_file);
-  const absl::StatusOr<io::FileHash> data = io::HashFile(data_file);
-  if (!text.ok() || !data.ok()) return 2;
-  v1::SubmitJobRequest request;
-  request.set_source_text(*text);
-  request.set_file_name(std::filesystem::path(job_file).filename().string());
-  v1::JobFile& sent = *request.add_files();
-  sent.set_key("job.data");
-  sent.set_sha256(data->sha256);
-  sent.set_size(data->size);
-  sent.set_client_path(data_file);
-  return Load(fmt::format("127.0.0.1:{}", argv[1]), request, std::stod(argv[4])).Run();
+  const absl::StatusOr<v1::SubmitJobRequest> request = MakeSubmitRequest(argv[2], argv[3]);
+  if (!request.ok()) {
+    fmt::print(stderr, "{}\n", Message(request.status()));
+    return 2;
+  }
+  return Load(fmt::format("127.0.0.1:{}", argv[1]), *request, std::stod(argv[4])).Run();
 }
 
 }  // namespace
