@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/env.h"
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/rpc/endpoint.h"
 
@@ -26,7 +27,7 @@ absl::StatusOr<Json> ReadAll() {
         fmt::format("{} may be read by others, and it holds tokens: `chmod 600 {}`", *path, *path));
   }
   SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(*path, kMaxFile));
-  Json all = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Json all = ParseOrderedJson(text);
   if (all.is_object()) return all;
   return InvalidArgument(
       fmt::format("{} cannot be read: remove it and log in again (`sftctl login`)", *path));
@@ -83,7 +84,7 @@ absl::Status KeepLogin(const Login& login) {
   all["servers"][login.server] = {{"authority", login.security.authority_pem},
                                   {"token", login.security.token}};
   SFT_RETURN_IF_ERROR(io::MakeDirs(path.substr(0, path.rfind('/'))));
-  return io::WriteFileAtomic(path, all.dump(2) + "\n", io::kPrivateMode);
+  return io::WriteFileAtomic(path, DumpJson(all, 2) + "\n", io::kPrivateMode);
 }
 
 }  // namespace sft::client

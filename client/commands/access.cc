@@ -6,6 +6,7 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "common/base/json.h"
 #include "sft/v1/auth_service.grpc.pb.h"
 
 namespace sft::client {
@@ -81,7 +82,7 @@ ExitCode SetUser(Connection& connection, const UserOptions& options, bool json) 
   }
   const auto user = connection.Call(&Auth::PutUser, request);
   if (!user.ok()) return Fail(connection, user.status());
-  if (json) connection.console().out << UserJson(*user).dump(2) << "\n";
+  if (json) connection.console().out << DumpJson(UserJson(*user), 2) << "\n";
   if (!json) {
     const std::string roles = RolesText(*user);
     connection.console().err << fmt::format(
@@ -104,7 +105,7 @@ ExitCode ListUsers(Connection& connection, bool json) {
     }
     request.set_page_token(page->next_page_token());
   } while (!request.page_token().empty());
-  connection.console().out << (json ? list.dump(2) + "\n" : table.Render());
+  connection.console().out << (json ? DumpJson(list, 2) + "\n" : table.Render());
   return kSucceeded;
 }
 
@@ -151,7 +152,7 @@ ExitCode CreateToken(Connection& connection, const TokenOptions& options, bool j
   if (json) {
     Json token = TokenJson(made->token());
     token["secret"] = made->secret();
-    connection.console().out << token.dump(2) << "\n";
+    connection.console().out << DumpJson(token, 2) << "\n";
     return kSucceeded;
   }
   connection.console().out << made->secret() << "\n";
@@ -178,7 +179,7 @@ ExitCode ListTokens(Connection& connection, bool json) {
     }
     request.set_page_token(page->next_page_token());
   } while (!request.page_token().empty());
-  connection.console().out << (json ? list.dump(2) + "\n" : table.Render());
+  connection.console().out << (json ? DumpJson(list, 2) + "\n" : table.Render());
   return kSucceeded;
 }
 
@@ -220,7 +221,7 @@ ExitCode Audit(Connection& connection, const AuditOptions& options, bool json) {
     const auto page = connection.Call(&Auth::ListAuditRecords, request);
     if (!page.ok()) return Fail(connection, page.status());
     for (const v1::AuditRecord& record : page->records()) {
-      if (json) connection.console().out << AuditJson(record).dump() << "\n";
+      if (json) connection.console().out << DumpJson(AuditJson(record)) << "\n";
       table.Add({Utc(record.time()), record.principal(), record.peer(), record.method(),
                  record.object(), record.outcome()});
     }

@@ -6,6 +6,7 @@
 #include "client/interrupt.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "sft/v1/admin_service.grpc.pb.h"
@@ -47,16 +48,16 @@ class IncomingFiles {
 void PrintResult(Connection& connection, const v1::BackupResult& result, const std::string& path,
                  bool json) {
   if (json) {
-    connection.console().out << Json{{"path", path},
-                                     {"database_bytes", result.database_bytes()},
-                                     {"schema", result.schema()},
-                                     {"blobs", result.blobs()},
-                                     {"blob_bytes", result.blob_bytes()},
-                                     {"checkpoint_blobs", result.checkpoint_blobs()},
-                                     {"checkpoint_bytes", result.checkpoint_bytes()},
-                                     {"seconds", result.seconds()},
-                                     {"longest_step_ms", result.longest_step_ms()}}
-                                    .dump(2)
+    connection.console().out << DumpJson(Json{{"path", path},
+                                              {"database_bytes", result.database_bytes()},
+                                              {"schema", result.schema()},
+                                              {"blobs", result.blobs()},
+                                              {"blob_bytes", result.blob_bytes()},
+                                              {"checkpoint_blobs", result.checkpoint_blobs()},
+                                              {"checkpoint_bytes", result.checkpoint_bytes()},
+                                              {"seconds", result.seconds()},
+                                              {"longest_step_ms", result.longest_step_ms()}},
+                                         2)
                              << "\n";
     return;
   }

@@ -2,6 +2,7 @@
 
 #include "client/commands/commands.h"
 #include "client/output/json.h"
+#include "common/base/json.h"
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
 
@@ -23,7 +24,7 @@ ExitCode Cancel(Connection& connection, const CancelOptions& options, bool json)
   const auto job = connection.Call(&v1::JobService::Stub::CancelJob, request);
   if (!job.ok()) return Fail(connection, job.status());
   if (json) {
-    connection.console().out << JobJson(*job).dump(2) << "\n";
+    connection.console().out << DumpJson(JobJson(*job), 2) << "\n";
   } else {
     connection.console().out << fmt::format("{} {}\n", ShortName(job->name()),
                                             StateName(job->state()));
@@ -44,7 +45,7 @@ ExitCode CancelSweep(Connection& connection, const CancelOptions& options, bool 
   if (json) {
     const Json answer = {
         {"sweep", options.sweep}, {"cancelled", done->cancelled()}, {"ended", done->ended()}};
-    connection.console().out << answer.dump(2) << "\n";
+    connection.console().out << DumpJson(answer, 2) << "\n";
   } else {
     connection.console().out << fmt::format("{}: {} cancelled, {} had ended\n", options.sweep,
                                             done->cancelled(), done->ended());

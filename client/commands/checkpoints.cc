@@ -8,6 +8,7 @@
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "common/base/ids.h"
+#include "common/base/json.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
 // checkpoint, checkpoints and resume.
@@ -43,7 +44,7 @@ absl::StatusOr<std::optional<v1::Checkpoint>> FindAnswer(Connection& connection,
 }
 
 ExitCode Report(Connection& connection, const v1::Checkpoint& checkpoint, bool json) {
-  connection.console().out << (json ? CheckpointJson(checkpoint).dump(2) + "\n"
+  connection.console().out << (json ? DumpJson(CheckpointJson(checkpoint), 2) + "\n"
                                     : fmt::format("checkpoint of step {} ({}, on {})\n",
                                                   checkpoint.step(), Bytes(checkpoint.bytes()),
                                                   checkpoint.place()));
@@ -86,7 +87,7 @@ ExitCode AskForOne(Connection& connection, const CheckpointOptions& options, boo
   if (!asked.ok()) return Fail(connection, asked.status());
   if (options.wait) return WaitForAnswer(connection, options, *asked, json);
   if (json) {
-    connection.console().out << JobJson(asked->job()).dump(2) << "\n";
+    connection.console().out << DumpJson(JobJson(asked->job()), 2) << "\n";
   } else {
     connection.console().out << fmt::format(
         "asked {} for a checkpoint after step {}; `sftctl checkpoints {}` shows it when it is "
@@ -110,7 +111,7 @@ ExitCode List(Connection& connection, const std::string& job, bool json) {
                : each.best()           ? "best so far then"
                                        : ""});
   }
-  connection.console().out << (json ? all.dump(2) + "\n" : table.Render());
+  connection.console().out << (json ? DumpJson(all, 2) + "\n" : table.Render());
   return kSucceeded;
 }
 
@@ -130,7 +131,7 @@ ExitCode Resume(Connection& connection, const ResumeOptions& options, bool json)
   const auto job = connection.Call(&v1::JobService::Stub::ResumeJob, request);
   if (!job.ok()) return Fail(connection, job.status());
   if (json) {
-    connection.console().out << JobJson(*job).dump(2) << "\n";
+    connection.console().out << DumpJson(JobJson(*job), 2) << "\n";
     return kSucceeded;
   }
   connection.console().out << ShortName(job->name()) << "\n";

@@ -7,6 +7,7 @@
 #include "client/output/comparison.h"
 #include "client/output/format.h"
 #include "client/output/table.h"
+#include "common/base/json.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
@@ -83,7 +84,8 @@ void PrintJson(const std::vector<RunFigures>& runs, std::ostream& out) {
   for (const RunFigures& run : runs) list.push_back(RunJson(run, common));
   Json differences = Json::object();
   for (const auto& [key, values] : Differences(runs)) differences[key] = values;
-  out << Json{{"samples", common}, {"runs", list}, {"differences", differences}}.dump(2) << "\n";
+  out << DumpJson(Json{{"samples", common}, {"runs", list}, {"differences", differences}}, 2)
+      << "\n";
 }
 
 std::string Loss(bool known, double loss) { return known ? fmt::format("{:.4f}", loss) : "-"; }

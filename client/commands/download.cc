@@ -4,6 +4,7 @@
 #include "client/interrupt.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
@@ -122,7 +123,7 @@ absl::StatusOr<std::string> FolderOf(Connection& connection, const DownloadOptio
     request.set_name(artifact.job());
     SFT_ASSIGN_OR_RETURN(const v1::Job job,
                          connection.Call(&v1::JobService::Stub::GetJob, request));
-    const Json resolved = Json::parse(job.resolved_json(), nullptr, /*allow_exceptions=*/false);
+    const Json resolved = ParseOrderedJson(job.resolved_json());
     const Json::json_pointer key("/job/output_dir");
     if (resolved.is_object() && resolved.contains(key) && resolved.at(key).is_string()) {
       const std::string folder = resolved.at(key).get<std::string>();
@@ -157,7 +158,8 @@ ExitCode Download(Connection& connection, const DownloadOptions& options, bool j
           {{"path", file.path()}, {"sha256", file.blob().sha256()}, {"bytes", file.blob().size()}});
     }
     connection.console().out
-        << Json{{"folder", folder}, {"kind", artifact->kind()}, {"files", files}}.dump(2) << "\n";
+        << DumpJson(Json{{"folder", folder}, {"kind", artifact->kind()}, {"files", files}}, 2)
+        << "\n";
   } else {
     connection.console().out << folder << "\n";
   }

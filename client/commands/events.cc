@@ -4,6 +4,7 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/text.h"
+#include "common/base/json.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
@@ -11,7 +12,7 @@ namespace {
 
 // What a rank wrote as a JSON object, in words; other messages as they are.
 std::string EventText(const v1::JobEvent& event) {
-  const Json note = Json::parse(event.message(), nullptr, /*allow_exceptions=*/false);
+  const Json note = ParseOrderedJson(event.message());
   if (!note.is_object()) return OneLine(event.message());
   const auto number = [&](const char* key) {
     const auto found = note.find(key);
@@ -41,7 +42,7 @@ std::string EventText(const v1::JobEvent& event) {
   for (const auto& [key, value] : note.items()) {
     if (key == "event" || key == "time") continue;
     words += fmt::format("{}{} {}", words.empty() ? "" : ", ", key,
-                         value.is_string() ? value.get<std::string>() : value.dump());
+                         value.is_string() ? value.get<std::string>() : DumpJson(value));
   }
   return OneLine(words);
 }
@@ -55,7 +56,7 @@ ExitCode Events(Connection& connection, const std::string& job, bool json) {
     if (!page.ok()) return Fail(connection, page.status());
     for (const v1::JobEvent& event : page->events()) {
       if (json) {
-        connection.console().out << EventJson(event).dump() << "\n";
+        connection.console().out << DumpJson(EventJson(event)) << "\n";
       } else {
         connection.console().out << fmt::format("{}  {:<10}  {}\n", Utc(event.time()), event.type(),
                                                 EventText(event));

@@ -2,6 +2,7 @@
 
 #include "client/commands/commands.h"
 #include "client/output/json.h"
+#include "common/base/json.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
 
 namespace sft::client {
@@ -15,7 +16,7 @@ struct HoldOptions {
 ExitCode Print(Connection& connection, const absl::StatusOr<v1::Job>& job, bool json) {
   if (!job.ok()) return Fail(connection, job.status());
   if (json) {
-    connection.console().out << JobJson(*job).dump(2) << "\n";
+    connection.console().out << DumpJson(JobJson(*job), 2) << "\n";
   } else {
     connection.console().out << fmt::format("{} {}{}\n", ShortName(job->name()),
                                             StateName(job->state()), job->held() ? " held" : "");

@@ -4,6 +4,7 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "common/base/json.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
@@ -54,7 +55,7 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
     if (page->next_page_token().empty() || page->jobs().empty()) break;
     request.set_page_token(page->next_page_token());
   }
-  connection.console().out << (json ? list.dump(2) + "\n" : table.Render());
+  connection.console().out << (json ? DumpJson(list, 2) + "\n" : table.Render());
   return kSucceeded;
 }
 

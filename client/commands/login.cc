@@ -9,6 +9,7 @@
 #include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/rpc/endpoint.h"
 #include "common/tls/certificate.h"
@@ -105,15 +106,16 @@ void PrintIdentity(Connection& connection, const v1::Identity& identity, bool js
     for (const v1::ProjectRole& role : user.roles()) {
       roles[role.project()] = role.role() == v1::SUBMITTER ? "submitter" : "viewer";
     }
-    connection.console().out << Json{{"user", user.name()},
-                                     {"admin", user.admin()},
-                                     {"roles", roles},
-                                     {"token", identity.token_id()},
-                                     {"expire_time",
-                                      expires ? Json(Utc(identity.expire_time())) : Json(nullptr)},
-                                     {"server", connection.server()},
-                                     {"server_time", Utc(identity.server_time())}}
-                                    .dump(2)
+    connection.console().out << DumpJson(
+                                    Json{{"user", user.name()},
+                                         {"admin", user.admin()},
+                                         {"roles", roles},
+                                         {"token", identity.token_id()},
+                                         {"expire_time", expires ? Json(Utc(identity.expire_time()))
+                                                                 : Json(nullptr)},
+                                         {"server", connection.server()},
+                                         {"server_time", Utc(identity.server_time())}},
+                                    2)
                              << "\n";
     return;
   }

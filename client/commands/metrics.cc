@@ -8,6 +8,7 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "sft/v1/job_service.grpc.pb.h"
@@ -59,7 +60,7 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
       heard = true;
       for (const v1::Metric& metric : response.metrics()) {
         if (json || options.follow) {
-          connection.console().out << MetricJson(metric).dump() << std::endl;
+          connection.console().out << DumpJson(MetricJson(metric)) << std::endl;
         } else {
           table.Add(Row(metric));
         }

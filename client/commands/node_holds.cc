@@ -7,6 +7,7 @@
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/text.h"
+#include "common/base/json.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "sft/v1/operator_service.grpc.pb.h"
 
@@ -27,7 +28,7 @@ constexpr std::chrono::seconds kLook{1};
 
 void PrintHeld(Connection& connection, const v1::Node& node, bool json) {
   if (json) {
-    connection.console().out << NodeJson(node).dump(2) << "\n";
+    connection.console().out << DumpJson(NodeJson(node), 2) << "\n";
     return;
   }
   std::string text = fmt::format("{} {}", ShortName(node.name()), NodeStateName(node));

@@ -9,6 +9,7 @@
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "client/output/text.h"
+#include "common/base/json.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 
 namespace sft::client {
@@ -139,7 +140,7 @@ ExitCode OneNode(Connection& connection, const std::vector<v1::Node>& nodes,
     names.push_back(ShortName(node.name()));
     if (names.back() != name) continue;
     if (json) {
-      connection.console().out << NodeJson(node).dump(2) << "\n";
+      connection.console().out << DumpJson(NodeJson(node), 2) << "\n";
     } else {
       PrintNode(connection, node);
     }
@@ -164,7 +165,7 @@ ExitCode Nodes(Connection& connection, const std::string& name, bool json) {
                Bytes(node.memory_bytes()), DiskText(node), node.worker_version(),
                jobs.empty() ? "-" : fmt::format("{}", fmt::join(jobs, ",")), WhyText(node)});
   }
-  connection.console().out << (json ? list.dump(2) + "\n" : table.Render());
+  connection.console().out << (json ? DumpJson(list, 2) + "\n" : table.Render());
   return kSucceeded;
 }
 
@@ -182,7 +183,7 @@ ExitCode Variants(Connection& connection, bool json) {
     }
     request.set_page_token(page->next_page_token());
   } while (!request.page_token().empty());
-  connection.console().out << (json ? list.dump(2) + "\n" : table.Render());
+  connection.console().out << (json ? DumpJson(list, 2) + "\n" : table.Render());
   return kSucceeded;
 }
 
@@ -200,7 +201,7 @@ ExitCode Models(Connection& connection, bool json) {
     }
     request.set_page_token(page->next_page_token());
   } while (!request.page_token().empty());
-  connection.console().out << (json ? list.dump(2) + "\n" : table.Render());
+  connection.console().out << (json ? DumpJson(list, 2) + "\n" : table.Render());
   return kSucceeded;
 }
 

@@ -5,6 +5,7 @@
 #include "client/commands/commands.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
+#include "common/base/json.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
 
 namespace sft::client {
@@ -40,7 +41,7 @@ void Print(Connection& connection, const std::vector<v1::Project>& projects, boo
   if (json) {
     Json list = Json::array();
     for (const v1::Project& project : projects) list.push_back(ProjectJson(project));
-    out << list.dump(2) << "\n";
+    out << DumpJson(list, 2) << "\n";
     return;
   }
   Table table({"PROJECT", "SHARE", "GPUS", "RUNNING", "WAITING", "MAX PRIORITY", "USED GPU HOURS"});

@@ -6,6 +6,7 @@
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "client/output/text.h"
+#include "common/base/json.h"
 #include "sft/v1/operator_service.grpc.pb.h"
 
 namespace sft::client {
@@ -136,7 +137,7 @@ ExitCode Stats(Connection& connection, const StatsOptions& options, bool json) {
     connection.console().err << "sftctl: " << OneLine(stats->warning()) << "\n";
   }
   if (json) {
-    connection.console().out << StatsJson(*stats).dump(2) << "\n";
+    connection.console().out << DumpJson(StatsJson(*stats), 2) << "\n";
   } else {
     Print(connection, *stats, options.by);
   }

@@ -7,6 +7,7 @@
 #include "client/output/json.h"
 #include "client/output/progress.h"
 #include "client/output/text.h"
+#include "common/base/json.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
 namespace sft::client {
@@ -99,7 +100,7 @@ ExitCode Status(Connection& connection, const StatusOptions& options, bool json)
   const auto job = connection.Call(&v1::JobService::Stub::GetJob, request);
   if (!job.ok()) return Fail(connection, job.status());
   if (json) {
-    connection.console().out << JobJson(*job).dump(2) << "\n";
+    connection.console().out << DumpJson(JobJson(*job), 2) << "\n";
   } else {
     PrintJob(connection, *job);
   }
@@ -168,7 +169,7 @@ ExitCode FollowToTheEnd(Connection& connection, const std::string& name, bool js
   FollowHandlers handlers;
   handlers.on_job = [&](const v1::Job& job) {
     if (json) {
-      connection.console().out << JobJson(job).dump() << std::endl;
+      connection.console().out << DumpJson(JobJson(job)) << std::endl;
     } else {
       view.OnJob(job);
     }

@@ -9,6 +9,7 @@
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "client/output/text.h"
+#include "common/base/json.h"
 #include "sft/v1/storage_service.grpc.pb.h"
 
 namespace sft::client {
@@ -154,7 +155,7 @@ ExitCode Storage(Connection& connection, int biggest, bool json) {
   const auto storage = connection.Call(&v1::StorageService::Stub::GetStorage, request);
   if (!storage.ok()) return Fail(connection, storage.status());
   if (json) {
-    connection.console().out << StorageJson(*storage).dump(2) << "\n";
+    connection.console().out << DumpJson(StorageJson(*storage), 2) << "\n";
   } else {
     PrintStorage(connection, *storage);
   }
@@ -178,11 +179,11 @@ ExitCode Remove(Connection& connection, const RemoveOptions& options, bool json)
   if (json) {
     Json removed = Json::array();
     for (const v1::StoredItem& item : done->removed()) removed.push_back(ItemJson(item));
-    connection.console().out << Json{{"dry_run", options.dry_run},
-                                     {"freed_bytes", done->freed_bytes()},
-                                     {"removed", removed},
-                                     {"notes", done->notes()}}
-                                    .dump(2)
+    connection.console().out << DumpJson(Json{{"dry_run", options.dry_run},
+                                              {"freed_bytes", done->freed_bytes()},
+                                              {"removed", removed},
+                                              {"notes", done->notes()}},
+                                         2)
                              << "\n";
     return kSucceeded;
   }
@@ -226,7 +227,7 @@ ExitCode ListQuotas(Connection& connection, bool json) {
     table.Add({quota.project(), OfQuota(quota.dataset_used(), quota.dataset_bytes()),
                OfQuota(quota.artifact_used(), quota.artifact_bytes())});
   }
-  connection.console().out << (json ? all.dump(2) + "\n" : table.Render());
+  connection.console().out << (json ? DumpJson(all, 2) + "\n" : table.Render());
   return kSucceeded;
 }
 
@@ -250,7 +251,7 @@ ExitCode SetQuota(Connection& connection, const QuotaOptions& options, bool json
   const auto quota = connection.Call(&v1::StorageService::Stub::SetStorageQuota, request);
   if (!quota.ok()) return Fail(connection, quota.status());
   if (json) {
-    connection.console().out << QuotaJson(*quota).dump(2) << "\n";
+    connection.console().out << DumpJson(QuotaJson(*quota), 2) << "\n";
   } else {
     connection.console().out << fmt::format(
         "{}: data sets {}, artifacts {}\n", quota->project(),

@@ -10,6 +10,7 @@
 #include "client/output/json.h"
 #include "client/output/table.h"
 #include "common/base/ids.h"
+#include "common/base/json.h"
 #include "common/base/utf8.h"
 #include "common/io/file.h"
 #include "sft/v1/job_service.grpc.pb.h"
@@ -45,7 +46,7 @@ Json ResolutionJson(const v1::ResolveJobResponse& response) {
   }
   json["values"] = values;
   // A job with problems has no resolved form.
-  const Json resolved = Json::parse(response.resolved_json(), nullptr, /*allow_exceptions=*/false);
+  const Json resolved = ParseOrderedJson(response.resolved_json());
   json["resolved"] = resolved.is_discarded() ? Json(nullptr) : resolved;
   const v1::JobPlan& plan = response.plan();
   Json memory = Json::object();
@@ -121,7 +122,7 @@ class Submission {
     CheckFiles();
     PrintProblems(resolution_.warnings(), "warning: ");
     if (!resolution_.problems().empty()) {
-      if (json_) connection_.console().out << ResolutionJson(resolution_).dump(2) << "\n";
+      if (json_) connection_.console().out << DumpJson(ResolutionJson(resolution_), 2) << "\n";
       PrintProblems(resolution_.problems(), "");
       connection_.console().err << fmt::format(
           "sftctl: {} problem{} in {}; `sftctl explain KEY` describes a key\n",
@@ -216,7 +217,7 @@ class Submission {
     const auto job = connection_.Call(&v1::JobService::Stub::SubmitJob, Request(true));
     if (!job.ok()) return Fail(connection_, job.status());
     if (json_) {
-      connection_.console().out << ResolutionJson(resolution_).dump(2) << "\n";
+      connection_.console().out << DumpJson(ResolutionJson(resolution_), 2) << "\n";
     } else {
       PrintPlan(connection_.console().out, resolution_);
       connection_.console().err << "dry run: nothing was submitted\n";
@@ -250,7 +251,7 @@ class Submission {
     if (json_) {
       Json jobs = Json::array();
       for (const v1::Job& job : sweep->jobs()) jobs.push_back(ShortName(job.name()));
-      out << Json({{"sweep", sweep->sweep()}, {"jobs", jobs}}).dump(2) << "\n";
+      out << DumpJson(Json({{"sweep", sweep->sweep()}, {"jobs", jobs}}), 2) << "\n";
       return kSucceeded;
     }
     out << sweep->sweep() << std::endl;
@@ -268,7 +269,7 @@ class Submission {
     if (!job.ok()) return Fail(connection_, job.status());
     const std::string id = ShortName(job->name());
     if (json_) {
-      connection_.console().out << JobJson(*job).dump(options_.follow ? -1 : 2) << std::endl;
+      connection_.console().out << DumpJson(JobJson(*job), options_.follow ? -1 : 2) << std::endl;
     } else {
       connection_.console().out << id << std::endl;
       connection_.console().err << fmt::format(

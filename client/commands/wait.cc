@@ -4,6 +4,7 @@
 #include "client/interrupt.h"
 #include "client/job_follow.h"
 #include "client/output/json.h"
+#include "common/base/json.h"
 
 namespace sft::client {
 namespace {
@@ -30,7 +31,7 @@ ExitCode Wait(Connection& connection, const WaitOptions& options, bool json) {
     }
     return Fail(connection, job.status());
   }
-  if (json) connection.console().out << JobJson(*job).dump(2) << "\n";
+  if (json) connection.console().out << DumpJson(JobJson(*job), 2) << "\n";
   PrintEnding(connection, *job);
   return ExitCodeOf(*job);
 }

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "client/output/format.h"
+#include "common/base/json.h"
 
 namespace sft::client {
 namespace {
@@ -53,7 +54,7 @@ double MedianSpeed(const std::vector<v1::Metric>& steps) {
 RunFigures FiguresOf(const v1::Job& job, const std::vector<v1::Metric>& curve, double now) {
   RunFigures run;
   run.job = job;
-  run.resolved = Json::parse(job.resolved_json(), nullptr, /*allow_exceptions=*/false);
+  run.resolved = ParseOrderedJson(job.resolved_json());
   if (!run.resolved.is_object()) run.resolved = Json::object();
   run.global_batch =
       std::max<int64_t>(1, ValueAt<int64_t>(run.resolved, "/hyperparameters/global_batch", 1));
@@ -113,7 +114,7 @@ std::vector<std::pair<std::string, std::vector<std::string>>> Differences(
       const Json value = json.value(key, Json());
       values.push_back(value.is_null()     ? "-"
                        : value.is_string() ? value.get<std::string>()
-                                           : value.dump());
+                                           : DumpJson(value));
     }
     if (std::all_of(values.begin(), values.end(), [&](const auto& v) { return v == values[0]; })) {
       continue;

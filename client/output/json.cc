@@ -4,6 +4,7 @@
 
 #include "client/connection.h"
 #include "client/output/format.h"
+#include "common/base/json.h"
 
 namespace sft::client {
 namespace {
@@ -113,9 +114,8 @@ Json JobJson(const v1::Job& job) {
   Json warnings = Json::array();
   for (const v1::Problem& warning : job.warnings()) warnings.push_back(ProblemJson(warning));
   json["warnings"] = warnings;
-  json["resolved"] = job.resolved_json().empty()
-                         ? Json(nullptr)
-                         : Json::parse(job.resolved_json(), nullptr, /*allow_exceptions=*/false);
+  json["resolved"] =
+      job.resolved_json().empty() ? Json(nullptr) : ParseOrderedJson(job.resolved_json());
   return json;
 }
 

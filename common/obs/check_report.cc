@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
+
 namespace sft::obs {
 namespace {
 
@@ -58,7 +60,7 @@ std::string CheckReport::Json() const {
                       {"advice", line.advice}});
   }
   const nlohmann::ordered_json all{{"ok", ExitCode() == 0}, {"checks", checks}};
-  return all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return DumpJson(all, 2) + "\n";
 }
 
 int CheckReport::ExitCode() const {

@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
+
 namespace sft::plan {
 namespace {
 
@@ -64,7 +66,7 @@ absl::Status ReadFamily(const Json& config, ModelShape* shape) {
 }  // namespace
 
 absl::StatusOr<ModelShape> ParseModelShape(std::string_view config_json) {
-  const Json config = Json::parse(config_json, nullptr, /*allow_exceptions=*/false);
+  const Json config = ParseJson(config_json);
   if (!config.is_object()) return InvalidArgument("config.json is not a JSON object");
   ModelShape shape;
   const auto type = config.find("model_type");

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "common/base/json.h"
 #include "common/base/status.h"
 #include "common/spec/draft.h"
 
@@ -114,14 +115,14 @@ void ApplyValue(const std::string& name, const Json& json, Draft* draft) {
   if (json == "auto" || json.is_null()) return;
   const Field* field = FieldOf(name);
   if (field == nullptr) {
-    draft->AddWarning(kConfig, fmt::format("{} = {} is not used", name, json.dump()));
+    draft->AddWarning(kConfig, fmt::format("{} = {} is not used", name, DumpJson(json)));
     return;
   }
   const std::optional<Value> raw = ValueOf(json);
   auto value = raw ? Check(*field, *raw) : InvalidArgument("must be one value");
   if (!value.ok()) {
     draft->AddProblem(kConfig,
-                      fmt::format("{} = {}: {}", name, json.dump(), Message(value.status())));
+                      fmt::format("{} = {}: {}", name, DumpJson(json), Message(value.status())));
     return;
   }
   draft->SetAttached(*field, *std::move(value), name);
@@ -148,7 +149,7 @@ void ApplySwitch(const Json& stage, Draft* draft) {
     if (!draft->Given(key) || draft->Overridden(key) || agrees) continue;
     draft->AddProblem(key, fmt::format("{} contradicts {} = {} of the DeepSpeed JSON; leave one of "
                                        "them out",
-                                       draft->Quote(key), kStageName, stage.dump()));
+                                       draft->Quote(key), kStageName, DumpJson(stage)));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 
 extern char** environ;
@@ -67,7 +68,7 @@ std::vector<std::string> DevWorker::Arguments() const {
 pid_t DevWorker::FindLeftBehind(bool& same_server) const {
   const absl::StatusOr<std::string> text = io::ReadFile(RecordPath());
   if (!text.ok()) return 0;
-  const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  const auto json = ParseJson(*text);
   if (!json.is_object() || !json.contains("pid") || !json["pid"].is_number_integer() ||
       !json.contains("start_ticks") || !json["start_ticks"].is_number_unsigned() ||
       !json.contains("server") || !json["server"].is_string()) {
@@ -126,7 +127,7 @@ absl::Status DevWorker::Spawn() {
   started_ = clock_.Mono();
   const nlohmann::json record = {
       {"pid", pid_}, {"start_ticks", StartTicks(pid_)}, {"server", server_}};
-  return io::WriteFileAtomic(RecordPath(), record.dump());
+  return io::WriteFileAtomic(RecordPath(), DumpJson(record));
 }
 
 bool DevWorker::Alive() {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "common/base/json.h"
 #include "common/base/utf8.h"
 #include "common/io/file.h"
 
@@ -53,7 +54,7 @@ class RowReader {
     ++line_;
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     if (line.find_first_not_of(" \t") == line.npos) return absl::OkStatus();
-    const json row = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+    const json row = ParseJson(line);
     if (row.is_discarded()) return Refuse(fmt::format("not JSON: {}", Shown(line)));
     if (!row.is_object()) return Refuse(fmt::format("a JSON {}, not an object", row.type_name()));
     ++found_.rows;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/io/sha256.h"
@@ -121,7 +122,7 @@ bool IsBlobList(const nlohmann::json& blobs) {
 
 absl::StatusOr<nlohmann::json> ReadManifest(const std::string& backup) {
   SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(backup + kManifest));
-  nlohmann::json manifest = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  nlohmann::json manifest = ParseJson(text);
   const bool whole = manifest.is_object() && manifest.contains("schema") &&
                      manifest["schema"].is_number_integer() && manifest.contains("sha256") &&
                      manifest["sha256"].is_string() && manifest.contains("version") &&
@@ -224,7 +225,7 @@ absl::Status Backups::Fill(const std::string& folder, const Progress& progress,
                                    {"schema", schema},          {"bytes", size},
                                    {"sha256", hash.sha256},     {"blobs", blobs},
                                    {"checkpoints", checkpoints}};
-  return io::WriteFileAtomic(folder + kManifest, manifest.dump(1) + "\n");
+  return io::WriteFileAtomic(folder + kManifest, DumpJson(manifest, 1) + "\n");
 }
 
 absl::StatusOr<v1::BackupResult> Backups::Make(const std::string& to, const Progress& progress) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/spec/visit.h"
 #include "server/state/names.h"
 
@@ -199,14 +200,14 @@ v1::Job ToProto(const JobRecord& job) {
   proto.set_source_text(job.source_text);
   proto.set_resolved_json(job.resolved_json);
   // Both lists are written by this server (job_intake.cc); one that cannot be read is left out.
-  const auto values = nlohmann::json::parse(job.resolved_values, nullptr, false);
+  const auto values = ParseJson(job.resolved_values);
   for (const auto& value : values.is_array() ? values : nlohmann::json::array()) {
     auto* added = proto.add_resolved();
     added->set_key(value.at(0).get<std::string>());
     added->set_value(value.at(1).get<std::string>());
     added->set_origin(value.at(2).get<std::string>());
   }
-  const auto warnings = nlohmann::json::parse(job.warnings, nullptr, false);
+  const auto warnings = ParseJson(job.warnings);
   for (const auto& warning : warnings.is_array() ? warnings : nlohmann::json::array()) {
     auto* added = proto.add_warnings();
     added->set_key(warning.at(0).get<std::string>());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/base/version.h"
 #include "common/spec/job_protocol.h"
 #include "server/core/gang_life.h"
@@ -21,8 +22,8 @@ namespace {
 // an older one since the job was placed on it), the worker gets all, and refuses it by name.
 std::string JobFor(const JobRecord& job, int protocol) {
   if (protocol >= kProtocol || protocol < job.protocol) return job.resolved_json;
-  const auto json = nlohmann::json::parse(job.resolved_json, nullptr, /*allow_exceptions=*/false);
-  return json.is_object() ? spec::ForProtocol(json, protocol).dump() : job.resolved_json;
+  const auto json = ParseJson(job.resolved_json);
+  return json.is_object() ? DumpJson(spec::ForProtocol(json, protocol)) : job.resolved_json;
 }
 
 absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const MemberRecord& member,

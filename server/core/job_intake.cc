@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/duration.h"
 #include "common/base/ids.h"
+#include "common/base/json.h"
 #include "common/io/sha256.h"
 #include "common/spec/job_json.h"
 #include "common/spec/job_protocol.h"
@@ -78,7 +79,7 @@ std::string_view KeyOfCount(const spec::Resolution& resolution) {
 std::string ValuesToJson(const spec::Resolution& resolution) {
   nlohmann::json json = nlohmann::json::array();
   for (const auto& value : resolution.values) json.push_back({value.key, value.text, value.origin});
-  return json.dump();
+  return DumpJson(json);
 }
 
 std::string WarningsToJson(const spec::Resolution& resolution) {
@@ -86,7 +87,7 @@ std::string WarningsToJson(const spec::Resolution& resolution) {
   for (const auto& warning : resolution.warnings) {
     json.push_back({warning.key, warning.line, warning.message});
   }
-  return json.dump();
+  return DumpJson(json);
 }
 
 void ToProto(const spec::Problem& problem, v1::Problem& proto) {
@@ -135,7 +136,7 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   job.model = spec.job.model;
   job.source_text = request.source_text();
   job.file_name = request.file_name();
-  job.resolved_json = spec::ToJson(spec).dump();
+  job.resolved_json = DumpJson(spec::ToJson(spec));
   const spec::ProtocolNeed need = spec::NeedOf(spec);
   job.protocol = need.protocol;
   job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
@@ -335,7 +336,7 @@ absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRe
     added->set_line(file.line);
   }
   if (!resolution.ok()) return response;
-  response.set_resolved_json(spec::ToJson(resolution.spec).dump());
+  response.set_resolved_json(DumpJson(spec::ToJson(resolution.spec)));
   *response.mutable_plan() = planner_.Plan(resolution.spec);
   return response;
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/base/json.h"
 #include "common/plan/memory.h"
 #include "common/plan/model_shape.h"
 #include "common/plan/parameters.h"
@@ -251,7 +252,7 @@ double Planner::StepSeconds(const spec::JobSpec& spec) {
   same.data = {};
   same.hyperparameters.learning_rate = 0;
   same.hyperparameters.seed = 0;
-  const std::string key = fmt::format("{} {} {}", memory, spec::ToJson(same).dump(), *config);
+  const std::string key = fmt::format("{} {} {}", memory, DumpJson(spec::ToJson(same)), *config);
   {
     const MutexLock lock(mutex_);
     const auto found = step_seconds_.find(key);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
 #include "server/store/jobs.h"
@@ -124,7 +125,7 @@ absl::StatusOr<std::vector<std::string>> TrimCheckpoints(Database& db, const std
 }
 
 int SaveTotalLimitOf(const std::string& resolved_json) {
-  const auto json = nlohmann::json::parse(resolved_json, nullptr, /*allow_exceptions=*/false);
+  const auto json = ParseJson(resolved_json);
   if (!json.is_object()) return 0;
   const auto limit = json.value("/checkpoint/save_total_limit"_json_pointer, nlohmann::json());
   return limit.is_number_integer() ? limit.get<int>() : 0;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/duration.h"
+#include "common/base/json.h"
 
 namespace sft::server {
 namespace {
@@ -40,7 +41,7 @@ RestartDecision EndForNoProgress(RestartDecision decision, int64_t step) {
 
 RestartRules RestartRulesOf(const std::string& resolved_json) {
   RestartRules rules;
-  const auto json = nlohmann::json::parse(resolved_json, nullptr, /*allow_exceptions=*/false);
+  const auto json = ParseJson(resolved_json);
   const auto compute = json.is_object() ? json.find("compute") : json.end();
   if (!json.is_object() || compute == json.end() || !compute->is_object()) return rules;
   const auto count = [&](const char* key, int& value) {

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
+
 namespace sft::server {
 
 std::string ToJson(const Verdict& verdict) {
@@ -17,12 +19,12 @@ std::string ToJson(const Verdict& verdict) {
                          {"retries_left", verdict.retries_left},
                          {"action", verdict.action}};
   // A rank's last lines may hold any bytes.
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return DumpJson(json);
 }
 
 Verdict VerdictFromJson(std::string_view text) {
   if (text.empty()) return {};
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = ParseJson(text);
   const auto string = [&](const char* key) {
     const auto it = json.find(key);
     return it != json.end() && it->is_string() ? it->get<std::string>() : std::string();

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "server/store/tenancy.h"
 
 namespace sft::server::store {
@@ -17,11 +18,11 @@ namespace {
 std::string FilesToJson(const std::vector<ArtifactFileRecord>& files) {
   nlohmann::json json = nlohmann::json::array();
   for (const ArtifactFileRecord& file : files) json.push_back({file.path, file.sha256, file.size});
-  return json.dump();
+  return DumpJson(json);
 }
 
 absl::StatusOr<std::vector<ArtifactFileRecord>> FilesFromJson(const std::string& text) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = ParseJson(text);
   std::vector<ArtifactFileRecord> files;
   if (!json.is_array()) return DataLoss("the file list of an artifact cannot be read");
   for (const auto& file : json) {

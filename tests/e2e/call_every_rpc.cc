@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/rpc/channel.h"
 #include "tests/e2e/every_rpc.h"
@@ -51,7 +52,7 @@ int main(int argc, char** argv) {
                                  {"code", static_cast<int>(outcome.code)},
                                  {"message", Printable(outcome.message)},
                                  {"answers", Printable(outcome.answers)}};
-    fmt::print("{}\n", line.dump());
+    fmt::print("{}\n", DumpJson(line));
   }
   return 0;
 }

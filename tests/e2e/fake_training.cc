@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "common/base/clock.h"
+#include "common/base/json.h"
 #include "common/io/file.h"
 
 namespace sft {
@@ -114,9 +115,10 @@ class FakeTraining {
     const nlohmann::json part = {
         {"step", step_}, {"state", state_}, {"ballast", std::string(Number("bytes", 1000), 'b')}};
     // The first rank renames the folder as soon as it sees the part: its entry may still be synced.
-    const bool written = io::MakeDirs(partial).ok() &&
-                         (io::WriteFileAtomic(partial + "/" + PartName(rank_), part.dump()).ok() ||
-                          io::Exists(dir + "/" + PartName(rank_)));
+    const bool written =
+        io::MakeDirs(partial).ok() &&
+        (io::WriteFileAtomic(partial + "/" + PartName(rank_), DumpJson(part)).ok() ||
+         io::Exists(dir + "/" + PartName(rank_)));
     if (!written) return channel::kExitInfrastructure;
     if (rank_ != launch_.first_rank) {
       while (io::Exists(partial)) {
@@ -148,8 +150,7 @@ class FakeTraining {
   bool Resume() {
     const std::string& dir = launch_.resume_dir;
     if (!io::Exists(dir + "/manifest.json")) return false;
-    const auto part = nlohmann::json::parse(io::ReadFile(dir + "/" + PartName(rank_)).value_or(""),
-                                            nullptr, false);
+    const auto part = ParseJson(io::ReadFile(dir + "/" + PartName(rank_)).value_or(""));
     if (!part.is_object()) return false;
     step_ = part["step"].get<int64_t>();
     state_ = part["state"].get<uint64_t>();

@@ -1,14 +1,15 @@
-#include <algorithm>
-#include <cmath>
-#include <fstream>
-#include <string>
-#include <vector>
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "common/base/json.h"
 #include "tests/parity/golden_case.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/optim/grad_norm.h"
@@ -55,8 +56,8 @@ Adapter InitialAdapter(const ModelLayout& layout) {
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (param.role == ParamRole::kLoraA) {
-        adapter.pairs.push_back({std::string(param.module()),
-                                 InitialA(number++, param.shape[0], param.shape[1]), {}});
+        adapter.pairs.push_back(
+            {std::string(param.module()), InitialA(number++, param.shape[0], param.shape[1]), {}});
       } else if (param.role == ParamRole::kLoraB) {
         const auto pair = std::find_if(
             adapter.pairs.begin(), adapter.pairs.end(),
@@ -101,8 +102,7 @@ TEST_P(SeriesTest, LossesEqualTheReferenceStepByStep) {
     const MicroBatch batch = RowsBatch(input_ids[step], labels[step]);
     const double scale = 1.0 / static_cast<double>(batch.loss_tokens());
     model.BeginStep();
-    const double loss =
-        model.ForwardBackward(batch, step, 0, true).item<double>() * scale;
+    const double loss = model.ForwardBackward(batch, step, 0, true).item<double>() * scale;
     const double norm = model.ReduceGradients(scale);
     model.Update(rates[step], scale * ClipFactor(norm, max_norm));
     our_losses.push_back(loss);
@@ -111,8 +111,8 @@ TEST_P(SeriesTest, LossesEqualTheReferenceStepByStep) {
     EXPECT_NEAR(norm, norms[step], 100 * series.tolerance * norms[step]) << "step " << step + 1;
   }
   // In the report that --gtest_output writes.
-  RecordProperty("loss", nlohmann::json(our_losses).dump());
-  RecordProperty("grad_norm", nlohmann::json(our_norms).dump());
+  RecordProperty("loss", DumpJson(nlohmann::json(our_losses)));
+  RecordProperty("grad_norm", DumpJson(nlohmann::json(our_norms)));
 }
 
 // Full fine-tuning at a constant 1e-3 is compared for 8 steps: from step 9 on the reference does
@@ -120,8 +120,7 @@ TEST_P(SeriesTest, LossesEqualTheReferenceStepByStep) {
 // README.md). The 20 steps reach the same rate after a warm-up, with clipping and decay.
 INSTANTIATE_TEST_SUITE_P(SmolLm2, SeriesTest,
                          testing::Values(Series{"lora", 20, 1e-4}, Series{"fft", 20, 1e-4},
-                                         Series{"fft_constant", 8, 1e-4},
-                                         Series{"qlora", 20, 1e-3},
+                                         Series{"fft_constant", 8, 1e-4}, Series{"qlora", 20, 1e-3},
                                          Series{"lora_8bit", 20, 1e-4}),
                          [](const auto& info) { return std::string(info.param.kind); });
 

@@ -6,12 +6,12 @@
 #include <limits>
 #include <utility>
 
+#include "common/base/json.h"
+
 namespace sft::channel {
 namespace {
 
-std::string Quoted(const std::string& value) {
-  return nlohmann::json(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
+std::string Quoted(const std::string& value) { return DumpJson(nlohmann::json(value)); }
 
 }  // namespace
 
@@ -137,7 +137,7 @@ absl::StatusOr<nlohmann::json> ParseObject(std::string_view text, size_t max_byt
     return InvalidArgument(
         fmt::format("{}: {} bytes are more than {}", what, text.size(), max_bytes));
   }
-  nlohmann::json object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  nlohmann::json object = ParseJson(text);
   if (object.is_discarded()) return InvalidArgument(fmt::format("{}: not valid JSON", what));
   if (!object.is_object()) return InvalidArgument(fmt::format("{}: not a JSON object", what));
   return object;

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 
 namespace sft::worker {
@@ -18,13 +19,13 @@ absl::StatusOr<Json> FromProto(const google::protobuf::Message& message) {
   if (!google::protobuf::util::MessageToJsonString(message, &text).ok()) {
     return Internal("cannot write " + message.GetTypeName() + " as JSON");
   }
-  return Json::parse(text, nullptr, false);
+  return ParseJson(text);
 }
 
 absl::Status ToProto(const Json& json, google::protobuf::Message* message) {
   google::protobuf::util::JsonParseOptions options;
   options.ignore_unknown_fields = true;  // an older worker reads a newer one's record
-  const auto status = google::protobuf::util::JsonStringToMessage(json.dump(), message, options);
+  const auto status = google::protobuf::util::JsonStringToMessage(DumpJson(json), message, options);
   return status.ok() ? absl::OkStatus() : InvalidArgument("not a " + message->GetTypeName());
 }
 
@@ -46,13 +47,12 @@ absl::Status SaveRecord(const AttemptRecord& record, const std::string& attempt_
   json["committed"] = record.committed;
   json["done"] = record.done;
   SFT_RETURN_IF_ERROR(io::MakeDirs(attempt_dir));
-  return io::WriteFileAtomic(attempt_dir + kFile,
-                             json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  return io::WriteFileAtomic(attempt_dir + kFile, DumpJson(json, 1) + "\n");
 }
 
 absl::StatusOr<AttemptRecord> LoadRecord(const std::string& attempt_dir) {
   SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(attempt_dir + kFile));
-  const Json json = Json::parse(text, nullptr, false);
+  const Json json = ParseJson(text);
   const auto is = [&](const char* key, auto test) {
     return json.contains(key) && (json[key].*test)();
   };

@@ -3,11 +3,12 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/duration.h"
+#include "common/base/json.h"
 
 namespace sft::worker {
 
 Nanos FencingLimit(const std::string& resolved_json, Nanos fallback) {
-  const auto json = nlohmann::json::parse(resolved_json, nullptr, /*allow_exceptions=*/false);
+  const auto json = ParseJson(resolved_json);
   const auto compute = json.is_object() && json.contains("compute") && json["compute"].is_object()
                            ? json["compute"]
                            : nlohmann::json::object();

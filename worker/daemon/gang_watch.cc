@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/io/proc.h"
 #include "common/spec/job_json.h"
 #include "worker/daemon/verdict.h"
@@ -23,7 +24,7 @@ constexpr Nanos kMaxConfirmation = seconds(3);
 
 HangLimits LimitsOf(const std::string& resolved_json) {
   HangLimits limits;
-  const auto json = nlohmann::json::parse(resolved_json, nullptr, /*allow_exceptions=*/false);
+  const auto json = ParseJson(resolved_json);
   const auto spec = spec::FromJson(json);
   if (spec.ok()) limits.step = seconds(spec->compute.hang_timeout);
   limits.other = std::max(limits.other, limits.step);

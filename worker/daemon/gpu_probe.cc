@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "worker/daemon/child_process.h"
 
 namespace sft::worker {
@@ -215,12 +216,12 @@ int GpuProbeMain() {
     }
     if (!nvml.error().empty()) result["error"] = nvml.error();
   }
-  printf("%s\n", result.dump().c_str());
+  printf("%s\n", DumpJson(result).c_str());
   return 0;
 }
 
 absl::StatusOr<std::vector<GpuReading>> ParseGpuProbe(std::string_view line) {
-  const auto json = nlohmann::json::parse(line, nullptr, false);
+  const auto json = ParseJson(line);
   if (!json.is_object() || !json.contains("gpus")) {
     return Unavailable("the GPU probe printed: " + std::string(line.substr(0, 200)));
   }

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
@@ -25,7 +26,7 @@ absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& dir,
                                                      std::string& index_text) {
   if (io::Exists(dir + "/" + kIndex)) {
     SFT_ASSIGN_OR_RETURN(index_text, io::ReadFile(dir + "/" + kIndex, kMaxIndexBytes));
-    const auto index = nlohmann::json::parse(index_text, nullptr, false);
+    const auto index = ParseJson(index_text);
     const auto map = index.is_object() ? index.find("weight_map") : index.end();
     if (map == index.end() || !map->is_object() || map->empty()) {
       return DataLoss(fmt::format("{} has no weight_map", kIndex));
@@ -158,7 +159,7 @@ v1::Model InspectModel(const std::string& dir, const std::string& id) {
                                                         : std::string(Message(config.status())));
     return model;
   }
-  if (!nlohmann::json::parse(*config, nullptr, false).is_object()) {
+  if (!ParseJson(*config).is_object()) {
     model.set_problem("config.json is not a JSON object");
     return model;
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/base/utf8.h"
 #include "common/io/file.h"
 
@@ -32,7 +33,7 @@ absl::Status CheckSafetensors(const std::string& path) {
   }
   std::string header(length, '\0');
   SFT_ASSIGN_OR_RETURN(const size_t read, io::ReadAt(fd.get(), 8, header.data(), length, path));
-  const auto json = nlohmann::json::parse(header.substr(0, read), nullptr, false);
+  const auto json = ParseJson(header.substr(0, read));
   if (!json.is_object()) return DataLoss("is not a safetensors file");
   uint64_t end = 0;
   for (const auto& [name, tensor] : json.items()) {

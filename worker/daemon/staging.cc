@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
@@ -17,7 +18,7 @@ namespace sft::worker {
 
 absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const StopCheck& stop) {
   StagedJob staged;
-  const auto json = nlohmann::json::parse(dispatch.resolved_json(), nullptr, false);
+  const auto json = ParseJson(dispatch.resolved_json());
   SFT_ASSIGN_OR_RETURN(staged.spec, spec::FromJson(json));
   SFT_ASSIGN_OR_RETURN(staged.model_dir, ResolveModel(staged.spec.job.model, setup_));
   for (const v1::JobFileRef& file : dispatch.files()) {

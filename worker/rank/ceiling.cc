@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "worker/engine/kernels/ops.h"
 
@@ -40,7 +41,7 @@ std::string CacheFile(const CeilingShapes& s, const Device& device, const std::s
 std::optional<engine::Ceiling> ReadCached(const std::string& path) {
   const auto text = io::ReadFile(path);
   if (!text.ok()) return std::nullopt;
-  const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  const auto json = ParseJson(*text);
   if (!json.is_object()) return std::nullopt;
   const engine::Ceiling ceiling{.products = json.value("products", 0.0),
                                 .attention = json.value("attention", 0.0)};
@@ -165,7 +166,7 @@ engine::Ceiling MeasureCeiling(const CeilingShapes& shapes, const Device& device
   }
   device.cuda->devices->ReleaseCached(device.torch.index());
   const nlohmann::json json = {{"products", ceiling.products}, {"attention", ceiling.attention}};
-  if (const absl::Status status = io::WriteFileAtomic(path, json.dump()); !status.ok()) {
+  if (const absl::Status status = io::WriteFileAtomic(path, DumpJson(json)); !status.ok()) {
     fmt::print("the measured rates are not kept: {}\n", Message(status));
   }
   return ceiling;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/chat_tokenizer.h"
@@ -49,10 +50,9 @@ void Print(const Arguments& arguments, const std::string& prompt, const std::str
            size_t tokens, bool ended) {
   if (arguments.json) {
     // Bytes that are no UTF-8 (a character cut by the token limit) are replaced.
-    fmt::print(
-        "{}\n",
-        nlohmann::json{{"prompt", prompt}, {"answer", answer}, {"tokens", tokens}, {"ended", ended}}
-            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}\n",
+               DumpJson(nlohmann::json{
+                   {"prompt", prompt}, {"answer", answer}, {"tokens", tokens}, {"ended", ended}}));
   } else if (arguments.prompts.empty()) {
     fmt::print("{}\n", answer);
   } else {

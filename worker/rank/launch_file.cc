@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/spec/job_json.h"
 
@@ -32,7 +33,7 @@ absl::StatusOr<Launch> ReadLaunch(const std::string& path) {
   auto file = channel::ParseRankLaunch(text);
   if (!file.ok()) return Annotate(file.status(), path);
   if (const absl::Status status = Check(*file); !status.ok()) return Annotate(status, path);
-  const auto json = nlohmann::json::parse(file->job_json, nullptr, /*allow_exceptions=*/false);
+  const auto json = ParseJson(file->job_json);
   if (json.is_discarded()) return InvalidArgument(path + ": job_json is not JSON");
   auto spec = spec::FromJson(json);
   if (!spec.ok()) return Annotate(spec.status(), path + ": job_json");

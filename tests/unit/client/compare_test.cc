@@ -5,6 +5,7 @@
 
 #include "client/exit_codes.h"
 #include "client/output/comparison.h"
+#include "common/base/json.h"
 #include "tests/unit/client/fake_server.h"
 
 namespace sft::client {
@@ -29,12 +30,11 @@ v1::Job MakeRun(const std::string& id, int batch, int rank, const char* name) {
   job.mutable_start_time()->set_seconds(1000);
   job.mutable_end_time()->set_seconds(1090);
   job.set_resolved_json(
-      nlohmann::json{{"job", {{"name", name}, {"model", "tiny"}, {"output_dir", name}}},
-                     {"compute", {{"gpu_count", 2}}},
-                     {"training", {{"mode", "lora"}, {"use_qlora", true}}},
-                     {"lora", {{"r", rank}}},
-                     {"hyperparameters", {{"global_batch", batch}}}}
-          .dump());
+      DumpJson(nlohmann::json{{"job", {{"name", name}, {"model", "tiny"}, {"output_dir", name}}},
+                              {"compute", {{"gpu_count", 2}}},
+                              {"training", {{"mode", "lora"}, {"use_qlora", true}}},
+                              {"lora", {{"r", rank}}},
+                              {"hyperparameters", {{"global_batch", batch}}}}));
   return job;
 }
 
@@ -61,7 +61,7 @@ class CompareTest : public ::testing::Test {
 TEST_F(CompareTest, LossesAreTakenWhereBothHaveSeenTheSameSamples) {
   const Outcome run = Sftctl(server_, {"compare", "job-a", "job-b", "--json"});
   ASSERT_EQ(run.code, kSucceeded) << run.err;
-  const auto json = nlohmann::json::parse(run.out);
+  const auto json = ParseJson(run.out);
   EXPECT_EQ(json["samples"], 80);
   const auto& a = json["runs"][0];
   const auto& b = json["runs"][1];
@@ -96,7 +96,7 @@ TEST_F(CompareTest, ARunWithoutStepsHasNoLoss) {
   server_.metrics_of["job-c"] = {};
   const Outcome run = Sftctl(server_, {"compare", "job-a", "job-c", "--json"});
   ASSERT_EQ(run.code, kSucceeded) << run.err;
-  const auto json = nlohmann::json::parse(run.out);
+  const auto json = ParseJson(run.out);
   EXPECT_EQ(json["samples"], 0);
   EXPECT_TRUE(json["runs"][1]["loss"].is_null());
   EXPECT_TRUE(json["runs"][0]["loss_at_samples"].is_null());

@@ -15,6 +15,7 @@
 #include "client/exit_codes.h"
 #include "client/interrupt.h"
 #include "common/base/clock.h"
+#include "common/base/json.h"
 #include "tests/unit/client/fake_server.h"
 
 namespace sft::client {
@@ -204,7 +205,7 @@ TEST(FollowTest, JsonPrintsAnObjectALine) {
   std::istringstream lines(run.out);
   std::string line, states;
   while (std::getline(lines, line)) {
-    states += nlohmann::json::parse(line)["state"].get<std::string>() + " ";
+    states += ParseJson(line)["state"].get<std::string>() + " ";
   }
   EXPECT_EQ(states, "RUNNING SUCCEEDED ");
 }

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "client/exit_codes.h"
+#include "common/base/json.h"
 #include "common/base/version.h"
 #include "tests/unit/client/fake_server.h"
 
@@ -29,7 +30,7 @@ TEST(StatusTest, JsonHasTheStableMembers) {
   server.jobs["job-a"] = job;
   const Outcome run = Sftctl(server, {"status", "job-a", "--json"});
   ASSERT_EQ(run.code, kSucceeded) << run.err;
-  const auto json = nlohmann::json::parse(run.out);
+  const auto json = ParseJson(run.out);
   EXPECT_EQ(json["job"], "job-a");
   EXPECT_EQ(json["state"], "RUNNING");
   EXPECT_EQ(json["reason"], "on n1");
@@ -67,7 +68,7 @@ TEST(StatusTest, WithoutAJobTheNewestIsShown) {
   server.jobs["job-b"] = MakeJob("job-b", v1::Job::SUCCEEDED);
   const Outcome run = Sftctl(server, {"status", "--json"});
   ASSERT_EQ(run.code, kSucceeded) << run.err;
-  EXPECT_EQ(nlohmann::json::parse(run.out)["job"], "job-a");
+  EXPECT_EQ(ParseJson(run.out)["job"], "job-a");
 }
 
 TEST(ListTest, ANameCannotBreakTheTable) {
@@ -129,9 +130,8 @@ TEST(ListTest, ReadsEveryPage) {
   }
   const Outcome run = Sftctl(server, {"list"});
   for (const char* id : {"job-a", "job-b", "job-c"}) EXPECT_THAT(run.out, HasSubstr(id));
-  EXPECT_EQ(nlohmann::json::parse(Sftctl(server, {"list", "--json"}).out).size(), 3u);
-  EXPECT_EQ(nlohmann::json::parse(Sftctl(server, {"list", "--json", "--limit", "2"}).out).size(),
-            2u);
+  EXPECT_EQ(ParseJson(Sftctl(server, {"list", "--json"}).out).size(), 3u);
+  EXPECT_EQ(ParseJson(Sftctl(server, {"list", "--json", "--limit", "2"}).out).size(), 2u);
   EXPECT_EQ(Sftctl(server, {"list", "--state", "ASLEEP"}).code, kUsage);
 }
 
@@ -157,7 +157,7 @@ TEST(MetricsTest, JsonIsOneObjectALine) {
   std::string line;
   int count = 0;
   while (std::getline(lines, line)) {
-    const auto json = nlohmann::json::parse(line);
+    const auto json = ParseJson(line);
     EXPECT_EQ(json["step"], ++count);
     EXPECT_EQ(json["loss"].get<double>(), 1.0 / count);
     for (const char* key : {"lr", "grad_norm", "tokens", "tokens_per_second", "gpu_memory_bytes"}) {
@@ -180,7 +180,7 @@ TEST(EventsTest, ReadsEveryPageInOrder) {
   std::istringstream lines(run.out);
   std::string line;
   int next = 0;
-  while (std::getline(lines, line)) EXPECT_EQ(nlohmann::json::parse(line)["sequence"], next++);
+  while (std::getline(lines, line)) EXPECT_EQ(ParseJson(line)["sequence"], next++);
   EXPECT_EQ(next, 5);
 }
 
@@ -234,7 +234,7 @@ TEST(ClusterTest, NodesVariantsAndModelsAreListed) {
   const Outcome nodes = Sftctl(server, {"nodes"});
   EXPECT_THAT(nodes.out, HasSubstr("8 x H100 (simulated), 6 free"));
   EXPECT_THAT(nodes.out, HasSubstr("job-a"));
-  EXPECT_EQ(nlohmann::json::parse(Sftctl(server, {"nodes", "--json"}).out)[0]["simulated"], true);
+  EXPECT_EQ(ParseJson(Sftctl(server, {"nodes", "--json"}).out)[0]["simulated"], true);
   EXPECT_THAT(Sftctl(server, {"variants"}).out, HasSubstr("H100-4x"));
   EXPECT_THAT(Sftctl(server, {"models"}).out, HasSubstr("tokenizer.json is missing"));
 }

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "client/exit_codes.h"
+#include "common/base/json.h"
 #include "common/io/sha256.h"
 #include "tests/unit/client/fake_server.h"
 
@@ -56,7 +57,7 @@ TEST_F(SubmitTest, PrintsTheJobAndNothingElseOnStdout) {
 TEST_F(SubmitTest, JsonHasJobAndState) {
   const Outcome run = Sftctl(server_, {"submit", "--config", Path("job.toml"), "--json"});
   ASSERT_EQ(run.code, kSucceeded) << run.err;
-  const auto json = nlohmann::json::parse(run.out);
+  const auto json = ParseJson(run.out);
   EXPECT_EQ(json["job"], "job-new");
   EXPECT_EQ(json["state"], "PENDING");
 }
@@ -188,7 +189,7 @@ TEST_F(SubmitTest, ADryRunShowsThePlanAndUploadsNothing) {
   EXPECT_TRUE(server_.submitted[0].validate_only());
 
   const Outcome json = Sftctl(server_, {"submit", Path("job.toml"), "--dry-run", "--json"});
-  const auto parsed = nlohmann::json::parse(json.out);
+  const auto parsed = ParseJson(json.out);
   EXPECT_EQ(parsed["valid"], true);
   EXPECT_EQ(parsed["values"]["lora.r"]["origin"], "default");
   EXPECT_EQ(parsed["plan"]["ranks"], 4);
@@ -198,7 +199,7 @@ TEST_F(SubmitTest, ADryRunOfABadJobIsInvalidJsonToo) {
   server_.resolution.add_problems()->set_message("bad");
   const Outcome run = Sftctl(server_, {"submit", Path("job.toml"), "--dry-run", "--json"});
   EXPECT_EQ(run.code, kUsage);
-  EXPECT_EQ(nlohmann::json::parse(run.out)["valid"], false);
+  EXPECT_EQ(ParseJson(run.out)["valid"], false);
 }
 
 TEST_F(SubmitTest, TheRequestIdIsPassedOn) {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/model_writer.h"
@@ -116,7 +117,7 @@ AdapterConfig ReadConfig(const fs::path& path) {
   if (!text.ok()) {
     throw UserError(std::string(Message(text.status())), "bad_adapter", kAskForLora);
   }
-  const ordered_json json = ordered_json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  const ordered_json json = ParseOrderedJson(*text);
   if (!json.is_object()) Unusable(path, "this is not a JSON object", kAskForLora);
   if (json.value("peft_type", ordered_json()) != "LORA") {
     Unusable(path, "peft_type is not \"LORA\"", kAskForLora);
@@ -174,7 +175,7 @@ void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
     tensors.push_back({BiasKey(bias.name, adapted), bias.tensor});
   }
   StagedDirectory staged(files.target);
-  WriteTextFile(staged.path() / kConfigFile, ConfigJson(config).dump(2) + "\n");
+  WriteTextFile(staged.path() / kConfigFile, DumpJson(ConfigJson(config), 2) + "\n");
   WriteSafetensors(staged.path() / kWeightsFile, tensors);
   CheckWritten(staged.path() / kWeightsFile, tensors);
   if (!files.source.empty()) {

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
@@ -92,8 +93,8 @@ void CheckFormat(const json& all, const fs::path& path) {
 
 std::string Manifest::ToText() const {
   json all = ToJson(*this);
-  all[kHash] = io::Sha256Hex(all.dump());
-  return all.dump(1) + "\n";
+  all[kHash] = io::Sha256Hex(DumpJson(all));
+  return DumpJson(all, 1) + "\n";
 }
 
 Manifest ReadManifest(const fs::path& dir) {
@@ -104,14 +105,14 @@ Manifest ReadManifest(const fs::path& dir) {
   }
   const auto text = io::ReadFile(path.string(), kMaxBytes);
   if (!text.ok()) Damaged(std::string(Message(text.status())));
-  json all = json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  json all = ParseJson(*text);
   if (!all.is_object()) Damaged(fmt::format("{} is cut short or not JSON", path.string()));
   CheckFormat(all, path);
   const auto hash = all.find(kHash);
   const std::string stated =
       hash != all.end() && hash->is_string() ? hash->get<std::string>() : std::string();
   all.erase(kHash);
-  if (stated != io::Sha256Hex(all.dump())) {
+  if (stated != io::Sha256Hex(DumpJson(all))) {
     Damaged(fmt::format("{} is not as it was written: its hash differs", path.string()));
   }
   try {

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/safetensors.h"
@@ -40,7 +41,7 @@ std::map<std::string, std::string> ReadIndex(const fs::path& path) {
   if (!text.ok()) {
     throw UserError(std::string(Message(text.status())), "file_not_readable");
   }
-  const json index = json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  const json index = ParseJson(*text);
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   const char* advice = "Fetch the file again.";
   if (index.is_discarded() || !index.is_object() || map == index.end() || !map->is_object()) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/disk.h"
@@ -50,7 +51,7 @@ std::string TorchName(at::ScalarType type) {
 
 // The config of the source with the type of the weights as they are now.
 void WriteConfig(const fs::path& source, const fs::path& target, at::ScalarType type) {
-  ordered_json config = ordered_json::parse(ReadText(source), nullptr, /*allow_exceptions=*/false);
+  ordered_json config = ParseOrderedJson(ReadText(source));
   if (!config.is_object()) {
     throw UserError(fmt::format("{} is not a JSON object", source.string()), "broken_config");
   }
@@ -59,7 +60,7 @@ void WriteConfig(const fs::path& source, const fs::path& target, at::ScalarType 
   config[key] = TorchName(type);
   // Weights are written as they are computed with, whatever the source was quantised to.
   config.erase("quantization_config");
-  WriteTextFile(target, config.dump(2) + "\n");
+  WriteTextFile(target, DumpJson(config, 2) + "\n");
 }
 
 // The template of a job replaces the one in tokenizer_config.json too: older readers look there.
@@ -69,13 +70,13 @@ void WriteTemplate(const fs::path& target, std::string_view chat_template) {
   const fs::path path = target / "tokenizer_config.json";
   ordered_json config = ordered_json::object();
   if (fs::exists(path)) {
-    config = ordered_json::parse(ReadText(path), nullptr, /*allow_exceptions=*/false);
+    config = ParseOrderedJson(ReadText(path));
     if (!config.is_object()) {
       throw UserError(fmt::format("{} is not a JSON object", path.string()), "broken_config");
     }
   }
   config["chat_template"] = chat_template;
-  WriteTextFile(path, config.dump(2) + "\n");
+  WriteTextFile(path, DumpJson(config, 2) + "\n");
 }
 
 }  // namespace
@@ -146,7 +147,7 @@ void ModelWriter::WriteIndex() const {
   ordered_json map = ordered_json::object();
   for (const auto& [name, shard] : place_) map[name] = names_[shard];
   index["weight_map"] = std::move(map);
-  WriteTextFile(staged_.path() / "model.safetensors.index.json", index.dump(2) + "\n");
+  WriteTextFile(staged_.path() / "model.safetensors.index.json", DumpJson(index, 2) + "\n");
 }
 
 void ModelWriter::Commit() {

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/disk.h"
@@ -31,7 +32,7 @@ std::string HeaderText(const std::vector<TensorInfo>& infos,
                          {"shape", info.shape},
                          {"data_offsets", {info.begin, info.end}}};
   }
-  std::string text = header.dump();
+  std::string text = DumpJson(header);
   // Spaces are legal padding; 8 bytes of length stand before the text.
   text.append((kAlignment - (text.size() + 8) % kAlignment) % kAlignment, ' ');
   return text;

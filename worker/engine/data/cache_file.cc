@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "common/base/ids.h"
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
@@ -127,7 +128,7 @@ CacheView CacheContents::View() const { return {offsets, lines, loss_counts, tok
 
 void WriteCacheFile(const std::filesystem::path& path, std::string_view key,
                     const CacheContents& contents) {
-  const std::string stats = StatsToJson(contents.stats).dump();
+  const std::string stats = DumpJson(StatsToJson(contents.stats));
   Header header;
   if (key.size() != header.key.size()) throw InternalError("a cache key that is not a SHA-256");
   std::memcpy(header.key.data(), key.data(), key.size());
@@ -193,7 +194,7 @@ CacheView ReadCacheFile(std::string_view bytes, std::string_view key, std::strin
   view.loss = parts.Take<uint8_t>(header.tokens);
   const std::span<const char> stats = parts.Take<char>(header.stats_size);
   if (!parts.whole()) throw broken("its parts do not fill it");
-  view.stats = StatsFromJson(nlohmann::json::parse(stats.begin(), stats.end()));
+  view.stats = StatsFromJson(ParseJson({stats.data(), stats.size()}));
   return view;
 }
 

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/ffi.h"
 
@@ -21,12 +22,11 @@ ChatTemplate::ChatTemplate(std::shared_ptr<const Impl> impl) : impl_(std::move(i
 
 ChatTemplate ChatTemplate::Compile(std::string_view source, std::string_view origin,
                                    const TemplateVariables& variables) {
-  const std::string json = nlohmann::json{
-      {"bos_token", variables.bos_token},
-      {"eos_token", variables.eos_token},
-      {"unk_token", variables.unk_token},
-      {"pad_token", variables.pad_token},
-      {"date", variables.date}}.dump();
+  const std::string json = DumpJson(nlohmann::json{{"bos_token", variables.bos_token},
+                                                   {"eos_token", variables.eos_token},
+                                                   {"unk_token", variables.unk_token},
+                                                   {"pad_token", variables.pad_token},
+                                                   {"date", variables.date}});
   SftTemplate* handle = nullptr;
   const FfiResult result(
       sft_template_compile(source.data(), source.size(), json.data(), json.size(), &handle));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/files.h"
@@ -18,15 +19,10 @@ namespace fs = std::filesystem;
 // An object, or null when there is no such file.
 Json ReadOptionalJson(const fs::path& path) {
   if (!fs::exists(path)) return nullptr;
-  try {
-    Json json = Json::parse(ReadTextFile(path));
-    if (json.is_object()) return json;
-  } catch (const Json::parse_error& error) {
-    throw UserError(fmt::format("{}: not JSON: {}; copy the model directory anew", path.string(),
-                                error.what()));
-  }
+  Json json = ParseOrderedJson(ReadTextFile(path));
+  if (json.is_object()) return json;
   throw UserError(
-      fmt::format("{}: not a JSON object; copy the model directory anew", path.string()));
+      fmt::format("{}: not JSON, or not an object; copy the model directory anew", path.string()));
 }
 
 // The small JSON files of a model directory; null where there is none.
@@ -241,7 +237,7 @@ std::vector<int32_t> ChatTokenizer::EncodePrompt(std::span<const ChatMessage> me
     list.push_back({{"role", message.role}, {"content", content}});
   }
   const std::string rendered =
-      template_->Render({.messages_json = list.dump(), .add_generation_prompt = true}).text;
+      template_->Render({.messages_json = DumpJson(list), .add_generation_prompt = true}).text;
 
   std::vector<int32_t> ids;
   const auto append = [&ids](const Encoding& piece) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "common/base/json.h"
+
 namespace sft::engine {
 namespace {
 
@@ -85,8 +87,7 @@ void ParseToolArguments(Json& message, const std::string& where) {
     if (!function.is_object() || !function.contains("arguments")) continue;
     Json& arguments = function["arguments"];
     if (!arguments.is_string()) continue;
-    const Json parsed =
-        Json::parse(arguments.get<std::string>(), nullptr, /*allow_exceptions=*/false);
+    const Json parsed = ParseOrderedJson(arguments.get<std::string>());
     if (parsed.is_object()) arguments = parsed;
   }
 }
@@ -99,7 +100,7 @@ bool TakeWeight(Json& message, const std::string& where) {
   message.erase("weight");
   if (weight.is_null() || weight == 1) return true;
   if (weight == 0) return false;
-  BadForm(fmt::format("{}.weight is {}; it may be 0 or 1", where, weight.dump()));
+  BadForm(fmt::format("{}.weight is {}; it may be 0 or 1", where, DumpJson(weight)));
 }
 
 void AddMessages(const Json& list, const char* key, bool trained, ConversationRow& row) {

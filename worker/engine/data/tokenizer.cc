@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/ffi.h"
 #include "worker/engine/data/files.h"
@@ -53,7 +54,7 @@ Tokenizer Tokenizer::FromJson(std::string_view json, std::string_view origin) {
   }
   auto impl = std::make_shared<Impl>();
   impl->handle.reset(handle);
-  const auto description = nlohmann::json::parse(result.text());
+  const auto description = ParseJson(result.text());
   for (const auto& token : description.at("added_tokens")) {
     impl->added_tokens.push_back({.id = token.at("id").get<int32_t>(),
                                   .special = token.at("special").get<bool>(),

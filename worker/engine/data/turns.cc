@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "common/base/json.h"
 #include "worker/engine/base/error.h"
 
 namespace sft::engine {
@@ -30,8 +31,8 @@ class TurnFinder::Search {
   Search(const TurnFinder& finder, const ConversationRow& row)
       : finder_(finder),
         row_(row),
-        tools_(row.tools.is_null() ? "" : row.tools.dump()),
-        variables_(row.variables.is_null() ? "" : row.variables.dump()) {}
+        tools_(row.tools.is_null() ? "" : DumpJson(row.tools)),
+        variables_(row.variables.is_null() ? "" : DumpJson(row.variables)) {}
 
   RenderedConversation Run() {
     RenderedText rendered;
@@ -57,7 +58,7 @@ class TurnFinder::Search {
   };
 
   RenderedText Render(const Json& messages, bool add_generation_prompt) const {
-    const std::string json = messages.dump();
+    const std::string json = DumpJson(messages);
     return finder_.template_.Render({.messages_json = json,
                                      .tools_json = tools_,
                                      .variables_json = variables_,

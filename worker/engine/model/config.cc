@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/base/json.h"
 #include "worker/engine/base/error.h"
 
 namespace sft::engine {
@@ -46,7 +47,7 @@ class Reader {
     try {
       return json_[key].get<T>();
     } catch (const Json::exception&) {
-      Fail(key, "has the wrong type: " + json_[key].dump());
+      Fail(key, "has the wrong type: " + DumpJson(json_[key]));
     }
   }
 
@@ -197,7 +198,7 @@ std::string SupportedFamilies() {
 }
 
 DecoderConfig DecoderConfig::Parse(std::string_view text, const std::string& origin) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json json = ParseJson(text);
   if (!json.is_object()) {
     throw UserError(origin + " is not a JSON object", "bad_model",
                     "use a model directory as transformers writes it");

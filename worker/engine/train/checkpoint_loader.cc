@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/base/json.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/train/stamp.h"
 
@@ -18,12 +19,11 @@ std::string Pack(const Error& error) {
                      : dynamic_cast<const InfrastructureError*>(&error) != nullptr
                          ? "infrastructure"
                          : "internal";
-  return nlohmann::json::array({kind, error.what(), error.code(), error.advice()})
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return DumpJson(nlohmann::json::array({kind, error.what(), error.code(), error.advice()}));
 }
 
 [[noreturn]] void ThrowPacked(const std::string& packed) {
-  const auto parts = nlohmann::json::parse(packed).get<std::vector<std::string>>();
+  const auto parts = ParseJson(packed).get<std::vector<std::string>>();
   if (parts.at(0) == "user") throw UserError(parts[1], parts.at(2), parts.at(3));
   if (parts[0] == "infrastructure") throw InfrastructureError(parts[1], parts.at(2), parts.at(3));
   throw InternalError(parts[1], parts.at(2), parts.at(3));

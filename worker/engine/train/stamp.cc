@@ -8,6 +8,7 @@
 #include <set>
 #include <string_view>
 
+#include "common/base/json.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/io/sha256.h"
@@ -117,7 +118,7 @@ Stamp MakeStamp(const StampSource& source) {
     std::string pointer = std::string("/") + key;
     std::replace(pointer.begin(), pointer.end(), '.', '/');
     const nlohmann::json& value = job.at(nlohmann::json::json_pointer(pointer));
-    stamp[key] = value.is_string() ? value.get<std::string>() : value.dump();
+    stamp[key] = value.is_string() ? value.get<std::string>() : DumpJson(value);
   };
   for (const char* key : kJobKeys) take(key);
   if (!spec.full_finetune()) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/json.h"
 #include "common/base/status.h"
 #include "common/spec/visit.h"
 
@@ -39,7 +40,7 @@ JobSpec Altered() {
 
 TEST(JobJsonTest, EveryMemberComesBackEqual) {
   const JobSpec spec = Altered();
-  const nlohmann::json json = nlohmann::json::parse(ToJson(spec).dump());
+  const nlohmann::json json = ParseJson(DumpJson(ToJson(spec)));
   const auto back = FromJson(json);
   ASSERT_TRUE(back.ok()) << back.status();
   std::vector<std::string> expected, actual;
@@ -47,14 +48,14 @@ TEST(JobJsonTest, EveryMemberComesBackEqual) {
     if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(m)>>) {
       expected.push_back(std::string(key) + std::string(EnumName(m)));
     } else {
-      expected.push_back(std::string(key) + nlohmann::json(m).dump());
+      expected.push_back(std::string(key) + DumpJson(nlohmann::json(m)));
     }
   });
   VisitSpec(*back, [&](std::string_view key, const auto& m) {
     if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(m)>>) {
       actual.push_back(std::string(key) + std::string(EnumName(m)));
     } else {
-      actual.push_back(std::string(key) + nlohmann::json(m).dump());
+      actual.push_back(std::string(key) + DumpJson(nlohmann::json(m)));
     }
   });
   EXPECT_EQ(actual, expected);
@@ -69,7 +70,7 @@ TEST(JobJsonTest, LayoutFollowsTheJobFile) {
 }
 
 TEST(JobJsonTest, AMissingKeyKeepsItsDefault) {
-  const auto spec = FromJson(nlohmann::json::parse(R"({"lora": {"r": 4}})"));
+  const auto spec = FromJson(ParseJson(R"({"lora": {"r": 4}})"));
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->lora.r, 4);
   EXPECT_EQ(spec->lora.alpha, 32);
@@ -83,7 +84,7 @@ TEST(JobJsonTest, UnknownKeysAndWrongTypesNameTheKey) {
            {R"({"training": {"mode": "none"}})", "training.mode has a wrong type"},
            {R"({"lora": {"target_modules": [1]}})", "lora.target_modules has a wrong type"},
            {R"([])", "must be a JSON object"}}) {
-    const auto spec = FromJson(nlohmann::json::parse(text));
+    const auto spec = FromJson(ParseJson(text));
     ASSERT_FALSE(spec.ok()) << text;
     EXPECT_THAT(std::string(Message(spec.status())), HasSubstr(says));
   }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/json.h"
 #include "common/base/version.h"
 #include "common/spec/fields.h"
 #include "common/spec/job_json.h"
@@ -52,8 +53,8 @@ TEST(JobProtocolTest, KeysThatCameLaterAreLeftOutAndTheOthersStay) {
 }
 
 TEST(JobProtocolTest, ATableWithoutAKnownKeyIsLeftOutWhole) {
-  const auto job = nlohmann::json::parse(R"({"lora": {"r": 4}, "compute": {"hang_timeout": 9}})");
-  EXPECT_EQ(ForProtocol(job, 1), nlohmann::json::parse(R"({"lora": {"r": 4}})"));
+  const auto job = ParseJson(R"({"lora": {"r": 4}, "compute": {"hang_timeout": 9}})");
+  EXPECT_EQ(ForProtocol(job, 1), ParseJson(R"({"lora": {"r": 4}})"));
 }
 
 TEST(JobProtocolTest, NoKeyComesFromAProtocolThatThisBuildDoesNotSpeak) {

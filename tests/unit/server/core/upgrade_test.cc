@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/spec/job_json.h"
 #include "common/spec/job_protocol.h"
 #include "tests/unit/server/core/fleet_fixture.h"
@@ -27,7 +28,7 @@ class UpgradeTest : public FleetTest {
     job.project = "default";
     job.owner = "local";
     job.gpu_type = "H100";
-    job.resolved_json = spec::ToJson(spec).dump();
+    job.resolved_json = DumpJson(spec::ToJson(spec));
     const spec::ProtocolNeed need = spec::NeedOf(spec);
     job.protocol = need.protocol;
     if (!need.keys.empty()) job.newer_keys = need.keys.front();
@@ -42,7 +43,7 @@ class UpgradeTest : public FleetTest {
   nlohmann::json Dispatched(const std::shared_ptr<FakeWorker>& worker, const std::string& job) {
     const v1::DesiredAttempt* wanted = worker->Wanted(Uid(job));
     EXPECT_NE(wanted, nullptr);
-    return nlohmann::json::parse(wanted->dispatch().resolved_json());
+    return ParseJson(wanted->dispatch().resolved_json());
   }
   void PassSilently(seconds time) {
     for (seconds passed{0}; passed < time; passed += seconds(4)) {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/io/fault.h"
 #include "common/io/flight_record.h"
 #include "tests/unit/worker/daemon/agent_fixture.h"
@@ -186,9 +187,9 @@ TEST_F(RecoveryTest, ARankThatTheServerDoesNotHearOfForTooLongIsEndedByItsShim) 
   setup_.unreachable_after = std::chrono::milliseconds(300);
   NewLife();
   v1::Dispatch& dispatch = *Want("wait", 2).mutable_dispatch();
-  auto job = nlohmann::json::parse(dispatch.resolved_json());
+  auto job = ParseJson(dispatch.resolved_json());
   job["compute"].erase("unreachable_after");  // a job's own limit is 10 s at least
-  dispatch.set_resolved_json(job.dump());
+  dispatch.set_resolved_json(DumpJson(job));
   Launch();  // and then not a word: the stream is cut, or this process is stopped
   FinishAfterShim();
   EXPECT_EQ(Only().verdict().code(), "fenced");

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/spec/job_json.h"
 #include "worker/daemon/setup.h"
@@ -52,7 +53,7 @@ class TestNode : public testing::Test {
     spec.job.data = "train.jsonl";
     spec.compute.gpu_type = "CPU";
     if (full) spec.training.mode = spec::Mode::kFullFinetune;
-    return spec::ToJson(spec).dump();
+    return DumpJson(spec::ToJson(spec));
   }
 
   std::string dir_;

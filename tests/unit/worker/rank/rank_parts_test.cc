@@ -11,6 +11,7 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/spec/job_json.h"
 #include "worker/engine/base/error.h"
@@ -45,11 +46,11 @@ TEST_F(RankPartsTest, EventsAreAppendedOneLineEach) {
   log.Sync();
   const std::string text = Read("e");
   const size_t end = text.find('\n');
-  const auto step = nlohmann::json::parse(text.substr(0, end));
+  const auto step = ParseJson(text.substr(0, end));
   EXPECT_EQ(step["event"], "step");
   EXPECT_EQ(step["time"], 1'700'000'000.0);
-  EXPECT_EQ(step["loss"].dump(), "0.1");
-  EXPECT_EQ(nlohmann::json::parse(text.substr(end + 1))["loss"], "nan");
+  EXPECT_EQ(DumpJson(step["loss"]), "0.1");
+  EXPECT_EQ(ParseJson(text.substr(end + 1))["loss"], "nan");
   EXPECT_EQ(text.back(), '\n');
 }
 
@@ -259,7 +260,7 @@ TEST(FailureTest, MemoryThatRanOutAdvisesASmallerBatchOfTheSameResult) {
 TEST_F(RankPartsTest, ALaunchFileIsReadWithItsJob) {
   spec::JobSpec spec;
   spec.hyperparameters.seed = 11;
-  channel::RankLaunch launch{.job_json = spec::ToJson(spec).dump(),
+  channel::RankLaunch launch{.job_json = DumpJson(spec::ToJson(spec)),
                              .device = "cpu",
                              .model_dir = "m",
                              .train_file = "t",

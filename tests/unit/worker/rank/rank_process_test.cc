@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/spec/job_json.h"
 #include "worker/channel/launch.h"
@@ -23,7 +24,7 @@ class RankProcessTest : public ::testing::Test {
  protected:
   RankProcessTest() : dir_(io::MakeTempDir("sft-rank-process-").value()) {
     launch_ = {.attempt_uid = "a-1",
-               .job_json = spec::ToJson(spec::JobSpec()).dump(),
+               .job_json = DumpJson(spec::ToJson(spec::JobSpec())),
                .device = "cpu",
                .model_dir = dir_ + "/model",
                .train_file = dir_ + "/train.jsonl",
@@ -56,7 +57,7 @@ class RankProcessTest : public ::testing::Test {
   nlohmann::json LastEvent(const std::string& process) const {
     std::string text = io::ReadFile(dir_ + "/" + process + ".events").value();
     text.pop_back();
-    return nlohmann::json::parse(text.substr(text.rfind('\n') + 1));
+    return ParseJson(text.substr(text.rfind('\n') + 1));
   }
 
   std::string dir_;

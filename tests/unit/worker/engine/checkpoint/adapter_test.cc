@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "tests/unit/worker/engine/checkpoint/temp_dir.h"
 #include "worker/engine/base/error.h"
 
@@ -49,11 +50,11 @@ TEST(AdapterTest, HasPeftsNamesAndConfiguration) {
   EXPECT_EQ(file->tensors().size(), 4u);
   EXPECT_TRUE(file->Contains("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"));
   EXPECT_TRUE(file->Contains("base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight"));
-  const json config = json::parse(GetFile(dir / "out/adapter_config.json"));
+  const json config = ParseJson(GetFile(dir / "out/adapter_config.json"));
   EXPECT_EQ(config["peft_type"], "LORA");
   EXPECT_EQ(config["task_type"], "CAUSAL_LM");
   EXPECT_EQ(config["r"], 2);
-  EXPECT_EQ(config["lora_alpha"].dump(), "4");
+  EXPECT_EQ(DumpJson(config["lora_alpha"]), "4");
   EXPECT_EQ(config["lora_dropout"], 0.05);
   EXPECT_EQ(config["target_modules"], json::array({"q_proj", "v_proj"}));
   EXPECT_EQ(config["bias"], "none");
@@ -119,11 +120,11 @@ TEST(AdapterTest, ReadingSaysWhatIsWrong) {
   const TempDir dir;
   EXPECT_THAT(MessageOfReading(dir.path()), HasSubstr("adapter_config.json"));
   WriteAdapter({.target = dir / "a"}, Config(), Pairs());
-  const json good = json::parse(GetFile(dir / "a/adapter_config.json"));
+  const json good = ParseJson(GetFile(dir / "a/adapter_config.json"));
   const auto with = [&](const char* key, const json& value) {
     json changed = good;
     changed[key] = value;
-    PutFile(dir / "a/adapter_config.json", changed.dump());
+    PutFile(dir / "a/adapter_config.json", DumpJson(changed));
     return MessageOfReading(dir / "a");
   };
   EXPECT_THAT(with("peft_type", "IA3"), HasSubstr("peft_type is not \"LORA\""));
@@ -136,7 +137,7 @@ TEST(AdapterTest, ReadingSaysWhatIsWrong) {
   PutFile(dir / "a/adapter_config.json", "[]");
   EXPECT_THAT(MessageOfReading(dir / "a"), HasSubstr("not a JSON object"));
 
-  PutFile(dir / "a/adapter_config.json", good.dump());
+  PutFile(dir / "a/adapter_config.json", DumpJson(good));
   const auto holding = [&](const std::string& key) {
     WriteSafetensors(dir / "a/adapter_model.safetensors",
                      std::vector<NamedTensor>{{key, at::zeros({2, 6})}});

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "tests/unit/worker/engine/checkpoint/temp_dir.h"
 #include "worker/engine/base/error.h"
 
@@ -49,7 +50,7 @@ TEST_F(ModelWriterTest, SmallModelsAreOneFileWithConfigAndTokenizer) {
   WriteAll(1000);
   EXPECT_EQ(Listing(dir_ / "out"),
             "config.json model.safetensors tokenizer.json tokenizer_config.json");
-  const json config = json::parse(GetFile(dir_ / "out/config.json"));
+  const json config = ParseJson(GetFile(dir_ / "out/config.json"));
   EXPECT_EQ(config["torch_dtype"], "bfloat16");
   EXPECT_FALSE(config.contains("quantization_config"));
   const ModelFiles files = ModelFiles::Open(dir_ / "out");
@@ -62,7 +63,7 @@ TEST_F(ModelWriterTest, LargeModelsAreShardedWithAnIndex) {
   EXPECT_EQ(Listing(dir_ / "out"),
             "config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors "
             "model.safetensors.index.json tokenizer.json tokenizer_config.json");
-  const json index = json::parse(GetFile(dir_ / "out/model.safetensors.index.json"));
+  const json index = ParseJson(GetFile(dir_ / "out/model.safetensors.index.json"));
   EXPECT_EQ(index["metadata"]["total_size"], 80);
   EXPECT_EQ(index["weight_map"]["t1"], "model-00001-of-00002.safetensors");
   EXPECT_EQ(index["weight_map"]["t2"], "model-00002-of-00002.safetensors");
@@ -78,7 +79,7 @@ TEST_F(ModelWriterTest, ATensorAboveTheLimitHasAShardOfItsOwn) {
 TEST_F(ModelWriterTest, TheTemplateOfTheJobReplacesTheModels) {
   WriteAll(1000, "{{ new }}");
   EXPECT_EQ(GetFile(dir_ / "out/chat_template.jinja"), "{{ new }}");
-  const json config = json::parse(GetFile(dir_ / "out/tokenizer_config.json"));
+  const json config = ParseJson(GetFile(dir_ / "out/tokenizer_config.json"));
   EXPECT_EQ(config["chat_template"], "{{ new }}");
   EXPECT_EQ(config["eos_token"], "</s>");
 }

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "tests/unit/worker/engine/data/model_folder.h"
 #include "worker/engine/data/chat_template.h"
 #include "worker/engine/data/tokenizer.h"
@@ -14,7 +15,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 const Json& Goldens() {
-  static const Json goldens = Json::parse(ReadWhole(DataGoldens() / "goldens.json"));
+  static const Json goldens = ParseOrderedJson(ReadWhole(DataGoldens() / "goldens.json"));
   return goldens;
 }
 
@@ -40,8 +41,8 @@ TEST(GoldenTest, RenderedTemplatesEqualTheReferenceByteForByte) {
     const std::string where = name + " " + golden.at("case").get<std::string>();
     const ChatTemplate chat_template =
         ChatTemplate::Compile(ReadWhole(DataGoldens() / "templates" / name), name, variables);
-    const std::string messages = golden.at("messages").dump();
-    const std::string tools = golden.at("tools").is_null() ? "" : golden.at("tools").dump();
+    const std::string messages = DumpJson(golden.at("messages"));
+    const std::string tools = golden.at("tools").is_null() ? "" : DumpJson(golden.at("tools"));
     const RenderedText rendered = chat_template.Render(
         {.messages_json = messages,
          .tools_json = tools,

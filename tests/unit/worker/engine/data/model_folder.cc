@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 
 namespace sft::engine {
@@ -37,7 +38,7 @@ ModelFolder::ModelFolder(const std::string& chat_template, const std::string& bo
   if (!chat_template.empty()) {
     config["chat_template"] = ReadWhole(DataGoldens() / "templates" / (chat_template + ".jinja"));
   }
-  Write("tokenizer_config.json", config.dump());
+  Write("tokenizer_config.json", DumpJson(config));
 }
 
 }  // namespace sft::engine

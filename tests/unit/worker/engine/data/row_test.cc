@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/json.h"
+
 namespace sft::engine {
 namespace {
 
@@ -69,7 +71,7 @@ TEST(RowTest, ToolArgumentsWrittenAsJsonTextBecomeObjects) {
   const Row row = ParseRow(R"({"messages": [{"role": "assistant", "tool_calls": [
       {"function": {"name": "f", "arguments": "{\"z\": 1, \"a\": 2}"}}]}], "tools": [{"x": 1}]})");
   const auto& conversation = std::get<ConversationRow>(row);
-  EXPECT_EQ(conversation.messages[0]["tool_calls"][0]["function"]["arguments"].dump(),
+  EXPECT_EQ(DumpJson(conversation.messages[0]["tool_calls"][0]["function"]["arguments"]),
             R"({"z":1,"a":2})");
   EXPECT_EQ(conversation.tools.size(), 1U);
 }
