@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
                                  {"code", static_cast<int>(outcome.code)},
                                  {"message", Printable(outcome.message)},
                                  {"answers", Printable(outcome.answers)}};
-    fmt::print("{}\n", DumpJson(line));
+    fmt::print("{}\n", sft::DumpJson(line));
   }
   return 0;
 }

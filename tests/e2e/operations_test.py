@@ -3,6 +3,9 @@ upgraded while a job runs on the other, a backup and its restore.
 
 Each machine has mounts, a host name and processes of its own (namespaces); they share the loopback network.
 systemd is fake_systemctl.py. What the pages cannot know is named in SUBSTITUTES.
+
+SFT_TEST_TORCH, a folder of Python's torch, makes it train with the bundle's own ranks, on the CPU; without it
+a stand-in does that needs no torch.
 """
 
 import os
@@ -12,11 +15,14 @@ import shutil
 import subprocess
 import time
 
-from harness import BUILD, ServiceCase, run_tests, wait_until, write_model
+from harness import BUILD, ServiceCase, run_tests, wait_until
+from tiny_model import write_tiny_model
 
 SOURCE = pathlib.Path(__file__).parents[2]
 # What differs here from the machines of the page: ports that are free, and GPUs that are pretended.
-SUBSTITUTES = {"--models /srv/models": "--models /srv/models --simulate-gpus H100:1 --grace 1"}
+TORCH = os.environ.get("SFT_TEST_TORCH")
+SUBSTITUTES = {"--models /srv/models": "--models /srv/models --simulate-gpus H100:1 --grace 1"
+               + (f" --torch {TORCH}" if TORCH else "")}
 
 
 def blocks(page):
@@ -89,16 +95,19 @@ class OperationsTest(ServiceCase):
                                                check=False, capture_output=True).returncode != 0:
             self.skipTest("machines of one's own need root and namespaces")
         self.dir.chmod(0o755)
+        if TORCH:
+            shutil.rmtree(self.dir / "models/tiny")
+            write_tiny_model(self.dir / "models/tiny")
         self.machines = {}
         self.addCleanup(lambda: [machine.end() for machine in self.machines.values()])
 
     def make_bundles(self):
-        """The bundle of this build with ranks that need no torch and train as a test says, and the same as a
-        later version."""
+        """The bundle of this build, but for TORCH with ranks that need none and train as a test says, and the
+        same as a later version."""
         out = self.dir / "dist"
+        rank = {} if TORCH else {"SFT_BUNDLE_RANK": str(BUILD / "tests/sft-fake-rank")}
         made = subprocess.run([SOURCE / "deploy/bundle/make_bundle.sh", BUILD, out], capture_output=True, text=True,
-                              env={**os.environ, "SFT_BUNDLE_LEVEL": "1", "SFT_BUNDLE_MAX_MB": "200",
-                                   "SFT_BUNDLE_RANK": str(BUILD / "tests/sft-fake-rank")},
+                              env={**os.environ, "SFT_BUNDLE_LEVEL": "1", "SFT_BUNDLE_MAX_MB": "200", **rank},
                               check=False)
         self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
         bundle = next(out.glob("sft-*.tar.zst"))
@@ -151,8 +160,8 @@ class OperationsTest(ServiceCase):
         # A job on each node; the one whose node is upgraded moves, the other does not notice.
         jobs = {}
         for number in range(2):
-            job = self.submit("train steps=100000 pace=5", ranks=1,
-                              name=f"job-{number}")
+            job = self.submit("train steps=100000 pace=5", ranks=1, name=f"job-{number}",
+                              tables="max_steps = 100000" if TORCH else "")
             self.wait_for_step(job, 3)
             jobs[self.status(job)["nodes"][0]] = job
         self.assertEqual(set(jobs), {"node-a", "node-b"})
