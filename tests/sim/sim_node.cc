@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <deque>
+
 #include "common/base/ids.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
@@ -52,14 +54,24 @@ class SimNode::Link : public server::WorkerLink, public std::enable_shared_from_
   int64_t server_life() const { return server_life_; }
 
  private:
+  // TCP keeps the order: behind one that is held by a cut, all wait.
   void Arrive(const v1::ServerMessage& message) {
-    if (node_ == nullptr || node_->link_.get() != this) return;
-    if (node_->cut_) {
-      // TCP sends it again, for as long as both ends believe in the connection.
-      return node_->Later(seconds(1), [self = shared_from_this(), message] {
-        if (!self->broken_) self->Arrive(message);
-      });
+    arrived_.push_back(message);
+    if (arrived_.size() == 1) Deliver();
+  }
+  void Deliver() {
+    for (; !arrived_.empty(); arrived_.pop_front()) {
+      if (node_ == nullptr || node_->link_.get() != this) return;
+      if (node_->cut_) {
+        // Sent again, for as long as both ends believe in the connection.
+        return node_->Later(seconds(1), [self = shared_from_this()] {
+          if (!self->broken_) self->Deliver();
+        });
+      }
+      Take(arrived_.front());
     }
+  }
+  void Take(const v1::ServerMessage& message) {
     if (message.has_welcome()) {
       if (!message.welcome().refused().empty()) return node_->Break();
       node_->agent_->ServerHeard(begun_);
@@ -79,6 +91,7 @@ class SimNode::Link : public server::WorkerLink, public std::enable_shared_from_
   Nanos arrives_{0};
   bool welcomed_ = false, broken_ = false;
   std::vector<v1::ServerMessage> waiting_;
+  std::deque<v1::ServerMessage> arrived_;
 };
 
 SimNode::SimNode(EventQueue& events, Chance& chance, Cluster& cluster, SimServer& server,
