@@ -137,8 +137,7 @@ class Pass {
     }
     const Fleet::Fit standing = state.booked;
     if (standing.bins.empty() && promised_[state.shape->type] >= rules_.max_promised) {
-      candidates_.push_back(index);
-      return;
+      return ConsiderWithoutPromise(index);
     }
     Unbook(index);
     Fleet::Fit fit = fleet_.Earliest(*state.shape, DurationOf(job), job.avoid_node);
@@ -151,6 +150,19 @@ class Pass {
     if (fit.start <= now_) return Place(index, fit);
     if (MayPreempt(job, fit) && Preempt(index)) return;
     Book(index, std::move(fit));
+  }
+
+  // Starts it, or keeps its place free from those behind it in this decision alone.
+  void ConsiderWithoutPromise(size_t index) {
+    const PendingJob& job = snapshot_.pending[index];
+    const Shape& shape = *jobs_[index].shape;
+    if (reserved_[shape.type] >= rules_.max_reserved) return candidates_.push_back(index);
+    const int64_t duration = DurationOf(job);
+    const Fleet::Fit fit = fleet_.Earliest(shape, duration, job.avoid_node);
+    if (fit.bins.empty()) return candidates_.push_back(index);
+    if (fit.start <= now_) return Place(index, fit);
+    fleet_.Take(shape, fit.bins, fit.start, duration);
+    ++reserved_[shape.type];
   }
 
   bool MayPreempt(const PendingJob& job, const Fleet::Fit& fit) const {
@@ -309,7 +321,7 @@ class Pass {
   std::vector<size_t> candidates_;
   // What did not fit does not fit for longer either: nothing is given back while jobs fill in.
   std::map<const Shape*, int64_t> unfit_;
-  std::map<int, int> promised_;  // by type of slot
+  std::map<int, int> promised_, reserved_;  // by type of slot
   JobsByBin on_bin_;
   int preemptors_ = 0;
   Decision decision_;

@@ -14,6 +14,9 @@ struct Rules {
   // Jobs of each type of slot that are promised a start: the first of the line. More make later
   // starts certain and leave less to fill in.
   int max_promised = 16;
+  // Jobs of each type behind them that keep their place within one decision. Without those a
+  // project of large gangs never gets its share beside one of small jobs: those fill every gap.
+  int max_reserved = 256;
   // Jobs of the line whose start is foretold; of those behind them it is reckoned from the work
   // that stands before them.
   int max_foretold = 256;
@@ -25,11 +28,13 @@ struct Rules {
 //    the earliest start at which all that runs has ended by the upper bounds of its run times, on
 //    named nodes. A promise stands: a later decision may better it, and nothing of the same or a
 //    lower level can take it away. A job without a bound counts as running for ever before others.
-// 2. Any other job starts where it delays no promise: it ends before, or other slots are enough.
+// 2. The next of the line start where there is room, or keep the earliest start free for themselves
+//    from those behind them, in this decision alone: the next one looks at a line made anew.
+// 3. Any other job starts where it delays none of those: it ends before, or other slots are enough.
 //    The shortest of the project that has had the least GPU time is looked at first.
-// 3. A job that would wait for long although jobs of lower classes run stops some of those
+// 4. A job that would wait for long although jobs of lower classes run stops some of those
 //    (preempt.h).
-// 4. A job over a limit of its project or sweep, or one that the nodes at hand could never hold,
+// 5. A job over a limit of its project or sweep, or one that the nodes at hand could never hold,
 //    keeps nobody waiting.
 Decision Decide(const Snapshot& snapshot, const Rules& rules = Rules());
 

@@ -103,7 +103,7 @@ TEST(DecideTest, WhatFillsInIsOfTheProjectThatHasHadLeastAndThenTheShortest) {
     snapshot.pending.push_back(job);
   }
   snapshot.projects = {{"a", 1, 9.0 * kHourUs, 0, 0}, {"b", 1, 1.0 * kHourUs, 0, 0}};
-  const Decision decision = Decide(snapshot, {.max_promised = 0});
+  const Decision decision = Decide(snapshot, {.max_promised = 0, .max_reserved = 0});
   ASSERT_EQ(decision.placements.size(), 2u);
   EXPECT_EQ(decision.placements[0].job, "j3");
   EXPECT_EQ(decision.placements[1].job, "j2");
@@ -466,6 +466,20 @@ TEST(DecideTest, TheSameSnapshotGivesTheSameDecision) {
   }
   const auto text = Text(Decide(world.snapshot));
   for (int i = 0; i < 3; ++i) EXPECT_EQ(Text(Decide(world.snapshot)), text);
+}
+
+TEST(DecideTest, ALargeJobWithoutAPromiseKeepsItsPlaceFromThoseBehindIt) {
+  World world;
+  world.Add("node-a", 2).Run("running", "node-a", 1, 1);
+  world.Wait(Timed("large", 2, 4));
+  world.Wait(Timed("long", 1, 2));
+  const Rules reserving{.max_promised = 0, .max_reserved = 1};
+  EXPECT_TRUE(Decide(world.snapshot, reserving).placements.empty());
+  world.Wait(Timed("short", 1, 1));
+  const Decision decision = Decide(world.snapshot, reserving);
+  ASSERT_EQ(decision.placements.size(), 1u);
+  EXPECT_EQ(decision.placements[0].job, "short");
+  for (const Waiting& waiting : decision.waiting) EXPECT_TRUE(waiting.promised.empty());
 }
 
 // 10,000 waiting jobs of many shapes, 1,000 full nodes: under 70 ms of one core when optimised. The
