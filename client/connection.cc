@@ -1,14 +1,12 @@
 #include "client/connection.h"
 
 #include <fmt/format.h>
-#define TOML_EXCEPTIONS 0
-#define TOML_HEADER_ONLY 1
-#include <toml++/toml.h>
 
 #include "client/interrupt.h"
 #include "client/login.h"
 #include "client/output/text.h"
 #include "common/base/env.h"
+#include "common/base/toml_plus_plus.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/rpc/endpoint.h"

@@ -3,11 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-// The only file that includes toml++.
-#define TOML_EXCEPTIONS 0
-#define TOML_HEADER_ONLY 1
-#define TOML_ENABLE_FORMATTERS 0
-#include <toml++/toml.h>
+#include "common/base/toml_plus_plus.h"
 
 namespace sft::spec {
 namespace {
