@@ -131,6 +131,15 @@ void Draft::AddProblemAt(std::string_view key, int line, std::string message) {
   problems_.push_back({std::string(key), line, std::move(message)});
 }
 
+void Draft::AddUnknown(std::string_view name, int line, bool is_table, std::string_view what) {
+  constexpr int kMostCompared = 100;
+  std::string nearest;
+  if (++unknown_ <= kMostCompared) nearest = is_table ? NearestTable(name) : NearestKey(name);
+  AddProblemAt(name, line,
+               nearest.empty() ? fmt::format("{}; `sftctl explain` lists all", what)
+                               : fmt::format("{}; did you mean {}?", what, nearest));
+}
+
 void Draft::AddWarning(std::string_view key, std::string message) {
   const DraftEntry* entry = Find(key);
   warnings_.push_back({std::string(key), entry == nullptr ? 0 : entry->line, std::move(message)});

@@ -73,6 +73,9 @@ class Draft {
   // Adds a problem or a warning at the place that gave the key, under the key written there.
   void AddProblem(std::string_view key, std::string message);
   void AddProblemAt(std::string_view key, int line, std::string message);
+  // A name that is none: `what` ("unknown key"), and what may have been meant. That is looked up
+  // for the first hundred alone, since each is compared with all names.
+  void AddUnknown(std::string_view name, int line, bool is_table, std::string_view what);
   void AddWarning(std::string_view key, std::string message);
   // "compute.gpu_count = 4 (--set)": a value with its origin, for messages.
   std::string Quote(std::string_view key) const;
@@ -88,6 +91,7 @@ class Draft {
   std::set<std::string, std::less<>> faulty_;  // canonical keys and those written
   std::vector<Problem> problems_;
   std::vector<Problem> warnings_;
+  int unknown_ = 0;
 };
 
 // The steps of Resolve after parsing, in this order. Each reports into the draft.

@@ -12,6 +12,9 @@
 namespace sft::spec {
 namespace {
 
+// A longer name is not a slip of the pen, and would be compared with all others for nothing.
+constexpr size_t kLongestMisspelt = 100;
+
 constexpr std::string_view kLeafAliasTables[] = {"hyperparameters", "hyperparameters.parallelism",
                                                  "training.validation", "checkpoint"};
 
@@ -149,6 +152,7 @@ std::vector<std::string> AllEnvNames() {
 }
 
 std::string NearestKey(std::string_view dotted) {
+  if (dotted.size() > kLongestMisspelt) return {};
   std::string_view best;
   size_t best_distance = SuggestionLimit(dotted) + 1;
   for (const Field* field : Fields()) {
@@ -169,6 +173,7 @@ std::string NearestKey(std::string_view dotted) {
 }
 
 std::string NearestTable(std::string_view table) {
+  if (table.size() > kLongestMisspelt) return {};
   std::string best;
   size_t best_distance = SuggestionLimit(table) + 1;
   for (const std::string& known : GetIndex().tables) {

@@ -16,13 +16,8 @@ const Field* TargetOf(const Override& override_, Draft* draft) {
   }
   const Field* field = FindField(override_.key);
   if (field == nullptr) {
-    const std::string nearest = NearestKey(override_.key);
-    draft->AddProblemAt(
-        override_.key, 0,
-        nearest.empty()
-            ? fmt::format("unknown key (given by {}); `sftctl explain` lists all", override_.origin)
-            : fmt::format("unknown key (given by {}); did you mean {}?", override_.origin,
-                          nearest));
+    draft->AddUnknown(override_.key, 0, /*is_table=*/false,
+                      fmt::format("unknown key (given by {})", override_.origin));
   }
   return field;
 }

@@ -29,11 +29,8 @@ void ReportUnknown(const RawEntry& entry, Draft* draft) {
                                     entry.value ? TypeNameOf(*entry.value) : entry.kind));
     return;
   }
-  const std::string nearest = entry.is_table ? NearestTable(entry.key) : NearestKey(entry.key);
-  const std::string_view what = entry.is_table ? "unknown table" : "unknown key";
-  draft->AddProblemAt(entry.key, entry.line,
-                      nearest.empty() ? fmt::format("{}; `sftctl explain` lists all", what)
-                                      : fmt::format("{}; did you mean {}?", what, nearest));
+  draft->AddUnknown(entry.key, entry.line, entry.is_table,
+                    entry.is_table ? "unknown table" : "unknown key");
 }
 
 void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) {

@@ -133,6 +133,8 @@ TEST(NearestKeyTest, SuggestsWhatWasMeantAndNothingElse) {
   EXPECT_EQ(NearestKey("lora.rr"), "lora.r");
   EXPECT_EQ(NearestKey("nope"), "");
   EXPECT_EQ(NearestKey("xyz"), "");
+  // At once: it is compared with nothing. What a server is sent may be so long.
+  EXPECT_EQ(NearestKey(std::string(1 << 20, 'x')), "");
 }
 
 TEST(FieldsTest, VariablesOfNcclAndCudaAreSettingsOfAJob) {

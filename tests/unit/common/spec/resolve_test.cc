@@ -57,6 +57,16 @@ TEST(ResolveTest, AllProblemsAreReportedAtOnceInLineOrder) {
             "trainign:9: unknown table; did you mean training?\n");
 }
 
+// Each is compared with all names: a file of nothing else must not keep a server busy.
+TEST(ResolveTest, OfThousandsOfUnknownKeysTheFirstHundredAreCompared) {
+  std::string tables = "[lora]\n";
+  for (int i = 0; i < 20000; ++i) tables += "rr" + std::to_string(i) + " = 1\n";
+  const Resolution r = ResolveText(Minimal(tables));
+  ASSERT_EQ(r.problems.size(), 20000u);
+  EXPECT_THAT(r.problems[0].message, HasSubstr("did you mean lora.r?"));
+  EXPECT_THAT(r.problems[19999].message, HasSubstr("`sftctl explain` lists all"));
+}
+
 TEST(ResolveTest, BrokenTomlIsOneProblemWithItsLine) {
   const Resolution r = ResolveText("[job]\nmodel = \"m\"\ndata = \n");
   ASSERT_EQ(r.problems.size(), 1u) << Describe(r.problems);
