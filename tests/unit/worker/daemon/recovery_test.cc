@@ -163,6 +163,10 @@ TEST_F(RecoveryTest, RanksThatStandStillAreEndedWithTheFindingAlsoOverANewLife) 
     if (process.rank == 1) stopped = process.pid;
   }
   kill(static_cast<pid_t>(stopped), SIGSTOP);
+  const std::string stat = fmt::format("/proc/{}/stat", stopped);
+  while (io::ReadFile(stat).value_or("").find(") T ") == std::string::npos) {
+    Clock::Real().Sleep(std::chrono::milliseconds(1));  // the signal has to arrive
+  }
   agent_->Step();
   EXPECT_EQ(Only().state(), Status::RUNNING);
   clock_.Advance(std::chrono::minutes(11));
