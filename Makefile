@@ -11,7 +11,7 @@ MINUTES := 5
 help:
 	@echo "make demo     watch a small model being fine-tuned: installs, builds, trains, asks it questions"
 	@echo "make test     build everything and run every test that this machine can run"
-	@echo "make test-sim 10,000 simulations of a server, three nodes, networks and disks that break"
+	@echo "make test-sim 10,000 simulations of a server, three nodes, networks and disks that break; a fleet's month"
 	@echo "make fuzz     MINUTES=5 for each of the fuzzers: job files, rows, weights, templates, streams"
 	@echo "make lint     clang with thread-safety analysis, and the rules of the tree"
 	@echo "make parity   make the reference series anew and compare the engine with them"
@@ -34,6 +34,7 @@ test: build
 
 test-sim: build
 	$(BUILD)/bin/sft-sim --seeds 10000 --jobs $(JOBS)
+	SFT_WHOLE_MONTH=1 $(BUILD)/tests/server_month_test
 
 fuzz:
 	deploy/bootstrap --fuzz
