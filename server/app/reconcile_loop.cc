@@ -29,10 +29,10 @@ void ReconcileLoop::Stop() {
 }
 
 // With thousands of jobs a tick is long, and a stream of submits asks for one after the other: they
-// leave the store to others at least half of the time.
+// leave the store to others most of the time.
 void ReconcileLoop::Rest(Nanos worked) {
   if (worked < kShortTick) return;
-  const MonoTime until = Clock::Real().Mono() + std::min<Nanos>(worked, kLongestRest);
+  const MonoTime until = Clock::Real().Mono() + std::min<Nanos>(kRestShare * worked, kLongestRest);
   MutexLock lock(mutex_);
   while (!stopping_ && Clock::Real().Mono() < until) {
     changed_.WaitFor(mutex_, until - Clock::Real().Mono());

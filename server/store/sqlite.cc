@@ -116,8 +116,11 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA journal_mode = WAL"));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA synchronous = FULL"));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA foreign_keys = ON"));
-  // Pages kept in memory: 4 MiB; the rest is the page cache of the machine.
-  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA cache_size = -4096"));
+  // Pages kept in memory: 64 MiB hold what the scheduler reads of some thousand waiting jobs. The
+  // rest is the page cache of the machine.
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA cache_size = -65536"));
+  // Or each savepoint of a large group makes a file.
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA temp_store = MEMORY"));
   return database;
 }
 

@@ -51,7 +51,9 @@ absl::Status Store::Write(const Function& function) {
 }
 
 absl::Status Store::Run(const Function& function, bool is_write) {
-  Task task{&function, is_write, absl::OkStatus()};
+  Task task;
+  task.function = &function;
+  task.is_write = is_write;
   if (!options_.own_thread) {
     RunGroup({&task});
     return task.status;
@@ -64,7 +66,7 @@ absl::Status Store::Run(const Function& function, bool is_write) {
   }
   queue_.push_back(&task);
   work_.NotifyOne();
-  while (!task.done) done_.Wait(mutex_);
+  while (!task.done) task.ended.Wait(mutex_);
   return task.status;
 }
 
@@ -83,22 +85,23 @@ void Store::Loop() {
     }
     RunGroup(group);
     MutexLock lock(mutex_);
-    for (Task* task : group) task->done = true;
-    done_.NotifyAll();
+    for (Task* task : group) {
+      task->done = true;
+      task->ended.NotifyOne();
+    }
   }
 }
 
-// In order of arrival, so that a caller's read sees the writes it waited for: runs of writes share
-// a transaction, a read between them ends it.
+// Each of a group is of another caller, so none of them waited for another: reads go first, and all
+// writes share one commit.
 void Store::RunGroup(const std::deque<Task*>& group) {
   std::deque<Task*> writes;
   for (Task* task : group) {
     if (task->is_write) {
       writes.push_back(task);
-      continue;
+    } else {
+      task->status = (*task->function)(*db_);
     }
-    RunWrites(std::exchange(writes, {}));
-    task->status = (*task->function)(*db_);
   }
   RunWrites(writes);
 }

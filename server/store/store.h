@@ -43,10 +43,11 @@ class Store {
 
  private:
   struct Task {
-    const Function* function;
-    bool is_write;
+    const Function* function = nullptr;
+    bool is_write = false;
     absl::Status status;
     bool done = false;
+    CondVar ended;
   };
 
   Store(Options options, std::unique_ptr<Database> db);
@@ -60,7 +61,7 @@ class Store {
   const std::unique_ptr<Database> db_;
 
   mutable Mutex mutex_;
-  CondVar work_, done_;
+  CondVar work_;
   std::deque<Task*> queue_ SFT_GUARDED_BY(mutex_);
   bool closing_ SFT_GUARDED_BY(mutex_) = false;
   int64_t commits_ SFT_GUARDED_BY(mutex_) = 0;
