@@ -52,18 +52,6 @@ int64_t StepsOf(const spec::JobSpec& spec, int64_t rows) {
   return static_cast<int64_t>(std::ceil(epoch * h.n_epochs));
 }
 
-// The most memory that a GPU of the job's type has; 0: none is known.
-absl::StatusOr<int64_t> LargestGpu(Database& db, const spec::JobSpec& spec) {
-  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
-  int64_t largest = 0;
-  for (const NodeRecord& node : nodes) {
-    for (const SlotRecord& slot : node.slots) {
-      if (slot.gpu_type == spec.compute.gpu_type) largest = std::max(largest, slot.memory_bytes);
-    }
-  }
-  return largest;
-}
-
 plan::PlanInput InputOf(const plan::ModelShape& shape, const spec::JobSpec& spec, int64_t memory) {
   return {.shape = shape,
           .job = spec,
@@ -127,6 +115,7 @@ absl::StatusOr<std::string> Planner::FindConfig(const spec::JobSpec& spec) {
   std::vector<std::string> to_ask;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(models, store::FindModel(db, spec.job.model));
+    if (!models.empty()) return absl::OkStatus();
     SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
     for (const NodeRecord& each : nodes) {
       const bool has_type =
@@ -190,7 +179,7 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
   int64_t gpu_memory = 0;
   sched::Snapshot snapshot;
   const absl::Status previewed = store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(gpu_memory, LargestGpu(db, spec));
+    SFT_ASSIGN_OR_RETURN(gpu_memory, store::LargestMemory(db, spec.compute.gpu_type));
     SFT_ASSIGN_OR_RETURN(snapshot, MakeSnapshot(db, registry_));
     SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> pending,
                          store::PendingJobs(db, Reconciler::kMaxPending));
@@ -232,7 +221,7 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
 int64_t Planner::GpuMemory(const spec::JobSpec& spec) {
   int64_t memory = 0;
   const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(memory, LargestGpu(db, spec));
+    SFT_ASSIGN_OR_RETURN(memory, store::LargestMemory(db, spec.compute.gpu_type));
     return absl::OkStatus();
   });
   return read.ok() ? memory : 0;

@@ -214,6 +214,13 @@ absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name) {
   return node;
 }
 
+absl::StatusOr<int64_t> LargestMemory(Database& db, const std::string& gpu_type) {
+  SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare("SELECT max(memory_bytes) FROM gpus WHERE "
+                                                 "present = 1 AND gpu_type = ?"));
+  SFT_RETURN_IF_ERROR(get.Bind(gpu_type).Step().status());
+  return get.Int(0);
+}
+
 absl::StatusOr<std::vector<VariantRecord>> ListVariants(Database& db) {
   SFT_ASSIGN_OR_RETURN(Statement list,
                        db.Prepare("SELECT name, gpu_type, gpus_per_node FROM variants ORDER BY "
