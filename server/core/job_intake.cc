@@ -274,15 +274,6 @@ void ResolveComputeType(const std::vector<NodeRecord>& nodes, spec::Resolution& 
 
 }  // namespace
 
-absl::Status JobIntake::CheckFleet(Database& db, const std::vector<NodeRecord>& nodes,
-                                   spec::Resolution& resolution) {
-  // Before the first worker has come nothing is known, and the job waits and says so.
-  ResolveComputeType(nodes, resolution);
-  if (nodes.empty()) return absl::OkStatus();
-  CheckVariant(LargestByType(nodes), resolution);
-  return CheckModel(db, resolution);
-}
-
 absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
                                                  const std::string& file_name,
                                                  const Overrides& overrides) {
@@ -293,16 +284,21 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   for (const v1::Override& override : overrides) {
     list.push_back({override.key(), override.value(), override.origin(), KindOf(override.kind())});
   }
-  spec::ResolveOptions options;
   std::vector<NodeRecord> nodes;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(nodes, store::AllNodes(db));
-    const std::map<std::string, int> types = LargestByType(nodes);
-    if (types.size() == 1) options.default_gpu_type = types.begin()->first;
     return absl::OkStatus();
   }));
+  const std::map<std::string, int> types = LargestByType(nodes);
+  spec::ResolveOptions options;
+  if (types.size() == 1) options.default_gpu_type = types.begin()->first;
   spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
-  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) { return CheckFleet(db, nodes, resolution); }));
+  // Before the first worker has come nothing is known, and the job waits and says so.
+  ResolveComputeType(nodes, resolution);
+  if (!nodes.empty()) {
+    CheckVariant(types, resolution);
+    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) { return CheckModel(db, resolution); }));
+  }
   if (resolution.ok()) SetPrecision(planner_.ChoosePrecision(resolution.spec), resolution);
   const std::string& model = resolution.spec.job.model;
   if (!model.empty() && !IsFaulty(resolution, "job.model")) {

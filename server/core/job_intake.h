@@ -8,7 +8,6 @@
 #include "server/core/intake_limits.h"
 #include "server/core/job_manager.h"
 #include "server/core/planning.h"
-#include "server/state/records.h"
 #include "server/store/store.h"
 #include "sft/v1/job_service.pb.h"
 
@@ -54,8 +53,6 @@ class JobIntake {
   // Resolves the text, and checks what only the server knows: types, variants, models.
   absl::StatusOr<spec::Resolution> Read(const std::string& text, const std::string& file_name,
                                         const Overrides& overrides);
-  absl::Status CheckFleet(Database& db, const std::vector<NodeRecord>& nodes,
-                          spec::Resolution& resolution);
   // What the files' rows are known to be is checked too. `rows`: of job.data; 0: not known.
   absl::StatusOr<std::vector<JobFileRecord>> CheckFiles(const v1::SubmitJobRequest& request,
                                                         spec::Resolution& resolution,

@@ -136,33 +136,23 @@ class Pass {
       return;
     }
     const Fleet::Fit standing = state.booked;
-    if (standing.bins.empty() && promised_[state.shape->type] >= rules_.max_promised) {
-      return ConsiderWithoutPromise(index);
-    }
+    const int type = state.shape->type;
+    const bool promises = !standing.bins.empty() || promised_[type] < rules_.max_promised;
+    if (!promises && reserved_[type] >= rules_.max_reserved) return candidates_.push_back(index);
     Unbook(index);
-    Fleet::Fit fit = fleet_.Earliest(*state.shape, DurationOf(job), job.avoid_node);
+    const int64_t duration = DurationOf(job);
+    Fleet::Fit fit = fleet_.Earliest(*state.shape, duration, job.avoid_node);
     // Where it is no earlier, it stays where it was promised.
     if (!standing.bins.empty() && fit.start >= standing.start) fit = standing;
-    if (fit.bins.empty()) {
-      candidates_.push_back(index);
-      return;
-    }
-    if (fit.start <= now_) return Place(index, fit);
-    if (MayPreempt(job, fit) && Preempt(index)) return;
-    Book(index, std::move(fit));
-  }
-
-  // Starts it, or keeps its place free from those behind it in this decision alone.
-  void ConsiderWithoutPromise(size_t index) {
-    const PendingJob& job = snapshot_.pending[index];
-    const Shape& shape = *jobs_[index].shape;
-    if (reserved_[shape.type] >= rules_.max_reserved) return candidates_.push_back(index);
-    const int64_t duration = DurationOf(job);
-    const Fleet::Fit fit = fleet_.Earliest(shape, duration, job.avoid_node);
     if (fit.bins.empty()) return candidates_.push_back(index);
     if (fit.start <= now_) return Place(index, fit);
-    fleet_.Take(shape, fit.bins, fit.start, duration);
-    ++reserved_[shape.type];
+    if (!promises) {
+      fleet_.Take(*state.shape, fit.bins, fit.start, duration);
+      ++reserved_[type];
+      return;
+    }
+    if (MayPreempt(job, fit) && Preempt(index)) return;
+    Book(index, std::move(fit));
   }
 
   bool MayPreempt(const PendingJob& job, const Fleet::Fit& fit) const {

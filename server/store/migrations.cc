@@ -9,7 +9,9 @@
 namespace sft::server {
 namespace {
 
-// Times are microseconds since the Unix epoch. States are the numbers of server/state/job_state.h.
+// One list, however long: what stands in it is never changed, and its order is the database's
+// history. Times are microseconds since the Unix epoch. States are the numbers of
+// server/state/job_state.h.
 constexpr Migration kMigrations[] = {{1, R"sql(
 CREATE TABLE variants (
   name TEXT NOT NULL PRIMARY KEY,

@@ -1,5 +1,5 @@
 // Who may call what: the table against the contract, and each rpc over TLS with every kind of wrong
-// caller.
+// caller. In one file, as both are read against the one list of rpcs.
 
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
