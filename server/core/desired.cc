@@ -62,6 +62,7 @@ void AddKept(const std::vector<store::KeptStep>& kept, bool shared, v1::Checkpoi
       job = set.add_jobs();
       job->set_job_id(each.job_id);
       job->set_shared(shared);
+      job->set_ended(each.ended);
     }
     if (each.step > 0) job->add_steps(each.step);
   }

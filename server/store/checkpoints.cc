@@ -99,7 +99,7 @@ absl::StatusOr<std::vector<KeptStep>> ReadKept(Statement& list) {
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
     if (!row) return kept;
-    kept.push_back({list.Text(0), list.Int(1)});
+    kept.push_back({list.Text(0), list.Int(1), list.Bool(2)});
   }
 }
 
@@ -232,10 +232,10 @@ absl::StatusOr<std::vector<std::string>> DeleteCheckpoint(Database& db,
 absl::StatusOr<std::vector<KeptStep>> KeptOnNode(Database& db, const std::string& node) {
   SFT_ASSIGN_OR_RETURN(
       Statement list,
-      db.Prepare("SELECT DISTINCT c.job_id, c.step FROM checkpoints c JOIN checkpoint_parts p ON "
-                 "p.attempt_uid = c.attempt_uid AND p.step = c.step WHERE c.deleted_us = 0 AND "
-                 "p.node = ? AND p.place != 3 AND " SFT_MAY_BE_RESUMED
-                 " ORDER BY c.job_id, c.step"));
+      db.Prepare(
+          "SELECT DISTINCT c.job_id, c.step, 0 FROM checkpoints c JOIN checkpoint_parts p ON "
+          "p.attempt_uid = c.attempt_uid AND p.step = c.step WHERE c.deleted_us = 0 AND "
+          "p.node = ? AND p.place != 3 AND " SFT_MAY_BE_RESUMED " ORDER BY c.job_id, c.step"));
   return ReadKept(list.Bind(node));
 }
 
@@ -243,10 +243,10 @@ absl::StatusOr<std::vector<KeptStep>> KeptInShared(Database& db, int64_t since_u
   SFT_ASSIGN_OR_RETURN(
       Statement list,
       db.Prepare("SELECT DISTINCT c.job_id, CASE WHEN c.deleted_us = 0 AND " SFT_MAY_BE_RESUMED
-                 " THEN c.step ELSE 0 END AS "
-                 "kept FROM checkpoints c JOIN checkpoint_parts p ON p.attempt_uid = "
-                 "c.attempt_uid AND p.step = c.step WHERE (c.deleted_us = 0 OR c.deleted_us > ?) "
-                 "AND p.place = 3 ORDER BY c.job_id, kept"));
+                 " THEN c.step ELSE 0 END AS kept, j.state > 4 FROM checkpoints c JOIN "
+                 "checkpoint_parts p ON p.attempt_uid = c.attempt_uid AND p.step = c.step JOIN "
+                 "jobs j ON j.id = c.job_id WHERE (c.deleted_us = 0 OR c.deleted_us > ?) AND "
+                 "p.place = 3 AND (kept > 0 OR j.state > 4) ORDER BY c.job_id, kept"));
   return ReadKept(list.Bind(since_us));
 }
 

@@ -41,10 +41,11 @@ absl::StatusOr<bool> CheckpointBlobInUse(Database& db, const std::string& sha256
 struct KeptStep {
   std::string job_id;
   int64_t step = 0;
+  bool ended = false;  // of KeptInShared: the job has ended
 };
 absl::StatusOr<std::vector<KeptStep>> KeptOnNode(Database& db, const std::string& node);
-// Of jobs that wrote into the shared folder: what is kept (step > 0), and the jobs that had one
-// deleted since `since_us` (step 0).
+// Of jobs that wrote into the shared folder: what is kept (step > 0), and the jobs that have ended
+// and had one deleted since `since_us` (step 0).
 absl::StatusOr<std::vector<KeptStep>> KeptInShared(Database& db, int64_t since_us);
 
 // Jobs with checkpoints that are not deleted.

@@ -146,10 +146,9 @@ absl::StatusOr<std::string> StageCheckpoint(const v1::Resume& resume, const std:
 
 absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const LiveJobs& live_jobs,
                               const NodeSetup& setup) {
-  Kept here, shared;
+  Kept here;
   for (const v1::CheckpointSet::OfJob& job : kept.jobs()) {
-    std::set<int64_t>& steps = (job.shared() ? shared : here)[job.job_id()];
-    steps.insert(job.steps().begin(), job.steps().end());
+    if (!job.shared()) here[job.job_id()].insert(job.steps().begin(), job.steps().end());
   }
   const auto live = [&](const std::string& job) {
     const auto found = live_jobs.find(job);
@@ -164,12 +163,14 @@ absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const LiveJobs& liv
     first_error.Update(CleanJob(root + "/" + job, here[job], attempts == nullptr, attempts));
   }
   if (!setup.has_shared) return first_error;
-  for (const auto& [job, steps] : shared) {
-    if (!io::IsSafeRelative(job)) continue;
-    // Another node may be writing the next one.
-    const std::string dir = setup.shared_dir + "/" + SharedCheckpointPath(job, setup);
-    const LiveJob* const attempts = live(job);
-    first_error.Update(CleanJob(dir, steps, steps.empty() && attempts == nullptr, attempts));
+  for (const v1::CheckpointSet::OfJob& job : kept.jobs()) {
+    if (!job.shared() || !io::IsSafeRelative(job.job_id())) continue;
+    const LiveJob* const attempts = live(job.job_id());
+    // What other nodes are writing for an attempt that is not here this one cannot know.
+    if (attempts == nullptr && !job.ended()) continue;
+    const std::string dir = setup.shared_dir + "/" + SharedCheckpointPath(job.job_id(), setup);
+    first_error.Update(
+        CleanJob(dir, {job.steps().begin(), job.steps().end()}, attempts == nullptr, attempts));
   }
   return first_error;
 }

@@ -41,7 +41,8 @@ class CheckpointRowsTest : public testing::Test {
     ASSERT_TRUE(Migrate(*db_, dir_ + "/before").ok());
   }
 
-  CheckpointRecord Put(int64_t step, int node_rank, const std::string& blob, int parts = 2) {
+  CheckpointRecord Put(int64_t step, int node_rank, const std::string& blob, int parts = 2,
+                       CheckpointPlace place = CheckpointPlace::kServer) {
     CheckpointRecord checkpoint;
     checkpoint.attempt_uid = "attempt-1";
     checkpoint.job_id = "job-1";
@@ -51,7 +52,7 @@ class CheckpointRowsTest : public testing::Test {
     checkpoint.reason = "steps";
     checkpoint.metric = 0.1;
     checkpoint.created_us = 100 + node_rank;
-    CheckpointPart part{node_rank, node_rank == 0 ? "a" : "b", CheckpointPlace::kServer, "", 10};
+    CheckpointPart part{node_rank, node_rank == 0 ? "a" : "b", place, "", 10};
     const std::vector<ArtifactFileRecord> files = {{"rank-" + std::to_string(node_rank), blob, 10}};
     return PutCheckpointPart(*db_, checkpoint, part, files, parts).value();
   }
@@ -126,6 +127,21 @@ TEST_F(CheckpointRowsTest, ANodeKeepsWhatIsNotDeleted) {
   ASSERT_EQ(kept.size(), 1u);
   EXPECT_EQ(kept[0].step, 20);
   EXPECT_TRUE(KeptOnNode(*db_, "b")->empty());
+}
+
+TEST_F(CheckpointRowsTest, OfTheSharedFolderAJobWithNothingIsNamedOnceItHasEnded) {
+  Put(10, 0, kBlobA, 1, CheckpointPlace::kShared);
+  ASSERT_EQ(KeptInShared(*db_, 0)->size(), 1u);
+  EXPECT_FALSE(KeptInShared(*db_, 0)->front().ended);
+  ASSERT_TRUE(DeleteCheckpoint(*db_, "attempt-1", 10, 500).ok());
+  EXPECT_TRUE(KeptInShared(*db_, 0)->empty()) << "nobody may clean up where it writes";
+  JobRecord job = GetJob(*db_, "job-1").value();
+  ASSERT_TRUE(TakeEdge(*db_, job, JobState::kCancelled, "", 600).ok());
+  const auto kept = KeptInShared(*db_, 0).value();
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_TRUE(kept[0].ended);
+  EXPECT_EQ(kept[0].step, 0);
+  EXPECT_TRUE(KeptInShared(*db_, 500)->empty()) << "deleted too long ago";
 }
 
 TEST_F(CheckpointRowsTest, FaultsAreListedByNodeOldestFirst) {

@@ -49,11 +49,12 @@ class CheckpointTest : public TestNode {
     return io::ListDir(setup_.data_dir + "/checkpoints/" + job).value_or(Lines());
   }
   void Keep(const std::vector<int64_t>& steps, bool live, bool shared = false,
-            LiveJob attempts = {{}, std::numeric_limits<int64_t>::max()}) {
+            LiveJob attempts = {{}, std::numeric_limits<int64_t>::max()}, bool ended = false) {
     v1::CheckpointSet set;
     v1::CheckpointSet::OfJob& job = *set.add_jobs();
     job.set_job_id("job-1");
     job.set_shared(shared);
+    job.set_ended(ended);
     for (const int64_t step : steps) job.add_steps(step);
     const LiveJobs jobs = live ? LiveJobs{{"job-1", attempts}} : LiveJobs();
     ASSERT_TRUE(CleanCheckpoints(set, jobs, setup_).ok());
@@ -285,14 +286,28 @@ TEST_F(CheckpointTest, InTheSharedFolderOnlyNamedJobsAreCleaned) {
   for (const int64_t step : {10, 20, 30}) Save(step);
   Write(setup_.shared_dir + "/job-of-another-server/checkpoints/step-1/x", "x");
   Write(setup_.shared_dir + "/job-1/model/weights", "x");
-  Keep({20}, /*live=*/false, /*shared=*/true);
-  EXPECT_EQ(io::ListDir(setup_.shared_dir + "/job-1/checkpoints").value(),
-            (Lines{"step-20", "step-30"}))
+  const auto folders = [&] {
+    return io::ListDir(setup_.shared_dir + "/job-1/checkpoints").value_or(Lines());
+  };
+  Keep({20}, /*live=*/true, /*shared=*/true);
+  EXPECT_EQ(folders(), (Lines{"step-20", "step-30"}))
       << "another node may have written step 30 a moment ago";
   EXPECT_TRUE(io::Exists(setup_.shared_dir + "/job-of-another-server/checkpoints/step-1/x"));
-  Keep({}, /*live=*/false, /*shared=*/true);
+  Keep({20}, /*live=*/false, /*shared=*/true, {}, /*ended=*/true);
+  EXPECT_EQ(folders(), Lines{"step-20"});
+  Keep({}, /*live=*/false, /*shared=*/true, {}, /*ended=*/true);
   EXPECT_FALSE(io::Exists(setup_.shared_dir + "/job-1/checkpoints"));
   EXPECT_TRUE(io::Exists(setup_.shared_dir + "/job-1/model/weights"));
+}
+
+// Its attempt is on other nodes, which the server has not heard of what they write.
+TEST_F(CheckpointTest, InTheSharedFolderALiveJobOfOtherNodesIsLeftAlone) {
+  setup_.has_shared = true;
+  Save(3);
+  for (const std::vector<int64_t>& kept : {std::vector<int64_t>{}, {5}}) {
+    Keep(kept, /*live=*/false, /*shared=*/true);
+    EXPECT_TRUE(io::Exists(setup_.shared_dir + "/job-1/checkpoints/step-3/manifest.json"));
+  }
 }
 
 TEST_F(CheckpointTest, AFolderNameIsAStepOrNothing) {
