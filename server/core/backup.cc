@@ -155,7 +155,7 @@ absl::Status CheckBackup(const std::string& backup, const nlohmann::json& manife
 absl::Status Backups::CopyDatabase(const std::string& path, const Progress& progress,
                                    v1::BackupResult& result) {
   std::unique_ptr<OnlineCopy> copy;
-  absl::Status status = store_.Read([&](Database& db) -> absl::Status {
+  absl::Status status = store_.ReadBetweenWrites([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(copy, OnlineCopy::Start(db, path));
     return absl::OkStatus();
   });
@@ -163,7 +163,7 @@ absl::Status Backups::CopyDatabase(const std::string& path, const Progress& prog
   Nanos longest{0};
   int64_t done = 0, total = 0;
   while (status.ok() && !whole) {
-    status = store_.Read([&](Database&) -> absl::Status {
+    status = store_.ReadBetweenWrites([&](Database&) -> absl::Status {
       const MonoTime begin = clock_.Mono();
       SFT_ASSIGN_OR_RETURN(whole, copy->Step(kPagesAtOnce));
       longest = std::max(longest, Nanos(clock_.Mono() - begin));
@@ -175,7 +175,7 @@ absl::Status Backups::CopyDatabase(const std::string& path, const Progress& prog
   }
   // On the store's thread, as all of it; tried again while the store is too busy to take it.
   while (copy != nullptr) {
-    const absl::Status ended = store_.Read([&](Database&) {
+    const absl::Status ended = store_.ReadBetweenWrites([&](Database&) {
       copy.reset();
       return absl::OkStatus();
     });

@@ -124,6 +124,21 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
   return database;
 }
 
+absl::StatusOr<std::unique_ptr<Database>> Database::OpenReader(const std::string& path) {
+  sqlite3* raw = nullptr;
+  // What readers share is written, too, the index of the log.
+  const int code =
+      sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
+  std::unique_ptr<Database> database(new Database(raw));
+  if (code != SQLITE_OK) return SqliteStatus(raw, code, fmt::format("cannot open {}", path));
+  sqlite3_extended_result_codes(raw, 1);
+  sqlite3_busy_timeout(raw, 5000);
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA query_only = ON"));
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA cache_size = -16384"));
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA temp_store = MEMORY"));
+  return database;
+}
+
 absl::StatusOr<std::unique_ptr<Database>> Database::OpenCopy(const std::string& path) {
   sqlite3* raw = nullptr;
   const int code =

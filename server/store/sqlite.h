@@ -53,12 +53,14 @@ class Statement {
   int bind_error_ = 0;
 };
 
-// The one connection. Not thread-safe: the store's thread owns it, and hands a reference to the
-// functions it runs.
+// A connection. Not thread-safe: whoever runs a function owns it meanwhile, and hands it a
+// reference.
 class Database {
  public:
   // Creates the file when it is missing; sets WAL, synchronous=FULL, foreign keys.
   static absl::StatusOr<std::unique_ptr<Database>> Open(const std::string& path);
+  // A connection that cannot change anything, beside that of Open.
+  static absl::StatusOr<std::unique_ptr<Database>> OpenReader(const std::string& path);
   // Opens a copy that no server uses: a single file, without a write-ahead log.
   static absl::StatusOr<std::unique_ptr<Database>> OpenCopy(const std::string& path);
   ~Database();

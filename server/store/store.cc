@@ -15,11 +15,15 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(Options options) {
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> db, Database::Open(options.path));
   const absl::Status migrated = Migrate(*db, options.path);
   if (!migrated.ok()) return Annotate(migrated, options.path);
-  return std::unique_ptr<Store>(new Store(std::move(options), std::move(db)));
+  std::unique_ptr<Readers> readers;
+  if (options.own_thread) {
+    SFT_ASSIGN_OR_RETURN(readers, Readers::Open(options.path, options.readers));
+  }
+  return std::unique_ptr<Store>(new Store(std::move(options), std::move(db), std::move(readers)));
 }
 
-Store::Store(Options options, std::unique_ptr<Database> db)
-    : options_(std::move(options)), db_(std::move(db)) {
+Store::Store(Options options, std::unique_ptr<Database> db, std::unique_ptr<Readers> readers)
+    : options_(std::move(options)), db_(std::move(db)), readers_(std::move(readers)) {
   if (options_.own_thread) thread_ = std::thread([this] { Loop(); });
 }
 
@@ -48,6 +52,10 @@ absl::Status Store::Write(const Function& function) {
       true);
   if (status.ok()) AuditScope::MarkWritten();
   return status;
+}
+
+absl::Status Store::Read(const Function& function) {
+  return readers_ == nullptr ? Run(function, false) : readers_->Run(function);
 }
 
 absl::Status Store::Run(const Function& function, bool is_write) {

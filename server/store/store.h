@@ -8,26 +8,31 @@
 
 #include "common/base/mutex.h"
 #include "common/base/status.h"
+#include "server/store/readers.h"
 #include "server/store/sqlite.h"
 
 namespace sft::server {
 
-// The database behind one thread that owns the one connection. Callers of any thread hand in
-// functions and block until they have run. Writes that wait together are committed together (group
-// commit), each in its own savepoint: one that fails takes nothing of the others with it. A write
-// has returned OK only after the commit has reached the disk (synchronous=FULL).
+// The database behind one thread that owns the one connection that writes, and some that read.
+// Callers of any thread hand in functions and block until they have run. Writes that wait together
+// are committed together (group commit), each in its own savepoint: one that fails takes nothing of
+// the others with it. A write has returned OK only after the commit has reached the disk
+// (synchronous=FULL). A read runs in its caller's thread and sees all that was committed before.
 class Store {
  public:
   struct Options {
     std::string path;  // of the database file
-    // Functions waiting at once; more are refused with RESOURCE_EXHAUSTED.
+    // Writes waiting at once; more are refused with RESOURCE_EXHAUSTED.
     int max_queue = 4096;
     // Writes in one commit.
     int max_group = 64;
-    // Off in a simulation: functions run at once in the caller's thread, of which there is one.
+    // Reads at once; more wait.
+    int readers = 4;
+    // Off in a simulation: functions run at once in the caller's thread, of which there is one, and
+    // on one connection.
     bool own_thread = true;
   };
-  // Must not call the store again, wait, or do other I/O: it holds the one connection.
+  // Must not call the store again, wait, or do other I/O: it holds a connection.
   using Function = std::function<absl::Status(Database&)>;
 
   static absl::StatusOr<std::unique_ptr<Store>> Open(Options options);
@@ -36,7 +41,11 @@ class Store {
 
   // Within an AuditScope the first one that succeeds writes its record too.
   absl::Status Write(const Function& function) SFT_EXCLUDES(mutex_);
-  absl::Status Read(const Function& function) SFT_EXCLUDES(mutex_) { return Run(function, false); }
+  absl::Status Read(const Function& function) SFT_EXCLUDES(mutex_);
+  // On the connection that writes, between two transactions: for what must have that one.
+  absl::Status ReadBetweenWrites(const Function& function) SFT_EXCLUDES(mutex_) {
+    return Run(function, false);
+  }
 
   // Commits that changed something, since it was opened.
   int64_t commits() const SFT_EXCLUDES(mutex_);
@@ -50,7 +59,7 @@ class Store {
     CondVar ended;
   };
 
-  Store(Options options, std::unique_ptr<Database> db);
+  Store(Options options, std::unique_ptr<Database> db, std::unique_ptr<Readers> readers);
   absl::Status Run(const Function& function, bool is_write) SFT_EXCLUDES(mutex_);
   void Loop() SFT_EXCLUDES(mutex_);
   void RunGroup(const std::deque<Task*>& group);
@@ -59,6 +68,7 @@ class Store {
   // Constant after construction; db_ is used by thread_ alone.
   const Options options_;
   const std::unique_ptr<Database> db_;
+  const std::unique_ptr<Readers> readers_;  // null without a thread
 
   mutable Mutex mutex_;
   CondVar work_;

@@ -99,15 +99,42 @@ TEST_F(StoreTest, AFullDiskIsResourceExhaustedAndTheStoreGoesOn) {
     return add.Bind(std::string(1 << 20, 'x')).Run();
   });
   EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
-  ASSERT_TRUE(
-      store->Read([](Database& db) { return db.Execute("PRAGMA max_page_count = 100000"); }).ok());
+  ASSERT_TRUE(store
+                  ->ReadBetweenWrites(
+                      [](Database& db) { return db.Execute("PRAGMA max_page_count = 100000"); })
+                  .ok());
   EXPECT_TRUE(store->Write([](Database& db) { return AddVariant(db, "X-2x", 2); }).ok());
   EXPECT_EQ(Count(*store, kCountVariants), 3);
 }
 
 TEST_F(StoreTest, AFullQueueIsRefused) {
   auto store = Store::Open({DbPath(), /*max_queue=*/0}).value();
-  EXPECT_TRUE(absl::IsResourceExhausted(store->Read([](Database&) { return absl::OkStatus(); })));
+  EXPECT_TRUE(absl::IsResourceExhausted(store->Write([](Database&) { return absl::OkStatus(); })));
+}
+
+TEST_F(StoreTest, AReadSeesOneMomentAndWaitsForNoWrite) {
+  auto store = Open();
+  const absl::Status read = store->Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(Statement before, db.Prepare(kCountVariants));
+    SFT_ASSIGN_OR_RETURN(bool row, before.Step());
+    EXPECT_TRUE(row && before.Int(0) == 2);
+    // Of another thread, as a function calls no store.
+    std::thread([&] {
+      EXPECT_TRUE(store->Write([](Database& other) { return AddVariant(other, "X-1x", 1); }).ok());
+    }).join();
+    SFT_ASSIGN_OR_RETURN(Statement after, db.Prepare("SELECT count(*) + 0 FROM variants"));
+    SFT_ASSIGN_OR_RETURN(row, after.Step());
+    EXPECT_TRUE(row && after.Int(0) == 2) << "the moment at which it began";
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(read.ok()) << read;
+  EXPECT_EQ(Count(*store, kCountVariants), 3);
+}
+
+TEST_F(StoreTest, AReadChangesNothing) {
+  auto store = Open();
+  EXPECT_FALSE(store->Read([](Database& db) { return AddVariant(db, "X-1x", 1); }).ok());
+  EXPECT_EQ(Count(*store, kCountVariants), 2);
 }
 
 TEST_F(StoreTest, ADatabaseOfANewerServerIsRefused) {
