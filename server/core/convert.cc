@@ -1,9 +1,7 @@
 #include "server/core/convert.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
-#include "common/base/json.h"
 #include "common/spec/visit.h"
 #include "server/state/names.h"
 
@@ -199,20 +197,17 @@ v1::Job ToProto(const JobRecord& job) {
   if (job.ended_us > 0) *proto.mutable_end_time() = ToTimestamp(job.ended_us);
   proto.set_source_text(job.source_text);
   proto.set_resolved_json(job.resolved_json);
-  // Both lists are written by this server (job_intake.cc); one that cannot be read is left out.
-  const auto values = ParseJson(job.resolved_values);
-  for (const auto& value : values.is_array() ? values : nlohmann::json::array()) {
+  for (const ResolvedRecord& value : job.resolved_values) {
     auto* added = proto.add_resolved();
-    added->set_key(value.at(0).get<std::string>());
-    added->set_value(value.at(1).get<std::string>());
-    added->set_origin(value.at(2).get<std::string>());
+    added->set_key(value.key);
+    added->set_value(value.value);
+    added->set_origin(value.origin);
   }
-  const auto warnings = ParseJson(job.warnings);
-  for (const auto& warning : warnings.is_array() ? warnings : nlohmann::json::array()) {
+  for (const WarningRecord& warning : job.warnings) {
     auto* added = proto.add_warnings();
-    added->set_key(warning.at(0).get<std::string>());
-    added->set_line(warning.at(1).get<int>());
-    added->set_message(warning.at(2).get<std::string>());
+    added->set_key(warning.key);
+    added->set_line(warning.line);
+    added->set_message(warning.message);
   }
   proto.set_attempt(job.attempt);
   if (!job.verdict.empty()) *proto.mutable_verdict() = ToProto(job.verdict);

@@ -76,20 +76,6 @@ std::string_view KeyOfCount(const spec::Resolution& resolution) {
   return "compute.variant";
 }
 
-std::string ValuesToJson(const spec::Resolution& resolution) {
-  nlohmann::json json = nlohmann::json::array();
-  for (const auto& value : resolution.values) json.push_back({value.key, value.text, value.origin});
-  return DumpJson(json);
-}
-
-std::string WarningsToJson(const spec::Resolution& resolution) {
-  nlohmann::json json = nlohmann::json::array();
-  for (const auto& warning : resolution.warnings) {
-    json.push_back({warning.key, warning.line, warning.message});
-  }
-  return DumpJson(json);
-}
-
 void ToProto(const spec::Problem& problem, v1::Problem& proto) {
   proto.set_key(problem.key);
   proto.set_line(problem.line);
@@ -142,8 +128,12 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
   job.priority = static_cast<int>(spec.scheduling.priority);
   job.schedule = ScheduleOf(spec.scheduling);
-  job.resolved_values = ValuesToJson(resolution);
-  job.warnings = WarningsToJson(resolution);
+  for (const spec::ResolvedValue& value : resolution.values) {
+    job.resolved_values.push_back({value.key, value.text, value.origin});
+  }
+  for (const spec::Problem& warning : resolution.warnings) {
+    job.warnings.push_back({warning.key, warning.line, warning.message});
+  }
   job.request_id = request.request_id();
   job.request_hash = RequestHash(request);
   return job;

@@ -82,21 +82,8 @@ absl::Status UseDatasets(Database& db, const JobRecord& job,
 
 }  // namespace
 
-// The row with what other tables know of it.
-absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job) const {
+v1::Job JobManager::ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule) const {
   v1::Job proto = ToProto(job);
-  SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
-  if (attempt.has_value()) {
-    // Written by this server; one that cannot be read shows no progress.
-    if (!proto.mutable_progress()->ParseFromString(attempt->progress)) proto.clear_progress();
-    SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
-                         store::MembersOf(db, attempt->uid));
-    for (const MemberRecord& member : members) proto.add_nodes(member.status.node);
-  }
-  SFT_ASSIGN_OR_RETURN(const std::vector<ArtifactRecord> artifacts,
-                       store::ArtifactsOfJob(db, job.id));
-  for (const ArtifactRecord& artifact : artifacts) proto.add_artifacts(ArtifactName(artifact.id));
-  SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job.id));
   proto.set_priority(PriorityName(job.priority));
   proto.set_sweep(schedule.sweep);
   if (schedule.deadline_us > 0) *proto.mutable_deadline() = ToTimestamp(schedule.deadline_us);
@@ -108,6 +95,24 @@ absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job) con
   return proto;
 }
 
+// The row with what other tables know of it.
+absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job) const {
+  SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job.id));
+  v1::Job proto = ViewOfNew(job, schedule);
+  SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
+  if (attempt.has_value()) {
+    // Written by this server; one that cannot be read shows no progress.
+    if (!proto.mutable_progress()->ParseFromString(attempt->progress)) proto.clear_progress();
+    SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
+                         store::MembersOf(db, attempt->uid));
+    for (const MemberRecord& member : members) proto.add_nodes(member.status.node);
+  }
+  SFT_ASSIGN_OR_RETURN(const std::vector<ArtifactRecord> artifacts,
+                       store::ArtifactsOfJob(db, job.id));
+  for (const ArtifactRecord& artifact : artifacts) proto.add_artifacts(ArtifactName(artifact.id));
+  return proto;
+}
+
 absl::StatusOr<v1::Job> JobManager::ViewOf(Database& db, const JobRef& name) const {
   SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, name));
   SFT_ASSIGN_OR_RETURN(v1::Job proto, View(db, job));
@@ -115,22 +120,16 @@ absl::StatusOr<v1::Job> JobManager::ViewOf(Database& db, const JobRef& name) con
   return proto;
 }
 
-absl::StatusOr<v1::Job> JobManager::Insert(Database& db, JobRecord& job,
-                                           const std::vector<JobFileRecord>& files) const {
-  if (!job.request_id.empty()) {
-    SFT_ASSIGN_OR_RETURN(const auto first, store::FindByRequestId(db, job.project, job.request_id));
-    if (first.has_value() && first->request_hash != job.request_hash) {
-      return AlreadyExists(fmt::format(
-          "request id {} was used for another job, {}: a new job needs a new request id",
-          job.request_id, first->id));
-    }
-    if (first.has_value()) return View(db, *first);
+absl::StatusOr<std::optional<JobRecord>> JobManager::FindFirst(Database& db,
+                                                               const JobRecord& job) const {
+  if (job.request_id.empty()) return std::optional<JobRecord>();
+  SFT_ASSIGN_OR_RETURN(auto first, store::FindByRequestId(db, job.project, job.request_id));
+  if (first.has_value() && first->request_hash != job.request_hash) {
+    return AlreadyExists(fmt::format(
+        "request id {} was used for another job, {}: a new job needs a new request id",
+        job.request_id, first->id));
   }
-  SFT_RETURN_IF_ERROR(UseDatasets(db, job, files));
-  SFT_RETURN_IF_ERROR(store::InsertJob(db, job, files));
-  SFT_RETURN_IF_ERROR(
-      store::AddEvent(db, job.id, {0, job.created_us, "submitted", "by " + job.owner, 0}));
-  return View(db, job);
+  return first;
 }
 
 absl::Status CheckRequestId(const std::string& id) {
@@ -147,24 +146,35 @@ absl::StatusOr<v1::Job> JobManager::Submit(JobRecord job, const std::vector<JobF
 
 absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(
     std::vector<JobRecord> jobs, const std::vector<JobFileRecord>& files) {
-  std::vector<v1::Job> views;
+  std::vector<v1::Job> views(jobs.size());
   // Of this thread: the store's has none.
   AuditRecord* const audit = AuditScope::Pending();
   for (size_t begin = 0; begin < jobs.size(); begin += kMaxTogether) {
     const size_t end = std::min(begin + kMaxTogether, jobs.size());
     SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-      views.resize(begin);
       for (size_t i = begin; i < end; ++i) {
-        JobRecord job = jobs[i];
-        job.created_us = UnixMicros(clock_.Wall());
-        SFT_ASSIGN_OR_RETURN(v1::Job view, Insert(db, job, files));
-        if (audit != nullptr) {
-          audit->object = job.schedule.sweep.empty() ? view.name() : job.schedule.sweep;
+        JobRecord& job = jobs[i];
+        SFT_ASSIGN_OR_RETURN(const std::optional<JobRecord> first, FindFirst(db, job));
+        if (first.has_value()) {
+          SFT_ASSIGN_OR_RETURN(views[i], View(db, *first));
+        } else {
+          job.created_us = UnixMicros(clock_.Wall());
+          SFT_RETURN_IF_ERROR(UseDatasets(db, job, files));
+          SFT_RETURN_IF_ERROR(store::InsertJob(db, job, files));
+          SFT_RETURN_IF_ERROR(
+              store::AddEvent(db, job.id, {0, job.created_us, "submitted", "by " + job.owner, 0}));
         }
-        views.push_back(std::move(view));
+        if (audit == nullptr) continue;
+        const JobRecord& told = first.has_value() ? *first : job;
+        audit->object =
+            job.schedule.sweep.empty() ? JobName(told.project, told.id) : job.schedule.sweep;
       }
       return absl::OkStatus();
     }));
+  }
+  // Outside of the transactions, which others wait for.
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    if (views[i].name().empty()) views[i] = ViewOfNew(jobs[i], jobs[i].schedule);
   }
   wake_();
   return views;
@@ -262,16 +272,8 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   job.resumed_step = request.step();
   job.resume_changed = request.allow_changes();
   job.created_us = UnixMicros(clock_.Wall());
-  if (!job.request_id.empty()) {
-    SFT_ASSIGN_OR_RETURN(const auto first, store::FindByRequestId(db, job.project, job.request_id));
-    if (first.has_value() && first->request_hash != job.request_hash) {
-      return AlreadyExists(
-          fmt::format("request id {} was used for another job, {}: a new job needs "
-                      "a new request id",
-                      job.request_id, first->id));
-    }
-    if (first.has_value()) return *first;
-  }
+  SFT_ASSIGN_OR_RETURN(const std::optional<JobRecord> first, FindFirst(db, job));
+  if (first.has_value()) return *first;
   SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files, store::FilesOfJob(db, ended.id));
   SFT_ASSIGN_OR_RETURN(job.schedule, store::GetSchedule(db, ended.id));
   job.schedule.after.clear();  // they had ended before it began

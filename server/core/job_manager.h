@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,9 +64,11 @@ class JobManager {
 
  private:
   absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job) const;
+  // With its schedule, of a job that was just stored all there is.
+  v1::Job ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule) const;
   absl::StatusOr<v1::Job> ViewOf(Database& db, const JobRef& name) const;
-  absl::StatusOr<v1::Job> Insert(Database& db, JobRecord& job,
-                                 const std::vector<JobFileRecord>& files) const;
+  // The job that its request id has stored already, if there is one.
+  absl::StatusOr<std::optional<JobRecord>> FindFirst(Database& db, const JobRecord& job) const;
   absl::StatusOr<JobRecord> InsertResumed(Database& db, const v1::ResumeJobRequest& request,
                                           const JobRef& ref, const std::string& owner);
 

@@ -25,6 +25,19 @@ struct JobFileRecord {
   std::string node_path;
 };
 
+// What a key of a job came to, and from where.
+struct ResolvedRecord {
+  std::string key;
+  std::string value;
+  std::string origin;
+};
+
+struct WarningRecord {
+  std::string key;
+  int line = 0;
+  std::string message;
+};
+
 // A job; its attempts and events have rows of their own.
 struct JobRecord {
   int64_t sequence = 0;  // order of submission
@@ -43,10 +56,10 @@ struct JobRecord {
   std::string source_text;
   std::string file_name;
   std::string resolved_json;
-  std::string resolved_values;  // JSON array of [key, value, origin]
-  std::string warnings;         // JSON array of [key, line, message]
-  std::string request_id;       // empty: none
-  std::string request_hash;     // of all that was sent, to tell a repeat from another job
+  std::vector<ResolvedRecord> resolved_values;
+  std::vector<WarningRecord> warnings;
+  std::string request_id;    // empty: none
+  std::string request_hash;  // of all that was sent, to tell a repeat from another job
   bool cancel_requested = false;
   std::string cancel_reason;
   bool cancel_checkpoint = false;  // one is written before the end

@@ -37,13 +37,11 @@ namespace store {
 absl::Status InsertAudit(Database& db, const AuditRecord& record, int64_t keep) {
   SFT_ASSIGN_OR_RETURN(Statement insert,
                        db.Prepare("INSERT INTO audit (time_us, principal, token, peer, method, "
-                                  "object, outcome) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING "
-                                  "sequence"));
+                                  "object, outcome) VALUES (?, ?, ?, ?, ?, ?, ?)"));
   insert.Bind(record.time_us).Bind(record.principal).Bind(record.token).Bind(record.peer);
   insert.Bind(record.method).Bind(record.object).Bind(record.outcome);
-  SFT_ASSIGN_OR_RETURN(const bool row, insert.Step());
-  const int64_t sequence = row ? insert.Int(0) : 0;
   SFT_RETURN_IF_ERROR(insert.Run());
+  const int64_t sequence = db.last_insert_rowid();
   // Now and then, so many at once as have come since.
   constexpr int64_t kPeriod = 256;
   if (sequence % kPeriod != 0) return absl::OkStatus();

@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
+#include "common/base/json.h"
 #include "server/store/schedules.h"
 
 namespace sft::server::store {
@@ -33,6 +35,40 @@ std::string GivenRequestId(const std::string& stored) {
   return at == stored.npos ? stored : stored.substr(at + 1);
 }
 
+// [[key, value, origin], ...]
+std::string ToJson(const std::vector<ResolvedRecord>& values) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const auto& value : values) json.push_back({value.key, value.value, value.origin});
+  return DumpJson(json);
+}
+
+// [[key, line, message], ...]
+std::string ToJson(const std::vector<WarningRecord>& warnings) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const auto& warning : warnings) {
+    json.push_back({warning.key, warning.line, warning.message});
+  }
+  return DumpJson(json);
+}
+
+// Written by this server; a list that cannot be read is left out.
+void ReadResolved(const std::string& text, std::vector<ResolvedRecord>& values) {
+  const nlohmann::json list = ParseJson(text);
+  for (const auto& value : list.is_array() ? list : nlohmann::json::array()) {
+    values.push_back({value.at(0).get<std::string>(), value.at(1).get<std::string>(),
+                      value.at(2).get<std::string>()});
+  }
+}
+
+void ReadWarnings(const std::string& text, std::vector<WarningRecord>& warnings) {
+  if (text == "[]") return;  // of nearly all
+  const nlohmann::json list = ParseJson(text);
+  for (const auto& warning : list.is_array() ? list : nlohmann::json::array()) {
+    warnings.push_back({warning.at(0).get<std::string>(), warning.at(1).get<int>(),
+                        warning.at(2).get<std::string>()});
+  }
+}
+
 JobRecord ReadJob(const Statement& row, bool large) {
   JobRecord job;
   int c = 0;
@@ -50,7 +86,7 @@ JobRecord ReadJob(const Statement& row, bool large) {
   job.nodes = static_cast<int>(row.Int(c++));
   job.model = row.Text(c++);
   job.file_name = row.Text(c++);
-  job.warnings = row.Text(c++);
+  ReadWarnings(row.Text(c++), job.warnings);
   job.request_id = GivenRequestId(row.Text(c++));
   job.request_hash = row.Text(c++);
   job.cancel_requested = row.Bool(c++);
@@ -78,7 +114,7 @@ JobRecord ReadJob(const Statement& row, bool large) {
   if (large) {
     job.source_text = row.Text(c++);
     job.resolved_json = row.Text(c++);
-    job.resolved_values = row.Text(c++);
+    ReadResolved(row.Text(c++), job.resolved_values);
   }
   return job;
 }
@@ -106,12 +142,12 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
           "gpu_type, gpus_per_node, nodes, model, source_text, file_name, resolved_json, "
           "resolved_values, warnings, request_id, request_hash, created_us, resumed_from, "
           "resumed_step, resume_changed, protocol, newer_keys, priority) VALUES (?, ?, ?, ?, ?, ?, "
-          "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING sequence"));
+          "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
   insert.Bind(job.id).Bind(job.project).Bind(job.owner).Bind(job.kind);
   insert.Bind(static_cast<int>(job.state)).Bind(job.reason).Bind(job.display_name);
   insert.Bind(job.variant).Bind(job.gpu_type).Bind(job.gpus_per_node).Bind(job.nodes);
   insert.Bind(job.model).Bind(job.source_text).Bind(job.file_name).Bind(job.resolved_json);
-  insert.Bind(job.resolved_values).Bind(job.warnings);
+  insert.Bind(ToJson(job.resolved_values)).Bind(ToJson(job.warnings));
   if (job.request_id.empty()) {
     insert.BindNull();
   } else {
@@ -120,10 +156,8 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
   insert.Bind(job.request_hash).Bind(job.created_us);
   insert.Bind(job.resumed_from).Bind(job.resumed_step).Bind(job.resume_changed);
   insert.Bind(job.protocol).Bind(job.newer_keys).Bind(job.priority);
-  SFT_ASSIGN_OR_RETURN(const bool row, insert.Step());
-  if (!row) return Internal("an inserted job has no sequence");
-  job.sequence = insert.Int(0);
   SFT_RETURN_IF_ERROR(insert.Run());
+  job.sequence = db.last_insert_rowid();
   SFT_RETURN_IF_ERROR(InsertSchedule(db, job.id, job.schedule));
   for (const JobFileRecord& file : files) {
     SFT_ASSIGN_OR_RETURN(Statement add,

@@ -176,6 +176,7 @@ absl::Status Database::Run(const char* sql) {
 }
 
 int64_t Database::changes() const { return sqlite3_changes64(db_); }
+int64_t Database::last_insert_rowid() const { return sqlite3_last_insert_rowid(db_); }
 int64_t Database::total_changes() const { return sqlite3_total_changes64(db_); }
 
 absl::StatusOr<int64_t> Database::UserVersion() {

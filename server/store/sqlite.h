@@ -73,6 +73,8 @@ class Database {
   absl::Status Execute(const char* sql);
   // Rows that the last statement changed.
   int64_t changes() const;
+  // Of the row that the last INSERT added.
+  int64_t last_insert_rowid() const;
   // Rows that statements changed since the opening, undone ones among them.
   int64_t total_changes() const;
 
