@@ -20,10 +20,10 @@ namespace {
 
 // A job as the worker of a node knows it. Where it would lose something by that (it was replaced by
 // an older one since the job was placed on it), the worker gets all, and refuses it by name.
-std::string JobFor(const JobRecord& job, int protocol) {
-  if (protocol >= kProtocol || protocol < job.protocol) return job.resolved_json;
-  const auto json = ParseJson(job.resolved_json);
-  return json.is_object() ? DumpJson(spec::ForProtocol(json, protocol)) : job.resolved_json;
+std::string JobFor(const JobRecord& job, std::string resolved, int protocol) {
+  if (protocol >= kProtocol || protocol < job.protocol) return resolved;
+  const auto json = ParseJson(resolved);
+  return json.is_object() ? DumpJson(spec::ForProtocol(json, protocol)) : resolved;
 }
 
 absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const MemberRecord& member,
@@ -36,7 +36,8 @@ absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const Memb
   dispatch.set_job(job.display_name);
   dispatch.set_job_id(job.id);
   dispatch.set_attempt(attempt.number);
-  dispatch.set_resolved_json(JobFor(job, protocol));
+  SFT_ASSIGN_OR_RETURN(std::string resolved, store::ResolvedJsonOf(db, job));
+  dispatch.set_resolved_json(JobFor(job, std::move(resolved), protocol));
   dispatch.set_node_rank(member.status.node_rank);
   dispatch.set_first_rank(member.first_rank);
   dispatch.set_world_size(world_size);

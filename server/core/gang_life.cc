@@ -105,8 +105,9 @@ absl::Status FailOrRestart(Database& db, JobRecord& job, AttemptRecord& attempt,
                            const RestartPace& pace, int64_t now_us) {
   if (IsSetAside(attempt)) return BackToTheLine(db, job, attempt, now_us);
   SFT_ASSIGN_OR_RETURN(const int64_t saved_step, store::NewestStep(db, job.id));
+  SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
   const RestartDecision decision = DecideRestart(Describe(job, attempt, saved_step), job.restart,
-                                                 RestartRulesOf(job.resolved_json), pace);
+                                                 RestartRulesOf(resolved), pace);
   SFT_RETURN_IF_ERROR(BlameCheckpoint(db, attempt));
   SFT_RETURN_IF_ERROR(BlameNode(db, attempt, now_us));
   const Verdict of_attempt = attempt.verdict;

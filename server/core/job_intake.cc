@@ -436,7 +436,7 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
 absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest& request,
                                                      const std::string& principal) {
   SFT_ASSIGN_OR_RETURN(Prepared prepared, Prepare(request, principal));
-  Outcome& outcome = prepared.outcome;
+  Outcome outcome = std::move(prepared.outcome);
   if (!outcome.problems.empty() || !outcome.missing_files.empty()) return outcome;
   if (request.validate_only()) {
     prepared.job.id.clear();

@@ -114,7 +114,8 @@ absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job) con
 }
 
 absl::StatusOr<v1::Job> JobManager::ViewOf(Database& db, const JobRef& name) const {
-  SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, name));
+  SFT_ASSIGN_OR_RETURN(JobRecord job, store::FindJob(db, name));
+  SFT_RETURN_IF_ERROR(store::ReadTexts(db, job));
   SFT_ASSIGN_OR_RETURN(v1::Job proto, View(db, job));
   SFT_RETURN_IF_ERROR(AddAttempts(db, job, proto));
   return proto;
@@ -125,9 +126,9 @@ absl::StatusOr<std::optional<JobRecord>> JobManager::FindFirst(Database& db,
   if (job.request_id.empty()) return std::optional<JobRecord>();
   SFT_ASSIGN_OR_RETURN(auto first, store::FindByRequestId(db, job.project, job.request_id));
   if (first.has_value() && first->request_hash != job.request_hash) {
-    return AlreadyExists(fmt::format(
-        "request id {} was used for another job, {}: a new job needs a new request id",
-        job.request_id, first->id));
+    return AlreadyExists(
+        fmt::format("request id {} was used for another job, {}: a new job needs a new request id",
+                    job.request_id, first->id));
   }
   return first;
 }
@@ -140,13 +141,15 @@ absl::Status CheckRequestId(const std::string& id) {
 }
 
 absl::StatusOr<v1::Job> JobManager::Submit(JobRecord job, const std::vector<JobFileRecord>& files) {
-  SFT_ASSIGN_OR_RETURN(const std::vector<v1::Job> views, SubmitAll({std::move(job)}, files));
-  return views.front();
+  SFT_ASSIGN_OR_RETURN(std::vector<v1::Job> views, SubmitAll({std::move(job)}, files));
+  return std::move(views.front());
 }
 
 absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(
     std::vector<JobRecord> jobs, const std::vector<JobFileRecord>& files) {
   std::vector<v1::Job> views(jobs.size());
+  std::vector<store::JobTexts> texts;
+  for (const JobRecord& job : jobs) texts.push_back(store::TextsOf(job));
   // Of this thread: the store's has none.
   AuditRecord* const audit = AuditScope::Pending();
   for (size_t begin = 0; begin < jobs.size(); begin += kMaxTogether) {
@@ -154,13 +157,14 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(
     SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
       for (size_t i = begin; i < end; ++i) {
         JobRecord& job = jobs[i];
-        SFT_ASSIGN_OR_RETURN(const std::optional<JobRecord> first, FindFirst(db, job));
+        SFT_ASSIGN_OR_RETURN(std::optional<JobRecord> first, FindFirst(db, job));
         if (first.has_value()) {
+          SFT_RETURN_IF_ERROR(store::ReadTexts(db, *first));
           SFT_ASSIGN_OR_RETURN(views[i], View(db, *first));
         } else {
           job.created_us = UnixMicros(clock_.Wall());
           SFT_RETURN_IF_ERROR(UseDatasets(db, job, files));
-          SFT_RETURN_IF_ERROR(store::InsertJob(db, job, files));
+          SFT_RETURN_IF_ERROR(store::InsertJob(db, job, texts[i], files));
           SFT_RETURN_IF_ERROR(
               store::AddEvent(db, job.id, {0, job.created_us, "submitted", "by " + job.owner, 0}));
         }
@@ -248,7 +252,8 @@ absl::StatusOr<JobManager::Page> JobManager::List(store::JobFilter filter) {
 absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
                                                     const v1::ResumeJobRequest& request,
                                                     const JobRef& ref, const std::string& owner) {
-  SFT_ASSIGN_OR_RETURN(const JobRecord ended, store::FindJob(db, ref));
+  SFT_ASSIGN_OR_RETURN(JobRecord ended, store::FindJob(db, ref));
+  SFT_RETURN_IF_ERROR(store::ReadTexts(db, ended));
   SFT_ASSIGN_OR_RETURN(const std::vector<CheckpointRecord> checkpoints,
                        ResumeCandidates(db, ended));
   SFT_RETURN_IF_ERROR(CheckResumable(ended, checkpoints, request.step()));

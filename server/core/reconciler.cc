@@ -237,8 +237,8 @@ absl::Status Reconciler::AddPending(Database& db, const std::vector<JobRecord>& 
 absl::StatusOr<sched::ResumeChoice> Reconciler::ChooseFor(Database& db, const JobRecord& job) {
   SFT_ASSIGN_OR_RETURN(const std::vector<CheckpointRecord> checkpoints, ResumeCandidates(db, job));
   if (checkpoints.empty()) return sched::ResumeChoice();
-  SFT_ASSIGN_OR_RETURN(const JobRecord whole, store::GetJob(db, job.id));
-  const RestartRules rules = RestartRulesOf(whole.resolved_json);
+  SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
+  const RestartRules rules = RestartRulesOf(resolved);
   std::map<std::string, sched::Holder> holders;
   SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
   for (const NodeRecord& node : nodes) {
@@ -265,7 +265,8 @@ absl::Status Reconciler::GiveUpUnreachable(Database& db, int64_t now_us, Changed
       const bool runs_on = member.protocol < kFencesSince;
       if (!live.silent || member.status.lost || done || runs_on) continue;
       SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
-      if (!IsGivenUp(live, RestartRulesOf(job.resolved_json))) continue;
+      SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
+      if (!IsGivenUp(live, RestartRulesOf(resolved))) continue;
       spdlog::warn("node {} is given up for attempt {} of job {}", member.status.node, attempt.uid,
                    job.id);
       SFT_RETURN_IF_ERROR(GiveUpNode(db, attempt.uid, member.status.node, registry_.options().pace,
@@ -290,7 +291,8 @@ absl::Status Reconciler::ExplainLive(Database& db, const std::vector<NodeRecord>
           return nodes[member.status.node].state == NodeState::kSuspect;
         })) {
       SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
-      rules = RestartRulesOf(job.resolved_json);
+      SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
+      rules = RestartRulesOf(resolved);
     }
     std::string reason = WhyStuck(members, nodes, rules);
     const bool is_news = !reason.empty();

@@ -114,8 +114,9 @@ absl::StatusOr<std::vector<std::string>> TrimCheckpoints(Database& db, const std
   std::string live_uid;
   SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
   if (attempt.has_value() && !IsTerminal(attempt->state)) live_uid = attempt->uid;
+  SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
   for (const CheckpointRecord& checkpoint :
-       SupersededCheckpoints(checkpoints, SaveTotalLimitOf(job.resolved_json), live_uid, in_use)) {
+       SupersededCheckpoints(checkpoints, SaveTotalLimitOf(resolved), live_uid, in_use)) {
     SFT_ASSIGN_OR_RETURN(
         const std::vector<std::string> blobs,
         store::DeleteCheckpoint(db, checkpoint.attempt_uid, checkpoint.step, now_us));

@@ -45,6 +45,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   rpc::SetServerOptions(builder);
+  // By default a thread ends when two others wait for calls, and the next burst makes new ones.
+  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 2);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 16);
   builder.SetResourceQuota(grpc::ResourceQuota("sft-server").SetMaxThreads(kMaxThreads));
   builder.experimental().SetInterceptorCreators(PrincipalInterceptors(gate));
   for (grpc::Service* service : services) builder.RegisterService(service);

@@ -12,7 +12,6 @@
 namespace sft::server::store {
 namespace {
 
-// The columns every reader wants, then the large ones of GetJob.
 #define SFT_JOB_COLUMNS                                                                            \
   "sequence, id, project, owner, kind, state, reason, display_name, variant, gpu_type, "           \
   "gpus_per_node, nodes, model, file_name, warnings, request_id, request_hash, cancel_requested, " \
@@ -20,7 +19,6 @@ namespace {
   "restarts, unknown_restarts, idle_restarts, quick_restarts, furthest_step, saved_step, "         \
   "not_before_us, avoid_node, resumed_from, resumed_step, resume_changed, protocol, newer_keys, "  \
   "priority"
-#define SFT_JOB_LARGE_COLUMNS ", source_text, resolved_json, resolved_values"
 
 // Ids that clients choose are unique in a project, the column is in the database: those of other
 // projects than the default one are stored with theirs, after a sign that no id has.
@@ -52,24 +50,28 @@ std::string ToJson(const std::vector<WarningRecord>& warnings) {
 }
 
 // Written by this server; a list that cannot be read is left out.
-void ReadResolved(const std::string& text, std::vector<ResolvedRecord>& values) {
+std::vector<ResolvedRecord> ReadResolved(const std::string& text) {
+  std::vector<ResolvedRecord> values;
   const nlohmann::json list = ParseJson(text);
   for (const auto& value : list.is_array() ? list : nlohmann::json::array()) {
     values.push_back({value.at(0).get<std::string>(), value.at(1).get<std::string>(),
                       value.at(2).get<std::string>()});
   }
+  return values;
 }
 
-void ReadWarnings(const std::string& text, std::vector<WarningRecord>& warnings) {
-  if (text == "[]") return;  // of nearly all
+std::vector<WarningRecord> ReadWarnings(const std::string& text) {
+  std::vector<WarningRecord> warnings;
+  if (text == "[]") return warnings;  // of nearly all
   const nlohmann::json list = ParseJson(text);
   for (const auto& warning : list.is_array() ? list : nlohmann::json::array()) {
     warnings.push_back({warning.at(0).get<std::string>(), warning.at(1).get<int>(),
                         warning.at(2).get<std::string>()});
   }
+  return warnings;
 }
 
-JobRecord ReadJob(const Statement& row, bool large) {
+JobRecord ReadJob(const Statement& row) {
   JobRecord job;
   int c = 0;
   job.sequence = row.Int(c++);
@@ -86,7 +88,7 @@ JobRecord ReadJob(const Statement& row, bool large) {
   job.nodes = static_cast<int>(row.Int(c++));
   job.model = row.Text(c++);
   job.file_name = row.Text(c++);
-  ReadWarnings(row.Text(c++), job.warnings);
+  job.warnings = ReadWarnings(row.Text(c++));
   job.request_id = GivenRequestId(row.Text(c++));
   job.request_hash = row.Text(c++);
   job.cancel_requested = row.Bool(c++);
@@ -111,11 +113,6 @@ JobRecord ReadJob(const Statement& row, bool large) {
   job.protocol = static_cast<int>(row.Int(c++));
   job.newer_keys = row.Text(c++);
   job.priority = static_cast<int>(row.Int(c++));
-  if (large) {
-    job.source_text = row.Text(c++);
-    job.resolved_json = row.Text(c++);
-    ReadResolved(row.Text(c++), job.resolved_values);
-  }
   return job;
 }
 
@@ -124,7 +121,7 @@ absl::StatusOr<std::vector<JobRecord>> ReadJobs(Statement& statement) {
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, statement.Step());
     if (!row) return jobs;
-    jobs.push_back(ReadJob(statement, /*large=*/false));
+    jobs.push_back(ReadJob(statement));
   }
 }
 
@@ -134,7 +131,24 @@ absl::Status NoJob(const std::string& id) {
   return NotFound(fmt::format("no job \"{}\": `sftctl list` shows them", id));
 }
 
+JobTexts TextsOf(const JobRecord& job) {
+  return {ToJson(job.resolved_values), ToJson(job.warnings)};
+}
+
+absl::Status InsertTexts(Database& db, const JobRecord& job, const JobTexts& texts) {
+  SFT_ASSIGN_OR_RETURN(Statement insert,
+                       db.Prepare("INSERT INTO job_texts (sequence, source_text, resolved_json, "
+                                  "resolved_values) VALUES (?, ?, ?, ?)"));
+  insert.Bind(job.sequence).Bind(job.source_text).Bind(job.resolved_json);
+  return insert.Bind(texts.resolved_values).Run();
+}
+
 absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRecord>& files) {
+  return InsertJob(db, job, TextsOf(job), files);
+}
+
+absl::Status InsertJob(Database& db, JobRecord& job, const JobTexts& texts,
+                       const std::vector<JobFileRecord>& files) {
   SFT_ASSIGN_OR_RETURN(
       Statement insert,
       db.Prepare(
@@ -142,12 +156,11 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
           "gpu_type, gpus_per_node, nodes, model, source_text, file_name, resolved_json, "
           "resolved_values, warnings, request_id, request_hash, created_us, resumed_from, "
           "resumed_step, resume_changed, protocol, newer_keys, priority) VALUES (?, ?, ?, ?, ?, ?, "
-          "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+          "?, ?, ?, ?, ?, ?, '', ?, '', '', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
   insert.Bind(job.id).Bind(job.project).Bind(job.owner).Bind(job.kind);
   insert.Bind(static_cast<int>(job.state)).Bind(job.reason).Bind(job.display_name);
   insert.Bind(job.variant).Bind(job.gpu_type).Bind(job.gpus_per_node).Bind(job.nodes);
-  insert.Bind(job.model).Bind(job.source_text).Bind(job.file_name).Bind(job.resolved_json);
-  insert.Bind(ToJson(job.resolved_values)).Bind(ToJson(job.warnings));
+  insert.Bind(job.model).Bind(job.file_name).Bind(texts.warnings);
   if (job.request_id.empty()) {
     insert.BindNull();
   } else {
@@ -158,6 +171,7 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
   insert.Bind(job.protocol).Bind(job.newer_keys).Bind(job.priority);
   SFT_RETURN_IF_ERROR(insert.Run());
   job.sequence = db.last_insert_rowid();
+  SFT_RETURN_IF_ERROR(InsertTexts(db, job, texts));
   SFT_RETURN_IF_ERROR(InsertSchedule(db, job.id, job.schedule));
   for (const JobFileRecord& file : files) {
     SFT_ASSIGN_OR_RETURN(Statement add,
@@ -171,11 +185,37 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
 }
 
 absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id) {
-  SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare("SELECT " SFT_JOB_COLUMNS SFT_JOB_LARGE_COLUMNS
-                                                 " FROM jobs WHERE id = ?"));
+  SFT_ASSIGN_OR_RETURN(Statement get,
+                       db.Prepare("SELECT " SFT_JOB_COLUMNS " FROM jobs WHERE id = ?"));
   SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(id).Step());
   if (!row) return NoJob(id);
-  return ReadJob(get, /*large=*/true);
+  return ReadJob(get);
+}
+
+absl::Status ReadTexts(Database& db, JobRecord& job) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement get,
+      db.Prepare(
+          "SELECT coalesce(t.source_text, j.source_text), coalesce(t.resolved_json, "
+          "j.resolved_json), coalesce(t.resolved_values, j.resolved_values) FROM jobs j LEFT "
+          "JOIN job_texts t ON t.sequence = j.sequence WHERE j.sequence = ?"));
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(job.sequence).Step());
+  if (!row) return NoJob(job.id);
+  job.source_text = get.Text(0);
+  job.resolved_json = get.Text(1);
+  job.resolved_values = ReadResolved(get.Text(2));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ResolvedJsonOf(Database& db, const JobRecord& job) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement get,
+      db.Prepare(
+          "SELECT coalesce(t.resolved_json, j.resolved_json) FROM jobs j LEFT JOIN job_texts "
+          "t ON t.sequence = j.sequence WHERE j.sequence = ?"));
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(job.sequence).Step());
+  if (!row) return NoJob(job.id);
+  return get.Text(0);
 }
 
 absl::StatusOr<JobRecord> FindJob(Database& db, const JobRef& name) {
@@ -187,11 +227,11 @@ absl::StatusOr<JobRecord> FindJob(Database& db, const JobRef& name) {
 
 absl::StatusOr<std::optional<JobRecord>> FindByRequestId(Database& db, const std::string& project,
                                                          const std::string& request) {
-  SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare("SELECT " SFT_JOB_COLUMNS SFT_JOB_LARGE_COLUMNS
-                                                 " FROM jobs WHERE request_id = ?"));
+  SFT_ASSIGN_OR_RETURN(Statement get,
+                       db.Prepare("SELECT " SFT_JOB_COLUMNS " FROM jobs WHERE request_id = ?"));
   SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(StoredRequestId(project, request)).Step());
   if (!row) return std::optional<JobRecord>();
-  return std::optional<JobRecord>(ReadJob(get, /*large=*/true));
+  return std::optional<JobRecord>(ReadJob(get));
 }
 
 absl::StatusOr<std::vector<JobFileRecord>> FilesOfJob(Database& db, const std::string& id) {

@@ -16,10 +16,22 @@ namespace sft::server::store {
 // Rows that a list returns at most, whatever was asked for.
 inline constexpr int kMaxPage = 500;
 
+// Lists of a job as they are stored.
+struct JobTexts {
+  std::string resolved_values;
+  std::string warnings;
+};
+JobTexts TextsOf(const JobRecord& job);
 // Fills in sequence.
+absl::Status InsertJob(Database& db, JobRecord& job, const JobTexts& texts,
+                       const std::vector<JobFileRecord>& files);
 absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRecord>& files);
 
+// All below without the large texts: source_text, resolved_json, resolved_values.
 absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id);
+// Fills them in.
+absl::Status ReadTexts(Database& db, JobRecord& job);
+absl::StatusOr<std::string> ResolvedJsonOf(Database& db, const JobRecord& job);
 // The NOT_FOUND of a job that is not there, or not to be seen.
 absl::Status NoJob(const std::string& id);
 // NOT_FOUND also for a job of another project than the one named.
@@ -38,14 +50,14 @@ struct JobFilter {
   int64_t before_sequence = 0;  // 0: from the newest
   int limit = 50;
 };
-// Newest first, without source text, resolved JSON and values (they are large): GetJob has them.
+// Newest first.
 absl::StatusOr<std::vector<JobRecord>> ListJobs(Database& db, const JobFilter& filter);
 
 // PENDING jobs, of each slot type and project those of the highest classes and of these the oldest;
-// all in order of submission, without the large texts.
+// all in order of submission.
 absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_line);
 
-// Jobs with an attempt that is not over, without the large texts.
+// Jobs with an attempt that is not over.
 absl::StatusOr<std::vector<JobRecord>> LiveJobs(Database& db);
 
 // NOT_FOUND.

@@ -492,6 +492,16 @@ INSERT OR IGNORE INTO dataset_owners
 INSERT OR IGNORE INTO dataset_owners
   SELECT d.sha256, j.project, j.owner, d.display_name, d.created_us
   FROM datasets d JOIN job_files f ON f.sha256 = d.sha256 JOIN jobs j ON j.id = f.job_id;
+)sql"},
+                                     {8, R"sql(
+-- The large texts of a job, which change no more and are seldom read, out of the row that is read and
+-- written all the time. Jobs from before have theirs in the row.
+CREATE TABLE job_texts (
+  sequence INTEGER PRIMARY KEY REFERENCES jobs (sequence) ON DELETE CASCADE,
+  source_text TEXT NOT NULL,
+  resolved_json TEXT NOT NULL,
+  resolved_values TEXT NOT NULL
+) STRICT;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

@@ -29,7 +29,6 @@ void AddJob(server::Store& store) {
     job.variant = "H100-1x";
     job.model = "tiny";
     job.resolved_json = "{}";
-    job.resolved_values = job.warnings = "[]";
     return server::store::InsertJob(db, job, {});
   });
   fuzz::Require(added.ok());

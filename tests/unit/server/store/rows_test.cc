@@ -86,6 +86,40 @@ TEST_F(RowsTest, ARequestIdNamesOneJob) {
   AddJob("job-4");
 }
 
+TEST_F(RowsTest, TheTextsOfAJobAreReadApartFromItsRow) {
+  JobRecord job;
+  job.id = "job-1";
+  job.source_text = "[job]";
+  job.resolved_json = "{}";
+  job.resolved_values = {{"job.name", "x", "line 1"}, {"job.model", "y", "default"}};
+  job.warnings = {{"job.name", 1, "odd"}};
+  ASSERT_TRUE(InsertJob(*db_, job, {}).ok());
+  JobRecord read = GetJob(*db_, "job-1").value();
+  EXPECT_EQ(read.source_text + read.resolved_json, "");
+  ASSERT_EQ(read.warnings.size(), 1u);
+  EXPECT_EQ(read.warnings[0].message, "odd");
+  EXPECT_EQ(ResolvedJsonOf(*db_, read).value(), "{}");
+  ASSERT_TRUE(ReadTexts(*db_, read).ok());
+  EXPECT_EQ(read.source_text, "[job]");
+  ASSERT_EQ(read.resolved_values.size(), 2u);
+  EXPECT_EQ(read.resolved_values[1].origin, "default");
+}
+
+// As older servers left them.
+TEST_F(RowsTest, TheTextsOfAnOlderJobAreInItsRow) {
+  AddJob("job-1");
+  ASSERT_TRUE(
+      db_->Execute("DELETE FROM job_texts; UPDATE jobs SET source_text = 's', resolved_json "
+                   "= '{\"a\":1}', resolved_values = '[[\"k\",\"v\",\"o\"]]'")
+          .ok());
+  JobRecord read = GetJob(*db_, "job-1").value();
+  EXPECT_EQ(ResolvedJsonOf(*db_, read).value(), "{\"a\":1}");
+  ASSERT_TRUE(ReadTexts(*db_, read).ok());
+  EXPECT_EQ(read.source_text, "s");
+  ASSERT_EQ(read.resolved_values.size(), 1u);
+  EXPECT_EQ(read.resolved_values[0].value, "v");
+}
+
 TEST_F(RowsTest, ASlotBelongsToOneLiveAttempt) {
   AddJob("job-1");
   AddJob("job-2");
