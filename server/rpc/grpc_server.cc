@@ -76,6 +76,7 @@ GrpcServer::~GrpcServer() { Stop(); }
 void GrpcServer::Stop() {
   if (server_ == nullptr) return;
   server_->GetHealthCheckService()->SetServingStatus(false);
+  pulse_.reset();
   server_->Shutdown(gpr_time_from_seconds(1, GPR_TIMESPAN));
   server_->Wait();
   server_.reset();

@@ -10,6 +10,7 @@
 #include "common/rpc/endpoint.h"
 #include "common/tls/certificate.h"
 #include "server/rpc/principal.h"
+#include "server/rpc/queue_pulse.h"
 
 namespace sft::server {
 
@@ -36,9 +37,12 @@ class GrpcServer {
 
  private:
   GrpcServer(std::unique_ptr<grpc::Server> server, int port)
-      : server_(std::move(server)), port_(port) {}
+      : server_(std::move(server)),
+        port_(port),
+        pulse_(std::make_unique<QueuePulse>(server_->InProcessChannel({}))) {}
   std::unique_ptr<grpc::Server> server_;
   const int port_;
+  std::unique_ptr<QueuePulse> pulse_;
 };
 
 }  // namespace sft::server

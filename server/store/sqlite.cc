@@ -106,6 +106,9 @@ std::string Statement::Text(int column) const {
 }
 
 absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path) {
+  // Or connections wait for each other at each piece of memory, to count it. Of no effect once the
+  // library is in use.
+  sqlite3_config(SQLITE_CONFIG_MEMSTATUS, 0);
   sqlite3* raw = nullptr;
   const int code =
       sqlite3_open_v2(path.c_str(), &raw,

@@ -47,7 +47,6 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address, int number) {
   // A connection of its own for each number, as from machines of their own.
   arguments.SetInt("sft.load", number);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
