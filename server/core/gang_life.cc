@@ -150,7 +150,8 @@ absl::Status FollowAttempt(Database& db, JobRecord& job, AttemptRecord& attempt,
         if (job.state == JobState::kCancelling) return absl::OkStatus();
         return store::TakeEdge(db, job, JobState::kCancelling, attempt.reason, now_us);
       }
-      return store::SetReason(db, job.id, "stopping: " + attempt.reason, now_us, true).status();
+      return store::SetReason(db, job.id, job.state, "stopping: " + attempt.reason, now_us, true)
+          .status();
     case AttemptState::kSucceeded:
       SFT_RETURN_IF_ERROR(store::SetEnded(db, job.id, now_us));
       return EndJob(db, job, attempt, JobState::kSucceeded, now_us);

@@ -17,7 +17,7 @@
 #include "common/spec/job_protocol.h"
 #include "common/spec/visit.h"
 #include "server/core/convert.h"
-#include "server/core/reconciler.h"
+#include "server/core/scene.h"
 #include "server/state/names.h"
 #include "server/store/files.h"
 #include "server/store/nodes.h"

@@ -47,6 +47,13 @@ std::string Text(int64_t duration_us) {
   return seconds % 60 == 0 ? fmt::format("{}m", seconds / 60) : fmt::format("{}s", seconds);
 }
 
+absl::Status EndWaiting(Database& db, JobRecord& job, int64_t now_us) {
+  SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kFailed, job.verdict.message, now_us));
+  return store::AddEvent(
+      db, job.id,
+      {0, now_us, "verdict", job.verdict.code + ": " + job.verdict.message, job.attempt});
+}
+
 sched::RunningJob ToRunning(const AttemptRecord& attempt, const JobRecord& job,
                             const ScheduleRecord& schedule, int64_t now_us) {
   sched::RunningJob running;
@@ -100,15 +107,15 @@ int64_t ExpectedEnd(const AttemptRecord& attempt, const ScheduleRecord& schedule
   return end;
 }
 
-absl::StatusOr<std::vector<LiveJob>> LoadLive(Database& db, const Schedules& schedules) {
+absl::StatusOr<std::vector<LiveJob>> LoadLive(Database& db) {
   SFT_ASSIGN_OR_RETURN(std::vector<JobRecord> jobs, store::LiveJobs(db));
   std::vector<LiveJob> live;
   for (JobRecord& job : jobs) {
     SFT_ASSIGN_OR_RETURN(auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
     if (!attempt.has_value()) continue;
-    const auto found = schedules.find(job.id);
-    live.push_back({std::move(job), *std::move(attempt),
-                    found == schedules.end() ? ScheduleRecord() : found->second});
+    SFT_ASSIGN_OR_RETURN(job.schedule, store::GetSchedule(db, job.id));
+    SFT_ASSIGN_OR_RETURN(std::vector<MemberRecord> members, store::MembersOf(db, attempt->uid));
+    live.push_back({std::move(job), *std::move(attempt), std::move(members)});
   }
   return live;
 }
@@ -117,10 +124,8 @@ absl::Status AddWork(Database& db, const std::vector<LiveJob>& live, int64_t now
                      sched::Snapshot& snapshot) {
   snapshot.now_us = now_us;
   std::map<std::string, double> usage;
-  for (const auto& [job, attempt, schedule] : live) {
-    sched::RunningJob running = ToRunning(attempt, job, schedule, now_us);
-    SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
-                         store::MembersOf(db, attempt.uid));
+  for (const auto& [job, attempt, members] : live) {
+    sched::RunningJob running = ToRunning(attempt, job, job.schedule, now_us);
     for (const MemberRecord& member : members) {
       running.parts.push_back({member.status.node, member.slots});
     }
@@ -141,7 +146,8 @@ absl::Status AddWork(Database& db, const std::vector<LiveJob>& live, int64_t now
   return absl::OkStatus();
 }
 
-void AddSchedule(const JobRecord& job, const ScheduleRecord& schedule, sched::PendingJob& pending) {
+void AddSchedule(const JobRecord& job, sched::PendingJob& pending) {
+  const ScheduleRecord& schedule = job.schedule;
   pending.project = job.project;
   pending.priority = job.priority;
   pending.submitted_us = job.created_us;
@@ -157,39 +163,59 @@ void AddSchedule(const JobRecord& job, const ScheduleRecord& schedule, sched::Pe
     pending.bound_us =
         static_cast<int64_t>(static_cast<double>(pending.expected_us) * kBoundFactor);
   }
-  pending.blocked = WhyBlocked(job, schedule);
+  pending.blocked = WhyBlocked(job);
 }
 
-absl::StatusOr<bool> EndIfImpossible(Database& db, JobRecord job, ScheduleRecord& schedule,
-                                     int64_t now_us, ChangedJobs& changed) {
-  std::vector<std::string> left;
+absl::StatusOr<Dependencies> LookAtOthers(Database& db, const ScheduleRecord& schedule) {
+  Dependencies others;
   for (const std::string& id : schedule.after) {
     SFT_ASSIGN_OR_RETURN(const JobState state, store::StateOf(db, id));
-    if (state == JobState::kSucceeded) continue;
     if (!IsTerminal(state)) {
-      left.push_back(id);
+      others.left.push_back(id);
       continue;
     }
-    job.verdict.domain = Verdict::Domain::kUser;
-    job.verdict.code = "dependency_failed";
-    job.verdict.message = fmt::format("it was to run after {}, which has {}", id, ToString(state));
-    job.verdict.advice =
-        fmt::format("see `sftctl status {}`; then submit this job again after another one", id);
-    SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kFailed, job.verdict.message, now_us));
-    SFT_RETURN_IF_ERROR(store::AddEvent(
-        db, job.id,
-        {0, now_us, "verdict", job.verdict.code + ": " + job.verdict.message, job.attempt}));
-    changed.insert(job.id);
-    return true;
+    others.have_ended = true;
+    if (state == JobState::kSucceeded || !others.failed.empty()) continue;
+    others.failed = id;
+    others.failed_state = state;
   }
-  if (left.size() < schedule.after.size()) {
-    schedule.after = std::move(left);
-    SFT_RETURN_IF_ERROR(store::SetAfter(db, job.id, schedule.after));
-  }
-  return false;
+  return others;
 }
 
-std::string WhyBlocked(const JobRecord& job, const ScheduleRecord& schedule) {
+absl::Status Release(Database& db, const std::string& job_id, int64_t now_us,
+                     ChangedJobs& changed) {
+  SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, job_id));
+  if (job.state != JobState::kPending) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job_id));
+  SFT_ASSIGN_OR_RETURN(const Dependencies others, LookAtOthers(db, schedule));
+  if (others.failed.empty()) return store::SetAfter(db, job_id, others.left);
+  job.verdict.domain = Verdict::Domain::kUser;
+  job.verdict.code = "dependency_failed";
+  job.verdict.message = fmt::format("it was to run after {}, which has {}", others.failed,
+                                    ToString(others.failed_state));
+  job.verdict.advice = fmt::format(
+      "see `sftctl status {}`; then submit this job again after another one", others.failed);
+  changed.insert(job.id);
+  return EndWaiting(db, job, now_us);
+}
+
+absl::Status EndWithoutCheckpoint(Database& db, const std::string& job_id,
+                                  const std::vector<std::string>& notes, int64_t now_us,
+                                  ChangedJobs& changed) {
+  SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, job_id));
+  if (job.state != JobState::kPending) return absl::OkStatus();
+  job.verdict.domain = Verdict::Domain::kInfrastructure;
+  job.verdict.code = "checkpoint_lost";
+  job.verdict.message =
+      fmt::format("no checkpoint of {} can be reached any more", job.resumed_from);
+  job.verdict.advice = "submit the job anew, or resume from another step (sftctl checkpoints JOB)";
+  job.verdict.evidence = notes;
+  changed.insert(job.id);
+  return EndWaiting(db, job, now_us);
+}
+
+std::string WhyBlocked(const JobRecord& job) {
+  const ScheduleRecord& schedule = job.schedule;
   if (schedule.held) {
     return fmt::format("held{}{}: `sftctl release {}` lets it start",
                        schedule.hold_reason.empty() ? "" : ": ", schedule.hold_reason, job.id);
@@ -198,71 +224,56 @@ std::string WhyBlocked(const JobRecord& job, const ScheduleRecord& schedule) {
   return fmt::format("waiting for {} to succeed", fmt::join(schedule.after, ", "));
 }
 
-absl::Status KeepTimeLimits(Database& db, const std::vector<LiveJob>& live, int64_t now_us,
-                            ChangedJobs& changed) {
-  for (const auto& [job, attempt, schedule] : live) {
-    if (schedule.time_limit_us == 0 || attempt.state >= AttemptState::kStopping) continue;
-    const int64_t end = LimitEnd(attempt, schedule);
-    if (now_us >= end) {
-      const std::string reason =
-          fmt::format("its scheduling.time_limit of {} is over", Text(schedule.time_limit_us));
-      SFT_RETURN_IF_ERROR(StopAttempt(db, attempt.uid, kTimeLimit, reason, now_us, changed));
-      continue;
-    }
-    if (schedule.warned || now_us < end - schedule.warn_before_us) continue;
-    SFT_RETURN_IF_ERROR(store::SetWarned(db, job.id));
-    AttemptRecord asked = attempt;
-    ++asked.checkpoints_asked;
-    asked.checkpoint_request = kTimeLimit;
-    SFT_RETURN_IF_ERROR(store::AskForCheckpoint(db, asked));
-    SFT_RETURN_IF_ERROR(store::AddEvent(
-        db, job.id,
-        {0, now_us, "warning",
-         fmt::format("its scheduling.time_limit of {} is over at {}: it writes a checkpoint now, "
-                     "and ends then",
-                     Text(schedule.time_limit_us), FormatUtc(FromUnixMicros(end))),
-         job.attempt}));
-    changed.insert(job.id);
-  }
-  return absl::OkStatus();
+bool IsAtTimeLimit(const LiveJob& live, int64_t now_us) {
+  const ScheduleRecord& schedule = live.job.schedule;
+  if (schedule.time_limit_us == 0 || live.attempt.state >= AttemptState::kStopping) return false;
+  const int64_t end = LimitEnd(live.attempt, schedule);
+  return now_us >= end || (!schedule.warned && now_us >= end - schedule.warn_before_us);
 }
 
-absl::Status Preempt(Database& db, const std::vector<sched::Preemption>& preemptions,
-                     int64_t now_us, ChangedJobs& changed) {
-  for (const sched::Preemption& preemption : preemptions) {
-    SFT_ASSIGN_OR_RETURN(const JobRecord victim, store::GetJob(db, preemption.job));
-    SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, victim.id, victim.attempt));
-    if (!attempt.has_value()) continue;
-    // Whose project has the job may not know the other.
-    SFT_ASSIGN_OR_RETURN(const JobRecord other, store::GetJob(db, preemption.by));
-    const std::string why =
-        "preempted by " + (other.project == victim.project ? other.id : "a job of another project");
-    SFT_RETURN_IF_ERROR(StopAttempt(db, attempt->uid, kPreempted, why, now_us, changed));
+absl::Status KeepTimeLimit(Database& db, const LiveJob& live, int64_t now_us,
+                           ChangedJobs& changed) {
+  const auto& [job, seen, members] = live;
+  const ScheduleRecord& schedule = job.schedule;
+  const int64_t end = LimitEnd(seen, schedule);
+  if (now_us >= end) {
+    const std::string reason =
+        fmt::format("its scheduling.time_limit of {} is over", Text(schedule.time_limit_us));
+    return StopAttempt(db, seen.uid, kTimeLimit, reason, now_us, changed);
   }
-  return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, seen.uid));
+  if (attempt.state >= AttemptState::kStopping) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(store::SetWarned(db, job.id));
+  ++attempt.checkpoints_asked;
+  attempt.checkpoint_request = kTimeLimit;
+  SFT_RETURN_IF_ERROR(store::AskForCheckpoint(db, attempt));
+  changed.insert(job.id);
+  return store::AddEvent(
+      db, job.id,
+      {0, now_us, "warning",
+       fmt::format("its scheduling.time_limit of {} is over at {}: it writes a checkpoint now, "
+                   "and ends then",
+                   Text(schedule.time_limit_us), FormatUtc(FromUnixMicros(end))),
+       job.attempt});
 }
 
-absl::StatusOr<Outlooks::Map> KeepEstimates(Database& db, const sched::Snapshot& snapshot,
-                                            const sched::Decision& decision,
-                                            const std::vector<LiveJob>& live, int64_t now_us) {
+absl::Status Preempt(Database& db, const sched::Preemption& preemption, int64_t now_us,
+                     ChangedJobs& changed) {
+  SFT_ASSIGN_OR_RETURN(const JobRecord victim, store::GetJob(db, preemption.job));
+  SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, victim.id, victim.attempt));
+  if (!attempt.has_value()) return absl::OkStatus();
+  // Whose project has the job may not know the other.
+  SFT_ASSIGN_OR_RETURN(const JobRecord other, store::GetJob(db, preemption.by));
+  if (other.state != JobState::kPending) return absl::OkStatus();  // it was cancelled
+  const std::string why =
+      "preempted by " + (other.project == victim.project ? other.id : "a job of another project");
+  return StopAttempt(db, attempt->uid, kPreempted, why, now_us, changed);
+}
+
+Outlooks::Map Expect(const sched::Decision& decision, const std::vector<LiveJob>& live,
+                     int64_t now_us) {
   Outlooks::Map outlooks;
-  std::map<std::string, const sched::PendingJob*> pending;
-  for (const sched::PendingJob& job : snapshot.pending) pending[job.id] = &job;
-  const auto first = [&](const sched::PendingJob& job, int64_t start_us,
-                         int64_t end_us) -> absl::Status {
-    if (start_us == 0) return absl::OkStatus();
-    EstimateRecord record;
-    record.job_id = job.id;
-    record.project = job.project;
-    record.gpu_type = job.gpu_type;
-    record.gpus = job.gpus();
-    record.submitted_us = job.submitted_us;
-    record.start_us = start_us;
-    record.end_us = end_us;
-    return store::InsertEstimate(db, record);
-  };
   for (const sched::Waiting& waiting : decision.waiting) {
-    const sched::PendingJob& job = *pending.at(waiting.job);
     v1::Outlook& outlook = outlooks[waiting.job];
     outlook.set_place(waiting.place);
     outlook.set_source("plan");
@@ -271,29 +282,59 @@ absl::StatusOr<Outlooks::Map> KeepEstimates(Database& db, const sched::Snapshot&
     if (!waiting.promised.empty()) {
       *outlook.mutable_promised_start_time() = ToTimestamp(waiting.promised.start_us);
     }
-    SFT_RETURN_IF_ERROR(first(job, waiting.start_us, waiting.end_us));
   }
-  for (const sched::Placement& placement : decision.placements) {
-    const sched::PendingJob& job = *pending.at(placement.job);
-    SFT_RETURN_IF_ERROR(first(job, now_us, job.expected_us > 0 ? now_us + job.expected_us : 0));
-    SFT_RETURN_IF_ERROR(store::SetBegun(db, job.id, now_us));
-  }
-  for (const auto& [job, attempt, schedule] : live) {
-    const int64_t made = ProgressOf(attempt).step() - attempt.resume_step;
-    if (attempt.paced_us == 0 && made > 0) {
-      SFT_RETURN_IF_ERROR(store::SetPace(db, attempt.uid, attempt.resume_step + made, now_us));
-    }
+  for (const auto& [job, attempt, members] : live) {
     bool measured = false;
-    const int64_t end = ExpectedEnd(attempt, schedule, now_us, &measured);
+    const int64_t end = ExpectedEnd(attempt, job.schedule, now_us, &measured);
     if (end == 0 || attempt.state >= AttemptState::kStopping) continue;
     v1::Outlook& outlook = outlooks[job.id];
     *outlook.mutable_end_time() = ToTimestamp(end);
     outlook.set_source(measured ? "measured" : "plan");
-    if (made >= kSettledSteps) {
-      SFT_RETURN_IF_ERROR(store::SetEstimateAt50(db, job.id, now_us, end));
-    }
   }
   return outlooks;
+}
+
+std::vector<EstimateRecord> FirstEstimates(const sched::Snapshot& snapshot,
+                                           const sched::Decision& decision, int64_t now_us) {
+  std::vector<EstimateRecord> estimates;
+  std::map<std::string_view, const sched::PendingJob*> pending;
+  for (const sched::PendingJob& job : snapshot.pending) pending[job.id] = &job;
+  const auto add = [&](const sched::PendingJob& job, int64_t start_us, int64_t end_us) {
+    if (start_us == 0) return;
+    EstimateRecord& record = estimates.emplace_back();
+    record.job_id = job.id;
+    record.project = job.project;
+    record.gpu_type = job.gpu_type;
+    record.gpus = job.gpus();
+    record.submitted_us = job.submitted_us;
+    record.start_us = start_us;
+    record.end_us = end_us;
+  };
+  for (const sched::Waiting& waiting : decision.waiting) {
+    add(*pending.at(waiting.job), waiting.start_us, waiting.end_us);
+  }
+  for (const sched::Placement& placement : decision.placements) {
+    const sched::PendingJob& job = *pending.at(placement.job);
+    add(job, now_us, job.expected_us > 0 ? now_us + job.expected_us : 0);
+  }
+  return estimates;
+}
+
+bool HasPaceToStore(const LiveJob& live) {
+  const int64_t made = ProgressOf(live.attempt).step() - live.attempt.resume_step;
+  return made > 0 && (live.attempt.paced_us == 0 || made >= kSettledSteps);
+}
+
+absl::Status StorePace(Database& db, const LiveJob& live, int64_t now_us) {
+  const auto& [job, attempt, members] = live;
+  const int64_t step = ProgressOf(attempt).step();
+  if (attempt.paced_us == 0) {
+    SFT_RETURN_IF_ERROR(store::SetPace(db, attempt.uid, step, now_us));
+  }
+  const int64_t end = ExpectedEnd(attempt, job.schedule, now_us);
+  if (end == 0 || attempt.state >= AttemptState::kStopping) return absl::OkStatus();
+  if (step - attempt.resume_step < kSettledSteps) return absl::OkStatus();
+  return store::SetEstimateAt50(db, job.id, now_us, end);
 }
 
 }  // namespace sft::server

@@ -6,16 +6,15 @@
 
 #include "server/core/gang_life.h"
 #include "server/core/outlooks.h"
+#include "server/core/scene.h"
 #include "server/sched/decide.h"
 #include "server/state/records.h"
 #include "server/store/sqlite.h"
 
 // What the scheduler sees of jobs and projects, and what becomes of its decision in the database.
-// Every function runs inside one transaction of the store.
+// Functions with a database run inside one transaction of the store.
 
 namespace sft::server {
-
-using Schedules = std::map<std::string, ScheduleRecord>;  // by job
 
 // A job whose run time nobody bounds counts as running so much longer than expected at most.
 inline constexpr double kBoundFactor = 1.5;
@@ -25,38 +24,49 @@ inline constexpr double kBoundFactor = 1.5;
 int64_t ExpectedEnd(const AttemptRecord& attempt, const ScheduleRecord& schedule, int64_t now_us,
                     bool* measured = nullptr);
 
-// A job with an attempt that is not over.
-struct LiveJob {
-  JobRecord job;  // without the large texts
-  AttemptRecord attempt;
-  ScheduleRecord schedule;
-};
-absl::StatusOr<std::vector<LiveJob>> LoadLive(Database& db, const Schedules& schedules);
+absl::StatusOr<std::vector<LiveJob>> LoadLive(Database& db);
 
 // What runs, and what projects may use and have used.
 absl::Status AddWork(Database& db, const std::vector<LiveJob>& live, int64_t now_us,
                      sched::Snapshot& snapshot);
 // Fills in what a waiting job asks of the scheduler.
-void AddSchedule(const JobRecord& job, const ScheduleRecord& schedule, sched::PendingJob& pending);
+void AddSchedule(const JobRecord& job, sched::PendingJob& pending);
 
-// Looks at the jobs that `job` waits for. True: one of them did not succeed, and the job was ended.
-// Those that succeeded are struck off `schedule`.
-absl::StatusOr<bool> EndIfImpossible(Database& db, JobRecord job, ScheduleRecord& schedule,
-                                     int64_t now_us, ChangedJobs& changed);
+// The jobs that a job waits for.
+struct Dependencies {
+  std::vector<std::string> left;  // that have not ended
+  bool have_ended = false;        // some of them
+  std::string failed;             // one that did not succeed
+  JobState failed_state = JobState::kFailed;
+};
+absl::StatusOr<Dependencies> LookAtOthers(Database& db, const ScheduleRecord& schedule);
+// Strikes those off that have succeeded; a job after one that did not is ended. Of a job that does
+// not wait any more nothing is changed.
+absl::Status Release(Database& db, const std::string& job_id, int64_t now_us, ChangedJobs& changed);
+// Ends a job that was to go on from another's checkpoint, and must not quietly begin at step 0.
+absl::Status EndWithoutCheckpoint(Database& db, const std::string& job_id,
+                                  const std::vector<std::string>& notes, int64_t now_us,
+                                  ChangedJobs& changed);
 // Why a job may not be placed now; empty: it may.
-std::string WhyBlocked(const JobRecord& job, const ScheduleRecord& schedule);
+std::string WhyBlocked(const JobRecord& job);
 
-// Warns running jobs whose time limit is near, and ends those at it.
-absl::Status KeepTimeLimits(Database& db, const std::vector<LiveJob>& live, int64_t now_us,
-                            ChangedJobs& changed);
+// Whether a running job's time limit is over, or near and not warned of.
+bool IsAtTimeLimit(const LiveJob& live, int64_t now_us);
+// Warns it, or ends it.
+absl::Status KeepTimeLimit(Database& db, const LiveJob& live, int64_t now_us, ChangedJobs& changed);
 
-// Stops what shall make room for others.
-absl::Status Preempt(Database& db, const std::vector<sched::Preemption>& preemptions,
-                     int64_t now_us, ChangedJobs& changed);
+// Stops what shall make room for another.
+absl::Status Preempt(Database& db, const sched::Preemption& preemption, int64_t now_us,
+                     ChangedJobs& changed);
 
-// Stores first estimates and the ones after 50 steps, and says what is expected of each open job.
-absl::StatusOr<Outlooks::Map> KeepEstimates(Database& db, const sched::Snapshot& snapshot,
-                                            const sched::Decision& decision,
-                                            const std::vector<LiveJob>& live, int64_t now_us);
+// What is expected of each open job.
+Outlooks::Map Expect(const sched::Decision& decision, const std::vector<LiveJob>& live,
+                     int64_t now_us);
+// Of waiting jobs and those that start now, as it is stored.
+std::vector<EstimateRecord> FirstEstimates(const sched::Snapshot& snapshot,
+                                           const sched::Decision& decision, int64_t now_us);
+// What steps say of a running job: when it began to make them, and its end after 50 of them.
+bool HasPaceToStore(const LiveJob& live);
+absl::Status StorePace(Database& db, const LiveJob& live, int64_t now_us);
 
 }  // namespace sft::server

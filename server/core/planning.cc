@@ -15,7 +15,7 @@
 #include "common/spec/job_protocol.h"
 #include "server/core/convert.h"
 #include "server/core/line.h"
-#include "server/core/reconciler.h"
+#include "server/core/scene.h"
 #include "server/state/names.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
@@ -180,19 +180,9 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
   sched::Snapshot snapshot;
   const absl::Status previewed = store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(gpu_memory, store::LargestMemory(db, spec.compute.gpu_type));
-    SFT_ASSIGN_OR_RETURN(snapshot, MakeSnapshot(db, registry_));
-    SFT_ASSIGN_OR_RETURN(const std::vector<JobRecord> pending,
-                         store::PendingJobs(db, Reconciler::kMaxPending));
-    SFT_ASSIGN_OR_RETURN(const Schedules schedules, store::OpenSchedules(db));
-    SFT_ASSIGN_OR_RETURN(const std::vector<LiveJob> live, LoadLive(db, schedules));
-    SFT_RETURN_IF_ERROR(AddWork(db, live, registry_.now_us(), snapshot));
+    SFT_ASSIGN_OR_RETURN(Scene scene, ReadScene(db, registry_, registry_.now_us(), {}));
+    snapshot = std::move(scene.snapshot);
     job.submitted_us = snapshot.now_us;
-    for (const JobRecord& each : pending) {
-      sched::PendingJob view = ToPending(each);
-      const auto schedule = schedules.find(each.id);
-      AddSchedule(each, schedule == schedules.end() ? ScheduleRecord() : schedule->second, view);
-      snapshot.pending.push_back(std::move(view));
-    }
     return absl::OkStatus();
   });
   if (previewed.ok()) {

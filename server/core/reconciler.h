@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -8,6 +10,7 @@
 #include "server/core/change_hub.h"
 #include "server/core/gang_life.h"
 #include "server/core/outlooks.h"
+#include "server/core/scene.h"
 #include "server/core/worker_registry.h"
 #include "server/sched/decide.h"
 #include "server/sched/resume_policy.h"
@@ -22,10 +25,6 @@ namespace sft::server {
 // by a test, which calls Tick by hand.
 class Reconciler {
  public:
-  // Pending jobs of each slot type and project that are looked at in a tick, the first of their
-  // line: a later one could start only past all of these.
-  static constexpr int kMaxPending = 1000;
-
   struct Options {
     // Beyond a job's unreachable_after, until its node's part is given up: the node ends its ranks
     // by then, counted from the last word it had of this server, and their end takes the grace.
@@ -55,27 +54,30 @@ class Reconciler {
   // Ticks that nothing asks for: what fades with time, as the scores of nodes do.
   static constexpr std::chrono::seconds kIdlePeriod{15};
 
+  // What becomes of one job: a part of a transaction.
+  using Change = std::function<absl::Status(Database&)>;
+  // Changes in one transaction: others wait for it.
+  static constexpr size_t kTogether = 16;
+
+  absl::StatusOr<Scene> Look(int64_t now_us);
+  // Silent nodes, what is given up with them, and drained ones.
+  absl::Status MindNodes(int64_t now_us, ChangedJobs& changed);
   // `nodes` and what is stored of them.
   absl::Status MarkSilentNodes(Database& db, std::vector<NodeRecord>& nodes);
   absl::Status GiveUpUnreachable(Database& db, int64_t now_us, ChangedJobs& changed);
-  // What a tick makes known once it is stored.
-  struct News {
-    std::map<std::string, sched::Reservation> promised;
-    Outlooks::Map outlooks;
-  };
-  // The pending jobs that may be placed now, with what each goes on from.
-  absl::Status AddPending(Database& db, const std::vector<JobRecord>& pending,
-                          std::map<std::string, ScheduleRecord>& schedules, int64_t now_us,
-                          sched::Snapshot& snapshot,
-                          std::map<std::string, sched::ResumeChoice>& choices,
-                          ChangedJobs& changed);
-  absl::StatusOr<sched::ResumeChoice> ChooseFor(Database& db, const JobRecord& job);
-  // Silent for longer than the job allows.
-  bool IsGivenUp(const WorkerRegistry::Live& live, const RestartRules& rules) const;
-  absl::Status Place(Database& db, int64_t now_us, ChangedJobs& changed, News& news);
-  absl::Status ExplainLive(Database& db, const std::vector<NodeRecord>& list, int64_t now_us,
-                           ChangedJobs& changed);
-  absl::Status SendDesiredSets(int64_t now_us);
+  // Decides by the scene, stores what follows and makes it known.
+  absl::Status Decide(const Scene& scene, int64_t now_us, ChangedJobs& changed);
+  // What the scene says without a decision.
+  void AddLine(const Scene& scene, int64_t now_us, ChangedJobs& changed,
+               std::vector<Change>& changes) const;
+  void AddDecision(const Scene& scene, const sched::Decision& decision, int64_t now_us,
+                   ChangedJobs& changed, std::vector<Change>& changes);
+  // Whether a placement may still be made, by what users, operators and workers stored since the
+  // scene was read. That its slots are free needs no look: only this process takes any.
+  absl::StatusOr<bool> StillStands(Database& db, const sched::Placement& placement,
+                                   const sched::ResumeChoice& choice);
+  absl::Status Commit(const std::vector<Change>& changes);
+  absl::Status SendDesiredSets(const std::vector<NodeRecord>& nodes, int64_t now_us);
 
   Store& store_;
   Clock& clock_;
@@ -85,18 +87,13 @@ class Reconciler {
   Outlooks* const outlooks_;
   // What waiting jobs were promised. Made anew after a restart.
   std::map<std::string, sched::Reservation> promised_;
+  // Jobs with a first estimate, and attempts with one of their 50th step, that are stored.
+  std::set<std::string> noted_;
   // After the last tick; of the thread that ticks.
   int64_t seen_commits_ = -1;
   uint64_t seen_silence_ = 0;
   bool waits_for_time_ = true;
   MonoTime ticked_{};
 };
-
-// What the scheduler sees: the nodes of the database, usable where their stream lives.
-absl::StatusOr<sched::Snapshot> MakeSnapshot(Database& db, const WorkerRegistry& registry);
-
-// The scheduler's view of a job. A model that is a path is no constraint: the node checks it.
-sched::PendingJob ToPending(const JobRecord& job);
-bool IsModelPath(const std::string& model);
 
 }  // namespace sft::server

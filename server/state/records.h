@@ -74,7 +74,7 @@ struct JobRecord {
   int protocol = 1;        // least that its workers have to speak (spec::NeedOf)
   std::string newer_keys;  // for whose sake
   int priority = 1;        // number of spec::Priority
-  // Read by store::SchedulesOf, not with the row.
+  // Read by store::GetSchedule, not with the row.
   ScheduleRecord schedule;
   int64_t created_us = 0;
   int64_t started_us = 0;

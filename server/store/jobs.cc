@@ -347,11 +347,13 @@ absl::Status TakeEdge(Database& db, JobRecord& job, JobState to, const std::stri
   return AddEvent(db, job.id, std::move(event));
 }
 
-absl::StatusOr<bool> SetReason(Database& db, const std::string& id, const std::string& reason,
-                               int64_t now_us, bool write_event) {
-  SFT_ASSIGN_OR_RETURN(Statement update,
-                       db.Prepare("UPDATE jobs SET reason = ? WHERE id = ? AND reason != ?"));
-  SFT_RETURN_IF_ERROR(update.Bind(reason).Bind(id).Bind(reason).Run());
+absl::StatusOr<bool> SetReason(Database& db, const std::string& id, JobState state,
+                               const std::string& reason, int64_t now_us, bool write_event) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement update,
+      db.Prepare("UPDATE jobs SET reason = ? WHERE id = ? AND state = ? AND reason != ?"));
+  update.Bind(reason).Bind(id).Bind(static_cast<int>(state)).Bind(reason);
+  SFT_RETURN_IF_ERROR(update.Run());
   if (db.changes() == 0) return false;
   if (write_event) SFT_RETURN_IF_ERROR(AddEvent(db, id, {0, now_us, "reason", reason, 0}));
   return true;

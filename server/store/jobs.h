@@ -72,9 +72,10 @@ absl::StatusOr<std::vector<int64_t>> CountJobsByState(Database& db);
 absl::Status TakeEdge(Database& db, JobRecord& job, JobState to, const std::string& reason,
                       int64_t now_us);
 
-// Changes the reason alone; an event is written when the text is new. Returns whether it was.
-absl::StatusOr<bool> SetReason(Database& db, const std::string& id, const std::string& reason,
-                               int64_t now_us, bool write_event);
+// Changes the reason alone of a job that is in `state`; an event is written when the text is new.
+// Returns whether it was.
+absl::StatusOr<bool> SetReason(Database& db, const std::string& id, JobState state,
+                               const std::string& reason, int64_t now_us, bool write_event);
 
 absl::Status RequestCancel(Database& db, const std::string& id, const std::string& reason,
                            bool checkpoint);

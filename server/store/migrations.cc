@@ -494,8 +494,8 @@ INSERT OR IGNORE INTO dataset_owners
   FROM datasets d JOIN job_files f ON f.sha256 = d.sha256 JOIN jobs j ON j.id = f.job_id;
 )sql"},
                                      {8, R"sql(
--- The large texts of a job, which change no more and are seldom read, out of the row that is read and
--- written all the time. Jobs from before have theirs in the row.
+-- The large texts of a job, which change no more and are seldom read, out of the row that is read
+-- and written all the time. Jobs from before have theirs in the row.
 CREATE TABLE job_texts (
   sequence INTEGER PRIMARY KEY REFERENCES jobs (sequence) ON DELETE CASCADE,
   source_text TEXT NOT NULL,

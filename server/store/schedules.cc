@@ -104,19 +104,6 @@ absl::StatusOr<ScheduleRecord> GetSchedule(Database& db, const std::string& job_
   return row ? ReadSchedule(get) : ScheduleRecord();
 }
 
-absl::StatusOr<std::map<std::string, ScheduleRecord>> OpenSchedules(Database& db) {
-  SFT_ASSIGN_OR_RETURN(Statement list,
-                       db.Prepare("SELECT " SFT_SCHEDULE_COLUMNS
-                                  " FROM jobs j JOIN job_schedules s ON s.job_id = j.id WHERE "
-                                  "j.state <= 4"));
-  std::map<std::string, ScheduleRecord> schedules;
-  while (true) {
-    SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
-    if (!row) return schedules;
-    schedules.emplace(list.Text(0), ReadSchedule(list));
-  }
-}
-
 absl::Status SetHold(Database& db, const std::string& job_id, bool held,
                      const std::string& reason) {
   SFT_ASSIGN_OR_RETURN(

@@ -14,8 +14,6 @@ namespace sft::server::store {
 absl::Status InsertSchedule(Database& db, const std::string& job_id, const ScheduleRecord& record);
 // A job from before there were such rows has the defaults.
 absl::StatusOr<ScheduleRecord> GetSchedule(Database& db, const std::string& job_id);
-// Of all jobs that have not ended, by id.
-absl::StatusOr<std::map<std::string, ScheduleRecord>> OpenSchedules(Database& db);
 absl::Status SetHold(Database& db, const std::string& job_id, bool held, const std::string& reason);
 absl::Status SetAfter(Database& db, const std::string& job_id,
                       const std::vector<std::string>& after);

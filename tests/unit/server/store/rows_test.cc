@@ -202,8 +202,8 @@ TEST_F(RowsTest, ASlotThatANodeLostIsNotListed) {
 
 TEST_F(RowsTest, AReasonIsNewsOnlyOnce) {
   AddJob("job-1");
-  EXPECT_TRUE(SetReason(*db_, "job-1", "waiting", 1, true).value());
-  EXPECT_FALSE(SetReason(*db_, "job-1", "waiting", 2, true).value());
+  EXPECT_TRUE(SetReason(*db_, "job-1", JobState::kPending, "waiting", 1, true).value());
+  EXPECT_FALSE(SetReason(*db_, "job-1", JobState::kPending, "waiting", 2, true).value());
   EXPECT_EQ(ListEvents(*db_, "job-1", 0, 10)->size(), 1u);
 }
 
