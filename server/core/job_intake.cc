@@ -155,50 +155,45 @@ std::string RowsProblem(const DatasetRecord& dataset, const std::string& key,
       dataset.first_odd, dataset.odd_rows, dataset.rows);
 }
 
-// The most slots of each type on one node.
-std::map<std::string, int> LargestByType(const std::vector<NodeRecord>& nodes) {
-  std::map<std::string, int> largest;
-  for (const NodeRecord& node : nodes) {
-    std::map<std::string, int> count;
-    for (const SlotRecord& slot : node.slots) ++count[slot.gpu_type];
-    for (const auto& [type, slots] : count) largest[type] = std::max(largest[type], slots);
-  }
-  return largest;
-}
-
-void CheckVariant(const std::map<std::string, int>& largest, spec::Resolution& resolution) {
+void CheckVariant(const FleetView::Fleet& fleet, spec::Resolution& resolution) {
   const auto& compute = resolution.spec.compute;
   if (compute.gpu_type.empty() || IsFaulty(resolution, "compute.gpu_type")) return;
-  const auto found = largest.find(compute.gpu_type);
-  if (found == largest.end()) {
+  const auto found = fleet.types.find(compute.gpu_type);
+  if (found == fleet.types.end()) {
     std::vector<std::string> known;
-    for (const auto& [type, most] : largest) known.push_back(fmt::format("{}-{}x", type, most));
+    for (const auto& [name, type] : fleet.types) {
+      known.push_back(fmt::format("{}-{}x", name, type.most));
+    }
     AddProblem(resolution, "compute.gpu_type",
                fmt::format("no node has {}; there is up to: {}", compute.gpu_type,
                            known.empty() ? "nothing" : fmt::format("{}", fmt::join(known, ", "))));
-  } else if (compute.gpus_per_node > found->second && !IsFaulty(resolution, "compute.variant") &&
+  } else if (compute.gpus_per_node > found->second.most &&
+             !IsFaulty(resolution, "compute.variant") &&
              !IsFaulty(resolution, "compute.gpus_per_node")) {
     AddProblem(resolution, KeyOfCount(resolution),
                fmt::format("no node has {}-{}x; the largest is {}-{}x", compute.gpu_type,
-                           compute.gpus_per_node, compute.gpu_type, found->second));
+                           compute.gpus_per_node, compute.gpu_type, found->second.most));
   }
 }
 
-absl::Status CheckModel(Database& db, spec::Resolution& resolution) {
+absl::Status CheckModel(Store& store, FleetView& fleet, spec::Resolution& resolution) {
   const std::string& model = resolution.spec.job.model;
   if (model.empty() || IsFaulty(resolution, "job.model")) return absl::OkStatus();
-  SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> found, store::FindModel(db, model));
-  if (!found.empty()) {
-    // Usable ones come first.
-    if (!found.front().problem.empty()) {
-      AddProblem(resolution, "job.model",
-                 fmt::format("model {} on {} cannot be used: {}", model, found.front().node,
-                             found.front().problem));
+  SFT_ASSIGN_OR_RETURN(const auto found, fleet.FindModel(model));
+  if (found != nullptr) {
+    if (!found->problem.empty()) {
+      AddProblem(
+          resolution, "job.model",
+          fmt::format("model {} on {} cannot be used: {}", model, found->node, found->problem));
     }
     return absl::OkStatus();
   }
   if (IsModelPath(model)) return absl::OkStatus();
-  SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> all, store::ListModels(db, 0, 100));
+  std::vector<ModelRecord> all;
+  SFT_RETURN_IF_ERROR(store.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(all, store::ListModels(db, 0, 100));
+    return absl::OkStatus();
+  }));
   std::set<std::string> seen;
   for (const ModelRecord& each : all) seen.insert(each.id);
   AddProblem(
@@ -238,17 +233,15 @@ void SetPrecision(spec::JobSpec chosen, spec::Resolution& resolution) {
 
 // A job that does not say in which type its ranks compute gets what the nodes of its GPU type
 // choose: where they pretend their GPUs, that is what a CPU chooses.
-void ResolveComputeType(const std::vector<NodeRecord>& nodes, spec::Resolution& resolution) {
+void ResolveComputeType(const FleetView::Fleet& fleet, spec::Resolution& resolution) {
   constexpr char kKey[] = "hyperparameters.parallelism.bf16";
   spec::JobSpec& spec = resolution.spec;
   if (FindValue(resolution, kKey) != nullptr || spec.compute.gpu_type.empty()) return;
-  bool real = false, pretended = spec.compute.gpu_type == kCpuType;
-  for (const NodeRecord& node : nodes) {
-    const bool has = std::any_of(node.slots.begin(), node.slots.end(), [&](const auto& slot) {
-      return slot.gpu_type == spec.compute.gpu_type;
-    });
-    if (has) (node.simulated || pretended ? pretended : real) = true;
-  }
+  const bool on_cpu = spec.compute.gpu_type == kCpuType;
+  const auto type = fleet.types.find(spec.compute.gpu_type);
+  const bool known = type != fleet.types.end();
+  const bool real = known && !on_cpu && type->second.real;
+  const bool pretended = on_cpu || (known && type->second.pretended);
   spec::ResolvedValue value{.key = kKey, .text = "auto", .origin = "default"};
   if (real != pretended) {
     spec.parallelism.compute_type = real ? spec::ComputeType::kBf16 : spec::ComputeType::kFp32;
@@ -274,20 +267,15 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   for (const v1::Override& override : overrides) {
     list.push_back({override.key(), override.value(), override.origin(), KindOf(override.kind())});
   }
-  std::vector<NodeRecord> nodes;
-  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(nodes, store::AllNodes(db));
-    return absl::OkStatus();
-  }));
-  const std::map<std::string, int> types = LargestByType(nodes);
+  SFT_ASSIGN_OR_RETURN(const auto fleet, planner_.fleet().Get());
   spec::ResolveOptions options;
-  if (types.size() == 1) options.default_gpu_type = types.begin()->first;
+  if (fleet->types.size() == 1) options.default_gpu_type = fleet->types.begin()->first;
   spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
   // Before the first worker has come nothing is known, and the job waits and says so.
-  ResolveComputeType(nodes, resolution);
-  if (!nodes.empty()) {
-    CheckVariant(types, resolution);
-    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) { return CheckModel(db, resolution); }));
+  ResolveComputeType(*fleet, resolution);
+  if (fleet->has_nodes) {
+    CheckVariant(*fleet, resolution);
+    SFT_RETURN_IF_ERROR(CheckModel(store_, planner_.fleet(), resolution));
   }
   if (resolution.ok()) SetPrecision(planner_.ChoosePrecision(resolution.spec), resolution);
   const std::string& model = resolution.spec.job.model;

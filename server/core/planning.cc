@@ -111,26 +111,18 @@ absl::StatusOr<std::string> Planner::FetchConfig(const std::string& node,
 }
 
 absl::StatusOr<std::string> Planner::FindConfig(const spec::JobSpec& spec) {
-  std::vector<ModelRecord> models;
-  std::vector<std::string> to_ask;
-  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(models, store::FindModel(db, spec.job.model));
-    if (!models.empty()) return absl::OkStatus();
-    SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
-    for (const NodeRecord& each : nodes) {
-      const bool has_type =
-          std::any_of(each.slots.begin(), each.slots.end(),
-                      [&](const auto& slot) { return slot.gpu_type == spec.compute.gpu_type; });
-      if (has_type && registry_.Get(each.name).connected) to_ask.push_back(each.name);
-    }
-    return absl::OkStatus();
-  }));
-  if (!models.empty()) return models.front().config_json;
+  SFT_ASSIGN_OR_RETURN(const auto model, fleet_.FindModel(spec.job.model));
+  if (model != nullptr) return model->config_json;
   absl::StatusOr<std::string> config =
       Unavailable(fmt::format("model {} is not seen on any connected node", spec.job.model));
   if (!IsModelPath(spec.job.model)) return config;
-  to_ask.resize(std::min(to_ask.size(), kMaxAsked));
-  for (const std::string& node : to_ask) {
+  SFT_ASSIGN_OR_RETURN(const auto fleet, fleet_.Get());
+  const auto type = fleet->types.find(spec.compute.gpu_type);
+  if (type == fleet->types.end()) return config;
+  size_t asked = 0;
+  for (const std::string& node : type->second.nodes) {
+    if (!registry_.Get(node).connected) continue;
+    if (++asked > kMaxAsked) break;
     config = FetchConfig(node, spec.job.model);
     if (!absl::IsNotFound(config.status())) return config;
   }
@@ -176,10 +168,8 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
   job.exclusive = spec.scheduling.exclusive;
   job.expected_us = ExpectedRun(spec, rows).duration_us;
   job.bound_us = static_cast<int64_t>(static_cast<double>(job.expected_us) * kBoundFactor);
-  int64_t gpu_memory = 0;
   sched::Snapshot snapshot;
   const absl::Status previewed = store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(gpu_memory, store::LargestMemory(db, spec.compute.gpu_type));
     SFT_ASSIGN_OR_RETURN(Scene scene, ReadScene(db, registry_, registry_.now_us(), {}));
     snapshot = std::move(scene.snapshot);
     job.submitted_us = snapshot.now_us;
@@ -201,7 +191,7 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
   }
   const absl::StatusOr<std::string> config = FindConfig(spec);
   const absl::Status filled =
-      config.ok() ? FillShapes(*config, spec, gpu_memory, plan) : config.status();
+      config.ok() ? FillShapes(*config, spec, GpuMemory(spec), plan) : config.status();
   if (!filled.ok()) {
     plan.set_note("parameters and memory are not known: " + std::string(Message(filled)));
   }
@@ -209,12 +199,10 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
 }
 
 int64_t Planner::GpuMemory(const spec::JobSpec& spec) {
-  int64_t memory = 0;
-  const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(memory, store::LargestMemory(db, spec.compute.gpu_type));
-    return absl::OkStatus();
-  });
-  return read.ok() ? memory : 0;
+  const auto fleet = fleet_.Get();
+  if (!fleet.ok()) return 0;
+  const auto type = (*fleet)->types.find(spec.compute.gpu_type);
+  return type == (*fleet)->types.end() ? 0 : type->second.memory;
 }
 
 double Planner::StepSeconds(const spec::JobSpec& spec) {

@@ -9,6 +9,7 @@
 #include "common/spec/job_spec.h"
 #include "common/spec/resolve.h"
 #include "server/core/file_relay.h"
+#include "server/core/fleet_view.h"
 #include "server/core/worker_registry.h"
 #include "server/store/store.h"
 #include "sft/v1/job_service.pb.h"
@@ -21,7 +22,10 @@ namespace sft::server {
 class Planner {
  public:
   Planner(Store& store, WorkerRegistry& registry, FileRelay& relay)
-      : store_(store), registry_(registry), relay_(relay) {}
+      : store_(store), registry_(registry), relay_(relay), fleet_(store) {}
+
+  // What it goes by.
+  FleetView& fleet() { return fleet_; }
 
   // Never fails: what cannot be known is said in `note`. `rows` as in ExpectedRun.
   v1::JobPlan Plan(const spec::JobSpec& spec, int64_t rows = 0);
@@ -60,6 +64,7 @@ class Planner {
   Store& store_;
   WorkerRegistry& registry_;
   FileRelay& relay_;
+  FleetView fleet_;
   Mutex mutex_;
   std::map<std::string, double> step_seconds_ SFT_GUARDED_BY(mutex_);
 };

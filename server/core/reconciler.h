@@ -46,6 +46,10 @@ class Reconciler {
   // Says that this process runs: WorkerRegistry::Beat.
   void Beat() { registry_.Beat(); }
   absl::Status Tick();
+  // The two halves of a tick, between which others may store things: what is, then what follows
+  // from it, stored and made known.
+  absl::StatusOr<Scene> Look(int64_t now_us);
+  absl::Status Decide(const Scene& scene, int64_t now_us, ChangedJobs& changed);
   // Whether a tick now could do anything: something was stored since the last one, a node has
   // fallen silent or was heard of again, or time alone may have changed something.
   bool HasWork() const;
@@ -59,14 +63,11 @@ class Reconciler {
   // Changes in one transaction: others wait for it.
   static constexpr size_t kTogether = 16;
 
-  absl::StatusOr<Scene> Look(int64_t now_us);
   // Silent nodes, what is given up with them, and drained ones.
   absl::Status MindNodes(int64_t now_us, ChangedJobs& changed);
   // `nodes` and what is stored of them.
   absl::Status MarkSilentNodes(Database& db, std::vector<NodeRecord>& nodes);
   absl::Status GiveUpUnreachable(Database& db, int64_t now_us, ChangedJobs& changed);
-  // Decides by the scene, stores what follows and makes it known.
-  absl::Status Decide(const Scene& scene, int64_t now_us, ChangedJobs& changed);
   // What the scene says without a decision.
   void AddLine(const Scene& scene, int64_t now_us, ChangedJobs& changed,
                std::vector<Change>& changes) const;

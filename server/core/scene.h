@@ -32,6 +32,7 @@ struct Explanation {
   bool is_news = false;  // an event is written of it
 };
 
+// All of it.
 struct Scene {
   // Pending jobs of each slot type and project that are looked at, the first of their line: a later
   // one could start only past all of these.
@@ -54,6 +55,7 @@ struct Scene {
   bool nodes_changed = false;
 };
 
+// What a scene depends on beside the database and the workers.
 struct SceneOptions {
   // What waiting jobs were promised.
   const std::map<std::string, sched::Reservation>* promised = nullptr;

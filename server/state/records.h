@@ -32,6 +32,7 @@ struct ResolvedRecord {
   std::string origin;
 };
 
+// What was said of a key of a job that is taken all the same.
 struct WarningRecord {
   std::string key;
   int line = 0;

@@ -87,6 +87,7 @@ absl::Status AddVariants(Database& db, const std::vector<SlotRecord>& slots) {
 }  // namespace
 
 absl::Status PutNode(Database& db, const NodeRecord& node) {
+  db.NoteFleetChange();
   SFT_ASSIGN_OR_RETURN(
       Statement put,
       db.Prepare(
@@ -108,6 +109,7 @@ absl::Status PutNode(Database& db, const NodeRecord& node) {
 }
 
 absl::Status PutSlots(Database& db, const std::string& node, const std::vector<SlotRecord>& slots) {
+  db.NoteFleetChange();
   {
     SFT_ASSIGN_OR_RETURN(Statement hide, db.Prepare("UPDATE gpus SET present = 0 WHERE node = ?"));
     SFT_RETURN_IF_ERROR(hide.Bind(node).Run());
@@ -130,6 +132,7 @@ absl::Status PutSlots(Database& db, const std::string& node, const std::vector<S
 
 absl::Status PutModels(Database& db, const std::string& node,
                        const std::vector<ModelRecord>& models) {
+  db.NoteFleetChange();
   {
     SFT_ASSIGN_OR_RETURN(Statement clear, db.Prepare("DELETE FROM models WHERE node = ?"));
     SFT_RETURN_IF_ERROR(clear.Bind(node).Run());
@@ -214,13 +217,6 @@ absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name) {
   return node;
 }
 
-absl::StatusOr<int64_t> LargestMemory(Database& db, const std::string& gpu_type) {
-  SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare("SELECT max(memory_bytes) FROM gpus WHERE "
-                                                 "present = 1 AND gpu_type = ?"));
-  SFT_RETURN_IF_ERROR(get.Bind(gpu_type).Step().status());
-  return get.Int(0);
-}
-
 absl::StatusOr<std::vector<VariantRecord>> ListVariants(Database& db) {
   SFT_ASSIGN_OR_RETURN(Statement list,
                        db.Prepare("SELECT name, gpu_type, gpus_per_node FROM variants ORDER BY "
@@ -241,12 +237,14 @@ absl::StatusOr<std::vector<ModelRecord>> ListModels(Database& db, int offset, in
   return ReadModels(list.Bind(std::clamp(limit, 1, kMaxPage)).Bind(offset));
 }
 
-absl::StatusOr<std::vector<ModelRecord>> FindModel(Database& db, const std::string& model) {
+absl::StatusOr<std::optional<ModelRecord>> FindModel(Database& db, const std::string& model) {
   SFT_ASSIGN_OR_RETURN(
       Statement list,
       db.Prepare("SELECT node, id, path, config_json, bytes, hash, problem FROM models "
-                 "WHERE (id = ? OR path = ?) ORDER BY problem, node LIMIT 500"));
-  return ReadModels(list.Bind(model).Bind(model));
+                 "WHERE (id = ? OR path = ?) ORDER BY problem, node LIMIT 1"));
+  SFT_ASSIGN_OR_RETURN(std::vector<ModelRecord> found, ReadModels(list.Bind(model).Bind(model)));
+  if (found.empty()) return std::optional<ModelRecord>();
+  return std::optional<ModelRecord>(std::move(found.front()));
 }
 
 }  // namespace sft::server::store

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,12 +27,10 @@ absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::strin
 // Every node, with slots and their holders, by name, in a fixed number of queries.
 absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db);
 absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name);
-// The most memory that a GPU of the type has; 0: none is known.
-absl::StatusOr<int64_t> LargestMemory(Database& db, const std::string& gpu_type);
 absl::StatusOr<std::vector<VariantRecord>> ListVariants(Database& db);
 // By id, then node.
 absl::StatusOr<std::vector<ModelRecord>> ListModels(Database& db, int offset, int limit);
-// Models of this id, or at this path, that can be used.
-absl::StatusOr<std::vector<ModelRecord>> FindModel(Database& db, const std::string& model);
+// A model of this id, or at this path; one that can be used before one that cannot.
+absl::StatusOr<std::optional<ModelRecord>> FindModel(Database& db, const std::string& model);
 
 }  // namespace sft::server::store

@@ -78,6 +78,10 @@ class Database {
   // Rows that statements changed since the opening, undone ones among them.
   int64_t total_changes() const;
 
+  // Says that nodes, their GPUs or models change: Store::fleet_version counts it with the commit.
+  void NoteFleetChange() { ++fleet_changes_; }
+  int64_t fleet_changes() const { return fleet_changes_; }
+
   absl::StatusOr<int64_t> UserVersion();
   // For OnlineCopy.
   sqlite3* handle() { return db_; }
@@ -86,6 +90,7 @@ class Database {
   explicit Database(sqlite3* db) : db_(db) {}
 
   sqlite3* db_;
+  int64_t fleet_changes_ = 0;
   std::map<std::string, sqlite3_stmt*, std::less<>> statements_;
 };
 

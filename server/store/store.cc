@@ -128,6 +128,7 @@ void Store::RunWrites(const std::deque<Task*>& writes) {
   }
   if (group.ok()) group = db_->Run("COMMIT");
   if (group.ok()) {
+    fleet_version_ = db_->fleet_changes();
     MutexLock lock(mutex_);
     if (db_->total_changes() != changes) ++commits_;
     return;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -49,6 +50,8 @@ class Store {
 
   // Commits that changed something, since it was opened.
   int64_t commits() const SFT_EXCLUDES(mutex_);
+  // Another one once anything of the nodes, their GPUs or models was committed.
+  int64_t fleet_version() const { return fleet_version_; }
 
  private:
   struct Task {
@@ -75,6 +78,7 @@ class Store {
   std::deque<Task*> queue_ SFT_GUARDED_BY(mutex_);
   bool closing_ SFT_GUARDED_BY(mutex_) = false;
   int64_t commits_ SFT_GUARDED_BY(mutex_) = 0;
+  std::atomic<int64_t> fleet_version_ = 0;
   std::thread thread_;
 };
 

@@ -1,3 +1,4 @@
+#include "server/store/node_holds.h"
 #include "tests/unit/server/core/fleet_fixture.h"
 
 namespace sft::server {
@@ -365,6 +366,74 @@ TEST_F(FleetTest, ARepeatedRequestIdGivesTheSameJobAndAnotherJobIsRefused) {
   job.request_hash = "other";
   EXPECT_TRUE(absl::IsAlreadyExists(jobs_->Submit(job, {}).status()));
   EXPECT_TRUE(absl::IsNotFound(jobs_->Get("job-b").status()));
+}
+
+// What is stored between the two halves of a tick wins over what the first half saw.
+class BetweenTest : public FleetTest {
+ protected:
+  BetweenTest() {
+    Join("a", "H100", 2);
+    job_ = Submit("H100", 2);
+    const absl::StatusOr<Scene> scene = reconciler_->Look(Now());
+    EXPECT_EQ(scene->snapshot.pending.size(), 1u);
+    scene_ = *scene;
+  }
+  int64_t Now() { return UnixMicros(clock_.Wall()); }
+  void Decide() {
+    ChangedJobs changed;
+    const absl::Status decided = reconciler_->Decide(scene_, Now(), changed);
+    EXPECT_TRUE(decided.ok()) << decided;
+  }
+
+  std::string job_;
+  Scene scene_;
+};
+
+TEST_F(BetweenTest, UndisturbedTheJobIsPlaced) {
+  Decide();
+  EXPECT_EQ(State(job_), v1::Job::PREPARING);
+}
+
+TEST_F(BetweenTest, ACancelledJobIsNotPlaced) {
+  ASSERT_TRUE(jobs_->Cancel(job_, "", false).ok());
+  Decide();
+  EXPECT_EQ(State(job_), v1::Job::CANCELLED);
+}
+
+TEST_F(BetweenTest, AHeldJobIsNotPlacedAndIsOnceReleased) {
+  ASSERT_TRUE(jobs_->Hold(job_, true, "not yet").ok());
+  Decide();
+  EXPECT_EQ(State(job_), v1::Job::PENDING);
+  ASSERT_TRUE(jobs_->Hold(job_, false, "").ok());
+  Tick();
+  EXPECT_EQ(State(job_), v1::Job::PREPARING);
+}
+
+TEST_F(BetweenTest, NothingIsPlacedOnANodeThatWasCordoned) {
+  ASSERT_TRUE(store_
+                  ->Write([](Database& db) {
+                    return store::PutHold(db, {.node = "a", .reason = "fan", .who = "ops"});
+                  })
+                  .ok());
+  Decide();
+  EXPECT_EQ(State(job_), v1::Job::PENDING);
+}
+
+TEST_F(BetweenTest, TheSecondOfTwoTicksOfOneMomentChangesNothing) {
+  Decide();
+  const std::string uid = Uid(job_);
+  Decide();
+  EXPECT_EQ(Uid(job_), uid);
+  EXPECT_EQ(Job(job_).attempts_size(), 1);
+}
+
+TEST_F(BetweenTest, AReasonIsNotWrittenOverWhatBecameOfTheJob) {
+  const std::string second = Submit("H100", 2);
+  scene_ = reconciler_->Look(Now()).value();
+  ASSERT_TRUE(jobs_->Cancel(second, "", false).ok());
+  const std::string reason = Job(second).reason();
+  Decide();
+  EXPECT_EQ(Job(second).reason(), reason);
 }
 
 }  // namespace
