@@ -32,7 +32,7 @@ class ReconcileLoop {
   // A tick of this length needs no rest, and no rest is longer.
   static constexpr std::chrono::milliseconds kShortTick{5}, kLongestRest{1000};
   // Rest for each time of work.
-  static constexpr int kRestShare = 4;
+  static constexpr int kRestShare = 9;
   Mutex mutex_;
   CondVar changed_;
   bool woken_ SFT_GUARDED_BY(mutex_) = false;

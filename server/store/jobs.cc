@@ -290,8 +290,13 @@ absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_l
                          ReadJobs(list.Bind(type).Bind(project).Bind(limit_per_line)));
     std::move(some.begin(), some.end(), std::back_inserter(jobs));
   }
-  std::sort(jobs.begin(), jobs.end(),
-            [](const JobRecord& a, const JobRecord& b) { return a.sequence < b.sequence; });
+  const auto earlier = [](const JobRecord& a, const JobRecord& b) {
+    return a.sequence < b.sequence;
+  };
+  // As a rule they are: records are large to move.
+  if (!std::is_sorted(jobs.begin(), jobs.end(), earlier)) {
+    std::sort(jobs.begin(), jobs.end(), earlier);
+  }
   return jobs;
 }
 
