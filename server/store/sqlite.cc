@@ -137,6 +137,10 @@ absl::StatusOr<std::unique_ptr<Database>> Database::OpenReader(const std::string
   sqlite3_extended_result_codes(raw, 1);
   sqlite3_busy_timeout(raw, 5000);
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA query_only = ON"));
+  // Only the connection that writes brings the log into the database: where two do, releases before
+  // 3.51.3 can corrupt it (sqlite.org/wal.html#walresetbug).
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA wal_autocheckpoint = 0"));
+  sqlite3_db_config(raw, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, nullptr);
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA cache_size = -16384"));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA temp_store = MEMORY"));
   return database;

@@ -59,7 +59,7 @@ class Database {
  public:
   // Creates the file when it is missing; sets WAL, synchronous=FULL, foreign keys.
   static absl::StatusOr<std::unique_ptr<Database>> Open(const std::string& path);
-  // A connection that cannot change anything, beside that of Open.
+  // A connection that can neither change anything nor do a checkpoint, beside that of Open.
   static absl::StatusOr<std::unique_ptr<Database>> OpenReader(const std::string& path);
   // Opens a copy that no server uses: a single file, without a write-ahead log.
   static absl::StatusOr<std::unique_ptr<Database>> OpenCopy(const std::string& path);
