@@ -16,16 +16,33 @@ Json::json_pointer PointerTo(std::string_view key) {
   return Json::json_pointer(path);
 }
 
-}  // namespace
+// A key that came after the first protocol and matters to workers.
+struct NewerField {
+  const Field* field = nullptr;
+  Json::json_pointer at;
+  Json fallback;  // its default
+};
 
-ProtocolNeed NeedOf(const JobSpec& spec) {
-  const Json job = ToJson(spec), defaults = ToJson(JobSpec());
-  ProtocolNeed need;
+std::vector<NewerField> NewerFields() {
+  const Json defaults = ToJson(JobSpec());
+  std::vector<NewerField> newer;
   for (const Field* field : Fields()) {
     if (field->since == 1 || field->server_only) continue;
-    const Json& value = job.at(PointerTo(field->key));
+    const Json::json_pointer at = PointerTo(field->key);
+    newer.push_back({field, at, defaults.at(at)});
+  }
+  return newer;
+}
+
+}  // namespace
+
+ProtocolNeed NeedOf(const Json& job) {
+  static const std::vector<NewerField> newer = NewerFields();
+  ProtocolNeed need;
+  for (const auto& [field, at, fallback] : newer) {
+    const Json& value = job.at(at);
     const bool as_before = !field->before.empty() && value == std::string(field->before);
-    if (as_before || value == defaults.at(PointerTo(field->key))) continue;
+    if (as_before || value == fallback) continue;
     need.protocol = std::max(need.protocol, field->since);
     need.keys.emplace_back(field->key);
   }

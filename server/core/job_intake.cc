@@ -122,8 +122,9 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   job.model = spec.job.model;
   job.source_text = request.source_text();
   job.file_name = request.file_name();
-  job.resolved_json = DumpJson(spec::ToJson(spec));
-  const spec::ProtocolNeed need = spec::NeedOf(spec);
+  const nlohmann::json resolved = spec::ToJson(spec);
+  job.resolved_json = DumpJson(resolved);
+  const spec::ProtocolNeed need = spec::NeedOf(resolved);
   job.protocol = need.protocol;
   job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
   job.priority = static_cast<int>(spec.scheduling.priority);

@@ -33,11 +33,31 @@ std::string GivenRequestId(const std::string& stored) {
   return at == stored.npos ? stored : stored.substr(at + 1);
 }
 
+// Most texts are plain, and there are hundreds of each job.
+void AppendQuoted(const std::string& text, std::string& json) {
+  const bool plain = std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return c >= ' ' && c < 0x7f && c != '"' && c != '\\';
+  });
+  if (plain) {
+    json.append(1, '"').append(text).append(1, '"');
+  } else {
+    json += DumpJson(nlohmann::json(text));
+  }
+}
+
 // [[key, value, origin], ...]
 std::string ToJson(const std::vector<ResolvedRecord>& values) {
-  nlohmann::json json = nlohmann::json::array();
-  for (const auto& value : values) json.push_back({value.key, value.value, value.origin});
-  return DumpJson(json);
+  std::string json = "[";
+  for (const auto& value : values) {
+    json += json.size() > 1 ? ",[" : "[";
+    AppendQuoted(value.key, json);
+    json += ',';
+    AppendQuoted(value.value, json);
+    json += ',';
+    AppendQuoted(value.origin, json);
+    json += ']';
+  }
+  return json + "]";
 }
 
 // [[key, line, message], ...]

@@ -122,6 +122,9 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
   // Pages kept in memory: 64 MiB hold what the scheduler reads of some thousand waiting jobs. The
   // rest is the page cache of the machine.
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA cache_size = -65536"));
+  // Pages of the log that a commit brings into the database once there are so many: of more, those
+  // who wait for it would wait longer than for all else.
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA wal_autocheckpoint = 500"));
   // Or each savepoint of a large group makes a file.
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA temp_store = MEMORY"));
   return database;

@@ -18,7 +18,7 @@ using ::testing::IsEmpty;
 ProtocolNeed NeedOfText(const std::string& more) {
   const Resolution r = ResolveText(Minimal(more));
   EXPECT_TRUE(r.ok()) << Describe(r.problems);
-  return NeedOf(r.spec);
+  return NeedOf(ToJson(r.spec));
 }
 
 TEST(JobProtocolTest, AJobThatAsksForNothingNewRunsOnWorkersOfTheFirstProtocol) {
@@ -39,7 +39,7 @@ TEST(JobProtocolTest, WhatTheServerDoesAloneOrOlderWorkersDoAnywayNeedsNothing) 
   spec.compute.max_restarts = 99;
   spec.compute.unreachable_after = "1h";
   spec.compute.on_unreachable = OnUnreachable::kWait;
-  EXPECT_EQ(NeedOf(spec).protocol, 1);
+  EXPECT_EQ(NeedOf(ToJson(spec)).protocol, 1);
 }
 
 TEST(JobProtocolTest, KeysThatCameLaterAreLeftOutAndTheOthersStay) {

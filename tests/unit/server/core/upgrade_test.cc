@@ -29,7 +29,7 @@ class UpgradeTest : public FleetTest {
     job.owner = "local";
     job.gpu_type = "H100";
     job.resolved_json = DumpJson(spec::ToJson(spec));
-    const spec::ProtocolNeed need = spec::NeedOf(spec);
+    const spec::ProtocolNeed need = spec::NeedOf(spec::ToJson(spec));
     job.protocol = need.protocol;
     if (!need.keys.empty()) job.newer_keys = need.keys.front();
     EXPECT_TRUE(jobs_->Submit(job, {}).ok());

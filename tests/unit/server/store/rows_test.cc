@@ -91,7 +91,7 @@ TEST_F(RowsTest, TheTextsOfAJobAreReadApartFromItsRow) {
   job.id = "job-1";
   job.source_text = "[job]";
   job.resolved_json = "{}";
-  job.resolved_values = {{"job.name", "x", "line 1"}, {"job.model", "y", "default"}};
+  job.resolved_values = {{"job.name", "x", "line 1"}, {"job.model", "a\"\\\n\u00e9", "default"}};
   job.warnings = {{"job.name", 1, "odd"}};
   ASSERT_TRUE(InsertJob(*db_, job, {}).ok());
   JobRecord read = GetJob(*db_, "job-1").value();
@@ -102,6 +102,7 @@ TEST_F(RowsTest, TheTextsOfAJobAreReadApartFromItsRow) {
   ASSERT_TRUE(ReadTexts(*db_, read).ok());
   EXPECT_EQ(read.source_text, "[job]");
   ASSERT_EQ(read.resolved_values.size(), 2u);
+  EXPECT_EQ(read.resolved_values[1].value, "a\"\\\n\u00e9");
   EXPECT_EQ(read.resolved_values[1].origin, "default");
 }
 
