@@ -168,7 +168,8 @@ absl::StatusOr<v1::CheckpointJobResponse> Checkpoints::Ask(
   v1::CheckpointJobResponse response;
   const int64_t now_us = UnixMicros(clock_.Wall());
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
+    SFT_ASSIGN_OR_RETURN(JobRecord job, store::FindJob(db, ref));
+    SFT_RETURN_IF_ERROR(store::ReadTexts(db, job));
     if (job.state != JobState::kRunning) {
       return FailedPrecondition(fmt::format(
           "job {} is {}: only a running job writes checkpoints{}", job.id, ToString(job.state),

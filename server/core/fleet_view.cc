@@ -9,7 +9,7 @@ namespace sft::server {
 namespace {
 
 // Of names that people typed, which need not be models.
-constexpr size_t kMaxKept = 1000;
+constexpr size_t kMaxKept = 1000, kMaxName = 1000;
 
 FleetView::Fleet Summarise(const std::vector<NodeRecord>& nodes) {
   FleetView::Fleet fleet;
@@ -79,7 +79,7 @@ absl::StatusOr<std::shared_ptr<const ModelRecord>> FleetView::FindModel(const st
   }));
   const MutexLock lock(mutex_);
   if (models_.size() >= kMaxKept) models_.clear();
-  if (version_ == version) models_[model] = found;
+  if (version_ == version && model.size() <= kMaxName) models_[model] = found;
   return found;
 }
 

@@ -199,11 +199,9 @@ absl::Status Release(Database& db, const std::string& job_id, int64_t now_us,
   return EndWaiting(db, job, now_us);
 }
 
-absl::Status EndWithoutCheckpoint(Database& db, const std::string& job_id,
+absl::Status EndWithoutCheckpoint(Database& db, JobRecord job,
                                   const std::vector<std::string>& notes, int64_t now_us,
                                   ChangedJobs& changed) {
-  SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, job_id));
-  if (job.state != JobState::kPending) return absl::OkStatus();
   job.verdict.domain = Verdict::Domain::kInfrastructure;
   job.verdict.code = "checkpoint_lost";
   job.verdict.message =
@@ -264,7 +262,9 @@ absl::Status Preempt(Database& db, const sched::Preemption& preemption, int64_t 
   if (!attempt.has_value()) return absl::OkStatus();
   // Whose project has the job may not know the other.
   SFT_ASSIGN_OR_RETURN(const JobRecord other, store::GetJob(db, preemption.by));
-  if (other.state != JobState::kPending) return absl::OkStatus();  // it was cancelled
+  SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, other.id));
+  // It was cancelled or held since.
+  if (other.state != JobState::kPending || schedule.held) return absl::OkStatus();
   const std::string why =
       "preempted by " + (other.project == victim.project ? other.id : "a job of another project");
   return StopAttempt(db, attempt->uid, kPreempted, why, now_us, changed);

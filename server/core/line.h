@@ -44,7 +44,7 @@ absl::StatusOr<Dependencies> LookAtOthers(Database& db, const ScheduleRecord& sc
 // not wait any more nothing is changed.
 absl::Status Release(Database& db, const std::string& job_id, int64_t now_us, ChangedJobs& changed);
 // Ends a job that was to go on from another's checkpoint, and must not quietly begin at step 0.
-absl::Status EndWithoutCheckpoint(Database& db, const std::string& job_id,
+absl::Status EndWithoutCheckpoint(Database& db, JobRecord job,
                                   const std::vector<std::string>& notes, int64_t now_us,
                                   ChangedJobs& changed);
 // Why a job may not be placed now; empty: it may.

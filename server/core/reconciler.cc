@@ -34,6 +34,14 @@ bool IsSame(const sched::ResumeChoice& a, const sched::ResumeChoice& b) {
          a.checkpoint->step == b.checkpoint->step;
 }
 
+bool HasSlots(const NodeRecord& node, const std::vector<int>& indexes, const std::string& type) {
+  return std::all_of(indexes.begin(), indexes.end(), [&](int index) {
+    return std::any_of(node.slots.begin(), node.slots.end(), [&](const SlotRecord& slot) {
+      return slot.index == index && slot.healthy && slot.gpu_type == type;
+    });
+  });
+}
+
 }  // namespace
 
 absl::Status Reconciler::MarkSilentNodes(Database& db, std::vector<NodeRecord>& nodes) {
@@ -90,11 +98,27 @@ absl::StatusOr<bool> Reconciler::StillStands(Database& db, const sched::Placemen
   SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
   for (const sched::Part& part : placement.parts) {
     if (holds.contains(part.node)) return false;
+    SFT_ASSIGN_OR_RETURN(const NodeRecord node, store::GetNode(db, part.node));
+    if (node.protocol < job.protocol || (choice.needs_shared && !node.has_shared_folder)) {
+      return false;
+    }
+    if (!HasSlots(node, part.slots, job.gpu_type)) return false;
   }
-  if (!choice.checkpoint.has_value()) return true;
+  if (job.attempt == 0 && job.resumed_from.empty()) return true;
   SFT_ASSIGN_OR_RETURN(const sched::ResumeChoice now,
                        ChooseFor(db, registry_, job, options_.unreachable_margin));
   return IsSame(choice, now);
+}
+
+absl::Status Reconciler::EndStranded(Database& db, const std::string& job_id, int64_t now_us,
+                                     ChangedJobs& changed) const {
+  SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, job_id));
+  if (job.state != JobState::kPending) return absl::OkStatus();
+  // The node that has it may have come back since.
+  SFT_ASSIGN_OR_RETURN(const sched::ResumeChoice choice,
+                       ChooseFor(db, registry_, job, options_.unreachable_margin));
+  if (choice.checkpoint.has_value()) return absl::OkStatus();
+  return EndWithoutCheckpoint(db, job, choice.notes, now_us, changed);
 }
 
 absl::StatusOr<Scene> Reconciler::Look(int64_t now_us) {
@@ -125,9 +149,8 @@ void Reconciler::AddLine(const Scene& scene, int64_t now_us, ChangedJobs& change
     changes.push_back([&, now_us](Database& db) { return Release(db, job.id, now_us, changed); });
   }
   for (const JobRecord& job : scene.stranded) {
-    changes.push_back([&, now_us](Database& db) {
-      return EndWithoutCheckpoint(db, job.id, scene.choices.at(job.id).notes, now_us, changed);
-    });
+    changes.push_back(
+        [&, now_us](Database& db) { return EndStranded(db, job.id, now_us, changed); });
   }
   for (const LiveJob& live : scene.live) {
     if (IsAtTimeLimit(live, now_us)) {
@@ -140,6 +163,8 @@ void Reconciler::AddLine(const Scene& scene, int64_t now_us, ChangedJobs& change
   }
   for (const Explanation& each : scene.explanations) {
     changes.push_back([&, now_us](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, each.job));
+      if (job.reason != each.seen) return absl::OkStatus();
       SFT_ASSIGN_OR_RETURN(const bool news, store::SetReason(db, each.job, each.state, each.reason,
                                                              now_us, each.is_news));
       if (news) changed.insert(each.job);
@@ -148,8 +173,9 @@ void Reconciler::AddLine(const Scene& scene, int64_t now_us, ChangedJobs& change
   }
 }
 
-void Reconciler::AddDecision(const Scene& scene, const sched::Decision& decision, int64_t now_us,
-                             ChangedJobs& changed, std::vector<Change>& changes) {
+void Reconciler::AddDecision(const Scene& scene, const sched::Decision& decision,
+                             const Estimates& estimates, int64_t now_us, ChangedJobs& changed,
+                             std::vector<Change>& changes) {
   static const sched::ResumeChoice kNone;
   const auto choice_of = [&](const std::string& job) -> const sched::ResumeChoice& {
     const auto found = scene.choices.find(job);
@@ -161,6 +187,10 @@ void Reconciler::AddDecision(const Scene& scene, const sched::Decision& decision
       SFT_ASSIGN_OR_RETURN(const bool stands, StillStands(db, placement, choice));
       if (!stands) return absl::OkStatus();  // what has changed asks for a tick of its own
       SFT_RETURN_IF_ERROR(StartAttempt(db, placement, choice, now_us, changed));
+      const auto first = estimates.find(placement.job);
+      if (first != estimates.end()) {
+        SFT_RETURN_IF_ERROR(store::InsertEstimate(db, *first->second));
+      }
       return store::SetBegun(db, placement.job, now_us);
     });
   }
@@ -200,15 +230,20 @@ absl::Status Reconciler::Decide(const Scene& scene, int64_t now_us, ChangedJobs&
   std::vector<Change> changes;
   AddLine(scene, now_us, changed, changes);
   std::set<std::string> noted;
-  for (const EstimateRecord& estimate : estimates) {
-    noted.insert(estimate.job_id);
-    if (noted_.contains(estimate.job_id)) continue;
-    changes.push_back([&](Database& db) { return store::InsertEstimate(db, estimate); });
+  Estimates by_job;
+  for (const EstimateRecord& estimate : estimates) by_job[estimate.job_id] = &estimate;
+  for (const sched::Waiting& waiting : decision.waiting) {
+    const auto first = by_job.find(waiting.job);
+    if (first == by_job.end()) continue;
+    noted.insert(waiting.job);
+    if (noted_.contains(waiting.job)) continue;
+    const EstimateRecord& estimate = *first->second;
+    changes.push_back([&estimate](Database& db) { return store::InsertEstimate(db, estimate); });
   }
   for (const LiveJob& live : scene.live) {
     if (HasPaceToStore(live) && live.attempt.paced_us > 0) noted.insert(live.attempt.uid);
   }
-  AddDecision(scene, decision, now_us, changed, changes);
+  AddDecision(scene, decision, by_job, now_us, changed, changes);
   SFT_RETURN_IF_ERROR(Commit(changes));
   noted_ = std::move(noted);
   promised_.clear();
@@ -219,9 +254,11 @@ absl::Status Reconciler::Decide(const Scene& scene, int64_t now_us, ChangedJobs&
   return absl::OkStatus();
 }
 
-absl::Status Reconciler::SendDesiredSets(const std::vector<NodeRecord>& nodes, int64_t now_us) {
+absl::Status Reconciler::SendDesiredSets(int64_t now_us) {
   std::vector<std::pair<std::string, v1::Desired>> sets;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    // As they are now: what is sent depends on what a node speaks.
+    SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
     for (const NodeRecord& node : nodes) {
       if (!registry_.Get(node.name).connected) continue;
       SFT_ASSIGN_OR_RETURN(v1::Desired desired, BuildDesired(db, node, now_us));
@@ -245,24 +282,28 @@ absl::Status Reconciler::Tick() {
   const int64_t now_us = UnixMicros(clock_.Wall());
   seen_silence_ = registry_.SilenceKey();
   seen_commits_ = -1;
+  const int64_t commits_before = store_.commits();
   waits_for_time_ = false;
   ChangedJobs changed;
   SFT_ASSIGN_OR_RETURN(Scene scene, Look(now_us));
   absl::Status stored;
   if (scene.nodes_changed) {
+    const int64_t commits = store_.commits();
     stored = MindNodes(now_us, changed);
-    if (stored.ok()) {
-      SFT_ASSIGN_OR_RETURN(scene, Look(now_us));
+    if (stored.ok() && store_.commits() != commits) {
+      absl::StatusOr<Scene> again = Look(now_us);
+      stored = again.status();
+      if (again.ok()) scene = *std::move(again);
     }
   }
   waits_for_time_ = waits_for_time_ || scene.waits_for_time;
   if (stored.ok()) stored = Decide(scene, now_us, changed);
   for (const std::string& job : changed) hub_.Bump(job);
   SFT_RETURN_IF_ERROR(stored);
-  SFT_RETURN_IF_ERROR(SendDesiredSets(scene.nodes, now_us));
+  SFT_RETURN_IF_ERROR(SendDesiredSets(now_us));
   ticked_ = clock_.Mono();
-  // Whoever stored something meanwhile that matters here has asked for a tick of its own.
-  seen_commits_ = store_.commits();
+  // What was stored since the look, by others or by this, may ask for another.
+  seen_commits_ = commits_before;
   return absl::OkStatus();
 }
 

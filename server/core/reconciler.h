@@ -71,14 +71,18 @@ class Reconciler {
   // What the scene says without a decision.
   void AddLine(const Scene& scene, int64_t now_us, ChangedJobs& changed,
                std::vector<Change>& changes) const;
-  void AddDecision(const Scene& scene, const sched::Decision& decision, int64_t now_us,
-                   ChangedJobs& changed, std::vector<Change>& changes);
+  using Estimates = std::map<std::string_view, const EstimateRecord*>;  // first ones, by job
+  void AddDecision(const Scene& scene, const sched::Decision& decision, const Estimates& estimates,
+                   int64_t now_us, ChangedJobs& changed, std::vector<Change>& changes);
   // Whether a placement may still be made, by what users, operators and workers stored since the
   // scene was read. That its slots are free needs no look: only this process takes any.
   absl::StatusOr<bool> StillStands(Database& db, const sched::Placement& placement,
                                    const sched::ResumeChoice& choice);
   absl::Status Commit(const std::vector<Change>& changes);
-  absl::Status SendDesiredSets(const std::vector<NodeRecord>& nodes, int64_t now_us);
+  // Ends a job that has no checkpoint left to go on from.
+  absl::Status EndStranded(Database& db, const std::string& job_id, int64_t now_us,
+                           ChangedJobs& changed) const;
+  absl::Status SendDesiredSets(int64_t now_us);
 
   Store& store_;
   Clock& clock_;

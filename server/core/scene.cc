@@ -163,7 +163,8 @@ absl::Status Explain(Database& db, Scene& scene) {
     bool is_news = false;
     SFT_ASSIGN_OR_RETURN(std::string reason, WhyStuck(db, live, nodes, is_news));
     if (reason == live.job.reason) continue;
-    scene.explanations.push_back({live.job.id, live.job.state, std::move(reason), is_news});
+    scene.explanations.push_back(
+        {live.job.id, live.job.state, live.job.reason, std::move(reason), is_news});
   }
   return absl::OkStatus();
 }

@@ -28,8 +28,8 @@ struct LiveJob {
 struct Explanation {
   std::string job;
   JobState state = JobState::kRunning;  // of the job
-  std::string reason;
-  bool is_news = false;  // an event is written of it
+  std::string seen, reason;             // the one it has, and this one
+  bool is_news = false;                 // an event is written of it
 };
 
 // All of it.

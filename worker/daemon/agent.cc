@@ -190,7 +190,7 @@ void Agent::Apply(const v1::Desired& desired) {
   }
 }
 
-void Agent::CleanCheckpoints(const v1::CheckpointSet& kept) {
+void Agent::CleanCheckpoints(bool is_news) {
   LiveJobs live_jobs;
   {
     const MutexLock lock(mutex_);
@@ -202,7 +202,11 @@ void Agent::CleanCheckpoints(const v1::CheckpointSet& kept) {
       job->second.settled = first ? settled : std::min(job->second.settled, settled);
     }
   }
-  const absl::Status cleaned = worker::CleanCheckpoints(kept, live_jobs, setup_);
+  // What was settled since the set came may go by it, too; of a job that is gone or new here only
+  // another set can say.
+  if (!is_news && !HaveSettled(cleaned_, live_jobs)) return;
+  cleaned_ = live_jobs;
+  const absl::Status cleaned = worker::CleanCheckpoints(kept_, live_jobs, setup_);
   if (!cleaned.ok()) spdlog::error("checkpoints: {}", Message(cleaned));
 }
 
@@ -269,7 +273,8 @@ Nanos Agent::Step() {
   }
   if (desired) {
     Apply(*desired);
-    if (desired->has_checkpoints()) CleanCheckpoints(desired->checkpoints());
+    if (desired->has_checkpoints()) kept_ = desired->checkpoints();
+    if (desired->has_checkpoints()) CleanCheckpoints(/*is_news=*/true);
     if (desired->removed_models_size() > 0) CleanModels(*desired);
     NotifyChange();
   }
@@ -283,6 +288,7 @@ Nanos Agent::Step() {
     attempt->Control(heard);
     live = live || attempt->HasProcesses();
   }
+  CleanCheckpoints(/*is_news=*/false);
   RemoveForgotten();
   return live ? Nanos(kWatchInterval) : Nanos(kNoLiveInterval);
 }

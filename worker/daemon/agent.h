@@ -11,6 +11,7 @@
 #include "common/base/mutex.h"
 #include "sft/v1/worker_service.pb.h"
 #include "worker/daemon/attempt.h"
+#include "worker/daemon/checkpoint_folder.h"
 #include "worker/daemon/io_thread.h"
 
 namespace sft::worker {
@@ -69,7 +70,7 @@ class Agent {
   void Accept(const v1::DesiredAttempt& desired);
   void Add(AttemptRecord record);
   void RemoveForgotten();
-  void CleanCheckpoints(const v1::CheckpointSet& kept);
+  void CleanCheckpoints(bool is_news);
   void CleanModels(const v1::Desired& desired);
 
   const Options options_;
@@ -81,7 +82,10 @@ class Agent {
   // Entries are added and removed by the control thread only.
   std::map<std::string, Entry> attempts_ SFT_GUARDED_BY(mutex_);
   std::map<std::string, int64_t> missing_ SFT_GUARDED_BY(mutex_);  // uid and epoch
-  std::optional<v1::Desired> desired_ SFT_GUARDED_BY(mutex_);      // not applied yet
+  // What the server keeps, by its last word, and whom that was done for. Of the thread that steps.
+  v1::CheckpointSet kept_;
+  LiveJobs cleaned_;
+  std::optional<v1::Desired> desired_ SFT_GUARDED_BY(mutex_);  // not applied yet
   MonoTime heard_ SFT_GUARDED_BY(mutex_){};
   std::vector<v1::Model> models_ SFT_GUARDED_BY(mutex_);
   uint64_t models_version_ SFT_GUARDED_BY(mutex_) = 0;

@@ -144,6 +144,17 @@ absl::StatusOr<std::string> StageCheckpoint(const v1::Resume& resume, const std:
   return StageBlobs(resume, job_id, setup, server, stop);
 }
 
+bool HaveSettled(const LiveJobs& before, const LiveJobs& now) {
+  if (before.size() != now.size()) return false;
+  bool more = false;
+  for (const auto& [job, live] : now) {
+    const auto former = before.find(job);
+    if (former == before.end() || former->second.in_use != live.in_use) return false;
+    more = more || live.settled > former->second.settled;
+  }
+  return more;
+}
+
 absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const LiveJobs& live_jobs,
                               const NodeSetup& setup) {
   Kept here;

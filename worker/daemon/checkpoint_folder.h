@@ -41,6 +41,9 @@ struct LiveJob {
 };
 using LiveJobs = std::map<std::string, LiveJob>;
 
+// Whether the same jobs have settled more than before.
+bool HaveSettled(const LiveJobs& before, const LiveJobs& now);
+
 // Deletes what the server does not keep (the rule is in CheckpointSet), but for what a live attempt
 // needs. The first error is returned after everything was tried.
 absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const LiveJobs& live_jobs,

@@ -1,4 +1,5 @@
 #include "server/store/node_holds.h"
+#include "server/store/nodes.h"
 #include "tests/unit/server/core/fleet_fixture.h"
 
 namespace sft::server {
@@ -413,6 +414,18 @@ TEST_F(BetweenTest, NothingIsPlacedOnANodeThatWasCordoned) {
   ASSERT_TRUE(store_
                   ->Write([](Database& db) {
                     return store::PutHold(db, {.node = "a", .reason = "fan", .who = "ops"});
+                  })
+                  .ok());
+  Decide();
+  EXPECT_EQ(State(job_), v1::Job::PENDING);
+}
+
+TEST_F(BetweenTest, NothingIsPlacedOnAGpuThatFailed) {
+  ASSERT_TRUE(store_
+                  ->Write([](Database& db) -> absl::Status {
+                    SFT_ASSIGN_OR_RETURN(NodeRecord node, store::GetNode(db, "a"));
+                    node.slots[1].healthy = false;
+                    return store::PutSlots(db, "a", node.slots);
                   })
                   .ok());
   Decide();

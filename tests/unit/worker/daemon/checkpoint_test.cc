@@ -310,6 +310,16 @@ TEST_F(CheckpointTest, InTheSharedFolderALiveJobOfOtherNodesIsLeftAlone) {
   }
 }
 
+TEST(SettledTest, OnlyTheSameJobsCanHaveSettledMore) {
+  const LiveJobs before = {{"a", {{5}, 10}}, {"b", {{}, 3}}};
+  EXPECT_FALSE(HaveSettled(before, before));
+  EXPECT_TRUE(HaveSettled(before, {{"a", {{5}, 15}}, {"b", {{}, 3}}}));
+  EXPECT_FALSE(HaveSettled(before, {{"a", {{5}, 15}}})) << "one is gone";
+  EXPECT_FALSE(HaveSettled(before, {{"a", {{5}, 15}}, {"c", {{}, 3}}})) << "another one came";
+  EXPECT_FALSE(HaveSettled(before, {{"a", {{6}, 15}}, {"b", {{}, 3}}})) << "another attempt";
+  EXPECT_FALSE(HaveSettled({}, {}));
+}
+
 TEST_F(CheckpointTest, AFolderNameIsAStepOrNothing) {
   EXPECT_EQ(StepOfFolder("step-40"), 40);
   EXPECT_EQ(StepOfFolder("step-40.partial"), 40);
