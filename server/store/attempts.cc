@@ -272,16 +272,31 @@ absl::Status UpdateMember(Database& db, const MemberRecord& member) {
   return update.Bind(member.attempt_uid).Bind(status.node_rank).Run();
 }
 
-absl::StatusOr<Holders> LiveHolders(Database& db) {
-  SFT_ASSIGN_OR_RETURN(
-      Statement list,
-      db.Prepare("SELECT node, slot, job_id FROM allocations WHERE freed_us IS NULL"));
+namespace {
+
+absl::StatusOr<Holders> ReadHolders(Statement& list) {
   Holders holders;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
     if (!row) return holders;
     holders[{list.Text(0), static_cast<int>(list.Int(1))}] = list.Text(2);
   }
+}
+
+}  // namespace
+
+absl::StatusOr<Holders> LiveHolders(Database& db) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement list,
+      db.Prepare("SELECT node, slot, job_id FROM allocations WHERE freed_us IS NULL"));
+  return ReadHolders(list);
+}
+
+absl::StatusOr<Holders> LiveHolders(Database& db, const std::string& node) {
+  SFT_ASSIGN_OR_RETURN(Statement list,
+                       db.Prepare("SELECT node, slot, job_id FROM allocations WHERE freed_us IS "
+                                  "NULL AND node = ?"));
+  return ReadHolders(list.Bind(node));
 }
 
 absl::StatusOr<RankStream> GetRankStream(Database& db, const std::string& attempt_uid, int rank,

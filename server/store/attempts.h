@@ -51,6 +51,7 @@ absl::Status UpdateMember(Database& db, const MemberRecord& member);
 // Live allocations: (node, slot) → job id.
 using Holders = std::map<std::pair<std::string, int>, std::string>;
 absl::StatusOr<Holders> LiveHolders(Database& db);
+absl::StatusOr<Holders> LiveHolders(Database& db, const std::string& node);
 
 // How far a rank's events and log are stored.
 struct RankStream {

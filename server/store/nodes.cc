@@ -212,7 +212,7 @@ absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name) {
     if (!row) return NotFound(fmt::format("no node \"{}\": `sftctl nodes` shows them", name));
     node = ReadNode(get);
   }
-  SFT_ASSIGN_OR_RETURN(const Holders holders, LiveHolders(db));
+  SFT_ASSIGN_OR_RETURN(const Holders holders, LiveHolders(db, name));
   SFT_RETURN_IF_ERROR(ReadSlots(db, node, holders));
   return node;
 }
