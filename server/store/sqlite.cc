@@ -105,17 +105,21 @@ std::string Statement::Text(int column) const {
   return size == 0 ? std::string() : std::string(static_cast<const char*>(bytes), size);
 }
 
+absl::StatusOr<std::unique_ptr<Database>> Database::OpenFile(const std::string& path, int more) {
+  sqlite3* raw = nullptr;
+  const int code = sqlite3_open_v2(path.c_str(), &raw,
+                                   SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | more, nullptr);
+  std::unique_ptr<Database> database(new Database(raw));
+  if (code != SQLITE_OK) return SqliteStatus(raw, code, fmt::format("cannot open {}", path));
+  sqlite3_extended_result_codes(raw, 1);
+  return database;
+}
+
 absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path) {
   // Or connections wait for each other at each piece of memory, to count it. Of no effect once the
   // library is in use.
   sqlite3_config(SQLITE_CONFIG_MEMSTATUS, 0);
-  sqlite3* raw = nullptr;
-  const int code =
-      sqlite3_open_v2(path.c_str(), &raw,
-                      SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
-  std::unique_ptr<Database> database(new Database(raw));
-  if (code != SQLITE_OK) return SqliteStatus(raw, code, fmt::format("cannot open {}", path));
-  sqlite3_extended_result_codes(raw, 1);
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> database, OpenFile(path, SQLITE_OPEN_CREATE));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA journal_mode = WAL"));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA synchronous = FULL"));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA foreign_keys = ON"));
@@ -131,30 +135,21 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
 }
 
 absl::StatusOr<std::unique_ptr<Database>> Database::OpenReader(const std::string& path) {
-  sqlite3* raw = nullptr;
   // What readers share is written, too, the index of the log.
-  const int code =
-      sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
-  std::unique_ptr<Database> database(new Database(raw));
-  if (code != SQLITE_OK) return SqliteStatus(raw, code, fmt::format("cannot open {}", path));
-  sqlite3_extended_result_codes(raw, 1);
-  sqlite3_busy_timeout(raw, 5000);
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> database, OpenFile(path, 0));
+  sqlite3_busy_timeout(database->db_, 5000);
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA query_only = ON"));
   // Only the connection that writes brings the log into the database: where two do, releases before
   // 3.51.3 can corrupt it (sqlite.org/wal.html#walresetbug).
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA wal_autocheckpoint = 0"));
-  sqlite3_db_config(raw, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, nullptr);
+  sqlite3_db_config(database->db_, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, nullptr);
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA cache_size = -16384"));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA temp_store = MEMORY"));
   return database;
 }
 
 absl::StatusOr<std::unique_ptr<Database>> Database::OpenCopy(const std::string& path) {
-  sqlite3* raw = nullptr;
-  const int code =
-      sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
-  std::unique_ptr<Database> database(new Database(raw));
-  if (code != SQLITE_OK) return SqliteStatus(raw, code, fmt::format("cannot open {}", path));
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> database, OpenFile(path, 0));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA journal_mode = DELETE"));
   return database;
 }

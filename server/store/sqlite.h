@@ -88,6 +88,8 @@ class Database {
 
  private:
   explicit Database(sqlite3* db) : db_(db) {}
+  // With more of SQLite's flags.
+  static absl::StatusOr<std::unique_ptr<Database>> OpenFile(const std::string& path, int more);
 
   sqlite3* db_;
   int64_t fleet_changes_ = 0;

@@ -273,8 +273,10 @@ Nanos Agent::Step() {
   }
   if (desired) {
     Apply(*desired);
-    if (desired->has_checkpoints()) kept_ = desired->checkpoints();
-    if (desired->has_checkpoints()) CleanCheckpoints(/*is_news=*/true);
+    if (desired->has_checkpoints()) {
+      kept_ = desired->checkpoints();
+      CleanCheckpoints(/*is_news=*/true);
+    }
     if (desired->removed_models_size() > 0) CleanModels(*desired);
     NotifyChange();
   }
