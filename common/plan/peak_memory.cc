@@ -14,9 +14,12 @@ constexpr int64_t kSlots = 2;  // of a walk over blocks: one in use, one being f
 constexpr int64_t kLibraryWorkspace = int64_t{100} << 20;
 // Free pieces that the caching allocator is left with, as parts of what is allocated and freed in a
 // step; products in FP8 leave more. Measured (docs/benchmarks/qlora.md).
-constexpr double kSlackOfStep = 0.05;
-constexpr double kSlackOfFp8Step = 0.08;
+constexpr double kSlackOfStep = 0.015;
+constexpr double kSlackOfFp8Step = 0.03;
 constexpr int64_t kSlack = int64_t{64} << 20;
+// Of the peak, what carried weights leave free: beyond it the allocator has to map memory anew in
+// each step, 23 ms for Qwen3-32B on an H100.
+constexpr double kCarriedLeaves = 0.04;
 
 // HostOptimizer: elements of a transfer, and transfers under way in each direction.
 constexpr int64_t kHostPiece = int64_t{1} << 24;
@@ -54,46 +57,54 @@ int64_t LogitsBytes(const Problem& p, const Choice& choice) {
   return LogitsRows(p, choice) * p.shape.vocab * p.element_bytes;
 }
 
-// The head with the loss, then the backward of each block from the last; the forward of each block
-// needs less than its backward but where blocks are recomputed.
-Moment WorstMoment(const Problem& p, const Choice& choice) {
-  const int64_t tokens = choice.rows * p.row_tokens;
-  const int64_t layers = p.shape.layers;
-  const BlockCost& block = p.block;
-  int64_t saved = 0;
-  std::vector<int64_t> saved_until;
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    saved += tokens * block.saved[static_cast<int>(choice.LevelOf(layer))];
-    saved_until.push_back(saved);
+const Moment& Fuller(const Moment& a, const Moment& b) { return b.total() > a.total() ? b : a; }
+
+// The fullest moments of a micro-batch: by block, of its forward or backward (the first needs less
+// but where blocks are recomputed), and of the head with the loss.
+struct Moments {
+  std::vector<Moment> blocks;
+  Moment head;
+
+  Moment Worst() const {
+    Moment worst = head;
+    for (const Moment& block : blocks) worst = Fuller(worst, block);
+    return worst;
   }
-  // The last block's output, the rows with targets, their norm, and the gradient of each.
-  Moment worst{.activations = saved,
-               .transients = 4 * tokens * block.hidden_row,
-               .logits = LogitsBytes(p, choice),
-               .communication =
-                   GradientsOnTheirWay(p, p.units.size() - 1) + WireCopy(p, p.units.size() - 1)};
+};
+
+Moments MomentsOf(const Problem& p, const Choice& choice) {
+  Moments moments;
+  const int64_t tokens = choice.rows * p.row_tokens;
+  const BlockCost& block = p.block;
   const int64_t workspace =
       AttentionWorkspace(p.shape, choice.rows, p.row_tokens, p.job.training.deterministic);
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    const int level = static_cast<int>(choice.LevelOf(layer));
+  int64_t saved = 0;  // of the blocks so far
+  for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
+    const auto level = static_cast<size_t>(choice.LevelOf(layer));
+    const int64_t before = saved;
+    saved += tokens * block.saved[level];
     const int64_t on_their_way = GradientsOnTheirWay(p, static_cast<size_t>(layer) + 1);
-    const Moment moments[] = {
-        {.activations = saved_until[layer], .transients = tokens * block.forward[level]},
-        {.activations = saved_until[layer] - tokens * block.saved[level],
-         .transients = tokens * block.hidden_row,
-         .communication = on_their_way + WireCopy(p, static_cast<size_t>(layer) + 1)},
-        {.activations = saved_until[layer],
-         .transients = tokens * block.backward_mlp[level],
-         .communication = on_their_way},
-        {.activations = saved_until[layer],
-         .transients = tokens * block.backward_attention[level],
-         .workspace = workspace,
-         .communication = on_their_way}};
-    for (const Moment& moment : moments) {
-      if (moment.total() > worst.total()) worst = moment;
-    }
+    Moment worst{.activations = saved, .transients = tokens * block.forward[level]};
+    worst = Fuller(worst,
+                   {.activations = before,
+                    .transients = tokens * block.hidden_row,
+                    .communication = on_their_way + WireCopy(p, static_cast<size_t>(layer) + 1)});
+    worst = Fuller(worst, {.activations = saved,
+                           .transients = tokens * block.backward_mlp[level],
+                           .communication = on_their_way});
+    worst = Fuller(worst, {.activations = saved,
+                           .transients = tokens * block.backward_attention[level],
+                           .workspace = workspace,
+                           .communication = on_their_way});
+    moments.blocks.push_back(worst);
   }
-  return worst;
+  // The last block's output, the rows with targets, their norm, and the gradient of each.
+  moments.head = {.activations = saved,
+                  .transients = 4 * tokens * block.hidden_row,
+                  .logits = LogitsBytes(p, choice),
+                  .communication =
+                      GradientsOnTheirWay(p, p.units.size() - 1) + WireCopy(p, p.units.size() - 1)};
+  return moments;
 }
 
 // Buffers that weights pass through, and bytes on their way into them.
@@ -186,7 +197,7 @@ PeakMemory PredictMemory(const Problem& problem, const Choice& choice) {
   if (problem.offloads() && problem.host_wire_bytes() != kGradientBytes) {
     memory.fixed += problem.host_piece() * problem.host_wire_bytes();
   }
-  const Moment moment = WorstMoment(problem, choice);
+  const Moment moment = MomentsOf(problem, choice).Worst();
   memory.activations = moment.activations;
   memory.transients = moment.transients;
   memory.attention_workspace = moment.workspace;
@@ -196,6 +207,22 @@ PeakMemory PredictMemory(const Problem& problem, const Choice& choice) {
   memory.allocator_slack = kSlack + static_cast<int64_t>((fp8 ? kSlackOfFp8Step : kSlackOfStep) *
                                                          static_cast<double>(moment.total()));
   return memory;
+}
+
+int64_t MostCarried(const Problem& p, const Choice& choice) {
+  if (!p.job.qlora() || p.job.training.matmul == spec::Matmul::kFp8) return 0;
+  const Moments moments = MomentsOf(p, choice);
+  const auto peak = static_cast<double>(moments.Worst().total());
+  const auto worst = static_cast<int64_t>(peak * (1 - kCarriedLeaves));
+  const int64_t copy = p.block.matrix_elements * p.element_bytes;
+  const int64_t ahead = choice.prefetch ? 1 : 0;
+  int64_t most = p.shape.layers - choice.kept;
+  // With `most` blocks, those from `layer` on stand in block layer's backward, and `ahead` of them.
+  for (int64_t layer = 0; layer < std::min(most + ahead, p.shape.layers); ++layer) {
+    const int64_t room = worst - moments.blocks[layer].total();
+    most = std::min(most, layer - ahead + room / copy);
+  }
+  return std::max<int64_t>(most, 0);
 }
 
 std::vector<MemoryItem> Items(const PeakMemory& m) {

@@ -18,6 +18,9 @@ struct Choice {
   Recompute deep = Recompute::kAll, shallow = Recompute::kAll;
   int64_t deep_layers = 0;
   int64_t kept = 0;  // quantised blocks, from the last, that keep their de-quantised weights
+  // Quantised blocks, from the first, that carry what their backward used to the next forward: in
+  // memory that activations leave and take again, so that the peak stays what it is.
+  int64_t carried = 0;
   int64_t logits_bytes = 0;
   bool embedding_on_host = false;  // the GPU reads the rows it needs through the bus
   bool prefetch = true;            // the next block's weights, into a second slot
@@ -93,6 +96,13 @@ int64_t HostBytes(const Problem& problem);
 int64_t LogitsRows(const Problem& problem, const Choice& choice);
 
 PeakMemory PredictMemory(const Problem& problem, const Choice& choice);
+
+// Most blocks that may carry their de-quantised weights on within the peak of `choice`, less some
+// room for the pieces that activations leave; its own `carried` counts for nothing. A block's copy
+// is made while the block after it is in its backward (in its own without prefetch) and freed after
+// its forward. 0 in FP8, whose forward and backward read different bytes, and where nothing is
+// quantised.
+int64_t MostCarried(const Problem& problem, const Choice& choice);
 std::vector<MemoryItem> Items(const PeakMemory& memory);
 
 }  // namespace sft::plan

@@ -132,6 +132,7 @@ class Search {
       if (Fits(wide)) choice = wide;
     }
     if (problem_.job.qlora()) choice.kept = MostKept(choice);
+    choice.carried = MostCarried(problem_, choice);
     fitting_.push_back(
         {choice, PredictMemory(problem_, choice), PredictTime(problem_, choice, gpu_)});
   }
@@ -334,7 +335,8 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
     add(c.shallow, layers - c.deep_layers);
   }
   if (job.qlora())
-    text += fmt::format(", {} de-quantised cop{} kept", c.kept, c.kept == 1 ? "y" : "ies");
+    text += fmt::format(", {} de-quantised cop{} kept, {} carried", c.kept,
+                        c.kept == 1 ? "y" : "ies", c.carried);
   if (c.embedding_on_host) text += ", embedding in host memory";
   if (!c.prefetch) text += ", no prefetch";
   if (plan.memory.host > 0) {

@@ -154,8 +154,9 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
                       8 * Bytes(block.hidden_row, tokens)) /
                      rates.elementwise;
   time.adapters = layers * Bytes(block.adapters, tokens) / rates.adapters;
-  const double sources = layers - static_cast<double>(p.job.qlora() ? choice.kept : 0);
-  time.weights = 2 * sources * WeightSeconds(p, gpu, choice.prefetch, product + attention_forward);
+  // Of forward and backward alike; kept and carried copies are no quantised model's.
+  const double sources = 2 * layers - static_cast<double>(2 * choice.kept + choice.carried);
+  time.weights = sources * WeightSeconds(p, gpu, choice.prefetch, product + attention_forward);
   if (choice.embedding_on_host) time.weights += Bytes(block.hidden_row, tokens) / kHostRead;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const auto level = static_cast<size_t>(choice.LevelOf(layer));

@@ -251,9 +251,10 @@ void Mlp(const Table& table, int64_t width) {
                                    .db_gate = zeros({width, kRank}),
                                    .db_up = zeros({width, kRank}),
                                    .da_down = zeros({kRank, width})};
+  at::Tensor dxa = Random({kTokens, 2 * kRank});
   // In the place of gate and up: after some calls the values are what the gradients become.
   table.Memory("swiglu backward + adapters" + name, 5 * Bytes(dy),
-               [&] { ops::SwigluFactorsBackward(gradient, dy, factors); });
+               [&] { ops::SwigluFactorsBackward(gradient, dxa, dy, factors); });
 }
 
 void Loss(const Table& table) {

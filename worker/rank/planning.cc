@@ -117,6 +117,7 @@ void Apply(const std::optional<RankPlan>& plan, engine::TrainerOptions& options)
     execution.recompute.push_back(ToEngine(level));
   }
   execution.kept = static_cast<int>(plan->plan.choice.kept);
+  execution.carried = static_cast<int>(plan->plan.choice.carried);
   execution.prefetch = plan->plan.choice.prefetch;
   execution.embedding_on_host = plan->plan.choice.embedding_on_host;
   execution.optimizer_on_host = options.spec.parallelism.offload_optimizer;

@@ -49,10 +49,10 @@ void Swiglu(at::Tensor& out, const at::Tensor& gate_up);
 void SwigluBackward(at::Tensor& dgate_up, const at::Tensor& dy, const at::Tensor& gate_up);
 // For bf16, and what kernels/swiglu_factors.h has.
 bool HasSwigluFactors(const at::Tensor& gate_up, int64_t rank);
-at::Tensor SwigluFactorsBackward(at::Tensor& gate_up, const at::Tensor& dy, const at::Tensor& xa,
-                                 const at::Tensor& b_gate, const at::Tensor& b_up,
-                                 const at::Tensor& dxa_down, at::Tensor& db_gate,
-                                 at::Tensor& db_up, at::Tensor& da_down, double scale);
+void SwigluFactorsBackward(at::Tensor& gate_up, at::Tensor& dxa, const at::Tensor& dy,
+                           const at::Tensor& xa, const at::Tensor& b_gate, const at::Tensor& b_up,
+                           const at::Tensor& dxa_down, at::Tensor& db_gate, at::Tensor& db_up,
+                           at::Tensor& da_down, double scale);
 // cuDNN's attention for bf16 where it has the shape (cudnn_attention.h), else FlashAttention-2 for
 // heads of a size that it has (multiples of 8 up to 256), else plain products of whole documents in
 // fp32, which hold length^2 scores of one document for all heads.
@@ -69,5 +69,7 @@ void AdamWStep(at::TensorList weights, at::TensorList grads, at::TensorList copi
                at::TensorList m, at::TensorList v, at::TensorList m_absmax, at::TensorList v_absmax,
                at::IntArrayRef keys, at::IntArrayRef offsets, const std::optional<at::Tensor>& maps,
                at::ArrayRef<double> factors);
+
+at::Tensor EmptyAtTheEnd(const at::Tensor& like, int64_t bytes);
 
 }  // namespace sft::engine::cuda

@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/util/env.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -82,6 +83,16 @@ class Devices : public CudaDevices {
   static void PrepareAllocator() { at::globalContext().lazyInitDevice(c10::DeviceType::CUDA); }
 };
 
+// Segments that grow, so that what a step frees in some pieces it can take in others: blocks'
+// weights where activations were (QuantizedSource). What the environment says of the allocator
+// stands.
+void ConfigureAllocator() {
+  for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
+    if (c10::utils::has_env(name)) return;
+  }
+  allocator::setAllocatorSettings("expandable_segments:True");
+}
+
 const Devices kDevices;
 const CudaPlugin kPlugin = {kVersion, &kDevices, &MakeNcclCommunicator};
 
@@ -89,5 +100,7 @@ const CudaPlugin kPlugin = {kVersion, &kDevices, &MakeNcclCommunicator};
 }  // namespace sft::engine::cuda
 
 extern "C" __attribute__((visibility("default"))) const sft::engine::CudaPlugin* sft_cuda_plugin() {
+  static const bool configured = (sft::engine::cuda::ConfigureAllocator(), true);
+  static_cast<void>(configured);
   return &sft::engine::cuda::kPlugin;
 }

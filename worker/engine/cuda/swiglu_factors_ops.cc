@@ -32,10 +32,12 @@ bool HasSwigluFactors(const Tensor& gate_up, int64_t rank) {
          StartOnChunks(gate_up) && cuda::HasSwigluFactors(gate_up.size(1) / 2, rank);
 }
 
-Tensor SwigluFactorsBackward(Tensor& gate_up, const Tensor& dy, const Tensor& xa,
-                             const Tensor& b_gate, const Tensor& b_up, const Tensor& dxa_down,
-                             Tensor& db_gate, Tensor& db_up, Tensor& da_down, double scale) {
-  CheckSwigluFactors(gate_up, dy, xa, b_gate, b_up, dxa_down, db_gate, db_up, da_down);
+void SwigluFactorsBackward(Tensor& gate_up, Tensor& dxa, const Tensor& dy, const Tensor& xa,
+                           const Tensor& b_gate, const Tensor& b_up, const Tensor& dxa_down,
+                           Tensor& db_gate, Tensor& db_up, Tensor& da_down, double scale) {
+  CheckSwigluFactors(gate_up, dxa, dy, xa, b_gate, b_up, dxa_down, db_gate, db_up, da_down);
+  TORCH_CHECK(dxa.stride(0) % 4 == 0 && reinterpret_cast<uintptr_t>(dxa.data_ptr()) % 8 == 0,
+              "swiglu_factors_backward_: rows of dxa do not start on 8 bytes");
   const SwigluFactorsShape shape{gate_up.size(0), gate_up.size(1) / 2,
                                  static_cast<int>(b_gate.size(1))};
   TORCH_CHECK(HasSwigluFactors(gate_up, shape.rank), "swiglu_factors_backward_: no kernel for ",
@@ -47,7 +49,6 @@ Tensor SwigluFactorsBackward(Tensor& gate_up, const Tensor& dy, const Tensor& xa
   const SwigluFactorsSizes sizes = SizesOfSwigluFactors(shape, multiprocessors);
   Tensor partials = at::empty({sizes.dxa + sizes.gradients}, gate_up.options().dtype(at::kFloat));
   float* floats = partials.mutable_data_ptr<float>();
-  Tensor dxa = at::empty({shape.tokens, 2 * shape.rank}, gate_up.options());
   const SwigluFactorsRows rows{static_cast<__nv_bfloat16*>(gate_up.mutable_data_ptr()),
                                gate_up.stride(0),
                                Elements(from_down),
@@ -59,11 +60,10 @@ Tensor SwigluFactorsBackward(Tensor& gate_up, const Tensor& dy, const Tensor& xa
                                Elements(gate),
                                Elements(up)};
   C10_CUDA_CHECK(LaunchSwigluFactorsBackward(
-      shape, rows, {sizes.splits, floats, floats + sizes.dxa}, static_cast<float>(scale),
+      shape, rows, {sizes.runs, floats, floats + sizes.dxa}, static_cast<float>(scale),
       {db_gate.mutable_data_ptr<float>(), db_up.mutable_data_ptr<float>(),
        da_down.mutable_data_ptr<float>()},
       {dxa.mutable_data_ptr(), dxa.stride(0)}, scope.stream()));
-  return dxa;
 }
 
 }  // namespace sft::engine::cuda

@@ -57,10 +57,10 @@ std::tuple<at::Tensor, at::Tensor> NormRopeBackward(at::Tensor& dqkv, const at::
 void Swiglu(at::Tensor& out, const at::Tensor& gate_up);
 void SwigluBackward(at::Tensor& dgate_up, const at::Tensor& dy, const at::Tensor& gate_up);
 bool HasSwigluFactors(const at::Tensor& gate_up, int64_t rank);
-at::Tensor SwigluFactorsBackward(at::Tensor& gate_up, const at::Tensor& dy, const at::Tensor& xa,
-                                 const at::Tensor& b_gate, const at::Tensor& b_up,
-                                 const at::Tensor& dxa_down, at::Tensor& db_gate,
-                                 at::Tensor& db_up, at::Tensor& da_down, double scale);
+void SwigluFactorsBackward(at::Tensor& gate_up, at::Tensor& dxa, const at::Tensor& dy,
+                           const at::Tensor& xa, const at::Tensor& b_gate, const at::Tensor& b_up,
+                           const at::Tensor& dxa_down, at::Tensor& db_gate, at::Tensor& db_up,
+                           at::Tensor& da_down, double scale);
 at::Tensor Attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
                      int64_t window);
@@ -69,5 +69,8 @@ void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at:
                        const at::Tensor& out, const at::Tensor& lse, const at::Tensor& cu_seqlens,
                        at::IntArrayRef lengths, double scale, int64_t window);
 at::Tensor CrossEntropy(at::Tensor& logits, const at::Tensor& targets, bool backward);
+
+// Any memory.
+at::Tensor EmptyAtTheEnd(const at::Tensor& like, int64_t bytes);
 
 }  // namespace sft::engine::cpu

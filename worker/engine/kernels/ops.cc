@@ -50,9 +50,9 @@ TORCH_LIBRARY(sft, m) {
   m.def("swiglu_backward_(Tensor(a!) dgate_up, Tensor dy, Tensor gate_up) -> ()");
   m.def("has_swiglu_factors(Tensor gate_up, int rank) -> bool");
   m.def(
-      "swiglu_factors_backward_(Tensor(a!) gate_up, Tensor dy, Tensor xa, Tensor b_gate, "
-      "Tensor b_up, Tensor dxa_down, Tensor(b!) db_gate, Tensor(c!) db_up, Tensor(d!) da_down, "
-      "float scale) -> Tensor");
+      "swiglu_factors_backward_(Tensor(a!) gate_up, Tensor(b!) dxa, Tensor dy, Tensor xa, "
+      "Tensor b_gate, Tensor b_up, Tensor dxa_down, Tensor(c!) db_gate, Tensor(d!) db_up, "
+      "Tensor(e!) da_down, float scale) -> ()");
   m.def(
       "attention_(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, int[] lengths, "
       "float scale, int window) -> Tensor");
@@ -61,6 +61,7 @@ TORCH_LIBRARY(sft, m) {
       "Tensor k, Tensor v, Tensor out, Tensor lse, Tensor cu_seqlens, int[] lengths, float scale, "
       "int window) -> ()");
   m.def("cross_entropy_(Tensor(a!) logits, Tensor targets, bool backward) -> Tensor");
+  m.def("empty_at_the_end(Tensor like, int bytes) -> Tensor");
   m.def(
       "adamw_step_(Tensor(a!)[] weights, Tensor[] grads, Tensor(b!)[] copies, Tensor(c!)[] m, "
       "Tensor(d!)[] v, Tensor(e!)[] m_absmax, Tensor(f!)[] v_absmax, int[] keys, int[] offsets, "
@@ -96,6 +97,7 @@ TORCH_LIBRARY_IMPL(sft, CPU, m) {
   m.impl("attention_", &cpu::Attention);
   m.impl("attention_backward_", &cpu::AttentionBackward);
   m.impl("cross_entropy_", &cpu::CrossEntropy);
+  m.impl("empty_at_the_end", &cpu::EmptyAtTheEnd);
 }
 
 namespace sft::engine::ops {
@@ -269,14 +271,14 @@ bool HasSwigluFactors(const Tensor& gate_up, int64_t rank) {
   return op.call(gate_up, rank);
 }
 
-Tensor SwigluFactorsBackward(Tensor& gate_up, const Tensor& dy, const SwigluFactors& factors) {
+void SwigluFactorsBackward(Tensor& gate_up, Tensor& dxa, const Tensor& dy,
+                           const SwigluFactors& factors) {
   static const auto op =
-      Find<Tensor(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                  const Tensor&, Tensor&, Tensor&, Tensor&, double)>(
-          "sft::swiglu_factors_backward_");
+      Find<void(Tensor&, Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                const Tensor&, Tensor&, Tensor&, Tensor&, double)>("sft::swiglu_factors_backward_");
   Tensor db_gate = factors.db_gate, db_up = factors.db_up, da_down = factors.da_down;
-  return op.call(gate_up, dy, factors.xa, factors.b_gate, factors.b_up, factors.dxa_down, db_gate,
-                 db_up, da_down, factors.scale);
+  op.call(gate_up, dxa, dy, factors.xa, factors.b_gate, factors.b_up, factors.dxa_down, db_gate,
+          db_up, da_down, factors.scale);
 }
 
 Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -301,6 +303,11 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
 Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
   static const auto op = Find<Tensor(Tensor&, const Tensor&, bool)>("sft::cross_entropy_");
   return op.call(logits, targets, backward);
+}
+
+Tensor EmptyAtTheEnd(const Tensor& like, int64_t bytes) {
+  static const auto op = Find<Tensor(const Tensor&, int64_t)>("sft::empty_at_the_end");
+  return op.call(like, bytes);
 }
 
 void AdamWStep(const AdamWTensors& t, const Tensor& maps, const AdamWFactors& f) {

@@ -153,11 +153,11 @@ bool HasSwigluFactors(const at::Tensor& gate_up, int64_t rank);
 // their adapters that read its rows. With d the gradient of gate and up, and h = silu(gate) * up:
 //
 //   db_gate += scale d_gate^T xa[:, :R]     db_up += scale d_up^T xa[:, R:]
-//   da_down += dxa_down^T h
+//   da_down += dxa_down^T h                 dxa = scale [ d_gate b_gate | d_up b_up ]
 //
-// Returns rows [T, 2 R]: scale * [ d_gate b_gate | d_up b_up ].
-at::Tensor SwigluFactorsBackward(at::Tensor& gate_up, const at::Tensor& dy,
-                                 const SwigluFactors& factors);
+// dxa rows [T, 2 R]; they may be spare columns of gate_up.
+void SwigluFactorsBackward(at::Tensor& gate_up, at::Tensor& dxa, const at::Tensor& dy,
+                           const SwigluFactors& factors);
 
 // Whether operations of this process that sum up in parallel keep a fixed order, so that they give
 // the same bits each time; LibTorch's own, too. Before any thread computes. On a CPU ours always
@@ -186,6 +186,11 @@ void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at:
 // target is negative count nothing. With `backward` the rows become softmax - onehot (zero for
 // rows that count nothing), unnormalised; without it they keep their values.
 at::Tensor CrossEntropy(at::Tensor& logits, const at::Tensor& targets, bool backward);
+
+// `bytes` of memory on the device of `like`, uninitialised. On a GPU from the upper end of the
+// largest piece that its allocator has free, while other tensors come from the lower end: for what
+// outlives them, so that the free piece between stays one.
+at::Tensor EmptyAtTheEnd(const at::Tensor& like, int64_t bytes);
 
 // Tensors of one AdamW step, dense, on one device; in each list they have one type, and all of a
 // list's or none are there.

@@ -7,8 +7,8 @@
 namespace sft::engine {
 
 // Throws c10::Error unless the tensors of a SwigluFactorsBackward (ops.h) fit each other.
-inline void CheckSwigluFactors(const at::Tensor& gate_up, const at::Tensor& dy,
-                               const at::Tensor& xa, const at::Tensor& b_gate,
+inline void CheckSwigluFactors(const at::Tensor& gate_up, const at::Tensor& dxa,
+                               const at::Tensor& dy, const at::Tensor& xa, const at::Tensor& b_gate,
                                const at::Tensor& b_up, const at::Tensor& dxa_down,
                                const at::Tensor& db_gate, const at::Tensor& db_up,
                                const at::Tensor& da_down) {
@@ -17,6 +17,7 @@ inline void CheckSwigluFactors(const at::Tensor& gate_up, const at::Tensor& dy,
               ": gate_up is ", gate_up.sizes(), ", b_gate ", b_gate.sizes());
   const int64_t tokens = gate_up.size(0), width = gate_up.size(1) / 2, rank = b_gate.size(1);
   CheckRows(gate_up, tokens, 2 * width, gate_up, kName);
+  CheckRows(dxa, tokens, 2 * rank, gate_up, kName);
   CheckRows(dy, tokens, width, gate_up, kName);
   CheckRows(xa, tokens, 2 * rank, gate_up, kName);
   CheckRows(dxa_down, tokens, rank, gate_up, kName);

@@ -10,10 +10,10 @@ using at::Tensor;
 bool HasSwigluFactors(const Tensor&, int64_t) { return true; }
 
 // One after the other, as they are written: what the CUDA kernel is compared with.
-Tensor SwigluFactorsBackward(Tensor& gate_up, const Tensor& dy, const Tensor& xa,
-                             const Tensor& b_gate, const Tensor& b_up, const Tensor& dxa_down,
-                             Tensor& db_gate, Tensor& db_up, Tensor& da_down, double scale) {
-  CheckSwigluFactors(gate_up, dy, xa, b_gate, b_up, dxa_down, db_gate, db_up, da_down);
+void SwigluFactorsBackward(Tensor& gate_up, Tensor& dxa, const Tensor& dy, const Tensor& xa,
+                           const Tensor& b_gate, const Tensor& b_up, const Tensor& dxa_down,
+                           Tensor& db_gate, Tensor& db_up, Tensor& da_down, double scale) {
+  CheckSwigluFactors(gate_up, dxa, dy, xa, b_gate, b_up, dxa_down, db_gate, db_up, da_down);
   const int64_t tokens = gate_up.size(0), width = gate_up.size(1) / 2, rank = b_gate.size(1);
   {
     Tensor h = at::empty({tokens, width}, gate_up.options());
@@ -24,11 +24,9 @@ Tensor SwigluFactorsBackward(Tensor& gate_up, const Tensor& dy, const Tensor& xa
   const Tensor dgate = gate_up.narrow(1, 0, width), dup = gate_up.narrow(1, width, width);
   Gemm(db_gate, dgate.t(), xa.narrow(1, 0, rank), scale, 1.0);
   Gemm(db_up, dup.t(), xa.narrow(1, rank, rank), scale, 1.0);
-  Tensor dxa = at::empty({tokens, 2 * rank}, gate_up.options());
   Tensor of_gate = dxa.narrow(1, 0, rank), of_up = dxa.narrow(1, rank, rank);
   Gemm(of_gate, dgate, b_gate, scale, 0.0);
   Gemm(of_up, dup, b_up, scale, 0.0);
-  return dxa;
 }
 
 }  // namespace sft::engine::cpu

@@ -81,6 +81,8 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
     return y;
   }
   if (recompute != Recompute::kNothing) {
+    all.attention.qkv_xa = ApartFrom(all.input_normed, all.attention.qkv_xa);
+    all.mlp.gate_up_xa = ApartFrom(all.middle_normed, all.mlp.gate_up_xa);
     all.input_normed = Tensor();
     all.middle_normed = Tensor();
     all.attention.q = all.attention.k = Tensor();
@@ -121,8 +123,8 @@ void DecoderBlock::AddNormBackward(Tensor& dresidual, const Tensor& dnormed, con
                                    const Tensor& rstd, int norm, const Pass& pass,
                                    UnitGradients& gradients) const {
   const bool trained = gradients.Wants(norm);
-  const Tensor dweight = ops::RmsNormBackward(dresidual, dnormed, x, pass.weights[norm], rstd,
-                                              dresidual, trained);
+  const Tensor dweight =
+      ops::RmsNormBackward(dresidual, dnormed, x, pass.weights[norm], rstd, dresidual, trained);
   if (trained) gradients.Add(norm, dweight);
 }
 
@@ -143,8 +145,8 @@ Tensor DecoderBlock::Backward(Tensor dy, const BlockContext& context, const Pass
   if (!saved.input_normed.defined()) {
     saved.input_normed = Norm(saved.input, input_norm, attention.qkv, pass, saved.input_rstd);
   }
-  attention.Backward(dy, saved.input_normed, context.documents, context.rope, pass,
-                     saved.attention, gradients, input_side ? &dnormed : nullptr);
+  attention.Backward(dy, saved.input_normed, context.documents, context.rope, pass, saved.attention,
+                     gradients, input_side ? &dnormed : nullptr);
   if (!input_side) return {};
   AddNormBackward(dy, dnormed, saved.input, saved.input_rstd, input_norm, pass, gradients);
   return need_dx ? dy : Tensor();

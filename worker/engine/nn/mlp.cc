@@ -17,7 +17,11 @@ void GatedMlp::Forward(Tensor& y, const Tensor& x, const Tensor& residual, const
   Tensor activated = std::exchange(saved.activated, Tensor());
   if (!activated.defined()) activated = Activate(saved.gate_up);
   saved.down_xa = down.Forward(y, activated, pass, residual);
-  if (!MakesProductAgain(saved.gate_up, pass)) saved.activated = activated;
+  if (!MakesProductAgain(saved.gate_up, pass)) {
+    saved.activated = activated;
+  } else {
+    saved.down_xa = ApartFrom(activated, saved.down_xa);
+  }
 }
 
 void GatedMlp::Restore(const Tensor& x, const Pass& pass, Saved& saved) const {
@@ -72,15 +76,16 @@ void GatedMlp::BackwardInOnePass(const Tensor& dy, const Tensor& x, const Pass& 
   Tensor dactivated = at::empty({dy.size(0), down.inputs()}, dy.options());
   down.InputGradient(dy, dxa_down, pass, dactivated);
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
-  const Tensor dxa = ops::SwigluFactorsBackward(dgate_up, dactivated,
-                                                {.xa = std::exchange(saved.gate_up_xa, Tensor()),
-                                                 .b_gate = gate_up.SecondFactor(0, pass),
-                                                 .b_up = gate_up.SecondFactor(1, pass),
-                                                 .dxa_down = dxa_down,
-                                                 .db_gate = gate_up.SecondGradient(0, gradients),
-                                                 .db_up = gate_up.SecondGradient(1, gradients),
-                                                 .da_down = down.FirstGradient(0, gradients),
-                                                 .scale = pass.lora.scale});
+  Tensor dxa = gate_up.Beside(dgate_up, pass);
+  ops::SwigluFactorsBackward(dgate_up, dxa, dactivated,
+                             {.xa = std::exchange(saved.gate_up_xa, Tensor()),
+                              .b_gate = gate_up.SecondFactor(0, pass),
+                              .b_up = gate_up.SecondFactor(1, pass),
+                              .dxa_down = dxa_down,
+                              .db_gate = gate_up.SecondGradient(0, gradients),
+                              .db_up = gate_up.SecondGradient(1, gradients),
+                              .da_down = down.FirstGradient(0, gradients),
+                              .scale = pass.lora.scale});
   dactivated = Tensor();
   gate_up.AddFirstGradients(x, dxa, pass, gradients);
   if (dx != nullptr) gate_up.InputGradient(dgate_up, dxa, pass, *dx);

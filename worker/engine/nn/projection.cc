@@ -77,8 +77,13 @@ bool Projection::trained(UnitGradients& gradients) const {
   return false;
 }
 
+Tensor Projection::Beside(const Tensor& dy, const Pass& pass) const {
+  if (HasRoom(pass)) return SpareColumns(dy, info_.rank);
+  return at::empty({dy.size(0), info_.rank}, dy.options());
+}
+
 Tensor Projection::FirstFactorProduct(const Tensor& x, const Pass& pass) const {
-  Tensor xa = at::empty({x.size(0), info_.rank}, x.options());
+  Tensor xa = Beside(x, pass);
   std::vector<Tensor> firsts;
   for (const Member& member : info_.members) {
     if (member.rank > 0) firsts.push_back(pass.weights[member.lora_a]);
@@ -125,20 +130,16 @@ Tensor Projection::Forward(Tensor& y, const Tensor& x, const Pass& pass,
     Fp8Product(y, x, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, addend,
                /*fast_sums=*/false);
   } else {
-    PlainProduct(y, x, joins ? xa : Tensor(), pass.weights.matrices[matrix_], addend);
+    PlainProduct(y, x, joins, pass.weights.matrices[matrix_], addend);
   }
   if (info_.rank > 0 && !joins) AddSecondFactors(y, xa, pass);
   AddBiases(y, pass);
   return xa;
 }
 
-void Projection::PlainProduct(Tensor& y, const Tensor& x, const Tensor& xa, const Tensor& matrix,
+void Projection::PlainProduct(Tensor& y, const Tensor& x, bool joins, const Tensor& matrix,
                               const Tensor& addend) const {
-  Tensor a = x;
-  if (xa.defined()) {
-    a = Widened(x, info_.rank);
-    a.narrow(1, info_.columns, info_.rank).copy_(xa);
-  }
+  const Tensor a = joins ? Widened(x, info_.rank) : x;
   const Tensor b = matrix.narrow(0, 0, info_.rows).narrow(1, 0, a.size(1)).t();
   if (addend.defined()) {
     ops::GemmAdd(y, a, b, addend);
@@ -171,7 +172,7 @@ void Projection::WeightGradients(const Tensor& dy, const Tensor& x,
 }
 
 Tensor Projection::AdapterGradient(const Tensor& dy, const Pass& pass) const {
-  Tensor dxa = at::empty({dy.size(0), info_.rank}, dy.options());
+  Tensor dxa = Beside(dy, pass);
   if (HasRoom(pass)) {
     ops::Gemm(dxa, dy,
               pass.weights.matrices[matrix_]
@@ -246,11 +247,7 @@ void Projection::InputGradient(const Tensor& dy, const Tensor& dxa, const Pass& 
     Fp8Product(dx, dy, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale, {},
                /*fast_sums=*/true);
   } else {
-    Tensor rows = dy;
-    if (joins) {
-      rows = Widened(dy, info_.rank);
-      rows.narrow(1, info_.rows, info_.rank).copy_(dxa);
-    }
+    const Tensor rows = joins ? Widened(dy, info_.rank) : dy;
     const Tensor weights = pass.weights.matrices[matrix_].narrow(1, 0, info_.columns);
     ops::Gemm(dx, rows, weights.narrow(0, 0, rows.size(1)), 1.0, 0.0);
   }

@@ -41,7 +41,8 @@ class Projection {
   int64_t spare() const { return info_.rank; }
 
   // Writes y, rows [T, N], of x, rows [T, K]; with `addend`, rows [T, N], that is added. Returns
-  // drop(x) A^T [T, R] for the backward, undefined without adapters.
+  // drop(x) A^T [T, R] for the backward, undefined without adapters: a view of x's spare columns
+  // where the source left room.
   at::Tensor Forward(at::Tensor& y, const at::Tensor& x, const Pass& pass,
                      const at::Tensor& addend = {}) const;
 
@@ -62,7 +63,8 @@ class Projection {
   const at::Tensor& SecondFactor(size_t member, const Pass& pass) const;
   at::Tensor FirstGradient(size_t member, UnitGradients& gradients) const;
   at::Tensor SecondGradient(size_t member, UnitGradients& gradients) const;
-  // s dy B [T, R]
+  // Where s dy B [T, R] goes, uninitialised: dy's spare columns where the source left room.
+  at::Tensor Beside(const at::Tensor& dy, const Pass& pass) const;
   at::Tensor AdapterGradient(const at::Tensor& dy, const Pass& pass) const;
   // Add the gradients of the factors B, and A.
   void AddSecondGradients(const at::Tensor& dy, const at::Tensor& xa, const Pass& pass,
@@ -87,9 +89,9 @@ class Projection {
                   const at::Tensor& addend, bool fast_sums) const;
   // Whether the adapters' products are part of an FP8 product.
   bool JoinsFp8() const;
-  // y = x W^T (+ addend); `xa`, where defined, goes into the spare columns of x.
-  void PlainProduct(at::Tensor& y, const at::Tensor& x, const at::Tensor& xa,
-                    const at::Tensor& matrix, const at::Tensor& addend) const;
+  // y = x W^T (+ addend), the spare columns of x included where the adapters join.
+  void PlainProduct(at::Tensor& y, const at::Tensor& x, bool joins, const at::Tensor& matrix,
+                    const at::Tensor& addend) const;
   at::Tensor FirstFactorProduct(const at::Tensor& x, const Pass& pass) const;
   void AddSecondFactors(at::Tensor& y, const at::Tensor& xa, const Pass& pass) const;
   void AddBiases(at::Tensor& y, const Pass& pass) const;

@@ -1,5 +1,6 @@
 #include "worker/engine/nn/rows.h"
 
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 
 #include <string>
@@ -23,6 +24,14 @@ Tensor Widened(const Tensor& rows, int64_t spare) {
                         std::to_string(spare));
   }
   return rows.as_strided({rows.size(0), columns}, {rows.stride(0), 1});
+}
+
+Tensor SpareColumns(const Tensor& rows, int64_t spare) {
+  return Widened(rows, spare).narrow(1, rows.size(1), spare);
+}
+
+Tensor ApartFrom(const Tensor& rows, const Tensor& part) {
+  return part.defined() && part.is_alias_of(rows) ? part.clone() : part;
 }
 
 }  // namespace sft::engine

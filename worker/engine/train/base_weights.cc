@@ -158,6 +158,7 @@ std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWe
       .compute = options.fp8 ? at::kFloat8_e4m3fn : options.compute,
       .sharded = options.sharded,
       .kept = options.kept,
+      .carried = options.carried,
       .prefetch = options.prefetch};
   auto format = options.bits == 8 ? MakeInt8Format() : MakeNf4Format(options.double_quant);
   auto source = std::make_unique<QuantizedSource>(layout, std::move(format), quantized, comm);

@@ -35,6 +35,7 @@ struct FrozenOptions {
   bool fp8 = false;      // products with 4-bit weights are in FP8
   bool sharded = false;  // each rank its own part of each unit; else whole on every rank
   int kept = 0;          // quantised blocks, from the last, that keep their de-quantised weights
+  int carried = 0;       // and, from the first, that carry them: QuantizedSource::Options
   bool prefetch = true;  // of quantised blocks: QuantizedSource::Options
   // The embedding's table stays in host memory that a GPU reads through the bus: a step reads few
   // of its rows. Not for a tied head, nor where it is sharded or trained.

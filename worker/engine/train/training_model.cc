@@ -136,6 +136,7 @@ void TrainingModel::MakeSource(const BaseWeights& base, const Execution& run) {
                           .fp8 = spec_.training.matmul == spec::Matmul::kFp8,
                           .sharded = store_->placement() == Placement::kFullShard,
                           .kept = run.kept,
+                          .carried = run.carried,
                           .prefetch = run.prefetch,
                           .embedding_on_host = run.embedding_on_host},
                          mesh_.shard()));

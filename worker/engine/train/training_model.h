@@ -31,6 +31,7 @@ at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device);
 struct Execution {
   std::vector<Recompute> recompute;  // by layer
   int kept = 0;                      // FrozenOptions::kept
+  int carried = 0;                   // FrozenOptions::carried
   bool prefetch = true;              // FrozenOptions::prefetch
   bool embedding_on_host = false;    // FrozenOptions::embedding_on_host
   // Masters and states in host memory (HostOptimizer): for a device that is not the host itself.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "worker/engine/base/error.h"
+#include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
 
@@ -28,13 +29,26 @@ QuantizedSource::QuantizedSource(const ModelLayout& layout, std::unique_ptr<Quan
                                   ? MakeFp8Expansion(info, *format_)
                                   : MakePlainExpansion(info, *format_, options.compute);
   }
+  ChooseOwners(options);
+}
+
+void QuantizedSource::ChooseOwners(const Options& options) {
   int kept = options.kept;
   for (auto unit = units_.rbegin(); unit != units_.rend() && kept > 0; ++unit) {
     if (unit->cut_units.empty()) continue;
-    unit->kept =
-        at::empty({unit->expansion->bytes()}, at::TensorOptions(comm.device()).dtype(at::kByte));
+    unit->own = NewBuffer(*unit);
     --kept;
   }
+  int carried = options.carried;
+  for (auto unit = units_.begin(); unit != units_.end() && carried > 0; ++unit) {
+    if (unit->cut_units.empty()) continue;
+    unit->carries = !unit->own.defined() && unit->expansion->serves_both();
+    --carried;
+  }
+}
+
+Tensor QuantizedSource::NewBuffer(const Unit& unit) const {
+  return at::empty({unit.expansion->bytes()}, at::TensorOptions(comm_.device()).dtype(at::kByte));
 }
 
 QuantizedSource::Unit QuantizedSource::MakeUnit(const UnitInfo& info) const {
@@ -125,23 +139,33 @@ void QuantizedSource::StartGather(Unit& u) {
 void QuantizedSource::Prefetch(int unit, WeightUse use) {
   Unit& u = units_[unit];
   if (u.cut_units.empty() || u.prefetched || !u.gathers.empty()) return;
-  const bool holds = u.kept.defined() || slots_.Find(unit) != nullptr;
+  const bool holds = u.own.defined() || slots_.Find(unit) != nullptr;
   if (holds && (static_cast<int>(use) & ~u.filled) == 0) return;
   if (sharded_) StartGather(u);
-  if (!prefetch_ || !side_.available() || u.kept.defined()) return;
-  SlotPool::Slot& slot = SlotOf(unit);
-  slots_.Pin(slot);  // until Acquire takes the pin over
+  const bool kept = u.own.defined() && !u.carries;
+  if (!prefetch_ || !side_.available() || kept) return;
+  const Tensor buffer = Hold(unit, use);  // until Acquire takes it over
   u.prefetched = true;
-  const SideStream::Scope scope(side_);  // after all that the slot's last unit was used for
-  Fill(u, use, slot.buffer);
+  const SideStream::Scope scope(side_);  // after all that its memory was last used for
+  Fill(u, use, buffer);
 }
 
-SlotPool::Slot& QuantizedSource::SlotOf(int unit) {
-  if (SlotPool::Slot* slot = slots_.Find(unit); slot != nullptr) return *slot;
+Tensor QuantizedSource::Hold(int unit, WeightUse use) {
   Unit& u = units_[unit];
-  u.filled = 0;
-  return slots_.Take(unit, u.expansion->bytes(),
-                     at::TensorOptions(comm_.device()).dtype(at::kByte));
+  if (u.own.defined()) return u.own;
+  SlotPool::Slot* slot = slots_.Find(unit);
+  if (slot == nullptr) {
+    u.filled = 0;
+    if (u.carries && Includes(use, WeightUse::kBackward)) {
+      // Above all that the next forward takes first.
+      u.own = ops::EmptyAtTheEnd(u.planes[0], u.expansion->bytes());
+      return u.own;
+    }
+    slot = &slots_.Take(unit, u.expansion->bytes(),
+                        at::TensorOptions(comm_.device()).dtype(at::kByte));
+  }
+  slots_.Pin(*slot);
+  return slot->buffer;
 }
 
 void QuantizedSource::Fill(Unit& u, WeightUse use, const Tensor& buffer) {
@@ -149,27 +173,26 @@ void QuantizedSource::Fill(Unit& u, WeightUse use, const Tensor& buffer) {
   if (missing == 0) return;
   if (sharded_ && u.gathers.empty()) StartGather(u);
   for (WorkPtr& gather : u.gathers) gather->Wait();
-  u.expansion->Fill(buffer, static_cast<WeightUse>(missing),
-                    [this, &u](int param) { return BytesOf(u, param); });
+  const auto filled =
+      static_cast<int>(u.expansion->Fill(buffer, static_cast<WeightUse>(missing),
+                                         [this, &u](int param) { return BytesOf(u, param); }));
   u.gathers.clear();
-  u.filled |= missing;
-  u.rewritten |= missing;
+  u.filled |= filled;
+  u.rewritten |= filled;
 }
 
 void QuantizedSource::Acquire(int unit, UnitWeights& weights) {
   Unit& u = units_[unit];
   if (u.cut_units.empty()) return;
-  Tensor buffer = u.kept;
-  if (!buffer.defined()) {
-    SlotPool::Slot& slot = SlotOf(unit);
-    if (u.prefetched) {
-      side_.Join();
-      u.prefetched = false;
-    } else {
-      slots_.Pin(slot);
-    }
-    buffer = slot.buffer;
+  Tensor buffer;
+  if (u.prefetched) {
+    side_.Join();
+    u.prefetched = false;
+    buffer = u.own.defined() ? u.own : slots_.Find(unit)->buffer;
+  } else {
+    buffer = Hold(unit, weights.use);
   }
+  u.ends_carrying = u.carries && u.own.defined() && !Includes(weights.use, WeightUse::kBackward);
   Fill(u, weights.use, buffer);
   u.gathered.clear();  // now that the computation follows what read them
   u.expansion->Give(buffer, weights);
@@ -191,8 +214,14 @@ QuantizedPart QuantizedSource::BytesOf(const Unit& u, int param) const {
 }
 
 void QuantizedSource::Release(int unit) {
-  const Unit& u = units_[unit];
-  if (!u.cut_units.empty() && !u.kept.defined()) slots_.Unpin(unit);
+  Unit& u = units_[unit];
+  if (u.cut_units.empty()) return;
+  if (!u.own.defined()) {
+    slots_.Unpin(unit);
+  } else if (u.ends_carrying) {
+    u.own = Tensor();
+    u.filled = 0;
+  }
 }
 
 int64_t QuantizedSource::ResidentBytes() const {
@@ -202,7 +231,7 @@ int64_t QuantizedSource::ResidentBytes() const {
     for (const Tensor& constants : unit.constants) {
       if (constants.defined()) bytes += static_cast<int64_t>(constants.nbytes());
     }
-    if (unit.kept.defined()) bytes += static_cast<int64_t>(unit.kept.nbytes());
+    if (unit.own.defined() && !unit.carries) bytes += static_cast<int64_t>(unit.own.nbytes());
   }
   return bytes;
 }

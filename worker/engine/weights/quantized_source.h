@@ -17,7 +17,9 @@ namespace sft::engine {
 // Frozen weights kept as quantised bytes, de-quantised into a slot by Prefetch (on a stream of its
 // own where the device has streams) or Acquire. The bytes are whole on every rank, or cut over the
 // ranks at cut units and gathered as raw bytes first. Units that there is memory for keep their
-// de-quantised weights. Weights stand in their shared matrices, with room for the adapters.
+// de-quantised weights; others carry what a backward has used to the next forward, in memory that
+// saved activations take only after it. Weights stand in their shared matrices, with room for the
+// adapters.
 class QuantizedSource : public WeightSource {
  public:
   struct Options {
@@ -25,6 +27,9 @@ class QuantizedSource : public WeightSource {
     at::ScalarType compute = at::kFloat;
     bool sharded = false;  // cut the bytes over comm's ranks
     int kept = 0;          // blocks, from the last, that keep their de-quantised weights
+    // Blocks, from the first, that carry them from a backward to the next forward. Not with FP8,
+    // whose forward reads other bytes.
+    int carried = 0;
     bool prefetch = true;  // a second slot, filled beside the computation
   };
   // Borrows `layout` and `comm`.
@@ -58,17 +63,24 @@ class QuantizedSource : public WeightSource {
     std::vector<at::Tensor> gathered;   // planes of the whole unit while a gather is under way
     std::vector<WorkPtr> gathers;
     std::unique_ptr<UnitExpansion> expansion;
-    at::Tensor kept;          // the expansion's buffer, where the unit keeps it
-    int filled = 0;           // bits of WeightUse: what the buffer or the slot holds
-    int rewritten = 0;        // of these, since the unit was last acquired
-    bool prefetched = false;  // the unit's slot is being filled, and pinned
+    bool carries = false;
+    // The expansion's buffer where the unit has its own: for the whole run, or from a backward to
+    // the release after the next forward. Else a slot serves.
+    at::Tensor own;
+    bool ends_carrying = false;  // the acquisition under way does, when released
+    int filled = 0;              // bits of WeightUse: what its own buffer or its slot holds
+    int rewritten = 0;           // of these, since the unit was last acquired
+    bool prefetched = false;     // the unit's slot is being filled, and pinned
   };
 
   Unit MakeUnit(const UnitInfo& info) const;
+  void ChooseOwners(const Options& options);
+  at::Tensor NewBuffer(const Unit& unit) const;
   int64_t FirstCutUnit(const Unit& unit) const;
   void StartGather(Unit& unit);
-  // The slot of `unit`, taken if it has none.
-  SlotPool::Slot& SlotOf(int unit);
+  // Where the weights of `unit` go: its own buffer, made where it carries them on, or a pinned
+  // slot.
+  at::Tensor Hold(int unit, WeightUse use);
   // Writes what is missing of `use`.
   void Fill(Unit& unit, WeightUse use, const at::Tensor& buffer);
   QuantizedPart BytesOf(const Unit& unit, int param) const;

@@ -48,13 +48,16 @@ class PlainExpansion : public UnitExpansion {
 
   int64_t bytes() const override { return elements_ * ElementSize(); }
 
-  void Fill(const Tensor& buffer, WeightUse, const Bytes& quantized) override {
+  bool serves_both() const override { return true; }
+
+  WeightUse Fill(const Tensor& buffer, WeightUse, const Bytes& quantized) override {
     const Tensor elements = buffer.view(compute_);
     for (size_t i = 0; i < places_.size(); ++i) {
       if (places_[i].begin < 0) continue;
       const QuantizedPart part = quantized(static_cast<int>(i));
       format_.Dequantize(View(elements, i), part.planes, part.constants);
     }
+    return WeightUse::kBoth;
   }
 
   void Give(const Tensor& buffer, UnitWeights& weights) const override {
@@ -114,7 +117,9 @@ class Fp8Expansion : public UnitExpansion {
 
   int64_t bytes() const override { return bytes_; }
 
-  void Fill(const Tensor& buffer, WeightUse use, const Bytes& quantized) override {
+  bool serves_both() const override { return false; }
+
+  WeightUse Fill(const Tensor& buffer, WeightUse use, const Bytes& quantized) override {
     for (Matrix& matrix : matrices_) {
       if (!IsQuantized(matrix)) continue;
       if (!matrix.forward_scale.defined()) FindScales(matrix, quantized);
@@ -135,6 +140,7 @@ class Fp8Expansion : public UnitExpansion {
         }
       }
     }
+    return use;
   }
 
   void Give(const Tensor& buffer, UnitWeights& weights) const override {

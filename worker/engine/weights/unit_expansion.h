@@ -21,8 +21,10 @@ class UnitExpansion {
   virtual ~UnitExpansion() = default;
   // Size of the buffer.
   virtual int64_t bytes() const = 0;
-  // Writes what `use` needs.
-  virtual void Fill(const at::Tensor& buffer, WeightUse use, const Bytes& quantized) = 0;
+  // Writes what `use` needs. Returns what the buffer serves by that: `use`, or more.
+  virtual WeightUse Fill(const at::Tensor& buffer, WeightUse use, const Bytes& quantized) = 0;
+  // Whether one writing serves forward and backward alike.
+  virtual bool serves_both() const = 0;
   // Views of a filled buffer.
   virtual void Give(const at::Tensor& buffer, UnitWeights& weights) const = 0;
 };

@@ -36,12 +36,12 @@ struct SwigluFactorsGradients {
 
 // Scratch memory, in floats, for partial sums.
 struct SwigluFactorsSizes {
-  int splits = 1;
+  int runs = 1;
   int64_t dxa = 0, gradients = 0;
 };
-// That memory, for as many parts of the tokens.
+// That memory, for as many blocks.
 struct SwigluFactorsPartials {
-  int splits = 1;
+  int runs = 1;
   float *dxa = nullptr, *gradients = nullptr;
 };
 

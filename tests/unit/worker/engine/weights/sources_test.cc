@@ -74,11 +74,12 @@ void LoadAll(QuantizedSource& source, const ModelLayout& layout) {
   }
 }
 
-// Three units of two quantised weights that share a matrix, adapted with ranks 3 and 2.
-ModelLayout AdaptedLayout() {
+// Units, by default three, of two quantised weights that share a matrix, adapted with ranks 3
+// and 2.
+ModelLayout AdaptedLayout(const std::string& names = "abc") {
   ModelLayout layout;
-  for (const char* name : {"a", "b", "c"}) {
-    const std::string prefix(name);
+  for (const char name : names) {
+    const std::string prefix(1, name);
     UnitInfo unit{prefix, {}, {{0, 1}}};
     unit.params.push_back({prefix + ".p.weight", {40, 70}, ParamRole::kLinear, false, true});
     unit.params.push_back({prefix + ".q.weight", {24, 70}, ParamRole::kLinear, false, true});
@@ -157,6 +158,45 @@ TEST_P(QuantizedSourceTest, KeptBlocksHaveTheSameBitsAndAreWrittenOnce) {
       // Units 1 and 2 are kept; unit 0 goes through a slot, which keeps it while there is room.
       EXPECT_EQ(actual.weights().rewritten != 0, round == 0) << unit;
     }
+  }
+}
+
+// One block after another forwards, then backwards, as a decoder walks; what each acquisition found
+// written anew. All weights are those of `plain`.
+std::vector<bool> Walk(QuantizedSource& source, QuantizedSource& plain, const ModelLayout& layout) {
+  std::vector<bool> rewritten;
+  const auto visit = [&](int unit, WeightUse use) {
+    AcquiredUnit acquired(source, layout, unit, use);
+    rewritten.push_back(acquired.weights().rewritten != 0);
+    AcquiredUnit expected(plain, layout, unit);
+    for (int i : {0, 1}) {
+      EXPECT_TRUE(at::equal(acquired.weights()[i], expected.weights()[i])) << unit << " " << i;
+    }
+  };
+  for (int unit = 0; unit < layout.size(); ++unit) visit(unit, WeightUse::kForward);
+  for (int unit = layout.size() - 1; unit >= 0; --unit) visit(unit, WeightUse::kBackward);
+  return rewritten;
+}
+
+TEST_P(QuantizedSourceTest, BlocksCarryTheirWeightsFromABackwardToTheNextForward) {
+  const ModelLayout layout = AdaptedLayout("abcdefgh");
+  const auto local = MakeLocalCommunicator(at::kCPU);
+  QuantizedSource source(layout, MakeFormat(), {.kept = 1, .carried = 2}, *local);
+  QuantizedSource plain(layout, MakeFormat(), {}, *local);
+  LoadQuantized(source, layout);
+  LoadQuantized(plain, layout);
+  // The one slot that this walk needs holds block 6 at the turn and block 2 at the end. Block 7
+  // keeps its own weights; 0 and 1 carry theirs, and are not written again in the forward.
+  const std::vector<bool> backward = {false, false, true, true, true, true, true, true};
+  std::vector<bool> first(8, true), later = {false, false, false, true, true, true, true, false};
+  first.insert(first.end(), backward.begin(), backward.end());
+  later.insert(later.end(), backward.begin(), backward.end());
+  EXPECT_EQ(Walk(source, plain, layout), first);
+  EXPECT_EQ(Walk(source, plain, layout), later);
+  // A forward alone, as of an evaluation, ends it.
+  for (int unit : {0, 1}) AcquiredUnit(source, layout, unit, WeightUse::kForward);
+  for (int unit : {0, 1}) {
+    EXPECT_TRUE(AcquiredUnit(source, layout, unit, WeightUse::kForward).weights().rewritten != 0);
   }
 }
 
