@@ -29,6 +29,10 @@ std::vector<Remedy> Remedies(const spec::JobSpec& job) {
     remedies.push_back({job, std::move(words)});
     change(remedies.back().job);
   };
+  if (!job.parallelism.offload_optimizer) return remedies;
+  if (job.parallelism.offload_param) {
+    add([](spec::JobSpec& j) { j.parallelism.offload_param = false; }, "offload_param = false");
+  }
   add([](spec::JobSpec& j) { j.hyperparameters.optimizer = spec::Optimizer::kAdamWBf16; },
       "optimizer = \"adamw_bf16\"");
   add([](spec::JobSpec& j) { j.hyperparameters.optimizer = spec::Optimizer::kAdamW8bit; },
@@ -56,7 +60,17 @@ std::string WhatFits(const PlanInput& input, int64_t row_tokens) {
     if (!problem.ok() || HostBytes(*problem) > input.host_bytes) continue;
     text += fmt::format("{} ({}), or ", remedy.words, Gigabytes(HostBytes(*problem)));
   }
-  return text + "offload_optimizer = false";
+  return text + (input.job.parallelism.offload_optimizer ? "offload_optimizer = false"
+                                                         : "offload_param = false");
+}
+
+// The keys of the job that ask for host memory.
+std::string Keys(const spec::JobSpec& job) {
+  const std::string table = "hyperparameters.parallelism.";
+  std::string keys;
+  if (job.parallelism.offload_optimizer) keys = table + "offload_optimizer = true";
+  if (!job.parallelism.offload_param) return keys;
+  return keys.empty() ? table + "offload_param = true" : keys + " with offload_param = true";
 }
 
 }  // namespace
@@ -69,12 +83,20 @@ absl::Status CheckHostMemory(const PlanInput& input, const Problem& problem) {
   const int64_t needed = HostBytes(problem);
   if (input.host_bytes == 0 || needed <= input.host_bytes) return absl::OkStatus();
   const Memory& held = problem.held;
+  const int64_t states = held.host_masters + held.host_optimizer;
+  std::string parts;
+  const auto add = [&](const char* name, int64_t bytes) {
+    if (bytes == 0) return;
+    parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", name, Gigabytes(bytes));
+  };
+  add("weights", held.host_weights);
+  add("master weights", held.host_masters);
+  add("optimizer states", held.host_optimizer);
+  add("buffers", needed - held.host_weights - states);
   return ResourceExhausted(fmt::format(
-      "hyperparameters.parallelism.offload_optimizer = true needs {} of host memory for each rank "
-      "(master weights {}, optimizer states {}, buffers {}), and the node has {} left for each. "
+      "{} needs {} of host memory for each rank ({}), and the node has {} left for each. "
       "What would fit: {}",
-      Gigabytes(needed), Gigabytes(held.host_masters), Gigabytes(held.host_optimizer),
-      Gigabytes(needed - held.host_masters - held.host_optimizer), Gigabytes(input.host_bytes),
+      Keys(input.job), Gigabytes(needed), parts, Gigabytes(input.host_bytes),
       WhatFits(input, problem.row_tokens)));
 }
 

@@ -47,6 +47,7 @@ int64_t StateBytes(spec::Optimizer optimizer, int64_t elements) {
 // What a unit's parameters come to before any of it is cut over ranks.
 struct UnitSizes {
   int64_t frozen = 0;     // elements that are not quantised
+  int64_t linears = 0;    // of these, weights of linear layers
   int64_t cut_units = 0;  // of quantised weights
   int64_t rows = 0;       // of quantised weights
   int64_t trained = 0;    // elements
@@ -62,6 +63,7 @@ UnitSizes SizesOf(const Unit& unit, const QuantSizes& quant) {
       sizes.rows += p.rows;
     } else {
       sizes.frozen += p.elements;
+      if (p.rows > 0) sizes.linears += p.elements;
     }
   }
   return sizes;
@@ -91,6 +93,10 @@ bool Offloads(const spec::JobSpec& job, Device device) {
   return job.parallelism.offload_optimizer && device == Device::kGpu;
 }
 
+bool Streams(const spec::JobSpec& job, Device device) {
+  return job.parallelism.offload_param && device == Device::kGpu;
+}
+
 ShardParts PartsOf(const spec::JobSpec& job) {
   const int64_t ranks = job.compute.gpu_count, node = job.compute.gpus_per_node;
   switch (job.parallelism.sharding) {
@@ -116,13 +122,22 @@ Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Devi
   const ShardParts parts = PartsOf(job);
   const QuantSizes quant = QuantSizesOf(job);
   Memory memory;
-  for (const Unit& unit : units) {
-    const UnitSizes sizes = SizesOf(unit, quant);
-    const int64_t quantized = CeilDiv(sizes.cut_units, parts.weights) * quant.cut_unit_bytes +
-                              sizes.rows * quant.row_bytes;
+  for (size_t i = 0; i < units.size(); ++i) {
+    const Unit& unit = units[i];
+    UnitSizes sizes = SizesOf(unit, quant);
+    const int64_t held_weights = CeilDiv(sizes.trained, parts.weights) * compute;
+    const int64_t codes = CeilDiv(sizes.cut_units, parts.weights) * quant.cut_unit_bytes;
+    const bool streams = Streams(job, device) && i > 0 && i + 1 < units.size();
+    if (streams && job.full_finetune()) {
+      memory.host_weights += held_weights;
+    } else if (streams) {
+      memory.host_weights += codes + CeilDiv(sizes.linears, parts.weights) * compute;
+      sizes.frozen -= sizes.linears;
+    }
+    const int64_t quantized = (streams ? 0 : codes) + sizes.rows * quant.row_bytes;
     memory.quantized_weights += quantized;
     memory.frozen_weights += CeilDiv(sizes.frozen, parts.weights) * compute + quantized;
-    memory.trained_weights += CeilDiv(sizes.trained, parts.weights) * compute;
+    if (!streams || !job.full_finetune()) memory.trained_weights += held_weights;
     const int64_t held = CeilDiv(sizes.trained, parts.states);
     memory.gradients += CeilDiv(sizes.trained, parts.gradients) * kFp32Bytes;
     const int64_t states = OptimizerBytes(unit, job.hyperparameters.optimizer, held);

@@ -27,8 +27,10 @@ struct ShardParts {
 };
 ShardParts PartsOf(const spec::JobSpec& job);
 
-// Whether masters and states lie in host memory beside a device of another kind.
+// Whether masters and states lie in host memory beside a device of another kind; and the weights of
+// blocks, which are then streamed.
 bool Offloads(const spec::JobSpec& job, Device device);
+bool Streams(const spec::JobSpec& job, Device device);
 
 // What one rank holds. C: bytes of the compute type (bf16 2, fp32 4). M: bytes of the master
 // weights (fp32 4; bf16 2). n: elements; over a unit's N ranks the fullest shard has ceil(n / N).
@@ -52,6 +54,9 @@ struct Memory {
   // optimizer's own even where C and M are one type.
   int64_t host_masters = 0;
   int64_t host_optimizer = 0;
+  // With offload_param: of blocks, the bytes of quantised weights, the other linears that are
+  // frozen, or all that is trained. Full fine-tuning trains them, LoRA does not.
+  int64_t host_weights = 0;
 
   int64_t weights() const { return frozen_weights + trained_weights + master_weights; }
   int64_t total() const { return weights() + gradients + optimizer; }

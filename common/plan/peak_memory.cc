@@ -111,22 +111,26 @@ Moments MomentsOf(const Problem& p, const Choice& choice) {
 void AddScratch(const Problem& p, const Choice& choice, PeakMemory* memory) {
   const int64_t layers = p.shape.layers, e = p.element_bytes;
   const int64_t matrices = p.block.matrix_elements * e;
-  if (p.job.qlora()) {
+  const int64_t bytes = p.held.quantized_weights + p.held.host_weights;
+  if (p.expands_blocks()) {
     const int64_t slots = choice.prefetch || p.shards_weights() ? kSlots : 1;
     const int64_t walked = std::min(slots, layers - choice.kept);
     memory->scratch_slots += walked * matrices;
     memory->kept_copies = choice.kept * matrices;
-    if (p.parts().weights > 1) {
-      memory->communication += walked * p.held.quantized_weights * p.parts().weights / layers;
+    memory->carried_copies = choice.carried * matrices;
+    if (p.parts().weights > 1 || p.streams()) {
+      memory->communication += walked * bytes * p.parts().weights / layers;
     }
   } else if (!p.job.full_finetune() && !p.shards_weights()) {
     // Room for the adapters beside the weights.
     memory->weights += layers * (matrices - p.block.weights * e);
   }
   if (p.shards_weights()) {
-    const int64_t block = p.job.qlora() ? p.trained[1] : p.block.weights + p.trained[1];
+    const int64_t block = p.expands_blocks() ? p.trained[1] : p.block.weights + p.trained[1];
     const int64_t of_blocks = p.job.full_finetune() ? p.trained[1] : block;
     memory->scratch_slots += e * (kSlots * of_blocks + p.head_elements);
+  } else if (p.streams() && p.job.full_finetune()) {
+    memory->scratch_slots += e * kSlots * p.trained[1];
   }
 }
 
@@ -162,9 +166,9 @@ int64_t Problem::host_piece() const {
 }
 
 int64_t HostBytes(const Problem& p) {
-  if (!p.offloads()) return 0;
+  if (!p.offloads()) return p.held.host_weights;
   const int64_t buffers = kHostSlots * p.host_piece() * (p.host_wire_bytes() + p.element_bytes);
-  return p.held.host_masters + p.held.host_optimizer + buffers;
+  return p.held.host_weights + p.held.host_masters + p.held.host_optimizer + buffers;
 }
 
 int64_t PeakMemory::resident() const {
@@ -210,7 +214,7 @@ PeakMemory PredictMemory(const Problem& problem, const Choice& choice) {
 }
 
 int64_t MostCarried(const Problem& p, const Choice& choice) {
-  if (!p.job.qlora() || p.job.training.matmul == spec::Matmul::kFp8) return 0;
+  if (!p.expands_blocks() || p.job.training.matmul == spec::Matmul::kFp8) return 0;
   const Moments moments = MomentsOf(p, choice);
   const auto peak = static_cast<double>(moments.Worst().total());
   const auto worst = static_cast<int64_t>(peak * (1 - kCarriedLeaves));

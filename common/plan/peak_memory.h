@@ -47,6 +47,15 @@ struct Problem {
     return job.parallelism.sharding == spec::Sharding::kFullShard ||
            job.parallelism.sharding == spec::Sharding::kHybridShard;
   }
+  // The weights of blocks come from host memory.
+  bool streams() const { return Streams(job, Device::kGpu); }
+  // Blocks' frozen weights are written into buffers from other bytes: which copies may stay.
+  bool expands_blocks() const { return job.qlora() || (streams() && !job.full_finetune()); }
+  // ZeRO-1 and 2: weights are whole, and come from all ranks.
+  bool shares_whole_weights() const {
+    return job.parallelism.sharding == spec::Sharding::kZero1 ||
+           job.parallelism.sharding == spec::Sharding::kZero2;
+  }
   bool may_hold_embedding_on_host() const {
     return !shape.tied_head && !job.full_finetune() && !shards_weights();
   }
@@ -69,6 +78,7 @@ struct PeakMemory {
   int64_t weights = 0;  // frozen ones that are not quantised
   int64_t quantized_weights = 0;
   int64_t kept_copies = 0;      // de-quantised weights that stay
+  int64_t carried_copies = 0;   // not at the peak: between steps, where activations were
   int64_t scratch_slots = 0;    // that weights of a block at a time pass through
   int64_t trained_weights = 0;  // in the compute type, and their masters
   int64_t gradients = 0;
@@ -81,15 +91,16 @@ struct PeakMemory {
   int64_t fixed = 0;            // workspaces of libraries, tables, tokens
   int64_t allocator_slack = 0;  // free pieces between what is used
 
-  int64_t host = 0;  // beside all this, in host memory: masters, states, buffers
+  int64_t host = 0;  // beside all this, in host memory: weights, masters, states, buffers
 
-  int64_t resident() const;  // what stays between steps
+  int64_t resident() const;  // what stays for the whole run
+  int64_t between_steps() const { return resident() + carried_copies; }
   int64_t allocated() const;
   int64_t reserved() const { return allocated() + allocator_slack; }
 };
 
-// Host memory that a rank takes for masters and states, with the buffers they are sent through; 0
-// where the GPU holds them.
+// Host memory that a rank takes for weights, and for masters and states with the buffers they are
+// sent through; 0 where the GPU holds all.
 int64_t HostBytes(const Problem& problem);
 
 // Rows of a micro-batch whose logits are made at a time.

@@ -54,7 +54,7 @@ bool Squeeze(const Problem& p, Choice* choice) {
     choice->logits_bytes /= 2;
   } else if (!choice->embedding_on_host && p.may_hold_embedding_on_host()) {
     choice->embedding_on_host = true;
-  } else if (choice->prefetch && p.job.qlora() && !p.shards_weights()) {
+  } else if (choice->prefetch && p.expands_blocks() && !p.shards_weights()) {
     choice->prefetch = false;
   } else {
     return false;
@@ -131,7 +131,7 @@ class Search {
       wide.logits_bytes = bytes;
       if (Fits(wide)) choice = wide;
     }
-    if (problem_.job.qlora()) choice.kept = MostKept(choice);
+    if (problem_.expands_blocks()) choice.kept = MostKept(choice);
     choice.carried = MostCarried(problem_, choice);
     fitting_.push_back(
         {choice, PredictMemory(problem_, choice), PredictTime(problem_, choice, gpu_)});
@@ -214,6 +214,14 @@ std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
     job = p.job;
     job.parallelism.offload_optimizer = true;
     try_job(job, "offload_optimizer = true, where the node has the memory");
+  }
+  if (!p.job.parallelism.offload_param && (!p.job.full_finetune() || !p.shares_whole_weights())) {
+    job = p.job;
+    job.parallelism.offload_param = true;
+    job.parallelism.offload_optimizer |= job.full_finetune();
+    try_job(job, job.full_finetune()
+                     ? "offload_optimizer and offload_param = true, where the node has the memory"
+                     : "offload_param = true, where the node has the memory");
   }
   const double budget = p.job.compute.memory_budget_gb;
   if (budget > 0) {
@@ -334,13 +342,17 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
     add(c.deep, c.deep_layers);
     add(c.shallow, layers - c.deep_layers);
   }
-  if (job.qlora())
+  if (job.qlora() || (job.parallelism.offload_param && !job.full_finetune())) {
     text += fmt::format(", {} de-quantised cop{} kept, {} carried", c.kept,
                         c.kept == 1 ? "y" : "ies", c.carried);
+  }
   if (c.embedding_on_host) text += ", embedding in host memory";
   if (!c.prefetch) text += ", no prefetch";
   if (plan.memory.host > 0) {
-    text += fmt::format(", optimizer in {} of host memory", Gigabytes(plan.memory.host));
+    const auto& p = job.parallelism;
+    text += fmt::format(", {}{}{} in {} of host memory", p.offload_param ? "weights" : "",
+                        p.offload_param && p.offload_optimizer ? " and " : "",
+                        p.offload_optimizer ? "optimizer" : "", Gigabytes(plan.memory.host));
   }
   return text;
 }

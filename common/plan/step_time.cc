@@ -56,13 +56,18 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
   const double weights = static_cast<double>(p.block.weights);
   double seconds = 0;
   double gathered = weights * static_cast<double>(p.element_bytes);
-  if (p.job.qlora()) {
-    const double codes =
-        static_cast<double>(p.held.quantized_weights) / static_cast<double>(p.shape.layers);
-    gathered = codes * static_cast<double>(p.parts().weights);
+  const double layers = static_cast<double>(p.shape.layers);
+  if (p.expands_blocks()) {
+    const double bytes =
+        static_cast<double>(p.held.quantized_weights + p.held.host_weights) / layers;
+    gathered = bytes * static_cast<double>(p.parts().weights);
     const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8;
     const double written = weights * (fp8 ? 1.0 : static_cast<double>(p.element_bytes));
     seconds += (prefetch ? kVisibleWeights : 1.0) * (gathered + written) / gpu.copy;
+  }
+  if (p.streams()) {
+    const double bus = static_cast<double>(p.held.host_weights) / layers / kHostBus;
+    seconds += prefetch ? std::max(0.0, bus - compute_seconds) : bus;
   }
   if (p.parts().weights > 1) {
     const double ranks = static_cast<double>(p.parts().weights);

@@ -37,7 +37,7 @@ constexpr Mapped kMapped[] = {
     {kStageName, "hyperparameters.parallelism.deepspeed_stage"},
     {"zero_optimization.cpu_offload", kOffload},
     {"zero_optimization.offload_optimizer.device", kOffload},
-    {"zero_optimization.offload_param.device", "zero_optimization.offload_param.device"},
+    {"zero_optimization.offload_param.device", "hyperparameters.parallelism.offload_param"},
     {"optimizer.type", "hyperparameters.optimizer"},
     {"optimizer.params.lr", "hyperparameters.learning_rate"},
     {"optimizer.params.betas.0", "hyperparameters.adam_beta1"},

@@ -142,14 +142,6 @@ constexpr Field kForeignTable[] = {
          "`sftctl submit --deepspeed FILE` sends a file's.",
      .aliases = "deepspeed_config deepspeed train.deepspeed "
                 "hyperparameters.parallelism.deepspeed_config"},
-    {.key = "zero_optimization.offload_param.device",
-     .type = Type::kChoice,
-     .def = "none",
-     .doc = "Keeping weights in host memory.",
-     .choices = "none|cpu",
-     .supported = "none",
-     .refusal = "not supported yet: weights in host memory; offload_optimizer = true keeps master "
-                "weights and states there, and fsdp = true divides weights over GPUs"},
 };
 
 }  // namespace

@@ -125,6 +125,8 @@ struct JobSpec {
     double ddp_bucket_cap_mb = 25;
     // Master weights and optimizer states live in host memory and are updated there.
     bool offload_optimizer = false;
+    // Blocks' weights live in host memory and are streamed.
+    bool offload_param = false;
   } parallelism;
 
   struct Lora {

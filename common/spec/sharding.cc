@@ -13,7 +13,10 @@ constexpr std::string_view kFsdp = "hyperparameters.parallelism.fsdp",
                            kStrategy = "hyperparameters.parallelism.fsdp_sharding_strategy",
                            kDeepspeed = "hyperparameters.parallelism.use_deepspeed",
                            kStage = "hyperparameters.parallelism.deepspeed_stage",
-                           kDistributed = "train.enable_distributed_training";
+                           kDistributed = "train.enable_distributed_training",
+                           kOptimizer = "hyperparameters.parallelism.offload_optimizer",
+                           kParam = "hyperparameters.parallelism.offload_param",
+                           kMode = "training.mode";
 constexpr int64_t kDefaultStage = 2;
 
 std::string StrategyOf(const Draft& draft) {
@@ -65,6 +68,29 @@ void CheckHybrid(Draft* draft) {
   }
 }
 
+// Trained weights lie in host memory beside what updates them there, and are gathered from where
+// they lie.
+void CheckOffloadedWeights(Draft* draft) {
+  if (draft->Faulty({kParam, kOptimizer, kMode}) || !draft->Bool(kParam) ||
+      draft->String(kMode) != "full_finetune") {
+    return;
+  }
+  if (!draft->Bool(kOptimizer)) {
+    draft->AddProblem(kParam,
+                      fmt::format("{} with full fine-tuning needs offload_optimizer = true: "
+                                  "weights in host memory are updated there",
+                                  draft->Quote(kParam)));
+  }
+  const Sharding sharding = ShardingOf(*draft);
+  if (sharding == Sharding::kZero1 || sharding == Sharding::kZero2) {
+    draft->AddProblem(kParam,
+                      fmt::format("{} with full fine-tuning contradicts {}, which keeps weights "
+                                  "whole on each GPU; use fsdp_sharding_strategy = \"full_shard\" "
+                                  "or deepspeed_stage = 3",
+                                  draft->Quote(kParam), draft->Quote(ShardingKey(*draft))));
+  }
+}
+
 }  // namespace
 
 void ResolveSharding(Draft* draft) {
@@ -84,6 +110,7 @@ void ResolveSharding(Draft* draft) {
   }
   CheckOneGpu(draft);
   CheckHybrid(draft);
+  CheckOffloadedWeights(draft);
   if (draft->Given(kDistributed) && !draft->Bool(kDistributed) && draft->Int(kGpuCountKey) > 1) {
     draft->AddProblem(kDistributed,
                       fmt::format("false asks for one GPU, but {}; gpu_count = 1 would agree",

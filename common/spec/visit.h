@@ -143,6 +143,7 @@ void VisitSpec(Spec& s, Visit&& visit) {
   visit("hyperparameters.parallelism.activation_checkpointing", p.activation_checkpointing);
   visit("hyperparameters.parallelism.ddp_bucket_cap_mb", p.ddp_bucket_cap_mb);
   visit("hyperparameters.parallelism.offload_optimizer", p.offload_optimizer);
+  visit("hyperparameters.parallelism.offload_param", p.offload_param);
   visit("lora.r", s.lora.r);
   visit("lora.alpha", s.lora.alpha);
   visit("lora.dropout", s.lora.dropout);

@@ -15,6 +15,7 @@ TEST_F(CarriedTest, GiveTheSameBitsAsWeightsWrittenForEachPass) {
     for (const int kept : {0, 1}) {
       SCOPED_TRACE(testing::Message() << "prefetch " << prefetch << " kept " << kept);
       spec::JobSpec job = Job(spec::Mode::kLora);
+      job.training.use_qlora = true;
       job.quantization.bits = 4;
       Execution run = Execution::Unplanned(job, 4, at::Device(at::kCUDA, 0));
       run.prefetch = prefetch;

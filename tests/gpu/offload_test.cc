@@ -1,6 +1,6 @@
 #include "tests/gpu/small_training.h"
 
-// The optimizer on the host beside the one on the GPU.
+// The optimizer and the weights on the host beside those on the GPU.
 
 namespace sft::engine {
 namespace {
@@ -64,6 +64,28 @@ TEST_F(OffloadTest, TwoRunsGiveTheSameBits) {
   EXPECT_EQ(one.losses, two.losses);
   for (size_t i = 0; i < one.masters.size(); ++i) {
     EXPECT_TRUE(SameBits(one.masters[i], two.masters[i])) << i;
+  }
+}
+
+TEST_F(OffloadTest, WeightsOfTheHostGiveTheSameBits) {
+  for (const auto mode : {spec::Mode::kLora, spec::Mode::kFullFinetune}) {
+    for (const int bits : {0, 4, 8}) {
+      if (bits != 0 && mode == spec::Mode::kFullFinetune) continue;
+      SCOPED_TRACE(testing::Message() << static_cast<int>(mode) << " " << bits);
+      spec::JobSpec job = Job(mode);
+      job.training.use_qlora = bits != 0;
+      job.quantization.bits = bits;
+      job.parallelism.offload_optimizer = mode == spec::Mode::kFullFinetune;
+      const Outcome gpu = Train(job);
+      job.parallelism.offload_param = true;
+      const Outcome host = Train(job);
+      EXPECT_EQ(host.losses, gpu.losses);
+      EXPECT_EQ(host.norms, gpu.norms);
+      for (size_t i = 0; i < gpu.masters.size(); ++i) {
+        EXPECT_TRUE(SameBits(host.masters[i], gpu.masters[i])) << i;
+      }
+      EXPECT_LT(host.gpu_bytes, gpu.gpu_bytes);
+    }
   }
 }
 

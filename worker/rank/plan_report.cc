@@ -39,7 +39,7 @@ channel::PlanEvent MakePlanEvent(int rank, const plan::Plan& plan, const std::st
     event.categories.push_back({item.category, item.bytes});
   }
   if (plan.memory.host > 0) event.categories.push_back({"in host memory", plan.memory.host});
-  event.resident_bytes = {plan.memory.resident(), measured.resident_bytes};
+  event.resident_bytes = {plan.memory.between_steps(), measured.resident_bytes};
   event.allocated_bytes = {plan.memory.allocated(), measured.allocated_bytes};
   event.reserved_bytes = {plan.memory.reserved(), measured.reserved_bytes};
   event.outside_bytes = {0, measured.outside_bytes};

@@ -57,7 +57,7 @@ int64_t FreeBytes(const Device& device) {
          device.cuda->devices->Memory(index).reserved;
 }
 
-// Host memory for masters and states of each rank: the least of any node.
+// Host memory for what each rank keeps there: the least of any node.
 int64_t HostBytes(const Launch& launch, engine::Communicator& comm) {
   const int64_t own = plan::HostBytesOfRank(Unwrap(io::AvailableMemory()), launch.file.local_ranks);
   const std::vector<int64_t> all = engine::AllGatherInt64(comm, own);
@@ -96,7 +96,9 @@ std::optional<RankPlan> PlanRank(const Launch& launch, const Device& device,
                                             /*opened=*/true);
   input.row_tokens = spec.data.packing ? 0 : LongestRow(rows);
   result.memory_bytes = input.memory_bytes;
-  if (spec.parallelism.offload_optimizer) input.host_bytes = HostBytes(launch, comm);
+  if (spec.parallelism.offload_optimizer || spec.parallelism.offload_param) {
+    input.host_bytes = HostBytes(launch, comm);
+  }
   result.plan = Unwrap(plan::MakePlan(input));
   result.shape = input.shape;
   result.row_tokens =
@@ -121,6 +123,7 @@ void Apply(const std::optional<RankPlan>& plan, engine::TrainerOptions& options)
   execution.prefetch = plan->plan.choice.prefetch;
   execution.embedding_on_host = plan->plan.choice.embedding_on_host;
   execution.optimizer_on_host = options.spec.parallelism.offload_optimizer;
+  execution.blocks_on_host = options.spec.parallelism.offload_param;
   execution.logits_bytes = plan->plan.choice.logits_bytes;
   options.execution = std::move(execution);
 }

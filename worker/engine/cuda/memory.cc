@@ -1,5 +1,10 @@
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
 
 #include "worker/engine/cuda/ops.h"
 
@@ -18,6 +23,20 @@ Tensor EmptyAtTheEnd(const Tensor& like, int64_t bytes) {
   const int64_t below = static_cast<int64_t>(largest) - (bytes + kPieces - 1) / kPieces * kPieces;
   const Tensor filler = below >= kLeast ? at::empty({below}, options) : Tensor();
   return at::empty({bytes}, options);
+}
+
+Tensor EmptyPinned(const Tensor& like, int64_t bytes) {
+  const c10::cuda::CUDAGuard guard(like.device());
+  void* memory = nullptr;
+  const cudaError_t error = cudaHostAlloc(&memory, static_cast<size_t>(std::max<int64_t>(bytes, 1)),
+                                          cudaHostAllocDefault);
+  if (error != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // said here
+    TORCH_CHECK(false, "empty_pinned: the driver cannot lock ", bytes,
+                " bytes of host memory: ", cudaGetErrorString(error));
+  }
+  const auto free = [](void* pointer) { static_cast<void>(cudaFreeHost(pointer)); };
+  return at::from_blob(memory, {bytes}, free, at::TensorOptions(at::kByte));
 }
 
 }  // namespace sft::engine::cuda

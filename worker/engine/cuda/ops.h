@@ -71,5 +71,6 @@ void AdamWStep(at::TensorList weights, at::TensorList grads, at::TensorList copi
                at::ArrayRef<double> factors);
 
 at::Tensor EmptyAtTheEnd(const at::Tensor& like, int64_t bytes);
+at::Tensor EmptyPinned(const at::Tensor& like, int64_t bytes);
 
 }  // namespace sft::engine::cuda

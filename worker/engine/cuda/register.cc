@@ -33,5 +33,6 @@ TORCH_LIBRARY_IMPL(sft, CUDA, m) {
   m.impl("attention_backward_", &cuda::AttentionBackward);
   m.impl("cross_entropy_", &cuda::CrossEntropy);
   m.impl("empty_at_the_end", &cuda::EmptyAtTheEnd);
+  m.impl("empty_pinned", &cuda::EmptyPinned);
   m.impl("adamw_step_", &cuda::AdamWStep);
 }

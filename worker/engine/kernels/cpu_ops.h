@@ -70,7 +70,7 @@ void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at:
                        at::IntArrayRef lengths, double scale, int64_t window);
 at::Tensor CrossEntropy(at::Tensor& logits, const at::Tensor& targets, bool backward);
 
-// Any memory.
-at::Tensor EmptyAtTheEnd(const at::Tensor& like, int64_t bytes);
+// Any memory: a CPU's is where it is, and pinned for it.
+at::Tensor EmptyBytes(const at::Tensor& like, int64_t bytes);
 
 }  // namespace sft::engine::cpu

@@ -4,7 +4,7 @@
 
 namespace sft::engine::cpu {
 
-at::Tensor EmptyAtTheEnd(const at::Tensor& like, int64_t bytes) {
+at::Tensor EmptyBytes(const at::Tensor& like, int64_t bytes) {
   return at::empty({bytes}, like.options().dtype(at::kByte));
 }
 

@@ -62,6 +62,7 @@ TORCH_LIBRARY(sft, m) {
       "int window) -> ()");
   m.def("cross_entropy_(Tensor(a!) logits, Tensor targets, bool backward) -> Tensor");
   m.def("empty_at_the_end(Tensor like, int bytes) -> Tensor");
+  m.def("empty_pinned(Tensor like, int bytes) -> Tensor");
   m.def(
       "adamw_step_(Tensor(a!)[] weights, Tensor[] grads, Tensor(b!)[] copies, Tensor(c!)[] m, "
       "Tensor(d!)[] v, Tensor(e!)[] m_absmax, Tensor(f!)[] v_absmax, int[] keys, int[] offsets, "
@@ -97,7 +98,8 @@ TORCH_LIBRARY_IMPL(sft, CPU, m) {
   m.impl("attention_", &cpu::Attention);
   m.impl("attention_backward_", &cpu::AttentionBackward);
   m.impl("cross_entropy_", &cpu::CrossEntropy);
-  m.impl("empty_at_the_end", &cpu::EmptyAtTheEnd);
+  m.impl("empty_at_the_end", &cpu::EmptyBytes);
+  m.impl("empty_pinned", &cpu::EmptyBytes);
 }
 
 namespace sft::engine::ops {
@@ -307,6 +309,11 @@ Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
 
 Tensor EmptyAtTheEnd(const Tensor& like, int64_t bytes) {
   static const auto op = Find<Tensor(const Tensor&, int64_t)>("sft::empty_at_the_end");
+  return op.call(like, bytes);
+}
+
+Tensor EmptyPinned(const Tensor& like, int64_t bytes) {
+  static const auto op = Find<Tensor(const Tensor&, int64_t)>("sft::empty_pinned");
   return op.call(like, bytes);
 }
 

@@ -192,6 +192,11 @@ at::Tensor CrossEntropy(at::Tensor& logits, const at::Tensor& targets, bool back
 // outlives them, so that the free piece between stays one.
 at::Tensor EmptyAtTheEnd(const at::Tensor& like, int64_t bytes);
 
+// `bytes` of host memory, uninitialised, that the device of `like` copies from and to by itself and
+// reads through the bus. No more than that, where LibTorch's own would be rounded up to a power of
+// two.
+at::Tensor EmptyPinned(const at::Tensor& like, int64_t bytes);
+
 // Tensors of one AdamW step, dense, on one device; in each list they have one type, and all of a
 // list's or none are there.
 struct AdamWTensors {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "worker/engine/base/error.h"
+#include "worker/engine/weights/host_lane.h"
 #include "worker/engine/weights/sharded_source.h"
 
 namespace sft::engine {
@@ -77,8 +78,7 @@ std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const 
 
 // Pinned memory of the host as a tensor of `device`, which reads it through the bus.
 Tensor EmptyOnHost(const std::vector<int64_t>& shape, at::ScalarType type, at::Device device) {
-  const auto options = at::TensorOptions(type).pinned_memory(true);
-  const Tensor pinned = at::empty(shape, options);
+  const Tensor pinned = PinnedBuffer(c10::multiply_integers(shape), type, device);
   return at::for_blob(pinned.mutable_data_ptr(), shape)
       .deleter([pinned](void*) {})
       .options(at::TensorOptions(device).dtype(type))
@@ -112,6 +112,17 @@ std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const
     }
   }
   return source;
+}
+
+std::unique_ptr<QuantFormat> FormatOf(const FrozenOptions& options) {
+  switch (options.bits) {
+    case 4:
+      return MakeNf4Format(options.double_quant);
+    case 8:
+      return MakeInt8Format();
+    default:
+      return MakePlainFormat(options.compute);
+  }
 }
 
 }  // namespace
@@ -157,11 +168,11 @@ std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWe
   const QuantizedSource::Options quantized{
       .compute = options.fp8 ? at::kFloat8_e4m3fn : options.compute,
       .sharded = options.sharded,
+      .on_host = options.on_host,
       .kept = options.kept,
       .carried = options.carried,
       .prefetch = options.prefetch};
-  auto format = options.bits == 8 ? MakeInt8Format() : MakeNf4Format(options.double_quant);
-  auto source = std::make_unique<QuantizedSource>(layout, std::move(format), quantized, comm);
+  auto source = std::make_unique<QuantizedSource>(layout, FormatOf(options), quantized, comm);
   for (int unit = 0; unit < layout.size(); ++unit) {
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
       const ParamInfo& param = layout.units[unit].params[i];

@@ -30,10 +30,11 @@ class BaseWeights {
 // How frozen parameters are held.
 struct FrozenOptions {
   at::ScalarType compute = at::kFloat;
-  int bits = 4;  // of quantised weights: 4 (NF4) or 8 (INT8)
+  int bits = 4;  // of quantised weights: 4 (NF4), 8 (INT8), or 0: as they are
   bool double_quant = true;
   bool fp8 = false;      // products with 4-bit weights are in FP8
   bool sharded = false;  // each rank its own part of each unit; else whole on every rank
+  bool on_host = false;  // of quantised weights, their bytes: QuantizedSource::Options
   int kept = 0;          // quantised blocks, from the last, that keep their de-quantised weights
   int carried = 0;       // and, from the first, that carry them: QuantizedSource::Options
   bool prefetch = true;  // of quantised blocks: QuantizedSource::Options

@@ -68,6 +68,13 @@ std::unique_ptr<GradientSink> MakeSink(const spec::JobSpec& spec, const ModelLay
   return std::make_unique<ReplicatedSink>(layout, store, bucket_bytes, mesh.world());
 }
 
+// Linears that are not quantised are kept as their own bytes (MakePlainFormat).
+void StreamLinears(ModelLayout& layout) {
+  for (UnitInfo& unit : layout.units) {
+    for (ParamInfo& param : unit.params) param.quantized |= param.role == ParamRole::kLinear;
+  }
+}
+
 // As transformers: norms and biases are not decayed.
 bool Decays(const ParamInfo& param) {
   return param.role != ParamRole::kNorm && param.role != ParamRole::kBias;
@@ -83,6 +90,7 @@ Execution Execution::Unplanned(const spec::JobSpec& spec, int64_t layers, at::De
     execution.recompute.assign(layers, Recompute::kNorms);
   }
   execution.optimizer_on_host = spec.parallelism.offload_optimizer && !device.is_cpu();
+  execution.blocks_on_host = spec.parallelism.offload_param && !device.is_cpu();
   // A GPU's head GEMM wants some thousand rows at once.
   constexpr int64_t kGpuLogitsBytes = int64_t{1} << 30;
   if (!device.is_cpu()) execution.logits_bytes = kGpuLogitsBytes;
@@ -112,10 +120,13 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   PrepareLayout(layout_, spec_);
   const Execution run =
       execution ? *execution : Execution::Unplanned(spec_, config_.layers, comm_.device());
+  const bool full = spec_.full_finetune();
+  if (run.blocks_on_host && !full) StreamLinears(layout_);
   const BaseWeights base(model_dir, layout_);
   const Placement placement = PlacementOf(spec_.parallelism.sharding);
-  store_ = std::make_unique<TrainableStore>(layout_, compute_, MasterTypeOf(spec_), placement,
-                                            mesh_.shard(), run.optimizer_on_host);
+  store_ = std::make_unique<TrainableStore>(
+      layout_, compute_, MasterTypeOf(spec_), placement, mesh_.shard(),
+      OnHost{.masters = run.optimizer_on_host, .blocks = run.blocks_on_host && full});
   InitTrainables(base);
   MakeOptimizers();
   MakeSource(base, run);
@@ -131,10 +142,11 @@ void TrainingModel::MakeSource(const BaseWeights& base, const Execution& run) {
   auto source = std::make_unique<ComposedSource>();
   source->Add(LoadFrozen(layout_, base,
                          {.compute = compute_,
-                          .bits = spec_.quantization.bits,
+                          .bits = spec_.qlora() ? spec_.quantization.bits : 0,
                           .double_quant = spec_.quantization.double_quant,
                           .fp8 = spec_.training.matmul == spec::Matmul::kFp8,
                           .sharded = store_->placement() == Placement::kFullShard,
+                          .on_host = run.blocks_on_host,
                           .kept = run.kept,
                           .carried = run.carried,
                           .prefetch = run.prefetch,

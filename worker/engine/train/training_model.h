@@ -34,8 +34,10 @@ struct Execution {
   int carried = 0;                   // FrozenOptions::carried
   bool prefetch = true;              // FrozenOptions::prefetch
   bool embedding_on_host = false;    // FrozenOptions::embedding_on_host
-  // Masters and states in host memory (HostOptimizer): for a device that is not the host itself.
+  // Masters and states in host memory (HostOptimizer), and the weights of blocks, which are then
+  // streamed: for a device that is not the host itself.
   bool optimizer_on_host = false;
+  bool blocks_on_host = false;
   int64_t logits_bytes = int64_t{64} << 20;
 
   // Without a plan: what is recomputed is for the job to say (nothing, or everything); on a GPU at

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 
+#include "worker/engine/kernels/ops.h"
 #include "worker/engine/weights/side_stream.h"
 
 namespace sft::engine {
@@ -43,7 +44,9 @@ void HostLane::Join() {
 }
 
 at::Tensor PinnedBuffer(int64_t elements, at::ScalarType type, at::Device device) {
-  return at::empty({elements}, at::TensorOptions(type).pinned_memory(!device.is_cpu()));
+  const at::Tensor like = at::empty({0}, at::TensorOptions(device).dtype(at::kByte));
+  const auto size = static_cast<int64_t>(c10::elementSize(type));
+  return ops::EmptyPinned(like, elements * size).view(type);
 }
 
 }  // namespace sft::engine

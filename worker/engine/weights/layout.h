@@ -22,7 +22,7 @@ struct ParamInfo {
   std::vector<int64_t> shape;
   ParamRole role = ParamRole::kLinear;
   bool trainable = false;
-  bool quantized = false;  // kept as quantised bytes, never trainable
+  bool quantized = false;  // kept as bytes of a format (quant_format.h), never trainable
 
   int64_t numel() const;
   // "model.layers.0.self_attn.q_proj" of "....q_proj.weight" or "....q_proj.lora_A.weight".
@@ -77,6 +77,7 @@ struct ModelLayout {
 
   int size() const { return static_cast<int>(units.size()); }
   int head_unit() const { return size() - 1; }
+  bool is_block(int unit) const { return unit > 0 && unit < head_unit(); }
   // The lowest unit with a trainable parameter; size() when nothing is trained.
   int first_trainable() const;
   int64_t total_parameters() const;  // of the base: adapters do not count

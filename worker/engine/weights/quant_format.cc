@@ -171,6 +171,34 @@ class Int8Format : public QuantFormat {
   }
 };
 
+class PlainFormat : public QuantFormat {
+ public:
+  explicit PlainFormat(at::ScalarType compute) : compute_(compute) {}
+
+  // Whole anywhere; this keeps every weight's elements on a 256-byte boundary.
+  int64_t cut_unit() const override { return 128; }
+
+  std::vector<PlaneSpec> planes() const override { return {{compute_, cut_unit()}}; }
+
+  QuantizedPart Quantize(const Tensor& part, int64_t /*columns*/, std::span<const int64_t>,
+                         Communicator&) const override {
+    const Tensor elements = part.to(compute_);
+    return {{Padded(elements, CutUnits(part.numel()) * cut_unit())}, {}};
+  }
+
+  void Dequantize(Tensor out, std::span<const Tensor> planes, const Tensor&) const override {
+    out.copy_(planes[0].narrow(0, 0, out.numel()).view(out.sizes()));
+  }
+
+  void DequantizeFp8(Tensor, std::span<const Tensor>, const Tensor&, const Tensor&,
+                     bool) const override {
+    throw InternalError("FP8 products with weights that are not quantised");
+  }
+
+ private:
+  at::ScalarType compute_;
+};
+
 }  // namespace
 
 int64_t QuantFormat::Bytes(int64_t elements) const {
@@ -184,6 +212,10 @@ int64_t QuantFormat::Bytes(int64_t elements) const {
 
 std::unique_ptr<QuantFormat> MakeNf4Format(bool double_quant) {
   return std::make_unique<Nf4Format>(double_quant);
+}
+
+std::unique_ptr<QuantFormat> MakePlainFormat(at::ScalarType compute) {
+  return std::make_unique<PlainFormat>(compute);
 }
 
 std::unique_ptr<QuantFormat> MakeInt8Format() { return std::make_unique<Int8Format>(); }

@@ -62,6 +62,10 @@ class QuantFormat {
 // NF4 (kernels/nf4_tables.h), with the absmax kept as fp32 or quantised again.
 std::unique_ptr<QuantFormat> MakeNf4Format(bool double_quant);
 
+// No quantisation: the weights themselves in `compute`, for a base that lies in host memory. No
+// FP8.
+std::unique_ptr<QuantFormat> MakePlainFormat(at::ScalarType compute);
+
 // INT8 with a scale a row (kernels/int8_format.h). The scales are the weight's constants: they are
 // whole on every rank (4 bytes a row), so codes may be cut within a row. No FP8.
 std::unique_ptr<QuantFormat> MakeInt8Format();

@@ -9,6 +9,7 @@
 
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/ops.h"
+#include "worker/engine/weights/host_lane.h"
 
 namespace sft::engine {
 
@@ -19,6 +20,7 @@ QuantizedSource::QuantizedSource(const ModelLayout& layout, std::unique_ptr<Quan
     : layout_(layout),
       format_(std::move(format)),
       sharded_(options.sharded && comm.world() > 1),
+      on_host_(options.on_host),
       prefetch_(options.prefetch),
       comm_(comm),
       side_(comm.device()) {
@@ -60,8 +62,10 @@ QuantizedSource::Unit QuantizedSource::MakeUnit(const UnitInfo& info) const {
   unit.counts = sharded_ ? PartSizes(total, comm_.world()) : std::vector<int64_t>{total};
   const int64_t own = unit.counts[sharded_ ? comm_.rank() : 0];
   for (const PlaneSpec& plane : format_->planes()) {
+    const int64_t size = own * plane.per_cut_unit;
     unit.planes.push_back(
-        at::zeros({own * plane.per_cut_unit}, at::TensorOptions(comm_.device()).dtype(plane.type)));
+        on_host_ ? PinnedBuffer(size, plane.type, comm_.device()).zero_()
+                 : at::zeros({size}, at::TensorOptions(comm_.device()).dtype(plane.type)));
   }
   unit.constants.resize(unit.cut_units.pieces().size());
   return unit;
@@ -123,30 +127,46 @@ void QuantizedSource::Load(int unit, int param, const Tensor& part) {
   u.constants[piece - pieces.begin()] = quantized.constants;
 }
 
-void QuantizedSource::StartGather(Unit& u) {
+void QuantizedSource::StartFetch(Unit& u) {
   const std::vector<PlaneSpec> specs = format_->planes();
   for (size_t i = 0; i < specs.size(); ++i) {
+    const auto options = at::TensorOptions(comm_.device()).dtype(specs[i].type);
+    Tensor own = u.planes[i];
+    if (on_host_) {
+      own = at::empty(own.sizes(), options);
+      own.copy_(u.planes[i], /*non_blocking=*/true);
+    }
+    if (!sharded_) {
+      u.fetched.push_back(own);
+      continue;
+    }
     std::vector<int64_t> counts = u.counts;
     for (int64_t& count : counts) count *= specs[i].per_cut_unit;
-    u.gathered.push_back(
-        at::empty({u.cut_units.size() * specs[i].per_cut_unit}, u.planes[i].options()));
-    u.gathers.push_back(comm_.AllGatherAsync(u.gathered[i], u.planes[i], std::move(counts)));
+    u.fetched.push_back(at::empty({u.cut_units.size() * specs[i].per_cut_unit}, options));
+    u.gathers.push_back(comm_.AllGatherAsync(u.fetched[i], own, std::move(counts)));
+    u.staged.push_back(own);
   }
 }
 
-// Raw bytes of all ranks are gathered beside the computation, and where the device has streams
-// de-quantised beside it too.
+// Raw bytes come from the host and from the other ranks beside the computation, and where the
+// device has streams are de-quantised beside it too.
 void QuantizedSource::Prefetch(int unit, WeightUse use) {
   Unit& u = units_[unit];
-  if (u.cut_units.empty() || u.prefetched || !u.gathers.empty()) return;
+  if (u.cut_units.empty() || u.prefetched || !u.fetched.empty()) return;
   const bool holds = u.own.defined() || slots_.Find(unit) != nullptr;
   if (holds && (static_cast<int>(use) & ~u.filled) == 0) return;
-  if (sharded_) StartGather(u);
+  const bool beside = side_.available();
+  if (on_host_ && beside) {
+    const SideStream::Scope scope(side_);
+    StartFetch(u);
+  } else if (fetches()) {
+    StartFetch(u);
+  }
   const bool kept = u.own.defined() && !u.carries;
-  if (!prefetch_ || !side_.available() || kept) return;
+  if (!prefetch_ || !beside || kept) return;
   const Tensor buffer = Hold(unit, use);  // until Acquire takes it over
   u.prefetched = true;
-  const SideStream::Scope scope(side_);  // after all that its memory was last used for
+  const SideStream::Scope scope(side_);  // after all that the buffer's memory was last used for
   Fill(u, use, buffer);
 }
 
@@ -158,7 +178,8 @@ Tensor QuantizedSource::Hold(int unit, WeightUse use) {
     u.filled = 0;
     if (u.carries && Includes(use, WeightUse::kBackward)) {
       // Above all that the next forward takes first.
-      u.own = ops::EmptyAtTheEnd(u.planes[0], u.expansion->bytes());
+      u.own = ops::EmptyAtTheEnd(at::empty({0}, at::TensorOptions(comm_.device())),
+                                 u.expansion->bytes());
       return u.own;
     }
     slot = &slots_.Take(unit, u.expansion->bytes(),
@@ -171,7 +192,11 @@ Tensor QuantizedSource::Hold(int unit, WeightUse use) {
 void QuantizedSource::Fill(Unit& u, WeightUse use, const Tensor& buffer) {
   const int missing = static_cast<int>(use) & ~u.filled;
   if (missing == 0) return;
-  if (sharded_ && u.gathers.empty()) StartGather(u);
+  if (fetches() && u.fetched.empty()) {
+    StartFetch(u);
+  } else if (on_host_ && side_.available()) {
+    side_.Join();  // copied there
+  }
   for (WorkPtr& gather : u.gathers) gather->Wait();
   const auto filled =
       static_cast<int>(u.expansion->Fill(buffer, static_cast<WeightUse>(missing),
@@ -194,7 +219,8 @@ void QuantizedSource::Acquire(int unit, UnitWeights& weights) {
   }
   u.ends_carrying = u.carries && u.own.defined() && !Includes(weights.use, WeightUse::kBackward);
   Fill(u, weights.use, buffer);
-  u.gathered.clear();  // now that the computation follows what read them
+  u.fetched.clear();  // now that the computation follows what read them
+  u.staged.clear();
   u.expansion->Give(buffer, weights);
   weights.rewritten = std::exchange(u.rewritten, 0);
 }
@@ -206,7 +232,7 @@ QuantizedPart QuantizedSource::BytesOf(const Unit& u, int param) const {
                                   [param](const FlatLayout::Piece& p) { return p.param == param; });
   QuantizedPart part;
   for (size_t i = 0; i < specs.size(); ++i) {
-    part.planes.push_back((sharded_ ? u.gathered : u.planes)[i].narrow(
+    part.planes.push_back((fetches() ? u.fetched : u.planes)[i].narrow(
         0, piece->begin * specs[i].per_cut_unit, piece->count * specs[i].per_cut_unit));
   }
   part.constants = u.constants[piece - pieces.begin()];
@@ -227,7 +253,9 @@ void QuantizedSource::Release(int unit) {
 int64_t QuantizedSource::ResidentBytes() const {
   int64_t bytes = slots_.Bytes();
   for (const Unit& unit : units_) {
-    for (const Tensor& plane : unit.planes) bytes += static_cast<int64_t>(plane.nbytes());
+    if (!on_host_) {
+      for (const Tensor& plane : unit.planes) bytes += static_cast<int64_t>(plane.nbytes());
+    }
     for (const Tensor& constants : unit.constants) {
       if (constants.defined()) bytes += static_cast<int64_t>(constants.nbytes());
     }

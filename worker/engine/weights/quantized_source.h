@@ -16,7 +16,8 @@ namespace sft::engine {
 
 // Frozen weights kept as quantised bytes, de-quantised into a slot by Prefetch (on a stream of its
 // own where the device has streams) or Acquire. The bytes are whole on every rank, or cut over the
-// ranks at cut units and gathered as raw bytes first. Units that there is memory for keep their
+// ranks at cut units and gathered as raw bytes first; they lie on the device, or in host memory and
+// are copied to it first. Units that there is memory for keep their
 // de-quantised weights; others carry what a backward has used to the next forward, in memory that
 // saved activations take only after it. Weights stand in their shared matrices, with room for the
 // adapters.
@@ -26,6 +27,7 @@ class QuantizedSource : public WeightSource {
     // Of the de-quantised weights; float8_e4m3fn gives FP8 matrices.
     at::ScalarType compute = at::kFloat;
     bool sharded = false;  // cut the bytes over comm's ranks
+    bool on_host = false;  // keep this rank's bytes in pinned host memory
     int kept = 0;          // blocks, from the last, that keep their de-quantised weights
     // Blocks, from the first, that carry them from a backward to the next forward. Not with FP8,
     // whose forward reads other bytes.
@@ -60,7 +62,8 @@ class QuantizedSource : public WeightSource {
     std::vector<int64_t> counts;  // cut units of each rank; one count when not sharded
     std::vector<at::Tensor> planes;
     std::vector<at::Tensor> constants;  // by piece
-    std::vector<at::Tensor> gathered;   // planes of the whole unit while a gather is under way
+    // Planes of the whole unit on the device while they are fetched, and this rank's on their way.
+    std::vector<at::Tensor> fetched, staged;
     std::vector<WorkPtr> gathers;
     std::unique_ptr<UnitExpansion> expansion;
     bool carries = false;
@@ -77,7 +80,9 @@ class QuantizedSource : public WeightSource {
   void ChooseOwners(const Options& options);
   at::Tensor NewBuffer(const Unit& unit) const;
   int64_t FirstCutUnit(const Unit& unit) const;
-  void StartGather(Unit& unit);
+  // Whether a unit's bytes have to be brought together before they are de-quantised.
+  bool fetches() const { return sharded_ || on_host_; }
+  void StartFetch(Unit& unit);
   // Where the weights of `unit` go: its own buffer, made where it carries them on, or a pinned
   // slot.
   at::Tensor Hold(int unit, WeightUse use);
@@ -87,7 +92,7 @@ class QuantizedSource : public WeightSource {
 
   const ModelLayout& layout_;
   std::unique_ptr<QuantFormat> format_;
-  bool sharded_;
+  bool sharded_, on_host_;
   bool prefetch_;
   Communicator& comm_;
   std::vector<Unit> units_;

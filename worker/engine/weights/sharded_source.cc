@@ -1,24 +1,60 @@
 #include "worker/engine/weights/sharded_source.h"
 
+#include <ATen/ops/empty.h>
+
 #include <utility>
 
 namespace sft::engine {
 
 ShardedSource::ShardedSource(const ModelLayout& layout, Communicator& comm)
-    : layout_(layout), comm_(comm), units_(layout.units.size()) {}
+    : layout_(layout), comm_(comm), units_(layout.units.size()), side_(comm.device()) {}
 
 ShardedSource::~ShardedSource() = default;
 
-void ShardedSource::Set(int unit, FlatLayout flat, std::vector<int64_t> counts, at::Tensor shard) {
-  units_[unit] = {std::move(flat), std::move(counts), std::move(shard), nullptr};
+void ShardedSource::Set(int unit, FlatLayout flat, std::vector<int64_t> counts, at::Tensor shard,
+                        bool on_host) {
+  Unit& u = units_[unit];
+  u.flat = std::move(flat);
+  u.counts = std::move(counts);
+  u.shard = std::move(shard);
+  u.on_host = on_host;
 }
 
 void ShardedSource::Prefetch(int unit, WeightUse) {
   Unit& u = units_[unit];
   if (u.flat.empty() || slots_.Find(unit) != nullptr) return;
-  SlotPool::Slot& slot = slots_.Take(unit, u.flat.size(), u.shard.options());
+  SlotPool::Slot& slot = slots_.Take(unit, u.flat.size(), u.shard.options().device(comm_.device()));
   slots_.Pin(slot);  // until Acquire takes the pin over
-  u.gather = comm_.AllGatherAsync(slot.buffer, u.shard, u.counts);
+  u.under_way = true;
+  if (!u.on_host) {
+    u.gather = comm_.AllGatherAsync(slot.buffer, u.shard, u.counts);
+  } else if (side_.available()) {
+    const SideStream::Scope scope(side_);  // after all that the slot was last used for
+    StartFromHost(u, slot.buffer);
+  } else {
+    StartFromHost(u, slot.buffer);
+  }
+}
+
+void ShardedSource::StartFromHost(Unit& u, const at::Tensor& slot) {
+  if (u.counts.size() == 1) {
+    at::Tensor(slot).copy_(u.shard, /*non_blocking=*/true);
+    return;
+  }
+  u.staged = at::empty(u.shard.sizes(), slot.options());
+  u.staged.copy_(u.shard, /*non_blocking=*/true);
+  u.gather = comm_.AllGatherAsync(slot, u.staged, u.counts);
+}
+
+void ShardedSource::Finish(Unit& u) {
+  if (u.gather != nullptr) {
+    u.gather->Wait();
+  } else if (side_.available()) {
+    side_.Join();
+  }
+  u.gather = nullptr;
+  u.staged = at::Tensor();
+  u.under_way = false;
 }
 
 void ShardedSource::Acquire(int unit, UnitWeights& weights) {
@@ -26,9 +62,8 @@ void ShardedSource::Acquire(int unit, UnitWeights& weights) {
   if (u.flat.empty()) return;
   Prefetch(unit, weights.use);
   SlotPool::Slot& slot = *slots_.Find(unit);
-  if (u.gather != nullptr) {
-    u.gather->Wait();
-    u.gather = nullptr;
+  if (u.under_way) {
+    Finish(u);
   } else {
     slots_.Pin(slot);
   }
@@ -44,9 +79,8 @@ void ShardedSource::Release(int unit) {
 
 void ShardedSource::Invalidate() {
   for (size_t i = 0; i < units_.size(); ++i) {
-    if (units_[i].gather == nullptr) continue;
-    units_[i].gather->Wait();
-    units_[i].gather = nullptr;
+    if (!units_[i].under_way) continue;
+    Finish(units_[i]);
     slots_.Unpin(static_cast<int>(i));
   }
   slots_.Clear();
@@ -55,7 +89,7 @@ void ShardedSource::Invalidate() {
 int64_t ShardedSource::ResidentBytes() const {
   int64_t bytes = slots_.Bytes();
   for (const Unit& unit : units_) {
-    if (unit.shard.defined()) bytes += static_cast<int64_t>(unit.shard.nbytes());
+    if (unit.shard.defined() && !unit.on_host) bytes += static_cast<int64_t>(unit.shard.nbytes());
   }
   return bytes;
 }

@@ -7,7 +7,9 @@
 #include <numeric>
 #include <utility>
 
+#include "worker/engine/base/error.h"
 #include "worker/engine/kernels/host_memory.h"
+#include "worker/engine/weights/host_lane.h"
 #include "worker/engine/weights/sharded_source.h"
 
 namespace sft::engine {
@@ -16,22 +18,26 @@ using at::Tensor;
 
 TrainableStore::TrainableStore(const ModelLayout& layout, at::ScalarType compute,
                                at::ScalarType master, Placement placement, Communicator& comm,
-                               bool masters_on_host)
+                               OnHost on_host)
     : layout_(layout),
       placement_(placement),
       comm_(comm),
-      masters_on_host_(masters_on_host),
-      separate_(compute != master || masters_on_host) {
-  for (const UnitInfo& info : layout.units) {
-    units_.push_back(MakeUnit(info, compute, master));
-    AddParts(static_cast<int>(units_.size()) - 1);
+      on_host_(on_host),
+      separate_(compute != master || on_host.masters) {
+  if (on_host.blocks && (!on_host.masters || placement == Placement::kShardedOptimizer)) {
+    throw InternalError("weights in host memory without their masters, or gathered there");
+  }
+  for (int unit = 0; unit < layout.size(); ++unit) {
+    units_.push_back(MakeUnit(unit, compute, master));
+    AddParts(unit);
   }
 }
 
-TrainableStore::Unit TrainableStore::MakeUnit(const UnitInfo& info, at::ScalarType compute,
+TrainableStore::Unit TrainableStore::MakeUnit(int index, at::ScalarType compute,
                                               at::ScalarType master) const {
   Unit unit;
-  unit.flat = FlatLayout(info, [](const ParamInfo& p) { return p.trainable; });
+  unit.on_host = on_host_.blocks && layout_.is_block(index);
+  unit.flat = FlatLayout(layout_.units[index], [](const ParamInfo& p) { return p.trainable; });
   const int64_t total = unit.flat.size();
   if (placement_ == Placement::kReplicated) {
     unit.counts = {total};
@@ -44,13 +50,15 @@ TrainableStore::Unit TrainableStore::MakeUnit(const UnitInfo& info, at::ScalarTy
   }
   const at::TensorOptions options(comm_.device());
   const bool holds_shard = placement_ == Placement::kFullShard;
-  unit.compute = at::zeros({holds_shard ? unit.size : total}, options.dtype(compute));
+  const int64_t held = holds_shard ? unit.size : total;
+  unit.compute = unit.on_host ? PinnedBuffer(held, compute, comm_.device()).zero_()
+                              : at::zeros({held}, options.dtype(compute));
   if (!separate_) {
     unit.master = unit.compute.narrow(0, holds_shard ? 0 : unit.begin, unit.size);
     return unit;
   }
   unit.master =
-      at::empty({unit.size}, masters_on_host_ ? at::TensorOptions(master) : options.dtype(master));
+      at::empty({unit.size}, on_host_.masters ? at::TensorOptions(master) : options.dtype(master));
   AdviseHugePages(unit.master);
   unit.master.zero_();
   return unit;
@@ -92,21 +100,32 @@ void TrainableStore::Load(const Reader& read) {
 
 std::unique_ptr<WeightSource> TrainableStore::MakeSource() const {
   if (placement_ == Placement::kFullShard) {
-    auto source = std::make_unique<ShardedSource>(layout_, comm_);
-    for (size_t i = 0; i < units_.size(); ++i) {
-      if (units_[i].flat.empty()) continue;
-      source->Set(static_cast<int>(i), units_[i].flat, units_[i].counts, units_[i].compute);
-    }
-    return source;
+    return MakeShardedSource([](const Unit&) { return true; });
   }
   auto source = std::make_unique<ResidentSource>(layout_);
   for (size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].on_host) continue;
     for (const FlatLayout::Piece& piece : units_[i].flat.pieces()) {
       source->Set(static_cast<int>(i), piece.param,
                   units_[i]
                       .compute.narrow(0, piece.begin, piece.count)
                       .view(layout_.units[i].params[piece.param].shape));
     }
+  }
+  if (!on_host_.blocks) return source;
+  auto composed = std::make_unique<ComposedSource>();
+  composed->Add(std::move(source));
+  composed->Add(MakeShardedSource([](const Unit& unit) { return unit.on_host; }));
+  return composed;
+}
+
+std::unique_ptr<WeightSource> TrainableStore::MakeShardedSource(
+    bool (*gives)(const Unit& unit)) const {
+  auto source = std::make_unique<ShardedSource>(layout_, comm_);
+  for (size_t i = 0; i < units_.size(); ++i) {
+    const Unit& unit = units_[i];
+    if (unit.flat.empty() || !gives(unit)) continue;
+    source->Set(static_cast<int>(i), unit.flat, unit.counts, unit.compute, unit.on_host);
   }
   return source;
 }
@@ -154,8 +173,8 @@ Tensor TrainableStore::Gather(int index, int param) const {
 int64_t TrainableStore::Bytes() const {
   int64_t bytes = 0;
   for (const Unit& unit : units_) {
-    bytes += static_cast<int64_t>(unit.compute.nbytes());
-    if (separate_ && !masters_on_host_) {
+    if (!unit.on_host) bytes += static_cast<int64_t>(unit.compute.nbytes());
+    if (separate_ && !on_host_.masters) {
       bytes += static_cast<int64_t>(unit.master.nbytes());
     }
   }

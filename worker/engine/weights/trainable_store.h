@@ -31,15 +31,21 @@ struct TrainablePart {
   at::Tensor copy;
 };
 
+// What a store keeps in host memory, where its device is another.
+struct OnHost {
+  bool masters = false;
+  bool blocks = false;  // with masters, and not where an optimizer alone is sharded
+};
+
 // The trained parameters: master weights and, where the computation has another type, a copy in it.
 // Each unit's trained parameters are one flat buffer, cut over the ranks by PartSizes unless
-// replicated. Masters may lie in host memory, for an optimizer there; then every part has a copy.
-// Thread-compatible.
+// replicated. Masters may lie in host memory, for an optimizer there; then every part has a copy,
+// and the copies of blocks may lie in pinned host memory themselves. Thread-compatible.
 class TrainableStore {
  public:
   // Allocates zeroed weights on comm's device. Borrows `layout` and `comm`.
   TrainableStore(const ModelLayout& layout, at::ScalarType compute, at::ScalarType master,
-                 Placement placement, Communicator& comm, bool masters_on_host = false);
+                 Placement placement, Communicator& comm, OnHost on_host = {});
 
   // Fills the weights this rank holds: `read(unit, param, first, count)` gives those elements,
   // flat, of any float type and device.
@@ -61,7 +67,7 @@ class TrainableStore {
   at::Tensor Gather(int unit, int param) const;
 
   Placement placement() const { return placement_; }
-  bool masters_on_host() const { return masters_on_host_; }
+  bool masters_on_host() const { return on_host_.masters; }
   int64_t Bytes() const;  // on comm's device
 
   const FlatLayout& flat(int unit) const { return units_[unit].flat; }
@@ -76,17 +82,20 @@ class TrainableStore {
     std::vector<int64_t> counts;  // by rank; one count when replicated
     int64_t begin = 0;
     int64_t size = 0;
-    at::Tensor compute;  // the whole flat buffer, or this rank's shard of it with kFullShard
-    at::Tensor master;   // this rank's shard; a view of `compute` where one type serves both
+    at::Tensor compute;    // the whole flat buffer, or this rank's shard of it with kFullShard
+    bool on_host = false;  // that
+    at::Tensor master;     // this rank's shard; a view of `compute` where one type serves both
   };
 
-  Unit MakeUnit(const UnitInfo& info, at::ScalarType compute, at::ScalarType master) const;
+  Unit MakeUnit(int index, at::ScalarType compute, at::ScalarType master) const;
   void AddParts(int unit);
+  // Of the units that `gives` names.
+  std::unique_ptr<WeightSource> MakeShardedSource(bool (*gives)(const Unit& unit)) const;
 
   const ModelLayout& layout_;
   Placement placement_;
   Communicator& comm_;
-  bool masters_on_host_;
+  OnHost on_host_;
   bool separate_;  // the masters have storage of their own
   std::vector<Unit> units_;
   std::vector<TrainablePart> parts_;

@@ -77,6 +77,70 @@ TEST(HostMemoryTest, ACpuRankHoldsWhatItHoldsWithoutIt) {
   EXPECT_EQ(memory.optimizer, 8 * kElements);
 }
 
+// 36 blocks of 192,946,432 elements, of which all but 10,496 of norms are linears'.
+constexpr int64_t kBlocks = 36 * int64_t{192'946'432}, kNorms = 36 * int64_t{8'448};
+
+TEST(HostMemoryTest, WeightsOfBlocksLeaveTheGpu) {
+  spec::JobSpec full = FullOnHost(), lora = FullOnHost(), qlora = FullOnHost();
+  for (spec::JobSpec* job : {&full, &lora, &qlora}) job->parallelism.offload_param = true;
+  for (spec::JobSpec* job : {&lora, &qlora}) {
+    job->parallelism.offload_optimizer = false;
+    job->training.mode = spec::Mode::kLora;
+  }
+  qlora.training.use_qlora = true;
+  for (const spec::JobSpec& job : {full, lora, qlora}) {
+    spec::JobSpec without = job;
+    without.parallelism.offload_param = false;
+    const auto streamed = MakeProblem(Qwen3Of8B(), job, 4096);
+    const auto resident = MakeProblem(Qwen3Of8B(), without, 4096);
+    ASSERT_TRUE(streamed.ok() && resident.ok());
+    const int64_t weights = streamed->held.host_weights;
+    EXPECT_EQ(streamed->held.weights() + weights, resident->held.weights());
+    EXPECT_EQ(HostBytes(*streamed) - HostBytes(*resident), weights);
+    if (job.qlora()) {
+      EXPECT_NEAR(static_cast<double>(weights), 0.516 * static_cast<double>(kBlocks - kNorms), 4e6);
+    } else {
+      EXPECT_EQ(weights, 2 * (job.full_finetune() ? kBlocks : kBlocks - kNorms));
+    }
+  }
+}
+
+TEST(HostMemoryTest, WeightsThatAreStreamedFitASmallerGpuAndTakeTheBusTime) {
+  spec::JobSpec job = FullOnHost();
+  job.parallelism.offload_optimizer = false;
+  job.training.mode = spec::Mode::kLora;
+  PlanInput input = OnHost(job, 100);
+  input.memory_bytes = 15'000'000'000;
+  const absl::Status refused = MakePlan(input).status();
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("offload_param = true, where the node has the memory"));
+  input.job.parallelism.offload_param = true;
+  const auto streamed = MakePlan(input);
+  ASSERT_TRUE(streamed.ok()) << streamed.status();
+  EXPECT_THAT(Describe(*streamed, input.job, 36), HasSubstr("weights in 13.9 GB of host memory"));
+  // 386 MB a block at 50 GB/s: beside the products of many tokens, not of few.
+  const Choice few{.rows = 1, .micro_batches = 32, .deep_layers = 36};
+  Choice many = few;
+  many.rows = 32;
+  many.micro_batches = 1;
+  const auto problem = MakeProblem(input.shape, input.job, 1024);
+  ASSERT_TRUE(problem.ok());
+  EXPECT_GT(PredictTime(*problem, few, input.gpu).weights, 32 * 72 * 0.004);
+  EXPECT_LT(PredictTime(*problem, many, input.gpu).weights, 72 * 0.001);
+}
+
+TEST(HostMemoryTest, TooLittleForWeightsIsRefusedByTheirKey) {
+  spec::JobSpec job = FullOnHost();
+  job.parallelism.offload_optimizer = false;
+  job.parallelism.offload_param = true;
+  job.training.mode = spec::Mode::kLora;
+  const auto plan = MakePlan(OnHost(job, 10));
+  EXPECT_THAT(std::string(plan.status().message()),
+              AllOf(HasSubstr("hyperparameters.parallelism.offload_param = true needs 13.9 GB"),
+                    HasSubstr("(weights 13.9 GB)"), HasSubstr("offload_param = false"),
+                    Not(HasSubstr("optimizer"))));
+}
+
 TEST(HostMemoryTest, TooLittleIsRefusedWithTheKeyTheBytesAndWhatFits) {
   const absl::Status refused = MakePlan(OnHost(FullOnHost(), 60)).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused));

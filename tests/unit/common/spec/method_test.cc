@@ -201,6 +201,17 @@ TEST(OffloadTest, EverySpellingMovesTheOptimizerToTheHost) {
   }
 }
 
+TEST(OffloadTest, EverySpellingMovesTheWeightsToTheHost) {
+  for (const std::string_view text :
+       {"[hyperparameters.parallelism]\noffload_param = true", "[train]\noffload_param = true",
+        "[zero_optimization.offload_param]\ndevice = \"cpu\""}) {
+    const Resolution r = ResolveText(Minimal(text));
+    ASSERT_TRUE(r.ok()) << text << Describe(r.problems);
+    EXPECT_TRUE(r.spec.parallelism.offload_param) << text;
+    EXPECT_FALSE(r.spec.parallelism.offload_optimizer) << text;
+  }
+}
+
 TEST(OffloadTest, AnOverrideWinsOverTheFile) {
   const Resolution r = ResolveText(Minimal("[zero_optimization]\ncpu_offload = true"),
                                    {Set("zero_optimization.offload_optimizer.device", "none")});
@@ -266,9 +277,20 @@ INSTANTIATE_TEST_SUITE_P(
                   "cpu_offload = true",
                   "hyperparameters.parallelism.offload_optimizer",
                   "is given twice: true here and false"},
-        WrongFile{"OffloadedWeights", "[zero_optimization.offload_param]\ndevice = \"cpu\"",
-                  "zero_optimization.offload_param.device",
-                  "not supported yet: weights in host memory; offload_optimizer = true"},
+        WrongFile{"OffloadedWeightsElsewhere",
+                  "[zero_optimization.offload_param]\ndevice = \"nvme\"",
+                  "hyperparameters.parallelism.offload_param",
+                  "must be true or false, or \"cpu\", or \"none\", but is \"nvme\""},
+        WrongFile{"OffloadedWeightsWithoutTheirOptimizer",
+                  "[training]\nmode = \"full_finetune\"\n[zero_optimization.offload_param]\n"
+                  "device = \"cpu\"",
+                  "hyperparameters.parallelism.offload_param", "needs offload_optimizer = true"},
+        WrongFile{"OffloadedWeightsThatAreWhole",
+                  "gpu_count = 2\n[training]\nmode = \"full_finetune\"\n"
+                  "[hyperparameters.parallelism]\noffload_optimizer = true\noffload_param = true\n"
+                  "deepspeed_stage = 2",
+                  "hyperparameters.parallelism.offload_param",
+                  "use fsdp_sharding_strategy = \"full_shard\" or deepspeed_stage = 3"},
         WrongFile{"NegativeBudget", "memory_budget_gb = -1", "compute.memory_budget_gb",
                   "at least 0"},
         WrongFile{"Saving", "[checkpoint]\nsave_strategy = \"sometimes\"",

@@ -50,7 +50,8 @@ struct Kinds {
 class Rank {
  public:
   explicit Rank(const Kinds& kinds, bool on_host)
-      : store(layout, kinds.compute, kinds.master, Placement::kReplicated, *comm, on_host) {
+      : store(layout, kinds.compute, kinds.master, Placement::kReplicated, *comm,
+              {.masters = on_host}) {
     store.Load([&](int unit, int param, int64_t first, int64_t count) {
       return Wave(first + count, unit + 0.3 * param).narrow(0, first, count);
     });

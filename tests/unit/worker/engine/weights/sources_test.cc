@@ -36,9 +36,9 @@ Tensor Values(const ModelLayout& layout, int unit, int param) {
                    at::detail::createCPUGenerator(100 * unit + param + 1), at::kFloat);
 }
 
-TEST(ShardedSourceTest, GathersUnitsWhoseShardsAreUnevenOrEmpty) {
+void ExpectUnits(int world, bool on_host) {
   const ModelLayout layout = Layout(false);
-  RunRanks(5, [&](Communicator& comm) {
+  RunRanks(world, [&](Communicator& comm) {
     ShardedSource source(layout, comm);
     for (int unit = 0; unit < layout.size(); ++unit) {
       const FlatLayout flat(layout.units[unit], [](const ParamInfo&) { return true; });
@@ -51,7 +51,7 @@ TEST(ShardedSourceTest, GathersUnitsWhoseShardsAreUnevenOrEmpty) {
             .copy_(
                 Values(layout, unit, piece.param).view({-1}).narrow(0, piece.first, piece.count));
       }
-      source.Set(unit, flat, counts, shard);
+      source.Set(unit, flat, counts, shard, on_host);
     }
     for (int unit : {0, 1, 2, 1, 0}) {
       AcquiredUnit acquired(source, layout, unit);
@@ -63,6 +63,14 @@ TEST(ShardedSourceTest, GathersUnitsWhoseShardsAreUnevenOrEmpty) {
     }
     source.Invalidate();
   });
+}
+
+TEST(ShardedSourceTest, GathersUnitsWhoseShardsAreUnevenOrEmpty) {
+  ExpectUnits(5, /*on_host=*/false);
+}
+
+TEST(ShardedSourceTest, CopiesShardsOfTheHostFirst) {
+  for (const int world : {1, 2, 5}) ExpectUnits(world, /*on_host=*/true);
 }
 
 void LoadAll(QuantizedSource& source, const ModelLayout& layout) {
@@ -101,12 +109,13 @@ void LoadQuantized(QuantizedSource& source, const ModelLayout& layout) {
   }
 }
 
-enum class Format { kNf4, kNf4DoubleQuant, kInt8 };
+enum class Format { kNf4, kNf4DoubleQuant, kInt8, kPlain };
 
 class QuantizedSourceTest : public testing::TestWithParam<Format> {
  protected:
   static std::unique_ptr<QuantFormat> MakeFormat() {
     if (GetParam() == Format::kInt8) return MakeInt8Format();
+    if (GetParam() == Format::kPlain) return MakePlainFormat(at::kFloat);
     return MakeNf4Format(GetParam() == Format::kNf4DoubleQuant);
   }
 };
@@ -125,10 +134,10 @@ TEST_P(QuantizedSourceTest, ShardsOfRawBytesGiveTheBitsOfTheWholeBase) {
   }
   // Unit "large" has 4 cut units of NF4: with 3 ranks uneven, with 6 some ranks hold nothing. Its
   // 169 of INT8 are cut within rows; of the units before it some ranks hold nothing.
-  for (int world : {2, 3, 6}) {
+  const auto expect_the_same = [&](int world, bool on_host) {
     RunRanks(world, [&](Communicator& comm) {
-      QuantizedSource source(layout, MakeFormat(), {.compute = at::kBFloat16, .sharded = true},
-                             comm);
+      QuantizedSource source(layout, MakeFormat(),
+                             {.compute = at::kBFloat16, .sharded = true, .on_host = on_host}, comm);
       LoadAll(source, layout);
       for (int unit : {0, 1, 2, 1}) {
         AcquiredUnit acquired(source, layout, unit);
@@ -137,8 +146,11 @@ TEST_P(QuantizedSourceTest, ShardsOfRawBytesGiveTheBitsOfTheWholeBase) {
               << "world " << world << " unit " << unit << " parameter " << i;
         }
       }
+      EXPECT_TRUE(!on_host || source.ResidentBytes() < whole.ResidentBytes());
     });
-  }
+  };
+  for (int world : {2, 3, 6}) expect_the_same(world, /*on_host=*/false);
+  for (int world : {1, 3}) expect_the_same(world, /*on_host=*/true);
 }
 
 TEST_P(QuantizedSourceTest, KeptBlocksHaveTheSameBitsAndAreWrittenOnce) {
