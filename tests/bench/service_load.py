@@ -159,6 +159,15 @@ def bench_workers(bench, report):
     report.add("  streams that broke", out["broken"], "", 0)
 
 
+def bench_pass(_, report):
+    done = subprocess.run([str(harness.BUILD / "tests/sft-scheduling-pass")], capture_output=True, text=True,
+                          timeout=300, check=True)
+    result = json.loads(done.stdout)
+    report.add("a decision over 10,000 waiting jobs and 1,000 nodes", result["median_ms"], "ms", 100)
+    report.add("  the longest of 20", result["most_ms"], "ms")
+    report.add("  jobs that it places", result["placed"], "", 1, at_most=False)
+
+
 def bench_follow(bench, report):
     bench.fresh()
     bench.start_worker("node-a", "H100:1")
@@ -193,8 +202,8 @@ def bench_history(bench, report):
     report.add("sftctl stats over 100,000 finished jobs", figures[100_000][2], "ms")
 
 
-PARTS = {"submit": bench_submit, "dispatch": bench_dispatch, "workers": bench_workers, "follow": bench_follow,
-         "history": bench_history}
+PARTS = {"submit": bench_submit, "dispatch": bench_dispatch, "pass": bench_pass, "workers": bench_workers,
+         "follow": bench_follow, "history": bench_history}
 
 
 def main():
