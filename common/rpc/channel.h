@@ -20,6 +20,8 @@ struct Security {
   std::string key_pem, certificate_pem;  // of a node
 };
 
+// Options of every channel of ours: keepalive, windows, message limits.
+grpc::ChannelArguments ChannelOptions();
 // A channel to "host:port", with keepalive: a pulled cable is noticed within 20 s also when no call
 // is under way. Connects at the first call.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target,

@@ -42,8 +42,7 @@ constexpr int kSubmitThreads = 32;
 Clock& TheClock() { return Clock::Real(); }
 
 std::shared_ptr<grpc::Channel> Dial(const std::string& address, int number) {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(rpc::kMaxMessageBytes);
+  grpc::ChannelArguments arguments = rpc::ChannelOptions();
   // A connection of its own for each number, as from machines of their own.
   arguments.SetInt("sft.load", number);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
