@@ -25,6 +25,16 @@ std::optional<double> OffsetOf(int64_t its_us, WallTime now) {
   return static_cast<double>(its_us - UnixMicros(now)) / 1e6;
 }
 
+// To compare with.
+std::string BytesOf(const google::protobuf::RepeatedPtrField<v1::Slot>& slots) {
+  std::string bytes;
+  for (const v1::Slot& slot : slots) {
+    slot.AppendToString(&bytes);
+    bytes += '\0';
+  }
+  return bytes;
+}
+
 // Slots as they are stored: without what changes from second to second.
 std::string SlotsKey(const google::protobuf::RepeatedPtrField<v1::Slot>& slots) {
   v1::Observed key;
@@ -201,6 +211,7 @@ absl::Status WorkerRegistry::Connect(const v1::Register& message,
     entry.disk = message.disk();
     entry.clock_offset = OffsetOf(message.time_us(), entry.last_seen);
     entry.slots = SlotsKey(message.slots());
+    entry.use.clear();
     entry.models = ModelsKey(message.models());
     entry.unstored.Clear();
     entry.behind = false;
@@ -224,7 +235,7 @@ void WorkerRegistry::Disconnect(const std::string& node, const WorkerLink* link)
   wake_();
 }
 
-WorkerRegistry::News WorkerRegistry::Hear(Entry& entry, const v1::Observed& observed) {
+WorkerRegistry::News WorkerRegistry::TakeIn(Entry& entry, const v1::Observed& observed) {
   entry.last_heard = Awake();
   entry.last_seen = clock_.Wall();
   News news;
@@ -232,16 +243,22 @@ WorkerRegistry::News WorkerRegistry::Hear(Entry& entry, const v1::Observed& obse
   news.wakes = entry.disk.level() != observed.disk().level();
   entry.disk = observed.disk();
   if (observed.time_us() > 0) entry.clock_offset = OffsetOf(observed.time_us(), entry.last_seen);
-  std::string slots = SlotsKey(observed.slots()), models = ModelsKey(observed.models());
-  if (observed.slots_size() > 0 && slots != entry.slots) {
-    entry.slots = std::move(slots);
-    *entry.unstored.mutable_slots() = observed.slots();
-    news.wakes = true;
+  if (std::string use = BytesOf(observed.slots()); !use.empty() && use != entry.use) {
+    entry.use = std::move(use);
+    std::string slots = SlotsKey(observed.slots());
+    if (slots != entry.slots) {
+      entry.slots = std::move(slots);
+      *entry.unstored.mutable_slots() = observed.slots();
+      news.wakes = true;
+    }
   }
-  if (observed.models_size() > 0 && models != entry.models) {
-    entry.models = std::move(models);
-    *entry.unstored.mutable_models() = observed.models();
-    news.wakes = true;
+  if (observed.models_size() > 0) {
+    std::string models = ModelsKey(observed.models());
+    if (models != entry.models) {
+      entry.models = std::move(models);
+      *entry.unstored.mutable_models() = observed.models();
+      news.wakes = true;
+    }
   }
   news.wakes = news.wakes || entry.behind ||
                AttemptsKey(entry.observed.attempts()) != AttemptsKey(observed.attempts());
@@ -256,6 +273,13 @@ WorkerRegistry::News WorkerRegistry::Hear(Entry& entry, const v1::Observed& obse
 
 absl::Status WorkerRegistry::Observe(const std::string& node, const WorkerLink* link,
                                      const v1::Observed& observed) {
+  SFT_ASSIGN_OR_RETURN(const News news, Hear(node, link, observed));
+  return news.idle ? absl::OkStatus() : Keep(node, link, observed, news);
+}
+
+absl::StatusOr<WorkerRegistry::News> WorkerRegistry::Hear(const std::string& node,
+                                                          const WorkerLink* link,
+                                                          const v1::Observed& observed) {
   News news;
   {
     MutexLock lock(mutex_);
@@ -263,12 +287,14 @@ absl::Status WorkerRegistry::Observe(const std::string& node, const WorkerLink* 
     if (found == entries_.end() || found->second.link.get() != link) {
       return Aborted(fmt::format("node {} has another stream", node));
     }
-    news = Hear(found->second, observed);
+    news = TakeIn(found->second, observed);
   }
-  if (news.idle) {
-    if (news.wakes) wake_();
-    return absl::OkStatus();
-  }
+  if (news.idle && news.wakes) wake_();
+  return news;
+}
+
+absl::Status WorkerRegistry::Keep(const std::string& node, const WorkerLink* link,
+                                  const v1::Observed& observed, const News& news) {
   ChangedJobs changed;
   bool idle = false;
   const int64_t now_us = UnixMicros(clock_.Wall());

@@ -51,6 +51,18 @@ class WorkerRegistry {
   // Takes in an Observed; ABORTED when the node has another link by now.
   absl::Status Observe(const std::string& node, const WorkerLink* link,
                        const v1::Observed& observed);
+  // Its two parts. What shall be stored of a report beside its attempts, and whether what shall be
+  // may change by it.
+  struct News {
+    v1::Observed unstored;
+    bool wakes = false;
+    bool idle = false;  // there is nothing to store
+  };
+  // Never waits for the store. With News::idle nothing is left to do.
+  absl::StatusOr<News> Hear(const std::string& node, const WorkerLink* link,
+                            const v1::Observed& observed);
+  absl::Status Keep(const std::string& node, const WorkerLink* link, const v1::Observed& observed,
+                    const News& news);
 
   // Ends a node's stream, if it has one; it may dial again.
   void Close(const std::string& node, const absl::Status& why);
@@ -99,6 +111,7 @@ class WorkerRegistry {
     std::optional<double> clock_offset;
     std::string models;  // serialized, as heard last
     std::string slots;   // serialized without use, as heard last
+    std::string use;     // serialized with it: mostly the same again, and then `slots` is, too
     // Slots and models that were heard and are not in the database yet: models come when they
     // change, not with each report.
     v1::Observed unstored;
@@ -113,14 +126,7 @@ class WorkerRegistry {
   // Whether no other worker holds the name.
   absl::Status CheckSole(const v1::Register& message);
   absl::Status StoreNode(const v1::Register& message);
-  // What of the report shall be stored beside its attempts, and whether what shall be may change by
-  // it.
-  struct News {
-    v1::Observed unstored;
-    bool wakes = false;
-    bool idle = false;  // there is nothing to store
-  };
-  News Hear(Entry& entry, const v1::Observed& observed) SFT_REQUIRES(mutex_);
+  News TakeIn(Entry& entry, const v1::Observed& observed) SFT_REQUIRES(mutex_);
 
   // Constant after construction.
   const Options options_;
