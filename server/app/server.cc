@@ -161,7 +161,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                       {&parts.job_service, &parts.worker_service, &parts.cluster_service,
                        &parts.data_service, &parts.admin_service, &parts.auth_service,
                        &parts.operator_service, &parts.scheduling_service, &parts.storage_service},
-                      parts.gate, credentials.has_value() ? credentials->server : tls::Identity()));
+                      parts.worker_service.sessions(), parts.gate,
+                      credentials.has_value() ? credentials->server : tls::Identity()));
   if (settings.http != "off") {
     SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, HttpEndpoint(settings));
     parts.http_host = endpoint.host;

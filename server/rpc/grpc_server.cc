@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <spdlog/spdlog.h>
 
@@ -32,8 +31,8 @@ std::shared_ptr<grpc::ServerCredentials> CredentialsOf(Gate& gate, const tls::Id
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
-    const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services, Gate& gate,
-    const tls::Identity& tls) {
+    const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services, Sessions& sessions,
+    Gate& gate, const tls::Identity& tls) {
   if (gate.open() && !rpc::IsLoopback(endpoint.host)) {
     return PermissionDenied(endpoint.ToString() +
                             " is not loopback, and is not served without TLS");
@@ -41,7 +40,6 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   gpr_set_log_function(TakeGrpcLog);
   // The distribution's build of the library beneath gRPC looks for deadlocks at each of its locks.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   rpc::SetServerOptions(builder);
@@ -51,34 +49,35 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   builder.SetResourceQuota(grpc::ResourceQuota("sft-server").SetMaxThreads(kMaxThreads));
   builder.experimental().SetInterceptorCreators(PrincipalInterceptors(gate));
   for (grpc::Service* service : services) builder.RegisterService(service);
-  int port = 0;
-  builder.AddListeningPort(endpoint.ToString(), CredentialsOf(gate, tls), &port);
+  std::unique_ptr<GrpcServer> made(new GrpcServer(sessions));
+  builder.RegisterService(&made->health_);
+  // Where one is polled, the library lets no other thread look at sockets, but those of methods
+  // with callbacks: so there are none, not even the library's own service for health.
+  std::unique_ptr<grpc::ServerCompletionQueue> queue = builder.AddCompletionQueue();
+  builder.AddListeningPort(endpoint.ToString(), CredentialsOf(gate, tls), &made->port_);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || port == 0) {
+  if (server == nullptr || made->port_ == 0) {
+    if (server != nullptr) server->Shutdown();
+    queue->Shutdown();
     return Unavailable(
         fmt::format("cannot listen on {}: the port is in use or may not be opened; stop the other "
                     "server, or give "
                     "another --listen HOST:PORT",
                     endpoint.ToString()));
   }
-  server->GetHealthCheckService()->SetServingStatus(true);
-  for (const char* name :
-       {"sft.v1.JobService", "sft.v1.WorkerService", "sft.v1.ClusterService", "sft.v1.DataService",
-        "sft.v1.AdminService", "sft.v1.AuthService", "sft.v1.OperatorService",
-        "sft.v1.SchedulingService", "sft.v1.StorageService"}) {
-    server->GetHealthCheckService()->SetServingStatus(name, true);
-  }
-  return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(server), port));
+  made->server_ = std::move(server);
+  sessions.Start(gate, std::move(queue));
+  return made;
 }
 
 GrpcServer::~GrpcServer() { Stop(); }
 
 void GrpcServer::Stop() {
   if (server_ == nullptr) return;
-  server_->GetHealthCheckService()->SetServingStatus(false);
-  pulse_.reset();
+  health_.Stop();
   server_->Shutdown(gpr_time_from_seconds(1, GPR_TIMESPAN));
   server_->Wait();
+  sessions_.Stop();
   server_.reset();
 }
 

@@ -9,8 +9,9 @@
 #include "common/base/status.h"
 #include "common/rpc/endpoint.h"
 #include "common/tls/certificate.h"
+#include "server/rpc/health_service.h"
 #include "server/rpc/principal.h"
-#include "server/rpc/queue_pulse.h"
+#include "server/rpc/sessions.h"
 
 namespace sft::server {
 
@@ -21,12 +22,12 @@ class GrpcServer {
   // Threads that calls may hold at once: streams that follow, uploads, unary calls.
   static constexpr int kMaxThreads = 800;
 
-  // Services and gate are borrowed and must outlive it. `tls` is the server's key and its
+  // Services, sessions and gate are borrowed and must outlive it. `tls` is the server's key and its
   // certificate, followed by the authority's; for a gate that is not open. PERMISSION_DENIED for an
   // address that is not loopback without TLS; UNAVAILABLE when the port is taken.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
-      const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services, Gate& gate,
-      const tls::Identity& tls);
+      const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services,
+      Sessions& sessions, Gate& gate, const tls::Identity& tls);
   ~GrpcServer();
 
   // Refuses new calls, gives the running ones a moment, then cuts them off.
@@ -36,13 +37,12 @@ class GrpcServer {
   std::shared_ptr<grpc::Channel> InProcessChannel();
 
  private:
-  GrpcServer(std::unique_ptr<grpc::Server> server, int port)
-      : server_(std::move(server)),
-        port_(port),
-        pulse_(std::make_unique<QueuePulse>(server_->InProcessChannel({}))) {}
+  explicit GrpcServer(Sessions& sessions) : sessions_(sessions) {}
+
+  HealthService health_;
+  Sessions& sessions_;
+  int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
-  const int port_;
-  std::unique_ptr<QueuePulse> pulse_;
 };
 
 }  // namespace sft::server

@@ -13,7 +13,7 @@
 namespace sft::server {
 namespace {
 
-constexpr size_t kMaxReason = 500;
+constexpr size_t kMaxHoldReason = 500;
 constexpr int64_t kMaxMoveAfter = int64_t{365} * 24 * 3600;
 constexpr std::string_view kNodePrefix = "nodes/";
 
@@ -25,8 +25,8 @@ absl::Status CheckHold(const v1::HoldNodeRequest& request) {
   if (request.mode() != v1::NodeHold::CORDON && request.mode() != v1::NodeHold::DRAIN) {
     return InvalidArgument("a hold of a node is CORDON or DRAIN");
   }
-  if (request.reason().size() > kMaxReason) {
-    return InvalidArgument(fmt::format("a reason has at most {} bytes", kMaxReason));
+  if (request.reason().size() > kMaxHoldReason) {
+    return InvalidArgument(fmt::format("a reason has at most {} bytes", kMaxHoldReason));
   }
   if (!request.has_move_after_seconds()) return absl::OkStatus();
   if (request.mode() != v1::NodeHold::DRAIN) {

@@ -17,6 +17,7 @@ namespace sft::server {
 namespace {
 
 constexpr char kKey[] = "sft-call";
+constexpr char kSession[] = "/sft.v1.WorkerService/Session";
 constexpr char kAuthorization[] = "authorization";
 constexpr char kCertificate[] = "x509_pem_cert";
 constexpr std::chrono::seconds kTellAgain{10};
@@ -102,6 +103,7 @@ class Factory : public grpc::experimental::ServerInterceptorFactoryInterface {
   // The library deletes what this returns.
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
+    if (info->method() == std::string_view(kSession)) return nullptr;
     return std::make_unique<Interceptor>(gate_, *info).release();
   }
 
@@ -400,6 +402,13 @@ grpc::Status Admit(const grpc::ServerContextBase& context) {
   if (call == nullptr) return NoCall();
   AuditScope::End();
   return Conclude(*call, Identify(*call), "");
+}
+
+grpc::Status AdmitSession(Gate& gate, const grpc::ServerContextBase& context, Principal& caller) {
+  Call call{.gate = &gate, .context = &context, .method = kSession, .rule = FindRule(kSession)};
+  const absl::Status status = Identify(call);
+  caller = std::move(call.principal);
+  return rpc::ToGrpc(status);
 }
 
 grpc::Status AdmitBlob(const grpc::ServerContextBase& context, const std::string& sha256) {

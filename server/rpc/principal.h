@@ -62,6 +62,8 @@ grpc::Status Admit(const grpc::ServerContextBase& context,
                    const google::protobuf::Message& request);
 // Of a stream that the client writes, before its first message; that is admitted as above.
 grpc::Status Admit(const grpc::ServerContextBase& context);
+// Of a worker's stream, which has no interceptor: that would cost each of its messages twice.
+grpc::Status AdmitSession(Gate& gate, const grpc::ServerContextBase& context, Principal& caller);
 // Whether an admitted caller may read a blob by its hash: it was uploaded for one of its projects,
 // or is needed by a job on its node. NOT_FOUND otherwise.
 grpc::Status AdmitBlob(const grpc::ServerContextBase& context, const std::string& sha256);

@@ -2,14 +2,8 @@
 
 #include "common/rpc/status.h"
 #include "server/rpc/principal.h"
-#include "server/rpc/session_reactor.h"
 
 namespace sft::server {
-
-grpc::ServerBidiReactor<v1::WorkerMessage, v1::ServerMessage>* WorkerServiceImpl::Session(
-    grpc::CallbackServerContext* context) {
-  return SessionReactor::Make(registry_, context);
-}
 
 grpc::Status WorkerServiceImpl::AppendLog(grpc::ServerContext* context,
                                           const v1::AppendLogRequest* request,

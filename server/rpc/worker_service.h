@@ -5,25 +5,24 @@
 #include "server/core/file_relay.h"
 #include "server/core/ingest.h"
 #include "server/core/worker_registry.h"
+#include "server/rpc/sessions.h"
 #include "sft/v1/worker_service.grpc.pb.h"
 
 namespace sft::server {
 
-// WorkerService. The standing stream is a callback reactor (session_reactor.h), because a stream a
+// WorkerService. The standing streams have one thread together (sessions.h), because a stream a
 // node must not cost a thread a node; the rest are plain calls.
-class WorkerServiceImpl final
-    : public v1::WorkerService::WithCallbackMethod_Session<v1::WorkerService::Service> {
+class WorkerServiceImpl final : public Sessions::Service {
  public:
   WorkerServiceImpl(WorkerRegistry& registry, Ingest& ingest, Artifacts& artifacts,
                     Checkpoints& checkpoints, FileRelay& relay)
-      : registry_(registry),
+      : sessions_(*this, registry),
         ingest_(ingest),
         artifacts_(artifacts),
         checkpoints_(checkpoints),
         relay_(relay) {}
 
-  grpc::ServerBidiReactor<v1::WorkerMessage, v1::ServerMessage>* Session(
-      grpc::CallbackServerContext* context) override;
+  Sessions& sessions() { return sessions_; }
   grpc::Status AppendLog(grpc::ServerContext* context, const v1::AppendLogRequest* request,
                          v1::AppendLogResponse* response) override;
   grpc::Status AppendEvents(grpc::ServerContext* context, const v1::AppendEventsRequest* request,
@@ -39,7 +38,7 @@ class WorkerServiceImpl final
                         v1::SendFileResponse* response) override;
 
  private:
-  WorkerRegistry& registry_;
+  Sessions sessions_;
   Ingest& ingest_;
   Artifacts& artifacts_;
   Checkpoints& checkpoints_;

@@ -53,7 +53,7 @@ def check_includes(path, lines, report):
         if not match:
             continue
         target = match.group(1)
-        if target.startswith(("sft/v1/", "google/rpc/")):
+        if target.startswith(("sft/v1/", "google/rpc/", "grpc/health/")):
             target = "proto/" + target
         if target.startswith(folder + "/") or target == "common/base/version.h":
             continue

@@ -1,5 +1,6 @@
 // The whole server in this process, spoken to over a gRPC channel inside it.
 
+#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
 #include "common/base/version.h"
@@ -7,6 +8,7 @@
 #include "common/io/sha256.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/status.h"
+#include "grpc/health/v1/health.grpc.pb.h"
 #include "server/app/server.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "sft/v1/data_service.grpc.pb.h"
@@ -193,6 +195,149 @@ TEST_F(ServicesTest, AWorkersStreamIsWelcomedAndToldItsDesiredSet) {
   EXPECT_EQ(message.desired().attempts(0).dispatch().files(0).sha256(), io::Sha256Hex(kTwoRows));
   context.TryCancel();
   (void)stream->Finish();
+}
+
+// A worker without GPU, registered and welcomed.
+class SessionTest : public ServicesTest {
+ protected:
+  using Stream = grpc::ClientReaderWriter<v1::WorkerMessage, v1::ServerMessage>;
+
+  std::unique_ptr<Stream> Dial(grpc::ClientContext& context) {
+    auto stream = workers_->Session(&context);
+    v1::WorkerMessage hello;
+    v1::Register* node = hello.mutable_register_();
+    node->set_node("a");
+    node->set_incarnation("life-1");
+    node->set_protocol(kProtocol);
+    v1::ServerMessage message;
+    EXPECT_TRUE(stream->Write(hello) && stream->Read(&message));
+    EXPECT_TRUE(message.has_welcome() && message.welcome().refused().empty());
+    return stream;
+  }
+  // Of the next report that is answered.
+  int64_t ReadAnswer(Stream& stream) {
+    v1::ServerMessage message;
+    while (stream.Read(&message)) {
+      if (message.has_observed_answer()) return message.observed_answer().sequence();
+    }
+    return -1;
+  }
+};
+
+// Those with an attempt or a model are stored, by other threads than the ones that are not.
+TEST_F(SessionTest, ReportsAreAnsweredInTheirOrderWhetherTheyAreStoredOrNot) {
+  constexpr int kReports = 60;
+  grpc::ClientContext context;
+  const auto stream = Dial(context);
+  for (int i = 1; i <= kReports; ++i) {
+    v1::WorkerMessage report;
+    v1::Observed& observed = *report.mutable_observed();
+    observed.set_sequence(i);
+    if (i % 3 == 0) observed.add_attempts()->set_attempt_uid("unknown");
+    if (i % 7 == 0) {
+      v1::Model& model = *observed.add_models();
+      model.set_id("tiny");
+      model.set_path("/models/" + std::to_string(i));
+    }
+    ASSERT_TRUE(stream->Write(report));
+  }
+  for (int i = 1; i <= kReports; ++i) ASSERT_EQ(ReadAnswer(*stream), i);
+  stream->WritesDone();
+  EXPECT_EQ(ReadAnswer(*stream), -1);
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(SessionTest, AStreamThatIsCancelledIsNoLongerConnected) {
+  grpc::ClientContext context;
+  const auto stream = Dial(context);
+  EXPECT_EQ(server_->connected_workers(), 1);
+  context.TryCancel();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  const MonoTime patience = Clock::Real().Mono() + std::chrono::seconds(20);
+  while (server_->connected_workers() > 0 && Clock::Real().Mono() < patience) {
+    Clock::Real().Sleep(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(server_->connected_workers(), 0);
+}
+
+TEST_F(SessionTest, AnotherStreamOfTheWorkerEndsTheFirst) {
+  grpc::ClientContext first, second;
+  const auto old = Dial(first);
+  const auto stream = Dial(second);
+  EXPECT_EQ(ReadAnswer(*old), -1);
+  EXPECT_EQ(old->Finish().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_EQ(server_->connected_workers(), 1);
+  second.TryCancel();
+  (void)stream->Finish();
+}
+
+TEST_F(SessionTest, ASecondRegisterAReportBeforeItAndWhatIsNoMessageEndTheStream) {
+  v1::WorkerMessage again, early;
+  again.mutable_register_()->set_node("a");
+  early.mutable_observed()->set_sequence(1);
+  {
+    grpc::ClientContext context;
+    const auto stream = Dial(context);
+    ASSERT_TRUE(stream->Write(again));
+    EXPECT_EQ(ReadAnswer(*stream), -1);
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  grpc::ClientContext context;
+  const auto stream = workers_->Session(&context);
+  ASSERT_TRUE(stream->Write(early));
+  EXPECT_EQ(ReadAnswer(*stream), -1);
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  // A tag of a kind that does not exist.
+  grpc::GenericStub generic(server_->InProcessChannel());
+  grpc::ClientContext third;
+  grpc::CompletionQueue queue;
+  const grpc::Slice bytes(std::string("\x0f\xff", 2));
+  const auto call = generic.PrepareUnaryCall(&third, "/sft.v1.WorkerService/Session",
+                                             grpc::ByteBuffer(&bytes, 1), &queue);
+  call->StartCall();
+  grpc::ByteBuffer answer;
+  grpc::Status status;
+  call->Finish(&answer, &status, &third);
+  void* tag = nullptr;
+  bool ok = false;
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+}
+
+TEST_F(SessionTest, AServerThatStopsEndsTheStreams) {
+  grpc::ClientContext context;
+  const auto stream = Dial(context);
+  server_.reset();
+  EXPECT_EQ(ReadAnswer(*stream), -1);
+  EXPECT_FALSE(stream->Finish().ok());
+}
+
+TEST_F(ServicesTest, ItsHealthIsToldUntilItStops) {
+  const auto health = grpc::health::v1::Health::NewStub(rpc::MakeChannel(server_->address()));
+  grpc::health::v1::HealthCheckRequest request;
+  grpc::health::v1::HealthCheckResponse response;
+  for (const char* service : {"", "sft.v1.JobService", "sft.v1.StorageService"}) {
+    grpc::ClientContext context;
+    request.set_service(service);
+    ASSERT_TRUE(health->Check(&context, request, &response).ok()) << service;
+    EXPECT_EQ(response.status(), grpc::health::v1::HealthCheckResponse::SERVING) << service;
+  }
+  request.set_service("sft.v1.Job");
+  grpc::ClientContext second, third, fourth;
+  EXPECT_EQ(health->Check(&second, request, &response).error_code(), grpc::StatusCode::NOT_FOUND);
+  const auto unknown = health->Watch(&third, request);
+  ASSERT_TRUE(unknown->Read(&response));
+  EXPECT_EQ(response.status(), grpc::health::v1::HealthCheckResponse::SERVICE_UNKNOWN);
+  third.TryCancel();
+  (void)unknown->Finish();
+  request.clear_service();
+  const auto watch = health->Watch(&fourth, request);
+  ASSERT_TRUE(watch->Read(&response));
+  EXPECT_EQ(response.status(), grpc::health::v1::HealthCheckResponse::SERVING);
+  server_.reset();
+  ASSERT_TRUE(watch->Read(&response));
+  EXPECT_EQ(response.status(), grpc::health::v1::HealthCheckResponse::NOT_SERVING);
+  EXPECT_FALSE(watch->Read(&response));
 }
 
 TEST_F(ServicesTest, ARefusedWorkerIsToldWhyBeforeItsStreamEnds) {

@@ -1,0 +1,63 @@
+#include "server/rpc/health_service.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/rpc/status.h"
+#include "server/rpc/rules.h"
+
+namespace sft::server {
+namespace {
+
+using grpc::health::v1::HealthCheckRequest;
+using grpc::health::v1::HealthCheckResponse;
+
+// How soon a watch sees that its caller has gone.
+constexpr std::chrono::seconds kSeesGone{1};
+
+// Of our own; what has no rule is not served.
+bool IsServed(const std::string& service) {
+  return service.empty() || std::any_of(Rules().begin(), Rules().end(), [&](const Rule& rule) {
+           return rule.method.starts_with("/" + service + "/");
+         });
+}
+
+}  // namespace
+
+HealthCheckResponse HealthService::StatusOf(const std::string& service) {
+  HealthCheckResponse response;
+  const MutexLock lock(mutex_);
+  response.set_status(!IsServed(service) ? HealthCheckResponse::SERVICE_UNKNOWN
+                      : stopped_         ? HealthCheckResponse::NOT_SERVING
+                                         : HealthCheckResponse::SERVING);
+  return response;
+}
+
+grpc::Status HealthService::Check(grpc::ServerContext*, const HealthCheckRequest* request,
+                                  HealthCheckResponse* response) {
+  *response = StatusOf(request->service());
+  if (response->status() != HealthCheckResponse::SERVICE_UNKNOWN) return grpc::Status::OK;
+  return rpc::ToGrpc(NotFound(fmt::format("no service {}", request->service().substr(0, 80))));
+}
+
+grpc::Status HealthService::Watch(grpc::ServerContext* context, const HealthCheckRequest* request,
+                                  grpc::ServerWriter<HealthCheckResponse>* writer) {
+  bool stopped = false;
+  while (writer->Write(StatusOf(request->service())) && !stopped) {
+    const MutexLock lock(mutex_);
+    while (!stopped_ && !context->IsCancelled()) changed_.WaitFor(mutex_, kSeesGone);
+    if (!stopped_) break;
+    stopped = true;
+  }
+  return stopped ? grpc::Status::OK : grpc::Status::CANCELLED;
+}
+
+void HealthService::Stop() {
+  const MutexLock lock(mutex_);
+  stopped_ = true;
+  changed_.NotifyAll();
+}
+
+}  // namespace sft::server

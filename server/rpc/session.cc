@@ -1,0 +1,240 @@
+#include "server/rpc/session.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "common/rpc/status.h"
+#include "server/rpc/principal.h"
+#include "server/rpc/sessions.h"
+
+namespace sft::server {
+namespace {
+
+grpc::ByteBuffer BytesOf(const v1::ServerMessage& message) {
+  grpc::ByteBuffer bytes;
+  bool own = false;
+  (void)grpc::SerializationTraits<v1::ServerMessage>::Serialize(message, &bytes, &own);
+  return bytes;
+}
+
+v1::ServerMessage AnswerTo(const v1::Observed& observed) {
+  v1::ServerMessage answer;
+  answer.mutable_observed_answer()->set_sequence(observed.sequence());
+  return answer;
+}
+
+}  // namespace
+
+void Session::Link::Send(const v1::ServerMessage& message) {
+  MutexLock lock(mutex_);
+  if (session_ != nullptr) session_->Enqueue(message);
+}
+
+void Session::Link::Close(const absl::Status& why) {
+  MutexLock lock(mutex_);
+  if (session_ != nullptr) session_->FinishOnce(rpc::ToGrpc(why));
+}
+
+void Session::Link::Detach() {
+  MutexLock lock(mutex_);
+  session_ = nullptr;
+}
+
+void Session::Accept(Sessions& sessions) {
+  std::unique_ptr<Session> session(new Session(sessions));
+  Session* const raw = session.release();  // deleted by Release
+  raw->Hold();
+  raw->context_.AsyncNotifyWhenDone(&raw->ended_);
+  grpc::ServerCompletionQueue* const queue = sessions.queue_.get();
+  sessions.service_.RequestSession(&raw->context_, &raw->stream_, queue, queue, &raw->accepted_);
+}
+
+Session::Session(Sessions& sessions)
+    : sessions_(sessions),
+      stream_(&context_),
+      link_(std::make_shared<Link>(this)),
+      accepted_(*this, &Session::OnAccepted),
+      read_(*this, &Session::OnRead),
+      written_(*this, &Session::OnWritten),
+      finish_(*this, &Session::OnFinished),
+      ended_(*this, &Session::OnEnded) {
+  sessions_.Count(1);
+}
+
+Session::~Session() {
+  link_->Detach();
+  if (!node_.empty()) sessions_.registry_.Disconnect(node_, link_.get());
+  sessions_.Count(-1);
+}
+
+void Session::Hold() {
+  MutexLock lock(mutex_);
+  ++held_;
+}
+
+void Session::Release() {
+  bool last = false;
+  {
+    MutexLock lock(mutex_);
+    last = --held_ == 0;
+  }
+  if (last) const std::unique_ptr<Session> self(this);
+}
+
+void Session::OnAccepted(bool ok) {
+  if (!ok) return;  // the server shuts down
+  Hold();           // until OnEnded
+  Accept(sessions_);
+  Principal caller;
+  if (const grpc::Status status = AdmitSession(*sessions_.gate_, context_, caller); !status.ok()) {
+    FinishOnce(status);
+    return;
+  }
+  if (caller.kind == Principal::Kind::kNode) certified_ = caller.name;
+  Read();
+}
+
+void Session::OnRead(bool ok) {
+  if (!ok) {
+    FinishOnce(grpc::Status::OK);
+    return;
+  }
+  const v1::WorkerMessage* const message = sessions_.Parse(incoming_);
+  if (message == nullptr) {
+    Handled(InvalidArgument("what the worker sent is no message"));
+  } else if (message->has_register_()) {
+    Register(message->register_());
+  } else if (node_.empty()) {
+    Handled(FailedPrecondition("the first message of a session must be Register"));
+  } else if (message->has_observed()) {
+    Observe(message->observed());
+  } else {
+    Handled(absl::OkStatus());
+  }
+}
+
+void Session::Register(const v1::Register& message) {
+  if (!node_.empty()) {
+    Handled(InvalidArgument("a second Register on one stream"));
+    return;
+  }
+  Hold();
+  sessions_.hands_->Give([this, message] {
+    const std::string& node = message.node();
+    const absl::Status accepted =
+        certified_.empty() || node == certified_
+            ? sessions_.registry_.Connect(message, link_)
+            : PermissionDenied(fmt::format(
+                  "this worker calls itself {} and has the certificate of {}: start it with --node "
+                  "{}, or with another --data-dir and a join token",
+                  node.substr(0, 80), certified_, certified_));
+    v1::ServerMessage welcome;
+    *welcome.mutable_welcome() = sessions_.registry_.MakeWelcome(accepted);
+    Welcome(welcome);
+    if (accepted.ok()) node_ = node;
+    Handled(accepted);
+    Release();
+  });
+}
+
+void Session::Observe(const v1::Observed& observed) {
+  absl::StatusOr<WorkerRegistry::News> news =
+      sessions_.registry_.Hear(node_, link_.get(), observed);
+  if (!news.ok() || news->idle) {
+    if (news.ok()) Enqueue(AnswerTo(observed));
+    Handled(news.status());
+    return;
+  }
+  Hold();
+  sessions_.hands_->Give([this, observed, news = *std::move(news)] {
+    const absl::Status kept = sessions_.registry_.Keep(node_, link_.get(), observed, news);
+    if (kept.ok()) Enqueue(AnswerTo(observed));
+    Handled(kept);
+    Release();
+  });
+}
+
+void Session::Handled(const absl::Status& handled) {
+  if (!handled.ok()) {
+    spdlog::warn("session of {}: {}", node_.empty() ? context_.peer() : node_, Message(handled));
+    // A store that is busy or full must not cost the stream: the next report says it all again.
+    if (node_.empty() || absl::IsAborted(handled) || absl::IsInvalidArgument(handled)) {
+      FinishOnce(rpc::ToGrpc(handled));
+      return;
+    }
+  }
+  Read();
+}
+
+void Session::Read() {
+  MutexLock lock(mutex_);
+  if (finished_) return;
+  ++held_;
+  stream_.Read(&incoming_, &read_);
+}
+
+// The registry may have had something for the node before its Connect returned.
+void Session::Welcome(const v1::ServerMessage& message) {
+  MutexLock lock(mutex_);
+  if (finishing_ || finished_) return;
+  welcomed_ = true;
+  queue_.push_front(BytesOf(message));
+  Write();
+}
+
+void Session::Enqueue(const v1::ServerMessage& message) {
+  bool overflow = false;
+  {
+    MutexLock lock(mutex_);
+    if (finishing_ || finished_) return;
+    overflow = queue_.size() >= kMaxQueue;
+    if (!overflow) {
+      queue_.push_back(BytesOf(message));
+      if (welcomed_ && queue_.size() == 1) Write();
+    }
+  }
+  if (overflow) FinishOnce({grpc::StatusCode::RESOURCE_EXHAUSTED, "the worker reads too slowly"});
+}
+
+void Session::Write() {
+  ++held_;
+  stream_.Write(queue_.front(), &written_);
+}
+
+void Session::OnWritten(bool ok) {
+  MutexLock lock(mutex_);
+  queue_.pop_front();
+  if (finished_) return;
+  if (!ok) queue_.clear();
+  if (!queue_.empty()) {
+    Write();
+  } else if (finishing_) {
+    Finish();
+  }
+}
+
+// What is queued, a refusal for instance, is still sent.
+void Session::FinishOnce(const grpc::Status& status) {
+  MutexLock lock(mutex_);
+  if (finishing_ || finished_) return;
+  finishing_ = true;
+  final_status_ = status;
+  if (queue_.empty() || !welcomed_) Finish();
+}
+
+void Session::Finish() {
+  finished_ = true;
+  ++held_;
+  stream_.Finish(final_status_, &finish_);
+}
+
+void Session::OnFinished(bool) {}
+
+void Session::OnEnded(bool) {
+  MutexLock lock(mutex_);
+  finished_ = true;
+}
+
+}  // namespace sft::server

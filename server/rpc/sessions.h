@@ -1,0 +1,56 @@
+#pragma once
+
+#include <google/protobuf/arena.h>
+#include <grpcpp/grpcpp.h>
+
+#include <array>
+#include <memory>
+#include <thread>
+
+#include "common/base/mutex.h"
+#include "server/core/worker_registry.h"
+#include "server/rpc/hands.h"
+#include "server/rpc/principal.h"
+#include "sft/v1/worker_service.grpc.pb.h"
+
+namespace sft::server {
+
+// The streams of all workers, on a queue of their own with one thread. As the only queue that is
+// polled it also watches the sockets of the whole server: with a second polling thread the two
+// would wake each other several times for each small message. So this thread never waits for
+// anything else: what has to be stored is given to others.
+class Sessions {
+ public:
+  using Service = v1::WorkerService::WithRawMethod_Session<v1::WorkerService::Service>;
+
+  Sessions(Service& service, WorkerRegistry& registry) : service_(service), registry_(registry) {}
+  ~Sessions();
+
+  // From when the server has started that was built with `queue`. The gate is borrowed.
+  void Start(Gate& gate, std::unique_ptr<grpc::ServerCompletionQueue> queue);
+  // After the server's shutdown: returns when no stream is left.
+  void Stop();
+
+ private:
+  friend class Session;
+
+  void Loop();
+  // Of thread_; valid until the next one. Null for what is no message.
+  v1::WorkerMessage* Parse(grpc::ByteBuffer& bytes);
+  void Count(int change) SFT_EXCLUDES(mutex_);
+
+  Service& service_;
+  WorkerRegistry& registry_;
+  Gate* gate_ = nullptr;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::unique_ptr<Hands> hands_;
+  alignas(8) std::array<char, 16 << 10> block_;  // most messages need no more
+  google::protobuf::Arena arena_{block_.data(), block_.size()};
+
+  Mutex mutex_;
+  CondVar changed_;
+  int count_ SFT_GUARDED_BY(mutex_) = 0;  // sessions, with the one that waits for its worker
+  std::thread thread_;
+};
+
+}  // namespace sft::server
