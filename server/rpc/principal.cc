@@ -21,6 +21,8 @@ constexpr char kSession[] = "/sft.v1.WorkerService/Session";
 constexpr char kAuthorization[] = "authorization";
 constexpr char kCertificate[] = "x509_pem_cert";
 constexpr std::chrono::seconds kTellAgain{10};
+// Who calls once will soon call again.
+constexpr std::chrono::seconds kMoment{2};
 constexpr size_t kMaxTold = 4096;
 
 // One call; lives in its interceptor.
@@ -73,7 +75,9 @@ class Interceptor : public grpc::experimental::Interceptor {
     call_.context = info.server_context();
     call_.method = info.method();
     call_.rule = FindRule(call_.method);
+    gate.Count(1);
   }
+  ~Interceptor() override { call_.gate->Count(-1); }
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Point = grpc::experimental::InterceptionHookPoints;
@@ -356,6 +360,13 @@ bool Gate::IsNews(const std::string& key) {
   at->second = now;
   return true;
 }
+
+void Gate::Count(int change) {
+  last_call_ = clock_.Mono();
+  under_way_ += change;
+}
+
+bool Gate::Quiet() const { return under_way_ == 0 && clock_.Mono() - last_call_.load() > kMoment; }
 
 void Gate::Record(bool refused, const grpc::Status& status) {
   const std::unique_ptr<AuditScope::Ended> ended = AuditScope::End();

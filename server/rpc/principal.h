@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/server_interceptor.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -32,6 +33,11 @@ class Gate {
   Store& store() { return store_; }
   int64_t now_us() const { return UnixMicros(clock_.Wall()); }
 
+  // A call begins (1) or has ended (-1); those of workers' streams do not count.
+  void Count(int change);
+  // No call is under way, nor was one a moment ago.
+  bool Quiet() const;
+
   // Writes the row of a call that has ended, unless a write of its own did.
   void Record(bool refused, const grpc::Status& status);
   // True at most every few seconds for a key: what is refused again and again is told once.
@@ -42,6 +48,8 @@ class Gate {
   Store& store_;
   Clock& clock_;
   const bool open_;
+  std::atomic<int> under_way_ = 0;
+  std::atomic<MonoTime> last_call_{};
   Mutex mutex_;
   std::map<std::string, MonoTime> told_ SFT_GUARDED_BY(mutex_);
 };

@@ -35,6 +35,8 @@ class Sessions {
   friend class Session;
 
   void Loop();
+  // The next event, after a rest perhaps; false at the end.
+  bool Next(void*& tag, bool& ok);
   // Of thread_; valid until the next one. Null for what is no message.
   v1::WorkerMessage* Parse(grpc::ByteBuffer& bytes);
   void Count(int change) SFT_EXCLUDES(mutex_);
@@ -44,6 +46,7 @@ class Sessions {
   Gate* gate_ = nullptr;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<Hands> hands_;
+  bool may_rest_ = false;  // of thread_: it has heard of a node that has nothing
   alignas(8) std::array<char, 16 << 10> block_;  // most messages need no more
   google::protobuf::Arena arena_{block_.data(), block_.size()};
 

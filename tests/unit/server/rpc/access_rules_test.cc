@@ -14,6 +14,7 @@
 #include "common/tls/peer.h"
 #include "server/app/credentials.h"
 #include "server/app/server.h"
+#include "server/rpc/principal.h"
 #include "server/rpc/rules.h"
 #include "sft/v1/auth_service.grpc.pb.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
@@ -44,6 +45,25 @@ TEST(RulesTest, WhatChangesSomethingIsRecordedAndNeedsMoreThanLooking) {
       EXPECT_GE(rule.role, Role::kSubmitter) << rule.method;
     }
   }
+}
+
+TEST(GateTest, ItIsQuietSomeTimeAfterTheLastCallHasEnded) {
+  FakeClock clock;
+  const auto store = Store::Open({.path = ":memory:", .own_thread = false}).value();
+  const auto access = Access::Load(*store, clock, std::nullopt).value();
+  Gate gate(*access, *store, clock, /*open=*/true);
+  clock.Advance(std::chrono::seconds(10));
+  EXPECT_TRUE(gate.Quiet());
+  gate.Count(1);
+  gate.Count(1);
+  clock.Advance(std::chrono::seconds(10));
+  gate.Count(-1);
+  clock.Advance(std::chrono::seconds(10));
+  EXPECT_FALSE(gate.Quiet()) << "one is under way";
+  gate.Count(-1);
+  EXPECT_FALSE(gate.Quiet()) << "it has just ended";
+  clock.Advance(std::chrono::seconds(10));
+  EXPECT_TRUE(gate.Quiet());
 }
 
 constexpr char kRows[] = "{\"text\":\"a secret of alpha\"}\n";
