@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
                     endpoint.ToString()));
   }
   made->server_ = std::move(server);
-  sessions.Start(gate, std::move(queue));
+  sessions.Start(gate, std::move(queue), made->port_);
   return made;
 }
 

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "common/base/clock.h"
 #include "common/obs/log.h"
 #include "server/rpc/session.h"
 
@@ -15,8 +14,10 @@ constexpr int kHands = 8;
 // The heartbeats of a thousand idle nodes come one by one, each some milliseconds after the other,
 // and to be woken for one costs more than to take it in. So while that is all there is to do, the
 // thread rests after it has taken what there was. It is how much later the server may see what is
-// new then: a connection, a call, a report.
-constexpr std::chrono::milliseconds kRest{25};
+// new then on a connection that it has: a call, a report. Who dials wakes it, for the while in
+// which the connection is made and used first.
+constexpr std::chrono::milliseconds kRest{40};
+constexpr std::chrono::seconds kAwake{2};
 // A look takes one thing from the sockets, which need not be an event.
 constexpr int kLooks = 3;
 
@@ -24,8 +25,9 @@ constexpr int kLooks = 3;
 
 Sessions::~Sessions() { Stop(); }
 
-void Sessions::Start(Gate& gate, std::unique_ptr<grpc::ServerCompletionQueue> queue) {
+void Sessions::Start(Gate& gate, std::unique_ptr<grpc::ServerCompletionQueue> queue, int port) {
   gate_ = &gate;
+  doorbell_ = std::make_unique<Doorbell>(port);
   queue_ = std::move(queue);
   hands_ = std::make_unique<Hands>(kHands);
   Session::Accept(*this);
@@ -54,12 +56,13 @@ void Sessions::Loop() {
 }
 
 bool Sessions::Next(void*& tag, bool& ok) {
-  if (may_rest_ && gate_->Quiet()) {
+  Clock& clock = Clock::Real();
+  if (may_rest_ && gate_->Quiet() && clock.Mono() > awake_until_) {
     for (int i = 0; i < kLooks; ++i) {
       const auto next = queue_->AsyncNext(&tag, &ok, gpr_time_0(GPR_CLOCK_MONOTONIC));
       if (next != grpc::CompletionQueue::TIMEOUT) return next == grpc::CompletionQueue::GOT_EVENT;
     }
-    Clock::Real().Sleep(kRest);
+    if (doorbell_->Rings(kRest)) awake_until_ = clock.Mono() + kAwake;
   }
   may_rest_ = false;
   return queue_->Next(&tag, &ok);

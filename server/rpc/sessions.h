@@ -7,8 +7,10 @@
 #include <memory>
 #include <thread>
 
+#include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "server/core/worker_registry.h"
+#include "server/rpc/doorbell.h"
 #include "server/rpc/hands.h"
 #include "server/rpc/principal.h"
 #include "sft/v1/worker_service.grpc.pb.h"
@@ -26,8 +28,9 @@ class Sessions {
   Sessions(Service& service, WorkerRegistry& registry) : service_(service), registry_(registry) {}
   ~Sessions();
 
-  // From when the server has started that was built with `queue`. The gate is borrowed.
-  void Start(Gate& gate, std::unique_ptr<grpc::ServerCompletionQueue> queue);
+  // From when the server has started that was built with `queue` and listens on `port`. The gate is
+  // borrowed.
+  void Start(Gate& gate, std::unique_ptr<grpc::ServerCompletionQueue> queue, int port);
   // After the server's shutdown: returns when no stream is left.
   void Stop();
 
@@ -46,7 +49,10 @@ class Sessions {
   Gate* gate_ = nullptr;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<Hands> hands_;
-  bool may_rest_ = false;  // of thread_: it has heard of a node that has nothing
+  // Of thread_: it has heard of a node that has nothing, and does not rest before.
+  bool may_rest_ = false;
+  MonoTime awake_until_{};
+  std::unique_ptr<Doorbell> doorbell_;
   alignas(8) std::array<char, 16 << 10> block_;  // most messages need no more
   google::protobuf::Arena arena_{block_.data(), block_.size()};
 
