@@ -23,13 +23,29 @@ struct Remedy {
   std::string words;
 };
 
+// What lies on the host is divided over the ranks, by what also divides weights where those do.
+template <typename Add>
+void AddDivision(const spec::JobSpec& job, const Add& add) {
+  if (job.compute.gpu_count == 1 || job.parallelism.sharding != spec::Sharding::kDdp) return;
+  if (job.parallelism.offload_param) {
+    add([](spec::JobSpec& j) { j.parallelism.sharding = spec::Sharding::kFullShard; },
+        "fsdp = true");
+  } else {
+    add([](spec::JobSpec& j) { j.parallelism.sharding = spec::Sharding::kZero2; },
+        "deepspeed_stage = 2");
+  }
+}
+
 std::vector<Remedy> Remedies(const spec::JobSpec& job) {
   std::vector<Remedy> remedies;
   const auto add = [&](const auto& change, std::string words) {
     remedies.push_back({job, std::move(words)});
     change(remedies.back().job);
   };
-  if (!job.parallelism.offload_optimizer) return remedies;
+  if (!job.parallelism.offload_optimizer) {
+    AddDivision(job, add);
+    return remedies;
+  }
   if (job.parallelism.offload_param) {
     add([](spec::JobSpec& j) { j.parallelism.offload_param = false; }, "offload_param = false");
   }
@@ -43,10 +59,7 @@ std::vector<Remedy> Remedies(const spec::JobSpec& job) {
         j.hyperparameters.master_weights = spec::MasterWeights::kBf16;
       },
       "optimizer = \"adamw_8bit\" with master_weights = \"bf16\"");
-  if (job.compute.gpu_count > 1 && job.parallelism.sharding == spec::Sharding::kDdp) {
-    add([](spec::JobSpec& j) { j.parallelism.sharding = spec::Sharding::kZero2; },
-        "deepspeed_stage = 2");
-  }
+  AddDivision(job, add);
   if (job.full_finetune()) {
     add([](spec::JobSpec& j) { j.training.mode = spec::Mode::kLora; }, "mode = \"lora\"");
   }

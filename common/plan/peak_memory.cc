@@ -129,6 +129,10 @@ void AddScratch(const Problem& p, const Choice& choice, PeakMemory* memory) {
     const int64_t block = p.expands_blocks() ? p.trained[1] : p.block.weights + p.trained[1];
     const int64_t of_blocks = p.job.full_finetune() ? p.trained[1] : block;
     memory->scratch_slots += e * (kSlots * of_blocks + p.head_elements);
+    // A rank's part on its way from the host, until it has been gathered.
+    if (p.streams() && p.job.full_finetune() && p.parts().weights > 1) {
+      memory->communication += e * Divide(p.trained[1], p.parts().weights);
+    }
   } else if (p.streams() && p.job.full_finetune()) {
     memory->scratch_slots += e * kSlots * p.trained[1];
   }

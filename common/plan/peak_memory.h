@@ -111,8 +111,8 @@ PeakMemory PredictMemory(const Problem& problem, const Choice& choice);
 // Most blocks that may carry their de-quantised weights on within the peak of `choice`, less some
 // room for the pieces that activations leave; its own `carried` counts for nothing. A block's copy
 // is made while the block after it is in its backward (in its own without prefetch) and freed after
-// its forward. 0 in FP8, whose forward and backward read different bytes, and where nothing is
-// quantised.
+// its forward. 0 in FP8, whose forward and backward read different bytes, and where blocks'
+// weights are used as they lie.
 int64_t MostCarried(const Problem& problem, const Choice& choice);
 std::vector<MemoryItem> Items(const PeakMemory& memory);
 

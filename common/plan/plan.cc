@@ -343,8 +343,10 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
     add(c.shallow, layers - c.deep_layers);
   }
   if (job.qlora() || (job.parallelism.offload_param && !job.full_finetune())) {
-    text += fmt::format(", {} de-quantised cop{} kept, {} carried", c.kept,
-                        c.kept == 1 ? "y" : "ies", c.carried);
+    text += fmt::format(
+        ", {}{} kept, {} carried", c.kept,
+        fmt::format(" {}cop{}", job.qlora() ? "de-quantised " : "", c.kept == 1 ? "y" : "ies"),
+        c.carried);
   }
   if (c.embedding_on_host) text += ", embedding in host memory";
   if (!c.prefetch) text += ", no prefetch";

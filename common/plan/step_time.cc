@@ -67,7 +67,7 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
   }
   if (p.streams()) {
     const double bus = static_cast<double>(p.held.host_weights) / layers / kHostBus;
-    seconds += prefetch ? std::max(0.0, bus - compute_seconds) : bus;
+    seconds += std::max(0.0, bus - compute_seconds);  // the bytes, with and without prefetch
   }
   if (p.parts().weights > 1) {
     const double ranks = static_cast<double>(p.parts().weights);
@@ -159,7 +159,8 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
                       8 * Bytes(block.hidden_row, tokens)) /
                      rates.elementwise;
   time.adapters = layers * Bytes(block.adapters, tokens) / rates.adapters;
-  // Of forward and backward alike; kept and carried copies are no quantised model's.
+  // Of forward and backward alike; there are kept and carried copies of quantised blocks alone,
+  // and of those from the host.
   const double sources = 2 * layers - static_cast<double>(2 * choice.kept + choice.carried);
   time.weights = sources * WeightSeconds(p, gpu, choice.prefetch, product + attention_forward);
   if (choice.embedding_on_host) time.weights += Bytes(block.hidden_row, tokens) / kHostRead;

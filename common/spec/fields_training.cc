@@ -318,13 +318,14 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.parallelism.offload_param",
      .type = Type::kBool,
      .def = "false",
-     .doc = "Keeps the weights of the blocks in host memory, of 4-bit and 8-bit bases their bytes; "
-            "each rank those of its own part. They come to the GPU block by block, beside the "
-            "computation of the block before. Full fine-tuning needs offload_optimizer with it "
-            "and, on several GPUs, weights that are divided over them (fsdp, deepspeed_stage = 3). "
-            "On CPUs nothing changes.",
+     .doc =
+         "Keeps the weights of the blocks in host memory, of 4-bit and 8-bit bases their bytes; "
+         "each rank what it would keep on its GPU. They come to the GPU block by block, beside the "
+         "computation of the block before. Full fine-tuning needs offload_optimizer with it, "
+         "and not deepspeed_stage 1 or 2 (shard_grad_op). On CPUs nothing changes.",
      .synonyms = "cpu=true|none=false",
-     .aliases = "zero_optimization.offload_param.device"},
+     .aliases = "zero_optimization.offload_param.device",
+     .since = 2},
 
     {.key = "lora.r",
      .type = Type::kInt,

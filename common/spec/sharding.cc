@@ -83,11 +83,12 @@ void CheckOffloadedWeights(Draft* draft) {
   }
   const Sharding sharding = ShardingOf(*draft);
   if (sharding == Sharding::kZero1 || sharding == Sharding::kZero2) {
-    draft->AddProblem(kParam,
-                      fmt::format("{} with full fine-tuning contradicts {}, which keeps weights "
-                                  "whole on each GPU; use fsdp_sharding_strategy = \"full_shard\" "
-                                  "or deepspeed_stage = 3",
-                                  draft->Quote(kParam), draft->Quote(ShardingKey(*draft))));
+    draft->AddProblem(
+        kParam,
+        fmt::format("{} with full fine-tuning contradicts {}, which keeps weights "
+                    "whole on each GPU; use fsdp_sharding_strategy = \"full_shard\" "
+                    "or deepspeed_stage = 3",
+                    draft->Quote(kParam), draft->Quote(draft->Bool(kFsdp) ? kStrategy : kStage)));
   }
 }
 

@@ -23,6 +23,7 @@ TEST_F(CarriedTest, GiveTheSameBitsAsWeightsWrittenForEachPass) {
       const Outcome plain = Train(job, 1e-3, run);
       run.carried = 4 - kept;
       const Outcome carried = Train(job, 1e-3, run);
+      EXPECT_GT(carried.between_bytes, plain.between_bytes) << "copies stay between steps";
       EXPECT_EQ(plain.losses, carried.losses);
       EXPECT_EQ(plain.norms, carried.norms);
       for (size_t i = 0; i < plain.masters.size(); ++i) {

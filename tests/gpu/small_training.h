@@ -20,7 +20,8 @@ inline constexpr int kMicroBatches = 2;
 struct Outcome {
   std::vector<double> losses, norms;
   std::vector<at::Tensor> masters, changes;
-  int64_t gpu_bytes = 0;
+  int64_t gpu_bytes = 0;      // of the model before the first step
+  int64_t between_bytes = 0;  // and after the last
 };
 
 // Trains a small model for five steps of two micro-batches, by one way or another.
@@ -83,6 +84,7 @@ class SmallTrainingTest : public GpuTest {
       outcome.norms.push_back(model.ReduceGradients(scale));
       model.Update(rate, scale * ClipFactor(outcome.norms.back(), 1.0));
     }
+    outcome.between_bytes = Plugin().devices->Memory(0).allocated - before;
     for (const TrainablePart& part : model.store().parts()) {
       outcome.masters.push_back(part.master.cpu().clone());
       outcome.changes.push_back(outcome.masters.back() - initial[outcome.changes.size()]);

@@ -85,10 +85,11 @@ void ApplyMemory(const HostEvidence& host, const Process& blamed, v1::Verdict& v
   }
   if (how.empty()) return;
   Blame("host_oom", how,
-        fmt::format("node {} needs more memory or less beside the job: fewer ranks on the node, "
-                    "offload_optimizer = false, a smaller model; or raise the limit of "
-                    "sft-worker's control group",
-                    verdict.node()),
+        fmt::format(
+            "node {} needs more memory or less beside the job: fewer ranks on the node, "
+            "offload_optimizer and offload_param = false, a smaller model; or raise the limit of "
+            "sft-worker's control group",
+            verdict.node()),
         verdict);
 }
 

@@ -103,7 +103,8 @@ Failure OfTorch(const c10::Error& error, const FailureContext& context) {
       (cuda && message.find("out of memory") != std::string::npos)) {
     return CudaOutOfMemory(message, context);
   }
-  if (message.find("DefaultCPUAllocator") != std::string::npos) {
+  if (message.find("DefaultCPUAllocator") != std::string::npos ||
+      message.find("empty_pinned") != std::string::npos) {
     return Make("user", channel::kExitUserError, "host_oom", message, LessMemory(context));
   }
   if (message.find("CUDA error") != std::string::npos ||

@@ -83,6 +83,7 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
   if (recompute != Recompute::kNothing) {
     all.attention.qkv_xa = ApartFrom(all.input_normed, all.attention.qkv_xa);
     all.mlp.gate_up_xa = ApartFrom(all.middle_normed, all.mlp.gate_up_xa);
+    all.mlp.down_xa = ApartFrom(all.mlp.activated, all.mlp.down_xa);
     all.input_normed = Tensor();
     all.middle_normed = Tensor();
     all.attention.q = all.attention.k = Tensor();

@@ -60,12 +60,12 @@ void GatedMlp::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Sav
   Tensor dactivated;
   if (go_on) dactivated = at::empty({dy.size(0), down.inputs()}, dy.options());
   down.Backward(dy, saved.activated, saved.down_xa, pass, gradients, go_on ? &dactivated : nullptr);
-  saved.activated = Tensor();
+  saved.activated = saved.down_xa = Tensor();
   if (!go_on) return;
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
   ops::SwigluBackward(dgate_up, dactivated, dgate_up);
   dactivated = Tensor();
-  gate_up.Backward(dgate_up, x, saved.gate_up_xa, pass, gradients, dx);
+  gate_up.Backward(dgate_up, x, std::exchange(saved.gate_up_xa, Tensor()), pass, gradients, dx);
 }
 
 // Adapters are trained together, and never beside the weights that they adapt.

@@ -31,7 +31,8 @@ Tensor SpareColumns(const Tensor& rows, int64_t spare) {
 }
 
 Tensor ApartFrom(const Tensor& rows, const Tensor& part) {
-  return part.defined() && part.is_alias_of(rows) ? part.clone() : part;
+  const bool shares = part.defined() && rows.defined() && part.is_alias_of(rows);
+  return shares ? part.clone() : part;
 }
 
 }  // namespace sft::engine

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <utility>
+
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/nn/rows.h"
 
@@ -79,6 +81,7 @@ void SelfAttention::Backward(const Tensor& dy, const Tensor& x, const ops::Docum
   Tensor dout;
   if (go_on) dout = at::empty({dy.size(0), o.inputs()}, dy.options());
   o.Backward(dy, saved.out, saved.o_xa, pass, gradients, go_on ? &dout : nullptr);
+  saved.o_xa = Tensor();
   if (!go_on) return;
   Restore(rope, pass, saved);
   const Heads inputs = Inputs(saved);
@@ -90,9 +93,9 @@ void SelfAttention::Backward(const Tensor& dy, const Tensor& x, const ops::Docum
   dout = saved.out = saved.q = saved.k = Tensor();
   if (has_norms()) {
     const bool trained = gradients.Wants(q_norm);
-    const auto [dq_norm, dk_norm] = ops::NormRopeBackward(
-        dqkv, saved.qkv, pass.weights[q_norm], pass.weights[k_norm], rope.cos, rope.sin, heads,
-        key_heads, epsilon, trained);
+    const auto [dq_norm, dk_norm] =
+        ops::NormRopeBackward(dqkv, saved.qkv, pass.weights[q_norm], pass.weights[k_norm], rope.cos,
+                              rope.sin, heads, key_heads, epsilon, trained);
     if (trained) {
       gradients.Add(q_norm, dq_norm);
       gradients.Add(k_norm, dk_norm);
@@ -102,7 +105,7 @@ void SelfAttention::Backward(const Tensor& dy, const Tensor& x, const ops::Docum
     ops::Rope(rotated, rope.cos, rope.sin, /*inverse=*/true);
   }
   saved.qkv = Tensor();
-  qkv.Backward(dqkv, x, saved.qkv_xa, pass, gradients, dx);
+  qkv.Backward(dqkv, x, std::exchange(saved.qkv_xa, Tensor()), pass, gradients, dx);
 }
 
 }  // namespace sft::engine

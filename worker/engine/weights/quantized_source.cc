@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "worker/engine/base/error.h"
@@ -131,20 +132,18 @@ void QuantizedSource::StartFetch(Unit& u) {
   const std::vector<PlaneSpec> specs = format_->planes();
   for (size_t i = 0; i < specs.size(); ++i) {
     const auto options = at::TensorOptions(comm_.device()).dtype(specs[i].type);
-    Tensor own = u.planes[i];
-    if (on_host_) {
-      own = at::empty(own.sizes(), options);
-      own.copy_(u.planes[i], /*non_blocking=*/true);
-    }
-    if (!sharded_) {
-      u.fetched.push_back(own);
-      continue;
-    }
+    const int64_t whole = u.cut_units.size() * specs[i].per_cut_unit;
+    u.staged.push_back(on_host_ ? at::empty(u.planes[i].sizes(), options) : u.planes[i]);
+    u.fetched.push_back(sharded_ ? at::empty({whole}, options) : u.staged[i]);
+  }
+  std::optional<SideStream::Scope> scope;  // the memory is the computation's, and follows it
+  if (on_host_ && side_.available()) scope.emplace(side_);
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (on_host_) u.staged[i].copy_(u.planes[i], /*non_blocking=*/true);
+    if (!sharded_) continue;
     std::vector<int64_t> counts = u.counts;
     for (int64_t& count : counts) count *= specs[i].per_cut_unit;
-    u.fetched.push_back(at::empty({u.cut_units.size() * specs[i].per_cut_unit}, options));
-    u.gathers.push_back(comm_.AllGatherAsync(u.fetched[i], own, std::move(counts)));
-    u.staged.push_back(own);
+    u.gathers.push_back(comm_.AllGatherAsync(u.fetched[i], u.staged[i], std::move(counts)));
   }
 }
 
@@ -155,15 +154,9 @@ void QuantizedSource::Prefetch(int unit, WeightUse use) {
   if (u.cut_units.empty() || u.prefetched || !u.fetched.empty()) return;
   const bool holds = u.own.defined() || slots_.Find(unit) != nullptr;
   if (holds && (static_cast<int>(use) & ~u.filled) == 0) return;
-  const bool beside = side_.available();
-  if (on_host_ && beside) {
-    const SideStream::Scope scope(side_);
-    StartFetch(u);
-  } else if (fetches()) {
-    StartFetch(u);
-  }
+  if (fetches()) StartFetch(u);
   const bool kept = u.own.defined() && !u.carries;
-  if (!prefetch_ || !beside || kept) return;
+  if (!prefetch_ || !side_.available() || kept) return;
   const Tensor buffer = Hold(unit, use);  // until Acquire takes it over
   u.prefetched = true;
   const SideStream::Scope scope(side_);  // after all that the buffer's memory was last used for
@@ -192,11 +185,8 @@ Tensor QuantizedSource::Hold(int unit, WeightUse use) {
 void QuantizedSource::Fill(Unit& u, WeightUse use, const Tensor& buffer) {
   const int missing = static_cast<int>(use) & ~u.filled;
   if (missing == 0) return;
-  if (fetches() && u.fetched.empty()) {
-    StartFetch(u);
-  } else if (on_host_ && side_.available()) {
-    side_.Join();  // copied there
-  }
+  if (fetches() && u.fetched.empty()) StartFetch(u);
+  if (on_host_ && side_.available()) side_.Join();  // copied there
   for (WorkPtr& gather : u.gathers) gather->Wait();
   const auto filled =
       static_cast<int>(u.expansion->Fill(buffer, static_cast<WeightUse>(missing),
@@ -217,6 +207,7 @@ void QuantizedSource::Acquire(int unit, UnitWeights& weights) {
   } else {
     buffer = Hold(unit, weights.use);
   }
+  ++u.acquired;
   u.ends_carrying = u.carries && u.own.defined() && !Includes(weights.use, WeightUse::kBackward);
   Fill(u, weights.use, buffer);
   u.fetched.clear();  // now that the computation follows what read them
@@ -242,9 +233,10 @@ QuantizedPart QuantizedSource::BytesOf(const Unit& u, int param) const {
 void QuantizedSource::Release(int unit) {
   Unit& u = units_[unit];
   if (u.cut_units.empty()) return;
+  --u.acquired;
   if (!u.own.defined()) {
     slots_.Unpin(unit);
-  } else if (u.ends_carrying) {
+  } else if (u.acquired == 0 && u.ends_carrying) {
     u.own = Tensor();
     u.filled = 0;
   }

@@ -70,10 +70,11 @@ class QuantizedSource : public WeightSource {
     // The expansion's buffer where the unit has its own: for the whole run, or from a backward to
     // the release after the next forward. Else a slot serves.
     at::Tensor own;
-    bool ends_carrying = false;  // the acquisition under way does, when released
-    int filled = 0;              // bits of WeightUse: what its own buffer or its slot holds
-    int rewritten = 0;           // of these, since the unit was last acquired
-    bool prefetched = false;     // the unit's slot is being filled, and pinned
+    bool ends_carrying = false;  // the acquisitions under way do, when the last is released
+    int acquired = 0;
+    int filled = 0;           // bits of WeightUse: what its own buffer or its slot holds
+    int rewritten = 0;        // of these, since the unit was last acquired
+    bool prefetched = false;  // the unit's slot is being filled, and pinned
   };
 
   Unit MakeUnit(const UnitInfo& info) const;
@@ -82,6 +83,7 @@ class QuantizedSource : public WeightSource {
   int64_t FirstCutUnit(const Unit& unit) const;
   // Whether a unit's bytes have to be brought together before they are de-quantised.
   bool fetches() const { return sharded_ || on_host_; }
+  // On the side stream where the bytes come from the host.
   void StartFetch(Unit& unit);
   // Where the weights of `unit` go: its own buffer, made where it carries them on, or a pinned
   // slot.

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <optional>
 #include <utility>
 
 namespace sft::engine {
@@ -26,24 +27,23 @@ void ShardedSource::Prefetch(int unit, WeightUse) {
   SlotPool::Slot& slot = slots_.Take(unit, u.flat.size(), u.shard.options().device(comm_.device()));
   slots_.Pin(slot);  // until Acquire takes the pin over
   u.under_way = true;
-  if (!u.on_host) {
-    u.gather = comm_.AllGatherAsync(slot.buffer, u.shard, u.counts);
-  } else if (side_.available()) {
-    const SideStream::Scope scope(side_);  // after all that the slot was last used for
+  if (u.on_host) {
     StartFromHost(u, slot.buffer);
   } else {
-    StartFromHost(u, slot.buffer);
+    u.gather = comm_.AllGatherAsync(slot.buffer, u.shard, u.counts);
   }
 }
 
 void ShardedSource::StartFromHost(Unit& u, const at::Tensor& slot) {
-  if (u.counts.size() == 1) {
-    at::Tensor(slot).copy_(u.shard, /*non_blocking=*/true);
-    return;
-  }
-  u.staged = at::empty(u.shard.sizes(), slot.options());
-  u.staged.copy_(u.shard, /*non_blocking=*/true);
-  u.gather = comm_.AllGatherAsync(slot, u.staged, u.counts);
+  const bool alone = u.counts.size() == 1;
+  at::Tensor shard = alone ? slot : at::empty(u.shard.sizes(), slot.options());
+  // The memory is the computation's, and follows it.
+  std::optional<SideStream::Scope> scope;
+  if (side_.available()) scope.emplace(side_);
+  shard.copy_(u.shard, /*non_blocking=*/true);
+  if (alone) return;
+  u.gather = comm_.AllGatherAsync(slot, shard, u.counts);
+  u.staged = shard;
 }
 
 void ShardedSource::Finish(Unit& u) {

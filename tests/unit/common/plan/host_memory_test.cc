@@ -77,7 +77,7 @@ TEST(HostMemoryTest, ACpuRankHoldsWhatItHoldsWithoutIt) {
   EXPECT_EQ(memory.optimizer, 8 * kElements);
 }
 
-// 36 blocks of 192,946,432 elements, of which all but 10,496 of norms are linears'.
+// 36 blocks of 192,946,432 elements, of which all but 8,448 of norms are linears'.
 constexpr int64_t kBlocks = 36 * int64_t{192'946'432}, kNorms = 36 * int64_t{8'448};
 
 TEST(HostMemoryTest, WeightsOfBlocksLeaveTheGpu) {

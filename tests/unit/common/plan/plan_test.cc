@@ -209,7 +209,7 @@ TEST(PlanTest, NothingIsCarriedWhereNoMemoryComesFreeOrTheForwardReadsOtherBytes
   fp8.training.matmul = spec::Matmul::kFp8;
   const auto other_bytes = MakePlan(Input(fp8, 83.6, Qwen3Of32B()));
   ASSERT_TRUE(none_left.ok() && other_bytes.ok());
-  EXPECT_LE(none_left->choice.carried, 4);
+  EXPECT_LE(none_left->choice.carried, 2) << "64 inputs of 42 MB come free, copies take 1 GB";
   EXPECT_EQ(other_bytes->choice.carried, 0);
 }
 
