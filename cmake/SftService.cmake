@@ -18,6 +18,8 @@ if(SFT_STATIC)
 else()
   find_package(PkgConfig REQUIRED)
   pkg_check_modules(sft_grpcpp REQUIRED IMPORTED_TARGET grpc++ absl_synchronization)
+  # NOMINMAX, of another system: who has it and who has not could not share a precompiled header.
+  set_target_properties(PkgConfig::sft_grpcpp PROPERTIES INTERFACE_COMPILE_OPTIONS "")
   target_link_libraries(sft_grpc INTERFACE -lgrpc++_reflection PkgConfig::sft_grpcpp protobuf::libprotobuf)
 endif()
 
