@@ -73,8 +73,10 @@ std::string WhatFits(const PlanInput& input, int64_t row_tokens) {
     if (!problem.ok() || HostBytes(*problem) > input.host_bytes) continue;
     text += fmt::format("{} ({}), or ", remedy.words, Gigabytes(HostBytes(*problem)));
   }
-  return text + (input.job.parallelism.offload_optimizer ? "offload_optimizer = false"
-                                                         : "offload_param = false");
+  const auto& asked = input.job.parallelism;
+  if (!asked.offload_param) return text + "offload_optimizer = false";
+  return text + (asked.offload_optimizer ? "offload_optimizer and offload_param = false"
+                                         : "offload_param = false");
 }
 
 // The keys of the job that ask for host memory.

@@ -141,6 +141,19 @@ TEST(HostMemoryTest, TooLittleForWeightsIsRefusedByTheirKey) {
                     Not(HasSubstr("optimizer"))));
 }
 
+// One key alone would be refused with full fine-tuning, or leave the weights where they do not fit.
+TEST(HostMemoryTest, WhereBothKeysAskTheLastAdviceTurnsOffBoth) {
+  spec::JobSpec job = FullOnHost();
+  job.parallelism.offload_param = true;
+  const std::string message(MakePlan(OnHost(job, 10)).status().message());
+  EXPECT_THAT(message, AllOf(HasSubstr("offload_optimizer = true with offload_param = true needs"),
+                             HasSubstr("What would fit: "),
+                             HasSubstr("offload_optimizer and offload_param = false")));
+  job.training.mode = spec::Mode::kLora;
+  EXPECT_THAT(std::string(MakePlan(OnHost(job, 10)).status().message()),
+              HasSubstr("offload_optimizer and offload_param = false"));
+}
+
 TEST(HostMemoryTest, TooLittleIsRefusedWithTheKeyTheBytesAndWhatFits) {
   const absl::Status refused = MakePlan(OnHost(FullOnHost(), 60)).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
