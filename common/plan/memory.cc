@@ -97,6 +97,10 @@ bool Streams(const spec::JobSpec& job, Device device) {
   return job.parallelism.offload_param && device == Device::kGpu;
 }
 
+bool ExpandsBlocks(const spec::JobSpec& job, Device device) {
+  return job.qlora() || (Streams(job, device) && !job.full_finetune());
+}
+
 ShardParts PartsOf(const spec::JobSpec& job) {
   const int64_t ranks = job.compute.gpu_count, node = job.compute.gpus_per_node;
   switch (job.parallelism.sharding) {
@@ -125,19 +129,18 @@ Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Devi
   for (size_t i = 0; i < units.size(); ++i) {
     const Unit& unit = units[i];
     UnitSizes sizes = SizesOf(unit, quant);
-    const int64_t held_weights = CeilDiv(sizes.trained, parts.weights) * compute;
     const int64_t codes = CeilDiv(sizes.cut_units, parts.weights) * quant.cut_unit_bytes;
-    const bool streams = Streams(job, device) && i > 0 && i + 1 < units.size();
-    if (streams && job.full_finetune()) {
-      memory.host_weights += held_weights;
-    } else if (streams) {
+    const bool streams = Streams(job, device) && IsBlock(units, i);
+    if (streams) {
       memory.host_weights += codes + CeilDiv(sizes.linears, parts.weights) * compute;
       sizes.frozen -= sizes.linears;
     }
+    int64_t& trained =
+        streams && job.full_finetune() ? memory.host_weights : memory.trained_weights;
+    trained += CeilDiv(sizes.trained, parts.weights) * compute;
     const int64_t quantized = (streams ? 0 : codes) + sizes.rows * quant.row_bytes;
     memory.quantized_weights += quantized;
     memory.frozen_weights += CeilDiv(sizes.frozen, parts.weights) * compute + quantized;
-    if (!streams || !job.full_finetune()) memory.trained_weights += held_weights;
     const int64_t held = CeilDiv(sizes.trained, parts.states);
     memory.gradients += CeilDiv(sizes.trained, parts.gradients) * kFp32Bytes;
     const int64_t states = OptimizerBytes(unit, job.hyperparameters.optimizer, held);

@@ -31,6 +31,9 @@ ShardParts PartsOf(const spec::JobSpec& job);
 // blocks, which are then streamed.
 bool Offloads(const spec::JobSpec& job, Device device);
 bool Streams(const spec::JobSpec& job, Device device);
+// Whether blocks' frozen weights are written into buffers from other bytes: de-quantised, or from
+// host memory. Copies of these may stay.
+bool ExpandsBlocks(const spec::JobSpec& job, Device device);
 
 // What one rank holds. C: bytes of the compute type (bf16 2, fp32 4). M: bytes of the master
 // weights (fp32 4; bf16 2). n: elements; over a unit's N ranks the fullest shard has ceil(n / N).

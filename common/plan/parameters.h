@@ -30,6 +30,11 @@ struct Unit {
 // naming it and what there is.
 absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec::JobSpec& job);
 
+// Whether a unit is a block: neither the embedding nor the head.
+inline bool IsBlock(const std::vector<Unit>& units, size_t unit) {
+  return unit > 0 && unit + 1 < units.size();
+}
+
 // How many weights there are, and how many of them are trained.
 struct ParameterCounts {
   int64_t total = 0;      // of the base

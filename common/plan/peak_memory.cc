@@ -34,8 +34,7 @@ int64_t Divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 
 // Of an element of a unit's whole gradient: a block's is made in the type it is sent in.
 int64_t WholeBytes(const Problem& p, size_t unit) {
-  const bool block = unit > 0 && unit + 1 < p.units.size();
-  return block ? p.wire_bytes() : kGradientBytes;
+  return IsBlock(p.units, unit) ? p.wire_bytes() : kGradientBytes;
 }
 
 // Whole gradients that exist beside their shards: of the unit whose backward runs, of the one
@@ -130,10 +129,10 @@ void AddScratch(const Problem& p, const Choice& choice, PeakMemory* memory) {
     const int64_t of_blocks = p.job.full_finetune() ? p.trained[1] : block;
     memory->scratch_slots += e * (kSlots * of_blocks + p.head_elements);
     // A rank's part on its way from the host, until it has been gathered.
-    if (p.streams() && p.job.full_finetune() && p.parts().weights > 1) {
+    if (p.streams_trained() && p.parts().weights > 1) {
       memory->communication += e * Divide(p.trained[1], p.parts().weights);
     }
-  } else if (p.streams() && p.job.full_finetune()) {
+  } else if (p.streams_trained()) {
     memory->scratch_slots += e * kSlots * p.trained[1];
   }
 }

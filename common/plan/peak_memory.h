@@ -49,13 +49,10 @@ struct Problem {
   }
   // The weights of blocks come from host memory.
   bool streams() const { return Streams(job, Device::kGpu); }
-  // Blocks' frozen weights are written into buffers from other bytes: which copies may stay.
-  bool expands_blocks() const { return job.qlora() || (streams() && !job.full_finetune()); }
+  bool streams_trained() const { return streams() && job.full_finetune(); }
+  bool expands_blocks() const { return ExpandsBlocks(job, Device::kGpu); }
   // ZeRO-1 and 2: weights are whole, and come from all ranks.
-  bool shares_whole_weights() const {
-    return job.parallelism.sharding == spec::Sharding::kZero1 ||
-           job.parallelism.sharding == spec::Sharding::kZero2;
-  }
+  bool shares_whole_weights() const { return parts().states > parts().weights; }
   bool may_hold_embedding_on_host() const {
     return !shape.tied_head && !job.full_finetune() && !shards_weights();
   }

@@ -342,7 +342,7 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
     add(c.deep, c.deep_layers);
     add(c.shallow, layers - c.deep_layers);
   }
-  if (job.qlora() || (job.parallelism.offload_param && !job.full_finetune())) {
+  if (ExpandsBlocks(job, Device::kGpu)) {
     text += fmt::format(
         ", {}{} kept, {} carried", c.kept,
         fmt::format(" {}cop{}", job.qlora() ? "de-quantised " : "", c.kept == 1 ? "y" : "ies"),

@@ -98,7 +98,7 @@ double ExchangeSeconds(const Problem& p, const Choice& choice, const GpuRates& g
     const double sums = parts.states > 1 ? 1 : 2;  // a reduce-scatter, or an all-reduce
     seconds += kVisibleExchange * sums * RingSeconds(fp32, p.ranks(), gpu.bus);
   }
-  if (parts.states > parts.weights) {
+  if (p.shares_whole_weights()) {
     seconds += RingSeconds(trained * static_cast<double>(p.element_bytes), parts.states, gpu.bus);
   }
   return seconds;
@@ -111,8 +111,7 @@ double HostSeconds(const Problem& p, double own, double forward_seconds) {
   const double moved =
       2 * static_cast<double>(p.held.host_masters + p.held.host_optimizer) + 2 * sent;
   const double seconds = std::max(moved / kHostMemory, sent / 2 / kHostBus);
-  const bool whole_at_once = p.parts().states > p.parts().weights;
-  return whole_at_once ? seconds : std::max(0.0, seconds - forward_seconds);
+  return p.shares_whole_weights() ? seconds : std::max(0.0, seconds - forward_seconds);
 }
 
 double OptimizerSeconds(const Problem& p, const Choice& choice, const GpuRates& gpu,

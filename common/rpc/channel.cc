@@ -17,9 +17,8 @@ std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(const Security& security
 
 grpc::ChannelArguments ChannelOptions() {
   grpc::ChannelArguments arguments;
-  // As the server does: no probe beside each small message, but a window of a fixed size.
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kWindowBytes);
   // server_options.cc allows pings every 5 s; its own default would break the connection for them.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);

@@ -12,6 +12,9 @@ namespace sft::rpc {
 inline constexpr int64_t kChunkBytes = 1 << 20;
 // Largest message either side takes: a Register with many models' config.json stays far below.
 inline constexpr int kMaxMessageBytes = 16 << 20;
+// Of a stream's window, which is fixed: what would probe for a better one is a message of its own
+// beside each small one.
+inline constexpr int kWindowBytes = 4 << 20;
 
 // What a channel is secured with. All empty: no TLS, for loopback.
 struct Security {

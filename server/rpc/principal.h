@@ -33,7 +33,7 @@ class Gate {
   Store& store() { return store_; }
   int64_t now_us() const { return UnixMicros(clock_.Wall()); }
 
-  // A call begins (1) or has ended (-1); those of workers' streams do not count.
+  // A call begins (1) or has ended (-1), or somebody dials (0); workers' streams do not count.
   void Count(int change);
   // No call is under way, nor was one a moment ago.
   bool Quiet() const;

@@ -17,7 +17,6 @@ constexpr int kHands = 8;
 // new then on a connection that it has: a call, a report. Who dials wakes it, for the while in
 // which the connection is made and used first.
 constexpr std::chrono::milliseconds kRest{40};
-constexpr std::chrono::seconds kAwake{2};
 // A look takes one thing from the sockets, which need not be an event.
 constexpr int kLooks = 3;
 
@@ -56,13 +55,12 @@ void Sessions::Loop() {
 }
 
 bool Sessions::Next(void*& tag, bool& ok) {
-  Clock& clock = Clock::Real();
-  if (may_rest_ && gate_->Quiet() && clock.Mono() > awake_until_) {
+  if (may_rest_ && gate_->Quiet()) {
     for (int i = 0; i < kLooks; ++i) {
       const auto next = queue_->AsyncNext(&tag, &ok, gpr_time_0(GPR_CLOCK_MONOTONIC));
       if (next != grpc::CompletionQueue::TIMEOUT) return next == grpc::CompletionQueue::GOT_EVENT;
     }
-    if (doorbell_->Rings(kRest)) awake_until_ = clock.Mono() + kAwake;
+    if (doorbell_->Rings(kRest)) gate_->Count(0);
   }
   may_rest_ = false;
   return queue_->Next(&tag, &ok);

@@ -7,7 +7,6 @@
 #include <memory>
 #include <thread>
 
-#include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "server/core/worker_registry.h"
 #include "server/rpc/doorbell.h"
@@ -49,9 +48,7 @@ class Sessions {
   Gate* gate_ = nullptr;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<Hands> hands_;
-  // Of thread_: it has heard of a node that has nothing, and does not rest before.
-  bool may_rest_ = false;
-  MonoTime awake_until_{};
+  bool may_rest_ = false;  // of thread_: it has heard of a node that has nothing
   std::unique_ptr<Doorbell> doorbell_;
   alignas(8) std::array<char, 16 << 10> block_;  // most messages need no more
   google::protobuf::Arena arena_{block_.data(), block_.size()};

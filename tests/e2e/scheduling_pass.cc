@@ -17,6 +17,7 @@
 
 #include "common/base/clock.h"
 #include "server/sched/decide.h"
+#include "tests/unit/server/sched/decide_testing.h"
 
 namespace sft::server::sched {
 namespace {
@@ -27,24 +28,23 @@ constexpr int64_t kNow = int64_t{1'700'000'000} * 1'000'000, kHour = int64_t{360
 std::string TypeOf(int number) { return number % 4 == 0 ? "H200" : "H100"; }
 
 void AddNode(int number, bool busy, Snapshot& snapshot) {
-  NodeView node;
-  node.name = fmt::format("node-{:04}", number);
-  const std::string job = busy ? fmt::format("run-{}", number) : "";
+  const std::string name = fmt::format("node-{:04}", number), job = fmt::format("run-{}", number);
+  if (!busy) {
+    snapshot.nodes.push_back(Node(name, TypeOf(number), kSlots));
+    return;
+  }
+  snapshot.nodes.push_back(Node(name, TypeOf(number), kSlots, Held(0, kSlots, job)));
   RunningJob running{.id = job,
                      .project = fmt::format("project-{}", number % 20),
                      .priority = number % 10 == 0 ? kLow : kNormal,
-                     .parts = {{node.name, {}}},
+                     .parts = {{name, {}}},
                      .gpu_type = TypeOf(number),
                      .started_us = kNow - number % 50 * kHour,
                      .expected_end_us = kNow + (1 + number % 40) * kHour,
                      .bound_end_us = kNow + (2 + number % 40) * kHour,
                      .saved_us = kNow - kHour / 2};
-  for (int slot = 0; slot < kSlots; ++slot) {
-    node.slots.push_back({slot, TypeOf(number), true, job});
-    running.parts[0].slots.push_back(slot);
-  }
-  snapshot.nodes.push_back(std::move(node));
-  if (busy) snapshot.running.push_back(std::move(running));
+  for (int slot = 0; slot < kSlots; ++slot) running.parts[0].slots.push_back(slot);
+  snapshot.running.push_back(std::move(running));
 }
 
 Snapshot MakeSnapshot(int jobs, int nodes) {

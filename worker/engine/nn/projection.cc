@@ -77,9 +77,9 @@ bool Projection::trained(UnitGradients& gradients) const {
   return false;
 }
 
-Tensor Projection::Beside(const Tensor& dy, const Pass& pass) const {
-  if (HasRoom(pass)) return SpareColumns(dy, info_.rank);
-  return at::empty({dy.size(0), info_.rank}, dy.options());
+Tensor Projection::Beside(const Tensor& rows, const Pass& pass) const {
+  if (HasRoom(pass)) return SpareColumns(rows, info_.rank);
+  return at::empty({rows.size(0), info_.rank}, rows.options());
 }
 
 Tensor Projection::FirstFactorProduct(const Tensor& x, const Pass& pass) const {

@@ -63,8 +63,10 @@ class Projection {
   const at::Tensor& SecondFactor(size_t member, const Pass& pass) const;
   at::Tensor FirstGradient(size_t member, UnitGradients& gradients) const;
   at::Tensor SecondGradient(size_t member, UnitGradients& gradients) const;
-  // Where s dy B [T, R] goes, uninitialised: dy's spare columns where the source left room.
-  at::Tensor Beside(const at::Tensor& dy, const Pass& pass) const;
+  // Where the adapters' product with `rows` goes, [T, R], uninitialised: spare columns of `rows`
+  // where the source left room.
+  at::Tensor Beside(const at::Tensor& rows, const Pass& pass) const;
+  // s dy B [T, R]
   at::Tensor AdapterGradient(const at::Tensor& dy, const Pass& pass) const;
   // Add the gradients of the factors B, and A.
   void AddSecondGradients(const at::Tensor& dy, const at::Tensor& xa, const Pass& pass,

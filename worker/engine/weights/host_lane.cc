@@ -1,6 +1,7 @@
 #include "worker/engine/weights/host_lane.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/StreamGuard.h>
 
 #include "worker/engine/kernels/ops.h"
@@ -47,6 +48,11 @@ at::Tensor PinnedBuffer(int64_t elements, at::ScalarType type, at::Device device
   const at::Tensor like = at::empty({0}, at::TensorOptions(device).dtype(at::kByte));
   const auto size = static_cast<int64_t>(c10::elementSize(type));
   return ops::EmptyPinned(like, elements * size).view(type);
+}
+
+at::Tensor ZeroBuffer(int64_t elements, at::ScalarType type, at::Device device, bool on_host) {
+  if (on_host) return PinnedBuffer(elements, type, device).zero_();
+  return at::zeros({elements}, at::TensorOptions(device).dtype(type));
 }
 
 }  // namespace sft::engine

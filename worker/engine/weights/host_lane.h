@@ -37,4 +37,7 @@ class HostLane {
 // Host memory that a device copies from and to by itself; plain memory where the device is a CPU.
 at::Tensor PinnedBuffer(int64_t elements, at::ScalarType type, at::Device device);
 
+// Zeros of such memory, or of the device's.
+at::Tensor ZeroBuffer(int64_t elements, at::ScalarType type, at::Device device, bool on_host);
+
 }  // namespace sft::engine

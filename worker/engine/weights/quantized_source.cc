@@ -64,9 +64,7 @@ QuantizedSource::Unit QuantizedSource::MakeUnit(const UnitInfo& info) const {
   const int64_t own = unit.counts[sharded_ ? comm_.rank() : 0];
   for (const PlaneSpec& plane : format_->planes()) {
     const int64_t size = own * plane.per_cut_unit;
-    unit.planes.push_back(
-        on_host_ ? PinnedBuffer(size, plane.type, comm_.device()).zero_()
-                 : at::zeros({size}, at::TensorOptions(comm_.device()).dtype(plane.type)));
+    unit.planes.push_back(ZeroBuffer(size, plane.type, comm_.device(), on_host_));
   }
   unit.constants.resize(unit.cut_units.pieces().size());
   return unit;
@@ -137,7 +135,7 @@ void QuantizedSource::StartFetch(Unit& u) {
     u.fetched.push_back(sharded_ ? at::empty({whole}, options) : u.staged[i]);
   }
   std::optional<SideStream::Scope> scope;  // the memory is the computation's, and follows it
-  if (on_host_ && side_.available()) scope.emplace(side_);
+  if (on_host_) scope.emplace(side_);
   for (size_t i = 0; i < specs.size(); ++i) {
     if (on_host_) u.staged[i].copy_(u.planes[i], /*non_blocking=*/true);
     if (!sharded_) continue;
@@ -186,7 +184,7 @@ void QuantizedSource::Fill(Unit& u, WeightUse use, const Tensor& buffer) {
   const int missing = static_cast<int>(use) & ~u.filled;
   if (missing == 0) return;
   if (fetches() && u.fetched.empty()) StartFetch(u);
-  if (on_host_ && side_.available()) side_.Join();  // copied there
+  if (on_host_) side_.Join();  // copied there
   for (WorkPtr& gather : u.gathers) gather->Wait();
   const auto filled =
       static_cast<int>(u.expansion->Fill(buffer, static_cast<WeightUse>(missing),

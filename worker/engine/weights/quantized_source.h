@@ -74,7 +74,7 @@ class QuantizedSource : public WeightSource {
     int acquired = 0;
     int filled = 0;           // bits of WeightUse: what its own buffer or its slot holds
     int rewritten = 0;        // of these, since the unit was last acquired
-    bool prefetched = false;  // the unit's slot is being filled, and pinned
+    bool prefetched = false;  // its buffer is being filled; if that is a slot's, it is pinned
   };
 
   Unit MakeUnit(const UnitInfo& info) const;

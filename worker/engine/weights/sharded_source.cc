@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include <optional>
 #include <utility>
 
 namespace sft::engine {
@@ -38,8 +37,7 @@ void ShardedSource::StartFromHost(Unit& u, const at::Tensor& slot) {
   const bool alone = u.counts.size() == 1;
   at::Tensor shard = alone ? slot : at::empty(u.shard.sizes(), slot.options());
   // The memory is the computation's, and follows it.
-  std::optional<SideStream::Scope> scope;
-  if (side_.available()) scope.emplace(side_);
+  const SideStream::Scope scope(side_);
   shard.copy_(u.shard, /*non_blocking=*/true);
   if (alone) return;
   u.gather = comm_.AllGatherAsync(slot, shard, u.counts);
@@ -49,7 +47,7 @@ void ShardedSource::StartFromHost(Unit& u, const at::Tensor& slot) {
 void ShardedSource::Finish(Unit& u) {
   if (u.gather != nullptr) {
     u.gather->Wait();
-  } else if (side_.available()) {
+  } else {
     side_.Join();
   }
   u.gather = nullptr;

@@ -9,18 +9,22 @@ SideStream::SideStream(at::Device device) : device_(device) {
   done_.emplace(device.type());
 }
 
-SideStream::Scope::Scope(SideStream& side)
-    : side_(side), main_(StreamsOf(side.device_).getStream(side.device_)) {
-  side.started_->record(main_);
+SideStream::Scope::Scope(SideStream& side) : side_(side) {
+  if (!side.available()) return;
+  main_ = StreamsOf(side.device_).getStream(side.device_);
+  side.started_->record(*main_);
   side.started_->block(*side.stream_);
   StreamsOf(side.device_).exchangeStream(*side.stream_);
 }
 
 SideStream::Scope::~Scope() {
+  if (!main_) return;
   side_.done_->record(*side_.stream_);
-  StreamsOf(side_.device_).exchangeStream(main_);
+  StreamsOf(side_.device_).exchangeStream(*main_);
 }
 
-void SideStream::Join() { done_->block(StreamsOf(device_).getStream(device_)); }
+void SideStream::Join() {
+  if (available()) done_->block(StreamsOf(device_).getStream(device_));
+}
 
 }  // namespace sft::engine

@@ -14,8 +14,9 @@ inline c10::impl::VirtualGuardImpl StreamsOf(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type());
 }
 
-// A second stream of a device, for work beside the computation. Thread-compatible: one thread of
-// the rank uses it and the current stream.
+// A second stream of a device, for work beside the computation; where the device has none, that
+// work is the computation's. Thread-compatible: one thread of the rank uses it and the current
+// stream.
 class SideStream {
  public:
   explicit SideStream(at::Device device);
@@ -24,7 +25,7 @@ class SideStream {
   bool available() const { return stream_.has_value(); }
 
   // Makes it the current stream for a scope. What runs there starts after all that was enqueued on
-  // the stream that was current before. Requires available().
+  // the stream that was current before.
   class Scope {
    public:
     explicit Scope(SideStream& side);
@@ -34,7 +35,7 @@ class SideStream {
 
    private:
     SideStream& side_;
-    c10::Stream main_;
+    std::optional<c10::Stream> main_;
   };
 
   // The current stream goes on after all that was enqueued here in a Scope.

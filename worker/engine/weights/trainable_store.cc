@@ -51,8 +51,7 @@ TrainableStore::Unit TrainableStore::MakeUnit(int index, at::ScalarType compute,
   const at::TensorOptions options(comm_.device());
   const bool holds_shard = placement_ == Placement::kFullShard;
   const int64_t held = holds_shard ? unit.size : total;
-  unit.compute = unit.on_host ? PinnedBuffer(held, compute, comm_.device()).zero_()
-                              : at::zeros({held}, options.dtype(compute));
+  unit.compute = ZeroBuffer(held, compute, comm_.device(), unit.on_host);
   if (!separate_) {
     unit.master = unit.compute.narrow(0, holds_shard ? 0 : unit.begin, unit.size);
     return unit;

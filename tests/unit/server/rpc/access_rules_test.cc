@@ -2,7 +2,6 @@
 // caller. In one file, as both are read against the one list of rpcs.
 
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -23,6 +22,7 @@
 #include "sft/v1/scheduling_service.grpc.pb.h"
 #include "sft/v1/worker_service.grpc.pb.h"
 #include "tests/e2e/every_rpc.h"
+#include "tests/unit/server/rpc/raw_call.h"
 
 namespace sft::server {
 namespace {
@@ -45,25 +45,6 @@ TEST(RulesTest, WhatChangesSomethingIsRecordedAndNeedsMoreThanLooking) {
       EXPECT_GE(rule.role, Role::kSubmitter) << rule.method;
     }
   }
-}
-
-TEST(GateTest, ItIsQuietSomeTimeAfterTheLastCallHasEnded) {
-  FakeClock clock;
-  const auto store = Store::Open({.path = ":memory:", .own_thread = false}).value();
-  const auto access = Access::Load(*store, clock, std::nullopt).value();
-  Gate gate(*access, *store, clock, /*open=*/true);
-  clock.Advance(std::chrono::seconds(10));
-  EXPECT_TRUE(gate.Quiet());
-  gate.Count(1);
-  gate.Count(1);
-  clock.Advance(std::chrono::seconds(10));
-  gate.Count(-1);
-  clock.Advance(std::chrono::seconds(10));
-  EXPECT_FALSE(gate.Quiet()) << "one is under way";
-  gate.Count(-1);
-  EXPECT_FALSE(gate.Quiet()) << "it has just ended";
-  clock.Advance(std::chrono::seconds(10));
-  EXPECT_TRUE(gate.Quiet());
 }
 
 constexpr char kRows[] = "{\"text\":\"a secret of alpha\"}\n";
@@ -220,20 +201,11 @@ TEST_F(SecureServerTest, WithoutAGoodTokenNoCallSucceeds) {
 }
 
 TEST_F(SecureServerTest, HealthAndReflectionAskForATokenToo) {
-  grpc::GenericStub stub(With(""));
+  const auto channel = With("");
   for (const char* method :
        {"/grpc.health.v1.Health/Check",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/no.such/Method"}) {
-    grpc::ClientContext context;
-    grpc::CompletionQueue queue;
-    const auto call = stub.PrepareUnaryCall(&context, method, grpc::ByteBuffer(), &queue);
-    call->StartCall();
-    grpc::ByteBuffer answer;
-    grpc::Status status;
-    call->Finish(&answer, &status, &context);
-    void* tag = nullptr;
-    bool ok = false;
-    ASSERT_TRUE(queue.Next(&tag, &ok));
+    const grpc::Status status = CallRaw(channel, method, grpc::ByteBuffer());
     EXPECT_EQ(status.error_code(), StatusCode::UNAUTHENTICATED) << method;
   }
 }

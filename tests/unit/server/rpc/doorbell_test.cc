@@ -4,34 +4,31 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
+
+#include "common/io/file.h"
 
 namespace sft::server {
 namespace {
 
 using std::chrono::milliseconds;
 
-// A socket of the loopback interface; closed with it.
+// A socket of the loopback interface.
 class Socket {
  public:
-  Socket() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {}
-  ~Socket() { close(fd_); }
-  Socket(const Socket&) = delete;
-
   // Returns its port.
   int Listen() const {
     sockaddr_in address = Loopback(0);
     socklen_t size = sizeof address;
-    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(listen(fd_, 4), 0);
-    EXPECT_EQ(getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    EXPECT_EQ(bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(listen(fd_.get(), 4), 0);
+    EXPECT_EQ(getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
     return ntohs(address.sin_port);
   }
   void Dial(int port) const {
     const sockaddr_in address = Loopback(port);
-    EXPECT_EQ(connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   }
-  void Accept() const { close(accept(fd_, nullptr, nullptr)); }
+  void Accept() const { const io::UniqueFd taken(accept(fd_.get(), nullptr, nullptr)); }
 
  private:
   static sockaddr_in Loopback(int port) {
@@ -42,7 +39,7 @@ class Socket {
     return address;
   }
 
-  int fd_;
+  const io::UniqueFd fd_{socket(AF_INET, SOCK_STREAM, 0)};
 };
 
 TEST(DoorbellTest, RingsWhileAConnectionWaits) {

@@ -1,6 +1,5 @@
 // The whole server in this process, spoken to over a gRPC channel inside it.
 
-#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
 #include "common/base/version.h"
@@ -14,6 +13,7 @@
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/worker_service.grpc.pb.h"
+#include "tests/unit/server/rpc/raw_call.h"
 
 namespace sft::server {
 namespace {
@@ -288,19 +288,9 @@ TEST_F(SessionTest, ASecondRegisterAReportBeforeItAndWhatIsNoMessageEndTheStream
   EXPECT_EQ(ReadAnswer(*stream), -1);
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   // A tag of a kind that does not exist.
-  grpc::GenericStub generic(server_->InProcessChannel());
-  grpc::ClientContext third;
-  grpc::CompletionQueue queue;
   const grpc::Slice bytes(std::string("\x0f\xff", 2));
-  const auto call = generic.PrepareUnaryCall(&third, "/sft.v1.WorkerService/Session",
-                                             grpc::ByteBuffer(&bytes, 1), &queue);
-  call->StartCall();
-  grpc::ByteBuffer answer;
-  grpc::Status status;
-  call->Finish(&answer, &status, &third);
-  void* tag = nullptr;
-  bool ok = false;
-  ASSERT_TRUE(queue.Next(&tag, &ok));
+  const grpc::Status status = CallRaw(server_->InProcessChannel(), "/sft.v1.WorkerService/Session",
+                                      grpc::ByteBuffer(&bytes, 1));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
 }
 
