@@ -143,7 +143,8 @@ absl::StatusOr<std::unique_ptr<Database>> Database::OpenReader(const std::string
   // 3.51.3 can corrupt it (sqlite.org/wal.html#walresetbug).
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA wal_autocheckpoint = 0"));
   sqlite3_db_config(database->db_, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, nullptr);
-  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA cache_size = -16384"));
+  // Each commit empties what a reader keeps, at a cost that grows with what it may keep.
+  SFT_RETURN_IF_ERROR(database->Execute("PRAGMA cache_size = -2048"));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA temp_store = MEMORY"));
   return database;
 }

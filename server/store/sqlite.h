@@ -1,10 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 
 #include "common/base/status.h"
 
@@ -93,7 +94,11 @@ class Database {
 
   sqlite3* db_;
   int64_t fleet_changes_ = 0;
-  std::map<std::string, sqlite3_stmt*, std::less<>> statements_;
+  // Found by a hash: most texts begin alike, and are long.
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  std::unordered_map<std::string, sqlite3_stmt*, Hash, std::equal_to<>> statements_;
 };
 
 }  // namespace sft::server
