@@ -1,5 +1,7 @@
 #include "common/base/duration.h"
 
+#include <fmt/format.h>
+
 namespace sft {
 
 std::optional<std::chrono::seconds> ParseDuration(std::string_view text) {
@@ -16,6 +18,13 @@ std::optional<std::chrono::seconds> ParseDuration(std::string_view text) {
                                                     : 0;
   if (used == 0 || scale == 0) return std::nullopt;
   return std::chrono::seconds(value * scale);
+}
+
+std::string DurationText(std::chrono::microseconds duration) {
+  const int64_t seconds = duration.count() / 1'000'000;
+  if (seconds == 0 || seconds % 60 != 0) return fmt::format("{}s", seconds);
+  return seconds % 3600 == 0 ? fmt::format("{}h", seconds / 3600)
+                             : fmt::format("{}m", seconds / 60);
 }
 
 }  // namespace sft

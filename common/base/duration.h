@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace sft {
@@ -9,5 +10,8 @@ namespace sft {
 // A whole number, at most nine digits, with s, m, h or d ("90s", "15m"); without a unit: seconds.
 // Nothing for any other text.
 std::optional<std::chrono::seconds> ParseDuration(std::string_view text);
+
+// Whole seconds in the largest unit, up to hours, that needs no fraction: "90s", "15m", "2h".
+std::string DurationText(std::chrono::microseconds duration);
 
 }  // namespace sft

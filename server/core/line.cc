@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "common/base/clock.h"
+#include "common/base/duration.h"
 #include "server/core/convert.h"
 #include "server/sched/order.h"
 #include "server/sched/preempt.h"
@@ -39,12 +40,6 @@ int64_t PlannedLeft(const ScheduleRecord& schedule, int64_t step) {
 
 int64_t LimitEnd(const AttemptRecord& attempt, const ScheduleRecord& schedule) {
   return attempt.created_us + std::max<int64_t>(0, schedule.time_limit_us - schedule.used_us);
-}
-
-std::string Text(int64_t duration_us) {
-  const int64_t seconds = duration_us / 1'000'000;
-  if (seconds % 3600 == 0) return fmt::format("{}h", seconds / 3600);
-  return seconds % 60 == 0 ? fmt::format("{}m", seconds / 60) : fmt::format("{}s", seconds);
 }
 
 absl::Status EndWaiting(Database& db, JobRecord& job, int64_t now_us) {
@@ -236,7 +231,8 @@ absl::Status KeepTimeLimit(Database& db, const LiveJob& live, int64_t now_us,
   const int64_t end = LimitEnd(seen, schedule);
   if (now_us >= end) {
     const std::string reason =
-        fmt::format("its scheduling.time_limit of {} is over", Text(schedule.time_limit_us));
+        fmt::format("its scheduling.time_limit of {} is over",
+                    DurationText(std::chrono::microseconds(schedule.time_limit_us)));
     return StopAttempt(db, seen.uid, kTimeLimit, reason, now_us, changed);
   }
   SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, seen.uid));
@@ -251,7 +247,8 @@ absl::Status KeepTimeLimit(Database& db, const LiveJob& live, int64_t now_us,
       {0, now_us, "warning",
        fmt::format("its scheduling.time_limit of {} is over at {}: it writes a checkpoint now, "
                    "and ends then",
-                   Text(schedule.time_limit_us), FormatUtc(FromUnixMicros(end))),
+                   DurationText(std::chrono::microseconds(schedule.time_limit_us)),
+                   FormatUtc(FromUnixMicros(end))),
        job.attempt});
 }
 

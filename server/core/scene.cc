@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/base/duration.h"
 #include "server/core/line.h"
 #include "server/core/node_health.h"
 #include "server/core/node_holds.h"
@@ -22,12 +23,6 @@ constexpr int kResumesSince = 2;
 
 std::string SilentText(const NodeRecord& node) {
   return fmt::format("silent since {}", FormatUtc(FromUnixMicros(node.last_seen_us)));
-}
-
-// "15m", "90s"
-std::string DurationText(int64_t micros) {
-  const int64_t seconds = micros / 1'000'000;
-  return seconds % 60 == 0 ? fmt::format("{}m", seconds / 60) : fmt::format("{}s", seconds);
 }
 
 // Waits between two attempts. A wall clock that went back must not make that longer.
@@ -142,7 +137,7 @@ absl::StatusOr<std::string> WhyStuck(Database& db, const LiveJob& live,
         : member.protocol < kFencesSince
             ? "nothing on it is stopped: its worker was too old to do so by itself"
             : fmt::format("the job is placed elsewhere if that lasts {}",
-                          DurationText(rules.unreachable_after_us));
+                          DurationText(std::chrono::microseconds(rules.unreachable_after_us)));
     return fmt::format("waiting for {}, {}; {}", node->first, SilentText(*node->second), then);
   }
   for (const MemberRecord& member : live.members) {

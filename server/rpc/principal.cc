@@ -151,6 +151,12 @@ std::string StringField(const google::protobuf::Message& message, const char* na
   return message.GetReflection()->GetString(message, field);
 }
 
+// A dry run.
+bool ChangesNothing(const google::protobuf::Message& request) {
+  const auto* field = request.GetDescriptor()->FindFieldByName("validate_only");
+  return field != nullptr && request.GetReflection()->GetBool(request, field);
+}
+
 absl::Status NeedsRole(const Principal& principal, Role needed, const std::string& project) {
   const Role has = project.empty() ? principal.Best() : principal.RoleIn(project);
   const std::string where = project.empty() ? "any project" : "project " + project;
@@ -405,7 +411,9 @@ grpc::Status Admit(const grpc::ServerContextBase& context,
   AuditScope::End();  // of a call on this thread whose end was not seen
   absl::Status status = Identify(*call);
   if (status.ok()) status = AdmitMessage(*call, request);
-  return Conclude(*call, status, ObjectOf(*call, request));
+  grpc::Status answer = Conclude(*call, status, ObjectOf(*call, request));
+  if (answer.ok() && ChangesNothing(request)) AuditScope::End();
+  return answer;
 }
 
 grpc::Status Admit(const grpc::ServerContextBase& context) {

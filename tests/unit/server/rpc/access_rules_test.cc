@@ -123,9 +123,11 @@ class SecureServerTest : public testing::Test {
     return writer->Finish();
   }
   static grpc::Status Submit(const std::shared_ptr<grpc::Channel>& channel, v1::Job* job,
-                             const std::string& request_id = "", const std::string& project = "") {
+                             const std::string& request_id = "", const std::string& project = "",
+                             bool dry_run = false) {
     const auto stub = v1::JobService::NewStub(channel);
     v1::SubmitJobRequest request;
+    request.set_validate_only(dry_run);
     request.set_source_text(kJobFile);
     request.set_file_name("job.toml");
     request.set_request_id(request_id);
@@ -345,6 +347,7 @@ TEST_F(SecureServerTest, TheAuditSaysWhoDidWhatAndKeepsNoSecret) {
   const auto ann = With(token);
   ASSERT_TRUE(Upload(ann, kRows).ok());
   v1::Job job;
+  ASSERT_TRUE(Submit(ann, &job, "", "", /*dry_run=*/true).ok());
   ASSERT_TRUE(Submit(ann, &job).ok());
   v1::CancelJobRequest cancel;
   cancel.set_name(job.name());
