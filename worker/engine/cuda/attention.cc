@@ -18,6 +18,7 @@
 
 #include "worker/engine/cuda/cudnn_attention.h"
 #include "worker/engine/cuda/ops.h"
+#include "worker/engine/kernels/batch_shape.h"
 
 namespace sft::engine::cuda {
 
@@ -136,10 +137,14 @@ void PlainAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
   }
 }
 
+// Rounded, so that what is launched depends on the batch's shape alone: blocks of queries behind a
+// document's end leave at once.
+int64_t LongestOf(at::IntArrayRef lengths) { return RoundLongest(ShapeOf(lengths).longest); }
+
 Tensor FlashAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
                       const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
                       int64_t window) {
-  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const int64_t longest = LongestOf(lengths);
   auto [result, lse, rng_state, unused, mask] = at::_flash_attention_forward(
       q, k, v, cu_seqlens, cu_seqlens, longest, longest, /*dropout_p=*/0.0, /*is_causal=*/true,
       /*return_debug_mask=*/false, scale, WindowLeft(window), WindowLeft(window) ? 0 : -1);
@@ -153,7 +158,7 @@ void FlashAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
                             const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
                             const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
                             int64_t window) {
-  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const int64_t longest = LongestOf(lengths);
   // Without dropout the generator's state is not read; the argument must exist.
   const Tensor rng_state = at::empty({2}, q.options().dtype(at::kUInt64));
   const auto [dq_result, dk_result, dv_result] = at::_flash_attention_backward(
@@ -166,6 +171,10 @@ void FlashAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
 }
 
 }  // namespace
+
+bool AttentionReadsShapeAlone(const Tensor& q) {
+  return KindOf({q}, std::nullopt) == Kind::kFlash;  // and cuDNN's
+}
 
 const char* AttentionKind(const Tensor& q, const Tensor& k, const Tensor& v,
                           at::IntArrayRef lengths) {
@@ -228,7 +237,7 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
                                scale, window)) {
       return;
     }
-    by_head = LseByHead(lse, lengths, *batch);
+    by_head = LseByHead(lse, cu_seqlens, q.size(0), *batch);
   }
   TORCH_CHECK(by_head.dim() == 2 && by_head.size(0) == q.size(1) && by_head.size(1) == q.size(0),
               "attention backward: a logsumexp ", lse.sizes(), " does not fit q ", q.sizes());

@@ -1,20 +1,22 @@
 #include "worker/engine/cuda/cudnn_attention.h"
 
 #include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cudnn/Handle.h>
-#include <ATen/ops/cat.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <bit>
-#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "worker/engine/cuda/cudnn_plan.h"
 #include "worker/engine/cuda/kernels/ragged.h"
 #include "worker/engine/cuda/launch_scope.h"
+#include "worker/engine/kernels/batch_shape.h"
 
 namespace sft::engine::cuda {
 
@@ -24,23 +26,8 @@ using at::Tensor;
 
 // A ragged batch's blocks of queries are launched for its longest document, those of the others
 // leave at once; the backward goes over the scores of the longest as well. Beyond this many times
-// the tokens, and for documents shorter than this, FlashAttention-2 is as fast.
+// the tokens FlashAttention-2 is as fast.
 constexpr int64_t kWorst = 4;
-constexpr int64_t kShortest = 256;
-
-int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-
-// Up to an eighth more, and whole tiles of 128.
-int64_t RoundLongest(int64_t tokens) {
-  const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(tokens)));
-  return RoundUp(tokens, std::max<int64_t>(128, power / 8));
-}
-
-// 1, 2, 3, 4, 6, 8, 12, 16, ...: counts with many divisors, half as many again at most.
-int64_t RoundDocuments(int64_t documents) {
-  const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(documents)));
-  return documents <= power / 4 * 3 ? power / 4 * 3 : power;
-}
 
 int64_t LargestDivisor(int64_t n, int64_t at_most) {
   int64_t divisor = std::clamp<int64_t>(at_most, 1, n);
@@ -170,14 +157,11 @@ class Batch {
 }  // namespace
 
 std::optional<CudnnBatch> CudnnBatchOf(at::IntArrayRef lengths) {
-  if (lengths.empty()) return std::nullopt;
-  const auto [least, most] = std::minmax_element(lengths.begin(), lengths.end());
-  if (*most < kShortest) return std::nullopt;
-  const auto documents = static_cast<int64_t>(lengths.size());
-  if (*least == *most) return CudnnBatch{documents, *most, /*ragged=*/false};
-  const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-  const CudnnBatch batch{RoundDocuments(documents), RoundLongest(*most), /*ragged=*/true};
-  if (batch.documents * batch.longest > kWorst * tokens) return std::nullopt;
+  const BatchShape shape = ShapeOf(lengths);
+  if (shape.longest < kShortestForCudnn) return std::nullopt;
+  if (!shape.ragged) return CudnnBatch{shape.documents, shape.longest, /*ragged=*/false};
+  const CudnnBatch batch{RoundDocuments(shape.documents), shape.longest, /*ragged=*/true};
+  if (batch.documents * batch.longest > kWorst * shape.tokens) return std::nullopt;
   return batch;
 }
 
@@ -219,13 +203,16 @@ bool CudnnAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
   return true;
 }
 
-Tensor LseByHead(const Tensor& lse, at::IntArrayRef lengths, const CudnnBatch& batch) {
-  if (!batch.ragged) return lse.permute({1, 0, 2}).reshape({lse.size(1), -1});
-  std::vector<Tensor> documents;
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    documents.push_back(lse.select(0, static_cast<int64_t>(i)).narrow(1, 0, lengths[i]));
-  }
-  return at::cat(documents, 1);
+Tensor LseByHead(const Tensor& lse, const Tensor& cu_seqlens, int64_t tokens,
+                 const CudnnBatch& batch) {
+  const Tensor rows = lse.permute({1, 0, 2}).reshape({lse.size(1), -1});
+  if (!batch.ragged) return rows;
+  // On the device, since a recording serves other lengths.
+  const Tensor token = at::arange(tokens, cu_seqlens.options());
+  const Tensor ends = cu_seqlens.slice(0, 1);
+  const Tensor document = at::searchsorted(ends, token, /*out_int32=*/false, /*right=*/true);
+  const Tensor position = token - cu_seqlens.index_select(0, document);
+  return rows.index_select(1, document * batch.longest + position);
 }
 
 }  // namespace sft::engine::cuda

@@ -29,7 +29,7 @@ namespace sft::engine::cuda {
 constexpr int64_t kCudnnWorkspace = int64_t{5} << 28;  // 1.25 GiB
 constexpr int64_t kCudnnMost = int64_t{9} << 29;  // 4.5 GiB: 16,384 tokens, 8 heads to a key head
 
-// The batch as plans see it; a function of the lengths alone.
+// The batch as plans see it; a function of its shape (kernels/batch_shape.h) alone.
 struct CudnnBatch {
   int64_t documents = 0;
   int64_t longest = 0;
@@ -55,7 +55,8 @@ bool CudnnAttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, cons
                             const at::Tensor& cu_seqlens, at::IntArrayRef lengths,
                             const CudnnBatch& batch, double scale, int64_t window);
 
-// The logsumexp of CudnnAttention as FlashAttention-2 has it: [Hq, T].
-at::Tensor LseByHead(const at::Tensor& lse, at::IntArrayRef lengths, const CudnnBatch& batch);
+// The logsumexp of CudnnAttention over `tokens` as FlashAttention-2 has it: [Hq, T].
+at::Tensor LseByHead(const at::Tensor& lse, const at::Tensor& cu_seqlens, int64_t tokens,
+                     const CudnnBatch& batch);
 
 }  // namespace sft::engine::cuda

@@ -1,5 +1,6 @@
 #include "worker/engine/cuda/cudnn_plan.h"
 
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/Exception.h>
 #include <cudnn_frontend.h>
 #include <fmt/format.h>
@@ -8,6 +9,7 @@
 #include <exception>
 #include <list>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -192,9 +194,19 @@ class PlanCache {
   using PlanPtr = std::shared_ptr<const CudnnPlan>;
 
   // Builds under the lock: a process runs one model, whose threads would build the same plan.
-  PlanPtr Find(cudnnHandle_t handle, const CudnnPlanKey& key, int64_t most_workspace)
+  PlanPtr Find(cudnnHandle_t handle, const CudnnPlanKey& key, int64_t most_workspace, bool captured)
       SFT_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
+    PlanPtr plan = FindOrBuild(handle, key, most_workspace);
+    if (captured) captured_.insert(plan);
+    return plan;
+  }
+
+ private:
+  using Entries = std::list<std::pair<CudnnPlanKey, PlanPtr>>;
+
+  PlanPtr FindOrBuild(cudnnHandle_t handle, const CudnnPlanKey& key, int64_t most_workspace)
+      SFT_REQUIRES(mutex_) {
     if (const auto found = places_.find(key); found != places_.end()) {
       used_.splice(used_.begin(), used_, found->second);
       return used_.front().second;
@@ -214,11 +226,10 @@ class PlanCache {
     return used_.front().second;
   }
 
- private:
-  using Entries = std::list<std::pair<CudnnPlanKey, PlanPtr>>;
   Mutex mutex_;
   Entries used_ SFT_GUARDED_BY(mutex_);  // the last used first; null plans: cuDNN has none
   std::map<CudnnPlanKey, Entries::iterator> places_ SFT_GUARDED_BY(mutex_);
+  std::set<PlanPtr> captured_ SFT_GUARDED_BY(mutex_);  // keeps them
 };
 
 }  // namespace
@@ -236,7 +247,9 @@ std::shared_ptr<const CudnnPlan> FindCudnnPlan(cudnnHandle_t handle, const Cudnn
                                                int64_t most_workspace) {
   // Never destroyed: at exit the CUDA context may go before the plans would.
   static auto& cache = *std::make_unique<PlanCache>().release();
-  return cache.Find(handle, key, most_workspace);
+  const bool captured =
+      c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+  return cache.Find(handle, key, most_workspace, captured);
 }
 
 }  // namespace sft::engine::cuda

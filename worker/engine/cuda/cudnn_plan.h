@@ -58,7 +58,9 @@ class CudnnPlan {
 };
 
 // The plan for `key`, built if it is not at hand (tens of milliseconds), or nullptr where cuDNN has
-// none or it wants more than `most_workspace` bytes. The key's device must be current.
+// none or it wants more than `most_workspace` bytes. The key's device must be current. Where the
+// current stream is being captured the plan stays for the process's life: its kernels are then part
+// of a CUDA graph.
 std::shared_ptr<const CudnnPlan> FindCudnnPlan(cudnnHandle_t handle, const CudnnPlanKey& key,
                                                int64_t most_workspace);
 

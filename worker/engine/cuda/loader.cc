@@ -40,6 +40,7 @@ const CudaPlugin& LoadCudaPlugin(const std::filesystem::path& path) {
         "cuda_plugin_wrong", "Install the program and its lib folder from one bundle.");
   }
   RegisterCommunicatorFactory("nccl", plugin->make_nccl_communicator);
+  RegisterCudaGraphRecorder(plugin->make_graph_recorder);
   return *plugin;
 }
 

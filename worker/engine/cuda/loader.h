@@ -10,9 +10,9 @@ namespace sft::engine {
 // build tree and in a bundle alike.
 std::filesystem::path DefaultCudaPluginPath();
 
-// Opens the plugin and registers the "nccl" communicator. Call it once, from the main thread,
-// before anything asks LibTorch about CUDA: LibTorch remembers the first answer. The plugin stays
-// open until the process ends; what is returned lives as long.
+// Opens the plugin and registers the "nccl" communicator and the recorder of CUDA graphs. Call it
+// once, from the main thread, before anything asks LibTorch about CUDA: LibTorch remembers the
+// first answer. The plugin stays open until the process ends; what is returned lives as long.
 //
 // Throws InfrastructureError when the file or a library that it needs is missing or is of another
 // build; finding no GPU is not an error here (CudaDevices::Count is 0).

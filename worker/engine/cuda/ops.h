@@ -63,6 +63,8 @@ void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at:
                        const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& out, const at::Tensor& lse, const at::Tensor& cu_seqlens,
                        at::IntArrayRef lengths, double scale, int64_t window);
+// Not of plain products, which go over the documents one by one.
+bool AttentionReadsShapeAlone(const at::Tensor& q);
 at::Tensor CrossEntropy(at::Tensor& logits, const at::Tensor& targets, bool backward);
 // A launch for every kAdamWTensors tensors. `factors` are the members of ops::AdamWFactors.
 void AdamWStep(at::TensorList weights, at::TensorList grads, at::TensorList copies,

@@ -11,6 +11,7 @@
 
 #include "common/base/version.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/cuda/graph_recorder.h"
 #include "worker/engine/cuda/nccl_communicator.h"
 
 namespace sft::engine::cuda {
@@ -94,7 +95,7 @@ void ConfigureAllocator() {
 }
 
 const Devices kDevices;
-const CudaPlugin kPlugin = {kVersion, &kDevices, &MakeNcclCommunicator};
+const CudaPlugin kPlugin = {kVersion, &kDevices, &MakeNcclCommunicator, &MakeGraphRecorder};
 
 }  // namespace
 }  // namespace sft::engine::cuda

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "worker/engine/dist/communicator.h"
+#include "worker/engine/kernels/graph.h"
 
 // What libsft_cuda.so offers to the process that opens it (loader.h), besides the CUDA
 // implementations of the engine's operations, which it registers with LibTorch's dispatcher.
@@ -62,6 +63,7 @@ struct CudaPlugin {
   const char* version;  // of the build; equal to the opening process's
   const CudaDevices* devices;
   CommunicatorFactory make_nccl_communicator;
+  GraphRecorderFactory make_graph_recorder;
 };
 
 // The plugin's one exported C function, by this name: `const CudaPlugin* sft_cuda_plugin()`.

@@ -60,6 +60,7 @@ TORCH_LIBRARY(sft, m) {
       "attention_backward_(Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor dout, Tensor q, "
       "Tensor k, Tensor v, Tensor out, Tensor lse, Tensor cu_seqlens, int[] lengths, float scale, "
       "int window) -> ()");
+  m.def("attention_reads_shape_alone(Tensor q) -> bool");
   m.def("cross_entropy_(Tensor(a!) logits, Tensor targets, bool backward) -> Tensor");
   m.def("empty_at_the_end(Tensor like, int bytes) -> Tensor");
   m.def("empty_pinned(Tensor like, int bytes) -> Tensor");
@@ -97,6 +98,7 @@ TORCH_LIBRARY_IMPL(sft, CPU, m) {
   m.impl("swiglu_factors_backward_", &cpu::SwigluFactorsBackward);
   m.impl("attention_", &cpu::Attention);
   m.impl("attention_backward_", &cpu::AttentionBackward);
+  m.impl("attention_reads_shape_alone", &cpu::AttentionReadsShapeAlone);
   m.impl("cross_entropy_", &cpu::CrossEntropy);
   m.impl("empty_at_the_end", &cpu::EmptyBytes);
   m.impl("empty_pinned", &cpu::EmptyBytes);
@@ -300,6 +302,11 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
                 int64_t)>("sft::attention_backward_");
   op.call(dq, dk, dv, dout, q, k, v, out, lse, documents.cu_seqlens, documents.lengths, scale,
           window);
+}
+
+bool AttentionReadsShapeAlone(const Tensor& q) {
+  static const auto op = Find<bool(const Tensor&)>("sft::attention_reads_shape_alone");
+  return op.call(q);
 }
 
 Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {

@@ -182,6 +182,10 @@ void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at:
                        const at::Tensor& out, const at::Tensor& lse, const Documents& documents,
                        double scale, int64_t window);
 
+// Whether a recording (graph.h) of Attention and its backward, for heads like q [T, Hq, D], serves
+// all micro-batches of one shape (batch_shape.h).
+bool AttentionReadsShapeAlone(const at::Tensor& q);
+
 // Sum of the cross entropies of logits [N, V] against targets int64 [N], fp32 scalar. Rows whose
 // target is negative count nothing. With `backward` the rows become softmax - onehot (zero for
 // rows that count nothing), unnormalised; without it they keep their values.

@@ -4,6 +4,7 @@
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <tuple>
@@ -74,7 +75,11 @@ Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
                         const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved) {
   source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
   source_.Prefetch(1, WeightUse::kForward);
-  Tensor x = Embed(batch.tokens);
+  return ForwardBlocks(Embed(batch.tokens), context, dropout, saved);
+}
+
+Tensor Decoder::ForwardBlocks(Tensor x, const BlockContext& context, const DropoutKey* dropout,
+                              std::vector<DecoderBlock::Saved>* saved) {
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const int unit = static_cast<int>(layer) + 1;
     AcquiredUnit acquired(source_, layout_, unit, WeightUse::kForward);
@@ -117,7 +122,7 @@ Tensor Decoder::Loss(const DeviceBatch& batch) {
 }
 
 HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& batch,
-                                          GradientSink& sink, bool need_dx) {
+                                          GradientSink& sink, Tensor dx) {
   const int unit = layout_.head_unit();
   AcquiredUnit head(source_, layout_, unit);
   AcquiredUnit embedding(source_, layout_, config_.tied_head ? kEmbeddingUnit : unit);
@@ -127,15 +132,15 @@ HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& ba
   Tensor dweight =
       config_.tied_head ? sink.Buffer(kEmbeddingUnit, kEmbedding) : sink.Buffer(unit, kHeadWeight);
   Tensor dnorm = sink.Buffer(unit, kFinalNorm);
-  HeadLoss::Gradients result =
-      head_loss_.ForwardBackward(normed, HeadWeight(head.weights(), embedding.weights()),
-                                 batch.targets, dweight, need_dx || dnorm.defined());
+  HeadLoss::Gradients result = head_loss_.ForwardBackward(
+      normed, HeadWeight(head.weights(), embedding.weights()), batch.targets, dweight,
+      layout_.first_trainable() < unit || dnorm.defined());
   if (result.dx.defined()) {
     Tensor& drows = result.dx;
     const Tensor dweight_norm =
         ops::RmsNormBackward(drows, drows, rows, norm, rstd, {}, dnorm.defined());
     if (dnorm.defined()) dnorm.add_(dweight_norm);
-    Tensor dx = EmptyRows(x.size(0), x.size(1), blocks_[0].gradient_spare(), x);
+    if (!dx.defined()) dx = EmptyRows(x.size(0), x.size(1), blocks_[0].gradient_spare(), x);
     dx.zero_().index_copy_(0, batch.loss_rows, drows);
     result.dx = dx;
   }
@@ -155,27 +160,79 @@ void Decoder::BackwardEmbedding(Tensor dx, const DeviceBatch& batch, GradientSin
   sink.FinishUnit(kEmbeddingUnit);
 }
 
-Tensor Decoder::ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,
-                                GradientSink& sink) {
-  const BlockContext context = MakeContext(batch);
-  std::vector<DecoderBlock::Saved> saved(blocks_.size());
-  Tensor x = Forward(batch, context, dropout, &saved);
+int Decoder::LowestBlock() const { return std::max(layout_.first_trainable(), 1); }
+
+Tensor Decoder::BackwardBlocks(Tensor dx, const BlockContext& context, const DropoutKey* dropout,
+                               std::vector<DecoderBlock::Saved>& saved, GradientSink& sink,
+                               bool finish) {
   const int first = layout_.first_trainable();
-  const int head_unit = layout_.head_unit();
-  auto [loss, dx] = BackwardHead(x, batch, sink, first < head_unit);
-  x = Tensor();
-  if (layout_.units[head_unit].trainable()) sink.FinishUnit(head_unit);
-  for (int unit = head_unit - 1; unit >= std::max(first, 1); --unit) {
+  for (int unit = layout_.head_unit() - 1; unit >= LowestBlock(); --unit) {
     AcquiredUnit acquired(source_, layout_, unit, BackwardUse(unit - 1));
-    if (unit - 1 >= std::max(first, 1)) source_.Prefetch(unit - 1, BackwardUse(unit - 2));
+    if (unit - 1 >= LowestBlock()) source_.Prefetch(unit - 1, BackwardUse(unit - 2));
     const Pass pass{acquired.weights(), options_.lora, dropout};
     UnitGradients gradients(sink, unit);
     dx = blocks_[unit - 1].Backward(std::move(dx), context, pass, saved[unit - 1], gradients,
                                     /*need_dx=*/unit > first);
     saved[unit - 1] = {};
+    if (finish && layout_.units[unit].trainable()) sink.FinishUnit(unit);
+  }
+  return dx;
+}
+
+Tensor Decoder::ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,
+                                GradientSink& sink) {
+  if (graphs_ == nullptr) return RunPlain(batch, dropout, sink);
+  if (BlockGraphs::Walk* walk = graphs_->Begin(batch)) return RunRecorded(*walk, batch, sink);
+  const Tensor loss = RunPlain(batch, dropout, sink);
+  graphs_->Learn(batch);
+  return loss;
+}
+
+Tensor Decoder::RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, GradientSink& sink) {
+  const BlockContext context = MakeContext(batch);
+  std::vector<DecoderBlock::Saved> saved(blocks_.size());
+  Tensor x = Forward(batch, context, dropout, &saved);
+  auto [loss, dx] = BackwardHead(x, batch, sink, {});
+  x = Tensor();
+  if (layout_.units[layout_.head_unit()].trainable()) sink.FinishUnit(layout_.head_unit());
+  dx = BackwardBlocks(std::move(dx), context, dropout, saved, sink, /*finish=*/true);
+  if (layout_.first_trainable() == kEmbeddingUnit) BackwardEmbedding(std::move(dx), batch, sink);
+  return loss;
+}
+
+void Decoder::RecordBlocks(std::unique_ptr<GraphRecorder> recorder, GradientSink& sink) {
+  const auto forward = [this](BlockGraphs::Walk& walk) {
+    walk.context = MakeContext(walk.batch);
+    walk.saved.resize(blocks_.size());
+    walk.y.copy_(ForwardBlocks(walk.x, walk.context, nullptr, &walk.saved));
+  };
+  const auto backward = [this, &sink](BlockGraphs::Walk& walk) {
+    BackwardBlocks(walk.dx, walk.context, nullptr, walk.saved, sink, /*finish=*/false);
+    walk.context = {};
+    walk.saved.clear();
+  };
+  const Tensor row = Embed(at::zeros({1}, rope_.inverse_frequencies().options().dtype(at::kLong)));
+  graphs_ = std::make_unique<BlockGraphs>(std::move(recorder), BlockGraphs::Work{forward, backward},
+                                          row, blocks_[0].gradient_spare());
+}
+
+// Weights that changed are written where the recording reads them; sums are zeroed when the head's
+// backward asks for its own.
+Tensor Decoder::RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch, GradientSink& sink) {
+  for (int unit = 1; unit < layout_.head_unit(); ++unit) {
+    UnitWeights weights(layout_.units[unit]);
+    source_.Acquire(unit, weights);
+    source_.Release(unit);
+  }
+  walk.x.copy_(Embed(batch.tokens));
+  graphs_->Forward();
+  const Tensor loss = BackwardHead(walk.y, batch, sink, walk.dx).loss;
+  if (layout_.units[layout_.head_unit()].trainable()) sink.FinishUnit(layout_.head_unit());
+  graphs_->Backward();
+  for (int unit = layout_.head_unit() - 1; unit >= LowestBlock(); --unit) {
     if (layout_.units[unit].trainable()) sink.FinishUnit(unit);
   }
-  if (first == kEmbeddingUnit) BackwardEmbedding(std::move(dx), batch, sink);
+  if (layout_.first_trainable() == kEmbeddingUnit) BackwardEmbedding(walk.dx, batch, sink);
   return loss;
 }
 

@@ -2,8 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
 
+#include "worker/engine/kernels/graph.h"
+#include "worker/engine/model/block_graphs.h"
 #include "worker/engine/model/config.h"
 #include "worker/engine/model/decoder_block.h"
 #include "worker/engine/nn/head_loss.h"
@@ -36,6 +39,12 @@ class Decoder {
   at::Tensor ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,
                              GradientSink& sink);
 
+  // Has the blocks of ForwardBackward recorded by the shape of the micro-batch (BlockGraphs). It is
+  // then called with this sink alone, and without dropout, whose masks would not change; source and
+  // sink are fixed(). A unit's gradients are exchanged only when all blocks have theirs.
+  void RecordBlocks(std::unique_ptr<GraphRecorder> recorder, GradientSink& sink);
+  const BlockGraphs* graphs() const { return graphs_.get(); }  // null: not recorded
+
   // The same sum, forward only, without dropout.
   at::Tensor Loss(const DeviceBatch& batch);
 
@@ -57,9 +66,19 @@ class Decoder {
 
   at::Tensor Forward(const DeviceBatch& batch, const BlockContext& context,
                      const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved);
-  // Loss, and the gradient of the last block's output.
+  at::Tensor ForwardBlocks(at::Tensor x, const BlockContext& context, const DropoutKey* dropout,
+                           std::vector<DecoderBlock::Saved>* saved);
+  // Loss, and the gradient of the last block's output: in `dx`, or where that is undefined in rows
+  // that are made.
   HeadLoss::Gradients BackwardHead(const at::Tensor& x, const DeviceBatch& batch,
-                                   GradientSink& sink, bool need_dx);
+                                   GradientSink& sink, at::Tensor dx);
+  // The trained blocks and those above; dx as DecoderBlock::Backward has it. `finish` them.
+  at::Tensor BackwardBlocks(at::Tensor dx, const BlockContext& context, const DropoutKey* dropout,
+                            std::vector<DecoderBlock::Saved>& saved, GradientSink& sink,
+                            bool finish);
+  // ForwardBackward without recorded blocks, and with.
+  at::Tensor RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, GradientSink& sink);
+  at::Tensor RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch, GradientSink& sink);
   // Overwrites dx.
   void BackwardEmbedding(at::Tensor dx, const DeviceBatch& batch, GradientSink& sink);
   struct Normed {
@@ -69,6 +88,8 @@ class Decoder {
   const at::Tensor& HeadWeight(const UnitWeights& head, const UnitWeights& embedding) const;
   BlockContext MakeContext(const DeviceBatch& batch) const;
   Recompute RecomputeOf(size_t layer) const;
+  // The lowest block that has a backward, as a unit.
+  int LowestBlock() const;
   // What the backward of a block needs of its weights.
   WeightUse BackwardUse(size_t layer) const;
 
@@ -79,6 +100,7 @@ class Decoder {
   Rope rope_;
   HeadLoss head_loss_;
   std::vector<DecoderBlock> blocks_;
+  std::unique_ptr<BlockGraphs> graphs_;
 };
 
 }  // namespace sft::engine

@@ -1,14 +1,19 @@
 #include "worker/engine/train/training_model.h"
 
+#include <ATen/ops/empty.h>
+
 #include <string>
 #include <utility>
 
 #include "worker/engine/base/error.h"
+#include "worker/engine/kernels/graph.h"
+#include "worker/engine/kernels/ops.h"
 #include "worker/engine/model/adapters.h"
 #include "worker/engine/model/families.h"
 #include "worker/engine/optim/grad_norm.h"
 #include "worker/engine/train/base_weights.h"
 #include "worker/engine/train/device_batch.h"
+#include "worker/engine/train/padding.h"
 #include "worker/engine/weights/adapted_source.h"
 #include "worker/engine/weights/replicated_sink.h"
 #include "worker/engine/weights/sharded_sink.h"
@@ -134,9 +139,18 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   decoder_ = std::make_unique<Decoder>(
       config_, layout_, *source_, comm_.device(),
       DecoderOptions{ScalingOf(spec_.lora), run.recompute, run.logits_bytes});
+  if (run.graphs && MayRecord()) {
+    decoder_->RecordBlocks(MakeGraphRecorder(comm_.device()), *sink_);
+  }
 }
 
 TrainingModel::~TrainingModel() = default;
+
+bool TrainingModel::MayRecord() const {
+  const Tensor heads = at::empty({1, config_.heads, config_.head_size},
+                                 at::TensorOptions(comm_.device()).dtype(compute_));
+  return !drops() && source_->fixed() && sink_->fixed() && ops::AttentionReadsShapeAlone(heads);
+}
 
 void TrainingModel::MakeSource(const BaseWeights& base, const Execution& run) {
   auto source = std::make_unique<ComposedSource>();
@@ -240,9 +254,10 @@ void TrainingModel::BeginStep() {
 Tensor TrainingModel::ForwardBackward(const MicroBatch& batch, int64_t step, int micro, bool last) {
   sink_->BeginMicroBatch(last);
   const DropoutKey key = DropoutKey::Of(spec_.hyperparameters.seed, step, micro, comm_.rank());
-  const bool drops = !spec_.full_finetune() && spec_.lora.dropout > 0.0;
-  Tensor loss =
-      decoder_->ForwardBackward(ToDevice(batch, comm_.device()), drops ? &key : nullptr, *sink_);
+  const bool recorded = decoder_->graphs() != nullptr;
+  const DeviceBatch on_device =
+      recorded ? ToDevice(WithPadding(batch), comm_.device()) : ToDevice(batch, comm_.device());
+  Tensor loss = decoder_->ForwardBackward(on_device, drops() ? &key : nullptr, *sink_);
   // The gradients that the host's optimizer had still to read would be gone.
   if (host_ && host_->pending()) throw InternalError("a forward left trained weights unused");
   return loss;

@@ -27,7 +27,7 @@ class BaseWeights;
 at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device);
 
 // How a rank runs a job where that is not the job's own to say; every choice gives the same bits
-// but for the order in which micro-batches add up.
+// but for the order in which tokens and micro-batches add up.
 struct Execution {
   std::vector<Recompute> recompute;  // by layer
   int kept = 0;                      // FrozenOptions::kept
@@ -39,6 +39,9 @@ struct Execution {
   bool optimizer_on_host = false;
   bool blocks_on_host = false;
   int64_t logits_bytes = int64_t{64} << 20;
+  // Blocks are recorded by the shape of the micro-batch, which is padded (BlockGraphs, padding.h).
+  // Where something of the job forbids it, they are not.
+  bool graphs = false;
 
   // Without a plan: what is recomputed is for the job to say (nothing, or everything); on a GPU at
   // least the norms, a third of the memory for one part in a hundred of the time.
@@ -107,6 +110,10 @@ class TrainingModel {
   std::vector<HostOptimizer::PartInfo> PartInfos() const;
   void MakeOptimizers();
   void WeightsChanged();
+  bool drops() const { return !spec_.full_finetune() && spec_.lora.dropout > 0.0; }
+  // Whether all that blocks read and add to lies where it lay, and nothing but shapes decides what
+  // they do.
+  bool MayRecord() const;
 
   spec::JobSpec spec_;
   Communicator& comm_;

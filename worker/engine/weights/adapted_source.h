@@ -21,6 +21,7 @@ class AdaptedSource : public WeightSource {
   void Release(int unit) override { source_->Release(unit); }
   void Invalidate() override;
   int64_t ResidentBytes() const override { return source_->ResidentBytes(); }
+  bool fixed() const override { return source_->fixed(); }
 
  private:
   struct Place {

@@ -43,6 +43,9 @@ class GradientSink {
   // Whether the parts differ between ranks (for the norm over all of them).
   virtual bool sharded() const = 0;
   virtual int64_t Bytes() const = 0;
+  // Whether Buffer gives the same tensor each time and Product that one with a beta of 1, so that
+  // what adds to them may be recorded (kernels/graph.h).
+  virtual bool fixed() const = 0;
 };
 
 }  // namespace sft::engine

@@ -240,6 +240,12 @@ void QuantizedSource::Release(int unit) {
   }
 }
 
+bool QuantizedSource::fixed() const {
+  return std::all_of(units_.begin(), units_.end(), [](const Unit& unit) {
+    return unit.cut_units.empty() || (unit.own.defined() && !unit.carries);
+  });
+}
+
 int64_t QuantizedSource::ResidentBytes() const {
   int64_t bytes = slots_.Bytes();
   for (const Unit& unit : units_) {

@@ -55,6 +55,7 @@ class QuantizedSource : public WeightSource {
   void Release(int unit) override;
   void Invalidate() override {}  // frozen
   int64_t ResidentBytes() const override;
+  bool fixed() const override;  // where every unit keeps its weights
 
  private:
   struct Unit {

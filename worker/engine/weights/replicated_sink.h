@@ -31,6 +31,7 @@ class ReplicatedSink : public GradientSink {
   const std::vector<at::Tensor>& Reduce() override;
   bool sharded() const override { return scatters_; }
   int64_t Bytes() const override { return static_cast<int64_t>(flat_.nbytes()); }
+  bool fixed() const override { return true; }
 
   int buckets() const { return static_cast<int>(buckets_.size()); }
 

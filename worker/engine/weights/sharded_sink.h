@@ -42,6 +42,7 @@ class ShardedSink : public GradientSink {
   const std::vector<at::Tensor>& Reduce() override;
   bool sharded() const override { return true; }
   int64_t Bytes() const override;
+  bool fixed() const override { return false; }
 
  private:
   // A unit's gradient of the micro-batch under way.

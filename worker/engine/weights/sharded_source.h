@@ -31,6 +31,7 @@ class ShardedSource : public WeightSource {
   void Release(int unit) override;
   void Invalidate() override;
   int64_t ResidentBytes() const override;
+  bool fixed() const override { return false; }
 
  private:
   struct Unit {

@@ -27,6 +27,7 @@ class UpdatingSource : public WeightSource {
   void Release(int unit) override { source_->Release(unit); }
   void Invalidate() override { source_->Invalidate(); }
   int64_t ResidentBytes() const override { return source_->ResidentBytes(); }
+  bool fixed() const override { return false; }
 
  private:
   std::unique_ptr<WeightSource> source_;

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "worker/engine/base/error.h"
@@ -69,6 +70,11 @@ int64_t ComposedSource::ResidentBytes() const {
   int64_t bytes = 0;
   for (const auto& source : sources_) bytes += source->ResidentBytes();
   return bytes;
+}
+
+bool ComposedSource::fixed() const {
+  return std::all_of(sources_.begin(), sources_.end(),
+                     [](const auto& source) { return source->fixed(); });
 }
 
 ResidentSource::ResidentSource(const ModelLayout& layout) {

@@ -72,6 +72,9 @@ class WeightSource {
   virtual void Invalidate() = 0;
   // Bytes that stay allocated between steps.
   virtual int64_t ResidentBytes() const = 0;
+  // Whether Acquire gives the same tensors each time, with nothing to be done between one unit and
+  // the next but where weights changed: what reads them may then be recorded (kernels/graph.h).
+  virtual bool fixed() const = 0;
 };
 
 // Several sources, each with some of the parameters.
@@ -84,6 +87,7 @@ class ComposedSource : public WeightSource {
   void Release(int unit) override;
   void Invalidate() override;
   int64_t ResidentBytes() const override;
+  bool fixed() const override;
 
  private:
   std::vector<std::unique_ptr<WeightSource>> sources_;
@@ -104,6 +108,7 @@ class ResidentSource : public WeightSource {
   void Release(int) override {}
   void Invalidate() override {}
   int64_t ResidentBytes() const override;
+  bool fixed() const override { return true; }
 
  private:
   std::vector<UnitWeights> units_;

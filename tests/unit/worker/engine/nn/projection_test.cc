@@ -44,6 +44,7 @@ class MapSink : public GradientSink {
   const std::vector<Tensor>& Reduce() override { return none_; }
   bool sharded() const override { return false; }
   int64_t Bytes() const override { return 0; }
+  bool fixed() const override { return true; }
 
  private:
   std::map<int, Tensor> buffers_;

@@ -180,6 +180,15 @@ TEST_P(ResumeTest, AnOptimizerOnTheHostGoesOnWithTheSameBitsAndFitsOneOnTheDevic
   EXPECT_EQ(Run(options).Losses(), both.resumed.Losses());
 }
 
+// What was recorded before the checkpoint runs without a recording after it, at first.
+TEST_P(ResumeTest, RecordedBlocksGoOnWithTheSameBits) {
+  TrainerOptions options = Options(kOne);
+  options.spec.hyperparameters.per_device_batch = 6;
+  options.spec.hyperparameters.gradient_accumulation_steps = 2;
+  options.execution = Execution{.kept = 2, .graphs = true};
+  ExpectSameBits(RunBoth(options));
+}
+
 std::string NameOf(Base base) {
   switch (base) {
     case Base::kFull:

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <memory>
+
+namespace sft::engine {
+
+// Work that was recorded once and is enqueued as a whole, without the host's part of each piece.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  // Enqueues the work on the current stream.
+  virtual void Replay() = 0;
+};
+
+// Records work. Thread-compatible.
+//
+// On a GPU what is recorded are kernels with the addresses that they were given: `work` is called
+// once, by Record, and may neither wait nor decide anything by what tensors hold. Tensors it makes
+// come from one memory of all recordings of a recorder, where a later recording takes what an
+// earlier one has freed. So what the outside reads or writes must be tensors made outside, and
+// tensors that pass from one recording to another must stay alive until the latter has been
+// recorded; between the replays of two such no other recording is replayed.
+//
+// On a CPU every Replay calls `work`.
+class GraphRecorder {
+ public:
+  virtual ~GraphRecorder() = default;
+  // Nothing of `work` is done before a Replay. It must have run before as it is, so that libraries
+  // have loaded and chosen what they need. Throws what `work` throws.
+  virtual std::unique_ptr<Graph> Record(std::function<void()> work) = 0;
+};
+
+// Makes the recorder of a kind of device.
+using GraphRecorderFactory = std::unique_ptr<GraphRecorder> (*)(c10::Device device);
+
+// Adds or replaces that of CUDA devices, which the plugin has. Not safe to call beside
+// MakeGraphRecorder.
+void RegisterCudaGraphRecorder(GraphRecorderFactory factory);
+
+// Throws InternalError for a CUDA device where the plugin was not opened.
+std::unique_ptr<GraphRecorder> MakeGraphRecorder(c10::Device device);
+
+}  // namespace sft::engine

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "worker/engine/kernels/batch_shape.h"
+#include "worker/engine/kernels/graph.h"
+#include "worker/engine/model/decoder_block.h"
+#include "worker/engine/nn/batch.h"
+
+namespace sft::engine {
+
+// The blocks of a decoder as recordings (kernels/graph.h), a pair for each shape of micro-batch: a
+// micro-batch then costs the host two launches instead of some hundred a block. The first two of a
+// shape run without: after the second, when libraries have chosen and loaded what they need, the
+// shape is recorded. Both ways give the same bits.
+//
+// What is recorded holds memory of its own: once what the blocks keep and pass through for the
+// largest shape, whatever the number of shapes. Thread-compatible.
+class BlockGraphs {
+ public:
+  // A micro-batch on its way through the blocks. Its tensors lie where those of the last one of its
+  // shape lay.
+  struct Walk {
+    DeviceBatch batch;  // positions, cu_seqlens and lengths
+    at::Tensor x;       // [T, H]: what the first block reads, for the caller to fill
+    at::Tensor y;       // [T, H]: what the last one writes
+    at::Tensor dx;      // rows [T, H]: the gradient of y, in its place then that of x
+    // From the forward to the backward.
+    BlockContext context;
+    std::vector<DecoderBlock::Saved> saved;
+  };
+  // What is recorded. Both do the same for each micro-batch of a shape (GraphRecorder).
+  struct Work {
+    std::function<void(Walk&)> forward;
+    std::function<void(Walk&)> backward;  // lets go of `context` and `saved`
+  };
+
+  // `hidden`: rows [.., H] like those that blocks read; `gradient_spare`: columns to spare in the
+  // rows of dx.
+  BlockGraphs(std::unique_ptr<GraphRecorder> recorder, Work work, const at::Tensor& hidden,
+              int64_t gradient_spare);
+  ~BlockGraphs();
+
+  // Starts a micro-batch; the walk is valid until the next Begin. Null where its shape has not been
+  // recorded: the caller runs it, and then calls Learn.
+  Walk* Begin(const DeviceBatch& batch);
+  // Of the micro-batch begun.
+  void Forward() { current_->forward->Replay(); }
+  void Backward() { current_->backward->Replay(); }
+  // Records the shape of a micro-batch that just ran, where it is the second of it and there are
+  // not kMostShapes yet, which stderr tells once.
+  void Learn(const DeviceBatch& batch);
+
+  // Driver and host keep some kilobytes for each kernel of a recording.
+  static constexpr size_t kMostShapes = 32;
+  size_t shapes() const { return recorded_.size(); }
+
+ private:
+  struct Recorded {
+    Walk walk;
+    std::unique_ptr<Graph> forward, backward;
+  };
+
+  bool HasRoom();
+  void Allocate(const BatchShape& shape, Walk& walk);
+  // The first `rows` of a buffer that all shapes share; where it has too few, of a new one.
+  at::Tensor Share(at::Tensor& buffer, int64_t rows, int64_t spare) const;
+
+  std::unique_ptr<GraphRecorder> recorder_;
+  Work work_;
+  at::Tensor hidden_;
+  int64_t gradient_spare_;
+  at::Tensor x_, y_, dx_;
+  std::set<BatchShape> seen_;  // at least once
+  std::map<BatchShape, Recorded> recorded_;
+  Recorded* current_ = nullptr;
+  bool full_ = false;  // and it has been told
+};
+
+}  // namespace sft::engine
