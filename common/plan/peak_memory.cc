@@ -1,6 +1,7 @@
 #include "common/plan/peak_memory.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 namespace sft::plan {
@@ -31,6 +32,13 @@ struct Moment {
 };
 
 int64_t Divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
+
+// As worker/engine/kernels/batch_shape.h.
+int64_t RoundTokens(int64_t tokens) {
+  const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(tokens)));
+  const int64_t step = std::max<int64_t>(64, power / 8);
+  return Divide(tokens, step) * step;
+}
 
 // Of an element of a unit's whole gradient: a block's is made in the type it is sent in.
 int64_t WholeBytes(const Problem& p, size_t unit) {
@@ -73,7 +81,7 @@ struct Moments {
 
 Moments MomentsOf(const Problem& p, const Choice& choice) {
   Moments moments;
-  const int64_t tokens = choice.rows * p.row_tokens;
+  const int64_t tokens = MicroBatchTokens(p, choice);
   const BlockCost& block = p.block;
   const int64_t workspace =
       AttentionWorkspace(p.shape, choice.rows, p.row_tokens, p.job.training.deterministic);
@@ -104,6 +112,16 @@ Moments MomentsOf(const Problem& p, const Choice& choice) {
                   .communication =
                       GradientsOnTheirWay(p, p.units.size() - 1) + WireCopy(p, p.units.size() - 1)};
   return moments;
+}
+
+// Memory of recordings: the blocks' fullest moment, which the first micro-batches of a shape, run
+// without one, take beside it; what goes in and comes out; libraries' workspaces.
+int64_t GraphBytes(const Problem& p, const Moments& moments, int64_t tokens) {
+  constexpr int64_t kRows = 3;    // of hidden states: into the blocks, out, and the gradient
+  constexpr int64_t kShared = 4;  // at most, for shapes that grow (BlockGraphs::Share)
+  Moment worst;
+  for (const Moment& block : moments.blocks) worst = Fuller(worst, block);
+  return worst.total() + kShared * kRows * tokens * p.block.hidden_row + kLibraryWorkspace;
 }
 
 // Buffers that weights pass through, and bytes on their way into them.
@@ -180,7 +198,23 @@ int64_t PeakMemory::resident() const {
 }
 
 int64_t PeakMemory::allocated() const {
-  return resident() + activations + transients + attention_workspace + logits + communication;
+  return resident() + activations + transients + attention_workspace + logits + communication +
+         graphs;
+}
+
+bool MayRecord(const Problem& p, const Choice& choice) {
+  const bool whole =
+      !p.shards_weights() && !p.scatters_gradients() && !p.offloads() && !p.streams();
+  const bool kept = !p.expands_blocks() || choice.kept == p.shape.layers;
+  const bool drops = !p.job.full_finetune() && p.job.lora.dropout > 0;
+  const bool fast_attention =
+      p.element_bytes == 2 && p.shape.head_dim % 8 == 0 && p.shape.head_dim <= 256;
+  return whole && kept && !drops && fast_attention;
+}
+
+int64_t MicroBatchTokens(const Problem& p, const Choice& choice) {
+  const int64_t tokens = choice.rows * p.row_tokens;
+  return choice.graphs ? RoundTokens(tokens) : tokens;
 }
 
 int64_t LogitsRows(const Problem& p, const Choice& choice) {
@@ -198,13 +232,15 @@ PeakMemory PredictMemory(const Problem& problem, const Choice& choice) {
   memory.optimizer = problem.held.optimizer;
   if (choice.embedding_on_host) memory.weights -= problem.head_elements * problem.element_bytes;
   AddScratch(problem, choice, &memory);
-  const int64_t tokens = choice.rows * problem.row_tokens;
+  const int64_t tokens = MicroBatchTokens(problem, choice);
   memory.fixed = kLibraryWorkspace + tokens * (problem.shape.head_dim * 4 + 32);
   memory.host = HostBytes(problem);
   if (problem.offloads() && problem.host_wire_bytes() != kGradientBytes) {
     memory.fixed += problem.host_piece() * problem.host_wire_bytes();
   }
-  const Moment moment = MomentsOf(problem, choice).Worst();
+  const Moments moments = MomentsOf(problem, choice);
+  const Moment moment = moments.Worst();
+  if (choice.graphs) memory.graphs = GraphBytes(problem, moments, tokens);
   memory.activations = moment.activations;
   memory.transients = moment.transients;
   memory.attention_workspace = moment.workspace;
@@ -246,6 +282,7 @@ std::vector<MemoryItem> Items(const PeakMemory& m) {
                                                  {"attention workspace", m.attention_workspace},
                                                  {"logits", m.logits},
                                                  {"communication", m.communication},
+                                                 {"recorded blocks", m.graphs},
                                                  {"fixed", m.fixed},
                                                  {"allocator slack", m.allocator_slack}};
   for (const auto& [category, bytes] : all) {

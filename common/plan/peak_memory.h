@@ -24,6 +24,8 @@ struct Choice {
   int64_t logits_bytes = 0;
   bool embedding_on_host = false;  // the GPU reads the rows it needs through the bus
   bool prefetch = true;            // the next block's weights, into a second slot
+  // Blocks are recorded (worker/engine/model/block_graphs.h), micro-batches padded.
+  bool graphs = false;
 
   Recompute LevelOf(int64_t layer) const { return layer < deep_layers ? deep : shallow; }
 };
@@ -85,6 +87,7 @@ struct PeakMemory {
   int64_t attention_workspace = 0;
   int64_t logits = 0;
   int64_t communication = 0;    // whole gradients and gathered bytes on their way
+  int64_t graphs = 0;           // what recorded blocks keep to themselves
   int64_t fixed = 0;            // workspaces of libraries, tables, tokens
   int64_t allocator_slack = 0;  // free pieces between what is used
 
@@ -100,10 +103,19 @@ struct PeakMemory {
 // sent through; 0 where the GPU holds all.
 int64_t HostBytes(const Problem& problem);
 
+// Tokens of a micro-batch of full rows, padding included.
+int64_t MicroBatchTokens(const Problem& problem, const Choice& choice);
+
 // Rows of a micro-batch whose logits are made at a time.
 int64_t LogitsRows(const Problem& problem, const Choice& choice);
 
 PeakMemory PredictMemory(const Problem& problem, const Choice& choice);
+
+// Whether blocks may be recorded: all that they read and add to lies where it lay, and nothing but
+// the shape of a micro-batch decides what they do. So no weights that pass through slots or come
+// from other ranks or the host, no gradients that are cut, no dropout, and attention that does not
+// go over the documents one by one.
+bool MayRecord(const Problem& problem, const Choice& choice);
 
 // Most blocks that may carry their de-quantised weights on within the peak of `choice`, less some
 // room for the pieces that activations leave; its own `carried` counts for nothing. A block's copy

@@ -25,6 +25,10 @@ constexpr int64_t kMostTokens = 65536;
 constexpr int64_t kMostElements = int64_t{1} << 31;
 constexpr int64_t kLogitsBytes = int64_t{1} << 30;
 constexpr int64_t kLeastLogitsBytes = int64_t{64} << 20;
+// Recording is worth padding and memory where launches hold micro-batches back by more than this.
+constexpr double kWorthRecording = 0.05;
+// What the driver keeps beside the allocator for the kernels of recordings; not measured.
+constexpr int64_t kRecordingBytes = 500'000'000;
 constexpr double kGiga = 1e9;
 
 // Rows of a rank in a step.
@@ -133,8 +137,25 @@ class Search {
     }
     if (problem_.expands_blocks()) choice.kept = MostKept(choice);
     choice.carried = MostCarried(problem_, choice);
-    fitting_.push_back(
-        {choice, PredictMemory(problem_, choice), PredictTime(problem_, choice, gpu_)});
+    const Candidate plain = CandidateOf(choice);
+    fitting_.push_back(plain);
+    AddRecorded(plain);
+  }
+
+  Candidate CandidateOf(const Choice& choice) const {
+    return {choice, PredictMemory(problem_, choice), PredictTime(problem_, choice, gpu_)};
+  }
+
+  // The same with recorded blocks, where that is worth it.
+  void AddRecorded(const Candidate& plain) {
+    if (!MayRecord(problem_, plain.choice)) return;
+    Choice choice = plain.choice;
+    choice.graphs = true;
+    const Candidate recorded = CandidateOf(choice);
+    const double saved = plain.time.launches - recorded.time.launches;
+    const double blocks = recorded.time.total() - recorded.time.optimizer - recorded.time.launches;
+    const bool fits = recorded.memory.reserved() + kRecordingBytes <= limit_;
+    if (fits && saved > kWorthRecording * blocks) fitting_.push_back(recorded);
   }
 
   int64_t MostKept(Choice choice) const {
@@ -350,6 +371,7 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
   }
   if (c.embedding_on_host) text += ", embedding in host memory";
   if (!c.prefetch) text += ", no prefetch";
+  if (c.graphs) text += ", graphs";
   if (plan.memory.host > 0) {
     const auto& p = job.parallelism;
     text += fmt::format(", {}{}{} in {} of host memory", p.offload_param ? "weights" : "",

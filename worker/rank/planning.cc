@@ -125,6 +125,7 @@ void Apply(const std::optional<RankPlan>& plan, engine::TrainerOptions& options)
   execution.optimizer_on_host = options.spec.parallelism.offload_optimizer;
   execution.blocks_on_host = options.spec.parallelism.offload_param;
   execution.logits_bytes = plan->plan.choice.logits_bytes;
+  execution.graphs = plan->plan.choice.graphs;
   options.execution = std::move(execution);
 }
 

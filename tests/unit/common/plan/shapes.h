@@ -18,6 +18,19 @@ inline ModelShape SmolLm2() {  // SmolLM2-135M-Instruct
           .tied_head = true};
 }
 
+inline ModelShape Qwen3Of600M() {
+  return {.family = "qwen3",
+          .hidden = 1024,
+          .layers = 28,
+          .heads = 16,
+          .kv_heads = 8,
+          .head_dim = 128,
+          .intermediate = 3072,
+          .vocab = 151936,
+          .tied_head = true,
+          .qk_norm = true};
+}
+
 inline ModelShape Qwen3Of8B() {
   return {.family = "qwen3",
           .hidden = 4096,

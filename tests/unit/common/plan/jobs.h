@@ -1,0 +1,36 @@
+#pragma once
+
+#include "common/plan/plan.h"
+#include "tests/unit/common/plan/shapes.h"
+
+// Jobs on an H100, for the tests of this folder.
+
+namespace sft::plan {
+
+inline spec::JobSpec Qlora(int64_t rows, int64_t accumulation, int64_t tokens) {
+  spec::JobSpec job;
+  job.compute.gpu_type = "H100";
+  job.training.use_qlora = true;
+  job.quantization.bits = 4;
+  job.hyperparameters.per_device_batch = static_cast<int>(rows);
+  job.hyperparameters.gradient_accumulation_steps = static_cast<int>(accumulation);
+  job.hyperparameters.global_batch = static_cast<int>(rows * accumulation);
+  job.hyperparameters.sequence_length = static_cast<int>(tokens);
+  return job;
+}
+
+// A rank's rows to be divided by the plan.
+inline spec::JobSpec Auto(int64_t global, int64_t tokens) {
+  spec::JobSpec job = Qlora(1, 1, tokens);
+  job.hyperparameters.per_device_batch = 0;
+  job.hyperparameters.gradient_accumulation_steps = 0;
+  job.hyperparameters.global_batch = static_cast<int>(global);
+  return job;
+}
+
+inline PlanInput Input(const spec::JobSpec& job, double gigabytes,
+                       const ModelShape& shape = Qwen3Of8B()) {
+  return {shape, job, *FindGpu(job.compute.gpu_type), static_cast<int64_t>(gigabytes * 1e9), 0};
+}
+
+}  // namespace sft::plan
