@@ -1,10 +1,9 @@
 #include "worker/engine/train/device_batch.h"
 
-#include <span>
-
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/index_select.h>
+
+#include <span>
+#include <vector>
 
 namespace sft::engine {
 
@@ -12,13 +11,30 @@ namespace {
 
 using at::Tensor;
 
-// A copy that outlives `values`.
-Tensor Copy(std::span<const int32_t> values, at::ScalarType type, at::Device device) {
-  const auto size = static_cast<int64_t>(values.size());
-  if (size == 0) return at::empty({0}, at::TensorOptions(device).dtype(type));
-  const Tensor view = at::from_blob(const_cast<int32_t*>(values.data()), {size}, at::kInt);
-  return view.to(device, type, /*non_blocking=*/false, /*copy=*/true);
-}
+// Lists of numbers that go to a device in one transfer, which nobody waits for: the host goes on to
+// launch while the device is busy with the micro-batch before.
+class Parcel {
+ public:
+  // Returns the list's place.
+  int Add(std::span<const int32_t> values) {
+    values_.insert(values_.end(), values.begin(), values.end());
+    ends_.push_back(static_cast<int64_t>(values_.size()));
+    return static_cast<int>(ends_.size()) - 1;
+  }
+  void Send(at::Device device) {
+    const Tensor host = at::from_blob(values_.data(), {ends_.back()}, at::kInt);
+    sent_ = device.is_cpu() ? host.clone() : host.pin_memory().to(device, /*non_blocking=*/true);
+  }
+  Tensor Get(int list, at::ScalarType type) const {
+    const int64_t begin = list == 0 ? 0 : ends_[list - 1];
+    return sent_.narrow(0, begin, ends_[list] - begin).to(type);
+  }
+
+ private:
+  std::vector<int32_t> values_;
+  std::vector<int64_t> ends_;
+  Tensor sent_;
+};
 
 MicroBatch OneToken() {
   MicroBatch batch;
@@ -34,18 +50,23 @@ MicroBatch OneToken() {
 
 DeviceBatch ToDevice(const MicroBatch& batch, at::Device device) {
   if (batch.empty()) return ToDevice(OneToken(), device);
-  DeviceBatch result;
-  result.tokens = Copy(batch.tokens, at::kLong, device);
-  result.positions = Copy(batch.positions, at::kLong, device);
-  result.cu_seqlens = Copy(batch.cu_seqlens, at::kInt, device);
-  for (int64_t i = 0; i < batch.documents(); ++i) {
-    result.lengths.push_back(batch.cu_seqlens[i + 1] - batch.cu_seqlens[i]);
-  }
   std::vector<int32_t> targets;
   targets.reserve(batch.loss_rows.size());
   for (int32_t row : batch.loss_rows) targets.push_back(batch.targets[row]);
-  result.loss_rows = Copy(batch.loss_rows, at::kLong, device);
-  result.targets = Copy(targets, at::kLong, device);
+  Parcel parcel;
+  const int tokens_at = parcel.Add(batch.tokens), positions_at = parcel.Add(batch.positions);
+  const int cu_seqlens_at = parcel.Add(batch.cu_seqlens);
+  const int loss_rows_at = parcel.Add(batch.loss_rows), targets_at = parcel.Add(targets);
+  parcel.Send(device);
+  DeviceBatch result;
+  result.tokens = parcel.Get(tokens_at, at::kLong);
+  result.positions = parcel.Get(positions_at, at::kLong);
+  result.cu_seqlens = parcel.Get(cu_seqlens_at, at::kInt);
+  result.loss_rows = parcel.Get(loss_rows_at, at::kLong);
+  result.targets = parcel.Get(targets_at, at::kLong);
+  for (int64_t i = 0; i < batch.documents(); ++i) {
+    result.lengths.push_back(batch.cu_seqlens[i + 1] - batch.cu_seqlens[i]);
+  }
   return result;
 }
 
