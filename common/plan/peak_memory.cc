@@ -114,14 +114,16 @@ Moments MomentsOf(const Problem& p, const Choice& choice) {
   return moments;
 }
 
-// Memory of recordings: the blocks' fullest moment, which the first micro-batches of a shape, run
-// without one, take beside it; what goes in and comes out; libraries' workspaces.
+// What recorded blocks take more than others: their memory is theirs alone, so that the head's
+// comes on top of their fullest moment; what goes in and comes out; libraries' workspaces.
 int64_t GraphBytes(const Problem& p, const Moments& moments, int64_t tokens) {
   constexpr int64_t kRows = 3;    // of hidden states: into the blocks, out, and the gradient
-  constexpr int64_t kShared = 4;  // at most, for shapes that grow (BlockGraphs::Share)
+  constexpr int64_t kShared = 2;  // for shapes that grow (BlockGraphs::Share)
   Moment worst;
   for (const Moment& block : moments.blocks) worst = Fuller(worst, block);
-  return worst.total() + kShared * kRows * tokens * p.block.hidden_row + kLibraryWorkspace;
+  const int64_t together = worst.total() + moments.head.total() - moments.head.activations;
+  return together - moments.Worst().total() + kShared * kRows * tokens * p.block.hidden_row +
+         kLibraryWorkspace;
 }
 
 // Buffers that weights pass through, and bytes on their way into them.

@@ -238,7 +238,7 @@ TEST_F(GraphsTest, ARecordingThatFailsLeavesTheDeviceUsable) {
     TORCH_CHECK(false, "no");
   }),
                c10::Error);
-  const auto graph = recorder->Record([&] { x.add_(2.0); });
+  const auto graph = MakeGraphRecorder(x.device())->Record([&] { x.add_(2.0); });
   EXPECT_EQ(x.sum().item<float>(), 0.0f);
   graph->Replay();
   graph->Replay();

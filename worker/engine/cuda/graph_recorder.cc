@@ -1,6 +1,8 @@
 #include "worker/engine/cuda/graph_recorder.h"
 
+#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/cuda/MemPool.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -43,18 +45,55 @@ class Capture {
   bool ended_ = false;
 };
 
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+// What is allocated on a stream comes from a pool.
+class PoolScope {
+ public:
+  PoolScope(c10::cuda::CUDAStream stream, c10::MempoolId_t pool) : stream_(stream), pool_(pool) {
+    allocator::beginAllocateToPool(stream.device_index(), pool,
+                                   [stream](cudaStream_t asked) { return asked == stream; });
+  }
+  ~PoolScope() {
+    allocator::endAllocateToPool(stream_.device_index(), pool_);
+    allocator::releasePool(stream_.device_index(), pool_);
+  }
+  PoolScope(const PoolScope&) = delete;
+  PoolScope& operator=(const PoolScope&) = delete;
+
+ private:
+  c10::cuda::CUDAStream stream_;
+  c10::MempoolId_t pool_;
+};
+
+void Follow(c10::cuda::CUDAStream later, c10::cuda::CUDAStream earlier) {
+  at::cuda::CUDAEvent event;
+  event.record(earlier);
+  event.block(later);
+}
+
 class Recorder : public GraphRecorder {
  public:
   explicit Recorder(c10::Device device)
-      : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())),
-        pool_(at::cuda::graph_pool_handle()) {}
+      : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {}
+
+  void Run(const std::function<void()>& work) override {
+    const auto current = c10::cuda::getCurrentCUDAStream(stream_.device_index());
+    Follow(stream_, current);
+    {
+      const c10::cuda::CUDAStreamGuard guard(stream_);
+      const PoolScope scope(stream_, pool_.id());
+      work();
+    }
+    Follow(current, stream_);
+  }
 
   std::unique_ptr<Graph> Record(std::function<void()> work) override {
-    c10::cuda::CUDACachingAllocator::emptyCache();
-    // Nothing runs on this stream, so that it need not follow another; memory of the pool is its.
+    allocator::emptyCache();  // a recording cannot give back what is cached
+    // What is recorded does not run, so that it need not follow another stream.
     const c10::cuda::CUDAStreamGuard guard(stream_);
     auto captured = std::make_unique<CapturedGraph>();
-    Capture capture(captured->graph, pool_);
+    Capture capture(captured->graph, pool_.id());
     work();
     capture.End();
     return captured;
@@ -62,12 +101,13 @@ class Recorder : public GraphRecorder {
 
  private:
   c10::cuda::CUDAStream stream_;
-  c10::MempoolId_t pool_;
+  at::cuda::MemPool pool_;
 };
 
 }  // namespace
 
 std::unique_ptr<GraphRecorder> MakeGraphRecorder(c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);  // the pool is of the current one
   return std::make_unique<Recorder>(device);
 }
 

@@ -28,8 +28,10 @@ class Graph {
 class GraphRecorder {
  public:
   virtual ~GraphRecorder() = default;
-  // Nothing of `work` is done before a Replay. It must have run before as it is, so that libraries
-  // have loaded and chosen what they need. Throws what `work` throws.
+  // Does `work` on the current stream, unrecorded, with tensors of the recordings' memory.
+  virtual void Run(const std::function<void()>& work) = 0;
+  // Nothing of `work` is done before a Replay. It must have been Run before, so that libraries have
+  // loaded and chosen what they need. Throws what `work` throws, and is not to be used any more.
   virtual std::unique_ptr<Graph> Record(std::function<void()> work) = 0;
 };
 

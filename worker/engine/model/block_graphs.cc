@@ -51,9 +51,13 @@ void BlockGraphs::Allocate(const BatchShape& shape, Walk& walk) {
 }
 
 BlockGraphs::Walk* BlockGraphs::Begin(const DeviceBatch& batch) {
-  const auto found = recorded_.find(ShapeOf(batch.lengths));
-  if (found == recorded_.end()) return nullptr;
-  current_ = &found->second;
+  const BatchShape shape = ShapeOf(batch.lengths);
+  const auto found = recorded_.find(shape);
+  if (found == recorded_.end()) {
+    if (!HasRoom()) return nullptr;
+    Allocate(shape, fresh_.walk);
+  }
+  current_ = found == recorded_.end() ? &fresh_ : &found->second;
   Walk& walk = current_->walk;
   walk.batch.positions.copy_(batch.positions);
   walk.batch.cu_seqlens.copy_(batch.cu_seqlens);
@@ -61,13 +65,22 @@ BlockGraphs::Walk* BlockGraphs::Begin(const DeviceBatch& batch) {
   return &walk;
 }
 
-void BlockGraphs::Learn(const DeviceBatch& batch) {
-  const BatchShape shape = ShapeOf(batch.lengths);
-  if (seen_.insert(shape).second || !HasRoom()) return;
+void BlockGraphs::Forward() {
+  if (current_->forward != nullptr) return current_->forward->Replay();
+  recorder_->Run([this] { work_.forward(fresh_.walk); });
+}
+
+void BlockGraphs::Backward() {
+  if (current_->backward != nullptr) return current_->backward->Replay();
+  recorder_->Run([this] { work_.backward(fresh_.walk); });
+  const BatchShape shape = ShapeOf(fresh_.walk.batch.lengths);
+  if (!seen_.insert(shape).second) Record(shape);
+}
+
+void BlockGraphs::Record(const BatchShape& shape) {
   Recorded& recorded = recorded_[shape];
   Walk& walk = recorded.walk;
-  Allocate(shape, walk);
-  walk.batch.lengths = batch.lengths;
+  walk = fresh_.walk;
   // The backward right after the forward, whose tensors it is the last to read: what both leave is
   // memory that any other shape may use.
   recorded.forward = recorder_->Record([this, &walk] { work_.forward(walk); });

@@ -18,11 +18,11 @@ namespace sft::engine {
 
 // The blocks of a decoder as recordings (kernels/graph.h), a pair for each shape of micro-batch: a
 // micro-batch then costs the host two launches instead of some hundred a block. The first two of a
-// shape run without: after the second, when libraries have chosen and loaded what they need, the
-// shape is recorded. Both ways give the same bits.
+// shape run as they are: after the second, when libraries have chosen and loaded what they need,
+// the shape is recorded. Both ways give the same bits.
 //
-// What is recorded holds memory of its own: once what the blocks keep and pass through for the
-// largest shape, whatever the number of shapes. Thread-compatible.
+// The blocks have memory of their own: once what they keep and pass through for the largest shape,
+// whatever the number of shapes. Thread-compatible.
 class BlockGraphs {
  public:
   // A micro-batch on its way through the blocks. Its tensors lie where those of the last one of its
@@ -48,15 +48,12 @@ class BlockGraphs {
               int64_t gradient_spare);
   ~BlockGraphs();
 
-  // Starts a micro-batch; the walk is valid until the next Begin. Null where its shape has not been
-  // recorded: the caller runs it, and then calls Learn.
+  // Starts a micro-batch; the walk is valid until the next Begin. Null for one of another shape
+  // than kMostShapes that were recorded, which stderr tells once.
   Walk* Begin(const DeviceBatch& batch);
-  // Of the micro-batch begun.
-  void Forward() { current_->forward->Replay(); }
-  void Backward() { current_->backward->Replay(); }
-  // Records the shape of a micro-batch that just ran, where it is the second of it and there are
-  // not kMostShapes yet, which stderr tells once.
-  void Learn(const DeviceBatch& batch);
+  // Of the micro-batch begun, the forward once and then the backward.
+  void Forward();
+  void Backward();
 
   // Driver and host keep some kilobytes for each kernel of a recording.
   static constexpr size_t kMostShapes = 32;
@@ -69,6 +66,7 @@ class BlockGraphs {
   };
 
   bool HasRoom();
+  void Record(const BatchShape& shape);
   void Allocate(const BatchShape& shape, Walk& walk);
   // The first `rows` of a buffer that all shapes share; where it has too few, of a new one.
   at::Tensor Share(at::Tensor& buffer, int64_t rows, int64_t spare) const;
@@ -80,6 +78,7 @@ class BlockGraphs {
   at::Tensor x_, y_, dx_;
   std::set<BatchShape> seen_;  // at least once
   std::map<BatchShape, Recorded> recorded_;
+  Recorded fresh_;  // of a shape that is not recorded: the walk alone
   Recorded* current_ = nullptr;
   bool full_ = false;  // and it has been told
 };

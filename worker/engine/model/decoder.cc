@@ -181,11 +181,8 @@ Tensor Decoder::BackwardBlocks(Tensor dx, const BlockContext& context, const Dro
 
 Tensor Decoder::ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,
                                 GradientSink& sink) {
-  if (graphs_ == nullptr) return RunPlain(batch, dropout, sink);
-  if (BlockGraphs::Walk* walk = graphs_->Begin(batch)) return RunRecorded(*walk, batch, sink);
-  const Tensor loss = RunPlain(batch, dropout, sink);
-  graphs_->Learn(batch);
-  return loss;
+  BlockGraphs::Walk* walk = graphs_ == nullptr ? nullptr : graphs_->Begin(batch);
+  return walk == nullptr ? RunPlain(batch, dropout, sink) : RunRecorded(*walk, batch, sink);
 }
 
 Tensor Decoder::RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, GradientSink& sink) {
