@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <limits>
 #include <vector>
 
 #include "tests/gpu/gpu_test.h"
@@ -15,10 +16,17 @@ namespace sft::engine {
 
 using at::Tensor;
 
+inline constexpr at::ScalarType kFp8InputTypes[] = {at::kFloat, at::kBFloat16};
+
 // Where rows lie in a buffer: elements before each and behind each.
 struct Lay {
   int64_t before = 0, behind = 0;
 };
+
+// Dense; on multiples of 64 elements with columns to spare; on odd elements.
+inline std::vector<Lay> LaysOf(int64_t width) {
+  return {{0, 0}, {64, (64 - width % 64) % 64 + 64}, {1, width % 2 == 0 ? 2 : 3}};
+}
 
 // Rows in a buffer full of 77, which no kernel may read.
 inline Tensor Placed(const Tensor& x, const Lay& lay) {
@@ -35,6 +43,47 @@ inline Tensor Uniform(at::IntArrayRef sizes, uint64_t seed, double from, double 
 inline Tensor RandomBytes(int64_t count, uint64_t seed) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   return at::empty({count}, at::kByte).random_(0, 256, generator);
+}
+
+// Rows of every kind that goes wrong, over and over.
+inline Tensor Awkward(int64_t rows, int64_t width) {
+  Tensor x = Normal({rows, width}, 11 + static_cast<uint64_t>(width));
+  for (int64_t row = 0; row < rows; ++row) {
+    Tensor values = x[row];
+    const int64_t place = (row * 7919) % width;
+    switch (row % 10) {
+      case 1:
+        values.zero_();
+        break;
+      case 2:
+        values.fill_(-0.0);
+        break;
+      case 3:
+        values.mul_(1e-40);  // subnormal
+        break;
+      case 4:
+        values.mul_(1e-36);  // a scale near the smallest
+        break;
+      case 5:
+        values.mul_(2e38).clamp_(-3.3e38, 3.3e38);
+        break;
+      case 6:
+        values[place] = std::numeric_limits<double>::quiet_NaN();
+        break;
+      case 7:
+        values[place] = -std::numeric_limits<double>::infinity();
+        break;
+      case 8:
+        values[width - 1] = -3e4;  // the last element decides; the rest is subnormal in FP8
+        break;
+      case 9:
+        values.fill_(std::numeric_limits<double>::quiet_NaN());
+        break;
+      default:
+        break;
+    }
+  }
+  return x;
 }
 
 // Codes and absmax of a weight, at random: all codes occur, and absmax of both signs and zero.

@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "tests/gpu/fp8_data.h"
@@ -15,16 +14,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16};
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
 class Fp8GpuTest : public GpuTest {};
-
-// Dense; on multiples of 64 elements with columns to spare; on odd elements.
-std::vector<Lay> LaysOf(int64_t width) {
-  return {{0, 0}, {64, (64 - width % 64) % 64 + 64}, {1, width % 2 == 0 ? 2 : 3}};
-}
 
 // Float8 rows on the CPU and on the GPU, in buffers of bytes that are all 0x2a.
 struct Outputs {
@@ -38,52 +28,11 @@ struct Outputs {
   Tensor cpu_bytes, gpu_bytes, cpu, gpu;
 };
 
-// Rows of every kind that goes wrong, over and over.
-Tensor Awkward(int64_t rows, int64_t width) {
-  Tensor x = Normal({rows, width}, 11 + static_cast<uint64_t>(width));
-  for (int64_t row = 0; row < rows; ++row) {
-    Tensor values = x[row];
-    const int64_t place = (row * 7919) % width;
-    switch (row % 10) {
-      case 1:
-        values.zero_();
-        break;
-      case 2:
-        values.fill_(-0.0);
-        break;
-      case 3:
-        values.mul_(1e-40);  // subnormal
-        break;
-      case 4:
-        values.mul_(1e-36);  // a scale near the smallest
-        break;
-      case 5:
-        values.mul_(2e38).clamp_(-3.3e38, 3.3e38);
-        break;
-      case 6:
-        values[place] = kNaN;
-        break;
-      case 7:
-        values[place] = -kInfinity;
-        break;
-      case 8:
-        values[width - 1] = -3e4;  // the last element decides; the rest is subnormal in FP8
-        break;
-      case 9:
-        values.fill_(kNaN);
-        break;
-      default:
-        break;
-    }
-  }
-  return x;
-}
-
 // `values` in each type and lay.
 void ExpectSameQuantised(const Tensor& values) {
   const int64_t rows = values.size(0), width = values.size(1);
   const Tensor given = Uniform({rows}, 3, 1e-3, 2e-2);
-  for (const auto type : kTypes) {
+  for (const auto type : kFp8InputTypes) {
     const Tensor x = values.to(type);
     for (const Lay& lay : LaysOf(width)) {
       const Tensor in = Placed(x, lay), gpu_in = Placed(ToGpu(x), lay);
@@ -284,7 +233,7 @@ TEST_F(Fp8GpuTest, PlaceFactorsHasTheBitsOfTheCpuKernelAndChangesNothingElse) {
            {160, {8, 4, 12}, 64},  // vectors in fp32 alone
            {17, {3, 1, 4, 1, 5, 9, 2, 6, 5}, 3},
        }) {
-    for (const auto type : kTypes) {
+    for (const auto type : kFp8InputTypes) {
       const Adapters adapters(c.columns, c.ranks, type, c.gap);
       for (const bool transposed : {false, true}) {
         const int64_t height = transposed ? c.columns : adapters.rows;

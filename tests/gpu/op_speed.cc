@@ -171,6 +171,33 @@ void Fp8Conversions(const Table& table) {
   }
 }
 
+// What makes rows and quantises them: in one pass, and in two. The bytes are those of one.
+void MadeInFp8(const Table& table, int64_t width) {
+  constexpr int64_t kRows = 16384;
+  const std::string name = fmt::format(" {}x{}", kRows, width);
+  const ops::Fp8Rows fp8{Fp8Rows(kRows, width), Scales(kRows)};
+  const auto both = [&](const std::string& operation, double bytes, const at::Tensor& rows,
+                        const std::function<void(const ops::Fp8Rows&)>& make) {
+    bytes += Bytes(fp8.values);
+    table.Memory(operation + ", then fp8" + name, bytes, [&] {
+      make({});
+      at::Tensor values = fp8.values, scale = fp8.scale;
+      ops::Fp8Quantize(values, scale, rows);
+    });
+    table.Memory(operation + " with fp8", bytes, [&] { make(fp8); });
+  };
+  const at::Tensor x = RandomRows(kRows, width), dy = RandomRows(kRows, width);
+  const at::Tensor residual = RandomRows(kRows, width), w = Random({width});
+  at::Tensor y = RandomRows(kRows, width);
+  const at::Tensor rstd = ops::RmsNorm(y, x, w, 1e-6);
+  both("norm", 2 * Bytes(x), y, [&](const ops::Fp8Rows& to) { ops::RmsNorm(y, x, w, 1e-6, to); });
+  both("norm backward", 4 * Bytes(x), y, [&](const ops::Fp8Rows& to) {
+    ops::RmsNormBackward(y, dy, x, w, rstd, residual, false, to);
+  });
+  const at::Tensor gate_up = RandomRows(kRows, 2 * width);
+  both("swiglu", 3 * Bytes(x), y, [&](const ops::Fp8Rows& to) { ops::Swiglu(y, gate_up, to); });
+}
+
 // The products of Qwen3-8B's first linears of a block with adapters of rank 64 beside them, in bf16
 // and in FP8.
 void Products(const Table& table, const CudaDeviceProperties& device) {
@@ -354,6 +381,7 @@ int Main() {
   Int8(table);
   Factors(table);
   Fp8Conversions(table);
+  for (const int64_t width : {5120, 25600}) MadeInFp8(table, width);
   Products(table, plugin.devices->Properties(0));
   for (const int64_t width : {4096, 5120}) Norms(table, width);
   Heads(table, 32, 8, 128);

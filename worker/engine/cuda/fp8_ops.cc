@@ -3,7 +3,6 @@
 #include "worker/engine/cuda/ops.h"
 #include "worker/engine/cuda/row_views.h"
 #include "worker/engine/kernels/fp8_rows.h"
-#include "worker/engine/kernels/ops.h"
 
 namespace sft::engine::cuda {
 
@@ -14,9 +13,8 @@ void Fp8Quantize(Tensor& out, Tensor& scale, const Tensor& x) {
   const ElementType type = TypeOf(x, "fp8_quantize_");
   if (x.size(0) == 0) return;
   const LaunchScope scope(x);
-  C10_CUDA_CHECK(LaunchFp8Quantize(type, {x.size(0), x.size(1)}, Read(x),
-                                   {ops::kFp8Room / kFp8Largest, kFp8SmallestScale}, Write(out),
-                                   scale.mutable_data_ptr<float>(), scope.stream()));
+  C10_CUDA_CHECK(LaunchFp8Quantize(type, {x.size(0), x.size(1)}, Read(x), WriteFp8(out, scale),
+                                   scope.stream()));
 }
 
 void Fp8QuantizeWith(Tensor& out, const Tensor& x, const Tensor& scale) {

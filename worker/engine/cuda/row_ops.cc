@@ -27,22 +27,25 @@ void CheckSwiglu(const Tensor& narrow, const Tensor& gate_up, const char* operat
 
 }  // namespace
 
-Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps) {
+Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps,
+               const std::optional<Tensor>& fp8, const std::optional<Tensor>& fp8_scale) {
   CheckNorm(x, weight, "rms_norm_");
   CheckRows(y, x.size(0), x.size(1), x, "rms_norm_: y");
   const ElementType type = TypeOf(x, "rms_norm_");
+  const Fp8Output quantised = WriteFp8Too(fp8, fp8_scale, y, "rms_norm_");
   Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
   if (x.numel() == 0) return rstd;
   const LaunchScope scope(x);
   C10_CUDA_CHECK(LaunchRmsNorm(type, {x.size(0), x.size(1)}, Read(x), weight.const_data_ptr(),
                                static_cast<float>(eps), Write(y), rstd.mutable_data_ptr<float>(),
-                               scope.stream()));
+                               quantised, scope.stream()));
   return rstd;
 }
 
 Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
                        const Tensor& rstd, const std::optional<Tensor>& residual,
-                       bool need_weight_grad) {
+                       bool need_weight_grad, const std::optional<Tensor>& fp8,
+                       const std::optional<Tensor>& fp8_scale) {
   CheckNorm(x, weight, "rms_norm_backward_");
   CheckRows(dx, x.size(0), x.size(1), x, "rms_norm_backward_: dx");
   CheckRows(dy, x.size(0), x.size(1), x, "rms_norm_backward_: dy");
@@ -50,6 +53,7 @@ Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tens
   TORCH_CHECK(rstd.is_contiguous() && rstd.numel() == x.size(0) && rstd.device() == x.device(),
               "rms_norm_backward_: rstd must be [", x.size(0), "], dense, beside x");
   const ElementType type = TypeOf(x, "rms_norm_backward_");
+  const Fp8Output quantised = WriteFp8Too(fp8, fp8_scale, dx, "rms_norm_backward_");
   const RmsNormShape shape = {x.size(0), x.size(1)};
   const auto floats = x.options().dtype(at::kFloat);
   if (x.numel() == 0) return at::zeros({need_weight_grad ? shape.width : 0}, floats);
@@ -64,17 +68,19 @@ Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tens
   }
   C10_CUDA_CHECK(LaunchRmsNormBackward(type, shape, Read(dy), Read(x), weight.const_data_ptr(), r,
                                        residual ? Read(*residual) : ConstRows{}, Write(dx),
-                                       scope.stream()));
+                                       quantised, scope.stream()));
   return dweight;
 }
 
-void Swiglu(Tensor& out, const Tensor& gate_up) {
+void Swiglu(Tensor& out, const Tensor& gate_up, const std::optional<Tensor>& fp8,
+            const std::optional<Tensor>& fp8_scale) {
   CheckSwiglu(out, gate_up, "swiglu_");
   const ElementType type = TypeOf(gate_up, "swiglu_");
+  const Fp8Output quantised = WriteFp8Too(fp8, fp8_scale, out, "swiglu_");
   if (out.numel() == 0) return;
   const LaunchScope scope(gate_up);
-  C10_CUDA_CHECK(
-      LaunchSwiglu(type, {out.size(0), out.size(1)}, Read(gate_up), Write(out), scope.stream()));
+  C10_CUDA_CHECK(LaunchSwiglu(type, {out.size(0), out.size(1)}, Read(gate_up), Write(out),
+                              quantised, scope.stream()));
 }
 
 void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {

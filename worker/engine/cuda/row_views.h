@@ -3,8 +3,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "worker/engine/cuda/kernels/launch.h"
+#include "worker/engine/kernels/fp8_rows.h"
+#include "worker/engine/kernels/ops.h"
 #include "worker/engine/kernels/rows.h"
 
 // Tensors as the launchers take them.
@@ -13,6 +16,19 @@ namespace sft::engine::cuda {
 
 inline ConstRows Read(const at::Tensor& x) { return {x.const_data_ptr(), x.stride(0)}; }
 inline MutableRows Write(at::Tensor& x) { return {x.mutable_data_ptr(), x.stride(0)}; }
+
+// Rows in FP8 with the scale of each, both checked.
+inline Fp8Output WriteFp8(at::Tensor values, at::Tensor scale) {
+  return {.rows = Write(values),
+          .scale = scale.mutable_data_ptr<float>(),
+          .scaling = {ops::kFp8Room / kFp8Largest, kFp8SmallestScale}};
+}
+// Where an operation that makes the rows x writes them in FP8 too, checked here.
+inline Fp8Output WriteFp8Too(const std::optional<at::Tensor>& values,
+                             const std::optional<at::Tensor>& scale, const at::Tensor& x,
+                             const char* operation) {
+  return WantsFp8(values, scale, x, operation) ? WriteFp8(*values, *scale) : Fp8Output{};
+}
 
 // Calls `launch(FactorShape, FactorMembers)` for every kFactorMembers members of a PlaceFactors.
 template <typename Launch>

@@ -34,6 +34,9 @@ void PlaceFactors(at::Tensor& matrix, at::TensorList a, at::TensorList b, at::In
                   double scale);
 void Fp8Quantize(at::Tensor& out, at::Tensor& scale, const at::Tensor& x);
 void Fp8QuantizeWith(at::Tensor& out, const at::Tensor& x, const at::Tensor& scale);
+// Fp8Quantize where there is an `out`: of an operation that has just made x.
+void Fp8QuantizeToo(const std::optional<at::Tensor>& out, const std::optional<at::Tensor>& scale,
+                    const at::Tensor& x, const char* operation);
 void Fp8FromNf4(at::Tensor& out, const at::Tensor& codes, const at::Tensor& absmax_codes,
                 const std::optional<at::Tensor>& nested_absmax,
                 const std::optional<at::Tensor>& offset, const at::Tensor& scale, bool transposed);
@@ -41,10 +44,14 @@ void Fp8PlaceFactors(at::Tensor& matrix, const at::Tensor& row_scale, at::Tensor
                      at::TensorList b, at::IntArrayRef first_row, double scale, bool transposed);
 void Fp8Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& a_scale, const at::Tensor& b,
              const at::Tensor& b_scale, const std::optional<at::Tensor>& addend, bool fast_sums);
-at::Tensor RmsNorm(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor RmsNorm(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight, double eps,
+                   const std::optional<at::Tensor>& fp8,
+                   const std::optional<at::Tensor>& fp8_scale);
 at::Tensor RmsNormBackward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x,
                            const at::Tensor& weight, const at::Tensor& rstd,
-                           const std::optional<at::Tensor>& residual, bool need_weight_grad);
+                           const std::optional<at::Tensor>& residual, bool need_weight_grad,
+                           const std::optional<at::Tensor>& fp8,
+                           const std::optional<at::Tensor>& fp8_scale);
 void Rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse);
 void NormRope(at::Tensor& q, at::Tensor& k, const at::Tensor& qkv, const at::Tensor& q_weight,
               const at::Tensor& k_weight, const at::Tensor& cos, const at::Tensor& sin, double eps);
@@ -54,7 +61,8 @@ std::tuple<at::Tensor, at::Tensor> NormRopeBackward(at::Tensor& dqkv, const at::
                                                     const at::Tensor& cos, const at::Tensor& sin,
                                                     int64_t heads, int64_t key_heads, double eps,
                                                     bool need_weight_grad);
-void Swiglu(at::Tensor& out, const at::Tensor& gate_up);
+void Swiglu(at::Tensor& out, const at::Tensor& gate_up, const std::optional<at::Tensor>& fp8,
+            const std::optional<at::Tensor>& fp8_scale);
 void SwigluBackward(at::Tensor& dgate_up, const at::Tensor& dy, const at::Tensor& gate_up);
 bool HasSwigluFactors(const at::Tensor& gate_up, int64_t rank);
 void SwigluFactorsBackward(at::Tensor& gate_up, at::Tensor& dxa, const at::Tensor& dy,

@@ -109,10 +109,12 @@ void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
   }
 }
 
-void Swiglu(Tensor& out, const Tensor& gate_up) {
+void Swiglu(Tensor& out, const Tensor& gate_up, const std::optional<Tensor>& fp8,
+            const std::optional<Tensor>& fp8_scale) {
   CheckSwiglu(out, gate_up, "swiglu_");
   const auto [gate, up] = Halves(gate_up);
   at::mul_out(out, at::silu(gate), up);
+  Fp8QuantizeToo(fp8, fp8_scale, out, "swiglu_");
 }
 
 void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {

@@ -136,6 +136,13 @@ void Fp8QuantizeWith(Tensor& out, const Tensor& x, const Tensor& scale) {
   run(out, x, scale);
 }
 
+void Fp8QuantizeToo(const std::optional<Tensor>& out, const std::optional<Tensor>& scale,
+                    const Tensor& x, const char* operation) {
+  if (!WantsFp8(out, scale, x, operation)) return;
+  Tensor values = *out, scales = *scale;
+  Fp8Quantize(values, scales, x);
+}
+
 void Fp8FromNf4(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,
                 const std::optional<Tensor>& nested_absmax, const std::optional<Tensor>& offset,
                 const Tensor& scale, bool transposed) {

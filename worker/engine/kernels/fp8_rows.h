@@ -42,6 +42,15 @@ inline void CheckFp8Quantize(const at::Tensor& out, const at::Tensor& x, const a
   CheckRowScale(scale, out, operation);
 }
 
+// Whether an operation that makes the rows x is to write them in FP8 too, checked.
+inline bool WantsFp8(const std::optional<at::Tensor>& out, const std::optional<at::Tensor>& scale,
+                     const at::Tensor& x, const char* operation) {
+  TORCH_CHECK(out.has_value() == scale.has_value(), operation,
+              ": rows in FP8 and their scale come together");
+  if (out) CheckFp8Quantize(*out, x, *scale, operation);
+  return out.has_value();
+}
+
 // What Fp8FromNf4 is given, checked; returns whether the absmax are nested.
 inline bool CheckFp8FromNf4(const at::Tensor& out, const at::Tensor& codes,
                             const at::Tensor& absmax_codes,

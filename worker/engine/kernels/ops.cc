@@ -34,10 +34,12 @@ TORCH_LIBRARY(sft, m) {
   m.def(
       "fp8_gemm_(Tensor(a!) out, Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, "
       "Tensor? addend, bool fast_sums=False) -> ()");
-  m.def("rms_norm_(Tensor(a!) y, Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def(
+      "rms_norm_(Tensor(a!) y, Tensor x, Tensor weight, float eps, Tensor(b!)? fp8, "
+      "Tensor(c!)? fp8_scale) -> Tensor");
   m.def(
       "rms_norm_backward_(Tensor(a!) dx, Tensor dy, Tensor x, Tensor weight, Tensor rstd, "
-      "Tensor? residual, bool need_weight_grad) -> Tensor");
+      "Tensor? residual, bool need_weight_grad, Tensor(b!)? fp8, Tensor(c!)? fp8_scale) -> Tensor");
   m.def("rope_(Tensor(a!) x, Tensor cos, Tensor sin, bool inverse) -> ()");
   m.def(
       "norm_rope_(Tensor(a!) q, Tensor(b!) k, Tensor qkv, Tensor q_weight, Tensor k_weight, "
@@ -46,7 +48,7 @@ TORCH_LIBRARY(sft, m) {
       "norm_rope_backward_(Tensor(a!) dqkv, Tensor qkv, Tensor q_weight, Tensor k_weight, "
       "Tensor cos, Tensor sin, int heads, int key_heads, float eps, bool need_weight_grad) "
       "-> (Tensor dq_weight, Tensor dk_weight)");
-  m.def("swiglu_(Tensor(a!) out, Tensor gate_up) -> ()");
+  m.def("swiglu_(Tensor(a!) out, Tensor gate_up, Tensor(b!)? fp8, Tensor(c!)? fp8_scale) -> ()");
   m.def("swiglu_backward_(Tensor(a!) dgate_up, Tensor dy, Tensor gate_up) -> ()");
   m.def("has_swiglu_factors(Tensor gate_up, int rank) -> bool");
   m.def(
@@ -225,18 +227,22 @@ void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& 
   op.call(out, a, a_scale, b, b_scale, WhereDefined(addend), fast_sums);
 }
 
-Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps) {
+Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps, const Fp8Rows& fp8) {
   static const auto op =
-      Find<Tensor(Tensor&, const Tensor&, const Tensor&, double)>("sft::rms_norm_");
-  return op.call(y, x, weight, eps);
+      Find<Tensor(Tensor&, const Tensor&, const Tensor&, double, const OptionalTensor&,
+                  const OptionalTensor&)>("sft::rms_norm_");
+  return op.call(y, x, weight, eps, WhereDefined(fp8.values), WhereDefined(fp8.scale));
 }
 
 Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
-                       const Tensor& rstd, const Tensor& residual, bool need_weight_grad) {
+                       const Tensor& rstd, const Tensor& residual, bool need_weight_grad,
+                       const Fp8Rows& fp8) {
   static const auto op =
       Find<Tensor(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                  const OptionalTensor&, bool)>("sft::rms_norm_backward_");
-  return op.call(dx, dy, x, weight, rstd, WhereDefined(residual), need_weight_grad);
+                  const OptionalTensor&, bool, const OptionalTensor&, const OptionalTensor&)>(
+          "sft::rms_norm_backward_");
+  return op.call(dx, dy, x, weight, rstd, WhereDefined(residual), need_weight_grad,
+                 WhereDefined(fp8.values), WhereDefined(fp8.scale));
 }
 
 void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
@@ -260,9 +266,11 @@ Pair NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
   return op.call(dqkv, qkv, q_weight, k_weight, cos, sin, heads, key_heads, eps, need_weight_grad);
 }
 
-void Swiglu(Tensor& out, const Tensor& gate_up) {
-  static const auto op = Find<void(Tensor&, const Tensor&)>("sft::swiglu_");
-  op.call(out, gate_up);
+void Swiglu(Tensor& out, const Tensor& gate_up, const Fp8Rows& fp8) {
+  static const auto op =
+      Find<void(Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&)>(
+          "sft::swiglu_");
+  op.call(out, gate_up, WhereDefined(fp8.values), WhereDefined(fp8.scale));
 }
 
 void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {

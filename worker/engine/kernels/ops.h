@@ -82,6 +82,13 @@ void Fp8Quantize(at::Tensor& out, at::Tensor& scale, const at::Tensor& x);
 // The same with a given scale.
 void Fp8QuantizeWith(at::Tensor& out, const at::Tensor& x, const at::Tensor& scale);
 
+// Where an operation that makes rows [T, C] writes them in FP8 too, in the same pass: the bits that
+// Fp8Quantize gives of the rows as they were rounded.
+struct Fp8Rows {
+  at::Tensor values;  // float8 rows [T, C]; undefined: nowhere
+  at::Tensor scale;   // fp32 [T], dense
+};
+
 // An NF4 weight [N, K], de-quantised and divided by the scale of its row of `out`: float8 rows [N,
 // K], scale [N]; or with `transposed` its transpose, float8 rows [K, N], scale [K]. `absmax_codes`
 // is uint8 with nested_absmax and offset (Nf4DequantizeNested), or fp32 with both undefined.
@@ -105,14 +112,16 @@ void Fp8Gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& a_scale, co
              const at::Tensor& b_scale, const at::Tensor& addend, bool fast_sums = false);
 
 // y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps) over a row; x and y rows [T, H].
-// Returns rstd, fp32 [T].
-at::Tensor RmsNorm(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight, double eps);
+// Returns rstd, fp32 [T]. y in FP8 goes to `fp8`.
+at::Tensor RmsNorm(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight, double eps,
+                   const Fp8Rows& fp8 = {});
 // dx = the gradient of x, plus `residual` where it is defined, rounded once. dx, dy, x and residual
 // are rows [T, H]; dx may be dy or residual. Returns dweight fp32 [H], of no elements where
-// need_weight_grad is false.
+// need_weight_grad is false. dx in FP8 goes to `fp8`.
 at::Tensor RmsNormBackward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x,
                            const at::Tensor& weight, const at::Tensor& rstd,
-                           const at::Tensor& residual, bool need_weight_grad);
+                           const at::Tensor& residual, bool need_weight_grad,
+                           const Fp8Rows& fp8 = {});
 
 // Rotates the halves of each head in place: x [T, heads, D] (last two dimensions dense, any token
 // stride), cos and sin fp32 [T, D / 2]. `inverse` rotates back, which is also the backward.
@@ -133,8 +142,9 @@ std::tuple<at::Tensor, at::Tensor> NormRopeBackward(at::Tensor& dqkv, const at::
                                                     int64_t heads, int64_t key_heads, double eps,
                                                     bool need_weight_grad);
 
-// out = silu(gate) * up; out rows [T, I], gate_up rows [T, 2 I]: gate, then up.
-void Swiglu(at::Tensor& out, const at::Tensor& gate_up);
+// out = silu(gate) * up; out rows [T, I], gate_up rows [T, 2 I]: gate, then up. out in FP8 goes to
+// `fp8`.
+void Swiglu(at::Tensor& out, const at::Tensor& gate_up, const Fp8Rows& fp8 = {});
 // dgate_up rows [T, 2 I]; it may be gate_up.
 void SwigluBackward(at::Tensor& dgate_up, const at::Tensor& dy, const at::Tensor& gate_up);
 

@@ -17,7 +17,7 @@ void SwigluFactorsBackward(Tensor& gate_up, Tensor& dxa, const Tensor& dy, const
   const int64_t tokens = gate_up.size(0), width = gate_up.size(1) / 2, rank = b_gate.size(1);
   {
     Tensor h = at::empty({tokens, width}, gate_up.options());
-    Swiglu(h, gate_up);
+    Swiglu(h, gate_up, /*fp8=*/{}, /*fp8_scale=*/{});
     Gemm(da_down, dxa_down.t(), h, 1.0, 1.0);
   }
   SwigluBackward(gate_up, dy, gate_up);

@@ -1,5 +1,5 @@
 // RoPE, SwiGLU and sums of gradients: one pass over memory, 16 bytes an access.
-#include "worker/engine/cuda/kernels/rows.cuh"
+#include "worker/engine/cuda/kernels/fp8.cuh"
 
 namespace sft::engine::cuda {
 namespace {
@@ -47,6 +47,16 @@ __global__ void __launch_bounds__(kThreads)
 
 __device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
+// silu(gate) * up of N columns.
+template <typename T, int N>
+__device__ __forceinline__ Packed<T, N> Activated(const Packed<T, N>& gates,
+                                                  const Packed<T, N>& ups) {
+  float products[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) products[i] = gates[i] * Sigmoid(gates[i]) * ups[i];
+  return Packed<T, N>(products);
+}
+
 // blockIdx.x is the row, blockIdx.y a slice of its columns.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
@@ -56,12 +66,55 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
   if (c >= shape.width) return;
   const T* gate = gate_up + row * gate_up_stride + c;
-  float gates[N], ups[N];
-  Load(gate, gates);
-  Load(gate + shape.width, ups);
+  const auto gates = LoadPacked<T, N>(gate, true);
+  const auto ups = LoadPacked<T, N>(gate + shape.width, true);
+  StorePacked(out + row * out_stride + c, Activated(gates, ups), true);
+}
+
+// As SwigluKernel, and in FP8, too: a block has a whole row, whose results stay in registers until
+// the largest of them is known. These are few enough that a multiprocessor has 1,024 threads: while
+// one block waits for its row's, another loads.
+template <typename T, typename Config>
+__global__ void __launch_bounds__(Config::kThreads, 1024 / Config::kThreads)
+    SwigluToFp8Kernel(int width, const T* __restrict__ gate_up, int64_t gate_up_stride,
+                      T* __restrict__ out, int64_t out_stride, Fp8Output fp8) {
+  constexpr int N = Config::kVector;
+  constexpr int kStep = Config::kLanes * N;
+  constexpr int kGroup = Config::kHeld < 2 ? 1 : 2;  // vectors of each half loaded at a time
+  const int first = static_cast<int>(threadIdx.x) * N;
+  const T* gate = gate_up + blockIdx.x * gate_up_stride;
+  T* to = out + blockIdx.x * out_stride;
+  Packed<T, N> held[Config::kHeld], gates[kGroup], ups[kGroup];
+  const auto load = [&](int u, int c) {
+    gates[u] = LoadPacked<T, N>(gate + c, true);
+    ups[u] = LoadPacked<T, N>(gate + width + c, true);
+  };
+  const auto store = [&](int u, int c) {
+    const Packed<T, N> made = Activated(gates[u], ups[u]);
+    StorePacked(to + c, made, true);
+    return made;
+  };
+  if constexpr (Config::kVectors > 0) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) gates[i] = gates[i] * Sigmoid(gates[i]) * ups[i];
-  Store(out + row * out_stride + c, gates);
+    for (int v = 0; v < Config::kVectors; v += kGroup) {
+#pragma unroll
+      for (int u = 0; u < kGroup; ++u) {
+        const int c = first + (v + u) * kStep;
+        if (c < width) load(u, c);
+      }
+#pragma unroll
+      for (int u = 0; u < kGroup; ++u) {
+        const int c = first + (v + u) * kStep;
+        if (c < width) held[v + u] = store(u, c);
+      }
+    }
+  } else {
+    for (int c = first; c < width; c += kStep) {
+      load(0, c);
+      store(0, c);
+    }
+  }
+  WriteFp8Row<Config>(fp8, blockIdx.x, width, held, to, /*wide=*/true);
 }
 
 // d silu(g)/dg = s * (1 + g * (1 - s)) with s = sigmoid(g). A thread reads its elements before it
@@ -144,9 +197,23 @@ cudaError_t Swiglu(SwigluShape shape, ConstRows gate_up, MutableRows out, cudaSt
   return cudaGetLastError();
 }
 
+template <typename T>
+cudaError_t SwigluToFp8(SwigluShape shape, ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
+                        bool wide, cudaStream_t stream) {
+  wide = wide && Fp8IsWide<kWide<T>>(fp8.rows);
+  ChooseBlockConfig<T>(shape.width, wide, [&](auto config) {
+    using Config = decltype(config);
+    SwigluToFp8Kernel<T, Config>
+        <<<static_cast<unsigned>(shape.rows), Config::kThreads, 0, stream>>>(
+            static_cast<int>(shape.width), static_cast<const T*>(gate_up.data), gate_up.stride,
+            static_cast<T*>(out.data), out.stride, fp8);
+  });
+  return cudaGetLastError();
+}
+
 template <typename T, int N>
-cudaError_t SwigluBackward(SwigluShape shape, ConstRows dy, ConstRows gate_up,
-                           MutableRows dgate_up, cudaStream_t stream) {
+cudaError_t SwigluBackward(SwigluShape shape, ConstRows dy, ConstRows gate_up, MutableRows dgate_up,
+                           cudaStream_t stream) {
   SwigluBackwardKernel<T, N><<<RowBlocks<N>(shape), kThreads, 0, stream>>>(
       shape, static_cast<const T*>(dy.data), dy.stride, static_cast<const T*>(gate_up.data),
       gate_up.stride, static_cast<T*>(dgate_up.data), dgate_up.stride);
@@ -177,14 +244,14 @@ cudaError_t LaunchRope(ElementType type, RopeShape shape, void* x, const float* 
 }
 
 cudaError_t LaunchSwiglu(ElementType type, SwigluShape shape, ConstRows gate_up, MutableRows out,
-                         cudaStream_t stream) {
-  const auto choose = [&]<typename T>(T) {
+                         const Fp8Output& fp8, cudaStream_t stream) {
+  const auto run = [&]<typename T>(T) {
     const bool wide = RowsAreWide<T>(gate_up.data, gate_up.stride) &&
                       RowsAreWide<T>(out.data, out.stride) && shape.width % kWide<T> == 0;
-    return wide ? Swiglu<T, kWide<T>> : Swiglu<T, 1>;
+    if (fp8.rows.data != nullptr) return SwigluToFp8<T>(shape, gate_up, out, fp8, wide, stream);
+    return (wide ? Swiglu<T, kWide<T>> : Swiglu<T, 1>)(shape, gate_up, out, stream);
   };
-  const auto run = type == ElementType::kFloat32 ? choose(float()) : choose(__nv_bfloat16());
-  return run(shape, gate_up, out, stream);
+  return type == ElementType::kFloat32 ? run(float()) : run(__nv_bfloat16());
 }
 
 cudaError_t LaunchSwigluBackward(ElementType type, SwigluShape shape, ConstRows dy,
@@ -192,8 +259,7 @@ cudaError_t LaunchSwigluBackward(ElementType type, SwigluShape shape, ConstRows 
   const auto choose = [&]<typename T>(T) {
     const bool wide = RowsAreWide<T>(dy.data, dy.stride) &&
                       RowsAreWide<T>(gate_up.data, gate_up.stride) &&
-                      RowsAreWide<T>(dgate_up.data, dgate_up.stride) &&
-                      shape.width % kWide<T> == 0;
+                      RowsAreWide<T>(dgate_up.data, dgate_up.stride) && shape.width % kWide<T> == 0;
     return wide ? SwigluBackward<T, kWide<T>> : SwigluBackward<T, 1>;
   };
   const auto run = type == ElementType::kFloat32 ? choose(float()) : choose(__nv_bfloat16());

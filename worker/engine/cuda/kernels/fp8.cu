@@ -1,115 +1,28 @@
 // FP8 (e4m3): activations by rows, NF4 weights as they stand and transposed, adapters beside them.
-// The conversions are the hardware's: to nearest even, saturating.
-#include <cuda_fp8.h>
-
+#include "worker/engine/cuda/kernels/fp8.cuh"
 #include "worker/engine/cuda/kernels/fp8.h"
 #include "worker/engine/cuda/kernels/nf4.cuh"
-#include "worker/engine/cuda/kernels/rows.cuh"
 
 namespace sft::engine::cuda {
 namespace {
 
 constexpr int kThreads = 256;  // of the kernels that have no reduction
 
-__device__ __forceinline__ uint32_t TwoFp8(float low, float high) {
-  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
-}
-__device__ __forceinline__ uint32_t FourFp8(const float (&x)[4]) {
-  return TwoFp8(x[0], x[1]) | TwoFp8(x[2], x[3]) << 16;
-}
-__device__ __forceinline__ uint8_t OneFp8(float x) {
-  return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
-}
-
-// N bytes as one access.
-template <int N>
-__device__ __forceinline__ void StoreFp8(uint8_t* to, const float (&x)[N]) {
-  if constexpr (N == 1) {
-    *to = OneFp8(x[0]);
-  } else {
-    Vec<uint32_t, N / 4> words;
-#pragma unroll
-    for (int i = 0; i < N / 4; ++i) {
-      words.values[i] = FourFp8({x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]});
-    }
-    *reinterpret_cast<Vec<uint32_t, N / 4>*>(to) = words;
-  }
-}
-
-template <typename T, int N>
-__device__ __forceinline__ void StoreScaled(uint8_t* to, const Packed<T, N>& x, float factor) {
-  float scaled[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) scaled[i] = __fmul_rn(x[i], factor);
-  StoreFp8(to, scaled);
-}
-
-template <typename T, int N>
-__device__ __forceinline__ float LargestOf(float largest, const Packed<T, N>& x) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) largest = fmaxf(largest, fabsf(x[i]));
-  return largest;
-}
-
-template <int kBlock>
-__device__ __forceinline__ float BlockLargest(float x) {
-  __shared__ float shared[kBlock / kWarp];
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, offset));
-  }
-  if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = x;
-  __syncthreads();
-  x = 0.0f;
-#pragma unroll
-  for (int warp = 0; warp < kBlock / kWarp; ++warp) x = fmaxf(x, shared[warp]);
-  return x;
-}
-
-// A block of threads a row: in registers, kVectors vectors of N elements a thread, or read twice
-// where kVectors is 0.
-template <typename T, int N, int kBlock, int kVectors>
-__global__ void __launch_bounds__(kBlock)
-    QuantizeKernel(int width, const T* __restrict__ x, int64_t stride, Fp8Scaling scaling,
-                   uint8_t* __restrict__ out, int64_t out_stride, float* __restrict__ scales) {
+// A block of threads a row.
+template <typename T, typename Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    QuantizeKernel(int width, const T* __restrict__ x, int64_t stride, Fp8Output out) {
+  constexpr int N = Config::kVector;
   const T* from = x + blockIdx.x * stride;
-  uint8_t* to = out + blockIdx.x * out_stride;
-  const int vectors = width / N;
-  const int first = static_cast<int>(threadIdx.x);
-  Packed<T, N> held[kVectors > 0 ? kVectors : 1];
-  float largest = 0.0f;
-  if constexpr (kVectors > 0) {
+  Packed<T, N> held[Config::kHeld];
+  if constexpr (Config::kVectors > 0) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int at = v * kBlock + first;
-      if (at < vectors) held[v] = LoadPacked<T, N>(from + at * N, true);
-    }
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) largest = LargestOf(largest, held[v]);
-    KeepPacked(held);
-  } else {
-#pragma unroll 4
-    for (int at = first; at < vectors; at += kBlock) {
-      largest = LargestOf(largest, LoadPacked<T, N>(from + at * N, true));
+    for (int v = 0; v < Config::kVectors; ++v) {
+      const int c = (v * Config::kLanes + static_cast<int>(threadIdx.x)) * N;
+      if (c < width) held[v] = LoadPacked<T, N>(from + c, true);
     }
   }
-  largest = BlockLargest<kBlock>(largest);
-  const float scale =
-      largest > 0.0f ? fmaxf(__fmul_rn(largest, scaling.of_largest), scaling.smallest) : 1.0f;
-  if (threadIdx.x == 0) scales[blockIdx.x] = scale;
-  const float inverse = __frcp_rn(scale);
-  if constexpr (kVectors > 0) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int at = v * kBlock + first;
-      if (at < vectors) StoreScaled(to + at * N, held[v], inverse);
-    }
-  } else {
-#pragma unroll 4
-    for (int at = first; at < vectors; at += kBlock) {
-      StoreScaled(to + at * N, LoadPacked<T, N>(from + at * N, true), inverse);
-    }
-  }
+  WriteFp8Row<Config>(out, blockIdx.x, width, held, from, /*wide=*/true);
 }
 
 // A thread a vector, of rows that may be short.
@@ -123,36 +36,25 @@ __global__ void __launch_bounds__(kThreads)
   if (row >= shape.rows) return;
   const int64_t column = (index - row * (shape.width / N)) * N;
   StoreScaled(out + row * out_stride + column, LoadPacked<T, N>(x + row * stride + column, true),
-              __frcp_rn(scales[row]));
+              __frcp_rn(scales[row]), /*wide=*/true);
 }
 
 // Whether vectors of N elements of both rows are aligned and none is cut off.
 template <typename T, int N>
 bool AreWide(Fp8Shape shape, ConstRows x, MutableRows out) {
   return shape.width % N == 0 && IsAligned<Vec<T, N>>(x.data) && x.stride % N == 0 &&
-         IsAligned<Vec<uint8_t, N>>(out.data) && out.stride % N == 0;
+         Fp8IsWide<N>(out);
 }
 
 template <typename T>
-cudaError_t Quantize(Fp8Shape shape, ConstRows x, Fp8Scaling scaling, MutableRows out, float* scale,
-                     cudaStream_t stream) {
-  constexpr int kN = kWide<T>;
-  const auto run = [&]<int N, int kBlock, int kVectors>() {
-    QuantizeKernel<T, N, kBlock, kVectors>
-        <<<static_cast<unsigned>(shape.rows), kBlock, 0, stream>>>(
-            static_cast<int>(shape.width), static_cast<const T*>(x.data), x.stride, scaling,
-            static_cast<uint8_t*>(out.data), out.stride, scale);
-    return cudaGetLastError();
-  };
-  if (!AreWide<T, kN>(shape, x, out)) return run.template operator()<1, 512, 0>();
-  const int64_t vectors = shape.width / kN;
-  if (vectors <= 128) return run.template operator()<kN, 128, 1>();
-  if (vectors <= 512) return run.template operator()<kN, 128, 4>();
-  if (vectors <= 1024) return run.template operator()<kN, 128, 8>();
-  if (vectors <= 2048) return run.template operator()<kN, 256, 8>();
-  if (vectors <= 4096) return run.template operator()<kN, 512, 8>();
-  if (vectors <= 8192) return run.template operator()<kN, 1024, 8>();
-  return run.template operator()<kN, 512, 0>();
+cudaError_t Quantize(Fp8Shape shape, ConstRows x, const Fp8Output& out, cudaStream_t stream) {
+  const bool wide = AreWide<T, kWide<T>>(shape, x, out.rows);
+  ChooseBlockConfig<T>(shape.width, wide, [&](auto config) {
+    using Config = decltype(config);
+    QuantizeKernel<T, Config><<<static_cast<unsigned>(shape.rows), Config::kThreads, 0, stream>>>(
+        static_cast<int>(shape.width), static_cast<const T*>(x.data), x.stride, out);
+  });
+  return cudaGetLastError();
 }
 
 template <typename T, int N>
@@ -396,10 +298,10 @@ bool FactorsAreWide(const FactorShape& shape, const FactorMembers& members, bool
 
 }  // namespace
 
-cudaError_t LaunchFp8Quantize(ElementType type, Fp8Shape shape, ConstRows x, Fp8Scaling scaling,
-                              MutableRows out, float* scale, cudaStream_t stream) {
+cudaError_t LaunchFp8Quantize(ElementType type, Fp8Shape shape, ConstRows x, const Fp8Output& out,
+                              cudaStream_t stream) {
   const auto run = type == ElementType::kFloat32 ? Quantize<float> : Quantize<__nv_bfloat16>;
-  return run(shape, x, scaling, out, scale, stream);
+  return run(shape, x, out, stream);
 }
 
 cudaError_t LaunchFp8QuantizeWith(ElementType type, Fp8Shape shape, ConstRows x, const float* scale,

@@ -11,14 +11,8 @@ struct Fp8Shape {
   int64_t rows = 0;
   int64_t width = 0;
 };
-// How a row's scale follows from its largest magnitude: that times `of_largest`, but at least
-// `smallest`; 1 where it is zero.
-struct Fp8Scaling {
-  float of_largest = 0.0f;
-  float smallest = 0.0f;
-};
-cudaError_t LaunchFp8Quantize(ElementType type, Fp8Shape shape, ConstRows x, Fp8Scaling scaling,
-                              MutableRows out, float* scale, cudaStream_t stream);
+cudaError_t LaunchFp8Quantize(ElementType type, Fp8Shape shape, ConstRows x, const Fp8Output& out,
+                              cudaStream_t stream);
 cudaError_t LaunchFp8QuantizeWith(ElementType type, Fp8Shape shape, ConstRows x, const float* scale,
                                   MutableRows out, cudaStream_t stream);
 

@@ -30,8 +30,7 @@ struct MutableRows {
 cudaError_t LaunchNf4Quantize(ElementType type, const void* weight, int64_t n, uint8_t* codes,
                               float* absmax, cudaStream_t stream);
 cudaError_t LaunchNf4Dequantize(ElementType type, const uint8_t* codes, const float* absmax,
-                                int64_t n, MutableRows out, int64_t columns,
-                                cudaStream_t stream);
+                                int64_t n, MutableRows out, int64_t columns, cudaStream_t stream);
 
 // The second quantisation: n values minus *offset, in blocks of 256, to the signed 8-bit map.
 cudaError_t LaunchAbsmaxQuantize(const float* absmax, int64_t n, const float* offset,
@@ -71,18 +70,33 @@ struct FactorMembers {
 cudaError_t LaunchPlaceFactors(ElementType type, FactorShape shape, const FactorMembers& members,
                                float scale, MutableRows matrix, cudaStream_t stream);
 
+// How the scale of a row in FP8 follows from its largest magnitude: that times `of_largest`, but at
+// least `smallest`; 1 where it is zero.
+struct Fp8Scaling {
+  float of_largest = 0.0f;
+  float smallest = 0.0f;
+};
+// Where rows go in FP8: bytes, and one scale a row. `rows.data` null: nowhere.
+struct Fp8Output {
+  MutableRows rows;
+  float* scale = nullptr;
+  Fp8Scaling scaling;
+};
+
 // Rows to norm, each of `width` elements.
 struct RmsNormShape {
   int64_t rows = 0;
   int64_t width = 0;
 };
-// y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps), one float a row.
+// y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps), one float a row; y to `fp8`, too.
 cudaError_t LaunchRmsNorm(ElementType type, RmsNormShape shape, ConstRows x, const void* weight,
-                          float eps, MutableRows y, float* rstd, cudaStream_t stream);
-// dx = the gradient of x, plus `residual` unless its data is null; dx may be dy or residual.
+                          float eps, MutableRows y, float* rstd, const Fp8Output& fp8,
+                          cudaStream_t stream);
+// dx = the gradient of x, plus `residual` unless its data is null; dx may be dy or residual. dx to
+// `fp8`, too.
 cudaError_t LaunchRmsNormBackward(ElementType type, RmsNormShape shape, ConstRows dy, ConstRows x,
                                   const void* weight, const float* rstd, ConstRows residual,
-                                  MutableRows dx, cudaStream_t stream);
+                                  MutableRows dx, const Fp8Output& fp8, cudaStream_t stream);
 // Rows of the scratch matrix [RmsNormWeightPartials, width] of floats that the next launch fills.
 int64_t RmsNormWeightPartials(RmsNormShape shape);
 // dweight[c] = sum over rows of dy * cast(x * rstd), in two passes through `partials`.
@@ -123,14 +137,14 @@ cudaError_t LaunchNormRopeBackward(ElementType type, NormRopeShape shape, Mutabl
                                    const float* cos, const float* sin, float eps, float* partials,
                                    float* dweights, cudaStream_t stream);
 
-// out = silu(gate) * up; gate_up and dgate_up, which may be one, hold `width` columns of gate and
-// then as many of up.
+// out = silu(gate) * up, to `fp8`, too; gate_up and dgate_up, which may be one, hold `width`
+// columns of gate and then as many of up.
 struct SwigluShape {
   int64_t rows = 0;
   int64_t width = 0;
 };
 cudaError_t LaunchSwiglu(ElementType type, SwigluShape shape, ConstRows gate_up, MutableRows out,
-                         cudaStream_t stream);
+                         const Fp8Output& fp8, cudaStream_t stream);
 cudaError_t LaunchSwigluBackward(ElementType type, SwigluShape shape, ConstRows dy,
                                  ConstRows gate_up, MutableRows dgate_up, cudaStream_t stream);
 

@@ -1,8 +1,9 @@
 // RMSNorm over rows. A row stays in registers between its sum and its result: every input is read
 // once. Rows too wide for that, or of a ragged width, are read twice, the second time from a cache.
+// So is a result that goes out in FP8, too, once its largest value is known.
 #include <algorithm>
 
-#include "worker/engine/cuda/kernels/rows.cuh"
+#include "worker/engine/cuda/kernels/fp8.cuh"
 
 namespace sft::engine::cuda {
 namespace {
@@ -17,10 +18,11 @@ struct ForwardArguments {
   T* y;
   int64_t y_stride;
   float* rstd;
+  Fp8Output fp8;
   bool wide;  // all rows allow 16-byte accesses
 };
 
-template <typename T, typename Config>
+template <typename T, typename Config, bool kQuantises>
 __global__ void __launch_bounds__(Config::kThreads)
     RmsNormKernel(const __grid_constant__ ForwardArguments<T> a) {
   constexpr int N = Config::kVector;
@@ -38,10 +40,13 @@ __global__ void __launch_bounds__(Config::kThreads)
     float ys[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) ys[i] = Normalised<T>(xs[i], ws[i], rstd);
-    StorePacked(y + c, Packed<T, N>(ys), a.wide);
+    const Packed<T, N> rounded(ys);
+    StorePacked(y + c, rounded, a.wide);
+    return rounded;
   };
+  Packed<T, N> xs[Config::kHeld];
   if constexpr (Config::kVectors > 0) {
-    Packed<T, N> xs[Config::kVectors], ws[Config::kVectors];
+    Packed<T, N> ws[Config::kVectors];
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) {
       const int c = first + v * kStep;
@@ -60,7 +65,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) {
       const int c = first + v * kStep;
-      if (c < width) store(c, xs[v], ws[v]);
+      if (c < width) xs[v] = store(c, xs[v], ws[v]);
     }
   } else {
     for (int64_t c = first; c < width; c += kStep) {
@@ -72,6 +77,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
   if (first == 0 && row < a.shape.rows) a.rstd[row] = rstd;
+  if constexpr (kQuantises) {
+    WriteFp8Row<Config>(a.fp8, row, static_cast<int>(width), xs, y, a.wide);
+  }
 }
 
 template <typename T>
@@ -87,11 +95,12 @@ struct BackwardArguments {
   int64_t residual_stride;
   T* dx;  // may be dy or residual
   int64_t dx_stride;
+  Fp8Output fp8;
   bool wide;
 };
 
 // With g = dy * weight and h = x * rstd: dx = rstd * (g - h * mean(g * h)).
-template <typename T, typename Config>
+template <typename T, typename Config, bool kQuantises>
 __global__ void __launch_bounds__(Config::kThreads)
     RmsNormBackwardKernel(const __grid_constant__ BackwardArguments<T> a) {
   constexpr int N = Config::kVector;
@@ -104,6 +113,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const T* __restrict__ weight = a.weight;
   const T* dy = a.dy + row * a.dy_stride;
   const T* residual = a.residual + row * a.residual_stride;
+  T* dx = a.dx + row * a.dx_stride;
   const float rstd = row < a.shape.rows ? a.rstd[row] : 0.0f;
   float dot = 0.0f;
   float mean;
@@ -118,16 +128,18 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int i = 0; i < N; ++i) {
       dxs[i] = rstd * (dys[i] * ws[i] - xs[i] * rstd * mean) + rs[i];
     }
-    StorePacked(a.dx + row * a.dx_stride + c, Packed<T, N>(dxs), a.wide);
+    const Packed<T, N> rounded(dxs);
+    StorePacked(dx + c, rounded, a.wide);
+    return rounded;
   };
   const auto load_residual = [&](int64_t c) {
     Packed<T, N> rs;
     if (a.residual != nullptr) rs = LoadPacked<T, N>(residual + c, a.wide);
     return rs;
   };
+  Packed<T, N> dys[Config::kHeld];
   if constexpr (Config::kVectors > 0) {
-    Packed<T, N> dys[Config::kVectors], xs[Config::kVectors], ws[Config::kVectors],
-        rs[Config::kVectors];
+    Packed<T, N> xs[Config::kVectors], ws[Config::kVectors], rs[Config::kVectors];
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) {
       const int c = first + v * kStep;
@@ -148,7 +160,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) {
       const int c = first + v * kStep;
-      if (c < width) store(c, dys[v], xs[v], ws[v], rs[v]);
+      if (c < width) dys[v] = store(c, dys[v], xs[v], ws[v], rs[v]);
     }
   } else {
     for (int64_t c = first; c < width; c += kStep) {
@@ -160,6 +172,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       store(c, LoadPacked<T, N>(dy + c, a.wide), LoadPacked<T, N>(x + c, a.wide),
             LoadPacked<T, N>(weight + c, a.wide), load_residual(c));
     }
+  }
+  if constexpr (kQuantises) {
+    WriteFp8Row<Config>(a.fp8, row, static_cast<int>(width), dys, dx, a.wide);
   }
 }
 
@@ -228,22 +243,25 @@ __global__ void __launch_bounds__(kWarp* kSumWarps)
 
 template <typename T>
 cudaError_t RmsNorm(RmsNormShape shape, ConstRows x, const void* weight, float eps, MutableRows y,
-                    float* rstd, cudaStream_t stream) {
+                    float* rstd, const Fp8Output& fp8, cudaStream_t stream) {
   const bool wide = RowsAreWide<T>(x.data, x.stride) && IsAligned<uint4>(weight) &&
-                    RowsAreWide<T>(y.data, y.stride);
-  const ForwardArguments<T> arguments{shape,
-                                      static_cast<const T*>(x.data),
-                                      x.stride,
-                                      static_cast<const T*>(weight),
-                                      eps,
-                                      static_cast<T*>(y.data),
-                                      y.stride,
-                                      rstd,
-                                      wide};
+                    RowsAreWide<T>(y.data, y.stride) && Fp8IsWide<kWide<T>>(fp8.rows);
+  const ForwardArguments<T> arguments{.shape = shape,
+                                      .x = static_cast<const T*>(x.data),
+                                      .x_stride = x.stride,
+                                      .weight = static_cast<const T*>(weight),
+                                      .eps = eps,
+                                      .y = static_cast<T*>(y.data),
+                                      .y_stride = y.stride,
+                                      .rstd = rstd,
+                                      .fp8 = fp8,
+                                      .wide = wide};
   ChooseRowConfig<T>(shape.width, [&](auto config) {
     using Config = decltype(config);
     const auto blocks = static_cast<unsigned>(CeilDiv(shape.rows, Config::kRows));
-    RmsNormKernel<T, Config><<<blocks, Config::kThreads, 0, stream>>>(arguments);
+    const auto kernel =
+        fp8.rows.data != nullptr ? RmsNormKernel<T, Config, true> : RmsNormKernel<T, Config, false>;
+    kernel<<<blocks, Config::kThreads, 0, stream>>>(arguments);
   });
   return cudaGetLastError();
 }
@@ -251,27 +269,30 @@ cudaError_t RmsNorm(RmsNormShape shape, ConstRows x, const void* weight, float e
 template <typename T>
 cudaError_t RmsNormBackward(RmsNormShape shape, ConstRows dy, ConstRows x, const void* weight,
                             const float* rstd, ConstRows residual, MutableRows dx,
-                            cudaStream_t stream) {
-  const bool wide =
-      RowsAreWide<T>(dy.data, dy.stride) && RowsAreWide<T>(x.data, x.stride) &&
-      IsAligned<uint4>(weight) && RowsAreWide<T>(dx.data, dx.stride) &&
-      (residual.data == nullptr || RowsAreWide<T>(residual.data, residual.stride));
-  const BackwardArguments<T> arguments{shape,
-                                       static_cast<const T*>(dy.data),
-                                       dy.stride,
-                                       static_cast<const T*>(x.data),
-                                       x.stride,
-                                       static_cast<const T*>(weight),
-                                       rstd,
-                                       static_cast<const T*>(residual.data),
-                                       residual.stride,
-                                       static_cast<T*>(dx.data),
-                                       dx.stride,
-                                       wide};
+                            const Fp8Output& fp8, cudaStream_t stream) {
+  const bool wide = RowsAreWide<T>(dy.data, dy.stride) && RowsAreWide<T>(x.data, x.stride) &&
+                    IsAligned<uint4>(weight) && RowsAreWide<T>(dx.data, dx.stride) &&
+                    Fp8IsWide<kWide<T>>(fp8.rows) &&
+                    (residual.data == nullptr || RowsAreWide<T>(residual.data, residual.stride));
+  const BackwardArguments<T> arguments{.shape = shape,
+                                       .dy = static_cast<const T*>(dy.data),
+                                       .dy_stride = dy.stride,
+                                       .x = static_cast<const T*>(x.data),
+                                       .x_stride = x.stride,
+                                       .weight = static_cast<const T*>(weight),
+                                       .rstd = rstd,
+                                       .residual = static_cast<const T*>(residual.data),
+                                       .residual_stride = residual.stride,
+                                       .dx = static_cast<T*>(dx.data),
+                                       .dx_stride = dx.stride,
+                                       .fp8 = fp8,
+                                       .wide = wide};
   ChooseRowConfig<T>(shape.width, [&](auto config) {
     using Config = decltype(config);
     const auto blocks = static_cast<unsigned>(CeilDiv(shape.rows, Config::kRows));
-    RmsNormBackwardKernel<T, Config><<<blocks, Config::kThreads, 0, stream>>>(arguments);
+    const auto kernel = fp8.rows.data != nullptr ? RmsNormBackwardKernel<T, Config, true>
+                                                 : RmsNormBackwardKernel<T, Config, false>;
+    kernel<<<blocks, Config::kThreads, 0, stream>>>(arguments);
   });
   return cudaGetLastError();
 }
@@ -290,17 +311,18 @@ void LaunchWeightPartials(RmsNormShape shape, ConstRows dy, ConstRows x, const f
 }  // namespace
 
 cudaError_t LaunchRmsNorm(ElementType type, RmsNormShape shape, ConstRows x, const void* weight,
-                          float eps, MutableRows y, float* rstd, cudaStream_t stream) {
+                          float eps, MutableRows y, float* rstd, const Fp8Output& fp8,
+                          cudaStream_t stream) {
   const auto run = type == ElementType::kFloat32 ? RmsNorm<float> : RmsNorm<__nv_bfloat16>;
-  return run(shape, x, weight, eps, y, rstd, stream);
+  return run(shape, x, weight, eps, y, rstd, fp8, stream);
 }
 
 cudaError_t LaunchRmsNormBackward(ElementType type, RmsNormShape shape, ConstRows dy, ConstRows x,
                                   const void* weight, const float* rstd, ConstRows residual,
-                                  MutableRows dx, cudaStream_t stream) {
+                                  MutableRows dx, const Fp8Output& fp8, cudaStream_t stream) {
   const auto run =
       type == ElementType::kFloat32 ? RmsNormBackward<float> : RmsNormBackward<__nv_bfloat16>;
-  return run(shape, dy, x, weight, rstd, residual, dx, stream);
+  return run(shape, dy, x, weight, rstd, residual, dx, fp8, stream);
 }
 
 int64_t RmsNormWeightPartials(RmsNormShape shape) {

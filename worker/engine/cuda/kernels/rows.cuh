@@ -17,7 +17,8 @@ struct RowConfig {
   static constexpr int kLanes = kLaneCount;
   static constexpr int kVectors = kVectorCount;
   static constexpr int kThreads = kLanes <= kWarp ? 256 : kLanes;
-  static constexpr int kRows = kThreads / kLanes;  // of a block
+  static constexpr int kRows = kThreads / kLanes;            // of a block
+  static constexpr int kHeld = kVectors > 0 ? kVectors : 1;  // an array of vectors has one at least
 };
 
 inline constexpr int64_t kMaxHeadSize = 512;
@@ -52,6 +53,22 @@ void ChooseRowConfig(int64_t width, const Launch& launch) {
   if (vectors <= 768) return launch(RowConfig<kN, 256, 3>());
   if (vectors <= 1024) return launch(RowConfig<kN, 256, 4>());
   if (vectors <= 2048) return launch(RowConfig<kN, 512, 4>());
+  return launch(RowConfig<kN, 512, 0>());
+}
+
+// Calls `launch` with the RowConfig of a row that one block has, in registers but where it is very
+// wide; `wide`: all rows allow 16-byte accesses and none cuts one off.
+template <typename T, typename Launch>
+void ChooseBlockConfig(int64_t width, bool wide, const Launch& launch) {
+  constexpr int kN = kWide<T>;
+  if (!wide) return launch(RowConfig<1, 512, 0>());
+  const int64_t vectors = width / kN;
+  if (vectors <= 128) return launch(RowConfig<kN, 128, 1>());
+  if (vectors <= 512) return launch(RowConfig<kN, 128, 4>());
+  if (vectors <= 1024) return launch(RowConfig<kN, 128, 8>());
+  if (vectors <= 2048) return launch(RowConfig<kN, 256, 8>());
+  if (vectors <= 4096) return launch(RowConfig<kN, 512, 8>());
+  if (vectors <= 8192) return launch(RowConfig<kN, 1024, 8>());
   return launch(RowConfig<kN, 512, 0>());
 }
 

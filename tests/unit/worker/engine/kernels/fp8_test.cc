@@ -113,6 +113,58 @@ TEST(Fp8Test, GivenScalesAreUsedAndLargeValuesSaturate) {
   }
 }
 
+// Random rows, of which the third is zero.
+Tensor RowsWithZeros(int64_t width, int seed, at::ScalarType type) {
+  Tensor x = Random({9, width}, seed);
+  x[2].zero_();
+  return x.to(type);
+}
+
+// FP8 rows with columns to spare, as an operation gets them beside the rows that it makes.
+struct MadeToo {
+  explicit MadeToo(int64_t width) : buffer(9, width) {}
+  ops::Fp8Rows fp8() const { return {buffer.rows, scale}; }
+  // That they are what quantising `rows` afterwards gives, and nothing else was written.
+  void Expect(const Tensor& rows) const {
+    Fp8Buffer expected(9, rows.size(1));
+    Tensor expected_scale = at::zeros({9});
+    ops::Fp8Quantize(expected.rows, expected_scale, rows);
+    EXPECT_TRUE(at::equal(buffer.bytes, expected.bytes)) << rows.scalar_type() << rows.sizes();
+    EXPECT_TRUE(at::equal(scale, expected_scale)) << rows.scalar_type() << rows.sizes();
+    EXPECT_EQ(scale[2].item<float>(), 1.0f) << "a row of zeros";
+  }
+  Fp8Buffer buffer;
+  Tensor scale = at::zeros({9});
+};
+
+TEST(Fp8Test, WhatNormsAndSwigluMakeInFp8TooIsTheirRowsQuantised) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t width : {1, 7, 64, 317}) {
+      const Tensor x = RowsWithZeros(width, 1, type), weight = Random({width}, 2).to(type);
+      const Tensor dy = RowsWithZeros(width, 3, type), residual = RowsWithZeros(width, 4, type);
+      const Tensor gate_up = RowsWithZeros(2 * width, 5, type);
+      Tensor y = at::empty_like(x), plain_y = at::empty_like(x);
+      const MadeToo normed(width), gradient(width), activated(width);
+      const Tensor rstd = ops::RmsNorm(y, x, weight, 1e-6, normed.fp8());
+      EXPECT_TRUE(at::equal(rstd, ops::RmsNorm(plain_y, x, weight, 1e-6)));
+      EXPECT_TRUE(at::equal(y, plain_y));
+      normed.Expect(y);
+      Tensor dx = residual.clone(), plain_dx = at::empty_like(x);
+      const Tensor dw = ops::RmsNormBackward(dx, dy, x, weight, rstd, dx, /*need_weight_grad=*/true,
+                                             gradient.fp8());
+      EXPECT_TRUE(
+          at::equal(dw, ops::RmsNormBackward(plain_dx, dy, x, weight, rstd, residual, true)));
+      EXPECT_TRUE(at::equal(dx, plain_dx));
+      gradient.Expect(dx);
+      Tensor out = at::empty_like(x), plain_out = at::empty_like(x);
+      ops::Swiglu(out, gate_up, activated.fp8());
+      ops::Swiglu(plain_out, gate_up);
+      EXPECT_TRUE(at::equal(out, plain_out));
+      activated.Expect(out);
+    }
+  }
+}
+
 TEST(Fp8Test, Nf4WeightsAreDequantisedDividedAndTransposed) {
   for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{
            {64, 128}, {192, 64}, {300, 272}, {37, 101}, {5, 3}, {1, 1}}) {
@@ -180,6 +232,10 @@ TEST(Fp8Test, RefusesShapesAndTypesThatDoNotFit) {
   EXPECT_THROW(ops::Fp8Quantize(not_float8, scale, x), c10::Error);
   EXPECT_THROW(ops::Fp8QuantizeWith(out.rows, x.to(at::kDouble), scale), c10::Error);
   EXPECT_THROW(ops::Fp8QuantizeWith(out.rows, Random({4, 63}, 1), scale), c10::Error);
+  Tensor y = at::empty({4, 64});
+  EXPECT_THROW(ops::Swiglu(y, Random({4, 128}, 1), {out.rows, short_scale}), c10::Error);
+  EXPECT_THROW(ops::Swiglu(y, Random({4, 128}, 1), {out.rows, {}}), c10::Error);
+  EXPECT_THROW(ops::RmsNorm(y, x, at::ones({64}), 1e-6, {not_float8, scale}), c10::Error);
   const auto [codes, absmax] = ops::Nf4Quantize(Random({4 * 64}, 3));
   const auto nested = ops::AbsmaxQuantize(absmax);
   EXPECT_THROW(
