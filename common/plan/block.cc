@@ -41,18 +41,20 @@ struct Rows {
   int64_t attention_xa, gate_up_xa, down_xa;
 };
 
-// Products in FP8 write their inputs again, in a byte an element.
+// Products in FP8 have their inputs in a byte an element: written with what the norms, SwiGLU and
+// the norms' backward make; made from the rest, which is read for it.
 void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
-  const int64_t inputs = m.qkv.columns + m.o.columns + m.gate_up.columns + m.down.columns;
-  const int64_t outputs = m.qkv.rows + m.o.rows + m.gate_up.rows + m.down.rows;
+  const int64_t read = e + 1;
+  const int64_t inputs = m.qkv.columns + m.o.columns * read + m.gate_up.columns + m.down.columns;
+  const int64_t outputs = m.qkv.rows * read + m.o.rows + m.gate_up.rows * read + m.down.rows;
   for (int level = 0; level < kRecomputeLevels; ++level) {
     cost->forward[level] += m.down.columns;
     cost->backward_mlp[level] += m.gate_up.rows;
     cost->backward_attention[level] += m.qkv.rows;
   }
-  cost->elementwise += (inputs + outputs) * (e + 1);
-  cost->elementwise_again[Index(Recompute::kMlp)] += m.gate_up.columns * (e + 1);
-  cost->elementwise_again[Index(Recompute::kAll)] += inputs * (e + 1);
+  cost->elementwise += inputs + outputs;
+  cost->elementwise_again[Index(Recompute::kMlp)] += m.gate_up.columns;
+  cost->elementwise_again[Index(Recompute::kAll)] += inputs;
 }
 
 // Bytes for one token of the partial sums of SwigluFactorsBackward, which makes the product of

@@ -147,6 +147,13 @@ HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& ba
   return result;
 }
 
+const Projection* Decoder::GradientReader(int unit, GradientSink& sink) const {
+  const int first = layout_.first_trainable();
+  if (!layout_.is_block(unit) || unit < first) return nullptr;
+  UnitGradients gradients(sink, unit);
+  return blocks_[unit - 1].GradientReader(gradients, /*need_dx=*/unit > first);
+}
+
 void Decoder::BackwardEmbedding(Tensor dx, const DeviceBatch& batch, GradientSink& sink) {
   Tensor buffer = sink.Buffer(kEmbeddingUnit, kEmbedding);
   if (buffer.defined()) {
@@ -162,21 +169,22 @@ void Decoder::BackwardEmbedding(Tensor dx, const DeviceBatch& batch, GradientSin
 
 int Decoder::LowestBlock() const { return std::max(layout_.first_trainable(), 1); }
 
-Tensor Decoder::BackwardBlocks(Tensor dx, const BlockContext& context, const DropoutKey* dropout,
+Tensor Decoder::BackwardBlocks(Tensor drows, const BlockContext& context, const DropoutKey* dropout,
                                std::vector<DecoderBlock::Saved>& saved, GradientSink& sink,
                                bool finish) {
   const int first = layout_.first_trainable();
+  DecoderBlock::Gradient dx{std::move(drows), {}};
   for (int unit = layout_.head_unit() - 1; unit >= LowestBlock(); --unit) {
     AcquiredUnit acquired(source_, layout_, unit, BackwardUse(unit - 1));
     if (unit - 1 >= LowestBlock()) source_.Prefetch(unit - 1, BackwardUse(unit - 2));
     const Pass pass{acquired.weights(), options_.lora, dropout};
     UnitGradients gradients(sink, unit);
     dx = blocks_[unit - 1].Backward(std::move(dx), context, pass, saved[unit - 1], gradients,
-                                    /*need_dx=*/unit > first);
+                                    /*need_dx=*/unit > first, GradientReader(unit - 1, sink));
     saved[unit - 1] = {};
     if (finish && layout_.units[unit].trainable()) sink.FinishUnit(unit);
   }
-  return dx;
+  return dx.rows;
 }
 
 Tensor Decoder::ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,

@@ -72,13 +72,15 @@ class Decoder {
   // that are made.
   HeadLoss::Gradients BackwardHead(const at::Tensor& x, const DeviceBatch& batch,
                                    GradientSink& sink, at::Tensor dx);
-  // The trained blocks and those above; dx as DecoderBlock::Backward has it. `finish` them.
-  at::Tensor BackwardBlocks(at::Tensor dx, const BlockContext& context, const DropoutKey* dropout,
-                            std::vector<DecoderBlock::Saved>& saved, GradientSink& sink,
-                            bool finish);
+  // The trained blocks and those above; `drows` as DecoderBlock::Backward has it. `finish` them.
+  at::Tensor BackwardBlocks(at::Tensor drows, const BlockContext& context,
+                            const DropoutKey* dropout, std::vector<DecoderBlock::Saved>& saved,
+                            GradientSink& sink, bool finish);
   // ForwardBackward without recorded blocks, and with.
   at::Tensor RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, GradientSink& sink);
   at::Tensor RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch, GradientSink& sink);
+  // Who multiplies the gradient of the output of `unit`; null where nobody does.
+  const Projection* GradientReader(int unit, GradientSink& sink) const;
   // Overwrites dx.
   void BackwardEmbedding(at::Tensor dx, const DeviceBatch& batch, GradientSink& sink);
   struct Normed {

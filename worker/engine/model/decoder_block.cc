@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/ops.h"
@@ -52,22 +53,29 @@ DecoderBlock DecoderBlock::Bind(const DecoderConfig& config, const UnitInfo& uni
 }
 
 Tensor DecoderBlock::Norm(const Tensor& x, int norm, const Projection& reader, const Pass& pass,
-                          Tensor& rstd) const {
+                          Tensor& rstd, const ops::Fp8Rows& fp8) const {
   Tensor normed = EmptyRows(x.size(0), x.size(1), reader.spare(), x);
-  rstd = ops::RmsNorm(normed, x, pass.weights[norm], epsilon);
+  rstd = ops::RmsNorm(normed, x, pass.weights[norm], epsilon, fp8);
   return normed;
 }
 
 Tensor DecoderBlock::Run(const Tensor& x, const BlockContext& context, const Pass& pass,
                          Saved& saved) const {
   saved.input = x;
-  saved.input_normed = Norm(x, input_norm, attention.qkv, pass, saved.input_rstd);
+  ops::Fp8Rows fp8 = attention.qkv.EmptyFp8Input(x, pass);
+  saved.input_normed = Norm(x, input_norm, attention.qkv, pass, saved.input_rstd, fp8);
   saved.middle = at::empty(x.sizes(), x.options());
   attention.Forward(saved.middle, saved.input_normed, x, context.documents, context.rope, pass,
-                    saved.attention);
-  saved.middle_normed = Norm(saved.middle, post_norm, mlp.gate_up, pass, saved.middle_rstd);
+                    saved.attention, std::move(fp8));
+  return RunMlp(pass, saved);
+}
+
+Tensor DecoderBlock::RunMlp(const Pass& pass, Saved& saved) const {
+  const Tensor& x = saved.middle;
+  ops::Fp8Rows fp8 = mlp.gate_up.EmptyFp8Input(x, pass);
+  saved.middle_normed = Norm(x, post_norm, mlp.gate_up, pass, saved.middle_rstd, fp8);
   Tensor y = at::empty(x.sizes(), x.options());
-  mlp.Forward(y, saved.middle_normed, saved.middle, pass, saved.mlp);
+  mlp.Forward(y, saved.middle_normed, x, pass, saved.mlp, std::move(fp8));
   return y;
 }
 
@@ -97,16 +105,14 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
 Tensor DecoderBlock::ForwardWith(const Tensor& x, const RopeTables& rope, const Pass& pass,
                                  const Attend& attend) const {
   Saved saved;
-  saved.input_normed = Norm(x, input_norm, attention.qkv, pass, saved.input_rstd);
-  attention.Project(saved.input_normed, rope, pass, saved.attention);
+  ops::Fp8Rows fp8 = attention.qkv.EmptyFp8Input(x, pass);
+  saved.input_normed = Norm(x, input_norm, attention.qkv, pass, saved.input_rstd, fp8);
+  attention.Project(saved.input_normed, rope, pass, saved.attention, std::move(fp8));
   Tensor attended = EmptyRows(x.size(0), attention.o.inputs(), attention.o.spare(), x);
   attended.copy_(attend(attention.Inputs(saved.attention)));
   saved.middle = at::empty(x.sizes(), x.options());
   attention.o.Forward(saved.middle, attended, pass, x);
-  saved.middle_normed = Norm(saved.middle, post_norm, mlp.gate_up, pass, saved.middle_rstd);
-  Tensor y = at::empty(x.sizes(), x.options());
-  mlp.Forward(y, saved.middle_normed, saved.middle, pass, saved.mlp);
-  return y;
+  return RunMlp(pass, saved);
 }
 
 void DecoderBlock::Restore(const BlockContext& context, const Pass& pass, Saved& saved) const {
@@ -114,43 +120,64 @@ void DecoderBlock::Restore(const BlockContext& context, const Pass& pass, Saved&
     Run(Tensor(saved.input), context, pass, saved);
     return;
   }
+  ops::Fp8Rows fp8;
   if (!saved.middle_normed.defined()) {
-    saved.middle_normed = Norm(saved.middle, post_norm, mlp.gate_up, pass, saved.middle_rstd);
+    if (mlp.restores_gate_up(saved.mlp)) fp8 = mlp.gate_up.EmptyFp8Input(saved.middle, pass);
+    saved.middle_normed = Norm(saved.middle, post_norm, mlp.gate_up, pass, saved.middle_rstd, fp8);
   }
-  mlp.Restore(saved.middle_normed, pass, saved.mlp);
+  mlp.Restore(saved.middle_normed, pass, saved.mlp, std::move(fp8));
 }
 
-void DecoderBlock::AddNormBackward(Tensor& dresidual, const Tensor& dnormed, const Tensor& x,
-                                   const Tensor& rstd, int norm, const Pass& pass,
-                                   UnitGradients& gradients) const {
+ops::Fp8Rows DecoderBlock::AddNormBackward(Tensor& dresidual, const Tensor& dnormed,
+                                           const Tensor& x, const Tensor& rstd, int norm,
+                                           const Pass& pass, UnitGradients& gradients,
+                                           const Projection* reader) const {
+  ops::Fp8Rows fp8;
+  if (reader != nullptr) fp8 = reader->EmptyFp8Gradient(dresidual, pass);
   const bool trained = gradients.Wants(norm);
-  const Tensor dweight =
-      ops::RmsNormBackward(dresidual, dnormed, x, pass.weights[norm], rstd, dresidual, trained);
+  const Tensor dweight = ops::RmsNormBackward(dresidual, dnormed, x, pass.weights[norm], rstd,
+                                              dresidual, trained, fp8);
   if (trained) gradients.Add(norm, dweight);
+  return fp8;
 }
 
-Tensor DecoderBlock::Backward(Tensor dy, const BlockContext& context, const Pass& pass,
-                              Saved& saved, UnitGradients& gradients, bool need_dx) const {
+bool DecoderBlock::NeedsMlpInput(UnitGradients& gradients, bool need_dx) const {
+  return need_dx || gradients.Wants(input_norm) || attention.inputs_trained(gradients) ||
+         attention.o.trained(gradients) || gradients.Wants(post_norm);
+}
+
+const Projection* DecoderBlock::GradientReader(UnitGradients& gradients, bool need_dx) const {
+  const bool multiplies = NeedsMlpInput(gradients, need_dx) || mlp.gate_up.trained(gradients);
+  return multiplies ? &mlp.down : nullptr;
+}
+
+DecoderBlock::Gradient DecoderBlock::Backward(Gradient dy, const BlockContext& context,
+                                              const Pass& pass, Saved& saved,
+                                              UnitGradients& gradients, bool need_dx,
+                                              const Projection* reader) const {
   Restore(context, pass, saved);
   const bool input_side = need_dx || gradients.Wants(input_norm);
-  const bool attention_side =
-      input_side || attention.inputs_trained(gradients) || attention.o.trained(gradients);
-  const bool mlp_input = attention_side || gradients.Wants(post_norm);
+  const bool through_o = input_side || attention.inputs_trained(gradients);
+  const bool mlp_input = NeedsMlpInput(gradients, need_dx);
   Tensor dnormed = at::empty(saved.middle.sizes(), saved.middle.options());
-  mlp.Backward(dy, saved.middle_normed, pass, saved.mlp, gradients, mlp_input ? &dnormed : nullptr);
+  mlp.Backward(dy.rows, saved.middle_normed, pass, saved.mlp, gradients,
+               mlp_input ? &dnormed : nullptr, std::move(dy.fp8));
   saved.middle_normed = Tensor();
   if (!mlp_input) return {};
-  AddNormBackward(dy, dnormed, saved.middle, saved.middle_rstd, post_norm, pass, gradients);
+  dy.fp8 = AddNormBackward(dy.rows, dnormed, saved.middle, saved.middle_rstd, post_norm, pass,
+                           gradients, through_o ? &attention.o : nullptr);
   saved.middle = Tensor();
-  if (!attention_side) return {};
+  if (!through_o && !attention.o.trained(gradients)) return {};
   if (!saved.input_normed.defined()) {
     saved.input_normed = Norm(saved.input, input_norm, attention.qkv, pass, saved.input_rstd);
   }
-  attention.Backward(dy, saved.input_normed, context.documents, context.rope, pass, saved.attention,
-                     gradients, input_side ? &dnormed : nullptr);
+  attention.Backward(dy.rows, saved.input_normed, context.documents, context.rope, pass,
+                     saved.attention, gradients, input_side ? &dnormed : nullptr,
+                     std::move(dy.fp8));
   if (!input_side) return {};
-  AddNormBackward(dy, dnormed, saved.input, saved.input_rstd, input_norm, pass, gradients);
-  return need_dx ? dy : Tensor();
+  dy.fp8 = AddNormBackward(dy.rows, dnormed, saved.input, saved.input_rstd, input_norm, pass,
+                           gradients, reader);
+  return need_dx ? dy : Gradient{};
 }
 
 }  // namespace sft::engine

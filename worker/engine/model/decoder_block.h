@@ -60,23 +60,37 @@ struct DecoderBlock {
   // Columns to spare that the gradient of a block's output needs.
   int64_t gradient_spare() const { return std::max(attention.o.spare(), mlp.down.spare()); }
 
+  // The gradient of a block's output.
+  struct Gradient {
+    at::Tensor rows;   // [T, H] with gradient_spare() columns to spare
+    ops::Fp8Rows fp8;  // the same, where that is made already
+  };
+  // The projection whose weight Backward multiplies that gradient by; null where it does not.
+  const Projection* GradientReader(UnitGradients& gradients, bool need_dx) const;
+
   // Adds the parameters' gradients; returns the gradient of x, undefined unless `need_dx`, in the
-  // place of dy: rows [T, H] with gradient_spare() columns to spare. Consumes `saved`.
-  at::Tensor Backward(at::Tensor dy, const BlockContext& context, const Pass& pass, Saved& saved,
-                      UnitGradients& gradients, bool need_dx) const;
+  // place of dy. `reader`: who reads that next, the GradientReader of the block before, whose
+  // weights are in FP8 where this block's are; may be null. Consumes `saved`.
+  Gradient Backward(Gradient dy, const BlockContext& context, const Pass& pass, Saved& saved,
+                    UnitGradients& gradients, bool need_dx, const Projection* reader) const;
 
  private:
   at::Tensor Run(const at::Tensor& x, const BlockContext& context, const Pass& pass,
                  Saved& saved) const;
+  // From `saved.middle` on.
+  at::Tensor RunMlp(const Pass& pass, Saved& saved) const;
   void Restore(const BlockContext& context, const Pass& pass, Saved& saved) const;
-  // The norm of x with the columns to spare of `reader`.
+  // The norm of x with the columns to spare of `reader`; in FP8, to `fp8`.
   at::Tensor Norm(const at::Tensor& x, int norm, const Projection& reader, const Pass& pass,
-                  at::Tensor& rstd) const;
-  // Turns `dresidual` into itself plus the gradient of the norm's input; adds the norm's own
-  // gradient.
-  void AddNormBackward(at::Tensor& dresidual, const at::Tensor& dnormed, const at::Tensor& x,
-                       const at::Tensor& rstd, int norm, const Pass& pass,
-                       UnitGradients& gradients) const;
+                  at::Tensor& rstd, const ops::Fp8Rows& fp8 = {}) const;
+  // Whether the gradient of the feed-forward layer's input is needed.
+  bool NeedsMlpInput(UnitGradients& gradients, bool need_dx) const;
+  // Turns `dresidual` into itself plus the gradient of the norm's input, and returns it in FP8
+  // where `reader`, which may be null, multiplies it so; adds the norm's own gradient.
+  ops::Fp8Rows AddNormBackward(at::Tensor& dresidual, const at::Tensor& dnormed,
+                               const at::Tensor& x, const at::Tensor& rstd, int norm,
+                               const Pass& pass, UnitGradients& gradients,
+                               const Projection* reader) const;
 };
 
 }  // namespace sft::engine

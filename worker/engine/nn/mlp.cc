@@ -12,11 +12,11 @@ namespace sft::engine {
 using at::Tensor;
 
 void GatedMlp::Forward(Tensor& y, const Tensor& x, const Tensor& residual, const Pass& pass,
-                       Saved& saved) const {
-  RestoreGateUp(x, pass, saved);
-  Tensor activated = std::exchange(saved.activated, Tensor());
-  if (!activated.defined()) activated = Activate(saved.gate_up);
-  saved.down_xa = down.Forward(y, activated, pass, residual);
+                       Saved& saved, ops::Fp8Rows x_fp8) const {
+  RestoreGateUp(x, pass, saved, std::move(x_fp8));
+  ops::Fp8Rows fp8 = down.EmptyFp8Input(saved.gate_up, pass);
+  const Tensor activated = Activate(saved.gate_up, fp8);
+  saved.down_xa = down.Forward(y, activated, pass, residual, std::move(fp8));
   if (!MakesProductAgain(saved.gate_up, pass)) {
     saved.activated = activated;
   } else {
@@ -24,22 +24,23 @@ void GatedMlp::Forward(Tensor& y, const Tensor& x, const Tensor& residual, const
   }
 }
 
-void GatedMlp::Restore(const Tensor& x, const Pass& pass, Saved& saved) const {
-  RestoreGateUp(x, pass, saved);
+void GatedMlp::Restore(const Tensor& x, const Pass& pass, Saved& saved, ops::Fp8Rows x_fp8) const {
+  RestoreGateUp(x, pass, saved, std::move(x_fp8));
   if (saved.activated.defined() || MakesProductAgain(saved.gate_up, pass)) return;
-  saved.activated = Activate(saved.gate_up);
+  saved.activated = Activate(saved.gate_up, {});
 }
 
-void GatedMlp::RestoreGateUp(const Tensor& x, const Pass& pass, Saved& saved) const {
-  if (saved.gate_up.defined()) return;
+void GatedMlp::RestoreGateUp(const Tensor& x, const Pass& pass, Saved& saved,
+                             ops::Fp8Rows x_fp8) const {
+  if (!restores_gate_up(saved)) return;
   // Spare columns already: the backward turns these rows into their own gradient.
   saved.gate_up = EmptyRows(x.size(0), gate_up.outputs(), gate_up.spare(), x);
-  saved.gate_up_xa = gate_up.Forward(saved.gate_up, x, pass);
+  saved.gate_up_xa = gate_up.Forward(saved.gate_up, x, pass, {}, std::move(x_fp8));
 }
 
-Tensor GatedMlp::Activate(const Tensor& gate_up) const {
+Tensor GatedMlp::Activate(const Tensor& gate_up, const ops::Fp8Rows& fp8) const {
   Tensor activated = EmptyRows(gate_up.size(0), down.inputs(), down.spare(), gate_up);
-  ops::Swiglu(activated, gate_up);
+  ops::Swiglu(activated, gate_up, fp8);
   return activated;
 }
 
@@ -51,15 +52,16 @@ bool GatedMlp::MakesProductAgain(const Tensor& rows, const Pass& pass) const {
 }
 
 void GatedMlp::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Saved& saved,
-                        UnitGradients& gradients, Tensor* dx) const {
+                        UnitGradients& gradients, Tensor* dx, ops::Fp8Rows dy_fp8) const {
   if (MakesProductAgain(saved.gate_up, pass)) {
-    BackwardInOnePass(dy, x, pass, saved, gradients, dx);
+    BackwardInOnePass(dy, x, pass, saved, gradients, dx, std::move(dy_fp8));
     return;
   }
   const bool go_on = dx != nullptr || gate_up.trained(gradients);
   Tensor dactivated;
   if (go_on) dactivated = at::empty({dy.size(0), down.inputs()}, dy.options());
-  down.Backward(dy, saved.activated, saved.down_xa, pass, gradients, go_on ? &dactivated : nullptr);
+  down.Backward(dy, saved.activated, saved.down_xa, pass, gradients, go_on ? &dactivated : nullptr,
+                std::move(dy_fp8));
   saved.activated = saved.down_xa = Tensor();
   if (!go_on) return;
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
@@ -70,11 +72,11 @@ void GatedMlp::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Sav
 
 // Adapters are trained together, and never beside the weights that they adapt.
 void GatedMlp::BackwardInOnePass(const Tensor& dy, const Tensor& x, const Pass& pass, Saved& saved,
-                                 UnitGradients& gradients, Tensor* dx) const {
+                                 UnitGradients& gradients, Tensor* dx, ops::Fp8Rows dy_fp8) const {
   const Tensor dxa_down = down.AdapterGradient(dy, pass);
   down.AddSecondGradients(dy, saved.down_xa, pass, gradients);
   Tensor dactivated = at::empty({dy.size(0), down.inputs()}, dy.options());
-  down.InputGradient(dy, dxa_down, pass, dactivated);
+  down.InputGradient(dy, dxa_down, pass, dactivated, std::move(dy_fp8));
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
   Tensor dxa = gate_up.Beside(dgate_up, pass);
   ops::SwigluFactorsBackward(dgate_up, dxa, dactivated,

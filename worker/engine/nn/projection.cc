@@ -5,8 +5,8 @@
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
+#include <utility>
 
-#include "worker/engine/kernels/ops.h"
 #include "worker/engine/nn/rows.h"
 
 namespace sft::engine {
@@ -29,6 +29,11 @@ Tensor Joined(const std::vector<Tensor>& parts) {
   return parts[0].as_strided({rows, parts[0].size(1)}, {parts[0].size(1), 1});
 }
 
+ops::Fp8Rows Quantised(const Tensor& rows, ops::Fp8Rows fp8) {
+  ops::Fp8Quantize(fp8.values, fp8.scale, rows);
+  return fp8;
+}
+
 }  // namespace
 
 Projection::Projection(const UnitInfo& unit, int matrix, uint64_t first_module)
@@ -45,25 +50,38 @@ const Fp8Matrix* Projection::Fp8(const Pass& pass) const {
   return matrix.forward.defined() ? &matrix : nullptr;
 }
 
-// FP8 products need inner sizes that are multiples of 16.
-bool Projection::JoinsFp8() const { return info_.rank > 0 && info_.rank % 16 == 0; }
+bool Projection::JoinsForward(const Pass& pass) const {
+  if (info_.rank == 0) return false;
+  // FP8 products need inner sizes that are multiples of 16.
+  return Fp8(pass) != nullptr ? info_.rank % 16 == 0 : HasRoom(pass);
+}
 
-void Projection::Fp8Product(Tensor& out, const Tensor& rows, const Tensor& beside,
+bool Projection::JoinsBackward(const Pass& pass) const {
+  return !pass.drops() && JoinsForward(pass);
+}
+
+ops::Fp8Rows Projection::EmptyFp8Input(const Tensor& like, const Pass& pass) const {
+  if (Fp8(pass) == nullptr) return {};
+  const int64_t spare = JoinsForward(pass) ? info_.rank : 0;
+  return EmptyFp8Rows(like.size(0), info_.columns, spare, like);
+}
+
+ops::Fp8Rows Projection::EmptyFp8Gradient(const Tensor& like, const Pass& pass) const {
+  if (Fp8(pass) == nullptr) return {};
+  const int64_t spare = JoinsBackward(pass) ? info_.rank : 0;
+  return EmptyFp8Rows(like.size(0), info_.rows, spare, like);
+}
+
+void Projection::Fp8Product(Tensor& out, const ops::Fp8Rows& rows, const Tensor& beside,
                             const Tensor& matrix, const Tensor& matrix_scale, const Tensor& addend,
                             bool fast_sums) const {
-  const int64_t columns = rows.size(1);
-  const int64_t spare = beside.defined() ? info_.rank : 0;
-  const Tensor wide = at::empty({rows.size(0), MatrixInfo::RowStride(columns, spare)},
-                                rows.options().dtype(at::kFloat8_e4m3fn))
-                          .narrow(1, 0, columns + spare);
-  Tensor scale = at::empty({rows.size(0)}, rows.options().dtype(at::kFloat));
-  Tensor own = wide.narrow(1, 0, columns);
-  ops::Fp8Quantize(own, scale, rows);
-  if (spare > 0) {
-    Tensor next = wide.narrow(1, columns, spare);
-    ops::Fp8QuantizeWith(next, beside, scale);
+  Tensor wide = rows.values;
+  if (beside.defined()) {
+    wide = Widened(rows.values, info_.rank);
+    Tensor next = SpareColumns(rows.values, info_.rank);
+    ops::Fp8QuantizeWith(next, beside, rows.scale);
   }
-  ops::Fp8Gemm(out, wide, scale, matrix.narrow(1, 0, columns + spare), matrix_scale, addend,
+  ops::Fp8Gemm(out, wide, rows.scale, matrix.narrow(1, 0, wide.size(1)), matrix_scale, addend,
                fast_sums);
 }
 
@@ -120,14 +138,14 @@ void Projection::AddBiases(Tensor& y, const Pass& pass) const {
   }
 }
 
-Tensor Projection::Forward(Tensor& y, const Tensor& x, const Pass& pass,
-                           const Tensor& addend) const {
-  const Fp8Matrix* fp8 = Fp8(pass);
+Tensor Projection::Forward(Tensor& y, const Tensor& x, const Pass& pass, const Tensor& addend,
+                           ops::Fp8Rows x_fp8) const {
   Tensor xa;
   if (info_.rank > 0) xa = FirstFactorProduct(x, pass);
-  const bool joins = info_.rank > 0 && (fp8 != nullptr ? JoinsFp8() : HasRoom(pass));
-  if (fp8 != nullptr) {
-    Fp8Product(y, x, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, addend,
+  const bool joins = JoinsForward(pass);
+  if (const Fp8Matrix* fp8 = Fp8(pass)) {
+    if (!x_fp8.values.defined()) x_fp8 = Quantised(x, EmptyFp8Input(x, pass));
+    Fp8Product(y, x_fp8, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, addend,
                /*fast_sums=*/false);
   } else {
     PlainProduct(y, x, joins, pass.weights.matrices[matrix_], addend);
@@ -239,12 +257,12 @@ void Projection::AddFirstGradients(const Tensor& x, const Tensor& dxa, const Pas
   }
 }
 
-void Projection::InputGradient(const Tensor& dy, const Tensor& dxa, const Pass& pass,
-                               Tensor& dx) const {
-  const Fp8Matrix* fp8 = Fp8(pass);
-  const bool joins = dxa.defined() && !pass.drops() && (fp8 ? JoinsFp8() : HasRoom(pass));
-  if (fp8 != nullptr) {
-    Fp8Product(dx, dy, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale, {},
+void Projection::InputGradient(const Tensor& dy, const Tensor& dxa, const Pass& pass, Tensor& dx,
+                               ops::Fp8Rows dy_fp8) const {
+  const bool joins = JoinsBackward(pass);
+  if (const Fp8Matrix* fp8 = Fp8(pass)) {
+    if (!dy_fp8.values.defined()) dy_fp8 = Quantised(dy, EmptyFp8Gradient(dy, pass));
+    Fp8Product(dx, dy_fp8, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale, {},
                /*fast_sums=*/true);
   } else {
     const Tensor rows = joins ? Widened(dy, info_.rank) : dy;
@@ -267,7 +285,7 @@ void Projection::InputGradient(const Tensor& dy, const Tensor& dxa, const Pass& 
 }
 
 void Projection::Backward(const Tensor& dy, const Tensor& x, const Tensor& xa, const Pass& pass,
-                          UnitGradients& gradients, Tensor* dx) const {
+                          UnitGradients& gradients, Tensor* dx, ops::Fp8Rows dy_fp8) const {
   WeightGradients(dy, x, gradients);
   Tensor dxa;
   if (info_.rank > 0) {
@@ -275,7 +293,7 @@ void Projection::Backward(const Tensor& dy, const Tensor& x, const Tensor& xa, c
     AddSecondGradients(dy, xa, pass, gradients);
     AddFirstGradients(x, dxa, pass, gradients);
   }
-  if (dx != nullptr) InputGradient(dy, dxa, pass, *dx);
+  if (dx != nullptr) InputGradient(dy, dxa, pass, *dx, std::move(dy_fp8));
 }
 
 }  // namespace sft::engine

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "worker/engine/kernels/ops.h"
 #include "worker/engine/nn/pass.h"
 #include "worker/engine/weights/layout.h"
 
@@ -26,7 +27,7 @@ namespace sft::engine {
 //
 // Where the source gives FP8 matrices, x and dy are converted row by row, their spare columns too,
 // and the products y and dx are in FP8. The adapters' own gradients and first products stay as they
-// are.
+// are. Who makes x or dy may convert it in the same pass, into EmptyFp8Input or EmptyFp8Gradient.
 //
 // Holds positions of parameters, no tensors. Frozen weights get no gradient product.
 class Projection {
@@ -40,16 +41,21 @@ class Projection {
   // Columns to spare that x and dy need: R.
   int64_t spare() const { return info_.rank; }
 
-  // Writes y, rows [T, N], of x, rows [T, K]; with `addend`, rows [T, N], that is added. Returns
-  // drop(x) A^T [T, R] for the backward, undefined without adapters: a view of x's spare columns
-  // where the source left room.
+  // Where x [T, K], or dy [T, N], goes in FP8, with room for the adapters; nowhere where the
+  // product that reads it is not in FP8. `like`: T rows.
+  ops::Fp8Rows EmptyFp8Input(const at::Tensor& like, const Pass& pass) const;
+  ops::Fp8Rows EmptyFp8Gradient(const at::Tensor& like, const Pass& pass) const;
+
+  // Writes y, rows [T, N], of x, rows [T, K]; with `addend`, rows [T, N], that is added. `x_fp8`: x
+  // in FP8, where that is made already. Returns drop(x) A^T [T, R] for the backward, undefined
+  // without adapters: a view of x's spare columns where the source left room.
   at::Tensor Forward(at::Tensor& y, const at::Tensor& x, const Pass& pass,
-                     const at::Tensor& addend = {}) const;
+                     const at::Tensor& addend = {}, ops::Fp8Rows x_fp8 = {}) const;
 
   // Adds the parameters' gradients and, where dx is not null, writes the gradient of x into *dx,
-  // rows [T, K].
+  // rows [T, K]. `dy_fp8`: dy in FP8, where that is made already.
   void Backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& xa, const Pass& pass,
-                UnitGradients& gradients, at::Tensor* dx) const;
+                UnitGradients& gradients, at::Tensor* dx, ops::Fp8Rows dy_fp8 = {}) const;
 
   // Whether one of its parameters is trained.
   bool trained(UnitGradients& gradients) const;
@@ -73,8 +79,8 @@ class Projection {
                           UnitGradients& gradients) const;
   void AddFirstGradients(const at::Tensor& x, const at::Tensor& dxa, const Pass& pass,
                          UnitGradients& gradients) const;
-  void InputGradient(const at::Tensor& dy, const at::Tensor& dxa, const Pass& pass,
-                     at::Tensor& dx) const;
+  void InputGradient(const at::Tensor& dy, const at::Tensor& dxa, const Pass& pass, at::Tensor& dx,
+                     ops::Fp8Rows dy_fp8 = {}) const;
 
  private:
   using Member = MatrixInfo::Member;
@@ -82,15 +88,15 @@ class Projection {
   bool HasRoom(const Pass& pass) const;
   // Null where the products are not in FP8.
   const Fp8Matrix* Fp8(const Pass& pass) const;
-  // rows in FP8 times `matrix`, [spare columns included]; `beside`, [T, R], goes into the spare
-  // columns of rows, undefined: none. Sums are fast in the backward alone: in the forward they
-  // moved the second loss of a model of 8B by one part in a hundred, there by nothing
-  // (docs/benchmarks).
-  void Fp8Product(at::Tensor& out, const at::Tensor& rows, const at::Tensor& beside,
+  // rows times `matrix`, [spare columns included]; `beside`, [T, R], goes into the spare columns of
+  // rows, undefined: none. Sums are fast in the backward alone: in the forward they moved the
+  // second loss of a model of 8B by one part in a hundred, there by nothing (docs/benchmarks).
+  void Fp8Product(at::Tensor& out, const ops::Fp8Rows& rows, const at::Tensor& beside,
                   const at::Tensor& matrix, const at::Tensor& matrix_scale,
                   const at::Tensor& addend, bool fast_sums) const;
-  // Whether the adapters' products are part of an FP8 product.
-  bool JoinsFp8() const;
+  // Whether the adapters are part of the product y, and of dx.
+  bool JoinsForward(const Pass& pass) const;
+  bool JoinsBackward(const Pass& pass) const;
   // y = x W^T (+ addend), the spare columns of x included where the adapters join.
   void PlainProduct(at::Tensor& y, const at::Tensor& x, bool joins, const at::Tensor& matrix,
                     const at::Tensor& addend) const;

@@ -29,10 +29,10 @@ Tensor SelfAttention::QueriesAndKeys(const Tensor& rows) const {
   return HeadsOf(rows, 0, heads + key_heads, head_size);
 }
 
-void SelfAttention::Project(const Tensor& x, const RopeTables& rope, const Pass& pass,
-                            Saved& saved) const {
+void SelfAttention::Project(const Tensor& x, const RopeTables& rope, const Pass& pass, Saved& saved,
+                            ops::Fp8Rows x_fp8) const {
   saved.qkv = at::empty({x.size(0), qkv.outputs()}, x.options());
-  saved.qkv_xa = qkv.Forward(saved.qkv, x, pass);
+  saved.qkv_xa = qkv.Forward(saved.qkv, x, pass, {}, std::move(x_fp8));
   if (has_norms()) {
     Restore(rope, pass, saved);
     return;
@@ -61,8 +61,8 @@ SelfAttention::Heads SelfAttention::Inputs(const Saved& saved) const {
 
 void SelfAttention::Forward(Tensor& y, const Tensor& x, const Tensor& residual,
                             const ops::Documents& documents, const RopeTables& rope,
-                            const Pass& pass, Saved& saved) const {
-  Project(x, rope, pass, saved);
+                            const Pass& pass, Saved& saved, ops::Fp8Rows x_fp8) const {
+  Project(x, rope, pass, saved, std::move(x_fp8));
   const Heads inputs = Inputs(saved);
   saved.out = EmptyRows(x.size(0), o.inputs(), o.spare(), x);
   Tensor out = HeadsOf(saved.out, 0, heads, head_size);
@@ -76,11 +76,12 @@ bool SelfAttention::inputs_trained(UnitGradients& gradients) const {
 
 void SelfAttention::Backward(const Tensor& dy, const Tensor& x, const ops::Documents& documents,
                              const RopeTables& rope, const Pass& pass, Saved& saved,
-                             UnitGradients& gradients, Tensor* dx) const {
+                             UnitGradients& gradients, Tensor* dx, ops::Fp8Rows dy_fp8) const {
   const bool go_on = dx != nullptr || inputs_trained(gradients);
   Tensor dout;
   if (go_on) dout = at::empty({dy.size(0), o.inputs()}, dy.options());
-  o.Backward(dy, saved.out, saved.o_xa, pass, gradients, go_on ? &dout : nullptr);
+  o.Backward(dy, saved.out, saved.o_xa, pass, gradients, go_on ? &dout : nullptr,
+             std::move(dy_fp8));
   saved.o_xa = Tensor();
   if (!go_on) return;
   Restore(rope, pass, saved);

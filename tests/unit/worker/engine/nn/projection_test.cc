@@ -210,7 +210,9 @@ struct Products {
   std::vector<Tensor> gradients;
 };
 
-Products Multiply(const ModelLayout& layout, at::ScalarType compute) {
+// `made_fp8`: who makes x and dy quantises them.
+Products Multiply(const ModelLayout& layout, at::ScalarType compute, double dropout = 0.0,
+                  bool made_fp8 = false) {
   const auto comm = MakeLocalCommunicator(at::kCPU);
   auto source = QuantizedWeights(layout, compute, *comm);
   const UnitInfo& unit = layout.units[0];
@@ -221,16 +223,24 @@ Products Multiply(const ModelLayout& layout, at::ScalarType compute) {
   Tensor dy = EmptyRows(kTokens, 80, projection.spare(), dy_value);
   dy.copy_(dy_value);
   Products result{at::empty({kTokens, 80}), at::empty({kTokens, 64}), {}};
+  const DropoutKey key = DropoutKey::Of(1, 2, 3, 4);
+  const auto quantise = [made_fp8](const Tensor& rows, ops::Fp8Rows fp8) {
+    if (!made_fp8) return ops::Fp8Rows{};
+    ops::Fp8Quantize(fp8.values, fp8.scale, rows);
+    return fp8;
+  };
   Tensor xa;
   {
     AcquiredUnit acquired(*source, layout, 0, WeightUse::kForward);
-    xa = projection.Forward(result.y, x, {acquired.weights(), {kScale, 0.0}, nullptr});
+    const Pass pass{acquired.weights(), {kScale, dropout}, &key};
+    xa = projection.Forward(result.y, x, pass, {}, quantise(x, projection.EmptyFp8Input(x, pass)));
   }
   AcquiredUnit acquired(*source, layout, 0, WeightUse::kBackward);
   MapSink sink(unit);
   UnitGradients gradients(sink, 0);
-  projection.Backward(dy, x, xa, {acquired.weights(), {kScale, 0.0}, nullptr}, gradients,
-                      &result.dx);
+  const Pass pass{acquired.weights(), {kScale, dropout}, &key};
+  projection.Backward(dy, x, xa, pass, gradients, &result.dx,
+                      quantise(dy, projection.EmptyFp8Gradient(dy, pass)));
   for (int i = 2; i < 6; ++i) result.gradients.push_back(sink.Buffer(0, i));
   return result;
 }
@@ -250,6 +260,32 @@ TEST(Fp8ProjectionTest, IsNearThePlainProductsAndKeepsTheAdaptersGradients) {
       EXPECT_LT(RelativeError(fp8.gradients[i], plain.gradients[i]), 1e-6) << rank << " " << i;
     }
   }
+}
+
+TEST(Fp8ProjectionTest, RowsThatTheirMakerQuantisedGiveTheSameBits) {
+  for (const int64_t rank : {16, 8}) {
+    for (const double dropout : {0.0, 0.25}) {
+      const ModelLayout layout = QuantizedLayout(rank);
+      const Products own = Multiply(layout, at::kFloat8_e4m3fn, dropout);
+      const Products made = Multiply(layout, at::kFloat8_e4m3fn, dropout, /*made_fp8=*/true);
+      EXPECT_TRUE(at::equal(made.y, own.y)) << rank << " " << dropout;
+      EXPECT_TRUE(at::equal(made.dx, own.dx)) << rank << " " << dropout;
+      for (size_t i = 0; i < own.gradients.size(); ++i) {
+        EXPECT_TRUE(at::equal(made.gradients[i], own.gradients[i])) << rank << " " << i;
+      }
+    }
+  }
+}
+
+TEST(Fp8ProjectionTest, NothingIsMadeInFp8ForPlainProducts) {
+  const ModelLayout layout = Layout(/*train_weights=*/false);
+  auto source = Source(layout, /*room=*/true);
+  const AcquiredUnit acquired(*source, layout, 0);
+  const Pass pass{acquired.weights(), {kScale, 0.0}, nullptr};
+  const Projection projection(layout.units[0], 0, 0);
+  const Tensor rows = Random({kTokens, kInputs}, 1);
+  EXPECT_FALSE(projection.EmptyFp8Input(rows, pass).values.defined());
+  EXPECT_FALSE(projection.EmptyFp8Gradient(rows, pass).values.defined());
 }
 
 TEST(RowsTest, AnActivationWithoutRoomIsRefused) {
