@@ -62,8 +62,6 @@ class Decoder {
   at::Tensor Head(const at::Tensor& x);
 
  private:
-  struct Activations;
-
   at::Tensor Forward(const DeviceBatch& batch, const BlockContext& context,
                      const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved);
   at::Tensor ForwardBlocks(at::Tensor x, const BlockContext& context, const DropoutKey* dropout,

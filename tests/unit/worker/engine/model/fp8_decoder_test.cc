@@ -49,6 +49,7 @@ class MapSink : public GradientSink {
   const std::vector<Tensor>& Reduce() override { return none_; }
   bool sharded() const override { return false; }
   int64_t Bytes() const override { return 0; }
+  bool fixed() const override { return true; }
   const std::map<std::pair<int, int>, Tensor>& buffers() const { return buffers_; }
 
  private:
