@@ -22,11 +22,12 @@ constexpr double kHostMemory = 100e9;
 constexpr double kHostBus = 50e9;
 constexpr double kLaunch = 4.5e-6;
 constexpr double kLaunchesPerBlock = 100;  // of a micro-batch
-// Of the device's time, what the host's launches may take unseen: a micro-batch begins with nothing
-// enqueued, and kernels between the products are shorter than a launch. Not measured.
+// Of the device's time, what the host's launches may take unseen: kernels between the products are
+// shorter than a launch. Not measured.
 constexpr double kUnseenLaunches = 0.7;
-constexpr double kStepOverhead = 15e-3;
-constexpr double kLossPasses = 3;  // over the logits
+constexpr double kGap = 0.7e-6;         // between two kernels, recorded or not
+constexpr double kStepOverhead = 4e-3;  // the host's waits for the loss, the norm and the ranks
+constexpr double kLossPasses = 3;       // over the logits
 
 double Ramp(double n, double half) { return n / (n + half); }
 
@@ -174,9 +175,10 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
                       (level == static_cast<size_t>(Recompute::kAll) ? attention_forward : 0);
   }
   const double device = time.total();
+  const double launches = layers * kLaunchesPerBlock;
   // Recorded blocks are launched as one.
-  const double host = choice.graphs ? 0 : layers * kLaunchesPerBlock * kLaunch;
-  time.launches = std::max(0.0, host - kUnseenLaunches * device);
+  const double host = choice.graphs ? 0 : launches * kLaunch;
+  time.launches = launches * kGap + std::max(0.0, host - kUnseenLaunches * device);
   const double micro_batches = static_cast<double>(choice.micro_batches);
   for (double* part : {&time.products, &time.attention, &time.elementwise, &time.adapters,
                        &time.weights, &time.recompute, &time.launches}) {

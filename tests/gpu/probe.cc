@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <exception>
+#include <optional>
 #include <string>
 
 #define USE_C10D_NCCL
@@ -23,15 +24,16 @@ auto Operation(const char* name) {
 
 // Any work made of LibTorch's kernels and ours.
 at::Tensor Block(const at::Tensor& x, const at::Tensor& w, const at::Tensor& norm) {
-  const auto swiglu = Operation<void(at::Tensor&, const at::Tensor&)>("sft::swiglu_");
+  using Fp8 = const std::optional<at::Tensor>&;
+  const auto swiglu = Operation<void(at::Tensor&, const at::Tensor&, Fp8, Fp8)>("sft::swiglu_");
   const auto rms_norm =
-      Operation<at::Tensor(at::Tensor&, const at::Tensor&, const at::Tensor&, double)>(
+      Operation<at::Tensor(at::Tensor&, const at::Tensor&, const at::Tensor&, double, Fp8, Fp8)>(
           "sft::rms_norm_");
   const at::Tensor projected = at::mm(x, w);
   at::Tensor hidden = at::empty({x.size(0), projected.size(1) / 2}, projected.options());
-  swiglu.call(hidden, projected);
+  swiglu.call(hidden, projected, std::nullopt, std::nullopt);
   at::Tensor normed = at::empty_like(hidden);
-  rms_norm.call(normed, hidden, norm, 1e-6);
+  rms_norm.call(normed, hidden, norm, 1e-6, std::nullopt, std::nullopt);
   return normed;
 }
 
