@@ -23,6 +23,6 @@ for target in "${targets[@]}"; do
     tail -n 40 "$found/log"
     status=1
   fi
-  grep -E 'stat::(number_of_executed_units|average_exec_per_sec|peak_rss_mb)' "$found/log" || true
+  grep -aE 'stat::(number_of_executed_units|average_exec_per_sec|peak_rss_mb)' "$found/log" || true
 done
 exit $status
