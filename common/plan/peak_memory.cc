@@ -114,16 +114,20 @@ Moments MomentsOf(const Problem& p, const Choice& choice) {
   return moments;
 }
 
-// What recorded blocks take more than others: their memory is theirs alone, so that the head's
-// comes on top of their fullest moment; what goes in and comes out; libraries' workspaces.
-int64_t GraphBytes(const Problem& p, const Moments& moments, int64_t tokens) {
+// What recorded blocks take more than others: their memory is theirs alone, so that the head's, or
+// a validation's, comes on top of their fullest moment; what goes in and comes out; libraries'
+// workspaces.
+int64_t GraphBytes(const Problem& p, const Choice& choice, const Moments& moments, int64_t tokens) {
   constexpr int64_t kRows = 3;    // of hidden states: into the blocks, out, and the gradient
-  constexpr int64_t kShared = 2;  // for shapes that grow (BlockGraphs::Share)
+  constexpr int64_t kShared = 4;  // at most, for shapes that grow (BlockGraphs::Share)
   Moment worst;
   for (const Moment& block : moments.blocks) worst = Fuller(worst, block);
-  const int64_t together = worst.total() + moments.head.total() - moments.head.activations;
-  return together - moments.Worst().total() + kShared * kRows * tokens * p.block.hidden_row +
-         kLibraryWorkspace;
+  const auto level = static_cast<size_t>(choice.LevelOf(0));
+  const int64_t validation = tokens * p.block.forward[level] + LogitsBytes(p, choice);
+  const int64_t outside = std::max(moments.head.total() - moments.head.activations,
+                                   p.job.training.validation.enabled ? validation : 0);
+  return worst.total() + outside - moments.Worst().total() +
+         kShared * kRows * tokens * p.block.hidden_row + kLibraryWorkspace;
 }
 
 // Buffers that weights pass through, and bytes on their way into them.
@@ -242,7 +246,7 @@ PeakMemory PredictMemory(const Problem& problem, const Choice& choice) {
   }
   const Moments moments = MomentsOf(problem, choice);
   const Moment moment = moments.Worst();
-  if (choice.graphs) memory.graphs = GraphBytes(problem, moments, tokens);
+  if (choice.graphs) memory.graphs = GraphBytes(problem, choice, moments, tokens);
   memory.activations = moment.activations;
   memory.transients = moment.transients;
   memory.attention_workspace = moment.workspace;

@@ -152,7 +152,7 @@ class Search {
     Choice choice = plain.choice;
     choice.graphs = true;
     const Candidate recorded = CandidateOf(choice);
-    const double saved = plain.time.launches - recorded.time.launches;
+    const double saved = plain.time.total() - recorded.time.total();
     const double blocks = recorded.time.total() - recorded.time.optimizer - recorded.time.launches;
     const bool fits = recorded.memory.reserved() + kRecordingBytes <= limit_;
     if (fits && saved > kWorthRecording * blocks) fitting_.push_back(recorded);

@@ -139,7 +139,8 @@ double StepTime::total() const {
 }
 
 StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu) {
-  const double tokens = static_cast<double>(choice.rows * p.row_tokens);
+  const double rows = static_cast<double>(choice.rows * p.row_tokens);
+  const double tokens = static_cast<double>(MicroBatchTokens(p, choice));  // with padding
   const double length = static_cast<double>(p.row_tokens);
   const double layers = static_cast<double>(p.shape.layers);
   const bool full = p.job.full_finetune();
@@ -155,9 +156,9 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
   const double attention_forward = 4 * pairs * heads / rates.forward;
   StepTime time;
   time.products =
-      layers * passes * product + 2 * passes * Bytes(p.head_elements, tokens) / rates.head;
+      layers * passes * product + 2 * passes * Bytes(p.head_elements, rows) / rates.head;
   time.attention = layers * (attention_forward + 10 * pairs * heads / rates.backward);
-  const double logits = tokens * static_cast<double>(p.shape.vocab * p.element_bytes);
+  const double logits = rows * static_cast<double>(p.shape.vocab * p.element_bytes);
   time.elementwise = (layers * Bytes(block.elementwise, tokens) + kLossPasses * logits +
                       8 * Bytes(block.hidden_row, tokens)) /
                      rates.elementwise;

@@ -77,6 +77,8 @@ class Recorder : public GraphRecorder {
   explicit Recorder(c10::Device device)
       : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {}
 
+  void MakeRoom() override { allocator::emptyCache(); }
+
   void Run(const std::function<void()>& work) override {
     const auto current = c10::cuda::getCurrentCUDAStream(stream_.device_index());
     Follow(stream_, current);
@@ -89,7 +91,6 @@ class Recorder : public GraphRecorder {
   }
 
   std::unique_ptr<Graph> Record(std::function<void()> work) override {
-    allocator::emptyCache();  // a recording cannot give back what is cached
     // What is recorded does not run, so that it need not follow another stream.
     const c10::cuda::CUDAStreamGuard guard(stream_);
     auto captured = std::make_unique<CapturedGraph>();

@@ -19,7 +19,8 @@ inline constexpr int64_t kShortestForCudnn = 256;
 
 inline int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// Up to an eighth more, and whole tiles of 128, or of 64 below kShortestForCudnn, where it stays.
+// Up to an eighth more where that is a tile or more: whole tiles of 128, or of 64 below
+// kShortestForCudnn, where it stays.
 inline int64_t RoundLongest(int64_t tokens) {
   if (tokens < kShortestForCudnn) return std::min(RoundUp(tokens, 64), kShortestForCudnn - 1);
   const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(tokens)));
@@ -32,7 +33,7 @@ inline int64_t RoundDocuments(int64_t documents) {
   return documents <= power / 4 * 3 ? power / 4 * 3 : power;
 }
 
-// Up to an eighth more, and multiples of 64. As common/plan/peak_memory.cc.
+// Up to an eighth more, or up to 63 tokens: multiples of 64. As common/plan/peak_memory.cc.
 inline int64_t RoundTokens(int64_t tokens) {
   const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(tokens)));
   return RoundUp(tokens, std::max<int64_t>(64, power / 8));

@@ -18,6 +18,7 @@ class RepeatedWork : public Graph {
 
 class RepeatingRecorder : public GraphRecorder {
  public:
+  void MakeRoom() override {}
   void Run(const std::function<void()>& work) override { work(); }
   std::unique_ptr<Graph> Record(std::function<void()> work) override {
     return std::make_unique<RepeatedWork>(std::move(work));

@@ -28,7 +28,11 @@ class Graph {
 class GraphRecorder {
  public:
   virtual ~GraphRecorder() = default;
-  // Does `work` on the current stream, unrecorded, with tensors of the recordings' memory.
+  // Gives memory that is cached for others back to the device, which Run and Record cannot do: to
+  // be called before either of work that may take more than what was before.
+  virtual void MakeRoom() = 0;
+  // Does `work` unrecorded, in order with the current stream, with tensors of the recordings'
+  // memory.
   virtual void Run(const std::function<void()>& work) = 0;
   // Nothing of `work` is done before a Replay. It must have been Run before, so that libraries have
   // loaded and chosen what they need. Throws what `work` throws, and is not to be used any more.

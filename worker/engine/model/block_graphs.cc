@@ -50,11 +50,11 @@ void BlockGraphs::Allocate(const BatchShape& shape, Walk& walk) {
   walk.dx = Share(dx_, shape.tokens, gradient_spare_);
 }
 
-BlockGraphs::Walk* BlockGraphs::Begin(const DeviceBatch& batch) {
+BlockGraphs::Walk& BlockGraphs::Begin(const DeviceBatch& batch) {
   const BatchShape shape = ShapeOf(batch.lengths);
   const auto found = recorded_.find(shape);
   if (found == recorded_.end()) {
-    if (!HasRoom()) return nullptr;
+    if (!seen_.contains(shape)) recorder_->MakeRoom();
     Allocate(shape, fresh_.walk);
   }
   current_ = found == recorded_.end() ? &fresh_ : &found->second;
@@ -62,7 +62,7 @@ BlockGraphs::Walk* BlockGraphs::Begin(const DeviceBatch& batch) {
   walk.batch.positions.copy_(batch.positions);
   walk.batch.cu_seqlens.copy_(batch.cu_seqlens);
   walk.batch.lengths = batch.lengths;
-  return &walk;
+  return walk;
 }
 
 void BlockGraphs::Forward() {
@@ -74,13 +74,14 @@ void BlockGraphs::Backward() {
   if (current_->backward != nullptr) return current_->backward->Replay();
   recorder_->Run([this] { work_.backward(fresh_.walk); });
   const BatchShape shape = ShapeOf(fresh_.walk.batch.lengths);
-  if (!seen_.insert(shape).second) Record(shape);
+  if (!seen_.insert(shape).second && HasRoom()) Record(shape);
 }
 
 void BlockGraphs::Record(const BatchShape& shape) {
   Recorded& recorded = recorded_[shape];
   Walk& walk = recorded.walk;
   walk = fresh_.walk;
+  recorder_->MakeRoom();
   // The backward right after the forward, whose tensors it is the last to read: what both leave is
   // memory that any other shape may use.
   recorded.forward = recorder_->Record([this, &walk] { work_.forward(walk); });

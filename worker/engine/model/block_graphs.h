@@ -48,14 +48,14 @@ class BlockGraphs {
               int64_t gradient_spare);
   ~BlockGraphs();
 
-  // Starts a micro-batch; the walk is valid until the next Begin. Null for one of another shape
-  // than kMostShapes that were recorded, which stderr tells once.
-  Walk* Begin(const DeviceBatch& batch);
+  // Starts a micro-batch; the walk is valid until the next Begin.
+  Walk& Begin(const DeviceBatch& batch);
   // Of the micro-batch begun, the forward once and then the backward.
   void Forward();
   void Backward();
 
-  // Driver and host keep some kilobytes for each kernel of a recording.
+  // Driver and host keep some kilobytes for each kernel of a recording. Micro-batches of further
+  // shapes run as they are, which stderr tells once.
   static constexpr size_t kMostShapes = 32;
   size_t shapes() const { return recorded_.size(); }
 

@@ -189,8 +189,8 @@ Tensor Decoder::BackwardBlocks(Tensor drows, const BlockContext& context, const 
 
 Tensor Decoder::ForwardBackward(const DeviceBatch& batch, const DropoutKey* dropout,
                                 GradientSink& sink) {
-  BlockGraphs::Walk* walk = graphs_ == nullptr ? nullptr : graphs_->Begin(batch);
-  return walk == nullptr ? RunPlain(batch, dropout, sink) : RunRecorded(*walk, batch, sink);
+  if (graphs_ == nullptr) return RunPlain(batch, dropout, sink);
+  return RunRecorded(graphs_->Begin(batch), batch, sink);
 }
 
 Tensor Decoder::RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, GradientSink& sink) {

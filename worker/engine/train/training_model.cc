@@ -1,7 +1,9 @@
 #include "worker/engine/train/training_model.h"
 
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
+#include <cstdio>
 #include <string>
 #include <utility>
 
@@ -139,17 +141,20 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   decoder_ = std::make_unique<Decoder>(
       config_, layout_, *source_, comm_.device(),
       DecoderOptions{ScalingOf(spec_.lora), run.recompute, run.logits_bytes});
-  if (run.graphs && MayRecord()) {
-    decoder_->RecordBlocks(MakeGraphRecorder(comm_.device()), *sink_);
-  }
+  if (run.graphs) RecordBlocks();
 }
 
 TrainingModel::~TrainingModel() = default;
 
-bool TrainingModel::MayRecord() const {
+void TrainingModel::RecordBlocks() {
   const Tensor heads = at::empty({1, config_.heads, config_.head_size},
                                  at::TensorOptions(comm_.device()).dtype(compute_));
-  return !drops() && source_->fixed() && sink_->fixed() && ops::AttentionReadsShapeAlone(heads);
+  if (drops() || !source_->fixed() || !sink_->fixed() || !ops::AttentionReadsShapeAlone(heads)) {
+    fmt::print(stderr,
+               "the plan has blocks recorded, but this job's cannot be: they run as they are\n");
+    return;
+  }
+  decoder_->RecordBlocks(MakeGraphRecorder(comm_.device()), *sink_);
 }
 
 void TrainingModel::MakeSource(const BaseWeights& base, const Execution& run) {

@@ -111,9 +111,9 @@ class TrainingModel {
   void MakeOptimizers();
   void WeightsChanged();
   bool drops() const { return !spec_.full_finetune() && spec_.lora.dropout > 0.0; }
-  // Whether all that blocks read and add to lies where it lay, and nothing but shapes decides what
-  // they do.
-  bool MayRecord() const;
+  // Where all that blocks read and add to lies where it lay, and nothing but shapes decides what
+  // they do; says so on stderr where it does not.
+  void RecordBlocks();
 
   spec::JobSpec spec_;
   Communicator& comm_;

@@ -44,10 +44,10 @@ MicroBatch Documents(const std::vector<int>& lengths, int seed) {
   return batch;
 }
 
-// Ragged ones of two shapes, and dense ones of a third, in turns.
+// Ragged ones of two shapes, and dense ones of a third, in turns; ranks have different ones.
 MicroBatch BatchOf(int step, int micro, int rank) {
   const int seed = 100 * rank + 10 * step + micro;
-  switch (micro % 3) {
+  switch ((micro + rank) % 3) {
     case 0:
       return Documents({20 + step, 9, 30 - step}, seed);
     case 1:
