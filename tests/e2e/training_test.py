@@ -144,10 +144,47 @@ class TrainingTest(harness.ServiceCase):
         self.wait_success(job)
         self.check_consistent(job, 2)
         self.assertEqual(self.status(job)["attempt"], 1)
-        points = [json.loads(line) for line in self.sftctl("metrics", job, "--json").stdout.splitlines()]
-        self.assertEqual([point["step"] for point in points if "loss" in point], list(range(1, RESTART_STEPS + 1)))
+        self.assertEqual([step for step, _ in self.losses(job)], list(range(1, RESTART_STEPS + 1)))
         self.assertEqual(self.sftctl("download", job, "-o", self.dir / "adapter").returncode, 0)
         self.assertTrue((self.dir / "adapter/adapter_model.safetensors").exists())
+
+    def losses(self, job):
+        points = [json.loads(line) for line in self.sftctl("metrics", job, "--json").stdout.splitlines()]
+        return [(point["step"], point["loss"]) for point in points if "loss" in point]
+
+    def submit_small(self, name, *arguments):
+        return self.submit_config(
+            "multi_gpu_qlora_4xh100.toml", "--model", "small", "--name", name, "--set", "compute.gpu_count=1", "--set",
+            "compute.gpus_per_node=1", "--set", "compute.variant=H100-1x", "--set", "hyperparameters.logging_steps=1",
+            "--set", "hyperparameters.global_batch=2", "--set", "hyperparameters.gradient_accumulation_steps=1",
+            "--set", "checkpoint.save_steps=20", *arguments)
+
+    def test_a_preempted_training_goes_on_with_the_losses_of_one_that_was_left_alone(self):
+        write_tiny_model(self.dir / "models/small")
+        self.start_server()
+        self.start_worker(gpus="H100:1", engine=True)
+        # Long enough that nobody waits for its end.
+        endless = ("--set", "hyperparameters.max_steps=200000")
+        low = self.submit_small("low", *endless, "--priority", "low")
+        self.wait_for_step(low, step=30, deadline_s=TRAINING_DEADLINE_S)
+        high = self.submit_small("high", "--set", "hyperparameters.max_steps=3", "--priority", "high")
+        self.wait_success(high)
+        first = self.status(low)["attempts"][0]
+        self.assertEqual(first["verdict"]["code"], "preempted")
+        cut = first["last_step"]
+        steps = cut + 50
+        self.wait_for_step(low, step=steps, deadline_s=TRAINING_DEADLINE_S)
+        self.sftctl("cancel", low)
+        self.assert_ends(low, CANCELLED)
+        straight = self.submit_small("straight", *endless)
+        self.wait_for_step(straight, step=steps, deadline_s=TRAINING_DEADLINE_S)
+        self.sftctl("cancel", straight)
+        self.assert_ends(straight, CANCELLED)
+        self.assertIn(self.status(low)["attempts"][1]["first_step"], range(21, cut + 2), "it went on, not anew")
+        alone = dict(self.losses(straight))
+        found = [(step, loss) for step, loss in self.losses(low) if step <= steps]
+        self.assertEqual({step for step, _ in found}, set(range(1, steps + 1)))
+        self.assertEqual(found, [(step, alone[step]) for step, _ in found])
 
     def rank_pid(self, rank):
         for pid in self.wait_for_ranks(3):
