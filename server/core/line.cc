@@ -318,19 +318,19 @@ std::vector<EstimateRecord> FirstEstimates(const sched::Snapshot& snapshot,
 }
 
 bool HasPaceToStore(const LiveJob& live) {
-  const int64_t made = ProgressOf(live.attempt).step() - live.attempt.resume_step;
-  return made > 0 && (live.attempt.paced_us == 0 || made >= kSettledSteps);
+  const int64_t step = ProgressOf(live.attempt).step(), made = step - live.attempt.resume_step;
+  if (live.attempt.paced_us == 0) return made > 0;
+  return made >= kSettledSteps && step - live.attempt.paced_step >= kMeasuredSteps;
 }
 
 absl::Status StorePace(Database& db, const LiveJob& live, int64_t now_us) {
   const auto& [job, attempt, members] = live;
-  const int64_t step = ProgressOf(attempt).step();
   if (attempt.paced_us == 0) {
-    SFT_RETURN_IF_ERROR(store::SetPace(db, attempt.uid, step, now_us));
+    // Fifty steps of a quick job may be the first that are heard of: what they took is not known.
+    return store::SetPace(db, attempt.uid, ProgressOf(attempt).step(), now_us);
   }
   const int64_t end = ExpectedEnd(attempt, job.schedule, now_us);
   if (end == 0 || attempt.state >= AttemptState::kStopping) return absl::OkStatus();
-  if (step - attempt.resume_step < kSettledSteps) return absl::OkStatus();
   return store::SetEstimateAt50(db, job.id, now_us, end);
 }
 
