@@ -48,18 +48,6 @@ class SchedulingTest(ServiceCase):
         self.assertEqual(self.curve(low), self.curve(straight), "as if nothing had happened")
         self.assertIn(("preempted", f"preempted by {high}"), self.events(low))
 
-    def test_the_end_that_is_expected_after_fifty_steps_is_near_of_quick_jobs_too(self):
-        self.start_server()
-        self.start_worker(gpus="H100:2")
-        # Of the first, more than fifty steps are made before the server hears of one.
-        jobs = [self.submit(f"train steps={steps} pace={pace}", ranks=1, name=name)
-                for name, steps, pace in (("quick", 1200, 8), ("slow", 150, 60))]
-        for job in jobs:
-            self.assert_ends(job, SUCCEEDED)
-        stats = json.loads(self.sftctl("stats", "--json").stdout)
-        ends = [error for error in stats["estimates"] if error["estimate"] == "end_after_50_steps"]
-        self.assertEqual([(error["count"], error["within_50"]) for error in ends], [(2, 2)], stats["estimates"])
-
     def test_a_job_waits_for_another_and_ends_with_it_where_that_fails(self):
         self.start_server()
         self.start_worker(gpus="H100:2")

@@ -37,6 +37,40 @@ TEST_F(LifeTest, AFaultOfTheMachinesBringsTheJobBackUnderANewEpoch) {
   EXPECT_FALSE(view.has_verdict());
 }
 
+// Fifty steps of a quick job are over when the server first hears of one: its ranks know the time
+// of one step then, the first, with all that was made ready in it.
+TEST_F(LifeTest, TheEndAfterFiftyStepsIsExpectedFromThePaceOfMany) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  const auto say = [&](int64_t step, double eta_seconds) {
+    v1::AttemptStatus status = StatusOf(Uid(job), S::RUNNING, "");
+    status.set_epoch(1);
+    status.mutable_progress()->set_step(step);
+    status.mutable_progress()->set_total_steps(1000);
+    status.mutable_progress()->set_eta_seconds(eta_seconds);
+    ASSERT_TRUE(Observe("a", worker, {status}).ok());
+    Tick();
+  };
+  const auto expected_us = [&] {
+    int64_t end_us = 0;
+    EXPECT_TRUE(store_
+                    ->Read([&](Database& db) -> absl::Status {
+                      SFT_ASSIGN_OR_RETURN(auto get, db.Prepare("SELECT end50_us FROM estimates"));
+                      SFT_ASSIGN_OR_RETURN(const bool row, get.Step());
+                      if (row) end_us = get.Int(0);
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return end_us;
+  };
+  say(100, 900);
+  EXPECT_EQ(expected_us(), 0) << "of one look nothing is known";
+  clock_.Advance(seconds(1));
+  say(200, 900);
+  EXPECT_EQ(expected_us(), UnixMicros(clock_.Wall()) + 8'000'000) << "100 steps a second";
+}
+
 TEST_F(LifeTest, AUserFaultIsNotRetried) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);
