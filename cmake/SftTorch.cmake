@@ -9,7 +9,11 @@ file(GLOB sft_site_packages "${SFT_TORCH_VENV}/lib/python3*/site-packages")
 set(SFT_TORCH_DIR "${sft_site_packages}/torch" CACHE PATH "The installed torch package")
 set(SFT_SITE_PACKAGES "${sft_site_packages}" CACHE PATH "site-packages with the nvidia wheels")
 if(NOT EXISTS "${SFT_TORCH_DIR}/lib/libtorch_cpu.so")
-  message(FATAL_ERROR "no torch in ${SFT_TORCH_DIR}: run deploy/bootstrap, or give -DSFT_TORCH_DIR=DIR, "
+  set(sft_missing "${SFT_TORCH_DIR}")
+  # Or the next try would look there again, wherever torch has come to lie.
+  unset(SFT_TORCH_DIR CACHE)
+  unset(SFT_SITE_PACKAGES CACHE)
+  message(FATAL_ERROR "no torch in ${sft_missing}: run deploy/bootstrap, or give -DSFT_TORCH_DIR=DIR, "
     "or build without the engine: -DSFT_ENGINE=OFF")
 endif()
 
