@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/round.h"
+
 namespace sft::plan {
 namespace {
 
@@ -10,8 +12,6 @@ constexpr int64_t kStatisticBytes = 4;
 constexpr int64_t kCudnnWorkspace = int64_t{5} << 28;
 constexpr int64_t kCudnnMost = int64_t{9} << 29;
 constexpr int64_t kMultiprocessors = 132;
-
-int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // Of cuDNN's backward, for one key head of one document.
 int64_t KeyHeadWorkspace(const ModelShape& s, int64_t length, bool deterministic) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/round.h"
+
 namespace sft::plan {
 namespace {
 
@@ -13,8 +15,6 @@ constexpr int64_t kInt8CutUnit = 256;
 constexpr int64_t kOptimizerBlock = 256;
 // Below this many elements 8-bit states are kept in fp32.
 constexpr int64_t kMinCodedElements = 4096;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How the job keeps quantised weights: pieces that ranks share out, and whole rows' scales.
 struct QuantSizes {

@@ -1,8 +1,9 @@
 #include "common/plan/peak_memory.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
+
+#include "common/base/round.h"
 
 namespace sft::plan {
 namespace {
@@ -31,15 +32,6 @@ struct Moment {
   int64_t total() const { return activations + transients + workspace + logits + communication; }
 };
 
-int64_t Divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
-
-// As worker/engine/kernels/batch_shape.h.
-int64_t RoundTokens(int64_t tokens) {
-  const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(tokens)));
-  const int64_t step = std::max<int64_t>(64, power / 8);
-  return Divide(tokens, step) * step;
-}
-
 // Of an element of a unit's whole gradient: a block's is made in the type it is sent in.
 int64_t WholeBytes(const Problem& p, size_t unit) {
   return IsBlock(p.units, unit) ? p.wire_bytes() : kGradientBytes;
@@ -50,7 +42,7 @@ int64_t WholeBytes(const Problem& p, size_t unit) {
 int64_t GradientsOnTheirWay(const Problem& p, size_t unit) {
   if (!p.scatters_gradients()) return 0;
   const int64_t pending = unit + 1 < p.trained.size() ? p.trained[unit + 1] : 0;
-  const int64_t part = Divide(std::max(p.trained[unit], pending), p.parts().gradients);
+  const int64_t part = CeilDiv(std::max(p.trained[unit], pending), p.parts().gradients);
   return WholeBytes(p, unit) * p.trained[unit] + p.wire_bytes() * (pending + part);
 }
 
@@ -154,7 +146,7 @@ void AddScratch(const Problem& p, const Choice& choice, PeakMemory* memory) {
     memory->scratch_slots += e * (kSlots * of_blocks + p.head_elements);
     // A rank's part on its way from the host, until it has been gathered.
     if (p.streams_trained() && p.parts().weights > 1) {
-      memory->communication += e * Divide(p.trained[1], p.parts().weights);
+      memory->communication += e * CeilDiv(p.trained[1], p.parts().weights);
     }
   } else if (p.streams_trained()) {
     memory->scratch_slots += e * kSlots * p.trained[1];
@@ -187,7 +179,7 @@ absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec
 int64_t Problem::host_piece() const {
   int64_t largest = 0;
   for (const int64_t elements : trained) {
-    largest = std::max(largest, Divide(elements, parts().states));
+    largest = std::max(largest, CeilDiv(elements, parts().states));
   }
   return std::min(largest, kHostPiece);
 }

@@ -6,6 +6,7 @@
 
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/worker/engine/model/tiny_model.h"
+#include "tests/unit/worker/engine/train/documents.h"
 #include "worker/engine/kernels/graph.h"
 #include "worker/engine/optim/grad_norm.h"
 #include "worker/engine/train/padding.h"
@@ -20,25 +21,6 @@ constexpr int kSteps = 4;
 constexpr int kMicroBatches = 4;
 constexpr int kLayers = 3;
 constexpr int kVocabulary = 512;
-
-MicroBatch Documents(const std::vector<int>& lengths, int seed) {
-  MicroBatch batch;
-  batch.cu_seqlens = {0};
-  for (const int length : lengths) {
-    for (int i = 0; i < length; ++i) {
-      const auto row = static_cast<int32_t>(batch.tokens.size());
-      const bool last = i + 1 == length;
-      batch.tokens.push_back((seed * 31 + row * 7) % kVocabulary);
-      batch.targets.push_back(last ? MicroBatch::kIgnore
-                                   : (seed * 31 + (row + 1) * 7) % kVocabulary);
-      batch.positions.push_back(i);
-      if (!last) batch.loss_rows.push_back(row);
-    }
-    batch.cu_seqlens.push_back(static_cast<int32_t>(batch.tokens.size()));
-    batch.max_seqlen = std::max(batch.max_seqlen, length);
-  }
-  return batch;
-}
 
 // Of one step's lengths; others of the same shape in the next.
 using Batches = std::vector<int> (*)(int step, int micro);
@@ -121,7 +103,8 @@ class GraphsTest : public GpuTest {
       model.BeginStep();
       double sum = 0;
       for (int micro = 0; micro < kMicroBatches; ++micro) {
-        const MicroBatch batch = WithPadding(Documents(batches(step, micro), 10 * step + micro));
+        const MicroBatch batch =
+            WithPadding(Documents(batches(step, micro), 10 * step + micro, kVocabulary));
         sum += model.ForwardBackward(batch, step, micro, micro + 1 == kMicroBatches).item<double>();
       }
       curve.losses.push_back(sum);
@@ -213,7 +196,8 @@ TEST_F(GraphsTest, ShapesShareTheirMemory) {
   const auto train = [&](int length) {
     for (int i = 0; i < 4; ++i) {
       model.BeginStep();
-      model.ForwardBackward(WithPadding(Documents({length, length - 9}, i)), 0, i, true);
+      model.ForwardBackward(WithPadding(Documents({length, length - 9}, i, kVocabulary)), 0, i,
+                            true);
     }
     Plugin().devices->Synchronize(0);
     Plugin().devices->ReleaseCached(0);

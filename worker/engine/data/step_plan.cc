@@ -7,13 +7,12 @@
 #include <numeric>
 
 #include "common/base/mutex.h"
+#include "common/base/round.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/pack.h"
 
 namespace sft::engine {
 namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // SplitMix64 (Steele, Lea, Flood 2014): small, the same on every machine and compiler.
 class Random {

@@ -10,7 +10,7 @@
 // The shape of a packed micro-batch as what is launched for it depends on it. Attention rounds the
 // longest document and their number, so that batches share cuDNN's plans; recordings of a
 // micro-batch serve all of one shape (model/block_graphs.h), and padding brings batches there
-// (train/padding.h). All of them round here.
+// (train/padding.h).
 
 namespace sft::engine {
 
@@ -31,12 +31,6 @@ inline int64_t RoundLongest(int64_t tokens) {
 inline int64_t RoundDocuments(int64_t documents) {
   const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(documents)));
   return documents <= power / 4 * 3 ? power / 4 * 3 : power;
-}
-
-// Up to an eighth more, or up to 63 tokens: multiples of 64. As common/plan/peak_memory.cc.
-inline int64_t RoundTokens(int64_t tokens) {
-  const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(tokens)));
-  return RoundUp(tokens, std::max<int64_t>(64, power / 8));
 }
 
 // All of a micro-batch that decides what is launched for it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/base/round.h"
 #include "worker/engine/kernels/batch_shape.h"
 
 namespace sft::engine {

@@ -10,6 +10,7 @@
 #include <limits>
 #include <numeric>
 
+#include "common/base/round.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/int8_format.h"
 #include "worker/engine/kernels/nf4_tables.h"
@@ -20,8 +21,6 @@ namespace sft::engine {
 namespace {
 
 using at::Tensor;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Zeros of `size` with `values` from `first` on.
 Tensor Padded(const Tensor& values, int64_t size, int64_t first = 0) {

@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "common/base/round.h"
+
 namespace sft::engine {
 namespace {
 

@@ -13,6 +13,7 @@
 #include "tests/unit/worker/engine/checkpoint/temp_dir.h"
 #include "tests/unit/worker/engine/dist/run_ranks.h"
 #include "tests/unit/worker/engine/model/tiny_model.h"
+#include "tests/unit/worker/engine/train/documents.h"
 #include "worker/engine/optim/grad_norm.h"
 #include "worker/engine/train/padding.h"
 #include "worker/engine/train/training_model.h"
@@ -25,35 +26,16 @@ using at::Tensor;
 constexpr int kSteps = 4;
 constexpr int kLayers = 2;
 
-MicroBatch Documents(const std::vector<int>& lengths, int seed) {
-  MicroBatch batch;
-  batch.cu_seqlens = {0};
-  for (const int length : lengths) {
-    for (int i = 0; i < length; ++i) {
-      const auto row = static_cast<int32_t>(batch.tokens.size());
-      const bool last = i + 1 == length;
-      batch.tokens.push_back((seed * 31 + row * 7) % kTinyVocabulary);
-      batch.targets.push_back(last ? MicroBatch::kIgnore
-                                   : (seed * 31 + (row + 1) * 7) % kTinyVocabulary);
-      batch.positions.push_back(i);
-      if (!last) batch.loss_rows.push_back(row);
-    }
-    batch.cu_seqlens.push_back(static_cast<int32_t>(batch.tokens.size()));
-    batch.max_seqlen = std::max(batch.max_seqlen, length);
-  }
-  return batch;
-}
-
 // Ragged ones of two shapes, and dense ones of a third, in turns; ranks have different ones.
 MicroBatch BatchOf(int step, int micro, int rank) {
   const int seed = 100 * rank + 10 * step + micro;
   switch ((micro + rank) % 3) {
     case 0:
-      return Documents({20 + step, 9, 30 - step}, seed);
+      return Documents({20 + step, 9, 30 - step}, seed, kTinyVocabulary);
     case 1:
-      return Documents({40 + step, 31, 20, 7 + step}, seed);
+      return Documents({40 + step, 31, 20, 7 + step}, seed, kTinyVocabulary);
     default:
-      return Documents({32, 32, 32, 32}, seed);
+      return Documents({32, 32, 32, 32}, seed, kTinyVocabulary);
   }
 }
 constexpr int kMicroBatches = 4;
@@ -232,7 +214,7 @@ TEST_F(GraphsTest, UpdatedAdaptersArePlacedBeforeTheRecordingReadsThem) {
     for (int step = 0; step < 3; ++step) {
       model.BeginStep();
       operations = OperationsOf([&] {
-        model.ForwardBackward(Documents({64, 64}, step), step, 0, true);
+        model.ForwardBackward(Documents({64, 64}, step, kTinyVocabulary), step, 0, true);
       });
       model.Update(1e-2, model.ReduceGradients(1e-2));
     }
@@ -263,7 +245,8 @@ TEST_F(GraphsTest, ShapesBeyondTheMostRunAsTheyAre) {
   TrainingModel model(Job(spec::Mode::kLora), dir_->path(), *comm, Recorded());
   const auto loss = [&](int documents) {
     model.BeginStep();
-    return model.ForwardBackward(Documents(std::vector<int>(documents, 64), 1), 0, 0, true)
+    return model
+        .ForwardBackward(Documents(std::vector<int>(documents, 64), 1, kTinyVocabulary), 0, 0, true)
         .item<double>();
   };
   constexpr int kMore = BlockGraphs::kMostShapes + 3;

@@ -7,6 +7,7 @@
 #include <random>
 #include <set>
 
+#include "common/base/round.h"
 #include "worker/engine/data/pack.h"
 #include "worker/engine/kernels/batch_shape.h"
 #include "worker/engine/model/block_graphs.h"

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+namespace sft {
+
+inline int64_t CeilDiv(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
+inline int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
+
+// What a micro-batch's tokens are padded to: up to an eighth more, or up to 63 tokens, a multiple
+// of 64.
+inline int64_t RoundTokens(int64_t tokens) {
+  const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(tokens)));
+  return RoundUp(tokens, std::max<int64_t>(64, power / 8));
+}
+
+}  // namespace sft
