@@ -92,8 +92,11 @@ class GraphsTest : public GpuTest {
     return run;
   }
 
+  // What `between` does with the model after each step returns one more of the losses.
+  using Between = double (*)(TrainingModel& model, int step);
+
   Curve Train(const Model& config, const spec::JobSpec& job, Batches batches, bool recorded,
-              Execution run) const {
+              Execution run, Between between = nullptr) const {
     const at::NoGradGuard no_grad;
     const auto comm = MakeLocalCommunicator(at::Device(at::kCUDA, 0));
     run.graphs = recorded;
@@ -111,6 +114,7 @@ class GraphsTest : public GpuTest {
       curve.norms.push_back(model.ReduceGradients(1e-3));
       for (const Tensor& gradient : model.gradients()) curve.gradients.push_back(gradient.cpu());
       model.Update(1e-2, 1e-3 * ClipFactor(curve.norms.back(), 1.0));
+      if (between != nullptr) curve.losses.push_back(between(model, step));
     }
     for (const TrainablePart& part : model.store().parts()) {
       curve.masters.push_back(part.master.cpu());
@@ -123,9 +127,9 @@ class GraphsTest : public GpuTest {
   }
 
   void ExpectTheSameBits(const Model& config, const spec::JobSpec& job, Batches batches,
-                         Recompute level = Recompute::kNothing) const {
-    const Curve recorded = Train(config, job, batches, true, Run(level));
-    const Curve eager = Train(config, job, batches, false, Run(level));
+                         Recompute level = Recompute::kNothing, Between between = nullptr) const {
+    const Curve recorded = Train(config, job, batches, true, Run(level), between);
+    const Curve eager = Train(config, job, batches, false, Run(level), between);
     EXPECT_GE(recorded.shapes, 2U);
     EXPECT_EQ(recorded.losses, eager.losses);
     EXPECT_EQ(recorded.norms, eager.norms);
@@ -166,6 +170,36 @@ TEST_F(GraphsTest, WholeModelsTrainTheSame) {
 TEST_F(GraphsTest, RecomputationIsRecordedToo) {
   for (const Recompute level : {Recompute::kNorms, Recompute::kMlp, Recompute::kAll}) {
     ExpectTheSameBits(kQwen3, Job(spec::Mode::kLora), LongRagged, level);
+  }
+}
+
+// Of a shape that is recorded, and of one that never is.
+double Validate(TrainingModel& model, int step) {
+  double sum = 0;
+  for (const std::vector<int>& lengths : {LongRagged(step, 0), std::vector<int>{77, 31}}) {
+    sum += model.Loss(Documents(lengths, 1000, kVocabulary)).item<double>();
+  }
+  return sum;
+}
+
+TEST_F(GraphsTest, ValidationBetweenStepsChangesNothing) {
+  for (const spec::JobSpec& job : {Job(spec::Mode::kLora, 4), Job(spec::Mode::kFullFinetune)}) {
+    ExpectTheSameBits(kQwen3, job, LongRagged, Recompute::kNothing, &Validate);
+  }
+}
+
+// After the step in which shapes are recorded the weights of before it come back.
+double RestoreFormer(TrainingModel& model, int step) {
+  static std::vector<Tensor> former;
+  if (step == 0) former = model.Snapshot();
+  if (step == 2) model.Restore(former);
+  if (step == 3) former.clear();
+  return Validate(model, 0);
+}
+
+TEST_F(GraphsTest, RestoredWeightsAreSeen) {
+  for (const spec::JobSpec& job : {Job(spec::Mode::kLora, 4), Job(spec::Mode::kFullFinetune)}) {
+    ExpectTheSameBits(kLlama, job, LongRagged, Recompute::kNothing, &RestoreFormer);
   }
 }
 
