@@ -12,6 +12,7 @@
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/obs/log.h"
+#include "common/obs/service_manager.h"
 #include "server/app/check.h"
 #include "server/app/credentials.h"
 #include "server/app/dev_worker.h"
@@ -128,6 +129,7 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
              server->open() ? "no TLS: this machine only" : "TLS and tokens", data_dir,
              http.empty() ? "" : ", http ", http);
   std::fflush(stdout);
+  obs::TellServiceManager("READY=1");
   absl::Status watched;
   while (!ending && watched.ok() && WaitForSignal(std::chrono::seconds(1)) == 0) {
     if (options.dev) watched = worker.Watch();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/obs/log.h"
+#include "common/obs/service_manager.h"
 
 namespace sft::server {
 
@@ -65,6 +66,7 @@ void ReconcileLoop::Loop(Reconciler& reconciler, Checkpoints& checkpoints) {
     if (error != last_error && !error.empty()) spdlog::error("reconcile: {}", error);
     if (error.empty() && !last_error.empty()) spdlog::info("reconcile: works again");
     last_error = error;
+    obs::TellServiceManager("WATCHDOG=1");
   }
 }
 

@@ -4,7 +4,7 @@
 Commands: daemon-reload, enable [--now], start, stop, restart, is-active, status. Each started unit has a
 supervisor process that starts the program, starts it again when it ends (Restart=always) and ends it when it
 is told to. Honoured: User, Group, EnvironmentFile, Environment in ExecStart, StateDirectory(Mode), LimitNOFILE,
-Restart, RestartSec, KillMode (process, control-group), TimeoutStopSec. Unknown keys are an error, so that a
+Restart, RestartSec, KillMode (process, control-group), TimeoutStopSec, Type (notify), WatchdogSec. Unknown keys are an error, so that a
 unit cannot ask for what nobody does.
 """
 
@@ -15,6 +15,7 @@ import re
 import resource
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,9 +24,9 @@ UNITS = pathlib.Path("/etc/systemd/system")
 STATE = pathlib.Path(os.environ.get("SFT_SYSTEMCTL_STATE", "/run/sft-systemctl"))
 # Known and of no effect here: order, hardening and limits of a real system.
 IGNORED = {"Description", "Documentation", "Wants", "After", "StartLimitIntervalSec", "WantedBy", "NoNewPrivileges",
-           "ProtectSystem", "ProtectHome", "Delegate", "LimitMEMLOCK", "TasksMax", "OOMPolicy"}
+           "ProtectSystem", "ProtectHome", "Delegate", "LimitMEMLOCK", "TasksMax", "OOMPolicy", "NotifyAccess", "TimeoutStartSec"}
 USED = {"User", "Group", "EnvironmentFile", "StateDirectory", "StateDirectoryMode", "ExecStart", "Restart",
-        "RestartSec", "KillMode", "TimeoutStopSec", "LimitNOFILE"}
+        "RestartSec", "KillMode", "TimeoutStopSec", "LimitNOFILE", "Type", "WatchdogSec"}
 
 
 def read_unit(name):
@@ -88,14 +89,28 @@ def supervise(name):
     signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
     signal.signal(signal.SIGCHLD, lambda *_: None)
     log = open(STATE / f"{name}.log", "ab")
+    notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    (STATE / f"{name}.notify").unlink(missing_ok=True)
+    notices.bind(str(STATE / f"{name}.notify"))
+    (STATE / f"{name}.notify").chmod(0o777)
+    notices.settimeout(0.05)
     while not stopping:
         unit = read_unit(name)
-        variables = read_environment(unit)
+        variables = read_environment(unit) | {"NOTIFY_SOCKET": str(STATE / f"{name}.notify")}
         process = subprocess.Popen(command_of(unit, variables), env=variables, stdout=log, stderr=log, cwd="/",
                                    stdin=subprocess.DEVNULL, preexec_fn=prepare(unit))
         (STATE / f"{name}.main").write_text(str(process.pid))
+        heard = None
         while process.poll() is None and not stopping:
-            time.sleep(0.05)
+            try:
+                notices.recv(256)
+                heard = time.monotonic()
+                (STATE / f"{name}.ready").touch()
+            except TimeoutError:
+                pass
+            if heard and time.monotonic() - heard > seconds_of(unit.get("WatchdogSec", "1d")):
+                log.write(f"[{name}: says nothing any more]\n".encode())
+                process.kill()
         if process.poll() is None:
             end(unit, process)
         log.write(f"[{name}: ended with {process.returncode}]\n".encode())
@@ -104,7 +119,13 @@ def supervise(name):
             break
         if not stopping:
             time.sleep(float(unit.get("RestartSec", "0.1")))
+    (STATE / f"{name}.ready").unlink(missing_ok=True)
     (STATE / f"{name}.pid").unlink()
+
+
+def seconds_of(text):
+    number, unit = re.fullmatch(r"(\d+)(s|min|d)", text).groups()
+    return int(number) * {"s": 1, "min": 60, "d": 86400}[unit]
 
 
 def end(unit, process):
@@ -132,9 +153,9 @@ def start(name):
     if pid_of(name):
         return
     STATE.mkdir(parents=True, exist_ok=True)
-    read_unit(name)
+    waits_for = "ready" if read_unit(name).get("Type") == "notify" else "pid"
     if os.fork():
-        while not (STATE / f"{name}.pid").exists():
+        while not (STATE / f"{name}.{waits_for}").exists():
             time.sleep(0.02)
         return
     os.setsid()

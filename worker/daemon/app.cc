@@ -21,6 +21,7 @@
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "common/obs/log.h"
+#include "common/obs/service_manager.h"
 #include "common/rpc/endpoint.h"
 #include "worker/daemon/agent.h"
 #include "worker/daemon/disk.h"
@@ -287,7 +288,11 @@ absl::Status RunWorker(const Options& options) {
   });
   inventory.SetWaker([&] { gpu_probe.Wake(); });
   session.Start();
-  while (!ending) agent.WaitForStep(agent.Step());
+  obs::TellServiceManager("READY=1");
+  while (!ending) {
+    agent.WaitForStep(agent.Step());
+    obs::TellServiceManager("WATCHDOG=1");
+  }
   session.Stop();
   // What a thread is doing now may take as long as a call's deadline, and all that matters is on
   // disk at any time: a restart has to cope with a sudden end anyway.
