@@ -23,6 +23,7 @@
 #include "server/rpc/storage_service.h"
 #include "server/rpc/worker_service.h"
 #include "server/state/names.h"
+#include "server/store/access.h"
 
 namespace sft::server {
 
@@ -125,6 +126,27 @@ absl::StatusOr<rpc::Endpoint> HttpEndpoint(const Server::Settings& settings) {
   return endpoint;
 }
 
+// Why a server that others reach does not start without keys.
+absl::Status NoKeys(const Server::Settings& settings, Store& store) {
+  std::vector<TokenRecord> tokens;
+  SFT_RETURN_IF_ERROR(store.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(tokens, store::ListTokens(db));
+    return absl::OkStatus();
+  }));
+  if (tokens.empty()) {
+    return PermissionDenied(fmt::format(
+        "--listen {}{}: what is not loopback alone is served with TLS and tokens; make them with "
+        "`sft-server init --data-dir {} --name HOST`, then start the server again",
+        settings.listen.ToString(), settings.require_token ? " --require-token" : "",
+        settings.data_dir));
+  }
+  return FailedPrecondition(fmt::format(
+      "the keys of this fleet, {0}/tls, are missing (backups do not hold them): put back the copy "
+      "that you keep. With new ones, of `sft-server init --data-dir {0} --name HOST`, every user "
+      "has to log in and every node has to join again",
+      settings.data_dir));
+}
+
 }  // namespace
 
 Server::Server() = default;
@@ -139,13 +161,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                        BlobStore::Open(settings.data_dir + "/checkpoints"));
   const bool open = rpc::IsLoopback(settings.listen.host) && !settings.require_token;
   SFT_ASSIGN_OR_RETURN(const auto credentials, LoadCredentials(settings.data_dir, clock));
-  if (!open && !credentials.has_value()) {
-    return PermissionDenied(fmt::format(
-        "--listen {}{}: what is not loopback alone is served with TLS and tokens; make them with "
-        "`sft-server init --data-dir {} --name HOST`, then start the server again",
-        settings.listen.ToString(), settings.require_token ? " --require-token" : "",
-        settings.data_dir));
-  }
+  if (!open && !credentials.has_value()) return NoKeys(settings, *store);
   std::optional<tls::Identity> authority;
   if (credentials.has_value()) authority = credentials->authority;
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<Access> access,

@@ -68,7 +68,7 @@ absl::Status LinkOrCopy(const std::string& from, const std::string& to) {
   return io::RenameDurably(partial, to);
 }
 
-// Logs and metrics grow: they are copied, never linked.
+// Logs, metrics and keys may be written anew: they are copied, never linked.
 absl::Status CopyTree(const std::string& from, const std::string& to) {
   if (!io::IsDirectory(from)) return absl::OkStatus();
   std::error_code error;
@@ -267,8 +267,9 @@ absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::
                        TakeBlobs(manifest.value("checkpoints", nlohmann::json::array()),
                                  kCheckpoints, data_dir, {backup, files_from}));
   if (!files_from.empty()) {
-    SFT_RETURN_IF_ERROR(CopyTree(files_from + "/logs", data_dir + "/logs"));
-    SFT_RETURN_IF_ERROR(CopyTree(files_from + "/metrics", data_dir + "/metrics"));
+    for (const char* name : {"/logs", "/metrics", "/tls"}) {
+      SFT_RETURN_IF_ERROR(CopyTree(files_from + name, data_dir + name));
+    }
   }
   const std::string copy = data_dir + "/server.db.restored";
   SFT_RETURN_IF_ERROR(io::RemoveAll(copy));

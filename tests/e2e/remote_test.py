@@ -4,6 +4,7 @@ joining, and that neither sees nor touches what the other has."""
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 
@@ -46,12 +47,14 @@ class RemoteTest(ServiceCase):
         return path
 
     def serve(self):
-        said = self.init(*[site.outside for site in self.sites])
-        self.start("server", BUILD / "bin/sft-server", "--listen", f"0.0.0.0:{self.port}", "--http", "off",
-                   "--data-dir", self.dir / "server", "--restart-delay", "0s")
-        self.fingerprint = said["fingerprint"]
+        self.fingerprint = self.init(*[site.outside for site in self.sites])["fingerprint"]
+        self.start_server()
         wait_until("the admin to be let in",
                    lambda: self.login(None, "admin", "admin").returncode == 0)
+
+    def start_server(self):
+        self.start("server", BUILD / "bin/sft-server", "--listen", f"0.0.0.0:{self.port}", "--http", "off",
+                   "--data-dir", self.dir / "server", "--restart-delay", "0s")
 
     def at(self, site, who, *arguments, **environment):
         """sftctl of somebody at a site; None: on the server's machine."""
@@ -293,6 +296,29 @@ class RemoteTest(ServiceCase):
         # A node that is revoked is cut off, and says why.
         self.assertEqual(self.at(None, "admin", "admin", "token", "revoke", "nodes/node-a").returncode, 0)
         wait_until("the node to be told", lambda: "was revoked" in (self.dir / "new-a.log").read_text())
+
+    def test_a_restored_fleet_keeps_its_keys(self):
+        self.serve()
+        self.worker(self.sites[2], "node-a")
+        made = self.at(None, "admin", "admin", "backup", "--to", self.dir / "copy")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        self.kill("server")
+        data = self.dir / "server"
+        data.rename(self.dir / "old")
+
+        def restore(*options):
+            done = subprocess.run([str(BUILD / "bin/sft-server"), "--restore", str(self.dir / "copy"), "--data-dir",
+                                   str(data), *options], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        restore()
+        refused = subprocess.run([str(BUILD / "bin/sft-server"), "--listen", f"0.0.0.0:{self.port}", "--data-dir",
+                                  str(data)], capture_output=True, text=True, check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("put back the copy that you keep", refused.stderr)
+        shutil.rmtree(data)
+        restore("--files-from", str(self.dir / "old"))
+        self.start_server()
+        wait_until("the worker to come back", lambda: " UP " in self.at(None, "admin", "nodes").stdout)
 
     def refused_worker(self, site, node, token, name, why):
         self.worker(site, node, token=token, name=name, wait=False)

@@ -1,5 +1,7 @@
 #include "server/core/backup.h"
 
+#include <sys/stat.h>
+
 #include "common/io/sha256.h"
 #include "server/blob/blob_store.h"
 #include "server/store/checkpoints.h"
@@ -58,9 +60,14 @@ TEST_F(BackupTest, ARestoredFolderIsTheServerAsItWas) {
   EXPECT_EQ(made->blobs(), 1);
   EXPECT_EQ(made->blob_bytes(), 9);
   Submit("CPU", 1);  // later
+  ASSERT_TRUE(io::MakeDirs(dir_ + "/tls").ok());
+  ASSERT_TRUE(io::WriteFileAtomic(dir_ + "/tls/ca.key", "secret", io::kPrivateMode).ok());
   const auto told = RestoreBackup(target_ + "/b", target_ + "/new", dir_);
   ASSERT_TRUE(told.ok()) << told.status();
   EXPECT_NE(told->find("taken 1, missing 0"), std::string::npos) << *told;
+  struct stat key {};
+  ASSERT_EQ(stat((target_ + "/new/tls/ca.key").c_str(), &key), 0);
+  EXPECT_EQ(key.st_mode & 0777, 0600u);
   Halt();
   store_ = Store::Open({target_ + "/new/server.db"}).value();
   jobs_ = std::make_unique<JobManager>(*store_, clock_, hub_, [] {});
@@ -112,7 +119,7 @@ TEST_F(BackupTest, ADamagedOrNewerBackupIsRefused) {
   ASSERT_TRUE(Make(target_ + "/b").ok());
   const std::string manifest = io::ReadFile(target_ + "/b/manifest.json").value();
   std::string newer = manifest;
-  newer.replace(newer.find("\"schema\": "), 11, "\"schema\": 9");
+  newer.replace(newer.find("\"schema\": "), 10, "\"schema\": 99");
   ASSERT_TRUE(io::WriteFileAtomic(target_ + "/b/manifest.json", newer).ok());
   const absl::Status refused = RestoreBackup(target_ + "/b", target_ + "/new", "").status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
