@@ -34,6 +34,14 @@ bool IsSame(const sched::ResumeChoice& a, const sched::ResumeChoice& b) {
          a.checkpoint->step == b.checkpoint->step;
 }
 
+// Where the end of what runs is not known, what waits for it moves with the clock: that is stored
+// once a minute at most, as whatever is stored asks for another decision.
+bool IsAsBefore(const Reservation& before, const Reservation& now, int64_t now_us) {
+  constexpr int64_t kNoNewsUs = 60'000'000;
+  const int64_t later_us = now.start_us - std::max(before.start_us, now_us);
+  return before.nodes == now.nodes && later_us >= 0 && later_us < kNoNewsUs;
+}
+
 bool HasSlots(const NodeRecord& node, const std::vector<int>& indexes, const std::string& type) {
   return std::all_of(indexes.begin(), indexes.end(), [&](int index) {
     return std::any_of(node.slots.begin(), node.slots.end(), [&](const SlotRecord& slot) {
@@ -124,9 +132,7 @@ absl::Status Reconciler::EndStranded(Database& db, const std::string& job_id, in
 absl::StatusOr<Scene> Reconciler::Look(int64_t now_us) {
   Scene scene;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(
-        scene, ReadScene(db, registry_, now_us,
-                         {.promised = &promised_, .margin = options_.unreachable_margin}));
+    SFT_ASSIGN_OR_RETURN(scene, ReadScene(db, registry_, now_us, options_.unreachable_margin));
     return absl::OkStatus();
   }));
   return scene;
@@ -213,6 +219,26 @@ void Reconciler::AddDecision(const Scene& scene, const sched::Decision& decision
   }
 }
 
+void Reconciler::AddPromises(const Scene& scene, const sched::Decision& decision,
+                             std::vector<Change>& changes) {
+  std::set<std::string_view> promised;
+  for (const sched::Waiting& waiting : decision.waiting) {
+    if (waiting.promised.empty()) continue;
+    promised.insert(waiting.job);
+    const auto before = scene.promises.find(waiting.job);
+    if (before != scene.promises.end() &&
+        IsAsBefore(before->second, waiting.promised, scene.snapshot.now_us)) {
+      continue;
+    }
+    changes.push_back(
+        [&](Database& db) { return store::PutPromise(db, waiting.job, waiting.promised); });
+  }
+  for (const auto& [job, promise] : scene.promises) {
+    if (promised.contains(job)) continue;
+    changes.push_back([&job](Database& db) { return store::PutPromise(db, job, Reservation()); });
+  }
+}
+
 absl::Status Reconciler::Commit(const std::vector<Change>& changes) {
   for (size_t begin = 0; begin < changes.size(); begin += kTogether) {
     const size_t end = std::min(changes.size(), begin + kTogether);
@@ -244,12 +270,9 @@ absl::Status Reconciler::Decide(const Scene& scene, int64_t now_us, ChangedJobs&
     if (HasPaceToStore(live) && live.attempt.paced_us > 0) noted.insert(live.attempt.uid);
   }
   AddDecision(scene, decision, by_job, now_us, changed, changes);
+  AddPromises(scene, decision, changes);
   SFT_RETURN_IF_ERROR(Commit(changes));
   noted_ = std::move(noted);
-  promised_.clear();
-  for (const sched::Waiting& waiting : decision.waiting) {
-    if (!waiting.promised.empty()) promised_[waiting.job] = waiting.promised;
-  }
   if (outlooks_ != nullptr) outlooks_->Replace(Expect(decision, scene.live, now_us));
   return absl::OkStatus();
 }

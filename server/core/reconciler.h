@@ -74,6 +74,9 @@ class Reconciler {
   using Estimates = std::map<std::string_view, const EstimateRecord*>;  // first ones, by job
   void AddDecision(const Scene& scene, const sched::Decision& decision, const Estimates& estimates,
                    int64_t now_us, ChangedJobs& changed, std::vector<Change>& changes);
+  // What the decision promises otherwise than was promised before.
+  static void AddPromises(const Scene& scene, const sched::Decision& decision,
+                          std::vector<Change>& changes);
   // Whether a placement may still be made, by what users, operators and workers stored since the
   // scene was read. That its slots are free needs no look: only this process takes any.
   absl::StatusOr<bool> StillStands(Database& db, const sched::Placement& placement,
@@ -90,8 +93,6 @@ class Reconciler {
   ChangeHub& hub_;
   const Options options_;
   Outlooks* const outlooks_;
-  // What waiting jobs were promised. Made anew after a restart.
-  std::map<std::string, sched::Reservation> promised_;
   // Jobs with a first estimate, and attempts with one of their 50th step, that are stored.
   std::set<std::string> noted_;
   // After the last tick; of the thread that ticks.

@@ -81,8 +81,8 @@ absl::Status AddNodes(Database& db, const WorkerRegistry& registry, Scene& scene
   return AddModels(db, scene.snapshot);
 }
 
-absl::Status AddPending(Database& db, const WorkerRegistry& registry, int64_t now_us,
-                        const SceneOptions& options, Scene& scene) {
+absl::Status AddPending(Database& db, const WorkerRegistry& registry, int64_t now_us, Nanos margin,
+                        Scene& scene) {
   for (JobRecord& job : scene.pending) {
     if (IsHeldBack(job, now_us, registry.options().pace)) {
       scene.waits_for_time = true;
@@ -94,13 +94,10 @@ absl::Status AddPending(Database& db, const WorkerRegistry& registry, int64_t no
     job.schedule.after = others.left;
     sched::PendingJob view = ToPending(job);
     AddSchedule(job, view);
-    if (options.promised != nullptr) {
-      const auto promise = options.promised->find(job.id);
-      if (promise != options.promised->end()) view.promised = promise->second;
-    }
+    const auto promise = scene.promises.find(job.id);
+    if (promise != scene.promises.end()) view.promised = promise->second;
     if (job.attempt > 0 || !job.resumed_from.empty()) {
-      SFT_ASSIGN_OR_RETURN(sched::ResumeChoice choice,
-                           ChooseFor(db, registry, job, options.margin));
+      SFT_ASSIGN_OR_RETURN(sched::ResumeChoice choice, ChooseFor(db, registry, job, margin));
       view.only_nodes = choice.only_nodes;
       view.needs_shared = choice.needs_shared;
       if (choice.checkpoint.has_value() && view.protocol < kResumesSince) {
@@ -167,16 +164,17 @@ absl::Status Explain(Database& db, Scene& scene) {
 }  // namespace
 
 absl::StatusOr<Scene> ReadScene(Database& db, const WorkerRegistry& registry, int64_t now_us,
-                                const SceneOptions& options) {
+                                Nanos margin) {
   Scene scene;
   SFT_RETURN_IF_ERROR(AddNodes(db, registry, scene));
   SFT_ASSIGN_OR_RETURN(scene.pending, store::PendingJobs(db, Scene::kMaxPending));
   for (JobRecord& job : scene.pending) {
     SFT_ASSIGN_OR_RETURN(job.schedule, store::GetSchedule(db, job.id));
   }
+  SFT_ASSIGN_OR_RETURN(scene.promises, store::AllPromises(db));
   SFT_ASSIGN_OR_RETURN(scene.live, LoadLive(db));
   SFT_RETURN_IF_ERROR(AddWork(db, scene.live, now_us, scene.snapshot));
-  SFT_RETURN_IF_ERROR(AddPending(db, registry, now_us, options, scene));
+  SFT_RETURN_IF_ERROR(AddPending(db, registry, now_us, margin, scene));
   SFT_RETURN_IF_ERROR(Explain(db, scene));
   return scene;
 }

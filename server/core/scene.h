@@ -43,6 +43,7 @@ struct Scene {
   std::vector<LiveJob> live;
   // Of these, the nodes as they may be used, and the pending jobs that may be placed now.
   sched::Snapshot snapshot;
+  std::map<std::string, Reservation> promises;  // by job
   // What those of them go on from that do not begin at step 0.
   std::map<std::string, sched::ResumeChoice> choices;
   // Pending jobs after others that have ended since, and those that have nothing left to go on
@@ -55,14 +56,9 @@ struct Scene {
   bool nodes_changed = false;
 };
 
-// What a scene depends on beside the database and the workers.
-struct SceneOptions {
-  // What waiting jobs were promised.
-  const std::map<std::string, sched::Reservation>* promised = nullptr;
-  Nanos margin = Nanos(0);  // Reconciler::Options::unreachable_margin
-};
+// `margin`: Reconciler::Options::unreachable_margin.
 absl::StatusOr<Scene> ReadScene(Database& db, const WorkerRegistry& registry, int64_t now_us,
-                                const SceneOptions& options);
+                                Nanos margin);
 
 // What a pending job goes on from, of what can be reached.
 absl::StatusOr<sched::ResumeChoice> ChooseFor(Database& db, const WorkerRegistry& registry,

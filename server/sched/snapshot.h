@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/base/version.h"
+#include "server/state/schedule.h"
 
 // What a scheduling decision depends on, and what it says. Values: times are microseconds since the
 // Unix epoch, durations microseconds.
@@ -39,15 +40,6 @@ struct NodeView {
 struct Part {
   std::string node;
   std::vector<int> slots;
-};
-
-// What was promised to a waiting gang: it starts then, on these nodes, or earlier.
-struct Reservation {
-  int64_t start_us = 0;
-  std::vector<std::string> nodes;  // in node rank order
-
-  bool empty() const { return nodes.empty(); }
-  bool operator==(const Reservation&) const = default;
 };
 
 // Classes of jobs, from the least; numbers of spec::Priority.

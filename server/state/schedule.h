@@ -39,6 +39,15 @@ struct ProjectLimits {
   int64_t usage_at_us = 0;
 };
 
+// What was promised to a waiting gang: it starts then, on these nodes, or earlier.
+struct Reservation {
+  int64_t start_us = 0;
+  std::vector<std::string> nodes;  // in node rank order
+
+  bool empty() const { return nodes.empty(); }
+  bool operator==(const Reservation&) const = default;
+};
+
 // What was expected of a job, and what happened.
 struct EstimateRecord {
   std::string job_id;

@@ -502,6 +502,14 @@ CREATE TABLE job_texts (
   resolved_json TEXT NOT NULL,
   resolved_values TEXT NOT NULL
 ) STRICT;
+)sql"},
+                                     {9, R"sql(
+-- What the scheduler promised to waiting jobs. Names of nodes have commas between them.
+CREATE TABLE promises (
+  job_id TEXT NOT NULL PRIMARY KEY REFERENCES jobs (id),
+  start_us INTEGER NOT NULL,
+  nodes TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

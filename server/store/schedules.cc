@@ -194,6 +194,26 @@ absl::StatusOr<std::map<std::string, int>> PendingByProject(Database& db) {
   }
 }
 
+absl::StatusOr<std::map<std::string, Reservation>> AllPromises(Database& db) {
+  SFT_ASSIGN_OR_RETURN(Statement row, db.Prepare("SELECT job_id, start_us, nodes FROM promises"));
+  std::map<std::string, Reservation> promises;
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool more, row.Step());
+    if (!more) return promises;
+    promises[row.Text(0)] = {row.Int(1), Split(row.Text(2))};
+  }
+}
+
+absl::Status PutPromise(Database& db, const std::string& job_id, const Reservation& promise) {
+  if (promise.empty()) {
+    SFT_ASSIGN_OR_RETURN(Statement remove, db.Prepare("DELETE FROM promises WHERE job_id = ?"));
+    return remove.Bind(job_id).Run();
+  }
+  SFT_ASSIGN_OR_RETURN(Statement put, db.Prepare("INSERT OR REPLACE INTO promises (job_id, "
+                                                 "start_us, nodes) VALUES (?, ?, ?)"));
+  return put.Bind(job_id).Bind(promise.start_us).Bind(Join(promise.nodes)).Run();
+}
+
 absl::Status InsertEstimate(Database& db, const EstimateRecord& r) {
   SFT_ASSIGN_OR_RETURN(
       Statement insert,

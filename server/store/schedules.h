@@ -7,7 +7,8 @@
 #include "server/state/schedule.h"
 #include "server/store/sqlite.h"
 
-// Rows that the scheduler goes by: schedules of jobs, limits of projects, estimates. As jobs.h.
+// Rows that the scheduler goes by: schedules of jobs, limits of projects, promises, estimates. As
+// jobs.h.
 
 namespace sft::server::store {
 
@@ -29,6 +30,10 @@ absl::Status PutLimits(Database& db, const ProjectLimits& limits);
 absl::StatusOr<int> CountPending(Database& db, const std::string& project);
 // Jobs of each project that wait.
 absl::StatusOr<std::map<std::string, int>> PendingByProject(Database& db);
+
+// What waiting jobs were promised, by job. To put an empty one takes a promise away.
+absl::StatusOr<std::map<std::string, Reservation>> AllPromises(Database& db);
+absl::Status PutPromise(Database& db, const std::string& job_id, const Reservation& promise);
 
 // The first estimate of a job stays; a repeat changes nothing.
 absl::Status InsertEstimate(Database& db, const EstimateRecord& record);
