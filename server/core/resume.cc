@@ -45,8 +45,9 @@ absl::Status FillResume(Database& db, const JobRecord& job, const AttemptRecord&
                        store::CheckpointsOfJob(db, writer.job_id));
   v1::Resume& resume = *dispatch.mutable_resume();
   resume.set_step(attempt.resume_step);
-  // A job's own checkpoint can differ from it in the engine alone, when nodes were upgraded.
-  resume.set_changed_ok(job.resume_changed || writer.job_id == job.id);
+  const bool own = writer.job_id == job.id;
+  resume.set_changed_ok(job.resume_changed || own);
+  resume.set_engine_alone(own && !job.resume_changed);
   for (const CheckpointRecord& checkpoint : all) {
     if (checkpoint.attempt_uid != attempt.resume_uid || checkpoint.step != attempt.resume_step) {
       continue;

@@ -33,7 +33,9 @@ static void Fields(V& v, RankLaunch& l) {
   v("job_id", l.job_id);
   v("checkpoint_dir", l.checkpoint_dir);
   v("resume_dir", l.resume_dir);
+  v("resume_step", l.resume_step);
   v("resume_changed", l.resume_changed);
+  v("resume_engine_alone", l.resume_engine_alone);
 }
 
 template <typename V>

@@ -51,8 +51,11 @@ struct RankLaunch {
   std::string checkpoint_dir;
   // A checkpoint, all of whose files are there, to go on from; empty: begin at step 0.
   std::string resume_dir;
-  // Goes on although the checkpoint is of another job file, data set or engine, where it can.
+  int64_t resume_step = 0;  // the step that it is of; 0: any
+  // Goes on although the checkpoint is of another job file, data set or engine, where it can; or of
+  // another engine alone.
   bool resume_changed = false;
+  bool resume_engine_alone = false;
 };
 
 // How the shim starts the processes of one attempt on this node.

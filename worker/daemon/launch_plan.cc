@@ -117,7 +117,9 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.job_id = dispatch.job_id();
   rank.checkpoint_dir = CheckpointDir(dispatch.job_id(), setup);
   rank.resume_dir = input.staged.resume_dir;
+  rank.resume_step = dispatch.resume().step();
   rank.resume_changed = dispatch.resume().changed_ok();
+  rank.resume_engine_alone = dispatch.resume().engine_alone();
 
   channel::ShimLaunch& shim = files.shim;
   shim.attempt_uid = input.attempt_uid;

@@ -57,6 +57,12 @@ CheckpointLoader::CheckpointLoader(Options options, const Stamp& now, const Chec
 void CheckpointLoader::Verify(const Stamp& now, const CheckpointPlace& place,
                               const Communicator& comm) {
   manifest_ = ReadManifest(options_.dir);
+  if (options_.step > 0 && manifest_.step != options_.step) {
+    throw InfrastructureError(
+        fmt::format("{} holds the states of step {} where those of step {} should be",
+                    options_.dir.string(), manifest_.step, options_.step),
+        "checkpoint_damaged", "Resume from another checkpoint (sftctl resume JOB --from STEP).");
+  }
   CompareStamps(now);
   const size_t ranks = static_cast<size_t>(place.ranks_of_node(comm.world()));
   const size_t own = static_cast<size_t>(comm.rank() - place.first_rank);
@@ -67,7 +73,9 @@ void CheckpointLoader::Verify(const Stamp& now, const CheckpointPlace& place,
 
 void CheckpointLoader::CompareStamps(const Stamp& now) {
   std::vector<std::string> fixed;
+  bool others = false;  // than the engine's
   for (StampDifference& difference : Compare(manifest_.stamp, now)) {
+    others = others || !difference.engine;
     (difference.acceptable ? changes_ : fixed).push_back(std::move(difference.text));
   }
   const std::string which =
@@ -77,6 +85,11 @@ void CheckpointLoader::CompareStamps(const Stamp& now) {
     throw UserError(which + fmt::format("{}", fmt::join(fixed, "; ")), "checkpoint_mismatch",
                     "Its states do not fit this job: submit a new one, or resume with the model, "
                     "the base's precision and the adapters that the checkpoint was made with.");
+  }
+  if (others && options_.engine_alone) {
+    throw UserError(which + fmt::format("{}", fmt::join(changes_, "; ")), "checkpoint_mismatch",
+                    "Something that the job reads was changed while it ran: put it back, or go on "
+                    "with what is there now (sftctl resume JOB --allow-changes).");
   }
   if (!changes_.empty() && !options_.changed) {
     throw UserError(which + fmt::format("{}", fmt::join(changes_, "; ")), "checkpoint_mismatch",

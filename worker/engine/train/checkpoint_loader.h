@@ -19,12 +19,15 @@ class CheckpointLoader {
  public:
   struct Options {
     std::filesystem::path dir;  // with all files of the checkpoint
+    int64_t step = 0;           // that it is of; 0: any
     bool changed = false;       // what can be used of another job is
+    bool engine_alone = false;  // of that, what another version of the engine wrote
   };
 
   // Verifies the files and compares the stamp with that of this run. A collective: what one rank
   // finds is thrown on every rank. Throws UserError "checkpoint_mismatch", which names the
-  // differences, and as ReadManifest and VerifyFile.
+  // differences, InfrastructureError "checkpoint_damaged" for another step's, and as ReadManifest
+  // and VerifyFile.
   CheckpointLoader(Options options, const Stamp& now, const CheckpointPlace& place,
                    Communicator& comm);
 

@@ -55,11 +55,11 @@ const std::set<std::string, std::less<>>& FixedKeys() {
 
 // What a key means where its value is a hash.
 std::string_view Meaning(std::string_view key) {
-  if (key == "model.configuration") return "the model's config.json";
-  if (key == "model.weights") return "the model's weights";
-  if (key == "data.rows") return "the rows of the training data";
-  if (key == "data.validation_rows") return "the rows of the validation data";
-  if (key == "data.template") return "the chat template or the tokenizer";
+  if (key == "model.configuration") return "the model's config.json is";
+  if (key == "model.weights") return "the model's weights are";
+  if (key == "data.rows") return "the rows of the training data are";
+  if (key == "data.validation_rows") return "the rows of the validation data are";
+  if (key == "data.template") return "the chat template or the tokenizer is";
   return "";
 }
 
@@ -147,9 +147,9 @@ std::vector<StampDifference> Compare(const Stamp& saved, const Stamp& now) {
     StampDifference difference;
     difference.text =
         meaning.empty() ? fmt::format("{} is {}, the checkpoint has {}", key, value, found->second)
-                        : fmt::format("{} differ{} from the checkpoint's", meaning,
-                                      meaning.ends_with('s') ? "" : "s");
+                        : fmt::format("{} other than the checkpoint's", meaning);
     difference.acceptable = !FixedKeys().contains(key);
+    difference.engine = key == "engine.version";
     differences.push_back(std::move(difference));
   }
   return differences;

@@ -32,6 +32,7 @@ Stamp MakeStamp(const StampSource& source);
 struct StampDifference {
   std::string text;         // "lora.r is 8, the checkpoint has 16"
   bool acceptable = false;  // the states can be used nevertheless
+  bool engine = false;      // the version of the engine
 };
 
 // A key that only one of them has is no difference: it is of another version of the engine, which

@@ -60,7 +60,8 @@ TEST(LaunchTest, ARankLaunchComesBackWithEveryMember) {
   launch.attempt_dir = "/a";
   launch.checkpoint_dir = "/k";
   launch.resume_dir = "/k/step-500";
-  launch.resume_changed = true;
+  launch.resume_step = 500;
+  launch.resume_changed = launch.resume_engine_alone = true;
   launch.output_dir = "/o";
   launch.job_id = "j-1";
   launch.train_name = "mine/rows.jsonl";
@@ -75,7 +76,8 @@ TEST(LaunchTest, ARankLaunchComesBackWithEveryMember) {
   EXPECT_EQ(back->threads_per_rank, 3);
   EXPECT_EQ(back->job_id, "j-1");
   EXPECT_EQ(back->resume_dir, "/k/step-500");
-  EXPECT_TRUE(back->resume_changed);
+  EXPECT_EQ(back->resume_step, 500);
+  EXPECT_TRUE(back->resume_changed && back->resume_engine_alone);
 }
 
 TEST(LaunchTest, AShimStatusComesBackWithEveryMember) {

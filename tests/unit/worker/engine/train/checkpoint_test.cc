@@ -69,9 +69,11 @@ class CheckpointTest : public testing::Test {
   }
 
   // What a run from `dir` is refused with: "<domain> <code>: <message>".
-  static std::string Refusal(TrainerOptions options, const fs::path& dir, bool changed = false) {
+  static std::string Refusal(TrainerOptions options, const fs::path& dir,
+                             const CheckpointLoader::Options& how = {}) {
     options.checkpoints.dir.clear();
-    options.resume = {dir, changed};
+    options.resume = how;
+    options.resume.dir = dir;
     const auto text = [](const char* domain, const Error& error) {
       return std::string(domain) + " " + error.code() + ": " + error.what();
     };
@@ -146,10 +148,11 @@ TEST_F(CheckpointTest, DamageIsRefusedOnEveryRankNamingTheFile) {
 TEST_F(CheckpointTest, AnotherJobIsRefusedNamingWhatDiffers) {
   TrainerOptions options = Every(3);
   Run(options);
-  const auto refusal = [&](const std::function<void(TrainerOptions&)>& change, bool changed) {
+  const auto refusal = [&](const std::function<void(TrainerOptions&)>& change,
+                           const CheckpointLoader::Options& how) {
     TrainerOptions other = options;
     change(other);
-    return Refusal(other, Step(3), changed);
+    return Refusal(other, Step(3), how);
   };
   struct Change {
     std::function<void(TrainerOptions&)> make;
@@ -169,9 +172,9 @@ TEST_F(CheckpointTest, AnotherJobIsRefusedNamingWhatDiffers) {
          WriteTinyModel(o.model_dir);
          Edit(o.model_dir / "model.safetensors", [](std::string& text) { text.back() ^= 1; });
        },
-       "the model's weights differ", false},
+       "the model's weights are other than the checkpoint's", false},
       {[](TrainerOptions& o) { o.train = CountingRows(13); },
-       "the rows of the training data differ", true},
+       "the rows of the training data are other than the checkpoint's", true},
       {[](TrainerOptions& o) { o.tokenizer = "other"; }, "the chat template or the tokenizer",
        true},
       {[](TrainerOptions& o) { o.spec.hyperparameters.learning_rate = 1e-3; },
@@ -181,10 +184,21 @@ TEST_F(CheckpointTest, AnotherJobIsRefusedNamingWhatDiffers) {
   };
   for (const Change& change : changes) {
     SCOPED_TRACE(change.says);
-    EXPECT_THAT(refusal(change.make, false),
-                AllOf(HasSubstr("user checkpoint_mismatch"), HasSubstr(change.says)));
-    EXPECT_EQ(refusal(change.make, true) == "accepted", change.acceptable);
+    const auto says = AllOf(HasSubstr("user checkpoint_mismatch"), HasSubstr(change.says));
+    EXPECT_THAT(refusal(change.make, {}), says);
+    EXPECT_EQ(refusal(change.make, {.changed = true}) == "accepted", change.acceptable);
+    // What the job itself wrote, after its files were changed.
+    EXPECT_THAT(refusal(change.make, {.changed = true, .engine_alone = true}), says);
   }
+  EXPECT_EQ(Refusal(options, Step(3), {.changed = true, .engine_alone = true}), "accepted");
+}
+
+TEST_F(CheckpointTest, StatesOfAnotherStepAreDamage) {
+  const TrainerOptions options = Every(3);
+  Run(options);
+  EXPECT_EQ(Refusal(options, Step(3), {.step = 3}), "accepted");
+  EXPECT_THAT(Refusal(options, Step(3), {.step = 6}),
+              AllOf(HasSubstr("infrastructure checkpoint_damaged"), HasSubstr("of step 3")));
 }
 
 TEST_F(CheckpointTest, AcceptedDifferencesAreReported) {
@@ -192,7 +206,7 @@ TEST_F(CheckpointTest, AcceptedDifferencesAreReported) {
   Run(options);
   options.spec.hyperparameters.learning_rate = 1e-3;
   options.spec.hyperparameters.max_steps = 8;
-  options.resume = {Step(3), true};
+  options.resume = {.dir = Step(3), .changed = true};
   const RecordingObserver observer = Run(options);
   ASSERT_EQ(observer.resumed.size(), 1u);
   EXPECT_THAT(observer.resumed[0].changes,
