@@ -87,7 +87,7 @@ class Removal {
   absl::Status RetainDatasets();
   absl::Status RetainBackups();
   absl::Status DropOrphans();
-  // Jobs of those names that ended longer ago than `age`.
+  // The time `age` ago, in microseconds since the Unix epoch.
   int64_t Before(Nanos age) const { return UnixMicros(clock_.Wall() - age); }
 
   Store& store_;

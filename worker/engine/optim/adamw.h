@@ -21,13 +21,11 @@
 // given is decayed, biases and norms too: leave them out of a weight_decay != 0 by a second AdamW.
 //
 //   kAdamW      m and v in fp32
-//   kAdamWBf16  m and v in bf16, rounded stochastically (nearest would freeze v, whose relative
-//   change
-//               per step, 1 - beta2, is below half a bf16 ulp)
+//   kAdamWBf16  m and v in bf16, rounded stochastically (nearest would freeze v, whose change per
+//               step, 1 - beta2 of it, is below half a bf16 ulp)
 //   kAdamW8bit  m and v in 8 bits: blocks of 256 elements scaled by their largest magnitude, codes
-//   of
-//               the dynamic map (signed for m, unsigned for v; Dettmers et al. 2022); tensors below
-//               4,096 elements keep fp32 states
+//               of the dynamic map (signed for m, unsigned for v; Dettmers et al. 2022); tensors
+//               below 4,096 elements keep fp32 states
 //
 // bf16 weights (master_weights = bf16) are rounded stochastically under each kind. The random bits
 // are a function of (seed, step, parameter id, element of the whole parameter): runs repeat bit for

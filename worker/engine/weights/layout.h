@@ -95,7 +95,7 @@ class FlatLayout {
   };
 
   FlatLayout() = default;
-  // `select` says which parameters belong; `unit_elements`: each starts at a multiple of it.
+  // `select` says which parameters belong; `align`: each starts at a multiple of it.
   template <typename Select>
   FlatLayout(const UnitInfo& unit, const Select& select, int64_t align = 1) {
     for (int i = 0; i < static_cast<int>(unit.params.size()); ++i) {

@@ -32,14 +32,6 @@ TEST(RandomUuidTest, IsOfVersionFour) {
   }
 }
 
-TEST(StrongIdTest, KindsDoNotMix) {
-  static_assert(!std::is_convertible_v<JobId, NodeId>);
-  static_assert(!std::is_convertible_v<std::string, JobId>);
-  EXPECT_EQ(JobId("a"), JobId("a"));
-  EXPECT_LT(JobId("a"), JobId("b"));
-  EXPECT_TRUE(JobId().empty());
-}
-
 TEST(RandomTest, ASeedRepeatsTheWordsAndTheIdsOfAThread) {
   std::string first, second, other;
   std::thread([&] {
