@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/plan/memory.h"
-#include "common/plan/model_shape.h"
+#include "common/plan/model_config.h"
 #include "common/plan/parameters.h"
 #include "common/spec/job_spec.h"
 

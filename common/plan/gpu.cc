@@ -24,6 +24,8 @@ constexpr GpuRates kGpus[] = {
 
 }  // namespace
 
+std::span<const GpuRates> KnownGpus() { return kGpus; }
+
 const GpuRates* FindGpu(std::string_view type_or_name) {
   for (const GpuRates& gpu : kGpus) {
     if (type_or_name == gpu.type || type_or_name.find(gpu.name) != std::string_view::npos) {

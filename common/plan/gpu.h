@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace sft::plan {
@@ -18,6 +19,9 @@ struct GpuRates {
   double copy = 0;                // bytes read and written
   double bus = 0;                 // bytes a second of a rank in a collective
 };
+
+// All that were measured.
+std::span<const GpuRates> KnownGpus();
 
 // By a job's gpu_type or the driver's name; null for a type that was never measured.
 const GpuRates* FindGpu(std::string_view type_or_name);

@@ -13,8 +13,6 @@ constexpr int64_t kNestedBlock = 256;
 constexpr int64_t kNf4CutUnit = kNf4Block * kNestedBlock;
 constexpr int64_t kInt8CutUnit = 256;
 constexpr int64_t kOptimizerBlock = 256;
-// Below this many elements 8-bit states are kept in fp32.
-constexpr int64_t kMinCodedElements = 4096;
 
 // How the job keeps quantised weights: pieces that ranks share out, and whole rows' scales.
 struct QuantSizes {

@@ -26,20 +26,13 @@ std::vector<Linear> BlockLinears(const ModelShape& s) {
           {"mlp.down_proj", s.hidden, s.intermediate, s.mlp_bias}};
 }
 
-// PEFT's rule: the whole name of a module, or its end after a dot.
-bool Matches(std::string_view module, std::string_view target) {
-  if (target == "all-linear") return true;
-  if (!module.ends_with(target)) return false;
-  return module.size() == target.size() || module[module.size() - target.size() - 1] == '.';
-}
-
-absl::Status CheckTargets(const ModelShape& shape, const spec::JobSpec& job) {
+std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::JobSpec& job) {
   const std::vector<Linear> linears = BlockLinears(shape);
   for (const std::string& target : job.lora.target_modules) {
     bool found = false;
     for (int64_t layer = 0; layer < shape.layers && !found; ++layer) {
       found = std::any_of(linears.begin(), linears.end(), [&](const Linear& linear) {
-        return Matches(fmt::format("model.layers.{}.{}", layer, linear.name), target);
+        return MatchesTarget(fmt::format("model.layers.{}.{}", layer, linear.name), target);
       });
     }
     if (found) continue;
@@ -48,12 +41,13 @@ absl::Status CheckTargets(const ModelShape& shape, const spec::JobSpec& job) {
       names += fmt::format("{}{}", names.empty() ? "" : ", ",
                            linear.name.substr(linear.name.find('.') + 1));
     }
-    return InvalidArgument(fmt::format(
-        "lora.target_modules: \"{}\" matches no linear of this {} model; it has {}, and "
-        "\"all-linear\" takes all",
-        target, shape.family, names));
+    return spec::Problem{
+        "lora.target_modules", 0,
+        fmt::format("\"{}\" matches no linear of this {} model; it has {}, and \"all-linear\" "
+                    "takes all",
+                    target, shape.family, names)};
   }
-  return absl::OkStatus();
+  return std::nullopt;
 }
 
 Unit MakeBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t layer) {
@@ -74,8 +68,9 @@ Unit MakeBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t layer)
     const std::string module = prefix + std::string(linear.name);
     base(std::string(linear.name) + ".weight", linear.out * linear.in, job.qlora(), linear.out);
     const auto& targets = job.lora.target_modules;
-    const bool adapted = !full && std::any_of(targets.begin(), targets.end(),
-                                              [&](const auto& t) { return Matches(module, t); });
+    const bool adapted = !full && std::any_of(targets.begin(), targets.end(), [&](const auto& t) {
+      return MatchesTarget(module, t);
+    });
     const bool bias_trained = full || job.lora.bias == spec::Bias::kAll ||
                               (adapted && job.lora.bias == spec::Bias::kLoraOnly);
     if (linear.bias) {
@@ -89,11 +84,8 @@ Unit MakeBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t layer)
   return unit;
 }
 
-}  // namespace
-
-absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec::JobSpec& job) {
+std::vector<Unit> UnitsOf(const ModelShape& shape, const spec::JobSpec& job) {
   const bool full = job.full_finetune();
-  if (!full) SFT_RETURN_IF_ERROR(CheckTargets(shape, job));
   std::vector<Unit> units;
   const int64_t table = shape.vocab * shape.hidden;
   units.push_back({{{"model.embed_tokens.weight", table, full, false, false}}});
@@ -107,6 +99,44 @@ absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec:
   return units;
 }
 
+// As the optimizer does, bitsandbytes' too: smaller tensors keep fp32 states.
+std::optional<spec::Problem> CheckOptimizer(const ModelShape& shape, const spec::JobSpec& job) {
+  if (job.hyperparameters.optimizer != spec::Optimizer::kAdamW8bit) return std::nullopt;
+  int64_t largest = 0;
+  for (const Unit& unit : UnitsOf(shape, job)) {
+    for (const Parameter& parameter : unit.parameters) {
+      if (parameter.trainable) largest = std::max(largest, parameter.elements);
+    }
+  }
+  if (largest >= kMinCodedElements) return std::nullopt;
+  return spec::Problem{
+      "hyperparameters.optimizer", 0,
+      fmt::format("adamw_8bit keeps the states of tensors from {} elements in 8 bits, but the "
+                  "largest that is trained has {}: use adamw",
+                  kMinCodedElements, largest)};
+}
+
+}  // namespace
+
+std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSpec& job) {
+  if (job.full_finetune()) return CheckOptimizer(shape, job);
+  if (auto problem = CheckTargets(shape, job)) return problem;
+  return CheckOptimizer(shape, job);
+}
+
+bool MatchesTarget(std::string_view module, std::string_view target) {
+  if (target == "all-linear") return true;
+  if (!module.ends_with(target)) return false;
+  return module.size() == target.size() || module[module.size() - target.size() - 1] == '.';
+}
+
+absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec::JobSpec& job) {
+  if (const auto problem = CheckJob(shape, job)) {
+    return InvalidArgument(fmt::format("{}: {}", problem->key, problem->message));
+  }
+  return UnitsOf(shape, job);
+}
+
 BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job) {
   BlockMatrices block;
   BlockMatrices::Matrix* const places[] = {&block.qkv,     &block.qkv,     &block.qkv, &block.o,
@@ -118,7 +148,7 @@ BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job) {
     for (int64_t layer = 0; layer < shape.layers && !adapted && !job.full_finetune(); ++layer) {
       const std::string module = fmt::format("model.layers.{}.{}", layer, linears[i].name);
       adapted = std::any_of(targets.begin(), targets.end(),
-                            [&](const auto& target) { return Matches(module, target); });
+                            [&](const auto& target) { return MatchesTarget(module, target); });
     }
     places[i]->rows += linears[i].out;
     places[i]->columns = linears[i].in;

@@ -1,14 +1,20 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/status.h"
-#include "common/plan/model_shape.h"
+#include "common/plan/model_config.h"
 #include "common/spec/job_spec.h"
+#include "common/spec/resolve.h"
 
 namespace sft::plan {
+
+// Below this many elements 8-bit states are kept in fp32.
+inline constexpr int64_t kMinCodedElements = 4096;
 
 // One tensor of a model under a job.
 struct Parameter {
@@ -26,8 +32,15 @@ struct Unit {
   std::vector<Parameter> parameters;
 };
 
-// The job's parameters. InvalidArgument when an entry of lora.target_modules matches no linear,
-// naming it and what there is.
+// PEFT's rule: `target` is a module's name or its end after a dot; "all-linear" is every linear of
+// the blocks.
+bool MatchesTarget(std::string_view module, std::string_view target);
+
+// What the job asks of the model that it cannot have; nothing where all is well: an entry of
+// lora.target_modules that matches no linear, 8-bit states where nothing trained is large enough.
+std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSpec& job);
+
+// The job's parameters. InvalidArgument for what CheckJob finds.
 absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec::JobSpec& job);
 
 // Whether a unit is a block: neither the embedding nor the head.

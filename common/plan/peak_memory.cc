@@ -267,6 +267,8 @@ int64_t MostCarried(const Problem& p, const Choice& choice) {
 }
 
 std::vector<MemoryItem> Items(const PeakMemory& m) {
+  // A backward may have let go of more than it made by its fullest moment.
+  const int64_t freed = std::min<int64_t>(0, m.transients);
   std::vector<MemoryItem> items;
   const std::pair<const char*, int64_t> all[] = {{"weights", m.weights},
                                                  {"quantised weights", m.quantized_weights},
@@ -275,8 +277,8 @@ std::vector<MemoryItem> Items(const PeakMemory& m) {
                                                  {"trained weights", m.trained_weights},
                                                  {"gradients", m.gradients},
                                                  {"optimizer", m.optimizer},
-                                                 {"activations", m.activations},
-                                                 {"transients", m.transients},
+                                                 {"activations", m.activations + freed},
+                                                 {"transients", m.transients - freed},
                                                  {"attention workspace", m.attention_workspace},
                                                  {"logits", m.logits},
                                                  {"communication", m.communication},

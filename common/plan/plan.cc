@@ -43,10 +43,10 @@ std::vector<int64_t> RowOptions(const Problem& p) {
   const int64_t whole = given == 0 ? RankRows(p.job) : given;
   const int64_t widest = std::max(2 * p.shape.intermediate, p.shape.hidden);
   std::vector<int64_t> options;
-  for (int64_t rows = whole; rows >= 1; --rows) {
+  const int64_t most = std::max<int64_t>(1, kMostTokens / p.row_tokens);
+  for (int64_t rows = std::min(whole, most); rows >= 1; --rows) {
     if (whole % rows != 0) continue;
-    const int64_t tokens = rows * p.row_tokens;
-    const bool usable = tokens <= kMostTokens && tokens * widest < kMostElements;
+    const bool usable = rows * p.row_tokens * widest < kMostElements;
     if (usable || rows == 1) options.push_back(rows);
   }
   return options;

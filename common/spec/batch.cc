@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "common/spec/draft.h"
 
@@ -113,7 +114,14 @@ void ResolveAuto(Draft* draft) {
     return;
   }
   const int64_t count = draft->Int(kGpuCountKey);
-  if (!draft->Has(kGlobal)) draft->Derive(kGlobal, kPlannedSequences * count, "16 * gpu_count");
+  if (!draft->Has(kGlobal)) {
+    draft->Derive(kGlobal, kPlannedSequences * count, "16 * gpu_count");
+    if (draft->Overridden(kDevice)) {
+      draft->AddWarning(kDevice, fmt::format("{} leaves open how many sequences a step has: "
+                                             "global_batch becomes {}; give it to keep another",
+                                             draft->Quote(kDevice), draft->Int(kGlobal)));
+    }
+  }
   const int64_t global = draft->Int(kGlobal);
   if (global % count != 0) {
     draft->AddProblem(kGlobal, fmt::format("{} is not a multiple of {}; global_batch = {} would be",
@@ -153,6 +161,12 @@ void ResolveBatch(Draft* draft) {
     return;
   }
   DeriveFactor(device ? kSteps : kDevice, device ? kDevice : kSteps, draft);
+}
+
+int64_t StepsOfEpochs(double n_epochs, int64_t steps_per_epoch) {
+  // 0.1 * 30 is a little more than 3 in floating point and must not become 4 steps.
+  const double exact = n_epochs * static_cast<double>(steps_per_epoch);
+  return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(exact - 1e-6)));
 }
 
 }  // namespace sft::spec

@@ -4,13 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "common/base/json.h"
+#include "common/base/round.h"
 #include "common/plan/memory.h"
-#include "common/plan/model_shape.h"
+#include "common/plan/model_config.h"
 #include "common/plan/parameters.h"
 #include "common/plan/plan.h"
+#include "common/spec/batch.h"
 #include "common/spec/job_json.h"
 #include "common/spec/job_protocol.h"
 #include "server/core/convert.h"
@@ -48,8 +49,7 @@ int64_t StepsOf(const spec::JobSpec& spec, int64_t rows) {
   if (h.max_steps > 0) return h.max_steps;
   if (spec.data.max_examples > 0) rows = std::min(rows, spec.data.max_examples);
   if (rows <= 0 || h.global_batch <= 0 || spec.data.packing) return 0;
-  const auto epoch = static_cast<double>((rows + h.global_batch - 1) / h.global_batch);
-  return static_cast<int64_t>(std::ceil(epoch * h.n_epochs));
+  return spec::StepsOfEpochs(h.n_epochs, CeilDiv(rows, h.global_batch));
 }
 
 plan::PlanInput InputOf(const plan::ModelShape& shape, const spec::JobSpec& spec, int64_t memory) {
@@ -62,8 +62,8 @@ plan::PlanInput InputOf(const plan::ModelShape& shape, const spec::JobSpec& spec
 // What the job holds and, for GPUs of `gpu_memory` bytes, how it would run.
 absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, int64_t gpu_memory,
                         v1::JobPlan& plan) {
-  SFT_ASSIGN_OR_RETURN(const plan::ModelShape shape, plan::ParseModelShape(config));
-  SFT_ASSIGN_OR_RETURN(const std::vector<plan::Unit> units, plan::MakeUnits(shape, spec));
+  SFT_ASSIGN_OR_RETURN(const plan::ModelConfig model, plan::ParseModelConfig(config));
+  SFT_ASSIGN_OR_RETURN(const std::vector<plan::Unit> units, plan::MakeUnits(model, spec));
   const plan::ParameterCounts counts = plan::CountParameters(units);
   plan.set_trainable_parameters(counts.trainable);
   plan.set_total_parameters(counts.total);
@@ -73,11 +73,11 @@ absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, in
     AddMemory(plan::Items(plan::PlanMemory(units, spec, device)), plan);
     return absl::OkStatus();
   }
-  const plan::PlanInput input = InputOf(shape, spec, gpu_memory);
+  const plan::PlanInput input = InputOf(model, spec, gpu_memory);
   SFT_ASSIGN_OR_RETURN(const plan::Plan planned, plan::MakePlan(input));
   AddMemory(plan::Items(planned.memory), plan);
   plan.set_batch(BatchArithmetic(plan::WithBatch(spec, planned.choice)));
-  plan.set_execution(plan::Describe(planned, spec, shape.layers));
+  plan.set_execution(plan::Describe(planned, spec, model.layers));
   plan.set_memory_limit_bytes(input.memory_bytes);
   if (plan::FindGpu(spec.compute.gpu_type) != nullptr) {
     plan.set_tokens_per_second(planned.tokens_per_second);
@@ -135,17 +135,13 @@ std::optional<spec::Problem> Planner::CheckModel(const spec::JobSpec& spec, bool
     return spec::Problem{"job.model", 0, std::string(Message(config.status()))};
   }
   if (!config.ok()) return std::nullopt;
-  const absl::StatusOr<plan::ModelShape> shape = plan::ParseModelShape(*config);
-  if (!shape.ok()) {
+  const absl::StatusOr<plan::ModelConfig> model = plan::ParseModelConfig(*config);
+  if (!model.ok()) {
     return spec::Problem{"job.model", 0,
-                         fmt::format("{}: {}", spec.job.model, Message(shape.status()))};
+                         fmt::format("{}: {}", spec.job.model, Message(model.status()))};
   }
-  const absl::Status units = plan::MakeUnits(*shape, spec).status();
-  if (units.ok()) return complete ? CheckFits(*shape, spec) : std::nullopt;
-  std::string_view message = Message(units);
-  constexpr std::string_view kTargets = "lora.target_modules";
-  if (message.starts_with(kTargets)) message.remove_prefix(kTargets.size() + 2);
-  return spec::Problem{std::string(kTargets), 0, std::string(message)};
+  if (auto problem = plan::CheckJob(*model, spec)) return problem;
+  return complete ? CheckFits(*model, spec) : std::nullopt;
 }
 
 v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
@@ -225,9 +221,9 @@ double Planner::StepSeconds(const spec::JobSpec& spec) {
     const auto found = step_seconds_.find(key);
     if (found != step_seconds_.end()) return found->second;
   }
-  const absl::StatusOr<plan::ModelShape> shape = plan::ParseModelShape(*config);
-  if (!shape.ok()) return 0;
-  const absl::StatusOr<plan::Plan> planned = plan::MakePlan(InputOf(*shape, spec, memory));
+  const absl::StatusOr<plan::ModelConfig> model = plan::ParseModelConfig(*config);
+  if (!model.ok()) return 0;
+  const absl::StatusOr<plan::Plan> planned = plan::MakePlan(InputOf(*model, spec, memory));
   const double seconds = planned.ok() ? planned->time.total() : 0;
   const MutexLock lock(mutex_);
   if (step_seconds_.size() >= kMaxKept) step_seconds_.clear();
@@ -259,8 +255,8 @@ spec::JobSpec Planner::ChoosePrecision(const spec::JobSpec& spec) {
   if (memory == 0) return chosen;
   const absl::StatusOr<std::string> config = FindConfig(spec);
   if (!config.ok()) return chosen;
-  const absl::StatusOr<plan::ModelShape> shape = plan::ParseModelShape(*config);
-  return shape.ok() ? plan::WithPrecision(InputOf(*shape, spec, memory)) : chosen;
+  const absl::StatusOr<plan::ModelConfig> model = plan::ParseModelConfig(*config);
+  return model.ok() ? plan::WithPrecision(InputOf(*model, spec, memory)) : chosen;
 }
 
 std::optional<spec::Problem> Planner::CheckFits(const plan::ModelShape& shape,
@@ -270,7 +266,12 @@ std::optional<spec::Problem> Planner::CheckFits(const plan::ModelShape& shape,
   if (memory == 0) return std::nullopt;
   const absl::Status planned = plan::MakePlan(InputOf(shape, spec, memory)).status();
   if (!absl::IsResourceExhausted(planned)) return std::nullopt;
-  return spec::Problem{"compute.gpu_type", 0, std::string(Message(planned))};
+  spec::JobSpec unbound = spec;
+  unbound.compute.memory_budget_gb = 0;
+  const bool bound =
+      InputOf(shape, unbound, memory).memory_bytes > InputOf(shape, spec, memory).memory_bytes;
+  return spec::Problem{bound ? "compute.memory_budget_gb" : "compute.gpu_type", 0,
+                       std::string(Message(planned))};
 }
 
 }  // namespace sft::server

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "common/base/mutex.h"
-#include "common/plan/model_shape.h"
+#include "common/plan/model_config.h"
 #include "common/spec/job_spec.h"
 #include "common/spec/resolve.h"
 #include "server/core/file_relay.h"

@@ -17,7 +17,7 @@ namespace {
 struct AttentionCase {
   const char* name;
   std::vector<int64_t> lengths;
-  int64_t heads, key_heads, size, window;
+  int64_t heads, kv_heads, size, window;
 };
 
 int64_t Tokens(const AttentionCase& c) {
@@ -63,16 +63,16 @@ class Rows {
 AttentionResult Attend(const AttentionCase& c, const at::Tensor& qkv, const at::Tensor& dout) {
   const at::TensorOptions options = qkv.options();
   const ops::Documents documents{Offsets(c.lengths).to(qkv.device()), c.lengths};
-  const int64_t all = c.heads + 2 * c.key_heads;
+  const int64_t all = c.heads + 2 * c.kv_heads;
   const Rows inputs(c, all, options), gradients(c, all, options);
   const Rows outs(c, c.heads, options), douts(c, c.heads, options);
   inputs.Fill(qkv);
   douts.Fill(dout.reshape({dout.size(0), -1}));
-  const at::Tensor q = inputs.Heads(0, c.heads), k = inputs.Heads(c.heads, c.key_heads);
-  const at::Tensor v = inputs.Heads(c.heads + c.key_heads, c.key_heads);
+  const at::Tensor q = inputs.Heads(0, c.heads), k = inputs.Heads(c.heads, c.kv_heads);
+  const at::Tensor v = inputs.Heads(c.heads + c.kv_heads, c.kv_heads);
   at::Tensor out = outs.Heads(0, c.heads), dq = gradients.Heads(0, c.heads);
-  at::Tensor dk = gradients.Heads(c.heads, c.key_heads);
-  at::Tensor dv = gradients.Heads(c.heads + c.key_heads, c.key_heads);
+  at::Tensor dk = gradients.Heads(c.heads, c.kv_heads);
+  at::Tensor dv = gradients.Heads(c.heads + c.kv_heads, c.kv_heads);
   const double scale = 0.8 / std::sqrt(static_cast<double>(c.size));
   const at::Tensor lse = ops::Attention(out, q, k, v, documents, scale, c.window);
   ops::AttentionBackward(dq, dk, dv, douts.Heads(0, c.heads), q, k, v, out, lse, documents, scale,
@@ -84,7 +84,7 @@ AttentionResult Attend(const AttentionCase& c, const at::Tensor& qkv, const at::
 
 // The same in fp64 by the formulas, one document at a time.
 AttentionResult Reference(const AttentionCase& c, const at::Tensor& qkv, const at::Tensor& dout) {
-  const int64_t tokens = Tokens(c), group = c.heads / c.key_heads;
+  const int64_t tokens = Tokens(c), group = c.heads / c.kv_heads;
   const double scale = 0.8 / std::sqrt(static_cast<double>(c.size));
   const at::TensorOptions options = qkv.options().dtype(at::kDouble);
   const auto heads = [&](int64_t first, int64_t count) {
@@ -93,8 +93,8 @@ AttentionResult Reference(const AttentionCase& c, const at::Tensor& qkv, const a
   AttentionResult r{at::empty({tokens, c.heads, c.size}, options),
                     at::empty({c.heads, tokens}, options),
                     at::empty({tokens, c.heads, c.size}, options),
-                    at::empty({tokens, c.key_heads, c.size}, options),
-                    at::empty({tokens, c.key_heads, c.size}, options)};
+                    at::empty({tokens, c.kv_heads, c.size}, options),
+                    at::empty({tokens, c.kv_heads, c.size}, options)};
   int64_t first = 0;
   for (const int64_t length : c.lengths) {
     const at::Tensor position = at::arange(length, options);
@@ -107,8 +107,8 @@ AttentionResult Reference(const AttentionCase& c, const at::Tensor& qkv, const a
         return x.narrow(0, first, length).select(1, which).to(at::kDouble);
       };
       const at::Tensor q = rows(heads(0, c.heads), head);
-      const at::Tensor k = rows(heads(c.heads, c.key_heads), key_head);
-      const at::Tensor v = rows(heads(c.heads + c.key_heads, c.key_heads), key_head);
+      const at::Tensor k = rows(heads(c.heads, c.kv_heads), key_head);
+      const at::Tensor v = rows(heads(c.heads + c.kv_heads, c.kv_heads), key_head);
       const at::Tensor dy = rows(dout, head);
       const at::Tensor scores = at::matmul(q, k.t()).mul_(scale).masked_fill_(hidden, -INFINITY);
       const at::Tensor lse = scores.logsumexp({1});
@@ -157,7 +157,7 @@ class AttentionGpuTest : public GpuTest, public ::testing::WithParamInterface<At
   std::pair<at::Tensor, at::Tensor> Inputs(uint64_t seed) const {
     const AttentionCase& c = GetParam();
     const int64_t tokens = Tokens(c);
-    const at::Tensor qkv = Normal({tokens, (c.heads + 2 * c.key_heads) * c.size}, seed);
+    const at::Tensor qkv = Normal({tokens, (c.heads + 2 * c.kv_heads) * c.size}, seed);
     const at::Tensor dout = Normal({tokens, c.heads, c.size}, seed + 1);
     return {ToGpu(qkv).to(at::kBFloat16), ToGpu(dout).to(at::kBFloat16)};
   }
@@ -280,9 +280,12 @@ class CudnnAttentionGpuTest : public GpuTest {
 TEST_F(CudnnAttentionGpuTest, TakesLongDocumentsAndLeavesTheRest) {
   const auto is_cudnn = [](const AttentionCase& c) {
     const at::Tensor qkv =
-        ToGpu(Normal({Tokens(c), (c.heads + 2 * c.key_heads) * c.size}, 41)).to(at::kBFloat16);
+        ToGpu(Normal({Tokens(c), (c.heads + 2 * c.kv_heads) * c.size}, 41)).to(at::kBFloat16);
     const at::Tensor dout = ToGpu(Normal({Tokens(c), c.heads, c.size}, 42)).to(at::kBFloat16);
-    return IsCudnn(Attend(c, qkv, dout));
+    const bool taken = IsCudnn(Attend(c, qkv, dout));
+    const at::Tensor q = qkv.narrow(1, 0, c.heads * c.size).view({Tokens(c), c.heads, c.size});
+    EXPECT_EQ(ops::AttentionKind(q, c.lengths) == "cuDNN", taken);
+    return taken;
   };
   EXPECT_TRUE(is_cudnn({"", {2048, 2048}, 32, 8, 128, 0}));
   EXPECT_TRUE(is_cudnn({"", {333, 333, 333}, 9, 3, 64, 0}));

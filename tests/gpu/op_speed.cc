@@ -240,11 +240,11 @@ void Norms(const Table& table, int64_t width) {
                [&] { ops::RmsNormBackward(y, dy, x, w, rstd, at::Tensor(), true); });
 }
 
-void Heads(const Table& table, int64_t heads, int64_t key_heads, int64_t size) {
-  const std::string name = fmt::format(" {}+{}x{}", heads, key_heads, size);
-  const at::Tensor qkv = RandomRows(kTokens, (heads + 2 * key_heads) * size);
+void Heads(const Table& table, int64_t heads, int64_t kv_heads, int64_t size) {
+  const std::string name = fmt::format(" {}+{}x{}", heads, kv_heads, size);
+  const at::Tensor qkv = RandomRows(kTokens, (heads + 2 * kv_heads) * size);
   at::Tensor dqkv = qkv.clone().mul_(1e-3);
-  at::Tensor q = Random({kTokens, heads, size}), k = Random({kTokens, key_heads, size});
+  at::Tensor q = Random({kTokens, heads, size}), k = Random({kTokens, kv_heads, size});
   const at::Tensor q_weight = Random({size}), k_weight = Random({size});
   const at::Tensor angles = Random({kTokens, size / 2}).to(at::kFloat);
   const at::Tensor cos = angles.cos(), sin = angles.sin();
@@ -253,7 +253,7 @@ void Heads(const Table& table, int64_t heads, int64_t key_heads, int64_t size) {
                [&] { ops::NormRope(q, k, qkv, q_weight, k_weight, cos, sin, 1e-6); });
   const auto backward = [&](bool weights) {
     // Overwrites its input, which therefore shrinks or grows: only the time counts.
-    ops::NormRopeBackward(dqkv, qkv, q_weight, k_weight, cos, sin, heads, key_heads, 1e-6, weights);
+    ops::NormRopeBackward(dqkv, qkv, q_weight, k_weight, cos, sin, heads, kv_heads, 1e-6, weights);
   };
   table.Memory("norm + rope backward" + name, 3 * bytes + tables, [&] { backward(false); });
   table.Memory("norm + rope backward + weights", 3 * bytes + tables, [&] { backward(true); });
@@ -331,7 +331,7 @@ void Optimizers(const Table& table) {
 
 // q, k and v, and their gradients, lie in rows of one projection.
 void Attention(const Table& table, const std::vector<int64_t>& lengths, int64_t heads,
-               int64_t key_heads) {
+               int64_t kv_heads) {
   constexpr int64_t kSize = 128;
   std::vector<int> offsets{0};
   double pairs = 0.0;
@@ -344,12 +344,12 @@ void Attention(const Table& table, const std::vector<int64_t>& lengths, int64_t 
   const auto part = [&](const at::Tensor& rows, int64_t first, int64_t count) {
     return rows.narrow(1, first * kSize, count * kSize).view({tokens, count, kSize});
   };
-  const at::Tensor qkv = RandomRows(tokens, (heads + 2 * key_heads) * kSize);
-  const at::Tensor dqkv = RandomRows(tokens, (heads + 2 * key_heads) * kSize);
-  const at::Tensor q = part(qkv, 0, heads), k = part(qkv, heads, key_heads);
-  const at::Tensor v = part(qkv, heads + key_heads, key_heads);
-  at::Tensor dq = part(dqkv, 0, heads), dk = part(dqkv, heads, key_heads);
-  at::Tensor dv = part(dqkv, heads + key_heads, key_heads);
+  const at::Tensor qkv = RandomRows(tokens, (heads + 2 * kv_heads) * kSize);
+  const at::Tensor dqkv = RandomRows(tokens, (heads + 2 * kv_heads) * kSize);
+  const at::Tensor q = part(qkv, 0, heads), k = part(qkv, heads, kv_heads);
+  const at::Tensor v = part(qkv, heads + kv_heads, kv_heads);
+  at::Tensor dq = part(dqkv, 0, heads), dk = part(dqkv, heads, kv_heads);
+  at::Tensor dv = part(dqkv, heads + kv_heads, kv_heads);
   at::Tensor out = part(RandomRows(tokens, heads * kSize), 0, heads);
   const at::Tensor dout = part(RandomRows(tokens, heads * kSize), 0, heads);
   const double scale = 0.088388;
@@ -359,7 +359,7 @@ void Attention(const Table& table, const std::vector<int64_t>& lengths, int64_t 
                                        lengths.front() == lengths.back()
                                            ? fmt::format("{}x{}", lengths.size(), lengths.front())
                                            : fmt::format("{}", fmt::join(lengths, ",")),
-                                       heads, key_heads, lse.dim() == 3 ? " cuDNN" : "");
+                                       heads, kv_heads, lse.dim() == 3 ? " cuDNN" : "");
   const double flops = 4.0 * pairs * static_cast<double>(heads * kSize);
   table.Arithmetic("attn " + name, flops,
                    [&] { ops::Attention(out, q, k, v, documents, scale, 0); });

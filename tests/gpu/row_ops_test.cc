@@ -194,8 +194,8 @@ TEST_F(GpuTest, RopeRotatesAViewInPlaceAndBack) {
 struct FusedHeads {
   static constexpr int64_t kTokens = 1037, kHeads = 5, kKeyHeads = 2;
   static constexpr int64_t kAll = kHeads + 2 * kKeyHeads;
-  FusedHeads(int64_t head_size, at::ScalarType type, int64_t gap)
-      : size(head_size),
+  FusedHeads(int64_t head_dim, at::ScalarType type, int64_t gap)
+      : size(head_dim),
         values(Normal({kTokens, kAll * size}, 1, 2.0), type),
         gradient(Normal({kTokens, kAll * size}, 2), type),
         q_weight(Normal({size}, 3), type),

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "common/base/clock.h"
-#include "common/plan/model_shape.h"
+#include "common/plan/model_config.h"
 #include "common/spec/job_spec.h"
 #include "worker/engine/train/flops.h"
 #include "worker/rank/device.h"

@@ -59,6 +59,14 @@ Device OpenDevice(const std::string& kind, int index) {
         "Check nvidia-smi on the node, and CUDA_VISIBLE_DEVICES.");
   }
   plugin.devices->Select(index);
+  constexpr int kOldest = 8;
+  const auto properties = plugin.devices->Properties(index);
+  if (properties.compute_major < kOldest) {
+    throw engine::UserError(
+        fmt::format("this GPU, {}, has compute capability {}.{}: the engine needs {}.0 or newer",
+                    properties.name, properties.compute_major, properties.compute_minor, kOldest),
+        "old_gpu", "Choose a variant of newer GPUs: A100, RTX 3090 or newer.");
+  }
   return {.torch = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)), .cuda = &plugin};
 }
 

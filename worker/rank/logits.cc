@@ -1,8 +1,7 @@
 #include "worker/rank/logits.h"
 
-#include <fmt/format.h>
-
 #include <ATen/ops/stack.h>
+#include <fmt/format.h>
 
 #include <cstdint>
 #include <span>
@@ -45,7 +44,7 @@ void RunLogits(const Arguments& arguments) {
   const Device device = OpenDevice(arguments.device);
   engine::Generator generator(
       {.model_dir = arguments.model, .adapter_dir = arguments.adapter, .device = device.torch});
-  const at::Tensor tokens = ReadTokens(arguments.tokens, generator.config().vocabulary);
+  const at::Tensor tokens = ReadTokens(arguments.tokens, generator.config().vocab);
   const int64_t length = tokens.size(1);
   std::vector<at::Tensor> rows;
   for (int64_t row = 0; row < tokens.size(0); ++row) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <vector>
 
 #include "common/base/status.h"
@@ -11,11 +10,10 @@
 #include "common/io/host_memory.h"
 #include "common/plan/host_memory.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/model/config.h"
 
 namespace sft::rank {
 namespace {
-
-constexpr int64_t kMaxConfigBytes = 1 << 20;
 
 template <typename T>
 T Unwrap(absl::StatusOr<T> value) {
@@ -23,11 +21,6 @@ T Unwrap(absl::StatusOr<T> value) {
   const std::string message(Message(value.status()));
   if (absl::IsResourceExhausted(value.status())) throw engine::UserError(message, "no_fit");
   throw engine::UserError(message, "bad_model");
-}
-
-plan::ModelShape ShapeOf(const std::string& model_dir) {
-  const auto path = std::filesystem::path(model_dir) / "config.json";
-  return Unwrap(plan::ParseModelShape(Unwrap(io::ReadFile(path.string(), kMaxConfigBytes))));
 }
 
 int64_t LongestRow(const engine::Dataset& rows) {
@@ -64,6 +57,15 @@ int64_t HostBytes(const Launch& launch, engine::Communicator& comm) {
   return *std::min_element(all.begin(), all.end());
 }
 
+// One plan for all ranks, whose GPUs may have other names for one type: by the slowest of them.
+const plan::GpuRates& SlowestGpu(const Device& device, engine::Communicator& comm) {
+  const auto known = plan::KnownGpus();
+  const int64_t own = &plan::NearestGpu(device.Name()) - known.data();
+  const std::vector<int64_t> all = engine::AllGatherInt64(comm, own);
+  return known[*std::min_element(
+      all.begin(), all.end(), [&](int64_t a, int64_t b) { return known[a].copy < known[b].copy; })];
+}
+
 engine::Recompute ToEngine(plan::Recompute level) {
   switch (level) {
     case plan::Recompute::kNothing:
@@ -88,9 +90,9 @@ std::optional<RankPlan> PlanRank(const Launch& launch, const Device& device,
   const std::vector<int64_t> free = engine::AllGatherInt64(comm, FreeBytes(device));
   RankPlan result;
   plan::PlanInput input;
-  input.shape = ShapeOf(launch.file.model_dir);
+  input.shape = engine::ReadConfig(launch.file.model_dir);
   input.job = spec;
-  input.gpu = plan::NearestGpu(device.Name());
+  input.gpu = SlowestGpu(device, comm);
   result.rates_known = plan::FindGpu(device.Name()) != nullptr;
   input.memory_bytes = plan::AllocatorBytes(spec, *std::min_element(free.begin(), free.end()),
                                             /*opened=*/true);

@@ -17,7 +17,7 @@ constexpr Nanos kProgressInterval = std::chrono::seconds(1);
 
 // Everything of the model that can be wrong without computing anything.
 void CheckModel(const Launch& launch) {
-  const auto config = engine::DecoderConfig::Read(launch.file.model_dir);
+  const auto config = engine::ReadConfig(launch.file.model_dir);
   engine::ModelLayout layout = engine::MakeLayout(config);
   engine::PrepareLayout(layout, launch.spec);
   const auto files = engine::ModelFiles::Open(launch.file.model_dir);
@@ -49,8 +49,8 @@ channel::PreparedEvent Prepare(const engine::ChatTokenizer& tokenizer,
   const engine::PreparedDataset prepared = engine::PrepareDataset(tokenizer, options);
   const engine::DatasetStats& stats = prepared.dataset->stats();
   fmt::print("{} data {}: {} of {} rows, {} tokens, {} of them with loss, longest row {}{}\n", what,
-             options.Name(), stats.used, stats.rows, stats.tokens, stats.loss_tokens,
-             stats.longest, prepared.from_cache ? " (from the cache)" : "");
+             options.Name(), stats.used, stats.rows, stats.tokens, stats.loss_tokens, stats.longest,
+             prepared.from_cache ? " (from the cache)" : "");
   PrintSkipped(stats);
   return {.rows = stats.rows,
           .used = stats.used,

@@ -1,6 +1,7 @@
 #include "worker/rank/train.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/chat_tokenizer.h"
 #include "worker/engine/dist/recorded.h"
+#include "worker/engine/kernels/ops.h"
 #include "worker/engine/train/memory_stats.h"
 #include "worker/rank/ceiling.h"
 #include "worker/rank/device.h"
@@ -240,6 +242,15 @@ std::shared_ptr<const engine::Dataset> Open(const engine::ChatTokenizer& tokeniz
   return engine::PrepareDataset(tokenizer, options).dataset;
 }
 
+void PrintAttention(const spec::JobSpec& spec, const RankPlan& plan, const Device& device) {
+  const at::TensorOptions options(device.torch);
+  const at::Tensor heads = at::empty({1, plan.shape.heads, plan.shape.head_dim},
+                                     options.dtype(engine::ComputeTypeOf(spec, device.torch)));
+  const std::vector<int64_t> lengths(plan.plan.choice.rows, plan.row_tokens);
+  fmt::print("attention over {} x {} tokens: {}\n", lengths.size(), plan.row_tokens,
+             engine::ops::AttentionKind(heads, lengths));
+}
+
 }  // namespace
 
 channel::ExitCode TrainRun::Run() {
@@ -292,6 +303,7 @@ channel::ExitCode TrainRun::RunToEnd() {
     fmt::print("plan: {}; {:.1f} of {:.1f} GB of GPU memory\n", plan->description,
                static_cast<double>(plan->plan.memory.reserved()) / 1e9,
                static_cast<double>(plan->memory_bytes) / 1e9);
+    PrintAttention(context_.launch.spec, *plan, device);
     options.ceiling = MeasureCeiling(
         {plan->shape, context_.launch.spec.training.matmul,
          context_.launch.spec.training.deterministic, plan->plan.choice.rows, plan->row_tokens},
@@ -333,7 +345,8 @@ engine::TrainerOptions TrainRun::MakeOptions(double peak_flops) const {
   options.output_dir = file.output_dir;
   options.tokenizer = tokenizer.digest();
   options.checkpoints = {file.checkpoint_dir, file.first_rank, file.local_ranks};
-  options.resume = {file.resume_dir, file.resume_changed};
+  options.resume = {file.resume_dir, file.resume_step, file.resume_changed,
+                    file.resume_engine_alone};
   options.peak_flops = peak_flops;
   return options;
 }

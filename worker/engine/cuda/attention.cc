@@ -1,5 +1,3 @@
-#include "worker/engine/cuda/attention.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
@@ -15,6 +13,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <string>
 
 #include "worker/engine/cuda/cudnn_attention.h"
 #include "worker/engine/cuda/ops.h"
@@ -68,19 +67,19 @@ std::optional<int64_t> WindowLeft(int64_t window) {
 // The plain path. Suffixes: G key heads, g query heads of one key head, L tokens, D head size.
 
 // Tokens [first, first + count) of [T, heads, D] as fp32 [G, g * count, D].
-Tensor Rows_GrD(const Tensor& x, int64_t first, int64_t count, int64_t key_heads) {
+Tensor Rows_GrD(const Tensor& x, int64_t first, int64_t count, int64_t kv_heads) {
   return x.narrow(0, first, count)
-      .reshape({count, key_heads, x.size(1) / key_heads, x.size(2)})
+      .reshape({count, kv_heads, x.size(1) / kv_heads, x.size(2)})
       .permute({1, 2, 0, 3})
       .to(at::kFloat)
-      .reshape({key_heads, x.size(1) / key_heads * count, x.size(2)});
+      .reshape({kv_heads, x.size(1) / kv_heads * count, x.size(2)});
 }
 
 void StoreRows(const Tensor& rows_GrD, int64_t first, int64_t count, Tensor& to) {
-  const int64_t key_heads = rows_GrD.size(0);
+  const int64_t kv_heads = rows_GrD.size(0);
   to.narrow(0, first, count)
-      .view({count, key_heads, to.size(1) / key_heads, to.size(2)})
-      .copy_(rows_GrD.view({key_heads, -1, count, to.size(2)}).permute({2, 0, 1, 3}));
+      .view({count, kv_heads, to.size(1) / kv_heads, to.size(2)})
+      .copy_(rows_GrD.view({kv_heads, -1, count, to.size(2)}).permute({2, 0, 1, 3}));
 }
 
 // Scores of one document with -infinity where a query does not see a key: [G, g, L, L].
@@ -98,15 +97,15 @@ Tensor Scores_GgLL(const Tensor& q_GrD, const Tensor& k_GLD, double scale, int64
 
 Tensor PlainAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
                       at::IntArrayRef lengths, double scale, int64_t window) {
-  const int64_t key_heads = k.size(1);
+  const int64_t kv_heads = k.size(1);
   Tensor lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
   int64_t first = 0;
   for (const int64_t length : lengths) {
-    const Tensor scores = Scores_GgLL(Rows_GrD(q, first, length, key_heads),
-                                      Rows_GrD(k, first, length, key_heads), scale, window);
+    const Tensor scores = Scores_GgLL(Rows_GrD(q, first, length, kv_heads),
+                                      Rows_GrD(k, first, length, kv_heads), scale, window);
     const Tensor lse_GgL = scores.logsumexp({-1});
-    const Tensor p_GrL = (scores - lse_GgL.unsqueeze(-1)).exp_().view({key_heads, -1, length});
-    StoreRows(at::bmm(p_GrL, Rows_GrD(v, first, length, key_heads)), first, length, out);
+    const Tensor p_GrL = (scores - lse_GgL.unsqueeze(-1)).exp_().view({kv_heads, -1, length});
+    StoreRows(at::bmm(p_GrL, Rows_GrD(v, first, length, kv_heads)), first, length, out);
     lse.narrow(1, first, length).copy_(lse_GgL.view({q.size(1), length}));
     first += length;
   }
@@ -116,18 +115,18 @@ Tensor PlainAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tenso
 void PlainAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
                             const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
                             at::IntArrayRef lengths, double scale, int64_t window) {
-  const int64_t key_heads = k.size(1);
+  const int64_t kv_heads = k.size(1);
   int64_t first = 0;
   for (const int64_t length : lengths) {
-    const Tensor q_GrD = Rows_GrD(q, first, length, key_heads);
-    const Tensor k_GLD = Rows_GrD(k, first, length, key_heads);
-    const Tensor v_GLD = Rows_GrD(v, first, length, key_heads);
-    const Tensor dout_GrD = Rows_GrD(dout, first, length, key_heads);
+    const Tensor q_GrD = Rows_GrD(q, first, length, kv_heads);
+    const Tensor k_GLD = Rows_GrD(k, first, length, kv_heads);
+    const Tensor v_GLD = Rows_GrD(v, first, length, kv_heads);
+    const Tensor dout_GrD = Rows_GrD(dout, first, length, kv_heads);
     const Tensor delta_Gr1 =
-        at::mul(dout_GrD, Rows_GrD(out, first, length, key_heads)).sum({-1}, /*keepdim=*/true);
-    const Tensor lse_Gr1 = lse.narrow(1, first, length).reshape({key_heads, -1, 1});
+        at::mul(dout_GrD, Rows_GrD(out, first, length, kv_heads)).sum({-1}, /*keepdim=*/true);
+    const Tensor lse_Gr1 = lse.narrow(1, first, length).reshape({kv_heads, -1, 1});
     const Tensor p_GrL =
-        (Scores_GgLL(q_GrD, k_GLD, scale, window).view({key_heads, -1, length}) - lse_Gr1).exp_();
+        (Scores_GgLL(q_GrD, k_GLD, scale, window).view({kv_heads, -1, length}) - lse_Gr1).exp_();
     StoreRows(at::bmm(p_GrL.transpose(1, 2), dout_GrD), first, length, dv);
     const Tensor ds_GrL =
         (at::bmm(dout_GrD, v_GLD.transpose(1, 2)) - delta_Gr1).mul_(p_GrL).mul_(scale);
@@ -176,9 +175,8 @@ bool AttentionReadsShapeAlone(const Tensor& q) {
   return KindOf({q}, std::nullopt) == Kind::kFlash;  // and cuDNN's
 }
 
-const char* AttentionKind(const Tensor& q, const Tensor& k, const Tensor& v,
-                          at::IntArrayRef lengths) {
-  switch (KindOf({q, k, v}, CudnnBatchOf(lengths))) {
+std::string AttentionKind(const Tensor& q, at::IntArrayRef lengths) {
+  switch (KindOf({q}, CudnnBatchOf(lengths))) {
     case Kind::kCudnn:
       return "cuDNN";
     case Kind::kFlash:

@@ -37,7 +37,7 @@ int64_t LargestDivisor(int64_t n, int64_t at_most) {
 
 // How many documents and key heads go into one call.
 struct CallSize {
-  int64_t documents, key_heads;
+  int64_t documents, kv_heads;
 };
 
 bool Deterministic() { return at::globalContext().deterministicAlgorithms(); }
@@ -45,20 +45,19 @@ bool Deterministic() { return at::globalContext().deterministicAlgorithms(); }
 // The backward's workspace for one key head of one document: gradients of the scores in bf16, or
 // sums of dq in fp32; of each query head the gradients of its keys and values in bf16; its sums of
 // dout * out.
-int64_t BackwardBytes(int64_t longest, int64_t group, int64_t head_size) {
+int64_t BackwardBytes(int64_t longest, int64_t group, int64_t head_dim) {
   const int64_t scores =
-      Deterministic() ? RoundUp(longest, 64) * RoundUp(longest, 128) * 2 : longest * head_size * 4;
-  const int64_t full_heads = group > 1 ? 2 * longest * head_size * 2 : 0;
+      Deterministic() ? RoundUp(longest, 64) * RoundUp(longest, 128) * 2 : longest * head_dim * 4;
+  const int64_t full_heads = group > 1 ? 2 * longest * head_dim * 2 : 0;
   return group * (scores + full_heads + longest * 4);
 }
 
-CallSize BackwardCall(const CudnnBatch& batch, int64_t key_heads, int64_t group,
-                      int64_t head_size) {
-  const int64_t one = BackwardBytes(batch.longest, group, head_size);
+CallSize BackwardCall(const CudnnBatch& batch, int64_t kv_heads, int64_t group, int64_t head_dim) {
+  const int64_t one = BackwardBytes(batch.longest, group, head_dim);
   const int64_t units = std::max<int64_t>(1, kCudnnWorkspace / one);
   // The lse of a call must be dense: parts of the heads only of one document.
-  if (units >= key_heads) return {LargestDivisor(batch.documents, units / key_heads), key_heads};
-  return {1, LargestDivisor(key_heads, units)};
+  if (units >= kv_heads) return {LargestDivisor(batch.documents, units / kv_heads), kv_heads};
+  return {1, LargestDivisor(kv_heads, units)};
 }
 
 // Enqueues the calls of one batch.
@@ -75,10 +74,10 @@ class Batch {
     key_.ragged = batch.ragged;
     key_.documents = call.documents;
     key_.longest = batch.longest;
-    key_.key_heads = call.key_heads;
+    key_.kv_heads = call.kv_heads;
     group_ = q.size(1) / tensors_[kK].size(1);
-    key_.heads = call.key_heads * group_;
-    key_.head_size = q.size(2);
+    key_.heads = call.kv_heads * group_;
+    key_.head_dim = q.size(2);
     key_.window = window < batch.longest ? window : 0;
     key_.scale = static_cast<float>(scale);
     for (size_t i = 0; i < tensors_.size(); ++i) key_.token_strides[i] = tensors_[i].stride(0);
@@ -92,9 +91,9 @@ class Batch {
     const Tensor& q = tensors_[kQ];
     const Tensor workspace = at::empty({plan_->workspace_bytes()}, q.options().dtype(at::kByte));
     const Ragged ragged = key_.ragged ? MakeRagged(cu_seqlens, documents) : Ragged{};
-    const int64_t key_heads = tensors_[kK].size(1);
+    const int64_t kv_heads = tensors_[kK].size(1);
     for (int64_t document = 0; document < planned_; document += key_.documents) {
-      for (int64_t head = 0; head < key_heads; head += key_.key_heads) {
+      for (int64_t head = 0; head < kv_heads; head += key_.kv_heads) {
         CudnnCall call;
         for (int i = 0; i < key_.operands(); ++i) call.data[i] = Operand(i, document, head);
         call.lse =
@@ -116,7 +115,7 @@ class Batch {
     const Tensor& tensor = tensors_[operand];
     const int64_t heads = tensor.size(1) / tensors_[kK].size(1) * key_head;
     const int64_t token = key_.ragged ? 0 : document * key_.longest;
-    const int64_t elements = token * tensor.stride(0) + heads * key_.head_size;
+    const int64_t elements = token * tensor.stride(0) + heads * key_.head_dim;
     return static_cast<char*>(tensor.data_ptr()) + elements * tensor.element_size();
   }
 

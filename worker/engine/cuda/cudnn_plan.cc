@@ -112,12 +112,12 @@ class GraphBuilder {
 
   // [T, heads, D] with any token stride as cuDNN's [documents, heads, tokens, D].
   void Set(int operand, Attributes& attributes) {
-    const int64_t heads = IsKeyOrValue(operand) ? key_.key_heads : key_.heads;
+    const int64_t heads = IsKeyOrValue(operand) ? key_.kv_heads : key_.heads;
     const int64_t token_stride = key_.token_strides[operand];
     attributes.set_name(kNames[operand])
         .set_uid(Uid(operand))
-        .set_dim({key_.documents, heads, key_.longest, key_.head_size})
-        .set_stride({key_.longest * token_stride, key_.head_size, token_stride, 1});
+        .set_dim({key_.documents, heads, key_.longest, key_.head_dim})
+        .set_stride({key_.longest * token_stride, key_.head_dim, token_stride, 1});
     if (key_.ragged) attributes.set_ragged_offset(Offsets(operand));
   }
 
@@ -240,7 +240,7 @@ std::string CudnnPlanKey::Describe() const {
       !backward       ? ""
       : deterministic ? " backward in a fixed order"
                       : " backward",
-      documents, ragged ? "up to " : "", longest, heads, key_heads, head_size, window, device);
+      documents, ragged ? "up to " : "", longest, heads, kv_heads, head_dim, window, device);
 }
 
 std::shared_ptr<const CudnnPlan> FindCudnnPlan(cudnnHandle_t handle, const CudnnPlanKey& key,

@@ -27,8 +27,8 @@ struct CudnnPlanKey {
   int64_t documents = 0;
   int64_t longest = 0;
   int64_t heads = 0;
-  int64_t key_heads = 0;
-  int64_t head_size = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
   int64_t window = 0;  // 0: all
   float scale = 0.0f;
   std::array<int64_t, kOperands> token_strides{};

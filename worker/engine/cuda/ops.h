@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string>
 #include <tuple>
 
 // CUDA implementations behind worker/engine/kernels/ops.h, which holds the contracts; register.cc
@@ -47,7 +48,7 @@ std::tuple<at::Tensor, at::Tensor> NormRopeBackward(at::Tensor& dqkv, const at::
                                                     const at::Tensor& q_weight,
                                                     const at::Tensor& k_weight,
                                                     const at::Tensor& cos, const at::Tensor& sin,
-                                                    int64_t heads, int64_t key_heads, double eps,
+                                                    int64_t heads, int64_t kv_heads, double eps,
                                                     bool need_weight_grad);
 void Swiglu(at::Tensor& out, const at::Tensor& gate_up, const std::optional<at::Tensor>& fp8,
             const std::optional<at::Tensor>& fp8_scale);
@@ -69,6 +70,7 @@ void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at:
                        const at::Tensor& out, const at::Tensor& lse, const at::Tensor& cu_seqlens,
                        at::IntArrayRef lengths, double scale, int64_t window);
 // Not of plain products, which go over the documents one by one.
+std::string AttentionKind(const at::Tensor& q, at::IntArrayRef lengths);
 bool AttentionReadsShapeAlone(const at::Tensor& q);
 at::Tensor CrossEntropy(at::Tensor& logits, const at::Tensor& targets, bool backward);
 // A launch for every kAdamWTensors tensors. `factors` are the members of ops::AdamWFactors.

@@ -31,6 +31,7 @@ TORCH_LIBRARY_IMPL(sft, CUDA, m) {
   m.impl("swiglu_factors_backward_", &cuda::SwigluFactorsBackward);
   m.impl("attention_", &cuda::Attention);
   m.impl("attention_backward_", &cuda::AttentionBackward);
+  m.impl("attention_kind", &cuda::AttentionKind);
   m.impl("attention_reads_shape_alone", &cuda::AttentionReadsShapeAlone);
   m.impl("cross_entropy_", &cuda::CrossEntropy);
   m.impl("empty_at_the_end", &cuda::EmptyAtTheEnd);

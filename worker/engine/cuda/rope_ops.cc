@@ -11,12 +11,11 @@ namespace {
 
 using at::Tensor;
 
-NormRopeShape ShapeOf(const Tensor& qkv, int64_t heads, int64_t key_heads, int64_t size,
+NormRopeShape ShapeOf(const Tensor& qkv, int64_t heads, int64_t kv_heads, int64_t size,
                       const char* operation) {
   TORCH_CHECK(size <= NormRopeMaxHeadSize(), operation, ": heads of ", size,
               " are larger than the largest, ", NormRopeMaxHeadSize());
-  return {qkv.size(0), static_cast<int>(heads), static_cast<int>(key_heads),
-          static_cast<int>(size)};
+  return {qkv.size(0), static_cast<int>(heads), static_cast<int>(kv_heads), static_cast<int>(size)};
 }
 
 }  // namespace
@@ -45,25 +44,25 @@ void NormRope(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
   const NormRopeShape shape = ShapeOf(qkv, q.size(1), k.size(1), size, "norm_rope_");
   if (q.numel() + k.numel() == 0) return;
   const LaunchScope scope(qkv);
-  C10_CUDA_CHECK(LaunchNormRope(
-      type, shape, {qkv.const_data_ptr(), qkv.stride(0)}, q_weight.const_data_ptr(),
-      k_weight.const_data_ptr(), cos.const_data_ptr<float>(), sin.const_data_ptr<float>(),
-      static_cast<float>(eps), {q.mutable_data_ptr(), q.stride(0)},
-      {k.mutable_data_ptr(), k.stride(0)}, scope.stream()));
+  C10_CUDA_CHECK(LaunchNormRope(type, shape, {qkv.const_data_ptr(), qkv.stride(0)},
+                                q_weight.const_data_ptr(), k_weight.const_data_ptr(),
+                                cos.const_data_ptr<float>(), sin.const_data_ptr<float>(),
+                                static_cast<float>(eps), {q.mutable_data_ptr(), q.stride(0)},
+                                {k.mutable_data_ptr(), k.stride(0)}, scope.stream()));
 }
 
 std::tuple<Tensor, Tensor> NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
                                             const Tensor& k_weight, const Tensor& cos,
-                                            const Tensor& sin, int64_t heads, int64_t key_heads,
+                                            const Tensor& sin, int64_t heads, int64_t kv_heads,
                                             double eps, bool need_weight_grad) {
-  CheckNormRope(qkv, q_weight, k_weight, cos, sin, heads, key_heads, "norm_rope_backward_");
+  CheckNormRope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, "norm_rope_backward_");
   CheckRows(dqkv, qkv.size(0), qkv.size(1), qkv, "norm_rope_backward_: dqkv");
   const int64_t size = q_weight.numel();
   const ElementType type = TypeOf(qkv, "norm_rope_backward_");
-  const NormRopeShape shape = ShapeOf(qkv, heads, key_heads, size, "norm_rope_backward_");
+  const NormRopeShape shape = ShapeOf(qkv, heads, kv_heads, size, "norm_rope_backward_");
   const auto floats = qkv.options().dtype(at::kFloat);
   const int64_t wanted = need_weight_grad ? size : 0;
-  if (qkv.size(0) * (heads + key_heads) == 0) {
+  if (qkv.size(0) * (heads + kv_heads) == 0) {
     return {at::zeros({wanted}, floats), at::zeros({wanted}, floats)};
   }
   Tensor dweights = at::empty({2, wanted}, floats);

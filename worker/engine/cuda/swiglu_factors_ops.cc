@@ -27,8 +27,10 @@ Tensor OnChunks(const Tensor& rows) { return StartOnChunks(rows) ? rows : rows.c
 }  // namespace
 
 bool HasSwigluFactors(const Tensor& gate_up, int64_t rank) {
+  constexpr size_t kSharedBytes = size_t{227} << 10;  // of a block; Hopper's
   return gate_up.scalar_type() == at::kBFloat16 && gate_up.dim() == 2 && gate_up.size(0) > 0 &&
-         at::cuda::getDeviceProperties(gate_up.get_device())->major >= 9 &&
+         at::cuda::getDeviceProperties(gate_up.get_device())->sharedMemPerBlockOptin >=
+             kSharedBytes &&
          StartOnChunks(gate_up) && cuda::HasSwigluFactors(gate_up.size(1) / 2, rank);
 }
 

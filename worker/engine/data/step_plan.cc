@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "common/base/mutex.h"
 #include "common/base/round.h"
+#include "common/spec/batch.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/pack.h"
 
@@ -117,13 +117,17 @@ StepPlan::StepPlan(std::shared_ptr<const Dataset> dataset, const StepPlanOptions
   global_batch_ = int64_t{options_.per_device_batch} * options_.world_size *
                   options_.gradient_accumulation_steps;
   steps_per_epoch_ = CeilDiv(samples(), global_batch_);
-  // 0.1 * 30 is a little more than 3 in floating point and must not become 4 steps.
-  const double exact = options_.n_epochs * static_cast<double>(steps_per_epoch_);
-  total_steps_ = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(exact - 1e-6)));
-  if (options_.max_steps > 0) total_steps_ = options_.max_steps;
+  total_steps_ = options_.max_steps > 0 ? options_.max_steps
+                                        : spec::StepsOfEpochs(options_.n_epochs, steps_per_epoch_);
 }
 
-StepPlan StepPlan::ForValidation(std::shared_ptr<const Dataset> dataset, StepPlanOptions options) {
+StepPlan StepPlan::ForValidation(std::shared_ptr<const Dataset> dataset, StepPlanOptions options,
+                                 int64_t longest_trained) {
+  const int64_t tokens = options.per_device_batch * longest_trained;
+  const int64_t rows = tokens / std::max<int64_t>(1, dataset->stats().longest);
+  if (!options.packing && rows < options.per_device_batch) {
+    options.per_device_batch = static_cast<int>(std::max<int64_t>(1, rows));
+  }
   options.shuffle = false;
   options.n_epochs = 1;
   options.max_steps = 0;

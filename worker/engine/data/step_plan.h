@@ -68,8 +68,11 @@ class StepPlan {
  public:
   StepPlan(std::shared_ptr<const Dataset> dataset, const StepPlanOptions& options);
 
-  // One pass over every row in file order as a single step, for validation.
-  static StepPlan ForValidation(std::shared_ptr<const Dataset> dataset, StepPlanOptions options);
+  // One pass over every row in file order as a single step, for validation beside a training whose
+  // longest row has `longest_trained` tokens: a micro-batch takes no more than the training's
+  // largest, which memory was planned for, but a row.
+  static StepPlan ForValidation(std::shared_ptr<const Dataset> dataset, StepPlanOptions options,
+                                int64_t longest_trained);
 
   int64_t samples() const { return static_cast<int64_t>(sample_starts_.size()) - 1; }
   int64_t global_batch() const { return global_batch_; }

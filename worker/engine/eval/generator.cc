@@ -67,9 +67,9 @@ std::map<std::string, Tensor> AddFactors(ModelLayout& layout, const Adapter& ada
   }
   for (const NamedTensor& bias : adapter.biases) {
     if (!HasBias(layout, bias)) {
-      throw UserError("the adapter sets " + bias.name +
-                          ", which the model does not have in that shape",
-                      "bad_adapter", "give the base model that the adapter was trained on");
+      throw UserError(
+          "the adapter sets " + bias.name + ", which the model does not have in that shape",
+          "bad_adapter", "give the base model that the adapter was trained on");
     }
     values[bias.name] = bias.tensor;
   }
@@ -87,8 +87,8 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
       const ParamInfo& param = layout.units[unit].params[i];
       const int index = static_cast<int>(i);
       const auto found = replaced.find(param.name);
-      const Tensor value = found != replaced.end() ? found->second
-                                                   : base.Read(param, 0, param.numel());
+      const Tensor value =
+          found != replaced.end() ? found->second : base.Read(param, 0, param.numel());
       if (!source->Get(unit, index).defined()) {
         source->Set(unit, index, at::empty(param.shape, options));
       }
@@ -101,8 +101,8 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
 // One query against the keys before it: q [1, heads, D], k and v [keys, key heads, D].
 Tensor AttendOne(const SelfAttention& attention, const Tensor& q, const Tensor& k,
                  const Tensor& v) {
-  const int64_t group = attention.heads / attention.key_heads;
-  const Tensor rows = q.reshape({attention.key_heads, group, attention.head_size});
+  const int64_t group = attention.heads / attention.kv_heads;
+  const Tensor rows = q.reshape({attention.kv_heads, group, attention.head_dim});
   const Tensor scores = at::matmul(rows, k.permute({1, 2, 0})).to(at::kFloat).mul_(attention.scale);
   const Tensor weights = at::softmax(scores, -1).to(v.scalar_type());
   return at::matmul(weights, v.permute({1, 0, 2})).reshape({1, -1});
@@ -111,9 +111,7 @@ Tensor AttendOne(const SelfAttention& attention, const Tensor& q, const Tensor& 
 }  // namespace
 
 Generator::Generator(const GeneratorOptions& options)
-    : options_(options),
-      config_(DecoderConfig::Read(options.model_dir)),
-      layout_(MakeLayout(config_)) {
+    : options_(options), config_(ReadConfig(options.model_dir)), layout_(MakeLayout(config_)) {
   const at::NoGradGuard no_grad;
   const BaseWeights base(options_.model_dir, layout_);
   std::map<std::string, Tensor> values;
@@ -174,8 +172,8 @@ std::vector<int32_t> Generator::Generate(std::span<const int32_t> prompt, int ma
   std::vector<LayerCache> cache(decoder_->blocks().size());
   for (LayerCache& layer : cache) {
     const auto options = at::TensorOptions(options_.device).dtype(ComputeTypeOf(options_));
-    layer.k = at::empty({capacity, config_.key_heads, config_.head_size}, options);
-    layer.v = at::empty({capacity, config_.key_heads, config_.head_size}, options);
+    layer.k = at::empty({capacity, config_.kv_heads, config_.head_dim}, options);
+    layer.v = at::empty({capacity, config_.kv_heads, config_.head_dim}, options);
   }
   std::vector<int32_t> generated;
   Tensor logits = Step(prompt, 0, cache);

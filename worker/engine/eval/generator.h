@@ -1,13 +1,13 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "worker/engine/model/decoder.h"
 
@@ -42,7 +42,7 @@ class Generator {
   // Logits of every token of one document [T, V].
   at::Tensor Logits(std::span<const int32_t> tokens);
 
-  const DecoderConfig& config() const { return config_; }
+  const ModelConfig& config() const { return config_; }
 
  private:
   // Keys and values of the tokens so far, [tokens, key heads, D]; the tail is not yet used.
@@ -54,7 +54,7 @@ class Generator {
   at::Tensor Step(std::span<const int32_t> tokens, int64_t past, std::vector<LayerCache>& cache);
 
   GeneratorOptions options_;
-  DecoderConfig config_;
+  ModelConfig config_;
   ModelLayout layout_;
   std::unique_ptr<WeightSource> source_;
   std::unique_ptr<Decoder> decoder_;

@@ -28,8 +28,8 @@ using at::Tensor;
 constexpr int64_t kQueryBlock = 256;
 
 struct Shape {
-  int64_t tokens, query_heads, key_heads, head_size;
-  int64_t group() const { return query_heads / key_heads; }
+  int64_t tokens, query_heads, kv_heads, head_dim;
+  int64_t group() const { return query_heads / kv_heads; }
 };
 
 Shape CheckInput(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef lengths) {
@@ -44,15 +44,15 @@ Shape CheckInput(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArray
 }
 
 void CheckLike(const char* name, const Tensor& x, const Tensor& like) {
-  TORCH_CHECK(x.sizes() == like.sizes() && x.scalar_type() == like.scalar_type(), "attention: ",
-              name, " is ", x.scalar_type(), " ", x.sizes(), ", must be ", like.scalar_type(), " ",
-              like.sizes());
+  TORCH_CHECK(x.sizes() == like.sizes() && x.scalar_type() == like.scalar_type(),
+              "attention: ", name, " is ", x.scalar_type(), " ", x.sizes(), ", must be ",
+              like.scalar_type(), " ", like.sizes());
 }
 
 // [T, G * g, D] -> tokens [first, first + count) as fp32 [G, g, count, D].
-Tensor Heads(const Tensor& x, int64_t first, int64_t count, int64_t key_heads) {
+Tensor Heads(const Tensor& x, int64_t first, int64_t count, int64_t kv_heads) {
   return x.narrow(0, first, count)
-      .view({count, key_heads, x.size(1) / key_heads, x.size(2)})
+      .view({count, kv_heads, x.size(1) / kv_heads, x.size(2)})
       .permute({1, 2, 0, 3})
       .to(at::kFloat)
       .contiguous();
@@ -127,9 +127,9 @@ Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
   Tensor lse = at::empty({shape.query_heads, shape.tokens}, q.options().dtype(at::kFloat));
   int64_t first = 0;
   for (int64_t length : lengths) {
-    Tensor q_GgLD = Heads(q, first, length, shape.key_heads);
-    Tensor k_G1LD = Heads(k, first, length, shape.key_heads);
-    Tensor v_G1LD = Heads(v, first, length, shape.key_heads);
+    Tensor q_GgLD = Heads(q, first, length, shape.kv_heads);
+    Tensor k_G1LD = Heads(k, first, length, shape.kv_heads);
+    Tensor v_G1LD = Heads(v, first, length, shape.kv_heads);
     for (int64_t begin = 0; begin < length; begin += kQueryBlock) {
       const Block block = MakeBlock(begin, length, window);
       Tensor p_GgBK = Scores(q_GgLD, k_G1LD, block, scale, window);
@@ -137,7 +137,7 @@ Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
       Tensor sum = p_GgBK.sub_(largest).exp_().sum({-1}, /*keepdim=*/true);
       p_GgBK.div_(sum);
       Tensor out_rows = at::bmm(AsRows(p_GgBK), KeyRows(v_G1LD, block));
-      StoreHeads(out_rows.view({shape.key_heads, shape.group(), block.queries(), shape.head_size}),
+      StoreHeads(out_rows.view({shape.kv_heads, shape.group(), block.queries(), shape.head_dim}),
                  first + begin, out);
       lse.narrow(1, first + begin, block.queries())
           .copy_(sum.log_().add_(largest).view({shape.query_heads, block.queries()}));
@@ -159,17 +159,17 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
   CheckLike("out", out, q);
   int64_t first = 0;
   for (int64_t length : lengths) {
-    Tensor q_GgLD = Heads(q, first, length, shape.key_heads);
-    Tensor k_G1LD = Heads(k, first, length, shape.key_heads);
-    Tensor v_G1LD = Heads(v, first, length, shape.key_heads);
-    Tensor do_GgLD = Heads(dout, first, length, shape.key_heads);
-    Tensor delta_GgL = at::mul(do_GgLD, Heads(out, first, length, shape.key_heads)).sum({-1});
-    Tensor dk_GLD = at::zeros({shape.key_heads, length, shape.head_size}, lse.options());
-    Tensor dv_GLD = at::zeros({shape.key_heads, length, shape.head_size}, lse.options());
+    Tensor q_GgLD = Heads(q, first, length, shape.kv_heads);
+    Tensor k_G1LD = Heads(k, first, length, shape.kv_heads);
+    Tensor v_G1LD = Heads(v, first, length, shape.kv_heads);
+    Tensor do_GgLD = Heads(dout, first, length, shape.kv_heads);
+    Tensor delta_GgL = at::mul(do_GgLD, Heads(out, first, length, shape.kv_heads)).sum({-1});
+    Tensor dk_GLD = at::zeros({shape.kv_heads, length, shape.head_dim}, lse.options());
+    Tensor dv_GLD = at::zeros({shape.kv_heads, length, shape.head_dim}, lse.options());
     for (int64_t begin = 0; begin < length; begin += kQueryBlock) {
       const Block block = MakeBlock(begin, length, window);
       Tensor lse_GgB1 = lse.narrow(1, first + begin, block.queries())
-                            .reshape({shape.key_heads, shape.group(), block.queries(), 1});
+                            .reshape({shape.kv_heads, shape.group(), block.queries(), 1});
       Tensor p_GgBK = Scores(q_GgLD, k_G1LD, block, scale, window).sub_(lse_GgB1).exp_();
       Tensor do_rows = QueryRows(do_GgLD, block);
       dv_GLD.narrow(1, block.key_begin, block.keys())
@@ -179,7 +179,7 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
       ds_GgBK.sub_(delta_GgL.narrow(2, begin, block.queries()).unsqueeze(-1));
       ds_GgBK.mul_(p_GgBK).mul_(scale);
       Tensor dq_rows = at::bmm(AsRows(ds_GgBK), KeyRows(k_G1LD, block));
-      StoreHeads(dq_rows.view({shape.key_heads, shape.group(), block.queries(), shape.head_size}),
+      StoreHeads(dq_rows.view({shape.kv_heads, shape.group(), block.queries(), shape.head_dim}),
                  first + begin, dq);
       dk_GLD.narrow(1, block.key_begin, block.keys())
           .baddbmm_(AsRows(ds_GgBK).transpose(1, 2), QueryRows(q_GgLD, block));

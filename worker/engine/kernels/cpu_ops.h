@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string>
 #include <tuple>
 
 // CPU implementations behind ops.h; ops.cc registers them. Contracts are in ops.h.
@@ -59,7 +60,7 @@ std::tuple<at::Tensor, at::Tensor> NormRopeBackward(at::Tensor& dqkv, const at::
                                                     const at::Tensor& q_weight,
                                                     const at::Tensor& k_weight,
                                                     const at::Tensor& cos, const at::Tensor& sin,
-                                                    int64_t heads, int64_t key_heads, double eps,
+                                                    int64_t heads, int64_t kv_heads, double eps,
                                                     bool need_weight_grad);
 void Swiglu(at::Tensor& out, const at::Tensor& gate_up, const std::optional<at::Tensor>& fp8,
             const std::optional<at::Tensor>& fp8_scale);
@@ -76,6 +77,7 @@ void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at:
                        const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& out, const at::Tensor& lse, const at::Tensor& cu_seqlens,
                        at::IntArrayRef lengths, double scale, int64_t window);
+inline std::string AttentionKind(const at::Tensor&, at::IntArrayRef) { return "blocks of keys"; }
 inline bool AttentionReadsShapeAlone(const at::Tensor&) { return true; }  // called anew each time
 at::Tensor CrossEntropy(at::Tensor& logits, const at::Tensor& targets, bool backward);
 

@@ -1,9 +1,9 @@
-#include <algorithm>
-#include <vector>
-
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <vector>
 
 #include "worker/engine/kernels/cpu_ops.h"
 #include "worker/engine/kernels/row_kernels.h"
@@ -80,7 +80,7 @@ template <typename T>
 void ForwardAs(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
                const Tensor& k_weight, const Tensor& cos, const Tensor& sin, float eps) {
   const int64_t size = q_weight.numel(), half = size / 2;
-  const int64_t heads = q.size(1), key_heads = k.size(1);
+  const int64_t heads = q.size(1), kv_heads = k.size(1);
   const T* source = qkv.const_data_ptr<T>();
   const T* q_scale = q_weight.const_data_ptr<T>();
   const T* k_scale = k_weight.const_data_ptr<T>();
@@ -94,7 +94,7 @@ void ForwardAs(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
       const float* cosines = c + token * half;
       const float* sines = s + token * half;
       Forward(x, q_scale, cosines, sines, eps, heads, half, q_out + token * q.stride(0));
-      Forward(x + heads * size, k_scale, cosines, sines, eps, key_heads, half,
+      Forward(x + heads * size, k_scale, cosines, sines, eps, kv_heads, half,
               k_out + token * k.stride(0));
     }
   });
@@ -103,7 +103,7 @@ void ForwardAs(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
 // Slice i of kSliceTokens tokens adds its weight gradients to partials[i], q's then k's.
 template <typename T>
 void BackwardAs(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight,
-                const Tensor& cos, const Tensor& sin, int64_t heads, int64_t key_heads, float eps,
+                const Tensor& cos, const Tensor& sin, int64_t heads, int64_t kv_heads, float eps,
                 float* partials) {
   const int64_t size = q_weight.numel(), half = size / 2, tokens = qkv.size(0);
   const T* source = qkv.const_data_ptr<T>();
@@ -125,7 +125,7 @@ void BackwardAs(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight, const T
         const float* cosines = c + token * half;
         const float* sines = s + token * half;
         Backward(dx, x, q_scale, cosines, sines, eps, heads, half, gradient.data(), dq);
-        Backward(dx + heads * size, x + heads * size, k_scale, cosines, sines, eps, key_heads, half,
+        Backward(dx + heads * size, x + heads * size, k_scale, cosines, sines, eps, kv_heads, half,
                  gradient.data(), dk);
       }
     }
@@ -152,9 +152,9 @@ void NormRope(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
 
 std::tuple<Tensor, Tensor> NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
                                             const Tensor& k_weight, const Tensor& cos,
-                                            const Tensor& sin, int64_t heads, int64_t key_heads,
+                                            const Tensor& sin, int64_t heads, int64_t kv_heads,
                                             double eps, bool need_weight_grad) {
-  CheckNormRope(qkv, q_weight, k_weight, cos, sin, heads, key_heads, "norm_rope_backward_");
+  CheckNormRope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, "norm_rope_backward_");
   CheckRows(dqkv, qkv.size(0), qkv.size(1), qkv, "norm_rope_backward_: dqkv");
   const bool is_float = qkv.scalar_type() == at::kFloat;
   TORCH_CHECK(is_float || qkv.scalar_type() == at::kBFloat16,
@@ -163,7 +163,7 @@ std::tuple<Tensor, Tensor> NormRopeBackward(Tensor& dqkv, const Tensor& qkv, con
   const int64_t slices = (qkv.size(0) + kSliceTokens - 1) / kSliceTokens;
   Tensor partials = at::zeros({need_weight_grad ? slices : 0, 2, size}, at::kFloat);
   const auto run = is_float ? BackwardAs<float> : BackwardAs<BFloat16>;
-  run(dqkv, qkv, q_weight, k_weight, cos, sin, heads, key_heads, static_cast<float>(eps),
+  run(dqkv, qkv, q_weight, k_weight, cos, sin, heads, kv_heads, static_cast<float>(eps),
       need_weight_grad ? partials.mutable_data_ptr<float>() : nullptr);
   Tensor gradients = at::zeros({2, need_weight_grad ? size : 0}, at::kFloat);
   float* sums = gradients.mutable_data_ptr<float>();

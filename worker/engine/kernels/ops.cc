@@ -46,7 +46,7 @@ TORCH_LIBRARY(sft, m) {
       "Tensor cos, Tensor sin, float eps) -> ()");
   m.def(
       "norm_rope_backward_(Tensor(a!) dqkv, Tensor qkv, Tensor q_weight, Tensor k_weight, "
-      "Tensor cos, Tensor sin, int heads, int key_heads, float eps, bool need_weight_grad) "
+      "Tensor cos, Tensor sin, int heads, int kv_heads, float eps, bool need_weight_grad) "
       "-> (Tensor dq_weight, Tensor dk_weight)");
   m.def("swiglu_(Tensor(a!) out, Tensor gate_up, Tensor(b!)? fp8, Tensor(c!)? fp8_scale) -> ()");
   m.def("swiglu_backward_(Tensor(a!) dgate_up, Tensor dy, Tensor gate_up) -> ()");
@@ -62,6 +62,7 @@ TORCH_LIBRARY(sft, m) {
       "attention_backward_(Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor dout, Tensor q, "
       "Tensor k, Tensor v, Tensor out, Tensor lse, Tensor cu_seqlens, int[] lengths, float scale, "
       "int window) -> ()");
+  m.def("attention_kind(Tensor q, int[] lengths) -> str");
   m.def("attention_reads_shape_alone(Tensor q) -> bool");
   m.def("cross_entropy_(Tensor(a!) logits, Tensor targets, bool backward) -> Tensor");
   m.def("empty_at_the_end(Tensor like, int bytes) -> Tensor");
@@ -100,6 +101,7 @@ TORCH_LIBRARY_IMPL(sft, CPU, m) {
   m.impl("swiglu_factors_backward_", &cpu::SwigluFactorsBackward);
   m.impl("attention_", &cpu::Attention);
   m.impl("attention_backward_", &cpu::AttentionBackward);
+  m.impl("attention_kind", &cpu::AttentionKind);
   m.impl("attention_reads_shape_alone", &cpu::AttentionReadsShapeAlone);
   m.impl("cross_entropy_", &cpu::CrossEntropy);
   m.impl("empty_at_the_end", &cpu::EmptyBytes);
@@ -259,11 +261,11 @@ void NormRope(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
 
 Pair NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
                       const Tensor& k_weight, const Tensor& cos, const Tensor& sin, int64_t heads,
-                      int64_t key_heads, double eps, bool need_weight_grad) {
+                      int64_t kv_heads, double eps, bool need_weight_grad) {
   static const auto op =
       Find<Pair(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                 int64_t, int64_t, double, bool)>("sft::norm_rope_backward_");
-  return op.call(dqkv, qkv, q_weight, k_weight, cos, sin, heads, key_heads, eps, need_weight_grad);
+  return op.call(dqkv, qkv, q_weight, k_weight, cos, sin, heads, kv_heads, eps, need_weight_grad);
 }
 
 void Swiglu(Tensor& out, const Tensor& gate_up, const Fp8Rows& fp8) {
@@ -310,6 +312,11 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
                 int64_t)>("sft::attention_backward_");
   op.call(dq, dk, dv, dout, q, k, v, out, lse, documents.cu_seqlens, documents.lengths, scale,
           window);
+}
+
+std::string AttentionKind(const Tensor& q, at::IntArrayRef lengths) {
+  static const auto op = Find<std::string(const Tensor&, at::IntArrayRef)>("sft::attention_kind");
+  return op.call(q, lengths);
 }
 
 bool AttentionReadsShapeAlone(const Tensor& q) {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -139,7 +140,7 @@ std::tuple<at::Tensor, at::Tensor> NormRopeBackward(at::Tensor& dqkv, const at::
                                                     const at::Tensor& q_weight,
                                                     const at::Tensor& k_weight,
                                                     const at::Tensor& cos, const at::Tensor& sin,
-                                                    int64_t heads, int64_t key_heads, double eps,
+                                                    int64_t heads, int64_t kv_heads, double eps,
                                                     bool need_weight_grad);
 
 // out = silu(gate) * up; out rows [T, I], gate_up rows [T, 2 I]: gate, then up. out in FP8 goes to
@@ -191,6 +192,11 @@ void AttentionBackward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at:
                        const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& out, const at::Tensor& lse, const Documents& documents,
                        double scale, int64_t window);
+
+// The implementation of Attention that heads like q [T, Hq, D] get for documents of those lengths:
+// "cuDNN", "FlashAttention-2", "plain products". Of cuDNN there may yet turn out to be no plan,
+// which stderr then tells.
+std::string AttentionKind(const at::Tensor& q, at::IntArrayRef lengths);
 
 // Whether a recording (graph.h) of Attention and its backward, for heads like q [T, Hq, D], serves
 // all micro-batches of one shape (batch_shape.h).

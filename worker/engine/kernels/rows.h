@@ -65,14 +65,14 @@ inline void CheckAngles(const at::Tensor& cos, const at::Tensor& sin, int64_t to
   }
 }
 
-// What NormRope and its backward are given, checked. `heads` and `key_heads` stand first in qkv.
+// What NormRope and its backward are given, checked. `heads` and `kv_heads` stand first in qkv.
 inline void CheckNormRope(const at::Tensor& qkv, const at::Tensor& q_weight,
                           const at::Tensor& k_weight, const at::Tensor& cos, const at::Tensor& sin,
-                          int64_t heads, int64_t key_heads, const char* operation) {
+                          int64_t heads, int64_t kv_heads, const char* operation) {
   const int64_t size = q_weight.numel();
   TORCH_CHECK(qkv.dim() == 2 && size > 0, operation, ": qkv is ", qkv.sizes(), ", q_weight is ",
               q_weight.sizes());
-  CheckRows(qkv, qkv.size(0), (heads + 2 * key_heads) * size, qkv, operation);
+  CheckRows(qkv, qkv.size(0), (heads + 2 * kv_heads) * size, qkv, operation);
   CheckVector(q_weight, size, qkv, operation);
   CheckVector(k_weight, size, qkv, operation);
   CheckAngles(cos, sin, qkv.size(0), size, qkv, operation);

@@ -8,10 +8,13 @@
 #include <set>
 #include <utility>
 
+#include "common/plan/parameters.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/nn/dropout.h"
 
 namespace sft::engine {
+
+using plan::MatchesTarget;
 
 namespace {
 
@@ -94,12 +97,6 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
 }
 
 }  // namespace
-
-bool MatchesTarget(std::string_view module, std::string_view target) {
-  if (target == "all-linear") return true;
-  if (!module.ends_with(target)) return false;
-  return module.size() == target.size() || module[module.size() - target.size() - 1] == '.';
-}
 
 void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec) {
   if (spec.full_finetune()) {

@@ -18,10 +18,6 @@ namespace sft::engine {
 // something that is not a linear layer of a block.
 void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec);
 
-// PEFT's rule: `target` is the module's name or its end after a dot; "all-linear" is every linear
-// layer of the blocks.
-bool MatchesTarget(std::string_view module, std::string_view target);
-
 // alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA; and the dropout.
 LoraScaling ScalingOf(const spec::JobSpec::Lora& lora);
 

@@ -35,14 +35,14 @@ void AddRows(Tensor& table, const Tensor& rows, const Tensor& values) {
 
 }  // namespace
 
-Decoder::Decoder(const DecoderConfig& config, const ModelLayout& layout, WeightSource& source,
+Decoder::Decoder(const ModelConfig& config, const ModelLayout& layout, WeightSource& source,
                  at::Device device, const DecoderOptions& options)
     : config_(config),
       layout_(layout),
       source_(source),
       options_(options),
-      rope_(config.rope, config.head_size, device) {
-  head_loss_.chunk_rows = HeadLoss::ChunkRows(config.vocabulary, at::kFloat, options.logits_bytes);
+      rope_(config.rope, config.head_dim, device) {
+  head_loss_.chunk_rows = HeadLoss::ChunkRows(config.vocab, at::kFloat, options.logits_bytes);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     blocks_.push_back(DecoderBlock::Bind(config, layout.units[layer + 1], layer));
   }
@@ -140,7 +140,7 @@ HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& ba
     const Tensor dweight_norm =
         ops::RmsNormBackward(drows, drows, rows, norm, rstd, {}, dnorm.defined());
     if (dnorm.defined()) dnorm.add_(dweight_norm);
-    if (!dx.defined()) dx = EmptyRows(x.size(0), x.size(1), blocks_[0].gradient_spare(), x);
+    if (!dx.defined()) dx = EmptyRows(x.size(0), x.size(1), GradientSpare(), x);
     dx.zero_().index_copy_(0, batch.loss_rows, drows);
     result.dx = dx;
   }
@@ -165,6 +165,12 @@ void Decoder::BackwardEmbedding(Tensor dx, const DeviceBatch& batch, GradientSin
     AddRows(buffer, batch.tokens, dx);
   }
   sink.FinishUnit(kEmbeddingUnit);
+}
+
+int64_t Decoder::GradientSpare() const {
+  int64_t most = 0;
+  for (const DecoderBlock& block : blocks_) most = std::max(most, block.gradient_spare());
+  return most;
 }
 
 int Decoder::LowestBlock() const { return std::max(layout_.first_trainable(), 1); }
@@ -218,7 +224,7 @@ void Decoder::RecordBlocks(std::unique_ptr<GraphRecorder> recorder, GradientSink
   };
   const Tensor row = Embed(at::zeros({1}, rope_.inverse_frequencies().options().dtype(at::kLong)));
   graphs_ = std::make_unique<BlockGraphs>(std::move(recorder), BlockGraphs::Work{forward, backward},
-                                          row, blocks_[0].gradient_spare());
+                                          row, GradientSpare());
 }
 
 // Weights that changed are written where the recording reads them; sums are zeroed when the head's

@@ -31,7 +31,7 @@ struct DecoderOptions {
 class Decoder {
  public:
   // Borrows `layout` and `source`.
-  Decoder(const DecoderConfig& config, const ModelLayout& layout, WeightSource& source,
+  Decoder(const ModelConfig& config, const ModelLayout& layout, WeightSource& source,
           at::Device device, const DecoderOptions& options);
 
   // Sum of the cross entropies over the batch's targets (fp64 scalar on the device); adds the
@@ -88,12 +88,15 @@ class Decoder {
   const at::Tensor& HeadWeight(const UnitWeights& head, const UnitWeights& embedding) const;
   BlockContext MakeContext(const DeviceBatch& batch) const;
   Recompute RecomputeOf(size_t layer) const;
+  // Columns to spare in the rows of the gradient that goes from block to block: room for the
+  // adapters of each that reads it.
+  int64_t GradientSpare() const;
   // The lowest block that has a backward, as a unit.
   int LowestBlock() const;
   // What the backward of a block needs of its weights.
   WeightUse BackwardUse(size_t layer) const;
 
-  DecoderConfig config_;
+  ModelConfig config_;
   const ModelLayout& layout_;
   WeightSource& source_;
   DecoderOptions options_;

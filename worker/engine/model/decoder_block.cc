@@ -28,7 +28,7 @@ Projection BindProjection(const UnitInfo& unit, const char* name, uint64_t first
 
 }  // namespace
 
-DecoderBlock DecoderBlock::Bind(const DecoderConfig& config, const UnitInfo& unit, int64_t layer) {
+DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit, int64_t layer) {
   const TensorNames& names = NamesOf(config);
   const auto norm = [&](const char* name) { return unit.Find(unit.name + "." + name + ".weight"); };
   constexpr uint64_t kModulesPerLayer = 8;
@@ -41,10 +41,10 @@ DecoderBlock DecoderBlock::Bind(const DecoderConfig& config, const UnitInfo& uni
   block.attention.q_norm = norm(names.q_norm);
   block.attention.k_norm = norm(names.k_norm);
   block.attention.heads = config.heads;
-  block.attention.key_heads = config.key_heads;
-  block.attention.head_size = config.head_size;
+  block.attention.kv_heads = config.kv_heads;
+  block.attention.head_dim = config.head_dim;
   block.attention.window = config.windows[layer];
-  block.attention.scale = 1.0 / std::sqrt(static_cast<double>(config.head_size));
+  block.attention.scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
   block.attention.epsilon = config.norm_epsilon;
   block.input_norm = norm(names.input_norm);
   block.post_norm = norm(names.post_norm);

@@ -36,7 +36,7 @@ struct DecoderBlock {
   double epsilon = 0.0;
 
   // Finds the parameters of layer `layer` in its unit (adapters included).
-  static DecoderBlock Bind(const DecoderConfig& config, const UnitInfo& unit, int64_t layer);
+  static DecoderBlock Bind(const ModelConfig& config, const UnitInfo& unit, int64_t layer);
 
   struct Saved {
     at::Tensor input;                     // [T, H]

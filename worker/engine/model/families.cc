@@ -48,18 +48,18 @@ void AddLinears(UnitInfo& unit, const std::vector<LinearShape>& linears, int64_t
   }
 }
 
-UnitInfo MakeBlock(const DecoderConfig& c, const TensorNames& names, int64_t layer) {
+UnitInfo MakeBlock(const ModelConfig& c, const TensorNames& names, int64_t layer) {
   UnitInfo unit{BlockName(c, layer), {}, {}};
   const std::string prefix = unit.name + ".";
-  const int64_t queries = c.heads * c.head_size;
-  const int64_t keys = c.key_heads * c.head_size;
+  const int64_t queries = c.heads * c.head_dim;
+  const int64_t keys = c.kv_heads * c.head_dim;
   AddNorm(unit, prefix + names.input_norm, c.hidden);
   AddLinears(unit,
              {{prefix + names.q, queries}, {prefix + names.k, keys}, {prefix + names.v, keys}},
              c.hidden, c.qkv_bias);
-  if (c.head_norm) {
-    AddNorm(unit, prefix + names.q_norm, c.head_size);
-    AddNorm(unit, prefix + names.k_norm, c.head_size);
+  if (c.qk_norm) {
+    AddNorm(unit, prefix + names.q_norm, c.head_dim);
+    AddNorm(unit, prefix + names.k_norm, c.head_dim);
   }
   AddLinears(unit, {{prefix + names.o, c.hidden}}, queries, c.output_bias);
   AddNorm(unit, prefix + names.post_norm, c.hidden);
@@ -71,18 +71,18 @@ UnitInfo MakeBlock(const DecoderConfig& c, const TensorNames& names, int64_t lay
 
 }  // namespace
 
-const TensorNames& NamesOf(const DecoderConfig&) { return kLlamaNames; }
+const TensorNames& NamesOf(const ModelConfig&) { return kLlamaNames; }
 
-std::string BlockName(const DecoderConfig& config, int64_t layer) {
+std::string BlockName(const ModelConfig& config, int64_t layer) {
   return std::string(NamesOf(config).block) + "." + std::to_string(layer);
 }
 
-ModelLayout MakeLayout(const DecoderConfig& config) {
+ModelLayout MakeLayout(const ModelConfig& config) {
   const TensorNames& names = NamesOf(config);
   ModelLayout layout;
   UnitInfo embedding{"embedding", {}, {}};
   embedding.params.push_back({std::string(names.embedding) + ".weight",
-                              {config.vocabulary, config.hidden},
+                              {config.vocab, config.hidden},
                               ParamRole::kEmbedding});
   layout.units.push_back(std::move(embedding));
   for (int64_t layer = 0; layer < config.layers; ++layer) {
@@ -91,9 +91,8 @@ ModelLayout MakeLayout(const DecoderConfig& config) {
   UnitInfo head{"head", {}, {}};
   AddNorm(head, names.final_norm, config.hidden);
   if (!config.tied_head) {
-    head.params.push_back({std::string(names.head) + ".weight",
-                           {config.vocabulary, config.hidden},
-                           ParamRole::kHead});
+    head.params.push_back(
+        {std::string(names.head) + ".weight", {config.vocab, config.hidden}, ParamRole::kHead});
   }
   layout.units.push_back(std::move(head));
   return layout;

@@ -28,13 +28,13 @@ struct TensorNames {
   const char* down;
 };
 
-const TensorNames& NamesOf(const DecoderConfig& config);
+const TensorNames& NamesOf(const ModelConfig& config);
 
 // The parameters of a model, all frozen and none quantised. A tied head has no parameter of its
 // own.
-ModelLayout MakeLayout(const DecoderConfig& config);
+ModelLayout MakeLayout(const ModelConfig& config);
 
 // "model.layers.3"
-std::string BlockName(const DecoderConfig& config, int64_t layer);
+std::string BlockName(const ModelConfig& config, int64_t layer);
 
 }  // namespace sft::engine

@@ -1,15 +1,15 @@
 #include "worker/engine/nn/rope.h"
 
-#include <algorithm>
-#include <cmath>
-#include <numbers>
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
 
 namespace sft::engine {
 
@@ -80,9 +80,9 @@ void ScaleYarn(const RopeOptions& options, float* frequency, int64_t half) {
 
 }  // namespace
 
-Rope::Rope(const RopeOptions& options, int64_t head_size, at::Device device) {
-  const Tensor exponent = at::arange(0, head_size, 2, at::TensorOptions().dtype(at::kFloat))
-                              .div_(static_cast<double>(head_size));
+Rope::Rope(const RopeOptions& options, int64_t head_dim, at::Device device) {
+  const Tensor exponent = at::arange(0, head_dim, 2, at::TensorOptions().dtype(at::kFloat))
+                              .div_(static_cast<double>(head_dim));
   Tensor frequency = at::pow(at::Scalar(options.theta), exponent).reciprocal_();
   float* values = frequency.mutable_data_ptr<float>();
   switch (options.type) {
@@ -92,10 +92,10 @@ Rope::Rope(const RopeOptions& options, int64_t head_size, at::Device device) {
       frequency.div_(options.factor);
       break;
     case RopeType::kLlama3:
-      ScaleLlama3(options, values, head_size / 2);
+      ScaleLlama3(options, values, head_dim / 2);
       break;
     case RopeType::kYarn:
-      ScaleYarn(options, values, head_size / 2);
+      ScaleYarn(options, values, head_dim / 2);
       scaling_ = YarnAttentionFactor(options);
       break;
   }

@@ -21,12 +21,12 @@ Tensor HeadsOf(const Tensor& rows, int64_t first, int64_t count, int64_t size) {
 }  // namespace
 
 SelfAttention::Heads SelfAttention::Split(const Tensor& rows) const {
-  return {HeadsOf(rows, 0, heads, head_size), HeadsOf(rows, heads, key_heads, head_size),
-          HeadsOf(rows, heads + key_heads, key_heads, head_size)};
+  return {HeadsOf(rows, 0, heads, head_dim), HeadsOf(rows, heads, kv_heads, head_dim),
+          HeadsOf(rows, heads + kv_heads, kv_heads, head_dim)};
 }
 
 Tensor SelfAttention::QueriesAndKeys(const Tensor& rows) const {
-  return HeadsOf(rows, 0, heads + key_heads, head_size);
+  return HeadsOf(rows, 0, heads + kv_heads, head_dim);
 }
 
 void SelfAttention::Project(const Tensor& x, const RopeTables& rope, const Pass& pass, Saved& saved,
@@ -44,8 +44,8 @@ void SelfAttention::Project(const Tensor& x, const RopeTables& rope, const Pass&
 void SelfAttention::Restore(const RopeTables& rope, const Pass& pass, Saved& saved) const {
   if (!has_norms() || saved.q.defined()) return;
   const int64_t tokens = saved.qkv.size(0);
-  saved.q = at::empty({tokens, heads, head_size}, saved.qkv.options());
-  saved.k = at::empty({tokens, key_heads, head_size}, saved.qkv.options());
+  saved.q = at::empty({tokens, heads, head_dim}, saved.qkv.options());
+  saved.k = at::empty({tokens, kv_heads, head_dim}, saved.qkv.options());
   ops::NormRope(saved.q, saved.k, saved.qkv, pass.weights[q_norm], pass.weights[k_norm], rope.cos,
                 rope.sin, epsilon);
 }
@@ -65,7 +65,7 @@ void SelfAttention::Forward(Tensor& y, const Tensor& x, const Tensor& residual,
   Project(x, rope, pass, saved, std::move(x_fp8));
   const Heads inputs = Inputs(saved);
   saved.out = EmptyRows(x.size(0), o.inputs(), o.spare(), x);
-  Tensor out = HeadsOf(saved.out, 0, heads, head_size);
+  Tensor out = HeadsOf(saved.out, 0, heads, head_dim);
   saved.lse = ops::Attention(out, inputs.q, inputs.k, inputs.v, documents, scale, window);
   saved.o_xa = o.Forward(y, saved.out, pass, residual);
 }
@@ -88,15 +88,15 @@ void SelfAttention::Backward(const Tensor& dy, const Tensor& x, const ops::Docum
   const Heads inputs = Inputs(saved);
   Tensor dqkv = EmptyRows(dy.size(0), qkv.outputs(), qkv.spare(), dy);
   Heads d = Split(dqkv);
-  ops::AttentionBackward(d.q, d.k, d.v, HeadsOf(dout, 0, heads, head_size), inputs.q, inputs.k,
-                         inputs.v, HeadsOf(saved.out, 0, heads, head_size), saved.lse, documents,
+  ops::AttentionBackward(d.q, d.k, d.v, HeadsOf(dout, 0, heads, head_dim), inputs.q, inputs.k,
+                         inputs.v, HeadsOf(saved.out, 0, heads, head_dim), saved.lse, documents,
                          scale, window);
   dout = saved.out = saved.q = saved.k = Tensor();
   if (has_norms()) {
     const bool trained = gradients.Wants(q_norm);
     const auto [dq_norm, dk_norm] =
         ops::NormRopeBackward(dqkv, saved.qkv, pass.weights[q_norm], pass.weights[k_norm], rope.cos,
-                              rope.sin, heads, key_heads, epsilon, trained);
+                              rope.sin, heads, kv_heads, epsilon, trained);
     if (trained) {
       gradients.Add(q_norm, dq_norm);
       gradients.Add(k_norm, dk_norm);

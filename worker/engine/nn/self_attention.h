@@ -16,20 +16,20 @@ struct SelfAttention {
   int q_norm = -1;
   int k_norm = -1;
   int64_t heads = 0;
-  int64_t key_heads = 0;
-  int64_t head_size = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
   int64_t window = 0;  // 0: a token sees all before it
   double scale = 0.0;
   double epsilon = 0.0;
 
-  // Views of rows [T, (heads + 2 key_heads) D] by head.
+  // Views of rows [T, (heads + 2 kv_heads) D] by head.
   struct Heads {
     at::Tensor q, k, v;  // [T, heads, D]
   };
 
   // What the backward needs; undefined q and k are computed again by Restore.
   struct Saved {
-    // [T, (heads + 2 key_heads) D]: queries, keys, values. As projected where there are head norms;
+    // [T, (heads + 2 kv_heads) D]: queries, keys, values. As projected where there are head norms;
     // else queries and keys are rotated in place.
     at::Tensor qkv;
     at::Tensor q, k;  // [T, heads, D], normed and rotated; only with head norms
@@ -62,7 +62,7 @@ struct SelfAttention {
  private:
   bool has_norms() const { return q_norm >= 0; }
   Heads Split(const at::Tensor& qkv) const;
-  // Queries and keys together, which lie side by side: [T, heads + key_heads, D].
+  // Queries and keys together, which lie side by side: [T, heads + kv_heads, D].
   at::Tensor QueriesAndKeys(const at::Tensor& qkv) const;
 };
 

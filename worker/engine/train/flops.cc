@@ -16,7 +16,7 @@ double Pairs(int64_t length, int64_t window) {
 
 }  // namespace
 
-StepFlops::StepFlops(const DecoderConfig& config, const ModelLayout& layout) {
+StepFlops::StepFlops(const ModelConfig& config, const ModelLayout& layout) {
   const int first = layout.first_trainable();
   for (int unit = 1; unit < layout.head_unit(); ++unit) {
     for (const ParamInfo& param : layout.units[unit].params) {
@@ -26,7 +26,7 @@ StepFlops::StepFlops(const DecoderConfig& config, const ModelLayout& layout) {
     }
     // Scores and values forward, twice that backward.
     const double pair =
-        4.0 * static_cast<double>(config.heads * config.head_size) * (unit >= first ? 3.0 : 1.0);
+        4.0 * static_cast<double>(config.heads * config.head_dim) * (unit >= first ? 3.0 : 1.0);
     windows_.emplace_back(config.windows[unit - 1], pair);
   }
   const ParamInfo& head =

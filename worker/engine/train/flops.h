@@ -41,7 +41,7 @@ struct Ceiling {
 // The head runs over the targets only.
 class StepFlops {
  public:
-  StepFlops(const DecoderConfig& config, const ModelLayout& layout);
+  StepFlops(const ModelConfig& config, const ModelLayout& layout);
 
   // Of a micro-batch with these documents and targets.
   Flops Of(std::span<const int64_t> lengths, int64_t targets) const;

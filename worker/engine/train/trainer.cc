@@ -38,7 +38,8 @@ std::optional<StepPlan> ValidationPlan(const TrainerOptions& options) {
     throw UserError("training.validation.enabled is set, but the job has no validation rows",
                     "bad_data", "give [data] val, or switch validation off");
   }
-  return StepPlan::ForValidation(options.validation, StepPlanOptions::FromSpec(options.spec));
+  return StepPlan::ForValidation(options.validation, StepPlanOptions::FromSpec(options.spec),
+                                 options.train->stats().longest);
 }
 
 Stamp StampOf(const TrainerOptions& options, const StepPlan& plan, at::Device device) {

@@ -122,7 +122,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
       comm_(comm),
       mesh_(MeshOf(spec, comm)),
       compute_(ComputeTypeOf(spec, comm.device())),
-      config_(DecoderConfig::Read(model_dir)),
+      config_(ReadConfig(model_dir)),
       layout_(MakeLayout(config_)) {
   PrepareLayout(layout_, spec_);
   const Execution run =
@@ -147,7 +147,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
 TrainingModel::~TrainingModel() = default;
 
 void TrainingModel::RecordBlocks() {
-  const Tensor heads = at::empty({1, config_.heads, config_.head_size},
+  const Tensor heads = at::empty({1, config_.heads, config_.head_dim},
                                  at::TensorOptions(comm_.device()).dtype(compute_));
   if (drops() || !source_->fixed() || !sink_->fixed() || !ops::AttentionReadsShapeAlone(heads)) {
     fmt::print(stderr,

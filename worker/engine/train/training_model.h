@@ -95,7 +95,7 @@ class TrainingModel {
   // Whether this rank's parts are the first copy of them: what has to be saved, once.
   bool holds_first_copy() const;
 
-  const DecoderConfig& config() const { return config_; }
+  const ModelConfig& config() const { return config_; }
   const ModelLayout& layout() const { return layout_; }
   const TrainableStore& store() const;  // up to date
   at::ScalarType compute_type() const { return compute_; }
@@ -119,7 +119,7 @@ class TrainingModel {
   Communicator& comm_;
   DataMesh mesh_;
   at::ScalarType compute_;
-  DecoderConfig config_;
+  ModelConfig config_;
   ModelLayout layout_;
   std::unique_ptr<TrainableStore> store_;
   std::unique_ptr<HostOptimizer> host_;  // null: groups_ have the states

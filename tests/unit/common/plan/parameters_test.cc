@@ -67,8 +67,15 @@ TEST(ParametersTest, AllLinearIsTheSevenLinears) {
 }
 
 TEST(ParametersTest, BiasesAreTrainedAsTheJobSays) {
-  const ModelShape shape{.family = "qwen2", .hidden = 64, .layers = 2, .heads = 4, .kv_heads = 2,
-                         .head_dim = 16, .intermediate = 96, .vocab = 128, .qkv_bias = true};
+  const ModelShape shape{.family = "qwen2",
+                         .hidden = 64,
+                         .layers = 2,
+                         .heads = 4,
+                         .kv_heads = 2,
+                         .head_dim = 16,
+                         .intermediate = 96,
+                         .vocab = 128,
+                         .qkv_bias = true};
   const auto biases = [&shape](spec::Bias bias) {
     spec::JobSpec job = Lora(4, {"q_proj"});
     job.lora.bias = bias;
@@ -108,6 +115,32 @@ TEST(ParametersTest, OnlyBlockLinearsAreQuantised) {
   }
   // 106,168,320 of the 134,515,008 are in the linears of the blocks.
   EXPECT_EQ(quantised, 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576));
+}
+
+TEST(MatchesTargetTest, TakesWholeNamesAndEndsAfterADot) {
+  EXPECT_TRUE(MatchesTarget("model.layers.0.self_attn.q_proj", "q_proj"));
+  EXPECT_TRUE(MatchesTarget("model.layers.0.self_attn.q_proj", "self_attn.q_proj"));
+  EXPECT_TRUE(MatchesTarget("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.q_proj"));
+  EXPECT_FALSE(MatchesTarget("model.layers.0.self_attn.q_proj", "proj"));
+  EXPECT_FALSE(MatchesTarget("model.layers.0.self_attn.q_proj", "attn.q_proj"));
+}
+
+TEST(CheckJobTest, EightBitStatesNeedATensorThatIsLargeEnough) {
+  ModelShape shape = SmolLm2();
+  spec::JobSpec job;
+  job.training.mode = spec::Mode::kLora;
+  job.lora.target_modules = {"q_proj"};
+  job.lora.r = 8;
+  job.hyperparameters.optimizer = spec::Optimizer::kAdamW8bit;
+  EXPECT_FALSE(CheckJob(shape, job).has_value());  // 8 x 576
+  job.lora.r = 4;
+  const auto problem = CheckJob(shape, job);
+  ASSERT_TRUE(problem.has_value());
+  EXPECT_EQ(problem->key, "hyperparameters.optimizer");
+  EXPECT_THAT(problem->message, ::testing::HasSubstr("has 2304: use adamw"));
+  EXPECT_FALSE(MakeUnits(shape, job).ok());
+  job.training.mode = spec::Mode::kFullFinetune;
+  EXPECT_FALSE(CheckJob(shape, job).has_value());
 }
 
 }  // namespace

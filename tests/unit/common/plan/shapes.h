@@ -1,6 +1,6 @@
 #pragma once
 
-#include "common/plan/model_shape.h"
+#include "common/plan/model_config.h"
 
 // Shapes of published models, for the tests of this folder.
 

@@ -1,3 +1,5 @@
+#include "common/spec/batch.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -222,6 +224,13 @@ TEST(BatchProblemTest, ThreeOverridesThatDisagreeAreRefused) {
   ASSERT_EQ(r.problems.size(), 1u);
   EXPECT_THAT(r.problems[0].message, HasSubstr("= 8, but global_batch is 64"));
   EXPECT_THAT(r.problems[0].message, HasSubstr("global_batch = 8 would agree (given by --set)"));
+}
+
+TEST(BatchTest, PartOfAStepIsAStep) {
+  EXPECT_EQ(StepsOfEpochs(1, 30), 30);
+  EXPECT_EQ(StepsOfEpochs(0.1, 30), 3);  // a little more than 3 in floating point
+  EXPECT_EQ(StepsOfEpochs(0.11, 30), 4);
+  EXPECT_EQ(StepsOfEpochs(0.001, 30), 1);
 }
 
 }  // namespace

@@ -237,7 +237,7 @@ TEST_F(IntakeTest, AModelThatCannotBeTrainedIsAProblemNotANote) {
   EXPECT_TRUE(with(kConfig).empty());
   const auto family = with(R"({"model_type":"gpt2"})");
   ASSERT_EQ(family.size(), 1u);
-  EXPECT_EQ(family[0].find("job.model: /models/tiny: config.json: model_type \"gpt2\""), 0u);
+  EXPECT_EQ(family[0].find("job.model: /models/tiny: config.json: \"model_type\" \"gpt2\""), 0u);
   const auto targets = with(kConfig, "[lora]\ntarget_modules = [\"none_proj\"]\n");
   ASSERT_EQ(targets.size(), 1u);
   EXPECT_EQ(targets[0].find("lora.target_modules: \"none_proj\" matches no linear"), 0u);

@@ -121,7 +121,7 @@ cudaError_t LaunchRope(ElementType type, RopeShape shape, void* x, const float* 
 struct NormRopeShape {
   int64_t tokens = 0;
   int heads = 0;
-  int key_heads = 0;
+  int kv_heads = 0;
   int size = 0;
 };
 int64_t NormRopeMaxHeadSize();

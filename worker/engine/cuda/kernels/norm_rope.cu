@@ -23,7 +23,7 @@ struct Task {
 
 template <int kHeads>
 __device__ __forceinline__ Task TaskOf(const NormRopeShape& shape, int64_t index) {
-  const int all = shape.heads + shape.key_heads;
+  const int all = shape.heads + shape.kv_heads;
   const int chunks = (all + kHeads - 1) / kHeads;
   const auto token =
       static_cast<int64_t>(static_cast<uint32_t>(index) / static_cast<uint32_t>(chunks));
@@ -293,7 +293,7 @@ constexpr int64_t kMaxPartials = 512;
 
 template <typename Config, int kHeads>
 int64_t Tasks(const NormRopeShape& shape) {
-  return shape.tokens * CeilDiv(shape.heads + shape.key_heads, kHeads);
+  return shape.tokens * CeilDiv(shape.heads + shape.kv_heads, kHeads);
 }
 
 template <typename T>

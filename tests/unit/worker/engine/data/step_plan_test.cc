@@ -167,12 +167,27 @@ TEST(StepPlanTest, TheSeedDecidesTheOrder) {
 
 TEST(StepPlanTest, ValidationReadsEveryRowOnceInFileOrder) {
   const StepPlan plan = StepPlan::ForValidation(
-      MakeDataset(7), {.per_device_batch = 2, .world_size = 2, .n_epochs = 3, .max_steps = 9});
+      MakeDataset(7), {.per_device_batch = 2, .world_size = 2, .n_epochs = 3, .max_steps = 9},
+      MakeDataset(7)->stats().longest);
   ASSERT_EQ(plan.total_steps(), 1);
   const Step step = plan.GetStep(0);
   EXPECT_EQ(step.micro_batches, 2);
   EXPECT_THAT(DocumentsOf(plan, step, 2), ElementsAre(0, 1, 2, 3, 4, 5, 6));
   EXPECT_THAT(plan.RowLines(step, 1, 0), ElementsAre(5, 6));
+}
+
+TEST(StepPlanTest, LongerRowsOfAValidationComeFewerAtATime) {
+  const auto rows = MakeDataset(8);
+  const int64_t longest = rows->stats().longest;
+  const auto batches = [&](int64_t longest_trained) {
+    const StepPlan plan = StepPlan::ForValidation(rows, {.per_device_batch = 4}, longest_trained);
+    EXPECT_THAT(DocumentsOf(plan, plan.GetStep(0), 1), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+    return plan.GetStep(0).micro_batches;
+  };
+  EXPECT_EQ(batches(10 * longest), 2);
+  EXPECT_EQ(batches(longest), 2);
+  EXPECT_EQ(batches((longest + 1) / 2), 4);
+  EXPECT_EQ(batches(1), 8);
 }
 
 TEST(StepPlanTest, AStepOutsideThePlanIsAFault) {

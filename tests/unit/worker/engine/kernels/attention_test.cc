@@ -18,7 +18,7 @@ using at::Tensor;
 
 struct Case {
   std::vector<int64_t> lengths;
-  int64_t heads, key_heads, size, window;
+  int64_t heads, kv_heads, size, window;
 };
 
 Tensor Offsets(const std::vector<int64_t>& lengths) {
@@ -52,7 +52,7 @@ std::tuple<Tensor, Tensor> PlainAttention(const Tensor& q, const Tensor& k, cons
     }
     first += length;
   }
-  const int64_t group = c.heads / c.key_heads;
+  const int64_t group = c.heads / c.kv_heads;
   const Tensor keys = k.repeat_interleave(group, 1).permute({1, 2, 0});
   const Tensor values = v.repeat_interleave(group, 1).permute({1, 0, 2});
   const Tensor scores = at::matmul(q.permute({1, 0, 2}), keys) * scale + mask;
@@ -73,8 +73,8 @@ TEST_P(AttentionTest, EqualsMaskedAttentionOverAllTokensAndItsAutograd) {
   const int64_t tokens = cu_seqlens[-1].item<int32_t>();
   const double scale = 1.0 / std::sqrt(static_cast<double>(c.size));
   Tensor q = Random({tokens, c.heads, c.size}, 1).set_requires_grad(true);
-  Tensor k = Random({tokens, c.key_heads, c.size}, 2).set_requires_grad(true);
-  Tensor v = Random({tokens, c.key_heads, c.size}, 3).set_requires_grad(true);
+  Tensor k = Random({tokens, c.kv_heads, c.size}, 2).set_requires_grad(true);
+  Tensor v = Random({tokens, c.kv_heads, c.size}, 3).set_requires_grad(true);
   const Tensor dout = Random(q.sizes(), 4);
   const auto [expected, expected_lse] = PlainAttention(q, k, v, c, scale);
   const auto grads = torch::autograd::grad({expected}, {q, k, v}, {dout});
@@ -98,15 +98,15 @@ TEST_P(AttentionTest, GivesTheSameInAndOutOfWiderRows) {
   const int64_t tokens = cu_seqlens[-1].item<int32_t>();
   const ops::Documents documents{cu_seqlens, c.lengths};
   // q, k and v side by side in rows of a few elements more, as a fused projection leaves them.
-  const Tensor qkv = Random({tokens, (c.heads + 2 * c.key_heads) * c.size + 3}, 5);
+  const Tensor qkv = Random({tokens, (c.heads + 2 * c.kv_heads) * c.size + 3}, 5);
   const auto heads = [&](int64_t first, int64_t count) {
     return qkv.narrow(1, first * c.size, count * c.size).view({tokens, count, c.size});
   };
-  const Tensor q = heads(0, c.heads), k = heads(c.heads, c.key_heads);
-  const Tensor v = heads(c.heads + c.key_heads, c.key_heads);
+  const Tensor q = heads(0, c.heads), k = heads(c.heads, c.kv_heads);
+  const Tensor v = heads(c.heads + c.kv_heads, c.kv_heads);
   const Tensor dout = Random(q.sizes(), 6);
   Tensor out = Padded(tokens, c.heads, c.size), dq = Padded(tokens, c.heads, c.size);
-  Tensor dk = Padded(tokens, c.key_heads, c.size), dv = Padded(tokens, c.key_heads, c.size);
+  Tensor dk = Padded(tokens, c.kv_heads, c.size), dv = Padded(tokens, c.kv_heads, c.size);
   const Tensor lse = ops::Attention(out, q, k, v, documents, 0.3, c.window);
   Tensor dout_rows = Padded(tokens, c.heads, c.size);
   dout_rows.copy_(dout);

@@ -144,8 +144,8 @@ TEST(RopeTest, RotatesHalvesOfStridedHeadsAndBack) {
 // A fused projection of 3 query heads and 2 key (and value) heads.
 struct FusedHeads {
   static constexpr int64_t kTokens = 150, kHeads = 3, kKeyHeads = 2;
-  FusedHeads(int64_t head_size, at::ScalarType type)
-      : size(head_size),
+  FusedHeads(int64_t head_dim, at::ScalarType type)
+      : size(head_dim),
         qkv(Strided(Random({kTokens, (kHeads + 2 * kKeyHeads) * size}, 1).to(type))),
         q_weight(Random({size}, 2).to(type)),
         k_weight(Random({size}, 3).to(type)) {

@@ -43,7 +43,7 @@ class DecoderBlockTest : public ::testing::TestWithParam<Recompute> {
     const AcquiredUnit unit(*source_, layout_, 1);
     const DropoutKey key{7};
     const Pass pass{unit.weights(), {2.0, 0.1}, drops ? &key : nullptr};
-    const Rope rope(config_.rope, config_.head_size, at::kCPU);
+    const Rope rope(config_.rope, config_.head_dim, at::kCPU);
     const BlockContext context{{at::tensor({0, static_cast<int>(kTokens)}, at::kInt), {kTokens}},
                                rope.Tables(at::arange(kTokens))};
     DecoderBlock::Saved saved;
@@ -52,7 +52,7 @@ class DecoderBlockTest : public ::testing::TestWithParam<Recompute> {
     return saved;
   }
 
-  DecoderConfig config_ = DecoderConfig::Parse(
+  ModelConfig config_ = ParseConfig(
       R"({"model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 256,
         "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
         "max_position_embeddings": 64})",

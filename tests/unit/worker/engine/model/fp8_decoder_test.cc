@@ -85,7 +85,7 @@ class Fp8Model {
     source_ = std::make_unique<AdaptedSource>(layout_, std::move(both), kScale);
   }
 
-  const DecoderConfig& config() const { return config_; }
+  const ModelConfig& config() const { return config_; }
   const ModelLayout& layout() const { return layout_; }
   WeightSource& source() { return *source_; }
   DecoderBlock Block(int unit) const {
@@ -93,7 +93,7 @@ class Fp8Model {
   }
 
  private:
-  DecoderConfig config_ = DecoderConfig::Parse(
+  ModelConfig config_ = ParseConfig(
       R"({"model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 256,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "max_position_embeddings": 64})",
@@ -117,7 +117,7 @@ class BlocksRun {
   virtual ~BlocksRun() = default;
 
   void Run() {
-    const Rope rope(model_.config().rope, model_.config().head_size, at::kCPU);
+    const Rope rope(model_.config().rope, model_.config().head_dim, at::kCPU);
     context_ = {{at::tensor({0, kBatchTokens}, at::kInt), lengths_},
                 rope.Tables(at::arange(kBatchTokens))};
     y = Random({kBatchTokens, model_.config().hidden}, 1);

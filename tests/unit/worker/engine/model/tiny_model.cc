@@ -1,10 +1,10 @@
 #include "tests/unit/worker/engine/model/tiny_model.h"
 
-#include <fstream>
-#include <vector>
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randn.h>
+
+#include <fstream>
+#include <vector>
 
 #include "worker/engine/checkpoint/safetensors_writer.h"
 #include "worker/engine/model/config.h"
@@ -25,7 +25,7 @@ void WriteTinyModel(const std::filesystem::path& dir, const std::string& config)
   std::ofstream(dir / "config.json") << config;
   std::ofstream(dir / "tokenizer.json") << "{}";
   std::ofstream(dir / "tokenizer_config.json") << "{}";
-  const ModelLayout layout = MakeLayout(DecoderConfig::Parse(config, "config.json"));
+  const ModelLayout layout = MakeLayout(ParseConfig(config, "config.json"));
   at::Generator generator = at::detail::createCPUGenerator(11);
   std::vector<NamedTensor> tensors;
   for (const UnitInfo& unit : layout.units) {

@@ -10,11 +10,11 @@
 namespace sft::engine {
 namespace {
 
-DecoderConfig Config() {
-  return DecoderConfig::Parse(R"({"model_type": "llama", "vocab_size": 100, "hidden_size": 8,
+ModelConfig Config() {
+  return ParseConfig(R"({"model_type": "llama", "vocab_size": 100, "hidden_size": 8,
     "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 64})",
-                              "config.json");
+                     "config.json");
 }
 
 // Weights of the block's products: q 64, k 32, v 32, o 64, gate, up and down 128 each.

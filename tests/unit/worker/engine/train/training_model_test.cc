@@ -10,6 +10,7 @@
 
 #include "tests/unit/worker/engine/checkpoint/temp_dir.h"
 #include "tests/unit/worker/engine/model/tiny_model.h"
+#include "tests/unit/worker/engine/train/documents.h"
 
 namespace sft::engine {
 namespace {
@@ -73,6 +74,26 @@ TEST_F(PadTokenTest, TheTiedHeadStillTrainsTheRowOfThePadToken) {
 
 TEST_F(PadTokenTest, AModelWithoutAPadTokenTrainsEveryLookup) {
   EXPECT_TRUE(at::equal(EmbeddingGradient(R"(, "pad_token_id": null)"), EmbeddingGradient("")));
+}
+
+// What a block reads of the gradient has room for its adapters, whichever block is the first with
+// some.
+TEST(AdaptedLayersTest, AnyLayerAloneMayHaveAdapters) {
+  const at::NoGradGuard no_grad;
+  const TempDir dir;
+  WriteTinyModel(dir.path(), TinyConfig(""));
+  const auto comm = MakeLocalCommunicator(at::kCPU);
+  for (const char* layer : {"layers.0.", "layers.1."}) {
+    for (const char* module : {"mlp.down_proj", "self_attn.o_proj", "self_attn.q_proj"}) {
+      spec::JobSpec spec;
+      spec.training.mode = spec::Mode::kLora;
+      spec.lora.target_modules = {std::string(layer) + module};
+      TrainingModel model(spec, dir.path(), *comm);
+      model.BeginStep();
+      model.ForwardBackward(Documents({6}, 1, kTinyVocabulary), 0, 0, /*last=*/true);
+      EXPECT_GT(model.ReduceGradients(1.0), 0.0) << layer << module;
+    }
+  }
 }
 
 }  // namespace

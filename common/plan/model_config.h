@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+
+// What a model is, from the config.json that transformers writes: one reading for the server, which
+// refuses at submit what ranks cannot run, and for the ranks.
+
+namespace sft::plan {
+
+// The sizes of a decoder that decide its parameters.
+struct ModelShape {
+  std::string family;  // model_type: "llama", "mistral", "qwen2", "qwen3"
+  int64_t hidden = 0;
+  int64_t layers = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t intermediate = 0;
+  int64_t vocab = 0;
+  bool tied_head = false;  // the output head is the embedding
+  bool qkv_bias = false;
+  bool output_bias = false;  // of the attention's output projection
+  bool mlp_bias = false;
+  bool qk_norm = false;  // RMSNorm over each query and key head
+};
+
+enum class RopeType { kDefault, kLinear, kLlama3, kYarn };
+
+// Rotary embedding, in the words of transformers' modeling_rope_utils.py.
+struct RopeOptions {
+  RopeType type = RopeType::kDefault;
+  double theta = 10000.0;
+  double factor = 1.0;
+  int64_t original_max_positions = 0;      // llama3, yarn
+  double low_freq_factor = 1.0;            // llama3
+  double high_freq_factor = 4.0;           // llama3
+  double beta_fast = 32.0;                 // yarn
+  double beta_slow = 1.0;                  // yarn
+  bool truncate = true;                    // yarn
+  std::optional<double> attention_factor;  // yarn; else from factor and the two below
+  double mscale = 0.0;                     // yarn; 0: not given
+  double mscale_all_dim = 0.0;
+};
+
+// A decoder-only transformer, whatever its family. Options, not subclasses.
+struct ModelConfig : ModelShape {
+  double norm_epsilon = 1e-6;
+  RopeOptions rope;
+  // The token whose lookups do not train the embedding, as nn.Embedding's padding_idx; -1: none.
+  int64_t pad_token = -1;
+  std::vector<int64_t> windows;  // by layer; 0: full attention
+};
+
+// InvalidArgument names the key that is missing, wrong or not supported, and what is.
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json);
+
+}  // namespace sft::plan
