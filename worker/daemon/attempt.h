@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
@@ -99,6 +100,9 @@ class Attempt {
   bool Fenced(MonoTime heard) const;
   void ProcessesGone(const v1::Verdict& verdict);
   void CheckMemoryIsBack();
+  // Why the memory of the attempt's GPUs is not seen back; empty: it is. `unseen` gets what is let
+  // go without that, of GPUs that nothing is placed on.
+  std::string MemoryHeld(const AttemptRecord& record, std::vector<std::string>& unseen) const;
   HostEvidence LookAtHost(const AttemptRecord& record) const;
   absl::StatusOr<channel::ShimStatus> ReadShimStatus();
 

@@ -265,12 +265,9 @@ HostEvidence Attempt::LookAtHost(const AttemptRecord& record) const {
   return host;
 }
 
-void Attempt::CheckMemoryIsBack() {
-  AttemptRecord record;
-  {
-    const MutexLock lock(mutex_);
-    record = record_;
-  }
+std::string Attempt::MemoryHeld(const AttemptRecord& record,
+                                std::vector<std::string>& unseen) const {
+  const bool patient = services_.clock.Mono() - *gone_at_ <= kMemoryPatience;
   std::string held;
   for (int i = 0; i < record.dispatch.slots_size(); ++i) {
     const int slot = record.dispatch.slots(i);
@@ -279,18 +276,51 @@ void Attempt::CheckMemoryIsBack() {
     const int64_t before =
         i < static_cast<int>(record.memory_before.size()) ? record.memory_before[i] : 0;
     if (memory.at <= *gone_at_) {
-      held = "waiting for a reading of the GPUs' memory";
+      // A driver that answers for the others will not answer for this one soon. One that does not
+      // answer at all may only be slow.
+      if (memory.unreadable_at > *gone_at_) {
+        unseen.push_back(fmt::format("GPU {} cannot be read: its memory was not seen back", slot));
+      } else if (!patient) {
+        unseen.push_back(
+            fmt::format("GPU {} could not be read for {} s: its memory was not seen back", slot,
+                        kMemoryPatience.count()));
+      } else {
+        held = "waiting for a reading of the GPUs' memory";
+      }
     } else if (memory.used_bytes > before + kMemorySlack) {
-      held = fmt::format("GPU {} still holds {:.1f} GB although all processes are gone", slot,
-                         static_cast<double>(memory.used_bytes) / 1e9);
+      const std::string text =
+          fmt::format("GPU {} still holds {:.1f} GB although all processes are gone", slot,
+                      static_cast<double>(memory.used_bytes) / 1e9);
+      // A healthy one would be given to the next job, which would find it full. Of one that waits
+      // for a reset nothing comes back before.
+      if (patient || memory.healthy) {
+        held = text;
+      } else {
+        unseen.push_back(text);
+      }
     }
   }
+  return held;
+}
+
+void Attempt::CheckMemoryIsBack() {
+  AttemptRecord record;
+  {
+    const MutexLock lock(mutex_);
+    record = record_;
+  }
+  std::vector<std::string> unseen;
+  const std::string held = MemoryHeld(record, unseen);
   if (held.empty()) {
     {
       const MutexLock lock(mutex_);
       stuck_ = false;
     }
     ApplyHostEvidence(LookAtHost(record), shim_, *gone_verdict_);
+    for (const std::string& each : unseen) {
+      Warn(each);
+      gone_verdict_->add_evidence(each);
+    }
     return Conclude(*gone_verdict_);
   }
   services_.inventory.AskForRefresh();

@@ -129,7 +129,11 @@ std::vector<GpuReading> CheckGpus(const Options& options, const std::string& pro
                     GpuTypeOf(gpu.name), gpu.pci, Gigabytes(gpu.memory_used_bytes),
                     Gigabytes(gpu.memory_bytes), gpu.utilization_percent, gpu.active_links);
     const std::string name = fmt::format("GPU {}", i);
-    if (gpu.recovery.empty()) {
+    if (!gpu.error.empty()) {
+      report.Fail(
+          name, gpu.error,
+          "it fell off the bus or waits for a reset: see dmesg (XID), then restart the node");
+    } else if (gpu.recovery.empty()) {
       report.Ok(name, text);
     } else {
       report.Fail(name, text, "the driver asks to " + gpu.recovery + " before it is used");

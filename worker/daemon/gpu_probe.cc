@@ -118,14 +118,25 @@ class Nvml {
     return version;
   }
 
+  // One GPU that cannot be read says nothing about the others: it is an entry with an error.
   nlohmann::json ReadDevice(unsigned int index) {
+    nlohmann::json device = ReadReadable(index);
+    if (!error_.empty()) device["error"] = error_;
+    error_.clear();
+    return device;
+  }
+
+  const std::string& error() const { return error_; }
+
+ private:
+  nlohmann::json ReadReadable(unsigned int index) {
     NvmlDevice device = nullptr;
     char name[96] = {};
     char uuid[96] = {};
     NvmlMemory memory{};
     NvmlUtilization utilization{};
     Call("nvmlDeviceGetHandleByIndex_v2", index, &device);
-    if (!error_.empty()) return {};
+    if (!error_.empty()) return nlohmann::json::object();
     Call("nvmlDeviceGetName", device, &name[0], static_cast<unsigned int>(sizeof(name)));
     Call("nvmlDeviceGetUUID", device, &uuid[0], static_cast<unsigned int>(sizeof(uuid)));
     Call("nvmlDeviceGetMemoryInfo", device, &memory);
@@ -148,9 +159,6 @@ class Nvml {
             {"utilization", utilization.gpu}};
   }
 
-  const std::string& error() const { return error_; }
-
- private:
   void* library_ = nullptr;
   std::string error_;
 };
@@ -233,6 +241,7 @@ absl::StatusOr<std::vector<GpuReading>> ParseGpuProbe(std::string_view line) {
     reading.pci = ShortPci(gpu.value("pci", ""));
     reading.recovery = RecoveryText(gpu.value("recovery", 0));
     reading.uuid = gpu.value("uuid", "");
+    reading.error = gpu.value("error", "");
     reading.memory_bytes = gpu.value("memory", int64_t{0});
     reading.memory_used_bytes = gpu.value("used", int64_t{0});
     reading.utilization_percent = gpu.value("utilization", 0);

@@ -24,6 +24,8 @@ struct GpuReading {
   bool links_to_switch = false;         // and so to every other GPU that has one
   std::vector<std::string> link_peers;  // GPUs at the other ends, as `pci`
   std::string cluster;                  // of a fabric over several nodes; empty: none
+  // Why it could not be read, in NVML's words: it fell off the bus. The rest may be empty then.
+  std::string error;
 };
 
 // "reset the GPU" for NVML's GPU recovery action 1, and so on; empty for 0, none.
@@ -38,7 +40,8 @@ std::string GpuTypeOf(std::string_view product_name);
 // process. It may hang in the driver: run it as a child, by ProbeGpus.
 int GpuProbeMain();
 
-// The line of GpuProbeMain. A machine without the library has no GPUs: an empty list.
+// The line of GpuProbeMain, in NVML's order. A machine without the library has no GPUs: an empty
+// list. A GPU that alone cannot be read is a reading with an error.
 absl::StatusOr<std::vector<GpuReading>> ParseGpuProbe(std::string_view line);
 
 // Runs `program probe-gpus` with a deadline. An error is a finding about the node: the driver does

@@ -1,6 +1,7 @@
 #include "worker/daemon/inventory.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <charconv>
@@ -29,6 +30,18 @@ void Fill(v1::Slot& slot, const GpuReading& reading) {
                              : "the driver asks to " + reading.recovery + " before it is used");
 }
 
+// What is said of a GPU by the answer: by its UUID, or, where it cannot be read so far that this is
+// known, by its place. Null: it is no longer listed.
+const GpuReading* ReadingOf(const v1::Slot& slot, int place,
+                            const std::vector<GpuReading>& readings) {
+  for (const GpuReading& reading : readings) {
+    if (!reading.uuid.empty() && reading.uuid == slot.uuid()) return &reading;
+  }
+  if (place >= static_cast<int>(readings.size())) return nullptr;
+  const GpuReading& reading = readings[place];
+  return slot.uuid().empty() || reading.uuid.empty() ? &reading : nullptr;
+}
+
 }  // namespace
 
 absl::StatusOr<SimulatedGpus> ParseSimulatedGpus(std::string_view text) {
@@ -53,7 +66,6 @@ absl::StatusOr<SimulatedGpus> ParseSimulatedGpus(std::string_view text) {
 Inventory::Inventory(Probe probe, SimulatedGpus simulated, int cpu_slots, Clock& clock)
     : probe_(std::move(probe)), simulated_(simulated.count > 0), clock_(clock) {
   const MutexLock lock(mutex_);
-  sampled_at_ = clock_.Mono();
   for (int i = 0; i < simulated.count; ++i) {
     v1::Slot slot;
     slot.set_gpu_type(simulated.gpu_type);
@@ -68,13 +80,20 @@ Inventory::Inventory(Probe probe, SimulatedGpus simulated, int cpu_slots, Clock&
     // caller logs it. Nothing is known of them that could be shown as unhealthy.
     first_readings_ = probe_().value_or(std::vector<GpuReading>{});
     for (const GpuReading& reading : first_readings_) {
-      v1::Slot slot;
-      slot.set_gpu_type(GpuTypeOf(reading.name));
-      slot.set_product_name(reading.name);
-      slot.set_uuid(reading.uuid);
-      Fill(slot, reading);
-      slots_.push_back(std::move(slot));
-      pci_.push_back(reading.pci);
+      // One that cannot be read keeps its index: attempts of an earlier life name slots by it.
+      slots_.emplace_back().set_gpu_type(GpuTypeOf(reading.name));
+      slots_.back().set_healthy(true);
+      pci_.emplace_back();
+      sampled_at_.push_back(clock_.Mono());
+      unreadable_at_.emplace_back();
+      const int slot = static_cast<int>(slots_.size()) - 1;
+      if (reading.error.empty()) {
+        TakeReading(reading, slot);
+      } else {
+        slots_.back().set_product_name(reading.name);
+        slots_.back().set_uuid(reading.uuid);
+        TakeProblem("NVML: " + reading.error, slot);
+      }
     }
   }
   gpu_count_ = static_cast<int>(slots_.size());
@@ -99,6 +118,28 @@ int Inventory::SlotsLike(int slot) const {
   return std::max(1, slot < gpu_count_ ? gpu_count_ : all - gpu_count_);
 }
 
+void Inventory::TakeReading(const GpuReading& reading, int slot) {
+  v1::Slot& known = slots_[slot];
+  if (!known.healthy() && reading.recovery.empty()) {
+    spdlog::info("GPU {} is healthy again", slot);
+  }
+  if (known.uuid().empty()) {  // it could not be read before
+    known.set_gpu_type(GpuTypeOf(reading.name));
+    known.set_product_name(reading.name);
+    known.set_uuid(reading.uuid);
+    pci_[slot] = reading.pci;
+  }
+  Fill(known, reading);
+  sampled_at_[slot] = clock_.Mono();
+}
+
+void Inventory::TakeProblem(const std::string& problem, int slot) {
+  v1::Slot& known = slots_[slot];
+  if (known.health_reason() != problem) spdlog::error("GPU {}: {}", slot, problem);
+  known.set_healthy(false);
+  known.set_health_reason(problem);
+}
+
 void Inventory::Refresh() {
   if (simulated_ || gpu_count_ == 0) return;
   const absl::StatusOr<std::vector<GpuReading>> readings = probe_();
@@ -106,26 +147,26 @@ void Inventory::Refresh() {
   for (int i = 0; i < gpu_count_; ++i) {
     v1::Slot& slot = slots_[i];
     if (!readings.ok()) {
-      slot.set_healthy(false);
-      slot.set_health_reason("NVML: " + std::string(Message(readings.status())));
+      TakeProblem("NVML: " + std::string(Message(readings.status())), i);
       continue;
     }
-    const auto found =
-        std::find_if(readings->begin(), readings->end(),
-                     [&](const GpuReading& reading) { return reading.uuid == slot.uuid(); });
-    if (found == readings->end()) {
-      slot.set_healthy(false);
-      slot.set_health_reason("NVML no longer lists it: it fell off the bus or was reset");
+    const GpuReading* const reading = ReadingOf(slot, i, *readings);
+    if (reading == nullptr) {
+      TakeProblem("NVML no longer lists it: it fell off the bus or was reset", i);
       slot.set_memory_used_bytes(0);  // nobody holds what is gone
+      sampled_at_[i] = clock_.Mono();
+    } else if (!reading->error.empty()) {
+      TakeProblem("NVML: " + reading->error, i);
+      unreadable_at_[i] = clock_.Mono();
     } else {
-      Fill(slot, *found);
+      TakeReading(*reading, i);
     }
   }
-  if (readings.ok()) sampled_at_ = clock_.Mono();
 }
 
 std::string Inventory::PciOf(int slot) const {
-  return slot >= 0 && slot < static_cast<int>(pci_.size()) ? pci_[static_cast<size_t>(slot)] : "";
+  const MutexLock lock(mutex_);
+  return slot >= 0 && slot < static_cast<int>(pci_.size()) ? pci_[slot] : "";
 }
 
 void Inventory::SetWaker(std::function<void()> waker) {
@@ -144,8 +185,10 @@ void Inventory::AskForRefresh() {
 
 Inventory::Memory Inventory::MemoryOf(int slot) const {
   const MutexLock lock(mutex_);
-  if (slot < 0 || slot >= static_cast<int>(slots_.size())) return {0, sampled_at_};
-  return {slots_[slot].memory_used_bytes(), sampled_at_};
+  // Of a CPU slot and of a pretended GPU nothing is read.
+  if (slot < 0 || slot >= static_cast<int>(sampled_at_.size())) return {0, clock_.Mono()};
+  return {slots_[slot].memory_used_bytes(), sampled_at_[slot], unreadable_at_[slot],
+          slots_[slot].healthy()};
 }
 
 }  // namespace sft::worker

@@ -37,22 +37,28 @@ class Inventory {
   bool IsGpu(int slot) const { return !simulated_ && slot >= 0 && slot < gpu_count_; }
   int SlotsLike(int slot) const;
 
-  // Asks again; a failed probe marks every GPU unhealthy, with the reason. Blocks for as long as
-  // the probe does.
+  // Asks again; a failed probe marks every GPU unhealthy, with the reason, one GPU that cannot be
+  // read only that one. Blocks for as long as the probe does.
   void Refresh();
   // Somebody waits for newer readings: calls what SetWaker was given, once set.
   void AskForRefresh();
   void SetWaker(std::function<void()> waker);
-  // The last good answer's memory in use, and when it was given.
+  // The last good reading's memory in use, and when it was taken.
   struct Memory {
     int64_t used_bytes = 0;
     MonoTime at;
+    // When the driver last answered, but could not read this GPU; zero: never.
+    MonoTime unreadable_at{};
+    bool healthy = true;  // the slot is
   };
   Memory MemoryOf(int slot) const;
   // "0000:18:00"; empty: no GPU, or not known.
   std::string PciOf(int slot) const;
 
  private:
+  void TakeReading(const GpuReading& reading, int slot) SFT_REQUIRES(mutex_);
+  void TakeProblem(const std::string& problem, int slot) SFT_REQUIRES(mutex_);
+
   const Probe probe_;
   const bool simulated_;
   Clock& clock_;
@@ -60,8 +66,10 @@ class Inventory {
   std::vector<GpuReading> first_readings_;  // likewise
   mutable Mutex mutex_;
   std::vector<v1::Slot> slots_ SFT_GUARDED_BY(mutex_);
-  std::vector<std::string> pci_;  // constant after construction, by slot
-  MonoTime sampled_at_ SFT_GUARDED_BY(mutex_);
+  // By GPU.
+  std::vector<std::string> pci_ SFT_GUARDED_BY(mutex_);
+  std::vector<MonoTime> sampled_at_ SFT_GUARDED_BY(mutex_);
+  std::vector<MonoTime> unreadable_at_ SFT_GUARDED_BY(mutex_);
   std::function<void()> waker_ SFT_GUARDED_BY(mutex_);
 };
 

@@ -36,8 +36,11 @@ class AgentTest : public TestNode {
   void NewLife() {
     agent_.reset();
     inventory_ = std::make_unique<Inventory>(
-        [this] { return gpus_; }, gpus_.empty() ? SimulatedGpus{"H100", 4} : SimulatedGpus{}, 0,
-        clock_);
+        [this]() -> absl::StatusOr<std::vector<GpuReading>> {
+          SFT_RETURN_IF_ERROR(driver_);
+          return gpus_;
+        },
+        gpus_.empty() ? SimulatedGpus{"H100", 4} : SimulatedGpus{}, 0, clock_);
     agent_ =
         std::make_unique<Agent>(Agent::Options{.io_threads = false}, setup_, stager_, *inventory_,
                                 server_, shims_, clock_, [this] { return torch_; });
@@ -107,6 +110,7 @@ class AgentTest : public TestNode {
   ShimProcesses shims_{SFT_BINARY_DIR "/bin/sft-shim"};
   std::unique_ptr<Inventory> inventory_;
   std::vector<GpuReading> gpus_;  // empty: pretended ones
+  absl::Status driver_;           // its word instead of readings
   absl::StatusOr<std::string> torch_ = std::string();
   std::unique_ptr<Agent> agent_;
   v1::Desired desired_;

@@ -223,6 +223,66 @@ TEST_F(AgentTest, AGpuIsFreeOnlyWhenItsMemoryIsSeenBack) {
   EXPECT_EQ(Only().verdict().code(), "succeeded");
 }
 
+TEST_F(AgentTest, AGpuThatFellOffTheBusDoesNotKeepItsAttempt) {
+  gpus_ = {{"NVIDIA H100", "GPU-a", 80'000'000'000, 500'000'000, 0},
+           {"NVIDIA H100", "GPU-b", 80'000'000'000, 500'000'000, 0}};
+  NewLife();
+  Want("rank_killed", 2);
+  Launch();
+  WaitForShimEnd();
+  agent_->Step();
+  clock_.Advance(std::chrono::seconds(1));
+  gpus_[1] = GpuReading{};
+  gpus_[1].error = "nvmlDeviceGetHandleByIndex_v2: GPU is lost";
+  inventory_->Refresh();
+  agent_->Step();
+  EXPECT_EQ(Only().state(), Status::FINISHING) << Only().reason();
+  const v1::Verdict verdict = Only().verdict();
+  EXPECT_EQ(verdict.code(), "gpu_lost");
+  EXPECT_NE(verdict.message().find("GPU 1: NVML: nvmlDeviceGetHandleByIndex_v2: GPU is lost"),
+            std::string::npos)
+      << verdict.message();
+  EXPECT_EQ(verdict.evidence(verdict.evidence_size() - 1),
+            "GPU 1 cannot be read: its memory was not seen back");
+  EXPECT_TRUE(inventory_->Slots()[0].healthy());
+}
+
+TEST_F(AgentTest, ADriverThatDoesNotAnswerKeepsAnAttemptForHalfAMinute) {
+  gpus_ = {{"NVIDIA H100", "GPU-a", 80'000'000'000, 500'000'000, 0}};
+  NewLife();
+  Want("ok");
+  Launch();
+  WaitForShimEnd();
+  agent_->Step();
+  driver_ = DeadlineExceeded("sft-worker did not end within 10000 ms");
+  clock_.Advance(std::chrono::seconds(30));
+  inventory_->Refresh();
+  agent_->Step();
+  EXPECT_LT(Only().state(), Status::STOPPING) << "it may only be slow";
+  clock_.Advance(std::chrono::seconds(1));
+  agent_->Step();
+  EXPECT_EQ(Only().state(), Status::FINISHING) << Only().reason();
+  EXPECT_EQ(Only().verdict().code(), "succeeded") << "all ranks did";
+  ASSERT_EQ(Only().verdict().evidence_size(), 1);
+  EXPECT_NE(Only().verdict().evidence(0).find("GPU 0 could not be read for 30 s"),
+            std::string::npos);
+}
+
+TEST_F(AgentTest, AGpuThatWaitsForAResetIsNotWaitedForUntilItsMemoryIsBack) {
+  gpus_ = {{"NVIDIA H100", "GPU-a", 80'000'000'000, 500'000'000, 0}};
+  NewLife();
+  Want("ok");
+  Launch();
+  WaitForShimEnd();
+  agent_->Step();
+  gpus_[0].memory_used_bytes = 40'000'000'000;
+  gpus_[0].recovery = "reset the GPU";
+  clock_.Advance(std::chrono::seconds(31));
+  inventory_->Refresh();
+  agent_->Step();
+  EXPECT_EQ(Only().state(), Status::FINISHING) << Only().reason();
+}
+
 TEST_F(AgentTest, AnUnreachableServerDoesNotEndAnything) {
   Want("ok");
   Launch();

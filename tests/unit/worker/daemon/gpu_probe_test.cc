@@ -29,6 +29,16 @@ TEST(GpuProbeTest, TheProbesLineBecomesReadings) {
   EXPECT_EQ((*readings)[0].utilization_percent, 3);
 }
 
+TEST(GpuProbeTest, AGpuThatCannotBeReadDoesNotHideTheOthers) {
+  const auto readings = ParseGpuProbe(
+      R"({"gpus":[{"error":"nvmlDeviceGetHandleByIndex_v2: GPU is lost"},{"uuid":"GPU-2"}]})");
+  ASSERT_TRUE(readings.ok()) << readings.status();
+  ASSERT_EQ(readings->size(), 2u);
+  EXPECT_EQ((*readings)[0].error, "nvmlDeviceGetHandleByIndex_v2: GPU is lost");
+  EXPECT_EQ((*readings)[1].error, "");
+  EXPECT_EQ((*readings)[1].uuid, "GPU-2");
+}
+
 TEST(GpuProbeTest, WhatNvmlComplainsOfIsAnError) {
   EXPECT_TRUE(absl::IsUnavailable(
       ParseGpuProbe(R"({"gpus":[],"error":"nvmlInit_v2: Unknown Error"})").status()));

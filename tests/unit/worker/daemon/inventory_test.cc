@@ -67,6 +67,42 @@ TEST_F(InventoryTest, AGpuThatIsNoLongerListedIsUnhealthyAndTheOthersKeepTheirIn
   EXPECT_EQ(inventory.Slots()[1].uuid(), "GPU-b");
 }
 
+TEST_F(InventoryTest, AGpuThatCannotBeReadIsUnhealthyAlone) {
+  Inventory inventory(Probe(), {}, 0, clock_);
+  const auto good = answer_;
+  const MonoTime first = inventory.MemoryOf(0).at;
+  clock_.Advance(std::chrono::seconds(5));
+  (*answer_)[0] = GpuReading{};
+  (*answer_)[0].error = "nvmlDeviceGetHandleByIndex_v2: GPU is lost";
+  inventory.Refresh();
+  EXPECT_FALSE(inventory.Slots()[0].healthy());
+  EXPECT_EQ(inventory.Slots()[0].health_reason(),
+            "NVML: nvmlDeviceGetHandleByIndex_v2: GPU is lost");
+  EXPECT_EQ(inventory.MemoryOf(0).at, first);
+  EXPECT_EQ(inventory.MemoryOf(0).unreadable_at, clock_.Mono());
+  EXPECT_TRUE(inventory.Slots()[1].healthy());
+  EXPECT_EQ(inventory.MemoryOf(1).at, clock_.Mono());
+  answer_ = good;
+  inventory.Refresh();
+  EXPECT_TRUE(inventory.Slots()[0].healthy());
+}
+
+TEST_F(InventoryTest, AGpuThatCannotBeReadAtTheStartKeepsItsIndexAndIsTakenWhenItComesBack) {
+  const auto good = answer_;
+  (*answer_)[0] = GpuReading{};
+  (*answer_)[0].error = "GPU is lost";
+  Inventory inventory(Probe(), {}, 1, clock_);
+  EXPECT_EQ(inventory.gpu_count(), 2);
+  EXPECT_FALSE(inventory.Slots()[0].healthy());
+  EXPECT_EQ(inventory.Slots()[0].gpu_type(), "GPU");
+  EXPECT_EQ(inventory.Slots()[1].uuid(), "GPU-b");
+  answer_ = good;
+  inventory.Refresh();
+  EXPECT_TRUE(inventory.Slots()[0].healthy());
+  EXPECT_EQ(inventory.Slots()[0].uuid(), "GPU-a");
+  EXPECT_EQ(inventory.Slots()[0].gpu_type(), "H100");
+}
+
 TEST_F(InventoryTest, MemoryCarriesTheTimeOfItsReading) {
   Inventory inventory(Probe(), {}, 0, clock_);
   const MonoTime first = inventory.MemoryOf(0).at;
