@@ -86,6 +86,8 @@ class Attempt {
   // Control thread.
   void Launch(const std::string& rendezvous, MonoTime heard);
   absl::Status WriteLaunchFiles(const std::string& rendezvous, MonoTime heard);
+  // OK: the shim was started, or may have been, now or before: what it writes tells.
+  absl::Status StartShim();
   void Watch(MonoTime heard);
   // A status.json that cannot be had: the shim is started, or lost.
   void WithoutStatus(const absl::Status& status, MonoTime heard);
@@ -145,6 +147,7 @@ class Attempt {
   MonoTime renewed_at_{};                  // the moment that was passed on to the shim last
   std::optional<MonoTime> last_asked_at_;  // for the checkpoint before a stop
   int64_t last_asked_after_ = 0;           // the newest step then
+  MonoTime start_again_at_{};              // not before, after a start whose end is not known
   std::optional<MonoTime> gone_at_;
   std::optional<v1::Verdict> gone_verdict_;
 

@@ -18,6 +18,8 @@ using std::chrono::seconds;
 // From the end of the last process to the point where memory that is still held is a fault.
 constexpr seconds kMemoryPatience{30};
 constexpr int64_t kMemorySlack = 512 << 20;
+// From a start that nobody answered in time to the next.
+constexpr seconds kStartPause{30};
 
 }  // namespace
 
@@ -85,7 +87,7 @@ void Attempt::Launch(const std::string& rendezvous, MonoTime heard) {
   // The server may have placed the gang elsewhere by now; when it speaks again it says so.
   if (Fenced(heard)) return;
   absl::Status started = WriteLaunchFiles(rendezvous, heard);
-  if (started.ok()) started = services_.shims.Start(dir_ + "/shim.json");
+  if (started.ok()) started = StartShim();
   if (!started.ok()) {
     v1::Verdict verdict = MakeStartVerdict(started, services_.setup.node);
     verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
@@ -96,6 +98,19 @@ void Attempt::Launch(const std::string& rendezvous, MonoTime heard) {
     return Conclude(verdict);
   }
   Enter(v1::AttemptStatus::PREPARING);
+}
+
+absl::Status Attempt::StartShim() {
+  const MonoTime now = services_.clock.Mono();
+  if (now < start_again_at_) return absl::OkStatus();
+  const absl::Status started = services_.shims.Start(dir_ + "/shim.json");
+  if (absl::IsUnknown(started)) {
+    // Each try keeps the other attempts waiting.
+    start_again_at_ = services_.clock.Mono() + kStartPause;
+    Warn(fmt::format("{}; it may have started: going on as if it had", Message(started)));
+    return absl::OkStatus();
+  }
+  return absl::IsAlreadyExists(started) ? absl::OkStatus() : started;
 }
 
 absl::StatusOr<channel::ShimStatus> Attempt::ReadShimStatus() {
@@ -114,13 +129,12 @@ void Attempt::WithoutStatus(const absl::Status& status, MonoTime heard) {
                                        std::string(Message(status)), "look at the node's disk",
                                        services_.setup.node));
   }
-  // The worker died between its record and the shim's start; the shim's lock keeps a second out.
-  // One that is there and does not speak (it is starting, or stopped) may have living ranks. How
-  // old its launch file is does not matter to the fencing limit: the server has to have been heard
-  // of in this life.
+  // The worker died between its record and the shim's start, or the start took too long; the shim's
+  // lock keeps a second out. One that is there and does not speak (it is starting, or stopped) may
+  // have living ranks. How old its launch file is does not matter to the fencing limit: the server
+  // has to have been heard of in this life.
   if (heard == MonoTime{} || Fenced(heard)) return;
-  const absl::Status started = services_.shims.Start(dir_ + "/shim.json");
-  if (absl::IsAlreadyExists(started)) return;
+  const absl::Status started = StartShim();
   if (!started.ok()) ProcessesGone(MakeStartVerdict(started, services_.setup.node));
 }
 

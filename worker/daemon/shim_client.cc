@@ -15,7 +15,6 @@
 namespace sft::worker {
 namespace {
 
-constexpr std::chrono::seconds kStartDeadline{10};
 // The shim answers within its event loop's turn.
 constexpr int kAnswerTimeoutMs = 2000;
 constexpr size_t kMaxAnswerBytes = 1 << 20;
@@ -23,14 +22,19 @@ constexpr size_t kMaxAnswerBytes = 1 << 20;
 }  // namespace
 
 absl::Status ShimProcesses::Start(const std::string& shim_json) {
-  SFT_ASSIGN_OR_RETURN(const ChildResult result,
-                       RunChild({shim_binary_, "--launch", shim_json}, {}, kStartDeadline));
-  if (result.ok()) return absl::OkStatus();
-  if (result.signal == 0 && result.exit_code == channel::kExitAlreadyRuns) {
-    return AlreadyExists(result.output);
-  }
-  return Unavailable(fmt::format("{} ended with exit code {}, signal {}: {}", shim_binary_,
-                                 result.exit_code, result.signal, result.output));
+  const absl::StatusOr<ChildResult> result =
+      RunChild({shim_binary_, "--launch", shim_json}, {}, start_deadline_);
+  // What waits for the daemon was ended, by its deadline or by somebody. The daemon was not: with a
+  // slow disk it starts ranks later.
+  if (absl::IsDeadlineExceeded(result.status()))
+    return absl::UnknownError(result.status().message());
+  SFT_RETURN_IF_ERROR(result.status());
+  if (result->ok()) return absl::OkStatus();
+  const std::string text = fmt::format("{} ended with exit code {}, signal {}: {}", shim_binary_,
+                                       result->exit_code, result->signal, result->output);
+  if (result->signal != 0) return absl::UnknownError(text);
+  if (result->exit_code == channel::kExitAlreadyRuns) return AlreadyExists(result->output);
+  return Unavailable(text);
 }
 
 absl::StatusOr<channel::Answer> ShimProcesses::Ask(const std::string& socket_path,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 
 #include "common/base/status.h"
@@ -12,7 +13,8 @@ class ShimHost {
  public:
   virtual ~ShimHost() = default;
   // Starts a shim, which detaches itself; returns when its control socket answers. The error is
-  // what the shim said; ALREADY_EXISTS: the attempt has one, or had one.
+  // what the shim said; ALREADY_EXISTS: the attempt has one, or had one; UNKNOWN: nobody said
+  // anything in time, and it may be there.
   virtual absl::Status Start(const std::string& shim_json) = 0;
   // Sends one command; a bounded wait. UNAVAILABLE when no shim answers.
   virtual absl::StatusOr<channel::Answer> Ask(const std::string& socket_path,
@@ -25,7 +27,10 @@ class ShimHost {
 // Processes of sft-shim.
 class ShimProcesses : public ShimHost {
  public:
-  explicit ShimProcesses(std::string shim_binary) : shim_binary_(std::move(shim_binary)) {}
+  // A shim that says nothing for `start_deadline` is not waited for.
+  explicit ShimProcesses(std::string shim_binary,
+                         std::chrono::milliseconds start_deadline = std::chrono::seconds(10))
+      : shim_binary_(std::move(shim_binary)), start_deadline_(start_deadline) {}
   absl::Status Start(const std::string& shim_json) override;
   absl::StatusOr<channel::Answer> Ask(const std::string& socket_path,
                                       const channel::Command& command) override;
@@ -33,6 +38,7 @@ class ShimProcesses : public ShimHost {
 
  private:
   const std::string shim_binary_;
+  const std::chrono::milliseconds start_deadline_;
 };
 
 }  // namespace sft::worker

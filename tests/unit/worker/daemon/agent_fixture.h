@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +15,19 @@
 #include "worker/daemon/agent.h"
 
 namespace sft::worker {
+
+// Real shims; a test may say what a start does and what is known of its end.
+class TestShims : public ShimProcesses {
+ public:
+  using ShimProcesses::ShimProcesses;
+  absl::Status Start(const std::string& shim_json) override {
+    ++starts;
+    return start ? start(shim_json) : ShimProcesses::Start(shim_json);
+  }
+
+  int starts = 0;
+  std::function<absl::Status(const std::string&)> start;
+};
 
 // A node with the real shim and a stand-in for the rank program; the test takes each step itself.
 // Shims become children of the test, so that their end is waited for, not looked for.
@@ -107,7 +121,7 @@ class AgentTest : public TestNode {
   FakeClock clock_;
   FakeServer server_;
   Stager stager_{setup_, server_};
-  ShimProcesses shims_{SFT_BINARY_DIR "/bin/sft-shim"};
+  TestShims shims_{SFT_BINARY_DIR "/bin/sft-shim"};
   std::unique_ptr<Inventory> inventory_;
   std::vector<GpuReading> gpus_;  // empty: pretended ones
   absl::Status driver_;           // its word instead of readings

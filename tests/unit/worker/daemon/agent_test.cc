@@ -1,5 +1,7 @@
 #include "worker/daemon/agent.h"
 
+#include <sys/stat.h>
+
 #include <csignal>
 
 #include "tests/unit/worker/daemon/agent_fixture.h"
@@ -281,6 +283,51 @@ TEST_F(AgentTest, AGpuThatWaitsForAResetIsNotWaitedForUntilItsMemoryIsBack) {
   inventory_->Refresh();
   agent_->Step();
   EXPECT_EQ(Only().state(), Status::FINISHING) << Only().reason();
+}
+
+TEST_F(AgentTest, AShimWhoseStartTakesTooLongIsNotTakenForNone) {
+  const std::string gate = dir_ + "/gate";
+  Want("until " + gate);
+  shims_.start = [&](const std::string& shim_json) {
+    EXPECT_TRUE(shims_.ShimProcesses::Start(shim_json).ok());
+    return absl::UnknownError("sft-shim did not end within 10000 ms");
+  };
+  Launch();
+  agent_->Step();
+  agent_->StepIo();
+  EXPECT_LE(Only().state(), Status::RUNNING) << Only().reason();
+  EXPECT_TRUE(io::Exists(setup_.AttemptDir("a-1")));
+  Write(gate, "");
+  FinishAfterShim();
+  EXPECT_EQ(Only().verdict().code(), "succeeded") << Only().verdict().message();
+  EXPECT_EQ(shims_.starts, 1);
+}
+
+TEST_F(AgentTest, AStartThatLeftNoShimIsTriedAgainAfterAPause) {
+  Want("ok");
+  shims_.start = [](const std::string&) { return absl::UnknownError("no word in time"); };
+  Launch();
+  agent_->Step();
+  agent_->Step();
+  EXPECT_EQ(Only().state(), Status::PREPARING) << Only().reason();
+  EXPECT_EQ(shims_.starts, 1) << "each try keeps the other attempts waiting";
+  shims_.start = nullptr;
+  clock_.Advance(std::chrono::seconds(31));
+  agent_->Step();
+  EXPECT_EQ(shims_.starts, 2);
+  FinishAfterShim();
+  EXPECT_EQ(Only().verdict().code(), "succeeded") << Only().verdict().message();
+}
+
+TEST_F(AgentTest, WhatWaitsForAShimMayBeEndedWithoutIt) {
+  const auto shim = [&](const std::string& text) {
+    Write(dir_ + "/shim", "#!/bin/sh\n" + text + "\n");
+    EXPECT_EQ(chmod((dir_ + "/shim").c_str(), 0755), 0);
+    return ShimProcesses(dir_ + "/shim", std::chrono::milliseconds(200)).Start("shim.json");
+  };
+  EXPECT_TRUE(absl::IsUnknown(shim("exec sleep 5")));
+  EXPECT_TRUE(absl::IsUnknown(shim("kill -9 $$")));
+  EXPECT_TRUE(absl::IsUnavailable(shim("echo no room; exit 3")));
 }
 
 TEST_F(AgentTest, AnUnreachableServerDoesNotEndAnything) {
