@@ -195,7 +195,8 @@ void Agent::CleanCheckpoints(bool is_news) {
   {
     const MutexLock lock(mutex_);
     for (const auto& [uid, entry] : attempts_) {
-      if (entry.attempt->Status().state() == v1::AttemptStatus::DONE) continue;
+      // Also of one that is DONE: a set that was on its way when its last checkpoint was committed
+      // does not name that one. The server orders FORGET only when it knows.
       const int64_t settled = entry.attempt->settled_step();
       const auto [job, first] = live_jobs.try_emplace(entry.attempt->job_id());
       job->second.in_use.insert(entry.attempt->resume_step());

@@ -330,6 +330,28 @@ TEST_F(AgentTest, WhatWaitsForAShimMayBeEndedWithoutIt) {
   EXPECT_TRUE(absl::IsUnavailable(shim("echo no room; exit 3")));
 }
 
+TEST_F(AgentTest, ASetThatIsOlderThanTheLastCheckpointDoesNotDeleteIt) {
+  Want("ok");
+  Launch();
+  FinishAfterShim();
+  const std::string last = setup_.data_dir + "/checkpoints/job-1/step-300";
+  Write(last + "/manifest.json", "{}");
+  // Sent before the server had taken in that step.
+  desired_.mutable_attempts(0)->set_intent(v1::DesiredAttempt::STOP);
+  desired_.mutable_checkpoints();
+  Tell();
+  EXPECT_TRUE(io::Exists(last));
+  desired_.mutable_attempts(0)->set_intent(v1::DesiredAttempt::FORGET);
+  desired_.mutable_checkpoints()->add_jobs()->set_job_id("job-1");
+  desired_.mutable_checkpoints()->mutable_jobs(0)->add_steps(300);
+  Tell();
+  EXPECT_TRUE(io::Exists(last));
+  desired_.clear_attempts();
+  desired_.mutable_checkpoints()->clear_jobs();
+  Tell();
+  EXPECT_FALSE(io::Exists(last)) << "nobody names it any more";
+}
+
 TEST_F(AgentTest, AnUnreachableServerDoesNotEndAnything) {
   Want("ok");
   Launch();
