@@ -8,20 +8,25 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstdio>
+#include <memory>
 
 #include "common/base/clock.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/obs/check_report.h"
 #include "common/rpc/channel.h"
+#include "common/rpc/endpoint.h"
 #include "common/rpc/status.h"
 #include "common/rpc/version.h"
+#include "common/tls/peer.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "worker/daemon/app.h"
 #include "worker/daemon/child_process.h"
 #include "worker/daemon/disk.h"
 #include "worker/daemon/gpu_probe.h"
+#include "worker/daemon/identity.h"
 #include "worker/daemon/inventory.h"
 #include "worker/daemon/models.h"
 #include "worker/daemon/node_facts.h"
@@ -199,43 +204,37 @@ void CheckEngine(const Options& options, const NodeSetup& setup, const std::stri
   }
 }
 
-// Reach, versions and clock.
-void CheckServer(const Options& options, CheckReport& report) {
-  const auto stub = v1::ClusterService::NewStub(rpc::MakeChannel(options.server));
-  grpc::ClientContext context;
-  rpc::SetDeadline(context, kReachDeadline);
-  v1::GetServerInfoRequest request;
-  request.set_client_version(kVersion);
-  request.set_client_protocol(kProtocol);
-  v1::ServerInfo info;
-  Clock& clock = Clock::Real();
-  const int64_t before = UnixMicros(clock.Wall());
-  const grpc::Status status = stub->GetServerInfo(&context, request, &info);
-  const int64_t after = UnixMicros(clock.Wall());
-  if (!status.ok()) {
-    report.Fail("server", fmt::format("{}: {}", options.server, status.error_message()),
+// What a server says to a node that has not joined: with TLS that it is there, and whether it is
+// the one that the join token is for. False: nothing so far.
+bool CheckStranger(const Options& options, CheckReport& report) {
+  const absl::StatusOr<rpc::Endpoint> endpoint = rpc::ParseEndpoint(options.server);
+  if (!endpoint.ok()) {
+    report.Fail("server", std::string(Message(endpoint.status())), "give --server HOST:PORT");
+    return true;
+  }
+  const absl::Status shown = tls::FetchChain(endpoint->host, endpoint->port).status();
+  // Without TLS a server is of use on its own machine, and says there itself how it does.
+  if (absl::IsFailedPrecondition(shown) && rpc::IsLoopback(endpoint->host)) return false;
+  if (!shown.ok()) {
+    report.Fail("server", std::string(Message(shown)),
                 "see that sft-server runs there and that no firewall is between (--server)");
-    return;
+    return true;
   }
-  const absl::Status speaks =
-      rpc::CheckServerProtocol(info.protocol(), info.min_protocol(), info.version());
-  report.Take("server", speaks,
-              fmt::format("{}: sft-server {}, answered in {:.1f} ms", options.server,
-                          info.version(), static_cast<double>(after - before) / 1e3),
-              "upgrade the older side: the server first");
-  if (info.time_us() == 0) return;
-  const double apart = (static_cast<double>(before) / 2 + static_cast<double>(after) / 2 -
-                        static_cast<double>(info.time_us())) /
-                       1e6;
-  const std::string text = fmt::format("{:+.3f} s from the server's", apart);
-  const char* advice = "let chrony or systemd-timesyncd keep the clocks of all nodes";
-  if (std::abs(apart) >= kClockFail) {
-    report.Fail("clock", text, advice);
-  } else if (std::abs(apart) >= kClockWarn) {
-    report.Warn("clock", text, advice);
-  } else {
-    report.Ok("clock", text);
+  const std::string text = fmt::format("{}: answers with TLS", options.server);
+  const char* advice =
+      "get a join token (`sftctl admin token create --join`) and give it with --join-token-file "
+      "FILE, once";
+  if (options.join_token_file.empty()) {
+    report.Warn("server", text + "; this node has not joined yet", advice);
+    return true;
   }
+  const absl::StatusOr<std::string> authority = AuthorityOfToken(options.join_token_file);
+  const absl::Status ours =
+      authority.ok() ? tls::FetchAuthority(endpoint->host, endpoint->port, *authority).status()
+                     : authority.status();
+  report.Take("server", ours, text + "; this node joins when sft-worker starts with the token",
+              advice);
+  return true;
 }
 
 void CheckModels(const NodeSetup& setup, CheckReport& report) {
@@ -271,12 +270,61 @@ void CheckAll(const Options& options, CheckReport& report) {
   CheckLinks(gpus, report);
   CheckEngine(options, *setup, *program, !gpus.empty(), report);
   CheckModels(*setup, report);
-  CheckServer(options, report);
+  CheckServer(options, *setup, report);
 }
 
 }  // namespace
 
+void CheckServer(const Options& options, const NodeSetup& setup, CheckReport& report) {
+  const bool joined = io::Exists(setup.data_dir + "/tls/node.crt");
+  if (!joined && CheckStranger(options, report)) return;
+  Clock& clock = Clock::Real();
+  // Without the token: a look joins nothing.
+  const absl::StatusOr<std::unique_ptr<Identity>> identity =
+      Identity::Open({options.server, setup.data_dir, setup.node, ""}, clock);
+  if (!identity.ok()) {
+    report.Fail("server", std::string(Message(identity.status())),
+                "the certificate of this node is in its data folder (--data-dir), below tls");
+    return;
+  }
+  const auto stub = v1::ClusterService::NewStub((*identity)->Channel());
+  grpc::ClientContext context;
+  rpc::SetDeadline(context, kReachDeadline);
+  v1::GetServerInfoRequest request;
+  request.set_client_version(kVersion);
+  request.set_client_protocol(kProtocol);
+  v1::ServerInfo info;
+  const int64_t before = UnixMicros(clock.Wall());
+  const grpc::Status status = stub->GetServerInfo(&context, request, &info);
+  const int64_t after = UnixMicros(clock.Wall());
+  if (!status.ok()) {
+    report.Fail("server", fmt::format("{}: {}", options.server, status.error_message()),
+                "see that sft-server runs there and that no firewall is between (--server)");
+    return;
+  }
+  const absl::Status speaks =
+      rpc::CheckServerProtocol(info.protocol(), info.min_protocol(), info.version());
+  report.Take("server", speaks,
+              fmt::format("{}: sft-server {}, answered in {:.1f} ms", options.server,
+                          info.version(), static_cast<double>(after - before) / 1e3),
+              "upgrade the older side: the server first");
+  if (info.time_us() == 0) return;
+  const double apart = (static_cast<double>(before) / 2 + static_cast<double>(after) / 2 -
+                        static_cast<double>(info.time_us())) /
+                       1e6;
+  const std::string text = fmt::format("{:+.3f} s from the server's", apart);
+  const char* advice = "let chrony or systemd-timesyncd keep the clocks of all nodes";
+  if (std::abs(apart) >= kClockFail) {
+    report.Fail("clock", text, advice);
+  } else if (std::abs(apart) >= kClockWarn) {
+    report.Warn("clock", text, advice);
+  } else {
+    report.Ok("clock", text);
+  }
+}
+
 int RunCheck(const Options& options) {
+  signal(SIGPIPE, SIG_IGN);  // a server may close while it is looked at
   CheckReport report;
   CheckAll(options, report);
   const std::string text = options.json ? report.Json() : report.Text();

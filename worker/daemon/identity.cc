@@ -48,6 +48,11 @@ void SetTime(int64_t micros, google::protobuf::Timestamp* time) {
 
 }  // namespace
 
+absl::StatusOr<std::string> AuthorityOfToken(const std::string& file) {
+  SFT_ASSIGN_OR_RETURN(const std::string token, ReadToken(file));
+  return FingerprintOf(token);
+}
+
 absl::StatusOr<std::unique_ptr<Identity>> Identity::Open(const Options& options, Clock& clock) {
   SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, rpc::ParseEndpoint(options.server));
   std::unique_ptr<Identity> identity(new Identity(options, endpoint, clock));

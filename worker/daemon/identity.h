@@ -12,6 +12,9 @@
 
 namespace sft::worker {
 
+// The fingerprint of the fleet's authority that a join token names.
+absl::StatusOr<std::string> AuthorityOfToken(const std::string& file);
+
 // As whom this worker calls the server: a node with a certificate of the fleet's authority, or, on
 // the server's own machine, nobody in particular. Kept in the worker's data folder:
 //
