@@ -57,7 +57,12 @@ absl::StatusOr<std::unique_ptr<Identity>> Identity::Open(const Options& options,
   SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, rpc::ParseEndpoint(options.server));
   std::unique_ptr<Identity> identity(new Identity(options, endpoint, clock));
   std::string token;
-  if (!options.join_token_file.empty()) {
+  const bool has_joined = io::Exists(identity->PathOf("node.crt"));
+  if (has_joined && !options.join_token_file.empty() && !io::Exists(options.join_token_file)) {
+    // A token is a secret that was used: who deletes its file does right.
+    spdlog::info("--join-token-file {} is not there: this node has joined, its certificate is used",
+                 options.join_token_file);
+  } else if (!options.join_token_file.empty()) {
     SFT_ASSIGN_OR_RETURN(token, ReadToken(options.join_token_file));
     if (io::ReadFile(identity->PathOf("joined_with"), 256).value_or("") == IdOf(token)) {
       spdlog::info("this worker has joined with token {} already: its certificate is used",

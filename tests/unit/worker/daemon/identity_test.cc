@@ -56,6 +56,11 @@ class IdentityTest : public TestNode {
   void GiveToken(const std::string& fingerprint) {
     Write(dir_ + "/token", "sftjoin_1_secret_" + fingerprint + "\n");
   }
+  absl::Status Open() {
+    return Identity::Open({options_.server, setup_.data_dir, "node-a", options_.join_token_file},
+                          clock_)
+        .status();
+  }
   // What `sft-worker check` says of the server.
   std::string Check() {
     obs::CheckReport report;
@@ -70,6 +75,17 @@ class IdentityTest : public TestNode {
   std::unique_ptr<grpc::Server> server_;
   Options options_;
 };
+
+TEST_F(IdentityTest, ANodeThatHasJoinedNeedsItsTokensFileNoMore) {
+  const absl::Status stranger = Open();
+  EXPECT_TRUE(absl::IsNotFound(stranger)) << stranger;
+  EXPECT_NE(Message(stranger).find("--join-token-file"), std::string::npos) << stranger;
+  Join();
+  const absl::Status joined = Open();
+  EXPECT_TRUE(joined.ok()) << joined;
+  Write(dir_ + "/token", "nonsense");
+  EXPECT_TRUE(absl::IsInvalidArgument(Open())) << "a file that is there is read";
+}
 
 TEST_F(IdentityTest, ACheckOfANodeThatHasJoinedAsksTheServer) {
   Join();
