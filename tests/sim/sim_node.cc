@@ -354,7 +354,8 @@ absl::Status SimNode::UploadArtifact(const worker::BlobFile& file, const worker:
 }
 
 absl::Status SimNode::Download(const std::string& sha256, int64_t offset,
-                               const std::function<absl::Status(std::string_view)>& sink) {
+                               const std::function<absl::Status(std::string_view)>& sink,
+                               const worker::StopCheck&) {
   SimServer::Process* process = Reach();
   if (process == nullptr) return Unavailable("no server");
   absl::Status taken = absl::OkStatus();

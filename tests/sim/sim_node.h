@@ -55,7 +55,8 @@ class SimNode : public worker::ServerApi {
   absl::StatusOr<int64_t> AppendEvents(const v1::AppendEventsRequest& request) override;
   absl::Status UploadArtifact(const worker::BlobFile& file, const worker::StopCheck& stop) override;
   absl::Status Download(const std::string& sha256, int64_t offset,
-                        const std::function<absl::Status(std::string_view)>& sink) override;
+                        const std::function<absl::Status(std::string_view)>& sink,
+                        const worker::StopCheck& stop) override;
   absl::Status CommitCheckpoint(const v1::CommitCheckpointRequest& request) override;
   absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) override;
   absl::Status SendFile(const v1::FetchFile&, const std::string&, const std::string&) override;

@@ -25,9 +25,12 @@ absl::Status FetchBlob(ServerApi& server, const std::string& sha256, int64_t siz
   SFT_ASSIGN_OR_RETURN(io::AppendFile out, io::AppendFile::Open(path));
   if (out.size() > size) SFT_RETURN_IF_ERROR(out.Truncate(0));
   if (out.size() < size) {
-    const absl::Status fetched = server.Download(sha256, out.size(), [&](std::string_view bytes) {
-      return stop() ? Aborted("the download was stopped") : out.Append(bytes);
-    });
+    const absl::Status fetched = server.Download(
+        sha256, out.size(),
+        [&](std::string_view bytes) {
+          return stop() ? Aborted("the download was stopped") : out.Append(bytes);
+        },
+        stop);
     // Nobody goes on with it soon: it would only keep the disk full.
     if (absl::IsResourceExhausted(fetched)) SFT_RETURN_IF_ERROR(io::RemoveAll(path));
     SFT_RETURN_IF_ERROR(fetched);

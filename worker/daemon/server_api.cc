@@ -9,12 +9,15 @@
 #include "common/rpc/status.h"
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/worker_service.grpc.pb.h"
+#include "worker/daemon/io_thread.h"
 
 namespace sft::worker {
 namespace {
 
 // Of one stream; a transfer that takes longer goes on from where it was.
 constexpr std::chrono::minutes kTransferDeadline{15};
+// How soon a stop ends a transfer.
+constexpr std::chrono::milliseconds kStopInterval{200};
 
 using Channels = std::function<std::shared_ptr<grpc::Channel>()>;
 
@@ -73,7 +76,8 @@ class GrpcServerApi : public ServerApi {
   }
 
   absl::Status Download(const std::string& sha256, int64_t offset,
-                        const std::function<absl::Status(std::string_view)>& sink) override {
+                        const std::function<absl::Status(std::string_view)>& sink,
+                        const StopCheck& stop) override {
     const auto data = v1::DataService::NewStub(channels_());
     grpc::ClientContext context;
     rpc::SetDeadline(context, kTransferDeadline);
@@ -81,6 +85,11 @@ class GrpcServerApi : public ServerApi {
     request.set_sha256(sha256);
     request.set_offset(offset);
     const auto stream = data->DownloadBlob(&context, request);
+    // A read ends by itself only when bytes come or the connection goes.
+    const IoThread watch("download", [&]() -> Nanos {
+      if (stop()) context.TryCancel();
+      return kStopInterval;
+    });
     v1::DownloadChunk chunk;
     while (stream->Read(&chunk)) {
       const absl::Status taken = sink(chunk.data());
@@ -89,7 +98,8 @@ class GrpcServerApi : public ServerApi {
       (void)stream->Finish();
       return taken;
     }
-    return rpc::FromGrpc(stream->Finish());
+    const absl::Status ended = rpc::FromGrpc(stream->Finish());
+    return absl::IsCancelled(ended) && stop() ? Aborted("the download was stopped") : ended;
   }
 
   absl::Status CommitCheckpoint(const v1::CommitCheckpointRequest& request) override {

@@ -37,9 +37,11 @@ class ServerApi {
   // Uploads what the server lacks of an artifact's or a checkpoint's file; nothing when it has all
   // of it.
   virtual absl::Status UploadArtifact(const BlobFile& file, const StopCheck& stop) = 0;
-  // Passes the blob's bytes from `offset` on to `sink`, in order.
+  // Passes the blob's bytes from `offset` on to `sink`, in order. `stop` is asked also while
+  // nothing comes, from another thread.
   virtual absl::Status Download(const std::string& sha256, int64_t offset,
-                                const std::function<absl::Status(std::string_view)>& sink) = 0;
+                                const std::function<absl::Status(std::string_view)>& sink,
+                                const StopCheck& stop) = 0;
   virtual absl::Status CommitCheckpoint(const v1::CommitCheckpointRequest& request) = 0;
   virtual absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) = 0;
   // Answers the server's FetchFile with the file, or with `error` if that is not empty.

@@ -1,5 +1,6 @@
 #include "worker/daemon/staging.h"
 
+#include <absl/cleanup/cleanup.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 
@@ -15,6 +16,12 @@
 #include "worker/daemon/models.h"
 
 namespace sft::worker {
+namespace {
+
+// How soon a stop ends the wait for another download.
+constexpr std::chrono::milliseconds kClaimInterval{100};
+
+}  // namespace
 
 absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const StopCheck& stop) {
   StagedJob staged;
@@ -56,8 +63,9 @@ absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const 
   if (!io::IsSha256Hex(file.sha256())) {
     return Internal(fmt::format("{}: the server sent \"{}\" as a hash", file.key(), file.sha256()));
   }
+  SFT_RETURN_IF_ERROR(Claim(file.sha256(), stop));
+  const absl::Cleanup release = [&] { Release(file.sha256()); };
   const std::string path = setup_.BlobPath(file.sha256());
-  const MutexLock lock(mutex_);
   if (io::Exists(path)) return path;
   SFT_RETURN_IF_ERROR(io::MakeDirs(setup_.data_dir + "/datasets"));
   const std::string part = path + ".part";
@@ -65,6 +73,21 @@ absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const 
       worker::FetchBlob(server_, file.sha256(), file.size(), part, file.key(), stop));
   SFT_RETURN_IF_ERROR(io::RenameDurably(part, path));
   return path;
+}
+
+absl::Status Stager::Claim(const std::string& sha256, const StopCheck& stop) {
+  const MutexLock lock(mutex_);
+  while (!claimed_.insert(sha256).second) {
+    if (stop()) return Aborted("the wait for another attempt's download was stopped");
+    released_.WaitFor(mutex_, kClaimInterval);
+  }
+  return absl::OkStatus();
+}
+
+void Stager::Release(const std::string& sha256) {
+  const MutexLock lock(mutex_);
+  claimed_.erase(sha256);
+  released_.NotifyAll();
 }
 
 }  // namespace sft::worker

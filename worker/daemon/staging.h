@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 
 #include "common/base/mutex.h"
@@ -24,7 +25,7 @@ struct StagedJob {
 };
 
 // Brings what an attempt needs to this node. Thread-safe: attempts that need one blob at the same
-// time download it once.
+// time download it once, those that need others do not wait.
 class Stager {
  public:
   // Both are borrowed.
@@ -36,12 +37,18 @@ class Stager {
   absl::StatusOr<StagedJob> Stage(const v1::Dispatch& dispatch, const StopCheck& stop);
 
  private:
+  // Waits until nobody else fetches the blob; then this caller does, until Release. ABORTED when
+  // `stop` said so.
+  absl::Status Claim(const std::string& sha256, const StopCheck& stop);
+  void Release(const std::string& sha256);
   absl::StatusOr<std::string> StageFile(const v1::JobFileRef& file, const StopCheck& stop);
   absl::StatusOr<std::string> FetchBlob(const v1::JobFileRef& file, const StopCheck& stop);
 
   const NodeSetup& setup_;
   ServerApi& server_;
-  Mutex mutex_;  // one download at a time
+  Mutex mutex_;
+  CondVar released_;
+  std::set<std::string> claimed_ SFT_GUARDED_BY(mutex_);  // blobs that are fetched now
 };
 
 }  // namespace sft::worker

@@ -55,7 +55,8 @@ class FakeServer : public ServerApi {
     return absl::OkStatus();
   }
   absl::Status Download(const std::string& sha256, int64_t offset,
-                        const std::function<absl::Status(std::string_view)>& sink) override {
+                        const std::function<absl::Status(std::string_view)>& sink,
+                        const StopCheck&) override {
     SFT_RETURN_IF_ERROR(Begin());
     const Ending ending{this};
     download_offsets.push_back(offset);

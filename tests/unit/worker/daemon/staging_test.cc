@@ -61,6 +61,24 @@ TEST_F(StagingTest, BytesThatDoNotMatchTheHashAreThrownAwayAndFetchedAgain) {
   EXPECT_TRUE(Stage().ok());
 }
 
+TEST_F(StagingTest, WhileOneBlobIsFetchedAnotherIsStagedAndAWaitForTheSameCanBeStopped) {
+  const std::string other = "{\"text\":\"other\"}\n";
+  server_.blobs[io::Sha256Hex(other)] = other;
+  absl::Status same, another;
+  server_.before = [&](int call) {
+    if (call != 1) return;
+    // The first download has begun.
+    same = stager_.Stage(dispatch_, [] { return true; }).status();
+    v1::Dispatch dispatch = dispatch_;
+    dispatch.mutable_files(0)->set_sha256(io::Sha256Hex(other));
+    dispatch.mutable_files(0)->set_size(static_cast<int64_t>(other.size()));
+    another = stager_.Stage(dispatch, [] { return false; }).status();
+  };
+  EXPECT_TRUE(Stage().ok());
+  EXPECT_TRUE(absl::IsAborted(same)) << same;
+  EXPECT_TRUE(another.ok()) << another;
+}
+
 TEST_F(StagingTest, AStopEndsADownload) {
   stop_ = true;
   EXPECT_TRUE(absl::IsAborted(Stage().status()));
