@@ -55,13 +55,14 @@ absl::Status BlameNode(Database& db, const AttemptRecord& attempt, int64_t now_u
   return store::AddNodeFault(db, {verdict.node, now_us, attempt.job_id, verdict.code});
 }
 
-FailedAttempt Describe(const JobRecord& job, const AttemptRecord& attempt, int64_t saved_step) {
+absl::StatusOr<FailedAttempt> Describe(Database& db, const AttemptRecord& attempt) {
   v1::Progress progress;
   if (!progress.ParseFromString(attempt.progress)) progress.Clear();
   FailedAttempt failed;
   failed.verdict = attempt.verdict;
-  failed.furthest_step = std::max<int64_t>(job.restart.furthest_step, progress.step());
-  failed.saved_step = saved_step;
+  failed.resume_step = attempt.resume_step;
+  failed.furthest_step = progress.step();
+  SFT_ASSIGN_OR_RETURN(failed.saved_step, store::NewestStepOf(db, attempt.uid));
   failed.lived_us = attempt.ended_us - attempt.created_us;
   return failed;
 }
@@ -74,9 +75,8 @@ bool IsSetAside(const AttemptRecord& attempt) {
 
 // Nothing failed: the job stands in the line again.
 absl::Status BackToTheLine(Database& db, JobRecord& job, AttemptRecord& attempt, int64_t now_us) {
-  SFT_ASSIGN_OR_RETURN(const int64_t saved_step, store::NewestStep(db, job.id));
-  job.restart.furthest_step = Describe(job, attempt, saved_step).furthest_step;
-  job.restart.saved_step = std::max(job.restart.saved_step, saved_step);
+  SFT_ASSIGN_OR_RETURN(const FailedAttempt set_aside, Describe(db, attempt));
+  job.restart = WithProgress(job.restart, set_aside);
   attempt.verdict.action = "placed again from its checkpoint as soon as there is room";
   SFT_RETURN_IF_ERROR(store::SetAttemptVerdict(db, attempt));
   job.avoid_node.clear();
@@ -104,10 +104,10 @@ absl::Status CountUse(Database& db, const JobRecord& job, const AttemptRecord& a
 absl::Status FailOrRestart(Database& db, JobRecord& job, AttemptRecord& attempt,
                            const RestartPace& pace, int64_t now_us) {
   if (IsSetAside(attempt)) return BackToTheLine(db, job, attempt, now_us);
-  SFT_ASSIGN_OR_RETURN(const int64_t saved_step, store::NewestStep(db, job.id));
+  SFT_ASSIGN_OR_RETURN(const FailedAttempt failed, Describe(db, attempt));
   SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
-  const RestartDecision decision = DecideRestart(Describe(job, attempt, saved_step), job.restart,
-                                                 RestartRulesOf(resolved), pace);
+  const RestartDecision decision =
+      DecideRestart(failed, job.restart, RestartRulesOf(resolved), pace);
   SFT_RETURN_IF_ERROR(BlameCheckpoint(db, attempt));
   SFT_RETURN_IF_ERROR(BlameNode(db, attempt, now_us));
   const Verdict of_attempt = attempt.verdict;

@@ -1,7 +1,9 @@
 #include "server/core/resume.h"
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "common/base/json.h"
 #include "server/store/attempts.h"
@@ -20,6 +22,37 @@ absl::StatusOr<std::vector<int64_t>> StepsInUse(Database& db, const JobRecord& j
   SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
   if (attempt.has_value() && attempt->resume_step > 0) steps.push_back(attempt->resume_step);
   return steps;
+}
+
+// The attempt that says where the job is: the newest that goes on from a checkpoint of the job or
+// has committed one; empty: there is none.
+absl::StatusOr<std::string> HeadOf(Database& db, const JobRecord& job,
+                                   const std::vector<CheckpointRecord>& checkpoints) {
+  const CheckpointRecord* newest = nullptr;
+  for (const CheckpointRecord& each : checkpoints) {
+    if (IsCommitted(each) && (newest == nullptr || each.attempt > newest->attempt)) newest = &each;
+  }
+  SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
+  if (attempt.has_value() && !attempt->resume_uid.empty()) return attempt->uid;
+  return newest == nullptr ? "" : newest->attempt_uid;
+}
+
+// The attempts that led to where the job is, newest first, as far back as there are checkpoints.
+absl::StatusOr<std::vector<BranchPart>> BranchOf(Database& db, const JobRecord& job,
+                                                 const std::vector<CheckpointRecord>& checkpoints) {
+  std::vector<BranchPart> branch;
+  int oldest = std::numeric_limits<int>::max();
+  for (const CheckpointRecord& each : checkpoints) oldest = std::min(oldest, each.attempt);
+  int64_t up_to = std::numeric_limits<int64_t>::max();
+  SFT_ASSIGN_OR_RETURN(std::string uid, HeadOf(db, job, checkpoints));
+  while (!uid.empty()) {
+    SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, uid));
+    if (attempt.job_id != job.id || attempt.number < oldest) break;
+    branch.push_back({uid, up_to});
+    uid = attempt.resume_uid;
+    up_to = attempt.resume_step;
+  }
+  return branch;
 }
 
 }  // namespace
@@ -70,22 +103,36 @@ absl::Status FillResume(Database& db, const JobRecord& job, const AttemptRecord&
   return absl::OkStatus();
 }
 
+std::vector<CheckpointRecord> BranchFirst(std::vector<CheckpointRecord> checkpoints,
+                                          const std::vector<BranchPart>& branch) {
+  std::stable_partition(
+      checkpoints.begin(), checkpoints.end(), [&](const CheckpointRecord& checkpoint) {
+        return std::any_of(branch.begin(), branch.end(), [&](const BranchPart& part) {
+          return part.attempt_uid == checkpoint.attempt_uid && checkpoint.step <= part.up_to;
+        });
+      });
+  return checkpoints;
+}
+
 std::vector<CheckpointRecord> SupersededCheckpoints(
     const std::vector<CheckpointRecord>& checkpoints, int save_total_limit,
     const std::string& live_uid, const std::vector<int64_t>& protected_steps) {
   std::vector<CheckpointRecord> superseded;
   int kept = 0;
   bool has_best = false;
-  int64_t last_step = 0, newest_committed = 0;
+  // Of the live attempt: it delivers them in the order of their steps.
+  int64_t newest_committed = 0;
+  std::set<int64_t> steps;
   for (const CheckpointRecord& checkpoint : checkpoints) {
     if (!IsCommitted(checkpoint)) {
       const bool may_come = checkpoint.attempt_uid == live_uid && newest_committed == 0;
       if (!may_come) superseded.push_back(checkpoint);
       continue;
     }
-    newest_committed = std::max(newest_committed, checkpoint.step);
-    const bool repeated = checkpoint.step == last_step;  // an older attempt's of the same step
-    last_step = checkpoint.step;
+    if (checkpoint.attempt_uid == live_uid) {
+      newest_committed = std::max(newest_committed, checkpoint.step);
+    }
+    const bool repeated = !steps.insert(checkpoint.step).second;  // another attempt's of that step
     const bool is_best = checkpoint.best && !has_best;
     const bool in_use = std::find(protected_steps.begin(), protected_steps.end(),
                                   checkpoint.step) != protected_steps.end();
@@ -105,8 +152,10 @@ std::vector<CheckpointRecord> SupersededCheckpoints(
 absl::StatusOr<std::vector<std::string>> TrimCheckpoints(Database& db, const std::string& job_id,
                                                          int64_t now_us) {
   SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, job_id));
-  SFT_ASSIGN_OR_RETURN(const std::vector<CheckpointRecord> checkpoints,
+  SFT_ASSIGN_OR_RETURN(std::vector<CheckpointRecord> checkpoints,
                        store::CheckpointsOfJob(db, job_id));
+  SFT_ASSIGN_OR_RETURN(const std::vector<BranchPart> branch, BranchOf(db, job, checkpoints));
+  checkpoints = BranchFirst(std::move(checkpoints), branch);
   SFT_ASSIGN_OR_RETURN(const std::vector<int64_t> in_use, StepsInUse(db, job));
   std::vector<std::string> unused;
   // All of it stays for a job that is about to go on from one of them.

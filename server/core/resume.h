@@ -21,8 +21,20 @@ absl::StatusOr<std::vector<CheckpointRecord>> ResumeCandidates(Database& db, con
 absl::Status FillResume(Database& db, const JobRecord& job, const AttemptRecord& attempt,
                         const std::string& node, v1::Dispatch& dispatch);
 
-// Which of a job's checkpoints (not deleted, newest first) go. Kept are the newest
-// `save_total_limit` (0: all) committed ones, the newest of the best ones, the ones named in
+// An attempt on the way to where a job is, and the step at which the next one left it.
+struct BranchPart {
+  std::string attempt_uid;
+  int64_t up_to = 0;
+};
+
+// Moves checkpoints (newest first) that are not on that way behind those that are. An attempt that
+// began before others' checkpoints, since these were out of reach, leaves them beside its way.
+// Pure.
+std::vector<CheckpointRecord> BranchFirst(std::vector<CheckpointRecord> checkpoints,
+                                          const std::vector<BranchPart>& branch);
+
+// Which of a job's checkpoints (not deleted, in the order of BranchFirst) go. Kept are the first
+// `save_total_limit` (0: all) committed ones, the first of the best ones, the ones named in
 // `protected_steps`, and what the live attempt `live_uid` has not committed yet. Pure.
 std::vector<CheckpointRecord> SupersededCheckpoints(
     const std::vector<CheckpointRecord>& checkpoints, int save_total_limit,

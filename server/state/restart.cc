@@ -62,17 +62,24 @@ RestartRules RestartRulesOf(const std::string& resolved_json) {
   return rules;
 }
 
+RestartState WithProgress(RestartState state, const FailedAttempt& attempt) {
+  if (attempt.resume_step < state.saved_step) state.furthest_step = 0;
+  state.furthest_step = std::max(state.furthest_step, attempt.resume_step);
+  state.saved_step = attempt.resume_step;
+  const bool progressed =
+      attempt.furthest_step > state.furthest_step || attempt.saved_step > state.saved_step;
+  state.furthest_step = std::max(state.furthest_step, attempt.furthest_step);
+  state.saved_step = std::max(state.saved_step, attempt.saved_step);
+  if (progressed) state.idle = 0;
+  return state;
+}
+
 RestartDecision DecideRestart(const FailedAttempt& failed, const RestartState& before,
                               const RestartRules& rules, const RestartPace& pace) {
   RestartDecision decision;
-  decision.state = before;
+  decision.state = WithProgress(before, failed);
   decision.verdict = failed.verdict;
   RestartState& state = decision.state;
-  const bool progressed =
-      failed.furthest_step > before.furthest_step || failed.saved_step > before.saved_step;
-  state.furthest_step = std::max(failed.furthest_step, before.furthest_step);
-  state.saved_step = std::max(failed.saved_step, before.saved_step);
-  if (progressed) state.idle = 0;
   if (failed.lived_us >= pace.quick_us) state.quick = 0;
   if (failed.verdict.domain == Domain::kUser) {
     return End(std::move(decision), "not restarted: the job itself has to be changed");

@@ -15,6 +15,7 @@ struct RestartState {
   int unknown_restarts = 0;  // after failures nobody can explain
   int idle = 0;              // in a row without a new step or checkpoint
   int quick = 0;             // in a row whose attempt ended soon after it began
+  // Of the attempts that led to where the job is: of others, nothing can be reached any more.
   int64_t furthest_step = 0;
   int64_t saved_step = 0;  // of the newest committed checkpoint
 
@@ -43,13 +44,18 @@ struct RestartPace {
 // Restarts in a row without progress, after which a job is not tried again.
 inline constexpr int kMaxIdleRestarts = 3;
 
-// A failed attempt.
+// An attempt that failed, or was set aside.
 struct FailedAttempt {
   Verdict verdict;
-  int64_t furthest_step = 0;  // of the job, this attempt included
-  int64_t saved_step = 0;     // newest committed checkpoint of the job
+  int64_t resume_step = 0;    // that it began from
+  int64_t furthest_step = 0;  // that it reached
+  int64_t saved_step = 0;     // newest checkpoint that it committed
   int64_t lived_us = 0;       // from its placement to its end
 };
+
+// How far the job has come with this attempt; with a new step or checkpoint `idle` is 0. One that
+// began before the newest checkpoint, since that was out of reach, is measured by where it began.
+RestartState WithProgress(RestartState state, const FailedAttempt& attempt);
 
 // What becomes of the job.
 struct RestartDecision {

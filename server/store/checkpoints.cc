@@ -167,6 +167,14 @@ absl::StatusOr<int64_t> NewestStep(Database& db, const std::string& job_id) {
   return row ? get.Int(0) : 0;
 }
 
+absl::StatusOr<int64_t> NewestStepOf(Database& db, const std::string& attempt_uid) {
+  SFT_ASSIGN_OR_RETURN(Statement get,
+                       db.Prepare("SELECT coalesce(max(step), 0) FROM checkpoints WHERE "
+                                  "attempt_uid = ? AND committed_us > 0"));
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(attempt_uid).Step());
+  return row ? get.Int(0) : 0;
+}
+
 absl::StatusOr<int64_t> NewestCommit(Database& db, const std::string& job_id) {
   SFT_ASSIGN_OR_RETURN(Statement get,
                        db.Prepare("SELECT coalesce(max(committed_us), 0) FROM checkpoints WHERE "

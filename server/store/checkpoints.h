@@ -24,6 +24,8 @@ absl::StatusOr<std::vector<CheckpointRecord>> CheckpointsOfJob(Database& db,
                                                                const std::string& job_id);
 // The newest step that was ever committed, deleted or not; 0: none.
 absl::StatusOr<int64_t> NewestStep(Database& db, const std::string& job_id);
+// The same of those that one attempt wrote.
+absl::StatusOr<int64_t> NewestStepOf(Database& db, const std::string& attempt_uid);
 // When the newest was committed; 0: there is none.
 absl::StatusOr<int64_t> NewestCommit(Database& db, const std::string& job_id);
 absl::StatusOr<std::vector<ArtifactFileRecord>> FilesOfCheckpoint(Database& db,

@@ -99,6 +99,61 @@ TEST_F(LifeTest, ADamagedCheckpointIsPassedOverForAnEarlierOne) {
   EXPECT_EQ(worker->Wanted(Uid(job))->dispatch().resume().step(), 10);
 }
 
+TEST_F(LifeTest, AnAttemptThatBeganAnewKeepsItsCheckpointsBesideOnesOutOfReach) {
+  auto a = Join("a", "CPU", 1);
+  const std::string job =
+      SubmitWith(R"({"compute":{"unreachable_after":"1m"},"checkpoint":{"save_total_limit":2}})");
+  Tick();
+  Say("a", a, job, S::RUNNING, v1::Verdict::NONE, "", 600);
+  for (const int64_t step : {400, 500, 600}) CommitOnDisk(job, step, "a");
+  const auto b = Join("b", "CPU", 1);
+  PassSilently(minutes(3), "b", b);
+  ASSERT_EQ(Attempt(job), 2);
+  EXPECT_EQ(b->Wanted(Uid(job))->dispatch().resume().step(), 0) << "a alone has them";
+  Say("b", b, job, S::RUNNING, v1::Verdict::NONE, "", 100);
+  CommitOnDisk(job, 100, "b");
+  EXPECT_EQ(Steps(job), (std::vector<int64_t>{600, 100}));
+  CommitOnDisk(job, 200, "b");
+  EXPECT_EQ(Steps(job), (std::vector<int64_t>{200, 100}));
+  ASSERT_TRUE(checkpoints_->Sweep().ok());
+  EXPECT_EQ(Steps(job), (std::vector<int64_t>{200, 100}));
+  Fail("b", b, job);
+  EXPECT_NE(Job(job).attempts(1).verdict().action().find("2 of 10"), std::string::npos);
+  clock_.Advance(seconds(30));
+  ASSERT_TRUE(Observe("b", b, {}).ok());
+  Tick();
+  ASSERT_EQ(Attempt(job), 3);
+  EXPECT_EQ(b->Wanted(Uid(job))->dispatch().resume().step(), 200);
+}
+
+TEST_F(LifeTest, AJobGoesOnFromTheFurthestCheckpointThatHasComeBack) {
+  const auto a = Join("a", "CPU", 1);
+  const std::string job =
+      SubmitWith(R"({"compute":{"unreachable_after":"1m"},"checkpoint":{"save_total_limit":2}})");
+  Tick();
+  Say("a", a, job, S::RUNNING, v1::Verdict::NONE, "", 600);
+  for (const int64_t step : {500, 600}) CommitOnDisk(job, step, "a");
+  const auto b = Join("b", "CPU", 1);
+  PassSilently(minutes(3), "b", b);
+  Say("b", b, job, S::RUNNING, v1::Verdict::NONE, "", 100);
+  CommitOnDisk(job, 100, "b");
+  const auto again = Join("a", "CPU", 1, "life-2");
+  ASSERT_TRUE(Observe("a", again, {}).ok());
+  Fail("b", b, job);
+  clock_.Advance(seconds(30));
+  ASSERT_TRUE(Observe("b", b, {}).ok());
+  ASSERT_TRUE(Observe("a", again, {}).ok());
+  Tick();
+  ASSERT_EQ(Attempt(job), 3);
+  ASSERT_NE(again->Wanted(Uid(job)), nullptr);
+  EXPECT_EQ(again->Wanted(Uid(job))->dispatch().resume().step(), 600);
+  ASSERT_TRUE(checkpoints_->Sweep().ok());
+  EXPECT_EQ(Steps(job), (std::vector<int64_t>{600, 100}));
+  Say("a", again, job, S::RUNNING, v1::Verdict::NONE, "", 700);
+  CommitOnDisk(job, 700, "a");
+  EXPECT_EQ(Steps(job), (std::vector<int64_t>{700, 600}));
+}
+
 TEST_F(LifeTest, AResumeMakesANewJobThatGoesOnAndTheEndedOneStaysAsItIs) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);

@@ -87,6 +87,20 @@ class LifeTest : public FleetTest {
     EXPECT_TRUE(answer.ok()) << answer.status();
     return answer.ok() && answer->committed();
   }
+  // One that lies on the disk of its node alone.
+  void CommitOnDisk(const std::string& job, int64_t step, const std::string& node) {
+    v1::CommitCheckpointRequest request;
+    request.set_attempt_uid(Uid(job));
+    request.set_epoch(Attempt(job));
+    request.set_node(node);
+    request.set_step(step);
+    request.set_bytes(10);
+    request.set_reason("steps");
+    request.set_node_path("/checkpoints/step-" + std::to_string(step));
+    const auto answer = checkpoints_->Commit(request);
+    EXPECT_TRUE(answer.ok()) << answer.status();
+    EXPECT_TRUE(answer.ok() && answer->committed());
+  }
   std::vector<int64_t> Steps(const std::string& job) {
     std::vector<int64_t> steps;
     const v1::ListCheckpointsResponse list = checkpoints_->List(job).value();

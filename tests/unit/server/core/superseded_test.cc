@@ -29,6 +29,14 @@ std::vector<std::string> Gone(const std::vector<CheckpointRecord>& all, int limi
   return gone;
 }
 
+// What goes when attempt 2 goes on from `resume_step` of attempt 1 and is where the job is.
+std::vector<std::string> GoneOfBranch(const std::vector<CheckpointRecord>& all, int limit,
+                                      int64_t resume_step = 0) {
+  std::vector<BranchPart> branch = {{"attempt-2", 1'000'000}};
+  if (resume_step > 0) branch.push_back({"attempt-1", resume_step});
+  return Gone(BranchFirst(all, branch), limit);
+}
+
 using Lines = std::vector<std::string>;
 
 TEST(SupersededTest, TheNewestStay) {
@@ -55,6 +63,40 @@ TEST(SupersededTest, OneThatIsNotCommittedStaysOnlyWhileItCanBe) {
 
 TEST(SupersededTest, OfOneStepTheYoungerAttemptsStays) {
   EXPECT_EQ(Gone({At(40), At(40, "attempt-1"), At(30)}, 2), (Lines{"40 attempt-1"}));
+}
+
+TEST(SupersededTest, OnesOutOfReachDoNotTakeTheRoomOfThoseOfTheAttemptThatBeganAnew) {
+  const CheckpointRecord a = At(600, "attempt-1"), b = At(500, "attempt-1"),
+                         c = At(400, "attempt-1");
+  EXPECT_EQ(GoneOfBranch({a, b, c, At(100)}, 3), (Lines{"400 attempt-1"}));
+  EXPECT_EQ(GoneOfBranch({a, b, At(200), At(100)}, 3), (Lines{"500 attempt-1"}));
+  EXPECT_EQ(GoneOfBranch({a, At(300), At(200), At(100)}, 3), (Lines{"600 attempt-1"}));
+  EXPECT_EQ(GoneOfBranch({At(400), At(300), At(200), At(100)}, 3), (Lines{"100 attempt-2"}));
+}
+
+TEST(SupersededTest, OnesThatTheNewestAttemptWentOnFromCountInTheOrderOfTheirSteps) {
+  EXPECT_EQ(
+      GoneOfBranch({At(600, "attempt-1"), At(500, "attempt-1"), At(450), At(400, "attempt-1")}, 3,
+                   400),
+      (Lines{"500 attempt-1"}));
+  EXPECT_EQ(GoneOfBranch({At(600, "attempt-1"), At(500), At(450), At(400, "attempt-1")}, 2, 400),
+            (Lines{"400 attempt-1", "600 attempt-1"}));
+}
+
+TEST(SupersededTest, OfAStepTheOneOnTheBranchStays) {
+  EXPECT_EQ(GoneOfBranch({At(200, "attempt-3"), At(200)}, 0), (Lines{"200 attempt-3"}));
+}
+
+TEST(SupersededTest, TheBestOutOfReachStaysUntilTheBranchHasOne) {
+  CheckpointRecord best = At(600, "attempt-1");
+  best.best = true;
+  EXPECT_EQ(GoneOfBranch({best, At(200), At(100)}, 2), Lines());
+  EXPECT_EQ(GoneOfBranch({best, At(300), Best(200), At(100)}, 1),
+            (Lines{"100 attempt-2", "600 attempt-1"}));
+}
+
+TEST(SupersededTest, OneThatTheLiveAttemptHasNotCommittedYetStaysBelowThoseOfOthers) {
+  EXPECT_EQ(GoneOfBranch({At(600, "attempt-1"), At(100, "attempt-2", false)}, 3), Lines());
 }
 
 TEST(SupersededTest, ADamagedOneDoesNotTakeTheRoomOfAGoodOne) {

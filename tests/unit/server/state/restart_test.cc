@@ -118,6 +118,33 @@ TEST(RestartTest, TheEndForNoProgressSaysWhatWasWrongLast) {
   EXPECT_EQ(decision.verdict.domain, Domain::kInfrastructure);
 }
 
+TEST(RestartTest, AnAttemptThatBeganAnewIsMeasuredByWhereItBegan) {
+  RestartState state{3, 0, 3, 3, 650, 600};
+  FailedAttempt failed = Failed(Domain::kInfrastructure, 350, 300);
+  RestartDecision decision = DecideRestart(failed, state, RestartRules(), RestartPace());
+  EXPECT_TRUE(decision.restart) << "the checkpoints of before were out of reach";
+  EXPECT_EQ(decision.state.furthest_step, 350);
+  EXPECT_EQ(decision.state.saved_step, 300);
+
+  state = decision.state;
+  state.idle = kMaxIdleRestarts;
+  failed.resume_step = 300;
+  failed.saved_step = 0;
+  decision = DecideRestart(failed, state, RestartRules(), RestartPace());
+  EXPECT_EQ(decision.verdict.code, "no_progress") << "as far as the one before it";
+  failed.furthest_step = 380;
+  EXPECT_TRUE(DecideRestart(failed, state, RestartRules(), RestartPace()).restart);
+}
+
+TEST(RestartTest, WhatAnAttemptBeganFromIsNoProgress) {
+  const RestartState state{3, 0, 3, 3, 50, 0};
+  FailedAttempt failed = Failed(Domain::kInfrastructure);
+  failed.resume_step = 600;
+  const RestartDecision decision = DecideRestart(failed, state, RestartRules(), RestartPace());
+  EXPECT_EQ(decision.verdict.code, "no_progress");
+  EXPECT_EQ(decision.state.saved_step, 600);
+}
+
 TEST(RestartTest, TheWaitDoublesUpToItsEndWhileAttemptsDieSoon) {
   RestartState state;
   std::vector<int64_t> seconds;

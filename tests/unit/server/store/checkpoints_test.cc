@@ -69,6 +69,8 @@ TEST_F(CheckpointRowsTest, ItIsCommittedWithItsLastPart) {
   EXPECT_EQ(whole.bytes, 20);
   EXPECT_EQ(whole.metric, 0.1);
   EXPECT_EQ(NewestStep(*db_, "job-1").value(), 10);
+  EXPECT_EQ(NewestStepOf(*db_, "attempt-1").value(), 10);
+  EXPECT_EQ(NewestStepOf(*db_, "another attempt").value(), 0);
   EXPECT_EQ(FilesOfCheckpoint(*db_, "attempt-1", 10)->size(), 2u);
 }
 
