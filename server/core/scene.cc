@@ -185,10 +185,14 @@ absl::StatusOr<sched::ResumeChoice> ChooseFor(Database& db, const WorkerRegistry
   if (checkpoints.empty()) return sched::ResumeChoice();
   SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
   const RestartRules rules = RestartRulesOf(resolved);
+  // Of the nodes that are named alone: many jobs may ask on a large fleet.
   std::map<std::string, sched::Holder> holders;
-  SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
-  for (const NodeRecord& node : nodes) {
-    holders[node.name] = {IsGivenUp(registry.Get(node.name), rules, margin)};
+  for (const CheckpointRecord& checkpoint : checkpoints) {
+    for (const CheckpointPart& part : checkpoint.parts) {
+      if (part.place != CheckpointPlace::kNode || holders.contains(part.node)) continue;
+      SFT_ASSIGN_OR_RETURN(const bool known, store::HasNode(db, part.node));
+      if (known) holders[part.node] = {IsGivenUp(registry.Get(part.node), rules, margin)};
+    }
   }
   return sched::ChooseResume(checkpoints, holders);
 }

@@ -29,7 +29,7 @@ struct ResumeChoice {
 };
 
 // The newest of `checkpoints` (committed, newest first) that can be reached. One on nodes that are
-// silent but not given up is waited for.
+// silent but not given up is waited for. `nodes`: those of their parts; one that it lacks is gone.
 ResumeChoice ChooseResume(const std::vector<CheckpointRecord>& checkpoints,
                           const std::map<std::string, Holder>& nodes);
 

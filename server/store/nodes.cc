@@ -203,6 +203,11 @@ absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db) {
   }
 }
 
+absl::StatusOr<bool> HasNode(Database& db, const std::string& name) {
+  SFT_ASSIGN_OR_RETURN(Statement find, db.Prepare("SELECT 1 FROM nodes WHERE name = ?"));
+  return find.Bind(name).Step();
+}
+
 absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name) {
   NodeRecord node;
   {

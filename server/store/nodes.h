@@ -27,6 +27,7 @@ absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::strin
 // Every node, with slots and their holders, by name, in a fixed number of queries.
 absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db);
 absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name);
+absl::StatusOr<bool> HasNode(Database& db, const std::string& name);
 absl::StatusOr<std::vector<VariantRecord>> ListVariants(Database& db);
 // By id, then node.
 absl::StatusOr<std::vector<ModelRecord>> ListModels(Database& db, int offset, int limit);

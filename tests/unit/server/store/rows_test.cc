@@ -55,6 +55,11 @@ class RowsTest : public testing::Test {
   std::unique_ptr<Database> db_;
 };
 
+TEST_F(RowsTest, ANodeIsKnownByItsName) {
+  EXPECT_TRUE(HasNode(*db_, "node-a").value());
+  EXPECT_FALSE(HasNode(*db_, "node-z").value());
+}
+
 TEST_F(RowsTest, AnEdgeIsTakenOnceAndWritesOneEvent) {
   JobRecord job = AddJob("job-1");
   JobRecord other_copy = job;
