@@ -17,6 +17,7 @@
 #include "common/spec/job_protocol.h"
 #include "common/spec/visit.h"
 #include "server/core/convert.h"
+#include "server/core/project_limits.h"
 #include "server/core/scene.h"
 #include "server/state/names.h"
 #include "server/store/files.h"
@@ -359,12 +360,8 @@ absl::Status JobIntake::CheckSchedule(const JobRecord& job, int together,
                                       spec::Resolution& resolution) {
   return store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(const ProjectLimits limits, store::GetLimits(db, job.project));
-    if (job.priority > limits.max_priority) {
-      AddProblem(resolution, "scheduling.priority",
-                 fmt::format("project {} may not use {}, but up to {}: ask an operator (sftctl "
-                             "admin project set {} --max-priority ...)",
-                             job.project, PriorityName(job.priority),
-                             PriorityName(limits.max_priority), job.project));
+    if (std::string problem = PriorityProblem(limits, job); !problem.empty()) {
+      AddProblem(resolution, "scheduling.priority", std::move(problem));
     }
     for (const std::string& id : job.schedule.after) {
       const absl::StatusOr<JobRecord> other = store::FindJob(db, {job.project, id});
@@ -376,18 +373,10 @@ absl::Status JobIntake::CheckSchedule(const JobRecord& job, int together,
             fmt::format("{} has {}: this job could never start", id, ToString(other->state)));
       }
     }
-    const int gpus = job.gpus_per_node * job.nodes;
-    if (limits.max_gpus > 0 && gpus > limits.max_gpus) {
-      AddProblem(resolution, KeyOfCount(resolution),
-                 fmt::format("project {} may use {} GPUs at once, the job needs {}", job.project,
-                             limits.max_gpus, gpus));
+    if (std::string problem = SizeProblem(limits, job); !problem.empty()) {
+      AddProblem(resolution, KeyOfCount(resolution), std::move(problem));
     }
-    if (limits.max_pending == 0) return absl::OkStatus();
-    SFT_ASSIGN_OR_RETURN(const int pending, store::CountPending(db, job.project));
-    if (pending + together <= limits.max_pending) return absl::OkStatus();
-    return ResourceExhausted(
-        fmt::format("project {} may have {} waiting jobs, and has {}: wait for some to start",
-                    job.project, limits.max_pending, pending));
+    return CheckPending(db, limits, together);
   });
 }
 
@@ -404,14 +393,17 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
   outcome.problems = resolution.problems;
   if (!outcome.problems.empty()) return prepared;
   prepared.job = MakeJob(request, resolution, principal);
-  SFT_RETURN_IF_ERROR(CheckSchedule(prepared.job, together, resolution));
+  const absl::Status allowed = CheckSchedule(prepared.job, together, resolution);
+  // What was taken in before is only told again.
+  const bool repeated = absl::IsResourceExhausted(allowed) &&
+                        jobs_.Knows(prepared.job.project, prepared.job.request_id);
+  if (!repeated) SFT_RETURN_IF_ERROR(allowed);
   if (!request.validate_only()) {
     int64_t rows = 0;
     SFT_ASSIGN_OR_RETURN(prepared.files,
                          CheckFiles(request, resolution, outcome.missing_files, rows));
     if (limits_ != nullptr && outcome.missing_files.empty()) {
       const absl::Status room = limits_->CheckSubmit(prepared.job.project, prepared.files);
-      // What was taken in before is only told again.
       if (!room.ok() && !jobs_.Knows(prepared.job.project, prepared.job.request_id)) return room;
     }
     const Planner::Run run = planner_.ExpectedRun(resolution.spec, rows);

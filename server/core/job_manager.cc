@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 
 #include "common/base/ids.h"
 #include "common/io/sha256.h"
 #include "server/core/convert.h"
 #include "server/core/gang_life.h"
+#include "server/core/project_limits.h"
 #include "server/core/resume.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
@@ -155,6 +157,7 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(
   for (size_t begin = 0; begin < jobs.size(); begin += kMaxTogether) {
     const size_t end = std::min(begin + kMaxTogether, jobs.size());
     SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
+      bool counted = false;
       for (size_t i = begin; i < end; ++i) {
         JobRecord& job = jobs[i];
         SFT_ASSIGN_OR_RETURN(std::optional<JobRecord> first, FindFirst(db, job));
@@ -162,6 +165,9 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(
           SFT_RETURN_IF_ERROR(store::ReadTexts(db, *first));
           SFT_ASSIGN_OR_RETURN(views[i], View(db, *first));
         } else {
+          // All that are to come at once: none of a sweep is stored where not all may wait.
+          const size_t more = std::exchange(counted, true) ? 0 : jobs.size() - i;
+          SFT_RETURN_IF_ERROR(CheckLimits(db, job, static_cast<int>(more)));
           job.created_us = UnixMicros(clock_.Wall());
           SFT_RETURN_IF_ERROR(UseDatasets(db, job, files));
           SFT_RETURN_IF_ERROR(store::InsertJob(db, job, texts[i], files));
@@ -279,6 +285,7 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   job.created_us = UnixMicros(clock_.Wall());
   SFT_ASSIGN_OR_RETURN(const std::optional<JobRecord> first, FindFirst(db, job));
   if (first.has_value()) return *first;
+  SFT_RETURN_IF_ERROR(CheckLimits(db, job, 1));
   SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files, store::FilesOfJob(db, ended.id));
   SFT_ASSIGN_OR_RETURN(job.schedule, store::GetSchedule(db, ended.id));
   job.schedule.after.clear();  // they had ended before it began

@@ -27,7 +27,8 @@ class JobManager {
       : store_(store), clock_(clock), hub_(hub), wake_(std::move(wake)), outlooks_(outlooks) {}
 
   // Stores a checked job (job_intake.h) and queues it. A repeat of its request id returns the job
-  // of the first call; ALREADY_EXISTS when that was another job.
+  // of the first call; ALREADY_EXISTS when that was another job. What the project's limits forbid
+  // is refused (project_limits.h).
   absl::StatusOr<v1::Job> Submit(JobRecord job, const std::vector<JobFileRecord>& files);
   // As Submit for each, in transactions of at most kMaxTogether jobs.
   static constexpr size_t kMaxTogether = 50;

@@ -1,5 +1,6 @@
 // Checkpoints, and what goes on from them, in the server's core, stepped by hand.
 
+#include "server/store/schedules.h"
 #include "tests/unit/server/core/life_fixture.h"
 
 namespace sft::server {
@@ -182,6 +183,28 @@ TEST_F(LifeTest, AResumeMakesANewJobThatGoesOnAndTheEndedOneStaysAsItIs) {
   const absl::Status missing = jobs_->Resume(request, "ann").status();
   EXPECT_TRUE(absl::IsNotFound(missing)) << missing;
   EXPECT_NE(Message(missing).find("there is: 20, 10"), std::string_view::npos) << missing;
+}
+
+TEST_F(LifeTest, AResumeKeepsToTheLimitsOfItsProject) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  ASSERT_TRUE(Commit(job, 10));
+  Fail("a", worker, job, "nan_loss", v1::Verdict::USER);
+  const auto resume = [&](const std::string& id, const ProjectLimits& limits) {
+    EXPECT_TRUE(store_->Write([&](Database& db) { return store::PutLimits(db, limits); }).ok());
+    v1::ResumeJobRequest request;
+    request.set_name(job);
+    request.set_request_id(id);
+    return jobs_->Resume(request, "ann").status();
+  };
+  const absl::Status low = resume("r-1", {.project = "default", .max_priority = 0});
+  EXPECT_TRUE(absl::IsFailedPrecondition(low)) << low;
+  EXPECT_NE(Message(low).find("may not use normal, but up to low"), std::string_view::npos) << low;
+  const ProjectLimits one{.project = "default", .max_pending = 1};
+  EXPECT_TRUE(resume("r-2", one).ok());
+  EXPECT_TRUE(resume("r-2", one).ok()) << "a repeat";
+  EXPECT_TRUE(absl::IsResourceExhausted(resume("r-3", one)));
 }
 
 TEST_F(LifeTest, AskingForACheckpointReachesTheNodeOncePerRequest) {

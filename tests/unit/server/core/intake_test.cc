@@ -3,6 +3,7 @@
 #include "common/io/sha256.h"
 #include "server/core/job_intake.h"
 #include "server/core/uploads.h"
+#include "server/store/schedules.h"
 #include "tests/unit/server/core/fleet_fixture.h"
 
 namespace sft::server {
@@ -72,6 +73,10 @@ class IntakeTest : public FleetTest {
     return texts;
   }
 
+  void Limit(const ProjectLimits& limits) {
+    EXPECT_TRUE(store_->Write([&](Database& db) { return store::PutLimits(db, limits); }).ok());
+  }
+
   static constexpr char kConfig[] =
       R"({"model_type":"llama","hidden_size":64,"intermediate_size":128,"num_attention_heads":4,)"
       R"("num_key_value_heads":2,"num_hidden_layers":2,"vocab_size":256})";
@@ -95,6 +100,36 @@ TEST_F(IntakeTest, AJobWhoseFilesAreThereIsStoredWithAllThatWasSent) {
   EXPECT_EQ(job.owner(), "local");
   EXPECT_GT(job.resolved_size(), 10);
   EXPECT_NE(job.resolved_json().find("/models/tiny"), std::string::npos);
+}
+
+TEST_F(IntakeTest, CallsSideBySideCannotPassTheLimitOfWaitingJobsTogether) {
+  Limit({.project = "default", .max_pending = 2});
+  JobRecord job;
+  job.project = "default";
+  std::vector<JobRecord> three(3, job);
+  // Each was checked before one of them was stored.
+  for (int i = 0; i < 3; ++i) three[i].id = "job-" + std::to_string(i);
+  EXPECT_TRUE(absl::IsResourceExhausted(jobs_->SubmitAll(three, {}).status()));
+  EXPECT_TRUE(jobs_->List({})->jobs.empty()) << "a sweep is stored whole or not at all";
+  EXPECT_TRUE(jobs_->Submit(three[0], {}).ok());
+  EXPECT_TRUE(jobs_->Submit(three[1], {}).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(jobs_->Submit(three[2], {}).status()));
+  EXPECT_EQ(jobs_->List({})->jobs.size(), 2u);
+}
+
+TEST_F(IntakeTest, ARepeatIsAnsweredThoughNoMoreJobsMayWait) {
+  JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  Limit({.project = "default", .max_pending = 1});
+  v1::SubmitJobRequest request = Request();
+  request.set_request_id("once");
+  const auto first = intake_.Submit(request, "local");
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto again = intake_.Submit(request, "local");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->job.name(), first->job.name());
+  request.set_request_id("another");
+  EXPECT_TRUE(absl::IsResourceExhausted(intake_.Submit(request, "local").status()));
 }
 
 TEST_F(IntakeTest, AFileThatWasNotUploadedIsNamed) {
