@@ -121,8 +121,8 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
     return absl::OkStatus();
   }));
   response.set_offset(row.events_offset);
-  // A gap, or a repeat of what is stored: the answer says where to go on.
-  if (request.begin_offset() > row.events_offset) return response;
+  // A gap, or a repeat of what is stored, with news or without: the answer says where to go on.
+  if (request.begin_offset() != row.events_offset) return response;
   if (request.end_offset() <= row.events_offset) return response;
 
   std::vector<MetricPoint> points;
@@ -143,7 +143,9 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(store::RankStream now,
                          store::GetRankStream(db, attempt.uid, request.rank(), request.node()));
-    if (now.events_offset >= request.end_offset()) return absl::OkStatus();
+    response.set_offset(now.events_offset);
+    if (now.events_offset != request.begin_offset()) return absl::OkStatus();
+    response.set_offset(request.end_offset());
     now.events_offset = request.end_offset();
     SFT_RETURN_IF_ERROR(store::PutRankStream(db, attempt.uid, request.rank(), request.node(), now));
     for (const v1::RankEvent& event : request.events()) {
@@ -157,7 +159,6 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
   }));
   hub_.Bump(attempt.job_id);
   hub_.Bump("metrics/" + attempt.job_id);
-  response.set_offset(request.end_offset());
   return response;
 }
 

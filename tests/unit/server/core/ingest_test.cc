@@ -108,6 +108,26 @@ TEST_F(IngestTest, NotesBecomeEventsOfTheJob) {
   EXPECT_EQ(events.back().message(), "replicas agree");
 }
 
+TEST_F(IngestTest, ARepeatWithWhatHasComeSinceIsTakenFromWhereItIsNews) {
+  const auto note = [&](int64_t begin, int64_t end, const std::vector<std::string>& texts) {
+    v1::AppendEventsRequest request = Steps(begin, end, 1);
+    request.clear_events();
+    for (const std::string& text : texts) request.add_events()->set_note(text);
+    return ingest_.AppendEvents(request)->offset();
+  };
+  EXPECT_EQ(note(0, 100, {"a"}), 100);
+  // The answer was lost, and the node has read on meanwhile.
+  EXPECT_EQ(note(0, 150, {"a", "b"}), 100);
+  EXPECT_EQ(note(100, 150, {"b"}), 150);
+  const auto events = jobs_->Events(job_, 0, 100).value();
+  ASSERT_GE(events.size(), 2u);
+  EXPECT_EQ(events[events.size() - 2].message(), "a");
+  EXPECT_EQ(events.back().message(), "b");
+  EXPECT_EQ(std::count_if(events.begin(), events.end(),
+                          [](const auto& event) { return event.type() == "note"; }),
+            2);
+}
+
 TEST_F(IngestTest, ALogOfARankOrAttemptThatDoesNotExistIsNotFound) {
   v1::ReadLogRequest read;
   read.set_name(job_);
