@@ -32,6 +32,8 @@ absl::StatusOr<MetricPoint> Decode(std::string_view record, const std::string& j
   return point;
 }
 
+// Points that are looked at together when a curve is thinned.
+constexpr int64_t kThinBatch = 4096;
 constexpr char kFirstSegment[] = "00000000000000000000.seg";
 
 absl::Status RemoveAllButFirst(const std::string& folder) {
@@ -157,25 +159,39 @@ bool IsSuperseded(const MetricPoint& point, const std::vector<MetricLog::Start>&
   });
 }
 
+absl::StatusOr<int64_t> MetricLog::CountSteps(const SegmentFile& file, const std::string& job_id) {
+  const int64_t count = file.size() / kRecordBytes;
+  int64_t steps = 0;
+  for (int64_t index = 0; index < count; index += kThinBatch) {
+    SFT_ASSIGN_OR_RETURN(const auto points, ReadPoints(file, index, kThinBatch, job_id));
+    steps += std::count_if(points.begin(), points.end(),
+                           [](const MetricPoint& point) { return point.is_eval == 0; });
+  }
+  return steps;
+}
+
+absl::StatusOr<bool> MetricLog::NeedsThinning(const std::string& job_id, int64_t max_points) {
+  MutexLock lock(mutex_);
+  SFT_ASSIGN_OR_RETURN(const SegmentFile* file, Find(job_id));
+  // Most curves are short, and need no look at their points.
+  if (file->size() / kRecordBytes < 2 * max_points) return false;
+  SFT_ASSIGN_OR_RETURN(const int64_t steps, CountSteps(*file, job_id));
+  return steps >= 2 * max_points;
+}
+
 absl::Status MetricLog::Thin(const std::string& job_id, int64_t max_points) {
-  constexpr int64_t kBatch = 4096;
   MutexLock lock(mutex_);
   SFT_ASSIGN_OR_RETURN(const SegmentFile* file, Find(job_id));
   const int64_t count = file->size() / kRecordBytes;
   SFT_ASSIGN_OR_RETURN(const std::vector<Start> starts, FindStarts(*file, job_id));
-  int64_t steps = 0;
-  for (int64_t index = 0; index < count; index += kBatch) {
-    SFT_ASSIGN_OR_RETURN(const auto points, ReadPoints(*file, index, kBatch, job_id));
-    steps += std::count_if(points.begin(), points.end(),
-                           [](const MetricPoint& point) { return point.is_eval == 0; });
-  }
+  SFT_ASSIGN_OR_RETURN(const int64_t steps, CountSteps(*file, job_id));
   // A curve that was thinned is not thinned again.
   if (steps < 2 * max_points) return absl::OkStatus();
   const int64_t every = (steps + max_points - 1) / max_points;
   std::string kept;
   int64_t attempt = 0, step_number = 0;
-  for (int64_t index = 0; index < count; index += kBatch) {
-    SFT_ASSIGN_OR_RETURN(const auto points, ReadPoints(*file, index, kBatch, job_id));
+  for (int64_t index = 0; index < count; index += kThinBatch) {
+    SFT_ASSIGN_OR_RETURN(const auto points, ReadPoints(*file, index, kThinBatch, job_id));
     for (size_t i = 0; i < points.size(); ++i) {
       const MetricPoint& point = points[i];
       const bool first = point.attempt != std::exchange(attempt, point.attempt);

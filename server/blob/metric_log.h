@@ -54,8 +54,9 @@ class MetricLog {
 
   // Leaves about `max_points` evenly spread steps of a job that has ended, and every validation,
   // the first point of each attempt and the last of all. What a later attempt ran again goes.
-  // Indexes change. Nothing when there are less than twice as many steps.
+  // Indexes change. Nothing when there are less than twice as many steps: NeedsThinning says so.
   absl::Status Thin(const std::string& job_id, int64_t max_points);
+  absl::StatusOr<bool> NeedsThinning(const std::string& job_id, int64_t max_points);
   // Removes the curve of a job that has ended; missing is OK.
   absl::Status Remove(const std::string& job_id);
   // Jobs that have a curve.
@@ -67,6 +68,9 @@ class MetricLog {
     SegmentFile file;
   };
   absl::StatusOr<SegmentFile*> Find(const std::string& job_id) SFT_REQUIRES(mutex_);
+  // Points of a curve that are no validations.
+  absl::StatusOr<int64_t> CountSteps(const SegmentFile& file, const std::string& job_id)
+      SFT_REQUIRES(mutex_);
   absl::StatusOr<std::vector<MetricPoint>> ReadPoints(const SegmentFile& file, int64_t index,
                                                       int64_t max, const std::string& job_id)
       SFT_REQUIRES(mutex_);

@@ -113,6 +113,9 @@ absl::Status TensorBoard::WritePoints(const std::string& job_id,
 
 absl::Status TensorBoard::Thin(const std::string& job_id, MetricLog& metrics, int64_t max_points) {
   MutexLock lock(mutex_);
+  SFT_ASSIGN_OR_RETURN(const bool needed, metrics.NeedsThinning(job_id, max_points));
+  if (!needed) return absl::OkStatus();
+  // The files first: after a crash they are made again of whatever the metrics are.
   known_.erase(job_id);
   SFT_RETURN_IF_ERROR(io::RemoveAll(dir_ + "/" + job_id));
   SFT_RETURN_IF_ERROR(metrics.Thin(job_id, max_points));

@@ -29,7 +29,8 @@ class TensorBoard {
 
   // Writes what the job's metrics have and its files lack.
   absl::Status Update(const std::string& job_id, MetricLog& metrics);
-  // Thins the metrics (MetricLog::Thin) and makes the files again of what is left.
+  // Thins the metrics (MetricLog::Thin) and makes the files again of what is left. Touches neither
+  // where there is nothing to thin.
   absl::Status Thin(const std::string& job_id, MetricLog& metrics, int64_t max_points);
   // Removes the job's files; they come back while the metrics are there.
   absl::Status Remove(const std::string& job_id);

@@ -100,6 +100,11 @@ TEST_F(TensorBoardTest, FilesOfAThinnedCurveAreMadeAgain) {
   const int64_t points = metrics_.Count("job").value();
   EXPECT_LT(points, 110);
   EXPECT_EQ(Records(board.Files("job")->front()), points + 1);
+
+  const std::string path = board.Files("job")->front();
+  ASSERT_TRUE(io::WriteFileAtomic(path, "as it was").ok());
+  ASSERT_TRUE(board.Thin("job", metrics_, 100).ok());
+  EXPECT_EQ(io::ReadFile(path).value(), "as it was") << "what is thin is not written again";
 }
 
 TEST_F(TensorBoardTest, AJobWithoutMetricsHasNoFiles) { EXPECT_TRUE(Update().empty()); }
