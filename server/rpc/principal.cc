@@ -151,10 +151,13 @@ std::string StringField(const google::protobuf::Message& message, const char* na
   return message.GetReflection()->GetString(message, field);
 }
 
-// A dry run.
+// A dry run, as requests call it.
 bool ChangesNothing(const google::protobuf::Message& request) {
-  const auto* field = request.GetDescriptor()->FindFieldByName("validate_only");
-  return field != nullptr && request.GetReflection()->GetBool(request, field);
+  for (const char* name : {"validate_only", "dry_run"}) {
+    const auto* field = request.GetDescriptor()->FindFieldByName(name);
+    if (field != nullptr && request.GetReflection()->GetBool(request, field)) return true;
+  }
+  return false;
 }
 
 absl::Status NeedsRole(const Principal& principal, Role needed, const std::string& project) {

@@ -20,6 +20,7 @@
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
+#include "sft/v1/storage_service.grpc.pb.h"
 #include "sft/v1/worker_service.grpc.pb.h"
 #include "tests/e2e/every_rpc.h"
 #include "tests/unit/server/rpc/raw_call.h"
@@ -363,6 +364,12 @@ TEST_F(SecureServerTest, TheAuditSaysWhoDidWhatAndKeepsNoSecret) {
   const auto scheduling = v1::SchedulingService::NewStub(ann);
   ASSERT_TRUE(scheduling->CancelSweep(&third, cancel_sweep, &cancelled).ok());
   EXPECT_EQ(cancelled.cancelled(), 2);
+  v1::RemoveStoredRequest look;
+  look.set_name(job.name());
+  look.set_dry_run(true);
+  v1::RemoveStoredResponse would_go;
+  grpc::ClientContext fourth;
+  ASSERT_TRUE(v1::StorageService::NewStub(ann)->RemoveStored(&fourth, look, &would_go).ok());
   std::vector<std::string> rows;
   for (const v1::AuditRecord& record : Audit()) {
     EXPECT_EQ(record.peer().rfind("ipv4:127.0.0.1:", 0), 0u) << record.peer();
