@@ -119,6 +119,7 @@ struct ResumeOptions {
   std::string job;
   int64_t step = 0;
   bool allow_changes = false;
+  std::optional<std::string> time_limit;
   std::string request_id;
 };
 
@@ -127,6 +128,11 @@ ExitCode Resume(Connection& connection, const ResumeOptions& options, bool json)
   request.set_name(options.job);
   request.set_step(options.step);
   request.set_allow_changes(options.allow_changes);
+  if (options.time_limit.has_value()) {
+    const absl::StatusOr<std::chrono::seconds> limit = ParseDuration(*options.time_limit);
+    if (!limit.ok()) return Fail(connection, Annotate(limit.status(), "--time-limit"));
+    request.set_time_limit_seconds(limit->count());
+  }
   request.set_request_id(options.request_id.empty() ? RandomUuid() : options.request_id);
   const auto job = connection.Call(&v1::JobService::Stub::ResumeJob, request);
   if (!job.ok()) return Fail(connection, job.status());
@@ -181,6 +187,9 @@ void AddResume(Command& app, Session& session) {
       ->WholeNumber(1);
   command->AddFlag("--allow-changes", options->allow_changes,
                    "Also where data, engine or job differ from the checkpoint's, if that can work");
+  command->AddOption("--time-limit", options->time_limit,
+                     "Longest time of the new job on its GPUs, as in 8h; 0s: none (default: as "
+                     "before)");
   command->AddOption("--request-id", options->request_id,
                      "A repeat of the same id returns the same job (default: a random one)");
   AddJsonFlag(command, session);

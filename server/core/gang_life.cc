@@ -236,8 +236,8 @@ Gang MakeGang(const AttemptRecord& attempt, const JobRecord& job,
     gang.stop.message = attempt.stop_reason;
     if (limit) {
       gang.stop.advice = fmt::format(
-          "`sftctl resume {}` goes on from its last checkpoint; give it a longer "
-          "scheduling.time_limit",
+          "`sftctl resume {}` goes on from its last checkpoint for as long again; add --time-limit "
+          "DURATION for longer",
           attempt.job_id);
     }
   }

@@ -6,7 +6,9 @@
 #include <cctype>
 #include <utility>
 
+#include "common/base/duration.h"
 #include "common/base/ids.h"
+#include "common/base/json.h"
 #include "common/io/sha256.h"
 #include "server/core/convert.h"
 #include "server/core/gang_life.h"
@@ -24,6 +26,7 @@ namespace sft::server {
 namespace {
 
 constexpr int kAttemptsShown = 50;
+constexpr int64_t kMaxTimeLimitSeconds = int64_t{3650} * 24 * 3600;
 
 // Why an ended job cannot be resumed from what there is; OK when it can.
 absl::Status CheckResumable(const JobRecord& job, const std::vector<CheckpointRecord>& checkpoints,
@@ -71,6 +74,29 @@ absl::Status AddAttempts(Database& db, const JobRecord& job, v1::Job& proto) {
   SFT_ASSIGN_OR_RETURN(const int64_t newest, store::NewestStep(db, job.id));
   proto.set_checkpoint_step(newest);
   return absl::OkStatus();
+}
+
+// Another time limit than the job file's, also in what is shown of the job.
+void SetTimeLimit(JobRecord& job, int64_t seconds) {
+  ScheduleRecord& schedule = job.schedule;
+  schedule.time_limit_us = seconds * 1'000'000;
+  if (seconds > 0) {
+    schedule.warn_before_us = std::min(schedule.warn_before_us, schedule.time_limit_us / 2);
+  }
+  const std::string text = DurationText(std::chrono::seconds(seconds));
+  for (ResolvedRecord& value : job.resolved_values) {
+    if (value.key == "scheduling.time_limit") value.value = text, value.origin = "resume";
+  }
+  auto json = ParseOrderedJson(job.resolved_json);
+  if (!json.is_object()) return;
+  json["scheduling"]["time_limit"] = text;
+  job.resolved_json = DumpJson(json);
+}
+
+std::string HashOf(const std::string& ended, const v1::ResumeJobRequest& request) {
+  std::string said = fmt::format("resume {} {} {}", ended, request.step(), request.allow_changes());
+  if (request.has_time_limit_seconds()) said += fmt::format(" {}", request.time_limit_seconds());
+  return io::Sha256Hex(said);
 }
 
 absl::Status UseDatasets(Database& db, const JobRecord& job,
@@ -269,8 +295,7 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   job.state = JobState::kPending;
   job.reason.clear();
   job.request_id = request.request_id();
-  job.request_hash = io::Sha256Hex(
-      fmt::format("resume {} {} {}", ended.id, request.step(), request.allow_changes()));
+  job.request_hash = HashOf(ended.id, request);
   job.cancel_requested = job.cancel_checkpoint = false;
   job.cancel_reason.clear();
   job.attempt = 0;
@@ -290,6 +315,7 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   SFT_ASSIGN_OR_RETURN(job.schedule, store::GetSchedule(db, ended.id));
   job.schedule.after.clear();  // they had ended before it began
   job.schedule.held = false;
+  if (request.has_time_limit_seconds()) SetTimeLimit(job, request.time_limit_seconds());
   const absl::Status used = UseDatasets(db, job, files);
   if (absl::IsAborted(used)) {
     return FailedPrecondition(fmt::format(
@@ -311,6 +337,9 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
 absl::StatusOr<v1::Job> JobManager::Resume(const v1::ResumeJobRequest& request,
                                            const std::string& owner) {
   if (request.step() < 0) return InvalidArgument("a step is a whole number from 1");
+  if (request.time_limit_seconds() < 0 || request.time_limit_seconds() > kMaxTimeLimitSeconds) {
+    return InvalidArgument("a time limit is a duration up to 3650 days, 0s for none");
+  }
   SFT_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
   absl::StatusOr<v1::Job> view = Internal("not run");

@@ -90,7 +90,8 @@ class SchedulingTest(ServiceCase):
         self.assertEqual(status["verdict"]["code"], "time_limit")
         self.assertGreater(status["checkpoint_step"], 0)
         self.assertTrue(any(kind == "warning" and "time_limit" in text for kind, text in self.events(job)))
-        again = self.sftctl("resume", job)
+        self.assertIn("--time-limit", status["verdict"]["advice"])
+        again = self.sftctl("resume", job, "--time-limit", "2h")
         self.assertEqual(again.returncode, 0, again.stderr)
         self.sftctl("cancel", again.stdout.strip())
 

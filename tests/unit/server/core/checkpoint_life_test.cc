@@ -207,6 +207,50 @@ TEST_F(LifeTest, AResumeKeepsToTheLimitsOfItsProject) {
   EXPECT_TRUE(absl::IsResourceExhausted(resume("r-3", one)));
 }
 
+TEST_F(LifeTest, AResumeMayHaveAnotherTimeLimit) {
+  const auto worker = Join("a", "CPU", 1);
+  JobRecord record;
+  record.id = "job-short";
+  record.project = "default";
+  record.gpu_type = "CPU";
+  record.resolved_json = R"({"scheduling":{"time_limit":"1m"},"job":{}})";
+  record.resolved_values = {{"scheduling.time_limit", "1m", "line 3"}};
+  record.schedule.time_limit_us = 60'000'000;
+  record.schedule.warn_before_us = 30'000'000;
+  ASSERT_TRUE(jobs_->Submit(record, {}).ok());
+  Tick();
+  ASSERT_TRUE(Commit(record.id, 10));
+  Fail("a", worker, record.id, "time_limit", v1::Verdict::USER);
+  v1::ResumeJobRequest request;
+  request.set_name(record.id);
+  request.set_request_id("longer");
+  request.set_time_limit_seconds(-1);
+  EXPECT_TRUE(absl::IsInvalidArgument(jobs_->Resume(request, "ann").status()));
+  const auto limit_of = [&](int64_t seconds) {
+    request.set_time_limit_seconds(seconds);
+    request.set_request_id("limit " + std::to_string(seconds));
+    const v1::Job next = jobs_->Resume(request, "ann").value();
+    EXPECT_EQ(jobs_->Resume(request, "ann")->name(), next.name()) << "a repeat";
+    ScheduleRecord schedule;
+    EXPECT_TRUE(store_
+                    ->Read([&](Database& db) -> absl::Status {
+                      const std::string id = next.name().substr(next.name().rfind('/') + 1);
+                      SFT_ASSIGN_OR_RETURN(schedule, store::GetSchedule(db, id));
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return std::tuple(schedule.time_limit_us, schedule.warn_before_us, next.resolved(0).value(),
+                      next.resolved_json());
+  };
+  EXPECT_EQ(limit_of(7200), std::tuple(7'200'000'000, 30'000'000, "2h",
+                                       R"({"scheduling":{"time_limit":"2h"},"job":{}})"));
+  EXPECT_EQ(limit_of(0),
+            std::tuple(0, 30'000'000, "0s", R"({"scheduling":{"time_limit":"0s"},"job":{}})"));
+  EXPECT_EQ(std::get<1>(limit_of(20)), 10'000'000) << "at most half of it";
+  request.set_time_limit_seconds(40);
+  EXPECT_TRUE(absl::IsAlreadyExists(jobs_->Resume(request, "ann").status())) << "another request";
+}
+
 TEST_F(LifeTest, AskingForACheckpointReachesTheNodeOncePerRequest) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);
