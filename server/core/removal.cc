@@ -89,20 +89,24 @@ void Removal::Add(const store::Holder& job, v1::StoredKind kind, const std::stri
   task.done.set_freed_bytes(task.done.freed_bytes() + bytes);
 }
 
+absl::Status Removal::NoteIn(Database& db, const store::Holder& job, const store::Removal& removal,
+                             const std::string& what) const {
+  store::Removal row = removal;
+  row.job_id = job.job_id;
+  row.time_us = UnixMicros(clock_.Wall());
+  SFT_RETURN_IF_ERROR(store::PutRemoval(db, row));
+  return store::AddEvent(db, job.job_id,
+                         {0, row.time_us, "removed",
+                          fmt::format("{} ({}), by {}", what, Size(row.bytes), row.who), 0});
+}
+
 absl::Status Removal::Note(const store::Holder& job, v1::StoredKind kind, int64_t bytes,
-                           const std::string& what, Task& task, const store::Removal& where) {
-  store::Removal removal = where;
-  removal.job_id = job.job_id;
+                           const std::string& what, const Task& task) {
+  store::Removal removal;
   removal.kind = kind;
-  removal.time_us = UnixMicros(clock_.Wall());
   removal.who = task.who;
   removal.bytes = bytes;
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-    SFT_RETURN_IF_ERROR(store::PutRemoval(db, removal));
-    return store::AddEvent(db, job.job_id,
-                           {0, removal.time_us, "removed",
-                            fmt::format("{} ({}), by {}", what, Size(bytes), task.who), 0});
-  }));
+  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) { return NoteIn(db, job, removal, what); }));
   hub_.Bump(job.job_id);
   return absl::OkStatus();
 }
@@ -172,12 +176,19 @@ absl::Status Removal::RemoveArtifact(const store::ArtifactUse& use, Task& task) 
   }
   const bool on_node = !artifact.node.empty();
   const std::string name = fmt::format("{}{}", kArtifact, artifact.id);
+  store::Removal removal;
+  removal.kind = v1::ARTIFACTS;
+  removal.who = task.who;
+  removal.bytes = artifact.bytes;
+  if (on_node) removal.node = artifact.node, removal.path = artifact.node_path;
   {
     // From the look whether something else names a blob until it is gone, nothing may begin to.
     const MutexLock lock(stores_.blobs.gate());
     std::vector<ArtifactFileRecord> unused;
     const absl::Status done = store_.Write([&](Database& db) -> absl::Status {
       SFT_ASSIGN_OR_RETURN(unused, store::DeleteArtifact(db, artifact));
+      // With it: a node learns from that row alone what it has to remove.
+      SFT_RETURN_IF_ERROR(NoteIn(db, use.holder, removal, fmt::format("its {}", artifact.kind)));
       // Undoes it.
       return task.dry_run ? absl::CancelledError("a dry run") : absl::OkStatus();
     });
@@ -188,13 +199,8 @@ absl::Status Removal::RemoveArtifact(const store::ArtifactUse& use, Task& task) 
       freed += file.size;
     }
     Add(use.holder, v1::ARTIFACTS, name, freed, task);
-    store::Removal where;
-    if (on_node) where.node = artifact.node, where.path = artifact.node_path;
-    if (!task.dry_run) {
-      SFT_RETURN_IF_ERROR(Note(use.holder, v1::ARTIFACTS, artifact.bytes,
-                               fmt::format("its {}", artifact.kind), task, where));
-    }
   }
+  if (!task.dry_run) hub_.Bump(use.holder.job_id);
   if (on_node) {
     task.done.mutable_removed(task.done.removed_size() - 1)->set_node(artifact.node);
     task.done.add_notes(

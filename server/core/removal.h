@@ -75,9 +75,11 @@ class Removal {
   absl::Status RemoveArtifact(const store::ArtifactUse& use, Task& task);
   absl::Status RemoveDataset(const std::string& sha256, Task& task);
   absl::Status RemoveBackup(const std::string& name, Task& task);
-  // The event and the row that say so.
+  // The event and the row that say so: in a transaction of their own, or in that of the removal.
   absl::Status Note(const store::Holder& job, v1::StoredKind kind, int64_t bytes,
-                    const std::string& what, Task& task, const store::Removal& where = {});
+                    const std::string& what, const Task& task);
+  absl::Status NoteIn(Database& db, const store::Holder& job, const store::Removal& removal,
+                      const std::string& what) const;
   void Add(const store::Holder& job, v1::StoredKind kind, const std::string& name, int64_t bytes,
            Task& task);
 
