@@ -160,6 +160,24 @@ bool ChangesNothing(const google::protobuf::Message& request) {
   return false;
 }
 
+// The command that gives a role beside those that somebody has: `user set` replaces all of them.
+std::string CommandForRole(const Principal& principal, Role role, const std::string& project) {
+  constexpr size_t kMostNamed = 20;
+  std::map<std::string, Role> roles = principal.roles;
+  if (roles.size() >= kMostNamed) {
+    return fmt::format(
+        "`sftctl admin user set {} --project {}={}` with all of its other roles "
+        "(`sftctl admin user list`)",
+        principal.Title(), project, ToString(role));
+  }
+  roles[project] = role;
+  std::string command = fmt::format("`sftctl admin user set {}", principal.Title());
+  for (const auto& [name, has] : roles) {
+    if (has != Role::kNone) command += fmt::format(" --project {}={}", name, ToString(has));
+  }
+  return command + "`";
+}
+
 absl::Status NeedsRole(const Principal& principal, Role needed, const std::string& project) {
   const Role has = project.empty() ? principal.Best() : principal.RoleIn(project);
   const std::string where = project.empty() ? "any project" : "project " + project;
@@ -167,18 +185,22 @@ absl::Status NeedsRole(const Principal& principal, Role needed, const std::strin
     return PermissionDenied(
         fmt::format("{} is no admin, and only an admin may do this", principal.Title()));
   }
+  // Whoever has a role in one project alone means that one.
+  const std::string meant = IsValidLabel(project)         ? project
+                            : principal.roles.size() == 1 ? principal.roles.begin()->first
+                                                          : "PROJECT";
+  const std::string command = CommandForRole(principal, needed, meant);
   if (has == Role::kNone) {
-    return PermissionDenied(
-        fmt::format("{} has no role in {}: an admin gives one with `sftctl admin "
-                    "user set {} --project PROJECT={}`",
-                    principal.Title(), where, principal.Title(), ToString(needed)));
+    return PermissionDenied(fmt::format("{} has no role in {}: an admin gives one with {}",
+                                        principal.Title(), where, command));
   }
-  return PermissionDenied(fmt::format("{} is {} in {}, and this needs {}", principal.Title(),
-                                      ToString(has), where, ToString(needed)));
+  return PermissionDenied(
+      fmt::format("{} is {} in {}, and this needs {}: an admin gives it with {}", principal.Title(),
+                  ToString(has), where, ToString(needed), command));
 }
 
-// Who it is, and whether its kind and its highest role will do.
-absl::Status Identify(Call& call) {
+// Who it is, and whether its kind and its highest role will do. `project`: that the request names.
+absl::Status Identify(Call& call, const std::string& project = "") {
   if (call.rule == nullptr) {
     return PermissionDenied(fmt::format("no rule says who may call {}", call.method));
   }
@@ -203,7 +225,7 @@ absl::Status Identify(Call& call) {
     return PermissionDenied(fmt::format("{} may not call {}", who.Title(), call.method));
   }
   if (who.kind == Kind::kUser && who.Best() < call.rule->role) {
-    return NeedsRole(who, call.rule->role, "");
+    return NeedsRole(who, call.rule->role, IsValidLabel(project) ? project : "");
   }
   return absl::OkStatus();
 }
@@ -412,7 +434,7 @@ grpc::Status Admit(const grpc::ServerContextBase& context,
   Call* const call = CallOf(context);
   if (call == nullptr) return NoCall();
   AuditScope::End();  // of a call on this thread whose end was not seen
-  absl::Status status = Identify(*call);
+  absl::Status status = Identify(*call, StringField(request, "project"));
   if (status.ok()) status = AdmitMessage(*call, request);
   grpc::Status answer = Conclude(*call, status, ObjectOf(*call, request));
   if (answer.ok() && ChangesNothing(request)) AuditScope::End();

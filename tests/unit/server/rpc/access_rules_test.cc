@@ -252,6 +252,20 @@ TEST_F(SecureServerTest, AViewerSeesAndChangesNothing) {
   EXPECT_EQ(now.state(), v1::Job::PENDING);
 }
 
+TEST_F(SecureServerTest, WhoLacksARoleIsToldTheCommandThatKeepsTheOthers) {
+  const auto ann = With(UserToken("ann", "alpha", v1::VIEWER));
+  v1::Job job;
+  EXPECT_EQ(Submit(ann, &job, "", "beta").error_message(),
+            "ann has no role in project beta: an admin gives one with `sftctl admin user set ann "
+            "--project alpha=viewer --project beta=submitter`");
+  EXPECT_EQ(Submit(ann, &job).error_message(),
+            "ann is viewer in any project, and this needs submitter: an admin gives it with "
+            "`sftctl admin user set ann --project alpha=submitter`");
+  EXPECT_EQ(Submit(ann, &job, "", "alpha").error_message(),
+            "ann is viewer in project alpha, and this needs submitter: an admin gives it with "
+            "`sftctl admin user set ann --project alpha=submitter`");
+}
+
 TEST_F(SecureServerTest, WhatAnotherProjectHasIsNotThere) {
   const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
   ASSERT_TRUE(Upload(ann, kRows).ok());
