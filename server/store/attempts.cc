@@ -5,6 +5,8 @@
 
 #include <charconv>
 
+#include "server/store/states.h"
+
 namespace sft::server::store {
 namespace {
 
@@ -150,9 +152,9 @@ absl::StatusOr<std::vector<AttemptRecord>> AttemptsOfJob(Database& db, const std
 }
 
 absl::StatusOr<std::vector<AttemptRecord>> LiveAttempts(Database& db) {
-  SFT_ASSIGN_OR_RETURN(Statement list,
-                       db.Prepare("SELECT " SFT_ATTEMPT_COLUMNS
-                                  " FROM attempts WHERE state <= 4 ORDER BY created_us, uid"));
+  SFT_ASSIGN_OR_RETURN(Statement list, db.Prepare("SELECT " SFT_ATTEMPT_COLUMNS
+                                                  " FROM attempts WHERE state " SFT_IS_LIVE
+                                                  " ORDER BY created_us, uid"));
   std::vector<AttemptRecord> attempts;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());

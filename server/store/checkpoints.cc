@@ -2,13 +2,15 @@
 
 #include <fmt/format.h>
 
+#include "server/store/states.h"
+
 namespace sft::server::store {
 namespace {
 
 // Whole, or of a live attempt that may complete it: not what one that ended left in parts.
 #define SFT_MAY_BE_RESUMED                                                                   \
   "(c.committed_us > 0 OR EXISTS (SELECT 1 FROM attempts a WHERE a.uid = c.attempt_uid AND " \
-  "a.state <= 4))"
+  "a.state " SFT_IS_LIVE "))"
 #define SFT_CHECKPOINT_COLUMNS                                                                    \
   "attempt_uid, step, job_id, attempt, epoch, reason, metric, best, bytes, problem, created_us, " \
   "committed_us, deleted_us"
@@ -243,7 +245,8 @@ absl::StatusOr<std::vector<KeptStep>> KeptOnNode(Database& db, const std::string
       db.Prepare(
           "SELECT DISTINCT c.job_id, c.step, 0 FROM checkpoints c JOIN checkpoint_parts p ON "
           "p.attempt_uid = c.attempt_uid AND p.step = c.step WHERE c.deleted_us = 0 AND "
-          "p.node = ? AND p.place != 3 AND " SFT_MAY_BE_RESUMED " ORDER BY c.job_id, c.step"));
+          "p.node = ? AND p.place " SFT_NOT_IN_SHARED " AND " SFT_MAY_BE_RESUMED
+          " ORDER BY c.job_id, c.step"));
   return ReadKept(list.Bind(node));
 }
 
@@ -251,10 +254,12 @@ absl::StatusOr<std::vector<KeptStep>> KeptInShared(Database& db, int64_t since_u
   SFT_ASSIGN_OR_RETURN(
       Statement list,
       db.Prepare("SELECT DISTINCT c.job_id, CASE WHEN c.deleted_us = 0 AND " SFT_MAY_BE_RESUMED
-                 " THEN c.step ELSE 0 END AS kept, j.state > 4 FROM checkpoints c JOIN "
+                 " THEN c.step ELSE 0 END AS kept, j.state " SFT_HAS_ENDED
+                 " FROM checkpoints c JOIN "
                  "checkpoint_parts p ON p.attempt_uid = c.attempt_uid AND p.step = c.step JOIN "
                  "jobs j ON j.id = c.job_id WHERE (c.deleted_us = 0 OR c.deleted_us > ?) AND "
-                 "p.place = 3 AND (kept > 0 OR j.state > 4) ORDER BY c.job_id, kept"));
+                 "p.place " SFT_IN_SHARED " AND (kept > 0 OR j.state " SFT_HAS_ENDED
+                 ") ORDER BY c.job_id, kept"));
   return ReadKept(list.Bind(since_us));
 }
 
@@ -272,7 +277,8 @@ absl::StatusOr<std::vector<std::string>> EndedJobsWithCheckpoints(Database& db,
   SFT_ASSIGN_OR_RETURN(
       Statement list,
       db.Prepare("SELECT DISTINCT j.id FROM checkpoints c JOIN jobs j ON j.id = c.job_id WHERE "
-                 "c.deleted_us = 0 AND ((j.state = 5 AND j.ended_us < ?) OR (j.state IN (6, 7) AND "
+                 "c.deleted_us = 0 AND ((j.state " SFT_IS_SUCCEEDED
+                 " AND j.ended_us < ?) OR (j.state " SFT_IS_FAILED_OR_CANCELLED " AND "
                  "j.ended_us < ?)) LIMIT ?"));
   return ReadTexts(list.Bind(succeeded_before_us).Bind(ended_before_us).Bind(limit));
 }
@@ -281,7 +287,8 @@ absl::StatusOr<bool> IsResumedByLiveJob(Database& db, const std::string& job_id)
   SFT_ASSIGN_OR_RETURN(
       Statement find,
       db.Prepare("SELECT 1 FROM jobs j WHERE j.resumed_from = ? AND j.resumed_from != '' AND "
-                 "j.state <= 4 AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.job_id = j.id "
+                 "j.state " SFT_IS_LIVE
+                 " AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.job_id = j.id "
                  "AND c.committed_us > 0) LIMIT 1"));
   return find.Bind(job_id).Step();
 }

@@ -8,6 +8,7 @@
 
 #include "common/base/json.h"
 #include "server/store/schedules.h"
+#include "server/store/states.h"
 
 namespace sft::server::store {
 namespace {
@@ -294,18 +295,19 @@ absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_l
   std::string type, project;
   while (true) {
     // One look at the index for each line; DISTINCT would read all of it.
-    SFT_ASSIGN_OR_RETURN(Statement next,
-                         db.Prepare("SELECT gpu_type, project FROM jobs WHERE state = 1 AND "
-                                    "(gpu_type, project) > (?, ?) ORDER BY gpu_type, project "
-                                    "LIMIT 1"));
+    SFT_ASSIGN_OR_RETURN(
+        Statement next,
+        db.Prepare("SELECT gpu_type, project FROM jobs WHERE state " SFT_IS_PENDING " AND "
+                   "(gpu_type, project) > (?, ?) ORDER BY gpu_type, project "
+                   "LIMIT 1"));
     SFT_ASSIGN_OR_RETURN(const bool row, next.Bind(type).Bind(project).Step());
     if (!row) break;
     type = next.Text(0);
     project = next.Text(1);
-    SFT_ASSIGN_OR_RETURN(Statement list,
-                         db.Prepare("SELECT " SFT_JOB_COLUMNS
-                                    " FROM jobs WHERE state = 1 AND gpu_type = ? AND project = ? "
-                                    "ORDER BY priority DESC, sequence LIMIT ?"));
+    SFT_ASSIGN_OR_RETURN(Statement list, db.Prepare("SELECT " SFT_JOB_COLUMNS
+                                                    " FROM jobs WHERE state " SFT_IS_PENDING
+                                                    " AND gpu_type = ? AND project = ? "
+                                                    "ORDER BY priority DESC, sequence LIMIT ?"));
     SFT_ASSIGN_OR_RETURN(std::vector<JobRecord> some,
                          ReadJobs(list.Bind(type).Bind(project).Bind(limit_per_line)));
     std::move(some.begin(), some.end(), std::back_inserter(jobs));
@@ -321,9 +323,9 @@ absl::StatusOr<std::vector<JobRecord>> PendingJobs(Database& db, int limit_per_l
 }
 
 absl::StatusOr<std::vector<JobRecord>> LiveJobs(Database& db) {
-  SFT_ASSIGN_OR_RETURN(Statement list,
-                       db.Prepare("SELECT " SFT_JOB_COLUMNS
-                                  " FROM jobs WHERE state IN (2, 3, 4) ORDER BY sequence"));
+  SFT_ASSIGN_OR_RETURN(Statement list, db.Prepare("SELECT " SFT_JOB_COLUMNS
+                                                  " FROM jobs WHERE state " SFT_HAS_LIVE_ATTEMPT
+                                                  " ORDER BY sequence"));
   return ReadJobs(list);
 }
 

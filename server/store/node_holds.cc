@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "server/store/states.h"
+
 namespace sft::server::store {
 namespace {
 
@@ -12,7 +14,7 @@ absl::StatusOr<std::vector<std::string>> LiveOnNode(Database& db, std::string_vi
       Statement list,
       db.Prepare(fmt::format("SELECT DISTINCT {0} FROM attempt_nodes n JOIN attempts a ON a.uid = "
                              "n.attempt_uid WHERE n.node = ? AND n.forgotten = 0 AND n.lost = 0 "
-                             "AND a.state <= 4 ORDER BY {0} LIMIT 1000",
+                             "AND a.state " SFT_IS_LIVE " ORDER BY {0} LIMIT 1000",
                              column)
                      .c_str()));
   list.Bind(node);

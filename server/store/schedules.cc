@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "server/store/states.h"
+
 namespace sft::server::store {
 namespace {
 
@@ -177,15 +179,16 @@ absl::Status PutLimits(Database& db, const ProjectLimits& limits) {
 }
 
 absl::StatusOr<int> CountPending(Database& db, const std::string& project) {
-  SFT_ASSIGN_OR_RETURN(Statement count, db.Prepare("SELECT count(*) FROM jobs WHERE state = 1 AND "
-                                                   "project = ?"));
+  SFT_ASSIGN_OR_RETURN(Statement count,
+                       db.Prepare("SELECT count(*) FROM jobs WHERE state " SFT_IS_PENDING " AND "
+                                  "project = ?"));
   SFT_ASSIGN_OR_RETURN(const bool row, count.Bind(project).Step());
   return row ? static_cast<int>(count.Int(0)) : 0;
 }
 
 absl::StatusOr<std::map<std::string, int>> PendingByProject(Database& db) {
   SFT_ASSIGN_OR_RETURN(Statement count, db.Prepare("SELECT project, count(*) FROM jobs WHERE "
-                                                   "state = 1 GROUP BY project"));
+                                                   "state " SFT_IS_PENDING " GROUP BY project"));
   std::map<std::string, int> pending;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, count.Step());

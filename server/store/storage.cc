@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "server/store/files.h"
+#include "server/store/states.h"
 
 namespace sft::server::store {
 namespace {
@@ -36,7 +37,8 @@ absl::Status FillUse(Database& db, DatasetUse& use) {
   }
   SFT_ASSIGN_OR_RETURN(
       Statement count,
-      db.Prepare("SELECT count(*), coalesce(sum(state <= 4), 0), coalesce(max(ended_us), 0) FROM "
+      db.Prepare("SELECT count(*), coalesce(sum(state " SFT_IS_LIVE
+                 "), 0), coalesce(max(ended_us), 0) FROM "
                  "jobs WHERE id IN (SELECT job_id FROM job_files WHERE sha256 = ? AND sha256 != "
                  "'')"));
   SFT_ASSIGN_OR_RETURN(const bool row, count.Bind(use.dataset.sha256).Step());
@@ -126,7 +128,8 @@ absl::StatusOr<DatasetJobs> JobsWithDataset(Database& db, const std::string& sha
   {
     SFT_ASSIGN_OR_RETURN(
         Statement count,
-        db.Prepare("SELECT count(*), coalesce(sum(state <= 4), 0) FROM jobs WHERE id IN (SELECT "
+        db.Prepare("SELECT count(*), coalesce(sum(state " SFT_IS_LIVE
+                   "), 0) FROM jobs WHERE id IN (SELECT "
                    "job_id FROM job_files WHERE sha256 = ? AND sha256 != '') AND ? IN ('', "
                    "project)"));
     SFT_ASSIGN_OR_RETURN(const bool row, count.Bind(sha256).Bind(project).Step());
@@ -135,7 +138,8 @@ absl::StatusOr<DatasetJobs> JobsWithDataset(Database& db, const std::string& sha
   SFT_ASSIGN_OR_RETURN(
       Statement list,
       db.Prepare("SELECT id FROM jobs WHERE id IN (SELECT job_id FROM job_files WHERE sha256 = ? "
-                 "AND sha256 != '') AND ? IN ('', project) ORDER BY state <= 4 DESC, sequence DESC "
+                 "AND sha256 != '') AND ? IN ('', project) ORDER BY state " SFT_IS_LIVE
+                 " DESC, sequence DESC "
                  "LIMIT ?"));
   list.Bind(sha256).Bind(project).Bind(limit);
   while (true) {
@@ -226,7 +230,8 @@ absl::StatusOr<std::vector<CheckpointUse>> CheckpointUses(Database& db, const st
       db.Prepare("SELECT sum(p.bytes), " SFT_HOLDER_COLUMNS
                  " FROM checkpoints c JOIN checkpoint_parts p ON p.attempt_uid = c.attempt_uid AND "
                  "p.step = c.step JOIN jobs j ON j.id = c.job_id WHERE c.deleted_us = 0 AND "
-                 "p.place = 1 AND c.job_id > ? GROUP BY c.job_id ORDER BY c.job_id LIMIT ?"));
+                 "p.place " SFT_ON_SERVER
+                 " AND c.job_id > ? GROUP BY c.job_id ORDER BY c.job_id LIMIT ?"));
   list.Bind(after).Bind(limit);
   std::vector<CheckpointUse> uses;
   while (true) {
