@@ -12,6 +12,7 @@
 #include "server/blob/log_store.h"
 #include "server/core/removal.h"
 #include "server/http/http_server.h"
+#include "server/rpc/data_service.h"
 #include "server/rpc/grpc_server.h"
 #include "server/store/data_dir_lock.h"
 
@@ -30,6 +31,7 @@ class Server {
     bool dev = false;
     bool require_token = false;
     LogLimits log_limits = {};
+    Nanos upload_patience = DataServiceImpl::kUploadPatience;
     Nanos thin_metrics_after{0};  // after a job's end; 0: never
     Removal::Ages ages = {};
     io::DiskMarks disk_marks = {};

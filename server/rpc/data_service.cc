@@ -46,7 +46,12 @@ grpc::Status DataServiceImpl::UploadBlob(grpc::ServerContext* context,
   if (const auto status = Admit(*context); !status.ok()) return status;
   std::optional<UploadSession> session;
   v1::UploadBlobRequest message;
-  while (reader->Read(&message)) {
+  const auto read = [&] {
+    const ReadDeadlines::Wait waits(deadlines_, *context);
+    return reader->Read(&message);
+  };
+  while (read()) {
+    if (const auto status = AdmitStill(*context); !status.ok()) return status;
     if (!session.has_value()) {
       if (const auto status = Admit(*context, message); !status.ok()) return status;
       const auto project = UploaderOf(*context, message.purpose());

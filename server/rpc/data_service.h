@@ -4,6 +4,7 @@
 #include "server/blob/blob_store.h"
 #include "server/core/artifacts.h"
 #include "server/core/intake_limits.h"
+#include "server/rpc/read_deadlines.h"
 #include "server/store/store.h"
 #include "sft/v1/data_service.grpc.pb.h"
 
@@ -12,14 +13,19 @@ namespace sft::server {
 // DataService: files to and from the server. One thread a stream; gRPC's flow control is the bound.
 class DataServiceImpl final : public v1::DataService::Service {
  public:
+  // How long an upload may send nothing before it is ended; what came is kept for a resume.
+  static constexpr std::chrono::minutes kUploadPatience{2};
+
   DataServiceImpl(BlobStore& blobs, BlobStore& checkpoints, Store& store, Clock& clock,
-                  Artifacts& artifacts, IntakeLimits* limits = nullptr)
+                  Artifacts& artifacts, IntakeLimits* limits = nullptr,
+                  Nanos upload_patience = kUploadPatience)
       : blobs_(blobs),
         checkpoints_(checkpoints),
         store_(store),
         clock_(clock),
         artifacts_(artifacts),
-        limits_(limits) {}
+        limits_(limits),
+        deadlines_(clock, upload_patience) {}
 
   grpc::Status StatBlob(grpc::ServerContext* context, const v1::StatBlobRequest* request,
                         v1::StatBlobResponse* response) override;
@@ -41,6 +47,7 @@ class DataServiceImpl final : public v1::DataService::Service {
   Clock& clock_;
   Artifacts& artifacts_;
   IntakeLimits* const limits_;
+  ReadDeadlines deadlines_;
 };
 
 }  // namespace sft::server

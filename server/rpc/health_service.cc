@@ -44,10 +44,26 @@ grpc::Status HealthService::Check(grpc::ServerContext*, const HealthCheckRequest
 
 grpc::Status HealthService::Watch(grpc::ServerContext* context, const HealthCheckRequest* request,
                                   grpc::ServerWriter<HealthCheckResponse>* writer) {
-  bool stopped = false;
-  while (writer->Write(StatusOf(request->service())) && !stopped) {
+  {
     const MutexLock lock(mutex_);
-    while (!stopped_ && !context->IsCancelled()) changed_.WaitFor(mutex_, kSeesGone);
+    if (watches_ >= kMaxWatches) {
+      return rpc::ToGrpc(ResourceExhausted(fmt::format(
+          "{} watches of the health are open already: end one, or call Check", watches_)));
+    }
+    ++watches_;
+  }
+  const grpc::Status ended = Follow(*context, request->service(), *writer);
+  const MutexLock lock(mutex_);
+  --watches_;
+  return ended;
+}
+
+grpc::Status HealthService::Follow(grpc::ServerContext& context, const std::string& service,
+                                   grpc::ServerWriter<HealthCheckResponse>& writer) {
+  bool stopped = false;
+  while (writer.Write(StatusOf(service)) && !stopped) {
+    const MutexLock lock(mutex_);
+    while (!stopped_ && !context.IsCancelled()) changed_.WaitFor(mutex_, kSeesGone);
     if (!stopped_) break;
     stopped = true;
   }

@@ -9,6 +9,9 @@ namespace sft::server {
 // Who may ask is decided before (MakeAuthenticator).
 class HealthService final : public grpc::health::v1::Health::Service {
  public:
+  // Watches at once: each holds a thread of the server, and none of them is admitted by a rule.
+  static constexpr int kMaxWatches = 32;
+
   grpc::Status Check(grpc::ServerContext* context,
                      const grpc::health::v1::HealthCheckRequest* request,
                      grpc::health::v1::HealthCheckResponse* response) override;
@@ -21,9 +24,13 @@ class HealthService final : public grpc::health::v1::Health::Service {
 
  private:
   grpc::health::v1::HealthCheckResponse StatusOf(const std::string& service) SFT_EXCLUDES(mutex_);
+  grpc::Status Follow(grpc::ServerContext& context, const std::string& service,
+                      grpc::ServerWriter<grpc::health::v1::HealthCheckResponse>& writer)
+      SFT_EXCLUDES(mutex_);
 
   Mutex mutex_;
   CondVar changed_;
+  int watches_ SFT_GUARDED_BY(mutex_) = 0;
   bool stopped_ SFT_GUARDED_BY(mutex_) = false;
 };
 

@@ -20,6 +20,9 @@ constexpr char kKey[] = "sft-call";
 constexpr char kSession[] = "/sft.v1.WorkerService/Session";
 constexpr char kAuthorization[] = "authorization";
 constexpr char kCertificate[] = "x509_pem_cert";
+// HealthService limits its streams itself.
+constexpr std::string_view kHealth = "/grpc.health.v1.Health/";
+constexpr char kNoRule[] = "methods without a rule";
 constexpr std::chrono::seconds kTellAgain{10};
 // Who calls once will soon call again.
 constexpr std::chrono::seconds kMoment{2};
@@ -34,6 +37,8 @@ struct Call {
   Principal principal;
   std::string project;
   bool refused = false;
+  bool streams = false;   // either side sends more than one message
+  std::string stream_of;  // of whom it is counted as a stream; empty: it is not
 };
 
 // How the interceptor tells a handler where its call is. The mark is this process's secret: what a
@@ -68,6 +73,14 @@ std::string PeerOf(std::string peer) {
   return peer;
 }
 
+// Once for a call that is a stream; its interceptor ends it.
+absl::Status CountStream(Call& call, const std::string& who, int limit) {
+  if (!call.streams || !call.stream_of.empty()) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(call.gate->BeginStream(who, limit));
+  call.stream_of = who;
+  return absl::OkStatus();
+}
+
 class Interceptor : public grpc::experimental::Interceptor {
  public:
   Interceptor(Gate& gate, grpc::experimental::ServerRpcInfo& info) {
@@ -75,9 +88,13 @@ class Interceptor : public grpc::experimental::Interceptor {
     call_.context = info.server_context();
     call_.method = info.method();
     call_.rule = FindRule(call_.method);
+    call_.streams = info.type() != grpc::experimental::ServerRpcInfo::Type::UNARY;
     gate.Count(1);
   }
-  ~Interceptor() override { call_.gate->Count(-1); }
+  ~Interceptor() override {
+    if (!call_.stream_of.empty()) call_.gate->EndStream(call_.stream_of);
+    call_.gate->Count(-1);
+  }
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Point = grpc::experimental::InterceptionHookPoints;
@@ -88,6 +105,11 @@ class Interceptor : public grpc::experimental::Interceptor {
       handle_ = {Mark(), &call_};
       metadata->emplace(kKey,
                         grpc::string_ref(reinterpret_cast<const char*>(&handle_), sizeof(handle_)));
+      // Its handler is the library's: Admit will not be called.
+      if (call_.rule == nullptr && !call_.method.starts_with(kHealth) &&
+          !CountStream(call_, kNoRule, Gate::kMaxStreamsWithoutRule).ok()) {
+        call_.context->TryCancel();
+      }
     }
     const bool change = call_.rule != nullptr && call_.rule->change;
     if (change && methods->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS)) {
@@ -228,6 +250,14 @@ absl::Status Identify(Call& call, const std::string& project = "") {
     return NeedsRole(who, call.rule->role, IsValidLabel(project) ? project : "");
   }
   return absl::OkStatus();
+}
+
+// As Identify, of a call that begins.
+absl::Status Begin(Call& call, const std::string& project = "") {
+  SFT_RETURN_IF_ERROR(Identify(call, project));
+  // The local user is everybody on the machine.
+  const Principal& who = call.principal;
+  return CountStream(call, who.Title(), who.local ? Gate::kMaxStreams : Gate::kMaxStreamsOfOne);
 }
 
 // A data set belongs to each project that has uploaded it.
@@ -392,6 +422,29 @@ bool Gate::IsNews(const std::string& key) {
   return true;
 }
 
+absl::Status Gate::BeginStream(const std::string& who, int limit) {
+  const MutexLock lock(mutex_);
+  const auto of_one = streams_of_.try_emplace(who, 0).first;
+  if (of_one->second >= limit || streams_ >= kMaxStreams) {
+    const absl::Status refusal = ResourceExhausted(fmt::format(
+        "{} of {} streams are open already, {} of them of {}: end one (`--follow`, uploads and "
+        "downloads hold one each), or try again later",
+        streams_, kMaxStreams, of_one->second, who));
+    if (of_one->second == 0) streams_of_.erase(of_one);
+    return refusal;
+  }
+  ++of_one->second;
+  ++streams_;
+  return absl::OkStatus();
+}
+
+void Gate::EndStream(const std::string& who) {
+  const MutexLock lock(mutex_);
+  --streams_;
+  const auto of_one = streams_of_.find(who);
+  if (--of_one->second == 0) streams_of_.erase(of_one);
+}
+
 void Gate::Count(int change) {
   last_call_ = clock_.Mono();
   under_way_ += change;
@@ -434,7 +487,7 @@ grpc::Status Admit(const grpc::ServerContextBase& context,
   Call* const call = CallOf(context);
   if (call == nullptr) return NoCall();
   AuditScope::End();  // of a call on this thread whose end was not seen
-  absl::Status status = Identify(*call, StringField(request, "project"));
+  absl::Status status = Begin(*call, StringField(request, "project"));
   if (status.ok()) status = AdmitMessage(*call, request);
   grpc::Status answer = Conclude(*call, status, ObjectOf(*call, request));
   if (answer.ok() && ChangesNothing(request)) AuditScope::End();
@@ -445,7 +498,7 @@ grpc::Status Admit(const grpc::ServerContextBase& context) {
   Call* const call = CallOf(context);
   if (call == nullptr) return NoCall();
   AuditScope::End();
-  return Conclude(*call, Identify(*call), "");
+  return Conclude(*call, Begin(*call), "");
 }
 
 grpc::Status AdmitSession(Gate& gate, const grpc::ServerContextBase& context, Principal& caller) {

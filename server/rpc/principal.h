@@ -38,6 +38,14 @@ class Gate {
   // No call is under way, nor was one a moment ago.
   bool Quiet() const;
 
+  // Streams at once, of which each holds a thread of the server: of all callers, of one of them,
+  // and of methods that no rule knows (reflection). The rest of the threads is for plain calls.
+  static constexpr int kMaxStreams = 700, kMaxStreamsOfOne = 100, kMaxStreamsWithoutRule = 8;
+  // A stream of `who` begins, which EndStream ends. RESOURCE_EXHAUSTED at `limit`, and at the limit
+  // of all.
+  absl::Status BeginStream(const std::string& who, int limit);
+  void EndStream(const std::string& who);
+
   // Writes the row of a call that has ended, unless a write of its own did.
   void Record(bool refused, const grpc::Status& status);
   // True at most every few seconds for a key: what is refused again and again is told once.
@@ -52,6 +60,8 @@ class Gate {
   std::atomic<MonoTime> last_call_{};
   Mutex mutex_;
   std::map<std::string, MonoTime> told_ SFT_GUARDED_BY(mutex_);
+  std::map<std::string, int> streams_of_ SFT_GUARDED_BY(mutex_);  // none at 0
+  int streams_ SFT_GUARDED_BY(mutex_) = 0;
 };
 
 // Passes the call on to Admit, and writes the audit when it has ended. The gate is borrowed.
@@ -65,7 +75,8 @@ inline constexpr char kLocalPrincipal[] = "local";
 
 // The first call of every handler: whether the caller may do this with what the request names.
 // UNAUTHENTICATED without a principal; PERMISSION_DENIED without the role; NOT_FOUND for what
-// belongs to a project of which the caller is no member, as if it were not there.
+// belongs to a project of which the caller is no member, as if it were not there;
+// RESOURCE_EXHAUSTED for a stream too many.
 grpc::Status Admit(const grpc::ServerContextBase& context,
                    const google::protobuf::Message& request);
 // Of a stream that the client writes, before its first message; that is admitted as above.

@@ -357,6 +357,29 @@ TEST_F(SecureServerTest, AnExpiredTokenIsRefusedAlsoWhereAStreamFollows) {
             StatusCode::UNAUTHENTICATED);
 }
 
+TEST_F(SecureServerTest, AStreamMoreThanACallerMayHaveIsRefused) {
+  const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
+  ASSERT_TRUE(Upload(ann, kRows).ok());
+  v1::Job job;
+  ASSERT_TRUE(Submit(ann, &job).ok());
+  v1::WatchJobRequest watch;
+  watch.set_name(job.name());
+  const auto stub = v1::JobService::NewStub(ann);
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::Job>>> readers;
+  const auto follow = [&] {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    readers.push_back(stub->WatchJob(contexts.back().get(), watch));
+    return readers.back()->Read(&job);
+  };
+  for (int i = 0; i < Gate::kMaxStreamsOfOne; ++i) ASSERT_TRUE(follow()) << i;
+  EXPECT_FALSE(follow());
+  EXPECT_EQ(readers.back()->Finish().error_code(), StatusCode::RESOURCE_EXHAUSTED);
+  const auto bob = With(UserToken("bob", "alpha", v1::SUBMITTER));
+  EXPECT_TRUE(Upload(bob, kRows).ok()) << "others are not concerned";
+  for (const auto& context : contexts) context->TryCancel();
+}
+
 TEST_F(SecureServerTest, TheAuditSaysWhoDidWhatAndKeepsNoSecret) {
   const std::string token = UserToken("ann", "alpha", v1::SUBMITTER);
   const auto ann = With(token);

@@ -36,6 +36,7 @@ class ServicesTest : public testing::Test {
     settings.data_dir = dir_;
     settings.listen = {"127.0.0.1", 0};
     settings.http = "off";
+    settings.upload_patience = std::chrono::seconds(2);
     auto server = Server::Start(settings, Clock::Real());
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
@@ -328,6 +329,86 @@ TEST_F(ServicesTest, ItsHealthIsToldUntilItStops) {
   ASSERT_TRUE(watch->Read(&response));
   EXPECT_EQ(response.status(), grpc::health::v1::HealthCheckResponse::NOT_SERVING);
   EXPECT_FALSE(watch->Read(&response));
+}
+
+TEST_F(ServicesTest, MoreWatchesOfTheHealthThanTheLimitAreRefusedUntilOneEnds) {
+  using Watch = grpc::ClientReader<grpc::health::v1::HealthCheckResponse>;
+  const auto health = grpc::health::v1::Health::NewStub(rpc::MakeChannel(server_->address()));
+  grpc::health::v1::HealthCheckResponse response;
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<Watch>> watches;
+  const auto watch = [&] {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    watches.push_back(health->Watch(contexts.back().get(), {}));
+    return watches.back()->Read(&response);
+  };
+  for (int i = 0; i < HealthService::kMaxWatches; ++i) ASSERT_TRUE(watch());
+  EXPECT_FALSE(watch());
+  EXPECT_EQ(watches.back()->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  contexts.front()->TryCancel();
+  const MonoTime patience = Clock::Real().Mono() + std::chrono::seconds(20);
+  bool again = false;
+  while (!(again = watch()) && Clock::Real().Mono() < patience) {
+    Clock::Real().Sleep(std::chrono::milliseconds(100));
+  }
+  EXPECT_TRUE(again) << "the place of the one that has ended is free";
+  for (const auto& context : contexts) context->TryCancel();
+}
+
+TEST_F(ServicesTest, ReflectionHoldsFewStreams) {
+  grpc::GenericStub stub(rpc::MakeChannel(server_->address()));
+  grpc::CompletionQueue queue;
+  const int count = Gate::kMaxStreamsWithoutRule + 1;
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> calls;
+  std::vector<grpc::Status> ends(count);
+  for (int i = 0; i < count; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    calls.push_back(stub.PrepareCall(contexts.back().get(),
+                                     "/grpc.reflection.v1alpha.ServerReflection/"
+                                     "ServerReflectionInfo",
+                                     &queue));
+    calls.back()->StartCall(nullptr);
+    calls.back()->Finish(&ends[i], &ends[i]);
+  }
+  // None of them says anything; one ends all the same.
+  void* tag = nullptr;
+  bool ok = false;
+  do {
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+  } while (tag == nullptr);
+  EXPECT_EQ(static_cast<grpc::Status*>(tag)->error_code(), grpc::StatusCode::CANCELLED);
+  for (const auto& context : contexts) context->TryCancel();
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
+}
+
+TEST_F(ServicesTest, AnUploadThatSendsNothingIsEndedAndGoesOnWhereItStopped) {
+  const auto data = v1::DataService::NewStub(rpc::MakeChannel(server_->address()));
+  const std::string content = kTwoRows;
+  grpc::ClientContext context;
+  v1::UploadBlobResponse uploaded;
+  const auto writer = data->UploadBlob(&context, &uploaded);
+  v1::UploadBlobRequest message;
+  message.set_sha256(io::Sha256Hex(content));
+  message.set_size(static_cast<int64_t>(content.size()));
+  message.set_purpose(v1::UploadBlobRequest::DATASET);
+  message.set_data(content.substr(0, 5));
+  ASSERT_TRUE(writer->Write(message));
+  const grpc::Status ended = writer->Finish();
+  EXPECT_EQ(ended.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_NE(ended.error_message().find("nothing came for 2 s"), std::string::npos)
+      << ended.error_message();
+  grpc::ClientContext second;
+  const auto rest = data->UploadBlob(&second, &uploaded);
+  message.set_offset(5);
+  message.set_data(content.substr(5));
+  rest->Write(message);
+  rest->WritesDone();
+  const grpc::Status status = rest->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(uploaded.rows(), 2);
 }
 
 TEST_F(ServicesTest, ARefusedWorkerIsToldWhyBeforeItsStreamEnds) {
