@@ -159,7 +159,10 @@ absl::Status BlobStore::Upload::Finish(
                                     hash.sha256, sha256_)));
   }
   if (check) {
-    if (absl::Status status = check(part); !status.ok()) return Discard(std::move(status));
+    absl::Status status = check(part);
+    // A store that is busy or a disk that is full says nothing about the bytes.
+    if (absl::IsInvalidArgument(status)) return Discard(std::move(status));
+    SFT_RETURN_IF_ERROR(status);
   }
   SFT_RETURN_IF_ERROR(file_.Sync());
   const std::string path = PathIn(store_.dir_, sha256_);

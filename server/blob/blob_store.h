@@ -59,7 +59,8 @@ class BlobStore {
     // keep the disk full.
     absl::Status Append(std::string_view bytes);
     // Checks size and hash, then `check` on the file (a data set's rows), then makes it a blob.
-    // What does not pass is removed. ALREADY there is fine.
+    // What is wrong (INVALID_ARGUMENT) is removed; any other error of `check` keeps it for another
+    // try. ALREADY there is fine.
     absl::Status Finish(const std::function<absl::Status(const std::string& path)>& check);
 
    private:

@@ -1,8 +1,8 @@
 #include "server/blob/blob_store.h"
 
-#include <filesystem>
-
 #include <gtest/gtest.h>
+
+#include <filesystem>
 
 #include "common/io/sha256.h"
 
@@ -58,6 +58,17 @@ TEST_F(BlobStoreTest, WhatItsCheckRefusesIsRemoved) {
   EXPECT_TRUE(absl::IsInvalidArgument(
       upload->Finish([](const std::string&) { return InvalidArgument("line 1: no"); })));
   EXPECT_FALSE(io::Exists(PartPath(sha256_)));
+}
+
+TEST_F(BlobStoreTest, AnUploadWhoseCheckCouldNotBeMadeIsKept) {
+  auto upload = blobs_->Begin(sha256_, size_, 0).value();
+  ASSERT_TRUE(upload->Append(content_).ok());
+  EXPECT_TRUE(absl::IsUnavailable(
+      upload->Finish([](const std::string&) { return Unavailable("the store is busy"); })));
+  upload.reset();
+  EXPECT_EQ(blobs_->Find(sha256_)->received, size_);
+  ASSERT_TRUE(blobs_->Begin(sha256_, size_, size_).value()->Finish({}).ok());
+  EXPECT_TRUE(blobs_->Find(sha256_)->complete);
 }
 
 TEST_F(BlobStoreTest, AnEndBeforeTheAnnouncedSizeKeepsWhatCame) {
