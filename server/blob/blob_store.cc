@@ -49,6 +49,20 @@ absl::StatusOr<BlobStore::Stat> BlobStore::Find(const std::string& sha256,
   return stat;
 }
 
+absl::StatusOr<std::map<std::string, int64_t>> BlobStore::Unfinished(const std::string& of) const {
+  const std::string folder = dir_ + "/uploads";
+  std::map<std::string, int64_t> parts;
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(folder));
+  for (const std::string& name : names) {
+    const std::string hash = name.substr(0, name.find('.'));
+    if (name != KeyOf(hash, of) + std::string(kPart)) continue;
+    // One that has just ended is none any more.
+    const absl::StatusOr<int64_t> bytes = io::FileSize(folder + "/" + name);
+    if (bytes.ok()) parts[hash] = *bytes;
+  }
+  return parts;
+}
+
 absl::StatusOr<std::string> BlobStore::PathOf(const std::string& sha256) const {
   SFT_RETURN_IF_ERROR(CheckName(sha256));
   const std::string path = PathIn(dir_, sha256);

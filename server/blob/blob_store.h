@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -32,6 +33,9 @@ class BlobStore {
   };
   // `of` is whose unfinished upload counts (a name as of a project; empty: everybody's one).
   absl::StatusOr<Stat> Find(const std::string& sha256, const std::string& of = "") const;
+
+  // Hash and received bytes of the unfinished uploads of one uploader.
+  absl::StatusOr<std::map<std::string, int64_t>> Unfinished(const std::string& of) const;
 
   // Where a complete blob lies; NOT_FOUND otherwise.
   absl::StatusOr<std::string> PathOf(const std::string& sha256) const;

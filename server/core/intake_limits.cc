@@ -43,30 +43,64 @@ absl::StatusOr<std::map<std::string, int64_t>> IntakeLimits::ArtifactBytes() {
 }
 
 absl::Status IntakeLimits::CheckDatasets(Database& db, const store::Quota& quota,
-                                         const std::map<std::string, int64_t>& sizes) {
+                                         const std::map<std::string, int64_t>& sizes,
+                                         const std::map<std::string, int64_t>& others) {
   if (quota.dataset_bytes == 0) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const int64_t used, store::DatasetBytesOf(db, quota.project));
-  int64_t news = 0;
+  int64_t news = 0, coming = 0;
   for (const auto& [sha256, size] : sizes) {
     SFT_ASSIGN_OR_RETURN(const bool has, store::OwnsDataset(db, quota.project, sha256));
     if (!has) news += size;
   }
-  if (news == 0 || used + news <= quota.dataset_bytes) return absl::OkStatus();
+  for (const auto& [sha256, size] : others) {
+    if (sizes.contains(sha256)) continue;
+    SFT_ASSIGN_OR_RETURN(const bool has, store::OwnsDataset(db, quota.project, sha256));
+    if (!has) coming += size;
+  }
+  if (news == 0 || used + coming + news <= quota.dataset_bytes) return absl::OkStatus();
+  const std::string unfinished =
+      coming == 0 ? "" : fmt::format("{} of uploads that have not ended, ", Size(coming));
   return ResourceExhausted(fmt::format(
-      "project {} has {} of its {} for data sets, and this is {} more: remove some (`sftctl "
+      "project {} has {} of its {} for data sets, {}and this is {} more: remove some (`sftctl "
       "storage`, `sftctl rm dataset:SHA256`), or ask an operator for more (`sftctl admin quota set "
       "{} --datasets SIZE`)",
-      quota.project, Size(used), Size(quota.dataset_bytes), Size(news), quota.project));
+      quota.project, Size(used), Size(quota.dataset_bytes), unfinished, Size(news), quota.project));
 }
 
-absl::Status IntakeLimits::CheckUpload(const std::string& project, const std::string& sha256,
-                                       int64_t size, int64_t bytes) {
+IntakeLimits::Reservation::~Reservation() {
+  const MutexLock lock(limits_.mutex_);
+  limits_.uploads_.erase(upload_);
+}
+
+absl::StatusOr<std::unique_ptr<IntakeLimits::Reservation>> IntakeLimits::Reserve(
+    const std::string& project, const std::string& sha256, int64_t size, int64_t bytes,
+    const std::map<std::string, int64_t>& parts) {
   SFT_RETURN_IF_ERROR(disk_.CheckRoom("an upload", bytes));
   const std::string name = project.empty() ? kDefaultProject : project;
-  return store_.Read([&](Database& db) -> absl::Status {
+  std::map<std::string, int64_t> others = parts;
+  std::unique_ptr<Reservation> reservation;
+  {
+    // Who came first counts, so that two that begin at once do not refuse each other.
+    const MutexLock lock(mutex_);
+    for (const Reservation::Upload& upload : uploads_) {
+      if (upload.project == name) others[upload.sha256] = upload.size;
+    }
+    const auto added = uploads_.insert(uploads_.end(), {name, sha256, size});
+    reservation = std::unique_ptr<Reservation>(new Reservation(*this, added));
+  }
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(const auto quota, store::QuotaOf(db, name));
-    return quota.has_value() ? CheckDatasets(db, *quota, {{sha256, size}}) : absl::OkStatus();
-  });
+    return quota.has_value() ? CheckDatasets(db, *quota, {{sha256, size}}, others)
+                             : absl::OkStatus();
+  }));
+  return reservation;
+}
+
+absl::Status IntakeLimits::CheckTaken(Database& db, const std::string& project,
+                                      const std::string& sha256, int64_t size) {
+  SFT_ASSIGN_OR_RETURN(const auto quota,
+                       store::QuotaOf(db, project.empty() ? kDefaultProject : project));
+  return quota.has_value() ? CheckDatasets(db, *quota, {{sha256, size}}) : absl::OkStatus();
 }
 
 absl::Status IntakeLimits::CheckSubmit(const std::string& project,

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <list>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -24,9 +26,33 @@ class IntakeLimits {
   IntakeLimits(Store& store, Clock& clock, DiskWatch& disk)
       : store_(store), clock_(clock), disk_(disk) {}
 
-  // Before a data set's bytes are taken; `bytes` are those to come, `size` is its whole.
-  absl::Status CheckUpload(const std::string& project, const std::string& sha256, int64_t size,
-                           int64_t bytes);
+  // Room that an upload has for as long as this lives.
+  class Reservation {
+   public:
+    ~Reservation();
+    Reservation(const Reservation&) = delete;
+
+   private:
+    friend class IntakeLimits;
+    struct Upload {
+      std::string project, sha256;
+      int64_t size;
+    };
+    Reservation(IntakeLimits& limits, std::list<Upload>::iterator upload)
+        : limits_(limits), upload_(upload) {}
+    IntakeLimits& limits_;
+    const std::list<Upload>::iterator upload_;
+  };
+  // Before a data set's bytes are taken; `bytes` are those to come, `size` is its whole. What else
+  // the project uploads now counts, and so do `parts`, what it has begun and not finished (hash and
+  // bytes).
+  absl::StatusOr<std::unique_ptr<Reservation>> Reserve(const std::string& project,
+                                                       const std::string& sha256, int64_t size,
+                                                       int64_t bytes,
+                                                       const std::map<std::string, int64_t>& parts);
+  // In the transaction that gives a data set to the project.
+  absl::Status CheckTaken(Database& db, const std::string& project, const std::string& sha256,
+                          int64_t size);
   // While they come.
   absl::Status CheckGoingOn() { return disk_.CheckRoom("the upload", 0); }
   // Before a job is taken.
@@ -36,13 +62,17 @@ class IntakeLimits {
   absl::StatusOr<std::map<std::string, int64_t>> ArtifactBytes();
 
  private:
+  // Whether data sets of these sizes fit beside what the project has and `others`, which are on
+  // their way to it.
   absl::Status CheckDatasets(Database& db, const store::Quota& quota,
-                             const std::map<std::string, int64_t>& sizes);
+                             const std::map<std::string, int64_t>& sizes,
+                             const std::map<std::string, int64_t>& others = {});
 
   Store& store_;
   Clock& clock_;
   DiskWatch& disk_;
   Mutex mutex_;
+  std::list<Reservation::Upload> uploads_ SFT_GUARDED_BY(mutex_);  // in the order they came
   std::map<std::string, int64_t> artifact_bytes_ SFT_GUARDED_BY(mutex_);
   MonoTime summed_ SFT_GUARDED_BY(mutex_){};
   bool known_ SFT_GUARDED_BY(mutex_) = false;

@@ -13,11 +13,6 @@ namespace {
 // Bytes of a data set between two looks at the disk.
 constexpr int64_t kLookEvery = int64_t{32} << 20;
 
-// Unfinished uploads of the default project lie where those of nodes do: there they were always.
-std::string PartsOf(const std::string& project) {
-  return project == kDefaultProject ? "" : project;
-}
-
 absl::StatusOr<bool> Owns(Store& store, const std::string& project, const std::string& sha256) {
   bool owns = false;
   SFT_RETURN_IF_ERROR(store.Read([&](Database& db) -> absl::Status {
@@ -31,7 +26,7 @@ absl::StatusOr<bool> Owns(Store& store, const std::string& project, const std::s
 
 absl::StatusOr<BlobStore::Stat> FindUpload(BlobStore& blobs, Store& store,
                                            const std::string& project, const std::string& sha256) {
-  SFT_ASSIGN_OR_RETURN(BlobStore::Stat stat, blobs.Find(sha256, PartsOf(project)));
+  SFT_ASSIGN_OR_RETURN(BlobStore::Stat stat, blobs.Find(sha256, project));
   if (project.empty() || !stat.complete) return stat;
   SFT_ASSIGN_OR_RETURN(stat.complete, Owns(store, project, sha256));
   return stat;
@@ -47,7 +42,7 @@ absl::Status UploadSession::Start(const v1::UploadBlobRequest& message) {
   bool again = false;
   if (message.purpose() == v1::UploadBlobRequest::DATASET) {
     SFT_ASSIGN_OR_RETURN(const bool owns, Owns(store_, project_, message.sha256()));
-    parts_of = PartsOf(project_);
+    parts_of = project_;
     again = !owns;
   }
   auto upload = (checkpoint ? checkpoints_ : blobs_)
@@ -64,10 +59,14 @@ absl::Status UploadSession::Start(const v1::UploadBlobRequest& message) {
 // Artifacts and checkpoints are of jobs that run: what they make is kept as long as it can be.
 absl::Status UploadSession::CheckLimits() {
   if (!is_dataset() || limits_ == nullptr) return absl::OkStatus();
-  SFT_ASSIGN_OR_RETURN(const BlobStore::Stat stat, blobs_.Find(first_.sha256(), PartsOf(project_)));
-  return limits_->CheckUpload(
-      project_, first_.sha256(), first_.size(),
-      stat.complete ? 0 : std::max<int64_t>(0, first_.size() - stat.received));
+  SFT_ASSIGN_OR_RETURN(const BlobStore::Stat stat, blobs_.Find(first_.sha256(), project_));
+  SFT_ASSIGN_OR_RETURN(const auto parts, blobs_.Unfinished(project_));
+  SFT_ASSIGN_OR_RETURN(
+      reserved_,
+      limits_->Reserve(project_, first_.sha256(), first_.size(),
+                       stat.complete ? 0 : std::max<int64_t>(0, first_.size() - stat.received),
+                       parts));
+  return absl::OkStatus();
 }
 
 absl::Status UploadSession::Take(const v1::UploadBlobRequest& message) {
@@ -98,6 +97,9 @@ absl::StatusOr<v1::UploadBlobResponse> UploadSession::Finish() {
     const MutexLock lock(blobs_.gate());
     if (complete_) SFT_RETURN_IF_ERROR(blobs_.PathOf(first_.sha256()).status());
     return store_.Write([&](Database& db) -> absl::Status {
+      if (limits_ != nullptr) {
+        SFT_RETURN_IF_ERROR(limits_->CheckTaken(db, project_, dataset.sha256, dataset.size));
+      }
       SFT_RETURN_IF_ERROR(store::PutDataset(db, dataset));
       return store::PutDatasetOwner(db, dataset.sha256, project_, owner_, dataset.display_name,
                                     dataset.created_us);

@@ -50,6 +50,7 @@ class UploadSession {
   v1::UploadBlobRequest first_;  // without its bytes
   bool started_ = false, complete_ = false;
   int64_t unchecked_ = 0;  // bytes taken since the disk was looked at
+  std::unique_ptr<IntakeLimits::Reservation> reserved_;
   std::unique_ptr<BlobStore::Upload> upload_;
 };
 

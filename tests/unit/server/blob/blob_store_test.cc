@@ -71,6 +71,18 @@ TEST_F(BlobStoreTest, AnUploadWhoseCheckCouldNotBeMadeIsKept) {
   EXPECT_TRUE(blobs_->Find(sha256_)->complete);
 }
 
+TEST_F(BlobStoreTest, TheUnfinishedUploadsOfOneUploaderAreListed) {
+  const std::string other = io::Sha256Hex("other");
+  ASSERT_TRUE(blobs_->Begin(sha256_, size_, 0, "ann").value()->Append("some").ok());
+  ASSERT_TRUE(blobs_->Begin(other, 5, 0, "bob").value()->Append("o").ok());
+  ASSERT_TRUE(blobs_->Begin(other, 5, 0).value()->Append("ot").ok());
+  using Parts = std::map<std::string, int64_t>;
+  EXPECT_EQ(blobs_->Unfinished("ann").value(), (Parts{{sha256_, 4}}));
+  EXPECT_EQ(blobs_->Unfinished("bob").value(), (Parts{{other, 1}}));
+  EXPECT_EQ(blobs_->Unfinished("").value(), (Parts{{other, 2}}));
+  EXPECT_EQ(blobs_->Unfinished("cid").value(), Parts());
+}
+
 TEST_F(BlobStoreTest, AnEndBeforeTheAnnouncedSizeKeepsWhatCame) {
   auto upload = blobs_->Begin(sha256_, size_, 0).value();
   ASSERT_TRUE(upload->Append("some").ok());

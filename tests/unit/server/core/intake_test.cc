@@ -132,6 +132,61 @@ TEST_F(IntakeTest, ARepeatIsAnsweredThoughNoMoreJobsMayWait) {
   EXPECT_TRUE(absl::IsResourceExhausted(intake_.Submit(request, "local").status()));
 }
 
+TEST_F(IntakeTest, UploadsAtOnceAndUnfinishedOnesCountInTheQuota) {
+  DiskWatch disk(dir_, {}, clock_);
+  IntakeLimits limits(*store_, clock_, disk);
+  const auto set_quota = [&](int64_t bytes) {
+    ASSERT_TRUE(
+        store_->Write([&](Database& db) {
+                return store::PutQuota(db, {kDefaultProject, bytes, 0});
+              })
+            .ok());
+  };
+  const auto begin = [&](const std::string& content, size_t bytes, UploadSession& session) {
+    v1::UploadBlobRequest message;
+    message.set_sha256(io::Sha256Hex(content));
+    message.set_size(static_cast<int64_t>(content.size()));
+    message.set_purpose(v1::UploadBlobRequest::DATASET);
+    message.set_data(content.substr(0, bytes));
+    return session.Take(message);
+  };
+  const auto session = [&] {
+    return std::make_unique<UploadSession>(*blobs_, *blobs_, *store_, clock_, "local",
+                                           kDefaultProject, &limits);
+  };
+  const std::string one = "{\"text\":\"1\"}\n", two = "{\"text\":\"2\"}\n";
+  const auto size = static_cast<int64_t>(one.size());
+  set_quota(2 * size - 1);
+  auto first = session();
+  ASSERT_TRUE(begin(one, 1, *first).ok());
+  auto second = session();
+  EXPECT_TRUE(absl::IsResourceExhausted(begin(two, two.size(), *second))) << "one is under way";
+  // It has ended with the half of it: that half counts.
+  first.reset();
+  set_quota(size);
+  const absl::Status refused = begin(two, two.size(), *session());
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_NE(Message(refused).find("of uploads that have not ended"), std::string_view::npos)
+      << refused;
+  set_quota(size + 1);
+  second = session();
+  ASSERT_TRUE(begin(two, two.size(), *second).ok());
+  // The quota became smaller meanwhile; what was sent is kept.
+  set_quota(size - 1);
+  EXPECT_TRUE(absl::IsResourceExhausted(second->Finish().status()));
+  second.reset();
+  EXPECT_EQ(blobs_->Find(io::Sha256Hex(two), kDefaultProject)->received, size);
+  set_quota(size + 1);
+  const auto again = session();
+  v1::UploadBlobRequest rest;
+  rest.set_sha256(io::Sha256Hex(two));
+  rest.set_size(size);
+  rest.set_offset(size);
+  rest.set_purpose(v1::UploadBlobRequest::DATASET);
+  ASSERT_TRUE(again->Take(rest).ok());
+  EXPECT_TRUE(again->Finish().ok());
+}
+
 TEST_F(IntakeTest, AFileThatWasNotUploadedIsNamed) {
   JoinWithModel(kConfig);
   const auto outcome = intake_.Submit(Request(), "local");
