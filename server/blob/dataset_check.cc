@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "common/base/json.h"
 #include "common/base/utf8.h"
 #include "common/io/file.h"
 
@@ -14,37 +13,145 @@ namespace {
 
 using nlohmann::json;
 
-// Text, or a list of parts as some chat formats write it, or null beside tool calls.
-bool IsContent(const json& message) {
-  const auto content = message.find("content");
-  if (content == message.end() || content->is_null()) return message.contains("tool_calls");
-  return content->is_string() || content->is_array();
+enum class Kind { kAbsent, kNull, kText, kNumber, kBoolean, kList, kObject };
+
+const char* NameOf(Kind kind) {
+  switch (kind) {
+    case Kind::kText:
+      return "string";
+    case Kind::kNumber:
+      return "number";
+    case Kind::kBoolean:
+      return "boolean";
+    case Kind::kList:
+      return "array";
+    case Kind::kObject:
+      return "object";
+    default:
+      return "null";
+  }
 }
 
-std::string CheckMessages(const json& messages) {
-  if (!messages.is_array() || messages.empty()) return "\"messages\" must be a list of messages";
-  for (size_t i = 0; i < messages.size(); ++i) {
-    const json& message = messages[i];
-    if (!message.is_object() || !message.contains("role") || !message["role"].is_string() ||
-        !IsContent(message)) {
-      return fmt::format("message {} must be an object with \"role\" and \"content\", both text",
-                         i + 1);
+// The form of a row, seen while it is parsed. Nothing of its values is kept: a row of many small
+// ones would be thirty times as large in memory as it is in the file.
+class RowForm : public nlohmann::json_sax<json> {
+ public:
+  // False: not JSON.
+  bool Read(std::string_view row) { return json::sax_parse(row.begin(), row.end(), this); }
+  Kind row() const { return row_; }
+  // What is wrong with the form of an object; empty: nothing.
+  std::string Problem() const;
+
+  bool null() override { return Value(Kind::kNull); }
+  bool boolean(bool) override { return Value(Kind::kBoolean); }
+  bool number_integer(number_integer_t) override { return Value(Kind::kNumber); }
+  bool number_unsigned(number_unsigned_t) override { return Value(Kind::kNumber); }
+  bool number_float(number_float_t, const string_t&) override { return Value(Kind::kNumber); }
+  bool string(string_t&) override { return Value(Kind::kText); }
+  bool binary(binary_t&) override { return false; }
+  bool start_object(std::size_t) override { return Open(Kind::kObject); }
+  bool end_object() override { return Close(); }
+  bool start_array(std::size_t) override { return Open(Kind::kList); }
+  bool end_array() override { return Close(); }
+  bool key(string_t& name) override;
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override {
+    return false;
+  }
+
+ private:
+  struct Chat {
+    Kind role = Kind::kAbsent, content = Kind::kAbsent, tool_calls = Kind::kAbsent;
+  };
+
+  bool Value(Kind kind);
+  bool Open(Kind kind);
+  bool Close();
+  void EndMessage(bool is_object);
+
+  int64_t depth_ = 0;     // containers that are open
+  Kind* next_ = nullptr;  // of the key that was read last; null: of no interest
+  Kind row_ = Kind::kAbsent;
+  // Where a key comes twice the last one counts.
+  Kind messages_ = Kind::kAbsent, prompt_ = Kind::kAbsent, completion_ = Kind::kAbsent,
+       text_ = Kind::kAbsent;
+  bool in_messages_ = false, in_message_ = false;
+  Chat message_;
+  int64_t count_ = 0, first_bad_ = 0;  // of the messages
+};
+
+bool RowForm::key(string_t& name) {
+  next_ = nullptr;
+  if (depth_ == 1) {
+    next_ = name == "messages"     ? &messages_
+            : name == "prompt"     ? &prompt_
+            : name == "completion" ? &completion_
+            : name == "text"       ? &text_
+                                   : nullptr;
+  } else if (depth_ == 3 && in_message_) {
+    next_ = name == "role"         ? &message_.role
+            : name == "content"    ? &message_.content
+            : name == "tool_calls" ? &message_.tool_calls
+                                   : nullptr;
+  }
+  return true;
+}
+
+// A value begins; the depth is that of what holds it.
+bool RowForm::Value(Kind kind) {
+  if (depth_ == 0) {
+    row_ = kind;
+  } else if (depth_ == 2 && in_messages_) {
+    ++count_;
+    message_ = {};
+    in_message_ = kind == Kind::kObject;
+    if (!in_message_) EndMessage(/*is_object=*/false);
+  } else if (next_ != nullptr) {
+    *next_ = kind;
+    if (next_ == &messages_) {
+      in_messages_ = kind == Kind::kList;
+      count_ = first_bad_ = 0;
     }
   }
-  return "";
+  next_ = nullptr;
+  return true;
 }
 
-// What is wrong with the form of a row; empty: nothing.
-std::string CheckForm(const json& row) {
-  const auto is_text = [&](const char* key) { return row.contains(key) && row[key].is_string(); };
-  const auto is_list = [&](const char* key) { return row.contains(key) && row[key].is_array(); };
-  if (row.contains("messages")) return CheckMessages(row["messages"]);
-  if (row.contains("prompt") || row.contains("completion")) {
-    if (is_text("prompt") && is_text("completion")) return "";
-    if (is_list("prompt") && is_list("completion")) return "";
+bool RowForm::Open(Kind kind) {
+  Value(kind);
+  ++depth_;
+  return true;
+}
+
+bool RowForm::Close() {
+  --depth_;
+  if (depth_ == 2 && in_message_) EndMessage(/*is_object=*/true);
+  if (depth_ == 1) in_messages_ = false;
+  return true;
+}
+
+void RowForm::EndMessage(bool is_object) {
+  in_message_ = false;
+  // Text, or a list of parts as some chat formats write it, or null beside tool calls.
+  const bool has_content =
+      message_.content == Kind::kText || message_.content == Kind::kList ||
+      ((message_.content == Kind::kAbsent || message_.content == Kind::kNull) &&
+       message_.tool_calls != Kind::kAbsent);
+  if (is_object && message_.role == Kind::kText && has_content) return;
+  if (first_bad_ == 0) first_bad_ = count_;
+}
+
+std::string RowForm::Problem() const {
+  if (messages_ != Kind::kAbsent) {
+    if (messages_ != Kind::kList || count_ == 0) return "\"messages\" must be a list of messages";
+    if (first_bad_ == 0) return "";
+    return fmt::format("message {} must be an object with \"role\" and \"content\", both text",
+                       first_bad_);
+  }
+  if (prompt_ != Kind::kAbsent || completion_ != Kind::kAbsent) {
+    if (prompt_ == completion_ && (prompt_ == Kind::kText || prompt_ == Kind::kList)) return "";
     return "\"prompt\" and \"completion\" must both be there, both text";
   }
-  if (is_text("text")) return "";
+  if (text_ == Kind::kText) return "";
   return "none of the row forms: \"messages\", \"prompt\" with \"completion\", or \"text\"";
 }
 
@@ -54,11 +161,13 @@ class RowReader {
     ++line_;
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     if (line.find_first_not_of(" \t") == line.npos) return absl::OkStatus();
-    const json row = ParseJson(line);
-    if (row.is_discarded()) return Refuse(fmt::format("not JSON: {}", Shown(line)));
-    if (!row.is_object()) return Refuse(fmt::format("a JSON {}, not an object", row.type_name()));
+    RowForm form;
+    if (!form.Read(line)) return Refuse(fmt::format("not JSON: {}", Shown(line)));
+    if (form.row() != Kind::kObject) {
+      return Refuse(fmt::format("a JSON {}, not an object", NameOf(form.row())));
+    }
     ++found_.rows;
-    const std::string problem = CheckForm(row);
+    const std::string problem = form.Problem();
     if (problem.empty()) return absl::OkStatus();
     if (++found_.odd_rows == 1) {
       found_.first_odd_row = found_.rows;
@@ -89,8 +198,10 @@ class RowReader {
 absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path) {
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
   RowReader reader;
-  std::string pending;  // start of a line that is not complete yet
   std::vector<char> chunk(1 << 20);
+  std::string pending;  // start of a line that is not complete yet
+  // At once, as growing takes three times as much. Memory that is not used is none.
+  pending.reserve(kMaxRowBytes + chunk.size());
   for (int64_t offset = 0;;) {
     SFT_ASSIGN_OR_RETURN(const size_t got,
                          io::ReadAt(fd.get(), offset, chunk.data(), chunk.size(), path));

@@ -1,6 +1,7 @@
 #include "server/blob/dataset_check.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "common/io/file.h"
 
@@ -60,6 +61,47 @@ TEST(DatasetCheckTest, ObjectsOfNoKnownFormAreCountedAndTheFirstIsNamed) {
 
 TEST(DatasetCheckTest, PromptAndCompletionMayBothBeMessages) {
   EXPECT_EQ(Check("{\"prompt\":[{}],\"completion\":[{}]}\n")->odd_rows, 0);
+}
+
+TEST(DatasetCheckTest, OfAKeyThatComesTwiceTheLastOneCounts) {
+  EXPECT_EQ(Check(R"({"messages":[1],"messages":[{"role":"user","content":"a"}]})")->odd_rows, 0);
+  EXPECT_EQ(Check(R"({"messages":[{"role":"user","content":"a"}],"messages":[]})")->odd_rows, 1);
+  EXPECT_EQ(Check(R"({"text":1,"text":"a"})")->odd_rows, 0);
+}
+
+TEST(DatasetCheckTest, OnlyTheKeysOfARowAndItsMessagesAreLookedAt) {
+  for (const char* row :
+       {R"({"a":{"text":"b"}})", R"({"messages":[[{"role":"user","content":"a"}]]})",
+        R"({"messages":[{"a":{"role":"user","content":"b"}}]})",
+        R"({"messages":[{"role":"user","content":{"text":"a"}}]})",
+        R"({"messages":[{"role":"user","content":"a"},2]})", R"({"messages":{"role":"user"}})",
+        R"({"prompt":"a","completion":[]})"}) {
+    EXPECT_EQ(Check(row)->odd_rows, 1) << row;
+  }
+  for (const char* row :
+       {R"({"messages":[{"role":"user","content":[{"role":1}],"x":{"content":2}}],"y":[[3]]})",
+        R"({"messages":[{"role":"assistant","content":null,"tool_calls":[{"role":1}]}],"text":1})",
+        R"({"x":[{"messages":1}],"text":"a"})"}) {
+    EXPECT_EQ(Check(row)->odd_rows, 0) << row << Check(row)->first_odd;
+  }
+}
+
+TEST(DatasetCheckTest, ARowOfMillionsOfValuesTakesLittleMemory) {
+  constexpr int kValues = 5'000'000;
+  std::string row = R"({"text":"a","list":[[])";
+  row.reserve(row.size() + 3 * kValues + 4);
+  for (int i = 1; i < kValues; ++i) row += ",[]";
+  row += "]}\n";
+  const std::string dir = io::MakeTempDir("dataset-test").value();
+  ASSERT_TRUE(io::WriteFileAtomic(dir + "/rows", row).ok());
+  rusage before{}, after{};
+  ASSERT_EQ(getrusage(RUSAGE_SELF, &before), 0);
+  const auto found = CheckDataset(dir + "/rows");
+  ASSERT_EQ(getrusage(RUSAGE_SELF, &after), 0);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->odd_rows, 0);
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 100 << 10) << "KiB";
+  EXPECT_TRUE(io::RemoveAll(dir).ok());
 }
 
 TEST(DatasetCheckTest, ARowLongerThanTheLimitIsRefusedWithoutBeingKept) {
