@@ -169,12 +169,21 @@ absl::Status CheckRequestId(const std::string& id) {
 }
 
 absl::StatusOr<v1::Job> JobManager::Submit(JobRecord job, const std::vector<JobFileRecord>& files) {
-  SFT_ASSIGN_OR_RETURN(std::vector<v1::Job> views, SubmitAll({std::move(job)}, files));
+  std::vector<JobRecord> jobs;
+  jobs.push_back(std::move(job));
+  SFT_ASSIGN_OR_RETURN(std::vector<v1::Job> views, SubmitAll(std::move(jobs), files, nullptr));
   return std::move(views.front());
 }
 
-absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(
-    std::vector<JobRecord> jobs, const std::vector<JobFileRecord>& files) {
+absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitSweep(
+    std::vector<JobRecord> jobs, const std::vector<JobFileRecord>& files,
+    const std::string& source_text) {
+  return SubmitAll(std::move(jobs), files, &source_text);
+}
+
+absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(std::vector<JobRecord> jobs,
+                                                           const std::vector<JobFileRecord>& files,
+                                                           const std::string* shared_text) {
   std::vector<v1::Job> views(jobs.size());
   std::vector<store::JobTexts> texts;
   for (const JobRecord& job : jobs) texts.push_back(store::TextsOf(job));
@@ -188,7 +197,7 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(
         JobRecord& job = jobs[i];
         SFT_ASSIGN_OR_RETURN(std::optional<JobRecord> first, FindFirst(db, job));
         if (first.has_value()) {
-          SFT_RETURN_IF_ERROR(store::ReadTexts(db, *first));
+          if (shared_text == nullptr) SFT_RETURN_IF_ERROR(store::ReadTexts(db, *first));
           SFT_ASSIGN_OR_RETURN(views[i], View(db, *first));
         } else {
           // All that are to come at once: none of a sweep is stored where not all may wait.
@@ -196,7 +205,9 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(
           SFT_RETURN_IF_ERROR(CheckLimits(db, job, static_cast<int>(more)));
           job.created_us = UnixMicros(clock_.Wall());
           SFT_RETURN_IF_ERROR(UseDatasets(db, job, files));
+          if (shared_text != nullptr) job.source_text = *shared_text;
           SFT_RETURN_IF_ERROR(store::InsertJob(db, job, texts[i], files));
+          if (shared_text != nullptr) job.source_text = std::string();
           SFT_RETURN_IF_ERROR(
               store::AddEvent(db, job.id, {0, job.created_us, "submitted", "by " + job.owner, 0}));
         }

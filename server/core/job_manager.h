@@ -30,10 +30,12 @@ class JobManager {
   // of the first call; ALREADY_EXISTS when that was another job. What the project's limits forbid
   // is refused (project_limits.h).
   absl::StatusOr<v1::Job> Submit(JobRecord job, const std::vector<JobFileRecord>& files);
-  // As Submit for each, in transactions of at most kMaxTogether jobs.
+  // As Submit for each, in transactions of at most kMaxTogether jobs. They come without their
+  // job file, which they share, and are shown without it: a thousand copies would fill the memory.
   static constexpr size_t kMaxTogether = 50;
-  absl::StatusOr<std::vector<v1::Job>> SubmitAll(std::vector<JobRecord> jobs,
-                                                 const std::vector<JobFileRecord>& files);
+  absl::StatusOr<std::vector<v1::Job>> SubmitSweep(std::vector<JobRecord> jobs,
+                                                   const std::vector<JobFileRecord>& files,
+                                                   const std::string& source_text);
 
   // A held job that waits is not placed until it is released. FAILED_PRECONDITION for one that does
   // not wait.
@@ -64,6 +66,10 @@ class JobManager {
                                                    int limit);
 
  private:
+  // `shared_text` is the job file of all; null: each has its own, and shows it.
+  absl::StatusOr<std::vector<v1::Job>> SubmitAll(std::vector<JobRecord> jobs,
+                                                 const std::vector<JobFileRecord>& files,
+                                                 const std::string* shared_text);
   absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job) const;
   // With its schedule, of a job that was just stored all there is.
   v1::Job ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule) const;

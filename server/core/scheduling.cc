@@ -39,6 +39,13 @@ absl::StatusOr<int64_t> CountJobs(const v1::SubmitSweepRequest& request) {
                       Scheduling::kMaxSweep));
     }
   }
+  const auto bytes = static_cast<int64_t>(request.job().source_text().size());
+  if (jobs * bytes > Scheduling::kMaxSweepBytes) {
+    return InvalidArgument(fmt::format(
+        "a sweep of {} jobs takes a job file of up to {} KiB, and this one has {}: submit it in "
+        "parts",
+        jobs, Scheduling::kMaxSweepBytes / jobs >> 10, bytes >> 10));
+  }
   return jobs;
 }
 
@@ -128,20 +135,18 @@ absl::StatusOr<Scheduling::Sweep> Scheduling::Submit(const v1::SubmitSweepReques
     }
     prepared.job.schedule.sweep = sweep;
     prepared.job.schedule.sweep_limit = request.max_parallel();
+    prepared.job.source_text = std::string();
     jobs.push_back(std::move(prepared.job));
     files = std::move(prepared.files);
   }
   if (request.job().validate_only()) return result;
-  SFT_ASSIGN_OR_RETURN(const std::vector<v1::Job> submitted,
-                       jobs_.SubmitAll(std::move(jobs), files));
+  SFT_ASSIGN_OR_RETURN(std::vector<v1::Job> submitted,
+                       jobs_.SubmitSweep(std::move(jobs), files, request.job().source_text()));
   result.response.set_sweep(sweep);
-  for (const v1::Job& job : submitted) {
-    v1::Job* added = result.response.add_jobs();
-    *added = job;
-    // A thousand copies of the job file would be too large an answer.
-    added->clear_source_text();
-    added->clear_resolved_json();
-    added->clear_resolved();
+  for (v1::Job& job : submitted) {
+    job.clear_resolved_json();
+    job.clear_resolved();
+    *result.response.add_jobs() = std::move(job);
   }
   return result;
 }

@@ -14,6 +14,8 @@ class Scheduling {
  public:
   // Jobs of one sweep.
   static constexpr int64_t kMaxSweep = 1000;
+  // Of the job file, once for each job: so much of it is stored.
+  static constexpr int64_t kMaxSweepBytes = 64 << 20;
 
   Scheduling(Store& store, Clock& clock, JobIntake& intake, JobManager& jobs)
       : store_(store), clock_(clock), intake_(intake), jobs_(jobs) {}

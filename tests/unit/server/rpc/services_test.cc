@@ -12,6 +12,7 @@
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
+#include "sft/v1/scheduling_service.grpc.pb.h"
 #include "sft/v1/worker_service.grpc.pb.h"
 #include "tests/unit/server/rpc/raw_call.h"
 
@@ -141,6 +142,44 @@ TEST_F(ServicesTest, AJobIsUploadedSubmittedListedWatchedAndCancelled) {
   }
   EXPECT_TRUE(reader->Finish().ok());
   EXPECT_EQ(seen.state(), v1::Job::CANCELLED);
+}
+
+TEST_F(ServicesTest, TheJobsOfASweepHaveTheSourceThatTheyShareAndTogetherItIsLimited) {
+  v1::UploadBlobResponse uploaded;
+  ASSERT_TRUE(Upload(kTwoRows, &uploaded).ok());
+  const auto sweeps = v1::SchedulingService::NewStub(server_->InProcessChannel());
+  v1::SubmitSweepRequest request;
+  request.mutable_job()->set_source_text(kTwoRowJob);
+  request.mutable_job()->set_file_name("job.toml");
+  request.mutable_job()->set_request_id("sizes");
+  request.mutable_job()->add_files()->set_key("job.data");
+  request.mutable_job()->mutable_files(0)->set_sha256(io::Sha256Hex(kTwoRows));
+  v1::SweepAxis* const axis = request.add_axes();
+  axis->set_key("hyperparameters.n_epochs");
+  for (const char* epochs : {"1", "2"}) axis->add_values(epochs);
+  v1::SubmitSweepResponse response, again;
+  grpc::ClientContext first, second, third;
+  const grpc::Status made = sweeps->SubmitSweep(&first, request, &response);
+  ASSERT_TRUE(made.ok()) << made.error_message();
+  ASSERT_TRUE(sweeps->SubmitSweep(&second, request, &again).ok());
+  ASSERT_EQ(response.jobs_size(), 2);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(again.jobs(i).name(), response.jobs(i).name());
+    EXPECT_EQ(response.jobs(i).source_text() + again.jobs(i).source_text(), "");
+    v1::GetJobRequest get;
+    get.set_name(response.jobs(i).name());
+    v1::Job job;
+    grpc::ClientContext context;
+    ASSERT_TRUE(jobs_->GetJob(&context, get, &job).ok());
+    EXPECT_EQ(job.source_text(), kTwoRowJob);
+  }
+  request.mutable_job()->set_request_id("large");
+  request.mutable_job()->mutable_source_text()->append("#" + std::string(1 << 19, 'x') + "\n");
+  for (int i = 3; i < 300; ++i) axis->add_values(std::to_string(i));
+  const grpc::Status refused = sweeps->SubmitSweep(&third, request, &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(refused.error_message().find("submit it in parts"), std::string::npos)
+      << refused.error_message();
 }
 
 TEST_F(ServicesTest, AClientCannotNameItsOwnPrincipal) {
