@@ -35,7 +35,7 @@ struct Call {
   std::string method;
   const Rule* rule = nullptr;
   Principal principal;
-  std::string project;
+  std::string project, named;  // what Admit has found, for AdmitStill
   bool refused = false;
   bool streams = false;   // either side sends more than one message
   std::string stream_of;  // of whom it is counted as a stream; empty: it is not
@@ -282,10 +282,11 @@ absl::Status AdmitNamed(Call& call, const std::string& name) {
   constexpr std::string_view kArtifacts = "artifacts/",
                              kArtifact = "artifact:", kDataset = "dataset:", kBackup = "backup:";
   const Principal& who = call.principal;
+  call.named = name;
   if (who.admin) return absl::OkStatus();
   if (name.starts_with(kBackup)) return NeedsRole(who, Role::kAdmin, "");
   if (name.starts_with(kDataset)) return AdmitDataset(call, name.substr(kDataset.size()));
-  std::string project;
+  std::string& project = call.project;
   absl::Status hidden;
   const absl::Status found = call.gate->store().Read([&](Database& db) -> absl::Status {
     const bool stored = name.starts_with(kArtifact);
@@ -532,7 +533,16 @@ grpc::Status AdmitBlob(const grpc::ServerContextBase& context, const std::string
 
 grpc::Status AdmitStill(const grpc::ServerContextBase& context) {
   Call* const call = CallOf(context);
-  return call == nullptr ? NoCall() : rpc::ToGrpc(Identify(*call));
+  if (call == nullptr) return NoCall();
+  if (const absl::Status known = Identify(*call); !known.ok()) return rpc::ToGrpc(known);
+  const Principal& who = call->principal;
+  if (who.kind != Principal::Kind::kUser || who.admin) return grpc::Status::OK;
+  if (call->project.empty()) {
+    // Who was an admin has seen it whatever its project.
+    return call->named.empty() ? grpc::Status::OK : rpc::ToGrpc(AdmitNamed(*call, call->named));
+  }
+  if (who.RoleIn(call->project) >= call->rule->role) return grpc::Status::OK;
+  return rpc::ToGrpc(NeedsRole(who, call->rule->role, call->project));
 }
 
 const Principal& CallerOf(const grpc::ServerContextBase& context) {

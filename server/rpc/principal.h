@@ -86,13 +86,14 @@ grpc::Status AdmitSession(Gate& gate, const grpc::ServerContextBase& context, Pr
 // Whether an admitted caller may read a blob by its hash: it was uploaded for one of its projects,
 // or is needed by a job on its node. NOT_FOUND otherwise.
 grpc::Status AdmitBlob(const grpc::ServerContextBase& context, const std::string& sha256);
-// Whether who was admitted before still is someone: for streams that follow.
+// Whether who was admitted before still is someone and still has the role: for streams that last.
 grpc::Status AdmitStill(const grpc::ServerContextBase& context);
 
 // Of an admitted call.
 const Principal& CallerOf(const grpc::ServerContextBase& context);
 std::string PrincipalOf(const grpc::ServerContextBase& context);
-// The project that the call is for, of rules with Place::kProject; of a node's call empty.
+// The project that the call is for, of rules with Place::kProject, or that has what it names; of a
+// node's call empty.
 std::string ProjectOf(const grpc::ServerContextBase& context);
 // The projects in which the caller has this role or a higher one; absent: all.
 std::optional<std::vector<std::string>> ProjectsWith(const Principal& principal, Role least);

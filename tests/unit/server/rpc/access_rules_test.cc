@@ -357,6 +357,43 @@ TEST_F(SecureServerTest, AnExpiredTokenIsRefusedAlsoWhereAStreamFollows) {
             StatusCode::UNAUTHENTICATED);
 }
 
+TEST_F(SecureServerTest, AStreamEndsWhenTheRoleInItsProjectIsTakenAway) {
+  const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
+  ASSERT_TRUE(Upload(ann, kRows).ok());
+  v1::Job job;
+  ASSERT_TRUE(Submit(ann, &job).ok());
+  v1::WatchJobRequest watch;
+  watch.set_name(job.name());
+  // One who has a role in it, and one who sees it as an admin.
+  for (const bool admin : {false, true}) {
+    v1::PutUserRequest put;
+    UserToken("vic", "alpha", v1::VIEWER);
+    put.mutable_user()->set_name("vic");
+    put.mutable_user()->set_admin(admin);
+    v1::User made;
+    if (admin) {
+      grpc::ClientContext context;
+      ASSERT_TRUE(admin_->PutUser(&context, put, &made).ok());
+    }
+    grpc::ClientContext context;
+    rpc::SetDeadline(context, std::chrono::seconds(20));
+    const auto stub = v1::JobService::NewStub(With(last_token_.secret()));
+    const auto reader = stub->WatchJob(&context, watch);
+    ASSERT_TRUE(reader->Read(&job));
+    // A role elsewhere makes one no less a stranger here.
+    put.mutable_user()->set_admin(false);
+    put.mutable_user()->add_roles()->set_project("beta");
+    put.mutable_user()->mutable_roles(0)->set_role(v1::VIEWER);
+    grpc::ClientContext second;
+    ASSERT_TRUE(admin_->PutUser(&second, put, &made).ok());
+    while (reader->Read(&job)) {
+    }
+    const grpc::Status ended = reader->Finish();
+    EXPECT_EQ(ended.error_code(), admin ? StatusCode::NOT_FOUND : StatusCode::PERMISSION_DENIED)
+        << ended.error_message();
+  }
+}
+
 TEST_F(SecureServerTest, AStreamMoreThanACallerMayHaveIsRefused) {
   const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
   ASSERT_TRUE(Upload(ann, kRows).ok());
