@@ -1,5 +1,7 @@
 #include <fmt/format.h>
+#include <sys/stat.h>
 
+#include <cerrno>
 #include <optional>
 
 #include "client/commands/commands.h"
@@ -45,6 +47,14 @@ class IncomingFiles {
   std::optional<io::AppendFile> file_;
 };
 
+// A new folder that only its owner may read: a copy has what users submit.
+absl::Status MakeOwnFolder(const std::string& path) {
+  SFT_RETURN_IF_ERROR(io::RemoveAll(path));
+  SFT_RETURN_IF_ERROR(io::MakeDirs(path));
+  if (::chmod(path.c_str(), 0700) != 0) return ErrnoStatus("cannot close " + path, errno);
+  return absl::OkStatus();
+}
+
 void PrintResult(Connection& connection, const v1::BackupResult& result, const std::string& path,
                  bool json) {
   if (json) {
@@ -80,7 +90,7 @@ ExitCode Backup(Connection& connection, const BackupOptions& options, bool json)
   Interrupt interrupt(context);
   const auto reader = connection.To<v1::AdminService>().Backup(&context, request);
   const std::string partial = options.output + ".partial";
-  absl::Status saved = options.output.empty() ? absl::OkStatus() : io::RemoveAll(partial);
+  absl::Status saved = options.output.empty() ? absl::OkStatus() : MakeOwnFolder(partial);
   v1::BackupResponse response;
   v1::BackupResult result;
   IncomingFiles files(partial);

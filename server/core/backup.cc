@@ -1,8 +1,12 @@
 #include "server/core/backup.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -55,6 +59,34 @@ absl::StatusOr<nlohmann::json> ListBlobs(const std::string& data_dir) {
   return blobs;
 }
 
+absl::Status SyncFile(const std::string& path) {
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
+  if (::fsync(fd.get()) != 0) return ErrnoStatus("cannot fsync " + path, errno);
+  return absl::OkStatus();
+}
+
+// Of a folder and all below it the names, with `files` the contents, too.
+absl::Status SyncTree(const std::string& root, bool files) {
+  if (!io::IsDirectory(root)) return absl::OkStatus();
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(root, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string path = it->path().string();
+    if (it->is_directory(error)) {
+      SFT_RETURN_IF_ERROR(io::SyncDir(path));
+    } else if (files && it->is_regular_file(error)) {
+      SFT_RETURN_IF_ERROR(SyncFile(path));
+    }
+  }
+  if (error) return ErrnoStatus("cannot list " + root, error.value());
+  return io::SyncDir(root);
+}
+
+absl::Status CloseToOthers(const std::string& folder) {
+  if (::chmod(folder.c_str(), 0700) != 0) return ErrnoStatus("cannot close " + folder, errno);
+  return absl::OkStatus();
+}
+
 // A second name for the file where the file system allows it, else a copy.
 absl::Status LinkOrCopy(const std::string& from, const std::string& to) {
   if (io::Exists(to)) return absl::OkStatus();
@@ -65,6 +97,8 @@ absl::Status LinkOrCopy(const std::string& from, const std::string& to) {
   const std::string partial = to + ".partial";
   fs::copy_file(from, partial, fs::copy_options::overwrite_existing, error);
   if (error) return ErrnoStatus(fmt::format("cannot copy {} to {}", from, to), error.value());
+  // Else a power failure could leave an empty file under the name of its hash.
+  SFT_RETURN_IF_ERROR(SyncFile(partial));
   return io::RenameDurably(partial, to);
 }
 
@@ -74,7 +108,7 @@ absl::Status CopyTree(const std::string& from, const std::string& to) {
   std::error_code error;
   fs::copy(from, to, fs::copy_options::recursive | fs::copy_options::skip_existing, error);
   if (error) return ErrnoStatus(fmt::format("cannot copy {} to {}", from, to), error.value());
-  return absl::OkStatus();
+  return SyncTree(to, /*files=*/true);
 }
 
 int64_t BytesOf(const nlohmann::json& blobs) {
@@ -225,7 +259,21 @@ absl::Status Backups::Fill(const std::string& folder, const Progress& progress,
                                    {"schema", schema},          {"bytes", size},
                                    {"sha256", hash.sha256},     {"blobs", blobs},
                                    {"checkpoints", checkpoints}};
-  return io::WriteFileAtomic(folder + kManifest, DumpJson(manifest, 1) + "\n");
+  SFT_RETURN_IF_ERROR(SyncTree(folder, /*files=*/false));
+  return io::WriteFileAtomic(folder + kManifest, DumpJson(manifest, 1) + "\n", io::kPrivateMode);
+}
+
+absl::Status Backups::MakeFolder(const std::string& folder, const Progress& progress,
+                                 v1::BackupResult& result) {
+  const std::string partial = folder + ".partial";
+  // Of one that a crash has ended.
+  SFT_RETURN_IF_ERROR(io::RemoveAll(partial));
+  SFT_RETURN_IF_ERROR(io::MakeDirs(partial));
+  absl::Status made = CloseToOthers(partial);
+  if (made.ok()) made = Fill(partial, progress, result);
+  if (made.ok()) made = io::RenameDurably(partial, folder);
+  if (!made.ok()) (void)io::RemoveAll(partial);
+  return made;
 }
 
 absl::StatusOr<v1::BackupResult> Backups::Make(const std::string& to, const Progress& progress) {
@@ -233,19 +281,25 @@ absl::StatusOr<v1::BackupResult> Backups::Make(const std::string& to, const Prog
   if (!to.empty() && to.front() != '/') {
     return InvalidArgument(fmt::format("\"{}\": a folder on the server's machine, from /", to));
   }
-  const std::string folder =
-      to.empty() ? fmt::format("{}/backups/{}", data_dir_, FolderName(clock_.Wall())) : to;
-  if (io::Exists(folder)) return AlreadyExists(fmt::format("{} exists", folder));
-  const std::string partial = folder + ".partial";
-  SFT_RETURN_IF_ERROR(io::RemoveAll(partial));
-  SFT_RETURN_IF_ERROR(io::MakeDirs(partial));
-  v1::BackupResult result;
-  absl::Status filled = Fill(partial, progress, result);
-  if (filled.ok()) filled = io::RenameDurably(partial, folder);
-  if (!filled.ok()) {
-    (void)io::RemoveAll(partial);
-    return filled;
+  std::string folder = to.empty()
+                           ? fmt::format("{}/backups/{}", data_dir_, FolderName(clock_.Wall()))
+                           : fs::path(to).lexically_normal().string();
+  while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  {
+    const MutexLock lock(mutex_);
+    if (!making_.insert(folder).second) {
+      return Aborted(fmt::format(
+          "another call makes the backup {} now: wait for it, or name another folder", folder));
+    }
   }
+  v1::BackupResult result;
+  const absl::Status made = io::Exists(folder) ? AlreadyExists(fmt::format("{} exists", folder))
+                                               : MakeFolder(folder, progress, result);
+  {
+    const MutexLock lock(mutex_);
+    making_.erase(folder);
+  }
+  SFT_RETURN_IF_ERROR(made);
   result.set_path(folder);
   result.set_seconds(static_cast<double>((clock_.Mono() - begin).count()) / 1e9);
   return result;
@@ -255,7 +309,9 @@ absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::
                                           const std::string& files_from) {
   SFT_ASSIGN_OR_RETURN(const nlohmann::json manifest, ReadManifest(backup));
   SFT_RETURN_IF_ERROR(CheckBackup(backup, manifest));
+  const bool is_new = !io::Exists(data_dir);
   SFT_ASSIGN_OR_RETURN(const DataDirLock lock, DataDirLock::Acquire(data_dir));
+  if (is_new) SFT_RETURN_IF_ERROR(CloseToOthers(data_dir));
   for (const char* name : {"/server.db", "/server.db-wal"}) {
     if (!io::Exists(data_dir + name)) continue;
     return AlreadyExists(
@@ -270,6 +326,9 @@ absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::
     for (const char* name : {"/logs", "/metrics", "/tls"}) {
       SFT_RETURN_IF_ERROR(CopyTree(files_from + name, data_dir + name));
     }
+  }
+  for (const char* store : {kBlobs, kCheckpoints}) {
+    SFT_RETURN_IF_ERROR(SyncTree(data_dir + store, /*files=*/false));
   }
   const std::string copy = data_dir + "/server.db.restored";
   SFT_RETURN_IF_ERROR(io::RemoveAll(copy));

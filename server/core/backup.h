@@ -2,9 +2,11 @@
 
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <set>
 #include <string>
 
 #include "common/base/clock.h"
+#include "common/base/mutex.h"
 #include "server/store/store.h"
 #include "sft/v1/admin_service.pb.h"
 
@@ -29,8 +31,9 @@ class Backups {
 
   // False: nobody wants it any more.
   using Progress = std::function<bool(int64_t done, int64_t total)>;
-  // Makes the folder `to`, empty for one of its own below the data folder. ALREADY_EXISTS when it
-  // is there; on failure nothing of it stays.
+  // Makes the folder `to`, empty for one of its own below the data folder; only its owner may read
+  // it. ALREADY_EXISTS when it is there, ABORTED while another call makes it; on failure nothing of
+  // it stays.
   absl::StatusOr<v1::BackupResult> Make(const std::string& to, const Progress& progress);
 
  private:
@@ -41,10 +44,14 @@ class Backups {
   absl::Status CopyDatabase(const std::string& path, const Progress& progress,
                             v1::BackupResult& result);
   absl::Status Fill(const std::string& folder, const Progress& progress, v1::BackupResult& result);
+  absl::Status MakeFolder(const std::string& folder, const Progress& progress,
+                          v1::BackupResult& result);
 
   Store& store_;
   Clock& clock_;
   const std::string data_dir_;
+  Mutex mutex_;
+  std::set<std::string> making_ SFT_GUARDED_BY(mutex_);  // folders
 };
 
 // Makes a data folder of a backup: checks the copy against its manifest, page by page and its

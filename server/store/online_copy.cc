@@ -19,11 +19,20 @@ absl::Status CopyStatus(sqlite3* db, int code, std::string_view what) {
   return Unavailable(text);
 }
 
+// SQLite would make it readable for everybody, and it has what users submit.
+absl::Status MakeOwnFile(const std::string& path) {
+  const io::UniqueFd made(
+      ::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, io::kPrivateMode));
+  if (made.valid()) return absl::OkStatus();
+  return errno == EEXIST ? AlreadyExists(path + " exists")
+                         : ErrnoStatus("cannot create " + path, errno);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<OnlineCopy>> OnlineCopy::Start(Database& from,
                                                               const std::string& path) {
-  if (io::Exists(path)) return AlreadyExists(path + " exists");
+  SFT_RETURN_IF_ERROR(MakeOwnFile(path));
   sqlite3* to = nullptr;
   const int code = sqlite3_open_v2(
       path.c_str(), &to, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);

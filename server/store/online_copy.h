@@ -14,7 +14,7 @@ namespace sft::server {
 // included.
 class OnlineCopy {
  public:
-  // `path` must not exist.
+  // `path` must not exist; only its owner may read it.
   static absl::StatusOr<std::unique_ptr<OnlineCopy>> Start(Database& from, const std::string& path);
   ~OnlineCopy();
   OnlineCopy(const OnlineCopy&) = delete;

@@ -97,6 +97,36 @@ TEST_F(BackupTest, ACheckpointThatWentMeanwhileIsLeftOut) {
   EXPECT_EQ(made->checkpoint_blobs(), 0);
 }
 
+TEST_F(BackupTest, OnlyItsOwnerMayReadIt) {
+  AddCheckpoint("training state");
+  ASSERT_TRUE(Make(target_ + "/b").ok());
+  ASSERT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", "").ok());
+  const auto mode_of = [](const std::string& path) {
+    struct stat info {};
+    EXPECT_EQ(stat(path.c_str(), &info), 0) << path;
+    return info.st_mode & 0777;
+  };
+  EXPECT_EQ(mode_of(target_ + "/b"), 0700u);
+  EXPECT_EQ(mode_of(target_ + "/b/server.db"), 0600u);
+  EXPECT_EQ(mode_of(target_ + "/b/manifest.json"), 0600u);
+  EXPECT_EQ(mode_of(target_ + "/new"), 0700u);
+  EXPECT_EQ(mode_of(target_ + "/new/server.db"), 0600u);
+}
+
+TEST_F(BackupTest, ASecondOneToTheSamePlaceIsRefusedAndDoesNotDisturbTheFirst) {
+  Backups backups(*store_, clock_, dir_);
+  const auto wanted = [](int64_t, int64_t) { return true; };
+  absl::Status second = Internal("not run");
+  const auto made = backups.Make(target_ + "/b", [&](int64_t, int64_t) {
+    second = backups.Make(target_ + "/./b/", wanted).status();
+    return true;
+  });
+  EXPECT_TRUE(absl::IsAborted(second)) << second;
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", "").ok());
+  EXPECT_TRUE(backups.Make(target_ + "/c", wanted).ok());
+}
+
 TEST_F(BackupTest, WhatIsMissingIsSaid) {
   AddBlob("some data");
   ASSERT_TRUE(Make(target_ + "/b").ok());
