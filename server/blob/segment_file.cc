@@ -39,29 +39,30 @@ bool SegmentFile::Full() const {
 absl::Status SegmentFile::StartSegment() {
   if (segments_.empty()) {
     SFT_RETURN_IF_ERROR(io::MakeDirs(dir_));
-  } else if (last_.has_value()) {
+  } else {
     // A power failure must not leave a hole before bytes that are on the disk.
-    SFT_RETURN_IF_ERROR(last_->Sync());
+    SFT_RETURN_IF_ERROR(Sync());
   }
   SFT_ASSIGN_OR_RETURN(last_, io::AppendFile::Open(SegmentPath(size_)));
   segments_[size_] = last_->size();
   return absl::OkStatus();
 }
 
-// The segment to append to: the last one, or a new one when that is full.
 absl::Status SegmentFile::OpenLast() {
-  if (Full()) return StartSegment();
   if (last_.has_value()) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(last_, io::AppendFile::Open(SegmentPath(segments_.rbegin()->first)));
   return absl::OkStatus();
 }
+
+// The segment to append to: the last one, or a new one when that is full.
+absl::Status SegmentFile::OpenForAppend() { return Full() ? StartSegment() : OpenLast(); }
 
 absl::StatusOr<int64_t> SegmentFile::Append(int64_t offset, std::string_view bytes) {
   if (offset > size_) return size_;
   const int64_t known = size_ - offset;
   if (known >= static_cast<int64_t>(bytes.size())) return size_;
   bytes.remove_prefix(static_cast<size_t>(known));
-  SFT_RETURN_IF_ERROR(OpenLast());
+  SFT_RETURN_IF_ERROR(OpenForAppend());
   SFT_RETURN_IF_ERROR(last_->Append(bytes));
   segments_.rbegin()->second = last_->size();
   size_ += static_cast<int64_t>(bytes.size());
@@ -78,7 +79,12 @@ absl::Status SegmentFile::SkipTo(int64_t offset) {
   return started;
 }
 
-absl::Status SegmentFile::Sync() { return last_.has_value() ? last_->Sync() : absl::OkStatus(); }
+absl::Status SegmentFile::Sync() {
+  if (segments_.empty()) return absl::OkStatus();
+  // One that was closed and opened again may have bytes that no disk has.
+  SFT_RETURN_IF_ERROR(OpenLast());
+  return last_->Sync();
+}
 
 int64_t SegmentFile::SkipHole(int64_t offset) const {
   const auto next = segments_.upper_bound(offset);
@@ -117,9 +123,7 @@ absl::Status SegmentFile::TruncateTail(int64_t size) {
   if (segments_.empty() || size >= size_) return absl::OkStatus();
   const int64_t start = segments_.rbegin()->first;
   if (size < start) return OutOfRange("only the last segment can be cut");
-  if (!last_.has_value()) {
-    SFT_ASSIGN_OR_RETURN(last_, io::AppendFile::Open(SegmentPath(start)));
-  }
+  SFT_RETURN_IF_ERROR(OpenLast());
   SFT_RETURN_IF_ERROR(last_->Truncate(size - start));
   segments_.rbegin()->second = size - start;
   stored_ -= size_ - size;

@@ -32,6 +32,7 @@ class SegmentFile {
   absl::StatusOr<int64_t> Append(int64_t offset, std::string_view bytes);
   // Bytes up to `offset` will never come: leaves a hole there. Nothing if they are there.
   absl::Status SkipTo(int64_t offset);
+  // What was appended is on the disk, also what was so before this object was opened.
   absl::Status Sync();
   // Up to `max` bytes from `offset`; empty at the end and in a hole. OUT_OF_RANGE beyond the end.
   absl::StatusOr<std::string> Read(int64_t offset, int64_t max) const;
@@ -52,6 +53,7 @@ class SegmentFile {
   SegmentFile(std::string dir, Shape shape) : dir_(std::move(dir)), shape_(shape) {}
   std::string SegmentPath(int64_t start) const;
   bool Full() const;
+  absl::Status OpenForAppend();
   absl::Status OpenLast();
   absl::Status StartSegment();
 

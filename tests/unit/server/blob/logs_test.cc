@@ -1,12 +1,33 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <set>
 
 #include "common/io/file.h"
 #include "server/blob/log_store.h"
 #include "server/blob/metric_log.h"
 #include "server/blob/segment_file.h"
+
+namespace {
+
+// Names of the files that were synced.
+std::set<std::string>& Synced() {
+  static std::set<std::string> synced;
+  return synced;
+}
+
+}  // namespace
+
+// Stands before the C library's.
+extern "C" int fdatasync(int fd) {
+  const auto path = std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", fd));
+  Synced().insert(path.parent_path().filename() / path.filename());
+  return static_cast<int>(syscall(SYS_fdatasync, fd));
+}
 
 namespace sft::server {
 namespace {
@@ -46,6 +67,27 @@ MetricPoint Point(int64_t attempt, int64_t step, bool eval = false) {
   point.is_eval = eval ? 1 : 0;
   point.loss = 1.0 / static_cast<double>(step + 1);
   return point;
+}
+
+TEST_F(LogsTest, AStreamThatWasClosedMeanwhileIsSyncedAllTheSame) {
+  LogStore logs(dir_);
+  ASSERT_TRUE(Append(logs, "a/rank-0", 0, "first").ok());
+  for (size_t i = 0; i < LogStore::kMaxOpen; ++i) {
+    ASSERT_TRUE(Append(logs, fmt::format("b/rank-{}", i), 0, "x").ok());
+  }
+  Synced().clear();
+  // Its end, which brings no byte more.
+  ASSERT_TRUE(logs.Append("a/rank-0", {.offset = 5, .sync = true}).ok());
+  EXPECT_TRUE(Synced().contains("rank-0/00000000000000000000.seg"));
+}
+
+TEST_F(LogsTest, AFullSegmentIsSyncedBeforeTheNextBeginsThoughItWasClosedMeanwhile) {
+  const SegmentFile::Shape shape{.head_bytes = 4, .segment_bytes = 4};
+  ASSERT_TRUE(SegmentFile::Open(dir_ + "/log", shape)->Append(0, "full").ok());
+  SegmentFile again = SegmentFile::Open(dir_ + "/log", shape).value();
+  Synced().clear();
+  ASSERT_TRUE(again.Append(4, "more").ok());
+  EXPECT_TRUE(Synced().contains("log/00000000000000000000.seg"));
 }
 
 TEST_F(LogsTest, AppendIsIdempotentByOffset) {
