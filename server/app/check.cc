@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <netdb.h>
 #include <sys/file.h>
 #include <sys/socket.h>
@@ -16,6 +17,7 @@
 #include "common/io/file.h"
 #include "common/obs/check_report.h"
 #include "common/rpc/endpoint.h"
+#include "server/app/credentials.h"
 #include "server/store/database_check.h"
 #include "server/store/migrations.h"
 
@@ -155,25 +157,32 @@ void CheckPorts(const Options& options, bool held, CheckReport& report) {
   const auto listen = rpc::ParseEndpoint(options.listen, /*allow_port_zero=*/true);
   CheckPort("listen", listen, held, report);
   if (options.http == "off") return report.Ok("http", "off: no /metrics and /healthz");
-  if (!options.http.empty()) {
-    return CheckPort("http", rpc::ParseEndpoint(options.http, /*allow_port_zero=*/true), held,
-                     report);
-  }
-  if (!listen.ok()) return;
-  rpc::Endpoint next = *listen;
-  if (next.port > 0) ++next.port;
-  CheckPort("http", next, held, report);
+  if (listen.ok()) CheckPort("http", HttpEndpoint(*listen, options.http), held, report);
 }
 
 // The one place for what makes the server safe to reach from elsewhere.
 void CheckSecurity(const Options& options, CheckReport& report) {
   const auto listen = rpc::ParseEndpoint(options.listen, /*allow_port_zero=*/true);
   if (!listen.ok()) return;
-  if (rpc::IsLoopback(listen->host)) {
-    report.Ok("security", "loopback: who is on this machine is trusted");
+  if (rpc::IsLoopback(listen->host) && !options.require_token) {
+    return report.Ok("security", "loopback: who is on this machine is trusted");
+  }
+  const auto certificate = CheckCredentials(options.data_dir, Clock::Real());
+  if (!certificate.ok()) {
+    report.Fail("security", std::string(Message(certificate.status())),
+                "with this --listen the server starts with its keys alone");
+  } else if (!certificate->has_value()) {
+    report.Fail(
+        "security",
+        fmt::format("{} is served with TLS and tokens, and {}/tls is not there", listen->ToString(),
+                    options.data_dir),
+        fmt::format("`sft-server init --data-dir {} --name HOST` makes the keys; where they "
+                    "were lost, put back the copy that you keep",
+                    options.data_dir));
   } else {
-    report.Fail("security", fmt::format("{} is not loopback", listen->host),
-                "only loopback is served without TLS and tokens");
+    report.Ok("security", fmt::format("TLS and tokens; the server is {}, by a certificate until {}",
+                                      fmt::join((*certificate)->names, ", "),
+                                      FormatUtc((*certificate)->validity.to)));
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "common/io/file.h"
 #include "server/core/access.h"
+#include "server/store/access.h"
 #include "server/store/data_dir_lock.h"
 
 namespace sft::server {
@@ -97,26 +98,42 @@ absl::StatusOr<std::string> AdminToken(Access& access, const std::string& by) {
   return access.CreateToken(token);
 }
 
+// The files as they are, of a folder that is there, with an authority that has not expired.
+absl::StatusOr<Credentials> ReadFiles(const std::string& folder, WallTime now) {
+  Credentials credentials;
+  SFT_ASSIGN_OR_RETURN(credentials.authority, LoadAuthority(folder));
+  SFT_ASSIGN_OR_RETURN(credentials.server.key_pem, ReadPrivate(folder + "/server.key"));
+  SFT_ASSIGN_OR_RETURN(credentials.server.certificate_pem,
+                       io::ReadFile(folder + "/server.crt", 1 << 16));
+  SFT_ASSIGN_OR_RETURN(const tls::Certificate authority,
+                       tls::ReadCertificate(credentials.authority.certificate_pem));
+  if (authority.validity.to <= now) {
+    return FailedPrecondition(
+        fmt::format("the fleet's authority ({}/ca.crt) expired at {}: move {} away, run "
+                    "`sft-server init --new-authority`, and let users log in and nodes join anew",
+                    folder, FormatUtc(authority.validity.to), folder));
+  }
+  return credentials;
+}
+
+absl::Status CheckServerCertificate(const std::string& folder, const Credentials& credentials,
+                                    WallTime now) {
+  const absl::Status good =
+      tls::Verify(credentials.server.certificate_pem, credentials.authority.certificate_pem,
+                  tls::Purpose::kServer, now);
+  if (good.ok()) return good;
+  return FailedPrecondition(fmt::format("{}/server.crt: {}", folder, Message(good)));
+}
+
 }  // namespace
 
 absl::StatusOr<std::optional<Credentials>> LoadCredentials(const std::string& data_dir,
                                                            Clock& clock) {
   const std::string folder = Folder(data_dir);
   if (!io::Exists(folder)) return std::optional<Credentials>();
-  Credentials credentials;
-  SFT_ASSIGN_OR_RETURN(credentials.authority, LoadAuthority(folder));
-  SFT_ASSIGN_OR_RETURN(credentials.server.key_pem, ReadPrivate(folder + "/server.key"));
-  SFT_ASSIGN_OR_RETURN(std::string certificate, io::ReadFile(folder + "/server.crt", 1 << 16));
   const WallTime now = clock.Wall();
-  SFT_ASSIGN_OR_RETURN(const tls::Certificate authority,
-                       tls::ReadCertificate(credentials.authority.certificate_pem));
-  if (authority.validity.to <= now) {
-    return FailedPrecondition(
-        fmt::format("the fleet's authority ({}/ca.crt) expired at {}: move {} away, run "
-                    "`sft-server init` again, "
-                    "and let users log in and nodes join anew",
-                    folder, FormatUtc(authority.validity.to), folder));
-  }
+  SFT_ASSIGN_OR_RETURN(Credentials credentials, ReadFiles(folder, now));
+  std::string& certificate = credentials.server.certificate_pem;
   SFT_ASSIGN_OR_RETURN(const tls::Certificate old, tls::ReadCertificate(certificate));
   if (old.validity.to - kRenewBefore <= now) {
     spdlog::info("the server's certificate is good until {}: it is made anew",
@@ -125,12 +142,36 @@ absl::StatusOr<std::optional<Credentials>> LoadCredentials(const std::string& da
         SignAndKeep(folder, credentials.authority, credentials.server.key_pem, old.names, now));
     SFT_ASSIGN_OR_RETURN(certificate, io::ReadFile(folder + "/server.crt", 1 << 16));
   }
-  const absl::Status good =
-      tls::Verify(certificate, credentials.authority.certificate_pem, tls::Purpose::kServer, now);
-  if (!good.ok())
-    return FailedPrecondition(fmt::format("{}/server.crt: {}", folder, Message(good)));
-  credentials.server.certificate_pem = certificate + credentials.authority.certificate_pem;
+  SFT_RETURN_IF_ERROR(CheckServerCertificate(folder, credentials, now));
+  certificate += credentials.authority.certificate_pem;
   return std::optional<Credentials>(std::move(credentials));
+}
+
+absl::StatusOr<std::optional<tls::Certificate>> CheckCredentials(const std::string& data_dir,
+                                                                 Clock& clock) {
+  const std::string folder = Folder(data_dir);
+  if (!io::Exists(folder)) return std::optional<tls::Certificate>();
+  const WallTime now = clock.Wall();
+  SFT_ASSIGN_OR_RETURN(const Credentials credentials, ReadFiles(folder, now));
+  SFT_ASSIGN_OR_RETURN(tls::Certificate certificate,
+                       tls::ReadCertificate(credentials.server.certificate_pem));
+  // One that ends soon is made anew by the next start.
+  if (certificate.validity.to - kRenewBefore > now) {
+    SFT_RETURN_IF_ERROR(CheckServerCertificate(folder, credentials, now));
+  }
+  return std::optional<tls::Certificate>(std::move(certificate));
+}
+
+absl::StatusOr<bool> HasUsersOrNodes(Store& store) {
+  bool has = false;
+  SFT_RETURN_IF_ERROR(store.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const auto users, store::ListUsers(db));
+    SFT_ASSIGN_OR_RETURN(const auto tokens, store::ListTokens(db));
+    SFT_ASSIGN_OR_RETURN(const auto keys, store::ListNodeKeys(db));
+    has = !users.empty() || !tokens.empty() || !keys.empty();
+    return absl::OkStatus();
+  }));
+  return has;
 }
 
 absl::StatusOr<std::string> Initialise(const std::string& data_dir,

@@ -6,6 +6,7 @@
 
 #include "common/base/clock.h"
 #include "common/tls/certificate.h"
+#include "server/store/store.h"
 
 namespace sft::server {
 
@@ -23,6 +24,14 @@ struct Credentials {
 // anew. FAILED_PRECONDITION for keys that others may read, or an authority that has expired.
 absl::StatusOr<std::optional<Credentials>> LoadCredentials(const std::string& data_dir,
                                                            Clock& clock);
+
+// The server's certificate, of keys that a server could start with; nothing when there are none.
+// Changes nothing. Errors as of LoadCredentials.
+absl::StatusOr<std::optional<tls::Certificate>> CheckCredentials(const std::string& data_dir,
+                                                                 Clock& clock);
+
+// Whether the database has what depends on an authority: users, tokens, nodes that have joined.
+absl::StatusOr<bool> HasUsersOrNodes(Store& store);
 
 // sft-server init: makes the authority, a certificate for this host and `names`, the user "admin"
 // with a token, and a join token. Gives what to tell the operator, secrets included, once.

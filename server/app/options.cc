@@ -155,6 +155,14 @@ void Check(const Options& options) {
 
 }  // namespace
 
+absl::StatusOr<rpc::Endpoint> HttpEndpoint(const rpc::Endpoint& listen, const std::string& http) {
+  if (!http.empty()) return rpc::ParseEndpoint(http, /*allow_port_zero=*/true);
+  rpc::Endpoint endpoint = listen;
+  if (!rpc::IsLoopback(endpoint.host)) endpoint.host = "127.0.0.1";
+  if (endpoint.port > 0) ++endpoint.port;
+  return endpoint;
+}
+
 ParsedOptions ParseOptions(int argc, char** argv) {
   ParsedOptions parsed;
   Options& options = parsed.options;

@@ -3,6 +3,9 @@
 #include <string>
 #include <vector>
 
+#include "common/base/status.h"
+#include "common/rpc/endpoint.h"
+
 namespace sft::server {
 
 // Command line of sft-server; each is described by `sft-server --help`.
@@ -40,6 +43,10 @@ struct Options {
   std::string worker_binary;
   int cpu_slots = -1;
 };
+
+// Where /metrics and /healthz are with this Options::http, which is not "off": unless told
+// otherwise at the port after the gRPC one, on loopback, as they have neither TLS nor tokens.
+absl::StatusOr<rpc::Endpoint> HttpEndpoint(const rpc::Endpoint& listen, const std::string& http);
 
 // The options, or how the program shall end instead.
 struct ParsedOptions {

@@ -118,15 +118,6 @@ struct Server::Parts {
 
 namespace {
 
-// The port after the gRPC one, unless told otherwise; loopback, as it has neither TLS nor tokens.
-absl::StatusOr<rpc::Endpoint> HttpEndpoint(const Server::Settings& settings) {
-  if (!settings.http.empty()) return rpc::ParseEndpoint(settings.http, /*allow_port_zero=*/true);
-  rpc::Endpoint endpoint = settings.listen;
-  if (!rpc::IsLoopback(endpoint.host)) endpoint.host = "127.0.0.1";
-  if (endpoint.port > 0) ++endpoint.port;
-  return endpoint;
-}
-
 // Why a server that others reach does not start without keys.
 absl::Status NoKeys(const Server::Settings& settings, Store& store) {
   std::vector<TokenRecord> tokens;
@@ -181,7 +172,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                       parts.worker_service.sessions(), parts.gate,
                       credentials.has_value() ? credentials->server : tls::Identity()));
   if (settings.http != "off") {
-    SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, HttpEndpoint(settings));
+    SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint,
+                         HttpEndpoint(settings.listen, settings.http));
     parts.http_host = endpoint.host;
     SFT_ASSIGN_OR_RETURN(parts.http, HttpServer::Start(endpoint, [&parts](const std::string& path) {
                            return ServePage(path, *parts.store, parts.registry, &parts.disk);

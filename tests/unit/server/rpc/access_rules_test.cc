@@ -11,6 +11,7 @@
 #include "common/io/sha256.h"
 #include "common/rpc/channel.h"
 #include "common/tls/peer.h"
+#include "server/app/check.h"
 #include "server/app/credentials.h"
 #include "server/app/server.h"
 #include "server/rpc/principal.h"
@@ -604,6 +605,31 @@ TEST(CredentialsTest, ASecondInitChangesNothingAndKeysThatOthersMayReadAreRefuse
   ASSERT_EQ(::chmod((dir + "/tls/server.key").c_str(), 0640), 0);
   EXPECT_TRUE(absl::IsFailedPrecondition(LoadCredentials(dir, Clock::Real()).status()));
   (void)io::RemoveAll(dir);
+}
+
+TEST(CredentialsTest, ACheckTellsAServerWithKeysFromOneWithout) {
+  const std::string dir = io::MakeTempDir("check-test").value();
+  EXPECT_FALSE(CheckCredentials(dir, Clock::Real()).value().has_value());
+  ASSERT_TRUE(Initialise(dir, {"sft.example.org"}, Clock::Real()).ok());
+  EXPECT_THAT(CheckCredentials(dir, Clock::Real()).value()->names,
+              testing::Contains("sft.example.org"));
+  Options options;
+  options.data_dir = dir;
+  options.listen = "0.0.0.0:0";
+  options.disk_low = options.disk_full = "off";
+  EXPECT_EQ(RunCheck(options), 0);
+  ASSERT_TRUE(io::RemoveAll(dir + "/tls").ok());
+  EXPECT_EQ(RunCheck(options), 1);
+  (void)io::RemoveAll(dir);
+}
+
+TEST(HttpEndpointTest, ItIsOnLoopbackUnlessToldOtherwise) {
+  const auto of = [](const rpc::Endpoint& listen, const std::string& http) {
+    return HttpEndpoint(listen, http).value().ToString();
+  };
+  EXPECT_EQ(of({"0.0.0.0", 7070}, ""), "127.0.0.1:7071");
+  EXPECT_EQ(of({"127.0.0.2", 7070}, ""), "127.0.0.2:7071");
+  EXPECT_EQ(of({"0.0.0.0", 7070}, "0.0.0.0:80"), "0.0.0.0:80");
 }
 
 }  // namespace
