@@ -142,6 +142,11 @@ ExitCode CreateToken(Connection& connection, const TokenOptions& options, bool j
   if (life != "never") {
     const auto seconds = ParseDuration(life);
     if (!seconds.ok()) return Fail(connection, Annotate(seconds.status(), "--expires"));
+    // The server takes 0 for a life without an end.
+    if (seconds->count() == 0) {
+      return Fail(connection, InvalidArgument("--expires: a token lives for longer than that; "
+                                              "`never` makes one without an end"));
+    }
     request.set_lifetime_seconds(seconds->count());
   }
   if (life == "never" && options.join) {

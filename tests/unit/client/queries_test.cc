@@ -52,6 +52,13 @@ TEST(StatusTest, PeopleSeeStateReasonAndProgress) {
   EXPECT_THAT(run.out, HasSubstr("PENDING: waits for H100-4x: 4 of 8 are free"));
 }
 
+TEST(AccessTest, ATokenOfNoLifeIsNotTakenForOneWithoutAnEnd) {
+  FakeServer server;
+  const Outcome run = Sftctl(server, {"admin", "token", "create", "ann", "--expires", "0s"});
+  EXPECT_EQ(run.code, kUsage);
+  EXPECT_THAT(run.err, HasSubstr("`never` makes one without an end"));
+}
+
 TEST(StatusTest, AnUnknownJobIsNotFound) {
   FakeServer server;
   const Outcome run = Sftctl(server, {"status", "job-z"});
