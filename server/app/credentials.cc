@@ -175,7 +175,8 @@ absl::StatusOr<bool> HasUsersOrNodes(Store& store) {
 }
 
 absl::StatusOr<std::string> Initialise(const std::string& data_dir,
-                                       const std::vector<std::string>& names, Clock& clock) {
+                                       const std::vector<std::string>& names, Clock& clock,
+                                       bool new_authority) {
   SFT_RETURN_IF_ERROR(io::MakeDirs(data_dir));
   SFT_ASSIGN_OR_RETURN(const DataDirLock lock, DataDirLock::Acquire(data_dir));
   const std::string folder = Folder(data_dir);
@@ -187,12 +188,21 @@ absl::StatusOr<std::string> Initialise(const std::string& data_dir,
                     "renew` adds names, `sft-server token` makes another admin token",
                     data_dir, folder));
   }
+  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<Store> store, Store::Open({data_dir + "/server.db"}));
+  SFT_ASSIGN_OR_RETURN(const bool has_fleet, HasUsersOrNodes(*store));
+  if (has_fleet && !new_authority) {
+    return FailedPrecondition(fmt::format(
+        "{0} has users or nodes, and their keys, {1}, are missing (backups do not hold them): put "
+        "back the copy that you keep. Where there is none, `sft-server init --data-dir {0} "
+        "--new-authority` makes new ones, and every user has to log in and every node to join "
+        "again",
+        data_dir, folder));
+  }
   std::vector<std::string> all = NamesOfThisHost();
   AddNames(all, names);
   SFT_ASSIGN_OR_RETURN(const tls::Identity authority, MakeFiles(data_dir, all, clock.Wall()));
   SFT_ASSIGN_OR_RETURN(const tls::Certificate read,
                        tls::ReadCertificate(authority.certificate_pem));
-  SFT_ASSIGN_OR_RETURN(const std::unique_ptr<Store> store, Store::Open({data_dir + "/server.db"}));
   SFT_ASSIGN_OR_RETURN(const std::unique_ptr<Access> access,
                        Access::Load(*store, clock, authority));
   SFT_ASSIGN_OR_RETURN(const std::string admin, AdminToken(*access, "sft-server init"));

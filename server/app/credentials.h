@@ -35,9 +35,11 @@ absl::StatusOr<bool> HasUsersOrNodes(Store& store);
 
 // sft-server init: makes the authority, a certificate for this host and `names`, the user "admin"
 // with a token, and a join token. Gives what to tell the operator, secrets included, once.
-// ALREADY_EXISTS when it was run before.
+// ALREADY_EXISTS when it was run before. FAILED_PRECONDITION when the keys are gone and the
+// database has users or nodes, unless a new authority is wanted, which locks them out.
 absl::StatusOr<std::string> Initialise(const std::string& data_dir,
-                                       const std::vector<std::string>& names, Clock& clock);
+                                       const std::vector<std::string>& names, Clock& clock,
+                                       bool new_authority = false);
 // sft-server renew: a new server certificate, for the names of the old one and these.
 absl::StatusOr<std::string> RenewServer(const std::string& data_dir,
                                         const std::vector<std::string>& names, Clock& clock);

@@ -145,7 +145,7 @@ absl::StatusOr<std::string> RunCommand(const Options& options) {
   Clock& clock = Clock::Real();
   switch (options.command) {
     case Options::Command::kInit:
-      return Initialise(options.data_dir, options.names, clock);
+      return Initialise(options.data_dir, options.names, clock, options.new_authority);
     case Options::Command::kRenew:
       return RenewServer(options.data_dir, options.names, clock);
     default:

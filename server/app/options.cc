@@ -119,9 +119,12 @@ void AddCommands(CLI::App& app, Options& options) {
     return added;
   };
   const char* const kName = "Host name or address by which the server is reached; may be repeated";
-  add("init", "Make certificates, an admin token and a join token, once", Options::Command::kInit,
-      "sft-server init --data-dir /var/lib/sft --name sft.example.org --name 10.0.0.1")
-      ->add_option("--name", options.names, kName);
+  CLI::App* const init = add(
+      "init", "Make certificates, an admin token and a join token, once", Options::Command::kInit,
+      "sft-server init --data-dir /var/lib/sft --name sft.example.org --name 10.0.0.1");
+  init->add_option("--name", options.names, kName);
+  init->add_flag("--new-authority", options.new_authority,
+                 "Also where the keys of a fleet are lost: users log in and nodes join again");
   add("renew", "Make the server's certificate anew, with more names if given",
       Options::Command::kRenew, "sft-server renew --data-dir /var/lib/sft --name 10.0.0.2")
       ->add_option("--name", options.names, kName);

@@ -13,6 +13,7 @@ struct Options {
   enum class Command { kServe, kInit, kRenew, kToken };
   Command command = Command::kServe;
   std::vector<std::string> names;  // of the server's certificate
+  bool new_authority = false;      // init though there are users or nodes of an earlier one
   bool dev = false;
   std::string listen = "127.0.0.1:7070";
   std::string http;  // empty: loopback, the port after --listen's; "off": none

@@ -23,7 +23,6 @@
 #include "server/rpc/storage_service.h"
 #include "server/rpc/worker_service.h"
 #include "server/state/names.h"
-#include "server/store/access.h"
 
 namespace sft::server {
 
@@ -120,12 +119,8 @@ namespace {
 
 // Why a server that others reach does not start without keys.
 absl::Status NoKeys(const Server::Settings& settings, Store& store) {
-  std::vector<TokenRecord> tokens;
-  SFT_RETURN_IF_ERROR(store.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(tokens, store::ListTokens(db));
-    return absl::OkStatus();
-  }));
-  if (tokens.empty()) {
+  SFT_ASSIGN_OR_RETURN(const bool has_fleet, HasUsersOrNodes(store));
+  if (!has_fleet) {
     return PermissionDenied(fmt::format(
         "--listen {}{}: what is not loopback alone is served with TLS and tokens; make them with "
         "`sft-server init --data-dir {} --name HOST`, then start the server again",
@@ -134,8 +129,8 @@ absl::Status NoKeys(const Server::Settings& settings, Store& store) {
   }
   return FailedPrecondition(fmt::format(
       "the keys of this fleet, {0}/tls, are missing (backups do not hold them): put back the copy "
-      "that you keep. With new ones, of `sft-server init --data-dir {0} --name HOST`, every user "
-      "has to log in and every node has to join again",
+      "that you keep. With new ones, of `sft-server init --data-dir {0} --name HOST "
+      "--new-authority`, every user has to log in and every node has to join again",
       settings.data_dir));
 }
 

@@ -607,6 +607,24 @@ TEST(CredentialsTest, ASecondInitChangesNothingAndKeysThatOthersMayReadAreRefuse
   (void)io::RemoveAll(dir);
 }
 
+TEST(CredentialsTest, KeysThatAreGoneAreNotMadeAnewUnlessThatIsWanted) {
+  const std::string dir = io::MakeTempDir("init-test").value();
+  ASSERT_TRUE(Initialise(dir, {}, Clock::Real()).ok());
+  ASSERT_TRUE(io::RemoveAll(dir + "/tls").ok());
+  const absl::Status refused = Initialise(dir, {}, Clock::Real()).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(std::string(Message(refused)), HasSubstr(dir + "/tls"));
+  EXPECT_FALSE(io::Exists(dir + "/tls"));
+  Server::Settings settings;
+  settings.data_dir = dir;
+  settings.listen = {"0.0.0.0", 0};
+  EXPECT_THAT(std::string(Message(Server::Start(settings, Clock::Real()).status())),
+              HasSubstr("--new-authority"));
+  EXPECT_TRUE(Initialise(dir, {}, Clock::Real(), /*new_authority=*/true).ok());
+  EXPECT_TRUE(io::Exists(dir + "/tls/ca.crt"));
+  (void)io::RemoveAll(dir);
+}
+
 TEST(CredentialsTest, ACheckTellsAServerWithKeysFromOneWithout) {
   const std::string dir = io::MakeTempDir("check-test").value();
   EXPECT_FALSE(CheckCredentials(dir, Clock::Real()).value().has_value());
