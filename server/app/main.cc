@@ -19,6 +19,7 @@
 #include "server/app/options.h"
 #include "server/app/server.h"
 #include "server/core/backup.h"
+#include "server/state/names.h"
 
 namespace sft::server {
 namespace {
@@ -62,17 +63,23 @@ absl::StatusOr<bool> WaitForWorker(const Server& server, DevWorker& worker, Cloc
   return false;
 }
 
-std::string Some(const std::vector<std::string>& jobs) {
+// "job-x RUNNING, job-y PENDING and 3 more"
+std::string Some(const std::vector<Server::LiveJob>& jobs) {
   constexpr size_t kShown = 10;
-  const auto end = jobs.begin() + static_cast<ptrdiff_t>(std::min(jobs.size(), kShown));
-  const std::string shown = fmt::format("{}", fmt::join(jobs.begin(), end, ", "));
-  return end == jobs.end() ? shown : fmt::format("{} and {} more", shown, jobs.end() - end);
+  std::vector<std::string> shown;
+  for (size_t i = 0; i < std::min(jobs.size(), kShown); ++i) {
+    shown.push_back(fmt::format("{} {}", jobs[i].id, ToString(jobs[i].state)));
+  }
+  const std::string text = fmt::format("{}", fmt::join(shown, ", "));
+  return shown.size() == jobs.size()
+             ? text
+             : fmt::format("{} and {} more", text, jobs.size() - shown.size());
 }
 
 // With data that is about to be deleted nothing may go on; with data that stays the ranks do, and
 // the next server of this data folder finds them.
 void SayGoodbye(Server& server, bool temporary, Clock& clock) {
-  absl::StatusOr<std::vector<std::string>> live = server.LiveJobs();
+  absl::StatusOr<std::vector<Server::LiveJob>> live = server.LiveJobs();
   if (!live.ok() || live->empty()) return;
   if (!temporary) {
     fmt::print(stderr,

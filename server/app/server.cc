@@ -201,16 +201,16 @@ bool Server::open() const { return parts_->gate.open(); }
 
 int Server::connected_workers() const { return parts_->registry.connected(); }
 
-absl::StatusOr<std::vector<std::string>> Server::LiveJobs(bool with_cancelling) {
+absl::StatusOr<std::vector<Server::LiveJob>> Server::LiveJobs(bool with_cancelling) {
   store::JobFilter filter;
   filter.limit = store::kMaxPage;
   filter.states = {JobState::kPending, JobState::kPreparing, JobState::kRunning};
   if (with_cancelling) filter.states.push_back(JobState::kCancelling);
   SFT_ASSIGN_OR_RETURN(const JobManager::Page page, parts_->jobs.List(filter));
-  std::vector<std::string> live;
+  std::vector<LiveJob> live;
   for (const v1::Job& job : page.jobs) {
     SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(job.name()));
-    live.push_back(fmt::format("{} {}", ref.id, ToString(static_cast<JobState>(job.state()))));
+    live.push_back({ref.id, static_cast<JobState>(job.state())});
   }
   return live;
 }
@@ -218,11 +218,10 @@ absl::StatusOr<std::vector<std::string>> Server::LiveJobs(bool with_cancelling) 
 absl::Status Server::CancelLiveJobs(const std::string& reason) {
   // A listing has one page: what is cancelled makes room for the next.
   while (true) {
-    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> live, LiveJobs(/*with_cancelling=*/false));
+    SFT_ASSIGN_OR_RETURN(const std::vector<LiveJob> live, LiveJobs(/*with_cancelling=*/false));
     if (live.empty()) return absl::OkStatus();
-    for (const std::string& job : live) {
-      const std::string id = job.substr(0, job.find(' '));
-      SFT_RETURN_IF_ERROR(parts_->jobs.Cancel(id, reason, false).status());
+    for (const LiveJob& job : live) {
+      SFT_RETURN_IF_ERROR(parts_->jobs.Cancel(job.id, reason, false).status());
     }
   }
 }

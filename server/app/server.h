@@ -14,6 +14,7 @@
 #include "server/http/http_server.h"
 #include "server/rpc/data_service.h"
 #include "server/rpc/grpc_server.h"
+#include "server/state/job_state.h"
 #include "server/store/data_dir_lock.h"
 
 namespace sft::server {
@@ -49,9 +50,12 @@ class Server {
   // Without TLS and tokens, for this machine only.
   bool open() const;
   int connected_workers() const;
-  // Jobs that are not over, with a state each, newest first: "job-x RUNNING". Some hundreds at
-  // most.
-  absl::StatusOr<std::vector<std::string>> LiveJobs(bool with_cancelling = true);
+  struct LiveJob {
+    std::string id;
+    JobState state;
+  };
+  // Jobs that are not over, newest first. Some hundreds at most.
+  absl::StatusOr<std::vector<LiveJob>> LiveJobs(bool with_cancelling = true);
   // Asks for the end of every job that is not over.
   absl::Status CancelLiveJobs(const std::string& reason);
   std::shared_ptr<grpc::Channel> InProcessChannel();
