@@ -119,7 +119,10 @@ std::string MetricsText(const Figures& figures, const Store& store, const Worker
   for (const NodeRecord& node : figures.nodes) {
     up += node.state == NodeState::kUp ? 1 : 0;
     for (const SlotRecord& slot : node.slots) {
-      const char* use = !slot.job_id.empty() ? "held" : slot.healthy ? "free" : "unhealthy";
+      const char* use = !slot.job_id.empty()           ? "held"
+                        : node.state != NodeState::kUp ? "silent"
+                        : slot.healthy                 ? "free"
+                                                       : "unhealthy";
       ++slots[{slot.gpu_type, use}];
     }
   }

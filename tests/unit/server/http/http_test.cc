@@ -6,6 +6,8 @@
 #include "common/io/file.h"
 #include "server/http/exposition.h"
 #include "server/http/http_server.h"
+#include "server/http/metrics_page.h"
+#include "tests/unit/server/core/fleet_fixture.h"
 
 namespace sft::server {
 namespace {
@@ -25,6 +27,21 @@ std::string Talk(int port, const std::string& request) {
     answer.append(bytes, static_cast<size_t>(got));
   }
   return answer;
+}
+
+class MetricsPageTest : public FleetTest {};
+
+TEST_F(MetricsPageTest, SlotsOfANodeThatIsSilentAreNotFree) {
+  Join("a", "CPU", 2);
+  Tick();
+  EXPECT_NE(ServePage("/metrics", *store_, *registry_)
+                .body.find("sft_slots{gpu_type=\"CPU\",use=\"free\"} 2"),
+            std::string::npos);
+  clock_.Advance(std::chrono::hours(1));
+  Tick();
+  const std::string page = ServePage("/metrics", *store_, *registry_).body;
+  EXPECT_EQ(page.find("use=\"free\""), std::string::npos) << page;
+  EXPECT_NE(page.find("sft_slots{gpu_type=\"CPU\",use=\"silent\"} 2"), std::string::npos) << page;
 }
 
 class HttpServerTest : public testing::Test {
