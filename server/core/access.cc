@@ -23,6 +23,12 @@ absl::Status Unknown() {
       "this token is not known here: log in again (`sftctl login`), or ask an admin for a token");
 }
 
+absl::Status UnknownJoin() {
+  return absl::UnauthenticatedError(
+      "this join token is not known here: an admin makes another with `sftctl admin token create "
+      "--join`");
+}
+
 std::string Time(int64_t us) { return FormatUtc(FromUnixMicros(us)); }
 
 int64_t Micros(Nanos duration) {
@@ -60,12 +66,13 @@ absl::Status Access::Reload() {
 absl::StatusOr<Principal> Access::OfToken(std::string_view text) const {
   const std::optional<TokenText> given = ReadToken(text);
   if (!given.has_value()) return Unknown();
+  const bool join = given->kind == TokenKind::kJoin;
   const std::string hash = io::Sha256Hex(given->secret);
   const MutexLock lock(mutex_);
   const auto found = tokens_.find(given->id);
   if (found == tokens_.end() || found->second.kind != given->kind ||
       !EqualSecrets(found->second.secret_sha256, hash)) {
-    return Unknown();
+    return join ? UnknownJoin() : Unknown();
   }
   const TokenRecord& token = found->second;
   if (token.revoked_us > 0) {
@@ -74,14 +81,14 @@ absl::StatusOr<Principal> Access::OfToken(std::string_view text) const {
   }
   if (token.expires_us > 0 && token.expires_us <= now_us()) {
     return absl::UnauthenticatedError(
-        fmt::format("token {} expired at {}: an admin makes another with `sftctl admin token "
-                    "create`",
-                    token.id, Time(token.expires_us)));
+        fmt::format("{}token {} expired at {}: an admin makes another with `sftctl admin token "
+                    "create{}`",
+                    join ? "join " : "", token.id, Time(token.expires_us), join ? " --join" : ""));
   }
   Principal principal;
   principal.token = token.id;
   principal.expires_us = token.expires_us;
-  if (token.kind == TokenKind::kJoin) {
+  if (join) {
     principal.kind = Principal::Kind::kJoiner;
     principal.name = "join-token";
     return principal;
@@ -317,7 +324,7 @@ absl::StatusOr<std::string> Access::Join(const Principal& joiner, const std::str
   {
     const MutexLock lock(mutex_);
     const auto token = tokens_.find(joiner.token);
-    if (token == tokens_.end()) return Unknown();
+    if (token == tokens_.end()) return UnknownJoin();
     SFT_RETURN_IF_ERROR(CheckNewKey(token->second, node, key));
     // The answer to the first call was lost: the use is counted already.
     const auto known = keys_.find(node);

@@ -118,6 +118,21 @@ TEST_F(AccessTest, AnExpiredARevokedAndARemovedUsersTokenAreRefusedByName) {
   }
 }
 
+TEST_F(AccessTest, AWorkersJoinTokenThatIsNotGoodIsAnsweredWithHowToMakeOne) {
+  TokenRecord join;
+  join.kind = TokenKind::kJoin;
+  join.max_uses = 1;
+  join.expires_us = UnixMicros(clock_.Wall() + hours(1));
+  const std::string good = access_->CreateToken(join).value();
+  TokenText unknown = *ReadToken(good);
+  unknown.id = "nobody22";
+  EXPECT_THAT(Why(access_->OfToken(Write(unknown)).status()),
+              HasSubstr("`sftctl admin token create --join`"));
+  clock_.Advance(hours(1));
+  EXPECT_THAT(Why(access_->OfToken(good).status()),
+              HasSubstr("`sftctl admin token create --join`"));
+}
+
 TEST_F(AccessTest, AnOldTokenIsForgottenAndStaysRefused) {
   ASSERT_TRUE(access_->PutUser({"ann", false, {}}).ok());
   const std::string text = UserToken("ann", UnixMicros(clock_.Wall() + hours(1)));
