@@ -206,8 +206,12 @@ absl::StatusOr<Value> ParseText(const Field& field, std::string_view text) {
   switch (field.type) {
     case Type::kBool: {
       const std::string lower = Lower(trimmed);
-      if (lower == "true" || lower == "1" || lower == "yes" || lower == "on") return Value(true);
-      if (lower == "false" || lower == "0" || lower == "no" || lower == "off") return Value(false);
+      if (lower == "true" || lower == "1" || lower == "yes" || lower == "on") {
+        return Check(field, Value(true));
+      }
+      if (lower == "false" || lower == "0" || lower == "no" || lower == "off") {
+        return Check(field, Value(false));
+      }
       return Check(field, Value(std::string(trimmed)));
     }
     case Type::kInt: {

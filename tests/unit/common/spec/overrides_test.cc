@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/spec/fields.h"
 #include "tests/unit/common/spec/resolve_testing.h"
 
 namespace sft::spec {
@@ -55,6 +56,40 @@ TEST(OverridesTest, AWrongValueNamesItsOrigin) {
   EXPECT_EQ(Describe(r.problems),
             "hyperparameters.per_device_batch:0: must be a whole number from 1 to 65536, or "
             "\"auto\", but is \"many\" (given by TRAIN_BATCH_SIZE)\n");
+}
+
+// Values of a key that its type allows, but that do not work today.
+std::vector<std::string> Unsupported(const Field& field) {
+  std::vector<std::string> typed;
+  if (field.type == Type::kBool) typed = {"true", "1", "yes", "on", "false", "0", "no", "off"};
+  if (field.type == Type::kInt) typed = {"2", "3"};
+  for (std::string_view choice : SplitWords(field.choices, '|')) typed.emplace_back(choice);
+  const bool only_true = field.supported == "true";
+  std::erase_if(typed, [&](const std::string& text) {
+    const bool is_true = text == "true" || text == "1" || text == "yes" || text == "on";
+    return field.type == Type::kBool ? is_true == only_true : text == field.supported;
+  });
+  return typed;
+}
+
+TEST(OverridesTest, WhatIsNotSupportedIsRefusedFromOutsideTheFileToo) {
+  int seen = 0;
+  for (const Field* field : Fields()) {
+    if (field->supported.empty()) continue;
+    for (const std::string& value : Unsupported(*field)) {
+      std::vector<Override> overrides = {Set(std::string(field->key), value)};
+      for (const std::string& variable : EnvNames(*field))
+        overrides.push_back(Env(variable, value));
+      for (const Override& override_ : overrides) {
+        ++seen;
+        const Resolution r = ResolveText(Minimal(), {override_});
+        ASSERT_EQ(r.problems.size(), 1u) << override_.key << "=" << value << Describe(r.problems);
+        EXPECT_EQ(r.problems[0].key, field->key);
+        EXPECT_THAT(r.problems[0].message, HasSubstr(std::string(field->refusal)));
+      }
+    }
+  }
+  EXPECT_GT(seen, 50);
 }
 
 TEST(OverridesTest, AutoRemovesWhatTheFileSays) {
