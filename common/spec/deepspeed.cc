@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/base/json.h"
 #include "common/base/status.h"
@@ -19,7 +21,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kConfig = "train.deepspeed_config",
                            kFsdp = "hyperparameters.parallelism.fsdp",
+                           kStrategy = "hyperparameters.parallelism.fsdp_sharding_strategy",
                            kDeepspeed = "hyperparameters.parallelism.use_deepspeed",
+                           kStage = "hyperparameters.parallelism.deepspeed_stage",
                            kStageName = "zero_optimization.stage",
                            kOffload = "hyperparameters.parallelism.offload_optimizer";
 
@@ -34,7 +38,7 @@ constexpr Mapped kMapped[] = {
     {"gradient_clipping", "hyperparameters.max_grad_norm"},
     {"bf16.enabled", "hyperparameters.parallelism.bf16"},
     {"fp16.enabled", "hyperparameters.parallelism.fp16"},
-    {kStageName, "hyperparameters.parallelism.deepspeed_stage"},
+    {kStageName, kStage},
     {"zero_optimization.cpu_offload", kOffload},
     {"zero_optimization.offload_optimizer.device", kOffload},
     {"zero_optimization.offload_param.device", "hyperparameters.parallelism.offload_param"},
@@ -70,20 +74,36 @@ std::string WithoutLastCommas(const std::string& text) {
   return result;
 }
 
-// Keeps why a text is not JSON: the library else only throws it.
+// Keeps why a text is not taken: the library else only throws it, and of a key that stands twice it
+// would silently take the last value.
 class Reader : public nlohmann::detail::json_sax_dom_parser<Json> {
  public:
   explicit Reader(Json& json) : json_sax_dom_parser(json, /*allow_exceptions=*/false) {}
 
+  bool start_object(size_t size) {
+    keys_.emplace_back();
+    return json_sax_dom_parser::start_object(size);
+  }
+  bool end_object() {
+    keys_.pop_back();
+    return json_sax_dom_parser::end_object();
+  }
+  bool key(std::string& name) {
+    if (keys_.back().insert(name).second) return json_sax_dom_parser::key(name);
+    message_ = fmt::format("{} stands there twice; keep one", DumpJson(Json(name)));
+    return false;
+  }
+
   template <typename Exception>
   bool parse_error(size_t position, const std::string& token, const Exception& error) {
     message_ = error.what();
-    message_.erase(0, message_.find("] ") + 2);
+    message_.replace(0, message_.find("] ") + 2, "is not JSON: ");
     return json_sax_dom_parser::parse_error(position, token, error);
   }
   const std::string& message() const { return message_; }
 
  private:
+  std::vector<std::set<std::string>> keys_;  // of each object that is open
   std::string message_;
 };
 
@@ -97,7 +117,7 @@ absl::StatusOr<Json> Parse(const std::string& text) {
   Reader reader(json);
   if (!Json::sax_parse(WithoutLastCommas(text), &reader, Json::input_format_t::json,
                        /*strict=*/true, /*ignore_comments=*/true)) {
-    return InvalidArgument(fmt::format("is not JSON: {}", reader.message()));
+    return InvalidArgument(reader.message());
   }
   if (!json.is_object()) return InvalidArgument("must be a JSON object, {...}");
   return json;
@@ -140,9 +160,14 @@ void ApplyTree(const std::string& name, const Json& json, Draft* draft) {
 // A JSON with a stage is use_deepspeed = true; one named at submit beats the file's switches.
 void ApplySwitch(const Json& stage, Draft* draft) {
   if (!stage.is_number_integer() || stage == 0) return;
+  if (const std::string_view key = OverrideOfStage(*draft); !key.empty()) {
+    draft->DropFromFile(kStage);
+    draft->AddWarning(key, fmt::format("{} stands; {} = {} of the DeepSpeed JSON is not used",
+                                       draft->Quote(key), kStageName, DumpJson(stage)));
+    return;
+  }
   if (draft->Overridden(kConfig)) {
-    draft->DropFromFile(kFsdp);
-    draft->DropFromFile(kDeepspeed);
+    for (const std::string_view key : {kFsdp, kStrategy, kDeepspeed}) draft->DropFromFile(key);
   }
   for (const std::string_view key : {kFsdp, kDeepspeed}) {
     const bool agrees = draft->Bool(key) == (key == kDeepspeed);

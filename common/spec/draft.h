@@ -106,6 +106,9 @@ void ResolveValidation(Draft* draft);                                       // m
 
 void ResolveScheduling(Draft* draft);  // scheduling.cc
 
+// The override that decides against the stage of a DeepSpeed JSON; empty: none.
+std::string_view OverrideOfStage(const Draft& draft);  // sharding.cc
+
 // What the resolved keys shard; with nothing to share it is kDdp.
 Sharding ShardingOf(const Draft& draft);  // sharding.cc
 

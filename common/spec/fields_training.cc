@@ -232,7 +232,8 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.parallelism.fsdp_sharding_strategy",
      .type = Type::kChoice,
      .def = "full_shard",
-     .doc = "What fsdp = true shards; ignored without it. full_shard: weights, gradients and "
+     .doc = "What fsdp = true shards; an override of it sets that too. full_shard: weights, "
+            "gradients and "
             "optimizer state. shard_grad_op: gradients and optimizer state. hybrid_shard: as "
             "full_shard over the GPUs of each node, replicated over nodes. no_shard: nothing.",
      .choices = "full_shard|no_shard|shard_grad_op|hybrid_shard"},
@@ -283,7 +284,8 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.parallelism.deepspeed_stage",
      .type = Type::kInt,
      .def = "2",
-     .doc = "ZeRO stage; ignored with use_deepspeed = false. 1: optimizer state. 2: and gradients, "
+     .doc = "ZeRO stage; ignored with use_deepspeed = false, which an override of it sets to true. "
+            "1: optimizer state. 2: and gradients, "
             "as fsdp's shard_grad_op. 3: and weights, as full_shard. 0: nothing.",
      .min = 0,
      .max = 3,

@@ -27,9 +27,48 @@ int64_t StageOf(const Draft& draft) {
   return draft.Has(kStage) ? draft.Int(kStage) : kDefaultStage;
 }
 
+// The overridden key that asks for one of the two: its switch, or the key that says what is
+// sharded, which turns the switch on. Empty: none does.
+std::string_view AskedBy(const Draft& draft, std::string_view on, std::string_view what) {
+  if (draft.Overridden(on)) return draft.Bool(on) ? on : "";
+  return draft.Overridden(what) ? what : "";
+}
+
+// What an override asks for turns the file's other switch off; the file's own one may be off too.
+void DragShardingAlong(Draft* draft) {
+  if (!AskedBy(*draft, kFsdp, kStrategy).empty()) {
+    draft->DropFromFile(kDeepspeed);
+    draft->DropFromFile(kStage);
+    if (draft->Overridden(kStrategy) && draft->DropFromFile(kFsdp)) {
+      draft->Derive(kFsdp, true, kStrategy);
+    }
+  }
+  if (!AskedBy(*draft, kDeepspeed, kStage).empty()) {
+    // What an override says of the other one is a contradiction, found below.
+    if (!draft->Overridden(kStrategy)) draft->DropFromFile(kFsdp);
+    draft->DropFromFile(kStrategy);
+    if (draft->Overridden(kStage)) draft->DropFromFile(kDeepspeed);
+  }
+}
+
+// Two keys that ask for two ways of sharding.
+void CheckBoth(Draft* draft) {
+  if (!draft->Bool(kDeepspeed)) return;
+  const std::string_view fsdp = draft->Given(kFsdp) ? kFsdp : kStrategy,
+                         deepspeed = draft->Given(kDeepspeed) ? kDeepspeed : kStage;
+  // fsdp = false says that the strategy is not meant.
+  if (!draft->Given(fsdp) || (fsdp == kFsdp && !draft->Bool(kFsdp))) return;
+  draft->AddProblem(fsdp, fmt::format("{} and {} exclude each other; keep one: fsdp_sharding_"
+                                      "strategy and deepspeed_stage name the same choices",
+                                      draft->Quote(fsdp), draft->Quote(deepspeed)));
+}
+
 // The key that asks for sharding; empty when none does.
 std::string_view ShardingKey(const Draft& draft) {
-  if (draft.Bool(kFsdp)) return StrategyOf(draft) == "no_shard" ? "" : kFsdp;
+  if (draft.Bool(kFsdp)) {
+    if (StrategyOf(draft) == "no_shard") return "";
+    return draft.Given(kFsdp) ? kFsdp : kStrategy;
+  }
   if (!draft.Bool(kDeepspeed) || StageOf(draft) == 0) return "";
   return draft.Given(kDeepspeed) ? kDeepspeed : kStage;
 }
@@ -95,20 +134,14 @@ void CheckOffloadedWeights(Draft* draft) {
 }  // namespace
 
 void ResolveSharding(Draft* draft) {
-  // One switch that is turned on outside the file turns the file's other one off.
-  if (draft->Overridden(kFsdp) && draft->Bool(kFsdp)) draft->DropFromFile(kDeepspeed);
-  if (draft->Overridden(kDeepspeed) && draft->Bool(kDeepspeed)) draft->DropFromFile(kFsdp);
   if (draft->Faulty({kFsdp, kStrategy, kDeepspeed, kStage})) return;
+  DragShardingAlong(draft);
   if (!draft->Has(kDeepspeed)) {
-    const bool on = draft->Given(kStage) && draft->Int(kStage) > 0 && !draft->Bool(kFsdp);
+    const bool on = draft->Given(kStage) && draft->Int(kStage) > 0;
     draft->Derive(kDeepspeed, on, on ? kStage : "the default");
   }
-  if (draft->Bool(kFsdp) && draft->Bool(kDeepspeed)) {
-    draft->AddProblem(kFsdp, fmt::format("{} and {} exclude each other; keep one: fsdp_sharding_"
-                                         "strategy and deepspeed_stage name the same choices",
-                                         draft->Quote(kFsdp), draft->Quote(kDeepspeed)));
-    return;
-  }
+  CheckBoth(draft);
+  if (draft->Faulty({kFsdp, kStrategy})) return;
   CheckOneGpu(draft);
   CheckHybrid(draft);
   CheckOffloadedWeights(draft);
@@ -117,6 +150,11 @@ void ResolveSharding(Draft* draft) {
                       fmt::format("false asks for one GPU, but {}; gpu_count = 1 would agree",
                                   draft->Quote(kGpuCountKey)));
   }
+}
+
+std::string_view OverrideOfStage(const Draft& draft) {
+  if (draft.Overridden(kDeepspeed) && !draft.Bool(kDeepspeed)) return kDeepspeed;
+  return AskedBy(draft, kFsdp, kStrategy);
 }
 
 Sharding ShardingOf(const Draft& draft) {

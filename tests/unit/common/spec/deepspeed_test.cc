@@ -123,6 +123,25 @@ TEST(DeepspeedTest, AnExplicitOverrideStandsOverIt) {
                                               "is not used"));
 }
 
+TEST(DeepspeedTest, AnOverrideThatTakesItsStageAwaySaysSo) {
+  const std::string p = "hyperparameters.parallelism.";
+  for (const auto& [override_, sharding] :
+       {std::pair{Set(p + "fsdp", "true"), Sharding::kFullShard},
+        std::pair{Set(p + "fsdp_sharding_strategy", "full_shard"), Sharding::kFullShard},
+        std::pair{Set(p + "use_deepspeed", "false"), Sharding::kDdp}}) {
+    for (const char* file : {"", "use_deepspeed = true", "deepspeed_stage = 2"}) {
+      const Resolution r =
+          With(kStageTwo, "[hyperparameters.parallelism]\n" + std::string(file), {override_});
+      ASSERT_TRUE(r.ok()) << override_.key << Describe(r.problems);
+      EXPECT_EQ(r.spec.parallelism.sharding, sharding) << override_.key << file;
+      EXPECT_THAT(Describe(r.warnings),
+                  HasSubstr(override_.key + " = " + override_.value +
+                            " (--set) stands; zero_optimization.stage = 2 of the DeepSpeed JSON "
+                            "is not used"));
+    }
+  }
+}
+
 struct Wrong {
   std::string_view name;
   std::string_view json;
@@ -181,6 +200,8 @@ INSTANTIATE_TEST_SUITE_P(
               "zero_optimization.stage = 4", "a whole number from 0 to 3"},
         Wrong{"NotJson", "{\"a\": 1,\n \"b\" 2}", "", kConfig, "is not JSON", "line 2"},
         Wrong{"TwoCommas", "{\"a\": 1,,}", "", kConfig, "is not JSON", "line 1"},
+        Wrong{"TwiceTheSameKey", R"({"zero_optimization": {"stage": 2, "stage": 3}})", "", kConfig,
+              "\"stage\" stands there twice", "keep one"},
         Wrong{"CutOff", "{\"a\": 1", "", kConfig, "is not JSON", "end of input"},
         Wrong{"APath", "ds_config.json", "", kConfig, "must be the text of a DeepSpeed JSON",
               "--deepspeed FILE"},

@@ -67,7 +67,36 @@ INSTANTIATE_TEST_SUITE_P(
         Shard{"DeepspeedOverFsdp",
               "fsdp = true",
               {Set(kP + "use_deepspeed", "true")},
-              Sharding::kZero2}),
+              Sharding::kZero2},
+        Shard{"FsdpOverAStage",
+              "deepspeed_stage = 1",
+              {Set(kP + "fsdp", "true")},
+              Sharding::kFullShard},
+        Shard{"StageOverFsdp", kGradOp, {Set(kP + "deepspeed_stage", "3")}, Sharding::kFullShard},
+        Shard{"StageOverDeepspeedOff",
+              "fsdp = true\nuse_deepspeed = false",
+              {Set(kP + "deepspeed_stage", "1")},
+              Sharding::kZero1},
+        Shard{"StageNoughtOverFsdp",
+              "fsdp = true",
+              {Set(kP + "deepspeed_stage", "0")},
+              Sharding::kDdp},
+        Shard{"StrategyOverDeepspeed",
+              "use_deepspeed = true\ndeepspeed_stage = 3",
+              {Set(kP + "fsdp_sharding_strategy", "shard_grad_op")},
+              Sharding::kZero2},
+        Shard{"StrategyOverFsdpOff",
+              "fsdp = false\nuse_deepspeed = true",
+              {Env("TRAIN_FSDP_SHARDING_STRATEGY", "full_shard")},
+              Sharding::kFullShard},
+        Shard{"DeepspeedOffOverAStage",
+              "deepspeed_stage = 3",
+              {Set(kP + "use_deepspeed", "false")},
+              Sharding::kDdp},
+        Shard{"FsdpOffLeavesTheStage",
+              "use_deepspeed = true\ndeepspeed_stage = 1",
+              {Set(kP + "fsdp", "false")},
+              Sharding::kZero1}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(ShardingOfOneNodeTest, HybridShardIsFullShardAndSaysSo) {
@@ -86,6 +115,21 @@ TEST(ShardingOfOneGpuTest, AFileForSeveralRunsOnOneByAnOverride) {
   EXPECT_THAT(Describe(r.warnings), HasSubstr("fsdp = true (job.toml:8) has no effect"));
 }
 
+TEST(ShardingOverridesTest, ThatAskForBothAreRefusedNamingBoth) {
+  const std::vector<Override> fsdp = {Set(kP + "fsdp", "true"),
+                                      Set(kP + "fsdp_sharding_strategy", "shard_grad_op")},
+                              deepspeed = {Set(kP + "use_deepspeed", "true"),
+                                           Set(kP + "deepspeed_stage", "3")};
+  for (const Override& one : fsdp) {
+    for (const Override& other : deepspeed) {
+      const Resolution r = ResolveText(Minimal("gpu_count = 4"), {other, one});
+      ASSERT_EQ(r.problems.size(), 1u) << one.key << other.key << Describe(r.problems);
+      EXPECT_THAT(r.problems[0].message, HasSubstr(one.key + " = " + one.value));
+      EXPECT_THAT(r.problems[0].message, HasSubstr(other.key + " = " + other.value));
+    }
+  }
+}
+
 class ShardingProblemTest : public ::testing::TestWithParam<WrongFile> {};
 
 TEST_P(ShardingProblemTest, IsOneProblemThatSaysWhatWouldBeRight) { ExpectOneProblem(GetParam()); }
@@ -96,6 +140,15 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{"Both",
                   "gpu_count = 2\n[hyperparameters.parallelism]\nfsdp = true\nuse_deepspeed = true",
                   "hyperparameters.parallelism.fsdp", "exclude each other"},
+        WrongFile{"FsdpAndAStage",
+                  "gpu_count = 2\n[hyperparameters.parallelism]\nfsdp = true\ndeepspeed_stage = 3",
+                  "hyperparameters.parallelism.fsdp",
+                  "deepspeed_stage = 3 (job.toml:9) exclude each other"},
+        WrongFile{"AStrategyAndDeepspeed",
+                  "gpu_count = 2\n[hyperparameters.parallelism]\nfsdp_sharding_strategy = "
+                  "\"full_shard\"\nuse_deepspeed = true",
+                  "hyperparameters.parallelism.fsdp_sharding_strategy",
+                  "use_deepspeed = true (job.toml:9) exclude each other"},
         WrongFile{"UnknownStrategy",
                   "gpu_count = 2\n[hyperparameters.parallelism]\n" + Strategy("half_shard"),
                   "hyperparameters.parallelism.fsdp_sharding_strategy", "\"shard_grad_op\""},
