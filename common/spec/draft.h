@@ -103,8 +103,8 @@ void ResolveBatch(Draft* draft);                                            // b
 void ResolveSharding(Draft* draft);                                         // sharding.cc
 void ResolvePrecision(Draft* draft);                                        // method.cc
 void ResolveValidation(Draft* draft);                                       // method.cc
-
-void ResolveScheduling(Draft* draft);  // scheduling.cc
+void ResolveSaving(Draft* draft);                                           // method.cc
+void ResolveScheduling(Draft* draft);                                       // scheduling.cc
 
 // The override that decides against the stage of a DeepSpeed JSON; empty: none.
 std::string_view OverrideOfStage(const Draft& draft);  // sharding.cc

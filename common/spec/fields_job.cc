@@ -281,7 +281,7 @@ constexpr Field kJobTable[] = {
 
     {.key = "checkpoint.save_strategy",
      .type = Type::kChoice,
-     .def = "time",
+     .derived = "steps where only save_steps is given, else time",
      .doc = "When the state of the training is saved, so that it goes on exactly from there after "
             "a failure: every save_minutes, every save_steps, at the end of each epoch, or only "
             "when it is asked for. The result is always delivered at the end.",

@@ -2,7 +2,7 @@
 
 #include "common/spec/draft.h"
 
-// Method, precision and validation: several switches that must say one thing.
+// Method, precision, validation and saving: several switches that must say one thing.
 
 namespace sft::spec {
 namespace {
@@ -18,7 +18,9 @@ constexpr std::string_view kMode = "training.mode", kQlora = "training.use_qlora
                            kVal = "data.val",
                            kSaveBest = "training.validation.save_best_model_at_end",
                            kPatience = "training.validation.early_stopping_patience",
-                           kGreater = "training.validation.greater_is_better";
+                           kGreater = "training.validation.greater_is_better",
+                           kSave = "checkpoint.save_strategy", kSaveSteps = "checkpoint.save_steps",
+                           kSaveMinutes = "checkpoint.save_minutes";
 
 // Other spellings of kBits.
 constexpr struct {
@@ -217,6 +219,35 @@ void ResolveValidation(Draft* draft) {
     return;
   }
   CheckComparison(draft);
+}
+
+void ResolveSaving(Draft* draft) {
+  const bool overridden = draft->Overridden(kSave);
+  if (overridden || draft->Overridden(kSaveMinutes)) draft->DropFromFile(kSaveSteps);
+  if (overridden || draft->Overridden(kSaveSteps)) draft->DropFromFile(kSaveMinutes);
+  // An interval that is given outside the file is meant to be used.
+  if (draft->Overridden(kSaveSteps) != draft->Overridden(kSaveMinutes)) draft->DropFromFile(kSave);
+  if (draft->Faulty({kSave, kSaveSteps, kSaveMinutes})) return;
+  const bool steps = draft->Given(kSaveSteps), minutes = draft->Given(kSaveMinutes);
+  if (!draft->Has(kSave) && steps && minutes) {
+    draft->AddProblem(kSaveSteps,
+                      fmt::format("{} and {} are two intervals; keep one, or say with "
+                                  "save_strategy = \"steps\" or \"time\" which is meant",
+                                  draft->Quote(kSaveSteps), draft->Quote(kSaveMinutes)));
+    return;
+  }
+  const std::string_view interval = steps ? kSaveSteps : minutes ? kSaveMinutes : "";
+  const std::string strategy = steps ? "steps" : "time";
+  if (!draft->Has(kSave)) {
+    draft->Derive(kSave, strategy, interval.empty() ? "the default" : interval);
+    return;
+  }
+  const std::string said = draft->String(kSave);
+  const bool other =
+      (said == "steps" && minutes && !steps) || (said == "time" && steps && !minutes);
+  if (!other) return;
+  draft->AddProblem(interval, fmt::format("{} contradicts {}; save_strategy = \"{}\" would agree",
+                                          draft->Quote(interval), draft->Quote(kSave), strategy));
 }
 
 }  // namespace sft::spec

@@ -1,6 +1,7 @@
 #include "common/spec/resolve.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
@@ -127,6 +128,52 @@ void WarnIgnored(Draft* draft) {
   }
 }
 
+// Keys that do nothing where another one has one of these values.
+struct Idle {
+  std::string_view keys;    // separated by ' '
+  std::string_view by;      // the other key
+  std::string_view values;  // separated by '|'
+};
+constexpr Idle kIdle[] = {
+    {"lora.r lora.alpha lora.dropout lora.target_modules lora.bias lora.use_rslora",
+     "training.mode", "full_finetune"},
+    {"quantization.type quantization.double_quant", "quantization.bits", "0|8"},
+    {"training.validation.eval_steps", "training.validation.evaluation_strategy", "no|epoch"},
+    {"training.validation.early_stopping_threshold", "training.validation.early_stopping_patience",
+     "0"},
+    {"checkpoint.save_steps", "checkpoint.save_strategy", "no|epoch|time"},
+    {"checkpoint.save_minutes", "checkpoint.save_strategy", "no|epoch|steps"},
+    {"scheduling.warn_before", "scheduling.time_limit", "0s|0m|0h|0d"},
+    {"compute.memory_budget_gb compute.nccl_debug compute.cuda_launch_blocking", "compute.gpu_type",
+     "CPU"},
+};
+
+// Whether a value asks for nothing, so that nobody misses it.
+bool AsksForNothing(const Field& field, const std::string& text) {
+  static constexpr std::string_view kNothing[] = {"0", "0s", "false", "off", "none"};
+  return text == field.def &&
+         std::find(std::begin(kNothing), std::end(kNothing), text) != std::end(kNothing);
+}
+
+void WarnIdle(Draft* draft) {
+  for (const Idle& idle : kIdle) {
+    const DraftEntry* other = draft->Find(idle.by);
+    if (other == nullptr || draft->Faulty({idle.by})) continue;
+    const auto values = SplitWords(idle.values, '|');
+    if (std::find(values.begin(), values.end(), ToText(other->value)) == values.end()) continue;
+    std::vector<std::string_view> given = SplitWords(idle.keys, ' ');
+    std::erase_if(given, [&](std::string_view key) {
+      return !draft->Given(key) || AsksForNothing(*FindField(key), ToText(draft->Find(key)->value));
+    });
+    if (given.empty()) continue;
+    draft->AddWarning(
+        given.front(),
+        fmt::format("{} no effect with {}",
+                    given.size() == 1 ? "has" : fmt::format("{} have", fmt::join(given, ", ")),
+                    draft->Quote(idle.by)));
+  }
+}
+
 std::string NameOf(std::string_view file_name) {
   const size_t slash = file_name.rfind('/');
   if (slash != std::string_view::npos) file_name.remove_prefix(slash + 1);
@@ -185,12 +232,14 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
     ResolveSharding(&draft);
     ResolvePrecision(&draft);
     ResolveValidation(&draft);
+    ResolveSaving(&draft);
     ResolveScheduling(&draft);
     WarnIgnored(&draft);
     if (!draft.Has("job.name")) {
       draft.Derive("job.name", NameOf(file_name), "the file's name");
     }
     draft.FillDefaults();
+    WarnIdle(&draft);
     resolution.values = draft.Values();
   }
   resolution.problems = draft.TakeProblems();

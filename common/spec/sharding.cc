@@ -51,9 +51,14 @@ void DragShardingAlong(Draft* draft) {
   }
 }
 
-// Two keys that ask for two ways of sharding.
+// Two keys that ask for two ways of sharding, and a strategy that nothing asked for.
 void CheckBoth(Draft* draft) {
-  if (!draft->Bool(kDeepspeed)) return;
+  if (!draft->Bool(kDeepspeed)) {
+    if (draft->Given(kStrategy) && !draft->Has(kFsdp)) {
+      draft->AddWarning(kStrategy, "has no effect without fsdp = true");
+    }
+    return;
+  }
   const std::string_view fsdp = draft->Given(kFsdp) ? kFsdp : kStrategy,
                          deepspeed = draft->Given(kDeepspeed) ? kDeepspeed : kStage;
   // fsdp = false says that the strategy is not meant.

@@ -351,6 +351,110 @@ TEST(CheckpointTest, AJobSavesByTimeUnlessItSaysOtherwise) {
   EXPECT_EQ(steps.spec.checkpoint.save_steps, 7);
 }
 
+struct Saving {
+  std::string_view name;
+  std::string_view keys;  // of [checkpoint]
+  std::vector<Override> overrides;
+  SaveStrategy strategy;
+};
+
+class SavingTest : public ::testing::TestWithParam<Saving> {};
+
+TEST_P(SavingTest, FollowsTheIntervalThatIsGiven) {
+  const Saving& s = GetParam();
+  const Resolution r = ResolveText(Minimal("[checkpoint]\n" + std::string(s.keys)), s.overrides);
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(Describe(r.warnings), "");
+  EXPECT_EQ(r.spec.checkpoint.save_strategy, s.strategy);
+}
+
+const std::string kSavesBySteps = "save_strategy = \"steps\"\nsave_steps = 7",
+                  kSavesByTime = "save_strategy = \"time\"\nsave_minutes = 7";
+INSTANTIATE_TEST_SUITE_P(
+    Cases, SavingTest,
+    ::testing::Values(
+        Saving{"StepsAlone", "save_steps = 7", {}, SaveStrategy::kSteps},
+        Saving{"MinutesAlone", "save_minutes = 7", {}, SaveStrategy::kTime},
+        Saving{"StepsTyped", "", {Set("checkpoint.save_steps", "7")}, SaveStrategy::kSteps},
+        Saving{"StepsOverTime", kSavesByTime, {Env("TRAIN_SAVE_STEPS", "7")}, SaveStrategy::kSteps},
+        Saving{"MinutesOverSteps",
+               kSavesBySteps,
+               {Set("checkpoint.save_minutes", "7")},
+               SaveStrategy::kTime},
+        Saving{"StrategyOverSteps",
+               kSavesBySteps,
+               {Set("checkpoint.save_strategy", "epoch")},
+               SaveStrategy::kEpoch}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+class SavingProblemTest : public ::testing::TestWithParam<WrongFile> {};
+
+TEST_P(SavingProblemTest, NamesBoth) { ExpectOneProblem(GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, SavingProblemTest,
+    ::testing::Values(
+        WrongFile{"StepsByTime", "[checkpoint]\nsave_strategy = \"time\"\nsave_steps = 7",
+                  "checkpoint.save_steps",
+                  "contradicts checkpoint.save_strategy = time (job.toml:7); save_strategy = "
+                  "\"steps\" would agree"},
+        WrongFile{"MinutesBySteps", "[checkpoint]\nsave_strategy = \"steps\"\nsave_minutes = 7",
+                  "checkpoint.save_minutes", "save_strategy = \"time\" would agree"},
+        WrongFile{"BothIntervals", "[checkpoint]\nsave_steps = 7\nsave_minutes = 8",
+                  "checkpoint.save_steps", "save_minutes = 8 (job.toml:8) are two intervals"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+struct NoEffect {
+  std::string_view name;
+  std::string_view text;
+  std::string_view warning;  // empty: there is none
+};
+
+class NoEffectTest : public ::testing::TestWithParam<NoEffect> {};
+
+TEST_P(NoEffectTest, IsAWarningThatNamesWhy) {
+  const Resolution r = ResolveText(Minimal(GetParam().text));
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(Describe(r.warnings), GetParam().warning);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, NoEffectTest,
+    ::testing::Values(
+        NoEffect{"LoraUnderFull", "[training]\nmode = \"fft\"\n[lora]\nr = 8\nalpha = 16",
+                 "lora.r:9: lora.r, lora.alpha have no effect with training.mode = full_finetune "
+                 "(job.toml:7)\n"},
+        NoEffect{"DoubleQuant", "[quantization]\nbits = 8\ndouble_quant = true",
+                 "quantization.double_quant:8: has no effect with quantization.bits = 8 "
+                 "(job.toml:7)\n"},
+        NoEffect{"EvalStepsOfEpochs", "[train]\neval_strategy = \"epoch\"\neval_steps = 100",
+                 "training.validation.eval_steps:8: has no effect with "
+                 "training.validation.evaluation_strategy = epoch (job.toml:7)\n"},
+        NoEffect{"Threshold", "[train]\nearly_stopping_threshold = 0.1",
+                 "training.validation.early_stopping_threshold:7: has no effect with "
+                 "training.validation.early_stopping_patience = 0 (default)\n"},
+        NoEffect{"StepsOfEpochs", "[checkpoint]\nsave_strategy = \"epoch\"\nsave_steps = 9",
+                 "checkpoint.save_steps:8: has no effect with checkpoint.save_strategy = epoch "
+                 "(job.toml:7)\n"},
+        NoEffect{"WarnBefore", "[scheduling]\nwarn_before = \"9m\"",
+                 "scheduling.warn_before:7: has no effect with scheduling.time_limit = 0s "
+                 "(default)\n"},
+        NoEffect{"Strategy", "[train]\nfsdp_sharding_strategy = \"full_shard\"",
+                 "hyperparameters.parallelism.fsdp_sharding_strategy:7: has no effect without fsdp "
+                 "= true\n"},
+        NoEffect{"WhatAsksForNothing",
+                 "[train]\nearly_stopping_threshold = 0\n[training]\nmode = \"fft\"\n[lora]\n"
+                 "dropout = 0.0\nbias = \"none\"",
+                 ""}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(NoEffectOnCpusTest, OfAMemoryBudget) {
+  EXPECT_THAT(
+      Describe(
+          ResolveText(Minimal("memory_budget_gb = 4"), {Set("compute.gpu_type", "CPU")}).warnings),
+      HasSubstr("has no effect with compute.gpu_type = CPU (--set)"));
+}
+
 TEST(ValidationTest, RowsSwitchItOn) {
   const Resolution r = ResolveText(Minimal("[data]\nval = \"v.jsonl\""));
   ASSERT_TRUE(r.ok()) << Describe(r.problems);
