@@ -118,7 +118,8 @@ absl::Status Connection::ExplainTls() {
   return absl::IsUnavailable(why) ? absl::OkStatus() : why;
 }
 
-absl::Status Connection::Describe(const grpc::Status& status) {
+absl::Status Connection::Describe(const grpc::Status& status,
+                                  std::vector<rpc::FieldViolation>* violations) {
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     SFT_RETURN_IF_ERROR(ExplainTls());
     return Unavailable(
@@ -128,6 +129,10 @@ absl::Status Connection::Describe(const grpc::Status& status) {
                     server_, status.error_message()));
   }
   for (const rpc::FieldViolation& violation : rpc::ViolationsOf(status)) {
+    if (violations != nullptr) {
+      violations->push_back(violation);
+      continue;
+    }
     console_.err << Lines(fmt::format("  {}: {}\n", violation.field, violation.description));
   }
   if (status.error_message().empty()) {

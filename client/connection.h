@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "client/console.h"
 #include "client/exit_codes.h"
@@ -40,16 +41,18 @@ class Connection {
   Clock& clock() { return clock_; }
 
   // One unary call with the usual deadline, as in Call(&v1::JobService::Stub::GetJob, request).
-  // UNAVAILABLE is tried again for a few seconds: what is sent is safe to repeat.
+  // UNAVAILABLE is tried again for a few seconds: what is sent is safe to repeat. Bad keys of a job
+  // file are put into `violations` where it is not null, else printed.
   template <typename Stub, typename Request, typename Response>
   absl::StatusOr<Response> Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
                                                              Response*),
-                                const Request& request) {
+                                const Request& request,
+                                std::vector<rpc::FieldViolation>* violations = nullptr) {
     Stub stub(channel_);
     Response response;
     const grpc::Status status = Retry(
         [&](grpc::ClientContext& context) { return (stub.*method)(&context, request, &response); });
-    if (!status.ok()) return Describe(status);
+    if (!status.ok()) return Describe(status, violations);
     return response;
   }
 
@@ -60,8 +63,10 @@ class Connection {
   }
 
   // The status as a person reads it: an unreachable server is named with what to do. Bad keys of a
-  // job file are printed, one a line, to the console's err.
-  absl::Status Describe(const grpc::Status& status);
+  // job file are put into `violations`; where that is null they are printed, one a line, to the
+  // console's err.
+  absl::Status Describe(const grpc::Status& status,
+                        std::vector<rpc::FieldViolation>* violations = nullptr);
 
  private:
   // What is wrong with the server's TLS, if that is why it cannot be reached.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <filesystem>
 
 #include "client/output/text.h"
@@ -87,6 +88,23 @@ std::string LocalPath(const v1::NeededFile& needed, const std::string& job_file)
   const std::filesystem::path path(needed.path());
   if (path.is_absolute() || needed.from_override()) return path.string();
   return (std::filesystem::path(job_file).parent_path() / path).string();
+}
+
+v1::Problem ProblemOf(const rpc::FieldViolation& violation) {
+  constexpr std::string_view kLine = "line ";
+  v1::Problem problem;
+  problem.set_key(violation.field);
+  problem.set_message(violation.description);
+  const std::string_view text = violation.description;
+  if (!text.starts_with(kLine)) return problem;
+  int line = 0;
+  const auto [end, error] =
+      std::from_chars(text.data() + kLine.size(), text.data() + text.size(), line);
+  const std::string_view rest(end, text.data() + text.size() - end);
+  if (error != std::errc() || !rest.starts_with(": ")) return problem;
+  problem.set_line(line);
+  problem.set_message(std::string(rest.substr(2)));
+  return problem;
 }
 
 std::string ProblemLine(const v1::Problem& problem, const std::string& file) {

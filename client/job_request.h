@@ -36,6 +36,9 @@ absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& fl
 // working directory when an override named it.
 std::string LocalPath(const v1::NeededFile& needed, const std::string& job_file);
 
+// A bad key that a refused call names; its description begins with "line 12: " where it has a line.
+v1::Problem ProblemOf(const rpc::FieldViolation& violation);
+
 // "job.toml:12: hyperparameters.n_epochs: message"
 std::string ProblemLine(const v1::Problem& problem, const std::string& file);
 

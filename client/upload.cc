@@ -63,6 +63,15 @@ absl::StatusOr<LocalFile> HashLocalFile(const std::string& key, const std::strin
   return LocalFile{path, hash->sha256, hash->size};
 }
 
+bool IsUploaded(Connection& connection, const LocalFile& file, const std::string& project) {
+  v1::StatBlobRequest request;
+  request.set_sha256(file.sha256);
+  request.set_purpose(v1::UploadBlobRequest::DATASET);
+  request.set_project(project);
+  const auto known = connection.Call(&v1::DataService::Stub::StatBlob, request);
+  return known.ok() && known->complete();
+}
+
 absl::Status UploadDataset(Connection& connection, const LocalFile& file,
                            const std::string& project) {
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(file.path));

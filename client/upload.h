@@ -17,6 +17,9 @@ struct LocalFile {
 // Reads and hashes a file that a job names; the error names the key that asked for it.
 absl::StatusOr<LocalFile> HashLocalFile(const std::string& key, const std::string& path);
 
+// Whether the server has the file for this project; also false where it does not say.
+bool IsUploaded(Connection& connection, const LocalFile& file, const std::string& project);
+
 // Sends the file unless the server has it, from where an earlier upload stopped. Safe to repeat.
 // `project`: whose it will be; empty: the server knows the one.
 absl::Status UploadDataset(Connection& connection, const LocalFile& file,

@@ -1,17 +1,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
+#include <optional>
 
 #include "client/commands/commands.h"
 #include "client/interrupt.h"
 #include "client/job_request.h"
-#include "client/output/format.h"
 #include "client/output/json.h"
+#include "client/output/resolution.h"
 #include "client/output/table.h"
 #include "common/base/ids.h"
 #include "common/base/json.h"
 #include "common/base/utf8.h"
+#include "common/io/dataset_check.h"
 #include "common/io/file.h"
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
@@ -32,84 +35,29 @@ struct SubmitOptions : SubmitFlags {
   int max_parallel = 0;
 };
 
-Json ResolutionJson(const v1::ResolveJobResponse& response) {
-  Json json = {{"valid", response.problems().empty()}};
-  json["problems"] = Json::array();
-  for (const v1::Problem& problem : response.problems())
-    json["problems"].push_back(ProblemJson(problem));
-  json["warnings"] = Json::array();
-  for (const v1::Problem& warning : response.warnings())
-    json["warnings"].push_back(ProblemJson(warning));
-  Json values = Json::object();
-  for (const v1::ResolvedValue& value : response.resolved()) {
-    values[value.key()] = {{"value", value.value()}, {"origin", value.origin()}};
+// What a value was resolved to; empty: the server did not say.
+std::string ValueOf(const v1::ResolveJobResponse& resolution, std::string_view key) {
+  for (const v1::ResolvedValue& value : resolution.resolved()) {
+    if (value.key() == key) return value.value();
   }
-  json["values"] = values;
-  // A job with problems has no resolved form.
-  const Json resolved = ParseOrderedJson(response.resolved_json());
-  json["resolved"] = resolved.is_discarded() ? Json(nullptr) : resolved;
-  const v1::JobPlan& plan = response.plan();
-  Json memory = Json::object();
-  for (const v1::MemoryItem& item : plan.memory()) memory[item.category()] = item.bytes();
-  json["plan"] = {{"variant", plan.variant()},
-                  {"nodes", plan.nodes()},
-                  {"ranks", plan.ranks()},
-                  {"placement", plan.placement()},
-                  {"batch", plan.batch()},
-                  {"trainable_parameters", plan.trainable_parameters()},
-                  {"total_parameters", plan.total_parameters()},
-                  {"memory_bytes_per_rank", memory},
-                  {"memory_limit_bytes", plan.memory_limit_bytes()},
-                  {"execution", plan.execution()},
-                  {"tokens_per_second", plan.tokens_per_second()},
-                  {"outlook", plan.has_outlook() ? OutlookJson(plan.outlook()) : Json(nullptr)},
-                  {"note", plan.note()}};
-  return json;
+  return "";
 }
 
-void PrintMemory(std::ostream& out, const v1::JobPlan& plan) {
-  if (plan.memory().empty()) return;
-  int64_t total = 0;
-  std::string parts;
-  for (const v1::MemoryItem& item : plan.memory()) {
-    total += item.bytes();
-    parts +=
-        fmt::format("{}{} {}", parts.empty() ? "" : ", ", item.category(), Bytes(item.bytes()));
+// The changes of each job of a sweep, in the order in which the server makes them: the last axis
+// turns fastest.
+std::vector<std::vector<std::string>> Combinations(const std::vector<v1::SweepAxis>& axes) {
+  std::vector<std::vector<std::string>> all = {{}};
+  for (const v1::SweepAxis& axis : axes) {
+    std::vector<std::vector<std::string>> longer;
+    for (const std::vector<std::string>& values : all) {
+      for (const std::string& value : axis.values()) {
+        longer.push_back(values);
+        longer.back().push_back(value);
+      }
+    }
+    all = std::move(longer);
   }
-  if (plan.execution().empty()) {
-    out << fmt::format("memory       {} a rank, activations not counted ({})\n", Bytes(total),
-                       parts);
-    return;
-  }
-  out << fmt::format("execution    {}\n", plan.execution());
-  out << fmt::format("memory       {} of {} a rank at the peak ({})\n", Bytes(total),
-                     Bytes(plan.memory_limit_bytes()), parts);
-}
-
-void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
-  Table values({"KEY", "VALUE", "FROM"});
-  for (const v1::ResolvedValue& value : response.resolved()) {
-    values.Add({value.key(), value.value(), value.origin()});
-  }
-  const v1::JobPlan& plan = response.plan();
-  out << values.Render() << "\n";
-  out << fmt::format("allocation   {} on {} node{}: {} rank{}; {}\n", plan.variant(), plan.nodes(),
-                     plan.nodes() == 1 ? "" : "s", plan.ranks(), plan.ranks() == 1 ? "" : "s",
-                     plan.placement());
-  if (const std::string outlook = OutlookText(plan.outlook()); !outlook.empty()) {
-    out << fmt::format("expected     {}\n", outlook);
-  }
-  out << fmt::format("batch        {}\n", plan.batch());
-  if (plan.total_parameters() > 0) {
-    out << fmt::format("parameters   {} trainable of {} ({:.3f} %)\n",
-                       Count(plan.trainable_parameters()), Count(plan.total_parameters()),
-                       100.0 * plan.trainable_parameters() / plan.total_parameters());
-  }
-  PrintMemory(out, plan);
-  if (plan.tokens_per_second() > 0) {
-    out << fmt::format("speed        {} tokens/s predicted\n", Count(plan.tokens_per_second()));
-  }
-  if (!plan.note().empty()) out << fmt::format("note         {}\n", plan.note());
+  return all;
 }
 
 class Submission {
@@ -121,16 +69,15 @@ class Submission {
     if (const absl::Status status = Resolve(); !status.ok()) return Fail(connection_, status);
     CheckFiles();
     PrintProblems(resolution_.warnings(), "warning: ");
-    if (!resolution_.problems().empty()) {
-      if (json_) connection_.console().out << DumpJson(ResolutionJson(resolution_), 2) << "\n";
-      PrintProblems(resolution_.problems(), "");
-      connection_.console().err << fmt::format(
-          "sftctl: {} problem{} in {}; `sftctl explain KEY` describes a key\n",
-          resolution_.problems_size(), resolution_.problems_size() == 1 ? "" : "s", options_.file);
-      return kUsage;
+    if (!resolution_.problems().empty()) return Refuse();
+    if (options_.dry_run || uploads_) {
+      // Before gigabytes are sent for a job that is refused.
+      if (const std::optional<ExitCode> refused = Send(true)) return *refused;
     }
-    if (!options_.axes.empty()) return SubmitSweep();
-    return options_.dry_run ? DryRun() : Submit();
+    if (options_.dry_run) return ShowDryRun();
+    if (const absl::Status sent = Upload(); !sent.ok()) return Fail(connection_, sent);
+    if (const std::optional<ExitCode> refused = Send(false)) return *refused;
+    return options_.axes.empty() ? ShowJob() : ShowSweep();
   }
 
  private:
@@ -167,32 +114,110 @@ class Submission {
         fmt::format("{}:{}: is not UTF-8, as a TOML file must be", options_.file, line));
   }
 
-  // Hashes the files that the job names; what cannot be read is one more problem of the job.
+  // Hashes the files that the job names, and reads the rows of those that the server does not know:
+  // what is wrong with them is one more problem of the job.
   void CheckFiles() {
     for (const v1::NeededFile& needed : resolution_.needed_files()) {
       const absl::StatusOr<LocalFile> file =
           HashLocalFile(needed.key(), LocalPath(needed, options_.file));
-      if (file.ok()) {
-        files_.emplace_back(needed, *file);
+      if (!file.ok()) {
+        AddFileProblem(needed,
+                       fmt::format("{}; must be a file of this machine, or node:/path for one that "
+                                   "every node sees",
+                                   Message(file.status()).substr(needed.key().size() + 2)));
         continue;
       }
-      v1::Problem* problem = resolution_.add_problems();
-      problem->set_key(needed.key());
-      problem->set_line(needed.line());
-      const std::string message(Message(file.status()));
-      problem->set_message(
-          message.substr(needed.key().size() + 2) +
-          "; must be a file of this machine, or node:/path for one that every node sees");
+      files_.emplace_back(needed, *file);
+      if (IsUploaded(connection_, *file, options_.project)) continue;
+      uploads_ = true;
+      if (const std::string problem = CheckRows(needed, *file); !problem.empty()) {
+        AddFileProblem(needed, fmt::format("{}: {}", file->path, problem));
+      }
     }
+    SortProblems();
+  }
+
+  std::string CheckRows(const v1::NeededFile& needed, const LocalFile& file) {
+    const absl::StatusOr<io::DatasetCheck> found = io::CheckDataset(file.path);
+    if (!found.ok()) return std::string(Message(found.status()));
+    int64_t taken = 0;
+    if (needed.key() == "job.data") {
+      const std::string text = ValueOf(resolution_, "data.max_examples");
+      std::from_chars(text.data(), text.data() + text.size(), taken);
+    }
+    return io::RowsProblem(*found, ValueOf(resolution_, "data.on_bad_rows") == "skip", taken);
+  }
+
+  void AddFileProblem(const v1::NeededFile& needed, const std::string& message) {
+    v1::Problem* problem = resolution_.add_problems();
+    problem->set_key(needed.key());
+    problem->set_line(needed.line());
+    problem->set_message(message);
+  }
+
+  void SortProblems() {
     std::stable_sort(resolution_.mutable_problems()->begin(), resolution_.mutable_problems()->end(),
                      [](const auto& a, const auto& b) { return a.line() < b.line(); });
   }
 
   void PrintProblems(const google::protobuf::RepeatedPtrField<v1::Problem>& problems,
                      const std::string& prefix) {
-    for (const v1::Problem& problem : problems) {
-      connection_.console().err << prefix << ProblemLine(problem, options_.file) << "\n";
+    constexpr int kMostShown = 20;
+    for (int i = 0; i < std::min(problems.size(), kMostShown); ++i) {
+      connection_.console().err << prefix << ProblemLine(problems[i], options_.file) << "\n";
     }
+    if (problems.size() > kMostShown) {
+      connection_.console().err << fmt::format("{}and {} more\n", prefix,
+                                               problems.size() - kMostShown);
+    }
+  }
+
+  // Of a job with problems: all of them, in the one form that they have.
+  ExitCode Refuse() {
+    if (json_) connection_.console().out << DumpJson(ResolutionJson(resolution_), 2) << "\n";
+    PrintProblems(resolution_.problems(), "");
+    connection_.console().err << fmt::format(
+        "sftctl: {} problem{} in {}; `sftctl explain KEY` describes a key\n",
+        resolution_.problems_size(), resolution_.problems_size() == 1 ? "" : "s", options_.file);
+    return kUsage;
+  }
+
+  // What the server says only to a job that would be submitted: limits, other jobs, its values of a
+  // sweep.
+  ExitCode Refuse(const absl::Status& status, const std::vector<rpc::FieldViolation>& violations) {
+    for (const rpc::FieldViolation& violation : violations) {
+      *resolution_.add_problems() = ProblemOf(violation);
+    }
+    SortProblems();
+    if (!violations.empty()) return Refuse();
+    const ExitCode code = ExitCodeOf(status);
+    if (json_ && (code == kUsage || code == kRefused)) {
+      resolution_.add_problems()->set_message(std::string(Message(status)));
+      connection_.console().out << DumpJson(ResolutionJson(resolution_), 2) << "\n";
+    }
+    return Fail(connection_, status);
+  }
+
+  // Submits, or only asks whether that would be refused; nothing: it is not.
+  std::optional<ExitCode> Send(bool validate_only) {
+    std::vector<rpc::FieldViolation> violations;
+    const v1::SubmitJobRequest request = Request(validate_only);
+    absl::Status status;
+    if (options_.axes.empty()) {
+      auto job = connection_.Call(&v1::JobService::Stub::SubmitJob, request, &violations);
+      status = job.status();
+      if (job.ok()) job_ = *std::move(job);
+    } else {
+      v1::SubmitSweepRequest sweep;
+      *sweep.mutable_job() = request;
+      sweep.mutable_axes()->Assign(options_.axes.begin(), options_.axes.end());
+      sweep.set_max_parallel(options_.max_parallel);
+      auto sent = connection_.Call(&v1::SchedulingService::Stub::SubmitSweep, sweep, &violations);
+      status = sent.status();
+      if (sent.ok()) sweep_ = *std::move(sent);
+    }
+    if (status.ok()) return std::nullopt;
+    return Refuse(status, violations);
   }
 
   v1::SubmitJobRequest Request(bool validate_only) {
@@ -213,18 +238,6 @@ class Submission {
     return request;
   }
 
-  ExitCode DryRun() {
-    const auto job = connection_.Call(&v1::JobService::Stub::SubmitJob, Request(true));
-    if (!job.ok()) return Fail(connection_, job.status());
-    if (json_) {
-      connection_.console().out << DumpJson(ResolutionJson(resolution_), 2) << "\n";
-    } else {
-      PrintPlan(connection_.console().out, resolution_);
-      connection_.console().err << "dry run: nothing was submitted\n";
-    }
-    return kSucceeded;
-  }
-
   absl::Status Upload() {
     for (const auto& [needed, file] : files_) {
       const absl::Status status = UploadDataset(connection_, file, options_.project);
@@ -233,49 +246,73 @@ class Submission {
     return absl::OkStatus();
   }
 
-  ExitCode SubmitSweep() {
-    v1::SubmitSweepRequest request;
-    *request.mutable_job() = Request(options_.dry_run);
-    request.mutable_axes()->Assign(options_.axes.begin(), options_.axes.end());
-    request.set_max_parallel(options_.max_parallel);
-    if (!options_.dry_run) {
-      if (const absl::Status sent = Upload(); !sent.ok()) return Fail(connection_, sent);
-    }
-    const auto sweep = connection_.Call(&v1::SchedulingService::Stub::SubmitSweep, request);
-    if (!sweep.ok()) return Fail(connection_, sweep.status());
+  ExitCode ShowDryRun() {
     std::ostream& out = connection_.console().out;
-    if (options_.dry_run) {
-      connection_.console().err << "dry run: every combination is valid; nothing was submitted\n";
-      return kSucceeded;
-    }
+    if (!options_.axes.empty()) return ShowSweepPlan();
     if (json_) {
-      Json jobs = Json::array();
-      for (const v1::Job& job : sweep->jobs()) jobs.push_back(ShortName(job.name()));
-      out << DumpJson(Json({{"sweep", sweep->sweep()}, {"jobs", jobs}}), 2) << "\n";
-      return kSucceeded;
+      out << DumpJson(ResolutionJson(resolution_), 2) << "\n";
+    } else {
+      PrintPlan(out, resolution_);
+      connection_.console().err << "dry run: nothing was submitted\n";
     }
-    out << sweep->sweep() << std::endl;
-    connection_.console().err << fmt::format(
-        "submitted {} jobs; `sftctl list --sweep {}` shows them, `sftctl cancel --sweep {}` ends "
-        "them\n",
-        sweep->jobs_size(), sweep->sweep(), sweep->sweep());
     return kSucceeded;
   }
 
-  ExitCode Submit() {
-    if (const absl::Status sent = Upload(); !sent.ok()) return Fail(connection_, sent);
-    const v1::SubmitJobRequest request = Request(false);
-    const auto job = connection_.Call(&v1::JobService::Stub::SubmitJob, request);
-    if (!job.ok()) return Fail(connection_, job.status());
-    const std::string id = ShortName(job->name());
+  ExitCode ShowSweepPlan() {
+    const auto combinations = Combinations(options_.axes);
+    std::vector<std::string> keys = {"JOB"};
+    for (const v1::SweepAxis& axis : options_.axes) keys.push_back(axis.key());
+    Table table(keys);
+    Json jobs = Json::array();
+    for (const std::vector<std::string>& values : combinations) {
+      std::vector<std::string> row = {fmt::format("{}", jobs.size() + 1)};
+      Json changes = Json::object();
+      for (size_t i = 0; i < values.size(); ++i) {
+        changes[options_.axes[i].key()] = values[i];
+        row.push_back(values[i]);
+      }
+      table.Add(row);
+      jobs.push_back(changes);
+    }
     if (json_) {
-      connection_.console().out << DumpJson(JobJson(*job), options_.follow ? -1 : 2) << std::endl;
+      Json json = ResolutionJson(resolution_);
+      json["jobs"] = jobs;
+      connection_.console().out << DumpJson(json, 2) << "\n";
+    } else {
+      connection_.console().out << table.Render();
+    }
+    connection_.console().err << fmt::format(
+        "dry run: {} job{}, every combination is valid; nothing was submitted\n", jobs.size(),
+        jobs.size() == 1 ? "" : "s");
+    return kSucceeded;
+  }
+
+  ExitCode ShowSweep() {
+    std::ostream& out = connection_.console().out;
+    if (json_) {
+      Json jobs = Json::array();
+      for (const v1::Job& job : sweep_.jobs()) jobs.push_back(ShortName(job.name()));
+      out << DumpJson(Json({{"sweep", sweep_.sweep()}, {"jobs", jobs}}), 2) << "\n";
+      return kSucceeded;
+    }
+    out << sweep_.sweep() << std::endl;
+    connection_.console().err << fmt::format(
+        "submitted {} jobs; `sftctl list --sweep {}` shows them, `sftctl cancel --sweep {}` ends "
+        "them\n",
+        sweep_.jobs_size(), sweep_.sweep(), sweep_.sweep());
+    return kSucceeded;
+  }
+
+  ExitCode ShowJob() {
+    const std::string id = ShortName(job_.name());
+    if (json_) {
+      connection_.console().out << DumpJson(JobJson(job_), options_.follow ? -1 : 2) << std::endl;
     } else {
       connection_.console().out << id << std::endl;
       connection_.console().err << fmt::format(
           "submitted {}{}; follow it with `sftctl logs {} --follow` or "
           "`sftctl status {} --watch`\n",
-          id, job->reason().empty() ? "" : ": " + job->reason(), id, id);
+          id, job_.reason().empty() ? "" : ": " + job_.reason(), id, id);
     }
     return options_.follow ? FollowToTheEnd(connection_, id, json_) : kSucceeded;
   }
@@ -287,6 +324,9 @@ class Submission {
   std::vector<v1::Override> overrides_;
   v1::ResolveJobResponse resolution_;
   std::vector<std::pair<v1::NeededFile, LocalFile>> files_;
+  bool uploads_ = false;  // the server does not have all of files_
+  v1::Job job_;
+  v1::SubmitSweepResponse sweep_;
 };
 
 }  // namespace

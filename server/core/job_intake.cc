@@ -12,6 +12,7 @@
 #include "common/base/duration.h"
 #include "common/base/ids.h"
 #include "common/base/json.h"
+#include "common/io/dataset_check.h"
 #include "common/io/sha256.h"
 #include "common/spec/job_json.h"
 #include "common/spec/job_protocol.h"
@@ -139,22 +140,6 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   job.request_id = request.request_id();
   job.request_hash = RequestHash(request);
   return job;
-}
-
-// Why the job cannot use the rows of a data set; empty: it can, or its ranks will say.
-std::string RowsProblem(const DatasetRecord& dataset, const std::string& key,
-                        const spec::JobSpec& spec) {
-  if (dataset.odd_rows == 0) return "";
-  if (dataset.odd_rows == dataset.rows) {
-    return fmt::format("none of its {} rows can be used; {}", dataset.rows, dataset.first_odd);
-  }
-  const int64_t taken = key == "job.data" ? spec.data.max_examples : 0;
-  if (spec.data.on_bad_rows == spec::BadRows::kSkip) return "";
-  if (taken > 0 && dataset.first_odd_row > taken) return "";
-  return fmt::format(
-      "{} ({} of {} rows are like it); correct them, or leave them out with "
-      "data.on_bad_rows = \"skip\"",
-      dataset.first_odd, dataset.odd_rows, dataset.rows);
 }
 
 void CheckVariant(const FleetView::Fleet& fleet, spec::Resolution& resolution) {
@@ -340,8 +325,11 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
       missing.push_back(needed.key);
       continue;
     }
-    if (const std::string problem = RowsProblem(*dataset, needed.key, resolution.spec);
-        !problem.empty()) {
+    const spec::JobSpec::Data& data = resolution.spec.data;
+    const std::string problem = io::RowsProblem(
+        {dataset->rows, dataset->odd_rows, dataset->first_odd_row, dataset->first_odd},
+        data.on_bad_rows == spec::BadRows::kSkip, needed.key == "job.data" ? data.max_examples : 0);
+    if (!problem.empty()) {
       AddProblem(resolution, needed.key, fmt::format("{}: {}", sent->client_path(), problem));
     }
     files.push_back({needed.key, dataset->sha256, dataset->size, sent->client_path(), ""});
@@ -398,10 +386,12 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
   const bool repeated = absl::IsResourceExhausted(allowed) &&
                         jobs_.Knows(prepared.job.project, prepared.job.request_id);
   if (!repeated) SFT_RETURN_IF_ERROR(allowed);
-  if (!request.validate_only()) {
-    int64_t rows = 0;
-    SFT_ASSIGN_OR_RETURN(prepared.files,
-                         CheckFiles(request, resolution, outcome.missing_files, rows));
+  int64_t rows = 0;
+  SFT_ASSIGN_OR_RETURN(prepared.files,
+                       CheckFiles(request, resolution, outcome.missing_files, rows));
+  if (request.validate_only()) {
+    outcome.missing_files.clear();
+  } else {
     if (limits_ != nullptr && outcome.missing_files.empty()) {
       const absl::Status room = limits_->CheckSubmit(prepared.job.project, prepared.files);
       if (!room.ok() && !jobs_.Knows(prepared.job.project, prepared.job.request_id)) return room;

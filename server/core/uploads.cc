@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "server/blob/dataset_check.h"
+#include "common/io/dataset_check.h"
 #include "server/store/files.h"
 #include "server/store/storage.h"
 #include "server/store/tenancy.h"
@@ -86,7 +86,7 @@ absl::StatusOr<v1::UploadBlobResponse> UploadSession::Finish() {
   // The row of `datasets` is stored before the blob is complete: who finds the blob finds it too.
   const auto check = [&](const std::string& path) -> absl::Status {
     if (!is_dataset()) return absl::OkStatus();
-    SFT_ASSIGN_OR_RETURN(const DatasetCheck found, CheckDataset(path));
+    SFT_ASSIGN_OR_RETURN(const io::DatasetCheck found, io::CheckDataset(path));
     rows = found.rows;
     const DatasetRecord dataset{first_.sha256(), first_.size(),
                                 found.rows,      first_.display_name(),

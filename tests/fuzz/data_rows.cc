@@ -5,7 +5,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const sft::fuzz::InputFile file(data, size);
-  const auto found = sft::server::CheckDataset(file.path());
+  const auto found = sft::io::CheckDataset(file.path());
   if (found.ok()) sft::fuzz::Require(found->rows > 0 && found->odd_rows <= found->rows);
   return 0;
 }

@@ -245,11 +245,27 @@ class FakeServer::Admin : public v1::AdminService::Service {
   FakeServer& fake_;
 };
 
+class FakeServer::Scheduling : public v1::SchedulingService::Service {
+ public:
+  explicit Scheduling(FakeServer& fake) : fake_(fake) {}
+
+  grpc::Status SubmitSweep(grpc::ServerContext*, const v1::SubmitSweepRequest* request,
+                           v1::SubmitSweepResponse* response) override {
+    fake_.sweeps.push_back(*request);
+    response->set_sweep("sweep-new");
+    return fake_.submit_status;
+  }
+
+ private:
+  FakeServer& fake_;
+};
+
 FakeServer::FakeServer()
     : jobs_service_(std::make_unique<Jobs>(*this)),
       data_service_(std::make_unique<Data>(*this)),
       cluster_service_(std::make_unique<Cluster>(*this)),
-      admin_service_(std::make_unique<Admin>(*this)) {
+      admin_service_(std::make_unique<Admin>(*this)),
+      scheduling_service_(std::make_unique<Scheduling>(*this)) {
   info.set_version(kVersion);
   info.set_protocol(kProtocol);
   info.set_min_protocol(kProtocol);
@@ -258,6 +274,7 @@ FakeServer::FakeServer()
   builder.RegisterService(data_service_.get());
   builder.RegisterService(cluster_service_.get());
   builder.RegisterService(admin_service_.get());
+  builder.RegisterService(scheduling_service_.get());
   server_ = builder.BuildAndStart();
 }
 

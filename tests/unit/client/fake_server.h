@@ -13,6 +13,7 @@
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "sft/v1/data_service.grpc.pb.h"
 #include "sft/v1/job_service.grpc.pb.h"
+#include "sft/v1/scheduling_service.grpc.pb.h"
 
 // A server in this process: remembers what it was asked and answers what a test puts into its
 // public members. Tests change those only while no call is under way.
@@ -24,10 +25,11 @@ class FakeServer {
   FakeServer();
   ~FakeServer();
 
-  // ResolveJob and SubmitJob.
+  // ResolveJob, SubmitJob and SubmitSweep.
   v1::ResolveJobResponse resolution;
   std::vector<v1::ResolveJobRequest> resolved;
   std::vector<v1::SubmitJobRequest> submitted;
+  std::vector<v1::SubmitSweepRequest> sweeps;
   grpc::Status submit_status;
 
   // GetJob, ListJobs, CancelJob by id.
@@ -94,11 +96,13 @@ class FakeServer {
   class Data;
   class Cluster;
   class Admin;
+  class Scheduling;
 
   std::unique_ptr<Jobs> jobs_service_;
   std::unique_ptr<Data> data_service_;
   std::unique_ptr<Cluster> cluster_service_;
   std::unique_ptr<Admin> admin_service_;
+  std::unique_ptr<Scheduling> scheduling_service_;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -10,6 +10,7 @@
 #include "client/exit_codes.h"
 #include "common/base/json.h"
 #include "common/io/sha256.h"
+#include "common/rpc/status.h"
 #include "tests/unit/client/fake_server.h"
 
 namespace sft::client {
@@ -107,8 +108,7 @@ TEST_F(SubmitTest, UploadsTheRowsBesideTheJobFileOnce) {
 }
 
 TEST_F(SubmitTest, ABrokenUploadGoesOnWhereItStopped) {
-  std::string rows(3 << 20, 'x');
-  rows += "end";
+  const std::string rows = "{\"text\":\"" + std::string(3 << 20, 'x') + "\"}\n";
   Write("rows.jsonl", rows);
   Need("rows.jsonl");
   server_.cut_upload_after = (1 << 20) + 17;
@@ -129,7 +129,7 @@ TEST_F(SubmitTest, AMissingDataSetIsAProblemOfTheJob) {
 }
 
 TEST_F(SubmitTest, APathFromAnOverrideCountsFromTheWorkingDirectory) {
-  Write("rows.jsonl", "{}\n");
+  Write("rows.jsonl", "{\"text\":\"a\"}\n");
   Need(std::filesystem::relative(Path("rows.jsonl")).string(), /*from_override=*/true);
   EXPECT_EQ(Sftctl(server_, {"submit", Path("job.toml")}).code, kSucceeded);
 }
@@ -160,7 +160,7 @@ TEST_F(SubmitTest, WarningsAreShownAndTheJobGoesOn) {
 }
 
 TEST_F(SubmitTest, ADryRunShowsThePlanAndUploadsNothing) {
-  Write("rows.jsonl", "{}\n");
+  Write("rows.jsonl", "{\"text\":\"a\"}\n");
   Need("rows.jsonl");
   v1::ResolvedValue* value = server_.resolution.add_resolved();
   value->set_key("lora.r");
@@ -249,7 +249,9 @@ TEST_F(SubmitTest, ADataSetThatAnotherCallUploadsIsWaitedForNotSentAgain) {
   ASSERT_EQ(run.code, kSucceeded) << run.err;
   EXPECT_THAT(run.err, HasSubstr("by another call already: waiting"));
   EXPECT_THAT(server_.upload_offsets, IsEmpty());
-  EXPECT_EQ(server_.submitted.size(), 1u);
+  ASSERT_EQ(server_.submitted.size(), 2u);
+  EXPECT_TRUE(server_.submitted[0].validate_only());
+  EXPECT_FALSE(server_.submitted[1].validate_only());
 }
 
 TEST_F(SubmitTest, WhatIsNotUtf8IsNamed) {
@@ -319,6 +321,100 @@ TEST_F(SubmitTest, APipeIsRefusedWithoutWaitingForItsWriter) {
   const Outcome data = Sftctl(server_, {"submit", Path("job.toml")});
   EXPECT_EQ(data.code, kUsage);
   EXPECT_THAT(data.err, HasSubstr("job.data: " + Path("pipe") + " is a pipe"));
+}
+
+TEST_F(SubmitTest, RowsThatCannotBeUsedAreAProblemBeforeTheyAreSent) {
+  Need("rows.jsonl");
+  server_.resolution.mutable_needed_files(0)->set_line(3);
+  const std::pair<const char*, const char*> cases[] = {
+      {"not json\n", "line 1: not JSON: not json; a data set is JSON Lines, one object a line"},
+      {"", "the data set is empty"},
+      {"{\"text\":\"a\"}\n{\"x\":1}\n", "line 2: none of the row forms"},
+      {"{\"x\":1}\n", "none of its 1 rows can be used"}};
+  for (const auto& [rows, message] : cases) {
+    Write("rows.jsonl", rows);
+    for (const bool dry_run : {false, true}) {
+      std::vector<std::string> words = {"submit", Path("job.toml"), "--json"};
+      if (dry_run) words.emplace_back("--dry-run");
+      const Outcome run = Sftctl(server_, words);
+      EXPECT_EQ(run.code, kUsage) << rows;
+      EXPECT_THAT(run.err, HasSubstr("job.toml:3: job.data: " + Path("rows.jsonl") + ": "));
+      EXPECT_THAT(run.err, HasSubstr(message));
+      EXPECT_EQ(ParseJson(run.out)["valid"], false) << run.out;
+    }
+  }
+  EXPECT_THAT(server_.blobs, IsEmpty());
+  EXPECT_THAT(server_.submitted, IsEmpty());
+}
+
+TEST_F(SubmitTest, RowsThatTheJobLeavesOutAreNoProblem) {
+  Need("rows.jsonl");
+  Write("rows.jsonl", "{\"text\":\"a\"}\n{\"x\":1}\n");
+  v1::ResolvedValue* value = server_.resolution.add_resolved();
+  value->set_key("data.on_bad_rows");
+  value->set_value("skip");
+  EXPECT_EQ(Sftctl(server_, {"submit", Path("job.toml"), "--dry-run"}).code, kSucceeded);
+  value->set_key("data.max_examples");
+  value->set_value("1");
+  EXPECT_EQ(Sftctl(server_, {"submit", Path("job.toml"), "--dry-run"}).code, kSucceeded);
+}
+
+// What the server finds only in a job that would be submitted has the form of all else.
+TEST_F(SubmitTest, ARefusedSubmissionNamesFileAndLineAndSendsNothing) {
+  Write("rows.jsonl", "{\"text\":\"a\"}\n");
+  Need("rows.jsonl");
+  server_.submit_status = rpc::BadRequest(
+      "job.toml: 1 problem", {{"scheduling.priority", "line 7: project p may not use urgent"}});
+  for (const bool dry_run : {false, true}) {
+    std::vector<std::string> words = {"submit", Path("job.toml"), "--json"};
+    if (dry_run) words.emplace_back("--dry-run");
+    const Outcome run = Sftctl(server_, words);
+    EXPECT_EQ(run.code, kUsage);
+    EXPECT_THAT(run.err,
+                HasSubstr("job.toml:7: scheduling.priority: project p may not use urgent"));
+    EXPECT_THAT(run.err, HasSubstr("sftctl: 1 problem in "));
+    const auto json = ParseJson(run.out);
+    EXPECT_EQ(json["valid"], false) << run.out;
+    EXPECT_EQ(json["problems"][0]["line"], 7);
+    EXPECT_EQ(json["problems"][0]["key"], "scheduling.priority");
+  }
+  EXPECT_THAT(server_.blobs, IsEmpty());
+}
+
+TEST_F(SubmitTest, ALimitWithoutAKeyIsAProblemInJsonToo) {
+  server_.submit_status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "project p may have 2 jobs"};
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml"), "--dry-run", "--json"});
+  EXPECT_EQ(run.code, kRefused);
+  EXPECT_EQ(ParseJson(run.out)["problems"][0]["message"], "project p may have 2 jobs");
+}
+
+TEST_F(SubmitTest, OfManyProblemsTheFirstTwentyAreShown) {
+  for (int line = 1; line <= 23; ++line) {
+    v1::Problem* problem = server_.resolution.add_problems();
+    problem->set_line(line);
+    problem->set_message("unknown key");
+  }
+  const Outcome run = Sftctl(server_, {"submit", Path("job.toml"), "--json"});
+  EXPECT_THAT(run.err, HasSubstr("job.toml:20: unknown key\nand 3 more\nsftctl: 23 problems"));
+  EXPECT_EQ(ParseJson(run.out)["problems"].size(), 23u);
+}
+
+TEST_F(SubmitTest, ADryRunOfASweepShowsItsJobs) {
+  const std::vector<std::string> words = {
+      "sweep", Path("job.toml"),           "--set",    "lora.r=8,16",
+      "--set", "hyperparameters.seed=1,2", "--dry-run"};
+  const Outcome text = Sftctl(server_, words);
+  EXPECT_EQ(text.code, kSucceeded) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("JOB  lora.r  hyperparameters.seed"));
+  EXPECT_THAT(text.out, HasSubstr("2    8       2"));
+  EXPECT_THAT(text.err, HasSubstr("dry run: 4 jobs, every combination is valid"));
+  std::vector<std::string> with_json = words;
+  with_json.emplace_back("--json");
+  const auto json = ParseJson(Sftctl(server_, with_json).out);
+  EXPECT_EQ(json["valid"], true);
+  ASSERT_EQ(json["jobs"].size(), 4u);
+  EXPECT_EQ(json["jobs"][1]["hyperparameters.seed"], "2");
+  EXPECT_EQ(json["jobs"][2]["lora.r"], "16");
 }
 
 }  // namespace

@@ -269,7 +269,9 @@ TEST_F(IntakeTest, TheAnswerToResolveNamesTheFilesAndThePlacement) {
 TEST_F(IntakeTest, ABadDataSetIsRefusedAtTheEndOfItsUpload) {
   const absl::Status status = Upload("[1]\n");
   EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_EQ(Message(status), "line 1: a JSON array, not an object") << "the sender names the file";
+  EXPECT_EQ(Message(status),
+            "line 1: a JSON array, not an object; a data set is JSON Lines, one object a line")
+      << "the sender names the file";
   EXPECT_FALSE(blobs_->Find(io::Sha256Hex("[1]\n"))->complete);
 }
 
@@ -281,7 +283,11 @@ TEST_F(IntakeTest, RowsOfNoKnownFormAreRefusedOrLeftOutAsTheJobSays) {
     v1::SubmitJobRequest request = Request(std::string(kJobFile) + more);
     request.mutable_files(0)->set_sha256(io::Sha256Hex(content));
     request.mutable_files(0)->set_client_path("my/rows.jsonl");
-    return Problems(request);
+    v1::SubmitJobRequest dry = request;
+    dry.set_validate_only(true);
+    const auto found = Problems(request);
+    EXPECT_EQ(Problems(dry), found) << "a dry run says the same";
+    return found;
   };
   ASSERT_EQ(problems("", rows).size(), 1u);
   EXPECT_EQ(problems("", rows)[0].find("job.data: my/rows.jsonl: line 2: none of the row forms"),

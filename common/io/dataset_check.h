@@ -5,7 +5,7 @@
 
 #include "common/base/status.h"
 
-namespace sft::server {
+namespace sft::io {
 
 // Longest row that is taken.
 inline constexpr int64_t kMaxRowBytes = 16 << 20;
@@ -29,4 +29,8 @@ struct DatasetCheck {
 // checked when it is prepared.
 absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path);
 
-}  // namespace sft::server
+// Why a job cannot use these rows; empty: it can, or its ranks will say. `skips`: it leaves out
+// rows that it cannot use. `taken`: it reads the first so many alone; 0: all.
+std::string RowsProblem(const DatasetCheck& found, bool skips, int64_t taken);
+
+}  // namespace sft::io

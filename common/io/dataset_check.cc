@@ -1,4 +1,4 @@
-#include "server/blob/dataset_check.h"
+#include "common/io/dataset_check.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include "common/base/utf8.h"
 #include "common/io/file.h"
 
-namespace sft::server {
+namespace sft::io {
 namespace {
 
 using nlohmann::json;
@@ -183,7 +183,8 @@ class RowReader {
 
  private:
   absl::Status Refuse(const std::string& problem) const {
-    return InvalidArgument(fmt::format("line {}: {}", line_, problem));
+    return InvalidArgument(
+        fmt::format("line {}: {}; a data set is JSON Lines, one object a line", line_, problem));
   }
   static std::string Shown(std::string_view line) {
     return ToUtf8(line.substr(0, 60)) + (line.size() > 60 ? "..." : "");
@@ -196,7 +197,7 @@ class RowReader {
 }  // namespace
 
 absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path) {
-  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
+  SFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForRead(path));
   RowReader reader;
   std::vector<char> chunk(1 << 20);
   std::string pending;  // start of a line that is not complete yet
@@ -204,7 +205,7 @@ absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path) {
   pending.reserve(kMaxRowBytes + chunk.size());
   for (int64_t offset = 0;;) {
     SFT_ASSIGN_OR_RETURN(const size_t got,
-                         io::ReadAt(fd.get(), offset, chunk.data(), chunk.size(), path));
+                         ReadAt(fd.get(), offset, chunk.data(), chunk.size(), path));
     if (got == 0) break;
     offset += static_cast<int64_t>(got);
     std::string_view rest(chunk.data(), got);
@@ -221,4 +222,16 @@ absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path) {
   return reader.found();
 }
 
-}  // namespace sft::server
+std::string RowsProblem(const DatasetCheck& found, bool skips, int64_t taken) {
+  if (found.odd_rows == 0) return "";
+  if (found.odd_rows == found.rows) {
+    return fmt::format("none of its {} rows can be used; {}", found.rows, found.first_odd);
+  }
+  if (skips || (taken > 0 && found.first_odd_row > taken)) return "";
+  return fmt::format(
+      "{} ({} of {} rows are like it); correct them, or leave them out with "
+      "data.on_bad_rows = \"skip\"",
+      found.first_odd, found.odd_rows, found.rows);
+}
+
+}  // namespace sft::io

@@ -1,0 +1,96 @@
+#include "client/output/resolution.h"
+
+#include <fmt/format.h>
+
+#include "client/commands/commands.h"
+#include "client/output/format.h"
+#include "client/output/table.h"
+#include "common/base/json.h"
+
+namespace sft::client {
+
+Json ResolutionJson(const v1::ResolveJobResponse& response) {
+  Json json = {{"valid", response.problems().empty()}};
+  json["problems"] = Json::array();
+  for (const v1::Problem& problem : response.problems())
+    json["problems"].push_back(ProblemJson(problem));
+  json["warnings"] = Json::array();
+  for (const v1::Problem& warning : response.warnings())
+    json["warnings"].push_back(ProblemJson(warning));
+  Json values = Json::object();
+  for (const v1::ResolvedValue& value : response.resolved()) {
+    values[value.key()] = {{"value", value.value()}, {"origin", value.origin()}};
+  }
+  json["values"] = values;
+  // A job with problems has no resolved form.
+  const Json resolved = ParseOrderedJson(response.resolved_json());
+  json["resolved"] = resolved.is_discarded() ? Json(nullptr) : resolved;
+  const v1::JobPlan& plan = response.plan();
+  Json memory = Json::object();
+  for (const v1::MemoryItem& item : plan.memory()) memory[item.category()] = item.bytes();
+  json["plan"] = {{"variant", plan.variant()},
+                  {"nodes", plan.nodes()},
+                  {"ranks", plan.ranks()},
+                  {"placement", plan.placement()},
+                  {"batch", plan.batch()},
+                  {"trainable_parameters", plan.trainable_parameters()},
+                  {"total_parameters", plan.total_parameters()},
+                  {"memory_bytes_per_rank", memory},
+                  {"memory_limit_bytes", plan.memory_limit_bytes()},
+                  {"execution", plan.execution()},
+                  {"tokens_per_second", plan.tokens_per_second()},
+                  {"outlook", plan.has_outlook() ? OutlookJson(plan.outlook()) : Json(nullptr)},
+                  {"note", plan.note()}};
+  return json;
+}
+
+namespace {
+
+void PrintMemory(std::ostream& out, const v1::JobPlan& plan) {
+  if (plan.memory().empty()) return;
+  int64_t total = 0;
+  std::string parts;
+  for (const v1::MemoryItem& item : plan.memory()) {
+    total += item.bytes();
+    parts +=
+        fmt::format("{}{} {}", parts.empty() ? "" : ", ", item.category(), Bytes(item.bytes()));
+  }
+  if (plan.execution().empty()) {
+    out << fmt::format("memory       {} a rank, activations not counted ({})\n", Bytes(total),
+                       parts);
+    return;
+  }
+  out << fmt::format("execution    {}\n", plan.execution());
+  out << fmt::format("memory       {} of {} a rank at the peak ({})\n", Bytes(total),
+                     Bytes(plan.memory_limit_bytes()), parts);
+}
+
+}  // namespace
+
+void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
+  Table values({"KEY", "VALUE", "FROM"});
+  for (const v1::ResolvedValue& value : response.resolved()) {
+    values.Add({value.key(), value.value(), value.origin()});
+  }
+  const v1::JobPlan& plan = response.plan();
+  out << values.Render() << "\n";
+  out << fmt::format("allocation   {} on {} node{}: {} rank{}; {}\n", plan.variant(), plan.nodes(),
+                     plan.nodes() == 1 ? "" : "s", plan.ranks(), plan.ranks() == 1 ? "" : "s",
+                     plan.placement());
+  if (const std::string outlook = OutlookText(plan.outlook()); !outlook.empty()) {
+    out << fmt::format("expected     {}\n", outlook);
+  }
+  out << fmt::format("batch        {}\n", plan.batch());
+  if (plan.total_parameters() > 0) {
+    out << fmt::format("parameters   {} trainable of {} ({:.3f} %)\n",
+                       Count(plan.trainable_parameters()), Count(plan.total_parameters()),
+                       100.0 * plan.trainable_parameters() / plan.total_parameters());
+  }
+  PrintMemory(out, plan);
+  if (plan.tokens_per_second() > 0) {
+    out << fmt::format("speed        {} tokens/s predicted\n", Count(plan.tokens_per_second()));
+  }
+  if (!plan.note().empty()) out << fmt::format("note         {}\n", plan.note());
+}
+
+}  // namespace sft::client

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <ostream>
+
+#include "client/output/json.h"
+#include "sft/v1/job_service.pb.h"
+
+namespace sft::client {
+
+// What a dry run prints: of a job with problems those, else its values and its plan.
+Json ResolutionJson(const v1::ResolveJobResponse& response);
+void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response);
+
+}  // namespace sft::client
