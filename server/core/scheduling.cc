@@ -6,6 +6,7 @@
 
 #include "common/base/clock.h"
 #include "common/io/sha256.h"
+#include "common/spec/value.h"
 #include "common/spec/visit.h"
 #include "server/core/convert.h"
 #include "server/sched/order.h"
@@ -19,6 +20,13 @@ namespace {
 
 constexpr double kMaxShare = 1e6;
 
+// One spelling for all that mean the same: lora_r is lora.r, and 1e-4 is 0.0001.
+std::string Canonical(const spec::Field* field, const std::string& value) {
+  if (field == nullptr) return value;
+  const absl::StatusOr<spec::Value> read = spec::ParseText(*field, value);
+  return read.ok() ? spec::ToText(*field, *read) : value;
+}
+
 // The number of jobs, or why there cannot be so many.
 absl::StatusOr<int64_t> CountJobs(const v1::SubmitSweepRequest& request) {
   if (request.axes().empty()) {
@@ -28,9 +36,16 @@ absl::StatusOr<int64_t> CountJobs(const v1::SubmitSweepRequest& request) {
   std::set<std::string> keys;
   for (const v1::SweepAxis& axis : request.axes()) {
     if (axis.values().empty()) return InvalidArgument(fmt::format("{} has no values", axis.key()));
-    if (!keys.insert(axis.key()).second) {
+    const spec::Field* field = spec::FindField(axis.key());
+    if (!keys.insert(field == nullptr ? axis.key() : std::string(field->key)).second) {
       return InvalidArgument(
           fmt::format("{} is given twice: name all its values at once", axis.key()));
+    }
+    std::set<std::string> values;
+    for (const std::string& value : axis.values()) {
+      if (values.insert(Canonical(field, value)).second) continue;
+      return InvalidArgument(
+          fmt::format("{} has the value {} twice: two jobs would be the same", axis.key(), value));
     }
     jobs *= axis.values_size();
     if (jobs > Scheduling::kMaxSweep) {

@@ -1,7 +1,9 @@
 #include <map>
 
 #include "common/io/sha256.h"
+#include "common/spec/fields.h"
 #include "server/core/job_intake.h"
+#include "server/core/scheduling.h"
 #include "server/core/uploads.h"
 #include "server/store/schedules.h"
 #include "tests/unit/server/core/fleet_fixture.h"
@@ -301,6 +303,30 @@ TEST_F(IntakeTest, RowsOfNoKnownFormAreRefusedOrLeftOutAsTheJobSays) {
   ASSERT_EQ(problems("[data]\non_bad_rows = \"skip\"\n", "{}\n").size(), 1u);
   EXPECT_NE(problems("[data]\non_bad_rows = \"skip\"\n", "{}\n")[0].find("none of its 1 rows"),
             std::string::npos);
+}
+
+TEST_F(IntakeTest, ASweepThatWouldMakeTheSameJobTwiceIsRefused) {
+  JoinWithModel(kConfig);
+  Scheduling scheduling(*store_, clock_, intake_, *jobs_);
+  const auto refusal = [&](const std::vector<std::pair<std::string, std::string>>& axes) {
+    v1::SubmitSweepRequest request;
+    *request.mutable_job() = Request();
+    request.mutable_job()->set_request_id("sweep");
+    request.mutable_job()->set_validate_only(true);
+    for (const auto& [key, values] : axes) {
+      v1::SweepAxis* axis = request.add_axes();
+      axis->set_key(key);
+      for (std::string_view value : spec::SplitWords(values, ',')) axis->add_values(std::string(value));
+    }
+    return std::string(Message(scheduling.Submit(request, "local").status()));
+  };
+  EXPECT_EQ(refusal({{"lora.r", "8,16,8"}}),
+            "lora.r has the value 8 twice: two jobs would be the same");
+  EXPECT_EQ(refusal({{"learning_rate", "1e-4,0.0001"}}),
+            "learning_rate has the value 0.0001 twice: two jobs would be the same");
+  EXPECT_EQ(refusal({{"lora.r", "8"}, {"lora_r", "16"}}),
+            "lora_r is given twice: name all its values at once");
+  EXPECT_EQ(refusal({{"lora.r", "8,16"}, {"hyperparameters.seed", "1,2"}}), "");
 }
 
 TEST_F(IntakeTest, ProblemsOfTheFileOfTheFleetAndOfTheFilesComeAtOnce) {
