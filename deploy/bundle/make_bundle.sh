@@ -100,6 +100,9 @@ for file in "$stage"/bin/* "$stage"/lib/*; do
 done
 
 cp -r "$root/configs" "$root/docs" "$root/proto" "$root/README.md" "$root/CHANGELOG.md" "$stage/"
+# The rows that configs/demo.toml names.
+mkdir -p "$stage/deploy/demo"
+cp "$root"/deploy/demo/*.jsonl "$stage/deploy/demo/"
 cp -r "$root/deploy/systemd" "$stage/systemd"
 mkdir -p "$stage/requirements"
 cp "$root"/deploy/requirements/torch-*.txt "$stage/requirements/"
