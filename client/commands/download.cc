@@ -1,4 +1,10 @@
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <filesystem>
 
 #include "client/commands/commands.h"
 #include "client/interrupt.h"
@@ -43,19 +49,39 @@ class Downloader {
         partial_(folder_ + ".partial") {}
 
   absl::Status Run() {
+    SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock, Lock());
     for (const v1::ArtifactFile& file : artifact_.files()) {
       if (!io::IsSafeRelative(file.path())) {
         return InvalidArgument("the server names a file outside the artifact: " + file.path());
       }
       SFT_RETURN_IF_ERROR(Annotate(Fetch(file), file.path()));
     }
-    if (io::Exists(folder_)) {
-      SFT_RETURN_IF_ERROR(Local(io::RemoveAll(folder_)));  // empty: checked before
-    }
+    // An empty folder makes room, and nothing else.
+    std::error_code error;
+    std::filesystem::remove(folder_, error);
     return Local(io::RenameDurably(partial_, folder_));
   }
 
  private:
+  // Two that write into one folder would take each other's bytes for their own.
+  absl::StatusOr<io::UniqueFd> Lock() {
+    SFT_RETURN_IF_ERROR(Local(io::MakeDirs(partial_)));
+    io::UniqueFd fd(::open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!fd.valid()) return Local(ErrnoStatus(fmt::format("cannot open {}", partial_), errno));
+    // A file system without locks has none to wait for.
+    const bool busy = ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    // The other one may have ended meanwhile, and given the folder its own name.
+    struct stat locked {
+    }, there{};
+    const bool same = ::fstat(fd.get(), &locked) == 0 && ::stat(partial_.c_str(), &there) == 0 &&
+                      locked.st_ino == there.st_ino;
+    if (!busy && same) return fd;
+    return FailedPrecondition(
+        fmt::format("another download writes into {}: wait for it, or choose another folder with "
+                    "-o",
+                    partial_));
+  }
+
   absl::Status Fetch(const v1::ArtifactFile& file) {
     const std::string path = partial_ + "/" + file.path();
     SFT_RETURN_IF_ERROR(Local(io::MakeDirs(path.substr(0, path.rfind('/')))));
@@ -140,7 +166,8 @@ ExitCode Download(Connection& connection, const DownloadOptions& options, bool j
   if (!artifact.ok()) return Fail(connection, artifact.status());
   const absl::StatusOr<std::string> chosen = FolderOf(connection, options, *artifact);
   if (!chosen.ok()) return Fail(connection, chosen.status());
-  const std::string& folder = *chosen;
+  std::string folder = *chosen;
+  while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
   const absl::StatusOr<std::vector<std::string>> there = io::ListDir(folder);
   if (io::Exists(folder) && (!there.ok() || !there->empty())) {
     return Fail(

@@ -1,10 +1,13 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 
 #include <filesystem>
 #include <fstream>
 
 #include "client/exit_codes.h"
+#include "common/io/file.h"
 #include "common/io/sha256.h"
 #include "tests/unit/client/fake_server.h"
 
@@ -63,6 +66,26 @@ TEST_F(DownloadTest, WhatABrokenOneLeftIsContinued) {
   const Outcome run = Sftctl(server_, {"download", "job-a", "-o", out});
   ASSERT_EQ(run.code, kSucceeded) << run.err;
   EXPECT_EQ(ReadTestFile(out + "/sub/adapter_model.safetensors"), std::string(3000, 'w'));
+}
+
+TEST_F(DownloadTest, ASecondOneIntoTheSameFolderIsRefusedAndTakesNothingAway) {
+  const std::string out = folder_ + "/out";
+  std::filesystem::create_directories(out + ".partial");
+  std::ofstream(out + ".partial/adapter_config.json") << "{";
+  const io::UniqueFd first(::open((out + ".partial").c_str(), O_RDONLY | O_DIRECTORY));
+  ASSERT_EQ(::flock(first.get(), LOCK_EX | LOCK_NB), 0);
+  const Outcome second = Sftctl(server_, {"download", "job-a", "-o", out});
+  EXPECT_EQ(second.code, kRefused);
+  EXPECT_THAT(second.err, HasSubstr("another download writes into " + out + ".partial"));
+  EXPECT_EQ(ReadTestFile(out + ".partial/adapter_config.json"), "{");
+  EXPECT_FALSE(std::filesystem::exists(out));
+}
+
+TEST_F(DownloadTest, ASlashAtTheEndIsTheSameFolder) {
+  const std::string out = folder_ + "/out";
+  const Outcome run = Sftctl(server_, {"download", "job-a", "-o", out + "/"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  EXPECT_EQ(ReadTestFile(out + "/adapter_config.json"), "{}");
 }
 
 TEST_F(DownloadTest, WrongBytesAreNotDelivered) {
