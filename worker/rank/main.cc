@@ -31,23 +31,32 @@
 namespace sft::rank {
 namespace {
 
+// fmt::print throws where nothing can be written, which ends a program that is about to end.
+void Say(const std::string& text) { std::fputs(text.c_str(), stderr); }
+
+int Show(const std::string& text) {
+  if (std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0) return channel::kExitOk;
+  Say("sft-rank: standard output cannot be written to\n");
+  return channel::kExitInfrastructure;
+}
+
 int Usage(const absl::Status& status) {
-  fmt::print(stderr, "sft-rank: {}\nTry: sft-rank --help\n", Message(status));
+  Say(fmt::format("sft-rank: {}\nTry: sft-rank --help\n", Message(status)));
   return channel::kExitUsage;
 }
 
 int Report(const std::exception& error, std::optional<EventLog>& events,
            const FailureContext& context = {}) {
   const Failure failure = DescribeFailure(error, context);
-  fmt::print(stderr, "sft-rank: {}\n", failure.event.message);
-  if (!failure.event.advice.empty()) fmt::print(stderr, "{}\n", failure.event.advice);
+  Say(fmt::format("sft-rank: {}\n", failure.event.message));
+  if (!failure.event.advice.empty()) Say(fmt::format("{}\n", failure.event.advice));
   if (events) {
     try {
       events->Write(failure.event);
       events->Sync();
     } catch (const std::exception& second) {
       // The exit code still tells the domain.
-      fmt::print(stderr, "sft-rank: the event could not be written: {}\n", second.what());
+      Say(fmt::format("sft-rank: the event could not be written: {}\n", second.what()));
     }
   }
   return failure.exit_code;
@@ -116,11 +125,9 @@ int Main(int argc, char** argv) {
   if (!arguments.ok()) return Usage(arguments.status());
   switch (arguments->command) {
     case Command::kHelp:
-      fmt::print("{}", HelpText());
-      return channel::kExitOk;
+      return Show(HelpText());
     case Command::kVersion:
-      fmt::print("sft-rank {}\n", kVersion);
-      return channel::kExitOk;
+      return Show(fmt::format("sft-rank {}\n", kVersion));
     case Command::kGenerate:
     case Command::kLogits:
       LimitSpinning(argv);

@@ -72,6 +72,12 @@ TEST_F(RankProcessTest, TellsItsVersionAndHelp) {
   EXPECT_THAT(output_, HasSubstr("Example:"));
 }
 
+TEST_F(RankProcessTest, AFullOutputIsAnErrorNotACrash) {
+  EXPECT_EQ(Run("--help > /dev/full"), channel::kExitInfrastructure);
+  EXPECT_EQ(Run("--version > /dev/full"), channel::kExitInfrastructure);
+  EXPECT_EQ(Run("dance 2> /dev/full >&2"), channel::kExitUsage);
+}
+
 TEST_F(RankProcessTest, WrongArgumentsAndLaunchFilesAreUsageErrors) {
   EXPECT_EQ(Run(""), channel::kExitUsage);
   EXPECT_EQ(Run("dance"), channel::kExitUsage);
