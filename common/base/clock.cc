@@ -69,7 +69,9 @@ std::optional<WallTime> ParseUtc(std::string_view text) {
                                         std::chrono::day(static_cast<unsigned>(utc.tm_mday))};
   const bool in_day = utc.tm_hour >= 0 && utc.tm_hour < 24 && utc.tm_min >= 0 && utc.tm_min < 60 &&
                       utc.tm_sec >= 0 && utc.tm_sec < 60;
-  if (rest != "Z" || !day.ok() || !in_day) return std::nullopt;
+  // A count of nanoseconds in 64 bits reaches from 1677 to 2262.
+  const bool in_range = utc.tm_year >= 1678 && utc.tm_year <= 2261;
+  if (rest != "Z" || !day.ok() || !in_day || !in_range) return std::nullopt;
   return WallTime(std::chrono::sys_days(day)) + std::chrono::hours(utc.tm_hour) +
          std::chrono::minutes(utc.tm_min) + std::chrono::seconds(utc.tm_sec) + part;
 }

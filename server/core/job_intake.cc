@@ -191,6 +191,17 @@ absl::Status CheckModel(Store& store, FleetView& fleet, spec::Resolution& resolu
   return absl::OkStatus();
 }
 
+// A file that was written for another day: the job would be late whatever happens.
+void WarnLate(WallTime now, spec::Resolution& resolution) {
+  constexpr char kKey[] = "scheduling.deadline";
+  const std::string& text = resolution.spec.scheduling.deadline;
+  const auto deadline = ParseUtc(text);
+  if (!deadline || *deadline > now) return;
+  const spec::ResolvedValue* value = FindValue(resolution, kKey);
+  resolution.warnings.push_back({kKey, value == nullptr ? 0 : value->line,
+                                 fmt::format("{} has passed: the job can only be late", text)});
+}
+
 // What "auto" became of the types of weights and states, with a warning where they are not fp32.
 void SetPrecision(spec::JobSpec chosen, spec::Resolution& resolution) {
   const auto& before = resolution.spec.hyperparameters;
@@ -258,6 +269,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   spec::ResolveOptions options;
   if (fleet->types.size() == 1) options.default_gpu_type = fleet->types.begin()->first;
   spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
+  WarnLate(jobs_.clock().Wall(), resolution);
   // Before the first worker has come nothing is known, and the job waits and says so.
   ResolveComputeType(*fleet, resolution);
   if (fleet->has_nodes) {

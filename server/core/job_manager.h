@@ -53,6 +53,8 @@ class JobManager {
   };
   absl::StatusOr<Page> List(store::JobFilter filter);
 
+  Clock& clock() const { return clock_; }
+
   // Returns at once, with the job CANCELLING or CANCELLED; an ended job is returned as it is.
   // With `checkpoint` its ranks write one before they end.
   absl::StatusOr<v1::Job> Cancel(const std::string& name, const std::string& reason,

@@ -305,6 +305,25 @@ TEST_F(IntakeTest, RowsOfNoKnownFormAreRefusedOrLeftOutAsTheJobSays) {
             std::string::npos);
 }
 
+TEST_F(IntakeTest, ADeadlineThatHasPassedIsAWarning) {
+  JoinWithModel(kConfig);
+  const auto warnings = [&](const std::string& deadline) {
+    v1::ResolveJobRequest request;
+    request.set_source_text(std::string(kJobFile) + "[scheduling]\ndeadline = \"" + deadline +
+                            "\"\n");
+    request.set_file_name("job.toml");
+    const auto response = intake_.Resolve(request);
+    EXPECT_TRUE(response.ok()) << response.status();
+    EXPECT_EQ(response->problems_size(), 0);
+    return response->warnings();
+  };
+  EXPECT_EQ(warnings("2199-01-01T00:00:00Z").size(), 0);
+  const auto late = warnings("1970-01-01T00:00:01Z");
+  ASSERT_EQ(late.size(), 1);
+  EXPECT_EQ(late[0].line(), 10);
+  EXPECT_EQ(late[0].message(), "1970-01-01T00:00:01Z has passed: the job can only be late");
+}
+
 TEST_F(IntakeTest, ASweepThatWouldMakeTheSameJobTwiceIsRefused) {
   JoinWithModel(kConfig);
   Scheduling scheduling(*store_, clock_, intake_, *jobs_);
@@ -316,7 +335,8 @@ TEST_F(IntakeTest, ASweepThatWouldMakeTheSameJobTwiceIsRefused) {
     for (const auto& [key, values] : axes) {
       v1::SweepAxis* axis = request.add_axes();
       axis->set_key(key);
-      for (std::string_view value : spec::SplitWords(values, ',')) axis->add_values(std::string(value));
+      for (std::string_view value : spec::SplitWords(values, ','))
+        axis->add_values(std::string(value));
     }
     return std::string(Message(scheduling.Submit(request, "local").status()));
   };
