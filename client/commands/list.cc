@@ -55,6 +55,19 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
     if (page->next_page_token().empty() || page->jobs().empty()) break;
     request.set_page_token(page->next_page_token());
   }
+  if (!options.sweep.empty() && left == options.limit) {
+    // Either none of its jobs is in these states, or there is no such sweep.
+    v1::ListJobsRequest any;
+    any.set_sweep(options.sweep);
+    any.set_page_size(1);
+    const auto page = connection.Call(&v1::JobService::Stub::ListJobs, any);
+    if (!page.ok()) return Fail(connection, page.status());
+    if (page->jobs().empty()) {
+      return Fail(connection,
+                  NotFound(fmt::format("no sweep \"{}\": `sftctl status JOB` names that of a job",
+                                       options.sweep)));
+    }
+  }
   connection.console().out << (json ? DumpJson(list, 2) + "\n" : table.Render());
   return kSucceeded;
 }

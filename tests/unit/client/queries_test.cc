@@ -142,6 +142,14 @@ TEST(ListTest, ReadsEveryPage) {
   EXPECT_EQ(Sftctl(server, {"list", "--state", "ASLEEP"}).code, kUsage);
 }
 
+TEST(ListTest, ASweepThatIsNotThereIsNotFound) {
+  FakeServer server;
+  const Outcome run = Sftctl(server, {"list", "--sweep", "nope"});
+  EXPECT_EQ(run.code, kNotFound);
+  EXPECT_EQ(run.out, "");
+  EXPECT_THAT(run.err, HasSubstr("no sweep \"nope\""));
+}
+
 TEST(CancelTest, PrintsTheStateItLeft) {
   FakeServer server;
   server.jobs["job-a"] = MakeJob("job-a", v1::Job::RUNNING);
