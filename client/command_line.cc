@@ -43,6 +43,7 @@ ExitCode ReportParseError(const CLI::App& app, const CLI::ParseError& error,
     return kUsage;
   }
   // Help and version are "errors" of this library with code 0.
+  if (error.get_exit_code() != 0) console.err << "sftctl: ";
   return app.exit(error, console.out, console.err) == 0 ? kSucceeded : kUsage;
 }
 

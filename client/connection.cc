@@ -49,17 +49,19 @@ absl::StatusOr<std::string> ServerOfConfigFile() {
 
 }  // namespace
 
-absl::StatusOr<std::string> ResolveServer(const std::string& flag) {
-  std::string server = flag;
-  if (server.empty()) server = GetEnv("SFT_SERVER").value_or("");
-  if (server.empty()) {
-    SFT_ASSIGN_OR_RETURN(server, ServerOfConfigFile());
+absl::StatusOr<ServerAddress> ResolveServer(const std::string& flag) {
+  ServerAddress server{flag, "--server"};
+  if (server.address.empty()) server = {GetEnv("SFT_SERVER").value_or(""), "SFT_SERVER"};
+  if (server.address.empty()) {
+    server.origin = "config.toml";
+    SFT_ASSIGN_OR_RETURN(server.address, ServerOfConfigFile());
   }
-  if (server.empty()) {
-    SFT_ASSIGN_OR_RETURN(server, LastServer());
+  if (server.address.empty()) {
+    server.origin = "the last login";
+    SFT_ASSIGN_OR_RETURN(server.address, LastServer());
   }
-  if (server.empty()) server = kDefaultServer;
-  SFT_RETURN_IF_ERROR(rpc::ParseEndpoint(server).status());
+  if (server.address.empty()) server = {kDefaultServer, "the default"};
+  SFT_RETURN_IF_ERROR(Annotate(rpc::ParseEndpoint(server.address).status(), server.origin));
   return server;
 }
 
@@ -122,11 +124,15 @@ absl::Status Connection::Describe(const grpc::Status& status,
                                   std::vector<rpc::FieldViolation>* violations) {
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     SFT_RETURN_IF_ERROR(ExplainTls());
-    return Unavailable(
-        fmt::format("cannot reach sft-server at {} ({}); start it with `sft-server --dev`, or name "
-                    "another with "
-                    "--server HOST:PORT or SFT_SERVER",
-                    server_, status.error_message()));
+    // Whoever names another machine has a server there already.
+    const absl::StatusOr<rpc::Endpoint> endpoint = rpc::ParseEndpoint(server_);
+    const bool here = endpoint.ok() && rpc::IsLoopback(endpoint->host);
+    return Unavailable(fmt::format(
+        "cannot reach sft-server at {} (address from {}): {}; {}, or name another with --server "
+        "HOST:PORT or SFT_SERVER",
+        server_, origin_, status.error_message(),
+        here ? "start it with `sft-server --dev`"
+             : "see that it runs and that nothing is between"));
   }
   for (const rpc::FieldViolation& violation : rpc::ViolationsOf(status)) {
     if (violations != nullptr) {

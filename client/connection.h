@@ -18,10 +18,16 @@ namespace sft::client {
 
 inline constexpr char kDefaultServer[] = "127.0.0.1:7070";
 
+// Where the server is, and who says so.
+struct ServerAddress {
+  std::string address;  // "host:port"
+  std::string origin;   // who says so: "--server", "SFT_SERVER", a file; "the default"
+};
+
 // The address to talk to: `flag` if not empty, else SFT_SERVER, else `server` of
 // ~/.config/sft/config.toml, else the server logged in to last, else kDefaultServer.
 // INVALID_ARGUMENT for a broken file or address.
-absl::StatusOr<std::string> ResolveServer(const std::string& flag);
+absl::StatusOr<ServerAddress> ResolveServer(const std::string& flag);
 
 // Calls to one server; connects at the first. Owned by a command for its whole run.
 class Connection {
@@ -37,6 +43,8 @@ class Connection {
   absl::Status Check();
 
   const std::string& server() const { return server_; }
+  // Told to who cannot reach the server; by default "--server".
+  void NameOrigin(std::string origin) { origin_ = std::move(origin); }
   Console& console() { return console_; }
   Clock& clock() { return clock_; }
 
@@ -74,6 +82,7 @@ class Connection {
   grpc::Status Retry(const std::function<grpc::Status(grpc::ClientContext&)>& call);
 
   std::string server_;
+  std::string origin_ = "--server";
   Console console_;
   Clock& clock_;
   std::shared_ptr<grpc::Channel> channel_;

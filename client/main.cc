@@ -14,12 +14,15 @@ int main(int argc, char** argv) {
   winsize size{};
   if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) console.width = size.ws_col;
   const Connect connect = [&](const std::string& flag) -> std::unique_ptr<Connection> {
-    const absl::StatusOr<std::string> server = ResolveServer(flag);
+    const absl::StatusOr<ServerAddress> server = ResolveServer(flag);
     if (!server.ok()) {
       console.err << "sftctl: " << server.status().message() << "\n";
       return nullptr;
     }
-    return std::make_unique<Connection>(*server, SecurityOf(*server), console, sft::Clock::Real());
+    auto connection = std::make_unique<Connection>(server->address, SecurityOf(server->address),
+                                                   console, sft::Clock::Real());
+    connection->NameOrigin(server->origin);
+    return connection;
   };
   return RunApp(argc, argv, console, connect);
 }

@@ -69,6 +69,16 @@ absl::StatusOr<std::string> ReadToken(Connection& connection, const std::string&
       "token create` prints it");
 }
 
+// The beginning of one would be compared with the whole, and be called another server's.
+absl::Status CheckFingerprint(const std::string& fingerprint) {
+  constexpr size_t kDigits = 64;
+  const bool hex = fingerprint.find_first_not_of("0123456789abcdef") == fingerprint.npos;
+  if (fingerprint.empty() || (hex && fingerprint.size() == kDigits)) return absl::OkStatus();
+  return InvalidArgument(fmt::format(
+      "--fingerprint needs all {} digits (0-9, a-f) that `sft-server init` printed, but has {}{}",
+      kDigits, fingerprint.size(), hex ? "" : " characters, some of them others"));
+}
+
 // The certificate to trust: a file, or what the server shows if its fingerprint was given.
 absl::StatusOr<std::string> Authority(const LoginOptions& options, const rpc::Endpoint& endpoint) {
   if (!options.authority.empty()) {
@@ -78,6 +88,7 @@ absl::StatusOr<std::string> Authority(const LoginOptions& options, const rpc::En
     if (!good.ok()) return Annotate(good, options.authority);
     return pem;
   }
+  SFT_RETURN_IF_ERROR(CheckFingerprint(options.fingerprint));
   SFT_ASSIGN_OR_RETURN(std::string pem,
                        tls::FetchAuthority(endpoint.host, endpoint.port, options.fingerprint));
   if (!options.fingerprint.empty()) return pem;

@@ -1,8 +1,9 @@
 #include "common/rpc/endpoint.h"
 
 #include <arpa/inet.h>
-#include <charconv>
 #include <fmt/format.h>
+
+#include <charconv>
 
 namespace sft::rpc {
 
@@ -16,6 +17,9 @@ absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text, bool allow_port_ze
     return InvalidArgument(
         fmt::format("address \"{}\": {}; write HOST:PORT, for example 127.0.0.1:7070", text, why));
   };
+  if (const size_t scheme = text.find("://"); scheme != text.npos) {
+    return bad(fmt::format("goes without \"{}\"", text.substr(0, scheme + 3)));
+  }
   const size_t colon = text.rfind(':');
   if (colon == text.npos) return bad("no port");
   std::string_view host = text.substr(0, colon);

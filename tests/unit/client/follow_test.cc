@@ -83,6 +83,7 @@ TEST(FollowTest, AServerThatStaysAwayEndsTheWait) {
   const Outcome run = Sftctl(server, {"wait", "job-a"});
   EXPECT_EQ(run.code, kUnreachable);
   EXPECT_THAT(run.err, HasSubstr("cannot reach sft-server at test:1"));
+  EXPECT_THAT(run.err, ::testing::Not(HasSubstr("--dev"))) << "there is a server elsewhere";
 }
 
 TEST(FollowTest, ATimeoutEndsTheWaitNotTheJob) {

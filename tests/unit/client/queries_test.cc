@@ -280,6 +280,13 @@ TEST(CompletionTest, KnowsEveryCommandAndFlag) {
   EXPECT_EQ(Sftctl(server, {"completion", "tcsh"}).code, kUsage);
 }
 
+TEST(LoginTest, ABeginningOfAFingerprintIsNone) {
+  FakeServer server;
+  const Outcome run = Sftctl(server, {"login", "127.0.0.1:1", "--fingerprint", "3f8a"});
+  EXPECT_EQ(run.code, kUsage);
+  EXPECT_THAT(run.err, HasSubstr("--fingerprint needs all 64 digits"));
+}
+
 TEST(VersionTest, AServerThatDoesNotFitIsRefusedWithBothVersions) {
   FakeServer server;
   server.info.set_version("9.9.9");
@@ -301,7 +308,8 @@ TEST(UnreachableTest, NamesTheAddressAndWhatToDo) {
   };
   const char* argv[] = {"sftctl", "list"};
   EXPECT_EQ(RunApp(2, argv, console, connect), kUnreachable);
-  EXPECT_THAT(err.str(), HasSubstr("cannot reach sft-server at 127.0.0.1:1"));
+  EXPECT_THAT(err.str(), HasSubstr("cannot reach sft-server at 127.0.0.1:1 (address from "));
+  EXPECT_THAT(err.str(), HasSubstr("start it with `sft-server --dev`"));
   EXPECT_THAT(err.str(), HasSubstr("--server HOST:PORT or SFT_SERVER"));
 }
 

@@ -32,12 +32,22 @@ class ServerAddressTest : public ::testing::Test {
 };
 
 TEST_F(ServerAddressTest, TheFlagBeatsTheVariableBeatsTheFile) {
-  EXPECT_EQ(ResolveServer("").value(), kDefaultServer);
+  EXPECT_EQ(ResolveServer("").value().address, kDefaultServer);
   WriteConfig("server = \"file:1\"\n");
-  EXPECT_EQ(ResolveServer("").value(), "file:1");
+  EXPECT_EQ(ResolveServer("").value().address, "file:1");
   setenv("SFT_SERVER", "variable:2", 1);
-  EXPECT_EQ(ResolveServer("").value(), "variable:2");
-  EXPECT_EQ(ResolveServer("flag:3").value(), "flag:3");
+  EXPECT_EQ(ResolveServer("").value().address, "variable:2");
+  EXPECT_EQ(ResolveServer("flag:3").value().address, "flag:3");
+}
+
+TEST_F(ServerAddressTest, SaysWhoGaveIt) {
+  EXPECT_EQ(ResolveServer("").value().origin, "the default");
+  WriteConfig("server = \"file:1\"\n");
+  EXPECT_EQ(ResolveServer("").value().origin, "config.toml");
+  setenv("SFT_SERVER", "http://there:2", 1);
+  EXPECT_THAT(ResolveServer("").status().ToString(),
+              HasSubstr("SFT_SERVER: address \"http://there:2\": goes without \"http://\""));
+  EXPECT_EQ(ResolveServer("flag:3").value().origin, "--server");
 }
 
 TEST_F(ServerAddressTest, WhatIsWrongIsNamed) {

@@ -223,7 +223,7 @@ TEST_F(SubmitTest, BadUsageEndsWithTwo) {
     const Outcome run = Sftctl(server_, arguments);
     EXPECT_EQ(run.code, kUsage) << ::testing::PrintToString(arguments);
     EXPECT_THAT(run.out, IsEmpty());
-    EXPECT_THAT(run.err, Not(IsEmpty()));
+    EXPECT_THAT(run.err, ::testing::StartsWith("sftctl: "));
   }
   EXPECT_THAT(server_.submitted, IsEmpty());
 }
