@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 
@@ -26,18 +27,38 @@ v1::Override Make(v1::Override::Kind kind, std::string key, std::string value, s
   return made;
 }
 
+// The variables that name a key with their values; those that look so, but name none, without: the
+// server warns of them, and what they hold may be a secret.
+absl::Status AddVariables(std::vector<v1::Override>& overrides) {
+  const std::vector<std::string> known = spec::AllEnvNames();
+  for (const std::string& name : known) {
+    const std::string value = GetEnv(name).value_or("");
+    if (value.empty()) continue;
+    if (!IsUtf8(value)) {
+      return InvalidArgument(fmt::format("the environment variable {} is not UTF-8", name));
+    }
+    overrides.push_back(Make(v1::Override::ENVIRONMENT, name, value, name));
+  }
+  std::vector<std::string> others;
+  for (const spec::ForeignVariable& foreign : spec::ForeignVariables()) {
+    others.emplace_back(foreign.name);
+  }
+  for (const std::string_view prefix : spec::kVariablePrefixes) {
+    for (std::string& name : EnvNamesWith(prefix)) others.push_back(std::move(name));
+  }
+  for (const std::string& name : others) {
+    const bool is_known = std::find(known.begin(), known.end(), name) != known.end();
+    if (is_known || !IsUtf8(name) || GetEnv(name).value_or("").empty()) continue;
+    overrides.push_back(Make(v1::Override::ENVIRONMENT, name, "", name));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& flags) {
   std::vector<v1::Override> overrides;
-  for (const std::string& name : spec::AllEnvNames()) {
-    if (const std::optional<std::string> value = GetEnv(name)) {
-      if (!IsUtf8(*value)) {
-        return InvalidArgument(fmt::format("the environment variable {} is not UTF-8", name));
-      }
-      overrides.push_back(Make(v1::Override::ENVIRONMENT, name, *value, name));
-    }
-  }
+  SFT_RETURN_IF_ERROR(AddVariables(overrides));
   using Text = std::optional<std::string>;
   struct Flag {
     const char* key;

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "client/commands/commands.h"
 #include "common/spec/docs.h"
@@ -14,7 +15,8 @@ ExitCode Explain(Connection& connection, const std::string& key) {
   }
   const std::string text = spec::ExplainKey(key);
   if (text.empty()) {
-    const std::string near = spec::NearestKey(key);
+    std::string near = fmt::format("{}", fmt::join(spec::KeysLike(key), ", "));
+    if (near.empty()) near = spec::NearestKey(key);
     return Fail(connection, NotFound(fmt::format("no key is called '{}'{}", key,
                                                  near.empty() ? "; `sftctl explain` lists them all"
                                                               : "; did you mean " + near + "?")));

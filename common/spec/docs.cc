@@ -44,8 +44,15 @@ std::string Escape(std::string_view text) {
   return escaped;
 }
 
+// A word that other tools take, as a sentence; empty where there is none.
+std::string RefusalNote(const Field& field) {
+  if (field.refused_word.empty()) return "";
+  return fmt::format("\"{}\" is refused: {}.", field.refused_word, field.refused_reason);
+}
+
 std::string Row(const Field& field) {
   std::string doc(field.doc);
+  if (const std::string note = RefusalNote(field); !note.empty()) doc += " " + note;
   if (const std::string note = SupportNote(field); !note.empty()) doc += " " + note;
   if (field.effect == Effect::kIgnored) doc = "No effect. " + doc;
   std::vector<std::string> names;
@@ -60,6 +67,9 @@ constexpr std::string_view kIntro = R"(# The job file
 A job is a TOML file. This page is generated from the table of keys in `common/spec`
 (`sft-config-doc`), which also drives the parser, the checks and `sftctl explain`.
 
+JSON files and templates of other tools are not read, but for a DeepSpeed JSON
+(`train.deepspeed_config`).
+
 A file needs `job.model`, `job.data` and the GPUs (`compute.variant`, or `compute.gpu_type`);
 every other key has a default. `configs/` holds complete examples: `demo.toml` (two CPU ranks),
 `multi_gpu_qlora_4xh100.toml`, `multi_gpu_fft_8xh100.toml`, and `long_run.toml` (checkpoints,
@@ -73,11 +83,16 @@ submit` (`--dataset`, `--model`, ...), `--set key=value` as typed. An override o
 keys that depend on each other takes the others with it: `--set compute.gpu_count=2` over a file
 for `H100-4x` asks for `H100-2x`.
 
-Environment variables: `SYNTH_GPU_TYPE` (a variant such as `H100-4x`, or a type such as `H100`),
-`NUM_GPUS`, and `TRAIN_<KEY>` or `MODEL_<KEY>` for each spelling `train.<key>` or `model.<key>`
-below (`TRAIN_BATCH_SIZE`, `TRAIN_LEARNING_RATE`, `MODEL_MAX_SEQ_LEN`, ...). They are read where
-the job is submitted, never on a node.
+Environment variables are read where the job is submitted, never on a node; an empty one counts as
+not set. `SYNTH_GPU_TYPE` holds a variant such as `H100-4x`, or a type such as `H100`.
+`TRAIN_<KEY>` and `MODEL_<KEY>` stand for each spelling `train.<key>` and `model.<key>` below
+(`TRAIN_BATCH_SIZE`, `TRAIN_LEARNING_RATE`, `MODEL_MAX_SEQ_LEN`, ...); one that names no key is a
+warning, and its value is not sent. Beside them:
 
+{variables}
+Of the variables of other tools these have no effect, and are a warning:
+
+{foreign}
 ## Batch arithmetic
 
 `global_batch = per_device_batch * gpu_count * gradient_accumulation_steps`. What is missing is
@@ -93,10 +108,35 @@ also be written as `train.<key>`, or alone at the top of the file. A key may be 
 value that asks for something that does not exist yet is refused with "not supported yet: ...".
 )";
 
+// `text` with `by` in the place of the word `name`.
+void Replace(std::string_view name, const std::string& by, std::string* text) {
+  text->replace(text->find(name), name.size(), by);
+}
+
+std::string VariablesTable() {
+  std::string text = "| Variable | Key |\n|---|---|\n";
+  for (const Field* field : Fields()) {
+    for (std::string_view name : SplitWords(field->env, ' ')) {
+      text += fmt::format("| `{}` | `{}` |\n", name, field->key);
+    }
+  }
+  return text;
+}
+
+std::string ForeignVariablesTable() {
+  std::string text = "| Variable | Instead |\n|---|---|\n";
+  for (const ForeignVariable& foreign : ForeignVariables()) {
+    text += fmt::format("| `{}` | {} |\n", foreign.name, foreign.instead);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string ConfigMarkdown() {
   std::string text(kIntro);
+  Replace("{variables}", VariablesTable(), &text);
+  Replace("{foreign}", ForeignVariablesTable(), &text);
   std::string_view table;
   bool foreign = false;
   for (const Field* field : Fields()) {
@@ -123,6 +163,7 @@ std::string ConfigMarkdown() {
 
 std::string ExplainKey(std::string_view key) {
   const Field* field = FindField(key);
+  if (field == nullptr) field = FindEnvField(key, "");
   std::string text;
   if (field == nullptr) {
     const std::string prefix = std::string(key) + ".";
@@ -136,6 +177,9 @@ std::string ExplainKey(std::string_view key) {
                      Expectation(*field), DefaultOf(*field));
   if (const std::string note = SupportNote(*field); !note.empty()) {
     text += fmt::format("  today     {}\n", note);
+  }
+  if (const std::string note = RefusalNote(*field); !note.empty()) {
+    text += fmt::format("  refused   {}\n", note);
   }
   if (field->effect == Effect::kIgnored)
     text += "  effect    none; accepted for other tools' files\n";

@@ -29,6 +29,18 @@ std::string Upper(std::string_view text) {
   return upper;
 }
 
+constexpr ForeignVariable kForeignVariables[] = {
+    {"PYTORCH_CUDA_ALLOC_CONF",
+     "the plan sets the allocator; compute.memory_budget_gb limits its memory"},
+    {"PYTORCH_ALLOC_CONF",
+     "the plan sets the allocator; compute.memory_budget_gb limits its memory"},
+    {"DEEPSPEED_CONFIG", "give the file with `sftctl submit --deepspeed FILE`"},
+    {"NCCL_ASYNC_ERROR_HANDLING",
+     "a failing collective always ends the job; compute.hang_timeout says how long one may take"},
+    {"TORCH_NCCL_ASYNC_ERROR_HANDLING",
+     "a failing collective always ends the job; compute.hang_timeout says how long one may take"},
+};
+
 // Every spelling -> field, and every table that holds one.
 struct Index {
   std::map<std::string, const Field*, std::less<>> names;
@@ -149,6 +161,42 @@ std::vector<std::string> AllEnvNames() {
   const std::vector<std::string>& others = GetIndex().variable_order;
   names.insert(names.end(), others.begin(), others.end());
   return names;
+}
+
+std::span<const ForeignVariable> ForeignVariables() { return kForeignVariables; }
+
+std::string NearestVariable(std::string_view variable) {
+  if (variable.size() > kLongestMisspelt) return {};
+  std::string best;
+  size_t best_distance = SuggestionLimit(variable) + 1;
+  for (const std::string& known : AllEnvNames()) {
+    const size_t distance = EditDistance(variable, known);
+    if (distance < best_distance) best_distance = distance, best = known;
+  }
+  return best;
+}
+
+std::vector<std::string> KeysLike(std::string_view word) {
+  constexpr size_t kMost = 5, kShortest = 2;
+  if (word.size() < kShortest || word.size() > kLongestMisspelt) return {};
+  const auto initials = [](std::string_view leaf) {
+    std::string letters;
+    for (std::string_view part : SplitWords(leaf, '_')) letters += part.front();
+    return letters;
+  };
+  const auto rank = [&](std::string_view name) {
+    const std::string_view leaf = LeafOf(name);
+    return initials(leaf) == word ? 0 : leaf.find(word) != leaf.npos ? 1 : 2;
+  };
+  std::vector<std::string> keys[2];
+  for (const Field* field : Fields()) {
+    int best = rank(field->key);
+    for (const std::string& alias : Aliases(*field)) best = std::min(best, rank(alias));
+    if (best < 2) keys[best].emplace_back(field->key);
+  }
+  keys[0].insert(keys[0].end(), keys[1].begin(), keys[1].end());
+  if (keys[0].size() > kMost) keys[0].resize(kMost);
+  return keys[0];
 }
 
 std::string NearestKey(std::string_view dotted) {

@@ -94,9 +94,27 @@ const Field* FindEnvField(std::string_view variable, std::string_view value);
 // Every variable name that a client looks for, in table order.
 std::vector<std::string> AllEnvNames();
 
+// What the generic names of variables begin with: one that names no key is a mistake.
+inline constexpr std::string_view kVariablePrefixes[] = {"TRAIN_", "MODEL_"};
+
+// A variable that other tools read where they train, and what takes its place here.
+struct ForeignVariable {
+  std::string_view name;
+  std::string_view instead;
+};
+std::span<const ForeignVariable> ForeignVariables();
+
+// The variable nearest to a misspelt one; empty when nothing is near.
+std::string NearestVariable(std::string_view variable);
+
 // The canonical key or table nearest to a misspelt one; empty when nothing is near.
 std::string NearestKey(std::string_view dotted);
 std::string NearestTable(std::string_view table);
+
+// Keys that a word may stand for where none is near: its letters begin the words of one of the
+// key's last parts ("lr": learning_rate), or it is a part of one. At most a handful, likely ones
+// first.
+std::vector<std::string> KeysLike(std::string_view word);
 
 // Words of a '|' or ' ' separated literal.
 std::vector<std::string_view> SplitWords(std::string_view words, char separator);

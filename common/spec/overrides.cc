@@ -6,12 +6,20 @@
 namespace sft::spec {
 namespace {
 
+std::string WhyNoEffect(const std::string& variable) {
+  for (const ForeignVariable& foreign : ForeignVariables()) {
+    if (foreign.name == variable) return fmt::format("has no effect: {}", foreign.instead);
+  }
+  const std::string nearest = NearestVariable(variable);
+  return nearest.empty()
+             ? "names no key of a job, so it has no effect"
+             : fmt::format("names no key of a job, so it has no effect; did you mean {}?", nearest);
+}
+
 const Field* TargetOf(const Override& override_, Draft* draft) {
   if (override_.kind == OverrideKind::kEnvironment) {
     const Field* field = FindEnvField(override_.key, override_.value);
-    if (field == nullptr) {
-      draft->AddWarning(override_.key, "names no key of a job, so it has no effect");
-    }
+    if (field == nullptr) draft->AddWarning(override_.key, WhyNoEffect(override_.key));
     return field;
   }
   const Field* field = FindField(override_.key);
@@ -28,6 +36,8 @@ void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft) {
   for (const Override& override_ : overrides) {
     const Field* field = TargetOf(override_, draft);
     if (field == nullptr) continue;
+    // An empty variable is the usual way to have none.
+    if (override_.kind == OverrideKind::kEnvironment && override_.value.empty()) continue;
     if (LeavesOut(*field, Value(override_.value))) {
       draft->DropFromFile(field->key);
       continue;

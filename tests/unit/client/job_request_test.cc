@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -41,6 +42,31 @@ TEST(CollectOverridesTest, RefusesADeepspeedJsonThatIsNotThere) {
   SubmitFlags flags;
   flags.deepspeed = "no/such/ds.json";
   EXPECT_FALSE(CollectOverrides(flags).ok());
+}
+
+TEST(CollectOverridesTest, SendsTheNamesOfVariablesThatLookLikeKeysAndNoSecrets) {
+  setenv("TRAIN_BATCH_SIZE", "", 1);
+  setenv("TRAIN_LERNING_RATE", "1e-4", 1);
+  setenv("MODEL_API_KEY", "secret", 1);
+  setenv("DEEPSPEED_CONFIG", "ds.json", 1);
+  setenv("MODEL_EMPTY", "", 1);
+  const auto overrides = CollectOverrides(SubmitFlags());
+  for (const char* name : {"TRAIN_BATCH_SIZE", "TRAIN_LERNING_RATE", "MODEL_API_KEY",
+                           "DEEPSPEED_CONFIG", "MODEL_EMPTY"}) {
+    unsetenv(name);
+  }
+  ASSERT_TRUE(overrides.ok()) << overrides.status();
+  std::string text;
+  for (const v1::Override& o : *overrides) text += o.key() + "=" + o.value() + "\n";
+  EXPECT_EQ(text, "DEEPSPEED_CONFIG=\nTRAIN_LERNING_RATE=\nMODEL_API_KEY=\n");
+}
+
+TEST(ProblemOfTest, TakesTheLineOutOfTheText) {
+  EXPECT_EQ(ProblemLine(ProblemOf({"lora.r", "line 12: is bad"}), "job.toml"),
+            "job.toml:12: lora.r: is bad");
+  EXPECT_EQ(ProblemLine(ProblemOf({"lora.r", "line up: is bad"}), "job.toml"),
+            "job.toml: lora.r: line up: is bad");
+  EXPECT_EQ(ProblemLine(ProblemOf({"lora.r", "is bad"}), "job.toml"), "job.toml: lora.r: is bad");
 }
 
 TEST(ProblemLineTest, NamesWhatItKnows) {

@@ -263,6 +263,9 @@ TEST(ExplainTest, NeedsNoServerAndSuggests) {
   const Outcome unknown = Sftctl(server, {"explain", "lora.rr"});
   EXPECT_EQ(unknown.code, kNotFound);
   EXPECT_THAT(unknown.err, HasSubstr("did you mean lora.r?"));
+  const Outcome short_word = Sftctl(server, {"explain", "lr"});
+  EXPECT_EQ(short_word.code, kNotFound);
+  EXPECT_THAT(short_word.err, HasSubstr("did you mean hyperparameters.learning_rate, "));
   const Outcome strange = Sftctl(server, {"explain", "nope"});
   EXPECT_EQ(strange.code, kNotFound);
   EXPECT_THAT(strange.err, ::testing::Not(HasSubstr("did you mean")));

@@ -33,6 +33,21 @@ TEST(DocsTest, ExplainTakesKeysAliasesAndTables) {
   EXPECT_THAT(ExplainKey("compute.variant"), HasSubstr("SYNTH_GPU_TYPE"));
 }
 
+TEST(DocsTest, ThePageNamesEveryVariableAndEveryRefusedWord) {
+  const std::string page = ConfigMarkdown();
+  for (const Field* field : Fields()) {
+    for (std::string_view name : SplitWords(field->env, ' ')) {
+      EXPECT_THAT(page, HasSubstr("`" + std::string(name) + "`"));
+    }
+    if (field->refused_word.empty()) continue;
+    EXPECT_THAT(page, HasSubstr("\"" + std::string(field->refused_word) + "\" is refused"));
+  }
+}
+
+TEST(DocsTest, ExplainTakesAVariable) {
+  EXPECT_EQ(ExplainKey("TRAIN_BATCH_SIZE"), ExplainKey("hyperparameters.per_device_batch"));
+}
+
 TEST(DocsTest, ExplainAllHasALineForEachKey) {
   const std::string text = ExplainAll();
   for (const Field* field : Fields()) EXPECT_THAT(text, HasSubstr(std::string(field->key) + " "));

@@ -137,6 +137,15 @@ TEST(NearestKeyTest, SuggestsWhatWasMeantAndNothingElse) {
   EXPECT_EQ(NearestKey(std::string(1 << 20, 'x')), "");
 }
 
+TEST(KeysLikeTest, TakesInitialsAndParts) {
+  EXPECT_THAT(KeysLike("lr"), Contains("hyperparameters.learning_rate"));
+  EXPECT_EQ(KeysLike("lr")[0], "hyperparameters.learning_rate");
+  EXPECT_THAT(KeysLike("epochs"), Contains("hyperparameters.n_epochs"));
+  EXPECT_LE(KeysLike("e_").size(), 5u);
+  EXPECT_THAT(KeysLike("xyz"), ::testing::IsEmpty());
+  EXPECT_THAT(KeysLike(""), ::testing::IsEmpty());
+}
+
 TEST(FieldsTest, VariablesOfNcclAndCudaAreSettingsOfAJob) {
   const auto key = [](const char* variable, const char* value) {
     const Field* field = FindEnvField(variable, value);

@@ -44,6 +44,28 @@ TEST(OverridesTest, AnUnknownVariableOnlyWarns) {
   EXPECT_EQ(r.warnings[0].key, "TRAIN_SPEED");
 }
 
+TEST(OverridesTest, AMisspeltVariableSuggestsTheNearest) {
+  const Resolution r = ResolveText(Minimal(), {Env("TRAIN_LERNING_RATE", "")});
+  EXPECT_EQ(Describe(r.warnings),
+            "TRAIN_LERNING_RATE:0: names no key of a job, so it has no effect; did you mean "
+            "TRAIN_LEARNING_RATE?\n");
+}
+
+TEST(OverridesTest, AVariableOfAnotherToolNamesWhatTakesItsPlace) {
+  for (const ForeignVariable& foreign : ForeignVariables()) {
+    const Resolution r = ResolveText(Minimal(), {Env(std::string(foreign.name), "1")});
+    ASSERT_EQ(r.warnings.size(), 1u) << foreign.name;
+    EXPECT_THAT(r.warnings[0].message, HasSubstr(std::string(foreign.instead)));
+  }
+}
+
+TEST(OverridesTest, AnEmptyVariableIsNone) {
+  const Resolution r =
+      ResolveText(Minimal("[lora]\nr = 4"), {Env("TRAIN_BATCH_SIZE", ""), Env("MODEL_NAME", "")});
+  ASSERT_TRUE(r.ok()) << Describe(r.problems);
+  EXPECT_EQ(OriginOf(r, "job.model"), "job.toml:2");
+}
+
 TEST(OverridesTest, AnUnknownKeySuggestsTheNearest) {
   const Resolution r = ResolveText(Minimal(), {Set("hyperparameters.n_epoch", "1")});
   EXPECT_EQ(Describe(r.problems),
