@@ -94,7 +94,8 @@ Verdict Cancelled(const Gang& gang) {
 // The ranks of that node only lost others, or were told to stop: it does not say why. A node that
 // does is believed instead.
 bool IsWeak(const Verdict& verdict) {
-  return verdict.code == "collective_failed" || verdict.domain == Verdict::Domain::kNone;
+  return verdict.code == "collective_failed" || verdict.code == "rank_stopped" ||
+         verdict.domain == Verdict::Domain::kNone;
 }
 
 // The failure to blame, where it is not the one that is blamed already.

@@ -93,6 +93,13 @@ void ExplainExit(int exit_code, const std::string& log, v1::Verdict& verdict) {
       verdict.set_advice(
           fmt::format("read the end of its log ({}) and look at the node, then submit again", log));
       return;
+    case channel::kExitStopped:
+      verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
+      verdict.set_code("rank_stopped");
+      verdict.set_advice(
+          "a signal on its node or a rank of another node asked it to end: look at the other nodes' "
+          "verdicts, and who sends SIGTERM here");
+      return;
     case channel::kExitInternal:
     case channel::kExitUsage:
       verdict.set_domain(v1::Verdict::UNKNOWN);
@@ -176,6 +183,10 @@ v1::Verdict MakeVerdict(const channel::ShimStatus& status, const Traces& all_tra
                         const std::string& node) {
   if (status.cause == "command") {
     return SimpleVerdict(v1::Verdict::NONE, "stopped", status.reason, "", node);
+  }
+  if (status.cause == "signal") {
+    return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "rank_killed", status.reason,
+                         fmt::format("was node {} shut down? See its boot log", node), node);
   }
   if (status.cause == "watch") {
     return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "rank_hang", status.reason,

@@ -67,7 +67,7 @@ void ReadSignals(int fd, Supervisor& supervisor) {
   signalfd_siginfo info;
   while (read(fd, &info, sizeof(info)) == sizeof(info)) {
     if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT) {
-      supervisor.Stop("command", "the shim was told to end");
+      supervisor.Stop("signal", "a signal told the shim and its ranks to end");
     }
   }
   supervisor.Reap();

@@ -206,6 +206,7 @@ TEST(GangTest, ANodeThatSaysWhyGoesBeforeOneWhoseRanksOnlyLostTheirPeers) {
   gang.verdict = *DecideGang(gang).verdict;
   EXPECT_EQ(gang.verdict.code, "collective_failed");
   EXPECT_TRUE(DecideGang(gang).empty());
+  gang.verdict.code = gang.members[0].verdict.code = "rank_stopped";
   gang.members[1].verdict = BadData();
   gang.members[1].verdict.code = "rank_killed";
   gang.verdict = *DecideGang(gang).verdict;

@@ -61,6 +61,25 @@ TEST_F(AgentTest, NothingStartsBeforeTheRendezvousIsKnown) {
   EXPECT_EQ(Only().verdict().code(), "stopped");
 }
 
+TEST_F(AgentTest, AStopThatWaitsForACheckpointIsToldOnce) {
+  Want("wait");
+  Launch();
+  while (ShimStatus().state != "running") Clock::Real().Sleep(std::chrono::milliseconds(5));
+  v1::DesiredAttempt& wanted = *desired_.mutable_attempts(0);
+  wanted.set_intent(v1::DesiredAttempt::STOP);
+  wanted.set_checkpoint_first(true);
+  Tell();
+  EXPECT_EQ(Only().state(), Status::STOPPING);
+  uint64_t seen = 0;
+  agent_->WaitForChange(seen, Nanos(0));
+  for (int look = 0; look < 3; ++look) agent_->Step();
+  EXPECT_FALSE(agent_->WaitForChange(seen, Nanos(0))) << "each change is a look and a report more";
+  EXPECT_EQ(Only().state(), Status::STOPPING);
+  clock_.Advance(std::chrono::seconds(1));  // none came within the grace
+  agent_->Step();
+  FinishAfterShim();
+}
+
 TEST_F(AgentTest, AStopEndsTheRanks) {
   Want("wait", 2);
   Launch();

@@ -39,6 +39,16 @@ TEST(VerdictTest, AStopIsNobodysFaultHoweverTheRanksWent) {
   EXPECT_EQ(verdict.domain(), v1::Verdict::NONE);
 }
 
+TEST(VerdictTest, ARankThatWasAskedToEndIsNotToBlame) {
+  const v1::Verdict asked = MakeVerdict(Ended({Exit(0, 67, 1)}), {}, "n");
+  EXPECT_EQ(asked.code(), "rank_stopped");
+  EXPECT_EQ(asked.domain(), v1::Verdict::INFRASTRUCTURE);
+  const v1::Verdict shut_down = MakeVerdict(Ended({Exit(0, 67, 1)}, "signal"), {}, "n");
+  EXPECT_EQ(shut_down.code(), "rank_killed");
+  EXPECT_EQ(shut_down.domain(), v1::Verdict::INFRASTRUCTURE);
+  EXPECT_EQ(shut_down.node(), "n");
+}
+
 TEST(VerdictTest, TheFirstToFailIsBlamedNotThoseThatWereEndedAfterIt) {
   const v1::Verdict verdict =
       MakeVerdict(Ended({Killed(0, SIGTERM, 2), Killed(1, SIGKILL, 1)}), {}, "node-a");
