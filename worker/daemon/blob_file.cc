@@ -25,14 +25,21 @@ absl::Status FetchBlob(ServerApi& server, const std::string& sha256, int64_t siz
   SFT_ASSIGN_OR_RETURN(io::AppendFile out, io::AppendFile::Open(path));
   if (out.size() > size) SFT_RETURN_IF_ERROR(out.Truncate(0));
   if (out.size() < size) {
+    absl::Status appended;
     const absl::Status fetched = server.Download(
         sha256, out.size(),
         [&](std::string_view bytes) {
-          return stop() ? Aborted("the download was stopped") : out.Append(bytes);
+          appended = stop() ? Aborted("the download was stopped") : out.Append(bytes);
+          return appended;
         },
         stop);
-    // Nobody goes on with it soon: it would only keep the disk full.
-    if (absl::IsResourceExhausted(fetched)) SFT_RETURN_IF_ERROR(io::RemoveAll(path));
+    if (absl::IsResourceExhausted(appended)) {
+      // Nobody goes on with it soon: it would only keep the disk full.
+      SFT_RETURN_IF_ERROR(io::RemoveAll(path));
+    } else if (absl::IsResourceExhausted(fetched)) {
+      // The server's word, of too many calls: no disk is full here.
+      return Unavailable(Message(Annotate(fetched, "the server is busy")));
+    }
     SFT_RETURN_IF_ERROR(fetched);
   }
   SFT_RETURN_IF_ERROR(out.Sync());

@@ -16,8 +16,9 @@ absl::StatusOr<BlobFile> MakeBlobFile(const std::string& path, const std::string
 v1::ArtifactFile ToArtifactFile(const BlobFile& file, const std::string& relative);
 
 // Brings a blob into the file `path`, going on with what an earlier try left there, and checks it.
-// `what` names it in messages. UNAVAILABLE when it arrived broken: the next call begins anew. A
-// full disk keeps nothing.
+// `what` names it in messages. UNAVAILABLE when it arrived broken: the next call begins anew; and
+// when the server has too much to do: the next call goes on. A full disk (RESOURCE_EXHAUSTED) keeps
+// nothing.
 absl::Status FetchBlob(ServerApi& server, const std::string& sha256, int64_t size,
                        const std::string& path, const std::string& what, const StopCheck& stop);
 

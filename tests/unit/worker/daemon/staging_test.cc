@@ -61,6 +61,18 @@ TEST_F(StagingTest, BytesThatDoNotMatchTheHashAreThrownAwayAndFetchedAgain) {
   EXPECT_TRUE(Stage().ok());
 }
 
+TEST_F(StagingTest, AServerWithTooMuchToDoIsAskedAgainAndWhatArrivedIsKept) {
+  server_.break_download_after = 5;
+  EXPECT_TRUE(absl::IsUnavailable(Stage().status()));
+  server_.failure = ResourceExhausted("too many requests");
+  const absl::Status busy = Stage().status();
+  EXPECT_TRUE(absl::IsUnavailable(busy)) << "no disk is full here: " << busy;
+  EXPECT_NE(Message(busy).find("too many requests"), std::string::npos) << busy;
+  server_.failure = absl::OkStatus();
+  ASSERT_TRUE(Stage().ok());
+  EXPECT_EQ(server_.download_offsets, (std::vector<int64_t>{0, 5}));
+}
+
 TEST_F(StagingTest, WhileOneBlobIsFetchedAnotherIsStagedAndAWaitForTheSameCanBeStopped) {
   const std::string other = "{\"text\":\"other\"}\n";
   server_.blobs[io::Sha256Hex(other)] = other;
