@@ -118,6 +118,17 @@ std::vector<v1::Model> Agent::Models() const {
   return models_;
 }
 
+DataInUse Agent::InUse() const {
+  DataInUse in_use;
+  const MutexLock lock(mutex_);
+  for (const auto& [uid, entry] : attempts_) {
+    for (std::string& sha256 : entry.attempt->Blobs()) in_use.blobs.insert(std::move(sha256));
+    const std::optional<WallTime> since = LastUse(setup_.AttemptDir(uid) + "/launch.json");
+    if (since && (!in_use.cache_since || *since < *in_use.cache_since)) in_use.cache_since = since;
+  }
+  return in_use;
+}
+
 v1::Observed Agent::Observe(uint64_t& models_since) const {
   v1::Observed observed;
   for (v1::Slot& slot : services_.inventory.Slots()) *observed.add_slots() = std::move(slot);

@@ -44,6 +44,8 @@ class Agent {
   MonoTime Now() const { return services_.clock.Mono(); }
   void SetModels(std::vector<v1::Model> models);
   std::vector<v1::Model> Models() const;
+  // Of what is kept on this node for later jobs.
+  DataInUse InUse() const;
   // `models_since`: the number of the model list that the server has; updated to the current one.
   // The list is in the message only if it is newer.
   v1::Observed Observe(uint64_t& models_since) const;

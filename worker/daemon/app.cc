@@ -39,6 +39,7 @@ using std::chrono::seconds;
 
 constexpr seconds kModelScanInterval{30};
 constexpr seconds kGpuProbeInterval{10};
+constexpr std::chrono::minutes kDataCleaningInterval{10};
 constexpr std::chrono::hours kCertificateInterval{1};
 // A worker that was just told to end still holds the lock for a moment.
 constexpr seconds kLockPatience{10};
@@ -285,6 +286,11 @@ absl::Status RunWorker(const Options& options) {
     if (!renewed.ok()) spdlog::error("renewing the certificate: {}", Message(renewed.status()));
     if (renewed.ok() && *renewed) session.Redial();
     return kCertificateInterval;
+  });
+  IoThread data_cleaning("data-cleaning", [&]() -> Nanos {
+    const absl::Status cleaned = stager.Clean([&] { return agent.InUse(); }, clock.Wall());
+    if (!cleaned.ok()) spdlog::error("removing unused data: {}", Message(cleaned));
+    return kDataCleaningInterval;
   });
   inventory.SetWaker([&] { gpu_probe.Wake(); });
   session.Start();

@@ -113,6 +113,15 @@ v1::AttemptStatus Attempt::Status() const {
   return status;
 }
 
+std::vector<std::string> Attempt::Blobs() const {
+  std::vector<std::string> hashes;
+  const MutexLock lock(mutex_);
+  for (const v1::JobFileRef& file : record_.dispatch.files()) {
+    if (!file.sha256().empty()) hashes.push_back(file.sha256());
+  }
+  return hashes;
+}
+
 int64_t Attempt::settled_step() const {
   const MutexLock lock(mutex_);
   return std::max(resume_step_, record_.checkpoint_step);

@@ -65,6 +65,8 @@ class Attempt {
   // The server does not want it: stop, and need no acknowledgement.
   void Abandon(const std::string& reason);
   v1::AttemptStatus Status() const;
+  // The hashes of its data sets.
+  std::vector<std::string> Blobs() const;
   // Nobody wants anything of it any more: its folder may go.
   bool Forgettable() const;
   // Not DONE, and no process runs: Control has nothing to look at soon.

@@ -66,7 +66,10 @@ absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const 
   SFT_RETURN_IF_ERROR(Claim(file.sha256(), stop));
   const absl::Cleanup release = [&] { Release(file.sha256()); };
   const std::string path = setup_.BlobPath(file.sha256());
-  if (io::Exists(path)) return path;
+  if (io::Exists(path)) {
+    MarkUsed(path);
+    return path;
+  }
   SFT_RETURN_IF_ERROR(io::MakeDirs(setup_.data_dir + "/datasets"));
   const std::string part = path + ".part";
   SFT_RETURN_IF_ERROR(
@@ -88,6 +91,15 @@ void Stager::Release(const std::string& sha256) {
   const MutexLock lock(mutex_);
   claimed_.erase(sha256);
   released_.NotifyAll();
+}
+
+absl::Status Stager::Clean(const std::function<DataInUse()>& in_use, WallTime now) {
+  // An attempt that comes now waits, and fetches what is gone; one that came just before has marked
+  // what it uses.
+  const MutexLock lock(mutex_);
+  DataInUse used = in_use();
+  used.blobs.insert(claimed_.begin(), claimed_.end());
+  return CleanData(used, setup_, now, [this] { return io::SpaceOf(setup_.data_dir); });
 }
 
 }  // namespace sft::worker

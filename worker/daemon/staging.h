@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <set>
 #include <string>
 
@@ -7,6 +8,7 @@
 #include "common/base/status.h"
 #include "common/spec/job_spec.h"
 #include "sft/v1/worker_service.pb.h"
+#include "worker/daemon/data_cleaning.h"
 #include "worker/daemon/server_api.h"
 #include "worker/daemon/setup.h"
 
@@ -24,8 +26,9 @@ struct StagedJob {
   std::string resume_dir;  // all files of the checkpoint to go on from; empty: step 0
 };
 
-// Brings what an attempt needs to this node. Thread-safe: attempts that need one blob at the same
-// time download it once, those that need others do not wait.
+// Brings what an attempt needs to this node, and removes what none has needed for long.
+// Thread-safe: attempts that need one blob at the same time download it once, those that need
+// others do not wait.
 class Stager {
  public:
   // Both are borrowed.
@@ -35,6 +38,10 @@ class Stager {
   // `stop` said so; DATA_LOSS when the checkpoint is gone; anything else is the node's or the
   // network's. A download that breaks is kept and continued by the next call.
   absl::StatusOr<StagedJob> Stage(const v1::Dispatch& dispatch, const StopCheck& stop);
+
+  // Removes data sets and prepared ones (CleanData). `in_use` is asked while nothing is staged
+  // anew.
+  absl::Status Clean(const std::function<DataInUse()>& in_use, WallTime now);
 
  private:
   // Waits until nobody else fetches the blob; then this caller does, until Release. ABORTED when

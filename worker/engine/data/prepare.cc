@@ -1,4 +1,6 @@
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -218,6 +220,9 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
   const std::string key = CacheKey(tokenizer, options, data.bytes());
   const std::filesystem::path file = options.cache_dir / (key + ".rows");
   if (std::shared_ptr<const Dataset> cached = OpenCached(file, key)) {
+    // sft-worker removes what was not used for long: the time of change is that of the last use.
+    // Where it cannot be set, the file is made anew some day.
+    (void)utimensat(AT_FDCWD, file.c_str(), nullptr, 0);
     return {.file = file, .dataset = std::move(cached), .from_cache = true};
   }
   const std::vector<Line> lines = SplitLines(data.bytes(), options.max_examples);
@@ -232,9 +237,8 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
   const CacheContents contents = Collect(std::move(outcomes), lines);
   if (contents.stats.used == 0) {
     const SkippedRow& first = contents.stats.skipped_rows.front();
-    throw UserError(fmt::format("{}: none of its {} rows can be used; line {}: {}",
-                                options.Name(), contents.stats.rows, first.line,
-                                first.reason));
+    throw UserError(fmt::format("{}: none of its {} rows can be used; line {}: {}", options.Name(),
+                                contents.stats.rows, first.line, first.reason));
   }
   WriteCacheFile(file, key, contents);
   return {.file = file, .dataset = Dataset::Open(file, key), .from_cache = false};

@@ -371,6 +371,25 @@ TEST_F(AgentTest, ASetThatIsOlderThanTheLastCheckpointDoesNotDeleteIt) {
   EXPECT_FALSE(io::Exists(last)) << "nobody names it any more";
 }
 
+TEST_F(AgentTest, WhatIsInUseIsKnownUntilTheAttemptIsForgotten) {
+  EXPECT_TRUE(agent_->InUse().blobs.empty());
+  const std::string hash = Want("ok").dispatch().files(0).sha256();
+  Tell();
+  EXPECT_EQ(agent_->InUse().blobs, std::set<std::string>{hash});
+  EXPECT_FALSE(agent_->InUse().cache_since) << "nothing was prepared yet";
+  Launch();
+  EXPECT_TRUE(agent_->InUse().cache_since);
+  NewLife();
+  EXPECT_EQ(agent_->InUse().blobs, std::set<std::string>{hash});
+  EXPECT_TRUE(agent_->InUse().cache_since);
+  Tell();
+  FinishAfterShim();
+  desired_.mutable_attempts(0)->set_intent(v1::DesiredAttempt::FORGET);
+  Tell();
+  EXPECT_TRUE(agent_->InUse().blobs.empty());
+  EXPECT_FALSE(agent_->InUse().cache_since);
+}
+
 TEST_F(AgentTest, AnUnreachableServerDoesNotEndAnything) {
   Want("ok");
   Launch();

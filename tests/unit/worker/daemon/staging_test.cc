@@ -1,5 +1,6 @@
 #include "worker/daemon/staging.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include "common/io/sha256.h"
@@ -89,6 +90,21 @@ TEST_F(StagingTest, WhileOneBlobIsFetchedAnotherIsStagedAndAWaitForTheSameCanBeS
   EXPECT_TRUE(Stage().ok());
   EXPECT_TRUE(absl::IsAborted(same)) << same;
   EXPECT_TRUE(another.ok()) << another;
+}
+
+TEST_F(StagingTest, ADataSetThatIsStagedIsNotRemovedBeforeItsAttemptIsKnown) {
+  setup_.disk_marks = *io::ParseDiskMarks("99%", "off");  // always below it
+  ASSERT_TRUE(Stage().ok());
+  const timespec old[2] = {{1, 0}, {1, 0}};
+  ASSERT_EQ(utimensat(AT_FDCWD, setup_.BlobPath(hash_).c_str(), old, 0), 0);
+  ASSERT_TRUE(Stage().ok()) << "another attempt's";
+  ASSERT_TRUE(stager_.Clean([] { return DataInUse{}; }, Clock::Real().Wall()).ok());
+  EXPECT_TRUE(io::Exists(setup_.BlobPath(hash_)));
+  const WallTime later = Clock::Real().Wall() + std::chrono::hours(1);
+  ASSERT_TRUE(stager_.Clean([this] { return DataInUse{{hash_}, {}}; }, later).ok());
+  EXPECT_TRUE(io::Exists(setup_.BlobPath(hash_))) << "an attempt uses it";
+  ASSERT_TRUE(stager_.Clean([] { return DataInUse{}; }, later).ok());
+  EXPECT_FALSE(io::Exists(setup_.BlobPath(hash_)));
 }
 
 TEST_F(StagingTest, AStopEndsADownload) {

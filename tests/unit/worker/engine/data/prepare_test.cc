@@ -169,6 +169,15 @@ TEST_F(PrepareTest, ADamagedCacheFileIsMadeAnew) {
   }
 }
 
+TEST_F(PrepareTest, AUseOfACachedFileIsSeenByItsTime) {
+  const PrepareOptions options = Options(Row("a", "b"));
+  const fs::path file = PrepareDataset(tokenizer_, options).file;
+  const fs::file_time_type written = fs::last_write_time(file);
+  fs::last_write_time(file, written - std::chrono::hours(24));
+  EXPECT_TRUE(PrepareDataset(tokenizer_, options).from_cache);
+  EXPECT_GE(fs::last_write_time(file), written);
+}
+
 TEST_F(PrepareTest, AFullDiskLeavesNothingBehind) {
   const PrepareOptions options = Options(Row("a", "b") + Row("c", "d"));
   // A limit on the size of files fails the write as a full disk does.
