@@ -347,6 +347,11 @@ absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::
         "a job that goes on from a checkpoint with a missing file fails once and goes on from an "
         "earlier one\n";
   }
+  if (!io::Exists(data_dir + "/metrics")) {
+    text +=
+        "curves and logs of before are not there: a backup does not hold them; --files-from takes "
+        "them from the folder that has metrics/ and logs/\n";
+  }
   if (files.missing > 0) {
     text +=
         "jobs that need a missing file fail until it is in blobs/ of the data folder "

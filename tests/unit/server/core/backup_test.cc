@@ -131,6 +131,7 @@ TEST_F(BackupTest, WhatIsMissingIsSaid) {
   AddBlob("some data");
   ASSERT_TRUE(Make(target_ + "/b").ok());
   const auto told = RestoreBackup(target_ + "/b", target_ + "/new", "");
+  EXPECT_NE(told->find("curves and logs of before are not there"), std::string::npos);
   ASSERT_TRUE(told.ok()) << told.status();
   EXPECT_NE(told->find("missing 1"), std::string::npos) << *told;
   EXPECT_NE(told->find("manifest.json lists them"), std::string::npos) << *told;
