@@ -1,6 +1,6 @@
 // A data set as it was uploaded.
 
-#include "server/blob/dataset_check.h"
+#include "common/io/dataset_check.h"
 #include "tests/fuzz/input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -36,6 +36,12 @@ TEST(WallTimeTest, MicrosecondsComeBackEqual) {
   EXPECT_EQ(UnixMicros(FromUnixMicros(0)), 0);
 }
 
+TEST(WallTimeTest, WhatACountOfNanosecondsDoesNotReachIsNoTime) {
+  EXPECT_TRUE(ParseUtc("2261-12-31T23:59:59Z").has_value());
+  EXPECT_FALSE(ParseUtc("2999-01-01T00:00:00Z").has_value());
+  EXPECT_FALSE(ParseUtc("1500-01-01T00:00:00Z").has_value());
+}
+
 TEST(WallTimeTest, UtcIsWrittenWithMilliseconds) {
   EXPECT_EQ(FormatUtc(FromUnixMicros(1'769'862'896'789'999)), "2026-01-31T12:34:56.789Z");
   EXPECT_EQ(FormatUtc(WallTime(milliseconds(0))), "1970-01-01T00:00:00.000Z");

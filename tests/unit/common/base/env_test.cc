@@ -16,5 +16,15 @@ TEST(GetEnvTest, TellsUnsetFromEmpty) {
   EXPECT_EQ(GetEnv("SFT_BASE_TEST_VARIABLE"), std::nullopt);
 }
 
+TEST(EnvNamesWithTest, ListsWhatIsSetInOrder) {
+  ASSERT_EQ(setenv("SFT_NAMES_TEST_B", "1", 1), 0);
+  ASSERT_EQ(setenv("SFT_NAMES_TEST_A", "", 1), 0);
+  EXPECT_EQ(EnvNamesWith("SFT_NAMES_TEST_"),
+            (std::vector<std::string>{"SFT_NAMES_TEST_A", "SFT_NAMES_TEST_B"}));
+  ASSERT_EQ(unsetenv("SFT_NAMES_TEST_A"), 0);
+  ASSERT_EQ(unsetenv("SFT_NAMES_TEST_B"), 0);
+  EXPECT_TRUE(EnvNamesWith("SFT_NAMES_TEST_").empty());
+}
+
 }  // namespace
 }  // namespace sft

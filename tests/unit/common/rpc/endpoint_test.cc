@@ -25,6 +25,12 @@ TEST(EndpointTest, SaysWhatIsWrongAndHowToWriteIt) {
   }
 }
 
+TEST(EndpointTest, AUrlGoesWithoutItsScheme) {
+  EXPECT_EQ(Message(ParseEndpoint("http://host:7070").status()),
+            "address \"http://host:7070\": goes without \"http://\"; write HOST:PORT, for example "
+            "127.0.0.1:7070");
+}
+
 TEST(EndpointTest, KnowsLoopback) {
   for (const char* host : {"127.0.0.1", "127.9.9.9", "::1", "localhost"})
     EXPECT_TRUE(IsLoopback(host));

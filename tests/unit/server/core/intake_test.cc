@@ -111,7 +111,7 @@ TEST_F(IntakeTest, CallsSideBySideCannotPassTheLimitOfWaitingJobsTogether) {
   std::vector<JobRecord> three(3, job);
   // Each was checked before one of them was stored.
   for (int i = 0; i < 3; ++i) three[i].id = "job-" + std::to_string(i);
-  EXPECT_TRUE(absl::IsResourceExhausted(jobs_->SubmitAll(three, {}).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(jobs_->SubmitSweep(three, {}, "text").status()));
   EXPECT_TRUE(jobs_->List({})->jobs.empty()) << "a sweep is stored whole or not at all";
   EXPECT_TRUE(jobs_->Submit(three[0], {}).ok());
   EXPECT_TRUE(jobs_->Submit(three[1], {}).ok());
