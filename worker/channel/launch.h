@@ -105,8 +105,8 @@ struct ShimStatus {
   uint64_t shim_start_ticks = 0;  // field 22 of /proc/<pid>/stat: tells a reused pid apart
   std::string state;              // "preparing", "running", "stopping", "exited"
   std::string reason;  // why it stops or did not start: "stop requested", "rank 1 failed", ...
-  // Of stopping: "command", "signal" (SIGTERM to the shim), "watch" (the worker found that the ranks
-  // hang), "failure" of a process, "fencing"; else empty.
+  // Of stopping: "command", "signal" (SIGTERM to the shim), "watch" (the worker found that the
+  // ranks hang), "failure" of a process, "fencing"; else empty.
   std::string cause;
   std::vector<Process> processes;
 };

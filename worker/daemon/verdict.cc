@@ -97,7 +97,8 @@ void ExplainExit(int exit_code, const std::string& log, v1::Verdict& verdict) {
       verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
       verdict.set_code("rank_stopped");
       verdict.set_advice(
-          "a signal on its node or a rank of another node asked it to end: look at the other nodes' "
+          "a signal on its node or a rank of another node asked it to end: look at the other "
+          "nodes' "
           "verdicts, and who sends SIGTERM here");
       return;
     case channel::kExitInternal:
