@@ -55,7 +55,7 @@ int64_t GpusOf(const RunFigures& run) {
   return run.resolved.contains(key) ? run.resolved.at(key).get<int64_t>() : 0;
 }
 
-Json RunJson(const RunFigures& run, int64_t common) {
+Json RunJson(const RunFigures& run, const CommonSamples& common) {
   const LossAt at = LossAtSamples(run, common);
   Json json = {{"job", ShortName(run.job.name())},
                {"name", run.job.display_name()},
@@ -79,21 +79,21 @@ Json RunJson(const RunFigures& run, int64_t common) {
 }
 
 void PrintJson(const std::vector<RunFigures>& runs, std::ostream& out) {
-  const int64_t common = CommonSamples(runs);
+  const CommonSamples common = CommonSamplesOf(runs);
   Json list = Json::array();
   for (const RunFigures& run : runs) list.push_back(RunJson(run, common));
   Json differences = Json::object();
   for (const auto& [key, values] : Differences(runs)) differences[key] = values;
-  out << DumpJson(Json{{"samples", common}, {"runs", list}, {"differences", differences}}, 2)
+  out << DumpJson(Json{{"samples", common.to}, {"runs", list}, {"differences", differences}}, 2)
       << "\n";
 }
 
 std::string Loss(bool known, double loss) { return known ? fmt::format("{:.4f}", loss) : "-"; }
 
 void PrintTables(const std::vector<RunFigures>& runs, std::ostream& out) {
-  const int64_t common = CommonSamples(runs);
+  const CommonSamples common = CommonSamplesOf(runs);
   Table table({"JOB", "NAME", "STATE", "METHOD", "GPUS", "STEPS", "SAMPLES", "LOSS",
-               fmt::format("LOSS@{}", common), "VAL.LOSS", "TOK/S", "MEMORY", "WALL"});
+               fmt::format("LOSS@{}", common.to), "VAL.LOSS", "TOK/S", "MEMORY", "WALL"});
   for (const RunFigures& run : runs) {
     const LossAt at = LossAtSamples(run, common);
     const bool any = !run.steps.empty(), validated = !run.validations.empty();

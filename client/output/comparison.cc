@@ -76,25 +76,35 @@ RunFigures FiguresOf(const v1::Job& job, const std::vector<v1::Metric>& curve, d
   return run;
 }
 
-LossAt LossAtSamples(const RunFigures& run, int64_t samples) {
+LossAt LossAtSamples(const RunFigures& run, const CommonSamples& common) {
   LossAt at;
   const auto end = std::find_if(run.steps.begin(), run.steps.end(), [&](const v1::Metric& metric) {
-    return metric.step() * run.global_batch > samples;
+    return metric.step() * run.global_batch > common.to;
   });
   const auto seen = static_cast<size_t>(end - run.steps.begin());
   if (seen == 0) return at;
   at.known = true;
   at.step = run.steps[seen - 1].step();
   at.loss = run.steps[seen - 1].loss();
-  const size_t count = std::min(seen, kMeanOf);
-  for (size_t i = seen - count; i < seen; ++i) at.mean += run.steps[i].loss();
+  size_t count = 0;
+  for (size_t i = seen; i > 0 && count < kMeanOf; --i) {
+    const v1::Metric& metric = run.steps[i - 1];
+    if (count > 0 && (metric.step() - 1) * run.global_batch < common.from) break;
+    at.mean += metric.loss();
+    ++count;
+  }
   at.mean /= static_cast<double>(count);
   return at;
 }
 
-int64_t CommonSamples(const std::vector<RunFigures>& runs) {
-  int64_t common = runs.empty() ? 0 : runs.front().samples;
-  for (const RunFigures& run : runs) common = std::min(common, run.samples);
+CommonSamples CommonSamplesOf(const std::vector<RunFigures>& runs) {
+  CommonSamples common;
+  if (!runs.empty()) common.to = runs.front().samples;
+  for (const RunFigures& run : runs) {
+    common.to = std::min(common.to, run.samples);
+    if (run.steps.empty()) continue;
+    common.from = std::max(common.from, (run.steps.front().step() - 1) * run.global_batch);
+  }
   return common;
 }
 

@@ -28,18 +28,21 @@ struct RunFigures {
 // `now` counts for a job that still runs: seconds since the Unix epoch.
 RunFigures FiguresOf(const v1::Job& job, const std::vector<v1::Metric>& curve, double now);
 
-// A run's loss where it had seen so many samples: of the last step within them, and the mean of up
-// to ten steps that end there. `known`: it has such a step.
+// Samples that the curves of all runs have steps of: a resumed run's begins where it went on.
+struct CommonSamples {
+  int64_t from = 0, to = 0;  // from >= to: there are none
+};
+CommonSamples CommonSamplesOf(const std::vector<RunFigures>& runs);
+
+// A run's loss at the end of those samples: of the last step within them, and the mean of up to ten
+// steps that end there and begin within them. `known`: it has such a step.
 struct LossAt {
   bool known = false;
   int64_t step = 0;
   double loss = 0;
   double mean = 0;
 };
-LossAt LossAtSamples(const RunFigures& run, int64_t samples);
-
-// What all of the runs have seen: where their losses can be compared. 0: one has no steps.
-int64_t CommonSamples(const std::vector<RunFigures>& runs);
+LossAt LossAtSamples(const RunFigures& run, const CommonSamples& common);
 
 // Keys of the resolved jobs whose values are not all the same, with the values in the order of the
 // runs. Names and folders, which say nothing of the training, are left out.

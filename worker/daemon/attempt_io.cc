@@ -16,6 +16,8 @@ using std::chrono::seconds;
 
 // How soon new bytes of a log or an event are seen.
 constexpr milliseconds kLiveInterval{150};
+// While a last checkpoint is written: what is trained after it is trained again.
+constexpr milliseconds kStoppingInterval{25};
 constexpr seconds kIdleInterval{3600};  // Io is woken when something changes
 
 // The server will say the same next time.
@@ -113,7 +115,9 @@ Nanos Attempt::ShipLive() {
     return backoff_.Next();
   }
   backoff_.Reset();
-  return shipped->more ? Nanos(0) : Nanos(kLiveInterval);
+  if (shipped->more) return Nanos(0);
+  const MutexLock lock(mutex_);
+  return state_ == v1::AttemptStatus::STOPPING ? kStoppingInterval : kLiveInterval;
 }
 
 Nanos Attempt::Finish() {

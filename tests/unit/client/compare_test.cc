@@ -82,6 +82,17 @@ TEST_F(CompareTest, LossesAreTakenWhereBothHaveSeenTheSameSamples) {
   EXPECT_EQ(json["differences"].size(), 2u) << "names and folders say nothing of the training";
 }
 
+TEST_F(CompareTest, AResumedRunIsComparedWhereItsCurveBegins) {
+  server_.jobs["job-c"] = MakeRun("job-c", 8, 16, "resumed");
+  auto& curve = server_.metrics_of["job-c"];
+  for (int step = 18; step <= 20; ++step) curve.push_back(Step(step, 4.0 - 0.1 * step));
+  const Outcome run = Sftctl(server_, {"compare", "job-a", "job-c", "--json"});
+  ASSERT_EQ(run.code, kSucceeded) << run.err;
+  const auto json = ParseJson(run.out);
+  EXPECT_EQ(json["samples"], 160);
+  for (const auto& of : json["runs"]) EXPECT_DOUBLE_EQ(of["mean_loss_at_samples"], 2.1);
+}
+
 TEST_F(CompareTest, TablesAreForPeople) {
   const Outcome run = Sftctl(server_, {"compare", "job-a", "job-b"});
   ASSERT_EQ(run.code, kSucceeded) << run.err;
