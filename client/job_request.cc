@@ -18,15 +18,6 @@ namespace {
 
 constexpr int64_t kMaxDeepspeedFile = 1 << 20;
 
-v1::Override Make(v1::Override::Kind kind, std::string key, std::string value, std::string origin) {
-  v1::Override made;
-  made.set_kind(kind);
-  made.set_key(std::move(key));
-  made.set_value(std::move(value));
-  made.set_origin(std::move(origin));
-  return made;
-}
-
 // The variables that name a key with their values; those that look so, but name none, without: the
 // server warns of them, and what they hold may be a secret.
 absl::Status AddVariables(std::vector<v1::Override>& overrides) {
@@ -37,7 +28,7 @@ absl::Status AddVariables(std::vector<v1::Override>& overrides) {
     if (!IsUtf8(value)) {
       return InvalidArgument(fmt::format("the environment variable {} is not UTF-8", name));
     }
-    overrides.push_back(Make(v1::Override::ENVIRONMENT, name, value, name));
+    overrides.push_back(MakeOverride(v1::Override::ENVIRONMENT, name, value, name));
   }
   std::vector<std::string> others;
   for (const spec::ForeignVariable& foreign : spec::ForeignVariables()) {
@@ -49,12 +40,32 @@ absl::Status AddVariables(std::vector<v1::Override>& overrides) {
   for (const std::string& name : others) {
     const bool is_known = std::find(known.begin(), known.end(), name) != known.end();
     if (is_known || !IsUtf8(name) || GetEnv(name).value_or("").empty()) continue;
-    overrides.push_back(Make(v1::Override::ENVIRONMENT, name, "", name));
+    overrides.push_back(MakeOverride(v1::Override::ENVIRONMENT, name, "", name));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
+
+v1::Override MakeOverride(v1::Override::Kind kind, std::string key, std::string value,
+                          std::string origin) {
+  v1::Override made;
+  made.set_kind(kind);
+  made.set_key(std::move(key));
+  made.set_value(std::move(value));
+  made.set_origin(std::move(origin));
+  return made;
+}
+
+absl::StatusOr<v1::Override> ParseSet(const std::string& assignment) {
+  const size_t equals = assignment.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    return InvalidArgument(fmt::format(
+        "--set {}: must be key=value, for example --set hyperparameters.n_epochs=2", assignment));
+  }
+  return MakeOverride(v1::Override::SET, assignment.substr(0, equals),
+                      assignment.substr(equals + 1), "--set");
+}
 
 absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& flags) {
   std::vector<v1::Override> overrides;
@@ -78,29 +89,25 @@ absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& fl
       return InvalidArgument(fmt::format(
           "{} is empty; leave it out to keep what the file says of {}", flag.origin, flag.key));
     }
-    overrides.push_back(Make(v1::Override::FLAG, flag.key, *flag.value, flag.origin));
+    overrides.push_back(MakeOverride(v1::Override::FLAG, flag.key, *flag.value, flag.origin));
   }
   if (!flags.deepspeed.empty()) {
     absl::StatusOr<std::string> text = io::ReadFile(flags.deepspeed, kMaxDeepspeedFile);
     if (!text.ok()) return InvalidArgument(fmt::format("--deepspeed: {}", Message(text.status())));
     if (text->empty()) return InvalidArgument(fmt::format("{} is empty", flags.deepspeed));
-    overrides.push_back(Make(v1::Override::FLAG, "train.deepspeed_config", *text, "--deepspeed"));
+    overrides.push_back(
+        MakeOverride(v1::Override::FLAG, "train.deepspeed_config", *text, "--deepspeed"));
   }
   if (flags.hold) {
-    overrides.push_back(Make(v1::Override::FLAG, "scheduling.hold", "true", "--hold"));
+    overrides.push_back(MakeOverride(v1::Override::FLAG, "scheduling.hold", "true", "--hold"));
   }
   if (flags.examples > 0) {
-    overrides.push_back(Make(v1::Override::FLAG, "data.max_examples",
-                             std::to_string(flags.examples), "--examples"));
+    overrides.push_back(MakeOverride(v1::Override::FLAG, "data.max_examples",
+                                     std::to_string(flags.examples), "--examples"));
   }
   for (const std::string& assignment : flags.set) {
-    const size_t equals = assignment.find('=');
-    if (equals == std::string::npos || equals == 0) {
-      return InvalidArgument(fmt::format(
-          "--set {}: must be key=value, for example --set hyperparameters.n_epochs=2", assignment));
-    }
-    overrides.push_back(Make(v1::Override::SET, assignment.substr(0, equals),
-                             assignment.substr(equals + 1), "--set"));
+    SFT_ASSIGN_OR_RETURN(v1::Override override, ParseSet(assignment));
+    overrides.push_back(std::move(override));
   }
   return overrides;
 }

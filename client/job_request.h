@@ -32,6 +32,11 @@ struct SubmitFlags {
 // value and for what is not UTF-8.
 absl::StatusOr<std::vector<v1::Override>> CollectOverrides(const SubmitFlags& flags);
 
+v1::Override MakeOverride(v1::Override::Kind kind, std::string key, std::string value,
+                          std::string origin);
+// Of "key=value" behind --set. INVALID_ARGUMENT.
+absl::StatusOr<v1::Override> ParseSet(const std::string& assignment);
+
 // The path on this machine of a file that the job names: relative to the job file, or to the
 // working directory when an override named it.
 std::string LocalPath(const v1::NeededFile& needed, const std::string& job_file);

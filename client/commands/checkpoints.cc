@@ -4,6 +4,7 @@
 #include "client/commands/commands.h"
 #include "client/interrupt.h"
 #include "client/job_follow.h"
+#include "client/job_request.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/table.h"
@@ -120,6 +121,8 @@ struct ResumeOptions {
   int64_t step = 0;
   bool allow_changes = false;
   std::optional<std::string> time_limit;
+  std::optional<std::string> variant;
+  std::vector<std::string> set;
   std::string request_id;
 };
 
@@ -132,6 +135,15 @@ ExitCode Resume(Connection& connection, const ResumeOptions& options, bool json)
     const absl::StatusOr<std::chrono::seconds> limit = ParseDuration(*options.time_limit);
     if (!limit.ok()) return Fail(connection, Annotate(limit.status(), "--time-limit"));
     request.set_time_limit_seconds(limit->count());
+  }
+  if (options.variant.has_value()) {
+    *request.add_overrides() =
+        MakeOverride(v1::Override::FLAG, "compute.variant", *options.variant, "--variant");
+  }
+  for (const std::string& assignment : options.set) {
+    const absl::StatusOr<v1::Override> override = ParseSet(assignment);
+    if (!override.ok()) return Fail(connection, override.status());
+    *request.add_overrides() = *override;
   }
   request.set_request_id(options.request_id.empty() ? RandomUuid() : options.request_id);
   const auto job = connection.Call(&v1::JobService::Stub::ResumeJob, request);
@@ -180,7 +192,7 @@ void AddListOf(Command& app, Session& session) {
 void AddResume(Command& app, Session& session) {
   Command* command = app.AddCommand(
       "resume", "Go on with a failed or cancelled job, as a new job, from a checkpoint",
-      "sftctl resume job-abc --from 400");
+      "sftctl resume job-abc --from 400 --set compute.gpu_count=2");
   auto options = std::make_shared<ResumeOptions>();
   command->AddOption("JOB", options->job, "Job that has ended")->Required();
   command->AddOption("--from", options->step, "Step of the checkpoint (default: the newest)")
@@ -190,6 +202,10 @@ void AddResume(Command& app, Session& session) {
   command->AddOption("--time-limit", options->time_limit,
                      "Longest time of the new job on its GPUs, as in 8h; 0s: none (default: as "
                      "before)");
+  command->AddOption("--variant", options->variant,
+                     "Other GPUs for it, as H100-4x (compute.variant)");
+  command->AddOption("--set", options->set,
+                     "key=value: another value than the job's (docs/config.md); may be repeated");
   command->AddOption("--request-id", options->request_id,
                      "A repeat of the same id returns the same job (default: a random one)");
   AddJsonFlag(command, session);

@@ -19,6 +19,8 @@
 #include "common/spec/visit.h"
 #include "server/core/convert.h"
 #include "server/core/project_limits.h"
+#include "server/core/resume.h"
+#include "server/core/resume_values.h"
 #include "server/core/scene.h"
 #include "server/state/names.h"
 #include "server/store/files.h"
@@ -381,13 +383,15 @@ absl::Status JobIntake::CheckSchedule(const JobRecord& job, int together,
 }
 
 absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobRequest& request,
-                                                       const std::string& principal, int together) {
+                                                       const std::string& principal, int together,
+                                                       const JobRecord* resumed) {
   if (!request.project().empty() && !IsValidLabel(request.project())) {
     return InvalidArgument(fmt::format("project \"{}\" is not a name", request.project()));
   }
   SFT_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   SFT_ASSIGN_OR_RETURN(spec::Resolution resolution,
                        Read(request.source_text(), request.file_name(), request.overrides()));
+  if (resumed != nullptr) CheckFixedValues(*resumed, resolution);
   Prepared prepared;
   Outcome& outcome = prepared.outcome;
   outcome.problems = resolution.problems;
@@ -431,10 +435,11 @@ absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest&
   return outcome;
 }
 
-absl::StatusOr<v1::Job> JobIntake::Resume(const v1::ResumeJobRequest& request,
-                                          const std::string& owner) {
+absl::StatusOr<JobIntake::Outcome> JobIntake::Resume(const v1::ResumeJobRequest& request,
+                                                     const std::string& owner) {
+  SFT_RETURN_IF_ERROR(CheckResumeRequest(request));
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
   if (limits_ != nullptr) {
-    SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
     std::string project;
     SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
       SFT_ASSIGN_OR_RETURN(project, store::ProjectOfJob(db, ref.id));
@@ -443,7 +448,34 @@ absl::StatusOr<v1::Job> JobIntake::Resume(const v1::ResumeJobRequest& request,
     const absl::Status room = limits_->CheckSubmit(project, {});
     if (!room.ok() && !jobs_.Knows(project, request.request_id())) return room;
   }
-  return jobs_.Resume(request, owner);
+  Outcome outcome;
+  if (request.overrides().empty()) {
+    SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Resume(request, owner));
+    return outcome;
+  }
+  JobRecord ended;
+  std::vector<JobFileRecord> files;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(ended, store::FindJob(db, ref));
+    SFT_RETURN_IF_ERROR(store::ReadTexts(db, ended));
+    SFT_ASSIGN_OR_RETURN(const auto checkpoints, ResumeCandidates(db, ended));
+    SFT_RETURN_IF_ERROR(CheckResumable(ended, checkpoints, request.step()));
+    SFT_ASSIGN_OR_RETURN(files, store::FilesOfJob(db, ended.id));
+    return absl::OkStatus();
+  }));
+  SFT_ASSIGN_OR_RETURN(Prepared prepared,
+                       Prepare(SubmitOfResume(ended, files, request), owner, 1, &ended));
+  outcome = std::move(prepared.outcome);
+  outcome.file_name = ended.file_name;
+  if (!outcome.problems.empty()) return outcome;
+  if (!outcome.missing_files.empty()) {
+    return FailedPrecondition(
+        fmt::format("job {} cannot go on: {} was not uploaded for it, or was "
+                    "removed; submit the job again",
+                    ended.id, fmt::join(outcome.missing_files, ", ")));
+  }
+  SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Resume(request, owner, &prepared.job));
+  return outcome;
 }
 
 }  // namespace sft::server

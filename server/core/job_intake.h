@@ -31,12 +31,14 @@ class JobIntake {
     // Not empty: the job file is refused, all problems at once, and nothing was stored.
     std::vector<spec::Problem> problems;
     v1::Job job;
+    std::string file_name;  // that they are in; empty: the request's
     // Keys of files that are not uploaded; not empty: FAILED_PRECONDITION.
     std::vector<std::string> missing_files;
   };
   absl::StatusOr<Outcome> Submit(const v1::SubmitJobRequest& request, const std::string& principal);
-  // As JobManager::Resume, where there is room.
-  absl::StatusOr<v1::Job> Resume(const v1::ResumeJobRequest& request, const std::string& owner);
+  // As JobManager::Resume, where there is room. With overrides the values are checked as Submit
+  // does.
+  absl::StatusOr<Outcome> Resume(const v1::ResumeJobRequest& request, const std::string& owner);
 
   // All of Submit but storing: where the outcome holds no problem, the rows that it would store.
   // `together`: jobs that are submitted at once, this one among them, for the project's limit.
@@ -45,8 +47,10 @@ class JobIntake {
     JobRecord job;
     std::vector<JobFileRecord> files;
   };
+  // `resumed`: the ended job that it goes on with, whose checkpoints it has to fit.
   absl::StatusOr<Prepared> Prepare(const v1::SubmitJobRequest& request,
-                                   const std::string& principal, int together = 1);
+                                   const std::string& principal, int together = 1,
+                                   const JobRecord* resumed = nullptr);
 
  private:
   using Overrides = google::protobuf::RepeatedPtrField<v1::Override>;

@@ -1,9 +1,11 @@
 #include "server/core/job_manager.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
+#include <set>
 #include <utility>
 
 #include "common/base/duration.h"
@@ -27,33 +29,6 @@ namespace {
 
 constexpr int kAttemptsShown = 50;
 constexpr int64_t kMaxTimeLimitSeconds = int64_t{3650} * 24 * 3600;
-
-// Why an ended job cannot be resumed from what there is; OK when it can.
-absl::Status CheckResumable(const JobRecord& job, const std::vector<CheckpointRecord>& checkpoints,
-                            int64_t step) {
-  if (!IsTerminal(job.state)) {
-    return FailedPrecondition(fmt::format("job {} is {}: only a job that has ended is resumed",
-                                          job.id, ToString(job.state)));
-  }
-  if (job.state == JobState::kSucceeded) {
-    return FailedPrecondition(
-        fmt::format("job {} succeeded: there is nothing left to do; `sftctl download {}` gets its "
-                    "result",
-                    job.id, job.id));
-  }
-  std::string steps;
-  for (const CheckpointRecord& each : checkpoints) {
-    if (each.step == step) return absl::OkStatus();
-    steps += fmt::format("{}{}", steps.empty() ? "" : ", ", each.step);
-  }
-  if (steps.empty()) {
-    return FailedPrecondition(
-        fmt::format("job {} has no checkpoint to go on from: submit it again", job.id));
-  }
-  if (step == 0) return absl::OkStatus();
-  return NotFound(
-      fmt::format("job {} has no checkpoint of step {}; there is: {}", job.id, step, steps));
-}
 
 absl::Status AddAttempts(Database& db, const JobRecord& job, v1::Job& proto) {
   SFT_ASSIGN_OR_RETURN(const std::vector<AttemptRecord> attempts,
@@ -93,9 +68,41 @@ void SetTimeLimit(JobRecord& job, int64_t seconds) {
   job.resolved_json = DumpJson(json);
 }
 
+// The values of a job that was resolved anew; what the ended one is of stays.
+void SetValues(JobRecord& job, const JobRecord& resolved) {
+  job.display_name = resolved.display_name;
+  job.variant = resolved.variant;
+  job.gpu_type = resolved.gpu_type;
+  job.gpus_per_node = resolved.gpus_per_node;
+  job.nodes = resolved.nodes;
+  job.model = resolved.model;
+  job.resolved_json = resolved.resolved_json;
+  job.resolved_values = resolved.resolved_values;
+  job.warnings = resolved.warnings;
+  job.protocol = resolved.protocol;
+  job.newer_keys = resolved.newer_keys;
+  job.priority = resolved.priority;
+  const std::string sweep = job.schedule.sweep;
+  const int sweep_limit = job.schedule.sweep_limit;
+  job.schedule = resolved.schedule;
+  job.schedule.sweep = sweep;
+  job.schedule.sweep_limit = sweep_limit;
+}
+
+// "step 20, with other compute.gpu_count"
+std::string FromText(const v1::ResumeJobRequest& request) {
+  std::string text = request.step() > 0 ? fmt::format("step {}", request.step())
+                                        : "its newest checkpoint that can be reached";
+  std::set<std::string> keys;
+  for (const v1::Override& override : request.overrides()) keys.insert(override.key());
+  if (!keys.empty()) text += fmt::format(", with other {}", fmt::join(keys, ", "));
+  return text;
+}
+
 std::string HashOf(const std::string& ended, const v1::ResumeJobRequest& request) {
   std::string said = fmt::format("resume {} {} {}", ended, request.step(), request.allow_changes());
   if (request.has_time_limit_seconds()) said += fmt::format(" {}", request.time_limit_seconds());
+  for (const v1::Override& override : request.overrides()) said += override.SerializeAsString();
   return io::Sha256Hex(said);
 }
 
@@ -166,6 +173,14 @@ absl::Status CheckRequestId(const std::string& id) {
   const bool plain =
       std::all_of(id.begin(), id.end(), [](unsigned char c) { return std::iscntrl(c) == 0; });
   return plain ? absl::OkStatus() : InvalidArgument("a request id has no control characters");
+}
+
+absl::Status CheckResumeRequest(const v1::ResumeJobRequest& request) {
+  if (request.step() < 0) return InvalidArgument("a step is a whole number from 1");
+  if (request.time_limit_seconds() < 0 || request.time_limit_seconds() > kMaxTimeLimitSeconds) {
+    return InvalidArgument("a time limit is a duration up to 3650 days, 0s for none");
+  }
+  return CheckRequestId(request.request_id());
 }
 
 absl::StatusOr<v1::Job> JobManager::Submit(JobRecord job, const std::vector<JobFileRecord>& files) {
@@ -294,7 +309,8 @@ absl::StatusOr<JobManager::Page> JobManager::List(store::JobFilter filter) {
 
 absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
                                                     const v1::ResumeJobRequest& request,
-                                                    const JobRef& ref, const std::string& owner) {
+                                                    const JobRef& ref, const std::string& owner,
+                                                    const JobRecord* resolved) {
   SFT_ASSIGN_OR_RETURN(JobRecord ended, store::FindJob(db, ref));
   SFT_RETURN_IF_ERROR(store::ReadTexts(db, ended));
   SFT_ASSIGN_OR_RETURN(const std::vector<CheckpointRecord> checkpoints,
@@ -321,12 +337,16 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   job.created_us = UnixMicros(clock_.Wall());
   SFT_ASSIGN_OR_RETURN(const std::optional<JobRecord> first, FindFirst(db, job));
   if (first.has_value()) return *first;
-  SFT_RETURN_IF_ERROR(CheckLimits(db, job, 1));
   SFT_ASSIGN_OR_RETURN(const std::vector<JobFileRecord> files, store::FilesOfJob(db, ended.id));
   SFT_ASSIGN_OR_RETURN(job.schedule, store::GetSchedule(db, ended.id));
-  job.schedule.after.clear();  // they had ended before it began
-  job.schedule.held = false;
-  if (request.has_time_limit_seconds()) SetTimeLimit(job, request.time_limit_seconds());
+  if (resolved != nullptr) {
+    SetValues(job, *resolved);
+  } else {
+    job.schedule.after.clear();  // they had ended before it began
+    job.schedule.held = false;
+    if (request.has_time_limit_seconds()) SetTimeLimit(job, request.time_limit_seconds());
+  }
+  SFT_RETURN_IF_ERROR(CheckLimits(db, job, 1));
   const absl::Status used = UseDatasets(db, job, files);
   if (absl::IsAborted(used)) {
     return FailedPrecondition(fmt::format(
@@ -334,28 +354,22 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   }
   SFT_RETURN_IF_ERROR(used);
   SFT_RETURN_IF_ERROR(store::InsertJob(db, job, files));
-  const std::string from = request.step() > 0 ? fmt::format("step {}", request.step())
-                                              : "its newest checkpoint that can be reached";
   SFT_RETURN_IF_ERROR(store::AddEvent(
       db, job.id,
       {0, job.created_us, "submitted",
-       fmt::format("by {}, to go on with {} from {}", job.owner, ended.id, from), 0}));
+       fmt::format("by {}, to go on with {} from {}", job.owner, ended.id, FromText(request)), 0}));
   SFT_RETURN_IF_ERROR(store::AddEvent(
       db, ended.id, {0, job.created_us, "resumed", "continued by " + job.id, ended.attempt}));
   return job;
 }
 
 absl::StatusOr<v1::Job> JobManager::Resume(const v1::ResumeJobRequest& request,
-                                           const std::string& owner) {
-  if (request.step() < 0) return InvalidArgument("a step is a whole number from 1");
-  if (request.time_limit_seconds() < 0 || request.time_limit_seconds() > kMaxTimeLimitSeconds) {
-    return InvalidArgument("a time limit is a duration up to 3650 days, 0s for none");
-  }
-  SFT_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+                                           const std::string& owner, const JobRecord* resolved) {
+  SFT_RETURN_IF_ERROR(CheckResumeRequest(request));
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
   absl::StatusOr<v1::Job> view = Internal("not run");
   const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(const JobRecord job, InsertResumed(db, request, ref, owner));
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, InsertResumed(db, request, ref, owner, resolved));
     view = ViewOf(db, {job.project, job.id});
     return view.status();
   });

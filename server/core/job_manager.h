@@ -16,6 +16,8 @@ namespace sft::server {
 
 // INVALID_ARGUMENT for an id of a request that is too long or not plain text.
 absl::Status CheckRequestId(const std::string& id);
+// What is wrong with a request whatever the job is.
+absl::Status CheckResumeRequest(const v1::ResumeJobRequest& request);
 
 // Jobs as their users see them. Thread-safe.
 class JobManager {
@@ -60,8 +62,10 @@ class JobManager {
   absl::StatusOr<v1::Job> Cancel(const std::string& name, const std::string& reason,
                                  bool checkpoint);
 
-  // A new job that goes on from a checkpoint of an ended one (JobService.ResumeJob).
-  absl::StatusOr<v1::Job> Resume(const v1::ResumeJobRequest& request, const std::string& owner);
+  // A new job that goes on from a checkpoint of an ended one (JobService.ResumeJob), with the
+  // values of `resolved` (job_intake.h) where that is given.
+  absl::StatusOr<v1::Job> Resume(const v1::ResumeJobRequest& request, const std::string& owner,
+                                 const JobRecord* resolved = nullptr);
 
   // Events with a sequence above `after`.
   absl::StatusOr<std::vector<v1::JobEvent>> Events(const std::string& name, int64_t after,
@@ -79,7 +83,8 @@ class JobManager {
   // The job that its request id has stored already, if there is one.
   absl::StatusOr<std::optional<JobRecord>> FindFirst(Database& db, const JobRecord& job) const;
   absl::StatusOr<JobRecord> InsertResumed(Database& db, const v1::ResumeJobRequest& request,
-                                          const JobRef& ref, const std::string& owner);
+                                          const JobRef& ref, const std::string& owner,
+                                          const JobRecord* resolved);
 
   Store& store_;
   Clock& clock_;

@@ -1,11 +1,14 @@
 #include "server/core/resume.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "common/base/json.h"
+#include "server/state/names.h"
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
 #include "server/store/jobs.h"
@@ -68,6 +71,32 @@ absl::StatusOr<std::vector<CheckpointRecord>> ResumeCandidates(Database& db, con
            (job.resumed_step > 0 && checkpoint.step != job.resumed_step);
   });
   return origin;
+}
+
+absl::Status CheckResumable(const JobRecord& job, const std::vector<CheckpointRecord>& checkpoints,
+                            int64_t step) {
+  if (!IsTerminal(job.state)) {
+    return FailedPrecondition(fmt::format("job {} is {}: only a job that has ended is resumed",
+                                          job.id, ToString(job.state)));
+  }
+  if (job.state == JobState::kSucceeded) {
+    return FailedPrecondition(
+        fmt::format("job {} succeeded: there is nothing left to do; `sftctl download {}` gets its "
+                    "result",
+                    job.id, job.id));
+  }
+  std::string steps;
+  for (const CheckpointRecord& each : checkpoints) {
+    if (each.step == step) return absl::OkStatus();
+    steps += fmt::format("{}{}", steps.empty() ? "" : ", ", each.step);
+  }
+  if (steps.empty()) {
+    return FailedPrecondition(
+        fmt::format("job {} has no checkpoint to go on from: submit it again", job.id));
+  }
+  if (step == 0) return absl::OkStatus();
+  return NotFound(
+      fmt::format("job {} has no checkpoint of step {}; there is: {}", job.id, step, steps));
 }
 
 absl::Status FillResume(Database& db, const JobRecord& job, const AttemptRecord& attempt,

@@ -16,6 +16,11 @@ namespace sft::server {
 // that it continues.
 absl::StatusOr<std::vector<CheckpointRecord>> ResumeCandidates(Database& db, const JobRecord& job);
 
+// Why an ended job cannot be resumed from `checkpoints`, its candidates; OK when it can. `step` 0:
+// from any.
+absl::Status CheckResumable(const JobRecord& job, const std::vector<CheckpointRecord>& checkpoints,
+                            int64_t step);
+
 // The place of the attempt's checkpoint as its node sees it; nothing is set for an attempt that
 // begins at step 0.
 absl::Status FillResume(Database& db, const JobRecord& job, const AttemptRecord& attempt,

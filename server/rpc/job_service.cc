@@ -37,10 +37,9 @@ grpc::Status Refuse(const std::vector<spec::Problem>& problems, const std::strin
 grpc::Status RefuseOutcome(const JobIntake::Outcome& outcome, const std::string& file_name) {
   if (!outcome.problems.empty()) return Refuse(outcome.problems, file_name);
   if (outcome.missing_files.empty()) return grpc::Status::OK;
-  return rpc::WithReason(
-      FailedPrecondition(fmt::format("files were not uploaded as data sets: {}",
-                                     fmt::join(outcome.missing_files, ", "))),
-      "FILE_NOT_UPLOADED");
+  return rpc::WithReason(FailedPrecondition(fmt::format("files were not uploaded as data sets: {}",
+                                                        fmt::join(outcome.missing_files, ", "))),
+                         "FILE_NOT_UPLOADED");
 }
 
 grpc::Status JobServiceImpl::ResolveJob(grpc::ServerContext* context,
@@ -113,7 +112,12 @@ grpc::Status JobServiceImpl::CheckpointJob(grpc::ServerContext* context,
 grpc::Status JobServiceImpl::ResumeJob(grpc::ServerContext* context,
                                        const v1::ResumeJobRequest* request, v1::Job* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  return Answer(intake_.Resume(*request, PrincipalOf(*context)), response);
+  absl::StatusOr<JobIntake::Outcome> outcome = intake_.Resume(*request, PrincipalOf(*context));
+  if (!outcome.ok()) return rpc::ToGrpc(outcome.status());
+  const grpc::Status refused = RefuseOutcome(*outcome, outcome->file_name);
+  if (!refused.ok()) return refused;
+  *response = std::move(outcome->job);
+  return grpc::Status::OK;
 }
 
 grpc::Status JobServiceImpl::ListCheckpoints(grpc::ServerContext* context,

@@ -18,6 +18,7 @@ namespace sft {
 namespace {
 
 constexpr std::string_view kMode = "train";
+constexpr int kMostRanks = 64;
 
 class FakeTraining {
  public:
@@ -108,6 +109,15 @@ class FakeTraining {
   std::string PartName(int rank) const {
     return fmt::format("rank-{}-of-{}.json", rank, launch_.world_size);
   }
+  // This rank's, else one of another number of ranks: each holds the same.
+  std::string PartToRead(const std::string& dir) const {
+    std::string path = dir + "/" + PartName(rank_);
+    for (int world = 1; world <= kMostRanks && !io::Exists(path); ++world) {
+      if (world == launch_.world_size) continue;
+      path = fmt::format("{}/rank-0-of-{}.json", dir, world);
+    }
+    return path;
+  }
 
   int Save(const std::string& reason) {
     const std::string dir = fmt::format("{}/step-{}", launch_.checkpoint_dir, step_);
@@ -150,7 +160,7 @@ class FakeTraining {
   bool Resume() {
     const std::string& dir = launch_.resume_dir;
     if (!io::Exists(dir + "/manifest.json")) return false;
-    const auto part = ParseJson(io::ReadFile(dir + "/" + PartName(rank_)).value_or(""));
+    const auto part = ParseJson(io::ReadFile(PartToRead(dir)).value_or(""));
     if (!part.is_object()) return false;
     step_ = part["step"].get<int64_t>();
     state_ = part["state"].get<uint64_t>();

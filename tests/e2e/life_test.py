@@ -7,7 +7,7 @@ import time
 
 from harness import SANITIZED, ServiceCase, run_tests, wait_until
 
-SUCCEEDED, NOT_FOUND, REFUSED, USER_FAILURE, INFRASTRUCTURE_FAILURE, CANCELLED = 0, 3, 5, 10, 11, 12
+SUCCEEDED, USAGE, NOT_FOUND, REFUSED, USER_FAILURE, INFRASTRUCTURE_FAILURE, CANCELLED = 0, 2, 3, 5, 10, 11, 12
 
 
 class LifeTest(ServiceCase):
@@ -141,6 +141,30 @@ class LifeTest(ServiceCase):
         next_job = self.sftctl("resume", job).stdout.strip()
         self.wait_for_step(next_job, steps[0] + 1)
         self.assertEqual(self.status(next_job)["resumed_from"]["step"], steps[0])
+        self.sftctl("cancel", next_job)
+        self.assert_ends(next_job, CANCELLED)
+
+    def test_a_job_goes_on_with_other_gpus_and_other_values(self):
+        self.start_server()
+        self.start_worker()
+        job = self.submit("train steps=100000 pace=20", ranks=1, tables="global_batch = 2")
+        self.wait_for_step(job, 2)
+        self.assertEqual(self.sftctl("cancel", job, "--checkpoint").returncode, 0)
+        self.assert_ends(job, CANCELLED)
+        step = self.checkpoints(job)[0]["step"]
+        refused = self.sftctl("resume", job, "--set", "lora.r=3", "--set", "compute.gpus=2")
+        self.assertEqual(refused.returncode, USAGE, refused.stderr)
+        self.assertIn("compute.gpus: unknown key", refused.stderr)
+        self.assertIn("lora.r: is 3, but the checkpoints of", refused.stderr)
+        result = self.sftctl("resume", job, "--set", "compute.gpu_count=2", "--time-limit", "2h")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        next_job = result.stdout.strip()
+        self.wait_for_step(next_job, step + 1)
+        self.assertEqual(len(self.ranks()), 2)
+        status = self.status(next_job)
+        self.assertEqual(status["resumed_from"], {"job": job, "step": step})
+        self.assertEqual(status["resolved"]["hyperparameters"]["global_batch"], 2)
+        self.assertEqual(status["resolved"]["scheduling"]["time_limit"], "2h")
         self.sftctl("cancel", next_job)
         self.assert_ends(next_job, CANCELLED)
 

@@ -5,6 +5,7 @@
 #include "server/core/job_intake.h"
 #include "server/core/scheduling.h"
 #include "server/core/uploads.h"
+#include "server/store/checkpoints.h"
 #include "server/store/schedules.h"
 #include "tests/unit/server/core/fleet_fixture.h"
 
@@ -75,6 +76,42 @@ class IntakeTest : public FleetTest {
     return texts;
   }
 
+  template <typename Request>
+  static void Set(Request& request, const std::string& key, const std::string& value) {
+    v1::Override& added = *request.add_overrides();
+    added.set_kind(v1::Override::SET);
+    added.set_key(key);
+    added.set_value(value);
+    added.set_origin("--set");
+  }
+  static std::string ValueOf(const v1::Job& job, const std::string& key) {
+    for (const v1::ResolvedValue& value : job.resolved()) {
+      if (value.key() == key) return value.value();
+    }
+    return "none";
+  }
+  // The name of a job that was submitted, ran and failed with a checkpoint of step 10.
+  std::string EndWithCheckpoint(const v1::SubmitJobRequest& request,
+                                const std::shared_ptr<FakeWorker>& worker) {
+    const auto outcome = intake_.Submit(request, "local");
+    EXPECT_TRUE(outcome.ok() && outcome->problems.empty());
+    const std::string name = outcome->job.name();
+    Tick();
+    CheckpointRecord checkpoint;
+    checkpoint.job_id = name.substr(name.rfind('/') + 1);
+    checkpoint.attempt_uid = Uid(checkpoint.job_id);
+    checkpoint.attempt = 1;
+    checkpoint.step = 10;
+    checkpoint.created_us = 1;
+    const CheckpointPart part{.node = "a"};
+    const absl::Status put = store_->Write([&](Database& db) {
+      return store::PutCheckpointPart(db, checkpoint, part, {}, 1).status();
+    });
+    EXPECT_TRUE(put.ok()) << put;
+    Report("a", worker, checkpoint.attempt_uid, v1::AttemptStatus::DONE, "nan_loss");
+    return name;
+  }
+
   void Limit(const ProjectLimits& limits) {
     EXPECT_TRUE(store_->Write([&](Database& db) { return store::PutLimits(db, limits); }).ok());
   }
@@ -82,6 +119,7 @@ class IntakeTest : public FleetTest {
   static constexpr char kConfig[] =
       R"({"model_type":"llama","hidden_size":64,"intermediate_size":128,"num_attention_heads":4,)"
       R"("num_key_value_heads":2,"num_hidden_layers":2,"vocab_size":256})";
+  static constexpr char kTraining[] = "[hyperparameters]\nper_device_batch = 2\n";
   static constexpr char kRows[] = "{\"text\":\"a\"}\n";
   std::unique_ptr<BlobStore> blobs_;
   FileRelay relay_;
@@ -242,6 +280,88 @@ TEST_F(IntakeTest, AModelIdNobodySeesIsRefusedWithWhatIsSeen) {
   ASSERT_EQ(with_model("org/broken").size(), 1u);
   EXPECT_NE(with_model("org/broken")[0].find("tokenizer.json is missing"), std::string::npos);
   EXPECT_EQ(intake_.Submit(Request(), "local")->missing_files.size(), 1u);
+}
+
+TEST_F(IntakeTest, AResumeWithOtherValuesIsResolvedAsASubmit) {
+  const auto worker = JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  v1::SubmitJobRequest request = Request(std::string(kJobFile) + kTraining);
+  Set(request, "hyperparameters.gradient_accumulation_steps", "2");
+  Set(request, "lora.r", "4");
+  const std::string job = EndWithCheckpoint(request, worker);
+  v1::ResumeJobRequest resume;
+  resume.set_name(job);
+  resume.set_request_id("on one");
+  Set(resume, "compute.gpu_count", "1");
+  Set(resume, "scheduling.time_limit", "2h");
+  const auto outcome = intake_.Resume(resume, "ann");
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ASSERT_TRUE(outcome->problems.empty()) << outcome->problems[0].message;
+  const v1::Job next = jobs_->Get(outcome->job.name()).value();
+  EXPECT_EQ(next.resumed_from(), job);
+  EXPECT_EQ(ValueOf(next, "compute.gpu_count"), "1");
+  EXPECT_EQ(ValueOf(next, "compute.variant"), "CPU-1x");
+  EXPECT_EQ(ValueOf(next, "lora.r"), "4") << "as the ended job was submitted";
+  EXPECT_EQ(ValueOf(next, "scheduling.time_limit"), "2h");
+  EXPECT_EQ(ValueOf(next, "hyperparameters.global_batch"), "8") << "as in the checkpoint";
+  EXPECT_EQ(ValueOf(next, "hyperparameters.per_device_batch"), "2");
+  EXPECT_EQ(ValueOf(next, "hyperparameters.gradient_accumulation_steps"), "4");
+  const absl::StatusOr<std::vector<v1::JobEvent>> events = jobs_->Events(next.name(), 0, 10);
+  EXPECT_NE(events->front().message().find("with other compute.gpu_count, scheduling.time_limit"),
+            std::string::npos)
+      << events->front().message();
+  EXPECT_EQ(intake_.Resume(resume, "ann")->job.name(), next.name()) << "a repeat";
+  Set(resume, "checkpoint.save_minutes", "5");
+  EXPECT_TRUE(absl::IsAlreadyExists(intake_.Resume(resume, "ann").status())) << "another request";
+}
+
+TEST_F(IntakeTest, AResumeOfAResumeKeepsWhatTheFirstHasChanged) {
+  const auto worker = JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  v1::SubmitJobRequest request = Request();
+  Set(request, "compute.gpu_count", "1");
+  const std::string job = EndWithCheckpoint(request, worker);
+  v1::ResumeJobRequest resume;
+  resume.set_name(job);
+  Set(resume, "compute.variant", "CPU-2x");
+  Set(resume, "checkpoint.save_total_limit", "7");
+  const auto first = intake_.Resume(resume, "ann");
+  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_TRUE(first->problems.empty()) << first->problems[0].message;
+  EXPECT_EQ(ValueOf(jobs_->Get(first->job.name()).value(), "compute.gpu_count"), "2");
+  ASSERT_TRUE(jobs_->Cancel(first->job.name(), "", false).ok());
+  v1::ResumeJobRequest again;
+  again.set_name(first->job.name());
+  Set(again, "compute.gpu_count", "1");
+  const auto second = intake_.Resume(again, "ann");
+  ASSERT_TRUE(second.ok()) << second.status();
+  ASSERT_TRUE(second->problems.empty()) << second->problems[0].message;
+  const v1::Job next = jobs_->Get(second->job.name()).value();
+  EXPECT_EQ(ValueOf(next, "compute.gpu_count"), "1");
+  EXPECT_EQ(ValueOf(next, "checkpoint.save_total_limit"), "7");
+}
+
+TEST_F(IntakeTest, WhatNoCheckpointFitsIsRefusedAtOnceWithAllElseThatIsWrong) {
+  const auto worker = JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  const std::string job = EndWithCheckpoint(Request(), worker);
+  const auto problems = [&](const std::string& key, const std::string& value) {
+    v1::ResumeJobRequest resume;
+    resume.set_name(job);
+    Set(resume, key, value);
+    const auto outcome = intake_.Resume(resume, "ann");
+    EXPECT_TRUE(outcome.ok()) << outcome.status();
+    std::string text;
+    for (const auto& each : outcome->problems) text += each.key + ": " + each.message + "\n";
+    return text;
+  };
+  EXPECT_EQ(problems("lora.r", "8").find("lora.r: is 8, but the checkpoints of job-"), 0u);
+  EXPECT_EQ(problems("job.model", "/models/other").find("job.model: is /models/other, but"), 0u);
+  EXPECT_EQ(problems("job.data", "more.jsonl").find("job.data: is \"more.jsonl\", but a resume"),
+            0u);
+  EXPECT_EQ(problems("compute.gpu_count", "4").find("compute.gpu_count: no node has CPU-4x"), 0u);
+  EXPECT_NE(problems("compute.gpus", "4").find("unknown key"), std::string::npos);
+  EXPECT_EQ(jobs_->List({})->jobs.size(), 1u);
 }
 
 TEST_F(IntakeTest, BeforeTheFirstWorkerAJobIsTakenAndWaits) {
