@@ -332,7 +332,9 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   job.avoid_node.clear();
   // Of a job that was resumed itself and wrote none, the one it came from.
   job.resumed_from = checkpoints.front().job_id;
-  job.resumed_step = request.step();
+  // What it was told to go on from holds for the one that takes its place.
+  const bool same_origin = job.resumed_from == ended.resumed_from;
+  job.resumed_step = request.step() == 0 && same_origin ? ended.resumed_step : request.step();
   job.resume_changed = request.allow_changes();
   job.created_us = UnixMicros(clock_.Wall());
   SFT_ASSIGN_OR_RETURN(const std::optional<JobRecord> first, FindFirst(db, job));

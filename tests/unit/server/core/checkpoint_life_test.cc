@@ -185,6 +185,20 @@ TEST_F(LifeTest, AResumeMakesANewJobThatGoesOnAndTheEndedOneStaysAsItIs) {
   EXPECT_NE(Message(missing).find("there is: 20, 10"), std::string_view::npos) << missing;
 }
 
+TEST_F(LifeTest, AResumeOfAResumeWithoutCheckpointsGoesOnFromTheStepOfTheFirst) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  for (const int64_t step : {10, 20, 30}) ASSERT_TRUE(Commit(job, step));
+  Fail("a", worker, job, "nan_loss", v1::Verdict::USER);
+  const std::string first = Resume(job, 20);
+  ASSERT_TRUE(jobs_->Cancel(first, "", false).ok());
+  const std::string second = Resume(first);
+  Tick();
+  EXPECT_EQ(worker->Wanted(Uid(second))->dispatch().resume().step(), 20);
+  EXPECT_EQ(Job(second).resumed_step(), 20);
+}
+
 TEST_F(LifeTest, AResumeKeepsToTheLimitsOfItsProject) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);

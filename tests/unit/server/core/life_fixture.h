@@ -101,6 +101,15 @@ class LifeTest : public FleetTest {
     EXPECT_TRUE(answer.ok()) << answer.status();
     EXPECT_TRUE(answer.ok() && answer->committed());
   }
+  // The id of the job that goes on with one that has ended.
+  std::string Resume(const std::string& job, int64_t step = 0) {
+    v1::ResumeJobRequest request;
+    request.set_name(job);
+    request.set_step(step);
+    const absl::StatusOr<v1::Job> next = jobs_->Resume(request, "ann");
+    EXPECT_TRUE(next.ok()) << next.status();
+    return next.ok() ? next->name().substr(next->name().rfind('/') + 1) : "";
+  }
   std::vector<int64_t> Steps(const std::string& job) {
     std::vector<int64_t> steps;
     const v1::ListCheckpointsResponse list = checkpoints_->List(job).value();
