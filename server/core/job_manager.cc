@@ -330,8 +330,12 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   job.restart = {};
   job.not_before_us = job.started_us = job.ended_us = 0;
   job.avoid_node.clear();
-  // Of a job that was resumed itself and wrote none, the one it came from.
-  job.resumed_from = checkpoints.front().job_id;
+  // Of a job that was resumed itself and wrote none that can be used, the one it came from.
+  const auto chosen =
+      std::find_if(checkpoints.begin(), checkpoints.end(), [&](const CheckpointRecord& each) {
+        return each.problem.empty() && (request.step() == 0 || each.step == request.step());
+      });
+  job.resumed_from = (chosen == checkpoints.end() ? checkpoints.begin() : chosen)->job_id;
   // What it was told to go on from holds for the one that takes its place.
   const bool same_origin = job.resumed_from == ended.resumed_from;
   job.resumed_step = request.step() == 0 && same_origin ? ended.resumed_step : request.step();

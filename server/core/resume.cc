@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -63,14 +64,16 @@ absl::StatusOr<std::vector<BranchPart>> BranchOf(Database& db, const JobRecord& 
 absl::StatusOr<std::vector<CheckpointRecord>> ResumeCandidates(Database& db, const JobRecord& job) {
   SFT_ASSIGN_OR_RETURN(std::vector<CheckpointRecord> own, store::CheckpointsOfJob(db, job.id));
   std::erase_if(own, [](const auto& checkpoint) { return !IsCommitted(checkpoint); });
-  if (!own.empty() || job.resumed_from.empty()) return own;
-  SFT_ASSIGN_OR_RETURN(std::vector<CheckpointRecord> origin,
-                       store::CheckpointsOfJob(db, job.resumed_from));
+  if (job.resumed_from.empty()) return own;
+  // Behind its own: what it came from may be whole where these are not.
+  SFT_ASSIGN_OR_RETURN(const JobRecord from, store::GetJob(db, job.resumed_from));
+  SFT_ASSIGN_OR_RETURN(std::vector<CheckpointRecord> origin, ResumeCandidates(db, from));
   std::erase_if(origin, [&](const auto& checkpoint) {
-    return !IsCommitted(checkpoint) ||
-           (job.resumed_step > 0 && checkpoint.step != job.resumed_step);
+    return job.resumed_step > 0 && checkpoint.step != job.resumed_step;
   });
-  return origin;
+  own.insert(own.end(), std::make_move_iterator(origin.begin()),
+             std::make_move_iterator(origin.end()));
+  return own;
 }
 
 absl::Status CheckResumable(const JobRecord& job, const std::vector<CheckpointRecord>& checkpoints,

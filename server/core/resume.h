@@ -12,8 +12,8 @@
 
 namespace sft::server {
 
-// Committed checkpoints from which the job can go on, newest first: its own, else those of the job
-// that it continues.
+// Committed checkpoints from which the job can go on, in the order in which they are tried: its
+// own, newest first, then those of the job that it continues.
 absl::StatusOr<std::vector<CheckpointRecord>> ResumeCandidates(Database& db, const JobRecord& job);
 
 // Why an ended job cannot be resumed from `checkpoints`, its candidates; OK when it can. `step` 0:

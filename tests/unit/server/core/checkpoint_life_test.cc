@@ -199,6 +199,32 @@ TEST_F(LifeTest, AResumeOfAResumeWithoutCheckpointsGoesOnFromTheStepOfTheFirst) 
   EXPECT_EQ(Job(second).resumed_step(), 20);
 }
 
+TEST_F(LifeTest, AResumedJobWhoseOwnCheckpointIsDamagedGoesOnFromThatOfItsOrigin) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  ASSERT_TRUE(Commit(job, 10));
+  Fail("a", worker, job, "nan_loss", v1::Verdict::USER);
+  const std::string next = Resume(job);
+  Tick();
+  ASSERT_TRUE(Commit(next, 20));
+  Fail("a", worker, next);
+  clock_.Advance(seconds(6));
+  Tick();
+  EXPECT_EQ(worker->Wanted(Uid(next))->dispatch().resume().step(), 20);
+  Fail("a", worker, next, "checkpoint_damaged");
+  clock_.Advance(seconds(11));
+  Tick();
+  ASSERT_EQ(Attempt(next), 3);
+  EXPECT_EQ(worker->Wanted(Uid(next))->dispatch().resume().step(), 10);
+  ASSERT_TRUE(jobs_->Cancel(next, "", false).ok());
+  Fail("a", worker, next, "cancelled", v1::Verdict::USER);
+  const std::string last = Resume(next);
+  EXPECT_EQ(Job(last).resumed_from(), "projects/default/jobs/" + job);
+  Tick();
+  EXPECT_EQ(worker->Wanted(Uid(last))->dispatch().resume().step(), 10);
+}
+
 TEST_F(LifeTest, AResumeKeepsToTheLimitsOfItsProject) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);
