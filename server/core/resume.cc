@@ -88,18 +88,32 @@ absl::Status CheckResumable(const JobRecord& job, const std::vector<CheckpointRe
                     "result",
                     job.id, job.id));
   }
-  std::string steps;
+  std::string steps, damage;
   for (const CheckpointRecord& each : checkpoints) {
+    if (!each.problem.empty()) {
+      if (step == 0 || each.step == step) damage = each.problem;
+      continue;
+    }
     if (each.step == step) return absl::OkStatus();
     steps += fmt::format("{}{}", steps.empty() ? "" : ", ", each.step);
   }
-  if (steps.empty()) {
+  if (checkpoints.empty()) {
     return FailedPrecondition(
         fmt::format("job {} has no checkpoint to go on from: submit it again", job.id));
   }
+  if (steps.empty() && step == 0) {
+    return FailedPrecondition(
+        fmt::format("no checkpoint of job {} can be used ({}): submit it again", job.id, damage));
+  }
   if (step == 0) return absl::OkStatus();
+  const std::string others = steps.empty() ? "no other: submit it again" : steps;
+  if (!damage.empty()) {
+    return FailedPrecondition(
+        fmt::format("the checkpoint of step {} of job {} cannot be used: {}; there is: {}", step,
+                    job.id, damage, others));
+  }
   return NotFound(
-      fmt::format("job {} has no checkpoint of step {}; there is: {}", job.id, step, steps));
+      fmt::format("job {} has no checkpoint of step {}; there is: {}", job.id, step, others));
 }
 
 absl::Status FillResume(Database& db, const JobRecord& job, const AttemptRecord& attempt,

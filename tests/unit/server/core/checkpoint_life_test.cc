@@ -1,5 +1,6 @@
 // Checkpoints, and what goes on from them, in the server's core, stepped by hand.
 
+#include "server/store/checkpoints.h"
 #include "server/store/schedules.h"
 #include "tests/unit/server/core/life_fixture.h"
 
@@ -223,6 +224,38 @@ TEST_F(LifeTest, AResumedJobWhoseOwnCheckpointIsDamagedGoesOnFromThatOfItsOrigin
   EXPECT_EQ(Job(last).resumed_from(), "projects/default/jobs/" + job);
   Tick();
   EXPECT_EQ(worker->Wanted(Uid(last))->dispatch().resume().step(), 10);
+}
+
+TEST_F(LifeTest, AResumeFromADamagedCheckpointIsRefusedWithTheStepsThatAreGood) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  ASSERT_TRUE(Commit(job, 10));
+  ASSERT_TRUE(Commit(job, 20));
+  const auto mark = [&](int64_t step) {
+    const std::string uid = Uid(job);
+    EXPECT_TRUE(store_
+                    ->Write([&](Database& db) {
+                      return store::SetCheckpointProblem(db, uid, step, "rank-0 was cut short");
+                    })
+                    .ok());
+  };
+  mark(20);
+  Fail("a", worker, job, "nan_loss", v1::Verdict::USER);
+  const auto refused = [&](int64_t step) {
+    v1::ResumeJobRequest request;
+    request.set_name(job);
+    request.set_step(step);
+    const absl::Status status = jobs_->Resume(request, "ann").status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    return std::string(Message(status));
+  };
+  EXPECT_EQ(refused(20), "the checkpoint of step 20 of job " + job +
+                             " cannot be used: rank-0 was cut short; there is: 10");
+  EXPECT_EQ(Job(Resume(job)).resumed_from(), "projects/default/jobs/" + job) << "of step 10";
+  mark(10);
+  EXPECT_EQ(refused(0),
+            "no checkpoint of job " + job + " can be used (rank-0 was cut short): submit it again");
 }
 
 TEST_F(LifeTest, AResumeKeepsToTheLimitsOfItsProject) {
