@@ -38,8 +38,14 @@ int64_t PlannedLeft(const ScheduleRecord& schedule, int64_t step) {
                            static_cast<int64_t>(static_cast<double>(schedule.planned_us) * left));
 }
 
+// How long this attempt may take.
+int64_t LimitLeft(const ScheduleRecord& schedule) {
+  return std::max<int64_t>(0, schedule.time_limit_us - schedule.used_us);
+}
+
+// As it is expected and shown; Ages decide.
 int64_t LimitEnd(const AttemptRecord& attempt, const ScheduleRecord& schedule) {
-  return attempt.created_us + std::max<int64_t>(0, schedule.time_limit_us - schedule.used_us);
+  return attempt.created_us + LimitLeft(schedule);
 }
 
 absl::Status EndWaiting(Database& db, JobRecord& job, int64_t now_us) {
@@ -217,19 +223,19 @@ std::string WhyBlocked(const JobRecord& job) {
   return fmt::format("waiting for {} to succeed", fmt::join(schedule.after, ", "));
 }
 
-bool IsAtTimeLimit(const LiveJob& live, int64_t now_us) {
+bool IsAtTimeLimit(const LiveJob& live, int64_t age_us) {
   const ScheduleRecord& schedule = live.job.schedule;
   if (schedule.time_limit_us == 0 || live.attempt.state >= AttemptState::kStopping) return false;
-  const int64_t end = LimitEnd(live.attempt, schedule);
-  return now_us >= end || (!schedule.warned && now_us >= end - schedule.warn_before_us);
+  const int64_t left_us = LimitLeft(schedule) - age_us;
+  return left_us <= 0 || (!schedule.warned && left_us <= schedule.warn_before_us);
 }
 
-absl::Status KeepTimeLimit(Database& db, const LiveJob& live, int64_t now_us,
+absl::Status KeepTimeLimit(Database& db, const LiveJob& live, int64_t age_us, int64_t now_us,
                            ChangedJobs& changed) {
   const auto& [job, seen, members] = live;
   const ScheduleRecord& schedule = job.schedule;
-  const int64_t end = LimitEnd(seen, schedule);
-  if (now_us >= end) {
+  const int64_t left_us = LimitLeft(schedule) - age_us;
+  if (left_us <= 0) {
     const std::string reason =
         fmt::format("its scheduling.time_limit of {} is over",
                     DurationText(std::chrono::microseconds(schedule.time_limit_us)));
@@ -248,7 +254,7 @@ absl::Status KeepTimeLimit(Database& db, const LiveJob& live, int64_t now_us,
        fmt::format("its scheduling.time_limit of {} is over at {}: it writes a checkpoint now, "
                    "and ends then",
                    DurationText(std::chrono::microseconds(schedule.time_limit_us)),
-                   FormatUtc(FromUnixMicros(end))),
+                   FormatUtc(FromUnixMicros(now_us + left_us))),
        job.attempt});
 }
 

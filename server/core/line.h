@@ -50,10 +50,12 @@ absl::Status EndWithoutCheckpoint(Database& db, JobRecord job,
 // Why a job may not be placed now; empty: it may.
 std::string WhyBlocked(const JobRecord& job);
 
-// Whether a running job's time limit is over, or near and not warned of.
-bool IsAtTimeLimit(const LiveJob& live, int64_t now_us);
+// Whether a running job's time limit is over, or near and not warned of. `age_us`: since its
+// attempt was placed (Ages).
+bool IsAtTimeLimit(const LiveJob& live, int64_t age_us);
 // Warns it, or ends it.
-absl::Status KeepTimeLimit(Database& db, const LiveJob& live, int64_t now_us, ChangedJobs& changed);
+absl::Status KeepTimeLimit(Database& db, const LiveJob& live, int64_t age_us, int64_t now_us,
+                           ChangedJobs& changed);
 
 // Stops what shall make room for another.
 absl::Status Preempt(Database& db, const sched::Preemption& preemption, int64_t now_us,

@@ -48,12 +48,14 @@ absl::Status ReleaseNode(Database& db, const std::string& node) {
   return store::DeleteHold(db, node);
 }
 
-absl::StatusOr<bool> MoveOffDrained(Database& db, int64_t now_us, ChangedJobs& changed) {
+absl::StatusOr<bool> MoveOffDrained(Database& db, Ages& ages, int64_t now_us,
+                                    ChangedJobs& changed) {
   bool later = false;
   SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
   for (const auto& [node, hold] : holds) {
     if (hold.mode != store::HoldMode::kDrain || hold.move_us == 0) continue;
-    if (hold.move_us > now_us) {
+    const std::string key = fmt::format("drain of {} since {}", node, hold.since_us);
+    if (ages.Of(key, hold.since_us) < hold.move_us - hold.since_us) {
       later = true;
       continue;
     }

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "server/core/ages.h"
 #include "server/core/gang_life.h"
 #include "server/core/worker_registry.h"
 #include "server/state/records.h"
@@ -19,7 +20,7 @@ absl::Status HoldNode(Database& db, const store::NodeHold& hold);
 absl::Status ReleaseNode(Database& db, const std::string& node);
 
 // Asks the jobs on drained nodes whose time has come to move. True: for some it is still to come.
-absl::StatusOr<bool> MoveOffDrained(Database& db, int64_t now_us, ChangedJobs& changed);
+absl::StatusOr<bool> MoveOffDrained(Database& db, Ages& ages, int64_t now_us, ChangedJobs& changed);
 
 // Why nothing new is placed on the node now; empty: it takes work. `hold` may be null.
 std::string WhyUnusable(const NodeRecord& node, const WorkerRegistry::Live& live,

@@ -143,14 +143,14 @@ absl::Status Reconciler::MindNodes(int64_t now_us, ChangedJobs& changed) {
     SFT_ASSIGN_OR_RETURN(std::vector<NodeRecord> nodes, store::AllNodes(db));
     SFT_RETURN_IF_ERROR(MarkSilentNodes(db, nodes));
     SFT_RETURN_IF_ERROR(GiveUpUnreachable(db, now_us, changed));
-    SFT_ASSIGN_OR_RETURN(const bool moves_later, MoveOffDrained(db, now_us, changed));
+    SFT_ASSIGN_OR_RETURN(const bool moves_later, MoveOffDrained(db, ages_, now_us, changed));
     waits_for_time_ = waits_for_time_ || moves_later;
     return absl::OkStatus();
   });
 }
 
 void Reconciler::AddLine(const Scene& scene, int64_t now_us, ChangedJobs& changed,
-                         std::vector<Change>& changes) const {
+                         std::vector<Change>& changes) {
   for (const JobRecord& job : scene.released) {
     changes.push_back([&, now_us](Database& db) { return Release(db, job.id, now_us, changed); });
   }
@@ -159,9 +159,11 @@ void Reconciler::AddLine(const Scene& scene, int64_t now_us, ChangedJobs& change
         [&, now_us](Database& db) { return EndStranded(db, job.id, now_us, changed); });
   }
   for (const LiveJob& live : scene.live) {
-    if (IsAtTimeLimit(live, now_us)) {
-      changes.push_back(
-          [&, now_us](Database& db) { return KeepTimeLimit(db, live, now_us, changed); });
+    const int64_t age_us = ages_.Of(live.attempt.uid, live.attempt.created_us);
+    if (IsAtTimeLimit(live, age_us)) {
+      changes.push_back([&, age_us, now_us](Database& db) {
+        return KeepTimeLimit(db, live, age_us, now_us, changed);
+      });
     }
     if (HasPaceToStore(live) && !noted_.contains(live.attempt.uid)) {
       changes.push_back([&, now_us](Database& db) { return StorePace(db, live, now_us); });
@@ -324,6 +326,7 @@ absl::Status Reconciler::Tick() {
   for (const std::string& job : changed) hub_.Bump(job);
   SFT_RETURN_IF_ERROR(stored);
   SFT_RETURN_IF_ERROR(SendDesiredSets(now_us));
+  ages_.EndRound();
   ticked_ = clock_.Mono();
   // What was stored since the look, by others or by this, may ask for another.
   seen_commits_ = commits_before;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "server/core/ages.h"
 #include "server/core/change_hub.h"
 #include "server/core/gang_life.h"
 #include "server/core/outlooks.h"
@@ -70,7 +71,7 @@ class Reconciler {
   absl::Status GiveUpUnreachable(Database& db, int64_t now_us, ChangedJobs& changed);
   // What the scene says without a decision.
   void AddLine(const Scene& scene, int64_t now_us, ChangedJobs& changed,
-               std::vector<Change>& changes) const;
+               std::vector<Change>& changes);
   using Estimates = std::map<std::string_view, const EstimateRecord*>;  // first ones, by job
   void AddDecision(const Scene& scene, const sched::Decision& decision, const Estimates& estimates,
                    int64_t now_us, ChangedJobs& changed, std::vector<Change>& changes);
@@ -95,6 +96,8 @@ class Reconciler {
   Outlooks* const outlooks_;
   // Jobs with a first estimate, and attempts with one of their 50th step, that are stored.
   std::set<std::string> noted_;
+  // Of attempts and of drains that have a deadline.
+  Ages ages_{clock_};
   // After the last tick; of the thread that ticks.
   int64_t seen_commits_ = -1;
   uint64_t seen_silence_ = 0;

@@ -2,6 +2,7 @@
 // one.
 
 #include "server/core/housekeeping.h"
+#include "server/core/node_holds.h"
 #include "tests/unit/server/core/fleet_fixture.h"
 
 namespace sft::server {
@@ -46,6 +47,47 @@ TEST_P(ClockJumpTest, SilenceIsCountedByTheMonotonicClock) {
   clock_.JumpWall(-jump());
   Tick();
   EXPECT_TRUE(registry_->Get("a").silent) << "it was silent for long enough";
+}
+
+TEST_P(ClockJumpTest, ATimeLimitIsCountedByTheMonotonicClock) {
+  auto worker = Join("a", "CPU", 1);
+  JobRecord record;
+  record.id = "job-short";
+  record.project = "default";
+  record.gpu_type = "CPU";
+  record.resolved_json = "{}";
+  record.schedule.time_limit_us = 20'000'000;
+  ASSERT_TRUE(jobs_->Submit(record, {}).ok());
+  Tick();
+  const std::string uid = Uid(record.id);
+  Report("a", worker, uid, v1::AttemptStatus::RUNNING);
+  clock_.JumpWall(jump());
+  clock_.Advance(std::chrono::seconds(15));
+  Tick();
+  EXPECT_EQ(worker->Wanted(uid)->intent(), v1::DesiredAttempt::RUN);
+  clock_.Advance(std::chrono::seconds(6));
+  Tick();
+  EXPECT_EQ(worker->Wanted(uid)->intent(), v1::DesiredAttempt::STOP);
+}
+
+TEST_P(ClockJumpTest, TheDeadlineOfADrainIsCountedByTheMonotonicClock) {
+  auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  const std::string uid = Uid(job);
+  Report("a", worker, uid, v1::AttemptStatus::RUNNING);
+  store::NodeHold hold{.node = "a", .mode = store::HoldMode::kDrain, .who = "root"};
+  hold.since_us = UnixMicros(clock_.Wall());
+  hold.move_us = hold.since_us + 60'000'000;
+  ASSERT_TRUE(store_->Write([&](Database& db) { return HoldNode(db, hold); }).ok());
+  Tick();
+  clock_.JumpWall(jump());
+  clock_.Advance(std::chrono::seconds(50));
+  Tick();
+  EXPECT_EQ(worker->Wanted(uid)->intent(), v1::DesiredAttempt::RUN);
+  clock_.Advance(std::chrono::seconds(11));
+  Tick();
+  EXPECT_EQ(worker->Wanted(uid)->intent(), v1::DesiredAttempt::STOP);
 }
 
 TEST_P(ClockJumpTest, AServerThatStartsAfterItGivesNodesTheirTime) {
