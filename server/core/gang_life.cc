@@ -255,6 +255,19 @@ absl::Status CollectNext(Database& db, AttemptRecord& attempt,
   return store::SetCollecting(db, attempt.uid, step);
 }
 
+// A checkpoint that the last attempt was asked for and did not live to write, the next one writes.
+// Two that were asked for at once may be one: then there is one more.
+absl::Status TakeOverAsk(Database& db, AttemptRecord& attempt) {
+  SFT_ASSIGN_OR_RETURN(const auto last,
+                       store::AttemptOfJob(db, attempt.job_id, attempt.number - 1));
+  if (!last.has_value() || last->checkpoints_asked == 0) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const int64_t answered, store::CountAsked(db, last->uid));
+  if (answered >= last->checkpoints_asked) return absl::OkStatus();
+  attempt.checkpoints_asked = 1;
+  attempt.checkpoint_request = last->checkpoint_request;
+  return store::AskForCheckpoint(db, attempt);
+}
+
 }  // namespace
 
 absl::Status StartAttempt(Database& db, const sched::Placement& placement,
@@ -284,6 +297,7 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement,
     first_rank += static_cast<int>(part.slots.size());
   }
   SFT_RETURN_IF_ERROR(store::InsertAttempt(db, attempt, members));
+  SFT_RETURN_IF_ERROR(TakeOverAsk(db, attempt));
   SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kPreparing, "", now_us));
   changed.insert(job.id);
   for (const std::string& note : resume.notes) {

@@ -177,6 +177,14 @@ absl::StatusOr<int64_t> NewestStepOf(Database& db, const std::string& attempt_ui
   return row ? get.Int(0) : 0;
 }
 
+absl::StatusOr<int64_t> CountAsked(Database& db, const std::string& attempt_uid) {
+  SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare("SELECT count(*) FROM checkpoints WHERE "
+                                                 "attempt_uid = ? AND committed_us > 0 AND "
+                                                 "reason IN ('asked', 'stopping')"));
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(attempt_uid).Step());
+  return row ? get.Int(0) : 0;
+}
+
 absl::StatusOr<int64_t> NewestCommit(Database& db, const std::string& job_id) {
   SFT_ASSIGN_OR_RETURN(Statement get,
                        db.Prepare("SELECT coalesce(max(committed_us), 0) FROM checkpoints WHERE "

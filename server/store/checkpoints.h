@@ -26,6 +26,8 @@ absl::StatusOr<std::vector<CheckpointRecord>> CheckpointsOfJob(Database& db,
 absl::StatusOr<int64_t> NewestStep(Database& db, const std::string& job_id);
 // The same of those that one attempt wrote.
 absl::StatusOr<int64_t> NewestStepOf(Database& db, const std::string& attempt_uid);
+// How many the attempt wrote because it was asked to, also such as are deleted by now.
+absl::StatusOr<int64_t> CountAsked(Database& db, const std::string& attempt_uid);
 // When the newest was committed; 0: there is none.
 absl::StatusOr<int64_t> NewestCommit(Database& db, const std::string& job_id);
 absl::StatusOr<std::vector<ArtifactFileRecord>> FilesOfCheckpoint(Database& db,

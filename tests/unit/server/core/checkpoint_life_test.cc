@@ -342,6 +342,34 @@ TEST_F(LifeTest, AskingForACheckpointReachesTheNodeOncePerRequest) {
   EXPECT_EQ(worker->Wanted(Uid(job))->checkpoints_asked(), 2);
 }
 
+TEST_F(LifeTest, ACheckpointThatAnAttemptDidNotLiveToWriteIsAskedOfTheNext) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  Say("a", worker, job, S::RUNNING);
+  v1::CheckpointJobRequest request;
+  request.set_name(job);
+  request.set_request_id("r-1");
+  ASSERT_TRUE(checkpoints_->Ask(request).ok());
+  const auto restart = [&] {
+    Fail("a", worker, job);
+    clock_.Advance(seconds(11));
+    Tick();
+    Say("a", worker, job, S::RUNNING);
+  };
+  restart();
+  EXPECT_EQ(worker->Wanted(Uid(job))->checkpoints_asked(), 1);
+  ASSERT_TRUE(checkpoints_->Ask(request).ok());
+  Tick();
+  EXPECT_EQ(worker->Wanted(Uid(job))->checkpoints_asked(), 1) << "a repeat";
+  v1::CommitCheckpointRequest commit = CommitOf(job, 10, "a", "state 10");
+  commit.set_reason("asked");
+  ASSERT_TRUE(checkpoints_->Commit(commit).ok());
+  restart();
+  ASSERT_EQ(Attempt(job), 3);
+  EXPECT_EQ(worker->Wanted(Uid(job))->checkpoints_asked(), 0) << "it was answered";
+}
+
 TEST_F(LifeTest, ACancelWithCheckpointSaysSoToTheNode) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);
