@@ -1,5 +1,7 @@
 #include <fmt/format.h>
-#include <google/protobuf/util/time_util.h>
+
+#include <set>
+#include <utility>
 
 #include "client/commands/commands.h"
 #include "client/interrupt.h"
@@ -17,8 +19,6 @@
 namespace sft::client {
 namespace {
 
-using google::protobuf::util::TimeUtil;
-
 struct CheckpointOptions {
   std::string job;
   bool wait = false;
@@ -32,14 +32,21 @@ absl::StatusOr<v1::ListCheckpointsResponse> ListOf(Connection& connection, const
   return connection.Call(&v1::JobService::Stub::ListCheckpoints, request);
 }
 
-// The checkpoint that answers the call, if it is committed by now.
+// Attempt and step of those that there are.
+using Known = std::set<std::pair<int, int64_t>>;
+
+// The checkpoint that answers the call, if it is committed by now: one that was not there before,
+// of the step at which it was asked for or a later one, or of a later attempt, which may have begun
+// at an earlier step. Times say nothing: the server's clock may be set meanwhile.
 absl::StatusOr<std::optional<v1::Checkpoint>> FindAnswer(Connection& connection,
-                                                         const std::string& job,
+                                                         const std::string& job, const Known& known,
                                                          const v1::CheckpointJobResponse& asked) {
   SFT_ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListOf(connection, job));
   for (const v1::Checkpoint& checkpoint : list.checkpoints()) {
-    const bool later = checkpoint.commit_time() > asked.time();
-    if (later && checkpoint.step() >= asked.step()) return std::optional(checkpoint);
+    if (known.contains({checkpoint.attempt(), checkpoint.step()})) continue;
+    if (checkpoint.step() >= asked.step() || checkpoint.attempt() > asked.job().attempt()) {
+      return std::optional(checkpoint);
+    }
   }
   return std::optional<v1::Checkpoint>();
 }
@@ -53,7 +60,7 @@ ExitCode Report(Connection& connection, const v1::Checkpoint& checkpoint, bool j
 }
 
 // Looks each time the job changes: a commit is a change.
-ExitCode WaitForAnswer(Connection& connection, const CheckpointOptions& options,
+ExitCode WaitForAnswer(Connection& connection, const CheckpointOptions& options, const Known& known,
                        const v1::CheckpointJobResponse& asked, bool json) {
   FollowOptions follow;
   if (!options.timeout.empty()) {
@@ -65,7 +72,8 @@ ExitCode WaitForAnswer(Connection& connection, const CheckpointOptions& options,
   FollowHandlers handlers;
   handlers.on_metric = [](const v1::Metric&) {};
   handlers.on_job = [&](const v1::Job&) {
-    if (found.ok() && !found->has_value()) found = FindAnswer(connection, options.job, asked);
+    if (found.ok() && !found->has_value())
+      found = FindAnswer(connection, options.job, known, asked);
   };
   follow.enough = [&] { return !found.ok() || found->has_value(); };
   const absl::StatusOr<v1::Job> job = FollowJob(connection, options.job, follow, handlers);
@@ -84,9 +92,17 @@ ExitCode AskForOne(Connection& connection, const CheckpointOptions& options, boo
   v1::CheckpointJobRequest request;
   request.set_name(options.job);
   request.set_request_id(options.request_id.empty() ? RandomUuid() : options.request_id);
+  Known known;
+  if (options.wait) {
+    const auto before = ListOf(connection, options.job);
+    if (!before.ok()) return Fail(connection, before.status());
+    for (const v1::Checkpoint& each : before->checkpoints()) {
+      known.emplace(each.attempt(), each.step());
+    }
+  }
   const auto asked = connection.Call(&v1::JobService::Stub::CheckpointJob, request);
   if (!asked.ok()) return Fail(connection, asked.status());
-  if (options.wait) return WaitForAnswer(connection, options, *asked, json);
+  if (options.wait) return WaitForAnswer(connection, options, known, *asked, json);
   if (json) {
     connection.console().out << DumpJson(JobJson(asked->job()), 2) << "\n";
   } else {

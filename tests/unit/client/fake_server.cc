@@ -76,6 +76,17 @@ class FakeServer::Jobs : public v1::JobService::Service {
     *response = job->second;
     return grpc::Status::OK;
   }
+  grpc::Status ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest*,
+                               v1::ListCheckpointsResponse* response) override {
+    response->mutable_checkpoints()->Assign(fake_.checkpoints.begin(), fake_.checkpoints.end());
+    return grpc::Status::OK;
+  }
+  grpc::Status CheckpointJob(grpc::ServerContext*, const v1::CheckpointJobRequest*,
+                             v1::CheckpointJobResponse* response) override {
+    *response = fake_.asked;
+    fake_.checkpoints.insert(fake_.checkpoints.end(), fake_.written.begin(), fake_.written.end());
+    return grpc::Status::OK;
+  }
   grpc::Status WatchJob(grpc::ServerContext* context, const v1::WatchJobRequest* request,
                         grpc::ServerWriter<v1::Job>* writer) override {
     if (fake_.watches.empty()) return NoJob(request->name());

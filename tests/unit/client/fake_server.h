@@ -35,6 +35,10 @@ class FakeServer {
   // GetJob, ListJobs, CancelJob by id.
   std::map<std::string, v1::Job> jobs;
 
+  // Listed; a CheckpointJob is answered with `asked` and adds those of `written`.
+  std::vector<v1::Checkpoint> checkpoints, written;
+  v1::CheckpointJobResponse asked;
+
   // When jobs are listed; the answer is then kept back until the client ends the call.
   std::function<void()> on_list;
 

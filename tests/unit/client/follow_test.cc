@@ -55,6 +55,33 @@ INSTANTIATE_TEST_SUITE_P(
         Ending{"Cancelled", MakeJob("job-a", v1::Job::CANCELLED), 12}),
     [](const auto& info) { return std::string(info.param.name); });
 
+TEST(FollowTest, AWaitForACheckpointKnowsItsAnswerWithoutAClock) {
+  const auto checkpoint = [](int attempt, int64_t step, int64_t seconds) {
+    v1::Checkpoint made;
+    made.set_attempt(attempt);
+    made.set_step(step);
+    made.mutable_commit_time()->set_seconds(seconds);
+    return made;
+  };
+  const auto wait = [&](const v1::Checkpoint& written) {
+    FakeServer server;
+    server.checkpoints = {checkpoint(1, 12, 9000)};
+    server.written = {written};
+    *server.asked.mutable_job() = MakeJob("job-a", v1::Job::RUNNING);
+    server.asked.mutable_job()->set_attempt(1);
+    server.asked.set_step(12);
+    server.asked.mutable_time()->set_seconds(8000);
+    server.watches = {
+        {.jobs = {MakeJob("job-a", v1::Job::RUNNING), MakeJob("job-a", v1::Job::CANCELLED)}}};
+    return Sftctl(server, {"checkpoint", "job-a", "--wait"});
+  };
+  EXPECT_THAT(wait(checkpoint(1, 13, 5000)).out, HasSubstr("checkpoint of step 13"))
+      << "the server's clock was set back";
+  EXPECT_THAT(wait(checkpoint(2, 11, 9001)).out, HasSubstr("checkpoint of step 11"))
+      << "the job was restarted from an earlier step";
+  EXPECT_THAT(wait(checkpoint(1, 11, 9001)).err, HasSubstr("ended before it wrote one"));
+}
+
 TEST(FollowTest, AFailureSaysWhyAndWhatToDo) {
   FakeServer server;
   server.watches = {{.jobs = {MakeFailed("job-a", v1::Verdict::USER)}}};
