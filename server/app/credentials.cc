@@ -174,6 +174,15 @@ absl::StatusOr<bool> HasUsersOrNodes(Store& store) {
   return has;
 }
 
+absl::Status KeysMissing(const std::string& data_dir) {
+  return FailedPrecondition(fmt::format(
+      "{0} has users or nodes, and their keys, {1}, are missing (backups do not hold them): put "
+      "back the copy that you keep. Where there is none, `sft-server init --data-dir {0} --name "
+      "HOST --new-authority` makes new ones, and every user has to log in and every node to join "
+      "again",
+      data_dir, Folder(data_dir)));
+}
+
 absl::StatusOr<std::string> Initialise(const std::string& data_dir,
                                        const std::vector<std::string>& names, Clock& clock,
                                        bool new_authority) {
@@ -191,12 +200,7 @@ absl::StatusOr<std::string> Initialise(const std::string& data_dir,
   SFT_ASSIGN_OR_RETURN(const std::unique_ptr<Store> store, Store::Open({data_dir + "/server.db"}));
   SFT_ASSIGN_OR_RETURN(const bool has_fleet, HasUsersOrNodes(*store));
   if (has_fleet && !new_authority) {
-    return FailedPrecondition(fmt::format(
-        "{0} has users or nodes, and their keys, {1}, are missing (backups do not hold them): put "
-        "back the copy that you keep. Where there is none, `sft-server init --data-dir {0} "
-        "--new-authority` makes new ones, and every user has to log in and every node to join "
-        "again",
-        data_dir, folder));
+    return KeysMissing(data_dir);
   }
   std::vector<std::string> all = NamesOfThisHost();
   AddNames(all, names);

@@ -33,6 +33,9 @@ absl::StatusOr<std::optional<tls::Certificate>> CheckCredentials(const std::stri
 // Whether the database has what depends on an authority: users, tokens, nodes that have joined.
 absl::StatusOr<bool> HasUsersOrNodes(Store& store);
 
+// What to do where it has such, and the keys are gone: FAILED_PRECONDITION.
+absl::Status KeysMissing(const std::string& data_dir);
+
 // sft-server init: makes the authority, a certificate for this host and `names`, the user "admin"
 // with a token, and a join token. Gives what to tell the operator, secrets included, once.
 // ALREADY_EXISTS when it was run before. FAILED_PRECONDITION when the keys are gone and the

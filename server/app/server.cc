@@ -120,17 +120,11 @@ namespace {
 // Why a server that others reach does not start without keys.
 absl::Status NoKeys(const Server::Settings& settings, Store& store) {
   SFT_ASSIGN_OR_RETURN(const bool has_fleet, HasUsersOrNodes(store));
-  if (!has_fleet) {
-    return PermissionDenied(fmt::format(
-        "--listen {}{}: what is not loopback alone is served with TLS and tokens; make them with "
-        "`sft-server init --data-dir {} --name HOST`, then start the server again",
-        settings.listen.ToString(), settings.require_token ? " --require-token" : "",
-        settings.data_dir));
-  }
-  return FailedPrecondition(fmt::format(
-      "the keys of this fleet, {0}/tls, are missing (backups do not hold them): put back the copy "
-      "that you keep. With new ones, of `sft-server init --data-dir {0} --name HOST "
-      "--new-authority`, every user has to log in and every node has to join again",
+  if (has_fleet) return KeysMissing(settings.data_dir);
+  return PermissionDenied(fmt::format(
+      "--listen {}{}: what is not loopback alone is served with TLS and tokens; make them with "
+      "`sft-server init --data-dir {} --name HOST`, then start the server again",
+      settings.listen.ToString(), settings.require_token ? " --require-token" : "",
       settings.data_dir));
 }
 
