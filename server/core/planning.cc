@@ -264,12 +264,12 @@ std::optional<spec::Problem> Planner::CheckFits(const plan::ModelShape& shape,
   if (spec.compute.gpu_type == kCpuType) return std::nullopt;
   const int64_t memory = GpuMemory(spec);
   if (memory == 0) return std::nullopt;
-  const absl::Status planned = plan::MakePlan(InputOf(shape, spec, memory)).status();
+  const plan::PlanInput input = InputOf(shape, spec, memory);
+  const absl::Status planned = plan::MakePlan(input).status();
   if (!absl::IsResourceExhausted(planned)) return std::nullopt;
   spec::JobSpec unbound = spec;
   unbound.compute.memory_budget_gb = 0;
-  const bool bound =
-      InputOf(shape, unbound, memory).memory_bytes > InputOf(shape, spec, memory).memory_bytes;
+  const bool bound = plan::AllocatorBytes(unbound, memory, /*opened=*/false) > input.memory_bytes;
   return spec::Problem{bound ? "compute.memory_budget_gb" : "compute.gpu_type", 0,
                        std::string(Message(planned))};
 }

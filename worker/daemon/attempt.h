@@ -148,7 +148,6 @@ class Attempt {
   bool stop_sent_ = false;
   MonoTime renewed_at_{};                  // the moment that was passed on to the shim last
   std::optional<MonoTime> last_asked_at_;  // for the checkpoint before a stop
-  bool writes_last_ = false;               // that checkpoint was waited for
   int64_t last_asked_after_ = 0;           // the newest step then
   MonoTime start_again_at_{};              // not before, after a start whose end is not known
   std::optional<MonoTime> gone_at_;

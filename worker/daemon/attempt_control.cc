@@ -156,7 +156,7 @@ void Attempt::Watch(MonoTime heard) {
   SteerShim(heard);
   if (shim_.state == "running") LookAtRanks();
   if (shim_.state == "preparing") Enter(v1::AttemptStatus::PREPARING);
-  if (shim_.state == "running" && !writes_last_) Enter(v1::AttemptStatus::RUNNING);
+  if (shim_.state == "running" && !last_asked_at_) Enter(v1::AttemptStatus::RUNNING);
   if (shim_.state == "stopping") Enter(v1::AttemptStatus::STOPPING, shim_.reason);
 }
 
@@ -252,7 +252,6 @@ bool Attempt::WaitsForLastCheckpoint() {
     if (!services_.shims.Ask(SocketPath(), {"checkpoint", ""}).ok()) return false;
   }
   if (checkpoints_.newest() > last_asked_after_ || now - *last_asked_at_ >= patience) return false;
-  writes_last_ = true;
   Enter(v1::AttemptStatus::STOPPING, "writing a checkpoint before the end");
   return true;
 }
