@@ -139,6 +139,15 @@ class SecureServerTest : public testing::Test {
     grpc::ClientContext context;
     return stub->SubmitJob(&context, request, job);
   }
+  // A job that is submitted with its data set, and what watches it.
+  static v1::WatchJobRequest WatchOfNewJob(const std::shared_ptr<grpc::Channel>& channel,
+                                           v1::Job* job) {
+    EXPECT_TRUE(Upload(channel, kRows).ok());
+    EXPECT_TRUE(Submit(channel, job).ok());
+    v1::WatchJobRequest watch;
+    watch.set_name(job->name());
+    return watch;
+  }
   static v1::SubmitSweepResponse SubmitSweep(const std::shared_ptr<grpc::Channel>& channel) {
     v1::SubmitSweepRequest request;
     request.mutable_job()->set_source_text(kJobFile);
@@ -339,11 +348,8 @@ TEST_F(SecureServerTest, RequestIdsOfProjectsDoNotMeet) {
 TEST_F(SecureServerTest, AnExpiredTokenIsRefusedAlsoWhereAStreamFollows) {
   const std::string token = UserToken("ann", "alpha", v1::SUBMITTER, /*lifetime=*/3);
   const auto ann = With(token);
-  ASSERT_TRUE(Upload(ann, kRows).ok());
   v1::Job job;
-  ASSERT_TRUE(Submit(ann, &job).ok());
-  v1::WatchJobRequest watch;
-  watch.set_name(job.name());
+  const v1::WatchJobRequest watch = WatchOfNewJob(ann, &job);
   grpc::ClientContext context;
   const auto stub = v1::JobService::NewStub(ann);
   const auto reader = stub->WatchJob(&context, watch);
@@ -360,11 +366,8 @@ TEST_F(SecureServerTest, AnExpiredTokenIsRefusedAlsoWhereAStreamFollows) {
 
 TEST_F(SecureServerTest, AStreamEndsWhenTheRoleInItsProjectIsTakenAway) {
   const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
-  ASSERT_TRUE(Upload(ann, kRows).ok());
   v1::Job job;
-  ASSERT_TRUE(Submit(ann, &job).ok());
-  v1::WatchJobRequest watch;
-  watch.set_name(job.name());
+  const v1::WatchJobRequest watch = WatchOfNewJob(ann, &job);
   // One who has a role in it, and one who sees it as an admin.
   for (const bool admin : {false, true}) {
     v1::PutUserRequest put;
@@ -397,11 +400,8 @@ TEST_F(SecureServerTest, AStreamEndsWhenTheRoleInItsProjectIsTakenAway) {
 
 TEST_F(SecureServerTest, AStreamMoreThanACallerMayHaveIsRefused) {
   const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
-  ASSERT_TRUE(Upload(ann, kRows).ok());
   v1::Job job;
-  ASSERT_TRUE(Submit(ann, &job).ok());
-  v1::WatchJobRequest watch;
-  watch.set_name(job.name());
+  const v1::WatchJobRequest watch = WatchOfNewJob(ann, &job);
   const auto stub = v1::JobService::NewStub(ann);
   std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
   std::vector<std::unique_ptr<grpc::ClientReader<v1::Job>>> readers;

@@ -111,6 +111,15 @@ class AgentTest : public TestNode {
     const pid_t pid = static_cast<pid_t>(ShimStatus().shim_pid);
     ASSERT_EQ(waitpid(pid, nullptr, 0), pid);
   }
+  // An attempt on a GPU that is read, to the end of its ranks.
+  void EndRanksOnAGpu() {
+    gpus_ = {{"NVIDIA H100", "GPU-a", 80'000'000'000, 500'000'000, 0}};
+    NewLife();
+    Want("ok");
+    Launch();
+    WaitForShimEnd();
+    agent_->Step();
+  }
   void FinishAfterShim() {
     WaitForShimEnd();
     agent_->Step();

@@ -269,12 +269,7 @@ TEST_F(AgentTest, AGpuThatFellOffTheBusDoesNotKeepItsAttempt) {
 }
 
 TEST_F(AgentTest, ADriverThatDoesNotAnswerKeepsAnAttemptForHalfAMinute) {
-  gpus_ = {{"NVIDIA H100", "GPU-a", 80'000'000'000, 500'000'000, 0}};
-  NewLife();
-  Want("ok");
-  Launch();
-  WaitForShimEnd();
-  agent_->Step();
+  EndRanksOnAGpu();
   driver_ = DeadlineExceeded("sft-worker did not end within 10000 ms");
   clock_.Advance(std::chrono::seconds(30));
   inventory_->Refresh();
@@ -290,12 +285,7 @@ TEST_F(AgentTest, ADriverThatDoesNotAnswerKeepsAnAttemptForHalfAMinute) {
 }
 
 TEST_F(AgentTest, AGpuThatWaitsForAResetIsNotWaitedForUntilItsMemoryIsBack) {
-  gpus_ = {{"NVIDIA H100", "GPU-a", 80'000'000'000, 500'000'000, 0}};
-  NewLife();
-  Want("ok");
-  Launch();
-  WaitForShimEnd();
-  agent_->Step();
+  EndRanksOnAGpu();
   gpus_[0].memory_used_bytes = 40'000'000'000;
   gpus_[0].recovery = "reset the GPU";
   clock_.Advance(std::chrono::seconds(31));
