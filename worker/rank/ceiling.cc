@@ -158,6 +158,7 @@ engine::Ceiling MeasureCeiling(const CeilingShapes& shapes, const Device& device
   const std::string path = CacheFile(shapes, device, cache_dir);
   if (const auto cached = ReadCached(path)) return *cached;
   engine::Ceiling ceiling;
+  const MonoTime begin = clock.Mono();
   ops::SetDeterministic(shapes.deterministic);
   {
     Bench bench(shapes, device, clock);
@@ -165,6 +166,8 @@ engine::Ceiling MeasureCeiling(const CeilingShapes& shapes, const Device& device
     ceiling.attention = bench.Attention();
   }
   device.cuda->devices->ReleaseCached(device.torch.index());
+  fmt::print("measured what this GPU reaches in {:.1f} s, kept for the next job of this shape\n",
+             std::chrono::duration<double>(clock.Mono() - begin).count());
   const nlohmann::json json = {{"products", ceiling.products}, {"attention", ceiling.attention}};
   if (const absl::Status status = io::WriteFileAtomic(path, DumpJson(json)); !status.ok()) {
     fmt::print("the measured rates are not kept: {}\n", Message(status));

@@ -311,8 +311,11 @@ channel::ExitCode TrainRun::RunToEnd() {
     observer->SetPlan(*plan);
   }
   observer_ = std::move(observer);
+  const MonoTime before = context_.clock.Mono();
   trainer_ =
       std::make_unique<engine::Trainer>(std::move(options), *comm_, *observer_, context_.clock);
+  fmt::print("loaded the model in {:.1f} s\n",
+             std::chrono::duration<double>(context_.clock.Mono() - before).count());
   const engine::TrainResult result = trainer_->Run();
   // No rank ends while another is still in its last collective.
   comm_->Barrier();

@@ -153,7 +153,7 @@ std::shared_ptr<const SafetensorsFile> SafetensorsFile::Open(const std::filesyst
                     error == ENOENT ? "A file of the model is missing: fetch the model again."
                                     : "Check the owner and the mode of the file.");
   }
-  const io::UniqueFd fd(raw);
+  io::UniqueFd fd(raw);
   struct stat status {};
   if (fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
     Broken(path, "this is not a regular file");
@@ -167,15 +167,15 @@ std::shared_ptr<const SafetensorsFile> SafetensorsFile::Open(const std::filesyst
     throw InfrastructureError(
         fmt::format("cannot map {} ({} bytes): {}", path.string(), size, strerror(errno)));
   }
-  auto file =
-      std::make_shared<SafetensorsFile>(Passkey(), path, static_cast<const std::byte*>(map), size);
+  auto file = std::make_shared<SafetensorsFile>(Passkey(), path, std::move(fd),
+                                                static_cast<const std::byte*>(map), size);
   file->ParseHeader();
   return file;
 }
 
-SafetensorsFile::SafetensorsFile(Passkey, std::filesystem::path path, const std::byte* map,
-                                 uint64_t size)
-    : path_(std::move(path)), map_(map), size_(size) {}
+SafetensorsFile::SafetensorsFile(Passkey, std::filesystem::path path, io::UniqueFd fd,
+                                 const std::byte* map, uint64_t size)
+    : path_(std::move(path)), fd_(std::move(fd)), map_(map), size_(size) {}
 
 SafetensorsFile::~SafetensorsFile() { munmap(const_cast<std::byte*>(map_), size_); }
 
@@ -263,6 +263,22 @@ at::Tensor SafetensorsFile::ViewRange(std::string_view name, int64_t first, int6
   return at::from_blob(
       const_cast<std::byte*>(data), {count}, [self = shared_from_this()](void*) {},
       at::TensorOptions(info.dtype));
+}
+
+void SafetensorsFile::ReadBytes(std::string_view name, int64_t first,
+                                std::span<std::byte> to) const {
+  const TensorInfo& info = Info(name);
+  if (first < 0 || first + to.size() > info.bytes()) {
+    throw InternalError(fmt::format("bytes {} to {} of \"{}\", which has {}", first,
+                                    first + to.size(), info.name, info.bytes()));
+  }
+  const auto got = io::ReadAt(fd_.get(), static_cast<int64_t>(data_begin_ + info.begin) + first,
+                              reinterpret_cast<char*>(to.data()), to.size(), path_.string());
+  if (!got.ok()) throw InfrastructureError(std::string(Message(got.status())));
+  if (*got < to.size()) {
+    Broken(path_, fmt::format("it ended within \"{}\" while it was read", info.name),
+           "truncated_file");
+  }
 }
 
 void SafetensorsFile::DropPages(std::string_view name) const {

@@ -7,9 +7,12 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "common/io/file.h"
 
 // Reading the safetensors format: 8 bytes little-endian header length, a JSON header
 // {"name": {"dtype": "BF16", "shape": [..], "data_offsets": [begin, end]}, "__metadata__": {..}},
@@ -61,6 +64,10 @@ class SafetensorsFile : public std::enable_shared_from_this<SafetensorsFile> {
   // Elements [first, first + count) of the flattened tensor, 1-D, without a copy.
   at::Tensor ViewRange(std::string_view name, int64_t first, int64_t count) const;
 
+  // Copies bytes of the tensor, from `first` on, into `to`, not through the mapping: where the file
+  // cannot be read this throws, UserError when it has become shorter, else InfrastructureError.
+  void ReadBytes(std::string_view name, int64_t first, std::span<std::byte> to) const;
+
   // Tells the kernel that the tensor's pages are not needed any more (they count as this process's
   // memory while mapped and touched). Views stay valid; touching them reads the file again.
   void DropPages(std::string_view name) const;
@@ -72,13 +79,15 @@ class SafetensorsFile : public std::enable_shared_from_this<SafetensorsFile> {
 
  public:
   // For Open, which owns the only key.
-  SafetensorsFile(Passkey, std::filesystem::path path, const std::byte* map, uint64_t size);
+  SafetensorsFile(Passkey, std::filesystem::path path, io::UniqueFd fd, const std::byte* map,
+                  uint64_t size);
 
  private:
   void ParseHeader();
   void CheckLayout(uint64_t data_bytes) const;
 
   std::filesystem::path path_;
+  io::UniqueFd fd_;
   const std::byte* map_ = nullptr;
   uint64_t size_ = 0;
   uint64_t data_begin_ = 0;
@@ -102,6 +111,9 @@ class ModelFiles {
   at::Tensor View(std::string_view name) const { return File(name).View(name); }
   at::Tensor ViewRange(std::string_view name, int64_t first, int64_t count) const {
     return File(name).ViewRange(name, first, count);
+  }
+  void ReadBytes(std::string_view name, int64_t first, std::span<std::byte> to) const {
+    File(name).ReadBytes(name, first, to);
   }
   void DropPages(std::string_view name) const { File(name).DropPages(name); }
   // Bytes of all tensors.

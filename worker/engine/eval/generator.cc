@@ -113,7 +113,7 @@ Tensor AttendOne(const SelfAttention& attention, const Tensor& q, const Tensor& 
 Generator::Generator(const GeneratorOptions& options)
     : options_(options), config_(ReadConfig(options.model_dir)), layout_(MakeLayout(config_)) {
   const at::NoGradGuard no_grad;
-  const BaseWeights base(options_.model_dir, layout_);
+  const BaseWeights base(options_.model_dir, layout_, options_.device);
   std::map<std::string, Tensor> values;
   DecoderOptions decoder;
   if (!options_.adapter_dir.empty()) {

@@ -127,8 +127,10 @@ std::unique_ptr<QuantFormat> FormatOf(const FrozenOptions& options) {
 
 }  // namespace
 
-BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayout& layout)
-    : files_(ModelFiles::Open(model_dir)) {
+BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayout& layout,
+                         at::Device device)
+    : files_(ModelFiles::Open(model_dir)),
+      reader_(device.is_cpu() ? nullptr : std::make_unique<WeightReader>(device)) {
   std::unordered_set<std::string> known;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
@@ -147,7 +149,8 @@ BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayo
 }
 
 Tensor BaseWeights::Read(const ParamInfo& param, int64_t first, int64_t count) const {
-  Tensor part = files_.ViewRange(param.name, first, count);
+  const Tensor part = reader_ ? reader_->Read(files_, param.name, first, count)
+                              : files_.ViewRange(param.name, first, count);
   const bool kept = part.scalar_type() == at::kFloat || part.scalar_type() == at::kBFloat16;
   return kept ? part : part.to(at::kFloat);
 }
@@ -178,7 +181,7 @@ std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWe
       const ParamInfo& param = layout.units[unit].params[i];
       if (!param.quantized) continue;
       const auto [first, count] = source->RangeOf(unit, static_cast<int>(i));
-      source->Load(unit, static_cast<int>(i), base.Read(param, first, count).to(comm.device()));
+      source->Load(unit, static_cast<int>(i), base.Read(param, first, count));
       base.Done(param);
     }
   }

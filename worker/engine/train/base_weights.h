@@ -5,26 +5,30 @@
 
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/dist/communicator.h"
+#include "worker/engine/train/weight_reader.h"
 #include "worker/engine/weights/quantized_source.h"
 #include "worker/engine/weights/weight_source.h"
 
 namespace sft::engine {
 
-// A model directory's tensors, checked against a layout. Thread-compatible.
+// A model directory's tensors, checked against a layout, on their way to a device.
+// Thread-compatible.
 class BaseWeights {
  public:
   // Throws UserError naming the tensor: missing, of another shape or type than config.json says, or
   // present in the files but unknown to the layout (the result would be another model).
-  BaseWeights(const std::filesystem::path& model_dir, const ModelLayout& layout);
+  BaseWeights(const std::filesystem::path& model_dir, const ModelLayout& layout, at::Device device);
 
   // Elements [first, first + count) of a parameter of the base, flat, as stored (16-bit floats that
-  // are not bf16 become fp32). Pages are read from the file when the tensor is used.
+  // are not bf16 become fp32), on the device. On a CPU pages are read from the file when the tensor
+  // is used.
   at::Tensor Read(const ParamInfo& param, int64_t first, int64_t count) const;
   // To be called when `param` was used: its pages are this process's memory no longer.
   void Done(const ParamInfo& param) const;
 
  private:
   ModelFiles files_;
+  std::unique_ptr<WeightReader> reader_;  // none on a CPU
 };
 
 // How frozen parameters are held.

@@ -129,7 +129,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
       execution ? *execution : Execution::Unplanned(spec_, config_.layers, comm_.device());
   const bool full = spec_.full_finetune();
   if (run.blocks_on_host && !full) StreamLinears(layout_);
-  const BaseWeights base(model_dir, layout_);
+  const BaseWeights base(model_dir, layout_, comm_.device());
   const Placement placement = PlacementOf(spec_.parallelism.sharding);
   store_ = std::make_unique<TrainableStore>(
       layout_, compute_, MasterTypeOf(spec_), placement, mesh_.shard(),
