@@ -26,6 +26,7 @@
 #include "worker/daemon/agent.h"
 #include "worker/daemon/disk.h"
 #include "worker/daemon/file_sender.h"
+#include "worker/daemon/gpu_selection.h"
 #include "worker/daemon/identity.h"
 #include "worker/daemon/models.h"
 #include "worker/daemon/node_facts.h"
@@ -233,15 +234,28 @@ absl::Status RunWorker(const Options& options) {
   if (!options.simulate_gpus.empty()) {
     SFT_ASSIGN_OR_RETURN(simulated, ParseSimulatedGpus(options.simulate_gpus));
   }
-  const auto probe = [program] {
+  SFT_ASSIGN_OR_RETURN(GpuSelection selection,
+                       GpuSelection::Open(options.gpus, GetEnv("CUDA_VISIBLE_DEVICES")));
+  absl::Status selected;  // of the first readings
+  const auto probe = [&]() -> absl::StatusOr<std::vector<GpuReading>> {
     absl::StatusOr<std::vector<GpuReading>> readings = ProbeGpus(program);
-    if (!readings.ok()) spdlog::error("GPU probe: {}", Message(readings.status()));
-    return readings;
+    if (!readings.ok()) {
+      spdlog::error("GPU probe: {}", Message(readings.status()));
+      return readings;
+    }
+    absl::StatusOr<std::vector<GpuReading>> chosen = selection.Choose(*std::move(readings));
+    selected = chosen.status();
+    return chosen;
   };
   const int cpu_slots = options.cpu_slots >= 0 ? options.cpu_slots : options.dev ? setup.cpus : 0;
   Inventory inventory(probe, simulated, cpu_slots, clock);
+  SFT_RETURN_IF_ERROR(selected);
+  const std::string chosen = selection.Text();
   spdlog::info("node {}: {} GPU slots{}, {} CPU slots", setup.node, inventory.gpu_count(),
-               inventory.simulated() ? " (simulated)" : "", cpu_slots);
+               inventory.simulated() ? " (simulated)"
+               : chosen.empty()      ? ""
+                                     : fmt::format(" ({})", chosen),
+               cpu_slots);
   const auto channels = [&] { return identity->Channel(); };
   const std::unique_ptr<ServerApi> server = MakeServerApi(channels);
   Stager stager(setup, *server);

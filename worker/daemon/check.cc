@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "common/base/clock.h"
+#include "common/base/env.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/obs/check_report.h"
@@ -26,6 +27,7 @@
 #include "worker/daemon/child_process.h"
 #include "worker/daemon/disk.h"
 #include "worker/daemon/gpu_probe.h"
+#include "worker/daemon/gpu_selection.h"
 #include "worker/daemon/identity.h"
 #include "worker/daemon/inventory.h"
 #include "worker/daemon/models.h"
@@ -115,8 +117,23 @@ std::vector<GpuReading> CheckGpus(const Options& options, const std::string& pro
                 "restart of the node");
     return {};
   }
-  const std::string count = fmt::format("Number of GPUs: {}", gpus->size());
-  if (gpus->empty()) {
+  absl::StatusOr<GpuSelection> selection =
+      GpuSelection::Open(options.gpus, GetEnv("CUDA_VISIBLE_DEVICES"));
+  if (!selection.ok()) {
+    report.Fail("GPUs", std::string(Message(selection.status())), "see sft-worker --help");
+    return {};
+  }
+  const std::string chosen = selection->Text();
+  const size_t all = gpus->size();
+  const absl::StatusOr<std::vector<GpuReading>> offered = selection->Choose(*gpus);
+  if (!offered.ok()) {
+    report.Fail("GPUs", std::string(Message(offered.status())), "name GPUs that nvidia-smi lists");
+    return {};
+  }
+  const std::string count = chosen.empty() ? fmt::format("Number of GPUs: {}", all)
+                                           : fmt::format("Number of GPUs: {}, offered: {} ({})",
+                                                         all, offered->size(), chosen);
+  if (all == 0) {
     const bool has_cpus = options.cpu_slots > 0 || options.dev;
     if (has_cpus) {
       report.Ok("GPUs", count + "; CPU slots are offered");
@@ -127,8 +144,8 @@ std::vector<GpuReading> CheckGpus(const Options& options, const std::string& pro
     return {};
   }
   report.Ok("GPUs", count);
-  for (size_t i = 0; i < gpus->size(); ++i) {
-    const GpuReading& gpu = (*gpus)[i];
+  for (size_t i = 0; i < offered->size(); ++i) {
+    const GpuReading& gpu = (*offered)[i];
     const std::string text =
         fmt::format("{} ({}, {}), {:.1f} of {:.1f} GB used, {}% busy, {} NVLinks", gpu.name,
                     GpuTypeOf(gpu.name), gpu.pci, Gigabytes(gpu.memory_used_bytes),
@@ -144,7 +161,7 @@ std::vector<GpuReading> CheckGpus(const Options& options, const std::string& pro
       report.Fail(name, text, "the driver asks to " + gpu.recovery + " before it is used");
     }
   }
-  return *gpus;
+  return *offered;
 }
 
 void CheckLinks(const std::vector<GpuReading>& gpus, CheckReport& report) {

@@ -66,8 +66,13 @@ ParsedOptions ParseOptions(int argc, char** argv) {
                  "so that a job can go on elsewhere; larger ones tie it to this node")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1e6));
+  CLI::Option* const gpus = app.add_option("--gpus", options.gpus,
+                                           "Offer only these GPUs: numbers as nvidia-smi counts, "
+                                           "ranges or UUIDs, for example 0,2,4-7, or "
+                                           "none [CUDA_VISIBLE_DEVICES, without it all]");
   app.add_option("--simulate-gpus", options.simulate_gpus,
-                 "Pretend GPUs, TYPE:COUNT, for example H100:8; their ranks run on the CPU");
+                 "Pretend GPUs, TYPE:COUNT, for example H100:8; their ranks run on the CPU")
+      ->excludes(gpus);
   app.add_option("--cpu-slots", options.cpu_slots,
                  "Offer so many CPU slots [0; with --dev the cores]")
       ->check(CLI::Range(0, 1024));

@@ -19,6 +19,7 @@ struct Options {
   std::string shared;
   double checkpoint_upload_limit_gb = 4;
   std::string simulate_gpus;
+  std::string gpus;    // GpuSelection
   int cpu_slots = -1;  // -1: none, with --dev one for each core
   bool dev = false;
   std::string torch;
