@@ -117,6 +117,19 @@ ExitCode Release(Connection& connection, const std::string& name, bool json) {
   return kSucceeded;
 }
 
+ExitCode Remove(Connection& connection, const std::string& name, bool json) {
+  v1::RemoveNodeRequest request;
+  request.set_node(name);
+  const auto removed = connection.Call(&v1::OperatorService::Stub::RemoveNode, request);
+  if (!removed.ok()) return Fail(connection, removed.status());
+  if (json) {
+    connection.console().out << DumpJson(Json{{"node", name}, {"removed", true}}, 2) << "\n";
+  } else {
+    connection.console().out << OneLine(fmt::format("{} is removed", name)) << "\n";
+  }
+  return kSucceeded;
+}
+
 void AddDrain(Command& app, Session& session, const std::string& prefix) {
   Command* command = app.AddCommand(
       "drain", "Empty a node: nothing new is placed on it, its jobs end or move elsewhere",
@@ -153,6 +166,18 @@ void AddNodeHolds(Command& app, Command& nodes, Session& session) {
   AddJsonFlag(cordon, session);
   cordon->Run([&session, options](Connection& connection) {
     return Hold(connection, *options, v1::NodeHold::CORDON, session.json);
+  });
+  Command* remove = nodes.AddCommand("rm",
+                                     "Forget a node that is gone for good: its worker has ended, "
+                                     "and what lies on it alone counts as "
+                                     "lost. It comes back when its worker does; `sftctl admin "
+                                     "token revoke nodes/NODE` prevents that",
+                                     "sftctl nodes rm gpu-07");
+  auto removed = std::make_shared<std::string>();
+  remove->AddOption("NODE", *removed, "Node")->Required();
+  AddJsonFlag(remove, session);
+  remove->Run([&session, removed](Connection& connection) {
+    return Remove(connection, *removed, session.json);
   });
   Command* resume = nodes.AddCommand("resume", "Let a drained or cordoned node take jobs again",
                                      "sftctl nodes resume gpu-07");

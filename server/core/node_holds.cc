@@ -1,6 +1,7 @@
 #include "server/core/node_holds.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "server/core/convert.h"
 #include "server/store/nodes.h"
@@ -12,7 +13,8 @@ namespace {
 constexpr int kNamesTold = 20;
 
 absl::Status CheckNode(Database& db, const std::string& name) {
-  if (store::GetNode(db, name).ok()) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const bool known, store::HasNode(db, name));
+  if (known) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
                        store::ListNodes(db, "", kNamesTold + 1));
   std::string names;
@@ -46,6 +48,31 @@ absl::Status HoldNode(Database& db, const store::NodeHold& hold) {
 absl::Status ReleaseNode(Database& db, const std::string& node) {
   SFT_RETURN_IF_ERROR(CheckNode(db, node));
   return store::DeleteHold(db, node);
+}
+
+absl::Status RemoveNode(Database& db, const std::string& node, const WorkerRegistry::Live& live) {
+  const absl::Status known = CheckNode(db, node);
+  if (absl::IsNotFound(known) && store::GetNode(db, node).ok()) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(known);
+  if (live.connected) {
+    return FailedPrecondition(
+        fmt::format("node {} is connected: end its sft-worker first (`sftctl drain {}` empties it)",
+                    node, node));
+  }
+  SFT_ASSIGN_OR_RETURN(std::vector<std::string> jobs, store::JobsOnNode(db, node));
+  if (jobs.empty()) {  // what holds a slot after its attempt, until the memory is seen free
+    SFT_ASSIGN_OR_RETURN(const NodeRecord record, store::GetNode(db, node));
+    for (const SlotRecord& slot : record.slots) {
+      if (!slot.job_id.empty()) jobs.push_back(slot.job_id);
+    }
+  }
+  if (!jobs.empty()) {
+    return FailedPrecondition(
+        fmt::format("{} on node {} may still run there: cancel what shall not go on, or wait until "
+                    "compute.unreachable_after has passed",
+                    fmt::join(jobs, ", "), node));
+  }
+  return store::RemoveNode(db, node);
 }
 
 absl::StatusOr<bool> MoveOffDrained(Database& db, Ages& ages, int64_t now_us,

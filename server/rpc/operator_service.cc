@@ -87,6 +87,19 @@ grpc::Status OperatorServiceImpl::ReleaseNode(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
+grpc::Status OperatorServiceImpl::RemoveNode(grpc::ServerContext* context,
+                                             const v1::RemoveNodeRequest* request,
+                                             v1::RemoveNodeResponse*) {
+  if (const auto status = Admit(*context, *request); !status.ok()) return status;
+  const std::string node = NodeOf(request->node());
+  const absl::Status stored =
+      store_.Write([&](Database& db) { return server::RemoveNode(db, node, registry_.Get(node)); });
+  if (!stored.ok()) return rpc::ToGrpc(stored);
+  spdlog::info("node {} is removed, says {}", node, PrincipalOf(*context));
+  wake_();
+  return grpc::Status::OK;
+}
+
 grpc::Status OperatorServiceImpl::GetStats(grpc::ServerContext* context,
                                            const v1::GetStatsRequest* request,
                                            v1::Stats* response) {

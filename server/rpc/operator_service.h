@@ -21,6 +21,8 @@ class OperatorServiceImpl final : public v1::OperatorService::Service {
                         v1::Node* response) override;
   grpc::Status ReleaseNode(grpc::ServerContext* context, const v1::ReleaseNodeRequest* request,
                            v1::Node* response) override;
+  grpc::Status RemoveNode(grpc::ServerContext* context, const v1::RemoveNodeRequest* request,
+                          v1::RemoveNodeResponse* response) override;
   grpc::Status GetStats(grpc::ServerContext* context, const v1::GetStatsRequest* request,
                         v1::Stats* response) override;
 

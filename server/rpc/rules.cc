@@ -38,6 +38,7 @@ constexpr Rule kRules[] = {
 
     {"/sft.v1.OperatorService/HoldNode", Caller::kUser, Role::kAdmin, Place::kServer, kChange},
     {"/sft.v1.OperatorService/ReleaseNode", Caller::kUser, Role::kAdmin, Place::kServer, kChange},
+    {"/sft.v1.OperatorService/RemoveNode", Caller::kUser, Role::kAdmin, Place::kServer, kChange},
     {"/sft.v1.OperatorService/GetStats", Caller::kUser, Role::kAdmin, Place::kServer},
 
     {"/sft.v1.SchedulingService/HoldJob", Caller::kUser, Role::kSubmitter, Place::kNamed, kChange},

@@ -510,6 +510,10 @@ CREATE TABLE promises (
   start_us INTEGER NOT NULL,
   nodes TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
+)sql"},
+                                     {10, R"sql(
+-- removed = 1: an operator said that the node is gone for good; history refers to the row.
+ALTER TABLE nodes ADD COLUMN removed INTEGER NOT NULL DEFAULT 0;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

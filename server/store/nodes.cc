@@ -99,7 +99,7 @@ absl::Status PutNode(Database& db, const NodeRecord& node) {
           "simulated = excluded.simulated, has_shared_folder = excluded.has_shared_folder, cpus "
           "= excluded.cpus, memory_bytes = excluded.memory_bytes, last_seen_us = "
           "excluded.last_seen_us, data_dir_id = excluded.data_dir_id, protocol = "
-          "excluded.protocol"));
+          "excluded.protocol, removed = 0"));
   put.Bind(node.name).Bind(static_cast<int>(node.state)).Bind(node.reason).Bind(node.hostname);
   put.Bind(node.address).Bind(node.incarnation).Bind(node.version).Bind(node.simulated);
   put.Bind(node.has_shared_folder).Bind(node.cpus).Bind(node.memory_bytes).Bind(node.last_seen_us);
@@ -155,6 +155,17 @@ absl::Status SetNodeState(Database& db, const std::string& node, NodeState state
   return update.Bind(static_cast<int>(state)).Bind(reason).Bind(last_seen_us).Bind(node).Run();
 }
 
+absl::Status RemoveNode(Database& db, const std::string& node) {
+  db.NoteFleetChange();
+  for (const char* sql :
+       {"UPDATE nodes SET removed = 1 WHERE name = ?", "DELETE FROM models WHERE node = ?",
+        "DELETE FROM node_holds WHERE node = ?"}) {
+    SFT_ASSIGN_OR_RETURN(Statement change, db.Prepare(sql));
+    SFT_RETURN_IF_ERROR(change.Bind(node).Run());
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after,
                                                   int limit) {
   SFT_ASSIGN_OR_RETURN(const Holders holders, LiveHolders(db));
@@ -162,7 +173,8 @@ absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::strin
   {
     SFT_ASSIGN_OR_RETURN(
         Statement list,
-        db.Prepare("SELECT " SFT_NODE_COLUMNS " FROM nodes WHERE name > ? ORDER BY name LIMIT ?"));
+        db.Prepare("SELECT " SFT_NODE_COLUMNS
+                   " FROM nodes WHERE name > ? AND removed = 0 ORDER BY name LIMIT ?"));
     list.Bind(after).Bind(std::clamp(limit, 1, kMaxPage));
     while (true) {
       SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
@@ -178,8 +190,9 @@ absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db) {
   SFT_ASSIGN_OR_RETURN(const Holders holders, LiveHolders(db));
   std::vector<NodeRecord> nodes;
   {
-    SFT_ASSIGN_OR_RETURN(Statement list, db.Prepare("SELECT " SFT_NODE_COLUMNS
-                                                    " FROM nodes ORDER BY name LIMIT 20000"));
+    SFT_ASSIGN_OR_RETURN(Statement list,
+                         db.Prepare("SELECT " SFT_NODE_COLUMNS
+                                    " FROM nodes WHERE removed = 0 ORDER BY name LIMIT 20000"));
     while (true) {
       SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
       if (!row) break;
@@ -204,7 +217,8 @@ absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db) {
 }
 
 absl::StatusOr<bool> HasNode(Database& db, const std::string& name) {
-  SFT_ASSIGN_OR_RETURN(Statement find, db.Prepare("SELECT 1 FROM nodes WHERE name = ?"));
+  SFT_ASSIGN_OR_RETURN(Statement find,
+                       db.Prepare("SELECT 1 FROM nodes WHERE name = ? AND removed = 0"));
   return find.Bind(name).Step();
 }
 

@@ -11,9 +11,9 @@
 
 namespace sft::server::store {
 
-// What a worker registered: its node and slots replace what was known, and a variant TYPE-Nx is
-// added for each N from 1 to the number of slots of a type. A slot it does not report any more
-// stays as a row (history refers to it) but is not listed.
+// What a worker registered, removed before or not: its node and slots replace what was known, and a
+// variant TYPE-Nx is added for each N from 1 to the number of slots of a type. A slot it does not
+// report any more stays as a row (history refers to it) but is not listed.
 absl::Status PutNode(Database& db, const NodeRecord& node);
 absl::Status PutSlots(Database& db, const std::string& node, const std::vector<SlotRecord>& slots);
 absl::Status PutModels(Database& db, const std::string& node,
@@ -21,13 +21,18 @@ absl::Status PutModels(Database& db, const std::string& node,
 absl::Status SetNodeState(Database& db, const std::string& node, NodeState state,
                           const std::string& reason, int64_t last_seen_us);
 
-// By name, with slots and their holders; names above `after`.
+// The node is gone for good: rows of history refer to it, but it is not listed, and its models and
+// holds are deleted.
+absl::Status RemoveNode(Database& db, const std::string& node);
+
+// By name, with slots and their holders; names above `after`. None of those below has removed ones.
 absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after,
                                                   int limit);
 // Every node, with slots and their holders, by name, in a fixed number of queries.
 absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db);
-absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name);
 absl::StatusOr<bool> HasNode(Database& db, const std::string& name);
+// Removed or not.
+absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name);
 absl::StatusOr<std::vector<VariantRecord>> ListVariants(Database& db);
 // By id, then node.
 absl::StatusOr<std::vector<ModelRecord>> ListModels(Database& db, int offset, int limit);

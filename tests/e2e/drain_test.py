@@ -4,7 +4,7 @@ import json
 
 from harness import ServiceCase, run_tests, wait_until
 
-SUCCEEDED, NOT_FOUND, UNREACHABLE = 0, 3, 4
+SUCCEEDED, NOT_FOUND, UNREACHABLE, REFUSED = 0, 3, 4, 5
 
 
 class DrainTest(ServiceCase):
@@ -77,11 +77,29 @@ class DrainTest(ServiceCase):
         self.assertEqual((status["state"], status["attempts"][0]["verdict"]["code"]), ("PENDING", "moved"))
         wait_until("the reason", lambda: "node-a has 1 but is drained by local" in self.status(job)["reason"])
 
+    def test_a_node_that_is_gone_is_removed_and_comes_back_with_its_worker(self):
+        self.start_server()
+        self.start_worker("node-a", "H100:1")
+        self.start_worker("node-b", "H100:1")
+        result = self.sftctl("nodes", "rm", "node-a")
+        self.assertEqual(result.returncode, REFUSED, result.stdout)
+        self.assertIn("node-a is connected", result.stderr)
+        self.kill("node-a")
+        wait_until("the server to see it go", lambda: self.sftctl("nodes", "rm", "node-a").returncode == SUCCEEDED)
+        names = [node["node"] for node in json.loads(self.sftctl("nodes", "--json").stdout)]
+        self.assertEqual(names, ["node-b"])
+        self.assertEqual(self.sftctl("nodes", "node-a").returncode, NOT_FOUND)
+        self.assertNotIn("node-a", self.sftctl("nodes").stdout)
+        removed = json.loads(self.sftctl("nodes", "rm", "node-a", "--json").stdout)
+        self.assertEqual(removed, {"node": "node-a", "removed": True})
+        self.start_worker("node-a", "H100:1")
+        self.assertEqual(self.node("node-a")["status"], "UP")
+
     def test_a_node_that_does_not_exist_is_not_found_with_those_that_do(self):
         self.start_server()
         self.start_worker("node-a", "H100:1")
         for command in (("drain", "node-x"), ("nodes", "cordon", "node-x"), ("nodes", "resume", "node-x"),
-                        ("nodes", "node-x")):
+                        ("nodes", "rm", "node-x"), ("nodes", "node-x")):
             result = self.sftctl(*command)
             self.assertEqual(result.returncode, NOT_FOUND, command)
             self.assertIn('no node "node-x"', result.stderr)
