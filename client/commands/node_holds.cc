@@ -117,9 +117,10 @@ ExitCode Release(Connection& connection, const std::string& name, bool json) {
   return kSucceeded;
 }
 
-ExitCode Remove(Connection& connection, const std::string& name, bool json) {
+ExitCode Remove(Connection& connection, const std::string& name, bool force, bool json) {
   v1::RemoveNodeRequest request;
   request.set_node(name);
+  request.set_force(force);
   const auto removed = connection.Call(&v1::OperatorService::Stub::RemoveNode, request);
   if (!removed.ok()) return Fail(connection, removed.status());
   if (json) {
@@ -174,10 +175,13 @@ void AddNodeHolds(Command& app, Command& nodes, Session& session) {
                                      "token revoke nodes/NODE` prevents that",
                                      "sftctl nodes rm gpu-07");
   auto removed = std::make_shared<std::string>();
+  auto force = std::make_shared<bool>(false);
   remove->AddOption("NODE", *removed, "Node")->Required();
+  remove->AddFlag("--force", *force,
+                  "The machine is off: jobs that may still run there are placed again at once");
   AddJsonFlag(remove, session);
-  remove->Run([&session, removed](Connection& connection) {
-    return Remove(connection, *removed, session.json);
+  remove->Run([&session, removed, force](Connection& connection) {
+    return Remove(connection, *removed, *force, session.json);
   });
   Command* resume = nodes.AddCommand("resume", "Let a drained or cordoned node take jobs again",
                                      "sftctl nodes resume gpu-07");

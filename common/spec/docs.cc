@@ -72,9 +72,10 @@ JSON files and templates of other tools are not read, but for a DeepSpeed JSON
 
 A file needs `job.model`, `job.data` and the GPUs (`compute.variant`, or `compute.gpu_type`);
 every other key has a default. `configs/` holds complete examples: `demo.toml` (two CPU ranks),
-`multi_gpu_qlora_4xh100.toml`, `multi_gpu_fft_8xh100.toml`, and `long_run.toml` (checkpoints,
-restarts, lost nodes, early stopping, the best model). `sftctl submit --dry-run FILE` shows each
-resolved value with where it came from, and all problems at once.
+`multi_gpu_qlora_4xh100.toml`, `multi_gpu_fft_8xh100.toml`, `qlora_14b_2xrtx4090.toml`,
+`qlora_70b_4xh200.toml`, and `long_run.toml` (checkpoints, restarts, lost nodes, early stopping, the
+best model). `sftctl submit --dry-run FILE` shows each resolved value with where it came from, and
+all problems at once.
 
 ## Where a value comes from
 

@@ -182,22 +182,29 @@ class Reader {
     });
   }
 
-  // Slots of today, for as long in the span as their nodes are known.
+  // Slots of today, for as long in the span as their nodes are known; of removed ones until they
+  // were last heard of.
   absl::Status ReadCapacity() {
     return store_.Read([&](Database& db) -> absl::Status {
       SFT_ASSIGN_OR_RETURN(const auto facts, store::AllFacts(db));
       SFT_ASSIGN_OR_RETURN(const auto nodes, store::AllNodes(db));
-      for (const NodeRecord& node : nodes) {
-        const auto known = facts.find(node.name);
-        const int64_t since =
-            std::max(begin_us_, known == facts.end() ? begin_us_ : known->second.first_seen_us);
-        for (const SlotRecord& slot : node.slots) {
-          types_[slot.gpu_type].second += static_cast<double>(end_us_ - since) / kMicrosPerHour;
-        }
-        if (by_ == v1::GetStatsRequest::NODE) rows_[node.name];
-      }
+      SFT_ASSIGN_OR_RETURN(const auto removed, store::RemovedNodes(db));
+      for (const NodeRecord& node : nodes) AddCapacity(node, facts, end_us_);
+      for (const NodeRecord& node : removed) AddCapacity(node, facts, node.last_seen_us);
       return absl::OkStatus();
     });
+  }
+
+  void AddCapacity(const NodeRecord& node, const std::map<std::string, store::NodeFacts>& facts,
+                   int64_t until_us) {
+    const auto known = facts.find(node.name);
+    const int64_t since =
+        std::max(begin_us_, known == facts.end() ? begin_us_ : known->second.first_seen_us);
+    if (until_us < since) return;
+    for (const SlotRecord& slot : node.slots) {
+      types_[slot.gpu_type].second += static_cast<double>(until_us - since) / kMicrosPerHour;
+    }
+    if (by_ == v1::GetStatsRequest::NODE) rows_[node.name];
   }
 
   absl::Status ReadEstimates(v1::Stats& stats) {

@@ -50,7 +50,8 @@ absl::Status ReleaseNode(Database& db, const std::string& node) {
   return store::DeleteHold(db, node);
 }
 
-absl::Status RemoveNode(Database& db, const std::string& node, const WorkerRegistry::Live& live) {
+absl::Status RemoveNode(Database& db, const std::string& node, const WorkerRegistry::Live& live,
+                        bool force) {
   const absl::Status known = CheckNode(db, node);
   if (absl::IsNotFound(known) && store::GetNode(db, node).ok()) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(known);
@@ -59,17 +60,11 @@ absl::Status RemoveNode(Database& db, const std::string& node, const WorkerRegis
         fmt::format("node {} is connected: end its sft-worker first (`sftctl drain {}` empties it)",
                     node, node));
   }
-  SFT_ASSIGN_OR_RETURN(std::vector<std::string> jobs, store::JobsOnNode(db, node));
-  if (jobs.empty()) {  // what holds a slot after its attempt, until the memory is seen free
-    SFT_ASSIGN_OR_RETURN(const NodeRecord record, store::GetNode(db, node));
-    for (const SlotRecord& slot : record.slots) {
-      if (!slot.job_id.empty()) jobs.push_back(slot.job_id);
-    }
-  }
-  if (!jobs.empty()) {
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, store::JobsOnNode(db, node));
+  if (!jobs.empty() && !force) {
     return FailedPrecondition(
-        fmt::format("{} on node {} may still run there: cancel what shall not go on, or wait until "
-                    "compute.unreachable_after has passed",
+        fmt::format("{} may still run on node {}: wait until compute.unreachable_after has passed, "
+                    "or say that the machine is off (--force): then what ran there is placed again",
                     fmt::join(jobs, ", "), node));
   }
   return store::RemoveNode(db, node);

@@ -19,10 +19,12 @@ absl::Status HoldNode(Database& db, const store::NodeHold& hold);
 // Takes a hold back; NOT_FOUND as HoldNode.
 absl::Status ReleaseNode(Database& db, const std::string& node);
 
-// Takes a node out of the fleet that is gone for good; one that is removed already is fine.
-// NOT_FOUND as HoldNode; FAILED_PRECONDITION where it is connected, or names the jobs that are not
-// over there.
-absl::Status RemoveNode(Database& db, const std::string& node, const WorkerRegistry::Live& live);
+// Takes a node out of the fleet that is gone for good; one that is removed already is fine. Its
+// slots stay held by what ran there until it comes back. With `force` the next tick gives up what
+// may still run there. NOT_FOUND as HoldNode; FAILED_PRECONDITION where it is connected, or without
+// `force` names the jobs that may still run there.
+absl::Status RemoveNode(Database& db, const std::string& node, const WorkerRegistry::Live& live,
+                        bool force);
 
 // Asks the jobs on drained nodes whose time has come to move. True: for some it is still to come.
 absl::StatusOr<bool> MoveOffDrained(Database& db, Ages& ages, int64_t now_us, ChangedJobs& changed);

@@ -83,10 +83,14 @@ absl::Status Reconciler::GiveUpUnreachable(Database& db, int64_t now_us, Changed
       // What has ended well needs its node no more.
       const bool done = member.status.state == MemberState::kDone;
       const bool runs_on = member.protocol < kFencesSince;
-      if (!live.silent || member.status.lost || done || runs_on) continue;
+      if (!live.silent || member.status.lost || done) continue;
       SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
-      SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
-      if (!IsGivenUp(live, RestartRulesOf(resolved), options_.unreachable_margin)) continue;
+      SFT_ASSIGN_OR_RETURN(const bool known, store::HasNode(db, member.status.node));
+      if (known) {  // else an operator says that it is off
+        SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
+        const RestartRules rules = RestartRulesOf(resolved);
+        if (runs_on || !IsGivenUp(live, rules, options_.unreachable_margin)) continue;
+      }
       spdlog::warn("node {} is given up for attempt {} of job {}", member.status.node, attempt.uid,
                    job.id);
       SFT_RETURN_IF_ERROR(GiveUpNode(db, attempt.uid, member.status.node, registry_.options().pace,
@@ -105,7 +109,8 @@ absl::StatusOr<bool> Reconciler::StillStands(Database& db, const sched::Placemen
   if (schedule.held) return false;
   SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
   for (const sched::Part& part : placement.parts) {
-    if (holds.contains(part.node)) return false;
+    SFT_ASSIGN_OR_RETURN(const bool known, store::HasNode(db, part.node));
+    if (!known || holds.contains(part.node)) return false;
     SFT_ASSIGN_OR_RETURN(const NodeRecord node, store::GetNode(db, part.node));
     if (node.protocol < job.protocol || (choice.needs_shared && !node.has_shared_folder)) {
       return false;

@@ -161,6 +161,24 @@ absl::Status Explain(Database& db, Scene& scene) {
   return absl::OkStatus();
 }
 
+struct ByName {
+  bool operator()(const NodeRecord& a, const std::string& b) const { return a.name < b; }
+  bool operator()(const std::string& a, const NodeRecord& b) const { return a < b.name; }
+};
+
+// Attempts on nodes that were removed since are to be given up there.
+void LookForRemovedNodes(Scene& scene) {
+  const auto known = [&scene](const std::string& name) {
+    return std::binary_search(scene.nodes.begin(), scene.nodes.end(), name, ByName());
+  };
+  for (const LiveJob& live : scene.live) {
+    for (const MemberRecord& member : live.members) {
+      if (member.status.lost || member.status.state == MemberState::kDone) continue;
+      if (!known(member.status.node)) scene.waits_for_time = scene.nodes_changed = true;
+    }
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<Scene> ReadScene(Database& db, const WorkerRegistry& registry, int64_t now_us,
@@ -173,6 +191,7 @@ absl::StatusOr<Scene> ReadScene(Database& db, const WorkerRegistry& registry, in
   }
   SFT_ASSIGN_OR_RETURN(scene.promises, store::AllPromises(db));
   SFT_ASSIGN_OR_RETURN(scene.live, LoadLive(db));
+  LookForRemovedNodes(scene);
   SFT_RETURN_IF_ERROR(AddWork(db, scene.live, now_us, scene.snapshot));
   SFT_RETURN_IF_ERROR(AddPending(db, registry, now_us, margin, scene));
   SFT_RETURN_IF_ERROR(Explain(db, scene));

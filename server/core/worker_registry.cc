@@ -197,6 +197,7 @@ absl::Status WorkerRegistry::Connect(const v1::Register& message,
   SFT_RETURN_IF_ERROR(CheckRegister(message));
   SFT_RETURN_IF_ERROR(CheckSole(message));
   SFT_RETURN_IF_ERROR(StoreNode(message));
+  const WorkerLink* const own = link.get();
   std::shared_ptr<WorkerLink> replaced;
   {
     MutexLock lock(mutex_);
@@ -218,6 +219,16 @@ absl::Status WorkerRegistry::Connect(const v1::Register& message,
     entry.idle = false;
   }
   if (replaced != nullptr) replaced->Close(Aborted("the node has opened another stream"));
+  // It was not connected until now, and so could be removed in between.
+  bool known = false;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(known, store::HasNode(db, message.node()));
+    return absl::OkStatus();
+  }));
+  if (!known) {
+    Disconnect(message.node(), own);
+    return Aborted(fmt::format("node {} was removed: register again", message.node()));
+  }
   spdlog::info("node {} registered: {} slots, {} models, sft-worker {}", message.node(),
                message.slots_size(), message.models_size(), message.version());
   wake_();
@@ -300,6 +311,8 @@ absl::Status WorkerRegistry::Keep(const std::string& node, const WorkerLink* lin
   const int64_t now_us = UnixMicros(clock_.Wall());
   const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
     changed.clear();
+    SFT_ASSIGN_OR_RETURN(const bool known, store::HasNode(db, node));
+    if (!known) return Aborted(fmt::format("node {} was removed: register again", node));
     const v1::Observed& rest = news.unstored;
     if (rest.slots_size() > 0) {
       SFT_RETURN_IF_ERROR(store::PutSlots(db, node, SlotRecords(rest.slots(), node)));

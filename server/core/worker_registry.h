@@ -87,8 +87,6 @@ class WorkerRegistry {
   // process was stopped: the nodes' silence does not count it.
   void Beat();
   v1::Welcome MakeWelcome(const absl::Status& accepted) const;
-  // How long the server has been up: nodes get this long to come back before they are SUSPECT.
-  Nanos uptime() const { return clock_.Mono() - started_; }
   const Options& options() const { return options_; }
   // Wall time, for what is stored.
   int64_t now_us() const { return UnixMicros(clock_.Wall()); }

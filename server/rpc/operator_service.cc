@@ -92,8 +92,9 @@ grpc::Status OperatorServiceImpl::RemoveNode(grpc::ServerContext* context,
                                              v1::RemoveNodeResponse*) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const std::string node = NodeOf(request->node());
-  const absl::Status stored =
-      store_.Write([&](Database& db) { return server::RemoveNode(db, node, registry_.Get(node)); });
+  const absl::Status stored = store_.Write([&](Database& db) {
+    return server::RemoveNode(db, node, registry_.Get(node), request->force());
+  });
   if (!stored.ok()) return rpc::ToGrpc(stored);
   spdlog::info("node {} is removed, says {}", node, PrincipalOf(*context));
   wake_();

@@ -43,7 +43,7 @@ struct Part {
 };
 
 // Classes of jobs, from the least; numbers of spec::Priority.
-inline constexpr int kLow = 0, kNormal = 1, kHigh = 2, kUrgent = 3, kPriorities = 4;
+inline constexpr int kLow = 0, kNormal = 1, kHigh = 2, kUrgent = 3;
 
 // What a waiting job asks for.
 struct PendingJob {

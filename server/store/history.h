@@ -21,7 +21,7 @@ struct HistoryCursor {
 struct HeldSlot {
   std::string node, gpu_type, project, owner;
   int64_t begin_us = 0;
-  int64_t end_us = 0;  // 0: still held
+  int64_t end_us = 0;  // 0: still held; of a removed node: when it was last heard of
 };
 // Those that were freed after the cursor; moves it. Fewer than `limit`: that was all.
 absl::StatusOr<std::vector<HeldSlot>> FreedSlots(Database& db, HistoryCursor& cursor, int limit);

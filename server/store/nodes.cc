@@ -84,6 +84,38 @@ absl::Status AddVariants(Database& db, const std::vector<SlotRecord>& slots) {
   return absl::OkStatus();
 }
 
+// With slots and their holders, by name.
+absl::StatusOr<std::vector<NodeRecord>> Nodes(Database& db, bool removed) {
+  SFT_ASSIGN_OR_RETURN(const Holders holders, LiveHolders(db));
+  std::vector<NodeRecord> nodes;
+  {
+    SFT_ASSIGN_OR_RETURN(Statement list,
+                         db.Prepare("SELECT " SFT_NODE_COLUMNS
+                                    " FROM nodes WHERE removed = ? ORDER BY name LIMIT 20000"));
+    list.Bind(removed);
+    while (true) {
+      SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
+      if (!row) break;
+      nodes.push_back(ReadNode(list));
+    }
+  }
+  SFT_ASSIGN_OR_RETURN(
+      Statement slots,
+      db.Prepare("SELECT slot, gpu_type, product_name, uuid, memory_bytes, healthy, "
+                 "health_reason, node FROM gpus WHERE present = 1 ORDER BY node, slot LIMIT "
+                 "400000"));
+  auto node = nodes.begin();
+  while (true) {
+    SFT_ASSIGN_OR_RETURN(const bool row, slots.Step());
+    if (!row) return nodes;
+    const std::string name = slots.Text(7);
+    while (node != nodes.end() && node->name < name) ++node;
+    if (node != nodes.end() && node->name == name) {
+      node->slots.push_back(ReadSlot(slots, name, holders));
+    }
+  }
+}
+
 }  // namespace
 
 absl::Status PutNode(Database& db, const NodeRecord& node) {
@@ -186,35 +218,9 @@ absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::strin
   return nodes;
 }
 
-absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db) {
-  SFT_ASSIGN_OR_RETURN(const Holders holders, LiveHolders(db));
-  std::vector<NodeRecord> nodes;
-  {
-    SFT_ASSIGN_OR_RETURN(Statement list,
-                         db.Prepare("SELECT " SFT_NODE_COLUMNS
-                                    " FROM nodes WHERE removed = 0 ORDER BY name LIMIT 20000"));
-    while (true) {
-      SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
-      if (!row) break;
-      nodes.push_back(ReadNode(list));
-    }
-  }
-  SFT_ASSIGN_OR_RETURN(
-      Statement slots,
-      db.Prepare("SELECT slot, gpu_type, product_name, uuid, memory_bytes, healthy, "
-                 "health_reason, node FROM gpus WHERE present = 1 ORDER BY node, slot LIMIT "
-                 "400000"));
-  auto node = nodes.begin();
-  while (true) {
-    SFT_ASSIGN_OR_RETURN(const bool row, slots.Step());
-    if (!row) return nodes;
-    const std::string name = slots.Text(7);
-    while (node != nodes.end() && node->name < name) ++node;
-    if (node != nodes.end() && node->name == name) {
-      node->slots.push_back(ReadSlot(slots, name, holders));
-    }
-  }
-}
+absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db) { return Nodes(db, false); }
+
+absl::StatusOr<std::vector<NodeRecord>> RemovedNodes(Database& db) { return Nodes(db, true); }
 
 absl::StatusOr<bool> HasNode(Database& db, const std::string& name) {
   SFT_ASSIGN_OR_RETURN(Statement find,

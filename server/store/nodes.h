@@ -21,15 +21,17 @@ absl::Status PutModels(Database& db, const std::string& node,
 absl::Status SetNodeState(Database& db, const std::string& node, NodeState state,
                           const std::string& reason, int64_t last_seen_us);
 
-// The node is gone for good: rows of history refer to it, but it is not listed, and its models and
-// holds are deleted.
+// The node is gone for good: rows of history refer to it, but it is not listed, and its models,
+// faults and holds are deleted.
 absl::Status RemoveNode(Database& db, const std::string& node);
 
-// By name, with slots and their holders; names above `after`. None of those below has removed ones.
+// By name, with slots and their holders; names above `after`. None of these has removed ones.
 absl::StatusOr<std::vector<NodeRecord>> ListNodes(Database& db, const std::string& after,
                                                   int limit);
 // Every node, with slots and their holders, by name, in a fixed number of queries.
 absl::StatusOr<std::vector<NodeRecord>> AllNodes(Database& db);
+// The removed ones alone, likewise.
+absl::StatusOr<std::vector<NodeRecord>> RemovedNodes(Database& db);
 absl::StatusOr<bool> HasNode(Database& db, const std::string& name);
 // Removed or not.
 absl::StatusOr<NodeRecord> GetNode(Database& db, const std::string& name);

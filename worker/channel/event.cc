@@ -42,7 +42,6 @@ void Fields(V& v, PreparedEvent& e) {
   v("rows", e.rows);
   v("used", e.used);
   v("skipped", e.skipped);
-  v("truncated", e.truncated);
   v("tokens", e.tokens);
   v("loss_tokens", e.loss_tokens);
   v("from_cache", e.from_cache);

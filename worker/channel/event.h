@@ -24,7 +24,7 @@ struct ProgressEvent {
 
 // `sft-rank prepare` has finished.
 struct PreparedEvent {
-  int64_t rows = 0, used = 0, skipped = 0, truncated = 0;
+  int64_t rows = 0, used = 0, skipped = 0;
   int64_t tokens = 0, loss_tokens = 0;
   bool from_cache = false;
 };

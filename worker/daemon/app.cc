@@ -234,8 +234,11 @@ absl::Status RunWorker(const Options& options) {
   if (!options.simulate_gpus.empty()) {
     SFT_ASSIGN_OR_RETURN(simulated, ParseSimulatedGpus(options.simulate_gpus));
   }
-  SFT_ASSIGN_OR_RETURN(GpuSelection selection,
-                       GpuSelection::Open(options.gpus, GetEnv("CUDA_VISIBLE_DEVICES")));
+  GpuSelection selection;
+  if (simulated.count == 0) {
+    SFT_ASSIGN_OR_RETURN(selection,
+                         GpuSelection::Open(options.gpus, GetEnv("CUDA_VISIBLE_DEVICES")));
+  }
   absl::Status selected;  // of the first readings
   const auto probe = [&]() -> absl::StatusOr<std::vector<GpuReading>> {
     absl::StatusOr<std::vector<GpuReading>> readings = ProbeGpus(program);

@@ -133,13 +133,14 @@ std::vector<GpuReading> CheckGpus(const Options& options, const std::string& pro
   const std::string count = chosen.empty() ? fmt::format("Number of GPUs: {}", all)
                                            : fmt::format("Number of GPUs: {}, offered: {} ({})",
                                                          all, offered->size(), chosen);
-  if (all == 0) {
+  if (offered->empty()) {
     const bool has_cpus = options.cpu_slots > 0 || options.dev;
     if (has_cpus) {
       report.Ok("GPUs", count + "; CPU slots are offered");
     } else {
-      report.Fail("GPUs", count + ": there is no NVIDIA driver on this node",
-                  "install the driver, or offer CPU slots (--cpu-slots N)");
+      report.Fail("GPUs", count + (all == 0 ? ": there is no NVIDIA driver on this node" : ""),
+                  all == 0 ? "install the driver, or offer CPU slots (--cpu-slots N)"
+                           : "offer some of them, or CPU slots (--cpu-slots N)");
     }
     return {};
   }

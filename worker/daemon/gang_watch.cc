@@ -34,8 +34,7 @@ HangLimits LimitsOf(const std::string& resolved_json) {
 GangWatch::GangWatch(Options options, Clock& clock)
     : options_(std::move(options)),
       clock_(clock),
-      interval_(std::clamp(options_.gang.limits.step / 10, kMinInterval, kMaxInterval)),
-      stragglers_(options_.stragglers) {}
+      interval_(std::clamp(options_.gang.limits.step / 10, kMinInterval, kMaxInterval)) {}
 
 std::vector<RankLook> GangWatch::Ranks(const channel::ShimStatus& status) {
   std::vector<RankLook> ranks;

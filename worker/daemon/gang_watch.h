@@ -22,7 +22,6 @@ class GangWatch {
     GangView gang;
     std::string attempt_dir;
     std::map<int, std::string> places;  // of ranks on GPUs: "GPU 3"
-    StragglerWatch::Options stragglers;
   };
   // `clock` is borrowed.
   GangWatch(Options options, Clock& clock);
@@ -46,7 +45,7 @@ class GangWatch {
   const Nanos interval_;
   std::optional<MonoTime> looked_at_;
   std::optional<MonoTime> suspected_at_;
-  StragglerWatch stragglers_;
+  StragglerWatch stragglers_{StragglerWatch::Options()};
   std::map<int, uint64_t> cpu_ticks_;
 };
 

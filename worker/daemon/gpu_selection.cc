@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kMaxGpus = 1024;
 constexpr std::string_view kUuid = "GPU-";
+constexpr std::string_view kOption = "--gpus", kVariable = "CUDA_VISIBLE_DEVICES";
 
 absl::Status Unreadable(std::string_view source, std::string_view item) {
   return InvalidArgument(fmt::format(
@@ -29,13 +30,13 @@ std::optional<int> NumberOf(std::string_view text) {
 }
 
 // "4-7" or "4" as numbers, one each.
-bool TakeNumbers(std::string_view item, std::vector<std::string>& wanted) {
+bool TakeNumbers(std::string_view item, std::vector<std::string>& names) {
   const size_t dash = item.find('-');
   const std::optional<int> first = NumberOf(item.substr(0, dash));
   const std::optional<int> last =
       dash == std::string_view::npos ? first : NumberOf(item.substr(dash + 1));
   if (!first || !last || *first > *last) return false;
-  for (int i = *first; i <= *last; ++i) wanted.push_back(std::to_string(i));
+  for (int i = *first; i <= *last; ++i) names.push_back(std::to_string(i));
   return true;
 }
 
@@ -50,6 +51,11 @@ bool MeansNone(std::string_view text) {
   return text.empty() || text == "-1" || text == "none" || text == "NoDevFiles";
 }
 
+// Whether the reading in that place is what `name` means.
+bool Names(const std::string& name, size_t place, const GpuReading& reading) {
+  return name.starts_with(kUuid) ? reading.uuid.starts_with(name) : name == std::to_string(place);
+}
+
 }  // namespace
 
 absl::StatusOr<GpuSelection> GpuSelection::Open(const std::string& option,
@@ -57,72 +63,99 @@ absl::StatusOr<GpuSelection> GpuSelection::Open(const std::string& option,
   GpuSelection selection;
   if (option.empty() && !visible) return selection;
   selection.all_ = false;
-  selection.source_ = option.empty() ? "CUDA_VISIBLE_DEVICES" : "--gpus";
-  const std::string& text = option.empty() ? *visible : option;
+  selection.given_ = !option.empty();
+  const std::string& text = selection.given_ ? option : *visible;
   if (MeansNone(WithoutBlanks(text))) return selection;
+  std::vector<std::string> names;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
     const std::string_view item = WithoutBlanks(std::string_view(text).substr(begin, end - begin));
     begin = end + 1;
-    if (TakeNumbers(item, selection.wanted_)) continue;
+    if (TakeNumbers(item, names)) continue;
     if (!item.starts_with(kUuid) || item.size() == kUuid.size()) {
-      return Unreadable(selection.source_, item);
+      return Unreadable(selection.given_ ? kOption : kVariable, item);
     }
-    selection.wanted_.emplace_back(item);
+    names.emplace_back(item);
+  }
+  for (std::string& name : names) {
+    const bool twice = std::any_of(selection.selected_.begin(), selection.selected_.end(),
+                                   [&](const Selected& each) { return each.name == name; });
+    if (!twice) selection.selected_.push_back({.name = std::move(name)});
   }
   return selection;
 }
 
 absl::Status GpuSelection::Bind(const std::vector<GpuReading>& readings) {
-  for (const std::string& wanted : wanted_) {
-    const bool number = !wanted.starts_with(kUuid);
-    size_t found = 0, count = 0;
+  size_t found = 0;
+  for (Selected& each : selected_) {
+    each.place.reset();
     for (size_t i = 0; i < readings.size(); ++i) {
-      const bool fits = number ? wanted == std::to_string(i) : readings[i].uuid.starts_with(wanted);
-      if (!fits) continue;
-      found = i;
-      ++count;
+      if (!Names(each.name, i, readings[i])) continue;
+      if (each.place.has_value()) {
+        return InvalidArgument(
+            fmt::format("{}: several GPUs begin with {}", given_ ? kOption : kVariable, each.name));
+      }
+      each.place = i;
+      each.uuid = readings[i].uuid;
     }
-    if (count > 1) {
-      return InvalidArgument(fmt::format("{}: {} GPUs begin with {}", source_, count, wanted));
-    }
-    if (count == 0) {
-      return InvalidArgument(
-          fmt::format("{}: there is no GPU {}: this machine has {} (nvidia-smi -L)", source_,
-                      wanted, readings.size()));
-    }
-    selected_.push_back({found, readings[found].uuid});
+    found += each.place.has_value() ? 1 : 0;
+  }
+  if (found == 0 && given_ && !selected_.empty()) {
+    return InvalidArgument(
+        fmt::format("{}: this machine has {} GPUs, and none of these (nvidia-smi -L)", Text(),
+                    readings.size()));
   }
   bound_ = true;
   return absl::OkStatus();
 }
 
-bool GpuSelection::Has(size_t place, const GpuReading& reading) {
-  for (Bound& each : selected_) {
-    if (!reading.uuid.empty() && reading.uuid == each.uuid) return true;
+std::optional<size_t> GpuSelection::Find(const Selected& each,
+                                         const std::vector<GpuReading>& readings) const {
+  const bool by_uuid = !each.uuid.empty();
+  const auto is_another = [&](const std::string& uuid) {
+    return !uuid.empty() && std::any_of(selected_.begin(), selected_.end(),
+                                        [&](const Selected& other) { return other.uuid == uuid; });
+  };
+  for (size_t i = 0; i < readings.size(); ++i) {
+    if (by_uuid ? readings[i].uuid == each.uuid
+                : Names(each.name, i, readings[i]) && !is_another(readings[i].uuid)) {
+      return i;
+    }
   }
-  for (Bound& each : selected_) {
-    if (each.place != place || (!each.uuid.empty() && !reading.uuid.empty())) continue;
-    if (each.uuid.empty()) each.uuid = reading.uuid;
-    return true;
+  // Listed, but it cannot be read so far that its UUID is known.
+  if (by_uuid && each.place < readings.size() && readings[*each.place].uuid.empty()) {
+    return each.place;
   }
-  return false;
+  return std::nullopt;
 }
 
 absl::StatusOr<std::vector<GpuReading>> GpuSelection::Choose(std::vector<GpuReading> readings) {
   if (all_) return readings;
   if (!bound_) SFT_RETURN_IF_ERROR(Bind(readings));
   std::vector<GpuReading> chosen;
-  for (size_t i = 0; i < readings.size(); ++i) {
-    if (Has(i, readings[i])) chosen.push_back(std::move(readings[i]));
+  for (Selected& each : selected_) {
+    const std::optional<size_t> place = Find(each, readings);
+    if (place.has_value()) {
+      if (each.uuid.empty()) each.uuid = readings[*place].uuid;
+      chosen.push_back(readings[*place]);
+    } else if (given_ || each.place.has_value()) {
+      GpuReading gone;
+      gone.uuid = each.uuid;
+      gone.error = each.place.has_value()
+                       ? "no longer listed: it fell off the bus or was reset"
+                       : fmt::format("GPU {} is not listed (nvidia-smi -L)", each.name);
+      chosen.push_back(std::move(gone));
+    }
   }
   return chosen;
 }
 
 std::string GpuSelection::Text() const {
   if (all_) return "";
-  return fmt::format("{} {}", source_,
-                     wanted_.empty() ? "none" : fmt::format("{}", fmt::join(wanted_, ",")));
+  std::vector<std::string_view> names;
+  for (const Selected& each : selected_) names.push_back(each.name);
+  return fmt::format("{} {}", given_ ? kOption : kVariable,
+                     names.empty() ? "none" : fmt::format("{}", fmt::join(names, ",")));
 }
 
 }  // namespace sft::worker

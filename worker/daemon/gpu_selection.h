@@ -10,9 +10,9 @@
 
 namespace sft::worker {
 
-// Which of the machine's GPUs a worker offers. Numbers count as nvidia-smi counts; they are bound
-// to UUIDs by the first readings, since a GPU that falls off the bus moves those after it up.
-// Thread-compatible.
+// Which of the machine's GPUs a worker offers, in the order in which they were named. Numbers count
+// as nvidia-smi counts; the first readings bind them to UUIDs, since a GPU that falls off the bus
+// moves those after it up. Thread-compatible.
 class GpuSelection {
  public:
   // Of --gpus, or where that is empty of CUDA_VISIBLE_DEVICES, or where that is not set, all.
@@ -20,27 +20,29 @@ class GpuSelection {
   static absl::StatusOr<GpuSelection> Open(const std::string& option,
                                            const std::optional<std::string>& visible);
 
-  // Those of the readings that were selected, in their order. INVALID_ARGUMENT, from the first
-  // readings alone, names what fits none of them, or more than one.
+  // One reading for each selected GPU, in the same place each time: for one that is not listed, or
+  // not any more, with an error. INVALID_ARGUMENT, from the first readings alone: none of those
+  // that --gpus names is there, or a UUID is begun by several.
   absl::StatusOr<std::vector<GpuReading>> Choose(std::vector<GpuReading> readings);
 
   // "--gpus 0,2"; empty: all.
   std::string Text() const;
 
  private:
-  struct Bound {
-    size_t place = 0;
-    std::string uuid;  // empty: could not be read yet
+  struct Selected {
+    std::string name;             // a number, or the beginning of a UUID
+    std::optional<size_t> place;  // where it was listed at first
+    std::string uuid;             // empty: not known yet
   };
 
   absl::Status Bind(const std::vector<GpuReading>& readings);
-  bool Has(size_t place, const GpuReading& reading);
+  // Where the GPU is listed now.
+  std::optional<size_t> Find(const Selected& each, const std::vector<GpuReading>& readings) const;
 
-  std::string source_;               // "--gpus"
-  std::vector<std::string> wanted_;  // numbers and beginnings of UUIDs
+  bool given_ = false;  // as an option
   bool all_ = true;
   bool bound_ = false;
-  std::vector<Bound> selected_;
+  std::vector<Selected> selected_;
 };
 
 }  // namespace sft::worker

@@ -86,13 +86,15 @@ std::unique_ptr<WeightSource> LoadWeights(const ModelLayout& layout, const BaseW
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {
       const ParamInfo& param = layout.units[unit].params[i];
       const int index = static_cast<int>(i);
-      const auto found = replaced.find(param.name);
-      const Tensor value =
-          found != replaced.end() ? found->second : base.Read(param, 0, param.numel());
       if (!source->Get(unit, index).defined()) {
         source->Set(unit, index, at::empty(param.shape, options));
       }
-      source->Get(unit, index).copy_(value.view(param.shape));
+      const auto found = replaced.find(param.name);
+      if (found != replaced.end()) {
+        source->Get(unit, index).copy_(found->second.view(param.shape));
+      } else {
+        base.Copy(param, source->Get(unit, index));
+      }
     }
   }
   return source;

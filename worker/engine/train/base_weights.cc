@@ -107,7 +107,7 @@ std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const
                     on_host ? EmptyOnHost(param.shape, choices.compute, device)
                             : at::empty(param.shape, options));
       }
-      source->Get(unit, index).copy_(base.Read(param, 0, param.numel()).view(param.shape));
+      base.Copy(param, source->Get(unit, index));
       base.Done(param);
     }
   }
@@ -153,6 +153,18 @@ Tensor BaseWeights::Read(const ParamInfo& param, int64_t first, int64_t count) c
                               : files_.ViewRange(param.name, first, count);
   const bool kept = part.scalar_type() == at::kFloat || part.scalar_type() == at::kBFloat16;
   return kept ? part : part.to(at::kFloat);
+}
+
+void BaseWeights::Copy(const ParamInfo& param, const Tensor& to) const {
+  constexpr int64_t kPartElements = int64_t{64} << 20;
+  const int64_t row = std::max<int64_t>(param.numel() / param.shape.front(), 1);
+  const int64_t rows = std::max<int64_t>(kPartElements / row, 1);
+  for (int64_t first = 0; first < param.shape.front(); first += rows) {
+    std::vector<int64_t> shape = param.shape;
+    shape.front() = std::min(rows, param.shape.front() - first);
+    to.narrow(0, first, shape.front())
+        .copy_(Read(param, first * row, shape.front() * row).view(shape));
+  }
 }
 
 void BaseWeights::Done(const ParamInfo& param) const { files_.DropPages(param.name); }

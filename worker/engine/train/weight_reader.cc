@@ -2,8 +2,11 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <exception>
 #include <span>
 
 #include "worker/engine/base/error.h"
@@ -25,7 +28,11 @@ WeightReader::WeightReader(at::Device device, int64_t buffer_bytes)
 
 // The device may still be reading the buffers.
 WeightReader::~WeightReader() {
-  for (int i = 0; i < kBuffers; ++i) lane_.WaitOnHost(i);
+  try {
+    for (int i = 0; i < kBuffers; ++i) lane_.WaitOnHost(i);
+  } catch (const std::exception& error) {  // a lost device: who ran into it has said so
+    fmt::print(stderr, "while the weights were read: {}\n", error.what());
+  }
 }
 
 Tensor WeightReader::Read(const ModelFiles& files, std::string_view name, int64_t first,

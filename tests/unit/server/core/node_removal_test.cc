@@ -2,7 +2,7 @@
 
 #include "server/core/node_holds.h"
 #include "server/store/node_holds.h"
-#include "tests/unit/server/core/fleet_fixture.h"
+#include "tests/unit/server/core/life_fixture.h"
 
 namespace sft::server {
 namespace {
@@ -12,10 +12,11 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-class NodeRemovalTest : public FleetTest {
+class NodeRemovalTest : public LifeTest {
  protected:
-  absl::Status Remove(const std::string& node) {
-    return store_->Write([&](Database& db) { return RemoveNode(db, node, registry_->Get(node)); });
+  absl::Status Remove(const std::string& node, bool force = false) {
+    return store_->Write(
+        [&](Database& db) { return RemoveNode(db, node, registry_->Get(node), force); });
   }
   // Names of the nodes there are, which all three ways to ask agree about.
   std::vector<std::string> Nodes() {
@@ -72,16 +73,67 @@ TEST_F(NodeRemovalTest, ANodeGoesWithItsHoldAndComesBackWithItsWorker) {
   EXPECT_EQ(State(job), v1::Job::PREPARING);
 }
 
-TEST_F(NodeRemovalTest, JobsThatAreNotOverThereAreNamed) {
+TEST_F(NodeRemovalTest, JobsThatMayStillRunThereAreNamed) {
   const auto a = Join("a", "H100", 1);
   const std::string job = Submit("H100", 1);
   Tick();
-  Report("a", a, Uid(job), v1::AttemptStatus::RUNNING);
+  Say("a", a, job, S::RUNNING);
   registry_->Disconnect("a", a.get());
   const absl::Status running = Remove("a");
   EXPECT_TRUE(absl::IsFailedPrecondition(running));
-  EXPECT_THAT(Message(running), HasSubstr(job + " on node a may still run there"));
+  EXPECT_THAT(Message(running), HasSubstr(job + " may still run on node a"));
   EXPECT_THAT(Nodes(), ElementsAre("a"));
+}
+
+// It keeps the slots of a node that was given up held, and that node never comes to free them.
+TEST_F(NodeRemovalTest, OnceItsJobWasPlacedElsewhereTheNodeCanGo) {
+  const auto a = Join("a", "CPU", 1);
+  const std::string job = SubmitWith(R"({"compute":{"unreachable_after":"2m"}})");
+  Tick();
+  const std::string first = Uid(job);
+  Say("a", a, job, S::RUNNING);
+  registry_->Disconnect("a", a.get());
+  const auto b = Join("b", "CPU", 1);
+  PassSilently(seconds(200), "b", b);
+  ASSERT_EQ(Attempt(job), 2);
+  EXPECT_EQ(HeldSlots(), 2u);
+  EXPECT_TRUE(Remove("a").ok());
+  EXPECT_THAT(Nodes(), ElementsAre("b"));
+  // What the worker finds when it comes back after all is told to end, as ever.
+  const auto again = Join("a", "CPU", 1, "life-2");
+  ASSERT_TRUE(Observe("a", again, {StatusOf(first, S::RUNNING)}).ok());
+  Tick();
+  ASSERT_NE(again->Wanted(first), nullptr);
+  EXPECT_EQ(again->Wanted(first)->intent(), D::FORGET);
+  ASSERT_TRUE(Observe("a", again, {}).ok());
+  EXPECT_EQ(HeldSlots(), 1u);
+}
+
+TEST_F(NodeRemovalTest, ByForceItsJobsArePlacedAgainThoughTheyWantedToWait) {
+  const auto a = Join("a", "CPU", 1);
+  const std::string job =
+      SubmitWith(R"({"compute":{"unreachable_after":"1h","on_unreachable":"wait"}})");
+  Tick();
+  Say("a", a, job, S::RUNNING);
+  ASSERT_TRUE(Commit(job, 10));
+  registry_->Disconnect("a", a.get());
+  const auto b = Join("b", "CPU", 1);
+  PassSilently(minutes(5), "b", b);
+  EXPECT_EQ(Attempt(job), 1);
+  EXPECT_TRUE(Remove("a", /*force=*/true).ok());
+  PassSilently(seconds(10), "b", b);
+  EXPECT_EQ(Attempt(job), 2);
+  EXPECT_EQ(Job(job).attempts(0).verdict().code(), "node_unreachable");
+  EXPECT_THAT(Job(job).attempts(1).nodes(), ElementsAre("b"));
+}
+
+TEST_F(NodeRemovalTest, NothingIsPlacedOnANodeThatGoesWhileThatIsDecided) {
+  const auto a = Join("a", "CPU", 1);
+  registry_->Disconnect("a", a.get());
+  const std::string job = Submit("CPU", 1);
+  ASSERT_TRUE(Remove("a").ok());
+  Tick();
+  EXPECT_EQ(State(job), v1::Job::PENDING);
 }
 
 TEST_F(NodeRemovalTest, HistoryKeepsItsName) {

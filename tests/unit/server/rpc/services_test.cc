@@ -1,92 +1,13 @@
-// The whole server in this process, spoken to over a gRPC channel inside it.
-
-#include <gtest/gtest.h>
+#include <grpcpp/generic/generic_stub.h>
 
 #include "common/base/version.h"
-#include "common/io/file.h"
-#include "common/io/sha256.h"
-#include "common/rpc/channel.h"
 #include "common/rpc/status.h"
 #include "grpc/health/v1/health.grpc.pb.h"
-#include "server/app/server.h"
-#include "sft/v1/cluster_service.grpc.pb.h"
-#include "sft/v1/data_service.grpc.pb.h"
-#include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
-#include "sft/v1/worker_service.grpc.pb.h"
-#include "tests/unit/server/rpc/raw_call.h"
+#include "tests/unit/server/rpc/services_fixture.h"
 
 namespace sft::server {
 namespace {
-
-constexpr char kTwoRowJob[] = R"([job]
-model = "/models/tiny"
-data = "rows.jsonl"
-[compute]
-gpu_type = "CPU"
-gpu_count = 1
-nodes = 1
-gpus_per_node = 1
-)";
-constexpr char kTwoRows[] = "{\"text\":\"a\"}\n{\"text\":\"b\"}\n";
-
-class ServicesTest : public testing::Test {
- protected:
-  ServicesTest() : dir_(io::MakeTempDir("services-test").value()) {
-    Server::Settings settings;
-    settings.data_dir = dir_;
-    settings.listen = {"127.0.0.1", 0};
-    settings.http = "off";
-    settings.upload_patience = std::chrono::seconds(2);
-    auto server = Server::Start(settings, Clock::Real());
-    EXPECT_TRUE(server.ok()) << server.status();
-    server_ = *std::move(server);
-    const auto channel = server_->InProcessChannel();
-    jobs_ = v1::JobService::NewStub(channel);
-    data_ = v1::DataService::NewStub(channel);
-    cluster_ = v1::ClusterService::NewStub(channel);
-    workers_ = v1::WorkerService::NewStub(channel);
-  }
-  ~ServicesTest() override {
-    server_.reset();
-    (void)io::RemoveAll(dir_);
-  }
-
-  grpc::Status Upload(const std::string& content, v1::UploadBlobResponse* response) {
-    grpc::ClientContext context;
-    rpc::SetDeadline(context, rpc::kUnaryDeadline);
-    const auto writer = data_->UploadBlob(&context, response);
-    v1::UploadBlobRequest message;
-    message.set_sha256(io::Sha256Hex(content));
-    message.set_size(static_cast<int64_t>(content.size()));
-    message.set_purpose(v1::UploadBlobRequest::DATASET);
-    writer->Write(message);
-    message.Clear();
-    message.set_data(content);
-    writer->Write(message);
-    writer->WritesDone();
-    return writer->Finish();
-  }
-  grpc::Status Submit(const std::string& text, v1::Job* job, const std::string& request_id = "") {
-    v1::SubmitJobRequest request;
-    request.set_source_text(text);
-    request.set_file_name("job.toml");
-    request.set_request_id(request_id);
-    v1::JobFile* file = request.add_files();
-    file->set_key("job.data");
-    file->set_sha256(io::Sha256Hex(kTwoRows));
-    grpc::ClientContext context;
-    rpc::SetDeadline(context, rpc::kUnaryDeadline);
-    return jobs_->SubmitJob(&context, request, job);
-  }
-
-  const std::string dir_;
-  std::unique_ptr<Server> server_;
-  std::unique_ptr<v1::JobService::Stub> jobs_;
-  std::unique_ptr<v1::DataService::Stub> data_;
-  std::unique_ptr<v1::ClusterService::Stub> cluster_;
-  std::unique_ptr<v1::WorkerService::Stub> workers_;
-};
 
 TEST_F(ServicesTest, SaysItsVersionAndProtocol) {
   grpc::ClientContext context;
@@ -198,150 +119,6 @@ TEST_F(ServicesTest, AClientCannotNameItsOwnPrincipal) {
   EXPECT_EQ(job.owner(), "local");
 }
 
-TEST_F(ServicesTest, AWorkersStreamIsWelcomedAndToldItsDesiredSet) {
-  grpc::ClientContext context;
-  const auto stream = workers_->Session(&context);
-  v1::WorkerMessage hello;
-  v1::Register* node = hello.mutable_register_();
-  node->set_node("a");
-  node->set_incarnation("life-1");
-  node->set_protocol(kProtocol);
-  v1::Slot* slot = node->add_slots();
-  slot->set_gpu_type("CPU");
-  slot->set_healthy(true);
-  // Listed: the server need not ask for it.
-  v1::Model* model = node->add_models();
-  model->set_id("tiny");
-  model->set_path("/models/tiny");
-  model->set_config_json(
-      R"({"model_type":"llama","hidden_size":64,"intermediate_size":128,"num_attention_heads":4,)"
-      R"("num_hidden_layers":2,"vocab_size":256})");
-  ASSERT_TRUE(stream->Write(hello));
-  v1::ServerMessage message;
-  ASSERT_TRUE(stream->Read(&message));
-  EXPECT_EQ(message.welcome().refused(), "");
-  EXPECT_GT(message.welcome().heartbeat_seconds(), 0);
-  ASSERT_TRUE(stream->Read(&message));
-  EXPECT_TRUE(message.has_desired());
-  v1::UploadBlobResponse uploaded;
-  ASSERT_TRUE(Upload(kTwoRows, &uploaded).ok());
-  v1::Job job;
-  ASSERT_TRUE(Submit(kTwoRowJob, &job).ok());
-  // The set may be told again before the job is placed.
-  do {
-    ASSERT_TRUE(stream->Read(&message));
-  } while (message.desired().attempts_size() == 0);
-  ASSERT_EQ(message.desired().attempts_size(), 1);
-  EXPECT_EQ(message.desired().attempts(0).dispatch().files(0).sha256(), io::Sha256Hex(kTwoRows));
-  context.TryCancel();
-  (void)stream->Finish();
-}
-
-// A worker without GPU, registered and welcomed.
-class SessionTest : public ServicesTest {
- protected:
-  using Stream = grpc::ClientReaderWriter<v1::WorkerMessage, v1::ServerMessage>;
-
-  std::unique_ptr<Stream> Dial(grpc::ClientContext& context) {
-    auto stream = workers_->Session(&context);
-    v1::WorkerMessage hello;
-    v1::Register* node = hello.mutable_register_();
-    node->set_node("a");
-    node->set_incarnation("life-1");
-    node->set_protocol(kProtocol);
-    v1::ServerMessage message;
-    EXPECT_TRUE(stream->Write(hello) && stream->Read(&message));
-    EXPECT_TRUE(message.has_welcome() && message.welcome().refused().empty());
-    return stream;
-  }
-  // Of the next report that is answered.
-  int64_t ReadAnswer(Stream& stream) {
-    v1::ServerMessage message;
-    while (stream.Read(&message)) {
-      if (message.has_observed_answer()) return message.observed_answer().sequence();
-    }
-    return -1;
-  }
-};
-
-// Those with an attempt or a model are stored, by other threads than the ones that are not.
-TEST_F(SessionTest, ReportsAreAnsweredInTheirOrderWhetherTheyAreStoredOrNot) {
-  constexpr int kReports = 60;
-  grpc::ClientContext context;
-  const auto stream = Dial(context);
-  for (int i = 1; i <= kReports; ++i) {
-    v1::WorkerMessage report;
-    v1::Observed& observed = *report.mutable_observed();
-    observed.set_sequence(i);
-    if (i % 3 == 0) observed.add_attempts()->set_attempt_uid("unknown");
-    if (i % 7 == 0) {
-      v1::Model& model = *observed.add_models();
-      model.set_id("tiny");
-      model.set_path("/models/" + std::to_string(i));
-    }
-    ASSERT_TRUE(stream->Write(report));
-  }
-  for (int i = 1; i <= kReports; ++i) ASSERT_EQ(ReadAnswer(*stream), i);
-  stream->WritesDone();
-  EXPECT_EQ(ReadAnswer(*stream), -1);
-  EXPECT_TRUE(stream->Finish().ok());
-}
-
-TEST_F(SessionTest, AStreamThatIsCancelledIsNoLongerConnected) {
-  grpc::ClientContext context;
-  const auto stream = Dial(context);
-  EXPECT_EQ(server_->connected_workers(), 1);
-  context.TryCancel();
-  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
-  const MonoTime patience = Clock::Real().Mono() + std::chrono::seconds(20);
-  while (server_->connected_workers() > 0 && Clock::Real().Mono() < patience) {
-    Clock::Real().Sleep(std::chrono::milliseconds(5));
-  }
-  EXPECT_EQ(server_->connected_workers(), 0);
-}
-
-TEST_F(SessionTest, AnotherStreamOfTheWorkerEndsTheFirst) {
-  grpc::ClientContext first, second;
-  const auto old = Dial(first);
-  const auto stream = Dial(second);
-  EXPECT_EQ(ReadAnswer(*old), -1);
-  EXPECT_EQ(old->Finish().error_code(), grpc::StatusCode::ABORTED);
-  EXPECT_EQ(server_->connected_workers(), 1);
-  second.TryCancel();
-  (void)stream->Finish();
-}
-
-TEST_F(SessionTest, ASecondRegisterAReportBeforeItAndWhatIsNoMessageEndTheStream) {
-  v1::WorkerMessage again, early;
-  again.mutable_register_()->set_node("a");
-  early.mutable_observed()->set_sequence(1);
-  {
-    grpc::ClientContext context;
-    const auto stream = Dial(context);
-    ASSERT_TRUE(stream->Write(again));
-    EXPECT_EQ(ReadAnswer(*stream), -1);
-    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  }
-  grpc::ClientContext context;
-  const auto stream = workers_->Session(&context);
-  ASSERT_TRUE(stream->Write(early));
-  EXPECT_EQ(ReadAnswer(*stream), -1);
-  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  // A tag of a kind that does not exist.
-  const grpc::Slice bytes(std::string("\x0f\xff", 2));
-  const grpc::Status status = CallRaw(server_->InProcessChannel(), "/sft.v1.WorkerService/Session",
-                                      grpc::ByteBuffer(&bytes, 1));
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
-}
-
-TEST_F(SessionTest, AServerThatStopsEndsTheStreams) {
-  grpc::ClientContext context;
-  const auto stream = Dial(context);
-  server_.reset();
-  EXPECT_EQ(ReadAnswer(*stream), -1);
-  EXPECT_FALSE(stream->Finish().ok());
-}
-
 TEST_F(ServicesTest, ItsHealthIsToldUntilItStops) {
   const auto health = grpc::health::v1::Health::NewStub(rpc::MakeChannel(server_->address()));
   grpc::health::v1::HealthCheckRequest request;
@@ -448,20 +225,6 @@ TEST_F(ServicesTest, AnUploadThatSendsNothingIsEndedAndGoesOnWhereItStopped) {
   const grpc::Status status = rest->Finish();
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(uploaded.rows(), 2);
-}
-
-TEST_F(ServicesTest, ARefusedWorkerIsToldWhyBeforeItsStreamEnds) {
-  grpc::ClientContext context;
-  const auto stream = workers_->Session(&context);
-  v1::WorkerMessage hello;
-  hello.mutable_register_()->set_node("a");
-  hello.mutable_register_()->set_protocol(kProtocol + 1);
-  ASSERT_TRUE(stream->Write(hello));
-  v1::ServerMessage message;
-  ASSERT_TRUE(stream->Read(&message));
-  EXPECT_NE(message.welcome().refused().find("upgrade the server first"), std::string::npos);
-  EXPECT_FALSE(stream->Read(&message));
-  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
 }
 
 TEST_F(ServicesTest, ABlobIsDownloadedFromAnOffset) {

@@ -1,0 +1,72 @@
+#include <gtest/gtest.h>
+
+#include "common/io/file.h"
+#include "common/plan/plan.h"
+#include "common/spec/resolve.h"
+#include "tests/unit/common/plan/shapes.h"
+
+// The job files of configs/ on the GPUs that they name.
+
+namespace sft::plan {
+namespace {
+
+ModelShape Qwen2Of14B() {
+  return {.family = "qwen2",
+          .hidden = 5120,
+          .layers = 48,
+          .heads = 40,
+          .kv_heads = 8,
+          .head_dim = 128,
+          .intermediate = 13824,
+          .vocab = 152064};
+}
+
+ModelShape LlamaOf70B() {
+  return {.family = "llama",
+          .hidden = 8192,
+          .layers = 80,
+          .heads = 64,
+          .kv_heads = 8,
+          .head_dim = 128,
+          .intermediate = 28672,
+          .vocab = 128256};
+}
+
+struct ConfigFile {
+  const char* name;
+  const char* file;
+  ModelShape (*shape)();
+  double gigabytes;  // that such a GPU has free
+};
+
+class ConfigFilesTest : public ::testing::TestWithParam<ConfigFile> {};
+
+TEST_P(ConfigFilesTest, TheJobFitsAndKeepsItsBatch) {
+  const ConfigFile& file = GetParam();
+  const auto text = io::ReadFile(std::string(SFT_SOURCE_DIR "/configs/") + file.file);
+  ASSERT_TRUE(text.ok()) << text.status();
+  const spec::Resolution resolved = spec::Resolve(*text, file.file, {});
+  ASSERT_TRUE(resolved.ok());
+  const spec::JobSpec& job = resolved.spec;
+  const int64_t memory = AllocatorBytes(job, static_cast<int64_t>(file.gigabytes * 1e9), false);
+  const auto plan = MakePlan(
+      {file.shape(), WithPrecision({file.shape(), job, NearestGpu(job.compute.gpu_type), memory}),
+       NearestGpu(job.compute.gpu_type), memory});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_LE(plan->memory.reserved(), memory);
+  EXPECT_EQ(plan->choice.rows * plan->choice.micro_batches * job.compute.gpu_count,
+            job.hyperparameters.global_batch);
+  EXPECT_GT(plan->tokens_per_second, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ConfigFilesTest,
+    ::testing::Values(
+        ConfigFile{"Qwen14BOnTwoRtx4090", "qlora_14b_2xrtx4090.toml", Qwen2Of14B, 25.2},
+        ConfigFile{"Llama70BOnFourH200", "qlora_70b_4xh200.toml", LlamaOf70B, 149.5},
+        ConfigFile{"Qwen32BOnFourH100", "multi_gpu_qlora_4xh100.toml", Qwen3Of32B, 84.5},
+        ConfigFile{"Qwen32BFullOnEightH100", "multi_gpu_fft_8xh100.toml", Qwen3Of32B, 84.5}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace sft::plan

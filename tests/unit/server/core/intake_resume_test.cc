@@ -1,0 +1,89 @@
+#include "tests/unit/server/core/intake_fixture.h"
+
+namespace sft::server {
+namespace {
+
+TEST_F(IntakeTest, AResumeWithOtherValuesIsResolvedAsASubmit) {
+  const auto worker = JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  v1::SubmitJobRequest request = Request(std::string(kJobFile) + kTraining);
+  Set(request, "hyperparameters.gradient_accumulation_steps", "2");
+  Set(request, "lora.r", "4");
+  const std::string job = EndWithCheckpoint(request, worker);
+  v1::ResumeJobRequest resume;
+  resume.set_name(job);
+  resume.set_request_id("on one");
+  Set(resume, "compute.gpu_count", "1");
+  Set(resume, "scheduling.time_limit", "2h");
+  const auto outcome = intake_.Resume(resume, "ann");
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ASSERT_TRUE(outcome->problems.empty()) << outcome->problems[0].message;
+  const v1::Job next = jobs_->Get(outcome->job.name()).value();
+  EXPECT_EQ(next.resumed_from(), job);
+  EXPECT_EQ(ValueOf(next, "compute.gpu_count"), "1");
+  EXPECT_EQ(ValueOf(next, "compute.variant"), "CPU-1x");
+  EXPECT_EQ(ValueOf(next, "lora.r"), "4") << "as the ended job was submitted";
+  EXPECT_EQ(ValueOf(next, "scheduling.time_limit"), "2h");
+  EXPECT_EQ(ValueOf(next, "hyperparameters.global_batch"), "8") << "as in the checkpoint";
+  EXPECT_EQ(ValueOf(next, "hyperparameters.per_device_batch"), "2");
+  EXPECT_EQ(ValueOf(next, "hyperparameters.gradient_accumulation_steps"), "4");
+  const absl::StatusOr<std::vector<v1::JobEvent>> events = jobs_->Events(next.name(), 0, 10);
+  EXPECT_NE(events->front().message().find("with other compute.gpu_count, scheduling.time_limit"),
+            std::string::npos)
+      << events->front().message();
+  EXPECT_EQ(intake_.Resume(resume, "ann")->job.name(), next.name()) << "a repeat";
+  Set(resume, "checkpoint.save_minutes", "5");
+  EXPECT_TRUE(absl::IsAlreadyExists(intake_.Resume(resume, "ann").status())) << "another request";
+}
+
+TEST_F(IntakeTest, AResumeOfAResumeKeepsWhatTheFirstHasChanged) {
+  const auto worker = JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  v1::SubmitJobRequest request = Request();
+  Set(request, "compute.gpu_count", "1");
+  const std::string job = EndWithCheckpoint(request, worker);
+  v1::ResumeJobRequest resume;
+  resume.set_name(job);
+  Set(resume, "compute.variant", "CPU-2x");
+  Set(resume, "checkpoint.save_total_limit", "7");
+  const auto first = intake_.Resume(resume, "ann");
+  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_TRUE(first->problems.empty()) << first->problems[0].message;
+  EXPECT_EQ(ValueOf(jobs_->Get(first->job.name()).value(), "compute.gpu_count"), "2");
+  ASSERT_TRUE(jobs_->Cancel(first->job.name(), "", false).ok());
+  v1::ResumeJobRequest again;
+  again.set_name(first->job.name());
+  Set(again, "compute.gpu_count", "1");
+  const auto second = intake_.Resume(again, "ann");
+  ASSERT_TRUE(second.ok()) << second.status();
+  ASSERT_TRUE(second->problems.empty()) << second->problems[0].message;
+  const v1::Job next = jobs_->Get(second->job.name()).value();
+  EXPECT_EQ(ValueOf(next, "compute.gpu_count"), "1");
+  EXPECT_EQ(ValueOf(next, "checkpoint.save_total_limit"), "7");
+}
+
+TEST_F(IntakeTest, WhatNoCheckpointFitsIsRefusedAtOnceWithAllElseThatIsWrong) {
+  const auto worker = JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  const std::string job = EndWithCheckpoint(Request(), worker);
+  const auto problems = [&](const std::string& key, const std::string& value) {
+    v1::ResumeJobRequest resume;
+    resume.set_name(job);
+    Set(resume, key, value);
+    const auto outcome = intake_.Resume(resume, "ann");
+    EXPECT_TRUE(outcome.ok()) << outcome.status();
+    std::string text;
+    for (const auto& each : outcome->problems) text += each.key + ": " + each.message + "\n";
+    return text;
+  };
+  EXPECT_EQ(problems("lora.r", "8").find("lora.r: is 8, but the checkpoints of job-"), 0u);
+  EXPECT_EQ(problems("job.model", "/models/other").find("job.model: is /models/other, but"), 0u);
+  EXPECT_EQ(problems("job.data", "more.jsonl").find("job.data: is \"more.jsonl\", but a resume"),
+            0u);
+  EXPECT_EQ(problems("compute.gpu_count", "4").find("compute.gpu_count: no node has CPU-4x"), 0u);
+  EXPECT_NE(problems("compute.gpus", "4").find("unknown key"), std::string::npos);
+  EXPECT_EQ(jobs_->List({})->jobs.size(), 1u);
+}
+
+}  // namespace
+}  // namespace sft::server
