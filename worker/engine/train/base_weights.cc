@@ -155,10 +155,9 @@ Tensor BaseWeights::Read(const ParamInfo& param, int64_t first, int64_t count) c
   return kept ? part : part.to(at::kFloat);
 }
 
-void BaseWeights::Copy(const ParamInfo& param, const Tensor& to) const {
-  constexpr int64_t kPartElements = int64_t{64} << 20;
+void BaseWeights::Copy(const ParamInfo& param, const Tensor& to, int64_t part_elements) const {
   const int64_t row = std::max<int64_t>(param.numel() / param.shape.front(), 1);
-  const int64_t rows = std::max<int64_t>(kPartElements / row, 1);
+  const int64_t rows = std::max<int64_t>(part_elements / row, 1);
   for (int64_t first = 0; first < param.shape.front(); first += rows) {
     std::vector<int64_t> shape = param.shape;
     shape.front() = std::min(rows, param.shape.front() - first);

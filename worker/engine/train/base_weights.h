@@ -23,9 +23,10 @@ class BaseWeights {
   // are not bf16 become fp32), on the device. On a CPU pages are read from the file when the tensor
   // is used.
   at::Tensor Read(const ParamInfo& param, int64_t first, int64_t count) const;
-  // The whole parameter into `to`, of its shape and of any type, in parts: on a GPU no second one
-  // of its size is held.
-  void Copy(const ParamInfo& param, const at::Tensor& to) const;
+  // The whole parameter into `to`, of its shape and of any type and stride, in parts of whole rows
+  // of at most so many elements: on a GPU no second one of its size is held.
+  void Copy(const ParamInfo& param, const at::Tensor& to,
+            int64_t part_elements = int64_t{64} << 20) const;
   // To be called when `param` was used: its pages are this process's memory no longer.
   void Done(const ParamInfo& param) const;
 

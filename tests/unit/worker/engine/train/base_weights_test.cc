@@ -1,0 +1,45 @@
+#include "worker/engine/train/base_weights.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/worker/engine/checkpoint/temp_dir.h"
+#include "tests/unit/worker/engine/model/tiny_model.h"
+#include "worker/engine/model/config.h"
+
+namespace sft::engine {
+namespace {
+
+using at::Tensor;
+
+TEST(BaseWeightsTest, PartsOfRowsMakeTheWholeInRowsThatAreApart) {
+  const TempDir dir;
+  WriteTinyModel(dir.path());
+  const ModelLayout layout = MakeLayout(ReadConfig(dir.path()));
+  const BaseWeights base(dir.path(), layout, at::kCPU);
+  int matrices = 0, vectors = 0;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) {
+      const Tensor whole = base.Read(param, 0, param.numel()).view(param.shape);
+      const bool matrix = param.shape.size() == 2;
+      (matrix ? matrices : vectors) += 1;
+      for (const int64_t part : {int64_t{1}, param.shape.back() * 3 + 1, param.numel() * 2}) {
+        // A matrix among others' columns, as where adapters stand beside it.
+        const Tensor room = matrix ? at::full({param.shape[0], param.shape[1] + 5}, 7.0)
+                                   : at::full({param.shape[0]}, 7.0);
+        const Tensor to = matrix ? room.narrow(1, 2, param.shape[1]) : room;
+        base.Copy(param, to, part);
+        EXPECT_TRUE(to.equal(whole.to(to.scalar_type()))) << param.name << " in parts of " << part;
+        if (matrix) {
+          EXPECT_EQ(room.select(1, 1).sum().item<float>(), 7.0f * param.shape[0]);
+        }
+      }
+    }
+  }
+  EXPECT_GT(matrices, 0);
+  EXPECT_GT(vectors, 0);
+}
+
+}  // namespace
+}  // namespace sft::engine
