@@ -161,20 +161,15 @@ absl::Status Explain(Database& db, Scene& scene) {
   return absl::OkStatus();
 }
 
-struct ByName {
-  bool operator()(const NodeRecord& a, const std::string& b) const { return a.name < b; }
-  bool operator()(const std::string& a, const NodeRecord& b) const { return a < b.name; }
-};
-
 // Attempts on nodes that were removed since are to be given up there.
 void LookForRemovedNodes(Scene& scene) {
-  const auto known = [&scene](const std::string& name) {
-    return std::binary_search(scene.nodes.begin(), scene.nodes.end(), name, ByName());
-  };
   for (const LiveJob& live : scene.live) {
     for (const MemberRecord& member : live.members) {
       if (member.status.lost || member.status.state == MemberState::kDone) continue;
-      if (!known(member.status.node)) scene.waits_for_time = scene.nodes_changed = true;
+      if (std::ranges::binary_search(scene.nodes, member.status.node, {}, &NodeRecord::name)) {
+        continue;
+      }
+      scene.waits_for_time = scene.nodes_changed = true;
     }
   }
 }

@@ -191,7 +191,7 @@ absl::Status RemoveNode(Database& db, const std::string& node) {
   db.NoteFleetChange();
   for (const char* sql :
        {"UPDATE nodes SET removed = 1 WHERE name = ?", "DELETE FROM models WHERE node = ?",
-        "DELETE FROM node_holds WHERE node = ?"}) {
+        "DELETE FROM node_holds WHERE node = ?", "DELETE FROM node_faults WHERE node = ?"}) {
     SFT_ASSIGN_OR_RETURN(Statement change, db.Prepare(sql));
     SFT_RETURN_IF_ERROR(change.Bind(node).Run());
   }

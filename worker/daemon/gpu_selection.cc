@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kMaxGpus = 1024;
 constexpr std::string_view kUuid = "GPU-";
-constexpr std::string_view kOption = "--gpus", kVariable = "CUDA_VISIBLE_DEVICES";
 
 absl::Status Unreadable(std::string_view source, std::string_view item) {
   return InvalidArgument(fmt::format(
@@ -73,7 +72,7 @@ absl::StatusOr<GpuSelection> GpuSelection::Open(const std::string& option,
     begin = end + 1;
     if (TakeNumbers(item, names)) continue;
     if (!item.starts_with(kUuid) || item.size() == kUuid.size()) {
-      return Unreadable(selection.given_ ? kOption : kVariable, item);
+      return Unreadable(selection.Source(), item);
     }
     names.emplace_back(item);
   }
@@ -92,8 +91,13 @@ absl::Status GpuSelection::Bind(const std::vector<GpuReading>& readings) {
     for (size_t i = 0; i < readings.size(); ++i) {
       if (!Names(each.name, i, readings[i])) continue;
       if (each.place.has_value()) {
+        return InvalidArgument(fmt::format("{}: several GPUs begin with {}", Source(), each.name));
+      }
+      for (const Selected& other : selected_) {
+        if (&other == &each) break;
+        if (other.place != i) continue;
         return InvalidArgument(
-            fmt::format("{}: several GPUs begin with {}", given_ ? kOption : kVariable, each.name));
+            fmt::format("{}: {} and {} are one GPU", Source(), other.name, each.name));
       }
       each.place = i;
       each.uuid = readings[i].uuid;
@@ -150,11 +154,13 @@ absl::StatusOr<std::vector<GpuReading>> GpuSelection::Choose(std::vector<GpuRead
   return chosen;
 }
 
+std::string_view GpuSelection::Source() const { return given_ ? "--gpus" : "CUDA_VISIBLE_DEVICES"; }
+
 std::string GpuSelection::Text() const {
   if (all_) return "";
   std::vector<std::string_view> names;
   for (const Selected& each : selected_) names.push_back(each.name);
-  return fmt::format("{} {}", given_ ? kOption : kVariable,
+  return fmt::format("{} {}", Source(),
                      names.empty() ? "none" : fmt::format("{}", fmt::join(names, ",")));
 }
 

@@ -22,7 +22,7 @@ class GpuSelection {
 
   // One reading for each selected GPU, in the same place each time: for one that is not listed, or
   // not any more, with an error. INVALID_ARGUMENT, from the first readings alone: none of those
-  // that --gpus names is there, or a UUID is begun by several.
+  // that --gpus names is there, a UUID is begun by several, or one GPU is named twice.
   absl::StatusOr<std::vector<GpuReading>> Choose(std::vector<GpuReading> readings);
 
   // "--gpus 0,2"; empty: all.
@@ -35,6 +35,7 @@ class GpuSelection {
     std::string uuid;             // empty: not known yet
   };
 
+  std::string_view Source() const;
   absl::Status Bind(const std::vector<GpuReading>& readings);
   // Where the GPU is listed now.
   std::optional<size_t> Find(const Selected& each, const std::vector<GpuReading>& readings) const;

@@ -166,7 +166,7 @@ engine::Ceiling MeasureCeiling(const CeilingShapes& shapes, const Device& device
     ceiling.attention = bench.Attention();
   }
   device.cuda->devices->ReleaseCached(device.torch.index());
-  fmt::print("measured what this GPU reaches in {:.1f} s, kept for the next job of this shape\n",
+  fmt::print("measured what this GPU reaches in {:.1f} s\n",
              std::chrono::duration<double>(clock.Mono() - begin).count());
   const nlohmann::json json = {{"products", ceiling.products}, {"attention", ceiling.attention}};
   if (const absl::Status status = io::WriteFileAtomic(path, DumpJson(json)); !status.ok()) {

@@ -38,10 +38,16 @@ class NodeRemovalTest : public LifeTest {
   }
 };
 
-TEST_F(NodeRemovalTest, ANodeGoesWithItsHoldAndComesBackWithItsWorker) {
+TEST_F(NodeRemovalTest, ANodeGoesWithItsHoldAndFaultsAndComesBackWithItsWorker) {
   const auto a = Join("a", "H100", 2), b = Join("b", "H100", 2);
   const store::NodeHold hold{.node = "a", .mode = store::HoldMode::kDrain, .who = "root"};
-  ASSERT_TRUE(store_->Write([&](Database& db) { return HoldNode(db, hold); }).ok());
+  const NodeFault fault{.node = "a", .time_us = 1, .job_id = "job-x", .code = "gpu_lost"};
+  ASSERT_TRUE(store_
+                  ->Write([&](Database& db) -> absl::Status {
+                    SFT_RETURN_IF_ERROR(store::AddNodeFault(db, fault));
+                    return HoldNode(db, hold);
+                  })
+                  .ok());
   const absl::Status connected = Remove("a");
   EXPECT_TRUE(absl::IsFailedPrecondition(connected));
   EXPECT_THAT(Message(connected), HasSubstr("node a is connected: end its sft-worker first"));
@@ -63,6 +69,8 @@ TEST_F(NodeRemovalTest, ANodeGoesWithItsHoldAndComesBackWithItsWorker) {
   const absl::Status unheld = store_->Read([](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(const auto holds, store::Holds(db));
     EXPECT_THAT(holds, IsEmpty());
+    SFT_ASSIGN_OR_RETURN(const auto faults, store::NodeFaults(db, 0));
+    EXPECT_THAT(faults, IsEmpty()) << "another machine may have the name";
     return absl::OkStatus();
   });
   EXPECT_TRUE(unheld.ok());

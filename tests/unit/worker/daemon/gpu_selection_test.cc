@@ -83,6 +83,8 @@ TEST(GpuSelectionTest, WhatIsNoGpuIsNamed) {
   EXPECT_THAT(
       Chosen(fifth, Four()),
       ElementsAre("--gpus 4,5: this machine has 4 GPUs, and none of these (nvidia-smi -L)"));
+  GpuSelection twice = Open("1,GPU-aa2");
+  EXPECT_THAT(Chosen(twice, Four()), ElementsAre("--gpus: 1 and GPU-aa2 are one GPU"));
   GpuSelection both = Open("GPU-aa");
   EXPECT_THAT(Chosen(both, Four()), ElementsAre("--gpus: several GPUs begin with GPU-aa"));
 }
