@@ -2,7 +2,10 @@
 // a while, and at what power: a Hopper GPU is bound by its power there, not by its peak.
 //
 //   . deploy/gpu/torch_env.sh                        (where CUDA's libraries are)
-//   sft_gpu_product_table [TOKENS [SECONDS]]        (8192 tokens, 0.2 s an algorithm)
+//   sft_gpu_product_table [TOKENS [SECONDS [TAKEN]]]   (8192 tokens, 0.2 s an algorithm, 0 taken)
+//
+// TAKEN: so many multiprocessors copy memory meanwhile, as collectives would; the algorithms are
+// those that cuBLAS offers for the rest of them, and for all.
 //
 // Values are normal; weights are what 4 bits leave of them (NF4, blocks of 64). Rows are apart as
 // in the engine, with room for adapters of rank 16.
@@ -85,6 +88,83 @@ class EnergyMeter {
   int (*read_)(void*, unsigned long long*) = nullptr;
 };
 
+// Copies within `region`, a part for each block, until *stop; *bytes: what all blocks copied.
+__global__ void __launch_bounds__(640, 1)
+    CopyUntil(const int* stop, uint4* region, int64_t part, unsigned long long* bytes) {
+  constexpr int64_t kStep = 640 * 8;
+  const int64_t half = part / 2;
+  uint4* const mine = region + part * blockIdx.x;
+  unsigned long long copied = 0;
+  int64_t at = 0;
+  for (;;) {
+    __shared__ int over;
+    if (threadIdx.x == 0) over = *static_cast<const volatile int*>(stop);
+    __syncthreads();
+    if (over != 0) break;
+    for (int turn = 0; turn < 64; ++turn) {
+      uint4 values[8];
+      for (int i = 0; i < 8; ++i) values[i] = __ldcg(mine + at + i * 640 + threadIdx.x);
+      for (int i = 0; i < 8; ++i) __stcg(mine + half + at + i * 640 + threadIdx.x, values[i]);
+      copied += kStep * sizeof(uint4);
+      at = (at + kStep) % (half - kStep);
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) atomicAdd(bytes, copied);
+}
+
+// Takes multiprocessors from Begin to End.
+class Neighbour {
+ public:
+  explicit Neighbour(int taken) : taken_(taken) {
+    if (taken == 0) return;
+    Check(cudaMalloc(reinterpret_cast<void**>(&region_), taken * kPart * sizeof(uint4)),
+          "a region");
+    Check(cudaMalloc(reinterpret_cast<void**>(&stop_), sizeof *stop_), "a flag");
+    Check(cudaMalloc(reinterpret_cast<void**>(&bytes_), sizeof *bytes_), "a sum");
+    Check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "a stream");
+    Check(cudaStreamCreateWithFlags(&flags_, cudaStreamNonBlocking), "a stream");
+    Check(cudaEventCreate(&begin_), "an event");
+    Check(cudaEventCreate(&end_), "an event");
+    // No product has room beside it on a multiprocessor, as none has beside a collective.
+    Check(cudaFuncSetAttribute(CopyUntil, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
+          "shared memory");
+  }
+
+  int taken() const { return taken_; }
+
+  void Begin() {
+    if (taken_ == 0) return;
+    Check(cudaMemsetAsync(stop_, 0, sizeof *stop_, copies_), "a flag");
+    Check(cudaMemsetAsync(bytes_, 0, sizeof *bytes_, copies_), "a sum");
+    Check(cudaEventRecord(begin_, copies_), "an event");
+    CopyUntil<<<taken_, 640, kShared, copies_>>>(stop_, region_, kPart, bytes_);
+    Check(cudaEventRecord(end_, copies_), "an event");
+  }
+
+  // GB/s that were read, and as many written.
+  double End() {
+    if (taken_ == 0) return 0;
+    Check(cudaMemsetAsync(stop_, 1, sizeof *stop_, flags_), "a flag");
+    Check(cudaDeviceSynchronize(), "the copies");
+    unsigned long long bytes = 0;
+    Check(cudaMemcpy(&bytes, bytes_, sizeof bytes, cudaMemcpyDeviceToHost), "a sum");
+    float milliseconds = 0;
+    Check(cudaEventElapsedTime(&milliseconds, begin_, end_), "a time");
+    return static_cast<double>(bytes) / milliseconds / 1e6;
+  }
+
+ private:
+  static constexpr int64_t kPart = int64_t{4} << 20;  // of uint4: 64 MiB
+  static constexpr int kShared = 100 << 10;
+  int taken_;
+  uint4* region_ = nullptr;
+  int* stop_ = nullptr;
+  unsigned long long* bytes_ = nullptr;
+  cudaStream_t copies_{}, flags_{};
+  cudaEvent_t begin_{}, end_{};
+};
+
 // out [m, n] = a [m, k] b [k, n], row major; `a_turned`: a is stored as [k, m]; b_turned likewise.
 struct Product {
   const char* name;
@@ -102,7 +182,7 @@ constexpr size_t kWorkspace = size_t{32} << 20;
 constexpr int kMostAlgorithms = 40;
 
 struct Measured {
-  double tflops, watts;
+  double tflops, watts, copied;
   int index, tile, cluster;
 };
 
@@ -112,9 +192,10 @@ cublasLtMatrixLayout_t Layout(int64_t rows, int64_t columns, int64_t ld) {
   return layout;
 }
 
-// By rate, the fastest first.
+// Algorithms for `target` multiprocessors, 0 for all, by rate, the fastest first.
 std::vector<Measured> Measure(cublasLtHandle_t handle, const Product& p, const Memory& memory,
-                              double seconds, const EnergyMeter& energy) {
+                              double seconds, const EnergyMeter& energy, Neighbour& neighbour,
+                              int32_t target) {
   cublasLtMatmulDesc_t matmul;
   Check(cublasLtMatmulDescCreate(&matmul, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a product");
   // Column major: out^T = b^T a^T.
@@ -124,6 +205,9 @@ std::vector<Measured> Measure(cublasLtHandle_t handle, const Product& p, const M
         "b");
   Check(cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a),
         "a");
+  Check(cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &target,
+                                       sizeof target),
+        "multiprocessors");
   const auto b = p.b_turned ? Layout(p.k, p.n, p.ld_b) : Layout(p.n, p.k, p.ld_b);
   const auto a = p.a_turned ? Layout(p.m, p.k, p.ld_a) : Layout(p.k, p.m, p.ld_a);
   const auto out = Layout(p.n, p.m, p.ld_out);
@@ -161,19 +245,25 @@ std::vector<Measured> Measure(cublasLtHandle_t handle, const Product& p, const M
       }
       return code;
     };
-    if (run(std::max(2, static_cast<int>(0.3 * seconds / once))) != 0) continue;
-    Check(cudaDeviceSynchronize(), "a product");
+    // A kernel is loaded when it is first launched, which waits for what runs.
+    if (run(2) != 0) continue;
+    Check(cudaStreamSynchronize(nullptr), "a product");
+    neighbour.Begin();
+    Check(run(std::max(2, static_cast<int>(0.3 * seconds / once))), "a product");
+    Check(cudaStreamSynchronize(nullptr), "a product");
     const int times = std::max(2, static_cast<int>(seconds / once));
     const double before = energy.Read();
     Check(cudaEventRecord(begin), "an event");
     Check(run(times), "a product");
     Check(cudaEventRecord(end), "an event");
-    Check(cudaDeviceSynchronize(), "a product");
+    Check(cudaStreamSynchronize(nullptr), "a product");
     const double joules = energy.Read() - before;
+    const double copied = neighbour.End();
     float milliseconds = 0;
     Check(cudaEventElapsedTime(&milliseconds, begin, end), "a time");
     Measured& result = measured.emplace_back();
-    result = {operations * times / milliseconds / 1e9, joules / milliseconds * 1e3, i, 0, 0};
+    result = {
+        operations * times / milliseconds / 1e9, joules / milliseconds * 1e3, copied, i, 0, 0};
     uint16_t cluster = 0;
     cublasLtMatmulAlgoConfigGetAttribute(&found[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &result.tile,
                                          sizeof result.tile, nullptr);
@@ -186,13 +276,43 @@ std::vector<Measured> Measure(cublasLtHandle_t handle, const Product& p, const M
   return measured;
 }
 
+void PrintTable(cublasLtHandle_t handle, const std::vector<Product>& products, const Memory& memory,
+                double seconds, const EnergyMeter& energy, Neighbour& neighbour, int target) {
+  std::printf("%d multiprocessors taken, algorithms for %s%.0d\n", neighbour.taken(),
+              target == 0 ? "all" : "", target);
+  double first_time = 0, best_time = 0;
+  for (const Product& p : products) {
+    const std::vector<Measured> measured =
+        Measure(handle, p, memory, seconds, energy, neighbour, target);
+    const auto first = std::find_if(measured.begin(), measured.end(),
+                                    [](const Measured& x) { return x.index == 0; });
+    if (first == measured.end()) continue;
+    const double work =
+        static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+    first_time += work / first->tflops;
+    best_time += work / measured[0].tflops;
+    std::printf("%s [%ld x %ld x %ld]: the first %.0f, the best %.0f TFLOP/s (%+.1f %%)\n", p.name,
+                static_cast<long>(p.m), static_cast<long>(p.k), static_cast<long>(p.n),
+                first->tflops, measured[0].tflops, (measured[0].tflops / first->tflops - 1) * 100);
+    for (const Measured& each : measured) {
+      std::printf("  %4.0f TFLOP/s %4.0f W  number %d, tile %d, cluster %d", each.tflops,
+                  each.watts, each.index, each.tile, each.cluster);
+      std::printf(neighbour.taken() > 0 ? "; copies %.0f GB/s\n" : "\n", each.copied);
+    }
+    std::fflush(stdout);
+  }
+  std::printf("all: %.1f %% less time with the best of each\n", (1 - best_time / first_time) * 100);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const int64_t t = argc > 1 ? std::atoll(argv[1]) : 8192;
   const double seconds = argc > 2 ? std::atof(argv[2]) : 0.2;
-  if (t < 64 || seconds <= 0) {
-    std::fprintf(stderr, "usage: sft_gpu_product_table [TOKENS, at least 64 [SECONDS]]\n");
+  const int taken = argc > 3 ? std::atoi(argv[3]) : 0;
+  if (t < 64 || seconds <= 0 || taken < 0 || taken > 64) {
+    std::fprintf(stderr,
+                 "usage: sft_gpu_product_table [TOKENS, at least 64 [SECONDS [TAKEN, 0 to 64]]]\n");
     return 2;
   }
   constexpr int64_t kHidden = 5120, kQuery = 8192, kQkv = 10240, kGateUp = 51200, kUp = 25600;
@@ -236,25 +356,10 @@ int main(int argc, char** argv) {
   Check(cublasLtCreate(&handle), "cuBLAS");
   const EnergyMeter energy;
   std::printf("cuBLASLt %zu, %ld tokens\n", cublasLtGetVersion(), static_cast<long>(t));
-  double first_time = 0, best_time = 0;
-  for (const Product& p : products) {
-    const std::vector<Measured> measured = Measure(handle, p, memory, seconds, energy);
-    const auto first = std::find_if(measured.begin(), measured.end(),
-                                    [](const Measured& x) { return x.index == 0; });
-    if (first == measured.end()) continue;
-    const double work =
-        static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
-    first_time += work / first->tflops;
-    best_time += work / measured[0].tflops;
-    std::printf("%s [%ld x %ld x %ld]: the first %.0f, the best %.0f TFLOP/s (%+.1f %%)\n", p.name,
-                static_cast<long>(p.m), static_cast<long>(p.k), static_cast<long>(p.n),
-                first->tflops, measured[0].tflops, (measured[0].tflops / first->tflops - 1) * 100);
-    for (const Measured& each : measured) {
-      std::printf("  %4.0f TFLOP/s %4.0f W  number %d, tile %d, cluster %d\n", each.tflops,
-                  each.watts, each.index, each.tile, each.cluster);
-    }
-    std::fflush(stdout);
-  }
-  std::printf("all: %.1f %% less time with the best of each\n", (1 - best_time / first_time) * 100);
+  Neighbour neighbour(taken);
+  int all = 0;
+  Check(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0), "the device");
+  PrintTable(handle, products, memory, seconds, energy, neighbour, 0);
+  if (taken > 0) PrintTable(handle, products, memory, seconds, energy, neighbour, all - taken);
   return 0;
 }
