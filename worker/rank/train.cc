@@ -136,7 +136,8 @@ class EventObserver : public engine::TrainObserver {
 
   void OnResumed(const engine::ResumedReport& report) override {
     resumed_step_ = report.step;
-    fmt::print("goes on after step {} from {}\n", report.step, report.path);
+    fmt::print("goes on after step {} from {}: verified in {:.1f} s, restored in {:.1f} s\n",
+               report.step, report.path, report.verify_seconds, report.restore_seconds);
     for (const std::string& change : report.changes) fmt::print("accepted: {}\n", change);
     context_.events.Write(
         channel::ResumedEvent{.step = report.step, .path = report.path, .changes = report.changes});

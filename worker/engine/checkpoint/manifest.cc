@@ -144,8 +144,9 @@ void VerifyFile(const fs::path& dir, const CheckpointFile& file) {
 
 std::string CheckpointName(int64_t step) { return fmt::format("step-{}", step); }
 
-std::string ShardName(int rank, int world) {
-  return fmt::format("rank-{}-of-{}.safetensors", rank, world);
+std::string ShardName(int rank, int world, size_t index) {
+  const std::string number = index == 0 ? std::string() : fmt::format("-{}", index + 1);
+  return fmt::format("rank-{}-of-{}{}.safetensors", rank, world, number);
 }
 
 }  // namespace sft::engine

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -58,8 +59,8 @@ void VerifyFile(const std::filesystem::path& dir, const CheckpointFile& file);
 
 // "step-20", the folder of a checkpoint within that of all of a job.
 std::string CheckpointName(int64_t step);
-// "rank-1-of-4.safetensors"
-std::string ShardName(int rank, int world);
+// "rank-1-of-4.safetensors", the rank's first file; "rank-1-of-4-2.safetensors" its second.
+std::string ShardName(int rank, int world, size_t index);
 // What is appended to the name of a folder that is being written or removed.
 inline constexpr std::string_view kPartial = ".partial";
 

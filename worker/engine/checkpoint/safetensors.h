@@ -112,17 +112,14 @@ class ModelFiles {
   at::Tensor ViewRange(std::string_view name, int64_t first, int64_t count) const {
     return File(name).ViewRange(name, first, count);
   }
-  void ReadBytes(std::string_view name, int64_t first, std::span<std::byte> to) const {
-    File(name).ReadBytes(name, first, to);
-  }
   void DropPages(std::string_view name) const { File(name).DropPages(name); }
   // Bytes of all tensors.
   uint64_t TotalBytes() const;
-
- private:
-  // Throws UserError naming the directory and the nearest existing name.
+  // The file that holds the tensor. Throws UserError naming the directory and the nearest existing
+  // name.
   const SafetensorsFile& File(std::string_view name) const;
 
+ private:
   std::filesystem::path dir_;
   std::vector<std::shared_ptr<const SafetensorsFile>> files_;
   std::map<std::string, size_t, std::less<>> place_;

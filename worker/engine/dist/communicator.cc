@@ -167,13 +167,9 @@ double AllReduceSumDouble(Communicator& comm, double value) {
 
 std::vector<std::string> AllGatherStrings(Communicator& comm, std::string_view value) {
   const std::vector<int64_t> lengths = AllGatherInt64(comm, static_cast<int64_t>(value.size()));
-  for (size_t r = 0; r < lengths.size(); ++r) {
-    if (lengths[r] != static_cast<int64_t>(value.size())) {
-      throw InternalError(fmt::format("rank {} gathers {} bytes, rank {} gathers {}", comm.rank(),
-                                      value.size(), r, lengths[r]));
-    }
-  }
-  at::Tensor part = at::empty({static_cast<int64_t>(value.size())}, at::kByte);
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  if (longest == 0) return std::vector<std::string>(lengths.size());
+  at::Tensor part = at::zeros({longest}, at::kByte);
   std::memcpy(part.data_ptr(), value.data(), value.size());
   part = part.to(comm.device());
   at::Tensor all = at::empty({part.numel() * comm.world()}, part.options());
@@ -182,7 +178,7 @@ std::vector<std::string> AllGatherStrings(Communicator& comm, std::string_view v
   const char* data = static_cast<const char*>(host.const_data_ptr());
   std::vector<std::string> result;
   for (int r = 0; r < comm.world(); ++r) {
-    result.emplace_back(data + static_cast<size_t>(r) * value.size(), value.size());
+    result.emplace_back(data + r * longest, static_cast<size_t>(lengths[static_cast<size_t>(r)]));
   }
   return result;
 }

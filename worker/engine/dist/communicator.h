@@ -132,10 +132,10 @@ std::vector<int64_t> AllGatherInt64(Communicator& comm, int64_t value);
 // The sum of one number over the ranks, added in rank order.
 double AllReduceSumDouble(Communicator& comm, double value);
 
-// One string of equal length from each rank, in rank order.
+// One string from each rank, in rank order.
 std::vector<std::string> AllGatherStrings(Communicator& comm, std::string_view value);
 
-// Whether `value` is equal on all ranks; its length must be.
+// Whether `value` is equal on all ranks.
 bool EqualOnAllRanks(Communicator& comm, std::string_view value);
 
 }  // namespace sft::engine

@@ -130,7 +130,7 @@ std::unique_ptr<QuantFormat> FormatOf(const FrozenOptions& options) {
 BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayout& layout,
                          at::Device device)
     : files_(ModelFiles::Open(model_dir)),
-      reader_(device.is_cpu() ? nullptr : std::make_unique<WeightReader>(device)) {
+      reader_(device.is_cpu() ? nullptr : std::make_unique<TensorReader>(device)) {
   std::unordered_set<std::string> known;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
@@ -149,7 +149,7 @@ BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayo
 }
 
 Tensor BaseWeights::Read(const ParamInfo& param, int64_t first, int64_t count) const {
-  const Tensor part = reader_ ? reader_->Read(files_, param.name, first, count)
+  const Tensor part = reader_ ? reader_->Read(files_.File(param.name), param.name, first, count)
                               : files_.ViewRange(param.name, first, count);
   const bool kept = part.scalar_type() == at::kFloat || part.scalar_type() == at::kBFloat16;
   return kept ? part : part.to(at::kFloat);

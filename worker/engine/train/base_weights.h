@@ -5,7 +5,7 @@
 
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/dist/communicator.h"
-#include "worker/engine/train/weight_reader.h"
+#include "worker/engine/train/tensor_reader.h"
 #include "worker/engine/weights/quantized_source.h"
 #include "worker/engine/weights/weight_source.h"
 
@@ -32,7 +32,7 @@ class BaseWeights {
 
  private:
   ModelFiles files_;
-  std::unique_ptr<WeightReader> reader_;  // none on a CPU
+  std::unique_ptr<TensorReader> reader_;  // none on a CPU
 };
 
 // How frozen parameters are held.

@@ -1,9 +1,10 @@
 #include "worker/engine/train/checkpoint_loader.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -38,20 +39,17 @@ void CheckTogether(Communicator& comm, const std::function<void()>& check) {
   } catch (const Error& error) {
     packed = Pack(error);
   }
-  const std::vector<int64_t> sizes = AllGatherInt64(comm, static_cast<int64_t>(packed.size()));
-  const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
-  if (longest == 0) return;
-  packed.resize(static_cast<size_t>(longest), ' ');
-  const std::vector<std::string> all = AllGatherStrings(comm, packed);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (sizes[rank] > 0) ThrowPacked(all[rank]);
+  for (const std::string& thrown : AllGatherStrings(comm, packed)) {
+    if (!thrown.empty()) ThrowPacked(thrown);
   }
 }
 
 CheckpointLoader::CheckpointLoader(Options options, const Stamp& now, const CheckpointPlace& place,
-                                   Communicator& comm)
-    : options_(std::move(options)) {
+                                   Communicator& comm, Clock& clock)
+    : options_(std::move(options)), device_(comm.device()), clock_(clock) {
+  const MonoTime begin = clock_.Mono();
   CheckTogether(comm, [&] { Verify(now, place, comm); });
+  verify_seconds_ = std::chrono::duration<double>(clock_.Mono() - begin).count();
 }
 
 void CheckpointLoader::Verify(const Stamp& now, const CheckpointPlace& place,
@@ -66,9 +64,11 @@ void CheckpointLoader::Verify(const Stamp& now, const CheckpointPlace& place,
   CompareStamps(now);
   const size_t ranks = static_cast<size_t>(place.ranks_of_node(comm.world()));
   const size_t own = static_cast<size_t>(comm.rank() - place.first_rank);
-  for (size_t i = own; i < manifest_.files.size(); i += ranks) {
-    VerifyFile(options_.dir, manifest_.files[i]);
-  }
+  std::vector<CheckpointFile> files;
+  for (size_t i = own; i < manifest_.files.size(); i += ranks) files.push_back(manifest_.files[i]);
+  at::parallel_for(0, static_cast<int64_t>(files.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) VerifyFile(options_.dir, files[static_cast<size_t>(i)]);
+  });
 }
 
 void CheckpointLoader::CompareStamps(const Stamp& now) {
@@ -98,10 +98,13 @@ void CheckpointLoader::CompareStamps(const Stamp& now) {
   }
 }
 
-std::vector<at::Tensor> CheckpointLoader::Restore(TrainingModel& model) const {
-  const SavedState saved(options_.dir, manifest_);
+std::vector<at::Tensor> CheckpointLoader::Restore(TrainingModel& model) {
+  const MonoTime begin = clock_.Mono();
+  SavedState saved(options_.dir, manifest_, device_);
   RestoreState(saved, manifest_, model);
-  return BestWeights(saved, model);
+  std::vector<at::Tensor> best = BestWeights(saved, model);
+  restore_seconds_ = std::chrono::duration<double>(clock_.Mono() - begin).count();
+  return best;
 }
 
 }  // namespace sft::engine

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "worker/engine/checkpoint/manifest.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/train/checkpoint_saver.h"
@@ -13,8 +16,8 @@
 
 namespace sft::engine {
 
-// A checkpoint that a run goes on from. The ranks of a node share the work of verifying its files;
-// nothing is used before all ranks found all well.
+// A checkpoint that a run goes on from. The ranks of a node and their threads share the work of
+// verifying its files; nothing is used before all ranks found all well. Borrows the clock.
 class CheckpointLoader {
  public:
   struct Options {
@@ -29,20 +32,26 @@ class CheckpointLoader {
   // differences, InfrastructureError "checkpoint_damaged" for another step's, and as ReadManifest
   // and VerifyFile.
   CheckpointLoader(Options options, const Stamp& now, const CheckpointPlace& place,
-                   Communicator& comm);
+                   Communicator& comm, Clock& clock);
 
   const std::filesystem::path& dir() const { return options_.dir; }
   const Manifest& manifest() const { return manifest_; }
   // Differences that were accepted.
   const std::vector<std::string>& changes() const { return changes_; }
   // Reads the states into `model`; returns the best weights (BestWeights). A collective.
-  std::vector<at::Tensor> Restore(TrainingModel& model) const;
+  std::vector<at::Tensor> Restore(TrainingModel& model);
+  // That this rank took to verify and to restore.
+  double verify_seconds() const { return verify_seconds_; }
+  double restore_seconds() const { return restore_seconds_; }
 
  private:
   void Verify(const Stamp& now, const CheckpointPlace& place, const Communicator& comm);
   void CompareStamps(const Stamp& now);
 
   Options options_;
+  at::Device device_;
+  Clock& clock_;
+  double verify_seconds_ = 0, restore_seconds_ = 0;
   Manifest manifest_;
   std::vector<std::string> changes_;
 };

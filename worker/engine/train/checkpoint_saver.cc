@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <sstream>
 #include <thread>
 #include <utility>
 
 #include "common/base/version.h"
 #include "common/io/file.h"
-#include "common/io/sha256.h"
 #include "common/spec/visit.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/disk.h"
@@ -22,12 +22,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int kMostCopiers = 8;
+constexpr int kMostThreads = 8;
 
 // Half of a rank's share of the cores: the other half feeds its device.
-int Copiers(int ranks_of_node) {
+int Threads(int ranks_of_node) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::clamp(cores / ranks_of_node / 2, 1, kMostCopiers);
+  return std::clamp(cores / ranks_of_node / 2, 1, kMostThreads);
 }
 
 double SecondsBetween(MonoTime begin, MonoTime end) {
@@ -49,7 +49,7 @@ CheckpointSaver::CheckpointSaver(CheckpointPlace place, const spec::JobSpec& spe
       observer_(observer),
       clock_(clock),
       shard_(comm.device(), place_.ranks_of_node(comm.world()),
-             Copiers(place_.ranks_of_node(comm.world()))),
+             Threads(place_.ranks_of_node(comm.world())), place_.file_bytes),
       started_(clock.Mono()),
       last_save_(started_) {
   // Before the first step nobody writes: that comes after an exchange of all ranks.
@@ -183,23 +183,26 @@ void CheckpointSaver::Save(const std::string& reason, const Moment& moment, cons
     return;
   }
   shard_.Begin(std::move(tensors));
-  const std::string name = ShardName(comm_.rank(), comm_.world());
-  background_.Start([this, name, partial = Partial()](const std::atomic<bool>& cancelled) {
-    own_ = shard_.Write(partial, name, cancelled);
+  background_.Start([this, partial = Partial()](const std::atomic<bool>& cancelled) {
+    own_ = shard_.Write(partial, comm_.rank(), comm_.world(), cancelled);
   });
   report_.stall_seconds += SecondsBetween(started_, clock_.Mono());
 }
 
-// Files are listed by rank; a rank without one has the size 0.
+// Files are listed by rank, of which some may have none.
 void CheckpointSaver::GatherFiles() {
-  const std::string hash = own_.sha256.empty() ? std::string(io::kSha256Digits, '0') : own_.sha256;
-  const std::vector<int64_t> sizes = AllGatherInt64(comm_, own_.size);
-  const std::vector<std::string> hashes = AllGatherStrings(comm_, hash);
+  std::string own;
+  for (const CheckpointFile& file : own_) own += fmt::format("{} {}\n", file.size, file.sha256);
+  const std::vector<std::string> all = AllGatherStrings(comm_, own);
   const int end = place_.first_rank + place_.ranks_of_node(comm_.world());
   for (int rank = 0; rank < comm_.world(); ++rank) {
-    if (sizes[rank] == 0) continue;
-    manifest_.files.push_back({ShardName(rank, comm_.world()), rank, sizes[rank], hashes[rank]});
-    if (rank >= place_.first_rank && rank < end) report_.bytes += sizes[rank];
+    std::istringstream lines(all[static_cast<size_t>(rank)]);
+    CheckpointFile file{.rank = rank};
+    for (size_t i = 0; lines >> file.size >> file.sha256; ++i) {
+      file.name = ShardName(rank, comm_.world(), i);
+      manifest_.files.push_back(file);
+      if (rank >= place_.first_rank && rank < end) report_.bytes += file.size;
+    }
   }
 }
 

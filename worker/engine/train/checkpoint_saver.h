@@ -27,6 +27,7 @@ struct CheckpointPlace {
   std::filesystem::path dir;  // of all checkpoints of the job on this node; empty: none is written
   int first_rank = 0;         // global rank of the node's first
   int local_ranks = 0;        // ranks of the node; 0: all
+  int64_t file_bytes = ShardWriter::kFileBytes;
   int ranks_of_node(int world) const { return local_ranks > 0 ? local_ranks : world; }
 };
 
@@ -113,9 +114,9 @@ class CheckpointSaver {
   ShardWriter shard_;
   Background background_;
   Phase phase_ = Phase::kIdle;
-  Manifest manifest_;        // of the checkpoint under way
-  CheckpointFile own_;       // the background's until it is done
-  CheckpointReport report_;  // of the checkpoint under way
+  Manifest manifest_;                // of the checkpoint under way
+  std::vector<CheckpointFile> own_;  // the background's until it is done
+  CheckpointReport report_;          // of the checkpoint under way
   MonoTime started_;
   std::atomic<int64_t> finished_ns_ = 0;  // of the monotonic clock, when it became durable
   MonoTime last_save_;

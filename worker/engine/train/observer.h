@@ -24,6 +24,8 @@ struct ResumedReport {
   int64_t step = 0;  // steps that are done
   std::string path;
   std::vector<std::string> changes;  // differences that were accepted
+  double verify_seconds = 0;         // for the files of this rank
+  double restore_seconds = 0;
 };
 
 // A checkpoint is complete and durable on this rank's node.

@@ -62,9 +62,9 @@ void CheckRuns(const std::atomic<bool>& cancelled) {
 
 }  // namespace
 
-ShardWriter::ShardWriter(at::Device device, int ranks_of_node, int copiers)
-    : device_(device), ranks_of_node_(ranks_of_node) {
-  for (int i = 0; i < copiers; ++i) copiers_.push_back({HostLane(device, 1), {}});
+ShardWriter::ShardWriter(at::Device device, int ranks_of_node, int threads, int64_t file_bytes)
+    : device_(device), ranks_of_node_(ranks_of_node), file_bytes_(file_bytes) {
+  for (int i = 0; i < threads; ++i) copiers_.push_back({HostLane(device, 1), {}});
 }
 
 void ShardWriter::Reserve(const std::vector<NamedTensor>& tensors) {
@@ -168,18 +168,45 @@ ShardWriter::Tensors ShardWriter::ToHost(const Tensors& tensors,
   return copies;
 }
 
-void ShardWriter::WriteTensor(SafetensorsWriter& writer, const std::string& name,
-                              const Tensor& tensor, const std::atomic<bool>& cancelled) {
-  const Tensor flat = tensor.view({-1});
-  const int64_t most = kPieceBytes / static_cast<int64_t>(flat.element_size());
-  for (int64_t first = 0; first < flat.numel(); first += most) {
-    CheckRuns(cancelled);
-    writer.WriteRange(name, first, flat.narrow(0, first, std::min(most, flat.numel() - first)));
+std::vector<ShardWriter::Tensors> ShardWriter::Files() const {
+  std::vector<Tensors> files(1);
+  int64_t bytes = 0;
+  for (const auto& [name, tensor] : tensors_) {
+    const auto size = static_cast<int64_t>(tensor.nbytes());
+    if (bytes > 0 && bytes + size > file_bytes_) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    files.back().emplace(name, tensor);
+    bytes += size;
   }
+  return files;
 }
 
-CheckpointFile ShardWriter::Write(const std::filesystem::path& folder, const std::string& name,
-                                  const std::atomic<bool>& cancelled) {
+CheckpointFile ShardWriter::WriteFile(const std::filesystem::path& path, Tensors tensors,
+                                      bool on_host, const std::atomic<bool>& cancelled) {
+  std::vector<TensorInfo> infos;
+  for (const auto& [name, tensor] : tensors) {
+    infos.push_back({.name = name, .dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()});
+  }
+  SafetensorsWriter writer(path, std::move(infos), {}, /*hashed=*/true);
+  for (const std::string& name : writer.order()) {
+    const auto taken = tensors.extract(name);
+    Tensor flat = taken.mapped();
+    if (!on_host) flat = ToHost({{name, flat}}, cancelled).at(name);
+    flat = flat.view({-1});
+    const int64_t most = kPieceBytes / static_cast<int64_t>(flat.element_size());
+    for (int64_t first = 0; first < flat.numel(); first += most) {
+      CheckRuns(cancelled);
+      writer.WriteRange(name, first, flat.narrow(0, first, std::min(most, flat.numel() - first)));
+    }
+  }
+  writer.Commit();
+  return {.name = path.filename().string(), .size = writer.size(), .sha256 = writer.Sha256()};
+}
+
+std::vector<CheckpointFile> ShardWriter::Write(const std::filesystem::path& folder, int rank,
+                                               int world, const std::atomic<bool>& cancelled) {
   const at::NoGradGuard no_grad;
   struct Release {
     ShardWriter& self;
@@ -188,28 +215,23 @@ CheckpointFile ShardWriter::Write(const std::filesystem::path& folder, const std
       self.SetCopied();
     }
   } release{*this};
-  std::vector<TensorInfo> infos;
-  for (const auto& [tensor_name, tensor] : tensors_) {
-    infos.push_back(
-        {.name = tensor_name, .dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()});
-  }
   CheckDisk(io::MakeDirs(folder.string()));
   const bool fits = FitsHost();
-  Tensors copies;
   if (fits) {
-    copies = ToHost(tensors_, cancelled);
-    tensors_.clear();
+    tensors_ = ToHost(tensors_, cancelled);
     SetCopied();
   }
-  SafetensorsWriter writer(folder / name, std::move(infos), {}, /*hashed=*/true);
-  for (const std::string& tensor : writer.order()) {
-    if (!fits) copies = ToHost({{tensor, tensors_.at(tensor)}}, cancelled);
-    WriteTensor(writer, tensor, copies.at(tensor), cancelled);
-    copies.erase(tensor);
-  }
-  writer.Commit();
+  std::vector<Tensors> files = Files();
+  tensors_.clear();
+  std::vector<CheckpointFile> written(files.size());
+  ForEach(fits ? copiers_.size() : 1, files.size(), [&](size_t, size_t i) {
+    const at::NoGradGuard no_grad_here;
+    written[i] =
+        WriteFile(folder / ShardName(rank, world, i), std::move(files[i]), fits, cancelled);
+    written[i].rank = rank;
+  });
   CheckDisk(io::SyncDir(folder.string()));
-  return {.name = name, .rank = 0, .size = writer.size(), .sha256 = writer.Sha256()};
+  return written;
 }
 
 }  // namespace sft::engine

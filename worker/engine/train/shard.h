@@ -18,28 +18,32 @@
 namespace sft::engine {
 
 // Writes this rank's part of a checkpoint beside the training: copies it to host memory while the
-// next step computes its gradients, then writes it to a file while training goes on. The training
+// next step computes its gradients, then writes it to files while training goes on. The training
 // waits only where it would change what is not copied yet. Where the host has no room for a copy,
-// that is until the file is written. Several threads copy: one alone is held up by the first touch
-// of fresh memory, at a tenth of what the device could send. Reserve spares the training that
-// touch.
+// that is until the files are written. Several threads copy: one alone is held up by the first
+// touch of fresh memory, at a tenth of what the device could send. Reserve spares the training that
+// touch. A large part is several files, which several threads write, and verify when it is read:
+// one alone hashes 2 GB/s.
 //
 // One thread trains (Reserve, Begin, WaitCopied), another one writes (Write); one part at a time.
 class ShardWriter {
  public:
-  // `ranks_of_node`: that share the host's memory. `copiers`: threads that copy.
-  ShardWriter(at::Device device, int ranks_of_node, int copiers);
+  // Of tensors in a file at most, but for a larger tensor, which has one of its own.
+  static constexpr int64_t kFileBytes = int64_t{2} << 30;
+
+  // `ranks_of_node`: that share the host's memory. `threads`: that copy and write.
+  ShardWriter(at::Device device, int ranks_of_node, int threads, int64_t file_bytes = kFileBytes);
 
   // Takes the host's memory for copies of such tensors, touches it beside the training and keeps it
   // for every part to come, where that is a small share of what is available; else does nothing.
   void Reserve(const std::vector<NamedTensor>& tensors);
   // `tensors`: of the device or of the host, contiguous, and unchanged until WaitCopied returns.
   void Begin(std::vector<NamedTensor> tensors) SFT_EXCLUDES(mutex_);
-  // Makes the folder where it is missing and writes `name` there; the file is durable afterwards.
-  // Gives up where `cancelled` becomes true, with an InfrastructureError. Throws as
-  // SafetensorsWriter; WaitCopied returns in any case.
-  CheckpointFile Write(const std::filesystem::path& folder, const std::string& name,
-                       const std::atomic<bool>& cancelled) SFT_EXCLUDES(mutex_);
+  // Makes the folder where it is missing and writes the rank's files there (ShardName), one at
+  // least; they are durable afterwards. Gives up where `cancelled` becomes true, with an
+  // InfrastructureError. Throws as SafetensorsWriter; WaitCopied returns in any case.
+  std::vector<CheckpointFile> Write(const std::filesystem::path& folder, int rank, int world,
+                                    const std::atomic<bool>& cancelled) SFT_EXCLUDES(mutex_);
   // Returns when the tensors of Begin may be changed; at once when nothing was begun.
   void WaitCopied() SFT_EXCLUDES(mutex_);
 
@@ -59,6 +63,8 @@ class ShardWriter {
     at::Tensor from, to;
   };
 
+  // The tensors of each file.
+  std::vector<Tensors> Files() const;
   bool FitsHost() const;
   // The host's memory that Reserve took for a copy of the tensor; undefined where it took none.
   at::Tensor KeptFor(const std::string& name, const at::Tensor& tensor) const;
@@ -66,12 +72,14 @@ class ShardWriter {
   Tensors ToHost(const Tensors& tensors, const std::atomic<bool>& cancelled);
   void CopyPieces(const std::vector<Piece>& pieces, const std::atomic<bool>& cancelled);
   void CopyPiece(Copier& copier, const Piece& piece);
-  void WriteTensor(SafetensorsWriter& writer, const std::string& name, const at::Tensor& tensor,
-                   const std::atomic<bool>& cancelled);
+  // The file at `path`. `on_host`: the tensors are; else they are copied one by one.
+  CheckpointFile WriteFile(const std::filesystem::path& path, Tensors tensors, bool on_host,
+                           const std::atomic<bool>& cancelled);
   void SetCopied() SFT_EXCLUDES(mutex_);
 
   at::Device device_;
   int ranks_of_node_;
+  int64_t file_bytes_;
   std::vector<Copier> copiers_;
   // The training's until the writing thread is started, then that one's.
   Tensors tensors_;

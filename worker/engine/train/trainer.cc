@@ -54,9 +54,10 @@ Stamp StampOf(const TrainerOptions& options, const StepPlan& plan, at::Device de
 }
 
 std::optional<CheckpointLoader> MakeLoader(const TrainerOptions& options, const Stamp& stamp,
-                                           Communicator& comm) {
+                                           Communicator& comm, Clock& clock) {
   if (options.resume.dir.empty()) return std::nullopt;
-  return std::make_optional<CheckpointLoader>(options.resume, stamp, options.checkpoints, comm);
+  return std::make_optional<CheckpointLoader>(options.resume, stamp, options.checkpoints, comm,
+                                              clock);
 }
 
 }  // namespace
@@ -71,7 +72,7 @@ Trainer::Trainer(TrainerOptions options, Communicator& comm, TrainObserver& obse
       plan_(options_.train, StepPlanOptions::FromSpec(options_.spec)),
       validation_(ValidationPlan(options_)),
       stamp_(StampOf(options_, plan_, comm.device())),
-      loader_(MakeLoader(options_, stamp_, comm)),
+      loader_(MakeLoader(options_, stamp_, comm, clock)),
       model_(options_.spec, options_.model_dir, comm, options_.execution),
       best_(options_.spec.training.validation),
       saver_(options_.checkpoints, options_.spec, stamp_, model_, comm, observer, clock),
@@ -99,7 +100,11 @@ TrainResult Trainer::Run() {
   observer_.OnReady(
       {plan_.total_steps(), layout.trainable_parameters(), layout.total_parameters()});
   if (loader_) {
-    observer_.OnResumed({taken_, loader_->dir().string(), loader_->changes()});
+    observer_.OnResumed({.step = taken_,
+                         .path = loader_->dir().string(),
+                         .changes = loader_->changes(),
+                         .verify_seconds = loader_->verify_seconds(),
+                         .restore_seconds = loader_->restore_seconds()});
     loader_.reset();
   } else if (validation_) {
     Evaluate(0);

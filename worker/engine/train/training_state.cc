@@ -67,19 +67,20 @@ std::vector<NamedTensor> StateTensors(TrainingModel& model,
   return tensors;
 }
 
-SavedState::SavedState(const std::filesystem::path& dir, const Manifest& manifest) : dir_(dir) {
+SavedState::SavedState(const std::filesystem::path& dir, const Manifest& manifest,
+                       at::Device device)
+    : dir_(dir), reader_(device) {
   for (const CheckpointFile& file : manifest.files) {
     const auto shard = SafetensorsFile::Open(dir / file.name);
     for (const auto& [name, info] : shard->tensors()) {
       const size_t slash = name.find('/'), second = name.find('/', slash + 1);
-      Piece piece;
+      Piece piece{.file = shard, .name = name};
       const char* begin = name.data() + slash + 1;
       const char* end = name.data() + second;
       if (second == std::string::npos || std::from_chars(begin, end, piece.first).ptr != end) {
         Incomplete(dir,
                    fmt::format("holds a tensor \"{}\", which this version does not know", name));
       }
-      piece.values = shard->View(name);
       pieces_[name.substr(0, slash) + name.substr(second)].push_back(std::move(piece));
     }
   }
@@ -95,6 +96,10 @@ bool SavedState::Contains(std::string_view kind) const {
   return found != pieces_.end() && found->first.starts_with(prefix);
 }
 
+bool SavedState::Contains(std::string_view kind, const std::string& param) const {
+  return pieces_.contains(fmt::format("{}/{}", kind, param));
+}
+
 const std::vector<SavedState::Piece>& SavedState::Find(std::string_view kind,
                                                        const std::string& param) const {
   const auto found = pieces_.find(fmt::format("{}/{}", kind, param));
@@ -103,14 +108,14 @@ const std::vector<SavedState::Piece>& SavedState::Find(std::string_view kind,
 }
 
 void SavedState::Read(std::string_view kind, const std::string& param, int64_t first,
-                      const Tensor& to) const {
+                      const Tensor& to) {
   int64_t done = 0;
   for (const Piece& piece : Find(kind, param)) {
     const int64_t begin = first + done - piece.first;
     if (done == to.numel() || begin < 0) break;
-    const int64_t count = std::min(to.numel() - done, piece.values.numel() - begin);
+    const int64_t count = std::min(to.numel() - done, piece.count() - begin);
     if (count <= 0) continue;
-    to.narrow(0, done, count).copy_(piece.values.narrow(0, begin, count));
+    reader_.Read(*piece.file, piece.name, begin, to.narrow(0, done, count));
     done += count;
   }
   if (done < to.numel()) {
@@ -131,7 +136,7 @@ std::vector<AdamWMoments> SavedState::Moments(const std::string& param) const {
       if (i == moments.size()) {
         Incomplete(dir_, fmt::format("holds states of \"{}\" that do not belong together", param));
       }
-      moments[i].*half.member = piece.values;
+      moments[i].*half.member = piece.file->View(piece.name);
     }
   }
   for (const AdamWMoments& piece : moments) {
@@ -144,7 +149,22 @@ std::vector<AdamWMoments> SavedState::Moments(const std::string& param) const {
   return moments;
 }
 
-void RestoreState(const SavedState& saved, const Manifest& manifest, TrainingModel& model) {
+namespace {
+
+void RestoreMoments(SavedState& saved, AdamW& optimizer, size_t index) {
+  const std::string& param = optimizer.params()[index].name;
+  const AdamWMoments own = optimizer.Moments(index);
+  if (own.m_absmax.defined() || saved.Contains("m_absmax", param)) {  // codes
+    optimizer.Restore(index, saved.Moments(param));
+    return;
+  }
+  saved.Read("m", param, own.first, own.m);
+  saved.Read("v", param, own.first, own.v);
+}
+
+}  // namespace
+
+void RestoreState(SavedState& saved, const Manifest& manifest, TrainingModel& model) {
   const at::NoGradGuard no_grad;
   for (AdamW* optimizer : model.Optimizers()) {
     optimizer->SetSteps(manifest.optimizer_steps);
@@ -152,13 +172,13 @@ void RestoreState(const SavedState& saved, const Manifest& manifest, TrainingMod
       const OptimizerParam& param = optimizer->params()[i];
       if (param.weight.numel() == 0) continue;
       saved.Read(kMaster, param.name, param.offset, param.weight.view({-1}));
-      optimizer->Restore(i, saved.Moments(param.name));
+      RestoreMoments(saved, *optimizer, i);
     }
   }
   model.MastersChanged();
 }
 
-std::vector<Tensor> BestWeights(const SavedState& saved, const TrainingModel& model) {
+std::vector<Tensor> BestWeights(SavedState& saved, const TrainingModel& model) {
   const at::NoGradGuard no_grad;
   std::vector<Tensor> weights;
   if (!saved.Contains(kBest)) return weights;

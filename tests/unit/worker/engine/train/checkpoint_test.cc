@@ -394,6 +394,30 @@ TEST_F(CheckpointTest, PatienceEndsTheTrainingAndDelivers) {
   EXPECT_EQ(resumed.consistency.weights_sha256, observer.consistency.weights_sha256);
 }
 
+TEST_F(CheckpointTest, LargePartsAreSeveralFilesEachOfWhichIsVerified) {
+  TrainerOptions options = Every(3, 2);
+  options.spec.parallelism.sharding = spec::Sharding::kZero2;
+  options.checkpoints.file_bytes = 2000;
+  const std::vector<double> expected = Run(options).Losses();
+  const Manifest manifest = ReadManifest(Step(3));
+  size_t counts[2] = {};
+  for (const CheckpointFile& file : manifest.files) {
+    EXPECT_EQ(static_cast<uintmax_t>(file.size), fs::file_size(Step(3) / file.name));
+    EXPECT_EQ(file.name, ShardName(file.rank, 2, counts[file.rank]++));
+  }
+  EXPECT_GT(counts[0], 2U);
+  EXPECT_GT(counts[1], 2U);
+
+  TrainerOptions again = options;
+  again.checkpoints = {};
+  again.resume.dir = Step(3);
+  EXPECT_EQ(Run(again).Losses(), std::vector<double>(expected.begin() + 3, expected.end()));
+
+  const std::string last = ShardName(1, 2, counts[1] - 1);
+  Edit(Step(3) / last, [](std::string& text) { text.back() ^= 1; });
+  EXPECT_THAT(Refusal(options, Step(3)), AllOf(HasSubstr("checkpoint_damaged"), HasSubstr(last)));
+}
+
 TEST_F(CheckpointTest, EachNodeHasTheFilesOfItsRanksAndTheFirstTheManifest) {
   for (const spec::Sharding sharding : {spec::Sharding::kFullShard, spec::Sharding::kDdp}) {
     TrainerOptions options = Every(3, 2);

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "common/io/file.h"
 #include "worker/engine/base/error.h"
@@ -15,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using at::Tensor;
 
-constexpr int kCopiers = 3;
+constexpr int kThreads = 3;
 
 class ShardTest : public testing::TestWithParam<int> {
  protected:
@@ -29,20 +31,24 @@ class ShardTest : public testing::TestWithParam<int> {
 TEST_P(ShardTest, WritesWhatTheTensorsWereWhenItBegan) {
   Tensor weights = at::arange(10'000'000, at::kFloat), codes = at::ones({333}, at::kByte);
   const Tensor expected = weights.clone();
-  ShardWriter writer(at::kCPU, GetParam(), kCopiers);
+  ShardWriter writer(at::kCPU, GetParam(), kThreads);
   for (int i = 0; i < 3; ++i) {
     // Memory that was taken before serves what has the same shape; the rest gets fresh memory.
     if (i == 1) writer.Reserve({{"weights", weights}, {"codes", at::ones({2}, at::kByte)}});
     writer.Begin({{"codes", codes}, {"weights", weights}, {"none", at::empty({0})}});
-    CheckpointFile file;
-    std::thread other([&] { file = writer.Write(dir_ / "new", "shard", cancelled_); });
+    std::vector<CheckpointFile> files;
+    std::thread other([&] { files = writer.Write(dir_ / "new", 1, 2, cancelled_); });
     writer.WaitCopied();
     weights.zero_();
     other.join();
-    const auto hash = io::HashFile((dir_ / "new" / "shard").string());
-    EXPECT_EQ(file.sha256, hash->sha256);
-    EXPECT_EQ(file.size, hash->size);
-    const auto shard = SafetensorsFile::Open(dir_ / "new" / "shard");
+    ASSERT_EQ(files.size(), 1U);
+    EXPECT_EQ(files[0].name, "rank-1-of-2.safetensors");
+    EXPECT_EQ(files[0].rank, 1);
+    const fs::path path = dir_ / "new" / files[0].name;
+    const auto hash = io::HashFile(path.string());
+    EXPECT_EQ(files[0].sha256, hash->sha256);
+    EXPECT_EQ(files[0].size, hash->size);
+    const auto shard = SafetensorsFile::Open(path);
     EXPECT_TRUE(at::equal(shard->View("weights"), expected));
     EXPECT_TRUE(at::equal(shard->View("codes"), codes));
     EXPECT_EQ(shard->View("none").numel(), 0);
@@ -50,19 +56,47 @@ TEST_P(ShardTest, WritesWhatTheTensorsWereWhenItBegan) {
   }
 }
 
+TEST_P(ShardTest, ALargePartIsSeveralFiles) {
+  const std::vector<NamedTensor> tensors = {{"a", at::arange(250, at::kFloat)},
+                                            {"b", at::arange(900, at::kByte)},
+                                            {"c", at::arange(300, at::kDouble)},
+                                            {"d", at::ones({10})},
+                                            {"e", at::empty({0})}};
+  ShardWriter writer(at::kCPU, GetParam(), kThreads, /*file_bytes=*/2000);
+  writer.Begin(tensors);
+  const std::vector<CheckpointFile> files = writer.Write(dir_, 0, 4, cancelled_);
+  // The third is larger than a file may be.
+  const std::vector<std::vector<std::string>> expected = {{"a", "b"}, {"c"}, {"d", "e"}};
+  const char* const names[] = {"rank-0-of-4.safetensors", "rank-0-of-4-2.safetensors",
+                               "rank-0-of-4-3.safetensors"};
+  ASSERT_EQ(files.size(), expected.size());
+  for (size_t i = 0; i < files.size(); ++i) {
+    EXPECT_EQ(files[i].name, names[i]);
+    EXPECT_EQ(files[i].sha256, io::HashFile((dir_ / names[i]).string())->sha256);
+    const auto shard = SafetensorsFile::Open(dir_ / names[i]);
+    EXPECT_EQ(shard->tensors().size(), expected[i].size());
+    for (const NamedTensor& named : tensors) {
+      if (shard->Contains(named.name)) {
+        EXPECT_TRUE(at::equal(shard->View(named.name), named.tensor)) << named.name;
+      }
+    }
+    for (const std::string& name : expected[i]) EXPECT_TRUE(shard->Contains(name)) << name;
+  }
+}
+
 TEST_P(ShardTest, OneThatIsGivenUpLeavesNoFileAndHoldsNobodyUp) {
-  ShardWriter writer(at::kCPU, GetParam(), kCopiers);
+  ShardWriter writer(at::kCPU, GetParam(), kThreads);
   writer.Begin({{"weights", at::ones({1000})}});
   cancelled_ = true;
-  EXPECT_THROW(writer.Write(dir_, "shard", cancelled_), InfrastructureError);
+  EXPECT_THROW(writer.Write(dir_, 0, 1, cancelled_), InfrastructureError);
   writer.WaitCopied();
   EXPECT_TRUE(fs::is_empty(dir_));
 }
 
 TEST_P(ShardTest, AnErrorHoldsNobodyUp) {
-  ShardWriter writer(at::kCPU, GetParam(), kCopiers);
+  ShardWriter writer(at::kCPU, GetParam(), kThreads);
   writer.Begin({{"weights", at::ones({1000})}});
-  EXPECT_THROW(writer.Write("/proc/none", "shard", cancelled_), InfrastructureError);
+  EXPECT_THROW(writer.Write("/proc/none", 0, 1, cancelled_), InfrastructureError);
   writer.WaitCopied();
 }
 

@@ -1,4 +1,4 @@
-#include "worker/engine/train/weight_reader.h"
+#include "worker/engine/train/tensor_reader.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_xor.h>
@@ -16,18 +16,18 @@ namespace {
 
 using at::Tensor;
 
-using WeightReaderGpuTest = GpuTest;
+using TensorReaderGpuTest = GpuTest;
 
 // Buffers are far smaller than what passes through them, so that each is filled again while the
 // GPU may still copy from it; the destination was freed by work that the GPU has not done yet.
-TEST_F(WeightReaderGpuTest, BringsTheFilesBytes) {
+TEST_F(TensorReaderGpuTest, BringsTheFilesBytes) {
   constexpr int64_t kElements = int64_t{24} << 20;
   const TempDir dir;
   const Tensor values = at::arange(kElements, at::kInt).bitwise_xor(0x5bd1e995);
   WriteSafetensors(dir / "model.safetensors", std::vector<NamedTensor>{{"a", values}});
-  const ModelFiles files = ModelFiles::Open(dir.path());
+  const auto file = SafetensorsFile::Open(dir / "model.safetensors");
   const at::Device gpu(at::kCUDA, 0);
-  WeightReader reader(gpu, (int64_t{3} << 20) + 4);
+  TensorReader reader(gpu, (int64_t{3} << 20) + 4);
   const Tensor kept = ToGpu(values);
   for (const int64_t first : {int64_t{0}, int64_t{12'345}, kElements - 1}) {
     const int64_t count = kElements - first;
@@ -35,7 +35,7 @@ TEST_F(WeightReaderGpuTest, BringsTheFilesBytes) {
       Tensor freed = kept.narrow(0, first, count).clone();
       for (int i = 0; i < 20; ++i) freed.add_(i);
     }
-    const Tensor read = reader.Read(files, "a", first, count);
+    const Tensor read = reader.Read(*file, "a", first, count);
     EXPECT_EQ(read.device(), gpu);
     EXPECT_TRUE(read.equal(kept.narrow(0, first, count))) << "from " << first;
   }

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Times a checkpoint of a full fine-tuning beside its training, and a resume from it.
+
+    . deploy/gpu/torch_env.sh                      (where torch's libraries are)
+    python3 deploy/gpu/resume_speed.py BIN WORK [--size qwen3-4b] [--checkpoints DIR] [--device cuda]
+
+BIN: the folder with sft-rank. WORK: for the model of random weights, rows, logs and, where --checkpoints names no
+other folder, the checkpoint; what is there serves again. Six steps with a checkpoint after the fourth, then a second
+process from that: prints what each took, and fails where the losses of steps 5 and 6 differ in any bit.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "bench"))
+import ours  # noqa: E402
+import rows  # noqa: E402
+
+STEPS, SAVED, LIMIT_S = 6, 4, 300
+SHAPES = {"cuda": (2048, 16384), "cpu": (256, 2048)}  # sequence length, tokens a step
+SHOWN = ("checkpoint of", "loaded the model", "ready after", "goes on")
+
+
+def write_launch(args, folder, resume):
+    sequence, tokens = SHAPES[args.device]
+    row = rows.Row("resume", args.size, "full", sequence, tokens, 1, (), device=args.device)
+    setting = rows.Ours("bf16", job={rows.KEY_OPTIMIZER: "adamw_bf16", rows.KEY_MASTER: "bf16"})
+    job = ours.make_job(row, setting, "h200", {"gpus": 1, "tokens": tokens, "steps": STEPS},
+                        {"checkpoint.save_strategy": "steps", "checkpoint.save_steps": SAVED})
+    path = folder / "launch.json"
+    path.write_text(json.dumps({
+        "attempt_uid": folder.name, "epoch": 1, "job_id": "resume", "job_json": json.dumps(job), "world_size": 1,
+        "first_rank": 0, "local_ranks": 1, "rendezvous": f"127.0.0.1:{ours.free_port()}", "device": args.device,
+        "threads_per_rank": os.cpu_count(), "model_dir": str(args.work / args.size), "model_name": args.size,
+        "train_file": str(args.work / "rows.jsonl"), "val_file": "", "cache_dir": str(args.work / "cache"),
+        "attempt_dir": str(folder), "output_dir": str(folder / "output"), "checkpoint_dir": str(args.checkpoints),
+        "resume_dir": str(resume or ""), "resume_changed": False}))
+    return path
+
+
+def run(args, name, resume):
+    """Until the last step is made and the checkpoint complete; returns the losses by step."""
+    folder = args.work / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    launch = write_launch(args, folder, resume)
+    program = args.bin / "sft-rank"
+    subprocess.run([program, "prepare", "--launch", launch], check=True, stdout=subprocess.DEVNULL)
+    log, begin, first = folder / "rank-0.log", time.monotonic(), None
+    with open(log, "w") as out:
+        rank = subprocess.Popen([program, "train", "--launch", launch, "--rank", "0"], stdout=out, stderr=out)
+    events, losses = [], {}
+    try:
+        while rank.poll() is None and time.monotonic() < begin + LIMIT_S:
+            time.sleep(0.05)
+            events = ours.read_events(folder / "rank-0.events")
+            losses = {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+            if losses and first is None:
+                first = time.monotonic() - begin
+            if STEPS in losses and (resume or any(event["event"] == "checkpoint" for event in events)):
+                break
+    finally:
+        rank.kill()
+        rank.wait()
+    if STEPS not in losses:
+        raise SystemExit(f"{name}: made no step {STEPS}: {log}")
+    print(f"{name}: first step after {first:.1f} s")
+    print("\n".join("  " + line[:200] for line in log.read_text().split("\n") if any(word in line for word in SHOWN)),
+          flush=True)
+    return losses
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bin", type=pathlib.Path)
+    parser.add_argument("work", type=pathlib.Path)
+    parser.add_argument("--size", default="qwen3-4b", help="of make_random_model.py")
+    parser.add_argument("--checkpoints", type=pathlib.Path, help="folder on the disk to be measured")
+    parser.add_argument("--device", choices=SHAPES, default="cuda")
+    args = parser.parse_args()
+    args.checkpoints = args.checkpoints or args.work / "checkpoints"
+    if args.checkpoints.exists():
+        raise SystemExit(f"resume_speed: {args.checkpoints} is there already: give a folder that is not")
+    if not (args.work / args.size / "config.json").exists():
+        sequence, tokens = SHAPES[args.device]
+        subprocess.run([sys.executable, HERE / "make_random_model.py", args.size, args.work / args.size,
+                        "--rows", args.work / "rows.jsonl", "--count", str(STEPS * tokens // sequence),
+                        "--tokens", str(sequence)], check=True)
+    try:
+        straight = run(args, "straight", None)
+        resumed = run(args, "resumed", args.checkpoints / f"step-{SAVED}")
+    finally:
+        shutil.rmtree(args.checkpoints, ignore_errors=True)
+    after = {step: loss for step, loss in straight.items() if step > SAVED}
+    if resumed != after:
+        raise SystemExit(f"resume_speed: losses differ: {after} straight, {resumed} resumed")
+    print(f"losses after step {SAVED} are equal: {after}")
+
+
+if __name__ == "__main__":
+    main()
