@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Times a checkpoint of a full fine-tuning beside its training, and a resume from it.
+"""Times a checkpoint of a full fine-tuning beside its training, a resume from it, and the delivery of the model.
 
     . deploy/gpu/torch_env.sh                      (where torch's libraries are)
-    python3 deploy/gpu/resume_speed.py BIN WORK [--size qwen3-4b] [--checkpoints DIR] [--device cuda]
+    python3 deploy/gpu/resume_speed.py BIN WORK [--size qwen3-4b] [--disk DIR] [--device cuda]
 
-BIN: the folder with sft-rank. WORK: for the model of random weights, rows, logs and, where --checkpoints names no
-other folder, the checkpoint; what is there serves again. Six steps with a checkpoint after the fourth, then a second
-process from that: prints what each took, and fails where the losses of steps 5 and 6 differ in any bit.
+BIN: the folder with sft-rank. WORK: for the model of random weights, rows and logs; what is there serves again. DIR, by
+default WORK/disk, is made for the checkpoint and the result, and removed. Six steps with a checkpoint after the
+fourth, then a second process from that, to the end: prints what each took, and fails where the losses of steps 5 and
+6 differ in any bit.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import rows  # noqa: E402
 
 STEPS, SAVED, LIMIT_S = 6, 4, 300
 SHAPES = {"cuda": (2048, 16384), "cpu": (256, 2048)}  # sequence length, tokens a step
-SHOWN = ("checkpoint of", "loaded the model", "ready after", "goes on")
+SHOWN = ("checkpoint of", "loaded the model", "ready after", "goes on", "wrote the")
 
 
 def write_launch(args, folder, resume):
@@ -40,13 +41,13 @@ def write_launch(args, folder, resume):
         "first_rank": 0, "local_ranks": 1, "rendezvous": f"127.0.0.1:{ours.free_port()}", "device": args.device,
         "threads_per_rank": os.cpu_count(), "model_dir": str(args.work / args.size), "model_name": args.size,
         "train_file": str(args.work / "rows.jsonl"), "val_file": "", "cache_dir": str(args.work / "cache"),
-        "attempt_dir": str(folder), "output_dir": str(folder / "output"), "checkpoint_dir": str(args.checkpoints),
+        "attempt_dir": str(folder), "output_dir": str(args.disk / "output"), "checkpoint_dir": str(args.disk),
         "resume_dir": str(resume or ""), "resume_changed": False}))
     return path
 
 
 def run(args, name, resume):
-    """Until the last step is made and the checkpoint complete; returns the losses by step."""
+    """Until the checkpoint is complete, or resumed until the model is; returns the losses by step."""
     folder = args.work / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -64,7 +65,8 @@ def run(args, name, resume):
             losses = {event["step"]: event["loss"] for event in events if event["event"] == "step"}
             if losses and first is None:
                 first = time.monotonic() - begin
-            if STEPS in losses and (resume or any(event["event"] == "checkpoint" for event in events)):
+            last = "artifact" if resume else "checkpoint"
+            if STEPS in losses and any(event["event"] == last for event in events):
                 break
     finally:
         rank.kill()
@@ -82,12 +84,12 @@ def main():
     parser.add_argument("bin", type=pathlib.Path)
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("--size", default="qwen3-4b", help="of make_random_model.py")
-    parser.add_argument("--checkpoints", type=pathlib.Path, help="folder on the disk to be measured")
+    parser.add_argument("--disk", type=pathlib.Path, help="folder to be made on the disk to be measured")
     parser.add_argument("--device", choices=SHAPES, default="cuda")
     args = parser.parse_args()
-    args.checkpoints = args.checkpoints or args.work / "checkpoints"
-    if args.checkpoints.exists():
-        raise SystemExit(f"resume_speed: {args.checkpoints} is there already: give a folder that is not")
+    args.disk = args.disk or args.work / "disk"
+    if args.disk.exists():
+        raise SystemExit(f"resume_speed: {args.disk} is there already: give a folder that is not")
     if not (args.work / args.size / "config.json").exists():
         sequence, tokens = SHAPES[args.device]
         subprocess.run([sys.executable, HERE / "make_random_model.py", args.size, args.work / args.size,
@@ -95,9 +97,9 @@ def main():
                         "--tokens", str(sequence)], check=True)
     try:
         straight = run(args, "straight", None)
-        resumed = run(args, "resumed", args.checkpoints / f"step-{SAVED}")
+        resumed = run(args, "resumed", args.disk / f"step-{SAVED}")
     finally:
-        shutil.rmtree(args.checkpoints, ignore_errors=True)
+        shutil.rmtree(args.disk, ignore_errors=True)
     after = {step: loss for step, loss in straight.items() if step > SAVED}
     if resumed != after:
         raise SystemExit(f"resume_speed: losses differ: {after} straight, {resumed} resumed")

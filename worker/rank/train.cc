@@ -128,7 +128,8 @@ class EventObserver : public engine::TrainObserver {
   }
 
   void OnArtifact(const engine::ArtifactReport& report) override {
-    fmt::print("wrote the {} ({} bytes) to {}\n", report.kind, report.bytes, report.path);
+    fmt::print("wrote the {} ({} bytes) to {} in {:.1f} s\n", report.kind, report.bytes,
+               report.path, report.seconds);
     context_.events.Write(
         channel::ArtifactEvent{.kind = report.kind, .path = report.path, .bytes = report.bytes});
     context_.events.Sync();

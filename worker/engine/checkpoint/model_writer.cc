@@ -137,10 +137,6 @@ void ModelWriter::Write(std::string_view name, const at::Tensor& tensor) {
   Shard(name).Write(name, tensor);
 }
 
-void ModelWriter::WriteRange(std::string_view name, int64_t first, const at::Tensor& part) {
-  Shard(name).WriteRange(name, first, part);
-}
-
 void ModelWriter::WriteIndex() const {
   ordered_json index;
   index["metadata"] = {{"total_size", total_bytes_}};

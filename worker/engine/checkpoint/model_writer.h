@@ -37,7 +37,6 @@ class ModelWriter {
   ~ModelWriter();
 
   void Write(std::string_view name, const at::Tensor& tensor);
-  void WriteRange(std::string_view name, int64_t first, const at::Tensor& part);
   void Commit();
 
  private:

@@ -87,6 +87,7 @@ struct ArtifactReport {
   std::string kind;  // "adapter" or "model"
   std::string path;
   int64_t bytes = 0;
+  double seconds = 0;  // to gather, write and read it back
 };
 
 // Implemented by sft-rank (events) and by tests. Calls must not block for long: ranks wait for each

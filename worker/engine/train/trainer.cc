@@ -312,7 +312,9 @@ void Trainer::DeliverResult() {
     best_weights_.clear();
   }
   const DeliveryOptions delivery{options_.output_dir, options_.model_dir, options_.model_name};
-  const DeliveryResult result = Deliver(model_, options_.spec, delivery, comm_);
+  const MonoTime begin = clock_.Mono();
+  DeliveryResult result = Deliver(model_, options_.spec, delivery, comm_);
+  result.artifact.seconds = std::chrono::duration<double>(clock_.Mono() - begin).count();
   observer_.OnConsistency(result.consistency);
   if (!result.consistency.consistent) {
     throw InternalError(

@@ -9,7 +9,6 @@
 
 #include "tests/unit/worker/engine/checkpoint/temp_dir.h"
 #include "worker/engine/base/error.h"
-#include "worker/engine/checkpoint/tensor_hash.h"
 
 namespace sft::engine {
 namespace {
@@ -157,21 +156,6 @@ TEST(StagedDirectoryTest, WithoutCommitTheOldOneStays) {
   }
   EXPECT_EQ(Listing(dir.path()), "out");
   EXPECT_EQ(Listing(dir / "out"), "kept");
-}
-
-TEST(TensorHasherTest, HashesElementsWhateverTheStride) {
-  TensorHasher a, b, c, abc;
-  const at::Tensor matrix = at::arange(6, at::kFloat).view({2, 3});
-  a.Add(matrix.t());
-  b.Add(matrix.t().contiguous());
-  c.Add(matrix);
-  const std::string hash = a.Finish();
-  EXPECT_EQ(hash, b.Finish());
-  EXPECT_NE(hash, c.Finish());
-  // FIPS 180-4: "abc".
-  abc.Add(at::tensor({97, 98}, at::kByte));
-  abc.Add(at::tensor({99}, at::kByte));
-  EXPECT_EQ(abc.Finish(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
 }  // namespace
