@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
@@ -183,13 +184,35 @@ std::vector<ShardWriter::Tensors> ShardWriter::Files() const {
   return files;
 }
 
-CheckpointFile ShardWriter::WriteFile(const std::filesystem::path& path, Tensors tensors,
-                                      bool on_host, const std::atomic<bool>& cancelled) {
-  std::vector<TensorInfo> infos;
-  for (const auto& [name, tensor] : tensors) {
-    infos.push_back({.name = name, .dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()});
+ShardWriter::Writers ShardWriter::ReserveSpace(const std::filesystem::path& folder, int rank,
+                                               int world, const std::vector<Tensors>& files) {
+  Writers writers;
+  size_t bytes = 0;
+  for (const Tensors& tensors : files) {
+    for (const auto& [name, tensor] : tensors) bytes += tensor.nbytes();
   }
-  SafetensorsWriter writer(path, std::move(infos), {}, /*hashed=*/true);
+  try {
+    for (size_t i = 0; i < files.size(); ++i) {
+      std::vector<TensorInfo> infos;
+      for (const auto& [name, tensor] : files[i]) {
+        infos.push_back(
+            {.name = name, .dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()});
+      }
+      writers.push_back(std::make_unique<SafetensorsWriter>(
+          folder / ShardName(rank, world, i), std::move(infos),
+          std::map<std::string, std::string>(), /*hashed=*/true));
+    }
+  } catch (const InfrastructureError& error) {
+    if (files.size() == 1) throw;
+    throw InfrastructureError(fmt::format("{}; all {} files of this rank are {} bytes",
+                                          error.what(), files.size(), bytes),
+                              error.code(), error.advice());
+  }
+  return writers;
+}
+
+void ShardWriter::WriteFile(SafetensorsWriter& writer, Tensors tensors, bool on_host,
+                            const std::atomic<bool>& cancelled) {
   for (const std::string& name : writer.order()) {
     const auto taken = tensors.extract(name);
     Tensor flat = taken.mapped();
@@ -202,7 +225,6 @@ CheckpointFile ShardWriter::WriteFile(const std::filesystem::path& path, Tensors
     }
   }
   writer.Commit();
-  return {.name = path.filename().string(), .size = writer.size(), .sha256 = writer.Sha256()};
 }
 
 std::vector<CheckpointFile> ShardWriter::Write(const std::filesystem::path& folder, int rank,
@@ -223,12 +245,12 @@ std::vector<CheckpointFile> ShardWriter::Write(const std::filesystem::path& fold
   }
   std::vector<Tensors> files = Files();
   tensors_.clear();
+  const Writers writers = ReserveSpace(folder, rank, world, files);
   std::vector<CheckpointFile> written(files.size());
   ForEach(fits ? copiers_.size() : 1, files.size(), [&](size_t, size_t i) {
     const at::NoGradGuard no_grad_here;
-    written[i] =
-        WriteFile(folder / ShardName(rank, world, i), std::move(files[i]), fits, cancelled);
-    written[i].rank = rank;
+    WriteFile(*writers[i], std::move(files[i]), fits, cancelled);
+    written[i] = {ShardName(rank, world, i), rank, writers[i]->size(), writers[i]->Sha256()};
   });
   CheckDisk(io::SyncDir(folder.string()));
   return written;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,7 @@ class ShardWriter {
   static constexpr int64_t kPieceBytes = int64_t{32} << 20;
 
   using Tensors = std::map<std::string, at::Tensor>;
+  using Writers = std::vector<std::unique_ptr<SafetensorsWriter>>;
 
   // What one thread copies with.
   struct Copier {
@@ -72,9 +74,12 @@ class ShardWriter {
   Tensors ToHost(const Tensors& tensors, const std::atomic<bool>& cancelled);
   void CopyPieces(const std::vector<Piece>& pieces, const std::atomic<bool>& cancelled);
   void CopyPiece(Copier& copier, const Piece& piece);
-  // The file at `path`. `on_host`: the tensors are; else they are copied one by one.
-  CheckpointFile WriteFile(const std::filesystem::path& path, Tensors tensors, bool on_host,
-                           const std::atomic<bool>& cancelled);
+  // The space of all files, before one is written: a full disk is found at once.
+  static Writers ReserveSpace(const std::filesystem::path& folder, int rank, int world,
+                              const std::vector<Tensors>& files);
+  // `on_host`: the tensors are; else they are copied one by one.
+  void WriteFile(SafetensorsWriter& writer, Tensors tensors, bool on_host,
+                 const std::atomic<bool>& cancelled);
   void SetCopied() SFT_EXCLUDES(mutex_);
 
   at::Device device_;

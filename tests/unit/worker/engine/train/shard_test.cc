@@ -1,8 +1,11 @@
 #include "worker/engine/train/shard.h"
 
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -16,6 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using at::Tensor;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr int kThreads = 3;
 
@@ -89,6 +94,30 @@ TEST_P(ShardTest, OneThatIsGivenUpLeavesNoFileAndHoldsNobodyUp) {
   writer.Begin({{"weights", at::ones({1000})}});
   cancelled_ = true;
   EXPECT_THROW(writer.Write(dir_, 0, 1, cancelled_), InfrastructureError);
+  writer.WaitCopied();
+  EXPECT_TRUE(fs::is_empty(dir_));
+}
+
+// The second file may not be as large as it has to be.
+TEST_P(ShardTest, WhereOneFileHasNoSpaceNoneIsWritten) {
+  ShardWriter writer(at::kCPU, GetParam(), kThreads, /*file_bytes=*/100'000);
+  writer.Begin({{"a", at::ones({10'000})}, {"b", at::ones({1'000'000})}, {"c", at::ones({10})}});
+  rlimit former{};
+  getrlimit(RLIMIT_FSIZE, &former);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{1'000'000, former.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  try {
+    writer.Write(dir_, 0, 1, cancelled_);
+    ADD_FAILURE() << "it was written";
+  } catch (const InfrastructureError& error) {
+    EXPECT_EQ(error.code(), "disk_full");
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("cannot reserve space for"), HasSubstr("rank-0-of-1-2.safetensors"),
+                      HasSubstr("all 3 files of this rank are 4040040 bytes")));
+  }
+  setrlimit(RLIMIT_FSIZE, &former);
+  std::signal(SIGXFSZ, handler);
   writer.WaitCopied();
   EXPECT_TRUE(fs::is_empty(dir_));
 }
