@@ -29,6 +29,10 @@ SHAPES = {"cuda": (2048, 16384), "cpu": (256, 2048)}  # sequence length, tokens 
 SHOWN = ("checkpoint of", "loaded the model", "ready after", "goes on", "wrote the")
 
 
+def rows_of(args):
+    return args.work / f"rows-{SHAPES[args.device][0]}.jsonl"
+
+
 def write_launch(args, folder, resume):
     sequence, tokens = SHAPES[args.device]
     row = rows.Row("resume", args.size, "full", sequence, tokens, 1, (), device=args.device)
@@ -40,7 +44,7 @@ def write_launch(args, folder, resume):
         "attempt_uid": folder.name, "epoch": 1, "job_id": "resume", "job_json": json.dumps(job), "world_size": 1,
         "first_rank": 0, "local_ranks": 1, "rendezvous": f"127.0.0.1:{ours.free_port()}", "device": args.device,
         "threads_per_rank": os.cpu_count(), "model_dir": str(args.work / args.size), "model_name": args.size,
-        "train_file": str(args.work / "rows.jsonl"), "val_file": "", "cache_dir": str(args.work / "cache"),
+        "train_file": str(rows_of(args)), "val_file": "", "cache_dir": str(args.work / "cache"),
         "attempt_dir": str(folder), "output_dir": str(args.disk / "output"), "checkpoint_dir": str(args.disk),
         "resume_dir": str(resume or ""), "resume_changed": False}))
     return path
@@ -71,6 +75,8 @@ def run(args, name, resume):
     finally:
         rank.kill()
         rank.wait()
+    losses = {event["step"]: event["loss"] for event in ours.read_events(folder / "rank-0.events")
+              if event["event"] == "step"}
     if STEPS not in losses:
         raise SystemExit(f"{name}: made no step {STEPS}: {log}")
     print(f"{name}: first step after {first:.1f} s")
@@ -90,10 +96,10 @@ def main():
     args.disk = args.disk or args.work / "disk"
     if args.disk.exists():
         raise SystemExit(f"resume_speed: {args.disk} is there already: give a folder that is not")
-    if not (args.work / args.size / "config.json").exists():
-        sequence, tokens = SHAPES[args.device]
+    sequence, tokens = SHAPES[args.device]
+    if not (args.work / args.size / "config.json").exists() or not rows_of(args).exists():
         subprocess.run([sys.executable, HERE / "make_random_model.py", args.size, args.work / args.size,
-                        "--rows", args.work / "rows.jsonl", "--count", str(STEPS * tokens // sequence),
+                        "--rows", rows_of(args), "--count", str(STEPS * tokens // sequence),
                         "--tokens", str(sequence)], check=True)
     try:
         straight = run(args, "straight", None)

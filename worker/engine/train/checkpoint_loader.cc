@@ -47,9 +47,11 @@ void CheckTogether(Communicator& comm, const std::function<void()>& check) {
 CheckpointLoader::CheckpointLoader(Options options, const Stamp& now, const CheckpointPlace& place,
                                    Communicator& comm, Clock& clock)
     : options_(std::move(options)), device_(comm.device()), clock_(clock) {
-  const MonoTime begin = clock_.Mono();
-  CheckTogether(comm, [&] { Verify(now, place, comm); });
-  verify_seconds_ = std::chrono::duration<double>(clock_.Mono() - begin).count();
+  CheckTogether(comm, [&] {
+    const MonoTime begin = clock_.Mono();
+    Verify(now, place, comm);
+    verify_seconds_ = std::chrono::duration<double>(clock_.Mono() - begin).count();
+  });
 }
 
 void CheckpointLoader::Verify(const Stamp& now, const CheckpointPlace& place,

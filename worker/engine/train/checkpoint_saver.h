@@ -37,8 +37,8 @@ struct CheckpointPlace {
 //   step n      Save: every rank that holds a first copy begins to copy its part to host memory
 //               and writes it to <dir>/step-n.partial (ShardWriter), on a thread of its own; the
 //               first rank of a node writes a file in any case, if need be without a tensor
-//   a later one every rank's flag says that its file is durable: the ranks exchange sizes and
-//               hashes; rank 0 writes the manifest, syncs the folder and renames it to step-n
+//   a later one every rank's flag says that its files are durable: the ranks exchange sizes
+//               and hashes; rank 0 writes the manifest, syncs the folder and renames it to step-n
 //   a later one rank 0's flag says so: the first rank of each other node renames its folder
 //               (unless it is rank 0's own: shared storage), and each reports
 //

@@ -43,10 +43,16 @@ bool IsWithin(double share, int64_t bytes, int ranks_of_node) {
 
 Tensor AsBytes(const Tensor& tensor) { return tensor.view({-1}).view(at::kByte); }
 
-// Calls work(thread, i) for each i below `count`, on so many threads; rethrows what one throws.
+// Calls work(thread, i) for each i below `count`, on so many threads; rethrows what one throws,
+// after which no other is begun.
 void ForEach(size_t threads, size_t count, const std::function<void(size_t, size_t)>& work) {
   std::atomic<size_t> next = 0;
   const auto run = [&](size_t thread) {
+    struct Stop {
+      std::atomic<size_t>& next;
+      size_t count;
+      ~Stop() { next = count; }
+    } stop{next, count};
     for (size_t i = next++; i < count; i = next++) work(thread, i);
   };
   std::vector<std::future<void>> others;

@@ -23,8 +23,8 @@ namespace sft::engine {
 // waits only where it would change what is not copied yet. Where the host has no room for a copy,
 // that is until the files are written. Several threads copy: one alone is held up by the first
 // touch of fresh memory, at a tenth of what the device could send. Reserve spares the training that
-// touch. A large part is several files, which several threads write, and verify when it is read:
-// one alone hashes 2 GB/s.
+// touch. A large part is several files, which several threads write, where it was copied first, and
+// verify when it is read: one alone hashes 2 GB/s.
 //
 // One thread trains (Reserve, Begin, WaitCopied), another one writes (Write); one part at a time.
 class ShardWriter {

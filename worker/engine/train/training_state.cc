@@ -115,7 +115,11 @@ void SavedState::Read(std::string_view kind, const std::string& param, int64_t f
     if (done == to.numel() || begin < 0) break;
     const int64_t count = std::min(to.numel() - done, piece.count() - begin);
     if (count <= 0) continue;
-    reader_.Read(*piece.file, piece.name, begin, to.narrow(0, done, count));
+    try {
+      reader_.Read(*piece.file, piece.name, begin, to.narrow(0, done, count));
+    } catch (const UserError& error) {  // as of a model's file; it was whole when it was verified
+      Incomplete(dir_, fmt::format("changed while it was read: {}", error.what()));
+    }
     done += count;
   }
   if (done < to.numel()) {
