@@ -11,13 +11,13 @@ fourth, then a second process from that, to the end: prints what each took, and 
 """
 
 import argparse
-import json
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import time
+import types
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "bench"))
@@ -39,15 +39,14 @@ def write_launch(args, folder, resume):
     setting = rows.Ours("bf16", job={rows.KEY_OPTIMIZER: "adamw_bf16", rows.KEY_MASTER: "bf16"})
     job = ours.make_job(row, setting, "h200", {"gpus": 1, "tokens": tokens, "steps": STEPS},
                         {"checkpoint.save_strategy": "steps", "checkpoint.save_steps": SAVED})
-    path = folder / "launch.json"
-    path.write_text(json.dumps({
-        "attempt_uid": folder.name, "epoch": 1, "job_id": "resume", "job_json": json.dumps(job), "world_size": 1,
-        "first_rank": 0, "local_ranks": 1, "rendezvous": f"127.0.0.1:{ours.free_port()}", "device": args.device,
-        "threads_per_rank": os.cpu_count(), "model_dir": str(args.work / args.size), "model_name": args.size,
-        "train_file": str(rows_of(args)), "val_file": "", "cache_dir": str(args.work / "cache"),
-        "attempt_dir": str(folder), "output_dir": str(args.disk / "output"), "checkpoint_dir": str(args.disk),
-        "resume_dir": str(resume or ""), "resume_changed": False}))
-    return path
+    context = types.SimpleNamespace(model_dir=lambda size: args.work / size, cores=os.cpu_count())
+    return ours.write_launch(row, job, {"gpus": 1, "rows": rows_of(args)}, context, folder,
+                             cache_dir=str(args.work / "cache"), output_dir=str(args.disk / "output"),
+                             checkpoint_dir=str(args.disk), resume_dir=str(resume or ""), resume_changed=False)
+
+
+def losses_of(events):
+    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 
 
 def run(args, name, resume):
@@ -61,12 +60,12 @@ def run(args, name, resume):
     log, begin, first = folder / "rank-0.log", time.monotonic(), None
     with open(log, "w") as out:
         rank = subprocess.Popen([program, "train", "--launch", launch, "--rank", "0"], stdout=out, stderr=out)
-    events, losses = [], {}
+    losses = {}
     try:
         while rank.poll() is None and time.monotonic() < begin + LIMIT_S:
             time.sleep(0.05)
             events = ours.read_events(folder / "rank-0.events")
-            losses = {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+            losses = losses_of(events)
             if losses and first is None:
                 first = time.monotonic() - begin
             last = "artifact" if resume else "checkpoint"
@@ -75,8 +74,7 @@ def run(args, name, resume):
     finally:
         rank.kill()
         rank.wait()
-    losses = {event["step"]: event["loss"] for event in ours.read_events(folder / "rank-0.events")
-              if event["event"] == "step"}
+    losses = losses_of(ours.read_events(folder / "rank-0.events"))
     if STEPS not in losses:
         raise SystemExit(f"{name}: made no step {STEPS}: {log}")
     print(f"{name}: first step after {first:.1f} s")

@@ -139,6 +139,7 @@ class Neighbour {
     Check(cudaMemsetAsync(bytes_, 0, sizeof *bytes_, copies_), "a sum");
     Check(cudaEventRecord(begin_, copies_), "an event");
     CopyUntil<<<taken_, 640, kShared, copies_>>>(stop_, region_, kPart, bytes_);
+    Check(cudaGetLastError(), "the copies' start");
     Check(cudaEventRecord(end_, copies_), "an event");
   }
 

@@ -62,7 +62,8 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def write_launch(row, job, plan, context, folder):
+def write_launch(row, job, plan, context, folder, **others):
+    """The launch file of a run in `folder`; `others`: members beside these or in their place."""
     model = context.model_dir(row.model)
     launch = {
         "attempt_uid": folder.name, "epoch": 1, "job_id": folder.name, "job_json": json.dumps(job),
@@ -73,7 +74,7 @@ def write_launch(row, job, plan, context, folder):
         "val_file": str(data.DEMO / "validation.jsonl") if row.validation else "",
         "cache_dir": str(folder / "cache"), "attempt_dir": str(folder),
         "output_dir": str(folder / "output"),
-    }
+    } | others
     path = folder / "launch.json"
     path.write_text(json.dumps(launch))
     return path

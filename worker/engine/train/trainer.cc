@@ -314,7 +314,7 @@ void Trainer::DeliverResult() {
   const DeliveryOptions delivery{options_.output_dir, options_.model_dir, options_.model_name};
   const MonoTime begin = clock_.Mono();
   DeliveryResult result = Deliver(model_, options_.spec, delivery, comm_);
-  result.artifact.seconds = std::chrono::duration<double>(clock_.Mono() - begin).count();
+  result.artifact.seconds = Seconds(clock_.Mono() - begin);
   observer_.OnConsistency(result.consistency);
   if (!result.consistency.consistent) {
     throw InternalError(
