@@ -164,9 +164,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
     SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint,
                          HttpEndpoint(settings.listen, settings.http));
     parts.http_host = endpoint.host;
-    SFT_ASSIGN_OR_RETURN(parts.http, HttpServer::Start(endpoint, [&parts](const std::string& path) {
-                           return ServePage(path, *parts.store, parts.registry, &parts.disk);
-                         }));
+    SFT_ASSIGN_OR_RETURN(
+        parts.http, HttpServer::Start(endpoint, Pages(*parts.store, parts.registry, &parts.disk)));
   }
   parts.loop.Start(parts.reconciler, parts.checkpoints);
   parts.housekeeping.Start();

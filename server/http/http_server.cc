@@ -1,14 +1,16 @@
 #include "server/http/http_server.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <netdb.h>
 #include <poll.h>
 #include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "common/obs/log.h"
@@ -16,24 +18,11 @@
 namespace sft::server {
 namespace {
 
-constexpr int kBacklog = 16;
+constexpr int kBacklog = 128;
+// After an accept that failed, for want of descriptors or memory.
+constexpr std::chrono::milliseconds kAcceptPause{100};
 
-std::string_view StatusText(int status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 400:
-      return "Bad Request";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 431:
-      return "Request Header Fields Too Large";
-    default:
-      return "Service Unavailable";
-  }
-}
+MonoTime Now() { return Clock::Real().Mono(); }
 
 absl::StatusOr<io::UniqueFd> Listen(const rpc::Endpoint& endpoint) {
   addrinfo hints{};
@@ -46,7 +35,7 @@ absl::StatusOr<io::UniqueFd> Listen(const rpc::Endpoint& endpoint) {
     return InvalidArgument(fmt::format("--http {}: {}", endpoint.ToString(), gai_strerror(code)));
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
-  io::UniqueFd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  io::UniqueFd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;
   if (!fd.valid() || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       ::bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 ||
@@ -67,94 +56,255 @@ int PortOf(int fd) {
   return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 
-// Reads up to the empty line that ends a request's head. False: the client is gone or too slow.
-bool ReadHead(int fd, std::string& head) {
-  char bytes[2048];
-  while (head.find("\r\n\r\n") == head.npos && head.size() <= HttpServer::kMaxHead) {
-    pollfd waiting{fd, POLLIN, 0};
-    if (::poll(&waiting, 1, HttpServer::kClientTimeoutMs) <= 0) return false;
-    const ssize_t got = ::recv(fd, bytes, sizeof(bytes), 0);
-    if (got <= 0) return false;
-    head.append(bytes, static_cast<size_t>(got));
-  }
-  return true;
-}
-
-void SendAll(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    pollfd waiting{fd, POLLOUT, 0};
-    if (::poll(&waiting, 1, HttpServer::kClientTimeoutMs) <= 0) return;
-    const ssize_t put = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (put <= 0) return;
-    bytes.remove_prefix(static_cast<size_t>(put));
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const rpc::Endpoint& endpoint,
-                                                              Handler handler) {
+                                                              std::vector<Page> pages,
+                                                              Options options) {
   if (!rpc::IsLoopback(endpoint.host)) {
     return PermissionDenied(
         fmt::format("--http {}: only loopback addresses are served until TLS and tokens exist",
                     endpoint.ToString()));
   }
   SFT_ASSIGN_OR_RETURN(io::UniqueFd listener, Listen(endpoint));
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus("cannot create a pipe", errno);
-  const int port = PortOf(listener.get());
-  return std::unique_ptr<HttpServer>(new HttpServer(
-      std::move(listener), io::UniqueFd(ends[0]), io::UniqueFd(ends[1]), port, std::move(handler)));
+  io::UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) return ErrnoStatus("cannot create an eventfd", errno);
+  return std::unique_ptr<HttpServer>(
+      new HttpServer(std::move(listener), std::move(wake), endpoint, std::move(pages), options));
 }
 
-HttpServer::HttpServer(io::UniqueFd listener, io::UniqueFd stop_read, io::UniqueFd stop_write,
-                       int port, Handler handler)
+HttpServer::HttpServer(io::UniqueFd listener, io::UniqueFd wake, rpc::Endpoint endpoint,
+                       std::vector<Page> pages, Options options)
     : listener_(std::move(listener)),
-      stop_read_(std::move(stop_read)),
-      stop_write_(std::move(stop_write)),
-      port_(port),
-      handler_(std::move(handler)),
-      thread_([this] { Loop(); }) {}
+      wake_(std::move(wake)),
+      endpoint_(std::move(endpoint)),
+      port_(PortOf(listener_.get())),
+      options_(options) {
+  for (Page& page : pages) {
+    makers_.push_back(std::make_unique<Maker>());
+    makers_.back()->page = std::move(page);
+  }
+  for (const auto& maker : makers_) {
+    maker->thread = std::thread([this, &maker = *maker] { Make(maker); });
+  }
+  thread_ = std::thread([this] { Loop(); });
+}
 
 HttpServer::~HttpServer() {
-  const char byte = 0;
-  if (::write(stop_write_.get(), &byte, 1) != 1) spdlog::error("cannot stop the HTTP thread");
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+    for (const auto& maker : makers_) maker->asked.NotifyAll();
+  }
+  Wake();
   thread_.join();
+  for (const auto& maker : makers_) maker->thread.join();
+}
+
+void HttpServer::Wake() {
+  const uint64_t one = 1;
+  // A counter that is full wakes as well.
+  if (::write(wake_.get(), &one, sizeof(one)) < 0 && errno != EAGAIN) {
+    spdlog::error("{}", Message(ErrnoStatus("cannot wake the HTTP thread", errno)));
+  }
+}
+
+void HttpServer::Make(Maker& maker) {
+  obs::NameThread("http page");
+  uint64_t number = 0;
+  while (true) {
+    {
+      const MutexLock lock(mutex_);
+      while (maker.wanted == maker.begun && !stopping_) maker.asked.Wait(mutex_);
+      if (stopping_) return;
+      number = ++maker.begun;
+    }
+    HttpResponse response = maker.page.make();
+    {
+      const MutexLock lock(mutex_);
+      made_.push_back({&maker, number, std::move(response)});
+    }
+    Wake();
+  }
 }
 
 void HttpServer::Loop() {
   obs::NameThread("http");
+  std::vector<pollfd> waiting;
   while (true) {
-    pollfd waiting[2] = {{listener_.get(), POLLIN, 0}, {stop_read_.get(), POLLIN, 0}};
-    if (::poll(waiting, 2, -1) < 0 && errno != EINTR) return;
-    if (waiting[1].revents != 0) return;
-    if ((waiting[0].revents & POLLIN) == 0) continue;
-    const io::UniqueFd client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (client.valid()) Serve(client);
+    waiting.clear();
+    waiting.push_back({wake_.get(), POLLIN, 0});
+    waiting.push_back(
+        {listener_.get(), static_cast<int16_t>(Now() >= accepts_again_ ? POLLIN : 0), 0});
+    for (const Connection& connection : connections_) {
+      // Without an event it still tells of a client that has gone.
+      const int16_t wanted = connection.stage == Stage::kHead     ? POLLIN
+                             : connection.stage == Stage::kAnswer ? POLLOUT
+                                                                  : 0;
+      waiting.push_back({connection.fd.get(), wanted, 0});
+    }
+    if (::poll(waiting.data(), waiting.size(), PollTimeoutMs()) < 0 && errno != EINTR) {
+      spdlog::error("{}", Message(ErrnoStatus("the HTTP pages end: poll", errno)));
+      return;
+    }
+    if (waiting[0].revents != 0 && !TakeMade()) return;
+    size_t i = 2;
+    for (Connection& connection : connections_) {
+      if (waiting[i++].revents != 0 && !connection.ended) Move(connection);
+    }
+    EndLate();
+    // Last, so that who has sent its request by now is not ended for a newcomer.
+    if ((waiting[1].revents & POLLIN) != 0) Accept();
   }
 }
 
-void HttpServer::Serve(const io::UniqueFd& client) const {
-  std::string head;
-  if (!ReadHead(client.get(), head)) return;
-  HttpResponse response;
-  const size_t method_end = head.find(' ');
-  const size_t path_end = method_end == head.npos ? head.npos : head.find(' ', method_end + 1);
-  if (head.size() > kMaxHead) {
-    response = {431, response.content_type, "the request's head is too large\n"};
-  } else if (path_end == head.npos) {
-    response = {400, response.content_type, "this is not an HTTP request\n"};
-  } else if (head.substr(0, method_end) != "GET") {
-    response = {405, response.content_type, "only GET is served\n"};
-  } else {
-    std::string path = head.substr(method_end + 1, path_end - method_end - 1);
-    response = handler_(path.substr(0, path.find('?')));
+int HttpServer::PollTimeoutMs() const {
+  MonoTime next = MonoTime::max();
+  if (Now() < accepts_again_) next = accepts_again_;
+  for (const Connection& connection : connections_) next = std::min(next, connection.deadline);
+  if (next == MonoTime::max()) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
+}
+
+bool HttpServer::TakeMade() {
+  uint64_t count = 0;
+  if (::read(wake_.get(), &count, sizeof(count)) < 0 && errno != EAGAIN) return false;
+  std::vector<Made> made;
+  {
+    const MutexLock lock(mutex_);
+    if (stopping_) return false;
+    made.swap(made_);
   }
-  SendAll(client.get(),
-          fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: "
-                      "close\r\n\r\n{}",
-                      response.status, StatusText(response.status), response.content_type,
-                      response.body.size(), response.body));
+  for (const Made& page : made) {
+    for (Connection& connection : connections_) {
+      if (connection.stage == Stage::kPage && connection.maker == page.maker &&
+          connection.number <= page.number) {
+        Answer(connection, page.response);
+      }
+    }
+  }
+  return true;
+}
+
+void HttpServer::Accept() {
+  // Bounded, so that a flood of newcomers does not keep the others waiting.
+  for (int i = 0; i < kBacklog; ++i) {
+    io::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd.valid()) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) {
+        // The listener stays readable; room may help where descriptors ran out.
+        MakeRoom();
+        accepts_again_ = Now() + kAcceptPause;
+      }
+      return;
+    }
+    if (connections_.size() >= options_.max_connections) MakeRoom();
+    Connection& connection = connections_.emplace_back();
+    connection.fd = std::move(fd);
+    connection.deadline = Now() + options_.head_timeout;
+    Move(connection);
+    if (connection.ended) connections_.pop_back();
+  }
+}
+
+void HttpServer::MakeRoom() {
+  for (const Stage stage : {Stage::kHead, Stage::kAnswer, Stage::kPage}) {
+    const auto oldest =
+        std::find_if(connections_.begin(), connections_.end(),
+                     [&](const Connection& connection) { return connection.stage == stage; });
+    if (oldest == connections_.end()) continue;
+    connections_.erase(oldest);
+    return;
+  }
+}
+
+void HttpServer::EndLate() {
+  const MonoTime now = Now();
+  for (Connection& connection : connections_) {
+    if (connection.ended || now < connection.deadline) continue;
+    if (connection.stage == Stage::kPage) {
+      Answer(connection, {503, HttpResponse().content_type,
+                          "the page is not ready: the server's database is busy or hangs\n"});
+    } else {
+      connection.ended = true;
+    }
+  }
+  connections_.remove_if([](const Connection& connection) { return connection.ended; });
+}
+
+void HttpServer::Move(Connection& connection) {
+  switch (connection.stage) {
+    case Stage::kHead:
+      return ReadHead(connection);
+    case Stage::kPage:
+      connection.ended = true;  // an error or a hangup is all that is told here
+      return;
+    case Stage::kAnswer:
+      return WriteAnswer(connection);
+  }
+}
+
+void HttpServer::ReadHead(Connection& connection) {
+  char bytes[2048];
+  std::string& head = connection.head;
+  while (head.size() <= kMaxHead) {
+    const ssize_t got = ::recv(connection.fd.get(), bytes, sizeof(bytes), 0);
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      connection.ended = true;
+      return;
+    }
+    // The empty line may have begun with the bytes before.
+    const size_t from = head.size() < 3 ? 0 : head.size() - 3;
+    head.append(bytes, static_cast<size_t>(got));
+    const size_t end = head.find("\r\n\r\n", from);
+    if (end == head.npos || end > kMaxHead) continue;
+    head.resize(end + 2);
+    return Dispatch(connection);
+  }
+  Answer(connection, {431, HttpResponse().content_type, "the request's head is too large\n"});
+}
+
+void HttpServer::Dispatch(Connection& connection) {
+  const HttpRequest request = ParseRequest(connection.head, endpoint_.host);
+  if (request.refused.has_value()) return Answer(connection, *request.refused);
+  std::vector<std::string> paths;
+  for (const auto& maker : makers_) {
+    paths.push_back(maker->page.path);
+    if (maker->page.path != request.path) continue;
+    connection.stage = Stage::kPage;
+    connection.deadline = Now() + options_.page_timeout;
+    const MutexLock lock(mutex_);
+    connection.maker = maker.get();
+    connection.number = maker->wanted = maker->begun + 1;
+    maker->asked.NotifyOne();
+    return;
+  }
+  Answer(connection, {404, HttpResponse().content_type,
+                      fmt::format("there are {}\n", fmt::join(paths, " and "))});
+}
+
+void HttpServer::Answer(Connection& connection, const HttpResponse& response) {
+  connection.stage = Stage::kAnswer;
+  connection.deadline = Now() + options_.send_timeout;
+  connection.answer = ToBytes(response);
+  WriteAnswer(connection);
+}
+
+void HttpServer::WriteAnswer(Connection& connection) {
+  const std::string& answer = connection.answer;
+  while (connection.sent < answer.size()) {
+    const ssize_t put = ::send(connection.fd.get(), answer.data() + connection.sent,
+                               answer.size() - connection.sent, MSG_NOSIGNAL);
+    if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) break;
+    connection.sent += static_cast<size_t>(put);
+  }
+  connection.ended = true;
 }
 
 }  // namespace sft::server

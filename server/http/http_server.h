@@ -1,51 +1,118 @@
 #pragma once
 
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "common/base/clock.h"
+#include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/io/file.h"
 #include "common/rpc/endpoint.h"
+#include "server/http/http_request.h"
 
 namespace sft::server {
 
-// One answer.
-struct HttpResponse {
-  int status = 200;
-  std::string content_type = "text/plain; charset=utf-8";
-  std::string body;
-};
-
-// Answers GET requests for a few small pages, one connection at a time, on a thread of its own. The
-// distribution has cpp-httplib and prometheus-cpp as shared libraries only, and they bring a second
-// OpenSSL into a process that links one statically; two pages do not need them. No TLS, no token.
+// Answers GET requests for a few small pages on loopback. One thread looks at all connections and
+// never waits for one of them; each page is made on a thread of its own, once for all who wait for
+// it, so that a slow page keeps nobody from another. The distribution has cpp-httplib and
+// prometheus-cpp as shared libraries only, and they bring a second OpenSSL into a process that
+// links one statically; two pages do not need them. No TLS, no token.
 class HttpServer {
  public:
   // Largest request head; more is answered with 431.
   static constexpr size_t kMaxHead = 8192;
-  // A client that is slower than this is cut off, so that it cannot keep others waiting.
-  static constexpr int kClientTimeoutMs = 2000;
 
-  // Called on the server's thread with the path of the request, without its query.
-  using Handler = std::function<HttpResponse(const std::string& path)>;
+  struct Page {
+    std::string path;
+    std::function<HttpResponse()> make;
+  };
+  struct Options {
+    // Connections at once. One more ends the oldest that has not sent its request; where all have,
+    // the oldest whose answer is not taken, then the oldest.
+    size_t max_connections = 64;
+    // From the connection to the end of the request's head.
+    Nanos head_timeout = std::chrono::seconds(2);
+    // A page that takes longer is answered with 503.
+    Nanos page_timeout = std::chrono::seconds(5);
+    // From the answer to its last byte.
+    Nanos send_timeout = std::chrono::seconds(5);
+  };
 
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const rpc::Endpoint& endpoint,
-                                                           Handler handler);
+                                                           std::vector<Page> pages,
+                                                           Options options);
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const rpc::Endpoint& endpoint,
+                                                           std::vector<Page> pages) {
+    return Start(endpoint, std::move(pages), Options());
+  }
   ~HttpServer();
   int port() const { return port_; }
 
  private:
-  HttpServer(io::UniqueFd listener, io::UniqueFd stop_read, io::UniqueFd stop_write, int port,
-             Handler handler);
-  void Loop();
-  void Serve(const io::UniqueFd& client) const;
+  enum class Stage { kHead, kPage, kAnswer };
+  // A page and the thread that makes it. Its makings are numbered; who asks gets the next that
+  // begins. The numbers are guarded by the server's mutex_.
+  struct Maker {
+    Page page;
+    uint64_t begun = 0, wanted = 0;
+    CondVar asked;
+    std::thread thread;
+  };
+  struct Connection {
+    io::UniqueFd fd;
+    MonoTime deadline{};
+    Stage stage = Stage::kHead;
+    std::string head;
+    const Maker* maker = nullptr;  // whose page it waits for,
+    uint64_t number = 0;           // of this making or a later one
+    std::string answer;
+    size_t sent = 0;
+    bool ended = false;
+  };
+  struct Made {
+    const Maker* maker;
+    uint64_t number;
+    HttpResponse response;
+  };
 
+  HttpServer(io::UniqueFd listener, io::UniqueFd wake, rpc::Endpoint endpoint,
+             std::vector<Page> pages, Options options);
+  void Loop() SFT_EXCLUDES(mutex_);
+  void Make(Maker& maker) SFT_EXCLUDES(mutex_);
+  void Wake();
+  // False: the server ends.
+  bool TakeMade() SFT_EXCLUDES(mutex_);
+  void Accept();
+  // Reads or writes as far as it goes without waiting.
+  void Move(Connection& connection);
+  void ReadHead(Connection& connection);
+  void Dispatch(Connection& connection);
+  void Answer(Connection& connection, const HttpResponse& response);
+  void WriteAnswer(Connection& connection);
+  void EndLate();
+  // Ends one connection in favour of a new one.
+  void MakeRoom();
+  int PollTimeoutMs() const;
+
+  // Constant after construction.
   const io::UniqueFd listener_;
-  const io::UniqueFd stop_read_, stop_write_;  // a pipe: closing its end stops the loop
+  const io::UniqueFd wake_;  // an eventfd
+  const rpc::Endpoint endpoint_;
   const int port_;
-  const Handler handler_;
+  const Options options_;
+  std::vector<std::unique_ptr<Maker>> makers_;
+
+  // Of thread_ alone; the oldest first.
+  std::list<Connection> connections_;
+  MonoTime accepts_again_{};  // after an accept that failed
+
+  Mutex mutex_;
+  std::vector<Made> made_ SFT_GUARDED_BY(mutex_);
+  bool stopping_ SFT_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

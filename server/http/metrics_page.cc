@@ -152,25 +152,30 @@ std::string MetricsText(const Figures& figures, const Store& store, const Worker
   return page.text();
 }
 
+HttpResponse Unready(const absl::Status& why) {
+  return {503, HttpResponse().content_type, std::string(Message(why)) + "\n"};
+}
+
 }  // namespace
 
-HttpResponse ServePage(const std::string& path, Store& store, const WorkerRegistry& registry,
-                       DiskWatch* disk) {
+HttpResponse HealthPage(Store& store) {
+  const absl::Status answers = store.Read([](Database& db) { return db.UserVersion().status(); });
+  if (!answers.ok()) return Unready(answers);
   HttpResponse response;
-  if (path != "/healthz" && path != "/metrics") {
-    return {404, response.content_type, "there are /healthz and /metrics\n"};
-  }
-  const absl::StatusOr<Figures> figures = Collect(store);
-  if (!figures.ok()) {
-    return {503, response.content_type, std::string(Message(figures.status())) + "\n"};
-  }
-  if (path == "/healthz") {
-    response.body = "ok\n";
-  } else {
-    response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-    response.body = MetricsText(*figures, store, registry, disk);
-  }
+  response.body = "ok\n";
   return response;
+}
+
+HttpResponse MetricsPage(Store& store, const WorkerRegistry& registry, DiskWatch* disk) {
+  const absl::StatusOr<Figures> figures = Collect(store);
+  if (!figures.ok()) return Unready(figures.status());
+  return {200, "text/plain; version=0.0.4; charset=utf-8",
+          MetricsText(*figures, store, registry, disk)};
+}
+
+std::vector<HttpServer::Page> Pages(Store& store, const WorkerRegistry& registry, DiskWatch* disk) {
+  return {{"/healthz", [&store] { return HealthPage(store); }},
+          {"/metrics", [&store, &registry, disk] { return MetricsPage(store, registry, disk); }}};
 }
 
 }  // namespace sft::server

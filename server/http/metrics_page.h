@@ -1,6 +1,6 @@
 #pragma once
 
-#include <string>
+#include <vector>
 
 #include "server/core/disk_watch.h"
 #include "server/core/worker_registry.h"
@@ -10,9 +10,10 @@
 namespace sft::server {
 
 // The pages of the server: /healthz (200 "ok" while the database answers, else 503 with the reason)
-// and /metrics.
-// `disk` may be null.
-HttpResponse ServePage(const std::string& path, Store& store, const WorkerRegistry& registry,
-                       DiskWatch* disk = nullptr);
+// and /metrics. `disk` may be null; all must outlive the pages.
+std::vector<HttpServer::Page> Pages(Store& store, const WorkerRegistry& registry, DiskWatch* disk);
+
+HttpResponse HealthPage(Store& store);
+HttpResponse MetricsPage(Store& store, const WorkerRegistry& registry, DiskWatch* disk = nullptr);
 
 }  // namespace sft::server

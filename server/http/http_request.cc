@@ -1,0 +1,114 @@
+#include "server/http/http_request.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "common/rpc/endpoint.h"
+
+namespace sft::server {
+namespace {
+
+std::string_view StatusText(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 400:
+      return "Bad Request";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 421:
+      return "Misdirected Request";
+    case 431:
+      return "Request Header Fields Too Large";
+    default:
+      return "Service Unavailable";
+  }
+}
+
+std::string Lower(std::string_view text) {
+  std::string lower(text);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return lower;
+}
+
+// Without blanks at its ends.
+std::string_view Trim(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t");
+  if (begin == text.npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
+}
+
+// "name:7071", "[::1]:7071", without the port and the brackets.
+std::string HostOnly(std::string_view value) {
+  if (!value.empty() && value.front() == '[') {
+    const size_t end = value.find(']');
+    return end == value.npos ? "" : Lower(value.substr(1, end - 1));
+  }
+  return Lower(value.substr(0, value.find(':')));
+}
+
+HttpRequest Refuse(int status, std::string_view why) {
+  HttpRequest request;
+  request.refused = HttpResponse{status, HttpResponse().content_type, fmt::format("{}\n", why)};
+  return request;
+}
+
+// The values of the head's Host lines; nothing where a line is no field at all.
+std::optional<std::vector<std::string_view>> Hosts(std::string_view fields) {
+  std::vector<std::string_view> hosts;
+  while (!fields.empty()) {
+    const size_t end = fields.find("\r\n");
+    const std::string_view line = fields.substr(0, end);
+    fields.remove_prefix(end == fields.npos ? fields.size() : end + 2);
+    if (line.empty()) break;
+    const size_t colon = line.find(':');
+    if (colon == line.npos) return std::nullopt;
+    if (Lower(line.substr(0, colon)) == "host") hosts.push_back(Trim(line.substr(colon + 1)));
+  }
+  return hosts;
+}
+
+}  // namespace
+
+std::string ToBytes(const HttpResponse& response) {
+  return fmt::format(
+      "HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
+      response.status, StatusText(response.status), response.content_type, response.body.size(),
+      response.body);
+}
+
+HttpRequest ParseRequest(std::string_view head, std::string_view host) {
+  const size_t line_end = head.find("\r\n");
+  const std::string_view line = head.substr(0, line_end);
+  const size_t method_end = line.find(' ');
+  const size_t path_end = method_end == line.npos ? line.npos : line.find(' ', method_end + 1);
+  const std::string_view version =
+      path_end == line.npos ? std::string_view() : line.substr(path_end + 1);
+  if (version != "HTTP/1.1" && version != "HTTP/1.0") {
+    return Refuse(400, "this is not an HTTP/1.1 request");
+  }
+  const auto hosts = Hosts(line_end == head.npos ? std::string_view() : head.substr(line_end + 2));
+  // HTTP/1.0 has no Host; a browser always sends one.
+  if (!hosts.has_value() || hosts->size() > 1 || (hosts->empty() && version == "HTTP/1.1")) {
+    return Refuse(400, "a request has one Host");
+  }
+  if (!hosts->empty()) {
+    const std::string asked = HostOnly(hosts->front());
+    if (!rpc::IsLoopback(asked) && asked != HostOnly(host)) {
+      return Refuse(421, "this server answers to the names of loopback: use http://127.0.0.1");
+    }
+  }
+  if (line.substr(0, method_end) != "GET") return Refuse(405, "only GET is served");
+  const std::string_view path = line.substr(method_end + 1, path_end - method_end - 1);
+  if (path.empty() || path.front() != '/') return Refuse(400, "a path begins with /");
+  HttpRequest request;
+  request.path = path.substr(0, path.find('?'));
+  return request;
+}
+
+}  // namespace sft::server
