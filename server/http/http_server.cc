@@ -69,8 +69,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const rpc::Endpoin
   SFT_ASSIGN_OR_RETURN(io::UniqueFd listener, Listen(endpoint));
   io::UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus("cannot create an eventfd", errno);
-  return std::unique_ptr<HttpServer>(
-      new HttpServer(std::move(listener), std::move(wake), endpoint, std::move(pages), options));
+  std::unique_ptr<HttpServer> server(new HttpServer(
+      std::move(listener), std::move(wake), rpc::Endpoint(endpoint), std::move(pages), options));
+  return server;
 }
 
 HttpServer::HttpServer(io::UniqueFd listener, io::UniqueFd wake, rpc::Endpoint endpoint,
