@@ -71,6 +71,7 @@ std::string WhyText(const v1::Node& node) {
   std::vector<std::string> why;
   if (!node.unusable().empty()) why.push_back(node.unusable());
   if (!node.left_out().empty()) why.push_back(node.left_out());
+  if (!node.rival().empty()) why.push_back(node.rival());
   if (const std::string clock = ClockText(node); !clock.empty()) why.push_back(clock);
   for (const v1::Slot& slot : node.slots()) {
     if (slot.healthy()) continue;
@@ -106,7 +107,9 @@ void PrintNode(Connection& connection, const v1::Node& node) {
     line("held since", fmt::format("{} by {}", Utc(node.hold().time()), node.hold().who()));
     if (node.hold().has_move_time()) line("jobs move", "from " + Utc(node.hold().move_time()));
   }
-  line("worker", fmt::format("{} on {}", node.worker_version(), node.hostname()));
+  line("worker", fmt::format("{} on {}, incarnation {}", node.worker_version(), node.hostname(),
+                             node.incarnation().substr(0, 8)));
+  line("folder", node.facts().data_dir().path());
   line("last seen", Utc(node.last_seen()));
   line("known since", Utc(node.first_seen()));
   line("cpus", fmt::format("{}, {} of memory", node.cpus(), Bytes(node.memory_bytes())));

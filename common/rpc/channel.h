@@ -33,6 +33,9 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target,
 // Gives the call a deadline `timeout` from now, by the monotonic clock.
 void SetDeadline(grpc::ClientContext& context, std::chrono::nanoseconds timeout);
 
+// Metadata of a worker's call: which life of it calls.
+inline constexpr char kIncarnationKey[] = "sft-incarnation";
+
 // Deadline of unary calls unless a caller has a reason for another.
 inline constexpr std::chrono::seconds kUnaryDeadline{20};
 

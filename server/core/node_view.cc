@@ -61,6 +61,7 @@ absl::StatusOr<v1::Node> ViewNode(Database& db, const NodeRecord& node, const No
   }
   view.set_unusable(WhyUnusable(node, live, hold == context.holds.end() ? nullptr : &hold->second));
   if (live.disk.level() != v1::NodeDisk::LEVEL_UNSPECIFIED) *view.mutable_disk() = live.disk;
+  view.set_rival(live.rival);
   if (live.clock_offset.has_value()) view.set_clock_offset_seconds(*live.clock_offset);
   if (const auto facts = context.facts.find(node.name); facts != context.facts.end()) {
     // Written by this server; what cannot be read is not shown.

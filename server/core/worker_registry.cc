@@ -93,6 +93,8 @@ WorkerRegistry::WorkerRegistry(Options options, Store& store, Clock& clock, Chan
 
 // A tick is due each second; what a busy machine adds to that stays below this.
 constexpr std::chrono::seconds kLongestTick{5};
+// After its last try.
+constexpr std::chrono::hours kRivalShown{1};
 
 void WorkerRegistry::Beat() {
   const MutexLock lock(mutex_);
@@ -145,15 +147,16 @@ absl::Status WorkerRegistry::StoreNode(const v1::Register& message) {
   node.slots = SlotRecords(message.slots(), node.name);
   const std::vector<ModelRecord> models = ModelRecords(message.models(), node.name);
   return store_.Write([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const v1::NodeFacts facts, TakeOver(db, message, node.last_seen_us));
     SFT_RETURN_IF_ERROR(store::PutNode(db, node));
     SFT_RETURN_IF_ERROR(
-        store::PutFacts(db, node.name, message.facts().SerializeAsString(), node.last_seen_us));
+        store::PutFacts(db, node.name, facts.SerializeAsString(), node.last_seen_us));
     return store::PutModels(db, node.name, models);
   });
 }
 
 absl::Status WorkerRegistry::CheckSole(const v1::Register& message) {
-  std::string hostname, data_dir_id;
+  Claim holder;
   // A server that has just started counts every node as heard of then, as Get does.
   MonoTime heard = started_;
   bool known = false;
@@ -163,48 +166,56 @@ absl::Status WorkerRegistry::CheckSole(const v1::Register& message) {
     const auto entry = entries_.find(message.node());
     known = entry != entries_.end();
     if (known) {
-      hostname = entry->second.hostname;
-      data_dir_id = entry->second.data_dir_id;
+      holder = entry->second.claim;
       heard = entry->second.last_heard;
     }
     silence = Awake() - heard;
   }
+  const absl::Status found = store_.Read([&](Database& db) -> absl::Status {
+    SFT_RETURN_IF_ERROR(CheckNotReplaced(db, message));
+    if (known) return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(holder, StoredClaim(db, message.node()));
+    return absl::OkStatus();
+  });
+  if (absl::IsNotFound(found)) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(found);
   if (silence > options_.suspect_after) return absl::OkStatus();
-  if (!known) {
-    const absl::Status found = store_.Read([&](Database& db) -> absl::Status {
-      SFT_ASSIGN_OR_RETURN(const NodeRecord stored, store::GetNode(db, message.node()));
-      hostname = stored.hostname;
-      data_dir_id = stored.data_dir_id;
-      return absl::OkStatus();
-    });
-    if (absl::IsNotFound(found)) return absl::OkStatus();
-    SFT_RETURN_IF_ERROR(found);
+  return CheckTakeOver(message, holder, options_.suspect_after);
+}
+
+absl::Status WorkerRegistry::CheckStored(const v1::Register& message) {
+  absl::StatusOr<Claim> stored;
+  const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
+    stored = StoredClaim(db, message.node());
+    return absl::OkStatus();
+  });
+  SFT_RETURN_IF_ERROR(read);
+  if (absl::IsNotFound(stored.status())) {
+    return Aborted(fmt::format("node {} was removed: register again", message.node()));
   }
-  // A worker of an earlier version does not say which data folder is its own.
-  const bool same = data_dir_id.empty() || message.data_dir_id().empty()
-                        ? hostname == message.hostname()
-                        : data_dir_id == message.data_dir_id();
-  if (same) return absl::OkStatus();
-  return AlreadyExists(fmt::format(
-      "node name {} is in use by another worker, on host {}: give this worker another --node (one "
-      "with a new data folder is let in {} s after the other was last heard)",
-      message.node(), hostname,
-      std::chrono::duration_cast<std::chrono::seconds>(options_.suspect_after).count()));
+  SFT_RETURN_IF_ERROR(stored.status());
+  if (stored->incarnation == message.incarnation()) return absl::OkStatus();
+  return Aborted(fmt::format("another worker came as {}: register again", message.node()));
 }
 
 absl::Status WorkerRegistry::Connect(const v1::Register& message,
                                      std::shared_ptr<WorkerLink> link) {
   SFT_RETURN_IF_ERROR(CheckRegister(message));
-  SFT_RETURN_IF_ERROR(CheckSole(message));
-  SFT_RETURN_IF_ERROR(StoreNode(message));
+  absl::Status accepted = CheckSole(message);
+  if (accepted.ok()) accepted = StoreNode(message);
+  if (accepted.ok()) accepted = TakeIn(message, std::move(link));
+  if (absl::IsAlreadyExists(accepted) || WasReplaced(accepted)) TellOfRival(message);
+  return accepted;
+}
+
+absl::Status WorkerRegistry::TakeIn(const v1::Register& message, std::shared_ptr<WorkerLink> link) {
   const WorkerLink* const own = link.get();
   std::shared_ptr<WorkerLink> replaced;
   {
     MutexLock lock(mutex_);
     Entry& entry = entries_[message.node()];
     replaced = std::exchange(entry.link, std::move(link));
-    entry.hostname = message.hostname();
-    entry.data_dir_id = message.data_dir_id();
+    entry.claim = ClaimOf(message);
     entry.last_heard = Awake();
     entry.last_seen = clock_.Wall();
     entry.desired_sent = false;
@@ -219,20 +230,60 @@ absl::Status WorkerRegistry::Connect(const v1::Register& message,
     entry.idle = false;
   }
   if (replaced != nullptr) replaced->Close(Aborted("the node has opened another stream"));
-  // It was not connected until now, and so could be removed in between.
-  bool known = false;
-  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(known, store::HasNode(db, message.node()));
-    return absl::OkStatus();
-  }));
-  if (!known) {
+  // It was not connected until now, and so could be removed or replaced in between.
+  if (const absl::Status is_own = CheckStored(message); !is_own.ok()) {
     Disconnect(message.node(), own);
-    return Aborted(fmt::format("node {} was removed: register again", message.node()));
+    return is_own;
   }
   spdlog::info("node {} registered: {} slots, {} models, sft-worker {}", message.node(),
                message.slots_size(), message.models_size(), message.version());
   wake_();
   return absl::OkStatus();
+}
+
+void WorkerRegistry::TellOfRival(const v1::Register& refused) {
+  const std::string text = RivalText(refused, clock_.Wall());
+  std::shared_ptr<WorkerLink> link;
+  {
+    MutexLock lock(mutex_);
+    const auto found = entries_.find(refused.node());
+    // Not heard since this server started: its rival will try again.
+    if (found == entries_.end()) return;
+    Entry& entry = found->second;
+    const bool is_news = entry.rival_life != refused.incarnation();
+    entry.rival = text;
+    entry.rival_life = refused.incarnation();
+    entry.rival_seen = Awake();
+    if (!is_news) return;
+    link = entry.link;
+  }
+  spdlog::error("{}", text);
+  if (link != nullptr) {
+    v1::ServerMessage message;
+    message.mutable_notice()->set_text(text);
+    link->Send(message);
+  }
+  std::vector<std::string> jobs;
+  const absl::Status noted = store_.Write([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(jobs, store::JobsOnNode(db, refused.node()));
+    for (const std::string& job : jobs) {
+      SFT_ASSIGN_OR_RETURN(const JobRecord record, store::GetJob(db, job));
+      SFT_RETURN_IF_ERROR(store::AddEvent(db, job, {0, now_us(), "warning", text, record.attempt}));
+    }
+    return absl::OkStatus();
+  });
+  if (!noted.ok()) spdlog::warn("events of {}: {}", refused.node(), Message(noted));
+  for (const std::string& job : jobs) hub_.Bump(job);
+}
+
+absl::Status WorkerRegistry::CheckIncarnation(const std::string& node,
+                                              const std::string& incarnation) const {
+  MutexLock lock(mutex_);
+  const auto entry = entries_.find(node);
+  if (entry != entries_.end() && entry->second.claim.incarnation == incarnation) {
+    return absl::OkStatus();
+  }
+  return Unavailable(fmt::format("this worker is not registered as node {} now", node));
 }
 
 void WorkerRegistry::Disconnect(const std::string& node, const WorkerLink* link) {
@@ -400,6 +451,7 @@ WorkerRegistry::Live WorkerRegistry::Get(const std::string& node) const {
   live.observed = entry.observed;
   live.disk = entry.disk;
   live.clock_offset = entry.clock_offset;
+  if (!entry.rival.empty() && Awake() - entry.rival_seen < kRivalShown) live.rival = entry.rival;
   for (const v1::Slot& slot : entry.observed.slots()) {
     live.use[slot.index()] = {slot.memory_used_bytes(), slot.utilization_percent()};
   }
@@ -415,6 +467,7 @@ v1::Welcome WorkerRegistry::MakeWelcome(const absl::Status& accepted) const {
   welcome.set_answers_observed(true);
   welcome.set_time_us(now_us());
   if (!accepted.ok()) welcome.set_refused(std::string(Message(accepted)));
+  welcome.set_replaced(WasReplaced(accepted));
   return welcome;
 }
 

@@ -10,6 +10,7 @@
 #include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "server/core/change_hub.h"
+#include "server/core/node_claim.h"
 #include "server/sched/node_score.h"
 #include "server/store/store.h"
 #include "sft/v1/worker_service.pb.h"
@@ -42,9 +43,11 @@ class WorkerRegistry {
                  std::function<void()> wake);
 
   // Takes in a Register: stores the node, its slots, models and variants. A second stream of the
-  // same node replaces the first if it is of the same worker (it has the same data folder) or the
-  // first is silent; otherwise ALREADY_EXISTS: two workers of one name would end each other's
-  // jobs. FAILED_PRECONDITION for a protocol that is not served. The caller then sends the Welcome.
+  // same node replaces the first if it is of the same worker, started again perhaps, or the first
+  // is silent; otherwise ALREADY_EXISTS: two workers of one name would end each other's jobs. A
+  // life that another one has replaced is refused for good (node_claim.h), and who is refused is
+  // told of to the worker that stays, its jobs and operators. FAILED_PRECONDITION for a protocol
+  // that is not served. The caller then sends the Welcome.
   absl::Status Connect(const v1::Register& message, std::shared_ptr<WorkerLink> link);
   // Ignored when the node has another link by now.
   void Disconnect(const std::string& node, const WorkerLink* link);
@@ -64,6 +67,9 @@ class WorkerRegistry {
   absl::Status Keep(const std::string& node, const WorkerLink* link, const v1::Observed& observed,
                     const News& news);
 
+  // Whether a call comes from the worker that is registered as the node now; UNAVAILABLE otherwise.
+  absl::Status CheckIncarnation(const std::string& node, const std::string& incarnation) const;
+
   // Ends a node's stream, if it has one; it may dial again.
   void Close(const std::string& node, const absl::Status& why);
   // Sends to a node's stream; false when it is not connected.
@@ -80,6 +86,7 @@ class WorkerRegistry {
     v1::Observed observed;                           // last
     v1::NodeDisk disk;                               // level 0: it does not say
     std::optional<double> clock_offset;  // of the worker's clock from this one's, seconds
+    std::string rival;                   // another worker that was refused lately; empty: none
   };
   // Nothing for a node that was not heard of since the server started.
   Live Get(const std::string& node) const;
@@ -97,9 +104,11 @@ class WorkerRegistry {
  private:
   struct Entry {
     std::shared_ptr<WorkerLink> link;
-    std::string hostname;
-    std::string data_dir_id;
-    MonoTime last_heard{};  // Awake()
+    Claim claim;
+    std::string rival;       // the last that was refused, as text,
+    std::string rival_life;  // its incarnation,
+    MonoTime rival_seen{};   // and when
+    MonoTime last_heard{};   // Awake()
     WallTime last_seen{};
     std::string last_desired;     // serialized
     bool wants_attempts = false;  // it has some
@@ -121,9 +130,14 @@ class WorkerRegistry {
   // Monotonic time without the gaps that Beat has seen.
   MonoTime Awake() const SFT_REQUIRES(mutex_);
   absl::Status CheckRegister(const v1::Register& message) const;
-  // Whether no other worker holds the name.
+  // Whether no other worker holds the name, and none took this one's place.
   absl::Status CheckSole(const v1::Register& message);
   absl::Status StoreNode(const v1::Register& message);
+  // Whether the row is still of this life.
+  absl::Status CheckStored(const v1::Register& message);
+  absl::Status TakeIn(const v1::Register& message, std::shared_ptr<WorkerLink> link);
+  // Tells who stays of one that was refused.
+  void TellOfRival(const v1::Register& refused);
   News TakeIn(Entry& entry, const v1::Observed& observed) SFT_REQUIRES(mutex_);
 
   // Constant after construction.

@@ -1,14 +1,25 @@
 #include "server/rpc/worker_service.h"
 
+#include "common/rpc/channel.h"
 #include "common/rpc/status.h"
 #include "server/rpc/principal.h"
 
 namespace sft::server {
 
+grpc::Status WorkerServiceImpl::CheckLife(const grpc::ServerContext& context,
+                                          const std::string& node) const {
+  const auto& metadata = context.client_metadata();
+  const auto said = metadata.find(rpc::kIncarnationKey);
+  if (said == metadata.end()) return grpc::Status::OK;
+  return rpc::ToGrpc(
+      registry_.CheckIncarnation(node, std::string(said->second.data(), said->second.size())));
+}
+
 grpc::Status WorkerServiceImpl::AppendLog(grpc::ServerContext* context,
                                           const v1::AppendLogRequest* request,
                                           v1::AppendLogResponse* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
+  if (const auto status = CheckLife(*context, request->node()); !status.ok()) return status;
   const absl::StatusOr<v1::AppendLogResponse> answer = ingest_.AppendLog(*request);
   if (!answer.ok()) return rpc::ToGrpc(answer.status());
   *response = *answer;
@@ -19,6 +30,7 @@ grpc::Status WorkerServiceImpl::AppendEvents(grpc::ServerContext* context,
                                              const v1::AppendEventsRequest* request,
                                              v1::AppendEventsResponse* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
+  if (const auto status = CheckLife(*context, request->node()); !status.ok()) return status;
   const absl::StatusOr<v1::AppendEventsResponse> answer = ingest_.AppendEvents(*request);
   if (!answer.ok()) return rpc::ToGrpc(answer.status());
   *response = *answer;
@@ -29,6 +41,7 @@ grpc::Status WorkerServiceImpl::CommitArtifact(grpc::ServerContext* context,
                                                const v1::CommitArtifactRequest* request,
                                                v1::Artifact* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
+  if (const auto status = CheckLife(*context, request->node()); !status.ok()) return status;
   absl::StatusOr<v1::Artifact> artifact = artifacts_.Commit(*request);
   if (!artifact.ok()) return rpc::ToGrpc(artifact.status());
   *response = *std::move(artifact);
@@ -39,6 +52,7 @@ grpc::Status WorkerServiceImpl::CommitCheckpoint(grpc::ServerContext* context,
                                                  const v1::CommitCheckpointRequest* request,
                                                  v1::CommitCheckpointResponse* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
+  if (const auto status = CheckLife(*context, request->node()); !status.ok()) return status;
   const absl::StatusOr<v1::CommitCheckpointResponse> answer = checkpoints_.Commit(*request);
   if (!answer.ok()) return rpc::ToGrpc(answer.status());
   *response = *answer;

@@ -17,6 +17,7 @@ class WorkerServiceImpl final : public Sessions::Service {
   WorkerServiceImpl(WorkerRegistry& registry, Ingest& ingest, Artifacts& artifacts,
                     Checkpoints& checkpoints, FileRelay& relay)
       : sessions_(*this, registry),
+        registry_(registry),
         ingest_(ingest),
         artifacts_(artifacts),
         checkpoints_(checkpoints),
@@ -38,7 +39,12 @@ class WorkerServiceImpl final : public Sessions::Service {
                         v1::SendFileResponse* response) override;
 
  private:
+  // Whether the caller is the life of a worker that is registered as `node`; one of an earlier
+  // version does not say which it is.
+  grpc::Status CheckLife(const grpc::ServerContext& context, const std::string& node) const;
+
   Sessions sessions_;
+  const WorkerRegistry& registry_;
   Ingest& ingest_;
   Artifacts& artifacts_;
   Checkpoints& checkpoints_;

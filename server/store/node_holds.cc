@@ -72,6 +72,13 @@ absl::Status PutFacts(Database& db, const std::string& node, const std::string& 
   return put.Bind(node).BindBlob(facts).Bind(now_us).Run();
 }
 
+absl::StatusOr<std::string> FactsOf(Database& db, const std::string& node) {
+  SFT_ASSIGN_OR_RETURN(Statement get, db.Prepare("SELECT facts FROM node_facts WHERE node = ?"));
+  get.Bind(node);
+  SFT_ASSIGN_OR_RETURN(const bool row, get.Step());
+  return row ? get.Text(0) : std::string();
+}
+
 absl::StatusOr<std::map<std::string, NodeFacts>> AllFacts(Database& db) {
   SFT_ASSIGN_OR_RETURN(
       Statement list,

@@ -42,6 +42,8 @@ struct NodeFacts {
 };
 absl::Status PutFacts(Database& db, const std::string& node, const std::string& facts,
                       int64_t now_us);
+// Of one node, serialized; empty where there are none.
+absl::StatusOr<std::string> FactsOf(Database& db, const std::string& node);
 // By node.
 absl::StatusOr<std::map<std::string, NodeFacts>> AllFacts(Database& db);
 

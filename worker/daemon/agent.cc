@@ -91,6 +91,21 @@ void Agent::OnDesired(const v1::Desired& desired) {
   changed_.NotifyAll();
 }
 
+void Agent::StopAll(const std::string& reason) {
+  v1::Desired desired;
+  {
+    const MutexLock lock(mutex_);
+    for (const auto& [uid, entry] : attempts_) {
+      v1::DesiredAttempt& attempt = *desired.add_attempts();
+      attempt.set_attempt_uid(uid);
+      attempt.set_epoch(entry.attempt->epoch());
+      attempt.set_intent(v1::DesiredAttempt::STOP);
+      attempt.set_reason(reason);
+    }
+  }
+  OnDesired(desired);
+}
+
 void Agent::ServerHeard(MonoTime at) {
   const MutexLock lock(mutex_);
   heard_ = std::max(heard_, at);

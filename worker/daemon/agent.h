@@ -37,6 +37,8 @@ class Agent {
 
   // Any thread.
   void OnDesired(const v1::Desired& desired);
+  // Another worker is this node now: ends what runs here.
+  void StopAll(const std::string& reason);
   // The server has heard of this worker at `at` or later: an answer to what was sent then came.
   void ServerHeard(MonoTime at);
   // That moment; zero: none in this life.

@@ -177,6 +177,7 @@ v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, co
   message.set_has_shared_folder(setup.has_shared);
   *message.mutable_disk() = MeasureDisk(setup);
   *message.mutable_facts() = MakeFacts(inventory.first_readings(), ListNetworks());
+  *message.mutable_facts()->mutable_data_dir() = PlaceOf(setup.data_dir);
   return message;
 }
 
@@ -260,7 +261,8 @@ absl::Status RunWorker(const Options& options) {
                                      : fmt::format(" ({})", chosen),
                cpu_slots);
   const auto channels = [&] { return identity->Channel(); };
-  const std::unique_ptr<ServerApi> server = MakeServerApi(channels);
+  const std::string incarnation = RandomUuid();
+  const std::unique_ptr<ServerApi> server = MakeServerApi(channels, incarnation);
   Stager stager(setup, *server);
   // Starting a rank program takes seconds: done beside everything else, needed by the first launch.
   const std::shared_future<absl::StatusOr<std::string>> torch =
@@ -275,7 +277,6 @@ absl::Status RunWorker(const Options& options) {
   SFT_RETURN_IF_ERROR(agent.Load());
 
   FileSender files(setup, *server);
-  const std::string incarnation = RandomUuid();
   SFT_ASSIGN_OR_RETURN(const std::string data_dir_id, DataDirId(setup.data_dir));
   Session session(
       channels, agent,

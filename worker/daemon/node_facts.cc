@@ -1,12 +1,14 @@
 #include "worker/daemon/node_facts.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <map>
 #include <numeric>
 
 #include "common/io/file.h"
+#include "common/io/sha256.h"
 
 namespace sft::worker {
 namespace {
@@ -70,6 +72,20 @@ v1::NodeFacts MakeFacts(const std::vector<GpuReading>& gpus, std::vector<std::st
   facts.set_interconnect(InterconnectOf(gpus, domains));
   for (std::string& network : networks) facts.add_networks(std::move(network));
   return facts;
+}
+
+v1::DataDirPlace PlaceOf(const std::string& dir, const std::string& machine_id) {
+  v1::DataDirPlace place;
+  std::string machine = FirstLine(machine_id);
+  if (machine.empty()) machine = FirstLine("/proc/sys/kernel/hostname");
+  place.set_machine(io::Sha256Hex("sft-worker " + machine).substr(0, 32));
+  struct stat found {};
+  if (::stat(dir.c_str(), &found) == 0) {
+    place.set_device(found.st_dev);
+    place.set_inode(found.st_ino);
+  }
+  place.set_path(dir);
+  return place;
 }
 
 std::vector<std::string> ListNetworks(const std::string& root) {

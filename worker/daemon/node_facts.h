@@ -16,4 +16,8 @@ v1::NodeFacts MakeFacts(const std::vector<GpuReading>& gpus, std::vector<std::st
 // RDMA devices.
 std::vector<std::string> ListNetworks(const std::string& root = "/sys/class/infiniband");
 
+// Where a folder lies. `machine_id`: the file of the machine's id; without one the host's name
+// counts.
+v1::DataDirPlace PlaceOf(const std::string& dir, const std::string& machine_id = "/etc/machine-id");
+
 }  // namespace sft::worker

@@ -23,12 +23,13 @@ using Channels = std::function<std::shared_ptr<grpc::Channel>()>;
 
 class GrpcServerApi : public ServerApi {
  public:
-  explicit GrpcServerApi(Channels channels) : channels_(std::move(channels)) {}
+  GrpcServerApi(Channels channels, std::string incarnation)
+      : channels_(std::move(channels)), incarnation_(std::move(incarnation)) {}
 
   absl::StatusOr<int64_t> AppendLog(const v1::AppendLogRequest& request) override {
     const auto worker = v1::WorkerService::NewStub(channels_());
     grpc::ClientContext context;
-    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    Begin(context, rpc::kUnaryDeadline);
     v1::AppendLogResponse response;
     SFT_RETURN_IF_ERROR(rpc::FromGrpc(worker->AppendLog(&context, request, &response)));
     return response.offset();
@@ -37,7 +38,7 @@ class GrpcServerApi : public ServerApi {
   absl::StatusOr<int64_t> AppendEvents(const v1::AppendEventsRequest& request) override {
     const auto worker = v1::WorkerService::NewStub(channels_());
     grpc::ClientContext context;
-    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    Begin(context, rpc::kUnaryDeadline);
     v1::AppendEventsResponse response;
     SFT_RETURN_IF_ERROR(rpc::FromGrpc(worker->AppendEvents(&context, request, &response)));
     return response.offset();
@@ -53,13 +54,13 @@ class GrpcServerApi : public ServerApi {
     v1::StatBlobResponse has;
     {
       grpc::ClientContext context;
-      rpc::SetDeadline(context, rpc::kUnaryDeadline);
+      Begin(context, rpc::kUnaryDeadline);
       SFT_RETURN_IF_ERROR(rpc::FromGrpc(data->StatBlob(&context, question, &has)));
     }
     if (has.complete()) return absl::OkStatus();
     SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(file.path));
     grpc::ClientContext context;
-    rpc::SetDeadline(context, kTransferDeadline);
+    Begin(context, kTransferDeadline);
     v1::UploadBlobResponse response;
     const auto stream = data->UploadBlob(&context, &response);
     v1::UploadBlobRequest chunk;
@@ -80,7 +81,7 @@ class GrpcServerApi : public ServerApi {
                         const StopCheck& stop) override {
     const auto data = v1::DataService::NewStub(channels_());
     grpc::ClientContext context;
-    rpc::SetDeadline(context, kTransferDeadline);
+    Begin(context, kTransferDeadline);
     v1::DownloadBlobRequest request;
     request.set_sha256(sha256);
     request.set_offset(offset);
@@ -105,7 +106,7 @@ class GrpcServerApi : public ServerApi {
   absl::Status CommitCheckpoint(const v1::CommitCheckpointRequest& request) override {
     const auto worker = v1::WorkerService::NewStub(channels_());
     grpc::ClientContext context;
-    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    Begin(context, rpc::kUnaryDeadline);
     v1::CommitCheckpointResponse response;
     return rpc::FromGrpc(worker->CommitCheckpoint(&context, request, &response));
   }
@@ -113,7 +114,7 @@ class GrpcServerApi : public ServerApi {
   absl::Status CommitArtifact(const v1::CommitArtifactRequest& request) override {
     const auto worker = v1::WorkerService::NewStub(channels_());
     grpc::ClientContext context;
-    rpc::SetDeadline(context, rpc::kUnaryDeadline);
+    Begin(context, rpc::kUnaryDeadline);
     v1::Artifact artifact;
     return rpc::FromGrpc(worker->CommitArtifact(&context, request, &artifact));
   }
@@ -122,7 +123,7 @@ class GrpcServerApi : public ServerApi {
                         const std::string& error) override {
     const auto worker = v1::WorkerService::NewStub(channels_());
     grpc::ClientContext context;
-    rpc::SetDeadline(context, kTransferDeadline);
+    Begin(context, kTransferDeadline);
     v1::SendFileResponse response;
     const auto stream = worker->SendFile(&context, &response);
     absl::Status read = error.empty() ? StreamFile(*stream, request, path) : Aborted(error);
@@ -137,6 +138,11 @@ class GrpcServerApi : public ServerApi {
   }
 
  private:
+  void Begin(grpc::ClientContext& context, Nanos timeout) const {
+    rpc::SetDeadline(context, timeout);
+    context.AddMetadata(rpc::kIncarnationKey, incarnation_);
+  }
+
   static absl::Status SendChunks(grpc::ClientWriter<v1::UploadBlobRequest>& stream, int fd,
                                  const BlobFile& file, int64_t offset, v1::UploadBlobRequest& chunk,
                                  const StopCheck& stop) {
@@ -176,12 +182,14 @@ class GrpcServerApi : public ServerApi {
   }
 
   const Channels channels_;
+  const std::string incarnation_;
 };
 
 }  // namespace
 
-std::unique_ptr<ServerApi> MakeServerApi(std::function<std::shared_ptr<grpc::Channel>()> channels) {
-  return std::make_unique<GrpcServerApi>(std::move(channels));
+std::unique_ptr<ServerApi> MakeServerApi(std::function<std::shared_ptr<grpc::Channel>()> channels,
+                                         const std::string& incarnation) {
+  return std::make_unique<GrpcServerApi>(std::move(channels), incarnation);
 }
 
 }  // namespace sft::worker

@@ -49,7 +49,8 @@ class ServerApi {
                                 const std::string& error) = 0;
 };
 
-// Over gRPC; `channels` is asked at each call.
-std::unique_ptr<ServerApi> MakeServerApi(std::function<std::shared_ptr<grpc::Channel>()> channels);
+// Over gRPC, as the life `incarnation` of this worker; `channels` is asked at each call.
+std::unique_ptr<ServerApi> MakeServerApi(std::function<std::shared_ptr<grpc::Channel>()> channels,
+                                         const std::string& incarnation);
 
 }  // namespace sft::worker

@@ -57,6 +57,7 @@ void Session::Loop() {
   Backoff backoff(kFirstBackoff, kMaxBackoff);
   while (true) {
     if (RunOnce()) backoff.Reset();
+    if (replaced_) return;
     const MutexLock lock(mutex_);
     if (!stopping_) stopped_.WaitFor(mutex_, backoff.Next());
     if (stopping_) return;
@@ -109,6 +110,7 @@ void Session::ReadLoop(Stream& stream) {
   v1::ServerMessage message;
   while (stream.Read(&message)) {
     if (message.has_desired()) agent_.OnDesired(message.desired());
+    if (message.has_notice()) spdlog::error("the server says: {}", message.notice().text());
     if (message.has_fetch_file()) on_fetch_file_(message.fetch_file());
     if (message.has_observed_answer()) TakeAnswer(message.observed_answer().sequence());
   }
@@ -131,7 +133,7 @@ seconds Session::ReadWelcome(Stream& stream) {
   if (!stream.Read(&message) || !message.has_welcome()) return seconds(0);
   const v1::Welcome& welcome = message.welcome();
   if (!welcome.refused().empty()) {
-    spdlog::error("the server refused this worker: {}", welcome.refused());
+    Refused(welcome);
     return seconds(0);
   }
   const absl::Status speaks = rpc::CheckServerProtocol(welcome.protocol(), welcome.protocol() - 1,
@@ -140,9 +142,21 @@ seconds Session::ReadWelcome(Stream& stream) {
     spdlog::error("{}", Message(speaks));
     return seconds(0);
   }
+  refused_.clear();
   answers_ = welcome.answers_observed();
   spdlog::info("registered with sft-server {}", welcome.server_version());
   return std::clamp(seconds(welcome.heartbeat_seconds()), seconds(1), kMaxHeartbeat);
+}
+
+void Session::Refused(const v1::Welcome& welcome) {
+  if (welcome.refused() != refused_) {
+    spdlog::error("the server refused this worker: {}", welcome.refused());
+  }
+  refused_ = welcome.refused();
+  if (!welcome.replaced()) return;
+  spdlog::error("this worker takes no jobs and ends what runs here, until it is started again");
+  replaced_ = true;
+  agent_.StopAll("another worker has taken this node over");
 }
 
 void Session::WriteLoop(Stream& stream, seconds heartbeat, const std::atomic<bool>& ended) {

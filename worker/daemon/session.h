@@ -18,7 +18,9 @@ namespace sft::worker {
 
 // The worker's end of the standing stream. Dials, registers, passes on what the server desires,
 // sends the observed set when it changes and at each heartbeat; when the stream breaks it starts
-// again, for ever, with growing pauses. Jobs do not depend on it.
+// again, for ever, with growing pauses. Jobs do not depend on it. Only when the server says that
+// another worker has taken this one's place it ends, and with it what runs here: the worker stays
+// and says so.
 class Session {
  public:
   using MakeRegister = std::function<v1::Register()>;
@@ -42,6 +44,8 @@ class Session {
   void Loop();
   // One life of the stream; true when the server had accepted the worker.
   bool RunOnce();
+  // Takes note of a refusal. Told once, not at every try.
+  void Refused(const v1::Welcome& welcome);
   // Waits for the Welcome; its heartbeat interval, or zero when refused or broken.
   std::chrono::seconds ReadWelcome(Stream& stream);
   void ReadLoop(Stream& stream);
@@ -54,8 +58,10 @@ class Session {
   const MakeRegister make_register_;
   const OnFetchFile on_fetch_file_;
   std::thread thread_;
-  bool answers_ = false;  // of the session thread: this server answers each report
-  std::string last_end_;  // of the session thread: why the stream ended, as logged last
+  bool answers_ = false;   // of the session thread: this server answers each report
+  std::string last_end_;   // of the session thread: why the stream ended, as logged last,
+  std::string refused_;    // and why it was refused
+  bool replaced_ = false;  // of the session thread: for good
 
   Mutex mutex_;
   CondVar stopped_;

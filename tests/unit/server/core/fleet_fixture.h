@@ -26,6 +26,7 @@ class FakeWorker : public WorkerLink {
       desired = message.desired();
       ++desired_count;
     }
+    if (message.has_notice()) notices.push_back(message.notice().text());
     if (!message.has_fetch_file()) return;
     fetches.push_back(message.fetch_file());
     if (on_fetch) on_fetch(message.fetch_file());
@@ -43,6 +44,7 @@ class FakeWorker : public WorkerLink {
   v1::Desired desired;
   int desired_count = 0;
   std::vector<v1::FetchFile> fetches;
+  std::vector<std::string> notices;
   std::function<void(const v1::FetchFile&)> on_fetch;  // answers, where a test needs one
   absl::Status closed = absl::OkStatus();
 };

@@ -49,6 +49,27 @@ TEST(NodeFactsTest, AFabricOverNodesGivesTheDomainItsName) {
   EXPECT_EQ(MakeFacts({gpu, gpu}, {}).links(1).domain(), "c0ffee.1");
 }
 
+TEST(NodeFactsTest, ACopyOfAFolderLiesInAnotherPlaceAndARestartInTheSame) {
+  const std::string root = *io::MakeTempDir("place-");
+  for (const char* name : {"/a", "/b"}) {
+    ASSERT_TRUE(io::MakeDirs(root + name).ok());
+    ASSERT_TRUE(io::WriteFileAtomic(root + name + "/id", "one").ok());
+  }
+  const auto place = [&](const std::string& dir, const std::string& machine) {
+    EXPECT_TRUE(io::WriteFileAtomic(root + "/machine-id", machine + "\n").ok());
+    v1::DataDirPlace found = PlaceOf(dir, root + "/machine-id");
+    EXPECT_EQ(found.path(), dir);
+    EXPECT_GT(found.inode(), 0u);
+    found.clear_path();
+    return found.SerializeAsString();
+  };
+  EXPECT_EQ(place(root + "/a", "m1"), place(root + "/a", "m1"));
+  EXPECT_NE(place(root + "/a", "m1"), place(root + "/b", "m1"));
+  EXPECT_NE(place(root + "/a", "m1"), place(root + "/a", "m2"));
+  EXPECT_EQ(PlaceOf(root, root + "/machine-id").machine().find("m2"), std::string::npos);
+  ASSERT_TRUE(io::RemoveAll(root).ok());
+}
+
 TEST(NodeFactsTest, NetworksAreThePortsOfRdmaDevices) {
   const std::string root = *io::MakeTempDir("ib-");
   const std::string port = root + "/mlx5_0/ports/1";

@@ -149,6 +149,17 @@ TEST_F(RecoveryTest, AShimThatFoundNoRoomForItsFirstStatusIsNotTakenForGone) {
   EXPECT_EQ(Only().verdict().code(), "succeeded") << Only().verdict().message();
 }
 
+TEST_F(RecoveryTest, WhereAnotherWorkerHasTakenTheNodeOverTheRanksEndAndTheirFolderStays) {
+  Want("steps " + dir_ + "/gate", 2);
+  Launch();
+  agent_->StopAll("another worker has taken this node over");
+  agent_->Step();
+  WaitForShimEnd();
+  agent_->Step();
+  EXPECT_NE(Only().state(), Status::RUNNING);
+  EXPECT_TRUE(io::Exists(setup_.AttemptDir("a-1") + "/rank-0.log"));
+}
+
 TEST_F(RecoveryTest, RanksThatStandStillAreEndedWithTheFindingAlsoOverANewLife) {
   Want("steps " + dir_ + "/gate", 2);
   Launch();

@@ -35,7 +35,8 @@ TEST(ServerApiTest, AStopEndsADownloadOfWhichNothingComes) {
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   ASSERT_NE(server, nullptr);
   const auto api = MakeServerApi(
-      [channel = rpc::MakeChannel("127.0.0.1:" + std::to_string(port))] { return channel; });
+      [channel = rpc::MakeChannel("127.0.0.1:" + std::to_string(port))] { return channel; },
+      "life-1");
   const absl::Status status = api->Download(
       "hash", 0, [](std::string_view) { return absl::OkStatus(); },
       [&] { return service.asked.load(); });

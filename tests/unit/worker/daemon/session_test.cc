@@ -26,6 +26,7 @@ class StreamServer : public v1::WorkerService::Service {
       welcome.mutable_welcome()->set_protocol(kProtocol);
       welcome.mutable_welcome()->set_heartbeat_seconds(30);
       welcome.mutable_welcome()->set_refused(refusal_);
+      welcome.mutable_welcome()->set_replaced(replaced_);
       welcome.mutable_welcome()->set_answers_observed(true);
     }
     v1::WorkerMessage message;
@@ -74,9 +75,10 @@ class StreamServer : public v1::WorkerService::Service {
     const MutexLock lock(mutex_);
     answers_ = answers;
   }
-  void Refuse(const std::string& why) {
+  void Refuse(const std::string& why, bool replaced = false) {
     const MutexLock lock(mutex_);
     refusal_ = why;
+    replaced_ = replaced;
   }
 
  private:
@@ -85,6 +87,7 @@ class StreamServer : public v1::WorkerService::Service {
   std::deque<v1::WorkerMessage> got_;
   v1::Desired desired_;
   std::string refusal_;
+  bool replaced_ = false;
   bool answers_ = false;
   grpc::ServerContext* context_ = nullptr;
 };
