@@ -91,26 +91,31 @@ void CheckDisk(const Options& options, CheckReport& report) {
 
 void CheckDatabase(const Options& options, CheckReport& report) {
   const std::string path = options.data_dir + "/server.db";
-  const absl::StatusOr<DatabaseState> state = CheckDatabaseFile(path);
+  const absl::StatusOr<DatabaseState> state = CheckDatabaseFile(path, CheckDepth::kAll);
   const int newest = Migrations().back().version;
   if (absl::IsNotFound(state.status())) {
-    report.Ok("database", fmt::format("none yet; the first start makes it with schema {}", newest));
-  } else if (!state.ok()) {
-    report.Fail("database", std::string(Message(state.status())),
-                "stop the server, move server.db* away, restore the last backup (sft-server "
-                "--restore)");
+    return report.Ok("database",
+                     fmt::format("none yet; the first start makes it with schema {}", newest));
+  }
+  if (!state.ok()) {
+    return report.Fail("database", std::string(Message(state.status())),
+                       "stop the server, move server.db* away, restore the last backup (sft-server "
+                       "--restore)");
+  }
+  const std::string looked_at = fmt::format("{:.1f} MB, every page, row and index looked at: whole",
+                                            static_cast<double>(state->bytes) / 1e6);
+  if (state->mark == DatabaseMark::kInUseElsewhere && !options.accept_copy) {
+    report.Fail("database", fmt::format("a copy of one that was in use; {}", looked_at),
+                std::string(Message(IsACopy(path))));
   } else if (state->schema > newest) {
     report.Fail("database",
                 fmt::format("schema {}, this program knows up to {}", state->schema, newest),
                 "start the newer sft-server that wrote it");
   } else if (state->schema < newest) {
-    report.Warn("database",
-                fmt::format("schema {} of {}: whole, {:.1f} MB", state->schema, newest,
-                            static_cast<double>(state->bytes) / 1e6),
+    report.Warn("database", fmt::format("schema {} of {}; {}", state->schema, newest, looked_at),
                 "the next start migrates it and keeps the one from before");
   } else {
-    report.Ok("database", fmt::format("schema {}, whole, {:.1f} MB", state->schema,
-                                      static_cast<double>(state->bytes) / 1e6));
+    report.Ok("database", fmt::format("schema {}; {}", state->schema, looked_at));
   }
 }
 

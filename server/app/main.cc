@@ -110,6 +110,7 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   settings.listen = listen;
   settings.http = options.http;
   settings.require_token = options.require_token;
+  settings.accept_copy = options.accept_copy;
   settings.dev = options.dev;
   settings.log_limits.log_bytes = int64_t{options.log_limit_mb} << 20;
   settings.log_limits.job_bytes = int64_t{options.job_log_limit_mb} << 20;

@@ -193,6 +193,10 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--files-from", options.files_from,
                  "With --restore: the data folder to take blobs, logs, metrics and what the "
                  "backup lacks of checkpoints from");
+  app.add_flag(
+      "--accept-copy", options.accept_copy,
+      "Start on a data folder that was copied while a server used it: what was acknowledged "
+      "last may be missing");
   AddRetention(app, options);
   AddTiming(app, options);
   AddDevelopment(app, options);

@@ -24,6 +24,7 @@ struct Options {
   int job_log_limit_mb = 4096;  // of all logs of a job; 0: none
   std::string restore;          // a backup's folder: makes --data-dir of it and ends
   std::string files_from;       // a data folder to take blobs, logs and metrics from then
+  bool accept_copy = false;     // start on a copy of a data folder that was in use
   int thin_metrics_after = 30;  // days after a job's end; 0: never
   // Days after a job's end, or the last use, until something is removed; 0: kept for ever.
   int keep_logs = 0, keep_metrics = 0, keep_artifacts = 0, keep_datasets = 0, keep_backups = 0;

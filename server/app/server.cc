@@ -134,8 +134,9 @@ Server::Server() = default;
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, Clock& clock) {
   SFT_ASSIGN_OR_RETURN(DataDirLock lock, DataDirLock::Acquire(settings.data_dir));
-  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Store> store,
-                       Store::Open({settings.data_dir + "/server.db"}));
+  SFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<Store> store,
+      Store::Open({.path = settings.data_dir + "/server.db", .accept_copy = settings.accept_copy}));
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<BlobStore> blobs,
                        BlobStore::Open(settings.data_dir + "/blobs"));
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<BlobStore> checkpoint_blobs,

@@ -31,6 +31,7 @@ class Server {
     std::string http;  // as Options::http
     bool dev = false;
     bool require_token = false;
+    bool accept_copy = false;  // as Options::accept_copy
     LogLimits log_limits = {};
     Nanos upload_patience = DataServiceImpl::kUploadPatience;
     Nanos thin_metrics_after{0};  // after a job's end; 0: never

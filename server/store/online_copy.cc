@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "common/io/file.h"
+#include "server/store/database_mark.h"
 
 namespace sft::server {
 namespace {
@@ -70,6 +71,7 @@ absl::StatusOr<int> FinishCopy(const std::string& path) {
     if (!row || check.Text(0) != "ok") {
       return DataLoss(fmt::format("{} is damaged: {}", path, row ? check.Text(0) : "no answer"));
     }
+    SFT_RETURN_IF_ERROR(MarkClosed(*db));
     SFT_ASSIGN_OR_RETURN(const int64_t version, db->UserVersion());
     schema = static_cast<int>(version);
   }

@@ -105,10 +105,9 @@ std::string Statement::Text(int column) const {
   return size == 0 ? std::string() : std::string(static_cast<const char*>(bytes), size);
 }
 
-absl::StatusOr<std::unique_ptr<Database>> Database::OpenFile(const std::string& path, int more) {
+absl::StatusOr<std::unique_ptr<Database>> Database::OpenFile(const std::string& path, int flags) {
   sqlite3* raw = nullptr;
-  const int code = sqlite3_open_v2(path.c_str(), &raw,
-                                   SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | more, nullptr);
+  const int code = sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_NOMUTEX | flags, nullptr);
   std::unique_ptr<Database> database(new Database(raw));
   if (code != SQLITE_OK) return SqliteStatus(raw, code, fmt::format("cannot open {}", path));
   sqlite3_extended_result_codes(raw, 1);
@@ -119,7 +118,8 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
   // Or connections wait for each other at each piece of memory, to count it. Of no effect once the
   // library is in use.
   sqlite3_config(SQLITE_CONFIG_MEMSTATUS, 0);
-  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> database, OpenFile(path, SQLITE_OPEN_CREATE));
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> database,
+                       OpenFile(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA journal_mode = WAL"));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA synchronous = FULL"));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA foreign_keys = ON"));
@@ -136,7 +136,7 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
 
 absl::StatusOr<std::unique_ptr<Database>> Database::OpenReader(const std::string& path) {
   // What readers share is written, too, the index of the log.
-  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> database, OpenFile(path, 0));
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> database, OpenFile(path, SQLITE_OPEN_READWRITE));
   sqlite3_busy_timeout(database->db_, 5000);
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA query_only = ON"));
   // Only the connection that writes brings the log into the database: where two do, releases before
@@ -149,8 +149,14 @@ absl::StatusOr<std::unique_ptr<Database>> Database::OpenReader(const std::string
   return database;
 }
 
+absl::StatusOr<std::unique_ptr<Database>> Database::OpenToLook(const std::string& path) {
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> database, OpenFile(path, SQLITE_OPEN_READONLY));
+  sqlite3_busy_timeout(database->db_, 5000);
+  return database;
+}
+
 absl::StatusOr<std::unique_ptr<Database>> Database::OpenCopy(const std::string& path) {
-  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> database, OpenFile(path, 0));
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> database, OpenFile(path, SQLITE_OPEN_READWRITE));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA journal_mode = DELETE"));
   return database;
 }

@@ -62,6 +62,9 @@ class Database {
   static absl::StatusOr<std::unique_ptr<Database>> Open(const std::string& path);
   // A connection that can neither change anything nor do a checkpoint, beside that of Open.
   static absl::StatusOr<std::unique_ptr<Database>> OpenReader(const std::string& path);
+  // A connection that never writes to the file, nor brings the log into it, while a server may use
+  // it.
+  static absl::StatusOr<std::unique_ptr<Database>> OpenToLook(const std::string& path);
   // Opens a copy that no server uses: a single file, without a write-ahead log.
   static absl::StatusOr<std::unique_ptr<Database>> OpenCopy(const std::string& path);
   ~Database();
@@ -89,8 +92,8 @@ class Database {
 
  private:
   explicit Database(sqlite3* db) : db_(db) {}
-  // With more of SQLite's flags.
-  static absl::StatusOr<std::unique_ptr<Database>> OpenFile(const std::string& path, int more);
+  // With SQLite's flags.
+  static absl::StatusOr<std::unique_ptr<Database>> OpenFile(const std::string& path, int flags);
 
   sqlite3* db_;
   int64_t fleet_changes_ = 0;

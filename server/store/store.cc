@@ -7,14 +7,17 @@
 
 #include "common/obs/log.h"
 #include "server/store/audit.h"
+#include "server/store/database_check.h"
 #include "server/store/migrations.h"
 
 namespace sft::server {
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(Options options) {
+  SFT_RETURN_IF_ERROR(CheckBeforeStart(options.path, options.accept_copy));
   SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> db, Database::Open(options.path));
   const absl::Status migrated = Migrate(*db, options.path);
   if (!migrated.ok()) return Annotate(migrated, options.path);
+  SFT_RETURN_IF_ERROR(MarkInUse(*db, options.path));
   std::unique_ptr<Readers> readers;
   if (options.own_thread) {
     SFT_ASSIGN_OR_RETURN(readers, Readers::Open(options.path, options.readers));
@@ -34,6 +37,8 @@ Store::~Store() {
   }
   work_.NotifyAll();
   if (thread_.joinable()) thread_.join();
+  const absl::Status marked = MarkClosed(*db_);
+  if (!marked.ok()) spdlog::error("closing the database: {}", Message(marked));
 }
 
 int64_t Store::commits() const {

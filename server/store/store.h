@@ -32,11 +32,15 @@ class Store {
     // Off in a simulation: functions run at once in the caller's thread, of which there is one, and
     // on one connection.
     bool own_thread = true;
+    // Take a copy of a database that was in use (database_mark.h), which is refused otherwise.
+    bool accept_copy = false;
   };
   // Must not call the store again, wait, or do other I/O: it holds a connection.
   using Function = std::function<absl::Status(Database&)>;
 
+  // Checks what is there before it is used.
   static absl::StatusOr<std::unique_ptr<Store>> Open(Options options);
+  // In order: marks the database as closed.
   ~Store();
   Store(const Store&) = delete;
 

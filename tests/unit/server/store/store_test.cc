@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "common/io/file.h"
 #include "server/store/data_dir_lock.h"
+#include "server/store/database_check.h"
 #include "server/store/migrations.h"
 #include "server/store/online_copy.h"
 
@@ -170,6 +173,116 @@ TEST_F(StoreTest, TwoServersNeverShareADataFolder) {
       << second;
 }
 
+// Copies the database's files as `cp` does, those of `suffixes`.
+class CopiedDatabaseTest : public StoreTest {
+ protected:
+  std::string CopyOf(const std::string& path, std::initializer_list<const char*> suffixes) {
+    const std::string copy = fmt::format("{}/copy-{}.db", dir_, ++copies_);
+    for (const char* suffix : suffixes) {
+      if (!io::Exists(path + suffix)) continue;
+      EXPECT_TRUE(io::WriteFileAtomic(copy + suffix, io::ReadFile(path + suffix).value()).ok());
+    }
+    return copy;
+  }
+  static absl::Status OpenStatus(const std::string& path, bool accept_copy = false) {
+    return Store::Open({.path = path, .accept_copy = accept_copy}).status();
+  }
+
+ private:
+  int copies_ = 0;
+};
+
+TEST_F(CopiedDatabaseTest, ACopyOfADatabaseInUseIsRefusedWithAndWithoutItsJournal) {
+  auto store = Open();
+  ASSERT_TRUE(store->Write([](Database& db) { return AddVariant(db, "X-1x", 1); }).ok());
+  const std::string alone = CopyOf(DbPath(), {""});
+  const std::string whole = CopyOf(DbPath(), {"", "-wal", "-shm"});
+  for (const std::string& copy : {alone, whole}) {
+    const absl::Status refused = OpenStatus(copy);
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    for (const char* part : {"was copied while a server used it", "sftctl admin backup",
+                             "--restore", "--accept-copy"}) {
+      EXPECT_NE(Message(refused).find(part), std::string_view::npos) << refused;
+    }
+    EXPECT_EQ(CheckDatabaseFile(copy, CheckDepth::kAll)->mark, DatabaseMark::kInUseElsewhere);
+  }
+  EXPECT_EQ(CheckDatabaseFile(DbPath(), CheckDepth::kAll)->mark, DatabaseMark::kInUseHere);
+  // Whoever has nothing better takes it, and has said so once.
+  EXPECT_EQ(Count(*Store::Open({.path = alone, .accept_copy = true}).value(), kCountVariants), 2)
+      << "what was acknowledged is not in it";
+  EXPECT_TRUE(OpenStatus(alone).ok());
+}
+
+TEST_F(CopiedDatabaseTest, WhatWasKilledLiesWhereItWas) {
+  for (int i = 0; i < 3; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      auto store = Open();
+      _exit(store->Write([&](Database& db) {
+                   return AddVariant(db, fmt::format("X-{}x", i).c_str(), i + 1);
+                 }).ok()
+                ? 0
+                : 1);  // at once, as by kill -9
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0);
+    EXPECT_EQ(CheckDatabaseFile(DbPath(), CheckDepth::kPages)->mark, DatabaseMark::kInUseHere);
+  }
+  EXPECT_EQ(Count(*Open(), kCountVariants), 2 + 3);
+}
+
+TEST_F(CopiedDatabaseTest, WhatWasClosedInOrderMayBeCopied) {
+  ASSERT_TRUE(Open()->Write([](Database& db) { return AddVariant(db, "X-1x", 1); }).ok());
+  EXPECT_FALSE(io::Exists(DbPath() + "-wal"));
+  const std::string copy = CopyOf(DbPath(), {""});
+  EXPECT_EQ(CheckDatabaseFile(copy, CheckDepth::kPages)->mark, DatabaseMark::kClosed);
+  EXPECT_EQ(Count(*Store::Open({copy}).value(), kCountVariants), 3);
+}
+
+TEST_F(CopiedDatabaseTest, OneOfAnEarlierVersionHasNoMarkAndIsTaken) {
+  Open().reset();
+  {
+    auto db = Database::Open(DbPath()).value();
+    ASSERT_TRUE(db->Execute("PRAGMA application_id = 0").ok());
+  }
+  const std::string copy = CopyOf(DbPath(), {""});
+  EXPECT_EQ(CheckDatabaseFile(copy, CheckDepth::kPages)->mark, DatabaseMark::kNone);
+  EXPECT_TRUE(OpenStatus(copy).ok());
+}
+
+// Nobody looks at the rows of an index when its pages are in order.
+TEST_F(CopiedDatabaseTest, AnIndexThatMissesRowsIsFoundByTheFullCheckAlone) {
+  Open().reset();
+  {
+    auto db = Database::Open(DbPath()).value();
+    ASSERT_TRUE(db->Execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT); "
+                            "CREATE INDEX t_b ON t (b) WHERE b <> 'x'; "
+                            "INSERT INTO t (b) VALUES ('one'), ('x'); "
+                            "PRAGMA writable_schema = ON; "
+                            "UPDATE sqlite_schema SET sql = 'CREATE INDEX t_b ON t (b)' "
+                            "WHERE name = 't_b'; PRAGMA writable_schema = OFF")
+                    .ok());
+  }
+  EXPECT_TRUE(CheckDatabaseFile(DbPath(), CheckDepth::kPages).ok());
+  const absl::Status found = CheckDatabaseFile(DbPath(), CheckDepth::kAll).status();
+  EXPECT_TRUE(absl::IsDataLoss(found)) << found;
+  EXPECT_NE(Message(found).find("index t_b"), std::string_view::npos) << found;
+  auto db = Database::Open(DbPath()).value();
+  ASSERT_TRUE(db->Execute("PRAGMA application_id = 0").ok());
+  db.reset();
+  EXPECT_TRUE(absl::IsDataLoss(OpenStatus(DbPath())))
+      << "a start looks at all of what says nothing";
+}
+
+TEST_F(CopiedDatabaseTest, AStartFindsDamagedPages) {
+  Open().reset();
+  std::string bytes = io::ReadFile(DbPath()).value();
+  std::fill(bytes.begin() + 4096, bytes.begin() + 12288, '\x5a');
+  ASSERT_TRUE(io::WriteFileAtomic(DbPath(), bytes).ok());
+  EXPECT_TRUE(absl::IsDataLoss(OpenStatus(DbPath()))) << OpenStatus(DbPath());
+}
+
 TEST_F(StoreTest, AMigrationKeepsTheDatabaseFromBeforeIt) {
   {
     auto db = Database::Open(DbPath()).value();
@@ -218,6 +331,7 @@ TEST_F(StoreTest, ACopyHasWhatIsWrittenWhileItIsMade) {
                   })
                   .ok());
   EXPECT_EQ(FinishCopy(path).value(), Migrations().back().version);
+  EXPECT_EQ(CheckDatabaseFile(path, CheckDepth::kAll)->mark, DatabaseMark::kClosed);
   auto opened = Store::Open({path}).value();
   EXPECT_EQ(Count(*opened, kCountVariants), 2 + 2400);
 }
