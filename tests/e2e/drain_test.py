@@ -2,7 +2,7 @@
 
 import json
 
-from harness import ServiceCase, run_tests, wait_until
+from harness import DEADLINE_S, ServiceCase, run_tests, wait_until
 
 SUCCEEDED, NOT_FOUND, UNREACHABLE, REFUSED = 0, 3, 4, 5
 
@@ -25,7 +25,7 @@ class DrainTest(ServiceCase):
         job = self.submit(f"train steps=400 pace=10 until={done}", ranks=1)
         self.wait_for_step(job, 10)
         self.start_worker("node-b", "H100:1")
-        result = self.sftctl("drain", "node-a", "--reason", "new driver", "--now", "--wait", "--timeout", "60s")
+        result = self.sftctl("drain", "node-a", "--reason", "new driver", "--now", "--wait", "--timeout", f"{DEADLINE_S}s")
         self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
         self.assertIn("node-a DRAINED", result.stdout)
         wait_until("it to run elsewhere", lambda: self.status(job)["nodes"] == ["node-b"])
@@ -37,9 +37,9 @@ class DrainTest(ServiceCase):
         self.assertGreaterEqual(second["first_step"], 10)
         self.assertGreaterEqual(second["first_step"], first["last_step"] - 5)
         done.touch()
-        self.assertEqual(self.sftctl("wait", job, "--timeout", "60s").returncode, SUCCEEDED)
+        self.assertEqual(self.sftctl("wait", job, "--timeout", f"{DEADLINE_S}s").returncode, SUCCEEDED)
         straight = self.submit("train steps=400 pace=1", ranks=1, name="straight")
-        self.assertEqual(self.sftctl("wait", straight, "--timeout", "60s").returncode, SUCCEEDED)
+        self.assertEqual(self.sftctl("wait", straight, "--timeout", f"{DEADLINE_S}s").returncode, SUCCEEDED)
         self.assertEqual(self.curve(job), self.curve(straight))
         held = self.node("node-a")
         self.assertEqual((held["status"], held["hold"]["mode"], held["hold"]["reason"]),
@@ -66,12 +66,12 @@ class DrainTest(ServiceCase):
         self.start_worker("node-a", "H100:1")
         job = self.submit(f"train steps=30 pace=5 until={self.dir}/never", ranks=1)
         self.wait_for_step(job, 20)
-        result = self.sftctl("nodes", "drain", "node-a", "--wait", "--timeout", "2s")
+        result = self.sftctl("nodes", "drain", "node-a", "--wait", "--timeout", "10s")
         self.assertEqual(result.returncode, UNREACHABLE, result.stdout)
         self.assertIn("waiting for " + job, result.stderr)
         self.assertEqual(self.node("node-a")["status"], "DRAINING")
         self.assertEqual(self.status(job)["state"], "RUNNING")
-        result = self.sftctl("nodes", "drain", "node-a", "--deadline", "1s", "--wait", "--timeout", "60s")
+        result = self.sftctl("nodes", "drain", "node-a", "--deadline", "1s", "--wait", "--timeout", f"{DEADLINE_S}s")
         self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
         status = self.status(job)
         self.assertEqual((status["state"], status["attempts"][0]["verdict"]["code"]), ("PENDING", "moved"))

@@ -6,7 +6,7 @@ import struct
 import subprocess
 import threading
 
-from harness import BUILD, ServiceCase, run_tests, wait_until
+from harness import BUILD, DEADLINE_S, ServiceCase, run_tests, wait_until
 
 SUCCEEDED = 0
 
@@ -136,7 +136,7 @@ class HistoryTest(ServiceCase):
             wait_until("the follower to go on", lambda: len(self.followed()) > wanted or
                        self.status(job)["state"] == "SUCCEEDED")
             self.processes[name].terminate()
-            self.assertEqual(self.processes[name].wait(timeout=60), 0)
+            self.assertEqual(self.processes[name].wait(timeout=DEADLINE_S), 0)
             start()
         self.assert_ends(job, SUCCEEDED)
         self.assert_followed_whole(job, 600)
@@ -181,7 +181,7 @@ class HistoryTest(ServiceCase):
         follower.send_signal(signal.SIGCONT)
         gate.touch()
         self.assert_ends(job, SUCCEEDED)
-        self.assertEqual(follower.wait(timeout=60), SUCCEEDED)
+        self.assertEqual(follower.wait(timeout=DEADLINE_S), SUCCEEDED)
         self.assertIn("bytes were removed by the log's limit", (self.dir / "follow.err").read_text())
         self.assertTrue(self.followed().endswith(b"rank 0 done\n"))
 

@@ -5,7 +5,7 @@ import json
 import os
 import time
 
-from harness import ServiceCase, free_port, processes_with, run_tests, wait_until
+from harness import DEADLINE_S, ServiceCase, free_port, processes_with, run_tests, wait_until
 from network import CutNetwork
 
 SUCCEEDED = 0
@@ -55,7 +55,7 @@ class PartitionTest(ServiceCase):
         self.network.cut()
         cut_at = time.monotonic()
         wait_until("the job to run on node-b",
-                   lambda: self.status(job)["attempt"] == 2 and self.status(job)["state"] == "RUNNING", 120)
+                   lambda: self.status(job)["attempt"] == 2 and self.status(job)["state"] == "RUNNING")
         placed_after = time.monotonic() - cut_at
         self.assertGreater(placed_after, LIMIT_S)
         on_a = "sft-fake-rank train --launch " + str(self.dir / "node-a")
@@ -63,17 +63,17 @@ class PartitionTest(ServiceCase):
         time.sleep(max(0, CUT_S - placed_after))
         self.network.mend()
         print(f"cut for {time.monotonic() - cut_at:.1f} s, placed elsewhere after {placed_after:.1f} s")
-        self.assert_ends(job, SUCCEEDED, deadline_s=120)
+        self.assert_ends(job, SUCCEEDED)
         status = self.status(job)
         self.assertEqual(status["attempt"], 2, status)
-        self.assertEqual(self.processes["follow"].wait(timeout=60), 0, (self.dir / "follow.err").read_text())
+        self.assertEqual(self.processes["follow"].wait(timeout=DEADLINE_S), 0, (self.dir / "follow.err").read_text())
         second = self.sftctl("logs", job).stdout.encode()
         self.assertTrue(self.followed().endswith(second), "the follower went on with the second attempt")
         self.assertEqual(status["nodes"], ["node-b"])
         points = [json.loads(line) for line in self.sftctl("metrics", job, "--json").stdout.splitlines()]
         self.assertEqual(points[-1]["step"], steps)
         wait_until("node-a to have forgotten it",
-                   lambda: not list((self.dir / "node-a/attempts").iterdir()), 60)
+                   lambda: not list((self.dir / "node-a/attempts").iterdir()))
 
 
 if __name__ == "__main__":

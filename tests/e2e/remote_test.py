@@ -104,7 +104,7 @@ class RemoteTest(ServiceCase):
             [*site.prefix(), str(BUILD / "tests/sft-call-every-rpc"), f"{site.outside}:{self.port}",
              str(self.dir / "server/tls/ca.crt"), str(self.dir / f"{token}.token") if token else "-",
              *[f"{key}={value}" for key, value in fields.items()]],
-            capture_output=True, text=True, timeout=300, check=True)
+            capture_output=True, text=True, timeout=DEADLINE_S, check=True)
         return [json.loads(line) for line in result.stdout.splitlines()]
 
     def test_two_tenants_share_a_fleet_and_see_nothing_of_each_other(self):

@@ -284,7 +284,7 @@ int Workers(const std::string& address, int count, int slots, double seconds) {
   for (int i = 0; i < count; ++i) {
     workers.push_back(std::make_unique<SimulatedWorker>(address, i, slots, counts));
   }
-  const auto patience = TheClock().Mono() + std::chrono::seconds(60);
+  const auto patience = TheClock().Mono() + std::chrono::seconds(600);
   while (counts.connected < count && TheClock().Mono() < patience) {
     TheClock().Sleep(std::chrono::milliseconds(10));
   }

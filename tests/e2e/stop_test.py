@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-from harness import BUILD, ServiceCase, run_tests, wait_until
+from harness import BUILD, DEADLINE_S, ServiceCase, run_tests, wait_until
 
 SUCCEEDED = 0
 # Longer stops: SFT_STOP_SECONDS=60 python3 stop_test.py
@@ -52,7 +52,7 @@ class StopTest(ServiceCase):
         self.processes["submit"] = submit
         time.sleep(stop_s)
         self.processes["server"].send_signal(signal.SIGCONT)
-        meanwhile, _ = submit.communicate(timeout=60)
+        meanwhile, _ = submit.communicate(timeout=DEADLINE_S)
         if submit.returncode == SUCCEEDED:
             self.assert_ends(json.loads(meanwhile)["job"], SUCCEEDED)
         else:  # its deadline passed, and it said so
@@ -69,7 +69,7 @@ class StopTest(ServiceCase):
                           compute=f'unreachable_after = "{LIMIT_S}s"')
         self.wait_for_step(job, 20)
         self.processes["server"].send_signal(signal.SIGSTOP)
-        wait_until("the ranks to end", lambda: not self.ranks(), LIMIT_S + 15)
+        wait_until("the ranks to end", lambda: not self.ranks())
         time.sleep(max(0.0, STOP_S - LIMIT_S))
         self.processes["server"].send_signal(signal.SIGCONT)
         self.assert_ends(job, SUCCEEDED)
@@ -106,7 +106,7 @@ class StopTest(ServiceCase):
         time.sleep(max(0.0, BEYOND_S - placed_after))
         self.processes["node-a"].send_signal(signal.SIGCONT)
         print(f"stopped for {time.monotonic() - begin:.1f} s, placed elsewhere after {placed_after:.1f} s")
-        self.assert_ends(job, SUCCEEDED, deadline_s=BEYOND_S + 60)
+        self.assert_ends(job, SUCCEEDED, deadline_s=BEYOND_S + DEADLINE_S)
         status = self.status(job)
         self.assertEqual((status["attempt"], status["nodes"]), (2, ["node-b"]))
         wait_until("node-a to have forgotten it", lambda: not list((self.dir / "node-a/attempts").iterdir()))

@@ -3,7 +3,7 @@
 import json
 import subprocess
 
-from harness import BUILD, ServiceCase, free_port, run_tests, wait_until
+from harness import BUILD, DEADLINE_S, ServiceCase, free_port, run_tests, wait_until
 
 SUCCEEDED, REFUSED, INFRASTRUCTURE_FAILURE = 0, 5, 11
 OTHER_VERSION = BUILD / "tests/sft-other-version"
@@ -135,7 +135,7 @@ class TroubleTest(ServiceCase):
     def test_a_server_refuses_a_worker_of_another_version(self):
         self.start_server()
         result = subprocess.run([OTHER_VERSION, "register", str(self.port), "9"], capture_output=True, text=True,
-                                timeout=60, check=False)
+                                timeout=DEADLINE_S, check=False)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("worker stranger 9.9.9 speaks protocol 9, this server", result.stdout)
         self.assertIn("serves 1 to 2: upgrade the server first", result.stdout)

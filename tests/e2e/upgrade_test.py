@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import tarfile
 
-from harness import BUILD, ServiceCase, run_tests, wait_until
+from harness import BUILD, DEADLINE_S, ServiceCase, run_tests, wait_until
 
 SUCCEEDED = 0
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden/upgrade"
@@ -92,10 +92,10 @@ class UpgradeTest(ServiceCase):
         wait_until("the older worker", lambda: '"older"' in self.sftctl("nodes", "--json").stdout)
         job = self.submit("ok", ranks=1, per_node=1)
         read = subprocess.run([OTHER_VERSION, "read", str(self.port), str(OLDER_PROTOCOL)],
-                              capture_output=True, text=True, timeout=60, check=False)
+                              capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         self.assertEqual((read.returncode, read.stdout), (0, "written by an older worker\n"))
         self.assert_ends(job, SUCCEEDED)
-        self.assertEqual(self.processes["older"].wait(timeout=60), 0, (self.dir / "older.log").read_text())
+        self.assertEqual(self.processes["older"].wait(timeout=DEADLINE_S), 0, (self.dir / "older.log").read_text())
         said = (self.dir / "older.log").read_text()
         self.assertIn("forgotten", said)
         sent = set(keys_of(json.loads(re.search("^job (.*)$", said, re.MULTILINE)[1])))
@@ -111,7 +111,7 @@ class UpgradeTest(ServiceCase):
             database.execute("PRAGMA user_version = 999")
         before = path.read_bytes()
         result = subprocess.run([BUILD / "bin/sft-server", "--listen", f"127.0.0.1:{self.port}", "--data-dir",
-                                 self.dir / "server"], capture_output=True, text=True, timeout=60, check=False)
+                                 self.dir / "server"], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         self.assertEqual(result.returncode, 1)
         self.assertIn("the database has schema 999", result.stderr)
         self.assertIn("written by a newer server; start that one, or give another --data-dir", result.stderr)

@@ -112,7 +112,7 @@ class UsageTest(ServiceCase):
         self.start_server()
         job = self.write_job(ranks=1)
         os.mkfifo(self.dir / "pipe.jsonl")
-        result = self.sftctl("submit", job, "--dataset", self.dir / "pipe.jsonl", timeout=20)
+        result = self.sftctl("submit", job, "--dataset", self.dir / "pipe.jsonl", timeout=DEADLINE_S)
         self.assertEqual(result.returncode, USAGE)
         self.assertIn("is a pipe, not a regular file", result.stderr)
 

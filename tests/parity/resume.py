@@ -118,7 +118,7 @@ def kill_a_rank(run, half):
     run.wait_for(lambda: any(event["event"] == "checkpoint" for event in events(run.folder, 0))
                  and max(series(run.folder)) > half, "made no checkpoint")
     run.ranks[1].send_signal(signal.SIGKILL)
-    codes = [rank.wait(timeout=60) for rank in run.ranks]
+    codes = [rank.wait(timeout=LIMIT_S) for rank in run.ranks]
     if codes[1] != -signal.SIGKILL or codes[0] != 65:
         raise Failure(f"the ranks ended with {codes}, not by the loss of rank 1")
     return series(run.folder)

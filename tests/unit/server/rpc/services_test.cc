@@ -162,12 +162,8 @@ TEST_F(ServicesTest, MoreWatchesOfTheHealthThanTheLimitAreRefusedUntilOneEnds) {
   EXPECT_FALSE(watch());
   EXPECT_EQ(watches.back()->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   contexts.front()->TryCancel();
-  const MonoTime patience = Clock::Real().Mono() + std::chrono::seconds(20);
-  bool again = false;
-  while (!(again = watch()) && Clock::Real().Mono() < patience) {
-    Clock::Real().Sleep(std::chrono::milliseconds(100));
-  }
-  EXPECT_TRUE(again) << "the place of the one that has ended is free";
+  // The place of the one that has ended becomes free.
+  while (!watch()) Clock::Real().Sleep(std::chrono::milliseconds(100));
   for (const auto& context : contexts) context->TryCancel();
 }
 

@@ -100,11 +100,7 @@ TEST_F(SessionTest, AStreamThatIsCancelledIsNoLongerConnected) {
   EXPECT_EQ(server_->connected_workers(), 1);
   context.TryCancel();
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
-  const MonoTime patience = Clock::Real().Mono() + std::chrono::seconds(20);
-  while (server_->connected_workers() > 0 && Clock::Real().Mono() < patience) {
-    Clock::Real().Sleep(std::chrono::milliseconds(5));
-  }
-  EXPECT_EQ(server_->connected_workers(), 0);
+  while (server_->connected_workers() > 0) Clock::Real().Sleep(std::chrono::milliseconds(5));
 }
 
 TEST_F(SessionTest, AnotherStreamOfTheWorkerEndsTheFirst) {

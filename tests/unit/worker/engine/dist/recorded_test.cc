@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <ctime>
 
 #include "common/io/file.h"
 #include "tests/unit/worker/engine/dist/run_ranks.h"
@@ -97,7 +98,7 @@ TEST_F(RecordedTest, ACollectiveThatFailsStaysTheOneThatIsWaitedIn) {
         const auto comm = MakeRecordedCommunicator(std::make_unique<Borrowed>(inner), flight);
         comm->AllReduceSum(at::ones({8}));
       },
-      std::chrono::seconds(2)));
+      std::chrono::seconds(10)));
   EXPECT_EQ(Read(0).Describe(), "starting, waits in all-reduce #1 (32 bytes, group world)");
 }
 
@@ -106,12 +107,11 @@ TEST_F(RecordedTest, ItCostsLittle) {
   const auto comm = MakeRecordedCommunicator(MakeLocalCommunicator(at::kCPU), flight);
   const at::Tensor tensor = at::ones({8});
   constexpr int kCalls = 20'000;
-  const MonoTime begin = Clock::Real().Mono();
+  const std::clock_t begin = std::clock();
   for (int i = 0; i < kCalls; ++i) comm->AllReduceSum(tensor);
-  const double micros =
-      std::chrono::duration<double, std::micro>(Clock::Real().Mono() - begin).count() / kCalls;
+  const double micros = 1e6 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC / kCalls;
   printf("a recorded collective costs %.2f us\n", micros);
-  EXPECT_LT(micros, 20);  // of loaded machines; below 1 alone
+  EXPECT_LT(micros, 20);  // of the processor's time, whoever else has the machine; below 1 mostly
 }
 
 }  // namespace

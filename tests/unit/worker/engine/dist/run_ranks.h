@@ -12,6 +12,6 @@ namespace sft::engine {
 // Runs `body` on `world` threads with a communicator each and joins them. Throws what the lowest
 // failing rank threw.
 void RunRanks(int world, const std::function<void(Communicator&)>& body,
-              std::chrono::milliseconds timeout = std::chrono::seconds(30));
+              std::chrono::milliseconds timeout = std::chrono::minutes(10));
 
 }  // namespace sft::engine
