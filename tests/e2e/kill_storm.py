@@ -9,6 +9,11 @@ were seen), and every gang ended SUCCEEDED (or, under kills of ranks, for want o
 jobs wait for a GPU of a second node that one of them holds. With `--engine` the gangs are real ranks (CPU
 slots) that train the model of --model, by default a tiny one, on the rows of --data; otherwise the stand-in
 of fake_training.cc. `--bin` is a build folder. Prints JSON; exits with 1 when something is wrong.
+
+With `--young-kills` processes of all kinds die within their first three seconds, and what died is started
+again; with `--damages` a random file of the server or of node-a is damaged every `--damage-pause` seconds
+(storm_faults.py), and the database of a stopped server. Then every gang must end within `--settle` seconds or
+say what it waits for, and none may fail as its user's fault.
 """
 
 import argparse
@@ -29,6 +34,7 @@ import threading
 import time
 
 import harness
+from storm_faults import Damage, YoungKiller
 from tiny_model import write_tiny_model
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -50,6 +56,9 @@ class Storm(harness.ServiceCase):
         self.processes, self.disks = {}, []
         self.counts = collections.Counter()
         self.seen_together = set()
+        self.damage = Damage(options.seed)
+        self.problems = []
+        self.excused = {}  # gangs that a damage ended or keeps waiting, and how they say so
         self.stop = threading.Event()
 
     def begin(self):
@@ -58,8 +67,7 @@ class Storm(harness.ServiceCase):
             write_tiny_model(self.dir / "models/small")
         self.serve()
         self.work()
-        # The one GPU of this node is for the submitted jobs; the first of them keeps it.
-        self.start_node("node-b", "--simulate-gpus", "A100:1", "--cpu-slots", 0, stand_in=True)
+        self.work_for_load()
         for node in ("node-a", "node-b"):
             harness.wait_until(node, lambda: f'"{node}"' in self.sftctl("nodes", "--json").stdout)
 
@@ -72,6 +80,10 @@ class Storm(harness.ServiceCase):
         place = ["--cpu-slots", slots] if self.options.engine else ["--simulate-gpus", f"H100:{slots}",
                                                                    "--cpu-slots", 0]
         self.start_node("node-a", *place, stand_in=not self.options.engine)
+
+    def work_for_load(self):
+        # The one GPU of this node is for the submitted jobs; the first of them keeps it.
+        self.start_node("node-b", "--simulate-gpus", "A100:1", "--cpu-slots", 0, stand_in=True)
 
     def start_node(self, node, *place, stand_in):
         rank = ["--rank-binary", harness.BUILD / "tests/sft-fake-rank"] if stand_in else []
@@ -171,6 +183,26 @@ save_total_limit = 2
             except ProcessLookupError:
                 pass
 
+    def revive(self):
+        """Starts server and workers again where they have died."""
+        time.sleep(0.2)
+        for name, start in (("server", self.serve), ("node-a", self.work), ("node-b", self.work_for_load)):
+            if self.processes[name].poll() is not None:
+                start()
+
+    def damage_one(self):
+        end = time.monotonic() + self.options.damage_pause
+        while time.monotonic() < end:
+            self.revive()
+        if self.counts["damages"] % 5 == 4:
+            self.kill("server")
+            self.problems += self.damage.database(self.dir / "server")
+            self.counts["damaged_databases"] += 1
+            self.serve()
+        elif not self.damage.one([self.dir / "server", self.dir / "node-a"]):
+            return
+        self.counts["damages"] += 1
+
     def storm(self, kind, kill, count):
         """So many kills under running gangs; new gangs take the place of those that ended."""
         gangs, ended = self.start_gangs(), []
@@ -233,13 +265,26 @@ save_total_limit = 2
             self.counts["gang_attempts"] += status["attempt"]
             # Killed three times in a row before its first new step: then this is the right verdict.
             code = status["verdict"]["code"]
-            if status["state"] != "SUCCEEDED" and (code != "no_progress" or not self.options.rank_kills):
+            right = code == "no_progress" and (self.options.rank_kills or self.options.young_kills)
+            if status["state"] != "SUCCEEDED" and not right and job not in self.excused:
                 problems.append(f"gang {job}: {status['state']} {status['reason']} {status['verdict']}")
         return problems
 
-    def wait_for(self, gangs):
+    def check_damaged(self, gangs):
+        """What was damaged may end a job, if it is named and not called its user's fault; what waits says why."""
         for job in gangs:
-            self.sftctl("wait", job, "--timeout", f"{self.options.limit}s", timeout=self.options.limit + 60)
+            status = json.loads(self.sftctl("status", job, "--json").stdout)
+            verdict = status["verdict"]
+            if status["state"] == "FAILED" and verdict["domain"] != "user":
+                self.excused[job] = f"{verdict['code']}: {verdict['message']}"
+            elif status["state"] not in ("SUCCEEDED", "FAILED", "CANCELLED") and status["reason"]:
+                self.excused[job] = f"{status['state']}: {status['reason']}"
+
+    def wait_for(self, gangs):
+        end = time.monotonic() + self.options.settle
+        for job in gangs:
+            left = max(1, round(end - time.monotonic()))
+            self.sftctl("wait", job, "--timeout", f"{left}s", timeout=left + 60)
 
     def run(self):
         """What went wrong."""
@@ -253,7 +298,22 @@ save_total_limit = 2
                 self.wait_for(begun)
                 print(kind, json.dumps(self.counts), file=sys.stderr)
                 gangs += begun
-        problems = self.check_load(*self.end_load())
+        if self.options.young_kills:
+            killer = YoungKiller(self.dir, self.options.seed, self.counts)
+            killer.start()
+            begun = self.storm("young_kills", self.revive, self.options.young_kills)
+            killer.disarm()
+            self.revive()
+            self.wait_for(begun)
+            print("young_kills", json.dumps(self.counts), file=sys.stderr)
+            gangs += begun
+        if self.options.damages:
+            begun = self.storm("damages", self.damage_one, self.options.damages)
+            self.wait_for(begun)
+            self.check_damaged(begun)
+            print("damages", json.dumps(self.damage.done), json.dumps(self.excused), file=sys.stderr)
+            gangs += begun
+        problems = self.problems + self.check_load(*self.end_load())
         return problems + self.check_gangs(gangs)
 
     def clean(self, keep):
@@ -280,6 +340,10 @@ def main():
     parser.add_argument("--server-kills", type=int, default=200)
     parser.add_argument("--worker-kills", type=int, default=100)
     parser.add_argument("--rank-kills", type=int, default=100)
+    parser.add_argument("--young-kills", type=int, default=100)
+    parser.add_argument("--damages", type=int, default=10)
+    parser.add_argument("--damage-pause", type=float, default=60, help="seconds between two damaged files")
+    parser.add_argument("--settle", type=int, default=900, help="seconds until every gang ended or says why it waits")
     parser.add_argument("--submits", type=float, default=20, help="a second, all the while")
     parser.add_argument("--gangs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=150, help="of a gang")
