@@ -190,6 +190,12 @@ save_total_limit = 2
             if self.processes[name].poll() is not None:
                 start()
 
+    def make_young(self):
+        """Now and then server or worker are started again, so that there are young ones."""
+        for _ in range(10):
+            self.revive()
+        self.kill(self.random.choice(("server", "node-a")))
+
     def damage_one(self):
         end = time.monotonic() + self.options.damage_pause
         while time.monotonic() < end:
@@ -301,7 +307,7 @@ save_total_limit = 2
         if self.options.young_kills:
             killer = YoungKiller(self.dir, self.options.seed, self.counts)
             killer.start()
-            begun = self.storm("young_kills", self.revive, self.options.young_kills)
+            begun = self.storm("young_kills", self.make_young, self.options.young_kills)
             killer.disarm()
             self.revive()
             self.wait_for(begun)
