@@ -6,6 +6,7 @@
 #include "client/login.h"
 #include "client/output/text.h"
 #include "common/base/env.h"
+#include "common/base/toml_limits.h"
 #include "common/base/toml_plus_plus.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
@@ -26,6 +27,9 @@ absl::StatusOr<std::string> ServerOfConfigFile() {
   const std::string path = (config_home ? *config_home : *home + "/.config") + "/sft/config.toml";
   if (!io::Exists(path)) return std::string();
   SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(path, 1 << 20));
+  if (const auto excess = FindTomlExcess(text)) {
+    return InvalidArgument(fmt::format("{}:{}: {}", path, excess->line, excess->message));
+  }
   const toml::parse_result parsed = toml::parse(text, path);
   if (!parsed) {
     return InvalidArgument(fmt::format("{}:{}: {}", path, parsed.error().source().begin.line,

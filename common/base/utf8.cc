@@ -1,5 +1,10 @@
 #include "common/base/utf8.h"
 
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <utility>
+
 namespace sft {
 namespace {
 
@@ -38,6 +43,28 @@ size_t FindInvalidUtf8(std::string_view text) {
     if (!valid) return at;
   }
   return text.npos;
+}
+
+std::string FindHidden(std::string_view text) {
+  // Controls, the soft hyphen, fillers, joiners, marks and overrides of direction, separators of
+  // lines, tags, and what is no character.
+  static constexpr std::pair<char32_t, char32_t> kHidden[] = {
+      {0x00, 0x1f},     {0x7f, 0x9f},       {0xad, 0xad},      {0x34f, 0x34f},   {0x61c, 0x61c},
+      {0x115f, 0x1160}, {0x17b4, 0x17b5},   {0x180b, 0x180f},  {0x200b, 0x200f}, {0x2028, 0x202e},
+      {0x2060, 0x206f}, {0x3164, 0x3164},   {0xfeff, 0xfeff},  {0xffa0, 0xffa0}, {0xfff0, 0xfffb},
+      {0xfffe, 0xffff}, {0x1d173, 0x1d17a}, {0xe0000, 0xe0fff}};
+  while (!text.empty()) {
+    const auto byte = static_cast<unsigned char>(text.front());
+    bool valid = false;
+    const char32_t character = TakeCharacter(text, valid);
+    if (!valid) return fmt::format("the byte 0x{:02x}", byte);
+    for (const auto& [first, last] : kHidden) {
+      if (character >= first && character <= last) {
+        return fmt::format("U+{:04X}", static_cast<uint32_t>(character));
+      }
+    }
+  }
+  return "";
 }
 
 std::string ToUtf8(std::string_view text) {

@@ -21,6 +21,11 @@ char32_t TakeCharacter(std::string_view& text, bool& valid);
 size_t FindInvalidUtf8(std::string_view text);
 inline bool IsUtf8(std::string_view text) { return FindInvalidUtf8(text) == text.npos; }
 
+// The first character of a text of one line that a terminal does not show as itself: a control
+// character, one that turns the direction of what follows, one that cannot be seen, or a byte that
+// is not UTF-8. As "U+202E"; empty: there is none.
+std::string FindHidden(std::string_view text);
+
 // The text with kReplacementCharacter in place of each byte that is not UTF-8.
 std::string ToUtf8(std::string_view text);
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "common/base/json.h"
 #include "common/base/utf8.h"
 #include "common/io/file.h"
 
@@ -68,7 +69,8 @@ class RowForm : public nlohmann::json_sax<json> {
   bool Close();
   void EndMessage(bool is_object);
 
-  int64_t depth_ = 0;     // containers that are open
+  int64_t depth_ = 0;  // containers that are open
+  bool too_deep_ = false;
   Kind* next_ = nullptr;  // of the key that was read last; null: of no interest
   Kind row_ = Kind::kAbsent;
   // Where a key comes twice the last one counts.
@@ -118,7 +120,7 @@ bool RowForm::Value(Kind kind) {
 
 bool RowForm::Open(Kind kind) {
   Value(kind);
-  ++depth_;
+  too_deep_ |= ++depth_ > kMaxJsonDepth;
   return true;
 }
 
@@ -141,6 +143,7 @@ void RowForm::EndMessage(bool is_object) {
 }
 
 std::string RowForm::Problem() const {
+  if (too_deep_) return fmt::format("nested more than {} levels deep", kMaxJsonDepth);
   if (messages_ != Kind::kAbsent) {
     if (messages_ != Kind::kList || count_ == 0) return "\"messages\" must be a list of messages";
     if (first_bad_ == 0) return "";

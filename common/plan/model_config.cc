@@ -225,6 +225,15 @@ std::vector<int64_t> ReadWindows(const Reader& config, const Family& family, int
   return windows;
 }
 
+int64_t MaxPositions(const Reader& config, const RopeOptions& rope) {
+  const int64_t said = config.Get<int64_t>("max_position_embeddings", 0);
+  // The text of llama3 counts what it stretches already.
+  const bool stretches = rope.type == RopeType::kLinear || rope.type == RopeType::kYarn;
+  const int64_t from = rope.type == RopeType::kYarn ? rope.original_max_positions : said;
+  if (said <= 0 || !stretches || !(rope.factor >= 1 && rope.factor <= 1e6)) return said;
+  return std::max(said, static_cast<int64_t>(static_cast<double>(from) * rope.factor));
+}
+
 void RefuseWhatIsNotSupported(const Reader& config) {
   const auto activation = config.Get<std::string>("hidden_act", "silu");
   if (activation != "silu") {
@@ -253,6 +262,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json) {
   if (!error.ok()) return error;
   model.norm_epsilon = config.Get("rms_norm_eps", model.norm_epsilon);
   model.rope = ReadRope(config);
+  model.max_positions = MaxPositions(config, model.rope);
   model.pad_token = config.Get<int64_t>("pad_token_id", model.vocab);
   if (model.pad_token < 0) model.pad_token += model.vocab;  // torch counts from the end
   if (model.pad_token >= model.vocab) model.pad_token = -1;

@@ -52,6 +52,8 @@ struct RopeOptions {
 struct ModelConfig : ModelShape {
   double norm_epsilon = 1e-6;
   RopeOptions rope;
+  // The longest row that it was made for, with what stretches its positions; 0: not said.
+  int64_t max_positions = 0;
   // The token whose lookups do not train the embedding, as nn.Embedding's padding_idx; -1: none.
   int64_t pad_token = -1;
   std::vector<int64_t> windows;  // by layer; 0: full attention

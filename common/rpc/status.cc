@@ -1,7 +1,10 @@
 #include "common/rpc/status.h"
 
+#include <fmt/format.h>
 #include <google/rpc/error_details.pb.h>
 #include <google/rpc/status.pb.h>
+
+#include "common/base/utf8.h"
 
 namespace sft::rpc {
 namespace {
@@ -13,8 +16,33 @@ google::rpc::Status DetailsOf(const grpc::Status& status) {
   return details;
 }
 
-grpc::Status WithDetail(grpc::StatusCode code, const std::string& message,
+// A status travels in metadata, of which a peer takes 8 KiB by default: a longer one would arrive
+// as another error, about metadata. Together these stay below, with the details in base64 and once
+// more the message in them.
+constexpr size_t kMaxMessage = 4000, kMaxMessageWithDetail = 1200, kMaxViolations = 2500;
+
+// The first characters of a text, `most` bytes as a header carries them: what is not ASCII takes
+// three.
+// A message that is not UTF-8 would not arrive at all.
+std::string Cut(std::string_view bytes_of_text, size_t most) {
+  const std::string whole = ToUtf8(bytes_of_text.substr(0, most));
+  const std::string_view text = whole;
+  size_t bytes = 0;
+  for (std::string_view rest = text; !rest.empty();) {
+    const size_t at = text.size() - rest.size();
+    bool valid = false;
+    TakeCharacter(rest, valid);
+    const size_t taken = text.size() - rest.size() - at;
+    const bool plain = taken == 1 && text[at] >= ' ' && text[at] < 0x7f && text[at] != '%';
+    bytes += plain ? 1 : 3 * taken;
+    if (bytes > most) return std::string(text.substr(0, at)) + "...";
+  }
+  return bytes_of_text.size() > most ? whole + "..." : whole;
+}
+
+grpc::Status WithDetail(grpc::StatusCode code, const std::string& whole,
                         const google::protobuf::Message& detail) {
+  const std::string message = Cut(whole, kMaxMessageWithDetail);
   google::rpc::Status details;
   details.set_code(code);
   details.set_message(message);
@@ -27,7 +55,7 @@ grpc::Status WithDetail(grpc::StatusCode code, const std::string& message,
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   // The numbers of both enumerations are those of google.rpc.Code.
-  return {static_cast<grpc::StatusCode>(status.code()), std::string(Message(status))};
+  return {static_cast<grpc::StatusCode>(status.code()), Cut(Message(status), kMaxMessage)};
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {
@@ -37,10 +65,16 @@ absl::Status FromGrpc(const grpc::Status& status) {
 
 grpc::Status BadRequest(const std::string& message, const std::vector<FieldViolation>& violations) {
   google::rpc::BadRequest detail;
-  for (const FieldViolation& violation : violations) {
+  constexpr size_t kMaxField = 200, kMaxDescription = 600;
+  for (size_t i = 0; i < violations.size(); ++i) {
     auto* added = detail.add_field_violations();
-    added->set_field(violation.field);
-    added->set_description(violation.description);
+    added->set_field(Cut(violations[i].field, kMaxField));
+    added->set_description(Cut(violations[i].description, kMaxDescription));
+    if (detail.ByteSizeLong() <= kMaxViolations) continue;
+    added->clear_field();
+    added->set_description(
+        fmt::format("{} more; a dry run shows all of them", violations.size() - i));
+    break;
   }
   return WithDetail(grpc::StatusCode::INVALID_ARGUMENT, message, detail);
 }

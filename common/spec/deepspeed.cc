@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,50 +73,20 @@ std::string WithoutLastCommas(const std::string& text) {
   return result;
 }
 
-// Keeps why a text is not taken: the library else only throws it, and of a key that stands twice it
-// would silently take the last value.
-class Reader : public nlohmann::detail::json_sax_dom_parser<Json> {
- public:
-  explicit Reader(Json& json) : json_sax_dom_parser(json, /*allow_exceptions=*/false) {}
-
-  bool start_object(size_t size) {
-    keys_.emplace_back();
-    return json_sax_dom_parser::start_object(size);
-  }
-  bool end_object() {
-    keys_.pop_back();
-    return json_sax_dom_parser::end_object();
-  }
-  bool key(std::string& name) {
-    if (keys_.back().insert(name).second) return json_sax_dom_parser::key(name);
-    message_ = fmt::format("{} stands there twice; keep one", DumpJson(Json(name)));
-    return false;
-  }
-
-  template <typename Exception>
-  bool parse_error(size_t position, const std::string& token, const Exception& error) {
-    message_ = error.what();
-    message_.replace(0, message_.find("] ") + 2, "is not JSON: ");
-    return json_sax_dom_parser::parse_error(position, token, error);
-  }
-  const std::string& message() const { return message_; }
-
- private:
-  std::vector<std::set<std::string>> keys_;  // of each object that is open
-  std::string message_;
-};
-
 absl::StatusOr<Json> Parse(const std::string& text) {
   if (text.find_first_not_of(" \t\r\n") == std::string::npos ||
       text.find('{') == std::string::npos) {
     return InvalidArgument(
         "must be the text of a DeepSpeed JSON; `sftctl submit --deepspeed FILE` sends a file's");
   }
-  Json json;
-  Reader reader(json);
-  if (!Json::sax_parse(WithoutLastCommas(text), &reader, Json::input_format_t::json,
-                       /*strict=*/true, /*ignore_comments=*/true)) {
-    return InvalidArgument(reader.message());
+  JsonProblem problem;
+  Json json =
+      ParseOrderedJson(WithoutLastCommas(text), {.comments = true, .keys_once = true}, &problem);
+  if (json.is_discarded()) {
+    return InvalidArgument(problem.kind == JsonProblem::kSyntax
+                               ? fmt::format("is not JSON: {}", problem.text)
+                           : problem.kind == JsonProblem::kTwice ? problem.text + "; keep one"
+                                                                 : "is " + problem.text);
   }
   if (!json.is_object()) return InvalidArgument("must be a JSON object, {...}");
   return json;

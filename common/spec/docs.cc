@@ -105,8 +105,14 @@ an error that says what would divide.
 
 Keys of other tools are accepted under the names in the last column. Keys of `[hyperparameters]`,
 `[hyperparameters.parallelism]`, `[training.validation]` (but `enabled`) and `[checkpoint]` may
-also be written as `train.<key>`, or alone at the top of the file. A key may be given once only. A
-value that asks for something that does not exist yet is refused with "not supported yet: ...".
+also be written as `train.<key>`, or alone at the top of the file. A key may be given once only:
+the same value under two spellings is a warning, two values are an error. A value that asks for
+something that does not exist yet is refused with "not supported yet: ...".
+
+A duration has a unit: "90s", "15m", "8h", "2d"; a bare number other than 0 is an error. Names and
+paths hold no control characters and nothing that cannot be seen (U+202E, zero-width characters).
+A file has at most 1 MiB, 8192 names of keys and tables, 16 parts and 256 bytes in one name, and
+eight brackets within each other.
 )";
 
 // `text` with `by` in the place of the word `name`.

@@ -14,6 +14,10 @@ void Draft::SetFromFile(const Field& field, Value value, std::string_view file_n
       AddProblemAt(field.key, line,
                    fmt::format("is given twice: {} here and {} in line {}; keep one",
                                ToText(field, value), ToText(field, old->value), old->line));
+    } else {
+      AddWarning(field.key, fmt::format("is given twice, here and in line {}, with the same value; "
+                                        "keep one",
+                                        line));
     }
     return;
   }
@@ -128,6 +132,7 @@ void Draft::AddProblem(std::string_view key, std::string message) {
 
 void Draft::AddProblemAt(std::string_view key, int line, std::string message) {
   faulty_.emplace(key);
+  if (++problem_count_ > kMostProblems) return;
   problems_.push_back({std::string(key), line, std::move(message)});
 }
 
@@ -141,6 +146,7 @@ void Draft::AddUnknown(std::string_view name, int line, bool is_table, std::stri
 }
 
 void Draft::AddWarning(std::string_view key, std::string message) {
+  if (++warning_count_ > kMostWarnings) return;
   const DraftEntry* entry = Find(key);
   warnings_.push_back({std::string(key), entry == nullptr ? 0 : entry->line, std::move(message)});
 }
@@ -174,9 +180,21 @@ std::vector<ResolvedValue> Draft::Values() const {
   return values;
 }
 
+std::vector<Problem> Draft::TakeWarnings() {
+  if (warning_count_ > kMostWarnings) {
+    warnings_.push_back(
+        {"", 0, fmt::format("{} more warnings are left out", warning_count_ - kMostWarnings)});
+  }
+  return std::move(warnings_);
+}
+
 std::vector<Problem> Draft::TakeProblems() {
   std::stable_sort(problems_.begin(), problems_.end(),
                    [](const Problem& a, const Problem& b) { return a.line < b.line; });
+  if (problem_count_ > kMostProblems) {
+    problems_.push_back(
+        {"", 0, fmt::format("{} more problems are left out", problem_count_ - kMostProblems)});
+  }
   return std::move(problems_);
 }
 

@@ -84,13 +84,16 @@ class Draft {
 
   std::vector<ResolvedValue> Values() const;
   std::vector<Problem> TakeProblems();
-  std::vector<Problem> TakeWarnings() { return std::move(warnings_); }
+  std::vector<Problem> TakeWarnings();
 
  private:
   std::map<std::string, DraftEntry, std::less<>> entries_;
   std::set<std::string, std::less<>> faulty_;  // canonical keys and those written
+  // The first so many are told, with how many more there are.
+  static constexpr int kMostProblems = 1000, kMostWarnings = 200;
   std::vector<Problem> problems_;
   std::vector<Problem> warnings_;
+  int problem_count_ = 0, warning_count_ = 0;
   int unknown_ = 0;
 };
 

@@ -35,7 +35,9 @@ struct Field {
   // kBool: "cpu=true".
   std::string_view choices = "";
   std::string_view synonyms = "";
-  // kList: an empty list is a value.
+  // kString: a text of many lines (a template), not a name or path that lists and messages show.
+  bool is_text = false;
+  // kList: an empty list is a value. `max` limits the items.
   bool may_be_empty = false;
   // Where not empty: the values that work today; any other one is refused with `refusal`.
   std::string_view supported = "";

@@ -140,6 +140,7 @@ constexpr Field kForeignTable[] = {
          "value to this file; one that disagrees with it is an error, one that nothing here uses a "
          "warning. "
          "`sftctl submit --deepspeed FILE` sends a file's.",
+     .is_text = true,
      .aliases = "deepspeed_config deepspeed train.deepspeed "
                 "hyperparameters.parallelism.deepspeed_config"},
 };

@@ -133,8 +133,9 @@ constexpr Field kJobTable[] = {
     {.key = "compute.network_interface",
      .def = "",
      .doc =
-         "Network interface on every node that NCCL connects over (\"eth0\"); empty: the one that "
-         "has the address of the worker.",
+         "Network interface on every node that NCCL connects over (\"eth0\"), or several with "
+         "commas between them, as NCCL takes them (\"=eth0,=eth1\", \"^docker0\"); empty: the one "
+         "that has the address of the worker.",
      .aliases = "network_interface",
      .env = "NCCL_SOCKET_IFNAME",
      .since = 2},
@@ -158,8 +159,9 @@ constexpr Field kJobTable[] = {
     {.key = "scheduling.after",
      .type = Type::kList,
      .def = "",
-     .doc = "Ids of jobs that have to succeed first. One of them that fails or is cancelled ends "
-            "this job, too.",
+     .doc = "Ids of jobs that have to succeed first, at most 100. One of them that fails or is "
+            "cancelled ends this job, too.",
+     .max = 100,
      .may_be_empty = true,
      .aliases = "after",
      .since = 2,
@@ -173,9 +175,10 @@ constexpr Field kJobTable[] = {
     {.key = "scheduling.time_limit",
      .type = Type::kDuration,
      .def = "0s",
-     .doc = "The longest the job may hold its GPUs, all attempts together: then it writes a "
-            "checkpoint and ends with the verdict time_limit. 0s: no limit. A job with a limit "
-            "starts earlier, as it fits before jobs that wait for more.",
+     .doc =
+         "The longest the job may hold its GPUs, all attempts together (\"8h\"): then it writes a "
+         "checkpoint and ends with the verdict time_limit. 0s: no limit. A job with a limit "
+         "starts earlier, as it fits before jobs that wait for more.",
      .min = 0,
      .max = 1e8,
      .aliases = "time_limit",
@@ -259,6 +262,7 @@ constexpr Field kJobTable[] = {
     {.key = "data.chat_template",
      .def = "",
      .doc = "A Jinja chat template (its text) in place of the model's own.",
+     .is_text = true,
      .aliases = "chat_template"},
     {.key = "data.max_examples",
      .type = Type::kInt,

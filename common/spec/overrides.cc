@@ -6,20 +6,24 @@
 namespace sft::spec {
 namespace {
 
-std::string WhyNoEffect(const std::string& variable) {
+// What may have been meant is looked up for the first few alone, since each is compared with all
+// names.
+constexpr int kMostCompared = 10;
+
+std::string WhyNoEffect(const std::string& variable, int& compared) {
   for (const ForeignVariable& foreign : ForeignVariables()) {
     if (foreign.name == variable) return fmt::format("has no effect: {}", foreign.instead);
   }
-  const std::string nearest = NearestVariable(variable);
+  const std::string nearest = ++compared > kMostCompared ? "" : NearestVariable(variable);
   return nearest.empty()
              ? "names no key of a job, so it has no effect"
              : fmt::format("names no key of a job, so it has no effect; did you mean {}?", nearest);
 }
 
-const Field* TargetOf(const Override& override_, Draft* draft) {
+const Field* TargetOf(const Override& override_, int& compared, Draft* draft) {
   if (override_.kind == OverrideKind::kEnvironment) {
     const Field* field = FindEnvField(override_.key, override_.value);
-    if (field == nullptr) draft->AddWarning(override_.key, WhyNoEffect(override_.key));
+    if (field == nullptr) draft->AddWarning(override_.key, WhyNoEffect(override_.key, compared));
     return field;
   }
   const Field* field = FindField(override_.key);
@@ -33,8 +37,9 @@ const Field* TargetOf(const Override& override_, Draft* draft) {
 }  // namespace
 
 void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft) {
+  int compared = 0;
   for (const Override& override_ : overrides) {
-    const Field* field = TargetOf(override_, draft);
+    const Field* field = TargetOf(override_, compared, draft);
     if (field == nullptr) continue;
     // An empty variable is the usual way to have none.
     if (override_.kind == OverrideKind::kEnvironment && override_.value.empty()) continue;

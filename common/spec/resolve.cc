@@ -12,6 +12,7 @@
 #include "common/base/status.h"
 #include "common/base/utf8.h"
 #include "common/spec/draft.h"
+#include "common/spec/template_check.h"
 #include "common/spec/toml_reader.h"
 #include "common/spec/visit.h"
 
@@ -20,8 +21,6 @@ namespace {
 
 constexpr std::string_view kNodePrefix = "node:", kModel = "job.model", kName = "job.name";
 constexpr size_t kMaxNameBytes = 128;
-
-bool IsControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 
 void ReportUnknown(const RawEntry& entry, Draft* draft) {
   if (!entry.is_table && IsTable(entry.key)) {
@@ -57,7 +56,7 @@ void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) 
 void ReadFile(std::string_view text, std::string_view file_name, Draft* draft) {
   const auto read = ReadToml(text);
   if (const auto* error = std::get_if<TomlError>(&read)) {
-    draft->AddProblemAt("", error->line, fmt::format("is not TOML: {}", error->message));
+    draft->AddProblemAt("", error->line, error->message);
     return;
   }
   std::string skipped;  // an unknown table is one problem, not one for each key in it
@@ -94,9 +93,45 @@ void CheckName(Draft* draft) {
   if (name.size() > kMaxNameBytes) {
     draft->AddProblem(
         kName, fmt::format("has {} bytes; a label has at most {}", name.size(), kMaxNameBytes));
-  } else if (std::any_of(name.begin(), name.end(), IsControl)) {
-    draft->AddProblem(kName, "holds a control character (a line break, a tab, an escape)");
   }
+}
+
+// As NCCL reads it: "eth0", "eth", "=eth0,=eth1", "^docker0,lo".
+bool IsInterfaceList(std::string_view text) {
+  constexpr size_t kMostNames = 32, kLongestName = 15;  // IFNAMSIZ - 1
+  if (text.starts_with('^')) text.remove_prefix(1);
+  size_t names = 0;
+  for (bool more = true; more; ++names) {
+    const size_t comma = std::min(text.find(','), text.size());
+    std::string_view name = text.substr(0, comma);
+    if (name.starts_with('=')) name.remove_prefix(1);
+    const bool fits =
+        !name.empty() && name.size() <= kLongestName &&
+        std::all_of(name.begin(), name.end(), [](unsigned char c) {
+          return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.' || c == ':' || c == '@';
+        });
+    if (!fits) return false;
+    more = comma < text.size();
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return names <= kMostNames;
+}
+
+void CheckInterface(Draft* draft) {
+  constexpr std::string_view kInterface = "compute.network_interface";
+  const std::string text = draft->String(kInterface);
+  if (text.empty() || draft->Faulty({kInterface}) || IsInterfaceList(text)) return;
+  draft->AddProblem(
+      kInterface, fmt::format("\"{}\" is no network interface: write a name as `ip link` shows it "
+                              "(\"eth0\"), or several with commas between them",
+                              text.substr(0, 80)));
+}
+
+void CheckTemplate(Draft* draft) {
+  constexpr std::string_view kTemplate = "data.chat_template";
+  if (draft->Faulty({kTemplate})) return;
+  const std::string problem = TemplateProblem(draft->String(kTemplate));
+  if (!problem.empty()) draft->AddProblem(kTemplate, problem);
 }
 
 void CheckRequired(Draft* draft) {
@@ -111,6 +146,8 @@ void CheckRequired(Draft* draft) {
   }
   CheckModelName(draft);
   CheckName(draft);
+  CheckInterface(draft);
+  CheckTemplate(draft);
   for (const std::string_view key : {"job.data", "data.val"}) {
     const std::string value = draft->Has(key) ? draft->String(key) : "";
     if (value.starts_with(kNodePrefix) && !value.starts_with("node:/")) {
@@ -180,8 +217,14 @@ std::string NameOf(std::string_view file_name) {
   if (file_name.ends_with(".toml")) file_name.remove_suffix(5);
   // What would not pass as job.name.
   while (file_name.size() > kMaxNameBytes || !IsUtf8(file_name)) file_name.remove_suffix(1);
-  std::string name(file_name);
-  std::replace_if(name.begin(), name.end(), IsControl, '_');
+  std::string name;
+  while (!file_name.empty()) {
+    const std::string_view before = file_name;
+    bool valid = false;
+    TakeCharacter(file_name, valid);
+    const std::string_view character = before.substr(0, before.size() - file_name.size());
+    name += FindHidden(character).empty() ? character : "_";
+  }
   return name;
 }
 

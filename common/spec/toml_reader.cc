@@ -1,8 +1,12 @@
 #include "common/spec/toml_reader.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
+#include "common/base/toml_limits.h"
 #include "common/base/toml_plus_plus.h"
 
 namespace sft::spec {
@@ -66,10 +70,13 @@ void Walk(const toml::table& table, const std::string& prefix, std::vector<RawEn
 }  // namespace
 
 std::variant<std::vector<RawEntry>, TomlError> ReadToml(std::string_view text) {
+  if (auto excess = FindTomlExcess(text)) {
+    return TomlError{excess->line, std::move(excess->message)};
+  }
   const toml::parse_result parsed = toml::parse(text);
   if (!parsed) {
     return TomlError{static_cast<int>(parsed.error().source().begin.line),
-                     std::string(parsed.error().description())};
+                     fmt::format("is not TOML: {}", parsed.error().description())};
   }
   std::vector<RawEntry> entries;
   Walk(parsed.table(), "", &entries);

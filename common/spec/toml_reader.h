@@ -22,14 +22,14 @@ struct RawEntry {
   std::string kind;
 };
 
-// Why and where a text is not TOML.
+// Why and where a text cannot be read.
 struct TomlError {
   int line = 0;
-  std::string message;
+  std::string message;  // "is not TOML: ...", or what it has too much of
 };
 
 // Tables and their entries in file order of their lines. Every table is listed before its entries.
-// A text that is not TOML gives the one error of the parser.
+// A text that is not TOML, or exceeds what common/base/toml_limits.h allows, gives one error.
 std::variant<std::vector<RawEntry>, TomlError> ReadToml(std::string_view text);
 
 }  // namespace sft::spec

@@ -15,7 +15,8 @@ namespace sft::spec {
 namespace {
 
 constexpr std::string_view kType = "compute.gpu_type", kVariant = "compute.variant",
-                           kContainers = "data.topology.container_count";
+                           kContainers = "data.topology.container_count",
+                           kTotal = "data.topology.total_gpus";
 
 constexpr int64_t kMaxPerNode = 1024;
 
@@ -23,7 +24,7 @@ struct Copy {
   std::string_view copy, original;
 };
 constexpr Copy kCopies[] = {{kContainers, kGpuCountKey},
-                            {"data.topology.total_gpus", kGpuCountKey},
+                            {kTotal, kGpuCountKey},
                             {"data.topology.gpus_per_node", kGpusPerNodeKey},
                             {"data.topology.nodes", kNodesKey},
                             {"data.topology.variant", kVariant}};
@@ -119,9 +120,14 @@ void ApplyCounts(Draft* draft) {
     const int64_t count = draft->Int(kGpuCountKey);
     if (!draft->Has(kNodesKey)) {
       const int64_t per_node = draft->Has(kGpusPerNodeKey) ? draft->Int(kGpusPerNodeKey) : count;
-      const bool divides = count % per_node == 0;
+      // Beside a variant a count of all GPUs in [data.topology] only confirms: it must not become
+      // the number of nodes.
+      const bool confirms = draft->WrittenAs(kGpuCountKey) == kTotal &&
+                            draft->StrengthOf(kGpuCountKey) == Strength::kFile &&
+                            draft->Given(kVariant);
+      const bool divides = count % per_node == 0 && !confirms;
       draft->Derive(kNodesKey, divides ? count / per_node : int64_t{1},
-                    "gpu_count / gpus_per_node");
+                    confirms ? "one node" : "gpu_count / gpus_per_node");
     }
     const int64_t nodes = draft->Int(kNodesKey);
     if (!draft->Has(kGpusPerNodeKey)) {

@@ -10,6 +10,7 @@
 
 #include "common/base/duration.h"
 #include "common/base/status.h"
+#include "common/base/utf8.h"
 
 namespace sft::spec {
 namespace {
@@ -111,6 +112,47 @@ absl::Status CheckRange(const Field& field, double number, std::string_view text
     return Wrong(field, text);
   }
   return absl::OkStatus();
+}
+
+// Texts are shown in lists, events and on command lines; none needs what nobody can see.
+absl::Status CheckText(const Field& field, const std::string& text) {
+  if (field.is_text) {
+    if (text.find('\0') == text.npos && IsUtf8(text)) return absl::OkStatus();
+    return InvalidArgument("holds a NUL byte or bytes that are not UTF-8");
+  }
+  const std::string hidden = FindHidden(text);
+  if (hidden.empty()) return absl::OkStatus();
+  return InvalidArgument(fmt::format(
+      "holds {}, which is a control character or cannot be seen; leave it out", hidden));
+}
+
+absl::Status CheckList(const Field& field, const std::vector<std::string>& items) {
+  constexpr double kMostItems = 1000;
+  if (items.empty() && !field.may_be_empty) {
+    return InvalidArgument("must name at least one item, but is empty");
+  }
+  const double most = std::min(field.max, kMostItems);
+  if (static_cast<double>(items.size()) > most) {
+    return InvalidArgument(
+        fmt::format("has {} items; at most {} are taken", items.size(), Number(most)));
+  }
+  for (const std::string& item : items) SFT_RETURN_IF_ERROR(CheckText(field, item));
+  return absl::OkStatus();
+}
+
+// A number alone says no unit: 8 of what?
+absl::StatusOr<Value> CheckDuration(const Field& field, const Value& value) {
+  const std::string text = ToText(value);
+  const bool bare = !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+  if (bare && text.find_first_not_of('0') != text.npos) {
+    return InvalidArgument(fmt::format(
+        "must be {}, but is {} without a unit; write \"{}h\" for hours or \"{}s\" for seconds",
+        Expectation(field), Quoted(value), text, text));
+  }
+  const auto duration = std::holds_alternative<bool>(value) ? std::nullopt : ParseDuration(text);
+  if (!duration.has_value()) return Wrong(field, Quoted(value));
+  SFT_RETURN_IF_ERROR(CheckRange(field, static_cast<double>(duration->count()), Quoted(value)));
+  return bare ? Value("0s") : value;
 }
 
 bool IsPlanned(const Field& field, const Value& value) {
@@ -262,13 +304,10 @@ absl::StatusOr<Value> Check(const Field& field, Value value) {
       break;
     case Type::kString:
       if (!std::holds_alternative<std::string>(value)) return Wrong(field, Quoted(value));
+      SFT_RETURN_IF_ERROR(CheckText(field, std::get<std::string>(value)));
       break;
     case Type::kDuration: {
-      if (std::holds_alternative<int64_t>(value)) value = ToText(value) + "s";
-      const auto* text = std::get_if<std::string>(&value);
-      const auto duration = text == nullptr ? std::nullopt : ParseDuration(*text);
-      if (!duration.has_value()) return Wrong(field, Quoted(value));
-      SFT_RETURN_IF_ERROR(CheckRange(field, static_cast<double>(duration->count()), Quoted(value)));
+      SFT_ASSIGN_OR_RETURN(value, CheckDuration(field, value));
       break;
     }
     case Type::kChoice: {
@@ -287,9 +326,7 @@ absl::StatusOr<Value> Check(const Field& field, Value value) {
       if (!std::holds_alternative<std::vector<std::string>>(value)) {
         return Wrong(field, Quoted(value));
       }
-      if (std::get<std::vector<std::string>>(value).empty() && !field.may_be_empty) {
-        return InvalidArgument("must name at least one item, but is empty");
-      }
+      SFT_RETURN_IF_ERROR(CheckList(field, std::get<std::vector<std::string>>(value)));
       break;
   }
   SFT_RETURN_IF_ERROR(CheckSupported(field, value));

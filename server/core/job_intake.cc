@@ -12,6 +12,7 @@
 #include "common/base/duration.h"
 #include "common/base/ids.h"
 #include "common/base/json.h"
+#include "common/base/utf8.h"
 #include "common/io/dataset_check.h"
 #include "common/io/sha256.h"
 #include "common/spec/job_json.h"
@@ -32,6 +33,8 @@ namespace sft::server {
 namespace {
 
 constexpr char kCpuType[] = "CPU";
+// Of a path as a client tells it.
+constexpr size_t kMaxNameBytes = 4096;
 
 spec::OverrideKind KindOf(v1::Override::Kind kind) {
   switch (kind) {
@@ -255,14 +258,44 @@ void ResolveComputeType(const FleetView::Fleet& fleet, spec::Resolution& resolut
   resolution.values.insert(after.base(), std::move(value));
 }
 
+// What is said beside the job file is repeated for each key that it gives, and compared with all
+// keys.
+absl::Status CheckSizes(const std::string& text, const std::string& file_name,
+                        const google::protobuf::RepeatedPtrField<v1::Override>& overrides) {
+  constexpr int kMostOverrides = 1000;
+  if (file_name.size() > kMaxNameBytes) {
+    return InvalidArgument(
+        fmt::format("the name of the job file has {} bytes; at most {} are taken", file_name.size(),
+                    kMaxNameBytes));
+  }
+  if (text.size() > JobIntake::kMaxSourceBytes) {
+    return InvalidArgument(fmt::format("{} is larger than 1 MiB: it is no job file", file_name));
+  }
+  if (overrides.size() > kMostOverrides) {
+    return InvalidArgument(
+        fmt::format("{} changes of keys (--set, flags, variables); at most {} are taken",
+                    overrides.size(), kMostOverrides));
+  }
+  size_t bytes = 0;
+  for (const v1::Override& change : overrides) {
+    bytes += change.ByteSizeLong();
+    if (change.key().size() <= kMaxNameBytes && change.origin().size() <= kMaxNameBytes &&
+        FindHidden(change.key()).empty() && FindHidden(change.origin()).empty()) {
+      continue;
+    }
+    return InvalidArgument(fmt::format("a change of \"{}\" is no change of a key",
+                                       ToUtf8(change.key().substr(0, 80))));
+  }
+  if (bytes <= JobIntake::kMaxSourceBytes) return absl::OkStatus();
+  return InvalidArgument("changes of keys (--set, flags, variables) take more than 1 MiB");
+}
+
 }  // namespace
 
 absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
                                                  const std::string& file_name,
                                                  const Overrides& overrides) {
-  if (text.size() > kMaxSourceBytes) {
-    return InvalidArgument(fmt::format("{} is larger than 1 MiB: it is no job file", file_name));
-  }
+  SFT_RETURN_IF_ERROR(CheckSizes(text, file_name, overrides));
   std::vector<spec::Override> list;
   for (const v1::Override& override : overrides) {
     list.push_back({override.key(), override.value(), override.origin(), KindOf(override.kind())});
@@ -285,6 +318,10 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
         planner_.CheckModel(resolution.spec, resolution.ok());
     if (problem.has_value() && !IsFaulty(resolution, problem->key)) {
       AddProblem(resolution, problem->key, problem->message);
+    } else if (auto warning = planner_.WarnOfModel(resolution.spec)) {
+      const spec::ResolvedValue* value = FindValue(resolution, warning->key);
+      if (value != nullptr) warning->line = value->line;
+      resolution.warnings.push_back(*std::move(warning));
     }
   }
   return resolution;
@@ -321,6 +358,14 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
     const v1::SubmitJobRequest& request, spec::Resolution& resolution,
     std::vector<std::string>& missing, int64_t& rows) {
   std::vector<JobFileRecord> files;
+  for (const v1::JobFile& file : request.files()) {
+    const bool sound =
+        file.client_path().size() <= kMaxNameBytes && FindHidden(file.client_path()).empty();
+    if (!sound)
+      return InvalidArgument(
+          fmt::format("the path of the file of {} is too long or holds a control character",
+                      ToUtf8(file.key().substr(0, 80))));
+  }
   for (const spec::NeededFile& needed : spec::NeededFiles(resolution)) {
     const auto sent =
         std::find_if(request.files().begin(), request.files().end(),

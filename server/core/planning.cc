@@ -144,6 +144,22 @@ std::optional<spec::Problem> Planner::CheckModel(const spec::JobSpec& spec, bool
   return complete ? CheckFits(*model, spec) : std::nullopt;
 }
 
+std::optional<spec::Problem> Planner::WarnOfModel(const spec::JobSpec& spec) {
+  const absl::StatusOr<std::string> config = FindConfig(spec);
+  if (!config.ok()) return std::nullopt;
+  const absl::StatusOr<plan::ModelConfig> model = plan::ParseModelConfig(*config);
+  const int64_t asked = spec.hyperparameters.sequence_length;
+  if (!model.ok() || model->max_positions <= 0 || asked <= model->max_positions) {
+    return std::nullopt;
+  }
+  return spec::Problem{
+      "hyperparameters.sequence_length", 0,
+      fmt::format("sequence_length = {} is more than the {} positions that {} was made for "
+                  "(max_position_embeddings of its config.json): the result may be poor for rows "
+                  "that are longer",
+                  asked, model->max_positions, spec.job.model)};
+}
+
 v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
   v1::JobPlan plan;
   plan.set_variant(spec.compute.variant);

@@ -45,6 +45,10 @@ class Planner {
   // transaction.
   std::optional<spec::Problem> CheckModel(const spec::JobSpec& spec, bool complete);
 
+  // What is odd about the job for this model, though it can run; nothing where the model is not
+  // known. Waits for a node, as CheckModel.
+  std::optional<spec::Problem> WarnOfModel(const spec::JobSpec& spec);
+
   // plan::WithPrecision for the largest GPUs of the job's type; where they or the model are not
   // known, and for CPUs, the most precise. Waits for a node, as CheckModel.
   spec::JobSpec ChoosePrecision(const spec::JobSpec& spec);

@@ -32,6 +32,11 @@ absl::StatusOr<int64_t> CountJobs(const v1::SubmitSweepRequest& request) {
   if (request.axes().empty()) {
     return InvalidArgument("a sweep needs a key and its values: --set lora.r=8,16,32");
   }
+  constexpr int kMostAxes = 100;
+  if (request.axes_size() > kMostAxes) {
+    return InvalidArgument(fmt::format("the sweep changes {} keys; at most {} are taken",
+                                       request.axes_size(), kMostAxes));
+  }
   int64_t jobs = 1;
   std::set<std::string> keys;
   for (const v1::SweepAxis& axis : request.axes()) {
@@ -54,7 +59,7 @@ absl::StatusOr<int64_t> CountJobs(const v1::SubmitSweepRequest& request) {
                       Scheduling::kMaxSweep));
     }
   }
-  const auto bytes = static_cast<int64_t>(request.job().source_text().size());
+  const auto bytes = static_cast<int64_t>(request.job().ByteSizeLong());
   if (jobs * bytes > Scheduling::kMaxSweepBytes) {
     return InvalidArgument(fmt::format(
         "a sweep of {} jobs takes a job file of up to {} KiB, and this one has {}: submit it in "

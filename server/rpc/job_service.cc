@@ -86,7 +86,12 @@ grpc::Status JobServiceImpl::ListJobs(grpc::ServerContext* context,
   filter.project = request->project();
   filter.sweep = request->sweep();
   filter.visible = VisibleTo(CallerOf(*context));
-  for (const int state : request->states()) filter.states.push_back(static_cast<JobState>(state));
+  for (const int state : request->states()) {
+    if (!v1::Job::State_IsValid(state)) {
+      return rpc::ToGrpc(InvalidArgument(fmt::format("states: {} is no state of a job", state)));
+    }
+    filter.states.push_back(static_cast<JobState>(state));
+  }
   absl::StatusOr<JobManager::Page> page = jobs_.List(std::move(filter));
   if (!page.ok()) return rpc::ToGrpc(page.status());
   for (v1::Job& job : page->jobs) *response->add_jobs() = std::move(job);

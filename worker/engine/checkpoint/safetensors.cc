@@ -14,9 +14,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <set>
 #include <utility>
 
+#include "common/base/json.h"
 #include "common/io/file.h"
 #include "worker/engine/base/error.h"
 
@@ -115,18 +115,12 @@ TensorInfo ParseEntry(const std::filesystem::path& path, const std::string& name
 
 // Parses and refuses a key given twice, of which the parser would silently keep the last.
 json ParseHeaderText(const std::filesystem::path& path, std::string_view text) {
-  std::set<std::string> names;
-  std::string twice;
-  const auto callback = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::key && depth == 1 &&
-        !names.insert(parsed.get<std::string>()).second) {
-      twice = parsed.get<std::string>();
-    }
-    return true;
-  };
-  json header = json::parse(text.begin(), text.end(), callback, /*allow_exceptions=*/false);
-  if (header.is_discarded() || !header.is_object()) Broken(path, "the header is not a JSON object");
-  if (!twice.empty()) Broken(path, fmt::format("the header names \"{}\" twice", twice));
+  JsonProblem problem;
+  json header = ParseJson(text, {.keys_once = true}, &problem);
+  if (header.is_discarded() && problem.kind == JsonProblem::kTwice) {
+    Broken(path, fmt::format("in the header {}", problem.text));
+  }
+  if (!header.is_object()) Broken(path, "the header is not a JSON object");
   return header;
 }
 

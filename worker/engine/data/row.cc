@@ -12,9 +12,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Deeper rows are refused: they would exhaust the stack further on.
-constexpr int kMaxDepth = 100;
-
 constexpr std::array<std::string_view, 5> kRoles = {"system", "developer", "user", "assistant",
                                                     "tool"};
 
@@ -23,19 +20,15 @@ constexpr std::array<std::string_view, 5> kRoles = {"system", "developer", "user
 }
 
 Json ParseObject(std::string_view line) {
-  Json json;
-  try {
-    json = Json::parse(line, [](int depth, Json::parse_event_t, const Json&) {
-      if (depth > kMaxDepth) BadForm(fmt::format("nested more than {} levels deep", kMaxDepth));
-      return true;
-    });
-  } catch (const Json::parse_error& error) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 9: ...": the last part
-    // matters.
-    const std::string_view what = error.what();
-    const size_t at = what.find("column ");
-    throw RowError(RowProblem::kNotJson,
-                   fmt::format("not JSON: {}", at == what.npos ? what : what.substr(at)));
+  JsonProblem problem;
+  Json json = ParseOrderedJson(line, {}, &problem);
+  if (json.is_discarded() && problem.kind == JsonProblem::kDepth) BadForm(problem.text);
+  if (json.is_discarded()) {
+    // "parse error at line 1, column 9: ...": the last part matters.
+    const size_t at = problem.text.find("column ");
+    throw RowError(
+        RowProblem::kNotJson,
+        fmt::format("not JSON: {}", problem.text.substr(at == problem.text.npos ? 0 : at)));
   }
   if (!json.is_object()) {
     throw RowError(RowProblem::kNotJson, fmt::format("a JSON {}, not an object", json.type_name()));

@@ -44,10 +44,13 @@ TEST(DatasetCheckTest, NamesTheLineAndWhatIsWrong) {
 }
 
 TEST(DatasetCheckTest, ObjectsOfNoKnownFormAreCountedAndTheFirstIsNamed) {
-  const std::pair<const char*, const char*> cases[] = {
+  const std::pair<std::string, const char*> cases[] = {
       {"{\"text\":\"a\"}\n\n{\"texts\":\"a\"}\n{}\n", "line 3: none of the row forms"},
       {"{\"text\":\"a\"}\n{\"prompt\":\"a\"}\n{}\n", "line 2: \"prompt\" and \"completion\""},
       {"{\"text\":\"a\"}\n{\"messages\":[]}\n{}\n", "line 2: \"messages\""},
+      {"{\"text\":\"a\"}\n{\"text\":\"a\",\"x\":" + std::string(100, '[') + std::string(100, ']') +
+           "}\n{}\n",
+       "line 2: nested more than 100 levels"},
       {"{\"text\":\"a\"}\n{\"messages\":[{\"role\":\"user\"}]}\n{}\n", "line 2: message 1"}};
   for (const auto& [text, expected] : cases) {
     const auto found = Check(text);

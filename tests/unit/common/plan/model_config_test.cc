@@ -42,6 +42,21 @@ TEST(ModelConfigTest, AbsentKeysFollowTheFamily) {
   EXPECT_EQ(Parse("mistral").windows, std::vector<int64_t>(4, 4096));
 }
 
+TEST(ModelConfigTest, WhatStretchesPositionsCountsForTheLongestRow) {
+  EXPECT_EQ(Parse("llama").max_positions, 64);
+  EXPECT_EQ(Parse("llama", R"(, "rope_scaling": {"type": "linear", "factor": 4.0})").max_positions,
+            256);
+  EXPECT_EQ(Parse("qwen2", R"(, "rope_scaling": {"rope_type": "yarn", "factor": 4.0,
+                              "original_max_position_embeddings": 32})")
+                .max_positions,
+            128);
+  EXPECT_EQ(Parse("llama", R"(, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+                              "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                              "original_max_position_embeddings": 8})")
+                .max_positions,
+            64);
+}
+
 TEST(ModelConfigTest, GivenKeysWin) {
   const ModelConfig config =
       Parse("llama", R"(, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": true,

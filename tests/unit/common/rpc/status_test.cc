@@ -25,6 +25,21 @@ TEST(RpcStatusTest, ViolationsSurviveTheWire) {
   EXPECT_EQ(ReasonOf(received), "");
 }
 
+// gRPC takes 8 KiB of metadata: a longer status arrives as an error about metadata.
+TEST(RpcStatusTest, ALongStatusIsCutToWhatMetadataHolds) {
+  const std::string umlauts(30'000, '\xc3');
+  for (const std::string& text : {std::string(30'000, 'x'), std::string(30'000, '\n'), umlauts}) {
+    EXPECT_LT(ToGrpc(NotFound(text)).error_message().size(), 4100u);
+    const grpc::Status bad = BadRequest(text, std::vector<FieldViolation>(500, {text, text}));
+    EXPECT_LT(bad.error_message().size(), 1210u);
+    EXPECT_LT(1210 + bad.error_details().size() * 4 / 3, 8000u);
+    const std::vector<FieldViolation> violations = ViolationsOf(bad);
+    ASSERT_GT(violations.size(), 1u);
+    EXPECT_NE(violations.back().description.find("more; a dry run shows all"), std::string::npos);
+  }
+  EXPECT_EQ(ToGrpc(NotFound(std::string(3000, 'x'))).error_message().size(), 3000u);
+}
+
 TEST(RpcStatusTest, AReasonSurvivesTheWire) {
   const grpc::Status status =
       WithReason(FailedPrecondition("upload it first"), "FILE_NOT_UPLOADED");

@@ -208,6 +208,20 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"AList", "[{}]", "", kConfig, "must be a JSON object", ""}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// Writing a deep one again takes the stack, comparing all keys of a wide one half a minute.
+TEST(DeepspeedTest, ADeepOrWideJsonIsReadInTimeThatGrowsAsItsText) {
+  const Resolution deep =
+      With("{\"a\": " + std::string(500'000, '[') + std::string(500'000, ']') + "}");
+  ASSERT_EQ(deep.problems.size(), 1u) << Describe(deep.problems);
+  EXPECT_EQ(deep.problems[0].message, "is nested more than 100 levels deep (given by --deepspeed)");
+  std::string text = "{\"a\": 1";
+  for (int i = 0; text.size() < 1'000'000; ++i) text += ",\"k" + std::to_string(i) + "\":1";
+  const Resolution wide = With(text + "}");
+  ASSERT_TRUE(wide.ok()) << Describe(wide.problems);
+  EXPECT_EQ(wide.warnings.size(), 201u);
+  EXPECT_THAT(wide.warnings.back().message, HasSubstr("more warnings are left out"));
+}
+
 TEST(DeepspeedInTheFileTest, ContradictsTheFilesOwnSwitches) {
   for (const auto& [line, key] :
        {std::pair{"use_deepspeed = false", "hyperparameters.parallelism.use_deepspeed"},

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/unit/common/spec/resolve_testing.h"
 
 namespace sft::spec {
@@ -58,13 +60,18 @@ TEST(ResolveTest, AllProblemsAreReportedAtOnceInLineOrder) {
 }
 
 // Each is compared with all names: a file of nothing else must not keep a server busy.
-TEST(ResolveTest, OfThousandsOfUnknownKeysTheFirstHundredAreCompared) {
+TEST(ResolveTest, OfThousandsOfUnknownKeysAHundredAreComparedAndAThousandTold) {
   std::string tables = "[lora]\n";
-  for (int i = 0; i < 20000; ++i) tables += "rr" + std::to_string(i) + " = 1\n";
+  for (int i = 0; i < 8000; ++i) tables += "rr" + std::to_string(i) + " = 1\n";
   const Resolution r = ResolveText(Minimal(tables));
-  ASSERT_EQ(r.problems.size(), 20000u);
+  ASSERT_EQ(r.problems.size(), 1001u);
   EXPECT_THAT(r.problems[0].message, HasSubstr("did you mean lora.r?"));
-  EXPECT_THAT(r.problems[19999].message, HasSubstr("`sftctl explain` lists all"));
+  EXPECT_THAT(r.problems[999].message, HasSubstr("`sftctl explain` lists all"));
+  EXPECT_EQ(std::count_if(r.problems.begin(), r.problems.end(),
+                          [](const Problem& problem) {
+                            return problem.message == "7000 more problems are left out";
+                          }),
+            1);
 }
 
 TEST(ResolveTest, BrokenTomlIsOneProblemWithItsLine) {
@@ -92,9 +99,12 @@ TEST(ResolveTest, TheSameKeyTwiceMustAgree) {
   ASSERT_EQ(r.problems.size(), 1u);
   EXPECT_EQ(r.problems[0].line, 9);
   EXPECT_THAT(r.problems[0].message, HasSubstr("given twice: 0.0002 here and 0.0001 in line 7"));
-  EXPECT_TRUE(ResolveText(Minimal("[hyperparameters]\nlearning_rate = 1e-4\n[train]\n"
-                                  "learning_rate = 1e-4\n"))
-                  .ok());
+  const Resolution same = ResolveText(
+      Minimal("[hyperparameters]\nlearning_rate = 1e-4\n[train]\nlearning_rate = 1e-4\n"));
+  EXPECT_TRUE(same.ok());
+  EXPECT_EQ(Describe(same.warnings),
+            "hyperparameters.learning_rate:7: is given twice, here and in line 9, with the same "
+            "value; keep one\n");
 }
 
 struct Unknown {
@@ -293,6 +303,64 @@ TEST(ResolveTest, AnOverrideHasNoLineOfTheFile) {
   ASSERT_EQ(NeededFiles(r).size(), 1u);
   EXPECT_EQ(NeededFiles(r)[0].line, 0);
   EXPECT_TRUE(NeededFiles(r)[0].from_override);
+}
+
+// In any text that is shown in lists, messages or paths.
+TEST(ResolveTest, ControlAndInvisibleCharactersAreRefused) {
+  const std::pair<std::string, std::string> cases[] = {{"job.name", "nightly \\u202Elive"},
+                                                       {"job.name", "a\\u0000b"},
+                                                       {"job.data", "a\\u0000b.jsonl"},
+                                                       {"job.data", "node:/data/a\\u001B[2J"},
+                                                       {"job.model", "m\\u200B"},
+                                                       {"job.output_dir", "a\\tb"},
+                                                       {"data.val", "v\\u0007.jsonl"},
+                                                       {"compute.gpu_type", "H100\\u2066"},
+                                                       {"compute.network_interface", "eth0\\n"},
+                                                       {"compute.variant", "H100\\u0000-1x"}};
+  for (const auto& [key, text] : cases) {
+    std::string file = "job.model = \"m\"\njob.data = \"d\"\ncompute.gpu_type = \"H100\"\n";
+    const size_t at = file.find(key + " =");
+    if (at != file.npos) file.erase(at, file.find('\n', at) + 1 - at);
+    const Resolution r = ResolveText(file + key + " = \"" + text + "\"\n");
+    ASSERT_FALSE(r.ok()) << key << " " << text;
+    EXPECT_EQ(r.problems[0].key, key) << Describe(r.problems);
+    EXPECT_GT(r.problems[0].line, 0);
+    EXPECT_THAT(r.problems[0].message, HasSubstr("a control character or cannot be seen"));
+  }
+  EXPECT_TRUE(ResolveText(Minimal("[data]\nchat_template = \"\"\"a\n\tb\"\"\"\n")).ok());
+  EXPECT_FALSE(ResolveText(Minimal("[data]\nchat_template = \"a\\u0000\"\n")).ok());
+  EXPECT_FALSE(ResolveText(Minimal("[lora]\ntarget_modules = [\"q_proj\\u202E\"]\n")).ok());
+  EXPECT_FALSE(ResolveText(Minimal(), {Set("job.name", "a\x1b[31m")}).ok());
+  const Resolution named = Resolve(Minimal(), "/a/b\xe2\x80\xae\x01.toml", {});
+  EXPECT_EQ(named.spec.job.name, "b__");
+}
+
+TEST(ResolveTest, ANetworkInterfaceIsAName) {
+  const auto read = [](const std::string& text) {
+    return ResolveText(Minimal("network_interface = \"" + text + "\"\n"));
+  };
+  for (const char* good :
+       {"", "eth0", "eth", "bond0.100", "=eth0,=eth1", "^docker0,lo", "^=eth0"}) {
+    EXPECT_TRUE(read(good).ok()) << good;
+  }
+  for (const char* bad : {"eth0; rm -rf /", "a b", "eth0,", ",eth0", "/dev/null", "^", "=",
+                          "$(reboot)", "sixteen-letters-x", "NCCL_DEBUG=INFO"}) {
+    const Resolution r = read(bad);
+    ASSERT_EQ(r.problems.size(), 1u) << bad;
+    EXPECT_EQ(r.problems[0].key, "compute.network_interface");
+    EXPECT_THAT(r.problems[0].message, HasSubstr("is no network interface"));
+  }
+}
+
+TEST(ResolveTest, AListHasALimit) {
+  std::string jobs = "job-aaaaaaaaaa";
+  for (int i = 0; i < 100; ++i) jobs += ",job-aaaaaaaaaa";
+  const Resolution after = ResolveText(Minimal(), {Set("scheduling.after", jobs)});
+  ASSERT_EQ(after.problems.size(), 1u);
+  EXPECT_THAT(after.problems[0].message, HasSubstr("has 101 items; at most 100 are taken"));
+  std::string modules = "a";
+  for (int i = 0; i < 1000; ++i) modules += ",a";
+  EXPECT_FALSE(ResolveText(Minimal(), {Set("lora.target_modules", modules)}).ok());
 }
 
 }  // namespace

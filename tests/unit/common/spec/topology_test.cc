@@ -245,7 +245,7 @@ TEST(TopologyBlameTest, ACopyIsBlamedUnderItsOwnKeyAndLine) {
       std::string(kHead) + "[compute]\nvariant = \"H100-4x\"\n[data.topology]\ntotal_gpus = 3\n");
   EXPECT_EQ(Describe(r.problems),
             "data.topology.total_gpus:7: data.topology.total_gpus = 3 (job.toml:7) is not "
-            "compute.nodes = 1 (derived: gpu_count / gpus_per_node) * compute.gpus_per_node = 4 "
+            "compute.nodes = 1 (derived: one node) * compute.gpus_per_node = 4 "
             "(derived: compute.variant); total_gpus = 4 would agree\n");
 }
 
@@ -267,6 +267,19 @@ TEST(TopologyBlameTest, AValueKnowsTheKeyThatAPersonWroteForIt) {
     EXPECT_EQ(value.written_as, "compute.variant") << value.key;
     EXPECT_EQ(value.line, 5) << value.key;
   }
+}
+
+// A count of all GPUs is no way to ask for a second node beside a variant.
+TEST(TopologyTest, ACountThatContradictsTheVariantIsAProblemAlsoWhereItIsAMultiple) {
+  const Resolution r = ResolveText(
+      std::string(kHead) + "[compute]\nvariant = \"H100-4x\"\n[data.topology]\ntotal_gpus = 8\n");
+  EXPECT_EQ(Describe(r.problems),
+            "data.topology.total_gpus:7: data.topology.total_gpus = 8 (job.toml:7) is not "
+            "compute.nodes = 1 (derived: one node) * compute.gpus_per_node = 4 "
+            "(derived: compute.variant); total_gpus = 4 would agree\n");
+  EXPECT_TRUE(ResolveText(std::string(kHead) + "[compute]\nvariant = \"H100-4x\"\nnodes = 2\n"
+                                               "[data.topology]\ntotal_gpus = 8\n")
+                  .ok());
 }
 
 }  // namespace

@@ -62,7 +62,14 @@ TEST(CheckTest, BothEndsOfARangeAreLegal) {
 TEST(CheckTest, ADurationIsANumberWithAUnit) {
   const Field& field = F("compute.unreachable_after");
   EXPECT_EQ(Check(field, Value(std::string("2m"))).value(), Value(std::string("2m")));
-  EXPECT_EQ(Check(field, Value(int64_t{90})).value(), Value(std::string("90s")));
+  for (const Value& bare : {Value(int64_t{90}), Value(std::string("90"))}) {
+    const auto refused = Check(field, bare);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_NE(Message(refused.status()).find("without a unit; write \"90h\" for hours or \"90s\""),
+              std::string_view::npos)
+        << refused.status();
+  }
+  EXPECT_EQ(Check(F("scheduling.time_limit"), Value(int64_t{0})).value(), Value(std::string("0s")));
   for (const char* text : {"", "soon", "9s", "-1m", "1.5h"}) {
     EXPECT_FALSE(Check(field, Value(std::string(text))).ok()) << text;
   }

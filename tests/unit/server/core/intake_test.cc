@@ -1,3 +1,4 @@
+#include <functional>
 #include <map>
 
 #include "common/spec/fields.h"
@@ -139,6 +140,70 @@ TEST_F(IntakeTest, ADeadlineThatHasPassedIsAWarning) {
   ASSERT_EQ(late.size(), 1);
   EXPECT_EQ(late[0].line(), 10);
   EXPECT_EQ(late[0].message(), "1970-01-01T00:00:01Z has passed: the job can only be late");
+}
+
+// Each key of the file repeats the file's name, each variable is compared with all names, and each
+// job of a sweep repeats its changes: a request of 4 MiB would take minutes and gigabytes.
+TEST_F(IntakeTest, WhatIsSaidBesideAFileHasALimit) {
+  JoinWithModel(kConfig);
+  const auto refusal = [&](const std::function<void(v1::ResolveJobRequest&)>& change) {
+    v1::ResolveJobRequest request;
+    request.set_source_text(kJobFile);
+    request.set_file_name("job.toml");
+    change(request);
+    return std::string(Message(intake_.Resolve(request).status()));
+  };
+  const auto add = [](v1::ResolveJobRequest& request, int count, const std::string& key) {
+    for (int i = 0; i < count; ++i) {
+      v1::Override* added = request.add_overrides();
+      added->set_key(key + std::to_string(i));
+      added->set_value("1");
+      added->set_kind(v1::Override::ENVIRONMENT);
+    }
+  };
+  EXPECT_EQ(refusal([&](auto& request) { add(request, 1000, "TRAIN_NONSENSE_"); }), "");
+  EXPECT_EQ(refusal([&](auto& request) { add(request, 100'000, "TRAIN_NONSENSE_"); }),
+            "100000 changes of keys (--set, flags, variables); at most 1000 are taken");
+  EXPECT_EQ(refusal([&](auto& request) { request.set_file_name(std::string(3 << 20, 'f')); }),
+            "the name of the job file has 3145728 bytes; at most 4096 are taken");
+  EXPECT_EQ(refusal([&](auto& request) { add(request, 1, std::string(5000, 'k')); }),
+            "a change of \"" + std::string(80, 'k') + "\" is no change of a key");
+  EXPECT_EQ(refusal([&](auto& request) {
+              add(request, 1, "lora.r");
+              request.mutable_overrides(0)->set_value(std::string(3 << 20, '1'));
+            }),
+            "changes of keys (--set, flags, variables) take more than 1 MiB");
+  Scheduling scheduling(*store_, clock_, intake_, *jobs_);
+  v1::SubmitSweepRequest sweep;
+  *sweep.mutable_job() = Request();
+  for (int i = 0; i < 100'000; ++i) {
+    sweep.add_axes()->set_key("k" + std::to_string(i));
+    sweep.mutable_axes(i)->add_values("1");
+  }
+  EXPECT_EQ(Message(scheduling.Submit(sweep, "local").status()),
+            "the sweep changes 100000 keys; at most 100 are taken");
+}
+
+TEST_F(IntakeTest, ARowLongerThanTheModelWasMadeForIsAWarningThatNamesBoth) {
+  std::string config = kConfig;
+  config.insert(1, "\"max_position_embeddings\":1024,");
+  JoinWithModel(config.c_str());
+  const auto warnings = [&](const std::string& keys) {
+    v1::ResolveJobRequest request;
+    request.set_source_text(std::string(kJobFile) + "[hyperparameters]\n" + keys + "\n");
+    request.set_file_name("job.toml");
+    const auto response = intake_.Resolve(request);
+    EXPECT_TRUE(response.ok()) << response.status();
+    EXPECT_EQ(response->problems_size(), 0);
+    return response->warnings();
+  };
+  EXPECT_EQ(warnings("sequence_length = 1024").size(), 0);
+  const auto longer = warnings("sequence_length = 1025");
+  ASSERT_EQ(longer.size(), 1);
+  EXPECT_EQ(longer[0].line(), 10);
+  EXPECT_NE(longer[0].message().find("sequence_length = 1025 is more than the 1024 positions"),
+            std::string::npos)
+      << longer[0].message();
 }
 
 TEST_F(IntakeTest, ASweepThatWouldMakeTheSameJobTwiceIsRefused) {

@@ -124,7 +124,7 @@ std::vector<BadFile> BadFiles() {
        FileBytes(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
                  R"("a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
                  4),
-       "names \"a\" twice"},
+       "\"a\" stands there twice"},
       {"metadata not text", FileBytes(R"({"__metadata__":{"x":1}})", 0), "__metadata__"},
   };
 }

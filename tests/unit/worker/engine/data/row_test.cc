@@ -19,6 +19,16 @@ std::string Refusal(std::string_view line) {
   return "accepted";
 }
 
+// Keys that are compared with one another, or a list that is looked through at each end of an
+// object, take hours for a row of the greatest size.
+TEST(RowTest, AWideRowIsReadInTimeThatGrowsAsItsBytes) {
+  std::string keys = "{\"text\":\"a\"", objects = "{\"text\":\"a\",\"x\":[{}";
+  for (int i = 0; i < 400'000; ++i) keys += ",\"k" + std::to_string(i) + "\":1";
+  for (int i = 0; i < 2'000'000; ++i) objects += ",{}";
+  EXPECT_EQ(Refusal(keys + "}"), "accepted");
+  EXPECT_EQ(Refusal(objects + "]}"), "accepted");
+}
+
 TEST(RowTest, BadRowsSayWhatIsWrongWithThem) {
   const std::pair<const char*, const char*> cases[] = {
       {"{\"text\": ", "not JSON: column"},
