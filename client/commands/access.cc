@@ -204,10 +204,15 @@ struct AuditOptions {
 };
 
 Json AuditJson(const v1::AuditRecord& record) {
-  return {{"sequence", record.sequence()},   {"time", Utc(record.time())},
-          {"principal", record.principal()}, {"token", record.token_id()},
-          {"peer", record.peer()},           {"method", record.method()},
-          {"object", record.object()},       {"outcome", record.outcome()}};
+  return {{"sequence", record.sequence()},
+          {"time", Utc(record.time())},
+          {"principal", record.principal()},
+          {"token", record.token_id()},
+          {"peer", record.peer()},
+          {"method", record.method()},
+          {"object", record.object()},
+          {"outcome", record.outcome()},
+          {"calls", std::max<int64_t>(record.calls(), 1)}};
 }
 
 ExitCode Audit(Connection& connection, const AuditOptions& options, bool json) {
@@ -219,7 +224,7 @@ ExitCode Audit(Connection& connection, const AuditOptions& options, bool json) {
     const int64_t from = UnixMicros(connection.clock().Wall() - *ago);
     request.mutable_since()->set_seconds(from / 1'000'000);
   }
-  Table table({"TIME", "WHO", "FROM", "CALL", "WHAT", "OUTCOME"});
+  Table table({"TIME", "WHO", "FROM", "CALL", "WHAT", "OUTCOME", "CALLS"});
   int left = options.limit;
   while (left > 0) {
     request.set_page_size(std::min(left, 500));
@@ -228,7 +233,8 @@ ExitCode Audit(Connection& connection, const AuditOptions& options, bool json) {
     for (const v1::AuditRecord& record : page->records()) {
       if (json) connection.console().out << DumpJson(AuditJson(record)) << "\n";
       table.Add({Utc(record.time()), record.principal(), record.peer(), record.method(),
-                 record.object(), record.outcome()});
+                 record.object(), record.outcome(),
+                 fmt::format("{}", std::max<int64_t>(record.calls(), 1))});
     }
     left -= page->records_size();
     if (page->next_page_token().empty()) break;
@@ -301,8 +307,9 @@ void AddTokens(Command& admin, Session& session) {
 void AddAccess(Command& admin, Session& session) {
   AddUsers(admin, session);
   AddTokens(admin, session);
-  Command* audit = admin.AddCommand("audit", "Who changed what, newest first",
-                                    "sftctl admin audit --since 24h --user ann");
+  Command* audit =
+      admin.AddCommand("audit", "Who changed what, and whose calls failed, newest first",
+                       "sftctl admin audit --since 24h --user ann");
   auto options = std::make_shared<AuditOptions>();
   audit->AddOption("--since", options->since, "Only what happened in the last 24h, 7d, ...");
   audit->AddOption("--user", options->user, "Only what this user, or nodes/NODE, did");

@@ -48,7 +48,7 @@ struct Server::Parts {
             *store, clock, settings.data_dir, {*blobs, logs, metrics, tensorboard, checkpoints},
             hub, [this] { loop.Wake(); }, settings.ages),
         housekeeping(*store, clock, metrics, tensorboard, settings.thin_metrics_after, &removal,
-                     &disk),
+                     &disk, &gate.failed()),
         registry(settings.workers, *store, clock, hub, [this] { loop.Wake(); }),
         relay(registry),
         jobs(
@@ -66,7 +66,7 @@ struct Server::Parts {
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits,
                      settings.upload_patience),
         admin_service(backups),
-        auth_service(*access, *store, registry),
+        auth_service(*access, *store, registry, gate.failed()),
         operator_service(*store, clock, registry, disk, [this] { loop.Wake(); }),
         scheduling_service(scheduling, jobs),
         storage_service(*store, survey, removal),
@@ -166,7 +166,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                          HttpEndpoint(settings.listen, settings.http));
     parts.http_host = endpoint.host;
     SFT_ASSIGN_OR_RETURN(
-        parts.http, HttpServer::Start(endpoint, Pages(*parts.store, parts.registry, &parts.disk)));
+        parts.http, HttpServer::Start(endpoint, Pages(*parts.store, parts.registry, &parts.disk,
+                                                      &parts.gate.failed())));
   }
   parts.loop.Start(parts.reconciler, parts.checkpoints);
   parts.housekeeping.Start();

@@ -41,7 +41,16 @@ void Housekeeping::Stop() {
     stopping_ = true;
     changed_.NotifyAll();
   }
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  thread_.join();
+  LookAround();
+}
+
+void Housekeeping::LookAround() {
+  if (disk_ != nullptr) disk_->Look();  // says in the log when its level changes
+  if (failed_ == nullptr) return;
+  const absl::Status kept = failed_->Flush();
+  if (!kept.ok()) spdlog::warn("calls that failed are not in the audit yet: {}", Message(kept));
 }
 
 void Housekeeping::Loop() {
@@ -52,9 +61,9 @@ void Housekeeping::Loop() {
     if (!done.ok()) spdlog::warn("housekeeping: {}", Message(done));
     const MonoTime next = clock_.Mono() + kPeriod;
     while (clock_.Mono() < next) {
-      if (disk_ != nullptr) disk_->Look();  // says in the log when its level changes
+      LookAround();
       MutexLock lock(mutex_);
-      if (!stopping_) changed_.WaitFor(mutex_, kDiskPeriod);
+      if (!stopping_) changed_.WaitFor(mutex_, kShortPeriod);
       if (stopping_) return;
     }
   }

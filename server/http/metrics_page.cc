@@ -103,8 +103,19 @@ void AddNodeDisks(const std::vector<NodeRecord>& nodes, const WorkerRegistry& re
   }
 }
 
+void AddFailedCalls(const FailedCalls& failed, Exposition& page) {
+  page.Metric("sft_calls_failed_total", "counter",
+              "Calls that were refused or failed, by gRPC status, since the start.");
+  const auto totals = failed.totals();
+  for (size_t code = 1; code < totals.size(); ++code) {
+    if (totals[code] == 0) continue;
+    page.Sample({{"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}},
+                static_cast<double>(totals[code]));
+  }
+}
+
 std::string MetricsText(const Figures& figures, const Store& store, const WorkerRegistry& registry,
-                        DiskWatch* disk) {
+                        DiskWatch* disk, const FailedCalls* failed) {
   Exposition page;
   page.Metric("sft_build_info", "gauge", "Version of the server.");
   page.Sample({{"version", kVersion}}, 1);
@@ -147,6 +158,7 @@ std::string MetricsText(const Figures& figures, const Store& store, const Worker
     page.Sample({{"mode", name}}, static_cast<double>(held));
   }
   if (disk != nullptr) AddServerDisk(disk->Look(), page);
+  if (failed != nullptr) AddFailedCalls(*failed, page);
   page.Metric("process_resident_memory_bytes", "gauge", "Resident memory.");
   page.Sample({}, ResidentBytes());
   return page.text();
@@ -166,16 +178,20 @@ HttpResponse HealthPage(Store& store) {
   return response;
 }
 
-HttpResponse MetricsPage(Store& store, const WorkerRegistry& registry, DiskWatch* disk) {
+HttpResponse MetricsPage(Store& store, const WorkerRegistry& registry, DiskWatch* disk,
+                         const FailedCalls* failed) {
   const absl::StatusOr<Figures> figures = Collect(store);
   if (!figures.ok()) return Unready(figures.status());
   return {200, "text/plain; version=0.0.4; charset=utf-8",
-          MetricsText(*figures, store, registry, disk)};
+          MetricsText(*figures, store, registry, disk, failed)};
 }
 
-std::vector<HttpServer::Page> Pages(Store& store, const WorkerRegistry& registry, DiskWatch* disk) {
+std::vector<HttpServer::Page> Pages(Store& store, const WorkerRegistry& registry, DiskWatch* disk,
+                                    const FailedCalls* failed) {
   return {{"/healthz", [&store] { return HealthPage(store); }},
-          {"/metrics", [&store, &registry, disk] { return MetricsPage(store, registry, disk); }}};
+          {"/metrics", [&store, &registry, disk, failed] {
+             return MetricsPage(store, registry, disk, failed);
+           }}};
 }
 
 }  // namespace sft::server

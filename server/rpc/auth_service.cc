@@ -59,33 +59,17 @@ v1::Token ToProto(const NodeKeyRecord& key) {
 }
 
 v1::AuditRecord ToProto(const AuditRecord& record) {
-  static constexpr const char* kCodes[] = {"OK",
-                                           "CANCELLED",
-                                           "UNKNOWN",
-                                           "INVALID_ARGUMENT",
-                                           "DEADLINE_EXCEEDED",
-                                           "NOT_FOUND",
-                                           "ALREADY_EXISTS",
-                                           "PERMISSION_DENIED",
-                                           "RESOURCE_EXHAUSTED",
-                                           "FAILED_PRECONDITION",
-                                           "ABORTED",
-                                           "OUT_OF_RANGE",
-                                           "UNIMPLEMENTED",
-                                           "INTERNAL",
-                                           "UNAVAILABLE",
-                                           "DATA_LOSS",
-                                           "UNAUTHENTICATED"};
   v1::AuditRecord proto;
   proto.set_sequence(record.sequence);
+  proto.set_calls(record.calls);
   *proto.mutable_time() = ToTimestamp(record.time_us);
   proto.set_principal(record.principal);
   proto.set_token_id(record.token);
   proto.set_peer(record.peer);
   proto.set_method(record.method);
   proto.set_object(record.object);
-  const bool known = record.outcome >= 0 && record.outcome < static_cast<int>(std::size(kCodes));
-  proto.set_outcome(known ? kCodes[record.outcome] : std::to_string(record.outcome));
+  const std::string code = absl::StatusCodeToString(static_cast<absl::StatusCode>(record.outcome));
+  proto.set_outcome(code.empty() ? std::to_string(record.outcome) : code);
   return proto;
 }
 
@@ -102,8 +86,8 @@ grpc::Status OnePage(const std::vector<Record>& all, int32_t page_size,
   const absl::StatusOr<int64_t> offset = FromToken(page_token);
   if (!offset.ok()) return rpc::ToGrpc(offset.status());
   const int64_t count = static_cast<int64_t>(all.size());
-  const int64_t end = std::min(count, *offset + *size);
-  for (int64_t i = *offset; i < end; ++i) add(all[static_cast<size_t>(i)]);
+  const int64_t begin = std::min(*offset, count), end = std::min(count, begin + *size);
+  for (int64_t i = begin; i < end; ++i) add(all[static_cast<size_t>(i)]);
   if (end < count) *next = ToToken(end);
   return grpc::Status::OK;
 }
@@ -260,6 +244,7 @@ grpc::Status AuthServiceImpl::ListAuditRecords(grpc::ServerContext* context,
   filter.principal = request->principal();
   if (request->has_since()) filter.since_us = Micros(request->since());
   std::vector<AuditRecord> records;
+  if (const absl::Status counted = failed_.Flush(); !counted.ok()) return rpc::ToGrpc(counted);
   const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(records, store::ListAudit(db, filter));
     return absl::OkStatus();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "server/core/access.h"
+#include "server/core/failed_calls.h"
 #include "server/core/worker_registry.h"
 #include "server/store/store.h"
 #include "sft/v1/auth_service.grpc.pb.h"
@@ -10,8 +11,8 @@ namespace sft::server {
 // AuthService: users, tokens, nodes' certificates and the audit.
 class AuthServiceImpl final : public v1::AuthService::Service {
  public:
-  AuthServiceImpl(Access& access, Store& store, WorkerRegistry& registry)
-      : access_(access), store_(store), registry_(registry) {}
+  AuthServiceImpl(Access& access, Store& store, WorkerRegistry& registry, FailedCalls& failed)
+      : access_(access), store_(store), registry_(registry), failed_(failed) {}
 
   grpc::Status WhoAmI(grpc::ServerContext* context, const v1::WhoAmIRequest* request,
                       v1::Identity* response) override;
@@ -40,6 +41,7 @@ class AuthServiceImpl final : public v1::AuthService::Service {
   Access& access_;
   Store& store_;
   WorkerRegistry& registry_;
+  FailedCalls& failed_;
 };
 
 }  // namespace sft::server

@@ -1,9 +1,6 @@
 #include "server/rpc/gate.h"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
-
-#include "server/store/audit.h"
 
 namespace sft::server {
 namespace {
@@ -73,24 +70,5 @@ void Gate::Count(int change) {
 }
 
 bool Gate::Quiet() const { return under_way_ == 0 && clock_.Mono() - last_call_.load() > kMoment; }
-
-void Gate::Record(bool refused, const grpc::Status& status) {
-  const std::unique_ptr<AuditScope::Ended> ended = AuditScope::End();
-  if (ended == nullptr || (ended->written && status.ok())) return;
-  AuditRecord& record = ended->record;
-  // A call that was let in and changed nothing (a job file with problems) is no news.
-  if (!status.ok() && !refused && !ended->written) return;
-  record.outcome = status.error_code();
-  if (refused &&
-      !IsNews(fmt::format("{} {} {}", record.principal, record.method, record.outcome))) {
-    return;
-  }
-  const absl::Status written =
-      store_.Write([&](Database& db) { return store::InsertAudit(db, record); });
-  if (!written.ok()) {
-    spdlog::error("no audit row for {} of {} by {}: {}", record.method, record.object,
-                  record.principal, Message(written));
-  }
-}
 
 }  // namespace sft::server

@@ -9,6 +9,7 @@
 
 #include "common/base/mutex.h"
 #include "server/core/access.h"
+#include "server/core/failed_calls.h"
 #include "server/store/store.h"
 
 namespace sft::server {
@@ -23,7 +24,7 @@ inline constexpr char kLocalPrincipal[] = "local";
 class Gate {
  public:
   Gate(Access& access, Store& store, Clock& clock, bool open)
-      : access_(access), store_(store), clock_(clock), open_(open) {}
+      : access_(access), store_(store), clock_(clock), open_(open), failed_(store, clock) {}
 
   // By the peer's certificate (PEM, its key proved by TLS) or its "authorization" metadata.
   absl::StatusOr<Principal> Authenticate(const std::string& certificate_pem,
@@ -45,8 +46,8 @@ class Gate {
   absl::Status BeginStream(const std::string& who, int limit);
   void EndStream(const std::string& who);
 
-  // Writes the row of a call that has ended, unless a write of its own did.
-  void Record(bool refused, const grpc::Status& status);
+  // What is to be kept of calls that are refused or fail.
+  FailedCalls& failed() { return failed_; }
   // True at most every few seconds for a key: what is refused again and again is told once.
   bool IsNews(const std::string& key);
 
@@ -55,6 +56,7 @@ class Gate {
   Store& store_;
   Clock& clock_;
   const bool open_;
+  FailedCalls failed_;
   std::atomic<int> under_way_ = 0;
   std::atomic<MonoTime> last_call_{};
   Mutex mutex_;

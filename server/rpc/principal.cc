@@ -6,6 +6,7 @@
 #include <spdlog/spdlog.h>
 
 #include "common/base/random.h"
+#include "common/base/utf8.h"
 #include "common/rpc/status.h"
 #include "server/state/names.h"
 #include "server/store/audit.h"
@@ -23,6 +24,11 @@ constexpr char kCertificate[] = "x509_pem_cert";
 // HealthService limits its streams itself.
 constexpr std::string_view kHealth = "/grpc.health.v1.Health/";
 constexpr char kNoRule[] = "methods without a rule";
+// In the audit, a caller whom nothing names.
+constexpr char kNobody[] = "nobody";
+// A job file of this size or more is told of in the log before it is read: should it end the
+// process, the log says whose it was.
+constexpr size_t kLargeRequest = 16 << 10;
 
 // One call; lives in its interceptor.
 struct Call {
@@ -32,9 +38,9 @@ struct Call {
   const Rule* rule = nullptr;
   Principal principal;
   std::string project, named;  // what Admit has found, for AdmitStill
-  bool refused = false;
-  bool streams = false;   // either side sends more than one message
-  std::string stream_of;  // of whom it is counted as a stream; empty: it is not
+  std::string object;          // what the audit says that it is about
+  bool streams = false;        // either side sends more than one message
+  std::string stream_of;       // of whom it is counted as a stream; empty: it is not
 };
 
 // How the interceptor tells a handler where its call is. The mark is this process's secret: what a
@@ -77,6 +83,45 @@ absl::Status CountStream(Call& call, const std::string& who, int limit) {
   return absl::OkStatus();
 }
 
+// "JobService.SubmitJob"
+std::string ShownMethod(std::string method) {
+  constexpr std::string_view kPackage = "/sft.v1.";
+  if (method.starts_with(kPackage)) method.erase(0, kPackage.size());
+  std::replace(method.begin(), method.end(), '/', '.');
+  return method;
+}
+
+AuditRecord RecordOf(const Call& call) {
+  return {.time_us = call.gate->now_us(),
+          .principal = call.principal.name.empty() ? kNobody : call.principal.Title(),
+          .token = call.principal.token,
+          .peer = PeerOf(call.context->peer()),
+          .method = ShownMethod(call.method),
+          .object = call.object};
+}
+
+// Of a call that has ended: counts it where it was refused or failed, and writes the row of a
+// change unless a write of its own did.
+void Record(const Call& call, const grpc::Status& status) {
+  const bool change = call.rule != nullptr && call.rule->change;
+  const std::unique_ptr<AuditScope::Ended> ended = change ? AuditScope::End() : nullptr;
+  const bool written = ended != nullptr && ended->written;
+  if (status.ok() && (ended == nullptr || written)) return;
+  AuditRecord record = ended == nullptr ? RecordOf(call) : std::move(ended->record);
+  record.outcome = status.error_code();
+  if (!status.ok() && !written) {
+    // Whoever follows something ends it so.
+    if (status.error_code() != grpc::StatusCode::CANCELLED) call.gate->failed().Count(record);
+    return;
+  }
+  const absl::Status kept =
+      call.gate->store().Write([&](Database& db) { return store::InsertAudit(db, record); });
+  if (!kept.ok()) {
+    spdlog::error("no audit row for {} of {} by {}: {}", record.method, record.object,
+                  record.principal, Message(kept));
+  }
+}
+
 class Interceptor : public grpc::experimental::Interceptor {
  public:
   Interceptor(Gate& gate, grpc::experimental::ServerRpcInfo& info) {
@@ -107,9 +152,8 @@ class Interceptor : public grpc::experimental::Interceptor {
         call_.context->TryCancel();
       }
     }
-    const bool change = call_.rule != nullptr && call_.rule->change;
-    if (change && methods->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS)) {
-      call_.gate->Record(call_.refused, methods->GetSendStatus());
+    if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS)) {
+      Record(call_, methods->GetSendStatus());
     }
     methods->Proceed();
   }
@@ -133,6 +177,15 @@ class Factory : public grpc::experimental::ServerInterceptorFactoryInterface {
   Gate& gate_;
 };
 
+// What the peer asks for, where it is one of ours.
+template <typename Metadata>
+std::string MethodOf(const Metadata& metadata) {
+  const auto path = metadata.find(":path");
+  if (path == metadata.end()) return FailedCalls::kOtherCalls;
+  const std::string method(path->second.data(), path->second.size());
+  return FindRule(method) == nullptr ? FailedCalls::kOtherCalls : ShownMethod(method);
+}
+
 class Authenticator : public grpc::AuthMetadataProcessor {
  public:
   explicit Authenticator(Gate& gate) : gate_(gate) {}
@@ -140,8 +193,13 @@ class Authenticator : public grpc::AuthMetadataProcessor {
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*,
                        OutputMetadata*) override {
     const auto principal = gate_.Authenticate(CertificateOf(*context), AuthorizationOf(metadata));
-    if (!principal.ok() && gate_.IsNews(std::string(Message(principal.status())))) {
-      spdlog::warn("a call was refused: {}", Message(principal.status()));
+    if (!principal.ok()) {
+      gate_.failed().Count({.principal = kNobody,
+                            .method = MethodOf(metadata),
+                            .outcome = static_cast<int>(principal.status().code())});
+      if (gate_.IsNews(std::string(Message(principal.status())))) {
+        spdlog::warn("a call was refused: {}", Message(principal.status()));
+      }
     }
     return rpc::ToGrpc(principal.status());
   }
@@ -366,21 +424,32 @@ std::string ObjectOf(const Call& call, const google::protobuf::Message& request)
   return project.empty() ? "" : "projects/" + project.substr(0, 80);
 }
 
-void BeginAudit(const Call& call, const std::string& object) {
-  constexpr std::string_view kPackage = "/sft.v1.";
-  std::string method =
-      call.method.starts_with(kPackage) ? call.method.substr(kPackage.size()) : call.method;
-  std::replace(method.begin(), method.end(), '/', '.');
-  AuditScope::Begin({0, call.gate->now_us(), call.principal.Title(), call.principal.token,
-                     PeerOf(call.context->peer()), std::move(method), object, 0});
-}
-
-grpc::Status Conclude(Call& call, const absl::Status& status, const std::string& object) {
-  call.refused = !status.ok();
+grpc::Status Conclude(Call& call, const absl::Status& status, std::string object) {
+  call.object = std::move(object);
   if (call.rule != nullptr && call.rule->change && !call.principal.name.empty()) {
-    BeginAudit(call, object);
+    AuditScope::Begin(RecordOf(call));
   }
   return rpc::ToGrpc(status);
+}
+
+// What lists and messages show to others.
+absl::Status CheckShown(const google::protobuf::Message& request) {
+  for (const char* name : {"reason", "comment", "file_name", "request_id"}) {
+    const std::string hidden = FindHidden(StringField(request, name));
+    if (hidden.empty()) continue;
+    return InvalidArgument(fmt::format(
+        "{} holds {}, which is a control character or cannot be seen; leave it out", name, hidden));
+  }
+  return absl::OkStatus();
+}
+
+void TellLarge(const Call& call, const google::protobuf::Message& request) {
+  const size_t bytes = request.ByteSizeLong();
+  if (bytes < kLargeRequest) return;
+  const std::string who = call.principal.Title(), method = ShownMethod(call.method);
+  if (!call.gate->IsNews(fmt::format("large {} {}", who, method))) return;
+  spdlog::info("{} calls {} with {} bytes, from {}", who, method, bytes,
+               PeerOf(call.context->peer()));
 }
 
 grpc::Status NoCall() {
@@ -408,6 +477,8 @@ grpc::Status Admit(const grpc::ServerContextBase& context,
   AuditScope::End();  // of a call on this thread whose end was not seen
   absl::Status status = Begin(*call, StringField(request, "project"));
   if (status.ok()) status = AdmitMessage(*call, request);
+  if (status.ok()) status = CheckShown(request);
+  if (status.ok() && !call->streams) TellLarge(*call, request);
   grpc::Status answer = Conclude(*call, status, ObjectOf(*call, request));
   if (answer.ok() && ChangesNothing(request)) AuditScope::End();
   return answer;
@@ -423,6 +494,7 @@ grpc::Status Admit(const grpc::ServerContextBase& context) {
 grpc::Status AdmitSession(Gate& gate, const grpc::ServerContextBase& context, Principal& caller) {
   Call call{.gate = &gate, .context = &context, .method = kSession, .rule = FindRule(kSession)};
   const absl::Status status = Identify(call);
+  if (!status.ok()) Record(call, rpc::ToGrpc(status));
   caller = std::move(call.principal);
   return rpc::ToGrpc(status);
 }

@@ -92,6 +92,7 @@ void Session::OnAccepted(bool ok) {
     FinishOnce(status);
     return;
   }
+  caller_ = caller.Title();
   if (caller.kind == Principal::Kind::kNode) certified_ = caller.name;
   Read();
 }
@@ -160,6 +161,11 @@ void Session::Observe(const v1::Observed& observed) {
 void Session::Handled(const absl::Status& handled) {
   if (!handled.ok()) {
     spdlog::warn("session of {}: {}", node_.empty() ? context_.peer() : node_, Message(handled));
+    sessions_.gate_->failed().Count({.principal = caller_,
+                                     .peer = context_.peer(),
+                                     .method = "WorkerService.Session",
+                                     .object = node_,
+                                     .outcome = static_cast<int>(handled.code())});
     // A store that is busy or full must not cost the stream: the next report says it all again.
     if (node_.empty() || absl::IsAborted(handled) || absl::IsInvalidArgument(handled)) {
       FinishOnce(rpc::ToGrpc(handled));

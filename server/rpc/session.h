@@ -92,6 +92,7 @@ class Session final {
   // Touched by reads alone, which do not overlap.
   grpc::ByteBuffer incoming_;
   std::string node_;       // empty before Register was accepted
+  std::string caller_;     // as the audit names it
   std::string certified_;  // the only node that it may be; empty: any
 
   Mutex mutex_;

@@ -8,7 +8,8 @@
 
 namespace sft::server {
 
-// Who changed what: one call that changed something, or that was refused.
+// Who changed what: one call that changed something, or calls of one kind that were refused or
+// failed within a minute.
 struct AuditRecord {
   int64_t sequence = 0;
   int64_t time_us = 0;
@@ -18,6 +19,7 @@ struct AuditRecord {
   std::string method;
   std::string object;
   int outcome = 0;  // gRPC status code
+  int64_t calls = 1;
 };
 
 // The call that this thread serves, while it serves one that changes something. The first write to
@@ -47,6 +49,8 @@ namespace store {
 inline constexpr int64_t kMaxAuditRows = 1'000'000;
 
 absl::Status InsertAudit(Database& db, const AuditRecord& record, int64_t keep = kMaxAuditRows);
+// So many calls are in a row that is there.
+absl::Status CountAudit(Database& db, int64_t sequence, int64_t calls);
 
 // Which rows a listing shows.
 struct AuditFilter {

@@ -514,6 +514,10 @@ CREATE TABLE promises (
                                      {10, R"sql(
 -- removed = 1: an operator said that the node is gone for good; history refers to the row.
 ALTER TABLE nodes ADD COLUMN removed INTEGER NOT NULL DEFAULT 0;
+)sql"},
+                                     {11, R"sql(
+-- Refused and failed calls are counted: a row stands for those of one kind in a minute.
+ALTER TABLE audit ADD COLUMN calls INTEGER NOT NULL DEFAULT 1;
 )sql"}};
 
 absl::Status Apply(Database& db, const Migration& migration) {

@@ -68,6 +68,16 @@ TEST_F(MetricsPageTest, SlotsOfANodeThatIsSilentAreNotFree) {
   EXPECT_NE(page.find("sft_slots{gpu_type=\"CPU\",use=\"silent\"} 2"), std::string::npos) << page;
 }
 
+TEST_F(MetricsPageTest, CallsThatFailedAreCountedByCode) {
+  FailedCalls failed(*store_, clock_);
+  failed.Count({.principal = "ann", .method = "m", .outcome = 3});
+  failed.Count({.principal = "bob", .method = "m", .outcome = 3});
+  failed.Count({.principal = "bob", .method = "m", .outcome = 13});
+  const std::string page = MetricsPage(*store_, *registry_, nullptr, &failed).body;
+  EXPECT_NE(page.find("sft_calls_failed_total{code=\"INVALID_ARGUMENT\"} 2\n"), std::string::npos);
+  EXPECT_NE(page.find("sft_calls_failed_total{code=\"INTERNAL\"} 1\n"), std::string::npos);
+}
+
 TEST_F(MetricsPageTest, HealthSaysThatTheDatabaseAnswers) {
   EXPECT_EQ(HealthPage(*store_).status, 200);
   EXPECT_EQ(HealthPage(*store_).body, "ok\n");

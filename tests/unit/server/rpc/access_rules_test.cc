@@ -460,9 +460,43 @@ TEST_F(SecureServerTest, TheAuditSaysWhoDidWhatAndKeepsNoSecret) {
                   "ann JobService.SubmitJob " + cancel.name() + " OK",
                   "ann JobService.CancelJob " + cancel.name() + " OK",
                   "admin AuthService.PutUser users/bob OK", "admin AuthService.CreateToken bob OK",
-                  "bob JobService.CancelJob " + cancel.name() + " NOT_FOUND",
                   "ann SchedulingService.SubmitSweep " + cancel_sweep.sweep() + " OK",
-                  "ann SchedulingService.CancelSweep " + cancel_sweep.sweep() + " OK"));
+                  "ann SchedulingService.CancelSweep " + cancel_sweep.sweep() + " OK",
+                  "bob JobService.CancelJob " + cancel.name() + " NOT_FOUND"));
+}
+
+TEST_F(SecureServerTest, RefusedAndFailedCallsAreCountedByCallerCallAndCode) {
+  const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
+  const auto bob = With(UserToken("bob", "beta", v1::VIEWER));
+  v1::Job job;
+  ASSERT_TRUE(Upload(ann, kRows).ok());
+  const auto jobs = v1::JobService::NewStub(ann);
+  const auto stranger =
+      v1::JobService::NewStub(With("sft_aaaaaaaa_0123456789012345678901234567890123456789"));
+  for (int i = 0; i < 50; ++i) {
+    v1::SubmitJobRequest request;
+    request.set_source_text("nonsense");
+    request.set_request_id("r");
+    grpc::ClientContext context;
+    EXPECT_EQ(jobs->SubmitJob(&context, request, &job).error_code(), StatusCode::INVALID_ARGUMENT);
+    v1::GetJobRequest get;
+    get.set_name("job-none");
+    grpc::ClientContext second;
+    EXPECT_EQ(jobs->GetJob(&second, get, &job).error_code(), StatusCode::NOT_FOUND);
+    EXPECT_EQ(Submit(bob, &job).error_code(), StatusCode::PERMISSION_DENIED);
+    grpc::ClientContext third;
+    EXPECT_EQ(stranger->GetJob(&third, get, &job).error_code(), StatusCode::UNAUTHENTICATED);
+  }
+  std::map<std::string, int64_t> calls;
+  for (const v1::AuditRecord& record : Audit()) {
+    if (record.outcome() == "OK") continue;
+    calls[record.principal() + " " + record.method() + " " + record.outcome()] += record.calls();
+  }
+  EXPECT_THAT(calls,
+              testing::ElementsAre(testing::Pair("ann JobService.GetJob NOT_FOUND", 50),
+                                   testing::Pair("ann JobService.SubmitJob INVALID_ARGUMENT", 50),
+                                   testing::Pair("bob JobService.SubmitJob PERMISSION_DENIED", 50),
+                                   testing::Pair("nobody JobService.GetJob UNAUTHENTICATED", 50)));
 }
 
 // A node that has joined.
