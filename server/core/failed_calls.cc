@@ -66,15 +66,18 @@ absl::Status FailedCalls::Flush() {
     counted.record.sequence = sequences[i];
     counted.written = news[i].second.calls;
   }
-  // Also where the clock was set back.
-  std::erase_if(minute_, [&](const auto& each) {
-    const auto& [record, written] = each.second;
+  for (auto at = minute_.begin(); at != minute_.end();) {
+    const auto& [record, written] = at->second;
+    // Also where the clock was set back.
     const bool over = now_us - record.time_us >= kMinuteUs || now_us < record.time_us;
-    if (!over || record.calls > written) return false;
+    if (!over || record.calls > written) {
+      ++at;
+      continue;
+    }
     const auto of_one = kinds_of_.find(record.principal);
     if (--of_one->second == 0) kinds_of_.erase(of_one);
-    return true;
-  });
+    at = minute_.erase(at);
+  }
   return absl::OkStatus();
 }
 
