@@ -42,7 +42,12 @@ absl::Status ErrnoStatus(std::string_view what, int error_number) {
       fmt::format("{}: {}", what, std::system_category().message(error_number));
   switch (error_number) {
     case ENOENT:
+    case ENOTDIR:
       return NotFound(message);
+    case ELOOP:
+    case ENAMETOOLONG:
+    case EISDIR:
+      return InvalidArgument(message);
     case EEXIST:
       return AlreadyExists(message);
     case EACCES:

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <string>
-#include <string_view>
-
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+
+#include <string>
+#include <string_view>
 
 // Errors outside the engine are absl::Status values. A message names what is wrong, where, and what
 // to do; the code decides how a caller reacts (see docs/cli.md for the exit codes they become).
@@ -24,9 +24,10 @@ absl::Status Aborted(std::string_view message);
 absl::Status DataLoss(std::string_view message);
 absl::Status Internal(std::string_view message);
 
-// The status of a failed system call: `what` + ": " + strerror(error_number). ENOENT becomes
-// NotFound, EACCES and EPERM PermissionDenied, ENOSPC and EDQUOT ResourceExhausted, EEXIST
-// AlreadyExists, anything else Unavailable.
+// The status of a failed system call: `what` + ": " + strerror(error_number). ENOENT and ENOTDIR
+// become NotFound, ELOOP, ENAMETOOLONG and EISDIR (a path that no time mends) InvalidArgument,
+// EACCES and EPERM PermissionDenied, ENOSPC and EDQUOT ResourceExhausted, EEXIST AlreadyExists,
+// anything else Unavailable.
 absl::Status ErrnoStatus(std::string_view what, int error_number);
 
 // `status` with "prefix: " before its message; OK stays OK.
@@ -42,8 +43,8 @@ inline std::string_view Message(const absl::Status& status) {
 #define SFT_CONCAT_INNER(a, b) a##b
 #define SFT_CONCAT(a, b) SFT_CONCAT_INNER(a, b)
 
-#define SFT_RETURN_IF_ERROR(expression)              \
-  do {                                               \
+#define SFT_RETURN_IF_ERROR(expression)                                                \
+  do {                                                                                 \
     if (::absl::Status sft_status = (expression); !sft_status.ok()) return sft_status; \
   } while (false)
 

@@ -116,6 +116,19 @@ MonoTime Agent::Heard() const {
   return heard_;
 }
 
+void Agent::SetRankProblem(const std::string& problem) {
+  const MutexLock lock(mutex_);
+  if (rank_problem_ == problem) return;
+  rank_problem_ = problem;
+  ++version_;
+  changed_.NotifyAll();
+}
+
+std::string Agent::RankProblem() const {
+  const MutexLock lock(mutex_);
+  return rank_problem_;
+}
+
 void Agent::SetModels(std::vector<v1::Model> models) {
   v1::Observed before, after;
   const MutexLock lock(mutex_);
@@ -150,6 +163,7 @@ v1::Observed Agent::Observe(uint64_t& models_since) const {
   *observed.mutable_disk() = MeasureDisk(setup_);
   observed.set_time_us(UnixMicros(services_.clock.Wall()));
   const MutexLock lock(mutex_);
+  observed.set_rank_problem(rank_problem_);
   for (const auto& [uid, entry] : attempts_) *observed.add_attempts() = entry.attempt->Status();
   for (const auto& [uid, epoch] : missing_) {
     v1::AttemptStatus& status = *observed.add_attempts();

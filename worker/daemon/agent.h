@@ -44,6 +44,9 @@ class Agent {
   // That moment; zero: none in this life.
   MonoTime Heard() const;
   MonoTime Now() const { return services_.clock.Mono(); }
+  // Why ranks cannot be started on this node (RankCheck); empty: they can.
+  void SetRankProblem(const std::string& problem);
+  std::string RankProblem() const;
   void SetModels(std::vector<v1::Model> models);
   std::vector<v1::Model> Models() const;
   // Of what is kept on this node for later jobs.
@@ -91,6 +94,7 @@ class Agent {
   LiveJobs cleaned_;
   std::optional<v1::Desired> desired_ SFT_GUARDED_BY(mutex_);  // not applied yet
   MonoTime heard_ SFT_GUARDED_BY(mutex_){};
+  std::string rank_problem_ SFT_GUARDED_BY(mutex_);
   std::vector<v1::Model> models_ SFT_GUARDED_BY(mutex_);
   uint64_t models_version_ SFT_GUARDED_BY(mutex_) = 0;
   uint64_t version_ SFT_GUARDED_BY(mutex_) = 1;

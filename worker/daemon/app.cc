@@ -10,7 +10,6 @@
 #include <atomic>
 #include <csignal>
 #include <functional>
-#include <future>
 #include <memory>
 #include <thread>
 
@@ -30,6 +29,7 @@
 #include "worker/daemon/identity.h"
 #include "worker/daemon/models.h"
 #include "worker/daemon/node_facts.h"
+#include "worker/daemon/rank_check.h"
 #include "worker/daemon/session.h"
 #include "worker/daemon/torch_locator.h"
 
@@ -175,6 +175,7 @@ v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, co
   message.set_memory_bytes(MemoryBytes());
   message.set_address(setup.address);
   message.set_has_shared_folder(setup.has_shared);
+  message.set_rank_problem(agent.RankProblem());
   *message.mutable_disk() = MeasureDisk(setup);
   *message.mutable_facts() = MakeFacts(inventory.first_readings(), ListNetworks());
   *message.mutable_facts()->mutable_data_dir() = PlaceOf(setup.data_dir);
@@ -264,15 +265,17 @@ absl::Status RunWorker(const Options& options) {
   const std::string incarnation = RandomUuid();
   const std::unique_ptr<ServerApi> server = MakeServerApi(channels, incarnation);
   Stager stager(setup, *server);
-  // Starting a rank program takes seconds: done beside everything else, needed by the first launch.
-  const std::shared_future<absl::StatusOr<std::string>> torch =
-      std::async(std::launch::async, [&setup, torch_dir = options.torch] {
-        absl::StatusOr<std::string> found = LocateTorch(setup.rank_binary, torch_dir);
-        if (!found.ok()) spdlog::error("{}", Message(found.status()));
-        return found;
-      }).share();
+  RankCheck ranks([&] { return LocateTorch(setup.rank_binary, options.torch); });
   ShimProcesses shims(setup.shim_binary);
-  Agent agent({}, setup, stager, inventory, *server, shims, clock, [torch] { return torch.get(); });
+  Agent agent({}, setup, stager, inventory, *server, shims, clock,
+              [&] { return ranks.LibraryPath(); });
+  agent.SetRankProblem(ranks.Problem());
+  // Starting a rank program takes seconds: done beside everything else.
+  IoThread rank_check("rank-check", [&]() -> Nanos {
+    const Nanos next = ranks.Look();
+    agent.SetRankProblem(ranks.Problem());
+    return next;
+  });
   agent.SetModels(ListModels(setup));
   SFT_RETURN_IF_ERROR(agent.Load());
 

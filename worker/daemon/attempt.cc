@@ -8,11 +8,15 @@
 namespace sft::worker {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::seconds;
+using std::chrono::hours;
+using std::chrono::minutes;
 
-constexpr milliseconds kFirstBackoff{250};
-constexpr seconds kMaxBackoff{10};
+// Of what stands between a job and its start: another node may do better.
+constexpr Retries::Limit kStagingLimit{10, minutes(15)};
+// Of logs and events at an attempt's end: its slots wait for them.
+constexpr Retries::Limit kShippingLimit{20, hours(1)};
+// Of what the whole attempt was for: a full disk of the server may last.
+constexpr Retries::Limit kDeliveryLimit{20, hours(6)};
 
 std::vector<Shipper::Source> Sources(const v1::Dispatch& dispatch) {
   std::vector<Shipper::Source> sources{{-1, "prepare"}, {kNodeStream, "node", /*log=*/false}};
@@ -51,11 +55,14 @@ Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
       shipper_({record.uid, record.epoch, services.setup.node, dir_}, Sources(record.dispatch),
                services.server,
                [this](int rank, const channel::Event& event) { OnEvent(rank, event); }),
-      backoff_(kFirstBackoff, kMaxBackoff),
+      staging_(kStagingLimit),
+      shipping_(kShippingLimit),
+      delivery_(kDeliveryLimit),
       checkpoints_({record.uid, record.epoch, record.dispatch.job_id(),
                     record.dispatch.slots_size() == record.dispatch.world_size()},
-                   services.setup, services.server, record.checkpoint_step,
-                   [this](int64_t step) { OnCheckpointRegistered(step); }),
+                   services.setup, services.server, services.clock, record.checkpoint_step,
+                   {[this](int64_t step) { OnCheckpointRegistered(step); },
+                    [this] { return ServerIsAway(); }, services.on_change}),
       record_(std::move(record)) {
   if (record_.launched && !record_.done) FindCheckpoints();
   const MutexLock lock(mutex_);
@@ -70,6 +77,7 @@ Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
 
 void Attempt::Direct(const v1::DesiredAttempt& desired) {
   const MutexLock lock(mutex_);
+  server_spoke_ = true;
   // A stop is never taken back.
   if (intent_ == v1::DesiredAttempt::RUN &&
       desired.intent() != v1::DesiredAttempt::INTENT_UNSPECIFIED) {
@@ -103,8 +111,12 @@ v1::AttemptStatus Attempt::Status() const {
   status.set_state(state_);
   status.set_reason(reason_);
   status.set_stuck(stuck_);
+  status.set_retrying(retrying_.empty() ? checkpoints_.retrying() : retrying_);
   if (state_ >= v1::AttemptStatus::READY) status.set_rendezvous(port_.endpoint());
-  if (state_ >= v1::AttemptStatus::FINISHING) *status.mutable_verdict() = record_.verdict;
+  if (state_ >= v1::AttemptStatus::FINISHING) {
+    *status.mutable_verdict() = record_.verdict;
+    status.set_ended_us(record_.ended_us);
+  }
   *status.mutable_progress() = progress_;
   if (!checkpoints_.whole()) {
     status.set_checkpoint_newest(checkpoints_.newest());
@@ -176,6 +188,8 @@ void Attempt::Conclude(const v1::Verdict& verdict) {
   {
     const MutexLock lock(mutex_);
     record_.verdict = verdict;
+    if (record_.ended_us == 0) record_.ended_us = UnixMicros(services_.clock.Wall());
+    retrying_.clear();
     port_.Release();
   }
   Save();

@@ -11,12 +11,12 @@
 #include "sft/v1/worker_service.pb.h"
 #include "worker/channel/launch.h"
 #include "worker/daemon/attempt_record.h"
-#include "worker/daemon/backoff.h"
 #include "worker/daemon/checkpoint_shipper.h"
 #include "worker/daemon/gang_watch.h"
 #include "worker/daemon/host_evidence.h"
 #include "worker/daemon/inventory.h"
 #include "worker/daemon/port_lease.h"
+#include "worker/daemon/retries.h"
 #include "worker/daemon/server_api.h"
 #include "worker/daemon/setup.h"
 #include "worker/daemon/shim_client.h"
@@ -91,6 +91,8 @@ class Attempt {
   // OK: the shim was started, or may have been, now or before: what it writes tells.
   absl::Status StartShim();
   void Watch(MonoTime heard);
+  // A shim that says nothing for long is told to the server: nobody can know whether ranks live.
+  void SetSilent(bool silent, const std::string& what);
   // A status.json that cannot be had: the shim is started, or lost.
   void WithoutStatus(const absl::Status& status, MonoTime heard);
   // The last status there will be.
@@ -114,6 +116,14 @@ class Attempt {
   Nanos Stage();
   // Staging without the waiting: what a dispatch needs is brought here and checked.
   absl::Status StageOnce();
+  // What failed is tried again: says so, and when.
+  Nanos TryAgain(Retries& retries, std::string_view what, const absl::Status& why);
+  void Succeeded(Retries& retries);
+  // Nobody could be told of an end now.
+  bool ServerIsAway() const;
+  Nanos EndStaging(const absl::Status& why);
+  // What could not be told to the server for too long is left out of the attempt's end.
+  void LeaveOutUnshipped(const absl::Status& why);
   Nanos ShipLive();
   Nanos Finish();
   // Delivers the artifact where this node has to; OK when nothing is left to do.
@@ -150,12 +160,14 @@ class Attempt {
   std::optional<MonoTime> last_asked_at_;  // for the checkpoint before a stop
   int64_t last_asked_after_ = 0;           // the newest step then
   MonoTime start_again_at_{};              // not before, after a start whose end is not known
+  std::optional<MonoTime> silent_since_;   // since when the shim says nothing, or takes no order
+  std::string silence_;                    // what is told of it; empty: nothing
   std::optional<MonoTime> gone_at_;
   std::optional<v1::Verdict> gone_verdict_;
 
   // Io thread only.
   Shipper shipper_;
-  Backoff backoff_;
+  Retries staging_, shipping_, delivery_;
 
   CheckpointShipper checkpoints_;
   Mutex save_mutex_;  // from the copy of the record to its file
@@ -172,6 +184,9 @@ class Attempt {
   Nanos checkpoint_patience_ SFT_GUARDED_BY(mutex_){0};  // for it; at least the grace
   bool interrupted_ SFT_GUARDED_BY(mutex_) = false;
   bool stuck_ SFT_GUARDED_BY(mutex_) = false;
+  std::string retrying_ SFT_GUARDED_BY(mutex_);
+  MonoTime heard_ SFT_GUARDED_BY(mutex_){};           // as Control was told last
+  bool server_spoke_ SFT_GUARDED_BY(mutex_) = false;  // since the last look
   std::optional<StagedJob> staged_ SFT_GUARDED_BY(mutex_);
   std::string torch_lib_dir_ SFT_GUARDED_BY(mutex_);
   PortLease port_ SFT_GUARDED_BY(mutex_);

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "common/base/bytes.h"
 #include "common/io/file.h"
 #include "worker/channel/event.h"
 #include "worker/daemon/attempt.h"
+#include "worker/daemon/data_cleaning.h"
 #include "worker/daemon/launch_plan.h"
 #include "worker/daemon/shim_client.h"
 #include "worker/daemon/verdict.h"
@@ -20,6 +22,8 @@ constexpr seconds kMemoryPatience{30};
 constexpr int64_t kMemorySlack = 512 << 20;
 // From a start that nobody answered in time to the next.
 constexpr seconds kStartPause{30};
+// From the first time that a shim does not answer to the point where that is told.
+constexpr seconds kShimPatience{60};
 
 }  // namespace
 
@@ -32,6 +36,7 @@ void Attempt::Control(MonoTime heard) {
     state = state_;
     rendezvous = desired_rendezvous_;
     reason = intent_reason_;
+    heard_ = heard;
   }
   if (state == v1::AttemptStatus::READY) {
     if (Stopping()) {
@@ -89,13 +94,7 @@ void Attempt::Launch(const std::string& rendezvous, MonoTime heard) {
   absl::Status started = WriteLaunchFiles(rendezvous, heard);
   if (started.ok()) started = StartShim();
   if (!started.ok()) {
-    v1::Verdict verdict = MakeStartVerdict(started, services_.setup.node);
-    verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
-    if (verdict.code() == "bad_input") verdict.set_code("start_failed");
-    if (verdict.code() != "disk_full") {
-      verdict.set_advice(fmt::format("look at the worker's log on node {}", services_.setup.node));
-    }
-    return Conclude(verdict);
+    return Conclude(MakeStartVerdict(started, services_.setup.node));
   }
   Enter(v1::AttemptStatus::PREPARING);
 }
@@ -134,6 +133,8 @@ void Attempt::WithoutStatus(const absl::Status& status, MonoTime heard) {
   // have living ranks. How old its launch file is does not matter to the fencing limit: the server
   // has to have been heard of in this life.
   if (heard == MonoTime{} || Fenced(heard)) return;
+  SetSilent(true, "its shim was started and says nothing");
+  Enter(v1::AttemptStatus::PREPARING, silence_);
   const absl::Status started = StartShim();
   if (!started.ok()) ProcessesGone(MakeStartVerdict(started, services_.setup.node));
 }
@@ -153,14 +154,32 @@ void Attempt::Watch(MonoTime heard) {
   if (!status.ok()) return WithoutStatus(status.status(), heard);
   shim_ = *std::move(status);
   if (shim_.state == "exited") return ShimEnded();
+  if (!Stopping()) SetSilent(false, "");
   SteerShim(heard);
   if (shim_.state == "running") LookAtRanks();
-  if (shim_.state == "preparing") Enter(v1::AttemptStatus::PREPARING);
-  if (shim_.state == "running" && !last_asked_at_) Enter(v1::AttemptStatus::RUNNING);
+  if (shim_.state == "preparing") Enter(v1::AttemptStatus::PREPARING, silence_);
+  if (shim_.state == "running" && !last_asked_at_) Enter(v1::AttemptStatus::RUNNING, silence_);
   if (shim_.state == "stopping") Enter(v1::AttemptStatus::STOPPING, shim_.reason);
 }
 
+void Attempt::SetSilent(bool silent, const std::string& what) {
+  const MonoTime now = services_.clock.Mono();
+  if (!silent) silent_since_.reset();
+  if (silent && !silent_since_) silent_since_ = now;
+  const bool long_enough = silent && now - *silent_since_ >= kShimPatience;
+  silence_ = long_enough ? what + ": look at the sft-shim of this attempt on the node" : "";
+  const MutexLock lock(mutex_);
+  stuck_ = long_enough;
+}
+
 void Attempt::ShimEnded() {
+  // A worker that was not there finds the end later than it came.
+  const WallTime now = services_.clock.Wall();
+  const WallTime ended = std::min(now, LastUse(dir_ + "/status.json").value_or(now));
+  {
+    const MutexLock lock(mutex_);
+    record_.ended_us = UnixMicros(ended);
+  }
   v1::Verdict verdict = MakeVerdict(shim_, ReadAllTraces(dir_, shim_), services_.setup.node);
   if (shim_.cause == "watch") {
     const MutexLock lock(mutex_);
@@ -185,9 +204,12 @@ void Attempt::SteerShim(MonoTime heard) {
       if (intent_ == v1::DesiredAttempt::RUN) return;
     }
     if (WaitsForLastCheckpoint()) return;
-    stop_sent_ =
+    const absl::Status asked =
         services_.shims.Ask(SocketPath(), {"stop", reason.empty() ? "stop requested" : reason})
-            .ok();
+            .status();
+    stop_sent_ = asked.ok();
+    SetSilent(!asked.ok(),
+              fmt::format("its shim does not take the order to stop ({})", Message(asked)));
   } else if (heard > renewed_at_) {
     const std::chrono::duration<double> age = services_.clock.Mono() - heard;
     if (services_.shims.Ask(SocketPath(), {.command = "renew", .age = age.count()}).ok())
@@ -302,9 +324,8 @@ std::string Attempt::MemoryHeld(const AttemptRecord& record,
         held = "waiting for a reading of the GPUs' memory";
       }
     } else if (memory.used_bytes > before + kMemorySlack) {
-      const std::string text =
-          fmt::format("GPU {} still holds {:.1f} GB although all processes are gone", slot,
-                      static_cast<double>(memory.used_bytes) / 1e9);
+      const std::string text = fmt::format("GPU {} still holds {} although all processes are gone",
+                                           slot, BytesText(memory.used_bytes));
       // A healthy one would be given to the next job, which would find it full. Of one that waits
       // for a reset nothing comes back before.
       if (patient || memory.healthy) {

@@ -5,6 +5,7 @@
 
 #include "worker/daemon/artifact.h"
 #include "worker/daemon/attempt.h"
+#include "worker/daemon/blob_file.h"
 #include "worker/daemon/event_file.h"
 #include "worker/daemon/verdict.h"
 
@@ -19,6 +20,11 @@ constexpr milliseconds kLiveInterval{150};
 // While a last checkpoint is written: what is trained after it is trained again.
 constexpr milliseconds kStoppingInterval{25};
 constexpr seconds kIdleInterval{3600};  // Io is woken when something changes
+// Longer than the longest pause between two words of a server that is there.
+constexpr seconds kServerAway{90};
+
+// In a row, until the job's history says it.
+constexpr int kFailuresToldOf = 5;
 
 // The server will say the same next time.
 bool IsFinal(const absl::Status& status) {
@@ -36,9 +42,15 @@ bool IsDisowned(const absl::Status& status) {
 
 Nanos Attempt::Io() {
   State state;
+  bool spoke = false;
   {
     const MutexLock lock(mutex_);
     state = state_;
+    spoke = std::exchange(server_spoke_, false);
+  }
+  // It is there again: no need to wait longer.
+  if (spoke) {
+    for (Retries* each : {&staging_, &shipping_, &delivery_}) each->Hurry();
   }
   switch (state) {
     case v1::AttemptStatus::STAGING:
@@ -68,20 +80,59 @@ absl::Status Attempt::StageOnce() {
   }
   SFT_ASSIGN_OR_RETURN(StagedJob staged,
                        services_.stager.Stage(dispatch, [this] { return Stopping(); }));
-  const absl::StatusOr<std::string> torch = services_.torch_lib_dir();
-  if (!torch.ok()) return Internal(Message(torch.status()));  // the node's fault, not the job's
-  PortLease port;
-  if (dispatch.first_rank() == 0) {
-    SFT_ASSIGN_OR_RETURN(port, PortLease::Take(services_.setup.address));
-  }
+  absl::StatusOr<PortLease> port = PortLease();
+  if (dispatch.first_rank() == 0) port = PortLease::Take(services_.setup.address);
+  if (!port.ok()) return Internal(Message(port.status()));  // the node's fault, not the job's
   const MutexLock lock(mutex_);
   staged_ = std::move(staged);
-  torch_lib_dir_ = *torch;
-  port_ = std::move(port);
+  port_ = *std::move(port);
   return absl::OkStatus();
 }
 
+bool Attempt::ServerIsAway() const {
+  const MutexLock lock(mutex_);
+  return heard_ == MonoTime{} || services_.clock.Mono() - heard_ > kServerAway;
+}
+
+Nanos Attempt::TryAgain(Retries& retries, std::string_view what, const absl::Status& why) {
+  const MonoTime now = services_.clock.Mono();
+  retries.Failed(now, ServerIsAway());
+  const std::string text = retries.Text(what, why, now);
+  // What passes by itself at once, as when the server is restarted, is no news for the job's owner.
+  if (retries.failures() == kFailuresToldOf) {
+    Warn(text);
+  } else {
+    spdlog::log(retries.failures() == 1 ? spdlog::level::warn : spdlog::level::debug,
+                "attempt {}: {}", uid_, text);
+  }
+  {
+    const MutexLock lock(mutex_);
+    retrying_ = text;
+  }
+  services_.on_change();
+  return retries.Wait(now);
+}
+
+void Attempt::Succeeded(Retries& retries) {
+  if (retries.failures() == 0) return;
+  retries.Succeeded();
+  {
+    const MutexLock lock(mutex_);
+    if (retrying_.empty()) return;
+    retrying_.clear();
+  }
+  services_.on_change();
+}
+
+Nanos Attempt::EndStaging(const absl::Status& why) {
+  Conclude(MakeStagingVerdict(why, services_.setup.node));
+  return Nanos(0);
+}
+
 Nanos Attempt::Stage() {
+  // Whatever changes elsewhere wakes this thread.
+  const Nanos wait = staging_.Wait(services_.clock.Mono());
+  if (wait > Nanos(0) && !Stopping()) return wait;
   const absl::Status staged = StageOnce();
   std::string stop_reason;
   {
@@ -93,34 +144,54 @@ Nanos Attempt::Stage() {
     Conclude(SimpleVerdict(v1::Verdict::NONE, "stopped", stop_reason, "", services_.setup.node));
     return Nanos(0);
   }
-  // The server or the way to it is gone: what was fetched is kept.
-  if (absl::IsUnavailable(staged) || absl::IsDeadlineExceeded(staged) ||
-      absl::IsOutOfRange(staged)) {
-    spdlog::warn("attempt {}: staging: {}; trying again", uid_, Message(staged));
-    return backoff_.Next();
+  if (IsPassing(staged)) {
+    if (HasProgressed(staged)) staging_.Succeeded();
+    const Nanos next = TryAgain(staging_, "staging", staged);
+    if (!staging_.Enough()) return next;
+    return EndStaging(
+        Internal(fmt::format("staging failed {}: {}", staging_.Counts(), Message(staged))));
   }
-  if (!staged.ok()) {
-    Conclude(MakeStartVerdict(staged, services_.setup.node));
+  if (!staged.ok()) return EndStaging(staged);
+  const absl::StatusOr<std::string> torch = services_.torch_lib_dir();
+  if (!torch.ok()) {
+    Conclude(SimpleVerdict(
+        v1::Verdict::INFRASTRUCTURE, "ranks_cannot_start", std::string(Message(torch.status())),
+        fmt::format("look at node {}", services_.setup.node), services_.setup.node));
     return Nanos(0);
   }
-  backoff_.Reset();
+  {
+    const MutexLock lock(mutex_);
+    torch_lib_dir_ = *torch;
+  }
+  Succeeded(staging_);
   Enter(v1::AttemptStatus::READY);
   return kIdleInterval;
 }
 
 Nanos Attempt::ShipLive() {
+  const Nanos wait = shipping_.Wait(services_.clock.Mono());
+  if (wait > Nanos(0)) return wait;
   const absl::StatusOr<Shipper::Progress> shipped = shipper_.ShipOnce(/*final=*/false);
-  if (!shipped.ok()) {
-    spdlog::debug("attempt {}: shipping: {}", uid_, Message(shipped.status()));
-    return backoff_.Next();
-  }
-  backoff_.Reset();
+  // The ranks do not wait for it: there is no end before theirs.
+  if (!shipped.ok()) return TryAgain(shipping_, "sending logs and events", shipped.status());
+  Succeeded(shipping_);
   if (shipped->more) return Nanos(0);
   const MutexLock lock(mutex_);
   return state_ == v1::AttemptStatus::STOPPING ? kStoppingInterval : kLiveInterval;
 }
 
+void Attempt::LeaveOutUnshipped(const absl::Status& why) {
+  const std::vector<std::string> left_out = shipper_.GiveUp();
+  const MutexLock lock(mutex_);
+  for (const std::string& each : left_out) {
+    spdlog::error("attempt {}: {} is left out: {}", uid_, each, Message(why));
+    record_.verdict.add_evidence(
+        fmt::format("the server did not take {} ({}): {}", each, shipping_.Counts(), Message(why)));
+  }
+}
+
 Nanos Attempt::Finish() {
+  const MonoTime now = services_.clock.Mono();
   bool abandoned = false;
   {
     const MutexLock lock(mutex_);
@@ -128,10 +199,20 @@ Nanos Attempt::Finish() {
     abandoned = abandoned_;
   }
   if (!abandoned) {
+    const Nanos wait = std::max(shipping_.Wait(now), delivery_.Wait(now));
+    if (wait > Nanos(0)) return wait;
     const absl::StatusOr<Shipper::Progress> shipped = shipper_.ShipOnce(/*final=*/true);
+    if (!shipped.ok() && !IsDisowned(shipped.status())) {
+      const Nanos next =
+          TryAgain(shipping_, "sending the rest of logs and events", shipped.status());
+      if (!shipping_.Enough() && !IsFinal(shipped.status())) return next;
+      LeaveOutUnshipped(shipped.status());
+      Succeeded(shipping_);
+      return Nanos(0);
+    }
     absl::Status status = shipped.status();
     if (shipped.ok()) {
-      backoff_.Reset();
+      Succeeded(shipping_);
       if (!shipped->complete) return Nanos(0);
       if (!checkpoints_.Idle()) {
         if (checkpoints_.End()) services_.on_change();
@@ -139,11 +220,9 @@ Nanos Attempt::Finish() {
       }
       status = Deliver();
     }
-    if (!status.ok() && !IsDisowned(status)) {
-      spdlog::warn("attempt {}: finishing: {}; trying again", uid_, Message(status));
-      return backoff_.Next();
-    }
+    if (!status.ok() && !IsDisowned(status)) return TryAgain(delivery_, "delivery", status);
     if (!status.ok()) spdlog::warn("attempt {}: the server disowns it: {}", uid_, Message(status));
+    Succeeded(delivery_);
   }
   {
     const MutexLock lock(mutex_);
@@ -180,7 +259,7 @@ absl::Status Attempt::Deliver() {
     return delivered;
   }
   const bool stopped = absl::IsAborted(delivered) && Stopping();
-  if (!stopped && !IsFinal(delivered)) return delivered;
+  if (!stopped && !IsFinal(delivered) && !delivery_.Enough()) return delivered;
   // The training succeeded, the job did not: what it was for is not there.
   const MutexLock lock(mutex_);
   if (interrupted_) return delivered;
@@ -190,7 +269,8 @@ absl::Status Attempt::Deliver() {
           : SimpleVerdict(
                 v1::Verdict::INFRASTRUCTURE, "artifact_lost",
                 fmt::format("the artifact could not be delivered: {}", Message(delivered)),
-                "look at the logs of rank 0 and of the worker", services_.setup.node);
+                "look at the logs of rank 0 and of the worker, and at the server's disk",
+                IsFinal(delivered) ? services_.setup.node : "");
   return absl::OkStatus();
 }
 

@@ -46,6 +46,7 @@ absl::Status SaveRecord(const AttemptRecord& record, const std::string& attempt_
   json["checkpoints_asked"] = record.checkpoints_asked;
   json["committed"] = record.committed;
   json["done"] = record.done;
+  json["ended_us"] = record.ended_us;
   SFT_RETURN_IF_ERROR(io::MakeDirs(attempt_dir));
   return io::WriteFileAtomic(attempt_dir + kFile, DumpJson(json, 1) + "\n");
 }
@@ -76,6 +77,7 @@ absl::StatusOr<AttemptRecord> LoadRecord(const std::string& attempt_dir) {
   // An older worker wrote none.
   record.checkpoint_step = json.value("checkpoint_step", int64_t{0});
   record.checkpoints_asked = json.value("checkpoints_asked", int64_t{0});
+  record.ended_us = json.value("ended_us", int64_t{0});
   for (const Json& bytes : json["memory_before"]) {
     record.memory_before.push_back(bytes.is_number_integer() ? bytes.get<int64_t>() : 0);
   }

@@ -31,8 +31,10 @@ struct AttemptRecord {
   bool committed = false;
   // All is over and acknowledged.
   bool done = false;
-  // Set once the processes have ended, or could not start.
+  // Set once the processes have ended, or could not start; and when that was, by this node's clock
+  // (microseconds since the Unix epoch; 0: an older worker wrote this).
   v1::Verdict verdict;
+  int64_t ended_us = 0;
 
   bool has_verdict() const { return !verdict.code().empty(); }
 };

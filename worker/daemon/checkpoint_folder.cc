@@ -45,7 +45,7 @@ absl::Status Bring(const v1::ArtifactFile& file, const std::string& own, const s
   const v1::Blob& blob = file.blob();
   const absl::Status fetched =
       FetchBlob(server, blob.sha256(), blob.size(), path, file.path(), stop);
-  return absl::IsNotFound(fetched) ? Lost(std::string(Message(fetched))) : fetched;
+  return absl::IsDataLoss(fetched) ? Lost(std::string(Message(fetched))) : fetched;
 }
 
 absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::string& job_id,

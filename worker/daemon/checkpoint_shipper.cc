@@ -13,12 +13,9 @@
 namespace sft::worker {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-
-constexpr milliseconds kFirstBackoff{250};
-constexpr seconds kMaxBackoff{10};
-constexpr seconds kIdleInterval{3600};  // woken when something comes
+constexpr std::chrono::seconds kIdleInterval{3600};  // woken when something comes
+// Of one step: a newer one may have better luck, and the attempt's end waits for it.
+constexpr Retries::Limit kLimit{10, std::chrono::minutes(30)};
 
 // Trying again would get the same answer.
 bool IsFinal(const absl::Status& status) {
@@ -29,13 +26,13 @@ bool IsFinal(const absl::Status& status) {
 }  // namespace
 
 CheckpointShipper::CheckpointShipper(Identity identity, const NodeSetup& setup, ServerApi& server,
-                                     int64_t registered,
-                                     std::function<void(int64_t step)> on_registered)
+                                     Clock& clock, int64_t registered, Hooks hooks)
     : identity_(std::move(identity)),
       setup_(setup),
       server_(server),
-      on_registered_(std::move(on_registered)),
-      backoff_(kFirstBackoff, kMaxBackoff),
+      clock_(clock),
+      hooks_(std::move(hooks)),
+      retries_(kLimit),
       newest_(registered) {}
 
 void CheckpointShipper::Add(const channel::CheckpointEvent& event) {
@@ -94,30 +91,63 @@ std::optional<channel::CheckpointEvent> CheckpointShipper::Next() {
   return queue_.front();
 }
 
+std::string CheckpointShipper::retrying() const {
+  const MutexLock lock(mutex_);
+  return retrying_;
+}
+
+void CheckpointShipper::SetRetrying(const std::string& text) {
+  {
+    const MutexLock lock(mutex_);
+    if (retrying_ == text) return;
+    retrying_ = text;
+  }
+  hooks_.on_change();
+}
+
+bool CheckpointShipper::TryAgain(int64_t step, const absl::Status& why) {
+  const std::string what = fmt::format("registering the checkpoint of step {}", step);
+  if (IsFinal(why)) {
+    spdlog::warn("attempt {}: {} failed: {}", identity_.attempt_uid, what, Message(why));
+    return false;
+  }
+  const MonoTime now = clock_.Mono();
+  retries_.Failed(now, hooks_.server_is_away());
+  const std::string text = retries_.Text(what, why, now);
+  spdlog::warn("attempt {}: {}", identity_.attempt_uid, text);
+  if (!retries_.Enough()) {
+    SetRetrying(text);
+    return true;
+  }
+  spdlog::error("attempt {}: {} failed {}: it is left out", identity_.attempt_uid, what,
+                retries_.Counts());
+  return false;
+}
+
 Nanos CheckpointShipper::Work() {
+  // Whatever changes elsewhere wakes this thread.
+  const Nanos wait = retries_.Wait(clock_.Mono());
+  if (wait > Nanos(0) && !Stopped()) return wait;
   std::optional<channel::CheckpointEvent> next;
   {
     const MutexLock lock(mutex_);
     next = Next();
   }
-  if (!next.has_value()) return kIdleInterval;
+  if (!next.has_value()) {
+    SetRetrying("");
+    return kIdleInterval;
+  }
   const channel::CheckpointEvent& event = *next;
   const absl::Status registered = Register(event);
-  if (!registered.ok() && !IsFinal(registered)) {
-    spdlog::warn("checkpoint of step {} of attempt {}: {}; trying again", event.step,
-                 identity_.attempt_uid, Message(registered));
-    return backoff_.Next();
-  }
-  backoff_.Reset();
-  if (!registered.ok()) {
-    spdlog::warn("checkpoint of step {} of attempt {} is not registered: {}", event.step,
-                 identity_.attempt_uid, Message(registered));
-  }
+  if (!registered.ok() && Stopped()) return kIdleInterval;
+  if (!registered.ok() && TryAgain(event.step, registered)) return retries_.Wait(clock_.Mono());
+  retries_.Succeeded();
+  SetRetrying("");
   {
     const MutexLock lock(mutex_);
     if (!queue_.empty() && queue_.front().step == event.step) queue_.erase(queue_.begin());
   }
-  on_registered_(event.step);
+  hooks_.on_registered(event.step);
   return Nanos(0);
 }
 

@@ -8,7 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "worker/channel/event.h"
-#include "worker/daemon/backoff.h"
+#include "worker/daemon/retries.h"
 #include "worker/daemon/server_api.h"
 #include "worker/daemon/setup.h"
 
@@ -29,10 +29,14 @@ class CheckpointShipper {
     // This node has all ranks of the gang, and so the whole of each checkpoint.
     bool whole = true;
   };
-  // `setup` and `server` are borrowed. `on_registered` hears of each step that the server has;
-  // steps up to `registered` it has already.
-  CheckpointShipper(Identity identity, const NodeSetup& setup, ServerApi& server,
-                    int64_t registered, std::function<void(int64_t step)> on_registered);
+  struct Hooks {
+    std::function<void(int64_t step)> on_registered;  // hears of each step that is settled
+    std::function<bool()> server_is_away;             // nobody could be told of an end
+    std::function<void()> on_change;                  // of retrying()
+  };
+  // `setup`, `server` and `clock` are borrowed. Steps up to `registered` the server has already.
+  CheckpointShipper(Identity identity, const NodeSetup& setup, ServerApi& server, Clock& clock,
+                    int64_t registered, Hooks hooks);
 
   // A checkpoint that lies complete on this node. Steps come in order; a repeat is ignored.
   void Add(const channel::CheckpointEvent& event);
@@ -50,6 +54,8 @@ class CheckpointShipper {
   // Newest step that was added; 0: none.
   int64_t newest() const;
   bool whole() const { return identity_.whole; }
+  // What fails and is tried again; empty: nothing.
+  std::string retrying() const;
 
   // Registers one; the time until there may be more to do.
   Nanos Work();
@@ -62,12 +68,16 @@ class CheckpointShipper {
   bool Uploads(const channel::CheckpointEvent& event) const;
   absl::Status Upload(const channel::CheckpointEvent& event, v1::CommitCheckpointRequest& request);
   bool Stopped() const;
+  // Whether the step shall be tried again.
+  bool TryAgain(int64_t step, const absl::Status& why);
+  void SetRetrying(const std::string& text);
 
   const Identity identity_;
   const NodeSetup& setup_;
   ServerApi& server_;
-  const std::function<void(int64_t)> on_registered_;
-  Backoff backoff_;
+  Clock& clock_;
+  const Hooks hooks_;
+  Retries retries_;  // of the thread that works
 
   mutable Mutex mutex_;
   std::vector<channel::CheckpointEvent> queue_ SFT_GUARDED_BY(mutex_);  // by step
@@ -76,6 +86,7 @@ class CheckpointShipper {
   bool ended_ SFT_GUARDED_BY(mutex_) = false;
   bool dropped_ SFT_GUARDED_BY(mutex_) = false;
   bool interrupted_ SFT_GUARDED_BY(mutex_) = false;
+  std::string retrying_ SFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace sft::worker

@@ -150,11 +150,24 @@ absl::StatusOr<Shipper::Progress> Shipper::ShipOnce(bool final) {
     if (stream.finished) continue;
     const absl::Status shipped = stream.events ? ShipEvents(stream, final, progress.more)
                                                : ShipLog(stream, final, progress.more);
+    stream.failed = !shipped.ok();
     if (!shipped.ok() && first_error.ok()) first_error = shipped;
     if (!stream.finished) progress.complete = false;
   }
   if (!first_error.ok()) return first_error;
   return progress;
+}
+
+std::vector<std::string> Shipper::GiveUp() {
+  std::vector<std::string> left_out;
+  for (Stream& stream : streams_) {
+    if (stream.finished || !stream.failed) continue;
+    stream.finished = true;
+    left_out.push_back(fmt::format("{} from byte {} on",
+                                   stream.path.substr(stream.path.rfind('/') + 1),
+                                   std::max<int64_t>(stream.offset, 0)));
+  }
+  return left_out;
 }
 
 // Nothing appended at the start of the file: the answer is what the server has.

@@ -46,6 +46,8 @@ class Shipper {
   };
   // `final`: the processes have ended, the files do not grow any more.
   absl::StatusOr<Progress> ShipOnce(bool final);
+  // Ships nothing more of the files that failed last; what of them: "rank-0.log from byte 42 on".
+  std::vector<std::string> GiveUp();
 
  private:
   struct Stream {
@@ -54,6 +56,7 @@ class Shipper {
     bool events;
     int64_t offset = -1;  // -1: ask the server
     bool finished = false;
+    bool failed = false;  // at the last try
   };
 
   absl::Status ShipLog(Stream& stream, bool final, bool& more);

@@ -3,6 +3,7 @@
 #include <absl/cleanup/cleanup.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <nlohmann/json.hpp>
 
@@ -20,14 +21,39 @@ namespace {
 
 // How soon a stop ends the wait for another download.
 constexpr std::chrono::milliseconds kClaimInterval{100};
+// What has arrived broken so often in a row will not arrive whole.
+constexpr int kMaxBroken = 3;
+
+// What nobody but the node or the service can correct.
+absl::Status NotOfOwner(const absl::Status& status) {
+  const bool owners = absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
+                      absl::IsPermissionDenied(status) || absl::IsAlreadyExists(status) ||
+                      absl::IsFailedPrecondition(status) || absl::IsOutOfRange(status);
+  return owners ? Internal(Message(status)) : status;
+}
+
+// The server places a job that names a model by its id on nodes that say they have it: what is not
+// there any more is not the job's fault. A path is the job's own word.
+absl::StatusOr<std::string> StageModel(const std::string& model, const NodeSetup& setup) {
+  absl::StatusOr<std::string> dir = ResolveModel(model, setup);
+  if (dir.ok() || model.starts_with("/")) return dir;
+  return NotOfOwner(dir.status());
+}
 
 }  // namespace
+
+bool IsPassing(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
 
 absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const StopCheck& stop) {
   StagedJob staged;
   const auto json = ParseJson(dispatch.resolved_json());
-  SFT_ASSIGN_OR_RETURN(staged.spec, spec::FromJson(json));
-  SFT_ASSIGN_OR_RETURN(staged.model_dir, ResolveModel(staged.spec.job.model, setup_));
+  absl::StatusOr<spec::JobSpec> spec = spec::FromJson(json);
+  // The server has read the job file: a worker that cannot is too old for it.
+  if (!spec.ok()) return NotOfOwner(spec.status());
+  staged.spec = *std::move(spec);
+  SFT_ASSIGN_OR_RETURN(staged.model_dir, StageModel(staged.spec.job.model, setup_));
   for (const v1::JobFileRef& file : dispatch.files()) {
     SFT_ASSIGN_OR_RETURN(std::string path, StageFile(file, stop));
     if (file.key() == "job.data") {
@@ -40,10 +66,28 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const Stop
   }
   if (staged.train_file.empty()) return Internal("the dispatch has no file for job.data");
   if (dispatch.has_resume()) {
-    SFT_ASSIGN_OR_RETURN(staged.resume_dir, StageCheckpoint(dispatch.resume(), dispatch.job_id(),
-                                                            setup_, server_, stop));
+    absl::StatusOr<std::string> dir =
+        StageCheckpoint(dispatch.resume(), dispatch.job_id(), setup_, server_, stop);
+    const std::string what =
+        fmt::format("checkpoint of step {} of {}", dispatch.resume().step(), dispatch.job_id());
+    const absl::Status judged = Judge(what, dir.status());
+    if (!judged.ok()) return judged;
+    staged.resume_dir = *std::move(dir);
   }
   return staged;
+}
+
+absl::Status Stager::Judge(const std::string& what, const absl::Status& fetched) {
+  const MutexLock lock(mutex_);
+  if (!absl::IsUnknown(fetched)) {
+    if (fetched.ok() || !IsPassing(fetched)) broken_.erase(what);
+    return NotOfOwner(fetched);
+  }
+  if (++broken_[what] < kMaxBroken) return Unavailable(Message(fetched));
+  broken_.erase(what);
+  return DataLoss(fmt::format(
+      "{}, {} times in a row: the server's copy is damaged, or this node's disk or memory is",
+      Message(fetched), kMaxBroken));
 }
 
 absl::StatusOr<std::string> Stager::StageFile(const v1::JobFileRef& file, const StopCheck& stop) {
@@ -67,14 +111,24 @@ absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const 
   const absl::Cleanup release = [&] { Release(file.sha256()); };
   const std::string path = setup_.BlobPath(file.sha256());
   if (io::Exists(path)) {
-    MarkUsed(path);
-    return path;
+    const absl::StatusOr<io::FileHash> kept = io::HashFile(path);
+    if (kept.ok() && kept->sha256 == file.sha256()) {
+      MarkUsed(path);
+      return path;
+    }
+    spdlog::error("{} is damaged on this node's disk: it is fetched again", path);
+    SFT_RETURN_IF_ERROR(NotOfOwner(io::RemoveAll(path)));
   }
-  SFT_RETURN_IF_ERROR(io::MakeDirs(setup_.data_dir + "/datasets"));
+  SFT_RETURN_IF_ERROR(NotOfOwner(io::MakeDirs(setup_.data_dir + "/datasets")));
   const std::string part = path + ".part";
-  SFT_RETURN_IF_ERROR(
-      worker::FetchBlob(server_, file.sha256(), file.size(), part, file.key(), stop));
-  SFT_RETURN_IF_ERROR(io::RenameDurably(part, path));
+  const std::string what =
+      fmt::format("download of data set {}{}", file.sha256().substr(0, 12),
+                  file.name().empty() ? "" : fmt::format(" ({})", file.name()));
+  const absl::Status fetched =
+      Judge(what, worker::FetchBlob(server_, file.sha256(), file.size(), part, what, stop));
+  if (absl::IsDataLoss(fetched)) return FailedPrecondition(Message(fetched));
+  SFT_RETURN_IF_ERROR(fetched);
+  SFT_RETURN_IF_ERROR(NotOfOwner(io::RenameDurably(part, path)));
   return path;
 }
 

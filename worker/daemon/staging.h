@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 
@@ -34,9 +35,11 @@ class Stager {
   // Both are borrowed.
   Stager(const NodeSetup& setup, ServerApi& server) : setup_(setup), server_(server) {}
 
-  // INVALID_ARGUMENT, NOT_FOUND and PERMISSION_DENIED are the job owner's to correct; ABORTED when
-  // `stop` said so; DATA_LOSS when the checkpoint is gone; anything else is the node's or the
-  // network's. A download that breaks is kept and continued by the next call.
+  // Who has lost or spoilt a thing is to blame for it. INVALID_ARGUMENT, NOT_FOUND and
+  // PERMISSION_DENIED are the job owner's to correct; ABORTED when `stop` said so; DATA_LOSS when
+  // the checkpoint is gone or damaged; FAILED_PRECONDITION when the server has lost a data set;
+  // UNAVAILABLE and DEADLINE_EXCEEDED may pass (IsPassing), and a download that broke is kept and
+  // continued by the next call; anything else is the node's.
   absl::StatusOr<StagedJob> Stage(const v1::Dispatch& dispatch, const StopCheck& stop);
 
   // Removes data sets and prepared ones (CleanData). `in_use` is asked while nothing is staged
@@ -50,12 +53,19 @@ class Stager {
   void Release(const std::string& sha256);
   absl::StatusOr<std::string> StageFile(const v1::JobFileRef& file, const StopCheck& stop);
   absl::StatusOr<std::string> FetchBlob(const v1::JobFileRef& file, const StopCheck& stop);
+  // Of a fetch: bytes that arrived broken may arrive whole next time, but not for ever.
+  absl::Status Judge(const std::string& what, const absl::Status& fetched);
 
   const NodeSetup& setup_;
   ServerApi& server_;
   Mutex mutex_;
   CondVar released_;
   std::set<std::string> claimed_ SFT_GUARDED_BY(mutex_);  // blobs that are fetched now
+  // How often in a row each blob or checkpoint has arrived broken.
+  std::map<std::string, int> broken_ SFT_GUARDED_BY(mutex_);
 };
+
+// A failure of staging that may be gone at the next try.
+bool IsPassing(const absl::Status& status);
 
 }  // namespace sft::worker

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <csignal>
+#include <cstring>
+
+#include "common/base/utf8.h"
 #include "common/io/file.h"
 #include "worker/daemon/child_process.h"
 
@@ -11,16 +15,66 @@ namespace {
 constexpr std::chrono::seconds kRankDeadline{30};
 constexpr std::chrono::seconds kPythonDeadline{60};
 
-// OK when the program starts, that is, when its libraries are found.
+// What the dynamic loader ends a program with that lacks a library.
+constexpr int kLoaderFailed = 127;
+constexpr int kTailLines = 3;
+constexpr size_t kTailBytes = 400;
+
+// The last lines of what a program wrote, on one line.
+std::string Tail(std::string_view output) {
+  std::string tail;
+  for (int lines = 0; lines < kTailLines;) {
+    const size_t end = output.find_last_not_of("\r\n");
+    if (end == std::string_view::npos) break;
+    output = output.substr(0, end + 1);
+    const size_t newline = output.rfind('\n');
+    const std::string_view line =
+        newline == std::string_view::npos ? output : output.substr(newline + 1);
+    tail = tail.empty() ? std::string(line) : fmt::format("{} / {}", line, tail);
+    ++lines;
+    if (newline == std::string_view::npos) break;
+    output = output.substr(0, newline);
+  }
+  if (tail.size() > kTailBytes) tail.erase(0, tail.size() - kTailBytes);
+  return tail.empty() ? "it wrote nothing" : ToUtf8(tail);
+}
+
+std::string HowItEnded(const ChildResult& result) {
+  if (result.signal == 0) return fmt::format("ended with exit code {}", result.exit_code);
+  return fmt::format("was killed by signal {} ({})", result.signal, strsignal(result.signal));
+}
+
+std::string WhatToDo(const ChildResult& result) {
+  if (result.signal == SIGKILL) return "look in dmesg of the node whether memory ran out";
+  if (result.signal != 0) return "run that on the node and look in its dmesg";
+  if (result.exit_code == kLoaderFailed) {
+    return "it lacks that library: give the folder of torch 2.11 with --torch DIR";
+  }
+  return "run that on the node: is it the sft-rank of this version?";
+}
+
+// OK when the program starts, that is, when its libraries are found; NOT_FOUND when it lacks one;
+// anything else says nothing about libraries.
 absl::Status TryRank(const std::string& rank_binary, const std::string& library_dir) {
   std::vector<std::string> env;
   if (!library_dir.empty()) env.push_back("LD_LIBRARY_PATH=" + library_dir);
-  SFT_ASSIGN_OR_RETURN(const ChildResult result,
-                       RunChild({rank_binary, "--version"}, env, kRankDeadline));
-  if (result.ok()) return absl::OkStatus();
-  return FailedPrecondition(fmt::format("{} --version: exit code {}, signal {}: {}", rank_binary,
-                                        result.exit_code, result.signal,
-                                        result.output.substr(0, 400)));
+  const std::string what =
+      fmt::format("`{}{} --version`",
+                  library_dir.empty() ? "" : "LD_LIBRARY_PATH=" + library_dir + " ", rank_binary);
+  const absl::StatusOr<ChildResult> result =
+      RunChild({rank_binary, "--version"}, env, kRankDeadline);
+  if (!result.ok()) {
+    return FailedPrecondition(
+        fmt::format("ranks cannot start: {}: {}; look at that program and at the load of the node, "
+                    "or name another with --rank-binary",
+                    what, Message(result.status())));
+  }
+  if (result->ok()) return absl::OkStatus();
+  const std::string text =
+      fmt::format("ranks cannot start: {} {}: {}; {}", what, HowItEnded(*result),
+                  Tail(result->output), WhatToDo(*result));
+  const bool lacks = result->signal == 0 && result->exit_code == kLoaderFailed;
+  return lacks ? NotFound(text) : FailedPrecondition(text);
 }
 
 absl::StatusOr<std::string> AskPython() {
@@ -28,7 +82,7 @@ absl::StatusOr<std::string> AskPython() {
       const ChildResult result,
       RunChild({"python3", "-c", "import torch,os;print(os.path.dirname(torch.__file__))"}, {},
                kPythonDeadline));
-  if (!result.ok()) return NotFound("python3 has no torch: " + result.output.substr(0, 400));
+  if (!result.ok()) return NotFound("python3 has no torch: " + Tail(result.output));
   // Warnings come before the line that was asked for.
   const std::string text = result.output.substr(0, result.output.find_last_not_of("\r\n") + 1);
   return text.substr(text.rfind('\n') + 1);
@@ -58,16 +112,18 @@ absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary,
       SFT_RETURN_IF_ERROR(TryRank(rank_binary, dir));
       return LibraryPath(dir);
     }
-    return NotFound(fmt::format("--torch {}: no lib/libtorch_cpu.so below it", torch_dir));
+    return NotFound(fmt::format(
+        "ranks cannot start: --torch {}: no lib/libtorch_cpu.so below it; give the folder of torch "
+        "2.11 there",
+        torch_dir));
   }
   const absl::Status alone = TryRank(rank_binary, "");
   if (alone.ok()) return std::string();
-  if (!absl::IsFailedPrecondition(alone)) return alone;  // the program itself is missing
+  // One that was killed, or failed otherwise, would not be helped by another torch.
+  if (!absl::IsNotFound(alone)) return alone;
   const absl::StatusOr<std::string> package = AskPython();
   if (!package.ok()) {
-    return NotFound(
-        fmt::format("ranks cannot start: {}; {}; give the folder of torch 2.11 with --torch DIR",
-                    Message(alone), Message(package.status())));
+    return NotFound(fmt::format("{}; {}", Message(alone), Message(package.status())));
   }
   SFT_RETURN_IF_ERROR(TryRank(rank_binary, *package + "/lib"));
   return LibraryPath(*package + "/lib");

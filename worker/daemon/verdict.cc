@@ -16,6 +16,8 @@ namespace {
 using channel::ExitCode;
 using Process = channel::ShimStatus::Process;
 
+// Of a program that could not be run, and of one that lacks a library.
+constexpr int kCannotRun = 126, kLoaderFailed = 127;
 constexpr int64_t kTailBytes = 2048;
 constexpr int kTailLines = 8;
 // A fatal event is one of the last lines of its file.
@@ -92,6 +94,15 @@ void ExplainExit(int exit_code, const std::string& log, v1::Verdict& verdict) {
       verdict.set_code("infrastructure");
       verdict.set_advice(
           fmt::format("read the end of its log ({}) and look at the node, then submit again", log));
+      return;
+    case kCannotRun:
+    case kLoaderFailed:
+      verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
+      verdict.set_code("start_failed");
+      verdict.set_advice(fmt::format(
+          "the program or one of its libraries is not there any more: read the end of its log ({}) "
+          "and look at the node",
+          log));
       return;
     case channel::kExitStopped:
       verdict.set_domain(v1::Verdict::INFRASTRUCTURE);
@@ -240,22 +251,35 @@ v1::Verdict MakeVerdict(const channel::ShimStatus& status, const Traces& all_tra
   return verdict;
 }
 
-v1::Verdict MakeStartVerdict(const absl::Status& status, const std::string& node) {
+v1::Verdict MakeStagingVerdict(const absl::Status& status, const std::string& node) {
   const std::string message(Message(status));
   if (absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
       absl::IsPermissionDenied(status)) {
     return SimpleVerdict(v1::Verdict::USER, "bad_input", message,
                          "correct the job and submit it again", node);
   }
+  if (absl::IsFailedPrecondition(status)) {
+    return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "dataset_lost", message,
+                         "upload the data set again (`sftctl submit` of the same job does), then "
+                         "submit or resume the job; the operator: look at the server's disk",
+                         "");
+  }
   if (absl::IsDataLoss(status)) {
     return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "checkpoint_lost", message,
                          "an earlier checkpoint is used, or the job begins again", "");
   }
+  v1::Verdict verdict = MakeStartVerdict(status, node);
+  if (verdict.code() == "start_failed") verdict.set_code("staging_failed");
+  return verdict;
+}
+
+v1::Verdict MakeStartVerdict(const absl::Status& status, const std::string& node) {
+  const std::string message(Message(status));
   if (absl::IsResourceExhausted(status)) {
     return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "disk_full", message,
                          fmt::format("free space on node {}, then submit again", node), node);
   }
-  return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "staging_failed", message,
+  return SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "start_failed", message,
                        fmt::format("look at the worker's log on node {}, then submit again", node),
                        node);
 }

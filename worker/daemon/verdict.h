@@ -40,7 +40,9 @@ const channel::ShimStatus::Process* FindBlamed(const channel::ShimStatus& status
 v1::Verdict MakeVerdict(const channel::ShimStatus& status, const Traces& traces,
                         const std::string& node);
 
-// Of an attempt that never got to its processes: `status` is what staging or starting said.
+// Of an attempt that never got to its processes: `status` is what staging said (Stager::Stage).
+v1::Verdict MakeStagingVerdict(const absl::Status& status, const std::string& node);
+// The same where the node itself failed: its disk, its shim.
 v1::Verdict MakeStartVerdict(const absl::Status& status, const std::string& node);
 
 v1::Verdict SimpleVerdict(v1::Verdict::Domain domain, const std::string& code,

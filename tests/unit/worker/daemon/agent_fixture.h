@@ -25,8 +25,15 @@ class TestShims : public ShimProcesses {
     return start ? start(shim_json) : ShimProcesses::Start(shim_json);
   }
 
+  absl::StatusOr<channel::Answer> Ask(const std::string& socket_path,
+                                      const channel::Command& command) override {
+    if (ask) SFT_RETURN_IF_ERROR(ask(command));
+    return ShimProcesses::Ask(socket_path, command);
+  }
+
   int starts = 0;
   std::function<absl::Status(const std::string&)> start;
+  std::function<absl::Status(const channel::Command&)> ask;  // an error: it is not answered
 };
 
 // A node with the real shim and a stand-in for the rank program; the test takes each step itself.

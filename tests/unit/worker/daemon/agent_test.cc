@@ -195,7 +195,7 @@ TEST_F(AgentTest, ARankThatIsKilledIsBlamedAndEndsTheOthers) {
 
 TEST_F(AgentTest, AModelThatCannotBeUsedFailsBeforeAnythingStarts) {
   ASSERT_TRUE(io::RemoveAll(dir_ + "/models/tiny/tokenizer.json").ok());
-  Want("ok");
+  Want("ok").mutable_dispatch()->set_resolved_json(ResolvedJson(dir_ + "/models/tiny"));
   Tell();
   agent_->StepIo();
   agent_->StepIo();
@@ -388,10 +388,120 @@ TEST_F(AgentTest, AnUnreachableServerDoesNotEndAnything) {
   agent_->Step();
   for (int turn = 0; turn < 5; ++turn) agent_->StepIo();
   EXPECT_EQ(Only().state(), Status::FINISHING);
+  EXPECT_NE(Only().retrying().find("no server"), std::string::npos) << Only().retrying();
   server_.failure = absl::OkStatus();
+  clock_.Advance(std::chrono::seconds(10));
   for (int turn = 0; turn < 20 && Only().state() != Status::DONE; ++turn) agent_->StepIo();
   EXPECT_EQ(Only().state(), Status::DONE);
   EXPECT_EQ(server_.commits.size(), 1u);
+}
+
+TEST_F(AgentTest, StagingThatFailsSaysSoAndEndsAfterEnoughTriesAndTime) {
+  Want("ok");
+  server_.failure = Unavailable("the way is blocked");
+  Tell();
+  agent_->StepIo();
+  agent_->StepIo();
+  EXPECT_EQ(server_.calls, 1) << "what wakes the thread does not cut the wait short";
+  clock_.Advance(std::chrono::seconds(10));
+  agent_->StepIo();
+  EXPECT_EQ(server_.calls, 2);
+  const std::string told = Only().retrying();
+  EXPECT_NE(told.find("staging failed twice: the way is blocked; tries again in "),
+            std::string::npos)
+      << told;
+  while (Only().state() == Status::STAGING && server_.calls < 1000) {
+    clock_.Advance(std::chrono::seconds(10));
+    Tell();
+    agent_->StepIo();
+  }
+  EXPECT_EQ(Only().verdict().code(), "staging_failed");
+  EXPECT_EQ(Only().verdict().domain(), v1::Verdict::INFRASTRUCTURE);
+  EXPECT_NE(Only().verdict().message().find("times in 15m"), std::string::npos)
+      << Only().verdict().message();
+  EXPECT_EQ(Only().retrying(), "");
+}
+
+TEST_F(AgentTest, WhileTheServerIsAwayStagingDoesNotEnd) {
+  Want("ok");
+  server_.failure = Unavailable("no server");
+  Tell();
+  for (int turn = 0; turn < 1000; ++turn) {
+    clock_.Advance(std::chrono::minutes(2));
+    agent_->Step();
+    agent_->StepIo();
+  }
+  EXPECT_EQ(Only().state(), Status::STAGING);
+  server_.failure = absl::OkStatus();
+  clock_.Advance(std::chrono::seconds(10));
+  Tell();
+  agent_->StepIo();
+  EXPECT_EQ(Only().state(), Status::READY);
+}
+
+TEST_F(AgentTest, LogsThatTheServerNeverTakesDoNotHoldTheSlotsForEver) {
+  Want("ok");
+  Launch();
+  WaitForShimEnd();
+  agent_->Step();
+  server_.failure = DataLoss("a stored metric cannot be read");
+  int turns = 0;
+  for (; Only().state() == Status::FINISHING && turns < 2000; ++turns) {
+    clock_.Advance(std::chrono::seconds(10));
+    Tell();
+    agent_->StepIo();
+    if (Only().retrying().find("delivery") != std::string::npos) server_.failure = absl::OkStatus();
+  }
+  EXPECT_EQ(Only().state(), Status::DONE);
+  EXPECT_GE(turns, 360) << "an hour";
+  EXPECT_EQ(Only().verdict().code(), "succeeded");
+  const Status last = Only();
+  const auto& evidence = last.verdict().evidence();
+  EXPECT_TRUE(std::any_of(evidence.begin(), evidence.end(), [](const std::string& line) {
+    return line.find("the server did not take rank-0.log from byte ") != std::string::npos;
+  })) << last.verdict().ShortDebugString();
+  EXPECT_EQ(server_.commits.size(), 1u);
+}
+
+TEST_F(AgentTest, AnEndSaysWhenTheProcessesEnded) {
+  Want("ok");
+  Launch();
+  FinishAfterShim();
+  const int64_t ended = Only().ended_us();
+  EXPECT_GT(ended, 0);
+  clock_.Advance(std::chrono::hours(1));
+  NewLife();
+  EXPECT_EQ(Only().ended_us(), ended);
+}
+
+TEST_F(AgentTest, AShimThatDoesNotTakeTheOrderToStopIsTold) {
+  Want("wait");
+  Launch();
+  while (Only().state() != Status::RUNNING) agent_->Step();
+  shims_.ask = [](const channel::Command& command) {
+    return command.command == "stop" ? Unavailable("no answer") : absl::OkStatus();
+  };
+  desired_.mutable_attempts(0)->set_intent(v1::DesiredAttempt::STOP);
+  Tell();
+  EXPECT_FALSE(Only().stuck());
+  clock_.Advance(std::chrono::minutes(2));
+  Tell();
+  EXPECT_TRUE(Only().stuck());
+  EXPECT_NE(Only().reason().find("does not take the order to stop"), std::string::npos)
+      << Only().reason();
+  shims_.ask = nullptr;
+  Tell();
+  EXPECT_FALSE(Only().stuck());
+  FinishAfterShim();
+}
+
+TEST_F(AgentTest, WhyRanksCannotStartIsReported) {
+  EXPECT_EQ(Observe().rank_problem(), "");
+  uint64_t seen = 0;
+  agent_->WaitForChange(seen, Nanos(0));
+  agent_->SetRankProblem("ranks cannot start: x");
+  EXPECT_TRUE(agent_->WaitForChange(seen, Nanos(0)));
+  EXPECT_EQ(Observe().rank_problem(), "ranks cannot start: x");
 }
 
 TEST_F(AgentTest, AServerThatDisownsTheAttemptIsNotWaitedFor) {

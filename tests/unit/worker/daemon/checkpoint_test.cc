@@ -16,13 +16,15 @@ using Lines = std::vector<std::string>;
 class CheckpointTest : public TestNode {
  protected:
   CheckpointShipper Shipper(int64_t registered = 0) {
-    return CheckpointShipper({"a-1", 2, "job-1"}, setup_, server_, registered,
-                             [this](int64_t step) { registered_.push_back(step); });
+    return CheckpointShipper({"a-1", 2, "job-1"}, setup_, server_, clock_, registered, Hooks());
   }
   // Of a gang that has other nodes too.
   CheckpointShipper ShipperOfPart() {
-    return CheckpointShipper({"a-1", 2, "job-1", /*whole=*/false}, setup_, server_, 0,
-                             [this](int64_t step) { registered_.push_back(step); });
+    return CheckpointShipper({"a-1", 2, "job-1", /*whole=*/false}, setup_, server_, clock_, 0,
+                             Hooks());
+  }
+  CheckpointShipper::Hooks Hooks() {
+    return {[this](int64_t step) { registered_.push_back(step); }, [this] { return away_; }, [] {}};
   }
   // As a rank leaves it.
   channel::CheckpointEvent Save(int64_t step, const std::string& content = "state") {
@@ -61,6 +63,8 @@ class CheckpointTest : public TestNode {
   }
 
   FakeServer server_;
+  FakeClock clock_;
+  bool away_ = false;
   std::vector<int64_t> registered_;
 };
 
@@ -102,6 +106,7 @@ TEST_F(CheckpointTest, PartsOfACheckpointOfSeveralNodesAreUploadedHoweverLarge) 
   shipper.Work();
   EXPECT_TRUE(server_.checkpoints.empty()) << "the other node could not read what stays here";
   server_.failure = absl::OkStatus();
+  clock_.Advance(std::chrono::seconds(10));
   shipper.Work();
   ASSERT_EQ(server_.checkpoints.size(), 1u);
   EXPECT_EQ(server_.checkpoints[0].files_size(), 2);
@@ -124,10 +129,40 @@ TEST_F(CheckpointTest, AnUnreachableServerIsTriedAgainAndARefusalIsNot) {
   server_.failure = Unavailable("no server");
   EXPECT_GT(shipper.Work(), Nanos(0));
   EXPECT_FALSE(shipper.Idle());
+  EXPECT_NE(shipper.retrying().find("registering the checkpoint of step 10 failed once: no server"),
+            std::string::npos)
+      << shipper.retrying();
   server_.failure = FailedPrecondition("old epoch");
+  clock_.Advance(std::chrono::seconds(10));
   shipper.Work();
+  EXPECT_EQ(shipper.retrying(), "");
   EXPECT_TRUE(shipper.Idle());
   EXPECT_TRUE(server_.checkpoints.empty());
+}
+
+TEST_F(CheckpointTest, OneThatTheServerNeverTakesIsLeftOutAndNotWhileItIsAway) {
+  CheckpointShipper shipper = Shipper();
+  shipper.Add(Save(10));
+  server_.failure = Unavailable("no room for it");
+  away_ = true;
+  for (int turn = 0; turn < 1000; ++turn) {
+    clock_.Advance(std::chrono::minutes(1));
+    shipper.Work();
+  }
+  EXPECT_FALSE(shipper.Idle()) << "nothing is lost by waiting";
+  away_ = false;
+  for (int turn = 0; turn < 40; ++turn) {
+    clock_.Advance(std::chrono::minutes(1));
+    shipper.Work();
+  }
+  EXPECT_TRUE(shipper.Idle());
+  EXPECT_EQ(shipper.retrying(), "");
+  EXPECT_EQ(registered_, std::vector<int64_t>{10}) << "settled: a gang waits for no part of it";
+  shipper.Add(Save(20));
+  server_.failure = absl::OkStatus();
+  shipper.Work();
+  ASSERT_EQ(server_.checkpoints.size(), 1u);
+  EXPECT_EQ(server_.checkpoints[0].step(), 20);
 }
 
 TEST_F(CheckpointTest, OneThatANewerOneHasOvertakenIsNotUploaded) {
@@ -205,6 +240,20 @@ TEST_F(CheckpointTest, AResumeFetchesWhatIsMissingAndUsesWhatIsHere) {
   EXPECT_EQ(Folders(), Lines{"step-10"});
   ASSERT_TRUE(Stage(resume).ok());
   EXPECT_EQ(server_.download_offsets.size(), 1u) << "now nothing is";
+}
+
+TEST_F(CheckpointTest, OneThatTheServerHasLostOrSpoiltIsLostAndADiskOfTheNodeIsNot) {
+  v1::Resume resume;
+  resume.set_step(10);
+  AddFile(resume, "part", "0123456789");
+  server_.failure = DataLoss("blob is damaged on the server's disk");
+  EXPECT_TRUE(absl::IsDataLoss(Stage(resume).status()));
+  EXPECT_FALSE(io::Exists(setup_.data_dir + "/checkpoints/job-1/step-10.fetch/part"));
+  server_.failure = PermissionDenied("this node has no part in it");
+  EXPECT_TRUE(absl::IsInternal(Stage(resume).status())) << "never the owner's to correct";
+  server_.failure = OutOfRange("offset 4 of 3 bytes");
+  EXPECT_TRUE(absl::IsUnavailable(Stage(resume).status())) << "from the beginning, then";
+  EXPECT_FALSE(io::Exists(setup_.data_dir + "/checkpoints/job-1/step-10.fetch/part"));
 }
 
 TEST_F(CheckpointTest, ABrokenDownloadGoesOnWhereItWasAndNothingHalfIsSeen) {

@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "common/io/sha256.h"
 #include "tests/unit/worker/daemon/fake_server.h"
 #include "tests/unit/worker/daemon/test_node.h"
+#include "worker/daemon/blob_file.h"
 
 namespace sft::worker {
 namespace {
@@ -46,7 +48,9 @@ TEST_F(StagingTest, TheModelIsFoundAndTheDataFetchedOnce) {
 
 TEST_F(StagingTest, ABrokenDownloadGoesOnWhereItWas) {
   server_.break_download_after = 5;
-  EXPECT_TRUE(absl::IsUnavailable(Stage().status()));
+  const absl::Status broken = Stage().status();
+  EXPECT_TRUE(absl::IsUnavailable(broken));
+  EXPECT_TRUE(HasProgressed(broken));
   EXPECT_FALSE(io::Exists(setup_.BlobPath(hash_)));
   ASSERT_TRUE(Stage().ok());
   EXPECT_EQ(server_.download_offsets, (std::vector<int64_t>{0, 5}));
@@ -60,6 +64,44 @@ TEST_F(StagingTest, BytesThatDoNotMatchTheHashAreThrownAwayAndFetchedAgain) {
   EXPECT_FALSE(io::Exists(setup_.BlobPath(hash_) + ".part"));
   server_.blobs[hash_] = data_;
   EXPECT_TRUE(Stage().ok());
+}
+
+TEST_F(StagingTest, BytesThatNeverMatchTheHashAreNotFetchedForEver) {
+  server_.blobs[hash_][0] = 'X';
+  EXPECT_TRUE(IsPassing(Stage().status()));
+  EXPECT_TRUE(IsPassing(Stage().status()));
+  const absl::Status last = Stage().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(last)) << last;
+  EXPECT_NE(Message(last).find("3 times in a row"), std::string::npos) << last;
+  EXPECT_EQ(server_.download_offsets.size(), 3u);
+}
+
+TEST_F(StagingTest, ADataSetThatTheServerHasLostIsNotTheOwnersFault) {
+  server_.blobs.erase(hash_);
+  const absl::Status lost = Stage().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(lost)) << lost;
+  server_.blobs[hash_] = data_;
+  server_.failure = DataLoss("blob is damaged on the server's disk");
+  EXPECT_TRUE(absl::IsFailedPrecondition(Stage().status()));
+}
+
+TEST_F(StagingTest, ACopyThatWasDamagedOnThisNodeIsFetchedAgain) {
+  ASSERT_TRUE(Stage().ok());
+  Write(setup_.BlobPath(hash_), "{\"text\":\"hellO\"}\n");
+  ASSERT_TRUE(Stage().ok());
+  EXPECT_EQ(*io::ReadFile(setup_.BlobPath(hash_)), data_);
+}
+
+TEST_F(StagingTest, ADiskOrAModelOfTheNodeIsNotTheOwnersFault) {
+  Write(setup_.data_dir + "/datasets", "in the way");
+  const absl::Status disk = Stage().status();
+  EXPECT_TRUE(absl::IsInternal(disk)) << disk;
+  ASSERT_TRUE(io::RemoveAll(setup_.data_dir + "/datasets").ok());
+  ASSERT_TRUE(io::RemoveAll(dir_ + "/models/tiny").ok());
+  const absl::Status model = Stage().status();
+  EXPECT_TRUE(absl::IsInternal(model)) << "the server placed it where it was listed: " << model;
+  dispatch_.set_resolved_json(ResolvedJson(dir_ + "/models/tiny"));
+  EXPECT_TRUE(absl::IsNotFound(Stage().status())) << "a path is the job's own";
 }
 
 TEST_F(StagingTest, AServerWithTooMuchToDoIsAskedAgainAndWhatArrivedIsKept) {
@@ -125,6 +167,13 @@ TEST_F(StagingTest, ANodePathMustLieBelowTheRoots) {
   EXPECT_NE(Message(status).find("job.data"), std::string::npos) << status;
   file.set_node_path(dir_ + "/files/none.jsonl");
   EXPECT_TRUE(absl::IsNotFound(Stage().status()));
+  file.set_node_path(dir_ + "/files/rows.jsonl/rows.jsonl");
+  EXPECT_TRUE(absl::IsNotFound(Stage().status())) << "a file is no folder";
+  ASSERT_EQ(symlink("loop.jsonl", (dir_ + "/files/loop.jsonl").c_str()), 0);
+  file.set_node_path(dir_ + "/files/loop.jsonl");
+  EXPECT_TRUE(absl::IsInvalidArgument(Stage().status())) << Stage().status();
+  file.set_node_path(dir_ + "/files/" + std::string(300, 'a'));
+  EXPECT_TRUE(absl::IsInvalidArgument(Stage().status())) << Stage().status();
   file.set_node_path(dir_ + "/files");
   EXPECT_TRUE(absl::IsInvalidArgument(Stage().status()));
   ASSERT_EQ(mkfifo((dir_ + "/files/pipe").c_str(), 0600), 0);

@@ -40,6 +40,36 @@ TEST_F(TorchLocatorTest, TheCudaLibrariesOfTheWheelsAreOnThePath) {
             lib + ":" + lib + "/../../nvidia/cu13/lib:" + lib + "/../../nvidia/cudnn/lib");
 }
 
+class RankProgram : public TorchLocatorTest {
+ protected:
+  // What is said of a rank program that does this.
+  std::string Said(const std::string& script) {
+    const std::string path = root_ / "sft-rank";
+    std::ofstream(path) << "#!/bin/sh\n" << script << "\n";
+    fs::permissions(path, fs::perms::owner_all);
+    return std::string(LocateTorch(path, root_ / "torch").status().message());
+  }
+};
+
+TEST_F(RankProgram, ThatWasKilledIsNotBlamedOnTorch) {
+  const std::string said = Said("echo one; echo two >&2; kill -9 $$");
+  EXPECT_THAT(said, ::testing::HasSubstr("sft-rank --version` was killed by signal 9 (Killed)"));
+  EXPECT_THAT(said, ::testing::HasSubstr("one / two"));
+  EXPECT_THAT(said, ::testing::HasSubstr("dmesg"));
+  EXPECT_THAT(said, ::testing::Not(::testing::HasSubstr("--torch")));
+  const auto alone = LocateTorch(root_ / "sft-rank", "");
+  EXPECT_THAT(std::string(alone.status().message()),
+              ::testing::Not(::testing::HasSubstr("python3")));
+}
+
+TEST_F(RankProgram, ThatLacksALibrarySaysWhich) {
+  const std::string said =
+      Said("echo 'sft-rank: error while loading shared libraries: libtorch.so' >&2; exit 127");
+  EXPECT_THAT(said, ::testing::HasSubstr("ended with exit code 127"));
+  EXPECT_THAT(said, ::testing::HasSubstr("libtorch.so; it lacks that library"));
+  EXPECT_THAT(said, ::testing::HasSubstr("--torch DIR"));
+}
+
 TEST_F(TorchLocatorTest, AFolderWithoutTorchIsNamed) {
   EXPECT_THAT(std::string(LocateTorch("/bin/true", root_ / "nvidia").status().message()),
               ::testing::HasSubstr("no lib/libtorch_cpu.so below it"));

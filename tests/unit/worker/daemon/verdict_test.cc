@@ -162,13 +162,34 @@ TEST(VerdictTest, FencingIsInfrastructure) {
   EXPECT_EQ(MakeVerdict(Ended({Killed(0, SIGKILL, 1)}, "fencing"), {}, "n").code(), "fenced");
 }
 
-TEST(VerdictTest, WhatStagingRefusesIsTheUsersAndTheRestIsTheNodes) {
-  EXPECT_EQ(MakeStartVerdict(NotFound("no model"), "n").domain(), v1::Verdict::USER);
-  EXPECT_EQ(MakeStartVerdict(PermissionDenied("outside"), "n").domain(), v1::Verdict::USER);
-  EXPECT_EQ(MakeStartVerdict(InvalidArgument("broken"), "n").domain(), v1::Verdict::USER);
-  EXPECT_EQ(MakeStartVerdict(Internal("x"), "n").domain(), v1::Verdict::INFRASTRUCTURE);
-  EXPECT_EQ(MakeStartVerdict(ResourceExhausted("cannot write /x: no space"), "n").code(),
+TEST(VerdictTest, WhoLostAThingIsBlamedForIt) {
+  EXPECT_EQ(MakeStagingVerdict(NotFound("no model"), "n").domain(), v1::Verdict::USER);
+  EXPECT_EQ(MakeStagingVerdict(PermissionDenied("outside"), "n").domain(), v1::Verdict::USER);
+  EXPECT_EQ(MakeStagingVerdict(InvalidArgument("broken"), "n").domain(), v1::Verdict::USER);
+  EXPECT_EQ(MakeStagingVerdict(Internal("x"), "n").code(), "staging_failed");
+  EXPECT_EQ(MakeStagingVerdict(ResourceExhausted("cannot write /x: no space"), "n").code(),
             "disk_full");
+  const v1::Verdict lost = MakeStagingVerdict(FailedPrecondition("blob is damaged"), "n");
+  EXPECT_EQ(lost.domain(), v1::Verdict::INFRASTRUCTURE);
+  EXPECT_EQ(lost.code(), "dataset_lost");
+  EXPECT_EQ(lost.node(), "") << "no node is to blame";
+  EXPECT_NE(lost.advice().find("upload the data set again"), std::string::npos);
+  EXPECT_EQ(MakeStagingVerdict(DataLoss("x"), "n").code(), "checkpoint_lost");
+}
+
+TEST(VerdictTest, WhatTheNodeItselfCannotDoIsNeverTheUsers) {
+  for (const absl::Status& status : {NotFound("no shim"), PermissionDenied("/data"),
+                                     InvalidArgument("x"), Internal("x"), Unavailable("x")}) {
+    EXPECT_EQ(MakeStartVerdict(status, "n").domain(), v1::Verdict::INFRASTRUCTURE) << status;
+    EXPECT_EQ(MakeStartVerdict(status, "n").code(), "start_failed") << status;
+  }
+  EXPECT_EQ(MakeStartVerdict(ResourceExhausted("no space"), "n").code(), "disk_full");
+}
+
+TEST(VerdictTest, AProgramThatLacksALibraryIsTheNodesFault) {
+  const v1::Verdict verdict = MakeVerdict(Ended({Exit(0, 127, 1)}), {}, "n");
+  EXPECT_EQ(verdict.domain(), v1::Verdict::INFRASTRUCTURE);
+  EXPECT_EQ(verdict.code(), "start_failed");
 }
 
 TEST(VerdictTest, AFullDiskExplainsARankThatCouldNotSayWhyItEnded) {
