@@ -35,6 +35,8 @@ std::string KindText(v1::StoredKind kind) {
       return "metrics";
     case v1::UPLOADS:
       return "uploads";
+    case v1::DAMAGED:
+      return "damaged";
     case v1::BACKUPS:
       return "backups";
     case v1::DATABASE:

@@ -166,8 +166,12 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                          HttpEndpoint(settings.listen, settings.http));
     parts.http_host = endpoint.host;
     SFT_ASSIGN_OR_RETURN(
-        parts.http, HttpServer::Start(endpoint, Pages(*parts.store, parts.registry, &parts.disk,
-                                                      &parts.gate.failed())));
+        parts.http,
+        HttpServer::Start(endpoint, Pages({*parts.store,
+                                           parts.registry,
+                                           &parts.disk,
+                                           &parts.gate.failed(),
+                                           {parts.blobs.get(), parts.checkpoint_blobs.get()}})));
   }
   parts.loop.Start(parts.reconciler, parts.checkpoints);
   parts.housekeeping.Start();

@@ -1,7 +1,10 @@
 #include "server/blob/blob_store.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 #include <sys/stat.h>
+
+#include <algorithm>
 
 #include "common/io/sha256.h"
 
@@ -15,6 +18,9 @@ absl::Status CheckName(const std::string& sha256) {
 }
 
 constexpr std::string_view kPart = ".part";
+constexpr char kUploads[] = "uploads", kDamaged[] = "damaged";
+// What is read at once.
+constexpr int64_t kChunkBytes = int64_t{1} << 20;
 
 std::string KeyOf(const std::string& sha256, const std::string& of) {
   return of.empty() ? sha256 : sha256 + "." + of;
@@ -70,6 +76,57 @@ absl::StatusOr<std::string> BlobStore::PathOf(const std::string& sha256) const {
   return path;
 }
 
+int64_t BlobStore::damaged() const {
+  return static_cast<int64_t>(io::ListDir(fmt::format("{}/{}", dir_, kDamaged))
+                                  .value_or(std::vector<std::string>())
+                                  .size());
+}
+
+absl::Status BlobStore::PutAside(const std::string& sha256, int fd, const std::string& why) {
+  const std::string path = PathIn(dir_, sha256);
+  const std::string aside = fmt::format("{}/{}/{}", dir_, kDamaged, sha256);
+  const absl::Status lost = DataLoss(fmt::format(
+      "blob {} is damaged on the server's disk ({}); it was put aside as {}/{}/{} of the "
+      "server's data folder",
+      sha256, why, dir_.substr(dir_.rfind('/') + 1), kDamaged, sha256));
+  struct stat read {
+  }, there{};
+  const bool same = ::fstat(fd, &read) == 0 && ::stat(path.c_str(), &there) == 0 &&
+                    read.st_ino == there.st_ino && read.st_dev == there.st_dev;
+  if (!same) return lost;  // another reader was here before
+  spdlog::error("{}", Message(lost));
+  absl::Status moved = io::MakeDirs(fmt::format("{}/{}", dir_, kDamaged));
+  if (moved.ok()) moved = io::RenameDurably(path, aside);
+  if (!moved.ok()) spdlog::error("blob {} cannot be put aside: {}", sha256, Message(moved));
+  return lost;
+}
+
+absl::Status BlobStore::Read(const std::string& sha256, int64_t offset, const Sink& sink) {
+  SFT_ASSIGN_OR_RETURN(const std::string path, PathOf(sha256));
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
+  SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(fd.get(), path));
+  if (offset < 0 || offset > size) {
+    return OutOfRange(fmt::format("offset {} of {} bytes", offset, size));
+  }
+  const bool whole = offset == 0;
+  io::Sha256 hash;
+  std::string bytes;
+  do {
+    bytes.resize(static_cast<size_t>(std::min(kChunkBytes, size - offset)));
+    const absl::StatusOr<size_t> got =
+        io::ReadAt(fd.get(), offset, bytes.data(), bytes.size(), path);
+    if (!got.ok()) return PutAside(sha256, fd.get(), std::string(Message(got.status())));
+    if (*got < bytes.size()) return PutAside(sha256, fd.get(), "it has become shorter");
+    if (whole) hash.Update(bytes);
+    if (!sink(offset, bytes, size)) return Aborted("the reader is gone");
+    offset += static_cast<int64_t>(*got);
+  } while (offset < size);
+  if (!whole) return absl::OkStatus();
+  const std::string found = hash.FinishHex();
+  if (found == sha256) return absl::OkStatus();
+  return PutAside(sha256, fd.get(), "its bytes hash to " + found);
+}
+
 absl::Status BlobStore::Remove(const std::string& sha256) {
   SFT_RETURN_IF_ERROR(CheckName(sha256));
   return io::RemoveAll(PathIn(dir_, sha256));
@@ -91,11 +148,12 @@ absl::StatusOr<BlobStore::Old> BlobStore::OlderThan(int64_t unix_seconds) const 
   };
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, io::ListDir(dir_));
   for (const std::string& folder : folders) {
+    if (folder == kDamaged) continue;
     SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(dir_ + "/" + folder));
     for (const std::string& name : names) {
       const std::string hash = name.substr(0, name.find('.'));
       if (!io::IsSha256Hex(hash) || !is_old(fmt::format("{}/{}/{}", dir_, folder, name))) continue;
-      if (folder != "uploads") {
+      if (folder != kUploads) {
         old.blobs.push_back(hash);
       } else if (name.ends_with(kPart)) {
         old.uploads.push_back(name.substr(0, name.size() - kPart.size()));

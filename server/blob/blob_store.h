@@ -20,6 +20,7 @@ namespace sft::server {
 //   <dir>/ab/<sha256>            complete
 //   <dir>/uploads/<sha256>.part  received so far; kept across restarts, so that an upload resumes
 //   <dir>/uploads/<sha256>.<of>.part  of one uploader, who must neither see nor disturb the others
+//   <dir>/damaged/<sha256>       its bytes were not those that its name says
 class BlobStore {
  public:
   static absl::StatusOr<std::unique_ptr<BlobStore>> Open(const std::string& dir);
@@ -39,6 +40,14 @@ class BlobStore {
 
   // Where a complete blob lies; NOT_FOUND otherwise.
   absl::StatusOr<std::string> PathOf(const std::string& sha256) const;
+
+  // Passes the bytes of a complete blob from `offset` on to `sink`, which says no when the reader
+  // is gone (ABORTED). NOT_FOUND when there is none. DATA_LOSS when the file cannot be read or,
+  // read from its beginning, is not what its name says: it is put aside, and is not there any more.
+  using Sink = std::function<bool(int64_t offset, const std::string& bytes, int64_t total_bytes)>;
+  absl::Status Read(const std::string& sha256, int64_t offset, const Sink& sink);
+  // Blobs that were put aside.
+  int64_t damaged() const;
 
   // Removes a complete blob; missing is OK.
   absl::Status Remove(const std::string& sha256);
@@ -95,6 +104,8 @@ class BlobStore {
  private:
   explicit BlobStore(std::string dir) : dir_(std::move(dir)) {}
   std::string PartPath(const std::string& key) const;
+  // `fd` is of what was read: a blob that came in its place meanwhile stays.
+  absl::Status PutAside(const std::string& sha256, int fd, const std::string& why);
 
   const std::string dir_;
   Mutex gate_;

@@ -5,13 +5,14 @@
 
 #include <algorithm>
 
+#include "common/base/bytes.h"
 #include "common/base/ids.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
-#include "common/rpc/channel.h"
 #include "server/core/convert.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
+#include "server/store/checkpoints.h"
 #include "server/store/files.h"
 #include "server/store/jobs.h"
 #include "server/store/storage.h"
@@ -21,11 +22,6 @@ namespace sft::server {
 namespace {
 
 constexpr std::string_view kArtifactPrefix = "artifacts/";
-
-std::string HumanBytes(int64_t bytes) {
-  if (bytes < 1'000'000) return fmt::format("{:.1f} kB", static_cast<double>(bytes) / 1e3);
-  return fmt::format("{:.1f} MB", static_cast<double>(bytes) / 1e6);
-}
 
 }  // namespace
 
@@ -79,7 +75,7 @@ absl::StatusOr<v1::Artifact> Artifacts::Commit(const v1::CommitArtifactRequest& 
     return store::AddEvent(db, artifact.job_id,
                            {0, artifact.created_us, "artifact",
                             fmt::format("{}: {} files, {}{}", artifact.kind, artifact.files.size(),
-                                        HumanBytes(artifact.bytes),
+                                        BytesText(artifact.bytes),
                                         artifact.node.empty() ? "" : " on " + artifact.node),
                             attempt.number});
   }));
@@ -126,27 +122,23 @@ absl::StatusOr<v1::Artifact> Artifacts::Get(const std::string& name) {
 }
 
 absl::Status Artifacts::DownloadBlob(const std::string& sha256, int64_t offset, const Sink& sink) {
-  absl::StatusOr<std::string> found = blobs_.PathOf(sha256);
-  if (absl::IsNotFound(found.status())) found = checkpoints_.PathOf(sha256);
-  SFT_ASSIGN_OR_RETURN(const std::string path, std::move(found));
-  SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
-  if (offset < 0 || offset > size) {
-    return OutOfRange(fmt::format("offset {} of {} bytes", offset, size));
-  }
-  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
   v1::DownloadChunk chunk;
-  chunk.set_total_size(size);
-  do {
-    std::string& data = *chunk.mutable_data();
-    data.resize(static_cast<size_t>(std::min(rpc::kChunkBytes, size - offset)));
-    SFT_ASSIGN_OR_RETURN(const size_t got,
-                         io::ReadAt(fd.get(), offset, data.data(), data.size(), path));
-    if (got < data.size()) return DataLoss(fmt::format("blob {} has become shorter", sha256));
-    chunk.set_offset(offset);
-    offset += static_cast<int64_t>(got);
-    if (!sink(chunk)) return Aborted("the reader is gone");
-  } while (offset < size);
-  return absl::OkStatus();
+  const auto pass_on = [&](int64_t at, const std::string& bytes, int64_t total) {
+    chunk.set_offset(at);
+    chunk.set_data(bytes);
+    chunk.set_total_size(total);
+    return sink(chunk);
+  };
+  const absl::Status read = blobs_.Read(sha256, offset, pass_on);
+  if (!absl::IsNotFound(read)) return read;
+  const absl::Status checkpoint = checkpoints_.Read(sha256, offset, pass_on);
+  if (!absl::IsDataLoss(checkpoint)) return checkpoint;
+  // No checkpoint with this file is chosen any more.
+  const absl::Status noted = store_.Write([&](Database& db) {
+    return store::SetProblemOfBlob(db, sha256, std::string(Message(checkpoint)));
+  });
+  if (!noted.ok()) spdlog::error("damaged checkpoint: {}", Message(noted));
+  return checkpoint;
 }
 
 absl::Status Artifacts::Relay(const v1::Artifact& artifact, const std::string& path, int64_t offset,

@@ -240,6 +240,14 @@ absl::Status StorageSurvey::AddOthers(Tally& tally) {
       tally.AddFile(v1::UPLOADS, fmt::format("{}/uploads/{}", store, name), folder + "/" + name);
     }
   }
+  for (const char* store : {"blobs", "checkpoints"}) {
+    const std::string folder = fmt::format("{}/{}/damaged", data_dir_, store);
+    if (!io::IsDirectory(folder)) continue;
+    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(folder));
+    for (const std::string& name : names) {
+      tally.AddFile(v1::DAMAGED, fmt::format("{}/damaged/{}", store, name), folder + "/" + name);
+    }
+  }
   if (io::IsDirectory(data_dir_ + "/backups")) {
     SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(data_dir_ + "/backups"));
     for (const std::string& name : names) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <numeric>
 
 #include "common/base/version.h"
 #include "common/io/file.h"
@@ -114,8 +115,12 @@ void AddFailedCalls(const FailedCalls& failed, Exposition& page) {
   }
 }
 
-std::string MetricsText(const Figures& figures, const Store& store, const WorkerRegistry& registry,
-                        DiskWatch* disk, const FailedCalls* failed) {
+int64_t Damaged(const FigureSources& sources) {
+  return std::accumulate(sources.blobs.begin(), sources.blobs.end(), int64_t{0},
+                         [](int64_t sum, const BlobStore* blobs) { return sum + blobs->damaged(); });
+}
+
+std::string MetricsText(const Figures& figures, const FigureSources& sources) {
   Exposition page;
   page.Metric("sft_build_info", "gauge", "Version of the server.");
   page.Sample({{"version", kVersion}}, 1);
@@ -140,7 +145,7 @@ std::string MetricsText(const Figures& figures, const Store& store, const Worker
   page.Sample({{"state", "UP"}}, up);
   page.Sample({{"state", "SUSPECT"}}, static_cast<double>(figures.nodes.size()) - up);
   page.Metric("sft_workers_connected", "gauge", "Workers with a live stream.");
-  page.Sample({}, registry.connected());
+  page.Sample({}, sources.registry.connected());
   page.Metric("sft_slots", "gauge", "Slots by type and use.");
   for (const auto& [key, count] : slots) {
     page.Sample({{"gpu_type", key.first}, {"use", key.second}}, count);
@@ -148,8 +153,8 @@ std::string MetricsText(const Figures& figures, const Store& store, const Worker
   AddEstimates(figures, page);
   page.Metric("sft_store_commits_total", "counter",
               "Transactions that changed something, since the start.");
-  page.Sample({}, static_cast<double>(store.commits()));
-  AddNodeDisks(figures.nodes, registry, page);
+  page.Sample({}, static_cast<double>(sources.store.commits()));
+  AddNodeDisks(figures.nodes, sources.registry, page);
   page.Metric("sft_nodes_held", "gauge", "Nodes that an operator keeps work off, by how.");
   for (const auto& [mode, name] : {std::pair(store::HoldMode::kCordon, "cordon"),
                                    std::pair(store::HoldMode::kDrain, "drain")}) {
@@ -157,8 +162,11 @@ std::string MetricsText(const Figures& figures, const Store& store, const Worker
                                     [&](const auto& hold) { return hold.second.mode == mode; });
     page.Sample({{"mode", name}}, static_cast<double>(held));
   }
-  if (disk != nullptr) AddServerDisk(disk->Look(), page);
-  if (failed != nullptr) AddFailedCalls(*failed, page);
+  if (sources.disk != nullptr) AddServerDisk(sources.disk->Look(), page);
+  if (sources.failed != nullptr) AddFailedCalls(*sources.failed, page);
+  page.Metric("sft_damaged_files", "gauge",
+              "Files of the server whose bytes did not match their hash, put aside.");
+  page.Sample({}, static_cast<double>(Damaged(sources)));
   page.Metric("process_resident_memory_bytes", "gauge", "Resident memory.");
   page.Sample({}, ResidentBytes());
   return page.text();
@@ -178,20 +186,15 @@ HttpResponse HealthPage(Store& store) {
   return response;
 }
 
-HttpResponse MetricsPage(Store& store, const WorkerRegistry& registry, DiskWatch* disk,
-                         const FailedCalls* failed) {
-  const absl::StatusOr<Figures> figures = Collect(store);
+HttpResponse MetricsPage(const FigureSources& sources) {
+  const absl::StatusOr<Figures> figures = Collect(sources.store);
   if (!figures.ok()) return Unready(figures.status());
-  return {200, "text/plain; version=0.0.4; charset=utf-8",
-          MetricsText(*figures, store, registry, disk, failed)};
+  return {200, "text/plain; version=0.0.4; charset=utf-8", MetricsText(*figures, sources)};
 }
 
-std::vector<HttpServer::Page> Pages(Store& store, const WorkerRegistry& registry, DiskWatch* disk,
-                                    const FailedCalls* failed) {
-  return {{"/healthz", [&store] { return HealthPage(store); }},
-          {"/metrics", [&store, &registry, disk, failed] {
-             return MetricsPage(store, registry, disk, failed);
-           }}};
+std::vector<HttpServer::Page> Pages(const FigureSources& sources) {
+  return {{"/healthz", [&store = sources.store] { return HealthPage(store); }},
+          {"/metrics", [sources] { return MetricsPage(sources); }}};
 }
 
 }  // namespace sft::server

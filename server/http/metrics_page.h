@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "server/blob/blob_store.h"
 #include "server/core/disk_watch.h"
 #include "server/core/failed_calls.h"
 #include "server/core/worker_registry.h"
@@ -10,13 +11,20 @@
 
 namespace sft::server {
 
+// What the figures of /metrics are read from; all outlive the pages. `disk` and `failed` may be null.
+struct FigureSources {
+  Store& store;
+  const WorkerRegistry& registry;
+  DiskWatch* disk = nullptr;
+  const FailedCalls* failed = nullptr;
+  std::vector<const BlobStore*> blobs;
+};
+
 // The pages of the server: /healthz (200 "ok" while the database answers, else 503 with the reason)
-// and /metrics. `disk` and `failed` may be null; all must outlive the pages.
-std::vector<HttpServer::Page> Pages(Store& store, const WorkerRegistry& registry, DiskWatch* disk,
-                                    const FailedCalls* failed);
+// and /metrics.
+std::vector<HttpServer::Page> Pages(const FigureSources& sources);
 
 HttpResponse HealthPage(Store& store);
-HttpResponse MetricsPage(Store& store, const WorkerRegistry& registry, DiskWatch* disk = nullptr,
-                         const FailedCalls* failed = nullptr);
+HttpResponse MetricsPage(const FigureSources& sources);
 
 }  // namespace sft::server

@@ -237,6 +237,10 @@ struct NodeFault {
   int64_t time_us = 0;
   std::string job_id;
   std::string code;
+  // Of its attempt: how long it lived (-1: nobody knows), and its serialized progress.
+  int64_t lived_us = -1;
+  std::string progress;
+  bool early = false;  // soon after its placement and before the first step
 };
 
 // What an attempt delivered.

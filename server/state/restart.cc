@@ -84,6 +84,9 @@ RestartDecision DecideRestart(const FailedAttempt& failed, const RestartState& b
   if (failed.verdict.domain == Domain::kUser) {
     return End(std::move(decision), "not restarted: the job itself has to be changed");
   }
+  if (failed.verdict.code == kDatasetLost) {
+    return End(std::move(decision), "not restarted: the data set has to be uploaded again first");
+  }
   const bool infrastructure = failed.verdict.domain == Domain::kInfrastructure;
   const int most = infrastructure ? rules.max_restarts : rules.max_unknown_restarts;
   int& used = infrastructure ? state.restarts : state.unknown_restarts;

@@ -41,6 +41,9 @@ struct RestartPace {
   int64_t quick_us = 600'000'000;
 };
 
+// Code of a verdict: the server has lost a data set of the job, and no node can bring it back.
+inline constexpr char kDatasetLost[] = "dataset_lost";
+
 // Restarts in a row without progress, after which a job is not tried again.
 inline constexpr int kMaxIdleRestarts = 3;
 
@@ -66,8 +69,9 @@ struct RestartDecision {
   Verdict verdict;
 };
 
-// A fault of the job itself is never tried again; one of the machines, or an unexplained one, is
-// within its own budget, and not after kMaxIdleRestarts restarts in a row that got nowhere.
+// A fault of the job itself is never tried again, nor a data set that is lost; one of the machines,
+// or an unexplained one, is within its own budget, and not after kMaxIdleRestarts restarts in a row
+// that got nowhere.
 RestartDecision DecideRestart(const FailedAttempt& failed, const RestartState& before,
                               const RestartRules& rules, const RestartPace& pace);
 

@@ -216,6 +216,15 @@ absl::Status SetCheckpointProblem(Database& db, const std::string& attempt_uid, 
   return update.Bind(problem).Bind(attempt_uid).Bind(step).Run();
 }
 
+absl::Status SetProblemOfBlob(Database& db, const std::string& sha256, const std::string& problem) {
+  SFT_ASSIGN_OR_RETURN(
+      Statement update,
+      db.Prepare("UPDATE checkpoints SET problem = ? WHERE problem = '' AND EXISTS (SELECT 1 FROM "
+                 "checkpoint_files f WHERE f.attempt_uid = checkpoints.attempt_uid AND f.step = "
+                 "checkpoints.step AND f.sha256 = ?)"));
+  return update.Bind(problem).Bind(sha256).Run();
+}
+
 absl::StatusOr<bool> CheckpointBlobInUse(Database& db, const std::string& sha256) {
   SFT_ASSIGN_OR_RETURN(Statement find,
                        db.Prepare("SELECT 1 FROM checkpoint_files WHERE sha256 = ? LIMIT 1"));
@@ -312,14 +321,20 @@ absl::Status AddNodeFault(Database& db, const NodeFault& fault) {
 absl::StatusOr<std::vector<NodeFault>> NodeFaults(Database& db, int64_t since_us) {
   SFT_ASSIGN_OR_RETURN(
       Statement list,
-      db.Prepare("SELECT node, time_us, job_id, code FROM node_faults WHERE time_us > ? ORDER BY "
-                 "node, time_us LIMIT 10000"));
+      db.Prepare(
+          "SELECT f.node, f.time_us, f.job_id, f.code, a.ended_us - a.created_us, a.progress "
+          "FROM node_faults f LEFT JOIN attempts a ON a.job_id = f.job_id AND a.ended_us = "
+          "f.time_us WHERE f.time_us > ? ORDER BY f.node, f.time_us LIMIT 10000"));
   list.Bind(since_us);
   std::vector<NodeFault> faults;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
     if (!row) return faults;
-    faults.push_back({list.Text(0), list.Int(1), list.Text(2), list.Text(3)});
+    NodeFault& fault =
+        faults.emplace_back(NodeFault{list.Text(0), list.Int(1), list.Text(2), list.Text(3)});
+    if (list.IsNull(4)) continue;
+    fault.lived_us = list.Int(4);
+    fault.progress = list.Text(5);
   }
 }
 

@@ -35,6 +35,8 @@ absl::StatusOr<std::vector<ArtifactFileRecord>> FilesOfCheckpoint(Database& db,
                                                                   int64_t step);
 absl::Status SetCheckpointProblem(Database& db, const std::string& attempt_uid, int64_t step,
                                   const std::string& problem);
+// Of every checkpoint that has the file and none yet.
+absl::Status SetProblemOfBlob(Database& db, const std::string& sha256, const std::string& problem);
 // Marks it as deleted and returns its blobs that nothing refers to any more.
 absl::StatusOr<std::vector<std::string>> DeleteCheckpoint(Database& db,
                                                           const std::string& attempt_uid,

@@ -112,6 +112,28 @@ TEST_F(BlobStoreTest, AFullDiskIsSaidAndLeavesNothing) {
   EXPECT_FALSE(std::filesystem::is_symlink(PartPath(sha256_)));
 }
 
+TEST_F(BlobStoreTest, ABlobThatCameInThePlaceOfADamagedOneStays) {
+  const auto upload = [&] {
+    auto upload = blobs_->Begin(sha256_, size_, 0).value();
+    ASSERT_TRUE(upload->Append(content_).ok());
+    ASSERT_TRUE(upload->Finish({}).ok());
+  };
+  upload();
+  ASSERT_TRUE(io::WriteFileAtomic(blobs_->PathOf(sha256_).value(), "Some rows\n").ok());
+  // A reader has begun; another finds the damage, and the owner uploads it again meanwhile.
+  const absl::Status slow = blobs_->Read(sha256_, 0, [&](int64_t, const std::string&, int64_t) {
+    EXPECT_TRUE(absl::IsDataLoss(
+        blobs_->Read(sha256_, 0, [](int64_t, const std::string&, int64_t) { return true; })));
+    EXPECT_FALSE(blobs_->Find(sha256_)->complete);
+    upload();
+    return true;
+  });
+  EXPECT_TRUE(absl::IsDataLoss(slow)) << slow;
+  EXPECT_TRUE(blobs_->Find(sha256_)->complete);
+  EXPECT_EQ(blobs_->damaged(), 1);
+  EXPECT_TRUE(blobs_->OlderThan(int64_t{1} << 40)->blobs == std::vector<std::string>{sha256_});
+}
+
 TEST_F(BlobStoreTest, ANameThatIsNoHashNeverReachesTheDisk) {
   EXPECT_TRUE(absl::IsInvalidArgument(blobs_->Find("../server.db").status()));
   EXPECT_TRUE(absl::IsInvalidArgument(blobs_->Begin("../x", 1, 0).status()));

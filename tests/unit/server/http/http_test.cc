@@ -59,11 +59,11 @@ TEST_F(MetricsPageTest, SlotsOfANodeThatIsSilentAreNotFree) {
   Join("a", "CPU", 2);
   Tick();
   EXPECT_NE(
-      MetricsPage(*store_, *registry_).body.find("sft_slots{gpu_type=\"CPU\",use=\"free\"} 2"),
+      MetricsPage({*store_, *registry_}).body.find("sft_slots{gpu_type=\"CPU\",use=\"free\"} 2"),
       std::string::npos);
   clock_.Advance(std::chrono::hours(1));
   Tick();
-  const std::string page = MetricsPage(*store_, *registry_).body;
+  const std::string page = MetricsPage({*store_, *registry_}).body;
   EXPECT_EQ(page.find("use=\"free\""), std::string::npos) << page;
   EXPECT_NE(page.find("sft_slots{gpu_type=\"CPU\",use=\"silent\"} 2"), std::string::npos) << page;
 }
@@ -73,7 +73,7 @@ TEST_F(MetricsPageTest, CallsThatFailedAreCountedByCode) {
   failed.Count({.principal = "ann", .method = "m", .outcome = 3});
   failed.Count({.principal = "bob", .method = "m", .outcome = 3});
   failed.Count({.principal = "bob", .method = "m", .outcome = 13});
-  const std::string page = MetricsPage(*store_, *registry_, nullptr, &failed).body;
+  const std::string page = MetricsPage({*store_, *registry_, nullptr, &failed}).body;
   EXPECT_NE(page.find("sft_calls_failed_total{code=\"INVALID_ARGUMENT\"} 2\n"), std::string::npos);
   EXPECT_NE(page.find("sft_calls_failed_total{code=\"INTERNAL\"} 1\n"), std::string::npos);
 }

@@ -43,6 +43,16 @@ TEST_P(RestartTableTest, DecidesByDomainBudgetAndProgress) {
   EXPECT_FALSE(decision.verdict.action.empty());
 }
 
+TEST(RestartTest, ADataSetThatTheServerHasLostIsNotWaitedFor) {
+  FailedAttempt failed = Failed(Domain::kInfrastructure);
+  failed.verdict.code = "dataset_lost";
+  const RestartDecision decision =
+      DecideRestart(failed, RestartState(), RestartRules(), RestartPace());
+  EXPECT_FALSE(decision.restart);
+  EXPECT_EQ(decision.verdict.code, "dataset_lost");
+  EXPECT_NE(decision.verdict.action.find("uploaded again"), std::string::npos);
+}
+
 // restarts, unknown_restarts, idle, quick, furthest_step, saved_step
 INSTANTIATE_TEST_SUITE_P(
     Cases, RestartTableTest,
