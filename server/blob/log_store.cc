@@ -33,7 +33,9 @@ std::string LogStore::PrepareStream(const std::string& attempt_uid, const std::s
 absl::StatusOr<SegmentFile*> LogStore::Find(const std::string& stream) {
   const auto known = std::find_if(open_.begin(), open_.end(),
                                   [&](const Entry& entry) { return entry.stream == stream; });
-  if (known != open_.end()) {
+  if (known != open_.end() && !known->file.IsIntact()) {
+    open_.erase(known);  // what is gone its node is asked for again
+  } else if (known != open_.end()) {
     open_.splice(open_.begin(), open_, known);
     return &open_.front().file;
   }

@@ -1,6 +1,7 @@
 #include "server/blob/metric_log.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <bit>
@@ -44,6 +45,23 @@ absl::Status RemoveAllButFirst(const std::string& folder) {
   return absl::OkStatus();
 }
 
+// What cannot be read at the end is as good as lost: nothing could be appended behind it.
+absl::Status CutUnreadable(SegmentFile& file, const std::string& job_id) {
+  const int64_t before = file.size();
+  while (file.size() > 0) {
+    SFT_ASSIGN_OR_RETURN(const std::string record,
+                         file.Read(file.size() - MetricLog::kRecordBytes, MetricLog::kRecordBytes));
+    const bool whole = static_cast<int64_t>(record.size()) == MetricLog::kRecordBytes;
+    if (whole && Decode(record, job_id).ok()) break;
+    SFT_RETURN_IF_ERROR(file.TruncateTail(file.size() - MetricLog::kRecordBytes));
+  }
+  if (file.size() < before) {
+    spdlog::error("metrics of {}: the last {} points were damaged on the disk", job_id,
+                  (before - file.size()) / MetricLog::kRecordBytes);
+  }
+  return absl::OkStatus();
+}
+
 auto Order(const MetricPoint& point) {
   return std::tuple(point.attempt, point.step, point.is_eval);
 }
@@ -53,7 +71,9 @@ auto Order(const MetricPoint& point) {
 absl::StatusOr<SegmentFile*> MetricLog::Find(const std::string& job_id) {
   const auto known = std::find_if(open_.begin(), open_.end(),
                                   [&](const Entry& entry) { return entry.job_id == job_id; });
-  if (known != open_.end()) {
+  if (known != open_.end() && !known->file.IsIntact()) {
+    open_.erase(known);
+  } else if (known != open_.end()) {
     open_.splice(open_.begin(), open_, known);
     return &open_.front().file;
   }
@@ -65,21 +85,33 @@ absl::StatusOr<SegmentFile*> MetricLog::Find(const std::string& job_id) {
   }
   // A record cut short by a power failure; its batch was never acknowledged.
   SFT_RETURN_IF_ERROR(file.TruncateTail(file.size() - file.size() % kRecordBytes));
+  SFT_RETURN_IF_ERROR(CutUnreadable(file, job_id));
   open_.push_front({job_id, std::move(file)});
   if (open_.size() > kMaxOpen) open_.pop_back();
   return &open_.front().file;
+}
+
+absl::StatusOr<std::optional<MetricPoint>> MetricLog::LastOf(const SegmentFile& file,
+                                                             const std::string& job_id) {
+  if (file.size() == 0) return std::optional<MetricPoint>();
+  SFT_ASSIGN_OR_RETURN(const std::string record,
+                       file.Read(file.size() - kRecordBytes, kRecordBytes));
+  SFT_ASSIGN_OR_RETURN(const MetricPoint point, Decode(record, job_id));
+  return std::optional<MetricPoint>(point);
+}
+
+absl::StatusOr<std::optional<MetricPoint>> MetricLog::Last(const std::string& job_id) {
+  MutexLock lock(mutex_);
+  SFT_ASSIGN_OR_RETURN(const SegmentFile* file, Find(job_id));
+  return LastOf(*file, job_id);
 }
 
 absl::Status MetricLog::Append(const std::string& job_id, const std::vector<MetricPoint>& points) {
   MutexLock lock(mutex_);
   SFT_ASSIGN_OR_RETURN(SegmentFile * file, Find(job_id));
   auto last = std::tuple<int64_t, int64_t, int64_t>(-1, -1, -1);
-  if (file->size() > 0) {
-    SFT_ASSIGN_OR_RETURN(const std::string record,
-                         file->Read(file->size() - kRecordBytes, kRecordBytes));
-    SFT_ASSIGN_OR_RETURN(const MetricPoint point, Decode(record, job_id));
-    last = Order(point);
-  }
+  SFT_ASSIGN_OR_RETURN(const std::optional<MetricPoint> stored, LastOf(*file, job_id));
+  if (stored) last = Order(*stored);
   std::string bytes;
   for (const MetricPoint& point : points) {
     if (Order(point) <= last) continue;

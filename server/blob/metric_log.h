@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,8 @@ class MetricLog {
   // Up to `max` points from `index`; fewer only at the end.
   absl::StatusOr<std::vector<MetricPoint>> Read(const std::string& job_id, int64_t index, int max);
   absl::StatusOr<int64_t> Count(const std::string& job_id);
+  // Nothing: there is none.
+  absl::StatusOr<std::optional<MetricPoint>> Last(const std::string& job_id);
 
   // Where each attempt's points begin, oldest attempt first.
   struct Start {
@@ -68,6 +71,8 @@ class MetricLog {
     SegmentFile file;
   };
   absl::StatusOr<SegmentFile*> Find(const std::string& job_id) SFT_REQUIRES(mutex_);
+  static absl::StatusOr<std::optional<MetricPoint>> LastOf(const SegmentFile& file,
+                                                           const std::string& job_id);
   // Points of a curve that are no validations.
   absl::StatusOr<int64_t> CountSteps(const SegmentFile& file, const std::string& job_id)
       SFT_REQUIRES(mutex_);

@@ -119,6 +119,12 @@ absl::StatusOr<std::string> SegmentFile::Read(int64_t offset, int64_t max) const
   return bytes;
 }
 
+bool SegmentFile::IsIntact() const {
+  if (segments_.empty()) return true;
+  const auto& [start, size] = *segments_.rbegin();
+  return io::FileSize(SegmentPath(start)).value_or(-1) == size;
+}
+
 absl::Status SegmentFile::TruncateTail(int64_t size) {
   if (segments_.empty() || size >= size_) return absl::OkStatus();
   const int64_t start = segments_.rbegin()->first;

@@ -38,6 +38,8 @@ class SegmentFile {
   absl::StatusOr<std::string> Read(int64_t offset, int64_t max) const;
   // The first offset from `offset` on that is no hole; at most the end.
   int64_t SkipHole(int64_t offset) const;
+  // Whether the last segment is still there as it was written: not removed or cut by somebody else.
+  bool IsIntact() const;
   // Cuts the end off: at most within the last segment.
   absl::Status TruncateTail(int64_t size);
   // Removes the oldest segment but the first one, which says how it all began, and the last one.

@@ -142,6 +142,11 @@ absl::Status TensorBoard::UpdateLocked(const std::string& job_id, MetricLog& met
   }
 }
 
+void TensorBoard::Forget(const std::string& job_id) {
+  MutexLock lock(mutex_);
+  known_.erase(job_id);
+}
+
 absl::Status TensorBoard::Remove(const std::string& job_id) {
   MutexLock lock(mutex_);
   known_.erase(job_id);

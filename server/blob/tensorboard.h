@@ -33,6 +33,8 @@ class TensorBoard {
   // where there is nothing to thin.
   absl::Status Thin(const std::string& job_id, MetricLog& metrics, int64_t max_points);
   // Removes the job's files; they come back while the metrics are there.
+  // Looks at the files again at the next update: the metrics are not what they were.
+  void Forget(const std::string& job_id);
   absl::Status Remove(const std::string& job_id);
   // Paths of the job's files, in the order of the attempts.
   absl::StatusOr<std::vector<std::string>> Files(const std::string& job_id) const;

@@ -48,6 +48,8 @@ class Housekeeping {
  private:
   void Loop();
   void LookAround();
+  // The curve of one job, if it is due.
+  absl::Status Thin(const std::string& id, int64_t max_points);
 
   Store& store_;
   Clock& clock_;

@@ -35,6 +35,17 @@ absl::StatusOr<AttemptRecord> CheckedAttempt(Database& db, const std::string& ui
   return attempt;
 }
 
+// Of rank 0's alone: they are figures over all ranks.
+std::vector<MetricPoint> PointsOf(const v1::AppendEventsRequest& request, int attempt) {
+  std::vector<MetricPoint> points;
+  for (const v1::RankEvent& event : request.events()) {
+    if (event.has_metric() && request.rank() == 0) {
+      points.push_back(FromProto(event.metric(), attempt));
+    }
+  }
+  return points;
+}
+
 // Progress from a point of the curve: what `sftctl status` shows between two reports of the worker.
 absl::Status AdvanceProgress(Database& db, const AttemptRecord& attempt,
                              const std::vector<MetricPoint>& points) {
@@ -108,6 +119,78 @@ absl::StatusOr<v1::AppendLogResponse> Ingest::AppendLog(const v1::AppendLogReque
   return response;
 }
 
+absl::Status Ingest::StorePoints(const std::string& job_id,
+                                 const std::vector<MetricPoint>& points) {
+  if (points.empty()) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(metrics_.Append(job_id, points));
+  // Made of the metrics: what cannot be written now is made up for later.
+  const absl::Status written = tensorboard_.Update(job_id, metrics_);
+  if (!written.ok()) spdlog::warn("TensorBoard files of {}: {}", job_id, Message(written));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Ingest::HasLostPoints(const AttemptRecord& attempt) {
+  v1::Progress progress;
+  if (!progress.ParseFromString(attempt.progress) || progress.step() == 0) return false;
+  SFT_ASSIGN_OR_RETURN(const auto last, metrics_.Last(attempt.job_id));
+  return !last || std::pair<int64_t, int64_t>(last->attempt, last->step) <
+                      std::pair<int64_t, int64_t>(attempt.number, progress.step());
+}
+
+bool Ingest::GaveUp(const std::string& attempt_uid) {
+  const MutexLock lock(mutex_);
+  const auto entry = again_.find(attempt_uid);
+  return entry != again_.end() && entry->second == kGivenUp;
+}
+
+absl::Status Ingest::TellOfLoss(const AttemptRecord& attempt, const std::string& text) {
+  spdlog::error("job {}: {}", attempt.job_id, text);
+  const int64_t now_us = UnixMicros(clock_.Wall());
+  return store_.Write([&](Database& db) {
+    return store::AddEvent(db, attempt.job_id, {0, now_us, "warning", text, attempt.number});
+  });
+}
+
+absl::StatusOr<int64_t> Ingest::TakeAgain(const AttemptRecord& attempt, int64_t acknowledged,
+                                          const v1::AppendEventsRequest& request) {
+  int64_t next = 0;
+  bool begins = false;
+  {
+    const MutexLock lock(mutex_);
+    const auto [entry, added] = again_.try_emplace(attempt.uid, 0);
+    next = entry->second;
+    begins = added;
+  }
+  if (begins) {
+    tensorboard_.Forget(attempt.job_id);
+    SFT_RETURN_IF_ERROR(TellOfLoss(
+        attempt,
+        fmt::format("the server has lost points of the curve: node {} is asked for those of "
+                    "this attempt again",
+                    request.node())));
+  }
+  if (request.begin_offset() != next || request.end_offset() <= next) return next;
+  SFT_RETURN_IF_ERROR(StorePoints(attempt.job_id, PointsOf(request, attempt.number)));
+  // What is news begins there, and is sent once more, from there.
+  next = std::min(request.end_offset(), acknowledged);
+  bool given_up = false;
+  if (next == acknowledged) {
+    SFT_ASSIGN_OR_RETURN(given_up, HasLostPoints(attempt));
+  }
+  {
+    const MutexLock lock(mutex_);
+    if (next < acknowledged) again_[attempt.uid] = next;
+    if (next == acknowledged && given_up) again_[attempt.uid] = kGivenUp;
+    if (next == acknowledged && !given_up) again_.erase(attempt.uid);
+  }
+  hub_.Bump("metrics/" + attempt.job_id);
+  if (!given_up) return next;
+  SFT_RETURN_IF_ERROR(TellOfLoss(
+      attempt,
+      fmt::format("node {} does not have all points that the server has lost", request.node())));
+  return next;
+}
+
 absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
     const v1::AppendEventsRequest& request) {
   v1::AppendEventsResponse response;
@@ -121,24 +204,21 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
     return absl::OkStatus();
   }));
   response.set_offset(row.events_offset);
+  if (request.rank() == 0 && row.events_offset > 0 && !GaveUp(attempt.uid)) {
+    SFT_ASSIGN_OR_RETURN(const bool lost, HasLostPoints(attempt));
+    if (lost) {
+      SFT_ASSIGN_OR_RETURN(const int64_t next, TakeAgain(attempt, row.events_offset, request));
+      response.set_offset(next);
+      return response;
+    }
+  }
   // A gap, or a repeat of what is stored, with news or without: the answer says where to go on.
   if (request.begin_offset() != row.events_offset) return response;
   if (request.end_offset() <= row.events_offset) return response;
 
-  std::vector<MetricPoint> points;
-  for (const v1::RankEvent& event : request.events()) {
-    if (event.has_metric() && request.rank() == 0) {
-      points.push_back(FromProto(event.metric(), attempt.number));
-    }
-  }
+  const std::vector<MetricPoint> points = PointsOf(request, attempt.number);
   // First the curve, then the offset: a crash between them repeats points, which the log drops.
-  if (!points.empty()) {
-    SFT_RETURN_IF_ERROR(metrics_.Append(attempt.job_id, points));
-    // Made of the metrics: what cannot be written now is made up for later.
-    const absl::Status written = tensorboard_.Update(attempt.job_id, metrics_);
-    if (!written.ok())
-      spdlog::warn("TensorBoard files of {}: {}", attempt.job_id, Message(written));
-  }
+  SFT_RETURN_IF_ERROR(StorePoints(attempt.job_id, points));
   const int64_t now_us = UnixMicros(clock_.Wall());
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(store::RankStream now,

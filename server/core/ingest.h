@@ -1,13 +1,16 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/base/mutex.h"
 #include "server/blob/log_store.h"
 #include "server/blob/metric_log.h"
 #include "server/blob/tensorboard.h"
 #include "server/core/change_hub.h"
+#include "server/state/records.h"
 #include "server/store/store.h"
 #include "sft/v1/job_service.pb.h"
 #include "sft/v1/worker_service.pb.h"
@@ -59,6 +62,16 @@ class Ingest {
 
  private:
   absl::Status TrimJobLogs(const std::string& attempt_uid);
+  absl::Status StorePoints(const std::string& job_id, const std::vector<MetricPoint>& points);
+  // Whether points of the attempt were acknowledged that are not there any more.
+  absl::StatusOr<bool> HasLostPoints(const AttemptRecord& attempt);
+  // Takes the points of an event file's part that was acknowledged before, for points that were
+  // lost since: the node keeps the file until it is told to forget the attempt. Answers where to go
+  // on.
+  absl::StatusOr<int64_t> TakeAgain(const AttemptRecord& attempt, int64_t acknowledged,
+                                    const v1::AppendEventsRequest& request);
+  bool GaveUp(const std::string& attempt_uid);
+  absl::Status TellOfLoss(const AttemptRecord& attempt, const std::string& text);
 
   Store& store_;
   Clock& clock_;
@@ -66,6 +79,11 @@ class Ingest {
   MetricLog& metrics_;
   TensorBoard& tensorboard_;
   ChangeHub& hub_;
+  Mutex mutex_;
+  // Attempts of which points were lost: the offset from which their node sends them again;
+  // kGivenUp: it has sent all it has.
+  static constexpr int64_t kGivenUp = -1;
+  std::map<std::string, int64_t> again_ SFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace sft::server

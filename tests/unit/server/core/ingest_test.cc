@@ -66,6 +66,62 @@ TEST_F(IngestTest, ALogIsFinalWhenItsEndIsAcknowledged) {
   EXPECT_EQ(logs_.Read(ingest_.FindLog(read)->stream, 0, 100)->bytes, "hello\nbye\n");
 }
 
+TEST_F(IngestTest, MetricsThatTheServerHasLostAreAskedForAgain) {
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_EQ(ingest_.AppendEvents(Steps(i * 10, i * 10 + 10, i + 1))->offset(), i * 10 + 10);
+  }
+  ASSERT_TRUE(io::RemoveAll(dir_ + "/metrics/" + job_).ok());
+  // News begins where the acknowledged part ends: it is to begin anew.
+  EXPECT_EQ(ingest_.AppendEvents(Steps(50, 60, 6))->offset(), 0);
+  EXPECT_EQ(ingest_.AppendEvents(Steps(50, 60, 6))->offset(), 0) << "still";
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_EQ(ingest_.AppendEvents(Steps(i * 10, i * 10 + 10, i + 1))->offset(), i * 10 + 10);
+  }
+  // A part that crosses what is acknowledged: notes behind that are taken with the next one.
+  EXPECT_EQ(ingest_.AppendEvents(Steps(40, 60, 5))->offset(), 50);
+  EXPECT_EQ(ingest_.AppendEvents(Steps(50, 60, 6))->offset(), 60);
+  EXPECT_EQ(metrics_.Count(job_).value(), 6);
+  int told = 0;
+  const auto events = jobs_->Events(job_, 0, 100).value();
+  for (const auto& event : events) told += event.type() == "warning" ? 1 : 0;
+  EXPECT_EQ(told, 1);
+}
+
+TEST_F(IngestTest, MetricsThatNobodyHasAnyMoreAreNotAskedForForEver) {
+  ASSERT_EQ(ingest_.AppendEvents(Steps(0, 10, 1))->offset(), 10);
+  ASSERT_EQ(ingest_.AppendEvents(Steps(10, 20, 2))->offset(), 20);
+  ASSERT_TRUE(io::RemoveAll(dir_ + "/metrics/" + job_).ok());
+  EXPECT_EQ(ingest_.AppendEvents(Steps(20, 30, 3))->offset(), 0);
+  v1::AppendEventsRequest empty = Steps(0, 20, 1);
+  empty.clear_events();
+  EXPECT_EQ(ingest_.AppendEvents(empty)->offset(), 20);
+  EXPECT_EQ(ingest_.AppendEvents(Steps(20, 30, 3))->offset(), 30);
+  EXPECT_EQ(metrics_.Count(job_).value(), 1);
+}
+
+TEST_F(IngestTest, AMetricThatIsDamagedAtTheEndIsAskedForAgain) {
+  ASSERT_EQ(ingest_.AppendEvents(Steps(0, 10, 1))->offset(), 10);
+  ASSERT_EQ(ingest_.AppendEvents(Steps(10, 20, 2))->offset(), 20);
+  const std::string path = dir_ + "/metrics/" + job_ + "/00000000000000000000.seg";
+  std::string bytes = io::ReadFile(path).value();
+  bytes[MetricLog::kRecordBytes] ^= 1;
+  ASSERT_TRUE(io::WriteFileAtomic(path, bytes).ok());
+  MetricLog metrics(dir_ + "/metrics");  // of the next life
+  TensorBoard tensorboard(dir_ + "/tensorboard");
+  Ingest ingest(*store_, clock_, logs_, metrics, tensorboard, hub_);
+  EXPECT_EQ(ingest.AppendEvents(Steps(20, 30, 3))->offset(), 0);
+  EXPECT_EQ(ingest.AppendEvents(Steps(0, 10, 1))->offset(), 10);
+  EXPECT_EQ(ingest.AppendEvents(Steps(10, 20, 2))->offset(), 20);
+  EXPECT_EQ(ingest.AppendEvents(Steps(20, 30, 3))->offset(), 30);
+  EXPECT_EQ(metrics.Count(job_).value(), 3);
+}
+
+TEST_F(IngestTest, ALogThatWasRemovedBeneathTheServerIsAskedForAgain) {
+  ASSERT_EQ(ingest_.AppendLog(Log(0, "hello\n"))->offset(), 6);
+  ASSERT_TRUE(io::RemoveAll(dir_ + "/logs").ok());
+  EXPECT_EQ(ingest_.AppendLog(Log(6, "bye\n"))->offset(), 0);
+}
+
 TEST_F(IngestTest, WhatAnotherEpochNodeOrAttemptSaysIsRefused) {
   v1::AppendLogRequest request = Log(0, "x");
   request.set_epoch(2);
