@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "common/base/bytes.h"
 #include "common/io/paths.h"
 #include "server/core/convert.h"
 #include "server/core/resume.h"
@@ -68,9 +69,8 @@ v1::Checkpoint ToProto(const CheckpointRecord& checkpoint) {
 }
 
 std::string EventText(const CheckpointRecord& checkpoint) {
-  return fmt::format("step {} committed ({}, {:.1f} MB{})", checkpoint.step, checkpoint.reason,
-                     static_cast<double>(checkpoint.bytes) / 1e6,
-                     checkpoint.best ? ", the best so far" : "");
+  return fmt::format("step {} committed ({}, {}{})", checkpoint.step, checkpoint.reason,
+                     BytesText(checkpoint.bytes), checkpoint.best ? ", the best so far" : "");
 }
 
 // All that a job of long ago has left, unless another goes on from it.

@@ -3,17 +3,17 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "common/base/bytes.h"
+
 namespace sft::server {
 namespace {
-
-double Gigabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
 std::string FreeText(const v1::NodeDisk& disk) {
   const double share = disk.total_bytes() > 0 ? 100.0 * static_cast<double>(disk.free_bytes()) /
                                                     static_cast<double>(disk.total_bytes())
                                               : 0;
-  return fmt::format("{:.2f} GB of {:.2f} GB free ({:.1f} %)", Gigabytes(disk.free_bytes()),
-                     Gigabytes(disk.total_bytes()), share);
+  return fmt::format("{} of {} free ({:.1f} %)", BytesText(disk.free_bytes()),
+                     BytesText(disk.total_bytes()), share);
 }
 
 constexpr char kWhatToDo[] = "`sftctl storage` shows what takes the room, `sftctl rm` removes it";
@@ -40,12 +40,12 @@ v1::NodeDisk DiskWatch::Look() {
   if (disk_.level() == before) return disk_;
   if (disk_.level() == v1::NodeDisk::FULL) {
     spdlog::error(
-        "disk of {}: {}: uploads and new jobs are refused until more than {:.2f} GB are "
+        "disk of {}: {}: uploads and new jobs are refused until more than {} are "
         "free; {}",
-        dir_, FreeText(disk_), Gigabytes(disk_.full_bytes()), kWhatToDo);
+        dir_, FreeText(disk_), BytesText(disk_.full_bytes()), kWhatToDo);
   } else if (disk_.level() == v1::NodeDisk::LOW) {
-    spdlog::warn("disk of {}: {}: below the mark of {:.2f} GB; {}", dir_, FreeText(disk_),
-                 Gigabytes(disk_.low_bytes()), kWhatToDo);
+    spdlog::warn("disk of {}: {}: below the mark of {}; {}", dir_, FreeText(disk_),
+                 BytesText(disk_.low_bytes()), kWhatToDo);
   } else {
     spdlog::info("disk of {}: {}: there is room again", dir_, FreeText(disk_));
   }
@@ -57,12 +57,11 @@ absl::Status DiskWatch::CheckRoom(std::string_view what, int64_t bytes) {
   if (disk.total_bytes() == 0 || disk.free_bytes() - bytes >= disk.full_bytes()) {
     return absl::OkStatus();
   }
-  const std::string size =
-      bytes > 0 ? fmt::format(" of {:.3f} GB", Gigabytes(bytes)) : std::string();
-  return ResourceExhausted(fmt::format(
-      "{}{} is refused: the server's disk has {}, and {:.2f} GB stay free for what runs "
-      "(--disk-full); {}",
-      what, size, FreeText(disk), Gigabytes(disk.full_bytes()), kWhatToDo));
+  const std::string size = bytes > 0 ? " of " + BytesText(bytes) : std::string();
+  return ResourceExhausted(
+      fmt::format("{}{} is refused: the server's disk has {}, and {} stay free for what runs "
+                  "(--disk-full); {}",
+                  what, size, FreeText(disk), BytesText(disk.full_bytes()), kWhatToDo));
 }
 
 std::string DiskWatch::Warning() {

@@ -27,12 +27,13 @@ std::string DescribePlacement(const sched::Placement& placement) {
 absl::Status EndJob(Database& db, JobRecord& job, const AttemptRecord& attempt, JobState to,
                     int64_t now_us) {
   job.verdict = attempt.verdict;
+  const int64_t ended_us = attempt.ended_us;
   // A gang can end between two reports: the job still takes every edge of its table.
   if (to == JobState::kSucceeded && job.state == JobState::kPreparing) {
-    SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kRunning, "", now_us));
+    SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, JobState::kRunning, "", now_us, ended_us));
   }
   const std::string reason = to == JobState::kSucceeded ? "" : attempt.verdict.message;
-  SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, to, reason, now_us));
+  SFT_RETURN_IF_ERROR(store::TakeEdge(db, job, to, reason, now_us, ended_us));
   const Verdict& verdict = attempt.verdict;
   std::string text = verdict.code;
   if (!verdict.message.empty() && verdict.message != verdict.code) text += ": " + verdict.message;
@@ -47,12 +48,12 @@ absl::Status BlameCheckpoint(Database& db, const AttemptRecord& attempt) {
   return store::SetCheckpointProblem(db, attempt.resume_uid, attempt.resume_step, verdict.message);
 }
 
-absl::Status BlameNode(Database& db, const AttemptRecord& attempt, int64_t now_us) {
+absl::Status BlameNode(Database& db, const AttemptRecord& attempt) {
   const Verdict& verdict = attempt.verdict;
   if (verdict.domain != Verdict::Domain::kInfrastructure || verdict.node.empty()) {
     return absl::OkStatus();
   }
-  return store::AddNodeFault(db, {verdict.node, now_us, attempt.job_id, verdict.code});
+  return store::AddNodeFault(db, {verdict.node, attempt.ended_us, attempt.job_id, verdict.code});
 }
 
 absl::StatusOr<FailedAttempt> Describe(Database& db, const AttemptRecord& attempt) {
@@ -109,7 +110,7 @@ absl::Status FailOrRestart(Database& db, JobRecord& job, AttemptRecord& attempt,
   const RestartDecision decision =
       DecideRestart(failed, job.restart, RestartRulesOf(resolved), pace);
   SFT_RETURN_IF_ERROR(BlameCheckpoint(db, attempt));
-  SFT_RETURN_IF_ERROR(BlameNode(db, attempt, now_us));
+  SFT_RETURN_IF_ERROR(BlameNode(db, attempt));
   const Verdict of_attempt = attempt.verdict;
   attempt.verdict = decision.verdict;
   job.restart = decision.state;
@@ -153,7 +154,7 @@ absl::Status FollowAttempt(Database& db, JobRecord& job, AttemptRecord& attempt,
       return store::SetReason(db, job.id, job.state, "stopping: " + attempt.reason, now_us, true)
           .status();
     case AttemptState::kSucceeded:
-      SFT_RETURN_IF_ERROR(store::SetEnded(db, job.id, now_us));
+      SFT_RETURN_IF_ERROR(store::SetEnded(db, job.id, attempt.ended_us));
       return EndJob(db, job, attempt, JobState::kSucceeded, now_us);
     case AttemptState::kFailed:
       return FailOrRestart(db, job, attempt, pace, now_us);
@@ -268,6 +269,20 @@ absl::Status TakeOverAsk(Database& db, AttemptRecord& attempt) {
   return store::AskForCheckpoint(db, attempt);
 }
 
+// When the processes ended, by this server's clock; 0: the worker does not say.
+int64_t EndOf(const v1::AttemptStatus& status, const ReportTime& time) {
+  if (status.ended_us() <= 0 || !time.clock_offset) return 0;
+  return status.ended_us() - static_cast<int64_t>(*time.clock_offset * 1e6);
+}
+
+// An end that somebody told, within what is known: after the attempt, and its job, had begun.
+int64_t Sane(int64_t ended_us, const AttemptRecord& attempt, const JobRecord& job, int64_t now_us) {
+  if (ended_us == 0) return now_us;
+  const int64_t begun_us = std::max(
+      attempt.created_us, attempt.state >= AttemptState::kRunning ? job.started_us : int64_t{0});
+  return std::max(std::min(ended_us, now_us), std::min(begun_us, now_us));
+}
+
 }  // namespace
 
 absl::Status StartAttempt(Database& db, const sched::Placement& placement,
@@ -313,7 +328,9 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement,
 }
 
 absl::Status TakeObservation(Database& db, const std::string& node, const v1::Observed& observed,
-                             const RestartPace& pace, int64_t now_us, ChangedJobs& changed) {
+                             const RestartPace& pace, const ReportTime& time,
+                             ChangedJobs& changed) {
+  const int64_t now_us = time.now_us;
   SFT_ASSIGN_OR_RETURN(std::vector<MemberRecord> members, store::HeldMembers(db, node));
   for (MemberRecord& member : members) {
     SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, member.attempt_uid));
@@ -335,13 +352,13 @@ absl::Status TakeObservation(Database& db, const std::string& node, const v1::Ob
     SFT_RETURN_IF_ERROR(TakeStatus(db, member, attempt, *status, news));
     if (!news) continue;
     changed.insert(attempt.job_id);
-    SFT_RETURN_IF_ERROR(AdvanceGang(db, attempt.uid, pace, now_us, changed));
+    SFT_RETURN_IF_ERROR(AdvanceGang(db, attempt.uid, pace, now_us, changed, EndOf(*status, time)));
   }
   return absl::OkStatus();
 }
 
 absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, const RestartPace& pace,
-                         int64_t now_us, ChangedJobs& changed) {
+                         int64_t now_us, ChangedJobs& changed, int64_t ended_us) {
   SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, attempt_uid));
   SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, attempt.job_id));
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt_uid));
@@ -356,7 +373,8 @@ absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, const Res
       SFT_RETURN_IF_ERROR(store::SetAttemptVerdict(db, attempt));
       continue;
     }
-    SFT_RETURN_IF_ERROR(store::TakeAttemptEdge(db, attempt, *step.next, now_us));
+    SFT_RETURN_IF_ERROR(store::TakeAttemptEdge(db, attempt, *step.next, now_us,
+                                               Sane(ended_us, attempt, job, now_us)));
     if (IsTerminal(attempt.state)) SFT_RETURN_IF_ERROR(CountUse(db, job, attempt));
     SFT_RETURN_IF_ERROR(FollowAttempt(db, job, attempt, pace, now_us));
   }

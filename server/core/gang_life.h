@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 
@@ -30,13 +31,19 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement,
 
 // Takes in what a node says of all its attempts. Reports of another epoch, or of an attempt that is
 // over, change nothing of the attempt. Then advances the gangs it concerns.
+struct ReportTime {
+  int64_t now_us = 0;
+  std::optional<double> clock_offset;  // of the worker's clock from this one's, seconds
+};
 absl::Status TakeObservation(Database& db, const std::string& node, const v1::Observed& observed,
-                             const RestartPace& pace, int64_t now_us, ChangedJobs& changed);
+                             const RestartPace& pace, const ReportTime& time, ChangedJobs& changed);
 
 // Asks DecideGang until nothing is left to do, and applies each step to the attempt and its job: a
-// failed attempt ends the job or brings it back to PENDING (DecideRestart).
+// failed attempt ends the job or brings it back to PENDING (DecideRestart). `ended_us` is when its
+// processes ended, where somebody says so: an end is stored as of then, not as of when it was
+// heard.
 absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, const RestartPace& pace,
-                         int64_t now_us, ChangedJobs& changed);
+                         int64_t now_us, ChangedJobs& changed, int64_t ended_us = 0);
 
 // Gives up a node for an attempt: its part counts as gone, and its slots stay held until the node
 // says what became of it.

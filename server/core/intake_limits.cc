@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "common/base/bytes.h"
 #include "server/state/names.h"
 #include "server/store/tenancy.h"
 
@@ -9,11 +10,6 @@ namespace sft::server {
 namespace {
 
 constexpr int kPage = 500;
-
-std::string Size(int64_t bytes) {
-  return bytes < 1'000'000'000 ? fmt::format("{:.2f} MB", static_cast<double>(bytes) / 1e6)
-                               : fmt::format("{:.2f} GB", static_cast<double>(bytes) / 1e9);
-}
 
 }  // namespace
 
@@ -59,12 +55,13 @@ absl::Status IntakeLimits::CheckDatasets(Database& db, const store::Quota& quota
   }
   if (news == 0 || used + coming + news <= quota.dataset_bytes) return absl::OkStatus();
   const std::string unfinished =
-      coming == 0 ? "" : fmt::format("{} of uploads that have not ended, ", Size(coming));
+      coming == 0 ? "" : fmt::format("{} of uploads that have not ended, ", BytesText(coming));
   return ResourceExhausted(fmt::format(
       "project {} has {} of its {} for data sets, {}and this is {} more: remove some (`sftctl "
       "storage`, `sftctl rm dataset:SHA256`), or ask an operator for more (`sftctl admin quota set "
       "{} --datasets SIZE`)",
-      quota.project, Size(used), Size(quota.dataset_bytes), unfinished, Size(news), quota.project));
+      quota.project, BytesText(used), BytesText(quota.dataset_bytes), unfinished, BytesText(news),
+      quota.project));
 }
 
 IntakeLimits::Reservation::~Reservation() {
@@ -122,7 +119,7 @@ absl::Status IntakeLimits::CheckSubmit(const std::string& project,
   return ResourceExhausted(fmt::format(
       "project {} has {} of its {} for artifacts: remove some (`sftctl storage`, `sftctl rm "
       "artifact:ID`), or ask an operator for more (`sftctl admin quota set {} --artifacts SIZE`)",
-      project, Size(used->second), Size(quota->artifact_bytes), project));
+      project, BytesText(used->second), BytesText(quota->artifact_bytes), project));
 }
 
 }  // namespace sft::server

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/base/bytes.h"
 #include "server/core/convert.h"
 #include "server/store/nodes.h"
 
@@ -32,10 +33,9 @@ std::string HoldText(const store::NodeHold& hold) {
 }
 
 std::string DiskText(const v1::NodeDisk& disk) {
-  return fmt::format("nearly out of disk: {:.1f} GB of {:.1f} GB free, its mark is {:.1f} GB",
-                     static_cast<double>(disk.free_bytes()) / 1e9,
-                     static_cast<double>(disk.total_bytes()) / 1e9,
-                     static_cast<double>(disk.full_bytes()) / 1e9);
+  return fmt::format("nearly out of disk: {} of {} free, its mark is {}",
+                     BytesText(disk.free_bytes()), BytesText(disk.total_bytes()),
+                     BytesText(disk.full_bytes()));
 }
 
 }  // namespace
@@ -99,6 +99,7 @@ std::string WhyUnusable(const NodeRecord& node, const WorkerRegistry::Live& live
   }
   if (hold != nullptr) return HoldText(*hold);
   if (live.disk.level() == v1::NodeDisk::FULL) return DiskText(live.disk);
+  if (!live.rank_problem.empty()) return "not able to start ranks: " + live.rank_problem;
   return "";
 }
 

@@ -60,6 +60,7 @@ absl::StatusOr<v1::Node> ViewNode(Database& db, const NodeRecord& node, const No
     SFT_ASSIGN_OR_RETURN(*view.mutable_hold(), ToProto(db, hold->second));
   }
   view.set_unusable(WhyUnusable(node, live, hold == context.holds.end() ? nullptr : &hold->second));
+  if (view.unusable().empty()) view.set_unusable(WhyResting(context.scores, node.name, live));
   if (live.disk.level() != v1::NodeDisk::LEVEL_UNSPECIFIED) *view.mutable_disk() = live.disk;
   view.set_rival(live.rival);
   if (live.clock_offset.has_value()) view.set_clock_offset_seconds(*live.clock_offset);

@@ -83,10 +83,15 @@ absl::Status Reconciler::GiveUpUnreachable(Database& db, int64_t now_us, Changed
       // What has ended well needs its node no more.
       const bool done = member.status.state == MemberState::kDone;
       const bool runs_on = member.protocol < kFencesSince;
-      if (!live.silent || member.status.lost || done) continue;
+      // One that hears and does not act has started nothing, but may: its slots stay held.
+      // Counted from when this server first found it so: not while it was down, or the node away.
+      const bool not_taken = IsNotTakenUp(member) && !live.silent && live.connected &&
+                             std::chrono::microseconds(ages_.Of("take up " + attempt.uid,
+                                                                now_us)) >= options_.take_up_limit;
+      if ((!live.silent && !not_taken) || member.status.lost || done) continue;
       SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
       SFT_ASSIGN_OR_RETURN(const bool known, store::HasNode(db, member.status.node));
-      if (known) {  // else an operator says that it is off
+      if (known && !not_taken) {  // one that is not known an operator says is off
         SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
         const RestartRules rules = RestartRulesOf(resolved);
         if (runs_on || !IsGivenUp(live, rules, options_.unreachable_margin)) continue;
@@ -247,14 +252,22 @@ void Reconciler::AddPromises(const Scene& scene, const sched::Decision& decision
 }
 
 absl::Status Reconciler::Commit(const std::vector<Change>& changes) {
+  absl::Status first_error;
   for (size_t begin = 0; begin < changes.size(); begin += kTogether) {
     const size_t end = std::min(changes.size(), begin + kTogether);
-    SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-      for (size_t i = begin; i < end; ++i) SFT_RETURN_IF_ERROR(changes[i](db));
-      return absl::OkStatus();
-    }));
+    const auto apply = [&](size_t from, size_t to) {
+      return store_.Write([&](Database& db) -> absl::Status {
+        for (size_t i = from; i < to; ++i) SFT_RETURN_IF_ERROR(changes[i](db));
+        return absl::OkStatus();
+      });
+    };
+    const absl::Status together = apply(begin, end);
+    if (together.ok()) continue;
+    // No space for any of them, or something about one: that keeps no other back.
+    if (absl::IsResourceExhausted(together)) return together;
+    for (size_t i = begin; i < end; ++i) first_error.Update(apply(i, i + 1));
   }
-  return absl::OkStatus();
+  return first_error;
 }
 
 absl::Status Reconciler::Decide(const Scene& scene, int64_t now_us, ChangedJobs& changed) {
@@ -278,21 +291,24 @@ absl::Status Reconciler::Decide(const Scene& scene, int64_t now_us, ChangedJobs&
   }
   AddDecision(scene, decision, by_job, now_us, changed, changes);
   AddPromises(scene, decision, changes);
-  SFT_RETURN_IF_ERROR(Commit(changes));
+  const absl::Status committed = Commit(changes);
   noted_ = std::move(noted);
   if (outlooks_ != nullptr) outlooks_->Replace(Expect(decision, scene.live, now_us));
-  return absl::OkStatus();
+  return committed;
 }
 
 absl::Status Reconciler::SendDesiredSets(int64_t now_us) {
   std::vector<std::pair<std::string, v1::Desired>> sets;
+  absl::Status first_error;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     // As they are now: what is sent depends on what a node speaks.
     SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
     for (const NodeRecord& node : nodes) {
       if (!registry_.Get(node.name).connected) continue;
-      SFT_ASSIGN_OR_RETURN(v1::Desired desired, BuildDesired(db, node, now_us));
-      sets.emplace_back(node.name, std::move(desired));
+      absl::StatusOr<v1::Desired> desired = BuildDesired(db, node, now_us);
+      // What is wrong with one keeps no other from its set.
+      first_error.Update(Annotate(desired.status(), "what node " + node.name + " shall do"));
+      if (desired.ok()) sets.emplace_back(node.name, *std::move(desired));
     }
     return absl::OkStatus();
   }));
@@ -300,7 +316,7 @@ absl::Status Reconciler::SendDesiredSets(int64_t now_us) {
     ForgetStrangers(registry_.Get(node).observed, desired);
     registry_.SendDesired(node, desired);
   }
-  return absl::OkStatus();
+  return first_error;
 }
 
 bool Reconciler::HasWork() const {
@@ -329,8 +345,9 @@ absl::Status Reconciler::Tick() {
   waits_for_time_ = waits_for_time_ || scene.waits_for_time;
   if (stored.ok()) stored = Decide(scene, now_us, changed);
   for (const std::string& job : changed) hub_.Bump(job);
+  // What could be stored is told all the same.
+  stored.Update(SendDesiredSets(now_us));
   SFT_RETURN_IF_ERROR(stored);
-  SFT_RETURN_IF_ERROR(SendDesiredSets(now_us));
   ages_.EndRound();
   ticked_ = clock_.Mono();
   // What was stored since the look, by others or by this, may ask for another.

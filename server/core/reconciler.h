@@ -30,6 +30,8 @@ class Reconciler {
     // Beyond a job's unreachable_after, until its node's part is given up: the node ends its ranks
     // by then, counted from the last word it had of this server, and their end takes the grace.
     Nanos unreachable_margin = std::chrono::seconds(60);
+    // So long a node that is heard may take to say that it has an attempt.
+    Nanos take_up_limit = std::chrono::minutes(10);
   };
 
   // `outlooks`, where it is given, gets what is expected of jobs with each tick.

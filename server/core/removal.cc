@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "common/base/bytes.h"
 #include "common/io/disk_space.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
@@ -24,11 +25,6 @@ constexpr std::string_view kDataset = "dataset:", kArtifact = "artifact:", kBack
 constexpr char kBeforeMigration[] = "server.db.schema-";
 constexpr int kMaxAttempts = 1000;
 constexpr int kJobsNamed = 3;
-
-std::string Size(int64_t bytes) {
-  return bytes < 1'000'000'000 ? fmt::format("{:.2f} MB", static_cast<double>(bytes) / 1e6)
-                               : fmt::format("{:.2f} GB", static_cast<double>(bytes) / 1e9);
-}
 
 absl::StatusOr<std::vector<std::string>> OwnersAmong(Database& db,
                                                      const std::vector<std::string>& projects,
@@ -97,7 +93,7 @@ absl::Status Removal::NoteIn(Database& db, const store::Holder& job, const store
   SFT_RETURN_IF_ERROR(store::PutRemoval(db, row));
   return store::AddEvent(db, job.job_id,
                          {0, row.time_us, "removed",
-                          fmt::format("{} ({}), by {}", what, Size(row.bytes), row.who), 0});
+                          fmt::format("{} ({}), by {}", what, BytesText(row.bytes), row.who), 0});
 }
 
 absl::Status Removal::Note(const store::Holder& job, v1::StoredKind kind, int64_t bytes,
@@ -206,7 +202,7 @@ absl::Status Removal::RemoveArtifact(const store::ArtifactUse& use, Task& task) 
     task.done.add_notes(
         fmt::format("the {} of {} lies on {}, which removes it when it next hears "
                     "of the server",
-                    artifact.kind, Size(artifact.bytes), artifact.node));
+                    artifact.kind, BytesText(artifact.bytes), artifact.node));
     wake_();
   }
   return absl::OkStatus();
@@ -305,7 +301,7 @@ absl::Status Removal::RemoveJob(const std::string& name, const std::set<int>& ki
     task.done.add_notes(
         fmt::format("its data set of {} stays, as other jobs may name it: `sftctl "
                     "rm dataset:{}`",
-                    Size(file.size), file.sha256));
+                    BytesText(file.size), file.sha256));
   }
   return absl::OkStatus();
 }

@@ -64,6 +64,10 @@ absl::Status AddNodes(Database& db, const WorkerRegistry& registry, Scene& scene
     view.protocol = node.protocol;
     if (const auto found = scores.find(node.name); found != scores.end()) {
       view.left_out = found->second.reason;
+      // It ends with time alone.
+      scene.waits_for_time = scene.waits_for_time || !found->second.resting.empty();
+      if (view.usable) view.unusable_reason = WhyResting(scores, node.name, live);
+      view.usable = view.unusable_reason.empty();
     }
     if (const auto found = facts.find(node.name); found != facts.end()) {
       v1::NodeFacts said;
@@ -116,11 +120,28 @@ absl::Status AddPending(Database& db, const WorkerRegistry& registry, int64_t no
   return absl::OkStatus();
 }
 
+// So long a node may take to say that it has what it was given; then it is told.
+constexpr int64_t kTakesUpUs = 60'000'000;
+
+// What a node tries again and again for an attempt, by its last word.
+std::string WhatIsRetried(const WorkerRegistry& registry, const std::string& node,
+                          const AttemptRecord& attempt) {
+  const WorkerRegistry::Live live = registry.Get(node);
+  for (const v1::AttemptStatus& status : live.observed.attempts()) {
+    if (status.attempt_uid() == attempt.uid && status.epoch() == attempt.epoch &&
+        !status.retrying().empty()) {
+      return fmt::format("{}: {}", node, status.retrying());
+    }
+  }
+  return "";
+}
+
 // Why a job with an attempt does not go on, if there is something to say. With `is_news` whether it
 // is an event.
-absl::StatusOr<std::string> WhyStuck(Database& db, const LiveJob& live,
+absl::StatusOr<std::string> WhyStuck(Database& db, const WorkerRegistry& registry,
+                                     const LiveJob& live,
                                      const std::map<std::string_view, const NodeRecord*>& nodes,
-                                     bool& is_news) {
+                                     int64_t now_us, bool& is_news) {
   is_news = true;
   for (const MemberRecord& member : live.members) {
     const auto node = nodes.find(member.status.node);
@@ -143,17 +164,28 @@ absl::StatusOr<std::string> WhyStuck(Database& db, const LiveJob& live,
                          member.status.reason);
     }
   }
+  for (const MemberRecord& member : live.members) {
+    const bool waited = now_us - live.attempt.created_us > kTakesUpUs;
+    if (waited && IsNotTakenUp(member) && registry.Get(member.status.node).connected) {
+      return fmt::format("waiting for {} to take it up: look at its sft-worker",
+                         member.status.node);
+    }
+  }
   is_news = false;
+  for (const MemberRecord& member : live.members) {
+    std::string retried = WhatIsRetried(registry, member.status.node, live.attempt);
+    if (!retried.empty()) return retried;
+  }
   return live.attempt.state == AttemptState::kStopping ? live.attempt.reason : "";
 }
 
-absl::Status Explain(Database& db, Scene& scene) {
+absl::Status Explain(Database& db, const WorkerRegistry& registry, int64_t now_us, Scene& scene) {
   std::map<std::string_view, const NodeRecord*> nodes;
   for (const NodeRecord& node : scene.nodes) nodes[node.name] = &node;
   for (const LiveJob& live : scene.live) {
     if (IsTerminal(live.attempt.state)) continue;
     bool is_news = false;
-    SFT_ASSIGN_OR_RETURN(std::string reason, WhyStuck(db, live, nodes, is_news));
+    SFT_ASSIGN_OR_RETURN(std::string reason, WhyStuck(db, registry, live, nodes, now_us, is_news));
     if (reason == live.job.reason) continue;
     scene.explanations.push_back(
         {live.job.id, live.job.state, live.job.reason, std::move(reason), is_news});
@@ -161,11 +193,14 @@ absl::Status Explain(Database& db, Scene& scene) {
   return absl::OkStatus();
 }
 
-// Attempts on nodes that were removed since are to be given up there.
-void LookForRemovedNodes(Scene& scene) {
+// Attempts on nodes that were removed since, or that do not take them up, are to be given up there.
+void LookForLostParts(int64_t now_us, Scene& scene) {
   for (const LiveJob& live : scene.live) {
     for (const MemberRecord& member : live.members) {
       if (member.status.lost || member.status.state == MemberState::kDone) continue;
+      if (IsNotTakenUp(member) && now_us - live.attempt.created_us > kTakesUpUs) {
+        scene.waits_for_time = scene.nodes_changed = true;
+      }
       if (std::ranges::binary_search(scene.nodes, member.status.node, {}, &NodeRecord::name)) {
         continue;
       }
@@ -186,10 +221,10 @@ absl::StatusOr<Scene> ReadScene(Database& db, const WorkerRegistry& registry, in
   }
   SFT_ASSIGN_OR_RETURN(scene.promises, store::AllPromises(db));
   SFT_ASSIGN_OR_RETURN(scene.live, LoadLive(db));
-  LookForRemovedNodes(scene);
+  LookForLostParts(now_us, scene);
   SFT_RETURN_IF_ERROR(AddWork(db, scene.live, now_us, scene.snapshot));
   SFT_RETURN_IF_ERROR(AddPending(db, registry, now_us, margin, scene));
-  SFT_RETURN_IF_ERROR(Explain(db, scene));
+  SFT_RETURN_IF_ERROR(Explain(db, registry, now_us, scene));
   return scene;
 }
 
@@ -210,6 +245,8 @@ absl::StatusOr<sched::ResumeChoice> ChooseFor(Database& db, const WorkerRegistry
   }
   return sched::ChooseResume(checkpoints, holders);
 }
+
+bool IsNotTakenUp(const MemberRecord& member) { return !member.status.seen && !member.status.lost; }
 
 bool IsGivenUp(const WorkerRegistry::Live& live, const RestartRules& rules, Nanos margin) {
   const Nanos limit = std::chrono::microseconds(rules.unreachable_after_us);

@@ -66,6 +66,9 @@ absl::StatusOr<sched::ResumeChoice> ChooseFor(Database& db, const WorkerRegistry
 // Silent for longer than the job allows.
 bool IsGivenUp(const WorkerRegistry::Live& live, const RestartRules& rules, Nanos margin);
 
+// The node was given it and has not said yet that it has it.
+bool IsNotTakenUp(const MemberRecord& member);
+
 // Since this wire protocol workers end ranks that the server cannot reach: a part that was given to
 // an older one may run on for ever, and is waited for.
 inline constexpr int kFencesSince = 2;

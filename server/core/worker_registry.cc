@@ -25,6 +25,9 @@ std::optional<double> OffsetOf(int64_t its_us, WallTime now) {
   return static_cast<double>(its_us - UnixMicros(now)) / 1e6;
 }
 
+// So long the clock of a worker is taken for as it was.
+constexpr std::chrono::minutes kOffsetHolds{2};
+
 // To compare with.
 std::string BytesOf(const google::protobuf::RepeatedPtrField<v1::Slot>& slots) {
   std::string bytes;
@@ -222,6 +225,8 @@ absl::Status WorkerRegistry::TakeIn(const v1::Register& message, std::shared_ptr
     entry.observed.Clear();
     entry.disk = message.disk();
     entry.clock_offset = OffsetOf(message.time_us(), entry.last_seen);
+    entry.clock_offset_at = entry.last_seen;
+    entry.rank_problem = message.rank_problem();
     entry.slots = SlotsKey(message.slots());
     entry.use.clear();
     entry.models = ModelsKey(message.models());
@@ -297,6 +302,15 @@ void WorkerRegistry::Disconnect(const std::string& node, const WorkerLink* link)
   wake_();
 }
 
+void WorkerRegistry::TakeOffset(Entry& entry, int64_t its_us) {
+  const std::optional<double> now = OffsetOf(its_us, entry.last_seen);
+  if (!now) return;
+  const bool old = entry.last_seen - entry.clock_offset_at > kOffsetHolds;
+  if (entry.clock_offset && *now < *entry.clock_offset && !old) return;
+  entry.clock_offset = now;
+  entry.clock_offset_at = entry.last_seen;
+}
+
 WorkerRegistry::News WorkerRegistry::TakeIn(Entry& entry, const v1::Observed& observed) {
   entry.last_heard = Awake();
   entry.last_seen = clock_.Wall();
@@ -304,7 +318,10 @@ WorkerRegistry::News WorkerRegistry::TakeIn(Entry& entry, const v1::Observed& ob
   // What may be placed on it changes with it.
   news.wakes = entry.disk.level() != observed.disk().level();
   entry.disk = observed.disk();
-  if (observed.time_us() > 0) entry.clock_offset = OffsetOf(observed.time_us(), entry.last_seen);
+  news.wakes = news.wakes || entry.rank_problem != observed.rank_problem();
+  entry.rank_problem = observed.rank_problem();
+  TakeOffset(entry, observed.time_us());
+  news.clock_offset = entry.clock_offset;
   if (std::string use = BytesOf(observed.slots()); !use.empty() && use != entry.use) {
     entry.use = std::move(use);
     std::string slots = SlotsKey(observed.slots());
@@ -371,7 +388,8 @@ absl::Status WorkerRegistry::Keep(const std::string& node, const WorkerLink* lin
     if (rest.models_size() > 0) {
       SFT_RETURN_IF_ERROR(store::PutModels(db, node, ModelRecords(rest.models(), node)));
     }
-    SFT_RETURN_IF_ERROR(TakeObservation(db, node, observed, options_.pace, now_us, changed));
+    const ReportTime time{now_us, news.clock_offset};
+    SFT_RETURN_IF_ERROR(TakeObservation(db, node, observed, options_.pace, time, changed));
     if (!observed.attempts().empty()) return absl::OkStatus();
     SFT_ASSIGN_OR_RETURN(const auto held, store::HeldMembers(db, node));
     idle = held.empty();
@@ -452,6 +470,7 @@ WorkerRegistry::Live WorkerRegistry::Get(const std::string& node) const {
   live.disk = entry.disk;
   live.clock_offset = entry.clock_offset;
   if (!entry.rival.empty() && Awake() - entry.rival_seen < kRivalShown) live.rival = entry.rival;
+  live.rank_problem = entry.rank_problem;
   for (const v1::Slot& slot : entry.observed.slots()) {
     live.use[slot.index()] = {slot.memory_used_bytes(), slot.utilization_percent()};
   }

@@ -58,6 +58,7 @@ class WorkerRegistry {
   // may change by it.
   struct News {
     v1::Observed unstored;
+    std::optional<double> clock_offset;
     bool wakes = false;
     bool idle = false;  // there is nothing to store
   };
@@ -87,6 +88,7 @@ class WorkerRegistry {
     v1::NodeDisk disk;                               // level 0: it does not say
     std::optional<double> clock_offset;  // of the worker's clock from this one's, seconds
     std::string rival;                   // another worker that was refused lately; empty: none
+    std::string rank_problem;            // why no rank starts there; empty: they do
   };
   // Nothing for a node that was not heard of since the server started.
   Live Get(const std::string& node) const;
@@ -116,6 +118,8 @@ class WorkerRegistry {
     v1::Observed observed;
     v1::NodeDisk disk;
     std::optional<double> clock_offset;
+    WallTime clock_offset_at{};  // by this server's clock
+    std::string rank_problem;
     std::string models;  // serialized, as heard last
     std::string slots;   // serialized without use, as heard last
     std::string use;     // serialized with it: mostly the same again, and then `slots` is, too
@@ -139,6 +143,9 @@ class WorkerRegistry {
   // Tells who stays of one that was refused.
   void TellOfRival(const v1::Register& refused);
   News TakeIn(Entry& entry, const v1::Observed& observed) SFT_REQUIRES(mutex_);
+  // A report that lay about on its way, as while this process was stopped, makes the worker's clock
+  // look behind: the largest offset of the last minutes is the one that is nearest to the truth.
+  void TakeOffset(Entry& entry, int64_t its_us) SFT_REQUIRES(mutex_);
 
   // Constant after construction.
   const Options options_;

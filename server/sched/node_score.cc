@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "common/base/clock.h"
 
@@ -14,6 +15,15 @@ namespace {
 // What is left of failures that are no reason any more.
 constexpr double kForgotten = 0.25;
 
+// "2 x rank_killed, 1 x gpu_lost"
+std::string ListOf(const std::map<std::string, int>& codes) {
+  std::string list;
+  for (const auto& [code, count] : codes) {
+    list += fmt::format("{}{} x {}", list.empty() ? "" : ", ", count, code);
+  }
+  return list;
+}
+
 double Decayed(double score, int64_t elapsed_us, const ScoreRules& rules) {
   // A wall clock that went back must not make failures weigh more.
   const double halves = static_cast<double>(std::max<int64_t>(0, elapsed_us)) /
@@ -21,10 +31,43 @@ double Decayed(double score, int64_t elapsed_us, const ScoreRules& rules) {
   return score * std::exp2(-halves);
 }
 
+// Failures further apart than this, beside the rest between them, are not in a row: other attempts
+// have trained meanwhile, or none was tried.
+constexpr int64_t kRowUs = int64_t{600} * 1'000'000;
+constexpr int kMaxDoublings = 20;
+
+std::string RestOf(std::span<const NodeFault> faults, int64_t now_us, const ScoreRules& rules) {
+  int row = 0;
+  int64_t last_us = 0, rest_us = 0;
+  std::set<std::string> jobs;
+  std::map<std::string, int> codes;
+  for (const NodeFault& fault : faults) {
+    if (!fault.early || fault.time_us - last_us > kRowUs + rest_us) {
+      row = 0;
+      rest_us = 0;
+      jobs.clear();
+      codes.clear();
+    }
+    if (!fault.early) continue;
+    last_us = fault.time_us;
+    ++row;
+    jobs.insert(fault.job_id);
+    ++codes[fault.code];
+    if (row < rules.rest_after || jobs.size() < 2) continue;
+    const int doublings = std::min(row - rules.rest_after, kMaxDoublings);
+    rest_us = std::min(rules.first_rest_us << doublings, rules.max_rest_us);
+  }
+  // A wall clock that went back must not make the rest longer.
+  if (rest_us == 0 || now_us >= last_us + rest_us || now_us < last_us - rest_us) return "";
+  return fmt::format("resting until {}: {} attempts in a row failed on it before they trained ({})",
+                     FormatUtc(FromUnixMicros(last_us + rest_us)), row, ListOf(codes));
+}
+
 }  // namespace
 
 NodeScore ScoreOf(std::span<const NodeFault> faults, int64_t now_us, const ScoreRules& rules) {
   NodeScore result;
+  result.resting = RestOf(faults, now_us, rules);
   std::map<std::string, int64_t> counted;  // job → when it counted last
   std::map<std::string, int> codes;
   int64_t at_us = 0;
@@ -46,12 +89,8 @@ NodeScore ScoreOf(std::span<const NodeFault> faults, int64_t now_us, const Score
   if (!result.left_out) return result;
   result.back_us = at_us + static_cast<int64_t>(std::log2(peak / rules.back_at) *
                                                 static_cast<double>(rules.half_life_us));
-  std::string list;
-  for (const auto& [code, count] : codes) {
-    list += fmt::format("{}{} x {}", list.empty() ? "" : ", ", count, code);
-  }
   result.reason = fmt::format("left out until {}: jobs keep failing on it ({})",
-                              FormatUtc(FromUnixMicros(result.back_us)), list);
+                              FormatUtc(FromUnixMicros(result.back_us)), ListOf(codes));
   return result;
 }
 

@@ -34,7 +34,10 @@ Verdict NodeUnreachable(const Member& member) {
   verdict.domain = Verdict::Domain::kInfrastructure;
   verdict.code = "node_unreachable";
   verdict.message =
-      fmt::format("{} was silent for longer than compute.unreachable_after", member.node);
+      member.seen
+          ? fmt::format("{} was silent for longer than compute.unreachable_after", member.node)
+          : fmt::format("{} did not take up the attempt: it was silent, or its worker hangs",
+                        member.node);
   verdict.advice = "look at the node, its network and its sft-worker; it may come back at any time";
   verdict.node = member.node;
   return verdict;

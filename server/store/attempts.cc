@@ -177,13 +177,13 @@ absl::StatusOr<std::vector<MemberRecord>> HeldMembers(Database& db, const std::s
   return ReadMembers(list.Bind(node));
 }
 
-absl::Status TakeAttemptEdge(Database& db, AttemptRecord& attempt, AttemptState to,
-                             int64_t now_us) {
+absl::Status TakeAttemptEdge(Database& db, AttemptRecord& attempt, AttemptState to, int64_t now_us,
+                             int64_t ended_us) {
   if (!IsLegal(attempt.state, to)) {
     return FailedPrecondition(fmt::format("attempt {}: {} to {} is not a legal change of state",
                                           attempt.uid, ToString(attempt.state), ToString(to)));
   }
-  if (IsTerminal(to)) attempt.ended_us = now_us;
+  if (IsTerminal(to)) attempt.ended_us = ended_us == 0 ? now_us : ended_us;
   {
     SFT_ASSIGN_OR_RETURN(
         Statement update,

@@ -33,8 +33,10 @@ absl::StatusOr<std::vector<MemberRecord>> HeldMembers(Database& db, const std::s
 
 // Takes a legal edge of an attempt with its verdict and reason; as TakeEdge for jobs. A terminal
 // state frees the slots, but for those of nodes that were given up: FreeSlots does that once such a
-// node says that it has nothing of the attempt.
-absl::Status TakeAttemptEdge(Database& db, AttemptRecord& attempt, AttemptState to, int64_t now_us);
+// node says that it has nothing of the attempt. `ended_us`: when a terminal state came about; 0:
+// now.
+absl::Status TakeAttemptEdge(Database& db, AttemptRecord& attempt, AttemptState to, int64_t now_us,
+                             int64_t ended_us = 0);
 absl::Status FreeSlots(Database& db, const std::string& attempt_uid, const std::string& node,
                        int64_t now_us);
 absl::Status SetPace(Database& db, const std::string& uid, int64_t step, int64_t now_us);

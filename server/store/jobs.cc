@@ -348,13 +348,14 @@ absl::StatusOr<std::vector<int64_t>> CountJobsByState(Database& db) {
 }
 
 absl::Status TakeEdge(Database& db, JobRecord& job, JobState to, const std::string& reason,
-                      int64_t now_us) {
+                      int64_t now_us, int64_t happened_us) {
   if (!IsLegal(job.state, to)) {
     return FailedPrecondition(fmt::format("job {}: {} to {} is not a legal change of state", job.id,
                                           ToString(job.state), ToString(to)));
   }
-  if (to == JobState::kRunning) job.started_us = now_us;
-  if (IsTerminal(to)) job.ended_us = now_us;
+  if (happened_us == 0) happened_us = now_us;
+  if (to == JobState::kRunning) job.started_us = happened_us;
+  if (IsTerminal(to)) job.ended_us = happened_us;
   SFT_ASSIGN_OR_RETURN(
       Statement update,
       db.Prepare("UPDATE jobs SET state = ?, reason = ?, attempt = ?, verdict = ?, "

@@ -68,9 +68,10 @@ absl::StatusOr<std::vector<int64_t>> CountJobsByState(Database& db);
 
 // Takes a legal edge: FAILED_PRECONDITION when the job is not in `job.state` any more or the edge
 // is not in the table. Writes state, reason, attempt, verdict and times of `job`, and one event.
-// Updates job.state. The only function that changes a job's state.
+// Updates job.state. The only function that changes a job's state. `happened_us`: when a start or
+// an end was that is heard of now; 0: now.
 absl::Status TakeEdge(Database& db, JobRecord& job, JobState to, const std::string& reason,
-                      int64_t now_us);
+                      int64_t now_us, int64_t happened_us = 0);
 
 // Changes the reason alone of a job that is in `state`; an event is written when the text is new.
 // Returns whether it was.

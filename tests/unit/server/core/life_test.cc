@@ -267,6 +267,7 @@ TEST_F(LifeTest, ANodeThatFailsManyJobsIsLeftOutWhileOthersFit) {
   for (int i = 0; i < 3; ++i) {
     const std::string job = SubmitWith(R"({"compute":{"max_restarts":0}})");
     Tick();
+    Say("a", a, job, S::RUNNING, v1::Verdict::NONE, "", 1);
     Fail("a", a, job, "xid_79");
   }
   const std::string alone = Submit("CPU", 1);

@@ -90,7 +90,7 @@ TEST_F(RemovalTest, AFullModelGoesTogetherWithTheRowThatTellsItsNode) {
   EXPECT_EQ(RemovedOnA(), std::vector<std::string>{"/models/out"});
   const v1::JobEvent last = jobs_->Events(job_, 0, 100)->back();
   EXPECT_EQ(last.type(), "removed");
-  EXPECT_EQ(last.message(), "its full model (0.00 MB), by ann");
+  EXPECT_EQ(last.message(), "its full model (1.00 kB), by ann");
 }
 
 }  // namespace

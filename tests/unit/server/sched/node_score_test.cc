@@ -47,6 +47,39 @@ TEST(NodeScoreTest, AWallClockThatGoesBackMakesNothingWeighMore) {
   EXPECT_FALSE(score.left_out);
 }
 
+NodeFault Early(int64_t second, const std::string& job) {
+  NodeFault fault{"a", kStart + second * 1'000'000, job, "staging_failed"};
+  fault.early = true;
+  return fault;
+}
+
+std::string Resting(const std::vector<NodeFault>& faults, int64_t second) {
+  return ScoreOf(faults, kStart + second * 1'000'000, ScoreRules()).resting;
+}
+
+TEST(NodeScoreTest, ThreeThatFailInARowBeforeTheyTrainLetANodeRest) {
+  std::vector<NodeFault> faults = {Early(0, "j"), Early(1, "k")};
+  EXPECT_EQ(Resting(faults, 1), "");
+  faults.push_back(Early(2, "k"));
+  EXPECT_NE(Resting(faults, 2).find("3 attempts in a row"), std::string::npos);
+  EXPECT_NE(Resting(faults, 61), "");
+  EXPECT_EQ(Resting(faults, 62), "") << "a minute";
+  faults.push_back(Early(63, "j"));
+  EXPECT_NE(Resting(faults, 182), "");
+  EXPECT_EQ(Resting(faults, 183), "") << "two minutes";
+  for (int i = 1; i < 40; ++i) faults.push_back(Early(63 + i, "j"));
+  EXPECT_EQ(Resting(faults, 102 + 900), "") << "no more than a quarter of an hour";
+  EXPECT_EQ(Resting(faults, -3600), "") << "the wall clock went back";
+}
+
+TEST(NodeScoreTest, OneJobAloneOrFailuresFarApartOrAfterTrainingLetNoNodeRest) {
+  EXPECT_EQ(Resting({Early(0, "j"), Early(1, "j"), Early(2, "j"), Early(3, "j")}, 3), "");
+  EXPECT_EQ(Resting({Early(0, "j"), Early(1, "k"), Early(700, "l")}, 700), "");
+  NodeFault trained = Early(1, "k");
+  trained.early = false;
+  EXPECT_EQ(Resting({Early(0, "j"), trained, Early(2, "l"), Early(3, "m")}, 3), "");
+}
+
 TEST(NodeScoreTest, ANodeWithoutFailuresIsSound) {
   EXPECT_FALSE(Score({}, 0).left_out);
   EXPECT_EQ(Score({}, 0).reason, "");

@@ -248,6 +248,13 @@ TEST(GangTest, ALostNodeEndsTheGangAndIsNotWaitedFor) {
   EXPECT_EQ(DecideGang(gang).next, AttemptState::kFailed);
 }
 
+TEST(GangTest, ANodeThatNeverTookItUpIsNotCalledSilentForLong) {
+  Gang gang = GangOf(AttemptState::kPlaced, {On("a", MemberState::kNone)});
+  gang.members[0].seen = false;
+  gang.members[0].lost = true;
+  EXPECT_NE(DecideGang(gang).verdict->message.find("did not take up"), std::string::npos);
+}
+
 Gang Told(AttemptState state, std::vector<Member> members) {
   Gang gang = GangOf(state, std::move(members));
   gang.stop.domain = Verdict::Domain::kNone;
