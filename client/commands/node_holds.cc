@@ -14,7 +14,7 @@
 namespace sft::client {
 namespace {
 
-struct HoldOptions {
+struct NodeHoldOptions {
   std::string node;
   std::string reason;
   bool now = false;
@@ -56,7 +56,7 @@ absl::StatusOr<v1::Node> FindNode(Connection& connection, const std::string& nam
 }
 
 // Until no job is on the node.
-ExitCode WaitUntilEmpty(Connection& connection, const HoldOptions& options, bool json) {
+ExitCode WaitUntilEmpty(Connection& connection, const NodeHoldOptions& options, bool json) {
   std::optional<std::chrono::seconds> timeout;
   if (!options.timeout.empty()) {
     const auto parsed = ParseDuration(options.timeout);
@@ -89,7 +89,7 @@ ExitCode WaitUntilEmpty(Connection& connection, const HoldOptions& options, bool
   }
 }
 
-ExitCode Hold(Connection& connection, const HoldOptions& options, v1::NodeHold::Mode mode,
+ExitCode Hold(Connection& connection, const NodeHoldOptions& options, v1::NodeHold::Mode mode,
               bool json) {
   v1::HoldNodeRequest request;
   request.set_node(options.node);
@@ -135,7 +135,7 @@ void AddDrain(Command& app, Session& session, const std::string& prefix) {
   Command* command = app.AddCommand(
       "drain", "Empty a node: nothing new is placed on it, its jobs end or move elsewhere",
       fmt::format("{} gpu-07 --reason \"new driver\" --deadline 30m --wait", prefix));
-  auto options = std::make_shared<HoldOptions>();
+  auto options = std::make_shared<NodeHoldOptions>();
   command->AddOption("NODE", options->node, "Node")->Required();
   command->AddOption("--reason", options->reason, "Shown in `sftctl nodes` and to waiting jobs");
   auto* now = command->AddFlag("--now", options->now,
@@ -161,7 +161,7 @@ void AddNodeHolds(Command& app, Command& nodes, Session& session) {
   Command* cordon =
       nodes.AddCommand("cordon", "Place nothing new on a node; what runs there goes on",
                        "sftctl nodes cordon gpu-07 --reason \"fan is loud\"");
-  auto options = std::make_shared<HoldOptions>();
+  auto options = std::make_shared<NodeHoldOptions>();
   cordon->AddOption("NODE", options->node, "Node")->Required();
   cordon->AddOption("--reason", options->reason, "Shown in `sftctl nodes` and to waiting jobs");
   AddJsonFlag(cordon, session);

@@ -4,21 +4,12 @@
 
 #include <cmath>
 
+#include "common/base/bytes.h"
 #include "common/base/clock.h"
 
 namespace sft::client {
 
-std::string Bytes(int64_t bytes) {
-  if (bytes < 1000) return fmt::format("{} B", bytes);
-  double value = static_cast<double>(bytes);
-  const char* unit = "B";
-  for (const char* next : {"kB", "MB", "GB", "TB"}) {
-    if (value < 1000) break;
-    value /= 1000;
-    unit = next;
-  }
-  return value < 10 ? fmt::format("{:.2f} {}", value, unit) : fmt::format("{:.1f} {}", value, unit);
-}
+std::string Bytes(int64_t bytes) { return BytesText(bytes); }
 
 std::string Duration(double seconds) {
   if (!(seconds >= 0) || std::isinf(seconds)) return "-";

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "common/base/bytes.h"
 #include "common/base/clock.h"
 #include "common/base/env.h"
 #include "common/base/version.h"
@@ -44,8 +45,6 @@ constexpr std::chrono::seconds kReachDeadline{5};
 constexpr double kClockWarn = 2, kClockFail = 60;
 constexpr int64_t kSharedMemory = int64_t{1} << 30;
 
-double Gigabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
-
 // A file can be made there and is gone again.
 absl::Status TryWrite(const std::string& folder) {
   const std::string path = fmt::format("{}/.sft-check-{}", folder, getpid());
@@ -64,16 +63,16 @@ void CheckFolders(const NodeSetup& setup, CheckReport& report) {
                 "mount it, and let the user that sft-worker runs as write there");
   } else {
     report.Ok("shared folder",
-              fmt::format("none (--shared): checkpoints above {:.1f} GB stay on this node, and "
+              fmt::format("none (--shared): checkpoints above {} stay on this node, and "
                           "their jobs with them",
-                          Gigabytes(setup.checkpoint_upload_limit)));
+                          BytesText(setup.checkpoint_upload_limit)));
   }
 }
 
 void CheckDisk(const NodeSetup& setup, CheckReport& report) {
   const v1::NodeDisk disk = MeasureDisk(setup);
-  const std::string text = fmt::format("{:.1f} GB of {:.1f} GB free", Gigabytes(disk.free_bytes()),
-                                       Gigabytes(disk.total_bytes()));
+  const std::string text =
+      fmt::format("{} of {} free", BytesText(disk.free_bytes()), BytesText(disk.total_bytes()));
   const char* advice = "free space below the data folder, or give it a larger disk";
   if (disk.level() == v1::NodeDisk::FULL) {
     report.Fail("disk", text + ": no job is placed on this node", advice);
@@ -88,12 +87,12 @@ void CheckMemory(CheckReport& report) {
   struct sysinfo info {};
   if (sysinfo(&info) == 0) {
     const auto total = static_cast<int64_t>(info.totalram) * info.mem_unit;
-    report.Ok("memory", fmt::format("{:.1f} GB, {} CPUs", Gigabytes(total), get_nprocs()));
+    report.Ok("memory", fmt::format("{}, {} CPUs", BytesText(total), get_nprocs()));
   }
   const absl::StatusOr<io::DiskSpace> shared = io::SpaceOf("/dev/shm");
   if (!shared.ok() || shared->free < kSharedMemory) {
     report.Warn("/dev/shm",
-                shared.ok() ? fmt::format("{:.2f} GB free", Gigabytes(shared->free))
+                shared.ok() ? fmt::format("{} free", BytesText(shared->free))
                             : std::string(Message(shared.status())),
                 "ranks of one node talk through it (NCCL): mount a tmpfs of at least 1 GB there");
   }
@@ -148,9 +147,9 @@ std::vector<GpuReading> CheckGpus(const Options& options, const std::string& pro
   for (size_t i = 0; i < offered->size(); ++i) {
     const GpuReading& gpu = (*offered)[i];
     const std::string text =
-        fmt::format("{} ({}, {}), {:.1f} of {:.1f} GB used, {}% busy, {} NVLinks", gpu.name,
-                    GpuTypeOf(gpu.name), gpu.pci, Gigabytes(gpu.memory_used_bytes),
-                    Gigabytes(gpu.memory_bytes), gpu.utilization_percent, gpu.active_links);
+        fmt::format("{} ({}, {}), {} of {} used, {}% busy, {} NVLinks", gpu.name,
+                    GpuTypeOf(gpu.name), gpu.pci, BytesText(gpu.memory_used_bytes),
+                    BytesText(gpu.memory_bytes), gpu.utilization_percent, gpu.active_links);
     const std::string name = fmt::format("GPU {}", i);
     if (!gpu.error.empty()) {
       report.Fail(

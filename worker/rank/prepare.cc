@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "common/base/bytes.h"
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/data/chat_tokenizer.h"
 #include "worker/engine/data/dataset.h"
@@ -21,8 +22,7 @@ void CheckModel(const Launch& launch) {
   engine::ModelLayout layout = engine::MakeLayout(config);
   engine::PrepareLayout(layout, launch.spec);
   const auto files = engine::ModelFiles::Open(launch.file.model_dir);
-  fmt::print("model {}: {:.2f} GB of weights\n", launch.file.model_dir,
-             static_cast<double>(files.TotalBytes()) / 1e9);
+  fmt::print("model {}: {} of weights\n", launch.file.model_dir, BytesText(files.TotalBytes()));
 }
 
 void PrintSkipped(const engine::DatasetStats& stats) {

@@ -208,7 +208,14 @@ TEST(EventsTest, PeopleReadWhatRanksWroteInWords) {
                 R"("trainable_parameters":1000,"total_parameters":5000,"seconds":1.5})"},
       {"consistency",
        R"({"event":"consistency","rank":0,"weights_sha256":"0123456789abcdef","consistent":true})"},
-      {"later", R"({"event":"later","time":1,"what":"new","count":2})"},
+      {"checkpoint", R"({"event":"checkpoint","step":40,"path":"/data/step-40","bytes":12345678,)"
+                     R"("reason":"steps","seconds":0.84,"stall_seconds":0.1,"has_metric":true,)"
+                     R"("metric":1.25,"best":true})"},
+      {"resumed", R"({"event":"resumed","step":40,"path":"/x","changes":["engine 1.2 -> 1.3"]})"},
+      {"plan", R"({"event":"plan","rank":0,"description":"LoRA","reserved_bytes":)"
+               R"({"predicted":2000000000,"measured":1900000000}})"},
+      {"later", R"({"event":"later","time":1,"what":"new","step_count":2})"},
+      {"\x1b]0;evil\x07very_new", "a sentence"},
       {"state", "PENDING -> PREPARING"}};
   for (const auto& [type, message] : notes) {
     v1::JobEvent event;
@@ -220,7 +227,14 @@ TEST(EventsTest, PeopleReadWhatRanksWroteInWords) {
   EXPECT_THAT(out, HasSubstr("150 of 152 rows, 2 left out; 8.1k tokens, 400 of them with loss"));
   EXPECT_THAT(out, HasSubstr("rank 1 of 2 on cpu after 1.5 s: 3 steps, 1.0k of 5.0k parameters"));
   EXPECT_THAT(out, HasSubstr("rank 0: weights agree (0123456789ab)"));
-  EXPECT_THAT(out, HasSubstr("what new, count 2"));
+  EXPECT_THAT(out, HasSubstr("step 40 saved on its node: 12.3 MB in 0.8 s, of which training stood "
+                             "still for 0.1 s (steps); metric 1.2500; the best so far"));
+  EXPECT_THAT(out, HasSubstr("goes on after step 40; other than then: engine 1.2 -> 1.3"));
+  EXPECT_THAT(out,
+              HasSubstr("rank 0: LoRA; memory at the peak: 2.00 GB planned, 1.90 GB measured"));
+  EXPECT_THAT(out, HasSubstr("what new, step count 2"));
+  EXPECT_THAT(out, HasSubstr("very new"));
+  EXPECT_THAT(out, ::testing::Not(HasSubstr("\x1b"))) << "of a node, for a terminal";
   EXPECT_THAT(out, HasSubstr("PENDING -> PREPARING"));
   EXPECT_THAT(out, ::testing::Not(HasSubstr("{")));
 }

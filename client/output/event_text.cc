@@ -1,0 +1,149 @@
+#include "client/output/event_text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "client/output/format.h"
+#include "client/output/json.h"
+#include "client/output/text.h"
+#include "common/base/json.h"
+
+namespace sft::client {
+namespace {
+
+constexpr size_t kMaxKind = 24;
+
+// The fields of what a rank wrote.
+class Note {
+ public:
+  explicit Note(const Json& json) : json_(json) {}
+
+  double Number(const char* key) const {
+    const auto found = json_.find(key);
+    return found != json_.end() && found->is_number() ? found->get<double>() : 0.0;
+  }
+  std::string Text(const char* key) const {
+    const auto found = json_.find(key);
+    return found != json_.end() && found->is_string() ? found->get<std::string>() : std::string();
+  }
+  bool Is(const char* key) const {
+    const auto found = json_.find(key);
+    return found != json_.end() && found->is_boolean() && found->get<bool>();
+  }
+  std::string Size(const char* key) const { return Bytes(static_cast<int64_t>(Number(key))); }
+  const Json& json() const { return json_; }
+
+ private:
+  const Json& json_;
+};
+
+std::string Prepared(const Note& note) {
+  return fmt::format("{:.0f} of {:.0f} rows, {:.0f} left out; {} tokens, {} of them with loss{}",
+                     note.Number("used"), note.Number("rows"), note.Number("skipped"),
+                     Count(note.Number("tokens")), Count(note.Number("loss_tokens")),
+                     note.Is("from_cache") ? "; prepared before" : "");
+}
+
+std::string Ready(const Note& note) {
+  return fmt::format(
+      "rank {:.0f} of {:.0f} on {} after {:.1f} s: {:.0f} steps, {} of {} parameters train",
+      note.Number("rank"), note.Number("world"), note.Text("device"), note.Number("seconds"),
+      note.Number("total_steps"), Count(note.Number("trainable_parameters")),
+      Count(note.Number("total_parameters")));
+}
+
+std::string Consistency(const Note& note) {
+  return fmt::format("rank {:.0f}: weights {} ({})", note.Number("rank"),
+                     note.Is("consistent") ? "agree" : "DIFFER",
+                     note.Text("weights_sha256").substr(0, 12));
+}
+
+std::string Checkpoint(const Note& note) {
+  const std::string reason = note.Text("reason");
+  std::string text = fmt::format("step {:.0f} saved on its node: {} in {:.1f} s",
+                                 note.Number("step"), note.Size("bytes"), note.Number("seconds"));
+  if (note.Number("stall_seconds") > 0) {
+    text +=
+        fmt::format(", of which training stood still for {:.1f} s", note.Number("stall_seconds"));
+  }
+  if (!reason.empty()) text += fmt::format(" ({})", reason);
+  if (note.Is("has_metric")) text += fmt::format("; metric {:.4f}", note.Number("metric"));
+  return text + (note.Is("best") ? "; the best so far" : "");
+}
+
+std::string Resumed(const Note& note) {
+  std::string text = fmt::format("goes on after step {:.0f}", note.Number("step"));
+  const auto changes = note.json().find("changes");
+  if (changes == note.json().end() || !changes->is_array()) return text;
+  const char* before = "; other than then: ";
+  for (const Json& change : *changes) {
+    if (!change.is_string()) continue;
+    text += before + change.get<std::string>();
+    before = ", ";
+  }
+  return text;
+}
+
+// Predicted and measured.
+std::string Plan(const Note& note) {
+  const auto both = [&](const char* key) {
+    const auto found = note.json().find(key);
+    if (found == note.json().end() || !found->is_object()) return std::string();
+    const Note bytes(*found);
+    return bytes.Number("measured") > 0
+               ? fmt::format("{} planned, {} measured", bytes.Size("predicted"),
+                             bytes.Size("measured"))
+               : fmt::format("{} planned", bytes.Size("predicted"));
+  };
+  std::string text = fmt::format("rank {:.0f}", note.Number("rank"));
+  if (const std::string what = note.Text("description"); !what.empty()) text += ": " + what;
+  if (const std::string memory = both("reserved_bytes"); !memory.empty()) {
+    text += "; memory at the peak: " + memory;
+  }
+  if (note.Number("measured_tokens_per_second") > 0) {
+    text += fmt::format("; {} tok/s planned, {} measured",
+                        Count(note.Number("predicted_tokens_per_second")),
+                        Count(note.Number("measured_tokens_per_second")));
+  }
+  return text;
+}
+
+// Of what this client does not know: each field with its name in words.
+std::string AnyFields(const Json& note) {
+  std::string words;
+  for (const auto& [key, value] : note.items()) {
+    if (key == "event" || key == "time") continue;
+    std::string name = key;
+    std::replace(name.begin(), name.end(), '_', ' ');
+    words += fmt::format("{}{} {}", words.empty() ? "" : ", ", name,
+                         value.is_string() ? value.get<std::string>() : DumpJson(value));
+  }
+  return words;
+}
+
+std::string NoteText(const std::string& type, const Json& json) {
+  const Note note(json);
+  if (type == "prepared") return Prepared(note);
+  if (type == "ready") return Ready(note);
+  if (type == "consistency") return Consistency(note);
+  if (type == "checkpoint") return Checkpoint(note);
+  if (type == "resumed") return Resumed(note);
+  if (type == "plan") return Plan(note);
+  return AnyFields(json);
+}
+
+}  // namespace
+
+std::string EventText(const v1::JobEvent& event) {
+  const Json note = ParseOrderedJson(event.message());
+  return OneLine(note.is_object() ? NoteText(event.type(), note) : event.message());
+}
+
+std::string EventKind(const v1::JobEvent& event) {
+  std::string kind = OneLine(event.type()).substr(0, kMaxKind);
+  std::replace(kind.begin(), kind.end(), '_', ' ');
+  return kind.empty() ? "event" : kind;
+}
+
+}  // namespace sft::client
