@@ -103,6 +103,50 @@ class TroubleTest(ServiceCase):
         ballast.unlink()
         self.assert_ends(job, SUCCEEDED)
 
+    def test_a_node_whose_rank_program_does_not_start_gets_nothing_until_it_does(self):
+        broken = self.dir / "broken"
+        broken.touch()
+        program = self.dir / "sft-rank"
+        program.write_text(f"""#!/bin/sh
+if [ "$1" = --version ] && [ -e {broken} ]; then echo out of luck >&2; kill -9 $$; fi
+exec {BUILD / "tests/sft-fake-rank"} "$@"
+""")
+        program.chmod(0o755)
+        self.start_server()
+        self.start_worker(engine=True, options=("--rank-binary", program))
+        told = f"`{program} --version` was killed by signal 9 (Killed): out of luck"
+        wait_until("the node to say it", lambda: told in self.sftctl("nodes", "--json").stdout)
+        job = self.submit(ranks=1)
+        wait_until("the job to say it", lambda: told in self.status(job)["reason"])
+        self.assertEqual(self.status(job)["state"], "PENDING")
+        broken.unlink()
+        self.assert_ends(job, SUCCEEDED)
+        self.assertEqual(self.status(job)["attempt"], 1)
+
+    def test_a_data_set_that_is_damaged_on_the_server_is_told_and_can_be_sent_again(self):
+        self.start_server()
+        self.start_worker()
+        gate = self.dir / "gate"
+        before = self.submit(f"until {gate}", ranks=8, name="before")
+        self.wait_for_step(before)
+        kept = set(self.dir.rglob("blobs/??/*"))
+        path = self.write_job(ranks=1, rows=2, name="job")
+        job = json.loads(self.sftctl("submit", path, "--json").stdout)["job"]
+        (blob,) = set(self.dir.rglob("blobs/??/*")) - kept
+        content = blob.read_bytes()
+        blob.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        gate.touch()
+        self.assert_ends(before, SUCCEEDED)
+        self.assert_ends(job, INFRASTRUCTURE_FAILURE)
+        verdict = self.status(job)["verdict"]
+        self.assertEqual(verdict["code"], "dataset_lost")
+        self.assertIn("damaged on the server's disk", verdict["message"])
+        self.assertEqual(self.status(job)["attempt"], 1)
+        self.assert_slots_free()
+        again = json.loads(self.sftctl("submit", path, "--json").stdout)["job"]
+        self.assert_ends(again, SUCCEEDED)
+        self.assertEqual(blob.read_bytes(), content)
+
     def start_other_server(self, protocol):
         self.port = free_port()
         self.start("other-server", OTHER_VERSION, "serve", self.port, protocol)
