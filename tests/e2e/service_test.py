@@ -159,12 +159,12 @@ class ServiceTest(ServiceCase):
         self.assertIn("line 1: nothing to learn", told)
         self.assertIn("add an answer", told)
 
-    def test_a_model_with_a_missing_tokenizer_is_refused_with_the_reason(self):
+    def test_a_model_that_lost_its_tokenizer_is_the_nodes_fault_and_its_reason_is_told(self):
         self.start_server()
         self.start_worker()
         (self.dir / "models/tiny/tokenizer.json").unlink()
         job = self.submit("ok", ranks=1)
-        self.assert_ends(job, USER_FAILURE)
+        self.assert_ends(job, INFRASTRUCTURE_FAILURE)
         self.assertIn("tokenizer.json is missing", json.dumps(self.status(job)))
 
     def test_a_cancel_reaches_a_worker_that_was_down(self):
