@@ -1,10 +1,9 @@
 #include "client/output/text.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <iterator>
 
+#include "common/base/plain_text.h"
 #include "common/base/utf8.h"
 
 namespace sft::client {
@@ -29,37 +28,11 @@ bool IsIn(const Range (&ranges)[N], char32_t character) {
   });
 }
 
-// C0 and C1 controls, and the marks that turn the direction of what follows.
-bool IsControl(char32_t c) {
-  return c < 0x20 || (c >= 0x7f && c < 0xa0) || (c >= 0x202a && c <= 0x202e) ||
-         (c >= 0x2066 && c <= 0x2069);
-}
-
-std::string Clean(std::string_view text, bool keep_breaks) {
-  std::string clean;
-  while (!text.empty()) {
-    const std::string_view before = text;
-    bool valid = false;
-    const char32_t character = TakeCharacter(text, valid);
-    const bool is_break = character == '\n' || character == '\t';
-    if (!valid) {
-      clean += fmt::format("\\x{:02x}", static_cast<unsigned char>(before.front()));
-    } else if (is_break || character == '\r') {
-      clean += keep_breaks && is_break ? static_cast<char>(character) : ' ';
-    } else if (IsControl(character)) {
-      clean += fmt::format("\\x{:02x}", static_cast<uint32_t>(character));
-    } else {
-      clean += before.substr(0, before.size() - text.size());
-    }
-  }
-  return clean;
-}
-
 }  // namespace
 
-std::string OneLine(std::string_view text) { return Clean(text, /*keep_breaks=*/false); }
+std::string OneLine(std::string_view text) { return Escaped(text, /*keep_breaks=*/false); }
 
-std::string Lines(std::string_view text) { return Clean(text, /*keep_breaks=*/true); }
+std::string Lines(std::string_view text) { return Escaped(text, /*keep_breaks=*/true); }
 
 size_t Columns(std::string_view text) {
   size_t columns = 0;

@@ -55,7 +55,7 @@ struct Server::Parts {
             *store, clock, hub, [this] { loop.Wake(); }, &outlooks),
         planner(*store, registry, relay),
         intake(*store, *blobs, jobs, planner, &limits),
-        ingest(*store, clock, logs, metrics, tensorboard, hub),
+        ingest(*store, clock, logs, metrics, tensorboard, hub, &registry.refusals()),
         artifacts(*store, clock, *blobs, *checkpoint_blobs, relay, hub),
         backups(*store, clock, settings.data_dir),
         scheduling(*store, clock, intake, jobs),

@@ -17,7 +17,7 @@ absl::Status CheckName(const std::string& sha256) {
                                      sha256.substr(0, 80)));
 }
 
-constexpr std::string_view kPart = ".part";
+constexpr std::string_view kPart = ".part", kBrought = ".brought";
 constexpr char kUploads[] = "uploads", kDamaged[] = "damaged";
 // What is read at once.
 constexpr int64_t kChunkBytes = int64_t{1} << 20;
@@ -39,6 +39,10 @@ std::string BlobStore::PathIn(const std::string& dir, const std::string& sha256)
 
 std::string BlobStore::PartPath(const std::string& key) const {
   return fmt::format("{}/uploads/{}{}", dir_, key, kPart);
+}
+
+std::string BlobStore::BroughtPath(const std::string& key) const {
+  return fmt::format("{}/uploads/{}{}", dir_, key, kBrought);
 }
 
 absl::StatusOr<BlobStore::Stat> BlobStore::Find(const std::string& sha256,
@@ -67,6 +71,16 @@ absl::StatusOr<std::map<std::string, int64_t>> BlobStore::Unfinished(const std::
     if (bytes.ok()) parts[hash] = *bytes;
   }
   return parts;
+}
+
+absl::Status BlobStore::MarkBrought(const std::string& sha256, const std::string& of) {
+  SFT_RETURN_IF_ERROR(CheckName(sha256));
+  // Of an empty file nothing can be torn, and one that is lost costs another upload.
+  return io::AppendFile::Open(BroughtPath(KeyOf(sha256, of))).status();
+}
+
+bool BlobStore::WasBrought(const std::string& sha256, const std::string& of) const {
+  return io::IsSha256Hex(sha256) && io::Exists(BroughtPath(KeyOf(sha256, of)));
 }
 
 absl::StatusOr<std::string> BlobStore::PathOf(const std::string& sha256) const {
@@ -132,12 +146,14 @@ absl::Status BlobStore::Remove(const std::string& sha256) {
   return io::RemoveAll(PathIn(dir_, sha256));
 }
 
-absl::Status BlobStore::DropUpload(const std::string& key) {
-  SFT_RETURN_IF_ERROR(CheckName(key.substr(0, key.find('.'))));
-  if (key.find('/') != key.npos) return InvalidArgument("an upload's key is no path");
+absl::Status BlobStore::DropUpload(const std::string& file) {
+  SFT_RETURN_IF_ERROR(CheckName(file.substr(0, file.find('.'))));
+  if (file.find('/') != file.npos) return InvalidArgument("a file of an upload is no path");
   const MutexLock lock(mutex_);
-  if (uploading_.contains(key)) return absl::OkStatus();
-  return io::RemoveAll(PartPath(key));
+  if (file.ends_with(kPart) && uploading_.contains(file.substr(0, file.size() - kPart.size()))) {
+    return absl::OkStatus();
+  }
+  return io::RemoveAll(dir_ + "/uploads/" + file);
 }
 
 absl::StatusOr<BlobStore::Old> BlobStore::OlderThan(int64_t unix_seconds) const {
@@ -155,8 +171,8 @@ absl::StatusOr<BlobStore::Old> BlobStore::OlderThan(int64_t unix_seconds) const 
       if (!io::IsSha256Hex(hash) || !is_old(fmt::format("{}/{}/{}", dir_, folder, name))) continue;
       if (folder != kUploads) {
         old.blobs.push_back(hash);
-      } else if (name.ends_with(kPart)) {
-        old.uploads.push_back(name.substr(0, name.size() - kPart.size()));
+      } else if (name.ends_with(kPart) || name.ends_with(kBrought)) {
+        old.uploads.push_back(name);
       }
     }
   }

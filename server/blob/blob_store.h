@@ -20,6 +20,7 @@ namespace sft::server {
 //   <dir>/ab/<sha256>            complete
 //   <dir>/uploads/<sha256>.part  received so far; kept across restarts, so that an upload resumes
 //   <dir>/uploads/<sha256>.<of>.part  of one uploader, who must neither see nor disturb the others
+//   <dir>/uploads/<sha256>.<of>.brought  empty: this uploader has brought all of it
 //   <dir>/damaged/<sha256>       its bytes were not those that its name says
 class BlobStore {
  public:
@@ -38,6 +39,11 @@ class BlobStore {
   // Hash and received bytes of the unfinished uploads of one uploader.
   absl::StatusOr<std::map<std::string, int64_t>> Unfinished(const std::string& of) const;
 
+  // Notes that an uploader has brought a whole blob, until the note is as old as an unfinished upload
+  // may become (Old::uploads); and whether it has. A blob that others have brought says nothing.
+  absl::Status MarkBrought(const std::string& sha256, const std::string& of);
+  bool WasBrought(const std::string& sha256, const std::string& of) const;
+
   // Where a complete blob lies; NOT_FOUND otherwise.
   absl::StatusOr<std::string> PathOf(const std::string& sha256) const;
 
@@ -51,14 +57,14 @@ class BlobStore {
 
   // Removes a complete blob; missing is OK.
   absl::Status Remove(const std::string& sha256);
-  // Complete blobs and unfinished uploads that were last written before `unix_seconds`.
+  // Complete blobs, and files of uploads, that were last written before `unix_seconds`.
   struct Old {
     std::vector<std::string> blobs, uploads;
   };
   absl::StatusOr<Old> OlderThan(int64_t unix_seconds) const;
-  // Drops what was received of an upload that nobody goes on with (one of Old::uploads); one under
-  // way is left alone.
-  absl::Status DropUpload(const std::string& key);
+  // Drops what is left of an upload that nobody goes on with (one of Old::uploads); one under way is
+  // left alone.
+  absl::Status DropUpload(const std::string& file);
 
   // Held by who refers to a blob that is there, from the look to the row that names it, and by who
   // removes blobs, from the look whether one is named until it is gone. Taken before the store.
@@ -106,6 +112,7 @@ class BlobStore {
   std::string PartPath(const std::string& key) const;
   // `fd` is of what was read: a blob that came in its place meanwhile stays.
   absl::Status PutAside(const std::string& sha256, int fd, const std::string& why);
+  std::string BroughtPath(const std::string& key) const;
 
   const std::string dir_;
   Mutex gate_;

@@ -7,9 +7,10 @@
 
 #include "common/base/bytes.h"
 #include "common/base/ids.h"
-#include "common/io/paths.h"
 #include "common/io/sha256.h"
 #include "server/core/convert.h"
+#include "server/core/node_checks.h"
+#include "server/core/uploads.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
@@ -23,9 +24,30 @@ namespace {
 
 constexpr std::string_view kArtifactPrefix = "artifacts/";
 
+// The attempt, if the node may still deliver this for it.
+absl::StatusOr<AttemptRecord> CheckCommit(Database& db, const v1::CommitArtifactRequest& request) {
+  SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, request.attempt_uid()));
+  if (attempt.epoch != request.epoch()) {
+    return FailedPrecondition(fmt::format("attempt {} has epoch {}, the artifact is of {}",
+                                          attempt.uid, attempt.epoch, request.epoch()));
+  }
+  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt.uid));
+  SFT_ASSIGN_OR_RETURN(const Dispatched part, DispatchedTo(request.node(), attempt, members));
+  SFT_RETURN_IF_ERROR(CheckArtifact(request, part));
+  SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
+  if (attempt.number != job.attempt || IsTerminal(attempt.state)) {
+    return FailedPrecondition(
+        fmt::format("attempt {} is over: its artifact is refused", attempt.uid));
+  }
+  return attempt;
+}
+
 }  // namespace
 
 absl::StatusOr<v1::Artifact> Artifacts::Commit(const v1::CommitArtifactRequest& request) {
+  const MutexLock lock(blobs_.gate());
+  SFT_RETURN_IF_ERROR(
+      store_.Read([&](Database& db) { return CheckCommit(db, request).status(); }));
   ArtifactRecord artifact;
   artifact.id = RandomId("artifact");
   artifact.attempt_uid = request.attempt_uid();
@@ -34,40 +56,16 @@ absl::StatusOr<v1::Artifact> Artifacts::Commit(const v1::CommitArtifactRequest& 
   if (!request.node_path().empty()) {
     artifact.node = request.node();
     artifact.node_path = request.node_path();
+  } else {
+    SFT_RETURN_IF_ERROR(
+        CheckDelivered(blobs_, request.files(), request.node(), request.attempt_uid()));
   }
-  const MutexLock lock(blobs_.gate());
-  if (request.files_size() == 0) return InvalidArgument("an artifact without files");
   for (const v1::ArtifactFile& file : request.files()) {
-    if (!io::IsSafeRelative(file.path())) {
-      return InvalidArgument(
-          fmt::format("artifact file \"{}\" is not a plain relative path", file.path()));
-    }
-    if (artifact.node.empty() && !blobs_.PathOf(file.blob().sha256()).ok()) {
-      return FailedPrecondition(fmt::format("{} was not uploaded", file.path()));
-    }
     artifact.files.push_back({file.path(), file.blob().sha256(), file.blob().size()});
     artifact.bytes += file.blob().size();
   }
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, request.attempt_uid()));
-    if (attempt.epoch != request.epoch()) {
-      return FailedPrecondition(fmt::format("attempt {} has epoch {}, the artifact is of {}",
-                                            attempt.uid, attempt.epoch, request.epoch()));
-    }
-    SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
-                         store::MembersOf(db, attempt.uid));
-    const bool member = std::any_of(members.begin(), members.end(), [&](const MemberRecord& each) {
-      return each.status.node == request.node();
-    });
-    if (!member) {
-      return FailedPrecondition(
-          fmt::format("attempt {} is not on node {}", attempt.uid, request.node()));
-    }
-    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
-    if (attempt.number != job.attempt || IsTerminal(attempt.state)) {
-      return FailedPrecondition(
-          fmt::format("attempt {} is over: its artifact is refused", attempt.uid));
-    }
+    SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, CheckCommit(db, request));
     artifact.job_id = attempt.job_id;
     const std::string offered_id = artifact.id;
     SFT_ASSIGN_OR_RETURN(artifact, store::PutArtifact(db, artifact));
@@ -141,15 +139,24 @@ absl::Status Artifacts::DownloadBlob(const std::string& sha256, int64_t offset, 
   return checkpoint;
 }
 
-absl::Status Artifacts::Relay(const v1::Artifact& artifact, const std::string& path, int64_t offset,
-                              const Sink& sink) {
-  SFT_ASSIGN_OR_RETURN(const auto transfer,
-                       relay_.Start(artifact.node(), artifact.node_path() + "/" + path, offset));
+absl::Status Artifacts::Relay(const v1::Artifact& artifact, const v1::ArtifactFile& file,
+                              int64_t offset, const Sink& sink) {
+  if (offset < 0 || offset > file.blob().size()) {
+    return OutOfRange(fmt::format("offset {} of {} bytes", offset, file.blob().size()));
+  }
+  SFT_ASSIGN_OR_RETURN(
+      const auto transfer,
+      relay_.Start(artifact.node(), artifact.node_path() + "/" + file.path(), offset));
   v1::DownloadChunk chunk;
   while (true) {
     SFT_ASSIGN_OR_RETURN(v1::SendFileRequest part, transfer->Next());
     chunk.set_total_size(part.total_size() > 0 ? part.total_size() : chunk.total_size());
     if (part.data().empty() && part.request().empty()) break;
+    if (chunk.total_size() != file.blob().size()) {
+      return DataLoss(fmt::format("{} has {} bytes on {}, not the {} that were delivered",
+                                  file.path(), chunk.total_size(), artifact.node(),
+                                  file.blob().size()));
+    }
     chunk.set_offset(part.offset());
     chunk.set_data(std::move(*part.mutable_data()));
     offset = part.offset() + static_cast<int64_t>(chunk.data().size());
@@ -167,7 +174,7 @@ absl::Status Artifacts::DownloadFile(const v1::DownloadArtifactFileRequest& requ
   SFT_ASSIGN_OR_RETURN(const v1::Artifact artifact, Get(request.name()));
   for (const v1::ArtifactFile& file : artifact.files()) {
     if (file.path() != request.path()) continue;
-    if (!artifact.node().empty()) return Relay(artifact, file.path(), request.offset(), sink);
+    if (!artifact.node().empty()) return Relay(artifact, file, request.offset(), sink);
     return DownloadBlob(file.blob().sha256(), request.offset(), sink);
   }
   return NotFound(fmt::format("{} has no file \"{}\"", artifact.name(), request.path()));

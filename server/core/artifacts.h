@@ -28,8 +28,8 @@ class Artifacts {
         relay_(relay),
         hub_(hub) {}
 
-  // Registers a delivery. FAILED_PRECONDITION for another epoch, or when a file of an adapter is
-  // not uploaded; INVALID_ARGUMENT for a path that leaves its folder.
+  // Registers a delivery. FAILED_PRECONDITION for another epoch; ABORTED when a file of an adapter
+  // was not uploaded by this node for this attempt; INVALID_ARGUMENT as of CheckArtifact.
   absl::StatusOr<v1::Artifact> Commit(const v1::CommitArtifactRequest& request);
   // "artifacts/{id}", or a job's name for its newest.
   absl::StatusOr<v1::Artifact> Get(const std::string& name);
@@ -41,7 +41,7 @@ class Artifacts {
   absl::Status DownloadFile(const v1::DownloadArtifactFileRequest& request, const Sink& sink);
 
  private:
-  absl::Status Relay(const v1::Artifact& artifact, const std::string& path, int64_t offset,
+  absl::Status Relay(const v1::Artifact& artifact, const v1::ArtifactFile& file, int64_t offset,
                      const Sink& sink);
 
   Store& store_;

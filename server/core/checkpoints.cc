@@ -5,9 +5,10 @@
 #include <set>
 
 #include "common/base/bytes.h"
-#include "common/io/paths.h"
 #include "server/core/convert.h"
+#include "server/core/node_checks.h"
 #include "server/core/resume.h"
+#include "server/core/uploads.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
@@ -17,12 +18,11 @@ namespace sft::server {
 namespace {
 
 constexpr int kSweptJobs = 100;
-constexpr size_t kMaxFiles = 4096;
 // Longer than any of them weighs anything (sched/node_score.h).
 constexpr std::chrono::hours kRememberFaults{48};
 
-// The attempt, if it may still commit anything: it is the job's newest, lives, and the node that
-// speaks has not been given up.
+// The attempt, if it may still commit this: it is the job's newest, lives, and the node that speaks
+// has not been given up.
 absl::StatusOr<AttemptRecord> CheckFence(Database& db, const v1::CommitCheckpointRequest& request,
                                          CheckpointPart& part, int& parts_needed) {
   SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, request.attempt_uid()));
@@ -34,6 +34,9 @@ absl::StatusOr<AttemptRecord> CheckFence(Database& db, const v1::CommitCheckpoin
         attempt.uid, request.epoch(), request.step()));
   }
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt.uid));
+  SFT_ASSIGN_OR_RETURN(const Dispatched dispatched,
+                       DispatchedTo(request.node(), attempt, members));
+  SFT_RETURN_IF_ERROR(CheckCheckpoint(request, dispatched));
   parts_needed = static_cast<int>(members.size());
   for (const MemberRecord& member : members) {
     if (member.status.node != request.node() || member.status.lost) continue;
@@ -90,35 +93,16 @@ absl::Status DropAll(Database& db, const std::string& job, int64_t now_us,
 
 }  // namespace
 
-absl::Status Checkpoints::CheckFiles(const v1::CommitCheckpointRequest& request) {
-  if (request.step() <= 0) return InvalidArgument("a checkpoint of no step");
-  const int places =
-      (request.files_size() > 0) + !request.node_path().empty() + !request.shared_path().empty();
-  if (places != 1) return InvalidArgument("a checkpoint is in one place: files, node or shared");
-  if (static_cast<size_t>(request.files_size()) > kMaxFiles) {
-    return InvalidArgument("a checkpoint has too many files");
-  }
-  if (!request.shared_path().empty() && !io::IsSafeRelative(request.shared_path())) {
-    return InvalidArgument(
-        fmt::format("shared path \"{}\" is not a plain relative path", request.shared_path()));
-  }
-  for (const v1::ArtifactFile& file : request.files()) {
-    if (!io::IsSafeRelative(file.path())) {
-      return InvalidArgument(
-          fmt::format("checkpoint file \"{}\" is not a plain relative path", file.path()));
-    }
-    if (!blobs_.PathOf(file.blob().sha256()).ok()) {
-      return Aborted(fmt::format("{} is not there: upload it again", file.path()));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<v1::CommitCheckpointResponse> Checkpoints::Commit(
     const v1::CommitCheckpointRequest& request) {
   const MutexLock lock(mutex_);
-  SFT_RETURN_IF_ERROR(CheckFiles(request));
   CheckpointPart part;
+  int parts_needed = 0;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) {
+    return CheckFence(db, request, part, parts_needed).status();
+  }));
+  SFT_RETURN_IF_ERROR(
+      CheckDelivered(blobs_, request.files(), request.node(), request.attempt_uid()));
   part.bytes = request.bytes();
   part.place = request.files_size() > 0         ? CheckpointPlace::kServer
                : !request.shared_path().empty() ? CheckpointPlace::kShared
@@ -132,7 +116,6 @@ absl::StatusOr<v1::CommitCheckpointResponse> Checkpoints::Commit(
   std::vector<std::string> unused;
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
     unused.clear();
-    int parts_needed = 0;
     SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, CheckFence(db, request, part, parts_needed));
     checkpoint = {};
     checkpoint.attempt_uid = attempt.uid;
@@ -289,7 +272,7 @@ absl::Status Checkpoints::SweepBlobs() {
     return absl::OkStatus();
   }));
   SFT_RETURN_IF_ERROR(RemoveBlobs(unused));
-  for (const std::string& hash : old.uploads) SFT_RETURN_IF_ERROR(blobs_.DropUpload(hash));
+  for (const std::string& file : old.uploads) SFT_RETURN_IF_ERROR(blobs_.DropUpload(file));
   return absl::OkStatus();
 }
 

@@ -55,7 +55,6 @@ class Checkpoints {
   BlobStore& blobs() { return blobs_; }
 
  private:
-  absl::Status CheckFiles(const v1::CommitCheckpointRequest& request);
   absl::Status RemoveBlobs(const std::vector<std::string>& hashes) SFT_REQUIRES(mutex_);
   absl::Status SweepRows(std::vector<std::string>& unused);
   absl::Status SweepBlobs() SFT_REQUIRES(mutex_);

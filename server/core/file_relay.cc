@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "common/base/ids.h"
+#include "common/base/plain_text.h"
 
 namespace sft::server {
 
@@ -17,6 +18,7 @@ absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Start(const std:
           fmt::format("{} files are being fetched from nodes: try again later", queues_.size()));
     }
     queues_[request].node = node;
+    queues_[request].next = offset;
   }
   std::unique_ptr<Transfer> transfer(new Transfer(*this, request, node));
   v1::ServerMessage message;
@@ -48,7 +50,9 @@ absl::StatusOr<v1::SendFileRequest> FileRelay::Transfer::Next(Nanos timeout) {
   v1::SendFileRequest chunk = std::move(queue.chunks.front());
   queue.chunks.pop_front();
   relay_.changed_.NotifyAll();
-  if (!chunk.error().empty()) return NotFound(fmt::format("{}: {}", node_, chunk.error()));
+  if (!chunk.error().empty()) {
+    return NotFound(fmt::format("{}: {}", node_, Plain(chunk.error(), 1000)));
+  }
   return chunk;
 }
 
@@ -59,7 +63,16 @@ absl::Status FileRelay::Push(v1::SendFileRequest chunk, const std::string& node)
     if (queue == queues_.end() || (!node.empty() && queue->second.node != node)) {
       return NotFound("nobody waits for this file any more");
     }
+    const auto size = static_cast<int64_t>(chunk.data().size());
+    if (chunk.error().empty() && (chunk.offset() != queue->second.next ||
+                                  chunk.total_size() < chunk.offset() ||
+                                  chunk.total_size() - chunk.offset() < size)) {
+      return InvalidArgument(fmt::format(
+          "offset: {} bytes at {} of {} are not what follows at {}", size, chunk.offset(),
+          chunk.total_size(), queue->second.next));
+    }
     if (queue->second.chunks.size() < kMaxQueuedChunks) {
+      queue->second.next += size;
       queue->second.chunks.push_back(std::move(chunk));
       changed_.NotifyAll();
       return absl::OkStatus();

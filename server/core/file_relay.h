@@ -46,7 +46,8 @@ class FileRelay {
                                                   int64_t offset);
 
   // The sending end: a chunk of the node's SendFile call. Blocks while the queue is full; NOT_FOUND
-  // when nobody wants the file any more, or wants it of another node (an empty one is any).
+  // when nobody wants the file any more, or wants it of another node (an empty one is any);
+  // INVALID_ARGUMENT for a piece that is not the next one of the file.
   absl::Status Push(v1::SendFileRequest chunk, const std::string& node = "");
   // The call of this request has ended.
   void End(const std::string& request);
@@ -54,6 +55,7 @@ class FileRelay {
  private:
   struct Queue {
     std::string node;
+    int64_t next = 0;  // offset of the next chunk
     std::deque<v1::SendFileRequest> chunks;
     bool ended = false;
   };

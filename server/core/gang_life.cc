@@ -6,6 +6,7 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "server/core/convert.h"
+#include "server/core/node_checks.h"
 #include "server/sched/order.h"
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
@@ -199,8 +200,21 @@ absl::Status TakeProgress(Database& db, AttemptRecord& attempt, const v1::Progre
   return store::SetProgress(db, attempt.uid, attempt.progress);
 }
 
+// The status with a verdict that fits the attempt.
+absl::StatusOr<v1::AttemptStatus> Fitting(Database& db, const MemberRecord& member,
+                                          const AttemptRecord& attempt, v1::AttemptStatus status) {
+  status.set_reason(BoundedText(status.reason()));
+  if (!status.has_verdict()) return status;
+  SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt.uid));
+  SFT_ASSIGN_OR_RETURN(const Dispatched part,
+                       DispatchedTo(member.status.node, attempt, members));
+  *status.mutable_verdict() = Bounded(std::move(*status.mutable_verdict()), part);
+  return status;
+}
+
 absl::Status TakeStatus(Database& db, MemberRecord& member, AttemptRecord& attempt,
-                        const v1::AttemptStatus& status, bool& changed) {
+                        const v1::AttemptStatus& said, bool& changed) {
+  SFT_ASSIGN_OR_RETURN(const v1::AttemptStatus status, Fitting(db, member, attempt, said));
   changed = Update(member, status);
   if (changed) SFT_RETURN_IF_ERROR(store::UpdateMember(db, member));
   if (member.status.node_rank != 0) return absl::OkStatus();
@@ -328,8 +342,8 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement,
 }
 
 absl::Status TakeObservation(Database& db, const std::string& node, const v1::Observed& observed,
-                             const RestartPace& pace, const ReportTime& time,
-                             ChangedJobs& changed) {
+                             const RestartPace& pace, const ReportTime& time, ChangedJobs& changed,
+                             std::vector<absl::Status>& refused) {
   const int64_t now_us = time.now_us;
   SFT_ASSIGN_OR_RETURN(std::vector<MemberRecord> members, store::HeldMembers(db, node));
   for (MemberRecord& member : members) {
@@ -348,6 +362,10 @@ absl::Status TakeObservation(Database& db, const std::string& node, const v1::Ob
     }
     // What a node that was given up says of the attempt is too late.
     if (status == nullptr || member.status.lost) continue;
+    if (absl::Status checked = CheckStatus(*status); !checked.ok()) {
+      refused.push_back(Annotate(checked, "attempt " + attempt.uid));
+      continue;
+    }
     bool news = false;
     SFT_RETURN_IF_ERROR(TakeStatus(db, member, attempt, *status, news));
     if (!news) continue;

@@ -30,13 +30,15 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement,
                           const sched::ResumeChoice& resume, int64_t now_us, ChangedJobs& changed);
 
 // Takes in what a node says of all its attempts. Reports of another epoch, or of an attempt that is
-// over, change nothing of the attempt. Then advances the gangs it concerns.
+// over, change nothing of the attempt; nor do those that CheckStatus refuses. Then advances the
+// gangs it concerns.
 struct ReportTime {
   int64_t now_us = 0;
   std::optional<double> clock_offset;  // of the worker's clock from this one's, seconds
 };
 absl::Status TakeObservation(Database& db, const std::string& node, const v1::Observed& observed,
-                             const RestartPace& pace, const ReportTime& time, ChangedJobs& changed);
+                             const RestartPace& pace, const ReportTime& time, ChangedJobs& changed,
+                             std::vector<absl::Status>& refused);
 
 // Asks DecideGang until nothing is left to do, and applies each step to the attempt and its job: a
 // failed attempt ends the job or brings it back to PENDING (DecideRestart). `ended_us` is when its

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "server/core/convert.h"
+#include "server/core/node_checks.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
 #include "server/store/jobs.h"
@@ -20,30 +21,23 @@ std::string StreamOf(const std::string& attempt_uid, int rank, const std::string
                               : LogStore::RankStream(attempt_uid, rank);
 }
 
-// The attempt a report is about, if the report is of its epoch and its node belongs to it.
-absl::StatusOr<AttemptRecord> CheckedAttempt(Database& db, const std::string& uid, int64_t epoch,
-                                             const std::string& node) {
-  SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, uid));
-  if (attempt.epoch != epoch) {
-    return FailedPrecondition(
-        fmt::format("attempt {} has epoch {}, the report is of {}", uid, attempt.epoch, epoch));
+// The attempt a report is about, and the part of it that the node was given; FAILED_PRECONDITION for
+// another epoch or node.
+struct Reported {
+  AttemptRecord attempt;
+  Dispatched part;
+};
+absl::StatusOr<Reported> ReportedOf(Database& db, const std::string& uid, int64_t epoch,
+                                    const std::string& node) {
+  Reported reported;
+  SFT_ASSIGN_OR_RETURN(reported.attempt, store::GetAttempt(db, uid));
+  if (reported.attempt.epoch != epoch) {
+    return FailedPrecondition(fmt::format("attempt {} has epoch {}, the report is of {}", uid,
+                                          reported.attempt.epoch, epoch));
   }
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, uid));
-  const bool ours = std::any_of(members.begin(), members.end(),
-                                [&](const MemberRecord& m) { return m.status.node == node; });
-  if (!ours) return FailedPrecondition(fmt::format("attempt {} is not on node {}", uid, node));
-  return attempt;
-}
-
-// Of rank 0's alone: they are figures over all ranks.
-std::vector<MetricPoint> PointsOf(const v1::AppendEventsRequest& request, int attempt) {
-  std::vector<MetricPoint> points;
-  for (const v1::RankEvent& event : request.events()) {
-    if (event.has_metric() && request.rank() == 0) {
-      points.push_back(FromProto(event.metric(), attempt));
-    }
-  }
-  return points;
+  SFT_ASSIGN_OR_RETURN(reported.part, DispatchedTo(node, reported.attempt, members));
+  return reported;
 }
 
 // Progress from a point of the curve: what `sftctl status` shows between two reports of the worker.
@@ -92,7 +86,10 @@ absl::Status Ingest::TrimJobLogs(const std::string& attempt_uid) {
 
 absl::StatusOr<v1::AppendLogResponse> Ingest::AppendLog(const v1::AppendLogRequest& request) {
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    return CheckedAttempt(db, request.attempt_uid(), request.epoch(), request.node()).status();
+    SFT_ASSIGN_OR_RETURN(
+        const Reported reported,
+        ReportedOf(db, request.attempt_uid(), request.epoch(), request.node()));
+    return CheckLog(request, reported.part);
   }));
   const std::string stream = StreamOf(request.attempt_uid(), request.rank(), request.node());
   LogStore::Piece piece{.offset = request.offset(), .bytes = request.data()};
@@ -117,6 +114,21 @@ absl::StatusOr<v1::AppendLogResponse> Ingest::AppendLog(const v1::AppendLogReque
   v1::AppendLogResponse response;
   response.set_offset(end);
   return response;
+}
+
+Ingest::Believed Ingest::BelievedOf(const v1::AppendEventsRequest& request, int attempt) const {
+  Believed believed;
+  for (const v1::RankEvent& event : request.events()) {
+    if (const absl::Status checked = CheckEvent(event); !checked.ok()) {
+      if (refusals_ != nullptr) refusals_->Count(request.node(), checked);
+      continue;
+    }
+    if (event.has_metric() && request.rank() == 0) {
+      believed.points.push_back(FromProto(event.metric(), attempt));
+    }
+    if (event.body_case() == v1::RankEvent::kNote) believed.notes.push_back(&event);
+  }
+  return believed;
 }
 
 absl::Status Ingest::StorePoints(const std::string& job_id,
@@ -170,7 +182,7 @@ absl::StatusOr<int64_t> Ingest::TakeAgain(const AttemptRecord& attempt, int64_t 
                     request.node())));
   }
   if (request.begin_offset() != next || request.end_offset() <= next) return next;
-  SFT_RETURN_IF_ERROR(StorePoints(attempt.job_id, PointsOf(request, attempt.number)));
+  SFT_RETURN_IF_ERROR(StorePoints(attempt.job_id, BelievedOf(request, attempt.number).points));
   // What is news begins there, and is sent once more, from there.
   next = std::min(request.end_offset(), acknowledged);
   bool given_up = false;
@@ -198,7 +210,10 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
   store::RankStream row;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(
-        attempt, CheckedAttempt(db, request.attempt_uid(), request.epoch(), request.node()));
+        Reported reported,
+        ReportedOf(db, request.attempt_uid(), request.epoch(), request.node()));
+    SFT_RETURN_IF_ERROR(CheckEvents(request, reported.part));
+    attempt = std::move(reported.attempt);
     SFT_ASSIGN_OR_RETURN(row,
                          store::GetRankStream(db, attempt.uid, request.rank(), request.node()));
     return absl::OkStatus();
@@ -216,9 +231,9 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
   if (request.begin_offset() != row.events_offset) return response;
   if (request.end_offset() <= row.events_offset) return response;
 
-  const std::vector<MetricPoint> points = PointsOf(request, attempt.number);
+  const Believed believed = BelievedOf(request, attempt.number);
   // First the curve, then the offset: a crash between them repeats points, which the log drops.
-  SFT_RETURN_IF_ERROR(StorePoints(attempt.job_id, points));
+  SFT_RETURN_IF_ERROR(StorePoints(attempt.job_id, believed.points));
   const int64_t now_us = UnixMicros(clock_.Wall());
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(store::RankStream now,
@@ -228,14 +243,13 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
     response.set_offset(request.end_offset());
     now.events_offset = request.end_offset();
     SFT_RETURN_IF_ERROR(store::PutRankStream(db, attempt.uid, request.rank(), request.node(), now));
-    for (const v1::RankEvent& event : request.events()) {
-      if (event.body_case() != v1::RankEvent::kNote) continue;
-      const std::string type = event.type().empty() ? "note" : event.type();
-      SFT_RETURN_IF_ERROR(
-          store::AddEvent(db, attempt.job_id, {0, now_us, type, event.note(), attempt.number}));
+    for (const v1::RankEvent* note : believed.notes) {
+      const std::string type = note->type().empty() ? "note" : note->type();
+      SFT_RETURN_IF_ERROR(store::AddEvent(
+          db, attempt.job_id, {0, now_us, type, BoundedText(note->note()), attempt.number}));
     }
     SFT_ASSIGN_OR_RETURN(const AttemptRecord current, store::GetAttempt(db, attempt.uid));
-    return AdvanceProgress(db, current, points);
+    return AdvanceProgress(db, current, believed.points);
   }));
   hub_.Bump(attempt.job_id);
   hub_.Bump("metrics/" + attempt.job_id);

@@ -10,6 +10,7 @@
 #include "server/blob/metric_log.h"
 #include "server/blob/tensorboard.h"
 #include "server/core/change_hub.h"
+#include "server/core/node_refusals.h"
 #include "server/state/records.h"
 #include "server/store/store.h"
 #include "sft/v1/job_service.pb.h"
@@ -20,16 +21,19 @@ namespace sft::server {
 // What ranks write, from the workers to the disk, and back to those who follow. Thread-safe.
 class Ingest {
  public:
+  // `refusals` counts what is left out; null: nothing does.
   Ingest(Store& store, Clock& clock, LogStore& logs, MetricLog& metrics, TensorBoard& tensorboard,
-         ChangeHub& hub)
+         ChangeHub& hub, NodeRefusals* refusals = nullptr)
       : store_(store),
         clock_(clock),
         logs_(logs),
         metrics_(metrics),
         tensorboard_(tensorboard),
-        hub_(hub) {}
+        hub_(hub),
+        refusals_(refusals) {}
 
-  // NOT_FOUND for an attempt the server does not know, FAILED_PRECONDITION for another epoch.
+  // NOT_FOUND for an attempt the server does not know, FAILED_PRECONDITION for another epoch,
+  // INVALID_ARGUMENT for what cannot be true of it (CheckLog, CheckEvents).
   absl::StatusOr<v1::AppendLogResponse> AppendLog(const v1::AppendLogRequest& request);
   // Metrics of rank 0 become the job's curve and progress; notes of any rank become job events.
   absl::StatusOr<v1::AppendEventsResponse> AppendEvents(const v1::AppendEventsRequest& request);
@@ -62,6 +66,13 @@ class Ingest {
 
  private:
   absl::Status TrimJobLogs(const std::string& attempt_uid);
+  // What is taken of a message's events. One that cannot be true is left out: the node would send it
+  // for ever, and nothing after it. Points are rank 0's alone: they are figures over all ranks.
+  struct Believed {
+    std::vector<MetricPoint> points;
+    std::vector<const v1::RankEvent*> notes;
+  };
+  Believed BelievedOf(const v1::AppendEventsRequest& request, int attempt) const;
   absl::Status StorePoints(const std::string& job_id, const std::vector<MetricPoint>& points);
   // Whether points of the attempt were acknowledged that are not there any more.
   absl::StatusOr<bool> HasLostPoints(const AttemptRecord& attempt);
@@ -79,6 +90,7 @@ class Ingest {
   MetricLog& metrics_;
   TensorBoard& tensorboard_;
   ChangeHub& hub_;
+  NodeRefusals* const refusals_;
   Mutex mutex_;
   // Attempts of which points were lost: the offset from which their node sends them again;
   // kGivenUp: it has sent all it has.

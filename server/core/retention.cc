@@ -148,8 +148,8 @@ absl::Status Removal::RetainBackups() {
 absl::Status Removal::DropOrphans() {
   SFT_ASSIGN_OR_RETURN(const BlobStore::Old old,
                        stores_.blobs.OlderThan(Before(kKeepOrphans) / 1'000'000));
-  for (const std::string& hash : old.uploads) {
-    SFT_RETURN_IF_ERROR(stores_.blobs.DropUpload(hash));
+  for (const std::string& file : old.uploads) {
+    SFT_RETURN_IF_ERROR(stores_.blobs.DropUpload(file));
   }
   for (size_t at = 0; at < old.blobs.size(); at += kBatch) {
     std::vector<std::string> unused;

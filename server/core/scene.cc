@@ -130,7 +130,7 @@ std::string WhatIsRetried(const WorkerRegistry& registry, const std::string& nod
   for (const v1::AttemptStatus& status : live.observed.attempts()) {
     if (status.attempt_uid() == attempt.uid && status.epoch() == attempt.epoch &&
         !status.retrying().empty()) {
-      return fmt::format("{}: {}", node, status.retrying());
+      return fmt::format("{}: {}", node, BoundedText(status.retrying()));
     }
   }
   return "";

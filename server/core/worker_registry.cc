@@ -4,13 +4,14 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
+#include "common/base/plain_text.h"
 #include "common/base/version.h"
 #include "common/rpc/version.h"
 #include "server/core/convert.h"
 #include "server/core/gang_life.h"
+#include "server/core/node_checks.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
 #include "server/store/node_holds.h"
@@ -18,6 +19,8 @@
 
 namespace sft::server {
 namespace {
+
+constexpr int kMaxModels = 1024;  // of a node
 
 // Of a worker's clock from this one's, in seconds; nothing where it does not say.
 std::optional<double> OffsetOf(int64_t its_us, WallTime now) {
@@ -71,15 +74,37 @@ std::string ModelsKey(const google::protobuf::RepeatedPtrField<v1::Model>& model
 std::vector<SlotRecord> SlotRecords(const google::protobuf::RepeatedPtrField<v1::Slot>& slots,
                                     const std::string& node) {
   std::vector<SlotRecord> records;
-  for (const v1::Slot& slot : slots) records.push_back(FromProto(slot, node));
+  for (const v1::Slot& slot : slots) {
+    records.push_back(FromProto(slot, node));
+    records.back().health_reason = BoundedText(slot.health_reason());
+  }
   return records;
 }
 
 std::vector<ModelRecord> ModelRecords(const google::protobuf::RepeatedPtrField<v1::Model>& models,
                                       const std::string& node) {
   std::vector<ModelRecord> records;
-  for (const v1::Model& model : models) records.push_back(FromProto(model, node));
+  for (const v1::Model& model : models) {
+    records.push_back(FromProto(model, node));
+    records.back().problem = BoundedText(model.problem());
+  }
   return records;
+}
+
+using Models = google::protobuf::RepeatedPtrField<v1::Model>;
+// Those that can be true; `doubt` hears of each, and says so.
+template <typename Doubt>
+Models BelievableModels(const Models& models, const Doubt& doubt) {
+  Models kept;
+  for (const v1::Model& model : models) {
+    if (!doubt(kept.size() < kMaxModels ? CheckModel(model)
+                                        : InvalidArgument(fmt::format(
+                                              "models: {} are more than {}", models.size(),
+                                              kMaxModels)))) {
+      *kept.Add() = model;
+    }
+  }
+  return kept;
 }
 
 }  // namespace
@@ -91,6 +116,7 @@ WorkerRegistry::WorkerRegistry(Options options, Store& store, Clock& clock, Chan
       clock_(clock),
       hub_(hub),
       wake_(std::move(wake)),
+      refusals_(clock),
       started_(clock.Mono()),
       last_beat_(started_) {}
 
@@ -115,22 +141,23 @@ void WorkerRegistry::Beat() {
 MonoTime WorkerRegistry::Awake() const { return clock_.Mono() - asleep_; }
 
 absl::Status WorkerRegistry::CheckRegister(const v1::Register& message) const {
-  SFT_RETURN_IF_ERROR(rpc::CheckPeerProtocol(fmt::format("worker {}", message.node()),
+  SFT_RETURN_IF_ERROR(rpc::CheckPeerProtocol(fmt::format("worker {}", Plain(message.node(), 80)),
                                              message.protocol(), message.version()));
-  if (!IsValidLabel(message.node())) {
-    return InvalidArgument(fmt::format(
-        "node name \"{}\": letters, digits, '-', '_' and '.', at most 63 (sft-worker --node)",
-        message.node().substr(0, 80)));
-  }
-  if (message.incarnation().empty()) return InvalidArgument("a Register without incarnation");
-  std::set<int> indexes;
-  for (const v1::Slot& slot : message.slots()) {
-    if (slot.gpu_type().empty() || !indexes.insert(slot.index()).second) {
-      return InvalidArgument(fmt::format("slot {} of node {} has no type or is named twice",
-                                         slot.index(), message.node()));
-    }
-  }
-  return absl::OkStatus();
+  return CheckNode(message);
+}
+
+// What a node could do without is left out of what it says, where it cannot be true.
+v1::Register WorkerRegistry::Believable(const v1::Register& message) {
+  v1::Register kept = message;
+  const auto doubt = [&](const absl::Status& checked) {
+    if (!checked.ok()) refusals_.Count(message.node(), checked);
+    return !checked.ok();
+  };
+  *kept.mutable_models() = BelievableModels(message.models(), doubt);
+  if (doubt(CheckFacts(message.facts()))) kept.clear_facts();
+  if (doubt(CheckDisk(message.disk()))) kept.clear_disk();
+  if (doubt(CheckTime(message.time_us()))) kept.clear_time_us();
+  return kept;
 }
 
 absl::Status WorkerRegistry::StoreNode(const v1::Register& message) {
@@ -201,9 +228,12 @@ absl::Status WorkerRegistry::CheckStored(const v1::Register& message) {
   return Aborted(fmt::format("another worker came as {}: register again", message.node()));
 }
 
-absl::Status WorkerRegistry::Connect(const v1::Register& message,
-                                     std::shared_ptr<WorkerLink> link) {
-  SFT_RETURN_IF_ERROR(CheckRegister(message));
+absl::Status WorkerRegistry::Connect(const v1::Register& said, std::shared_ptr<WorkerLink> link) {
+  if (const absl::Status checked = CheckRegister(said); !checked.ok()) {
+    if (IsValidLabel(said.node())) refusals_.Count(said.node(), checked);
+    return checked;
+  }
+  const v1::Register message = Believable(said);
   absl::Status accepted = CheckSole(message);
   if (accepted.ok()) accepted = StoreNode(message);
   if (accepted.ok()) accepted = TakeIn(message, std::move(link));
@@ -226,9 +256,10 @@ absl::Status WorkerRegistry::TakeIn(const v1::Register& message, std::shared_ptr
     entry.disk = message.disk();
     entry.clock_offset = OffsetOf(message.time_us(), entry.last_seen);
     entry.clock_offset_at = entry.last_seen;
-    entry.rank_problem = message.rank_problem();
+    entry.rank_problem = BoundedText(message.rank_problem());
     entry.slots = SlotsKey(message.slots());
     entry.use.clear();
+    entry.good_use = true;
     entry.models = ModelsKey(message.models());
     entry.unstored.Clear();
     entry.behind = false;
@@ -315,38 +346,47 @@ WorkerRegistry::News WorkerRegistry::TakeIn(Entry& entry, const v1::Observed& ob
   entry.last_heard = Awake();
   entry.last_seen = clock_.Wall();
   News news;
+  const auto doubt = [&](const absl::Status& checked) {
+    if (!checked.ok()) news.refused.push_back(checked);
+    return !checked.ok();
+  };
+  const v1::NodeDisk disk = doubt(CheckDisk(observed.disk())) ? v1::NodeDisk() : observed.disk();
   // What may be placed on it changes with it.
-  news.wakes = entry.disk.level() != observed.disk().level();
-  entry.disk = observed.disk();
-  news.wakes = news.wakes || entry.rank_problem != observed.rank_problem();
-  entry.rank_problem = observed.rank_problem();
-  TakeOffset(entry, observed.time_us());
+  news.wakes = entry.disk.level() != disk.level() || entry.behind ||
+               AttemptsKey(entry.observed.attempts()) != AttemptsKey(observed.attempts());
+  entry.disk = disk;
+  const std::string rank_problem = BoundedText(observed.rank_problem());
+  news.wakes = news.wakes || entry.rank_problem != rank_problem;
+  entry.rank_problem = rank_problem;
+  if (observed.time_us() > 0 && !doubt(CheckTime(observed.time_us()))) {
+    TakeOffset(entry, observed.time_us());
+  }
   news.clock_offset = entry.clock_offset;
+  entry.observed = observed;
+  entry.observed.clear_models();
   if (std::string use = BytesOf(observed.slots()); !use.empty() && use != entry.use) {
     entry.use = std::move(use);
+    entry.good_use = !doubt(CheckSlots(observed.slots()));
     std::string slots = SlotsKey(observed.slots());
-    if (slots != entry.slots) {
+    if (entry.good_use && slots != entry.slots) {
       entry.slots = std::move(slots);
       *entry.unstored.mutable_slots() = observed.slots();
       news.wakes = true;
     }
   }
+  if (!entry.good_use) entry.observed.clear_slots();
   if (observed.models_size() > 0) {
     std::string models = ModelsKey(observed.models());
     if (models != entry.models) {
       entry.models = std::move(models);
-      *entry.unstored.mutable_models() = observed.models();
+      *entry.unstored.mutable_models() = BelievableModels(observed.models(), doubt);
       news.wakes = true;
     }
   }
-  news.wakes = news.wakes || entry.behind ||
-               AttemptsKey(entry.observed.attempts()) != AttemptsKey(observed.attempts());
   news.unstored = entry.unstored;
   entry.idle = entry.idle && observed.attempts().empty();
   news.idle = entry.idle && !entry.behind && news.unstored.slots().empty() &&
               news.unstored.models().empty();
-  entry.observed = observed;
-  entry.observed.clear_models();
   return news;
 }
 
@@ -368,6 +408,7 @@ absl::StatusOr<WorkerRegistry::News> WorkerRegistry::Hear(const std::string& nod
     }
     news = TakeIn(found->second, observed);
   }
+  for (const absl::Status& why : news.refused) refusals_.Count(node, why);
   if (news.idle && news.wakes) wake_();
   return news;
 }
@@ -375,10 +416,12 @@ absl::StatusOr<WorkerRegistry::News> WorkerRegistry::Hear(const std::string& nod
 absl::Status WorkerRegistry::Keep(const std::string& node, const WorkerLink* link,
                                   const v1::Observed& observed, const News& news) {
   ChangedJobs changed;
+  std::vector<absl::Status> refused;
   bool idle = false;
   const int64_t now_us = UnixMicros(clock_.Wall());
   const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
     changed.clear();
+    refused.clear();
     SFT_ASSIGN_OR_RETURN(const bool known, store::HasNode(db, node));
     if (!known) return Aborted(fmt::format("node {} was removed: register again", node));
     const v1::Observed& rest = news.unstored;
@@ -389,7 +432,7 @@ absl::Status WorkerRegistry::Keep(const std::string& node, const WorkerLink* lin
       SFT_RETURN_IF_ERROR(store::PutModels(db, node, ModelRecords(rest.models(), node)));
     }
     const ReportTime time{now_us, news.clock_offset};
-    SFT_RETURN_IF_ERROR(TakeObservation(db, node, observed, options_.pace, time, changed));
+    SFT_RETURN_IF_ERROR(TakeObservation(db, node, observed, options_.pace, time, changed, refused));
     if (!observed.attempts().empty()) return absl::OkStatus();
     SFT_ASSIGN_OR_RETURN(const auto held, store::HeldMembers(db, node));
     idle = held.empty();
@@ -404,6 +447,7 @@ absl::Status WorkerRegistry::Keep(const std::string& node, const WorkerLink* lin
       if (stored.ok()) found->second.unstored.Clear();
     }
   }
+  for (const absl::Status& why : refused) refusals_.Count(node, why);
   for (const std::string& job : changed) hub_.Bump(job);
   if (news.wakes) wake_();
   return stored;

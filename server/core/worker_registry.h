@@ -5,12 +5,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "server/core/change_hub.h"
 #include "server/core/node_claim.h"
+#include "server/core/node_refusals.h"
 #include "server/sched/node_score.h"
 #include "server/store/store.h"
 #include "sft/v1/worker_service.pb.h"
@@ -61,6 +63,7 @@ class WorkerRegistry {
     std::optional<double> clock_offset;
     bool wakes = false;
     bool idle = false;  // there is nothing to store
+    std::vector<absl::Status> refused;
   };
   // Never waits for the store. With News::idle nothing is left to do.
   absl::StatusOr<News> Hear(const std::string& node, const WorkerLink* link,
@@ -100,6 +103,9 @@ class WorkerRegistry {
   // Wall time, for what is stored.
   int64_t now_us() const { return UnixMicros(clock_.Wall()); }
   int connected() const;
+  // Of all that nodes say, on their streams or in calls.
+  NodeRefusals& refusals() { return refusals_; }
+  const NodeRefusals& refusals() const { return refusals_; }
   // Changes whenever a node falls silent or is heard of again.
   uint64_t SilenceKey() const;
 
@@ -123,6 +129,7 @@ class WorkerRegistry {
     std::string models;  // serialized, as heard last
     std::string slots;   // serialized without use, as heard last
     std::string use;     // serialized with it: mostly the same again, and then `slots` is, too
+    bool good_use = true;  // it can be true
     // Slots and models that were heard and are not in the database yet: models come when they
     // change, not with each report.
     v1::Observed unstored;
@@ -134,6 +141,7 @@ class WorkerRegistry {
   // Monotonic time without the gaps that Beat has seen.
   MonoTime Awake() const SFT_REQUIRES(mutex_);
   absl::Status CheckRegister(const v1::Register& message) const;
+  v1::Register Believable(const v1::Register& message);
   // Whether no other worker holds the name, and none took this one's place.
   absl::Status CheckSole(const v1::Register& message);
   absl::Status StoreNode(const v1::Register& message);
@@ -153,6 +161,7 @@ class WorkerRegistry {
   Clock& clock_;
   ChangeHub& hub_;
   const std::function<void()> wake_;
+  NodeRefusals refusals_;
   const MonoTime started_;
 
   mutable Mutex mutex_;

@@ -154,6 +154,11 @@ std::string MetricsText(const Figures& figures, const FigureSources& sources) {
   page.Metric("sft_store_commits_total", "counter",
               "Transactions that changed something, since the start.");
   page.Sample({}, static_cast<double>(sources.store.commits()));
+  page.Metric("sft_node_refusals_total", "counter",
+              "What nodes said and the server refused, since the start.");
+  for (const auto& [node, count] : sources.registry.refusals().counts()) {
+    page.Sample({{"node", node}}, static_cast<double>(count));
+  }
   AddNodeDisks(figures.nodes, sources.registry, page);
   page.Metric("sft_nodes_held", "gauge", "Nodes that an operator keeps work off, by how.");
   for (const auto& [mode, name] : {std::pair(store::HoldMode::kCordon, "cordon"),

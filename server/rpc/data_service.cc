@@ -9,18 +9,29 @@
 namespace sft::server {
 namespace {
 
-// The project that an upload is for; empty: what a node delivers. INVALID_ARGUMENT for a user who
-// uploads what only nodes do.
-absl::StatusOr<std::string> UploaderOf(const grpc::ServerContext& context,
-                                       v1::UploadBlobRequest::Purpose purpose) {
-  const bool delivery =
-      purpose == v1::UploadBlobRequest::ARTIFACT || purpose == v1::UploadBlobRequest::CHECKPOINT;
+// Who sends it, of a caller that may: users send data sets, nodes what attempts on them deliver. On
+// an open server everybody may be both.
+template <typename Request>
+absl::StatusOr<Sender> SenderOf(const grpc::ServerContext& context, Store& store,
+                                const Request& request) {
+  const auto purpose = request.purpose();
   const Principal& caller = CallerOf(context);
   const bool is_node = caller.kind == Principal::Kind::kNode;
-  if (!delivery && is_node) return InvalidArgument("a node uploads no data sets");
-  if (delivery && !is_node && !caller.local)
-    return InvalidArgument("a user uploads data sets only");
-  return delivery ? "" : ProjectOf(context);
+  Sender sender{PrincipalOf(context), ProjectOf(context)};
+  SFT_RETURN_IF_ERROR(sender.KeyOf(purpose).status());
+  if (purpose == v1::UploadBlobRequest::DATASET) {
+    if (is_node) return InvalidArgument("purpose: a node uploads no data sets");
+    return sender;
+  }
+  if (!is_node && !caller.local) {
+    return InvalidArgument("purpose: a user uploads data sets only");
+  }
+  sender.node = is_node ? caller.name : request.node();
+  sender.attempt_uid = request.attempt_uid();
+  if (is_node || !sender.attempt_uid.empty()) {
+    SFT_RETURN_IF_ERROR(CheckDelivery(store, sender.node, sender.attempt_uid));
+  }
+  return sender;
 }
 
 }  // namespace
@@ -30,10 +41,10 @@ grpc::Status DataServiceImpl::StatBlob(grpc::ServerContext* context,
                                        v1::StatBlobResponse* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
   const bool checkpoint = request->purpose() == v1::UploadBlobRequest::CHECKPOINT;
-  const auto project = UploaderOf(*context, request->purpose());
-  if (!project.ok()) return rpc::ToGrpc(project.status());
-  const absl::StatusOr<BlobStore::Stat> stat =
-      FindUpload(checkpoint ? checkpoints_ : blobs_, store_, *project, request->sha256());
+  const absl::StatusOr<Sender> sender = SenderOf(*context, store_, *request);
+  if (!sender.ok()) return rpc::ToGrpc(sender.status());
+  const absl::StatusOr<BlobStore::Stat> stat = FindUpload(
+      checkpoint ? checkpoints_ : blobs_, store_, *sender, request->purpose(), request->sha256());
   if (!stat.ok()) return rpc::ToGrpc(stat.status());
   response->set_complete(stat->complete);
   response->set_received(stat->received);
@@ -54,10 +65,9 @@ grpc::Status DataServiceImpl::UploadBlob(grpc::ServerContext* context,
     if (const auto status = AdmitStill(*context); !status.ok()) return status;
     if (!session.has_value()) {
       if (const auto status = Admit(*context, message); !status.ok()) return status;
-      const auto project = UploaderOf(*context, message.purpose());
-      if (!project.ok()) return rpc::ToGrpc(project.status());
-      session.emplace(blobs_, checkpoints_, store_, clock_, PrincipalOf(*context), *project,
-                      limits_);
+      const absl::StatusOr<Sender> sender = SenderOf(*context, store_, message);
+      if (!sender.ok()) return rpc::ToGrpc(sender.status());
+      session.emplace(blobs_, checkpoints_, store_, clock_, *sender, limits_);
     }
     const absl::Status taken = session->Take(message);
     if (!taken.ok()) return rpc::ToGrpc(taken);

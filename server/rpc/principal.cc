@@ -8,6 +8,7 @@
 #include "common/base/random.h"
 #include "common/base/utf8.h"
 #include "common/rpc/status.h"
+#include "server/rpc/known_values.h"
 #include "server/state/names.h"
 #include "server/store/audit.h"
 #include "server/store/jobs.h"
@@ -476,6 +477,7 @@ grpc::Status Admit(const grpc::ServerContextBase& context,
   if (call == nullptr) return NoCall();
   AuditScope::End();  // of a call on this thread whose end was not seen
   absl::Status status = Begin(*call, StringField(request, "project"));
+  if (status.ok()) status = CheckKnownValues(request);
   if (status.ok()) status = AdmitMessage(*call, request);
   if (status.ok()) status = CheckShown(request);
   if (status.ok() && !call->streams) TellLarge(*call, request);

@@ -23,7 +23,8 @@ PrincipalInterceptors(Gate& gate);
 std::shared_ptr<grpc::AuthMetadataProcessor> MakeAuthenticator(Gate& gate);
 
 // The first call of every handler: whether the caller may do this with what the request names.
-// UNAUTHENTICATED without a principal; PERMISSION_DENIED without the role; NOT_FOUND for what
+// UNAUTHENTICATED without a principal; PERMISSION_DENIED without the role; INVALID_ARGUMENT for an
+// enum's value that nobody knows; NOT_FOUND for what
 // belongs to a project of which the caller is no member, as if it were not there;
 // RESOURCE_EXHAUSTED for a stream too many.
 grpc::Status Admit(const grpc::ServerContextBase& context,

@@ -15,15 +15,23 @@ grpc::Status WorkerServiceImpl::CheckLife(const grpc::ServerContext& context,
       registry_.CheckIncarnation(node, std::string(said->second.data(), said->second.size())));
 }
 
+template <typename Response>
+grpc::Status WorkerServiceImpl::Answer(const std::string& node, absl::StatusOr<Response> answer,
+                                       Response* response) {
+  if (!answer.ok()) {
+    if (absl::IsInvalidArgument(answer.status())) refusals_.Count(node, answer.status());
+    return rpc::ToGrpc(answer.status());
+  }
+  *response = *std::move(answer);
+  return grpc::Status::OK;
+}
+
 grpc::Status WorkerServiceImpl::AppendLog(grpc::ServerContext* context,
                                           const v1::AppendLogRequest* request,
                                           v1::AppendLogResponse* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
   if (const auto status = CheckLife(*context, request->node()); !status.ok()) return status;
-  const absl::StatusOr<v1::AppendLogResponse> answer = ingest_.AppendLog(*request);
-  if (!answer.ok()) return rpc::ToGrpc(answer.status());
-  *response = *answer;
-  return grpc::Status::OK;
+  return Answer(request->node(), ingest_.AppendLog(*request), response);
 }
 
 grpc::Status WorkerServiceImpl::AppendEvents(grpc::ServerContext* context,
@@ -31,10 +39,7 @@ grpc::Status WorkerServiceImpl::AppendEvents(grpc::ServerContext* context,
                                              v1::AppendEventsResponse* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
   if (const auto status = CheckLife(*context, request->node()); !status.ok()) return status;
-  const absl::StatusOr<v1::AppendEventsResponse> answer = ingest_.AppendEvents(*request);
-  if (!answer.ok()) return rpc::ToGrpc(answer.status());
-  *response = *answer;
-  return grpc::Status::OK;
+  return Answer(request->node(), ingest_.AppendEvents(*request), response);
 }
 
 grpc::Status WorkerServiceImpl::CommitArtifact(grpc::ServerContext* context,
@@ -42,10 +47,7 @@ grpc::Status WorkerServiceImpl::CommitArtifact(grpc::ServerContext* context,
                                                v1::Artifact* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
   if (const auto status = CheckLife(*context, request->node()); !status.ok()) return status;
-  absl::StatusOr<v1::Artifact> artifact = artifacts_.Commit(*request);
-  if (!artifact.ok()) return rpc::ToGrpc(artifact.status());
-  *response = *std::move(artifact);
-  return grpc::Status::OK;
+  return Answer(request->node(), artifacts_.Commit(*request), response);
 }
 
 grpc::Status WorkerServiceImpl::CommitCheckpoint(grpc::ServerContext* context,
@@ -53,10 +55,7 @@ grpc::Status WorkerServiceImpl::CommitCheckpoint(grpc::ServerContext* context,
                                                  v1::CommitCheckpointResponse* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
   if (const auto status = CheckLife(*context, request->node()); !status.ok()) return status;
-  const absl::StatusOr<v1::CommitCheckpointResponse> answer = checkpoints_.Commit(*request);
-  if (!answer.ok()) return rpc::ToGrpc(answer.status());
-  *response = *answer;
-  return grpc::Status::OK;
+  return Answer(request->node(), checkpoints_.Commit(*request), response);
 }
 
 grpc::Status WorkerServiceImpl::SendFile(grpc::ServerContext* context,
@@ -76,6 +75,7 @@ grpc::Status WorkerServiceImpl::SendFile(grpc::ServerContext* context,
     status = relay_.Push(std::move(chunk), node);
     chunk.Clear();
   }
+  if (absl::IsInvalidArgument(status)) refusals_.Count(CallerOf(*context).Title(), status);
   if (!absl::IsNotFound(status)) relay_.End(request);
   return rpc::ToGrpc(status);
 }

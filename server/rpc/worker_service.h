@@ -16,7 +16,8 @@ class WorkerServiceImpl final : public Sessions::Service {
  public:
   WorkerServiceImpl(WorkerRegistry& registry, Ingest& ingest, Artifacts& artifacts,
                     Checkpoints& checkpoints, FileRelay& relay)
-      : sessions_(*this, registry),
+      : refusals_(registry.refusals()),
+        sessions_(*this, registry),
         registry_(registry),
         ingest_(ingest),
         artifacts_(artifacts),
@@ -43,6 +44,12 @@ class WorkerServiceImpl final : public Sessions::Service {
   // version does not say which it is.
   grpc::Status CheckLife(const grpc::ServerContext& context, const std::string& node) const;
 
+  // The answer of a node's call, counted where it is a refusal.
+  template <typename Response>
+  grpc::Status Answer(const std::string& node, absl::StatusOr<Response> answer,
+                      Response* response);
+
+  NodeRefusals& refusals_;
   Sessions sessions_;
   const WorkerRegistry& registry_;
   Ingest& ingest_;

@@ -334,17 +334,21 @@ absl::Status SimNode::UploadArtifact(const worker::BlobFile& file, const worker:
   SimServer::Process* process = Reach();
   if (process == nullptr) return Unavailable("no server");
   SFT_ASSIGN_OR_RETURN(const std::string bytes, io::ReadFile(file.path));
-  SFT_ASSIGN_OR_RETURN(
-      const server::BlobStore::Stat stat,
-      (file.is_checkpoint ? process->checkpoint_blobs : process->blobs)->Find(file.sha256));
+  const auto purpose =
+      file.is_checkpoint ? v1::UploadBlobRequest::CHECKPOINT : v1::UploadBlobRequest::ARTIFACT;
+  const server::Sender sender{.owner = "local", .node = file.node, .attempt_uid = file.attempt_uid};
+  SFT_RETURN_IF_ERROR(server::CheckDelivery(*process->store, file.node, file.attempt_uid));
+  SFT_ASSIGN_OR_RETURN(const server::BlobStore::Stat stat,
+                       server::FindUpload(*(file.is_checkpoint ? process->checkpoint_blobs
+                                                               : process->blobs),
+                                          *process->store, sender, purpose, file.sha256));
   if (!stat.complete) {
     server::UploadSession session(*process->blobs, *process->checkpoint_blobs, *process->store,
-                                  server_.clock(), "local");
+                                  server_.clock(), sender);
     v1::UploadBlobRequest request;
     request.set_sha256(file.sha256);
     request.set_size(file.size);
-    request.set_purpose(file.is_checkpoint ? v1::UploadBlobRequest::CHECKPOINT
-                                           : v1::UploadBlobRequest::ARTIFACT);
+    request.set_purpose(purpose);
     request.set_offset(stat.received);
     request.set_data(bytes.substr(static_cast<size_t>(stat.received)));
     SFT_RETURN_IF_ERROR(session.Take(request));

@@ -196,6 +196,8 @@ absl::Status CheckpointShipper::Upload(const channel::CheckpointEvent& event,
         BlobFile file,
         MakeBlobFile(path, fmt::format("{}/step-{}/{}", identity_.job_id, event.step, name)));
     file.is_checkpoint = true;
+    file.attempt_uid = identity_.attempt_uid;
+    file.node = setup_.node;
     SFT_RETURN_IF_ERROR(server_.UploadArtifact(file, [this] { return Stopped(); }));
     *request.add_files() = ToArtifactFile(file, name);
   }

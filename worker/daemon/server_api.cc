@@ -51,6 +51,8 @@ class GrpcServerApi : public ServerApi {
     v1::StatBlobRequest question;
     question.set_sha256(file.sha256);
     question.set_purpose(purpose);
+    question.set_attempt_uid(file.attempt_uid);
+    question.set_node(file.node);
     v1::StatBlobResponse has;
     {
       grpc::ClientContext context;
@@ -68,6 +70,8 @@ class GrpcServerApi : public ServerApi {
     chunk.set_size(file.size);
     chunk.set_offset(has.received());
     chunk.set_purpose(purpose);
+    chunk.set_attempt_uid(file.attempt_uid);
+    chunk.set_node(file.node);
     chunk.set_display_name(file.display_name);
     const absl::Status sent = SendChunks(*stream, fd.get(), file, has.received(), chunk, stop);
     if (!sent.ok()) context.TryCancel();

@@ -23,6 +23,7 @@ struct BlobFile {
   int64_t size = 0;
   std::string display_name;
   bool is_checkpoint = false;  // goes where it can be deleted again
+  std::string attempt_uid, node;  // that deliver it
 };
 
 // The server's calls besides the session stream. Every call has a deadline. Errors: UNAVAILABLE and

@@ -150,6 +150,13 @@ absl::StatusOr<Shipper::Progress> Shipper::ShipOnce(bool final) {
     if (stream.finished) continue;
     const absl::Status shipped = stream.events ? ShipEvents(stream, final, progress.more)
                                                : ShipLog(stream, final, progress.more);
+    if (absl::IsInvalidArgument(shipped)) {
+      // The same bytes get the same answer: what else there is must not wait for them.
+      spdlog::warn("attempt {}: the server does not take {}: {}; the rest of it is left out",
+                   identity_.attempt_uid, stream.path, Message(shipped));
+      stream.finished = true;
+      continue;
+    }
     stream.failed = !shipped.ok();
     if (!shipped.ok() && first_error.ok()) first_error = shipped;
     if (!stream.finished) progress.complete = false;

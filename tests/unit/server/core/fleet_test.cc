@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "server/store/node_holds.h"
 #include "server/store/nodes.h"
 #include "tests/unit/server/core/fleet_fixture.h"
@@ -37,6 +39,59 @@ TEST_F(FleetTest, AJobRunsFromSubmissionToTheEndAndItsSlotsAreFreed) {
   ASSERT_TRUE(Observe("a", worker, {}).ok());
   Tick();
   EXPECT_EQ(worker->Wanted(uid), nullptr);
+}
+
+TEST_F(FleetTest, WhatANodeCannotMeanIsLeftOutOfItsReportAndTheRestIsTaken) {
+  const auto worker = Join("a", "CPU", 2);
+  const std::string first = Submit("CPU", 1), second = Submit("CPU", 1);
+  Tick();
+  Report("a", worker, Uid(first), S::RUNNING);
+  // A state of a later version; the other attempt, the disk and the slots of the same report.
+  v1::Observed observed;
+  *observed.add_attempts() = StatusOf(Uid(first), static_cast<S::State>(77));
+  *observed.add_attempts() = StatusOf(Uid(second), S::RUNNING);
+  observed.mutable_attempts(1)->mutable_progress()->set_step(5);
+  observed.mutable_disk()->set_level(static_cast<v1::NodeDisk::Level>(9));
+  observed.set_time_us(std::numeric_limits<int64_t>::max());
+  *observed.mutable_slots() = RegisterOf("a", "CPU", 2).slots();
+  observed.mutable_slots(0)->set_memory_bytes(-1);
+  v1::Model* model = observed.add_models();
+  model->set_id("bad\nname");
+  model = observed.add_models();
+  model->set_id("good");
+  ASSERT_TRUE(registry_->Observe("a", worker.get(), observed).ok());
+  Tick();
+  EXPECT_EQ(State(first), v1::Job::RUNNING);
+  EXPECT_EQ(State(second), v1::Job::RUNNING);
+  EXPECT_EQ(Job(second).progress().step(), 5);
+  EXPECT_EQ(registry_->Get("a").disk.level(), v1::NodeDisk::LEVEL_UNSPECIFIED);
+  EXPECT_FALSE(registry_->Get("a").clock_offset.has_value());
+  EXPECT_EQ(registry_->refusals().counts()["a"], 5);
+  std::vector<ModelRecord> models;
+  ASSERT_TRUE(store_->Read([&](Database& db) -> absl::Status {
+                      SFT_ASSIGN_OR_RETURN(models, store::ListModels(db, 0, 10));
+                      return absl::OkStatus();
+                    }).ok());
+  ASSERT_EQ(models.size(), 1u);
+  EXPECT_EQ(models[0].id, "good");
+  // The honest end of it is heard.
+  Report("a", worker, Uid(first), S::DONE, "succeeded");
+  EXPECT_EQ(State(first), v1::Job::SUCCEEDED);
+}
+
+TEST_F(FleetTest, ANodeBlamesNoOtherNodeThanThoseOfItsGang) {
+  const auto worker = Join("a", "CPU", 1);
+  Join("b", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  v1::AttemptStatus status = StatusOf(Uid(job), S::DONE, "rank_killed");
+  status.mutable_verdict()->set_domain(v1::Verdict::INFRASTRUCTURE);
+  status.mutable_verdict()->set_node("b");
+  status.mutable_verdict()->set_message(std::string(100'000, 'm'));
+  ASSERT_TRUE(Observe("a", worker, {status}).ok());
+  const v1::Verdict verdict = Job(job).attempts(0).verdict();
+  EXPECT_EQ(verdict.node(), "a");
+  EXPECT_LT(verdict.message().size(), 17'000u);
 }
 
 TEST_F(FleetTest, AJobThatEndsBetweenTwoReportsStillTakesEveryEdge) {

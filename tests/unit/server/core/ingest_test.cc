@@ -1,5 +1,7 @@
 #include "server/core/ingest.h"
 
+#include <limits>
+
 #include "tests/unit/server/core/fleet_fixture.h"
 
 namespace sft::server {
@@ -11,7 +13,7 @@ class IngestTest : public FleetTest {
       : logs_(dir_ + "/logs"),
         metrics_(dir_ + "/metrics"),
         tensorboard_(dir_ + "/tensorboard"),
-        ingest_(*store_, clock_, logs_, metrics_, tensorboard_, hub_) {
+        ingest_(*store_, clock_, logs_, metrics_, tensorboard_, hub_, &registry_->refusals()) {
     worker_ = Join("a", "CPU", 2);
     job_ = Submit("CPU", 2);
     Tick();
@@ -132,6 +134,43 @@ TEST_F(IngestTest, WhatAnotherEpochNodeOrAttemptSaysIsRefused) {
   request = Log(0, "x");
   request.set_attempt_uid("../../etc");
   EXPECT_TRUE(absl::IsNotFound(ingest_.AppendLog(request).status()));
+}
+
+TEST_F(IngestTest, ALogOfARankThatTheNodeWasNotGivenIsRefusedAndMakesNoFile) {
+  for (const int rank : {2, 7, -2, -9}) {
+    v1::AppendLogRequest request = Log(0, "x");
+    request.set_rank(rank);
+    EXPECT_TRUE(absl::IsInvalidArgument(ingest_.AppendLog(request).status())) << rank;
+  }
+  v1::AppendLogRequest request = Log(int64_t{1} << 62, "x");
+  request.set_skipped_from(0);
+  EXPECT_TRUE(absl::IsInvalidArgument(ingest_.AppendLog(request).status()));
+  EXPECT_FALSE(io::Exists(dir_ + "/logs/" + uid_));
+}
+
+TEST_F(IngestTest, WhatCannotBeTrueOfAStepIsLeftOutAndTheRestIsTakenOnce) {
+  v1::AppendEventsRequest request = Steps(0, 100, 1);
+  v1::Metric* metric = request.add_events()->mutable_metric();
+  metric->set_step(std::numeric_limits<int64_t>::max());
+  metric->mutable_time()->set_seconds(std::numeric_limits<int64_t>::max());
+  v1::RankEvent* note = request.add_events();
+  note->set_type("warning\x1b[2J");
+  note->set_note("never seen");
+  note = request.add_events();
+  note->set_note(std::string(100'000, 'n'));
+  *request.add_events() = Steps(0, 100, 2).events(0);
+  EXPECT_EQ(ingest_.AppendEvents(request)->offset(), 100) << "it would come for ever";
+  EXPECT_EQ(metrics_.Count(job_).value(), 2);
+  EXPECT_EQ(Job(job_).progress().step(), 2);
+  const auto events = jobs_->Events(job_, 0, 100).value();
+  EXPECT_EQ(events.back().type(), "note");
+  EXPECT_LT(events.back().message().size(), 17'000u);
+  EXPECT_EQ(registry_->refusals().counts()["a"], 2);
+  request = Steps(100, int64_t{1} << 62, 3);
+  EXPECT_TRUE(absl::IsInvalidArgument(ingest_.AppendEvents(request).status()));
+  request = Steps(100, 200, 3);
+  request.set_rank(5);
+  EXPECT_TRUE(absl::IsInvalidArgument(ingest_.AppendEvents(request).status()));
 }
 
 TEST_F(IngestTest, StepsBecomeTheCurveAndTheProgress) {

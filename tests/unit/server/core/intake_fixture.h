@@ -40,7 +40,7 @@ class IntakeTest : public FleetTest {
     message.set_purpose(v1::UploadBlobRequest::DATASET);
     message.set_display_name("rows.jsonl");
     message.set_data(content);
-    UploadSession session(*blobs_, *blobs_, *store_, clock_, "local");
+    UploadSession session(*blobs_, *blobs_, *store_, clock_, {"local"});
     SFT_RETURN_IF_ERROR(session.Take(message));
     return session.Finish().status();
   }
@@ -61,6 +61,7 @@ class IntakeTest : public FleetTest {
       chunk.set_request(fetch.request());
       if (fetch.path().starts_with("/models/")) {
         chunk.set_data(config);
+        chunk.set_total_size(static_cast<int64_t>(config.size()));
       } else {
         chunk.set_error("cannot open " + fetch.path() + ": No such file or directory");
       }

@@ -22,8 +22,8 @@ TEST_F(IntakeTest, UploadsAtOnceAndUnfinishedOnesCountInTheQuota) {
     return session.Take(message);
   };
   const auto session = [&] {
-    return std::make_unique<UploadSession>(*blobs_, *blobs_, *store_, clock_, "local",
-                                           kDefaultProject, &limits);
+    return std::make_unique<UploadSession>(*blobs_, *blobs_, *store_, clock_, Sender{"local"},
+                                           &limits);
   };
   const std::string one = "{\"text\":\"1\"}\n", two = "{\"text\":\"2\"}\n";
   const auto size = static_cast<int64_t>(one.size());

@@ -2,6 +2,7 @@
 
 #include "common/io/sha256.h"
 #include "server/core/checkpoints.h"
+#include "server/core/uploads.h"
 #include "server/store/checkpoints.h"
 #include "tests/unit/server/core/fleet_fixture.h"
 
@@ -63,11 +64,15 @@ class LifeTest : public FleetTest {
   v1::CommitCheckpointRequest CommitOf(const std::string& job, int64_t step,
                                        const std::string& node, const std::string& content) {
     const std::string hash = io::Sha256Hex(content);
-    auto upload = blobs_->Begin(hash, static_cast<int64_t>(content.size()), 0);
-    if (upload.ok()) {
-      EXPECT_TRUE((*upload)->Append(content).ok());
-      EXPECT_TRUE((*upload)->Finish(nullptr).ok());
-    }
+    v1::UploadBlobRequest upload;
+    upload.set_sha256(hash);
+    upload.set_size(static_cast<int64_t>(content.size()));
+    upload.set_purpose(v1::UploadBlobRequest::CHECKPOINT);
+    upload.set_data(content);
+    UploadSession session(*blobs_, *blobs_, *store_, clock_,
+                          {.owner = node, .node = node, .attempt_uid = Uid(job)});
+    EXPECT_TRUE(session.Take(upload).ok());
+    EXPECT_TRUE(session.Finish().ok());
     v1::CommitCheckpointRequest request;
     request.set_attempt_uid(Uid(job));
     request.set_epoch(Attempt(job));
@@ -96,7 +101,7 @@ class LifeTest : public FleetTest {
     request.set_step(step);
     request.set_bytes(10);
     request.set_reason("steps");
-    request.set_node_path("/checkpoints/step-" + std::to_string(step));
+    request.set_node_path("/checkpoints/" + job + "/step-" + std::to_string(step));
     const auto answer = checkpoints_->Commit(request);
     EXPECT_TRUE(answer.ok()) << answer.status();
     EXPECT_TRUE(answer.ok() && answer->committed());

@@ -49,6 +49,17 @@ TEST_F(RelayTest, ANodeThatCannotReadTheFileSaysWhy) {
   EXPECT_NE(Message(status).find("allowed folder"), std::string_view::npos);
 }
 
+TEST_F(RelayTest, APieceThatIsNotTheNextOneOfTheFileIsRefused) {
+  const auto worker = Join("a", "CPU", 1);
+  auto transfer = relay_.Start("a", "/x", 3).value();
+  const std::string request = worker->fetches[0].request();
+  for (const int64_t offset : {int64_t{0}, int64_t{4}, int64_t{-1}, int64_t{1} << 62}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(relay_.Push(Chunk(request, offset, "d")))) << offset;
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(relay_.Push(Chunk(request, 3, "more than six"))));
+  EXPECT_TRUE(relay_.Push(Chunk(request, 3, "def")).ok());
+}
+
 TEST_F(RelayTest, ANodeThatIsAwayOrSendsNothingIsAnError) {
   EXPECT_TRUE(absl::IsUnavailable(relay_.Start("none", "/x", 0).status()));
   Join("a", "CPU", 1);

@@ -13,18 +13,12 @@
 #include "common/tls/peer.h"
 #include "server/app/check.h"
 #include "server/app/credentials.h"
-#include "server/app/server.h"
 #include "server/rpc/principal.h"
 #include "server/rpc/rules.h"
-#include "sft/v1/auth_service.grpc.pb.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
-#include "sft/v1/data_service.grpc.pb.h"
-#include "sft/v1/job_service.grpc.pb.h"
-#include "sft/v1/scheduling_service.grpc.pb.h"
-#include "sft/v1/storage_service.grpc.pb.h"
-#include "sft/v1/worker_service.grpc.pb.h"
 #include "tests/e2e/every_rpc.h"
 #include "tests/unit/server/rpc/raw_call.h"
+#include "tests/unit/server/rpc/secure_server.h"
 
 namespace sft::server {
 namespace {
@@ -48,146 +42,6 @@ TEST(RulesTest, WhatChangesSomethingIsRecordedAndNeedsMoreThanLooking) {
     }
   }
 }
-
-constexpr char kRows[] = "{\"text\":\"a secret of alpha\"}\n";
-constexpr char kJobFile[] = R"([job]
-model = "/models/tiny"
-data = "rows.jsonl"
-[compute]
-gpu_type = "CPU"
-gpu_count = 1
-nodes = 1
-gpus_per_node = 1
-)";
-
-// A server with TLS on loopback, as `sft-server init` and --require-token make it.
-class SecureServerTest : public testing::Test {
- protected:
-  SecureServerTest() : dir_(io::MakeTempDir("secure-test").value()) {
-    const std::string told = Initialise(dir_, {}, Clock::Real()).value();
-    admin_token_ = Word(told, "admin token ");
-    join_token_ = Word(told, "join token ");
-    authority_ = io::ReadFile(dir_ + "/tls/ca.crt").value();
-    Server::Settings settings;
-    settings.data_dir = dir_;
-    settings.listen = {"127.0.0.1", 0};
-    settings.http = "off";
-    settings.require_token = true;
-    auto server = Server::Start(settings, Clock::Real());
-    EXPECT_TRUE(server.ok()) << server.status();
-    server_ = *std::move(server);
-    admin_ = v1::AuthService::NewStub(With(admin_token_));
-  }
-  ~SecureServerTest() override {
-    server_.reset();
-    (void)io::RemoveAll(dir_);
-  }
-
-  static std::string Word(const std::string& text, const std::string& after) {
-    const size_t at = text.find_first_not_of(' ', text.find(after) + after.size());
-    return text.substr(at, text.find('\n', at) - at);
-  }
-  std::shared_ptr<grpc::Channel> With(const std::string& token) {
-    return rpc::MakeChannel(server_->address(), {.authority_pem = authority_, .token = token});
-  }
-  std::string UserToken(const std::string& user, const std::string& project, v1::Role role,
-                        int64_t lifetime = 0) {
-    v1::PutUserRequest put;
-    put.mutable_user()->set_name(user);
-    if (!project.empty()) {
-      put.mutable_user()->add_roles()->set_project(project);
-      put.mutable_user()->mutable_roles(0)->set_role(role);
-    }
-    v1::User made;
-    grpc::ClientContext context;
-    EXPECT_TRUE(admin_->PutUser(&context, put, &made).ok());
-    v1::CreateTokenRequest create;
-    create.set_kind(v1::Token::USER);
-    create.set_user(user);
-    create.set_lifetime_seconds(lifetime);
-    grpc::ClientContext second;
-    EXPECT_TRUE(admin_->CreateToken(&second, create, &last_token_).ok());
-    return last_token_.secret();
-  }
-  static grpc::Status Upload(const std::shared_ptr<grpc::Channel>& channel,
-                             const std::string& content, const std::string& said_hash = "") {
-    const auto stub = v1::DataService::NewStub(channel);
-    grpc::ClientContext context;
-    v1::UploadBlobResponse response;
-    const auto writer = stub->UploadBlob(&context, &response);
-    v1::UploadBlobRequest message;
-    message.set_sha256(said_hash.empty() ? io::Sha256Hex(content) : said_hash);
-    message.set_size(static_cast<int64_t>(said_hash.empty() ? content.size() : sizeof(kRows) - 1));
-    message.set_purpose(v1::UploadBlobRequest::DATASET);
-    message.set_data(content);
-    writer->Write(message);
-    writer->WritesDone();
-    return writer->Finish();
-  }
-  static grpc::Status Submit(const std::shared_ptr<grpc::Channel>& channel, v1::Job* job,
-                             const std::string& request_id = "", const std::string& project = "",
-                             bool dry_run = false) {
-    const auto stub = v1::JobService::NewStub(channel);
-    v1::SubmitJobRequest request;
-    request.set_validate_only(dry_run);
-    request.set_source_text(kJobFile);
-    request.set_file_name("job.toml");
-    request.set_request_id(request_id);
-    request.set_project(project);
-    request.add_files()->set_key("job.data");
-    request.mutable_files(0)->set_sha256(io::Sha256Hex(kRows));
-    grpc::ClientContext context;
-    return stub->SubmitJob(&context, request, job);
-  }
-  // A job that is submitted with its data set, and what watches it.
-  static v1::WatchJobRequest WatchOfNewJob(const std::shared_ptr<grpc::Channel>& channel,
-                                           v1::Job* job) {
-    EXPECT_TRUE(Upload(channel, kRows).ok());
-    EXPECT_TRUE(Submit(channel, job).ok());
-    v1::WatchJobRequest watch;
-    watch.set_name(job->name());
-    return watch;
-  }
-  static v1::SubmitSweepResponse SubmitSweep(const std::shared_ptr<grpc::Channel>& channel) {
-    v1::SubmitSweepRequest request;
-    request.mutable_job()->set_source_text(kJobFile);
-    request.mutable_job()->set_file_name("job.toml");
-    request.mutable_job()->set_request_id("sizes");
-    request.mutable_job()->add_files()->set_key("job.data");
-    request.mutable_job()->mutable_files(0)->set_sha256(io::Sha256Hex(kRows));
-    v1::SweepAxis* axis = request.add_axes();
-    axis->set_key("hyperparameters.n_epochs");
-    axis->add_values("1");
-    axis->add_values("2");
-    v1::SubmitSweepResponse response;
-    grpc::ClientContext context;
-    const grpc::Status status =
-        v1::SchedulingService::NewStub(channel)->SubmitSweep(&context, request, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return response;
-  }
-  std::vector<v1::AuditRecord> Audit() {
-    v1::ListAuditRecordsResponse page;
-    v1::ListAuditRecordsRequest request;
-    request.set_page_size(500);
-    grpc::ClientContext context;
-    EXPECT_TRUE(admin_->ListAuditRecords(&context, request, &page).ok());
-    return {page.records().begin(), page.records().end()};
-  }
-  // Fields of requests that name what alpha has.
-  std::map<std::string, std::string> NamesOf(const v1::Job& job) {
-    return {{"name", job.name()},   {"project", "alpha"},      {"sha256", io::Sha256Hex(kRows)},
-            {"path", "x"},          {"source_text", kJobFile}, {"file_name", "job.toml"},
-            {"user", "ann"},        {"id", "nodes/none"},      {"node", "none"},
-            {"attempt_uid", "none"}};
-  }
-
-  const std::string dir_;
-  std::string admin_token_, join_token_, authority_;
-  std::unique_ptr<Server> server_;
-  std::unique_ptr<v1::AuthService::Stub> admin_;
-  v1::CreateTokenResponse last_token_;
-};
 
 TEST_F(SecureServerTest, WithoutTlsNoCallSucceeds) {
   for (const Outcome& call : CallEveryRpc(rpc::MakeChannel(server_->address()), {})) {
@@ -242,7 +96,7 @@ TEST_F(SecureServerTest, AJoinTokenJoinsAndDoesNothingElse) {
 
 TEST_F(SecureServerTest, AViewerSeesAndChangesNothing) {
   const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
-  ASSERT_TRUE(Upload(ann, kRows).ok());
+  ASSERT_TRUE(Upload(ann, kSecretRows).ok());
   v1::Job job;
   ASSERT_TRUE(Submit(ann, &job).ok());
   const auto viewer = With(UserToken("vic", "alpha", v1::VIEWER));
@@ -278,7 +132,7 @@ TEST_F(SecureServerTest, WhoLacksARoleIsToldTheCommandThatKeepsTheOthers) {
 
 TEST_F(SecureServerTest, WhatAnotherProjectHasIsNotThere) {
   const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
-  ASSERT_TRUE(Upload(ann, kRows).ok());
+  ASSERT_TRUE(Upload(ann, kSecretRows).ok());
   v1::Job job;
   ASSERT_TRUE(Submit(ann, &job).ok());
   EXPECT_EQ(job.name().rfind("projects/alpha/jobs/", 0), 0u) << job.name();
@@ -318,22 +172,22 @@ TEST_F(SecureServerTest, WhatAnotherProjectHasIsNotThere) {
 
 TEST_F(SecureServerTest, AHashAloneGivesNoDataSetAndItsContentDoes) {
   const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
-  ASSERT_TRUE(Upload(ann, kRows).ok());
+  ASSERT_TRUE(Upload(ann, kSecretRows).ok());
   const auto bob = With(UserToken("bob", "beta", v1::SUBMITTER));
   v1::Job job;
   EXPECT_EQ(Submit(bob, &job).error_code(), StatusCode::FAILED_PRECONDITION);
-  EXPECT_FALSE(Upload(bob, "", io::Sha256Hex(kRows)).ok()) << "no bytes, no proof";
+  EXPECT_FALSE(Upload(bob, "", io::Sha256Hex(kSecretRows)).ok()) << "no bytes, no proof";
   EXPECT_EQ(Submit(bob, &job).error_code(), StatusCode::FAILED_PRECONDITION);
-  ASSERT_TRUE(Upload(bob, kRows).ok());
+  ASSERT_TRUE(Upload(bob, kSecretRows).ok());
   EXPECT_TRUE(Submit(bob, &job).ok());
-  ASSERT_TRUE(Upload(ann, kRows).ok()) << "once more is fine";
+  ASSERT_TRUE(Upload(ann, kSecretRows).ok()) << "once more is fine";
 }
 
 TEST_F(SecureServerTest, RequestIdsOfProjectsDoNotMeet) {
   const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
   const auto bob = With(UserToken("bob", "beta", v1::SUBMITTER));
-  ASSERT_TRUE(Upload(ann, kRows).ok());
-  ASSERT_TRUE(Upload(bob, kRows).ok());
+  ASSERT_TRUE(Upload(ann, kSecretRows).ok());
+  ASSERT_TRUE(Upload(bob, kSecretRows).ok());
   v1::Job first, again, other;
   ASSERT_TRUE(Submit(ann, &first, "nightly").ok());
   ASSERT_TRUE(Submit(ann, &again, "nightly").ok());
@@ -414,14 +268,14 @@ TEST_F(SecureServerTest, AStreamMoreThanACallerMayHaveIsRefused) {
   EXPECT_FALSE(follow());
   EXPECT_EQ(readers.back()->Finish().error_code(), StatusCode::RESOURCE_EXHAUSTED);
   const auto bob = With(UserToken("bob", "alpha", v1::SUBMITTER));
-  EXPECT_TRUE(Upload(bob, kRows).ok()) << "others are not concerned";
+  EXPECT_TRUE(Upload(bob, kSecretRows).ok()) << "others are not concerned";
   for (const auto& context : contexts) context->TryCancel();
 }
 
 TEST_F(SecureServerTest, TheAuditSaysWhoDidWhatAndKeepsNoSecret) {
   const std::string token = UserToken("ann", "alpha", v1::SUBMITTER);
   const auto ann = With(token);
-  ASSERT_TRUE(Upload(ann, kRows).ok());
+  ASSERT_TRUE(Upload(ann, kSecretRows).ok());
   v1::Job job;
   ASSERT_TRUE(Submit(ann, &job, "", "", /*dry_run=*/true).ok());
   ASSERT_TRUE(Submit(ann, &job).ok());
@@ -456,7 +310,7 @@ TEST_F(SecureServerTest, TheAuditSaysWhoDidWhatAndKeepsNoSecret) {
   EXPECT_THAT(rows,
               testing::ElementsAre(
                   "admin AuthService.PutUser users/ann OK", "admin AuthService.CreateToken ann OK",
-                  "ann DataService.UploadBlob " + io::Sha256Hex(kRows) + " OK",
+                  "ann DataService.UploadBlob " + io::Sha256Hex(kSecretRows) + " OK",
                   "ann JobService.SubmitJob " + cancel.name() + " OK",
                   "ann JobService.CancelJob " + cancel.name() + " OK",
                   "admin AuthService.PutUser users/bob OK", "admin AuthService.CreateToken bob OK",
@@ -498,32 +352,6 @@ TEST_F(SecureServerTest, RefusedAndFailedCallsAreCountedByCallerCallAndCode) {
                                    testing::Pair("bob JobService.SubmitJob PERMISSION_DENIED", 50),
                                    testing::Pair("nobody JobService.GetJob UNAUTHENTICATED", 50)));
 }
-
-// A node that has joined.
-class NodeTest : public SecureServerTest {
- protected:
-  grpc::Status Join(const std::string& node, const std::string& key, const std::string& token,
-                    std::string* certificate, int64_t clock_ahead_s = 0) {
-    v1::JoinRequest request;
-    request.set_node(node);
-    request.set_certificate_request_pem(tls::MakeRequest(key, node).value());
-    request.mutable_time()->set_seconds(UnixMicros(Clock::Real().Wall()) / 1'000'000 +
-                                        clock_ahead_s);
-    v1::JoinResponse response;
-    grpc::ClientContext context;
-    const grpc::Status status =
-        v1::AuthService::NewStub(With(token))->Join(&context, request, &response);
-    *certificate = response.certificate_pem();
-    return status;
-  }
-  std::shared_ptr<grpc::Channel> As(const std::string& key, const std::string& certificate) {
-    return rpc::MakeChannel(
-        server_->address(),
-        {.authority_pem = authority_, .key_pem = key, .certificate_pem = certificate});
-  }
-  const std::string key_ = tls::MakeKey().value(), other_key_ = tls::MakeKey().value();
-  std::string certificate_;
-};
 
 TEST_F(NodeTest, ANodeSpeaksForItselfAndNobodyElse) {
   ASSERT_TRUE(Join("node-a", key_, join_token_, &certificate_).ok());

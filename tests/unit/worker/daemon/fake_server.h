@@ -27,6 +27,7 @@ class FakeServer : public ServerApi {
   absl::StatusOr<int64_t> AppendLog(const v1::AppendLogRequest& request) override {
     SFT_RETURN_IF_ERROR(Begin());
     const Ending ending{this};
+    if (request.rank() == refused_rank) return InvalidArgument("rank: there is none");
     std::string& log = logs[{request.attempt_uid(), request.rank()}];
     if (request.has_skipped_from() && request.skipped_from() <= static_cast<int64_t>(log.size())) {
       log.resize(std::max(log.size(), static_cast<size_t>(request.offset())), '#');  // a hole
@@ -98,6 +99,7 @@ class FakeServer : public ServerApi {
   std::map<Key, int64_t> event_offsets;
   std::map<int, std::vector<v1::RankEvent>> events;  // by rank
   std::vector<BlobFile> uploaded;
+  int refused_rank = -99;
   std::vector<v1::CommitArtifactRequest> commits;
   std::vector<v1::CommitCheckpointRequest> checkpoints;
   std::map<std::string, std::string> blobs;

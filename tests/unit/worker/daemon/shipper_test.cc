@@ -73,6 +73,17 @@ TEST_F(ShipperTest, AFailedCallLosesNothing) {
   EXPECT_EQ(server_.events[0].size(), 1u);
 }
 
+TEST_F(ShipperTest, WhatTheServerDoesNotTakeKeepsNothingElseFromIt) {
+  Append("rank-0.log", "of no rank\n");
+  Append("rank-1.log", "text\n");
+  Append("rank-1.events", StepLine(1));
+  server_.refused_rank = 0;
+  Shipper shipper = Make({{0, "rank-0"}, {1, "rank-1"}});
+  ShipAll(shipper);
+  EXPECT_EQ((server_.logs[{"a-1", 1}]), "text\n");
+  EXPECT_FALSE(server_.logs.contains({"a-1", 0}));
+}
+
 TEST_F(ShipperTest, LongFilesGoInChunksOfOneMebibyteAndEndWithTheirEnd) {
   const std::string text(3 * (1 << 20) + 17, 'z');
   Append("rank-0.log", text);
