@@ -3,6 +3,8 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <filesystem>
 
@@ -10,7 +12,9 @@
 #include "client/interrupt.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
+#include "client/output/text.h"
 #include "common/base/json.h"
+#include "common/base/plain_text.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
@@ -51,8 +55,10 @@ class Downloader {
   absl::Status Run() {
     SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock, Lock());
     for (const v1::ArtifactFile& file : artifact_.files()) {
-      if (!io::IsSafeRelative(file.path())) {
-        return InvalidArgument("the server names a file outside the artifact: " + file.path());
+      if (!io::IsSafeRelative(file.path()) || !IsPlain(file.path())) {
+        return InvalidArgument(
+            "the server names a file outside the artifact, or with control characters: " +
+            OneLine(file.path()));
       }
       SFT_RETURN_IF_ERROR(Annotate(Fetch(file), file.path()));
     }
@@ -140,23 +146,16 @@ class Downloader {
   const std::string partial_;
 };
 
-// Where the artifact goes: -o, else job.output_dir of its job, else a name of its own.
-absl::StatusOr<std::string> FolderOf(Connection& connection, const DownloadOptions& options,
-                                     const v1::Artifact& artifact) {
-  if (!options.out.empty()) return options.out;
-  if (!artifact.job().empty()) {
-    v1::GetJobRequest request;
-    request.set_name(artifact.job());
-    SFT_ASSIGN_OR_RETURN(const v1::Job job,
-                         connection.Call(&v1::JobService::Stub::GetJob, request));
-    const Json resolved = ParseOrderedJson(job.resolved_json());
-    const Json::json_pointer key("/job/output_dir");
-    if (resolved.is_object() && resolved.contains(key) && resolved.at(key).is_string()) {
-      const std::string folder = resolved.at(key).get<std::string>();
-      if (!folder.empty()) return folder;
-    }
-  }
-  return fmt::format("{}-{}", ShortName(options.job), artifact.kind());
+// Where the artifact goes without -o: a name of its own in the current folder. What its job says is
+// the submitter's word, who may be another than the one who downloads.
+std::string DefaultFolder(const std::string& job, const v1::Artifact& artifact) {
+  const std::string kind = artifact.kind() == "model" ? "model" : "adapter";
+  std::string name = ShortName(job) + "-" + kind;
+  std::replace_if(
+      name.begin(), name.end(),
+      [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '_' && c != '.'; },
+      '_');
+  return name.starts_with('.') || name.starts_with('-') ? "_" + name : name;
 }
 
 ExitCode Download(Connection& connection, const DownloadOptions& options, bool json) {
@@ -164,9 +163,8 @@ ExitCode Download(Connection& connection, const DownloadOptions& options, bool j
   request.set_name(options.job);
   const auto artifact = connection.Call(&v1::DataService::Stub::GetArtifact, request);
   if (!artifact.ok()) return Fail(connection, artifact.status());
-  const absl::StatusOr<std::string> chosen = FolderOf(connection, options, *artifact);
-  if (!chosen.ok()) return Fail(connection, chosen.status());
-  std::string folder = *chosen;
+  std::string folder =
+      options.out.empty() ? DefaultFolder(options.job, *artifact) : options.out;
   while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
   const absl::StatusOr<std::vector<std::string>> there = io::ListDir(folder);
   if (io::Exists(folder) && (!there.ok() || !there->empty())) {
@@ -174,7 +172,7 @@ ExitCode Download(Connection& connection, const DownloadOptions& options, bool j
         connection,
         AlreadyExists(folder + " exists and is not an empty folder; choose another with -o"));
   }
-  connection.console().err << fmt::format("downloading {} ({}, {} files) to {}\n", artifact->kind(),
+  connection.console().err << fmt::format("downloading {} ({}, {} files) to {}\n", OneLine(artifact->kind()),
                                           Bytes(artifact->bytes()), artifact->files_size(), folder);
   const absl::Status status = Downloader(connection, *artifact, folder).Run();
   if (!status.ok()) return Fail(connection, status);
@@ -202,7 +200,7 @@ void AddDownload(Command& app, Session& session) {
   command->AddOption("JOB", options->job, "Job, or artifacts/NAME")->Required();
   command->AddOption(
       "-o,--output", options->out,
-      "Folder to make (default: the job's job.output_dir, else JOB-adapter or JOB-model)");
+      "Folder to make (default: JOB-adapter or JOB-model in the current folder)");
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {
     return Download(connection, *options, session.json);

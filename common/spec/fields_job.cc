@@ -30,8 +30,8 @@ constexpr Field kJobTable[] = {
      .aliases = "data.train train_file train_dataset train.train_file"},
     {.key = "job.output_dir",
      .def = "",
-     .doc =
-         "Folder on the submitter's machine that `sftctl download` writes into when it gets no -o.",
+     .doc = "Taken and kept with the job; `sftctl download` writes into -o, or a folder of the job's "
+            "name.",
      .aliases = "output_dir train.output_dir finetune_output_dir"},
 
     {.key = "compute.gpu_type",

@@ -7,6 +7,7 @@
 #include "common/base/version.h"
 #include "common/spec/job_protocol.h"
 #include "server/core/gang_life.h"
+#include "server/core/job_folders.h"
 #include "server/core/resume.h"
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
@@ -24,6 +25,18 @@ std::string JobFor(const JobRecord& job, std::string resolved, int protocol) {
   if (protocol >= kProtocol || protocol < job.protocol) return resolved;
   const auto json = ParseJson(resolved);
   return json.is_object() ? DumpJson(spec::ForProtocol(json, protocol)) : resolved;
+}
+
+// Of other jobs those that the paths of this one name and that it may read.
+absl::Status FillFolders(Database& db, const JobRecord& job,
+                         const std::vector<JobFileRecord>& files, v1::Dispatch& dispatch) {
+  std::vector<std::string> paths = {job.model};
+  for (const JobFileRecord& file : files) paths.push_back(file.node_path);
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> readable,
+                       ReadableJobs(db, {job.owner, job.project}, JobsInPaths(paths)));
+  v1::JobFolders& folders = *dispatch.mutable_folders();
+  for (const std::string& id : readable) folders.add_jobs(id);
+  return absl::OkStatus();
 }
 
 absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const MemberRecord& member,
@@ -50,6 +63,7 @@ absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const Memb
     added->set_size(file.size);
     added->set_name(file.client_path);
   }
+  SFT_RETURN_IF_ERROR(FillFolders(db, job, files, dispatch));
   return FillResume(db, job, attempt, member.status.node, dispatch);
 }
 

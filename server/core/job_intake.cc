@@ -292,9 +292,34 @@ absl::Status CheckSizes(const std::string& text, const std::string& file_name,
 
 }  // namespace
 
+absl::Status JobIntake::CheckFolders(const FolderReader& reader, spec::Resolution& resolution) {
+  const spec::JobSpec& spec = resolution.spec;
+  for (const auto& [key, path] :
+       {std::pair("job.model", spec.job.model),
+        {"job.data", std::string(spec::NodePath(spec.job.data))},
+        {"data.val", std::string(spec::NodePath(spec.data.val))}}) {
+    const std::vector<std::string> named = JobsInPaths({path});
+    std::vector<std::string> readable;
+    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(readable, ReadableJobs(db, reader, named));
+      return absl::OkStatus();
+    }));
+    for (const std::string& id : named) {
+      if (std::find(readable.begin(), readable.end(), id) != readable.end()) continue;
+      AddProblem(resolution, key,
+                 fmt::format("{} is not there: your project has no job {}, and what is below a "
+                             "job's folder is its project's",
+                             path, id));
+      break;
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
                                                  const std::string& file_name,
-                                                 const Overrides& overrides) {
+                                                 const Overrides& overrides,
+                                                 const FolderReader& reader) {
   SFT_RETURN_IF_ERROR(CheckSizes(text, file_name, overrides));
   std::vector<spec::Override> list;
   for (const v1::Override& override : overrides) {
@@ -304,6 +329,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   spec::ResolveOptions options;
   if (fleet->types.size() == 1) options.default_gpu_type = fleet->types.begin()->first;
   spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
+  SFT_RETURN_IF_ERROR(CheckFolders(reader, resolution));
   WarnLate(jobs_.clock().Wall(), resolution);
   // Before the first worker has come nothing is known, and the job waits and says so.
   ResolveComputeType(*fleet, resolution);
@@ -327,9 +353,11 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   return resolution;
 }
 
-absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRequest& request) {
-  SFT_ASSIGN_OR_RETURN(const spec::Resolution resolution,
-                       Read(request.source_text(), request.file_name(), request.overrides()));
+absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRequest& request,
+                                                          const std::string& principal) {
+  SFT_ASSIGN_OR_RETURN(
+      const spec::Resolution resolution,
+      Read(request.source_text(), request.file_name(), request.overrides(), {principal, ""}));
   v1::ResolveJobResponse response;
   for (const auto& problem : resolution.problems) ToProto(problem, *response.add_problems());
   for (const auto& warning : resolution.warnings) ToProto(warning, *response.add_warnings());
@@ -435,7 +463,9 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
   }
   SFT_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   SFT_ASSIGN_OR_RETURN(spec::Resolution resolution,
-                       Read(request.source_text(), request.file_name(), request.overrides()));
+                       Read(request.source_text(), request.file_name(), request.overrides(),
+                            {principal, request.project().empty() ? std::string(kDefaultProject)
+                                                                  : request.project()}));
   if (resumed != nullptr) CheckFixedValues(*resumed, resolution);
   Prepared prepared;
   Outcome& outcome = prepared.outcome;

@@ -6,6 +6,7 @@
 #include "common/spec/resolve.h"
 #include "server/blob/blob_store.h"
 #include "server/core/intake_limits.h"
+#include "server/core/job_folders.h"
 #include "server/core/job_manager.h"
 #include "server/core/planning.h"
 #include "server/store/store.h"
@@ -25,7 +26,8 @@ class JobIntake {
       : store_(store), blobs_(blobs), jobs_(jobs), planner_(planner), limits_(limits) {}
 
   // Problems are part of the answer.
-  absl::StatusOr<v1::ResolveJobResponse> Resolve(const v1::ResolveJobRequest& request);
+  absl::StatusOr<v1::ResolveJobResponse> Resolve(const v1::ResolveJobRequest& request,
+                                                 const std::string& principal = "local");
 
   struct Outcome {
     // Not empty: the job file is refused, all problems at once, and nothing was stored.
@@ -56,7 +58,9 @@ class JobIntake {
   using Overrides = google::protobuf::RepeatedPtrField<v1::Override>;
   // Resolves the text, and checks what only the server knows: types, variants, models.
   absl::StatusOr<spec::Resolution> Read(const std::string& text, const std::string& file_name,
-                                        const Overrides& overrides);
+                                        const Overrides& overrides, const FolderReader& reader);
+  // That no path leads into the folder of another project's job.
+  absl::Status CheckFolders(const FolderReader& reader, spec::Resolution& resolution);
   // What the files' rows are known to be is checked too. `rows`: of job.data; 0: not known.
   absl::StatusOr<std::vector<JobFileRecord>> CheckFiles(const v1::SubmitJobRequest& request,
                                                         spec::Resolution& resolution,

@@ -9,11 +9,11 @@
 
 #include "common/base/json.h"
 #include "common/io/file.h"
-#include "common/io/paths.h"
 #include "common/io/sha256.h"
 #include "common/spec/job_json.h"
 #include "worker/daemon/blob_file.h"
 #include "worker/daemon/checkpoint_folder.h"
+#include "worker/daemon/job_folders.h"
 #include "worker/daemon/models.h"
 
 namespace sft::worker {
@@ -53,9 +53,15 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const Stop
   // The server has read the job file: a worker that cannot is too old for it.
   if (!spec.ok()) return NotOfOwner(spec.status());
   staged.spec = *std::move(spec);
-  SFT_ASSIGN_OR_RETURN(staged.model_dir, StageModel(staged.spec.job.model, setup_));
+  const std::string& model = staged.spec.job.model;
+  if (model.starts_with("/")) {
+    SFT_RETURN_IF_ERROR(ResolveForJob(model, dispatch, setup_).status());
+  }
+  SFT_ASSIGN_OR_RETURN(staged.model_dir, StageModel(model, setup_));
+  // By its id: what the operator put there by a link is meant to be found.
+  SFT_RETURN_IF_ERROR(CheckJobFolders(staged.model_dir, model, dispatch, setup_));
   for (const v1::JobFileRef& file : dispatch.files()) {
-    SFT_ASSIGN_OR_RETURN(std::string path, StageFile(file, stop));
+    SFT_ASSIGN_OR_RETURN(std::string path, StageFile(file, dispatch, stop));
     if (file.key() == "job.data") {
       staged.train_file = std::move(path);
       staged.train_name = file.name();
@@ -90,9 +96,11 @@ absl::Status Stager::Judge(const std::string& what, const absl::Status& fetched)
       Message(fetched), kMaxBroken));
 }
 
-absl::StatusOr<std::string> Stager::StageFile(const v1::JobFileRef& file, const StopCheck& stop) {
+absl::StatusOr<std::string> Stager::StageFile(const v1::JobFileRef& file,
+                                              const v1::Dispatch& dispatch,
+                                              const StopCheck& stop) {
   if (file.node_path().empty()) return FetchBlob(file, stop);
-  absl::StatusOr<std::string> path = io::ResolveBelow(file.node_path(), setup_.roots);
+  absl::StatusOr<std::string> path = ResolveForJob(file.node_path(), dispatch, setup_);
   if (!path.ok()) {
     return Annotate(path.status(), fmt::format("{} on node {}", file.key(), setup_.node));
   }

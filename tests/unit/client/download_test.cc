@@ -49,14 +49,28 @@ TEST_F(DownloadTest, TheFolderHoldsEveryFile) {
   EXPECT_FALSE(std::filesystem::exists(out + ".partial"));
 }
 
-TEST_F(DownloadTest, TheJobsOutputFolderIsTheDefault) {
+TEST_F(DownloadTest, WithoutAFolderItIsOneOfTheJobsNameHereWhateverTheJobSays) {
   v1::Job job = MakeJob("job-a", v1::Job::SUCCEEDED);
   job.set_resolved_json("{\"job\": {\"output_dir\": \"" + folder_ + "/mine\"}}");
   server_.jobs["job-a"] = job;
   server_.artifact.set_job("projects/default/jobs/job-a");
+  server_.artifact.set_kind("../\x1b[2J");
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(folder_);
   const Outcome run = Sftctl(server_, {"download", "job-a"});
+  std::filesystem::current_path(before);
   ASSERT_EQ(run.code, kSucceeded) << run.err;
-  EXPECT_EQ(ReadTestFile(folder_ + "/mine/adapter_config.json"), "{}");
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/mine"));
+  EXPECT_EQ(ReadTestFile(folder_ + "/job-a-adapter/adapter_config.json"), "{}");
+  EXPECT_EQ(run.err.find('\x1b'), std::string::npos);
+}
+
+TEST_F(DownloadTest, AFilesNameWithControlCharactersIsRefusedAndShownEscaped) {
+  server_.artifact.mutable_files(0)->set_path("a\x1b[2Jb");
+  const Outcome run = Sftctl(server_, {"download", "job-a", "-o", folder_ + "/out"});
+  EXPECT_NE(run.code, kSucceeded);
+  EXPECT_EQ(run.err.find('\x1b'), std::string::npos) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("a\\x1b[2Jb"));
 }
 
 TEST_F(DownloadTest, WhatABrokenOneLeftIsContinued) {

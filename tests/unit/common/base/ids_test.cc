@@ -46,5 +46,15 @@ TEST(RandomTest, ASeedRepeatsTheWordsAndTheIdsOfAThread) {
   EXPECT_NE(first, other);
 }
 
+TEST(IdsTest, IdsOfAPathAreFoundHoweverItIsWritten) {
+  using Ids = std::vector<std::string>;
+  EXPECT_EQ(IdsInPath("job", "/shared/job-abcdefgh23/model"), Ids{"job-abcdefgh23"});
+  EXPECT_EQ(IdsInPath("job", "//x/..//JOB-ABCDEFGH23"), Ids{"job-abcdefgh23"});
+  EXPECT_EQ(IdsInPath("job", "job-abcdefgh23/../job-22222222aa/"),
+            (Ids{"job-abcdefgh23", "job-22222222aa"}));
+  EXPECT_EQ(IdsInPath("job", "/data/job-1/my-job-abcdefgh23/job-abcdefgh234/job-abcdefgh1l"), Ids());
+  EXPECT_EQ(IdsInPath("job", ""), Ids());
+}
+
 }  // namespace
 }  // namespace sft

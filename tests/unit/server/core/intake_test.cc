@@ -2,6 +2,7 @@
 #include <map>
 
 #include "common/spec/fields.h"
+#include "server/store/access.h"
 #include "tests/unit/server/core/intake_fixture.h"
 
 namespace sft::server {
@@ -229,6 +230,55 @@ TEST_F(IntakeTest, ASweepThatWouldMakeTheSameJobTwiceIsRefused) {
   EXPECT_EQ(refusal({{"lora.r", "8"}, {"lora_r", "16"}}),
             "lora_r is given twice: name all its values at once");
   EXPECT_EQ(refusal({{"lora.r", "8,16"}, {"hyperparameters.seed", "1,2"}}), "");
+}
+
+TEST_F(IntakeTest, WhatLiesBelowAJobsFolderIsThereForItsProjectAndForAdmins) {
+  JoinWithModel(kConfig);
+  JobRecord alphas;
+  alphas.id = "job-abcdefgh23";
+  alphas.project = "alpha";
+  alphas.owner = "ann";
+  alphas.gpu_type = "CPU";
+  alphas.resolved_json = "{}";
+  ASSERT_TRUE(jobs_->Submit(alphas, {}).ok());
+  ASSERT_TRUE(store_->Write([&](Database& db) -> absl::Status {
+                      SFT_RETURN_IF_ERROR(store::PutUser(
+                          db, {"ann", false, {{"alpha", Role::kSubmitter}}}, 1));
+                      SFT_RETURN_IF_ERROR(store::PutUser(
+                          db, {"bob", false, {{"beta", Role::kSubmitter}}}, 1));
+                      return store::PutUser(db, {"root", true, {}}, 1);
+                    }).ok());
+  const auto text = [](const std::string& model) {
+    return "[job]\nmodel = \"" + model +
+           "\"\ndata = \"rows.jsonl\"\n[compute]\ngpu_type = \"CPU\"\ngpu_count = 1\nnodes = "
+           "1\ngpus_per_node = 1\n";
+  };
+  const auto said = [&](const std::string& who, const std::string& project,
+                        const std::string& model) -> std::string {
+    v1::SubmitJobRequest request = Request(text(model));
+    request.set_project(project);
+    request.set_validate_only(true);
+    const auto outcome = intake_.Submit(request, who);
+    EXPECT_TRUE(outcome.ok()) << outcome.status();
+    v1::ResolveJobRequest dry;
+    dry.set_source_text(text(model));
+    dry.set_file_name("job.toml");
+    EXPECT_EQ(intake_.Resolve(dry, who)->problems().empty(), outcome->problems.empty());
+    return outcome->problems.empty() ? "" : outcome->problems[0].message;
+  };
+  const std::string there = "/models/job-abcdefgh23/model", none = "/models/job-22222222aa/model";
+  EXPECT_EQ(said("ann", "alpha", there), "");
+  EXPECT_EQ(said("root", "beta", there), "");
+  std::string refused = said("bob", "beta", there);
+  EXPECT_NE(refused, "");
+  const std::string of_none = said("bob", "beta", none);
+  while (refused.find("abcdefgh23") != refused.npos) {
+    refused.replace(refused.find("abcdefgh23"), 10, "22222222aa");
+  }
+  EXPECT_EQ(refused, of_none) << "as of a job that is nowhere";
+  for (const char* path : {"/models//x/../JOB-ABCDEFGH23/model", "/models/./job-abcdefgh23/"}) {
+    EXPECT_NE(said("bob", "beta", path), "") << path;
+  }
 }
 
 TEST_F(IntakeTest, ProblemsOfTheFileOfTheFleetAndOfTheFilesComeAtOnce) {

@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
+
 #include "common/io/sha256.h"
 #include "tests/unit/worker/daemon/fake_server.h"
 #include "tests/unit/worker/daemon/test_node.h"
@@ -179,6 +181,40 @@ TEST_F(StagingTest, ANodePathMustLieBelowTheRoots) {
   ASSERT_EQ(mkfifo((dir_ + "/files/pipe").c_str(), 0600), 0);
   file.set_node_path(dir_ + "/files/pipe");
   EXPECT_TRUE(absl::IsInvalidArgument(Stage().status())) << "opening it would wait for ever";
+}
+
+TEST_F(StagingTest, AnotherJobsFolderIsNotThereUnlessTheServerNamesTheJob) {
+  const std::string other = dir_ + "/files/job-abcdefgh23";
+  Write(other + "/model/rows.jsonl", data_);
+  std::filesystem::create_symlink(other, dir_ + "/files/harmless");
+  v1::JobFileRef& file = *dispatch_.mutable_files(0);
+  file.clear_sha256();
+  file.set_node_path(dir_ + "/files/none.jsonl");
+  dispatch_.mutable_folders();
+  const std::string missing(Message(Stage().status()));
+  for (const char* path : {"/files/job-abcdefgh23/model/rows.jsonl", "/files/harmless/model/rows.jsonl",
+                           "/files//harmless/../job-abcdefgh23/model/rows.jsonl"}) {
+    file.set_node_path(dir_ + path);
+    const absl::Status status = Stage().status();
+    EXPECT_TRUE(absl::IsNotFound(status)) << status;
+    std::string as_missing = missing;
+    as_missing.replace(as_missing.find("/files/none.jsonl"), 17, path);
+    EXPECT_EQ(Message(status), as_missing) << "as what is nowhere";
+  }
+  dispatch_.mutable_folders()->add_jobs("job-abcdefgh23");
+  EXPECT_TRUE(Stage().ok()) << Stage().status();
+  dispatch_.clear_folders();
+  EXPECT_TRUE(Stage().ok()) << "of a server of the version before";
+}
+
+TEST_F(StagingTest, WhatTheWorkerKeepsForAllJobsIsNotThere) {
+  setup_.roots.push_back("/");
+  Write(setup_.data_dir + "/datasets/somebodys", data_);
+  v1::JobFileRef& file = *dispatch_.mutable_files(0);
+  file.clear_sha256();
+  file.set_node_path(setup_.data_dir + "/datasets/somebodys");
+  dispatch_.mutable_folders();
+  EXPECT_TRUE(absl::IsNotFound(Stage().status())) << Stage().status();
 }
 
 TEST_F(StagingTest, ValidationRowsAreStagedToo) {

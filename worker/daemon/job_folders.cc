@@ -1,0 +1,60 @@
+#include "worker/daemon/job_folders.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "common/base/ids.h"
+#include "common/io/paths.h"
+
+namespace sft::worker {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string Real(const std::string& path) {
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  return error ? "" : real.string();
+}
+
+bool IsBelow(const std::string& path, const std::string& folder) {
+  return !folder.empty() && (path == folder || path.starts_with(folder + "/"));
+}
+
+// Attempts, checkpoints and data sets of all jobs; a root that the operator put below the data
+// folder is none of it.
+bool IsWorkersOwn(const std::string& real, const NodeSetup& setup) {
+  const std::string own = Real(setup.data_dir);
+  if (!IsBelow(real, own)) return false;
+  return std::none_of(setup.roots.begin(), setup.roots.end(), [&](const std::string& each) {
+    const std::string root = Real(each);
+    return root != own && IsBelow(root, own) && IsBelow(real, root);
+  });
+}
+
+}  // namespace
+
+absl::Status CheckJobFolders(const std::string& real, const std::string& name,
+                             const v1::Dispatch& dispatch, const NodeSetup& setup) {
+  if (!dispatch.has_folders()) return absl::OkStatus();  // a server of the version before
+  const auto& named = dispatch.folders().jobs();
+  bool allowed = !IsWorkersOwn(real, setup);
+  for (const std::string& id : IdsInPath("job", real)) {
+    allowed = allowed && (id == dispatch.job_id() ||
+                          std::find(named.begin(), named.end(), id) != named.end());
+  }
+  if (allowed) return absl::OkStatus();
+  return ErrnoStatus(fmt::format("cannot open {}", name), ENOENT);
+}
+
+absl::StatusOr<std::string> ResolveForJob(const std::string& path, const v1::Dispatch& dispatch,
+                                          const NodeSetup& setup) {
+  SFT_ASSIGN_OR_RETURN(std::string real, io::ResolveBelow(path, setup.roots));
+  SFT_RETURN_IF_ERROR(CheckJobFolders(real, path, dispatch, setup));
+  return real;
+}
+
+}  // namespace sft::worker
