@@ -42,13 +42,20 @@ std::optional<int64_t> Line(std::string_view text, std::string_view name) {
   return std::nullopt;
 }
 
-// What the group in `folder` leaves; nothing where it has no limit or does not exist.
+// A group's figure in `folder`; nothing where it has no limit or does not exist.
+using GroupFigure = std::optional<int64_t> (*)(const Files& files, const std::string& folder);
+
+std::optional<int64_t> LimitOf(const Files& files, const std::string& folder) {
+  const auto text = ReadFile(fmt::format("{}/{}", folder, files.limit));
+  return text.ok() ? Number(*text) : std::nullopt;  // "max" is no number
+}
+
+// What it leaves.
 std::optional<int64_t> LeftOf(const Files& files, const std::string& folder) {
-  const auto limit_text = ReadFile(fmt::format("{}/{}", folder, files.limit));
+  const std::optional<int64_t> limit = LimitOf(files, folder);
   const auto used_text = ReadFile(fmt::format("{}/{}", folder, files.used));
-  if (!limit_text.ok() || !used_text.ok()) return std::nullopt;
-  const std::optional<int64_t> limit = Number(*limit_text), used = Number(*used_text);
-  if (!limit || !used) return std::nullopt;  // "max"
+  const std::optional<int64_t> used = used_text.ok() ? Number(*used_text) : std::nullopt;
+  if (!limit || !used) return std::nullopt;
   int64_t cache = 0;
   if (const auto stat = ReadFile(folder + "/memory.stat"); stat.ok()) {
     cache = Line(*stat, files.inactive).value_or(0) + Line(*stat, files.active).value_or(0);
@@ -56,27 +63,27 @@ std::optional<int64_t> LeftOf(const Files& files, const std::string& folder) {
   return std::max<int64_t>(0, *limit - *used + cache);
 }
 
-// The least that the group `path` and those above it leave. In a container the path may be the
+// The least of the group `path` and those above it. In a container the path may be the
 // host's: then only the container's own group, at the top, is found.
-int64_t LeastLeft(const Files& files, const std::string& root, std::string_view path,
-                  int64_t least) {
+int64_t Least(GroupFigure figure, const Files& files, const std::string& root,
+              std::string_view path, int64_t least) {
   while (true) {
     const std::string folder =
         fmt::format("{}{}{}", root, files.folder, path == "/" ? std::string_view() : path);
-    if (const std::optional<int64_t> left = LeftOf(files, folder)) least = std::min(least, *left);
+    if (const std::optional<int64_t> bytes = figure(files, folder)) least = std::min(least, *bytes);
     if (path.empty() || path == "/") return least;
     path = path.substr(0, path.rfind('/'));
   }
 }
 
-}  // namespace
-
-absl::StatusOr<int64_t> AvailableMemory(const std::string& root) {
+// The line `name` of /proc/meminfo, or the least figure of this process's groups.
+absl::StatusOr<int64_t> LeastOfAll(std::string_view name, GroupFigure figure,
+                                   const std::string& root) {
   constexpr int64_t kKibi = 1024;
   SFT_ASSIGN_OR_RETURN(const std::string meminfo, ReadFile(root + "/proc/meminfo"));
-  const std::optional<int64_t> available = Line(meminfo, "MemAvailable:");
-  if (!available) return Internal(root + "/proc/meminfo has no line \"MemAvailable:\"");
-  int64_t least = *available * kKibi;
+  const std::optional<int64_t> machine = Line(meminfo, name);
+  if (!machine) return Internal(fmt::format("{}/proc/meminfo has no line \"{}\"", root, name));
+  int64_t least = *machine * kKibi;
   const auto groups = ReadFile(root + "/proc/self/cgroup");
   if (!groups.ok()) return least;  // a kernel without them
   // "0::/path" of version 2, "4:memory:/path" of version 1.
@@ -88,10 +95,20 @@ absl::StatusOr<int64_t> AvailableMemory(const std::string& root) {
     if (second == std::string_view::npos) continue;
     const std::string_view controllers = line.substr(first + 1, second - first - 1);
     const std::string_view path = line.substr(second + 1);
-    if (controllers.empty()) least = LeastLeft(kVersion2, root, path, least);
-    if (controllers == "memory") least = LeastLeft(kVersion1, root, path, least);
+    if (controllers.empty()) least = Least(figure, kVersion2, root, path, least);
+    if (controllers == "memory") least = Least(figure, kVersion1, root, path, least);
   }
   return least;
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> AvailableMemory(const std::string& root) {
+  return LeastOfAll("MemAvailable:", &LeftOf, root);
+}
+
+absl::StatusOr<int64_t> TotalMemory(const std::string& root) {
+  return LeastOfAll("MemTotal:", &LimitOf, root);
 }
 
 }  // namespace sft::io

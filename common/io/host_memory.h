@@ -12,4 +12,7 @@ namespace sft::io {
 // is no page cache; version 1 and 2). `root`: where /proc and /sys are, in tests.
 absl::StatusOr<int64_t> AvailableMemory(const std::string& root = "");
 
+// Bytes of memory that the machine has, and no more than the limit of each control group.
+absl::StatusOr<int64_t> TotalMemory(const std::string& root = "");
+
 }  // namespace sft::io

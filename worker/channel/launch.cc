@@ -36,6 +36,7 @@ static void Fields(V& v, RankLaunch& l) {
   v("resume_step", l.resume_step);
   v("resume_changed", l.resume_changed);
   v("resume_engine_alone", l.resume_engine_alone);
+  v("prepare_memory_bytes", l.prepare_memory_bytes);
 }
 
 template <typename V>

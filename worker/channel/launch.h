@@ -56,6 +56,8 @@ struct RankLaunch {
   // another engine alone.
   bool resume_changed = false;
   bool resume_engine_alone = false;
+  // Memory that `prepare` may take; 0: what the data and the node say (worker/rank/memory_limit.h).
+  int64_t prepare_memory_bytes = 0;
 };
 
 // How the shim starts the processes of one attempt on this node.

@@ -120,6 +120,7 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
   setup.cpus = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   setup.grace_seconds = options.grace_seconds;
   setup.log_limit_bytes = int64_t{options.log_limit_mb} << 20;
+  setup.prepare_memory_bytes = static_cast<int64_t>(options.prepare_memory_gb * 1e9);
   SFT_ASSIGN_OR_RETURN(setup.disk_marks, io::ParseDiskMarks(options.disk_low, options.disk_full));
   SFT_RETURN_IF_ERROR(io::MakeDirs(setup.data_dir));
   SFT_RETURN_IF_ERROR(io::MakeDirs(setup.shared_dir));

@@ -120,6 +120,7 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.resume_step = dispatch.resume().step();
   rank.resume_changed = dispatch.resume().changed_ok();
   rank.resume_engine_alone = dispatch.resume().engine_alone();
+  rank.prepare_memory_bytes = setup.prepare_memory_bytes;
 
   channel::ShimLaunch& shim = files.shim;
   shim.attempt_uid = input.attempt_uid;

@@ -90,6 +90,11 @@ ParsedOptions ParseOptions(int argc, char** argv) {
                  "MiB kept here of each rank's log, the newest, beside its first MiB; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_option("--prepare-memory-gb", options.prepare_memory_gb,
+                 "GB of memory in which a job's data are prepared; 0: 4 GiB and 256 times the size "
+                 "of the data, at most half of this node's memory")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
   AddDisk(app, options);
   app.add_option("--log-level", options.log_level, "debug, info, warn or error")
       ->capture_default_str();

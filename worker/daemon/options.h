@@ -27,6 +27,7 @@ struct Options {
   std::string shim_binary;
   double grace_seconds = 5;
   int log_limit_mb = 256;
+  double prepare_memory_gb = 0;
   std::string disk_low, disk_full;  // io::ParseDiskMark
   std::string log_level = "info";
   bool check = false;  // look whether a worker with these options would run, and end

@@ -32,6 +32,8 @@ struct NodeSetup {
   std::string address = "127.0.0.1";
   int cpus = 1;
   double grace_seconds = 5;
+  // Of each `sft-rank prepare` (channel::RankLaunch).
+  int64_t prepare_memory_bytes = 0;
   // How long ranks go on without the server, for jobs that do not say it.
   Nanos unreachable_after = std::chrono::minutes(15);
   // Of each process's log (channel::ShimLaunch).

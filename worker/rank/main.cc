@@ -25,6 +25,7 @@
 #include "worker/rank/group_variables.h"
 #include "worker/rank/logits.h"
 #include "worker/rank/prepare.h"
+#include "worker/rank/runaway_report.h"
 #include "worker/rank/stop_signal.h"
 #include "worker/rank/train.h"
 
@@ -89,6 +90,7 @@ int RunJob(const Arguments& arguments, Clock& clock, MonoTime start) {
       RunPrepare(*launch, *events, clock);
       return channel::kExitOk;
     }
+    ReportRunaways({.event_file = EventPath(*launch, process)}, clock);
     CatchStopSignals();
     run.emplace(TrainContext{*launch, rank, *events, commands, clock, start, arguments.profile});
     const int code = run->Run();
@@ -132,6 +134,7 @@ int Main(int argc, char** argv) {
     case Command::kLogits:
       LimitSpinning(argv);
       try {
+        ReportRunaways({}, clock);
         const bool generate = arguments->command == Command::kGenerate;
         generate ? RunGenerate(*arguments) : RunLogits(*arguments);
         return channel::kExitOk;

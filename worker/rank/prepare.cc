@@ -2,13 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <new>
+
 #include "common/base/bytes.h"
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/data/chat_tokenizer.h"
 #include "worker/engine/data/dataset.h"
+#include "worker/engine/data/runaway.h"
 #include "worker/engine/model/adapters.h"
 #include "worker/engine/model/config.h"
 #include "worker/engine/model/families.h"
+#include "worker/rank/memory_limit.h"
+#include "worker/rank/runaway_report.h"
 
 namespace sft::rank {
 namespace {
@@ -34,10 +39,12 @@ void PrintSkipped(const engine::DatasetStats& stats) {
   }
 }
 
-channel::PreparedEvent Prepare(const engine::ChatTokenizer& tokenizer,
-                               engine::PrepareOptions options, const std::string& name,
-                               const char* what, EventLog& events, const Clock& clock) {
-  options.name = name;
+channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
+                                   engine::PrepareOptions options, RunawayScene scene,
+                                   const char* what, EventLog& events, const Clock& clock) {
+  options.name = scene.data_name;
+  scene.data_name = options.Name();
+  ReportRunaways(std::move(scene), clock);
   MonoTime last{};
   int64_t reported = -1;
   options.progress = [&](int64_t done, int64_t total) {
@@ -60,25 +67,41 @@ channel::PreparedEvent Prepare(const engine::ChatTokenizer& tokenizer,
           .from_cache = prepared.from_cache};
 }
 
-}  // namespace
-
-void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock) {
+void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events,
+             const Clock& clock) {
+  RunawayScene scene{.event_file = EventPath(launch, "prepare"), .limit = limit};
+  ReportRunaways(scene, clock);
   CheckModel(launch);
   const auto tokenizer =
       engine::ChatTokenizer::Open(launch.file.model_dir, launch.spec.data.chat_template);
+  scene.data_name = launch.file.train_name;
   const channel::PreparedEvent training =
-      Prepare(tokenizer,
-              engine::PrepareOptions::ForTraining(launch.spec, launch.file.train_file,
-                                                  launch.file.cache_dir),
-              launch.file.train_name, "training", events, clock);
+      PrepareFile(tokenizer,
+                  engine::PrepareOptions::ForTraining(launch.spec, launch.file.train_file,
+                                                      launch.file.cache_dir),
+                  scene, "training", events, clock);
   if (!launch.file.val_file.empty()) {
-    Prepare(tokenizer,
-            engine::PrepareOptions::ForValidation(launch.spec, launch.file.val_file,
-                                                  launch.file.cache_dir),
-            launch.file.val_name, "validation", events, clock);
+    scene.data_name = launch.file.val_name;
+    PrepareFile(tokenizer,
+                engine::PrepareOptions::ForValidation(launch.spec, launch.file.val_file,
+                                                      launch.file.cache_dir),
+                scene, "validation", events, clock);
   }
   events.Write(training);
   events.Sync();
+}
+
+}  // namespace
+
+void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock) {
+  const engine::SignalStack signal_stack;
+  const MemoryLimit limit = MemoryLimitOf(launch.file);
+  ApplyMemoryLimit(limit);
+  try {
+    Prepare(launch, limit, events, clock);
+  } catch (const std::bad_alloc&) {
+    ThrowRefusedMemory(limit, "");
+  }
 }
 
 }  // namespace sft::rank

@@ -6,7 +6,8 @@
 
 namespace sft::rank {
 
-// `sft-rank prepare`: once per node before its ranks. Checks that the model can be used as the job
+// `sft-rank prepare`: once per node before its ranks, under a
+// memory limit of its own (memory_limit.h). Checks that the model can be used as the job
 // says (files whole, family supported, target modules match) and tokenises the data into the node's
 // cache, so that no rank waits in a collective while another tokenises. Throws engine errors.
 void RunPrepare(const Launch& launch, EventLog& events, const Clock& clock);

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "common/spec/job_spec.h"
 
 namespace sft::engine {
@@ -23,7 +24,7 @@ enum class RowProblem : uint8_t {
   kNoAnswer = 2,      // no assistant turn or completion, or none that carries loss
   kControlToken = 3,  // content spells a control token of the model
   kTemplate = 4,      // the chat template refuses it, or its turns cannot be told apart
-  kTooLong = 5,       // more tokens than sequence_length
+  kTooLong = 5,       // more tokens than sequence_length, or a line that is too long to be read
 };
 inline constexpr int kRowProblems = 6;
 // "not JSON", "too long", ... as shown in messages.
@@ -61,6 +62,8 @@ struct PrepareOptions {
   spec::BadRows on_bad_rows = spec::BadRows::kError;
   spec::BadRows on_long_rows = spec::BadRows::kError;
   int threads = 0;  // 0: the machine's
+  // Processor time of one row; a row that takes more ends the process (runaway.h).
+  Nanos row_limit = std::chrono::minutes(5);
   std::string Name() const { return name.empty() ? data.string() : name; }
   // Called from the calling thread as rows are done.
   std::function<void(int64_t bytes_done, int64_t bytes_total)> progress;

@@ -34,8 +34,8 @@ void ForEachString(const Json& json, const std::string& path, const Visit& visit
 
 }  // namespace
 
-RowEncoder::RowEncoder(const ChatTokenizer& tokenizer, spec::LossOn loss_on)
-    : tokenizer_(tokenizer), loss_on_(loss_on) {
+RowEncoder::RowEncoder(const ChatTokenizer& tokenizer, spec::LossOn loss_on, int sequence_length)
+    : tokenizer_(tokenizer), loss_on_(loss_on), sequence_length_(sequence_length) {
   if (tokenizer.chat_template() != nullptr) turns_.emplace(*tokenizer.chat_template());
   for (const AddedToken& token : tokenizer.tokenizer().added_tokens()) {
     if (token.special) special_ids_.push_back(token.id);
@@ -116,6 +116,7 @@ EncodedRow RowEncoder::EncodeForm(const ConversationRow& row) const {
   RefuseControlTokens(row);
   const RenderedConversation conversation = turns_->Find(row);
   const std::string& text = conversation.text;
+  RefuseLongText(text);
   Encoding encoding = tokenizer_.tokenizer().Encode(text);
   EncodedRow result;
   result.loss.assign(encoding.ids.size(), loss_on_ == spec::LossOn::kAll ? 1 : 0);
@@ -133,6 +134,15 @@ EncodedRow RowEncoder::EncodeForm(const ConversationRow& row) const {
   return result;
 }
 
+// To tokenise takes some hundred times the memory of the text.
+void RowEncoder::RefuseLongText(std::string_view text) const {
+  const int64_t most = sequence_length_ * tokenizer_.tokenizer().longest_token();
+  if (sequence_length_ == 0 || static_cast<int64_t>(text.size()) <= most) return;
+  throw RowError(RowProblem::kTooLong,
+                 fmt::format("a text of {} bytes, more than {} tokens (sequence_length) can hold",
+                             text.size(), sequence_length_));
+}
+
 // Authors often end a text with the end token themselves; that one is not a control token in it.
 std::string_view RowEncoder::WithoutEndToken(std::string_view text) const {
   if (!eos_text_.empty() && text.ends_with(eos_text_)) text.remove_suffix(eos_text_.size());
@@ -145,6 +155,7 @@ EncodedRow RowEncoder::EncodePlain(std::string_view text, size_t loss_from) cons
     result.tokens.push_back(*tokenizer_.bos_id());
     result.loss.push_back(0);
   }
+  RefuseLongText(text);
   const Encoding encoding = tokenizer_.tokenizer().Encode(text);
   for (size_t i = 0; i < encoding.ids.size(); ++i) {
     result.tokens.push_back(encoding.ids[i]);

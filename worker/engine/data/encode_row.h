@@ -24,7 +24,9 @@ struct EncodedRow {
 // May be used from any thread at the same time; `tokenizer` outlives it.
 class RowEncoder {
  public:
-  RowEncoder(const ChatTokenizer& tokenizer, spec::LossOn loss_on);
+  // Texts that cannot be of `sequence_length` tokens or fewer are refused before they are tokenised;
+  // 0: none are.
+  RowEncoder(const ChatTokenizer& tokenizer, spec::LossOn loss_on, int sequence_length = 0);
 
   // Throws RowError.
   EncodedRow Encode(const Row& row) const;
@@ -36,11 +38,13 @@ class RowEncoder {
   EncodedRow EncodePlain(std::string_view text, size_t loss_from) const;
   void RefuseControlTokens(const ConversationRow& row) const;
   void RefuseControlToken(std::string_view text, std::string_view where, bool author_text) const;
+  void RefuseLongText(std::string_view text) const;
   std::string_view WithoutEndToken(std::string_view text) const;
   size_t EndOfTurn(const Encoding& encoding, std::string_view text, const Turn& turn) const;
 
   const ChatTokenizer& tokenizer_;
   const spec::LossOn loss_on_;
+  const int sequence_length_;
   std::optional<TurnFinder> turns_;   // nothing: the model has no template
   std::vector<int32_t> special_ids_;  // ascending
   std::string eos_text_;

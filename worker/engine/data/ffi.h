@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
-// C interface of the Rust crate in tokenizer/ (src/lib.rs is its other half). Used by tokenizer.cc
-// and chat_template.cc alone.
+// C interface of the Rust crate in tokenizer/ (src/lib.rs is its other half). Used by tokenizer.cc,
+// chat_template.cc and runaway.cc alone.
 
 extern "C" {
 
@@ -26,6 +26,12 @@ struct SftResult {
 };
 
 void sft_result_free(SftResult* result);
+
+// How the process ends where a call takes more memory than it may (`bytes` so far), or the system
+// has no `bytes` for it: see memory.rs. `what` is what the call was doing. Must not return.
+using SftMemoryHandler = void (*)(int32_t refused, const char* what, size_t what_size,
+                                  size_t bytes);
+void sft_set_memory_handler(SftMemoryHandler handler);
 
 SftResult sft_tokenizer_open(const char* json, size_t size, SftTokenizer** out);
 void sft_tokenizer_close(SftTokenizer* tokenizer);

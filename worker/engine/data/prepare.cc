@@ -4,10 +4,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <exception>
+#include <mutex>
 #include <optional>
+#include <stop_token>
 #include <thread>
 
+#include "common/base/thread_time.h"
+#include "common/io/dataset_check.h"
 #include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/cache_file.h"
@@ -16,6 +21,7 @@
 #include "worker/engine/data/encode_row.h"
 #include "worker/engine/data/files.h"
 #include "worker/engine/data/row.h"
+#include "worker/engine/data/runaway.h"
 
 namespace sft::engine {
 namespace {
@@ -50,16 +56,80 @@ struct Outcome {
   std::optional<SkippedRow> skipped;
 };
 
+// Ends the process when one row takes too much processor time: templates and tokenizers can make
+// the machine work without end in one step, in which nothing else looks at the time.
+class RowWatch {
+ public:
+  // Of one thread that encodes; lives on it.
+  class Thread {
+   public:
+    explicit Thread(RowWatch& watch) : watch_(watch) {
+      const std::lock_guard lock(watch_.mutex_);
+      watch_.threads_.push_back(this);
+    }
+    ~Thread() {
+      const std::lock_guard lock(watch_.mutex_);
+      std::erase(watch_.threads_, this);
+    }
+    Thread(const Thread&) = delete;
+    Thread& operator=(const Thread&) = delete;
+    // 0: what comes before the first row.
+    void Begin(int64_t line) {
+      SetLineInWork(line);
+      const Nanos used = time_.Used();
+      const std::lock_guard lock(mutex_);
+      line_ = line;
+      began_ = used;
+    }
+
+   private:
+    friend RowWatch;
+    RowWatch& watch_;
+    const SignalStack signal_stack_;
+    const ThreadTime time_ = ThreadTime::OfThisThread();
+    std::mutex mutex_;
+    int64_t line_ = 0;
+    Nanos began_{};
+  };
+
+  explicit RowWatch(Nanos limit)
+      : limit_(limit), watcher_([this](const std::stop_token& stop) { Watch(stop); }) {}
+
+ private:
+  static constexpr std::chrono::seconds kInterval{1};
+
+  void Watch(const std::stop_token& stop) {
+    std::unique_lock lock(mutex_);
+    while (!wake_.wait_for(lock, stop, kInterval, [&stop] { return stop.stop_requested(); })) {
+      for (Thread* const thread : threads_) {
+        const std::lock_guard thread_lock(thread->mutex_);
+        const Nanos took = thread->time_.Used() - thread->began_;
+        if (took <= limit_) continue;
+        EndAsRunaway({.kind = Runaway::Kind::kTime,
+                      .line = thread->line_,
+                      .amount = std::chrono::duration_cast<std::chrono::seconds>(took).count()});
+      }
+    }
+  }
+
+  const Nanos limit_;
+  std::mutex mutex_;
+  std::condition_variable_any wake_;
+  std::vector<Thread*> threads_;
+  std::jthread watcher_;  // last: it uses the others
+};
+
 // Encodes lines on several threads, the calling one among them; outcomes are in the lines' order.
 class ParallelEncoder {
  public:
   ParallelEncoder(const RowEncoder& encoder, const PrepareOptions& options,
-                  const std::vector<Line>& lines, int64_t bytes_total)
+                  const std::vector<Line>& lines, int64_t bytes_total, RowWatch& watch)
       : encoder_(encoder),
         options_(options),
         lines_(lines),
         bytes_total_(bytes_total),
-        outcomes_(lines.size()) {}
+        outcomes_(lines.size()),
+        watch_(watch) {}
 
   std::vector<Outcome> Run() {
     const int wanted = options_.threads > 0 ? options_.threads
@@ -83,12 +153,14 @@ class ParallelEncoder {
 
  private:
   std::exception_ptr Work(bool reports) {
+    RowWatch::Thread watched(watch_);
     try {
       for (;;) {
         const size_t begin = next_.fetch_add(kBlockRows);
         if (begin >= lines_.size() || failed_) return nullptr;
         int64_t bytes = 0;
         for (size_t i = begin; i < std::min(begin + kBlockRows, lines_.size()); ++i) {
+          watched.Begin(lines_[i].number);
           outcomes_[i] = EncodeLine(lines_[i]);
           bytes += static_cast<int64_t>(lines_[i].text.size()) + 1;
         }
@@ -105,6 +177,10 @@ class ParallelEncoder {
   Outcome EncodeLine(const Line& line) const {
     Outcome outcome;
     try {
+      if (static_cast<int64_t>(line.text.size()) > io::kMaxRowBytes) {
+        throw RowError(RowProblem::kTooLong, fmt::format("a line of {} bytes, at most {} are read",
+                                                         line.text.size(), io::kMaxRowBytes));
+      }
       outcome.row = encoder_.Encode(ParseRow(line.text));
       if (outcome.row.tokens.size() > static_cast<size_t>(options_.sequence_length)) {
         throw RowError(RowProblem::kTooLong,
@@ -126,6 +202,7 @@ class ParallelEncoder {
   std::atomic<size_t> next_ = 0;
   std::atomic<int64_t> bytes_done_ = 0;
   std::atomic<bool> failed_ = false;
+  RowWatch& watch_;
 };
 
 // Throws when rows have problems that the job does not skip; lists the first of them by line.
@@ -230,9 +307,15 @@ PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOpti
     throw UserError(fmt::format("{}: the file has no rows; write one JSON object on each line",
                                 options.Name()));
   }
-  const RowEncoder encoder(tokenizer, options.loss_on);
+  RowWatch watch(options.row_limit);
+  std::optional<RowEncoder> encoder;
+  {
+    const RowWatch::Thread watched(watch);  // it tries the template
+    encoder.emplace(tokenizer, options.loss_on, options.sequence_length);
+  }
   std::vector<Outcome> outcomes =
-      ParallelEncoder(encoder, options, lines, static_cast<int64_t>(data.bytes().size())).Run();
+      ParallelEncoder(*encoder, options, lines, static_cast<int64_t>(data.bytes().size()), watch)
+          .Run();
   RefuseRows(outcomes, options);
   const CacheContents contents = Collect(std::move(outcomes), lines);
   if (contents.stats.used == 0) {

@@ -21,6 +21,7 @@ struct Tokenizer::Impl {
   std::vector<int32_t> prefix;
   std::vector<int32_t> suffix;
   int32_t vocabulary_size = 0;
+  int64_t longest_token = 0;
 };
 
 namespace {
@@ -63,6 +64,7 @@ Tokenizer Tokenizer::FromJson(std::string_view json, std::string_view origin) {
   impl->prefix = description.at("prefix").get<std::vector<int32_t>>();
   impl->suffix = description.at("suffix").get<std::vector<int32_t>>();
   impl->vocabulary_size = description.at("vocabulary_size").get<int32_t>();
+  impl->longest_token = description.at("longest_token").get<int64_t>();
   return Tokenizer(std::move(impl));
 }
 
@@ -109,5 +111,6 @@ std::vector<int32_t> Tokenizer::AddedTokensIn(std::string_view text) const {
 const std::vector<int32_t>& Tokenizer::prefix() const { return impl_->prefix; }
 const std::vector<int32_t>& Tokenizer::suffix() const { return impl_->suffix; }
 int32_t Tokenizer::vocabulary_size() const { return impl_->vocabulary_size; }
+int64_t Tokenizer::longest_token() const { return impl_->longest_token; }
 
 }  // namespace sft::engine

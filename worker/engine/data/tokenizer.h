@@ -63,6 +63,8 @@ class Tokenizer {
 
   // One more than the largest id.
   int32_t vocabulary_size() const;
+  // Bytes of the longest token's text: a text has at least its size divided by this many tokens.
+  int64_t longest_token() const;
 
  private:
   struct Impl;

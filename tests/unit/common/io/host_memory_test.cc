@@ -61,6 +61,15 @@ TEST_F(HostMemoryTest, AContainersOwnGroupIsFoundAtTheTop) {
   EXPECT_EQ(Available(), 3 * kMebi / 2);
 }
 
+TEST_F(HostMemoryTest, TheTotalIsTheMachinesOrTheTightestLimit) {
+  EXPECT_EQ(TotalMemory(root_.string()).value(), int64_t{9'000'000} * 1024);
+  Write("proc/self/cgroup", "0::/a/b\n");
+  Write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  Write("sys/fs/cgroup/a/memory.max", "3145728\n");
+  Write("sys/fs/cgroup/a/memory.current", "1048576\n");
+  EXPECT_EQ(TotalMemory(root_.string()).value(), 3 * kMebi);
+}
+
 TEST_F(HostMemoryTest, AGroupOverItsLimitLeavesNothing) {
   Write("proc/self/cgroup", "0::/\n");
   Write("sys/fs/cgroup/memory.max", "1000\n");

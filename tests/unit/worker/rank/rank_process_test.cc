@@ -102,6 +102,90 @@ TEST_F(RankProcessTest, AMissingModelIsAFatalEventOfTheUser) {
   EXPECT_EQ(LastEvent("rank-0")["event"], "fatal");
 }
 
+// What follows needs a model that prepare takes, with a template and a tokenizer of the test's.
+class HostileModelTest : public RankProcessTest {
+ protected:
+  HostileModelTest() {
+    std::filesystem::create_directories(dir_ + "/model");
+    const std::string goldens = std::string(SFT_SOURCE_DIR) + "/tests/parity/data/tokenizer.json";
+    tokenizer_ = ParseJson(io::ReadFile(goldens).value());
+    Write("model/config.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": 1024,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": true})");
+    Write("model/model.safetensors", std::string("\x02\0\0\0\0\0\0\0{}", 10));
+    Write("train.jsonl", R"({"messages": [{"role": "user", "content": "a"},)"
+                         R"( {"role": "assistant", "content": "b"}]})" "\n");
+    launch_.train_name = "train.jsonl";
+  }
+
+  void Write(const std::string& name, const std::string& text) {
+    ASSERT_TRUE(io::WriteFileAtomic(dir_ + "/" + name, text).ok());
+  }
+  int Prepare(const std::string& chat_template) {
+    Write("model/tokenizer.json", DumpJson(tokenizer_));
+    Write("model/chat_template.jinja", chat_template);
+    return RunLaunch("prepare");
+  }
+  // How prepare ends: the exit code of a user's error, and the fatal event.
+  void ExpectUserError(const std::string& code, const std::string& message) {
+    const nlohmann::json event = LastEvent("prepare");
+    EXPECT_EQ(event.value("event", ""), "fatal") << output_;
+    EXPECT_EQ(event.value("domain", ""), "user");
+    EXPECT_EQ(event.value("code", ""), code);
+    EXPECT_THAT(event.value("message", ""), HasSubstr(message));
+    EXPECT_THAT(output_, HasSubstr(message));
+  }
+
+  nlohmann::json tokenizer_;
+};
+
+constexpr char kHonest[] = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+
+TEST_F(HostileModelTest, AnHonestOneIsPrepared) {
+  EXPECT_EQ(Prepare(kHonest), channel::kExitOk) << output_;
+}
+
+TEST_F(HostileModelTest, ATemplateThatDoublesATextIsTheJobsOwnLackOfMemory) {
+  EXPECT_EQ(Prepare("{% set ns = namespace(x='ab') %}{% for i in range(60) %}"
+                    "{% set ns.x = ns.x ~ ns.x %}{% endfor %}"),
+            channel::kExitUserError);
+  ExpectUserError("prepare_out_of_memory", "the chat template takes more than");
+}
+
+TEST_F(HostileModelTest, ATokenizerThatMultipliesATextIsTheJobsOwnLackOfMemory) {
+  nlohmann::json replaces = nlohmann::json::array();
+  for (int i = 0; i < 8; ++i) {
+    replaces.push_back({{"type", "Replace"},
+                        {"pattern", {{"String", "b"}}},
+                        {"content", std::string(50, 'b')}});
+  }
+  tokenizer_["normalizer"] = {{"type", "Sequence"}, {"normalizers", replaces}};
+  EXPECT_EQ(Prepare(kHonest), channel::kExitUserError);
+  ExpectUserError("prepare_out_of_memory", "train.jsonl, line 1: the tokenizer takes more than");
+}
+
+TEST_F(HostileModelTest, ValuesNestedWithoutEndAreNoCrash) {
+  EXPECT_EQ(Prepare("{% if messages | length > 1 %}{% set ns = namespace(x=[]) %}"
+                    "{% for i in range(99999) %}{% for j in range(3) %}"
+                    "{% set ns.x = [ns.x] %}{% endfor %}{% endfor %}{% endif %}"),
+            channel::kExitUserError);
+  ExpectUserError("nested_too_deeply", "train.jsonl, line 1: ");
+}
+
+TEST_F(HostileModelTest, AnOverrunOfTheProcessesLimitIsTheJobs) {
+  launch_.prepare_memory_bytes = 300 << 20;
+  // Within the limit of one text, but not within that of the process.
+  std::string rows;
+  for (int i = 0; i < 4; ++i) {
+    rows += R"({"text": ")" + std::string(9'000'000, 'x') + "\"}\n";
+  }
+  Write("train.jsonl", rows);
+  launch_.job_json = R"({"hyperparameters": {"sequence_length": 1048576}})";
+  EXPECT_EQ(Prepare(kHonest), channel::kExitUserError) << output_;
+  ExpectUserError("prepare_out_of_memory", "needs more than the 0.31 GB of memory");
+}
+
 TEST_F(RankProcessTest, AMissingAttemptFolderIsInfrastructure) {
   launch_.attempt_dir = dir_ + "/none";
   EXPECT_EQ(RunLaunch("prepare"), channel::kExitInfrastructure);

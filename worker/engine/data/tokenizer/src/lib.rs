@@ -1,6 +1,7 @@
 //! C interface of tokenizers and minijinja (ffi.h is its other half). No panic crosses it: each
 //! entry catches them and returns an error.
 
+mod memory;
 mod python;
 mod template;
 mod tokenizer;
@@ -75,6 +76,12 @@ unsafe fn text_of<'a>(data: *const u8, size: usize) -> Result<&'a str, String> {
     }
     std::str::from_utf8(std::slice::from_raw_parts(data, size))
         .map_err(|error| format!("not UTF-8 at byte {}", error.valid_up_to()))
+}
+
+/// Says how the process ends where a call takes more memory than it may, or the system has none.
+#[no_mangle]
+pub extern "C" fn sft_set_memory_handler(handler: Option<memory::Handler>) {
+    memory::set_handler(handler);
 }
 
 /// # Safety

@@ -1,9 +1,34 @@
 //! Python's spelling of values: what `str()`, `repr()` and `json.dumps()` print. Chat templates are
 //! written for Jinja2, where these decide the text a model sees.
 
+use crate::memory::text_limit;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use std::fmt::Write;
+
+/// Values that a template has built may be nested without end; the stack has one.
+const MAX_DEPTH: usize = 200;
+
+/// An error where a text of `size` bytes, written at `depth`, is more than the call may write.
+fn check(size: usize, depth: usize) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("a value is nested more than {MAX_DEPTH} levels deep"),
+        ));
+    }
+    if size > text_limit() {
+        return Err(too_long());
+    }
+    Ok(())
+}
+
+pub fn too_long() -> Error {
+    Error::new(
+        ErrorKind::InvalidOperation,
+        format!("a text of more than {} bytes, too much for its conversation", text_limit()),
+    )
+}
 
 /// `str(value)`: what `{{ value }}` prints.
 pub fn str_of(value: &Value) -> Result<String, Error> {
@@ -12,13 +37,14 @@ pub fn str_of(value: &Value) -> Result<String, Error> {
         ValueKind::String => Ok(value.as_str().unwrap_or_default().to_owned()),
         _ => {
             let mut out = String::new();
-            write_repr(&mut out, value)?;
+            write_repr(&mut out, value, 0)?;
             Ok(out)
         }
     }
 }
 
-fn write_repr(out: &mut String, value: &Value) -> Result<(), Error> {
+fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+    check(out.len(), depth)?;
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
         ValueKind::None => out.push_str("None"),
@@ -31,7 +57,7 @@ fn write_repr(out: &mut String, value: &Value) -> Result<(), Error> {
                 if i > 0 {
                     out.push_str(", ");
                 }
-                write_repr(out, &item)?;
+                write_repr(out, &item, depth + 1)?;
             }
             out.push(']');
         }
@@ -41,9 +67,9 @@ fn write_repr(out: &mut String, value: &Value) -> Result<(), Error> {
                 if i > 0 {
                     out.push_str(", ");
                 }
-                write_repr(out, &key)?;
+                write_repr(out, &key, depth + 1)?;
                 out.push_str(": ");
-                write_repr(out, &value.get_item(&key)?)?;
+                write_repr(out, &value.get_item(&key)?, depth + 1)?;
             }
             out.push('}');
         }
@@ -141,6 +167,7 @@ fn write_json(
     style: &JsonStyle,
     depth: usize,
 ) -> Result<(), Error> {
+    check(out.len(), depth)?;
     match value.kind() {
         ValueKind::None => out.push_str("null"),
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -160,7 +187,7 @@ fn write_json(
                 keys.sort();
             }
             write_json_block(out, style, depth, ['{', '}'], keys.len(), |out, i| {
-                write_json_key(out, &keys[i], style)?;
+                write_json_key(out, &keys[i], style, depth + 1)?;
                 out.push_str(&style.key_separator);
                 write_json(out, &value.get_item(&keys[i])?, style, depth + 1)
             })?;
@@ -189,13 +216,18 @@ fn write_json_number(out: &mut String, value: &Value) -> Result<(), Error> {
     Ok(())
 }
 
-fn write_json_key(out: &mut String, key: &Value, style: &JsonStyle) -> Result<(), Error> {
+fn write_json_key(
+    out: &mut String,
+    key: &Value,
+    style: &JsonStyle,
+    depth: usize,
+) -> Result<(), Error> {
     if let Some(text) = key.as_str() {
         write_json_string(out, text, style.ensure_ascii);
         return Ok(());
     }
     out.push('"');
-    write_json(out, key, style, 0)?;
+    write_json(out, key, style, depth)?;
     out.push('"');
     Ok(())
 }
@@ -208,22 +240,24 @@ fn write_json_block(
     count: usize,
     mut write_item: impl FnMut(&mut String, usize) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let new_line = |out: &mut String, depth: usize| {
+    let new_line = |out: &mut String, depth: usize| -> Result<(), Error> {
         if let Some(indent) = &style.indent {
+            check(out.len().saturating_add(indent.len().saturating_mul(depth)), depth)?;
             out.push('\n');
             out.push_str(&indent.repeat(depth));
         }
+        Ok(())
     };
     out.push(brackets[0]);
     for i in 0..count {
         if i > 0 {
             out.push_str(&style.item_separator);
         }
-        new_line(out, depth + 1);
+        new_line(out, depth + 1)?;
         write_item(out, i)?;
     }
     if count > 0 {
-        new_line(out, depth);
+        new_line(out, depth)?;
     }
     out.push(brackets[1]);
     Ok(())

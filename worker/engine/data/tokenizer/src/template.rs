@@ -1,12 +1,21 @@
 //! Chat templates with the settings under which minijinja prints what Jinja2 prints.
 
-use crate::python::{json_of, str_of, JsonStyle};
+use crate::memory::{text_limit, Budget};
+use crate::python::{json_of, str_of, too_long, JsonStyle};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::{Map, Value as Json};
+use std::io;
 
 /// Steps of the template machine for one conversation; a second's work, far above real templates.
 const FUEL: u64 = 20_000_000;
+
+/// A conversation's text may be so long, and as long as four templates and eight times the row: a
+/// template prints its own words once or twice and each message escaped, often twice.
+const FREE_TEXT: usize = 1 << 20;
+/// Memory that rendering may take for each byte that the text may have, and in any case.
+const MEMORY_FACTOR: usize = 64;
+const FREE_MEMORY: usize = 64 << 20;
 
 // Noncharacters that mark {% generation %} blocks in the rendered text and are removed from it.
 const OPEN: char = '\u{fdd0}';
@@ -14,6 +23,7 @@ const CLOSE: char = '\u{fdd1}';
 
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source_size: usize,
     variables: Map<String, Json>,
     marks_generation: bool,
 }
@@ -31,10 +41,13 @@ impl ChatTemplate {
             serde_json::from_str(variables).map_err(|e| e.to_string())?;
         let date = variables.remove("date").unwrap_or_default();
         let date = Date::parse(date.as_str().unwrap_or_default())?;
+        let source_size = source.len();
+        let _budget =
+            Budget::new("the chat template", FREE_MEMORY.saturating_add(source_size * 1024));
         let (source, marks_generation) = rewrite_generation(source);
         let mut environment = make_environment(date);
         environment.add_template_owned("chat_template", source).map_err(|e| describe(&e))?;
-        Ok(Self { environment, variables, marks_generation })
+        Ok(Self { environment, source_size, variables, marks_generation })
     }
 
     /// `tools` and `variables` may be empty.
@@ -45,6 +58,10 @@ impl ChatTemplate {
         variables: &str,
         add_generation_prompt: bool,
     ) -> Result<Rendered, String> {
+        let row_size = messages.len() + tools.len() + variables.len();
+        let limit = FREE_TEXT + 4 * self.source_size + 8 * row_size;
+        let _budget = Budget::new("the chat template", FREE_MEMORY + MEMORY_FACTOR * limit)
+            .with_text_limit(limit);
         let messages = parse(messages)?;
         // Looping over a reversed empty list panics in minijinja.
         if messages.as_array().map_or(true, |list| list.is_empty()) {
@@ -67,11 +84,32 @@ impl ChatTemplate {
             return Err("the conversation holds the noncharacters U+FDD0 or U+FDD1".into());
         }
         let template = self.environment.get_template("chat_template").map_err(|e| describe(&e))?;
-        let text = template.render(Value::from_serialize(&context)).map_err(|e| describe(&e))?;
+        let mut out = BoundedText(Vec::new());
+        template
+            .render_captured_to(Value::from_serialize(&context), &mut out)
+            .map_err(|e| describe(&e))?;
+        let text = String::from_utf8(out.0).map_err(|e| e.to_string())?;
         if self.marks_generation {
             return take_marks(&text);
         }
         Ok(Rendered { text, generation: Vec::new() })
+    }
+}
+
+/// A text that fails beyond the limit of its call.
+struct BoundedText(Vec<u8>);
+
+impl io::Write for BoundedText {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > text_limit() {
+            return Err(io::Error::other(too_long()));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -103,6 +141,8 @@ fn take_marks(marked: &str) -> Result<Rendered, String> {
 
 fn describe(error: &Error) -> String {
     let message = match (error.kind(), error.detail()) {
+        // The only writer is BoundedText.
+        (ErrorKind::WriteFailure, _) => too_long().detail().unwrap_or_default().to_owned(),
         (ErrorKind::OutOfFuel, _) => "it takes too many steps: does a loop never end?".to_owned(),
         (_, Some(detail)) => detail.to_owned(),
         (kind, None) => kind.to_string(),
@@ -125,7 +165,7 @@ fn make_environment(date: Date) -> Environment<'static> {
     env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     env.set_formatter(|out, _state, value| {
         let text = str_of(value)?;
-        out.write_str(&text).map_err(|_| invalid("cannot write the rendered text"))
+        out.write_str(&text).map_err(Error::from)
     });
     env.add_filter("tojson", tojson);
     env.add_filter("string", |value: &Value| str_of(value));
@@ -167,7 +207,10 @@ fn tojson(value: &Value, positional: Rest<Value>, named: Kwargs) -> Result<Value
         ValueKind::Undefined | ValueKind::None => None,
         ValueKind::String => Some(str_of(&indent)?),
         ValueKind::Bool => Some(" ".repeat(usize::from(indent.is_true()))),
-        _ => Some(" ".repeat(usize::try_from(indent)?)),
+        _ => match usize::try_from(indent)? {
+            width if width > text_limit() => return Err(too_long()),
+            width => Some(" ".repeat(width)),
+        },
     };
     let mut style = JsonStyle {
         item_separator: if indent.is_some() { ",".into() } else { ", ".into() },

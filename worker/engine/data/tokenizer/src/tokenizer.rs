@@ -1,8 +1,22 @@
 //! tokenizer.json, opened so that offsets are exact and nothing adds tokens behind the template.
 
+use crate::memory::Budget;
 use serde_json::{json, Value as Json};
 use tokenizers::tokenizer::{OffsetReferential, OffsetType};
 use tokenizers::{PostProcessorWrapper, Tokenizer as HfTokenizer};
+
+/// Memory that a call may take for each byte of its text, and in any case. A text of letters takes
+/// about 300 bytes for each.
+const MEMORY_FACTOR: usize = 2048;
+const FREE_MEMORY: usize = 256 << 20;
+
+/// The same for opening a tokenizer.json, which is parsed twice.
+const OPEN_FACTOR: usize = 64;
+const OPEN_MEMORY: usize = 512 << 20;
+
+fn budget(bytes: usize) -> Budget {
+    Budget::new("the tokenizer", FREE_MEMORY.saturating_add(bytes.saturating_mul(MEMORY_FACTOR)))
+}
 
 pub struct Tokenizer {
     tokenizer: HfTokenizer,
@@ -20,6 +34,10 @@ pub struct Encoded {
 
 impl Tokenizer {
     pub fn open(json: &str) -> Result<Self, String> {
+        let _budget = Budget::new(
+            "the tokenizer",
+            OPEN_MEMORY.saturating_add(json.len().saturating_mul(OPEN_FACTOR)),
+        );
         let mut tokenizer = HfTokenizer::from_bytes(json).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
@@ -43,6 +61,7 @@ impl Tokenizer {
         if text.len() > u32::MAX as usize {
             return Err("a text of more than 4 GiB".into());
         }
+        let _budget = budget(text.len());
         let tokenizer = if plain { &self.plain } else { &self.tokenizer };
         // `encode` gives byte offsets; `encode_fast` gives none.
         let encoding = tokenizer.encode(text, false).map_err(|e| e.to_string())?;
@@ -54,6 +73,7 @@ impl Tokenizer {
     }
 
     pub fn decode(&self, ids: &[i32], skip_special: bool) -> Result<String, String> {
+        let _budget = budget(ids.len());
         let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
         self.tokenizer.decode(&ids, skip_special).map_err(|e| e.to_string())
     }
@@ -64,6 +84,7 @@ impl Tokenizer {
 
     /// Ids of the added tokens that `encode` would find in `text`, by the same matcher.
     pub fn added_tokens_in(&self, text: &str) -> Vec<i32> {
+        let _budget = budget(text.len());
         let vocabulary = self.tokenizer.get_added_vocabulary();
         let found = vocabulary.extract_and_normalize(self.tokenizer.get_normalizer(), text);
         found
@@ -78,13 +99,16 @@ impl Tokenizer {
     pub fn describe(&self) -> String {
         let mut added: Vec<_> = self.tokenizer.get_added_tokens_decoder().into_iter().collect();
         added.sort_by_key(|(id, _)| *id);
-        let largest = self.tokenizer.get_vocab(true).into_values().max();
+        let vocabulary = self.tokenizer.get_vocab(true);
+        let longest = vocabulary.keys().map(|text| text.len()).max();
+        let largest = vocabulary.into_values().max();
         let added: Vec<Json> = added
             .into_iter()
             .map(|(id, token)| json!({"id": id, "special": token.special, "text": token.content}))
             .collect();
         json!({
             "added_tokens": added,
+            "longest_token": longest.unwrap_or(0),
             "prefix": self.prefix,
             "suffix": self.suffix,
             "vocabulary_size": largest.map_or(0, |id| id + 1),

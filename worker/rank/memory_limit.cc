@@ -1,0 +1,103 @@
+#include "worker/rank/memory_limit.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "common/base/status.h"
+#include "common/io/file.h"
+#include "common/io/host_memory.h"
+#include "worker/engine/base/error.h"
+
+namespace sft::rank {
+namespace {
+
+constexpr int64_t kFree = int64_t{4} << 30;
+constexpr int64_t kForEachByte = 256;
+// Less would not do for the program itself.
+constexpr int64_t kLeast = int64_t{1} << 30;
+// What a node that is not short of memory still gives.
+constexpr size_t kProbeBytes = 64 << 20;
+
+double Gb(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
+
+int64_t SizeOf(const std::string& path) {
+  // A file that is missing is told by whoever opens it.
+  return path.empty() ? 0 : io::FileSize(path).value_or(0);
+}
+
+// The hard limit stays as it was, so that RefusedMemory can lift this one.
+void SetSoftLimit(rlim_t bytes) {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_DATA, &limit) != 0) return;
+  limit.rlim_cur = std::min(bytes, limit.rlim_max);
+  if (setrlimit(RLIMIT_DATA, &limit) != 0) {
+    throw engine::InfrastructureError(
+        std::string(Message(ErrnoStatus("cannot limit the memory of prepare", errno))));
+  }
+}
+
+bool NodeGivesMemory() {
+  void* const probe = mmap(nullptr, kProbeBytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (probe == MAP_FAILED) return false;
+  munmap(probe, kProbeBytes);
+  return true;
+}
+
+}  // namespace
+
+MemoryLimit ChooseMemoryLimit(int64_t launch_bytes, int64_t data_bytes, int64_t total,
+                              int64_t available) {
+  MemoryLimit limit;
+  // The data cannot be so large that this overflows: they would not fit on a disk.
+  limit.bytes =
+      launch_bytes > 0 ? launch_bytes : std::min(kFree + kForEachByte * data_bytes, total / 2);
+  const int64_t left = std::max(available / 10 * 9, kLeast);
+  if (left < limit.bytes) limit = {.bytes = left, .of_node = true};
+  return limit;
+}
+
+MemoryLimit MemoryLimitOf(const channel::RankLaunch& launch) {
+  const auto total = io::TotalMemory();
+  const auto available = io::AvailableMemory();
+  if (!total.ok() || !available.ok()) {
+    throw engine::InfrastructureError(
+        std::string(Message(total.ok() ? available.status() : total.status())));
+  }
+  return ChooseMemoryLimit(launch.prepare_memory_bytes,
+                           SizeOf(launch.train_file) + SizeOf(launch.val_file), *total, *available);
+}
+
+void ApplyMemoryLimit(const MemoryLimit& limit) {
+  SetSoftLimit(static_cast<rlim_t>(limit.bytes));
+  // Where /proc cannot be written, the kernel's own choice stays.
+  const io::UniqueFd fd(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+  if (fd.valid()) (void)io::WriteAll(fd.get(), "500", "oom_score_adj");
+}
+
+void ThrowRefusedMemory(const MemoryLimit& limit, const std::string& where) {
+  SetSoftLimit(RLIM_INFINITY);
+  const std::string prefix = where.empty() ? "" : where + ": ";
+  if (limit.of_node || !NodeGivesMemory()) {
+    throw engine::InfrastructureError(
+        fmt::format("{}the node ran short of memory while the data were prepared, for which it had "
+                    "{:.2f} GB left",
+                    prefix, Gb(limit.bytes)),
+        "host_oom", "see what takes the node's memory; the job may run elsewhere");
+  }
+  throw engine::UserError(
+      fmt::format("{}preparing the data needs more than the {:.2f} GB of memory that it may take "
+                  "on this node",
+                  prefix, Gb(limit.bytes)),
+      "prepare_out_of_memory",
+      "look for rows that are far too long, or a chat template or tokenizer that makes too much of "
+      "a row; where the data are just so large, divide them, or let the operator raise "
+      "--prepare-memory-gb");
+}
+
+}  // namespace sft::rank
