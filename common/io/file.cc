@@ -47,9 +47,25 @@ absl::Status UniqueFd::Close() {
   return absl::OkStatus();
 }
 
+namespace {
+
+absl::Status CheckRegular(const struct stat& info, const std::string& path) {
+  if (S_ISREG(info.st_mode)) return absl::OkStatus();
+  const char* const what = S_ISDIR(info.st_mode)    ? "a folder"
+                           : S_ISFIFO(info.st_mode) ? "a pipe"
+                                                    : "a device or socket";
+  return InvalidArgument(fmt::format("{} is {}, not a regular file", path, what));
+}
+
+}  // namespace
+
 absl::StatusOr<UniqueFd> OpenForRead(const std::string& path) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // To open a pipe waits for its other end, a terminal may become this process's.
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd.valid()) return ErrnoStatus(fmt::format("cannot open {}", path), errno);
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(fmt::format("cannot read {}", path), errno);
+  SFT_RETURN_IF_ERROR(CheckRegular(info, path));
   return fd;
 }
 
@@ -182,11 +198,7 @@ absl::Status CheckRegularFile(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0)
     return ErrnoStatus(fmt::format("cannot open {}", path), errno);
-  if (S_ISREG(info.st_mode)) return absl::OkStatus();
-  const char* const what = S_ISDIR(info.st_mode)    ? "a folder"
-                           : S_ISFIFO(info.st_mode) ? "a pipe"
-                                                    : "a device or socket";
-  return InvalidArgument(fmt::format("{} is {}, not a regular file", path, what));
+  return CheckRegular(info, path);
 }
 
 absl::Status RemoveAll(const std::string& path) {

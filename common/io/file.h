@@ -34,6 +34,7 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+// INVALID_ARGUMENT for what is there and no regular file; never waits, as opening a pipe would.
 absl::StatusOr<UniqueFd> OpenForRead(const std::string& path);
 
 // Whole file; RESOURCE_EXHAUSTED when it is larger than `max_bytes`.

@@ -17,6 +17,29 @@ bool IsBelow(const fs::path& path, const fs::path& root) {
   return root_end == root.end() || (root_end->empty() && std::next(root_end) == root.end());
 }
 
+bool IsBelowAny(const fs::path& real, const std::vector<std::string>& roots) {
+  return std::any_of(roots.begin(), roots.end(), [&](const std::string& root) {
+    std::error_code error;
+    const fs::path real_root = fs::canonical(root, error);
+    return !error && IsBelow(real, real_root);
+  });
+}
+
+// Whether what cannot be opened is something in an allowed folder, whose owner may know why: the
+// longest part that leads somewhere leads below a root, and what follows is no link, which may lead
+// anywhere. (A link to itself is one, too.)
+bool FailsBelow(const fs::path& path, const std::vector<std::string>& roots) {
+  std::error_code error;
+  fs::path reached, next;
+  for (const fs::path& part : path) {
+    next = reached / part;
+    const fs::path real = fs::canonical(next, error);
+    if (error) break;
+    reached = real;
+  }
+  return IsBelowAny(reached, roots) && !fs::is_symlink(fs::symlink_status(next, error));
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ResolveBelow(const std::string& path,
@@ -26,13 +49,12 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& path,
   }
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
-  if (error) return ErrnoStatus(fmt::format("cannot open {}", path), error.value());
-  for (const std::string& root : roots) {
-    const fs::path real_root = fs::canonical(root, error);
-    if (!error && IsBelow(real, real_root)) return real.string();
+  if (!error && IsBelowAny(real, roots)) return real.string();
+  if (error && FailsBelow(path, roots)) {
+    return ErrnoStatus(fmt::format("cannot open {}", path), error.value());
   }
   return PermissionDenied(
-      fmt::format("{} is not below an allowed folder of this node ({})", path,
+      fmt::format("{} leads to nothing below an allowed folder of this node ({})", path,
                   roots.empty() ? "none" : fmt::format("{}", fmt::join(roots, ", "))));
 }
 

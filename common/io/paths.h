@@ -10,7 +10,8 @@ namespace sft::io {
 
 // The real path (links resolved, no "..") of an existing file or folder, if it lies in or below one
 // of `roots` (themselves resolved first; one that does not exist allows nothing). PERMISSION_DENIED
-// names the roots; NOT_FOUND when there is no such file. Roots are absolute; "/" allows all.
+// names the roots and is the same whether what lies outside of them is there or not, or cannot be
+// looked at; NOT_FOUND when there is no such file below a root. Roots are absolute; "/" allows all.
 absl::StatusOr<std::string> ResolveBelow(const std::string& path,
                                          const std::vector<std::string>& roots);
 

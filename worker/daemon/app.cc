@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
@@ -23,6 +24,8 @@
 #include "common/obs/service_manager.h"
 #include "common/rpc/endpoint.h"
 #include "worker/daemon/agent.h"
+#include "worker/daemon/child_environment.h"
+#include "worker/daemon/data_dir_lock.h"
 #include "worker/daemon/disk.h"
 #include "worker/daemon/file_sender.h"
 #include "worker/daemon/gpu_selection.h"
@@ -42,9 +45,9 @@ constexpr seconds kModelScanInterval{30};
 constexpr seconds kGpuProbeInterval{10};
 constexpr std::chrono::minutes kDataCleaningInterval{10};
 constexpr std::chrono::hours kCertificateInterval{1};
-// A worker that was just told to end still holds the lock for a moment.
-constexpr seconds kLockPatience{10};
-constexpr std::chrono::milliseconds kLockInterval{100};
+
+// Of the data folder nothing is for other users: jobs' data, logs and models.
+constexpr mode_t kPrivateUmask = 077;
 
 std::string HostName() {
   char name[256] = {};
@@ -129,22 +132,6 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
 
 namespace {
 
-// One worker a data folder.
-absl::StatusOr<io::UniqueFd> LockDataDir(const std::string& data_dir) {
-  const std::string path = data_dir + "/worker.lock";
-  io::UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
-  if (!lock.valid()) return ErrnoStatus("cannot open " + path, errno);
-  const MonoTime deadline = Clock::Real().Mono() + kLockPatience;
-  while (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (Clock::Real().Mono() >= deadline) {
-      return AlreadyExists(
-          fmt::format("another sft-worker uses {}: end it, or give another --data-dir", data_dir));
-    }
-    Clock::Real().Sleep(kLockInterval);
-  }
-  return lock;
-}
-
 // Made by the first worker of a data folder: a restart has it, a second worker does not.
 absl::StatusOr<std::string> DataDirId(const std::string& data_dir) {
   const std::string path = data_dir + "/id";
@@ -227,8 +214,16 @@ absl::Status RunWorker(const Options& options) {
   EndSignals signals;
   SFT_RETURN_IF_ERROR(rpc::ParseEndpoint(options.server).status());
   SFT_ASSIGN_OR_RETURN(const std::string program, OwnProgram());
+  umask(kPrivateUmask);
+  PassOnToo(options.rank_env);
   SFT_ASSIGN_OR_RETURN(const NodeSetup setup, MakeSetup(options, program));
-  SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock, LockDataDir(setup.data_dir));
+  if (geteuid() == 0) {
+    spdlog::warn(
+        "this worker runs as root, and so do its ranks, which work on users' files: start it as a "
+        "user of its own (docs/operations.md)");
+  }
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock,
+                       LockDataDir(setup.data_dir, Clock::Real()));
   Clock& clock = Clock::Real();
   SFT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Identity> identity,

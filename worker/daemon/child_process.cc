@@ -10,12 +10,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <string_view>
 
 #include "common/base/clock.h"
 #include "common/io/file.h"
-
-extern char** environ;
+#include "worker/daemon/child_environment.h"
 
 namespace sft::worker {
 namespace {
@@ -36,18 +34,7 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& argv,
                             const std::vector<std::string>& added_env, int output) {
   std::vector<std::string> arguments = argv;
-  // An added entry replaces one of the same name: of two, getenv takes the first and the dynamic
-  // loader the last.
-  std::vector<std::string> env = added_env;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view name =
-        std::string_view(*entry).substr(0, std::string_view(*entry).find('='));
-    const bool replaced =
-        std::any_of(added_env.begin(), added_env.end(), [&](const std::string& a) {
-          return a.size() > name.size() && a.starts_with(name) && a[name.size()] == '=';
-        });
-    if (!replaced) env.emplace_back(*entry);
-  }
+  std::vector<std::string> env = ChildEnvironment(added_env);
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);

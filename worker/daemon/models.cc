@@ -8,6 +8,7 @@
 #include <set>
 
 #include "common/base/json.h"
+#include "common/base/utf8.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
@@ -77,13 +78,37 @@ std::string HubName(std::string id) {
   return "models--" + id;
 }
 
+// Where a model's folder and each of its files may really be: links are resolved once, and what
+// leads out of these folders is refused, by its id as by its path.
+std::vector<std::string> ModelRoots(const NodeSetup& setup) {
+  std::vector<std::string> roots = setup.roots;
+  roots.insert(roots.end(), setup.model_dirs.begin(), setup.model_dirs.end());
+  roots.insert(roots.end(), setup.hub_dirs.begin(), setup.hub_dirs.end());
+  return roots;
+}
+
+// What ranks read of a folder, or would if it were there, is a regular file below the roots.
+absl::Status CheckFiles(const std::string& dir, const NodeSetup& setup) {
+  const std::vector<std::string> roots = ModelRoots(setup);
+  SFT_RETURN_IF_ERROR(io::ResolveBelow(dir, roots).status());
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(dir));
+  for (const std::string& name : names) {
+    const std::string path = dir + "/" + name;
+    if (io::IsDirectory(path)) continue;
+    SFT_ASSIGN_OR_RETURN(const std::string real, io::ResolveBelow(path, roots));
+    SFT_RETURN_IF_ERROR(io::CheckRegularFile(real));
+  }
+  return absl::OkStatus();
+}
+
 bool HoldsModel(const std::string& dir) { return io::Exists(dir + "/config.json"); }
 
 class Lister {
  public:
+  explicit Lister(const NodeSetup& setup) : setup_(setup) {}
   void Add(const std::string& dir, const std::string& id) {
     if (models_.size() < kMaxModels && seen_.insert(id).second)
-      models_.push_back(InspectModel(dir, id));
+      models_.push_back(InspectModel(dir, id, setup_));
   }
   void AddFolder(const std::string& dir) {
     if (HoldsModel(dir)) return Add(dir, dir.substr(dir.rfind('/') + 1));
@@ -116,6 +141,7 @@ class Lister {
     return io::ListDir(dir).value_or(std::vector<std::string>{});
   }
 
+  const NodeSetup& setup_;
   std::vector<v1::Model> models_;
   std::set<std::string> seen_;
 };
@@ -149,10 +175,14 @@ absl::StatusOr<std::string> FindById(const std::string& id, const NodeSetup& set
 
 }  // namespace
 
-v1::Model InspectModel(const std::string& dir, const std::string& id) {
+v1::Model InspectModel(const std::string& dir, const std::string& id, const NodeSetup& setup) {
   v1::Model model;
   model.set_id(id);
   model.set_path(dir);
+  if (const absl::Status files = CheckFiles(dir, setup); !files.ok()) {
+    model.set_problem(ToUtf8(Message(files)));
+    return model;
+  }
   const absl::StatusOr<std::string> config = io::ReadFile(dir + "/config.json", kMaxConfigBytes);
   if (!config.ok()) {
     model.set_problem(absl::IsNotFound(config.status()) ? "config.json is missing"
@@ -176,7 +206,7 @@ v1::Model InspectModel(const std::string& dir, const std::string& id) {
 }
 
 std::vector<v1::Model> ListModels(const NodeSetup& setup) {
-  Lister lister;
+  Lister lister(setup);
   for (const std::string& dir : setup.model_dirs) lister.AddFolder(dir);
   for (const std::string& dir : HubDirs(setup)) lister.AddHub(dir);
   return lister.Take();
@@ -191,7 +221,7 @@ absl::StatusOr<std::string> ResolveModel(const std::string& name, const NodeSetu
   } else {
     SFT_ASSIGN_OR_RETURN(dir, FindById(name, setup));
   }
-  const v1::Model model = InspectModel(dir, name);
+  const v1::Model model = InspectModel(dir, name, setup);
   if (!model.problem().empty()) {
     return InvalidArgument(fmt::format("model {} on node {} cannot be used: {} (in {})", name,
                                        setup.node, model.problem(), dir));

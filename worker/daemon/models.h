@@ -12,7 +12,7 @@ namespace sft::worker {
 // What a Hugging Face model folder holds. `problem` says why a job cannot use it: config.json,
 // tokenizer.json or a shard is missing, a safetensors file is cut short, there are no safetensors.
 // Reads the files' headers only.
-v1::Model InspectModel(const std::string& dir, const std::string& id);
+v1::Model InspectModel(const std::string& dir, const std::string& id, const NodeSetup& setup);
 
 // The models below the model folders (two levels deep: "name", "org/name") and in the hub caches,
 // the first of each id. At most kMaxModels.

@@ -83,6 +83,9 @@ ParsedOptions ParseOptions(int argc, char** argv) {
                  "Program of a rank [sft-rank beside this one]");
   app.add_option("--shim-binary", options.shim_binary,
                  "Parent of the ranks [sft-shim beside this one]");
+  app.add_option("--rank-env", options.rank_env,
+                 "Ranks get this variable of the worker's environment, too; may be given several "
+                 "times (docs/operations.md lists those that they get anyway)");
   app.add_option("--grace", options.grace_seconds, "Seconds from SIGTERM to SIGKILL")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0));

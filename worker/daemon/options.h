@@ -25,6 +25,7 @@ struct Options {
   std::string torch;
   std::string rank_binary;
   std::string shim_binary;
+  std::vector<std::string> rank_env;
   double grace_seconds = 5;
   int log_limit_mb = 256;
   double prepare_memory_gb = 0;

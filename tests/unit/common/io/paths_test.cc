@@ -37,6 +37,25 @@ TEST_F(PathsTest, RefusesWhatLeavesTheRoot) {
   EXPECT_TRUE(absl::IsPermissionDenied(ResolveBelow(folder_, {}).status()));
 }
 
+TEST_F(PathsTest, TellsNothingOfWhatIsOutsideOfTheRoots) {
+  namespace fs = std::filesystem;
+  const std::string root = folder_ + "/models";
+  EXPECT_TRUE(WriteFileAtomic(folder_ + "/file", "x").ok());
+  fs::create_symlink(folder_ + "/loop", folder_ + "/loop");
+  fs::create_symlink(folder_ + "/gone", root + "/dangling");
+  fs::create_symlink(folder_ + "/file", root + "/escape");
+  for (const std::string& path :
+       {folder_ + "/file", folder_ + "/none", folder_ + "/file/below", folder_ + "/loop", folder_,
+        folder_ + "/" + std::string(300, 'x'), root + "/dangling", root + "/escape",
+        root + "/escape/below", root + "/link/none", root + "/../none"}) {
+    EXPECT_EQ(Message(ResolveBelow(path, {root}).status()),
+              path + " leads to nothing below an allowed folder of this node (" + root + ")");
+    EXPECT_TRUE(absl::IsPermissionDenied(ResolveBelow(path, {root}).status())) << path;
+  }
+  EXPECT_TRUE(absl::IsNotFound(ResolveBelow(root + "/none", {root}).status()));
+  EXPECT_TRUE(absl::IsNotFound(ResolveBelow(root + "/a/none/x", {root}).status()));
+}
+
 TEST_F(PathsTest, TellsMissingFromForbiddenAndRelative) {
   EXPECT_TRUE(absl::IsNotFound(ResolveBelow(folder_ + "/none", {"/"}).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(ResolveBelow("models/a", {"/"}).status()));

@@ -1,6 +1,10 @@
 #include "worker/daemon/child_process.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "worker/daemon/child_environment.h"
+#include "worker/daemon/data_dir_lock.h"
 
 namespace sft::worker {
 namespace {
@@ -40,6 +44,33 @@ TEST(ChildProcessTest, AProgramThatHangsIsKilledWithItsChildrenAtTheDeadline) {
 
 TEST(ChildProcessTest, AMissingProgramIsNotFound) {
   EXPECT_TRUE(absl::IsNotFound(RunChild({"/nowhere/x"}, {}, kLong).status()));
+}
+
+TEST(ChildProcessTest, ItGetsNamedVariablesOfTheWorkersEnvironmentAlone) {
+  setenv("AWS_SECRET_ACCESS_KEY", "secret", 1);
+  setenv("NCCL_IB_HCA", "mlx5_0", 1);
+  setenv("SITE_OWN", "wanted", 1);
+  EXPECT_FALSE(IsPassedOn("AWS_SECRET_ACCESS_KEY"));
+  PassOnToo({"SITE_OWN"});
+  const std::string output = RunChild({"/usr/bin/env"}, {}, kLong)->output;
+  EXPECT_EQ(output.find("secret"), std::string::npos) << output;
+  EXPECT_NE(output.find("NCCL_IB_HCA=mlx5_0\n"), std::string::npos);
+  EXPECT_NE(output.find("SITE_OWN=wanted\n"), std::string::npos);
+  EXPECT_NE(output.find("PATH="), std::string::npos);
+}
+
+TEST(DataDirLockTest, ASecondWorkerIsToldWhoHoldsTheFolder) {
+  const std::string dir = *io::MakeTempDir("lock-test");
+  FakeClock clock;
+  {
+    const auto held = LockDataDir(dir, clock);
+    ASSERT_TRUE(held.ok());
+    const absl::Status refused = LockDataDir(dir, clock).status();
+    EXPECT_TRUE(absl::IsAlreadyExists(refused));
+    EXPECT_NE(Message(refused).find(std::to_string(getpid())), std::string::npos) << refused;
+  }
+  EXPECT_TRUE(LockDataDir(dir, clock).ok());
+  EXPECT_TRUE(io::RemoveAll(dir).ok());
 }
 
 }  // namespace

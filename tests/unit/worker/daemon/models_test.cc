@@ -1,5 +1,6 @@
 #include "worker/daemon/models.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/unit/worker/daemon/test_node.h"
@@ -43,6 +44,37 @@ TEST_F(ModelsTest, APathOutsideTheRootsIsRefusedAlsoThroughALink) {
   EXPECT_TRUE(absl::IsPermissionDenied(ResolveModel(dir_ + "/models/link", setup_).status()));
   EXPECT_TRUE(absl::IsPermissionDenied(
       ResolveModel(dir_ + "/models/../elsewhere/secret", setup_).status()));
+}
+
+TEST_F(ModelsTest, ALinkOutOfTheRootsIsRefusedByIdAsByPathAndSaidInTheList) {
+  MakeModel(dir_ + "/elsewhere/secret");
+  ASSERT_EQ(symlink((dir_ + "/elsewhere/secret").c_str(), (dir_ + "/models/link").c_str()), 0);
+  EXPECT_FALSE(ResolveModel("link", setup_).ok());
+  EXPECT_FALSE(ResolveModel(dir_ + "/models/link", setup_).ok());
+  std::string problem;
+  for (const v1::Model& model : ListModels(setup_)) {
+    if (model.id() == "link") problem = model.problem();
+  }
+  EXPECT_NE(problem.find("below an allowed folder"), std::string::npos) << problem;
+  ASSERT_EQ(symlink((dir_ + "/models/tiny").c_str(), (dir_ + "/models/again").c_str()), 0);
+  EXPECT_TRUE(ResolveModel("again", setup_).ok());
+  EXPECT_TRUE(ResolveModel(dir_ + "/models/again", setup_).ok());
+}
+
+TEST_F(ModelsTest, AFileOfAModelThatLeadsOutOrIsNoFileIsRefused) {
+  const std::string file = dir_ + "/models/tiny/tokenizer_config.json";
+  Write(dir_ + "/elsewhere/secret", "{}");
+  ASSERT_EQ(symlink((dir_ + "/elsewhere/secret").c_str(), file.c_str()), 0);
+  EXPECT_FALSE(ResolveModel("tiny", setup_).ok());
+  ASSERT_EQ(unlink(file.c_str()), 0);
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  EXPECT_FALSE(ResolveModel("tiny", setup_).ok());
+  ASSERT_EQ(unlink(file.c_str()), 0);
+  EXPECT_TRUE(ResolveModel("tiny", setup_).ok());
+  const std::string config = dir_ + "/models/tiny/config.json";
+  ASSERT_EQ(unlink(config.c_str()), 0);
+  ASSERT_EQ(mkfifo(config.c_str(), 0600), 0);
+  EXPECT_EQ(ListModels(setup_).size(), 1U) << "the list waits for nobody to write into a pipe";
 }
 
 TEST_F(ModelsTest, AnIdCannotLeaveTheModelFolders) {
