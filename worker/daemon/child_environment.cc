@@ -17,8 +17,8 @@ constexpr std::array<std::string_view, 17> kNames = {
 
 // Of CUDA, its collectives and their networks, threads, LibTorch, the sanitizers and this service.
 constexpr std::array<std::string_view, 20> kPrefixes = {
-    "LC_",   "CUDA_", "NVIDIA_", "NCCL_",    "GLOO_",  "UCX_",    "FI_",   "OFI_", "IBV_",  "MLX5_",
-    "OMP_",  "GOMP_", "KMP_",    "MKL_",     "TORCH_", "PYTORCH_", "ATEN_", "ASAN_", "UBSAN_", "SFT_"};
+    "LC_",  "CUDA_", "NVIDIA_", "NCCL_", "GLOO_",  "UCX_",     "FI_",   "OFI_",  "IBV_",   "MLX5_",
+    "OMP_", "GOMP_", "KMP_",    "MKL_",  "TORCH_", "PYTORCH_", "ATEN_", "ASAN_", "UBSAN_", "SFT_"};
 
 std::set<std::string, std::less<>>& More() {
   static std::set<std::string, std::less<>> more;

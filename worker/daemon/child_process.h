@@ -17,7 +17,8 @@ struct ChildResult {
   bool ok() const { return exit_code == 0 && signal == 0; }
 };
 
-// Runs a program, with the variables of ChildEnvironment, in its own process group to its end. DEADLINE_EXCEEDED when it did not end in
+// Runs a program, with the variables of ChildEnvironment, in its own process group to its end.
+// DEADLINE_EXCEEDED when it did not end in
 // time: its group was killed, and should it not go (a hung driver) it is left behind. NOT_FOUND
 // when there is no such program. Safe in a process with many threads.
 absl::StatusOr<ChildResult> RunChild(const std::vector<std::string>& argv,

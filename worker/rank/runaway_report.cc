@@ -139,7 +139,8 @@ void ReportRunaways(RunawayScene scene, const Clock& clock) {
   const auto format = [&](const std::string& where, std::string& event, std::string& text) {
     const Failure failure = UserFailure(
         "nested_too_deeply",
-        where + "the chat template or the tokenizer nests values so deeply that the stack is used up");
+        where +
+            "the chat template or the tokenizer nests values so deeply that the stack is used up");
     event = channel::ToLine({.time = now, .body = failure.event});
     text = fmt::format("sft-rank: {}\n{}\n", failure.event.message, failure.event.advice);
   };

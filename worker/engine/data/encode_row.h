@@ -24,8 +24,8 @@ struct EncodedRow {
 // May be used from any thread at the same time; `tokenizer` outlives it.
 class RowEncoder {
  public:
-  // Texts that cannot be of `sequence_length` tokens or fewer are refused before they are tokenised;
-  // 0: none are.
+  // Texts that cannot be of `sequence_length` tokens or fewer are refused before they are
+  // tokenised; 0: none are.
   RowEncoder(const ChatTokenizer& tokenizer, spec::LossOn loss_on, int sequence_length = 0);
 
   // Throws RowError.
