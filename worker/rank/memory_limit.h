@@ -27,8 +27,8 @@ MemoryLimit MemoryLimitOf(const channel::RankLaunch& launch);
 void ApplyMemoryLimit(const MemoryLimit& limit);
 
 // Throws why a process under `limit` was refused memory: a UserError, or an InfrastructureError
-// where the node itself has none. `where` goes before it, "t.jsonl, line 3"; may be empty. Lifts the
-// limit: whoever tells it needs memory.
+// where the node itself has none. `where` goes before it, "t.jsonl, line 3"; may be empty. Lifts
+// the limit: whoever tells it needs memory.
 [[noreturn]] void ThrowRefusedMemory(const MemoryLimit& limit, const std::string& where);
 
 }  // namespace sft::rank
