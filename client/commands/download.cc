@@ -163,8 +163,7 @@ ExitCode Download(Connection& connection, const DownloadOptions& options, bool j
   request.set_name(options.job);
   const auto artifact = connection.Call(&v1::DataService::Stub::GetArtifact, request);
   if (!artifact.ok()) return Fail(connection, artifact.status());
-  std::string folder =
-      options.out.empty() ? DefaultFolder(options.job, *artifact) : options.out;
+  std::string folder = options.out.empty() ? DefaultFolder(options.job, *artifact) : options.out;
   while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
   const absl::StatusOr<std::vector<std::string>> there = io::ListDir(folder);
   if (io::Exists(folder) && (!there.ok() || !there->empty())) {
@@ -172,8 +171,9 @@ ExitCode Download(Connection& connection, const DownloadOptions& options, bool j
         connection,
         AlreadyExists(folder + " exists and is not an empty folder; choose another with -o"));
   }
-  connection.console().err << fmt::format("downloading {} ({}, {} files) to {}\n", OneLine(artifact->kind()),
-                                          Bytes(artifact->bytes()), artifact->files_size(), folder);
+  connection.console().err << fmt::format("downloading {} ({}, {} files) to {}\n",
+                                          OneLine(artifact->kind()), Bytes(artifact->bytes()),
+                                          artifact->files_size(), folder);
   const absl::Status status = Downloader(connection, *artifact, folder).Run();
   if (!status.ok()) return Fail(connection, status);
   if (json) {
@@ -198,9 +198,8 @@ void AddDownload(Command& app, Session& session) {
                                     "sftctl download job-abc -o my-adapter");
   auto options = std::make_shared<DownloadOptions>();
   command->AddOption("JOB", options->job, "Job, or artifacts/NAME")->Required();
-  command->AddOption(
-      "-o,--output", options->out,
-      "Folder to make (default: JOB-adapter or JOB-model in the current folder)");
+  command->AddOption("-o,--output", options->out,
+                     "Folder to make (default: JOB-adapter or JOB-model in the current folder)");
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {
     return Download(connection, *options, session.json);

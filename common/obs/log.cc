@@ -1,12 +1,12 @@
 #include "common/obs/log.h"
 
-#include <memory>
-
 #include <fmt/format.h>
 #include <pthread.h>
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+
+#include <memory>
 
 #include "common/base/plain_text.h"
 
@@ -31,14 +31,16 @@ class EscapedText final : public spdlog::custom_flag_formatter {
 }  // namespace
 
 absl::Status InitLogging(const LogOptions& options) {
-  const spdlog::level::level_enum level = spdlog::level::from_str(
-      options.level == "warn" ? "warning" : options.level == "error" ? "err" : options.level);
+  const spdlog::level::level_enum level =
+      spdlog::level::from_str(options.level == "warn"    ? "warning"
+                              : options.level == "error" ? "err"
+                                                         : options.level);
   if (level == spdlog::level::off) {
     return InvalidArgument(
         fmt::format("log level \"{}\": one of debug, info, warn, error", options.level));
   }
-  auto logger = std::make_shared<spdlog::logger>(
-      options.process, std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  auto logger = std::make_shared<spdlog::logger>(options.process,
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
   auto lines = std::make_unique<spdlog::pattern_formatter>(spdlog::pattern_time_type::utc);
   lines->add_flag<EscapedText>('*').set_pattern("%Y-%m-%dT%H:%M:%S.%eZ %n %l: %*");
   logger->set_formatter(std::move(lines));

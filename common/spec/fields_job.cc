@@ -30,8 +30,9 @@ constexpr Field kJobTable[] = {
      .aliases = "data.train train_file train_dataset train.train_file"},
     {.key = "job.output_dir",
      .def = "",
-     .doc = "Taken and kept with the job; `sftctl download` writes into -o, or a folder of the job's "
-            "name.",
+     .doc =
+         "Taken and kept with the job; `sftctl download` writes into -o, or a folder of the job's "
+         "name.",
      .aliases = "output_dir train.output_dir finetune_output_dir"},
 
     {.key = "compute.gpu_type",

@@ -166,12 +166,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                          HttpEndpoint(settings.listen, settings.http));
     parts.http_host = endpoint.host;
     SFT_ASSIGN_OR_RETURN(
-        parts.http,
-        HttpServer::Start(endpoint, Pages({*parts.store,
-                                           parts.registry,
-                                           &parts.disk,
-                                           &parts.gate.failed(),
-                                           {parts.blobs.get(), parts.checkpoint_blobs.get()}})));
+        parts.http, HttpServer::Start(endpoint, Pages({*parts.store, parts.registry, &parts.disk,
+                                                       &parts.gate.failed(), [&parts] {
+                                                         return parts.blobs->damaged() +
+                                                                parts.checkpoint_blobs->damaged();
+                                                       }})));
   }
   parts.loop.Start(parts.reconciler, parts.checkpoints);
   parts.housekeeping.Start();

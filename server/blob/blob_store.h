@@ -39,8 +39,9 @@ class BlobStore {
   // Hash and received bytes of the unfinished uploads of one uploader.
   absl::StatusOr<std::map<std::string, int64_t>> Unfinished(const std::string& of) const;
 
-  // Notes that an uploader has brought a whole blob, until the note is as old as an unfinished upload
-  // may become (Old::uploads); and whether it has. A blob that others have brought says nothing.
+  // Notes that an uploader has brought a whole blob, until the note is as old as an unfinished
+  // upload may become (Old::uploads); and whether it has. A blob that others have brought says
+  // nothing.
   absl::Status MarkBrought(const std::string& sha256, const std::string& of);
   bool WasBrought(const std::string& sha256, const std::string& of) const;
 
@@ -62,8 +63,8 @@ class BlobStore {
     std::vector<std::string> blobs, uploads;
   };
   absl::StatusOr<Old> OlderThan(int64_t unix_seconds) const;
-  // Drops what is left of an upload that nobody goes on with (one of Old::uploads); one under way is
-  // left alone.
+  // Drops what is left of an upload that nobody goes on with (one of Old::uploads); one under way
+  // is left alone.
   absl::Status DropUpload(const std::string& file);
 
   // Held by who refers to a blob that is there, from the look to the row that names it, and by who

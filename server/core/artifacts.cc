@@ -46,8 +46,7 @@ absl::StatusOr<AttemptRecord> CheckCommit(Database& db, const v1::CommitArtifact
 
 absl::StatusOr<v1::Artifact> Artifacts::Commit(const v1::CommitArtifactRequest& request) {
   const MutexLock lock(blobs_.gate());
-  SFT_RETURN_IF_ERROR(
-      store_.Read([&](Database& db) { return CheckCommit(db, request).status(); }));
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) { return CheckCommit(db, request).status(); }));
   ArtifactRecord artifact;
   artifact.id = RandomId("artifact");
   artifact.attempt_uid = request.attempt_uid();

@@ -34,8 +34,7 @@ absl::StatusOr<AttemptRecord> CheckFence(Database& db, const v1::CommitCheckpoin
         attempt.uid, request.epoch(), request.step()));
   }
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt.uid));
-  SFT_ASSIGN_OR_RETURN(const Dispatched dispatched,
-                       DispatchedTo(request.node(), attempt, members));
+  SFT_ASSIGN_OR_RETURN(const Dispatched dispatched, DispatchedTo(request.node(), attempt, members));
   SFT_RETURN_IF_ERROR(CheckCheckpoint(request, dispatched));
   parts_needed = static_cast<int>(members.size());
   for (const MemberRecord& member : members) {
@@ -98,9 +97,8 @@ absl::StatusOr<v1::CommitCheckpointResponse> Checkpoints::Commit(
   const MutexLock lock(mutex_);
   CheckpointPart part;
   int parts_needed = 0;
-  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) {
-    return CheckFence(db, request, part, parts_needed).status();
-  }));
+  SFT_RETURN_IF_ERROR(store_.Read(
+      [&](Database& db) { return CheckFence(db, request, part, parts_needed).status(); }));
   SFT_RETURN_IF_ERROR(
       CheckDelivered(blobs_, request.files(), request.node(), request.attempt_uid()));
   part.bytes = request.bytes();

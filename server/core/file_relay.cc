@@ -64,12 +64,12 @@ absl::Status FileRelay::Push(v1::SendFileRequest chunk, const std::string& node)
       return NotFound("nobody waits for this file any more");
     }
     const auto size = static_cast<int64_t>(chunk.data().size());
-    if (chunk.error().empty() && (chunk.offset() != queue->second.next ||
-                                  chunk.total_size() < chunk.offset() ||
-                                  chunk.total_size() - chunk.offset() < size)) {
-      return InvalidArgument(fmt::format(
-          "offset: {} bytes at {} of {} are not what follows at {}", size, chunk.offset(),
-          chunk.total_size(), queue->second.next));
+    if (chunk.error().empty() &&
+        (chunk.offset() != queue->second.next || chunk.total_size() < chunk.offset() ||
+         chunk.total_size() - chunk.offset() < size)) {
+      return InvalidArgument(fmt::format("offset: {} bytes at {} of {} are not what follows at {}",
+                                         size, chunk.offset(), chunk.total_size(),
+                                         queue->second.next));
     }
     if (queue->second.chunks.size() < kMaxQueuedChunks) {
       queue->second.next += size;

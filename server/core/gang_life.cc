@@ -206,8 +206,7 @@ absl::StatusOr<v1::AttemptStatus> Fitting(Database& db, const MemberRecord& memb
   status.set_reason(BoundedText(status.reason()));
   if (!status.has_verdict()) return status;
   SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members, store::MembersOf(db, attempt.uid));
-  SFT_ASSIGN_OR_RETURN(const Dispatched part,
-                       DispatchedTo(member.status.node, attempt, members));
+  SFT_ASSIGN_OR_RETURN(const Dispatched part, DispatchedTo(member.status.node, attempt, members));
   *status.mutable_verdict() = Bounded(std::move(*status.mutable_verdict()), part);
   return status;
 }

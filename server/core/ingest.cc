@@ -21,8 +21,8 @@ std::string StreamOf(const std::string& attempt_uid, int rank, const std::string
                               : LogStore::RankStream(attempt_uid, rank);
 }
 
-// The attempt a report is about, and the part of it that the node was given; FAILED_PRECONDITION for
-// another epoch or node.
+// The attempt a report is about, and the part of it that the node was given; FAILED_PRECONDITION
+// for another epoch or node.
 struct Reported {
   AttemptRecord attempt;
   Dispatched part;
@@ -86,9 +86,8 @@ absl::Status Ingest::TrimJobLogs(const std::string& attempt_uid) {
 
 absl::StatusOr<v1::AppendLogResponse> Ingest::AppendLog(const v1::AppendLogRequest& request) {
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(
-        const Reported reported,
-        ReportedOf(db, request.attempt_uid(), request.epoch(), request.node()));
+    SFT_ASSIGN_OR_RETURN(const Reported reported,
+                         ReportedOf(db, request.attempt_uid(), request.epoch(), request.node()));
     return CheckLog(request, reported.part);
   }));
   const std::string stream = StreamOf(request.attempt_uid(), request.rank(), request.node());
@@ -209,9 +208,8 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
   AttemptRecord attempt;
   store::RankStream row;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(
-        Reported reported,
-        ReportedOf(db, request.attempt_uid(), request.epoch(), request.node()));
+    SFT_ASSIGN_OR_RETURN(Reported reported,
+                         ReportedOf(db, request.attempt_uid(), request.epoch(), request.node()));
     SFT_RETURN_IF_ERROR(CheckEvents(request, reported.part));
     attempt = std::move(reported.attempt);
     SFT_ASSIGN_OR_RETURN(row,

@@ -66,8 +66,8 @@ class Ingest {
 
  private:
   absl::Status TrimJobLogs(const std::string& attempt_uid);
-  // What is taken of a message's events. One that cannot be true is left out: the node would send it
-  // for ever, and nothing after it. Points are rank 0's alone: they are figures over all ranks.
+  // What is taken of a message's events. One that cannot be true is left out: the node would send
+  // it for ever, and nothing after it. Points are rank 0's alone: they are figures over all ranks.
   struct Believed {
     std::vector<MetricPoint> points;
     std::vector<const v1::RankEvent*> notes;

@@ -6,8 +6,8 @@
 #include "server/state/records.h"
 #include "server/store/sqlite.h"
 
-// Folders of jobs below the shared folder and on nodes: a path with a job's id in it leads into that
-// job's folder, and is there for the job's project only.
+// Folders of jobs below the shared folder and on nodes: a path with a job's id in it leads into
+// that job's folder, and is there for the job's project only.
 
 namespace sft::server {
 

@@ -294,10 +294,9 @@ absl::Status CheckSizes(const std::string& text, const std::string& file_name,
 
 absl::Status JobIntake::CheckFolders(const FolderReader& reader, spec::Resolution& resolution) {
   const spec::JobSpec& spec = resolution.spec;
-  for (const auto& [key, path] :
-       {std::pair("job.model", spec.job.model),
-        {"job.data", std::string(spec::NodePath(spec.job.data))},
-        {"data.val", std::string(spec::NodePath(spec.data.val))}}) {
+  for (const auto& [key, path] : {std::pair("job.model", spec.job.model),
+                                  {"job.data", std::string(spec::NodePath(spec.job.data))},
+                                  {"data.val", std::string(spec::NodePath(spec.data.val))}}) {
     const std::vector<std::string> named = JobsInPaths({path});
     std::vector<std::string> readable;
     SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {

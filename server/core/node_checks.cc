@@ -19,7 +19,7 @@ constexpr int kPrepareRank = -1, kNodeRank = -2;  // processes of an attempt tha
 // More than anything has, and small enough that sums of many do not overflow.
 constexpr int64_t kMaxBytes = int64_t{1} << 50, kMaxOffset = int64_t{1} << 46;
 constexpr int64_t kMaxSteps = int64_t{1} << 40, kMaxTokens = int64_t{1} << 58;
-constexpr int64_t kMaxEventBytes = 16 << 20;  // that one request stands for
+constexpr int64_t kMaxEventBytes = 16 << 20;      // that one request stands for
 constexpr int64_t kLastSecond = 253'402'300'799;  // of the year 9999
 constexpr int kMaxFiles = 4096, kMaxSlots = 4096, kMaxLinks = 1024, kMaxNetworks = 256;
 constexpr int kMaxCpus = 1 << 16;
@@ -217,8 +217,8 @@ v1::Verdict Bounded(v1::Verdict verdict, const Dispatched& part) {
     verdict.set_domain(v1::Verdict::UNKNOWN);
   }
   // It would count against a node that has nothing to do with it.
-  const bool known = std::find(part.nodes.begin(), part.nodes.end(), verdict.node()) !=
-                     part.nodes.end();
+  const bool known =
+      std::find(part.nodes.begin(), part.nodes.end(), verdict.node()) != part.nodes.end();
   if (!known) verdict.clear_node();
   if (verdict.rank() < 0 || verdict.rank() >= part.world_size) verdict.set_rank(-1);
   verdict.set_process(Plain(verdict.process(), kMaxWord));

@@ -66,11 +66,11 @@ absl::StatusOr<std::string> Sender::KeyOf(v1::UploadBlobRequest::Purpose purpose
 absl::Status CheckDelivery(Store& store, const std::string& node, const std::string& attempt_uid) {
   return store.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> held, store::HeldMembers(db, node));
-    const bool may =
-        attempt_uid.empty() ? !held.empty()
-                            : std::any_of(held.begin(), held.end(), [&](const MemberRecord& each) {
-                                return each.attempt_uid == attempt_uid;
-                              });
+    const bool may = attempt_uid.empty()
+                         ? !held.empty()
+                         : std::any_of(held.begin(), held.end(), [&](const MemberRecord& each) {
+                             return each.attempt_uid == attempt_uid;
+                           });
     if (may) return absl::OkStatus();
     return FailedPrecondition(
         attempt_uid.empty()
@@ -109,9 +109,10 @@ absl::StatusOr<BlobStore::Stat> FindUpload(BlobStore& blobs, Store& store, const
 absl::Status UploadSession::Start(const v1::UploadBlobRequest& message) {
   SFT_ASSIGN_OR_RETURN(key_, sender_.KeyOf(message.purpose()));
   if (message.size() < 0 || message.size() > kMaxSize) {
-    return InvalidArgument(fmt::format("size: {} is not between 0 and {}, which is more than any "
-                                       "file of a job has",
-                                       message.size(), kMaxSize));
+    return InvalidArgument(
+        fmt::format("size: {} is not between 0 and {}, which is more than any "
+                    "file of a job has",
+                    message.size(), kMaxSize));
   }
   started_ = true;
   first_ = message;
@@ -158,18 +159,15 @@ absl::Status UploadSession::Take(const v1::UploadBlobRequest& message) {
 absl::Status UploadSession::KeepDataset(const std::string& path, int64_t& rows) {
   SFT_ASSIGN_OR_RETURN(const io::DatasetCheck found, io::CheckDataset(path));
   rows = found.rows;
-  const DatasetRecord dataset{first_.sha256(), first_.size(),
-                              found.rows,      first_.display_name(),
-                              sender_.owner,   UnixMicros(clock_.Wall()),
-                              found.odd_rows,  found.first_odd_row,
-                              found.first_odd};
+  const DatasetRecord dataset{first_.sha256(),       first_.size(),       found.rows,
+                              first_.display_name(), sender_.owner,       UnixMicros(clock_.Wall()),
+                              found.odd_rows,        found.first_odd_row, found.first_odd};
   // A complete blob may be about to be removed.
   const MutexLock lock(blobs_.gate());
   if (complete_) SFT_RETURN_IF_ERROR(blobs_.PathOf(first_.sha256()).status());
   return store_.Write([&](Database& db) -> absl::Status {
     if (limits_ != nullptr) {
-      SFT_RETURN_IF_ERROR(
-          limits_->CheckTaken(db, sender_.project, dataset.sha256, dataset.size));
+      SFT_RETURN_IF_ERROR(limits_->CheckTaken(db, sender_.project, dataset.sha256, dataset.size));
     }
     SFT_RETURN_IF_ERROR(store::PutDataset(db, dataset));
     return store::PutDatasetOwner(db, dataset.sha256, sender_.project, sender_.owner,

@@ -97,10 +97,10 @@ template <typename Doubt>
 Models BelievableModels(const Models& models, const Doubt& doubt) {
   Models kept;
   for (const v1::Model& model : models) {
-    if (!doubt(kept.size() < kMaxModels ? CheckModel(model)
-                                        : InvalidArgument(fmt::format(
-                                              "models: {} are more than {}", models.size(),
-                                              kMaxModels)))) {
+    if (!doubt(kept.size() < kMaxModels
+                   ? CheckModel(model)
+                   : InvalidArgument(
+                         fmt::format("models: {} are more than {}", models.size(), kMaxModels)))) {
       *kept.Add() = model;
     }
   }

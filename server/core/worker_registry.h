@@ -126,9 +126,9 @@ class WorkerRegistry {
     std::optional<double> clock_offset;
     WallTime clock_offset_at{};  // by this server's clock
     std::string rank_problem;
-    std::string models;  // serialized, as heard last
-    std::string slots;   // serialized without use, as heard last
-    std::string use;     // serialized with it: mostly the same again, and then `slots` is, too
+    std::string models;    // serialized, as heard last
+    std::string slots;     // serialized without use, as heard last
+    std::string use;       // serialized with it: mostly the same again, and then `slots` is, too
     bool good_use = true;  // it can be true
     // Slots and models that were heard and are not in the database yet: models come when they
     // change, not with each report.

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <numeric>
 
 #include "common/base/version.h"
 #include "common/io/file.h"
@@ -115,11 +114,6 @@ void AddFailedCalls(const FailedCalls& failed, Exposition& page) {
   }
 }
 
-int64_t Damaged(const FigureSources& sources) {
-  return std::accumulate(sources.blobs.begin(), sources.blobs.end(), int64_t{0},
-                         [](int64_t sum, const BlobStore* blobs) { return sum + blobs->damaged(); });
-}
-
 std::string MetricsText(const Figures& figures, const FigureSources& sources) {
   Exposition page;
   page.Metric("sft_build_info", "gauge", "Version of the server.");
@@ -169,9 +163,11 @@ std::string MetricsText(const Figures& figures, const FigureSources& sources) {
   }
   if (sources.disk != nullptr) AddServerDisk(sources.disk->Look(), page);
   if (sources.failed != nullptr) AddFailedCalls(*sources.failed, page);
-  page.Metric("sft_damaged_files", "gauge",
-              "Files of the server whose bytes did not match their hash, put aside.");
-  page.Sample({}, static_cast<double>(Damaged(sources)));
+  if (sources.damaged) {
+    page.Metric("sft_damaged_files", "gauge",
+                "Files of the server whose bytes did not match their hash, put aside.");
+    page.Sample({}, static_cast<double>(sources.damaged()));
+  }
   page.Metric("process_resident_memory_bytes", "gauge", "Resident memory.");
   page.Sample({}, ResidentBytes());
   return page.text();

@@ -1,8 +1,9 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <vector>
 
-#include "server/blob/blob_store.h"
 #include "server/core/disk_watch.h"
 #include "server/core/failed_calls.h"
 #include "server/core/worker_registry.h"
@@ -11,13 +12,14 @@
 
 namespace sft::server {
 
-// What the figures of /metrics are read from; all outlive the pages. `disk` and `failed` may be null.
+// What the figures of /metrics are read from; all outlive the pages. `disk` and `failed` may be
+// null.
 struct FigureSources {
   Store& store;
   const WorkerRegistry& registry;
   DiskWatch* disk = nullptr;
   const FailedCalls* failed = nullptr;
-  std::vector<const BlobStore*> blobs;
+  std::function<int64_t()> damaged;  // files of the server that were put aside; null: not said
 };
 
 // The pages of the server: /healthz (200 "ok" while the database answers, else 503 with the reason)

@@ -46,7 +46,8 @@ grpc::Status JobServiceImpl::ResolveJob(grpc::ServerContext* context,
                                         const v1::ResolveJobRequest* request,
                                         v1::ResolveJobResponse* response) {
   if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  absl::StatusOr<v1::ResolveJobResponse> resolved = intake_.Resolve(*request, PrincipalOf(*context));
+  absl::StatusOr<v1::ResolveJobResponse> resolved =
+      intake_.Resolve(*request, PrincipalOf(*context));
   if (!resolved.ok()) return rpc::ToGrpc(resolved.status());
   *response = *std::move(resolved);
   return grpc::Status::OK;

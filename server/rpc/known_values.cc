@@ -48,8 +48,8 @@ absl::Status CheckValue(const FieldDescriptor& field, const std::string& name, i
   for (int i = 0; i < type.value_count(); ++i) {
     if (type.value(i)->number() != 0) names.push_back(type.value(i)->name());
   }
-  return InvalidArgument(fmt::format("{}: {} is no value that this server knows; there are {}", name,
-                                     value, fmt::join(names, ", ")));
+  return InvalidArgument(fmt::format("{}: {} is no value that this server knows; there are {}",
+                                     name, value, fmt::join(names, ", ")));
 }
 
 absl::Status Walk(const Message& message, const std::string& prefix) {
@@ -62,10 +62,10 @@ absl::Status Walk(const Message& message, const std::string& prefix) {
     const int size = field->is_repeated() ? reflection.FieldSize(message, field) : 1;
     for (int i = 0; i < size; ++i) {
       if (field->enum_type() != nullptr) {
-        SFT_RETURN_IF_ERROR(CheckValue(
-            *field, name,
-            field->is_repeated() ? reflection.GetRepeatedEnumValue(message, field, i)
-                                 : reflection.GetEnumValue(message, field)));
+        SFT_RETURN_IF_ERROR(CheckValue(*field, name,
+                                       field->is_repeated()
+                                           ? reflection.GetRepeatedEnumValue(message, field, i)
+                                           : reflection.GetEnumValue(message, field)));
       } else if (field->message_type() != nullptr) {
         SFT_RETURN_IF_ERROR(Walk(field->is_repeated()
                                      ? reflection.GetRepeatedMessage(message, field, i)

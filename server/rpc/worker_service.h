@@ -46,8 +46,7 @@ class WorkerServiceImpl final : public Sessions::Service {
 
   // The answer of a node's call, counted where it is a refusal.
   template <typename Response>
-  grpc::Status Answer(const std::string& node, absl::StatusOr<Response> answer,
-                      Response* response);
+  grpc::Status Answer(const std::string& node, absl::StatusOr<Response> answer, Response* response);
 
   NodeRefusals& refusals_;
   Sessions sessions_;

@@ -338,10 +338,10 @@ absl::Status SimNode::UploadArtifact(const worker::BlobFile& file, const worker:
       file.is_checkpoint ? v1::UploadBlobRequest::CHECKPOINT : v1::UploadBlobRequest::ARTIFACT;
   const server::Sender sender{.owner = "local", .node = file.node, .attempt_uid = file.attempt_uid};
   SFT_RETURN_IF_ERROR(server::CheckDelivery(*process->store, file.node, file.attempt_uid));
-  SFT_ASSIGN_OR_RETURN(const server::BlobStore::Stat stat,
-                       server::FindUpload(*(file.is_checkpoint ? process->checkpoint_blobs
-                                                               : process->blobs),
-                                          *process->store, sender, purpose, file.sha256));
+  SFT_ASSIGN_OR_RETURN(
+      const server::BlobStore::Stat stat,
+      server::FindUpload(*(file.is_checkpoint ? process->checkpoint_blobs : process->blobs),
+                         *process->store, sender, purpose, file.sha256));
   if (!stat.complete) {
     server::UploadSession session(*process->blobs, *process->checkpoint_blobs, *process->store,
                                   server_.clock(), sender);

@@ -222,8 +222,7 @@ absl::Status RunWorker(const Options& options) {
         "this worker runs as root, and so do its ranks, which work on users' files: start it as a "
         "user of its own (docs/operations.md)");
   }
-  SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock,
-                       LockDataDir(setup.data_dir, Clock::Real()));
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock, LockDataDir(setup.data_dir, Clock::Real()));
   Clock& clock = Clock::Real();
   SFT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Identity> identity,

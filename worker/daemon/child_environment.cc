@@ -11,9 +11,11 @@ namespace {
 
 // Where programs, libraries, homes and temporary folders are; how text is shown.
 constexpr std::array<std::string_view, 17> kNames = {
-    "PATH", "LD_LIBRARY_PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ",
-    "TMPDIR", "XDG_CACHE_HOME", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX",
-    "GOMP_SPINCOUNT", "LD_PRELOAD"};
+    "PATH",       "LD_LIBRARY_PATH", "HOME",           "USER",
+    "LOGNAME",    "SHELL",           "LANG",           "LANGUAGE",
+    "TZ",         "TMPDIR",          "XDG_CACHE_HOME", "PYTHONPATH",
+    "PYTHONHOME", "VIRTUAL_ENV",     "CONDA_PREFIX",   "GOMP_SPINCOUNT",
+    "LD_PRELOAD"};
 
 // Of CUDA, its collectives and their networks, threads, LibTorch, the sanitizers and this service.
 constexpr std::array<std::string_view, 20> kPrefixes = {
@@ -35,17 +37,15 @@ bool IsPassedOn(std::string_view name) {
                              [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
-void PassOnToo(const std::vector<std::string>& names) {
-  More().insert(names.begin(), names.end());
-}
+void PassOnToo(const std::vector<std::string>& names) { More().insert(names.begin(), names.end()); }
 
 std::vector<std::string> ChildEnvironment(const std::vector<std::string>& added) {
   // Of two entries of one name, getenv takes the first and the dynamic loader the last.
   std::vector<std::string> result = added;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view name = NameOf(*entry);
-    const bool replaced = std::ranges::any_of(
-        added, [&](const std::string& other) { return NameOf(other) == name; });
+    const bool replaced =
+        std::ranges::any_of(added, [&](const std::string& other) { return NameOf(other) == name; });
     if (!replaced && IsPassedOn(name)) result.emplace_back(*entry);
   }
   return result;

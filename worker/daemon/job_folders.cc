@@ -43,8 +43,8 @@ absl::Status CheckJobFolders(const std::string& real, const std::string& name,
   const auto& named = dispatch.folders().jobs();
   bool allowed = !IsWorkersOwn(real, setup);
   for (const std::string& id : IdsInPath("job", real)) {
-    allowed = allowed && (id == dispatch.job_id() ||
-                          std::find(named.begin(), named.end(), id) != named.end());
+    allowed = allowed &&
+              (id == dispatch.job_id() || std::find(named.begin(), named.end(), id) != named.end());
   }
   if (allowed) return absl::OkStatus();
   return ErrnoStatus(fmt::format("cannot open {}", name), ENOENT);

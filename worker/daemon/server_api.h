@@ -22,7 +22,7 @@ struct BlobFile {
   std::string sha256;
   int64_t size = 0;
   std::string display_name;
-  bool is_checkpoint = false;  // goes where it can be deleted again
+  bool is_checkpoint = false;     // goes where it can be deleted again
   std::string attempt_uid, node;  // that deliver it
 };
 

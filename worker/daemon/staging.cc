@@ -97,8 +97,7 @@ absl::Status Stager::Judge(const std::string& what, const absl::Status& fetched)
 }
 
 absl::StatusOr<std::string> Stager::StageFile(const v1::JobFileRef& file,
-                                              const v1::Dispatch& dispatch,
-                                              const StopCheck& stop) {
+                                              const v1::Dispatch& dispatch, const StopCheck& stop) {
   if (file.node_path().empty()) return FetchBlob(file, stop);
   absl::StatusOr<std::string> path = ResolveForJob(file.node_path(), dispatch, setup_);
   if (!path.ok()) {

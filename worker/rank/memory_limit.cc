@@ -42,8 +42,8 @@ void SetSoftLimit(rlim_t bytes) {
 }
 
 bool NodeGivesMemory() {
-  void* const probe = mmap(nullptr, kProbeBytes, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const probe =
+      mmap(nullptr, kProbeBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (probe == MAP_FAILED) return false;
   munmap(probe, kProbeBytes);
   return true;

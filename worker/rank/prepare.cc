@@ -67,8 +67,7 @@ channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
           .from_cache = prepared.from_cache};
 }
 
-void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events,
-             const Clock& clock) {
+void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, const Clock& clock) {
   RunawayScene scene{.event_file = EventPath(launch, "prepare"), .limit = limit};
   ReportRunaways(scene, clock);
   CheckModel(launch);

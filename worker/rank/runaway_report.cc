@@ -148,8 +148,8 @@ void ReportRunaways(RunawayScene scene, const Clock& clock) {
   format("", reporter.stack_event_alone, reporter.stack_text_alone);
   if (!reporter.scene.event_file.empty() && !reporter.events) {
     reporter.events.emplace(EventLog::Open(reporter.scene.event_file, clock));
-    reporter.stack_fd = io::UniqueFd(
-        open(reporter.scene.event_file.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+    reporter.stack_fd =
+        io::UniqueFd(open(reporter.scene.event_file.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
   }
   engine::SetRunawayHandler(&OnRunaway);
 }

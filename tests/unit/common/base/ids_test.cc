@@ -52,7 +52,8 @@ TEST(IdsTest, IdsOfAPathAreFoundHoweverItIsWritten) {
   EXPECT_EQ(IdsInPath("job", "//x/..//JOB-ABCDEFGH23"), Ids{"job-abcdefgh23"});
   EXPECT_EQ(IdsInPath("job", "job-abcdefgh23/../job-22222222aa/"),
             (Ids{"job-abcdefgh23", "job-22222222aa"}));
-  EXPECT_EQ(IdsInPath("job", "/data/job-1/my-job-abcdefgh23/job-abcdefgh234/job-abcdefgh1l"), Ids());
+  EXPECT_EQ(IdsInPath("job", "/data/job-1/my-job-abcdefgh23/job-abcdefgh234/job-abcdefgh1l"),
+            Ids());
   EXPECT_EQ(IdsInPath("job", ""), Ids());
 }
 

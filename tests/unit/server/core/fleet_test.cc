@@ -68,10 +68,12 @@ TEST_F(FleetTest, WhatANodeCannotMeanIsLeftOutOfItsReportAndTheRestIsTaken) {
   EXPECT_FALSE(registry_->Get("a").clock_offset.has_value());
   EXPECT_EQ(registry_->refusals().counts()["a"], 5);
   std::vector<ModelRecord> models;
-  ASSERT_TRUE(store_->Read([&](Database& db) -> absl::Status {
-                      SFT_ASSIGN_OR_RETURN(models, store::ListModels(db, 0, 10));
-                      return absl::OkStatus();
-                    }).ok());
+  ASSERT_TRUE(store_
+                  ->Read([&](Database& db) -> absl::Status {
+                    SFT_ASSIGN_OR_RETURN(models, store::ListModels(db, 0, 10));
+                    return absl::OkStatus();
+                  })
+                  .ok());
   ASSERT_EQ(models.size(), 1u);
   EXPECT_EQ(models[0].id, "good");
   // The honest end of it is heard.

@@ -241,13 +241,15 @@ TEST_F(IntakeTest, WhatLiesBelowAJobsFolderIsThereForItsProjectAndForAdmins) {
   alphas.gpu_type = "CPU";
   alphas.resolved_json = "{}";
   ASSERT_TRUE(jobs_->Submit(alphas, {}).ok());
-  ASSERT_TRUE(store_->Write([&](Database& db) -> absl::Status {
-                      SFT_RETURN_IF_ERROR(store::PutUser(
-                          db, {"ann", false, {{"alpha", Role::kSubmitter}}}, 1));
-                      SFT_RETURN_IF_ERROR(store::PutUser(
-                          db, {"bob", false, {{"beta", Role::kSubmitter}}}, 1));
-                      return store::PutUser(db, {"root", true, {}}, 1);
-                    }).ok());
+  ASSERT_TRUE(store_
+                  ->Write([&](Database& db) -> absl::Status {
+                    SFT_RETURN_IF_ERROR(
+                        store::PutUser(db, {"ann", false, {{"alpha", Role::kSubmitter}}}, 1));
+                    SFT_RETURN_IF_ERROR(
+                        store::PutUser(db, {"bob", false, {{"beta", Role::kSubmitter}}}, 1));
+                    return store::PutUser(db, {"root", true, {}}, 1);
+                  })
+                  .ok());
   const auto text = [](const std::string& model) {
     return "[job]\nmodel = \"" + model +
            "\"\ndata = \"rows.jsonl\"\n[compute]\ngpu_type = \"CPU\"\ngpu_count = 1\nnodes = "

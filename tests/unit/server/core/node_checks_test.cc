@@ -75,17 +75,17 @@ TEST(NodeChecksTest, EventsStandForAPieceOfAFileOfThatNode) {
   good.set_rank(3);
   good.set_begin_offset(100);
   good.set_end_offset(200);
-  Expect<Events>(good,
-                 {{[](Events& m) { m.set_rank(-2); }, ""},
-                  {[](Events& m) { m.set_end_offset(100); }, ""},
-                  {[](Events& m) { m.set_rank(0); }, "rank"},
-                  {[](Events& m) { m.set_rank(-3); }, "rank"},
-                  {[](Events& m) { m.set_begin_offset(-5); }, "begin_offset"},
-                  {[](Events& m) { m.set_end_offset(99); }, "end_offset"},
-                  {[](Events& m) { m.set_end_offset(kOffset62); }, "end_offset"},
-                  {[](Events& m) { m.set_begin_offset(kHuge), m.set_end_offset(kHuge); },
-                   "begin_offset"}},
-                 [](const Events& m) { return CheckEvents(m, PartOf()); });
+  Expect<Events>(
+      good,
+      {{[](Events& m) { m.set_rank(-2); }, ""},
+       {[](Events& m) { m.set_end_offset(100); }, ""},
+       {[](Events& m) { m.set_rank(0); }, "rank"},
+       {[](Events& m) { m.set_rank(-3); }, "rank"},
+       {[](Events& m) { m.set_begin_offset(-5); }, "begin_offset"},
+       {[](Events& m) { m.set_end_offset(99); }, "end_offset"},
+       {[](Events& m) { m.set_end_offset(kOffset62); }, "end_offset"},
+       {[](Events& m) { m.set_begin_offset(kHuge), m.set_end_offset(kHuge); }, "begin_offset"}},
+      [](const Events& m) { return CheckEvents(m, PartOf()); });
 }
 
 TEST(NodeChecksTest, AnEventHasNumbersThatAStepCanHave) {
@@ -136,34 +136,33 @@ TEST(NodeChecksTest, AnArtifactHasPlainNamesOnceAndLiesWhereItsJobMayWrite) {
   const auto size = [](int64_t size) {
     return [=](Artifact& m) { m.mutable_files(0)->mutable_blob()->set_size(size); };
   };
-  Expect<Artifact>(
-      good,
-      {{node("/mnt/shared/job-1/model"), ""},
-       {[](Artifact& m) { m.set_kind("model"); }, "node_path"},
-       {[](Artifact& m) { m.set_kind("\x1b[2J"); }, "kind"},
-       {[](Artifact& m) { m.set_kind(std::string(100'000, 'k')); }, "kind"},
-       {[](Artifact& m) { m.clear_files(); }, "files"},
-       {path("../../etc/passwd"), "files.path"},
-       {path("/etc/passwd"), "files.path"},
-       {path("a\nb"), "files.path"},
-       {path("\xe2\x80\xaegpj.exe"), "files.path"},
-       {path(std::string(2000, 'p')), "files.path"},
-       {path("sub/b.safetensors"), "files.path"},
-       {[](Artifact& m) { m.mutable_files(0)->mutable_blob()->set_sha256("../x"); },
-        "files.blob.sha256"},
-       {size(-1), "files.blob.size"},
-       {size(kHuge), "files.blob.size"},
-       {[](Artifact& m) {
-          for (int i = 0; i < 5000; ++i) *m.add_files() = m.files(0);
-        },
-        "files: 5002"},
-       {[](Artifact& m) { m.set_node_path("/mnt/shared/job-1/model"); }, "node_path"},
-       {node("/mnt/shared/job-2/model"), "node_path"},
-       {node("/mnt/shared/job-2/model/../../job-1/model"), "node_path"},
-       {node("mnt/shared/job-1/model"), "node_path"},
-       {node("/mnt//shared/job-1/model"), "node_path"},
-       {node("/etc"), "node_path"}},
-      [](const Artifact& m) { return CheckArtifact(m, PartOf()); });
+  Expect<Artifact>(good,
+                   {{node("/mnt/shared/job-1/model"), ""},
+                    {[](Artifact& m) { m.set_kind("model"); }, "node_path"},
+                    {[](Artifact& m) { m.set_kind("\x1b[2J"); }, "kind"},
+                    {[](Artifact& m) { m.set_kind(std::string(100'000, 'k')); }, "kind"},
+                    {[](Artifact& m) { m.clear_files(); }, "files"},
+                    {path("../../etc/passwd"), "files.path"},
+                    {path("/etc/passwd"), "files.path"},
+                    {path("a\nb"), "files.path"},
+                    {path("\xe2\x80\xaegpj.exe"), "files.path"},
+                    {path(std::string(2000, 'p')), "files.path"},
+                    {path("sub/b.safetensors"), "files.path"},
+                    {[](Artifact& m) { m.mutable_files(0)->mutable_blob()->set_sha256("../x"); },
+                     "files.blob.sha256"},
+                    {size(-1), "files.blob.size"},
+                    {size(kHuge), "files.blob.size"},
+                    {[](Artifact& m) {
+                       for (int i = 0; i < 5000; ++i) *m.add_files() = m.files(0);
+                     },
+                     "files: 5002"},
+                    {[](Artifact& m) { m.set_node_path("/mnt/shared/job-1/model"); }, "node_path"},
+                    {node("/mnt/shared/job-2/model"), "node_path"},
+                    {node("/mnt/shared/job-2/model/../../job-1/model"), "node_path"},
+                    {node("mnt/shared/job-1/model"), "node_path"},
+                    {node("/mnt//shared/job-1/model"), "node_path"},
+                    {node("/etc"), "node_path"}},
+                   [](const Artifact& m) { return CheckArtifact(m, PartOf()); });
 }
 
 TEST(NodeChecksTest, ACheckpointIsInOnePlaceOfItsOwnJob) {
@@ -179,24 +178,23 @@ TEST(NodeChecksTest, ACheckpointIsInOnePlaceOfItsOwnJob) {
   const auto shared = [](const std::string& path) {
     return [=](Checkpoint& m) { m.set_shared_path(path); };
   };
-  Expect<Checkpoint>(
-      good,
-      {{node("/var/lib/sft/checkpoints/job-1/step-20"), ""},
-       {node("/var/lib/sft/checkpoints/job-2/step-20"), "node_path"},
-       {node("/var/lib/sft/checkpoints/job-1/step-2"), "node_path"},
-       {node("/etc/../checkpoints/job-1/step-20"), "node_path"},
-       {shared("job-2/checkpoints/step-20"), "shared_path"},
-       {shared("../job-1/checkpoints/step-20"), "shared_path"},
-       {shared(""), "a checkpoint is in one place"},
-       {[](Checkpoint& m) { m.set_node_path("/checkpoints/job-1/step-20"); },
-        "a checkpoint is in one place"},
-       {[](Checkpoint& m) { m.set_step(0); }, "step"},
-       {[](Checkpoint& m) { m.set_step(kHuge); }, "step"},
-       {[](Checkpoint& m) { m.set_bytes(-1); }, "bytes"},
-       {[](Checkpoint& m) { m.set_bytes(kHuge); }, "bytes"},
-       {[](Checkpoint& m) { m.set_reason("a\nb"); }, "reason"},
-       {[](Checkpoint& m) { m.set_reason(std::string(100'000, 'r')); }, "reason"}},
-      [](const Checkpoint& m) { return CheckCheckpoint(m, PartOf()); });
+  Expect<Checkpoint>(good,
+                     {{node("/var/lib/sft/checkpoints/job-1/step-20"), ""},
+                      {node("/var/lib/sft/checkpoints/job-2/step-20"), "node_path"},
+                      {node("/var/lib/sft/checkpoints/job-1/step-2"), "node_path"},
+                      {node("/etc/../checkpoints/job-1/step-20"), "node_path"},
+                      {shared("job-2/checkpoints/step-20"), "shared_path"},
+                      {shared("../job-1/checkpoints/step-20"), "shared_path"},
+                      {shared(""), "a checkpoint is in one place"},
+                      {[](Checkpoint& m) { m.set_node_path("/checkpoints/job-1/step-20"); },
+                       "a checkpoint is in one place"},
+                      {[](Checkpoint& m) { m.set_step(0); }, "step"},
+                      {[](Checkpoint& m) { m.set_step(kHuge); }, "step"},
+                      {[](Checkpoint& m) { m.set_bytes(-1); }, "bytes"},
+                      {[](Checkpoint& m) { m.set_bytes(kHuge); }, "bytes"},
+                      {[](Checkpoint& m) { m.set_reason("a\nb"); }, "reason"},
+                      {[](Checkpoint& m) { m.set_reason(std::string(100'000, 'r')); }, "reason"}},
+                     [](const Checkpoint& m) { return CheckCheckpoint(m, PartOf()); });
 }
 
 TEST(NodeChecksTest, AStatusHasAStateAndNumbersThatCanBe) {
@@ -283,14 +281,14 @@ TEST(NodeChecksTest, ModelsDisksAndFactsAreBounded) {
   Model model;
   model.set_id("org/name");
   model.set_path("/models/org/name");
-  Expect<Model>(model,
-                {{[](Model& m) { m.clear_id(); }, "models.id"},
-                 {[](Model& m) { m.set_id("a\tb"); }, "models.id"},
-                 {[](Model& m) { m.set_path(std::string(5000, '/')); }, "models.path"},
-                 {[](Model& m) { m.set_bytes(-1); }, "models.bytes"},
-                 {[](Model& m) { m.set_config_json(std::string(2 << 20, ' ')); },
-                  "models.config_json"}},
-                CheckModel);
+  Expect<Model>(
+      model,
+      {{[](Model& m) { m.clear_id(); }, "models.id"},
+       {[](Model& m) { m.set_id("a\tb"); }, "models.id"},
+       {[](Model& m) { m.set_path(std::string(5000, '/')); }, "models.path"},
+       {[](Model& m) { m.set_bytes(-1); }, "models.bytes"},
+       {[](Model& m) { m.set_config_json(std::string(2 << 20, ' ')); }, "models.config_json"}},
+      CheckModel);
   using Disk = v1::NodeDisk;
   Expect<Disk>(Disk(),
                {{[](Disk& m) { m.set_level(static_cast<Disk::Level>(9)); }, "disk.level"},
@@ -298,14 +296,15 @@ TEST(NodeChecksTest, ModelsDisksAndFactsAreBounded) {
                 {[](Disk& m) { m.set_total_bytes(kHuge); }, "disk.total_bytes"}},
                CheckDisk);
   using Facts = v1::NodeFacts;
-  Expect<Facts>(Facts(),
-                {{[](Facts& m) { m.set_driver_version("5\n"); }, "facts.driver_version"},
-                 {[](Facts& m) { m.add_links()->set_active_links(-1); }, "facts.links.active_links"},
-                 {[](Facts& m) {
-                    for (int i = 0; i < 300; ++i) m.add_networks("mlx5");
-                  },
-                  "facts.networks"}},
-                CheckFacts);
+  Expect<Facts>(
+      Facts(),
+      {{[](Facts& m) { m.set_driver_version("5\n"); }, "facts.driver_version"},
+       {[](Facts& m) { m.add_links()->set_active_links(-1); }, "facts.links.active_links"},
+       {[](Facts& m) {
+          for (int i = 0; i < 300; ++i) m.add_networks("mlx5");
+        },
+        "facts.networks"}},
+      CheckFacts);
   EXPECT_TRUE(CheckTime(0).ok());
   EXPECT_FALSE(CheckTime(std::numeric_limits<int64_t>::min()).ok());
   EXPECT_FALSE(CheckTime(kHuge).ok());

@@ -49,8 +49,7 @@ TEST(KnownValuesTest, EachEnumOfEachRequestIsChecked) {
   for (const Rule& rule : Rules()) {
     std::string name(rule.method.substr(1));
     std::replace(name.begin(), name.end(), '/', '.');
-    const auto* method =
-        google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(name);
+    const auto* method = google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(name);
     ASSERT_NE(method, nullptr) << name;
     const Descriptor& type = *method->input_type();
     // What workers say on their streams is taken piece by piece (core/node_checks.h).

@@ -90,7 +90,8 @@ class SecureServerTest : public testing::Test {
     const auto writer = stub->UploadBlob(&context, &response);
     v1::UploadBlobRequest message;
     message.set_sha256(said_hash.empty() ? io::Sha256Hex(content) : said_hash);
-    message.set_size(static_cast<int64_t>(said_hash.empty() ? content.size() : sizeof(kSecretRows) - 1));
+    message.set_size(
+        static_cast<int64_t>(said_hash.empty() ? content.size() : sizeof(kSecretRows) - 1));
     message.set_purpose(v1::UploadBlobRequest::DATASET);
     message.set_data(content);
     writer->Write(message);
@@ -149,10 +150,11 @@ class SecureServerTest : public testing::Test {
   }
   // Fields of requests that name what alpha has.
   std::map<std::string, std::string> NamesOf(const v1::Job& job) {
-    return {{"name", job.name()},   {"project", "alpha"},      {"sha256", io::Sha256Hex(kSecretRows)},
-            {"path", "x"},          {"source_text", kSecretJob}, {"file_name", "job.toml"},
-            {"user", "ann"},        {"id", "nodes/none"},      {"node", "none"},
-            {"attempt_uid", "none"}};
+    return {
+        {"name", job.name()},   {"project", "alpha"},        {"sha256", io::Sha256Hex(kSecretRows)},
+        {"path", "x"},          {"source_text", kSecretJob}, {"file_name", "job.toml"},
+        {"user", "ann"},        {"id", "nodes/none"},        {"node", "none"},
+        {"attempt_uid", "none"}};
   }
 
   const std::string dir_;

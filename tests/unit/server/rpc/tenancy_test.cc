@@ -190,7 +190,8 @@ TEST_F(TenancyTest, ANodeDeliversWhatItsAttemptsMakeAndNothingElse) {
   const auto b = JoinAs("node-b", other_key_);
   SubmitTo(bob_);
   const std::string on_b = b->Attempt().attempt_uid();
-  for (const Purpose purpose : {v1::UploadBlobRequest::ARTIFACT, v1::UploadBlobRequest::CHECKPOINT}) {
+  for (const Purpose purpose :
+       {v1::UploadBlobRequest::ARTIFACT, v1::UploadBlobRequest::CHECKPOINT}) {
     v1::StatBlobResponse answer;
     EXPECT_EQ(a->Stat("weights", on_b, purpose, &answer).error_code(),
               StatusCode::FAILED_PRECONDITION);

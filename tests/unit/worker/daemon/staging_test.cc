@@ -192,8 +192,9 @@ TEST_F(StagingTest, AnotherJobsFolderIsNotThereUnlessTheServerNamesTheJob) {
   file.set_node_path(dir_ + "/files/none.jsonl");
   dispatch_.mutable_folders();
   const std::string missing(Message(Stage().status()));
-  for (const char* path : {"/files/job-abcdefgh23/model/rows.jsonl", "/files/harmless/model/rows.jsonl",
-                           "/files//harmless/../job-abcdefgh23/model/rows.jsonl"}) {
+  for (const char* path :
+       {"/files/job-abcdefgh23/model/rows.jsonl", "/files/harmless/model/rows.jsonl",
+        "/files//harmless/../job-abcdefgh23/model/rows.jsonl"}) {
     file.set_node_path(dir_ + path);
     const absl::Status status = Stage().status();
     EXPECT_TRUE(absl::IsNotFound(status)) << status;

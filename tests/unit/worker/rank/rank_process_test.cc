@@ -115,7 +115,8 @@ class HostileModelTest : public RankProcessTest {
         "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": true})");
     Write("model/model.safetensors", std::string("\x02\0\0\0\0\0\0\0{}", 10));
     Write("train.jsonl", R"({"messages": [{"role": "user", "content": "a"},)"
-                         R"( {"role": "assistant", "content": "b"}]})" "\n");
+                         R"( {"role": "assistant", "content": "b"}]})"
+                         "\n");
     launch_.train_name = "train.jsonl";
   }
 
@@ -156,9 +157,8 @@ TEST_F(HostileModelTest, ATemplateThatDoublesATextIsTheJobsOwnLackOfMemory) {
 TEST_F(HostileModelTest, ATokenizerThatMultipliesATextIsTheJobsOwnLackOfMemory) {
   nlohmann::json replaces = nlohmann::json::array();
   for (int i = 0; i < 8; ++i) {
-    replaces.push_back({{"type", "Replace"},
-                        {"pattern", {{"String", "b"}}},
-                        {"content", std::string(50, 'b')}});
+    replaces.push_back(
+        {{"type", "Replace"}, {"pattern", {{"String", "b"}}}, {"content", std::string(50, 'b')}});
   }
   tokenizer_["normalizer"] = {{"type", "Sequence"}, {"normalizers", replaces}};
   EXPECT_EQ(Prepare(kHonest), channel::kExitUserError);

@@ -76,9 +76,8 @@ TEST(ChatTokenizerTest, ATemplateWithASyntaxErrorIsRefusedWithItsLine) {
 
 TEST(ChatTokenizerTest, ATemplateThatNeverEndsRunsOutOfSteps) {
   const ModelFolder folder("", "<s>", "</s>");
-  folder.Write(
-      "chat_template.jinja",
-      "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}");
+  folder.Write("chat_template.jinja",
+               "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}");
   const ChatTokenizer tokenizer = ChatTokenizer::Open(folder.path());
   const ChatMessage message{"user", "x"};
   EXPECT_THAT(

@@ -22,9 +22,8 @@ using ::testing::ThrowsMessage;
 constexpr int kToldCode = 7;
 
 void Tell(const Runaway& runaway) {
-  const std::string text =
-      fmt::format("kind {} of {} at line {}\n", static_cast<int>(runaway.kind), runaway.what,
-                  runaway.line);
+  const std::string text = fmt::format("kind {} of {} at line {}\n", static_cast<int>(runaway.kind),
+                                       runaway.what, runaway.line);
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
   _exit(kToldCode);
 }
@@ -93,7 +92,8 @@ TEST_F(RunawayTest, WhatTakesTooMuchMemoryForOneTextEndsTheProcess) {
 TEST_F(RunawayTest, ARowThatDoesNotEndEndsTheProcess) {
   const ModelFolder folder("", "<s>", "</s>");
   PrepareOptions options;
-  options.data = folder.Write("rows.jsonl", "\n"
+  options.data = folder.Write("rows.jsonl",
+                              "\n"
                               R"({"messages": [{"role": "user", "content": "a"},)"
                               R"( {"role": "assistant", "content": "b"}]})");
   options.cache_dir = folder.path() / "cache";
