@@ -16,14 +16,14 @@ constexpr std::chrono::seconds kRankDeadline{30};
 constexpr std::chrono::seconds kPythonDeadline{60};
 
 // What the dynamic loader ends a program with that lacks a library.
-constexpr int kLoaderFailed = 127;
-constexpr int kTailLines = 3;
-constexpr size_t kTailBytes = 400;
+constexpr int kNoLibrary = 127;
+constexpr int kOutputLines = 3;
+constexpr size_t kOutputBytes = 400;
 
 // The last lines of what a program wrote, on one line.
 std::string Tail(std::string_view output) {
   std::string tail;
-  for (int lines = 0; lines < kTailLines;) {
+  for (int lines = 0; lines < kOutputLines;) {
     const size_t end = output.find_last_not_of("\r\n");
     if (end == std::string_view::npos) break;
     output = output.substr(0, end + 1);
@@ -35,7 +35,7 @@ std::string Tail(std::string_view output) {
     if (newline == std::string_view::npos) break;
     output = output.substr(0, newline);
   }
-  if (tail.size() > kTailBytes) tail.erase(0, tail.size() - kTailBytes);
+  if (tail.size() > kOutputBytes) tail.erase(0, tail.size() - kOutputBytes);
   return tail.empty() ? "it wrote nothing" : ToUtf8(tail);
 }
 
@@ -47,7 +47,7 @@ std::string HowItEnded(const ChildResult& result) {
 std::string WhatToDo(const ChildResult& result) {
   if (result.signal == SIGKILL) return "look in dmesg of the node whether memory ran out";
   if (result.signal != 0) return "run that on the node and look in its dmesg";
-  if (result.exit_code == kLoaderFailed) {
+  if (result.exit_code == kNoLibrary) {
     return "it lacks that library: give the folder of torch 2.11 with --torch DIR";
   }
   return "run that on the node: is it the sft-rank of this version?";
@@ -73,7 +73,7 @@ absl::Status TryRank(const std::string& rank_binary, const std::string& library_
   const std::string text =
       fmt::format("ranks cannot start: {} {}: {}; {}", what, HowItEnded(*result),
                   Tail(result->output), WhatToDo(*result));
-  const bool lacks = result->signal == 0 && result->exit_code == kLoaderFailed;
+  const bool lacks = result->signal == 0 && result->exit_code == kNoLibrary;
   return lacks ? NotFound(text) : FailedPrecondition(text);
 }
 
