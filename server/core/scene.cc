@@ -6,6 +6,7 @@
 
 #include "common/base/duration.h"
 #include "server/core/line.h"
+#include "server/core/node_checks.h"
 #include "server/core/node_health.h"
 #include "server/core/node_holds.h"
 #include "server/core/node_view.h"

@@ -14,6 +14,7 @@
 #include "server/core/node_checks.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
+#include "server/store/jobs.h"
 #include "server/store/node_holds.h"
 #include "server/store/nodes.h"
 
