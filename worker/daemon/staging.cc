@@ -58,7 +58,6 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const Stop
     SFT_RETURN_IF_ERROR(ResolveForJob(model, dispatch, setup_).status());
   }
   SFT_ASSIGN_OR_RETURN(staged.model_dir, StageModel(model, setup_));
-  // By its id: what the operator put there by a link is meant to be found.
   SFT_RETURN_IF_ERROR(CheckJobFolders(staged.model_dir, model, dispatch, setup_));
   for (const v1::JobFileRef& file : dispatch.files()) {
     SFT_ASSIGN_OR_RETURN(std::string path, StageFile(file, dispatch, stop));

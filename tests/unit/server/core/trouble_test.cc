@@ -25,7 +25,7 @@ class TroubleTest : public LifeTest {
   }
   // A project's upload of a data set.
   void Upload(const std::string& content) {
-    UploadSession session(*data_, *blobs_, *store_, clock_, "ann", "default");
+    UploadSession session(*data_, *blobs_, *store_, clock_, Sender{"ann"});
     v1::UploadBlobRequest request;
     request.set_sha256(io::Sha256Hex(content));
     request.set_size(static_cast<int64_t>(content.size()));
@@ -71,11 +71,13 @@ TEST_F(TroubleTest, ADamagedDataSetIsPutAsideAndItsOwnerCanUploadItAgain) {
   EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
   EXPECT_NE(Message(damaged).find("damaged on the server's disk"), std::string::npos) << damaged;
   EXPECT_TRUE(absl::IsNotFound(Download(hash)));
-  EXPECT_FALSE(FindUpload(*data_, *store_, "default", hash)->complete);
+  EXPECT_FALSE(
+      FindUpload(*data_, *store_, Sender{"ann"}, v1::UploadBlobRequest::DATASET, hash)->complete);
   EXPECT_EQ(data_->damaged(), 1);
   Upload(rows);
   EXPECT_TRUE(Download(hash).ok());
-  EXPECT_TRUE(FindUpload(*data_, *store_, "default", hash)->complete);
+  EXPECT_TRUE(
+      FindUpload(*data_, *store_, Sender{"ann"}, v1::UploadBlobRequest::DATASET, hash)->complete);
 }
 
 TEST_F(TroubleTest, ALostDataSetEndsTheJobWithoutBlameOfItsOwnerOrANode) {

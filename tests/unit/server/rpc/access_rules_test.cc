@@ -323,7 +323,7 @@ TEST_F(SecureServerTest, RefusedAndFailedCallsAreCountedByCallerCallAndCode) {
   const auto ann = With(UserToken("ann", "alpha", v1::SUBMITTER));
   const auto bob = With(UserToken("bob", "beta", v1::VIEWER));
   v1::Job job;
-  ASSERT_TRUE(Upload(ann, kRows).ok());
+  ASSERT_TRUE(Upload(ann, kSecretRows).ok());
   const auto jobs = v1::JobService::NewStub(ann);
   const auto stranger =
       v1::JobService::NewStub(With("sft_aaaaaaaa_0123456789012345678901234567890123456789"));
