@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <csignal>
@@ -170,6 +171,7 @@ int Main(int argc, char** argv) {
   const ParsedOptions parsed = ParseOptions(argc, argv);
   if (parsed.exit) return parsed.exit_code;
   const Options& options = parsed.options;
+  umask(077);  // what is stored here is for this user alone
   if (options.check) return RunCheck(options);
   if (options.command != Options::Command::kServe) {
     const absl::StatusOr<std::string> told = RunCommand(options);

@@ -285,7 +285,9 @@ absl::Status TakeOverAsk(Database& db, AttemptRecord& attempt) {
 // When the processes ended, by this server's clock; 0: the worker does not say.
 int64_t EndOf(const v1::AttemptStatus& status, const ReportTime& time) {
   if (status.ended_us() <= 0 || !time.clock_offset) return 0;
-  return status.ended_us() - static_cast<int64_t>(*time.clock_offset * 1e6);
+  // Whatever it says, taking the offset off does not overflow; Sane puts it within what is known.
+  constexpr int64_t kMost = int64_t{1} << 62;
+  return std::min(status.ended_us(), kMost) - static_cast<int64_t>(*time.clock_offset * 1e6);
 }
 
 // An end that somebody told, within what is known: after the attempt, and its job, had begun.

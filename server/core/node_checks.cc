@@ -206,7 +206,6 @@ absl::Status CheckStatus(const v1::AttemptStatus& status) {
   SFT_RETURN_IF_ERROR(Text("rendezvous", status.rendezvous(), kMaxLine));
   SFT_RETURN_IF_ERROR(Number("checkpoint_newest", status.checkpoint_newest(), 0, kMaxSteps));
   SFT_RETURN_IF_ERROR(Number("checkpoint_settled", status.checkpoint_settled(), 0, kMaxSteps));
-  if (status.ended_us() != 0) SFT_RETURN_IF_ERROR(CheckTime(status.ended_us()));
   return Progress(status.progress());
 }
 

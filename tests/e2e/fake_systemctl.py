@@ -4,7 +4,7 @@
 Commands: daemon-reload, enable [--now], start, stop, restart, is-active, status. Each started unit has a
 supervisor process that starts the program, starts it again when it ends (Restart=always) and ends it when it
 is told to. Honoured: User, Group, EnvironmentFile, Environment in ExecStart, StateDirectory(Mode), LimitNOFILE,
-Restart, RestartSec, KillMode (process, control-group), TimeoutStopSec, Type (notify), WatchdogSec. Unknown keys are an error, so that a
+UMask, Restart, RestartSec, KillMode (process, control-group), TimeoutStopSec, Type (notify), WatchdogSec. Unknown keys are an error, so that a
 unit cannot ask for what nobody does.
 """
 
@@ -26,7 +26,7 @@ STATE = pathlib.Path(os.environ.get("SFT_SYSTEMCTL_STATE", "/run/sft-systemctl")
 IGNORED = {"Description", "Documentation", "Wants", "After", "StartLimitIntervalSec", "WantedBy", "NoNewPrivileges",
            "ProtectSystem", "ProtectHome", "Delegate", "LimitMEMLOCK", "TasksMax", "OOMPolicy", "NotifyAccess", "TimeoutStartSec"}
 USED = {"User", "Group", "EnvironmentFile", "StateDirectory", "StateDirectoryMode", "ExecStart", "Restart",
-        "RestartSec", "KillMode", "TimeoutStopSec", "LimitNOFILE", "Type", "WatchdogSec"}
+        "RestartSec", "KillMode", "TimeoutStopSec", "LimitNOFILE", "Type", "UMask", "WatchdogSec"}
 
 
 def read_unit(name):
@@ -72,6 +72,7 @@ def prepare(unit):
 
     def in_child():
         os.setsid()
+        os.umask(int(unit.get("UMask", "0022"), 8))
         if "LimitNOFILE" in unit:
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             wanted = min(int(unit["LimitNOFILE"]), hard)
