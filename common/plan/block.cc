@@ -11,15 +11,19 @@ constexpr int64_t kStatisticBytes = 4;
 // As cudnn_attention.h.
 constexpr int64_t kCudnnWorkspace = int64_t{5} << 28;
 constexpr int64_t kCudnnMost = int64_t{9} << 29;
-constexpr int64_t kMultiprocessors = 132;
+// As cudnn_slabs.cc.
+constexpr int64_t kSlab = 4096;
+constexpr int64_t kLeastSlab = 128;
+constexpr int64_t kSlabWorkspace = int64_t{5} << 30;
+constexpr int64_t kWorkspaceOfToken = int64_t{80} << 10;
 
 // Of cuDNN's backward, for one key head of one document.
-int64_t KeyHeadWorkspace(const ModelShape& s, int64_t length, bool deterministic) {
+int64_t KeyHeadWorkspace(const ModelShape& s, int64_t queries, int64_t keys, bool deterministic) {
   const int64_t group = s.heads / s.kv_heads;
   const int64_t scores =
-      deterministic ? RoundUp(length, 64) * RoundUp(length, 128) * 2 : length * s.head_dim * 4;
-  const int64_t full_heads = group > 1 ? 2 * length * s.head_dim * 2 : 0;
-  return group * (scores + full_heads + length * kStatisticBytes);
+      deterministic ? RoundUp(queries, 64) * RoundUp(keys, 128) * 2 : queries * s.head_dim * 4;
+  const int64_t full_heads = group > 1 ? 2 * keys * s.head_dim * 2 : 0;
+  return group * (scores + full_heads + queries * kStatisticBytes);
 }
 
 // As MatrixInfo::RowStride (worker/engine/weights/layout.h).
@@ -144,23 +148,30 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   return cost;
 }
 
-bool CudnnTakesBackward(const ModelShape& s, int64_t length, bool deterministic) {
-  return KeyHeadWorkspace(s, length, deterministic) <= kCudnnMost;
+bool BackwardInSlabs(const ModelShape& s, int64_t length, bool deterministic) {
+  return KeyHeadWorkspace(s, length, length, deterministic) > kCudnnMost;
 }
 
 int64_t AttentionWorkspace(const ModelShape& s, int64_t documents, int64_t length,
                            bool deterministic) {
-  if (CudnnTakesBackward(s, length, deterministic)) {
-    const int64_t one = KeyHeadWorkspace(s, length, deterministic);
-    const int64_t units = std::max<int64_t>(1, kCudnnWorkspace / one);
-    if (units < s.kv_heads) return LargestDivisor(s.kv_heads, units) * one;
-    return LargestDivisor(documents, units / s.kv_heads) * s.kv_heads * one;
+  const auto units = [](int64_t one, int64_t most) { return std::max<int64_t>(1, most / one); };
+  const int64_t whole = KeyHeadWorkspace(s, length, length, deterministic);
+  if (!BackwardInSlabs(s, length, deterministic)) {
+    const int64_t heads = units(whole, kCudnnWorkspace);
+    if (heads < s.kv_heads) return LargestDivisor(s.kv_heads, heads) * whole;
+    return LargestDivisor(documents, heads / s.kv_heads) * s.kv_heads * whole;
   }
-  // FlashAttention-2: sums of dq for each part of the keys, and the gradients of all heads.
-  const int64_t parts =
-      std::max<int64_t>(1, (kMultiprocessors + documents * s.heads - 1) / (documents * s.heads));
-  const int64_t row = s.heads * s.head_dim;
-  return documents * length * row * (parts * 4 + 2 * 2 + 3 * 2);
+  int64_t queries = kSlab;
+  while (queries > kLeastSlab &&
+         KeyHeadWorkspace(s, queries, length, deterministic) > kSlabWorkspace) {
+    queries /= 2;
+  }
+  const int64_t one = KeyHeadWorkspace(s, queries, length, deterministic);
+  // A slab's own dk and dv in bf16, their sums in fp32, and its statistics.
+  const int64_t sums = length * s.head_dim * 2 * (2 + 4);
+  const int64_t statistics = s.heads / s.kv_heads * queries * kStatisticBytes;
+  const int64_t workspace = std::clamp(kWorkspaceOfToken * length, kCudnnWorkspace, kSlabWorkspace);
+  return LargestDivisor(s.kv_heads, units(one, workspace)) * (one + sums + statistics);
 }
 
 }  // namespace sft::plan

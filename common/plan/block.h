@@ -44,8 +44,8 @@ struct BlockCost {
 
 BlockCost CostOfBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t element_bytes);
 
-// Whether attention's backward over such documents is cuDNN's; else it is FlashAttention-2's.
-bool CudnnTakesBackward(const ModelShape& shape, int64_t length, bool deterministic);
+// Whether attention's backward goes over such documents in slabs of queries, on a GPU.
+bool BackwardInSlabs(const ModelShape& shape, int64_t length, bool deterministic);
 // Memory that attention's backward works in, for `documents` of `length` tokens, on a GPU, in a
 // fixed order of summation or not (worker/engine/cuda/cudnn_attention.cc).
 int64_t AttentionWorkspace(const ModelShape& shape, int64_t documents, int64_t length,

@@ -12,7 +12,7 @@ constexpr double kHalfProducts = 150;  // tokens at which products reach half of
 constexpr double kHalfForward = 450;   // tokens of a document, the same of attention
 constexpr double kHalfBackward = 530;
 constexpr double kAnyOrder = 1.08;        // of attention's backward, over that in a fixed order
-constexpr double kFlashBackward = 0.46;   // of FlashAttention-2's in a fixed order, of cuDNN's
+constexpr double kSlabs = 0.9;            // of attention's backward in slabs, over that in one
 constexpr double kVisibleWeights = 0.6;   // of de-quantising beside products
 constexpr double kVisibleExchange = 0.2;  // of gathering and reducing beside products
 constexpr double kHostRead = 25e9;        // bytes a second of rows that lie in host memory
@@ -40,8 +40,8 @@ struct Rates {
 
 double BackwardShare(const Problem& p) {
   const bool fixed_order = p.job.training.deterministic;
-  if (!CudnnTakesBackward(p.shape, p.row_tokens, fixed_order)) return kFlashBackward;
-  return fixed_order ? 1.0 : kAnyOrder;
+  return (fixed_order ? 1.0 : kAnyOrder) *
+         (BackwardInSlabs(p.shape, p.row_tokens, fixed_order) ? kSlabs : 1.0);
 }
 
 Rates RatesAt(const Problem& p, const Choice& choice, const GpuRates& gpu, bool fp8) {

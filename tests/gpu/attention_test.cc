@@ -248,6 +248,11 @@ INSTANTIATE_TEST_SUITE_P(
         AttentionCase{"dense_in_calls_of_documents", std::vector<int64_t>(3, 2048), 64, 8, 128, 0},
         AttentionCase{"dense_in_calls_of_heads", {4096}, 64, 8, 128, 0},
         AttentionCase{"dense_of_one_head_in_much_memory", {12288}, 5, 1, 128, 0},
+        AttentionCase{"in_slabs", {20000}, 16, 2, 128, 0},
+        AttentionCase{"two_documents_in_slabs", {17408, 17408}, 8, 1, 64, 0},
+        AttentionCase{"window_in_slabs", {20000}, 8, 1, 128, 5000},
+        AttentionCase{"ragged_in_slabs", {5000, 17000, 4096, 300}, 8, 1, 64, 0},
+        AttentionCase{"ragged_window_in_slabs", {17000, 9001}, 16, 2, 128, 700},
         AttentionCase{"many_short", std::vector<int64_t>(64, 64), 8, 2, 128, 0},
         AttentionCase{
             "one_among_many_short", {900, 3, 5, 2, 17, 1, 8, 4, 9, 33, 2, 6, 1}, 8, 2, 64, 0},

@@ -394,6 +394,9 @@ int Main() {
   Attention(table, {8192}, 32, 8);
   Attention(table, {12288}, 40, 8);
   Attention(table, {16384}, 64, 8);
+  Attention(table, {32768}, 32, 8);
+  Attention(table, {65536}, 32, 8);
+  Attention(table, {131072}, 32, 8);
   Attention(table, {1000, 96, 3000}, 64, 8);
   Attention(table, std::vector<int64_t>(8, 512), 64, 8);
   Attention(table, std::vector<int64_t>(8, 512), 32, 8);

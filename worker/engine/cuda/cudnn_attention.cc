@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "worker/engine/cuda/cudnn_plan.h"
+#include "worker/engine/cuda/cudnn_slabs.h"
 #include "worker/engine/cuda/kernels/ragged.h"
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/kernels/batch_shape.h"
@@ -29,12 +30,6 @@ using at::Tensor;
 // the tokens FlashAttention-2 is as fast.
 constexpr int64_t kWorst = 4;
 
-int64_t LargestDivisor(int64_t n, int64_t at_most) {
-  int64_t divisor = std::clamp<int64_t>(at_most, 1, n);
-  while (n % divisor != 0) --divisor;
-  return divisor;
-}
-
 // How many documents and key heads go into one call.
 struct CallSize {
   int64_t documents, kv_heads;
@@ -42,18 +37,8 @@ struct CallSize {
 
 bool Deterministic() { return at::globalContext().deterministicAlgorithms(); }
 
-// The backward's workspace for one key head of one document: gradients of the scores in bf16, or
-// sums of dq in fp32; of each query head the gradients of its keys and values in bf16; its sums of
-// dout * out.
-int64_t BackwardBytes(int64_t longest, int64_t group, int64_t head_dim) {
-  const int64_t scores =
-      Deterministic() ? RoundUp(longest, 64) * RoundUp(longest, 128) * 2 : longest * head_dim * 4;
-  const int64_t full_heads = group > 1 ? 2 * longest * head_dim * 2 : 0;
-  return group * (scores + full_heads + longest * 4);
-}
-
 CallSize BackwardCall(const CudnnBatch& batch, int64_t kv_heads, int64_t group, int64_t head_dim) {
-  const int64_t one = BackwardBytes(batch.longest, group, head_dim);
+  const int64_t one = CudnnBackwardBytes(batch.longest, batch.longest, group, head_dim);
   const int64_t units = std::max<int64_t>(1, kCudnnWorkspace / one);
   // The lse of a call must be dense: parts of the heads only of one document.
   if (units >= kv_heads) return {LargestDivisor(batch.documents, units / kv_heads), kv_heads};
@@ -74,6 +59,7 @@ class Batch {
     key_.ragged = batch.ragged;
     key_.documents = call.documents;
     key_.longest = batch.longest;
+    key_.queries = batch.longest;
     key_.kv_heads = call.kv_heads;
     group_ = q.size(1) / tensors_[kK].size(1);
     key_.heads = call.kv_heads * group_;
@@ -142,7 +128,8 @@ class Batch {
     int64_t* offsets =
         ragged.offsets.mutable_data_ptr<int64_t>() + index * shape.operands * shape.OffsetPitch();
     for (int i = 0; i < shape.operands; ++i) call.offsets[i] = offsets + i * shape.OffsetPitch();
-    call.lengths = ragged.lengths.mutable_data_ptr<int32_t>() + index * shape.LengthPitch();
+    call.query_lengths = ragged.lengths.mutable_data_ptr<int32_t>() + index * shape.LengthPitch();
+    call.key_lengths = call.query_lengths;
   }
 
   std::vector<Tensor> tensors_;
@@ -193,12 +180,16 @@ bool CudnnAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
                             const Tensor& cu_seqlens, at::IntArrayRef lengths,
                             const CudnnBatch& batch, double scale, int64_t window) {
   const int64_t group = q.size(1) / k.size(1);
-  const int64_t one = BackwardBytes(batch.longest, group, q.size(2));
-  if (one > kCudnnMost) return false;
-  const Batch calls(batch, {q, k, v, out, dout, dq, dk, dv},
-                    BackwardCall(batch, k.size(1), group, q.size(2)), scale, window, one);
+  const int64_t one = CudnnBackwardBytes(batch.longest, batch.longest, group, q.size(2));
+  const std::vector<Tensor> tensors{q, k, v, out, dout, dq, dk, dv};
+  const auto documents = static_cast<int64_t>(lengths.size());
+  if (one > kCudnnMost) {
+    return CudnnBackwardInSlabs(tensors, lse, cu_seqlens, documents, batch, scale, window);
+  }
+  const Batch calls(batch, tensors, BackwardCall(batch, k.size(1), group, q.size(2)), scale, window,
+                    one);
   if (!calls.HasPlan()) return false;
-  calls.Run(lse, cu_seqlens, static_cast<int64_t>(lengths.size()));
+  calls.Run(lse, cu_seqlens, documents);
   return true;
 }
 

@@ -16,9 +16,8 @@
 // algorithms. For that, cuDNN 9 keeps the gradients of the scores of a whole call, 2 bytes each;
 // otherwise it sums up dq in fp32, by atomics. A batch goes in several calls, by documents and then
 // by key heads, where its workspace would be above kCudnnWorkspace; where one key head of one
-// document alone needs more than kCudnnMost, FlashAttention-2 has the batch, at less than half the
-// speed. All calls of a batch use one workspace of the caching allocator, freed when the last is
-// enqueued.
+// document alone needs more than kCudnnMost, by slabs of queries as well (cudnn_slabs.h). All calls
+// of a batch use one workspace of the caching allocator, freed when the last is enqueued.
 //
 // All functions may be called from any thread.
 

@@ -81,7 +81,8 @@ class GraphBuilder {
   void SetOptions(Options& options) {
     options.set_name("attention")
         .set_attn_scale(key_.scale)
-        .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+        .set_diagonal_alignment(key_.queries < key_.longest ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
+                                                            : fe::DiagonalAlignment_t::TOP_LEFT)
         .set_diagonal_band_right_bound(0);
     // Keeps the keys with key + bound > query: the query's own is one of the window's.
     if (key_.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(key_.window));
@@ -113,11 +114,12 @@ class GraphBuilder {
   // [T, heads, D] with any token stride as cuDNN's [documents, heads, tokens, D].
   void Set(int operand, Attributes& attributes) {
     const int64_t heads = IsKeyOrValue(operand) ? key_.kv_heads : key_.heads;
+    const int64_t tokens = IsKeyOrValue(operand) ? key_.longest : key_.queries;
     const int64_t token_stride = key_.token_strides[operand];
     attributes.set_name(kNames[operand])
         .set_uid(Uid(operand))
-        .set_dim({key_.documents, heads, key_.longest, key_.head_dim})
-        .set_stride({key_.longest * token_stride, key_.head_dim, token_stride, 1});
+        .set_dim({key_.documents, heads, tokens, key_.head_dim})
+        .set_stride({tokens * token_stride, key_.head_dim, token_stride, 1});
     if (key_.ragged) attributes.set_ragged_offset(Offsets(operand));
   }
 
@@ -136,8 +138,8 @@ class GraphBuilder {
   void SetLse(Attributes& attributes) {
     attributes.set_name("lse")
         .set_uid(kLseUid)
-        .set_dim({key_.documents, key_.heads, key_.longest, 1})
-        .set_stride({key_.heads * key_.longest, key_.longest, 1, 1})
+        .set_dim({key_.documents, key_.heads, key_.queries, 1})
+        .set_stride({key_.heads * key_.queries, key_.queries, 1, 1})
         .set_data_type(fe::DataType_t::FLOAT);
   }
 
@@ -176,8 +178,8 @@ class GraphPlan final : public CudnnPlan {
       if (key_.ragged) pack.emplace(OffsetUid(i), call.offsets[i]);
     }
     if (key_.ragged) {
-      pack.emplace(kQueriesUid, call.lengths);
-      pack.emplace(kKeysUid, call.lengths);
+      pack.emplace(kQueriesUid, call.query_lengths);
+      pack.emplace(kKeysUid, call.key_lengths);
     }
     auto status = graph_.execute(handle, pack, call.workspace);
     TORCH_CHECK(status.is_good(), key_.Describe(), ": cuDNN failed: ", status.get_message());
@@ -236,11 +238,13 @@ class PlanCache {
 
 std::string CudnnPlanKey::Describe() const {
   return fmt::format(
-      "attention{} of {} documents of {}{} tokens, {} and {} heads of {}, window {}, on GPU {}",
+      "attention{} of {} documents of {}{} keys, {} queries, {} and {} heads of {}, window {}, on "
+      "GPU {}",
       !backward       ? ""
       : deterministic ? " backward in a fixed order"
                       : " backward",
-      documents, ragged ? "up to " : "", longest, heads, kv_heads, head_dim, window, device);
+      documents, ragged ? "up to " : "", longest, queries, heads, kv_heads, head_dim, window,
+      device);
 }
 
 std::shared_ptr<const CudnnPlan> FindCudnnPlan(cudnnHandle_t handle, const CudnnPlanKey& key,

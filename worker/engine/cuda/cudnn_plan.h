@@ -25,7 +25,9 @@ struct CudnnPlanKey {
   int64_t deterministic = 0;  // of the backward: a fixed order of summation
   int64_t ragged = 0;
   int64_t documents = 0;
-  int64_t longest = 0;
+  int64_t longest = 0;  // keys of a document
+  // Queries of a document: as many as there are keys, or fewer, then those of its last tokens.
+  int64_t queries = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
@@ -41,10 +43,11 @@ struct CudnnPlanKey {
 // Device pointers of one call.
 struct CudnnCall {
   std::array<void*, kOperands> data{};
-  void* lse = nullptr;  // fp32 [documents, heads, longest], dense
-  // Of a ragged batch: documents + 1 int64 for each operand, documents int32.
+  void* lse = nullptr;  // fp32 [documents, heads, queries], dense
+  // Of a ragged batch: documents + 1 int64 for each operand, documents int32 each.
   std::array<void*, kOperands> offsets{};
-  void* lengths = nullptr;
+  void* query_lengths = nullptr;
+  void* key_lengths = nullptr;
   void* workspace = nullptr;
 };
 

@@ -405,13 +405,22 @@ TEST(BlockTest, AttentionsWorkspaceIsBounded) {
       }
     }
   }
-  // One key head alone may take more, up to a point; beyond it there is another kernel.
+  // One key head alone may take more, up to a point; beyond it the queries come in slabs.
   const int64_t one_head = AttentionWorkspace(Qwen3Of32B(), 1, 16384, true);
   EXPECT_GT(one_head, int64_t{5} << 28);
   EXPECT_LE(one_head, int64_t{9} << 29);
-  EXPECT_TRUE(CudnnTakesBackward(Qwen3Of32B(), 16384, true));
-  EXPECT_FALSE(CudnnTakesBackward(Qwen3Of32B(), 20480, true));
-  EXPECT_TRUE(CudnnTakesBackward(Qwen3Of32B(), 131072, false));
+  EXPECT_FALSE(BackwardInSlabs(Qwen3Of32B(), 16384, true));
+  EXPECT_TRUE(BackwardInSlabs(Qwen3Of32B(), 20480, true));
+  EXPECT_FALSE(BackwardInSlabs(Qwen3Of32B(), 131072, false));
+}
+
+// In a fixed order the gradients of the scores of a whole call would grow with its square.
+TEST(BlockTest, SlabsKeepAttentionsWorkspaceLinearInTheLength) {
+  const int64_t at_32k = AttentionWorkspace(Qwen3Of8B(), 1, 32768, true);
+  EXPECT_LE(at_32k, int64_t{3} << 30);
+  EXPECT_LE(AttentionWorkspace(Qwen3Of8B(), 1, 65536, true), 2 * at_32k);
+  EXPECT_LE(AttentionWorkspace(Qwen3Of8B(), 1, 131072, true), 4 * at_32k);
+  EXPECT_LE(AttentionWorkspace(Qwen3Of8B(), 1, 524288, true), int64_t{7} << 30);
 }
 
 }  // namespace
