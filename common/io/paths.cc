@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <system_error>
 
@@ -40,6 +41,20 @@ bool FailsBelow(const fs::path& path, const std::vector<std::string>& roots) {
   return IsBelowAny(reached, roots) && !fs::is_symlink(fs::symlink_status(next, error));
 }
 
+// UNAVAILABLE where a root above the path does not answer, as over a network: that says nothing of
+// the path.
+absl::Status CheckRootsOf(const fs::path& path, const std::vector<std::string>& roots) {
+  for (const std::string& root : roots) {
+    if (!IsBelow(path.lexically_normal(), fs::path(root).lexically_normal())) continue;
+    std::error_code error;
+    static_cast<void>(fs::canonical(root, error));
+    if (error.value() == EIO || error.value() == ESTALE || error.value() == ENOTCONN) {
+      return Unavailable(fmt::format("cannot reach {}: {}", root, error.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ResolveBelow(const std::string& path,
@@ -50,6 +65,7 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& path,
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
   if (!error && IsBelowAny(real, roots)) return real.string();
+  if (error) SFT_RETURN_IF_ERROR(CheckRootsOf(path, roots));
   if (error && FailsBelow(path, roots)) {
     return ErrnoStatus(fmt::format("cannot open {}", path), error.value());
   }

@@ -8,8 +8,7 @@
 
 // gRPC waits through Abseil, and Abseil by the wall clock: its futexes have an absolute deadline on
 // CLOCK_REALTIME. When that clock is set back by an hour, a timer of gRPC (the next try to reach a
-// server, a deadline, a keepalive) comes an hour late. Programs of ours link both statically and
-// with
+// server, a deadline, a keepalive) comes an hour late. Our programs link both statically and with
 // --wrap=syscall, so that these calls come here: the deadline is put on the monotonic clock, which
 // nobody sets. What is no such wait passes unchanged.
 

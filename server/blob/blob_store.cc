@@ -129,7 +129,8 @@ absl::Status BlobStore::Read(const std::string& sha256, int64_t offset, const Si
     bytes.resize(static_cast<size_t>(std::min(kChunkBytes, size - offset)));
     const absl::StatusOr<size_t> got =
         io::ReadAt(fd.get(), offset, bytes.data(), bytes.size(), path);
-    if (!got.ok()) return PutAside(sha256, fd.get(), std::string(Message(got.status())));
+    // It may pass, as of a disk over a network: what cannot be read is not yet known to be damaged.
+    if (!got.ok()) return Unavailable(Message(got.status()));
     if (*got < bytes.size()) return PutAside(sha256, fd.get(), "it has become shorter");
     if (whole) hash.Update(bytes);
     if (!sink(offset, bytes, size)) return Aborted("the reader is gone");

@@ -154,6 +154,12 @@ bool Ingest::GaveUp(const std::string& attempt_uid) {
   return entry != again_.end() && entry->second == kGivenUp;
 }
 
+bool Ingest::IsTakenAgain(const std::string& attempt_uid) {
+  const MutexLock lock(mutex_);
+  const auto entry = again_.find(attempt_uid);
+  return entry != again_.end() && entry->second != kGivenUp;
+}
+
 absl::Status Ingest::TellOfLoss(const AttemptRecord& attempt, const std::string& text) {
   spdlog::error("job {}: {}", attempt.job_id, text);
   const int64_t now_us = UnixMicros(clock_.Wall());
@@ -218,7 +224,11 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
   }));
   response.set_offset(row.events_offset);
   if (request.rank() == 0 && row.events_offset > 0 && !GaveUp(attempt.uid)) {
-    SFT_ASSIGN_OR_RETURN(const bool lost, HasLostPoints(attempt));
+    // Once begun it goes on to its end: the node may tell of earlier steps meanwhile.
+    bool lost = IsTakenAgain(attempt.uid);
+    if (!lost) {
+      SFT_ASSIGN_OR_RETURN(lost, HasLostPoints(attempt));
+    }
     if (lost) {
       SFT_ASSIGN_OR_RETURN(const int64_t next, TakeAgain(attempt, row.events_offset, request));
       response.set_offset(next);

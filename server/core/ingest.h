@@ -82,6 +82,7 @@ class Ingest {
   absl::StatusOr<int64_t> TakeAgain(const AttemptRecord& attempt, int64_t acknowledged,
                                     const v1::AppendEventsRequest& request);
   bool GaveUp(const std::string& attempt_uid);
+  bool IsTakenAgain(const std::string& attempt_uid);
   absl::Status TellOfLoss(const AttemptRecord& attempt, const std::string& text);
 
   Store& store_;

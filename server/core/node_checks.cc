@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
+#include <filesystem>
 #include <set>
 
 #include "common/base/plain_text.h"
@@ -43,8 +45,8 @@ absl::Status Text(std::string_view field, const std::string& value, size_t most)
 
 // A number that goes into sums and narrower types; what a rank could not compute is none.
 absl::Status Real(std::string_view field, double value) {
-  if (!std::isfinite(value) || std::abs(value) <= 1e30) return absl::OkStatus();
-  return Wrong(field, std::to_string(value), "a number up to 1e30");
+  if (!std::isfinite(value) || std::abs(value) <= FLT_MAX) return absl::OkStatus();
+  return Wrong(field, std::to_string(value), "a number that a float holds");
 }
 
 absl::Status Rank(int rank, bool log, const Dispatched& part) {
@@ -55,11 +57,11 @@ absl::Status Rank(int rank, bool log, const Dispatched& part) {
                                      part.first_rank + part.ranks - 1, part.node, rank));
 }
 
-// An absolute path that says where it leads.
-bool IsPlainPath(const std::string& path) {
+// Whether an absolute path ends so, however it is written: a node's folders are as its operator
+// typed them, with a slash at their end or a part that leads back.
+bool LeadsTo(const std::string& path, std::string_view end) {
   return path.starts_with('/') && path.size() <= kMaxPath && IsPlain(path) &&
-         path.find("//") == path.npos && (path + "/").find("/./") == path.npos &&
-         (path + "/").find("/../") == path.npos;
+         std::filesystem::path(path).lexically_normal().string().ends_with(end);
 }
 
 absl::Status Files(const google::protobuf::RepeatedPtrField<v1::ArtifactFile>& files) {
@@ -174,7 +176,7 @@ absl::Status CheckArtifact(const v1::CommitArtifactRequest& request, const Dispa
   SFT_RETURN_IF_ERROR(Files(request.files()));
   const std::string& path = request.node_path();
   if (!model) return path.empty() ? absl::OkStatus() : Wrong("node_path", path, "an adapter's");
-  if (IsPlainPath(path) && path.ends_with("/" + part.job_id + "/model")) return absl::OkStatus();
+  if (LeadsTo(path, "/" + part.job_id + "/model")) return absl::OkStatus();
   return Wrong("node_path", path, fmt::format("an absolute path to {}/model", part.job_id));
 }
 
@@ -192,7 +194,7 @@ absl::Status CheckCheckpoint(const v1::CommitCheckpointRequest& request, const D
   }
   const std::string folders[] = {fmt::format("/checkpoints/{}/{}", part.job_id, own),
                                  fmt::format("/{}/checkpoints/{}", part.job_id, own)};
-  const bool ours = IsPlainPath(path) && (path.ends_with(folders[0]) || path.ends_with(folders[1]));
+  const bool ours = LeadsTo(path, folders[0]) || LeadsTo(path, folders[1]);
   if (!path.empty() && !ours) {
     return Wrong("node_path", path, fmt::format("an absolute path to {}", folders[0].substr(1)));
   }
@@ -299,6 +301,8 @@ absl::Status CheckDisk(const v1::NodeDisk& disk) {
 absl::Status CheckFacts(const v1::NodeFacts& facts) {
   SFT_RETURN_IF_ERROR(Text("facts.driver_version", facts.driver_version(), kMaxWord));
   SFT_RETURN_IF_ERROR(Text("facts.interconnect", facts.interconnect(), kMaxLine));
+  SFT_RETURN_IF_ERROR(Text("facts.data_dir.machine", facts.data_dir().machine(), kMaxWord));
+  SFT_RETURN_IF_ERROR(Text("facts.data_dir.path", facts.data_dir().path(), kMaxPath));
   SFT_RETURN_IF_ERROR(Number("facts.links", facts.links_size(), 0, kMaxSlots));
   SFT_RETURN_IF_ERROR(Number("facts.networks", facts.networks_size(), 0, kMaxNetworks));
   for (const v1::SlotLinks& link : facts.links()) {

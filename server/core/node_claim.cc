@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "common/base/plain_text.h"
 #include "server/store/node_holds.h"
 #include "server/store/nodes.h"
 
@@ -24,9 +25,9 @@ bool IsSamePlace(const v1::DataDirPlace& a, const v1::DataDirPlace& b) {
 
 // "1a2b3c4d on host h7 with /var/lib/sft-worker"
 std::string Describe(const Claim& claim) {
-  std::string text =
-      fmt::format("{} on host {}", claim.incarnation.substr(0, 8), claim.hostname.substr(0, 80));
-  if (!claim.place.path().empty()) text += " with " + claim.place.path().substr(0, 200);
+  std::string text = fmt::format("{} on host {}", Plain(claim.incarnation.substr(0, 8), 8),
+                                 Plain(claim.hostname, 80));
+  if (!claim.place.path().empty()) text += " with " + Plain(claim.place.path(), 200);
   return text;
 }
 

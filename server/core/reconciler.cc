@@ -292,7 +292,7 @@ absl::Status Reconciler::Decide(const Scene& scene, int64_t now_us, ChangedJobs&
   AddDecision(scene, decision, by_job, now_us, changed, changes);
   AddPromises(scene, decision, changes);
   const absl::Status committed = Commit(changes);
-  noted_ = std::move(noted);
+  if (committed.ok()) noted_ = std::move(noted);
   if (outlooks_ != nullptr) outlooks_->Replace(Expect(decision, scene.live, now_us));
   return committed;
 }

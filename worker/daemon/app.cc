@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -55,12 +56,14 @@ std::string HostName() {
   return name;
 }
 
+// Without slashes at its end and parts that lead nowhere or back.
 absl::StatusOr<std::string> Absolute(const std::string& path) {
-  if (path.starts_with("/")) return path;
-  char cwd[4096];
-  if (getcwd(cwd, sizeof(cwd)) == nullptr)
-    return ErrnoStatus("cannot find the current folder", errno);
-  return fmt::format("{}/{}", cwd, path);
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  if (error) return ErrnoStatus("cannot find the current folder", error.value());
+  std::string normal = absolute.lexically_normal().string();
+  if (normal.size() > 1 && normal.ends_with('/')) normal.pop_back();
+  return normal;
 }
 
 }  // namespace

@@ -25,6 +25,7 @@
 #include "common/tls/peer.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "worker/daemon/app.h"
+#include "worker/daemon/child_environment.h"
 #include "worker/daemon/child_process.h"
 #include "worker/daemon/disk.h"
 #include "worker/daemon/gpu_probe.h"
@@ -341,6 +342,7 @@ void CheckServer(const Options& options, const NodeSetup& setup, CheckReport& re
 }
 
 int RunCheck(const Options& options) {
+  PassOnToo(options.rank_env);
   signal(SIGPIPE, SIG_IGN);  // a server may close while it is looked at
   CheckReport report;
   CheckAll(options, report);

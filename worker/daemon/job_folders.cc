@@ -24,15 +24,18 @@ bool IsBelow(const std::string& path, const std::string& folder) {
   return !folder.empty() && (path == folder || path.starts_with(folder + "/"));
 }
 
-// Attempts, checkpoints and data sets of all jobs; a root that the operator put below the data
-// folder is none of it.
+// Attempts, checkpoints and data sets of all jobs; a folder that the operator put below the data
+// folder for jobs to read is none of it.
 bool IsWorkersOwn(const std::string& real, const NodeSetup& setup) {
   const std::string own = Real(setup.data_dir);
   if (!IsBelow(real, own)) return false;
-  return std::none_of(setup.roots.begin(), setup.roots.end(), [&](const std::string& each) {
+  const auto holds = [&](const std::string& each) {
     const std::string root = Real(each);
     return root != own && IsBelow(root, own) && IsBelow(real, root);
-  });
+  };
+  return std::ranges::none_of(setup.roots, holds) &&
+         std::ranges::none_of(setup.model_dirs, holds) &&
+         std::ranges::none_of(setup.hub_dirs, holds);
 }
 
 }  // namespace

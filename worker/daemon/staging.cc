@@ -90,8 +90,9 @@ absl::Status Stager::Judge(const std::string& what, const absl::Status& fetched)
   }
   if (++broken_[what] < kMaxBroken) return Unavailable(Message(fetched));
   broken_.erase(what);
-  return DataLoss(fmt::format(
-      "{}, {} times in a row: the server's copy is damaged, or this node's disk or memory is",
+  // The server looks at what it sends, and says so itself where its copy is damaged.
+  return Internal(fmt::format(
+      "{}, {} times in a row: this node's disk or memory is damaged, or its way to the server",
       Message(fetched), kMaxBroken));
 }
 
@@ -118,7 +119,8 @@ absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const 
   const std::string path = setup_.BlobPath(file.sha256());
   if (io::Exists(path)) {
     const absl::StatusOr<io::FileHash> kept = io::HashFile(path);
-    if (kept.ok() && kept->sha256 == file.sha256()) {
+    if (!kept.ok()) return Unavailable(Message(kept.status()));
+    if (kept->sha256 == file.sha256()) {
       MarkUsed(path);
       return path;
     }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <stop_token>
+#include <system_error>
 #include <thread>
 
 #include "common/base/thread_time.h"
@@ -63,7 +64,7 @@ class RowWatch {
   // Of one thread that encodes; lives on it.
   class Thread {
    public:
-    explicit Thread(RowWatch& watch) : watch_(watch) {
+    explicit Thread(RowWatch& watch) : watch_(watch), began_(time_.Used()) {
       const std::lock_guard lock(watch_.mutex_);
       watch_.threads_.push_back(this);
     }
@@ -89,7 +90,7 @@ class RowWatch {
     const ThreadTime time_ = ThreadTime::OfThisThread();
     std::mutex mutex_;
     int64_t line_ = 0;
-    Nanos began_{};
+    Nanos began_;
   };
 
   explicit RowWatch(Nanos limit)
@@ -139,8 +140,12 @@ class ParallelEncoder {
     std::vector<std::exception_ptr> failures(threads);
     {
       std::vector<std::jthread> others;
-      for (size_t i = 1; i < threads; ++i) {
-        others.emplace_back([this, &failures, i] { failures[i] = Work(/*reports=*/false); });
+      try {
+        for (size_t i = 1; i < threads; ++i) {
+          others.emplace_back([this, &failures, i] { failures[i] = Work(/*reports=*/false); });
+        }
+      } catch (const std::system_error&) {
+        // There is no room for more stacks: those that there are do it all.
       }
       failures[0] = Work(/*reports=*/true);
     }

@@ -73,7 +73,7 @@ TEST_F(StagingTest, BytesThatNeverMatchTheHashAreNotFetchedForEver) {
   EXPECT_TRUE(IsPassing(Stage().status()));
   EXPECT_TRUE(IsPassing(Stage().status()));
   const absl::Status last = Stage().status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(last)) << last;
+  EXPECT_TRUE(absl::IsInternal(last)) << "another node may get them whole: " << last;
   EXPECT_NE(Message(last).find("3 times in a row"), std::string::npos) << last;
   EXPECT_EQ(server_.download_offsets.size(), 3u);
 }
