@@ -109,7 +109,7 @@ std::string Plan(const Note& note) {
   return text;
 }
 
-// Of what this client does not know: each field with its name in words.
+// An event that this client does not know: each field with its name in words.
 std::string AnyFields(const Json& note) {
   std::string words;
   for (const auto& [key, value] : note.items()) {

@@ -87,7 +87,7 @@ class Scanner {
     if (kind == '%') TakeBlock(inner, line);
   }
 
-  // Of the sign that ends the string that begins at `at`.
+  // The position of the quote that ends the string that begins at `at`.
   size_t EndOfString(size_t at) const {
     const char quote = rest_[at];
     for (++at; at < rest_.size() && rest_[at] != quote; ++at) {

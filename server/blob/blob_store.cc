@@ -75,7 +75,7 @@ absl::StatusOr<std::map<std::string, int64_t>> BlobStore::Unfinished(const std::
 
 absl::Status BlobStore::MarkBrought(const std::string& sha256, const std::string& of) {
   SFT_RETURN_IF_ERROR(CheckName(sha256));
-  // Of an empty file nothing can be torn, and one that is lost costs another upload.
+  // An empty file cannot be torn, and losing it costs one more upload.
   return io::AppendFile::Open(BroughtPath(KeyOf(sha256, of))).status();
 }
 

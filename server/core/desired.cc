@@ -27,7 +27,7 @@ std::string JobFor(const JobRecord& job, std::string resolved, int protocol) {
   return json.is_object() ? DumpJson(spec::ForProtocol(json, protocol)) : resolved;
 }
 
-// Of other jobs those that the paths of this one name and that it may read.
+// The other jobs whose folders this one names in its paths and may read.
 absl::Status FillFolders(Database& db, const JobRecord& job,
                          const std::vector<JobFileRecord>& files, v1::Dispatch& dispatch) {
   std::vector<std::string> paths = {job.model};

@@ -148,16 +148,10 @@ absl::StatusOr<bool> Ingest::HasLostPoints(const AttemptRecord& attempt) {
                       std::pair<int64_t, int64_t>(attempt.number, progress.step());
 }
 
-bool Ingest::GaveUp(const std::string& attempt_uid) {
+std::optional<int64_t> Ingest::AgainFrom(const std::string& attempt_uid) {
   const MutexLock lock(mutex_);
   const auto entry = again_.find(attempt_uid);
-  return entry != again_.end() && entry->second == kGivenUp;
-}
-
-bool Ingest::IsTakenAgain(const std::string& attempt_uid) {
-  const MutexLock lock(mutex_);
-  const auto entry = again_.find(attempt_uid);
-  return entry != again_.end() && entry->second != kGivenUp;
+  return entry == again_.end() ? std::nullopt : std::optional(entry->second);
 }
 
 absl::Status Ingest::TellOfLoss(const AttemptRecord& attempt, const std::string& text) {
@@ -223,9 +217,10 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
     return absl::OkStatus();
   }));
   response.set_offset(row.events_offset);
-  if (request.rank() == 0 && row.events_offset > 0 && !GaveUp(attempt.uid)) {
+  const std::optional<int64_t> again = AgainFrom(attempt.uid);
+  if (request.rank() == 0 && row.events_offset > 0 && again != kGivenUp) {
     // Once begun it goes on to its end: the node may tell of earlier steps meanwhile.
-    bool lost = IsTakenAgain(attempt.uid);
+    bool lost = again.has_value();
     if (!lost) {
       SFT_ASSIGN_OR_RETURN(lost, HasLostPoints(attempt));
     }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -81,8 +82,8 @@ class Ingest {
   // on.
   absl::StatusOr<int64_t> TakeAgain(const AttemptRecord& attempt, int64_t acknowledged,
                                     const v1::AppendEventsRequest& request);
-  bool GaveUp(const std::string& attempt_uid);
-  bool IsTakenAgain(const std::string& attempt_uid);
+  // The entry of `again_`.
+  std::optional<int64_t> AgainFrom(const std::string& attempt_uid);
   absl::Status TellOfLoss(const AttemptRecord& attempt, const std::string& text);
 
   Store& store_;

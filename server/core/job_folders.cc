@@ -9,7 +9,7 @@
 namespace sft::server {
 namespace {
 
-// Who calls an open server; there he may do everything.
+// The caller of a server without tokens, who may do everything.
 constexpr char kLocalUser[] = "local";
 
 }  // namespace

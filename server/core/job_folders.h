@@ -11,7 +11,7 @@
 
 namespace sft::server {
 
-// Who wants to read.
+// The user or project that wants to read.
 struct FolderReader {
   std::string owner;    // the principal; an admin reads all
   std::string project;  // that the job is for; empty: any in which the owner has a role

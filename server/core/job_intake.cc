@@ -33,7 +33,7 @@ namespace sft::server {
 namespace {
 
 constexpr char kCpuType[] = "CPU";
-// Of a path as a client tells it.
+// The most bytes of a path that a client may name.
 constexpr size_t kMaxNameBytes = 4096;
 
 spec::OverrideKind KindOf(v1::Override::Kind kind) {

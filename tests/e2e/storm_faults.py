@@ -123,7 +123,7 @@ class Damage:
         start = subprocess.Popen([harness.BUILD / "bin/sft-server", "--data-dir", copy, "--http", "off", "--listen",
                                   "127.0.0.1:0"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:
-            _, err = start.communicate(timeout=20)
+            _, err = start.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             start.kill()
             _, err = start.communicate()
