@@ -104,9 +104,9 @@ void CheckDatabase(const Options& options, CheckReport& report) {
   }
   const std::string looked_at = fmt::format("{:.1f} MB, every page, row and index looked at: whole",
                                             static_cast<double>(state->bytes) / 1e6);
-  if (state->mark == DatabaseMark::kInUseElsewhere && !options.accept_copy) {
+  if (IsCopy(state->mark) && !options.accept_copy) {
     report.Fail("database", fmt::format("a copy of one that was in use; {}", looked_at),
-                std::string(Message(IsACopy(path))));
+                std::string(Message(RefuseCopy(path, state->mark))));
   } else if (state->schema > newest) {
     report.Fail("database",
                 fmt::format("schema {}, this program knows up to {}", state->schema, newest),

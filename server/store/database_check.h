@@ -21,8 +21,9 @@ enum class CheckDepth {
 absl::StatusOr<DatabaseState> CheckDatabaseFile(const std::string& path, CheckDepth depth);
 
 // What a server does before it opens its database, if there is one: looks at its pages, at all of
-// it where it may be a copy. DATA_LOSS for what is damaged; FAILED_PRECONDITION for a copy of one
-// that was in use, unless `accept_copy`.
+// it where it was not closed in order (of a large one that lies where it was: at its pages).
+// DATA_LOSS for what is damaged; FAILED_PRECONDITION for a
+// copy of one that was in use, unless `accept_copy`.
 absl::Status CheckBeforeStart(const std::string& path, bool accept_copy);
 
 }  // namespace sft::server

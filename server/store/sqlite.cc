@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "common/io/file.h"
+
 namespace sft::server {
 namespace {
 
@@ -34,6 +36,18 @@ absl::Status SqliteStatus(sqlite3* db, int code, std::string_view what) {
     default:
       return Internal(message);
   }
+}
+
+std::string UriOf(const std::string& path) {
+  std::string uri = "file:";
+  for (const char c : path) {
+    if (c == '%' || c == '?' || c == '#') {
+      uri += fmt::format("%{:02X}", c);
+    } else {
+      uri += c;
+    }
+  }
+  return uri;
 }
 
 }  // namespace
@@ -142,7 +156,7 @@ absl::StatusOr<std::unique_ptr<Database>> Database::OpenReader(const std::string
   // Only the connection that writes brings the log into the database: where two do, releases before
   // 3.51.3 can corrupt it (sqlite.org/wal.html#walresetbug).
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA wal_autocheckpoint = 0"));
-  sqlite3_db_config(database->db_, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, nullptr);
+  database->KeepLog();
   // Each commit empties what a reader keeps, at a cost that grows with what it may keep.
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA cache_size = -2048"));
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA temp_store = MEMORY"));
@@ -150,8 +164,18 @@ absl::StatusOr<std::unique_ptr<Database>> Database::OpenReader(const std::string
 }
 
 absl::StatusOr<std::unique_ptr<Database>> Database::OpenToLook(const std::string& path) {
-  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> database, OpenFile(path, SQLITE_OPEN_READONLY));
+  int flags = SQLITE_OPEN_READONLY;
+  std::string name = path;
+  if (io::Exists(path + "-journal")) {
+    flags = SQLITE_OPEN_READWRITE;
+  } else if (!io::Exists(path + "-wal")) {
+    // Nobody has it open. Or the look itself would leave a log behind.
+    flags |= SQLITE_OPEN_URI;
+    name = UriOf(path) + "?immutable=1";
+  }
+  SFT_ASSIGN_OR_RETURN(std::unique_ptr<Database> database, OpenFile(name, flags));
   sqlite3_busy_timeout(database->db_, 5000);
+  database->KeepLog();
   return database;
 }
 
@@ -160,6 +184,8 @@ absl::StatusOr<std::unique_ptr<Database>> Database::OpenCopy(const std::string& 
   SFT_RETURN_IF_ERROR(database->Execute("PRAGMA journal_mode = DELETE"));
   return database;
 }
+
+void Database::KeepLog() { sqlite3_db_config(db_, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, nullptr); }
 
 Database::~Database() {
   for (const auto& [sql, statement] : statements_) sqlite3_finalize(statement);

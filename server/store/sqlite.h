@@ -63,10 +63,13 @@ class Database {
   // A connection that can neither change anything nor do a checkpoint, beside that of Open.
   static absl::StatusOr<std::unique_ptr<Database>> OpenReader(const std::string& path);
   // A connection that never writes to the file, nor brings the log into it, while a server may use
-  // it.
+  // it. What a transaction left half done before there was a log (a -journal) it takes back first:
+  // nothing can be read before.
   static absl::StatusOr<std::unique_ptr<Database>> OpenToLook(const std::string& path);
   // Opens a copy that no server uses: a single file, without a write-ahead log.
   static absl::StatusOr<std::unique_ptr<Database>> OpenCopy(const std::string& path);
+  // What is closed leaves the log where it is, as if it had been killed.
+  void KeepLog();
   ~Database();
 
   // A cached prepared statement. `sql` is a literal of ours: an error in it is a bug and INTERNAL.

@@ -38,7 +38,12 @@ Store::~Store() {
   work_.NotifyAll();
   if (thread_.joinable()) thread_.join();
   const absl::Status marked = MarkClosed(*db_);
-  if (!marked.ok()) spdlog::error("closing the database: {}", Message(marked));
+  if (marked.ok()) return;
+  // Its log is the proof that it was not put there.
+  db_->KeepLog();
+  spdlog::error(
+      "closing the database: {}: it stays as one in use, and the next start looks at all of it",
+      Message(marked));
 }
 
 int64_t Store::commits() const {

@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
+#include <fstream>
+#include <functional>
 #include <thread>
 
 #include "common/io/file.h"
@@ -173,6 +177,14 @@ TEST_F(StoreTest, TwoServersNeverShareADataFolder) {
       << second;
 }
 
+constexpr char kIndexThatMissesRows[] =
+    "CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT); "
+    "CREATE INDEX t_b ON t (b) WHERE b <> 'x'; "
+    "INSERT INTO t (b) VALUES ('one'), ('x'); "
+    "PRAGMA writable_schema = ON; "
+    "UPDATE sqlite_schema SET sql = 'CREATE INDEX t_b ON t (b)' "
+    "WHERE name = 't_b'; PRAGMA writable_schema = OFF";
+
 // Copies the database's files as `cp` does, those of `suffixes`.
 class CopiedDatabaseTest : public StoreTest {
  protected:
@@ -183,6 +195,20 @@ class CopiedDatabaseTest : public StoreTest {
       EXPECT_TRUE(io::WriteFileAtomic(copy + suffix, io::ReadFile(path + suffix).value()).ok());
     }
     return copy;
+  }
+  // As `cat copy > path` does.
+  static void WriteOver(const std::string& path, const std::string& bytes) {
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    file << bytes;
+    ASSERT_TRUE(file.flush());
+  }
+  // `run` ends the process at once, as by kill -9, with zero when all went well.
+  static void InChild(const std::function<void()>& run) {
+    const pid_t child = fork();
+    if (child == 0) run();
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0);
   }
   static absl::Status OpenStatus(const std::string& path, bool accept_copy = false) {
     return Store::Open({.path = path, .accept_copy = accept_copy}).status();
@@ -215,21 +241,133 @@ TEST_F(CopiedDatabaseTest, ACopyOfADatabaseInUseIsRefusedWithAndWithoutItsJourna
 
 TEST_F(CopiedDatabaseTest, WhatWasKilledLiesWhereItWas) {
   for (int i = 0; i < 3; ++i) {
-    const pid_t child = fork();
-    if (child == 0) {
+    InChild([&] {
       auto store = Open();
       _exit(store->Write([&](Database& db) {
                    return AddVariant(db, fmt::format("X-{}x", i).c_str(), i + 1);
                  }).ok()
                 ? 0
-                : 1);  // at once, as by kill -9
-    }
-    int status = -1;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    ASSERT_EQ(status, 0);
+                : 1);
+    });
     EXPECT_EQ(CheckDatabaseFile(DbPath(), CheckDepth::kPages)->mark, DatabaseMark::kInUseHere);
   }
   EXPECT_EQ(Count(*Open(), kCountVariants), 2 + 3);
+}
+
+// `cp backup/server.db server.db`: the file's inode and birth stay.
+TEST_F(CopiedDatabaseTest, AnOlderCopyPutOverTheFileIsRefused) {
+  std::string older;
+  {
+    auto store = Open();
+    older = io::ReadFile(DbPath()).value();
+    ASSERT_TRUE(store->Write([](Database& db) { return AddVariant(db, "X-1x", 1); }).ok());
+  }
+  WriteOver(DbPath(), older);
+  for (int look = 0; look < 2; ++look) {  // a look leaves nothing that would make it pass
+    EXPECT_TRUE(CheckDatabaseFile(DbPath(), CheckDepth::kAll).ok());
+    EXPECT_FALSE(io::Exists(DbPath() + "-wal"));
+    const absl::Status refused = OpenStatus(DbPath());
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    for (const char* part :
+         {"an older copy was put over it", "-wal is not there", "--restore", "--accept-copy"}) {
+      EXPECT_NE(Message(refused).find(part), std::string_view::npos) << refused;
+    }
+  }
+  EXPECT_TRUE(OpenStatus(DbPath(), /*accept_copy=*/true).ok());
+  EXPECT_TRUE(OpenStatus(DbPath()).ok());
+}
+
+// Of what was killed, by rows that an index misses: no look at its pages alone finds them.
+TEST_F(CopiedDatabaseTest, AStartLooksAtAllOfWhatWasNotClosedInOrder) {
+  InChild([&] {
+    auto store = Open();
+    const bool damaged = store
+                             ->Write([](Database& db) {
+                               SFT_RETURN_IF_ERROR(db.Execute(kIndexThatMissesRows));
+                               return absl::OkStatus();
+                             })
+                             .ok();
+    _exit(damaged ? 0 : 1);
+  });
+  EXPECT_TRUE(absl::IsDataLoss(OpenStatus(DbPath()))) << OpenStatus(DbPath());
+}
+
+TEST_F(CopiedDatabaseTest, WhatCouldNotBeMarkedAsClosedStartsAgain) {
+  InChild([&] {
+    auto store = Open();
+    int64_t log = 0;
+    for (int i = 0; log <= io::FileSize(DbPath()).value(); ++i) {
+      if (!store
+               ->Write([&](Database& db) {
+                 return AddVariant(db, fmt::format("X-{}x", i).c_str(), i + 1);
+               })
+               .ok()) {
+        _exit(2);
+      }
+      log = io::FileSize(DbPath() + "-wal").value();
+    }
+    // As on a full disk: no file can grow, what is there can be written.
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit full{static_cast<rlim_t>(log), static_cast<rlim_t>(log)};
+    if (setrlimit(RLIMIT_FSIZE, &full) != 0) _exit(3);
+    store.reset();
+    _exit(0);
+  });
+  EXPECT_EQ(CheckDatabaseFile(DbPath(), CheckDepth::kAll)->mark, DatabaseMark::kInUseHere);
+  EXPECT_TRUE(OpenStatus(DbPath()).ok()) << OpenStatus(DbPath());
+}
+
+TEST_F(CopiedDatabaseTest, WhatWasKilledWhileItBecameAFileWithALogIsRolledBack) {
+  Open().reset();
+  { ASSERT_TRUE(Database::OpenCopy(DbPath()).ok()); }
+  InChild([&] {
+    auto db = Database::OpenCopy(DbPath()).value();
+    // Pages go to the file before the commit that does not come.
+    const bool half = db->Execute(
+                            "PRAGMA cache_size = 1; BEGIN; "
+                            "CREATE TABLE t (a); INSERT INTO t VALUES (zeroblob(1000000)); "
+                            "INSERT INTO variants VALUES ('half', 'X', 1)")
+                          .ok();
+    _exit(half ? 0 : 1);
+  });
+  ASSERT_TRUE(io::Exists(DbPath() + "-journal"));
+  EXPECT_TRUE(OpenStatus(DbPath()).ok()) << OpenStatus(DbPath());
+  EXPECT_EQ(Count(*Open(), kCountVariants), 2);
+}
+
+TEST(DatabaseMark, WhatAFileSystemDoesNotTellIsNoProofOfACopy) {
+  const FilePlace born{.inode = 7, .born_ns = 1'700'000'000'123'456'789}, unborn{.inode = 7};
+  const FilePlace later{.inode = 7, .born_ns = 5}, other{.inode = 8, .born_ns = born.born_ns};
+  const absl::Status unknown = Unavailable("no statx here");
+  struct Case {
+    absl::StatusOr<FilePlace> then, now;
+    DatabaseMark mark;
+  };
+  const Case cases[] = {
+      {born, born, DatabaseMark::kInUseHere},
+      {unborn, unborn, DatabaseMark::kInUseHere},
+      {unborn, born, DatabaseMark::kInUseMaybeHere},  // after an upgrade of the kernel
+      {born, unborn, DatabaseMark::kInUseMaybeHere},
+      {born, unknown, DatabaseMark::kInUseMaybeHere},
+      {unknown, born, DatabaseMark::kInUseMaybeHere},
+      {born, later, DatabaseMark::kInUseElsewhere},
+      {born, other, DatabaseMark::kInUseElsewhere},
+      {unborn, other, DatabaseMark::kInUseElsewhere},
+      {born, FilePlace{.inode = 8}, DatabaseMark::kInUseElsewhere},
+  };
+  for (const Case& each : cases) {
+    const int64_t note = NoteOf(each.then);
+    EXPECT_EQ(JudgeNote(note, each.now, true), each.mark) << &each - cases;
+    EXPECT_EQ(JudgeNote(note, each.now, false), each.mark == DatabaseMark::kInUseElsewhere
+                                                    ? DatabaseMark::kInUseElsewhere
+                                                    : DatabaseMark::kInUseNoLog)
+        << &each - cases;
+  }
+  // As the version before noted it: SHA-256 of "7:0:0" and of "7:1700000000:123456789".
+  EXPECT_EQ(JudgeNote(254215022, unborn, true), DatabaseMark::kInUseHere);
+  EXPECT_EQ(JudgeNote(254215022, born, true), DatabaseMark::kInUseMaybeHere);
+  EXPECT_EQ(JudgeNote(24070841, born, true), DatabaseMark::kInUseHere);
+  EXPECT_EQ(JudgeNote(24070841, other, true), DatabaseMark::kInUseElsewhere);
 }
 
 TEST_F(CopiedDatabaseTest, WhatWasClosedInOrderMayBeCopied) {
@@ -256,13 +394,7 @@ TEST_F(CopiedDatabaseTest, AnIndexThatMissesRowsIsFoundByTheFullCheckAlone) {
   Open().reset();
   {
     auto db = Database::Open(DbPath()).value();
-    ASSERT_TRUE(db->Execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT); "
-                            "CREATE INDEX t_b ON t (b) WHERE b <> 'x'; "
-                            "INSERT INTO t (b) VALUES ('one'), ('x'); "
-                            "PRAGMA writable_schema = ON; "
-                            "UPDATE sqlite_schema SET sql = 'CREATE INDEX t_b ON t (b)' "
-                            "WHERE name = 't_b'; PRAGMA writable_schema = OFF")
-                    .ok());
+    ASSERT_TRUE(db->Execute(kIndexThatMissesRows).ok());
   }
   EXPECT_TRUE(CheckDatabaseFile(DbPath(), CheckDepth::kPages).ok());
   const absl::Status found = CheckDatabaseFile(DbPath(), CheckDepth::kAll).status();
