@@ -19,8 +19,16 @@ constexpr char kReplaced[] = "sft/replaced-worker";
 
 bool HasPlace(const v1::DataDirPlace& place) { return place.inode() != 0; }
 
-bool IsSamePlace(const v1::DataDirPlace& a, const v1::DataDirPlace& b) {
-  return a.machine() == b.machine() && a.device() == b.device() && a.inode() == b.inode();
+// Whether two claims are of one folder. A disk's number may change with each boot or mount, and a
+// container may get another machine's id with each start: either may differ where the inode, the
+// path and the host are the same. Of a copy the inode differs, or as on a clone of a volume the
+// disk and the host.
+bool IsSamePlace(const Claim& a, const Claim& b) {
+  if (a.place.inode() != b.place.inode()) return false;
+  const bool machine = a.place.machine() == b.place.machine();
+  const bool device = a.place.device() == b.place.device();
+  if (machine && device) return true;
+  return (machine || device) && a.place.path() == b.place.path() && a.hostname == b.hostname;
 }
 
 // "1a2b3c4d on host h7 with /var/lib/sft-worker"
@@ -75,9 +83,9 @@ absl::Status CheckTakeOver(const v1::Register& newcomer, const Claim& holder, Na
   const bool is_same_id = holder.data_dir_id.empty() || newcomer.data_dir_id().empty()
                               ? holder.hostname == newcomer.hostname()
                               : holder.data_dir_id == newcomer.data_dir_id();
-  const v1::DataDirPlace& place = newcomer.facts().data_dir();
+  const Claim claim = ClaimOf(newcomer);
   const bool is_copy =
-      is_same_id && HasPlace(holder.place) && HasPlace(place) && !IsSamePlace(holder.place, place);
+      is_same_id && HasPlace(holder.place) && HasPlace(claim.place) && !IsSamePlace(holder, claim);
   if (is_same_id && !is_copy) return absl::OkStatus();
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(suspect_after).count();
   if (!is_copy) {
@@ -87,9 +95,11 @@ absl::Status CheckTakeOver(const v1::Register& newcomer, const Claim& holder, Na
         newcomer.node(), holder.hostname, seconds));
   }
   return AlreadyExists(fmt::format(
-      "this worker's data folder is a copy: node {} is the worker {}, which is heard. {}. This one "
-      "is let in {} s after the other was last heard",
-      newcomer.node(), Describe(holder), HowToEnd(newcomer.node()), seconds));
+      "this worker's data folder is a copy, or was moved: node {} is the worker {}, which was "
+      "heard "
+      "less than {} s ago. {}. Where there is no other, this one only has to wait: it is let in {} "
+      "s after the other was last heard",
+      newcomer.node(), Describe(holder), seconds, HowToEnd(newcomer.node()), seconds));
 }
 
 absl::Status CheckNotReplaced(Database& db, const v1::Register& message) {

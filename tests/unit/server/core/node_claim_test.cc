@@ -94,6 +94,48 @@ TEST_F(NodeClaimTest, AWorkerThatStartsAgainOrDialsAgainIsLetIn) {
   EXPECT_EQ(RivalShown(), "");
 }
 
+// st_dev and machine-id are not the same after each boot, mount or start of a container.
+TEST_F(NodeClaimTest, AWorkerWhoseDiskOrMachineHasAnotherNumberIsLetInAndACopyIsNot) {
+  ASSERT_TRUE(Try(WorkerWith("life-1", 1)).ok());
+  const auto with = [](const std::string& incarnation, const auto& change) {
+    v1::Register message = WorkerWith(incarnation, 1);
+    change(message, *message.mutable_facts()->mutable_data_dir());
+    return message;
+  };
+  using Place = v1::DataDirPlace;
+  const auto copies = {
+      with("other folder", [](v1::Register&, Place& place) { place.set_inode(2); }),
+      with("other disk and path",
+           [](v1::Register&, Place& place) {
+             place.set_device(8);
+             place.set_path("/copy/1");
+           }),
+      with("cloned volume",
+           [](v1::Register& message, Place& place) {
+             place.set_device(8);
+             message.set_hostname("pod-2");
+           }),
+      with("other machine",
+           [](v1::Register&, Place& place) {
+             place.set_device(8);
+             place.set_machine("m2");
+           }),
+  };
+  for (const v1::Register& copy : copies) {
+    const absl::Status refused = Try(copy);
+    EXPECT_TRUE(absl::IsAlreadyExists(refused)) << copy.incarnation() << ": " << refused;
+    EXPECT_NE(Message(refused).find("only has to wait"), std::string_view::npos) << refused;
+  }
+  EXPECT_TRUE(Try(with("booted", [](v1::Register&, Place& place) { place.set_device(9); })).ok());
+  EXPECT_TRUE(Try(with("restarted container", [](v1::Register&, Place& place) {
+                place.set_device(9);
+                place.set_machine("m3");
+              })).ok());
+  // What changed altogether comes after one silence.
+  PassSilence();
+  EXPECT_TRUE(Try(*std::prev(copies.end())).ok());
+}
+
 TEST_F(NodeClaimTest, ALifeThatWasReplacedIsRefusedForGood) {
   ASSERT_TRUE(Try(WorkerWith("copy", 1)).ok());
   PassSilence();
