@@ -298,6 +298,56 @@ int64_t Sane(int64_t ended_us, const AttemptRecord& attempt, const JobRecord& jo
   return std::max(std::min(ended_us, now_us), std::min(begun_us, now_us));
 }
 
+// What a report says of one attempt on the node.
+absl::Status TakeOfMember(Database& db, MemberRecord& member, const v1::Observed& observed,
+                          const RestartPace& pace, const ReportTime& time, ChangedJobs& changed,
+                          std::vector<absl::Status>& refused) {
+  const int64_t now_us = time.now_us;
+  SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, member.attempt_uid));
+  const v1::AttemptStatus* said = FindStatus(observed, attempt);
+  if (IsTerminal(attempt.state)) {
+    // FORGET was done once the node has nothing to say of it.
+    if (said != nullptr && said->state() != v1::AttemptStatus::MISSING) return absl::OkStatus();
+    member.forgotten = true;
+    SFT_RETURN_IF_ERROR(store::UpdateMember(db, member));
+    return member.status.lost ? store::FreeSlots(db, attempt.uid, member.status.node, now_us)
+                              : absl::OkStatus();
+  }
+  // What a node that was given up says of the attempt is too late.
+  if (said == nullptr || member.status.lost) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(CheckStatus(*said));
+  v1::AttemptStatus status = *said;
+  // Figures: where they cannot be true, the rest still counts, or the attempt could never end.
+  if (absl::Status figures = CheckProgress(status.progress()); !figures.ok()) {
+    refused.push_back(Annotate(figures, "attempt " + attempt.uid));
+    status.clear_progress();
+  }
+  bool news = false;
+  SFT_RETURN_IF_ERROR(TakeStatus(db, member, attempt, status, news));
+  if (!news) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(AdvanceGang(db, attempt.uid, pace, now_us, changed, EndOf(status, time)));
+  changed.insert(attempt.job_id);
+  return absl::OkStatus();
+}
+
+// What cannot be taken of one attempt is undone, and said; what the store cannot do now ends the
+// report, which is sent again.
+absl::Status TakeAlone(Database& db, const std::string& attempt_uid,
+                       std::vector<absl::Status>& refused,
+                       const std::function<absl::Status()>& take) {
+  SFT_RETURN_IF_ERROR(db.Run("SAVEPOINT report"));
+  const absl::Status taken = take();
+  const bool refuse = absl::IsFailedPrecondition(taken) || absl::IsInvalidArgument(taken) ||
+                      absl::IsInternal(taken) || absl::IsNotFound(taken) ||
+                      absl::IsAlreadyExists(taken);
+  if (!taken.ok() && !refuse) return taken;
+  if (refuse) {
+    SFT_RETURN_IF_ERROR(db.Run("ROLLBACK TO report"));
+    refused.push_back(Annotate(taken, "attempt " + attempt_uid));
+  }
+  return db.Run("RELEASE report");
+}
+
 }  // namespace
 
 absl::Status StartAttempt(Database& db, const sched::Placement& placement,
@@ -345,33 +395,11 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement,
 absl::Status TakeObservation(Database& db, const std::string& node, const v1::Observed& observed,
                              const RestartPace& pace, const ReportTime& time, ChangedJobs& changed,
                              std::vector<absl::Status>& refused) {
-  const int64_t now_us = time.now_us;
   SFT_ASSIGN_OR_RETURN(std::vector<MemberRecord> members, store::HeldMembers(db, node));
   for (MemberRecord& member : members) {
-    SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, member.attempt_uid));
-    const v1::AttemptStatus* status = FindStatus(observed, attempt);
-    if (IsTerminal(attempt.state)) {
-      // FORGET was done once the node has nothing to say of it.
-      if (status == nullptr || status->state() == v1::AttemptStatus::MISSING) {
-        member.forgotten = true;
-        SFT_RETURN_IF_ERROR(store::UpdateMember(db, member));
-        if (member.status.lost) {
-          SFT_RETURN_IF_ERROR(store::FreeSlots(db, attempt.uid, node, now_us));
-        }
-      }
-      continue;
-    }
-    // What a node that was given up says of the attempt is too late.
-    if (status == nullptr || member.status.lost) continue;
-    if (absl::Status checked = CheckStatus(*status); !checked.ok()) {
-      refused.push_back(Annotate(checked, "attempt " + attempt.uid));
-      continue;
-    }
-    bool news = false;
-    SFT_RETURN_IF_ERROR(TakeStatus(db, member, attempt, *status, news));
-    if (!news) continue;
-    changed.insert(attempt.job_id);
-    SFT_RETURN_IF_ERROR(AdvanceGang(db, attempt.uid, pace, now_us, changed, EndOf(*status, time)));
+    SFT_RETURN_IF_ERROR(TakeAlone(db, member.attempt_uid, refused, [&] {
+      return TakeOfMember(db, member, observed, pace, time, changed, refused);
+    }));
   }
   return absl::OkStatus();
 }

@@ -30,8 +30,9 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement,
                           const sched::ResumeChoice& resume, int64_t now_us, ChangedJobs& changed);
 
 // Takes in what a node says of all its attempts. Reports of another epoch, or of an attempt that is
-// over, change nothing of the attempt; nor do those that CheckStatus refuses. Then advances the
-// gangs it concerns.
+// over, change nothing of the attempt. Then advances the gangs it concerns. What cannot be taken of
+// one attempt (CheckStatus refuses it, or it fits nothing that is stored) is undone and `refused`,
+// and the others are taken; progress that cannot be true is left out. An error is of the store.
 struct ReportTime {
   int64_t now_us = 0;
   std::optional<double> clock_offset;  // of the worker's clock from this one's, seconds

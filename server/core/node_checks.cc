@@ -207,9 +207,10 @@ absl::Status CheckStatus(const v1::AttemptStatus& status) {
   }
   SFT_RETURN_IF_ERROR(Text("rendezvous", status.rendezvous(), kMaxLine));
   SFT_RETURN_IF_ERROR(Number("checkpoint_newest", status.checkpoint_newest(), 0, kMaxSteps));
-  SFT_RETURN_IF_ERROR(Number("checkpoint_settled", status.checkpoint_settled(), 0, kMaxSteps));
-  return Progress(status.progress());
+  return Number("checkpoint_settled", status.checkpoint_settled(), 0, kMaxSteps);
 }
+
+absl::Status CheckProgress(const v1::Progress& progress) { return Progress(progress); }
 
 v1::Verdict Bounded(v1::Verdict verdict, const Dispatched& part) {
   if (!v1::Verdict::Domain_IsValid(verdict.domain())) verdict.set_domain(v1::Verdict::UNKNOWN);

@@ -33,8 +33,9 @@ absl::Status CheckEvents(const v1::AppendEventsRequest& request, const Dispatche
 absl::Status CheckEvent(const v1::RankEvent& event);
 absl::Status CheckArtifact(const v1::CommitArtifactRequest& request, const Dispatched& part);
 absl::Status CheckCheckpoint(const v1::CommitCheckpointRequest& request, const Dispatched& part);
-// Without its verdict, which Bounded makes fit.
+// Without its verdict, which Bounded makes fit, and its progress.
 absl::Status CheckStatus(const v1::AttemptStatus& status);
+absl::Status CheckProgress(const v1::Progress& progress);
 v1::Verdict Bounded(v1::Verdict verdict, const Dispatched& part);
 
 absl::Status CheckNode(const v1::Register& message);

@@ -203,19 +203,25 @@ TEST(NodeChecksTest, AStatusHasAStateAndNumbersThatCanBe) {
   Status good;
   good.set_state(Status::RUNNING);
   good.set_rendezvous("10.0.0.1:29500");
-  Expect<Status>(
-      good,
-      {{[](Status& m) { m.set_state(static_cast<Status::State>(9)); }, "state"},
-       {[](Status& m) { m.set_state(static_cast<Status::State>(-1)); }, "state"},
-       {[](Status& m) { m.set_rendezvous("a\nb:1"); }, "rendezvous"},
-       {[](Status& m) { m.set_checkpoint_newest(kHuge); }, "checkpoint_newest"},
-       {[](Status& m) { m.set_checkpoint_settled(-1); }, "checkpoint_settled"},
-       {[](Status& m) { m.mutable_progress()->set_step(-3); }, "progress.step"},
-       {[](Status& m) { m.mutable_progress()->set_total_steps(kHuge); }, "progress.total_steps"},
-       {[](Status& m) { m.mutable_progress()->set_phase("\x1b[2J"); }, "progress.phase"},
-       {[](Status& m) { m.mutable_progress()->set_gpu_memory_bytes(-1); },
-        "progress.gpu_memory_bytes"}},
-      CheckStatus);
+  Expect<Status>(good,
+                 {
+                     {[](Status& m) { m.set_state(static_cast<Status::State>(9)); }, "state"},
+                     {[](Status& m) { m.set_state(static_cast<Status::State>(-1)); }, "state"},
+                     {[](Status& m) { m.set_rendezvous("a\nb:1"); }, "rendezvous"},
+                     {[](Status& m) { m.set_checkpoint_newest(kHuge); }, "checkpoint_newest"},
+                     {[](Status& m) { m.set_checkpoint_settled(-1); }, "checkpoint_settled"},
+                 },
+                 CheckStatus);
+}
+
+TEST(NodeChecksTest, ProgressHasNumbersThatCanBe) {
+  using Progress = v1::Progress;
+  Expect<Progress>(Progress(),
+                   {{[](Progress& m) { m.set_step(-3); }, "progress.step"},
+                    {[](Progress& m) { m.set_total_steps(kHuge); }, "progress.total_steps"},
+                    {[](Progress& m) { m.set_phase("\x1b[2J"); }, "progress.phase"},
+                    {[](Progress& m) { m.set_gpu_memory_bytes(-1); }, "progress.gpu_memory_bytes"}},
+                   CheckProgress);
 }
 
 TEST(NodeChecksTest, AVerdictIsMadeToFitAndKept) {

@@ -1,6 +1,8 @@
 // What keeps a job from going on: it has an end, a reason that is shown meanwhile, and whoever lost
 // the thing is named.
 
+#include <fmt/format.h>
+
 #include "server/core/artifacts.h"
 #include "server/core/node_view.h"
 #include "server/core/uploads.h"
@@ -113,6 +115,49 @@ TEST_F(TroubleTest, ADamagedCheckpointFallsBackToAnOlderGoodOne) {
   Tick();
   ASSERT_EQ(State(job), v1::Job::PREPARING) << Job(job).reason();
   EXPECT_EQ(worker->Wanted(Uid(job))->dispatch().resume().step(), 10);
+}
+
+// Two jobs on one node, of which the first is in a state that its report cannot follow.
+TEST_F(TroubleTest, WhatCannotBeTakenOfOneAttemptKeepsNothingBackFromTheOthers) {
+  const auto worker = Join("a", "CPU", 2);
+  const std::string first = Submit("CPU", 1), second = Submit("CPU", 1);
+  Tick();
+  ASSERT_TRUE(store_
+                  ->Write([&](Database& db) {
+                    return db.Execute(fmt::format("UPDATE jobs SET state = {} WHERE id = '{}'",
+                                                  static_cast<int>(JobState::kSucceeded), first)
+                                          .c_str());
+                  })
+                  .ok());
+  std::vector<v1::AttemptStatus> observed;
+  for (const std::string& job : {first, second}) {
+    v1::AttemptStatus& status = observed.emplace_back();
+    status.set_attempt_uid(Uid(job));
+    status.set_epoch(1);
+    status.set_state(S::RUNNING);
+  }
+  EXPECT_TRUE(Observe("a", worker, observed).ok());
+  EXPECT_EQ(State(second), v1::Job::RUNNING);
+  EXPECT_EQ(registry_->refusals().counts().at("a"), 1);
+  // Nothing of the first was kept: half of it would be stored as seen, and never taken again.
+  EXPECT_TRUE(Observe("a", worker, observed).ok());
+  EXPECT_EQ(registry_->refusals().counts().at("a"), 2);
+}
+
+TEST_F(TroubleTest, AnAttemptEndsAlsoWithFiguresThatCannotBe) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  v1::AttemptStatus status;
+  status.set_attempt_uid(Uid(job));
+  status.set_epoch(1);
+  status.set_state(S::DONE);
+  status.mutable_progress()->set_step(-3);
+  status.mutable_verdict()->set_domain(v1::Verdict::USER);
+  status.mutable_verdict()->set_code("nan_loss");
+  EXPECT_TRUE(Observe("a", worker, {status}).ok());
+  EXPECT_EQ(State(job), v1::Job::FAILED);
+  EXPECT_EQ(registry_->refusals().counts().at("a"), 1);
 }
 
 TEST_F(TroubleTest, WhatANodeTriesAgainIsTheReasonOfTheJob) {
