@@ -9,6 +9,7 @@
 #include "common/base/ids.h"
 #include "common/io/sha256.h"
 #include "server/core/convert.h"
+#include "server/core/job_folders.h"
 #include "server/core/node_checks.h"
 #include "server/core/uploads.h"
 #include "server/state/names.h"
@@ -143,9 +144,9 @@ absl::Status Artifacts::Relay(const v1::Artifact& artifact, const v1::ArtifactFi
   if (offset < 0 || offset > file.blob().size()) {
     return OutOfRange(fmt::format("offset {} of {} bytes", offset, file.blob().size()));
   }
-  SFT_ASSIGN_OR_RETURN(
-      const auto transfer,
-      relay_.Start(artifact.node(), artifact.node_path() + "/" + file.path(), offset));
+  SFT_ASSIGN_OR_RETURN(const auto transfer,
+                       relay_.Start(artifact.node(), artifact.node_path() + "/" + file.path(),
+                                    offset, JobsInPaths({artifact.node_path()})));
   v1::DownloadChunk chunk;
   while (true) {
     SFT_ASSIGN_OR_RETURN(v1::SendFileRequest part, transfer->Next());

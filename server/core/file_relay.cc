@@ -7,9 +7,9 @@
 
 namespace sft::server {
 
-absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Start(const std::string& node,
-                                                                      const std::string& path,
-                                                                      int64_t offset) {
+absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Start(
+    const std::string& node, const std::string& path, int64_t offset,
+    const std::vector<std::string>& jobs) {
   const std::string request = RandomId("fetch");
   {
     MutexLock lock(mutex_);
@@ -25,6 +25,8 @@ absl::StatusOr<std::unique_ptr<FileRelay::Transfer>> FileRelay::Start(const std:
   message.mutable_fetch_file()->set_request(request);
   message.mutable_fetch_file()->set_path(path);
   message.mutable_fetch_file()->set_offset(offset);
+  v1::JobFolders& folders = *message.mutable_fetch_file()->mutable_folders();
+  for (const std::string& job : jobs) folders.add_jobs(job);
   if (!registry_.Send(node, message)) {
     return Unavailable(fmt::format("{} keeps the file and is not connected now", node));
   }

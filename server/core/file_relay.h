@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
@@ -42,8 +43,10 @@ class FileRelay {
   };
 
   // UNAVAILABLE when the node is not connected, RESOURCE_EXHAUSTED at kMaxTransfers.
+  // `jobs`: those whose folders the path may lead into, with all its links.
   absl::StatusOr<std::unique_ptr<Transfer>> Start(const std::string& node, const std::string& path,
-                                                  int64_t offset);
+                                                  int64_t offset,
+                                                  const std::vector<std::string>& jobs);
 
   // The sending end: a chunk of the node's SendFile call. Blocks while the queue is full; NOT_FOUND
   // when nobody wants the file any more, or wants it of another node (an empty one is any);

@@ -43,4 +43,11 @@ absl::StatusOr<std::vector<std::string>> ReadableJobs(Database& db, const Folder
   return readable;
 }
 
+absl::StatusOr<bool> MayRead(Database& db, const FolderReader& reader,
+                             const std::vector<std::string>& paths) {
+  const std::vector<std::string> jobs = JobsInPaths(paths);
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> readable, ReadableJobs(db, reader, jobs));
+  return readable.size() == jobs.size();
+}
+
 }  // namespace sft::server

@@ -23,5 +23,8 @@ std::vector<std::string> JobsInPaths(const std::vector<std::string>& paths);
 // same.
 absl::StatusOr<std::vector<std::string>> ReadableJobs(Database& db, const FolderReader& reader,
                                                       const std::vector<std::string>& jobs);
+// Whether none of the paths leads into a folder that may not be read.
+absl::StatusOr<bool> MayRead(Database& db, const FolderReader& reader,
+                             const std::vector<std::string>& paths);
 
 }  // namespace sft::server

@@ -15,6 +15,7 @@
 #include "common/spec/job_json.h"
 #include "common/spec/job_protocol.h"
 #include "server/core/convert.h"
+#include "server/core/job_folders.h"
 #include "server/core/line.h"
 #include "server/core/scene.h"
 #include "server/state/names.h"
@@ -98,7 +99,9 @@ std::string BatchArithmetic(const spec::JobSpec& spec) {
 
 absl::StatusOr<std::string> Planner::FetchConfig(const std::string& node,
                                                  const std::string& model) {
-  SFT_ASSIGN_OR_RETURN(const auto transfer, relay_.Start(node, model + "/config.json", 0));
+  // Whether the submitter may read what the path names was looked at before it is planned with.
+  SFT_ASSIGN_OR_RETURN(const auto transfer,
+                       relay_.Start(node, model + "/config.json", 0, JobsInPaths({model})));
   std::string config;
   while (true) {
     SFT_ASSIGN_OR_RETURN(const v1::SendFileRequest chunk, transfer->Next(kFetchPatience));

@@ -8,6 +8,7 @@
 #include "common/rpc/status.h"
 #include "common/rpc/version.h"
 #include "server/core/convert.h"
+#include "server/core/job_folders.h"
 #include "server/core/node_holds.h"
 #include "server/core/node_view.h"
 #include "server/rpc/page_token.h"
@@ -127,10 +128,13 @@ grpc::Status ClusterServiceImpl::ListModels(grpc::ServerContext* context,
   if (!size.ok()) return rpc::ToGrpc(size.status());
   const absl::StatusOr<int64_t> offset = FromToken(request->page_token());
   if (!offset.ok()) return rpc::ToGrpc(offset.status());
+  const FolderReader reader{PrincipalOf(*context), ""};
   const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> models,
                          store::ListModels(db, static_cast<int>(*offset), *size));
     for (const ModelRecord& model : models) {
+      SFT_ASSIGN_OR_RETURN(const bool shown, MayRead(db, reader, {model.id, model.path}));
+      if (!shown) continue;
       v1::NodeModel& added = *response->add_models();
       added.set_node(model.node);
       *added.mutable_model() = ToProto(model);

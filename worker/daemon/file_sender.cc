@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include "common/io/paths.h"
+#include "worker/daemon/job_folders.h"
 
 namespace sft::worker {
 namespace {
@@ -43,8 +44,11 @@ Nanos FileSender::SendNext() {
     request = std::move(waiting_.front());
     waiting_.pop_front();
   }
-  const absl::StatusOr<std::string> path =
-      io::ResolveBelow(request.path(), RootsOf(request.path()));
+  absl::StatusOr<std::string> path = io::ResolveBelow(request.path(), RootsOf(request.path()));
+  if (path.ok()) {
+    const absl::Status allowed = CheckFetchFolders(*path, request, setup_);
+    if (!allowed.ok()) path = allowed;
+  }
   const absl::Status sent =
       path.ok() ? server_.SendFile(request, *path, "")
                 : server_.SendFile(request, "", std::string(Message(path.status())));

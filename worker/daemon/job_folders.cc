@@ -38,19 +38,29 @@ bool IsWorkersOwn(const std::string& real, const NodeSetup& setup) {
          std::ranges::none_of(setup.hub_dirs, holds);
 }
 
+absl::Status Check(const std::string& real, const std::string& name, const v1::JobFolders& folders,
+                   const std::string& own_id, const NodeSetup& setup) {
+  const auto& named = folders.jobs();
+  bool allowed = !IsWorkersOwn(real, setup);
+  for (const std::string& id : IdsInPath("job", real)) {
+    allowed = allowed && (id == own_id || std::find(named.begin(), named.end(), id) != named.end());
+  }
+  if (allowed) return absl::OkStatus();
+  return ErrnoStatus(fmt::format("cannot open {}", name), ENOENT);
+}
+
 }  // namespace
 
 absl::Status CheckJobFolders(const std::string& real, const std::string& name,
                              const v1::Dispatch& dispatch, const NodeSetup& setup) {
   if (!dispatch.has_folders()) return absl::OkStatus();  // a server of the version before
-  const auto& named = dispatch.folders().jobs();
-  bool allowed = !IsWorkersOwn(real, setup);
-  for (const std::string& id : IdsInPath("job", real)) {
-    allowed = allowed &&
-              (id == dispatch.job_id() || std::find(named.begin(), named.end(), id) != named.end());
-  }
-  if (allowed) return absl::OkStatus();
-  return ErrnoStatus(fmt::format("cannot open {}", name), ENOENT);
+  return Check(real, name, dispatch.folders(), dispatch.job_id(), setup);
+}
+
+absl::Status CheckFetchFolders(const std::string& real, const v1::FetchFile& request,
+                               const NodeSetup& setup) {
+  if (!request.has_folders()) return absl::OkStatus();  // a server of the version before
+  return Check(real, request.path(), request.folders(), "", setup);
 }
 
 absl::StatusOr<std::string> ResolveForJob(const std::string& path, const v1::Dispatch& dispatch,

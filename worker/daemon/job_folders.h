@@ -13,6 +13,9 @@ namespace sft::worker {
 // if it were not there; `name` is what the job calls it.
 absl::Status CheckJobFolders(const std::string& real, const std::string& name,
                              const v1::Dispatch& dispatch, const NodeSetup& setup);
+// The same of a file that the server fetches for somebody, who may read what it names.
+absl::Status CheckFetchFolders(const std::string& real, const v1::FetchFile& request,
+                               const NodeSetup& setup);
 // The real path of a file or folder that a job names, as io::ResolveBelow below the node's roots.
 absl::StatusOr<std::string> ResolveForJob(const std::string& path, const v1::Dispatch& dispatch,
                                           const NodeSetup& setup);

@@ -25,7 +25,7 @@ class RelayTest : public FleetTest {
 
 TEST_F(RelayTest, PassesANodesFileOn) {
   const auto worker = Join("a", "CPU", 1);
-  auto transfer = relay_.Start("a", "/shared/x", 0).value();
+  auto transfer = relay_.Start("a", "/shared/x", 0, {}).value();
   ASSERT_EQ(worker->fetches.size(), 1u);
   const std::string request = worker->fetches[0].request();
   EXPECT_EQ(worker->fetches[0].path(), "/shared/x");
@@ -39,7 +39,7 @@ TEST_F(RelayTest, PassesANodesFileOn) {
 
 TEST_F(RelayTest, ANodeThatCannotReadTheFileSaysWhy) {
   const auto worker = Join("a", "CPU", 1);
-  auto transfer = relay_.Start("a", "/x", 0).value();
+  auto transfer = relay_.Start("a", "/x", 0, {}).value();
   v1::SendFileRequest error;
   error.set_request(worker->fetches[0].request());
   error.set_error("/x is not below an allowed folder");
@@ -51,7 +51,7 @@ TEST_F(RelayTest, ANodeThatCannotReadTheFileSaysWhy) {
 
 TEST_F(RelayTest, APieceThatIsNotTheNextOneOfTheFileIsRefused) {
   const auto worker = Join("a", "CPU", 1);
-  auto transfer = relay_.Start("a", "/x", 3).value();
+  auto transfer = relay_.Start("a", "/x", 3, {}).value();
   const std::string request = worker->fetches[0].request();
   for (const int64_t offset : {int64_t{0}, int64_t{4}, int64_t{-1}, int64_t{1} << 62}) {
     EXPECT_TRUE(absl::IsInvalidArgument(relay_.Push(Chunk(request, offset, "d")))) << offset;
@@ -61,15 +61,15 @@ TEST_F(RelayTest, APieceThatIsNotTheNextOneOfTheFileIsRefused) {
 }
 
 TEST_F(RelayTest, ANodeThatIsAwayOrSendsNothingIsAnError) {
-  EXPECT_TRUE(absl::IsUnavailable(relay_.Start("none", "/x", 0).status()));
+  EXPECT_TRUE(absl::IsUnavailable(relay_.Start("none", "/x", 0, {}).status()));
   Join("a", "CPU", 1);
-  auto transfer = relay_.Start("a", "/x", 0).value();
+  auto transfer = relay_.Start("a", "/x", 0, {}).value();
   EXPECT_TRUE(absl::IsDeadlineExceeded(transfer->Next(Nanos(1)).status()));
 }
 
 TEST_F(RelayTest, AChunkNobodyWaitsForIsRefused) {
   const auto worker = Join("a", "CPU", 1);
-  relay_.Start("a", "/x", 0)->reset();
+  relay_.Start("a", "/x", 0, {})->reset();
   EXPECT_TRUE(absl::IsNotFound(relay_.Push(Chunk(worker->fetches[0].request(), 0, "abc"))));
 }
 
@@ -77,8 +77,8 @@ TEST_F(RelayTest, TransfersAreLimited) {
   Join("a", "CPU", 1);
   std::vector<std::unique_ptr<FileRelay::Transfer>> all;
   for (int i = 0; i < FileRelay::kMaxTransfers; ++i)
-    all.push_back(relay_.Start("a", "/x", 0).value());
-  EXPECT_TRUE(absl::IsResourceExhausted(relay_.Start("a", "/x", 0).status()));
+    all.push_back(relay_.Start("a", "/x", 0, {}).value());
+  EXPECT_TRUE(absl::IsResourceExhausted(relay_.Start("a", "/x", 0, {}).status()));
 }
 
 }  // namespace

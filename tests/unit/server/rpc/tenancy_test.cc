@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "common/base/version.h"
+#include "sft/v1/cluster_service.grpc.pb.h"
 #include "tests/unit/server/rpc/secure_server.h"
 
 namespace sft::server {
@@ -37,6 +38,20 @@ class Worker {
         R"({"model_type":"llama","hidden_size":64,"intermediate_size":128,"num_attention_heads":4,)"
         R"("num_key_value_heads":2,"num_hidden_layers":2,"vocab_size":256})");
     EXPECT_TRUE(stream_->Write(hello));
+  }
+  // Tells of the models that it found since.
+  void Find(const std::vector<std::string>& paths) {
+    v1::WorkerMessage message;
+    for (const std::string& path : paths) {
+      v1::Model* model = message.mutable_observed()->add_models();
+      model->set_id(path.substr(1));
+      model->set_path(path);
+    }
+    message.mutable_observed()->set_sequence(1);
+    EXPECT_TRUE(stream_->Write(message));
+    v1::ServerMessage answer;
+    while (stream_->Read(&answer) && !answer.has_observed_answer()) continue;
+    EXPECT_TRUE(answer.has_observed_answer());
   }
   ~Worker() {
     context_.TryCancel();
@@ -210,6 +225,25 @@ TEST_F(TenancyTest, ANodeDeliversWhatItsAttemptsMakeAndNothingElse) {
     // A worker of the version before names no attempt.
     EXPECT_TRUE(a->Bring("old weights", "", purpose).ok());
   }
+}
+
+TEST_F(TenancyTest, ModelsBelowAJobsFolderAreShownToItsProjectAlone) {
+  const auto a = JoinAs("node-a", key_);
+  const v1::Job job = SubmitTo(ann_);
+  const std::string id = job.name().substr(job.name().rfind('/') + 1);
+  a->Find({"/models/tiny", "/shared/" + id + "/model", "/shared/job-abcdefgh23/model"});
+  const auto seen = [](const std::shared_ptr<grpc::Channel>& user) {
+    v1::ListModelsResponse response;
+    grpc::ClientContext context;
+    EXPECT_TRUE(v1::ClusterService::NewStub(user)->ListModels(&context, {}, &response).ok());
+    std::vector<std::string> paths;
+    for (const v1::NodeModel& model : response.models()) paths.push_back(model.model().path());
+    return paths;
+  };
+  using testing::UnorderedElementsAre;
+  EXPECT_THAT(seen(ann_), UnorderedElementsAre("/models/tiny", "/shared/" + id + "/model"));
+  EXPECT_THAT(seen(bob_), UnorderedElementsAre("/models/tiny"));
+  EXPECT_THAT(seen(With(admin_token_)), testing::SizeIs(3));
 }
 
 TEST_F(TenancyTest, WhoKnowsAHashDoesNotHoldUpItsDelivery) {

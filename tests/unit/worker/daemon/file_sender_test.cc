@@ -1,6 +1,7 @@
 #include "worker/daemon/file_sender.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "common/io/file.h"
 #include "tests/unit/worker/daemon/fake_server.h"
@@ -59,6 +60,35 @@ TEST(FileSenderTest, OnlyTheSharedFolderAndConfigurationsBelowTheRootsAreSent) {
   EXPECT_EQ(sent("/models/m/weights"), "");
   EXPECT_EQ(sent("/other/config.json"), "");
   EXPECT_EQ(sent("/models/m/../../other/config.json"), "");
+  EXPECT_TRUE(io::RemoveAll(dir).ok());
+}
+
+// A link below the roots leads where its owner likes.
+TEST(FileSenderTest, ALinkLeadsIntoNoOtherJobsFolderThanTheServerNames) {
+  const std::string dir = *io::MakeTempDir("file-sender");
+  const std::string model = "/shared/job-abcdefgh23/model";
+  ASSERT_TRUE(io::MakeDirs(dir + model).ok());
+  ASSERT_TRUE(io::WriteFileAtomic(dir + model + "/config.json", "{}").ok());
+  ASSERT_TRUE(io::MakeDirs(dir + "/shared/links").ok());
+  ASSERT_EQ(symlink((dir + model).c_str(), (dir + "/shared/links/m").c_str()), 0);
+  NodeSetup setup;
+  setup.shared_dir = dir + "/shared";
+  setup.roots = {dir + "/shared"};
+  RecordingServer server;
+  FileSender sender(setup, server);
+  v1::FetchFile request;
+  const auto sent = [&](const std::string& path) {
+    request.set_path(dir + path);
+    sender.Send(request);
+    return server.Wait();
+  };
+  const std::string file = dir + model + "/config.json";
+  EXPECT_EQ(sent("/shared/links/m/config.json"), file) << "a server of the version before";
+  request.mutable_folders();
+  EXPECT_EQ(sent("/shared/links/m/config.json"), "");
+  EXPECT_EQ(sent(model + "/config.json"), "");
+  request.mutable_folders()->add_jobs("job-abcdefgh23");
+  EXPECT_EQ(sent("/shared/links/m/config.json"), file);
   EXPECT_TRUE(io::RemoveAll(dir).ok());
 }
 
