@@ -67,6 +67,18 @@ std::string FindHidden(std::string_view text) {
   return "";
 }
 
+std::string WithoutHidden(std::string_view text) {
+  std::string shown;
+  while (!text.empty()) {
+    const std::string_view before = text;
+    bool valid = false;
+    TakeCharacter(text, valid);
+    const std::string_view character = before.substr(0, before.size() - text.size());
+    shown += FindHidden(character).empty() ? character : "_";
+  }
+  return shown;
+}
+
 std::string ToUtf8(std::string_view text) {
   std::string clean;
   clean.reserve(text.size());

@@ -26,6 +26,9 @@ inline bool IsUtf8(std::string_view text) { return FindInvalidUtf8(text) == text
 // is not UTF-8. As "U+202E"; empty: there is none.
 std::string FindHidden(std::string_view text);
 
+// The text with "_" in place of each of those.
+std::string WithoutHidden(std::string_view text);
+
 // The text with kReplacementCharacter in place of each byte that is not UTF-8.
 std::string ToUtf8(std::string_view text);
 

@@ -21,8 +21,11 @@ void Draft::SetFromFile(const Field& field, Value value, std::string_view file_n
     }
     return;
   }
-  entries_[std::string(field.key)] =
-      DraftEntry{std::move(value), fmt::format("{}:{}", file_name, line), line, Strength::kFile};
+  entries_[std::string(field.key)] = DraftEntry{.value = std::move(value),
+                                                .origin = fmt::format("{}:{}", file_name, line),
+                                                .line = line,
+                                                .strength = Strength::kFile,
+                                                .taken_before = taken_before_};
 }
 
 void Draft::SetAttached(const Field& field, Value value, std::string_view name) {
@@ -51,8 +54,11 @@ void Draft::Rewrite(std::string_view key, Value value) {
 void Draft::SetOverride(const Field& field, Value value, const Override& override_) {
   static constexpr Strength kStrengths[] = {Strength::kEnvironment, Strength::kFlag,
                                             Strength::kSet};
-  entries_[std::string(field.key)] = DraftEntry{std::move(value), override_.origin, 0,
-                                                kStrengths[static_cast<int>(override_.kind)]};
+  entries_[std::string(field.key)] =
+      DraftEntry{.value = std::move(value),
+                 .origin = override_.origin,
+                 .strength = kStrengths[static_cast<int>(override_.kind)],
+                 .taken_before = override_.taken_before};
 }
 
 void Draft::TakeFrom(std::string_view key, std::string_view source) {
@@ -143,6 +149,15 @@ void Draft::AddUnknown(std::string_view name, int line, bool is_table, std::stri
   AddProblemAt(name, line,
                nearest.empty() ? fmt::format("{}; `sftctl explain` lists all", what)
                                : fmt::format("{}; did you mean {}?", what, nearest));
+}
+
+void Draft::AddLater(std::string_view key, std::string message) {
+  const DraftEntry* entry = Find(key);
+  if (entry != nullptr && entry->taken_before) {
+    AddWarning(key, std::move(message));
+  } else {
+    AddProblem(key, std::move(message));
+  }
 }
 
 void Draft::AddWarning(std::string_view key, std::string message) {

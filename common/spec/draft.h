@@ -32,6 +32,7 @@ struct DraftEntry {
   // The key that gave the value where it is another one: a copy in [data.topology], or the key that
   // a derived value follows from.
   std::string given_as;
+  bool taken_before = false;  // in a job, so that younger rules do not refuse it
 };
 
 // The values given so far and what is wrong with them, while a job file is resolved. The
@@ -39,6 +40,9 @@ struct DraftEntry {
 // in the table.
 class Draft {
  public:
+  // As of ResolveOptions.
+  explicit Draft(bool taken_before = false) : taken_before_(taken_before) {}
+  bool taken_before() const { return taken_before_; }
   // Records a value of the file; two spellings of one key must agree.
   void SetFromFile(const Field& field, Value value, std::string_view file_name, int line);
   // A value of the DeepSpeed JSON, there called `name`; it must agree with the file.
@@ -72,6 +76,8 @@ class Draft {
   std::string_view WrittenAs(std::string_view key) const;
   // Adds a problem or a warning at the place that gave the key, under the key written there.
   void AddProblem(std::string_view key, std::string message);
+  // Of a rule that is younger than some jobs: for one that was taken before, a warning.
+  void AddLater(std::string_view key, std::string message);
   void AddProblemAt(std::string_view key, int line, std::string message);
   // A name that is none: `what` ("unknown key"), and what may have been meant. That is looked up
   // for the first hundred alone, since each is compared with all names.
@@ -87,6 +93,7 @@ class Draft {
   std::vector<Problem> TakeWarnings();
 
  private:
+  const bool taken_before_;
   std::map<std::string, DraftEntry, std::less<>> entries_;
   std::set<std::string, std::less<>> faulty_;  // canonical keys and those written
   // The first so many are told, with how many more there are.

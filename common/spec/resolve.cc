@@ -33,6 +33,27 @@ void ReportUnknown(const RawEntry& entry, Draft* draft) {
                     entry.is_table ? "unknown table" : "unknown key");
 }
 
+std::string TakenNow(const Field& field, std::string text) {
+  if (field.type == Type::kDuration) {
+    const bool bare = !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+    return bare ? text + "s" : text;
+  }
+  const bool named = field.type == Type::kString || field.type == Type::kList;
+  return named && !field.is_text ? WithoutHidden(text) : text;
+}
+
+Value TakenNow(const Field& field, Value value) {
+  if (field.type == Type::kDuration && std::holds_alternative<int64_t>(value)) {
+    value = ToText(value);
+  }
+  if (auto* text = std::get_if<std::string>(&value)) *text = TakenNow(field, std::move(*text));
+  if (auto* list = std::get_if<std::vector<std::string>>(&value)) {
+    for (std::string& item : *list) item = TakenNow(field, std::move(item));
+    list->resize(std::min(list->size(), MostItems(field)));
+  }
+  return value;
+}
+
 void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) {
   const Field* field = FindField(entry.key);
   if (field == nullptr) return ReportUnknown(entry, draft);
@@ -45,7 +66,8 @@ void ReadEntry(const RawEntry& entry, std::string_view file_name, Draft* draft) 
     return;
   }
   if (LeavesOut(*field, *entry.value)) return;
-  absl::StatusOr<Value> value = Check(*field, *entry.value);
+  absl::StatusOr<Value> value =
+      Check(*field, draft->taken_before() ? TakenNow(*field, *entry.value) : *entry.value);
   if (!value.ok()) {
     draft->AddProblemAt(field->key, entry.line, std::string(Message(value.status())));
     return;
@@ -91,7 +113,7 @@ void CheckName(Draft* draft) {
   const std::string name = draft->String(kName);
   if (draft->Faulty({kName})) return;
   if (name.size() > kMaxNameBytes) {
-    draft->AddProblem(
+    draft->AddLater(
         kName, fmt::format("has {} bytes; a label has at most {}", name.size(), kMaxNameBytes));
   }
 }
@@ -121,8 +143,8 @@ void CheckInterface(Draft* draft) {
   constexpr std::string_view kInterface = "compute.network_interface";
   const std::string text = draft->String(kInterface);
   if (text.empty() || draft->Faulty({kInterface}) || IsInterfaceList(text)) return;
-  draft->AddProblem(
-      kInterface, fmt::format("\"{}\" is no network interface: write a name as `ip link` shows it "
+  draft->AddLater(kInterface,
+                  fmt::format("\"{}\" is no network interface: write a name as `ip link` shows it "
                               "(\"eth0\"), or several with commas between them",
                               text.substr(0, 80)));
 }
@@ -131,7 +153,7 @@ void CheckTemplate(Draft* draft) {
   constexpr std::string_view kTemplate = "data.chat_template";
   if (draft->Faulty({kTemplate})) return;
   const std::string problem = TemplateProblem(draft->String(kTemplate));
-  if (!problem.empty()) draft->AddProblem(kTemplate, problem);
+  if (!problem.empty()) draft->AddLater(kTemplate, problem);
 }
 
 void CheckRequired(Draft* draft) {
@@ -217,15 +239,7 @@ std::string NameOf(std::string_view file_name) {
   if (file_name.ends_with(".toml")) file_name.remove_suffix(5);
   // What would not pass as job.name.
   while (file_name.size() > kMaxNameBytes || !IsUtf8(file_name)) file_name.remove_suffix(1);
-  std::string name;
-  while (!file_name.empty()) {
-    const std::string_view before = file_name;
-    bool valid = false;
-    TakeCharacter(file_name, valid);
-    const std::string_view character = before.substr(0, before.size() - file_name.size());
-    name += FindHidden(character).empty() ? character : "_";
-  }
-  return name;
+  return WithoutHidden(file_name);
 }
 
 template <typename T>
@@ -261,7 +275,7 @@ JobSpec Bind(const Draft& draft) {
 
 Resolution Resolve(std::string_view text, std::string_view file_name,
                    const std::vector<Override>& overrides, const ResolveOptions& options) {
-  Draft draft;
+  Draft draft(options.taken_before);
   ReadFile(text, file_name, &draft);
   const bool readable = !draft.Faulty({""});
   ApplyOverrides(overrides, &draft);
@@ -289,6 +303,11 @@ Resolution Resolve(std::string_view text, std::string_view file_name,
   resolution.warnings = draft.TakeWarnings();
   resolution.spec = Bind(draft);
   return resolution;
+}
+
+std::string AsTakenNow(std::string_view key, std::string text) {
+  const Field* field = FindField(key);
+  return field == nullptr ? text : TakenNow(*field, std::move(text));
 }
 
 std::string_view NodePath(std::string_view value) {

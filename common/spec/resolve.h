@@ -21,6 +21,7 @@ struct Override {
   std::string value;   // text as typed
   std::string origin;  // shown with the value: "--set", "--dataset", "TRAIN_BATCH_SIZE"
   OverrideKind kind = OverrideKind::kSet;
+  bool taken_before = false;  // as of ResolveOptions
 };
 
 // One thing that is wrong (problems) or worth knowing (warnings).
@@ -56,7 +57,14 @@ struct ResolveOptions {
   // Type taken when neither the file nor an override names a type or a variant, for servers that
   // have only one; empty: then the type is required.
   std::string default_gpu_type;
+  // The file was taken as a job once, by this version or one before: what rules of later versions
+  // alone refuse of it is read as it was then, or warned of.
+  bool taken_before = false;
 };
+
+// A value that was taken once, as rules of later versions would have it: a duration with its unit,
+// and "_" for what cannot be seen. `key` is canonical; others stay as they are.
+std::string AsTakenNow(std::string_view key, std::string text);
 
 // Reads a job file, applies the overrides, checks everything and does the batch arithmetic. Pure:
 // no file is opened, no environment is read. All problems are found at once, in the order of their

@@ -124,7 +124,7 @@ void ApplyCounts(Draft* draft) {
       // the number of nodes.
       const bool confirms = draft->WrittenAs(kGpuCountKey) == kTotal &&
                             draft->StrengthOf(kGpuCountKey) == Strength::kFile &&
-                            draft->Given(kVariant);
+                            draft->Given(kVariant) && !draft->taken_before();
       const bool divides = count % per_node == 0 && !confirms;
       draft->Derive(kNodesKey, divides ? count / per_node : int64_t{1},
                     confirms ? "one node" : "gpu_count / gpus_per_node");

@@ -127,14 +127,12 @@ absl::Status CheckText(const Field& field, const std::string& text) {
 }
 
 absl::Status CheckList(const Field& field, const std::vector<std::string>& items) {
-  constexpr double kMostItems = 1000;
   if (items.empty() && !field.may_be_empty) {
     return InvalidArgument("must name at least one item, but is empty");
   }
-  const double most = std::min(field.max, kMostItems);
-  if (static_cast<double>(items.size()) > most) {
+  if (items.size() > MostItems(field)) {
     return InvalidArgument(
-        fmt::format("has {} items; at most {} are taken", items.size(), Number(most)));
+        fmt::format("has {} items; at most {} are taken", items.size(), MostItems(field)));
   }
   for (const std::string& item : items) SFT_RETURN_IF_ERROR(CheckText(field, item));
   return absl::OkStatus();
@@ -232,6 +230,11 @@ std::string Expectation(const Field& field) {
                         choices[i]);
   }
   return list;
+}
+
+size_t MostItems(const Field& field) {
+  constexpr double kMost = 1000;
+  return static_cast<size_t>(std::min(field.max, kMost));
 }
 
 bool LeavesOut(const Field& field, const Value& value) {

@@ -24,6 +24,9 @@ std::string_view TypeNameOf(const Value& value);
 // equal.
 std::string ToText(const Value& value);
 
+// That a list may have.
+size_t MostItems(const Field& field);
+
 // True when the value is "auto" where that means the same as leaving the key out.
 bool LeavesOut(const Field& field, const Value& value);
 

@@ -168,7 +168,8 @@ void CheckVariant(const FleetView::Fleet& fleet, spec::Resolution& resolution) {
   }
 }
 
-absl::Status CheckModel(Store& store, FleetView& fleet, spec::Resolution& resolution) {
+absl::Status CheckModel(Store& store, FleetView& fleet, const FolderReader& reader,
+                        spec::Resolution& resolution) {
   const std::string& model = resolution.spec.job.model;
   if (model.empty() || IsFaulty(resolution, "job.model")) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const auto found, fleet.FindModel(model));
@@ -181,13 +182,15 @@ absl::Status CheckModel(Store& store, FleetView& fleet, spec::Resolution& resolu
     return absl::OkStatus();
   }
   if (IsModelPath(model)) return absl::OkStatus();
-  std::vector<ModelRecord> all;
+  std::set<std::string> seen;
   SFT_RETURN_IF_ERROR(store.Read([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(all, store::ListModels(db, 0, 100));
+    SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> all, store::ListModels(db, 0, 100));
+    for (const ModelRecord& each : all) {
+      SFT_ASSIGN_OR_RETURN(const bool shown, MayRead(db, reader, {each.id, each.path}));
+      if (shown) seen.insert(each.id);
+    }
     return absl::OkStatus();
   }));
-  std::set<std::string> seen;
-  for (const ModelRecord& each : all) seen.insert(each.id);
   AddProblem(
       resolution, "job.model",
       fmt::format("no node sees model \"{}\" (seen: {}); put it below a --models folder of a "
@@ -318,14 +321,16 @@ absl::Status JobIntake::CheckFolders(const FolderReader& reader, spec::Resolutio
 absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
                                                  const std::string& file_name,
                                                  const Overrides& overrides,
-                                                 const FolderReader& reader) {
+                                                 const FolderReader& reader,
+                                                 const JobRecord* resumed) {
   SFT_RETURN_IF_ERROR(CheckSizes(text, file_name, overrides));
   std::vector<spec::Override> list;
   for (const v1::Override& override : overrides) {
-    list.push_back({override.key(), override.value(), override.origin(), KindOf(override.kind())});
+    list.push_back({override.key(), override.value(), override.origin(), KindOf(override.kind()),
+                    resumed != nullptr && WasTaken(*resumed, override)});
   }
   SFT_ASSIGN_OR_RETURN(const auto fleet, planner_.fleet().Get());
-  spec::ResolveOptions options;
+  spec::ResolveOptions options{.taken_before = resumed != nullptr};
   if (fleet->types.size() == 1) options.default_gpu_type = fleet->types.begin()->first;
   spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
   SFT_RETURN_IF_ERROR(CheckFolders(reader, resolution));
@@ -334,7 +339,7 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
   ResolveComputeType(*fleet, resolution);
   if (fleet->has_nodes) {
     CheckVariant(*fleet, resolution);
-    SFT_RETURN_IF_ERROR(CheckModel(store_, planner_.fleet(), resolution));
+    SFT_RETURN_IF_ERROR(CheckModel(store_, planner_.fleet(), reader, resolution));
   }
   if (resolution.ok()) SetPrecision(planner_.ChoosePrecision(resolution.spec), resolution);
   const std::string& model = resolution.spec.job.model;
@@ -464,7 +469,8 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
   SFT_ASSIGN_OR_RETURN(spec::Resolution resolution,
                        Read(request.source_text(), request.file_name(), request.overrides(),
                             {principal, request.project().empty() ? std::string(kDefaultProject)
-                                                                  : request.project()}));
+                                                                  : request.project()},
+                            resumed));
   if (resumed != nullptr) CheckFixedValues(*resumed, resolution);
   Prepared prepared;
   Outcome& outcome = prepared.outcome;

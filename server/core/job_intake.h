@@ -56,9 +56,11 @@ class JobIntake {
 
  private:
   using Overrides = google::protobuf::RepeatedPtrField<v1::Override>;
-  // Resolves the text, and checks what only the server knows: types, variants, models.
+  // Resolves the text, and checks what only the server knows: types, variants, models. `resumed` as
+  // of Prepare.
   absl::StatusOr<spec::Resolution> Read(const std::string& text, const std::string& file_name,
-                                        const Overrides& overrides, const FolderReader& reader);
+                                        const Overrides& overrides, const FolderReader& reader,
+                                        const JobRecord* resumed = nullptr);
   // That no path leads into the folder of another project's job.
   absl::Status CheckFolders(const FolderReader& reader, spec::Resolution& resolution);
   // What the files' rows are known to be is checked too. `rows`: of job.data; 0: not known.

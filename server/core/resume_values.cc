@@ -9,6 +9,8 @@
 #include <string_view>
 
 #include "common/base/duration.h"
+#include "common/base/plain_text.h"
+#include "common/base/utf8.h"
 #include "common/spec/fields.h"
 
 namespace sft::server {
@@ -18,6 +20,7 @@ constexpr std::string_view kType = "compute.gpu_type", kVariant = "compute.varia
                            kCount = "compute.gpu_count", kNodes = "compute.nodes",
                            kPerNode = "compute.gpus_per_node";
 constexpr std::string_view kCopies = "data.topology.";
+constexpr size_t kMaxShown = 4000;  // bytes of an origin or a path
 
 constexpr std::string_view kGlobal = "hyperparameters.global_batch",
                            kDevice = "hyperparameters.per_device_batch",
@@ -59,6 +62,12 @@ v1::Override SetTo(std::string_view key, std::string value, std::string origin) 
   made.set_value(std::move(value));
   made.set_origin(std::move(origin));
   return made;
+}
+
+// One that the ended job had.
+v1::Override Former(const ResolvedRecord& value) {
+  return SetTo(value.key, spec::AsTakenNow(value.key, value.value),
+               WithoutHidden(Shortened(value.origin, kMaxShown)));
 }
 
 // Canonical, and of a key that repeats another the one that it repeats.
@@ -114,10 +123,12 @@ int64_t NumberOf(const JobRecord& job, std::string_view key) {
 void DivideBatch(const JobRecord& ended, v1::SubmitJobRequest& submit) {
   std::vector<spec::Override> overrides;
   for (const v1::Override& each : submit.overrides()) {
-    overrides.push_back({each.key(), each.value(), each.origin(), spec::OverrideKind::kSet});
+    overrides.push_back(
+        {each.key(), each.value(), each.origin(), spec::OverrideKind::kSet, WasTaken(ended, each)});
   }
   const spec::Resolution resolution =
-      spec::Resolve(ended.source_text, ended.file_name, overrides, {.default_gpu_type = "any"});
+      spec::Resolve(ended.source_text, ended.file_name, overrides,
+                    {.default_gpu_type = "any", .taken_before = true});
   const int64_t count = resolution.spec.compute.gpu_count;
   const int64_t global = NumberOf(ended, kGlobal);
   int64_t rows = NumberOf(ended, kDevice);
@@ -140,7 +151,7 @@ v1::SubmitJobRequest SubmitOfResume(const JobRecord& ended, const std::vector<Jo
   v1::SubmitJobRequest submit;
   submit.set_request_id(request.request_id());
   submit.set_source_text(ended.source_text);
-  submit.set_file_name(ended.file_name);
+  submit.set_file_name(Shortened(ended.file_name, kMaxShown));
   submit.set_project(ended.project);
   for (const JobFileRecord& file : files) {
     if (file.sha256.empty()) continue;
@@ -148,14 +159,14 @@ v1::SubmitJobRequest SubmitOfResume(const JobRecord& ended, const std::vector<Jo
     added.set_key(file.key);
     added.set_sha256(file.sha256);
     added.set_size(file.size);
-    added.set_client_path(file.client_path);
+    added.set_client_path(WithoutHidden(Shortened(file.client_path, kMaxShown)));
   }
   KeySet said;
   for (const v1::Override& override : request.overrides()) said.insert(KeyOf(override));
   std::vector<v1::Override> former;
   for (const ResolvedRecord& value : ended.resolved_values) {
     if (WasOverride(value, ended.file_name)) {
-      former.push_back(SetTo(value.key, value.value, value.origin));
+      former.push_back(Former(value));
     }
   }
   GiveWay(ended, said, former);
@@ -182,10 +193,15 @@ v1::SubmitJobRequest SubmitOfResume(const JobRecord& ended, const std::vector<Jo
   return submit;
 }
 
+bool WasTaken(const JobRecord& ended, const v1::Override& override) {
+  const ResolvedRecord* before = FormerValue(ended, override.key());
+  return before != nullptr && spec::AsTakenNow(before->key, before->value) == override.value();
+}
+
 void CheckFixedValues(const JobRecord& ended, spec::Resolution& resolution) {
   for (const spec::ResolvedValue& value : resolution.values) {
     const ResolvedRecord* before = FormerValue(ended, value.key);
-    if (before == nullptr || before->value == value.text) continue;
+    if (before == nullptr || spec::AsTakenNow(value.key, before->value) == value.text) continue;
     const auto is_one_of = [&](const auto& keys) {
       return std::find(std::begin(keys), std::end(keys), value.key) != std::end(keys);
     };

@@ -18,6 +18,10 @@ namespace sft::server {
 v1::SubmitJobRequest SubmitOfResume(const JobRecord& ended, const std::vector<JobFileRecord>& files,
                                     const v1::ResumeJobRequest& request);
 
+// Whether the ended job came out with the value of this change: it was taken once, and rules that
+// are younger do not refuse it (spec::ResolveOptions).
+bool WasTaken(const JobRecord& ended, const v1::Override& override);
+
 // Adds a problem for each value that no job may change that goes on from a checkpoint of `ended`:
 // the ranks would refuse it (docs/checkpoint_format.md), or its rows were never uploaded.
 void CheckFixedValues(const JobRecord& ended, spec::Resolution& resolution);

@@ -269,6 +269,31 @@ TEST(ResolveTest, AModelIsAnAbsolutePathOrAnId) {
   }
 }
 
+TEST(ResolveTest, WhatWasTakenBeforeIsReadAsItWasThenAndWhatIsNewIsNot) {
+  const std::string text =
+      "[job]\nname = \"a\u202eb\"\nmodel = \"org/m\"\ndata = \"rows.jsonl\"\n"
+      "[compute]\nvariant = \"H100-4x\"\nnetwork_interface = \"a b\"\n"
+      "[data]\nchat_template = \"{% if x %}\"\n[data.topology]\ntotal_gpus = 8\n"
+      "[scheduling]\ntime_limit = 28800\nwarn_before = \"60\"\n";
+  const Resolution now = Resolve(text, "job.toml", {});
+  EXPECT_EQ(now.problems.size(), 6u) << Describe(now.problems);
+  const Resolution then = Resolve(text, "job.toml", {}, {.taken_before = true});
+  ASSERT_TRUE(then.ok()) << Describe(then.problems);
+  EXPECT_EQ(then.spec.job.name, "a_b");
+  EXPECT_EQ(then.spec.scheduling.time_limit, "28800s");
+  EXPECT_EQ(then.spec.scheduling.warn_before, "60s");
+  EXPECT_EQ(then.spec.compute.nodes, 2);
+  EXPECT_EQ(then.spec.compute.network_interface, "a b");
+  EXPECT_EQ(then.warnings.size(), 2u) << Describe(then.warnings);
+  Override change = Set("compute.network_interface", "c d");
+  EXPECT_EQ(Resolve(text, "job.toml", {change}, {.taken_before = true}).problems.size(), 1u);
+  change.taken_before = true;
+  EXPECT_TRUE(Resolve(text, "job.toml", {change}, {.taken_before = true}).ok());
+  EXPECT_EQ(AsTakenNow("scheduling.time_limit", "8"), "8s");
+  EXPECT_EQ(AsTakenNow("scheduling.time_limit", "8h"), "8h");
+  EXPECT_EQ(AsTakenNow("no.key", "8"), "8");
+}
+
 TEST(ResolveTest, ALabelIsShortAndOnOneLine) {
   const auto problems = [](const std::string& name) {
     return Describe(ResolveText(Minimal(), {Set("job.name", name)}).problems);

@@ -36,6 +36,57 @@ TEST_F(IntakeTest, AResumeWithOtherValuesIsResolvedAsASubmit) {
   EXPECT_TRUE(absl::IsAlreadyExists(intake_.Resume(resume, "ann").status())) << "another request";
 }
 
+// Of a version that took what is refused now: in the file, and in a change of it.
+TEST_F(IntakeTest, AnOldJobWhoseValuesAreRefusedNowIsResumed) {
+  const auto worker = JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  const std::string training = "[hyperparameters]\nper_device_batch = 2\n";
+  v1::SubmitJobRequest request =
+      Request(std::string(kJobFile) + training + "[scheduling]\ntime_limit = \"8h\"\n");
+  Set(request, "scheduling.warn_before", "60s");
+  Set(request, "compute.network_interface", "eth0");
+  Set(request, "job.name", "name");
+  const std::string job = EndWithCheckpoint(request, worker);
+  ASSERT_TRUE(store_
+                  ->Write([&](Database& db) {
+                    return db.Execute(
+                        "UPDATE job_texts SET "
+                        "source_text = replace(source_text, '\"8h\"', '28800'), "
+                        "resolved_values = replace(replace(replace(replace(resolved_values, "
+                        "'\"8h\"', '\"28800\"'), '\"60s\"', '\"60\"'), '\"eth0\"', '\"a b\"'), "
+                        "'\"name\"', '\"n' || char(8238) || 'ame\"')");
+                  })
+                  .ok());
+  v1::SubmitJobRequest now = request;
+  now.set_source_text(std::string(kJobFile) + training + "[scheduling]\ntime_limit = 28800\n");
+  EXPECT_EQ(Problems(now).size(), 1u) << "who submits it now says which unit";
+  v1::ResumeJobRequest resume;
+  resume.set_name(job);
+  Set(resume, "checkpoint.save_total_limit", "7");
+  const auto outcome = intake_.Resume(resume, "ann");
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  for (const auto& problem : outcome->problems) ADD_FAILURE() << problem.key << problem.message;
+  const v1::Job next = jobs_->Get(outcome->job.name()).value();
+  EXPECT_EQ(ValueOf(next, "scheduling.time_limit"), "28800s");
+  EXPECT_EQ(ValueOf(next, "scheduling.warn_before"), "60s");
+  EXPECT_EQ(ValueOf(next, "compute.network_interface"), "a b");
+  EXPECT_EQ(ValueOf(next, "job.name"), "n_ame");
+  EXPECT_EQ(ValueOf(next, "checkpoint.save_total_limit"), "7");
+  // What the resume itself changes is checked by the rules of now.
+  ASSERT_TRUE(jobs_->Cancel(next.name(), "", false).ok());
+  for (const auto& [key, value] : {std::pair("scheduling.time_limit", "9"),
+                                   {"compute.network_interface", "c d"},
+                                   {"job.name", "a\u202eb"}}) {
+    v1::ResumeJobRequest again;
+    again.set_name(next.name());
+    Set(again, key, value);
+    const auto refused = intake_.Resume(again, "ann");
+    ASSERT_TRUE(refused.ok()) << refused.status();
+    ASSERT_EQ(refused->problems.size(), 1u) << key;
+    EXPECT_EQ(refused->problems[0].key, key);
+  }
+}
+
 TEST_F(IntakeTest, AResumeOfAResumeKeepsWhatTheFirstHasChanged) {
   const auto worker = JoinWithModel(kConfig);
   ASSERT_TRUE(Upload(kRows).ok());
