@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 
 #include "common/base/clock.h"
@@ -59,7 +60,14 @@ absl::StatusOr<int64_t> CountJobs(const v1::SubmitSweepRequest& request) {
                       Scheduling::kMaxSweep));
     }
   }
-  const auto bytes = static_cast<int64_t>(request.job().ByteSizeLong());
+  size_t largest = request.job().ByteSizeLong();  // of its jobs: each has one value of each axis
+  for (const v1::SweepAxis& axis : request.axes()) {
+    const auto longest = std::max_element(
+        axis.values().begin(), axis.values().end(),
+        [](const std::string& a, const std::string& b) { return a.size() < b.size(); });
+    largest += axis.key().size() + longest->size();
+  }
+  const auto bytes = static_cast<int64_t>(largest);
   if (jobs * bytes > Scheduling::kMaxSweepBytes) {
     return InvalidArgument(fmt::format(
         "a sweep of {} jobs takes a job file of up to {} KiB, and this one has {}: submit it in "

@@ -16,7 +16,6 @@ namespace {
 using google::protobuf::Descriptor;
 using google::protobuf::EnumDescriptor;
 using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
 using google::protobuf::Reflection;
 
 bool HoldsEnum(const Descriptor& type, std::set<const Descriptor*>& seen) {
@@ -52,7 +51,7 @@ absl::Status CheckValue(const FieldDescriptor& field, const std::string& name, i
                                      name, value, fmt::join(names, ", ")));
 }
 
-absl::Status Walk(const Message& message, const std::string& prefix) {
+absl::Status Walk(const google::protobuf::Message& message, const std::string& prefix) {
   if (!MayHoldEnum(*message.GetDescriptor())) return absl::OkStatus();
   const Reflection& reflection = *message.GetReflection();
   std::vector<const FieldDescriptor*> set;

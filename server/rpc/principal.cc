@@ -471,16 +471,17 @@ std::shared_ptr<grpc::AuthMetadataProcessor> MakeAuthenticator(Gate& gate) {
   return std::make_shared<Authenticator>(gate);
 }
 
-grpc::Status Admit(const grpc::ServerContextBase& context,
-                   const google::protobuf::Message& request) {
+grpc::Status Admit(const grpc::ServerContextBase& context, const google::protobuf::Message& request,
+                   const google::protobuf::Message* whole) {
+  const google::protobuf::Message& sent = whole == nullptr ? request : *whole;
   Call* const call = CallOf(context);
   if (call == nullptr) return NoCall();
   AuditScope::End();  // of a call on this thread whose end was not seen
   absl::Status status = Begin(*call, StringField(request, "project"));
-  if (status.ok()) status = CheckKnownValues(request);
+  if (status.ok()) status = CheckKnownValues(sent);
   if (status.ok()) status = AdmitMessage(*call, request);
   if (status.ok()) status = CheckShown(request);
-  if (status.ok() && !call->streams) TellLarge(*call, request);
+  if (status.ok() && !call->streams) TellLarge(*call, sent);
   grpc::Status answer = Conclude(*call, status, ObjectOf(*call, request));
   if (answer.ok() && ChangesNothing(request)) AuditScope::End();
   return answer;

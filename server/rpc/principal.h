@@ -27,8 +27,9 @@ std::shared_ptr<grpc::AuthMetadataProcessor> MakeAuthenticator(Gate& gate);
 // enum's value that nobody knows; NOT_FOUND for what
 // belongs to a project of which the caller is no member, as if it were not there;
 // RESOURCE_EXHAUSTED for a stream too many.
-grpc::Status Admit(const grpc::ServerContextBase& context,
-                   const google::protobuf::Message& request);
+// Where `request` is only a part of what was sent, `whole` is all of it.
+grpc::Status Admit(const grpc::ServerContextBase& context, const google::protobuf::Message& request,
+                   const google::protobuf::Message* whole = nullptr);
 // Of a stream that the client writes, before its first message; that is admitted as above.
 grpc::Status Admit(const grpc::ServerContextBase& context);
 // Of a worker's stream, which has no interceptor: that would cost each of its messages twice.

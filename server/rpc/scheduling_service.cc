@@ -36,7 +36,7 @@ grpc::Status SchedulingServiceImpl::ReleaseJob(grpc::ServerContext* context,
 grpc::Status SchedulingServiceImpl::SubmitSweep(grpc::ServerContext* context,
                                                 const v1::SubmitSweepRequest* request,
                                                 v1::SubmitSweepResponse* response) {
-  if (const auto status = Admit(*context, request->job()); !status.ok()) return status;
+  if (const auto status = Admit(*context, request->job(), request); !status.ok()) return status;
   v1::SubmitSweepRequest asked = *request;
   if (ProjectOf(*context) != kDefaultProject) asked.mutable_job()->set_project(ProjectOf(*context));
   absl::StatusOr<Scheduling::Sweep> sweep = scheduling_.Submit(asked, PrincipalOf(*context));
