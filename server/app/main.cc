@@ -115,6 +115,7 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   settings.dev = options.dev;
   settings.log_limits.log_bytes = int64_t{options.log_limit_mb} << 20;
   settings.log_limits.job_bytes = int64_t{options.job_log_limit_mb} << 20;
+  settings.max_delivery = int64_t{options.max_delivery_gb} * 1'000'000'000;
   settings.thin_metrics_after = std::chrono::hours(24) * options.thin_metrics_after;
   const auto days = [](int count) { return Nanos(std::chrono::hours(24) * count); };
   settings.ages = {days(options.keep_logs), days(options.keep_metrics),

@@ -30,6 +30,11 @@ void AddLimits(CLI::App& app, Options& options) {
                  "MiB kept of all logs of a job, its attempts together; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_option("--max-delivery-gb", options.max_delivery_gb,
+                 "GB that one attempt may have on this server at a time, checkpoints and artifact, "
+                 "where its model and the checkpoints kept do not tell how much it needs")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--thin-metrics-after", options.thin_metrics_after,
                  "Days after a job's end from which its curve has about 10,000 points; 0: never")
       ->check(CLI::NonNegativeNumber)

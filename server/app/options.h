@@ -22,6 +22,7 @@ struct Options {
   std::string log_level = "info";
   int log_limit_mb = 256;       // of one rank's log; 0: none
   int job_log_limit_mb = 4096;  // of all logs of a job; 0: none
+  int max_delivery_gb = 1000;   // of an attempt whose size cannot be told
   std::string restore;          // a backup's folder: makes --data-dir of it and ends
   std::string files_from;       // a data folder to take blobs, logs and metrics from then
   bool accept_copy = false;     // start on a copy of a data folder that was in use

@@ -54,6 +54,7 @@ struct Server::Parts {
         jobs(
             *store, clock, hub, [this] { loop.Wake(); }, &outlooks),
         planner(*store, registry, relay),
+        deliveries(*store, planner.fleet(), disk, registry.refusals(), settings.max_delivery),
         intake(*store, *blobs, jobs, planner, &limits),
         ingest(*store, clock, logs, metrics, tensorboard, hub, &registry.refusals()),
         artifacts(*store, clock, *blobs, *checkpoint_blobs, relay, hub),
@@ -64,7 +65,7 @@ struct Server::Parts {
         worker_service(registry, ingest, artifacts, checkpoints, relay),
         cluster_service(*store, registry, settings.dev, &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits,
-                     settings.upload_patience),
+                     settings.upload_patience, &deliveries),
         admin_service(backups),
         auth_service(*access, *store, registry, gate.failed()),
         operator_service(*store, clock, registry, disk, [this] { loop.Wake(); }),
@@ -94,6 +95,7 @@ struct Server::Parts {
   Outlooks outlooks;
   JobManager jobs;
   Planner planner;
+  DeliveryLimits deliveries;
   JobIntake intake;
   Ingest ingest;
   Artifacts artifacts;
@@ -154,13 +156,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                                            settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
-      parts.grpc, GrpcServer::Start(
-                      settings.listen,
-                      {&parts.job_service, &parts.worker_service, &parts.cluster_service,
-                       &parts.data_service, &parts.admin_service, &parts.auth_service,
-                       &parts.operator_service, &parts.scheduling_service, &parts.storage_service},
-                      parts.worker_service.sessions(), parts.gate,
-                      credentials.has_value() ? credentials->server : tls::Identity()));
+      parts.grpc,
+      GrpcServer::Start(
+          settings.listen,
+          {&parts.job_service, &parts.worker_service, &parts.cluster_service, &parts.data_service,
+           &parts.admin_service, &parts.auth_service, &parts.operator_service,
+           &parts.scheduling_service, &parts.storage_service},
+          parts.worker_service.sessions(), parts.gate,
+          credentials.has_value() ? credentials->server : tls::Identity(), settings.connections));
   if (settings.http != "off") {
     SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint,
                          HttpEndpoint(settings.listen, settings.http));

@@ -37,6 +37,8 @@ class Server {
     Nanos thin_metrics_after{0};  // after a job's end; 0: never
     Removal::Ages ages = {};
     io::DiskMarks disk_marks = {};
+    GrpcServer::Connections connections = {};
+    int64_t max_delivery = DeliveryLimits::kUnknownBytes;
     WorkerRegistry::Options workers;
     Reconciler::Options reconcile;
   };

@@ -60,17 +60,29 @@ absl::StatusOr<BlobStore::Stat> BlobStore::Find(const std::string& sha256,
 }
 
 absl::StatusOr<std::map<std::string, int64_t>> BlobStore::Unfinished(const std::string& of) const {
+  return FilesOf(of, /*whole=*/false);
+}
+
+absl::StatusOr<std::map<std::string, int64_t>> BlobStore::Held(const std::string& of) const {
+  return FilesOf(of, /*whole=*/true);
+}
+
+absl::StatusOr<std::map<std::string, int64_t>> BlobStore::FilesOf(const std::string& of,
+                                                                  bool whole) const {
   const std::string folder = dir_ + "/uploads";
-  std::map<std::string, int64_t> parts;
+  std::map<std::string, int64_t> files;
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(folder));
   for (const std::string& name : names) {
     const std::string hash = name.substr(0, name.find('.'));
-    if (name != KeyOf(hash, of) + std::string(kPart)) continue;
-    // One that has just ended is none any more.
-    const absl::StatusOr<int64_t> bytes = io::FileSize(folder + "/" + name);
-    if (bytes.ok()) parts[hash] = *bytes;
+    const std::string key = KeyOf(hash, of);
+    const bool is_part = name == key + std::string(kPart);
+    if (!is_part && !(whole && name == key + std::string(kBrought))) continue;
+    // One that has just ended is none any more, and a blob that was removed takes no room.
+    const absl::StatusOr<int64_t> bytes =
+        io::FileSize(is_part ? folder + "/" + name : PathIn(dir_, hash));
+    if (bytes.ok()) files[hash] = std::max(files[hash], *bytes);
   }
-  return parts;
+  return files;
 }
 
 absl::Status BlobStore::MarkBrought(const std::string& sha256, const std::string& of) {

@@ -39,6 +39,9 @@ class BlobStore {
   // Hash and received bytes of the unfinished uploads of one uploader.
   absl::StatusOr<std::map<std::string, int64_t>> Unfinished(const std::string& of) const;
 
+  // The same, and the size of each whole blob that it has brought and that is there.
+  absl::StatusOr<std::map<std::string, int64_t>> Held(const std::string& of) const;
+
   // Notes that an uploader has brought a whole blob, until the note is as old as an unfinished
   // upload may become (Old::uploads); and whether it has. A blob that others have brought says
   // nothing.
@@ -111,6 +114,7 @@ class BlobStore {
  private:
   explicit BlobStore(std::string dir) : dir_(std::move(dir)) {}
   std::string PartPath(const std::string& key) const;
+  absl::StatusOr<std::map<std::string, int64_t>> FilesOf(const std::string& of, bool whole) const;
   // `fd` is of what was read: a blob that came in its place meanwhile stays.
   absl::Status PutAside(const std::string& sha256, int fd, const std::string& why);
   std::string BroughtPath(const std::string& key) const;

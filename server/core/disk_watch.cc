@@ -64,6 +64,16 @@ absl::Status DiskWatch::CheckRoom(std::string_view what, int64_t bytes) {
                   what, size, FreeText(disk), BytesText(disk.full_bytes()), kWhatToDo));
 }
 
+absl::Status DiskWatch::CheckDelivery(int64_t bytes) {
+  const v1::NodeDisk disk = Look();
+  const int64_t floor = disk.full_bytes() / 4;
+  if (disk.total_bytes() == 0 || disk.free_bytes() - bytes >= floor) return absl::OkStatus();
+  return ResourceExhausted(
+      fmt::format("the server's disk has {}, and {} stay free for its database (a quarter of "
+                  "--disk-full): a delivery of {} waits until there is room; {}",
+                  FreeText(disk), BytesText(floor), BytesText(bytes), kWhatToDo));
+}
+
 std::string DiskWatch::Warning() {
   const v1::NodeDisk disk = Look();
   if (disk.level() == v1::NodeDisk::FULL) {

@@ -24,6 +24,9 @@ class DiskWatch {
   // Whether `bytes` more may be taken in: RESOURCE_EXHAUSTED, with what to do, beyond the second
   // mark.
   absl::Status CheckRoom(std::string_view what, int64_t bytes);
+  // The same of what an attempt delivers, for which a part of what stays free is kept: all but the
+  // last quarter, without which the database could not write.
+  absl::Status CheckDelivery(int64_t bytes);
   // For whoever asks about the fleet; empty: there is room.
   std::string Warning();
 

@@ -130,6 +130,30 @@ Ingest::Believed Ingest::BelievedOf(const v1::AppendEventsRequest& request, int 
   return believed;
 }
 
+absl::Status Ingest::StoreNotes(Database& db, const AttemptRecord& attempt, const std::string& node,
+                                const std::vector<const v1::RankEvent*>& notes) {
+  const int64_t now_us = UnixMicros(clock_.Wall());
+  const absl::Status too_many = InvalidArgument(
+      fmt::format("events: attempt {} has more notes than its job's history keeps ({} at once, "
+                  "then one in {} s): what comes faster is left out, its logs have it",
+                  attempt.uid, NoteLimits::kAtOnce, NoteLimits::kOneIn.count()));
+  for (const v1::RankEvent* note : notes) {
+    EventRecord event{0, now_us, note->type().empty() ? "note" : note->type(),
+                      BoundedText(note->note()), attempt.number};
+    const NoteLimits::Answer answer = note_limits_.Take(attempt.uid);
+    if (answer != NoteLimits::Answer::kTake && refusals_ != nullptr) {
+      refusals_->Count(node, too_many);
+    }
+    if (answer == NoteLimits::Answer::kLeaveOut) continue;
+    if (answer == NoteLimits::Answer::kLeaveOutAndTell) {
+      event.type = "warning";
+      event.message = std::string(Message(too_many));
+    }
+    SFT_RETURN_IF_ERROR(store::AddEvent(db, attempt.job_id, std::move(event)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Ingest::StorePoints(const std::string& job_id,
                                  const std::vector<MetricPoint>& points) {
   if (points.empty()) return absl::OkStatus();
@@ -237,7 +261,6 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
   const Believed believed = BelievedOf(request, attempt.number);
   // First the curve, then the offset: a crash between them repeats points, which the log drops.
   SFT_RETURN_IF_ERROR(StorePoints(attempt.job_id, believed.points));
-  const int64_t now_us = UnixMicros(clock_.Wall());
   SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(store::RankStream now,
                          store::GetRankStream(db, attempt.uid, request.rank(), request.node()));
@@ -246,11 +269,7 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
     response.set_offset(request.end_offset());
     now.events_offset = request.end_offset();
     SFT_RETURN_IF_ERROR(store::PutRankStream(db, attempt.uid, request.rank(), request.node(), now));
-    for (const v1::RankEvent* note : believed.notes) {
-      const std::string type = note->type().empty() ? "note" : note->type();
-      SFT_RETURN_IF_ERROR(store::AddEvent(
-          db, attempt.job_id, {0, now_us, type, BoundedText(note->note()), attempt.number}));
-    }
+    SFT_RETURN_IF_ERROR(StoreNotes(db, attempt, request.node(), believed.notes));
     SFT_ASSIGN_OR_RETURN(const AttemptRecord current, store::GetAttempt(db, attempt.uid));
     return AdvanceProgress(db, current, believed.points);
   }));

@@ -12,6 +12,7 @@
 #include "server/blob/tensorboard.h"
 #include "server/core/change_hub.h"
 #include "server/core/node_refusals.h"
+#include "server/core/note_limits.h"
 #include "server/state/records.h"
 #include "server/store/store.h"
 #include "sft/v1/job_service.pb.h"
@@ -31,7 +32,8 @@ class Ingest {
         metrics_(metrics),
         tensorboard_(tensorboard),
         hub_(hub),
-        refusals_(refusals) {}
+        refusals_(refusals),
+        note_limits_(clock) {}
 
   // NOT_FOUND for an attempt the server does not know, FAILED_PRECONDITION for another epoch,
   // INVALID_ARGUMENT for what cannot be true of it (CheckLog, CheckEvents).
@@ -74,6 +76,9 @@ class Ingest {
     std::vector<const v1::RankEvent*> notes;
   };
   Believed BelievedOf(const v1::AppendEventsRequest& request, int attempt) const;
+  // Notes become events of the job, as many as there may be.
+  absl::Status StoreNotes(Database& db, const AttemptRecord& attempt, const std::string& node,
+                          const std::vector<const v1::RankEvent*>& notes);
   absl::Status StorePoints(const std::string& job_id, const std::vector<MetricPoint>& points);
   // Whether points of the attempt were acknowledged that are not there any more.
   absl::StatusOr<bool> HasLostPoints(const AttemptRecord& attempt);
@@ -93,6 +98,7 @@ class Ingest {
   TensorBoard& tensorboard_;
   ChangeHub& hub_;
   NodeRefusals* const refusals_;
+  NoteLimits note_limits_;
   Mutex mutex_;
   // Attempts of which points were lost: the offset from which their node sends them again;
   // kGivenUp: it has sent all it has.

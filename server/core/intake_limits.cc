@@ -9,7 +9,7 @@
 namespace sft::server {
 namespace {
 
-constexpr int kPage = 500;
+constexpr int kPageOfUses = 500;
 
 }  // namespace
 
@@ -22,12 +22,12 @@ absl::StatusOr<std::map<std::string, int64_t>> IntakeLimits::ArtifactBytes() {
   std::string after;
   for (bool more = true; more;) {
     SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-      SFT_ASSIGN_OR_RETURN(const auto page, store::ArtifactUses(db, after, kPage));
+      SFT_ASSIGN_OR_RETURN(const auto page, store::ArtifactUses(db, after, kPageOfUses));
       for (const store::ArtifactUse& use : page) {
         if (use.artifact.node.empty()) bytes[use.holder.project] += use.artifact.bytes;
         after = use.artifact.id;
       }
-      more = page.size() == kPage;
+      more = page.size() == kPageOfUses;
       return absl::OkStatus();
     }));
   }

@@ -14,7 +14,7 @@
 namespace sft::server {
 namespace {
 
-// Bytes of a data set between two looks at the disk.
+// Bytes between two looks at the disk.
 constexpr int64_t kLookEvery = int64_t{32} << 20;
 constexpr int64_t kMaxSize = int64_t{1} << 50;
 constexpr size_t kMaxDisplayName = 1000;
@@ -134,7 +134,14 @@ absl::Status UploadSession::Start(const v1::UploadBlobRequest& message) {
 
 // Artifacts and checkpoints are of jobs that run: what they make is kept as long as it can be.
 absl::Status UploadSession::CheckLimits() {
-  if (!is_dataset() || limits_ == nullptr) return absl::OkStatus();
+  if (!is_dataset()) {
+    if (deliveries_ == nullptr) return absl::OkStatus();
+    SFT_ASSIGN_OR_RETURN(room_,
+                         deliveries_->Reserve(target(), {sender_.node, sender_.attempt_uid, key_,
+                                                         first_.sha256(), first_.size()}));
+    return absl::OkStatus();
+  }
+  if (limits_ == nullptr) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const BlobStore::Stat stat, blobs_.Find(first_.sha256(), key_));
   SFT_ASSIGN_OR_RETURN(const auto parts, blobs_.Unfinished(key_));
   SFT_ASSIGN_OR_RETURN(
@@ -149,11 +156,16 @@ absl::Status UploadSession::Take(const v1::UploadBlobRequest& message) {
   if (!started_) SFT_RETURN_IF_ERROR(Start(message));
   if (complete_ || message.data().empty()) return absl::OkStatus();
   unchecked_ += static_cast<int64_t>(message.data().size());
-  if (is_dataset() && limits_ != nullptr && unchecked_ > kLookEvery) {
+  if (unchecked_ > kLookEvery) {
     unchecked_ = 0;
-    SFT_RETURN_IF_ERROR(limits_->CheckGoingOn());
+    SFT_RETURN_IF_ERROR(CheckGoingOn());
   }
   return upload_->Append(message.data());
+}
+
+absl::Status UploadSession::CheckGoingOn() {
+  if (is_dataset()) return limits_ == nullptr ? absl::OkStatus() : limits_->CheckGoingOn();
+  return deliveries_ == nullptr ? absl::OkStatus() : deliveries_->CheckGoingOn(sender_.node);
 }
 
 absl::Status UploadSession::KeepDataset(const std::string& path, int64_t& rows) {

@@ -5,6 +5,7 @@
 
 #include "common/base/clock.h"
 #include "server/blob/blob_store.h"
+#include "server/core/delivery_limits.h"
 #include "server/core/intake_limits.h"
 #include "server/state/names.h"
 #include "server/store/store.h"
@@ -39,10 +40,12 @@ absl::Status CheckDelivered(const BlobStore& blobs, const DeliveredFiles& files,
 class UploadSession {
  public:
   // Files of checkpoints go to `checkpoints`, all others to `blobs`. A data set is uploaded for a
-  // project, which holds it then; `limits` keeps it out where there is no room; null: nothing does.
+  // project, which holds it then; `limits` keeps it out where there is no room, and `deliveries`
+  // what an attempt brings; null: nothing does.
   UploadSession(BlobStore& blobs, BlobStore& checkpoints, Store& store, Clock& clock, Sender sender,
-                IntakeLimits* limits = nullptr)
+                IntakeLimits* limits = nullptr, DeliveryLimits* deliveries = nullptr)
       : limits_(limits),
+        deliveries_(deliveries),
         blobs_(blobs),
         checkpoints_(checkpoints),
         store_(store),
@@ -59,6 +62,7 @@ class UploadSession {
  private:
   absl::Status Start(const v1::UploadBlobRequest& message);
   absl::Status CheckLimits();
+  absl::Status CheckGoingOn();
   absl::Status KeepDataset(const std::string& path, int64_t& rows);
   bool is_dataset() const { return first_.purpose() == v1::UploadBlobRequest::DATASET; }
   BlobStore& target() {
@@ -66,6 +70,7 @@ class UploadSession {
   }
 
   IntakeLimits* const limits_;
+  DeliveryLimits* const deliveries_;
   BlobStore& blobs_;
   BlobStore& checkpoints_;
   Store& store_;
@@ -76,6 +81,7 @@ class UploadSession {
   bool started_ = false, complete_ = false;
   int64_t unchecked_ = 0;  // bytes taken since the disk was looked at
   std::unique_ptr<IntakeLimits::Reservation> reserved_;
+  std::unique_ptr<DeliveryLimits::Reservation> room_;
   std::unique_ptr<BlobStore::Upload> upload_;
 };
 

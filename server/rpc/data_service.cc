@@ -67,7 +67,7 @@ grpc::Status DataServiceImpl::UploadBlob(grpc::ServerContext* context,
       if (const auto status = Admit(*context, message); !status.ok()) return status;
       const absl::StatusOr<Sender> sender = SenderOf(*context, store_, message);
       if (!sender.ok()) return rpc::ToGrpc(sender.status());
-      session.emplace(blobs_, checkpoints_, store_, clock_, *sender, limits_);
+      session.emplace(blobs_, checkpoints_, store_, clock_, *sender, limits_, deliveries_);
     }
     const absl::Status taken = session->Take(message);
     if (!taken.ok()) return rpc::ToGrpc(taken);

@@ -3,6 +3,7 @@
 #include "common/base/clock.h"
 #include "server/blob/blob_store.h"
 #include "server/core/artifacts.h"
+#include "server/core/delivery_limits.h"
 #include "server/core/intake_limits.h"
 #include "server/rpc/read_deadlines.h"
 #include "server/store/store.h"
@@ -18,13 +19,14 @@ class DataServiceImpl final : public v1::DataService::Service {
 
   DataServiceImpl(BlobStore& blobs, BlobStore& checkpoints, Store& store, Clock& clock,
                   Artifacts& artifacts, IntakeLimits* limits = nullptr,
-                  Nanos upload_patience = kUploadPatience)
+                  Nanos upload_patience = kUploadPatience, DeliveryLimits* deliveries = nullptr)
       : blobs_(blobs),
         checkpoints_(checkpoints),
         store_(store),
         clock_(clock),
         artifacts_(artifacts),
         limits_(limits),
+        deliveries_(deliveries),
         deadlines_(clock, upload_patience) {}
 
   grpc::Status StatBlob(grpc::ServerContext* context, const v1::StatBlobRequest* request,
@@ -47,6 +49,7 @@ class DataServiceImpl final : public v1::DataService::Service {
   Clock& clock_;
   Artifacts& artifacts_;
   IntakeLimits* const limits_;
+  DeliveryLimits* const deliveries_;
   ReadDeadlines deadlines_;
 };
 

@@ -8,6 +8,7 @@
 #include <spdlog/spdlog.h>
 
 #include "common/rpc/server_options.h"
+#include "server/rpc/connection_cap.h"
 #include "server/rpc/principal.h"
 
 namespace sft::server {
@@ -32,7 +33,7 @@ std::shared_ptr<grpc::ServerCredentials> CredentialsOf(Gate& gate, const tls::Id
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services, Sessions& sessions,
-    Gate& gate, const tls::Identity& tls) {
+    Gate& gate, const tls::Identity& tls, const Connections& connections) {
   if (gate.open() && !rpc::IsLoopback(endpoint.host)) {
     return PermissionDenied(endpoint.ToString() +
                             " is not loopback, and is not served without TLS");
@@ -43,6 +44,13 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   rpc::SetServerOptions(builder);
+  const auto millis = [](std::chrono::milliseconds time) { return static_cast<int>(time.count()); };
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, millis(connections.idle));
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, millis(connections.handshake));
+  CapConnections(
+      std::make_shared<ConnectionCap>(
+          connections.most > 0 ? connections.most : ConnectionCap::Default(), Clock::Real()),
+      builder);
   // By default a thread ends when two others wait for calls, and the next burst makes new ones.
   builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 2);
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 16);

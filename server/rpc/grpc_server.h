@@ -22,12 +22,20 @@ class GrpcServer {
   // Threads that calls may hold at once: streams that follow, uploads, unary calls.
   static constexpr int kMaxThreads = 800;
 
+  // Of connections, which cost a descriptor each.
+  struct Connections {
+    int most = 0;  // 0: ConnectionCap::Default()
+    // Without a call, and until the client has said what it speaks.
+    std::chrono::milliseconds idle = std::chrono::minutes(10);
+    std::chrono::milliseconds handshake = std::chrono::seconds(20);
+  };
+
   // Services, sessions and gate are borrowed and must outlive it. `tls` is the server's key and its
   // certificate, followed by the authority's; for a gate that is not open. PERMISSION_DENIED for an
   // address that is not loopback without TLS; UNAVAILABLE when the port is taken.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services,
-      Sessions& sessions, Gate& gate, const tls::Identity& tls);
+      Sessions& sessions, Gate& gate, const tls::Identity& tls, const Connections& connections);
   ~GrpcServer();
 
   // Refuses new calls, gives the running ones a moment, then cuts them off.

@@ -203,6 +203,40 @@ TEST_F(IngestTest, NotesBecomeEventsOfTheJob) {
   EXPECT_EQ(events.back().message(), "replicas agree");
 }
 
+// Each is a row that stays as long as the job.
+TEST_F(IngestTest, NotesThatComeTooFastAreLeftOutToldOfOnceAndCounted) {
+  int64_t offset = 0;
+  const auto say = [&](int notes) {
+    v1::AppendEventsRequest request = Steps(offset, offset + notes, 1);
+    request.clear_events();
+    for (int i = 0; i < notes; ++i) request.add_events()->set_note("again");
+    offset += notes;
+    EXPECT_EQ(ingest_.AppendEvents(request)->offset(), offset);
+  };
+  const auto count = [&](const char* type) {
+    int found = 0;
+    EXPECT_TRUE(store_
+                    ->Read([&](Database& db) -> absl::Status {
+                      SFT_ASSIGN_OR_RETURN(
+                          Statement get,
+                          db.Prepare("SELECT count(*) FROM events WHERE type = ?"));
+                      SFT_RETURN_IF_ERROR(get.Bind(type).Step().status());
+                      found = static_cast<int>(get.Int(0));
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return found;
+  };
+  say(NoteLimits::kAtOnce + 200);
+  EXPECT_EQ(count("note"), NoteLimits::kAtOnce);
+  EXPECT_EQ(count("warning"), 1);
+  EXPECT_EQ(registry_->refusals().counts().at("a"), 200);
+  clock_.Advance(NoteLimits::kOneIn * 3);
+  say(10);
+  EXPECT_EQ(count("note"), NoteLimits::kAtOnce + 3);
+  EXPECT_EQ(count("warning"), 1) << "told once";
+}
+
 TEST_F(IngestTest, ARepeatWithWhatHasComeSinceIsTakenFromWhereItIsNews) {
   const auto note = [&](int64_t begin, int64_t end, const std::vector<std::string>& texts) {
     v1::AppendEventsRequest request = Steps(begin, end, 1);
