@@ -82,11 +82,11 @@ std::optional<uint64_t> SocketInode(int fd) {
 }  // namespace
 
 int ConnectionCap::Default() {
-  constexpr rlim_t kRest = 256;
   rlimit files{};
   if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return 512;
-  const rlim_t most = std::min<rlim_t>(files.rlim_cur, 1 << 20);
-  return static_cast<int>(std::max<rlim_t>(most, 2 * kRest) - std::max(kRest, most / 4));
+  const rlim_t all = std::min<rlim_t>(files.rlim_cur, 1 << 20);
+  const rlim_t rest = std::max<rlim_t>(all / 4, std::min<rlim_t>(256, all / 2));
+  return static_cast<int>(all - rest);
 }
 
 void ConnectionCap::Prune() {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <vector>
@@ -147,6 +148,18 @@ TEST(ConnectionCap, ItHoldsSoManyAndForgetsThoseThatAreClosed) {
   clock.Advance(milliseconds(150));
   cap.Take(pairs[3][0].get());
   EXPECT_TRUE(is_open(pairs[3][1]));
+}
+
+TEST(ConnectionCap, ItLeavesDescriptorsForTheRest) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  for (const auto& [files, most] : {std::pair(256, 128), {1000, 744}, {4000, 3000}}) {
+    rlimit limit = before;
+    limit.rlim_cur = static_cast<rlim_t>(files);
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) continue;  // more than this process may have
+    EXPECT_EQ(ConnectionCap::Default(), most);
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 }  // namespace
