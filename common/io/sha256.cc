@@ -1,5 +1,7 @@
 #include "common/io/sha256.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -56,7 +58,7 @@ void CompressPortable(uint32_t* state, const uint8_t* data, size_t blocks) {
 #if defined(__x86_64__)
 // The SHA extensions keep the state as (A,B,E,F) and (C,D,G,H), and do two rounds an instruction.
 __attribute__((target("sha,sse4.1,ssse3"))) void CompressShaNi(uint32_t* state, const uint8_t* data,
-                                                              size_t blocks) {
+                                                               size_t blocks) {
   const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
   const __m128i cdab =
       _mm_shuffle_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(state)), 0xB1);
@@ -175,12 +177,13 @@ bool IsSha256Hex(std::string_view text) {
          });
 }
 
-absl::StatusOr<FileHash> HashFile(const std::string& path) {
+absl::StatusOr<FileHash> HashFile(const std::string& path, const std::function<bool()>& stop) {
   SFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForRead(path));
   Sha256 hash;
   FileHash result;
   std::vector<char> chunk(1 << 20);
   while (true) {
+    if (stop && stop()) return Aborted(fmt::format("the check of {} was stopped", path));
     SFT_ASSIGN_OR_RETURN(const size_t got,
                          ReadAt(fd.get(), result.size, chunk.data(), chunk.size(), path));
     hash.Update(chunk.data(), got);

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -46,7 +47,7 @@ struct FileHash {
   int64_t size = 0;
 };
 
-// Reads the file once, in chunks.
-absl::StatusOr<FileHash> HashFile(const std::string& path);
+// Reads the file once, in chunks. ABORTED as soon as `stop`, asked before each chunk, says so.
+absl::StatusOr<FileHash> HashFile(const std::string& path, const std::function<bool()>& stop = {});
 
 }  // namespace sft::io

@@ -27,6 +27,8 @@ static void Fields(V& v, RankLaunch& l) {
   v("val_file", l.val_file);
   v("train_name", l.train_name);
   v("val_name", l.val_name);
+  v("train_stamp", l.train_stamp);
+  v("val_stamp", l.val_stamp);
   v("cache_dir", l.cache_dir);
   v("attempt_dir", l.attempt_dir);
   v("output_dir", l.output_dir);

@@ -43,6 +43,10 @@ struct RankLaunch {
   std::string val_file;    // empty: no validation rows
   std::string train_name;  // what the submitter calls them, for messages; empty: no other name
   std::string val_name;
+  // What they looked like when the worker allowed them (common/io/file_stamp.h, ContentStamp); one
+  // that was replaced or written since is refused. Empty: whatever is there.
+  std::string train_stamp;
+  std::string val_stamp;
   std::string cache_dir;    // prepared data sets, keyed by content
   std::string attempt_dir;  // event files are here
   std::string output_dir;   // the artifact is written here: adapter, or full model

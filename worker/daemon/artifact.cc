@@ -63,7 +63,8 @@ absl::Status DeliverArtifact(const channel::ArtifactEvent& artifact, const std::
   if (artifact.kind == "model") request.set_node_path(artifact.path);
   for (const std::string& relative : files) {
     if (stop()) return Aborted("the delivery was stopped");
-    SFT_ASSIGN_OR_RETURN(BlobFile file, MakeBlobFile(artifact.path + "/" + relative, relative));
+    SFT_ASSIGN_OR_RETURN(BlobFile file,
+                         MakeBlobFile(artifact.path + "/" + relative, relative, stop));
     file.attempt_uid = attempt_uid;
     file.node = node;
     if (artifact.kind != "model") SFT_RETURN_IF_ERROR(server.UploadArtifact(file, stop));

@@ -7,8 +7,9 @@
 
 namespace sft::worker {
 
-absl::StatusOr<BlobFile> MakeBlobFile(const std::string& path, const std::string& display_name) {
-  SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(path));
+absl::StatusOr<BlobFile> MakeBlobFile(const std::string& path, const std::string& display_name,
+                                      const StopCheck& stop) {
+  SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(path, stop));
   return BlobFile{path, hash.sha256, hash.size, display_name};
 }
 
@@ -85,7 +86,7 @@ absl::Status FetchBlob(ServerApi& server, const std::string& sha256, int64_t siz
     SFT_RETURN_IF_ERROR(Download(server, sha256, path, what, *out, stop));
   }
   SFT_RETURN_IF_ERROR(OfDisk(out->Sync()));
-  const absl::StatusOr<io::FileHash> hash = io::HashFile(path);
+  const absl::StatusOr<io::FileHash> hash = io::HashFile(path, stop);
   if (!hash.ok()) return OfDisk(hash.status());
   if (hash->sha256 == sha256) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(OfDisk(io::RemoveAll(path)));

@@ -23,11 +23,21 @@ absl::Status Lost(const std::string& what) {
   return DataLoss(fmt::format("the checkpoint to go on from is not there: {}", what));
 }
 
-// Whether the file is what the blob's name says.
-bool Matches(const std::string& path, const v1::Blob& blob) {
+// Whether the file is what the blob's name says; ABORTED when `stop` said so.
+absl::StatusOr<bool> Matches(const std::string& path, const v1::Blob& blob, const StopCheck& stop) {
   if (io::FileSize(path).value_or(-1) != blob.size()) return false;
-  const absl::StatusOr<io::FileHash> hash = io::HashFile(path);
+  const absl::StatusOr<io::FileHash> hash = io::HashFile(path, stop);
+  if (absl::IsAborted(hash.status())) return hash.status();
   return hash.ok() && hash->sha256 == blob.sha256();
+}
+
+absl::StatusOr<bool> AllMatch(const std::string& dir, const v1::Resume& resume,
+                              const StopCheck& stop) {
+  for (const v1::ArtifactFile& file : resume.files()) {
+    SFT_ASSIGN_OR_RETURN(const bool matches, Matches(dir + "/" + file.path(), file.blob(), stop));
+    if (!matches) return false;
+  }
+  return true;
 }
 
 // One file of the checkpoint into the folder that becomes it: as left by an earlier try, from what
@@ -35,10 +45,12 @@ bool Matches(const std::string& path, const v1::Blob& blob) {
 absl::Status Bring(const v1::ArtifactFile& file, const std::string& own, const std::string& target,
                    ServerApi& server, const StopCheck& stop) {
   const std::string path = target + "/" + file.path();
-  if (Matches(path, file.blob())) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const bool is_there, Matches(path, file.blob(), stop));
+  if (is_there) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(io::MakeDirs(path.substr(0, path.rfind('/'))));
   const std::string local = own + "/" + file.path();
-  if (Matches(local, file.blob())) {
+  SFT_ASSIGN_OR_RETURN(const bool is_local, Matches(local, file.blob(), stop));
+  if (is_local) {
     SFT_RETURN_IF_ERROR(io::RemoveAll(path));
     if (link(local.c_str(), path.c_str()) == 0) return absl::OkStatus();
   }
@@ -58,9 +70,7 @@ absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::stri
       return Internal(fmt::format("the server sent \"{}\" as a checkpoint's file", file.path()));
     }
   }
-  const bool all_here = std::all_of(
-      resume.files().begin(), resume.files().end(),
-      [&](const v1::ArtifactFile& file) { return Matches(dir + "/" + file.path(), file.blob()); });
+  SFT_ASSIGN_OR_RETURN(const bool all_here, AllMatch(dir, resume, stop));
   if (all_here) return dir;
   const std::string target = dir + ".fetch", old = dir + ".old";
   SFT_RETURN_IF_ERROR(io::MakeDirs(target));

@@ -111,6 +111,8 @@ bool CheckpointShipper::TryAgain(int64_t step, const absl::Status& why) {
     spdlog::warn("attempt {}: {} failed: {}", identity_.attempt_uid, what, Message(why));
     return false;
   }
+  if (std::exchange(tried_, step) != step)
+    retries_.Succeeded();  // the older one's count for nothing
   const MonoTime now = clock_.Mono();
   retries_.Failed(now, hooks_.server_is_away());
   const std::string text = retries_.Text(what, why, now);
@@ -194,7 +196,8 @@ absl::Status CheckpointShipper::Upload(const channel::CheckpointEvent& event,
     SFT_RETURN_IF_ERROR(io::CheckRegularFile(path));
     SFT_ASSIGN_OR_RETURN(
         BlobFile file,
-        MakeBlobFile(path, fmt::format("{}/step-{}/{}", identity_.job_id, event.step, name)));
+        MakeBlobFile(path, fmt::format("{}/step-{}/{}", identity_.job_id, event.step, name),
+                     [this] { return Stopped(); }));
     file.is_checkpoint = true;
     file.attempt_uid = identity_.attempt_uid;
     file.node = setup_.node;

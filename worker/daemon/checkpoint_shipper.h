@@ -77,7 +77,8 @@ class CheckpointShipper {
   ServerApi& server_;
   Clock& clock_;
   const Hooks hooks_;
-  Retries retries_;  // of the thread that works
+  Retries retries_;    // of the thread that works,
+  int64_t tried_ = 0;  // and of this step
 
   mutable Mutex mutex_;
   std::vector<channel::CheckpointEvent> queue_ SFT_GUARDED_BY(mutex_);  // by step

@@ -1,13 +1,14 @@
 #include "worker/daemon/data_cleaning.h"
 
-#include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "common/io/file.h"
+#include "worker/daemon/checked_file.h"
 
 namespace sft::worker {
 namespace {
@@ -33,6 +34,10 @@ std::vector<Unused> FindUnused(const DataInUse& in_use, const NodeSetup& setup, 
   };
   for (const std::string& name : NamesIn(setup.data_dir + "/datasets")) {
     const std::string path = setup.data_dir + "/datasets/" + name;
+    if (name.ends_with(kCheckedSuffix)) {  // goes with its file
+      if (!io::Exists(path.substr(0, path.size() - std::strlen(kCheckedSuffix)))) add(path);
+      continue;
+    }
     // Also of what has arrived in part: "HASH.part".
     if (in_use.blobs.contains(name.substr(0, name.find('.')))) {
       MarkUsed(path);
@@ -59,11 +64,6 @@ std::optional<WallTime> LastUse(const std::string& path) {
   return WallTime(std::chrono::seconds(info.st_mtim.tv_sec) + Nanos(info.st_mtim.tv_nsec));
 }
 
-void MarkUsed(const std::string& path) {
-  // What cannot be marked counts as older than it is: at worst it is fetched again.
-  (void)utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
-}
-
 absl::Status CleanData(const DataInUse& in_use, const NodeSetup& setup, WallTime now,
                        const std::function<absl::StatusOr<io::DiskSpace>()>& space) {
   for (const Unused& file : FindUnused(in_use, setup, now)) {
@@ -74,6 +74,7 @@ absl::Status CleanData(const DataInUse& in_use, const NodeSetup& setup, WallTime
       if (io::LevelOf(left, setup.disk_marks) == io::DiskLevel::kOk) break;
     }
     SFT_RETURN_IF_ERROR(io::RemoveAll(file.path));
+    SFT_RETURN_IF_ERROR(io::RemoveAll(file.path + kCheckedSuffix));
     spdlog::info("{} was removed: {}", file.path,
                  old ? "not used for 30 days" : "the disk has little room, and no attempt uses it");
   }

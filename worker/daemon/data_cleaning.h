@@ -23,8 +23,6 @@ struct DataInUse {
 
 // When the file was written or marked last; nothing for what is no file.
 std::optional<WallTime> LastUse(const std::string& path);
-// The file is used now.
-void MarkUsed(const std::string& path);
 
 // Removes what nobody uses: what was not used for 30 days, and, while `space` says that the disk is
 // below its low mark, the rest, least recently used first. Never what was used a moment ago: its

@@ -110,6 +110,8 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.val_file = input.staged.val_file;
   rank.train_name = input.staged.train_name;
   rank.val_name = input.staged.val_name;
+  rank.train_stamp = input.staged.train_stamp;
+  rank.val_stamp = input.staged.val_stamp;
   rank.cache_dir = setup.data_dir + "/cache";
   rank.attempt_dir = dir;
   rank.output_dir =

@@ -9,9 +9,11 @@
 
 #include "common/base/json.h"
 #include "common/io/file.h"
+#include "common/io/file_stamp.h"
 #include "common/io/sha256.h"
 #include "common/spec/job_json.h"
 #include "worker/daemon/blob_file.h"
+#include "worker/daemon/checked_file.h"
 #include "worker/daemon/checkpoint_folder.h"
 #include "worker/daemon/job_folders.h"
 #include "worker/daemon/models.h"
@@ -40,6 +42,19 @@ absl::StatusOr<std::string> StageModel(const std::string& model, const NodeSetup
   return NotOfOwner(dir.status());
 }
 
+// Whether a data set that is here is what its hash says.
+absl::StatusOr<bool> IsWhole(const std::string& path, const std::string& sha256,
+                             const StopCheck& stop) {
+  if (WasChecked(path)) return true;
+  const std::string stamp = io::FullStampOf(path);
+  const absl::StatusOr<io::FileHash> kept = io::HashFile(path, stop);
+  if (absl::IsAborted(kept.status())) return kept.status();
+  if (!kept.ok()) return Unavailable(Message(kept.status()));
+  if (kept->sha256 != sha256) return false;
+  NoteChecked(path, stamp);
+  return true;
+}
+
 }  // namespace
 
 bool IsPassing(const absl::Status& status) {
@@ -61,12 +76,16 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const Stop
   SFT_RETURN_IF_ERROR(CheckJobFolders(staged.model_dir, model, dispatch, setup_));
   for (const v1::JobFileRef& file : dispatch.files()) {
     SFT_ASSIGN_OR_RETURN(std::string path, StageFile(file, dispatch, stop));
+    // A data set that was fetched is ours: nobody else writes it.
+    std::string stamp = file.node_path().empty() ? "" : io::ContentStampOf(path);
     if (file.key() == "job.data") {
       staged.train_file = std::move(path);
       staged.train_name = file.name();
+      staged.train_stamp = std::move(stamp);
     } else if (file.key() == "data.val") {
       staged.val_file = std::move(path);
       staged.val_name = file.name();
+      staged.val_stamp = std::move(stamp);
     }
   }
   if (staged.train_file.empty()) return Internal("the dispatch has no file for job.data");
@@ -118,9 +137,8 @@ absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const 
   const absl::Cleanup release = [&] { Release(file.sha256()); };
   const std::string path = setup_.BlobPath(file.sha256());
   if (io::Exists(path)) {
-    const absl::StatusOr<io::FileHash> kept = io::HashFile(path);
-    if (!kept.ok()) return Unavailable(Message(kept.status()));
-    if (kept->sha256 == file.sha256()) {
+    SFT_ASSIGN_OR_RETURN(const bool whole, IsWhole(path, file.sha256(), stop));
+    if (whole) {
       MarkUsed(path);
       return path;
     }
@@ -137,6 +155,7 @@ absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const 
   if (absl::IsDataLoss(fetched)) return FailedPrecondition(Message(fetched));
   SFT_RETURN_IF_ERROR(fetched);
   SFT_RETURN_IF_ERROR(NotOfOwner(io::RenameDurably(part, path)));
+  NoteChecked(path, io::FullStampOf(path));
   return path;
 }
 

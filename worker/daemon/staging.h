@@ -24,6 +24,9 @@ struct StagedJob {
   // What the submitter calls them; empty: no other name.
   std::string train_name;
   std::string val_name;
+  // How files of this node looked (channel::RankLaunch); empty: fetched ones.
+  std::string train_stamp;
+  std::string val_stamp;
   std::string resume_dir;  // all files of the checkpoint to go on from; empty: step 0
 };
 

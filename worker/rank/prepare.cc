@@ -40,9 +40,11 @@ void PrintSkipped(const engine::DatasetStats& stats) {
 }
 
 channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
-                                   engine::PrepareOptions options, RunawayScene scene,
-                                   const char* what, EventLog& events, const Clock& clock) {
+                                   engine::PrepareOptions options, const std::string& stamp,
+                                   RunawayScene scene, const char* what, EventLog& events,
+                                   const Clock& clock) {
   options.name = scene.data_name;
+  options.stamp = stamp;
   scene.data_name = options.Name();
   ReportRunaways(std::move(scene), clock);
   MonoTime last{};
@@ -78,13 +80,13 @@ void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, c
       PrepareFile(tokenizer,
                   engine::PrepareOptions::ForTraining(launch.spec, launch.file.train_file,
                                                       launch.file.cache_dir),
-                  scene, "training", events, clock);
+                  launch.file.train_stamp, scene, "training", events, clock);
   if (!launch.file.val_file.empty()) {
     scene.data_name = launch.file.val_name;
     PrepareFile(tokenizer,
                 engine::PrepareOptions::ForValidation(launch.spec, launch.file.val_file,
                                                       launch.file.cache_dir),
-                scene, "validation", events, clock);
+                launch.file.val_stamp, scene, "validation", events, clock);
   }
   events.Write(training);
   events.Sync();

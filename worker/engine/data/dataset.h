@@ -55,6 +55,7 @@ struct DatasetStats {
 struct PrepareOptions {
   std::filesystem::path data;       // JSONL file
   std::string name;                 // what the submitter calls it, for messages; empty: `data`
+  std::string stamp;                // it has to look so (MappedFile::Open); empty: as it is
   std::filesystem::path cache_dir;  // made when missing; files are named by content
   int sequence_length = 2048;
   int64_t max_examples = 0;  // 0: all

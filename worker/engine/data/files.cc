@@ -5,8 +5,10 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <system_error>
 
 #include "common/io/file.h"
+#include "common/io/file_stamp.h"
 #include "worker/engine/base/error.h"
 
 namespace sft::engine {
@@ -41,7 +43,27 @@ void MappedFile::Unmap::operator()(const char* data) const {
   if (size > 0) munmap(const_cast<char*>(data), size);
 }
 
-MappedFile MappedFile::Open(const std::filesystem::path& path) {
+namespace {
+
+void CheckUnchanged(int fd, const struct stat& info, const std::filesystem::path& path,
+                    const std::string& stamp) {
+  std::error_code error;
+  const auto real = std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", fd), error);
+  const bool same_place = !error && real == path;
+  const std::string now = io::ContentStamp(info);
+  if (same_place && now == stamp) return;
+  throw UserError(
+      fmt::format("{} has changed since the node took the job up ({}, now {})", path.string(),
+                  stamp, same_place ? now : fmt::format("{} at {}", now, real.string())),
+      "data_changed",
+      "leave a file on a node as it is until the jobs that name it have begun to train, then "
+      "submit "
+      "again");
+}
+
+}  // namespace
+
+MappedFile MappedFile::Open(const std::filesystem::path& path, const std::string& stamp) {
   auto fd = io::OpenForRead(path.string());
   ThrowIfError(fd.status());
   struct stat info = {};
@@ -49,6 +71,7 @@ MappedFile MappedFile::Open(const std::filesystem::path& path) {
   if (!S_ISREG(info.st_mode)) {
     throw UserError(fmt::format("{} is not a file; give the path of a file", path.string()));
   }
+  if (!stamp.empty()) CheckUnchanged(fd->get(), info, path, stamp);
   const auto size = static_cast<size_t>(info.st_size);
   // An empty file cannot be mapped; any address does for no bytes.
   static constexpr char kNothing = 0;

@@ -23,8 +23,10 @@ std::string ReadTextFile(const std::filesystem::path& path);
 // A file mapped for reading as long as the object lives. Movable.
 class MappedFile {
  public:
-  // Throws UserError when the file is missing, unreadable or not a regular file.
-  static MappedFile Open(const std::filesystem::path& path);
+  // Throws UserError when the file is missing, unreadable or not a regular file, and, with a
+  // `stamp` (common/io/file_stamp.h, ContentStamp), when it is another one by now or lies elsewhere
+  // than the path, which has no links, says.
+  static MappedFile Open(const std::filesystem::path& path, const std::string& stamp = "");
   std::string_view bytes() const { return {data_.get(), data_.get_deleter().size}; }
 
  private:

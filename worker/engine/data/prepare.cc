@@ -302,7 +302,7 @@ PrepareOptions PrepareOptions::ForValidation(const spec::JobSpec& spec, std::fil
 }
 
 PreparedDataset PrepareDataset(const ChatTokenizer& tokenizer, const PrepareOptions& options) {
-  const MappedFile data = MappedFile::Open(options.data);
+  const MappedFile data = MappedFile::Open(options.data, options.stamp);
   const std::string key = CacheKey(tokenizer, options, data.bytes());
   const std::filesystem::path file = options.cache_dir / (key + ".rows");
   if (std::shared_ptr<const Dataset> cached = OpenCached(file, key)) {

@@ -165,6 +165,27 @@ TEST_F(CheckpointTest, OneThatTheServerNeverTakesIsLeftOutAndNotWhileItIsAway) {
   EXPECT_EQ(server_.checkpoints[0].step(), 20);
 }
 
+TEST_F(CheckpointTest, ANewerOneHasThePatienceForItself) {
+  CheckpointShipper shipper = Shipper();
+  shipper.Add(Save(10));
+  server_.failure = Unavailable("no room for it");
+  for (int turn = 0; turn < 29; ++turn) {
+    shipper.Work();
+    clock_.Advance(std::chrono::minutes(1));
+  }
+  EXPECT_TRUE(registered_.empty());
+  shipper.Add(Save(20));
+  for (int turn = 0; turn < 5; ++turn) {
+    shipper.Work();
+    clock_.Advance(std::chrono::minutes(1));
+  }
+  EXPECT_TRUE(registered_.empty()) << "not left out for what the older one had used up";
+  server_.failure = absl::OkStatus();
+  shipper.Work();
+  ASSERT_EQ(server_.checkpoints.size(), 1u);
+  EXPECT_EQ(server_.checkpoints[0].step(), 20);
+}
+
 TEST_F(CheckpointTest, OneThatANewerOneHasOvertakenIsNotUploaded) {
   CheckpointShipper shipper = Shipper();
   for (const int64_t step : {10, 20, 30}) shipper.Add(Save(step));

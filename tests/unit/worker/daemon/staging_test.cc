@@ -151,6 +151,53 @@ TEST_F(StagingTest, ADataSetThatIsStagedIsNotRemovedBeforeItsAttemptIsKnown) {
   EXPECT_FALSE(io::Exists(setup_.BlobPath(hash_)));
 }
 
+// What this process has read so far.
+int64_t BytesRead() {
+  const std::string io = *io::ReadFile("/proc/self/io");
+  return std::stoll(io.substr(io.find("rchar: ") + 7));
+}
+
+TEST_F(StagingTest, WhatWasCheckedIsReadAgainOnlyWhenItHasChanged) {
+  data_ = std::string(20'000'000, 'x');
+  hash_ = io::Sha256Hex(data_);
+  server_.blobs[hash_] = data_;
+  dispatch_.mutable_files(0)->set_sha256(hash_);
+  dispatch_.mutable_files(0)->set_size(static_cast<int64_t>(data_.size()));
+  ASSERT_TRUE(Stage().ok());
+  const std::string path = setup_.BlobPath(hash_);
+  int64_t before = BytesRead();
+  ASSERT_TRUE(Stage().ok());
+  EXPECT_LT(BytesRead() - before, 1'000'000);
+  // Nor after the data were marked as used, or by the worker's next life.
+  ASSERT_TRUE(stager_.Clean([&] { return DataInUse{{hash_}, {}}; }, Clock::Real().Wall()).ok());
+  Stager next(setup_, server_);
+  before = BytesRead();
+  ASSERT_TRUE(next.Stage(dispatch_, [] { return false; }).ok());
+  EXPECT_LT(BytesRead() - before, 1'000'000);
+  // A change that keeps the size, and pretends to be old.
+  const auto time = std::filesystem::last_write_time(path);
+  const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  ASSERT_EQ(pwrite(fd, "y", 1, 5), 1);
+  close(fd);
+  std::filesystem::last_write_time(path, time);
+  ASSERT_TRUE(Stage().ok());
+  EXPECT_EQ(*io::ReadFile(path), data_);
+  EXPECT_EQ(server_.download_offsets.size(), 2u);
+}
+
+TEST_F(StagingTest, AStopEndsTheCheckOfWhatIsHere) {
+  Write(setup_.BlobPath(hash_), data_);
+  stop_ = true;
+  EXPECT_TRUE(absl::IsAborted(Stage().status()));
+  EXPECT_TRUE(io::Exists(setup_.BlobPath(hash_)));
+  Write(setup_.BlobPath(hash_) + ".part", data_);
+  ASSERT_TRUE(io::RemoveAll(setup_.BlobPath(hash_)).ok());
+  EXPECT_TRUE(absl::IsAborted(Stage().status())) << "it has arrived, and is to be checked";
+  stop_ = false;
+  EXPECT_TRUE(Stage().ok());
+  EXPECT_TRUE(server_.download_offsets.empty());
+}
+
 TEST_F(StagingTest, AStopEndsADownload) {
   stop_ = true;
   EXPECT_TRUE(absl::IsAborted(Stage().status()));
@@ -181,6 +228,18 @@ TEST_F(StagingTest, ANodePathMustLieBelowTheRoots) {
   ASSERT_EQ(mkfifo((dir_ + "/files/pipe").c_str(), 0600), 0);
   file.set_node_path(dir_ + "/files/pipe");
   EXPECT_TRUE(absl::IsInvalidArgument(Stage().status())) << "opening it would wait for ever";
+}
+
+TEST_F(StagingTest, HowAFileOfTheNodeLookedIsPassedOnToItsReaders) {
+  Write(dir_ + "/files/rows.jsonl", data_);
+  EXPECT_EQ(Stage()->train_stamp, "") << "what was fetched is written by nobody else";
+  dispatch_.mutable_files(0)->clear_sha256();
+  dispatch_.mutable_files(0)->set_node_path(dir_ + "/files/rows.jsonl");
+  const std::string before = Stage()->train_stamp;
+  EXPECT_NE(before, "");
+  EXPECT_EQ(Stage()->train_stamp, before);
+  Write(dir_ + "/files/rows.jsonl", data_ + data_);
+  EXPECT_NE(Stage()->train_stamp, before);
 }
 
 TEST_F(StagingTest, AnotherJobsFolderIsNotThereUnlessTheServerNamesTheJob) {

@@ -12,6 +12,7 @@
 
 #include "common/base/json.h"
 #include "common/io/file.h"
+#include "common/io/file_stamp.h"
 #include "common/spec/job_json.h"
 #include "worker/channel/launch.h"
 
@@ -173,6 +174,16 @@ TEST_F(HostileModelTest, ValuesNestedWithoutEndAreNoCrash) {
   ExpectUserError("nested_too_deeply", "train.jsonl, line 1: ");
 }
 
+TEST_F(HostileModelTest, APatternThatTriesWaysWithoutEndGivesUp) {
+  // 2^60 ways; the crate stops after a million, and a row that takes 5 minutes would be refused.
+  tokenizer_["pre_tokenizer"] = {{"type", "Split"},
+                                 {"pattern", {{"Regex", "(?:a+)+(?=b)(?!c)b"}}},
+                                 {"behavior", "Isolated"},
+                                 {"invert", false}};
+  Write("train.jsonl", R"({"text": ")" + std::string(60, 'a') + "\"}\n");
+  EXPECT_EQ(Prepare(kHonest), channel::kExitOk) << output_;
+}
+
 TEST_F(HostileModelTest, AnOverrunOfTheProcessesLimitIsTheJobs) {
   launch_.prepare_memory_bytes = 300 << 20;
   // Within the limit of one text, but not within that of the process.
@@ -184,6 +195,24 @@ TEST_F(HostileModelTest, AnOverrunOfTheProcessesLimitIsTheJobs) {
   launch_.job_json = R"({"hyperparameters": {"sequence_length": 1048576}})";
   EXPECT_EQ(Prepare(kHonest), channel::kExitUserError) << output_;
   ExpectUserError("prepare_out_of_memory", "needs more than the 0.31 GB of memory");
+}
+
+TEST_F(HostileModelTest, DataThatWereSwappedSinceTheNodeTookTheJobUpAreRefused) {
+  launch_.train_stamp = io::ContentStampOf(launch_.train_file);
+  EXPECT_EQ(Prepare(kHonest), channel::kExitOk) << output_;
+  const std::string row = io::ReadFile(launch_.train_file).value();
+  Write("train.jsonl", row + row);
+  EXPECT_EQ(Prepare(kHonest), channel::kExitUserError);
+  ExpectUserError("data_changed", dir_ + "/train.jsonl has changed since");
+  // The ranks read it once more.
+  EXPECT_EQ(RunLaunch("train --rank 0"), channel::kExitUserError);
+  EXPECT_EQ(LastEvent("rank-0").value("code", ""), "data_changed") << output_;
+  // A link that leads elsewhere, to what looks the same.
+  launch_.train_stamp = io::ContentStampOf(launch_.train_file);
+  std::filesystem::rename(launch_.train_file, dir_ + "/other.jsonl");
+  std::filesystem::create_symlink("other.jsonl", launch_.train_file);
+  EXPECT_EQ(Prepare(kHonest), channel::kExitUserError);
+  ExpectUserError("data_changed", "other.jsonl");
 }
 
 TEST_F(RankProcessTest, AMissingAttemptFolderIsInfrastructure) {
