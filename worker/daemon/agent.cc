@@ -92,18 +92,14 @@ void Agent::OnDesired(const v1::Desired& desired) {
 }
 
 void Agent::StopAll(const std::string& reason) {
-  v1::Desired desired;
-  {
-    const MutexLock lock(mutex_);
-    for (const auto& [uid, entry] : attempts_) {
-      v1::DesiredAttempt& attempt = *desired.add_attempts();
-      attempt.set_attempt_uid(uid);
-      attempt.set_epoch(entry.attempt->epoch());
-      attempt.set_intent(v1::DesiredAttempt::STOP);
-      attempt.set_reason(reason);
-    }
+  const MutexLock lock(mutex_);
+  refused_ = reason;
+  for (const auto& [uid, entry] : attempts_) {
+    spdlog::error("attempt {} is abandoned: {}; what it made stays in {}", uid, reason,
+                  setup_.AttemptDir(uid));
   }
-  OnDesired(desired);
+  step_wanted_ = true;
+  changed_.NotifyAll();
 }
 
 void Agent::ServerHeard(MonoTime at) {
@@ -306,13 +302,15 @@ void Agent::RemoveForgotten() {
 Nanos Agent::Step() {
   std::optional<v1::Desired> desired;
   MonoTime heard;
+  std::string refused;
   {
     const MutexLock lock(mutex_);
     desired.swap(desired_);
     step_wanted_ = false;
     heard = heard_;
+    refused = refused_;
   }
-  if (desired) {
+  if (refused.empty() && desired) {
     Apply(*desired);
     if (desired->has_checkpoints()) {
       kept_ = desired->checkpoints();
@@ -328,10 +326,11 @@ Nanos Agent::Step() {
   }
   bool live = false;
   for (Attempt* attempt : attempts) {
+    if (!refused.empty()) attempt->Abandon(refused, /*lasts=*/true);
     attempt->Control(heard);
     live = live || attempt->HasProcesses();
   }
-  CleanCheckpoints(/*is_news=*/false);
+  if (refused.empty()) CleanCheckpoints(/*is_news=*/false);
   RemoveForgotten();
   return live ? Nanos(kWatchInterval) : Nanos(kNoLiveInterval);
 }

@@ -37,7 +37,8 @@ class Agent {
 
   // Any thread.
   void OnDesired(const v1::Desired& desired);
-  // Another worker is this node now: ends what runs here.
+  // This worker is refused for good: ends what runs here, tells nobody of it, and follows no
+  // further word of the server. What the attempts made stays on disk for its next life.
   void StopAll(const std::string& reason);
   // The server has heard of this worker at `at` or later: an answer to what was sent then came.
   void ServerHeard(MonoTime at);
@@ -93,6 +94,7 @@ class Agent {
   v1::CheckpointSet kept_;
   LiveJobs cleaned_;
   std::optional<v1::Desired> desired_ SFT_GUARDED_BY(mutex_);  // not applied yet
+  std::string refused_ SFT_GUARDED_BY(mutex_);  // StopAll's reason; empty: it was not called
   MonoTime heard_ SFT_GUARDED_BY(mutex_){};
   std::string rank_problem_ SFT_GUARDED_BY(mutex_);
   std::vector<v1::Model> models_ SFT_GUARDED_BY(mutex_);

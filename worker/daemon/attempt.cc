@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <limits>
+
 #include "worker/daemon/fencing.h"
 
 namespace sft::worker {
@@ -13,7 +15,9 @@ using std::chrono::minutes;
 
 // Of what stands between a job and its start: another node may do better.
 constexpr Retries::Limit kStagingLimit{10, minutes(15)};
-// Of logs and events at an attempt's end: its slots wait for them.
+// Of logs and events while the ranks work, which wait for nobody: never enough.
+constexpr Retries::Limit kLiveShippingLimit{std::numeric_limits<int>::max(), Nanos::max()};
+// Of them at an attempt's end: its slots wait for them.
 constexpr Retries::Limit kShippingLimit{20, hours(1)};
 // Of what the whole attempt was for: a full disk of the server may last.
 constexpr Retries::Limit kDeliveryLimit{20, hours(6)};
@@ -56,6 +60,7 @@ Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
                services.server,
                [this](int rank, const channel::Event& event) { OnEvent(rank, event); }),
       staging_(kStagingLimit),
+      live_shipping_(kLiveShippingLimit),
       shipping_(kShippingLimit),
       delivery_(kDeliveryLimit),
       checkpoints_({record.uid, record.epoch, record.dispatch.job_id(),
@@ -94,9 +99,10 @@ void Attempt::Direct(const v1::DesiredAttempt& desired) {
   if (!desired.rendezvous().empty()) desired_rendezvous_ = desired.rendezvous();
 }
 
-void Attempt::Abandon(const std::string& reason) {
+void Attempt::Abandon(const std::string& reason, bool lasts) {
   const MutexLock lock(mutex_);
   abandoned_ = true;
+  kept_ = kept_ || lasts;
   checkpoints_.Drop();
   if (intent_ != v1::DesiredAttempt::RUN) return;
   intent_ = v1::DesiredAttempt::STOP;
@@ -141,7 +147,7 @@ int64_t Attempt::settled_step() const {
 
 bool Attempt::Forgettable() const {
   const MutexLock lock(mutex_);
-  return abandoned_ && state_ == v1::AttemptStatus::DONE;
+  return abandoned_ && !kept_ && state_ == v1::AttemptStatus::DONE;
 }
 
 bool Attempt::HasProcesses() const {

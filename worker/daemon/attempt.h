@@ -62,8 +62,9 @@ class Attempt {
 
   // What the server wants of it.
   void Direct(const v1::DesiredAttempt& desired);
-  // The server does not want it: stop, and need no acknowledgement.
-  void Abandon(const std::string& reason);
+  // Nobody takes what it has to say: it stops and needs no acknowledgement. What `lasts`, no call
+  // of this worker being taken any more, leaves all of it on disk for the worker's next life.
+  void Abandon(const std::string& reason, bool lasts = false);
   v1::AttemptStatus Status() const;
   // The hashes of its data sets.
   std::vector<std::string> Blobs() const;
@@ -167,7 +168,10 @@ class Attempt {
 
   // Io thread only.
   Shipper shipper_;
-  Retries staging_, shipping_, delivery_;
+  // What fails while the ranks work uses up no patience of the end.
+  Retries staging_, live_shipping_, shipping_, delivery_;
+
+  bool confirmed_ = false;  // after the delivery: the server has all events
 
   CheckpointShipper checkpoints_;
   Mutex save_mutex_;  // from the copy of the record to its file
@@ -179,6 +183,7 @@ class Attempt {
   v1::DesiredAttempt::Intent intent_ SFT_GUARDED_BY(mutex_) = v1::DesiredAttempt::RUN;
   std::string intent_reason_ SFT_GUARDED_BY(mutex_);
   bool abandoned_ SFT_GUARDED_BY(mutex_) = false;
+  bool kept_ SFT_GUARDED_BY(mutex_) = false;  // for the next life, although it is abandoned
   int64_t checkpoints_wanted_ SFT_GUARDED_BY(mutex_) = 0;
   bool checkpoint_first_ SFT_GUARDED_BY(mutex_) = false;
   Nanos checkpoint_patience_ SFT_GUARDED_BY(mutex_){0};  // for it; at least the grace

@@ -50,7 +50,7 @@ Nanos Attempt::Io() {
   }
   // It is there again: no need to wait longer.
   if (spoke) {
-    for (Retries* each : {&staging_, &shipping_, &delivery_}) each->Hurry();
+    for (Retries* each : {&staging_, &live_shipping_, &shipping_, &delivery_}) each->Hurry();
   }
   switch (state) {
     case v1::AttemptStatus::STAGING:
@@ -169,12 +169,15 @@ Nanos Attempt::Stage() {
 }
 
 Nanos Attempt::ShipLive() {
-  const Nanos wait = shipping_.Wait(services_.clock.Mono());
+  {
+    const MutexLock lock(mutex_);
+    if (abandoned_) return kIdleInterval;
+  }
+  const Nanos wait = live_shipping_.Wait(services_.clock.Mono());
   if (wait > Nanos(0)) return wait;
   const absl::StatusOr<Shipper::Progress> shipped = shipper_.ShipOnce(/*final=*/false);
-  // The ranks do not wait for it: there is no end before theirs.
-  if (!shipped.ok()) return TryAgain(shipping_, "sending logs and events", shipped.status());
-  Succeeded(shipping_);
+  if (!shipped.ok()) return TryAgain(live_shipping_, "sending logs and events", shipped.status());
+  Succeeded(live_shipping_);
   if (shipped->more) return Nanos(0);
   const MutexLock lock(mutex_);
   return state_ == v1::AttemptStatus::STOPPING ? kStoppingInterval : kLiveInterval;
@@ -193,10 +196,12 @@ void Attempt::LeaveOutUnshipped(const absl::Status& why) {
 Nanos Attempt::Finish() {
   const MonoTime now = services_.clock.Mono();
   bool abandoned = false;
+  bool kept = false;
   {
     const MutexLock lock(mutex_);
     if (interrupted_) return kIdleInterval;
     abandoned = abandoned_;
+    kept = kept_;
   }
   if (!abandoned) {
     const Nanos wait = std::max(shipping_.Wait(now), delivery_.Wait(now));
@@ -219,16 +224,25 @@ Nanos Attempt::Finish() {
         return kLiveInterval;
       }
       status = Deliver();
+      // The delivery may have taken hours, in which a server may lose what it had.
+      if (status.ok() && !confirmed_) {
+        const absl::StatusOr<bool> has_all = shipper_.Confirm();
+        confirmed_ = has_all.ok() || IsFinal(has_all.status()) || delivery_.Enough();
+        if (has_all.ok() && !*has_all) return Nanos(0);
+        if (!confirmed_) status = has_all.status();
+      }
     }
     if (!status.ok() && !IsDisowned(status)) return TryAgain(delivery_, "delivery", status);
     if (!status.ok()) spdlog::warn("attempt {}: the server disowns it: {}", uid_, Message(status));
     Succeeded(delivery_);
   }
-  {
-    const MutexLock lock(mutex_);
-    record_.done = true;
+  if (!kept) {
+    {
+      const MutexLock lock(mutex_);
+      record_.done = true;
+    }
+    Save();
   }
-  Save();
   Enter(v1::AttemptStatus::DONE);
   return kIdleInterval;
 }

@@ -40,6 +40,8 @@ absl::StatusOr<channel::LogGap> ReadGap(const std::string& log_path) {
   return channel::ParseLogGap(*text);
 }
 
+std::string NameOf(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
 void SetTime(double seconds, v1::Metric& metric) {
   *metric.mutable_time() = google::protobuf::util::TimeUtil::NanosecondsToTimestamp(
       static_cast<int64_t>(seconds * 1e6) * 1000);
@@ -154,7 +156,7 @@ absl::StatusOr<Shipper::Progress> Shipper::ShipOnce(bool final) {
       // The same bytes get the same answer: what else there is must not wait for them.
       spdlog::warn("attempt {}: the server does not take {}: {}; the rest of it is left out",
                    identity_.attempt_uid, stream.path, Message(shipped));
-      stream.finished = true;
+      stream.finished = stream.left_out = true;
       continue;
     }
     stream.failed = !shipped.ok();
@@ -169,12 +171,25 @@ std::vector<std::string> Shipper::GiveUp() {
   std::vector<std::string> left_out;
   for (Stream& stream : streams_) {
     if (stream.finished || !stream.failed) continue;
-    stream.finished = true;
-    left_out.push_back(fmt::format("{} from byte {} on",
-                                   stream.path.substr(stream.path.rfind('/') + 1),
+    stream.finished = stream.left_out = true;
+    left_out.push_back(fmt::format("{} from byte {} on", NameOf(stream.path),
                                    std::max<int64_t>(stream.offset, 0)));
   }
   return left_out;
+}
+
+absl::StatusOr<bool> Shipper::Confirm() {
+  bool has_all = true;
+  for (Stream& stream : streams_) {
+    // The server keeps figures of rank 0 alone.
+    if (!stream.events || stream.rank != 0 || stream.left_out) continue;
+    v1::AppendEventsRequest nothing = EventsRequest(stream);
+    SFT_ASSIGN_OR_RETURN(const int64_t has, server_.AppendEvents(nothing));
+    if (has >= stream.offset) continue;
+    stream.offset = has;
+    stream.finished = has_all = false;
+  }
+  return has_all;
 }
 
 // Nothing appended at the start of the file: the answer is what the server has.
@@ -220,6 +235,36 @@ absl::Status Shipper::ShipLog(Stream& stream, bool final, bool& more) {
   return absl::OkStatus();
 }
 
+std::vector<channel::Event> Shipper::ReadEvents(const Stream& stream, std::string_view lines,
+                                                v1::AppendEventsRequest& request) const {
+  std::vector<channel::Event> events;
+  int damaged = 0;
+  for (size_t at = 0; at < lines.size();) {
+    const size_t end = std::min(lines.find('\n', at), lines.size());
+    const std::string_view line = lines.substr(at, end - at);
+    at = end + 1;
+    absl::StatusOr<channel::Event> event = channel::ParseLine(line);
+    if (!event.ok()) {
+      // A line without an end is one that its rank could not finish, or goes on in the next chunk.
+      if (!absl::IsNotFound(event.status()) && end < lines.size()) ++damaged;
+      continue;
+    }
+    v1::RankEvent parsed = ToRankEvent(stream.rank, *event, line);
+    if (parsed.body_case() != v1::RankEvent::BODY_NOT_SET)
+      *request.add_events() = std::move(parsed);
+    events.push_back(*std::move(event));
+  }
+  if (damaged > 0) {
+    const std::string lost = fmt::format(
+        "{} {} of {} before byte {} {} damaged on node {}: what {} said of the training is lost",
+        damaged, damaged == 1 ? "line" : "lines", NameOf(stream.path), request.end_offset(),
+        damaged == 1 ? "is" : "are", identity_.node, damaged == 1 ? "it" : "they");
+    spdlog::warn("attempt {}: {}", identity_.attempt_uid, lost);
+    SetNote("warning", lost, *request.add_events());
+  }
+  return events;
+}
+
 absl::Status Shipper::ShipEvents(Stream& stream, bool final, bool& more) {
   if (!final && stream.offset < 0 && !io::Exists(stream.path)) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(AskOffset(stream));
@@ -236,22 +281,8 @@ absl::Status Shipper::ShipEvents(Stream& stream, bool final, bool& more) {
   }
   v1::AppendEventsRequest request = EventsRequest(stream);
   request.set_end_offset(stream.offset + static_cast<int64_t>(usable));
-  std::vector<channel::Event> events;
-  for (size_t at = 0; at < usable;) {
-    const size_t end = std::min(chunk.find('\n', at), usable);
-    const std::string_view line = std::string_view(chunk).substr(at, end - at);
-    at = end + 1;
-    absl::StatusOr<channel::Event> event = channel::ParseLine(line);
-    if (!event.ok()) {
-      if (!absl::IsNotFound(event.status()))
-        spdlog::warn("{}: {}", stream.path, Message(event.status()));
-      continue;
-    }
-    v1::RankEvent parsed = ToRankEvent(stream.rank, *event, line);
-    if (parsed.body_case() != v1::RankEvent::BODY_NOT_SET)
-      *request.add_events() = std::move(parsed);
-    events.push_back(*std::move(event));
-  }
+  const std::vector<channel::Event> events =
+      ReadEvents(stream, std::string_view(chunk).substr(0, usable), request);
   SFT_ASSIGN_OR_RETURN(stream.offset, server_.AppendEvents(request));
   for (const channel::Event& event : events) on_event_(stream.rank, event);
   if (whole_chunk || stream.offset < request.end_offset()) more = true;

@@ -46,6 +46,9 @@ class Shipper {
   };
   // `final`: the processes have ended, the files do not grow any more.
   absl::StatusOr<Progress> ShipOnce(bool final);
+  // After the last of them was acknowledged: whether the server still has all events. What it has
+  // lost meanwhile is shipped by the next ShipOnce.
+  absl::StatusOr<bool> Confirm();
   // Ships nothing more of the files that failed last; what of them: "rank-0.log from byte 42 on".
   std::vector<std::string> GiveUp();
 
@@ -56,11 +59,15 @@ class Shipper {
     bool events;
     int64_t offset = -1;  // -1: ask the server
     bool finished = false;
-    bool failed = false;  // at the last try
+    bool left_out = false;  // the rest of it, for good
+    bool failed = false;    // at the last try
   };
 
   absl::Status ShipLog(Stream& stream, bool final, bool& more);
   absl::Status ShipEvents(Stream& stream, bool final, bool& more);
+  // The events in whole lines of `stream`, into `request` what the server needs of them.
+  std::vector<channel::Event> ReadEvents(const Stream& stream, std::string_view lines,
+                                         v1::AppendEventsRequest& request) const;
   absl::Status AskOffset(Stream& stream);
   v1::AppendLogRequest LogRequest(const Stream& stream) const;
   v1::AppendEventsRequest EventsRequest(const Stream& stream) const;

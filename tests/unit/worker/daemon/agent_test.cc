@@ -463,6 +463,61 @@ TEST_F(AgentTest, LogsThatTheServerNeverTakesDoNotHoldTheSlotsForEver) {
   EXPECT_EQ(server_.commits.size(), 1u);
 }
 
+TEST_F(AgentTest, WhatFailedDuringTheTrainingUsesUpNoPatienceOfTheEnd) {
+  const std::string gate = dir_ + "/gate";
+  Want("until " + gate);
+  Launch();
+  server_.failure = DataLoss("a stored metric cannot be read");
+  for (int turn = 0; turn < 1000; ++turn) {
+    clock_.Advance(std::chrono::seconds(10));
+    Tell();
+    agent_->StepIo();
+  }
+  EXPECT_NE(Only().retrying().find("sending logs and events failed"), std::string::npos)
+      << Only().retrying();
+  ASSERT_TRUE(io::WriteFileAtomic(gate, "").ok());
+  WaitForShimEnd();
+  for (int turn = 0; turn < 30; ++turn) {  // five minutes
+    Tell();
+    agent_->StepIo();
+    clock_.Advance(std::chrono::seconds(10));
+  }
+  EXPECT_EQ(Only().state(), Status::FINISHING);
+  EXPECT_NE(Only().retrying().find("sending the rest of logs and events failed "),
+            std::string::npos)
+      << Only().retrying();
+  server_.failure = absl::OkStatus();
+  for (int turn = 0; turn < 20 && Only().state() != Status::DONE; ++turn) agent_->StepIo();
+  EXPECT_EQ(Only().state(), Status::DONE);
+  EXPECT_EQ(Only().verdict().evidence_size(), 0) << Only().verdict().ShortDebugString();
+  EXPECT_TRUE((server_.ended[{"a-1", 0}]));
+}
+
+TEST_F(AgentTest, PointsThatTheServerLosesDuringTheDeliveryAreShippedAgain) {
+  Want("ok");
+  Launch();
+  WaitForShimEnd();
+  agent_->Step();
+  server_.before = [this](int) {
+    if (!server_.ended[{"a-1", 0}] || server_.event_offsets[{"a-1", 0}] == 0) return;
+    server_.before = nullptr;
+    server_.failure = Unavailable("no room for the artifact");
+  };
+  for (int turn = 0; turn < 20 && server_.failure.ok(); ++turn) agent_->StepIo();
+  ASSERT_FALSE(server_.events[0].empty());
+  agent_->StepIo();
+  ASSERT_NE(Only().retrying().find("delivery"), std::string::npos) << Only().retrying();
+  const size_t had = server_.events[0].size();
+  server_.events[0].clear();
+  server_.event_offsets[{"a-1", 0}] = 0;
+  server_.failure = absl::OkStatus();
+  clock_.Advance(std::chrono::seconds(10));
+  for (int turn = 0; turn < 20 && Only().state() != Status::DONE; ++turn) agent_->StepIo();
+  EXPECT_EQ(Only().state(), Status::DONE);
+  EXPECT_EQ(server_.commits.size(), 1u);
+  EXPECT_EQ(server_.events[0].size(), had);
+}
+
 TEST_F(AgentTest, AnEndSaysWhenTheProcessesEnded) {
   Want("ok");
   Launch();

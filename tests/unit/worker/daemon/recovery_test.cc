@@ -152,12 +152,39 @@ TEST_F(RecoveryTest, AShimThatFoundNoRoomForItsFirstStatusIsNotTakenForGone) {
 TEST_F(RecoveryTest, WhereAnotherWorkerHasTakenTheNodeOverTheRanksEndAndTheirFolderStays) {
   Want("steps " + dir_ + "/gate", 2);
   Launch();
+  server_.failure = Unavailable("incarnation x was replaced");
   agent_->StopAll("another worker has taken this node over");
+  const int calls = server_.calls;
+  agent_->OnDesired(desired_);  // a word that was on its way
   agent_->Step();
   WaitForShimEnd();
   agent_->Step();
-  EXPECT_NE(Only().state(), Status::RUNNING);
+  for (int turn = 0; turn < 5; ++turn) {
+    agent_->StepIo();
+    agent_->Step();
+  }
+  EXPECT_EQ(Only().state(), Status::DONE);
+  EXPECT_EQ(server_.calls, calls) << "nobody takes what it would say";
   EXPECT_TRUE(io::IsDirectory(setup_.AttemptDir("a-1")));
+  // The next life has what this one could not tell.
+  NewLife();
+  EXPECT_EQ(Only().state(), Status::FINISHING);
+  server_.failure = absl::OkStatus();
+  for (int turn = 0; turn < 20 && Only().state() != Status::DONE; ++turn) agent_->StepIo();
+  EXPECT_EQ(Only().state(), Status::DONE);
+  EXPECT_TRUE((server_.ended[{"a-1", 1}]));
+}
+
+TEST_F(RecoveryTest, WhatIsStagedWhereAnotherWorkerHasTakenOverEnds) {
+  Want("ok");
+  server_.failure = Unavailable("incarnation x was replaced");
+  Tell();
+  agent_->StepIo();
+  agent_->StopAll("another worker has taken this node over");
+  agent_->Step();
+  for (int turn = 0; turn < 3; ++turn) agent_->StepIo();
+  EXPECT_EQ(Only().state(), Status::DONE);
+  EXPECT_EQ(Only().verdict().code(), "stopped");
 }
 
 TEST_F(RecoveryTest, RanksThatStandStillAreEndedWithTheFindingAlsoOverANewLife) {

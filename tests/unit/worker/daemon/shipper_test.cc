@@ -146,16 +146,41 @@ TEST_F(ShipperTest, BrokenAndUnknownLinesAreSkippedAndCountAsRead) {
   Append("rank-0.events", text);
   Shipper shipper = Make();
   ShipAll(shipper);
-  EXPECT_EQ(server_.events[0].size(), 2u);
+  // Two steps and the word of what is lost; half a line at the end is what a killed rank leaves.
+  ASSERT_EQ(server_.events[0].size(), 3u);
+  EXPECT_EQ(server_.events[0][2].type(), "warning");
+  EXPECT_NE(server_.events[0][2].note().find("2 lines of rank-0.events before byte "),
+            std::string::npos)
+      << server_.events[0][2].note();
   EXPECT_EQ((server_.event_offsets[{"a-1", 0}]), static_cast<int64_t>(text.size()));
+}
+
+TEST_F(ShipperTest, DamageInTheMiddleCostsTheLinesThatItHit) {
+  std::string text;
+  for (int step = 1; step <= 100; ++step) text += StepLine(step);
+  const size_t line = StepLine(1).size();
+  text.replace(10 * line + 5, 3 * line, std::string(3 * line, '\0'));
+  Append("rank-0.events", text);
+  Shipper shipper = Make();
+  ShipAll(shipper);
+  std::vector<int64_t> steps;
+  std::string told;
+  for (const v1::RankEvent& event : server_.events[0]) {
+    if (event.has_metric()) steps.push_back(event.metric().step());
+    told += event.note();
+  }
+  ASSERT_GE(steps.size(), 95u);
+  EXPECT_EQ(steps.back(), 100);
+  EXPECT_NE(told.find("1 line of rank-0.events"), std::string::npos) << told;
 }
 
 TEST_F(ShipperTest, ALineLongerThanAChunkDoesNotStopTheFile) {
   Append("rank-0.events", std::string(5 << 19, 'x') + "\n" + StepLine(9));
   Shipper shipper = Make();
   ShipAll(shipper);
-  ASSERT_EQ(server_.events[0].size(), 1u);
+  ASSERT_EQ(server_.events[0].size(), 2u);
   EXPECT_EQ(server_.events[0][0].metric().step(), 9);
+  EXPECT_NE(server_.events[0][1].note().find("1 line of"), std::string::npos);
 }
 
 TEST_F(ShipperTest, OnlyRankZerosStepsBecomeMetricsButAllAreSeenByTheNode) {
