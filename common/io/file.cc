@@ -208,10 +208,11 @@ absl::Status RemoveAll(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::string>> ListDir(const std::string& path) {
+absl::StatusOr<std::vector<std::string>> ListDir(const std::string& path, size_t most) {
   std::error_code error;
   std::vector<std::string> names;
   for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+    if (names.size() == most) break;
     names.push_back(it->path().filename().string());
   }
   if (error) return ErrnoStatus(fmt::format("cannot list {}", path), error.value());

@@ -76,8 +76,8 @@ bool IsDirectory(const std::string& path);
 absl::Status CheckRegularFile(const std::string& path);
 // Removes a file or a whole folder; missing is OK. Links are removed, not followed.
 absl::Status RemoveAll(const std::string& path);
-// Names (not paths) in a folder, sorted.
-absl::StatusOr<std::vector<std::string>> ListDir(const std::string& path);
+// Names (not paths) in a folder, sorted; of one that has more than `most`, so many of them.
+absl::StatusOr<std::vector<std::string>> ListDir(const std::string& path, size_t most = SIZE_MAX);
 
 // A new empty folder whose name starts with `prefix`, in `parent`; "": in $TMPDIR or /tmp.
 absl::StatusOr<std::string> MakeTempDir(std::string_view prefix, std::string parent = "");

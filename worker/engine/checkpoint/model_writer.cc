@@ -8,6 +8,7 @@
 
 #include "common/base/json.h"
 #include "common/io/file.h"
+#include "common/io/model_folder.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/disk.h"
 
@@ -18,18 +19,6 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr int64_t kMaxTextBytes = int64_t{1} << 28;
-
-// What transformers reads beside config.json and the weights.
-constexpr const char* kCompanions[] = {"generation_config.json",
-                                       "tokenizer.json",
-                                       "tokenizer_config.json",
-                                       "special_tokens_map.json",
-                                       "added_tokens.json",
-                                       "tokenizer.model",
-                                       "vocab.json",
-                                       "merges.txt",
-                                       "chat_template.jinja",
-                                       "chat_template.json"};
 
 std::string ReadText(const fs::path& path) {
   auto text = io::ReadFile(path.string(), kMaxTextBytes);
@@ -83,7 +72,7 @@ void WriteTemplate(const fs::path& target, std::string_view chat_template) {
 
 void CopyTokenizerFiles(const fs::path& source, const fs::path& target,
                         std::string_view chat_template) {
-  for (const char* name : kCompanions) {
+  for (const std::string_view name : io::kModelCompanions) {
     if (fs::exists(source / name)) WriteTextFile(target / name, ReadText(source / name));
   }
   if (!chat_template.empty()) WriteTemplate(target, chat_template);

@@ -1,7 +1,11 @@
 #include "worker/daemon/models.h"
 
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <cstdio>
+#include <map>
 
 #include "tests/unit/worker/daemon/test_node.h"
 
@@ -75,6 +79,91 @@ TEST_F(ModelsTest, AFileOfAModelThatLeadsOutOrIsNoFileIsRefused) {
   ASSERT_EQ(unlink(config.c_str()), 0);
   ASSERT_EQ(mkfifo(config.c_str(), 0600), 0);
   EXPECT_EQ(ListModels(setup_).size(), 1U) << "the list waits for nobody to write into a pipe";
+}
+
+TEST_F(ModelsTest, WhatNobodyReadsIsNotLookedAt) {
+  const std::string tiny = dir_ + "/models/tiny";
+  ASSERT_EQ(symlink("nowhere", (tiny + "/.gitattributes").c_str()), 0);
+  ASSERT_EQ(symlink("/etc/passwd", (tiny + "/README.md").c_str()), 0);
+  ASSERT_EQ(symlink("nowhere", (tiny + "/original.pth").c_str()), 0);
+  ASSERT_EQ(mkfifo((tiny + "/pipe").c_str(), 0600), 0);
+  EXPECT_TRUE(ResolveModel("tiny", setup_).ok()) << ResolveModel("tiny", setup_).status();
+  // What a trained model takes along is read.
+  ASSERT_EQ(symlink("/etc/passwd", (tiny + "/merges.txt").c_str()), 0);
+  EXPECT_FALSE(ResolveModel("tiny", setup_).ok());
+  ASSERT_EQ(unlink((tiny + "/merges.txt").c_str()), 0);
+  ASSERT_EQ(symlink("nowhere", (tiny + "/chat_template.jinja").c_str()), 0);
+  const absl::Status dangling = ResolveModel("tiny", setup_).status();
+  EXPECT_NE(Message(dangling).find("chat_template.jinja"), std::string::npos) << dangling;
+}
+
+TEST_F(ModelsTest, WeightsInASubfolderMayNotLeadOutEither) {
+  const std::string tiny = dir_ + "/models/tiny";
+  Write(dir_ + "/elsewhere/secret", Safetensors(64));
+  ASSERT_TRUE(io::MakeDirs(tiny + "/sub").ok());
+  ASSERT_EQ(symlink((dir_ + "/elsewhere/secret").c_str(), (tiny + "/sub/w.safetensors").c_str()),
+            0);
+  Write(tiny + "/model.safetensors.index.json", R"({"weight_map":{"w":"sub/w.safetensors"}})");
+  const absl::Status status = ResolveModel("tiny", setup_).status();
+  EXPECT_NE(Message(status).find("below an allowed folder"), std::string::npos) << status;
+}
+
+// A hub cache as its own library writes it: the files are links to blobs.
+std::string MakeHubModel(const std::string& cached) {
+  const std::string snapshot = cached + "/snapshots/0123abc";
+  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
+    EXPECT_TRUE(io::MakeDirs(cached + "/blobs").ok());
+    EXPECT_TRUE(io::MakeDirs(snapshot).ok());
+    const std::string blob = std::string("blob-of-") + name;
+    EXPECT_EQ(rename((cached + "/" + name).c_str(), (cached + "/blobs/" + blob).c_str()), 0);
+    EXPECT_EQ(symlink(("../../blobs/" + blob).c_str(), (snapshot + "/" + name).c_str()), 0);
+  }
+  return snapshot;
+}
+
+TEST_F(ModelsTest, OneSnapshotOfAHubCacheMayBeTheModelFolder) {
+  const std::string cached = dir_ + "/hub/models--org--cached";
+  MakeModel(cached);
+  const std::string snapshot = MakeHubModel(cached);
+  for (const std::string& named : {snapshot, cached}) {
+    setup_.model_dirs = setup_.roots = {named};
+    const std::vector<v1::Model> models = ListModels(setup_);
+    ASSERT_EQ(models.size(), 1u) << named;
+    EXPECT_EQ(models[0].id(), "org/cached");
+    EXPECT_EQ(models[0].problem(), "");
+    EXPECT_EQ(ResolveModel("org/cached", setup_).value_or(""), snapshot);
+    EXPECT_EQ(ResolveModel(snapshot, setup_).value_or(""), snapshot);
+  }
+  // A link to it is named as the operator named it.
+  ASSERT_EQ(symlink(snapshot.c_str(), (dir_ + "/mine").c_str()), 0);
+  setup_.model_dirs = setup_.roots = {dir_ + "/mine"};
+  EXPECT_EQ(ListModels(setup_)[0].id(), "mine");
+  EXPECT_TRUE(ResolveModel("mine", setup_).ok()) << ResolveModel("mine", setup_).status();
+}
+
+TEST_F(ModelsTest, AModelWhoseFilesLieElsewhereSaysWhatTheOperatorCanDo) {
+  const std::string tiny = dir_ + "/models/tiny";
+  Write(dir_ + "/elsewhere/config.json", "{}");
+  ASSERT_EQ(unlink((tiny + "/config.json").c_str()), 0);
+  ASSERT_EQ(symlink((dir_ + "/elsewhere/config.json").c_str(), (tiny + "/config.json").c_str()), 0);
+  const absl::Status status = ResolveModel("tiny", setup_).status();
+  EXPECT_NE(Message(status).find("--data-root"), std::string::npos) << status;
+}
+
+TEST_F(ModelsTest, FoldersOfVeryManyEntriesAreLookedAtInPartAndThatIsSaid) {
+  for (int i = 0; i < 10; ++i) {
+    const std::string folder = fmt::format("{}/models/a{}", dir_, i);
+    ASSERT_EQ(mkdir(folder.c_str(), 0700), 0);
+    for (int j = 0; j < 1000; ++j) {
+      ASSERT_EQ(mkdir(fmt::format("{}/{:03}", folder, j).c_str(), 0700), 0);
+    }
+  }
+  MakeModel(dir_ + "/models/zz/last");
+  std::map<std::string, std::string> problems;
+  for (const v1::Model& model : ListModels(setup_)) problems[model.id()] = model.problem();
+  EXPECT_FALSE(problems.contains("zz/last"));
+  EXPECT_NE(problems["models"].find("10000 entries"), std::string::npos) << problems["models"];
+  EXPECT_TRUE(ResolveModel("zz/last", setup_).ok()) << "it is found where it is named";
 }
 
 TEST_F(ModelsTest, AnIdCannotLeaveTheModelFolders) {
