@@ -9,18 +9,21 @@
 namespace sft::worker {
 namespace {
 
-// Where programs, libraries, homes and temporary folders are; how text is shown.
-constexpr std::array<std::string_view, 17> kNames = {
-    "PATH",       "LD_LIBRARY_PATH", "HOME",           "USER",
-    "LOGNAME",    "SHELL",           "LANG",           "LANGUAGE",
-    "TZ",         "TMPDIR",          "XDG_CACHE_HOME", "PYTHONPATH",
-    "PYTHONHOME", "VIRTUAL_ENV",     "CONDA_PREFIX",   "GOMP_SPINCOUNT",
-    "LD_PRELOAD"};
+// Where programs, libraries, homes and temporary folders are; how text is shown; what the C library
+// is set up with.
+constexpr auto kNames = std::to_array<std::string_view>(
+    {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "HOME", "USER", "LOGNAME", "SHELL", "LANG",
+     "LANGUAGE", "LOCPATH", "TZ", "TZDIR", "TMPDIR", "XDG_CACHE_HOME", "PYTHONPATH", "PYTHONHOME",
+     "VIRTUAL_ENV", "CONDA_PREFIX", "GLIBC_TUNABLES"});
 
-// Of CUDA, its collectives and their networks, threads, LibTorch, the sanitizers and this service.
-constexpr std::array<std::string_view, 20> kPrefixes = {
-    "LC_",  "CUDA_", "NVIDIA_", "NCCL_", "GLOO_",  "UCX_",     "FI_",   "OFI_",  "IBV_",   "MLX5_",
-    "OMP_", "GOMP_", "KMP_",    "MKL_",  "TORCH_", "PYTORCH_", "ATEN_", "ASAN_", "UBSAN_", "SFT_"};
+// Of CUDA and its libraries, collectives and their networks, threads and memory, LibTorch, the
+// sanitizers and this service.
+constexpr auto kPrefixes = std::to_array<std::string_view>(
+    {"LC_",    "CUDA_",    "CUBLAS_", "CUBLASLT_", "CUDNN_",   "NVIDIA_", "NVSHMEM_", "NCCL_",
+     "SHARP_", "GDRCOPY_", "GLOO_",   "UCX_",      "FI_",      "OFI_",    "IBV_",     "RDMAV_",
+     "MLX4_",  "MLX5_",    "PSM_",    "PSM2_",     "PSM3_",    "HFI_",    "OMP_",     "GOMP_",
+     "KMP_",   "MKL_",     "MALLOC_", "TORCH_",    "PYTORCH_", "ATEN_",   "KINETO_",  "ASAN_",
+     "LSAN_",  "TSAN_",    "UBSAN_",  "SFT_"});
 
 std::set<std::string, std::less<>>& More() {
   static std::set<std::string, std::less<>> more;

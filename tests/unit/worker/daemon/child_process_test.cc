@@ -59,6 +59,40 @@ TEST(ChildProcessTest, ItGetsNamedVariablesOfTheWorkersEnvironmentAlone) {
   EXPECT_NE(output.find("PATH="), std::string::npos);
 }
 
+TEST(ChildProcessTest, WhatLibrariesOfRanksAreSetUpWithIsPassedOn) {
+  for (const char* name : {"CUBLAS_WORKSPACE_CONFIG",
+                           "CUBLASLT_LOG_LEVEL",
+                           "CUDNN_LOGLEVEL_DBG",
+                           "NVSHMEM_SYMMETRIC_SIZE",
+                           "RDMAV_FORK_SAFE",
+                           "IBV_FORK_SAFE",
+                           "MLX4_POST_SEND_PREFER_BF",
+                           "MLX5_SINGLE_THREADED",
+                           "PSM2_CUDA",
+                           "PSM3_NIC",
+                           "PSM_DEVICES",
+                           "HFI_UNIT",
+                           "GLIBC_TUNABLES",
+                           "MALLOC_ARENA_MAX",
+                           "MALLOC_CONF",
+                           "TSAN_OPTIONS",
+                           "LSAN_OPTIONS",
+                           "ASAN_OPTIONS",
+                           "UBSAN_OPTIONS",
+                           "SHARP_COLL_LOG_LEVEL",
+                           "GDRCOPY_LOG_LEVEL",
+                           "KINETO_LOG_LEVEL",
+                           "TZDIR",
+                           "LOCPATH"}) {
+    EXPECT_TRUE(IsPassedOn(name)) << name;
+  }
+  for (const char* name :
+       {"SFT_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY",
+        "GITHUB_TOKEN", "SSH_AUTH_SOCK", "PGPASSWORD", "MALLOCATOR_KEY", "PSMTP_PASSWORD"}) {
+    EXPECT_FALSE(IsPassedOn(name)) << name;
+  }
+}
+
 TEST(DataDirLockTest, ASecondWorkerIsToldWhoHoldsTheFolder) {
   const std::string dir = *io::MakeTempDir("lock-test");
   FakeClock clock;
