@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <thread>
 
 #include "common/base/status.h"
 #include "common/io/file.h"
@@ -18,12 +20,17 @@ namespace {
 
 constexpr int64_t kFree = int64_t{4} << 30;
 constexpr int64_t kForEachByte = 256;
+// Measured: 3 for text whose tokens have 4 bytes, 9 where they have 1.3, 20 where a row has 15
+// bytes.
+constexpr int64_t kHonestForEachByte = 24;
 // Less would not do for the program itself.
 constexpr int64_t kLeast = int64_t{1} << 30;
 // What a node that is not short of memory still gives.
 constexpr size_t kProbeBytes = 64 << 20;
+constexpr rlim_t kOtherThreads = 8;
 
 double Gb(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
+int64_t GbUp(int64_t bytes) { return (bytes + 999'999'999) / 1'000'000'000; }
 
 int64_t SizeOf(const std::string& path) {
   // A file that is missing is told by whoever opens it.
@@ -41,6 +48,16 @@ void SetSoftLimit(rlim_t bytes) {
   }
 }
 
+// Of one thread, as glibc reserves it.
+rlim_t StackBytes() {
+  pthread_attr_t attributes;
+  size_t bytes = 0;
+  if (pthread_getattr_default_np(&attributes) != 0) return 0;
+  (void)pthread_attr_getstacksize(&attributes, &bytes);
+  pthread_attr_destroy(&attributes);
+  return bytes;
+}
+
 bool NodeGivesMemory() {
   void* const probe =
       mmap(nullptr, kProbeBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -55,10 +72,13 @@ MemoryLimit ChooseMemoryLimit(int64_t launch_bytes, int64_t data_bytes, int64_t 
                               int64_t available) {
   MemoryLimit limit;
   // The data cannot be so large that this overflows: they would not fit on a disk.
-  limit.bytes =
-      launch_bytes > 0 ? launch_bytes : std::min(kFree + kForEachByte * data_bytes, total / 2);
+  limit.honest_bytes = kFree + kHonestForEachByte * data_bytes;
+  limit.bytes = launch_bytes > 0 ? launch_bytes
+                                 : std::min(kFree + kForEachByte * data_bytes,
+                                            std::max(total / 2, limit.honest_bytes));
   const int64_t left = std::max(available / 10 * 9, kLeast);
-  if (left < limit.bytes) limit = {.bytes = left, .of_node = true};
+  limit.of_node = left < limit.bytes;
+  limit.bytes = std::min(left, limit.bytes);
   return limit;
 }
 
@@ -74,7 +94,9 @@ MemoryLimit MemoryLimitOf(const channel::RankLaunch& launch) {
 }
 
 void ApplyMemoryLimit(const MemoryLimit& limit) {
-  SetSoftLimit(static_cast<rlim_t>(limit.bytes));
+  // As many threads as the machine runs at once work on rows; a few others watch them.
+  const rlim_t threads = std::thread::hardware_concurrency() + kOtherThreads;
+  SetSoftLimit(static_cast<rlim_t>(limit.bytes) + threads * StackBytes());
   // Where /proc cannot be written, the kernel's own choice stays.
   const io::UniqueFd fd(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
   if (fd.valid()) (void)io::WriteAll(fd.get(), "500", "oom_score_adj");
@@ -86,18 +108,25 @@ void ThrowRefusedMemory(const MemoryLimit& limit, const std::string& where) {
   if (limit.of_node || !NodeGivesMemory()) {
     throw engine::InfrastructureError(
         fmt::format("{}the node ran short of memory while the data were prepared, for which it had "
-                    "{:.2f} GB left",
-                    prefix, Gb(limit.bytes)),
+                    "{:.2f} GB left; data of this size take up to {:.2f} GB",
+                    prefix, Gb(limit.bytes), Gb(limit.honest_bytes)),
         "host_oom", "see what takes the node's memory; the job may run elsewhere");
   }
+  const bool raise = limit.bytes < limit.honest_bytes;
   throw engine::UserError(
       fmt::format("{}preparing the data needs more than the {:.2f} GB of memory that it may take "
-                  "on this node",
-                  prefix, Gb(limit.bytes)),
+                  "on this node; data of this size take up to {:.2f} GB",
+                  prefix, Gb(limit.bytes), Gb(limit.honest_bytes)),
       "prepare_out_of_memory",
-      "look for rows that are far too long, or a chat template or tokenizer that makes too much of "
-      "a row; where the data are just so large, divide them, or let the operator raise "
-      "--prepare-memory-gb");
+      raise
+          ? fmt::format(
+                "let the operator of the node start its worker with --prepare-memory-gb {}, "
+                "or divide the data",
+                GbUp(limit.honest_bytes))
+          : fmt::format("look for rows that are far too long, or a chat template or tokenizer that "
+                        "makes too much of a row; where the data are as they should be, let the "
+                        "operator of the node start its worker with --prepare-memory-gb above {}",
+                        GbUp(limit.bytes)));
 }
 
 }  // namespace sft::rank

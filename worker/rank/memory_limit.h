@@ -11,19 +11,21 @@ namespace sft::rank {
 // count): chat templates, tokenizers and rows are users' files, and the node is not theirs alone.
 struct MemoryLimit {
   int64_t bytes = 0;
+  // What data of this size take at most where nothing is wrong with them; 0: not known.
+  int64_t honest_bytes = 0;
   // The node has less left than prepare may take: what is missing is the node's.
   bool of_node = false;
 };
 
-// 4 GiB and 256 times the size of the data, at most half of the node's memory; or the launch file's
-// own figure. No more than 9/10 of what the node has left, and no
-// less than 1 GiB of that.
+// 4 GiB and 256 times the size of the data, at most half of the node's memory or what honest data
+// of the size need, whichever is more; or the launch file's own figure. No more than 9/10 of what
+// the node has left, and no less than 1 GiB of that.
 MemoryLimit ChooseMemoryLimit(int64_t launch_bytes, int64_t data_bytes, int64_t total,
                               int64_t available);
 MemoryLimit MemoryLimitOf(const channel::RankLaunch& launch);
 
-// Holds this process to it, and makes it the first that the kernel ends when memory is short.
-// Throws InfrastructureError.
+// Holds this process to it (the stacks of its threads come on top: they are reserved, not taken),
+// and makes it the first that the kernel ends when memory is short. Throws InfrastructureError.
 void ApplyMemoryLimit(const MemoryLimit& limit);
 
 // Throws why a process under `limit` was refused memory: a UserError, or an InfrastructureError

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "worker/engine/base/error.h"
+
 namespace sft::rank {
 namespace {
 
@@ -15,6 +17,32 @@ TEST(MemoryLimitTest, FollowsTheDataUpToHalfOfTheNode) {
   EXPECT_EQ(choose(kGiB / 64).bytes, 8 * kGiB);
   EXPECT_EQ(choose(kGiB).bytes, 32 * kGiB);
   EXPECT_FALSE(choose(kGiB).of_node);
+}
+
+TEST(MemoryLimitTest, LargeHonestDataAreNotRefusedForTheHalfOfTheNode) {
+  // 3 to 20 bytes for each byte of data.
+  const MemoryLimit limit = ChooseMemoryLimit(0, 3 * kGiB, 64 * kGiB, 100 * kGiB);
+  EXPECT_EQ(limit.bytes, (4 + 3 * 24) * kGiB);
+  EXPECT_FALSE(limit.of_node);
+  const MemoryLimit short_of = ChooseMemoryLimit(0, 3 * kGiB, 64 * kGiB, 60 * kGiB);
+  EXPECT_TRUE(short_of.of_node) << "the node's, and no fault of the data";
+}
+
+TEST(MemoryLimitTest, AnOverrunSaysWhatIsNeededAndHowToGetIt) {
+  const auto told = [](const MemoryLimit& limit) {
+    try {
+      ThrowRefusedMemory(limit, "t.jsonl");
+    } catch (const engine::Error& error) {
+      return std::string(error.what()) + " | " + error.advice();
+    }
+  };
+  const std::string raise = told(ChooseMemoryLimit(kGiB, kGiB, 64 * kGiB, 60 * kGiB));
+  EXPECT_NE(raise.find("more than the 1.07 GB"), std::string::npos) << raise;
+  EXPECT_NE(raise.find("up to 30.06 GB"), std::string::npos) << raise;
+  EXPECT_NE(raise.find("--prepare-memory-gb 31"), std::string::npos) << raise;
+  const std::string look = told(ChooseMemoryLimit(0, 1, 64 * kGiB, 60 * kGiB));
+  EXPECT_NE(look.find("rows that are far too long"), std::string::npos) << look;
+  EXPECT_NE(look.find("--prepare-memory-gb above 5"), std::string::npos) << look;
 }
 
 TEST(MemoryLimitTest, TheOperatorsFigureCountsAlone) {
