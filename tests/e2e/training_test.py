@@ -11,6 +11,7 @@ import struct
 import time
 import unittest
 
+import clock_test
 import harness
 from tiny_model import write_tiny_model
 
@@ -59,6 +60,25 @@ class TrainingTest(harness.ServiceCase):
         for event in found:
             self.assertTrue(event["consistent"], event)
             self.assertEqual(event["delivered_sha256"], event["weights_sha256"])
+
+    @unittest.skipUnless(shutil.which("strace"), "there is no strace")
+    def test_no_wait_of_a_rank_but_those_of_gloo_has_a_deadline_on_the_wall_clock(self):
+        """gloo's, which LibTorch brings along, are of the whole collective timeout: a clock that is set
+        back makes them longer, and who hangs is found by the worker's own, monotonic, watch."""
+        write_tiny_model(self.dir / "models/small")
+        traced = self.dir / "traced-rank"
+        traced.write_text(f"""#!/bin/sh
+exec strace -f -qq -k -e trace=futex,clock_nanosleep,timerfd_create,timer_create -o {self.dir}/rank-$$.trace \\
+  {harness.BUILD}/bin/sft-rank "$@"
+""")
+        traced.chmod(0o755)
+        self.start_server()
+        self.start_worker(engine=True, options=("--rank-binary", traced))
+        self.wait_success(self.submit_config("multi_gpu_qlora_4xh100.toml", "--model", "small"))
+        waits = [wait for trace in self.dir.glob("rank-*.trace") for wait in clock_test.waits_on_the_wall_clock(trace)]
+        self.assertTrue([stack for _, stack in waits if "gloo::" in stack], "not even gloo's: the trace is empty")
+        ours = [wait for wait in waits if wait[1] and "gloo::" not in wait[1]]
+        self.assertEqual(ours[:3], [], f"{len(ours)} of {len(waits)}")
 
     def test_the_qlora_job_of_four_gpus_and_the_full_job_of_eight_run_as_they_are(self):
         base = write_tiny_model(self.dir / "models/small")
