@@ -1,6 +1,7 @@
 #include "common/io/sha256.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <string>
 
@@ -41,6 +42,18 @@ TEST(Sha256Test, HashesAFileOfSeveralChunks) {
   EXPECT_EQ(hash->sha256, Sha256Hex(content));
   EXPECT_EQ(hash->size, 3'000'001);
   EXPECT_TRUE(absl::IsNotFound(HashFile(folder + "/missing").status()));
+  ASSERT_TRUE(RemoveAll(folder).ok());
+}
+
+TEST(Sha256Test, AStopEndsTheHashOfALargeFileAtOnce) {
+  const std::string folder = *MakeTempDir("sha256-test");
+  const std::string path = folder + "/large";
+  ASSERT_TRUE(WriteFileAtomic(path, "").ok());
+  ASSERT_EQ(truncate(path.c_str(), off_t{500} * 1000 * 1000 * 1000), 0);  // a hole: takes no room
+  int asked = 0;
+  const absl::Status stopped = HashFile(path, [&] { return ++asked == 3; }).status();
+  EXPECT_TRUE(absl::IsAborted(stopped)) << stopped;
+  EXPECT_EQ(asked, 3);
   ASSERT_TRUE(RemoveAll(folder).ok());
 }
 
