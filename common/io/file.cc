@@ -59,9 +59,10 @@ absl::Status CheckRegular(const struct stat& info, const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<UniqueFd> OpenForRead(const std::string& path) {
+absl::StatusOr<UniqueFd> OpenForRead(const std::string& path, Links links) {
   // To open a pipe waits for its other end, a terminal may become this process's.
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  const int no_follow = links == Links::kRefuse ? O_NOFOLLOW : 0;
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | no_follow));
   if (!fd.valid()) return ErrnoStatus(fmt::format("cannot open {}", path), errno);
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(fmt::format("cannot read {}", path), errno);
@@ -69,8 +70,8 @@ absl::StatusOr<UniqueFd> OpenForRead(const std::string& path) {
   return fd;
 }
 
-absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
-  SFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForRead(path));
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes, Links links) {
+  SFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForRead(path, links));
   std::string content;
   // Files of /proc have no size, others may grow meanwhile: the end is where a read comes short.
   SFT_ASSIGN_OR_RETURN(const int64_t size, FileSize(fd.get(), path));

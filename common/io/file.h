@@ -34,11 +34,15 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+// What is done where the path itself is a symbolic link.
+enum class Links { kFollow, kRefuse };
+
 // INVALID_ARGUMENT for what is there and no regular file; never waits, as opening a pipe would.
-absl::StatusOr<UniqueFd> OpenForRead(const std::string& path);
+absl::StatusOr<UniqueFd> OpenForRead(const std::string& path, Links links = Links::kFollow);
 
 // Whole file; RESOURCE_EXHAUSTED when it is larger than `max_bytes`.
-absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = int64_t{1} << 30);
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = int64_t{1} << 30,
+                                     Links links = Links::kFollow);
 
 // Up to `size` bytes from `offset`; fewer only at the end of the file. `path` is for the message.
 absl::StatusOr<size_t> ReadAt(int fd, int64_t offset, char* data, size_t size,

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "common/io/file.h"
+#include "common/io/tree.h"
 #include "server/app/credentials.h"
 #include "server/core/access.h"
 #include "server/core/artifacts.h"
@@ -130,12 +132,24 @@ absl::Status NoKeys(const Server::Settings& settings, Store& store) {
       settings.data_dir));
 }
 
+// All of a data folder that the server makes; the copies of a database before a migration have the
+// schema's number in their names.
+std::vector<std::string> OwnNames(const std::string& data_dir) {
+  std::vector<std::string> names = {"tls",  "server.lock", "blobs",       "checkpoints",
+                                    "logs", "metrics",     "tensorboard", "backups"};
+  for (std::string& name : io::ListDir(data_dir).value_or(std::vector<std::string>())) {
+    if (name.starts_with("server.db")) names.push_back(std::move(name));
+  }
+  return names;
+}
+
 }  // namespace
 
 Server::Server() = default;
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, Clock& clock) {
   SFT_ASSIGN_OR_RETURN(DataDirLock lock, DataDirLock::Acquire(settings.data_dir));
+  SFT_RETURN_IF_ERROR(io::CloseDataDir(settings.data_dir, OwnNames(settings.data_dir)));
   SFT_ASSIGN_OR_RETURN(
       std::unique_ptr<Store> store,
       Store::Open({.path = settings.data_dir + "/server.db", .accept_copy = settings.accept_copy}));

@@ -5,6 +5,7 @@ submission to what they deliver, as CI would run them."""
 import json
 import os
 import pathlib
+import pwd
 import shutil
 import signal
 import struct
@@ -110,6 +111,29 @@ exec strace -f -qq -k -e trace=futex,clock_nanosleep,timerfd_create,timer_create
         changed = [name for name in base if delivered[name] != base[name][1]]
         self.assertIn("model.embed_tokens.weight", changed)
         self.assertIn("model.layers.1.mlp.down_proj.weight", changed)
+
+    @unittest.skipIf(os.geteuid() != 0, "only root can start ranks as another user")
+    def test_ranks_that_are_another_user_train_and_deliver(self):
+        base = write_tiny_model(self.dir / "models/small")
+        self.dir.chmod(0o755)
+        self.start_server()
+        self.start_worker(gpus="H100:1", engine=True, options=("--rank-user", "nobody"))
+        job = self.submit_small("as-nobody", "--set", "hyperparameters.max_steps=100000")
+        self.wait_for_step(job, step=25, deadline_s=TRAINING_DEADLINE_S)
+        rank = self.wait_for_ranks(1)[0]
+        self.assertEqual(os.stat(f"/proc/{rank}").st_uid, pwd.getpwnam("nobody").pw_uid)
+        os.kill(rank, signal.SIGKILL)
+        harness.wait_until("the second attempt", lambda: self.status(job)["attempt"] == 2)
+        self.wait_for_step(job, step=45, deadline_s=TRAINING_DEADLINE_S)
+        self.assertGreaterEqual(self.status(job)["attempts"][1]["first_step"], 20)
+        self.sftctl("cancel", job)
+        self.assert_ends(job, CANCELLED)
+        full = self.submit_config("multi_gpu_fft_8xh100.toml", "--model", "small", "--set", "compute.gpu_count=1",
+                                  "--set", "compute.gpus_per_node=1", "--set", "compute.variant=H100-1x")
+        self.wait_success(full)
+        self.check_consistent(full, 1)
+        self.assertEqual(self.sftctl("download", full, "-o", self.dir / "full").returncode, 0)
+        self.assertEqual(set(read_safetensors(self.dir / "full/model.safetensors")), set(base))
 
     def test_a_cancelled_training_leaves_no_process_and_frees_its_gpus(self):
         shutil.copytree(DEMO / "model", self.dir / "models/smollm2")

@@ -266,7 +266,8 @@ void Agent::Accept(const v1::DesiredAttempt& desired) {
   record.uid = desired.attempt_uid();
   record.epoch = desired.epoch();
   record.dispatch = desired.dispatch();
-  const absl::Status saved = SaveRecord(record, setup_.AttemptDir(record.uid));
+  absl::Status saved = LetRanksWrite(setup_.AttemptDir(record.uid), setup_.rank_user);
+  if (saved.ok()) saved = SaveRecord(record, setup_.AttemptDir(record.uid));
   // Without a record it must not start; it lives in memory to tell the server why.
   if (!saved.ok()) record.verdict = MakeStartVerdict(saved, setup_.node);
   spdlog::info("attempt {} of job {}: {} ranks from rank {} on", record.uid,

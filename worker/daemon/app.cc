@@ -34,6 +34,7 @@
 #include "worker/daemon/models.h"
 #include "worker/daemon/node_facts.h"
 #include "worker/daemon/rank_check.h"
+#include "worker/daemon/rank_user.h"
 #include "worker/daemon/session.h"
 #include "worker/daemon/torch_locator.h"
 
@@ -46,9 +47,6 @@ constexpr seconds kModelScanInterval{30};
 constexpr seconds kGpuProbeInterval{10};
 constexpr std::chrono::minutes kDataCleaningInterval{10};
 constexpr std::chrono::hours kCertificateInterval{1};
-
-// Of the data folder nothing is for other users: jobs' data, logs and models.
-constexpr mode_t kPrivateUmask = 077;
 
 std::string HostName() {
   char name[256] = {};
@@ -122,6 +120,7 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
     return NotFound(
         fmt::format("{} is missing: give its place with --shim-binary", setup.shim_binary));
   }
+  SFT_ASSIGN_OR_RETURN(setup.rank_user, ChooseRankUser(options.rank_user, options.dev, geteuid()));
   setup.address = options.address;
   setup.cpus = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   setup.grace_seconds = options.grace_seconds;
@@ -173,6 +172,19 @@ v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, co
   return message;
 }
 
+void SayWhomRanksRunAs(const NodeSetup& setup, const Options& options) {
+  if (setup.rank_user) {
+    spdlog::info("ranks run as user {}", setup.rank_user->Describe());
+    for (const std::string& dir : setup.model_dirs) {
+      const RankRights rights(setup.rank_user);
+      const absl::Status read = TryRead(dir);
+      if (!read.ok()) spdlog::warn("--models {}: ranks cannot use it: {}", dir, Message(read));
+    }
+  } else if (geteuid() == 0 && options.rank_user.empty()) {
+    spdlog::warn("{}: {}", kRanksAreRoot, kMakeRankUser);
+  }
+}
+
 // Signals are taken by one thread; all others have them blocked, gRPC's among them, so this is
 // there before the first channel. Until Watch, a signal ends the process at once: joining may wait
 // long.
@@ -220,12 +232,11 @@ absl::Status RunWorker(const Options& options) {
   umask(kPrivateUmask);
   PassOnToo(options.rank_env);
   SFT_ASSIGN_OR_RETURN(const NodeSetup setup, MakeSetup(options, program));
-  if (geteuid() == 0) {
-    spdlog::warn(
-        "this worker runs as root, and so do its ranks, which work on users' files: start it as a "
-        "user of its own (docs/operations.md)");
-  }
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock, LockDataDir(setup.data_dir, Clock::Real()));
+  SFT_RETURN_IF_ERROR(CheckDataDirFor(setup));
+  SFT_RETURN_IF_ERROR(PrepareDataDir(setup));
+  if (setup.rank_user) SFT_RETURN_IF_ERROR(CheckSharedFor(setup));
+  SayWhomRanksRunAs(setup, options);
   Clock& clock = Clock::Real();
   SFT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Identity> identity,
@@ -261,10 +272,10 @@ absl::Status RunWorker(const Options& options) {
                cpu_slots);
   const auto channels = [&] { return identity->Channel(); };
   const std::string incarnation = RandomUuid();
-  const std::unique_ptr<ServerApi> server = MakeServerApi(channels, incarnation);
+  const std::unique_ptr<ServerApi> server = MakeServerApi(channels, incarnation, setup.rank_user);
   Stager stager(setup, *server);
-  RankCheck ranks([&] { return LocateTorch(setup.rank_binary, options.torch); });
-  ShimProcesses shims(setup.shim_binary);
+  RankCheck ranks([&] { return LocateTorch(setup.rank_binary, options.torch, setup.rank_user); });
+  ShimProcesses shims(setup.shim_binary, setup.rank_user);
   Agent agent({}, setup, stager, inventory, *server, shims, clock,
               [&] { return ranks.LibraryPath(); });
   agent.SetRankProblem(ranks.Problem());

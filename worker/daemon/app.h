@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
 
 #include "common/base/status.h"
@@ -7,6 +9,9 @@
 #include "worker/daemon/setup.h"
 
 namespace sft::worker {
+
+// Of the data folder nothing is for other users: jobs' data, logs and models.
+inline constexpr mode_t kPrivateUmask = 077;
 
 // The daemon: makes the parts from the options, runs until SIGTERM or SIGINT. Ranks that run then
 // go on under their shims; the next start takes them up again.

@@ -3,6 +3,10 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <nlohmann/json.hpp>
+
+#include "common/base/json.h"
+#include "common/base/utf8.h"
 #include "common/io/file.h"
 #include "worker/daemon/blob_file.h"
 #include "worker/daemon/event_file.h"
@@ -37,7 +41,9 @@ absl::Status Collect(const std::string& root, const std::string& prefix, int dep
 
 }  // namespace
 
-absl::StatusOr<channel::ArtifactEvent> FindArtifact(const std::string& attempt_dir) {
+absl::StatusOr<channel::ArtifactEvent> FindArtifact(const std::string& attempt_dir,
+                                                    const std::optional<RankUser>& rank_user) {
+  const RankRights rights(rank_user);
   absl::StatusOr<channel::ArtifactEvent> found =
       NotFound("rank 0 ended without delivering anything");
   SFT_RETURN_IF_ERROR(
@@ -46,14 +52,27 @@ absl::StatusOr<channel::ArtifactEvent> FindArtifact(const std::string& attempt_d
           found = *artifact;
         }
       }));
+  if (!found.ok()) return found;
+  // A rank's word alone could name any folder.
+  SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(attempt_dir + "/launch.json"));
+  const auto launch = ParseJson(text);
+  const auto output = launch.is_object() ? launch.find("output_dir") : launch.end();
+  if (output == launch.end() || *output != found->path) {
+    return InvalidArgument(
+        fmt::format("rank 0 names {} as what it delivers, which is not the folder it was given",
+                    ToUtf8(found->path)));
+  }
   return found;
 }
 
 absl::Status DeliverArtifact(const channel::ArtifactEvent& artifact, const std::string& attempt_uid,
                              int64_t epoch, const std::string& node, ServerApi& server,
-                             const StopCheck& stop) {
+                             const StopCheck& stop, const std::optional<RankUser>& rank_user) {
   std::vector<std::string> files;
-  SFT_RETURN_IF_ERROR(Collect(artifact.path, "", 0, files));
+  {
+    const RankRights rights(rank_user);
+    SFT_RETURN_IF_ERROR(Collect(artifact.path, "", 0, files));
+  }
   if (files.empty()) return NotFound(fmt::format("nothing was delivered in {}", artifact.path));
   v1::CommitArtifactRequest request;
   request.set_attempt_uid(attempt_uid);
@@ -64,7 +83,7 @@ absl::Status DeliverArtifact(const channel::ArtifactEvent& artifact, const std::
   for (const std::string& relative : files) {
     if (stop()) return Aborted("the delivery was stopped");
     SFT_ASSIGN_OR_RETURN(BlobFile file,
-                         MakeBlobFile(artifact.path + "/" + relative, relative, stop));
+                         MakeBlobFile(artifact.path + "/" + relative, relative, rank_user, stop));
     file.attempt_uid = attempt_uid;
     file.node = node;
     if (artifact.kind != "model") SFT_RETURN_IF_ERROR(server.UploadArtifact(file, stop));

@@ -22,6 +22,13 @@ constexpr Retries::Limit kShippingLimit{20, hours(1)};
 // Of what the whole attempt was for: a full disk of the server may last.
 constexpr Retries::Limit kDeliveryLimit{20, hours(6)};
 
+std::optional<RankUser> UserOf(const AttemptRecord& record, const NodeSetup& setup) {
+  if (!record.launched) return setup.rank_user;
+  if (record.rank_uid == 0) return std::nullopt;
+  if (setup.rank_user && setup.rank_user->uid == record.rank_uid) return setup.rank_user;
+  return RankUserOf(record.rank_uid, record.rank_gid);
+}
+
 std::vector<Shipper::Source> Sources(const v1::Dispatch& dispatch) {
   std::vector<Shipper::Source> sources{{-1, "prepare"}, {kNodeStream, "node", /*log=*/false}};
   for (int i = 0; i < dispatch.slots_size(); ++i) {
@@ -55,16 +62,17 @@ Attempt::Attempt(AttemptRecord record, const AttemptServices& services)
       dir_(services.setup.AttemptDir(record.uid)),
       services_(services),
       fencing_(FencingLimit(record.dispatch.resolved_json(), services.setup.unreachable_after)),
+      rank_user_(UserOf(record, services.setup)),
       watch_(WatchOptions(record, services), services.clock),
-      shipper_({record.uid, record.epoch, services.setup.node, dir_}, Sources(record.dispatch),
-               services.server,
+      shipper_({record.uid, record.epoch, services.setup.node, dir_, rank_user_},
+               Sources(record.dispatch), services.server,
                [this](int rank, const channel::Event& event) { OnEvent(rank, event); }),
       staging_(kStagingLimit),
       live_shipping_(kLiveShippingLimit),
       shipping_(kShippingLimit),
       delivery_(kDeliveryLimit),
       checkpoints_({record.uid, record.epoch, record.dispatch.job_id(),
-                    record.dispatch.slots_size() == record.dispatch.world_size()},
+                    record.dispatch.slots_size() == record.dispatch.world_size(), rank_user_},
                    services.setup, services.server, services.clock, record.checkpoint_step,
                    {[this](int64_t step) { OnCheckpointRegistered(step); },
                     [this] { return ServerIsAway(); }, services.on_change}),

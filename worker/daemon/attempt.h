@@ -16,6 +16,7 @@
 #include "worker/daemon/host_evidence.h"
 #include "worker/daemon/inventory.h"
 #include "worker/daemon/port_lease.h"
+#include "worker/daemon/rank_user.h"
 #include "worker/daemon/retries.h"
 #include "worker/daemon/server_api.h"
 #include "worker/daemon/setup.h"
@@ -89,6 +90,8 @@ class Attempt {
   // Control thread.
   void Launch(const std::string& rendezvous, MonoTime heard);
   absl::Status WriteLaunchFiles(const std::string& rendezvous, MonoTime heard);
+  // What ranks write into; `delivers`: rank 0 is here, and its output folder shall be empty.
+  absl::Status MakeRankFolders(const channel::RankLaunch& launch, bool delivers);
   // OK: the shim was started, or may have been, now or before: what it writes tells.
   absl::Status StartShim();
   void Watch(MonoTime heard);
@@ -98,6 +101,8 @@ class Attempt {
   void WithoutStatus(const absl::Status& status, MonoTime heard);
   // The last status there will be.
   void ShimEnded();
+  // Why, by what shim and ranks left behind.
+  v1::Verdict JudgeEnd();
   // Passes the server's wish to end, and its word that it heard of us, on to the shim.
   void SteerShim(MonoTime heard);
   // Looks for ranks that hang or are slow.
@@ -142,7 +147,7 @@ class Attempt {
   void Enter(State state, const std::string& reason = "");
   bool Stopping() const;
   void Save();
-  std::string SocketPath() const;
+  absl::StatusOr<channel::Answer> AskShim(const channel::Command& command) const;
 
   const std::string uid_;
   const std::string job_id_;
@@ -152,6 +157,8 @@ class Attempt {
   const AttemptServices services_;
 
   const Nanos fencing_;  // zero: none
+  // With whose rights it works on what its ranks write.
+  const std::optional<RankUser> rank_user_;
 
   // Control thread only.
   channel::ShimStatus shim_;

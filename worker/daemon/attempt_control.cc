@@ -7,6 +7,7 @@
 #include "common/io/file.h"
 #include "worker/channel/event.h"
 #include "worker/daemon/attempt.h"
+#include "worker/daemon/checkpoint_folder.h"
 #include "worker/daemon/data_cleaning.h"
 #include "worker/daemon/launch_plan.h"
 #include "worker/daemon/shim_client.h"
@@ -24,6 +25,7 @@ constexpr int64_t kMemorySlack = 512 << 20;
 constexpr seconds kStartPause{30};
 // From the first time that a shim does not answer to the point where that is told.
 constexpr seconds kShimPatience{60};
+constexpr int64_t kMaxStatusBytes = 16 << 20;
 
 }  // namespace
 
@@ -68,16 +70,15 @@ absl::Status Attempt::WriteLaunchFiles(const std::string& rendezvous, MonoTime h
   using Seconds = std::chrono::duration<double>;
   files.shim.fencing_seconds = Seconds(fencing_).count();
   files.shim.fencing_age = Seconds(services_.clock.Mono() - heard).count();
-  SFT_RETURN_IF_ERROR(io::MakeDirs(services_.setup.data_dir + "/run"));
-  SFT_RETURN_IF_ERROR(io::MakeDirs(files.rank.cache_dir));
-  // What an earlier attempt of the job left there must not be taken for this one's.
-  if (record.dispatch.first_rank() == 0) SFT_RETURN_IF_ERROR(io::RemoveAll(files.rank.output_dir));
-  SFT_RETURN_IF_ERROR(io::MakeDirs(files.rank.output_dir));
-  SFT_RETURN_IF_ERROR(io::MakeDirs(files.rank.checkpoint_dir));
+  SFT_RETURN_IF_ERROR(MakeRankFolders(files.rank, record.dispatch.first_rank() == 0));
   SFT_RETURN_IF_ERROR(io::WriteFileAtomic(dir_ + "/launch.json", ToJson(files.rank)));
+  SFT_RETURN_IF_ERROR(LetRanksRead(dir_ + "/launch.json", rank_user_));
   SFT_RETURN_IF_ERROR(io::WriteFileAtomic(dir_ + "/shim.json", ToJson(files.shim)));
+  SFT_RETURN_IF_ERROR(LetRanksRead(dir_ + "/shim.json", rank_user_));
   const MutexLock lock(mutex_);
   record_.launched = true;
+  record_.rank_uid = rank_user_ ? rank_user_->uid : 0;
+  record_.rank_gid = rank_user_ ? rank_user_->gid : 0;
   record_.launched_ns = services_.clock.Mono().time_since_epoch().count();
   record_.oom_kills_before = CgroupOomKills().value_or(0);
   for (const int slot : record.dispatch.slots()) {
@@ -86,6 +87,19 @@ absl::Status Attempt::WriteLaunchFiles(const std::string& rendezvous, MonoTime h
   port_.Release();
   // Without the record on disk a restarted worker would start the ranks a second time.
   return SaveRecord(record_, dir_);
+}
+
+absl::Status Attempt::MakeRankFolders(const channel::RankLaunch& launch, bool delivers) {
+  const NodeSetup& setup = services_.setup;
+  SFT_RETURN_IF_ERROR(LetRanksWrite(dir_, rank_user_));
+  SFT_RETURN_IF_ERROR(LetRanksWrite(setup.data_dir + "/run", rank_user_));
+  if (!setup.has_shared) SFT_RETURN_IF_ERROR(OpenCheckpointFolder(job_id_, setup));
+  const RankRights rights(rank_user_);
+  SFT_RETURN_IF_ERROR(io::MakeDirs(launch.cache_dir));
+  // What an earlier attempt of the job left there must not be taken for this one's.
+  if (delivers) SFT_RETURN_IF_ERROR(io::RemoveAll(launch.output_dir));
+  SFT_RETURN_IF_ERROR(io::MakeDirs(launch.output_dir));
+  return io::MakeDirs(launch.checkpoint_dir);
 }
 
 void Attempt::Launch(const std::string& rendezvous, MonoTime heard) {
@@ -113,11 +127,13 @@ absl::Status Attempt::StartShim() {
 }
 
 absl::StatusOr<channel::ShimStatus> Attempt::ReadShimStatus() {
-  const absl::StatusOr<std::string> text = io::ReadFile(dir_ + "/status.json");
+  const absl::StatusOr<std::string> text = [&] {
+    const RankRights rights(rank_user_);
+    return io::ReadFile(dir_ + "/status.json", kMaxStatusBytes, io::Links::kRefuse);
+  }();
   if (text.ok()) return channel::ParseShimStatus(*text);
   // A shim that found no room for the file still says what it would write.
-  const absl::StatusOr<channel::Answer> answer =
-      services_.shims.Ask(SocketPath(), {.command = "status"});
+  const absl::StatusOr<channel::Answer> answer = AskShim({.command = "status"});
   if (answer.ok() && answer->ok) return answer->status;
   return text.status();
 }
@@ -180,6 +196,11 @@ void Attempt::ShimEnded() {
     const MutexLock lock(mutex_);
     record_.ended_us = UnixMicros(ended);
   }
+  ProcessesGone(JudgeEnd());
+}
+
+v1::Verdict Attempt::JudgeEnd() {
+  const RankRights rights(rank_user_);
   v1::Verdict verdict = MakeVerdict(shim_, ReadAllTraces(dir_, shim_), services_.setup.node);
   if (shim_.cause == "watch") {
     const MutexLock lock(mutex_);
@@ -187,11 +208,13 @@ void Attempt::ShimEnded() {
   } else if (verdict.domain() != v1::Verdict::NONE) {
     watch_.AddTraces(shim_, verdict);
   }
-  ProcessesGone(verdict);
+  return verdict;
 }
 
-std::string Attempt::SocketPath() const {
-  return fmt::format("{}/run/{}.sock", services_.setup.data_dir, uid_);
+absl::StatusOr<channel::Answer> Attempt::AskShim(const channel::Command& command) const {
+  const RankRights rights(rank_user_);
+  return services_.shims.Ask(fmt::format("{}/run/{}.sock", services_.setup.data_dir, uid_),
+                             command);
 }
 
 void Attempt::SteerShim(MonoTime heard) {
@@ -205,21 +228,22 @@ void Attempt::SteerShim(MonoTime heard) {
     }
     if (WaitsForLastCheckpoint()) return;
     const absl::Status asked =
-        services_.shims.Ask(SocketPath(), {"stop", reason.empty() ? "stop requested" : reason})
-            .status();
+        AskShim({"stop", reason.empty() ? "stop requested" : reason}).status();
     stop_sent_ = asked.ok();
     SetSilent(!asked.ok(),
               fmt::format("its shim does not take the order to stop ({})", Message(asked)));
   } else if (heard > renewed_at_) {
     const std::chrono::duration<double> age = services_.clock.Mono() - heard;
-    if (services_.shims.Ask(SocketPath(), {.command = "renew", .age = age.count()}).ok())
-      renewed_at_ = heard;
+    if (AskShim({.command = "renew", .age = age.count()}).ok()) renewed_at_ = heard;
   }
   AskForCheckpoints();
 }
 
 void Attempt::LookAtRanks() {
-  const GangWatch::News news = watch_.Look(shim_);
+  const GangWatch::News news = [&] {
+    const RankRights rights(rank_user_);
+    return watch_.Look(shim_);
+  }();
   for (const std::string& warning : news.warnings) Warn(warning);
   if (!news.hang) return;
   {
@@ -229,12 +253,12 @@ void Attempt::LookAtRanks() {
   Save();
   spdlog::warn("attempt {}: {}", uid_, news.hang->message());
   // Should it not answer, the next look finds the same.
-  (void)services_.shims.Ask(SocketPath(),
-                            {.command = "stop", .reason = news.hang->message(), .cause = "watch"});
+  (void)AskShim({.command = "stop", .reason = news.hang->message(), .cause = "watch"});
 }
 
 void Attempt::Warn(const std::string& message) {
   spdlog::warn("attempt {}: {}", uid_, message);
+  const RankRights rights(rank_user_);
   const double now = static_cast<double>(UnixMicros(services_.clock.Wall())) / 1e6;
   absl::StatusOr<io::AppendFile> file = io::AppendFile::Open(dir_ + "/node.events");
   const absl::Status written =
@@ -250,8 +274,7 @@ void Attempt::AskForCheckpoints() {
     if (checkpoints_wanted_ <= record_.checkpoints_asked) return;
     wanted = checkpoints_wanted_;
   }
-  if (shim_.state != "running" || !services_.shims.Ask(SocketPath(), {"checkpoint", ""}).ok())
-    return;
+  if (shim_.state != "running" || !AskShim({"checkpoint", ""}).ok()) return;
   {
     const MutexLock lock(mutex_);
     record_.checkpoints_asked = wanted;
@@ -271,7 +294,7 @@ bool Attempt::WaitsForLastCheckpoint() {
   if (!last_asked_at_) {
     last_asked_after_ = checkpoints_.newest();
     last_asked_at_ = now;
-    if (!services_.shims.Ask(SocketPath(), {"checkpoint", ""}).ok()) return false;
+    if (!AskShim({"checkpoint", ""}).ok()) return false;
   }
   if (checkpoints_.newest() > last_asked_after_ || now - *last_asked_at_ >= patience) return false;
   Enter(v1::AttemptStatus::STOPPING, "writing a checkpoint before the end");

@@ -258,11 +258,12 @@ absl::Status Attempt::Deliver() {
       record.verdict.code() != "succeeded") {
     return absl::OkStatus();
   }
-  const absl::StatusOr<channel::ArtifactEvent> artifact = FindArtifact(dir_);
+  const absl::StatusOr<channel::ArtifactEvent> artifact = FindArtifact(dir_, rank_user_);
   absl::Status delivered = artifact.status();
   if (artifact.ok()) {
-    delivered = DeliverArtifact(*artifact, uid_, epoch_, services_.setup.node, services_.server,
-                                [this] { return Stopping(); });
+    delivered = DeliverArtifact(
+        *artifact, uid_, epoch_, services_.setup.node, services_.server,
+        [this] { return Stopping(); }, rank_user_);
   }
   if (delivered.ok()) {
     {
@@ -294,6 +295,7 @@ void Attempt::FindCheckpoints() {
     const MutexLock lock(mutex_);
     path = fmt::format("{}/rank-{}.events", dir_, record_.dispatch.first_rank());
   }
+  const RankRights rights(rank_user_);
   const absl::Status read = ReadEventFile(path, [this](const channel::Event& event) {
     const auto* checkpoint = std::get_if<channel::CheckpointEvent>(&event.body);
     if (checkpoint != nullptr) checkpoints_.Add(*checkpoint);

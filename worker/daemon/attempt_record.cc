@@ -44,6 +44,8 @@ absl::Status SaveRecord(const AttemptRecord& record, const std::string& attempt_
   json["memory_before"] = record.memory_before;
   json["checkpoint_step"] = record.checkpoint_step;
   json["checkpoints_asked"] = record.checkpoints_asked;
+  json["rank_uid"] = record.rank_uid;
+  json["rank_gid"] = record.rank_gid;
   json["committed"] = record.committed;
   json["done"] = record.done;
   json["ended_us"] = record.ended_us;
@@ -77,6 +79,8 @@ absl::StatusOr<AttemptRecord> LoadRecord(const std::string& attempt_dir) {
   // An older worker wrote none.
   record.checkpoint_step = json.value("checkpoint_step", int64_t{0});
   record.checkpoints_asked = json.value("checkpoints_asked", int64_t{0});
+  record.rank_uid = json.value("rank_uid", uint32_t{0});
+  record.rank_gid = json.value("rank_gid", uint32_t{0});
   record.ended_us = json.value("ended_us", int64_t{0});
   for (const Json& bytes : json["memory_before"]) {
     record.memory_before.push_back(bytes.is_number_integer() ? bytes.get<int64_t>() : 0);

@@ -27,6 +27,9 @@ struct AttemptRecord {
   // Newest checkpoint that is registered with the server, and how many were asked for.
   int64_t checkpoint_step = 0;
   int64_t checkpoints_asked = 0;
+  // Whom its ranks run as, and so who may read what they wrote; 0: as the worker does.
+  uint32_t rank_uid = 0;
+  uint32_t rank_gid = 0;
   // The artifact is registered with the server.
   bool committed = false;
   // All is over and acknowledged.

@@ -8,9 +8,12 @@
 namespace sft::worker {
 
 absl::StatusOr<BlobFile> MakeBlobFile(const std::string& path, const std::string& display_name,
+                                      const std::optional<RankUser>& reader,
                                       const StopCheck& stop) {
+  const RankRights rights(reader);
+  SFT_RETURN_IF_ERROR(io::OpenForRead(path, io::Links::kRefuse).status());
   SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(path, stop));
-  return BlobFile{path, hash.sha256, hash.size, display_name};
+  return BlobFile{path, hash.sha256, hash.size, display_name, reader};
 }
 
 v1::ArtifactFile ToArtifactFile(const BlobFile& file, const std::string& relative) {

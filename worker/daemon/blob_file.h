@@ -10,9 +10,10 @@
 
 namespace sft::worker {
 
-// The file with its hash and size. ABORTED when `stop` said so.
+// The file with its hash and size, read with the rights of `reader`. A link is none. ABORTED when
+// `stop` said so.
 absl::StatusOr<BlobFile> MakeBlobFile(const std::string& path, const std::string& display_name,
-                                      const StopCheck& stop);
+                                      const std::optional<RankUser>& reader, const StopCheck& stop);
 // As a file of a delivery or a checkpoint, under its path there.
 v1::ArtifactFile ToArtifactFile(const BlobFile& file, const std::string& relative);
 

@@ -4,9 +4,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -34,6 +36,7 @@
 #include "worker/daemon/inventory.h"
 #include "worker/daemon/models.h"
 #include "worker/daemon/node_facts.h"
+#include "worker/daemon/rank_user.h"
 #include "worker/daemon/torch_locator.h"
 
 namespace sft::worker {
@@ -46,13 +49,6 @@ constexpr std::chrono::seconds kReachDeadline{5};
 constexpr double kClockWarn = 2, kClockFail = 60;
 constexpr int64_t kSharedMemory = int64_t{1} << 30;
 
-// A file can be made there and is gone again.
-absl::Status TryWrite(const std::string& folder) {
-  const std::string path = fmt::format("{}/.sft-check-{}", folder, getpid());
-  SFT_RETURN_IF_ERROR(io::WriteFileAtomic(path, "check"));
-  return io::RemoveAll(path);
-}
-
 void CheckFolders(const NodeSetup& setup, CheckReport& report) {
   report.Take("data folder", TryWrite(setup.data_dir), setup.data_dir,
               "let the user that sft-worker runs as write there, or give another --data-dir");
@@ -60,14 +56,67 @@ void CheckFolders(const NodeSetup& setup, CheckReport& report) {
   const bool held = lock.valid() && flock(lock.get(), LOCK_EX | LOCK_NB) != 0;
   if (held) report.Ok("worker", "one runs with this data folder now");
   if (setup.has_shared) {
-    report.Take("shared folder", TryWrite(setup.shared_dir), setup.shared_dir,
-                "mount it, and let the user that sft-worker runs as write there");
+    report.Take("shared folder", CheckSharedFor(setup), setup.shared_dir,
+                setup.rank_user ? "mount it, and let the user that ranks run as write there"
+                                : "mount it, and let the user that sft-worker runs as write there");
   } else {
     report.Ok("shared folder",
               fmt::format("none (--shared): checkpoints above {} stay on this node, and "
                           "their jobs with them",
                           BytesText(setup.checkpoint_upload_limit)));
   }
+}
+
+// Whom ranks run as, and whether that user reaches what they need; the rest of the check looks with
+// the same rights.
+void CheckRanks(const Options& options, const NodeSetup& setup, CheckReport& report) {
+  if (!setup.rank_user) {
+    if (geteuid() == 0 && options.rank_user.empty()) {
+      report.Warn("rank user", kRanksAreRoot, kMakeRankUser);
+    } else {
+      report.Ok("rank user", "ranks run as the user that sft-worker runs as");
+    }
+  } else {
+    report.Take("rank user", CheckDataDirFor(setup),
+                fmt::format("ranks run as {}", setup.rank_user->Describe()),
+                "or choose another with --rank-user");
+  }
+}
+
+// Folders that jobs read from.
+void CheckRoots(const Options& options, const NodeSetup& setup, CheckReport& report) {
+  const RankRights rights(setup.rank_user);
+  const std::string who = setup.rank_user ? setup.rank_user->name : "the user that ranks run as";
+  const auto look = [&](const char* name, const std::string& dir) {
+    const absl::Status read = TryRead(dir);
+    if (read.ok()) {
+      report.Ok(name, dir);
+    } else {
+      report.Warn(name, std::string(Message(read)), fmt::format("let {} read it", who));
+    }
+  };
+  for (const std::string& dir : setup.model_dirs) look("model folder", dir);
+  for (const std::string& dir : options.data_roots) look("data root", dir);
+}
+
+// The driver's device files, which ranks open themselves.
+void CheckDevices(const NodeSetup& setup, CheckReport& report) {
+  const RankRights rights(setup.rank_user);
+  int opened = 0;
+  for (const std::string& name : io::ListDir("/dev").value_or(std::vector<std::string>())) {
+    const bool gpu = name.starts_with("nvidia") && name.size() > 6 &&
+                     name.find_first_not_of("0123456789", 6) == std::string::npos;
+    if (!gpu && name != "nvidiactl" && name != "nvidia-uvm") continue;
+    const io::UniqueFd fd(open(("/dev/" + name).c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+    if (!fd.valid() && (errno == EACCES || errno == EPERM)) {
+      report.Fail("GPU devices", fmt::format("ranks may not open /dev/{}", name),
+                  "add the user to the group that owns it (`usermod --append --groups video`), and "
+                  "start the worker again");
+      return;
+    }
+    opened += fd.valid() ? 1 : 0;
+  }
+  if (opened > 0) report.Ok("GPU devices", fmt::format("ranks may open all {}", opened));
 }
 
 void CheckDisk(const NodeSetup& setup, CheckReport& report) {
@@ -193,7 +242,8 @@ std::string FindNccl(const std::string& torch_lib) {
 
 void CheckEngine(const Options& options, const NodeSetup& setup, const std::string& program,
                  bool has_gpus, CheckReport& report) {
-  const absl::StatusOr<std::string> torch = LocateTorch(setup.rank_binary, options.torch);
+  const absl::StatusOr<std::string> torch =
+      LocateTorch(setup.rank_binary, options.torch, setup.rank_user);
   if (!torch.ok()) {
     report.Fail("torch", std::string(Message(torch.status())),
                 "install what requirements/ of the bundle lists (pip install --no-deps -r ...), "
@@ -282,11 +332,14 @@ void CheckAll(const Options& options, CheckReport& report) {
   report.Ok("sft-worker",
             fmt::format("{}, node {}, address {}", kVersion, setup->node, setup->address));
   CheckFolders(*setup, report);
+  CheckRanks(options, *setup, report);
   CheckDisk(*setup, report);
   CheckMemory(report);
   const std::vector<GpuReading> gpus = CheckGpus(options, *program, report);
+  if (!gpus.empty()) CheckDevices(*setup, report);
   CheckLinks(gpus, report);
   CheckEngine(options, *setup, *program, !gpus.empty(), report);
+  CheckRoots(options, *setup, report);
   CheckModels(*setup, report);
   CheckServer(options, *setup, report);
 }
@@ -342,6 +395,7 @@ void CheckServer(const Options& options, const NodeSetup& setup, CheckReport& re
 }
 
 int RunCheck(const Options& options) {
+  umask(kPrivateUmask);
   PassOnToo(options.rank_env);
   signal(SIGPIPE, SIG_IGN);  // a server may close while it is looked at
   CheckReport report;

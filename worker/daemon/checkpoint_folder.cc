@@ -1,7 +1,9 @@
 #include "worker/daemon/checkpoint_folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,9 +11,11 @@
 #include <map>
 #include <set>
 
+#include "common/base/ids.h"
 #include "common/io/file.h"
 #include "common/io/paths.h"
 #include "common/io/sha256.h"
+#include "common/io/tree.h"
 #include "worker/daemon/blob_file.h"
 
 namespace sft::worker {
@@ -31,8 +35,28 @@ absl::StatusOr<bool> Matches(const std::string& path, const v1::Blob& blob, cons
   return hash.ok() && hash->sha256 == blob.sha256();
 }
 
+// A second name for a file that this node's ranks wrote, if it is what the blob's name says. It is
+// opened with their rights and then gone by what is open: a path of theirs may be another file, or
+// lead elsewhere, the next moment.
+absl::StatusOr<bool> LinkOwn(const std::string& local, const v1::Blob& blob,
+                             const std::string& path, const std::optional<RankUser>& rank_user,
+                             const StopCheck& stop) {
+  const absl::StatusOr<io::UniqueFd> fd = [&] {
+    const RankRights rights(rank_user);
+    return io::OpenForRead(local, io::Links::kRefuse);
+  }();
+  struct stat info {};
+  if (!fd.ok() || fstat(fd->get(), &info) != 0) return false;
+  if (rank_user && info.st_uid != rank_user->uid) return false;
+  const std::string open_file = fmt::format("/proc/self/fd/{}", fd->get());
+  SFT_ASSIGN_OR_RETURN(const bool matches, Matches(open_file, blob, stop));
+  return matches && io::RemoveAll(path).ok() &&
+         linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0;
+}
+
 absl::StatusOr<bool> AllMatch(const std::string& dir, const v1::Resume& resume,
-                              const StopCheck& stop) {
+                              const std::optional<RankUser>& rank_user, const StopCheck& stop) {
+  const RankRights rights(rank_user);
   for (const v1::ArtifactFile& file : resume.files()) {
     SFT_ASSIGN_OR_RETURN(const bool matches, Matches(dir + "/" + file.path(), file.blob(), stop));
     if (!matches) return false;
@@ -43,21 +67,29 @@ absl::StatusOr<bool> AllMatch(const std::string& dir, const v1::Resume& resume,
 // One file of the checkpoint into the folder that becomes it: as left by an earlier try, from what
 // this node's own ranks wrote, or from the server.
 absl::Status Bring(const v1::ArtifactFile& file, const std::string& own, const std::string& target,
-                   ServerApi& server, const StopCheck& stop) {
+                   const std::optional<RankUser>& rank_user, ServerApi& server,
+                   const StopCheck& stop) {
   const std::string path = target + "/" + file.path();
   SFT_ASSIGN_OR_RETURN(const bool is_there, Matches(path, file.blob(), stop));
   if (is_there) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(io::MakeDirs(path.substr(0, path.rfind('/'))));
-  const std::string local = own + "/" + file.path();
-  SFT_ASSIGN_OR_RETURN(const bool is_local, Matches(local, file.blob(), stop));
-  if (is_local) {
-    SFT_RETURN_IF_ERROR(io::RemoveAll(path));
-    if (link(local.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  }
+  SFT_ASSIGN_OR_RETURN(const bool linked,
+                       LinkOwn(own + "/" + file.path(), file.blob(), path, rank_user, stop));
+  if (linked) return absl::OkStatus();
   const v1::Blob& blob = file.blob();
   const absl::Status fetched =
       FetchBlob(server, blob.sha256(), blob.size(), path, file.path(), stop);
   return absl::IsDataLoss(fetched) ? Lost(std::string(Message(fetched))) : fetched;
+}
+
+// The worker's own folder in one where ranks make some, too: what they put there under this name is
+// removed, and once it is the worker's they cannot.
+absl::Status MakeOwnDir(const std::string& path) {
+  struct stat info {};
+  const bool own =
+      lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid();
+  if (!own) SFT_RETURN_IF_ERROR(io::RemoveAll(path));
+  return io::MakeDirs(path);
 }
 
 absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::string& job_id,
@@ -70,14 +102,19 @@ absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::stri
       return Internal(fmt::format("the server sent \"{}\" as a checkpoint's file", file.path()));
     }
   }
-  SFT_ASSIGN_OR_RETURN(const bool all_here, AllMatch(dir, resume, stop));
+  SFT_RETURN_IF_ERROR(OpenCheckpointFolder(job_id, setup));
+  SFT_ASSIGN_OR_RETURN(const bool all_here, AllMatch(dir, resume, setup.rank_user, stop));
   if (all_here) return dir;
   const std::string target = dir + ".fetch", old = dir + ".old";
-  SFT_RETURN_IF_ERROR(io::MakeDirs(target));
+  SFT_RETURN_IF_ERROR(MakeOwnDir(target));
   for (const v1::ArtifactFile& file : resume.files()) {
-    SFT_RETURN_IF_ERROR(Bring(file, dir, target, server, stop));
+    SFT_RETURN_IF_ERROR(Bring(file, dir, target, setup.rank_user, server, stop));
   }
   SFT_RETURN_IF_ERROR(io::SyncDir(target));
+  if (setup.rank_user) {
+    SFT_RETURN_IF_ERROR(
+        io::CloseTree(target, io::Owner{setup.rank_user->uid, setup.rank_user->gid}));
+  }
   // A crash between the two renames leaves no folder of the name: the next try fetches again.
   SFT_RETURN_IF_ERROR(io::RemoveAll(old));
   if (io::Exists(dir)) SFT_RETURN_IF_ERROR(io::RenameDurably(dir, old));
@@ -132,20 +169,34 @@ std::string CheckpointDir(const std::string& job_id, const NodeSetup& setup) {
                           : setup.data_dir + "/checkpoints/" + job_id;
 }
 
+absl::Status OpenCheckpointFolder(const std::string& job_id, const NodeSetup& setup) {
+  return GiveToRanks(fmt::format("{}/checkpoints/{}", setup.data_dir, job_id), setup.rank_user);
+}
+
 absl::StatusOr<std::string> StageCheckpoint(const v1::Resume& resume, const std::string& job_id,
                                             const NodeSetup& setup, ServerApi& server,
                                             const StopCheck& stop) {
+  const auto there = [&](const std::string& dir) {
+    const RankRights rights(setup.rank_user);
+    return io::IsDirectory(dir);
+  };
   if (!resume.shared_path().empty()) {
     if (!io::IsSafeRelative(resume.shared_path())) return Internal("a shared path that is none");
     const std::string dir = setup.shared_dir + "/" + resume.shared_path();
-    if (!setup.has_shared || !io::IsDirectory(dir)) {
+    if (!setup.has_shared || !there(dir)) {
       return Lost(
           fmt::format("{} in the shared folder of node {}", resume.shared_path(), setup.node));
     }
     return dir;
   }
   if (!resume.node_path().empty()) {
-    if (!io::IsDirectory(resume.node_path())) {
+    // Of another job where this one goes on from it.
+    const std::vector<std::string> jobs = IdsInPath("job", resume.node_path());
+    const std::string job = jobs.empty() ? job_id : jobs.back();
+    if (resume.node_path().starts_with(fmt::format("{}/checkpoints/{}/", setup.data_dir, job))) {
+      SFT_RETURN_IF_ERROR(OpenCheckpointFolder(job, setup));
+    }
+    if (!there(resume.node_path())) {
       return Lost(fmt::format("{} on node {}", resume.node_path(), setup.node));
     }
     return resume.node_path();
@@ -190,6 +241,7 @@ absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const LiveJobs& liv
     // What other nodes are writing for an attempt that is not here this one cannot know.
     if (attempts == nullptr && !job.ended()) continue;
     const std::string dir = setup.shared_dir + "/" + SharedCheckpointPath(job.job_id(), setup);
+    const RankRights rights(setup.rank_user);
     first_error.Update(
         CleanJob(dir, {job.steps().begin(), job.steps().end()}, attempts == nullptr, attempts));
   }

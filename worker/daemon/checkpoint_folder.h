@@ -16,6 +16,9 @@
 //   <shared>/<job>/checkpoints/step-<n>           complete; with one
 //   .../step-<n>.partial                          ranks are writing it
 //   <data>/checkpoints/<job>/step-<n>.fetch       is being brought here for a resume
+//
+// Where ranks run as another user, all of it is that user's but the first two folders and what is
+// being brought.
 
 namespace sft::worker {
 
@@ -23,6 +26,9 @@ namespace sft::worker {
 std::string CheckpointDir(const std::string& job_id, const NodeSetup& setup);
 // The same below the shared folder; empty without one.
 std::string SharedCheckpointPath(const std::string& job_id, const NodeSetup& setup);
+
+// Makes <data>/checkpoints/<job> so that ranks can write there, and gives them what lies in it.
+absl::Status OpenCheckpointFolder(const std::string& job_id, const NodeSetup& setup);
 
 // The step of a folder's name, "step-40" or "step-40.partial"; 0: it is none.
 int64_t StepOfFolder(const std::string& name);

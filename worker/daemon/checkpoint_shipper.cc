@@ -20,7 +20,8 @@ constexpr Retries::Limit kLimit{10, std::chrono::minutes(30)};
 // Trying again would get the same answer.
 bool IsFinal(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
-         absl::IsNotFound(status) || absl::IsUnimplemented(status);
+         absl::IsNotFound(status) || absl::IsPermissionDenied(status) ||
+         absl::IsUnimplemented(status);
 }
 
 }  // namespace
@@ -157,9 +158,17 @@ bool CheckpointShipper::Uploads(const channel::CheckpointEvent& event) const {
   return !setup_.has_shared && (!identity_.whole || event.bytes <= setup_.checkpoint_upload_limit);
 }
 
+bool CheckpointShipper::IsDirectory(const std::string& path) const {
+  const RankRights rights(identity_.rank_user);
+  return io::IsDirectory(path);
+}
+
 absl::Status CheckpointShipper::Register(const channel::CheckpointEvent& event) {
   // One that the server let go meanwhile was deleted.
-  if (!io::IsDirectory(event.path)) return NotFound(event.path + " is not there any more");
+  const std::string own =
+      fmt::format("{}/step-{}", CheckpointDir(identity_.job_id, setup_), event.step);
+  if (event.path != own) return InvalidArgument(fmt::format("it was to be in {}", own));
+  if (!IsDirectory(own)) return NotFound(own + " is not there any more");
   v1::CommitCheckpointRequest request;
   request.set_attempt_uid(identity_.attempt_uid);
   request.set_epoch(identity_.epoch);
@@ -189,15 +198,18 @@ absl::Status CheckpointShipper::Register(const channel::CheckpointEvent& event) 
 
 absl::Status CheckpointShipper::Upload(const channel::CheckpointEvent& event,
                                        v1::CommitCheckpointRequest& request) {
-  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(event.path));
+  const absl::StatusOr<std::vector<std::string>> listed = [&] {
+    const RankRights rights(identity_.rank_user);
+    return io::ListDir(event.path);
+  }();
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, listed);
   for (const std::string& name : names) {
     if (Stopped()) return Aborted("the upload was stopped");
     const std::string path = event.path + "/" + name;
-    SFT_RETURN_IF_ERROR(io::CheckRegularFile(path));
     SFT_ASSIGN_OR_RETURN(
         BlobFile file,
         MakeBlobFile(path, fmt::format("{}/step-{}/{}", identity_.job_id, event.step, name),
-                     [this] { return Stopped(); }));
+                     identity_.rank_user, [this] { return Stopped(); }));
     file.is_checkpoint = true;
     file.attempt_uid = identity_.attempt_uid;
     file.node = setup_.node;

@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "worker/channel/event.h"
+#include "worker/daemon/rank_user.h"
 #include "worker/daemon/retries.h"
 #include "worker/daemon/server_api.h"
 #include "worker/daemon/setup.h"
@@ -28,6 +29,7 @@ class CheckpointShipper {
     std::string job_id;
     // This node has all ranks of the gang, and so the whole of each checkpoint.
     bool whole = true;
+    std::optional<RankUser> rank_user = std::nullopt;  // who writes the files
   };
   struct Hooks {
     std::function<void(int64_t step)> on_registered;  // hears of each step that is settled
@@ -64,6 +66,7 @@ class CheckpointShipper {
   // Leaves out what is overtaken; the step to register now, if there is one.
   std::optional<channel::CheckpointEvent> Next() SFT_REQUIRES(mutex_);
   absl::Status Register(const channel::CheckpointEvent& event);
+  bool IsDirectory(const std::string& path) const;
   // Whether the files go to the server.
   bool Uploads(const channel::CheckpointEvent& event) const;
   absl::Status Upload(const channel::CheckpointEvent& event, v1::CommitCheckpointRequest& request);

@@ -3,13 +3,13 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <iterator>
 
 #include "common/base/clock.h"
 #include "common/io/file.h"
@@ -20,6 +20,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// Of a child that could not become its program; nobody sees it.
+constexpr int kNotStarted = 127;
 constexpr size_t kMaxOutputBytes = 1 << 20;
 // How long the end of a closed or killed child is waited for.
 constexpr milliseconds kReapPatience{1000};
@@ -31,30 +33,68 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   return result;
 }
 
-absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& argv,
-                            const std::vector<std::string>& added_env, int output) {
-  std::vector<std::string> arguments = argv;
-  std::vector<std::string> env = ChildEnvironment(added_env);
+// What a child works with between fork and exec: all of it is made before the fork.
+struct Start {
+  char** argv;
+  char** env;
+  int output;
+  int failure;  // gets the errno of what failed; closed by exec
+  const std::optional<RankUser>& user;
+};
 
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, output, STDERR_FILENO);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
-  pid_t pid = 0;
-  const int error = posix_spawnp(&pid, argv[0].c_str(), &actions, &attributes,
-                                 Pointers(arguments).data(), Pointers(env).data());
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (error != 0) return ErrnoStatus("cannot run " + argv[0], error);
-  return pid;
+[[noreturn]] void RunProgram(const Start& start) {
+  setpgid(0, 0);
+  const int input = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  dup2(input, STDIN_FILENO);
+  dup2(start.output, STDOUT_FILENO);
+  dup2(start.output, STDERR_FILENO);
+  int error = start.user ? BecomeRankUser(*start.user) : 0;
+  if (error == 0) {
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    execvpe(start.argv[0], start.argv, start.env);
+    error = errno;
+  }
+  [[maybe_unused]] const ssize_t told = write(start.failure, &error, sizeof(error));
+  _exit(kNotStarted);
+}
+
+absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& argv,
+                            const std::vector<std::string>& added_env, int output,
+                            const std::optional<RankUser>& user) {
+  std::vector<std::string> arguments = argv;
+  std::vector<std::string> added = added_env;
+  if (user) std::ranges::copy(user->Environment(), std::back_inserter(added));
+  std::vector<std::string> env = ChildEnvironment(added);
+  const std::string what =
+      user ? fmt::format("cannot run {} as user {}", argv[0], user->name) : "cannot run " + argv[0];
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus("cannot make a pipe", errno);
+  const io::UniqueFd read_end(ends[0]);
+  io::UniqueFd write_end(ends[1]);
+  std::vector<char*> argument_pointers = Pointers(arguments);
+  std::vector<char*> env_pointers = Pointers(env);
+  // No signal handler of this process shall run in the child.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    RunProgram({argument_pointers.data(), env_pointers.data(), output, write_end.get(), user});
+  }
+  const int fork_error = errno;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (pid < 0) return ErrnoStatus(what, fork_error);
+  write_end = io::UniqueFd();
+  int error = 0;
+  ssize_t got = 0;
+  do got = read(read_end.get(), &error, sizeof(error));
+  while (got < 0 && errno == EINTR);
+  if (got != sizeof(error)) return pid;
+  waitpid(pid, nullptr, 0);
+  return ErrnoStatus(what, error);
 }
 
 // Reads to the end of file; false when the deadline passed first.
@@ -85,13 +125,13 @@ bool Reap(pid_t pid, MonoTime deadline, int& status) {
 
 absl::StatusOr<ChildResult> RunChild(const std::vector<std::string>& argv,
                                      const std::vector<std::string>& added_env,
-                                     milliseconds deadline) {
+                                     milliseconds deadline, const std::optional<RankUser>& user) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus("cannot make a pipe", errno);
   const io::UniqueFd read_end(ends[0]);
   io::UniqueFd write_end(ends[1]);
   const MonoTime end = Clock::Real().Mono() + deadline;
-  SFT_ASSIGN_OR_RETURN(const pid_t pid, Spawn(argv, added_env, write_end.get()));
+  SFT_ASSIGN_OR_RETURN(const pid_t pid, Spawn(argv, added_env, write_end.get(), user));
   write_end = io::UniqueFd();
   ChildResult result;
   int status = 0;

@@ -22,7 +22,8 @@ void ForEachEvent(std::string_view text, const std::function<void(const channel:
 
 absl::Status ReadEventFile(const std::string& path,
                            const std::function<void(const channel::Event&)>& take) {
-  SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(path, kMaxEventsBytes));
+  SFT_ASSIGN_OR_RETURN(const std::string text,
+                       io::ReadFile(path, kMaxEventsBytes, io::Links::kRefuse));
   ForEachEvent(text, take);
   return absl::OkStatus();
 }

@@ -44,7 +44,10 @@ Nanos FileSender::SendNext() {
     request = std::move(waiting_.front());
     waiting_.pop_front();
   }
-  absl::StatusOr<std::string> path = io::ResolveBelow(request.path(), RootsOf(request.path()));
+  absl::StatusOr<std::string> path = [&] {
+    const RankRights rights(setup_.rank_user);
+    return io::ResolveBelow(request.path(), RootsOf(request.path()));
+  }();
   if (path.ok()) {
     const absl::Status allowed = CheckFetchFolders(*path, request, setup_);
     if (!allowed.ok()) path = allowed;

@@ -294,6 +294,7 @@ v1::Model InspectModel(const std::string& dir, const std::string& id, const Node
 }
 
 std::vector<v1::Model> ListModels(const NodeSetup& setup) {
+  const RankRights rights(setup.rank_user);  // what ranks cannot read is of no use
   Lister lister(setup);
   for (const std::string& dir : setup.model_dirs) lister.AddFolder(dir);
   for (const std::string& dir : HubDirs(setup)) lister.AddHub(dir);

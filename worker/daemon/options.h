@@ -26,6 +26,7 @@ struct Options {
   std::string rank_binary;
   std::string shim_binary;
   std::vector<std::string> rank_env;
+  std::string rank_user;  // ChooseRankUser
   double grace_seconds = 5;
   int log_limit_mb = 256;
   double prepare_memory_gb = 0;

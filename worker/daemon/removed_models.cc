@@ -11,6 +11,7 @@ namespace sft::worker {
 absl::Status RemoveModels(const v1::Desired& desired, const std::set<std::string>& live_jobs,
                           const NodeSetup& setup) {
   constexpr std::string_view kModel = "/model";
+  const RankRights rights(setup.rank_user);
   const std::string root = setup.shared_dir + "/";
   for (const std::string& path : desired.removed_models()) {
     const bool below = path.starts_with(root) && path.ends_with(kModel) &&

@@ -21,10 +21,19 @@ constexpr std::chrono::milliseconds kStopInterval{200};
 
 using Channels = std::function<std::shared_ptr<grpc::Channel>()>;
 
+// The file itself is read by this process then, whoever may open it.
+absl::StatusOr<io::UniqueFd> OpenAs(const std::optional<RankUser>& reader, const std::string& path,
+                                    io::Links links) {
+  const RankRights rights(reader);
+  return io::OpenForRead(path, links);
+}
+
 class GrpcServerApi : public ServerApi {
  public:
-  GrpcServerApi(Channels channels, std::string incarnation)
-      : channels_(std::move(channels)), incarnation_(std::move(incarnation)) {}
+  GrpcServerApi(Channels channels, std::string incarnation, std::optional<RankUser> reader)
+      : channels_(std::move(channels)),
+        incarnation_(std::move(incarnation)),
+        reader_(std::move(reader)) {}
 
   absl::StatusOr<int64_t> AppendLog(const v1::AppendLogRequest& request) override {
     const auto worker = v1::WorkerService::NewStub(channels_());
@@ -60,7 +69,7 @@ class GrpcServerApi : public ServerApi {
       SFT_RETURN_IF_ERROR(rpc::FromGrpc(data->StatBlob(&context, question, &has)));
     }
     if (has.complete()) return absl::OkStatus();
-    SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(file.path));
+    SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, OpenAs(file.reader, file.path, io::Links::kRefuse));
     grpc::ClientContext context;
     Begin(context, kTransferDeadline);
     v1::UploadBlobResponse response;
@@ -164,10 +173,10 @@ class GrpcServerApi : public ServerApi {
     return absl::OkStatus();
   }
 
-  static absl::Status StreamFile(grpc::ClientWriter<v1::SendFileRequest>& stream,
-                                 const v1::FetchFile& request, const std::string& path) {
-    SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
-    SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
+  absl::Status StreamFile(grpc::ClientWriter<v1::SendFileRequest>& stream,
+                          const v1::FetchFile& request, const std::string& path) const {
+    SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, OpenAs(reader_, path, io::Links::kFollow));
+    SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(fd.get(), path));
     int64_t offset = request.offset();
     do {
       std::string data(std::clamp<int64_t>(size - offset, 0, rpc::kChunkBytes), '\0');
@@ -187,13 +196,15 @@ class GrpcServerApi : public ServerApi {
 
   const Channels channels_;
   const std::string incarnation_;
+  const std::optional<RankUser> reader_;
 };
 
 }  // namespace
 
 std::unique_ptr<ServerApi> MakeServerApi(std::function<std::shared_ptr<grpc::Channel>()> channels,
-                                         const std::string& incarnation) {
-  return std::make_unique<GrpcServerApi>(std::move(channels), incarnation);
+                                         const std::string& incarnation,
+                                         std::optional<RankUser> reader) {
+  return std::make_unique<GrpcServerApi>(std::move(channels), incarnation, std::move(reader));
 }
 
 }  // namespace sft::worker

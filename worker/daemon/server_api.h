@@ -4,12 +4,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "common/base/status.h"
 #include "sft/v1/data_service.pb.h"
 #include "sft/v1/worker_service.pb.h"
+#include "worker/daemon/rank_user.h"
 
 namespace sft::worker {
 
@@ -22,8 +24,9 @@ struct BlobFile {
   std::string sha256;
   int64_t size = 0;
   std::string display_name;
-  bool is_checkpoint = false;     // goes where it can be deleted again
-  std::string attempt_uid, node;  // that deliver it
+  std::optional<RankUser> reader = std::nullopt;  // with whose rights it is read
+  bool is_checkpoint = false;                     // goes where it can be deleted again
+  std::string attempt_uid, node;                  // that deliver it
 };
 
 // The server's calls besides the session stream. Every call has a deadline. Errors: UNAVAILABLE and
@@ -51,7 +54,9 @@ class ServerApi {
 };
 
 // Over gRPC, as the life `incarnation` of this worker; `channels` is asked at each call.
+// What SendFile sends is read with the rights of `reader`.
 std::unique_ptr<ServerApi> MakeServerApi(std::function<std::shared_ptr<grpc::Channel>()> channels,
-                                         const std::string& incarnation);
+                                         const std::string& incarnation,
+                                         std::optional<RankUser> reader = std::nullopt);
 
 }  // namespace sft::worker

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/base/clock.h"
 #include "common/io/disk_space.h"
+#include "worker/daemon/rank_user.h"
 
 namespace sft::worker {
 
@@ -26,6 +28,8 @@ struct NodeSetup {
   std::vector<std::string> hub_dirs;
   // A path that a job names must lie below one of these.
   std::vector<std::string> roots;
+  // Whom ranks run as, and the worker where it works on their files; none: as the worker itself.
+  std::optional<RankUser> rank_user;
   std::string rank_binary;
   std::string shim_binary;
   // Address at which ranks of other nodes reach this node.

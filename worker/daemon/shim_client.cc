@@ -23,7 +23,7 @@ constexpr size_t kMaxAnswerBytes = 1 << 20;
 
 absl::Status ShimProcesses::Start(const std::string& shim_json) {
   const absl::StatusOr<ChildResult> result =
-      RunChild({shim_binary_, "--launch", shim_json}, {}, start_deadline_);
+      RunChild({shim_binary_, "--launch", shim_json}, {}, start_deadline_, rank_user_);
   // What waits for the daemon was ended, by its deadline or by somebody. The daemon was not: with a
   // slow disk it starts ranks later.
   if (absl::IsDeadlineExceeded(result.status()))

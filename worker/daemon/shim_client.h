@@ -1,10 +1,13 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "common/base/status.h"
 #include "worker/channel/launch.h"
+#include "worker/daemon/rank_user.h"
 
 namespace sft::worker {
 
@@ -24,13 +27,15 @@ class ShimHost {
   virtual bool Alive(const channel::ShimStatus& status) = 0;
 };
 
-// Processes of sft-shim.
+// Processes of sft-shim, which run as the user of their ranks.
 class ShimProcesses : public ShimHost {
  public:
   // A shim that says nothing for `start_deadline` is not waited for.
-  explicit ShimProcesses(std::string shim_binary,
+  explicit ShimProcesses(std::string shim_binary, std::optional<RankUser> rank_user = std::nullopt,
                          std::chrono::milliseconds start_deadline = std::chrono::seconds(10))
-      : shim_binary_(std::move(shim_binary)), start_deadline_(start_deadline) {}
+      : shim_binary_(std::move(shim_binary)),
+        rank_user_(std::move(rank_user)),
+        start_deadline_(start_deadline) {}
   absl::Status Start(const std::string& shim_json) override;
   absl::StatusOr<channel::Answer> Ask(const std::string& socket_path,
                                       const channel::Command& command) override;
@@ -38,6 +43,7 @@ class ShimProcesses : public ShimHost {
 
  private:
   const std::string shim_binary_;
+  const std::optional<RankUser> rank_user_;
   const std::chrono::milliseconds start_deadline_;
 };
 

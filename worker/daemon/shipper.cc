@@ -16,12 +16,21 @@ namespace {
 
 // An event line longer than a chunk is not one of ours: it is skipped up to here.
 constexpr int64_t kMaxChunk = rpc::kChunkBytes;
+constexpr int64_t kMaxGapBytes = 1 << 16;
+
+// What a rank made of its file can be unreadable to all but its reader: a link, a pipe, a file that
+// it has closed. It stays so, and the rest of the attempt does not wait for it.
+absl::Status OfRank(const absl::Status& status) {
+  return absl::IsPermissionDenied(status) ? InvalidArgument(Message(status)) : status;
+}
 
 // Up to one chunk from `offset`; empty when the file is missing or has no more.
-absl::StatusOr<std::string> ReadChunk(const std::string& path, int64_t offset) {
-  const absl::StatusOr<io::UniqueFd> fd = io::OpenForRead(path);
+absl::StatusOr<std::string> ReadChunk(const std::string& path, int64_t offset,
+                                      const std::optional<RankUser>& writer) {
+  const RankRights rights(writer);
+  const absl::StatusOr<io::UniqueFd> fd = io::OpenForRead(path, io::Links::kRefuse);
   if (absl::IsNotFound(fd.status())) return std::string();
-  if (!fd.ok()) return fd.status();
+  if (!fd.ok()) return OfRank(fd.status());
   // Asked often, mostly for nothing: no buffer for more than there is.
   SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(fd->get(), path));
   std::string chunk(static_cast<size_t>(std::clamp<int64_t>(size - offset, 0, kMaxChunk)), '\0');
@@ -32,11 +41,13 @@ absl::StatusOr<std::string> ReadChunk(const std::string& path, int64_t offset) {
 }
 
 // What the log's limit has removed of it.
-absl::StatusOr<channel::LogGap> ReadGap(const std::string& log_path) {
+absl::StatusOr<channel::LogGap> ReadGap(const std::string& log_path,
+                                        const std::optional<RankUser>& writer) {
+  const RankRights rights(writer);
   const std::string path = log_path.substr(0, log_path.rfind('.')) + ".gap";
-  const absl::StatusOr<std::string> text = io::ReadFile(path);
+  const absl::StatusOr<std::string> text = io::ReadFile(path, kMaxGapBytes, io::Links::kRefuse);
   if (absl::IsNotFound(text.status())) return channel::LogGap();
-  if (!text.ok()) return text.status();
+  if (!text.ok()) return OfRank(text.status());
   return channel::ParseLogGap(*text);
 }
 
@@ -154,7 +165,7 @@ absl::StatusOr<Shipper::Progress> Shipper::ShipOnce(bool final) {
                                                : ShipLog(stream, final, progress.more);
     if (absl::IsInvalidArgument(shipped)) {
       // The same bytes get the same answer: what else there is must not wait for them.
-      spdlog::warn("attempt {}: the server does not take {}: {}; the rest of it is left out",
+      spdlog::warn("attempt {}: {} cannot be sent: {}; the rest of it is left out",
                    identity_.attempt_uid, stream.path, Message(shipped));
       stream.finished = stream.left_out = true;
       continue;
@@ -206,11 +217,12 @@ absl::Status Shipper::AskOffset(Stream& stream) {
 absl::Status Shipper::ShipLog(Stream& stream, bool final, bool& more) {
   if (!final && stream.offset < 0 && !io::Exists(stream.path)) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(AskOffset(stream));
-  SFT_ASSIGN_OR_RETURN(std::string chunk, ReadChunk(stream.path, stream.offset));
+  SFT_ASSIGN_OR_RETURN(std::string chunk,
+                       ReadChunk(stream.path, stream.offset, identity_.rank_user));
   const bool whole_chunk = static_cast<int64_t>(chunk.size()) == kMaxChunk;
   v1::AppendLogRequest request = LogRequest(stream);
   // Asked after the bytes were read: what the shim has removed by now is not taken for them.
-  SFT_ASSIGN_OR_RETURN(const channel::LogGap gap, ReadGap(stream.path));
+  SFT_ASSIGN_OR_RETURN(const channel::LogGap gap, ReadGap(stream.path, identity_.rank_user));
   const bool in_gap = stream.offset >= gap.begin && stream.offset < gap.end;
   const bool before_gap =
       stream.offset < gap.begin && stream.offset + static_cast<int64_t>(chunk.size()) > gap.begin;
@@ -268,7 +280,8 @@ std::vector<channel::Event> Shipper::ReadEvents(const Stream& stream, std::strin
 absl::Status Shipper::ShipEvents(Stream& stream, bool final, bool& more) {
   if (!final && stream.offset < 0 && !io::Exists(stream.path)) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(AskOffset(stream));
-  SFT_ASSIGN_OR_RETURN(const std::string chunk, ReadChunk(stream.path, stream.offset));
+  SFT_ASSIGN_OR_RETURN(const std::string chunk,
+                       ReadChunk(stream.path, stream.offset, identity_.rank_user));
   const bool whole_chunk = static_cast<int64_t>(chunk.size()) == kMaxChunk;
   // Up to the last complete line; at the end of the file also a line that its rank could not
   // finish.

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/base/status.h"
 #include "sft/v1/worker_service.pb.h"
 #include "worker/channel/event.h"
+#include "worker/daemon/rank_user.h"
 #include "worker/daemon/server_api.h"
 
 namespace sft::worker {
@@ -30,6 +32,7 @@ class Shipper {
     int64_t epoch = 0;
     std::string node;
     std::string dir;
+    std::optional<RankUser> rank_user = std::nullopt;  // who writes the files
   };
 
   // `server` is borrowed. `on_event` sees each event of the node as it is shipped, which after a

@@ -17,6 +17,7 @@
 #include "worker/daemon/checkpoint_folder.h"
 #include "worker/daemon/job_folders.h"
 #include "worker/daemon/models.h"
+#include "worker/daemon/rank_user.h"
 
 namespace sft::worker {
 namespace {
@@ -37,6 +38,7 @@ absl::Status NotOfOwner(const absl::Status& status) {
 // The server places a job that names a model by its id on nodes that say they have it: what is not
 // there any more is not the job's fault. A path is the job's own word.
 absl::StatusOr<std::string> StageModel(const std::string& model, const NodeSetup& setup) {
+  const RankRights rights(setup.rank_user);
   absl::StatusOr<std::string> dir = ResolveModel(model, setup);
   if (dir.ok() || model.starts_with("/")) return dir;
   return NotOfOwner(dir.status());
@@ -70,6 +72,7 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const Stop
   staged.spec = *std::move(spec);
   const std::string& model = staged.spec.job.model;
   if (model.starts_with("/")) {
+    const RankRights rights(setup_.rank_user);
     SFT_RETURN_IF_ERROR(ResolveForJob(model, dispatch, setup_).status());
   }
   SFT_ASSIGN_OR_RETURN(staged.model_dir, StageModel(model, setup_));
@@ -117,12 +120,17 @@ absl::Status Stager::Judge(const std::string& what, const absl::Status& fetched)
 
 absl::StatusOr<std::string> Stager::StageFile(const v1::JobFileRef& file,
                                               const v1::Dispatch& dispatch, const StopCheck& stop) {
-  if (file.node_path().empty()) return FetchBlob(file, stop);
+  if (file.node_path().empty()) {
+    SFT_ASSIGN_OR_RETURN(std::string path, FetchBlob(file, stop));
+    SFT_RETURN_IF_ERROR(NotOfOwner(LetRanksRead(path, setup_.rank_user)));
+    return path;
+  }
+  const RankRights rights(setup_.rank_user);
   absl::StatusOr<std::string> path = ResolveForJob(file.node_path(), dispatch, setup_);
   if (!path.ok()) {
     return Annotate(path.status(), fmt::format("{} on node {}", file.key(), setup_.node));
   }
-  const absl::Status regular = io::CheckRegularFile(*path);
+  const absl::Status regular = io::OpenForRead(*path).status();
   if (!regular.ok()) {
     return Annotate(regular, fmt::format("{} on node {}", file.key(), setup_.node));
   }

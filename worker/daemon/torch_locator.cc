@@ -55,14 +55,15 @@ std::string WhatToDo(const ChildResult& result) {
 
 // OK when the program starts, that is, when its libraries are found; NOT_FOUND when it lacks one;
 // anything else says nothing about libraries.
-absl::Status TryRank(const std::string& rank_binary, const std::string& library_dir) {
+absl::Status TryRank(const std::string& rank_binary, const std::string& library_dir,
+                     const std::optional<RankUser>& user) {
   std::vector<std::string> env;
   if (!library_dir.empty()) env.push_back("LD_LIBRARY_PATH=" + library_dir);
-  const std::string what =
-      fmt::format("`{}{} --version`",
-                  library_dir.empty() ? "" : "LD_LIBRARY_PATH=" + library_dir + " ", rank_binary);
+  const std::string what = fmt::format(
+      "`{}{} --version`{}", library_dir.empty() ? "" : "LD_LIBRARY_PATH=" + library_dir + " ",
+      rank_binary, user ? fmt::format(" as user {}", user->name) : "");
   const absl::StatusOr<ChildResult> result =
-      RunChild({rank_binary, "--version"}, env, kRankDeadline);
+      RunChild({rank_binary, "--version"}, env, kRankDeadline, user);
   if (!result.ok()) {
     return FailedPrecondition(
         fmt::format("ranks cannot start: {}: {}; look at that program and at the load of the node, "
@@ -77,11 +78,11 @@ absl::Status TryRank(const std::string& rank_binary, const std::string& library_
   return lacks ? NotFound(text) : FailedPrecondition(text);
 }
 
-absl::StatusOr<std::string> AskPython() {
+absl::StatusOr<std::string> AskPython(const std::optional<RankUser>& user) {
   SFT_ASSIGN_OR_RETURN(
       const ChildResult result,
       RunChild({"python3", "-c", "import torch,os;print(os.path.dirname(torch.__file__))"}, {},
-               kPythonDeadline));
+               kPythonDeadline, user));
   if (!result.ok()) return NotFound("python3 has no torch: " + Tail(result.output));
   // Warnings come before the line that was asked for.
   const std::string text = result.output.substr(0, result.output.find_last_not_of("\r\n") + 1);
@@ -105,27 +106,30 @@ std::string LibraryPath(const std::string& lib_dir) {
 }  // namespace
 
 absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary,
-                                        const std::string& torch_dir) {
+                                        const std::string& torch_dir,
+                                        const std::optional<RankUser>& user) {
+  const RankRights rights(user);  // what they cannot see is not there for them
   if (!torch_dir.empty()) {
     for (const std::string& dir : {torch_dir + "/lib", torch_dir + "/torch/lib", torch_dir}) {
       if (!io::Exists(dir + "/libtorch_cpu.so")) continue;
-      SFT_RETURN_IF_ERROR(TryRank(rank_binary, dir));
+      SFT_RETURN_IF_ERROR(TryRank(rank_binary, dir, user));
       return LibraryPath(dir);
     }
-    return NotFound(fmt::format(
-        "ranks cannot start: --torch {}: no lib/libtorch_cpu.so below it; give the folder of torch "
-        "2.11 there",
-        torch_dir));
+    return NotFound(
+        fmt::format("ranks cannot start: --torch {}: no lib/libtorch_cpu.so below it{}; give the "
+                    "folder of torch "
+                    "2.11 there",
+                    torch_dir, user ? fmt::format(" that user {} can read", user->name) : ""));
   }
-  const absl::Status alone = TryRank(rank_binary, "");
+  const absl::Status alone = TryRank(rank_binary, "", user);
   if (alone.ok()) return std::string();
   // One that was killed, or failed otherwise, would not be helped by another torch.
   if (!absl::IsNotFound(alone)) return alone;
-  const absl::StatusOr<std::string> package = AskPython();
+  const absl::StatusOr<std::string> package = AskPython(user);
   if (!package.ok()) {
     return NotFound(fmt::format("{}; {}", Message(alone), Message(package.status())));
   }
-  SFT_RETURN_IF_ERROR(TryRank(rank_binary, *package + "/lib"));
+  SFT_RETURN_IF_ERROR(TryRank(rank_binary, *package + "/lib", user));
   return LibraryPath(*package + "/lib");
 }
 

@@ -332,7 +332,8 @@ TEST_F(AgentTest, WhatWaitsForAShimMayBeEndedWithoutIt) {
   const auto shim = [&](const std::string& text) {
     Write(dir_ + "/shim", "#!/bin/sh\n" + text + "\n");
     EXPECT_EQ(chmod((dir_ + "/shim").c_str(), 0755), 0);
-    return ShimProcesses(dir_ + "/shim", std::chrono::milliseconds(200)).Start("shim.json");
+    return ShimProcesses(dir_ + "/shim", std::nullopt, std::chrono::milliseconds(200))
+        .Start("shim.json");
   };
   EXPECT_TRUE(absl::IsUnknown(shim("exec sleep 5")));
   EXPECT_TRUE(absl::IsUnknown(shim("kill -9 $$")));

@@ -65,10 +65,26 @@ TEST_F(ArtifactTest, AStopEndsTheDeliveryBeforeItIsRegistered) {
 
 TEST_F(ArtifactTest, TheLastOneThatRankZeroReportedCounts) {
   EXPECT_FALSE(FindArtifact(dir_).ok());
+  Write(dir_ + "/launch.json", R"({"output_dir":"/second"})");
   Write(dir_ + "/rank-0.events",
         channel::ToLine({1, channel::ArtifactEvent{"adapter", "/first", 1}}) + "broken\n" +
             channel::ToLine({2, channel::ArtifactEvent{"adapter", "/second", 2}}));
   EXPECT_EQ(FindArtifact(dir_)->path, "/second");
+}
+
+TEST_F(ArtifactTest, AFolderThatTheRankWasNotGivenIsNotDelivered) {
+  Write(dir_ + "/launch.json", R"({"output_dir":")" + dir_ + R"(/output"})");
+  Write(dir_ + "/rank-0.events", channel::ToLine({1, channel::ArtifactEvent{"model", "/etc", 1}}));
+  const absl::Status refused = FindArtifact(dir_).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_NE(refused.message().find("/etc"), std::string::npos) << refused;
+}
+
+TEST_F(ArtifactTest, AnEventFileThatIsALinkSaysNothing) {
+  Write(dir_ + "/launch.json", R"({"output_dir":"/output"})");
+  Write(dir_ + "/elsewhere", channel::ToLine({1, channel::ArtifactEvent{"adapter", "/output", 1}}));
+  ASSERT_EQ(symlink((dir_ + "/elsewhere").c_str(), (dir_ + "/rank-0.events").c_str()), 0);
+  EXPECT_TRUE(absl::IsInvalidArgument(FindArtifact(dir_).status()));
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 // Checkpoints on a node: registering, uploading, staging for a resume, cleaning.
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <limits>
 
 #include "common/io/sha256.h"
@@ -67,6 +70,54 @@ class CheckpointTest : public TestNode {
   bool away_ = false;
   std::vector<int64_t> registered_;
 };
+
+TEST_F(CheckpointTest, AFolderThatTheJobsRanksWereNotGivenIsNotRegistered) {
+  channel::CheckpointEvent event = Save(10);
+  Write(dir_ + "/secret/token", "t");
+  event.path = dir_ + "/secret";
+  CheckpointShipper shipper = Shipper();
+  shipper.Add(event);
+  shipper.Work();
+  EXPECT_TRUE(server_.uploaded.empty());
+  EXPECT_TRUE(shipper.Idle()) << "it is not tried again";
+}
+
+TEST_F(CheckpointTest, ALinkInACheckpointIsNotUploaded) {
+  const channel::CheckpointEvent event = Save(10);
+  Write(dir_ + "/token", "t");
+  ASSERT_EQ(symlink((dir_ + "/token").c_str(), (event.path + "/a-link").c_str()), 0);
+  CheckpointShipper shipper = Shipper();
+  shipper.Add(event);
+  shipper.Work();
+  EXPECT_TRUE(server_.uploaded.empty());
+  EXPECT_TRUE(shipper.Idle()) << "it is not tried again";
+}
+
+TEST_F(CheckpointTest, WhatRanksPutWhereACheckpointIsBroughtLeadsNowhere) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can take the rights of ranks";
+  const RankUser ranks = RankUserOf(65534, 65534);
+  setup_.rank_user = ranks;
+  ASSERT_EQ(chmod(dir_.c_str(), 0755), 0);
+  ASSERT_TRUE(io::MakeDirs(setup_.data_dir).ok());
+  ASSERT_TRUE(PrepareDataDir(setup_).ok());
+  ASSERT_TRUE(OpenCheckpointFolder("job-1", setup_).ok());
+  const std::string job = setup_.data_dir + "/checkpoints/job-1";
+  ASSERT_TRUE(io::MakeDirs(dir_ + "/outside").ok());
+  {
+    const RankRights rights(ranks);
+    ASSERT_EQ(symlink((dir_ + "/outside").c_str(), (job + "/step-10.fetch").c_str()), 0);
+    ASSERT_EQ(symlink((dir_ + "/outside").c_str(), (job + "/step-10.old").c_str()), 0);
+  }
+  v1::Resume resume;
+  resume.set_step(10);
+  AddFile(resume, "manifest.json", "{}");
+  const auto staged = Stage(resume);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_TRUE(io::ListDir(dir_ + "/outside")->empty());
+  const RankRights rights(ranks);
+  EXPECT_EQ(*io::ReadFile(*staged + "/manifest.json"), "{}");
+  EXPECT_TRUE(io::RemoveAll(*staged).ok()) << "it is theirs";
+}
 
 TEST_F(CheckpointTest, SmallOnesGoToTheServer) {
   CheckpointShipper shipper = Shipper();

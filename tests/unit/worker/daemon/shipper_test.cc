@@ -1,5 +1,8 @@
 #include "worker/daemon/shipper.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <limits>
 
@@ -59,6 +62,35 @@ TEST_F(ShipperTest, ANewLifeOfTheWorkerGoesOnWhereTheServerIs) {
   EXPECT_EQ(Log(0), "one\ntwo\n");
   ASSERT_EQ(server_.events[0].size(), 1u);
   EXPECT_EQ(server_.events[0][0].metric().step(), 2);
+}
+
+TEST_F(ShipperTest, OfLinksAndPipesNothingIsShippedAndTheRestIs) {
+  Append("secret", "the secret\n" + StepLine(7));
+  for (const char* name : {"rank-0.log", "rank-0.events", "rank-1.gap"}) {
+    ASSERT_EQ(symlink((dir_ + "/secret").c_str(), (dir_ + "/" + name).c_str()), 0);
+  }
+  Append("rank-1.log", "one");
+  ASSERT_EQ(mkfifo((dir_ + "/rank-2.log").c_str(), 0600), 0);
+  Append("rank-2.events", StepLine(1));
+  Shipper shipper = Make({{0, "rank-0"}, {1, "rank-1"}, {2, "rank-2"}});
+  ShipAll(shipper);
+  for (const int rank : {0, 1, 2}) EXPECT_EQ(Log(rank), "") << rank;
+  EXPECT_TRUE(server_.events[0].empty());
+  EXPECT_EQ(seen_, std::vector<int>({2}));
+}
+
+TEST_F(ShipperTest, AFileThatItsRankClosedIsLeftOutAndHoldsNobody) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can take the rights of ranks";
+  Append("rank-0.log", "root's own");
+  ASSERT_EQ(chmod((dir_ + "/rank-0.log").c_str(), 0600), 0);
+  ASSERT_EQ(chmod(dir_.c_str(), 0755), 0);
+  Append("rank-1.log", "one");
+  ASSERT_EQ(chmod((dir_ + "/rank-1.log").c_str(), 0644), 0);
+  Shipper shipper({"a-1", 3, "node-a", dir_, RankUserOf(65534, 65534)},
+                  {{0, "rank-0"}, {1, "rank-1"}}, server_, [](int, const channel::Event&) {});
+  ShipAll(shipper);
+  EXPECT_EQ(Log(0), "");
+  EXPECT_EQ(Log(1), "one");
 }
 
 TEST_F(ShipperTest, AFailedCallLosesNothing) {
