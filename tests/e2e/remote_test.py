@@ -286,7 +286,8 @@ class RemoteTest(ServiceCase):
         # A second start of the same one, with the same flags, uses its certificate.
         self.kill("node-a")
         self.worker(site, "node-a", token="once")
-        self.assertIn("has joined with token", (self.dir / "node-a.log").read_text())
+        # It may be listed from before.
+        wait_until("its word", lambda: "has joined with token" in (self.dir / "node-a.log").read_text())
         # The name of a lost machine is given to a new one by a token for it.
         self.kill("node-a")
         made = self.at(None, "admin", "admin", "token", "create", "--join", "--node", "node-a")
