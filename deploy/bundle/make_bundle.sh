@@ -4,7 +4,7 @@
 #   deploy/bundle/make_bundle.sh BUILD_DIR [OUT_DIR]
 #
 # It holds all programs, the CUDA plugin where the build has one, the shared libraries of theirs that
-# the target need not have, configs, docs, proto, systemd units and the list of torch's wheels. It does
+# the target need not have, configs, docs, proto, the license, systemd units and the list of torch's wheels. It does
 # not hold torch (4.8 GB): the worker finds the node's by --torch DIR or by asking python3.
 #
 # Refuses what would not start elsewhere: a library that is neither in the bundle nor the C and C++
@@ -99,7 +99,7 @@ for file in "$stage"/bin/* "$stage"/lib/*; do
   glibcxx=$(printf '%s\n%s\n' "$glibcxx" "$file_glibcxx" | sort -V | tail -n 1)
 done
 
-cp -r "$root/configs" "$root/docs" "$root/proto" "$root/README.md" "$root/CHANGELOG.md" "$stage/"
+cp -r "$root/configs" "$root/docs" "$root/proto" "$root/README.md" "$root/CHANGELOG.md" "$root/LICENSE" "$stage/"
 # The rows that configs/demo.toml names.
 mkdir -p "$stage/deploy/demo"
 cp "$root"/deploy/demo/*.jsonl "$stage/deploy/demo/"
