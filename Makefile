@@ -19,6 +19,7 @@ help:
 	@echo "make bundle   a relocatable tarball of all binaries: how operators install a node"
 
 demo:
+	@echo "make demo: installs what is missing, builds (some minutes), then trains for about five"
 	deploy/bootstrap --demo
 	deploy/demo/run.sh
 

@@ -10,6 +10,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+. "$root/deploy/progress.sh"
 demo=$root/deploy/demo
 work=$root/build/demo
 run=$work/run
@@ -17,6 +18,8 @@ bin=
 address=${SFT_DEMO_ADDRESS:-127.0.0.1:7171}
 server_pid=
 job=  # while it runs
+step=
+failed=  # said why
 
 while [ $# -gt 0 ]; do
   case $1 in
@@ -26,8 +29,12 @@ while [ $# -gt 0 ]; do
   esac
 done
 
-say() { printf '\n== %s\n' "$*"; }
+say() {
+  step=$*
+  printf '\n== %s\n' "$*"
+}
 fail() {
+  failed=1
   echo "demo: $*" >&2
   exit 1
 }
@@ -51,15 +58,26 @@ stop_server() {
   wait "$server_pid" 2> /dev/null || true
   server_pid=
 }
-trap stop_server EXIT
+end() {
+  local status=$?
+  stop_server
+  [ $status -eq 0 ] || [ $status -eq 130 ] || [ -n "$failed" ] \
+    || echo "demo: this step failed: $step; its error is above, the logs are in $run" >&2
+}
+trap end EXIT
 trap 'exit 130' INT TERM
 
-build() {
-  say "building (output in $run/build.log)"
-  cmake -S "$root" --preset release > "$run/build.log" 2>&1 \
+configure_and_build() {
+  cmake -S "$root" --preset release \
     && cmake --build "$root/build/release" -j "$(nproc)" \
-      --target sft-server sft-worker sft-shim sft-rank sftctl >> "$run/build.log" 2>&1 \
-    || { tail -n 30 "$run/build.log" >&2; fail "the build failed"; }
+      --target sft-server sft-worker sft-shim sft-rank sftctl
+}
+
+build() {
+  say "building the programs (output in $run/build.log)"
+  : > "$run/build.log"
+  with_progress "$run/build.log" "building" configure_and_build \
+    || { tail -n 30 "$run/build.log" >&2; fail "the build failed: read $run/build.log"; }
   bin=$root/build/release/bin
 }
 
@@ -72,7 +90,7 @@ start_server() {
   # The worker has registered when its variants are there.
   for _ in $(seq 60); do
     kill -0 "$server_pid" 2> /dev/null \
-      || { tail -n 20 "$run/server.log" >&2; fail "the server did not start"; }
+      || { tail -n 20 "$run/server.log" >&2; fail "the server did not start: read $run/server.log"; }
     if "$bin/sftctl" variants 2> /dev/null | grep -q CPU-2x; then return; fi
     sleep 0.5
   done
@@ -84,7 +102,10 @@ train() {
   say "submitting configs/demo.toml"
   job=$("$bin/sftctl" submit "$root/configs/demo.toml")
   # Its exit code is the job's verdict.
-  "$bin/sftctl" status "$job" --watch || { "$bin/sftctl" logs "$job" >&2; fail "the job failed"; }
+  "$bin/sftctl" status "$job" --watch || {
+    "$bin/sftctl" logs "$job" >&2
+    fail "the job failed: its log is above; the server's is $run/server.log"
+  }
   local done_job=$job
   job=
   "$bin/sftctl" metrics "$done_job" --json > "$run/metrics.jsonl"
