@@ -18,6 +18,8 @@ struct AttentionCase {
   const char* name;
   std::vector<int64_t> lengths;
   int64_t heads, kv_heads, size, window;
+
+  friend void PrintTo(const AttentionCase& c, std::ostream* out) { *out << c.name; }
 };
 
 int64_t Tokens(const AttentionCase& c) {

@@ -126,7 +126,8 @@ INSTANTIATE_TEST_SUITE_P(Widths, Fp8MadeTest,
                          ::testing::Values(1, 3, 8, 17, 64, 96, 256, 508, 512, 520, 1000, 1024,
                                            1032, 2048, 2056, 4096, 4104, 5120, 6144, 8192, 8200,
                                            12288, 16384, 16392, 25600, 25601, 32768, 32776, 65536,
-                                           65544));
+                                           65544),
+                         ::testing::PrintToStringParamName());
 
 TEST_F(GpuTest, ManyRowsAreMadeInFp8AsQuantised) {
   for (const int64_t width : {7, 128}) {

@@ -62,7 +62,8 @@ INSTANTIATE_TEST_SUITE_P(Widths, Fp8RowsTest,
                          ::testing::Values(1, 3, 4, 8, 17, 96, 508, 512, 520, 1000, 1024, 1032,
                                            2048, 2056, 4096, 4104, 5120, 8192, 8200, 12288, 16384,
                                            16392, 25600, 32768, 32776, 49152, 65536, 65544, 151936,
-                                           151937));
+                                           151937),
+                         ::testing::PrintToStringParamName());
 
 TEST_F(Fp8GpuTest, QuantisesManyRowsToTheBitsOfTheCpuKernel) {
   for (const int64_t width : {7, 256}) {

@@ -7,6 +7,9 @@ namespace {
 
 struct Shape {
   int64_t rows, columns;
+
+  std::string Name() const { return std::to_string(rows) + "x" + std::to_string(columns); }
+  friend void PrintTo(const Shape& s, std::ostream* out) { *out << s.Name(); }
 };
 
 class Int8GpuTest : public GpuTest, public ::testing::WithParamInterface<Shape> {};
@@ -57,7 +60,8 @@ TEST_P(Int8GpuTest, DequantisesToTheBitsOfTheCpuKernelWhereverRowsStart) {
 INSTANTIATE_TEST_SUITE_P(Shapes, Int8GpuTest,
                          ::testing::Values(Shape{1, 1}, Shape{1, 100003}, Shape{500, 3},
                                            Shape{33, 1001}, Shape{300, 8}, Shape{300, 64},
-                                           Shape{70, 4096}, Shape{1024, 4096}, Shape{3, 12288}));
+                                           Shape{70, 4096}, Shape{1024, 4096}, Shape{3, 12288}),
+                         [](const auto& info) { return info.param.Name(); });
 
 TEST_F(GpuTest, Int8ReadsCodesAndWeightsThatAreNotAligned) {
   const at::Tensor w = Weights({64, 128}, at::kBFloat16), absmax = LargestOf(w);

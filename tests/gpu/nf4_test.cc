@@ -66,7 +66,8 @@ TEST_P(Nf4GpuTest, DequantisesNestedToTheBitsOfTheCpuKernel) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, Nf4GpuTest,
                          ::testing::Values(1, 2, 7, 63, 64, 65, 255, 1000, 16384, 16385, 100003,
-                                           kNf4CutUnit * 9 + 77, 1024 * 4096));
+                                           kNf4CutUnit * 9 + 77, 1024 * 4096),
+                         ::testing::PrintToStringParamName());
 
 TEST_F(GpuTest, Nf4ReadsAndWritesViewsThatAreNotAligned) {
   const at::Tensor w = Weights(5001, at::kBFloat16);

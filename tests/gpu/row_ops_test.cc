@@ -152,7 +152,11 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RowsTest,
                                            std::pair(129, 1537), std::pair(40, 2048),
                                            std::pair(300, 5120), std::pair(21, 8192),
                                            std::pair(7, 16384), std::pair(2, 25600),
-                                           std::pair(20011, 128), std::pair(9, 151936)));
+                                           std::pair(20011, 128), std::pair(9, 151936)),
+                         [](const auto& info) {
+                           return std::to_string(info.param.first) + "x" +
+                                  std::to_string(info.param.second);
+                         });
 
 TEST_F(GpuTest, RowOperationsTakeNoRows) {
   at::Tensor none = ToGpu(at::empty({0, 64}, at::kBFloat16)), half = none.narrow(1, 0, 32);

@@ -14,6 +14,8 @@ using at::Tensor;
 struct SwigluCase {
   const char* name;
   int64_t tokens, width, rank;
+
+  friend void PrintTo(const SwigluCase& c, std::ostream* out) { *out << c.name; }
 };
 
 struct SwigluResult {

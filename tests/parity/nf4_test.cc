@@ -56,7 +56,11 @@ TEST_P(Nf4ParityTest, DequantizedWeightIsEqualBitForBit) {
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Nf4ParityTest,
                          testing::Combine(testing::Values("nf4", "nf4_cuda"),
-                                          testing::Values("192x320", "576x128", "100x200")));
+                                          testing::Values("192x320", "576x128", "100x200")),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param)) + "_" +
+                                  std::get<1>(info.param);
+                         });
 
 }  // namespace
 }  // namespace sft::engine

@@ -26,6 +26,8 @@ struct Series {
   const char* kind;
   int steps;
   double tolerance;  // of each step's loss
+
+  friend void PrintTo(const Series& s, std::ostream* out) { *out << s.kind; }
 };
 
 std::filesystem::path ModelDir() { return SFT_SOURCE_DIR "/build/demo/model"; }

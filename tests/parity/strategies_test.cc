@@ -251,6 +251,8 @@ std::string NameOf(Method method) {
   return "";
 }
 
+void PrintTo(Method method, std::ostream* out) { *out << NameOf(method); }
+
 INSTANTIATE_TEST_SUITE_P(Methods, StrategiesTest,
                          testing::Values(Method::kFull, Method::kLora, Method::kQlora,
                                          Method::kLora8bit),

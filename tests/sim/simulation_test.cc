@@ -50,6 +50,8 @@ struct Bug {
   const char* name;
   Planted planted;
   Invariant breaks;
+
+  friend void PrintTo(const Bug& b, std::ostream* out) { *out << b.name; }
 };
 
 class PlantedBugTest : public SimulationTest, public testing::WithParamInterface<Bug> {};

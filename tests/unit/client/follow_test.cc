@@ -30,6 +30,8 @@ struct Ending {
   std::string_view name;
   v1::Job job;
   int code;
+
+  friend void PrintTo(const Ending& e, std::ostream* out) { *out << e.name; }
 };
 
 class EndingTest : public ::testing::TestWithParam<Ending> {};

@@ -37,6 +37,8 @@ struct ConfigFile {
   const char* file;
   ModelShape (*shape)();
   double gigabytes;  // that such a GPU has free
+
+  friend void PrintTo(const ConfigFile& c, std::ostream* out) { *out << c.name; }
 };
 
 class ConfigFilesTest : public ::testing::TestWithParam<ConfigFile> {};

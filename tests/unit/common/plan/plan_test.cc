@@ -20,6 +20,8 @@ struct Reading {
   Choice choice;
   spec::Matmul matmul;
   double gigabytes;  // reserved by the allocator
+
+  friend void PrintTo(const Reading& r, std::ostream* out) { *out << r.name; }
 };
 
 class ReadingTest : public ::testing::TestWithParam<Reading> {};
@@ -64,6 +66,8 @@ INSTANTIATE_TEST_SUITE_P(
 struct Budget {
   const char* name;
   double gigabytes;
+
+  friend void PrintTo(const Budget& b, std::ostream* out) { *out << b.name; }
 };
 
 class BudgetTest : public ::testing::TestWithParam<Budget> {};

@@ -18,6 +18,8 @@ struct Launched {
   ModelShape shape;
   int64_t rows, tokens;
   bool graphs;
+
+  friend void PrintTo(const Launched& l, std::ostream* out) { *out << l.name; }
 };
 
 class LaunchedTest : public ::testing::TestWithParam<Launched> {};

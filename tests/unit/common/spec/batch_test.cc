@@ -17,6 +17,8 @@ struct Case {
   std::vector<Override> overrides;
   int device, steps, global;
   bool warns;
+
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
 class BatchTest : public ::testing::TestWithParam<Case> {};

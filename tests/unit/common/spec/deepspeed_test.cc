@@ -149,6 +149,8 @@ struct Wrong {
   std::string_view key;
   std::string_view says;
   std::string_view says_too;
+
+  friend void PrintTo(const Wrong& w, std::ostream* out) { *out << w.name; }
 };
 
 class DeepspeedProblemTest : public ::testing::TestWithParam<Wrong> {};

@@ -16,6 +16,8 @@ struct Method {
   bool qlora;
   std::string_view kind;
   int bits;
+
+  friend void PrintTo(const Method& m, std::ostream* out) { *out << m.name; }
 };
 
 class MethodTest : public ::testing::TestWithParam<Method> {};
@@ -159,6 +161,8 @@ struct Precision {
   std::string_view name;
   std::string_view text;
   ComputeType type;
+
+  friend void PrintTo(const Precision& p, std::ostream* out) { *out << p.name; }
 };
 
 class PrecisionTest : public ::testing::TestWithParam<Precision> {};
@@ -356,6 +360,8 @@ struct Saving {
   std::string_view keys;  // of [checkpoint]
   std::vector<Override> overrides;
   SaveStrategy strategy;
+
+  friend void PrintTo(const Saving& s, std::ostream* out) { *out << s.name; }
 };
 
 class SavingTest : public ::testing::TestWithParam<Saving> {};
@@ -408,6 +414,8 @@ struct NoEffect {
   std::string_view name;
   std::string_view text;
   std::string_view warning;  // empty: there is none
+
+  friend void PrintTo(const NoEffect& n, std::ostream* out) { *out << n.name; }
 };
 
 class NoEffectTest : public ::testing::TestWithParam<NoEffect> {};

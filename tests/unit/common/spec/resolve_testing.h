@@ -61,6 +61,8 @@ struct WrongFile {
   std::string text;
   std::string_view key;
   std::string_view says;
+
+  friend void PrintTo(const WrongFile& w, std::ostream* out) { *out << w.name; }
 };
 
 inline void ExpectOneProblem(const WrongFile& wrong) {

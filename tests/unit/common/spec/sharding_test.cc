@@ -15,6 +15,8 @@ struct Shard {
   std::string_view keys;  // of [hyperparameters.parallelism]
   std::vector<Override> overrides;
   Sharding sharding;
+
+  friend void PrintTo(const Shard& s, std::ostream* out) { *out << s.name; }
 };
 
 class ShardingTest : public ::testing::TestWithParam<Shard> {};

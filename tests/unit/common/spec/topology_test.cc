@@ -21,6 +21,8 @@ struct Case {
   std::string_view type;
   int count, nodes, per_node;
   std::string_view variant;
+
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
 class TopologyTest : public ::testing::TestWithParam<Case> {};
@@ -184,6 +186,8 @@ struct Wrong {
   std::string_view key;
   int line;
   std::string_view says;
+
+  friend void PrintTo(const Wrong& w, std::ostream* out) { *out << w.name; }
 };
 
 class TopologyProblemTest : public ::testing::TestWithParam<Wrong> {};

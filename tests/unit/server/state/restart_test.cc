@@ -29,6 +29,8 @@ struct Case {
   bool restart;
   const char* code;
   int retries_left;
+
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
 class RestartTableTest : public testing::TestWithParam<Case> {};

@@ -172,9 +172,12 @@ TEST_F(ModelsTest, AnIdCannotLeaveTheModelFolders) {
 }
 
 struct Damage {
+  const char* name;
   const char* file;
   const char* text;     // nullptr: remove the file
   const char* problem;  // part of it
+
+  friend void PrintTo(const Damage& d, std::ostream* out) { *out << d.name; }
 };
 
 class BrokenModel : public TestNode, public testing::WithParamInterface<Damage> {};
@@ -193,17 +196,20 @@ TEST_P(BrokenModel, IsRefusedWithWhatIsWrong) {
 
 INSTANTIATE_TEST_SUITE_P(
     Damages, BrokenModel,
-    testing::Values(Damage{"tokenizer.json", nullptr, "tokenizer.json is missing"},
-                    Damage{"model.safetensors", nullptr, "no safetensors weights"},
-                    Damage{"model.safetensors", "abc", "model.safetensors is truncated: 3 bytes"},
-                    Damage{"model.safetensors", "{\"not\": \"one\"}", "is not a safetensors file"},
-                    Damage{"config.json", "[1]", "config.json is not a JSON object"},
-                    Damage{"model.safetensors.index.json",
-                           R"({"weight_map":{"w":"part-2.safetensors"}})",
-                           "part-2.safetensors is missing"},
-                    Damage{"model.safetensors.index.json", R"({"weight_map":{"w":"../../x"}})",
-                           "names a file that it may not"},
-                    Damage{"model.safetensors.index.json", "{}", "has no weight_map"}));
+    testing::Values(
+        Damage{"NoTokenizer", "tokenizer.json", nullptr, "tokenizer.json is missing"},
+        Damage{"NoWeights", "model.safetensors", nullptr, "no safetensors weights"},
+        Damage{"WeightsOfThreeBytes", "model.safetensors", "abc",
+               "model.safetensors is truncated: 3 bytes"},
+        Damage{"WeightsAreJson", "model.safetensors", "{\"not\": \"one\"}",
+               "is not a safetensors file"},
+        Damage{"ConfigIsAList", "config.json", "[1]", "config.json is not a JSON object"},
+        Damage{"PartIsMissing", "model.safetensors.index.json",
+               R"({"weight_map":{"w":"part-2.safetensors"}})", "part-2.safetensors is missing"},
+        Damage{"PartOutsideTheFolder", "model.safetensors.index.json",
+               R"({"weight_map":{"w":"../../x"}})", "names a file that it may not"},
+        Damage{"IndexWithoutMap", "model.safetensors.index.json", "{}", "has no weight_map"}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST_F(ModelsTest, AFileCutShortIsNamedWithBothSizes) {
   const std::string whole = Safetensors(64);

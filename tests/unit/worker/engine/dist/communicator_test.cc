@@ -148,7 +148,8 @@ TEST_P(CommunicatorTest, SmallValuesAreGatheredInRankOrder) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest, ::testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest, ::testing::Values(1, 2, 3),
+                         ::testing::PrintToStringParamName());
 
 TEST(CommunicatorErrorsTest, CountsThatDoNotFitAreRefusedBeforeAnythingIsSent) {
   RunRanks(2, [&](Communicator& comm) {

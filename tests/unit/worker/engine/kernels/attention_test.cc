@@ -17,8 +17,11 @@ namespace {
 using at::Tensor;
 
 struct Case {
+  const char* name;
   std::vector<int64_t> lengths;
   int64_t heads, kv_heads, size, window;
+
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
 Tensor Offsets(const std::vector<int64_t>& lengths) {
@@ -128,10 +131,14 @@ TEST_P(AttentionTest, GivesTheSameInAndOutOfWiderRows) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest,
-                         testing::Values(Case{{1}, 1, 1, 4, 0}, Case{{17}, 4, 2, 8, 0},
-                                         Case{{5, 1, 30}, 6, 3, 16, 0}, Case{{40, 9}, 4, 1, 8, 7},
-                                         Case{{300, 270}, 2, 1, 8, 0}, Case{{600}, 2, 2, 8, 100},
-                                         Case{{530}, 3, 1, 6, 300}));
+                         testing::Values(Case{"OneToken", {1}, 1, 1, 4, 0},
+                                         Case{"OneDocument", {17}, 4, 2, 8, 0},
+                                         Case{"ThreeDocuments", {5, 1, 30}, 6, 3, 16, 0},
+                                         Case{"ShortWindow", {40, 9}, 4, 1, 8, 7},
+                                         Case{"LongDocuments", {300, 270}, 2, 1, 8, 0},
+                                         Case{"WindowOfSomeBlocks", {600}, 2, 2, 8, 100},
+                                         Case{"WindowOfHalfTheDocument", {530}, 3, 1, 6, 300}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST(AttentionTest, DocumentsDoNotSeeEachOther) {
   const Tensor q = Random({12, 2, 8}, 1), k = Random({12, 1, 8}, 2), v = Random({12, 1, 8}, 3);

@@ -41,7 +41,8 @@ class TypesTest : public ::testing::TestWithParam<at::ScalarType> {
   double tolerance() const { return type() == at::kFloat ? 2e-6 : 4e-3; }
   Tensor Input(at::IntArrayRef shape, int seed) const { return Random(shape, seed).to(type()); }
 };
-INSTANTIATE_TEST_SUITE_P(Types, TypesTest, ::testing::Values(at::kFloat, at::kBFloat16));
+INSTANTIATE_TEST_SUITE_P(Types, TypesTest, ::testing::Values(at::kFloat, at::kBFloat16),
+                         ::testing::PrintToStringParamName());
 
 TEST(RmsNormTest, EqualsThePlainFormulaAndItsAutograd) {
   for (int64_t hidden : {1, 7, 16, 33, 576}) {

@@ -15,6 +15,11 @@
 #include "worker/engine/weights/adapted_source.h"
 
 namespace sft::engine {
+
+static void PrintTo(Recompute recompute, std::ostream* out) {
+  *out << (recompute == Recompute::kNorms ? "Norms" : "Mlp");
+}
+
 namespace {
 
 using at::Tensor;
@@ -78,9 +83,7 @@ TEST_P(DecoderBlockTest, WhatIsComputedAgainIsNotKeptByTheAdaptersProducts) {
 
 INSTANTIATE_TEST_SUITE_P(Levels, DecoderBlockTest,
                          ::testing::Values(Recompute::kNorms, Recompute::kMlp),
-                         [](const auto& info) {
-                           return info.param == Recompute::kNorms ? "Norms" : "Mlp";
-                         });
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sft::engine

@@ -102,9 +102,12 @@ std::unique_ptr<WeightSource> Source(const ModelLayout& layout, bool room) {
 }
 
 struct Case {
+  const char* name;
   bool train_weights;
   bool room;
   double dropout;
+
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
 class ProjectionTest : public testing::TestWithParam<Case> {};
@@ -167,9 +170,12 @@ TEST_P(ProjectionTest, EqualsThePlainFormulaAndItsAutograd) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, ProjectionTest,
-                         testing::Values(Case{true, true, 0.0}, Case{false, true, 0.0},
-                                         Case{false, false, 0.0}, Case{false, true, 0.25},
-                                         Case{false, false, 0.25}));
+                         testing::Values(Case{"Full", true, true, 0.0},
+                                         Case{"Adapters", false, true, 0.0},
+                                         Case{"AdaptersWithoutRoom", false, false, 0.0},
+                                         Case{"AdaptersWithDropout", false, true, 0.25},
+                                         Case{"AdaptersWithDropoutAlone", false, false, 0.25}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 // Two adapted linear layers over 4-bit weights.
 ModelLayout QuantizedLayout(int64_t rank) {

@@ -203,6 +203,8 @@ std::string NameOf(Base base) {
   return "";
 }
 
+void PrintTo(Base base, std::ostream* out) { *out << NameOf(base); }
+
 INSTANTIATE_TEST_SUITE_P(Bases, ResumeTest,
                          testing::Values(Base::kFull, Base::kLora, Base::kQlora, Base::kLora8bit),
                          [](const auto& info) { return NameOf(info.param); });

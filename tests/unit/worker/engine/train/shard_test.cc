@@ -130,7 +130,8 @@ TEST_P(ShardTest, AnErrorHoldsNobodyUp) {
 }
 
 // With so many ranks on the node there is no memory for a copy.
-INSTANTIATE_TEST_SUITE_P(Memory, ShardTest, testing::Values(1, 2'000'000'000));
+INSTANTIATE_TEST_SUITE_P(Memory, ShardTest, testing::Values(1, 2'000'000'000),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sft::engine

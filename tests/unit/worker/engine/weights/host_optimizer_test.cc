@@ -44,6 +44,8 @@ struct Kinds {
   Optimizer kind;
   at::ScalarType master;
   at::ScalarType compute;
+
+  friend void PrintTo(const Kinds& k, std::ostream* out) { *out << k.name; }
 };
 
 // A store, its gradients of each step as a sink gives them, and how its parts are updated.

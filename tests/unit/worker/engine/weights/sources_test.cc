@@ -246,6 +246,8 @@ std::string NameOf(Format format) {
   return format == Format::kNf4 ? "Nf4" : "Nf4DoubleQuant";
 }
 
+void PrintTo(Format format, std::ostream* out) { *out << NameOf(format); }
+
 INSTANTIATE_TEST_SUITE_P(Formats, QuantizedSourceTest,
                          testing::Values(Format::kNf4, Format::kNf4DoubleQuant, Format::kInt8),
                          [](const auto& info) { return NameOf(info.param); });
