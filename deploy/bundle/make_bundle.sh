@@ -5,11 +5,12 @@
 #
 # It holds all programs, the CUDA plugin where the build has one, the shared libraries of theirs that
 # the target need not have, configs, docs, proto, the license, systemd units and the list of torch's wheels. It does
-# not hold torch (4.8 GB): the worker finds the node's by --torch DIR or by asking python3.
+# not hold torch (4.8 GB): the worker finds the node's by --torch DIR, or in the bundle's folder site-packages
+# (a link to where torch's wheels are, which sft-rank started by hand needs), or by asking python3.
 #
 # Refuses what would not start elsewhere: a library that is neither in the bundle nor the C and C++
-# run time nor torch's, symbols newer than Ubuntu 24.04 has, a run path of this machine, more than
-# SFT_BUNDLE_MAX_MB (55) MB. For tests: SFT_BUNDLE_RANK is a program in the place of sft-rank,
+# run time nor torch's, symbols newer than Ubuntu 24.04 has, a run path of this machine or one that would win
+# over --torch, more than SFT_BUNDLE_MAX_MB (55) MB. For tests: SFT_BUNDLE_RANK is a program in the place of sft-rank,
 # SFT_BUNDLE_LEVEL (19) zstd's.
 set -euo pipefail
 [ $# -ge 1 ] && [ $# -le 2 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" | sed '$d' >&2; exit 2; }
@@ -26,6 +27,18 @@ newest_glibc=2.39 newest_glibcxx=3.4.33  # Ubuntu 24.04
 fail() { echo "make_bundle: $*" >&2; exit 1; }
 needed() { readelf -d "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'; }
 runpath() { readelf -d "$1" | sed -n 's/.*(R\(UN\)\?PATH).*\[\(.*\)\]/\2/p'; }
+cached() { sed -n "s/^$1:PATH=//p" "$build/CMakeCache.txt"; }
+# What a file of the build finds in folders of torch's wheels, a file of the bundle finds below site-packages.
+bundle_runpath() {
+  local path part
+  path=$2
+  for part in $(runpath "$1" | tr : ' '); do
+    part=${part/#"$torch_dir"\//\$ORIGIN/../site-packages/torch/}
+    part=${part/#"$site_packages"\//\$ORIGIN/../site-packages/}
+    [[ $part == \$ORIGIN/../site-packages/* && :$path: != *:"$part":* ]] && path+=:$part
+  done
+  echo "$path"
+}
 # The newest version of a symbol family (GLIBC, GLIBCXX) that a file asks for.
 newest() { objdump -T "$2" | sed -n "s/.*[ (]$1_\([0-9.]*\).*/\1/p" | sort -Vu | tail -n 1; }
 at_most() { [ -z "$1" ] || [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | tail -n 1)" = "$2" ]; }
@@ -33,6 +46,7 @@ library_file() { ldconfig -p | awk -v name="$1" '$1 == name && /x86-64/ {print $
 
 version=$(sed -n 's/.*kVersion\[\] = "\(.*\)".*/\1/p' "$build/generated/common/base/version.h")
 [ -n "$version" ] || fail "$build has no generated version: is it a build folder?"
+torch_dir=$(cached SFT_TORCH_DIR) site_packages=$(cached SFT_SITE_PACKAGES)
 name=sft-$version-linux-x86_64
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -74,8 +88,8 @@ for file in "$stage"/bin/* "$stage"/lib/*; do
   chmod u+w "$file"
   strip --strip-unneeded "$file"
   case $file in
-    */bin/*) patchelf --set-rpath '$ORIGIN/../lib' "$file" ;;
-    *) patchelf --set-rpath '$ORIGIN' "$file" ;;
+    */bin/*) patchelf --set-rpath "$(bundle_runpath "$file" '$ORIGIN/../lib')" "$file" ;;
+    *) patchelf --set-rpath "$(bundle_runpath "$file" '$ORIGIN')" "$file" ;;
   esac
 done
 
@@ -91,6 +105,8 @@ for file in "$stage"/bin/* "$stage"/lib/*; do
     esac
   done
   [[ $(runpath "$file") =~ (^|:)/ ]] && fail "$short has an absolute run path: $(runpath "$file")"
+  # RUNPATH is searched after LD_LIBRARY_PATH, in which the worker names its torch; RPATH before.
+  readelf -d "$file" | grep -q '(RPATH)' && fail "$short has an RPATH, which wins over the worker's --torch"
   file_glibc=$(newest GLIBC "$file") file_glibcxx=$(newest GLIBCXX "$file")
   at_most "$file_glibc" $newest_glibc || fail "$short needs GLIBC $file_glibc, newer than $newest_glibc"
   at_most "$file_glibcxx" $newest_glibcxx \
@@ -118,9 +134,20 @@ for program in "${programs[@]}"; do
     || fail "$program --version says \"$(head -n 1 "$work/version")\", not $version"
 done
 if [ -z "${SFT_BUNDLE_RANK:-}" ]; then
-  torch_lib=$(sed -n 's/^SFT_TORCH_DIR:PATH=//p' "$build/CMakeCache.txt")/lib
-  env -i PATH=/usr/bin:/bin LD_LIBRARY_PATH="$torch_lib" "$stage/bin/sft-rank" --version > "$work/version" 2>&1 \
-    || fail "sft-rank --version fails with torch in $torch_lib: $(head -n 5 "$work/version")"
+  env -i PATH=/usr/bin:/bin LD_LIBRARY_PATH="$torch_dir/lib" "$stage/bin/sft-rank" --version > "$work/version" 2>&1 \
+    || fail "sft-rank --version fails with torch in $torch_dir/lib: $(head -n 5 "$work/version")"
+  # By hand, with the link that the README names.
+  mkdir "$work/wheels"
+  ln -s "$site_packages"/* "$work/wheels/"
+  ln -sfn "$torch_dir" "$work/wheels/torch"
+  ln -s "$work/wheels" "$stage/site-packages"
+  env -i PATH=/usr/bin:/bin "$stage/bin/sft-rank" --version > "$work/version" 2>&1 \
+    || fail "sft-rank --version fails with the link site-packages: $(head -n 5 "$work/version")"
+  if [ -f "$stage/lib/libsft_cuda.so" ]; then
+    lacks=$(env -i PATH=/usr/bin:/bin ldd "$stage/lib/libsft_cuda.so" | grep 'not found' || true)
+    [ -z "$lacks" ] || fail "lib/libsft_cuda.so, with the link site-packages, does not find $lacks"
+  fi
+  rm "$stage/site-packages"
 fi
 
 tarball=$out/$name.tar.zst

@@ -232,10 +232,12 @@ void CheckLinks(const std::vector<GpuReading>& gpus, CheckReport& report) {
   }
 }
 
-// The NCCL that ranks would open: wheels keep it beside torch's folder.
-std::string FindNccl(const std::string& torch_lib) {
+// The NCCL that ranks would open: wheels keep it beside torch's folder, a bundle's are below its own.
+std::string FindNccl(const std::string& torch_lib, const std::string& rank_dir) {
+  const std::string lib =
+      torch_lib.empty() ? rank_dir + "/../site-packages/torch/lib" : torch_lib;
   for (const char* place : {"/../../nvidia/nccl/lib/libnccl.so.2", "/libnccl.so.2"}) {
-    if (!torch_lib.empty() && io::Exists(torch_lib + place)) return torch_lib + place;
+    if (io::Exists(lib + place)) return lib + place;
   }
   return "libnccl.so.2";
 }
@@ -262,7 +264,7 @@ void CheckEngine(const Options& options, const NodeSetup& setup, const std::stri
                 "install a bundle that was built with CUDA");
   }
   const absl::StatusOr<ChildResult> nccl =
-      RunChild({program, "probe-nccl", FindNccl(torch_lib)}, {}, kProbeDeadline);
+      RunChild({program, "probe-nccl", FindNccl(torch_lib, ranks)}, {}, kProbeDeadline);
   if (nccl.ok() && nccl->ok()) {
     report.Ok("NCCL", nccl->output.substr(0, nccl->output.find('\n')));
   } else {
