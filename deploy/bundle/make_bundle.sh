@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the relocatable tarball that operators unpack on a node: dist/sft-VERSION-linux-x86_64.tar.zst.
+# Makes the relocatable tarball that operators unpack on a node: dist/sft-VERSION-linux-x86_64.tar.xz.
 #
 #   deploy/bundle/make_bundle.sh BUILD_DIR [OUT_DIR]
 #
@@ -10,8 +10,8 @@
 #
 # Refuses what would not start elsewhere: a library that is neither in the bundle nor the C and C++
 # run time nor torch's, symbols newer than Ubuntu 24.04 has, a run path of this machine or one that would win
-# over --torch, more than SFT_BUNDLE_MAX_MB (55) MB. For tests: SFT_BUNDLE_RANK is a program in the place of sft-rank,
-# SFT_BUNDLE_LEVEL (19) zstd's.
+# over --torch, more than SFT_BUNDLE_MAX_MB (40) MB. For tests: SFT_BUNDLE_RANK is a program in the place of sft-rank,
+# SFT_BUNDLE_LEVEL (9: its window of 64 MB sees what the programs have in common) xz's.
 set -euo pipefail
 [ $# -ge 1 ] && [ $# -le 2 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" | sed '$d' >&2; exit 2; }
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -150,10 +150,10 @@ if [ -z "${SFT_BUNDLE_RANK:-}" ]; then
   rm "$stage/site-packages"
 fi
 
-tarball=$out/$name.tar.zst
-tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner -c "$name" | zstd -q -"${SFT_BUNDLE_LEVEL:-19}" -T0 -f -o "$tarball"
+tarball=$out/$name.tar.xz
+tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner -c "$name" | xz -"${SFT_BUNDLE_LEVEL:-9}" -T0 > "$tarball"
 bytes=$(stat -c %s "$tarball")
-limit=${SFT_BUNDLE_MAX_MB:-55}
+limit=${SFT_BUNDLE_MAX_MB:-40}
 [ "$bytes" -le $((limit * 1000000)) ] || fail "$tarball has $bytes bytes, more than $limit MB"
 (cd "$stage" && find bin $([ ! -d lib ] || echo lib) -type f -printf '%s %p\n' | sort -k 2 | awk '{printf "  %8.1f MB  %s\n", $1 / 1e6, $2}')
 awk -v b="$bytes" -v t="$tarball" -v c="$glibc" -v x="$glibcxx" \

@@ -108,18 +108,18 @@ class OperationsTest(ServiceCase):
         out = self.dir / "dist"
         rank = {} if TORCH else {"SFT_BUNDLE_RANK": str(BUILD / "tests/sft-fake-rank")}
         made = subprocess.run([SOURCE / "deploy/bundle/make_bundle.sh", BUILD, out], capture_output=True, text=True,
-                              env={**os.environ, "SFT_BUNDLE_LEVEL": "1", "SFT_BUNDLE_MAX_MB": "200", **rank},
+                              env={**os.environ, "SFT_BUNDLE_LEVEL": "0", "SFT_BUNDLE_MAX_MB": "200", **rank},
                               check=False)
         self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
-        bundle = next(out.glob("sft-*.tar.zst"))
+        bundle = next(out.glob("sft-*.tar.xz"))
         work = self.dir / "later"
         work.mkdir()
-        subprocess.run(["tar", "--zstd", "-xf", bundle, "-C", work], check=True)
+        subprocess.run(["tar", "-xf", bundle, "-C", work], check=True)
         unpacked = next(work.iterdir())
         later = unpacked.with_name(unpacked.name.replace("-linux", ".1-linux"))
         unpacked.rename(later)
-        newer = work / f"{later.name}.tar.zst"
-        subprocess.run(["tar", "-C", work, "-I", "zstd -1", "-cf", newer, later.name], check=True)
+        newer = work / f"{later.name}.tar.xz"
+        subprocess.run(["tar", "-C", work, "-I", "xz -0", "-cf", newer, later.name], check=True)
         return bundle, newer
 
     def machine(self, name):

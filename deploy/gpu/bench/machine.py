@@ -31,7 +31,7 @@ def unpack(source, folder):
     if not source.exists():
         raise SystemExit(f"bench: {source} does not exist")
     folder.mkdir(parents=True, exist_ok=True)
-    # tar knows xz, gz and, where zstd is installed, the zst of a bundle.
+    # tar knows gz and, where xz-utils are installed, the xz of a bundle.
     if subprocess.run(["tar", "-C", folder, "-xf", source], check=False).returncode:
         raise SystemExit(f"bench: {source} could not be unpacked")
     return folder
