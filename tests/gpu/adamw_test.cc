@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "tests/gpu/gpu_test.h"
+#include "tests/unit/worker/engine/optim/adamw_oracle.h"
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/optim/grad_norm.h"
 
@@ -176,7 +177,7 @@ TEST_F(AdamWGpuTest, ValuesThatAreNotFiniteStayVisibleWhereTheyAre) {
 TEST_F(AdamWGpuTest, TheOperationsOfAtenAgree) {
   for (const Mode& mode : Modes()) {
     AdamWOptions generic = Options(mode.kind);
-    generic.generic_kernels = true;
+    generic.step = optim::StepAten;
     Side ours(mode, {100003}, 0, device_, Options(mode.kind));
     Side aten(mode, {100003}, 0, device_, generic);
     for (uint64_t step = 1; step <= 4; ++step) {

@@ -189,12 +189,12 @@ void AdamW::StepOne(size_t index, const at::Tensor& grad, const at::Tensor& copy
       .offset = param.offset,
       .factors = factors,
   };
-  if (param.weight.is_cuda() && !options_.generic_kernels) {
+  if (options_.step != nullptr) {
+    options_.step(step);
+  } else if (param.weight.is_cuda()) {
     batches->Add(step);
-  } else if (param.weight.is_cpu() && !options_.generic_kernels) {
-    optim::StepCpu(step);
   } else {
-    optim::StepAten(step);
+    optim::StepCpu(step);
   }
 }
 

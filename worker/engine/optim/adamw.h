@@ -34,6 +34,10 @@
 
 namespace sft::engine {
 
+namespace optim {
+struct Step;
+}
+
 // A parameter, or this rank's shard of one, or a flat buffer of several.
 struct OptimizerParam {
   std::string name;
@@ -55,9 +59,8 @@ struct AdamWOptions {
   double epsilon = 1e-8;
   double weight_decay = 0.0;
   uint64_t seed = 0;
-  // Use ATen's operations on every device, not the loops and the operation of our own that are
-  // faster on a CPU and with CUDA: for comparing them.
-  bool generic_kernels = false;
+  // Instead of the CPU's loops and CUDA's operation: what tests compare them with.
+  void (*step)(const optim::Step&) = nullptr;
 };
 
 // The options of a job.

@@ -8,7 +8,7 @@
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/optim/adamw.h"
 
-// What the class AdamW, its CPU loops and its ATen form share.
+// What the class AdamW and its CPU loops share.
 
 namespace sft::engine {
 
@@ -42,11 +42,6 @@ inline constexpr uint8_t kSecondMomentFloor = 1;
 
 // Tensors on the CPU.
 void StepCpu(const Step& step);
-
-// Tensors on any device, by ATen's operations; same rounding, random bits included, but for the
-// device's own arithmetic. For devices that have neither loops nor an operation of ours, and for
-// tests, as a second opinion on those.
-void StepAten(const Step& step);
 
 }  // namespace optim
 }  // namespace sft::engine

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/unit/worker/engine/optim/adamw_oracle.h"
 #include "worker/engine/base/error.h"
 
 namespace sft::engine {
@@ -55,7 +56,7 @@ at::Tensor Train(Optimizer kind, at::ScalarType type, int64_t count, int steps,
                  bool generic = false, int64_t cut = -1) {
   at::Tensor weight = Wave(count, 0.3).to(type);
   AdamWOptions options = Options(kind);
-  options.generic_kernels = generic;
+  options.step = generic ? optim::StepAten : nullptr;
   std::vector<OptimizerParam> params{{.name = "w", .weight = weight, .id = 3}};
   if (cut >= 0) {
     params = {{.name = "w", .weight = weight.narrow(0, 0, cut), .id = 3},
@@ -180,7 +181,7 @@ TEST(AdamWTest, WritesTheCopyInTheOtherType) {
   for (const bool generic : {false, true}) {
     at::Tensor master = Wave(3000, 0.1), copy = at::zeros({3000}, at::kBFloat16);
     AdamWOptions options = Options(Optimizer::kAdamW);
-    options.generic_kernels = generic;
+    options.step = generic ? optim::StepAten : nullptr;
     AdamW optimizer({{.name = "w", .weight = master, .copy = copy}}, options);
     optimizer.Step(std::vector<at::Tensor>{Wave(3000, 2)}, 1e-2);
     EXPECT_TRUE(copy.equal(master.to(at::kBFloat16)));

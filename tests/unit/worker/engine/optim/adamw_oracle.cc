@@ -1,10 +1,11 @@
+#include "tests/unit/worker/engine/optim/adamw_oracle.h"
+
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
-#include "worker/engine/optim/adamw_state.h"
 #include "worker/engine/optim/dynamic_map.h"
 
 namespace sft::engine::optim {
