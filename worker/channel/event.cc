@@ -71,7 +71,6 @@ void Fields(V& v, StepEvent& e) {
   v("gpu_memory_bytes", e.gpu_memory_bytes);
   v("mfu", e.mfu);
   v("of_limit", e.of_limit);
-  v("rank_loss", e.rank_loss);
   v("epoch", e.epoch);
 }
 

@@ -71,7 +71,6 @@ struct StepEvent {
   int64_t gpu_memory_bytes = 0;  // this rank: peak reserved by the allocator; resident set on CPU
   double mfu = 0;                // 0: not known
   double of_limit = 0;           // part of what the device's measured rates allow; 0: not known
-  double rank_loss = 0;          // this rank's own mean
   double epoch = 0;              // position in the data, 0 .. n_epochs
 };
 

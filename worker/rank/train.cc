@@ -101,7 +101,6 @@ class EventObserver : public engine::TrainObserver {
                                              .gpu_memory_bytes = report.memory_bytes,
                                              .mfu = report.mfu,
                                              .of_limit = report.of_limit,
-                                             .rank_loss = report.rank_loss,
                                              .epoch = report.epoch});
     const int64_t made = report.step - resumed_step_;
     if (plan_ && made >= kSettled) ReportPlan(report.tokens_per_second);

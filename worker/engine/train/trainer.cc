@@ -166,7 +166,6 @@ Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
   model_.BeginStep();
   std::vector<Tensor> sums;
   step_flops_ = {};
-  rank_targets_ = 0;
   for (int micro = 0; micro < step.micro_batches; ++micro) {
     const MicroBatch batch = plan_.GetMicroBatch(step, micro, comm_.rank());
     sums.push_back(
@@ -176,7 +175,6 @@ Trainer::StepLoss Trainer::ForwardBackward(const Step& step) {
       lengths.push_back(batch.cu_seqlens[i + 1] - batch.cu_seqlens[i]);
     }
     step_flops_ += flops_.Of(lengths, batch.loss_tokens());
-    rank_targets_ += batch.loss_tokens();
   }
   // The only wait for the device before the update.
   const Tensor host = at::stack(sums).cpu();
@@ -241,9 +239,6 @@ void Trainer::Report(const Step& step, const StepLoss& loss, double grad_norm, d
   const bool last = report.step == report.total_steps || loss.stop;
   if (report.step % options_.spec.hyperparameters.logging_steps != 0 && !last) return;
   report.loss = loss.total() / static_cast<double>(std::max<int64_t>(1, step.loss_tokens));
-  if (rank_targets_ > 0) {
-    report.rank_loss = loss.ranks[comm_.rank()] / static_cast<double>(rank_targets_);
-  }
   report.grad_norm = grad_norm;
   report.lr = lr;
   report.epoch = EpochAfter(step);

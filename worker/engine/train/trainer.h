@@ -106,7 +106,6 @@ class Trainer {
   int64_t taken_ = 0;  // steps
   bool stop_ = false;
   Flops step_flops_;  // of this rank in the step under way
-  int64_t rank_targets_ = 0;
   MonoTime last_report_{};
 };
 

@@ -32,7 +32,6 @@ TEST(EventTest, AStepComesBackWithEveryMember) {
   step.gpu_memory_bytes = 80'000'000'000;
   step.mfu = 0.41;
   step.of_limit = 0.87;
-  step.rank_loss = 1.0 / 3.0;
   step.epoch = 1.5;
   const StepEvent back = RoundTrip(step);
   EXPECT_EQ(back.step, 7);
@@ -46,7 +45,6 @@ TEST(EventTest, AStepComesBackWithEveryMember) {
   EXPECT_EQ(back.gpu_memory_bytes, 80'000'000'000);
   EXPECT_EQ(back.mfu, 0.41);
   EXPECT_EQ(back.of_limit, 0.87);
-  EXPECT_EQ(back.rank_loss, 1.0 / 3.0);
   EXPECT_EQ(back.epoch, 1.5);
 }
 
