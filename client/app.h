@@ -1,7 +1,7 @@
 #pragma once
 
 #include "client/connection.h"
-#include "client/console.h"
+#include "client/output/console.h"
 
 namespace sft::client {
 

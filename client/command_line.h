@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "client/console.h"
 #include "client/exit_codes.h"
+#include "client/output/console.h"
 
 namespace CLI {
 class App;

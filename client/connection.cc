@@ -191,9 +191,4 @@ ExitCode ExitCodeOf(const v1::Job& job) {
   }
 }
 
-std::string ShortName(const std::string& name) {
-  const size_t slash = name.rfind('/');
-  return slash == std::string::npos ? name : name.substr(slash + 1);
-}
-
 }  // namespace sft::client

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "client/console.h"
 #include "client/exit_codes.h"
+#include "client/output/console.h"
 #include "common/base/clock.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/status.h"
@@ -89,8 +89,5 @@ class Connection {
   absl::Status usable_;
   std::string authority_pem_;
 };
-
-// "job-abc" of "projects/p/jobs/job-abc".
-std::string ShortName(const std::string& name);
 
 }  // namespace sft::client

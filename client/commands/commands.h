@@ -59,9 +59,6 @@ absl::StatusOr<std::chrono::seconds> ParseDuration(const std::string& text);
 // Follows the job with a progress view, then says how it ended: shared by submit, status and wait.
 ExitCode FollowToTheEnd(Connection& connection, const std::string& name, bool json);
 
-// "place 3 in line, start 2026-..., end 2026-..."; empty: nothing is known.
-std::string OutlookText(const v1::Outlook& outlook);
-
 // Prints how an ended job ended, with its verdict and what to do next.
 void PrintEnding(Connection& connection, const v1::Job& job);
 

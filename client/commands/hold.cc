@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "client/commands/commands.h"
+#include "client/output/format.h"
 #include "client/output/json.h"
 #include "common/base/json.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"

@@ -109,21 +109,6 @@ ExitCode Status(Connection& connection, const StatusOptions& options, bool json)
 
 }  // namespace
 
-std::string OutlookText(const v1::Outlook& outlook) {
-  std::string text;
-  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
-  if (outlook.place() > 0) add(fmt::format("place {} in line", outlook.place()));
-  if (outlook.has_start_time()) add("start " + Utc(outlook.start_time()));
-  if (outlook.has_promised_start_time()) {
-    add(fmt::format("{} at the latest", Utc(outlook.promised_start_time())));
-  }
-  if (outlook.has_end_time()) {
-    add(fmt::format("end {}{}", Utc(outlook.end_time()),
-                    outlook.source() == "measured" ? " (measured)" : ""));
-  }
-  return text;
-}
-
 ExitCode Detached(Connection& connection, const std::string& command) {
   connection.console().err << fmt::format(
       "\ndetached; the job goes on. Come back with `{}`; `sftctl cancel JOB` stops it\n", command);

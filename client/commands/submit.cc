@@ -8,6 +8,7 @@
 #include "client/commands/commands.h"
 #include "client/interrupt.h"
 #include "client/job_request.h"
+#include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/resolution.h"
 #include "client/output/table.h"
@@ -16,6 +17,7 @@
 #include "common/base/utf8.h"
 #include "common/io/dataset_check.h"
 #include "common/io/file.h"
+#include "common/spec/sweep.h"
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/scheduling_service.grpc.pb.h"
 
@@ -41,23 +43,6 @@ std::string ValueOf(const v1::ResolveJobResponse& resolution, std::string_view k
     if (value.key() == key) return value.value();
   }
   return "";
-}
-
-// The changes of each job of a sweep, in the order in which the server makes them: the last axis
-// turns fastest.
-std::vector<std::vector<std::string>> Combinations(const std::vector<v1::SweepAxis>& axes) {
-  std::vector<std::vector<std::string>> all = {{}};
-  for (const v1::SweepAxis& axis : axes) {
-    std::vector<std::vector<std::string>> longer;
-    for (const std::vector<std::string>& values : all) {
-      for (const std::string& value : axis.values()) {
-        longer.push_back(values);
-        longer.back().push_back(value);
-      }
-    }
-    all = std::move(longer);
-  }
-  return all;
 }
 
 class Submission {
@@ -259,17 +244,24 @@ class Submission {
   }
 
   ExitCode ShowSweepPlan() {
-    const auto combinations = Combinations(options_.axes);
     std::vector<std::string> keys = {"JOB"};
-    for (const v1::SweepAxis& axis : options_.axes) keys.push_back(axis.key());
+    std::vector<int> counts;
+    int64_t all = 1;
+    for (const v1::SweepAxis& axis : options_.axes) {
+      keys.push_back(axis.key());
+      counts.push_back(axis.values_size());
+      all *= axis.values_size();
+    }
     Table table(keys);
     Json jobs = Json::array();
-    for (const std::vector<std::string>& values : combinations) {
-      std::vector<std::string> row = {fmt::format("{}", jobs.size() + 1)};
+    for (int64_t job = 0; job < all; ++job) {
+      std::vector<std::string> row = {fmt::format("{}", job + 1)};
       Json changes = Json::object();
+      const std::vector<int> values = spec::SweepValues(counts, job);
       for (size_t i = 0; i < values.size(); ++i) {
-        changes[options_.axes[i].key()] = values[i];
-        row.push_back(values[i]);
+        const std::string& value = options_.axes[i].values(values[i]);
+        changes[options_.axes[i].key()] = value;
+        row.push_back(value);
       }
       table.Add(row);
       jobs.push_back(changes);

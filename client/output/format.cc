@@ -9,6 +9,11 @@
 
 namespace sft::client {
 
+std::string ShortName(const std::string& name) {
+  const size_t slash = name.rfind('/');
+  return slash == std::string::npos ? name : name.substr(slash + 1);
+}
+
 std::string Bytes(int64_t bytes) { return BytesText(bytes); }
 
 std::string Duration(double seconds) {

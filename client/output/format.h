@@ -7,6 +7,8 @@
 
 namespace sft::client {
 
+// "job-abc" of "projects/p/jobs/job-abc".
+std::string ShortName(const std::string& name);
 std::string Bytes(int64_t bytes);      // "1.25 GB" (10^9)
 std::string Duration(double seconds);  // "59s", "3m20s", "2h05m", "4d03h"
 std::string Count(double value);       // "950", "12.3k", "4.56M"

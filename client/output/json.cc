@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "client/connection.h"
 #include "client/output/format.h"
 #include "common/base/json.h"
 

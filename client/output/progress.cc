@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "client/connection.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/text.h"
@@ -74,6 +73,21 @@ void ProgressView::OnMetric(const v1::Metric& metric) {
 void ProgressView::Finish() {
   if (drawn_) console_.err << "\n" << std::flush;
   drawn_ = false;
+}
+
+std::string OutlookText(const v1::Outlook& outlook) {
+  std::string text;
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  if (outlook.place() > 0) add(fmt::format("place {} in line", outlook.place()));
+  if (outlook.has_start_time()) add("start " + Utc(outlook.start_time()));
+  if (outlook.has_promised_start_time()) {
+    add(fmt::format("{} at the latest", Utc(outlook.promised_start_time())));
+  }
+  if (outlook.has_end_time()) {
+    add(fmt::format("end {}{}", Utc(outlook.end_time()),
+                    outlook.source() == "measured" ? " (measured)" : ""));
+  }
+  return text;
 }
 
 }  // namespace sft::client

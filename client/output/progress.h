@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "client/console.h"
+#include "client/output/console.h"
 #include "sft/v1/job.pb.h"
 
 namespace sft::client {
@@ -26,6 +26,9 @@ class ProgressView {
   bool drawn_ = false;
   int64_t total_steps_ = 0;
 };
+
+// "place 3 in line, start 2026-..., end 2026-..."; empty: nothing is known.
+std::string OutlookText(const v1::Outlook& outlook);
 
 // "[=====>    ] 12/40  loss 1.234  val 1.100  850 tok/s  1.20 GB  eta 1m20s", cut to `width`.
 std::string ProgressLine(const v1::Progress& progress, int width);

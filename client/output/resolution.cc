@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "client/commands/commands.h"
 #include "client/output/format.h"
+#include "client/output/progress.h"
 #include "client/output/table.h"
 #include "common/base/json.h"
 

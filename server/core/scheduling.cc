@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <set>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "common/io/sha256.h"
+#include "common/spec/sweep.h"
 #include "common/spec/value.h"
 #include "common/spec/visit.h"
 #include "server/core/convert.h"
@@ -77,19 +79,20 @@ absl::StatusOr<int64_t> CountJobs(const v1::SubmitSweepRequest& request) {
   return jobs;
 }
 
-// Of one of the combinations: the last axis turns fastest.
+// One job of the sweep.
 v1::SubmitJobRequest JobOf(const v1::SubmitSweepRequest& request, int64_t index,
                            const std::string& sweep) {
   v1::SubmitJobRequest job = request.job();
   job.set_request_id(fmt::format("{}/{}", sweep, index));
-  for (int i = request.axes_size() - 1; i >= 0; --i) {
-    const v1::SweepAxis& axis = request.axes(i);
+  std::vector<int> counts;
+  for (const v1::SweepAxis& axis : request.axes()) counts.push_back(axis.values_size());
+  const std::vector<int> values = spec::SweepValues(counts, index);
+  for (int i = 0; i < request.axes_size(); ++i) {
     v1::Override* changed = job.add_overrides();
-    changed->set_key(axis.key());
-    changed->set_value(axis.values(static_cast<int>(index % axis.values_size())));
+    changed->set_key(request.axes(i).key());
+    changed->set_value(request.axes(i).values(values[i]));
     changed->set_kind(v1::Override::SET);
     changed->set_origin("sweep");
-    index /= axis.values_size();
   }
   return job;
 }

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <thread>
 
+#include "client/output/format.h"
 #include "common/base/version.h"
 #include "common/rpc/channel.h"
 
