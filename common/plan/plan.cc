@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "common/plan/host_memory.h"
+#include "common/plan/offload_memory.h"
 #include "common/spec/batch.h"
 
 namespace sft::plan {

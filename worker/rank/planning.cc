@@ -8,7 +8,7 @@
 #include "common/base/status.h"
 #include "common/io/file.h"
 #include "common/io/host_memory.h"
-#include "common/plan/host_memory.h"
+#include "common/plan/offload_memory.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/model/config.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "worker/engine/base/error.h"
-#include "worker/engine/kernels/host_memory.h"
+#include "worker/engine/kernels/huge_pages.h"
 #include "worker/engine/optim/adamw_state.h"
 #include "worker/engine/optim/dynamic_map.h"
 

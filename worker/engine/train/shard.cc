@@ -14,7 +14,7 @@
 #include "common/io/host_memory.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/disk.h"
-#include "worker/engine/kernels/host_memory.h"
+#include "worker/engine/kernels/huge_pages.h"
 
 namespace sft::engine {
 

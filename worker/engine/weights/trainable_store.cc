@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "worker/engine/base/error.h"
-#include "worker/engine/kernels/host_memory.h"
+#include "worker/engine/kernels/huge_pages.h"
 #include "worker/engine/weights/host_lane.h"
 #include "worker/engine/weights/sharded_source.h"
 

@@ -1,4 +1,4 @@
-#include "worker/engine/kernels/host_memory.h"
+#include "worker/engine/kernels/huge_pages.h"
 
 #include <sys/mman.h>
 

@@ -1,4 +1,4 @@
-#include "common/plan/host_memory.h"
+#include "common/plan/offload_memory.h"
 
 #include <fmt/format.h>
 
