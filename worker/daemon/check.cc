@@ -232,7 +232,8 @@ void CheckLinks(const std::vector<GpuReading>& gpus, CheckReport& report) {
   }
 }
 
-// The NCCL that ranks would open: wheels keep it beside torch's folder, a bundle's are below its own.
+// The NCCL that ranks would open: wheels keep it beside torch's folder; a bundle may have a link to
+// the folder of both.
 std::string FindNccl(const std::string& torch_lib, const std::string& rank_dir) {
   const std::string lib =
       torch_lib.empty() ? rank_dir + "/../site-packages/torch/lib" : torch_lib;
