@@ -15,7 +15,7 @@
 #include "common/base/ids.h"
 #include "common/base/json.h"
 #include "common/base/utf8.h"
-#include "common/io/dataset_check.h"
+#include "common/data/dataset_check.h"
 #include "common/io/file.h"
 #include "common/spec/sweep.h"
 #include "sft/v1/job_service.grpc.pb.h"
@@ -123,14 +123,14 @@ class Submission {
   }
 
   std::string CheckRows(const v1::NeededFile& needed, const LocalFile& file) {
-    const absl::StatusOr<io::DatasetCheck> found = io::CheckDataset(file.path);
+    const absl::StatusOr<data::DatasetCheck> found = data::CheckDataset(file.path);
     if (!found.ok()) return std::string(Message(found.status()));
     int64_t taken = 0;
     if (needed.key() == "job.data") {
       const std::string text = ValueOf(resolution_, "data.max_examples");
       std::from_chars(text.data(), text.data() + text.size(), taken);
     }
-    return io::RowsProblem(*found, ValueOf(resolution_, "data.on_bad_rows") == "skip", taken);
+    return data::RowsProblem(*found, ValueOf(resolution_, "data.on_bad_rows") == "skip", taken);
   }
 
   void AddFileProblem(const v1::NeededFile& needed, const std::string& message) {

@@ -13,7 +13,7 @@
 #include "common/base/ids.h"
 #include "common/base/json.h"
 #include "common/base/utf8.h"
-#include "common/io/dataset_check.h"
+#include "common/data/dataset_check.h"
 #include "common/io/sha256.h"
 #include "common/spec/job_json.h"
 #include "common/spec/job_protocol.h"
@@ -417,7 +417,7 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
       continue;
     }
     const spec::JobSpec::Data& data = resolution.spec.data;
-    const std::string problem = io::RowsProblem(
+    const std::string problem = data::RowsProblem(
         {dataset->rows, dataset->odd_rows, dataset->first_odd_row, dataset->first_odd},
         data.on_bad_rows == spec::BadRows::kSkip, needed.key == "job.data" ? data.max_examples : 0);
     if (!problem.empty()) {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "common/base/plain_text.h"
-#include "common/io/dataset_check.h"
+#include "common/data/dataset_check.h"
 #include "server/store/attempts.h"
 #include "server/store/files.h"
 #include "server/store/storage.h"
@@ -169,7 +169,7 @@ absl::Status UploadSession::CheckGoingOn() {
 }
 
 absl::Status UploadSession::KeepDataset(const std::string& path, int64_t& rows) {
-  SFT_ASSIGN_OR_RETURN(const io::DatasetCheck found, io::CheckDataset(path));
+  SFT_ASSIGN_OR_RETURN(const data::DatasetCheck found, data::CheckDataset(path));
   rows = found.rows;
   const DatasetRecord dataset{first_.sha256(),       first_.size(),       found.rows,
                               first_.display_name(), sender_.owner,       UnixMicros(clock_.Wall()),

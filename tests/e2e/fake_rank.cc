@@ -31,9 +31,9 @@
 
 #include "common/base/clock.h"
 #include "common/io/file.h"
-#include "common/io/flight_record.h"
 #include "tests/e2e/fake_training.h"
 #include "worker/channel/event.h"
+#include "worker/channel/flight_record.h"
 #include "worker/channel/launch.h"
 
 namespace sft {
@@ -135,9 +135,9 @@ int Deliver(const RankLaunch& launch, EventFile& events) {
 // Whether every other rank of this node has begun the collective of that number too.
 bool OthersCame(const RankLaunch& launch, uint64_t number) {
   for (int r = launch.first_rank; r < launch.first_rank + launch.local_ranks; ++r) {
-    const auto record = io::ReadFlightRecord(io::FlightPath(launch.attempt_dir, r));
+    const auto record = channel::ReadFlightRecord(channel::FlightPath(launch.attempt_dir, r));
     if (!record.ok()) return false;
-    if (record->phase == io::FlightPhase::kEnding) continue;
+    if (record->phase == channel::FlightPhase::kEnding) continue;
     if (record->ops.empty() || record->ops.back().number < number) return false;
   }
   return true;
@@ -145,7 +145,7 @@ bool OthersCame(const RankLaunch& launch, uint64_t number) {
 
 // Steps with one collective each, until the file `gate` exists.
 int StepOn(const RankLaunch& launch, int rank, const std::string& mode, const std::string& gate,
-           io::FlightRecorder& flight) {
+           channel::FlightRecorder& flight) {
   const bool last = rank == launch.world_size - 1;
   const bool slow = mode == "slow" && last;
   const int world = flight.Group("world");
@@ -154,8 +154,8 @@ int StepOn(const RankLaunch& launch, int rank, const std::string& mode, const st
     flight.BeginStep(step);
     Clock::Real().Sleep(slow ? std::chrono::milliseconds(60) : kLookInterval);
     const bool odd = mode == "desync" && last && step == 3;
-    const uint64_t op =
-        flight.Start(world, odd ? io::Collective::kBroadcast : io::Collective::kAllReduce, 4096);
+    const auto kind = odd ? channel::Collective::kBroadcast : channel::Collective::kAllReduce;
+    const uint64_t op = flight.Start(world, kind, 4096);
     flight.Wait(op);
     while (!OthersCame(launch, op) || (mode == "desync" && step == 3)) {
       const std::string command = NextCommand();
@@ -166,7 +166,7 @@ int StepOn(const RankLaunch& launch, int rank, const std::string& mode, const st
     flight.EndOwnWork(/*all_finished=*/true);
     flight.EndStep();
     if (open) {
-      flight.SetPhase(io::FlightPhase::kEnding);  // one that did not see it yet goes on alone
+      flight.SetPhase(channel::FlightPhase::kEnding);  // one that did not see it yet goes on alone
       return channel::kExitOk;
     }
   }
@@ -236,8 +236,8 @@ int Train(const RankLaunch& launch, int rank) {
   if (mode == "eat_memory") result = Wait("", false);
   if (mode.starts_with("until ")) result = Wait(mode.substr(6), false);
   if (mode.starts_with("steps ") || mode.starts_with("slow ") || mode.starts_with("desync ")) {
-    absl::StatusOr<io::FlightRecorder> flight = io::FlightRecorder::Create(
-        io::FlightPath(launch.attempt_dir, rank), rank, launch.world_size, Clock::Real());
+    absl::StatusOr<channel::FlightRecorder> flight = channel::FlightRecorder::Create(
+        channel::FlightPath(launch.attempt_dir, rank), rank, launch.world_size, Clock::Real());
     if (!flight.ok()) return channel::kExitInfrastructure;
     const size_t space = mode.find(' ');
     result = StepOn(launch, rank, mode.substr(0, space), mode.substr(space + 1), *flight);

@@ -1,11 +1,11 @@
 // A data set as it was uploaded.
 
-#include "common/io/dataset_check.h"
+#include "common/data/dataset_check.h"
 #include "tests/fuzz/input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const sft::fuzz::InputFile file(data, size);
-  const auto found = sft::io::CheckDataset(file.path());
+  const auto found = sft::data::CheckDataset(file.path());
   if (found.ok()) sft::fuzz::Require(found->rows > 0 && found->odd_rows <= found->rows);
   return 0;
 }

@@ -5,6 +5,7 @@
 EDGES = {
     "common/base": [],
     "common/io": ["common/base"],
+    "common/data": ["common/base", "common/io"],
     "common/obs": ["common/base"],
     "common/spec": ["common/base"],
     "common/plan": ["common/base", "common/spec"],
@@ -19,15 +20,15 @@ EDGES = {
                    "server/core"],
     "server/http": ["common", "server/state", "server/store", "server/core"],
     "server/app": ["common", "proto", "server"],
-    "worker/channel": ["common/base"],
+    "worker/channel": ["common/base", "common/io"],
     "worker/shim": ["common/base", "common/io", "worker/channel"],
     "worker/daemon": ["common", "proto", "worker/channel"],
     "worker/rank": ["common/base", "common/spec", "common/plan", "common/io", "worker/channel",
                     "worker/engine"],
     "worker/engine/base": ["common/base"],
-    "worker/engine/data": ["common/base", "common/spec", "common/io", "worker/engine/base"],
+    "worker/engine/data": ["common/base", "common/spec", "common/io", "common/data", "worker/engine/base"],
     "worker/engine/kernels": ["worker/engine/base"],
-    "worker/engine/dist": ["common/base", "common/io", "worker/engine/base"],
+    "worker/engine/dist": ["common/base", "common/io", "worker/channel", "worker/engine/base"],
     "worker/engine/checkpoint": ["common/base", "common/spec", "common/io", "worker/engine/base"],
     "worker/engine/optim": ["common/base", "common/spec", "worker/engine/base",
                             "worker/engine/kernels", "worker/engine/dist"],
@@ -48,6 +49,8 @@ EDGES = {
     "worker/engine/cuda": ["common/base", "worker/engine/base", "worker/engine/kernels",
                            "worker/engine/dist"],
     "client": ["common", "proto"],
+    # The commands and the connection print by it.
+    "client/output": ["common", "proto"],
 }
 
 # Lines of a file and of a function: over the soft limit is printed, over the hard one fails.

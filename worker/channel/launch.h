@@ -19,7 +19,7 @@
 //   <attempt dir>/prepare.events   its events (event.h)
 //   <attempt dir>/rank-<r>.log     of global rank r, append-only
 //   <attempt dir>/rank-<r>.events
-//   <attempt dir>/rank-<r>.flight  what it was doing last (common/io/flight_record.h)
+//   <attempt dir>/rank-<r>.flight  what it was doing last (worker/channel/flight_record.h)
 //   <attempt dir>/node.events      warnings of the worker about the attempt
 //   <attempt dir>/rank-<r>.gap     LogGap, written by the shim; prepare.gap likewise
 //   <attempt dir>/output/          what the attempt delivers: adapter or full model

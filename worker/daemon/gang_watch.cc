@@ -50,7 +50,8 @@ std::vector<RankLook> GangWatch::Ranks(const channel::ShimStatus& status) {
       look.busy = before != cpu_ticks_.end() && stat->cpu_ticks > before->second;
       cpu_ticks_[process.rank] = stat->cpu_ticks;
     }
-    auto flight = io::ReadFlightRecord(io::FlightPath(options_.attempt_dir, process.rank));
+    auto flight =
+        channel::ReadFlightRecord(channel::FlightPath(options_.attempt_dir, process.rank));
     if (flight.ok()) look.flight = *std::move(flight);
     ranks.push_back(std::move(look));
   }

@@ -11,8 +11,8 @@
 namespace sft::worker {
 namespace {
 
-using io::FlightOp;
-using io::FlightPhase;
+using channel::FlightOp;
+using channel::FlightPhase;
 using Ranks = std::vector<const RankLook*>;
 
 constexpr Nanos kMinPatience = std::chrono::seconds(2);

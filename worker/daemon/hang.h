@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "common/base/clock.h"
-#include "common/io/flight_record.h"
 #include "sft/v1/job.pb.h"
+#include "worker/channel/flight_record.h"
 
 // Whether the ranks of a node still get on, and who holds them up, from what can be seen from
 // outside: their flight records and the states of their processes. Pure.
@@ -19,7 +19,7 @@ struct RankLook {
   std::string place;  // "GPU 3"; empty for a rank on the CPU
   char state = 0;     // of its process, as in /proc; 0: it is gone
   bool busy = false;  // it used a CPU since the look before
-  std::optional<io::FlightRecord> flight;
+  std::optional<channel::FlightRecord> flight;
 };
 
 // How long ranks may stand still.

@@ -28,7 +28,7 @@ std::vector<StragglerWatch::Straggler> StragglerWatch::Look(const std::vector<Ra
   std::map<int64_t, std::vector<Nanos>> times;  // of a step, in the order of `ranks`
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (!ranks[i].flight) return found;
-    for (const io::FlightStep& step : ranks[i].flight->steps) {
+    for (const channel::FlightStep& step : ranks[i].flight->steps) {
       std::vector<Nanos>& row = times[step.step];
       if (row.size() == i) row.push_back(step.own);
     }

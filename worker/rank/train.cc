@@ -49,7 +49,7 @@ std::string StopReason(CommandInput& commands) {
 class EventObserver : public engine::TrainObserver {
  public:
   // `flight` may be null.
-  EventObserver(const TrainContext& context, const Device& device, io::FlightRecorder* flight)
+  EventObserver(const TrainContext& context, const Device& device, channel::FlightRecorder* flight)
       : context_(context),
         gpu_(device),
         device_(device.Name()),
@@ -173,7 +173,7 @@ class EventObserver : public engine::TrainObserver {
   // The step of this process that has seen all that the allocator will hold.
   static constexpr int64_t kSettled = 2;
 
-  void Note(engine::TrainPhase phase, int64_t step, io::FlightRecorder& flight) const {
+  void Note(engine::TrainPhase phase, int64_t step, channel::FlightRecorder& flight) const {
     switch (phase) {
       case engine::TrainPhase::kStep:
         return flight.BeginStep(step);
@@ -182,11 +182,11 @@ class EventObserver : public engine::TrainObserver {
       case engine::TrainPhase::kStepDone:
         return flight.EndStep();
       case engine::TrainPhase::kValidation:
-        return flight.SetPhase(io::FlightPhase::kValidating);
+        return flight.SetPhase(channel::FlightPhase::kValidating);
       case engine::TrainPhase::kCheckpoint:
-        return flight.SetPhase(io::FlightPhase::kCheckpointing);
+        return flight.SetPhase(channel::FlightPhase::kCheckpointing);
       case engine::TrainPhase::kDelivery:
-        return flight.SetPhase(io::FlightPhase::kDelivering);
+        return flight.SetPhase(channel::FlightPhase::kDelivering);
     }
   }
 
@@ -211,7 +211,7 @@ class EventObserver : public engine::TrainObserver {
   std::string device_;
   StepProfile profile_;
   std::optional<RankPlan> plan_;  // until it has been reported
-  io::FlightRecorder* flight_;
+  channel::FlightRecorder* flight_;
   int64_t resumed_step_ = 0;  // steps that an earlier process made
 };
 
@@ -274,8 +274,9 @@ int64_t TrainRun::PeakMemory() const {
 // A rank trains without a record too; only a hang of it would be named less well.
 void TrainRun::OpenFlight() {
   const channel::RankLaunch& file = context_.launch.file;
-  auto flight = io::FlightRecorder::Create(io::FlightPath(file.attempt_dir, context_.rank),
-                                           context_.rank, file.world_size, context_.clock);
+  auto flight =
+      channel::FlightRecorder::Create(channel::FlightPath(file.attempt_dir, context_.rank),
+                                      context_.rank, file.world_size, context_.clock);
   if (!flight.ok()) {
     fmt::print(stderr, "no flight record: {}\n", Message(flight.status()));
     return;
@@ -291,12 +292,12 @@ channel::ExitCode TrainRun::RunToEnd() {
   OpenFlight();
   at::set_num_threads(file.threads_per_rank);
   at::set_num_interop_threads(1);
-  if (flight_) flight_->SetPhase(io::FlightPhase::kMeeting);
+  if (flight_) flight_->SetPhase(channel::FlightPhase::kMeeting);
   rendezvous_ = std::make_unique<engine::Rendezvous>(MeetingPlace(context_));
   comm_ = engine::MakeCommunicator(*rendezvous_, device.torch);
   if (flight_) {
     comm_ = engine::MakeRecordedCommunicator(std::move(comm_), *flight_);
-    flight_->SetPhase(io::FlightPhase::kLoading);
+    flight_->SetPhase(channel::FlightPhase::kLoading);
   }
   auto observer = std::make_unique<EventObserver>(context_, device, flight_ ? &*flight_ : nullptr);
   engine::TrainerOptions options = MakeOptions(device.PeakFlops());
@@ -322,7 +323,7 @@ channel::ExitCode TrainRun::RunToEnd() {
   const engine::TrainResult result = trainer_->Run();
   // No rank ends while another is still in its last collective.
   comm_->Barrier();
-  if (flight_) flight_->SetPhase(io::FlightPhase::kEnding);
+  if (flight_) flight_->SetPhase(channel::FlightPhase::kEnding);
   context_.events.Sync();
   if (!result.stopped) return channel::kExitOk;
   const std::string reason = StopReason(context_.commands);

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "common/base/clock.h"
-#include "common/io/flight_record.h"
+#include "worker/channel/flight_record.h"
 #include "worker/channel/launch.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/dist/rendezvous.h"
@@ -49,7 +49,7 @@ class TrainRun {
 
   TrainContext context_;
   std::optional<Device> device_;
-  std::optional<io::FlightRecorder> flight_;
+  std::optional<channel::FlightRecorder> flight_;
   std::unique_ptr<engine::Rendezvous> rendezvous_;
   std::unique_ptr<engine::Communicator> comm_;
   std::unique_ptr<engine::TrainObserver> observer_;

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "common/base/thread_time.h"
-#include "common/io/dataset_check.h"
+#include "common/data/dataset_check.h"
 #include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/cache_file.h"
@@ -182,9 +182,9 @@ class ParallelEncoder {
   Outcome EncodeLine(const Line& line) const {
     Outcome outcome;
     try {
-      if (static_cast<int64_t>(line.text.size()) > io::kMaxRowBytes) {
+      if (static_cast<int64_t>(line.text.size()) > data::kMaxRowBytes) {
         throw RowError(RowProblem::kTooLong, fmt::format("a line of {} bytes, at most {} are read",
-                                                         line.text.size(), io::kMaxRowBytes));
+                                                         line.text.size(), data::kMaxRowBytes));
       }
       outcome.row = encoder_.Encode(ParseRow(line.text));
       if (outcome.row.tokens.size() > static_cast<size_t>(options_.sequence_length)) {

@@ -9,11 +9,11 @@
 namespace sft::engine {
 namespace {
 
-using io::Collective;
+using channel::Collective;
 
 class RecordedWork : public Work {
  public:
-  RecordedWork(WorkPtr inner, io::FlightRecorder& flight, uint64_t number, bool blocks)
+  RecordedWork(WorkPtr inner, channel::FlightRecorder& flight, uint64_t number, bool blocks)
       : inner_(std::move(inner)), flight_(flight), number_(number), blocks_(blocks) {}
   // The wait of a work that nobody waited for is noted too: it may be where the rank hangs.
   ~RecordedWork() override {
@@ -32,14 +32,14 @@ class RecordedWork : public Work {
 
  private:
   WorkPtr inner_;
-  io::FlightRecorder& flight_;
+  channel::FlightRecorder& flight_;
   uint64_t number_;
   bool blocks_;  // Wait returns when the collective is done
 };
 
 class RecordedCommunicator : public Communicator {
  public:
-  RecordedCommunicator(std::unique_ptr<Communicator> inner, io::FlightRecorder& flight,
+  RecordedCommunicator(std::unique_ptr<Communicator> inner, channel::FlightRecorder& flight,
                        const std::string& group, std::vector<int> members)
       : inner_(std::move(inner)),
         flight_(flight),
@@ -103,7 +103,7 @@ class RecordedCommunicator : public Communicator {
   }
 
   const std::unique_ptr<Communicator> inner_;
-  io::FlightRecorder& flight_;
+  channel::FlightRecorder& flight_;
   const int group_;
   const std::vector<int> members_;  // their numbers in the gang
   const bool blocks_;
@@ -112,7 +112,7 @@ class RecordedCommunicator : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> MakeRecordedCommunicator(std::unique_ptr<Communicator> inner,
-                                                       io::FlightRecorder& flight) {
+                                                       channel::FlightRecorder& flight) {
   std::vector<int> everyone = RecordedCommunicator::Everyone(inner->world());
   return std::make_unique<RecordedCommunicator>(std::move(inner), flight, "world",
                                                 std::move(everyone));

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "common/io/flight_record.h"
+#include "worker/channel/flight_record.h"
 #include "worker/engine/dist/communicator.h"
 
 namespace sft::engine {
@@ -12,6 +12,6 @@ namespace sft::engine {
 // counts as done when the step's result has been seen (FlightRecorder::EndOwnWork). Groups are
 // named by their ranks: "world", "0,2".
 std::unique_ptr<Communicator> MakeRecordedCommunicator(std::unique_ptr<Communicator> inner,
-                                                       io::FlightRecorder& flight);
+                                                       channel::FlightRecorder& flight);
 
 }  // namespace sft::engine

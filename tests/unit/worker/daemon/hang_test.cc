@@ -8,8 +8,8 @@
 namespace sft::worker {
 namespace {
 
-using io::Collective;
-using io::FlightPhase;
+using channel::Collective;
+using channel::FlightPhase;
 using std::chrono::milliseconds;
 using std::chrono::minutes;
 using std::chrono::seconds;
@@ -20,7 +20,7 @@ constexpr MonoTime kStart = MonoTime(seconds(10'000));
 // A rank in step 12 of 40 whose record changed last at `kStart`.
 RankLook Rank(int rank, std::vector<std::pair<Collective, bool>> ops = {}, char state = 'S') {
   RankLook look{.rank = rank, .state = state};
-  io::FlightRecord flight;
+  channel::FlightRecord flight;
   flight.rank = rank;
   flight.phase = FlightPhase::kTraining;
   flight.changed = kStart;

@@ -10,8 +10,8 @@
 
 #include "common/base/json.h"
 #include "common/io/fault.h"
-#include "common/io/flight_record.h"
 #include "tests/unit/worker/daemon/agent_fixture.h"
+#include "worker/channel/flight_record.h"
 
 namespace sft::worker {
 namespace {
@@ -193,7 +193,8 @@ TEST_F(RecoveryTest, RanksThatStandStillAreEndedWithTheFindingAlsoOverANewLife) 
   // The agent's clock shows what the ranks' shows.
   clock_.Advance(Clock::Real().Mono() - clock_.Mono());
   const std::string flight = setup_.AttemptDir("a-1") + "/rank-1.flight";
-  while (!io::ReadFlightRecord(flight).ok() || io::ReadFlightRecord(flight)->steps_done < 2) {
+  while (!channel::ReadFlightRecord(flight).ok() ||
+         channel::ReadFlightRecord(flight)->steps_done < 2) {
     Clock::Real().Sleep(std::chrono::milliseconds(10));
   }
   int64_t stopped = 0;

@@ -45,16 +45,19 @@ class RecordedTest : public testing::Test {
  protected:
   void SetUp() override { dir_ = *io::MakeTempDir("sft-recorded-test"); }
   void TearDown() override { ASSERT_TRUE(io::RemoveAll(dir_).ok()); }
-  io::FlightRecorder Flight(int rank, int world) {
-    return *io::FlightRecorder::Create(io::FlightPath(dir_, rank), rank, world, Clock::Real());
+  channel::FlightRecorder Flight(int rank, int world) {
+    return *channel::FlightRecorder::Create(channel::FlightPath(dir_, rank), rank, world,
+                                            Clock::Real());
   }
-  io::FlightRecord Read(int rank) { return *io::ReadFlightRecord(io::FlightPath(dir_, rank)); }
+  channel::FlightRecord Read(int rank) {
+    return *channel::ReadFlightRecord(channel::FlightPath(dir_, rank));
+  }
   std::string dir_;
 };
 
 TEST_F(RecordedTest, EveryRankRecordsTheSameCollectivesAndTheResultsAreTheInnersOwn) {
   RunRanks(3, [&](Communicator& inner) {
-    io::FlightRecorder flight = Flight(inner.rank(), 3);
+    channel::FlightRecorder flight = Flight(inner.rank(), 3);
     const auto comm = MakeRecordedCommunicator(std::make_unique<Borrowed>(inner), flight);
     at::Tensor tensor = at::full({1000}, comm->rank() + 1, at::kFloat);
     const WorkPtr work = comm->AllReduceSumAsync(tensor);
@@ -66,7 +69,7 @@ TEST_F(RecordedTest, EveryRankRecordsTheSameCollectivesAndTheResultsAreTheInners
     EXPECT_FALSE(Read(comm->rank()).InCollective());
   });
   for (int rank = 0; rank < 3; ++rank) {
-    const io::FlightRecord record = Read(rank);
+    const channel::FlightRecord record = Read(rank);
     ASSERT_EQ(record.ops.size(), 3u);
     EXPECT_EQ(record.ops[0].Describe(), "all-reduce #1 (4000 bytes, group world)");
     EXPECT_EQ(record.ops[1].Describe(), "all-gather #2 (24 bytes, group world)");
@@ -76,14 +79,14 @@ TEST_F(RecordedTest, EveryRankRecordsTheSameCollectivesAndTheResultsAreTheInners
 
 TEST_F(RecordedTest, SubgroupsAreNamedByTheirRanks) {
   RunRanks(4, [&](Communicator& inner) {
-    io::FlightRecorder flight = Flight(inner.rank(), 4);
+    channel::FlightRecorder flight = Flight(inner.rank(), 4);
     const auto comm = MakeRecordedCommunicator(std::make_unique<Borrowed>(inner), flight);
     const bool even = comm->rank() % 2 == 0;
     const auto group = MakeSubgroup(*comm, even ? std::vector{0, 2} : std::vector{1, 3});
     const size_t before = Read(comm->rank()).ops.size();
     EXPECT_EQ(AllGatherInt64(*group, comm->rank()),
               even ? (std::vector<int64_t>{0, 2}) : (std::vector<int64_t>{1, 3}));
-    const io::FlightRecord record = Read(comm->rank());
+    const channel::FlightRecord record = Read(comm->rank());
     EXPECT_EQ(record.ops.size(), before + 1);
     EXPECT_EQ(record.ops.back().group, even ? "0,2" : "1,3");
   });
@@ -94,7 +97,7 @@ TEST_F(RecordedTest, ACollectiveThatFailsStaysTheOneThatIsWaitedIn) {
       2,
       [&](Communicator& inner) {
         if (inner.rank() == 1) return;
-        io::FlightRecorder flight = Flight(0, 2);
+        channel::FlightRecorder flight = Flight(0, 2);
         const auto comm = MakeRecordedCommunicator(std::make_unique<Borrowed>(inner), flight);
         comm->AllReduceSum(at::ones({8}));
       },
@@ -103,7 +106,7 @@ TEST_F(RecordedTest, ACollectiveThatFailsStaysTheOneThatIsWaitedIn) {
 }
 
 TEST_F(RecordedTest, ItCostsLittle) {
-  io::FlightRecorder flight = Flight(0, 1);
+  channel::FlightRecorder flight = Flight(0, 1);
   const auto comm = MakeRecordedCommunicator(MakeLocalCommunicator(at::kCPU), flight);
   const at::Tensor tensor = at::ones({8});
   constexpr int kCalls = 20'000;

@@ -5,7 +5,7 @@
 
 #include "common/base/status.h"
 
-namespace sft::io {
+namespace sft::data {
 
 // Longest row that is taken.
 inline constexpr int64_t kMaxRowBytes = 16 << 20;
@@ -33,4 +33,4 @@ absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path);
 // rows that it cannot use. `taken`: it reads the first so many alone; 0: all.
 std::string RowsProblem(const DatasetCheck& found, bool skips, int64_t taken);
 
-}  // namespace sft::io
+}  // namespace sft::data

@@ -1,4 +1,4 @@
-#include "common/io/dataset_check.h"
+#include "common/data/dataset_check.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include "common/base/utf8.h"
 #include "common/io/file.h"
 
-namespace sft::io {
+namespace sft::data {
 namespace {
 
 using nlohmann::json;
@@ -200,7 +200,7 @@ class RowReader {
 }  // namespace
 
 absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path) {
-  SFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForRead(path));
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
   RowReader reader;
   std::vector<char> chunk(1 << 20);
   std::string pending;  // start of a line that is not complete yet
@@ -208,7 +208,7 @@ absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path) {
   pending.reserve(kMaxRowBytes + chunk.size());
   for (int64_t offset = 0;;) {
     SFT_ASSIGN_OR_RETURN(const size_t got,
-                         ReadAt(fd.get(), offset, chunk.data(), chunk.size(), path));
+                         io::ReadAt(fd.get(), offset, chunk.data(), chunk.size(), path));
     if (got == 0) break;
     offset += static_cast<int64_t>(got);
     std::string_view rest(chunk.data(), got);
@@ -237,4 +237,4 @@ std::string RowsProblem(const DatasetCheck& found, bool skips, int64_t taken) {
       found.first_odd, found.odd_rows, found.rows);
 }
 
-}  // namespace sft::io
+}  // namespace sft::data

@@ -1,4 +1,4 @@
-#include "common/io/flight_record.h"
+#include "worker/channel/flight_record.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -8,15 +8,15 @@
 
 #include "common/io/file.h"
 
-namespace sft::io {
+namespace sft::channel {
 namespace {
 
 using std::chrono::milliseconds;
 
 class FlightRecordTest : public testing::Test {
  protected:
-  void SetUp() override { dir_ = *MakeTempDir("sft-flight-test"); }
-  void TearDown() override { ASSERT_TRUE(RemoveAll(dir_).ok()); }
+  void SetUp() override { dir_ = *io::MakeTempDir("sft-flight-test"); }
+  void TearDown() override { ASSERT_TRUE(io::RemoveAll(dir_).ok()); }
 
   FlightRecorder Create(int rank = 0, int world = 2) {
     return *FlightRecorder::Create(FlightPath(dir_, rank), rank, world, clock_);
@@ -152,12 +152,12 @@ TEST_F(FlightRecordTest, SurvivesTheRanksSuddenEnd) {
 
 TEST_F(FlightRecordTest, WhatIsNoRecordIsRefused) {
   EXPECT_TRUE(absl::IsNotFound(ReadFlightRecord(FlightPath(dir_, 0)).status()));
-  ASSERT_TRUE(WriteFileAtomic(FlightPath(dir_, 0), "short").ok());
+  ASSERT_TRUE(io::WriteFileAtomic(FlightPath(dir_, 0), "short").ok());
   EXPECT_TRUE(absl::IsInvalidArgument(ReadFlightRecord(FlightPath(dir_, 0)).status()));
-  ASSERT_TRUE(WriteFileAtomic(FlightPath(dir_, 0), std::string(100'000, 'x')).ok());
+  ASSERT_TRUE(io::WriteFileAtomic(FlightPath(dir_, 0), std::string(100'000, 'x')).ok());
   EXPECT_TRUE(absl::IsInvalidArgument(ReadFlightRecord(FlightPath(dir_, 0)).status()));
   EXPECT_FALSE(FlightRecorder::Create(dir_ + "/none/f", 0, 1, clock_).ok());
 }
 
 }  // namespace
-}  // namespace sft::io
+}  // namespace sft::channel

@@ -1,4 +1,4 @@
-#include "common/io/flight_record.h"
+#include "worker/channel/flight_record.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 
 #include "common/io/file.h"
 
-namespace sft::io {
+namespace sft::channel {
 namespace {
 
 constexpr uint64_t kMagic = 0x3174'6867'696c'6674;  // "tflight1"
@@ -100,7 +100,7 @@ std::string_view ToString(Collective kind) {
 
 absl::StatusOr<FlightRecorder> FlightRecorder::Create(const std::string& path, int rank, int world,
                                                       Clock& clock) {
-  const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0640));
+  const io::UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0640));
   if (!fd.valid()) return ErrnoStatus(fmt::format("cannot create {}", path), errno);
   if (const int error = ::posix_fallocate(fd.get(), 0, sizeof(Page)); error != 0) {
     ::unlink(path.c_str());
@@ -258,12 +258,13 @@ std::string FlightRecord::Describe() const {
 }
 
 absl::StatusOr<FlightRecord> ReadFlightRecord(const std::string& path) {
-  SFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForRead(path));
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
   FlightPage<uint64_t> page{};
   uint64_t before = 1;
   for (int look = 0; look < kMaxLooks; ++look) {
-    SFT_ASSIGN_OR_RETURN(const size_t got,
-                         ReadAt(fd.get(), 0, reinterpret_cast<char*>(&page), sizeof(page), path));
+    SFT_ASSIGN_OR_RETURN(
+        const size_t got,
+        io::ReadAt(fd.get(), 0, reinterpret_cast<char*>(&page), sizeof(page), path));
     if (got != sizeof(page) || page.magic != kMagic || page.version != kVersion) {
       return InvalidArgument(path + " is no flight record of this version");
     }
@@ -272,7 +273,7 @@ absl::StatusOr<FlightRecord> ReadFlightRecord(const std::string& path) {
     constexpr int64_t kChangesAt = offsetof(FlightPage<uint64_t>, changes);
     SFT_ASSIGN_OR_RETURN(
         const size_t again,
-        ReadAt(fd.get(), kChangesAt, reinterpret_cast<char*>(&after), sizeof(after), path));
+        io::ReadAt(fd.get(), kChangesAt, reinterpret_cast<char*>(&after), sizeof(after), path));
     before = page.changes;
     if (again == sizeof(after) && before == after && before % 2 == 0) break;
   }
@@ -283,4 +284,4 @@ std::string FlightPath(std::string_view attempt_dir, int rank) {
   return fmt::format("{}/rank-{}.flight", attempt_dir, rank);
 }
 
-}  // namespace sft::io
+}  // namespace sft::channel

@@ -1,18 +1,18 @@
-#include "common/io/dataset_check.h"
+#include "common/data/dataset_check.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include "common/io/file.h"
 
-namespace sft::io {
+namespace sft::data {
 namespace {
 
 absl::StatusOr<DatasetCheck> Check(const std::string& text) {
-  const std::string dir = MakeTempDir("dataset-test").value();
-  EXPECT_TRUE(WriteFileAtomic(dir + "/rows", text).ok());
+  const std::string dir = io::MakeTempDir("dataset-test").value();
+  EXPECT_TRUE(io::WriteFileAtomic(dir + "/rows", text).ok());
   auto rows = CheckDataset(dir + "/rows");
-  EXPECT_TRUE(RemoveAll(dir).ok());
+  EXPECT_TRUE(io::RemoveAll(dir).ok());
   return rows;
 }
 
@@ -114,4 +114,4 @@ TEST(DatasetCheckTest, ARowLongerThanTheLimitIsRefusedWithoutBeingKept) {
 }
 
 }  // namespace
-}  // namespace sft::io
+}  // namespace sft::data

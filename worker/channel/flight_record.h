@@ -19,7 +19,7 @@
 // Layout: one FlightPage of 64-bit words in the machine's byte order. Times are nanoseconds of the
 // machine's monotonic clock, the same for all its processes.
 
-namespace sft::io {
+namespace sft::channel {
 
 enum class FlightPhase : uint64_t {
   kStarting = 0,
@@ -180,4 +180,4 @@ absl::StatusOr<FlightRecord> ReadFlightRecord(const std::string& path);
 // "<attempt dir>/rank-<rank>.flight"
 std::string FlightPath(std::string_view attempt_dir, int rank);
 
-}  // namespace sft::io
+}  // namespace sft::channel
