@@ -1,6 +1,8 @@
 #include "common/rpc/status.h"
 
+#include <absl/strings/cord.h>
 #include <fmt/format.h>
+#include <google/protobuf/any.pb.h>
 #include <google/rpc/error_details.pb.h>
 #include <google/rpc/status.pb.h>
 
@@ -40,14 +42,10 @@ std::string Cut(std::string_view bytes_of_text, size_t most) {
   return bytes_of_text.size() > most ? whole + "..." : whole;
 }
 
-grpc::Status WithDetail(grpc::StatusCode code, const std::string& whole,
-                        const google::protobuf::Message& detail) {
-  const std::string message = Cut(whole, kMaxMessageWithDetail);
-  google::rpc::Status details;
-  details.set_code(code);
-  details.set_message(message);
-  details.add_details()->PackFrom(detail);
-  return {code, message, details.SerializeAsString()};
+void AddPayload(absl::Status& status, const google::protobuf::Message& detail) {
+  google::protobuf::Any any;
+  any.PackFrom(detail);
+  status.SetPayload(any.type_url(), absl::Cord(any.value()));
 }
 
 }  // namespace
@@ -55,7 +53,18 @@ grpc::Status WithDetail(grpc::StatusCode code, const std::string& whole,
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   // The numbers of both enumerations are those of google.rpc.Code.
-  return {static_cast<grpc::StatusCode>(status.code()), Cut(Message(status), kMaxMessage)};
+  const auto code = static_cast<grpc::StatusCode>(status.code());
+  google::rpc::Status details;
+  status.ForEachPayload([&](absl::string_view type, const absl::Cord& value) {
+    google::protobuf::Any& any = *details.add_details();
+    any.set_type_url(std::string(type));
+    any.set_value(std::string(value));
+  });
+  if (details.details_size() == 0) return {code, Cut(Message(status), kMaxMessage)};
+  const std::string message = Cut(Message(status), kMaxMessageWithDetail);
+  details.set_code(code);
+  details.set_message(message);
+  return {code, message, details.SerializeAsString()};
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {
@@ -63,7 +72,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
-grpc::Status BadRequest(const std::string& message, const std::vector<FieldViolation>& violations) {
+absl::Status BadRequest(const std::string& message, const std::vector<FieldViolation>& violations) {
   google::rpc::BadRequest detail;
   constexpr size_t kMaxField = 200, kMaxDescription = 600;
   for (size_t i = 0; i < violations.size(); ++i) {
@@ -76,7 +85,9 @@ grpc::Status BadRequest(const std::string& message, const std::vector<FieldViola
         fmt::format("{} more; a dry run shows all of them", violations.size() - i));
     break;
   }
-  return WithDetail(grpc::StatusCode::INVALID_ARGUMENT, message, detail);
+  absl::Status status = InvalidArgument(message);
+  AddPayload(status, detail);
+  return status;
 }
 
 std::vector<FieldViolation> ViolationsOf(const grpc::Status& status) {
@@ -92,12 +103,12 @@ std::vector<FieldViolation> ViolationsOf(const grpc::Status& status) {
   return violations;
 }
 
-grpc::Status WithReason(const absl::Status& status, const std::string& reason) {
+absl::Status WithReason(absl::Status status, const std::string& reason) {
   google::rpc::ErrorInfo detail;
   detail.set_reason(reason);
   detail.set_domain("sft");
-  return WithDetail(static_cast<grpc::StatusCode>(status.code()), std::string(Message(status)),
-                    detail);
+  AddPayload(status, detail);
+  return status;
 }
 
 std::string ReasonOf(const grpc::Status& status) {

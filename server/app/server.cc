@@ -66,14 +66,30 @@ struct Server::Parts {
         job_service(intake, jobs, checkpoints, ingest, hub),
         worker_service(registry, ingest, artifacts, checkpoints, relay),
         cluster_service(*store, registry, settings.dev, &disk),
-        data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits,
-                     settings.upload_patience, &deliveries),
+        data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
         admin_service(backups),
         auth_service(*access, *store, registry, gate.failed()),
         operator_service(*store, clock, registry, disk, [this] { loop.Wake(); }),
         scheduling_service(scheduling, jobs),
         storage_service(*store, survey, removal),
+        door(gate),
+        methods(AllMethods()),
+        sessions(registry, methods.Find("WorkerService.Session")->rule),
         host(settings.listen.host) {}
+
+  Methods AllMethods() {
+    Methods all;
+    job_service.AddTo(all);
+    worker_service.AddTo(all);
+    cluster_service.AddTo(all);
+    data_service.AddTo(all);
+    admin_service.AddTo(all);
+    auth_service.AddTo(all);
+    operator_service.AddTo(all);
+    scheduling_service.AddTo(all);
+    storage_service.AddTo(all);
+    return all;
+  }
 
   DataDirLock lock;
   std::unique_ptr<Store> store;
@@ -104,15 +120,18 @@ struct Server::Parts {
   Backups backups;
   Scheduling scheduling;
   Reconciler reconciler;
-  JobServiceImpl job_service;
-  WorkerServiceImpl worker_service;
-  ClusterServiceImpl cluster_service;
-  DataServiceImpl data_service;
-  AdminServiceImpl admin_service;
-  AuthServiceImpl auth_service;
-  OperatorServiceImpl operator_service;
-  SchedulingServiceImpl scheduling_service;
-  StorageServiceImpl storage_service;
+  JobService job_service;
+  WorkerService worker_service;
+  ClusterService cluster_service;
+  DataService data_service;
+  AdminService admin_service;
+  AuthService auth_service;
+  OperatorService operator_service;
+  SchedulingService scheduling_service;
+  StorageService storage_service;
+  Door door;
+  const Methods methods;
+  Sessions sessions;
   const std::string host;
   std::string http_host;
   std::unique_ptr<HttpServer> http;
@@ -170,14 +189,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                                            settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
-      parts.grpc,
-      GrpcServer::Start(
-          settings.listen,
-          {&parts.job_service, &parts.worker_service, &parts.cluster_service, &parts.data_service,
-           &parts.admin_service, &parts.auth_service, &parts.operator_service,
-           &parts.scheduling_service, &parts.storage_service},
-          parts.worker_service.sessions(), parts.gate,
-          credentials.has_value() ? credentials->server : tls::Identity(), settings.connections));
+      parts.grpc, GrpcServer::Start(settings.listen, parts.methods, parts.door, parts.sessions,
+                                    clock, settings.read_patience,
+                                    credentials.has_value() ? credentials->server : tls::Identity(),
+                                    settings.connections));
   if (settings.http != "off") {
     SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint,
                          HttpEndpoint(settings.listen, settings.http));
@@ -211,6 +226,8 @@ std::string Server::http_address() const {
   if (parts_->http == nullptr) return "";
   return rpc::Endpoint{parts_->http_host, parts_->http->port()}.ToString();
 }
+
+const Methods& Server::methods() const { return parts_->methods; }
 
 bool Server::open() const { return parts_->gate.open(); }
 

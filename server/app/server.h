@@ -10,9 +10,9 @@
 #include "server/app/options.h"
 #include "server/app/reconcile_loop.h"
 #include "server/blob/log_store.h"
+#include "server/core/delivery_limits.h"
 #include "server/core/removal.h"
 #include "server/http/http_server.h"
-#include "server/rpc/data_service.h"
 #include "server/rpc/grpc_server.h"
 #include "server/state/job_state.h"
 #include "server/store/data_dir_lock.h"
@@ -33,7 +33,7 @@ class Server {
     bool require_token = false;
     bool accept_copy = false;  // as Options::accept_copy
     LogLimits log_limits = {};
-    Nanos upload_patience = DataServiceImpl::kUploadPatience;
+    Nanos read_patience = GrpcMethods::kReadPatience;
     Nanos thin_metrics_after{0};  // after a job's end; 0: never
     Removal::Ages ages = {};
     io::DiskMarks disk_marks = {};
@@ -50,6 +50,8 @@ class Server {
   // Where it really listens.
   std::string address() const;
   std::string http_address() const;  // empty: off
+  // All that can be asked of it.
+  const Methods& methods() const;
   // Without TLS and tokens, for this machine only.
   bool open() const;
   int connected_workers() const;

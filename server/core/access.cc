@@ -160,7 +160,7 @@ std::vector<NodeKeyRecord> Access::NodeKeys() const {
   return keys;
 }
 
-absl::Status Access::PutUser(const UserRecord& user) {
+absl::Status Access::PutUser(const UserRecord& user, const Actor& actor) {
   const MutexLock changing(changing_);
   if (!IsValidLabel(user.name)) {
     return InvalidArgument(fmt::format("user \"{}\": letters, digits, '-', '_' and '.', at most 63",
@@ -175,16 +175,18 @@ absl::Status Access::PutUser(const UserRecord& user) {
     }
   }
   const int64_t now = now_us();
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) { return store::PutUser(db, user, now); }));
+  SFT_RETURN_IF_ERROR(
+      store_.Write([&](Database& db) { return store::PutUser(db, user, now); }, actor.audit));
   const MutexLock lock(mutex_);
   users_[user.name] = user;
   return absl::OkStatus();
 }
 
-absl::Status Access::RemoveUser(const std::string& name) {
+absl::Status Access::RemoveUser(const std::string& name, const Actor& actor) {
   const MutexLock changing(changing_);
   const int64_t now = now_us();
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) { return store::RemoveUser(db, name, now); }));
+  SFT_RETURN_IF_ERROR(
+      store_.Write([&](Database& db) { return store::RemoveUser(db, name, now); }, actor.audit));
   const MutexLock lock(mutex_);
   users_.erase(name);
   for (auto& [id, token] : tokens_) {
@@ -195,7 +197,7 @@ absl::Status Access::RemoveUser(const std::string& name) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Access::CreateToken(TokenRecord& token) {
+absl::StatusOr<std::string> Access::CreateToken(TokenRecord& token, const Actor& actor) {
   const MutexLock changing(changing_);
   TokenText text{token.kind, RandomId("", kIdLength), RandomId("", kSecretLength), ""};
   if (token.kind == TokenKind::kJoin) {
@@ -215,13 +217,14 @@ absl::StatusOr<std::string> Access::CreateToken(TokenRecord& token) {
   token.id = text.id;
   token.secret_sha256 = io::Sha256Hex(text.secret);
   token.created_us = now_us();
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) { return store::InsertToken(db, token); }));
+  SFT_RETURN_IF_ERROR(
+      store_.Write([&](Database& db) { return store::InsertToken(db, token); }, actor.audit));
   const MutexLock lock(mutex_);
   tokens_[token.id] = token;
   return Write(text);
 }
 
-absl::Status Access::Revoke(const std::string& id) {
+absl::Status Access::Revoke(const std::string& id, const Actor& actor) {
   const MutexLock changing(changing_);
   constexpr std::string_view kNodes = "nodes/";
   const int64_t now = now_us();
@@ -234,7 +237,7 @@ absl::Status Access::Revoke(const std::string& id) {
       }
     }
     SFT_RETURN_IF_ERROR(
-        store_.Write([&](Database& db) { return store::RevokeToken(db, id, now); }));
+        store_.Write([&](Database& db) { return store::RevokeToken(db, id, now); }, actor.audit));
     const MutexLock lock(mutex_);
     TokenRecord& token = tokens_[id];
     if (token.revoked_us == 0) token.revoked_us = now;
@@ -253,7 +256,8 @@ absl::Status Access::Revoke(const std::string& id) {
     key = found->second;
   }
   if (key.revoked_us == 0) key.revoked_us = now;
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) { return store::PutNodeKey(db, key); }));
+  SFT_RETURN_IF_ERROR(
+      store_.Write([&](Database& db) { return store::PutNodeKey(db, key); }, actor.audit));
   const MutexLock lock(mutex_);
   keys_[key.node] = key;
   return absl::OkStatus();
@@ -294,17 +298,19 @@ absl::Status Access::CheckNewKey(const TokenRecord& token, const std::string& no
 }
 
 absl::StatusOr<std::string> Access::SignNode(NodeKeyRecord record, const std::string& request_pem,
-                                             const std::string& use_token) {
+                                             const std::string& use_token, const Actor& actor) {
   SFT_RETURN_IF_ERROR(AuthorityPem().status());
   const WallTime now = clock_.Wall();
   const tls::Validity validity{now - kBackdate, now + kNodeCertificateLife};
   SFT_ASSIGN_OR_RETURN(std::string pem,
                        tls::SignNode(*authority_, request_pem, record.node, validity));
   record.expires_us = UnixMicros(validity.to);
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-    if (!use_token.empty()) SFT_RETURN_IF_ERROR(store::UseJoinToken(db, use_token));
-    return store::PutNodeKey(db, record);
-  }));
+  SFT_RETURN_IF_ERROR(store_.Write(
+      [&](Database& db) -> absl::Status {
+        if (!use_token.empty()) SFT_RETURN_IF_ERROR(store::UseJoinToken(db, use_token));
+        return store::PutNodeKey(db, record);
+      },
+      actor.audit));
   const MutexLock lock(mutex_);
   keys_[record.node] = record;
   if (!use_token.empty()) ++tokens_[use_token].uses;
@@ -312,7 +318,7 @@ absl::StatusOr<std::string> Access::SignNode(NodeKeyRecord record, const std::st
 }
 
 absl::StatusOr<std::string> Access::Join(const Principal& joiner, const std::string& node,
-                                         const std::string& request_pem) {
+                                         const std::string& request_pem, const Actor& actor) {
   const MutexLock changing(changing_);
   if (!IsValidLabel(node)) {
     return InvalidArgument(fmt::format(
@@ -332,10 +338,11 @@ absl::StatusOr<std::string> Access::Join(const Principal& joiner, const std::str
                         known->second.token == joiner.token && known->second.revoked_us == 0;
     if (repeat) use_token.clear();
   }
-  return SignNode({node, key, joiner.token, now_us(), 0, 0}, request_pem, use_token);
+  return SignNode({node, key, joiner.token, now_us(), 0, 0}, request_pem, use_token, actor);
 }
 
-absl::StatusOr<std::string> Access::Renew(const Principal& node, const std::string& request_pem) {
+absl::StatusOr<std::string> Access::Renew(const Principal& node, const std::string& request_pem,
+                                          const Actor& actor) {
   const MutexLock changing(changing_);
   SFT_ASSIGN_OR_RETURN(const std::string key, tls::KeyOfRequest(request_pem));
   NodeKeyRecord record;
@@ -347,7 +354,7 @@ absl::StatusOr<std::string> Access::Renew(const Principal& node, const std::stri
     }
     record = known->second;
   }
-  return SignNode(std::move(record), request_pem, "");
+  return SignNode(std::move(record), request_pem, "", actor);
 }
 
 }  // namespace sft::server

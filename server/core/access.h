@@ -33,20 +33,21 @@ class Access {
   absl::StatusOr<Principal> OfCertificate(const std::string& pem) const;
 
   std::vector<UserRecord> Users() const;
-  absl::Status PutUser(const UserRecord& user);
-  absl::Status RemoveUser(const std::string& name);
+  absl::Status PutUser(const UserRecord& user, const Actor& actor = {});
+  absl::Status RemoveUser(const std::string& name, const Actor& actor = {});
 
   std::vector<TokenRecord> Tokens() const;
   std::vector<NodeKeyRecord> NodeKeys() const;
   // Fills in id, hash and time; gives the text with the secret, which nothing else has.
-  absl::StatusOr<std::string> CreateToken(TokenRecord& token);
+  absl::StatusOr<std::string> CreateToken(TokenRecord& token, const Actor& actor = {});
   // NOT_FOUND for neither a token's id nor "nodes/NODE".
-  absl::Status Revoke(const std::string& id);
+  absl::Status Revoke(const std::string& id, const Actor& actor = {});
 
   // The node's certificate. See AuthService.Join.
   absl::StatusOr<std::string> Join(const Principal& joiner, const std::string& node,
-                                   const std::string& request_pem);
-  absl::StatusOr<std::string> Renew(const Principal& node, const std::string& request_pem);
+                                   const std::string& request_pem, const Actor& actor = {});
+  absl::StatusOr<std::string> Renew(const Principal& node, const std::string& request_pem,
+                                    const Actor& actor = {});
   absl::StatusOr<std::string> AuthorityPem() const;
   // FAILED_PRECONDITION when the peer's clock is too far from this one. 0: it did not say.
   absl::Status CheckClock(int64_t peer_us) const;
@@ -60,7 +61,7 @@ class Access {
   absl::Status CheckNewKey(const TokenRecord& token, const std::string& node,
                            const std::string& key) const SFT_REQUIRES(mutex_);
   absl::StatusOr<std::string> SignNode(NodeKeyRecord record, const std::string& request_pem,
-                                       const std::string& use_token);
+                                       const std::string& use_token, const Actor& actor);
 
   Store& store_;
   Clock& clock_;

@@ -143,34 +143,36 @@ absl::StatusOr<v1::CommitCheckpointResponse> Checkpoints::Commit(
   return response;
 }
 
-absl::StatusOr<v1::CheckpointJobResponse> Checkpoints::Ask(
-    const v1::CheckpointJobRequest& request) {
+absl::StatusOr<v1::CheckpointJobResponse> Checkpoints::Ask(const v1::CheckpointJobRequest& request,
+                                                           const Actor& actor) {
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
   v1::CheckpointJobResponse response;
   const int64_t now_us = UnixMicros(clock_.Wall());
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(JobRecord job, store::FindJob(db, ref));
-    SFT_RETURN_IF_ERROR(store::ReadTexts(db, job));
-    if (job.state != JobState::kRunning) {
-      return FailedPrecondition(fmt::format(
-          "job {} is {}: only a running job writes checkpoints{}", job.id, ToString(job.state),
-          IsTerminal(job.state) ? "; `sftctl checkpoints JOB` lists what there is" : ""));
-    }
-    SFT_ASSIGN_OR_RETURN(auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
-    if (!attempt.has_value()) return Internal(fmt::format("job {} has no attempt", job.id));
-    if (request.request_id().empty() || attempt->checkpoint_request != request.request_id()) {
-      ++attempt->checkpoints_asked;
-      attempt->checkpoint_request = request.request_id();
-      SFT_RETURN_IF_ERROR(store::AskForCheckpoint(db, *attempt));
-      SFT_RETURN_IF_ERROR(store::AddEvent(
-          db, job.id, {0, now_us, "checkpoint", "one was asked for", attempt->number}));
-    }
-    v1::Progress progress;
-    if (!progress.ParseFromString(attempt->progress)) progress.Clear();
-    response.set_step(progress.step());
-    *response.mutable_job() = server::ToProto(job);
-    return absl::OkStatus();
-  }));
+  SFT_RETURN_IF_ERROR(store_.Write(
+      [&](Database& db) -> absl::Status {
+        SFT_ASSIGN_OR_RETURN(JobRecord job, store::FindJob(db, ref));
+        SFT_RETURN_IF_ERROR(store::ReadTexts(db, job));
+        if (job.state != JobState::kRunning) {
+          return FailedPrecondition(fmt::format(
+              "job {} is {}: only a running job writes checkpoints{}", job.id, ToString(job.state),
+              IsTerminal(job.state) ? "; `sftctl checkpoints JOB` lists what there is" : ""));
+        }
+        SFT_ASSIGN_OR_RETURN(auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
+        if (!attempt.has_value()) return Internal(fmt::format("job {} has no attempt", job.id));
+        if (request.request_id().empty() || attempt->checkpoint_request != request.request_id()) {
+          ++attempt->checkpoints_asked;
+          attempt->checkpoint_request = request.request_id();
+          SFT_RETURN_IF_ERROR(store::AskForCheckpoint(db, *attempt));
+          SFT_RETURN_IF_ERROR(store::AddEvent(
+              db, job.id, {0, now_us, "checkpoint", "one was asked for", attempt->number}));
+        }
+        v1::Progress progress;
+        if (!progress.ParseFromString(attempt->progress)) progress.Clear();
+        response.set_step(progress.step());
+        *response.mutable_job() = server::ToProto(job);
+        return absl::OkStatus();
+      },
+      actor.audit));
   *response.mutable_time() = ToTimestamp(now_us);
   hub_.Bump(ref.id);
   wake_();
@@ -192,26 +194,29 @@ absl::StatusOr<v1::ListCheckpointsResponse> Checkpoints::List(const std::string&
   return response;
 }
 
-absl::StatusOr<Checkpoints::Dropped> Checkpoints::DropJob(const std::string& job_id, bool dry_run) {
+absl::StatusOr<Checkpoints::Dropped> Checkpoints::DropJob(const std::string& job_id, bool dry_run,
+                                                          AuditRow* audit) {
   const MutexLock lock(mutex_);
   Dropped dropped;
   std::vector<std::string> unused;
   const int64_t now_us = UnixMicros(clock_.Wall());
-  const absl::Status done = store_.Write([&](Database& db) -> absl::Status {
-    dropped = {};
-    SFT_ASSIGN_OR_RETURN(dropped.in_use, store::IsResumedByLiveJob(db, job_id));
-    if (dropped.in_use) return absl::OkStatus();
-    SFT_ASSIGN_OR_RETURN(const auto checkpoints, store::CheckpointsOfJob(db, job_id));
-    for (const CheckpointRecord& each : checkpoints) {
-      ++dropped.count;
-      for (const CheckpointPart& part : each.parts) {
-        dropped.elsewhere = dropped.elsewhere || part.place != CheckpointPlace::kServer;
-      }
-    }
-    SFT_RETURN_IF_ERROR(DropAll(db, job_id, now_us, unused));
-    // Undoes all of it.
-    return dry_run ? absl::CancelledError("a dry run") : absl::OkStatus();
-  });
+  const absl::Status done = store_.Write(
+      [&](Database& db) -> absl::Status {
+        dropped = {};
+        SFT_ASSIGN_OR_RETURN(dropped.in_use, store::IsResumedByLiveJob(db, job_id));
+        if (dropped.in_use) return absl::OkStatus();
+        SFT_ASSIGN_OR_RETURN(const auto checkpoints, store::CheckpointsOfJob(db, job_id));
+        for (const CheckpointRecord& each : checkpoints) {
+          ++dropped.count;
+          for (const CheckpointPart& part : each.parts) {
+            dropped.elsewhere = dropped.elsewhere || part.place != CheckpointPlace::kServer;
+          }
+        }
+        SFT_RETURN_IF_ERROR(DropAll(db, job_id, now_us, unused));
+        // Undoes all of it.
+        return dry_run ? absl::CancelledError("a dry run") : absl::OkStatus();
+      },
+      audit);
   if (!dry_run || !absl::IsCancelled(done)) SFT_RETURN_IF_ERROR(done);
   for (const std::string& hash : std::set<std::string>(unused.begin(), unused.end())) {
     SFT_ASSIGN_OR_RETURN(const BlobStore::Stat stat, blobs_.Find(hash));

@@ -35,7 +35,8 @@ class Checkpoints {
   // As WorkerService.CommitCheckpoint.
   absl::StatusOr<v1::CommitCheckpointResponse> Commit(const v1::CommitCheckpointRequest& request);
   // Asks the job's ranks for one. FAILED_PRECONDITION when the job does not run.
-  absl::StatusOr<v1::CheckpointJobResponse> Ask(const v1::CheckpointJobRequest& request);
+  absl::StatusOr<v1::CheckpointJobResponse> Ask(const v1::CheckpointJobRequest& request,
+                                                const Actor& actor = {});
   absl::StatusOr<v1::ListCheckpointsResponse> List(const std::string& name);
 
   // Deletes what is to go: superseded ones, those of jobs that ended long ago, blobs and uploads
@@ -50,7 +51,8 @@ class Checkpoints {
     bool in_use = false;     // a job that has not ended goes on from them: nothing is removed
   };
   // All checkpoints of a job that has ended.
-  absl::StatusOr<Dropped> DropJob(const std::string& job_id, bool dry_run);
+  absl::StatusOr<Dropped> DropJob(const std::string& job_id, bool dry_run,
+                                  AuditRow* audit = nullptr);
 
   BlobStore& blobs() { return blobs_; }
 

@@ -501,8 +501,8 @@ absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobReques
 }
 
 absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest& request,
-                                                     const std::string& principal) {
-  SFT_ASSIGN_OR_RETURN(Prepared prepared, Prepare(request, principal));
+                                                     const Actor& actor) {
+  SFT_ASSIGN_OR_RETURN(Prepared prepared, Prepare(request, actor.name));
   Outcome outcome = std::move(prepared.outcome);
   if (!outcome.problems.empty() || !outcome.missing_files.empty()) return outcome;
   if (request.validate_only()) {
@@ -511,12 +511,12 @@ absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest&
     outcome.job.clear_name();
     return outcome;
   }
-  SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Submit(std::move(prepared.job), prepared.files));
+  SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Submit(std::move(prepared.job), prepared.files, actor));
   return outcome;
 }
 
 absl::StatusOr<JobIntake::Outcome> JobIntake::Resume(const v1::ResumeJobRequest& request,
-                                                     const std::string& owner) {
+                                                     const Actor& actor) {
   SFT_RETURN_IF_ERROR(CheckResumeRequest(request));
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
   if (limits_ != nullptr) {
@@ -530,7 +530,7 @@ absl::StatusOr<JobIntake::Outcome> JobIntake::Resume(const v1::ResumeJobRequest&
   }
   Outcome outcome;
   if (request.overrides().empty()) {
-    SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Resume(request, owner));
+    SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Resume(request, actor));
     return outcome;
   }
   JobRecord ended;
@@ -544,7 +544,7 @@ absl::StatusOr<JobIntake::Outcome> JobIntake::Resume(const v1::ResumeJobRequest&
     return absl::OkStatus();
   }));
   SFT_ASSIGN_OR_RETURN(Prepared prepared,
-                       Prepare(SubmitOfResume(ended, files, request), owner, 1, &ended));
+                       Prepare(SubmitOfResume(ended, files, request), actor.name, 1, &ended));
   outcome = std::move(prepared.outcome);
   outcome.file_name = ended.file_name;
   if (!outcome.problems.empty()) return outcome;
@@ -554,7 +554,7 @@ absl::StatusOr<JobIntake::Outcome> JobIntake::Resume(const v1::ResumeJobRequest&
                     "removed; submit the job again",
                     ended.id, fmt::join(outcome.missing_files, ", ")));
   }
-  SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Resume(request, owner, &prepared.job));
+  SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Resume(request, actor, &prepared.job));
   return outcome;
 }
 

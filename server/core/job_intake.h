@@ -37,10 +37,10 @@ class JobIntake {
     // Keys of files that are not uploaded; not empty: FAILED_PRECONDITION.
     std::vector<std::string> missing_files;
   };
-  absl::StatusOr<Outcome> Submit(const v1::SubmitJobRequest& request, const std::string& principal);
+  absl::StatusOr<Outcome> Submit(const v1::SubmitJobRequest& request, const Actor& actor);
   // As JobManager::Resume, where there is room. With overrides the values are checked as Submit
   // does.
-  absl::StatusOr<Outcome> Resume(const v1::ResumeJobRequest& request, const std::string& owner);
+  absl::StatusOr<Outcome> Resume(const v1::ResumeJobRequest& request, const Actor& actor);
 
   // All of Submit but storing: where the outcome holds no problem, the rows that it would store.
   // `together`: jobs that are submitted at once, this one among them, for the project's limit.

@@ -183,56 +183,59 @@ absl::Status CheckResumeRequest(const v1::ResumeJobRequest& request) {
   return CheckRequestId(request.request_id());
 }
 
-absl::StatusOr<v1::Job> JobManager::Submit(JobRecord job, const std::vector<JobFileRecord>& files) {
+absl::StatusOr<v1::Job> JobManager::Submit(JobRecord job, const std::vector<JobFileRecord>& files,
+                                           const Actor& actor) {
   std::vector<JobRecord> jobs;
   jobs.push_back(std::move(job));
-  SFT_ASSIGN_OR_RETURN(std::vector<v1::Job> views, SubmitAll(std::move(jobs), files, nullptr));
+  SFT_ASSIGN_OR_RETURN(std::vector<v1::Job> views,
+                       SubmitAll(std::move(jobs), files, nullptr, actor));
   return std::move(views.front());
 }
 
 absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitSweep(
     std::vector<JobRecord> jobs, const std::vector<JobFileRecord>& files,
-    const std::string& source_text) {
-  return SubmitAll(std::move(jobs), files, &source_text);
+    const std::string& source_text, const Actor& actor) {
+  return SubmitAll(std::move(jobs), files, &source_text, actor);
 }
 
 absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(std::vector<JobRecord> jobs,
                                                            const std::vector<JobFileRecord>& files,
-                                                           const std::string* shared_text) {
+                                                           const std::string* shared_text,
+                                                           const Actor& actor) {
   std::vector<v1::Job> views(jobs.size());
   std::vector<store::JobTexts> texts;
   for (const JobRecord& job : jobs) texts.push_back(store::TextsOf(job));
-  // Of this thread: the store's has none.
-  AuditRecord* const audit = AuditScope::Pending();
   for (size_t begin = 0; begin < jobs.size(); begin += kMaxTogether) {
     const size_t end = std::min(begin + kMaxTogether, jobs.size());
-    SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-      bool counted = false;
-      for (size_t i = begin; i < end; ++i) {
-        JobRecord& job = jobs[i];
-        SFT_ASSIGN_OR_RETURN(std::optional<JobRecord> first, FindFirst(db, job));
-        if (first.has_value()) {
-          if (shared_text == nullptr) SFT_RETURN_IF_ERROR(store::ReadTexts(db, *first));
-          SFT_ASSIGN_OR_RETURN(views[i], View(db, *first));
-        } else {
-          // All that are to come at once: none of a sweep is stored where not all may wait.
-          const size_t more = std::exchange(counted, true) ? 0 : jobs.size() - i;
-          SFT_RETURN_IF_ERROR(CheckLimits(db, job, static_cast<int>(more)));
-          job.created_us = UnixMicros(clock_.Wall());
-          SFT_RETURN_IF_ERROR(UseDatasets(db, job, files));
-          if (shared_text != nullptr) job.source_text = *shared_text;
-          SFT_RETURN_IF_ERROR(store::InsertJob(db, job, texts[i], files));
-          if (shared_text != nullptr) job.source_text = std::string();
-          SFT_RETURN_IF_ERROR(
-              store::AddEvent(db, job.id, {0, job.created_us, "submitted", "by " + job.owner, 0}));
-        }
-        if (audit == nullptr) continue;
-        const JobRecord& told = first.has_value() ? *first : job;
-        audit->object =
-            job.schedule.sweep.empty() ? JobName(told.project, told.id) : job.schedule.sweep;
-      }
-      return absl::OkStatus();
-    }));
+    SFT_RETURN_IF_ERROR(store_.Write(
+        [&](Database& db) -> absl::Status {
+          bool counted = false;
+          for (size_t i = begin; i < end; ++i) {
+            JobRecord& job = jobs[i];
+            SFT_ASSIGN_OR_RETURN(std::optional<JobRecord> first, FindFirst(db, job));
+            if (first.has_value()) {
+              if (shared_text == nullptr) SFT_RETURN_IF_ERROR(store::ReadTexts(db, *first));
+              SFT_ASSIGN_OR_RETURN(views[i], View(db, *first));
+            } else {
+              // All that are to come at once: none of a sweep is stored where not all may wait.
+              const size_t more = std::exchange(counted, true) ? 0 : jobs.size() - i;
+              SFT_RETURN_IF_ERROR(CheckLimits(db, job, static_cast<int>(more)));
+              job.created_us = UnixMicros(clock_.Wall());
+              SFT_RETURN_IF_ERROR(UseDatasets(db, job, files));
+              if (shared_text != nullptr) job.source_text = *shared_text;
+              SFT_RETURN_IF_ERROR(store::InsertJob(db, job, texts[i], files));
+              if (shared_text != nullptr) job.source_text = std::string();
+              SFT_RETURN_IF_ERROR(store::AddEvent(
+                  db, job.id, {0, job.created_us, "submitted", "by " + job.owner, 0}));
+            }
+            if (actor.audit == nullptr) continue;
+            const JobRecord& told = first.has_value() ? *first : job;
+            actor.audit->record.object =
+                job.schedule.sweep.empty() ? JobName(told.project, told.id) : job.schedule.sweep;
+          }
+          return absl::OkStatus();
+        },
+        actor.audit));
   }
   // Outside of the transactions, which others wait for.
   for (size_t i = 0; i < jobs.size(); ++i) {
@@ -243,28 +246,31 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(std::vector<JobRecord
 }
 
 absl::StatusOr<v1::Job> JobManager::Hold(const std::string& name, bool held,
-                                         const std::string& reason) {
+                                         const std::string& reason, const Actor& actor) {
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
   absl::StatusOr<v1::Job> view = Internal("not run");
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
-    if (job.state != JobState::kPending) {
-      return FailedPrecondition(fmt::format(
-          "job {} is {}: only a job that waits is {}", job.id, ToString(job.state),
-          held ? "held; `sftctl cancel JOB --checkpoint` ends one that runs, `sftctl resume JOB` "
-                 "goes on with it"
-               : "released"));
-    }
-    SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job.id));
-    if (schedule.held != held || schedule.hold_reason != reason) {
-      SFT_RETURN_IF_ERROR(store::SetHold(db, job.id, held, reason));
-      SFT_RETURN_IF_ERROR(store::AddEvent(
-          db, job.id,
-          {0, UnixMicros(clock_.Wall()), held ? "held" : "released", reason, job.attempt}));
-    }
-    view = ViewOf(db, ref);
-    return view.status();
-  }));
+  SFT_RETURN_IF_ERROR(store_.Write(
+      [&](Database& db) -> absl::Status {
+        SFT_ASSIGN_OR_RETURN(const JobRecord job, store::FindJob(db, ref));
+        if (job.state != JobState::kPending) {
+          return FailedPrecondition(fmt::format("job {} is {}: only a job that waits is {}", job.id,
+                                                ToString(job.state),
+                                                held ? "held; `sftctl cancel JOB --checkpoint` "
+                                                       "ends one that runs, `sftctl resume JOB` "
+                                                       "goes on with it"
+                                                     : "released"));
+        }
+        SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job.id));
+        if (schedule.held != held || schedule.hold_reason != reason) {
+          SFT_RETURN_IF_ERROR(store::SetHold(db, job.id, held, reason));
+          SFT_RETURN_IF_ERROR(store::AddEvent(
+              db, job.id,
+              {0, UnixMicros(clock_.Wall()), held ? "held" : "released", reason, job.attempt}));
+        }
+        view = ViewOf(db, ref);
+        return view.status();
+      },
+      actor.audit));
   hub_.Bump(ref.id);
   wake_();
   return view;
@@ -369,16 +375,19 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   return job;
 }
 
-absl::StatusOr<v1::Job> JobManager::Resume(const v1::ResumeJobRequest& request,
-                                           const std::string& owner, const JobRecord* resolved) {
+absl::StatusOr<v1::Job> JobManager::Resume(const v1::ResumeJobRequest& request, const Actor& actor,
+                                           const JobRecord* resolved) {
   SFT_RETURN_IF_ERROR(CheckResumeRequest(request));
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
   absl::StatusOr<v1::Job> view = Internal("not run");
-  const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(const JobRecord job, InsertResumed(db, request, ref, owner, resolved));
-    view = ViewOf(db, {job.project, job.id});
-    return view.status();
-  });
+  const absl::Status stored = store_.Write(
+      [&](Database& db) -> absl::Status {
+        SFT_ASSIGN_OR_RETURN(const JobRecord job,
+                             InsertResumed(db, request, ref, actor.name, resolved));
+        view = ViewOf(db, {job.project, job.id});
+        return view.status();
+      },
+      actor.audit);
   if (!stored.ok()) return stored;
   hub_.Bump(ref.id);
   wake_();
@@ -386,18 +395,20 @@ absl::StatusOr<v1::Job> JobManager::Resume(const v1::ResumeJobRequest& request,
 }
 
 absl::StatusOr<v1::Job> JobManager::Cancel(const std::string& name, const std::string& reason,
-                                           bool checkpoint) {
+                                           bool checkpoint, const Actor& actor) {
   SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(name));
   absl::StatusOr<v1::Job> view = Internal("not run");
   ChangedJobs changed;
   const int64_t now_us = UnixMicros(clock_.Wall());
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-    changed.clear();
-    SFT_RETURN_IF_ERROR(store::FindJob(db, ref).status());
-    SFT_RETURN_IF_ERROR(CancelJob(db, ref.id, reason, checkpoint, now_us, changed));
-    view = ViewOf(db, ref);
-    return view.status();
-  }));
+  SFT_RETURN_IF_ERROR(store_.Write(
+      [&](Database& db) -> absl::Status {
+        changed.clear();
+        SFT_RETURN_IF_ERROR(store::FindJob(db, ref).status());
+        SFT_RETURN_IF_ERROR(CancelJob(db, ref.id, reason, checkpoint, now_us, changed));
+        view = ViewOf(db, ref);
+        return view.status();
+      },
+      actor.audit));
   for (const std::string& job : changed) hub_.Bump(job);
   wake_();
   return view;

@@ -31,17 +31,20 @@ class JobManager {
   // Stores a checked job (job_intake.h) and queues it. A repeat of its request id returns the job
   // of the first call; ALREADY_EXISTS when that was another job. What the project's limits forbid
   // is refused (project_limits.h).
-  absl::StatusOr<v1::Job> Submit(JobRecord job, const std::vector<JobFileRecord>& files);
+  absl::StatusOr<v1::Job> Submit(JobRecord job, const std::vector<JobFileRecord>& files,
+                                 const Actor& actor = {});
   // As Submit for each, in transactions of at most kMaxTogether jobs. They come without their
   // job file, which they share, and are shown without it: a thousand copies would fill the memory.
   static constexpr size_t kMaxTogether = 50;
   absl::StatusOr<std::vector<v1::Job>> SubmitSweep(std::vector<JobRecord> jobs,
                                                    const std::vector<JobFileRecord>& files,
-                                                   const std::string& source_text);
+                                                   const std::string& source_text,
+                                                   const Actor& actor = {});
 
   // A held job that waits is not placed until it is released. FAILED_PRECONDITION for one that does
   // not wait.
-  absl::StatusOr<v1::Job> Hold(const std::string& name, bool held, const std::string& reason);
+  absl::StatusOr<v1::Job> Hold(const std::string& name, bool held, const std::string& reason,
+                               const Actor& actor = {});
 
   // Whether a job was stored under this request id.
   bool Knows(const std::string& project, const std::string& request_id);
@@ -60,11 +63,11 @@ class JobManager {
   // Returns at once, with the job CANCELLING or CANCELLED; an ended job is returned as it is.
   // With `checkpoint` its ranks write one before they end.
   absl::StatusOr<v1::Job> Cancel(const std::string& name, const std::string& reason,
-                                 bool checkpoint);
+                                 bool checkpoint, const Actor& actor = {});
 
   // A new job that goes on from a checkpoint of an ended one (JobService.ResumeJob), with the
   // values of `resolved` (job_intake.h) where that is given.
-  absl::StatusOr<v1::Job> Resume(const v1::ResumeJobRequest& request, const std::string& owner,
+  absl::StatusOr<v1::Job> Resume(const v1::ResumeJobRequest& request, const Actor& actor,
                                  const JobRecord* resolved = nullptr);
 
   // Events with a sequence above `after`.
@@ -75,7 +78,8 @@ class JobManager {
   // `shared_text` is the job file of all; null: each has its own, and shows it.
   absl::StatusOr<std::vector<v1::Job>> SubmitAll(std::vector<JobRecord> jobs,
                                                  const std::vector<JobFileRecord>& files,
-                                                 const std::string* shared_text);
+                                                 const std::string* shared_text,
+                                                 const Actor& actor);
   absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job) const;
   // With its schedule, of a job that was just stored all there is.
   v1::Job ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule) const;

@@ -100,9 +100,10 @@ absl::Status Removal::Note(const store::Holder& job, v1::StoredKind kind, int64_
                            const std::string& what, const Task& task) {
   store::Removal removal;
   removal.kind = kind;
-  removal.who = task.who;
+  removal.who = task.actor.name;
   removal.bytes = bytes;
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) { return NoteIn(db, job, removal, what); }));
+  SFT_RETURN_IF_ERROR(
+      store_.Write([&](Database& db) { return NoteIn(db, job, removal, what); }, task.actor.audit));
   hub_.Bump(job.job_id);
   return absl::OkStatus();
 }
@@ -136,7 +137,7 @@ absl::Status Removal::RemoveMetrics(const store::Holder& job, Task& task) {
 
 absl::Status Removal::RemoveCheckpoints(const store::Holder& job, Task& task) {
   SFT_ASSIGN_OR_RETURN(const Checkpoints::Dropped dropped,
-                       stores_.checkpoints.DropJob(job.job_id, task.dry_run));
+                       stores_.checkpoints.DropJob(job.job_id, task.dry_run, task.actor.audit));
   if (dropped.in_use) {
     task.done.add_notes("its checkpoints stay: a job that has not ended goes on from them");
     return absl::OkStatus();
@@ -174,20 +175,23 @@ absl::Status Removal::RemoveArtifact(const store::ArtifactUse& use, Task& task) 
   const std::string name = fmt::format("{}{}", kArtifact, artifact.id);
   store::Removal removal;
   removal.kind = v1::ARTIFACTS;
-  removal.who = task.who;
+  removal.who = task.actor.name;
   removal.bytes = artifact.bytes;
   if (on_node) removal.node = artifact.node, removal.path = artifact.node_path;
   {
     // From the look whether something else names a blob until it is gone, nothing may begin to.
     const MutexLock lock(stores_.blobs.gate());
     std::vector<ArtifactFileRecord> unused;
-    const absl::Status done = store_.Write([&](Database& db) -> absl::Status {
-      SFT_ASSIGN_OR_RETURN(unused, store::DeleteArtifact(db, artifact));
-      // With it: a node learns from that row alone what it has to remove.
-      SFT_RETURN_IF_ERROR(NoteIn(db, use.holder, removal, fmt::format("its {}", artifact.kind)));
-      // Undoes it.
-      return task.dry_run ? absl::CancelledError("a dry run") : absl::OkStatus();
-    });
+    const absl::Status done = store_.Write(
+        [&](Database& db) -> absl::Status {
+          SFT_ASSIGN_OR_RETURN(unused, store::DeleteArtifact(db, artifact));
+          // With it: a node learns from that row alone what it has to remove.
+          SFT_RETURN_IF_ERROR(
+              NoteIn(db, use.holder, removal, fmt::format("its {}", artifact.kind)));
+          // Undoes it.
+          return task.dry_run ? absl::CancelledError("a dry run") : absl::OkStatus();
+        },
+        task.actor.audit);
     if (!task.dry_run || !absl::IsCancelled(done)) SFT_RETURN_IF_ERROR(done);
     int64_t freed = 0;
     for (const ArtifactFileRecord& file : unused) {
@@ -209,36 +213,38 @@ absl::Status Removal::RemoveArtifact(const store::ArtifactUse& use, Task& task) 
 }
 
 absl::Status Removal::RemoveDataset(const std::string& sha256, Task& task) {
-  if (!task.dry_run) spdlog::info("data set {} is to go, says {}", sha256, task.who);
+  if (!task.dry_run) spdlog::info("data set {} is to go, says {}", sha256, task.actor.name);
   const MutexLock lock(stores_.blobs.gate());
   store::DatasetUse use;
   std::vector<std::string> owners;
   bool goes = false, blob_stays = false;
   // Look and removal in one transaction: a submit that names it comes before or after.
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(use, store::DatasetUseOf(db, sha256));
-    owners.clear();
-    store::DatasetJobs jobs;
-    if (task.projects == nullptr) {
-      SFT_ASSIGN_OR_RETURN(jobs, store::JobsWithDataset(db, sha256, "", kJobsNamed));
-    } else {
-      SFT_ASSIGN_OR_RETURN(owners, OwnersAmong(db, *task.projects, sha256));
-      if (owners.empty()) return store::NoDataset(sha256);
-      SFT_ASSIGN_OR_RETURN(jobs, JobsOf(db, owners, sha256));
-    }
-    SFT_RETURN_IF_ERROR(MayGo(sha256, jobs, task.force));
-    if (task.dry_run) return absl::OkStatus();
-    // What others have of it stays theirs.
-    bool left = false;
-    for (const std::string& project : owners) {
-      SFT_ASSIGN_OR_RETURN(left, store::DropDatasetOwner(db, project, sha256));
-    }
-    goes = !left && use.jobs == jobs.all;
-    if (!goes) return absl::OkStatus();
-    SFT_RETURN_IF_ERROR(store::DeleteDataset(db, sha256));
-    SFT_ASSIGN_OR_RETURN(blob_stays, store::BlobInUse(db, sha256));
-    return absl::OkStatus();
-  }));
+  SFT_RETURN_IF_ERROR(store_.Write(
+      [&](Database& db) -> absl::Status {
+        SFT_ASSIGN_OR_RETURN(use, store::DatasetUseOf(db, sha256));
+        owners.clear();
+        store::DatasetJobs jobs;
+        if (task.projects == nullptr) {
+          SFT_ASSIGN_OR_RETURN(jobs, store::JobsWithDataset(db, sha256, "", kJobsNamed));
+        } else {
+          SFT_ASSIGN_OR_RETURN(owners, OwnersAmong(db, *task.projects, sha256));
+          if (owners.empty()) return store::NoDataset(sha256);
+          SFT_ASSIGN_OR_RETURN(jobs, JobsOf(db, owners, sha256));
+        }
+        SFT_RETURN_IF_ERROR(MayGo(sha256, jobs, task.force));
+        if (task.dry_run) return absl::OkStatus();
+        // What others have of it stays theirs.
+        bool left = false;
+        for (const std::string& project : owners) {
+          SFT_ASSIGN_OR_RETURN(left, store::DropDatasetOwner(db, project, sha256));
+        }
+        goes = !left && use.jobs == jobs.all;
+        if (!goes) return absl::OkStatus();
+        SFT_RETURN_IF_ERROR(store::DeleteDataset(db, sha256));
+        SFT_ASSIGN_OR_RETURN(blob_stays, store::BlobInUse(db, sha256));
+        return absl::OkStatus();
+      },
+      task.actor.audit));
   if (goes && !blob_stays) SFT_RETURN_IF_ERROR(stores_.blobs.Remove(sha256));
   store::Holder holder;
   const bool all = task.projects == nullptr;
@@ -307,9 +313,9 @@ absl::Status Removal::RemoveJob(const std::string& name, const std::set<int>& ki
 }
 
 absl::StatusOr<v1::RemoveStoredResponse> Removal::Remove(
-    const v1::RemoveStoredRequest& request, const std::string& who,
+    const v1::RemoveStoredRequest& request, const Actor& actor,
     const std::optional<std::vector<std::string>>& projects) {
-  Task task{who, request.dry_run(), request.force(), {}, projects ? &*projects : nullptr};
+  Task task{actor, request.dry_run(), request.force(), {}, projects ? &*projects : nullptr};
   const std::string& name = request.name();
   std::set<int> kinds(request.kinds().begin(), request.kinds().end());
   for (const int kind : kinds) {

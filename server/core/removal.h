@@ -53,7 +53,7 @@ class Removal {
   // As StorageService.RemoveStored, for somebody who was let in and may remove what these projects
   // have; absent: everything.
   absl::StatusOr<v1::RemoveStoredResponse> Remove(
-      const v1::RemoveStoredRequest& request, const std::string& who,
+      const v1::RemoveStoredRequest& request, const Actor& actor,
       const std::optional<std::vector<std::string>>& projects);
   // Removes what is older than its age. Once an hour.
   absl::Status Retain();
@@ -61,7 +61,7 @@ class Removal {
  private:
   // One removal: what it may do, and what it has done.
   struct Task {
-    std::string who;
+    Actor actor;
     bool dry_run = false;
     bool force = false;
     v1::RemoveStoredResponse done;

@@ -143,7 +143,7 @@ v1::Project ToProto(const ProjectLimits& limits, int64_t now_us) {
 }  // namespace
 
 absl::StatusOr<Scheduling::Sweep> Scheduling::Submit(const v1::SubmitSweepRequest& request,
-                                                     const std::string& principal) {
+                                                     const Actor& actor) {
   SFT_ASSIGN_OR_RETURN(const int64_t count, CountJobs(request));
   if (request.max_parallel() < 0) return InvalidArgument("max_parallel is a whole number from 0");
   if (request.job().request_id().empty() || request.job().request_id().size() > 100) {
@@ -152,14 +152,14 @@ absl::StatusOr<Scheduling::Sweep> Scheduling::Submit(const v1::SubmitSweepReques
   Sweep result;
   // A repeat has the same name, so its jobs have the same request ids.
   const std::string told =
-      fmt::format("{}/{}/{}", principal, request.job().project(), request.job().request_id());
+      fmt::format("{}/{}/{}", actor.name, request.job().project(), request.job().request_id());
   const std::string sweep = "sweep-" + io::Sha256Hex(told).substr(0, 12);
   std::vector<JobRecord> jobs;
   std::vector<JobFileRecord> files;
   for (int64_t i = 0; i < count; ++i) {
     const v1::SubmitJobRequest job = JobOf(request, i, sweep);
     SFT_ASSIGN_OR_RETURN(JobIntake::Prepared prepared,
-                         intake_.Prepare(job, principal, static_cast<int>(count - i)));
+                         intake_.Prepare(job, actor.name, static_cast<int>(count - i)));
     if (!prepared.outcome.problems.empty() || !prepared.outcome.missing_files.empty()) {
       result.refused = std::move(prepared.outcome);
       return result;
@@ -171,8 +171,9 @@ absl::StatusOr<Scheduling::Sweep> Scheduling::Submit(const v1::SubmitSweepReques
     files = std::move(prepared.files);
   }
   if (request.job().validate_only()) return result;
-  SFT_ASSIGN_OR_RETURN(std::vector<v1::Job> submitted,
-                       jobs_.SubmitSweep(std::move(jobs), files, request.job().source_text()));
+  SFT_ASSIGN_OR_RETURN(
+      std::vector<v1::Job> submitted,
+      jobs_.SubmitSweep(std::move(jobs), files, request.job().source_text(), actor));
   result.response.set_sweep(sweep);
   for (v1::Job& job : submitted) {
     job.clear_resolved_json();
@@ -184,7 +185,7 @@ absl::StatusOr<Scheduling::Sweep> Scheduling::Submit(const v1::SubmitSweepReques
 
 absl::StatusOr<v1::CancelSweepResponse> Scheduling::Cancel(
     const v1::CancelSweepRequest& request,
-    const std::function<bool(const std::string& project)>& may) {
+    const std::function<bool(const std::string& project)>& may, const Actor& actor) {
   std::vector<std::string> ids;
   v1::CancelSweepResponse response;
   std::vector<std::string> open;
@@ -207,7 +208,7 @@ absl::StatusOr<v1::CancelSweepResponse> Scheduling::Cancel(
         fmt::format("no sweep \"{}\": `sftctl status JOB` names that of a job", request.sweep()));
   }
   for (const std::string& id : open) {
-    SFT_RETURN_IF_ERROR(jobs_.Cancel(id, request.reason(), request.checkpoint()).status());
+    SFT_RETURN_IF_ERROR(jobs_.Cancel(id, request.reason(), request.checkpoint(), actor).status());
   }
   response.set_cancelled(static_cast<int>(open.size()));
   response.set_ended(static_cast<int>(ids.size() - open.size()));
@@ -244,16 +245,19 @@ absl::StatusOr<v1::ListProjectsResponse> Scheduling::ListProjects() {
   return response;
 }
 
-absl::StatusOr<v1::Project> Scheduling::SetProject(const v1::SetProjectRequest& request) {
+absl::StatusOr<v1::Project> Scheduling::SetProject(const v1::SetProjectRequest& request,
+                                                   const Actor& actor) {
   if (!IsValidLabel(request.name())) {
     return InvalidArgument(fmt::format("project \"{}\" is not a name", request.name()));
   }
   ProjectLimits limits;
-  SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {
-    SFT_ASSIGN_OR_RETURN(limits, store::GetLimits(db, request.name()));
-    SFT_RETURN_IF_ERROR(TakeChanges(request, limits));
-    return store::PutLimits(db, limits);
-  }));
+  SFT_RETURN_IF_ERROR(store_.Write(
+      [&](Database& db) -> absl::Status {
+        SFT_ASSIGN_OR_RETURN(limits, store::GetLimits(db, request.name()));
+        SFT_RETURN_IF_ERROR(TakeChanges(request, limits));
+        return store::PutLimits(db, limits);
+      },
+      actor.audit));
   SFT_ASSIGN_OR_RETURN(const v1::ListProjectsResponse all, ListProjects());
   for (const v1::Project& project : all.projects()) {
     if (project.name() == request.name()) return project;

@@ -25,14 +25,14 @@ class Scheduling {
     JobIntake::Outcome refused;
     v1::SubmitSweepResponse response;
   };
-  absl::StatusOr<Sweep> Submit(const v1::SubmitSweepRequest& request, const std::string& principal);
+  absl::StatusOr<Sweep> Submit(const v1::SubmitSweepRequest& request, const Actor& actor);
   // Of the sweep's jobs those of projects in which the caller `may`; the others are not there.
   absl::StatusOr<v1::CancelSweepResponse> Cancel(
       const v1::CancelSweepRequest& request,
-      const std::function<bool(const std::string& project)>& may);
+      const std::function<bool(const std::string& project)>& may, const Actor& actor);
 
   absl::StatusOr<v1::ListProjectsResponse> ListProjects();
-  absl::StatusOr<v1::Project> SetProject(const v1::SetProjectRequest& request);
+  absl::StatusOr<v1::Project> SetProject(const v1::SetProjectRequest& request, const Actor& actor);
 
  private:
   Store& store_;

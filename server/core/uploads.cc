@@ -168,7 +168,8 @@ absl::Status UploadSession::CheckGoingOn() {
   return deliveries_ == nullptr ? absl::OkStatus() : deliveries_->CheckGoingOn(sender_.node);
 }
 
-absl::Status UploadSession::KeepDataset(const std::string& path, int64_t& rows) {
+absl::Status UploadSession::KeepDataset(const std::string& path, const Actor& actor,
+                                        int64_t& rows) {
   SFT_ASSIGN_OR_RETURN(const data::DatasetCheck found, data::CheckDataset(path));
   rows = found.rows;
   const DatasetRecord dataset{first_.sha256(),       first_.size(),       found.rows,
@@ -177,22 +178,25 @@ absl::Status UploadSession::KeepDataset(const std::string& path, int64_t& rows) 
   // A complete blob may be about to be removed.
   const MutexLock lock(blobs_.gate());
   if (complete_) SFT_RETURN_IF_ERROR(blobs_.PathOf(first_.sha256()).status());
-  return store_.Write([&](Database& db) -> absl::Status {
-    if (limits_ != nullptr) {
-      SFT_RETURN_IF_ERROR(limits_->CheckTaken(db, sender_.project, dataset.sha256, dataset.size));
-    }
-    SFT_RETURN_IF_ERROR(store::PutDataset(db, dataset));
-    return store::PutDatasetOwner(db, dataset.sha256, sender_.project, sender_.owner,
-                                  dataset.display_name, dataset.created_us);
-  });
+  return store_.Write(
+      [&](Database& db) -> absl::Status {
+        if (limits_ != nullptr) {
+          SFT_RETURN_IF_ERROR(
+              limits_->CheckTaken(db, sender_.project, dataset.sha256, dataset.size));
+        }
+        SFT_RETURN_IF_ERROR(store::PutDataset(db, dataset));
+        return store::PutDatasetOwner(db, dataset.sha256, sender_.project, sender_.owner,
+                                      dataset.display_name, dataset.created_us);
+      },
+      actor.audit);
 }
 
-absl::StatusOr<v1::UploadBlobResponse> UploadSession::Finish() {
+absl::StatusOr<v1::UploadBlobResponse> UploadSession::Finish(const Actor& actor) {
   if (!started_) return InvalidArgument("an upload without a first message");
   int64_t rows = 0;
   // The row of `datasets` is stored before the blob is complete: who finds the blob finds it too.
   const auto check = [&](const std::string& path) {
-    return is_dataset() ? KeepDataset(path, rows) : absl::OkStatus();
+    return is_dataset() ? KeepDataset(path, actor, rows) : absl::OkStatus();
   };
   if (!complete_) {
     SFT_RETURN_IF_ERROR(upload_->Finish(check));

@@ -57,13 +57,13 @@ class UploadSession {
   // taken once more.
   absl::Status Take(const v1::UploadBlobRequest& message);
   // Checks and keeps the blob; of a data set also its rows, which become a row of `datasets`.
-  absl::StatusOr<v1::UploadBlobResponse> Finish();
+  absl::StatusOr<v1::UploadBlobResponse> Finish(const Actor& actor = {});
 
  private:
   absl::Status Start(const v1::UploadBlobRequest& message);
   absl::Status CheckLimits();
   absl::Status CheckGoingOn();
-  absl::Status KeepDataset(const std::string& path, int64_t& rows);
+  absl::Status KeepDataset(const std::string& path, const Actor& actor, int64_t& rows);
   bool is_dataset() const { return first_.purpose() == v1::UploadBlobRequest::DATASET; }
   BlobStore& target() {
     return first_.purpose() == v1::UploadBlobRequest::CHECKPOINT ? checkpoints_ : blobs_;

@@ -2,13 +2,11 @@
 
 #include "common/io/file.h"
 #include "common/rpc/channel.h"
-#include "common/rpc/status.h"
-#include "server/rpc/principal.h"
 
 namespace sft::server {
 namespace {
 
-using Writer = grpc::ServerWriter<v1::BackupResponse>;
+using Writer = Sink<v1::BackupResponse>;
 
 absl::Status SendFile(const std::string& folder, const std::string& name, Writer& writer) {
   const std::string path = folder + "/" + name;
@@ -40,30 +38,35 @@ absl::Status SendCheckpoints(const std::string& folder, Writer& writer) {
 
 }  // namespace
 
-grpc::Status AdminServiceImpl::Backup(grpc::ServerContext* context,
-                                      const v1::BackupRequest* request, Writer* writer) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  if (request->download() && !request->to().empty()) {
-    return rpc::ToGrpc(InvalidArgument("a backup is downloaded or kept under a path, not both"));
+void AdminService::AddTo(Methods& methods) {
+  methods.ServerStream(
+      {"AdminService.Backup", Caller::kUser, Role::kAdmin, Place::kServer, Audit::kChange}, this,
+      &AdminService::Backup);
+}
+
+absl::Status AdminService::Backup(CallContext& call, const v1::BackupRequest& request,
+                                  Writer& sink) {
+  if (request.download() && !request.to().empty()) {
+    return InvalidArgument("a backup is downloaded or kept under a path, not both");
   }
   v1::BackupResponse response;
-  auto made = backups_.Make(request->to(), [&](int64_t done, int64_t total) {
+  auto made = backups_.Make(request.to(), [&](int64_t done, int64_t total) {
     response.set_pages_done(done);
     response.set_pages_total(total);
-    return !context->IsCancelled();
+    return !call.Gone();
   });
-  if (!made.ok()) return rpc::ToGrpc(made.status());
+  if (!made.ok()) return made.status();
   const std::string folder = made->path();
-  if (request->download()) made->clear_path();
+  if (request.download()) made->clear_path();
   *response.mutable_result() = *made;
-  absl::Status sent = writer->Write(response) ? absl::OkStatus() : absl::CancelledError("gone");
-  if (!request->download()) return rpc::ToGrpc(sent);
+  absl::Status sent = sink.Write(response) ? absl::OkStatus() : absl::CancelledError("gone");
+  if (!request.download()) return sent;
   for (const char* name : {"manifest.json", "server.db"}) {
-    if (sent.ok()) sent = SendFile(folder, name, *writer);
+    if (sent.ok()) sent = SendFile(folder, name, sink);
   }
-  if (sent.ok()) sent = SendCheckpoints(folder, *writer);
+  if (sent.ok()) sent = SendCheckpoints(folder, sink);
   const absl::Status removed = io::RemoveAll(folder);
-  return rpc::ToGrpc(sent.ok() ? removed : sent);
+  return sent.ok() ? removed : sent;
 }
 
 }  // namespace sft::server

@@ -1,17 +1,21 @@
 #pragma once
 
 #include "server/core/backup.h"
-#include "sft/v1/admin_service.grpc.pb.h"
+#include "server/rpc/methods.h"
+#include "sft/v1/admin_service.pb.h"
 
 namespace sft::server {
 
 // AdminService: what an operator does to the server itself.
-class AdminServiceImpl final : public v1::AdminService::Service {
+class AdminService final {
  public:
-  explicit AdminServiceImpl(Backups& backups) : backups_(backups) {}
+  explicit AdminService(Backups& backups) : backups_(backups) {}
 
-  grpc::Status Backup(grpc::ServerContext* context, const v1::BackupRequest* request,
-                      grpc::ServerWriter<v1::BackupResponse>* writer) override;
+  // Its methods with their rules. It must outlive them.
+  void AddTo(Methods& methods);
+
+  absl::Status Backup(CallContext& call, const v1::BackupRequest& request,
+                      Sink<v1::BackupResponse>& sink);
 
  private:
   Backups& backups_;

@@ -5,7 +5,6 @@
 #include "common/rpc/status.h"
 #include "server/core/convert.h"
 #include "server/rpc/page_token.h"
-#include "server/rpc/principal.h"
 #include "server/state/names.h"
 #include "server/store/audit.h"
 #include "server/store/jobs.h"
@@ -77,19 +76,16 @@ int64_t Micros(const google::protobuf::Timestamp& time) {
   return time.seconds() * 1'000'000 + time.nanos() / 1000;
 }
 
-// Rows [offset, offset + size) of what is in memory as a whole.
+// Rows [offset, offset + size) of what is in memory as a whole, and the token of the next ones.
 template <typename Record, typename Add>
-grpc::Status OnePage(const std::vector<Record>& all, int32_t page_size,
-                     const std::string& page_token, std::string* next, const Add& add) {
-  const absl::StatusOr<int> size = PageSize(page_size, store::kMaxPage);
-  if (!size.ok()) return rpc::ToGrpc(size.status());
-  const absl::StatusOr<int64_t> offset = FromToken(page_token);
-  if (!offset.ok()) return rpc::ToGrpc(offset.status());
+absl::StatusOr<std::string> OnePage(const std::vector<Record>& all, int32_t page_size,
+                                    const std::string& page_token, const Add& add) {
+  SFT_ASSIGN_OR_RETURN(const int size, PageSize(page_size, store::kMaxPage));
+  SFT_ASSIGN_OR_RETURN(const int64_t offset, FromToken(page_token));
   const int64_t count = static_cast<int64_t>(all.size());
-  const int64_t begin = std::min(*offset, count), end = std::min(count, begin + *size);
+  const int64_t begin = std::min(offset, count), end = std::min(count, begin + size);
   for (int64_t i = begin; i < end; ++i) add(all[static_cast<size_t>(i)]);
-  if (end < count) *next = ToToken(end);
-  return grpc::Status::OK;
+  return end < count ? ToToken(end) : std::string();
 }
 
 absl::Status CheckTokenRequest(const v1::CreateTokenRequest& request) {
@@ -110,151 +106,160 @@ absl::Status CheckTokenRequest(const v1::CreateTokenRequest& request) {
 
 }  // namespace
 
-grpc::Status AuthServiceImpl::WhoAmI(grpc::ServerContext* context, const v1::WhoAmIRequest* request,
-                                     v1::Identity* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  const Principal& caller = CallerOf(*context);
-  *response->mutable_user() = ToProto(UserRecord{caller.Title(), caller.admin, caller.roles});
-  response->set_token_id(caller.token);
-  if (caller.expires_us > 0) *response->mutable_expire_time() = ToTimestamp(caller.expires_us);
-  *response->mutable_server_time() = ToTimestamp(access_.now_us());
-  return grpc::Status::OK;
+void AuthService::AddTo(Methods& methods) {
+  const auto admin = [](std::string method, Audit audit) {
+    return Rule{std::move(method), Caller::kUser, Role::kAdmin, Place::kServer, audit};
+  };
+  constexpr Audit kChange = Audit::kChange;
+  using Self = AuthService;
+  methods.Unary({"AuthService.WhoAmI", Caller::kEither, Role::kNone, Place::kAny}, this,
+                &Self::WhoAmI);
+  methods.Unary({"AuthService.Join", Caller::kJoiner, Role::kNone, Place::kServer, kChange}, this,
+                &Self::Join);
+  methods.Unary(
+      {"AuthService.RenewCertificate", Caller::kNode, Role::kNone, Place::kServer, kChange}, this,
+      &Self::RenewCertificate);
+  methods.Unary(admin("AuthService.CreateToken", kChange), this, &Self::CreateToken);
+  methods.Unary(admin("AuthService.ListTokens", Audit::kNone), this, &Self::ListTokens);
+  methods.Unary(admin("AuthService.RevokeToken", kChange), this, &Self::RevokeToken);
+  methods.Unary(admin("AuthService.PutUser", kChange), this, &Self::PutUser);
+  methods.Unary(admin("AuthService.ListUsers", Audit::kNone), this, &Self::ListUsers);
+  methods.Unary(admin("AuthService.RemoveUser", kChange), this, &Self::RemoveUser);
+  methods.Unary(admin("AuthService.ListAuditRecords", Audit::kNone), this, &Self::ListAuditRecords);
 }
 
-grpc::Status AuthServiceImpl::Join(grpc::ServerContext* context, const v1::JoinRequest* request,
-                                   v1::JoinResponse* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  if (const absl::Status clock = access_.CheckClock(Micros(request->time())); !clock.ok()) {
+absl::StatusOr<v1::Identity> AuthService::WhoAmI(CallContext& call, const v1::WhoAmIRequest&) {
+  const Principal& caller = call.caller();
+  v1::Identity response;
+  *response.mutable_user() = ToProto(UserRecord{caller.Title(), caller.admin, caller.roles});
+  response.set_token_id(caller.token);
+  if (caller.expires_us > 0) *response.mutable_expire_time() = ToTimestamp(caller.expires_us);
+  *response.mutable_server_time() = ToTimestamp(access_.now_us());
+  return response;
+}
+
+v1::JoinResponse AuthService::Joined(const std::string& certificate_pem) const {
+  v1::JoinResponse response;
+  response.set_certificate_pem(certificate_pem);
+  response.set_authority_pem(access_.AuthorityPem().value_or(""));
+  *response.mutable_server_time() = ToTimestamp(access_.now_us());
+  return response;
+}
+
+absl::StatusOr<v1::JoinResponse> AuthService::Join(CallContext& call,
+                                                   const v1::JoinRequest& request) {
+  if (const absl::Status clock = access_.CheckClock(Micros(request.time())); !clock.ok()) {
     return rpc::WithReason(clock, "CLOCKS_APART");
   }
-  const auto certificate =
-      access_.Join(CallerOf(*context), request->node(), request->certificate_request_pem());
-  if (!certificate.ok()) return rpc::ToGrpc(certificate.status());
-  response->set_certificate_pem(*certificate);
-  response->set_authority_pem(access_.AuthorityPem().value_or(""));
-  *response->mutable_server_time() = ToTimestamp(access_.now_us());
-  return grpc::Status::OK;
+  SFT_ASSIGN_OR_RETURN(
+      const std::string certificate,
+      access_.Join(call.caller(), request.node(), request.certificate_request_pem(), call.actor()));
+  return Joined(certificate);
 }
 
-grpc::Status AuthServiceImpl::RenewCertificate(grpc::ServerContext* context,
-                                               const v1::RenewCertificateRequest* request,
-                                               v1::JoinResponse* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  const auto certificate = access_.Renew(CallerOf(*context), request->certificate_request_pem());
-  if (!certificate.ok()) return rpc::ToGrpc(certificate.status());
-  response->set_certificate_pem(*certificate);
-  response->set_authority_pem(access_.AuthorityPem().value_or(""));
-  *response->mutable_server_time() = ToTimestamp(access_.now_us());
-  return grpc::Status::OK;
+absl::StatusOr<v1::JoinResponse> AuthService::RenewCertificate(
+    CallContext& call, const v1::RenewCertificateRequest& request) {
+  SFT_ASSIGN_OR_RETURN(
+      const std::string certificate,
+      access_.Renew(call.caller(), request.certificate_request_pem(), call.actor()));
+  return Joined(certificate);
 }
 
-grpc::Status AuthServiceImpl::CreateToken(grpc::ServerContext* context,
-                                          const v1::CreateTokenRequest* request,
-                                          v1::CreateTokenResponse* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  if (const absl::Status fine = CheckTokenRequest(*request); !fine.ok()) return rpc::ToGrpc(fine);
-  const bool join = request->kind() == v1::Token::JOIN;
+absl::StatusOr<v1::CreateTokenResponse> AuthService::CreateToken(
+    CallContext& call, const v1::CreateTokenRequest& request) {
+  SFT_RETURN_IF_ERROR(CheckTokenRequest(request));
+  const bool join = request.kind() == v1::Token::JOIN;
   TokenRecord token;
   token.kind = join ? TokenKind::kJoin : TokenKind::kUser;
-  if (!join) token.user = request->user();
-  if (join) token.node = request->node();
-  token.comment = request->comment();
-  token.created_by = PrincipalOf(*context);
-  int64_t seconds = request->lifetime_seconds();
+  if (!join) token.user = request.user();
+  if (join) token.node = request.node();
+  token.comment = request.comment();
+  token.created_by = call.caller().Title();
+  int64_t seconds = request.lifetime_seconds();
   if (join && seconds == 0) seconds = kJoinLifeSeconds;
   if (seconds > 0) token.expires_us = access_.now_us() + seconds * 1'000'000;
-  if (join) token.max_uses = std::max(1, request->max_uses());
-  const absl::StatusOr<std::string> secret = access_.CreateToken(token);
-  if (!secret.ok()) return rpc::ToGrpc(secret.status());
-  *response->mutable_token() = ToProto(token);
-  response->set_secret(*secret);
-  return grpc::Status::OK;
+  if (join) token.max_uses = std::max(1, request.max_uses());
+  v1::CreateTokenResponse response;
+  SFT_ASSIGN_OR_RETURN(*response.mutable_secret(), access_.CreateToken(token, call.actor()));
+  *response.mutable_token() = ToProto(token);
+  return response;
 }
 
-grpc::Status AuthServiceImpl::ListTokens(grpc::ServerContext* context,
-                                         const v1::ListTokensRequest* request,
-                                         v1::ListTokensResponse* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
+absl::StatusOr<v1::ListTokensResponse> AuthService::ListTokens(
+    CallContext&, const v1::ListTokensRequest& request) {
   std::vector<v1::Token> all;
   for (const TokenRecord& token : access_.Tokens()) all.push_back(ToProto(token));
   for (const NodeKeyRecord& key : access_.NodeKeys()) all.push_back(ToProto(key));
-  return OnePage(all, request->page_size(), request->page_token(),
-                 response->mutable_next_page_token(),
-                 [&](const v1::Token& token) { *response->add_tokens() = token; });
+  v1::ListTokensResponse response;
+  SFT_ASSIGN_OR_RETURN(*response.mutable_next_page_token(),
+                       OnePage(all, request.page_size(), request.page_token(),
+                               [&](const v1::Token& token) { *response.add_tokens() = token; }));
+  return response;
 }
 
-grpc::Status AuthServiceImpl::RevokeToken(grpc::ServerContext* context,
-                                          const v1::RevokeTokenRequest* request,
-                                          v1::Token* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  if (const absl::Status done = access_.Revoke(request->id()); !done.ok()) return rpc::ToGrpc(done);
+absl::StatusOr<v1::Token> AuthService::RevokeToken(CallContext& call,
+                                                   const v1::RevokeTokenRequest& request) {
+  SFT_RETURN_IF_ERROR(access_.Revoke(request.id(), call.actor()));
+  v1::Token response;
   for (const TokenRecord& token : access_.Tokens()) {
-    if (token.id == request->id()) *response = ToProto(token);
+    if (token.id == request.id()) response = ToProto(token);
   }
   for (const NodeKeyRecord& key : access_.NodeKeys()) {
-    if (NodeName(key.node) != request->id()) continue;
-    *response = ToProto(key);
+    if (NodeName(key.node) != request.id()) continue;
+    response = ToProto(key);
     registry_.Close(key.node, absl::UnauthenticatedError("the node's certificate was revoked"));
   }
-  return grpc::Status::OK;
+  return response;
 }
 
-grpc::Status AuthServiceImpl::PutUser(grpc::ServerContext* context,
-                                      const v1::PutUserRequest* request, v1::User* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  AuditScope::SetObject("users/" + request->user().name().substr(0, 80));
-  UserRecord user{request->user().name(), request->user().admin(), {}};
-  for (const v1::ProjectRole& role : request->user().roles()) {
+absl::StatusOr<v1::User> AuthService::PutUser(CallContext& call,
+                                              const v1::PutUserRequest& request) {
+  call.SetObject("users/" + request.user().name().substr(0, 80));
+  UserRecord user{request.user().name(), request.user().admin(), {}};
+  for (const v1::ProjectRole& role : request.user().roles()) {
     user.roles[role.project()] = static_cast<Role>(role.role());
   }
-  if (const absl::Status done = access_.PutUser(user); !done.ok()) return rpc::ToGrpc(done);
-  *response = ToProto(user);
-  return grpc::Status::OK;
+  SFT_RETURN_IF_ERROR(access_.PutUser(user, call.actor()));
+  return ToProto(user);
 }
 
-grpc::Status AuthServiceImpl::ListUsers(grpc::ServerContext* context,
-                                        const v1::ListUsersRequest* request,
-                                        v1::ListUsersResponse* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  return OnePage(access_.Users(), request->page_size(), request->page_token(),
-                 response->mutable_next_page_token(),
-                 [&](const UserRecord& user) { *response->add_users() = ToProto(user); });
+absl::StatusOr<v1::ListUsersResponse> AuthService::ListUsers(CallContext&,
+                                                             const v1::ListUsersRequest& request) {
+  v1::ListUsersResponse response;
+  SFT_ASSIGN_OR_RETURN(
+      *response.mutable_next_page_token(),
+      OnePage(access_.Users(), request.page_size(), request.page_token(),
+              [&](const UserRecord& user) { *response.add_users() = ToProto(user); }));
+  return response;
 }
 
-grpc::Status AuthServiceImpl::RemoveUser(grpc::ServerContext* context,
-                                         const v1::RemoveUserRequest* request, v1::User* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  const absl::Status done = access_.RemoveUser(request->user());
-  if (!done.ok()) return rpc::ToGrpc(done);
-  response->set_name(request->user());
-  return grpc::Status::OK;
+absl::StatusOr<v1::User> AuthService::RemoveUser(CallContext& call,
+                                                 const v1::RemoveUserRequest& request) {
+  SFT_RETURN_IF_ERROR(access_.RemoveUser(request.user(), call.actor()));
+  v1::User response;
+  response.set_name(request.user());
+  return response;
 }
 
-grpc::Status AuthServiceImpl::ListAuditRecords(grpc::ServerContext* context,
-                                               const v1::ListAuditRecordsRequest* request,
-                                               v1::ListAuditRecordsResponse* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  const absl::StatusOr<int> size = PageSize(request->page_size(), store::kMaxPage);
-  if (!size.ok()) return rpc::ToGrpc(size.status());
-  const absl::StatusOr<int64_t> before = FromToken(request->page_token());
-  if (!before.ok()) return rpc::ToGrpc(before.status());
+absl::StatusOr<v1::ListAuditRecordsResponse> AuthService::ListAuditRecords(
+    CallContext&, const v1::ListAuditRecordsRequest& request) {
   store::AuditFilter filter;
-  filter.limit = *size;
-  filter.before_sequence = *before;
-  filter.principal = request->principal();
-  if (request->has_since()) filter.since_us = Micros(request->since());
+  SFT_ASSIGN_OR_RETURN(filter.limit, PageSize(request.page_size(), store::kMaxPage));
+  SFT_ASSIGN_OR_RETURN(filter.before_sequence, FromToken(request.page_token()));
+  filter.principal = request.principal();
+  if (request.has_since()) filter.since_us = Micros(request.since());
+  SFT_RETURN_IF_ERROR(failed_.Flush());
   std::vector<AuditRecord> records;
-  if (const absl::Status counted = failed_.Flush(); !counted.ok()) return rpc::ToGrpc(counted);
-  const absl::Status read = store_.Read([&](Database& db) -> absl::Status {
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(records, store::ListAudit(db, filter));
     return absl::OkStatus();
-  });
-  if (!read.ok()) return rpc::ToGrpc(read);
-  if (static_cast<int>(records.size()) == *size) {
-    response->set_next_page_token(ToToken(records.back().sequence));
+  }));
+  v1::ListAuditRecordsResponse response;
+  if (static_cast<int>(records.size()) == filter.limit) {
+    response.set_next_page_token(ToToken(records.back().sequence));
   }
-  for (const AuditRecord& record : records) *response->add_records() = ToProto(record);
-  return grpc::Status::OK;
+  for (const AuditRecord& record : records) *response.add_records() = ToProto(record);
+  return response;
 }
 
 }  // namespace sft::server

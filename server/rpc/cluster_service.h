@@ -2,26 +2,30 @@
 
 #include "server/core/disk_watch.h"
 #include "server/core/worker_registry.h"
+#include "server/rpc/methods.h"
 #include "server/store/store.h"
-#include "sft/v1/cluster_service.grpc.pb.h"
+#include "sft/v1/cluster_service.pb.h"
 
 namespace sft::server {
 
 // ClusterService: what the fleet is made of. Rows of the database with what the live streams add.
-class ClusterServiceImpl final : public v1::ClusterService::Service {
+class ClusterService final {
  public:
   // `disk` may be null: nothing is told of the server's own.
-  ClusterServiceImpl(Store& store, WorkerRegistry& registry, bool dev, DiskWatch* disk = nullptr)
+  ClusterService(Store& store, WorkerRegistry& registry, bool dev, DiskWatch* disk = nullptr)
       : store_(store), registry_(registry), dev_(dev), disk_(disk) {}
 
-  grpc::Status GetServerInfo(grpc::ServerContext* context, const v1::GetServerInfoRequest* request,
-                             v1::ServerInfo* response) override;
-  grpc::Status ListNodes(grpc::ServerContext* context, const v1::ListNodesRequest* request,
-                         v1::ListNodesResponse* response) override;
-  grpc::Status ListVariants(grpc::ServerContext* context, const v1::ListVariantsRequest* request,
-                            v1::ListVariantsResponse* response) override;
-  grpc::Status ListModels(grpc::ServerContext* context, const v1::ListModelsRequest* request,
-                          v1::ListModelsResponse* response) override;
+  // Its methods with their rules. It must outlive them.
+  void AddTo(Methods& methods);
+
+  absl::StatusOr<v1::ServerInfo> GetServerInfo(CallContext& call,
+                                               const v1::GetServerInfoRequest& request);
+  absl::StatusOr<v1::ListNodesResponse> ListNodes(CallContext& call,
+                                                  const v1::ListNodesRequest& request);
+  absl::StatusOr<v1::ListVariantsResponse> ListVariants(CallContext& call,
+                                                        const v1::ListVariantsRequest& request);
+  absl::StatusOr<v1::ListModelsResponse> ListModels(CallContext& call,
+                                                    const v1::ListModelsRequest& request);
 
  private:
   Store& store_;

@@ -2,9 +2,7 @@
 
 #include <optional>
 
-#include "common/rpc/status.h"
 #include "server/core/uploads.h"
-#include "server/rpc/principal.h"
 
 namespace sft::server {
 namespace {
@@ -12,12 +10,11 @@ namespace {
 // Who sends it, of a caller that may: users send data sets, nodes what attempts on them deliver. On
 // an open server everybody may be both.
 template <typename Request>
-absl::StatusOr<Sender> SenderOf(const grpc::ServerContext& context, Store& store,
-                                const Request& request) {
+absl::StatusOr<Sender> SenderOf(const CallContext& call, Store& store, const Request& request) {
   const auto purpose = request.purpose();
-  const Principal& caller = CallerOf(context);
+  const Principal& caller = call.caller();
   const bool is_node = caller.kind == Principal::Kind::kNode;
-  Sender sender{PrincipalOf(context), ProjectOf(context)};
+  Sender sender{caller.Title(), call.project()};
   SFT_RETURN_IF_ERROR(sender.KeyOf(purpose).status());
   if (purpose == v1::UploadBlobRequest::DATASET) {
     if (is_node) return InvalidArgument("purpose: a node uploads no data sets");
@@ -36,79 +33,68 @@ absl::StatusOr<Sender> SenderOf(const grpc::ServerContext& context, Store& store
 
 }  // namespace
 
-grpc::Status DataServiceImpl::StatBlob(grpc::ServerContext* context,
-                                       const v1::StatBlobRequest* request,
-                                       v1::StatBlobResponse* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  const bool checkpoint = request->purpose() == v1::UploadBlobRequest::CHECKPOINT;
-  const absl::StatusOr<Sender> sender = SenderOf(*context, store_, *request);
-  if (!sender.ok()) return rpc::ToGrpc(sender.status());
-  const absl::StatusOr<BlobStore::Stat> stat = FindUpload(
-      checkpoint ? checkpoints_ : blobs_, store_, *sender, request->purpose(), request->sha256());
-  if (!stat.ok()) return rpc::ToGrpc(stat.status());
-  response->set_complete(stat->complete);
-  response->set_received(stat->received);
-  return grpc::Status::OK;
+void DataService::AddTo(Methods& methods) {
+  using enum Caller;
+  using enum Place;
+  constexpr Role kViewer = Role::kViewer, kSubmitter = Role::kSubmitter;
+  using Self = DataService;
+  methods.Unary({"DataService.StatBlob", kEither, kSubmitter, kProject}, this, &Self::StatBlob);
+  methods.ClientStream({"DataService.UploadBlob", kEither, kSubmitter, kProject, Audit::kChange},
+                       this, &Self::UploadBlob);
+  methods.ServerStream({"DataService.DownloadBlob", kEither, kViewer, kOwn}, this,
+                       &Self::DownloadBlob);
+  methods.Unary({"DataService.GetArtifact", kUser, kViewer, kNamed}, this, &Self::GetArtifact);
+  methods.ServerStream({"DataService.DownloadArtifactFile", kUser, kViewer, kNamed}, this,
+                       &Self::DownloadArtifactFile);
 }
 
-grpc::Status DataServiceImpl::UploadBlob(grpc::ServerContext* context,
-                                         grpc::ServerReader<v1::UploadBlobRequest>* reader,
-                                         v1::UploadBlobResponse* response) {
-  if (const auto status = Admit(*context); !status.ok()) return status;
+absl::StatusOr<v1::StatBlobResponse> DataService::StatBlob(CallContext& call,
+                                                           const v1::StatBlobRequest& request) {
+  const bool checkpoint = request.purpose() == v1::UploadBlobRequest::CHECKPOINT;
+  SFT_ASSIGN_OR_RETURN(const Sender sender, SenderOf(call, store_, request));
+  SFT_ASSIGN_OR_RETURN(const BlobStore::Stat stat,
+                       FindUpload(checkpoint ? checkpoints_ : blobs_, store_, sender,
+                                  request.purpose(), request.sha256()));
+  v1::StatBlobResponse response;
+  response.set_complete(stat.complete);
+  response.set_received(stat.received);
+  return response;
+}
+
+absl::StatusOr<v1::UploadBlobResponse> DataService::UploadBlob(
+    CallContext& call, Source<v1::UploadBlobRequest>& source) {
   std::optional<UploadSession> session;
   v1::UploadBlobRequest message;
-  const auto read = [&] {
-    const ReadDeadlines::Wait waits(deadlines_, *context);
-    return reader->Read(&message);
-  };
-  while (read()) {
-    if (const auto status = AdmitStill(*context); !status.ok()) return status;
+  while (source.Read(message)) {
     if (!session.has_value()) {
-      if (const auto status = Admit(*context, message); !status.ok()) return status;
-      const absl::StatusOr<Sender> sender = SenderOf(*context, store_, message);
-      if (!sender.ok()) return rpc::ToGrpc(sender.status());
-      session.emplace(blobs_, checkpoints_, store_, clock_, *sender, limits_, deliveries_);
+      SFT_ASSIGN_OR_RETURN(const Sender sender, SenderOf(call, store_, message));
+      session.emplace(blobs_, checkpoints_, store_, clock_, sender, limits_, deliveries_);
     }
-    const absl::Status taken = session->Take(message);
-    if (!taken.ok()) return rpc::ToGrpc(taken);
+    SFT_RETURN_IF_ERROR(session->Take(message));
   }
-  // A stream that broke ends the reads too: what came is kept for a resume.
-  if (context->IsCancelled()) return grpc::Status::CANCELLED;
-  if (!session.has_value()) {
-    return rpc::ToGrpc(InvalidArgument("an upload without a first message"));
-  }
-  absl::StatusOr<v1::UploadBlobResponse> finished = session->Finish();
-  if (!finished.ok()) return rpc::ToGrpc(finished.status());
-  *response = *std::move(finished);
-  return grpc::Status::OK;
+  // Of a stream that broke, what came is kept for a resume.
+  SFT_RETURN_IF_ERROR(source.status());
+  if (!session.has_value()) return InvalidArgument("an upload without a first message");
+  return session->Finish(call.actor());
 }
 
-grpc::Status DataServiceImpl::DownloadBlob(grpc::ServerContext* context,
-                                           const v1::DownloadBlobRequest* request,
-                                           grpc::ServerWriter<v1::DownloadChunk>* writer) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  if (const auto status = AdmitBlob(*context, request->sha256()); !status.ok()) return status;
-  return rpc::ToGrpc(artifacts_.DownloadBlob(
-      request->sha256(), request->offset(),
-      [&](const v1::DownloadChunk& chunk) { return writer->Write(chunk); }));
+absl::Status DataService::DownloadBlob(CallContext& call, const v1::DownloadBlobRequest& request,
+                                       Sink<v1::DownloadChunk>& sink) {
+  SFT_RETURN_IF_ERROR(call.AdmitBlob(request.sha256()));
+  return artifacts_.DownloadBlob(request.sha256(), request.offset(),
+                                 [&](const v1::DownloadChunk& chunk) { return sink.Write(chunk); });
 }
 
-grpc::Status DataServiceImpl::GetArtifact(grpc::ServerContext* context,
-                                          const v1::GetArtifactRequest* request,
-                                          v1::Artifact* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  absl::StatusOr<v1::Artifact> artifact = artifacts_.Get(request->name());
-  if (!artifact.ok()) return rpc::ToGrpc(artifact.status());
-  *response = *std::move(artifact);
-  return grpc::Status::OK;
+absl::StatusOr<v1::Artifact> DataService::GetArtifact(CallContext&,
+                                                      const v1::GetArtifactRequest& request) {
+  return artifacts_.Get(request.name());
 }
 
-grpc::Status DataServiceImpl::DownloadArtifactFile(grpc::ServerContext* context,
-                                                   const v1::DownloadArtifactFileRequest* request,
-                                                   grpc::ServerWriter<v1::DownloadChunk>* writer) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  return rpc::ToGrpc(artifacts_.DownloadFile(
-      *request, [&](const v1::DownloadChunk& chunk) { return writer->Write(chunk); }));
+absl::Status DataService::DownloadArtifactFile(CallContext&,
+                                               const v1::DownloadArtifactFileRequest& request,
+                                               Sink<v1::DownloadChunk>& sink) {
+  return artifacts_.DownloadFile(request,
+                                 [&](const v1::DownloadChunk& chunk) { return sink.Write(chunk); });
 }
 
 }  // namespace sft::server

@@ -17,10 +17,11 @@ namespace sft::server {
 // Who calls an open server.
 inline constexpr char kLocalPrincipal[] = "local";
 
-// Who makes a call and whether it may: the one place that decides it for every rpc, by the table of
-// rules.h. A server on loopback without TLS is open: everybody on the machine is the local user,
-// who may do everything. Every other server asks for TLS and a token, or a node's certificate,
-// before anything else looks at a call. Thread-safe.
+// What all calls share: who is who, how many calls and streams there are, and what was refused.
+// Whether one may be made is decided by the door (door.h) with the method's rule. A server on
+// loopback without TLS is open: everybody on the machine is the local user, who may do everything.
+// Every other server asks for TLS and a token, or a node's certificate, before anything else looks
+// at a call. Thread-safe.
 class Gate {
  public:
   Gate(Access& access, Store& store, Clock& clock, bool open)
@@ -39,8 +40,8 @@ class Gate {
   bool Quiet() const;
 
   // Streams at once, of which each holds a thread of the server: of all callers, of one of them,
-  // and of methods that no rule knows (reflection). The rest of the threads is for plain calls.
-  static constexpr int kMaxStreams = 700, kMaxStreamsOfOne = 100, kMaxStreamsWithoutRule = 8;
+  // and of the library's own services (reflection). The rest of the threads is for plain calls.
+  static constexpr int kMaxStreams = 700, kMaxStreamsOfOne = 100, kMaxStreamsOfLibrary = 8;
   // A stream of `who` begins, which EndStream ends. RESOURCE_EXHAUSTED at `limit`, and at the limit
   // of all.
   absl::Status BeginStream(const std::string& who, int limit);

@@ -8,8 +8,9 @@
 #include <spdlog/spdlog.h>
 
 #include "common/rpc/server_options.h"
+#include "server/rpc/authenticator.h"
 #include "server/rpc/connection_cap.h"
-#include "server/rpc/principal.h"
+#include "server/rpc/library_calls.h"
 
 namespace sft::server {
 namespace {
@@ -17,7 +18,8 @@ namespace {
 // The library's own messages: what matters of them comes back as a status.
 void TakeGrpcLog(gpr_log_func_args* message) { spdlog::debug("grpc: {}", message->message); }
 
-std::shared_ptr<grpc::ServerCredentials> CredentialsOf(Gate& gate, const tls::Identity& tls) {
+std::shared_ptr<grpc::ServerCredentials> ServerCredentials(Gate& gate, const Methods& methods,
+                                                           const tls::Identity& tls) {
   if (gate.open()) return grpc::InsecureServerCredentials();
   // A client's certificate is checked call by call (Access): so it can be told what is wrong with
   // it, and one that was revoked is refused on a connection that stands. TLS itself proves that the
@@ -25,15 +27,16 @@ std::shared_ptr<grpc::ServerCredentials> CredentialsOf(Gate& gate, const tls::Id
   grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_BUT_DONT_VERIFY);
   options.pem_key_cert_pairs.push_back({tls.key_pem, tls.certificate_pem});
   const auto credentials = grpc::SslServerCredentials(options);
-  credentials->SetAuthMetadataProcessor(MakeAuthenticator(gate));
+  credentials->SetAuthMetadataProcessor(MakeAuthenticator(gate, methods));
   return credentials;
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
-    const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services, Sessions& sessions,
-    Gate& gate, const tls::Identity& tls, const Connections& connections) {
+    const rpc::Endpoint& endpoint, const Methods& methods, Door& door, Sessions& sessions,
+    Clock& clock, Nanos read_patience, const tls::Identity& tls, const Connections& connections) {
+  Gate& gate = door.gate();
   if (gate.open() && !rpc::IsLoopback(endpoint.host)) {
     return PermissionDenied(endpoint.ToString() +
                             " is not loopback, and is not served without TLS");
@@ -55,14 +58,15 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 2);
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 16);
   builder.SetResourceQuota(grpc::ResourceQuota("sft-server").SetMaxThreads(kMaxThreads));
-  builder.experimental().SetInterceptorCreators(PrincipalInterceptors(gate));
-  for (grpc::Service* service : services) builder.RegisterService(service);
-  std::unique_ptr<GrpcServer> made(new GrpcServer(sessions));
+  builder.experimental().SetInterceptorCreators(WatchLibraryCalls(gate));
+  std::unique_ptr<GrpcServer> made(new GrpcServer(methods, door, sessions, clock, read_patience));
+  builder.RegisterService(&made->methods_);
   builder.RegisterService(&made->health_);
   // Where one is polled, the library lets no other thread look at sockets, but those of methods
   // with callbacks: so there are none, not even the library's own service for health.
   std::unique_ptr<grpc::ServerCompletionQueue> queue = builder.AddCompletionQueue();
-  builder.AddListeningPort(endpoint.ToString(), CredentialsOf(gate, tls), &made->port_);
+  builder.AddListeningPort(endpoint.ToString(), ServerCredentials(gate, methods, tls),
+                           &made->port_);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || made->port_ == 0) {
     if (server != nullptr) server->Shutdown();
@@ -74,7 +78,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
                     endpoint.ToString()));
   }
   made->server_ = std::move(server);
-  sessions.Start(gate, std::move(queue), made->port_);
+  sessions.Start(made->methods_, door, std::move(queue), made->port_);
   return made;
 }
 

@@ -9,14 +9,14 @@
 #include "common/base/status.h"
 #include "common/rpc/endpoint.h"
 #include "common/tls/certificate.h"
+#include "server/rpc/grpc_methods.h"
 #include "server/rpc/health_service.h"
-#include "server/rpc/principal.h"
 #include "server/rpc/sessions.h"
 
 namespace sft::server {
 
-// The gRPC server: services, health, reflection, the principal's interceptor. With TLS unless the
-// gate is open, which only loopback may be.
+// The gRPC transport: serves the methods through the door, health and reflection. With TLS unless
+// the gate is open, which only loopback may be.
 class GrpcServer {
  public:
   // Threads that calls may hold at once: streams that follow, uploads, unary calls.
@@ -30,12 +30,13 @@ class GrpcServer {
     std::chrono::milliseconds handshake = std::chrono::seconds(20);
   };
 
-  // Services, sessions and gate are borrowed and must outlive it. `tls` is the server's key and its
-  // certificate, followed by the authority's; for a gate that is not open. PERMISSION_DENIED for an
-  // address that is not loopback without TLS; UNAVAILABLE when the port is taken.
+  // Methods, sessions and door are borrowed and must outlive it; all methods are there by now.
+  // `tls` is the server's key and its certificate, followed by the authority's; for a gate that is
+  // not open. PERMISSION_DENIED for an address that is not loopback without TLS; UNAVAILABLE when
+  // the port is taken.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
-      const rpc::Endpoint& endpoint, const std::vector<grpc::Service*>& services,
-      Sessions& sessions, Gate& gate, const tls::Identity& tls, const Connections& connections);
+      const rpc::Endpoint& endpoint, const Methods& methods, Door& door, Sessions& sessions,
+      Clock& clock, Nanos read_patience, const tls::Identity& tls, const Connections& connections);
   ~GrpcServer();
 
   // Refuses new calls, gives the running ones a moment, then cuts them off.
@@ -45,8 +46,11 @@ class GrpcServer {
   std::shared_ptr<grpc::Channel> InProcessChannel();
 
  private:
-  explicit GrpcServer(Sessions& sessions) : sessions_(sessions) {}
+  GrpcServer(const Methods& methods, Door& door, Sessions& sessions, Clock& clock,
+             Nanos read_patience)
+      : methods_(methods, door, clock, read_patience), health_(methods), sessions_(sessions) {}
 
+  GrpcMethods methods_;
   HealthService health_;
   Sessions& sessions_;
   int port_ = 0;

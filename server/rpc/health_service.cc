@@ -2,11 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 
 #include "common/rpc/status.h"
-#include "server/rpc/rules.h"
 
 namespace sft::server {
 namespace {
@@ -17,21 +15,18 @@ using grpc::health::v1::HealthCheckResponse;
 // How soon a watch sees that its caller has gone.
 constexpr std::chrono::seconds kSeesGone{1};
 
-// Of our own; what has no rule is not served.
-bool IsServed(const std::string& service) {
-  return service.empty() || std::any_of(Rules().begin(), Rules().end(), [&](const Rule& rule) {
-           return rule.method.starts_with("/" + service + "/");
-         });
-}
-
 }  // namespace
 
 HealthCheckResponse HealthService::StatusOf(const std::string& service) {
   HealthCheckResponse response;
   const MutexLock lock(mutex_);
-  response.set_status(!IsServed(service) ? HealthCheckResponse::SERVICE_UNKNOWN
-                      : stopped_         ? HealthCheckResponse::NOT_SERVING
-                                         : HealthCheckResponse::SERVING);
+  // The server as a whole, or one of our services.
+  constexpr std::string_view kPackage = "sft.v1.";
+  const bool known = service.empty() || (service.starts_with(kPackage) &&
+                                         methods_.HasService(service.substr(kPackage.size())));
+  response.set_status(!known     ? HealthCheckResponse::SERVICE_UNKNOWN
+                      : stopped_ ? HealthCheckResponse::NOT_SERVING
+                                 : HealthCheckResponse::SERVING);
   return response;
 }
 

@@ -2,6 +2,7 @@
 
 #include "common/base/mutex.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "server/rpc/methods.h"
 
 namespace sft::server {
 
@@ -9,6 +10,9 @@ namespace sft::server {
 // Who may ask is decided before (MakeAuthenticator).
 class HealthService final : public grpc::health::v1::Health::Service {
  public:
+  // Borrowed.
+  explicit HealthService(const Methods& methods) : methods_(methods) {}
+
   // Watches at once: each holds a thread of the server, and none of them is admitted by a rule.
   static constexpr int kMaxWatches = 32;
 
@@ -28,6 +32,7 @@ class HealthService final : public grpc::health::v1::Health::Service {
                       grpc::ServerWriter<grpc::health::v1::HealthCheckResponse>& writer)
       SFT_EXCLUDES(mutex_);
 
+  const Methods& methods_;
   Mutex mutex_;
   CondVar changed_;
   int watches_ SFT_GUARDED_BY(mutex_) = 0;

@@ -5,49 +5,46 @@
 #include "server/core/ingest.h"
 #include "server/core/job_intake.h"
 #include "server/core/job_manager.h"
-#include "sft/v1/job_service.grpc.pb.h"
+#include "server/rpc/methods.h"
+#include "sft/v1/job_service.pb.h"
 
 namespace sft::server {
 
 // The error of a submit that stored nothing; OK where nothing was wrong.
-grpc::Status RefuseOutcome(const JobIntake::Outcome& outcome, const std::string& file_name);
+absl::Status RefuseOutcome(const JobIntake::Outcome& outcome, const std::string& file_name);
 
-// JobService: validates, calls, maps the status. Streams (job_streams.cc) hold a thread each and
+// JobService: validates and calls. Streams (job_streams.cc) hold a thread each and
 // are bounded by ChangeHub.
-class JobServiceImpl final : public v1::JobService::Service {
+class JobService final {
  public:
-  JobServiceImpl(JobIntake& intake, JobManager& jobs, Checkpoints& checkpoints, Ingest& ingest,
-                 ChangeHub& hub)
+  JobService(JobIntake& intake, JobManager& jobs, Checkpoints& checkpoints, Ingest& ingest,
+             ChangeHub& hub)
       : intake_(intake), jobs_(jobs), checkpoints_(checkpoints), ingest_(ingest), hub_(hub) {}
 
-  grpc::Status ResolveJob(grpc::ServerContext* context, const v1::ResolveJobRequest* request,
-                          v1::ResolveJobResponse* response) override;
-  grpc::Status SubmitJob(grpc::ServerContext* context, const v1::SubmitJobRequest* request,
-                         v1::Job* response) override;
-  grpc::Status GetJob(grpc::ServerContext* context, const v1::GetJobRequest* request,
-                      v1::Job* response) override;
-  grpc::Status ListJobs(grpc::ServerContext* context, const v1::ListJobsRequest* request,
-                        v1::ListJobsResponse* response) override;
-  grpc::Status CancelJob(grpc::ServerContext* context, const v1::CancelJobRequest* request,
-                         v1::Job* response) override;
-  grpc::Status CheckpointJob(grpc::ServerContext* context, const v1::CheckpointJobRequest* request,
-                             v1::CheckpointJobResponse* response) override;
-  grpc::Status ResumeJob(grpc::ServerContext* context, const v1::ResumeJobRequest* request,
-                         v1::Job* response) override;
-  grpc::Status ListCheckpoints(grpc::ServerContext* context,
-                               const v1::ListCheckpointsRequest* request,
-                               v1::ListCheckpointsResponse* response) override;
-  grpc::Status ListEvents(grpc::ServerContext* context, const v1::ListEventsRequest* request,
-                          v1::ListEventsResponse* response) override;
-  grpc::Status WatchJob(grpc::ServerContext* context, const v1::WatchJobRequest* request,
-                        grpc::ServerWriter<v1::Job>* writer) override;
-  grpc::Status ReadMetrics(grpc::ServerContext* context, const v1::ReadMetricsRequest* request,
-                           grpc::ServerWriter<v1::ReadMetricsResponse>* writer) override;
-  grpc::Status ReadLog(grpc::ServerContext* context, const v1::ReadLogRequest* request,
-                       grpc::ServerWriter<v1::ReadLogResponse>* writer) override;
-  grpc::Status ReadTensorBoard(grpc::ServerContext* context,
-                               const v1::ReadTensorBoardRequest* request,
-                               grpc::ServerWriter<v1::ReadTensorBoardResponse>* writer) override;
+  // Its methods with their rules. It must outlive them.
+  void AddTo(Methods& methods);
+
+  absl::StatusOr<v1::ResolveJobResponse> ResolveJob(CallContext& call,
+                                                    const v1::ResolveJobRequest& request);
+  absl::StatusOr<v1::Job> SubmitJob(CallContext& call, const v1::SubmitJobRequest& request);
+  absl::StatusOr<v1::Job> GetJob(CallContext& call, const v1::GetJobRequest& request);
+  absl::StatusOr<v1::ListJobsResponse> ListJobs(CallContext& call,
+                                                const v1::ListJobsRequest& request);
+  absl::StatusOr<v1::Job> CancelJob(CallContext& call, const v1::CancelJobRequest& request);
+  absl::StatusOr<v1::CheckpointJobResponse> CheckpointJob(CallContext& call,
+                                                          const v1::CheckpointJobRequest& request);
+  absl::StatusOr<v1::Job> ResumeJob(CallContext& call, const v1::ResumeJobRequest& request);
+  absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(
+      CallContext& call, const v1::ListCheckpointsRequest& request);
+  absl::StatusOr<v1::ListEventsResponse> ListEvents(CallContext& call,
+                                                    const v1::ListEventsRequest& request);
+  absl::Status WatchJob(CallContext& call, const v1::WatchJobRequest& request, Sink<v1::Job>& sink);
+  absl::Status ReadMetrics(CallContext& call, const v1::ReadMetricsRequest& request,
+                           Sink<v1::ReadMetricsResponse>& sink);
+  absl::Status ReadLog(CallContext& call, const v1::ReadLogRequest& request,
+                       Sink<v1::ReadLogResponse>& sink);
+  absl::Status ReadTensorBoard(CallContext& call, const v1::ReadTensorBoardRequest& request,
+                               Sink<v1::ReadTensorBoardResponse>& sink);
 
  private:
   JobIntake& intake_;

@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "common/rpc/status.h"
 #include "server/core/fleet_stats.h"
 #include "server/core/node_holds.h"
 #include "server/core/node_view.h"
-#include "server/rpc/principal.h"
 #include "server/store/nodes.h"
 
 namespace sft::server {
@@ -40,76 +38,85 @@ absl::Status CheckHold(const v1::HoldNodeRequest& request) {
 
 }  // namespace
 
-absl::Status OperatorServiceImpl::Show(Database& db, const std::string& node, v1::Node& response) {
+void OperatorService::AddTo(Methods& methods) {
+  const auto rule = [](std::string method, Audit audit) {
+    return Rule{std::move(method), Caller::kUser, Role::kAdmin, Place::kServer, audit};
+  };
+  using Self = OperatorService;
+  methods.Unary(rule("OperatorService.HoldNode", Audit::kChange), this, &Self::HoldNode);
+  methods.Unary(rule("OperatorService.ReleaseNode", Audit::kChange), this, &Self::ReleaseNode);
+  methods.Unary(rule("OperatorService.RemoveNode", Audit::kChange), this, &Self::RemoveNode);
+  methods.Unary(rule("OperatorService.GetStats", Audit::kNone), this, &Self::GetStats);
+}
+
+absl::StatusOr<v1::Node> OperatorService::Show(Database& db, const std::string& node) {
   SFT_ASSIGN_OR_RETURN(const NodeRecord record, store::GetNode(db, node));
   SFT_ASSIGN_OR_RETURN(const NodeContext context, ReadNodeContext(db, registry_));
-  SFT_ASSIGN_OR_RETURN(response, ViewNode(db, record, context, registry_));
-  return absl::OkStatus();
+  return ViewNode(db, record, context, registry_);
 }
 
-grpc::Status OperatorServiceImpl::HoldNode(grpc::ServerContext* context,
-                                           const v1::HoldNodeRequest* request, v1::Node* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  if (const absl::Status status = CheckHold(*request); !status.ok()) return rpc::ToGrpc(status);
+absl::StatusOr<v1::Node> OperatorService::HoldNode(CallContext& call,
+                                                   const v1::HoldNodeRequest& request) {
+  SFT_RETURN_IF_ERROR(CheckHold(request));
   store::NodeHold hold;
-  hold.node = NodeOf(request->node());
-  hold.mode = static_cast<store::HoldMode>(request->mode());
-  hold.reason = request->reason();
-  hold.who = PrincipalOf(*context);
+  hold.node = NodeOf(request.node());
+  hold.mode = static_cast<store::HoldMode>(request.mode());
+  hold.reason = request.reason();
+  hold.who = call.caller().Title();
   hold.since_us = UnixMicros(clock_.Wall());
-  if (request->has_move_after_seconds()) {
-    hold.move_us = hold.since_us + request->move_after_seconds() * 1'000'000;
+  if (request.has_move_after_seconds()) {
+    hold.move_us = hold.since_us + request.move_after_seconds() * 1'000'000;
   }
-  const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
-    response->Clear();
-    SFT_RETURN_IF_ERROR(server::HoldNode(db, hold));
-    return Show(db, hold.node, *response);
-  });
-  if (!stored.ok()) return rpc::ToGrpc(stored);
+  absl::StatusOr<v1::Node> response = Internal("not run");
+  const absl::Status stored = store_.Write(
+      [&](Database& db) -> absl::Status {
+        SFT_RETURN_IF_ERROR(server::HoldNode(db, hold));
+        response = Show(db, hold.node);
+        return response.status();
+      },
+      call.audit());
+  SFT_RETURN_IF_ERROR(stored);
   spdlog::info("node {}: {}", hold.node, response->unusable());
   wake_();
-  return grpc::Status::OK;
+  return response;
 }
 
-grpc::Status OperatorServiceImpl::ReleaseNode(grpc::ServerContext* context,
-                                              const v1::ReleaseNodeRequest* request,
-                                              v1::Node* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  const std::string node = NodeOf(request->node());
-  const absl::Status stored = store_.Write([&](Database& db) -> absl::Status {
-    response->Clear();
-    SFT_RETURN_IF_ERROR(server::ReleaseNode(db, node));
-    return Show(db, node, *response);
-  });
-  if (!stored.ok()) return rpc::ToGrpc(stored);
-  spdlog::info("node {} takes work again, says {}", node, PrincipalOf(*context));
+absl::StatusOr<v1::Node> OperatorService::ReleaseNode(CallContext& call,
+                                                      const v1::ReleaseNodeRequest& request) {
+  const std::string node = NodeOf(request.node());
+  absl::StatusOr<v1::Node> response = Internal("not run");
+  const absl::Status stored = store_.Write(
+      [&](Database& db) -> absl::Status {
+        SFT_RETURN_IF_ERROR(server::ReleaseNode(db, node));
+        response = Show(db, node);
+        return response.status();
+      },
+      call.audit());
+  SFT_RETURN_IF_ERROR(stored);
+  spdlog::info("node {} takes work again, says {}", node, call.caller().Title());
   wake_();
-  return grpc::Status::OK;
+  return response;
 }
 
-grpc::Status OperatorServiceImpl::RemoveNode(grpc::ServerContext* context,
-                                             const v1::RemoveNodeRequest* request,
-                                             v1::RemoveNodeResponse*) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  const std::string node = NodeOf(request->node());
-  const absl::Status stored = store_.Write([&](Database& db) {
-    return server::RemoveNode(db, node, registry_.Get(node), request->force());
-  });
-  if (!stored.ok()) return rpc::ToGrpc(stored);
-  spdlog::info("node {} is removed, says {}", node, PrincipalOf(*context));
+absl::StatusOr<v1::RemoveNodeResponse> OperatorService::RemoveNode(
+    CallContext& call, const v1::RemoveNodeRequest& request) {
+  const std::string node = NodeOf(request.node());
+  const absl::Status stored = store_.Write(
+      [&](Database& db) {
+        return server::RemoveNode(db, node, registry_.Get(node), request.force());
+      },
+      call.audit());
+  SFT_RETURN_IF_ERROR(stored);
+  spdlog::info("node {} is removed, says {}", node, call.caller().Title());
   wake_();
-  return grpc::Status::OK;
+  return v1::RemoveNodeResponse();
 }
 
-grpc::Status OperatorServiceImpl::GetStats(grpc::ServerContext* context,
-                                           const v1::GetStatsRequest* request,
-                                           v1::Stats* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  absl::StatusOr<v1::Stats> stats = ReadStats(store_, clock_, *request);
-  if (!stats.ok()) return rpc::ToGrpc(stats.status());
-  *response = *std::move(stats);
-  response->set_warning(disk_.Warning());
-  return grpc::Status::OK;
+absl::StatusOr<v1::Stats> OperatorService::GetStats(CallContext&,
+                                                    const v1::GetStatsRequest& request) {
+  SFT_ASSIGN_OR_RETURN(v1::Stats stats, ReadStats(store_, clock_, request));
+  stats.set_warning(disk_.Warning());
+  return stats;
 }
 
 }  // namespace sft::server

@@ -4,30 +4,31 @@
 
 #include "server/core/disk_watch.h"
 #include "server/core/worker_registry.h"
+#include "server/rpc/methods.h"
 #include "server/store/store.h"
-#include "sft/v1/operator_service.grpc.pb.h"
+#include "sft/v1/operator_service.pb.h"
 
 namespace sft::server {
 
 // OperatorService: what an operator does to nodes, and what the fleet was used for.
-class OperatorServiceImpl final : public v1::OperatorService::Service {
+class OperatorService final {
  public:
   // `wake` asks for a reconcile tick soon. All but it borrowed.
-  OperatorServiceImpl(Store& store, Clock& clock, WorkerRegistry& registry, DiskWatch& disk,
-                      std::function<void()> wake)
+  OperatorService(Store& store, Clock& clock, WorkerRegistry& registry, DiskWatch& disk,
+                  std::function<void()> wake)
       : store_(store), clock_(clock), registry_(registry), disk_(disk), wake_(std::move(wake)) {}
 
-  grpc::Status HoldNode(grpc::ServerContext* context, const v1::HoldNodeRequest* request,
-                        v1::Node* response) override;
-  grpc::Status ReleaseNode(grpc::ServerContext* context, const v1::ReleaseNodeRequest* request,
-                           v1::Node* response) override;
-  grpc::Status RemoveNode(grpc::ServerContext* context, const v1::RemoveNodeRequest* request,
-                          v1::RemoveNodeResponse* response) override;
-  grpc::Status GetStats(grpc::ServerContext* context, const v1::GetStatsRequest* request,
-                        v1::Stats* response) override;
+  // Its methods with their rules. It must outlive them.
+  void AddTo(Methods& methods);
+
+  absl::StatusOr<v1::Node> HoldNode(CallContext& call, const v1::HoldNodeRequest& request);
+  absl::StatusOr<v1::Node> ReleaseNode(CallContext& call, const v1::ReleaseNodeRequest& request);
+  absl::StatusOr<v1::RemoveNodeResponse> RemoveNode(CallContext& call,
+                                                    const v1::RemoveNodeRequest& request);
+  absl::StatusOr<v1::Stats> GetStats(CallContext& call, const v1::GetStatsRequest& request);
 
  private:
-  absl::Status Show(Database& db, const std::string& node, v1::Node& response);
+  absl::StatusOr<v1::Node> Show(Database& db, const std::string& node);
 
   Store& store_;
   Clock& clock_;

@@ -1,9 +1,9 @@
 #include "server/rpc/page_token.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
-
-#include <fmt/format.h>
 
 namespace sft::server {
 

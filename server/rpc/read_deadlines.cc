@@ -41,7 +41,7 @@ void ReadDeadlines::EndOverdue() {
       continue;
     }
     const std::string why =
-        fmt::format("nothing came for {} s: ask StatBlob what the server has, and continue there",
+        fmt::format("nothing came for {} s: call again; StatBlob says what an upload has brought",
                     std::chrono::duration_cast<std::chrono::seconds>(patience_).count());
     grpc_call_cancel_with_status(context->c_call(), GRPC_STATUS_UNAVAILABLE, why.c_str(), nullptr);
     wait = since_.erase(wait);

@@ -1,13 +1,12 @@
 #pragma once
 
-#include <span>
-#include <string_view>
+#include <string>
 
 #include "server/state/access.h"
 
 namespace sft::server {
 
-// Who may call an rpc.
+// Who may call a method.
 enum class Caller {
   kUser,    // with the rule's role
   kNode,    // a worker, by its certificate, speaking for its own node
@@ -21,21 +20,22 @@ enum class Place {
   kServer,   // none: only an admin has the role
   kNamed,    // of what the request's `name` names: a job, an artifact, a data set
   kProject,  // the request's `project`, or the caller's one project where that is empty
-  kOwn,      // the handler answers with what the caller's projects have
+  kOwn,      // the method answers with what the caller's projects have
 };
 
-// What an rpc needs. `change`: it has a row in the audit.
+// Whether calls of a method have rows in the audit.
+enum class Audit {
+  kNone,
+  kChange,  // a row for each call, in the transaction of what it changes
+};
+
+// What a method needs of its caller: declared where the method is (Methods).
 struct Rule {
-  std::string_view method;  // "/sft.v1.JobService/GetJob"
+  std::string method;  // "JobService.GetJob"
   Caller caller = Caller::kUser;
   Role role = Role::kAdmin;
   Place place = Place::kServer;
-  bool change = false;
+  Audit audit = Audit::kNone;
 };
-
-// The table of all rpcs. One that is not in it is refused.
-std::span<const Rule> Rules();
-// Null: not in the table.
-const Rule* FindRule(std::string_view method);
 
 }  // namespace sft::server

@@ -1,8 +1,6 @@
 #include "server/rpc/scheduling_service.h"
 
-#include "common/rpc/status.h"
 #include "server/rpc/job_service.h"
-#include "server/rpc/principal.h"
 #include "server/state/names.h"
 
 namespace sft::server {
@@ -10,76 +8,71 @@ namespace {
 
 constexpr size_t kMaxReason = 500;
 
-template <typename Message>
-grpc::Status Answer(absl::StatusOr<Message> answer, Message* response) {
-  if (!answer.ok()) return rpc::ToGrpc(answer.status());
-  *response = *std::move(answer);
-  return grpc::Status::OK;
-}
-
 }  // namespace
 
-grpc::Status SchedulingServiceImpl::HoldJob(grpc::ServerContext* context,
-                                            const v1::HoldJobRequest* request, v1::Job* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  return Answer(jobs_.Hold(request->name(), true, request->reason().substr(0, kMaxReason)),
-                response);
+void SchedulingService::AddTo(Methods& methods) {
+  using enum Caller;
+  using enum Place;
+  constexpr Role kViewer = Role::kViewer, kSubmitter = Role::kSubmitter, kAdmin = Role::kAdmin;
+  constexpr Audit kChange = Audit::kChange;
+  using Self = SchedulingService;
+  methods.Unary({"SchedulingService.HoldJob", kUser, kSubmitter, kNamed, kChange}, this,
+                &Self::HoldJob);
+  methods.Unary({"SchedulingService.ReleaseJob", kUser, kSubmitter, kNamed, kChange}, this,
+                &Self::ReleaseJob);
+  // What a sweep names is in its job.
+  methods.Unary({"SchedulingService.SubmitSweep", kUser, kSubmitter, kProject, kChange}, this,
+                &Self::SubmitSweep, &v1::SubmitSweepRequest::job);
+  methods.Unary({"SchedulingService.CancelSweep", kUser, kSubmitter, kOwn, kChange}, this,
+                &Self::CancelSweep);
+  methods.Unary({"SchedulingService.ListProjects", kUser, kViewer, kOwn}, this,
+                &Self::ListProjects);
+  methods.Unary({"SchedulingService.SetProject", kUser, kAdmin, kServer, kChange}, this,
+                &Self::SetProject);
 }
 
-grpc::Status SchedulingServiceImpl::ReleaseJob(grpc::ServerContext* context,
-                                               const v1::ReleaseJobRequest* request,
-                                               v1::Job* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  return Answer(jobs_.Hold(request->name(), false, ""), response);
+absl::StatusOr<v1::Job> SchedulingService::HoldJob(CallContext& call,
+                                                   const v1::HoldJobRequest& request) {
+  return jobs_.Hold(request.name(), true, request.reason().substr(0, kMaxReason), call.actor());
 }
 
-grpc::Status SchedulingServiceImpl::SubmitSweep(grpc::ServerContext* context,
-                                                const v1::SubmitSweepRequest* request,
-                                                v1::SubmitSweepResponse* response) {
-  if (const auto status = Admit(*context, request->job(), request); !status.ok()) return status;
-  v1::SubmitSweepRequest asked = *request;
-  if (ProjectOf(*context) != kDefaultProject) asked.mutable_job()->set_project(ProjectOf(*context));
-  absl::StatusOr<Scheduling::Sweep> sweep = scheduling_.Submit(asked, PrincipalOf(*context));
-  if (!sweep.ok()) return rpc::ToGrpc(sweep.status());
-  if (const auto refused = RefuseOutcome(sweep->refused, request->job().file_name());
-      !refused.ok()) {
-    return refused;
-  }
-  *response = std::move(sweep->response);
-  return grpc::Status::OK;
+absl::StatusOr<v1::Job> SchedulingService::ReleaseJob(CallContext& call,
+                                                      const v1::ReleaseJobRequest& request) {
+  return jobs_.Hold(request.name(), false, "", call.actor());
 }
 
-grpc::Status SchedulingServiceImpl::CancelSweep(grpc::ServerContext* context,
-                                                const v1::CancelSweepRequest* request,
-                                                v1::CancelSweepResponse* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  const Principal& caller = CallerOf(*context);
+absl::StatusOr<v1::SubmitSweepResponse> SchedulingService::SubmitSweep(
+    CallContext& call, const v1::SubmitSweepRequest& request) {
+  v1::SubmitSweepRequest asked = request;
+  if (call.project() != kDefaultProject) asked.mutable_job()->set_project(call.project());
+  SFT_ASSIGN_OR_RETURN(Scheduling::Sweep sweep, scheduling_.Submit(asked, call.actor()));
+  SFT_RETURN_IF_ERROR(RefuseOutcome(sweep.refused, request.job().file_name()));
+  return std::move(sweep.response);
+}
+
+absl::StatusOr<v1::CancelSweepResponse> SchedulingService::CancelSweep(
+    CallContext& call, const v1::CancelSweepRequest& request) {
   const auto may = [&](const std::string& project) {
-    return caller.admin || caller.RoleIn(project) >= Role::kSubmitter;
+    return call.caller().admin || call.caller().RoleIn(project) >= Role::kSubmitter;
   };
-  return Answer(scheduling_.Cancel(*request, may), response);
+  return scheduling_.Cancel(request, may, call.actor());
 }
 
-grpc::Status SchedulingServiceImpl::ListProjects(grpc::ServerContext* context,
-                                                 const v1::ListProjectsRequest* request,
-                                                 v1::ListProjectsResponse* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  absl::StatusOr<v1::ListProjectsResponse> all = scheduling_.ListProjects();
-  if (!all.ok()) return rpc::ToGrpc(all.status());
-  const Principal& caller = CallerOf(*context);
-  for (v1::Project& project : *all->mutable_projects()) {
-    if (caller.admin || caller.RoleIn(project.name()) != Role::kNone) {
-      *response->add_projects() = std::move(project);
+absl::StatusOr<v1::ListProjectsResponse> SchedulingService::ListProjects(
+    CallContext& call, const v1::ListProjectsRequest&) {
+  SFT_ASSIGN_OR_RETURN(v1::ListProjectsResponse all, scheduling_.ListProjects());
+  v1::ListProjectsResponse response;
+  for (v1::Project& project : *all.mutable_projects()) {
+    if (call.caller().admin || call.caller().RoleIn(project.name()) != Role::kNone) {
+      *response.add_projects() = std::move(project);
     }
   }
-  return grpc::Status::OK;
+  return response;
 }
 
-grpc::Status SchedulingServiceImpl::SetProject(grpc::ServerContext* context,
-                                               const v1::SetProjectRequest* request,
-                                               v1::Project* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  return Answer(scheduling_.SetProject(*request), response);
+absl::StatusOr<v1::Project> SchedulingService::SetProject(CallContext& call,
+                                                          const v1::SetProjectRequest& request) {
+  return scheduling_.SetProject(request, call.actor());
 }
 
 }  // namespace sft::server

@@ -1,12 +1,14 @@
 #include "server/rpc/session.h"
 
 #include <fmt/format.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <spdlog/spdlog.h>
 
 #include <utility>
 
 #include "common/rpc/status.h"
-#include "server/rpc/principal.h"
+#include "server/rpc/door.h"
+#include "server/rpc/grpc_methods.h"
 #include "server/rpc/sessions.h"
 
 namespace sft::server {
@@ -48,7 +50,7 @@ void Session::Accept(Sessions& sessions) {
   raw->Hold();
   raw->context_.AsyncNotifyWhenDone(&raw->ended_);
   grpc::ServerCompletionQueue* const queue = sessions.queue_.get();
-  sessions.service_.RequestSession(&raw->context_, &raw->stream_, queue, queue, &raw->accepted_);
+  sessions.methods_->RequestSession(&raw->context_, &raw->stream_, queue, &raw->accepted_);
 }
 
 Session::Session(Sessions& sessions)
@@ -87,13 +89,15 @@ void Session::OnAccepted(bool ok) {
   if (!ok) return;  // the server shuts down
   Hold();           // until OnEnded
   Accept(sessions_);
-  Principal caller;
-  if (const grpc::Status status = AdmitSession(*sessions_.gate_, context_, caller); !status.ok()) {
-    FinishOnce(status);
+  origin_ = OriginOf(context_);
+  call_.emplace(sessions_.door_->gate(), sessions_.rule_, origin_);
+  if (const absl::Status status = sessions_.door_->AdmitCaller(*call_, /*streams=*/false);
+      !status.ok()) {
+    sessions_.door_->Record(*call_, status);
+    FinishOnce(rpc::ToGrpc(status));
     return;
   }
-  caller_ = caller.Title();
-  if (caller.kind == Principal::Kind::kNode) certified_ = caller.name;
+  if (call_->caller().kind == Principal::Kind::kNode) certified_ = call_->caller().name;
   Read();
 }
 
@@ -161,11 +165,8 @@ void Session::Observe(const v1::Observed& observed) {
 void Session::Handled(const absl::Status& handled) {
   if (!handled.ok()) {
     spdlog::warn("session of {}: {}", node_.empty() ? context_.peer() : node_, Message(handled));
-    sessions_.gate_->failed().Count({.principal = caller_,
-                                     .peer = context_.peer(),
-                                     .method = "WorkerService.Session",
-                                     .object = node_,
-                                     .outcome = static_cast<int>(handled.code())});
+    call_->SetObject(node_);
+    sessions_.door_->Record(*call_, handled);
     // A store that is busy or full must not cost the stream: the next report says it all again.
     if (node_.empty() || absl::IsAborted(handled) || absl::IsInvalidArgument(handled)) {
       FinishOnce(rpc::ToGrpc(handled));

@@ -1,14 +1,17 @@
 #pragma once
 
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/support/async_stream.h>
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/base/mutex.h"
 #include "server/core/worker_registry.h"
-#include "sft/v1/worker_service.grpc.pb.h"
+#include "server/rpc/call_context.h"
+#include "sft/v1/worker_service.pb.h"
 
 namespace sft::server {
 
@@ -91,8 +94,9 @@ class Session final {
 
   // Touched by reads alone, which do not overlap.
   grpc::ByteBuffer incoming_;
+  CallOrigin origin_;
+  std::optional<CallContext> call_;
   std::string node_;       // empty before Register was accepted
-  std::string caller_;     // as the audit names it
   std::string certified_;  // the only node that it may be; empty: any
 
   Mutex mutex_;

@@ -1,5 +1,7 @@
 #include "server/rpc/sessions.h"
 
+#include <grpcpp/impl/codegen/proto_utils.h>
+
 #include <utility>
 
 #include "common/obs/log.h"
@@ -24,8 +26,10 @@ constexpr int kLooks = 3;
 
 Sessions::~Sessions() { Stop(); }
 
-void Sessions::Start(Gate& gate, std::unique_ptr<grpc::ServerCompletionQueue> queue, int port) {
-  gate_ = &gate;
+void Sessions::Start(GrpcMethods& methods, Door& door,
+                     std::unique_ptr<grpc::ServerCompletionQueue> queue, int port) {
+  methods_ = &methods;
+  door_ = &door;
   doorbell_ = std::make_unique<Doorbell>(port);
   queue_ = std::move(queue);
   hands_ = std::make_unique<Hands>(kHands);
@@ -55,12 +59,12 @@ void Sessions::Loop() {
 }
 
 bool Sessions::Next(void*& tag, bool& ok) {
-  if (may_rest_ && gate_->Quiet()) {
+  if (may_rest_ && door_->gate().Quiet()) {
     for (int i = 0; i < kLooks; ++i) {
       const auto next = queue_->AsyncNext(&tag, &ok, gpr_time_0(GPR_CLOCK_MONOTONIC));
       if (next != grpc::CompletionQueue::TIMEOUT) return next == grpc::CompletionQueue::GOT_EVENT;
     }
-    if (doorbell_->Rings(kRest)) gate_->Count(0);
+    if (doorbell_->Rings(kRest)) door_->gate().Count(0);
   }
   may_rest_ = false;
   return queue_->Next(&tag, &ok);

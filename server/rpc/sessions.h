@@ -9,10 +9,11 @@
 
 #include "common/base/mutex.h"
 #include "server/core/worker_registry.h"
+#include "server/rpc/door.h"
 #include "server/rpc/doorbell.h"
+#include "server/rpc/grpc_methods.h"
 #include "server/rpc/hands.h"
-#include "server/rpc/principal.h"
-#include "sft/v1/worker_service.grpc.pb.h"
+#include "sft/v1/worker_service.pb.h"
 
 namespace sft::server {
 
@@ -22,14 +23,14 @@ namespace sft::server {
 // anything else: what has to be stored is given to others.
 class Sessions {
  public:
-  using Service = v1::WorkerService::WithRawMethod_Session<v1::WorkerService::Service>;
-
-  Sessions(Service& service, WorkerRegistry& registry) : service_(service), registry_(registry) {}
+  // `rule`: who may open one. Borrowed.
+  Sessions(WorkerRegistry& registry, const Rule& rule) : registry_(registry), rule_(rule) {}
   ~Sessions();
 
-  // From when the server has started that was built with `queue` and listens on `port`. The gate is
-  // borrowed.
-  void Start(Gate& gate, std::unique_ptr<grpc::ServerCompletionQueue> queue, int port);
+  // From when the server has started that was built with `methods` and `queue` and listens on
+  // `port`. Methods and door are borrowed.
+  void Start(GrpcMethods& methods, Door& door, std::unique_ptr<grpc::ServerCompletionQueue> queue,
+             int port);
   // After the server's shutdown: returns when no stream is left.
   void Stop();
 
@@ -43,9 +44,10 @@ class Sessions {
   v1::WorkerMessage* Parse(grpc::ByteBuffer& bytes);
   void Count(int change) SFT_EXCLUDES(mutex_);
 
-  Service& service_;
   WorkerRegistry& registry_;
-  Gate* gate_ = nullptr;
+  const Rule& rule_;
+  GrpcMethods* methods_ = nullptr;
+  Door* door_ = nullptr;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<Hands> hands_;
   bool may_rest_ = false;  // of thread_: it has heard of a node that has nothing

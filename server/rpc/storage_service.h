@@ -2,27 +2,28 @@
 
 #include "server/core/removal.h"
 #include "server/core/storage_survey.h"
+#include "server/rpc/methods.h"
 #include "server/store/store.h"
-#include "sft/v1/storage_service.grpc.pb.h"
+#include "sft/v1/storage_service.pb.h"
 
 namespace sft::server {
 
 // StorageService: what the server keeps, and how it goes away.
-class StorageServiceImpl final : public v1::StorageService::Service {
+class StorageService final {
  public:
-  StorageServiceImpl(Store& store, StorageSurvey& survey, Removal& removal)
+  StorageService(Store& store, StorageSurvey& survey, Removal& removal)
       : store_(store), survey_(survey), removal_(removal) {}
 
-  grpc::Status GetStorage(grpc::ServerContext* context, const v1::GetStorageRequest* request,
-                          v1::Storage* response) override;
-  grpc::Status RemoveStored(grpc::ServerContext* context, const v1::RemoveStoredRequest* request,
-                            v1::RemoveStoredResponse* response) override;
-  grpc::Status ListStorageQuotas(grpc::ServerContext* context,
-                                 const v1::ListStorageQuotasRequest* request,
-                                 v1::ListStorageQuotasResponse* response) override;
-  grpc::Status SetStorageQuota(grpc::ServerContext* context,
-                               const v1::SetStorageQuotaRequest* request,
-                               v1::StorageQuota* response) override;
+  // Its methods with their rules. It must outlive them.
+  void AddTo(Methods& methods);
+
+  absl::StatusOr<v1::Storage> GetStorage(CallContext& call, const v1::GetStorageRequest& request);
+  absl::StatusOr<v1::RemoveStoredResponse> RemoveStored(CallContext& call,
+                                                        const v1::RemoveStoredRequest& request);
+  absl::StatusOr<v1::ListStorageQuotasResponse> ListStorageQuotas(
+      CallContext& call, const v1::ListStorageQuotasRequest& request);
+  absl::StatusOr<v1::StorageQuota> SetStorageQuota(CallContext& call,
+                                                   const v1::SetStorageQuotaRequest& request);
 
  private:
   Store& store_;

@@ -1,83 +1,72 @@
 #include "server/rpc/worker_service.h"
 
-#include "common/rpc/channel.h"
-#include "common/rpc/status.h"
-#include "server/rpc/principal.h"
-
 namespace sft::server {
 
-grpc::Status WorkerServiceImpl::CheckLife(const grpc::ServerContext& context,
-                                          const std::string& node) const {
-  const auto& metadata = context.client_metadata();
-  const auto said = metadata.find(rpc::kIncarnationKey);
-  if (said == metadata.end()) return grpc::Status::OK;
-  return rpc::ToGrpc(
-      registry_.CheckIncarnation(node, std::string(said->second.data(), said->second.size())));
+void WorkerService::AddTo(Methods& methods) {
+  const auto rule = [](std::string method) {
+    return Rule{std::move(method), Caller::kNode, Role::kNone, Place::kServer};
+  };
+  using Self = WorkerService;
+  methods.Standing(rule("WorkerService.Session"));
+  methods.Unary(rule("WorkerService.AppendLog"), this, &Self::AppendLog);
+  methods.Unary(rule("WorkerService.AppendEvents"), this, &Self::AppendEvents);
+  methods.Unary(rule("WorkerService.CommitArtifact"), this, &Self::CommitArtifact);
+  methods.Unary(rule("WorkerService.CommitCheckpoint"), this, &Self::CommitCheckpoint);
+  methods.ClientStream(rule("WorkerService.SendFile"), this, &Self::SendFile);
 }
 
-template <typename Response>
-grpc::Status WorkerServiceImpl::Answer(const std::string& node, absl::StatusOr<Response> answer,
-                                       Response* response) {
-  if (!answer.ok()) {
-    if (absl::IsInvalidArgument(answer.status())) refusals_.Count(node, answer.status());
-    return rpc::ToGrpc(answer.status());
+template <typename Request, typename Take>
+auto WorkerService::Answer(const CallContext& call, const Request& request, const Take& take)
+    -> decltype(take(request)) {
+  if (!call.incarnation().empty()) {
+    SFT_RETURN_IF_ERROR(registry_.CheckIncarnation(request.node(), call.incarnation()));
   }
-  *response = *std::move(answer);
-  return grpc::Status::OK;
+  auto answer = take(request);
+  if (absl::IsInvalidArgument(answer.status())) {
+    registry_.refusals().Count(request.node(), answer.status());
+  }
+  return answer;
 }
 
-grpc::Status WorkerServiceImpl::AppendLog(grpc::ServerContext* context,
-                                          const v1::AppendLogRequest* request,
-                                          v1::AppendLogResponse* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  if (const auto status = CheckLife(*context, request->node()); !status.ok()) return status;
-  return Answer(request->node(), ingest_.AppendLog(*request), response);
+absl::StatusOr<v1::AppendLogResponse> WorkerService::AppendLog(
+    CallContext& call, const v1::AppendLogRequest& request) {
+  return Answer(call, request, [&](const auto& each) { return ingest_.AppendLog(each); });
 }
 
-grpc::Status WorkerServiceImpl::AppendEvents(grpc::ServerContext* context,
-                                             const v1::AppendEventsRequest* request,
-                                             v1::AppendEventsResponse* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  if (const auto status = CheckLife(*context, request->node()); !status.ok()) return status;
-  return Answer(request->node(), ingest_.AppendEvents(*request), response);
+absl::StatusOr<v1::AppendEventsResponse> WorkerService::AppendEvents(
+    CallContext& call, const v1::AppendEventsRequest& request) {
+  return Answer(call, request, [&](const auto& each) { return ingest_.AppendEvents(each); });
 }
 
-grpc::Status WorkerServiceImpl::CommitArtifact(grpc::ServerContext* context,
-                                               const v1::CommitArtifactRequest* request,
-                                               v1::Artifact* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  if (const auto status = CheckLife(*context, request->node()); !status.ok()) return status;
-  return Answer(request->node(), artifacts_.Commit(*request), response);
+absl::StatusOr<v1::Artifact> WorkerService::CommitArtifact(
+    CallContext& call, const v1::CommitArtifactRequest& request) {
+  return Answer(call, request, [&](const auto& each) { return artifacts_.Commit(each); });
 }
 
-grpc::Status WorkerServiceImpl::CommitCheckpoint(grpc::ServerContext* context,
-                                                 const v1::CommitCheckpointRequest* request,
-                                                 v1::CommitCheckpointResponse* response) {
-  if (const auto status = Admit(*context, *request); !status.ok()) return status;
-  if (const auto status = CheckLife(*context, request->node()); !status.ok()) return status;
-  return Answer(request->node(), checkpoints_.Commit(*request), response);
+absl::StatusOr<v1::CommitCheckpointResponse> WorkerService::CommitCheckpoint(
+    CallContext& call, const v1::CommitCheckpointRequest& request) {
+  return Answer(call, request, [&](const auto& each) { return checkpoints_.Commit(each); });
 }
 
-grpc::Status WorkerServiceImpl::SendFile(grpc::ServerContext* context,
-                                         grpc::ServerReader<v1::SendFileRequest>* reader,
-                                         v1::SendFileResponse* response) {
-  if (const auto status = Admit(*context); !status.ok()) return status;
-  response->Clear();
-  const Principal& caller = CallerOf(*context);
+absl::StatusOr<v1::SendFileResponse> WorkerService::SendFile(CallContext& call,
+                                                             Source<v1::SendFileRequest>& source) {
+  const Principal& caller = call.caller();
   const std::string node = caller.kind == Principal::Kind::kNode ? caller.name : "";
   v1::SendFileRequest chunk;
   std::string request;
   absl::Status status = absl::OkStatus();
-  while (status.ok() && reader->Read(&chunk)) {
+  while (status.ok() && source.Read(chunk)) {
     // Later chunks need not repeat whose they are.
     if (!chunk.request().empty()) request = chunk.request();
     chunk.set_request(request);
     status = relay_.Push(std::move(chunk), node);
     chunk.Clear();
   }
-  if (absl::IsInvalidArgument(status)) refusals_.Count(CallerOf(*context).Title(), status);
+  if (absl::IsInvalidArgument(status)) registry_.refusals().Count(caller.Title(), status);
   if (!absl::IsNotFound(status)) relay_.End(request);
-  return rpc::ToGrpc(status);
+  SFT_RETURN_IF_ERROR(status);
+  SFT_RETURN_IF_ERROR(source.status());
+  return v1::SendFileResponse();
 }
 
 }  // namespace sft::server

@@ -5,52 +5,45 @@
 #include "server/core/file_relay.h"
 #include "server/core/ingest.h"
 #include "server/core/worker_registry.h"
-#include "server/rpc/sessions.h"
-#include "sft/v1/worker_service.grpc.pb.h"
+#include "server/rpc/methods.h"
+#include "sft/v1/worker_service.pb.h"
 
 namespace sft::server {
 
-// WorkerService. The standing streams have one thread together (sessions.h), because a stream a
-// node must not cost a thread a node; the rest are plain calls.
-class WorkerServiceImpl final : public Sessions::Service {
+// WorkerService: what nodes send of their attempts. The standing streams, one a node, are served by
+// Sessions.
+class WorkerService final {
  public:
-  WorkerServiceImpl(WorkerRegistry& registry, Ingest& ingest, Artifacts& artifacts,
-                    Checkpoints& checkpoints, FileRelay& relay)
-      : refusals_(registry.refusals()),
-        sessions_(*this, registry),
-        registry_(registry),
+  WorkerService(WorkerRegistry& registry, Ingest& ingest, Artifacts& artifacts,
+                Checkpoints& checkpoints, FileRelay& relay)
+      : registry_(registry),
         ingest_(ingest),
         artifacts_(artifacts),
         checkpoints_(checkpoints),
         relay_(relay) {}
 
-  Sessions& sessions() { return sessions_; }
-  grpc::Status AppendLog(grpc::ServerContext* context, const v1::AppendLogRequest* request,
-                         v1::AppendLogResponse* response) override;
-  grpc::Status AppendEvents(grpc::ServerContext* context, const v1::AppendEventsRequest* request,
-                            v1::AppendEventsResponse* response) override;
-  grpc::Status CommitArtifact(grpc::ServerContext* context,
-                              const v1::CommitArtifactRequest* request,
-                              v1::Artifact* response) override;
-  grpc::Status CommitCheckpoint(grpc::ServerContext* context,
-                                const v1::CommitCheckpointRequest* request,
-                                v1::CommitCheckpointResponse* response) override;
-  grpc::Status SendFile(grpc::ServerContext* context,
-                        grpc::ServerReader<v1::SendFileRequest>* reader,
-                        v1::SendFileResponse* response) override;
+  // Its methods with their rules. It must outlive them.
+  void AddTo(Methods& methods);
+
+  absl::StatusOr<v1::AppendLogResponse> AppendLog(CallContext& call,
+                                                  const v1::AppendLogRequest& request);
+  absl::StatusOr<v1::AppendEventsResponse> AppendEvents(CallContext& call,
+                                                        const v1::AppendEventsRequest& request);
+  absl::StatusOr<v1::Artifact> CommitArtifact(CallContext& call,
+                                              const v1::CommitArtifactRequest& request);
+  absl::StatusOr<v1::CommitCheckpointResponse> CommitCheckpoint(
+      CallContext& call, const v1::CommitCheckpointRequest& request);
+  absl::StatusOr<v1::SendFileResponse> SendFile(CallContext& call,
+                                                Source<v1::SendFileRequest>& source);
 
  private:
-  // Whether the caller is the life of a worker that is registered as `node`; one of an earlier
-  // version does not say which it is.
-  grpc::Status CheckLife(const grpc::ServerContext& context, const std::string& node) const;
+  // What `take` makes of a node's request, if the caller is the life of a worker that is registered
+  // as that node; one of an earlier version does not say which it is. A refusal is counted.
+  template <typename Request, typename Take>
+  auto Answer(const CallContext& call, const Request& request, const Take& take)
+      -> decltype(take(request));
 
-  // The answer of a node's call, counted where it is a refusal.
-  template <typename Response>
-  grpc::Status Answer(const std::string& node, absl::StatusOr<Response> answer, Response* response);
-
-  NodeRefusals& refusals_;
-  Sessions sessions_;
-  const WorkerRegistry& registry_;
+  WorkerRegistry& registry_;
   Ingest& ingest_;
   Artifacts& artifacts_;
   Checkpoints& checkpoints_;

@@ -1,37 +1,6 @@
 #include "server/store/audit.h"
 
-#include <algorithm>
-#include <optional>
-#include <utility>
-
 namespace sft::server {
-namespace {
-
-thread_local std::optional<AuditScope::Ended> scope;
-
-}  // namespace
-
-void AuditScope::Begin(AuditRecord record) { scope = Ended{std::move(record), false}; }
-
-void AuditScope::SetObject(const std::string& object) {
-  if (scope.has_value()) scope->record.object = object;
-}
-
-std::unique_ptr<AuditScope::Ended> AuditScope::End() {
-  if (!scope.has_value()) return nullptr;
-  auto ended = std::make_unique<Ended>(*std::move(scope));
-  scope.reset();
-  return ended;
-}
-
-AuditRecord* AuditScope::Pending() {
-  return scope.has_value() && !scope->written ? &scope->record : nullptr;
-}
-
-void AuditScope::MarkWritten() {
-  if (scope.has_value()) scope->written = true;
-}
-
 namespace store {
 
 absl::Status InsertAudit(Database& db, const AuditRecord& record, int64_t keep) {

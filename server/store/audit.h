@@ -1,7 +1,7 @@
 #pragma once
 
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/store/sqlite.h"
@@ -22,25 +22,23 @@ struct AuditRecord {
   int64_t calls = 1;
 };
 
-// The call that this thread serves, while it serves one that changes something. The first write to
-// the store that succeeds on the thread takes the record into its own transaction: what is changed
-// has its row, and costs no second commit.
-class AuditScope {
- public:
-  // Replaces what was there.
-  static void Begin(AuditRecord record);
-  // What the call turned out to be about; nothing outside a scope.
-  static void SetObject(const std::string& object);
-  // Ends the scope. Null: there was none.
-  struct Ended {
-    AuditRecord record;
-    bool written = false;
-  };
-  static std::unique_ptr<Ended> End();
+// The row of one call that changes something. Whoever makes the change passes it to Store::Write,
+// which writes it in the transaction of the change. Of one thread at a time.
+struct AuditRow {
+  AuditRecord record;
+  bool written = false;
+};
 
-  // For Store: the record to write; null: none is left to write.
-  static AuditRecord* Pending();
-  static void MarkWritten();
+// On whose behalf a change is made.
+struct Actor {
+  Actor() = default;
+  // NOLINTNEXTLINE(google-explicit-constructor): a name alone is an actor without an audit row
+  Actor(std::string name_in, AuditRow* audit_in = nullptr)
+      : name(std::move(name_in)), audit(audit_in) {}
+  Actor(const char* name_in) : name(name_in) {}  // NOLINT(google-explicit-constructor)
+
+  std::string name;           // Principal::Title; empty: the server itself
+  AuditRow* audit = nullptr;  // null: the change has no row
 };
 
 namespace store {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "common/obs/log.h"
-#include "server/store/audit.h"
 #include "server/store/database_check.h"
 #include "server/store/migrations.h"
 
@@ -51,16 +50,15 @@ int64_t Store::commits() const {
   return commits_;
 }
 
-absl::Status Store::Write(const Function& function) {
-  const AuditRecord* const audit = AuditScope::Pending();
-  if (audit == nullptr) return Run(function, true);
+absl::Status Store::Write(const Function& function, AuditRow* audit) {
+  if (audit == nullptr || audit->written) return Run(function, true);
   const absl::Status status = Run(
       [&](Database& db) -> absl::Status {
         SFT_RETURN_IF_ERROR(function(db));
-        return store::InsertAudit(db, *audit);
+        return store::InsertAudit(db, audit->record);
       },
       true);
-  if (status.ok()) AuditScope::MarkWritten();
+  audit->written = status.ok();
   return status;
 }
 

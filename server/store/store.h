@@ -9,6 +9,7 @@
 
 #include "common/base/mutex.h"
 #include "common/base/status.h"
+#include "server/store/audit.h"
 #include "server/store/readers.h"
 #include "server/store/sqlite.h"
 
@@ -44,8 +45,9 @@ class Store {
   ~Store();
   Store(const Store&) = delete;
 
-  // Within an AuditScope the first one that succeeds writes its record too.
-  absl::Status Write(const Function& function) SFT_EXCLUDES(mutex_);
+  // `audit`: the row of the call that makes the change; the first write of a call that succeeds has
+  // it in its own transaction. Null: there is none.
+  absl::Status Write(const Function& function, AuditRow* audit = nullptr) SFT_EXCLUDES(mutex_);
   absl::Status Read(const Function& function) SFT_EXCLUDES(mutex_);
   // On the connection that writes, between two transactions: for what must have that one.
   absl::Status ReadBetweenWrites(const Function& function) SFT_EXCLUDES(mutex_) {

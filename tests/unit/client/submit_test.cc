@@ -363,8 +363,8 @@ TEST_F(SubmitTest, RowsThatTheJobLeavesOutAreNoProblem) {
 TEST_F(SubmitTest, ARefusedSubmissionNamesFileAndLineAndSendsNothing) {
   Write("rows.jsonl", "{\"text\":\"a\"}\n");
   Need("rows.jsonl");
-  server_.submit_status = rpc::BadRequest(
-      "job.toml: 1 problem", {{"scheduling.priority", "line 7: project p may not use urgent"}});
+  server_.submit_status = rpc::ToGrpc(rpc::BadRequest(
+      "job.toml: 1 problem", {{"scheduling.priority", "line 7: project p may not use urgent"}}));
   for (const bool dry_run : {false, true}) {
     std::vector<std::string> words = {"submit", Path("job.toml"), "--json"};
     if (dry_run) words.emplace_back("--dry-run");

@@ -15,7 +15,7 @@ TEST(RpcStatusTest, CodesAndMessagesSurviveTheWire) {
 
 TEST(RpcStatusTest, ViolationsSurviveTheWire) {
   const grpc::Status sent =
-      BadRequest("2 problems", {{"a.b", "line 3: must be > 0"}, {"c", "unknown"}});
+      ToGrpc(BadRequest("2 problems", {{"a.b", "line 3: must be > 0"}, {"c", "unknown"}}));
   const grpc::Status received(sent.error_code(), sent.error_message(), sent.error_details());
   EXPECT_EQ(received.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   const std::vector<FieldViolation> violations = ViolationsOf(received);
@@ -30,7 +30,8 @@ TEST(RpcStatusTest, ALongStatusIsCutToWhatMetadataHolds) {
   const std::string umlauts(30'000, '\xc3');
   for (const std::string& text : {std::string(30'000, 'x'), std::string(30'000, '\n'), umlauts}) {
     EXPECT_LT(ToGrpc(NotFound(text)).error_message().size(), 4100u);
-    const grpc::Status bad = BadRequest(text, std::vector<FieldViolation>(500, {text, text}));
+    const grpc::Status bad =
+        ToGrpc(BadRequest(text, std::vector<FieldViolation>(500, {text, text})));
     EXPECT_LT(bad.error_message().size(), 1210u);
     EXPECT_LT(1210 + bad.error_details().size() * 4 / 3, 8000u);
     const std::vector<FieldViolation> violations = ViolationsOf(bad);
@@ -42,7 +43,7 @@ TEST(RpcStatusTest, ALongStatusIsCutToWhatMetadataHolds) {
 
 TEST(RpcStatusTest, AReasonSurvivesTheWire) {
   const grpc::Status status =
-      WithReason(FailedPrecondition("upload it first"), "FILE_NOT_UPLOADED");
+      ToGrpc(WithReason(FailedPrecondition("upload it first"), "FILE_NOT_UPLOADED"));
   EXPECT_EQ(ReasonOf(status), "FILE_NOT_UPLOADED");
   EXPECT_EQ(status.error_message(), "upload it first");
   EXPECT_TRUE(ViolationsOf(status).empty());

@@ -216,14 +216,14 @@ TEST_F(AccessTest, ClocksThatAreAnHourApartAreToldSo) {
 }
 
 TEST_F(AccessTest, AChangeAndItsAuditRowAreOneTransaction) {
-  AuditScope::Begin({0, 5, "admin", "t1", "ipv4:1.2.3.4:5", "AuthService.PutUser", "users/ann", 0});
+  AuditRow row{{0, 5, "admin", "t1", "ipv4:1.2.3.4:5", "AuthService.PutUser", "users/ann", 0}};
   const int64_t commits = store_->commits();
-  ASSERT_TRUE(access_->PutUser({"ann", false, {}}).ok());
+  ASSERT_TRUE(access_->PutUser({"ann", false, {}}, {"admin", &row}).ok());
   EXPECT_EQ(store_->commits(), commits + 1);
-  EXPECT_TRUE(AuditScope::End()->written);
-  AuditScope::Begin({0, 6, "admin", "t1", "p", "AuthService.PutUser", "users/?", 0});
-  EXPECT_FALSE(access_->PutUser({"no name", false, {}}).ok());
-  EXPECT_FALSE(AuditScope::End()->written);
+  EXPECT_TRUE(row.written);
+  AuditRow refused{{0, 6, "admin", "t1", "p", "AuthService.PutUser", "users/?", 0}};
+  EXPECT_FALSE(access_->PutUser({"no name", false, {}}, {"admin", &refused}).ok());
+  EXPECT_FALSE(refused.written);
   ASSERT_TRUE(store_
                   ->Read([&](Database& db) -> absl::Status {
                     const auto rows = store::ListAudit(db, {}).value();

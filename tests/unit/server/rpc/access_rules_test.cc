@@ -13,8 +13,7 @@
 #include "common/tls/peer.h"
 #include "server/app/check.h"
 #include "server/app/credentials.h"
-#include "server/rpc/principal.h"
-#include "server/rpc/rules.h"
+#include "server/rpc/grpc_methods.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "tests/e2e/every_rpc.h"
 #include "tests/unit/server/rpc/raw_call.h"
@@ -28,17 +27,17 @@ using sft::testing_support::CallEveryRpc;
 using sft::testing_support::Outcome;
 using testing::HasSubstr;
 
-TEST(RulesTest, TheTableHasEachRpcOfTheContractOnceAndNoOther) {
-  std::multiset<std::string> table;
-  for (const Rule& rule : Rules()) table.insert(std::string(rule.method));
+TEST_F(SecureServerTest, TheTableHasEachMethodOfTheContractAndNoOther) {
+  std::set<std::string> table;
+  for (const auto& [name, method] : server_->methods().all()) table.insert(PathOf(name));
   const std::vector<std::string> all = sft::testing_support::EveryRpc();
-  EXPECT_EQ(table, std::multiset<std::string>(all.begin(), all.end()));
+  EXPECT_EQ(table, std::set<std::string>(all.begin(), all.end()));
 }
 
-TEST(RulesTest, WhatChangesSomethingIsRecordedAndNeedsMoreThanLooking) {
-  for (const Rule& rule : Rules()) {
-    if (rule.change && rule.caller == Caller::kUser) {
-      EXPECT_GE(rule.role, Role::kSubmitter) << rule.method;
+TEST_F(SecureServerTest, WhatChangesSomethingIsRecordedAndNeedsMoreThanLooking) {
+  for (const auto& [name, method] : server_->methods().all()) {
+    if (method.rule.audit == Audit::kChange && method.rule.caller == Caller::kUser) {
+      EXPECT_GE(method.rule.role, Role::kSubmitter) << name;
     }
   }
 }
@@ -101,8 +100,8 @@ TEST_F(SecureServerTest, AViewerSeesAndChangesNothing) {
   ASSERT_TRUE(Submit(ann, &job).ok());
   const auto viewer = With(UserToken("vic", "alpha", v1::VIEWER));
   for (const Outcome& call : CallEveryRpc(viewer, NamesOf(job))) {
-    const Rule& rule = *FindRule(call.method);
-    if (rule.change || rule.role > Role::kViewer || rule.caller == Caller::kNode) {
+    const Rule& rule = server_->methods().Find(MethodOf(call.method))->rule;
+    if (rule.audit == Audit::kChange || rule.role > Role::kViewer || rule.caller == Caller::kNode) {
       EXPECT_EQ(call.code, StatusCode::PERMISSION_DENIED) << call.method << ": " << call.message;
     } else if (call.method == "/sft.v1.JobService/GetJob") {
       EXPECT_EQ(call.code, StatusCode::OK) << call.message;
@@ -145,14 +144,14 @@ TEST_F(SecureServerTest, WhatAnotherProjectHasIsNotThere) {
     for (const Outcome& call : CallEveryRpc(bob, names)) {
       EXPECT_EQ(call.answers.find(id), std::string::npos) << call.method;
       EXPECT_EQ(call.answers.find("secret of alpha"), std::string::npos) << call.method;
-      const Rule& rule = *FindRule(call.method);
+      const Rule& rule = server_->methods().Find(MethodOf(call.method))->rule;
       if (rule.place == Place::kNamed) {
         EXPECT_EQ(call.code, StatusCode::NOT_FOUND) << call.method << ": " << call.message;
         // As of a job that is nowhere.
         EXPECT_EQ(call.message, "no job \"" + id + "\": `sftctl list` shows them") << call.method;
       } else if (call.method == "/sft.v1.SchedulingService/CancelSweep") {
         EXPECT_EQ(call.code, StatusCode::NOT_FOUND) << call.message;
-      } else if (rule.change || rule.place == Place::kProject) {
+      } else if (rule.audit == Audit::kChange || rule.place == Place::kProject) {
         EXPECT_EQ(call.code, StatusCode::PERMISSION_DENIED) << call.method << ": " << call.message;
       }
     }
@@ -358,7 +357,7 @@ TEST_F(NodeTest, ANodeSpeaksForItselfAndNobodyElse) {
   const auto node = As(key_, certificate_);
   for (const Outcome& call :
        CallEveryRpc(node, {{"node", "node-b"}, {"sha256", std::string(64, 'a')}})) {
-    const Rule& rule = *FindRule(call.method);
+    const Rule& rule = server_->methods().Find(MethodOf(call.method))->rule;
     if (rule.caller == Caller::kUser || rule.caller == Caller::kJoiner) {
       EXPECT_EQ(call.code, StatusCode::PERMISSION_DENIED) << call.method << ": " << call.message;
     }

@@ -1,8 +1,8 @@
+#include "server/rpc/gate.h"
+
 #include <gtest/gtest.h>
 
 #include <optional>
-
-#include "server/rpc/principal.h"
 
 namespace sft::server {
 namespace {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <grpcpp/grpcpp.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -35,7 +36,7 @@ class ServicesTest : public testing::Test {
     settings.data_dir = dir_;
     settings.listen = {"127.0.0.1", 0};
     settings.http = "off";
-    settings.upload_patience = std::chrono::seconds(2);
+    settings.read_patience = std::chrono::seconds(2);
     auto server = Server::Start(settings, Clock::Real());
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);

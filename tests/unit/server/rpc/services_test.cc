@@ -170,7 +170,7 @@ TEST_F(ServicesTest, MoreWatchesOfTheHealthThanTheLimitAreRefusedUntilOneEnds) {
 TEST_F(ServicesTest, ReflectionHoldsFewStreams) {
   grpc::GenericStub stub(rpc::MakeChannel(server_->address()));
   grpc::CompletionQueue queue;
-  const int count = Gate::kMaxStreamsWithoutRule + 1;
+  const int count = Gate::kMaxStreamsOfLibrary + 1;
   std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
   std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> calls;
   std::vector<grpc::Status> ends(count);

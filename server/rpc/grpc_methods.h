@@ -1,0 +1,52 @@
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/service_type.h>
+#include <grpcpp/support/async_stream.h>
+
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include "server/rpc/methods.h"
+#include "server/rpc/read_deadlines.h"
+
+namespace sft::server {
+
+// "JobService.GetJob" as gRPC's path of it, "/sft.v1.JobService/GetJob".
+std::string PathOf(std::string_view method);
+// The other way round; empty: it is none of ours.
+std::string MethodOf(std::string_view path);
+
+// What a call of gRPC brings of its caller.
+CallOrigin OriginOf(const grpc::ServerContextBase& context);
+
+// All methods as gRPC serves them, one thread a call: bytes come in and go out here, and each call
+// goes through the door. The streams of workers are taken from a queue instead (Sessions).
+class GrpcMethods final : public grpc::Service {
+ public:
+  // How long a caller that has begun to send may send nothing before its call is ended; what came
+  // of an upload is kept for a resume.
+  static constexpr std::chrono::minutes kReadPatience{2};
+
+  // Borrowed.
+  GrpcMethods(const Methods& methods, Door& door, Clock& clock,
+              Nanos read_patience = kReadPatience);
+
+  // The next stream of a worker goes to `stream`; then `tag` is in the queue.
+  void RequestSession(grpc::ServerContext* context,
+                      grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>* stream,
+                      grpc::ServerCompletionQueue* queue, void* tag) {
+    RequestAsyncBidiStreaming(session_, context, stream, queue, queue, tag);
+  }
+
+ private:
+  void AddMethodOf(const Method& method);
+
+  std::deque<std::string> paths_;
+  Door& door_;
+  ReadDeadlines deadlines_;
+  int session_ = -1;  // its index
+};
+
+}  // namespace sft::server
