@@ -215,8 +215,8 @@ class Lister {
   void TellIfTooMany(const std::string& dir) {
     if (left_ >= 0 || models_.size() >= kMaxModels || !seen_.insert(LastPart(dir)).second) return;
     v1::Model& model = models_.emplace_back();
-    model.set_id(LastPart(dir));
-    model.set_path(dir);
+    model.set_id(ToUtf8(LastPart(dir)));
+    model.set_path(ToUtf8(dir));
     model.set_problem(
         fmt::format("there are more than {} entries in it and its folders, and no more were looked "
                     "at: give the "
@@ -264,8 +264,13 @@ absl::StatusOr<std::string> FindById(const std::string& id, const NodeSetup& set
 
 v1::Model InspectModel(const std::string& dir, const std::string& id, const NodeSetup& setup) {
   v1::Model model;
-  model.set_id(id);
-  model.set_path(dir);
+  // A message with other bytes would not arrive, and the node with it.
+  model.set_id(ToUtf8(id));
+  model.set_path(ToUtf8(dir));
+  if (!IsUtf8(dir)) {
+    model.set_problem("its folder's name is not UTF-8");
+    return model;
+  }
   const std::vector<std::string> roots = ModelRoots(setup);
   if (const absl::Status files = CheckFiles(dir, roots); !files.ok()) {
     model.set_problem(ToUtf8(Message(files)));

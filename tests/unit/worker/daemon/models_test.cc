@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <map>
 
+#include "common/base/utf8.h"
 #include "tests/unit/worker/daemon/test_node.h"
 
 namespace sft::worker {
@@ -79,6 +81,17 @@ TEST_F(ModelsTest, AFileOfAModelThatLeadsOutOrIsNoFileIsRefused) {
   ASSERT_EQ(unlink(config.c_str()), 0);
   ASSERT_EQ(mkfifo(config.c_str(), 0600), 0);
   EXPECT_EQ(ListModels(setup_).size(), 1U) << "the list waits for nobody to write into a pipe";
+}
+
+// Text that is not UTF-8 ends the node's stream.
+TEST_F(ModelsTest, AFolderWhoseNameIsNotUtf8IsListedWithThatProblem) {
+  std::filesystem::copy(dir_ + "/models/tiny", dir_ + "/models/ti\xffny");
+  bool listed = false;
+  for (const v1::Model& model : ListModels(setup_)) {
+    EXPECT_TRUE(IsUtf8(model.id() + model.path() + model.problem()));
+    listed = listed || model.problem() == "its folder's name is not UTF-8";
+  }
+  EXPECT_TRUE(listed);
 }
 
 TEST_F(ModelsTest, WhatNobodyReadsIsNotLookedAt) {
