@@ -1,9 +1,7 @@
 #include "server/http/http_server.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netdb.h>
 #include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
@@ -14,6 +12,7 @@
 #include <cerrno>
 
 #include "common/obs/log.h"
+#include "common/rpc/listen.h"
 
 namespace sft::server {
 namespace {
@@ -23,38 +22,6 @@ constexpr int kBacklog = 128;
 constexpr std::chrono::milliseconds kAcceptPause{100};
 
 MonoTime Now() { return Clock::Real().Mono(); }
-
-absl::StatusOr<io::UniqueFd> Listen(const rpc::Endpoint& endpoint) {
-  addrinfo hints{};
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int code =
-      getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
-  if (code != 0) {
-    return InvalidArgument(fmt::format("--http {}: {}", endpoint.ToString(), gai_strerror(code)));
-  }
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
-  io::UniqueFd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int on = 1;
-  if (!fd.valid() || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-      ::bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 ||
-      ::listen(fd.get(), kBacklog) != 0) {
-    return Annotate(ErrnoStatus(endpoint.ToString(), errno),
-                    "cannot listen for HTTP (give another --http HOST:PORT, or --http off)");
-  }
-  return fd;
-}
-
-int PortOf(int fd) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof(address);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
-  if (address.ss_family == AF_INET6) {
-    return ntohs(reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port);
-  }
-  return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
-}
 
 }  // namespace
 
@@ -66,7 +33,14 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const rpc::Endpoin
         fmt::format("--http {}: only loopback addresses are served until TLS and tokens exist",
                     endpoint.ToString()));
   }
-  SFT_ASSIGN_OR_RETURN(io::UniqueFd listener, Listen(endpoint));
+  auto listening = rpc::Listen(endpoint);
+  if (!listening.ok()) {
+    return Annotate(listening.status(),
+                    fmt::format("cannot listen for HTTP on {} (give another --http HOST:PORT, or "
+                                "--http off)",
+                                endpoint.ToString()));
+  }
+  io::UniqueFd listener = std::move(listening->front());
   io::UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus("cannot create an eventfd", errno);
   std::unique_ptr<HttpServer> server(new HttpServer(
@@ -79,7 +53,7 @@ HttpServer::HttpServer(io::UniqueFd listener, io::UniqueFd wake, rpc::Endpoint e
     : listener_(std::move(listener)),
       wake_(std::move(wake)),
       endpoint_(std::move(endpoint)),
-      port_(PortOf(listener_.get())),
+      port_(rpc::PortOf(listener_.get())),
       options_(options) {
   for (Page& page : pages) {
     makers_.push_back(std::make_unique<Maker>());

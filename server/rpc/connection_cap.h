@@ -1,45 +1,41 @@
 #pragma once
 
-#include <grpcpp/grpcpp.h>
-
+#include <chrono>
+#include <cstdint>
 #include <map>
-#include <memory>
 
 #include "common/base/clock.h"
-#include "common/base/mutex.h"
 
 namespace sft::server {
 
-// How many connections a gRPC server holds at once. The library has no such limit, and where it
-// runs out of descriptors it never accepts again. Thread-safe.
+// How many connections a server holds at once, so that some descriptors are left for its files. Of
+// one thread.
 class ConnectionCap {
  public:
   // What the process may open, less what files and the rest of the server need.
   static int Default();
 
-  ConnectionCap(int most, Clock& clock) : most_(most), clock_(clock) {}
+  ConnectionCap(int most, Clock& clock) : most_(most), clock_(&clock) {}
 
-  // Of a socket that was accepted just now; one too many is shut down, so that whoever owns it
-  // closes it.
-  void Take(int socket);
+  // Whether there is room for a socket that was accepted just now; one too many is to be closed.
+  // The log has a line, not one for each.
+  bool Takes(int socket);
+  // Accepting failed with this errno: a line of the log now and then.
+  void Failed(int error);
   int most() const { return most_; }
 
  private:
   // Of the sockets taken those that are open. A number that another file has by now is none.
-  void Prune() SFT_REQUIRES(mutex_);
+  void Prune();
+  bool IsNews();
 
   static constexpr std::chrono::seconds kTellAgain{10};
   static constexpr std::chrono::milliseconds kLookAgain{100};
-  const int most_;
-  Clock& clock_;
-  Mutex mutex_;
-  std::map<int, uint64_t> open_ SFT_GUARDED_BY(mutex_);  // inodes by descriptor
-  MonoTime pruned_ SFT_GUARDED_BY(mutex_){};
-  MonoTime told_ SFT_GUARDED_BY(mutex_){};
-  int64_t refused_ SFT_GUARDED_BY(mutex_) = 0;  // since told_
+  int most_;
+  Clock* clock_;
+  std::map<int, uint64_t> open_;  // inodes by descriptor
+  MonoTime pruned_{}, told_{};
+  int64_t refused_ = 0;  // since told_
 };
-
-// Has the sockets that a server accepts taken by a cap.
-void CapConnections(std::shared_ptr<ConnectionCap> cap, grpc::ServerBuilder& builder);
 
 }  // namespace sft::server

@@ -39,12 +39,10 @@ absl::Status CheckShown(const google::protobuf::Message& request) {
 }  // namespace
 
 absl::Status Door::Serve(const Method& method, Exchange& exchange) {
-  gate_.Count(1);
   CallContext call(gate_, method.rule, exchange);
   absl::Status status = method.run(*this, call, exchange);
   if (!call.refusal_.ok()) status = call.refusal_;
   Record(call, status);
-  gate_.Count(-1);
   return status;
 }
 

@@ -6,8 +6,6 @@ namespace sft::server {
 namespace {
 
 constexpr std::chrono::seconds kTellAgain{10};
-// Who calls once will soon call again.
-constexpr std::chrono::seconds kMoment{2};
 constexpr size_t kMaxTold = 4096;
 
 }  // namespace
@@ -63,12 +61,5 @@ void Gate::EndStream(const std::string& who) {
   const auto of_one = streams_of_.find(who);
   if (--of_one->second == 0) streams_of_.erase(of_one);
 }
-
-void Gate::Count(int change) {
-  last_call_ = clock_.Mono();
-  under_way_ += change;
-}
-
-bool Gate::Quiet() const { return under_way_ == 0 && clock_.Mono() - last_call_.load() > kMoment; }
 
 }  // namespace sft::server

@@ -2,7 +2,6 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <atomic>
 #include <map>
 #include <string>
 #include <string_view>
@@ -17,7 +16,7 @@ namespace sft::server {
 // Who calls an open server.
 inline constexpr char kLocalPrincipal[] = "local";
 
-// What all calls share: who is who, how many calls and streams there are, and what was refused.
+// What all calls share: who is who, how many streams there are, and what was refused.
 // Whether one may be made is decided by the door (door.h) with the method's rule. A server on
 // loopback without TLS is open: everybody on the machine is the local user, who may do everything.
 // Every other server asks for TLS and a token, or a node's certificate, before anything else looks
@@ -33,11 +32,6 @@ class Gate {
   bool open() const { return open_; }
   Store& store() { return store_; }
   int64_t now_us() const { return UnixMicros(clock_.Wall()); }
-
-  // A call begins (1) or has ended (-1), or somebody dials (0); workers' streams do not count.
-  void Count(int change);
-  // No call is under way, nor was one a moment ago.
-  bool Quiet() const;
 
   // Streams at once, of which each holds a thread of the server: of all callers, of one of them,
   // and of the library's own services (reflection). The rest of the threads is for plain calls.
@@ -58,8 +52,6 @@ class Gate {
   Clock& clock_;
   const bool open_;
   FailedCalls failed_;
-  std::atomic<int> under_way_ = 0;
-  std::atomic<MonoTime> last_call_{};
   Mutex mutex_;
   std::map<std::string, MonoTime> told_ SFT_GUARDED_BY(mutex_);
   std::map<std::string, int> streams_of_ SFT_GUARDED_BY(mutex_);  // none at 0

@@ -9,7 +9,6 @@
 
 #include "common/rpc/server_options.h"
 #include "server/rpc/authenticator.h"
-#include "server/rpc/connection_cap.h"
 #include "server/rpc/library_calls.h"
 
 namespace sft::server {
@@ -41,6 +40,15 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     return PermissionDenied(endpoint.ToString() +
                             " is not loopback, and is not served without TLS");
   }
+  auto listener = Listener::Open(
+      endpoint,
+      {connections.most > 0 ? connections.most : ConnectionCap::Default(), Clock::Real()});
+  if (!listener.ok()) {
+    return Unavailable(
+        fmt::format("cannot listen on {}: {}; stop the other server, or give another --listen "
+                    "HOST:PORT",
+                    endpoint.ToString(), Message(listener.status())));
+  }
   gpr_set_log_function(TakeGrpcLog);
   // The distribution's build of the library beneath gRPC looks for deadlocks at each of its locks.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
@@ -50,10 +58,6 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   const auto millis = [](std::chrono::milliseconds time) { return static_cast<int>(time.count()); };
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, millis(connections.idle));
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, millis(connections.handshake));
-  CapConnections(
-      std::make_shared<ConnectionCap>(
-          connections.most > 0 ? connections.most : ConnectionCap::Default(), Clock::Real()),
-      builder);
   // By default a thread ends when two others wait for calls, and the next burst makes new ones.
   builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 2);
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 16);
@@ -65,20 +69,18 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   // Where one is polled, the library lets no other thread look at sockets, but those of methods
   // with callbacks: so there are none, not even the library's own service for health.
   std::unique_ptr<grpc::ServerCompletionQueue> queue = builder.AddCompletionQueue();
-  builder.AddListeningPort(endpoint.ToString(), ServerCredentials(gate, methods, tls),
-                           &made->port_);
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || made->port_ == 0) {
-    if (server != nullptr) server->Shutdown();
-    queue->Shutdown();
-    return Unavailable(
-        fmt::format("cannot listen on {}: the port is in use or may not be opened; stop the other "
-                    "server, or give "
-                    "another --listen HOST:PORT",
-                    endpoint.ToString()));
-  }
-  made->server_ = std::move(server);
-  sessions.Start(made->methods_, door, std::move(queue), made->port_);
+  made->listener_ = *std::move(listener);
+  made->acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      ServerCredentials(gate, methods, tls));
+  made->server_ = builder.BuildAndStart();
+  if (made->server_ == nullptr) return Internal("the gRPC server cannot be built");
+  sessions.Start(made->methods_, door, std::move(queue));
+  made->listener_->Start([acceptor = made->acceptor_.get()](int fd) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.fd = fd;
+    acceptor->HandleNewConnection(&connection);
+  });
   return made;
 }
 
@@ -86,6 +88,7 @@ GrpcServer::~GrpcServer() { Stop(); }
 
 void GrpcServer::Stop() {
   if (server_ == nullptr) return;
+  listener_->Stop();
   health_.Stop();
   server_->Shutdown(gpr_time_from_seconds(1, GPR_TIMESPAN));
   server_->Wait();

@@ -11,6 +11,7 @@
 #include "common/tls/certificate.h"
 #include "server/rpc/grpc_methods.h"
 #include "server/rpc/health_service.h"
+#include "server/rpc/listener.h"
 #include "server/rpc/sessions.h"
 
 namespace sft::server {
@@ -41,7 +42,7 @@ class GrpcServer {
 
   // Refuses new calls, gives the running ones a moment, then cuts them off.
   void Stop();
-  int port() const { return port_; }
+  int port() const { return listener_->port(); }
   // A channel inside this process, for tests.
   std::shared_ptr<grpc::Channel> InProcessChannel();
 
@@ -53,7 +54,8 @@ class GrpcServer {
   GrpcMethods methods_;
   HealthService health_;
   Sessions& sessions_;
-  int port_ = 0;
+  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
 };
 

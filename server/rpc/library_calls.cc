@@ -17,11 +17,9 @@ class Watch final : public grpc::experimental::Interceptor {
   Watch(Gate& gate, ServerRpcInfo& info)
       : gate_(gate), context_(info.server_context()), method_(info.method()) {
     counts_ = info.type() != ServerRpcInfo::Type::UNARY && !method_.starts_with(kHealth);
-    gate_.Count(1);
   }
   ~Watch() override {
     if (counted_) gate_.EndStream(kOfLibrary);
-    gate_.Count(-1);
   }
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {

@@ -149,7 +149,6 @@ void Session::Observe(const v1::Observed& observed) {
       sessions_.registry_.Hear(node_, link_.get(), observed);
   if (!news.ok() || news->idle) {
     if (news.ok()) Enqueue(AnswerTo(observed));
-    sessions_.may_rest_ = news.ok();
     Handled(news.status());
     return;
   }

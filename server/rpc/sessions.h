@@ -10,7 +10,6 @@
 #include "common/base/mutex.h"
 #include "server/core/worker_registry.h"
 #include "server/rpc/door.h"
-#include "server/rpc/doorbell.h"
 #include "server/rpc/grpc_methods.h"
 #include "server/rpc/hands.h"
 #include "sft/v1/worker_service.pb.h"
@@ -27,10 +26,9 @@ class Sessions {
   Sessions(WorkerRegistry& registry, const Rule& rule) : registry_(registry), rule_(rule) {}
   ~Sessions();
 
-  // From when the server has started that was built with `methods` and `queue` and listens on
-  // `port`. Methods and door are borrowed.
-  void Start(GrpcMethods& methods, Door& door, std::unique_ptr<grpc::ServerCompletionQueue> queue,
-             int port);
+  // From when the server has started that was built with `methods` and `queue`. Methods and door
+  // are borrowed.
+  void Start(GrpcMethods& methods, Door& door, std::unique_ptr<grpc::ServerCompletionQueue> queue);
   // After the server's shutdown: returns when no stream is left.
   void Stop();
 
@@ -38,8 +36,6 @@ class Sessions {
   friend class Session;
 
   void Loop();
-  // The next event, after a rest perhaps; false at the end.
-  bool Next(void*& tag, bool& ok);
   // Of thread_; valid until the next one. Null for what is no message.
   v1::WorkerMessage* Parse(grpc::ByteBuffer& bytes);
   void Count(int change) SFT_EXCLUDES(mutex_);
@@ -50,8 +46,6 @@ class Sessions {
   Door* door_ = nullptr;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<Hands> hands_;
-  bool may_rest_ = false;  // of thread_: it has heard of a node that has nothing
-  std::unique_ptr<Doorbell> doorbell_;
   alignas(8) std::array<char, 16 << 10> block_;  // most messages need no more
   google::protobuf::Arena arena_{block_.data(), block_.size()};
 

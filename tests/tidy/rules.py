@@ -10,7 +10,7 @@ EDGES = {
     "common/spec": ["common/base"],
     "common/plan": ["common/base", "common/spec"],
     "common/tls": ["common/base", "common/io"],
-    "common/rpc": ["common/base", "proto"],
+    "common/rpc": ["common/base", "common/io", "proto"],
     "server/state": ["common/base"],
     "server/sched": ["common/base", "server/state"],
     "server/store": ["common/base", "common/io", "common/obs", "server/state"],

@@ -126,28 +126,47 @@ TEST_F(ConnectionCapTest, ThoseTooManyAreClosedAndThereIsRoomWhenTheOthersAre) {
   EXPECT_TRUE(Call(Channel()).ok());
 }
 
+// The library's own listening would end at the first accept that fails.
+TEST_F(ConnectionCapTest, AServerThatRanOutOfDescriptorsAcceptsAgain) {
+  Start({.most = 100'000, .idle = std::chrono::hours(1), .handshake = std::chrono::hours(1)});
+  ASSERT_TRUE(Call(Channel()).ok());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  std::vector<io::UniqueFd> open;
+  for (int i = 0; i < 20; ++i) open.push_back(Dial());
+  // None is left, neither for the server's end of a connection nor for ours.
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(open.back().get());
+  std::vector<io::UniqueFd> waiting;
+  for (int i = 0; i < 20; ++i) {
+    waiting.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(port_));
+  for (const io::UniqueFd& fd : waiting) {
+    EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  }
+  std::this_thread::sleep_for(milliseconds(300));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(Call(Channel()).ok());
+}
+
 TEST(ConnectionCap, ItHoldsSoManyAndForgetsThoseThatAreClosed) {
   FakeClock clock;
   ConnectionCap cap(2, clock);
-  const auto pair = [](io::UniqueFd(&ends)[2]) {
-    int fds[2];
-    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-    ends[0] = io::UniqueFd(fds[0]);
-    ends[1] = io::UniqueFd(fds[1]);
-  };
-  const auto is_open = [](const io::UniqueFd& other) {
-    pollfd polled{other.get(), POLLIN, 0};
-    return poll(&polled, 1, 0) == 0;
-  };
-  io::UniqueFd pairs[4][2];
-  for (auto& each : pairs) pair(each);
-  for (int i = 0; i < 3; ++i) cap.Take(pairs[i][0].get());
-  EXPECT_TRUE(is_open(pairs[0][1]) && is_open(pairs[1][1]));
-  EXPECT_FALSE(is_open(pairs[2][1]));
-  pairs[0][0] = io::UniqueFd();
+  io::UniqueFd sockets[4];
+  for (auto& each : sockets) {
+    each = io::UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  }
+  EXPECT_TRUE(cap.Takes(sockets[0].get()));
+  EXPECT_TRUE(cap.Takes(sockets[1].get()));
+  EXPECT_FALSE(cap.Takes(sockets[2].get()));
+  sockets[0] = io::UniqueFd();
   clock.Advance(milliseconds(150));
-  cap.Take(pairs[3][0].get());
-  EXPECT_TRUE(is_open(pairs[3][1]));
+  EXPECT_TRUE(cap.Takes(sockets[3].get()));
 }
 
 TEST(ConnectionCap, ItLeavesDescriptorsForTheRest) {

@@ -12,7 +12,7 @@ namespace {
 
 using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
+using ProtoMessage = google::protobuf::Message;
 using testing::HasSubstr;
 
 using Path = std::vector<const FieldDescriptor*>;
@@ -30,7 +30,7 @@ void FindEnums(const Descriptor& type, Path& path, std::vector<Path>& found) {
   }
 }
 
-void SetEnum(Message& message, const Path& path, size_t at, int value) {
+void SetEnum(ProtoMessage& message, const Path& path, size_t at, int value) {
   const auto& reflection = *message.GetReflection();
   const FieldDescriptor* field = path[at];
   if (field->enum_type() != nullptr) {
@@ -58,7 +58,7 @@ TEST_F(SecureServerTest, EachEnumOfEachRequestIsChecked) {
     for (const Path& each : enums) {
       const auto set = [&](int value) {
         google::protobuf::DynamicMessageFactory factory;
-        const std::unique_ptr<Message> request(factory.GetPrototype(&type)->New());
+        const std::unique_ptr<ProtoMessage> request(factory.GetPrototype(&type)->New());
         SetEnum(*request, each, 0, value);
         return CheckKnownValues(*request);
       };

@@ -274,7 +274,7 @@ TEST_F(ServicesTest, APortInUseIsSaid) {
   settings.listen = rpc::ParseEndpoint(server_->address()).value();
   const absl::Status status = Server::Start(settings, Clock::Real()).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_NE(Message(status).find("port is in use"), std::string_view::npos) << status;
+  EXPECT_NE(Message(status).find("Address already in use"), std::string_view::npos) << status;
   (void)io::RemoveAll(dir);
 }
 

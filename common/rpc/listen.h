@@ -1,0 +1,19 @@
+#pragma once
+
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/io/file.h"
+#include "common/rpc/endpoint.h"
+
+namespace sft::rpc {
+
+// Sockets that listen on all addresses of an endpoint's host, at one port, without waiting; port 0
+// takes any free one. "0.0.0.0" means both families where the machine has them. UNAVAILABLE with
+// the reason where the port is in use or may not be opened; INVALID_ARGUMENT for a host without an
+// address.
+absl::StatusOr<std::vector<io::UniqueFd>> Listen(const Endpoint& endpoint);
+// Of a socket that listens; 0: it is none.
+int PortOf(int socket);
+
+}  // namespace sft::rpc
