@@ -9,6 +9,13 @@ namespace sft {
 inline int64_t CeilDiv(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 inline int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
 
+// The largest divisor of n that is at most `at_most`, and at least 1.
+inline int64_t LargestDivisor(int64_t n, int64_t at_most) {
+  int64_t divisor = std::clamp<int64_t>(at_most, 1, n);
+  while (n % divisor != 0) --divisor;
+  return divisor;
+}
+
 // What a micro-batch's tokens are padded to: up to an eighth more, or up to 63 tokens, a multiple
 // of 64.
 inline int64_t RoundTokens(int64_t tokens) {

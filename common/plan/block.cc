@@ -3,39 +3,12 @@
 #include <algorithm>
 
 #include "common/base/round.h"
+#include "common/plan/attention_calls.h"
 
 namespace sft::plan {
 namespace {
 
 constexpr int64_t kStatisticBytes = 4;
-// As cudnn_attention.h.
-constexpr int64_t kCudnnWorkspace = int64_t{5} << 28;
-constexpr int64_t kCudnnMost = int64_t{9} << 29;
-// As cudnn_slabs.cc.
-constexpr int64_t kSlab = 4096;
-constexpr int64_t kLeastSlab = 128;
-constexpr int64_t kSlabWorkspace = int64_t{5} << 30;
-constexpr int64_t kWorkspaceOfToken = int64_t{80} << 10;
-
-// Of cuDNN's backward, for one key head of one document.
-int64_t KeyHeadWorkspace(const ModelShape& s, int64_t queries, int64_t keys, bool deterministic) {
-  const int64_t group = s.heads / s.kv_heads;
-  const int64_t scores =
-      deterministic ? RoundUp(queries, 64) * RoundUp(keys, 128) * 2 : queries * s.head_dim * 4;
-  const int64_t full_heads = group > 1 ? 2 * keys * s.head_dim * 2 : 0;
-  return group * (scores + full_heads + queries * kStatisticBytes);
-}
-
-// As MatrixInfo::RowStride (worker/engine/weights/layout.h).
-int64_t Stride(int64_t columns, int64_t spare) {
-  return spare == 0 ? columns : RoundUp(columns + spare, 64);
-}
-
-int64_t LargestDivisor(int64_t n, int64_t at_most) {
-  int64_t divisor = std::clamp<int64_t>(at_most, 1, n);
-  while (n % divisor != 0) --divisor;
-  return divisor;
-}
 
 constexpr int Index(Recompute level) { return static_cast<int>(level); }
 
@@ -73,25 +46,24 @@ int64_t OnePassPartials(const ModelShape& s, const spec::JobSpec& job, const Blo
   return s.intermediate % strip == 0 ? s.intermediate / strip * 2 * rank * 4 : 0;
 }
 
-}  // namespace
-
-std::string_view NameOf(Recompute level) {
-  static constexpr std::string_view kNames[] = {"nothing", "norms", "mlp", "all"};
-  return kNames[Index(level)];
+BackwardHeads HeadsOf(const ModelShape& s, bool deterministic) {
+  return {s.kv_heads, s.heads / s.kv_heads, s.head_dim, deterministic};
 }
+
+}  // namespace
 
 BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) {
   const BlockMatrices m = MatricesOf(s, job);
   const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
   Rows r{};
   r.hidden = s.hidden * e;
-  r.input_normed = Stride(s.hidden, m.qkv.rank) * e;
-  r.middle_normed = Stride(s.hidden, m.gate_up.rank) * e;
+  r.input_normed = RowStride(s.hidden, m.qkv.rank) * e;
+  r.middle_normed = RowStride(s.hidden, m.gate_up.rank) * e;
   r.qkv = (q + 2 * kv) * e;
   r.heads = s.qk_norm ? (q + kv) * e : 0;
-  r.attended = Stride(q, m.o.rank) * e;
-  r.gate_up = Stride(2 * s.intermediate, m.gate_up.rank) * e;
-  r.activated = Stride(s.intermediate, m.down.rank) * e;
+  r.attended = RowStride(q, m.o.rank) * e;
+  r.gate_up = RowStride(2 * s.intermediate, m.gate_up.rank) * e;
+  r.activated = RowStride(s.intermediate, m.down.rank) * e;
   r.lse = s.heads * kStatisticBytes;
   r.attention_xa = (m.qkv.rank + m.o.rank) * e;
   r.gate_up_xa = m.gate_up.rank * e;
@@ -107,8 +79,8 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   const int64_t norms = r.input_normed + r.middle_normed + r.heads + activated;
   cost.saved = {kept_always + mlp + norms, kept_always + mlp, kept_always, r.hidden};
   const int64_t all = cost.saved[Index(Recompute::kNothing)];
-  const int64_t dqkv = Stride(q + 2 * kv, m.qkv.rank) * e;
-  const int64_t dy = Stride(s.hidden, std::max(m.o.rank, m.down.rank)) * e;
+  const int64_t dqkv = RowStride(q + 2 * kv, m.qkv.rank) * e;
+  const int64_t dy = RowStride(s.hidden, std::max(m.o.rank, m.down.rank)) * e;
   for (int level = 0; level < kRecomputeLevels; ++level) {
     const int64_t kept = cost.saved[level];
     cost.forward[level] = all - activated + r.activated - kept + r.hidden;
@@ -133,7 +105,8 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   cost.weights_again = {0, 0, m.gate_up.weights(), cost.weights};
   int64_t adapter_forward = 0;
   for (const BlockMatrices::Matrix* matrix : {&m.qkv, &m.o, &m.gate_up, &m.down}) {
-    cost.matrix_elements += (matrix->rows + matrix->rank) * Stride(matrix->columns, matrix->rank);
+    cost.matrix_elements +=
+        (matrix->rows + matrix->rank) * RowStride(matrix->columns, matrix->rank);
     if (matrix->rank == 0) continue;
     adapter_forward += matrix->columns * e;
     // The gradients of both factors and of their product.
@@ -149,29 +122,22 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
 }
 
 bool BackwardInSlabs(const ModelShape& s, int64_t length, bool deterministic) {
-  return KeyHeadWorkspace(s, length, length, deterministic) > kCudnnMost;
+  return HeadsOf(s, deterministic).InSlabs(length);
 }
 
 int64_t AttentionWorkspace(const ModelShape& s, int64_t documents, int64_t length,
                            bool deterministic) {
-  const auto units = [](int64_t one, int64_t most) { return std::max<int64_t>(1, most / one); };
-  const int64_t whole = KeyHeadWorkspace(s, length, length, deterministic);
-  if (!BackwardInSlabs(s, length, deterministic)) {
-    const int64_t heads = units(whole, kCudnnWorkspace);
-    if (heads < s.kv_heads) return LargestDivisor(s.kv_heads, heads) * whole;
-    return LargestDivisor(documents, heads / s.kv_heads) * s.kv_heads * whole;
+  const BackwardHeads heads = HeadsOf(s, deterministic);
+  if (!heads.InSlabs(length)) {
+    const BackwardCall call = CallOf(heads, documents, length);
+    return call.documents * call.kv_heads * heads.Workspace(length, length);
   }
-  int64_t queries = kSlab;
-  while (queries > kLeastSlab &&
-         KeyHeadWorkspace(s, queries, length, deterministic) > kSlabWorkspace) {
-    queries /= 2;
-  }
-  const int64_t one = KeyHeadWorkspace(s, queries, length, deterministic);
+  const int64_t queries = SlabQueries(heads, length);
   // A slab's own dk and dv in bf16, their sums in fp32, and its statistics.
   const int64_t sums = length * s.head_dim * 2 * (2 + 4);
-  const int64_t statistics = s.heads / s.kv_heads * queries * kStatisticBytes;
-  const int64_t workspace = std::clamp(kWorkspaceOfToken * length, kCudnnWorkspace, kSlabWorkspace);
-  return LargestDivisor(s.kv_heads, units(one, workspace)) * (one + sums + statistics);
+  const int64_t statistics = heads.group * queries * kStatisticBytes;
+  return SlabKeyHeads(heads, queries, length) *
+         (heads.Workspace(queries, length) + sums + statistics);
 }
 
 }  // namespace sft::plan

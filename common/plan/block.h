@@ -2,21 +2,15 @@
 
 #include <array>
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
+#include "common/plan/execution.h"
 #include "common/plan/memory.h"
 #include "common/plan/model_config.h"
 #include "common/plan/parameters.h"
 #include "common/spec/job_spec.h"
 
 namespace sft::plan {
-
-// What of a block's forward is computed again in its backward instead of kept; as
-// sft::engine::Recompute (worker/engine/model/decoder_block.h), in its order.
-enum class Recompute { kNothing, kNorms, kMlp, kAll };
-inline constexpr int kRecomputeLevels = 4;
-std::string_view NameOf(Recompute level);
 
 // What one token of a micro-batch costs in one block, from the shapes of the engine's buffers: rows
 // lie in buffers with room for the adapters (worker/engine/nn/projection.h).
@@ -47,7 +41,7 @@ BlockCost CostOfBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t
 // Whether attention's backward goes over such documents in slabs of queries, on a GPU.
 bool BackwardInSlabs(const ModelShape& shape, int64_t length, bool deterministic);
 // Memory that attention's backward works in, for `documents` of `length` tokens, on a GPU, in a
-// fixed order of summation or not (worker/engine/cuda/cudnn_attention.cc).
+// fixed order of summation or not (attention_calls.h).
 int64_t AttentionWorkspace(const ModelShape& shape, int64_t documents, int64_t length,
                            bool deterministic);
 

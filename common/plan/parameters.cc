@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "common/base/round.h"
+
 namespace sft::plan {
 namespace {
 
@@ -135,6 +137,10 @@ absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec:
     return InvalidArgument(fmt::format("{}: {}", problem->key, problem->message));
   }
   return UnitsOf(shape, job);
+}
+
+int64_t RowStride(int64_t columns, int64_t spare) {
+  return spare == 0 ? columns : RoundUp(columns + spare, 64);
 }
 
 BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job) {

@@ -55,6 +55,11 @@ struct ParameterCounts {
 };
 ParameterCounts CountParameters(const std::vector<Unit>& units);
 
+// Elements from one row to the next of a matrix with `spare` columns beside its own: a multiple of
+// 128 bytes of bf16, or `columns` alone where nothing is spare. Weights and activations have spare
+// columns for the adapters beside them.
+int64_t RowStride(int64_t columns, int64_t spare);
+
 // The linears of a block that read one input stand in one matrix (worker/engine/weights/layout.h).
 struct BlockMatrices {
   struct Matrix {

@@ -9,8 +9,6 @@ namespace sft::plan {
 namespace {
 
 constexpr int64_t kGradientBytes = 4;
-constexpr int64_t kLogitsElement = 4;  // HeadLoss::ChunkRows counts fp32
-constexpr int64_t kMinLogitsRows = 64;
 constexpr int64_t kSlots = 2;  // of a walk over blocks: one in use, one being filled
 // Workspaces of cuBLAS and of the products of factors.
 constexpr int64_t kLibraryWorkspace = int64_t{100} << 20;
@@ -22,10 +20,6 @@ constexpr int64_t kSlack = int64_t{64} << 20;
 // Of the peak, what carried weights leave free: beyond it the allocator has to map memory anew in
 // each step, 23 ms for Qwen3-32B on an H100.
 constexpr double kCarriedLeaves = 0.04;
-
-// HostOptimizer: elements of a transfer, and transfers under way in each direction.
-constexpr int64_t kHostPiece = int64_t{1} << 24;
-constexpr int64_t kHostSlots = 4;
 
 struct Moment {
   int64_t activations = 0, transients = 0, workspace = 0, logits = 0, communication = 0;
@@ -52,8 +46,8 @@ int64_t WireCopy(const Problem& p, size_t unit) {
   return copies ? p.wire_bytes() * p.trained[unit] : 0;
 }
 
-int64_t LogitsBytes(const Problem& p, const Choice& choice) {
-  return LogitsRows(p, choice) * p.shape.vocab * p.element_bytes;
+int64_t LogitsBytes(const Problem& p, const ExecutionPlan& run) {
+  return LogitsRows(p, run) * p.shape.vocab * p.element_bytes;
 }
 
 const Moment& Fuller(const Moment& a, const Moment& b) { return b.total() > a.total() ? b : a; }
@@ -71,15 +65,15 @@ struct Moments {
   }
 };
 
-Moments MomentsOf(const Problem& p, const Choice& choice) {
+Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
   Moments moments;
-  const int64_t tokens = MicroBatchTokens(p, choice);
+  const int64_t tokens = MicroBatchTokens(p, run);
   const BlockCost& block = p.block;
   const int64_t workspace =
-      AttentionWorkspace(p.shape, choice.rows, p.row_tokens, p.job.training.deterministic);
+      AttentionWorkspace(p.shape, run.rows, p.row_tokens, p.job.training.deterministic);
   int64_t saved = 0;  // of the blocks so far
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
-    const auto level = static_cast<size_t>(choice.LevelOf(layer));
+    const auto level = static_cast<size_t>(run.LevelOf(layer));
     const int64_t before = saved;
     saved += tokens * block.saved[level];
     const int64_t on_their_way = GradientsOnTheirWay(p, static_cast<size_t>(layer) + 1);
@@ -100,7 +94,7 @@ Moments MomentsOf(const Problem& p, const Choice& choice) {
   // The last block's output, the rows with targets, their norm, and the gradient of each.
   moments.head = {.activations = saved,
                   .transients = 4 * tokens * block.hidden_row,
-                  .logits = LogitsBytes(p, choice),
+                  .logits = LogitsBytes(p, run),
                   .communication =
                       GradientsOnTheirWay(p, p.units.size() - 1) + WireCopy(p, p.units.size() - 1)};
   return moments;
@@ -109,13 +103,14 @@ Moments MomentsOf(const Problem& p, const Choice& choice) {
 // What recorded blocks take more than others: their memory is theirs alone, so that the head's, or
 // a validation's, comes on top of their fullest moment; what goes in and comes out; libraries'
 // workspaces.
-int64_t GraphBytes(const Problem& p, const Choice& choice, const Moments& moments, int64_t tokens) {
+int64_t GraphBytes(const Problem& p, const ExecutionPlan& run, const Moments& moments,
+                   int64_t tokens) {
   constexpr int64_t kRows = 3;    // of hidden states: into the blocks, out, and the gradient
   constexpr int64_t kShared = 4;  // at most, for shapes that grow (BlockGraphs::Share)
   Moment worst;
   for (const Moment& block : moments.blocks) worst = Fuller(worst, block);
-  const auto level = static_cast<size_t>(choice.LevelOf(0));
-  const int64_t validation = tokens * p.block.forward[level] + LogitsBytes(p, choice);
+  const auto level = static_cast<size_t>(run.LevelOf(0));
+  const int64_t validation = tokens * p.block.forward[level] + LogitsBytes(p, run);
   const int64_t outside = std::max(moments.head.total() - moments.head.activations,
                                    p.job.training.validation.enabled ? validation : 0);
   return worst.total() + outside - moments.Worst().total() +
@@ -123,16 +118,16 @@ int64_t GraphBytes(const Problem& p, const Choice& choice, const Moments& moment
 }
 
 // Buffers that weights pass through, and bytes on their way into them.
-void AddScratch(const Problem& p, const Choice& choice, PeakMemory* memory) {
+void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) {
   const int64_t layers = p.shape.layers, e = p.element_bytes;
   const int64_t matrices = p.block.matrix_elements * e;
   const int64_t bytes = p.held.quantized_weights + p.held.host_weights;
   if (p.expands_blocks()) {
-    const int64_t slots = choice.prefetch || p.shards_weights() ? kSlots : 1;
-    const int64_t walked = std::min(slots, layers - choice.kept);
+    const int64_t slots = run.prefetch || p.shards_weights() ? kSlots : 1;
+    const int64_t walked = std::min(slots, layers - run.kept);
     memory->scratch_slots += walked * matrices;
-    memory->kept_copies = choice.kept * matrices;
-    memory->carried_copies = choice.carried * matrices;
+    memory->kept_copies = run.kept * matrices;
+    memory->carried_copies = run.carried * matrices;
     if (p.parts().weights > 1 || p.streams()) {
       memory->communication += walked * bytes * p.parts().weights / layers;
     }
@@ -186,7 +181,7 @@ int64_t Problem::host_piece() const {
 
 int64_t HostBytes(const Problem& p) {
   if (!p.offloads()) return p.held.host_weights;
-  const int64_t buffers = kHostSlots * p.host_piece() * (p.host_wire_bytes() + p.element_bytes);
+  const int64_t buffers = kHostTransfers * p.host_piece() * (p.host_wire_bytes() + p.element_bytes);
   return p.held.host_weights + p.held.host_masters + p.held.host_optimizer + buffers;
 }
 
@@ -200,45 +195,43 @@ int64_t PeakMemory::allocated() const {
          graphs;
 }
 
-bool MayRecord(const Problem& p, const Choice& choice) {
+bool MayRecord(const Problem& p, const ExecutionPlan& run) {
   const bool whole =
       !p.shards_weights() && !p.scatters_gradients() && !p.offloads() && !p.streams();
-  const bool kept = !p.expands_blocks() || choice.kept == p.shape.layers;
+  const bool kept = !p.expands_blocks() || run.kept == p.shape.layers;
   const bool drops = !p.job.full_finetune() && p.job.lora.dropout > 0;
   const bool fast_attention =
       p.element_bytes == 2 && p.shape.head_dim % 8 == 0 && p.shape.head_dim <= 256;
   return whole && kept && !drops && fast_attention;
 }
 
-int64_t MicroBatchTokens(const Problem& p, const Choice& choice) {
-  const int64_t tokens = choice.rows * p.row_tokens;
-  return choice.graphs ? RoundTokens(tokens) : tokens;
+int64_t MicroBatchTokens(const Problem& p, const ExecutionPlan& run) {
+  const int64_t tokens = run.rows * p.row_tokens;
+  return run.graphs ? RoundTokens(tokens) : tokens;
 }
 
-int64_t LogitsRows(const Problem& p, const Choice& choice) {
-  const int64_t rows =
-      std::max(kMinLogitsRows, choice.logits_bytes / (p.shape.vocab * kLogitsElement));
-  return std::min(rows, choice.rows * p.row_tokens);
+int64_t LogitsRows(const Problem& p, const ExecutionPlan& run) {
+  return std::min(run.LogitsRows(p.shape.vocab), run.rows * p.row_tokens);
 }
 
-PeakMemory PredictMemory(const Problem& problem, const Choice& choice) {
+PeakMemory PredictMemory(const Problem& problem, const ExecutionPlan& run) {
   PeakMemory memory;
   memory.quantized_weights = problem.held.quantized_weights;
   memory.weights = problem.held.frozen_weights - memory.quantized_weights;
   memory.trained_weights = problem.held.trained_weights + problem.held.master_weights;
   memory.gradients = problem.held.gradients;
   memory.optimizer = problem.held.optimizer;
-  if (choice.embedding_on_host) memory.weights -= problem.head_elements * problem.element_bytes;
-  AddScratch(problem, choice, &memory);
-  const int64_t tokens = MicroBatchTokens(problem, choice);
+  if (run.embedding_on_host) memory.weights -= problem.head_elements * problem.element_bytes;
+  AddScratch(problem, run, &memory);
+  const int64_t tokens = MicroBatchTokens(problem, run);
   memory.fixed = kLibraryWorkspace + tokens * (problem.shape.head_dim * 4 + 32);
   memory.host = HostBytes(problem);
   if (problem.offloads() && problem.host_wire_bytes() != kGradientBytes) {
     memory.fixed += problem.host_piece() * problem.host_wire_bytes();
   }
-  const Moments moments = MomentsOf(problem, choice);
+  const Moments moments = MomentsOf(problem, run);
   const Moment moment = moments.Worst();
-  if (choice.graphs) memory.graphs = GraphBytes(problem, choice, moments, tokens);
+  if (run.graphs) memory.graphs = GraphBytes(problem, run, moments, tokens);
   memory.activations = moment.activations;
   memory.transients = moment.transients;
   memory.attention_workspace = moment.workspace;
@@ -250,14 +243,14 @@ PeakMemory PredictMemory(const Problem& problem, const Choice& choice) {
   return memory;
 }
 
-int64_t MostCarried(const Problem& p, const Choice& choice) {
+int64_t MostCarried(const Problem& p, const ExecutionPlan& run) {
   if (!p.expands_blocks() || p.job.training.matmul == spec::Matmul::kFp8) return 0;
-  const Moments moments = MomentsOf(p, choice);
+  const Moments moments = MomentsOf(p, run);
   const auto peak = static_cast<double>(moments.Worst().total());
   const auto worst = static_cast<int64_t>(peak * (1 - kCarriedLeaves));
   const int64_t copy = p.block.matrix_elements * p.element_bytes;
-  const int64_t ahead = choice.prefetch ? 1 : 0;
-  int64_t most = p.shape.layers - choice.kept;
+  const int64_t ahead = run.prefetch ? 1 : 0;
+  int64_t most = p.shape.layers - run.kept;
   // With `most` blocks, those from `layer` on stand in block layer's backward, and `ahead` of them.
   for (int64_t layer = 0; layer < std::min(most + ahead, p.shape.layers); ++layer) {
     const int64_t room = worst - moments.blocks[layer].total();

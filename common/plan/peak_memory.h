@@ -4,31 +4,11 @@
 #include <vector>
 
 #include "common/plan/block.h"
+#include "common/plan/execution.h"
 #include "common/plan/memory.h"
 #include "common/plan/parameters.h"
 
 namespace sft::plan {
-
-// How a rank runs its share of a step.
-struct Choice {
-  int64_t rows = 1;  // of a micro-batch
-  int64_t micro_batches = 1;
-  // The first `deep_layers` blocks recompute `deep`, the others `shallow`: a block's memory is free
-  // again when its backward is done, and the last block's is done first.
-  Recompute deep = Recompute::kAll, shallow = Recompute::kAll;
-  int64_t deep_layers = 0;
-  int64_t kept = 0;  // quantised blocks, from the last, that keep their de-quantised weights
-  // Quantised blocks, from the first, that carry what their backward used to the next forward: in
-  // memory that activations leave and take again, so that the peak stays what it is.
-  int64_t carried = 0;
-  int64_t logits_bytes = 0;
-  bool embedding_on_host = false;  // the GPU reads the rows it needs through the bus
-  bool prefetch = true;            // the next block's weights, into a second slot
-  // Blocks are recorded (worker/engine/model/block_graphs.h), micro-batches padded.
-  bool graphs = false;
-
-  Recompute LevelOf(int64_t layer) const { return layer < deep_layers ? deep : shallow; }
-};
 
 // A job on a model as both predictions see it; made once. Plain values.
 struct Problem {
@@ -104,25 +84,25 @@ struct PeakMemory {
 int64_t HostBytes(const Problem& problem);
 
 // Tokens of a micro-batch of full rows, padding included.
-int64_t MicroBatchTokens(const Problem& problem, const Choice& choice);
+int64_t MicroBatchTokens(const Problem& problem, const ExecutionPlan& run);
 
 // Rows of a micro-batch whose logits are made at a time.
-int64_t LogitsRows(const Problem& problem, const Choice& choice);
+int64_t LogitsRows(const Problem& problem, const ExecutionPlan& run);
 
-PeakMemory PredictMemory(const Problem& problem, const Choice& choice);
+PeakMemory PredictMemory(const Problem& problem, const ExecutionPlan& run);
 
 // Whether blocks may be recorded: all that they read and add to lies where it lay, and nothing but
 // the shape of a micro-batch decides what they do. So no weights that pass through slots or come
 // from other ranks or the host, no gradients that are cut, no dropout, and attention that does not
 // go over the documents one by one.
-bool MayRecord(const Problem& problem, const Choice& choice);
+bool MayRecord(const Problem& problem, const ExecutionPlan& run);
 
-// Most blocks that may carry their de-quantised weights on within the peak of `choice`, less some
+// Most blocks that may carry their de-quantised weights on within the peak of `run`, less some
 // room for the pieces that activations leave; its own `carried` counts for nothing. A block's copy
 // is made while the block after it is in its backward (in its own without prefetch) and freed after
 // its forward. 0 in FP8, whose forward and backward read different bytes, and where blocks'
 // weights are used as they lie.
-int64_t MostCarried(const Problem& problem, const Choice& choice);
+int64_t MostCarried(const Problem& problem, const ExecutionPlan& run);
 std::vector<MemoryItem> Items(const PeakMemory& memory);
 
 }  // namespace sft::plan

@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "common/plan/offload_memory.h"
-#include "common/spec/batch.h"
 
 namespace sft::plan {
 namespace {
@@ -31,13 +30,6 @@ constexpr double kWorthRecording = 0.05;
 constexpr int64_t kRecordingBytes = 500'000'000;
 constexpr double kGiga = 1e9;
 
-// Rows of a rank in a step.
-int64_t RankRows(const spec::JobSpec& job) {
-  const auto& h = job.hyperparameters;
-  if (h.per_device_batch == 0) return h.global_batch / job.compute.gpu_count;
-  return int64_t{h.per_device_batch} * h.gradient_accumulation_steps;
-}
-
 std::vector<int64_t> RowOptions(const Problem& p) {
   const int64_t given = p.job.hyperparameters.per_device_batch;
   const int64_t whole = given == 0 ? RankRows(p.job) : given;
@@ -53,13 +45,13 @@ std::vector<int64_t> RowOptions(const Problem& p) {
 }
 
 // What makes room at little cost, the cheapest first; false when nothing is left.
-bool Squeeze(const Problem& p, Choice* choice) {
-  if (choice->logits_bytes > kLeastLogitsBytes) {
-    choice->logits_bytes /= 2;
-  } else if (!choice->embedding_on_host && p.may_hold_embedding_on_host()) {
-    choice->embedding_on_host = true;
-  } else if (choice->prefetch && p.expands_blocks() && !p.shards_weights()) {
-    choice->prefetch = false;
+bool Squeeze(const Problem& p, ExecutionPlan* run) {
+  if (run->logits_bytes > kLeastLogitsBytes) {
+    run->logits_bytes /= 2;
+  } else if (!run->embedding_on_host && p.may_hold_embedding_on_host()) {
+    run->embedding_on_host = true;
+  } else if (run->prefetch && p.expands_blocks() && !p.shards_weights()) {
+    run->prefetch = false;
   } else {
     return false;
   }
@@ -67,7 +59,7 @@ bool Squeeze(const Problem& p, Choice* choice) {
 }
 
 struct Candidate {
-  Choice choice;
+  ExecutionPlan run;
   PeakMemory memory;
   StepTime time;
 };
@@ -92,7 +84,9 @@ class Search {
                .deep = static_cast<Recompute>(deep),
                .shallow = static_cast<Recompute>(shallow),
                .deep_layers = count,
-               .logits_bytes = kLogitsBytes});
+               .logits_bytes = kLogitsBytes,
+               .optimizer_on_host = problem_.offloads(),
+               .blocks_on_host = problem_.streams()});
         }
       }
     }
@@ -113,59 +107,59 @@ class Search {
   }
 
  private:
-  bool Fits(const Choice& choice) const {
-    return PredictMemory(problem_, choice).reserved() <= limit_;
+  bool Fits(const ExecutionPlan& run) const {
+    return PredictMemory(problem_, run).reserved() <= limit_;
   }
 
   // With room for the pieces that a block which is made again leaves between what is used: up to
   // its size, on four H200s with Llama of 70B. Kept copies are worth little beside a job that ends.
-  bool FitsKept(const Choice& choice) const {
-    const PeakMemory memory = PredictMemory(problem_, choice);
-    const int64_t pieces = choice.shallow == Recompute::kAll ? memory.transients : 0;
+  bool FitsKept(const ExecutionPlan& run) const {
+    const PeakMemory memory = PredictMemory(problem_, run);
+    const int64_t pieces = run.shallow == Recompute::kAll ? memory.transients : 0;
     return memory.reserved() + pieces <= limit_;
   }
 
-  void Try(Choice choice) {
-    while (!Fits(choice)) {
-      if (!Squeeze(problem_, &choice)) return;
+  void Try(ExecutionPlan run) {
+    while (!Fits(run)) {
+      if (!Squeeze(problem_, &run)) return;
     }
     // Where the head is not the fullest moment, wide chunks of its logits take nothing.
-    for (int64_t bytes = kLogitsBytes; bytes > choice.logits_bytes; bytes /= 2) {
-      Choice wide = choice;
+    for (int64_t bytes = kLogitsBytes; bytes > run.logits_bytes; bytes /= 2) {
+      ExecutionPlan wide = run;
       wide.logits_bytes = bytes;
-      if (Fits(wide)) choice = wide;
+      if (Fits(wide)) run = wide;
     }
-    if (problem_.expands_blocks()) choice.kept = MostKept(choice);
-    choice.carried = MostCarried(problem_, choice);
-    const Candidate plain = CandidateOf(choice);
+    if (problem_.expands_blocks()) run.kept = MostKept(run);
+    run.carried = MostCarried(problem_, run);
+    const Candidate plain = CandidateOf(run);
     fitting_.push_back(plain);
     AddRecorded(plain);
   }
 
-  Candidate CandidateOf(const Choice& choice) const {
-    return {choice, PredictMemory(problem_, choice), PredictTime(problem_, choice, gpu_)};
+  Candidate CandidateOf(const ExecutionPlan& run) const {
+    return {run, PredictMemory(problem_, run), PredictTime(problem_, run, gpu_)};
   }
 
   // The same with recorded blocks, where that is worth it.
   void AddRecorded(const Candidate& plain) {
-    if (!MayRecord(problem_, plain.choice)) return;
-    Choice choice = plain.choice;
-    choice.graphs = true;
-    const Candidate recorded = CandidateOf(choice);
+    if (!MayRecord(problem_, plain.run)) return;
+    ExecutionPlan run = plain.run;
+    run.graphs = true;
+    const Candidate recorded = CandidateOf(run);
     const double saved = plain.time.total() - recorded.time.total();
     const double blocks = recorded.time.total() - recorded.time.optimizer - recorded.time.launches;
     const bool fits = recorded.memory.reserved() + kRecordingBytes <= limit_;
     if (fits && saved > kWorthRecording * blocks) fitting_.push_back(recorded);
   }
 
-  int64_t MostKept(Choice choice) const {
+  int64_t MostKept(ExecutionPlan run) const {
     int64_t low = 0, high = problem_.shape.layers;
     while (low < high) {
-      choice.kept = (low + high + 1) / 2;
-      if (FitsKept(choice)) {
-        low = choice.kept;
+      run.kept = (low + high + 1) / 2;
+      if (FitsKept(run)) {
+        low = run.kept;
       } else {
-        high = choice.kept - 1;
+        high = run.kept - 1;
       }
     }
     return low;
@@ -178,14 +172,16 @@ class Search {
 };
 
 // The least memory that the job can run in.
-Choice Smallest(const Problem& p) {
-  Choice choice{.rows = 1,
-                .micro_batches = RankRows(p.job),
-                .deep_layers = p.shape.layers,
-                .logits_bytes = kLeastLogitsBytes};
-  while (Squeeze(p, &choice)) {
+ExecutionPlan Smallest(const Problem& p) {
+  ExecutionPlan run{.rows = 1,
+                    .micro_batches = RankRows(p.job),
+                    .deep = Recompute::kAll,
+                    .shallow = Recompute::kAll,
+                    .deep_layers = p.shape.layers,
+                    .logits_bytes = kLeastLogitsBytes};
+  while (Squeeze(p, &run)) {
   }
-  return choice;
+  return run;
 }
 
 int64_t LeastBytes(const PlanInput& input, const spec::JobSpec& job, int64_t row_tokens) {
@@ -303,20 +299,11 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   std::optional<Candidate> best = search.Best();
   if (!best) return Refusal(input, problem);
   if (unsplit && unsplit->time.total() <= best->time.total() * (1 + kWorthASplit)) best = unsplit;
-  Plan plan{best->choice, best->memory, best->time};
-  for (int64_t layer = 0; layer < input.shape.layers; ++layer) {
-    plan.recompute.push_back(plan.choice.LevelOf(layer));
-  }
+  Plan plan{best->run, best->memory, best->time};
   const double tokens = static_cast<double>(RankRows(input.job) * input.job.compute.gpu_count) *
                         static_cast<double>(row_tokens);
   plan.tokens_per_second = tokens / plan.time.total();
   return plan;
-}
-
-spec::JobSpec WithBatch(spec::JobSpec job, const Choice& choice) {
-  job.hyperparameters.per_device_batch = static_cast<int>(choice.rows);
-  job.hyperparameters.gradient_accumulation_steps = static_cast<int>(choice.micro_batches);
-  return job;
 }
 
 spec::JobSpec WithPrecision(const PlanInput& input) {
@@ -340,16 +327,8 @@ spec::JobSpec WithPrecision(const PlanInput& input) {
   return *first;
 }
 
-Choice UnplannedBatch(const spec::JobSpec& job) {
-  Choice choice;
-  const auto& h = job.hyperparameters;
-  choice.rows = h.per_device_batch == 0 ? spec::UnplannedRows(RankRows(job)) : h.per_device_batch;
-  choice.micro_batches = RankRows(job) / choice.rows;
-  return choice;
-}
-
 std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers) {
-  const Choice& c = plan.choice;
+  const ExecutionPlan& c = plan.execution;
   std::string text = fmt::format("{} row{} x {} micro-batch{}", c.rows, c.rows == 1 ? "" : "s",
                                  c.micro_batches, c.micro_batches == 1 ? "" : "es");
   const auto add = [&](Recompute level, int64_t count) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/plan/execution.h"
 #include "common/plan/gpu.h"
 #include "common/plan/peak_memory.h"
 #include "common/plan/step_time.h"
@@ -35,14 +36,13 @@ int64_t AllocatorBytes(const spec::JobSpec& job, int64_t free_bytes, bool opened
 
 // How a job runs, with what that is predicted to take.
 struct Plan {
-  Choice choice;
+  ExecutionPlan execution;
   PeakMemory memory;
   StepTime time;
-  std::vector<Recompute> recompute;  // by layer
-  double tokens_per_second = 0;      // of all ranks, with full rows
+  double tokens_per_second = 0;  // of all ranks, with full rows
 };
 
-// The fastest choice that fits: micro-batches of per_device_batch rows, or of a divisor of it where
+// The fastest plan that fits: micro-batches of per_device_batch rows, or of a divisor of it where
 // that fits better and is faster by more than the model's error; with "auto" of any divisor of what
 // falls to a rank. The global batch stays. Then what is recomputed, and which blocks keep their
 // de-quantised weights. activation_checkpointing = true recomputes everything.
@@ -52,17 +52,10 @@ struct Plan {
 // InvalidArgument for target modules that the model does not have.
 absl::StatusOr<Plan> MakePlan(const PlanInput& input);
 
-// The job with the plan's batch: per_device_batch and gradient_accumulation_steps.
-spec::JobSpec WithBatch(spec::JobSpec job, const Choice& choice);
-
 // The job with those of hyperparameters.optimizer and master_weights that are "auto" chosen: the
 // most precise ones with which it fits. Where it fits with none, the most precise. master_weights
 // stays "auto" where that is fp32, its meaning to an engine.
 spec::JobSpec WithPrecision(const PlanInput& input);
-
-// The batch that "auto" gives without a plan (CPU ranks): the largest divisor of a rank's rows up
-// to 4.
-Choice UnplannedBatch(const spec::JobSpec& job);
 
 // "8 rows x 1, recompute norms in 36 layers, 0 kept": what was chosen, for people.
 std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers);

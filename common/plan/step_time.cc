@@ -44,10 +44,10 @@ double BackwardShare(const Problem& p) {
          (BackwardInSlabs(p.shape, p.row_tokens, fixed_order) ? kSlabs : 1.0);
 }
 
-Rates RatesAt(const Problem& p, const Choice& choice, const GpuRates& gpu, bool fp8) {
+Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu, bool fp8) {
   const double length = static_cast<double>(p.row_tokens);
-  const double gemm = gpu.gemm * Ramp(static_cast<double>(choice.rows) * length, kHalfProducts);
-  return {gpu.gemm * Ramp(static_cast<double>(LogitsRows(p, choice)), kHalfProducts),
+  const double gemm = gpu.gemm * Ramp(static_cast<double>(run.rows) * length, kHalfProducts);
+  return {gpu.gemm * Ramp(static_cast<double>(LogitsRows(p, run)), kHalfProducts),
           fp8 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm,
           gpu.attention_forward * Ramp(length, kHalfForward),
           gpu.attention_backward * Ramp(length, kHalfBackward) * BackwardShare(p),
@@ -87,13 +87,13 @@ double RingSeconds(double bytes, int64_t ranks, double bus) {
 }
 
 // Of the gradients, and of the weights that a sharded optimizer updated a part of; by a step.
-double ExchangeSeconds(const Problem& p, const Choice& choice, const GpuRates& gpu,
+double ExchangeSeconds(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu,
                        double trained) {
   const ShardParts parts = p.parts();
   const double fp32 = trained * 4;
   double seconds = 0;
   if (p.scatters_gradients()) {
-    const double sent = trained * static_cast<double>(p.wire_bytes() * choice.micro_batches);
+    const double sent = trained * static_cast<double>(p.wire_bytes() * run.micro_batches);
     seconds += kVisibleExchange * RingSeconds(sent, parts.gradients, gpu.bus);
     // What one rank holds is summed over its replicas.
     const double own = fp32 / static_cast<double>(parts.gradients);
@@ -118,7 +118,7 @@ double HostSeconds(const Problem& p, double own, double forward_seconds) {
   return p.shares_whole_weights() ? seconds : std::max(0.0, seconds - forward_seconds);
 }
 
-double OptimizerSeconds(const Problem& p, const Choice& choice, const GpuRates& gpu,
+double OptimizerSeconds(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu,
                         double forward_seconds) {
   double trained = 0;
   for (int64_t elements : p.trained) trained += static_cast<double>(elements);
@@ -129,7 +129,7 @@ double OptimizerSeconds(const Problem& p, const Choice& choice, const GpuRates& 
                        2 * static_cast<double>(p.held.optimizer + p.held.master_weights) +
                        own * static_cast<double>(p.element_bytes);
   const double host = p.offloads() ? HostSeconds(p, own, forward_seconds) : 0;
-  return bytes / (gpu.copy * kElementwise) + ExchangeSeconds(p, choice, gpu, trained) + host;
+  return bytes / (gpu.copy * kElementwise) + ExchangeSeconds(p, run, gpu, trained) + host;
 }
 
 }  // namespace
@@ -138,14 +138,14 @@ double StepTime::total() const {
   return products + attention + elementwise + adapters + weights + recompute + optimizer + launches;
 }
 
-StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu) {
-  const double rows = static_cast<double>(choice.rows * p.row_tokens);
-  const double tokens = static_cast<double>(MicroBatchTokens(p, choice));  // with padding
+StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
+  const double rows = static_cast<double>(run.rows * p.row_tokens);
+  const double tokens = static_cast<double>(MicroBatchTokens(p, run));  // with padding
   const double length = static_cast<double>(p.row_tokens);
   const double layers = static_cast<double>(p.shape.layers);
   const bool full = p.job.full_finetune();
   const bool fp8 = p.job.training.matmul == spec::Matmul::kFp8 && gpu.gemm_fp8 > 0;
-  const Rates rates = RatesAt(p, choice, gpu, fp8);
+  const Rates rates = RatesAt(p, run, gpu, fp8);
   const BlockCost& block = p.block;
 
   // One product forward, one for the gradient of the input, one for that of a trained weight.
@@ -165,11 +165,11 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
   time.adapters = layers * Bytes(block.adapters, tokens) / rates.adapters;
   // Of forward and backward alike; there are kept and carried copies of quantised blocks alone,
   // and of those from the host.
-  const double sources = 2 * layers - static_cast<double>(2 * choice.kept + choice.carried);
-  time.weights = sources * WeightSeconds(p, gpu, choice.prefetch, product + attention_forward);
-  if (choice.embedding_on_host) time.weights += Bytes(block.hidden_row, tokens) / kHostRead;
+  const double sources = 2 * layers - static_cast<double>(2 * run.kept + run.carried);
+  time.weights = sources * WeightSeconds(p, gpu, run.prefetch, product + attention_forward);
+  if (run.embedding_on_host) time.weights += Bytes(block.hidden_row, tokens) / kHostRead;
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
-    const auto level = static_cast<size_t>(choice.LevelOf(layer));
+    const auto level = static_cast<size_t>(run.LevelOf(layer));
     time.recompute += Bytes(block.elementwise_again[level], tokens) / rates.elementwise +
                       Bytes(block.adapters_again[level], tokens) / rates.adapters +
                       2 * Bytes(block.weights_again[level], tokens) / rates.blocks +
@@ -178,14 +178,14 @@ StepTime PredictTime(const Problem& p, const Choice& choice, const GpuRates& gpu
   const double device = time.total();
   const double launches = layers * kLaunchesPerBlock;
   // Recorded blocks are launched as one.
-  const double host = choice.graphs ? 0 : launches * kLaunch;
+  const double host = run.graphs ? 0 : launches * kLaunch;
   time.launches = launches * kGap + std::max(0.0, host - kUnseenLaunches * device);
-  const double micro_batches = static_cast<double>(choice.micro_batches);
+  const double micro_batches = static_cast<double>(run.micro_batches);
   for (double* part : {&time.products, &time.attention, &time.elementwise, &time.adapters,
                        &time.weights, &time.recompute, &time.launches}) {
     *part *= micro_batches;
   }
-  time.optimizer = OptimizerSeconds(p, choice, gpu, layers * (product + attention_forward));
+  time.optimizer = OptimizerSeconds(p, run, gpu, layers * (product + attention_forward));
   time.launches += kStepOverhead;
   return time;
 }

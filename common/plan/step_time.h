@@ -21,6 +21,6 @@ struct StepTime {
 
 // With full rows. Rates: gpu.h; a kernel between products reaches 0.92 of a copy, products and
 // attention less than their rate on few tokens.
-StepTime PredictTime(const Problem& problem, const Choice& choice, const GpuRates& gpu);
+StepTime PredictTime(const Problem& problem, const ExecutionPlan& run, const GpuRates& gpu);
 
 }  // namespace sft::plan

@@ -77,7 +77,7 @@ absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, in
   const plan::PlanInput input = InputOf(model, spec, gpu_memory);
   SFT_ASSIGN_OR_RETURN(const plan::Plan planned, plan::MakePlan(input));
   AddMemory(plan::Items(planned.memory), plan);
-  plan.set_batch(BatchArithmetic(plan::WithBatch(spec, planned.choice)));
+  plan.set_batch(BatchArithmetic(plan::WithBatch(spec, planned.execution)));
   plan.set_execution(plan::Describe(planned, spec, model.layers));
   plan.set_memory_limit_bytes(input.memory_bytes);
   if (plan::FindGpu(spec.compute.gpu_type) != nullptr) {

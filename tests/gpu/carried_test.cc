@@ -17,7 +17,7 @@ TEST_F(CarriedTest, GiveTheSameBitsAsWeightsWrittenForEachPass) {
       spec::JobSpec job = Job(spec::Mode::kLora);
       job.training.use_qlora = true;
       job.quantization.bits = 4;
-      Execution run = Execution::Unplanned(job, 4, at::Device(at::kCUDA, 0));
+      plan::ExecutionPlan run = plan::Unplanned(job, plan::Device::kGpu);
       run.prefetch = prefetch;
       run.kept = kept;
       const Outcome plain = Train(job, 1e-3, run);

@@ -171,11 +171,12 @@ TEST_F(Fp8TrainingTest, EveryLevelOfRecomputationTrainsToTheSameBits) {
   job.training.use_qlora = true;
   job.training.matmul = spec::Matmul::kFp8;
   job.quantization.bits = 4;
-  const auto train = [&](Recompute level) {
-    return Train(job, 1e-3, Execution{.recompute = std::vector<Recompute>(4, level)});
+  const auto train = [&](plan::Recompute level) {
+    return Train(job, 1e-3, plan::ExecutionPlan{.shallow = level});
   };
-  const Outcome kept = train(Recompute::kNothing);
-  for (const Recompute level : {Recompute::kNorms, Recompute::kMlp, Recompute::kAll}) {
+  const Outcome kept = train(plan::Recompute::kNothing);
+  for (const plan::Recompute level :
+       {plan::Recompute::kNorms, plan::Recompute::kMlp, plan::Recompute::kAll}) {
     const Outcome again = train(level);
     EXPECT_EQ(again.losses, kept.losses) << static_cast<int>(level);
     EXPECT_EQ(again.norms, kept.norms) << static_cast<int>(level);

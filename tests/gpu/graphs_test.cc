@@ -16,6 +16,7 @@ namespace sft::engine {
 namespace {
 
 using at::Tensor;
+using plan::Recompute;
 
 constexpr int kSteps = 4;
 constexpr int kMicroBatches = 4;
@@ -85,18 +86,13 @@ class GraphsTest : public GpuTest {
     return job;
   }
 
-  static Execution Run(Recompute level) {
-    Execution run;
-    run.recompute.assign(kLayers, level);
-    run.kept = kLayers;
-    return run;
-  }
+  static plan::ExecutionPlan Run(Recompute level) { return {.shallow = level, .kept = kLayers}; }
 
   // What `between` does with the model after each step returns one more of the losses.
   using Between = double (*)(TrainingModel& model, int step);
 
   Curve Train(const Model& config, const spec::JobSpec& job, Batches batches, bool recorded,
-              Execution run, Between between = nullptr) const {
+              plan::ExecutionPlan run, Between between = nullptr) const {
     const at::NoGradGuard no_grad;
     const auto comm = MakeLocalCommunicator(at::Device(at::kCUDA, 0));
     run.graphs = recorded;
@@ -215,7 +211,7 @@ TEST_F(GraphsTest, PlainProductsOfAttentionAreNotRecorded) {
   spec::JobSpec job = Job(spec::Mode::kLora);
   job.parallelism.compute_type = spec::ComputeType::kFp32;
   const auto comm = MakeLocalCommunicator(at::Device(at::kCUDA, 0));
-  Execution run = Run(Recompute::kNothing);
+  plan::ExecutionPlan run = Run(Recompute::kNothing);
   run.graphs = true;
   EXPECT_EQ(TrainingModel(job, DirOf(kLlama), *comm, run).decoder().graphs(), nullptr);
 }
@@ -224,7 +220,7 @@ TEST_F(GraphsTest, PlainProductsOfAttentionAreNotRecorded) {
 TEST_F(GraphsTest, ShapesShareTheirMemory) {
   const at::NoGradGuard no_grad;
   const auto comm = MakeLocalCommunicator(at::Device(at::kCUDA, 0));
-  Execution run = Run(Recompute::kNothing);
+  plan::ExecutionPlan run = Run(Recompute::kNothing);
   run.graphs = true;
   TrainingModel model(Job(spec::Mode::kLora), DirOf(kQwen3), *comm, run);
   const auto train = [&](int length) {

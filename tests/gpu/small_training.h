@@ -60,7 +60,7 @@ class SmallTrainingTest : public GpuTest {
 
   // Without `run`, as without a plan.
   Outcome Train(const spec::JobSpec& job, double rate = 1e-3,
-                const std::optional<Execution>& run = std::nullopt) const {
+                const std::optional<plan::ExecutionPlan>& run = std::nullopt) const {
     const at::NoGradGuard no_grad;
     const auto comm = MakeLocalCommunicator(at::Device(at::kCUDA, 0));
     const int64_t before = Plugin().devices->Memory(0).allocated;

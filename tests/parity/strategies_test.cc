@@ -86,13 +86,11 @@ struct Curve {
   std::vector<Tensor> weights;  // trained, whole, in the order of the layout
 };
 
-constexpr int64_t kLayers = 64;  // more than any model here has
-
 // `as_if_on_gpu`: a rank of a GPU would hold masters and states where the job says, one of a CPU
 // has one memory.
 Curve TrainOnRank(const spec::JobSpec& job, Communicator& comm, bool as_if_on_gpu) {
   const at::NoGradGuard no_grad;
-  Execution execution = Execution::Unplanned(job, kLayers, comm.device());
+  plan::ExecutionPlan execution = plan::Unplanned(job, plan::Device::kCpu);
   execution.optimizer_on_host = as_if_on_gpu && job.parallelism.offload_optimizer;
   TrainingModel model(job, ModelDir(), comm, execution);
   StepPlanOptions options = StepPlanOptions::FromSpec(job);

@@ -32,8 +32,8 @@ channel::PlanEvent MakePlanEvent(int rank, const plan::Plan& plan, const std::st
                                  bool rates_known, const Measured& measured) {
   channel::PlanEvent event;
   event.rank = rank;
-  event.rows = plan.choice.rows;
-  event.micro_batches = plan.choice.micro_batches;
+  event.rows = plan.execution.rows;
+  event.micro_batches = plan.execution.micro_batches;
   event.description = description;
   for (const plan::MemoryItem& item : plan::Items(plan.memory)) {
     event.categories.push_back({item.category, item.bytes});

@@ -66,20 +66,6 @@ const plan::GpuRates& SlowestGpu(const Device& device, engine::Communicator& com
       all.begin(), all.end(), [&](int64_t a, int64_t b) { return known[a].copy < known[b].copy; })];
 }
 
-engine::Recompute ToEngine(plan::Recompute level) {
-  switch (level) {
-    case plan::Recompute::kNothing:
-      return engine::Recompute::kNothing;
-    case plan::Recompute::kNorms:
-      return engine::Recompute::kNorms;
-    case plan::Recompute::kMlp:
-      return engine::Recompute::kMlp;
-    case plan::Recompute::kAll:
-      break;
-  }
-  return engine::Recompute::kAll;
-}
-
 }  // namespace
 
 std::optional<RankPlan> PlanRank(const Launch& launch, const Device& device,
@@ -111,24 +97,9 @@ std::optional<RankPlan> PlanRank(const Launch& launch, const Device& device,
 }
 
 void Apply(const std::optional<RankPlan>& plan, engine::TrainerOptions& options) {
-  if (!plan) {
-    options.spec = plan::WithBatch(options.spec, plan::UnplannedBatch(options.spec));
-    return;
-  }
-  options.spec = plan::WithBatch(options.spec, plan->plan.choice);
-  engine::Execution execution;
-  for (const plan::Recompute level : plan->plan.recompute) {
-    execution.recompute.push_back(ToEngine(level));
-  }
-  execution.kept = static_cast<int>(plan->plan.choice.kept);
-  execution.carried = static_cast<int>(plan->plan.choice.carried);
-  execution.prefetch = plan->plan.choice.prefetch;
-  execution.embedding_on_host = plan->plan.choice.embedding_on_host;
-  execution.optimizer_on_host = options.spec.parallelism.offload_optimizer;
-  execution.blocks_on_host = options.spec.parallelism.offload_param;
-  execution.logits_bytes = plan->plan.choice.logits_bytes;
-  execution.graphs = plan->plan.choice.graphs;
-  options.execution = std::move(execution);
+  options.execution =
+      plan ? plan->plan.execution : plan::Unplanned(options.spec, plan::Device::kCpu);
+  options.spec = plan::WithBatch(options.spec, *options.execution);
 }
 
 }  // namespace sft::rank

@@ -29,7 +29,7 @@ struct RankPlan {
 std::optional<RankPlan> PlanRank(const Launch& launch, const Device& device,
                                  const engine::Dataset& rows, engine::Communicator& comm);
 
-// Lets the trainer run so: batch, recomputation, kept copies.
+// Has the trainer run by the plan, or where there is none as on a CPU: plan::Unplanned.
 void Apply(const std::optional<RankPlan>& plan, engine::TrainerOptions& options);
 
 }  // namespace sft::rank

@@ -249,7 +249,7 @@ void PrintAttention(const spec::JobSpec& spec, const RankPlan& plan, const Devic
   const at::TensorOptions options(device.torch);
   const at::Tensor heads = at::empty({1, plan.shape.heads, plan.shape.head_dim},
                                      options.dtype(engine::ComputeTypeOf(spec, device.torch)));
-  const std::vector<int64_t> lengths(plan.plan.choice.rows, plan.row_tokens);
+  const std::vector<int64_t> lengths(plan.plan.execution.rows, plan.row_tokens);
   fmt::print("attention over {} x {} tokens: {}\n", lengths.size(), plan.row_tokens,
              engine::ops::AttentionKind(heads, lengths));
 }
@@ -310,7 +310,7 @@ channel::ExitCode TrainRun::RunToEnd() {
     PrintAttention(context_.launch.spec, *plan, device);
     options.ceiling = MeasureCeiling(
         {plan->shape, context_.launch.spec.training.matmul,
-         context_.launch.spec.training.deterministic, plan->plan.choice.rows, plan->row_tokens},
+         context_.launch.spec.training.deterministic, plan->plan.execution.rows, plan->row_tokens},
         device, context_.clock, file.cache_dir);
     observer->SetPlan(*plan);
   }

@@ -30,45 +30,31 @@ using at::Tensor;
 // the tokens FlashAttention-2 is as fast.
 constexpr int64_t kWorst = 4;
 
-// How many documents and key heads go into one call.
-struct CallSize {
-  int64_t documents, kv_heads;
-};
-
-bool Deterministic() { return at::globalContext().deterministicAlgorithms(); }
-
-CallSize BackwardCall(const CudnnBatch& batch, int64_t kv_heads, int64_t group, int64_t head_dim) {
-  const int64_t one = CudnnBackwardBytes(batch.longest, batch.longest, group, head_dim);
-  const int64_t units = std::max<int64_t>(1, kCudnnWorkspace / one);
-  // The lse of a call must be dense: parts of the heads only of one document.
-  if (units >= kv_heads) return {LargestDivisor(batch.documents, units / kv_heads), kv_heads};
-  return {1, LargestDivisor(kv_heads, units)};
-}
-
 // Enqueues the calls of one batch.
 class Batch {
  public:
   // `tensors` in the order of CudnnOperand. `expected_workspace`: bytes that the call should need.
-  Batch(const CudnnBatch& batch, std::vector<Tensor> tensors, const CallSize& call, double scale,
-        int64_t window, int64_t expected_workspace)
+  Batch(const CudnnBatch& batch, std::vector<Tensor> tensors, const plan::BackwardCall& call,
+        double scale, int64_t window, const plan::BackwardHeads& heads, int64_t expected_workspace)
       : tensors_(std::move(tensors)), planned_(batch.documents) {
     const Tensor& q = tensors_[kQ];
     key_.device = q.get_device();
     key_.backward = tensors_.size() == kOperands;
-    key_.deterministic = key_.backward && Deterministic();
+    key_.deterministic = key_.backward && heads.deterministic;
     key_.ragged = batch.ragged;
     key_.documents = call.documents;
     key_.longest = batch.longest;
     key_.queries = batch.longest;
     key_.kv_heads = call.kv_heads;
-    group_ = q.size(1) / tensors_[kK].size(1);
+    group_ = heads.group;
     key_.heads = call.kv_heads * group_;
     key_.head_dim = q.size(2);
     key_.window = window < batch.longest ? window : 0;
     key_.scale = static_cast<float>(scale);
     for (size_t i = 0; i < tensors_.size(); ++i) key_.token_strides[i] = tensors_[i].stride(0);
     handle_ = at::native::getCudnnHandle();
-    plan_ = FindCudnnPlan(handle_, key_, std::max(kCudnnWorkspace, expected_workspace) / 5 * 6);
+    plan_ =
+        FindCudnnPlan(handle_, key_, std::max(plan::kCudnnWorkspace, expected_workspace) / 5 * 6);
   }
 
   bool HasPlan() const { return plan_ != nullptr; }
@@ -151,6 +137,11 @@ std::optional<CudnnBatch> CudnnBatchOf(at::IntArrayRef lengths) {
   return batch;
 }
 
+plan::BackwardHeads HeadsOf(const Tensor& q, const Tensor& k) {
+  return {k.size(1), q.size(1) / k.size(1), q.size(2),
+          at::globalContext().deterministicAlgorithms()};
+}
+
 bool CudnnTakes(at::TensorList tensors) {
   const auto* device = at::cuda::getDeviceProperties(tensors[0].get_device());
   if (device->major != 9 && device->major != 10) return false;
@@ -165,7 +156,8 @@ bool CudnnTakes(at::TensorList tensors) {
 std::optional<Tensor> CudnnAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
                                      const Tensor& cu_seqlens, at::IntArrayRef lengths,
                                      const CudnnBatch& batch, double scale, int64_t window) {
-  const Batch calls(batch, {q, k, v, out}, {batch.documents, k.size(1)}, scale, window, 0);
+  const Batch calls(batch, {q, k, v, out}, {batch.documents, k.size(1)}, scale, window,
+                    HeadsOf(q, k), 0);
   if (!calls.HasPlan()) return std::nullopt;
   const at::TensorOptions options = q.options().dtype(at::kFloat);
   const std::vector<int64_t> sizes{batch.documents, q.size(1), batch.longest};
@@ -179,15 +171,14 @@ bool CudnnAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
                             const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
                             const Tensor& cu_seqlens, at::IntArrayRef lengths,
                             const CudnnBatch& batch, double scale, int64_t window) {
-  const int64_t group = q.size(1) / k.size(1);
-  const int64_t one = CudnnBackwardBytes(batch.longest, batch.longest, group, q.size(2));
+  const plan::BackwardHeads heads = HeadsOf(q, k);
   const std::vector<Tensor> tensors{q, k, v, out, dout, dq, dk, dv};
   const auto documents = static_cast<int64_t>(lengths.size());
-  if (one > kCudnnMost) {
+  if (heads.InSlabs(batch.longest)) {
     return CudnnBackwardInSlabs(tensors, lse, cu_seqlens, documents, batch, scale, window);
   }
-  const Batch calls(batch, tensors, BackwardCall(batch, k.size(1), group, q.size(2)), scale, window,
-                    one);
+  const Batch calls(batch, tensors, plan::CallOf(heads, batch.documents, batch.longest), scale,
+                    window, heads, heads.Workspace(batch.longest, batch.longest));
   if (!calls.HasPlan()) return false;
   calls.Run(lse, cu_seqlens, documents);
   return true;

@@ -4,6 +4,8 @@
 
 #include <optional>
 
+#include "common/plan/attention_calls.h"
+
 // Causal attention by cuDNN's graphs, for bf16 on Hopper and later: about 1.8 times as fast as
 // FlashAttention-2 there. Tensors, documents, scale and window are those of ops.h.
 //
@@ -14,19 +16,14 @@
 //
 // The backward's order of summation is fixed where LibTorch's global context asks for deterministic
 // algorithms. For that, cuDNN 9 keeps the gradients of the scores of a whole call, 2 bytes each;
-// otherwise it sums up dq in fp32, by atomics. A batch goes in several calls, by documents and then
-// by key heads, where its workspace would be above kCudnnWorkspace; where one key head of one
-// document alone needs more than kCudnnMost, by slabs of queries as well (cudnn_slabs.h). All calls
-// of a batch use one workspace of the caching allocator, freed when the last is enqueued.
+// otherwise it sums up dq in fp32, by atomics. A batch goes in several calls where its workspace
+// would be too large (common/plan/attention_calls.h), the longest documents by slabs of queries
+// (cudnn_slabs.h). All calls of a batch use one workspace of the caching allocator, freed when the
+// last is enqueued.
 //
 // All functions may be called from any thread.
 
 namespace sft::engine::cuda {
-
-// What one call may be expected to need: of several heads or documents, and of one head of one. A
-// plan that in fact needs more than 6/5 of it is not used.
-constexpr int64_t kCudnnWorkspace = int64_t{5} << 28;  // 1.25 GiB
-constexpr int64_t kCudnnMost = int64_t{9} << 29;  // 4.5 GiB: 16,384 tokens, 8 heads to a key head
 
 // The batch as plans see it; a function of its shape (kernels/batch_shape.h) alone.
 struct CudnnBatch {
@@ -37,6 +34,9 @@ struct CudnnBatch {
 
 // Nothing where cuDNN is not the one to use: see kWorst in cudnn_attention.cc.
 std::optional<CudnnBatch> CudnnBatchOf(at::IntArrayRef lengths);
+
+// The heads of q and k, [T, heads, D], in the order of summation that LibTorch's context asks for.
+plan::BackwardHeads HeadsOf(const at::Tensor& q, const at::Tensor& k);
 
 // Whether cuDNN may have such tensors: bf16, head size, alignment, device.
 bool CudnnTakes(at::TensorList tensors);

@@ -18,26 +18,7 @@ namespace {
 
 using at::Tensor;
 
-// Queries of a slab. More are no faster: what a call keeps busy is its queries times its heads.
-constexpr int64_t kSlab = 4096;
-constexpr int64_t kLeastSlab = 128;
-// What one key head may need, or a slab is smaller: 4,096 queries of 131,072 tokens, 4 heads to a
-// key head, or 2,048 of them with 8.
-constexpr int64_t kSlabWorkspace = int64_t{5} << 30;
-// Of several key heads, for each token: a call with two of 4 query heads each runs a seventh faster
-// than one with one of them, and more are no faster. At least kCudnnWorkspace, at most
-// kSlabWorkspace.
-constexpr int64_t kWorkspaceOfToken = int64_t{80} << 10;
 constexpr int64_t kKeyTile = 128;  // the first key of a slab is a multiple of it
-
-int64_t SlabQueries(int64_t longest, int64_t group, int64_t head_dim) {
-  int64_t queries = kSlab;
-  while (queries > kLeastSlab &&
-         CudnnBackwardBytes(queries, longest, group, head_dim) > kSlabWorkspace) {
-    queries /= 2;
-  }
-  return queries;
-}
 
 std::vector<Slab> SlabsOf(int64_t longest, int64_t queries, int64_t window) {
   std::vector<Slab> slabs;
@@ -70,17 +51,16 @@ class SlabCalls {
         group_(tensors[kQ].size(1) / kv_heads_),
         head_dim_(tensors[kQ].size(2)),
         handle_(at::native::getCudnnHandle()) {
-    const int64_t queries = SlabQueries(batch.longest, group_, head_dim_);
+    const plan::BackwardHeads heads = HeadsOf(tensors[kQ], tensors[kK]);
+    const int64_t queries = plan::SlabQueries(heads, batch.longest);
     slabs_ = SlabsOf(batch.longest, queries, window);
     int64_t keys = 0;
     for (const Slab& slab : slabs_) keys = std::max<int64_t>(keys, slab.keys());
-    const int64_t one = CudnnBackwardBytes(queries, keys, group_, head_dim_);
-    const int64_t workspace = std::clamp(kWorkspaceOfToken * keys, kCudnnWorkspace, kSlabWorkspace);
-    heads_ = LargestDivisor(kv_heads_, std::max<int64_t>(1, workspace / one));
+    heads_ = plan::SlabKeyHeads(heads, queries, keys);
     CudnnPlanKey key;
     key.device = tensors_[kQ].get_device();
     key.backward = 1;
-    key.deterministic = at::globalContext().deterministicAlgorithms();
+    key.deterministic = heads.deterministic;
     key.ragged = 1;
     key.documents = 1;
     key.longest = keys;
@@ -91,7 +71,8 @@ class SlabCalls {
     key.window = window < keys ? window : 0;
     key.scale = static_cast<float>(scale);
     for (int i = 0; i < kOperands; ++i) key.token_strides[i] = TokenStride(i);
-    plan_ = FindCudnnPlan(handle_, key, std::max(workspace, one) / 5 * 6);
+    const int64_t one = heads.Workspace(queries, keys);
+    plan_ = FindCudnnPlan(handle_, key, std::max(plan::SlabBudget(keys), one) / 5 * 6);
   }
 
   bool HasPlan() const { return plan_ != nullptr; }
@@ -210,20 +191,6 @@ class SlabCalls {
 };
 
 }  // namespace
-
-int64_t LargestDivisor(int64_t n, int64_t at_most) {
-  int64_t divisor = std::clamp<int64_t>(at_most, 1, n);
-  while (n % divisor != 0) --divisor;
-  return divisor;
-}
-
-int64_t CudnnBackwardBytes(int64_t queries, int64_t keys, int64_t group, int64_t head_dim) {
-  const bool fixed_order = at::globalContext().deterministicAlgorithms();
-  const int64_t scores =
-      fixed_order ? RoundUp(queries, 64) * RoundUp(keys, 128) * 2 : queries * head_dim * 4;
-  const int64_t full_heads = group > 1 ? 2 * keys * head_dim * 2 : 0;
-  return group * (scores + full_heads + queries * 4);
-}
 
 bool CudnnBackwardInSlabs(const std::vector<Tensor>& tensors, const Tensor& lse,
                           const Tensor& cu_seqlens, int64_t documents, const CudnnBatch& batch,

@@ -42,19 +42,16 @@ Decoder::Decoder(const ModelConfig& config, const ModelLayout& layout, WeightSou
       source_(source),
       options_(options),
       rope_(config.rope, config.head_dim, device) {
-  head_loss_.chunk_rows = HeadLoss::ChunkRows(config.vocab, at::kFloat, options.logits_bytes);
+  head_loss_.chunk_rows = options.run.LogitsRows(config.vocab);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     blocks_.push_back(DecoderBlock::Bind(config, layout.units[layer + 1], layer));
   }
 }
 
-Recompute Decoder::RecomputeOf(size_t layer) const {
-  return layer < options_.recompute.size() ? options_.recompute[layer] : Recompute::kNothing;
-}
-
 WeightUse Decoder::BackwardUse(size_t layer) const {
-  const Recompute recompute = RecomputeOf(layer);
-  const bool runs_forward = recompute == Recompute::kAll || recompute == Recompute::kMlp;
+  const plan::Recompute recompute = RecomputeOf(layer);
+  const bool runs_forward =
+      recompute == plan::Recompute::kAll || recompute == plan::Recompute::kMlp;
   return runs_forward ? WeightUse::kBoth : WeightUse::kBackward;
 }
 

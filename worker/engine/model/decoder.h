@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "common/plan/execution.h"
 #include "worker/engine/kernels/graph.h"
 #include "worker/engine/model/block_graphs.h"
 #include "worker/engine/model/config.h"
@@ -18,10 +19,7 @@ namespace sft::engine {
 // How a decoder runs; fixed for its life.
 struct DecoderOptions {
   LoraScaling lora;
-  // By layer; shorter means kNothing for the rest.
-  std::vector<Recompute> recompute;
-  // Memory the logits of a chunk may take.
-  int64_t logits_bytes = int64_t{64} << 20;
+  plan::ExecutionPlan run;  // what each block recomputes, and how many logits are made at a time
 };
 
 // The model walked unit by unit: forward, and backward in reverse. Weights come from a
@@ -87,7 +85,7 @@ class Decoder {
   Normed FinalNorm(const at::Tensor& x, const UnitWeights& head) const;
   const at::Tensor& HeadWeight(const UnitWeights& head, const UnitWeights& embedding) const;
   BlockContext MakeContext(const DeviceBatch& batch) const;
-  Recompute RecomputeOf(size_t layer) const;
+  plan::Recompute RecomputeOf(size_t layer) const { return options_.run.LevelOf(layer); }
   // Columns to spare in the rows of the gradient that goes from block to block: room for the
   // adapters of each that reads it.
   int64_t GradientSpare() const;

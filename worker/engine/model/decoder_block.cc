@@ -80,15 +80,15 @@ Tensor DecoderBlock::RunMlp(const Pass& pass, Saved& saved) const {
 }
 
 Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const Pass& pass,
-                             Recompute recompute, Saved* saved) const {
+                             plan::Recompute recompute, Saved* saved) const {
   Saved all;
   Tensor y = Run(x, context, pass, all);
   if (saved == nullptr) return y;
-  if (recompute == Recompute::kAll) {
+  if (recompute == plan::Recompute::kAll) {
     saved->input = x;
     return y;
   }
-  if (recompute != Recompute::kNothing) {
+  if (recompute != plan::Recompute::kNothing) {
     all.attention.qkv_xa = ApartFrom(all.input_normed, all.attention.qkv_xa);
     all.mlp.gate_up_xa = ApartFrom(all.middle_normed, all.mlp.gate_up_xa);
     all.mlp.down_xa = ApartFrom(all.mlp.activated, all.mlp.down_xa);
@@ -97,7 +97,7 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
     all.attention.q = all.attention.k = Tensor();
     all.mlp.activated = Tensor();
   }
-  if (recompute == Recompute::kMlp) all.mlp = {.down_xa = all.mlp.down_xa};
+  if (recompute == plan::Recompute::kMlp) all.mlp = {.down_xa = all.mlp.down_xa};
   *saved = std::move(all);
   return y;
 }

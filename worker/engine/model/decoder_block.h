@@ -5,20 +5,12 @@
 #include <algorithm>
 #include <functional>
 
+#include "common/plan/execution.h"
 #include "worker/engine/model/config.h"
 #include "worker/engine/nn/mlp.h"
 #include "worker/engine/nn/self_attention.h"
 
 namespace sft::engine {
-
-// What of a block's forward is computed again in its backward instead of kept. Each level gives the
-// same bits.
-enum class Recompute {
-  kNothing,
-  kNorms,  // the norms (those of heads included), RoPE after them, and SwiGLU's product
-  kMlp,    // these, and the gate and up projections
-  kAll,    // everything: only the block's input is kept (activation checkpointing)
-};
 
 // What one micro-batch gives every block.
 struct BlockContext {
@@ -49,7 +41,7 @@ struct DecoderBlock {
 
   // x [T, H] -> [T, H]. `saved` may be null: forward only.
   at::Tensor Forward(const at::Tensor& x, const BlockContext& context, const Pass& pass,
-                     Recompute recompute, Saved* saved) const;
+                     plan::Recompute recompute, Saved* saved) const;
 
   // Forward only, with attention supplied by the caller: `attend` gets q, k, v (rotated) and
   // returns [T, heads * D]. For generation, which keeps keys and values.

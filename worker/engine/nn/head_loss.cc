@@ -1,10 +1,10 @@
 #include "worker/engine/nn/head_loss.h"
 
-#include <algorithm>
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
+
+#include <algorithm>
 
 #include "worker/engine/kernels/ops.h"
 
@@ -21,11 +21,6 @@ Tensor Logits(const Tensor& x, const Tensor& weight) {
 }
 
 }  // namespace
-
-int64_t HeadLoss::ChunkRows(int64_t vocabulary, at::ScalarType type, int64_t bytes) {
-  const int64_t row = vocabulary * static_cast<int64_t>(c10::elementSize(type));
-  return std::max<int64_t>(64, bytes / row);
-}
 
 Tensor HeadLoss::Forward(const Tensor& x, const Tensor& weight, const Tensor& targets) const {
   Tensor loss = at::zeros({}, x.options().dtype(at::kDouble));

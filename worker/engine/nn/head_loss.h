@@ -12,9 +12,6 @@ namespace sft::engine {
 struct HeadLoss {
   int64_t chunk_rows = 0;  // > 0
 
-  // Rows whose logits take about `bytes`, at least 64.
-  static int64_t ChunkRows(int64_t vocabulary, at::ScalarType type, int64_t bytes);
-
   // Sum of the cross entropies (fp64 scalar) of x [N, H] W^T against targets int64 [N].
   at::Tensor Forward(const at::Tensor& x, const at::Tensor& weight,
                      const at::Tensor& targets) const;

@@ -5,20 +5,20 @@
 
 #include <string>
 
+#include "common/plan/parameters.h"
 #include "worker/engine/base/error.h"
-#include "worker/engine/weights/layout.h"
 
 namespace sft::engine {
 
 using at::Tensor;
 
 Tensor EmptyRows(int64_t tokens, int64_t columns, int64_t spare, const Tensor& like) {
-  const int64_t stride = MatrixInfo::RowStride(columns, spare);
+  const int64_t stride = plan::RowStride(columns, spare);
   return at::empty({tokens, stride}, like.options()).narrow(1, 0, columns);
 }
 
 ops::Fp8Rows EmptyFp8Rows(int64_t tokens, int64_t columns, int64_t spare, const Tensor& like) {
-  const int64_t stride = MatrixInfo::RowStride(columns, spare);
+  const int64_t stride = plan::RowStride(columns, spare);
   const Tensor wide = at::empty({tokens, stride}, like.options().dtype(at::kFloat8_e4m3fn));
   return {wide.narrow(1, 0, columns), at::empty({tokens}, like.options().dtype(at::kFloat))};
 }

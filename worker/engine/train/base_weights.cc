@@ -101,8 +101,8 @@ std::unique_ptr<WeightSource> LoadResidentPlain(const ModelLayout& layout, const
       const int index = static_cast<int>(i);
       if (!IsFrozenPlain(param)) continue;
       if (!source->Get(unit, index).defined()) {
-        const bool on_host =
-            choices.embedding_on_host && device.is_cuda() && param.role == ParamRole::kEmbedding;
+        const bool on_host = choices.run.embedding_on_host && device.is_cuda() &&
+                             param.role == ParamRole::kEmbedding;
         source->Set(unit, index,
                     on_host ? EmptyOnHost(param.shape, choices.compute, device)
                             : at::empty(param.shape, options));
@@ -182,10 +182,7 @@ std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWe
   const QuantizedSource::Options quantized{
       .compute = options.fp8 ? at::kFloat8_e4m3fn : options.compute,
       .sharded = options.sharded,
-      .on_host = options.on_host,
-      .kept = options.kept,
-      .carried = options.carried,
-      .prefetch = options.prefetch};
+      .run = options.run};
   auto source = std::make_unique<QuantizedSource>(layout, FormatOf(options), quantized, comm);
   for (int unit = 0; unit < layout.size(); ++unit) {
     for (size_t i = 0; i < layout.units[unit].params.size(); ++i) {

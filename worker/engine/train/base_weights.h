@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "common/plan/execution.h"
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/train/tensor_reader.h"
@@ -42,13 +43,9 @@ struct FrozenOptions {
   bool double_quant = true;
   bool fp8 = false;      // products with 4-bit weights are in FP8
   bool sharded = false;  // each rank its own part of each unit; else whole on every rank
-  bool on_host = false;  // of quantised weights, their bytes: QuantizedSource::Options
-  int kept = 0;          // quantised blocks, from the last, that keep their de-quantised weights
-  int carried = 0;       // and, from the first, that carry them: QuantizedSource::Options
-  bool prefetch = true;  // of quantised blocks: QuantizedSource::Options
-  // The embedding's table stays in host memory that a GPU reads through the bus: a step reads few
-  // of its rows. Not for a tied head, nor where it is sharded or trained.
-  bool embedding_on_host = false;
+  // How blocks' weights are written (QuantizedSource), and where the embedding's table stays; not
+  // on the host for a tied head, nor where it is sharded or trained.
+  plan::ExecutionPlan run;
 };
 
 // The frozen parameters of `layout` read from `base`, quantised where the layout says so. A

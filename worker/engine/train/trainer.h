@@ -28,9 +28,9 @@ struct TrainerOptions {
   std::filesystem::path model_dir;
   std::string model_name;  // the base as the job named it, for the adapter's configuration
   std::shared_ptr<const Dataset> train;
-  std::shared_ptr<const Dataset> validation;  // null: none
-  std::filesystem::path output_dir;           // the artifact is written here
-  std::optional<Execution> execution;         // empty: as the job says
+  std::shared_ptr<const Dataset> validation;     // null: none
+  std::filesystem::path output_dir;              // the artifact is written here
+  std::optional<plan::ExecutionPlan> execution;  // empty: plan::Unplanned
   // Dense peak of one device in the type of the computation, operations a second; 0: not known.
   double peak_flops = 0;
   Ceiling ceiling;

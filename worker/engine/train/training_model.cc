@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "common/plan/memory.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/graph.h"
 #include "worker/engine/kernels/ops.h"
@@ -82,6 +83,10 @@ void StreamLinears(ModelLayout& layout) {
   }
 }
 
+plan::Device KindOf(at::Device device) {
+  return device.is_cpu() ? plan::Device::kCpu : plan::Device::kGpu;
+}
+
 // As transformers: norms and biases are not decayed.
 bool Decays(const ParamInfo& param) {
   return param.role != ParamRole::kNorm && param.role != ParamRole::kBias;
@@ -89,35 +94,14 @@ bool Decays(const ParamInfo& param) {
 
 }  // namespace
 
-Execution Execution::Unplanned(const spec::JobSpec& spec, int64_t layers, at::Device device) {
-  Execution execution;
-  if (spec.parallelism.activation_checkpointing) {
-    execution.recompute.assign(layers, Recompute::kAll);
-  } else if (!device.is_cpu()) {
-    execution.recompute.assign(layers, Recompute::kNorms);
-  }
-  execution.optimizer_on_host = spec.parallelism.offload_optimizer && !device.is_cpu();
-  execution.blocks_on_host = spec.parallelism.offload_param && !device.is_cpu();
-  // A GPU's head GEMM wants some thousand rows at once.
-  constexpr int64_t kGpuLogitsBytes = int64_t{1} << 30;
-  if (!device.is_cpu()) execution.logits_bytes = kGpuLogitsBytes;
-  return execution;
-}
-
 at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device) {
-  switch (spec.parallelism.compute_type) {
-    case spec::ComputeType::kFp32:
-      return at::kFloat;
-    case spec::ComputeType::kBf16:
-      return at::kBFloat16;
-    case spec::ComputeType::kAuto:
-      break;
-  }
-  return device.is_cpu() ? at::kFloat : at::kBFloat16;
+  const bool bf16 = plan::ComputeTypeOf(spec, KindOf(device)) == spec::ComputeType::kBf16;
+  return bf16 ? at::kBFloat16 : at::kFloat;
 }
 
 TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::path& model_dir,
-                             Communicator& comm, const std::optional<Execution>& execution)
+                             Communicator& comm,
+                             const std::optional<plan::ExecutionPlan>& execution)
     : spec_(spec),
       comm_(comm),
       mesh_(MeshOf(spec, comm)),
@@ -125,8 +109,8 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
       config_(ReadConfig(model_dir)),
       layout_(MakeLayout(config_)) {
   PrepareLayout(layout_, spec_);
-  const Execution run =
-      execution ? *execution : Execution::Unplanned(spec_, config_.layers, comm_.device());
+  const plan::ExecutionPlan run =
+      execution ? *execution : plan::Unplanned(spec_, KindOf(comm_.device()));
   const bool full = spec_.full_finetune();
   if (run.blocks_on_host && !full) StreamLinears(layout_);
   const BaseWeights base(model_dir, layout_, comm_.device());
@@ -138,9 +122,8 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
   MakeOptimizers();
   MakeSource(base, run);
   sink_ = MakeSink(spec_, layout_, *store_, compute_, mesh_);
-  decoder_ = std::make_unique<Decoder>(
-      config_, layout_, *source_, comm_.device(),
-      DecoderOptions{ScalingOf(spec_.lora), run.recompute, run.logits_bytes});
+  decoder_ = std::make_unique<Decoder>(config_, layout_, *source_, comm_.device(),
+                                       DecoderOptions{ScalingOf(spec_.lora), run});
   if (run.graphs) RecordBlocks();
 }
 
@@ -157,7 +140,7 @@ void TrainingModel::RecordBlocks() {
   decoder_->RecordBlocks(MakeGraphRecorder(comm_.device()), *sink_);
 }
 
-void TrainingModel::MakeSource(const BaseWeights& base, const Execution& run) {
+void TrainingModel::MakeSource(const BaseWeights& base, const plan::ExecutionPlan& run) {
   auto source = std::make_unique<ComposedSource>();
   source->Add(LoadFrozen(layout_, base,
                          {.compute = compute_,
@@ -165,11 +148,7 @@ void TrainingModel::MakeSource(const BaseWeights& base, const Execution& run) {
                           .double_quant = spec_.quantization.double_quant,
                           .fp8 = spec_.training.matmul == spec::Matmul::kFp8,
                           .sharded = store_->placement() == Placement::kFullShard,
-                          .on_host = run.blocks_on_host,
-                          .kept = run.kept,
-                          .carried = run.carried,
-                          .prefetch = run.prefetch,
-                          .embedding_on_host = run.embedding_on_host},
+                          .run = run},
                          mesh_.shard()));
   if (host_) {
     source->Add(std::make_unique<UpdatingSource>(store_->MakeSource(), *host_));

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "common/plan/execution.h"
 #include "common/spec/job_spec.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/data/step_plan.h"
@@ -26,28 +27,6 @@ class BaseWeights;
 // The type a job computes in on a device: what it says, or bf16 on a GPU and fp32 on a CPU.
 at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device);
 
-// How a rank runs a job where that is not the job's own to say; every choice gives the same bits
-// but for the order in which tokens and micro-batches add up.
-struct Execution {
-  std::vector<Recompute> recompute;  // by layer
-  int kept = 0;                      // FrozenOptions::kept
-  int carried = 0;                   // FrozenOptions::carried
-  bool prefetch = true;              // FrozenOptions::prefetch
-  bool embedding_on_host = false;    // FrozenOptions::embedding_on_host
-  // Masters and states in host memory (HostOptimizer), and the weights of blocks, which are then
-  // streamed: for a device that is not the host itself.
-  bool optimizer_on_host = false;
-  bool blocks_on_host = false;
-  int64_t logits_bytes = int64_t{64} << 20;
-  // Blocks are recorded by the shape of the micro-batch, which is padded (BlockGraphs, padding.h).
-  // Where something of the job forbids it, they are not.
-  bool graphs = false;
-
-  // Without a plan: what is recomputed is for the job to say (nothing, or everything); on a GPU at
-  // least the norms, a third of the memory for one part in a hundred of the time.
-  static Execution Unplanned(const spec::JobSpec& spec, int64_t layers, at::Device device);
-};
-
 // The model of a job on one rank with its optimizer: the wiring of layout, sources, store, sink and
 // decoder that the job's strategy asks for. A step is
 //
@@ -57,10 +36,11 @@ struct Execution {
 class TrainingModel {
  public:
   // Loads the base from `model_dir` and makes what is trained: the base itself, or fresh adapters
-  // from the job's seed. Without `execution`, Execution::Unplanned. Borrows `comm`. Collective;
+  // from the job's seed. Without `execution`, plan::Unplanned. Borrows `comm`. Collective;
   // throws UserError (model, target modules).
   TrainingModel(const spec::JobSpec& spec, const std::filesystem::path& model_dir,
-                Communicator& comm, const std::optional<Execution>& execution = std::nullopt);
+                Communicator& comm,
+                const std::optional<plan::ExecutionPlan>& execution = std::nullopt);
   ~TrainingModel();
   TrainingModel(const TrainingModel&) = delete;
   TrainingModel& operator=(const TrainingModel&) = delete;
@@ -106,7 +86,7 @@ class TrainingModel {
 
  private:
   void InitTrainables(const BaseWeights& base);
-  void MakeSource(const BaseWeights& base, const Execution& run);
+  void MakeSource(const BaseWeights& base, const plan::ExecutionPlan& run);
   std::vector<HostOptimizer::PartInfo> PartInfos() const;
   void MakeOptimizers();
   void WeightsChanged();

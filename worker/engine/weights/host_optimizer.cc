@@ -41,8 +41,8 @@ HostOptimizer::HostOptimizer(const TrainableStore& store, const std::vector<Part
     : device_(device),
       wire_(options.wire),
       piece_(options.piece),
-      down_(device, kSlots),
-      up_(device, kSlots) {
+      down_(device, plan::kHostTransfers),
+      up_(device, plan::kHostTransfers) {
   std::vector<OptimizerParam> params[2];
   for (size_t i = 0; i < store.parts().size(); ++i) {
     const TrainablePart& part = store.parts()[i];
@@ -88,7 +88,7 @@ void HostOptimizer::MakeSlots() {
   for (const Transfer& transfer : transfers_) largest = std::max(largest, transfer.count);
   if (largest == 0) return;
   const at::ScalarType compute = transfers_[0].weights.scalar_type();
-  for (size_t i = 0; i < std::min<size_t>(kSlots, transfers_.size()); ++i) {
+  for (size_t i = 0; i < std::min<size_t>(plan::kHostTransfers, transfers_.size()); ++i) {
     slots_.push_back(
         {PinnedBuffer(largest, wire_, device_), PinnedBuffer(largest, compute, device_)});
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/plan/execution.h"
 #include "worker/engine/optim/adamw.h"
 #include "worker/engine/weights/host_lane.h"
 #include "worker/engine/weights/trainable_store.h"
@@ -38,7 +39,7 @@ class HostOptimizer {
     at::ScalarType wire = at::kFloat;
     // Elements that are sent and updated at a time, 8,192 at least: parts are cut in equal pieces,
     // none of which may fall below the size from which states are coded in 8 bits.
-    int64_t piece = int64_t{1} << 24;
+    int64_t piece = plan::kHostPiece;
   };
   // Of a part: its parameter's name and place in the model, and whether it is decayed.
   struct PartInfo {
@@ -68,9 +69,6 @@ class HostOptimizer {
   int64_t BufferBytes() const;
 
  private:
-  // Transfers under way in each direction.
-  static constexpr int kSlots = 4;
-
   // Consecutive elements of a part, with states of their own.
   struct Piece {
     bool decayed = true;

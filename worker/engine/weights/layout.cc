@@ -12,8 +12,7 @@ int64_t ParamInfo::numel() const {
 
 std::string_view ParamInfo::module() const {
   std::string_view view = name;
-  for (std::string_view suffix :
-       {".lora_A.weight", ".lora_B.weight", ".weight", ".bias"}) {
+  for (std::string_view suffix : {".lora_A.weight", ".lora_B.weight", ".weight", ".bias"}) {
     if (view.ends_with(suffix)) return view.substr(0, view.size() - suffix.size());
   }
   return view;
@@ -28,11 +27,6 @@ int UnitInfo::Find(std::string_view wanted) const {
 
 bool UnitInfo::trainable() const {
   return std::any_of(params.begin(), params.end(), [](const ParamInfo& p) { return p.trainable; });
-}
-
-int64_t MatrixInfo::RowStride(int64_t columns, int64_t spare) {
-  constexpr int64_t kAlign = 64;
-  return spare == 0 ? columns : (columns + spare + kAlign - 1) / kAlign * kAlign;
 }
 
 MatrixInfo UnitInfo::Matrix(int index) const {

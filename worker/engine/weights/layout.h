@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "common/plan/parameters.h"
+
 // What a model's parameters are, cut into units: the pieces that are acquired, gathered, reduced
 // and released as one. Unit 0 is the embedding, then one unit a block, the last is final norm and
 // head.
@@ -49,12 +51,8 @@ struct MatrixInfo {
   int64_t rank = 0;     // R: of all adapters
 
   // Elements from one row to the next where there is room for the adapters.
-  int64_t stride() const { return RowStride(columns, rank); }
+  int64_t stride() const { return plan::RowStride(columns, rank); }
   int64_t numel() const { return (rows + rank) * stride(); }
-
-  // Elements from one row to the next of a matrix with `spare` columns beside its own: a multiple
-  // of 128 bytes of bf16, or `columns` alone where nothing is spare.
-  static int64_t RowStride(int64_t columns, int64_t spare);
 };
 
 // What is gathered and released together: the embedding, a block, or norm and head.
@@ -78,6 +76,7 @@ struct ModelLayout {
   int size() const { return static_cast<int>(units.size()); }
   int head_unit() const { return size() - 1; }
   bool is_block(int unit) const { return unit > 0 && unit < head_unit(); }
+  int blocks() const { return size() - 2; }
   // The lowest unit with a trainable parameter; size() when nothing is trained.
   int first_trainable() const;
   int64_t total_parameters() const;  // of the base: adapters do not count

@@ -21,8 +21,8 @@ QuantizedSource::QuantizedSource(const ModelLayout& layout, std::unique_ptr<Quan
     : layout_(layout),
       format_(std::move(format)),
       sharded_(options.sharded && comm.world() > 1),
-      on_host_(options.on_host),
-      prefetch_(options.prefetch),
+      on_host_(options.run.blocks_on_host),
+      prefetch_(options.run.prefetch),
       comm_(comm),
       side_(comm.device()) {
   for (const UnitInfo& info : layout.units) {
@@ -32,21 +32,16 @@ QuantizedSource::QuantizedSource(const ModelLayout& layout, std::unique_ptr<Quan
                                   ? MakeFp8Expansion(info, *format_)
                                   : MakePlainExpansion(info, *format_, options.compute);
   }
-  ChooseOwners(options);
+  ChooseOwners(options.run);
 }
 
-void QuantizedSource::ChooseOwners(const Options& options) {
-  int kept = options.kept;
-  for (auto unit = units_.rbegin(); unit != units_.rend() && kept > 0; ++unit) {
-    if (unit->cut_units.empty()) continue;
-    unit->own = NewBuffer(*unit);
-    --kept;
-  }
-  int carried = options.carried;
-  for (auto unit = units_.begin(); unit != units_.end() && carried > 0; ++unit) {
-    if (unit->cut_units.empty()) continue;
-    unit->carries = !unit->own.defined() && unit->expansion->serves_both();
-    --carried;
+void QuantizedSource::ChooseOwners(const plan::ExecutionPlan& run) {
+  for (int unit = 0; unit < layout_.size(); ++unit) {
+    Unit& u = units_[unit];
+    if (!layout_.is_block(unit) || u.cut_units.empty()) continue;
+    const plan::WeightCopy copy = run.BlockOf(unit - 1, layout_.blocks()).copy;
+    if (copy == plan::WeightCopy::kKept) u.own = NewBuffer(u);
+    u.carries = copy == plan::WeightCopy::kCarried && u.expansion->serves_both();
   }
 }
 

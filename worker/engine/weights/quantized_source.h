@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "common/plan/execution.h"
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/weights/quant_format.h"
 #include "worker/engine/weights/side_stream.h"
@@ -27,12 +28,10 @@ class QuantizedSource : public WeightSource {
     // Of the de-quantised weights; float8_e4m3fn gives FP8 matrices.
     at::ScalarType compute = at::kFloat;
     bool sharded = false;  // cut the bytes over comm's ranks
-    bool on_host = false;  // keep this rank's bytes in pinned host memory
-    int kept = 0;          // blocks, from the last, that keep their de-quantised weights
-    // Blocks, from the first, that carry them from a backward to the next forward. Not with FP8,
-    // whose forward reads other bytes.
-    int carried = 0;
-    bool prefetch = true;  // a second slot, filled beside the computation
+    // Which blocks keep or carry their de-quantised weights (none carries FP8 matrices, whose
+    // forward reads other bytes); `prefetch`; and `blocks_on_host`, which has this rank's bytes in
+    // pinned host memory.
+    plan::ExecutionPlan run;
   };
   // Borrows `layout` and `comm`.
   QuantizedSource(const ModelLayout& layout, std::unique_ptr<QuantFormat> format,
@@ -79,7 +78,7 @@ class QuantizedSource : public WeightSource {
   };
 
   Unit MakeUnit(const UnitInfo& info) const;
-  void ChooseOwners(const Options& options);
+  void ChooseOwners(const plan::ExecutionPlan& run);
   at::Tensor NewBuffer(const Unit& unit) const;
   int64_t FirstCutUnit(const Unit& unit) const;
   // Whether a unit's bytes have to be brought together before they are de-quantised.

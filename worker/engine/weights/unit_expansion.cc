@@ -107,7 +107,7 @@ class Fp8Expansion : public UnitExpansion {
       matrix.forward = bytes_;
       bytes_ = Aligned(bytes_ + info.rows * info.stride());
       matrix.backward = bytes_;
-      bytes_ = Aligned(bytes_ + info.columns * MatrixInfo::RowStride(info.rows, info.rank));
+      bytes_ = Aligned(bytes_ + info.columns * plan::RowStride(info.rows, info.rank));
       matrices_.push_back(std::move(matrix));
     }
     if (placed != quantized) {
@@ -172,7 +172,7 @@ class Fp8Expansion : public UnitExpansion {
   }
   static Tensor Backward(const Matrix& m, const Tensor& buffer) {
     return Rows(buffer, m.backward, m.info.columns, m.info.rows + m.info.rank,
-                MatrixInfo::RowStride(m.info.rows, m.info.rank));
+                plan::RowStride(m.info.rows, m.info.rank));
   }
 
   static Tensor ScaleOf(const Tensor& largest) {

@@ -56,7 +56,7 @@ TEST_P(ConfigFilesTest, TheJobFitsAndKeepsItsBatch) {
        NearestGpu(job.compute.gpu_type), memory});
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_LE(plan->memory.reserved(), memory);
-  EXPECT_EQ(plan->choice.rows * plan->choice.micro_batches * job.compute.gpu_count,
+  EXPECT_EQ(plan->execution.rows * plan->execution.micro_batches * job.compute.gpu_count,
             job.hyperparameters.global_batch);
   EXPECT_GT(plan->tokens_per_second, 0);
 }

@@ -119,8 +119,9 @@ TEST(HostMemoryTest, WeightsThatAreStreamedFitASmallerGpuAndTakeTheBusTime) {
   ASSERT_TRUE(streamed.ok()) << streamed.status();
   EXPECT_THAT(Describe(*streamed, input.job, 36), HasSubstr("weights in 13.9 GB of host memory"));
   // 386 MB a block at 50 GB/s: beside the products of many tokens, not of few.
-  const Choice few{.rows = 1, .micro_batches = 32, .deep_layers = 36};
-  Choice many = few;
+  const ExecutionPlan few{
+      .rows = 1, .micro_batches = 32, .deep = Recompute::kAll, .deep_layers = 36};
+  ExecutionPlan many = few;
   many.rows = 32;
   many.micro_batches = 1;
   const auto problem = MakeProblem(input.shape, input.job, 1024);

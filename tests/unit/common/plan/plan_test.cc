@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 // Runs of this engine on an H100: QLoRA of Qwen3-8B, r = 16 on all linears, rows of 2048 tokens.
 struct Reading {
   const char* name;
-  Choice choice;
+  ExecutionPlan run;
   spec::Matmul matmul;
   double gigabytes;  // reserved by the allocator
 
@@ -28,40 +28,43 @@ class ReadingTest : public ::testing::TestWithParam<Reading> {};
 
 TEST_P(ReadingTest, MemoryIsPredictedWithinThreePercent) {
   const Reading& reading = GetParam();
-  spec::JobSpec job = Qlora(reading.choice.rows, reading.choice.micro_batches, 2048);
+  spec::JobSpec job = Qlora(reading.run.rows, reading.run.micro_batches, 2048);
   job.training.matmul = reading.matmul;
   const auto problem = MakeProblem(Qwen3Of8B(), job, 2048);
   ASSERT_TRUE(problem.ok()) << problem.status();
-  Choice choice = reading.choice;
-  choice.logits_bytes = int64_t{1} << 30;
-  EXPECT_NEAR(static_cast<double>(PredictMemory(*problem, choice).reserved()) / 1e9,
-              reading.gigabytes, 0.03 * reading.gigabytes);
+  ExecutionPlan run = reading.run;
+  run.logits_bytes = int64_t{1} << 30;
+  EXPECT_NEAR(static_cast<double>(PredictMemory(*problem, run).reserved()) / 1e9, reading.gigabytes,
+              0.03 * reading.gigabytes);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    OnOneH100, ReadingTest,
-    ::testing::Values(Reading{"EightRows",
-                              {.rows = 8,
-                               .deep = Recompute::kNorms,
-                               .shallow = Recompute::kNothing,
-                               .deep_layers = 6,
-                               .kept = 23},
-                              spec::Matmul::kBf16,
-                              82.80},
-                      Reading{"FourRowsInFp8",
-                              {.rows = 4,
-                               .micro_batches = 2,
-                               .deep = Recompute::kNorms,
-                               .shallow = Recompute::kNothing,
-                               .deep_layers = 1,
-                               .kept = 36},
-                              spec::Matmul::kFp8,
-                              55.77},
-                      Reading{"OneRowAllRecomputed",
-                              {.rows = 1, .micro_batches = 8, .deep_layers = 36, .kept = 36},
-                              spec::Matmul::kBf16,
-                              22.29}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(OnOneH100, ReadingTest,
+                         ::testing::Values(Reading{"EightRows",
+                                                   {.rows = 8,
+                                                    .deep = Recompute::kNorms,
+                                                    .shallow = Recompute::kNothing,
+                                                    .deep_layers = 6,
+                                                    .kept = 23},
+                                                   spec::Matmul::kBf16,
+                                                   82.80},
+                                           Reading{"FourRowsInFp8",
+                                                   {.rows = 4,
+                                                    .micro_batches = 2,
+                                                    .deep = Recompute::kNorms,
+                                                    .shallow = Recompute::kNothing,
+                                                    .deep_layers = 1,
+                                                    .kept = 36},
+                                                   spec::Matmul::kFp8,
+                                                   55.77},
+                                           Reading{"OneRowAllRecomputed",
+                                                   {.rows = 1,
+                                                    .micro_batches = 8,
+                                                    .deep = Recompute::kAll,
+                                                    .deep_layers = 36,
+                                                    .kept = 36},
+                                                   spec::Matmul::kBf16,
+                                                   22.29}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 struct Budget {
   const char* name;
@@ -78,8 +81,7 @@ TEST_P(BudgetTest, ThePlanKeepsWithinItAndKeepsTheGlobalBatch) {
     const auto plan = MakePlan(Input(job, gigabytes));
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_LE(static_cast<double>(plan->memory.reserved()), gigabytes * 1e9);
-    EXPECT_EQ(plan->choice.rows * plan->choice.micro_batches, 8);
-    EXPECT_EQ(plan->recompute.size(), 36U);
+    EXPECT_EQ(plan->execution.rows * plan->execution.micro_batches, 8);
     int64_t sum = 0;
     for (const MemoryItem& item : Items(plan->memory)) sum += item.bytes;
     EXPECT_EQ(sum, plan->memory.reserved());
@@ -106,10 +108,10 @@ TEST(PlanTest, MoreMemoryIsNeverSlower) {
 TEST(PlanTest, AGivenBatchIsSplitWhereItDoesNotFitAndNeverMerged) {
   const auto split = MakePlan(Input(Qlora(8, 1, 2048), 16));
   ASSERT_TRUE(split.ok()) << split.status();
-  EXPECT_LT(split->choice.rows, 8);
+  EXPECT_LT(split->execution.rows, 8);
   const auto whole = MakePlan(Input(Qlora(2, 4, 2048), 79));
   ASSERT_TRUE(whole.ok()) << whole.status();
-  EXPECT_EQ(whole->choice.rows, 2);
+  EXPECT_EQ(whole->execution.rows, 2);
   const auto fits = MakePlan(Input(Qlora(8, 1, 2048), 79));
   ASSERT_TRUE(fits.ok()) << fits.status();
   // A smaller one where it is worth it.
@@ -129,16 +131,16 @@ TEST(PlanTest, TheHeadGetsWideChunksWhereTheyTakeNothing) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   const auto problem = MakeProblem(Qwen3Of32B(), Auto(4, 4096), 4096);
   ASSERT_TRUE(problem.ok()) << problem.status();
-  EXPECT_GE(LogitsRows(*problem, plan->choice), 400);
+  EXPECT_GE(LogitsRows(*problem, plan->execution), 400);
 }
 
 TEST(PlanTest, NarrowChunksOfTheHeadTakeTime) {
   const auto problem = MakeProblem(Qwen3Of32B(), Auto(4, 4096), 4096);
   ASSERT_TRUE(problem.ok()) << problem.status();
-  Choice choice{.rows = 1, .micro_batches = 4, .logits_bytes = int64_t{1} << 30};
-  const double wide = PredictTime(*problem, choice, *FindGpu("H100")).products;
-  choice.logits_bytes = int64_t{1} << 26;
-  const double narrow = PredictTime(*problem, choice, *FindGpu("H100")).products;
+  ExecutionPlan run{.rows = 1, .micro_batches = 4, .logits_bytes = int64_t{1} << 30};
+  const double wide = PredictTime(*problem, run, *FindGpu("H100")).products;
+  run.logits_bytes = int64_t{1} << 26;
+  const double narrow = PredictTime(*problem, run, *FindGpu("H100")).products;
   // Of a step of 4,416 ms on an H100, the head's products took 166 ms in 37 chunks.
   EXPECT_NEAR(narrow - wide, 0.1, 0.03);
 }
@@ -148,15 +150,17 @@ TEST(PlanTest, CheckpointingRecomputesEverything) {
   job.parallelism.activation_checkpointing = true;
   const auto plan = MakePlan(Input(job, 79));
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_THAT(plan->recompute, ::testing::Each(Recompute::kAll));
+  for (int64_t layer = 0; layer < 36; ++layer) {
+    EXPECT_EQ(plan->execution.LevelOf(layer), Recompute::kAll) << layer;
+  }
 }
 
 TEST(PlanTest, MemoryThatIsLeftKeepsDequantisedCopies) {
   const auto little = MakePlan(Input(Auto(8, 2048), 10));
   const auto much = MakePlan(Input(Auto(1, 2048), 79));
   ASSERT_TRUE(little.ok() && much.ok());
-  EXPECT_EQ(little->choice.kept, 0);
-  EXPECT_EQ(much->choice.kept, 36);
+  EXPECT_EQ(little->execution.kept, 0);
+  EXPECT_EQ(much->execution.kept, 36);
   EXPECT_EQ(much->memory.scratch_slots, 0);
 }
 
@@ -165,20 +169,20 @@ TEST(PlanTest, MemoryThatIsLeftKeepsDequantisedCopies) {
 TEST(PlanTest, CopiesAreCarriedInTheMemoryThatActivationsLeave) {
   const auto plan = MakePlan(Input(Auto(4, 4096), 83.6, Qwen3Of32B()));
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_GT(plan->choice.carried, 30);
-  EXPECT_LE(plan->choice.carried + plan->choice.kept, 64);
+  EXPECT_GT(plan->execution.carried, 30);
+  EXPECT_LE(plan->execution.carried + plan->execution.kept, 64);
   const auto problem = MakeProblem(Qwen3Of32B(), Auto(4, 4096), 4096);
   ASSERT_TRUE(problem.ok()) << problem.status();
-  Choice without = plan->choice;
+  ExecutionPlan without = plan->execution;
   without.carried = 0;
   EXPECT_EQ(PredictMemory(*problem, without).reserved(), plan->memory.reserved());
   const auto& gpu = *FindGpu("H100");
   const double saved = PredictTime(*problem, without, gpu).weights -
-                       PredictTime(*problem, plan->choice, gpu).weights;
-  EXPECT_NEAR(
-      saved / PredictTime(*problem, without, gpu).weights,
-      static_cast<double>(plan->choice.carried) / static_cast<double>(2 * (64 - plan->choice.kept)),
-      1e-6);
+                       PredictTime(*problem, plan->execution, gpu).weights;
+  EXPECT_NEAR(saved / PredictTime(*problem, without, gpu).weights,
+              static_cast<double>(plan->execution.carried) /
+                  static_cast<double>(2 * (64 - plan->execution.kept)),
+              1e-6);
 }
 
 TEST(PlanTest, NothingIsCarriedWhereNoMemoryComesFreeOrTheForwardReadsOtherBytes) {
@@ -189,8 +193,8 @@ TEST(PlanTest, NothingIsCarriedWhereNoMemoryComesFreeOrTheForwardReadsOtherBytes
   fp8.training.matmul = spec::Matmul::kFp8;
   const auto other_bytes = MakePlan(Input(fp8, 83.6, Qwen3Of32B()));
   ASSERT_TRUE(none_left.ok() && other_bytes.ok());
-  EXPECT_LE(none_left->choice.carried, 2) << "64 inputs of 42 MB come free, copies take 1 GB";
-  EXPECT_EQ(other_bytes->choice.carried, 0);
+  EXPECT_LE(none_left->execution.carried, 2) << "64 inputs of 42 MB come free, copies take 1 GB";
+  EXPECT_EQ(other_bytes->execution.carried, 0);
 }
 
 TEST(PlanTest, KeptCopiesLeaveRoomForTheBlockThatIsMadeAgain) {
@@ -198,8 +202,8 @@ TEST(PlanTest, KeptCopiesLeaveRoomForTheBlockThatIsMadeAgain) {
   job.parallelism.activation_checkpointing = true;
   const auto plan = MakePlan(Input(job, 60, Qwen3Of32B()));
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_GT(plan->choice.kept, 0);
-  EXPECT_LT(plan->choice.kept, 64);
+  EXPECT_GT(plan->execution.kept, 0);
+  EXPECT_LT(plan->execution.kept, 64);
   EXPECT_LE(static_cast<double>(plan->memory.reserved() + plan->memory.transients), 60e9);
 }
 
@@ -210,13 +214,13 @@ TEST(PlanTest, ADeeperLevelSavesMemoryAndTakesTime) {
   double seconds = 0;
   for (const Recompute level :
        {Recompute::kNothing, Recompute::kNorms, Recompute::kMlp, Recompute::kAll}) {
-    const Choice choice{.rows = 4,
-                        .deep = level,
-                        .shallow = level,
-                        .deep_layers = 36,
-                        .logits_bytes = int64_t{1} << 30};
-    const int64_t bytes = PredictMemory(*problem, choice).reserved();
-    const double time = PredictTime(*problem, choice, *FindGpu("H100")).total();
+    const ExecutionPlan run{.rows = 4,
+                            .deep = level,
+                            .shallow = level,
+                            .deep_layers = 36,
+                            .logits_bytes = int64_t{1} << 30};
+    const int64_t bytes = PredictMemory(*problem, run).reserved();
+    const double time = PredictTime(*problem, run, *FindGpu("H100")).total();
     EXPECT_LT(bytes, memory) << NameOf(level);
     EXPECT_GT(time, seconds) << NameOf(level);
     memory = bytes;
@@ -276,14 +280,14 @@ TEST(PlanTest, EachStrategyHoldsLessThanTheOneBefore) {
   job.training.mode = spec::Mode::kFullFinetune;
   job.training.use_qlora = false;
   job.quantization.bits = 0;
-  const Choice choice{.rows = 1, .micro_batches = 2, .logits_bytes = int64_t{1} << 28};
+  const ExecutionPlan run{.rows = 1, .micro_batches = 2, .logits_bytes = int64_t{1} << 28};
   int64_t before = std::numeric_limits<int64_t>::max();
   for (const auto sharding : {spec::Sharding::kDdp, spec::Sharding::kZero1, spec::Sharding::kZero2,
                               spec::Sharding::kHybridShard, spec::Sharding::kFullShard}) {
     job.parallelism.sharding = sharding;
     const auto problem = MakeProblem(Qwen3Of8B(), job, 4096);
     ASSERT_TRUE(problem.ok()) << problem.status();
-    const int64_t bytes = PredictMemory(*problem, choice).resident();
+    const int64_t bytes = PredictMemory(*problem, run).resident();
     EXPECT_LT(bytes, before) << static_cast<int>(sharding);
     before = bytes;
   }
@@ -300,9 +304,8 @@ TEST(PlanTest, ExchangesOverRanksTakeTime) {
     sharded.compute.nodes = 2;
     sharded.compute.gpus_per_node = 4;
     sharded.parallelism.sharding = sharding;
-    const Choice choice{.rows = 1, .micro_batches = micro_batches};
-    return PredictTime(*MakeProblem(Qwen3Of8B(), sharded, 4096), choice, *FindGpu("H100"))
-        .optimizer;
+    const ExecutionPlan run{.rows = 1, .micro_batches = micro_batches};
+    return PredictTime(*MakeProblem(Qwen3Of8B(), sharded, 4096), run, *FindGpu("H100")).optimizer;
   };
   // ZeRO-1 sends gradients once a step, ZeRO-2 with each micro-batch; both send weights.
   EXPECT_EQ(seconds(spec::Sharding::kZero1, 1), seconds(spec::Sharding::kZero1, 4));
@@ -342,7 +345,7 @@ TEST(PlanTest, ShortRowsAreCountedWhenTheyAreKnown) {
   input.row_tokens = 512;
   const auto brief = MakePlan(input);
   ASSERT_TRUE(full.ok() && brief.ok());
-  EXPECT_GT(brief->choice.rows, full->choice.rows);
+  EXPECT_GT(brief->execution.rows, full->execution.rows);
 }
 
 TEST(PlanTest, AnUnknownTargetIsTheUsersFault) {
@@ -364,10 +367,10 @@ TEST(PlanTest, TheBudgetBoundsTheAllocator) {
 }
 
 TEST(PlanTest, WithoutAPlanABatchStaysAndAutoTakesADivisor) {
-  const Choice given = UnplannedBatch(Qlora(6, 3, 128));
+  const ExecutionPlan given = Unplanned(Qlora(6, 3, 128), Device::kCpu);
   EXPECT_EQ(given.rows, 6);
   EXPECT_EQ(given.micro_batches, 3);
-  const Choice chosen = UnplannedBatch(Auto(6, 128));
+  const ExecutionPlan chosen = Unplanned(Auto(6, 128), Device::kCpu);
   EXPECT_EQ(chosen.rows, 3);
   EXPECT_EQ(chosen.micro_batches, 2);
   const spec::JobSpec job = WithBatch(Auto(6, 128), chosen);

@@ -28,7 +28,7 @@ TEST_P(LaunchedTest, BlocksAreRecordedWhereLaunchesHoldThemBack) {
   const Launched& each = GetParam();
   const auto plan = MakePlan(Input(Qlora(each.rows, 8, each.tokens), 79, each.shape));
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->choice.graphs, each.graphs) << Describe(*plan, Qlora(1, 1, 1), 1);
+  EXPECT_EQ(plan->execution.graphs, each.graphs) << Describe(*plan, Qlora(1, 1, 1), 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -53,11 +53,11 @@ TEST(RecordedBlocksTest, RecordedBlocksTakeMemoryInsteadOfLaunches) {
   const spec::JobSpec job = SmallFull();
   const auto plan = MakePlan(Input(job, 79, SmolLm2()));
   ASSERT_TRUE(plan.ok()) << plan.status();
-  ASSERT_TRUE(plan->choice.graphs);
+  ASSERT_TRUE(plan->execution.graphs);
   EXPECT_THAT(Describe(*plan, job, 30), HasSubstr(", graphs"));
   const auto problem = MakeProblem(SmolLm2(), job, 1024);
   ASSERT_TRUE(problem.ok()) << problem.status();
-  Choice without = plan->choice;
+  ExecutionPlan without = plan->execution;
   without.graphs = false;
   const PeakMemory eager = PredictMemory(*problem, without);
   EXPECT_GE(plan->memory.graphs, eager.logits);
@@ -77,7 +77,7 @@ TEST(RecordedBlocksTest, WhatChangesFromOneMicroBatchToTheNextIsNotRecorded) {
   const auto records = [](const spec::JobSpec& job, double gigabytes = 79) {
     const auto plan = MakePlan(Input(job, gigabytes, SmolLm2()));
     EXPECT_TRUE(plan.ok()) << plan.status();
-    return plan.ok() && plan->choice.graphs;
+    return plan.ok() && plan->execution.graphs;
   };
   EXPECT_TRUE(records(SmallFull()));
   EXPECT_FALSE(records(SmallFull(), 3.0)) << "no memory for it";

@@ -14,15 +14,19 @@
 #include "worker/engine/model/families.h"
 #include "worker/engine/weights/adapted_source.h"
 
-namespace sft::engine {
+namespace sft::plan {
 
 static void PrintTo(Recompute recompute, std::ostream* out) {
   *out << (recompute == Recompute::kNorms ? "Norms" : "Mlp");
 }
 
+}  // namespace sft::plan
+
+namespace sft::engine {
 namespace {
 
 using at::Tensor;
+using plan::Recompute;
 
 constexpr int64_t kTokens = 24;
 

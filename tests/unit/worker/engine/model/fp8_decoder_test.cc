@@ -22,6 +22,7 @@ namespace sft::engine {
 namespace {
 
 using at::Tensor;
+using plan::Recompute;
 
 constexpr int kBatchTokens = 24;
 constexpr double kScale = 2.0;
@@ -247,7 +248,7 @@ std::unique_ptr<at::ObserverContext> Count(const at::RecordFunction& call) {
 Counts CountRows(const std::vector<std::string>& targets, Recompute level) {
   Fp8Model model(targets);
   Decoder decoder(model.config(), model.layout(), model.source(), at::kCPU,
-                  {.lora = {kScale}, .recompute = {level, level}});
+                  {.lora = {kScale}, .run = {.shallow = level}});
   const Tensor tokens = at::arange(kBatchTokens, at::kLong);
   const DeviceBatch batch{.tokens = tokens,
                           .positions = tokens,

@@ -22,6 +22,7 @@ namespace sft::engine {
 namespace {
 
 using at::Tensor;
+using plan::Recompute;
 
 constexpr int kSteps = 4;
 constexpr int kLayers = 2;
@@ -71,11 +72,13 @@ class GraphsTest : public testing::Test {
     job.quantization.bits = 4;
     return job;
   }
-  static Execution Recorded(std::vector<Recompute> recompute = {}) {
-    return {.recompute = std::move(recompute), .kept = kLayers, .graphs = true};
+  // Of which the first block recomputes `level`.
+  static plan::ExecutionPlan Recorded(Recompute level = Recompute::kNothing) {
+    return {.deep = level, .deep_layers = 1, .kept = kLayers, .graphs = true};
   }
 
-  static Curve TrainOn(Communicator& comm, const spec::JobSpec& job, Way way, Execution run) {
+  static Curve TrainOn(Communicator& comm, const spec::JobSpec& job, Way way,
+                       plan::ExecutionPlan run) {
     const at::NoGradGuard no_grad;
     run.graphs = way == Way::kRecorded;
     TrainingModel model(job, dir_->path(), comm, run);
@@ -102,7 +105,8 @@ class GraphsTest : public testing::Test {
     return curve;
   }
 
-  static Curve Train(const spec::JobSpec& job, Way way, const Execution& run = Recorded()) {
+  static Curve Train(const spec::JobSpec& job, Way way,
+                     const plan::ExecutionPlan& run = Recorded()) {
     const auto comm = MakeLocalCommunicator(at::kCPU);
     return TrainOn(*comm, job, way, run);
   }
@@ -120,7 +124,8 @@ class GraphsTest : public testing::Test {
   }
 
   // Two models that train alike, and a third whose batches are not padded.
-  static void ExpectTheSameTraining(const spec::JobSpec& job, const Execution& run = Recorded()) {
+  static void ExpectTheSameTraining(const spec::JobSpec& job,
+                                    const plan::ExecutionPlan& run = Recorded()) {
     const Curve recorded = Train(job, Way::kRecorded, run);
     EXPECT_GE(recorded.shapes, 3U);
     ExpectSameBits(recorded, Train(job, Way::kPadded, run));
@@ -131,11 +136,12 @@ class GraphsTest : public testing::Test {
     }
   }
 
-  static bool Records(const spec::JobSpec& job, const Execution& run, Communicator& comm) {
+  static bool Records(const spec::JobSpec& job, const plan::ExecutionPlan& run,
+                      Communicator& comm) {
     const at::NoGradGuard no_grad;
     return TrainingModel(job, dir_->path(), comm, run).decoder().graphs() != nullptr;
   }
-  static bool Records(const spec::JobSpec& job, const Execution& run = Recorded()) {
+  static bool Records(const spec::JobSpec& job, const plan::ExecutionPlan& run = Recorded()) {
     return Records(job, run, *MakeLocalCommunicator(at::kCPU));
   }
 
@@ -156,7 +162,7 @@ TEST_F(GraphsTest, KeptQuantisedBlocksAreTheSame) { ExpectTheSameTraining(Qlora(
 
 TEST_F(GraphsTest, RecomputationIsTheSame) {
   for (const Recompute level : {Recompute::kNorms, Recompute::kMlp, Recompute::kAll}) {
-    ExpectTheSameTraining(Job(spec::Mode::kLora), Recorded({level, Recompute::kNothing}));
+    ExpectTheSameTraining(Job(spec::Mode::kLora), Recorded(level));
   }
 }
 
@@ -265,7 +271,7 @@ TEST_F(GraphsTest, JobsWhoseMasksOrAddressesChangeAreNotRecorded) {
   spec::JobSpec drops = Job(spec::Mode::kLora);
   drops.lora.dropout = 0.1;
   EXPECT_FALSE(Records(drops));
-  const Execution on_host{.optimizer_on_host = true, .graphs = true};
+  const plan::ExecutionPlan on_host{.graphs = true, .optimizer_on_host = true};
   EXPECT_FALSE(Records(Job(spec::Mode::kFullFinetune), on_host));
   for (const spec::Sharding sharding :
        {spec::Sharding::kZero2, spec::Sharding::kFullShard, spec::Sharding::kHybridShard}) {

@@ -171,7 +171,7 @@ TEST_P(ResumeTest, EveryOptimizerGoesOnWithTheSameBits) {
 TEST_P(ResumeTest, AnOptimizerOnTheHostGoesOnWithTheSameBitsAndFitsOneOnTheDevice) {
   TrainerOptions options = Options(kLayouts[4]);
   options.spec.parallelism.compute_type = spec::ComputeType::kBf16;
-  options.execution = Execution::Unplanned(options.spec, 2, at::kCPU);
+  options.execution = plan::Unplanned(options.spec, plan::Device::kCpu);
   options.execution->optimizer_on_host = true;
   const Both both = RunBoth(options);
   ExpectSameBits(both);
@@ -185,7 +185,7 @@ TEST_P(ResumeTest, RecordedBlocksGoOnWithTheSameBits) {
   TrainerOptions options = Options(kOne);
   options.spec.hyperparameters.per_device_batch = 6;
   options.spec.hyperparameters.gradient_accumulation_steps = 2;
-  options.execution = Execution{.kept = 2, .graphs = true};
+  options.execution = plan::ExecutionPlan{.kept = 2, .graphs = true};
   ExpectSameBits(RunBoth(options));
 }
 

@@ -192,7 +192,7 @@ TEST_F(TrainerTest, AnOptimizerOnTheHostValidatesAndDeliversTheSameBits) {
     const RecordingObserver plain = RunOne(options);
     for (const bool blocks : {false, true}) {
       SCOPED_TRACE(testing::Message() << static_cast<int>(mode) << " blocks " << blocks);
-      options.execution = Execution{.optimizer_on_host = true, .blocks_on_host = blocks};
+      options.execution = plan::ExecutionPlan{.optimizer_on_host = true, .blocks_on_host = blocks};
       ExpectTheSame(RunOne(options), plain);
       options.execution.reset();
     }
@@ -214,7 +214,7 @@ TEST_F(TrainerTest, BlocksOnTheHostGiveTheSameBitsUnderEveryPlacement) {
         options.spec.quantization.bits = quantized ? 4 : 0;
         const auto plain = RunTrainer(options, 2);
         const bool full = mode == spec::Mode::kFullFinetune;
-        options.execution = Execution{.optimizer_on_host = full, .blocks_on_host = true};
+        options.execution = plan::ExecutionPlan{.optimizer_on_host = full, .blocks_on_host = true};
         const auto host = RunTrainer(options, 2);
         // Shards of the device leave no room for the adapters, whose products are then apart.
         const bool apart = sharding == spec::Sharding::kFullShard && !full && !quantized;

@@ -136,8 +136,9 @@ TEST_P(QuantizedSourceTest, ShardsOfRawBytesGiveTheBitsOfTheWholeBase) {
   // 169 of INT8 are cut within rows; of the units before it some ranks hold nothing.
   const auto expect_the_same = [&](int world, bool on_host) {
     RunRanks(world, [&](Communicator& comm) {
-      QuantizedSource source(layout, MakeFormat(),
-                             {.compute = at::kBFloat16, .sharded = true, .on_host = on_host}, comm);
+      QuantizedSource source(
+          layout, MakeFormat(),
+          {.compute = at::kBFloat16, .sharded = true, .run = {.blocks_on_host = on_host}}, comm);
       LoadAll(source, layout);
       for (int unit : {0, 1, 2, 1}) {
         AcquiredUnit acquired(source, layout, unit);
@@ -154,10 +155,10 @@ TEST_P(QuantizedSourceTest, ShardsOfRawBytesGiveTheBitsOfTheWholeBase) {
 }
 
 TEST_P(QuantizedSourceTest, KeptBlocksHaveTheSameBitsAndAreWrittenOnce) {
-  const ModelLayout layout = AdaptedLayout();
+  const ModelLayout layout = AdaptedLayout("abcd");
   const auto local = MakeLocalCommunicator(at::kCPU);
   QuantizedSource fresh(layout, MakeFormat(), {}, *local);
-  QuantizedSource kept(layout, MakeFormat(), {.kept = 2}, *local);
+  QuantizedSource kept(layout, MakeFormat(), {.run = {.kept = 2}}, *local);
   LoadQuantized(fresh, layout);
   LoadQuantized(kept, layout);
   for (int round : {0, 1}) {
@@ -167,7 +168,8 @@ TEST_P(QuantizedSourceTest, KeptBlocksHaveTheSameBitsAndAreWrittenOnce) {
       for (int i : {0, 1}) {
         EXPECT_TRUE(at::equal(actual.weights()[i], expected.weights()[i])) << unit;
       }
-      // Units 1 and 2 are kept; unit 0 goes through a slot, which keeps it while there is room.
+      // Units 1 and 2, the blocks, are kept; unit 0 goes through a slot, which keeps it while there
+      // is room.
       EXPECT_EQ(actual.weights().rewritten != 0, round == 0) << unit;
     }
   }
@@ -193,27 +195,28 @@ std::vector<bool> Walk(QuantizedSource& source, QuantizedSource& plain, const Mo
 TEST_P(QuantizedSourceTest, BlocksCarryTheirWeightsFromABackwardToTheNextForward) {
   const ModelLayout layout = AdaptedLayout("abcdefgh");
   const auto local = MakeLocalCommunicator(at::kCPU);
-  QuantizedSource source(layout, MakeFormat(), {.kept = 1, .carried = 2}, *local);
+  QuantizedSource source(layout, MakeFormat(), {.run = {.kept = 1, .carried = 2}}, *local);
   QuantizedSource plain(layout, MakeFormat(), {}, *local);
   LoadQuantized(source, layout);
   LoadQuantized(plain, layout);
-  // The one slot that this walk needs holds block 6 at the turn and block 2 at the end. Block 7
-  // keeps its own weights; 0 and 1 carry theirs, and are not written again in the forward.
+  // The one slot that this walk needs holds unit 7, the head, at the turn and unit 0 at the end. Of
+  // the blocks, units 1 to 6, the last keeps its own weights; the first two carry theirs, and are
+  // not written again in the forward.
   const std::vector<bool> backward = {false, false, true, true, true, true, true, true};
-  std::vector<bool> first(8, true), later = {false, false, false, true, true, true, true, false};
+  std::vector<bool> first(8, true), later = {false, false, false, true, true, true, false, true};
   first.insert(first.end(), backward.begin(), backward.end());
   later.insert(later.end(), backward.begin(), backward.end());
   EXPECT_EQ(Walk(source, plain, layout), first);
   EXPECT_EQ(Walk(source, plain, layout), later);
   {
-    // Acquired twice at once, as a tied table is: the last release ends what was carried.
-    const AcquiredUnit outer(source, layout, 0, WeightUse::kForward);
-    EXPECT_EQ(AcquiredUnit(source, layout, 0, WeightUse::kForward).weights().rewritten, 0);
-    EXPECT_EQ(AcquiredUnit(source, layout, 0, WeightUse::kForward).weights().rewritten, 0);
+    // Acquired three times at once: the last release ends what was carried.
+    const AcquiredUnit outer(source, layout, 1, WeightUse::kForward);
+    EXPECT_EQ(AcquiredUnit(source, layout, 1, WeightUse::kForward).weights().rewritten, 0);
+    EXPECT_EQ(AcquiredUnit(source, layout, 1, WeightUse::kForward).weights().rewritten, 0);
   }
   // A forward alone, as of an evaluation, ends it.
-  AcquiredUnit(source, layout, 1, WeightUse::kForward);
-  for (int unit : {0, 1}) {
+  AcquiredUnit(source, layout, 2, WeightUse::kForward);
+  for (int unit : {1, 2}) {
     EXPECT_NE(AcquiredUnit(source, layout, unit, WeightUse::kForward).weights().rewritten, 0);
   }
 }
