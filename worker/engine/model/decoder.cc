@@ -176,7 +176,7 @@ Tensor Decoder::BackwardBlocks(Tensor drows, const BlockContext& context, const 
                                std::vector<DecoderBlock::Saved>& saved, GradientSink& sink,
                                bool finish) {
   const int first = layout_.first_trainable();
-  DecoderBlock::Gradient dx{std::move(drows), {}};
+  Activation dx = std::move(drows);
   for (int unit = layout_.head_unit() - 1; unit >= LowestBlock(); --unit) {
     AcquiredUnit acquired(source_, layout_, unit, BackwardUse(unit - 1));
     if (unit - 1 >= LowestBlock()) source_.Prefetch(unit - 1, BackwardUse(unit - 2));

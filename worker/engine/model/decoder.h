@@ -68,7 +68,7 @@ class Decoder {
   // that are made.
   HeadLoss::Gradients BackwardHead(const at::Tensor& x, const DeviceBatch& batch,
                                    GradientSink& sink, at::Tensor dx);
-  // The trained blocks and those above; `drows` as DecoderBlock::Backward has it. `finish` them.
+  // The trained blocks and those above; `drows` as the dy of DecoderBlock::Backward. `finish` them.
   at::Tensor BackwardBlocks(at::Tensor drows, const BlockContext& context,
                             const DropoutKey* dropout, std::vector<DecoderBlock::Saved>& saved,
                             GradientSink& sink, bool finish);

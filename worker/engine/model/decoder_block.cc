@@ -52,30 +52,30 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
   return block;
 }
 
-Tensor DecoderBlock::Norm(const Tensor& x, int norm, const Projection& reader, const Pass& pass,
-                          Tensor& rstd, const ops::Fp8Rows& fp8) const {
-  Tensor normed = EmptyRows(x.size(0), x.size(1), reader.spare(), x);
-  rstd = ops::RmsNorm(normed, x, pass.weights[norm], epsilon, fp8);
+Activation DecoderBlock::Norm(Activation normed, const Tensor& x, int norm, const Pass& pass,
+                              Tensor& rstd) const {
+  rstd = ops::RmsNorm(normed.rows, x, pass.weights[norm], epsilon, normed.fp8);
   return normed;
 }
 
 Tensor DecoderBlock::Run(const Tensor& x, const BlockContext& context, const Pass& pass,
                          Saved& saved) const {
   saved.input = x;
-  ops::Fp8Rows fp8 = attention.qkv.EmptyFp8Input(x, pass);
-  saved.input_normed = Norm(x, input_norm, attention.qkv, pass, saved.input_rstd, fp8);
+  Activation normed =
+      Norm(attention.qkv.EmptyInput(x, pass), x, input_norm, pass, saved.input_rstd);
+  saved.input_normed = normed.rows;
   saved.middle = at::empty(x.sizes(), x.options());
-  attention.Forward(saved.middle, saved.input_normed, x, context.documents, context.rope, pass,
-                    saved.attention, std::move(fp8));
+  attention.Forward(saved.middle, std::move(normed), x, context.documents, context.rope, pass,
+                    saved.attention);
   return RunMlp(pass, saved);
 }
 
 Tensor DecoderBlock::RunMlp(const Pass& pass, Saved& saved) const {
   const Tensor& x = saved.middle;
-  ops::Fp8Rows fp8 = mlp.gate_up.EmptyFp8Input(x, pass);
-  saved.middle_normed = Norm(x, post_norm, mlp.gate_up, pass, saved.middle_rstd, fp8);
+  Activation normed = Norm(mlp.gate_up.EmptyInput(x, pass), x, post_norm, pass, saved.middle_rstd);
+  saved.middle_normed = normed.rows;
   Tensor y = at::empty(x.sizes(), x.options());
-  mlp.Forward(y, saved.middle_normed, x, pass, saved.mlp, std::move(fp8));
+  mlp.Forward(y, std::move(normed), x, pass, saved.mlp);
   return y;
 }
 
@@ -105,10 +105,11 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
 Tensor DecoderBlock::ForwardWith(const Tensor& x, const RopeTables& rope, const Pass& pass,
                                  const Attend& attend) const {
   Saved saved;
-  ops::Fp8Rows fp8 = attention.qkv.EmptyFp8Input(x, pass);
-  saved.input_normed = Norm(x, input_norm, attention.qkv, pass, saved.input_rstd, fp8);
-  attention.Project(saved.input_normed, rope, pass, saved.attention, std::move(fp8));
-  Tensor attended = EmptyRows(x.size(0), attention.o.inputs(), attention.o.spare(), x);
+  Activation normed =
+      Norm(attention.qkv.EmptyInput(x, pass), x, input_norm, pass, saved.input_rstd);
+  saved.input_normed = normed.rows;
+  attention.Project(std::move(normed), rope, pass, saved.attention);
+  Tensor attended = attention.o.EmptyInputRows(x);
   attended.copy_(attend(attention.Inputs(saved.attention)));
   saved.middle = at::empty(x.sizes(), x.options());
   attention.o.Forward(saved.middle, attended, pass, x);
@@ -120,25 +121,28 @@ void DecoderBlock::Restore(const BlockContext& context, const Pass& pass, Saved&
     Run(Tensor(saved.input), context, pass, saved);
     return;
   }
-  ops::Fp8Rows fp8;
-  if (!saved.middle_normed.defined()) {
-    if (mlp.restores_gate_up(saved.mlp)) fp8 = mlp.gate_up.EmptyFp8Input(saved.middle, pass);
-    saved.middle_normed = Norm(saved.middle, post_norm, mlp.gate_up, pass, saved.middle_rstd, fp8);
+  Activation normed = saved.middle_normed;
+  if (!normed.rows.defined()) {
+    // In FP8 only for a product that reads it again.
+    normed = mlp.restores_gate_up(saved.mlp) ? mlp.gate_up.EmptyInput(saved.middle, pass)
+                                             : mlp.gate_up.EmptyInputRows(saved.middle);
+    normed = Norm(std::move(normed), saved.middle, post_norm, pass, saved.middle_rstd);
+    saved.middle_normed = normed.rows;
   }
-  mlp.Restore(saved.middle_normed, pass, saved.mlp, std::move(fp8));
+  mlp.Restore(std::move(normed), pass, saved.mlp);
 }
 
-ops::Fp8Rows DecoderBlock::AddNormBackward(Tensor& dresidual, const Tensor& dnormed,
-                                           const Tensor& x, const Tensor& rstd, int norm,
-                                           const Pass& pass, UnitGradients& gradients,
-                                           const Projection* reader) const {
-  ops::Fp8Rows fp8;
-  if (reader != nullptr) fp8 = reader->EmptyFp8Gradient(dresidual, pass);
+Activation DecoderBlock::AddNormBackward(const Tensor& dresidual, const Tensor& dnormed,
+                                         const Tensor& x, const Tensor& rstd, int norm,
+                                         const Pass& pass, UnitGradients& gradients,
+                                         const Projection* reader) const {
+  Activation dx = dresidual;
+  if (reader != nullptr) dx = reader->AsGradient(dresidual, pass);
   const bool trained = gradients.Wants(norm);
-  const Tensor dweight = ops::RmsNormBackward(dresidual, dnormed, x, pass.weights[norm], rstd,
-                                              dresidual, trained, fp8);
+  const Tensor dweight = ops::RmsNormBackward(dx.rows, dnormed, x, pass.weights[norm], rstd,
+                                              dresidual, trained, dx.fp8);
   if (trained) gradients.Add(norm, dweight);
-  return fp8;
+  return dx;
 }
 
 bool DecoderBlock::NeedsMlpInput(UnitGradients& gradients, bool need_dx) const {
@@ -151,33 +155,34 @@ const Projection* DecoderBlock::GradientReader(UnitGradients& gradients, bool ne
   return multiplies ? &mlp.down : nullptr;
 }
 
-DecoderBlock::Gradient DecoderBlock::Backward(Gradient dy, const BlockContext& context,
-                                              const Pass& pass, Saved& saved,
-                                              UnitGradients& gradients, bool need_dx,
-                                              const Projection* reader) const {
+Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, const Pass& pass,
+                                  Saved& saved, UnitGradients& gradients, bool need_dx,
+                                  const Projection* reader) const {
   Restore(context, pass, saved);
   const bool input_side = need_dx || gradients.Wants(input_norm);
   const bool through_o = input_side || attention.inputs_trained(gradients);
   const bool mlp_input = NeedsMlpInput(gradients, need_dx);
   Tensor dnormed = at::empty(saved.middle.sizes(), saved.middle.options());
-  mlp.Backward(dy.rows, saved.middle_normed, pass, saved.mlp, gradients,
-               mlp_input ? &dnormed : nullptr, std::move(dy.fp8));
+  mlp.Backward({dy.rows, std::move(dy.fp8)}, saved.middle_normed, pass, saved.mlp, gradients,
+               mlp_input ? &dnormed : nullptr);
   saved.middle_normed = Tensor();
   if (!mlp_input) return {};
-  dy.fp8 = AddNormBackward(dy.rows, dnormed, saved.middle, saved.middle_rstd, post_norm, pass,
-                           gradients, through_o ? &attention.o : nullptr);
+  dy = AddNormBackward(dy.rows, dnormed, saved.middle, saved.middle_rstd, post_norm, pass,
+                       gradients, through_o ? &attention.o : nullptr);
   saved.middle = Tensor();
   if (!through_o && !attention.o.trained(gradients)) return {};
   if (!saved.input_normed.defined()) {
-    saved.input_normed = Norm(saved.input, input_norm, attention.qkv, pass, saved.input_rstd);
+    saved.input_normed = Norm(attention.qkv.EmptyInputRows(saved.input), saved.input, input_norm,
+                              pass, saved.input_rstd)
+                             .rows;
   }
-  attention.Backward(dy.rows, saved.input_normed, context.documents, context.rope, pass,
-                     saved.attention, gradients, input_side ? &dnormed : nullptr,
-                     std::move(dy.fp8));
+  attention.Backward({dy.rows, std::move(dy.fp8)}, saved.input_normed, context.documents,
+                     context.rope, pass, saved.attention, gradients,
+                     input_side ? &dnormed : nullptr);
   if (!input_side) return {};
-  dy.fp8 = AddNormBackward(dy.rows, dnormed, saved.input, saved.input_rstd, input_norm, pass,
-                           gradients, reader);
-  return need_dx ? dy : Gradient{};
+  dy = AddNormBackward(dy.rows, dnormed, saved.input, saved.input_rstd, input_norm, pass, gradients,
+                       reader);
+  return need_dx ? dy : Activation();
 }
 
 }  // namespace sft::engine

@@ -52,19 +52,15 @@ struct DecoderBlock {
   // Columns to spare that the gradient of a block's output needs.
   int64_t gradient_spare() const { return std::max(attention.o.spare(), mlp.down.spare()); }
 
-  // The gradient of a block's output.
-  struct Gradient {
-    at::Tensor rows;   // [T, H] with gradient_spare() columns to spare
-    ops::Fp8Rows fp8;  // the same, where that is made already
-  };
   // The projection whose weight Backward multiplies that gradient by; null where it does not.
   const Projection* GradientReader(UnitGradients& gradients, bool need_dx) const;
 
   // Adds the parameters' gradients; returns the gradient of x, undefined unless `need_dx`, in the
-  // place of dy. `reader`: who reads that next, the GradientReader of the block before, whose
-  // weights are in FP8 where this block's are; may be null. Consumes `saved`.
-  Gradient Backward(Gradient dy, const BlockContext& context, const Pass& pass, Saved& saved,
-                    UnitGradients& gradients, bool need_dx, const Projection* reader) const;
+  // place of dy [T, H], which has gradient_spare() columns to spare. `reader`: who reads that next,
+  // the GradientReader of the block before, whose weights are in FP8 where this block's are; may be
+  // null. Consumes `saved`.
+  Activation Backward(Activation dy, const BlockContext& context, const Pass& pass, Saved& saved,
+                      UnitGradients& gradients, bool need_dx, const Projection* reader) const;
 
  private:
   at::Tensor Run(const at::Tensor& x, const BlockContext& context, const Pass& pass,
@@ -72,17 +68,17 @@ struct DecoderBlock {
   // From `saved.middle` on.
   at::Tensor RunMlp(const Pass& pass, Saved& saved) const;
   void Restore(const BlockContext& context, const Pass& pass, Saved& saved) const;
-  // The norm of x with the columns to spare of `reader`; in FP8, to `fp8`.
-  at::Tensor Norm(const at::Tensor& x, int norm, const Projection& reader, const Pass& pass,
-                  at::Tensor& rstd, const ops::Fp8Rows& fp8 = {}) const;
+  // The norm of x, in `normed`.
+  Activation Norm(Activation normed, const at::Tensor& x, int norm, const Pass& pass,
+                  at::Tensor& rstd) const;
   // Whether the gradient of the feed-forward layer's input is needed.
   bool NeedsMlpInput(UnitGradients& gradients, bool need_dx) const;
-  // Turns `dresidual` into itself plus the gradient of the norm's input, and returns it in FP8
-  // where `reader`, which may be null, multiplies it so; adds the norm's own gradient.
-  ops::Fp8Rows AddNormBackward(at::Tensor& dresidual, const at::Tensor& dnormed,
-                               const at::Tensor& x, const at::Tensor& rstd, int norm,
-                               const Pass& pass, UnitGradients& gradients,
-                               const Projection* reader) const;
+  // `dresidual` plus the gradient of the norm's input, in its place, in FP8 too where `reader`,
+  // which may be null, multiplies it so; adds the norm's own gradient.
+  Activation AddNormBackward(const at::Tensor& dresidual, const at::Tensor& dnormed,
+                             const at::Tensor& x, const at::Tensor& rstd, int norm,
+                             const Pass& pass, UnitGradients& gradients,
+                             const Projection* reader) const;
 };
 
 }  // namespace sft::engine

@@ -11,37 +11,32 @@ namespace sft::engine {
 
 using at::Tensor;
 
-void GatedMlp::Forward(Tensor& y, const Tensor& x, const Tensor& residual, const Pass& pass,
-                       Saved& saved, ops::Fp8Rows x_fp8) const {
-  RestoreGateUp(x, pass, saved, std::move(x_fp8));
-  ops::Fp8Rows fp8 = down.EmptyFp8Input(saved.gate_up, pass);
-  const Tensor activated = Activate(saved.gate_up, fp8);
-  saved.down_xa = down.Forward(y, activated, pass, residual, std::move(fp8));
+void GatedMlp::Forward(Tensor& y, Activation x, const Tensor& residual, const Pass& pass,
+                       Saved& saved) const {
+  RestoreGateUp(std::move(x), pass, saved);
+  Activation activated = down.EmptyInput(saved.gate_up, pass);
+  ops::Swiglu(activated.rows, saved.gate_up, activated.fp8);
+  const Tensor rows = activated.rows;
+  saved.down_xa = down.Forward(y, std::move(activated), pass, residual);
   if (!MakesProductAgain(saved.gate_up, pass)) {
-    saved.activated = activated;
+    saved.activated = rows;
   } else {
-    saved.down_xa = ApartFrom(activated, saved.down_xa);
+    saved.down_xa = ApartFrom(rows, saved.down_xa);
   }
 }
 
-void GatedMlp::Restore(const Tensor& x, const Pass& pass, Saved& saved, ops::Fp8Rows x_fp8) const {
-  RestoreGateUp(x, pass, saved, std::move(x_fp8));
+void GatedMlp::Restore(Activation x, const Pass& pass, Saved& saved) const {
+  RestoreGateUp(std::move(x), pass, saved);
   if (saved.activated.defined() || MakesProductAgain(saved.gate_up, pass)) return;
-  saved.activated = Activate(saved.gate_up, {});
+  saved.activated = down.EmptyInputRows(saved.gate_up);
+  ops::Swiglu(saved.activated, saved.gate_up);
 }
 
-void GatedMlp::RestoreGateUp(const Tensor& x, const Pass& pass, Saved& saved,
-                             ops::Fp8Rows x_fp8) const {
+void GatedMlp::RestoreGateUp(Activation x, const Pass& pass, Saved& saved) const {
   if (!restores_gate_up(saved)) return;
   // Spare columns already: the backward turns these rows into their own gradient.
-  saved.gate_up = EmptyRows(x.size(0), gate_up.outputs(), gate_up.spare(), x);
-  saved.gate_up_xa = gate_up.Forward(saved.gate_up, x, pass, {}, std::move(x_fp8));
-}
-
-Tensor GatedMlp::Activate(const Tensor& gate_up, const ops::Fp8Rows& fp8) const {
-  Tensor activated = EmptyRows(gate_up.size(0), down.inputs(), down.spare(), gate_up);
-  ops::Swiglu(activated, gate_up, fp8);
-  return activated;
+  saved.gate_up = gate_up.EmptyGradientRows(x.rows);
+  saved.gate_up_xa = gate_up.Forward(saved.gate_up, std::move(x), pass);
 }
 
 bool GatedMlp::MakesProductAgain(const Tensor& rows, const Pass& pass) const {
@@ -51,17 +46,17 @@ bool GatedMlp::MakesProductAgain(const Tensor& rows, const Pass& pass) const {
          !pass.drops() && ops::HasSwigluFactors(rows, rank);
 }
 
-void GatedMlp::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Saved& saved,
-                        UnitGradients& gradients, Tensor* dx, ops::Fp8Rows dy_fp8) const {
+void GatedMlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& saved,
+                        UnitGradients& gradients, Tensor* dx) const {
   if (MakesProductAgain(saved.gate_up, pass)) {
-    BackwardInOnePass(dy, x, pass, saved, gradients, dx, std::move(dy_fp8));
+    BackwardInOnePass(std::move(dy), x, pass, saved, gradients, dx);
     return;
   }
   const bool go_on = dx != nullptr || gate_up.trained(gradients);
   Tensor dactivated;
-  if (go_on) dactivated = at::empty({dy.size(0), down.inputs()}, dy.options());
-  down.Backward(dy, saved.activated, saved.down_xa, pass, gradients, go_on ? &dactivated : nullptr,
-                std::move(dy_fp8));
+  if (go_on) dactivated = at::empty({dy.rows.size(0), down.inputs()}, dy.rows.options());
+  down.Backward(std::move(dy), saved.activated, saved.down_xa, pass, gradients,
+                go_on ? &dactivated : nullptr);
   saved.activated = saved.down_xa = Tensor();
   if (!go_on) return;
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
@@ -71,12 +66,12 @@ void GatedMlp::Backward(const Tensor& dy, const Tensor& x, const Pass& pass, Sav
 }
 
 // Adapters are trained together, and never beside the weights that they adapt.
-void GatedMlp::BackwardInOnePass(const Tensor& dy, const Tensor& x, const Pass& pass, Saved& saved,
-                                 UnitGradients& gradients, Tensor* dx, ops::Fp8Rows dy_fp8) const {
-  const Tensor dxa_down = down.AdapterGradient(dy, pass);
-  down.AddSecondGradients(dy, saved.down_xa, pass, gradients);
-  Tensor dactivated = at::empty({dy.size(0), down.inputs()}, dy.options());
-  down.InputGradient(dy, dxa_down, pass, dactivated, std::move(dy_fp8));
+void GatedMlp::BackwardInOnePass(Activation dy, const Tensor& x, const Pass& pass, Saved& saved,
+                                 UnitGradients& gradients, Tensor* dx) const {
+  const Tensor dxa_down = down.AdapterGradient(dy.rows, pass);
+  down.AddSecondGradients(dy.rows, saved.down_xa, pass, gradients);
+  Tensor dactivated = at::empty({dy.rows.size(0), down.inputs()}, dy.rows.options());
+  down.InputGradient(std::move(dy), dxa_down, pass, dactivated);
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
   Tensor dxa = gate_up.Beside(dgate_up, pass);
   ops::SwigluFactorsBackward(dgate_up, dxa, dactivated,

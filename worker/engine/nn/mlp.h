@@ -18,26 +18,25 @@ struct GatedMlp {
     at::Tensor gate_up_xa, down_xa;
   };
 
-  // Writes y [T, H] = residual + the layer of x, rows [T, H]. x_fp8 and dy_fp8: projection.h.
-  void Forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& residual, const Pass& pass,
-               Saved& saved, ops::Fp8Rows x_fp8 = {}) const;
+  // Writes y [T, H] = residual + the layer of x [T, H].
+  void Forward(at::Tensor& y, Activation x, const at::Tensor& residual, const Pass& pass,
+               Saved& saved) const;
   // Computes what is missing in `saved`, but for the output.
-  void Restore(const at::Tensor& x, const Pass& pass, Saved& saved, ops::Fp8Rows x_fp8 = {}) const;
+  void Restore(Activation x, const Pass& pass, Saved& saved) const;
   // Whether Restore multiplies x.
   bool restores_gate_up(const Saved& saved) const { return !saved.gate_up.defined(); }
   // Adds the parameters' gradients; writes that of x [T, H] only where dx is not null. Consumes
   // `saved`.
-  void Backward(const at::Tensor& dy, const at::Tensor& x, const Pass& pass, Saved& saved,
-                UnitGradients& gradients, at::Tensor* dx, ops::Fp8Rows dy_fp8 = {}) const;
+  void Backward(Activation dy, const at::Tensor& x, const Pass& pass, Saved& saved,
+                UnitGradients& gradients, at::Tensor* dx) const;
 
  private:
-  void RestoreGateUp(const at::Tensor& x, const Pass& pass, Saved& saved, ops::Fp8Rows x_fp8) const;
-  at::Tensor Activate(const at::Tensor& gate_up, const ops::Fp8Rows& fp8) const;
+  void RestoreGateUp(Activation x, const Pass& pass, Saved& saved) const;
   // Whether the backward makes silu(gate) * up itself, in the one pass over rows like `gate_up`
   // that also has the adapters' gradients (ops::SwigluFactorsBackward).
   bool MakesProductAgain(const at::Tensor& gate_up, const Pass& pass) const;
-  void BackwardInOnePass(const at::Tensor& dy, const at::Tensor& x, const Pass& pass, Saved& saved,
-                         UnitGradients& gradients, at::Tensor* dx, ops::Fp8Rows dy_fp8) const;
+  void BackwardInOnePass(Activation dy, const at::Tensor& x, const Pass& pass, Saved& saved,
+                         UnitGradients& gradients, at::Tensor* dx) const;
 };
 
 }  // namespace sft::engine

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "worker/engine/nn/rows.h"
+#include "common/plan/parameters.h"
 
 namespace sft::engine {
 
@@ -29,9 +29,9 @@ Tensor Joined(const std::vector<Tensor>& parts) {
   return parts[0].as_strided({rows, parts[0].size(1)}, {parts[0].size(1), 1});
 }
 
-ops::Fp8Rows Quantised(const Tensor& rows, ops::Fp8Rows fp8) {
-  ops::Fp8Quantize(fp8.values, fp8.scale, rows);
-  return fp8;
+Activation Quantised(Activation x) {
+  ops::Fp8Quantize(x.fp8.values, x.fp8.scale, x.rows);
+  return x;
 }
 
 }  // namespace
@@ -60,16 +60,33 @@ bool Projection::JoinsBackward(const Pass& pass) const {
   return !pass.drops() && JoinsForward(pass);
 }
 
-ops::Fp8Rows Projection::EmptyFp8Input(const Tensor& like, const Pass& pass) const {
-  if (Fp8(pass) == nullptr) return {};
-  const int64_t spare = JoinsForward(pass) ? info_.rank : 0;
-  return EmptyFp8Rows(like.size(0), info_.columns, spare, like);
+Tensor Projection::EmptyInputRows(const Tensor& like) const {
+  return EmptyRows(like.size(0), info_.columns, info_.rank, like);
 }
 
-ops::Fp8Rows Projection::EmptyFp8Gradient(const Tensor& like, const Pass& pass) const {
+Tensor Projection::EmptyGradientRows(const Tensor& like) const {
+  return EmptyRows(like.size(0), info_.rows, info_.rank, like);
+}
+
+ops::Fp8Rows Projection::Fp8Room(int64_t columns, bool joins, const Tensor& like,
+                                 const Pass& pass) const {
   if (Fp8(pass) == nullptr) return {};
-  const int64_t spare = JoinsBackward(pass) ? info_.rank : 0;
-  return EmptyFp8Rows(like.size(0), info_.rows, spare, like);
+  const int64_t stride = plan::RowStride(columns, joins ? info_.rank : 0);
+  const Tensor wide = at::empty({like.size(0), stride}, like.options().dtype(at::kFloat8_e4m3fn));
+  return {wide.narrow(1, 0, columns), at::empty({like.size(0)}, like.options().dtype(at::kFloat))};
+}
+
+Activation Projection::EmptyInput(const Tensor& like, const Pass& pass) const {
+  ops::Fp8Rows fp8 = Fp8Room(info_.columns, JoinsForward(pass), like, pass);
+  return {EmptyInputRows(like), std::move(fp8)};
+}
+
+Activation Projection::AsInput(const Tensor& rows, const Pass& pass) const {
+  return {rows, Fp8Room(info_.columns, JoinsForward(pass), rows, pass)};
+}
+
+Activation Projection::AsGradient(const Tensor& rows, const Pass& pass) const {
+  return {rows, Fp8Room(info_.rows, JoinsBackward(pass), rows, pass)};
 }
 
 void Projection::Fp8Product(Tensor& out, const ops::Fp8Rows& rows, const Tensor& beside,
@@ -138,17 +155,16 @@ void Projection::AddBiases(Tensor& y, const Pass& pass) const {
   }
 }
 
-Tensor Projection::Forward(Tensor& y, const Tensor& x, const Pass& pass, const Tensor& addend,
-                           ops::Fp8Rows x_fp8) const {
+Tensor Projection::Forward(Tensor& y, Activation x, const Pass& pass, const Tensor& addend) const {
   Tensor xa;
-  if (info_.rank > 0) xa = FirstFactorProduct(x, pass);
+  if (info_.rank > 0) xa = FirstFactorProduct(x.rows, pass);
   const bool joins = JoinsForward(pass);
   if (const Fp8Matrix* fp8 = Fp8(pass)) {
-    if (!x_fp8.values.defined()) x_fp8 = Quantised(x, EmptyFp8Input(x, pass));
-    Fp8Product(y, x_fp8, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, addend,
+    if (!x.fp8.values.defined()) x = Quantised(AsInput(x.rows, pass));
+    Fp8Product(y, x.fp8, joins ? xa : Tensor(), fp8->forward, fp8->forward_scale, addend,
                /*fast_sums=*/false);
   } else {
-    PlainProduct(y, x, joins, pass.weights.matrices[matrix_], addend);
+    PlainProduct(y, x.rows, joins, pass.weights.matrices[matrix_], addend);
   }
   if (info_.rank > 0 && !joins) AddSecondFactors(y, xa, pass);
   AddBiases(y, pass);
@@ -257,15 +273,15 @@ void Projection::AddFirstGradients(const Tensor& x, const Tensor& dxa, const Pas
   }
 }
 
-void Projection::InputGradient(const Tensor& dy, const Tensor& dxa, const Pass& pass, Tensor& dx,
-                               ops::Fp8Rows dy_fp8) const {
+void Projection::InputGradient(Activation dy, const Tensor& dxa, const Pass& pass,
+                               Tensor& dx) const {
   const bool joins = JoinsBackward(pass);
   if (const Fp8Matrix* fp8 = Fp8(pass)) {
-    if (!dy_fp8.values.defined()) dy_fp8 = Quantised(dy, EmptyFp8Gradient(dy, pass));
-    Fp8Product(dx, dy_fp8, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale, {},
+    if (!dy.fp8.values.defined()) dy = Quantised(AsGradient(dy.rows, pass));
+    Fp8Product(dx, dy.fp8, joins ? dxa : Tensor(), fp8->backward, fp8->backward_scale, {},
                /*fast_sums=*/true);
   } else {
-    const Tensor rows = joins ? Widened(dy, info_.rank) : dy;
+    const Tensor rows = joins ? Widened(dy.rows, info_.rank) : dy.rows;
     const Tensor weights = pass.weights.matrices[matrix_].narrow(1, 0, info_.columns);
     ops::Gemm(dx, rows, weights.narrow(0, 0, rows.size(1)), 1.0, 0.0);
   }
@@ -284,16 +300,16 @@ void Projection::InputGradient(const Tensor& dy, const Tensor& dxa, const Pass& 
   }
 }
 
-void Projection::Backward(const Tensor& dy, const Tensor& x, const Tensor& xa, const Pass& pass,
-                          UnitGradients& gradients, Tensor* dx, ops::Fp8Rows dy_fp8) const {
-  WeightGradients(dy, x, gradients);
+void Projection::Backward(Activation dy, const Tensor& x, const Tensor& xa, const Pass& pass,
+                          UnitGradients& gradients, Tensor* dx) const {
+  WeightGradients(dy.rows, x, gradients);
   Tensor dxa;
   if (info_.rank > 0) {
-    dxa = AdapterGradient(dy, pass);
-    AddSecondGradients(dy, xa, pass, gradients);
+    dxa = AdapterGradient(dy.rows, pass);
+    AddSecondGradients(dy.rows, xa, pass, gradients);
     AddFirstGradients(x, dxa, pass, gradients);
   }
-  if (dx != nullptr) InputGradient(dy, dxa, pass, *dx, std::move(dy_fp8));
+  if (dx != nullptr) InputGradient(std::move(dy), dxa, pass, *dx);
 }
 
 }  // namespace sft::engine

@@ -7,6 +7,7 @@
 
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/nn/pass.h"
+#include "worker/engine/nn/rows.h"
 #include "worker/engine/weights/layout.h"
 
 namespace sft::engine {
@@ -27,7 +28,8 @@ namespace sft::engine {
 //
 // Where the source gives FP8 matrices, x and dy are converted row by row, their spare columns too,
 // and the products y and dx are in FP8. The adapters' own gradients and first products stay as they
-// are. Who makes x or dy may convert it in the same pass, into EmptyFp8Input or EmptyFp8Gradient.
+// are. Who makes x or dy may convert it in the same pass: EmptyInput, AsInput and AsGradient have
+// room for that.
 //
 // Holds positions of parameters, no tensors. Frozen weights get no gradient product.
 class Projection {
@@ -41,21 +43,25 @@ class Projection {
   // Columns to spare that x and dy need: R.
   int64_t spare() const { return info_.rank; }
 
-  // Where x [T, K], or dy [T, N], goes in FP8, with room for the adapters; nowhere where the
-  // product that reads it is not in FP8. `like`: T rows.
-  ops::Fp8Rows EmptyFp8Input(const at::Tensor& like, const Pass& pass) const;
-  ops::Fp8Rows EmptyFp8Gradient(const at::Tensor& like, const Pass& pass) const;
+  // Rows for x [T, K], and for dy [T, N], uninitialised. `like`: T rows.
+  at::Tensor EmptyInputRows(const at::Tensor& like) const;
+  at::Tensor EmptyGradientRows(const at::Tensor& like) const;
+  // x [T, K], uninitialised; `rows` as x, and as dy. Each with room in FP8 where the product that
+  // reads it is in FP8.
+  Activation EmptyInput(const at::Tensor& like, const Pass& pass) const;
+  Activation AsInput(const at::Tensor& rows, const Pass& pass) const;
+  Activation AsGradient(const at::Tensor& rows, const Pass& pass) const;
 
-  // Writes y, rows [T, N], of x, rows [T, K]; with `addend`, rows [T, N], that is added. `x_fp8`: x
-  // in FP8, where that is made already. Returns drop(x) A^T [T, R] for the backward, undefined
-  // without adapters: a view of x's spare columns where the source left room.
-  at::Tensor Forward(at::Tensor& y, const at::Tensor& x, const Pass& pass,
-                     const at::Tensor& addend = {}, ops::Fp8Rows x_fp8 = {}) const;
+  // Writes y, rows [T, N], of x [T, K]; with `addend`, rows [T, N], that is added. Returns
+  // drop(x) A^T [T, R] for the backward, undefined without adapters: a view of x's spare columns
+  // where the source left room.
+  at::Tensor Forward(at::Tensor& y, Activation x, const Pass& pass,
+                     const at::Tensor& addend = {}) const;
 
   // Adds the parameters' gradients and, where dx is not null, writes the gradient of x into *dx,
-  // rows [T, K]. `dy_fp8`: dy in FP8, where that is made already.
-  void Backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& xa, const Pass& pass,
-                UnitGradients& gradients, at::Tensor* dx, ops::Fp8Rows dy_fp8 = {}) const;
+  // rows [T, K].
+  void Backward(Activation dy, const at::Tensor& x, const at::Tensor& xa, const Pass& pass,
+                UnitGradients& gradients, at::Tensor* dx) const;
 
   // Whether one of its parameters is trained.
   bool trained(UnitGradients& gradients) const;
@@ -79,8 +85,7 @@ class Projection {
                           UnitGradients& gradients) const;
   void AddFirstGradients(const at::Tensor& x, const at::Tensor& dxa, const Pass& pass,
                          UnitGradients& gradients) const;
-  void InputGradient(const at::Tensor& dy, const at::Tensor& dxa, const Pass& pass, at::Tensor& dx,
-                     ops::Fp8Rows dy_fp8 = {}) const;
+  void InputGradient(Activation dy, const at::Tensor& dxa, const Pass& pass, at::Tensor& dx) const;
 
  private:
   using Member = MatrixInfo::Member;
@@ -88,6 +93,8 @@ class Projection {
   bool HasRoom(const Pass& pass) const;
   // Null where the products are not in FP8.
   const Fp8Matrix* Fp8(const Pass& pass) const;
+  // Where rows like `like` of `columns` go in FP8; nowhere where the products are not in FP8.
+  ops::Fp8Rows Fp8Room(int64_t columns, bool joins, const at::Tensor& like, const Pass& pass) const;
   // rows times `matrix`, [spare columns included]; `beside`, [T, R], goes into the spare columns of
   // rows, undefined: none. Sums are fast in the backward alone: in the forward they moved the
   // second loss of a model of 8B by one part in a hundred, there by nothing (docs/benchmarks).

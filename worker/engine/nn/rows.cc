@@ -17,12 +17,6 @@ Tensor EmptyRows(int64_t tokens, int64_t columns, int64_t spare, const Tensor& l
   return at::empty({tokens, stride}, like.options()).narrow(1, 0, columns);
 }
 
-ops::Fp8Rows EmptyFp8Rows(int64_t tokens, int64_t columns, int64_t spare, const Tensor& like) {
-  const int64_t stride = plan::RowStride(columns, spare);
-  const Tensor wide = at::empty({tokens, stride}, like.options().dtype(at::kFloat8_e4m3fn));
-  return {wide.narrow(1, 0, columns), at::empty({tokens}, like.options().dtype(at::kFloat))};
-}
-
 Tensor Widened(const Tensor& rows, int64_t spare) {
   const int64_t columns = rows.size(1) + spare;
   if (rows.stride(0) < columns) {

@@ -3,17 +3,28 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
 
+// An activation, or the gradient of one, on its way to the product that reads it: rows [T, C], with
+// columns to spare for the adapters of that product (EmptyRows), and the same rows in FP8 where the
+// product is in FP8 and who makes the rows writes them so in the same pass. Projection gives out
+// what its products read. Shares its tensors.
+struct Activation {
+  Activation() = default;
+  Activation(at::Tensor rows, ops::Fp8Rows fp8 = {})  // rows alone are an activation
+      : rows(std::move(rows)), fp8(std::move(fp8)) {}
+
+  at::Tensor rows;
+  ops::Fp8Rows fp8;
+};
+
 // Rows [tokens, columns], uninitialised, with room for `spare` columns more in each: the product of
 // an adapter's first factor goes there, so that its second factor is part of the weight's product.
 at::Tensor EmptyRows(int64_t tokens, int64_t columns, int64_t spare, const at::Tensor& like);
-
-// The same in FP8, beside `like`.
-ops::Fp8Rows EmptyFp8Rows(int64_t tokens, int64_t columns, int64_t spare, const at::Tensor& like);
 
 // The same rows with `spare` of their spare columns. Throws InternalError where they have too few.
 at::Tensor Widened(const at::Tensor& rows, int64_t spare);

@@ -29,10 +29,10 @@ Tensor SelfAttention::QueriesAndKeys(const Tensor& rows) const {
   return HeadsOf(rows, 0, heads + kv_heads, head_dim);
 }
 
-void SelfAttention::Project(const Tensor& x, const RopeTables& rope, const Pass& pass, Saved& saved,
-                            ops::Fp8Rows x_fp8) const {
-  saved.qkv = at::empty({x.size(0), qkv.outputs()}, x.options());
-  saved.qkv_xa = qkv.Forward(saved.qkv, x, pass, {}, std::move(x_fp8));
+void SelfAttention::Project(Activation x, const RopeTables& rope, const Pass& pass,
+                            Saved& saved) const {
+  saved.qkv = at::empty({x.rows.size(0), qkv.outputs()}, x.rows.options());
+  saved.qkv_xa = qkv.Forward(saved.qkv, std::move(x), pass);
   if (has_norms()) {
     Restore(rope, pass, saved);
     return;
@@ -59,12 +59,12 @@ SelfAttention::Heads SelfAttention::Inputs(const Saved& saved) const {
   return inputs;
 }
 
-void SelfAttention::Forward(Tensor& y, const Tensor& x, const Tensor& residual,
+void SelfAttention::Forward(Tensor& y, Activation x, const Tensor& residual,
                             const ops::Documents& documents, const RopeTables& rope,
-                            const Pass& pass, Saved& saved, ops::Fp8Rows x_fp8) const {
-  Project(x, rope, pass, saved, std::move(x_fp8));
+                            const Pass& pass, Saved& saved) const {
+  Project(std::move(x), rope, pass, saved);
   const Heads inputs = Inputs(saved);
-  saved.out = EmptyRows(x.size(0), o.inputs(), o.spare(), x);
+  saved.out = o.EmptyInputRows(residual);
   Tensor out = HeadsOf(saved.out, 0, heads, head_dim);
   saved.lse = ops::Attention(out, inputs.q, inputs.k, inputs.v, documents, scale, window);
   saved.o_xa = o.Forward(y, saved.out, pass, residual);
@@ -74,19 +74,18 @@ bool SelfAttention::inputs_trained(UnitGradients& gradients) const {
   return qkv.trained(gradients) || gradients.Wants(q_norm) || gradients.Wants(k_norm);
 }
 
-void SelfAttention::Backward(const Tensor& dy, const Tensor& x, const ops::Documents& documents,
+void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Documents& documents,
                              const RopeTables& rope, const Pass& pass, Saved& saved,
-                             UnitGradients& gradients, Tensor* dx, ops::Fp8Rows dy_fp8) const {
+                             UnitGradients& gradients, Tensor* dx) const {
   const bool go_on = dx != nullptr || inputs_trained(gradients);
   Tensor dout;
-  if (go_on) dout = at::empty({dy.size(0), o.inputs()}, dy.options());
-  o.Backward(dy, saved.out, saved.o_xa, pass, gradients, go_on ? &dout : nullptr,
-             std::move(dy_fp8));
+  if (go_on) dout = at::empty({dy.rows.size(0), o.inputs()}, dy.rows.options());
+  o.Backward(std::move(dy), saved.out, saved.o_xa, pass, gradients, go_on ? &dout : nullptr);
   saved.o_xa = Tensor();
   if (!go_on) return;
   Restore(rope, pass, saved);
   const Heads inputs = Inputs(saved);
-  Tensor dqkv = EmptyRows(dy.size(0), qkv.outputs(), qkv.spare(), dy);
+  Tensor dqkv = qkv.EmptyGradientRows(dout);
   Heads d = Split(dqkv);
   ops::AttentionBackward(d.q, d.k, d.v, HeadsOf(dout, 0, heads, head_dim), inputs.q, inputs.k,
                          inputs.v, HeadsOf(saved.out, 0, heads, head_dim), saved.lse, documents,

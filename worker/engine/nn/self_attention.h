@@ -38,23 +38,22 @@ struct SelfAttention {
     at::Tensor qkv_xa, o_xa;
   };
 
-  // Fills qkv, q and k from x, rows [T, H], already normalised. x_fp8 and dy_fp8: projection.h.
-  void Project(const at::Tensor& x, const RopeTables& rope, const Pass& pass, Saved& saved,
-               ops::Fp8Rows x_fp8 = {}) const;
+  // Fills qkv, q and k from x [T, H], already normalised.
+  void Project(Activation x, const RopeTables& rope, const Pass& pass, Saved& saved) const;
   // What attention reads: queries and keys normed and rotated.
   Heads Inputs(const Saved& saved) const;
-  // Writes y [T, H] = residual + the layer of x, rows [T, H].
-  void Forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& residual,
+  // Writes y [T, H] = residual + the layer of x [T, H].
+  void Forward(at::Tensor& y, Activation x, const at::Tensor& residual,
                const ops::Documents& documents, const RopeTables& rope, const Pass& pass,
-               Saved& saved, ops::Fp8Rows x_fp8 = {}) const;
+               Saved& saved) const;
   // Computes q and k where they are missing in `saved`.
   void Restore(const RopeTables& rope, const Pass& pass, Saved& saved) const;
 
   // Adds the parameters' gradients; writes that of x [T, H] only where dx is not null. Consumes
   // `saved`.
-  void Backward(const at::Tensor& dy, const at::Tensor& x, const ops::Documents& documents,
+  void Backward(Activation dy, const at::Tensor& x, const ops::Documents& documents,
                 const RopeTables& rope, const Pass& pass, Saved& saved, UnitGradients& gradients,
-                at::Tensor* dx, ops::Fp8Rows dy_fp8 = {}) const;
+                at::Tensor* dx) const;
 
   // Whether a parameter before the output projection is trained.
   bool inputs_trained(UnitGradients& gradients) const;

@@ -137,7 +137,7 @@ class BlocksRun {
   }
 
   Tensor y;
-  DecoderBlock::Gradient dx;
+  Activation dx;
   MapSink sink{model_.layout()};
 
  private:

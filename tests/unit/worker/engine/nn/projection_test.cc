@@ -230,23 +230,23 @@ Products Multiply(const ModelLayout& layout, at::ScalarType compute, double drop
   dy.copy_(dy_value);
   Products result{at::empty({kTokens, 80}), at::empty({kTokens, 64}), {}};
   const DropoutKey key = DropoutKey::Of(1, 2, 3, 4);
-  const auto quantise = [made_fp8](const Tensor& rows, ops::Fp8Rows fp8) {
-    if (!made_fp8) return ops::Fp8Rows{};
-    ops::Fp8Quantize(fp8.values, fp8.scale, rows);
-    return fp8;
+  const auto quantise = [made_fp8](Activation x) {
+    if (!made_fp8) return Activation(x.rows);
+    ops::Fp8Quantize(x.fp8.values, x.fp8.scale, x.rows);
+    return x;
   };
   Tensor xa;
   {
     AcquiredUnit acquired(*source, layout, 0, WeightUse::kForward);
     const Pass pass{acquired.weights(), {kScale, dropout}, &key};
-    xa = projection.Forward(result.y, x, pass, {}, quantise(x, projection.EmptyFp8Input(x, pass)));
+    xa = projection.Forward(result.y, quantise(projection.AsInput(x, pass)), pass);
   }
   AcquiredUnit acquired(*source, layout, 0, WeightUse::kBackward);
   MapSink sink(unit);
   UnitGradients gradients(sink, 0);
   const Pass pass{acquired.weights(), {kScale, dropout}, &key};
-  projection.Backward(dy, x, xa, pass, gradients, &result.dx,
-                      quantise(dy, projection.EmptyFp8Gradient(dy, pass)));
+  projection.Backward(quantise(projection.AsGradient(dy, pass)), x, xa, pass, gradients,
+                      &result.dx);
   for (int i = 2; i < 6; ++i) result.gradients.push_back(sink.Buffer(0, i));
   return result;
 }
@@ -290,8 +290,8 @@ TEST(Fp8ProjectionTest, NothingIsMadeInFp8ForPlainProducts) {
   const Pass pass{acquired.weights(), {kScale, 0.0}, nullptr};
   const Projection projection(layout.units[0], 0, 0);
   const Tensor rows = Random({kTokens, kInputs}, 1);
-  EXPECT_FALSE(projection.EmptyFp8Input(rows, pass).values.defined());
-  EXPECT_FALSE(projection.EmptyFp8Gradient(rows, pass).values.defined());
+  EXPECT_FALSE(projection.AsInput(rows, pass).fp8.values.defined());
+  EXPECT_FALSE(projection.AsGradient(rows, pass).fp8.values.defined());
 }
 
 TEST(RowsTest, AnActivationWithoutRoomIsRefused) {
