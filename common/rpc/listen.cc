@@ -3,11 +3,13 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netdb.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <set>
 #include <string>
 #include <system_error>
 
@@ -28,6 +30,8 @@ io::UniqueFd ListenOn(const addrinfo& address, int port, bool both_families, int
   io::UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1, only = both_families ? 0 : 1;
   if (!fd.valid() || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+      // Small messages are not to wait for one another; a connection has this from its listener.
+      ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) != 0 ||
       (address.ai_family == AF_INET6 &&
        ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof(only)) != 0) ||
       ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&at), address.ai_addrlen) != 0 ||
@@ -49,7 +53,11 @@ absl::StatusOr<std::vector<io::UniqueFd>> ListenOnAll(const std::string& host, i
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
   std::vector<io::UniqueFd> sockets;
   absl::Status refused;
+  std::set<std::string> seen;  // a name may have an address twice
   for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    if (!seen.emplace(reinterpret_cast<const char*>(each->ai_addr), each->ai_addrlen).second) {
+      continue;
+    }
     int error = 0;
     io::UniqueFd socket = ListenOn(*each, port, both_families, error);
     if (!socket.valid()) {

@@ -1,6 +1,7 @@
 #include "common/rpc/status.h"
 
 #include <absl/strings/cord.h>
+#include <absl/strings/match.h>
 #include <fmt/format.h>
 #include <google/protobuf/any.pb.h>
 #include <google/rpc/error_details.pb.h>
@@ -56,6 +57,8 @@ grpc::Status ToGrpc(const absl::Status& status) {
   const auto code = static_cast<grpc::StatusCode>(status.code());
   google::rpc::Status details;
   status.ForEachPayload([&](absl::string_view type, const absl::Cord& value) {
+    // Others are marks of this process.
+    if (!absl::StartsWith(type, "type.googleapis.com/google.rpc.")) return;
     google::protobuf::Any& any = *details.add_details();
     any.set_type_url(std::string(type));
     any.set_value(std::string(value));

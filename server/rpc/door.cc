@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <exception>
+
 #include "common/base/utf8.h"
 #include "server/rpc/fields.h"
 #include "server/rpc/known_values.h"
@@ -40,7 +42,14 @@ absl::Status CheckShown(const google::protobuf::Message& request) {
 
 absl::Status Door::Serve(const Method& method, Exchange& exchange) {
   CallContext call(gate_, method.rule, exchange);
-  absl::Status status = method.run(*this, call, exchange);
+  absl::Status status;
+  try {
+    status = method.run(*this, call, exchange);
+  } catch (const std::exception& error) {
+    // The transport would end the call without a row.
+    status = Internal(fmt::format("{} failed: {}", method.rule.method, error.what()));
+    spdlog::error("{}", Message(status));
+  }
   if (!call.refusal_.ok()) status = call.refusal_;
   Record(call, status);
   return status;

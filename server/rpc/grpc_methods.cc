@@ -15,7 +15,8 @@ namespace sft::server {
 namespace {
 
 using grpc::ByteBuffer;
-using Stream = grpc::ServerReaderWriter<ByteBuffer, ByteBuffer>;
+using Reader = grpc::ServerReader<ByteBuffer>;
+using Writer = grpc::ServerWriter<ByteBuffer>;
 
 constexpr std::string_view kPackage = "/sft.v1.";
 
@@ -41,51 +42,86 @@ ByteBuffer BytesOf(const google::protobuf::Message& message) {
   return bytes;
 }
 
-class UnaryExchange final : public Exchange {
+// Of any kind of call; the kinds differ in where their messages come from and go to.
+class GrpcExchange : public Exchange {
  public:
-  UnaryExchange(const grpc::ServerContext& context, const ByteBuffer& request, ByteBuffer& response)
-      : context_(context), origin_(OriginOf(context)), request_(request), response_(response) {}
+  explicit GrpcExchange(const grpc::ServerContext& context)
+      : context_(context), origin_(OriginOf(context)) {}
   const CallOrigin& origin() const override { return origin_; }
+  bool Gone() const override { return context_.IsCancelled(); }
+
+ private:
+  const grpc::ServerContext& context_;
+  const CallOrigin origin_;
+};
+
+// One request, which has come with the call: until it has, the library gives the call no thread.
+class RequestExchange : public GrpcExchange {
+ public:
+  RequestExchange(const grpc::ServerContext& context, const ByteBuffer& request)
+      : GrpcExchange(context), request_(request) {}
   absl::StatusOr<bool> Read(google::protobuf::Message& message) override {
     SFT_RETURN_IF_ERROR(Parse(request_, message));
+    return true;
+  }
+
+ private:
+  ByteBuffer request_;
+};
+
+class UnaryExchange final : public RequestExchange {
+ public:
+  UnaryExchange(const grpc::ServerContext& context, const ByteBuffer& request, ByteBuffer& response)
+      : RequestExchange(context, request), response_(response) {}
+  bool Write(const google::protobuf::Message& message) override {
+    response_ = BytesOf(message);
+    return true;
+  }
+
+ private:
+  ByteBuffer& response_;
+};
+
+class ServerStreamExchange final : public RequestExchange {
+ public:
+  ServerStreamExchange(const grpc::ServerContext& context, const ByteBuffer& request,
+                       Writer& writer)
+      : RequestExchange(context, request), writer_(writer) {}
+  bool Write(const google::protobuf::Message& message) override {
+    return writer_.Write(BytesOf(message));
+  }
+
+ private:
+  Writer& writer_;
+};
+
+class ClientStreamExchange final : public GrpcExchange {
+ public:
+  ClientStreamExchange(grpc::ServerContext& context, Reader& reader, ByteBuffer& response,
+                       ReadDeadlines& deadlines)
+      : GrpcExchange(context),
+        call_(context),
+        reader_(reader),
+        response_(response),
+        deadlines_(deadlines) {}
+  absl::StatusOr<bool> Read(google::protobuf::Message& message) override {
+    ByteBuffer bytes;
+    {
+      const ReadDeadlines::Wait waits(deadlines_, call_);
+      if (!reader_.Read(&bytes)) return false;
+    }
+    SFT_RETURN_IF_ERROR(Parse(bytes, message));
     return true;
   }
   bool Write(const google::protobuf::Message& message) override {
     response_ = BytesOf(message);
     return true;
   }
-  bool Gone() const override { return context_.IsCancelled(); }
 
  private:
-  const grpc::ServerContext& context_;
-  const CallOrigin origin_;
-  ByteBuffer request_;
+  grpc::ServerContext& call_;
+  Reader& reader_;
   ByteBuffer& response_;
-};
-
-class StreamExchange final : public Exchange {
- public:
-  StreamExchange(grpc::ServerContext& context, Stream& stream, ReadDeadlines& deadlines)
-      : context_(context), origin_(OriginOf(context)), stream_(stream), deadlines_(deadlines) {}
-  const CallOrigin& origin() const override { return origin_; }
-  absl::StatusOr<bool> Read(google::protobuf::Message& message) override {
-    ByteBuffer bytes;
-    {
-      const ReadDeadlines::Wait waits(deadlines_, context_);
-      if (!stream_.Read(&bytes)) return false;
-    }
-    SFT_RETURN_IF_ERROR(Parse(bytes, message));
-    return true;
-  }
-  bool Write(const google::protobuf::Message& message) override {
-    return stream_.Write(BytesOf(message));
-  }
-  bool Gone() const override { return context_.IsCancelled(); }
-
- private:
-  grpc::ServerContext& context_;
-  const CallOrigin origin_;
-  Stream& stream_;
   ReadDeadlines& deadlines_;
 };
 
@@ -123,7 +159,7 @@ GrpcMethods::GrpcMethods(const Methods& methods, Door& door, Clock& clock, Nanos
   int index = 0;
   for (const auto& [name, method] : methods.all()) {
     AddMethodOf(method);
-    if (method.run == nullptr) {
+    if (method.kind == Method::Kind::kStanding) {
       session_ = index;
       MarkMethodRaw(index);
     }
@@ -133,30 +169,48 @@ GrpcMethods::GrpcMethods(const Methods& methods, Door& door, Clock& clock, Nanos
 
 void GrpcMethods::AddMethodOf(const Method& method) {
   using grpc::internal::RpcMethod;
+  using Self = GrpcMethods;
   std::unique_ptr<grpc::internal::MethodHandler> handler;
-  if (method.run != nullptr && method.streams) {
-    handler =
-        std::make_unique<grpc::internal::BidiStreamingHandler<GrpcMethods, ByteBuffer, ByteBuffer>>(
-            [&method](GrpcMethods* self, grpc::ServerContext* context, Stream* stream) {
-              StreamExchange exchange(*context, *stream, self->deadlines_);
-              return rpc::ToGrpc(self->door_.Serve(method, exchange));
-            },
-            this);
-  } else if (method.run != nullptr) {
-    handler =
-        std::make_unique<grpc::internal::RpcMethodHandler<GrpcMethods, ByteBuffer, ByteBuffer>>(
-            [&method](GrpcMethods* self, grpc::ServerContext* context, const ByteBuffer* request,
-                      ByteBuffer* response) {
-              UnaryExchange exchange(*context, *request, *response);
-              return rpc::ToGrpc(self->door_.Serve(method, exchange));
-            },
-            this);
+  RpcMethod::RpcType type = RpcMethod::BIDI_STREAMING;
+  switch (method.kind) {
+    case Method::Kind::kUnary:
+      type = RpcMethod::NORMAL_RPC;
+      handler = std::make_unique<grpc::internal::RpcMethodHandler<Self, ByteBuffer, ByteBuffer>>(
+          [&method](Self* self, grpc::ServerContext* context, const ByteBuffer* request,
+                    ByteBuffer* response) {
+            UnaryExchange exchange(*context, *request, *response);
+            return rpc::ToGrpc(self->door_.Serve(method, exchange));
+          },
+          this);
+      break;
+    case Method::Kind::kServerStream:
+      type = RpcMethod::SERVER_STREAMING;
+      handler =
+          std::make_unique<grpc::internal::ServerStreamingHandler<Self, ByteBuffer, ByteBuffer>>(
+              [&method](Self* self, grpc::ServerContext* context, const ByteBuffer* request,
+                        Writer* writer) {
+                ServerStreamExchange exchange(*context, *request, *writer);
+                return rpc::ToGrpc(self->door_.Serve(method, exchange));
+              },
+              this);
+      break;
+    case Method::Kind::kClientStream:
+      type = RpcMethod::CLIENT_STREAMING;
+      handler =
+          std::make_unique<grpc::internal::ClientStreamingHandler<Self, ByteBuffer, ByteBuffer>>(
+              [&method](Self* self, grpc::ServerContext* context, Reader* reader,
+                        ByteBuffer* response) {
+                ClientStreamExchange exchange(*context, *reader, *response, self->deadlines_);
+                return rpc::ToGrpc(self->door_.Serve(method, exchange));
+              },
+              this);
+      break;
+    case Method::Kind::kStanding:
+      break;
   }
   // The service borrows the path and owns the method and its handler.
   AddMethod(std::make_unique<grpc::internal::RpcServiceMethod>(
-                paths_.emplace_back(PathOf(method.rule.method)).c_str(),
-                method.streams ? RpcMethod::BIDI_STREAMING : RpcMethod::NORMAL_RPC,
-                handler.release())
+                paths_.emplace_back(PathOf(method.rule.method)).c_str(), type, handler.release())
                 .release());
 }
 

@@ -20,10 +20,10 @@ absl::Status Methods::ReadRequest(Exchange& exchange, google::protobuf::Message&
   return read ? absl::OkStatus() : absl::CancelledError("a call without a request");
 }
 
-void Methods::Add(Rule rule, bool streams,
+void Methods::Add(Rule rule, Method::Kind kind,
                   std::function<absl::Status(Door&, CallContext&, Exchange&)> run) {
   const std::string name = rule.method;
-  methods_.emplace(name, Method{std::move(rule), streams, std::move(run)});
+  methods_.emplace(name, Method{std::move(rule), kind, std::move(run)});
 }
 
 }  // namespace sft::server

@@ -12,8 +12,12 @@ namespace sft::server {
 
 // What the server can be asked: a method's rule, and how a call of it is run.
 struct Method {
+  // Who sends more than one message. A standing one is served by the transport itself.
+  enum class Kind { kUnary, kServerStream, kClientStream, kStanding };
+  bool streams() const { return kind != Kind::kUnary; }
+
   Rule rule;
-  bool streams = false;  // either side sends more than one message
+  Kind kind = Kind::kUnary;
   std::function<absl::Status(Door&, CallContext&, Exchange&)> run;
 };
 
@@ -86,7 +90,7 @@ class Methods {
   void ServerStream(Rule rule, Service* service,
                     absl::Status (Service::*function)(CallContext&, const Request&,
                                                       Sink<Answer>&)) {
-    Add(std::move(rule), true,
+    Add(std::move(rule), Method::Kind::kServerStream,
         [=](Door& door, CallContext& call, Exchange& exchange) -> absl::Status {
           Request request;
           SFT_RETURN_IF_ERROR(ReadRequest(exchange, request));
@@ -99,7 +103,7 @@ class Methods {
   template <typename Service, typename Request, typename Answer>
   void ClientStream(Rule rule, Service* service,
                     absl::StatusOr<Answer> (Service::*function)(CallContext&, Source<Request>&)) {
-    Add(std::move(rule), true,
+    Add(std::move(rule), Method::Kind::kClientStream,
         [=](Door& door, CallContext& call, Exchange& exchange) -> absl::Status {
           SFT_RETURN_IF_ERROR(door.AdmitCaller(call, true));
           Source<Request> source(door, call, exchange);
@@ -109,7 +113,7 @@ class Methods {
         });
   }
   // A method whose calls the transport serves by itself.
-  void Standing(Rule rule) { Add(std::move(rule), true, nullptr); }
+  void Standing(Rule rule) { Add(std::move(rule), Method::Kind::kStanding, nullptr); }
 
   // By its name, "JobService.GetJob". Null: there is no such method.
   const Method* Find(std::string_view name) const;
@@ -121,7 +125,7 @@ class Methods {
   void AddUnary(Rule rule, Service* service,
                 absl::StatusOr<Answer> (Service::*function)(CallContext&, const Request&),
                 Named named) {
-    Add(std::move(rule), false,
+    Add(std::move(rule), Method::Kind::kUnary,
         [=](Door& door, CallContext& call, Exchange& exchange) -> absl::Status {
           Request request;
           SFT_RETURN_IF_ERROR(ReadRequest(exchange, request));
@@ -132,7 +136,7 @@ class Methods {
         });
   }
   static absl::Status ReadRequest(Exchange& exchange, google::protobuf::Message& request);
-  void Add(Rule rule, bool streams,
+  void Add(Rule rule, Method::Kind kind,
            std::function<absl::Status(Door&, CallContext&, Exchange&)> run);
 
   std::map<std::string, Method, std::less<>> methods_;  // by name

@@ -40,7 +40,9 @@ absl::Status SqliteStatus(sqlite3* db, int code, std::string_view what) {
 
 std::string UriOf(const std::string& path) {
   std::string uri = "file:";
-  for (const char c : path) {
+  // Two at the beginning would name a host.
+  const size_t begin = path.starts_with("//") ? path.find_first_not_of('/') - 1 : 0;
+  for (const char c : path.substr(begin)) {
     if (c == '%' || c == '?' || c == '#') {
       uri += fmt::format("%{:02X}", c);
     } else {

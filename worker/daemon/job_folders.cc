@@ -33,7 +33,7 @@ bool IsWorkersOwn(const std::string& real, const NodeSetup& setup) {
     const std::string root = Real(each);
     return root != own && IsBelow(root, own) && IsBelow(real, root);
   };
-  return std::ranges::none_of(setup.roots, holds) &&
+  return !holds(setup.shared_dir) && std::ranges::none_of(setup.roots, holds) &&
          std::ranges::none_of(setup.model_dirs, holds) &&
          std::ranges::none_of(setup.hub_dirs, holds);
 }

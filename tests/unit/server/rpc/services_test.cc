@@ -278,5 +278,32 @@ TEST_F(ServicesTest, APortInUseIsSaid) {
   (void)io::RemoveAll(dir);
 }
 
+// Whoever opens a stream and asks nothing holds no thread: the others are served.
+TEST_F(ServicesTest, CallsWithoutARequestTakeNoThreads) {
+  grpc::CompletionQueue queue;
+  grpc::GenericStub stub(server_->InProcessChannel());
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> calls;
+  for (int i = 0; i < GrpcServer::kMaxThreads + 20; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    calls.push_back(stub.PrepareCall(contexts.back().get(), "/sft.v1.JobService/WatchJob", &queue));
+    calls.back()->StartCall(&contexts);
+  }
+  void* tag = nullptr;
+  bool ok = false;
+  for (size_t i = 0; i < calls.size(); ++i) ASSERT_TRUE(queue.Next(&tag, &ok));
+  grpc::ClientContext context;
+  rpc::SetDeadline(context, std::chrono::minutes(2));
+  v1::ServerInfo info;
+  const grpc::Status served = cluster_->GetServerInfo(&context, {}, &info);
+  EXPECT_TRUE(served.ok()) << served.error_message();
+  for (const auto& each : contexts) each->TryCancel();
+  grpc::Status ended;
+  for (const auto& call : calls) call->Finish(&ended, &contexts);
+  for (size_t i = 0; i < calls.size(); ++i) ASSERT_TRUE(queue.Next(&tag, &ok));
+  queue.Shutdown();
+  EXPECT_FALSE(queue.Next(&tag, &ok));
+}
+
 }  // namespace
 }  // namespace sft::server

@@ -64,6 +64,30 @@ TEST(FileSenderTest, OnlyTheSharedFolderAndConfigurationsBelowTheRootsAreSent) {
 }
 
 // A link below the roots leads where its owner likes.
+// Its shared folder lies in its data folder, and its roots are all of the machine.
+TEST(FileSenderTest, ADevelopmentWorkerSendsTheModelsThatItsRanksTrained) {
+  const std::string dir = *io::MakeTempDir("file-sender");
+  const std::string model = "/shared/job-abcdefgh23/model";
+  ASSERT_TRUE(io::MakeDirs(dir + model).ok());
+  ASSERT_TRUE(io::WriteFileAtomic(dir + model + "/weights", "w").ok());
+  ASSERT_TRUE(io::WriteFileAtomic(dir + "/secret", "s").ok());
+  NodeSetup setup;
+  setup.data_dir = dir;
+  setup.shared_dir = dir + "/shared";
+  setup.roots = {"/"};
+  RecordingServer server;
+  FileSender sender(setup, server);
+  v1::FetchFile request;
+  request.mutable_folders()->add_jobs("job-abcdefgh23");
+  request.set_path(dir + model + "/weights");
+  sender.Send(request);
+  EXPECT_EQ(server.Wait(), dir + model + "/weights");
+  request.set_path(dir + "/secret");
+  sender.Send(request);
+  EXPECT_EQ(server.Wait(), "");
+  EXPECT_TRUE(io::RemoveAll(dir).ok());
+}
+
 TEST(FileSenderTest, ALinkLeadsIntoNoOtherJobsFolderThanTheServerNames) {
   const std::string dir = *io::MakeTempDir("file-sender");
   const std::string model = "/shared/job-abcdefgh23/model";
