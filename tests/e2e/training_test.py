@@ -69,13 +69,18 @@ class TrainingTest(harness.ServiceCase):
         write_tiny_model(self.dir / "models/small")
         traced = self.dir / "traced-rank"
         traced.write_text(f"""#!/bin/sh
-exec strace -f -qq -k -e trace=futex,clock_nanosleep,timerfd_create,timer_create -o {self.dir}/rank-$$.trace \\
-  {harness.BUILD}/bin/sft-rank "$@"
+case "$*" in *"--rank 0"* | *"--rank 1"*)  # two, which wait for each other
+  exec strace -f -qq -k -e trace=futex,clock_nanosleep,timerfd_create,timer_create -o {self.dir}/rank-$$.trace \\
+    {harness.BUILD}/bin/sft-rank "$@" ;;
+esac
+exec {harness.BUILD}/bin/sft-rank "$@"
 """)
         traced.chmod(0o755)
         self.start_server()
         self.start_worker(engine=True, options=("--rank-binary", traced))
-        self.wait_success(self.submit_config("multi_gpu_qlora_4xh100.toml", "--model", "small"))
+        # Each traced wait costs its stack: a few steps show them all.
+        self.wait_success(self.submit_config("multi_gpu_qlora_4xh100.toml", "--model", "small",
+                                             "--set", "hyperparameters.max_steps=2"))
         waits = [wait for trace in self.dir.glob("rank-*.trace") for wait in clock_test.waits_on_the_wall_clock(trace)]
         self.assertTrue([stack for _, stack in waits if "gloo::" in stack], "not even gloo's: the trace is empty")
         ours = [wait for wait in waits if wait[1] and "gloo::" not in wait[1]]
