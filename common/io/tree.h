@@ -20,15 +20,21 @@ struct Owner {
 };
 
 // Takes from group and others what they may do with the folder and all that is below it, and gives
-// it to `owner`, if any. Missing is OK.
+// it to `owner`, if any. Missing is OK, and what lies deeper than 64 folders stays as it is: the
+// folders above it are closed.
 absl::Status CloseTree(const std::string& path, const std::optional<Owner>& owner = std::nullopt);
 // For a data folder that was made when they were left open to others: closes the folder itself and
 // what it holds of these names, each as CloseTree does. What is closed already is not looked into,
-// and a folder that all users share by its sticky bit stays as it is.
-absl::Status CloseDataDir(const std::string& path, const std::vector<std::string>& names);
+// and a folder that all users share by its sticky bit stays as it is. Answers with the paths, of
+// these, that stay open as they belong to somebody else or their file system has no modes.
+absl::StatusOr<std::vector<std::string>> CloseDataDir(const std::string& path,
+                                                      const std::vector<std::string>& names);
+// What to tell of such paths.
+std::string OpenToOthers(const std::vector<std::string>& paths);
 
 // Makes the folder, should it be missing, and gives it exactly this owner and mode. What is there
-// and no folder is an error, a link to one, too. Its parent has to be safe from others.
+// and no folder is an error. A link to one counts where only this user can have made it, as the
+// folder that holds it is this user's and closed to the writes of others.
 absl::Status MakeDirAs(const std::string& path, const Owner& owner, mode_t mode);
 
 }  // namespace sft::io

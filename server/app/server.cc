@@ -168,7 +168,9 @@ Server::Server() = default;
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, Clock& clock) {
   SFT_ASSIGN_OR_RETURN(DataDirLock lock, DataDirLock::Acquire(settings.data_dir));
-  SFT_RETURN_IF_ERROR(io::CloseDataDir(settings.data_dir, OwnNames(settings.data_dir)));
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> left,
+                       io::CloseDataDir(settings.data_dir, OwnNames(settings.data_dir)));
+  if (!left.empty()) spdlog::warn("{}", io::OpenToOthers(left));
   SFT_ASSIGN_OR_RETURN(
       std::unique_ptr<Store> store,
       Store::Open({.path = settings.data_dir + "/server.db", .accept_copy = settings.accept_copy}));

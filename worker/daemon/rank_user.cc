@@ -34,10 +34,19 @@ constexpr mode_t kOfRanks = 0700;
 constexpr mode_t kReadable = 0640;
 
 // All of a data folder that the worker makes.
-const std::vector<std::string>& OwnNames() {
-  static const std::vector<std::string> names = {
-      "attempts", "cache", "checkpoints", "datasets", "id", "run", "shared", "tls", "worker.lock"};
+std::vector<std::string> OwnNames(const NodeSetup& setup) {
+  std::vector<std::string> names = {"attempts", "cache", "checkpoints", "datasets",
+                                    "id",       "run",   "tls",         "worker.lock"};
+  // With --shared, a folder of that name is the operator's, maybe a mount.
+  if (!setup.has_shared) names.emplace_back("shared");
   return names;
+}
+
+// With all links resolved; a path that leads nowhere stays as it is.
+std::string Resolved(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path real = std::filesystem::canonical(path, error);
+  return error ? path : real.string();
 }
 
 io::Owner OwnerOf(const RankUser& user) { return {user.uid, user.gid}; }
@@ -213,7 +222,9 @@ absl::Status GiveToRanks(const std::string& dir, const std::optional<RankUser>& 
 }
 
 absl::Status PrepareDataDir(const NodeSetup& setup) {
-  SFT_RETURN_IF_ERROR(io::CloseDataDir(setup.data_dir, OwnNames()));
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> left,
+                       io::CloseDataDir(setup.data_dir, OwnNames(setup)));
+  if (!left.empty()) spdlog::warn("{}", io::OpenToOthers(left));
   if (!setup.rank_user) return absl::OkStatus();
   const RankUser& user = *setup.rank_user;
   struct stat info {};
@@ -233,7 +244,7 @@ absl::Status PrepareDataDir(const NodeSetup& setup) {
                     setup.data_dir, RankUserOf(info.st_uid, info.st_gid).Describe(),
                     user.Describe(), setup.data_dir));
   }
-  SFT_RETURN_IF_ERROR(io::MakeDirAs(setup.data_dir, WithGroupOf(user), kPassage));
+  SFT_RETURN_IF_ERROR(io::MakeDirAs(Resolved(setup.data_dir), WithGroupOf(user), kPassage));
   for (const char* name : {"attempts", "checkpoints", "datasets"}) {
     SFT_RETURN_IF_ERROR(
         io::MakeDirAs(fmt::format("{}/{}", setup.data_dir, name), WithGroupOf(user), kPassage));
@@ -243,7 +254,7 @@ absl::Status PrepareDataDir(const NodeSetup& setup) {
   if (!setup.has_shared) of_ranks.push_back(setup.shared_dir);
   for (const std::string& dir : of_ranks) {
     SFT_RETURN_IF_ERROR(io::MakeDirAs(dir, OwnerOf(user), kOfRanks));
-    SFT_RETURN_IF_ERROR(io::CloseTree(dir, OwnerOf(user)));
+    SFT_RETURN_IF_ERROR(io::CloseTree(Resolved(dir), OwnerOf(user)));
   }
   return absl::OkStatus();
 }
@@ -262,9 +273,10 @@ absl::Status TryRead(const std::string& folder) {
 }
 
 absl::Status CheckDataDirFor(const NodeSetup& setup) {
+  const std::string data_dir = Resolved(setup.data_dir);
   const RankRights rights(setup.rank_user);
-  const std::string closed =
-      ClosedParent(std::filesystem::path(setup.data_dir).parent_path().string());
+  std::string closed = ClosedParent(std::filesystem::path(setup.data_dir).parent_path().string());
+  if (closed.empty()) closed = ClosedParent(std::filesystem::path(data_dir).parent_path().string());
   if (closed.empty()) return absl::OkStatus();
   return FailedPrecondition(fmt::format(
       "ranks run as user {}, who may not enter {}, in which the data folder is: `chmod o+x {}`, or "

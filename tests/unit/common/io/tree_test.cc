@@ -9,6 +9,8 @@
 namespace sft::io {
 namespace {
 
+constexpr Owner kSomebody{65534, 65534};
+
 class TreeTest : public testing::Test {
  protected:
   void SetUp() override { dir_ = *MakeTempDir("sft-tree-test"); }
@@ -65,7 +67,6 @@ TEST_F(TreeTest, WhatLeadsOutOfATreeIsLeftAlone) {
 
 TEST_F(TreeTest, AnOwnerGetsTheTreeAndNothingThatItLeadsTo) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can give files away";
-  constexpr Owner kSomebody{65534, 65534};
   Make("outside", 0644);
   MakeFolder("a/b", 0755);
   Make("a/b/f", 0644);
@@ -75,8 +76,6 @@ TEST_F(TreeTest, AnOwnerGetsTheTreeAndNothingThatItLeadsTo) {
   EXPECT_EQ(UidOf("a"), kSomebody.uid);
   EXPECT_EQ(UidOf("a/b/f"), kSomebody.uid);
   EXPECT_EQ(UidOf("outside"), 0u);
-  ASSERT_EQ(symlink((dir_ + "/a").c_str(), (dir_ + "/c").c_str()), 0);
-  EXPECT_FALSE(MakeDirAs(dir_ + "/c", kSomebody, 0700).ok());
 }
 
 TEST_F(TreeTest, ADataFolderIsClosedWithWhatItHoldsOfTheNamesAndNoMore) {
@@ -86,7 +85,9 @@ TEST_F(TreeTest, ADataFolderIsClosedWithWhatItHoldsOfTheNamesAndNoMore) {
   Make("closed/f", 0644);
   MakeFolder("models", 0755);
   ASSERT_EQ(chmod(dir_.c_str(), 0755), 0);
-  ASSERT_TRUE(CloseDataDir(dir_, {"own", "closed", "missing"}).ok());
+  const auto left = CloseDataDir(dir_, {"own", "closed", "missing"});
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_TRUE(left->empty());
   EXPECT_EQ(ModeOf(""), 0700u);
   EXPECT_EQ(ModeOf("own"), 0700u);
   EXPECT_EQ(ModeOf("own/f"), 0600u);
@@ -95,6 +96,52 @@ TEST_F(TreeTest, ADataFolderIsClosedWithWhatItHoldsOfTheNamesAndNoMore) {
   ASSERT_EQ(chmod(dir_.c_str(), 01777), 0);
   ASSERT_TRUE(CloseDataDir(dir_, {}).ok());
   EXPECT_EQ(ModeOf(""), 01777u) << "all users share it";
+}
+
+TEST_F(TreeTest, ADataFolderOfSomebodyElseIsToldAndNoError) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
+  MakeFolder("root", 0777);
+  MakeFolder("own", 0777);
+  ASSERT_EQ(chown((dir_ + "/own").c_str(), kSomebody.uid, kSomebody.gid), 0);
+  Make("own/of-root", 0644);
+  ASSERT_EQ(chmod(dir_.c_str(), 0777), 0);
+  ASSERT_EQ(seteuid(kSomebody.uid), 0);
+  const auto left = CloseDataDir(dir_, {"root", "own", "missing"});
+  const absl::Status whole = CloseTree(dir_ + "/root");
+  ASSERT_EQ(seteuid(0), 0);
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_EQ(*left, (std::vector<std::string>{dir_, dir_ + "/root"}));
+  EXPECT_EQ(ModeOf("own"), 0700u) << "what lies in it is closed by that";
+  EXPECT_NE(OpenToOthers(*left).find("`chmod o-rwx " + dir_ + " " + dir_ + "/root`"),
+            std::string::npos);
+  EXPECT_TRUE(absl::IsPermissionDenied(whole)) << "not where it was asked for";
+}
+
+TEST_F(TreeTest, WhoWritesInATreeCannotStopItsWalkByItsDepth) {
+  std::string path = "a";
+  for (int i = 0; i < 200; ++i) path += "/d";
+  MakeFolder(path, 0755);
+  Make("a/f", 0644);
+  const absl::Status closed = CloseTree(dir_ + "/a");
+  EXPECT_TRUE(closed.ok()) << closed;
+  EXPECT_EQ(ModeOf("a/f"), 0600u);
+}
+
+TEST_F(TreeTest, AFolderMayBeALinkWhereNobodyElseCanMakeOne) {
+  MakeFolder("disk", 0755);
+  MakeFolder("data", 0755);
+  const Owner self{geteuid(), getegid()};
+  ASSERT_EQ(symlink((dir_ + "/disk").c_str(), (dir_ + "/data/cache").c_str()), 0);
+  EXPECT_TRUE(MakeDirAs(dir_ + "/data/cache", self, 0700).ok());
+  EXPECT_EQ(ModeOf("disk"), 0700u);
+  MakeFolder("data", 0775);
+  EXPECT_FALSE(MakeDirAs(dir_ + "/data/cache", self, 0700).ok()) << "the group can";
+  MakeFolder("data", 01777);
+  EXPECT_FALSE(MakeDirAs(dir_ + "/data/cache", self, 0700).ok()) << "all can";
+  if (geteuid() != 0) return;
+  MakeFolder("data", 0755);
+  ASSERT_EQ(chown((dir_ + "/data").c_str(), kSomebody.uid, kSomebody.gid), 0);
+  EXPECT_FALSE(MakeDirAs(dir_ + "/data/cache", self, 0700).ok()) << "its owner can";
 }
 
 }  // namespace
