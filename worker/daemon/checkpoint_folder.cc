@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <map>
 #include <set>
@@ -82,14 +83,23 @@ absl::Status Bring(const v1::ArtifactFile& file, const std::string& own, const s
   return absl::IsDataLoss(fetched) ? Lost(std::string(Message(fetched))) : fetched;
 }
 
-// The worker's own folder in one where ranks make some, too: what they put there under this name is
-// removed, and once it is the worker's they cannot.
-absl::Status MakeOwnDir(const std::string& path) {
+// Whether it is a folder, of this user, in which nobody else can make anything.
+bool IsOwnDir(const std::string& path) {
   struct stat info {};
-  const bool own =
-      lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid();
-  if (!own) SFT_RETURN_IF_ERROR(io::RemoveAll(path));
-  return io::MakeDirs(path);
+  return lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid() &&
+         (info.st_mode & 022) == 0;
+}
+
+// The worker's own folder in one where ranks make some, too: what they put there under this name is
+// removed, and once it is the worker's they cannot. Nothing is made through a link.
+absl::Status MakeOwnDir(const std::string& path) {
+  for (int tries = 0; tries < 2; ++tries) {
+    if (mkdir(path.c_str(), 0700) == 0) return absl::OkStatus();
+    if (errno != EEXIST) return ErrnoStatus(fmt::format("cannot create the folder {}", path), errno);
+    if (IsOwnDir(path)) return absl::OkStatus();
+    SFT_RETURN_IF_ERROR(io::RemoveAll(path));
+  }
+  return Unavailable(fmt::format("cannot create the folder {}: it was made by somebody else", path));
 }
 
 absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::string& job_id,
@@ -105,7 +115,7 @@ absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::stri
   SFT_RETURN_IF_ERROR(OpenCheckpointFolder(job_id, setup));
   SFT_ASSIGN_OR_RETURN(const bool all_here, AllMatch(dir, resume, setup.rank_user, stop));
   if (all_here) return dir;
-  const std::string target = dir + ".fetch", old = dir + ".old";
+  const std::string target = dir + kFetchSuffix, old = dir + kReplacedSuffix;
   SFT_RETURN_IF_ERROR(MakeOwnDir(target));
   for (const v1::ArtifactFile& file : resume.files()) {
     SFT_RETURN_IF_ERROR(Bring(file, dir, target, setup.rank_user, server, stop));

@@ -340,6 +340,43 @@ TEST_F(CheckpointTest, ABrokenDownloadGoesOnWhereItWasAndNothingHalfIsSeen) {
   EXPECT_EQ(Folders(), Lines{"step-10"});
 }
 
+TEST_F(CheckpointTest, ABrokenDownloadGoesOnWhereItWasAlsoWhereRanksAreAnotherUser) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can run ranks as another user";
+  setup_.rank_user = RankUser{"nobody", 65534, 65534, {65534}, "/"};
+  ASSERT_TRUE(io::MakeDirs(setup_.data_dir + "/checkpoints").ok());
+  ASSERT_EQ(chmod(dir_.c_str(), 0755), 0);
+  v1::Resume resume;
+  resume.set_step(10);
+  AddFile(resume, "part", "0123456789");
+  server_.break_download_after = 4;
+  EXPECT_TRUE(absl::IsUnavailable(Stage(resume).status()));
+  ASSERT_TRUE(OpenCheckpointFolder("job-1", setup_).ok()) << "another job goes on from this one's";
+  const auto staged = Stage(resume);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_EQ(server_.download_offsets, (std::vector<int64_t>{0, 4}));
+  EXPECT_EQ(Folders(), Lines{"step-10"});
+  struct stat info {};
+  ASSERT_EQ(stat((*staged + "/part").c_str(), &info), 0);
+  EXPECT_EQ(info.st_uid, 65534u);
+}
+
+TEST_F(CheckpointTest, ADownloadGoesNowhereButIntoAFolderOfTheWorkers) {
+  v1::Resume resume;
+  resume.set_step(10);
+  AddFile(resume, "part", "0123456789");
+  const std::string job = setup_.data_dir + "/checkpoints/job-1", fetch = job + "/step-10.fetch";
+  Write(dir_ + "/elsewhere/file", "x");
+  ASSERT_TRUE(io::MakeDirs(job).ok());
+  ASSERT_EQ(symlink((dir_ + "/elsewhere").c_str(), fetch.c_str()), 0);
+  ASSERT_TRUE(Stage(resume).ok());
+  EXPECT_EQ(io::ListDir(dir_ + "/elsewhere").value(), Lines{"file"});
+  ASSERT_TRUE(io::RemoveAll(job + "/step-10").ok());
+  Write(fetch + "/of-somebody", "x");
+  ASSERT_EQ(chmod(fetch.c_str(), 0777), 0);
+  ASSERT_TRUE(Stage(resume).ok());
+  EXPECT_EQ(io::ListDir(job + "/step-10").value(), Lines{"part"});
+}
+
 TEST_F(CheckpointTest, AnEditedLocalFileIsReplaced) {
   Save(10, "edited!!");
   v1::Resume resume;
