@@ -4,7 +4,9 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 
+#include <cerrno>
 #include <nlohmann/json.hpp>
 
 #include "common/base/json.h"
@@ -78,17 +80,15 @@ absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const Stop
   SFT_ASSIGN_OR_RETURN(staged.model_dir, StageModel(model, setup_));
   SFT_RETURN_IF_ERROR(CheckJobFolders(staged.model_dir, model, dispatch, setup_));
   for (const v1::JobFileRef& file : dispatch.files()) {
-    SFT_ASSIGN_OR_RETURN(std::string path, StageFile(file, dispatch, stop));
-    // A data set that was fetched is ours: nobody else writes it.
-    std::string stamp = file.node_path().empty() ? "" : io::ContentStampOf(path);
+    SFT_ASSIGN_OR_RETURN(StagedFile here, StageFile(file, dispatch, stop));
     if (file.key() == "job.data") {
-      staged.train_file = std::move(path);
+      staged.train_file = std::move(here.path);
       staged.train_name = file.name();
-      staged.train_stamp = std::move(stamp);
+      staged.train_stamp = std::move(here.stamp);
     } else if (file.key() == "data.val") {
-      staged.val_file = std::move(path);
+      staged.val_file = std::move(here.path);
       staged.val_name = file.name();
-      staged.val_stamp = std::move(stamp);
+      staged.val_stamp = std::move(here.stamp);
     }
   }
   if (staged.train_file.empty()) return Internal("the dispatch has no file for job.data");
@@ -118,23 +118,28 @@ absl::Status Stager::Judge(const std::string& what, const absl::Status& fetched)
       Message(fetched), kMaxBroken));
 }
 
-absl::StatusOr<std::string> Stager::StageFile(const v1::JobFileRef& file,
-                                              const v1::Dispatch& dispatch, const StopCheck& stop) {
+absl::StatusOr<Stager::StagedFile> Stager::StageFile(const v1::JobFileRef& file,
+                                                     const v1::Dispatch& dispatch,
+                                                     const StopCheck& stop) {
   if (file.node_path().empty()) {
     SFT_ASSIGN_OR_RETURN(std::string path, FetchBlob(file, stop));
-    SFT_RETURN_IF_ERROR(NotOfOwner(LetRanksRead(path, setup_.rank_user)));
-    return path;
+    return StagedFile{std::move(path), ""};
   }
   const RankRights rights(setup_.rank_user);
   absl::StatusOr<std::string> path = ResolveForJob(file.node_path(), dispatch, setup_);
   if (!path.ok()) {
     return Annotate(path.status(), fmt::format("{} on node {}", file.key(), setup_.node));
   }
-  const absl::Status regular = io::OpenForRead(*path).status();
-  if (!regular.ok()) {
-    return Annotate(regular, fmt::format("{} on node {}", file.key(), setup_.node));
+  const absl::StatusOr<io::UniqueFd> fd = io::OpenForRead(*path);
+  if (!fd.ok()) {
+    return Annotate(fd.status(), fmt::format("{} on node {}", file.key(), setup_.node));
   }
-  return path;
+  struct stat info {};
+  if (fstat(fd->get(), &info) != 0) {
+    return ErrnoStatus(fmt::format("{} on node {}: cannot read {}", file.key(), setup_.node, *path),
+                       errno);
+  }
+  return StagedFile{*std::move(path), io::ContentStamp(info)};
 }
 
 absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const StopCheck& stop) {
@@ -145,6 +150,7 @@ absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const 
   const absl::Cleanup release = [&] { Release(file.sha256()); };
   const std::string path = setup_.BlobPath(file.sha256());
   if (io::Exists(path)) {
+    SFT_RETURN_IF_ERROR(NotOfOwner(LetRanksRead(path, setup_.rank_user)));
     SFT_ASSIGN_OR_RETURN(const bool whole, IsWhole(path, file.sha256(), stop));
     if (whole) {
       MarkUsed(path);
@@ -163,6 +169,7 @@ absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const 
   if (absl::IsDataLoss(fetched)) return FailedPrecondition(Message(fetched));
   SFT_RETURN_IF_ERROR(fetched);
   SFT_RETURN_IF_ERROR(NotOfOwner(io::RenameDurably(part, path)));
+  SFT_RETURN_IF_ERROR(NotOfOwner(LetRanksRead(path, setup_.rank_user)));
   NoteChecked(path, io::FullStampOf(path));
   return path;
 }

@@ -54,8 +54,14 @@ class Stager {
   // `stop` said so.
   absl::Status Claim(const std::string& sha256, const StopCheck& stop);
   void Release(const std::string& sha256);
-  absl::StatusOr<std::string> StageFile(const v1::JobFileRef& file, const v1::Dispatch& dispatch,
-                                        const StopCheck& stop);
+  struct StagedFile {
+    std::string path;
+    // As it looked when it was opened; empty: it was fetched, and nobody but the worker writes it.
+    std::string stamp;
+  };
+  absl::StatusOr<StagedFile> StageFile(const v1::JobFileRef& file, const v1::Dispatch& dispatch,
+                                       const StopCheck& stop);
+  // Where the blob's file is, which ranks may read.
   absl::StatusOr<std::string> FetchBlob(const v1::JobFileRef& file, const StopCheck& stop);
   // Of a fetch: bytes that arrived broken may arrive whole next time, but not for ever.
   absl::Status Judge(const std::string& what, const absl::Status& fetched);

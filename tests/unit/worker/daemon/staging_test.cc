@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "common/io/file_stamp.h"
 #include "common/io/sha256.h"
 #include "tests/unit/worker/daemon/fake_server.h"
 #include "tests/unit/worker/daemon/test_node.h"
@@ -185,6 +186,26 @@ TEST_F(StagingTest, WhatWasCheckedIsReadAgainOnlyWhenItHasChanged) {
   EXPECT_EQ(server_.download_offsets.size(), 2u);
 }
 
+TEST_F(StagingTest, WhatRanksOfAnotherUserMayReadIsNotReadAgainForThat) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can run ranks as another user";
+  data_ = std::string(20'000'000, 'x');
+  hash_ = io::Sha256Hex(data_);
+  server_.blobs[hash_] = data_;
+  dispatch_.mutable_files(0)->set_sha256(hash_);
+  dispatch_.mutable_files(0)->set_size(static_cast<int64_t>(data_.size()));
+  setup_.rank_user = RankUser{"nobody", 65534, 65534, {65534}, "/"};
+  ASSERT_EQ(chmod(dir_.c_str(), 0755), 0);
+  const auto staged = Stage();
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  struct stat info {};
+  ASSERT_EQ(stat(staged->train_file.c_str(), &info), 0);
+  EXPECT_EQ(info.st_gid, 65534u);
+  EXPECT_EQ(info.st_mode & 07777, 0640u);
+  const int64_t before = BytesRead();
+  ASSERT_TRUE(Stage().ok());
+  EXPECT_LT(BytesRead() - before, 1'000'000);
+}
+
 TEST_F(StagingTest, AStopEndsTheCheckOfWhatIsHere) {
   Write(setup_.BlobPath(hash_), data_);
   stop_ = true;
@@ -210,6 +231,7 @@ TEST_F(StagingTest, ANodePathMustLieBelowTheRoots) {
   file.clear_sha256();
   file.set_node_path(dir_ + "/files/rows.jsonl");
   EXPECT_EQ(Stage()->train_file, dir_ + "/files/rows.jsonl");
+  EXPECT_EQ(Stage()->train_stamp, io::ContentStampOf(dir_ + "/files/rows.jsonl"));
   file.set_node_path(dir_ + "/files/../private/rows.jsonl");
   const absl::Status status = Stage().status();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
