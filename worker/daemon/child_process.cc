@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -48,6 +49,11 @@ struct Start {
   dup2(input, STDIN_FILENO);
   dup2(start.output, STDOUT_FILENO);
   dup2(start.output, STDERR_FILENO);
+  if (start.user) {
+    // Root pins memory without limit, and RDMA needs that. Where it may not be raised it stays.
+    const rlimit unlimited{RLIM_INFINITY, RLIM_INFINITY};
+    setrlimit(RLIMIT_MEMLOCK, &unlimited);
+  }
   int error = start.user ? BecomeRankUser(*start.user) : 0;
   if (error == 0) {
     sigset_t none;

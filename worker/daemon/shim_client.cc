@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "common/base/clock.h"
 #include "common/io/file.h"
 #include "common/io/proc.h"
 #include "worker/daemon/child_process.h"
@@ -16,7 +17,7 @@ namespace sft::worker {
 namespace {
 
 // The shim answers within its event loop's turn.
-constexpr int kAnswerTimeoutMs = 2000;
+constexpr std::chrono::milliseconds kAnswerTimeout{2000};
 constexpr size_t kMaxAnswerBytes = 1 << 20;
 
 }  // namespace
@@ -53,10 +54,14 @@ absl::StatusOr<channel::Answer> ShimProcesses::Ask(const std::string& socket_pat
   if (send(fd.get(), line.data(), line.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(line.size())) {
     return Unavailable("the shim takes no commands at " + socket_path);
   }
+  // Of the whole answer: ranks may have put a program of theirs behind the socket.
+  const MonoTime end = Clock::Real().Mono() + kAnswerTimeout;
   std::string answer;
   while (answer.find('\n') == std::string::npos && answer.size() < kMaxAnswerBytes) {
     pollfd entry{fd.get(), POLLIN, 0};
-    if (poll(&entry, 1, kAnswerTimeoutMs) <= 0)
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(end - Clock::Real().Mono()).count();
+    if (left <= 0 || poll(&entry, 1, static_cast<int>(left)) <= 0)
       return Unavailable("the shim does not answer at " + socket_path);
     char buffer[4096];
     const ssize_t got = recv(fd.get(), buffer, sizeof(buffer), 0);

@@ -1,10 +1,17 @@
 #include "worker/daemon/child_process.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <thread>
+
+#include "common/base/clock.h"
+#include "common/io/file.h"
 #include "worker/daemon/child_environment.h"
 #include "worker/daemon/data_dir_lock.h"
+#include "worker/daemon/shim_client.h"
 
 namespace sft::worker {
 namespace {
@@ -104,6 +111,28 @@ TEST(DataDirLockTest, ASecondWorkerIsToldWhoHoldsTheFolder) {
     EXPECT_NE(Message(refused).find(std::to_string(getpid())), std::string::npos) << refused;
   }
   EXPECT_TRUE(LockDataDir(dir, clock).ok());
+  EXPECT_TRUE(io::RemoveAll(dir).ok());
+}
+
+// Ranks may put a program of theirs where their shim listens.
+TEST(ShimClientTest, AnAnswerThatTricklesInIsNotWaitedForWithoutEnd) {
+  const std::string dir = *io::MakeTempDir("sft-shim-client-test");
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string path = dir + "/sock";
+  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  const io::UniqueFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(listener.get(), 1), 0);
+  std::thread trickle([&] {
+    const io::UniqueFd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    for (int i = 0; i < 150 && send(fd.get(), " ", 1, MSG_NOSIGNAL) == 1; ++i) {
+      Clock::Real().Sleep(milliseconds(100));
+    }
+  });
+  const absl::Status asked = ShimProcesses("").Ask(path, {.command = "status"}).status();
+  EXPECT_NE(asked.message().find("does not answer"), std::string::npos) << asked;
+  trickle.join();
   EXPECT_TRUE(io::RemoveAll(dir).ok());
 }
 
