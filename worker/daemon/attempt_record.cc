@@ -1,7 +1,11 @@
 #include "worker/daemon/attempt_record.h"
 
+#include <fmt/format.h>
 #include <google/protobuf/util/json_util.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <nlohmann/json.hpp>
 
 #include "common/base/json.h"
@@ -13,6 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kFile[] = "/attempt.json";
+constexpr int64_t kMaxRecordBytes = int64_t{1} << 30;
 
 absl::StatusOr<Json> FromProto(const google::protobuf::Message& message) {
   std::string text;
@@ -27,6 +32,27 @@ absl::Status ToProto(const Json& json, google::protobuf::Message* message) {
   options.ignore_unknown_fields = true;  // an older worker reads a newer one's record
   const auto status = google::protobuf::util::JsonStringToMessage(DumpJson(json), message, options);
   return status.ok() ? absl::OkStatus() : InvalidArgument("not a " + message->GetTypeName());
+}
+
+// The record's text, if the worker wrote it: ranks may make files in the folder, too.
+absl::StatusOr<std::string> ReadOwn(const std::string& attempt_dir) {
+  const std::string path = attempt_dir + kFile;
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path, io::Links::kRefuse));
+  struct stat folder {}, info {};
+  if (fstat(fd.get(), &info) != 0 || stat(attempt_dir.c_str(), &folder) != 0) {
+    return ErrnoStatus(fmt::format("cannot read {}", path), errno);
+  }
+  // Some network file systems show the files of root as another user's.
+  if (info.st_uid != geteuid() && info.st_uid != folder.st_uid) {
+    return FailedPrecondition(fmt::format(
+        "{} belongs to user {}, and neither to the worker nor to whom the folder does", path,
+        info.st_uid));
+  }
+  if (info.st_size > kMaxRecordBytes) return InvalidArgument(path + " is broken: it is too large");
+  std::string text(static_cast<size_t>(info.st_size), '\0');
+  SFT_ASSIGN_OR_RETURN(const size_t got, io::ReadAt(fd.get(), 0, text.data(), text.size(), path));
+  text.resize(got);
+  return text;
 }
 
 }  // namespace
@@ -54,7 +80,7 @@ absl::Status SaveRecord(const AttemptRecord& record, const std::string& attempt_
 }
 
 absl::StatusOr<AttemptRecord> LoadRecord(const std::string& attempt_dir) {
-  SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(attempt_dir + kFile));
+  SFT_ASSIGN_OR_RETURN(const std::string text, ReadOwn(attempt_dir));
   const Json json = ParseJson(text);
   const auto is = [&](const char* key, auto test) {
     return json.contains(key) && (json[key].*test)();
