@@ -272,6 +272,8 @@ std::shared_ptr<const Dataset> OpenCached(const std::filesystem::path& file, std
     return Dataset::Open(file, key);
   } catch (const InternalError&) {
     return nullptr;  // cut short or damaged: made anew
+  } catch (const UserError&) {
+    return nullptr;  // another user's, or gone meanwhile
   }
 }
 
