@@ -139,6 +139,11 @@ absl::StatusOr<channel::ShimStatus> Attempt::ReadShimStatus() {
 }
 
 void Attempt::WithoutStatus(const absl::Status& status, MonoTime heard) {
+  if (absl::IsPermissionDenied(status)) {
+    // That says nothing of the processes, and whoever runs as the ranks' user can bring it about.
+    SetSilent(true, fmt::format("what its shim writes cannot be read ({})", Message(status)));
+    return Enter(v1::AttemptStatus::PREPARING, silence_);
+  }
   if (!absl::IsNotFound(status)) {
     return ProcessesGone(SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "shim_lost",
                                        std::string(Message(status)), "look at the node's disk",

@@ -1,6 +1,8 @@
 #include "worker/daemon/agent.h"
 
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 
@@ -129,6 +131,32 @@ TEST_F(AgentTest, ADeadShimIsAnInfrastructureFailure) {
   FinishAfterShim();
   EXPECT_EQ(Only().verdict().code(), "shim_lost");
   EXPECT_EQ(Only().verdict().domain(), v1::Verdict::INFRASTRUCTURE);
+}
+
+TEST_F(AgentTest, AShimWhoseStatusCannotBeReadIsSilentAndNotGone) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can lose the right to read";
+  Want("wait");
+  Launch();
+  const pid_t shim = static_cast<pid_t>(ShimStatus().shim_pid);
+  // As if its ranks were another user's, who cannot get here.
+  const std::string path = setup_.AttemptDir("a-1") + "/attempt.json";
+  std::string record = *io::ReadFile(path);
+  const size_t at = record.find("\"rank_uid\": 0");
+  ASSERT_NE(at, std::string::npos) << record;
+  record.replace(at, 13, "\"rank_uid\": 65534");
+  agent_.reset();
+  Write(path, record);
+  NewLife();
+  Tell();
+  for (int turn = 0; turn < 3; ++turn) agent_->StepIo();
+  EXPECT_EQ(Only().state(), Status::PREPARING) << Only().reason();
+  EXPECT_EQ(Only().verdict().code(), "");
+  clock_.Advance(std::chrono::seconds(61));
+  Tell();
+  EXPECT_NE(Only().reason().find("cannot be read"), std::string::npos) << Only().reason();
+  agent_.reset();
+  kill(shim, SIGKILL);
+  EXPECT_EQ(waitpid(shim, nullptr, 0), shim);
 }
 
 TEST_F(AgentTest, WhatTheServerDoesNotKnowIsStoppedAndDeleted) {
