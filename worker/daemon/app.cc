@@ -175,11 +175,13 @@ v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, co
 void SayWhomRanksRunAs(const NodeSetup& setup, const Options& options) {
   if (setup.rank_user) {
     spdlog::info("ranks run as user {}", setup.rank_user->Describe());
-    for (const std::string& dir : setup.model_dirs) {
+    const auto look = [&](const char* what, const std::string& dir) {
       const RankRights rights(setup.rank_user);
       const absl::Status read = TryRead(dir);
-      if (!read.ok()) spdlog::warn("--models {}: ranks cannot use it: {}", dir, Message(read));
-    }
+      if (!read.ok()) spdlog::warn("{} {}: ranks cannot use it: {}", what, dir, Message(read));
+    };
+    for (const std::string& dir : setup.model_dirs) look("--models", dir);
+    for (const std::string& dir : HubsHere(setup)) look("hub cache", dir);
   } else if (geteuid() == 0 && options.rank_user.empty()) {
     spdlog::warn("{}: {}", kRanksAreRoot, kMakeRankUser);
   }

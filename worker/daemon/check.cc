@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
@@ -85,6 +86,7 @@ void CheckRanks(const Options& options, const NodeSetup& setup, CheckReport& rep
 
 // Folders that jobs read from.
 void CheckRoots(const Options& options, const NodeSetup& setup, CheckReport& report) {
+  const std::vector<std::string> hubs = HubsHere(setup);
   const RankRights rights(setup.rank_user);
   const std::string who = setup.rank_user ? setup.rank_user->name : "the user that ranks run as";
   const auto look = [&](const char* name, const std::string& dir) {
@@ -96,6 +98,7 @@ void CheckRoots(const Options& options, const NodeSetup& setup, CheckReport& rep
     }
   };
   for (const std::string& dir : setup.model_dirs) look("model folder", dir);
+  for (const std::string& dir : hubs) look("hub cache", dir);
   for (const std::string& dir : options.data_roots) look("data root", dir);
 }
 
@@ -103,12 +106,14 @@ void CheckRoots(const Options& options, const NodeSetup& setup, CheckReport& rep
 void CheckDevices(const NodeSetup& setup, CheckReport& report) {
   const RankRights rights(setup.rank_user);
   int opened = 0;
+  std::vector<std::string> withheld;  // by a device cgroup
   for (const std::string& name : io::ListDir("/dev").value_or(std::vector<std::string>())) {
     const bool gpu = name.starts_with("nvidia") && name.size() > 6 &&
                      name.find_first_not_of("0123456789", 6) == std::string::npos;
     if (!gpu && name != "nvidiactl" && name != "nvidia-uvm") continue;
     const io::UniqueFd fd(open(("/dev/" + name).c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
-    if (!fd.valid() && (errno == EACCES || errno == EPERM)) {
+    if (!fd.valid() && errno == EPERM) withheld.push_back("/dev/" + name);
+    if (!fd.valid() && errno == EACCES) {
       report.Fail("GPU devices", fmt::format("ranks may not open /dev/{}", name),
                   "add the user to the group that owns it (`usermod --append --groups video`), and "
                   "start the worker again");
@@ -116,7 +121,13 @@ void CheckDevices(const NodeSetup& setup, CheckReport& report) {
     }
     opened += fd.valid() ? 1 : 0;
   }
-  if (opened > 0) report.Ok("GPU devices", fmt::format("ranks may open all {}", opened));
+  if (!withheld.empty()) {
+    report.Warn("GPU devices",
+                fmt::format("the machine or container withholds {}", fmt::join(withheld, ", ")),
+                "good where these are not this worker's GPUs; else give its container the devices");
+  } else if (opened > 0) {
+    report.Ok("GPU devices", fmt::format("ranks may open all {}", opened));
+  }
 }
 
 void CheckDisk(const NodeSetup& setup, CheckReport& report) {

@@ -87,8 +87,8 @@ ParsedOptions ParseOptions(int argc, char** argv) {
                  "Ranks get this variable of the worker's environment, too; may be given several "
                  "times (docs/operations.md lists those that they get anyway)");
   app.add_option("--rank-user", options.rank_user,
-                 "User that ranks run as, for a worker that runs as root [sft, if the machine has "
-                 "it; with --dev root]; root: ranks run as root, too");
+                 "User that ranks run as, for a worker that runs as root [sft-rank, if the machine "
+                 "has it; with --dev root]; root: ranks run as root, too");
   app.add_option("--grace", options.grace_seconds, "Seconds from SIGTERM to SIGKILL")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0));

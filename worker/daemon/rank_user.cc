@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 
 #include "common/io/file.h"
 #include "common/io/tree.h"
@@ -25,7 +26,7 @@
 namespace sft::worker {
 namespace {
 
-constexpr char kDefaultUser[] = "sft";
+constexpr char kDefaultUser[] = "sft-rank";
 // Traversed by ranks, listed by nobody but the worker.
 constexpr mode_t kPassage = 0710;
 // Everybody of the group makes files; nobody but their owners renames or removes them.
@@ -201,6 +202,12 @@ absl::Status LetRanksRead(const std::string& path, const std::optional<RankUser>
   if (!user) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path, io::Links::kRefuse));
   const io::Owner owner = WithGroupOf(*user);
+  struct stat info {};
+  // To set what is so already would change the file's time of change.
+  if (fstat(fd.get(), &info) == 0 && info.st_uid == owner.uid && info.st_gid == owner.gid &&
+      (info.st_mode & 07777) == kReadable) {
+    return absl::OkStatus();
+  }
   if (fchown(fd.get(), owner.uid, owner.gid) != 0 || fchmod(fd.get(), kReadable) != 0) {
     return ErrnoStatus(fmt::format("cannot let ranks read {}", path), errno);
   }
@@ -216,6 +223,8 @@ absl::Status GiveToRanks(const std::string& dir, const std::optional<RankUser>& 
   if (!user) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(dir));
   for (const std::string& name : names) {
+    // The worker's own: a checkpoint on its way here, and one that it replaces.
+    if (name.ends_with(kFetchSuffix) || name.ends_with(kReplacedSuffix)) continue;
     SFT_RETURN_IF_ERROR(io::CloseTree(fmt::format("{}/{}", dir, name), OwnerOf(*user)));
   }
   return absl::OkStatus();
@@ -263,6 +272,12 @@ absl::Status TryWrite(const std::string& folder) {
   const std::string path = fmt::format("{}/.sft-check-{}", folder, getpid());
   SFT_RETURN_IF_ERROR(io::WriteFileAtomic(path, "check"));
   return io::RemoveAll(path);
+}
+
+std::vector<std::string> HubsHere(const NodeSetup& setup) {
+  std::vector<std::string> here;
+  std::ranges::copy_if(setup.hub_dirs, std::back_inserter(here), io::IsDirectory);
+  return here;
 }
 
 absl::Status TryRead(const std::string& folder) {

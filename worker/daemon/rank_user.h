@@ -22,9 +22,9 @@ struct NodeSetup;
 inline constexpr char kRanksAreRoot[] =
     "this worker runs as root, and so do its ranks, which work on users' files";
 inline constexpr char kMakeRankUser[] =
-    "make a user for them with `useradd --system --user-group --shell /usr/sbin/nologin sft` and "
-    "start the worker again, with --rank-user sft if it has --dev; --rank-user root keeps ranks as "
-    "root and this silent";
+    "make a user for them with `useradd --system --user-group --shell /usr/sbin/nologin sft-rank` "
+    "and start the worker again, with --rank-user sft-rank if it has --dev; --rank-user root keeps "
+    "ranks as root and this silent";
 
 // A user of this machine.
 struct RankUser {
@@ -34,15 +34,16 @@ struct RankUser {
   std::vector<gid_t> groups;  // all of the user's groups, `gid` among them
   std::string home;
 
-  // "sft (uid 998)"
+  // "sft-rank (uid 998)"
   std::string Describe() const;
   // HOME, USER and LOGNAME of its programs.
   std::vector<std::string> Environment() const;
 };
 
 // Whom --rank-user stands for; none: ranks run as the worker does, as user `self`. Without the
-// option that is the user sft for a worker of root, should the machine have it; a development
-// worker's ranks stay root, as its folders lie anywhere.
+// option that is the user sft-rank for a worker of root, should the machine have it (not sft, whom
+// server and worker may run as); a development worker's ranks stay root, as its folders lie
+// anywhere.
 absl::StatusOr<std::optional<RankUser>> ChooseRankUser(const std::string& option, bool dev,
                                                        uid_t self);
 // The user of a number, by name and groups where the machine knows it.
@@ -75,6 +76,8 @@ absl::Status LetRanksRead(const std::string& path, const std::optional<RankUser>
 // they cannot touch.
 absl::Status LetRanksWrite(const std::string& dir, const std::optional<RankUser>& user);
 // As that, and gives ranks what lies in it: checkpoints that an earlier user or the worker wrote.
+// Folders whose names end so stay the worker's.
+inline constexpr char kFetchSuffix[] = ".fetch", kReplacedSuffix[] = ".old";
 absl::Status GiveToRanks(const std::string& dir, const std::optional<RankUser>& user);
 
 // The data folder and those that all attempts share, each as open as ranks need it and no further;
@@ -86,6 +89,8 @@ absl::Status CheckDataDirFor(const NodeSetup& setup);
 absl::Status CheckSharedFor(const NodeSetup& setup);
 // A file can be made in the folder, and goes again.
 absl::Status TryWrite(const std::string& folder);
+// The hub caches that are there, for the worker's eyes; most machines have none.
+std::vector<std::string> HubsHere(const NodeSetup& setup);
 // The folder can be listed and entered.
 absl::Status TryRead(const std::string& folder);
 

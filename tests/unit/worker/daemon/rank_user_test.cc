@@ -1,9 +1,11 @@
 #include "worker/daemon/rank_user.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/unit/worker/daemon/test_node.h"
+#include "worker/daemon/attempt_record.h"
 #include "worker/daemon/child_process.h"
 #include "worker/daemon/options.h"
 
@@ -94,6 +96,21 @@ TEST_F(RankUserTest, AProgramIsStartedAsTheUserWithItsGroupsAloneAndForGood) {
   has("HOME=" + user_->home + " USER=" + user_->name);
 }
 
+TEST_F(RankUserTest, AProgramOfTheUserMayPinMemoryAsRootMay) {
+  const rlimit unlimited{RLIM_INFINITY, RLIM_INFINITY};
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_MEMLOCK, &before), 0);
+  if (setrlimit(RLIMIT_MEMLOCK, &unlimited) != 0) GTEST_SKIP() << "not even root may raise it here";
+  const rlimit low{65536, RLIM_INFINITY};
+  ASSERT_EQ(setrlimit(RLIMIT_MEMLOCK, &low), 0);
+  const auto result = RunChild({"/bin/sh", "-c", "cat /proc/self/limits"}, {}, seconds(60), user_);
+  ASSERT_EQ(setrlimit(RLIMIT_MEMLOCK, &before), 0);
+  ASSERT_TRUE(result.ok()) << result.status();
+  const size_t line = result->output.find("Max locked memory");
+  ASSERT_NE(line, std::string::npos);
+  EXPECT_EQ(result->output.substr(line + 26, 9), "unlimited") << result->output.substr(line, 60);
+}
+
 TEST_F(RankUserTest, AProgramThatTheUserMayNotRunIsTold) {
   Write(dir_ + "/program", "#!/bin/sh\n");
   ASSERT_EQ(chmod((dir_ + "/program").c_str(), 0700), 0);
@@ -164,6 +181,47 @@ TEST_F(RankUserTest, TheDataFolderIsAPassageAndWhatRanksShareIsTheirs) {
   EXPECT_FALSE(io::ReadFile(setup_.data_dir + "/attempts/a-1/attempt.json").ok());
   EXPECT_FALSE(io::ListDir(setup_.data_dir).ok());
   EXPECT_FALSE(io::ListDir(setup_.data_dir + "/attempts").ok());
+}
+
+TEST_F(RankUserTest, TheDataFolderAndItsPartsMayBeLinksToALargerDisk) {
+  ASSERT_TRUE(io::MakeDirs(dir_ + "/disk/data").ok());
+  ASSERT_EQ(chmod((dir_ + "/disk").c_str(), 0755), 0);
+  Write(dir_ + "/disk/cache/rows", "c");
+  ASSERT_TRUE(io::RemoveAll(setup_.data_dir).ok());
+  ASSERT_EQ(symlink((dir_ + "/disk/data").c_str(), setup_.data_dir.c_str()), 0);
+  ASSERT_EQ(symlink((dir_ + "/disk/cache").c_str(), (dir_ + "/disk/data/cache").c_str()), 0);
+  setup_.shared_dir = setup_.data_dir + "/shared";
+  // All may make links where this one lies.
+  ASSERT_EQ(chmod(dir_.c_str(), 01777), 0);
+  ASSERT_TRUE(CheckDataDirFor(setup_).ok());
+  const absl::Status prepared = PrepareDataDir(setup_);
+  ASSERT_TRUE(prepared.ok()) << prepared;
+  EXPECT_EQ(InfoOf(dir_ + "/disk/data").st_mode & 07777, 0710u);
+  EXPECT_EQ(InfoOf(dir_ + "/disk/cache/rows").st_uid, user_->uid);
+}
+
+TEST_F(RankUserTest, AFolderNamedSharedIsTheOperatorsWithTheOption) {
+  setup_.has_shared = true;
+  setup_.shared_dir = setup_.data_dir + "/shared";
+  ASSERT_TRUE(io::MakeDirs(setup_.shared_dir).ok());
+  ASSERT_EQ(chmod(setup_.shared_dir.c_str(), 0777), 0);
+  ASSERT_TRUE(PrepareDataDir(setup_).ok());
+  EXPECT_EQ(InfoOf(setup_.shared_dir).st_mode & 07777, 0777u);
+}
+
+TEST_F(RankUserTest, ARecordThatTheWorkerDidNotWriteIsRefused) {
+  const std::string dir = dir_ + "/attempt", file = dir + "/attempt.json";
+  AttemptRecord record;
+  record.uid = "a-1";
+  ASSERT_TRUE(SaveRecord(record, dir).ok());
+  ASSERT_TRUE(LoadRecord(dir).ok());
+  ASSERT_EQ(chown(file.c_str(), user_->uid, user_->gid), 0);
+  EXPECT_TRUE(absl::IsFailedPrecondition(LoadRecord(dir).status())) << LoadRecord(dir).status();
+  ASSERT_EQ(chown(file.c_str(), 0, 0), 0);
+  ASSERT_EQ(rename(file.c_str(), (dir_ + "/elsewhere").c_str()), 0);
+  EXPECT_TRUE(absl::IsNotFound(LoadRecord(dir).status()));
+  ASSERT_EQ(symlink((dir_ + "/elsewhere").c_str(), file.c_str()), 0);
+  EXPECT_TRUE(absl::IsInvalidArgument(LoadRecord(dir).status())) << LoadRecord(dir).status();
 }
 
 TEST_F(RankUserTest, ADataFolderOfAnotherUserIsRefused) {
