@@ -95,11 +95,12 @@ bool IsOwnDir(const std::string& path) {
 absl::Status MakeOwnDir(const std::string& path) {
   for (int tries = 0; tries < 2; ++tries) {
     if (mkdir(path.c_str(), 0700) == 0) return absl::OkStatus();
-    if (errno != EEXIST) return ErrnoStatus(fmt::format("cannot create the folder {}", path), errno);
+    if (errno != EEXIST)
+      return ErrnoStatus(fmt::format("cannot create the folder {}", path), errno);
     if (IsOwnDir(path)) return absl::OkStatus();
     SFT_RETURN_IF_ERROR(io::RemoveAll(path));
   }
-  return Unavailable(fmt::format("cannot create the folder {}: it was made by somebody else", path));
+  return Unavailable(fmt::format("cannot create the folder {}: somebody else makes it", path));
 }
 
 absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::string& job_id,
