@@ -38,15 +38,16 @@ absl::Status ToProto(const Json& json, google::protobuf::Message* message) {
 absl::StatusOr<std::string> ReadOwn(const std::string& attempt_dir) {
   const std::string path = attempt_dir + kFile;
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path, io::Links::kRefuse));
-  struct stat folder {}, info {};
+  struct stat folder {};
+  struct stat info {};
   if (fstat(fd.get(), &info) != 0 || stat(attempt_dir.c_str(), &folder) != 0) {
     return ErrnoStatus(fmt::format("cannot read {}", path), errno);
   }
   // Some network file systems show the files of root as another user's.
   if (info.st_uid != geteuid() && info.st_uid != folder.st_uid) {
-    return FailedPrecondition(fmt::format(
-        "{} belongs to user {}, and neither to the worker nor to whom the folder does", path,
-        info.st_uid));
+    return FailedPrecondition(
+        fmt::format("{} belongs to user {}, and neither to the worker nor to whom the folder does",
+                    path, info.st_uid));
   }
   if (info.st_size > kMaxRecordBytes) return InvalidArgument(path + " is broken: it is too large");
   std::string text(static_cast<size_t>(info.st_size), '\0');

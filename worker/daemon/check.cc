@@ -246,8 +246,7 @@ void CheckLinks(const std::vector<GpuReading>& gpus, CheckReport& report) {
 // The NCCL that ranks would open: wheels keep it beside torch's folder; a bundle may have a link to
 // the folder of both.
 std::string FindNccl(const std::string& torch_lib, const std::string& rank_dir) {
-  const std::string lib =
-      torch_lib.empty() ? rank_dir + "/../site-packages/torch/lib" : torch_lib;
+  const std::string lib = torch_lib.empty() ? rank_dir + "/../site-packages/torch/lib" : torch_lib;
   for (const char* place : {"/../../nvidia/nccl/lib/libnccl.so.2", "/libnccl.so.2"}) {
     if (io::Exists(lib + place)) return lib + place;
   }
