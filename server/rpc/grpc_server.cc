@@ -74,7 +74,10 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       ServerCredentials(gate, methods, tls));
   made->server_ = builder.BuildAndStart();
-  if (made->server_ == nullptr) return Internal("the gRPC server cannot be built");
+  if (made->server_ == nullptr) {
+    queue->Shutdown();
+    return Internal("the gRPC server cannot be built");
+  }
   sessions.Start(made->methods_, door, std::move(queue));
   made->listener_->Start([acceptor = made->acceptor_.get()](int fd) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;

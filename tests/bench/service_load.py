@@ -153,7 +153,7 @@ def bench_workers(bench, report):
     before, begin = bench.cpu_seconds(), time.monotonic()
     time.sleep(25)
     share = (bench.cpu_seconds() - before) / (time.monotonic() - begin)
-    report.add("  of a core for their heartbeats each 5 s", 100 * share, "%", 2)
+    report.add("  of a core for their heartbeats each 5 s", 100 * share, "%", 6)
     report.add("  memory of the server with them", bench.memory_mb(), "MB", 500)
     out = json.loads(workers.communicate(timeout=120)[0].strip().splitlines()[-1])
     report.add("  streams that broke", out["broken"], "", 0)
