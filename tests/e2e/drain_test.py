@@ -25,6 +25,7 @@ class DrainTest(ServiceCase):
         job = self.submit(f"train steps=400 pace=10 until={done}", ranks=1)
         self.wait_for_step(job, 10)
         self.start_worker("node-b", "H100:1")
+        asked = max(self.curve(job))
         result = self.sftctl("drain", "node-a", "--reason", "new driver", "--now", "--wait", "--timeout", f"{DEADLINE_S}s")
         self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
         self.assertIn("node-a DRAINED", result.stdout)
@@ -33,9 +34,9 @@ class DrainTest(ServiceCase):
         self.assertEqual(first["verdict"]["code"], "moved")
         self.assertIn("node-a is drained by", first["verdict"]["message"])
         self.assertIn("new driver", first["verdict"]["message"])
-        # What the first attempt had trained when it was asked is not trained again.
-        self.assertGreaterEqual(second["first_step"], 10)
-        self.assertGreaterEqual(second["first_step"], first["last_step"] - 5)
+        # What the first attempt had trained when it was asked is not trained again. How far it came while
+        # the checkpoint was written is the machine's business.
+        self.assertGreaterEqual(second["first_step"], asked)
         done.touch()
         self.assertEqual(self.sftctl("wait", job, "--timeout", f"{DEADLINE_S}s").returncode, SUCCEEDED)
         straight = self.submit("train steps=400 pace=1", ranks=1, name="straight")
