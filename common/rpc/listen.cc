@@ -16,7 +16,7 @@
 namespace sft::rpc {
 namespace {
 
-// Who dials while as many wait is made to try again.
+// Connections that wait to be accepted; the kernel makes further ones dial again.
 constexpr int kBacklog = 1024;
 
 // An address of the list that getaddrinfo gave, with this port.

@@ -13,7 +13,7 @@ namespace sft::rpc {
 // the reason where the port is in use or may not be opened; INVALID_ARGUMENT for a host without an
 // address.
 absl::StatusOr<std::vector<io::UniqueFd>> Listen(const Endpoint& endpoint);
-// Of a socket that listens; 0: it is none.
+// The port that a listening socket is bound to; 0 where it is no such socket.
 int PortOf(int socket);
 
 }  // namespace sft::rpc

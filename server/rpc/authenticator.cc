@@ -8,24 +8,14 @@
 namespace sft::server {
 namespace {
 
-template <typename Metadata>
-std::string_view ViewOf(const Metadata& metadata, const char* key) {
-  const auto found = metadata.find(key);
-  if (found == metadata.end()) return {};
-  return {found->second.data(), found->second.size()};
-}
-
 class Authenticator final : public grpc::AuthMetadataProcessor {
  public:
   Authenticator(Gate& gate, const Methods& methods) : gate_(gate), methods_(methods) {}
   bool IsBlocking() const override { return false; }  // all of it is in memory
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*,
                        OutputMetadata*) override {
-    const auto certificates = context->FindPropertyValues("x509_pem_cert");
-    const std::string certificate = certificates.empty() ? ""
-                                                         : std::string(certificates.front().data(),
-                                                                       certificates.front().size());
-    const auto principal = gate_.Authenticate(certificate, ViewOf(metadata, "authorization"));
+    const auto principal =
+        gate_.Authenticate(CertificateOf(*context), ValueOf(metadata, "authorization"));
     if (!principal.ok()) Tell(metadata, principal.status());
     return rpc::ToGrpc(principal.status());
   }
@@ -33,7 +23,7 @@ class Authenticator final : public grpc::AuthMetadataProcessor {
  private:
   void Tell(const InputMetadata& metadata, const absl::Status& refused) {
     // What the peer asks for, where it is one of ours.
-    const std::string method = MethodOf(ViewOf(metadata, ":path"));
+    const std::string method = MethodOf(ValueOf(metadata, ":path"));
     gate_.failed().Count(
         {.principal = CallContext::kNobody,
          .method = methods_.Find(method) == nullptr ? FailedCalls::kOtherCalls : method,

@@ -20,12 +20,6 @@ using Writer = grpc::ServerWriter<ByteBuffer>;
 
 constexpr std::string_view kPackage = "/sft.v1.";
 
-template <typename Metadata>
-std::string ValueOf(const Metadata& metadata, const char* key) {
-  const auto found = metadata.find(key);
-  return found == metadata.end() ? "" : std::string(found->second.data(), found->second.size());
-}
-
 absl::Status Parse(ByteBuffer& bytes, google::protobuf::Message& message) {
   const bool parsed =
       grpc::GenericDeserialize<grpc::ProtoBufferReader, google::protobuf::Message>(&bytes, &message)
@@ -140,16 +134,24 @@ std::string MethodOf(std::string_view path) {
   return method;
 }
 
+std::string ValueOf(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata,
+                    const char* key) {
+  const auto found = metadata.find(key);
+  return found == metadata.end() ? "" : std::string(found->second.data(), found->second.size());
+}
+
+std::string CertificateOf(const grpc::AuthContext& context) {
+  const auto values = context.FindPropertyValues("x509_pem_cert");
+  return values.empty() ? "" : std::string(values.front().data(), values.front().size());
+}
+
 CallOrigin OriginOf(const grpc::ServerContextBase& context) {
   CallOrigin origin;
   origin.peer = context.peer();
   origin.authorization = ValueOf(context.client_metadata(), "authorization");
   origin.incarnation = ValueOf(context.client_metadata(), rpc::kIncarnationKey);
   if (const auto proved = context.auth_context(); proved != nullptr) {
-    const auto values = proved->FindPropertyValues("x509_pem_cert");
-    if (!values.empty()) {
-      origin.certificate_pem.assign(values.front().data(), values.front().size());
-    }
+    origin.certificate_pem = CertificateOf(*proved);
   }
   return origin;
 }

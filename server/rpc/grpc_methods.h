@@ -5,6 +5,7 @@
 #include <grpcpp/support/async_stream.h>
 
 #include <deque>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -18,6 +19,11 @@ std::string PathOf(std::string_view method);
 // The other way round; empty: it is none of ours.
 std::string MethodOf(std::string_view path);
 
+// The value of a key of a call's metadata; empty where it has none.
+std::string ValueOf(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata,
+                    const char* key);
+// The certificate whose key TLS has proved (PEM); empty where there is none.
+std::string CertificateOf(const grpc::AuthContext& context);
 // What a call of gRPC brings of its caller.
 CallOrigin OriginOf(const grpc::ServerContextBase& context);
 
