@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "client/commands/commands.h"
-#include "client/interrupt.h"
+#include "client/base/interrupt.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "common/base/json.h"

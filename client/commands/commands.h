@@ -4,9 +4,9 @@
 #include <memory>
 #include <string>
 
-#include "client/command_line.h"
-#include "client/connection.h"
-#include "client/exit_codes.h"
+#include "client/base/command_line.h"
+#include "client/base/connection.h"
+#include "client/base/exit_codes.h"
 
 namespace sft::client {
 

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "client/commands/commands.h"
-#include "client/interrupt.h"
+#include "client/base/interrupt.h"
 #include "client/output/comparison.h"
 #include "client/output/format.h"
 #include "client/output/table.h"

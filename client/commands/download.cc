@@ -9,7 +9,7 @@
 #include <filesystem>
 
 #include "client/commands/commands.h"
-#include "client/interrupt.h"
+#include "client/base/interrupt.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/text.h"

@@ -1,4 +1,4 @@
-#include "client/login.h"
+#include "client/base/login.h"
 
 #include <fmt/format.h>
 #include <termios.h>

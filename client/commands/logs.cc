@@ -3,8 +3,8 @@
 #include <optional>
 
 #include "client/commands/commands.h"
-#include "client/interrupt.h"
-#include "client/job_follow.h"
+#include "client/base/interrupt.h"
+#include "client/base/job_follow.h"
 #include "client/output/json.h"
 #include "sft/v1/job_service.grpc.pb.h"
 

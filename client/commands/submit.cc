@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "client/commands/commands.h"
-#include "client/interrupt.h"
-#include "client/job_request.h"
+#include "client/base/interrupt.h"
+#include "client/base/job_request.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/resolution.h"

@@ -1,8 +1,8 @@
 #include <fmt/format.h>
 
 #include "client/commands/commands.h"
-#include "client/interrupt.h"
-#include "client/job_follow.h"
+#include "client/base/interrupt.h"
+#include "client/base/job_follow.h"
 #include "client/output/json.h"
 #include "common/base/json.h"
 

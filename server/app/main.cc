@@ -19,8 +19,8 @@
 #include "server/app/dev_worker.h"
 #include "server/app/options.h"
 #include "server/app/server.h"
-#include "server/core/backup.h"
 #include "server/state/names.h"
+#include "server/stored/backup.h"
 
 namespace sft::server {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
-#include "server/core/checkpoints.h"
-#include "server/core/reconciler.h"
+#include "server/scheduling/reconciler.h"
+#include "server/stored/checkpoints.h"
 
 namespace sft::server {
 

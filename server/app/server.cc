@@ -7,14 +7,9 @@
 #include "common/io/tree.h"
 #include "server/app/credentials.h"
 #include "server/core/access.h"
-#include "server/core/artifacts.h"
-#include "server/core/backup.h"
-#include "server/core/checkpoints.h"
-#include "server/core/housekeeping.h"
-#include "server/core/job_intake.h"
-#include "server/core/scheduling.h"
-#include "server/core/uploads.h"
 #include "server/http/metrics_page.h"
+#include "server/jobs/job_intake.h"
+#include "server/jobs/sweeps.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/auth_service.h"
 #include "server/rpc/cluster_service.h"
@@ -25,6 +20,11 @@
 #include "server/rpc/storage_service.h"
 #include "server/rpc/worker_service.h"
 #include "server/state/names.h"
+#include "server/stored/artifacts.h"
+#include "server/stored/backup.h"
+#include "server/stored/checkpoints.h"
+#include "server/stored/housekeeping.h"
+#include "server/stored/uploads.h"
 
 namespace sft::server {
 
@@ -61,7 +61,8 @@ struct Server::Parts {
         ingest(*store, clock, logs, metrics, tensorboard, hub, &registry.refusals()),
         artifacts(*store, clock, *blobs, *checkpoint_blobs, relay, hub),
         backups(*store, clock, settings.data_dir),
-        scheduling(*store, clock, intake, jobs),
+        sweeps(*store, intake, jobs),
+        projects(*store, clock),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
         job_service(intake, jobs, checkpoints, ingest, hub),
         worker_service(registry, ingest, artifacts, checkpoints, relay),
@@ -70,7 +71,7 @@ struct Server::Parts {
         admin_service(backups),
         auth_service(*access, *store, registry, gate.failed()),
         operator_service(*store, clock, registry, disk, [this] { loop.Wake(); }),
-        scheduling_service(scheduling, jobs),
+        scheduling_service(sweeps, projects, jobs),
         storage_service(*store, survey, removal),
         door(gate),
         methods(AllMethods()),
@@ -118,7 +119,8 @@ struct Server::Parts {
   Ingest ingest;
   Artifacts artifacts;
   Backups backups;
-  Scheduling scheduling;
+  Sweeps sweeps;
+  Projects projects;
   Reconciler reconciler;
   JobService job_service;
   WorkerService worker_service;

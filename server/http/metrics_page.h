@@ -6,7 +6,7 @@
 
 #include "server/core/disk_watch.h"
 #include "server/core/failed_calls.h"
-#include "server/core/worker_registry.h"
+#include "server/fleet/worker_registry.h"
 #include "server/http/http_server.h"
 #include "server/store/store.h"
 

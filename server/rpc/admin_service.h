@@ -1,7 +1,7 @@
 #pragma once
 
-#include "server/core/backup.h"
 #include "server/rpc/methods.h"
+#include "server/stored/backup.h"
 #include "sft/v1/admin_service.pb.h"
 
 namespace sft::server {

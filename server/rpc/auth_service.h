@@ -2,7 +2,7 @@
 
 #include "server/core/access.h"
 #include "server/core/failed_calls.h"
-#include "server/core/worker_registry.h"
+#include "server/fleet/worker_registry.h"
 #include "server/rpc/methods.h"
 #include "server/store/store.h"
 #include "sft/v1/auth_service.pb.h"

@@ -7,9 +7,9 @@
 #include "common/base/version.h"
 #include "common/rpc/version.h"
 #include "server/core/convert.h"
-#include "server/core/job_folders.h"
-#include "server/core/node_holds.h"
-#include "server/core/node_view.h"
+#include "server/fleet/describe_node.h"
+#include "server/fleet/node_holds.h"
+#include "server/resume/job_folders.h"
 #include "server/rpc/page_token.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
@@ -83,7 +83,7 @@ absl::StatusOr<v1::ListNodesResponse> ClusterService::ListNodes(
                          store::ListNodes(db, request.page_token(), size));
     SFT_ASSIGN_OR_RETURN(const NodeContext known, ReadNodeContext(db, registry_));
     for (const NodeRecord& node : nodes) {
-      SFT_ASSIGN_OR_RETURN(v1::Node added, ViewNode(db, node, known, registry_));
+      SFT_ASSIGN_OR_RETURN(v1::Node added, DescribeNode(db, node, known, registry_));
       for (v1::Slot& slot : *added.mutable_slots()) {
         SFT_RETURN_IF_ERROR(HideOthers(db, call.caller(), slot));
       }

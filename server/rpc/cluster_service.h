@@ -1,7 +1,7 @@
 #pragma once
 
 #include "server/core/disk_watch.h"
-#include "server/core/worker_registry.h"
+#include "server/fleet/worker_registry.h"
 #include "server/rpc/methods.h"
 #include "server/store/store.h"
 #include "sft/v1/cluster_service.pb.h"

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "server/core/uploads.h"
+#include "server/stored/uploads.h"
 
 namespace sft::server {
 namespace {

@@ -2,11 +2,11 @@
 
 #include "common/base/clock.h"
 #include "server/blob/blob_store.h"
-#include "server/core/artifacts.h"
-#include "server/core/delivery_limits.h"
 #include "server/core/intake_limits.h"
+#include "server/fleet/delivery_limits.h"
 #include "server/rpc/methods.h"
 #include "server/store/store.h"
+#include "server/stored/artifacts.h"
 #include "sft/v1/data_service.pb.h"
 
 namespace sft::server {

@@ -1,11 +1,11 @@
 #pragma once
 
 #include "server/core/change_hub.h"
-#include "server/core/checkpoints.h"
-#include "server/core/ingest.h"
-#include "server/core/job_intake.h"
-#include "server/core/job_manager.h"
+#include "server/gangs/ingest.h"
+#include "server/jobs/job_intake.h"
+#include "server/jobs/job_manager.h"
 #include "server/rpc/methods.h"
+#include "server/stored/checkpoints.h"
 #include "sft/v1/job_service.pb.h"
 
 namespace sft::server {

@@ -6,7 +6,7 @@
 
 #include "common/base/status.h"
 #include "server/core/change_hub.h"
-#include "server/core/ingest.h"
+#include "server/gangs/ingest.h"
 #include "sft/v1/job_service.pb.h"
 
 namespace sft::server {

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "server/core/fleet_stats.h"
-#include "server/core/node_holds.h"
-#include "server/core/node_view.h"
+#include "server/fleet/describe_node.h"
+#include "server/fleet/fleet_stats.h"
+#include "server/fleet/node_holds.h"
 #include "server/store/nodes.h"
 
 namespace sft::server {
@@ -52,7 +52,7 @@ void OperatorService::AddTo(Methods& methods) {
 absl::StatusOr<v1::Node> OperatorService::Show(Database& db, const std::string& node) {
   SFT_ASSIGN_OR_RETURN(const NodeRecord record, store::GetNode(db, node));
   SFT_ASSIGN_OR_RETURN(const NodeContext context, ReadNodeContext(db, registry_));
-  return ViewNode(db, record, context, registry_);
+  return DescribeNode(db, record, context, registry_);
 }
 
 absl::StatusOr<v1::Node> OperatorService::HoldNode(CallContext& call,

@@ -3,7 +3,7 @@
 #include <functional>
 
 #include "server/core/disk_watch.h"
-#include "server/core/worker_registry.h"
+#include "server/fleet/worker_registry.h"
 #include "server/rpc/methods.h"
 #include "server/store/store.h"
 #include "sft/v1/operator_service.pb.h"

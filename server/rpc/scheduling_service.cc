@@ -45,7 +45,7 @@ absl::StatusOr<v1::SubmitSweepResponse> SchedulingService::SubmitSweep(
     CallContext& call, const v1::SubmitSweepRequest& request) {
   v1::SubmitSweepRequest asked = request;
   if (call.project() != kDefaultProject) asked.mutable_job()->set_project(call.project());
-  SFT_ASSIGN_OR_RETURN(Scheduling::Sweep sweep, scheduling_.Submit(asked, call.actor()));
+  SFT_ASSIGN_OR_RETURN(Sweeps::Sweep sweep, sweeps_.Submit(asked, call.actor()));
   SFT_RETURN_IF_ERROR(RefuseOutcome(sweep.refused, request.job().file_name()));
   return std::move(sweep.response);
 }
@@ -55,12 +55,12 @@ absl::StatusOr<v1::CancelSweepResponse> SchedulingService::CancelSweep(
   const auto may = [&](const std::string& project) {
     return call.caller().admin || call.caller().RoleIn(project) >= Role::kSubmitter;
   };
-  return scheduling_.Cancel(request, may, call.actor());
+  return sweeps_.Cancel(request, may, call.actor());
 }
 
 absl::StatusOr<v1::ListProjectsResponse> SchedulingService::ListProjects(
     CallContext& call, const v1::ListProjectsRequest&) {
-  SFT_ASSIGN_OR_RETURN(v1::ListProjectsResponse all, scheduling_.ListProjects());
+  SFT_ASSIGN_OR_RETURN(v1::ListProjectsResponse all, projects_.List());
   v1::ListProjectsResponse response;
   for (v1::Project& project : *all.mutable_projects()) {
     if (call.caller().admin || call.caller().RoleIn(project.name()) != Role::kNone) {
@@ -72,7 +72,7 @@ absl::StatusOr<v1::ListProjectsResponse> SchedulingService::ListProjects(
 
 absl::StatusOr<v1::Project> SchedulingService::SetProject(CallContext& call,
                                                           const v1::SetProjectRequest& request) {
-  return scheduling_.SetProject(request, call.actor());
+  return projects_.Set(request, call.actor());
 }
 
 }  // namespace sft::server

@@ -1,7 +1,8 @@
 #pragma once
 
-#include "server/core/job_manager.h"
-#include "server/core/scheduling.h"
+#include "server/jobs/job_manager.h"
+#include "server/jobs/projects.h"
+#include "server/jobs/sweeps.h"
 #include "server/rpc/methods.h"
 #include "sft/v1/scheduling_service.pb.h"
 
@@ -10,8 +11,8 @@ namespace sft::server {
 // SchedulingService: holds, sweeps and projects.
 class SchedulingService final {
  public:
-  SchedulingService(Scheduling& scheduling, JobManager& jobs)
-      : scheduling_(scheduling), jobs_(jobs) {}
+  SchedulingService(Sweeps& sweeps, Projects& projects, JobManager& jobs)
+      : sweeps_(sweeps), projects_(projects), jobs_(jobs) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -27,7 +28,8 @@ class SchedulingService final {
   absl::StatusOr<v1::Project> SetProject(CallContext& call, const v1::SetProjectRequest& request);
 
  private:
-  Scheduling& scheduling_;
+  Sweeps& sweeps_;
+  Projects& projects_;
   JobManager& jobs_;
 };
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "common/base/mutex.h"
-#include "server/core/worker_registry.h"
+#include "server/fleet/worker_registry.h"
 #include "server/rpc/call_context.h"
 #include "sft/v1/worker_service.pb.h"
 

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "common/base/mutex.h"
-#include "server/core/worker_registry.h"
+#include "server/fleet/worker_registry.h"
 #include "server/rpc/door.h"
 #include "server/rpc/grpc_methods.h"
 #include "server/rpc/hands.h"

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "server/core/removal.h"
-#include "server/core/storage_survey.h"
 #include "server/rpc/methods.h"
 #include "server/store/store.h"
+#include "server/stored/removal.h"
+#include "server/stored/storage_survey.h"
 #include "sft/v1/storage_service.pb.h"
 
 namespace sft::server {

@@ -1,11 +1,11 @@
 #pragma once
 
-#include "server/core/artifacts.h"
-#include "server/core/checkpoints.h"
-#include "server/core/file_relay.h"
-#include "server/core/ingest.h"
-#include "server/core/worker_registry.h"
+#include "server/fleet/file_relay.h"
+#include "server/fleet/worker_registry.h"
+#include "server/gangs/ingest.h"
 #include "server/rpc/methods.h"
+#include "server/stored/artifacts.h"
+#include "server/stored/checkpoints.h"
 #include "sft/v1/worker_service.pb.h"
 
 namespace sft::server {

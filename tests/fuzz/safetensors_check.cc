@@ -1,6 +1,6 @@
 // A file of weights, as a worker looks at it.
 
-#include "worker/daemon/safetensors_check.h"
+#include "worker/node/safetensors_check.h"
 
 #include "tests/fuzz/input.h"
 

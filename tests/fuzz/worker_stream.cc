@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "common/base/version.h"
-#include "server/core/reconciler.h"
-#include "server/core/worker_registry.h"
+#include "server/fleet/worker_registry.h"
+#include "server/scheduling/reconciler.h"
 #include "server/store/jobs.h"
 #include "tests/fuzz/input.h"
 

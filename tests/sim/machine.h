@@ -10,9 +10,9 @@
 #include "common/io/file.h"
 #include "tests/sim/chance.h"
 #include "tests/sim/event_queue.h"
+#include "worker/attempt/shim_client.h"
 #include "worker/channel/event.h"
-#include "worker/daemon/gpu_probe.h"
-#include "worker/daemon/shim_client.h"
+#include "worker/gpus/gpu_probe.h"
 
 namespace sft::sim {
 

@@ -7,7 +7,7 @@
 #include "common/base/ids.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
-#include "server/core/uploads.h"
+#include "server/stored/uploads.h"
 
 namespace sft::sim {
 namespace {

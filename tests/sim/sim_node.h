@@ -6,9 +6,9 @@
 
 #include "tests/sim/machine.h"
 #include "tests/sim/sim_server.h"
+#include "worker/base/setup.h"
 #include "worker/daemon/agent.h"
-#include "worker/daemon/inventory.h"
-#include "worker/daemon/setup.h"
+#include "worker/gpus/inventory.h"
 
 namespace sft::sim {
 

@@ -21,7 +21,7 @@ class IncludeEdges(unittest.TestCase):
         self.assertEqual(len(breaches(tidy.check_includes, "server/core/a.cc", lines)), 1)
 
     def test_a_lower_layer_may_not_include_a_higher_one(self):
-        lines = ['#include "server/core/job_manager.h"']
+        lines = ['#include "server/jobs/job_manager.h"']
         self.assertEqual(len(breaches(tidy.check_includes, "server/store/a.cc", lines)), 1)
 
     def test_allowed_edges_pass(self):

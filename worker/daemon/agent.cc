@@ -7,10 +7,10 @@
 
 #include "common/io/file.h"
 #include "common/io/paths.h"
-#include "worker/daemon/checkpoint_folder.h"
-#include "worker/daemon/disk.h"
-#include "worker/daemon/removed_models.h"
-#include "worker/daemon/verdict.h"
+#include "worker/attempt/verdict.h"
+#include "worker/base/disk.h"
+#include "worker/node/removed_models.h"
+#include "worker/transfer/checkpoint_folder.h"
 
 namespace sft::worker {
 namespace {

@@ -10,9 +10,9 @@
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "sft/v1/worker_service.pb.h"
-#include "worker/daemon/attempt.h"
-#include "worker/daemon/checkpoint_folder.h"
-#include "worker/daemon/io_thread.h"
+#include "worker/attempt/attempt.h"
+#include "worker/base/io_thread.h"
+#include "worker/transfer/checkpoint_folder.h"
 
 namespace sft::worker {
 

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "common/base/status.h"
+#include "worker/base/setup.h"
 #include "worker/daemon/options.h"
-#include "worker/daemon/setup.h"
 
 namespace sft::worker {
 

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "common/obs/check_report.h"
+#include "worker/base/setup.h"
 #include "worker/daemon/options.h"
-#include "worker/daemon/setup.h"
 
 namespace sft::worker {
 

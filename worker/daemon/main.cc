@@ -5,8 +5,8 @@
 #include "worker/channel/launch.h"
 #include "worker/daemon/app.h"
 #include "worker/daemon/check.h"
-#include "worker/daemon/gpu_probe.h"
 #include "worker/daemon/options.h"
+#include "worker/gpus/gpu_probe.h"
 
 int main(int argc, char** argv) {
   // Not for people: the daemon runs itself so to ask the GPU driver, which may hang.

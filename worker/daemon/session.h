@@ -11,8 +11,8 @@
 
 #include "common/base/mutex.h"
 #include "sft/v1/worker_service.grpc.pb.h"
+#include "worker/base/backoff.h"
 #include "worker/daemon/agent.h"
-#include "worker/daemon/backoff.h"
 
 namespace sft::worker {
 

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "client/exit_codes.h"
+#include "client/base/exit_codes.h"
 #include "client/output/comparison.h"
 #include "common/base/json.h"
 #include "tests/unit/client/fake_server.h"

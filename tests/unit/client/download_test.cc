@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "client/exit_codes.h"
+#include "client/base/exit_codes.h"
 #include "common/io/file.h"
 #include "common/io/sha256.h"
 #include "tests/unit/client/fake_server.h"

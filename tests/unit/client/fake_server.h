@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "client/app.h"
+#include "client/app/app.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "sft/v1/admin_service.grpc.pb.h"

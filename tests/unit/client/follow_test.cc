@@ -12,8 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "client/exit_codes.h"
-#include "client/interrupt.h"
+#include "client/base/exit_codes.h"
+#include "client/base/interrupt.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/rpc/channel.h"

@@ -2,7 +2,7 @@
 
 #include <fstream>
 
-#include "client/exit_codes.h"
+#include "client/base/exit_codes.h"
 #include "common/base/env.h"
 #include "tests/unit/client/fake_server.h"
 

@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "client/exit_codes.h"
+#include "client/base/exit_codes.h"
 #include "tests/unit/client/fake_server.h"
 
 namespace sft::client {

@@ -1,4 +1,4 @@
-#include "client/job_request.h"
+#include "client/base/job_request.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "client/exit_codes.h"
+#include "client/base/exit_codes.h"
 #include "common/base/json.h"
 #include "common/base/version.h"
 #include "tests/unit/client/fake_server.h"

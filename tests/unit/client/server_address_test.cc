@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "client/connection.h"
+#include "client/base/connection.h"
 #include "tests/unit/client/fake_server.h"
 
 namespace sft::client {

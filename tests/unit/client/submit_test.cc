@@ -7,7 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "client/exit_codes.h"
+#include "client/base/exit_codes.h"
 #include "common/base/json.h"
 #include "common/io/sha256.h"
 #include "common/rpc/status.h"

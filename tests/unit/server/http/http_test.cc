@@ -11,7 +11,7 @@
 #include "server/http/exposition.h"
 #include "server/http/http_server.h"
 #include "server/http/metrics_page.h"
-#include "tests/unit/server/core/fleet_fixture.h"
+#include "tests/unit/server/fleet/fleet_fixture.h"
 
 namespace sft::server {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "tests/unit/server/core/fleet_fixture.h"
+#include "tests/unit/server/fleet/fleet_fixture.h"
 
 namespace sft::server {
 namespace {

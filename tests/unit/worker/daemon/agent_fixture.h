@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "common/io/sha256.h"
-#include "tests/unit/worker/daemon/fake_server.h"
-#include "tests/unit/worker/daemon/test_node.h"
+#include "tests/unit/worker/base/test_node.h"
+#include "tests/unit/worker/transfer/fake_server.h"
 #include "worker/channel/launch.h"
 #include "worker/daemon/agent.h"
 

@@ -6,8 +6,8 @@
 #include "common/base/version.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/server_options.h"
-#include "tests/unit/worker/daemon/fake_server.h"
-#include "tests/unit/worker/daemon/test_node.h"
+#include "tests/unit/worker/base/test_node.h"
+#include "tests/unit/worker/transfer/fake_server.h"
 
 namespace sft::worker {
 namespace {

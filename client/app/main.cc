@@ -1,0 +1,28 @@
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <iostream>
+
+#include "client/app/app.h"
+#include "client/base/interrupt.h"
+#include "client/base/login.h"
+
+int main(int argc, char** argv) {
+  using namespace sft::client;
+  Interrupt::Install();
+  Console console{std::cout, std::cerr, isatty(STDERR_FILENO) == 1, 80};
+  winsize size{};
+  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) console.width = size.ws_col;
+  const Connect connect = [&](const std::string& flag) -> std::unique_ptr<Connection> {
+    const absl::StatusOr<ServerAddress> server = ResolveServer(flag);
+    if (!server.ok()) {
+      console.err << "sftctl: " << server.status().message() << "\n";
+      return nullptr;
+    }
+    auto connection = std::make_unique<Connection>(server->address, SecurityOf(server->address),
+                                                   console, sft::Clock::Real());
+    connection->NameOrigin(server->origin);
+    return connection;
+  };
+  return RunApp(argc, argv, console, connect);
+}

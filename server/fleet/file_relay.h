@@ -1,0 +1,71 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/base/mutex.h"
+#include "server/fleet/worker_registry.h"
+#include "sft/v1/worker_service.pb.h"
+
+namespace sft::server {
+
+// Passes a node's file to somebody who asked the server for it: FetchFile goes down the node's
+// stream, the node answers with a SendFile call, and its chunks go through a bounded queue.
+// Thread-safe.
+class FileRelay {
+ public:
+  static constexpr size_t kMaxQueuedChunks = 8;
+  static constexpr int kMaxTransfers = 16;
+  // Longest wait for the other side before a transfer is given up.
+  static constexpr std::chrono::seconds kPatience{30};
+
+  explicit FileRelay(WorkerRegistry& registry) : registry_(registry) {}
+
+  // The asking end.
+  class Transfer {
+   public:
+    ~Transfer();
+    // The next chunk; an empty one at the end of the file. DEADLINE_EXCEEDED when the node sends
+    // nothing for kPatience or `timeout`.
+    absl::StatusOr<v1::SendFileRequest> Next(Nanos timeout = kPatience);
+
+   private:
+    friend class FileRelay;
+    Transfer(FileRelay& relay, std::string request, std::string node)
+        : relay_(relay), request_(std::move(request)), node_(std::move(node)) {}
+    FileRelay& relay_;
+    const std::string request_;
+    const std::string node_;
+  };
+
+  // UNAVAILABLE when the node is not connected, RESOURCE_EXHAUSTED at kMaxTransfers.
+  // `jobs`: those whose folders the path may lead into, with all its links.
+  absl::StatusOr<std::unique_ptr<Transfer>> Start(const std::string& node, const std::string& path,
+                                                  int64_t offset,
+                                                  const std::vector<std::string>& jobs);
+
+  // The sending end: a chunk of the node's SendFile call. Blocks while the queue is full; NOT_FOUND
+  // when nobody wants the file any more, or wants it of another node (an empty one is any);
+  // INVALID_ARGUMENT for a piece that is not the next one of the file.
+  absl::Status Push(v1::SendFileRequest chunk, const std::string& node = "");
+  // The call of this request has ended.
+  void End(const std::string& request);
+
+ private:
+  struct Queue {
+    std::string node;
+    int64_t next = 0;  // offset of the next chunk
+    std::deque<v1::SendFileRequest> chunks;
+    bool ended = false;
+  };
+  WorkerRegistry& registry_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<std::string, Queue> queues_ SFT_GUARDED_BY(mutex_);
+};
+
+}  // namespace sft::server

@@ -1,0 +1,87 @@
+#include "server/fleet/fleet_catalog.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/store/nodes.h"
+
+namespace sft::server {
+namespace {
+
+// Of names that people typed, which need not be models.
+constexpr size_t kMaxKept = 1000, kMaxName = 1000;
+
+FleetCatalog::Fleet Summarise(const std::vector<NodeRecord>& nodes) {
+  FleetCatalog::Fleet fleet;
+  fleet.has_nodes = !nodes.empty();
+  for (const NodeRecord& node : nodes) {
+    std::map<std::string, int> count;
+    for (const SlotRecord& slot : node.slots) {
+      ++count[slot.gpu_type];
+      FleetCatalog::Type& type = fleet.types[slot.gpu_type];
+      type.memory = std::max(type.memory, slot.memory_bytes);
+    }
+    for (const auto& [name, slots] : count) {
+      FleetCatalog::Type& type = fleet.types[name];
+      type.most = std::max(type.most, slots);
+      (node.simulated ? type.pretended : type.real) = true;
+      type.nodes.push_back(node.name);
+    }
+  }
+  return fleet;
+}
+
+}  // namespace
+
+void FleetCatalog::Refresh() {
+  // Before anything is read: what is stored meanwhile makes it too old again.
+  const int64_t version = store_.fleet_version();
+  const MutexLock lock(mutex_);
+  if (version == version_) return;
+  version_ = version;
+  fleet_.reset();
+  models_.clear();
+}
+
+absl::StatusOr<std::shared_ptr<const FleetCatalog::Fleet>> FleetCatalog::Get() {
+  Refresh();
+  int64_t version = 0;
+  {
+    const MutexLock lock(mutex_);
+    if (fleet_ != nullptr) return fleet_;
+    version = version_;
+  }
+  std::vector<NodeRecord> nodes;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(nodes, store::AllNodes(db));
+    return absl::OkStatus();
+  }));
+  auto fleet = std::make_shared<const Fleet>(Summarise(nodes));
+  const MutexLock lock(mutex_);
+  if (version_ == version) fleet_ = fleet;
+  return std::shared_ptr<const Fleet>(std::move(fleet));
+}
+
+absl::StatusOr<std::shared_ptr<const ModelRecord>> FleetCatalog::FindModel(
+    const std::string& model) {
+  Refresh();
+  int64_t version = 0;
+  {
+    const MutexLock lock(mutex_);
+    const auto known = models_.find(model);
+    if (known != models_.end()) return known->second;
+    version = version_;
+  }
+  std::shared_ptr<const ModelRecord> found;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(auto record, store::FindModel(db, model));
+    if (record.has_value()) found = std::make_shared<const ModelRecord>(*std::move(record));
+    return absl::OkStatus();
+  }));
+  const MutexLock lock(mutex_);
+  if (models_.size() >= kMaxKept) models_.clear();
+  if (version_ == version && model.size() <= kMaxName) models_[model] = found;
+  return found;
+}
+
+}  // namespace sft::server

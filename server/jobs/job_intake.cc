@@ -1,0 +1,410 @@
+#include "server/jobs/job_intake.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "common/base/clock.h"
+#include "common/base/duration.h"
+#include "common/base/ids.h"
+#include "common/base/json.h"
+#include "common/base/utf8.h"
+#include "common/data/dataset_check.h"
+#include "common/io/sha256.h"
+#include "common/spec/job_json.h"
+#include "common/spec/job_protocol.h"
+#include "common/spec/visit.h"
+#include "server/core/convert.h"
+#include "server/core/project_limits.h"
+#include "server/jobs/job_checks.h"
+#include "server/resume/resume.h"
+#include "server/resume/resume_values.h"
+#include "server/state/names.h"
+#include "server/store/files.h"
+#include "server/store/nodes.h"
+#include "server/store/schedules.h"
+#include "server/store/tenancy.h"
+
+namespace sft::server {
+namespace {
+
+// The most bytes of a path that a client may name.
+constexpr size_t kMaxNameBytes = 4096;
+
+spec::OverrideKind KindOf(v1::Override::Kind kind) {
+  switch (kind) {
+    case v1::Override::ENVIRONMENT:
+      return spec::OverrideKind::kEnvironment;
+    case v1::Override::FLAG:
+      return spec::OverrideKind::kFlag;
+    default:
+      return spec::OverrideKind::kSet;
+  }
+}
+
+void ToProto(const spec::Problem& problem, v1::Problem& proto) {
+  proto.set_key(problem.key);
+  proto.set_line(problem.line);
+  proto.set_message(problem.message);
+}
+
+// Everything a request says, so that a repeat can be told from another job.
+std::string RequestHash(const v1::SubmitJobRequest& request) {
+  v1::SubmitJobRequest said = request;
+  said.clear_request_id();
+  return io::Sha256Hex(said.SerializeAsString());
+}
+
+int64_t Micros(const std::string& duration) {
+  const auto parsed = ParseDuration(duration);
+  return parsed ? parsed->count() * 1'000'000 : 0;
+}
+
+ScheduleRecord ScheduleOf(const spec::JobSpec::Scheduling& scheduling) {
+  ScheduleRecord schedule;
+  schedule.after = scheduling.after;
+  schedule.held = scheduling.hold;
+  schedule.time_limit_us = Micros(scheduling.time_limit);
+  schedule.warn_before_us = Micros(scheduling.warn_before);
+  schedule.exclusive = scheduling.exclusive;
+  schedule.preemptible = scheduling.preemptible;
+  const auto deadline = ParseUtc(scheduling.deadline);
+  if (deadline) schedule.deadline_us = UnixMicros(*deadline);
+  return schedule;
+}
+
+JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& resolution,
+                  const std::string& principal) {
+  const spec::JobSpec& spec = resolution.spec;
+  JobRecord job;
+  job.id = RandomId("job");
+  job.project = request.project().empty() ? kDefaultProject : request.project();
+  job.owner = principal;
+  job.display_name = spec.job.name;
+  job.variant = spec.compute.variant;
+  job.gpu_type = spec.compute.gpu_type;
+  job.gpus_per_node = spec.compute.gpus_per_node;
+  job.nodes = spec.compute.nodes;
+  job.model = spec.job.model;
+  job.source_text = request.source_text();
+  job.file_name = request.file_name();
+  const nlohmann::json resolved = spec::ToJson(spec);
+  job.resolved_json = DumpJson(resolved);
+  const spec::ProtocolNeed need = spec::NeedOf(resolved);
+  job.protocol = need.protocol;
+  job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
+  job.priority = static_cast<int>(spec.scheduling.priority);
+  job.schedule = ScheduleOf(spec.scheduling);
+  for (const spec::ResolvedValue& value : resolution.values) {
+    job.resolved_values.push_back({value.key, value.text, value.origin});
+  }
+  for (const spec::Problem& warning : resolution.warnings) {
+    job.warnings.push_back({warning.key, warning.line, warning.message});
+  }
+  job.request_id = request.request_id();
+  job.request_hash = RequestHash(request);
+  return job;
+}
+
+// What is said beside the job file is repeated for each key that it gives, and compared with all
+// keys.
+absl::Status CheckSizes(const std::string& text, const std::string& file_name,
+                        const google::protobuf::RepeatedPtrField<v1::Override>& overrides) {
+  constexpr int kMostOverrides = 1000;
+  if (file_name.size() > kMaxNameBytes) {
+    return InvalidArgument(
+        fmt::format("the name of the job file has {} bytes; at most {} are taken", file_name.size(),
+                    kMaxNameBytes));
+  }
+  if (text.size() > JobIntake::kMaxSourceBytes) {
+    return InvalidArgument(fmt::format("{} is larger than 1 MiB: it is no job file", file_name));
+  }
+  if (overrides.size() > kMostOverrides) {
+    return InvalidArgument(
+        fmt::format("{} changes of keys (--set, flags, variables); at most {} are taken",
+                    overrides.size(), kMostOverrides));
+  }
+  size_t bytes = 0;
+  for (const v1::Override& change : overrides) {
+    bytes += change.ByteSizeLong();
+    if (change.key().size() <= kMaxNameBytes && change.origin().size() <= kMaxNameBytes &&
+        FindHidden(change.key()).empty() && FindHidden(change.origin()).empty()) {
+      continue;
+    }
+    return InvalidArgument(fmt::format("a change of \"{}\" is no change of a key",
+                                       ToUtf8(change.key().substr(0, 80))));
+  }
+  if (bytes <= JobIntake::kMaxSourceBytes) return absl::OkStatus();
+  return InvalidArgument("changes of keys (--set, flags, variables) take more than 1 MiB");
+}
+
+}  // namespace
+
+absl::Status JobIntake::CheckFolders(const FolderReader& reader, spec::Resolution& resolution) {
+  const spec::JobSpec& spec = resolution.spec;
+  for (const auto& [key, path] : {std::pair("job.model", spec.job.model),
+                                  {"job.data", std::string(spec::NodePath(spec.job.data))},
+                                  {"data.val", std::string(spec::NodePath(spec.data.val))}}) {
+    const std::vector<std::string> named = JobsInPaths({path});
+    std::vector<std::string> readable;
+    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(readable, ReadableJobs(db, reader, named));
+      return absl::OkStatus();
+    }));
+    for (const std::string& id : named) {
+      if (std::find(readable.begin(), readable.end(), id) != readable.end()) continue;
+      AddProblem(resolution, key,
+                 fmt::format("{} is not there: your project has no job {}, and what is below a "
+                             "job's folder is its project's",
+                             path, id));
+      break;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
+                                                 const std::string& file_name,
+                                                 const Overrides& overrides,
+                                                 const FolderReader& reader,
+                                                 const JobRecord* resumed) {
+  SFT_RETURN_IF_ERROR(CheckSizes(text, file_name, overrides));
+  std::vector<spec::Override> list;
+  for (const v1::Override& override : overrides) {
+    list.push_back({override.key(), override.value(), override.origin(), KindOf(override.kind()),
+                    resumed != nullptr && WasTaken(*resumed, override)});
+  }
+  SFT_ASSIGN_OR_RETURN(const auto fleet, planner_.fleet().Get());
+  spec::ResolveOptions options{.taken_before = resumed != nullptr};
+  if (fleet->types.size() == 1) options.default_gpu_type = fleet->types.begin()->first;
+  spec::Resolution resolution = spec::Resolve(text, file_name, list, options);
+  SFT_RETURN_IF_ERROR(CheckFolders(reader, resolution));
+  WarnLate(jobs_.clock().Wall(), resolution);
+  // Before the first worker has come nothing is known, and the job waits and says so.
+  ResolveComputeType(*fleet, resolution);
+  if (fleet->has_nodes) {
+    CheckVariant(*fleet, resolution);
+    SFT_RETURN_IF_ERROR(CheckModel(store_, planner_.fleet(), reader, resolution));
+  }
+  if (resolution.ok()) SetPrecision(planner_.ChoosePrecision(resolution.spec), resolution);
+  const std::string& model = resolution.spec.job.model;
+  if (!model.empty() && !IsFaulty(resolution, "job.model")) {
+    const std::optional<spec::Problem> problem =
+        planner_.CheckModel(resolution.spec, resolution.ok());
+    if (problem.has_value() && !IsFaulty(resolution, problem->key)) {
+      AddProblem(resolution, problem->key, problem->message);
+    } else if (auto warning = planner_.WarnOfModel(resolution.spec)) {
+      const spec::ResolvedValue* value = FindValue(resolution, warning->key);
+      if (value != nullptr) warning->line = value->line;
+      resolution.warnings.push_back(*std::move(warning));
+    }
+  }
+  return resolution;
+}
+
+absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRequest& request,
+                                                          const std::string& principal) {
+  SFT_ASSIGN_OR_RETURN(
+      const spec::Resolution resolution,
+      Read(request.source_text(), request.file_name(), request.overrides(), {principal, ""}));
+  v1::ResolveJobResponse response;
+  for (const auto& problem : resolution.problems) ToProto(problem, *response.add_problems());
+  for (const auto& warning : resolution.warnings) ToProto(warning, *response.add_warnings());
+  for (const auto& value : resolution.values) {
+    auto* added = response.add_resolved();
+    added->set_key(value.key);
+    added->set_value(value.text);
+    added->set_origin(value.origin);
+  }
+  // Also of a job with problems: a missing file is told together with them.
+  for (const spec::NeededFile& file : spec::NeededFiles(resolution)) {
+    if (IsFaulty(resolution, file.key)) continue;
+    auto* added = response.add_needed_files();
+    added->set_key(file.key);
+    added->set_path(file.path);
+    added->set_from_override(file.from_override);
+    added->set_line(file.line);
+  }
+  if (!resolution.ok()) return response;
+  response.set_resolved_json(DumpJson(spec::ToJson(resolution.spec)));
+  *response.mutable_plan() = planner_.Plan(resolution.spec);
+  return response;
+}
+
+absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
+    const v1::SubmitJobRequest& request, spec::Resolution& resolution,
+    std::vector<std::string>& missing, int64_t& rows) {
+  std::vector<JobFileRecord> files;
+  for (const v1::JobFile& file : request.files()) {
+    const bool sound =
+        file.client_path().size() <= kMaxNameBytes && FindHidden(file.client_path()).empty();
+    if (!sound)
+      return InvalidArgument(
+          fmt::format("the path of the file of {} is too long or holds a control character",
+                      ToUtf8(file.key().substr(0, 80))));
+  }
+  for (const spec::NeededFile& needed : spec::NeededFiles(resolution)) {
+    const auto sent =
+        std::find_if(request.files().begin(), request.files().end(),
+                     [&](const v1::JobFile& file) { return file.key() == needed.key; });
+    std::optional<DatasetRecord> dataset;
+    if (sent != request.files().end() && blobs_.PathOf(sent->sha256()).ok()) {
+      SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+        const std::string project = request.project().empty() ? kDefaultProject : request.project();
+        SFT_ASSIGN_OR_RETURN(const bool owns, store::OwnsDataset(db, project, sent->sha256()));
+        if (!owns) return absl::OkStatus();
+        SFT_ASSIGN_OR_RETURN(dataset, store::FindDataset(db, sent->sha256()));
+        return absl::OkStatus();
+      }));
+    }
+    if (!dataset.has_value()) {
+      missing.push_back(needed.key);
+      continue;
+    }
+    const spec::JobSpec::Data& data = resolution.spec.data;
+    const std::string problem = data::RowsProblem(
+        {dataset->rows, dataset->odd_rows, dataset->first_odd_row, dataset->first_odd},
+        data.on_bad_rows == spec::BadRows::kSkip, needed.key == "job.data" ? data.max_examples : 0);
+    if (!problem.empty()) {
+      AddProblem(resolution, needed.key, fmt::format("{}: {}", sent->client_path(), problem));
+    }
+    files.push_back({needed.key, dataset->sha256, dataset->size, sent->client_path(), ""});
+    if (needed.key == "job.data") rows = dataset->rows;
+  }
+  const auto add_node_path = [&](const std::string& key, const std::string& value) {
+    const std::string_view path = spec::NodePath(value);
+    if (!path.empty()) files.push_back({key, "", 0, "", std::string(path)});
+  };
+  add_node_path("job.data", resolution.spec.job.data);
+  add_node_path("data.val", resolution.spec.data.val);
+  return files;
+}
+
+absl::Status JobIntake::CheckSchedule(const JobRecord& job, int together,
+                                      spec::Resolution& resolution) {
+  return store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const ProjectLimits limits, store::GetLimits(db, job.project));
+    if (std::string problem = PriorityProblem(limits, job); !problem.empty()) {
+      AddProblem(resolution, "scheduling.priority", std::move(problem));
+    }
+    for (const std::string& id : job.schedule.after) {
+      const absl::StatusOr<JobRecord> other = store::FindJob(db, {job.project, id});
+      if (!other.ok()) {
+        AddProblem(resolution, "scheduling.after", std::string(Message(other.status())));
+      } else if (other->state == JobState::kFailed || other->state == JobState::kCancelled) {
+        AddProblem(
+            resolution, "scheduling.after",
+            fmt::format("{} has {}: this job could never start", id, ToString(other->state)));
+      }
+    }
+    if (std::string problem = SizeProblem(limits, job); !problem.empty()) {
+      AddProblem(resolution, KeyOfCount(resolution), std::move(problem));
+    }
+    return CheckPending(db, limits, together);
+  });
+}
+
+absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobRequest& request,
+                                                       const std::string& principal, int together,
+                                                       const JobRecord* resumed) {
+  if (!request.project().empty() && !IsValidLabel(request.project())) {
+    return InvalidArgument(fmt::format("project \"{}\" is not a name", request.project()));
+  }
+  SFT_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  SFT_ASSIGN_OR_RETURN(spec::Resolution resolution,
+                       Read(request.source_text(), request.file_name(), request.overrides(),
+                            {principal, request.project().empty() ? std::string(kDefaultProject)
+                                                                  : request.project()},
+                            resumed));
+  if (resumed != nullptr) CheckFixedValues(*resumed, resolution);
+  Prepared prepared;
+  Outcome& outcome = prepared.outcome;
+  outcome.problems = resolution.problems;
+  if (!outcome.problems.empty()) return prepared;
+  prepared.job = MakeJob(request, resolution, principal);
+  const absl::Status allowed = CheckSchedule(prepared.job, together, resolution);
+  // What was taken in before is only told again.
+  const bool repeated = absl::IsResourceExhausted(allowed) &&
+                        jobs_.Knows(prepared.job.project, prepared.job.request_id);
+  if (!repeated) SFT_RETURN_IF_ERROR(allowed);
+  int64_t rows = 0;
+  SFT_ASSIGN_OR_RETURN(prepared.files,
+                       CheckFiles(request, resolution, outcome.missing_files, rows));
+  if (request.validate_only()) {
+    outcome.missing_files.clear();
+  } else {
+    if (limits_ != nullptr && outcome.missing_files.empty()) {
+      const absl::Status room = limits_->CheckSubmit(prepared.job.project, prepared.files);
+      if (!room.ok() && !jobs_.Knows(prepared.job.project, prepared.job.request_id)) return room;
+    }
+    const Planner::Run run = planner_.ExpectedRun(resolution.spec, rows);
+    prepared.job.schedule.planned_us = run.duration_us;
+    prepared.job.schedule.planned_steps = run.steps;
+  }
+  outcome.problems = resolution.problems;
+  return prepared;
+}
+
+absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest& request,
+                                                     const Actor& actor) {
+  SFT_ASSIGN_OR_RETURN(Prepared prepared, Prepare(request, actor.name));
+  Outcome outcome = std::move(prepared.outcome);
+  if (!outcome.problems.empty() || !outcome.missing_files.empty()) return outcome;
+  if (request.validate_only()) {
+    prepared.job.id.clear();
+    outcome.job = server::ToProto(prepared.job);
+    outcome.job.clear_name();
+    return outcome;
+  }
+  SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Submit(std::move(prepared.job), prepared.files, actor));
+  return outcome;
+}
+
+absl::StatusOr<JobIntake::Outcome> JobIntake::Resume(const v1::ResumeJobRequest& request,
+                                                     const Actor& actor) {
+  SFT_RETURN_IF_ERROR(CheckResumeRequest(request));
+  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
+  if (limits_ != nullptr) {
+    std::string project;
+    SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(project, store::ProjectOfJob(db, ref.id));
+      return absl::OkStatus();
+    }));
+    const absl::Status room = limits_->CheckSubmit(project, {});
+    if (!room.ok() && !jobs_.Knows(project, request.request_id())) return room;
+  }
+  Outcome outcome;
+  if (request.overrides().empty()) {
+    SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Resume(request, actor));
+    return outcome;
+  }
+  JobRecord ended;
+  std::vector<JobFileRecord> files;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(ended, store::FindJob(db, ref));
+    SFT_RETURN_IF_ERROR(store::ReadTexts(db, ended));
+    SFT_ASSIGN_OR_RETURN(const auto checkpoints, ResumeCandidates(db, ended));
+    SFT_RETURN_IF_ERROR(CheckResumable(ended, checkpoints, request.step()));
+    SFT_ASSIGN_OR_RETURN(files, store::FilesOfJob(db, ended.id));
+    return absl::OkStatus();
+  }));
+  SFT_ASSIGN_OR_RETURN(Prepared prepared,
+                       Prepare(SubmitOfResume(ended, files, request), actor.name, 1, &ended));
+  outcome = std::move(prepared.outcome);
+  outcome.file_name = ended.file_name;
+  if (!outcome.problems.empty()) return outcome;
+  if (!outcome.missing_files.empty()) {
+    return FailedPrecondition(
+        fmt::format("job {} cannot go on: {} was not uploaded for it, or was "
+                    "removed; submit the job again",
+                    ended.id, fmt::join(outcome.missing_files, ", ")));
+  }
+  SFT_ASSIGN_OR_RETURN(outcome.job, jobs_.Resume(request, actor, &prepared.job));
+  return outcome;
+}
+
+}  // namespace sft::server

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/spec/resolve.h"
+#include "server/blob/blob_store.h"
+#include "server/core/intake_limits.h"
+#include "server/jobs/job_manager.h"
+#include "server/resume/job_folders.h"
+#include "server/scheduling/planning.h"
+#include "server/store/store.h"
+#include "sft/v1/job_service.pb.h"
+
+namespace sft::server {
+
+// From a job file's text to a job: the server alone reads job files. Thread-safe.
+class JobIntake {
+ public:
+  // Longest job file.
+  static constexpr size_t kMaxSourceBytes = 1 << 20;
+
+  // `limits` keeps jobs out where there is no room; null: nothing does.
+  JobIntake(Store& store, BlobStore& blobs, JobManager& jobs, Planner& planner,
+            IntakeLimits* limits = nullptr)
+      : store_(store), blobs_(blobs), jobs_(jobs), planner_(planner), limits_(limits) {}
+
+  // Problems are part of the answer.
+  absl::StatusOr<v1::ResolveJobResponse> Resolve(const v1::ResolveJobRequest& request,
+                                                 const std::string& principal = "local");
+
+  struct Outcome {
+    // Not empty: the job file is refused, all problems at once, and nothing was stored.
+    std::vector<spec::Problem> problems;
+    v1::Job job;
+    std::string file_name;  // that they are in; empty: the request's
+    // Keys of files that are not uploaded; not empty: FAILED_PRECONDITION.
+    std::vector<std::string> missing_files;
+  };
+  absl::StatusOr<Outcome> Submit(const v1::SubmitJobRequest& request, const Actor& actor);
+  // As JobManager::Resume, where there is room. With overrides the values are checked as Submit
+  // does.
+  absl::StatusOr<Outcome> Resume(const v1::ResumeJobRequest& request, const Actor& actor);
+
+  // All of Submit but storing: where the outcome holds no problem, the rows that it would store.
+  // `together`: jobs that are submitted at once, this one among them, for the project's limit.
+  struct Prepared {
+    Outcome outcome;
+    JobRecord job;
+    std::vector<JobFileRecord> files;
+  };
+  // `resumed`: the ended job that it goes on with, whose checkpoints it has to fit.
+  absl::StatusOr<Prepared> Prepare(const v1::SubmitJobRequest& request,
+                                   const std::string& principal, int together = 1,
+                                   const JobRecord* resumed = nullptr);
+
+ private:
+  using Overrides = google::protobuf::RepeatedPtrField<v1::Override>;
+  // Resolves the text, and checks what only the server knows: types, variants, models. `resumed` as
+  // of Prepare.
+  absl::StatusOr<spec::Resolution> Read(const std::string& text, const std::string& file_name,
+                                        const Overrides& overrides, const FolderReader& reader,
+                                        const JobRecord* resumed = nullptr);
+  // That no path leads into the folder of another project's job.
+  absl::Status CheckFolders(const FolderReader& reader, spec::Resolution& resolution);
+  // What the files' rows are known to be is checked too. `rows`: of job.data; 0: not known.
+  absl::StatusOr<std::vector<JobFileRecord>> CheckFiles(const v1::SubmitJobRequest& request,
+                                                        spec::Resolution& resolution,
+                                                        std::vector<std::string>& missing,
+                                                        int64_t& rows);
+
+  // What the project allows and the jobs it names are checked; RESOURCE_EXHAUSTED beyond its limit
+  // of waiting jobs.
+  absl::Status CheckSchedule(const JobRecord& job, int together, spec::Resolution& resolution);
+
+  Store& store_;
+  BlobStore& blobs_;
+  JobManager& jobs_;
+  Planner& planner_;
+  IntakeLimits* const limits_;
+};
+
+}  // namespace sft::server

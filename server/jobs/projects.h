@@ -1,0 +1,21 @@
+#pragma once
+
+#include "server/store/store.h"
+#include "sft/v1/scheduling_service.pb.h"
+
+namespace sft::server {
+
+// What projects may use, and what they use now. Thread-safe.
+class Projects {
+ public:
+  Projects(Store& store, Clock& clock) : store_(store), clock_(clock) {}
+
+  absl::StatusOr<v1::ListProjectsResponse> List();
+  absl::StatusOr<v1::Project> Set(const v1::SetProjectRequest& request, const Actor& actor);
+
+ private:
+  Store& store_;
+  Clock& clock_;
+};
+
+}  // namespace sft::server

@@ -1,0 +1,77 @@
+#include "server/stored/housekeeping.h"
+
+#include <spdlog/spdlog.h>
+
+#include "common/obs/log.h"
+#include "server/store/jobs.h"
+
+namespace sft::server {
+
+absl::Status Housekeeping::Tick(int64_t max_points) {
+  if (thin_after_ <= Nanos(0)) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, metrics_.Jobs());
+  // A curve that cannot be read keeps no other from its turn.
+  absl::Status first_error;
+  for (const std::string& id : jobs) first_error.Update(Thin(id, max_points));
+  return first_error;
+}
+
+absl::Status Housekeeping::Thin(const std::string& id, int64_t max_points) {
+  // By the wall clock, as ends of jobs are stored by it; a jump of hours moves this by hours.
+  const int64_t before = UnixMicros(clock_.Wall() - thin_after_);
+  SFT_ASSIGN_OR_RETURN(const int64_t count, metrics_.Count(id));
+  if (count <= max_points) return absl::OkStatus();
+  bool old = false;
+  const absl::Status known = store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, id));
+    old = IsTerminal(job.state) && job.ended_us < before;
+    return absl::OkStatus();
+  });
+  if (absl::IsNotFound(known)) return absl::OkStatus();  // a restored database does not have it
+  SFT_RETURN_IF_ERROR(known);
+  if (!old) return absl::OkStatus();
+  SFT_RETURN_IF_ERROR(tensorboard_.Thin(id, metrics_, max_points));
+  SFT_ASSIGN_OR_RETURN(const int64_t left, metrics_.Count(id));
+  if (left < count) spdlog::info("curve of {}: thinned from {} to {} points", id, count, left);
+  return absl::OkStatus();
+}
+
+void Housekeeping::Start() {
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void Housekeeping::Stop() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.NotifyAll();
+  }
+  if (!thread_.joinable()) return;
+  thread_.join();
+  LookAround();
+}
+
+void Housekeeping::LookAround() {
+  if (disk_ != nullptr) disk_->Look();  // says in the log when its level changes
+  if (failed_ == nullptr) return;
+  const absl::Status kept = failed_->Flush();
+  if (!kept.ok()) spdlog::warn("calls that failed are not in the audit yet: {}", Message(kept));
+}
+
+void Housekeeping::Loop() {
+  obs::NameThread("housekeeping");
+  while (true) {
+    absl::Status done = Tick();
+    if (removal_ != nullptr) done.Update(removal_->Retain());
+    if (!done.ok()) spdlog::warn("housekeeping: {}", Message(done));
+    const MonoTime next = clock_.Mono() + kPeriod;
+    while (clock_.Mono() < next) {
+      LookAround();
+      MutexLock lock(mutex_);
+      if (!stopping_) changed_.WaitFor(mutex_, kShortPeriod);
+      if (stopping_) return;
+    }
+  }
+}
+
+}  // namespace sft::server

@@ -1,0 +1,285 @@
+// Restarts and lost nodes in the server's core, stepped by hand.
+
+#include "tests/unit/server/gangs/life_fixture.h"
+
+namespace sft::server {
+namespace {
+
+TEST_F(LifeTest, AFaultOfTheMachinesBringsTheJobBackUnderANewEpoch) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  const std::string first = Uid(job);
+  Say("a", worker, job, S::RUNNING);
+  ASSERT_TRUE(Commit(job, 10));
+  Fail("a", worker, job);
+  EXPECT_EQ(State(job), v1::Job::PENDING);
+  EXPECT_EQ(HeldSlots(), 0u);
+  EXPECT_EQ(Job(job).reason().find("restarts after "), 0u) << Job(job).reason();
+  clock_.Advance(seconds(4));
+  Tick();
+  EXPECT_EQ(State(job), v1::Job::PENDING) << "the wait is not over";
+  clock_.Advance(seconds(2));
+  Tick();
+  EXPECT_EQ(State(job), v1::Job::PREPARING);
+  EXPECT_EQ(Attempt(job), 2);
+  ASSERT_NE(worker->Wanted(Uid(job)), nullptr);
+  EXPECT_EQ(worker->Wanted(Uid(job))->epoch(), 2);
+  const v1::Dispatch& dispatch = worker->Wanted(Uid(job))->dispatch();
+  EXPECT_EQ(dispatch.resume().step(), 10);
+  ASSERT_EQ(dispatch.resume().files_size(), 1);
+  EXPECT_EQ(worker->Wanted(first)->intent(), D::FORGET);
+  const v1::Job view = Job(job);
+  ASSERT_EQ(view.attempts_size(), 2);
+  EXPECT_EQ(view.attempts(0).verdict().code(), "rank_killed");
+  EXPECT_EQ(view.attempts(0).verdict().retries_left(), 9);
+  EXPECT_EQ(view.attempts(1).first_step(), 10);
+  EXPECT_FALSE(view.has_verdict());
+}
+
+// Fifty steps of a quick job are over when the server first hears of one: its ranks know the time
+// of one step then, the first, with all that was made ready in it.
+TEST_F(LifeTest, TheEndAfterFiftyStepsIsExpectedFromThePaceOfMany) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  const auto say = [&](int64_t step, double eta_seconds) {
+    v1::AttemptStatus status = StatusOf(Uid(job), S::RUNNING, "");
+    status.set_epoch(1);
+    status.mutable_progress()->set_step(step);
+    status.mutable_progress()->set_total_steps(1000);
+    status.mutable_progress()->set_eta_seconds(eta_seconds);
+    ASSERT_TRUE(Observe("a", worker, {status}).ok());
+    Tick();
+  };
+  const auto expected_us = [&] {
+    int64_t end_us = 0;
+    EXPECT_TRUE(store_
+                    ->Read([&](Database& db) -> absl::Status {
+                      SFT_ASSIGN_OR_RETURN(auto get, db.Prepare("SELECT end50_us FROM estimates"));
+                      SFT_ASSIGN_OR_RETURN(const bool row, get.Step());
+                      if (row) end_us = get.Int(0);
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return end_us;
+  };
+  say(100, 900);
+  EXPECT_EQ(expected_us(), 0) << "of one look nothing is known";
+  clock_.Advance(seconds(1));
+  say(200, 900);
+  EXPECT_EQ(expected_us(), UnixMicros(clock_.Wall()) + 8'000'000) << "100 steps a second";
+}
+
+TEST_F(LifeTest, AUserFaultIsNotRetried) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  Fail("a", worker, job, "nan_loss", v1::Verdict::USER);
+  EXPECT_EQ(State(job), v1::Job::FAILED);
+  EXPECT_EQ(Job(job).verdict().action(), "not restarted: the job itself has to be changed");
+  EXPECT_FALSE(Job(job).verdict().has_retries_left());
+}
+
+TEST_F(LifeTest, WithoutProgressTheRestartsEndAndTheVerdictSaysSo) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  for (int attempt = 1; attempt <= 4; ++attempt) {
+    clock_.Advance(minutes(6));
+    ASSERT_TRUE(Observe("a", worker, {}).ok());
+    Tick();
+    ASSERT_EQ(Attempt(job), attempt);
+    Fail("a", worker, job);
+  }
+  EXPECT_EQ(State(job), v1::Job::FAILED);
+  EXPECT_EQ(Job(job).verdict().code(), "no_progress");
+  EXPECT_EQ(Job(job).attempts(3).verdict().code(), "rank_killed") << "the attempt keeps its own";
+}
+
+TEST_F(LifeTest, AServerThatRestartsBetweenTwoAttemptsGoesOn) {
+  auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  ASSERT_TRUE(Commit(job, 10));
+  Fail("a", worker, job);
+  RestartServer();
+  worker = Join("a", "CPU", 1, "life-2");
+  clock_.Advance(seconds(6));
+  Tick();
+  EXPECT_EQ(Attempt(job), 2);
+  EXPECT_EQ(worker->Wanted(Uid(job))->dispatch().resume().step(), 10);
+}
+
+TEST_F(LifeTest, CancelOfAJobThatWaitsForItsRestartIsDoneAtOnce) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  Fail("a", worker, job);
+  ASSERT_EQ(State(job), v1::Job::PENDING);
+  EXPECT_EQ(jobs_->Cancel(job, "", false)->state(), v1::Job::CANCELLED);
+  clock_.Advance(seconds(10));
+  Tick();
+  EXPECT_EQ(State(job), v1::Job::CANCELLED);
+  EXPECT_EQ(HeldSlots(), 0u);
+}
+
+TEST_F(LifeTest, AWallClockThatGoesBackAnHourDoesNotProlongTheWait) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  Fail("a", worker, job);
+  clock_.JumpWall(-std::chrono::hours(1));
+  Tick();
+  EXPECT_EQ(Attempt(job), 2);
+}
+
+TEST_F(LifeTest, ARestartAvoidsTheNodeThatWasBlamed) {
+  const auto a = Join("a", "CPU", 1), b = Join("b", "CPU", 2);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  ASSERT_NE(a->Wanted(Uid(job)), nullptr) << "the tighter fit";
+  Fail("a", a, job);
+  clock_.Advance(seconds(6));
+  Tick();
+  EXPECT_NE(b->Wanted(Uid(job)), nullptr);
+}
+
+TEST_F(LifeTest, ASilentNodeIsGivenUpAfterTheLimitAndItsSlotsStayHeld) {
+  const auto a = Join("a", "CPU", 1);
+  const std::string job = SubmitWith(R"({"compute":{"unreachable_after":"2m"}})");
+  Tick();
+  const std::string first = Uid(job);
+  Say("a", a, job, S::RUNNING);
+  ASSERT_TRUE(Commit(job, 10));
+  const auto b = Join("b", "CPU", 1);
+  PassSilently(seconds(172), "b", b);  // the limit and most of the margin
+  EXPECT_EQ(State(job), v1::Job::RUNNING);
+  EXPECT_NE(Job(job).reason().find("placed elsewhere if that lasts 2m"), std::string::npos)
+      << Job(job).reason();
+  PassSilently(seconds(28), "b", b);
+  EXPECT_EQ(Attempt(job), 2);
+  EXPECT_EQ(Job(job).attempts(0).verdict().code(), "node_unreachable");
+  ASSERT_NE(b->Wanted(Uid(job)), nullptr);
+  EXPECT_EQ(b->Wanted(Uid(job))->dispatch().resume().step(), 10);
+  EXPECT_EQ(HeldSlots(), 2u) << "nobody knows what runs on a";
+
+  // Late words of the old epoch change nothing, and the checkpoint it brings is refused.
+  const auto again = Join("a", "CPU", 1, "life-2");
+  v1::AttemptStatus late = StatusOf(first, S::RUNNING);
+  ASSERT_TRUE(Observe("a", again, {late}).ok());
+  Tick();
+  EXPECT_EQ(Attempt(job), 2);
+  ASSERT_NE(again->Wanted(first), nullptr);
+  EXPECT_EQ(again->Wanted(first)->intent(), D::FORGET) << "it is told to stop and forget";
+  v1::CommitCheckpointRequest request = CommitOf(job, 20, "a", "late");
+  request.set_attempt_uid(first);
+  request.set_epoch(1);
+  EXPECT_TRUE(absl::IsFailedPrecondition(checkpoints_->Commit(request).status()));
+  EXPECT_EQ(HeldSlots(), 2u);
+  ASSERT_TRUE(Observe("a", again, {}).ok());
+  EXPECT_EQ(HeldSlots(), 1u) << "free when the node says that nothing is left";
+}
+
+TEST_F(LifeTest, AJobThatWantsToWaitIsNotPlacedElsewhere) {
+  const auto a = Join("a", "CPU", 1);
+  const std::string job =
+      SubmitWith(R"({"compute":{"unreachable_after":"1m","on_unreachable":"wait"}})");
+  Tick();
+  Say("a", a, job, S::RUNNING);
+  PassSilently(minutes(10));
+  EXPECT_EQ(State(job), v1::Job::RUNNING);
+  Say("a", a, job, S::RUNNING);
+  Say("a", a, job, S::DONE, v1::Verdict::NONE, "succeeded");
+  EXPECT_EQ(State(job), v1::Job::SUCCEEDED);
+  EXPECT_EQ(Attempt(job), 1);
+}
+
+TEST_F(LifeTest, TimeInWhichTheServerWasStoppedIsNotSilence) {
+  const auto a = Join("a", "CPU", 1);
+  const std::string job = SubmitWith(R"({"compute":{"unreachable_after":"1m"}})");
+  Tick();
+  Say("a", a, job, S::RUNNING);
+  reconciler_->Beat();
+  clock_.Advance(minutes(30));  // SIGSTOP
+  reconciler_->Beat();
+  Tick();
+  EXPECT_EQ(Attempt(job), 1);
+  EXPECT_EQ(State(job), v1::Job::RUNNING);
+  EXPECT_EQ(Job(job).reason(), "") << "not even SUSPECT";
+  PassSilently(minutes(3));
+  EXPECT_EQ(Job(job).attempts(0).verdict().code(), "node_unreachable") << "real silence counts";
+}
+
+TEST_F(LifeTest, ANodeHeardJustAfterAStopIsStillMissedLater) {
+  const auto a = Join("a", "CPU", 1);
+  const std::string job = SubmitWith(R"({"compute":{"unreachable_after":"1m"}})");
+  Tick();
+  Say("a", a, job, S::RUNNING);
+  reconciler_->Beat();
+  clock_.Advance(minutes(30));
+  Say("a", a, job, S::RUNNING, v1::Verdict::NONE, "", 3);  // before the first beat
+  reconciler_->Beat();
+  PassSilently(minutes(3));
+  EXPECT_EQ(Job(job).attempts(0).verdict().code(), "node_unreachable");
+}
+
+TEST_F(LifeTest, ARestartedServerBeginsToCountAnew) {
+  Join("a", "CPU", 1);
+  const std::string job = SubmitWith(R"({"compute":{"unreachable_after":"2m"}})");
+  Tick();
+  PassSilently(seconds(150));
+  RestartServer();
+  PassSilently(seconds(150));
+  EXPECT_EQ(Attempt(job), 1);
+  PassSilently(seconds(60));
+  EXPECT_EQ(State(job), v1::Job::PENDING);
+}
+
+TEST_F(LifeTest, TheOthersOfAGangAreStoppedBeforeItIsPlacedAgain) {
+  const auto a = Join("a", "H100", 1), b = Join("b", "H100", 1);
+  const std::string job = SubmitWith(R"({"compute":{"unreachable_after":"1m"}})", "H100", 1, 2);
+  Tick();
+  Say("a", a, job, S::RUNNING);
+  Say("b", b, job, S::RUNNING);
+  PassSilently(seconds(128), "b", b, {StatusOf(Uid(job), S::RUNNING)});
+  EXPECT_EQ(b->Wanted(Uid(job))->intent(), D::STOP);
+  EXPECT_EQ(Attempt(job), 1);
+  EXPECT_EQ(HeldSlots(), 2u);
+  Say("b", b, job, S::DONE, v1::Verdict::NONE, "stopped");
+  EXPECT_EQ(State(job), v1::Job::PENDING);
+  EXPECT_EQ(HeldSlots(), 1u) << "b's is free, a's is not";
+}
+
+TEST_F(LifeTest, CancelOfAJobOnALostNodeEndsAfterTheLimit) {
+  const auto a = Join("a", "CPU", 1);
+  const std::string job = SubmitWith(R"({"compute":{"unreachable_after":"1m"}})");
+  Tick();
+  Say("a", a, job, S::RUNNING);
+  EXPECT_EQ(jobs_->Cancel(job, "", false)->state(), v1::Job::CANCELLING);
+  PassSilently(seconds(100));
+  EXPECT_EQ(State(job), v1::Job::CANCELLING);
+  PassSilently(seconds(30));
+  EXPECT_EQ(State(job), v1::Job::CANCELLED);
+}
+
+TEST_F(LifeTest, ANodeThatFailsManyJobsIsLeftOutWhileOthersFit) {
+  const auto a = Join("a", "CPU", 1);
+  for (int i = 0; i < 3; ++i) {
+    const std::string job = SubmitWith(R"({"compute":{"max_restarts":0}})");
+    Tick();
+    Say("a", a, job, S::RUNNING, v1::Verdict::NONE, "", 1);
+    Fail("a", a, job, "xid_79");
+  }
+  const std::string alone = Submit("CPU", 1);
+  Tick();
+  EXPECT_NE(a->Wanted(Uid(alone)), nullptr) << "there is no other node";
+  Say("a", a, alone, S::DONE, v1::Verdict::NONE, "succeeded");
+  Join("b", "CPU", 8);
+  const std::string first = Submit("CPU", 8), second = Submit("CPU", 1);
+  Tick();
+  EXPECT_EQ(State(second), v1::Job::PENDING);
+  EXPECT_NE(Job(second).reason().find("left out until"), std::string::npos) << Job(second).reason();
+}
+
+}  // namespace
+}  // namespace sft::server

@@ -1,0 +1,120 @@
+// Promises of a start: they outlast the server, and are forgotten with what they were made for.
+#include "server/store/schedules.h"
+#include "tests/unit/server/fleet/fleet_fixture.h"
+
+namespace sft::server {
+namespace {
+
+using S = v1::AttemptStatus;
+using Promises = std::map<std::string, Reservation>;
+
+class PromisesTest : public FleetTest {
+ protected:
+  PromisesTest() {
+    worker_ = Join("a", "H100", 8);
+    running_ = Submit("long", 8, std::chrono::hours(2));
+    Tick();
+    EXPECT_EQ(State(running_), v1::Job::PREPARING);
+  }
+
+  std::string Submit(const std::string& project, int gpus, std::chrono::seconds limit) {
+    JobRecord job;
+    job.id = "job-" + std::to_string(++submitted_);
+    job.project = project;
+    job.owner = "local";
+    job.gpu_type = "H100";
+    job.gpus_per_node = gpus;
+    job.nodes = 1;
+    job.resolved_json = "{}";
+    job.schedule.time_limit_us = std::chrono::microseconds(limit).count();
+    EXPECT_TRUE(jobs_->Submit(job, {}).ok());
+    clock_.Advance(std::chrono::seconds(1));
+    return job.id;
+  }
+  Promises Stored() {
+    Promises promises;
+    const absl::Status read = store_->Read([&](Database& db) -> absl::Status {
+      SFT_ASSIGN_OR_RETURN(promises, store::AllPromises(db));
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(read.ok()) << read;
+    return promises;
+  }
+  void Restart() {
+    Halt();
+    Boot();
+    worker_ = Join("a", "H100", 8);
+  }
+
+  std::shared_ptr<FakeWorker> worker_;
+  std::string running_;
+};
+
+TEST_F(PromisesTest, APromiseOutlastsTheServer) {
+  // Its project has had the eight GPUs that it waits for: whoever comes now stands before it.
+  const std::string waiting = Submit("long", 8, std::chrono::hours(1));
+  Tick();
+  const Promises before = Stored();
+  ASSERT_TRUE(before.contains(waiting));
+  EXPECT_EQ(before.at(waiting).nodes, std::vector<std::string>{"a"});
+  Restart();
+  const std::string other = Submit("new", 8, std::chrono::hours(3));  // longer than the gap
+  Tick();
+  EXPECT_EQ(Stored().at(waiting), before.at(waiting));
+  EXPECT_GE(Stored().at(other).start_us, before.at(waiting).start_us + 3'600'000'000);
+  Report("a", worker_, Uid(running_), S::DONE, "succeeded");
+  EXPECT_EQ(State(waiting), v1::Job::PREPARING);
+  EXPECT_EQ(State(other), v1::Job::PENDING);
+}
+
+TEST_F(PromisesTest, AnEarlierStartTakesThePlaceOfALaterOne) {
+  const std::string waiting = Submit("long", 4, std::chrono::hours(1));
+  Tick();
+  const int64_t first = Stored().at(waiting).start_us;
+  Join("b", "H100", 8);
+  const std::string next = Submit("long", 8, std::chrono::hours(1));
+  Tick();
+  EXPECT_EQ(State(waiting), v1::Job::PREPARING);  // on b
+  EXPECT_FALSE(Stored().contains(waiting));
+  EXPECT_LT(Stored().at(next).start_us, first);
+}
+
+TEST_F(PromisesTest, WhatIsHeldOrCancelledIsPromisedNothing) {
+  const std::string held = Submit("long", 8, std::chrono::hours(1));
+  const std::string cancelled = Submit("long", 8, std::chrono::hours(1));
+  Tick();
+  EXPECT_EQ(Stored().size(), 2u);
+  ASSERT_TRUE(jobs_->Cancel(cancelled, "", false).ok());
+  ASSERT_TRUE(store_
+                  ->Write([&](Database& db) {
+                    return store::SetHold(db, held, /*held=*/true, "by its owner");
+                  })
+                  .ok());
+  Tick();
+  EXPECT_TRUE(Stored().empty());
+}
+
+// The end of what runs is not known: an hour from now, whenever one asks.
+TEST_F(PromisesTest, AStartThatMovesWithTheClockIsStoredOnceAMinute) {
+  ASSERT_TRUE(jobs_->Cancel(running_, "", false).ok());
+  Report("a", worker_, Uid(running_), S::DONE, "cancelled");
+  const std::string endless = Submit("long", 8, std::chrono::seconds(0));
+  Tick();
+  const std::string waiting = Submit("long", 8, std::chrono::hours(1));
+  Tick();
+  const int64_t first = Stored().at(waiting).start_us;
+  Tick();
+  EXPECT_FALSE(reconciler_->HasWork());
+  const auto after = [&](std::chrono::seconds passed) {
+    clock_.Advance(passed);
+    EXPECT_TRUE(Observe("a", worker_, {}).ok());
+    Tick();
+    return Stored().at(waiting).start_us;
+  };
+  EXPECT_EQ(after(std::chrono::seconds(10)), first);
+  EXPECT_GT(after(std::chrono::seconds(60)), first);
+  EXPECT_EQ(State(endless), v1::Job::PREPARING);
+}
+
+}  // namespace
+}  // namespace sft::server

@@ -1,0 +1,112 @@
+#include "tests/unit/server/jobs/intake_fixture.h"
+
+namespace sft::server {
+namespace {
+
+TEST_F(IntakeTest, UploadsAtOnceAndUnfinishedOnesCountInTheQuota) {
+  DiskWatch disk(dir_, {}, clock_);
+  IntakeLimits limits(*store_, clock_, disk);
+  const auto set_quota = [&](int64_t bytes) {
+    ASSERT_TRUE(
+        store_->Write([&](Database& db) {
+                return store::PutQuota(db, {kDefaultProject, bytes, 0});
+              })
+            .ok());
+  };
+  const auto begin = [&](const std::string& content, size_t bytes, UploadSession& session) {
+    v1::UploadBlobRequest message;
+    message.set_sha256(io::Sha256Hex(content));
+    message.set_size(static_cast<int64_t>(content.size()));
+    message.set_purpose(v1::UploadBlobRequest::DATASET);
+    message.set_data(content.substr(0, bytes));
+    return session.Take(message);
+  };
+  const auto session = [&] {
+    return std::make_unique<UploadSession>(*blobs_, *blobs_, *store_, clock_, Sender{"local"},
+                                           &limits);
+  };
+  const std::string one = "{\"text\":\"1\"}\n", two = "{\"text\":\"2\"}\n";
+  const auto size = static_cast<int64_t>(one.size());
+  set_quota(2 * size - 1);
+  auto first = session();
+  ASSERT_TRUE(begin(one, 1, *first).ok());
+  auto second = session();
+  EXPECT_TRUE(absl::IsResourceExhausted(begin(two, two.size(), *second))) << "one is under way";
+  // It has ended with the half of it: that half counts.
+  first.reset();
+  set_quota(size);
+  const absl::Status refused = begin(two, two.size(), *session());
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_NE(Message(refused).find("of uploads that have not ended"), std::string_view::npos)
+      << refused;
+  set_quota(size + 1);
+  second = session();
+  ASSERT_TRUE(begin(two, two.size(), *second).ok());
+  // The quota became smaller meanwhile; what was sent is kept.
+  set_quota(size - 1);
+  EXPECT_TRUE(absl::IsResourceExhausted(second->Finish().status()));
+  second.reset();
+  EXPECT_EQ(blobs_->Find(io::Sha256Hex(two), kDefaultProject)->received, size);
+  set_quota(size + 1);
+  const auto again = session();
+  v1::UploadBlobRequest rest;
+  rest.set_sha256(io::Sha256Hex(two));
+  rest.set_size(size);
+  rest.set_offset(size);
+  rest.set_purpose(v1::UploadBlobRequest::DATASET);
+  ASSERT_TRUE(again->Take(rest).ok());
+  EXPECT_TRUE(again->Finish().ok());
+}
+
+TEST_F(IntakeTest, AFileThatWasNotUploadedIsNamed) {
+  JoinWithModel(kConfig);
+  const auto outcome = intake_.Submit(Request(), "local");
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->missing_files, std::vector<std::string>{"job.data"});
+  EXPECT_TRUE(jobs_->List({})->jobs.empty());
+}
+
+TEST_F(IntakeTest, ABadDataSetIsRefusedAtTheEndOfItsUpload) {
+  const absl::Status status = Upload("[1]\n");
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_EQ(Message(status),
+            "line 1: a JSON array, not an object; a data set is JSON Lines, one object a line")
+      << "the sender names the file";
+  EXPECT_FALSE(blobs_->Find(io::Sha256Hex("[1]\n"))->complete);
+}
+
+TEST_F(IntakeTest, RowsOfNoKnownFormAreRefusedOrLeftOutAsTheJobSays) {
+  JoinWithModel(kConfig);
+  const std::string rows = "{\"text\":\"a\"}\n{\"foo\":1}\n";
+  ASSERT_TRUE(Upload(rows).ok());
+  const auto problems = [&](const std::string& more, const std::string& content) {
+    v1::SubmitJobRequest request = Request(std::string(kJobFile) + more);
+    request.mutable_files(0)->set_sha256(io::Sha256Hex(content));
+    request.mutable_files(0)->set_client_path("my/rows.jsonl");
+    v1::SubmitJobRequest dry = request;
+    dry.set_validate_only(true);
+    const auto found = Problems(request);
+    EXPECT_EQ(Problems(dry), found) << "a dry run says the same";
+    return found;
+  };
+  ASSERT_EQ(problems("", rows).size(), 1u);
+  EXPECT_EQ(problems("", rows)[0].find("job.data: my/rows.jsonl: line 2: none of the row forms"),
+            0u)
+      << problems("", rows)[0];
+  EXPECT_TRUE(jobs_->List({})->jobs.empty());
+  EXPECT_TRUE(problems("[data]\nmax_examples = 1\n", rows).empty())
+      << "it is not among those taken";
+  EXPECT_TRUE(problems("[data]\non_bad_rows = \"skip\"\n", rows).empty());
+  ASSERT_TRUE(Upload("{}\n").ok());
+  ASSERT_EQ(problems("[data]\non_bad_rows = \"skip\"\n", "{}\n").size(), 1u);
+  EXPECT_NE(problems("[data]\non_bad_rows = \"skip\"\n", "{}\n")[0].find("none of its 1 rows"),
+            std::string::npos);
+}
+
+TEST_F(IntakeTest, AnUploadOfACompleteBlobIsFine) {
+  ASSERT_TRUE(Upload(kRows).ok());
+  EXPECT_TRUE(Upload(kRows).ok());
+}
+
+}  // namespace
+}  // namespace sft::server

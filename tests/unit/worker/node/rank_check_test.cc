@@ -1,0 +1,36 @@
+#include "worker/node/rank_check.h"
+
+#include <gtest/gtest.h>
+
+namespace sft::worker {
+namespace {
+
+TEST(RankCheckTest, OneFailureIsAskedAgainAndForgottenWhenItWorks) {
+  std::vector<absl::StatusOr<std::string>> answers = {
+      FailedPrecondition("ranks cannot start: it was killed by signal 9"),
+      std::string("/torch/lib")};
+  int asked = 0;
+  RankCheck ranks([&] { return answers.at(asked++); });
+  EXPECT_NE(ranks.Problem(), "") << "nothing may be placed before it is known";
+  const Nanos next = ranks.Look();
+  EXPECT_LE(next, std::chrono::seconds(2));
+  EXPECT_GT(next, Nanos(0));
+  EXPECT_EQ(ranks.Problem(), "ranks cannot start: it was killed by signal 9");
+  EXPECT_FALSE(ranks.LibraryPath().ok());
+  EXPECT_GT(ranks.Look(), std::chrono::hours(1));
+  EXPECT_EQ(ranks.Problem(), "");
+  EXPECT_EQ(ranks.LibraryPath().value(), "/torch/lib");
+  ranks.Look();
+  EXPECT_EQ(asked, 2) << "what works is not asked again";
+}
+
+TEST(RankCheckTest, TheWaitsGrowToMinutes) {
+  RankCheck ranks([]() -> absl::StatusOr<std::string> { return NotFound("no torch"); });
+  Nanos last{0};
+  for (int i = 0; i < 20; ++i) last = ranks.Look();
+  EXPECT_GE(last, std::chrono::seconds(150));
+  EXPECT_LE(last, std::chrono::minutes(5));
+}
+
+}  // namespace
+}  // namespace sft::worker

@@ -1,0 +1,48 @@
+#include "worker/transfer/server_api.h"
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "common/base/clock.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/server_options.h"
+#include "sft/v1/data_service.grpc.pb.h"
+
+namespace sft::worker {
+namespace {
+
+// Takes the question for a blob and says nothing more.
+class SilentServer : public v1::DataService::Service {
+ public:
+  grpc::Status DownloadBlob(grpc::ServerContext* context, const v1::DownloadBlobRequest*,
+                            grpc::ServerWriter<v1::DownloadChunk>*) override {
+    asked = true;
+    while (!context->IsCancelled()) Clock::Real().Sleep(std::chrono::milliseconds(5));
+    return grpc::Status::CANCELLED;
+  }
+  std::atomic<bool> asked = false;
+};
+
+TEST(ServerApiTest, AStopEndsADownloadOfWhichNothingComes) {
+  SilentServer service;
+  grpc::ServerBuilder builder;
+  rpc::SetServerOptions(builder);
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  ASSERT_NE(server, nullptr);
+  const auto api = MakeServerApi(
+      [channel = rpc::MakeChannel("127.0.0.1:" + std::to_string(port))] { return channel; },
+      "life-1");
+  const absl::Status status = api->Download(
+      "hash", 0, [](std::string_view) { return absl::OkStatus(); },
+      [&] { return service.asked.load(); });
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  server->Shutdown();
+}
+
+}  // namespace
+}  // namespace sft::worker

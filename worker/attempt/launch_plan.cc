@@ -1,0 +1,152 @@
+#include "worker/attempt/launch_plan.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <ifaddrs.h>
+
+#include <algorithm>
+
+#include "common/rpc/endpoint.h"
+#include "worker/transfer/checkpoint_folder.h"
+
+namespace sft::worker {
+namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+Environment MakeEnvironment(const LaunchInput& input, const NodeSetup& setup,
+                            const Inventory& inventory, int threads) {
+  Environment env;
+  env["OMP_NUM_THREADS"] = std::to_string(threads);
+  env["MKL_NUM_THREADS"] = std::to_string(threads);
+  if (!input.torch_lib_dir.empty()) env["LD_LIBRARY_PATH"] = input.torch_lib_dir;
+  std::vector<std::string> uuids;
+  const std::vector<v1::Slot> slots = inventory.Slots();
+  for (const int slot : input.dispatch.slots()) {
+    if (inventory.IsGpu(slot)) uuids.push_back(slots[slot].uuid());
+  }
+  // Empty hides all of them from a rank that computes on the CPU.
+  env["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(uuids, ","));
+  const bool alone = input.dispatch.slots_size() == input.dispatch.world_size();
+  const spec::JobSpec::Compute& compute = input.staged.spec.compute;
+  if (compute.nccl_debug != "off") env["NCCL_DEBUG"] = compute.nccl_debug;
+  if (compute.cuda_launch_blocking) env["CUDA_LAUNCH_BLOCKING"] = "1";
+  const std::string interface = alone ? "lo" : InterfaceOf(setup.address);
+  if (!interface.empty()) {
+    env["GLOO_SOCKET_IFNAME"] = interface;
+    env["NCCL_SOCKET_IFNAME"] = interface;
+  }
+  if (!compute.network_interface.empty()) env["NCCL_SOCKET_IFNAME"] = compute.network_interface;
+  return env;
+}
+
+}  // namespace
+
+std::string InterfaceOf(const std::string& address) {
+  if (rpc::IsLoopback(address)) return "lo";
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return "";
+  std::string found;
+  for (const ifaddrs* entry = list; entry != nullptr && found.empty(); entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr) continue;
+    char text[INET6_ADDRSTRLEN] = {};
+    if (entry->ifa_addr->sa_family == AF_INET) {
+      inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(entry->ifa_addr)->sin_addr, text,
+                sizeof(text));
+    } else if (entry->ifa_addr->sa_family == AF_INET6) {
+      inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6*>(entry->ifa_addr)->sin6_addr, text,
+                sizeof(text));
+    }
+    if (address == text) found = entry->ifa_name;
+  }
+  freeifaddrs(list);
+  return found;
+}
+
+std::string OutputDir(const std::string& attempt_uid, const std::string& job_id, bool full_model,
+                      const NodeSetup& setup) {
+  return full_model ? fmt::format("{}/{}/model", setup.shared_dir, job_id)
+                    : setup.AttemptDir(attempt_uid) + "/output";
+}
+
+namespace {
+
+// What launchers tell a process of a group (worker/rank/group_variables.h).
+Environment GroupVariables(const channel::RankLaunch& launch, int local_rank) {
+  Environment env{{"RANK", std::to_string(launch.first_rank + local_rank)},
+                  {"LOCAL_RANK", std::to_string(local_rank)},
+                  {"WORLD_SIZE", std::to_string(launch.world_size)}};
+  const size_t colon = launch.rendezvous.rfind(':');
+  if (colon == std::string::npos) return env;
+  std::string host = launch.rendezvous.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  env["MASTER_ADDR"] = host;
+  env["MASTER_PORT"] = launch.rendezvous.substr(colon + 1);
+  return env;
+}
+
+}  // namespace
+
+LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
+                       const Inventory& inventory) {
+  const v1::Dispatch& dispatch = input.dispatch;
+  const std::string dir = setup.AttemptDir(input.attempt_uid);
+  const int first_slot = dispatch.slots_size() > 0 ? dispatch.slots(0) : 0;
+  LaunchFiles files;
+  channel::RankLaunch& rank = files.rank;
+  rank.attempt_uid = input.attempt_uid;
+  rank.epoch = input.epoch;
+  rank.job_json = dispatch.resolved_json();
+  rank.world_size = dispatch.world_size();
+  rank.first_rank = dispatch.first_rank();
+  rank.local_ranks = dispatch.slots_size();
+  rank.rendezvous = input.rendezvous;
+  rank.device = inventory.IsGpu(first_slot) ? "cuda" : "cpu";
+  rank.threads_per_rank = std::max(1, setup.cpus / inventory.SlotsLike(first_slot));
+  rank.model_dir = input.staged.model_dir;
+  rank.model_name = input.staged.spec.job.model;
+  rank.train_file = input.staged.train_file;
+  rank.val_file = input.staged.val_file;
+  rank.train_name = input.staged.train_name;
+  rank.val_name = input.staged.val_name;
+  rank.train_stamp = input.staged.train_stamp;
+  rank.val_stamp = input.staged.val_stamp;
+  rank.cache_dir = setup.data_dir + "/cache";
+  rank.attempt_dir = dir;
+  rank.output_dir =
+      OutputDir(input.attempt_uid, dispatch.job_id(), input.staged.spec.full_finetune(), setup);
+  rank.job_id = dispatch.job_id();
+  rank.checkpoint_dir = CheckpointDir(dispatch.job_id(), setup);
+  rank.resume_dir = input.staged.resume_dir;
+  rank.resume_step = dispatch.resume().step();
+  rank.resume_changed = dispatch.resume().changed_ok();
+  rank.resume_engine_alone = dispatch.resume().engine_alone();
+  rank.prepare_memory_bytes = setup.prepare_memory_bytes;
+
+  channel::ShimLaunch& shim = files.shim;
+  shim.attempt_uid = input.attempt_uid;
+  shim.epoch = input.epoch;
+  shim.attempt_dir = dir;
+  shim.socket_path = fmt::format("{}/run/{}.sock", setup.data_dir, input.attempt_uid);
+  shim.grace_seconds = setup.grace_seconds;
+  shim.log_limit_bytes = setup.log_limit_bytes;
+  const Environment env = MakeEnvironment(input, setup, inventory, rank.threads_per_rank);
+  const std::string launch = dir + "/launch.json";
+  Environment prepare_env = env;
+  prepare_env["CUDA_VISIBLE_DEVICES"] = "";
+  shim.prepare = {"prepare", -1, {setup.rank_binary, "prepare", "--launch", launch}, prepare_env};
+  for (int i = 0; i < rank.local_ranks; ++i) {
+    const int number = rank.first_rank + i;
+    Environment rank_env = GroupVariables(rank, i);
+    rank_env.insert(env.begin(), env.end());
+    shim.ranks.push_back(
+        {fmt::format("rank-{}", number),
+         number,
+         {setup.rank_binary, "train", "--launch", launch, "--rank", std::to_string(number)},
+         rank_env});
+  }
+  return files;
+}
+
+}  // namespace sft::worker

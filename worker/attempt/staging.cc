@@ -1,0 +1,201 @@
+#include "worker/attempt/staging.h"
+
+#include <absl/cleanup/cleanup.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <nlohmann/json.hpp>
+
+#include "common/base/json.h"
+#include "common/io/file.h"
+#include "common/io/file_stamp.h"
+#include "common/io/sha256.h"
+#include "common/spec/job_json.h"
+#include "worker/base/job_folders.h"
+#include "worker/base/rank_user.h"
+#include "worker/node/models.h"
+#include "worker/transfer/blob_file.h"
+#include "worker/transfer/checked_file.h"
+#include "worker/transfer/checkpoint_folder.h"
+
+namespace sft::worker {
+namespace {
+
+// How soon a stop ends the wait for another download.
+constexpr std::chrono::milliseconds kClaimInterval{100};
+// What has arrived broken so often in a row will not arrive whole.
+constexpr int kMaxBroken = 3;
+
+// What nobody but the node or the service can correct.
+absl::Status NotOfOwner(const absl::Status& status) {
+  const bool owners = absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
+                      absl::IsPermissionDenied(status) || absl::IsAlreadyExists(status) ||
+                      absl::IsFailedPrecondition(status) || absl::IsOutOfRange(status);
+  return owners ? Internal(Message(status)) : status;
+}
+
+// The server places a job that names a model by its id on nodes that say they have it: what is not
+// there any more is not the job's fault. A path is the job's own word.
+absl::StatusOr<std::string> StageModel(const std::string& model, const NodeSetup& setup) {
+  const RankRights rights(setup.rank_user);
+  absl::StatusOr<std::string> dir = ResolveModel(model, setup);
+  if (dir.ok() || model.starts_with("/")) return dir;
+  return NotOfOwner(dir.status());
+}
+
+// Whether a data set that is here is what its hash says.
+absl::StatusOr<bool> IsWhole(const std::string& path, const std::string& sha256,
+                             const StopCheck& stop) {
+  if (WasChecked(path)) return true;
+  const std::string stamp = io::FullStampOf(path);
+  const absl::StatusOr<io::FileHash> kept = io::HashFile(path, stop);
+  if (absl::IsAborted(kept.status())) return kept.status();
+  if (!kept.ok()) return Unavailable(Message(kept.status()));
+  if (kept->sha256 != sha256) return false;
+  NoteChecked(path, stamp);
+  return true;
+}
+
+}  // namespace
+
+bool IsPassing(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
+
+absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const StopCheck& stop) {
+  StagedJob staged;
+  const auto json = ParseJson(dispatch.resolved_json());
+  absl::StatusOr<spec::JobSpec> spec = spec::FromJson(json);
+  // The server has read the job file: a worker that cannot is too old for it.
+  if (!spec.ok()) return NotOfOwner(spec.status());
+  staged.spec = *std::move(spec);
+  const std::string& model = staged.spec.job.model;
+  if (model.starts_with("/")) {
+    const RankRights rights(setup_.rank_user);
+    SFT_RETURN_IF_ERROR(ResolveForJob(model, dispatch, setup_).status());
+  }
+  SFT_ASSIGN_OR_RETURN(staged.model_dir, StageModel(model, setup_));
+  SFT_RETURN_IF_ERROR(CheckJobFolders(staged.model_dir, model, dispatch, setup_));
+  for (const v1::JobFileRef& file : dispatch.files()) {
+    SFT_ASSIGN_OR_RETURN(StagedFile here, StageFile(file, dispatch, stop));
+    if (file.key() == "job.data") {
+      staged.train_file = std::move(here.path);
+      staged.train_name = file.name();
+      staged.train_stamp = std::move(here.stamp);
+    } else if (file.key() == "data.val") {
+      staged.val_file = std::move(here.path);
+      staged.val_name = file.name();
+      staged.val_stamp = std::move(here.stamp);
+    }
+  }
+  if (staged.train_file.empty()) return Internal("the dispatch has no file for job.data");
+  if (dispatch.has_resume()) {
+    absl::StatusOr<std::string> dir =
+        StageCheckpoint(dispatch.resume(), dispatch.job_id(), setup_, server_, stop);
+    const std::string what =
+        fmt::format("checkpoint of step {} of {}", dispatch.resume().step(), dispatch.job_id());
+    const absl::Status judged = Judge(what, dir.status());
+    if (!judged.ok()) return judged;
+    staged.resume_dir = *std::move(dir);
+  }
+  return staged;
+}
+
+absl::Status Stager::Judge(const std::string& what, const absl::Status& fetched) {
+  const MutexLock lock(mutex_);
+  if (!absl::IsUnknown(fetched)) {
+    if (fetched.ok() || !IsPassing(fetched)) broken_.erase(what);
+    return NotOfOwner(fetched);
+  }
+  if (++broken_[what] < kMaxBroken) return Unavailable(Message(fetched));
+  broken_.erase(what);
+  // The server looks at what it sends, and says so itself where its copy is damaged.
+  return Internal(fmt::format(
+      "{}, {} times in a row: this node's disk or memory is damaged, or its way to the server",
+      Message(fetched), kMaxBroken));
+}
+
+absl::StatusOr<Stager::StagedFile> Stager::StageFile(const v1::JobFileRef& file,
+                                                     const v1::Dispatch& dispatch,
+                                                     const StopCheck& stop) {
+  if (file.node_path().empty()) {
+    SFT_ASSIGN_OR_RETURN(std::string path, FetchBlob(file, stop));
+    return StagedFile{std::move(path), ""};
+  }
+  const RankRights rights(setup_.rank_user);
+  absl::StatusOr<std::string> path = ResolveForJob(file.node_path(), dispatch, setup_);
+  if (!path.ok()) {
+    return Annotate(path.status(), fmt::format("{} on node {}", file.key(), setup_.node));
+  }
+  const absl::StatusOr<io::UniqueFd> fd = io::OpenForRead(*path);
+  if (!fd.ok()) {
+    return Annotate(fd.status(), fmt::format("{} on node {}", file.key(), setup_.node));
+  }
+  struct stat info {};
+  if (fstat(fd->get(), &info) != 0) {
+    return ErrnoStatus(fmt::format("{} on node {}: cannot read {}", file.key(), setup_.node, *path),
+                       errno);
+  }
+  return StagedFile{*std::move(path), io::ContentStamp(info)};
+}
+
+absl::StatusOr<std::string> Stager::FetchBlob(const v1::JobFileRef& file, const StopCheck& stop) {
+  if (!io::IsSha256Hex(file.sha256())) {
+    return Internal(fmt::format("{}: the server sent \"{}\" as a hash", file.key(), file.sha256()));
+  }
+  SFT_RETURN_IF_ERROR(Claim(file.sha256(), stop));
+  const absl::Cleanup release = [&] { Release(file.sha256()); };
+  const std::string path = setup_.BlobPath(file.sha256());
+  if (io::Exists(path)) {
+    SFT_RETURN_IF_ERROR(NotOfOwner(LetRanksRead(path, setup_.rank_user)));
+    SFT_ASSIGN_OR_RETURN(const bool whole, IsWhole(path, file.sha256(), stop));
+    if (whole) {
+      MarkUsed(path);
+      return path;
+    }
+    spdlog::error("{} is damaged on this node's disk: it is fetched again", path);
+    SFT_RETURN_IF_ERROR(NotOfOwner(io::RemoveAll(path)));
+  }
+  SFT_RETURN_IF_ERROR(NotOfOwner(io::MakeDirs(setup_.data_dir + "/datasets")));
+  const std::string part = path + ".part";
+  const std::string what =
+      fmt::format("download of data set {}{}", file.sha256().substr(0, 12),
+                  file.name().empty() ? "" : fmt::format(" ({})", file.name()));
+  const absl::Status fetched =
+      Judge(what, worker::FetchBlob(server_, file.sha256(), file.size(), part, what, stop));
+  if (absl::IsDataLoss(fetched)) return FailedPrecondition(Message(fetched));
+  SFT_RETURN_IF_ERROR(fetched);
+  SFT_RETURN_IF_ERROR(NotOfOwner(io::RenameDurably(part, path)));
+  SFT_RETURN_IF_ERROR(NotOfOwner(LetRanksRead(path, setup_.rank_user)));
+  NoteChecked(path, io::FullStampOf(path));
+  return path;
+}
+
+absl::Status Stager::Claim(const std::string& sha256, const StopCheck& stop) {
+  const MutexLock lock(mutex_);
+  while (!claimed_.insert(sha256).second) {
+    if (stop()) return Aborted("the wait for another attempt's download was stopped");
+    released_.WaitFor(mutex_, kClaimInterval);
+  }
+  return absl::OkStatus();
+}
+
+void Stager::Release(const std::string& sha256) {
+  const MutexLock lock(mutex_);
+  claimed_.erase(sha256);
+  released_.NotifyAll();
+}
+
+absl::Status Stager::Clean(const std::function<DataInUse()>& in_use, WallTime now) {
+  // An attempt that comes now waits, and fetches what is gone; one that came just before has marked
+  // what it uses.
+  const MutexLock lock(mutex_);
+  DataInUse used = in_use();
+  used.blobs.insert(claimed_.begin(), claimed_.end());
+  return CleanData(used, setup_, now, [this] { return io::SpaceOf(setup_.data_dir); });
+}
+
+}  // namespace sft::worker

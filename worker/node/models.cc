@@ -1,0 +1,326 @@
+#include "worker/node/models.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+#include <system_error>
+
+#include "common/base/json.h"
+#include "common/base/utf8.h"
+#include "common/io/file.h"
+#include "common/io/model_folder.h"
+#include "common/io/paths.h"
+#include "common/io/sha256.h"
+#include "worker/node/safetensors_check.h"
+
+namespace sft::worker {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMaxConfigBytes = 256 << 10;
+constexpr int64_t kMaxIndexBytes = 64 << 20;
+
+// Of one model, and in the folders that are looked through for models.
+constexpr size_t kMaxShards = 10'000;
+constexpr int64_t kMaxEntries = 10'000;
+
+constexpr char kConfig[] = "config.json";
+constexpr char kSingle[] = "model.safetensors";
+constexpr char kIndex[] = "model.safetensors.index.json";
+// Of a hub cache's folder of one model, "models--org--name".
+constexpr std::string_view kHubPrefix = "models--";
+
+// The weight files of a folder, from the index if there is one.
+absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& dir,
+                                                     std::string& index_text) {
+  if (io::Exists(dir + "/" + kIndex)) {
+    SFT_ASSIGN_OR_RETURN(index_text, io::ReadFile(dir + "/" + kIndex, kMaxIndexBytes));
+    const auto index = ParseJson(index_text);
+    const auto map = index.is_object() ? index.find("weight_map") : index.end();
+    if (map == index.end() || !map->is_object() || map->empty()) {
+      return DataLoss(fmt::format("{} has no weight_map", kIndex));
+    }
+    std::set<std::string> names;
+    for (const auto& [tensor, file] : map->items()) {
+      if (!file.is_string() || !io::IsSafeRelative(file.get<std::string>())) {
+        return DataLoss(fmt::format("{} names a file that it may not", kIndex));
+      }
+      names.insert(file.get<std::string>());
+      if (names.size() > kMaxShards) {
+        return DataLoss(fmt::format("{} names more than {} files", kIndex, kMaxShards));
+      }
+    }
+    return std::vector<std::string>(names.begin(), names.end());
+  }
+  if (io::Exists(dir + "/" + kSingle)) return std::vector<std::string>{kSingle};
+  return NotFound("there are no safetensors weights (other formats are never read)");
+}
+
+// What a rank reads, or would if it were there, is a regular file below the roots.
+absl::Status CheckFile(const std::string& path, const std::vector<std::string>& roots) {
+  std::error_code error;
+  if (fs::symlink_status(path, error).type() == fs::file_type::not_found) return absl::OkStatus();
+  const absl::StatusOr<std::string> real = io::ResolveBelow(path, roots);
+  if (absl::IsPermissionDenied(real.status())) {
+    return PermissionDenied(
+        fmt::format("{}; where it leads to what may be read, give that folder to the worker as "
+                    "another --models "
+                    "or --data-root",
+                    Message(real.status())));
+  }
+  SFT_RETURN_IF_ERROR(real.status());
+  return io::CheckRegularFile(*real);
+}
+
+absl::Status CheckWeights(const std::string& dir, const std::vector<std::string>& roots,
+                          v1::Model& model, std::string& index_text) {
+  SFT_ASSIGN_OR_RETURN(const std::vector<std::string> files, WeightFiles(dir, index_text));
+  int64_t bytes = 0;
+  for (const std::string& file : files) {
+    const std::string path = dir + "/" + file;
+    SFT_RETURN_IF_ERROR(CheckFile(path, roots));
+    if (!io::Exists(path)) return NotFound(file + " is missing");
+    const absl::Status checked = CheckSafetensors(path);
+    if (!checked.ok()) return DataLoss(fmt::format("{} {}", file, Message(checked)));
+    SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
+    bytes += size;
+  }
+  model.set_bytes(bytes);
+  return absl::OkStatus();
+}
+
+std::string LastPart(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+// The snapshot of a hub cache's model folder that "main" stands for, or the only one.
+std::string Snapshot(const std::string& model_dir) {
+  const absl::StatusOr<std::string> ref = io::ReadFile(model_dir + "/refs/main", 256);
+  if (ref.ok()) {
+    const std::string name = ref->substr(0, ref->find_last_not_of(" \r\n") + 1);
+    if (io::IsSafeRelative(name) && io::IsDirectory(model_dir + "/snapshots/" + name)) {
+      return model_dir + "/snapshots/" + name;
+    }
+  }
+  const auto names = io::ListDir(model_dir + "/snapshots", 2);
+  return names.ok() && names->size() == 1 ? model_dir + "/snapshots/" + names->front() : "";
+}
+
+std::string HubName(std::string id) {
+  for (size_t at = 0; (at = id.find('/', at)) != std::string::npos;) id.replace(at, 1, "--");
+  return std::string(kHubPrefix) + id;
+}
+
+// "org/name" of a hub cache's folder "models--org--name".
+std::string HubId(const std::string& name) {
+  std::string id = name.substr(kHubPrefix.size());
+  if (const size_t at = id.find("--"); at != std::string::npos) id.replace(at, 2, "/");
+  return id;
+}
+
+// The hub cache's model folder of which `dir` is a snapshot; empty: it is none.
+std::string HubModelOf(const std::string& dir) {
+  const fs::path snapshots = fs::path(dir).parent_path();
+  const fs::path model = snapshots.parent_path();
+  const bool is_one =
+      snapshots.filename() == "snapshots" && model.filename().string().starts_with(kHubPrefix);
+  return is_one ? model.string() : "";
+}
+
+// What a model's folder that the operator named is called.
+std::string ModelIdOf(const std::string& dir) {
+  const std::string model = HubModelOf(dir);
+  return model.empty() ? LastPart(dir) : HubId(LastPart(model));
+}
+
+// Where a model's folder and each of its files may really be: links are resolved once, and what
+// leads out of these folders is refused, by its id as by its path.
+std::vector<std::string> ModelRoots(const NodeSetup& setup) {
+  std::vector<std::string> roots = setup.roots;
+  roots.insert(roots.end(), setup.model_dirs.begin(), setup.model_dirs.end());
+  roots.insert(roots.end(), setup.hub_dirs.begin(), setup.hub_dirs.end());
+  // A snapshot of a hub cache has its files beside it.
+  for (const std::string& dir : setup.model_dirs) {
+    std::error_code error;
+    const std::string model = HubModelOf(fs::canonical(dir, error).string());
+    if (!error && !model.empty()) roots.push_back(model + "/blobs");
+  }
+  return roots;
+}
+
+absl::Status CheckFiles(const std::string& dir, const std::vector<std::string>& roots) {
+  SFT_RETURN_IF_ERROR(io::ResolveBelow(dir, roots).status());
+  for (const std::string_view name : {kConfig, kSingle, kIndex}) {
+    SFT_RETURN_IF_ERROR(CheckFile(fmt::format("{}/{}", dir, name), roots));
+  }
+  for (const std::string_view name : io::kModelCompanions) {
+    SFT_RETURN_IF_ERROR(CheckFile(fmt::format("{}/{}", dir, name), roots));
+  }
+  return absl::OkStatus();
+}
+
+bool HoldsModel(const std::string& dir) { return io::Exists(dir + "/config.json"); }
+
+class Lister {
+ public:
+  explicit Lister(const NodeSetup& setup) : setup_(setup) {}
+
+  // The models below a model folder, two levels deep.
+  void AddFolder(const std::string& dir) {
+    if (HoldsModel(dir)) return Add(dir, ModelIdOf(dir));
+    if (LastPart(dir).starts_with(kHubPrefix)) return AddHubModel(dir);
+    left_ = kMaxEntries;
+    for (const std::string& name : Names(dir)) {
+      const std::string child = dir + "/" + name;
+      if (HoldsModel(child)) {
+        Add(child, name);
+        continue;
+      }
+      if (name.starts_with(kHubPrefix)) continue;
+      for (const std::string& inner : Names(child)) {
+        if (HoldsModel(child + "/" + inner)) Add(child + "/" + inner, name + "/" + inner);
+      }
+    }
+    TellIfTooMany(dir);
+  }
+  void AddHub(const std::string& dir) {
+    left_ = kMaxEntries;
+    for (const std::string& name : Names(dir)) {
+      if (name.starts_with(kHubPrefix)) AddHubModel(dir + "/" + name);
+    }
+    TellIfTooMany(dir);
+  }
+  std::vector<v1::Model> Take() { return std::move(models_); }
+
+ private:
+  void Add(const std::string& dir, const std::string& id) {
+    if (models_.size() < kMaxModels && seen_.insert(id).second)
+      models_.push_back(InspectModel(dir, id, setup_));
+  }
+  void AddHubModel(const std::string& dir) {
+    const std::string snapshot = Snapshot(dir);
+    if (!snapshot.empty() && HoldsModel(snapshot)) Add(snapshot, HubId(LastPart(dir)));
+  }
+  std::vector<std::string> Names(const std::string& dir) {
+    if (left_ < 0 || !io::IsDirectory(dir)) return {};
+    const auto most = static_cast<size_t>(left_);
+    auto names = io::ListDir(dir, most + 1).value_or(std::vector<std::string>{});
+    left_ -= static_cast<int64_t>(names.size());
+    if (names.size() > most) names.pop_back();
+    return names;
+  }
+  void TellIfTooMany(const std::string& dir) {
+    if (left_ >= 0 || models_.size() >= kMaxModels || !seen_.insert(LastPart(dir)).second) return;
+    v1::Model& model = models_.emplace_back();
+    model.set_id(ToUtf8(LastPart(dir)));
+    model.set_path(ToUtf8(dir));
+    model.set_problem(
+        fmt::format("there are more than {} entries in it and its folders, and no more were looked "
+                    "at: give the "
+                    "folders of models, or what holds them alone, as --models",
+                    kMaxEntries));
+  }
+
+  const NodeSetup& setup_;
+  std::vector<v1::Model> models_;
+  std::set<std::string> seen_;
+  int64_t left_ = 0;  // entries that may still be looked at; negative: there were more
+};
+
+// Folders in which an id is looked up as a hub cache: the model folders may be one too.
+std::vector<std::string> HubDirs(const NodeSetup& setup) {
+  std::vector<std::string> dirs = setup.model_dirs;
+  dirs.insert(dirs.end(), setup.hub_dirs.begin(), setup.hub_dirs.end());
+  return dirs;
+}
+
+absl::StatusOr<std::string> FindById(const std::string& id, const NodeSetup& setup) {
+  if (!io::IsSafeRelative(id)) {
+    return InvalidArgument(
+        fmt::format("model \"{}\" is neither an absolute path nor a model's id", id));
+  }
+  for (const std::string& dir : setup.model_dirs) {
+    if (HoldsModel(dir + "/" + id)) return dir + "/" + id;
+    if (HoldsModel(dir) && (ModelIdOf(dir) == id || LastPart(dir) == id)) return dir;
+    if (LastPart(dir) != HubName(id)) continue;
+    const std::string snapshot = Snapshot(dir);
+    if (!snapshot.empty()) return snapshot;
+  }
+  const std::vector<std::string> hubs = HubDirs(setup);
+  for (const std::string& dir : hubs) {
+    const std::string snapshot = Snapshot(dir + "/" + HubName(id));
+    if (!snapshot.empty()) return snapshot;
+  }
+  return NotFound(
+      fmt::format("node {} has no model \"{}\" in {}; `sftctl models` lists what the nodes "
+                  "have, or give the model's folder as an absolute path",
+                  setup.node, id, fmt::join(hubs, ", ")));
+}
+
+}  // namespace
+
+v1::Model InspectModel(const std::string& dir, const std::string& id, const NodeSetup& setup) {
+  v1::Model model;
+  // A message with other bytes would not arrive, and the node with it.
+  model.set_id(ToUtf8(id));
+  model.set_path(ToUtf8(dir));
+  if (!IsUtf8(dir)) {
+    model.set_problem("its folder's name is not UTF-8");
+    return model;
+  }
+  const std::vector<std::string> roots = ModelRoots(setup);
+  if (const absl::Status files = CheckFiles(dir, roots); !files.ok()) {
+    model.set_problem(ToUtf8(Message(files)));
+    return model;
+  }
+  const absl::StatusOr<std::string> config = io::ReadFile(dir + "/config.json", kMaxConfigBytes);
+  if (!config.ok()) {
+    model.set_problem(absl::IsNotFound(config.status()) ? "config.json is missing"
+                                                        : std::string(Message(config.status())));
+    return model;
+  }
+  if (!ParseJson(*config).is_object()) {
+    model.set_problem("config.json is not a JSON object");
+    return model;
+  }
+  model.set_config_json(*config);
+  std::string index_text;
+  const absl::Status weights = CheckWeights(dir, roots, model, index_text);
+  if (!weights.ok()) {
+    model.set_problem(ToUtf8(Message(weights)));
+  } else if (!io::Exists(dir + "/tokenizer.json")) {
+    model.set_problem("tokenizer.json is missing");
+  }
+  model.set_hash(io::Sha256Hex(*config + index_text));
+  return model;
+}
+
+std::vector<v1::Model> ListModels(const NodeSetup& setup) {
+  const RankRights rights(setup.rank_user);  // what ranks cannot read is of no use
+  Lister lister(setup);
+  for (const std::string& dir : setup.model_dirs) lister.AddFolder(dir);
+  for (const std::string& dir : HubDirs(setup)) lister.AddHub(dir);
+  return lister.Take();
+}
+
+absl::StatusOr<std::string> ResolveModel(const std::string& name, const NodeSetup& setup) {
+  std::string dir;
+  if (name.starts_with("/")) {
+    SFT_ASSIGN_OR_RETURN(dir, io::ResolveBelow(name, setup.roots));
+    if (!io::IsDirectory(dir))
+      return InvalidArgument(fmt::format("model {} is not a folder", name));
+  } else {
+    SFT_ASSIGN_OR_RETURN(dir, FindById(name, setup));
+  }
+  const v1::Model model = InspectModel(dir, name, setup);
+  if (!model.problem().empty()) {
+    return InvalidArgument(fmt::format("model {} on node {} cannot be used: {} (in {})", name,
+                                       setup.node, model.problem(), dir));
+  }
+  return dir;
+}
+
+}  // namespace sft::worker

@@ -1,0 +1,45 @@
+#include "worker/node/rank_check.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+namespace sft::worker {
+namespace {
+
+// Until somebody restarts the worker: what starts once goes on starting.
+constexpr std::chrono::hours kNoMore{24 * 365};
+
+}  // namespace
+
+Nanos RankCheck::Look() {
+  {
+    const MutexLock lock(mutex_);
+    if (found_ && found_->ok()) return kNoMore;
+  }
+  absl::StatusOr<std::string> found = locate_();
+  const MutexLock lock(mutex_);
+  const std::string before = found_ ? std::string(Message(found_->status())) : "";
+  if (!found.ok() && before != Message(found.status())) {
+    spdlog::error(
+        "{}; nothing is placed on this node until it works, which is tried again and again",
+        Message(found.status()));
+  }
+  if (found.ok() && !before.empty()) spdlog::info("ranks start on this node now");
+  found_ = std::move(found);
+  looked_.NotifyAll();
+  return found_->ok() ? Nanos(kNoMore) : backoff_.Next();
+}
+
+absl::StatusOr<std::string> RankCheck::LibraryPath() const {
+  const MutexLock lock(mutex_);
+  while (!found_) looked_.Wait(mutex_);
+  return *found_;
+}
+
+std::string RankCheck::Problem() const {
+  const MutexLock lock(mutex_);
+  if (!found_) return "its worker is still looking whether ranks start";
+  return std::string(Message(found_->status()));
+}
+
+}  // namespace sft::worker

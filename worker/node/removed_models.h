@@ -1,0 +1,17 @@
+#pragma once
+
+#include <set>
+#include <string>
+
+#include "common/base/status.h"
+#include "sft/v1/worker_service.pb.h"
+#include "worker/base/setup.h"
+
+namespace sft::worker {
+
+// Deletes the full models that the server names: only folders <shared>/<job>/model, and of no job
+// in `live_jobs`. Missing ones are fine.
+absl::Status RemoveModels(const v1::Desired& desired, const std::set<std::string>& live_jobs,
+                          const NodeSetup& setup);
+
+}  // namespace sft::worker
