@@ -6,18 +6,19 @@
 #include <string>
 #include <string_view>
 
-// The only place that reads a clock or sleeps. Code that needs time takes a Clock&, so that tests
-// advance it by hand (FakeClock).
+// Clocks: the only place that reads the time or sleeps. Code that needs the time takes a Clock&, so
+// that tests can advance it by hand (FakeClock).
 
 namespace sft {
 
 using Nanos = std::chrono::nanoseconds;
-// Wall time since the Unix epoch; may jump. Stored and shown, never subtracted to decide.
+// Wall time since the Unix epoch. It may jump: it is stored and shown, but never subtracted to make
+// a decision.
 using WallTime = std::chrono::sys_time<Nanos>;
-// Monotonic time of this machine; for intervals and deadlines.
+// Monotonic time of this machine, for intervals and deadlines.
 using MonoTime = std::chrono::time_point<std::chrono::steady_clock, Nanos>;
 
-// Wall and monotonic time, and sleep.
+// Source of wall time, monotonic time and sleep.
 class Clock {
  public:
   virtual ~Clock() = default;
@@ -30,7 +31,7 @@ class Clock {
   static Clock& Real();
 };
 
-// Thread-compatible: one test thread advances it.
+// A clock that a test advances by hand. Thread-compatible: one test thread advances it.
 class FakeClock : public Clock {
  public:
   WallTime Wall() const override { return WallTime(wall_); }
@@ -40,7 +41,7 @@ class FakeClock : public Clock {
     wall_ += duration;
     mono_ += duration;
   }
-  // Moves the wall clock alone, as an administrator or NTP would.
+  // Moves only the wall clock, as an administrator or NTP would.
   void JumpWall(Nanos duration) { wall_ += duration; }
 
  private:
@@ -52,7 +53,8 @@ int64_t UnixMicros(WallTime time);
 WallTime FromUnixMicros(int64_t micros);
 // "2026-01-31T12:34:56.789Z"
 std::string FormatUtc(WallTime time);
-// Of "2026-01-31T12:34:56Z", with or without parts of a second; nothing for any other text.
+// Parses "2026-01-31T12:34:56Z", with or without a fraction of a second; nullopt for any other
+// text.
 std::optional<WallTime> ParseUtc(std::string_view text);
 
 }  // namespace sft

@@ -7,11 +7,12 @@
 
 namespace sft {
 
-// A whole number, at most nine digits, with s, m, h or d ("90s", "15m"); without a unit: seconds.
-// Nothing for any other text.
+// Parses a whole number of at most nine digits followed by s, m, h or d ("90s", "15m"); without a
+// unit it counts seconds. Nullopt for any other text.
 std::optional<std::chrono::seconds> ParseDuration(std::string_view text);
 
-// Whole seconds in the largest unit, up to hours, that needs no fraction: "90s", "15m", "2h".
+// Formats whole seconds in the largest unit, up to hours, that needs no fraction: "90s", "15m",
+// "2h".
 std::string DurationText(std::chrono::microseconds duration);
 
 }  // namespace sft

@@ -11,7 +11,7 @@ namespace sft {
 // environment: behaviour comes from files and flags, and the documented variables of docs/cli.md.
 std::optional<std::string> GetEnv(const std::string& name);
 
-// The names, in order, of all variables that are set and begin so.
+// The names, sorted, of all environment variables that are set and begin with `prefix`.
 std::vector<std::string> EnvNamesWith(std::string_view prefix);
 
 }  // namespace sft

@@ -42,7 +42,8 @@ class SFT_TSA(scoped_lockable) MutexLock {
   Mutex& mutex_;
 };
 
-// Waits are loops over a condition: `while (!ready_) cv_.Wait(mutex_);`
+// A condition variable. Every wait is a loop over its condition: `while (!ready_)
+// cv_.Wait(mutex_);`
 class CondVar {
  public:
   void NotifyOne() { cv_.notify_one(); }

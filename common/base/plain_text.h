@@ -4,22 +4,22 @@
 #include <string>
 #include <string_view>
 
-// Text that others wrote on its way to a person's terminal, a log or a list: it must not move the
-// cursor, change colours, hide what stands beside it or fill the screen.
+// Escaping of text from other parties before it reaches a terminal, a log or a list: it must not
+// move the cursor, change colours, hide what stands beside it or fill the screen.
 
 namespace sft {
 
-// C0 and C1 controls, and the marks that turn the direction of what follows.
+// True for C0 and C1 controls, and for the marks that change the direction of text.
 bool IsControl(char32_t character);
-// UTF-8 without such characters.
+// True for valid UTF-8 without such characters.
 bool IsPlain(std::string_view text);
 
-// Control characters, and bytes that are not UTF-8, as "\x1b"; line breaks and tabs stay as they
-// are where `keep_breaks`, and become spaces otherwise.
+// Writes control characters, and bytes that are not UTF-8, as "\x1b". Line breaks and tabs stay as
+// they are with `keep_breaks`, and become spaces otherwise.
 std::string Escaped(std::string_view text, bool keep_breaks);
-// The same on one line, and cut to about `most` bytes, which it then says.
+// The same on one line, cut to about `most` bytes; the text then says that it was cut.
 std::string Plain(std::string_view text, size_t most);
-// The text, or its beginning and how long it was; never cut within a character.
+// The text, or its beginning followed by its length; never cut within a character.
 std::string Shortened(std::string_view text, size_t most);
 
 }  // namespace sft

@@ -16,8 +16,8 @@ inline int64_t LargestDivisor(int64_t n, int64_t at_most) {
   return divisor;
 }
 
-// What a micro-batch's tokens are padded to: up to an eighth more, or up to 63 tokens, a multiple
-// of 64.
+// The padded length of a micro-batch: a multiple of 64 tokens, at most an eighth longer or 63
+// tokens longer.
 inline int64_t RoundTokens(int64_t tokens) {
   const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(tokens)));
   return RoundUp(tokens, std::max<int64_t>(64, power / 8));

@@ -8,8 +8,8 @@
 
 namespace sft {
 
-// The processor time that one thread has used, as another thread may ask it: a machine that is busy
-// or was stopped does not count. The thread must live.
+// The CPU time that one thread has used, readable from another thread; time while the machine is
+// busy or suspended does not count. The thread must be alive.
 class ThreadTime {
  public:
   static ThreadTime OfThisThread() {

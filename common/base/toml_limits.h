@@ -4,8 +4,9 @@
 #include <string>
 #include <string_view>
 
-// What a TOML text may hold before toml++ sees it. That parser makes and destroys nested tables by
-// recursion, looks through lists of all tables for each key, and limits nothing but brackets.
+// Limits on a TOML text, checked before toml++ parses it. That parser builds and destroys nested
+// tables by recursion, searches lists of all tables for each key, and limits only the nesting of
+// brackets.
 
 namespace sft {
 
@@ -14,13 +15,14 @@ inline constexpr int kMaxTomlBrackets = 8;     // open at once
 inline constexpr int kMaxTomlNameBytes = 256;  // of one key or header, all parts together
 inline constexpr int kMaxTomlNames = 8192;     // parts of all keys and headers together
 
-// What is too much, and where.
+// Which limit a text exceeds, and where.
 struct TomlExcess {
   int line = 0;
   std::string message;  // "has a key of ..."
 };
 
-// In one pass that recurses nowhere. A text that is no TOML may pass: the parser will say so.
+// Checks the limits in one pass without recursion. Text that is not TOML may pass: the parser
+// reports it.
 std::optional<TomlExcess> FindTomlExcess(std::string_view text);
 
 }  // namespace sft

@@ -1,10 +1,10 @@
 #pragma once
 
-// toml++, the header-only way, without exceptions; include this and not its own header.
+// Includes toml++ header-only and without exceptions; include this file instead of its own header.
 //
-// Version 3.3 asks of each character beside a key or value whether it is white space, and calls the
-// answer for most letters outside ASCII unreachable, which is undefined behaviour on what a job
-// file may hold. They are not white space: so says this.
+// Version 3.3 asks of each character beside a key or value whether it is white space, and marks the
+// answer for most letters outside ASCII as unreachable, which is undefined behaviour on text that a
+// job file may hold. Those letters are not white space; the definition below says so.
 
 #define TOML_EXCEPTIONS 0
 #define TOML_HEADER_ONLY 1

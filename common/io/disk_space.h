@@ -6,40 +6,41 @@
 
 #include "common/base/status.h"
 
-// How full a file system is, and the marks at which somebody should know.
+// Free space of file systems, and the thresholds at which the service warns or stops taking data.
 
 namespace sft::io {
 
-// Of a file system, in bytes.
+// Size and free space of a file system, in bytes.
 struct DiskSpace {
   int64_t total = 0;
-  int64_t free = 0;  // for an ordinary user
+  int64_t free = 0;  // available to an ordinary user
 };
 absl::StatusOr<DiskSpace> SpaceOf(const std::string& path);
 
-// Bytes of a file, or of all files below a folder; 0 for what is not there. What goes away
-// meanwhile does not count.
+// Bytes of a file, or of all files below a folder; 0 if it does not exist. Files that vanish
+// meanwhile are not counted.
 int64_t TreeBytes(const std::string& path);
 
-// So much shall stay free: a share of the disk, a number of bytes, or the smaller of both. Zero: no
-// mark.
+// The free space to keep: a share of the disk, a number of bytes, or the smaller of both. Zero
+// means no threshold.
 struct DiskMark {
   double share = 0;
   int64_t bytes = 0;
 
   int64_t Of(const DiskSpace& space) const;
 };
-// "5%", "10GB" (10^9; also MB, TB), "5%,10GB" for the smaller of both, "off".
+// Parses "5%", "10GB" (10^9; also MB, TB), "5%,10GB" for the smaller of both, or "off".
 absl::StatusOr<DiskMark> ParseDiskMark(std::string_view text);
 
-// Of a large disk a share is more than anybody needs free, so both have a limit in bytes.
+// On a large disk a share is more than anybody needs free, so both defaults also have a limit in
+// bytes.
 inline constexpr char kDefaultLowMark[] = "10%,40GB";
 inline constexpr char kDefaultFullMark[] = "5%,10GB";
 
-// Both marks of a disk.
+// The two thresholds of a disk.
 struct DiskMarks {
-  DiskMark low;   // told
-  DiskMark full;  // nothing new is taken
+  DiskMark low;   // below it, a warning is shown
+  DiskMark full;  // below it, no new data is accepted
 };
 absl::StatusOr<DiskMarks> ParseDiskMarks(std::string_view low, std::string_view full);
 

@@ -7,10 +7,10 @@
 
 namespace sft::io {
 
-// Tests put a full disk in the way of a write: `fault` is asked before each write, creation, rename
-// and folder of this process and gives the error that it shall end with, or OK. Null takes it away.
-// Half of the bytes of a write that is to fail are written first, as a disk does that fills up. Set
-// it while no other thread writes.
+// Injects write errors for tests (a full disk): `fault` is asked before each write, creation,
+// rename and mkdir of this process and returns the error to fail with, or OK. Null removes it. Half
+// of the bytes of a failing write are written first, as on a disk that fills up. Set it while no
+// other thread writes.
 void SetWriteFault(std::function<absl::Status(std::string_view path)> fault);
 
 }  // namespace sft::io

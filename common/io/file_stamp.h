@@ -6,15 +6,14 @@
 
 namespace sft::io {
 
-// What tells a file from how it was at another time, as text that is compared: its size and when
-// its content was changed last. Says nothing of the inode, whose number some file systems make up
-// at each look.
+// A text to compare that changes when a file's content does: its size and modification time. It
+// leaves out the inode, which some file systems renumber at each look.
 std::string ContentStamp(const struct stat& info);
 
-// The same with what nobody can set back: inode and time of the last change of any kind.
+// The same, plus what nobody can set back: the inode and the time of the last change of any kind.
 std::string FullStamp(const struct stat& info);
 
-// Of the file that the path leads to; empty: there is none.
+// ContentStamp of the file that the path leads to; empty if there is none.
 std::string ContentStampOf(const std::string& path);
 std::string FullStampOf(const std::string& path);
 

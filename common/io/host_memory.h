@@ -7,12 +7,12 @@
 
 namespace sft::io {
 
-// Bytes of the machine's memory that this process may still take: what /proc/meminfo calls
-// available, and no more than each control group it is in leaves (its limit less what is in use and
-// is no page cache; version 1 and 2). `root`: where /proc and /sys are, in tests.
+// Bytes of memory that this process may still take: MemAvailable of /proc/meminfo, limited by what
+// each of its control groups leaves (limit minus usage that is not page cache; versions 1 and 2).
+// `root` replaces / in the paths of /proc and /sys, for tests.
 absl::StatusOr<int64_t> AvailableMemory(const std::string& root = "");
 
-// Bytes of memory that the machine has, and no more than the limit of each control group.
+// Bytes of memory of the machine, limited by the lowest limit of the process's control groups.
 absl::StatusOr<int64_t> TotalMemory(const std::string& root = "");
 
 }  // namespace sft::io

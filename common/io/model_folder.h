@@ -5,8 +5,8 @@
 
 namespace sft::io {
 
-// What is read of a Hugging Face model folder beside config.json and the weights, and goes along
-// with a model that is made from it, where it is there. Nothing else is looked at.
+// Files of a Hugging Face model folder, beside config.json and the weights, that are read where
+// they exist and copied to a model made from it. No other file is looked at.
 inline constexpr std::array<std::string_view, 10> kModelCompanions = {"generation_config.json",
                                                                       "tokenizer.json",
                                                                       "tokenizer_config.json",

@@ -7,15 +7,16 @@
 
 namespace sft::io {
 
-// What /proc/PID/stat says of a process.
+// The state of a process, from /proc/PID/stat.
 struct ProcessStat {
-  char state = 0;  // 'Z': ended, not yet reaped; 'T': stopped; 'D': waits in the kernel
+  char state = 0;  // 'Z': ended, not yet reaped; 'T': stopped; 'D': blocked in the kernel
   pid_t parent = 0;
   uint64_t cpu_ticks = 0;    // CPU time of all its threads so far
-  uint64_t start_ticks = 0;  // with the pid it names a process until the machine restarts
+  uint64_t start_ticks = 0;  // identifies a process, together with the pid, until the machine
+                             // restarts
 };
 
-// Nothing when there is no such process.
+// Nullopt when there is no such process.
 std::optional<ProcessStat> ReadProcessStat(pid_t pid);
 
 }  // namespace sft::io

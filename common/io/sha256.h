@@ -11,8 +11,8 @@
 
 namespace sft::io {
 
-// SHA-256 (FIPS 180-4) of a stream of bytes. Not thread-safe. Uses the CPU's SHA instructions where
-// there are any: weights of many gigabytes are hashed. OpenSSL is not used because the engine links
+// Incremental SHA-256 (FIPS 180-4). Not thread-safe. Uses the CPU's SHA instructions if it has
+// them, because weights of many gigabytes are hashed. OpenSSL is not used because the engine links
 // this library too.
 class Sha256 {
  public:
@@ -38,16 +38,17 @@ std::string Sha256Hex(std::string_view bytes);
 
 inline constexpr size_t kSha256Digits = 64;
 
-// Whether `text` is 64 lower-case hexadecimal digits.
+// True for 64 lower-case hexadecimal digits.
 bool IsSha256Hex(std::string_view text);
 
-// A file as a blob is named.
+// Digest and size of a file: the name of a blob.
 struct FileHash {
   std::string sha256;
   int64_t size = 0;
 };
 
-// Reads the file once, in chunks. ABORTED as soon as `stop`, asked before each chunk, says so.
+// Reads the file once, in chunks. `stop` is asked before each chunk; ABORTED as soon as it returns
+// true.
 absl::StatusOr<FileHash> HashFile(const std::string& path, const std::function<bool()>& stop = {});
 
 }  // namespace sft::io

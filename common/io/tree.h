@@ -8,33 +8,33 @@
 
 #include "common/base/status.h"
 
-// Owners and modes of folders in which somebody else may be at work: links are not followed at any
-// depth, and files that have a name elsewhere, too, are left as they are.
+// Owners and modes of folders in which another user may be at work: links are not followed at any
+// depth, and files with another hard link are left as they are.
 
 namespace sft::io {
 
-// Whom a file is to belong to.
+// The user and group that a file is to belong to.
 struct Owner {
   uid_t uid = 0;
   gid_t gid = 0;
 };
 
-// Takes from group and others what they may do with the folder and all that is below it, and gives
-// it to `owner`, if any. Missing is OK, and what lies deeper than 64 folders stays as it is: the
-// folders above it are closed.
+// Removes the permissions of group and others from the folder and all below it, and changes their
+// owner to `owner`, if given. A missing folder is OK. What lies deeper than 64 folders stays as it
+// is: the folders above it are closed.
 absl::Status CloseTree(const std::string& path, const std::optional<Owner>& owner = std::nullopt);
-// For a data folder that was made when they were left open to others: closes the folder itself and
-// what it holds of these names, each as CloseTree does. What is closed already is not looked into,
-// and a folder that all users share by its sticky bit stays as it is. Answers with the paths, of
-// these, that stay open as they belong to somebody else or their file system has no modes.
+// Closes a data folder that an earlier version left open to others: the folder itself and those of
+// `names` in it, each as CloseTree does. Folders that are already closed are not entered, and a
+// folder that all users share by its sticky bit stays as it is. Returns those of these paths that
+// stay open because they belong to another user or their file system has no modes.
 absl::StatusOr<std::vector<std::string>> CloseDataDir(const std::string& path,
                                                       const std::vector<std::string>& names);
-// What to tell of such paths.
+// The message for the user about such paths.
 std::string OpenToOthers(const std::vector<std::string>& paths);
 
-// Makes the folder, should it be missing, and gives it exactly this owner and mode. What is there
-// and no folder is an error. A link to one counts where only this user can have made it, as the
-// folder that holds it is this user's and closed to the writes of others.
+// Makes the folder if it is missing and sets exactly this owner and mode. An error if something
+// else is there. A link to a folder is accepted where only this user can have made it: the folder
+// that holds it belongs to this user and others cannot write to it.
 absl::Status MakeDirAs(const std::string& path, const Owner& owner, mode_t mode);
 
 }  // namespace sft::io

@@ -6,9 +6,9 @@
 
 namespace sft::obs {
 
-// How a process logs.
+// Options of a process's log.
 struct LogOptions {
-  std::string process;          // "sft-server": in every line
+  std::string process;         // "sft-server": in every line
   std::string level = "info";  // debug, info, warn, error
 };
 
@@ -17,7 +17,7 @@ struct LogOptions {
 // `spdlog::info(...)` and the rest may be called from any thread.
 absl::Status InitLogging(const LogOptions& options);
 
-// Names the calling thread for debuggers and `top -H`; at most 15 bytes are kept.
+// Names the calling thread for debuggers and `top -H`; only the first 15 bytes are kept.
 void NameThread(const std::string& name);
 
 }  // namespace sft::obs

@@ -4,9 +4,9 @@
 
 namespace sft::obs {
 
-// Says something to the service manager that started this process, in the words of sd_notify(3):
-// "READY=1", and then "WATCHDOG=1" from time to time by the thread whose work shows that the
-// process is of use. Nothing happens where no such manager is (NOTIFY_SOCKET is not set).
+// Notifies the service manager that started this process, by the protocol of sd_notify(3):
+// "READY=1" once, then "WATCHDOG=1" from time to time, sent by the thread whose progress shows that
+// the process works. Does nothing where there is no such manager (NOTIFY_SOCKET is not set).
 // Thread-safe.
 void TellServiceManager(std::string_view state);
 

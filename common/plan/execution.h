@@ -21,11 +21,11 @@ inline constexpr int kRecomputeLevels = 4;
 // "nothing", "norms", "mlp", "all".
 std::string_view NameOf(Recompute level);
 
-// Lifetime of a block's weights in the compute type, where they are written from other bytes
+// Lifetime of a block's weights in the compute type, where they are expanded from other bytes
 // (ExpandsBlocks).
 enum class WeightCopy {
-  kNone,     // while the block is computed: they pass through a slot
-  kCarried,  // from a backward to the end of the next forward
+  kNone,     // only while the block is computed: they pass through a slot
+  kCarried,  // from its backward to the end of its next forward
   kKept,     // the whole run
 };
 
@@ -35,55 +35,55 @@ struct BlockPlan {
   WeightCopy copy = WeightCopy::kNone;
 };
 
-// Transfers of the optimizer on the host: elements of each, and how many are under way in each
+// Transfers of the optimizer on the host: elements per transfer, and how many are under way in each
 // direction.
 inline constexpr int64_t kHostPiece = int64_t{1} << 24;
 inline constexpr int kHostTransfers = 4;
 
-// Execution plan of a rank: how it runs its share of a job where that is not the job's own to say.
-// MakePlan (plan.h) decides it once; the predictions of memory and time, the trainer, the decoder
-// and the weight sources read it. The batch apart, every plan of a job gives the same bits but for
+// Execution plan of a rank: how it runs its share of a job where the job file does not decide.
+// MakePlan (plan.h) makes it once; the predictions of memory and time, the trainer, the decoder and
+// the weight sources read it. Apart from the batch, every plan of a job gives the same bits but for
 // the order in which tokens add up. A plain value.
 struct ExecutionPlan {
   int64_t rows = 1;           // of a micro-batch
   int64_t micro_batches = 1;  // of a step
 
   // The first `deep_layers` blocks recompute `deep`, the others `shallow`: a block's memory is free
-  // again when its backward is done, and the last block's is done first.
+  // again when its backward is done, and the last block's backward is done first.
   Recompute deep = Recompute::kNothing, shallow = Recompute::kNothing;
   int64_t deep_layers = 0;
-  // Blocks, from the last, whose WeightCopy is kKept.
+  // Number of blocks, counted from the last, whose WeightCopy is kKept.
   int64_t kept = 0;
-  // Blocks, from the first, whose WeightCopy is kCarried unless they are kept: in memory that
-  // activations leave and take again, so that the peak stays what it is.
+  // Number of blocks, counted from the first, whose WeightCopy is kCarried unless they are kept.
+  // Their copies lie in memory that activations leave and take again, so the peak does not grow.
   int64_t carried = 0;
   bool prefetch = true;  // the next block's weights are written into a second slot meanwhile
-  // Blocks are recorded by the shape of the micro-batch, which is padded
-  // (worker/engine/model/block_graphs.h). Where something of the job forbids it, they are not.
+  // Blocks are recorded by the padded shape of the micro-batch
+  // (worker/engine/model/block_graphs.h). They are not where something in the job forbids it.
   bool graphs = false;
 
-  // Memory that the logits of a chunk of rows may take (LogitsRows).
+  // Memory for the logits of a chunk of rows (LogitsRows).
   int64_t logits_bytes = int64_t{64} << 20;
 
-  // What lies in host memory: the embedding's table, of which the GPU reads rows through the bus;
+  // What lives in host memory: the embedding's table, whose rows the GPU reads over the bus;
   // masters and optimizer states; the weights of blocks, which are streamed.
   bool embedding_on_host = false;
   bool optimizer_on_host = false;
   bool blocks_on_host = false;
 
   Recompute LevelOf(int64_t layer) const { return layer < deep_layers ? deep : shallow; }
-  // Of block `layer` of `layers`.
+  // Plan of block `layer` of `layers`.
   BlockPlan BlockOf(int64_t layer, int64_t layers) const;
   // Rows whose fp32 logits take about logits_bytes, at least 64.
   int64_t LogitsRows(int64_t vocab) const;
 };
 
-// How a rank runs without a plan: "auto" batches take the largest divisor of a rank's rows up to 4;
-// what is recomputed is for the job to say (nothing, or everything), on a GPU at least the norms, a
-// third of the memory for one part in a hundred of the time.
+// The plan of a rank that made none: "auto" batches take the largest divisor of a rank's rows up to
+// 4. The job says what is recomputed (nothing, or everything); on a GPU at least the norms are,
+// which saves a third of the memory for one hundredth of the time.
 ExecutionPlan Unplanned(const spec::JobSpec& job, Device device);
 
-// Rows of a rank in a step.
+// Rows of a rank per step.
 int64_t RankRows(const spec::JobSpec& job);
 
 // The job with the plan's batch: per_device_batch and gradient_accumulation_steps.

@@ -8,36 +8,36 @@
 #include "common/plan/parameters.h"
 #include "common/spec/job_spec.h"
 
-// Bytes that follow from shapes alone: what stays on a rank for the whole run. Activations,
+// Memory that stays on a rank for the whole run, in bytes, computed from shapes alone. Activations,
 // gathered weights and communication buffers are not counted here.
 
 namespace sft::plan {
 
 enum class Device { kCpu, kGpu };
 
-// What a rank on this device computes in: the job's type, where it names none bf16 on a GPU and
-// fp32 on a CPU. Never kAuto.
+// The compute type of a rank on this device: the job's or, if it names none, bf16 on a GPU and fp32
+// on a CPU. Never kAuto.
 spec::ComputeType ComputeTypeOf(const spec::JobSpec& job, Device device);
 
-// Over how many ranks a job cuts each thing; 1: every rank holds it whole.
+// The number of ranks that share each thing; 1 means that every rank holds it whole.
 struct ShardParts {
   int64_t weights = 1;
   int64_t gradients = 1;
-  int64_t states = 1;  // of the optimizer, and master weights
+  int64_t states = 1;  // optimizer states and master weights
 };
 ShardParts PartsOf(const spec::JobSpec& job);
 
-// Whether masters and states lie in host memory beside a device of another kind; and the weights of
-// blocks, which are then streamed.
+// Whether masters and states live in host memory, beside a device of another kind; and whether the
+// weights of blocks do, which are then streamed.
 bool Offloads(const spec::JobSpec& job, Device device);
 bool Streams(const spec::JobSpec& job, Device device);
-// Whether blocks' frozen weights are written into buffers from other bytes: de-quantised, or from
-// host memory. Copies of these may stay.
+// True when blocks' frozen weights are expanded into buffers from other bytes: de-quantised, or
+// copied from host memory. Such copies may be kept.
 bool ExpandsBlocks(const spec::JobSpec& job, Device device);
 
-// What one rank holds. C: bytes of the compute type (bf16 2, fp32 4). M: bytes of the master
+// Memory held by one rank. C: bytes of the compute type (bf16 2, fp32 4). M: bytes of the master
 // weights (fp32 4; bf16 2). n: elements; over a unit's N ranks the fullest shard has ceil(n / N).
-// What is sharded: PartsOf.
+// PartsOf says what is sharded.
 struct Memory {
   // Frozen weights: C * n; 4-bit ones n / 2 code bytes and, for each 64 elements, one scale: fp32,
   // or with double_quant 1 byte and 4 / 256; padded to 16384 elements. 8-bit ones n code bytes,
@@ -53,12 +53,12 @@ struct Memory {
   // Two moments: adamw 8 * n, adamw_bf16 4 * n, adamw_8bit 2 * (n + 4 * ceil(n / 256)) for tensors
   // from 4096 elements.
   int64_t optimizer = 0;
-  // In host memory, of no GPU: with offload_optimizer the two above. Masters are then the
+  // In host memory, not on a GPU: with offload_optimizer the two above. Masters are then the
   // optimizer's own even where C and M are one type.
   int64_t host_masters = 0;
   int64_t host_optimizer = 0;
-  // With offload_param: of blocks, the bytes of quantised weights, the other linears that are
-  // frozen, or all that is trained. Full fine-tuning trains them, LoRA does not.
+  // With offload_param, in host memory: the blocks' quantised weights, the other frozen linears, or
+  // all trained weights. Full fine-tuning trains them, LoRA does not.
   int64_t host_weights = 0;
 
   int64_t weights() const { return frozen_weights + trained_weights + master_weights; }
@@ -68,7 +68,7 @@ struct Memory {
 // The memory of rank 0, whose shards are the fullest, with compute.gpu_count ranks.
 Memory PlanMemory(const std::vector<Unit>& units, const spec::JobSpec& job, Device device);
 
-// The categories by name, in the order of the struct.
+// One category of Memory by name, in the order of the struct.
 struct MemoryItem {
   std::string category;
   int64_t bytes = 0;

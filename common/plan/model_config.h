@@ -8,12 +8,12 @@
 
 #include "common/base/status.h"
 
-// What a model is, from the config.json that transformers writes: one reading for the server, which
-// refuses at submit what ranks cannot run, and for the ranks.
+// The description of a model, from the config.json that transformers writes. Read the same way by
+// the server, which refuses at submit what ranks cannot run, and by the ranks.
 
 namespace sft::plan {
 
-// The sizes of a decoder that decide its parameters.
+// The sizes of a decoder that determine its parameters.
 struct ModelShape {
   std::string family;  // model_type: "llama", "mistral", "qwen2", "qwen3"
   int64_t hidden = 0;
@@ -25,14 +25,14 @@ struct ModelShape {
   int64_t vocab = 0;
   bool tied_head = false;  // the output head is the embedding
   bool qkv_bias = false;
-  bool output_bias = false;  // of the attention's output projection
+  bool output_bias = false;  // the attention's output projection has a bias
   bool mlp_bias = false;
   bool qk_norm = false;  // RMSNorm over each query and key head
 };
 
 enum class RopeType { kDefault, kLinear, kLlama3, kYarn };
 
-// Rotary embedding, in the words of transformers' modeling_rope_utils.py.
+// Rotary position embedding, in the terms of transformers' modeling_rope_utils.py.
 struct RopeOptions {
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
@@ -48,18 +48,18 @@ struct RopeOptions {
   double mscale_all_dim = 0.0;
 };
 
-// A decoder-only transformer, whatever its family. Options, not subclasses.
+// A decoder-only transformer of any family. Families differ by options, not by subclasses.
 struct ModelConfig : ModelShape {
   double norm_epsilon = 1e-6;
   RopeOptions rope;
-  // The longest row that it was made for, with what stretches its positions; 0: not said.
+  // The longest row the model was made for, position scaling included; 0: not given.
   int64_t max_positions = 0;
-  // The token whose lookups do not train the embedding, as nn.Embedding's padding_idx; -1: none.
+  // The token whose embedding is not trained, like nn.Embedding's padding_idx; -1: none.
   int64_t pad_token = -1;
   std::vector<int64_t> windows;  // by layer; 0: full attention
 };
 
-// InvalidArgument names the key that is missing, wrong or not supported, and what is.
+// InvalidArgument names the key that is missing, wrong or not supported, and what would be.
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json);
 
 }  // namespace sft::plan

@@ -21,56 +21,57 @@ struct Parameter {
   std::string name;  // as in the checkpoint; adapters: "<module>.lora_A.weight"
   int64_t elements = 0;
   bool trainable = false;
-  bool quantized = false;  // kept in 4 or 8 bits
+  bool quantized = false;  // stored in 4 or 8 bits
   bool adapter = false;    // added by LoRA, not part of the base
   int64_t rows = 0;        // outputs of a linear's weight
 };
 
-// The pieces that are gathered, reduced and sharded as one, in the engine's order: the embedding, a
-// unit for each block, then final norm and head.
+// The parameters that are gathered, reduced and sharded as one, in the engine's order: the
+// embedding, a unit for each block, then final norm and head.
 struct Unit {
   std::vector<Parameter> parameters;
 };
 
-// PEFT's rule: `target` is a module's name or its end after a dot; "all-linear" is every linear of
-// the blocks.
+// PEFT's rule: `target` matches a module's name or its end after a dot; "all-linear" matches every
+// linear of the blocks.
 bool MatchesTarget(std::string_view module, std::string_view target);
 
-// What the job asks of the model that it cannot have; nothing where all is well: an entry of
-// lora.target_modules that matches no linear, 8-bit states where nothing trained is large enough.
+// A request of the job that the model cannot meet, or nullopt: an entry of lora.target_modules that
+// matches no linear, 8-bit states where nothing trained is large enough.
 std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSpec& job);
 
-// The job's parameters. InvalidArgument for what CheckJob finds.
+// The job's parameters. InvalidArgument for a problem that CheckJob finds.
 absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec::JobSpec& job);
 
-// Whether a unit is a block: neither the embedding nor the head.
+// True for a block: neither the embedding nor the head.
 inline bool IsBlock(const std::vector<Unit>& units, size_t unit) {
   return unit > 0 && unit + 1 < units.size();
 }
 
-// How many weights there are, and how many of them are trained.
+// Numbers of weights, all and trained.
 struct ParameterCounts {
-  int64_t total = 0;      // of the base
+  int64_t total = 0;      // the base model
   int64_t trainable = 0;  // full fine-tuning: total; LoRA: r * (in + out) for each target
 };
 ParameterCounts CountParameters(const std::vector<Unit>& units);
 
 // Elements from one row to the next of a matrix with `spare` columns beside its own: a multiple of
-// 128 bytes of bf16, or `columns` alone where nothing is spare. Weights and activations have spare
+// 128 bytes of bf16, or `columns` alone if nothing is spare. Weights and activations have spare
 // columns for the adapters beside them.
 int64_t RowStride(int64_t columns, int64_t spare);
 
-// The linears of a block that read one input stand in one matrix (worker/engine/weights/layout.h).
+// The linears of a block that read one input, stored as one matrix
+// (worker/engine/weights/layout.h).
 struct BlockMatrices {
   struct Matrix {
-    int64_t rows = 0;     // outputs of all its linears
+    int64_t rows = 0;     // outputs of all linears
     int64_t columns = 0;  // inputs
-    int64_t rank = 0;     // of all its adapters
+    int64_t rank = 0;     // sum over all adapters
     int64_t weights() const { return rows * columns; }
   };
   Matrix qkv, o, gate_up, down;
 };
-// Of the block with the most adapters.
+// The matrices of the block with the most adapters.
 BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job);
 
 // Parameters of the base alone: vocab * hidden (twice with an untied head) + hidden for the final

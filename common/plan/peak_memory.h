@@ -10,7 +10,7 @@
 
 namespace sft::plan {
 
-// A job on a model as both predictions see it; made once. Plain values.
+// A job on a model, prepared once for the predictions of memory and of time. Plain values.
 struct Problem {
   ModelShape shape;
   spec::JobSpec job;
@@ -18,13 +18,13 @@ struct Problem {
   Memory held;  // for the whole run
   BlockCost block;
   int64_t element_bytes = 2;
-  int64_t row_tokens = 0;        // tokens of a full row
+  int64_t row_tokens = 0;        // tokens in a full row
   std::vector<int64_t> trained;  // elements by unit
   int64_t head_elements = 0;     // vocab * hidden
 
   int64_t ranks() const { return job.compute.gpu_count; }
   ShardParts parts() const { return PartsOf(job); }
-  // Weights pass through slots, even over one rank.
+  // Weights pass through slots, even with one rank.
   bool shards_weights() const {
     return job.parallelism.sharding == spec::Sharding::kFullShard ||
            job.parallelism.sharding == spec::Sharding::kHybridShard;
@@ -33,32 +33,32 @@ struct Problem {
   bool streams() const { return Streams(job, Device::kGpu); }
   bool streams_trained() const { return streams() && job.full_finetune(); }
   bool expands_blocks() const { return ExpandsBlocks(job, Device::kGpu); }
-  // ZeRO-1 and 2: weights are whole, and come from all ranks.
+  // ZeRO-1 and 2: weights are whole, and are collected from all ranks.
   bool shares_whole_weights() const { return parts().states > parts().weights; }
   bool may_hold_embedding_on_host() const {
     return !shape.tied_head && !job.full_finetune() && !shards_weights();
   }
-  // Each micro-batch's gradients are cut and sent, in `wire_bytes` an element.
+  // Each micro-batch's gradients are cut and sent, with `wire_bytes` per element.
   bool scatters_gradients() const {
     return shards_weights() || job.parallelism.sharding == spec::Sharding::kZero2;
   }
   int64_t wire_bytes() const { return job.full_finetune() && shards_weights() ? element_bytes : 4; }
-  // Masters and states are the host's, and gradients go there in `host_wire_bytes` an element.
+  // Masters and states live on the host, and gradients go there with `host_wire_bytes` per element.
   bool offloads() const { return Offloads(job, Device::kGpu); }
   int64_t host_wire_bytes() const { return job.full_finetune() ? element_bytes : 4; }
-  // Elements that go to the host and back at a time.
+  // Elements per transfer to the host and back.
   int64_t host_piece() const;
 };
 absl::StatusOr<Problem> MakeProblem(const ModelShape& shape, const spec::JobSpec& job,
                                     int64_t row_tokens);
 
-// What the allocator of a rank holds at the step's peak. Bytes.
+// Memory that a rank's allocator holds at the step's peak, in bytes.
 struct PeakMemory {
-  int64_t weights = 0;  // frozen ones that are not quantised
+  int64_t weights = 0;  // frozen and not quantised
   int64_t quantized_weights = 0;
-  int64_t kept_copies = 0;      // de-quantised weights that stay
+  int64_t kept_copies = 0;      // de-quantised weights that are kept
   int64_t carried_copies = 0;   // not at the peak: between steps, where activations were
-  int64_t scratch_slots = 0;    // that weights of a block at a time pass through
+  int64_t scratch_slots = 0;    // that blocks' weights pass through, one block at a time
   int64_t trained_weights = 0;  // in the compute type, and their masters
   int64_t gradients = 0;
   int64_t optimizer = 0;
@@ -66,42 +66,42 @@ struct PeakMemory {
   int64_t transients = 0;   // of the forward or backward under way
   int64_t attention_workspace = 0;
   int64_t logits = 0;
-  int64_t communication = 0;    // whole gradients and gathered bytes on their way
-  int64_t graphs = 0;           // what recorded blocks keep to themselves
+  int64_t communication = 0;    // whole gradients, and gathered bytes in transit
+  int64_t graphs = 0;           // private memory of recorded blocks
   int64_t fixed = 0;            // workspaces of libraries, tables, tokens
-  int64_t allocator_slack = 0;  // free pieces between what is used
+  int64_t allocator_slack = 0;  // fragmentation: free pieces between used ones
 
-  int64_t host = 0;  // beside all this, in host memory: weights, masters, states, buffers
+  int64_t host = 0;  // host memory beside all this: weights, masters, states, buffers
 
-  int64_t resident() const;  // what stays for the whole run
+  int64_t resident() const;  // held for the whole run
   int64_t between_steps() const { return resident() + carried_copies; }
   int64_t allocated() const;
   int64_t reserved() const { return allocated() + allocator_slack; }
 };
 
-// Host memory that a rank takes for weights, and for masters and states with the buffers they are
-// sent through; 0 where the GPU holds all.
+// Host memory of a rank for weights, and for masters and states with their transfer buffers; 0
+// where the GPU holds all.
 int64_t HostBytes(const Problem& problem);
 
-// Tokens of a micro-batch of full rows, padding included.
+// Tokens in a micro-batch of full rows, padding included.
 int64_t MicroBatchTokens(const Problem& problem, const ExecutionPlan& run);
 
-// Rows of a micro-batch whose logits are made at a time.
+// Rows of a micro-batch whose logits are computed at a time.
 int64_t LogitsRows(const Problem& problem, const ExecutionPlan& run);
 
 PeakMemory PredictMemory(const Problem& problem, const ExecutionPlan& run);
 
-// Whether blocks may be recorded: all that they read and add to lies where it lay, and nothing but
-// the shape of a micro-batch decides what they do. So no weights that pass through slots or come
-// from other ranks or the host, no gradients that are cut, no dropout, and attention that does not
-// go over the documents one by one.
+// True when blocks may be recorded: everything they read and add to must stay at its address, and
+// only the shape of a micro-batch may decide what they do. This rules out weights that pass through
+// slots or come from other ranks or the host, gradients that are cut, dropout, and attention that
+// processes documents one by one.
 bool MayRecord(const Problem& problem, const ExecutionPlan& run);
 
-// Most blocks that may carry their de-quantised weights on within the peak of `run`, less some
-// room for the pieces that activations leave; its own `carried` counts for nothing. A block's copy
-// is made while the block after it is in its backward (in its own without prefetch) and freed after
-// its forward. 0 in FP8, whose forward and backward read different bytes, and where blocks'
-// weights are used as they lie.
+// The most blocks that may carry their de-quantised weights to the next step within the peak of
+// `run`, less some room for fragments that activations leave; `run.carried` is ignored. A block's
+// copy is made during the backward of the block after it (during its own without prefetch) and
+// freed after its forward. 0 in FP8, whose forward and backward read different bytes, and where
+// blocks' weights are used as they lie.
 int64_t MostCarried(const Problem& problem, const ExecutionPlan& run);
 std::vector<MemoryItem> Items(const PeakMemory& memory);
 

@@ -7,7 +7,7 @@
 
 namespace sft::rpc {
 
-// Where a server listens.
+// The host and port that a server listens on.
 struct Endpoint {
   std::string host;
   int port = 0;
@@ -16,10 +16,10 @@ struct Endpoint {
   std::string ToString() const;
 };
 
-// "host:port", "[::1]:7070"; port 0 (any free one) only where `allow_port_zero`.
+// Parses "host:port" or "[::1]:7070"; port 0 (any free one) only with `allow_port_zero`.
 absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text, bool allow_port_zero = false);
 
-// 127.0.0.0/8, ::1 and "localhost". Names are not looked up.
+// True for 127.0.0.0/8, ::1 and "localhost". Names are not looked up.
 bool IsLoopback(const std::string& host);
 
 }  // namespace sft::rpc

@@ -8,12 +8,12 @@
 
 namespace sft::rpc {
 
-// Sockets that listen on all addresses of an endpoint's host, at one port, without waiting; port 0
+// Opens non-blocking listening sockets on all addresses of an endpoint's host, at one port; port 0
 // takes any free one. "0.0.0.0" means both families where the machine has them. UNAVAILABLE with
-// the reason where the port is in use or may not be opened; INVALID_ARGUMENT for a host without an
+// the reason when the port is in use or not permitted; INVALID_ARGUMENT for a host without an
 // address.
 absl::StatusOr<std::vector<io::UniqueFd>> Listen(const Endpoint& endpoint);
-// The port that a listening socket is bound to; 0 where it is no such socket.
+// The port that a listening socket is bound to; 0 if it is not such a socket.
 int PortOf(int socket);
 
 }  // namespace sft::rpc

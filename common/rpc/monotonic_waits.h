@@ -6,7 +6,7 @@
 
 namespace sft::rpc {
 
-// A moment of the wall clock on the monotonic one, where `wall` and `mono` are now.
+// Converts a wall-clock time to the monotonic clock, where `wall` and `mono` are now.
 timespec OnMonotonicClock(timespec moment, WallTime wall, MonoTime mono);
 
 }  // namespace sft::rpc

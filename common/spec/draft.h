@@ -19,51 +19,51 @@ namespace sft::spec {
 inline constexpr std::string_view kGpuCountKey = "compute.gpu_count", kNodesKey = "compute.nodes",
                                   kGpusPerNodeKey = "compute.gpus_per_node";
 
-// Who gave a value; a higher one wins.
+// Source of a value, by precedence; a higher one wins.
 enum class Strength { kDefault, kFile, kEnvironment, kFlag, kSet };
 
-// One value of a draft, and who gave it where.
+// One value of a draft, and where it was given.
 struct DraftEntry {
   Value value;
   std::string origin;
   int line = 0;
   Strength strength = Strength::kDefault;
-  bool attached = false;  // a DeepSpeed JSON that came with the file says it; strength kFile
-  // The key that gave the value where it is another one: a copy in [data.topology], or the key that
-  // a derived value follows from.
+  bool attached = false;  // from a DeepSpeed JSON that came with the file; its strength is kFile
+  // The key that gave the value where it is another one: a copy in [data.topology], or the key from
+  // which a derived value follows.
   std::string given_as;
-  bool taken_before = false;  // in a job, so that younger rules do not refuse it
+  bool taken_before = false;  // in a job accepted earlier, so that newer rules do not refuse it
 };
 
-// The values given so far and what is wrong with them, while a job file is resolved. The
-// derivations (method, topology, batch) read and complete it; all keys are canonical and must exist
+// A job file while it is being resolved: the values given so far and the problems found. The
+// derivations (method, topology, batch) read and complete it. All keys are canonical and must exist
 // in the table.
 class Draft {
  public:
-  // As of ResolveOptions.
+  // `taken_before` is that of ResolveOptions.
   explicit Draft(bool taken_before = false) : taken_before_(taken_before) {}
   bool taken_before() const { return taken_before_; }
   // Records a value of the file; two spellings of one key must agree.
   void SetFromFile(const Field& field, Value value, std::string_view file_name, int line);
-  // A value of the DeepSpeed JSON, there called `name`; it must agree with the file.
+  // Records a value of the DeepSpeed JSON, called `name` there; it must agree with the file.
   void SetAttached(const Field& field, Value value, std::string_view name);
-  // The same value in other words: who gave it where stands.
+  // Replaces the value by an equivalent one; its origin stays.
   void Rewrite(std::string_view key, Value value);
   void SetOverride(const Field& field, Value value, const Override& override_);
-  // Takes the value of another key, with where it comes from: that key is blamed for it.
+  // Copies the value of `source` with its origin, so that errors name that key.
   void TakeFrom(std::string_view key, std::string_view source);
-  // A value that follows from others; `from` says from what ("compute.variant").
+  // Sets a value that follows from others; `from` names them ("compute.variant").
   void Derive(std::string_view key, Value value, std::string_view from);
-  // Fills in the defaults of the table for what is still missing.
+  // Fills in the defaults of the table for missing keys.
   void FillDefaults();
 
   bool Has(std::string_view key) const { return Find(key) != nullptr; }
-  // Given by the file or an override, so neither derived nor a default.
+  // True when the file or an override gave it: neither derived nor a default.
   bool Given(std::string_view key) const { return StrengthOf(key) >= Strength::kFile; }
   bool Overridden(std::string_view key) const { return StrengthOf(key) > Strength::kFile; }
   bool Attached(std::string_view key) const { return Has(key) && Find(key)->attached; }
   Strength StrengthOf(std::string_view key) const;
-  // Removes what only the file says; true when nothing is left.
+  // Removes a value that only the file gave; true when none is left.
   bool DropFromFile(std::string_view key);
 
   const DraftEntry* Find(std::string_view key) const;
@@ -74,16 +74,17 @@ class Draft {
 
   // The key that a person wrote to get this value: `key` itself, or the copy that stands for it.
   std::string_view WrittenAs(std::string_view key) const;
-  // Adds a problem or a warning at the place that gave the key, under the key written there.
+  // Adds a problem or a warning at the line that gave the key, under the key as written there.
   void AddProblem(std::string_view key, std::string message);
-  // Of a rule that is younger than some jobs: for one that was taken before, a warning.
+  // Adds a problem of a rule that is newer than some jobs: a warning for a job that was accepted
+  // before.
   void AddLater(std::string_view key, std::string message);
   void AddProblemAt(std::string_view key, int line, std::string message);
-  // A name that is none: `what` ("unknown key"), and what may have been meant. That is looked up
-  // for the first hundred alone, since each is compared with all names.
+  // Adds a problem about an unknown name: `what` ("unknown key"), with suggestions. Suggestions are
+  // looked up for the first hundred only, since each compares with all names.
   void AddUnknown(std::string_view name, int line, bool is_table, std::string_view what);
   void AddWarning(std::string_view key, std::string message);
-  // "compute.gpu_count = 4 (--set)": a value with its origin, for messages.
+  // A value with its origin, for messages: "compute.gpu_count = 4 (--set)".
   std::string Quote(std::string_view key) const;
   // True when one of the keys has a problem, so that checks which build on it would only add noise.
   bool Faulty(std::initializer_list<std::string_view> keys) const;
@@ -95,8 +96,8 @@ class Draft {
  private:
   const bool taken_before_;
   std::map<std::string, DraftEntry, std::less<>> entries_;
-  std::set<std::string, std::less<>> faulty_;  // canonical keys and those written
-  // The first so many are told, with how many more there are.
+  std::set<std::string, std::less<>> faulty_;  // canonical keys and the keys as written
+  // Limits on those reported; the count of the rest is reported too.
   static constexpr int kMostProblems = 1000, kMostWarnings = 200;
   std::vector<Problem> problems_;
   std::vector<Problem> warnings_;
@@ -116,10 +117,10 @@ void ResolveValidation(Draft* draft);                                       // m
 void ResolveSaving(Draft* draft);                                           // method.cc
 void ResolveScheduling(Draft* draft);                                       // scheduling.cc
 
-// The override that decides against the stage of a DeepSpeed JSON; empty: none.
+// The override that contradicts the stage of a DeepSpeed JSON; empty: none.
 std::string_view OverrideOfStage(const Draft& draft);  // sharding.cc
 
-// What the resolved keys shard; with nothing to share it is kDdp.
+// The sharding that the resolved keys ask for; kDdp where there is nothing to share.
 Sharding ShardingOf(const Draft& draft);  // sharding.cc
 
 }  // namespace sft::spec

@@ -4,21 +4,21 @@
 #include <string>
 #include <vector>
 
-// Jobs for workers of an earlier wire protocol. They refuse a job with a key that they do not know
-// (common/spec/job_json.h), so the server leaves such keys out; one whose value would be lost by
-// that keeps the job off those workers. Field::since is when a key came.
+// Adapts jobs to workers of an earlier wire protocol. Those refuse a job with a key they do not
+// know (common/spec/job_json.h), so the server leaves such keys out; a key whose value would be
+// lost by that keeps the job off those workers. Field::since says when a key was added.
 
 namespace sft::spec {
 
-// What a job asks of the workers that run it.
+// The protocol a job needs of its workers.
 struct ProtocolNeed {
-  int protocol = 1;               // the least that a worker has to speak
-  std::vector<std::string> keys;  // for whose sake; none with protocol 1
+  int protocol = 1;               // the lowest that a worker must speak
+  std::vector<std::string> keys;  // the keys that need it; empty with protocol 1
 };
-// Of a job as ToJson wrote it.
+// `job` is as ToJson wrote it.
 ProtocolNeed NeedOf(const nlohmann::json& job);
 
-// A job as ToJson wrote it, without the keys that came after `protocol`.
+// A job as ToJson wrote it, without the keys added after `protocol`.
 nlohmann::json ForProtocol(const nlohmann::json& job, int protocol);
 
 }  // namespace sft::spec

@@ -7,14 +7,14 @@
 
 // A resolved job: every key has its value, cross-checks have passed and the batch arithmetic is
 // done. Made by Resolve (common/spec/resolve.h) on the server, stored as JSON, carried to the
-// ranks. Field names follow the job file's keys; docs/config.md is generated from the table in
+// ranks. Members are named after the job file's keys; docs/config.md is generated from the table in
 // fields.cc.
 
 namespace sft::spec {
 
 enum class Mode { kLora, kFullFinetune };
 enum class Matmul { kBf16, kFp8 };
-// kAuto is chosen where a job is submitted; whoever runs it all the same takes kAdamW.
+// kAuto is replaced when a job is submitted; a rank that still sees it uses kAdamW.
 enum class Optimizer { kAdamW, kAdamWBf16, kAdamW8bit, kAuto };
 enum class MasterWeights { kAuto, kFp32, kBf16 };
 enum class LrScheduler { kConstant, kLinear, kCosine };
@@ -23,16 +23,16 @@ enum class Bias { kNone, kAll, kLoraOnly };
 enum class EvalStrategy { kNo, kSteps, kEpoch };
 enum class SaveStrategy { kNo, kSteps, kEpoch, kTime };
 // What the data-parallel ranks replicate and shard; derived from [hyperparameters.parallelism].
-// kZero1: optimizer state. kZero2: and gradients. kFullShard: and weights. kHybridShard: kFullShard
-// within a node, kDdp over nodes.
+// kZero1 shards the optimizer state, kZero2 the gradients too, kFullShard the weights too.
+// kHybridShard is kFullShard within a node and kDdp over nodes.
 enum class Sharding { kDdp, kZero1, kZero2, kFullShard, kHybridShard };
-// What a rank computes in; derived from bf16, fp16 and, where neither is set, the device.
+// The compute type of a rank; derived from bf16 and fp16 or, if neither is set, from the device.
 enum class ComputeType { kAuto, kFp32, kBf16 };
-// Rows that do not fit sequence_length or cannot be used.
+// Treatment of rows that do not fit sequence_length or cannot be used.
 enum class BadRows { kError, kSkip };
-// What becomes of a job one of whose nodes is silent for longer than unreachable_after.
+// What happens to a job when one of its nodes is silent for longer than unreachable_after.
 enum class OnUnreachable { kReplace, kWait };
-// Classes of jobs, from the least; stored by number.
+// Priority classes, from the lowest; stored by number.
 enum class Priority { kLow, kNormal, kHigh, kUrgent };
 
 // All settings of one job, with the defaults of docs/config.md. A plain value.
@@ -40,46 +40,46 @@ struct JobSpec {
   struct Job {
     std::string kind = "sft";
     std::string name;   // label; empty: the job file's name without ".toml"
-    std::string model;  // directory on the nodes, or an id looked up under their model folders
-    std::string data;   // training rows: a file of the client's, or "node:/path"
+    std::string model;  // directory on the nodes, or an id looked up in their model folders
+    std::string data;   // training rows: a file of the client, or "node:/path"
     std::string output_dir;
   } job;
 
   struct Compute {
     std::string gpu_type;  // "H100"; "CPU" for CPU slots
-    int gpu_count = 1;     // ranks in all
+    int gpu_count = 1;     // total number of ranks
     int nodes = 1;
     int gpus_per_node = 1;
     std::string variant;  // "H100-4x": gpu_type and gpus_per_node
-    // Most that a rank's allocator may hold of its GPU, 10^9 bytes; 0: what is free.
+    // The most that a rank's allocator may hold of its GPU, in 10^9 bytes; 0: all that is free.
     double memory_budget_gb = 0;
-    int hang_timeout = 600;  // seconds without progress that end the job
+    int hang_timeout = 600;  // seconds without progress after which the job ends
     std::string nccl_debug = "off";
-    std::string network_interface;  // of NCCL's connections; empty: by the worker's address
+    std::string network_interface;  // for NCCL's connections; empty: chosen by the worker's address
     bool cuda_launch_blocking = false;
-    // Times the job is placed again after a fault of the machines, or one nobody can explain.
+    // How often the job is placed again after a fault of the machines, or one without explanation.
     int max_restarts = 10;
     int max_unknown_restarts = 3;
     OnUnreachable on_unreachable = OnUnreachable::kReplace;
-    std::string unreachable_after = "15m";  // common/base/duration.h reads it
+    std::string unreachable_after = "15m";  // parsed by common/base/duration.h
   } compute;
 
-  // Only the server acts on it.
+  // Scheduling settings; only the server acts on them.
   struct Scheduling {
     Priority priority = Priority::kNormal;
-    std::vector<std::string> after;  // ids of jobs that have to succeed first
-    bool hold = false;               // until it is released
-    std::string time_limit = "0s";   // of all attempts together; 0: none
-    std::string warn_before = "5m";  // before time_limit
+    std::vector<std::string> after;  // ids of jobs that must succeed first
+    bool hold = false;               // the job waits until it is released
+    std::string time_limit = "0s";   // all attempts together; 0: none
+    std::string warn_before = "5m";  // time of the warning before time_limit
     std::string deadline;            // "2026-12-01T08:00:00Z"; empty: none
     bool exclusive = false;          // whole nodes
-    bool preemptible = true;         // by a job of a higher class
+    bool preemptible = true;         // may be preempted by a job of a higher class
   } scheduling;
 
   struct Training {
     Mode mode = Mode::kLora;
     bool use_qlora = false;
-    Matmul matmul = Matmul::kBf16;  // kFp8 only with 4-bit weights
+    Matmul matmul = Matmul::kBf16;  // kFp8 requires 4-bit weights
     bool deterministic = true;
     struct Validation {
       bool enabled = false;
@@ -95,7 +95,7 @@ struct JobSpec {
 
   struct Hyperparameters {
     double n_epochs = 3;
-    // Both 0 until the plan (common/plan/plan.h) has chosen them: "auto".
+    // Both are 0 ("auto") until the plan (common/plan/plan.h) sets them.
     int per_device_batch = 4;
     int gradient_accumulation_steps = 1;
     int global_batch = 4;  // per_device_batch * gpu_count * gradient_accumulation_steps
@@ -110,7 +110,7 @@ struct JobSpec {
     double adam_beta2 = 0.999;
     double adam_epsilon = 1e-8;
     double max_grad_norm = 1.0;  // 0: no clipping
-    int64_t max_steps = 0;       // 0: n_epochs decides
+    int64_t max_steps = 0;       // 0: n_epochs counts
     int logging_steps = 1;
     uint64_t seed = 42;
   } hyperparameters;
@@ -133,7 +133,7 @@ struct JobSpec {
     int r = 16;
     double alpha = 32;
     double dropout = 0.0;
-    // Suffixes of module names, PEFT's meaning: "q_proj", "self_attn.q_proj"; "all-linear".
+    // Suffixes of module names, as in PEFT: "q_proj", "self_attn.q_proj"; "all-linear".
     std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                                "gate_proj", "up_proj", "down_proj"};
     Bias bias = Bias::kNone;
@@ -142,18 +142,18 @@ struct JobSpec {
 
   struct Quantization {
     int bits = 4;              // 4 or 8 with use_qlora; 0: the base is not quantised
-    std::string type = "nf4";  // of 4 bits, as double_quant
+    std::string type = "nf4";  // the 4-bit type, as double_quant
     bool double_quant = true;
   } quantization;
 
   struct Data {
-    std::string val;  // validation rows; as job.data
+    std::string val;  // validation rows; same forms as job.data
     bool packing = false;
     LossOn loss_on = LossOn::kAssistant;
-    std::string chat_template;  // Jinja text replacing the model's own; empty: the model's
+    std::string chat_template;  // Jinja template replacing the model's own; empty: the model's
     int64_t max_examples = 0;   // 0: all; else the first N training rows
-    BadRows on_bad_rows = BadRows::kError;   // no answer, not usable
-    BadRows on_long_rows = BadRows::kError;  // longer than sequence_length
+    BadRows on_bad_rows = BadRows::kError;   // rows that have no answer or cannot be used
+    BadRows on_long_rows = BadRows::kError;  // rows longer than sequence_length
   } data;
 
   struct Checkpoint {

@@ -16,7 +16,7 @@ namespace sft::spec {
 // ("15m") hold a string.
 using Value = std::variant<bool, int64_t, double, std::string, std::vector<std::string>>;
 
-// What a value is called in messages: "a string", "a whole number", ...
+// The name of a type in messages: "a string", "a whole number", ...
 std::string_view TypeName(Type type);
 std::string_view TypeNameOf(const Value& value);
 
@@ -24,25 +24,25 @@ std::string_view TypeNameOf(const Value& value);
 // equal.
 std::string ToText(const Value& value);
 
-// That a list may have.
+// The most items that a list may have.
 size_t MostItems(const Field& field);
 
-// True when the value is "auto" where that means the same as leaving the key out.
+// True when the value is "auto" and that means the same as leaving the key out.
 bool LeavesOut(const Field& field, const Value& value);
 
-// ToText, and "auto" for a value that the plan chooses.
+// ToText, but "auto" for a value that the plan sets.
 std::string ToText(const Field& field, const Value& value);
 
-// Reads text typed on a command line or in the environment. InvalidArgument says what would be
+// Parses text typed on a command line or in the environment. InvalidArgument says what would be
 // right.
 absl::StatusOr<Value> ParseText(const Field& field, std::string_view text);
 
-// Brings a value of the file to the field's type (a whole number may stand for a float) and checks
-// its range, choices and whether it is supported. InvalidArgument says what would be right.
+// Converts a value of the file to the field's type (a whole number may stand for a float) and
+// checks its range, choices and whether it is supported. InvalidArgument says what would be right.
 absl::StatusOr<Value> Check(const Field& field, Value value);
 
-// "a whole number from 1 to 1024", "\"steps\" or \"epoch\"": what would be right, for messages and
-// docs.
+// The legal values, for messages and docs: "a whole number from 1 to 1024", "\"steps\" or
+// \"epoch\"".
 std::string Expectation(const Field& field);
 
 }  // namespace sft::spec

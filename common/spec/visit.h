@@ -6,7 +6,8 @@
 
 #include "common/spec/job_spec.h"
 
-// The members of a JobSpec by the job file's keys, once: JSON, binding and tests go through here.
+// Maps the members of a JobSpec to the job file's keys, in one place: JSON, binding and tests use
+// it.
 
 namespace sft::spec {
 

@@ -7,9 +7,9 @@
 #include "common/base/clock.h"
 #include "common/base/status.h"
 
-// Certificates of a fleet: one authority of its own, the server's certificate, one for each node.
-// Keys are EC P-256; all texts are PEM. Pure but for the random generator: who needs the time gives
-// it. INVALID_ARGUMENT for text that is no certificate, key or request.
+// Certificates of a fleet: its own authority, the server's certificate and one for each node. Keys
+// are EC P-256; all texts are PEM. Pure but for the random generator: the caller passes the time.
+// INVALID_ARGUMENT for text that is not a certificate, key or request.
 
 namespace sft::tls {
 
@@ -19,45 +19,46 @@ struct Identity {
   std::string certificate_pem;
 };
 
-// When a certificate is good.
+// The period in which a certificate is valid.
 struct Validity {
   WallTime from, to;
 };
 
-// What a certificate says.
+// The fields of a certificate.
 struct Certificate {
   std::string common_name;
-  std::vector<std::string> names;  // of hosts, and addresses
-  std::string key_sha256;          // of the public key: the same after a renewal
-  std::string fingerprint;         // SHA-256 of the whole, hexadecimal
+  std::vector<std::string> names;  // hosts and addresses
+  std::string key_sha256;          // SHA-256 of the public key: unchanged by a renewal
+  std::string fingerprint;         // SHA-256 of the whole certificate, hexadecimal
   Validity validity;
 };
 
 absl::StatusOr<std::string> MakeKey();
-// Signed by itself.
+// Makes a self-signed authority.
 absl::StatusOr<Identity> MakeAuthority(std::string_view common_name, const Validity& validity);
-// For a server that is reached under `names` (hosts or addresses).
+// Signs a certificate for a server that is reached under `names` (hosts or addresses).
 absl::StatusOr<std::string> SignServer(const Identity& authority, std::string_view key_pem,
                                        const std::vector<std::string>& names,
                                        const Validity& validity);
-// What a node sends to have its key certified (PKCS #10).
+// Makes the request by which a node has its key certified (PKCS #10).
 absl::StatusOr<std::string> MakeRequest(std::string_view key_pem, std::string_view common_name);
-// Of the key in a request, if the request is signed by it; the name is given, not the request's.
+// Signs the key of a request, if the request is signed by that key. The certificate carries the
+// given name, not the request's.
 absl::StatusOr<std::string> SignNode(const Identity& authority, std::string_view request_pem,
                                      std::string_view node, const Validity& validity);
 
-// The first certificate of the text.
+// Reads the first certificate of the text.
 absl::StatusOr<Certificate> ReadCertificate(std::string_view pem);
-// Certificate::key_sha256 of a request's and a private key.
+// Certificate::key_sha256 of the key in a request, and of a private key.
 absl::StatusOr<std::string> KeyOfRequest(std::string_view request_pem);
 absl::StatusOr<std::string> KeyOfPrivate(std::string_view key_pem);
 
-// Whether a server's certificate is for this host's name or address.
+// True when a server's certificate covers this host name or address.
 bool IsForHost(std::string_view pem, const std::string& host);
 
 enum class Purpose { kServer, kNode };
-// Whether the authority signed it for the purpose and `now` is within its time. UNAUTHENTICATED
-// otherwise; a certificate out of its time is told with that time and `now`.
+// OK when the authority signed it for the purpose and it is valid at `now`. UNAUTHENTICATED
+// otherwise; the message for an expired or future certificate names its period and `now`.
 absl::Status Verify(std::string_view pem, std::string_view authority_pem, Purpose purpose,
                     WallTime now);
 

@@ -15,11 +15,11 @@
 #include "common/base/status.h"
 #include "common/tls/certificate.h"
 
-// OpenSSL's objects with an owner, for the sources of this folder.
+// OpenSSL objects with owners, for the sources of this folder.
 
 namespace sft::tls {
 
-// Gives an object back with the library's function for its type.
+// A deleter that calls the library's free function of the type.
 template <auto kFree>
 struct Free {
   template <typename T>
@@ -38,7 +38,7 @@ using BigNumber = std::unique_ptr<BIGNUM, Free<BN_free>>;
 using SslContext = std::unique_ptr<SSL_CTX, Free<SSL_CTX_free>>;
 using Ssl = std::unique_ptr<SSL, Free<SSL_free>>;
 
-// INTERNAL with what the library says; empties its queue of errors.
+// INTERNAL with the library's error messages; empties its error queue.
 absl::Status LibraryError(std::string_view what);
 
 Bio MemoryOf(std::string_view text);
