@@ -52,7 +52,7 @@ std::optional<WallTime> ParseUtc(std::string_view text) {
   const int fields =
       std::sscanf(whole.c_str(), "%4d-%2d-%2dT%2d:%2d:%2d%n", &utc.tm_year, &utc.tm_mon,
                   &utc.tm_mday, &utc.tm_hour, &utc.tm_min, &utc.tm_sec, &used);
-  constexpr int kDigits = 19;  // of "2026-01-31T12:34:56"
+  constexpr int kDigits = 19;  // length of "2026-01-31T12:34:56"
   if (fields != 6 || used != kDigits) return std::nullopt;
   std::string_view rest = std::string_view(whole).substr(kDigits);
   Nanos part{0};

@@ -1,5 +1,5 @@
-// The part of fmt that is compiled once. The distribution has it as a shared library only; what its
-// header-only form would cost instead is some 3 seconds in every file that formats.
+// Compiles the non-inline part of fmt once. The distribution ships it as a shared library only, and
+// header-only use costs some 3 seconds in every file that formats.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -1,4 +1,4 @@
-// The part of spdlog that is compiled once, as in compiled_fmt.cc.
+// Compiles the non-inline part of spdlog once, as compiled_fmt.cc does for fmt.
 #include <spdlog/common-inl.h>
 #include <spdlog/details/backtracer-inl.h>
 #include <spdlog/details/log_msg-inl.h>

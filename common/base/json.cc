@@ -19,8 +19,8 @@ std::string Short(std::string_view text) {
   return ToUtf8(text.substr(0, kMaxProblemBytes)) + (text.size() > kMaxProblemBytes ? "..." : "");
 }
 
-// Makes the document while it is parsed. The library's own would search the keys of an ordered
-// object one by one for each that comes.
+// Builds the document while it is parsed. The library's own builder would search the keys of an
+// ordered object one by one for each new key.
 template <typename Json>
 class Builder : public nlohmann::json_sax<Json> {
  public:
@@ -54,13 +54,13 @@ class Builder : public nlohmann::json_sax<Json> {
  private:
   using Object = typename Json::object_t;
   static constexpr bool kOrdered = std::is_same_v<Json, nlohmann::ordered_json>;
-  // From so many keys on an index costs less than to look at all.
+  // From this many keys on, an index is faster than a linear search.
   static constexpr size_t kIndexed = 32;
 
   struct Level {
     Json* container;
-    Json* slot = nullptr;                            // of the key that was read last
-    std::unordered_map<std::string, size_t> places;  // of the keys of a large ordered object
+    Json* slot = nullptr;                            // value of the key that was read last
+    std::unordered_map<std::string, size_t> places;  // index of the keys of a large ordered object
   };
 
   Json* PutAt(Json value);
@@ -84,7 +84,7 @@ class Builder : public nlohmann::json_sax<Json> {
     if (problem_ != nullptr) *problem_ = {kind, std::move(text)};
     return false;
   }
-  // Where the value of a key goes, and whether the key is new.
+  // The place for the value of a key, and whether the key is new.
   static std::pair<Json*, bool> Place(Level& level, Object& object, const std::string& name);
 
   const JsonForm form_;

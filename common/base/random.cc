@@ -11,7 +11,7 @@ thread_local std::optional<std::mt19937> seeded;
 }  // namespace
 
 uint32_t RandomWord() {
-  // Reads the kernel's generator in libstdc++.
+  // libstdc++ reads the kernel's generator here.
   static thread_local std::random_device device;
   return seeded ? (*seeded)() : device();
 }

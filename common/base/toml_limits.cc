@@ -7,7 +7,8 @@
 namespace sft {
 namespace {
 
-// Knows strings, comments, brackets and where a name may stand; nothing else of TOML.
+// Scans a text for strings, comments, brackets and the places where a name may stand; it knows
+// nothing else of TOML.
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : text_(text) {}
@@ -64,7 +65,7 @@ class Scanner {
   }
 
   void TakeName() {
-    // Without the sign that ends it.
+    // Not counting the character that ends it.
     if (at_ - 1 - name_at_ > kMaxTomlNameBytes) {
       message_ = fmt::format("has a name of more than {} bytes", kMaxTomlNameBytes);
     }
@@ -78,7 +79,7 @@ class Scanner {
   }
 
   void Open(char c) {
-    // Where a statement begins a bracket begins a header, with a second one that of a list.
+    // A bracket at the start of a statement begins a header; a second one makes it a list header.
     const bool begins =
         open_ == 0 &&
         text_.substr(name_at_, at_ - 1 - name_at_).find_first_not_of(" \t\r\xef\xbb\xbf") ==
@@ -101,14 +102,15 @@ class Scanner {
 
   bool in_value() const { return name_at_ > 0 && text_[name_at_ - 1] == '='; }
 
-  // One line, or with three signs many; then up to two more belong to it at its end.
+  // Skips a string: one line or, with three quotes, several lines; up to two more quotes at its end
+  // then belong to it.
   void SkipString(char quote) {
     const bool many = text_.substr(at_, 3) == std::string(3, quote);
     at_ += many ? 3 : 1;
     for (; at_ < text_.size(); ++at_) {
       const char c = text_[at_];
       if (c == '\n') {
-        if (!many) return;  // no TOML
+        if (!many) return;  // not valid TOML
         ++line_;
       } else if (c == '\\' && quote == '"') {
         ++at_;
@@ -128,11 +130,11 @@ class Scanner {
   size_t at_ = 0;
   int line_ = 1;
   std::string message_;
-  size_t name_at_ = 0;  // after the sign behind which a name may stand
-  int dots_ = 0;        // since then
+  size_t name_at_ = 0;  // position after the sign that may be followed by a name
+  int dots_ = 0;        // dots since then
   int names_ = 0;
-  int open_ = 0;         // brackets
-  bool header_ = false;  // within [a.b]
+  int open_ = 0;         // open brackets
+  bool header_ = false;  // inside [a.b]
 };
 
 }  // namespace

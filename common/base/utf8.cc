@@ -8,7 +8,7 @@
 namespace sft {
 namespace {
 
-// Bytes of the character that `lead` begins; 0: it begins none.
+// Length in bytes of the character that `lead` begins; 0 if it begins none.
 size_t LengthOf(unsigned char lead) {
   if (lead < 0x80) return 1;
   if (lead >= 0xc2 && lead < 0xe0) return 2;
@@ -46,8 +46,8 @@ size_t FindInvalidUtf8(std::string_view text) {
 }
 
 std::string FindHidden(std::string_view text) {
-  // Controls, the soft hyphen, fillers, joiners, marks and overrides of direction, separators of
-  // lines, tags, and what is no character.
+  // Controls, the soft hyphen, fillers, joiners, direction marks and overrides, line and paragraph
+  // separators, tags, and noncharacters.
   static constexpr std::pair<char32_t, char32_t> kHidden[] = {
       {0x00, 0x1f},     {0x7f, 0x9f},       {0xad, 0xad},      {0x34f, 0x34f},   {0x61c, 0x61c},
       {0x115f, 0x1160}, {0x17b4, 0x17b5},   {0x180b, 0x180f},  {0x200b, 0x200f}, {0x2028, 0x202e},

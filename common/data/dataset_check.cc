@@ -33,14 +33,14 @@ const char* NameOf(Kind kind) {
   }
 }
 
-// The form of a row, seen while it is parsed. Nothing of its values is kept: a row of many small
-// ones would be thirty times as large in memory as it is in the file.
+// Classifies a row while it is parsed. No values are kept: a row of many small ones would be thirty
+// times as large in memory as in the file.
 class RowForm : public nlohmann::json_sax<json> {
  public:
-  // False: not JSON.
+  // False if the row is not JSON.
   bool Read(std::string_view row) { return json::sax_parse(row.begin(), row.end(), this); }
   Kind row() const { return row_; }
-  // What is wrong with the form of an object; empty: nothing.
+  // The fault in the form of an object; empty if there is none.
   std::string Problem() const;
 
   bool null() override { return Value(Kind::kNull); }
@@ -69,16 +69,16 @@ class RowForm : public nlohmann::json_sax<json> {
   bool Close();
   void EndMessage(bool is_object);
 
-  int64_t depth_ = 0;  // containers that are open
+  int64_t depth_ = 0;  // open containers
   bool too_deep_ = false;
-  Kind* next_ = nullptr;  // of the key that was read last; null: of no interest
+  Kind* next_ = nullptr;  // result of the key that was read last; null if it is irrelevant
   Kind row_ = Kind::kAbsent;
-  // Where a key comes twice the last one counts.
+  // When a key appears twice, the last one counts.
   Kind messages_ = Kind::kAbsent, prompt_ = Kind::kAbsent, completion_ = Kind::kAbsent,
        text_ = Kind::kAbsent;
   bool in_messages_ = false, in_message_ = false;
   Chat message_;
-  int64_t count_ = 0, first_bad_ = 0;  // of the messages
+  int64_t count_ = 0, first_bad_ = 0;  // number of messages, and index of the first bad one
 };
 
 bool RowForm::key(string_t& name) {
@@ -98,7 +98,7 @@ bool RowForm::key(string_t& name) {
   return true;
 }
 
-// A value begins; the depth is that of what holds it.
+// Called at the start of a value; the depth is that of its container.
 bool RowForm::Value(Kind kind) {
   if (depth_ == 0) {
     row_ = kind;
@@ -133,7 +133,7 @@ bool RowForm::Close() {
 
 void RowForm::EndMessage(bool is_object) {
   in_message_ = false;
-  // Text, or a list of parts as some chat formats write it, or null beside tool calls.
+  // Content may be text, a list of parts as some chat formats write it, or null beside tool calls.
   const bool has_content =
       message_.content == Kind::kText || message_.content == Kind::kList ||
       ((message_.content == Kind::kAbsent || message_.content == Kind::kNull) &&
@@ -204,7 +204,8 @@ absl::StatusOr<DatasetCheck> CheckDataset(const std::string& path) {
   RowReader reader;
   std::vector<char> chunk(1 << 20);
   std::string pending;  // start of a line that is not complete yet
-  // At once, as growing takes three times as much. Memory that is not used is none.
+  // Reserved at once, because growing takes three times as much. Memory that is not touched costs
+  // nothing.
   pending.reserve(kMaxRowBytes + chunk.size());
   for (int64_t offset = 0;;) {
     SFT_ASSIGN_OR_RETURN(const size_t got,

@@ -18,7 +18,7 @@ absl::Status BadMark(std::string_view text) {
                   text));
 }
 
-// One of the two halves.
+// Parses one half of "5%,10GB".
 bool ParsePart(std::string_view text, DiskMark& mark) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

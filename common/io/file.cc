@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Of tests; see fault.h.
+// Set by tests; see fault.h.
 std::function<absl::Status(std::string_view)>& WriteFault() {
   static std::function<absl::Status(std::string_view)> fault;
   return fault;
@@ -60,7 +60,7 @@ absl::Status CheckRegular(const struct stat& info, const std::string& path) {
 }  // namespace
 
 absl::StatusOr<UniqueFd> OpenForRead(const std::string& path, Links links) {
-  // To open a pipe waits for its other end, a terminal may become this process's.
+  // Opening a pipe would wait for its other end, and a terminal could become this process's own.
   const int no_follow = links == Links::kRefuse ? O_NOFOLLOW : 0;
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | no_follow));
   if (!fd.valid()) return ErrnoStatus(fmt::format("cannot open {}", path), errno);
@@ -73,7 +73,8 @@ absl::StatusOr<UniqueFd> OpenForRead(const std::string& path, Links links) {
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes, Links links) {
   SFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForRead(path, links));
   std::string content;
-  // Files of /proc have no size, others may grow meanwhile: the end is where a read comes short.
+  // Files of /proc report no size, and others may grow meanwhile: the end of the file is where a
+  // read comes short.
   SFT_ASSIGN_OR_RETURN(const int64_t size, FileSize(fd.get(), path));
   size_t chunk = size > 0 ? static_cast<size_t>(std::min(size, max_bytes)) + 1 : 1 << 12;
   for (;; chunk = 1 << 16) {
@@ -241,7 +242,7 @@ absl::StatusOr<AppendFile> AppendFile::Open(const std::string& path) {
 absl::Status AppendFile::Append(std::string_view bytes) {
   const absl::Status status = WriteAll(fd_.get(), bytes, path_);
   if (!status.ok()) {
-    // A partial write would be taken for data; the error that is reported is the write's.
+    // A partial write would be taken for data. The error returned is that of the write.
     if (::ftruncate(fd_.get(), size_) != 0) {
       return Annotate(status, "and the partial write cannot be undone");
     }

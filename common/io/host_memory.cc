@@ -12,11 +12,11 @@
 namespace sft::io {
 namespace {
 
-// Names of one version of control groups' memory files.
+// Names of the memory files of one version of control groups.
 struct Files {
-  std::string_view folder;  // below the root, above the group's own path
+  std::string_view folder;  // below the root, before the group's own path
   std::string_view limit, used;
-  // Of memory.stat: page cache, which the kernel takes back when memory is short.
+  // Fields of memory.stat: page cache, which the kernel reclaims when memory is short.
   std::string_view inactive, active;
 };
 constexpr Files kVersion2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file ",
@@ -32,7 +32,7 @@ std::optional<int64_t> Number(std::string_view text) {
   return number;
 }
 
-// The number after `name` at the start of a line.
+// The number after `name` at the start of a line of `text`.
 std::optional<int64_t> Line(std::string_view text, std::string_view name) {
   while (!text.empty()) {
     const std::string_view line = text.substr(0, text.find('\n'));
@@ -42,15 +42,16 @@ std::optional<int64_t> Line(std::string_view text, std::string_view name) {
   return std::nullopt;
 }
 
-// A group's figure in `folder`; nothing where it has no limit or does not exist.
+// A function that reads one figure of a group in `folder`; nullopt if it has no limit or does not
+// exist.
 using GroupFigure = std::optional<int64_t> (*)(const Files& files, const std::string& folder);
 
 std::optional<int64_t> LimitOf(const Files& files, const std::string& folder) {
   const auto text = ReadFile(fmt::format("{}/{}", folder, files.limit));
-  return text.ok() ? Number(*text) : std::nullopt;  // "max" is no number
+  return text.ok() ? Number(*text) : std::nullopt;  // "max" is not a number
 }
 
-// What it leaves.
+// Memory that the group's limit leaves.
 std::optional<int64_t> LeftOf(const Files& files, const std::string& folder) {
   const std::optional<int64_t> limit = LimitOf(files, folder);
   const auto used_text = ReadFile(fmt::format("{}/{}", folder, files.used));
@@ -63,8 +64,8 @@ std::optional<int64_t> LeftOf(const Files& files, const std::string& folder) {
   return std::max<int64_t>(0, *limit - *used + cache);
 }
 
-// The least of the group `path` and those above it. In a container the path may be the
-// host's: then only the container's own group, at the top, is found.
+// The lowest figure of the group `path` and those above it. In a container the path may be the
+// host's; then only the container's own group, at the top, is found.
 int64_t Least(GroupFigure figure, const Files& files, const std::string& root,
               std::string_view path, int64_t least) {
   while (true) {
@@ -76,7 +77,7 @@ int64_t Least(GroupFigure figure, const Files& files, const std::string& root,
   }
 }
 
-// The line `name` of /proc/meminfo, or the least figure of this process's groups.
+// The lower of the line `name` of /proc/meminfo and the lowest figure of this process's groups.
 absl::StatusOr<int64_t> LeastOfAll(std::string_view name, GroupFigure figure,
                                    const std::string& root) {
   constexpr int64_t kKibi = 1024;
@@ -85,8 +86,8 @@ absl::StatusOr<int64_t> LeastOfAll(std::string_view name, GroupFigure figure,
   if (!machine) return Internal(fmt::format("{}/proc/meminfo has no line \"{}\"", root, name));
   int64_t least = *machine * kKibi;
   const auto groups = ReadFile(root + "/proc/self/cgroup");
-  if (!groups.ok()) return least;  // a kernel without them
-  // "0::/path" of version 2, "4:memory:/path" of version 1.
+  if (!groups.ok()) return least;  // a kernel without control groups
+  // Lines are "0::/path" for version 2, "4:memory:/path" for version 1.
   std::string_view text = *groups;
   while (!text.empty()) {
     const std::string_view line = text.substr(0, text.find('\n'));

@@ -14,7 +14,7 @@ namespace {
 
 bool IsBelow(const fs::path& path, const fs::path& root) {
   const auto [root_end, unused] = std::mismatch(root.begin(), root.end(), path.begin(), path.end());
-  // A root written with a slash at its end has an empty last component.
+  // A root written with a trailing slash has an empty last component.
   return root_end == root.end() || (root_end->empty() && std::next(root_end) == root.end());
 }
 
@@ -26,9 +26,9 @@ bool IsBelowAny(const fs::path& real, const std::vector<std::string>& roots) {
   });
 }
 
-// Whether what cannot be opened is something in an allowed folder, whose owner may know why: the
-// longest part that leads somewhere leads below a root, and what follows is no link, which may lead
-// anywhere. (A link to itself is one, too.)
+// True when a path that cannot be opened names something in an allowed folder, so that its owner
+// may be told why: its longest existing part resolves below a root, and what follows is not a link,
+// which could lead anywhere. (A link to itself is a link too.)
 bool FailsBelow(const fs::path& path, const std::vector<std::string>& roots) {
   std::error_code error;
   fs::path reached, next;
@@ -41,8 +41,8 @@ bool FailsBelow(const fs::path& path, const std::vector<std::string>& roots) {
   return IsBelowAny(reached, roots) && !fs::is_symlink(fs::symlink_status(next, error));
 }
 
-// UNAVAILABLE where a root above the path does not answer, as over a network: that says nothing of
-// the path.
+// UNAVAILABLE where a root above the path does not answer, for example over a network: that says
+// nothing about the path.
 absl::Status CheckRootsOf(const fs::path& path, const std::vector<std::string>& roots) {
   for (const std::string& root : roots) {
     if (!IsBelow(path.lexically_normal(), fs::path(root).lexically_normal())) continue;

@@ -12,8 +12,8 @@ namespace sft::io {
 std::optional<ProcessStat> ReadProcessStat(pid_t pid) {
   const absl::StatusOr<std::string> text = ReadFile(fmt::format("/proc/{}/stat", pid));
   if (!text.ok()) return std::nullopt;
-  // The command's name may hold anything: the fields, of which the state is the third, start after
-  // its last ')'.
+  // The command's name may contain anything, so the fields, of which the state is the third, are
+  // parsed after its last ')'.
   const size_t end = text->rfind(')');
   if (end == std::string::npos) return std::nullopt;
   ProcessStat stat;

@@ -56,7 +56,7 @@ void CompressPortable(uint32_t* state, const uint8_t* data, size_t blocks) {
 }
 
 #if defined(__x86_64__)
-// The SHA extensions keep the state as (A,B,E,F) and (C,D,G,H), and do two rounds an instruction.
+// The SHA extensions keep the state as (A,B,E,F) and (C,D,G,H), and do two rounds per instruction.
 __attribute__((target("sha,sse4.1,ssse3"))) void CompressShaNi(uint32_t* state, const uint8_t* data,
                                                                size_t blocks) {
   const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);

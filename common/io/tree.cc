@@ -19,18 +19,19 @@ namespace {
 constexpr mode_t kOwnersPart = 0700;
 constexpr mode_t kAnyOfOthers = 007;
 constexpr mode_t kWriteOfOthers = 022;
-// How deep a tree is walked; each level holds two descriptors.
+// Maximum depth of the walk; each level holds two descriptors.
 constexpr int kMaxDepth = 64;
 
-// What this process cannot change, as the entry is somebody else's or its file system has no modes.
+// Errors for an entry that this process cannot change: it belongs to another user, or its file
+// system has no modes.
 bool IsOutOfReach(int error) {
   return error == EPERM || error == EACCES || error == EROFS || error == ENOTSUP;
 }
 
-// One walk down a tree.
+// State of one walk down a tree.
 struct Walk {
   std::optional<Owner> owner;
-  // What is out of reach stays as it is, without an error.
+  // Entries out of reach are left as they are, without an error.
   bool lenient = false;
 
   absl::Status Failed(const char* what, const std::string& path, int error) const {
@@ -45,7 +46,7 @@ absl::Status CloseAt(int parent, const char* name, const std::string& path, cons
                      int depth) {
   const UniqueFd fd(
       openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-  // A link, a socket, or gone meanwhile.
+  // A link, a socket, or an entry that vanished meanwhile.
   if (!fd.valid() && (errno == ELOOP || errno == ENXIO || errno == ENOENT)) return absl::OkStatus();
   if (!fd.valid()) return walk.Failed("open", path, errno);
   struct stat info {};
@@ -61,7 +62,7 @@ absl::Status CloseAt(int parent, const char* name, const std::string& path, cons
       fchmod(fd.get(), info.st_mode & kOwnersPart) != 0) {
     SFT_RETURN_IF_ERROR(walk.Failed("change the mode of", path, errno));
   }
-  // Whoever may write in the tree chooses how deep it is.
+  // The depth is limited because other users who may write in the tree choose it.
   if (!folder || depth == kMaxDepth) return absl::OkStatus();
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(fcntl(fd.get(), F_DUPFD_CLOEXEC, 3)),
                                                     closedir);
@@ -74,7 +75,7 @@ absl::Status CloseAt(int parent, const char* name, const std::string& path, cons
   return absl::OkStatus();
 }
 
-// Whether nobody but this process's user (and root) can have made the link.
+// True when only this process's user (or root) can have made the link.
 bool IsOwnLink(const std::string& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) return false;

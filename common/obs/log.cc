@@ -13,8 +13,8 @@
 namespace sft::obs {
 namespace {
 
-// The text of a line. Names, paths and messages of clients, nodes and files come into it from
-// everywhere: none of them may begin a line of its own, or colour the terminal that shows it.
+// Formats the text of a line with escapes. It contains names, paths and messages of clients, nodes
+// and files: none of them may begin a line of its own, or colour the terminal that shows it.
 class EscapedText final : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& line, const std::tm&,

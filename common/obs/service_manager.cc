@@ -20,7 +20,7 @@ void TellServiceManager(std::string_view state) {
   if (path.empty() || path.size() >= sizeof(to.sun_path)) return;
   to.sun_family = AF_UNIX;
   std::memcpy(to.sun_path, path.data(), path.size());
-  if (path.front() == '@') to.sun_path[0] = '\0';  // a name, not a file
+  if (path.front() == '@') to.sun_path[0] = '\0';  // an abstract socket name, not a file
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
   const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0 || sendto(fd, state.data(), state.size(), MSG_NOSIGNAL,

@@ -18,8 +18,9 @@ struct Rows {
   int64_t attention_xa, gate_up_xa, down_xa;
 };
 
-// Products in FP8 have their inputs in a byte an element: written with what the norms, SwiGLU and
-// the norms' backward make; made from the rest, which is read for it.
+// Costs of FP8 products, whose inputs take one byte per element. The norms, SwiGLU and the norms'
+// backward write these inputs with their output; the others are converted from tensors that are
+// read again for it.
 void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
   const int64_t read = e + 1;
   const int64_t inputs = m.qkv.columns + m.o.columns * read + m.gate_up.columns + m.down.columns;
@@ -34,9 +35,9 @@ void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
   cost->elementwise_again[Index(Recompute::kAll)] += inputs;
 }
 
-// Bytes for one token of the partial sums of SwigluFactorsBackward, which makes the product of
-// SwiGLU again in its one pass over the rows; 0 where it is not used (GatedMlp::MakesProductAgain,
-// and the sizes that the CUDA kernel has).
+// Bytes per token of the partial sums of SwigluFactorsBackward, which recomputes the product of
+// SwiGLU in its one pass over the rows; 0 where it is not used (GatedMlp::MakesProductAgain, and
+// the sizes that the CUDA kernel supports).
 int64_t OnePassPartials(const ModelShape& s, const spec::JobSpec& job, const BlockMatrices& m,
                         int64_t e) {
   const int64_t rank = m.down.rank;
@@ -75,7 +76,7 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
       2 * r.hidden + 2 * kStatisticBytes + r.qkv + r.attended + r.lse + r.attention_xa + r.down_xa;
   const int64_t mlp = r.gate_up + r.gate_up_xa;
   const int64_t partials = OnePassPartials(s, job, m, e);
-  const int64_t activated = partials > 0 ? 0 : r.activated;  // of what is kept or restored
+  const int64_t activated = partials > 0 ? 0 : r.activated;  // kept or restored
   const int64_t norms = r.input_normed + r.middle_normed + r.heads + activated;
   cost.saved = {kept_always + mlp + norms, kept_always + mlp, kept_always, r.hidden};
   const int64_t all = cost.saved[Index(Recompute::kNothing)];
@@ -85,11 +86,11 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
     const int64_t kept = cost.saved[level];
     cost.forward[level] = all - activated + r.activated - kept + r.hidden;
     const bool has_input = level == Index(Recompute::kNothing) || level == Index(Recompute::kAll);
-    // All that the feed-forward layer's backward reads, and the gradients it writes.
+    // Everything that the feed-forward layer's backward reads, and the gradients it writes.
     const int64_t restored = all - (has_input ? 0 : r.input_normed + r.heads);
     const int64_t with_mlp = restored + r.hidden + s.intermediate * e + partials;
     cost.backward_mlp[level] = with_mlp - kept + dy;
-    // The feed-forward layer's tensors are gone then.
+    // The feed-forward layer's tensors are freed by then.
     const int64_t attention = all - mlp - activated - r.middle_normed - r.hidden;
     cost.backward_attention[level] = attention + r.hidden + q * e + dqkv - kept + dy;
   }
@@ -109,10 +110,10 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
         (matrix->rows + matrix->rank) * RowStride(matrix->columns, matrix->rank);
     if (matrix->rank == 0) continue;
     adapter_forward += matrix->columns * e;
-    // The gradients of both factors and of their product.
+    // Gradients of both factors and of their product.
     cost.adapters += (2 * matrix->rows + matrix->columns) * e;
   }
-  // One pass reads what SwiGLU's backward reads anyway, and writes and reads its partial sums.
+  // The one pass reads what SwiGLU's backward reads anyway, and writes and reads its partial sums.
   if (partials > 0) cost.adapters += 2 * partials - (2 * m.gate_up.rows + m.down.columns) * e;
   cost.adapters += adapter_forward;
   const int64_t gate_up_adapter = m.gate_up.rank > 0 ? m.gate_up.columns * e : 0;

@@ -39,7 +39,7 @@ ExecutionPlan Unplanned(const spec::JobSpec& job, Device device) {
   }
   run.optimizer_on_host = Offloads(job, device);
   run.blocks_on_host = Streams(job, device);
-  // A GPU's head wants some thousand rows at once.
+  // On a GPU the head needs some thousand rows at once.
   if (device == Device::kGpu) run.logits_bytes = int64_t{1} << 30;
   return run;
 }

@@ -14,7 +14,8 @@ constexpr int64_t kNf4CutUnit = kNf4Block * kNestedBlock;
 constexpr int64_t kInt8CutUnit = 256;
 constexpr int64_t kOptimizerBlock = 256;
 
-// How the job keeps quantised weights: pieces that ranks share out, and whole rows' scales.
+// Layout of the job's quantised weights: pieces that are shared out over ranks, and scales of whole
+// rows.
 struct QuantSizes {
   int64_t cut_unit = 0;  // elements
   int64_t cut_unit_bytes = 0;
@@ -42,12 +43,12 @@ int64_t StateBytes(spec::Optimizer optimizer, int64_t elements) {
   return 0;
 }
 
-// What a unit's parameters come to before any of it is cut over ranks.
+// Totals of a unit's parameters before any of it is cut over ranks.
 struct UnitSizes {
-  int64_t frozen = 0;     // elements that are not quantised
+  int64_t frozen = 0;     // elements not quantised
   int64_t linears = 0;    // of these, weights of linear layers
-  int64_t cut_units = 0;  // of quantised weights
-  int64_t rows = 0;       // of quantised weights
+  int64_t cut_units = 0;  // pieces of quantised weights
+  int64_t rows = 0;       // rows of quantised weights
   int64_t trained = 0;    // elements
 };
 
@@ -67,7 +68,8 @@ UnitSizes SizesOf(const Unit& unit, const QuantSizes& quant) {
   return sizes;
 }
 
-// States of the first `held` trained elements of a unit: each parameter, or its part, has its own.
+// Bytes of the states of the first `held` trained elements of a unit: each parameter, or part of
+// one, has its own.
 int64_t OptimizerBytes(const Unit& unit, spec::Optimizer optimizer, int64_t held) {
   int64_t bytes = 0;
   for (const Parameter& p : unit.parameters) {

@@ -14,12 +14,12 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxSize = int64_t{1} << 32;
 
-// What transformers' configuration class of a family assumes where config.json is silent.
+// Defaults of transformers' configuration class of a family, for keys missing in config.json.
 struct Family {
   std::string_view name;
-  bool qkv_bias;        // always there (Qwen2), not an option
-  bool attention_bias;  // is an option
-  bool mlp_bias;        // is an option
+  bool qkv_bias;        // always present (Qwen2), not an option
+  bool attention_bias;  // can be set by a key
+  bool mlp_bias;        // can be set by a key
   bool qk_norm;
   int64_t head_dim;         // 0: hidden / heads
   int64_t window;           // sliding_window when the key is missing; 0: none
@@ -41,14 +41,14 @@ std::string Families() {
   return names;
 }
 
-// Reads keys, and keeps the first thing that was wrong: what is read after it may be anything.
+// Reads keys and keeps the first error; values read after it are meaningless.
 class Reader {
  public:
   Reader(const Json& json, std::string where, absl::Status& error)
       : json_(json), where_(std::move(where)), error_(error) {}
 
   bool HasKey(const char* key) const { return json_.contains(key); }
-  // Present and not null.
+  // True when the key is present and not null.
   bool Has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
 
   template <typename T>
@@ -68,7 +68,7 @@ class Reader {
     return Get<T>(key, T());
   }
 
-  // 1 where the key is wrong. Without `fallback` it is required.
+  // Returns 1 on error. The key is required without `fallback`.
   int64_t Size(const char* key, int64_t fallback = 0) const {
     if (!Has(key) && fallback > 0) return fallback;
     if (!Has(key)) {
@@ -90,7 +90,7 @@ class Reader {
     return fallback;
   }
 
-  // Nothing for a missing or null object.
+  // Nullopt for a missing or null object.
   std::optional<Reader> Object(const char* key) const {
     if (!Has(key)) return std::nullopt;
     if (json_[key].is_object()) return Reader(json_[key], where_ + ": " + key, error_);
@@ -181,7 +181,8 @@ void ReadRopeScaling(const Reader& scaling, const Reader& config, RopeOptions& r
 RopeOptions ReadRope(const Reader& config) {
   RopeOptions rope;
   rope.theta = config.Get("rope_theta", rope.theta);
-  // transformers 5 writes rope_parameters, with the base in it; before it was rope_scaling.
+  // transformers 5 writes rope_parameters, with the base in it; earlier versions wrote
+  // rope_scaling.
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (const auto scaling = config.Object(key)) ReadRopeScaling(*scaling, config, rope);
   }
@@ -191,7 +192,7 @@ RopeOptions ReadRope(const Reader& config) {
   return rope;
 }
 
-// layer_types, where a family heeds it: what it says of each layer.
+// Reads layer_types, the window of each layer, for families that use it.
 void ReadLayerTypes(const Reader& config, int64_t window, std::vector<int64_t>& windows) {
   const auto types = config.Get<std::vector<std::string>>("layer_types", {});
   if (types.size() != windows.size()) {
@@ -210,7 +211,7 @@ void ReadLayerTypes(const Reader& config, int64_t window, std::vector<int64_t>& 
 std::vector<int64_t> ReadWindows(const Reader& config, const Family& family, int64_t layers) {
   std::vector<int64_t> windows(layers, 0);
   if (family.window == 0) return windows;
-  // An explicit null switches the window off.
+  // An explicit null disables the window.
   int64_t window =
       config.HasKey("sliding_window") ? config.Get<int64_t>("sliding_window", 0) : family.window;
   if (family.window_is_optional && !config.Flag("use_sliding_window")) window = 0;
@@ -227,7 +228,7 @@ std::vector<int64_t> ReadWindows(const Reader& config, const Family& family, int
 
 int64_t MaxPositions(const Reader& config, const RopeOptions& rope) {
   const int64_t said = config.Get<int64_t>("max_position_embeddings", 0);
-  // The text of llama3 counts what it stretches already.
+  // For llama3 max_position_embeddings already includes the scaling.
   const bool stretches = rope.type == RopeType::kLinear || rope.type == RopeType::kYarn;
   const int64_t from = rope.type == RopeType::kYarn ? rope.original_max_positions : said;
   if (said <= 0 || !stretches || !(rope.factor >= 1 && rope.factor <= 1e6)) return said;

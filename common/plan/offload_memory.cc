@@ -9,8 +9,8 @@
 namespace sft::plan {
 namespace {
 
-// Of a rank beside its masters and states: libraries, pinned buffers of the driver and of NCCL,
-// rows being read.
+// Memory of a rank beside its masters and states: libraries, pinned buffers of the driver and of
+// NCCL, rows being read.
 constexpr int64_t kProcessBytes = 5'000'000'000;
 constexpr double kGiga = 1e9;
 
@@ -23,7 +23,8 @@ struct Remedy {
   std::string words;
 };
 
-// What lies on the host is divided over the ranks, by what also divides weights where those do.
+// Data on the host is divided over the ranks, by the same number that divides weights where those
+// are divided.
 template <typename Add>
 void AddDivision(const spec::JobSpec& job, const Add& add) {
   if (job.compute.gpu_count == 1 || job.parallelism.sharding != spec::Sharding::kDdp) return;
@@ -79,7 +80,7 @@ std::string WhatFits(const PlanInput& input, int64_t row_tokens) {
                                          : "offload_param = false");
 }
 
-// The keys of the job that ask for host memory.
+// Keys of the job that need host memory.
 std::string Keys(const spec::JobSpec& job) {
   const std::string table = "hyperparameters.parallelism.";
   std::string keys;

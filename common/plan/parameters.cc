@@ -101,7 +101,7 @@ std::vector<Unit> UnitsOf(const ModelShape& shape, const spec::JobSpec& job) {
   return units;
 }
 
-// As the optimizer does, bitsandbytes' too: smaller tensors keep fp32 states.
+// The optimizer, like bitsandbytes, keeps fp32 states for smaller tensors.
 std::optional<spec::Problem> CheckOptimizer(const ModelShape& shape, const spec::JobSpec& job) {
   if (job.hyperparameters.optimizer != spec::Optimizer::kAdamW8bit) return std::nullopt;
   int64_t largest = 0;

@@ -9,15 +9,15 @@ namespace sft::plan {
 namespace {
 
 constexpr int64_t kGradientBytes = 4;
-constexpr int64_t kSlots = 2;  // of a walk over blocks: one in use, one being filled
+constexpr int64_t kSlots = 2;  // slots of a walk over blocks: one in use, one being filled
 // Workspaces of cuBLAS and of the products of factors.
 constexpr int64_t kLibraryWorkspace = int64_t{100} << 20;
-// Free pieces that the caching allocator is left with, as parts of what is allocated and freed in a
-// step; products in FP8 leave more. Measured (docs/benchmarks/qlora.md).
+// Fragmentation left in the caching allocator, as a share of what is allocated and freed in a step;
+// FP8 products leave more. Measured (docs/benchmarks/qlora.md).
 constexpr double kSlackOfStep = 0.015;
 constexpr double kSlackOfFp8Step = 0.03;
 constexpr int64_t kSlack = int64_t{64} << 20;
-// Of the peak, what carried weights leave free: beyond it the allocator has to map memory anew in
+// Share of the peak that carried weights leave free: beyond it the allocator maps memory anew in
 // each step, 23 ms for Qwen3-32B on an H100.
 constexpr double kCarriedLeaves = 0.04;
 
@@ -26,13 +26,13 @@ struct Moment {
   int64_t total() const { return activations + transients + workspace + logits + communication; }
 };
 
-// Of an element of a unit's whole gradient: a block's is made in the type it is sent in.
+// Bytes per element of a unit's whole gradient: a block's is computed in the type it is sent in.
 int64_t WholeBytes(const Problem& p, size_t unit) {
   return IsBlock(p.units, unit) ? p.wire_bytes() : kGradientBytes;
 }
 
-// Whole gradients that exist beside their shards: of the unit whose backward runs, of the one
-// before it that is being reduced, and the reduced part.
+// Whole gradients that exist beside their shards: that of the unit whose backward runs, that of the
+// unit before it, which is being reduced, and the reduced part.
 int64_t GradientsOnTheirWay(const Problem& p, size_t unit) {
   if (!p.scatters_gradients()) return 0;
   const int64_t pending = unit + 1 < p.trained.size() ? p.trained[unit + 1] : 0;
@@ -40,7 +40,7 @@ int64_t GradientsOnTheirWay(const Problem& p, size_t unit) {
   return WholeBytes(p, unit) * p.trained[unit] + p.wire_bytes() * (pending + part);
 }
 
-// A finished unit's gradient in the type it is sent in, where that is another one.
+// A finished unit's gradient converted to the type it is sent in, where that differs.
 int64_t WireCopy(const Problem& p, size_t unit) {
   const bool copies = p.scatters_gradients() && p.wire_bytes() != WholeBytes(p, unit);
   return copies ? p.wire_bytes() * p.trained[unit] : 0;
@@ -52,8 +52,8 @@ int64_t LogitsBytes(const Problem& p, const ExecutionPlan& run) {
 
 const Moment& Fuller(const Moment& a, const Moment& b) { return b.total() > a.total() ? b : a; }
 
-// The fullest moments of a micro-batch: by block, of its forward or backward (the first needs less
-// but where blocks are recomputed), and of the head with the loss.
+// The peaks of a micro-batch: for each block the larger of its forward and backward (the forward
+// needs less unless blocks are recomputed), and for the head with the loss.
 struct Moments {
   std::vector<Moment> blocks;
   Moment head;
@@ -71,7 +71,7 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
   const BlockCost& block = p.block;
   const int64_t workspace =
       AttentionWorkspace(p.shape, run.rows, p.row_tokens, p.job.training.deterministic);
-  int64_t saved = 0;  // of the blocks so far
+  int64_t saved = 0;  // kept by the blocks so far
   for (int64_t layer = 0; layer < p.shape.layers; ++layer) {
     const auto level = static_cast<size_t>(run.LevelOf(layer));
     const int64_t before = saved;
@@ -100,12 +100,11 @@ Moments MomentsOf(const Problem& p, const ExecutionPlan& run) {
   return moments;
 }
 
-// What recorded blocks take more than others: their memory is theirs alone, so that the head's, or
-// a validation's, comes on top of their fullest moment; what goes in and comes out; libraries'
-// workspaces.
+// Memory that recorded blocks take beyond others: their memory is private, so the head's or a
+// validation's comes on top of their peak; their inputs and outputs; workspaces of libraries.
 int64_t GraphBytes(const Problem& p, const ExecutionPlan& run, const Moments& moments,
                    int64_t tokens) {
-  constexpr int64_t kRows = 3;    // of hidden states: into the blocks, out, and the gradient
+  constexpr int64_t kRows = 3;    // hidden states: into the blocks, out of them, and the gradient
   constexpr int64_t kShared = 4;  // at most, for shapes that grow (BlockGraphs::Share)
   Moment worst;
   for (const Moment& block : moments.blocks) worst = Fuller(worst, block);
@@ -117,7 +116,7 @@ int64_t GraphBytes(const Problem& p, const ExecutionPlan& run, const Moments& mo
          kShared * kRows * tokens * p.block.hidden_row + kLibraryWorkspace;
 }
 
-// Buffers that weights pass through, and bytes on their way into them.
+// Adds buffers that weights pass through, and bytes in transit into them.
 void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) {
   const int64_t layers = p.shape.layers, e = p.element_bytes;
   const int64_t matrices = p.block.matrix_elements * e;
@@ -139,7 +138,7 @@ void AddScratch(const Problem& p, const ExecutionPlan& run, PeakMemory* memory) 
     const int64_t block = p.expands_blocks() ? p.trained[1] : p.block.weights + p.trained[1];
     const int64_t of_blocks = p.job.full_finetune() ? p.trained[1] : block;
     memory->scratch_slots += e * (kSlots * of_blocks + p.head_elements);
-    // A rank's part on its way from the host, until it has been gathered.
+    // A rank's part in transit from the host, until it has been gathered.
     if (p.streams_trained() && p.parts().weights > 1) {
       memory->communication += e * CeilDiv(p.trained[1], p.parts().weights);
     }
@@ -251,7 +250,7 @@ int64_t MostCarried(const Problem& p, const ExecutionPlan& run) {
   const int64_t copy = p.block.matrix_elements * p.element_bytes;
   const int64_t ahead = run.prefetch ? 1 : 0;
   int64_t most = p.shape.layers - run.kept;
-  // With `most` blocks, those from `layer` on stand in block layer's backward, and `ahead` of them.
+  // With `most` blocks, those from `layer` on are held in block layer's backward, and `ahead` more.
   for (int64_t layer = 0; layer < std::min(most + ahead, p.shape.layers); ++layer) {
     const int64_t room = worst - moments.blocks[layer].total();
     most = std::min(most, layer - ahead + room / copy);
@@ -260,7 +259,7 @@ int64_t MostCarried(const Problem& p, const ExecutionPlan& run) {
 }
 
 std::vector<MemoryItem> Items(const PeakMemory& m) {
-  // A backward may have let go of more than it made by its fullest moment.
+  // A backward may have freed more than it allocated by its peak.
   const int64_t freed = std::min<int64_t>(0, m.transients);
   std::vector<MemoryItem> items;
   const std::pair<const char*, int64_t> all[] = {{"weights", m.weights},

@@ -10,23 +10,25 @@
 namespace sft::plan {
 namespace {
 
-// Beside the allocator: the driver's context, kernels that cuBLAS and cuDNN load when first used,
-// and NCCL's buffers.
+// Memory beside the allocator: the driver's context, kernels that cuBLAS and cuDNN load when first
+// used, and NCCL's buffers.
 constexpr int64_t kContextBytes = 550'000'000;
 constexpr int64_t kLibraryBytes = 900'000'000;
 constexpr int64_t kNcclBytes = 1'300'000'000;
-// A split of the batch that the job gives must be faster than the batch by more than this.
+// A split of the job's batch must be faster than the unsplit batch by more than this.
 constexpr double kWorthASplit = 0.01;
-// Of choices this near to the fastest, the one with the least memory is taken.
+// Among choices this close to the fastest, the one with the least memory is taken.
 constexpr double kSame = 0.002;
-// Tokens of a micro-batch beyond which nothing gets faster, and elements that kernels may index.
+// Tokens of a micro-batch beyond which nothing gets faster, and the most elements that kernels can
+// index.
 constexpr int64_t kMostTokens = 65536;
 constexpr int64_t kMostElements = int64_t{1} << 31;
 constexpr int64_t kLogitsBytes = int64_t{1} << 30;
 constexpr int64_t kLeastLogitsBytes = int64_t{64} << 20;
-// Recording is worth padding and memory where launches hold micro-batches back by more than this.
+// Recording is worth its padding and memory where launches slow micro-batches down by more than
+// this.
 constexpr double kWorthRecording = 0.05;
-// What the driver keeps beside the allocator for the kernels of recordings; not measured.
+// Memory that the driver keeps beside the allocator for the kernels of recordings; not measured.
 constexpr int64_t kRecordingBytes = 500'000'000;
 constexpr double kGiga = 1e9;
 
@@ -44,7 +46,7 @@ std::vector<int64_t> RowOptions(const Problem& p) {
   return options;
 }
 
-// What makes room at little cost, the cheapest first; false when nothing is left.
+// Takes the cheapest step that saves memory; false when none is left.
 bool Squeeze(const Problem& p, ExecutionPlan* run) {
   if (run->logits_bytes > kLeastLogitsBytes) {
     run->logits_bytes /= 2;
@@ -69,7 +71,7 @@ class Search {
   Search(const Problem& problem, const GpuRates& gpu, int64_t limit)
       : problem_(problem), gpu_(gpu), limit_(limit) {}
 
-  // Adds what fits with this many rows.
+  // Adds the candidates that fit with this many rows.
   void Add(int64_t rows) {
     const int64_t layers = problem_.shape.layers;
     const bool all = problem_.job.parallelism.activation_checkpointing;
@@ -77,7 +79,7 @@ class Search {
       for (int shallow = 0; shallow <= deep; ++shallow) {
         const auto most = static_cast<int>(Recompute::kAll);
         if (all && (deep != most || shallow != most)) continue;
-        // With one level there is nothing to divide.
+        // With one level there is nothing to choose.
         for (int64_t count = shallow == deep ? layers : 1; count <= layers; ++count) {
           Try({.rows = rows,
                .micro_batches = RankRows(problem_.job) / rows,
@@ -92,7 +94,7 @@ class Search {
     }
   }
 
-  // The fastest, or one with less memory that is as fast.
+  // The fastest candidate, or one with less memory that is as fast.
   std::optional<Candidate> Best() const {
     if (fitting_.empty()) return std::nullopt;
     const auto seconds = [](const Candidate& c) { return c.time.total(); };
@@ -111,8 +113,8 @@ class Search {
     return PredictMemory(problem_, run).reserved() <= limit_;
   }
 
-  // With room for the pieces that a block which is made again leaves between what is used: up to
-  // its size, on four H200s with Llama of 70B. Kept copies are worth little beside a job that ends.
+  // Leaves room for fragments between used memory when a block is recomputed: up to a block's size,
+  // on four H200s with a Llama of 70B. Kept copies are not worth a job that runs out of memory.
   bool FitsKept(const ExecutionPlan& run) const {
     const PeakMemory memory = PredictMemory(problem_, run);
     const int64_t pieces = run.shallow == Recompute::kAll ? memory.transients : 0;
@@ -123,7 +125,7 @@ class Search {
     while (!Fits(run)) {
       if (!Squeeze(problem_, &run)) return;
     }
-    // Where the head is not the fullest moment, wide chunks of its logits take nothing.
+    // Where the peak is not in the head, wide chunks of its logits are free.
     for (int64_t bytes = kLogitsBytes; bytes > run.logits_bytes; bytes /= 2) {
       ExecutionPlan wide = run;
       wide.logits_bytes = bytes;
@@ -140,7 +142,7 @@ class Search {
     return {run, PredictMemory(problem_, run), PredictTime(problem_, run, gpu_)};
   }
 
-  // The same with recorded blocks, where that is worth it.
+  // Adds the same candidate with recorded blocks, where that is worth it.
   void AddRecorded(const Candidate& plain) {
     if (!MayRecord(problem_, plain.run)) return;
     ExecutionPlan run = plain.run;
@@ -171,7 +173,7 @@ class Search {
   std::vector<Candidate> fitting_;
 };
 
-// The least memory that the job can run in.
+// The plan with the least memory.
 ExecutionPlan Smallest(const Problem& p) {
   ExecutionPlan run{.rows = 1,
                     .micro_batches = RankRows(p.job),
@@ -193,7 +195,7 @@ std::string Gigabytes(int64_t bytes) {
   return fmt::format("{:.1f} GB", static_cast<double>(bytes) / kGiga);
 }
 
-// Changes of the job that fit, each by itself.
+// Changes of the job that fit, each by itself, for the error message.
 std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
   std::vector<std::string> remedies;
   int64_t tokens = p.row_tokens / 2;
@@ -277,7 +279,7 @@ absl::Status Refusal(const PlanInput& input, const Problem& p) {
 int64_t AllocatorBytes(const spec::JobSpec& job, int64_t free_bytes, bool opened) {
   int64_t bytes = free_bytes - kLibraryBytes;
   if (!opened) bytes -= kContextBytes + (job.compute.gpu_count > 1 ? kNcclBytes : 0);
-  // The communicators of a row and of a column, made after the first.
+  // Communicators of a row and of a column, made after the first.
   if (job.parallelism.sharding == spec::Sharding::kHybridShard) bytes -= 2 * kNcclBytes;
   const auto budget = static_cast<int64_t>(job.compute.memory_budget_gb * kGiga);
   if (budget > 0) bytes = std::min(bytes, budget);
@@ -294,7 +296,7 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   const int64_t given = input.job.hyperparameters.per_device_batch;
   for (const int64_t rows : RowOptions(problem)) {
     search.Add(rows);
-    if (rows == given) unsplit = search.Best();  // the first of the options
+    if (rows == given) unsplit = search.Best();  // the first option
   }
   std::optional<Candidate> best = search.Best();
   if (!best) return Refusal(input, problem);

@@ -6,34 +6,37 @@ namespace sft::plan {
 namespace {
 
 // Measured on one H100 (docs/engine.md).
-constexpr double kElementwise = 0.92;  // of a copy
+constexpr double kElementwise = 0.92;  // fraction of a copy
 constexpr double kAdapterReads = 0.88;
 constexpr double kHalfProducts = 150;  // tokens at which products reach half of their rate
-constexpr double kHalfForward = 450;   // tokens of a document, the same of attention
+constexpr double kHalfForward = 450;  // tokens of a document at which attention reaches half of its
+                                      // rate
 constexpr double kHalfBackward = 530;
-constexpr double kAnyOrder = 1.08;        // of attention's backward, over that in a fixed order
-constexpr double kSlabs = 0.9;            // of attention's backward in slabs, over that in one
-constexpr double kVisibleWeights = 0.6;   // of de-quantising beside products
-constexpr double kVisibleExchange = 0.2;  // of gathering and reducing beside products
-constexpr double kHostRead = 25e9;        // bytes a second of rows that lie in host memory
-// What AdamW's loops move through the memory of a node with 16 cores for a rank, and a bus of 16
-// lanes each way; not measured.
+constexpr double kAnyOrder = 1.08;  // speed of attention's backward in any order, relative to a
+                                    // fixed order
+constexpr double kSlabs = 0.9;      // speed of attention's backward in slabs, relative to one call
+constexpr double kVisibleWeights = 0.6;   // share of de-quantising not hidden by products
+constexpr double kVisibleExchange = 0.2;  // share of gathering and reducing not hidden by products
+constexpr double kHostRead = 25e9;        // bytes per second of rows read from host memory
+// Memory traffic of AdamW's loops for a rank on a node with 16 cores, and a bus of 16 lanes each
+// way; not measured.
 constexpr double kHostMemory = 100e9;
 constexpr double kHostBus = 50e9;
 constexpr double kLaunch = 4.5e-6;
-constexpr double kLaunchesPerBlock = 100;  // of a micro-batch
-// Of the device's time, what the host's launches may take unseen: kernels between the products are
-// shorter than a launch. Not measured.
+constexpr double kLaunchesPerBlock = 100;  // per micro-batch
+// Fraction of the device's time within which the host's launches stay hidden: kernels between the
+// products are shorter than a launch. Not measured.
 constexpr double kUnseenLaunches = 0.7;
-constexpr double kGap = 0.7e-6;         // between two kernels, recorded or not
-constexpr double kStepOverhead = 4e-3;  // the host's waits for the loss, the norm and the ranks
-constexpr double kLossPasses = 3;       // over the logits
+constexpr double kGap = 0.7e-6;         // seconds between two kernels, recorded or not
+constexpr double kStepOverhead = 4e-3;  // the host's waits for the loss, the norm and the other
+                                        // ranks
+constexpr double kLossPasses = 3;       // passes over the logits
 
 double Ramp(double n, double half) { return n / (n + half); }
 
 double Bytes(int64_t per_token, double tokens) { return static_cast<double>(per_token) * tokens; }
 
-// What a micro-batch costs beside the products of blocks.
+// Costs of a micro-batch beside the products of blocks.
 struct Rates {
   double head, blocks, forward, backward, elementwise, adapters;
 };
@@ -55,7 +58,7 @@ Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu, b
           gpu.copy * kAdapterReads};
 }
 
-// Bytes of a block's weights that are read and written for one pass over it.
+// Seconds to read and write a block's weights for one pass over it.
 double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, double compute_seconds) {
   const double weights = static_cast<double>(p.block.weights);
   double seconds = 0;
@@ -71,7 +74,7 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
   }
   if (p.streams()) {
     const double bus = static_cast<double>(p.held.host_weights) / layers / kHostBus;
-    seconds += std::max(0.0, bus - compute_seconds);  // the bytes, with and without prefetch
+    seconds += std::max(0.0, bus - compute_seconds);  // bytes, with and without prefetch
   }
   if (p.parts().weights > 1) {
     const double ranks = static_cast<double>(p.parts().weights);
@@ -81,12 +84,13 @@ double WeightSeconds(const Problem& p, const GpuRates& gpu, bool prefetch, doubl
   return seconds;
 }
 
-// Gathering or reducing `bytes` over some ranks: each sends all but its own part.
+// Seconds of gathering or reducing `bytes` over some ranks: each sends all but its own part.
 double RingSeconds(double bytes, int64_t ranks, double bus) {
   return bytes * static_cast<double>(ranks - 1) / static_cast<double>(ranks) / bus;
 }
 
-// Of the gradients, and of the weights that a sharded optimizer updated a part of; by a step.
+// Seconds per step to exchange the gradients, and the weights of which a sharded optimizer updated
+// a part.
 double ExchangeSeconds(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu,
                        double trained) {
   const ShardParts parts = p.parts();
@@ -95,11 +99,12 @@ double ExchangeSeconds(const Problem& p, const ExecutionPlan& run, const GpuRate
   if (p.scatters_gradients()) {
     const double sent = trained * static_cast<double>(p.wire_bytes() * run.micro_batches);
     seconds += kVisibleExchange * RingSeconds(sent, parts.gradients, gpu.bus);
-    // What one rank holds is summed over its replicas.
+    // A rank's part is summed over its replicas.
     const double own = fp32 / static_cast<double>(parts.gradients);
     seconds += kVisibleExchange * 2 * RingSeconds(own, p.ranks() / parts.gradients, gpu.bus);
   } else {
-    const double sums = parts.states > 1 ? 1 : 2;  // a reduce-scatter, or an all-reduce
+    const double sums = parts.states > 1 ? 1 : 2;  // one pass for a reduce-scatter, two for an all-
+                                                   // reduce
     seconds += kVisibleExchange * sums * RingSeconds(fp32, p.ranks(), gpu.bus);
   }
   if (p.shares_whole_weights()) {
@@ -108,8 +113,8 @@ double ExchangeSeconds(const Problem& p, const ExecutionPlan& run, const GpuRate
   return seconds;
 }
 
-// The host's update of masters and states, beside which the first forward of the next step runs
-// where it takes the weights unit by unit.
+// Seconds of the host's update of masters and states. It overlaps the first forward of the next
+// step where that takes the weights unit by unit.
 double HostSeconds(const Problem& p, double own, double forward_seconds) {
   const double sent = own * static_cast<double>(p.host_wire_bytes() + p.element_bytes);
   const double moved =
@@ -124,7 +129,8 @@ double OptimizerSeconds(const Problem& p, const ExecutionPlan& run, const GpuRat
   for (int64_t elements : p.trained) trained += static_cast<double>(elements);
   const ShardParts parts = p.parts();
   const double own = trained / static_cast<double>(parts.states);
-  // Gradients zeroed, read for the norm and for the update; states and masters read and written.
+  // Gradients are zeroed, read for the norm and for the update; states and masters are read and
+  // written.
   const double bytes = trained / static_cast<double>(parts.gradients) * 4 + own * 2 * 4 +
                        2 * static_cast<double>(p.held.optimizer + p.held.master_weights) +
                        own * static_cast<double>(p.element_bytes);
@@ -140,7 +146,7 @@ double StepTime::total() const {
 
 StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu) {
   const double rows = static_cast<double>(run.rows * p.row_tokens);
-  const double tokens = static_cast<double>(MicroBatchTokens(p, run));  // with padding
+  const double tokens = static_cast<double>(MicroBatchTokens(p, run));  // padding included
   const double length = static_cast<double>(p.row_tokens);
   const double layers = static_cast<double>(p.shape.layers);
   const bool full = p.job.full_finetune();
@@ -148,7 +154,8 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   const Rates rates = RatesAt(p, run, gpu, fp8);
   const BlockCost& block = p.block;
 
-  // One product forward, one for the gradient of the input, one for that of a trained weight.
+  // One product in the forward, one for the gradient of the input, one for that of a trained
+  // weight.
   const double passes = full ? 3 : 2;
   const double product = 2 * Bytes(block.weights, tokens) / rates.blocks;
   const double pairs = tokens * (length + 1) / 2;
@@ -163,8 +170,8 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
                       8 * Bytes(block.hidden_row, tokens)) /
                      rates.elementwise;
   time.adapters = layers * Bytes(block.adapters, tokens) / rates.adapters;
-  // Of forward and backward alike; there are kept and carried copies of quantised blocks alone,
-  // and of those from the host.
+  // Forward and backward alike. Only quantised blocks, and blocks from the host, have kept and
+  // carried copies.
   const double sources = 2 * layers - static_cast<double>(2 * run.kept + run.carried);
   time.weights = sources * WeightSeconds(p, gpu, run.prefetch, product + attention_forward);
   if (run.embedding_on_host) time.weights += Bytes(block.hidden_row, tokens) / kHostRead;
@@ -177,7 +184,7 @@ StepTime PredictTime(const Problem& p, const ExecutionPlan& run, const GpuRates&
   }
   const double device = time.total();
   const double launches = layers * kLaunchesPerBlock;
-  // Recorded blocks are launched as one.
+  // A recorded block is one launch.
   const double host = run.graphs ? 0 : launches * kLaunch;
   time.launches = launches * kGap + std::max(0.0, host - kUnseenLaunches * device);
   const double micro_batches = static_cast<double>(run.micro_batches);

@@ -16,21 +16,22 @@
 namespace sft::rpc {
 namespace {
 
-// Connections that wait to be accepted; the kernel makes further ones dial again.
+// Connections that may wait to be accepted; the kernel makes further ones retry.
 constexpr int kBacklog = 1024;
 
-// An address of the list that getaddrinfo gave, with this port.
-// Not valid: `error` is the errno.
+// A socket listening on one address of getaddrinfo's list, at this port. If it is not valid,
+// `error` is the errno.
 io::UniqueFd ListenOn(const addrinfo& address, int port, bool both_families, int& error) {
   sockaddr_storage at{};
   std::copy_n(reinterpret_cast<const char*>(address.ai_addr), address.ai_addrlen,
               reinterpret_cast<char*>(&at));
-  // The port stands at one place in both families.
+  // The port is at the same offset in both families.
   reinterpret_cast<sockaddr_in*>(&at)->sin_port = htons(static_cast<uint16_t>(port));
   io::UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1, only = both_families ? 0 : 1;
   if (!fd.valid() || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-      // Small messages are not to wait for one another; a connection has this from its listener.
+      // Small messages must not wait for each other; accepted connections inherit this from the
+      // listener.
       ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) != 0 ||
       (address.ai_family == AF_INET6 &&
        ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof(only)) != 0) ||
@@ -62,7 +63,7 @@ absl::StatusOr<std::vector<io::UniqueFd>> ListenOnAll(const std::string& host, i
     io::UniqueFd socket = ListenOn(*each, port, both_families, error);
     if (!socket.valid()) {
       refused = Unavailable(std::generic_category().message(error));
-      // A family that the machine has not is no reason; a port that somebody has is.
+      // A family that the machine lacks is not an error; a port in use is.
       if (error != EADDRNOTAVAIL && error != EAFNOSUPPORT) return refused;
       continue;
     }

@@ -6,11 +6,11 @@
 
 #include <cstdarg>
 
-// gRPC waits through Abseil, and Abseil by the wall clock: its futexes have an absolute deadline on
-// CLOCK_REALTIME. When that clock is set back by an hour, a timer of gRPC (the next try to reach a
-// server, a deadline, a keepalive) comes an hour late. Our programs link both statically and with
-// --wrap=syscall, so that these calls come here: the deadline is put on the monotonic clock, which
-// nobody sets. What is no such wait passes unchanged.
+// Moves gRPC's waits from the wall clock to the monotonic one. gRPC waits through Abseil, whose
+// futexes have an absolute deadline on CLOCK_REALTIME: when that clock is set back by an hour,
+// gRPC's timers (the next attempt to reach a server, a deadline, a keepalive) fire an hour late.
+// Our programs link both statically and with --wrap=syscall, so these calls come here and their
+// deadline is converted to the monotonic clock, which nobody sets. Other calls pass unchanged.
 
 namespace sft::rpc {
 
@@ -26,7 +26,7 @@ timespec OnMonotonicClock(timespec moment, WallTime wall, MonoTime mono) {
     ++seconds;
     nanos -= kSecond;
   }
-  // Long past: the kernel takes no negative times.
+  // Long past: the kernel rejects negative times.
   if (seconds < 0) return {0, 0};
   return {seconds, nanos};
 }
@@ -37,7 +37,7 @@ extern "C" {
 
 long __real_syscall(long number, ...);
 
-// The library's own has the same shape: six words, of which the kernel looks at those it needs.
+// Same shape as the library's own: six words, of which the kernel uses those it needs.
 long __wrap_syscall(long number, ...) {
   va_list arguments;
   va_start(arguments, number);

@@ -14,19 +14,18 @@ namespace {
 
 google::rpc::Status DetailsOf(const grpc::Status& status) {
   google::rpc::Status details;
-  // Details that cannot be parsed are somebody else's: treated as none.
+  // Details that cannot be parsed are foreign and treated as none.
   if (!details.ParseFromString(status.error_details())) details.Clear();
   return details;
 }
 
-// A status travels in metadata, of which a peer takes 8 KiB by default: a longer one would arrive
-// as another error, about metadata. Together these stay below, with the details in base64 and once
-// more the message in them.
+// Limits of a status. It travels in metadata, of which a peer accepts 8 KiB by default: a longer
+// one would arrive as another error, about metadata. Together these stay below that, with the
+// details in base64 and the message repeated in them.
 constexpr size_t kMaxMessage = 4000, kMaxMessageWithDetail = 1200, kMaxViolations = 2500;
 
-// The first characters of a text, `most` bytes as a header carries them: what is not ASCII takes
-// three.
-// A message that is not UTF-8 would not arrive at all.
+// The beginning of a text, `most` bytes long as encoded in a header: a character outside ASCII
+// takes three. A message that is not UTF-8 would not arrive at all.
 std::string Cut(std::string_view bytes_of_text, size_t most) {
   const std::string whole = ToUtf8(bytes_of_text.substr(0, most));
   const std::string_view text = whole;
@@ -53,11 +52,11 @@ void AddPayload(absl::Status& status, const google::protobuf::Message& detail) {
 
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  // The numbers of both enumerations are those of google.rpc.Code.
+  // Both enumerations use the numbers of google.rpc.Code.
   const auto code = static_cast<grpc::StatusCode>(status.code());
   google::rpc::Status details;
   status.ForEachPayload([&](absl::string_view type, const absl::Cord& value) {
-    // Others are marks of this process.
+    // Other payloads are private to this process.
     if (!absl::StartsWith(type, "type.googleapis.com/google.rpc.")) return;
     google::protobuf::Any& any = *details.add_details();
     any.set_type_url(std::string(type));

@@ -8,7 +8,7 @@
 
 #include "common/spec/draft.h"
 
-// global_batch = per_device_batch * gpu_count * gradient_accumulation_steps.
+// The batch arithmetic: global_batch = per_device_batch * gpu_count * gradient_accumulation_steps.
 
 namespace sft::spec {
 namespace {
@@ -17,17 +17,18 @@ constexpr std::string_view kGlobal = "hyperparameters.global_batch",
                            kDevice = "hyperparameters.per_device_batch",
                            kSteps = "hyperparameters.gradient_accumulation_steps";
 constexpr int64_t kDefaultDeviceBatch = 4;
-// Sequences of a step and a GPU where the plan chooses the batch and nothing says how many.
+// Sequences per step and GPU where the plan chooses the batch and the file gives none.
 constexpr int64_t kPlannedSequences = 16;
 constexpr int64_t kMaxGlobalBatch = 1'000'000'000;
 
-// What would divide: the multiples of `unit` around `wanted`.
+// Suggestions for a message: the multiples of `unit` around `wanted`.
 std::string Multiples(int64_t wanted, int64_t unit) {
   const int64_t below = wanted / unit * unit;
   return below > 0 ? fmt::format("{} or {}", below, below + unit) : fmt::format("{}", unit);
 }
 
-// The factor `result` = global / (other * gpus), or a problem that says what would divide.
+// Derives the factor `result` = global / (other * gpus), or adds a problem that says what would
+// divide.
 void DeriveFactor(std::string_view result, std::string_view other, Draft* draft) {
   const int64_t global = draft->Int(kGlobal);
   const int64_t unit = draft->Int(other) * draft->Int(kGpuCountKey);
@@ -54,8 +55,8 @@ void DeriveGlobal(Draft* draft) {
   draft->Derive(kGlobal, product, "per_device_batch * gpu_count * gradient_accumulation_steps");
 }
 
-// All three are given. Two overrides beat the third value; of the file's values global_batch wins
-// and the accumulation follows.
+// All three are given. Two overrides beat the third value; among the file's values global_batch
+// wins and the accumulation follows.
 void ResolveThree(Draft* draft) {
   const int64_t product = draft->Int(kDevice) * draft->Int(kGpuCountKey) * draft->Int(kSteps);
   const int64_t global = draft->Int(kGlobal);
@@ -66,7 +67,7 @@ void ResolveThree(Draft* draft) {
       draft->Int(kDevice), draft->Int(kGpuCountKey), draft->Int(kSteps), product, global);
   const bool device = draft->Overridden(kDevice), steps = draft->Overridden(kSteps),
              global_given = draft->Overridden(kGlobal);
-  // A DeepSpeed JSON that was written for other numbers is not silently corrected.
+  // A DeepSpeed JSON written for other numbers is not silently corrected.
   const bool attached =
       draft->Attached(kDevice) || draft->Attached(kSteps) || draft->Attached(kGlobal);
   if (attached && !device && !steps && !global_given) {
@@ -93,7 +94,7 @@ void ResolveThree(Draft* draft) {
                                          LeafOf(result), draft->Int(result)));
 }
 
-// The largest batch up to the default that divides what falls to one rank, and its accumulation.
+// Derives the largest batch up to the default that divides a rank's rows, and its accumulation.
 void DeriveBoth(Draft* draft) {
   const int64_t global = draft->Int(kGlobal), count = draft->Int(kGpuCountKey);
   const int64_t batch = global % count == 0 ? UnplannedRows(global / count) : 1;
@@ -101,8 +102,7 @@ void DeriveBoth(Draft* draft) {
   DeriveFactor(kSteps, kDevice, draft);
 }
 
-// per_device_batch = "auto": the plan divides what falls to a rank, unless the accumulation says
-// how.
+// per_device_batch = "auto": the plan divides a rank's rows, unless the accumulation is given.
 void ResolveAuto(Draft* draft) {
   if (draft->Overridden(kDevice)) draft->DropFromFile(kSteps);
   if (draft->Has(kSteps)) {
@@ -164,7 +164,7 @@ void ResolveBatch(Draft* draft) {
 }
 
 int64_t StepsOfEpochs(double n_epochs, int64_t steps_per_epoch) {
-  // 0.1 * 30 is a little more than 3 in floating point and must not become 4 steps.
+  // In floating point 0.1 * 30 is a little more than 3; it must not become 4 steps.
   const double exact = n_epochs * static_cast<double>(steps_per_epoch);
   return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(exact - 1e-6)));
 }

@@ -11,7 +11,8 @@
 #include "common/base/status.h"
 #include "common/spec/draft.h"
 
-// A DeepSpeed JSON: its keys are other names of ours, "auto" leaves a key to the job file.
+// Reading of a DeepSpeed JSON: its keys are aliases of ours, and "auto" leaves a key to the job
+// file.
 
 namespace sft::spec {
 namespace {
@@ -27,7 +28,7 @@ constexpr std::string_view kConfig = "train.deepspeed_config",
                            kOffload = "hyperparameters.parallelism.offload_optimizer";
 
 struct Mapped {
-  std::string_view name;  // in the JSON, dotted
+  std::string_view name;  // dotted name in the JSON
   std::string_view key;
 };
 constexpr Mapped kMapped[] = {
@@ -56,8 +57,8 @@ const Field* FieldOf(std::string_view name) {
   return nullptr;
 }
 
-// The library reads comments, but no comma before a closing bracket: those become spaces, so that
-// the lines and columns of its messages stay right.
+// The library accepts comments but no trailing commas: those become spaces, so that lines and
+// columns in its messages stay right.
 std::string WithoutLastCommas(const std::string& text) {
   std::string result = text;
   auto input = nlohmann::detail::input_adapter(text.begin(), text.end());
@@ -126,7 +127,7 @@ void ApplyTree(const std::string& name, const Json& json, Draft* draft) {
   }
 }
 
-// A JSON with a stage is use_deepspeed = true; one named at submit beats the file's switches.
+// A JSON with a stage means use_deepspeed = true; one named at submit beats the file's switches.
 void ApplySwitch(const Json& stage, Draft* draft) {
   if (!stage.is_number_integer() || stage == 0) return;
   if (const std::string_view key = OverrideOfStage(*draft); !key.empty()) {

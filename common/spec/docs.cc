@@ -29,7 +29,7 @@ std::string Join(const std::vector<std::string>& words, std::string_view quote) 
   return text;
 }
 
-// What does not work yet, as a sentence; empty where everything legal does.
+// A sentence about values that do not work yet; empty where all legal values do.
 std::string SupportNote(const Field& field) {
   if (field.supported.empty()) return "";
   return fmt::format("Only {} is accepted: {}.", field.supported, field.refusal);
@@ -44,7 +44,7 @@ std::string Escape(std::string_view text) {
   return escaped;
 }
 
-// A word that other tools take, as a sentence; empty where there is none.
+// A sentence about a word that other tools accept; empty where there is none.
 std::string RefusalNote(const Field& field) {
   if (field.refused_word.empty()) return "";
   return fmt::format("\"{}\" is refused: {}.", field.refused_word, field.refused_reason);
@@ -115,7 +115,7 @@ A file has at most 1 MiB, 8192 names of keys and tables, 16 parts and 256 bytes 
 eight brackets within each other.
 )";
 
-// `text` with `by` in the place of the word `name`.
+// Replaces the word `name` in `text` by `by`.
 void Replace(std::string_view name, const std::string& by, std::string* text) {
   text->replace(text->find(name), name.size(), by);
 }

@@ -76,7 +76,7 @@ void Draft::Derive(std::string_view key, Value value, std::string_view from) {
 void Draft::FillDefaults() {
   for (const Field* field : Fields()) {
     if (!field->derived.empty() || Has(field->key)) continue;
-    // An empty text is a legal default of strings alone; a test parses every other default.
+    // An empty text is a legal default only for strings; a test parses every other default.
     auto value = field->type == Type::kString ? Value(std::string(field->def))
                                               : ParseText(*field, field->def).value();
     entries_[std::string(field->key)] = DraftEntry{std::move(value), "default"};
@@ -185,7 +185,8 @@ std::vector<ResolvedValue> Draft::Values() const {
     if (entry == nullptr || (IsForeign(*field) && entry->strength == Strength::kDefault)) continue;
     values.push_back({std::string(field->key), ToText(*field, entry->value), entry->origin,
                       entry->strength > Strength::kFile, std::string(field->key), entry->line});
-    // A value that follows from a key of the file, or was copied from one, is that key's fault.
+    // An error in a value that follows from a key of the file, or was copied from one, is reported
+    // at that key.
     if (entry->given_as.empty() || FindField(entry->given_as) == nullptr) continue;
     const DraftEntry* giver = Find(entry->given_as);
     if (giver == nullptr) continue;

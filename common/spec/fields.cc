@@ -12,7 +12,7 @@
 namespace sft::spec {
 namespace {
 
-// A longer name is not a slip of the pen, and would be compared with all others for nothing.
+// A longer name is not a typing mistake, and comparing it with all others would be wasted.
 constexpr size_t kLongestMisspelt = 100;
 
 constexpr std::string_view kLeafAliasTables[] = {"hyperparameters", "hyperparameters.parallelism",
@@ -41,7 +41,7 @@ constexpr ForeignVariable kForeignVariables[] = {
      "a failing collective always ends the job; compute.hang_timeout says how long one may take"},
 };
 
-// Every spelling -> field, and every table that holds one.
+// Maps every spelling to its field, and lists every table that holds one.
 struct Index {
   std::map<std::string, const Field*, std::less<>> names;
   std::map<std::string, const Field*, std::less<>> variables;

@@ -1,7 +1,7 @@
 #include "common/spec/fields.h"
 
-// Keys of other tools' job files without a table of ours: legal at the value that asks for nothing
-// this product does not do.
+// Keys of other tools' job files that have no table of ours: legal at the value that asks for
+// nothing which this product does not do.
 
 namespace sft::spec {
 namespace {

@@ -16,7 +16,7 @@ Json::json_pointer PointerTo(std::string_view key) {
   return Json::json_pointer(path);
 }
 
-// A key that came after the first protocol and matters to workers.
+// A key that was added after the first protocol and that workers act on.
 struct NewerField {
   const Field* field = nullptr;
   Json::json_pointer at;
@@ -54,7 +54,7 @@ Json ForProtocol(const Json& job, int protocol) {
   for (const Field* field : Fields()) {
     const Json::json_pointer at = PointerTo(field->key);
     if (field->since <= protocol || !older.contains(at)) continue;
-    // A table that had no other key was not known either.
+    // A table left without keys was not known to the older worker either.
     for (Json::json_pointer gone = at; !gone.empty(); gone = gone.parent_pointer()) {
       Json& table = older.at(gone.parent_pointer());
       table.erase(gone.back());

@@ -2,7 +2,7 @@
 
 #include "common/spec/draft.h"
 
-// Method, precision, validation and saving: several switches that must say one thing.
+// Method, precision, validation and saving: groups of switches that must agree.
 
 namespace sft::spec {
 namespace {
@@ -28,13 +28,13 @@ constexpr struct {
   int64_t bits;
 } kLoads[] = {{kIn4Bit, 4}, {kIn8Bit, 8}};
 
-// Whether a switch, where it is given, asks for a quantised base.
+// True when a switch is given and asks for a quantised base.
 bool Quantizes(const Draft& draft, std::string_view key) {
   if (!draft.Has(key)) return false;
   return key == kBits ? draft.Int(key) != 0 : draft.Bool(key);
 }
 
-// An overridden switch takes with it what the file says in other words.
+// An overridden switch also removes what the file says about the method in other keys.
 void DragMethodAlong(Draft* draft) {
   const bool mode = draft->Overridden(kMode), qlora = draft->Overridden(kQlora),
              kind = draft->Overridden(kKind);
@@ -54,7 +54,7 @@ void DragMethodAlong(Draft* draft) {
   if (full || bits || qlora_mode) draft->DropFromFile(kQlora);
   const bool off = full || (qlora && !draft->Bool(kQlora));
   for (const std::string_view key : {kBits, kIn4Bit, kIn8Bit}) {
-    // Which bits the file names stays right where use_qlora is turned on.
+    // The file's bits stay valid when use_qlora is turned on.
     const bool stays = !bits && Quantizes(*draft, key);
     if (off || bits || ((quantizes || qlora_mode) && !stays)) draft->DropFromFile(key);
   }
@@ -68,14 +68,15 @@ void CheckBits(Draft* draft) {
   }
 }
 
-// load_in_4bit and load_in_8bit where they are true and nothing else says how many bits.
+// Takes the bits from load_in_4bit and load_in_8bit where they are true and nothing else gives
+// them.
 void TakeLoads(Draft* draft) {
   for (const auto& load : kLoads) {
     if (draft->Bool(load.key) && !draft->Has(kBits)) draft->Derive(kBits, load.bits, load.key);
   }
 }
 
-// The key that names the bits, for messages.
+// The key that gives the bits, for messages.
 std::string_view BitsKey(const Draft& draft) {
   if (draft.Given(kBits)) return kBits;
   for (const auto& load : kLoads) {
@@ -84,7 +85,7 @@ std::string_view BitsKey(const Draft& draft) {
   return kQlora;
 }
 
-// What use_qlora, quantization.bits and load_in_* say of the base must be one thing.
+// Checks that use_qlora, quantization.bits and load_in_* agree about the base.
 void ResolveBits(Draft* draft) {
   const bool qlora = draft->Bool(kQlora);
   if (!draft->Has(kBits)) draft->Derive(kBits, int64_t{qlora ? 4 : 0}, kQlora);
@@ -187,7 +188,7 @@ void ResolvePrecision(Draft* draft) {
   }
 }
 
-// What compares validations needs some.
+// Keys that compare validations need validations.
 void CheckComparison(Draft* draft) {
   const bool compares =
       draft->Bool(kSaveBest) || (draft->Has(kPatience) && draft->Int(kPatience) > 0);
@@ -204,7 +205,7 @@ void CheckComparison(Draft* draft) {
 void ResolveValidation(Draft* draft) {
   const bool rows = !draft->String(kVal).empty();
   if (draft->Overridden(kVal) && rows && !draft->Overridden(kEnabled)) {
-    // Rows named at submit are meant to be used.
+    // Validation rows named at submit turn validation on.
     draft->DropFromFile(kEnabled);
   }
   if (draft->Faulty({kEnabled, kEvaluation, kVal})) return;
@@ -225,7 +226,7 @@ void ResolveSaving(Draft* draft) {
   const bool overridden = draft->Overridden(kSave);
   if (overridden || draft->Overridden(kSaveMinutes)) draft->DropFromFile(kSaveSteps);
   if (overridden || draft->Overridden(kSaveSteps)) draft->DropFromFile(kSaveMinutes);
-  // An interval that is given outside the file is meant to be used.
+  // An interval given outside the file is meant to be used, whatever the file says of saving.
   if (draft->Overridden(kSaveSteps) != draft->Overridden(kSaveMinutes)) draft->DropFromFile(kSave);
   if (draft->Faulty({kSave, kSaveSteps, kSaveMinutes})) return;
   const bool steps = draft->Given(kSaveSteps), minutes = draft->Given(kSaveMinutes);

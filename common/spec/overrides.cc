@@ -6,8 +6,7 @@
 namespace sft::spec {
 namespace {
 
-// What may have been meant is looked up for the first few alone, since each is compared with all
-// names.
+// Suggestions are looked up only for the first few names, since each is compared with all.
 constexpr int kMostCompared = 10;
 
 std::string WhyNoEffect(const std::string& variable, int& compared) {
@@ -41,7 +40,7 @@ void ApplyOverrides(const std::vector<Override>& overrides, Draft* draft) {
   for (const Override& override_ : overrides) {
     const Field* field = TargetOf(override_, compared, draft);
     if (field == nullptr) continue;
-    // An empty variable is the usual way to have none.
+    // An empty variable usually means that it is not set.
     if (override_.kind == OverrideKind::kEnvironment && override_.value.empty()) continue;
     if (LeavesOut(*field, Value(override_.value))) {
       draft->DropFromFile(field->key);

@@ -81,7 +81,7 @@ void ReadFile(std::string_view text, std::string_view file_name, Draft* draft) {
     draft->AddProblemAt("", error->line, error->message);
     return;
   }
-  std::string skipped;  // an unknown table is one problem, not one for each key in it
+  std::string skipped;  // an unknown table is one problem, not one per key in it
   for (const RawEntry& entry : std::get<std::vector<RawEntry>>(read)) {
     if (!skipped.empty() && entry.key.starts_with(skipped)) continue;
     if (entry.is_table && IsTable(entry.key)) continue;
@@ -90,7 +90,7 @@ void ReadFile(std::string_view text, std::string_view file_name, Draft* draft) {
   }
 }
 
-// "org/name": parts that name something, as a folder below a --models folder would be called.
+// True for "org/name": parts that could name a folder below a --models folder.
 bool IsModelId(std::string_view model) {
   while (!model.empty()) {
     const size_t slash = std::min(model.find('/'), model.size());
@@ -118,7 +118,7 @@ void CheckName(Draft* draft) {
   }
 }
 
-// As NCCL reads it: "eth0", "eth", "=eth0,=eth1", "^docker0,lo".
+// True for a list in NCCL's syntax: "eth0", "eth", "=eth0,=eth1", "^docker0,lo".
 bool IsInterfaceList(std::string_view text) {
   constexpr size_t kMostNames = 32, kLongestName = 15;  // IFNAMSIZ - 1
   if (text.starts_with('^')) text.remove_prefix(1);
@@ -187,7 +187,7 @@ void WarnIgnored(Draft* draft) {
   }
 }
 
-// Keys that do nothing where another one has one of these values.
+// Keys without effect while another key has one of these values.
 struct Idle {
   std::string_view keys;    // separated by ' '
   std::string_view by;      // the other key
@@ -207,7 +207,7 @@ constexpr Idle kIdle[] = {
      "CPU"},
 };
 
-// Whether a value asks for nothing, so that nobody misses it.
+// True for a value that changes nothing, so that ignoring it needs no warning.
 bool AsksForNothing(const Field& field, const std::string& text) {
   static constexpr std::string_view kNothing[] = {"0", "0s", "false", "off", "none"};
   return text == field.def &&
@@ -237,7 +237,7 @@ std::string NameOf(std::string_view file_name) {
   const size_t slash = file_name.rfind('/');
   if (slash != std::string_view::npos) file_name.remove_prefix(slash + 1);
   if (file_name.ends_with(".toml")) file_name.remove_suffix(5);
-  // What would not pass as job.name.
+  // Drop endings that would not be valid in job.name.
   while (file_name.size() > kMaxNameBytes || !IsUtf8(file_name)) file_name.remove_suffix(1);
   return WithoutHidden(file_name);
 }
@@ -257,7 +257,7 @@ void Assign(const Value& value, T* member) {
   }
 }
 
-// The typed spec; complete when every check has passed.
+// Builds the typed spec; complete when every check has passed.
 JobSpec Bind(const Draft& draft) {
   JobSpec spec;
   VisitSpec(spec, [&](std::string_view key, auto& member) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kAfter = "scheduling.after", kDeadline = "scheduling.deadline",
                            kLimit = "scheduling.time_limit", kWarn = "scheduling.warn_before";
-// Jobs that one job may wait for.
+// The most jobs that one job may wait for.
 constexpr size_t kMaxAfter = 100;
 
 bool IsJobId(const std::string& id) {

@@ -4,7 +4,7 @@
 
 #include "common/spec/draft.h"
 
-// What the ranks shard: fsdp with a strategy, or use_deepspeed with a stage.
+// Sharding over the ranks: fsdp with a strategy, or use_deepspeed with a stage.
 
 namespace sft::spec {
 namespace {
@@ -28,13 +28,14 @@ int64_t StageOf(const Draft& draft) {
 }
 
 // The overridden key that asks for one of the two: its switch, or the key that says what is
-// sharded, which turns the switch on. Empty: none does.
+// sharded, which turns the switch on. Empty if none does.
 std::string_view AskedBy(const Draft& draft, std::string_view on, std::string_view what) {
   if (draft.Overridden(on)) return draft.Bool(on) ? on : "";
   return draft.Overridden(what) ? what : "";
 }
 
-// What an override asks for turns the file's other switch off; the file's own one may be off too.
+// An override that asks for one kind of sharding turns off the file's other switch, and the file's
+// own one may be off too.
 void DragShardingAlong(Draft* draft) {
   if (!AskedBy(*draft, kFsdp, kStrategy).empty()) {
     draft->DropFromFile(kDeepspeed);
@@ -44,14 +45,15 @@ void DragShardingAlong(Draft* draft) {
     }
   }
   if (!AskedBy(*draft, kDeepspeed, kStage).empty()) {
-    // What an override says of the other one is a contradiction, found below.
+    // An override about the other kind is a contradiction, found below.
     if (!draft->Overridden(kStrategy)) draft->DropFromFile(kFsdp);
     draft->DropFromFile(kStrategy);
     if (draft->Overridden(kStage)) draft->DropFromFile(kDeepspeed);
   }
 }
 
-// Two keys that ask for two ways of sharding, and a strategy that nothing asked for.
+// Checks for two keys that ask for different kinds of sharding, and for a strategy that nothing
+// asked for.
 void CheckBoth(Draft* draft) {
   if (!draft->Bool(kDeepspeed)) {
     if (draft->Given(kStrategy) && !draft->Has(kFsdp)) {
@@ -61,7 +63,7 @@ void CheckBoth(Draft* draft) {
   }
   const std::string_view fsdp = draft->Given(kFsdp) ? kFsdp : kStrategy,
                          deepspeed = draft->Given(kDeepspeed) ? kDeepspeed : kStage;
-  // fsdp = false says that the strategy is not meant.
+  // With fsdp = false the strategy is not meant.
   if (!draft->Given(fsdp) || (fsdp == kFsdp && !draft->Bool(kFsdp))) return;
   draft->AddProblem(fsdp, fmt::format("{} and {} exclude each other; keep one: fsdp_sharding_"
                                       "strategy and deepspeed_stage name the same choices",
@@ -78,8 +80,8 @@ std::string_view ShardingKey(const Draft& draft) {
   return draft.Given(kDeepspeed) ? kDeepspeed : kStage;
 }
 
-// One GPU has nobody to share with. A file for several that is run on one by an override keeps its
-// meaning; else one of the two keys is a mistake.
+// A single GPU cannot shard. A file for several GPUs that an override runs on one keeps its
+// meaning; otherwise one of the two keys is a mistake.
 void CheckOneGpu(Draft* draft) {
   const std::string_view key = ShardingKey(*draft);
   if (key.empty() || !draft->Has(kGpuCountKey) || draft->Int(kGpuCountKey) > 1) return;
@@ -112,8 +114,8 @@ void CheckHybrid(Draft* draft) {
   }
 }
 
-// Trained weights lie in host memory beside what updates them there, and are gathered from where
-// they lie.
+// Trained weights in host memory need their optimizer there too, and are gathered from where they
+// are stored.
 void CheckOffloadedWeights(Draft* draft) {
   if (draft->Faulty({kParam, kOptimizer, kMode}) || !draft->Bool(kParam) ||
       draft->String(kMode) != "full_finetune") {

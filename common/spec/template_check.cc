@@ -9,7 +9,7 @@
 namespace sft::spec {
 namespace {
 
-// The blocks that have an end.
+// Blocks that need an end tag.
 constexpr std::string_view kBlocks[] = {"if",    "for",  "macro",      "call", "filter",
                                         "block", "with", "autoescape", "set",  "generation"};
 constexpr size_t kMostOpen = 100;
@@ -63,7 +63,7 @@ class Scanner {
     Skip(at + end.size());
   }
 
-  // From behind "{{" or "{%" to behind its end; strings may hold what they like.
+  // Consumes a tag from behind "{{" or "{%" to behind its end; strings may contain anything.
   void TakeTag(char kind) {
     const int line = line_;
     const char end = kind == '{' ? '}' : '%';
@@ -87,7 +87,7 @@ class Scanner {
     if (kind == '%') TakeBlock(inner, line);
   }
 
-  // The position of the quote that ends the string that begins at `at`.
+  // Position of the closing quote of the string that begins at `at`.
   size_t EndOfString(size_t at) const {
     const char quote = rest_[at];
     for (++at; at < rest_.size() && rest_[at] != quote; ++at) {
@@ -107,7 +107,7 @@ class Scanner {
     const auto known = std::find(std::begin(kBlocks), std::end(kBlocks), name);
     if (known == std::end(kBlocks)) return;
     if (!is_end) {
-      // {% set x = 1 %} is whole; {% set x %} has an end.
+      // {% set x = 1 %} is complete; {% set x %} needs an end tag.
       if (name == "set" && inner.find('=') != inner.npos) return;
       open_.push_back({*known, line});
       if (open_.size() > kMostOpen) {
@@ -125,7 +125,7 @@ class Scanner {
                          word, line, open_.back().name, open_.back().line);
   }
 
-  // Nothing means anything until {% endraw %}.
+  // Everything up to {% endraw %} is plain text.
   void SkipRaw(int line) {
     for (size_t at = rest_.find("{%"); at != rest_.npos; at = rest_.find("{%", at + 2)) {
       size_t word = at + 2;

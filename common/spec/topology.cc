@@ -8,8 +8,8 @@
 
 #include "common/spec/draft.h"
 
-// Which GPUs a job asks for: type, count, nodes, GPUs per node and variant say one thing five
-// times, and [data.topology] says it again.
+// The GPUs that a job asks for: type, count, nodes, GPUs per node and variant overlap, and
+// [data.topology] repeats them.
 
 namespace sft::spec {
 namespace {
@@ -34,7 +34,7 @@ struct Variant {
   int64_t count = 0;
 };
 
-// "H100-4x" -> H100, 4.
+// Parses "H100-4x" into H100 and 4.
 std::optional<Variant> ParseVariant(std::string_view text) {
   const size_t dash = text.rfind('-');
   if (dash == std::string_view::npos || dash == 0 || !text.ends_with('x')) return std::nullopt;
@@ -49,19 +49,19 @@ std::optional<Variant> ParseVariant(std::string_view text) {
   return variant;
 }
 
-// Takes what the copies say where the original is missing; an override of a copy stands for one of
-// the original.
+// Uses a copy in [data.topology] where the original is missing; an override of a copy counts as one
+// of the original.
 void MergeCopies(Draft* draft) {
   for (const Copy& pair : kCopies) {
     const DraftEntry* copy = draft->Find(pair.copy);
     if (copy == nullptr || draft->StrengthOf(pair.original) >= copy->strength) continue;
-    // A count of containers in a file only confirms what the other keys say.
+    // A count of containers in a file only confirms the other keys.
     if (pair.copy == kContainers && copy->strength == Strength::kFile) continue;
     draft->TakeFrom(pair.original, pair.copy);
   }
 }
 
-// Keeps the type and count that a variant names before an override of one of them removes it.
+// Keeps the type and count named by a variant before an override of one of them removes it.
 void UnfoldVariant(Draft* draft) {
   const auto variant = ParseVariant(draft->String(kVariant));
   if (!draft->DropFromFile(kVariant) || !variant) return;
@@ -70,7 +70,7 @@ void UnfoldVariant(Draft* draft) {
     draft->Derive(kGpusPerNodeKey, variant->count, "compute.variant of the file");
 }
 
-// An override of one key takes with it what the file says about the keys that depend on it.
+// An override of one key removes what the file says about keys that depend on it.
 void DragAlong(Draft* draft) {
   const bool type = draft->Overridden(kType), count = draft->Overridden(kGpuCountKey),
              nodes = draft->Overridden(kNodesKey), per_node = draft->Overridden(kGpusPerNodeKey),
@@ -91,7 +91,7 @@ void DragAlong(Draft* draft) {
   for (const Copy& pair : kCopies) draft->DropFromFile(pair.copy);
 }
 
-// Type and count per node, from the variant where there is one.
+// Sets type and count per node from the variant, if there is one.
 void ApplyVariant(Draft* draft) {
   if (!draft->Has(kVariant)) return;
   const auto variant = ParseVariant(draft->String(kVariant));
@@ -114,13 +114,13 @@ void ApplyVariant(Draft* draft) {
   }
 }
 
-// Count, nodes and count per node: what is missing follows, what is given must multiply.
+// Count, nodes and count per node: a missing one is derived, given ones must multiply.
 void ApplyCounts(Draft* draft) {
   if (draft->Has(kGpuCountKey)) {
     const int64_t count = draft->Int(kGpuCountKey);
     if (!draft->Has(kNodesKey)) {
       const int64_t per_node = draft->Has(kGpusPerNodeKey) ? draft->Int(kGpusPerNodeKey) : count;
-      // Beside a variant a count of all GPUs in [data.topology] only confirms: it must not become
+      // Beside a variant, a count of all GPUs in [data.topology] only confirms: it must not become
       // the number of nodes.
       const bool confirms = draft->WrittenAs(kGpuCountKey) == kTotal &&
                             draft->StrengthOf(kGpuCountKey) == Strength::kFile &&

@@ -42,7 +42,7 @@ std::string Number(double value) {
              : fmt::format("{}", value);
 }
 
-// Bounds that only keep arithmetic safe are no help to a reader.
+// Bounds that only keep arithmetic safe do not help a reader.
 bool ShowsMax(const Field& field) { return field.max < 1e5; }
 
 std::string Range(const Field& field) {
@@ -68,7 +68,7 @@ std::string Quoted(const Value& value) {
                                                     : ToText(value);
 }
 
-// A list as TOML writes it, ["a", "b"], or a,b.
+// Parses a list as TOML writes it, ["a", "b"], or as a,b.
 std::vector<std::string> ParseList(std::string_view text) {
   text = Trim(text);
   if (text.starts_with('[') && text.ends_with(']')) text = text.substr(1, text.size() - 2);
@@ -83,7 +83,7 @@ std::vector<std::string> ParseList(std::string_view text) {
   return items;
 }
 
-// Resolves synonyms of a choice; the text itself where it has none.
+// Replaces a synonym of a choice by the choice; other text is returned as it is.
 std::string Canonical(const Field& field, const std::string& text) {
   for (std::string_view pair : SplitWords(field.synonyms, '|')) {
     const size_t equals = pair.find('=');
@@ -95,7 +95,7 @@ std::string Canonical(const Field& field, const std::string& text) {
   return text;
 }
 
-// A word that stands for true or false; the text itself where it has no such meaning.
+// The bool that a word stands for; other text is returned as it is.
 Value BoolOf(const Field& field, const std::string& word) {
   const std::string meaning = Canonical(field, word);
   if (meaning == word) return word;
@@ -114,7 +114,8 @@ absl::Status CheckRange(const Field& field, double number, std::string_view text
   return absl::OkStatus();
 }
 
-// Texts are shown in lists, events and on command lines; none needs what nobody can see.
+// Texts are shown in lists, events and on command lines: they must not contain invisible
+// characters.
 absl::Status CheckText(const Field& field, const std::string& text) {
   if (field.is_text) {
     if (text.find('\0') == text.npos && IsUtf8(text)) return absl::OkStatus();
@@ -138,7 +139,7 @@ absl::Status CheckList(const Field& field, const std::vector<std::string>& items
   return absl::OkStatus();
 }
 
-// A number alone says no unit: 8 of what?
+// A bare number is refused because it has no unit.
 absl::StatusOr<Value> CheckDuration(const Field& field, const Value& value) {
   const std::string text = ToText(value);
   const bool bare = !text.empty() && text.find_first_not_of("0123456789") == text.npos;
@@ -324,7 +325,7 @@ absl::StatusOr<Value> Check(const Field& field, Value value) {
       break;
     }
     case Type::kList:
-      // One name may stand for a list of one.
+      // A single name may stand for a list of one.
       if (auto* one = std::get_if<std::string>(&value)) value = ParseList(*one);
       if (!std::holds_alternative<std::vector<std::string>>(value)) {
         return Wrong(field, Quoted(value));

@@ -24,7 +24,7 @@ absl::StatusOr<Request> ParseRequest(std::string_view pem) {
   const Bio bio = MemoryOf(pem);
   Request request(PEM_read_bio_X509_REQ(bio.get(), nullptr, nullptr, nullptr));
   EVP_PKEY* const key = request == nullptr ? nullptr : X509_REQ_get0_pubkey(request.get());
-  // The signature proves that who asks has the key.
+  // The signature proves that the requester has the key.
   if (key == nullptr || X509_REQ_verify(request.get(), key) != 1) {
     ERR_clear_error();
     return InvalidArgument("this is no certificate request that is signed by its own key");
@@ -70,12 +70,12 @@ bool SetTimes(X509* certificate, const Validity& validity) {
          ASN1_TIME_set(X509_getm_notAfter(certificate), seconds(validity.to)) != nullptr;
 }
 
-// What a new certificate says besides its name, key and time.
+// Contents of a new certificate beside its name, key and validity.
 struct Content {
   std::vector<std::pair<int, std::string>> extensions;
 };
 
-// `issuer` null: signed by itself.
+// A null `issuer` makes it self-signed.
 absl::StatusOr<std::string> Sign(std::string_view common_name, EVP_PKEY* key, X509* issuer,
                                  EVP_PKEY* issuer_key, const Validity& validity,
                                  const Content& content) {
@@ -102,7 +102,7 @@ bool IsAddress(const std::string& name) {
   return inet_pton(AF_INET6, name.c_str(), &v6) == 1 || inet_pton(AF_INET, name.c_str(), &v4) == 1;
 }
 
-// The extension's own syntax would let a name with a comma add others.
+// In the extension's syntax a name with a comma could add other names.
 absl::Status CheckHost(const std::string& name) {
   constexpr std::string_view kAllowed =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_*";

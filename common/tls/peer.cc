@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kPatienceMs = 5000;
 
-// Connected; reads and writes give up after kPatienceMs.
+// Connects; reads and writes time out after kPatienceMs.
 absl::StatusOr<io::UniqueFd> Dial(const std::string& host, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -31,7 +31,7 @@ absl::StatusOr<io::UniqueFd> Dial(const std::string& host, int port) {
   const timeval patience{kPatienceMs / 1000, 0};
   for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
     io::UniqueFd fd(::socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    // SO_SNDTIMEO bounds connect() too.
+    // SO_SNDTIMEO also bounds connect().
     if (fd.valid() &&
         ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) == 0 &&
         ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)) == 0 &&
@@ -54,7 +54,7 @@ absl::StatusOr<std::vector<std::string>> FetchChain(const std::string& host, int
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, Dial(host, port));
   const SslContext context(SSL_CTX_new(TLS_client_method()));
   if (context == nullptr) return LibraryError("cannot begin TLS");
-  // Nothing is sent over this connection: its certificates are the answer.
+  // Nothing is sent over this connection: only its certificates are wanted.
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_NONE, nullptr);
   const Ssl ssl(SSL_new(context.get()));
   constexpr unsigned char kHttp2[] = {2, 'h', '2'};
