@@ -4,8 +4,8 @@
 
 namespace sft::server {
 
-// `sft-server check`: looks at all that a server with these options needs, changes nothing, and
-// prints a line for each; the exit code, 1 when something would not work.
+// Runs `sft-server check`: checks everything that a server with these options needs, changes
+// nothing, and prints a line per check. The exit code is 1 when something would not work.
 int RunCheck(const Options& options);
 
 }  // namespace sft::server

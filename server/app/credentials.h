@@ -10,43 +10,47 @@
 
 namespace sft::server {
 
-// The keys of a server that is reached from elsewhere, in files of its data folder that only their
-// owner may read:
+// Keys of a server that other machines can reach, in files of its data folder that only their owner
+// may read:
 //
-//   <data dir>/tls/ca.key ca.crt          the fleet's authority
-//   <data dir>/tls/server.key server.crt  the server's own, signed by it
+// |   <data dir>/tls/ca.key ca.crt          the fleet's authority
+//   <data dir>/tls/server.key server.crt  the server's own, signed by the authority
 struct Credentials {
   tls::Identity authority;
-  tls::Identity server;  // its certificate is followed by the authority's
+  tls::Identity server;  // the certificate is followed by the authority's
 };
 
-// Nothing when `sft-server init` was never run here. A server's certificate that ends soon is made
-// anew. FAILED_PRECONDITION for keys that others may read, or an authority that has expired.
+// Loads the credentials; nullopt when `sft-server init` was never run here. A server's certificate
+// that expires soon is renewed. FAILED_PRECONDITION for keys that others may read, or an expired
+// authority.
 absl::StatusOr<std::optional<Credentials>> LoadCredentials(const std::string& data_dir,
                                                            Clock& clock);
 
-// The server's certificate, of keys that a server could start with; nothing when there are none.
-// Changes nothing. Errors as of LoadCredentials.
+// Checks the keys that a server would start with and returns its certificate; nullopt when there
+// are none. Changes nothing. Errors as LoadCredentials.
 absl::StatusOr<std::optional<tls::Certificate>> CheckCredentials(const std::string& data_dir,
                                                                  Clock& clock);
 
-// Whether the database has what depends on an authority: users, tokens, nodes that have joined.
+// True when the database holds something that depends on an authority: users, tokens, nodes that
+// have joined.
 absl::StatusOr<bool> HasUsersOrNodes(Store& store);
 
-// What to do where it has such, and the keys are gone: FAILED_PRECONDITION.
+// FAILED_PRECONDITION with advice, for a database that depends on an authority whose keys are gone.
 absl::Status KeysMissing(const std::string& data_dir);
 
-// sft-server init: makes the authority, a certificate for this host and `names`, the user "admin"
-// with a token, and a join token. Gives what to tell the operator, secrets included, once.
-// ALREADY_EXISTS when it was run before. FAILED_PRECONDITION when the keys are gone and the
-// database has users or nodes, unless a new authority is wanted, which locks them out.
+// Runs `sft-server init`: makes the authority, a certificate for this host and `names`, the user
+// "admin" with a token, and a join token. Returns the text for the operator, which shows the
+// secrets this once. ALREADY_EXISTS when it was run before. FAILED_PRECONDITION when the keys are
+// gone and the database has users or nodes, unless a new authority is wanted, which locks them out.
 absl::StatusOr<std::string> Initialise(const std::string& data_dir,
                                        const std::vector<std::string>& names, Clock& clock,
                                        bool new_authority = false);
-// sft-server renew: a new server certificate, for the names of the old one and these.
+// Runs `sft-server renew`: makes a new server certificate, for the names of the old one and
+// `names`.
 absl::StatusOr<std::string> RenewServer(const std::string& data_dir,
                                         const std::vector<std::string>& names, Clock& clock);
-// sft-server token: another token for the user "admin", where all were lost. The server is stopped.
+// Runs `sft-server token`: makes another token for the user "admin", for when all were lost. The
+// server must be stopped.
 absl::StatusOr<std::string> NewAdminToken(const std::string& data_dir, Clock& clock);
 
 }  // namespace sft::server

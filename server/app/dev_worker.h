@@ -11,20 +11,21 @@
 
 namespace sft::server {
 
-// The worker process of --dev: started beside the server, started again when it dies, stopped with
-// it. A worker that an earlier server of the same data folder left behind (that server was killed)
-// is taken over when it dials the same address, else stopped first. Used by the main thread alone.
+// The worker process of --dev: started beside the server, restarted when it dies, stopped with it.
+// A worker left behind by an earlier server of the same data folder (one that was killed) is taken
+// over if it dials the same address, else stopped first. Used by the main thread only.
 class DevWorker {
  public:
-  // `server` is the address it dials.
+  // `server` is the address that the worker dials.
   DevWorker(const Options& options, std::string data_dir, std::string server, Clock& clock);
 
   absl::Status Start();
-  // Called about once a second: reaps it when it has died, and starts it again after a while.
-  // INVALID_ARGUMENT when it has refused its options: it would do so every time. It has said why on
-  // this process's standard error.
+  // Called about once a second: reaps the worker when it has died, and restarts it after a while.
+  // INVALID_ARGUMENT when it has refused its options, as it would every time; it has printed the
+  // reason on this process's standard error.
   absl::Status Watch();
-  // SIGTERM, a grace, SIGKILL. The ranks of running jobs go on under their shims.
+  // Sends SIGTERM and, after a grace period, SIGKILL. The ranks of running jobs go on under their
+  // shims.
   void Stop();
 
  private:
@@ -34,7 +35,7 @@ class DevWorker {
   std::vector<std::string> Arguments() const;
   std::string RecordPath() const { return data_dir_ + "/dev-worker.json"; }
   absl::Status Spawn();
-  // The pid of a worker left behind, or 0.
+  // The pid of a worker that was left behind, or 0.
   pid_t FindLeftBehind(bool& same_server) const;
   bool Alive();
   void End(pid_t pid);

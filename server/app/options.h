@@ -8,32 +8,32 @@
 
 namespace sft::server {
 
-// Command line of sft-server; each is described by `sft-server --help`.
+// Command line of sft-server; `sft-server --help` describes each option.
 struct Options {
   enum class Command { kServe, kInit, kRenew, kToken };
   Command command = Command::kServe;
-  std::vector<std::string> names;  // of the server's certificate
-  bool new_authority = false;      // init though there are users or nodes of an earlier one
+  std::vector<std::string> names;  // names in the server's certificate
+  bool new_authority = false;      // init even if there are users or nodes of an earlier authority
   bool dev = false;
   std::string listen = "127.0.0.1:7070";
   std::string http;  // empty: loopback, the port after --listen's; "off": none
   bool require_token = false;
   std::string data_dir;
   std::string log_level = "info";
-  int log_limit_mb = 256;       // of one rank's log; 0: none
-  int job_log_limit_mb = 4096;  // of all logs of a job; 0: none
-  int max_delivery_gb = 1000;   // of an attempt whose size cannot be told
-  std::string restore;          // a backup's folder: makes --data-dir of it and ends
-  std::string files_from;       // a data folder to take blobs, logs and metrics from then
+  int log_limit_mb = 256;       // per log of a rank; 0: no limit
+  int job_log_limit_mb = 4096;  // all logs of a job together; 0: no limit
+  int max_delivery_gb = 1000;   // for an attempt whose size cannot be computed
+  std::string restore;          // folder of a backup: restore it into --data-dir and exit
+  std::string files_from;       // data folder from which a restore takes blobs, logs and metrics
   bool accept_copy = false;     // start on a copy of a data folder that was in use
   int thin_metrics_after = 30;  // days after a job's end; 0: never
-  // Days after a job's end, or the last use, until something is removed; 0: kept for ever.
+  // Days after a job's end, or the last use, until data is removed; 0: kept for ever.
   int keep_logs = 0, keep_metrics = 0, keep_artifacts = 0, keep_datasets = 0, keep_backups = 0;
-  std::string disk_low, disk_full;  // io::ParseDiskMark
-  bool check = false;               // look whether a server with these options would run, and end
-  bool json = false;                // with check
-  // Durations ("15s"): how soon a silent node is SUSPECT, the first wait before a restart (doubled
-  // up to five minutes), and what is added to a job's unreachable_after.
+  std::string disk_low, disk_full;  // parsed by io::ParseDiskMark
+  bool check = false;               // check whether a server with these options would run, and exit
+  bool json = false;                // output of check as JSON
+  // Durations ("15s"): silence before a node is SUSPECT, the first wait before a restart (doubled
+  // up to five minutes), and the time added to a job's unreachable_after.
   std::string suspect_after = "15s";
   std::string restart_delay = "5s";
   std::string unreachable_margin = "60s";
@@ -47,14 +47,14 @@ struct Options {
   int cpu_slots = -1;
 };
 
-// Where /metrics and /healthz are with this Options::http, which is not "off": unless told
-// otherwise at the port after the gRPC one, on loopback, as they have neither TLS nor tokens.
+// The endpoint of /metrics and /healthz for an Options::http other than "off". By default the port
+// after the gRPC one, on loopback, because these pages have neither TLS nor tokens.
 absl::StatusOr<rpc::Endpoint> HttpEndpoint(const rpc::Endpoint& listen, const std::string& http);
 
-// The options, or how the program shall end instead.
+// The parsed options, or how the program shall exit instead.
 struct ParsedOptions {
   Options options;
-  bool exit = false;  // end now, with exit_code: 0 after --help and --version, 2 after wrong usage
+  bool exit = false;  // exit now with exit_code: 0 after --help and --version, 2 after wrong usage
   int exit_code = 0;
 };
 ParsedOptions ParseOptions(int argc, char** argv);

@@ -9,11 +9,11 @@
 
 namespace sft::server {
 
-// The thread that ticks the reconciler: once a second, and at once when something has changed.
+// The thread that ticks the reconciler: once a second, and immediately after a change.
 class ReconcileLoop {
  public:
   static constexpr std::chrono::seconds kPeriod{1};
-  // Between two looks for checkpoints that are to be deleted.
+  // Interval between sweeps for checkpoints to delete.
   static constexpr std::chrono::minutes kSweepPeriod{1};
 
   ~ReconcileLoop() { Stop(); }
@@ -26,12 +26,12 @@ class ReconcileLoop {
 
  private:
   void Loop(Reconciler& reconciler, Checkpoints& checkpoints);
-  // After a tick that took so long.
+  // Rests after a tick that took `worked`.
   void Rest(Nanos worked);
 
-  // A tick of this length needs no rest, and no rest is longer.
+  // A tick up to kShortTick needs no rest; no rest is longer than kLongestRest.
   static constexpr std::chrono::milliseconds kShortTick{5}, kLongestRest{1000};
-  // Rest for each time of work.
+  // Rest per unit of work.
   static constexpr int kRestShare = 9;
   Mutex mutex_;
   CondVar changed_;

@@ -19,9 +19,9 @@
 
 namespace sft::server {
 
-// The whole server of one data folder, wired together: the only place that knows every part.
+// The whole server of one data folder: the only place that knows and connects every part.
 //
-//   <data dir>/server.lock  server.db  blobs/  checkpoints/  logs/  metrics/  tensorboard/
+// |   <data dir>/server.lock  server.db  blobs/  checkpoints/  logs/  metrics/  tensorboard/
 //   tls/ (of `sft-server init`)  worker/ (of --dev)
 class Server {
  public:
@@ -31,7 +31,7 @@ class Server {
     std::string http;  // as Options::http
     bool dev = false;
     bool require_token = false;
-    bool accept_copy = false;  // as Options::accept_copy
+    bool accept_copy = false;  // see Options::accept_copy
     LogLimits log_limits = {};
     Nanos read_patience = GrpcMethods::kReadPatience;
     Nanos thin_metrics_after{0};  // after a job's end; 0: never
@@ -43,25 +43,25 @@ class Server {
     Reconciler::Options reconcile;
   };
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Settings& settings, Clock& clock);
-  // Stops in order: calls, reconcile, store.
+  // Stops calls, then the reconciler, then the store.
   ~Server();
   Server(const Server&) = delete;
 
-  // Where it really listens.
+  // The address that it really listens on.
   std::string address() const;
   std::string http_address() const;  // empty: off
-  // All that can be asked of it.
+  // All methods that callers can use.
   const Methods& methods() const;
-  // Without TLS and tokens, for this machine only.
+  // True without TLS and tokens; the server is then reachable from this machine only.
   bool open() const;
   int connected_workers() const;
   struct LiveJob {
     std::string id;
     JobState state;
   };
-  // Jobs that are not over, newest first. Some hundreds at most.
+  // Jobs that have not ended, newest first. Some hundreds at most.
   absl::StatusOr<std::vector<LiveJob>> LiveJobs(bool with_cancelling = true);
-  // Asks for the end of every job that is not over.
+  // Cancels every job that has not ended.
   absl::Status CancelLiveJobs(const std::string& reason);
   std::shared_ptr<grpc::Channel> InProcessChannel();
 

@@ -12,18 +12,18 @@
 
 namespace sft::server {
 
-// How much of the logs is kept. What goes is the middle: a log keeps its first mebibyte, which says
-// how the run was set up, and its newest bytes, which say how it ended.
+// Retention limits of logs. The middle is removed: a log keeps its first mebibyte, which shows how
+// the run was set up, and its newest bytes, which show how it ended.
 struct LogLimits {
-  int64_t log_bytes = int64_t{256} << 20;  // of one log; 0: no limit
-  int64_t job_bytes = int64_t{4} << 30;    // of all logs of a job, all attempts; 0: no limit
+  int64_t log_bytes = int64_t{256} << 20;  // per log; 0: no limit
+  int64_t job_bytes = int64_t{4} << 30;    // all logs of a job, over all attempts; 0: no limit
 };
 
-// Logs of ranks. Thread-safe. A few streams are kept open; the rest is opened when it is asked for.
-// The files are the queue between writers and readers: a reader that does not keep up blocks nobody
-// and finds a hole where the limits took what it had not read.
+// Store of the ranks' logs. Thread-safe. A few streams are kept open; others are opened on demand.
+// The files are the queue between writers and readers: a slow reader blocks nobody, and finds a
+// hole where the limits removed what it had not read.
 //
-//   <dir>/<attempt uid>/<node>/prepare/*.seg   `sft-rank prepare` of one node
+// |   <dir>/<attempt uid>/<node>/prepare/*.seg   `sft-rank prepare` of one node
 //   <dir>/<attempt uid>/rank-<r>/*.seg         global rank r
 class LogStore {
  public:
@@ -35,27 +35,27 @@ class LogStore {
   static std::string RankStream(const std::string& attempt_uid, int rank);
   static std::string PrepareStream(const std::string& attempt_uid, const std::string& node);
 
-  // What a writer hands in.
+  // One write.
   struct Piece {
     int64_t offset = 0;
     std::string_view bytes;
-    // Bytes from here to `offset` will never come; -1: none are missing.
+    // Bytes from here to `offset` are lost; -1: none are missing.
     int64_t skipped_from = -1;
-    bool sync = false;  // the bytes are on the disk when Append returns
+    bool sync = false;  // make the bytes durable before Append returns
   };
   struct Appended {
-    int64_t end = 0;       // the offset it wants next
-    bool started = false;  // a new segment: time to look at the limit of the job
+    int64_t end = 0;       // the offset expected next
+    bool started = false;  // a new segment was begun: time to check the job's limit
   };
-  // As SegmentFile::Append; keeps the limit of a log.
+  // As SegmentFile::Append; enforces the log's own limit.
   absl::StatusOr<Appended> Append(const std::string& stream, const Piece& piece);
-  // Keeps the limit of the job that has these attempts: its largest log loses first.
+  // Enforces the limit of the job that has these attempts: its largest log is trimmed first.
   absl::Status TrimJob(const std::vector<std::string>& attempt_uids);
 
-  // Removes all logs of an attempt that is over; missing is OK.
+  // Removes all logs of an ended attempt; OK if there are none.
   absl::Status Remove(const std::string& attempt_uid);
 
-  // Bytes that are there from `offset` on: where `offset` lies in a hole, those after it.
+  // Bytes that exist from `offset` on; where `offset` lies in a hole, those after the hole.
   struct Chunk {
     int64_t offset = 0;
     std::string bytes;
@@ -63,9 +63,10 @@ class LogStore {
   // Empty at the end; OUT_OF_RANGE beyond it.
   absl::StatusOr<Chunk> Read(const std::string& stream, int64_t offset, int64_t max);
   absl::StatusOr<int64_t> Size(const std::string& stream);
-  // What lies on the disk of it.
+  // Bytes of the stream that are on the disk.
   absl::StatusOr<int64_t> StoredBytes(const std::string& stream);
-  // Where the last `lines` lines start, with 0 the end; looks at 1 MiB from the end at most.
+  // The offset at which the last `lines` lines start, with 0 the end; searches at most the last 1
+  // MiB.
   absl::StatusOr<int64_t> TailOffset(const std::string& stream, int lines);
 
  private:
@@ -80,7 +81,7 @@ class LogStore {
   const LogLimits limits_;
   const SegmentFile::Shape shape_;
   Mutex mutex_;
-  std::list<Entry> open_ SFT_GUARDED_BY(mutex_);  // last used first
+  std::list<Entry> open_ SFT_GUARDED_BY(mutex_);  // least recently used first
 };
 
 }  // namespace sft::server

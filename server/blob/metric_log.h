@@ -26,10 +26,10 @@ struct MetricPoint {
   double step_seconds = 0, epoch = 0;
 };
 
-// The metrics of jobs, one file of fixed-size records a job: index × 128 is the offset.
+// Training curves of jobs: one file per job of fixed-size records, at offset index × 128.
 // Thread-safe.
 //
-//   record: "SFTM" as little-endian uint32, version 1 as uint32, then the bytes of MetricPoint,
+// |   record: "SFTM" as little-endian uint32, version 1 as uint32, then the bytes of MetricPoint,
 //   little-endian; 128 bytes in all. of_limit was zeros once.
 class MetricLog {
  public:
@@ -39,30 +39,31 @@ class MetricLog {
   explicit MetricLog(std::string dir) : dir_(std::move(dir)) {}
 
   // Appends the points that come after the last stored one in the order (attempt, step, is_eval),
-  // so that points sent twice are stored once. On the disk when it returns.
+  // so that points sent twice are stored once. Durable when it returns.
   absl::Status Append(const std::string& job_id, const std::vector<MetricPoint>& points);
   // Up to `max` points from `index`; fewer only at the end.
   absl::StatusOr<std::vector<MetricPoint>> Read(const std::string& job_id, int64_t index, int max);
   absl::StatusOr<int64_t> Count(const std::string& job_id);
-  // Nothing: there is none.
+  // The last point; nullopt if there is none.
   absl::StatusOr<std::optional<MetricPoint>> Last(const std::string& job_id);
 
-  // Where each attempt's points begin, oldest attempt first.
+  // Start of each attempt's points, oldest attempt first.
   struct Start {
     int64_t attempt = 0;
-    int64_t index = 0;  // of its first point
-    int64_t step = 0;   // of its first point
+    int64_t index = 0;  // index of its first point
+    int64_t step = 0;   // step of its first point
   };
   absl::StatusOr<std::vector<Start>> Starts(const std::string& job_id);
 
-  // Leaves about `max_points` evenly spread steps of a job that has ended, and every validation,
-  // the first point of each attempt and the last of all. What a later attempt ran again goes.
-  // Indexes change. Nothing when there are less than twice as many steps: NeedsThinning says so.
+  // Thins the curve of an ended job to about `max_points` evenly spread steps, every validation,
+  // the first point of each attempt and the last of all. Steps that a later attempt ran again are
+  // removed. Indexes change. Does nothing when there are less than twice as many steps, which
+  // NeedsThinning tells.
   absl::Status Thin(const std::string& job_id, int64_t max_points);
   absl::StatusOr<bool> NeedsThinning(const std::string& job_id, int64_t max_points);
-  // Removes the curve of a job that has ended; missing is OK.
+  // Removes the curve of an ended job; OK if it is missing.
   absl::Status Remove(const std::string& job_id);
-  // Jobs that have a curve.
+  // Ids of jobs that have a curve.
   absl::StatusOr<std::vector<std::string>> Jobs() const;
 
  private:
@@ -73,7 +74,7 @@ class MetricLog {
   absl::StatusOr<SegmentFile*> Find(const std::string& job_id) SFT_REQUIRES(mutex_);
   static absl::StatusOr<std::optional<MetricPoint>> LastOf(const SegmentFile& file,
                                                            const std::string& job_id);
-  // Points of a curve that are no validations.
+  // Number of points in a curve that are not validations.
   absl::StatusOr<int64_t> CountSteps(const SegmentFile& file, const std::string& job_id)
       SFT_REQUIRES(mutex_);
   absl::StatusOr<std::vector<MetricPoint>> ReadPoints(const SegmentFile& file, int64_t index,
@@ -87,8 +88,8 @@ class MetricLog {
   std::list<Entry> open_ SFT_GUARDED_BY(mutex_);
 };
 
-// Whether a later attempt, whose first step was this one or an earlier one, ran the point's step
-// again: the curve then has the later attempt's.
+// True when a later attempt ran the point's step again, as its first step was this one or an
+// earlier one: the curve then shows the later attempt's point.
 bool IsSuperseded(const MetricPoint& point, const std::vector<MetricLog::Start>& starts);
 
 }  // namespace sft::server

@@ -10,40 +10,40 @@
 
 namespace sft::server {
 
-// TensorBoard's event files of jobs, written beside the metrics; thread-safe. They hold nothing of
-// their own: file and record are given by the metric's attempt and place in it, so that what is
-// missing after a crash is written from the metrics, each point exactly once.
+// Writes TensorBoard's event files of jobs from their metrics. Thread-safe. The files hold nothing
+// of their own: a metric's attempt and index determine its file and record, so that records missing
+// after a crash are written from the metrics, each point exactly once.
 //
-//   <dir>/<job id>/events.out.tfevents.<time of the attempt's first point>.attempt-<000n>
+// |   <dir>/<job id>/events.out.tfevents.<time of the attempt's first point>.attempt-<000n>
 //   `tensorboard --logdir <dir>` shows every job as a run.
 //
 // Scalars: train/loss, train/lr, train/grad_norm, train/tokens_per_second, train/gpu_memory_gb,
-// train/mfu, train/epoch and eval/loss. A later attempt begins with a restart at its first step:
-// readers drop what it runs again.
+// train/mfu, train/epoch and eval/loss. A later attempt begins with a restart record at its first
+// step: readers drop the steps that it runs again.
 class TensorBoard {
  public:
-  // Jobs whose position is remembered.
+  // Jobs whose position is cached.
   static constexpr size_t kMaxKnown = 256;
 
   explicit TensorBoard(std::string dir) : dir_(std::move(dir)) {}
 
-  // Writes what the job's metrics have and its files lack.
+  // Writes the metrics that the job's files lack.
   absl::Status Update(const std::string& job_id, MetricLog& metrics);
-  // Thins the metrics (MetricLog::Thin) and makes the files again of what is left. Touches neither
-  // where there is nothing to thin.
+  // Thins the metrics (MetricLog::Thin) and rewrites the files from the rest. Touches neither where
+  // there is nothing to thin.
   absl::Status Thin(const std::string& job_id, MetricLog& metrics, int64_t max_points);
-  // Removes the job's files; they come back while the metrics are there.
-  // Looks at the files again at the next update: the metrics are not what they were.
+  // Removes the job's files; they are rewritten while the metrics exist. The next update inspects
+  // the files again, because the metrics have changed.
   void Forget(const std::string& job_id);
   absl::Status Remove(const std::string& job_id);
   // Paths of the job's files, in the order of the attempts.
   absl::StatusOr<std::vector<std::string>> Files(const std::string& job_id) const;
 
  private:
-  // How far a job's files are written.
+  // Write position of a job's files.
   struct Position {
-    int64_t index = 0;    // of the next point
-    int64_t attempt = 0;  // of the file written last
+    int64_t index = 0;    // index of the next point
+    int64_t attempt = 0;  // attempt of the file written last
     std::string path;
   };
   absl::StatusOr<Position> Find(const std::string& job_id, MetricLog& metrics) SFT_REQUIRES(mutex_);

@@ -11,18 +11,18 @@
 
 namespace sft::server {
 
-// Tells waiting streams that something about a key (a job, a log) has changed. It carries no data:
-// who is woken reads the truth again. Thread-safe; must outlive its subscriptions.
+// Notifies waiting streams that something about a key (a job, a log) has changed. It carries no
+// data: a woken stream reads the current state again. Thread-safe; must outlive its subscriptions.
 class ChangeHub {
  public:
-  // Streams that may wait at once: each holds a thread of the server.
+  // The most streams waiting at once: each holds a thread of the server.
   static constexpr int kMaxSubscriptions = 600;
 
   class Subscription {
    public:
     ~Subscription();
-    // Until the key changes after the last Wait (or the subscription), `timeout`, or Shutdown.
-    // Returns false at Shutdown.
+    // Waits until the key changes after the last Wait (or the subscription), until `timeout`, or
+    // until Shutdown. Returns false at Shutdown.
     bool Wait(Nanos timeout);
 
    private:
@@ -36,17 +36,17 @@ class ChangeHub {
   // RESOURCE_EXHAUSTED at the limit.
   absl::StatusOr<std::unique_ptr<Subscription>> Subscribe(const std::string& key);
   void Bump(const std::string& key);
-  // Ends all waits, now and later.
+  // Ends all waits, present and future.
   void Shutdown();
 
  private:
   struct Entry {
     uint64_t version = 0;
     int subscribers = 0;
-    CondVar changed;  // of its own: a change wakes those whom it concerns
+    CondVar changed;  // one per subscription: a change wakes only those waiting for its key
   };
   Mutex mutex_;
-  std::map<std::string, Entry> entries_ SFT_GUARDED_BY(mutex_);  // with subscribers only
+  std::map<std::string, Entry> entries_ SFT_GUARDED_BY(mutex_);  // only keys with subscribers
   int subscriptions_ SFT_GUARDED_BY(mutex_) = 0;
   bool shut_down_ SFT_GUARDED_BY(mutex_) = false;
 };

@@ -12,7 +12,7 @@
 #include "sft/v1/node.pb.h"
 #include "sft/v1/worker_service.pb.h"
 
-// Rows to messages and back; no decisions.
+// Conversion between rows and messages; no decisions.
 
 namespace sft::server {
 
@@ -30,11 +30,11 @@ v1::Slot ToProto(const SlotRecord& slot);
 SlotRecord FromProto(const v1::Slot& slot, const std::string& node);
 v1::Model ToProto(const ModelRecord& model);
 ModelRecord FromProto(const v1::Model& model, const std::string& node);
-// Without its nodes.
+// Leaves out its nodes.
 v1::Attempt ToProto(const AttemptRecord& attempt);
 v1::Node ToProto(const NodeRecord& node);
 
-// The row alone: attempt, nodes, progress and artifacts are added by the job manager.
+// Converts only the row: the job manager adds attempt, nodes, progress and artifacts.
 v1::Job ToProto(const JobRecord& job);
 // "low", "normal", "high", "urgent": names of spec::Priority.
 std::string PriorityName(int priority);

@@ -10,24 +10,25 @@
 
 namespace sft::server {
 
-// How full the disk of the server's data folder is, against two marks: at the first operators are
-// told, at the second nothing new is taken in, while what runs goes on and is kept. Thread-safe.
+// Watches the free space of the server's data folder against two thresholds: below the first,
+// operators are warned; below the second, no new data is accepted, while running jobs go on and
+// their data is kept. Thread-safe.
 class DiskWatch {
  public:
   // `clock` is borrowed.
   DiskWatch(std::string dir, io::DiskMarks marks, Clock& clock)
       : dir_(std::move(dir)), marks_(marks), clock_(clock) {}
 
-  // Measured at most once in kPeriod. Says in the log when the level changes.
+  // The disk is measured at most once per kPeriod; a change of level is logged.
   static constexpr std::chrono::seconds kPeriod{1};
   v1::NodeDisk Look();
-  // Whether `bytes` more may be taken in: RESOURCE_EXHAUSTED, with what to do, beyond the second
-  // mark.
+  // OK when `bytes` more may be accepted; RESOURCE_EXHAUSTED with advice beyond the second
+  // threshold.
   absl::Status CheckRoom(std::string_view what, int64_t bytes);
-  // The same of what an attempt delivers, for which a part of what stays free is kept: all but the
-  // last quarter, without which the database could not write.
+  // The same for an attempt's deliveries, which may use part of the reserve: all but its last
+  // quarter, without which the database could not write.
   absl::Status CheckDelivery(int64_t bytes);
-  // For whoever asks about the fleet; empty: there is room.
+  // A warning for those who ask about the fleet; empty when there is room.
   std::string Warning();
 
  private:

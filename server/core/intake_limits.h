@@ -15,18 +15,18 @@
 
 namespace sft::server {
 
-// What keeps new data and new jobs out: a disk that is nearly full, and the quotas of projects.
-// Both are RESOURCE_EXHAUSTED and say what to remove. What runs is never asked. Thread-safe.
+// Admission limits for new data and new jobs: a nearly full disk, and the quotas of projects. Both
+// give RESOURCE_EXHAUSTED and say what to remove. Running jobs are never limited. Thread-safe.
 class IntakeLimits {
  public:
-  // Sums over all artifacts are as old as that at most.
+  // Maximum age of the cached sums over all artifacts.
   static constexpr std::chrono::seconds kArtifactsPeriod{5};
 
-  // All borrowed.
+  // All are borrowed.
   IntakeLimits(Store& store, Clock& clock, DiskWatch& disk)
       : store_(store), clock_(clock), disk_(disk) {}
 
-  // Room that an upload has for as long as this lives.
+  // Room reserved for an upload while this object lives.
   class Reservation {
    public:
     ~Reservation();
@@ -43,27 +43,27 @@ class IntakeLimits {
     IntakeLimits& limits_;
     const std::list<Upload>::iterator upload_;
   };
-  // Before a data set's bytes are taken; `bytes` are those to come, `size` is its whole. What else
-  // the project uploads now counts, and so do `parts`, what it has begun and not finished (hash and
+  // Called before a data set's bytes are received: `bytes` are still to come, `size` is the whole.
+  // Other uploads of the project count too, and so do `parts`, its unfinished ones (hash and
   // bytes).
   absl::StatusOr<std::unique_ptr<Reservation>> Reserve(const std::string& project,
                                                        const std::string& sha256, int64_t size,
                                                        int64_t bytes,
                                                        const std::map<std::string, int64_t>& parts);
-  // In the transaction that gives a data set to the project.
+  // Called in the transaction that gives a data set to the project.
   absl::Status CheckTaken(Database& db, const std::string& project, const std::string& sha256,
                           int64_t size);
-  // While they come.
+  // Called while the bytes arrive.
   absl::Status CheckGoingOn() { return disk_.CheckRoom("the upload", 0); }
-  // Before a job is taken.
+  // Called before a job is accepted.
   absl::Status CheckSubmit(const std::string& project, const std::vector<JobFileRecord>& files);
 
-  // Bytes of artifacts that the server keeps, by project.
+  // Bytes of artifacts stored on the server, by project.
   absl::StatusOr<std::map<std::string, int64_t>> ArtifactBytes();
 
  private:
-  // Whether data sets of these sizes fit beside what the project has and `others`, which are on
-  // their way to it.
+  // Checks that data sets of these sizes fit beside what the project has and `others`, which are
+  // being uploaded to it.
   absl::Status CheckDatasets(Database& db, const store::Quota& quota,
                              const std::map<std::string, int64_t>& sizes,
                              const std::map<std::string, int64_t>& others = {});
@@ -72,7 +72,7 @@ class IntakeLimits {
   Clock& clock_;
   DiskWatch& disk_;
   Mutex mutex_;
-  std::list<Reservation::Upload> uploads_ SFT_GUARDED_BY(mutex_);  // in the order they came
+  std::list<Reservation::Upload> uploads_ SFT_GUARDED_BY(mutex_);  // in order of arrival
   std::map<std::string, int64_t> artifact_bytes_ SFT_GUARDED_BY(mutex_);
   MonoTime summed_ SFT_GUARDED_BY(mutex_){};
   bool known_ SFT_GUARDED_BY(mutex_) = false;

@@ -9,8 +9,8 @@
 
 namespace sft::server {
 
-// What is expected of each job that has not ended, as of the scheduler's last decision. It changes
-// all the time and is made anew after a restart, so it is not stored. Thread-safe.
+// The expected start and end of each job that has not ended, from the scheduler's last decision.
+// They change all the time and are recomputed after a restart, so they are not stored. Thread-safe.
 class Outlooks {
  public:
   using Map = std::map<std::string, v1::Outlook>;  // by job

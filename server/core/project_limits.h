@@ -5,19 +5,19 @@
 #include "server/state/records.h"
 #include "server/store/sqlite.h"
 
-// What a project may not do with a new job. The transaction that stores the job asks, so that calls
-// side by side cannot pass a limit together.
+// A project's limits on new jobs. They are checked in the transaction that stores the job, so that
+// concurrent calls cannot pass a limit together.
 
 namespace sft::server {
 
-// In words; empty: the job is allowed.
+// Why the job is refused; empty: it is allowed.
 std::string PriorityProblem(const ProjectLimits& limits, const JobRecord& job);
 std::string SizeProblem(const ProjectLimits& limits, const JobRecord& job);
-// RESOURCE_EXHAUSTED where `more` jobs would be more than may wait.
+// RESOURCE_EXHAUSTED when `more` new jobs would exceed the number that may be pending.
 absl::Status CheckPending(Database& db, const ProjectLimits& limits, int more);
 
-// All of it for a job that is about to be stored, `more` jobs with it; 0: those that wait were
-// counted before. FAILED_PRECONDITION for what its size or priority forbids.
+// Checks all limits for a job about to be stored together with `more` jobs; 0 means that pending
+// ones were counted before. FAILED_PRECONDITION for a size or priority that is not allowed.
 absl::Status CheckLimits(Database& db, const JobRecord& job, int more);
 
 }  // namespace sft::server

@@ -15,15 +15,16 @@
 
 namespace sft::server {
 
-// How much of what an attempt delivers may lie on the server at a time: files of its checkpoints
-// and of its artifact, whole and in part. By the weights that it trains and the checkpoints that
-// its job keeps, with room to spare; what was removed again does not count. RESOURCE_EXHAUSTED
-// beyond that: the worker keeps what it has, tells why it waits and tries again. Thread-safe.
+// Limits the bytes that an attempt may have on the server at a time: files of its checkpoints and
+// of its artifact, complete and partial. The limit follows from the weights that it trains and the
+// checkpoints that its job keeps, with room to spare; removed files do not count.
+// RESOURCE_EXHAUSTED beyond it: the worker keeps its files, reports why it waits and retries.
+// Thread-safe.
 class DeliveryLimits {
  public:
-  // Where the weights or the number of checkpoints are not known.
+  // Limit where the weights or the number of checkpoints are not known.
   static constexpr int64_t kUnknownBytes = 1'000'000'000'000;
-  // Of one attempt in one store.
+  // Per attempt and store.
   static constexpr int kMaxFiles = 16'384;
 
   // All are borrowed.
@@ -35,14 +36,14 @@ class DeliveryLimits {
         refusals_(refusals),
         unknown_bytes_(unknown_bytes) {}
 
-  // One file on its way.
+  // One file being delivered.
   struct File {
-    std::string node, attempt_uid;  // empty: of a worker of the version before
-    std::string key;                // as whose the blob store knows it
+    std::string node, attempt_uid;  // empty for a worker of the previous version
+    std::string key;                // the uploader's key in the blob store
     std::string sha256;
     int64_t size = 0;
   };
-  // Its room, while it comes.
+  // Room reserved for a file while it arrives.
   class Reservation {
    public:
     ~Reservation();
@@ -57,7 +58,7 @@ class DeliveryLimits {
     const std::list<File>::iterator file_;
   };
   absl::StatusOr<std::unique_ptr<Reservation>> Reserve(const BlobStore& blobs, const File& file);
-  // Whether the disk has room for what has begun.
+  // Checks that the disk has room for uploads under way.
   absl::Status CheckGoingOn(const std::string& node);
 
  private:

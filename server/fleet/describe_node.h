@@ -10,12 +10,12 @@
 #include "server/store/sqlite.h"
 #include "sft/v1/node.pb.h"
 
-// A node as its operators see it: its row with what the live stream, the failures of jobs and the
-// operators themselves say of it. Inside a transaction of the store.
+// Builds the description of a node that operators see: its row plus the state of its live stream,
+// failures of jobs, and holds by operators. Inside a transaction of the store.
 
 namespace sft::server {
 
-// What is known of all nodes, read once for a list of them.
+// State of all nodes, read once for a list of them.
 struct NodeContext {
   std::map<std::string, sched::NodeScore> scores;
   std::map<std::string, store::NodeHold> holds;
@@ -23,8 +23,7 @@ struct NodeContext {
 };
 absl::StatusOr<NodeContext> ReadNodeContext(Database& db, const WorkerRegistry& registry);
 
-// The NVLink cluster that all GPUs of a node belong to, which reaches over other nodes; empty:
-// none.
+// The NVLink cluster that all GPUs of a node belong to and that spans other nodes; empty: none.
 std::string FabricOf(const v1::NodeFacts& facts);
 
 absl::StatusOr<v1::Node> DescribeNode(Database& db, const NodeRecord& node,

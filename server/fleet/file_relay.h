@@ -13,19 +13,18 @@
 
 namespace sft::server {
 
-// Passes a node's file to somebody who asked the server for it: FetchFile goes down the node's
-// stream, the node answers with a SendFile call, and its chunks go through a bounded queue.
-// Thread-safe.
+// Relays a node's file to a caller of the server: FetchFile goes down the node's stream, the node
+// answers with a SendFile call, and its chunks pass through a bounded queue. Thread-safe.
 class FileRelay {
  public:
   static constexpr size_t kMaxQueuedChunks = 8;
   static constexpr int kMaxTransfers = 16;
-  // Longest wait for the other side before a transfer is given up.
+  // Longest wait for the other side before a transfer is abandoned.
   static constexpr std::chrono::seconds kPatience{30};
 
   explicit FileRelay(WorkerRegistry& registry) : registry_(registry) {}
 
-  // The asking end.
+  // The receiving end.
   class Transfer {
    public:
     ~Transfer();
@@ -42,17 +41,17 @@ class FileRelay {
     const std::string node_;
   };
 
-  // UNAVAILABLE when the node is not connected, RESOURCE_EXHAUSTED at kMaxTransfers.
-  // `jobs`: those whose folders the path may lead into, with all its links.
+  // UNAVAILABLE when the node is not connected, RESOURCE_EXHAUSTED at kMaxTransfers. `jobs`: jobs
+  // into whose folders the path may lead, links included.
   absl::StatusOr<std::unique_ptr<Transfer>> Start(const std::string& node, const std::string& path,
                                                   int64_t offset,
                                                   const std::vector<std::string>& jobs);
 
-  // The sending end: a chunk of the node's SendFile call. Blocks while the queue is full; NOT_FOUND
-  // when nobody wants the file any more, or wants it of another node (an empty one is any);
-  // INVALID_ARGUMENT for a piece that is not the next one of the file.
+  // The sending end: takes a chunk of the node's SendFile call. Blocks while the queue is full.
+  // NOT_FOUND when nobody wants the file any more, or it was requested of another node (an empty
+  // `node` matches any); INVALID_ARGUMENT for a chunk that is not the next one of the file.
   absl::Status Push(v1::SendFileRequest chunk, const std::string& node = "");
-  // The call of this request has ended.
+  // Called when the node's call for this request has ended.
   void End(const std::string& request);
 
  private:

@@ -12,16 +12,16 @@
 
 namespace sft::server {
 
-// What the nodes have, as submits ask about it. Kept from one to the next, and read again once
-// something of it was stored. Thread-safe.
+// Catalog of the nodes' GPUs and models for submits. Cached between submits, and read again after a
+// change of it was stored. Thread-safe.
 class FleetCatalog {
  public:
-  // GPUs of one type.
+  // Summary of the GPUs of one type.
   struct Type {
-    int most = 0;            // on one node
-    int64_t memory = 0;      // of the largest, in bytes; 0: not known
-    bool real = false;       // nodes that have them
-    bool pretended = false;  // nodes that pretend to
+    int most = 0;            // the most on one node
+    int64_t memory = 0;      // memory of the largest, in bytes; 0: not known
+    bool real = false;       // some node really has them
+    bool pretended = false;  // some node simulates them
     std::vector<std::string> nodes;
   };
   struct Fleet {
@@ -32,17 +32,17 @@ class FleetCatalog {
   explicit FleetCatalog(Store& store) : store_(store) {}
 
   absl::StatusOr<std::shared_ptr<const Fleet>> Get() SFT_EXCLUDES(mutex_);
-  // A model by its id or path, one that can be used before one that cannot. Null: no node has it.
+  // Finds a model by id or path, preferring one that can be used. Null when no node has it.
   absl::StatusOr<std::shared_ptr<const ModelRecord>> FindModel(const std::string& model)
       SFT_EXCLUDES(mutex_);
 
  private:
-  // Forgets what is too old.
+  // Drops cached data that is out of date.
   void Refresh() SFT_EXCLUDES(mutex_);
 
   Store& store_;
   Mutex mutex_;
-  int64_t version_ SFT_GUARDED_BY(mutex_) = -1;  // Store::fleet_version
+  int64_t version_ SFT_GUARDED_BY(mutex_) = -1;  // Store::fleet_version of the cached data
   std::shared_ptr<const Fleet> fleet_ SFT_GUARDED_BY(mutex_);
   std::map<std::string, std::shared_ptr<const ModelRecord>> models_ SFT_GUARDED_BY(mutex_);
 };

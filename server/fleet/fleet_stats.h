@@ -6,8 +6,8 @@
 
 namespace sft::server {
 
-// What the fleet was used for in the last `since_seconds` (OperatorService.GetStats), from the rows
-// of allocations, attempts and jobs. Reads them in pages, so that nothing else waits for it.
+// Usage of the fleet in the last `since_seconds` (OperatorService.GetStats), from the rows of
+// allocations, attempts and jobs. Reads them in pages, so that nothing else waits for it.
 absl::StatusOr<v1::Stats> ReadStats(Store& store, Clock& clock, const v1::GetStatsRequest& request);
 
 }  // namespace sft::server

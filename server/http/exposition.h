@@ -7,7 +7,7 @@
 
 namespace sft::server {
 
-// Writes the text format that Prometheus reads (version 0.0.4). Not thread-safe; one a page.
+// Writes Prometheus' text exposition format (version 0.0.4). Not thread-safe; one object per page.
 class Exposition {
  public:
   using Labels = std::vector<std::pair<std::string_view, std::string>>;

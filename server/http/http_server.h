@@ -16,14 +16,14 @@
 
 namespace sft::server {
 
-// Answers GET requests for a few small pages on loopback. One thread looks at all connections and
-// never waits for one of them; each page is made on a thread of its own, once for all who wait for
-// it, so that a slow page keeps nobody from another. The distribution has cpp-httplib and
-// prometheus-cpp as shared libraries only, and they bring a second OpenSSL into a process that
-// links one statically; two pages do not need them. No TLS, no token.
+// A small HTTP server for GET requests of a few pages on loopback. One thread serves all
+// connections and never blocks on one of them; each page is made on a thread of its own, once for
+// all who wait for it, so that a slow page does not delay another. The distribution ships
+// cpp-httplib and prometheus-cpp as shared libraries only, and they bring a second OpenSSL into a
+// process that links one statically; two pages do not need them. No TLS, no token.
 class HttpServer {
  public:
-  // Largest request head; more is answered with 431.
+  // Largest request head; a larger one is answered with 431.
   static constexpr size_t kMaxHead = 8192;
 
   struct Page {
@@ -31,8 +31,8 @@ class HttpServer {
     std::function<HttpResponse()> make;
   };
   struct Options {
-    // Connections at once. One more ends the oldest that has not sent its request; where all have,
-    // the oldest whose answer is not taken, then the oldest.
+    // Simultaneous connections. One more ends the oldest that has not sent its request; if all
+    // have, the oldest whose answer is not taken, then the oldest.
     size_t max_connections = 64;
     // From the connection to the end of the request's head.
     Nanos head_timeout = std::chrono::seconds(2);
@@ -54,8 +54,8 @@ class HttpServer {
 
  private:
   enum class Stage { kHead, kPage, kAnswer };
-  // A page and the thread that makes it. Its makings are numbered; who asks gets the next that
-  // begins. The numbers are guarded by the server's mutex_.
+  // A page and the thread that makes it. Versions of the page are numbered; a request gets the next
+  // one to be begun. The server's mutex_ guards the numbers.
   struct Maker {
     Page page;
     uint64_t begun = 0, wanted = 0;
@@ -67,8 +67,8 @@ class HttpServer {
     MonoTime deadline{};
     Stage stage = Stage::kHead;
     std::string head;
-    const Maker* maker = nullptr;  // whose page it waits for,
-    uint64_t number = 0;           // of this making or a later one
+    const Maker* maker = nullptr;  // the page that it waits for,
+    uint64_t number = 0;           // in this version or a later one
     std::string answer;
     size_t sent = 0;
     bool ended = false;
@@ -84,17 +84,17 @@ class HttpServer {
   void Loop() SFT_EXCLUDES(mutex_);
   void Make(Maker& maker) SFT_EXCLUDES(mutex_);
   void Wake();
-  // False: the server ends.
+  // False when the server is to end.
   bool TakeMade() SFT_EXCLUDES(mutex_);
   void Accept();
-  // Reads or writes as far as it goes without waiting.
+  // Reads or writes as far as possible without blocking.
   void Move(Connection& connection);
   void ReadHead(Connection& connection);
   void Dispatch(Connection& connection);
   void Answer(Connection& connection, const HttpResponse& response);
   void WriteAnswer(Connection& connection);
   void EndLate();
-  // Ends one connection in favour of a new one.
+  // Ends one connection to admit a new one.
   void MakeRoom();
   int PollTimeoutMs() const;
 
@@ -106,9 +106,9 @@ class HttpServer {
   const Options options_;
   std::vector<std::unique_ptr<Maker>> makers_;
 
-  // Of thread_ alone; the oldest first.
+  // Used by thread_ only; the oldest first.
   std::list<Connection> connections_;
-  MonoTime accepts_again_{};  // after an accept that failed
+  MonoTime accepts_again_{};  // set after a failed accept
 
   Mutex mutex_;
   std::vector<Made> made_ SFT_GUARDED_BY(mutex_);

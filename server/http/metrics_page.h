@@ -12,18 +12,17 @@
 
 namespace sft::server {
 
-// What the figures of /metrics are read from; all outlive the pages. `disk` and `failed` may be
-// null.
+// Data sources of the figures on /metrics; all outlive the pages. `disk` and `failed` may be null.
 struct FigureSources {
   Store& store;
   const WorkerRegistry& registry;
   DiskWatch* disk = nullptr;
   const FailedCalls* failed = nullptr;
-  std::function<int64_t()> damaged;  // files of the server that were put aside; null: not said
+  std::function<int64_t()> damaged;  // number of quarantined files of the server; null: not shown
 };
 
-// The pages of the server: /healthz (200 "ok" while the database answers, else 503 with the reason)
-// and /metrics.
+// The server's pages: /healthz (200 "ok" while the database answers, else 503 with the reason) and
+// /metrics.
 std::vector<HttpServer::Page> Pages(const FigureSources& sources);
 
 HttpResponse HealthPage(Store& store);

@@ -4,42 +4,42 @@
 
 #include "server/sched/snapshot.h"
 
-// The scheduler: a pure function from a snapshot to actions. No clock, no store, the same answer
-// for the same snapshot.
+// The scheduler: a pure function from a snapshot to actions. It uses no clock and no store: the
+// same snapshot gives the same decision.
 
 namespace sft::server::sched {
 
-// Limits of one decision.
+// Limits on the work of one decision.
 struct Rules {
-  // Jobs of each type of slot that are promised a start: the first of the line. More make later
-  // starts certain and leave less to fill in.
+  // Jobs per slot type, from the front of the queue, that are promised a start. More of them make
+  // later starts certain and leave fewer gaps to backfill.
   int max_promised = 16;
-  // Jobs of each type behind them that keep their place within one decision. Without those a
-  // project of large gangs never gets its share beside one of small jobs: those fill every gap.
+  // Further jobs per slot type that keep their place within one decision. Without those a project
+  // of large gangs never gets its share beside one of small jobs, which fill every gap.
   int max_reserved = 256;
-  // Jobs of the line whose start is foretold; of those behind them it is reckoned from the work
-  // that stands before them.
+  // Queued jobs whose start is simulated; for those behind them it is estimated from the work ahead
+  // of them.
   int max_foretold = 256;
-  // Jobs for which it is looked whether others can make room.
+  // Jobs for which preemption is considered.
   int max_preemptors = 16;
 };
 
-// 1. Jobs stand in a line (order.h). The first of them start where there is room, or are promised
-//    the earliest start at which all that runs has ended by the upper bounds of its run times, on
-//    named nodes. A promise stands: a later decision may better it, and nothing of the same or a
-//    lower level can take it away. A job without a bound counts as running for ever before others.
-// 2. The next of the line start where there is room, or keep the earliest start free for themselves
-//    from those behind them, in this decision alone: the next one looks at a line made anew.
-// 3. Any other job starts where it delays none of those: it ends before, or other slots are enough.
-//    The shortest of the project that has had the least GPU time is looked at first.
-// 4. A job that would wait for long although jobs of lower classes run stops some of those
+// 1. Jobs are queued (order.h). The first of them start where there is room, or are promised
+//    the earliest start at which everything running has ended by its upper bound, on named nodes.
+//    A promise stands: a later decision may improve it, and no job of the same or a lower level
+//    can take it away. A job without a bound counts as running for ever for others.
+// 2. The next ones in the queue start where there is room, or reserve the earliest start against
+//    those behind them, in this decision only: the next decision orders the queue anew.
+// 3. Any other job starts where it delays none of those (backfill): it ends before, or other slots
+//    are enough. The shortest job of the project with the least GPU time is tried first.
+// 4. A job that would wait for long although jobs of lower classes run preempts some of those
 //    (preempt.h).
-// 5. A job over a limit of its project or sweep, or one that the nodes at hand could never hold,
-//    keeps nobody waiting.
+// 5. A job over a limit of its project or sweep, or one that the present nodes could never hold,
+//    delays nobody.
 Decision Decide(const Snapshot& snapshot, const Rules& rules = Rules());
 
-// What the snapshot can say about a job that is not submitted yet: "could start now on a", or the
-// reason it would wait for, with its place and expected start.
+// A forecast for a job that is not submitted yet: "could start now on a", or the reason it would
+// wait for, with its place and expected start.
 struct Outlook {
   std::string text;
   int place = 0;

@@ -6,17 +6,17 @@
 #include "server/sched/fleet.h"
 #include "server/sched/snapshot.h"
 
-// Why a job waits, for a person. The texts hold nothing that changes by itself, as each change is
-// stored and shown.
+// Explains to a person why a job waits. The texts hold nothing that changes by itself, because each
+// change is stored and shown.
 
 namespace sft::server::sched {
 
-// What the nodes lack for the job: said of one that could never be placed, and of the first in
-// line.
+// What the nodes lack for the job, for one that could never be placed and for the first in the
+// queue.
 std::string WhyNoRoom(const Snapshot& snapshot, const PendingJob& job, const Fleet& fleet,
                       const Shape& shape);
 
-// Of a job behind others.
+// The reason of a job that waits behind others.
 std::string InLine(const PendingJob& job);
 
 // "a, b, c and 4 more"

@@ -17,28 +17,28 @@ struct Bin {
   const NodeView* node = nullptr;
   int host = 0;  // index of the node
   int total = 0, sick = 0;
-  std::vector<int> free;             // healthy and held by nobody; taken from the front
-  std::vector<std::string> holders;  // in slot order, each once
+  std::vector<int> free;             // healthy and free; taken from the front
+  std::vector<std::string> holders;  // jobs that hold slots, in slot order, each once
 
   int healthy() const { return total - sick; }
 };
 
-// What a job asks of a node; jobs that ask the same share it.
+// A job's requirements on a node; jobs with equal requirements share it.
 struct Shape {
-  int type = -1;  // of slots; -1: no node has it
+  int type = -1;  // index of the slot type; -1: no node has it
   int gpus_per_node = 1, nodes = 1;
   bool exclusive = false;
-  std::vector<int> all;     // bins of the type
+  std::vector<int> all;     // all bins of the type
   std::vector<int> able;    // those that could hold the job if nothing else ran
-  std::vector<int> pinned;  // of able, in the order that is asked for; empty: any order will do
-  // Nodes that are left out are not used, as enough others are there.
+  std::vector<int> pinned;  // a subset of able in the requested order; empty: any order
+  // Nodes that are left out are not used, because there are enough others.
   bool spares_left_out = false;
 
   bool possible() const { return static_cast<int>(able.size()) >= nodes; }
 };
 
-// The nodes of a snapshot with what is free on them over time, indexed by type of slot, so that a
-// job looks at the nodes of its type alone. Times in Fit and Take are absolute.
+// The nodes of a snapshot with their free slots over time, indexed by slot type, so that a job
+// considers only nodes with its type. Times in Fit and Take are absolute.
 class Fleet {
  public:
   explicit Fleet(const Snapshot& snapshot);
@@ -47,35 +47,37 @@ class Fleet {
   const Shape& ShapeOf(const PendingJob& job);
   const Bin& bin(int index) const { return bins_[static_cast<size_t>(index)]; }
   int types() const { return static_cast<int>(by_type_.size()); }
-  // -1: the type is on no node.
+  // -1 when no node has the type.
   int TypeOf(std::string_view gpu_type) const;
-  // The bin of a node; -1: there is none.
+  // The bin of a node; -1 when there is none.
   int BinOf(std::string_view node, int type) const;
 
-  // When and where a gang could start.
+  // A time and place at which a gang could start.
   struct Fit {
     int64_t start = kForever;
     std::vector<int> bins;  // in node rank order
   };
-  // The earliest time at which `shape` fits for `duration`, there on the nodes that keep the fewest
-  // slots over, within one domain where that can be; `avoid` is taken last.
+  // The earliest time at which `shape` fits for `duration`; among the places at that time, the one
+  // on nodes with the fewest slots left over, within one domain if possible, and with `avoid` last.
   Fit Earliest(const Shape& shape, int64_t duration, std::string_view avoid) const;
-  // At once, or nothing (kForever).
+  // A place for now, or none (kForever).
   Fit Now(const Shape& shape, int64_t duration, std::string_view avoid) const;
   bool FitsAt(const Shape& shape, const std::vector<int>& bins, int64_t start,
               int64_t duration) const;
-  // Takes what a gang of `shape` needs on `bins` in [start, start + duration); Give undoes it.
+  // Takes the slots that a gang of `shape` needs on `bins` in [start, start + duration); Give
+  // undoes it.
   void Take(const Shape& shape, const std::vector<int>& bins, int64_t start, int64_t duration) {
     Change(shape, bins, start, duration, 1);
   }
   void Give(const Shape& shape, const std::vector<int>& bins, int64_t start, int64_t duration) {
     Change(shape, bins, start, duration, -1);
   }
-  // Concrete slots of a bin for a gang that starts now.
+  // Takes concrete slots of a bin for a gang that starts now.
   std::vector<int> Claim(const Shape& shape, int bin, const std::string& job);
-  // Slots that are held now are so until `until`; with `exclusive` all of the bin's nodes are.
+  // Marks slots that are held now as held until `until`; with `exclusive` all of the bin's nodes
+  // are.
   void Hold(int bin, int count, bool exclusive, int64_t until);
-  // What was held until `to` is so only until `from`; with a negative count it is again.
+  // Slots held until `to` are now held only until `from`; a negative count undoes it.
   void Shorten(int bin, int count, bool exclusive, int64_t from, int64_t to);
 
  private:
@@ -84,7 +86,7 @@ class Fleet {
   void MakeBins(const Snapshot& snapshot);
   Shape MakeShape(const PendingJob& job);
   const std::vector<bool>& HostsWith(std::string_view model);
-  // What has to be free for the shape on a bin, and where that is counted.
+  // The number of slots that must be free for the shape on a bin, and the profile that counts them.
   const Profile& ProfileOf(const Shape& shape, int bin) const;
   int CountOf(const Shape& shape, int bin) const;
   void Change(const Shape& shape, const std::vector<int>& bins, int64_t start, int64_t duration,
@@ -94,11 +96,11 @@ class Fleet {
 
   const Snapshot& snapshot_;
   std::vector<Bin> bins_;
-  std::vector<Profile> profiles_;  // of bins
-  std::vector<Profile> whole_;     // of nodes: their slots of all types together
-  std::vector<int> whole_total_;   // of nodes: healthy slots of all types
-  std::vector<int> by_name_;       // of nodes: their rank in alphabetical order
-  std::vector<int> domain_;        // of nodes; -1: none is known
+  std::vector<Profile> profiles_;  // by bin
+  std::vector<Profile> whole_;     // by node: its slots of all types together
+  std::vector<int> whole_total_;   // by node: healthy slots of all types
+  std::vector<int> by_name_;       // by node: its rank in alphabetical order
+  std::vector<int> domain_;        // by node; -1: none is known
   std::vector<std::vector<int>> by_type_, of_host_;
   std::map<std::string_view, int> types_, hosts_;
   std::map<std::string_view, std::vector<bool>> models_;

@@ -9,21 +9,22 @@ namespace sft::server::sched {
 
 inline constexpr int64_t kForever = std::numeric_limits<int64_t>::max() / 4;
 
-// How many slots of a node are free over time, from a first moment on for ever.
+// The number of free slots of a node as a step function of time, from a first moment on for ever.
 class Profile {
  public:
   Profile(int64_t from, int free) : steps_{{from, free}} {}
 
-  // Takes `count` slots in [from, to), gives them back when negative.
+  // Takes `count` slots in [from, to), or gives them back when negative.
   void Take(int64_t from, int64_t to, int count);
   // The first time, not before `from`, at which `count` slots are free for `duration`; kForever:
   // never.
   int64_t Earliest(int64_t from, int64_t duration, int count) const;
   int FreeAt(int64_t time) const;
-  // Since when `count` slots are free without a break at `time`, where they are.
+  // The time since which `count` slots have been free without a break at `time`, where they are.
   int64_t FreeSince(int64_t time, int count) const;
   int FreeNow() const { return steps_.front().free; }
-  // Calls add(first, last) for each span of starts at which `count` slots are free for `duration`.
+  // Calls add(first, last) for each interval of start times at which `count` slots are free for
+  // `duration`.
   template <typename Add>
   void Starts(int64_t duration, int count, Add&& add) const;
 

@@ -8,14 +8,14 @@
 
 namespace sft::server::sched {
 
-// What projects and sweeps have in use, against what they may.
+// Usage of projects and sweeps against their limits.
 class Quota {
  public:
   explicit Quota(const Snapshot& snapshot);
 
-  // Why the job may not start beside what runs of its project and sweep; empty: it may.
+  // Why the job may not start beside the running jobs of its project and sweep; empty: it may.
   std::string Refusal(const PendingJob& job) const;
-  // The job starts.
+  // Counts a job that starts.
   void Add(const PendingJob& job);
 
  private:
@@ -24,7 +24,7 @@ class Quota {
   };
   std::map<std::string_view, const ProjectView*> limits_;
   std::map<std::string_view, InUse> projects_;
-  std::map<std::string_view, int> sweeps_;  // jobs
+  std::map<std::string_view, int> sweeps_;  // running jobs
 };
 
 }  // namespace sft::server::sched

@@ -7,8 +7,8 @@
 #include "common/base/version.h"
 #include "server/state/schedule.h"
 
-// What a scheduling decision depends on, and what it says. Values: times are microseconds since the
-// Unix epoch, durations microseconds.
+// Input and output of a scheduling decision. Plain values: times are microseconds since the Unix
+// epoch, durations microseconds.
 
 namespace sft::server::sched {
 
@@ -17,7 +17,7 @@ struct SlotView {
   int index = 0;
   std::string gpu_type;
   bool healthy = true;
-  std::string job;  // that holds it; empty: free
+  std::string job;  // the job that holds it; empty: free
 };
 
 // A node as the scheduler sees it.
@@ -26,13 +26,13 @@ struct NodeView {
   // Connected and not SUSPECT: work may be placed on it.
   bool usable = true;
   std::string unusable_reason;  // "silent for 40 s"
-  // Not empty: jobs keep failing on it. It is used only where nothing else could hold a job.
+  // If not empty, why jobs keep failing on it. It is used only where nothing else could hold a job.
   std::string left_out;
   bool has_shared = false;   // sees the shared folder
-  int protocol = kProtocol;  // that its worker speaks
+  int protocol = kProtocol;  // spoken by its worker
   std::vector<SlotView> slots;
-  std::vector<std::string> models;  // ids and paths that it sees and can use
-  // NVLink domain, rack or switch that it shares with others; empty: none is known.
+  std::vector<std::string> models;  // ids and paths of models that it can use
+  // NVLink domain, rack or switch that it shares with others; empty: not known.
   std::string domain;
 };
 
@@ -42,39 +42,40 @@ struct Part {
   std::vector<int> slots;
 };
 
-// Classes of jobs, from the least; numbers of spec::Priority.
+// Priority classes, from the lowest; the numbers of spec::Priority.
 inline constexpr int kLow = 0, kNormal = 1, kHigh = 2, kUrgent = 3;
 
-// What a waiting job asks for.
+// A waiting job and its requirements.
 struct PendingJob {
   std::string id;
   std::string gpu_type;
   int gpus_per_node = 1;
   int nodes = 1;
-  // Id under the nodes' model folders; empty: any node will do (a path is checked by the node).
+  // Model id in the nodes' model folders; empty: any node will do (a path is checked by the node).
   std::string model;
-  // Where its checkpoint can be reached: these nodes in this order (empty: any), or those that see
-  // the shared folder.
+  // Nodes that can reach its checkpoint: these in this order (empty: any), or those that see the
+  // shared folder.
   std::vector<std::string> only_nodes;
   bool needs_shared = false;
-  // The least that its workers have to speak, and what for: "checkpoint.save_strategy".
+  // The lowest protocol that its workers must speak, and the key that needs it:
+  // "checkpoint.save_strategy".
   int protocol = 1;
   std::string newer_keys;
-  // Blamed for the last failure: taken last.
+  // The node blamed for its last failure; it is taken last.
   std::string avoid_node;
 
   std::string project;
   int priority = kNormal;
   int64_t submitted_us = 0;
-  int64_t expected_us = 0;  // what is left of its run; 0: not known
-  int64_t bound_us = 0;     // its run takes no longer; 0: there is no bound
+  int64_t expected_us = 0;  // expected rest of its run; 0: not known
+  int64_t bound_us = 0;     // upper bound of its run; 0: none
   bool exclusive = false;   // whole nodes
   // Why it may not be placed whatever is free: a hold, a job it waits for. Empty: it may.
   std::string blocked;
-  // Jobs of one sweep; at most so many run at once (0: any number).
+  // Its sweep, and the most jobs of it that run at once (0: any number).
   std::string sweep;
   int sweep_limit = 0;
-  // What an earlier decision promised it.
+  // The promise of an earlier decision.
   Reservation promised;
 
   int gpus() const { return gpus_per_node * nodes; }
@@ -92,23 +93,23 @@ struct RunningJob {
   int64_t bound_end_us = 0;     // it has ended by then; 0: there is no bound
   bool preemptible = true;
   bool stopping = false;  // it was told to end; bound_end_us says by when
-  int64_t saved_us = 0;   // when its last checkpoint was written; 0: there is none
+  int64_t saved_us = 0;   // time of its last checkpoint; 0: none
   std::string sweep;
   bool exclusive = false;  // nothing else runs on its nodes
 
   int gpus() const;
 };
 
-// A project's part of the fleet. One that is not named has share 1 and no limits.
+// A project's share of the fleet. A project that is not listed has share 1 and no limits.
 struct ProjectView {
   std::string name;
   double share = 1;
-  double usage_us = 0;  // GPU microseconds that it has used, decayed (order.h)
-  int max_gpus = 0;     // in use at once; 0: any number
-  int max_running = 0;  // jobs
+  double usage_us = 0;  // used GPU microseconds, decayed (order.h)
+  int max_gpus = 0;     // GPUs in use at once; 0: any number
+  int max_running = 0;  // running jobs
 };
 
-// All that a decision depends on.
+// Everything that a decision depends on.
 struct Snapshot {
   std::vector<NodeView> nodes;
   std::vector<PendingJob> pending;  // in order of submission
@@ -127,20 +128,20 @@ struct Placement {
 struct Waiting {
   std::string job;
   std::string reason;  // for a person; changes only when the cause does
-  // In the line for its type of slot, from 1; 0: it stands in none.
+  // Place in the queue for its slot type, from 1; 0: not in a queue.
   int place = 0;
-  // By what is expected of all before it; 0: not known.
+  // Expected times, from all jobs ahead; 0: not known.
   int64_t start_us = 0, end_us = 0;
-  Reservation promised;  // empty: nothing is
+  Reservation promised;  // empty: no promise
 };
 
-// A running job that shall write a checkpoint and end, so that `by` can start.
+// A running job that shall write a checkpoint and end so that `by` can start.
 struct Preemption {
   std::string job;
   std::string by;
 };
 
-// Every pending job is either placed or waits.
+// The result: every pending job is either placed or waits.
 struct Decision {
   std::vector<Placement> placements;
   std::vector<Waiting> waiting;

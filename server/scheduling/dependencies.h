@@ -6,12 +6,12 @@
 #include "server/gangs/gang_life.h"
 #include "server/store/store.h"
 
-// Jobs that run after others (scheduling.after), and what keeps a waiting job from being placed.
-// Functions with a database run inside one transaction of the store.
+// Dependencies between jobs (scheduling.after), and the conditions that keep a waiting job from
+// being placed. Functions with a database run inside one transaction of the store.
 
 namespace sft::server {
 
-// The jobs that a job waits for.
+// The state of the jobs that a job waits for.
 struct Dependencies {
   std::vector<std::string> left;  // that have not ended
   bool have_ended = false;        // some of them have
@@ -19,11 +19,11 @@ struct Dependencies {
   JobState failed_state = JobState::kFailed;
 };
 absl::StatusOr<Dependencies> ReadDependencies(Database& db, const ScheduleRecord& schedule);
-// Strikes those off that have succeeded; ends a job after one that did not. A job that no longer
-// waits is left as it is.
+// Removes dependencies that have succeeded, and ends a job whose dependency has not. A job that no
+// longer waits is left as it is.
 absl::Status SettleDependencies(Database& db, const std::string& job_id, int64_t now_us,
                                 ChangedJobs& changed);
-// Ends a job that was to go on from another's checkpoint, and must not quietly begin at step 0.
+// Ends a job that was to continue from another's checkpoint and must not silently begin at step 0.
 absl::Status EndWithoutCheckpoint(Database& db, JobRecord job,
                                   const std::vector<std::string>& notes, int64_t now_us,
                                   ChangedJobs& changed);

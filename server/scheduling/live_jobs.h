@@ -6,14 +6,14 @@
 
 namespace sft::server {
 
-// A job with an attempt that is not over.
+// A job with an attempt that has not ended.
 struct LiveJob {
   JobRecord job;  // with its schedule, without the large texts
   AttemptRecord attempt;
   std::vector<MemberRecord> members;
 };
 
-// All of them. Inside a transaction of the store.
+// Loads all of them. Inside a transaction of the store.
 absl::StatusOr<std::vector<LiveJob>> LoadLive(Database& db);
 
 }  // namespace sft::server

@@ -16,53 +16,54 @@
 
 namespace sft::server {
 
-// What a job would use and where it would run, before it is submitted: shapes, parameters and
-// memory from the model's config.json as a node reported it, placement from the scheduler's own
-// rules.
+// Plans a job before it is submitted: what it would use and where it would run. Shapes, parameters
+// and memory come from the model's config.json as a node reported it, placement from the
+// scheduler's own rules.
 class Planner {
  public:
   Planner(Store& store, WorkerRegistry& registry, FileRelay& relay)
       : store_(store), registry_(registry), relay_(relay), fleet_(store) {}
 
-  // What it goes by.
+  // The catalog that it plans with.
   FleetCatalog& fleet() { return fleet_; }
 
-  // Never fails: what cannot be known is said in `note`. `rows` as in ExpectedRun.
+  // Never fails: `note` says what cannot be known. `rows` as in ExpectedRun.
   v1::JobPlan Plan(const spec::JobSpec& spec, int64_t rows = 0);
 
-  // How long the job runs by the plan's time model, with full rows; 0: nobody can tell. `rows` of
-  // its training data; 0: they are not known, and max_steps alone tells its length.
+  // The job's run time by the plan's time model, with full rows; 0: unknown. `rows` is the number
+  // of its training rows; 0 means unknown, and then only max_steps tells its length.
   struct Run {
     int64_t duration_us = 0;
     int64_t steps = 0;
   };
   Run ExpectedRun(const spec::JobSpec& spec, int64_t rows);
 
-  // What is wrong with the job's model, or with what the job asks of it, by its config.json on the
-  // nodes; nothing when no node could be asked. Of a job that is `complete`, having no problems so
-  // far, also what would make it fit where it cannot fit into any GPU of its type that the fleet
-  // has; where the memory is not known yet its ranks look again. Waits for a node: never inside a
-  // transaction.
+  // Finds a problem with the job's model, or with what the job asks of it, from its config.json on
+  // the nodes; nullopt when no node could be asked. For a job that is `complete` (no problems so
+  // far) also checks that it fits into a GPU of its type in the fleet, and says what would make it
+  // fit; where the memory is not known yet its ranks check again. Waits for a node: never call it
+  // inside a transaction.
   std::optional<spec::Problem> CheckModel(const spec::JobSpec& spec, bool complete);
 
-  // What is odd about the job for this model, though it can run; nothing where the model is not
-  // known. Waits for a node, as CheckModel.
+  // Warns about something unusual in the job for this model, although it can run; nullopt where the
+  // model is not known. Waits for a node, as CheckModel.
   std::optional<spec::Problem> WarnOfModel(const spec::JobSpec& spec);
 
-  // plan::WithPrecision for the largest GPUs of the job's type; where they or the model are not
-  // known, and for CPUs, the most precise. Waits for a node, as CheckModel.
+  // plan::WithPrecision for the largest GPUs of the job's type; the most precise choice for CPUs,
+  // and where the GPUs or the model are not known. Waits for a node, as CheckModel.
   spec::JobSpec ChoosePrecision(const spec::JobSpec& spec);
 
  private:
   std::optional<spec::Problem> CheckFits(const plan::ModelShape& shape, const spec::JobSpec& spec);
   // config.json of the job's model; for a folder that no node listed it is fetched from a node.
-  // UNAVAILABLE when there is no node to ask; what the last node answered when none has it.
+  // UNAVAILABLE when there is no node to ask; the last node's answer when none has it.
   absl::StatusOr<std::string> FindConfig(const spec::JobSpec& spec);
   absl::StatusOr<std::string> FetchConfig(const std::string& node, const std::string& model);
 
-  // Of the largest GPU of the job's type; 0: not known.
+  // Memory of the largest GPU of the job's type; 0: not known.
   int64_t GpuMemory(const spec::JobSpec& spec);
-  // Of a step by the plan; 0: not known. Plans are kept for repeats, as of a sweep.
+  // Planned seconds per step; 0: not known. Plans are cached for repeated jobs, such as those of a
+  // sweep.
   double StepSeconds(const spec::JobSpec& spec) SFT_EXCLUDES(mutex_);
 
   Store& store_;

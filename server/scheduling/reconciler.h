@@ -20,21 +20,22 @@
 
 namespace sft::server {
 
-// Brings what is into line with what shall be: marks silent nodes, places pending jobs, and tells
-// every node its desired set. Each step is a transaction of its own, and each starts from the
-// database, so that boot, restart and normal running are one path. Driven by one thread (app), or
-// by a test, which calls Tick by hand.
+// The reconciler brings the actual state into line with the desired one: it marks silent nodes,
+// places pending jobs, and sends every node its desired set. Each step is its own transaction and
+// starts from the database, so that boot, restart and normal running are one path. Driven by one
+// thread (app), or by a test that calls Tick by hand.
 class Reconciler {
  public:
   struct Options {
-    // Beyond a job's unreachable_after, until its node's part is given up: the node ends its ranks
-    // by then, counted from the last word it had of this server, and their end takes the grace.
+    // Time beyond a job's unreachable_after until its node's part is given up: the node ends its
+    // ranks by then, counted from the last message it had from this server, and ending takes the
+    // grace period.
     Nanos unreachable_margin = std::chrono::seconds(60);
-    // So long a node that is heard may take to say that it has an attempt.
+    // Time that a connected node may take to report an attempt it was given.
     Nanos take_up_limit = std::chrono::minutes(10);
   };
 
-  // `outlooks`, where it is given, gets what is expected of jobs with each tick.
+  // `outlooks`, if given, receives the expected times of jobs with each tick.
   Reconciler(Store& store, Clock& clock, WorkerRegistry& registry, ChangeHub& hub, Options options,
              Outlooks* outlooks = nullptr)
       : store_(store),
@@ -46,47 +47,47 @@ class Reconciler {
   Reconciler(Store& store, Clock& clock, WorkerRegistry& registry, ChangeHub& hub)
       : Reconciler(store, clock, registry, hub, Options()) {}
 
-  // Says that this process runs: WorkerRegistry::Beat.
+  // Records that this process runs: WorkerRegistry::Beat.
   void Beat() { registry_.Beat(); }
   absl::Status Tick();
-  // The two halves of a tick, between which others may store things: what is, then what follows
-  // from it, stored and made known.
+  // The two halves of a tick, between which others may store changes: Look reads the state; the
+  // other decides from it, stores and announces.
   absl::StatusOr<SchedulerInput> Look(int64_t now_us);
   absl::Status Decide(const SchedulerInput& input, int64_t now_us, ChangedJobs& changed);
-  // Whether a tick now could do anything: something was stored since the last one, a node has
-  // fallen silent or was heard of again, or time alone may have changed something.
+  // True when a tick now could change something: a row was stored since the last one, a node has
+  // fallen silent or was heard again, or time alone may have changed something.
   bool HasWork() const;
 
  private:
-  // Ticks that nothing asks for: what fades with time, as the scores of nodes do.
+  // Interval of ticks that nothing triggers, for what fades with time, such as node scores.
   static constexpr std::chrono::seconds kIdlePeriod{15};
 
-  // What becomes of one job: a part of a transaction.
+  // A change of one job, as part of a transaction.
   using Change = std::function<absl::Status(Database&)>;
-  // Changes in one transaction: others wait for it.
+  // Changes per transaction: others wait for it.
   static constexpr size_t kTogether = 16;
 
-  // Silent nodes, what is given up with them, and drained ones.
+  // Handles silent nodes, what is given up with them, and drained ones.
   absl::Status MindNodes(int64_t now_us, ChangedJobs& changed);
-  // `nodes` and what is stored of them.
+  // `nodes`, and their rows in the database.
   absl::Status MarkSilentNodes(Database& db, std::vector<NodeRecord>& nodes);
   absl::Status GiveUpUnreachable(Database& db, int64_t now_us, ChangedJobs& changed);
-  // What the input says without a decision.
+  // Adds the changes that the input requires without a decision.
   void AddJobChanges(const SchedulerInput& input, int64_t now_us, ChangedJobs& changed,
                      std::vector<Change>& changes);
-  using Estimates = std::map<std::string_view, const EstimateRecord*>;  // first ones, by job
+  using Estimates = std::map<std::string_view, const EstimateRecord*>;  // first estimates, by job
   void AddDecision(const SchedulerInput& input, const sched::Decision& decision,
                    const Estimates& estimates, int64_t now_us, ChangedJobs& changed,
                    std::vector<Change>& changes);
-  // What the decision promises otherwise than was promised before.
+  // Adds the promises of the decision that differ from the stored ones.
   static void AddPromises(const SchedulerInput& input, const sched::Decision& decision,
                           std::vector<Change>& changes);
-  // Whether a placement may still be made, by what users, operators and workers stored since the
-  // input was read. That its slots are free needs no look: only this process takes any.
+  // True when a placement may still be made, given what users, operators and workers stored since
+  // the input was read. Its slots need no check: only this process takes any.
   absl::StatusOr<bool> StillStands(Database& db, const sched::Placement& placement,
                                    const sched::ResumeChoice& choice);
   absl::Status Commit(const std::vector<Change>& changes);
-  // Ends a job that has no checkpoint left to go on from.
+  // Ends a job that has no checkpoint left to continue from.
   absl::Status EndStranded(Database& db, const std::string& job_id, int64_t now_us,
                            ChangedJobs& changed) const;
   absl::Status SendDesiredSets(int64_t now_us);
@@ -97,11 +98,11 @@ class Reconciler {
   ChangeHub& hub_;
   const Options options_;
   Outlooks* const outlooks_;
-  // Jobs with a first estimate, and attempts with one of their 50th step, that are stored.
+  // Jobs with a stored first estimate, and attempts with a stored estimate of their 50th step.
   std::set<std::string> noted_;
-  // Of attempts and of drains that have a deadline.
+  // Ages of attempts and of drains that have a deadline.
   Ages ages_{clock_};
-  // After the last tick; of the thread that ticks.
+  // Commit count after the last tick; used by the ticking thread only.
   int64_t seen_commits_ = -1;
   uint64_t seen_silence_ = 0;
   bool waits_for_time_ = true;

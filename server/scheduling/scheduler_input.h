@@ -13,29 +13,28 @@
 
 namespace sft::server {
 
-// What the scheduler decides by, read at one moment. Reading it changes nothing, so that others go
-// on storing meanwhile; what is stored by then is checked again where it matters
-// (Reconciler::StillStands).
+// The scheduler's input, read at one moment. Reading changes nothing, so others go on storing
+// meanwhile; where that matters it is checked again (Reconciler::StillStands).
 struct SchedulerInput {
-  // Pending jobs of each slot type and project that are looked at, the first of their line: a later
+  // Pending jobs per slot type and project that are considered, the first in their queue: a later
   // one could start only past all of these.
   static constexpr int kMaxPending = 1000;
 
   std::vector<NodeRecord> nodes;
   std::vector<JobRecord> pending;  // with their schedules, without the large texts
   std::vector<LiveJob> live;
-  // Of these, the nodes as they may be used, and the pending jobs that may be placed now.
+  // Built from these: the nodes as they may be used, and the pending jobs that may be placed now.
   sched::Snapshot snapshot;
   std::map<std::string, Reservation> promises;  // by job
-  // What those of them go on from that do not begin at step 0.
+  // Checkpoints of those that do not begin at step 0.
   std::map<std::string, sched::ResumeChoice> choices;
-  // Pending jobs after others that have ended since, and those that have nothing left to go on
-  // from.
+  // Pending jobs whose dependencies have ended since, and those that have no checkpoint left to
+  // continue from.
   std::vector<JobRecord> released, stranded;
   std::vector<Explanation> explanations;
   // Time alone will change something.
   bool waits_for_time = false;
-  // What has to be stored of nodes before anything else: MindNodes.
+  // Changes of nodes must be stored before anything else: MindNodes.
   bool nodes_changed = false;
 };
 
@@ -43,7 +42,7 @@ struct SchedulerInput {
 absl::StatusOr<SchedulerInput> ReadSchedulerInput(Database& db, const WorkerRegistry& registry,
                                                   int64_t now_us, Nanos margin);
 
-// What a pending job goes on from, of what can be reached.
+// The checkpoint that a pending job continues from, among those that can be reached.
 absl::StatusOr<sched::ResumeChoice> ChooseFor(Database& db, const WorkerRegistry& registry,
                                               const JobRecord& job, Nanos margin);
 

@@ -16,7 +16,7 @@
 
 namespace sft::server {
 
-// What jobs deliver. Thread-safe.
+// Artifacts: the results that jobs deliver. Thread-safe.
 class Artifacts {
  public:
   Artifacts(Store& store, Clock& clock, BlobStore& blobs, BlobStore& checkpoints, FileRelay& relay,
@@ -29,14 +29,14 @@ class Artifacts {
         hub_(hub) {}
 
   // Registers a delivery. FAILED_PRECONDITION for another epoch; ABORTED when a file of an adapter
-  // was not uploaded by this node for this attempt; INVALID_ARGUMENT as of CheckArtifact.
+  // was not uploaded by this node for this attempt; INVALID_ARGUMENT as CheckArtifact.
   absl::StatusOr<v1::Artifact> Commit(const v1::CommitArtifactRequest& request);
-  // "artifacts/{id}", or a job's name for its newest.
+  // `name` is "artifacts/{id}", or a job's name for its newest artifact.
   absl::StatusOr<v1::Artifact> Get(const std::string& name);
 
-  // Takes chunks until it says no (the reader is gone).
+  // Receives chunks; returns false when the reader is gone.
   using Sink = std::function<bool(const v1::DownloadChunk&)>;
-  // Of a data set, an artifact or a checkpoint.
+  // Downloads a blob of a data set, an artifact or a checkpoint.
   absl::Status DownloadBlob(const std::string& sha256, int64_t offset, const Sink& sink);
   absl::Status DownloadFile(const v1::DownloadArtifactFileRequest& request, const Sink& sink);
 
@@ -50,7 +50,7 @@ class Artifacts {
   BlobStore& checkpoints_;
   FileRelay& relay_;
   ChangeHub& hub_;
-  // When the last use of an artifact was stored last, of the newest few.
+  // When the last use was last stored, for the newest few artifacts.
   static constexpr std::chrono::seconds kNoteUse{3600};
   static constexpr size_t kMaxNoted = 1000;
   Mutex mutex_;

@@ -12,15 +12,15 @@
 
 namespace sft::server {
 
-// Copies of the server's state: the database, and a list of the files that lie beside it.
+// Backups of the server's state: the database, and a list of the files beside it.
 //
-//   <folder>/server.db      one file, checked
+// |   <folder>/server.db      one file, checked
 //   <folder>/manifest.json  version, schema, size and hash of server.db; hash and size of each blob
 //   <folder>/checkpoints/   the blobs of the checkpoints that server.db names, as in a data folder
 //
-// Blobs never change and are listed after the database was copied: whatever the copy names is among
-// them. They can be copied by any tool, before or after. Those of checkpoints are deleted again, so
-// they are taken into the folder: linked where that is possible, else copied.
+// Blobs never change and are listed after the database was copied, so every blob that the copy
+// names is listed. They can be copied by any tool, before or after. Blobs of checkpoints are
+// deleted in time, so they are put into the folder: hard-linked where possible, else copied.
 class Backups {
  public:
   // Pages copied at once, 4 KiB each: other work waits for the database meanwhile.
@@ -29,16 +29,16 @@ class Backups {
   Backups(Store& store, Clock& clock, std::string data_dir)
       : store_(store), clock_(clock), data_dir_(std::move(data_dir)) {}
 
-  // False: nobody wants it any more.
+  // Returns false when the caller no longer wants the backup.
   using Progress = std::function<bool(int64_t done, int64_t total)>;
-  // Makes the folder `to`, empty for one of its own below the data folder; only its owner may read
-  // it. ALREADY_EXISTS when it is there, ABORTED while another call makes it; on failure nothing of
-  // it stays.
+  // Makes the folder `to`; empty means a new one below the data folder. Only its owner may read it.
+  // ALREADY_EXISTS when it exists, ABORTED while another call makes it; on failure nothing of it
+  // stays.
   absl::StatusOr<v1::BackupResult> Make(const std::string& to, const Progress& progress);
 
  private:
-  // Takes what the copied database names into `folder` and returns the list of it. One that was
-  // superseded since the copy is left out.
+  // Puts the checkpoints that the copied database names into `folder` and returns the list of them.
+  // A checkpoint superseded since the copy is left out.
   absl::StatusOr<nlohmann::json> TakeCheckpoints(const std::string& folder,
                                                  const std::function<bool()>& wanted);
   absl::Status CopyDatabase(const std::string& path, const Progress& progress,
@@ -51,14 +51,14 @@ class Backups {
   Clock& clock_;
   const std::string data_dir_;
   Mutex mutex_;
-  std::set<std::string> making_ SFT_GUARDED_BY(mutex_);  // folders
+  std::set<std::string> making_ SFT_GUARDED_BY(mutex_);  // folders being made
 };
 
-// Makes a data folder of a backup: checks the copy against its manifest, page by page and its
-// schema against this server's, and takes blobs, logs and metrics from the data folder `files_from`
-// (empty: none) and checkpoints from the backup or from there, linked where that is possible. What
-// it says is for the operator's terminal.
-// ALREADY_EXISTS when `data_dir` has a database.
+// Restores a backup into a new data folder: checks the copy against its manifest, page by page, and
+// its schema against this server's, and takes blobs, logs and metrics from the data folder
+// `files_from` (empty: none) and checkpoints from the backup or from there, hard-linked where
+// possible. Returns the text for the operator's terminal. ALREADY_EXISTS when `data_dir` has a
+// database.
 absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::string& data_dir,
                                           const std::string& files_from);
 

@@ -14,43 +14,43 @@
 
 namespace sft::server {
 
-// Checkpoints: what workers register, what users ask for, and what is deleted. Their blobs lie in a
-// store of their own, because they go again. Thread-safe.
+// Checkpoints: registers those that workers write, requests those that users ask for, and deletes
+// old ones. Their blobs have a store of their own because they are deleted. Thread-safe.
 //
-// Kept are, of a job that has not ended, the newest checkpoint.save_total_limit ones and the best;
-// of an ended one the same for kKeepSucceeded or kKeepFailed; and whatever a job is about to go on
-// from.
+// A job that has not ended keeps its newest checkpoint.save_total_limit checkpoints and the best
+// one; an ended job keeps the same for kKeepSucceeded or kKeepFailed. A checkpoint that a job is
+// about to continue from is always kept.
 class Checkpoints {
  public:
   static constexpr std::chrono::hours kKeepSucceeded{24};
   static constexpr std::chrono::hours kKeepFailed{7 * 24};
-  // An upload that no commit followed is dropped after that.
+  // Age at which an upload that no commit followed is dropped.
   static constexpr std::chrono::hours kKeepUploads{6};
 
-  // `wake` asks for a reconcile tick soon: workers are told what shall stay.
+  // `wake` requests a reconcile tick, to tell workers what is kept.
   Checkpoints(Store& store, Clock& clock, BlobStore& blobs, ChangeHub& hub,
               std::function<void()> wake)
       : store_(store), clock_(clock), blobs_(blobs), hub_(hub), wake_(std::move(wake)) {}
 
-  // As WorkerService.CommitCheckpoint.
+  // See WorkerService.CommitCheckpoint.
   absl::StatusOr<v1::CommitCheckpointResponse> Commit(const v1::CommitCheckpointRequest& request);
-  // Asks the job's ranks for one. FAILED_PRECONDITION when the job does not run.
+  // Asks the job's ranks for a checkpoint. FAILED_PRECONDITION when the job does not run.
   absl::StatusOr<v1::CheckpointJobResponse> Ask(const v1::CheckpointJobRequest& request,
                                                 const Actor& actor = {});
   absl::StatusOr<v1::ListCheckpointsResponse> List(const std::string& name);
 
-  // Deletes what is to go: superseded ones, those of jobs that ended long ago, blobs and uploads
-  // that nothing refers to. Cheap when there is nothing to do; call it every minute.
+  // Deletes superseded checkpoints, those of jobs that ended long ago, and blobs and uploads
+  // without references. Cheap when there is nothing to do; call it every minute.
   absl::Status Sweep();
 
-  // What DropJob removed, or would.
+  // Result of DropJob, real or dry run.
   struct Dropped {
     int count = 0;
-    int64_t bytes = 0;       // that the server kept
-    bool elsewhere = false;  // some lie on nodes or in shared folders
-    bool in_use = false;     // a job that has not ended goes on from them: nothing is removed
+    int64_t bytes = 0;       // stored on the server
+    bool elsewhere = false;  // some are on nodes or in shared folders
+    bool in_use = false;     // a job that has not ended continues from them: nothing is removed
   };
-  // All checkpoints of a job that has ended.
+  // Removes all checkpoints of an ended job.
   absl::StatusOr<Dropped> DropJob(const std::string& job_id, bool dry_run,
                                   AuditRow* audit = nullptr);
 
@@ -66,8 +66,9 @@ class Checkpoints {
   BlobStore& blobs_;
   ChangeHub& hub_;
   const std::function<void()> wake_;
-  // Held from the look whether a blob is there to the commit that refers to it, and from the look
-  // whether a blob is referred to until it is removed. Never taken inside the store.
+  // Lock between references and removal: held from the check that a blob exists to the commit that
+  // refers to it, and from the check for references until a blob is removed. Never acquired inside
+  // the store.
   Mutex mutex_;
 };
 

@@ -13,19 +13,19 @@
 
 namespace sft::server {
 
-// What gets old is made small or goes: curves of jobs that ended long ago are thinned, and what is
-// over its age limit is removed, once an hour. Every few seconds the disk is looked at, and calls
-// that failed are written down.
+// Periodic housekeeping: once an hour, curves of jobs that ended long ago are thinned and data over
+// its age limit is removed; every few seconds, free disk space is checked and failed calls are
+// written to the audit.
 class Housekeeping {
  public:
   static constexpr std::chrono::hours kPeriod{1};
-  // Points that a thinned curve has, about.
+  // Approximate number of points in a thinned curve.
   static constexpr int64_t kThinnedPoints = 10'000;
 
   static constexpr std::chrono::seconds kShortPeriod{5};
 
-  // All but the time borrowed; the last three may be null. `thin_after` counts from a job's end; 0:
-  // never.
+  // All but the time are borrowed; the last three may be null. `thin_after` counts from a job's
+  // end; 0: never.
   Housekeeping(Store& store, Clock& clock, MetricLog& metrics, TensorBoard& tensorboard,
                Nanos thin_after, Removal* removal = nullptr, DiskWatch* disk = nullptr,
                FailedCalls* failed = nullptr)
@@ -39,7 +39,7 @@ class Housekeeping {
         failed_(failed) {}
   ~Housekeeping() { Stop(); }
 
-  // Begins to tick in a thread of its own.
+  // Starts a thread that ticks.
   void Start();
   void Stop();
   // One round.
@@ -48,7 +48,7 @@ class Housekeeping {
  private:
   void Loop();
   void LookAround();
-  // The curve of one job, if it is due.
+  // Thins the curve of one job, if it is due.
   absl::Status Thin(const std::string& id, int64_t max_points);
 
   Store& store_;

@@ -18,13 +18,13 @@
 
 namespace sft::server {
 
-// Removes what is stored: because somebody says so, or because it is old. What something that lives
-// needs stays: all of a job that has not ended, a data set that such a job names, checkpoints that
-// one goes on from. What was removed of a job is an event of it. Thread-safe.
+// Removes stored data, on request or by age. Data in use stays: all data of a job that has not
+// ended, a data set that such a job names, checkpoints that one continues from. Each removal from a
+// job is recorded as an event of it. Thread-safe.
 class Removal {
  public:
-  // For how long things are kept after a job's end; a data set and an artifact, after their last
-  // use. 0: for ever.
+  // Age limits: after a job's end or, for data sets and artifacts, after their last use. 0: kept
+  // for ever.
   struct Ages {
     Nanos logs{0}, metrics{0}, artifacts{0}, datasets{0}, backups{0};
   };
@@ -35,11 +35,11 @@ class Removal {
     TensorBoard& tensorboard;
     Checkpoints& checkpoints;
   };
-  // What nobody has gone on with or named for so long is dropped: parts of uploads, and blobs.
+  // Age at which parts of uploads, and blobs without references, are dropped.
   static constexpr std::chrono::hours kKeepOrphans{7 * 24};
 
-  // All but the folder and the ages borrowed. `wake` asks for a reconcile tick soon: nodes are told
-  // which models go.
+  // All but the folder and the ages are borrowed. `wake` requests a reconcile tick, to tell nodes
+  // which models are removed.
   Removal(Store& store, Clock& clock, std::string data_dir, Stores stores, ChangeHub& hub,
           std::function<void()> wake, Ages ages)
       : store_(store),
@@ -50,12 +50,12 @@ class Removal {
         wake_(std::move(wake)),
         ages_(ages) {}
 
-  // As StorageService.RemoveStored, for somebody who was let in and may remove what these projects
-  // have; absent: everything.
+  // StorageService.RemoveStored for an authorised caller who may remove the data of these projects;
+  // without projects: everything.
   absl::StatusOr<v1::RemoveStoredResponse> Remove(
       const v1::RemoveStoredRequest& request, const Actor& actor,
       const std::optional<std::vector<std::string>>& projects);
-  // Removes what is older than its age. Once an hour.
+  // Removes data older than its age limit. Once an hour.
   absl::Status Retain();
 
  private:
@@ -65,7 +65,7 @@ class Removal {
     bool dry_run = false;
     bool force = false;
     v1::RemoveStoredResponse done;
-    const std::vector<std::string>* projects = nullptr;  // null: all
+    const std::vector<std::string>* projects = nullptr;  // null: all projects
   };
   absl::Status RemoveJob(const std::string& name, const std::set<int>& kinds, Task& task);
   absl::Status RemoveLogs(const store::Holder& job, Task& task);
@@ -75,7 +75,7 @@ class Removal {
   absl::Status RemoveArtifact(const store::ArtifactUse& use, Task& task);
   absl::Status RemoveDataset(const std::string& sha256, Task& task);
   absl::Status RemoveBackup(const std::string& name, Task& task);
-  // The event and the row that say so: in a transaction of their own, or in that of the removal.
+  // Records the event and the row about it, in a transaction of its own or in that of the removal.
   absl::Status Note(const store::Holder& job, v1::StoredKind kind, int64_t bytes,
                     const std::string& what, const Task& task);
   absl::Status NoteIn(Database& db, const store::Holder& job, const store::Removal& removal,

@@ -15,16 +15,16 @@
 
 namespace sft::server {
 
-// What takes the room in the data folder: sizes from the files themselves, whose they are from the
-// database. Thread-safe; one survey at a time.
+// Disk usage of the data folder: sizes from the files themselves, owners from the database.
+// Thread-safe; one survey at a time.
 class StorageSurvey {
  public:
-  // A survey looks at every file of logs and metrics: it is made at most so often.
+  // Minimum interval between surveys, each of which looks at every file of logs and metrics.
   static constexpr std::chrono::seconds kPeriod{10};
-  // Items that are remembered, largest first.
+  // Items that are kept, largest first.
   static constexpr size_t kMaxItems = 1000;
 
-  // All but the folder borrowed.
+  // All but the folder are borrowed.
   StorageSurvey(Store& store, Clock& clock, std::string data_dir, DiskWatch& disk,
                 IntakeLimits& limits)
       : store_(store),
@@ -33,13 +33,13 @@ class StorageSurvey {
         disk_(disk),
         limits_(limits) {}
 
-  // Of what these projects have; absent: of everything.
+  // Usage of these projects; without projects: of everything.
   absl::StatusOr<v1::Storage> Get(int biggest,
                                   const std::optional<std::vector<std::string>>& projects);
-  // Something was removed: the next one is made anew.
+  // Call after a removal: the next survey is made anew.
   void Forget();
 
-  // Quotas with what is used of them, by project.
+  // Quotas and their usage, by project.
   absl::StatusOr<std::vector<v1::StorageQuota>> Quotas();
 
  private:
@@ -59,7 +59,7 @@ class StorageSurvey {
   IntakeLimits& limits_;
   Mutex mutex_;
   v1::Storage last_ SFT_GUARDED_BY(mutex_);
-  // The largest of each project; in last_ of all.
+  // The largest items of each project; in last_, of all.
   std::map<std::string, std::vector<v1::StoredItem>> items_ SFT_GUARDED_BY(mutex_);
   MonoTime made_ SFT_GUARDED_BY(mutex_){};
   bool known_ SFT_GUARDED_BY(mutex_) = false;

@@ -13,35 +13,35 @@
 
 namespace sft::server {
 
-// Who sends a blob. What one has sent, in part or whole, no other sees, goes on with or counts as
-// his own.
+// The sender of a blob. What one sender has sent, in part or whole, no other sees, continues or
+// counts as their own.
 struct Sender {
-  std::string owner;                      // the principal, for what is listed
-  std::string project = kDefaultProject;  // of a data set
-  // Of what an attempt delivers. A worker of the version before names no attempt, and on an open
-  // server no node either.
+  std::string owner;                      // the principal, for lists
+  std::string project = kDefaultProject;  // project of a data set
+  // Set for an attempt's deliveries. A worker of the previous version names no attempt, and on an
+  // open server no node either.
   std::string node = {}, attempt_uid = {};
 
-  // As whose the blob store knows what this one sends for the purpose. INVALID_ARGUMENT for a
-  // purpose that this server does not know.
+  // The uploader's key in the blob store for this purpose. INVALID_ARGUMENT for a purpose that this
+  // server does not know.
   absl::StatusOr<std::string> KeyOf(v1::UploadBlobRequest::Purpose purpose) const;
 };
 
-// Whether the node may deliver for the attempt: FAILED_PRECONDITION when the attempt was not given
-// to it; without an attempt, when it was given none.
+// OK when the node may deliver for the attempt: FAILED_PRECONDITION when the attempt was not given
+// to it or, without an attempt, when it was given none.
 absl::Status CheckDelivery(Store& store, const std::string& node, const std::string& attempt_uid);
-// Whether all bytes of the files came from this node for this attempt, as it names them. `blobs` is
-// the store that they are in. ABORTED for what has to be uploaded (again).
+// Checks that all bytes of the files came from this node for this attempt. `blobs` is the store
+// that holds them. ABORTED for a file that has to be uploaded (again).
 using DeliveredFiles = google::protobuf::RepeatedPtrField<v1::ArtifactFile>;
 absl::Status CheckDelivered(const BlobStore& blobs, const DeliveredFiles& files,
                             const std::string& node, const std::string& attempt_uid);
 
-// One upload from its first message to its answer. Not thread-safe: one call owns it.
+// One upload, from its first message to its answer. Not thread-safe: one call owns it.
 class UploadSession {
  public:
   // Files of checkpoints go to `checkpoints`, all others to `blobs`. A data set is uploaded for a
-  // project, which holds it then; `limits` keeps it out where there is no room, and `deliveries`
-  // what an attempt brings; null: nothing does.
+  // project, which then holds it; `limits` refuses it where there is no room, and `deliveries`
+  // limits an attempt's files; null means no limits.
   UploadSession(BlobStore& blobs, BlobStore& checkpoints, Store& store, Clock& clock, Sender sender,
                 IntakeLimits* limits = nullptr, DeliveryLimits* deliveries = nullptr)
       : limits_(limits),
@@ -52,11 +52,11 @@ class UploadSession {
         clock_(clock),
         sender_(std::move(sender)) {}
 
-  // The first message names the blob; this and every later one brings bytes. A blob that this
-  // sender has brought already takes no bytes and is fine; one that only others have brought is
-  // taken once more.
+  // The first message names the blob; it and every later one carry bytes. A blob that this sender
+  // has sent already takes no bytes and is OK; one that only others have sent is received once
+  // more.
   absl::Status Take(const v1::UploadBlobRequest& message);
-  // Checks and keeps the blob; of a data set also its rows, which become a row of `datasets`.
+  // Checks and keeps the blob; for a data set also checks its rows and adds it to `datasets`.
   absl::StatusOr<v1::UploadBlobResponse> Finish(const Actor& actor = {});
 
  private:
@@ -77,15 +77,15 @@ class UploadSession {
   Clock& clock_;
   const Sender sender_;
   v1::UploadBlobRequest first_;  // without its bytes
-  std::string key_;              // the sender's, for this purpose
+  std::string key_;              // the sender's key for this purpose
   bool started_ = false, complete_ = false;
-  int64_t unchecked_ = 0;  // bytes taken since the disk was looked at
+  int64_t unchecked_ = 0;  // bytes received since the disk was last checked
   std::unique_ptr<IntakeLimits::Reservation> reserved_;
   std::unique_ptr<DeliveryLimits::Reservation> room_;
   std::unique_ptr<BlobStore::Upload> upload_;
 };
 
-// How much of a blob this sender has brought.
+// How much of a blob this sender has sent.
 absl::StatusOr<BlobStore::Stat> FindUpload(BlobStore& blobs, Store& store, const Sender& sender,
                                            v1::UploadBlobRequest::Purpose purpose,
                                            const std::string& sha256);
