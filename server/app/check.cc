@@ -26,18 +26,18 @@ namespace {
 
 using obs::CheckReport;
 
-// No program of this service was built before.
+// No program of this service was built before this time.
 constexpr int64_t kEarliestUs = 1'735'689'600'000'000;  // 2025-01-01
 
 double Gigabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
-// Whether a server holds the folder now.
+// True while a server holds the folder.
 bool IsHeld(const std::string& data_dir) {
   const io::UniqueFd lock(open((data_dir + "/server.lock").c_str(), O_RDWR | O_CLOEXEC));
   return lock.valid() && flock(lock.get(), LOCK_EX | LOCK_NB) != 0;
 }
 
-// The folder, or the nearest one above it that is there.
+// The folder, or its nearest existing parent.
 std::string Existing(std::string path) {
   while (!path.empty() && !io::IsDirectory(path)) {
     const size_t slash = path.rfind('/');
@@ -119,7 +119,7 @@ void CheckDatabase(const Options& options, CheckReport& report) {
   }
 }
 
-// OK when somebody could listen there now.
+// OK when a server could listen there now.
 absl::Status TryPort(const rpc::Endpoint& endpoint) {
   std::string host = endpoint.host;
   if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
@@ -165,7 +165,7 @@ void CheckPorts(const Options& options, bool held, CheckReport& report) {
   if (listen.ok()) CheckPort("http", HttpEndpoint(*listen, options.http), held, report);
 }
 
-// The one place for what makes the server safe to reach from elsewhere.
+// All checks of what makes the server safe to reach from other machines.
 void CheckSecurity(const Options& options, CheckReport& report) {
   const auto listen = rpc::ParseEndpoint(options.listen, /*allow_port_zero=*/true);
   if (!listen.ok()) return;

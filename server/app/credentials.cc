@@ -20,8 +20,8 @@ constexpr std::chrono::hours kDay{24};
 constexpr auto kAuthorityLife = 20 * 365 * kDay;
 constexpr auto kServerLife = 2 * 365 * kDay;
 constexpr auto kRenewBefore = 90 * kDay;
-// Peers whose clocks are a little behind take a new certificate for good; those that are far behind
-// are told (Access::CheckClock).
+// Start of validity in the past, so that peers whose clocks are a little slow accept a new
+// certificate; those that are far behind get an error (Access::CheckClock).
 constexpr auto kBackdate = 1 * kDay;
 constexpr int kJoinUses = 100;
 constexpr char kAdmin[] = "admin";
@@ -69,7 +69,7 @@ absl::StatusOr<tls::Identity> LoadAuthority(const std::string& folder) {
   return authority;
 }
 
-// A folder that is whole or not there.
+// Makes the folder of keys, complete or not at all.
 absl::StatusOr<tls::Identity> MakeFiles(const std::string& data_dir,
                                         const std::vector<std::string>& names, WallTime now) {
   const std::string partial = Folder(data_dir) + ".partial";
@@ -98,7 +98,7 @@ absl::StatusOr<std::string> AdminToken(Access& access, const std::string& by) {
   return access.CreateToken(token);
 }
 
-// The files as they are, of a folder that is there, with an authority that has not expired.
+// Reads the files of an existing folder; the authority must not have expired.
 absl::StatusOr<Credentials> ReadFiles(const std::string& folder, WallTime now) {
   Credentials credentials;
   SFT_ASSIGN_OR_RETURN(credentials.authority, LoadAuthority(folder));
@@ -155,7 +155,7 @@ absl::StatusOr<std::optional<tls::Certificate>> CheckCredentials(const std::stri
   SFT_ASSIGN_OR_RETURN(const Credentials credentials, ReadFiles(folder, now));
   SFT_ASSIGN_OR_RETURN(tls::Certificate certificate,
                        tls::ReadCertificate(credentials.server.certificate_pem));
-  // One that ends soon is made anew by the next start.
+  // A certificate that expires soon is renewed at the next start.
   if (certificate.validity.to - kRenewBefore > now) {
     SFT_RETURN_IF_ERROR(CheckServerCertificate(folder, credentials, now));
   }
@@ -189,7 +189,7 @@ absl::StatusOr<std::string> Initialise(const std::string& data_dir,
   SFT_RETURN_IF_ERROR(io::MakeDirs(data_dir));
   SFT_ASSIGN_OR_RETURN(const DataDirLock lock, DataDirLock::Acquire(data_dir));
   const std::string folder = Folder(data_dir);
-  // The database has what users submit.
+  // The database holds what users submit.
   if (::chmod(data_dir.c_str(), 0700) != 0) return ErrnoStatus("cannot close " + data_dir, errno);
   if (io::Exists(folder)) {
     return AlreadyExists(

@@ -23,7 +23,8 @@ constexpr std::chrono::milliseconds kPoll{50};
 // sft-worker's exit code for wrong options.
 constexpr int kExitUsage = 2;
 
-// Field 22 of /proc/<pid>/stat: tells a reused pid from the process that was meant. 0: no process.
+// Field 22 of /proc/<pid>/stat: distinguishes the process from a later one with the same pid. 0: no
+// process.
 uint64_t StartTicks(pid_t pid) {
   const absl::StatusOr<std::string> stat = io::ReadFile(fmt::format("/proc/{}/stat", pid));
   if (!stat.ok()) return 0;
@@ -108,8 +109,8 @@ absl::Status DevWorker::Spawn() {
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  // Its own process group: Ctrl-C in the terminal reaches the server, which stops the worker
-  // itself. The signals that this process blocks for sigwait are unblocked in the child.
+  // The worker gets its own process group: Ctrl-C in the terminal reaches the server, which stops
+  // the worker itself. Signals that this process blocks for sigwait are unblocked in the child.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   sigset_t none;
@@ -149,7 +150,8 @@ absl::Status DevWorker::Watch() {
   }
   if (pid_ != 0) {
     pid_ = 0;
-    // One that ran for long was well; one that dies at once is tried less and less often.
+    // A worker that ran for long was healthy; one that dies at once is restarted less and less
+    // often.
     const bool was_well = clock_.Mono() - started_ > kMaxDelay;
     delay_ = was_well ? Nanos(std::chrono::seconds(1)) : std::min<Nanos>(2 * delay_, kMaxDelay);
     next_start_ = clock_.Mono() + delay_;

@@ -49,7 +49,7 @@ void BlockSignals() {
   std::signal(SIGPIPE, SIG_IGN);
 }
 
-// True when a signal asks for the end meanwhile.
+// True when a signal requested the end meanwhile.
 absl::StatusOr<bool> WaitForWorker(const Server& server, DevWorker& worker, Clock& clock) {
   const MonoTime deadline = clock.Mono() + kWorkerPatience;
   while (server.connected_workers() == 0) {
@@ -77,7 +77,7 @@ std::string Some(const std::vector<Server::LiveJob>& jobs) {
              : fmt::format("{} and {} more", text, jobs.size() - shown.size());
 }
 
-// With data that is about to be deleted nothing may go on; with data that stays the ranks do, and
+// With data that is about to be deleted, jobs are cancelled; with data that stays, ranks go on and
 // the next server of this data folder finds them.
 void SayGoodbye(Server& server, bool temporary, Clock& clock) {
   absl::StatusOr<std::vector<Server::LiveJob>> live = server.LiveJobs();
@@ -150,7 +150,7 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   return watched;
 }
 
-// The commands that end at once.
+// Runs a command that does its work and exits.
 absl::StatusOr<std::string> RunCommand(const Options& options) {
   Clock& clock = Clock::Real();
   switch (options.command) {
@@ -172,7 +172,7 @@ int Main(int argc, char** argv) {
   const ParsedOptions parsed = ParseOptions(argc, argv);
   if (parsed.exit) return parsed.exit_code;
   const Options& options = parsed.options;
-  umask(077);  // what is stored here is for this user alone
+  umask(077);  // stored data is for this user only
   if (options.check) return RunCheck(options);
   if (options.command != Options::Command::kServe) {
     const absl::StatusOr<std::string> told = RunCommand(options);

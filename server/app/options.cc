@@ -20,7 +20,7 @@ Examples:
   sft-server --data-dir /var/lib/sft --listen 0.0.0.0:7070             reached from elsewhere
 Then, in another terminal:  sftctl submit job.toml --follow)";
 
-// What is kept, and for how long.
+// Options for how much is kept, and for how long.
 void AddLimits(CLI::App& app, Options& options) {
   app.add_option("--log-limit-mb", options.log_limit_mb,
                  "MiB kept of one rank's log, its beginning and its newest part; 0: all")
@@ -41,7 +41,7 @@ void AddLimits(CLI::App& app, Options& options) {
       ->capture_default_str();
 }
 
-// What goes when it is old, and what stays free.
+// Options for what is removed by age, and how much disk stays free.
 void AddRetention(CLI::App& app, Options& options) {
   const char* kRetention = "Retention (docs/operations.md)";
   const auto days = [&](const char* name, int& value, const char* help) {
@@ -113,7 +113,7 @@ void AddDevelopment(CLI::App& app, Options& options) {
       ->group(kDev);
 }
 
-// Commands that do one thing to a data folder and end.
+// Commands that do one thing to a data folder and exit.
 void AddCommands(CLI::App& app, Options& options) {
   const auto add = [&](const char* name, const char* what, Options::Command command,
                        const char* example) {
@@ -137,7 +137,7 @@ void AddCommands(CLI::App& app, Options& options) {
       Options::Command::kToken, "sft-server token --data-dir /var/lib/sft > admin.token");
 }
 
-// What goes with what; throws for the command line's parser.
+// Checks which options go together; throws for the command line's parser.
 void Check(const Options& options) {
   if (options.command != Options::Command::kServe) return;
   if (options.dev && options.require_token) {

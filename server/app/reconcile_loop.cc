@@ -29,8 +29,8 @@ void ReconcileLoop::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-// With thousands of jobs a tick is long, and a stream of submits asks for one after the other: they
-// leave the store to others most of the time.
+// With thousands of jobs a tick is long, and a stream of submits asks for one after the other: the
+// rests leave the store to others most of the time.
 void ReconcileLoop::Rest(Nanos worked) {
   if (worked < kShortTick) return;
   const MonoTime until = Clock::Real().Mono() + std::min<Nanos>(kRestShare * worked, kLongestRest);
@@ -61,7 +61,7 @@ void ReconcileLoop::Loop(Reconciler& reconciler, Checkpoints& checkpoints) {
       swept = Clock::Real().Mono();
       ticked.Update(checkpoints.Sweep());
     }
-    // Said once, not every second: a full disk may last.
+    // Logged once, not every second: a full disk may last.
     const std::string error = ticked.ok() ? "" : std::string(Message(ticked));
     if (error != last_error && !error.empty()) spdlog::error("reconcile: {}", error);
     if (error.empty() && !last_error.empty()) spdlog::info("reconcile: works again");

@@ -28,7 +28,7 @@
 
 namespace sft::server {
 
-// In the order in which they are made; the last made goes first.
+// Members in the order of construction; destroyed in reverse.
 struct Server::Parts {
   Parts(DataDirLock lock_held, std::unique_ptr<Store> opened_store,
         std::unique_ptr<BlobStore> opened_blobs, std::unique_ptr<BlobStore> opened_checkpoint_blobs,
@@ -142,7 +142,7 @@ struct Server::Parts {
 
 namespace {
 
-// Why a server that others reach does not start without keys.
+// The error of a server that others can reach and that has no keys.
 absl::Status NoKeys(const Server::Settings& settings, Store& store) {
   SFT_ASSIGN_OR_RETURN(const bool has_fleet, HasUsersOrNodes(store));
   if (has_fleet) return KeysMissing(settings.data_dir);
@@ -153,8 +153,8 @@ absl::Status NoKeys(const Server::Settings& settings, Store& store) {
       settings.data_dir));
 }
 
-// All of a data folder that the server makes; the copies of a database before a migration have the
-// schema's number in their names.
+// Names of everything that the server makes in a data folder; copies of a database before a
+// migration have the schema's number in their names.
 std::vector<std::string> OwnNames(const std::string& data_dir) {
   std::vector<std::string> names = {"tls",  "server.lock", "blobs",       "checkpoints",
                                     "logs", "metrics",     "tensorboard", "backups"};
@@ -252,7 +252,7 @@ absl::StatusOr<std::vector<Server::LiveJob>> Server::LiveJobs(bool with_cancelli
 }
 
 absl::Status Server::CancelLiveJobs(const std::string& reason) {
-  // A listing has one page: what is cancelled makes room for the next.
+  // A listing has one page: cancelling these jobs makes room for the next ones.
   while (true) {
     SFT_ASSIGN_OR_RETURN(const std::vector<LiveJob> live, LiveJobs(/*with_cancelling=*/false));
     if (live.empty()) return absl::OkStatus();

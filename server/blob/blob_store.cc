@@ -19,7 +19,7 @@ absl::Status CheckName(const std::string& sha256) {
 
 constexpr std::string_view kPart = ".part", kBrought = ".brought";
 constexpr char kUploads[] = "uploads", kDamaged[] = "damaged";
-// What is read at once.
+// Bytes per read.
 constexpr int64_t kChunkBytes = int64_t{1} << 20;
 
 std::string KeyOf(const std::string& sha256, const std::string& of) {
@@ -77,7 +77,7 @@ absl::StatusOr<std::map<std::string, int64_t>> BlobStore::FilesOf(const std::str
     const std::string key = KeyOf(hash, of);
     const bool is_part = name == key + std::string(kPart);
     if (!is_part && !(whole && name == key + std::string(kBrought))) continue;
-    // One that has just ended is none any more, and a blob that was removed takes no room.
+    // An upload that has just ended is no longer listed, and a removed blob takes no room.
     const absl::StatusOr<int64_t> bytes =
         io::FileSize(is_part ? folder + "/" + name : PathIn(dir_, hash));
     if (bytes.ok()) files[hash] = std::max(files[hash], *bytes);
@@ -119,7 +119,7 @@ absl::Status BlobStore::PutAside(const std::string& sha256, int fd, const std::s
   }, there{};
   const bool same = ::fstat(fd, &read) == 0 && ::stat(path.c_str(), &there) == 0 &&
                     read.st_ino == there.st_ino && read.st_dev == there.st_dev;
-  if (!same) return lost;  // another reader was here before
+  if (!same) return lost;  // another reader quarantined it before
   spdlog::error("{}", Message(lost));
   absl::Status moved = io::MakeDirs(fmt::format("{}/{}", dir_, kDamaged));
   if (moved.ok()) moved = io::RenameDurably(path, aside);
@@ -141,7 +141,8 @@ absl::Status BlobStore::Read(const std::string& sha256, int64_t offset, const Si
     bytes.resize(static_cast<size_t>(std::min(kChunkBytes, size - offset)));
     const absl::StatusOr<size_t> got =
         io::ReadAt(fd.get(), offset, bytes.data(), bytes.size(), path);
-    // It may pass, as of a disk over a network: what cannot be read is not yet known to be damaged.
+    // The error may be temporary, for example on a network disk: an unreadable file is not yet
+    // known to be damaged.
     if (!got.ok()) return Unavailable(Message(got.status()));
     if (*got < bytes.size()) return PutAside(sha256, fd.get(), "it has become shorter");
     if (whole) hash.Update(bytes);
@@ -261,7 +262,7 @@ absl::Status BlobStore::Upload::Finish(
   }
   if (check) {
     absl::Status status = check(part);
-    // A store that is busy or a disk that is full says nothing about the bytes.
+    // A busy store or a full disk says nothing about the bytes.
     if (absl::IsInvalidArgument(status)) return Discard(std::move(status));
     SFT_RETURN_IF_ERROR(status);
   }

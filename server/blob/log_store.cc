@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kMinSegment = 4 << 10;
 constexpr int64_t kMaxSegment = 4 << 20;
 
-// Small enough that a limit is kept closely, few enough files.
+// Segments small enough to keep a limit closely, and large enough to be few files.
 SegmentFile::Shape ShapeFor(const LogLimits& limits) {
   int64_t segment = kMaxSegment;
   if (limits.log_bytes > 0) segment = std::clamp(limits.log_bytes / 16, kMinSegment, kMaxSegment);
@@ -34,7 +34,7 @@ absl::StatusOr<SegmentFile*> LogStore::Find(const std::string& stream) {
   const auto known = std::find_if(open_.begin(), open_.end(),
                                   [&](const Entry& entry) { return entry.stream == stream; });
   if (known != open_.end() && !known->file.IsIntact()) {
-    open_.erase(known);  // what is gone its node is asked for again
+    open_.erase(known);  // bytes that are lost are requested from the node again
   } else if (known != open_.end()) {
     open_.splice(open_.begin(), open_, known);
     return &open_.front().file;
@@ -78,7 +78,7 @@ absl::StatusOr<std::vector<std::string>> LogStore::StreamsOf(const std::string& 
 absl::Status LogStore::TrimJob(const std::vector<std::string>& attempt_uids) {
   if (limits_.job_bytes <= 0) return absl::OkStatus();
   MutexLock lock(mutex_);
-  std::vector<std::pair<int64_t, std::string>> logs;  // a heap by stored bytes
+  std::vector<std::pair<int64_t, std::string>> logs;  // a heap ordered by stored bytes
   int64_t total = 0;
   for (const std::string& uid : attempt_uids) {
     SFT_ASSIGN_OR_RETURN(const std::vector<std::string> streams, StreamsOf(uid));
@@ -95,7 +95,7 @@ absl::Status LogStore::TrimJob(const std::vector<std::string>& attempt_uids) {
     logs.pop_back();
     SFT_ASSIGN_OR_RETURN(SegmentFile * file, Find(stream));
     SFT_ASSIGN_OR_RETURN(const int64_t removed, file->RemoveOldest());
-    if (removed == 0) continue;  // its first and last segment stay
+    if (removed == 0) continue;  // its first and last segments stay
     total -= removed;
     logs.emplace_back(stored - removed, std::move(stream));
     std::push_heap(logs.begin(), logs.end());
@@ -138,13 +138,13 @@ absl::StatusOr<int64_t> LogStore::TailOffset(const std::string& stream, int line
   if (lines <= 0) return file->size();
   int64_t start = file->SkipHole(std::max<int64_t>(0, file->size() - kLookBack));
   SFT_ASSIGN_OR_RETURN(std::string tail, file->Read(start, kLookBack));
-  // Only what comes after the last hole.
+  // Only the part after the last hole.
   while (start + static_cast<int64_t>(tail.size()) < file->size()) {
     start = file->SkipHole(start + static_cast<int64_t>(tail.size()));
     SFT_ASSIGN_OR_RETURN(tail, file->Read(start, kLookBack));
     if (tail.empty()) break;
   }
-  // The newline at the very end closes the last line and starts none.
+  // A newline at the very end closes the last line and does not start another.
   size_t at = tail.empty() ? 0 : tail.size() - 1;
   for (; at > 0; --at) {
     if (tail[at - 1] == '\n' && --lines == 0) break;

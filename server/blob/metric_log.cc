@@ -33,7 +33,7 @@ absl::StatusOr<MetricPoint> Decode(std::string_view record, const std::string& j
   return point;
 }
 
-// Points that are looked at together when a curve is thinned.
+// Points processed at a time when a curve is thinned.
 constexpr int64_t kThinBatch = 4096;
 constexpr char kFirstSegment[] = "00000000000000000000.seg";
 
@@ -45,7 +45,7 @@ absl::Status RemoveAllButFirst(const std::string& folder) {
   return absl::OkStatus();
 }
 
-// What cannot be read at the end is as good as lost: nothing could be appended behind it.
+// Cuts off an unreadable end: it is as good as lost, and nothing could be appended behind it.
 absl::Status CutUnreadable(SegmentFile& file, const std::string& job_id) {
   const int64_t before = file.size();
   while (file.size() > 0) {
@@ -78,12 +78,12 @@ absl::StatusOr<SegmentFile*> MetricLog::Find(const std::string& job_id) {
     return &open_.front().file;
   }
   SFT_ASSIGN_OR_RETURN(SegmentFile file, SegmentFile::Open(dir_ + "/" + job_id));
-  // A hole is what a thinning that was cut short left: the segments after it are old ones.
+  // A hole is left by an interrupted thinning: the segments after it are old ones.
   if (file.stored_bytes() != file.size()) {
     SFT_RETURN_IF_ERROR(RemoveAllButFirst(dir_ + "/" + job_id));
     SFT_ASSIGN_OR_RETURN(file, SegmentFile::Open(dir_ + "/" + job_id));
   }
-  // A record cut short by a power failure; its batch was never acknowledged.
+  // A record torn by a power failure; its batch was never acknowledged.
   SFT_RETURN_IF_ERROR(file.TruncateTail(file.size() - file.size() % kRecordBytes));
   SFT_RETURN_IF_ERROR(CutUnreadable(file, job_id));
   open_.push_front({job_id, std::move(file)});
@@ -145,7 +145,7 @@ absl::StatusOr<std::vector<MetricPoint>> MetricLog::Read(const std::string& job_
   return ReadPoints(*file, index, max, job_id);
 }
 
-// Points are in the order of their attempts: each attempt's first one is found by bisection.
+// Points are ordered by attempt: each attempt's first one is found by bisection.
 absl::StatusOr<std::vector<MetricLog::Start>> MetricLog::FindStarts(const SegmentFile& file,
                                                                     const std::string& job_id) {
   const int64_t count = file.size() / kRecordBytes;
@@ -205,7 +205,7 @@ absl::StatusOr<int64_t> MetricLog::CountSteps(const SegmentFile& file, const std
 absl::StatusOr<bool> MetricLog::NeedsThinning(const std::string& job_id, int64_t max_points) {
   MutexLock lock(mutex_);
   SFT_ASSIGN_OR_RETURN(const SegmentFile* file, Find(job_id));
-  // Most curves are short, and need no look at their points.
+  // Most curves are short and need no look at their points.
   if (file->size() / kRecordBytes < 2 * max_points) return false;
   SFT_ASSIGN_OR_RETURN(const int64_t steps, CountSteps(*file, job_id));
   return steps >= 2 * max_points;
@@ -217,7 +217,7 @@ absl::Status MetricLog::Thin(const std::string& job_id, int64_t max_points) {
   const int64_t count = file->size() / kRecordBytes;
   SFT_ASSIGN_OR_RETURN(const std::vector<Start> starts, FindStarts(*file, job_id));
   SFT_ASSIGN_OR_RETURN(const int64_t steps, CountSteps(*file, job_id));
-  // A curve that was thinned is not thinned again.
+  // A thinned curve is not thinned again.
   if (steps < 2 * max_points) return absl::OkStatus();
   const int64_t every = (steps + max_points - 1) / max_points;
   std::string kept;
@@ -233,8 +233,8 @@ absl::Status MetricLog::Thin(const std::string& job_id, int64_t max_points) {
       if (wanted || last) kept += Encode(point);
     }
   }
-  // The new curve fits into the first segment, whose replacement is atomic; the others follow, now
-  // or when the curve is opened next.
+  // The new curve fits into the first segment, which is replaced atomically; the old others are
+  // removed, now or when the curve is opened next.
   const std::string folder = dir_ + "/" + job_id;
   if (static_cast<int64_t>(kept.size()) > SegmentFile::kSegmentBytes) {
     return ResourceExhausted(fmt::format("{} has too many validations to be thinned", job_id));

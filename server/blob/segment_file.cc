@@ -54,7 +54,7 @@ absl::Status SegmentFile::OpenLast() {
   return absl::OkStatus();
 }
 
-// The segment to append to: the last one, or a new one when that is full.
+// Opens the segment to append to: the last one, or a new one when that is full.
 absl::Status SegmentFile::OpenForAppend() { return Full() ? StartSegment() : OpenLast(); }
 
 absl::StatusOr<int64_t> SegmentFile::Append(int64_t offset, std::string_view bytes) {
@@ -81,7 +81,7 @@ absl::Status SegmentFile::SkipTo(int64_t offset) {
 
 absl::Status SegmentFile::Sync() {
   if (segments_.empty()) return absl::OkStatus();
-  // One that was closed and opened again may have bytes that no disk has.
+  // A segment that was closed and opened again may have bytes that are not on the disk yet.
   SFT_RETURN_IF_ERROR(OpenLast());
   return last_->Sync();
 }

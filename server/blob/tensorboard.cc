@@ -20,7 +20,8 @@ std::string FileOf(const std::string& folder, const MetricPoint& first) {
                      std::max<int64_t>(0, first.time_us / 1'000'000), first.attempt);
 }
 
-// What a file begins with: a later attempt says from which step on it replaces the earlier ones.
+// The records at the start of a file; those of a later attempt say from which step it replaces
+// earlier ones.
 std::string Preamble(const MetricPoint& first) {
   std::string bytes = tf_events::Record(tf_events::FileVersion(Seconds(first)));
   if (first.attempt > 1) {
@@ -46,7 +47,7 @@ std::string PointRecord(const MetricPoint& point) {
   return tf_events::Record(tf_events::Summary(Seconds(point), point.step, scalars));
 }
 
-// Cuts off a record that was not finished; how many whole ones are there.
+// Cuts off an unfinished record; returns the number of whole ones.
 absl::StatusOr<int64_t> Repair(const std::string& path) {
   if (!io::Exists(path)) return int64_t{0};
   SFT_ASSIGN_OR_RETURN(const std::string bytes, io::ReadFile(path, kMaxFile));
@@ -73,7 +74,7 @@ absl::StatusOr<TensorBoard::Position> TensorBoard::Find(const std::string& job_i
     const std::string path = FileOf(dir_ + "/" + job_id, first.at(0));
     SFT_ASSIGN_OR_RETURN(const int64_t records, Repair(path));
     const int64_t preamble = first[0].attempt > 1 ? 2 : 1;
-    // A preamble that was cut short is written again, whole.
+    // A torn preamble is written again, whole.
     if (records < preamble) {
       SFT_RETURN_IF_ERROR(io::RemoveAll(path));
       position.index = starts[i].index;
@@ -103,7 +104,7 @@ absl::Status TensorBoard::WritePoints(const std::string& job_id,
       bytes += PointRecord(points[i]);
     }
     SFT_ASSIGN_OR_RETURN(io::AppendFile file, io::AppendFile::Open(next.path));
-    // Written from its first point on: what is there already is written anew.
+    // When writing from an attempt's first point, the file's old content is replaced.
     if (starts) SFT_RETURN_IF_ERROR(file.Truncate(0));
     SFT_RETURN_IF_ERROR(file.Append(bytes));
     position = next;
@@ -115,7 +116,8 @@ absl::Status TensorBoard::Thin(const std::string& job_id, MetricLog& metrics, in
   MutexLock lock(mutex_);
   SFT_ASSIGN_OR_RETURN(const bool needed, metrics.NeedsThinning(job_id, max_points));
   if (!needed) return absl::OkStatus();
-  // The files first: after a crash they are made again of whatever the metrics are.
+  // Files are removed first: after a crash they are made again from the metrics, whatever their
+  // state.
   known_.erase(job_id);
   SFT_RETURN_IF_ERROR(io::RemoveAll(dir_ + "/" + job_id));
   SFT_RETURN_IF_ERROR(metrics.Thin(job_id, max_points));
@@ -135,7 +137,7 @@ absl::Status TensorBoard::UpdateLocked(const std::string& job_id, MetricLog& met
     if (points.empty()) return absl::OkStatus();
     SFT_RETURN_IF_ERROR(io::MakeDirs(dir_ + "/" + job_id));
     const absl::Status written = WritePoints(job_id, points, position);
-    // After an error the files say how far they are.
+    // After an error the position is read from the files.
     if (!written.ok()) known_.erase(job_id);
     SFT_RETURN_IF_ERROR(written);
     known_[job_id] = position;

@@ -35,7 +35,7 @@ T LoadRaw(std::string_view bytes) {
   return value;
 }
 
-// The wire types of protobuf.
+// Protobuf's wire types.
 enum class Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 void AppendVarint(std::string& out, uint64_t value) {

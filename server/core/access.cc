@@ -11,11 +11,11 @@ namespace sft::server {
 namespace {
 
 constexpr int kIdLength = 8;
-constexpr int kSecretLength = 52;  // of 5 bits each
+constexpr int kSecretLength = 52;  // characters of 5 bits each
 constexpr size_t kMaxVerified = 4096;
-// A peer whose clock is behind by less than this takes a new certificate for good.
+// A peer whose clock is slow by less than this accepts a new certificate.
 constexpr std::chrono::hours kBackdate{24};
-// Ended tokens are shown for so long.
+// How long ended tokens are shown.
 constexpr std::chrono::hours kKeepTokens{24 * 90};
 
 absl::Status Unknown() {
@@ -332,7 +332,7 @@ absl::StatusOr<std::string> Access::Join(const Principal& joiner, const std::str
     const auto token = tokens_.find(joiner.token);
     if (token == tokens_.end()) return UnknownJoin();
     SFT_RETURN_IF_ERROR(CheckNewKey(token->second, node, key));
-    // The answer to the first call was lost: the use is counted already.
+    // The response to the first call was lost: the use is counted already.
     const auto known = keys_.find(node);
     const bool repeat = known != keys_.end() && known->second.key_sha256 == key &&
                         known->second.token == joiner.token && known->second.revoked_us == 0;

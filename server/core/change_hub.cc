@@ -29,7 +29,7 @@ ChangeHub::Subscription::~Subscription() {
 bool ChangeHub::Subscription::Wait(Nanos timeout) {
   MutexLock lock(hub_.mutex_);
   Entry& entry = hub_.entries_.at(key_);
-  // A spurious wake-up ends the wait early: the caller looks again.
+  // A spurious wake-up ends the wait early: the caller checks again.
   if (entry.version == seen_ && !hub_.shut_down_) entry.changed.WaitFor(hub_.mutex_, timeout);
   seen_ = entry.version;
   return !hub_.shut_down_;

@@ -68,7 +68,7 @@ absl::Status FailedCalls::Flush() {
   }
   for (auto at = minute_.begin(); at != minute_.end();) {
     const auto& [record, written] = at->second;
-    // Also where the clock was set back.
+    // True too when the clock was set back.
     const bool over = now_us - record.time_us >= kMinuteUs || now_us < record.time_us;
     if (!over || record.calls > written) {
       ++at;

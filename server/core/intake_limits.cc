@@ -77,7 +77,7 @@ absl::StatusOr<std::unique_ptr<IntakeLimits::Reservation>> IntakeLimits::Reserve
   std::map<std::string, int64_t> others = parts;
   std::unique_ptr<Reservation> reservation;
   {
-    // Who came first counts, so that two that begin at once do not refuse each other.
+    // Earlier uploads count first, so that two that begin at once do not refuse each other.
     const MutexLock lock(mutex_);
     for (const Reservation::Upload& upload : uploads_) {
       if (upload.project == name) others[upload.sha256] = upload.size;

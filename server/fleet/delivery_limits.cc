@@ -16,16 +16,16 @@
 namespace sft::server {
 namespace {
 
-// Of a trained weight a checkpoint has at most itself, two moments and the best one so far, four
-// bytes each.
+// Bytes that a checkpoint has at most per trained weight: the weight, two moments and the best
+// weight so far, four bytes each.
 constexpr double kBytesOfWeight = 16;
-// Beside those kept: the best one, one that is about to be removed and one that comes.
+// Checkpoints beside those kept: the best one, one about to be removed and one arriving.
 constexpr int kMoreCheckpoints = 3;
-// For what a file has beside its numbers, and for what this estimate does not know.
+// Factor for a file's overhead, and for what this estimate does not know.
 constexpr double kGenerous = 2;
 constexpr int64_t kSmallFiles = int64_t{1} << 30;
 
-// The weights that a job trains; nothing where its model is not known.
+// Number of weights that a job trains; nullopt where its model is not known.
 std::optional<int64_t> TrainedWeights(const spec::JobSpec& spec, FleetCatalog& fleet) {
   const auto model = fleet.FindModel(spec.job.model);
   if (!model.ok() || *model == nullptr) return std::nullopt;
@@ -83,7 +83,8 @@ absl::Status DeliveryLimits::Counted(const std::string& node, absl::Status statu
 absl::StatusOr<std::unique_ptr<DeliveryLimits::Reservation>> DeliveryLimits::Reserve(
     const BlobStore& blobs, const File& file) {
   SFT_ASSIGN_OR_RETURN(const Limit limit, LimitOf(file.attempt_uid));
-  // Listed before what is under way is: one that ends between the two counts twice, not never.
+  // Added before the uploads under way are listed: one that ends between the two is counted twice,
+  // not missed.
   std::list<File>::iterator added;
   std::map<std::string, int64_t> files;
   {

@@ -14,7 +14,7 @@
 namespace sft::server {
 namespace {
 
-// Empty: the node's clock is fine, or it does not say.
+// Empty when the node's clock is fine, or not reported.
 std::string ClockProblem(std::optional<double> offset) {
   const std::chrono::duration<double> apart(std::abs(offset.value_or(0)));
   if (apart <= Access::kMaxClockSkew) return "";
@@ -34,7 +34,7 @@ absl::StatusOr<NodeContext> ReadNodeContext(Database& db, const WorkerRegistry& 
 }
 
 std::string FabricOf(const v1::NodeFacts& facts) {
-  // A worker names groups of GPUs that are its own alone so.
+  // Prefix of GPU groups that belong to one node only.
   constexpr std::string_view kOfOneNode = "nvlink-";
   if (facts.links().empty()) return "";
   const std::string& domain = facts.links(0).domain();
@@ -65,7 +65,7 @@ absl::StatusOr<v1::Node> DescribeNode(Database& db, const NodeRecord& node,
   view.set_rival(live.rival);
   if (live.clock_offset.has_value()) view.set_clock_offset_seconds(*live.clock_offset);
   if (const auto facts = context.facts.find(node.name); facts != context.facts.end()) {
-    // Written by this server; what cannot be read is not shown.
+    // Written by this server; if it cannot be parsed it is not shown.
     if (!view.mutable_facts()->ParseFromString(facts->second.facts)) view.clear_facts();
     *view.mutable_first_seen() = ToTimestamp(facts->second.first_seen_us);
   }

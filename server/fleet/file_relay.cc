@@ -43,7 +43,7 @@ absl::StatusOr<v1::SendFileRequest> FileRelay::Transfer::Next(Nanos timeout) {
   MutexLock lock(relay_.mutex_);
   Queue& queue = relay_.queues_.at(request_);
   while (queue.chunks.empty() && !queue.ended) {
-    // Woken for another transfer, the wait starts anew: it bounds silence, not the whole transfer.
+    // A wake-up for another transfer restarts the wait: it bounds silence, not the whole transfer.
     if (!relay_.changed_.WaitFor(relay_.mutex_, timeout)) {
       return DeadlineExceeded(fmt::format("{} did not send the file", node_));
     }

@@ -8,7 +8,7 @@
 namespace sft::server {
 namespace {
 
-// Of names that people typed, which need not be models.
+// Limits on cached names that people typed, which need not be models.
 constexpr size_t kMaxKept = 1000, kMaxName = 1000;
 
 FleetCatalog::Fleet Summarise(const std::vector<NodeRecord>& nodes) {
@@ -34,7 +34,7 @@ FleetCatalog::Fleet Summarise(const std::vector<NodeRecord>& nodes) {
 }  // namespace
 
 void FleetCatalog::Refresh() {
-  // Before anything is read: what is stored meanwhile makes it too old again.
+  // Read before the data: a change stored meanwhile makes the cache out of date again.
   const int64_t version = store_.fleet_version();
   const MutexLock lock(mutex_);
   if (version == version_) return;

@@ -32,7 +32,7 @@ std::string_view DomainName(Verdict::Domain domain) {
   }
 }
 
-// One row in the making.
+// A row of the result while it is summed up.
 struct Row {
   v1::StatsRow row;
   std::vector<int64_t> waits;
@@ -63,7 +63,7 @@ struct Row {
     row.set_name(name);
     row.set_placed(static_cast<int64_t>(waits.size()));
     if (!waits.empty()) {
-      // The nearest rank: a wait that was.
+      // Nearest rank: returns a wait that really occurred.
       const auto at = [&](double share) {
         const auto index = static_cast<size_t>(share * static_cast<double>(waits.size() - 1) + 0.5);
         std::nth_element(waits.begin(), waits.begin() + static_cast<ptrdiff_t>(index), waits.end());
@@ -118,7 +118,7 @@ class Reader {
   }
 
  private:
-  // Pages until there is no more.
+  // Reads pages until there are no more.
   template <typename List, typename Take>
   absl::Status Each(const List& list, store::HistoryCursor cursor, const Take& take) {
     while (true) {
@@ -182,8 +182,8 @@ class Reader {
     });
   }
 
-  // Slots of today, for as long in the span as their nodes are known; of removed ones until they
-  // were last heard of.
+  // Counts today's slots for as much of the interval as their nodes are known; slots of removed
+  // nodes until they were last heard.
   absl::Status ReadCapacity() {
     return store_.Read([&](Database& db) -> absl::Status {
       SFT_ASSIGN_OR_RETURN(const auto facts, store::AllFacts(db));
@@ -239,7 +239,7 @@ class Reader {
   const int64_t begin_us_, end_us_;
   Row total_;
   std::map<std::string, Row> rows_;
-  std::map<std::string, std::pair<double, double>> types_;  // held and available hours
+  std::map<std::string, std::pair<double, double>> types_;  // hours held, hours available
 };
 
 }  // namespace

@@ -12,17 +12,17 @@
 namespace sft::server {
 namespace {
 
-// A worker that starts again and again must not fill the row; one that is still there tries every
-// few seconds and so is among the newest.
+// Replaced incarnations that are remembered. A worker that restarts again and again must not fill
+// the row; one that still exists retries every few seconds and so is among the newest.
 constexpr int kReplacedKept = 32;
 constexpr char kReplaced[] = "sft/replaced-worker";
 
 bool HasPlace(const v1::DataDirPlace& place) { return place.inode() != 0; }
 
-// Whether two claims are of one folder. A disk's number may change with each boot or mount, and a
-// container may get another machine's id with each start: either may differ where the inode, the
-// path and the host are the same. Of a copy the inode differs, or as on a clone of a volume the
-// disk and the host.
+// True when two claims are of one data folder. A disk's number may change with each boot or mount,
+// and a container may get another machine id with each start: either may differ where the inode,
+// the path and the host are the same. On a copy the inode differs, on a clone of a volume the disk
+// and the host.
 bool IsSamePlace(const Claim& a, const Claim& b) {
   if (a.place.inode() != b.place.inode()) return false;
   const bool machine = a.place.machine() == b.place.machine();
@@ -39,7 +39,7 @@ std::string Describe(const Claim& claim) {
   return text;
 }
 
-// Written by this server; what cannot be read says nothing.
+// Written by this server; if it cannot be parsed it is treated as empty.
 absl::StatusOr<v1::NodeFacts> ReadFacts(Database& db, const std::string& node) {
   SFT_ASSIGN_OR_RETURN(const std::string stored, store::FactsOf(db, node));
   v1::NodeFacts facts;
@@ -79,7 +79,7 @@ absl::StatusOr<Claim> StoredClaim(Database& db, const std::string& node) {
 }
 
 absl::Status CheckTakeOver(const v1::Register& newcomer, const Claim& holder, Nanos suspect_after) {
-  // Workers of earlier versions do not say which data folder is theirs, or where it lies.
+  // Workers of earlier versions do not report the id or the place of their data folder.
   const bool is_same_id = holder.data_dir_id.empty() || newcomer.data_dir_id().empty()
                               ? holder.hostname == newcomer.hostname()
                               : holder.data_dir_id == newcomer.data_dir_id();

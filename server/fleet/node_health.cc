@@ -7,7 +7,7 @@
 namespace sft::server {
 namespace {
 
-// Half-lives after which a failure weighs nothing.
+// Half-lives after which a failure has no weight.
 constexpr int64_t kRemembered = 12;
 constexpr int64_t kEarlyUs = 60'000'000;
 

@@ -10,7 +10,7 @@
 namespace sft::server {
 namespace {
 
-// So many node names are told to somebody who has mistyped one.
+// The most node names listed in the error for a mistyped one.
 constexpr int kNamesTold = 20;
 
 absl::Status CheckNode(Database& db, const std::string& name) {

@@ -22,19 +22,19 @@
 namespace sft::server {
 namespace {
 
-constexpr int kMaxModels = 1024;  // of a node
+constexpr int kMaxModels = 1024;  // models per node
 
-// Of a worker's clock from this one's, in seconds; nothing where it does not say.
+// Seconds by which a worker's clock differs from this one's; nullopt if not reported.
 std::optional<double> OffsetOf(int64_t its_us, WallTime now) {
   if (its_us == 0) return std::nullopt;
   return static_cast<double>(its_us - UnixMicros(now)) / 1e6;
 }
 
-// So long the clock of a worker is taken for as it was.
+// How long a measured clock offset is kept.
 constexpr std::chrono::minutes kOffsetHolds{2};
 
 using Models = google::protobuf::RepeatedPtrField<v1::Model>;
-// Those that can be true; `doubt` hears of each, and says so.
+// Keeps the plausible ones; `doubt` is called with each of the others, and reports it.
 template <typename Doubt>
 Models BelievableModels(const Models& models, const Doubt& doubt) {
   Models kept;
@@ -62,9 +62,9 @@ WorkerRegistry::WorkerRegistry(Options options, Store& store, Clock& clock, Chan
       started_(clock.Mono()),
       last_beat_(started_) {}
 
-// A tick is due each second; what a busy machine adds to that stays below this.
+// A tick is due each second; delays on a busy machine stay below this.
 constexpr std::chrono::seconds kLongestTick{5};
-// After its last try.
+// Counted from the refused worker's last attempt.
 constexpr std::chrono::hours kRivalShown{1};
 
 void WorkerRegistry::Beat() {
@@ -74,7 +74,7 @@ void WorkerRegistry::Beat() {
     spdlog::warn("this server was stopped for {:.0f} s: the nodes' silence does not count it",
                  std::chrono::duration<double>(now - last_beat_).count());
     asleep_ += now - last_beat_ - kLongestTick;
-    // Who was heard between the end of the stop and now was heard just now.
+    // A node heard between the end of the suspension and now counts as heard just now.
     for (auto& [node, entry] : entries_) entry.last_heard = std::min(entry.last_heard, Awake());
   }
   last_beat_ = now;
@@ -88,8 +88,8 @@ absl::Status WorkerRegistry::CheckRegister(const v1::Register& message) const {
   return CheckNode(message);
 }
 
-// What a node could do without is left out of what it says, where it cannot be true.
-v1::Register WorkerRegistry::Believable(const v1::Register& message) {
+// Removes implausible values that the node does not depend on.
+v1::Register WorkerRegistry::WithoutImplausible(const v1::Register& message) {
   v1::Register kept = message;
   const auto doubt = [&](const absl::Status& checked) {
     if (!checked.ok()) refusals_.Count(message.node(), checked);
@@ -129,7 +129,7 @@ absl::Status WorkerRegistry::StoreNode(const v1::Register& message) {
 
 absl::Status WorkerRegistry::CheckSole(const v1::Register& message) {
   Claim holder;
-  // A server that has just started counts every node as heard of then, as Get does.
+  // A server that has just started counts every node as heard at its start, as Get does.
   MonoTime heard = started_;
   bool known = false;
   Nanos silence{0};
@@ -175,7 +175,7 @@ absl::Status WorkerRegistry::Connect(const v1::Register& said, std::shared_ptr<W
     if (IsValidLabel(said.node())) refusals_.Count(said.node(), checked);
     return checked;
   }
-  const v1::Register message = Believable(said);
+  const v1::Register message = WithoutImplausible(said);
   absl::Status accepted = CheckSole(message);
   if (accepted.ok()) accepted = StoreNode(message);
   if (accepted.ok()) accepted = TakeIn(message, std::move(link));
@@ -208,7 +208,7 @@ absl::Status WorkerRegistry::TakeIn(const v1::Register& message, std::shared_ptr
     entry.idle = false;
   }
   if (replaced != nullptr) replaced->Close(Aborted("the node has opened another stream"));
-  // It was not connected until now, and so could be removed or replaced in between.
+  // It was not connected until now, so it could be removed or replaced in between.
   if (const absl::Status is_own = CheckStored(message); !is_own.ok()) {
     Disconnect(message.node(), own);
     return is_own;
@@ -225,7 +225,7 @@ void WorkerRegistry::TellOfRival(const v1::Register& refused) {
   {
     MutexLock lock(mutex_);
     const auto found = entries_.find(refused.node());
-    // Not heard since this server started: its rival will try again.
+    // Not heard since this server started: the other worker will try again.
     if (found == entries_.end()) return;
     Entry& entry = found->second;
     const bool is_news = entry.rival_life != refused.incarnation();
@@ -293,7 +293,7 @@ WorkerRegistry::News WorkerRegistry::TakeIn(Entry& entry, const v1::Observed& ob
     return !checked.ok();
   };
   const v1::NodeDisk disk = doubt(CheckDisk(observed.disk())) ? v1::NodeDisk() : observed.disk();
-  // What may be placed on it changes with it.
+  // The disk's level decides whether jobs may be placed there.
   news.wakes = entry.disk.level() != disk.level() || entry.behind ||
                AttemptsKey(entry.observed.attempts()) != AttemptsKey(observed.attempts());
   entry.disk = disk;
@@ -442,7 +442,7 @@ WorkerRegistry::Live WorkerRegistry::Get(const std::string& node) const {
   Live live;
   const auto found = entries_.find(node);
   if (found == entries_.end()) {
-    // Since the start of this server: a restarted server does not count the time it was down.
+    // Counted from the start of this server: time in which it was down does not count.
     live.silent_for = Awake() - started_;
     live.silent = live.silent_for > options_.suspect_after;
     return live;

@@ -144,7 +144,7 @@ class WorkerRegistry {
   // Monotonic time without the gaps that Beat has seen.
   MonoTime Awake() const SFT_REQUIRES(mutex_);
   absl::Status CheckRegister(const v1::Register& message) const;
-  v1::Register Believable(const v1::Register& message);
+  v1::Register WithoutImplausible(const v1::Register& message);
   // OK when no other worker holds the name, and none replaced this one.
   absl::Status CheckSole(const v1::Register& message);
   absl::Status StoreNode(const v1::Register& message);

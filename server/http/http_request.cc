@@ -36,14 +36,14 @@ std::string Lower(std::string_view text) {
   return lower;
 }
 
-// Without blanks at its ends.
+// Removes blanks at both ends.
 std::string_view Trim(std::string_view text) {
   const size_t begin = text.find_first_not_of(" \t");
   if (begin == text.npos) return {};
   return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
 }
 
-// "name:7071", "[::1]:7071", without the port and the brackets.
+// Strips the port and the brackets from "name:7071" or "[::1]:7071".
 std::string HostOnly(std::string_view value) {
   if (!value.empty() && value.front() == '[') {
     const size_t end = value.find(']');
@@ -58,7 +58,7 @@ HttpRequest Refuse(int status, std::string_view why) {
   return request;
 }
 
-// The values of the head's Host lines; nothing where a line is no field at all.
+// The values of the Host fields; nullopt if a line is not a header field.
 std::optional<std::vector<std::string_view>> Hosts(std::string_view fields) {
   std::vector<std::string_view> hosts;
   while (!fields.empty()) {

@@ -18,7 +18,7 @@ namespace sft::server {
 namespace {
 
 constexpr int kBacklog = 128;
-// After an accept that failed, for want of descriptors or memory.
+// Pause after an accept that failed for lack of descriptors or memory.
 constexpr std::chrono::milliseconds kAcceptPause{100};
 
 MonoTime Now() { return Clock::Real().Mono(); }
@@ -78,7 +78,7 @@ HttpServer::~HttpServer() {
 
 void HttpServer::Wake() {
   const uint64_t one = 1;
-  // A counter that is full wakes as well.
+  // A full counter wakes as well.
   if (::write(wake_.get(), &one, sizeof(one)) < 0 && errno != EAGAIN) {
     spdlog::error("{}", Message(ErrnoStatus("cannot wake the HTTP thread", errno)));
   }
@@ -112,7 +112,7 @@ void HttpServer::Loop() {
     waiting.push_back(
         {listener_.get(), static_cast<int16_t>(Now() >= accepts_again_ ? POLLIN : 0), 0});
     for (const Connection& connection : connections_) {
-      // Without an event it still tells of a client that has gone.
+      // With no events requested, poll still reports a client that has gone.
       const int16_t wanted = connection.stage == Stage::kHead     ? POLLIN
                              : connection.stage == Stage::kAnswer ? POLLOUT
                                                                   : 0;
@@ -128,7 +128,7 @@ void HttpServer::Loop() {
       if (waiting[i++].revents != 0 && !connection.ended) Move(connection);
     }
     EndLate();
-    // Last, so that who has sent its request by now is not ended for a newcomer.
+    // Last, so that a connection whose request has arrived is not ended for a new one.
     if ((waiting[1].revents & POLLIN) != 0) Accept();
   }
 }
@@ -163,13 +163,13 @@ bool HttpServer::TakeMade() {
 }
 
 void HttpServer::Accept() {
-  // Bounded, so that a flood of newcomers does not keep the others waiting.
+  // Bounded, so that a flood of new connections does not delay the others.
   for (int i = 0; i < kBacklog; ++i) {
     io::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
-        // The listener stays readable; room may help where descriptors ran out.
+        // The listener stays readable; making room may help when descriptors ran out.
         MakeRoom();
         accepts_again_ = Now() + kAcceptPause;
       }
@@ -214,7 +214,7 @@ void HttpServer::Move(Connection& connection) {
     case Stage::kHead:
       return ReadHead(connection);
     case Stage::kPage:
-      connection.ended = true;  // an error or a hangup is all that is told here
+      connection.ended = true;  // here only an error or a hangup is reported
       return;
     case Stage::kAnswer:
       return WriteAnswer(connection);
@@ -232,7 +232,7 @@ void HttpServer::ReadHead(Connection& connection) {
       connection.ended = true;
       return;
     }
-    // The empty line may have begun with the bytes before.
+    // The empty line may have begun in the bytes before.
     const size_t from = head.size() < 3 ? 0 : head.size() - 3;
     head.append(bytes, static_cast<size_t>(got));
     const size_t end = head.find("\r\n\r\n", from);

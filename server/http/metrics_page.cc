@@ -25,7 +25,7 @@ struct Figures {
   std::map<std::string, store::NodeHold> holds;
 };
 
-// Estimates that are looked at, the newest.
+// The number of newest estimates used.
 constexpr int kEstimates = 1000;
 
 absl::StatusOr<Figures> Collect(Store& store) {
@@ -41,7 +41,7 @@ absl::StatusOr<Figures> Collect(Store& store) {
   return figures;
 }
 
-// The second number of /proc/self/statm: pages in memory.
+// From the second number of /proc/self/statm: resident pages.
 double ResidentBytes() {
   const absl::StatusOr<std::string> statm = io::ReadFile("/proc/self/statm");
   if (!statm.ok()) return 0;

@@ -45,12 +45,12 @@ class Pass {
   }
 
  private:
-  // What became of a pending job.
+  // The decision's state about a pending job.
   struct State {
     const Shape* shape = nullptr;
-    Fleet::Fit booked;  // taken in fleet_; start kForever: nothing
+    Fleet::Fit booked;  // taken in fleet_; start kForever: none
     bool placed = false;
-    std::string reason;  // of one that is out of the line
+    std::string reason;  // set for a job outside the queue
   };
 
   static int64_t DurationOf(const PendingJob& job) {
@@ -60,7 +60,7 @@ class Pass {
   void HoldRunning() {
     std::map<std::string_view, const RunningJob*> by_id;
     for (const RunningJob& job : snapshot_.running) by_id[job.id] = &job;
-    // Holders of each bin with the healthy slots that they have there.
+    // Jobs that hold slots of each bin, with their healthy slots there.
     for (const NodeView& node : snapshot_.nodes) {
       std::map<std::pair<std::string_view, std::string_view>, int> held;
       for (const SlotView& slot : node.slots) {
@@ -76,14 +76,14 @@ class Pass {
     }
   }
 
-  // Until when what runs counts as holding its slots.
+  // The time until which a running job counts as holding its slots.
   int64_t EndOf(const RunningJob* job) const {
     if (job == nullptr) return now_ + kUnknownRunUs;
     if (job->bound_end_us == 0) return now_ + kUnknownRunUs;
     return job->bound_end_us > now_ ? job->bound_end_us : now_ + kOverdueUs;
   }
 
-  // Takes what was promised to the jobs of a level, before any of them is looked at.
+  // Reserves the promises of a level's jobs before any of its jobs is considered.
   void KeepPromises(size_t begin, size_t end) {
     std::vector<size_t> promised;
     for (size_t i = begin; i < end; ++i) {
@@ -142,7 +142,7 @@ class Pass {
     Unbook(index);
     const int64_t duration = DurationOf(job);
     Fleet::Fit fit = fleet_.Earliest(*state.shape, duration, job.avoid_node);
-    // Where it is no earlier, it stays where it was promised.
+    // If the new place is no earlier, the job keeps its promised one.
     if (!standing.bins.empty() && fit.start >= standing.start) fit = standing;
     if (fit.bins.empty()) return candidates_.push_back(index);
     if (fit.start <= now_) return Place(index, fit);
@@ -168,10 +168,10 @@ class Pass {
           return running.priority < job.priority && running.preemptible && !running.stopping;
         });
     if (!any) return false;
-    ++preemptors_;  // also one for which nothing is found: looking takes its time
+    ++preemptors_;  // counted even if nothing is found, because searching takes time
     const Room room = MakeRoom(job, shape, fleet_, on_bin_, now_);
     if (room.victims.empty()) return false;
-    // They end soon instead of at their bound. What is promised before this job must still fit.
+    // The victims end soon instead of at their bound. Promises made before this job must still fit.
     const auto shorten = [&](int sign) {
       for (const RunningJob* victim : room.victims) {
         for (const Part& part : victim->parts) {
@@ -215,8 +215,9 @@ class Pass {
     state.placed = true;
   }
 
-  // Jobs without a promise, where they delay none: the shortest of the project that has had least,
-  // or a project with more short jobs would take what the turns of the line give to another.
+  // Backfill: starts jobs without a promise where they delay none. The shortest job of the project
+  // with the least usage goes first; otherwise a project with more short jobs would take what the
+  // fair share gives to another.
   void FillIn() {
     std::stable_sort(candidates_.begin(), candidates_.end(), [&](size_t a, size_t b) {
       return DurationOf(snapshot_.pending[a]) < DurationOf(snapshot_.pending[b]);
@@ -254,7 +255,7 @@ class Pass {
     return true;
   }
 
-  // Says of each job that waits why, and when it may start.
+  // Sets each waiting job's reason and expected start.
   void Tell() {
     std::vector<size_t> order;
     for (const Standing& standing : line_) {
@@ -271,7 +272,7 @@ class Pass {
     const Forecast forecast(snapshot_, decision_.placements, decision_.preemptions, entries,
                             rules_.max_foretold);
     for (size_t i = 0; i < order.size(); ++i) expected[order[i]] = forecast.of(i);
-    std::map<int, int> places;  // by type of slot
+    std::map<int, int> places;  // by slot type
     std::vector<bool> told(snapshot_.pending.size());
     for (const Standing& standing : line_) {
       State& state = jobs_[standing.index];
@@ -309,9 +310,9 @@ class Pass {
   std::vector<State> jobs_;  // by index in Snapshot::pending
   std::vector<Standing> line_;
   std::vector<size_t> candidates_;
-  // What did not fit does not fit for longer either: nothing is given back while jobs fill in.
+  // What did not fit will not fit for longer either: nothing is given back during backfill.
   std::map<const Shape*, int64_t> unfit_;
-  std::map<int, int> promised_, reserved_;  // by type of slot
+  std::map<int, int> promised_, reserved_;  // by slot type
   JobsByBin on_bin_;
   int preemptors_ = 0;
   Decision decision_;

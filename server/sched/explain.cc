@@ -59,7 +59,7 @@ std::string_view ProjectOf(const Snapshot& snapshot, const std::string& id) {
   return {};
 }
 
-// Who holds slots of a bin, as members of the job's project may see it.
+// The holders of a bin's slots, as members of the job's project may see them.
 std::string Holders(const Snapshot& snapshot, const Bin& bin, const PendingJob& job) {
   std::vector<std::string> own;
   bool others = false;

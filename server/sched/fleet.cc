@@ -6,7 +6,8 @@
 namespace sft::server::sched {
 namespace {
 
-// Above every number of nodes: domains that are too small, the largest first, and none at all.
+// Ranks after every real domain size: domains that are too small come then, the largest first, and
+// last no domain.
 constexpr int kUnknownDomain = 1 << 24;
 
 }  // namespace
@@ -206,7 +207,8 @@ std::vector<int> Fleet::Choose(const Shape& shape, std::vector<int> fitting, int
     chosen.resize(std::min(chosen.size(), nodes));
     return chosen;
   }
-  // Nodes of each domain that would do: the smallest number that is enough, else the largest.
+  // Counts the suitable nodes per domain: the smallest domain with enough is used, else the
+  // largest.
   std::map<int, int> in_domain;
   if (nodes > 1) {
     for (const int bin : fitting) ++in_domain[domain_[bins_[bin].host]];
@@ -218,7 +220,7 @@ std::vector<int> Fleet::Choose(const Shape& shape, std::vector<int> fitting, int
     const bool enough = found->second >= shape.nodes;
     return std::pair(enough ? found->second : kUnknownDomain - found->second, found->first);
   };
-  // Of nodes that are kept for a later start those that come free last, which idle the least.
+  // Among nodes reserved for a later start, those that become free last idle the least.
   const auto idles = [&](int bin) {
     return start - ProfileOf(shape, bin).FreeSince(start, CountOf(shape, bin));
   };
@@ -249,7 +251,7 @@ Fleet::Fit Fleet::Earliest(const Shape& shape, int64_t duration, std::string_vie
       if (fit.start <= snapshot_.now_us) break;
     }
   } else {
-    // Where spans of possible starts begin and end; the first moment inside enough of them.
+    // Edges of the intervals of possible starts; sweep to the first moment inside enough of them.
     std::vector<std::pair<int64_t, int>> edges;
     for (const int bin : shape.able) {
       ProfileOf(shape, bin).Starts(duration, CountOf(shape, bin), [&](int64_t a, int64_t b) {
@@ -257,7 +259,7 @@ Fleet::Fit Fleet::Earliest(const Shape& shape, int64_t duration, std::string_vie
         if (b < kForever) edges.emplace_back(b, 1);
       });
     }
-    // At one moment beginnings first: a span holds its last start.
+    // At equal times starts sort first: an interval includes its last start.
     std::sort(edges.begin(), edges.end());
     int open = 0;
     for (const auto& [time, end] : edges) {

@@ -12,7 +12,7 @@
 namespace sft::server::sched {
 namespace {
 
-// What is left of failures that are no reason any more.
+// Below this score old failures are no longer given as a reason.
 constexpr double kForgotten = 0.25;
 
 // "2 x rank_killed, 1 x gpu_lost"
@@ -25,7 +25,7 @@ std::string ListOf(const std::map<std::string, int>& codes) {
 }
 
 double Decayed(double score, int64_t elapsed_us, const ScoreRules& rules) {
-  // A wall clock that went back must not make failures weigh more.
+  // A wall clock that was set back must not make failures weigh more.
   const double halves = static_cast<double>(std::max<int64_t>(0, elapsed_us)) /
                         static_cast<double>(rules.half_life_us);
   return score * std::exp2(-halves);
@@ -57,7 +57,7 @@ std::string RestOf(std::span<const NodeFault> faults, int64_t now_us, const Scor
     const int doublings = std::min(row - rules.rest_after, kMaxDoublings);
     rest_us = std::min(rules.first_rest_us << doublings, rules.max_rest_us);
   }
-  // A wall clock that went back must not make the rest longer.
+  // A wall clock that was set back must not prolong the rest.
   if (rest_us == 0 || now_us >= last_us + rest_us || now_us < last_us - rest_us) return "";
   return fmt::format("resting until {}: {} attempts in a row failed on it before they trained ({})",
                      FormatUtc(FromUnixMicros(last_us + rest_us)), row, ListOf(codes));
@@ -68,7 +68,7 @@ std::string RestOf(std::span<const NodeFault> faults, int64_t now_us, const Scor
 NodeScore ScoreOf(std::span<const NodeFault> faults, int64_t now_us, const ScoreRules& rules) {
   NodeScore result;
   result.resting = RestOf(faults, now_us, rules);
-  std::map<std::string, int64_t> counted;  // job → when it counted last
+  std::map<std::string, int64_t> counted;  // job → time at which it last counted
   std::map<std::string, int> codes;
   int64_t at_us = 0;
   for (const NodeFault& fault : faults) {

@@ -13,14 +13,14 @@ double Work(int gpus, int64_t expected_us) {
          static_cast<double>(expected_us > 0 ? expected_us : kUnknownRunUs);
 }
 
-// The jobs of one level, each project's in order of submission, merged by usage.
+// Merges the jobs of one level by usage; each project's stay in order of submission.
 void TakeTurns(const Snapshot& snapshot, const std::vector<size_t>& jobs, Level level, Usage& usage,
                std::vector<Standing>& line) {
   std::map<std::string_view, std::vector<size_t>> by_project;
   for (const size_t index : jobs) by_project[snapshot.pending[index].project].push_back(index);
   struct Turn {
     double used;
-    size_t index;  // of its next job, which also breaks ties
+    size_t index;  // index of its next job; also breaks ties
     const std::vector<size_t>* jobs;
     size_t next;
     bool operator<(const Turn& other) const {
@@ -82,7 +82,7 @@ Level LevelOf(const PendingJob& job, int64_t now_us) {
 }
 
 double Decayed(double usage_us, int64_t at_us, int64_t now_us) {
-  // A wall clock that went back must not make it weigh more.
+  // A wall clock that was set back must not make it weigh more.
   const auto elapsed = static_cast<double>(std::max<int64_t>(0, now_us - at_us));
   return usage_us * std::exp2(-elapsed / static_cast<double>(kUsageHalfLifeUs));
 }

@@ -16,7 +16,7 @@ int SlotsOn(const RunningJob& job, const std::string& node) {
   return 0;
 }
 
-// Slots of a bin that are free once `victims` have ended. Of an exclusive job the whole node.
+// Slots of a bin that are free once `victims` have ended; the whole node for an exclusive job.
 int FreeAfter(const Bin& bin, const Victims& victims, const std::vector<const RunningJob*>& there) {
   int free = static_cast<int>(bin.free.size());
   for (const RunningJob* job : there) {
@@ -54,7 +54,7 @@ class Search {
   }
 
  private:
-  // What it takes to make a node free enough.
+  // The cost of making a node free enough.
   struct Offer {
     bool possible = false;
     int64_t lost = 0;
@@ -104,7 +104,7 @@ class Search {
     return offer;
   }
 
-  // The victims without those that are not needed, the dearest first.
+  // Drops victims that are not needed, the most expensive first.
   std::vector<const RunningJob*> Needed(const std::vector<int>& bins, Victims victims) const {
     std::vector<const RunningJob*> order(victims.begin(), victims.end());
     std::sort(order.begin(), order.end(), [&](const auto* a, const auto* b) {

@@ -8,7 +8,7 @@ namespace sft::server::sched {
 void Profile::Take(int64_t from, int64_t to, int count) {
   from = std::max(from, steps_.front().time);
   if (to <= from) return;
-  // The steps that begin exactly at `from` and at `to`, made where there are none.
+  // Splits the steps at exactly `from` and `to`.
   const auto split = [this](int64_t time) {
     const auto after =
         std::upper_bound(steps_.begin(), steps_.end(), time,
@@ -21,7 +21,7 @@ void Profile::Take(int64_t from, int64_t to, int count) {
   const auto first = split(from);
   const auto last = to >= kForever ? static_cast<std::ptrdiff_t>(steps_.size()) : split(to);
   for (auto i = first; i < last; ++i) steps_[i].free -= count;
-  // Steps that say nothing new go, so that giving back what was taken leaves no trace.
+  // Merge equal steps, so that giving back what was taken leaves no trace.
   const auto same = [](const Step& a, const Step& b) { return a.free == b.free; };
   const auto begin = steps_.begin() + std::max<std::ptrdiff_t>(first - 1, 0);
   const auto end = steps_.begin() + std::min<std::ptrdiff_t>(last + 1, steps_.size());
@@ -29,7 +29,7 @@ void Profile::Take(int64_t from, int64_t to, int count) {
 }
 
 int64_t Profile::Earliest(int64_t from, int64_t duration, int count) const {
-  int64_t begin = -1;  // of the span that is free so far
+  int64_t begin = -1;  // start of the interval that has been free so far
   for (size_t i = 0; i < steps_.size(); ++i) {
     const int64_t end = i + 1 < steps_.size() ? steps_[i + 1].time : kForever;
     if (end <= from) continue;

@@ -12,7 +12,7 @@
 namespace sft::server {
 namespace {
 
-// From these steps on, measured steps say more than the plan.
+// From these steps on, measurements are better than the plan.
 constexpr int64_t kMeasuredSteps = 5, kSettledSteps = 50;
 
 v1::Progress ProgressOf(const AttemptRecord& attempt) {
@@ -39,7 +39,8 @@ int64_t ExpectedEnd(const AttemptRecord& attempt, const ScheduleRecord& schedule
   if (measured != nullptr) *measured = made >= kMeasuredSteps;
   if (made >= kMeasuredSteps && progress.total_steps() >= progress.step()) {
     const int64_t left = progress.total_steps() - progress.step();
-    // Of few steps the last one says as much as their mean, which has the time to see them in it.
+    // With few steps, the last one is as good as their mean, which also counts the time until they
+    // were reported.
     const int64_t paced = progress.step() - attempt.paced_step;
     double left_us = progress.eta_seconds() * 1e6;
     if (attempt.paced_us > 0 && (paced >= kMeasuredSteps || left_us <= 0)) {
@@ -113,7 +114,7 @@ bool HasPaceToStore(const LiveJob& live) {
 absl::Status StorePace(Database& db, const LiveJob& live, int64_t now_us) {
   const auto& [job, attempt, members] = live;
   if (attempt.paced_us == 0) {
-    // Fifty steps of a quick job may be the first that are heard of: what they took is not known.
+    // A quick job's first report may already be past its fiftieth step: its pace is then not known.
     return store::SetPace(db, attempt.uid, ProgressOf(attempt).step(), now_us);
   }
   const int64_t end = ExpectedEnd(attempt, job.schedule, now_us);

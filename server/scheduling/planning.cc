@@ -32,7 +32,7 @@ namespace {
 constexpr char kCpuType[] = "CPU";
 constexpr std::chrono::seconds kFetchPatience{3};
 constexpr size_t kMaxConfigBytes = 1 << 20;
-// Nodes that are asked for a model that none of them listed.
+// The most nodes that are asked for a model which none of them listed.
 constexpr size_t kMaxAsked = 4;
 
 void AddMemory(const std::vector<plan::MemoryItem>& items, v1::JobPlan& plan) {
@@ -43,7 +43,7 @@ void AddMemory(const std::vector<plan::MemoryItem>& items, v1::JobPlan& plan) {
   }
 }
 
-// What a job does before its first step and after its last one: start, weights, data, delivery.
+// Seconds of a job outside its steps: start, weights, data, delivery.
 constexpr double kAroundSteps = 60;
 constexpr size_t kMaxKept = 1000;
 constexpr double kMaxRunSeconds = 1e9;
@@ -63,7 +63,7 @@ plan::PlanInput InputOf(const plan::ModelShape& shape, const spec::JobSpec& spec
           .memory_bytes = plan::AllocatorBytes(spec, memory, /*opened=*/false)};
 }
 
-// What the job holds and, for GPUs of `gpu_memory` bytes, how it would run.
+// Fills in the job's memory and, for GPUs of `gpu_memory` bytes, how it would run.
 absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, int64_t gpu_memory,
                         v1::JobPlan& plan) {
   SFT_ASSIGN_OR_RETURN(const plan::ModelConfig model, plan::ParseModelConfig(config));
@@ -94,7 +94,7 @@ absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, in
 std::string BatchArithmetic(const spec::JobSpec& spec) {
   const auto& h = spec.hyperparameters;
   const auto number = [](int value) {
-    return value == 0 ? std::string("auto") : std::to_string(value);  // for the plan to choose
+    return value == 0 ? std::string("auto") : std::to_string(value);  // the plan chooses
   };
   return fmt::format("{} x {} x {} = {}", number(h.per_device_batch), spec.compute.gpu_count,
                      number(h.gradient_accumulation_steps), h.global_batch);
@@ -102,7 +102,7 @@ std::string BatchArithmetic(const spec::JobSpec& spec) {
 
 absl::StatusOr<std::string> Planner::FetchConfig(const std::string& node,
                                                  const std::string& model) {
-  // Whether the submitter may read what the path names was looked at before it is planned with.
+  // The caller has already checked that the submitter may read the path.
   SFT_ASSIGN_OR_RETURN(const auto transfer,
                        relay_.Start(node, model + "/config.json", 0, JobsInPaths({model})));
   std::string config;
@@ -195,7 +195,7 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
     return absl::OkStatus();
   });
   if (previewed.ok()) {
-    // Outside of the transaction: a long line takes a while.
+    // Outside of the transaction: a long queue takes a while.
     const sched::Outlook outlook = sched::Preview(snapshot, job);
     plan.set_placement(outlook.text);
     plan.mutable_outlook()->set_place(outlook.place);
@@ -231,7 +231,7 @@ double Planner::StepSeconds(const spec::JobSpec& spec) {
   const absl::StatusOr<std::string> config = FindConfig(spec);
   const int64_t memory = GpuMemory(spec);
   if (!config.ok() || memory == 0) return 0;
-  // What a step's time does not depend on is left out.
+  // Clear the settings that do not change a step's time.
   spec::JobSpec same = spec;
   same.job = {};
   same.scheduling = {};

@@ -20,7 +20,7 @@
 namespace sft::server {
 namespace {
 
-// Said before what a job waits for; empty where any node will do.
+// A prefix for the reason a job waits, about where its checkpoint is; empty where any node will do.
 std::string WhereItsCheckpointIs(const sched::ResumeChoice& choice) {
   if (!choice.checkpoint.has_value()) return "";
   const std::string what = "its checkpoint of " + sched::Describe(*choice.checkpoint);
@@ -37,8 +37,9 @@ bool IsSame(const sched::ResumeChoice& a, const sched::ResumeChoice& b) {
          a.checkpoint->step == b.checkpoint->step;
 }
 
-// Where the end of what runs is not known, what waits for it moves with the clock: that is stored
-// once a minute at most, as whatever is stored asks for another decision.
+// True when a promise has not changed enough to be stored. Where the end of a running job is
+// unknown, the starts behind it move with the clock: they are stored at most once a minute, because
+// each write triggers another decision.
 bool IsAsBefore(const Reservation& before, const Reservation& now, int64_t now_us) {
   constexpr int64_t kNoNewsUs = 60'000'000;
   const int64_t later_us = now.start_us - std::max(before.start_us, now_us);
@@ -83,18 +84,19 @@ absl::Status Reconciler::GiveUpUnreachable(Database& db, int64_t now_us, Changed
                          store::MembersOf(db, attempt.uid));
     for (const MemberRecord& member : members) {
       const WorkerRegistry::Live live = registry_.Get(member.status.node);
-      // What has ended well needs its node no more.
+      // A part that has ended well no longer needs its node.
       const bool done = member.status.state == MemberState::kDone;
       const bool runs_on = member.protocol < kFencesSince;
-      // One that hears and does not act has started nothing, but may: its slots stay held.
-      // Counted from when this server first found it so: not while it was down, or the node away.
+      // A connected node that does not take up its part has started nothing but still may: its
+      // slots stay held. Counted from when this server first saw it, not while the server was down
+      // or the node disconnected.
       const bool not_taken = IsNotTakenUp(member) && !live.silent && live.connected &&
                              std::chrono::microseconds(ages_.Of("take up " + attempt.uid,
                                                                 now_us)) >= options_.take_up_limit;
       if ((!live.silent && !not_taken) || member.status.lost || done) continue;
       SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
       SFT_ASSIGN_OR_RETURN(const bool known, store::HasNode(db, member.status.node));
-      if (known && !not_taken) {  // one that is not known an operator says is off
+      if (known && !not_taken) {  // a node removed by an operator is off
         SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
         const RestartRules rules = RestartRulesOf(resolved);
         if (runs_on || !IsGivenUp(live, rules, options_.unreachable_margin)) continue;
@@ -135,7 +137,7 @@ absl::Status Reconciler::EndStranded(Database& db, const std::string& job_id, in
                                      ChangedJobs& changed) const {
   SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, job_id));
   if (job.state != JobState::kPending) return absl::OkStatus();
-  // The node that has it may have come back since.
+  // The node that holds the checkpoint may have come back since.
   SFT_ASSIGN_OR_RETURN(const sched::ResumeChoice choice,
                        ChooseFor(db, registry_, job, options_.unreachable_margin));
   if (choice.checkpoint.has_value()) return absl::OkStatus();
@@ -152,7 +154,7 @@ absl::StatusOr<SchedulerInput> Reconciler::Look(int64_t now_us) {
   return input;
 }
 
-absl::Status Reconciler::MindNodes(int64_t now_us, ChangedJobs& changed) {
+absl::Status Reconciler::UpdateNodes(int64_t now_us, ChangedJobs& changed) {
   return store_.Write([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(std::vector<NodeRecord> nodes, store::AllNodes(db));
     SFT_RETURN_IF_ERROR(MarkSilentNodes(db, nodes));
@@ -208,7 +210,7 @@ void Reconciler::AddDecision(const SchedulerInput& input, const sched::Decision&
     const sched::ResumeChoice& choice = choice_of(placement.job);
     changes.push_back([&, now_us](Database& db) -> absl::Status {
       SFT_ASSIGN_OR_RETURN(const bool stands, StillStands(db, placement, choice));
-      if (!stands) return absl::OkStatus();  // what has changed asks for a tick of its own
+      if (!stands) return absl::OkStatus();  // the change triggers a tick of its own
       SFT_RETURN_IF_ERROR(StartAttempt(db, placement, choice, now_us, changed));
       const auto first = estimates.find(placement.job);
       if (first != estimates.end()) {
@@ -225,7 +227,7 @@ void Reconciler::AddDecision(const SchedulerInput& input, const sched::Decision&
   for (const JobRecord& job : input.pending) told[job.id] = job.reason;
   for (const sched::Waiting& waiting : decision.waiting) {
     std::string reason = WhereItsCheckpointIs(choice_of(waiting.job)) + waiting.reason;
-    if (told[waiting.job] == reason) continue;  // in a long line, nearly always
+    if (told[waiting.job] == reason) continue;  // usually the case in a long queue
     changes.push_back([&, now_us, reason = std::move(reason)](Database& db) -> absl::Status {
       SFT_ASSIGN_OR_RETURN(const bool news,
                            store::SetReason(db, waiting.job, JobState::kPending, reason, now_us,
@@ -268,7 +270,7 @@ absl::Status Reconciler::Commit(const std::vector<Change>& changes) {
     };
     const absl::Status together = apply(begin, end);
     if (together.ok()) continue;
-    // No space for any of them, or something about one: that keeps no other back.
+    // No disk space for any of them, or an error about one, which must not hold back the others.
     if (absl::IsResourceExhausted(together)) return together;
     for (size_t i = begin; i < end; ++i) first_error.Update(apply(i, i + 1));
   }
@@ -306,12 +308,12 @@ absl::Status Reconciler::SendDesiredSets(int64_t now_us) {
   std::vector<std::pair<std::string, v1::Desired>> sets;
   absl::Status first_error;
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-    // As they are now: what is sent depends on what a node speaks.
+    // Read again, because what is sent depends on the protocol that a node speaks.
     SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes, store::AllNodes(db));
     for (const NodeRecord& node : nodes) {
       if (!registry_.Get(node.name).connected) continue;
       absl::StatusOr<v1::Desired> desired = BuildDesired(db, node, now_us);
-      // What is wrong with one keeps no other from its set.
+      // An error about one node does not keep the others from their sets.
       first_error.Update(Annotate(desired.status(), "what node " + node.name + " shall do"));
       if (desired.ok()) sets.emplace_back(node.name, *std::move(desired));
     }
@@ -340,7 +342,7 @@ absl::Status Reconciler::Tick() {
   absl::Status stored;
   if (input.nodes_changed) {
     const int64_t commits = store_.commits();
-    stored = MindNodes(now_us, changed);
+    stored = UpdateNodes(now_us, changed);
     if (stored.ok() && store_.commits() != commits) {
       absl::StatusOr<SchedulerInput> again = Look(now_us);
       stored = again.status();
@@ -350,12 +352,12 @@ absl::Status Reconciler::Tick() {
   waits_for_time_ = waits_for_time_ || input.waits_for_time;
   if (stored.ok()) stored = Decide(input, now_us, changed);
   for (const std::string& job : changed) hub_.Bump(job);
-  // What could be stored is told all the same.
+  // What was stored is sent even after an error.
   stored.Update(SendDesiredSets(now_us));
   SFT_RETURN_IF_ERROR(stored);
   ages_.EndRound();
   ticked_ = clock_.Mono();
-  // What was stored since the look, by others or by this, may ask for another.
+  // Changes stored since Look, by others or by this tick, may trigger another.
   seen_commits_ = commits_before;
   return absl::OkStatus();
 }

@@ -68,7 +68,7 @@ class Reconciler {
   static constexpr size_t kTogether = 16;
 
   // Handles silent nodes, what is given up with them, and drained ones.
-  absl::Status MindNodes(int64_t now_us, ChangedJobs& changed);
+  absl::Status UpdateNodes(int64_t now_us, ChangedJobs& changed);
   // `nodes`, and their rows in the database.
   absl::Status MarkSilentNodes(Database& db, std::vector<NodeRecord>& nodes);
   absl::Status GiveUpUnreachable(Database& db, int64_t now_us, ChangedJobs& changed);

@@ -20,10 +20,11 @@
 namespace sft::server {
 namespace {
 
-// Since this wire protocol workers go on from checkpoints.
+// From this wire protocol on, workers continue from checkpoints.
 constexpr int kResumesSince = 2;
 
-// Waits between two attempts. A wall clock that went back must not make that longer.
+// True while a job waits between two attempts. A wall clock that was set back must not prolong
+// that.
 bool IsHeldBack(const JobRecord& job, int64_t now_us, const RestartPace& pace) {
   return job.not_before_us > now_us && job.not_before_us - now_us <= pace.max_delay_us;
 }
@@ -43,7 +44,7 @@ absl::Status AddModels(Database& db, sched::Snapshot& snapshot) {
   }
 }
 
-// The nodes of the database, usable where their stream lives. With them, whether a drained one
+// Adds the nodes of the database, usable where their stream lives, and notes whether a drained one
 // moves jobs, now or later.
 absl::Status AddNodes(Database& db, const WorkerRegistry& registry, SchedulerInput& input) {
   SFT_ASSIGN_OR_RETURN(const auto scores,
@@ -62,7 +63,7 @@ absl::Status AddNodes(Database& db, const WorkerRegistry& registry, SchedulerInp
     view.protocol = node.protocol;
     if (const auto found = scores.find(node.name); found != scores.end()) {
       view.left_out = found->second.reason;
-      // It ends with time alone.
+      // A rest ends by time alone.
       input.waits_for_time = input.waits_for_time || !found->second.resting.empty();
       if (view.usable) view.unusable_reason = WhyResting(scores, node.name, live);
       view.usable = view.unusable_reason.empty();
@@ -145,7 +146,7 @@ absl::StatusOr<sched::ResumeChoice> ChooseFor(Database& db, const WorkerRegistry
   if (checkpoints.empty()) return sched::ResumeChoice();
   SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
   const RestartRules rules = RestartRulesOf(resolved);
-  // Of the nodes that are named alone: many jobs may ask on a large fleet.
+  // Reads only the nodes that are named: many jobs may ask on a large fleet.
   std::map<std::string, sched::Holder> holders;
   for (const CheckpointRecord& checkpoint : checkpoints) {
     for (const CheckpointPart& part : checkpoint.parts) {

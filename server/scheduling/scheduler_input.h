@@ -34,7 +34,7 @@ struct SchedulerInput {
   std::vector<Explanation> explanations;
   // Time alone will change something.
   bool waits_for_time = false;
-  // Changes of nodes must be stored before anything else: MindNodes.
+  // Changes of nodes must be stored before anything else: UpdateNodes.
   bool nodes_changed = false;
 };
 

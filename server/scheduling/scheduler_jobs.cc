@@ -27,7 +27,7 @@ sched::RunningJob ToRunning(const AttemptRecord& attempt, const JobRecord& job,
   running.exclusive = schedule.exclusive;
   running.sweep = schedule.sweep;
   running.stopping = attempt.state == AttemptState::kStopping || job.cancel_requested;
-  // A job that is told to end a second time would gain nothing.
+  // Telling a job to end a second time would gain nothing.
   running.preemptible = schedule.preemptible && !running.stopping;
   running.expected_end_us = ExpectedEnd(attempt, schedule, now_us);
   if (running.stopping) {
@@ -44,7 +44,7 @@ sched::RunningJob ToRunning(const AttemptRecord& attempt, const JobRecord& job,
   return running;
 }
 
-// What it asks of the scheduler.
+// Adds the job's scheduling settings.
 void AddSchedule(const JobRecord& job, sched::PendingJob& pending) {
   const ScheduleRecord& schedule = job.schedule;
   pending.project = job.project;
@@ -116,10 +116,10 @@ absl::Status Preempt(Database& db, const sched::Preemption& preemption, int64_t 
   SFT_ASSIGN_OR_RETURN(const JobRecord victim, store::GetJob(db, preemption.job));
   SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, victim.id, victim.attempt));
   if (!attempt.has_value()) return absl::OkStatus();
-  // Whose project has the job may not know the other.
+  // Members of the preempted job's project may not know the other project.
   SFT_ASSIGN_OR_RETURN(const JobRecord other, store::GetJob(db, preemption.by));
   SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, other.id));
-  // It was cancelled or held since.
+  // The job was cancelled or held since.
   if (other.state != JobState::kPending || schedule.held) return absl::OkStatus();
   const std::string why =
       "preempted by " + (other.project == victim.project ? other.id : "a job of another project");

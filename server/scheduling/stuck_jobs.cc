@@ -14,14 +14,14 @@
 namespace sft::server {
 namespace {
 
-// So long a node may take to say that it has what it was given; then it is told.
+// Time that a node may take to report a part it was given; then the reason is shown.
 constexpr int64_t kTakesUpUs = 60'000'000;
 
 std::string SilentText(const NodeRecord& node) {
   return fmt::format("silent since {}", FormatUtc(FromUnixMicros(node.last_seen_us)));
 }
 
-// What a node tries again and again for an attempt, by its last word.
+// What a node keeps retrying for an attempt, from its last report.
 std::string WhatIsRetried(const WorkerRegistry& registry, const std::string& node,
                           const AttemptRecord& attempt) {
   const WorkerRegistry::Live live = registry.Get(node);
@@ -34,8 +34,8 @@ std::string WhatIsRetried(const WorkerRegistry& registry, const std::string& nod
   return "";
 }
 
-// Why a job with an attempt does not go on, if there is something to say. With `is_news` whether it
-// is an event.
+// Why a job with an attempt makes no progress; empty if there is nothing to say. `is_news` tells
+// whether an event is written.
 absl::StatusOr<std::string> WhyStuck(Database& db, const WorkerRegistry& registry,
                                      const LiveJob& live,
                                      const std::map<std::string_view, const NodeRecord*>& nodes,

@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::string_view kArtifactPrefix = "artifacts/";
 
-// The attempt, if the node may still deliver this for it.
+// The attempt, if the node may still deliver the artifact for it.
 absl::StatusOr<AttemptRecord> CheckCommit(Database& db, const v1::CommitArtifactRequest& request) {
   SFT_ASSIGN_OR_RETURN(AttemptRecord attempt, store::GetAttempt(db, request.attempt_uid()));
   if (attempt.epoch != request.epoch()) {
@@ -103,7 +103,7 @@ absl::StatusOr<v1::Artifact> Artifacts::Get(const std::string& name) {
     artifact = std::move(artifacts.front());
     return absl::OkStatus();
   }));
-  // Its age counts from its last use; not worth more than a write an hour.
+  // The age counts from the last use; one write an hour is precise enough.
   const int64_t now_us = UnixMicros(clock_.Wall());
   {
     const MutexLock lock(mutex_);
@@ -114,7 +114,7 @@ absl::StatusOr<v1::Artifact> Artifacts::Get(const std::string& name) {
   }
   const absl::Status noted =
       store_.Write([&](Database& db) { return store::TouchArtifact(db, artifact.id, now_us); });
-  // A full disk keeps nobody from what is there.
+  // A full disk must not prevent a download.
   if (!noted.ok()) spdlog::warn("last use of artifact {}: {}", artifact.id, Message(noted));
   return ToProto(artifact);
 }
@@ -131,7 +131,7 @@ absl::Status Artifacts::DownloadBlob(const std::string& sha256, int64_t offset, 
   if (!absl::IsNotFound(read)) return read;
   const absl::Status checkpoint = checkpoints_.Read(sha256, offset, pass_on);
   if (!absl::IsDataLoss(checkpoint)) return checkpoint;
-  // No checkpoint with this file is chosen any more.
+  // So that no checkpoint with this file is chosen any more.
   const absl::Status noted = store_.Write([&](Database& db) {
     return store::SetProblemOfBlob(db, sha256, std::string(Message(checkpoint)));
   });

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 constexpr char kDatabase[] = "/server.db";
 constexpr int64_t kPageBytes = 4096;
 constexpr char kManifest[] = "/manifest.json";
-constexpr char kBlobs[] = "/blobs", kCheckpoints[] = "/checkpoints";  // of a data folder
+constexpr char kBlobs[] = "/blobs", kCheckpoints[] = "/checkpoints";  // folders of a data folder
 
 // "2026-01-31T12-34-56Z"
 std::string FolderName(WallTime now) {
@@ -41,7 +41,7 @@ std::string BlobPath(const std::string& data_dir, const std::string& store,
   return BlobStore::PathIn(data_dir + store, sha256);
 }
 
-// Hash and size of every complete blob.
+// Hashes and sizes of all complete blobs.
 absl::StatusOr<nlohmann::json> ListBlobs(const std::string& data_dir) {
   nlohmann::json blobs = nlohmann::json::array();
   const std::string root = data_dir + kBlobs;
@@ -65,7 +65,7 @@ absl::Status SyncFile(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Of a folder and all below it the names, with `files` the contents, too.
+// Syncs the names in a folder and all below it and, with `files`, their contents too.
 absl::Status SyncTree(const std::string& root, bool files) {
   if (!io::IsDirectory(root)) return absl::OkStatus();
   std::error_code error;
@@ -87,7 +87,7 @@ absl::Status CloseToOthers(const std::string& folder) {
   return absl::OkStatus();
 }
 
-// A second name for the file where the file system allows it, else a copy.
+// Makes a hard link where the file system allows it, else a copy.
 absl::Status LinkOrCopy(const std::string& from, const std::string& to) {
   if (io::Exists(to)) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(io::MakeDirs(fs::path(to).parent_path().string()));
@@ -97,12 +97,12 @@ absl::Status LinkOrCopy(const std::string& from, const std::string& to) {
   const std::string partial = to + ".partial";
   fs::copy_file(from, partial, fs::copy_options::overwrite_existing, error);
   if (error) return ErrnoStatus(fmt::format("cannot copy {} to {}", from, to), error.value());
-  // Else a power failure could leave an empty file under the name of its hash.
+  // Otherwise a power failure could leave an empty file under the name of its hash.
   SFT_RETURN_IF_ERROR(SyncFile(partial));
   return io::RenameDurably(partial, to);
 }
 
-// Logs, metrics and keys may be written anew: they are copied, never linked.
+// Logs, metrics and keys may be rewritten in place: they are copied, never linked.
 absl::Status CopyTree(const std::string& from, const std::string& to) {
   if (!io::IsDirectory(from)) return absl::OkStatus();
   std::error_code error;
@@ -122,7 +122,7 @@ struct Taken {
   int64_t there = 0, taken = 0, missing = 0;
 };
 
-// Brings the listed blobs into a store of a data folder, from the first folder that has each.
+// Puts the listed blobs into a store of a data folder, each from the first folder that has it.
 absl::StatusOr<Taken> TakeBlobs(const nlohmann::json& blobs, const std::string& store,
                                 const std::string& data_dir,
                                 const std::vector<std::string>& sources) {
@@ -207,7 +207,7 @@ absl::Status Backups::CopyDatabase(const std::string& path, const Progress& prog
     });
     if (status.ok() && !progress(done, total)) status = absl::CancelledError("nobody wants it");
   }
-  // On the store's thread, as all of it; tried again while the store is too busy to take it.
+  // Runs on the store's thread, like all access to it; retried while the store is too busy.
   while (copy != nullptr) {
     const absl::Status ended = store_.ReadBetweenWrites([&](Database&) {
       copy.reset();
@@ -266,7 +266,7 @@ absl::Status Backups::Fill(const std::string& folder, const Progress& progress,
 absl::Status Backups::MakeFolder(const std::string& folder, const Progress& progress,
                                  v1::BackupResult& result) {
   const std::string partial = folder + ".partial";
-  // Of one that a crash has ended.
+  // Left behind by a crash.
   SFT_RETURN_IF_ERROR(io::RemoveAll(partial));
   SFT_RETURN_IF_ERROR(io::MakeDirs(partial));
   absl::Status made = CloseToOthers(partial);

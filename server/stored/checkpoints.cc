@@ -18,11 +18,11 @@ namespace sft::server {
 namespace {
 
 constexpr int kSweptJobs = 100;
-// Longer than any of them weighs anything (sched/node_score.h).
+// Longer than any failure has weight (sched/node_score.h).
 constexpr std::chrono::hours kRememberFaults{48};
 
-// The attempt, if it may still commit this: it is the job's newest, lives, and the node that speaks
-// has not been given up.
+// Returns the attempt if it may still commit: it is the job's newest and alive, and the calling
+// node has not been given up.
 absl::StatusOr<AttemptRecord> CheckFence(Database& db, const v1::CommitCheckpointRequest& request,
                                          CheckpointPart& part, int& parts_needed) {
   SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, request.attempt_uid()));
@@ -75,7 +75,7 @@ std::string EventText(const CheckpointRecord& checkpoint) {
                      BytesText(checkpoint.bytes), checkpoint.best ? ", the best so far" : "");
 }
 
-// All that a job of long ago has left, unless another goes on from it.
+// Drops everything that a long-ended job has left, unless another continues from it.
 absl::Status DropAll(Database& db, const std::string& job, int64_t now_us,
                      std::vector<std::string>& blobs) {
   blobs.clear();
@@ -128,7 +128,7 @@ absl::StatusOr<v1::CommitCheckpointResponse> Checkpoints::Commit(
     const int64_t now_us = checkpoint.created_us;
     SFT_ASSIGN_OR_RETURN(checkpoint,
                          store::PutCheckpointPart(db, checkpoint, part, files, parts_needed));
-    // Of a repeat everything is done already.
+    // For a repeated call everything is done already.
     if (checkpoint.committed_us != now_us) return absl::OkStatus();
     SFT_RETURN_IF_ERROR(store::AddEvent(
         db, attempt.job_id, {0, now_us, "checkpoint", EventText(checkpoint), attempt.number}));
@@ -213,7 +213,7 @@ absl::StatusOr<Checkpoints::Dropped> Checkpoints::DropJob(const std::string& job
           }
         }
         SFT_RETURN_IF_ERROR(DropAll(db, job_id, now_us, unused));
-        // Undoes all of it.
+        // Rolls back the transaction.
         return dry_run ? absl::CancelledError("a dry run") : absl::OkStatus();
       },
       audit);
@@ -243,7 +243,7 @@ absl::Status Checkpoints::SweepRows(std::vector<std::string>& unused) {
                                                                 before(kKeepFailed), kSweptJobs));
     return absl::OkStatus();
   }));
-  // A transaction each, so that none holds the store for long.
+  // One transaction each, so that none holds the store for long.
   for (const std::string& job : jobs) {
     std::vector<std::string> blobs;
     SFT_RETURN_IF_ERROR(store_.Write([&](Database& db) -> absl::Status {

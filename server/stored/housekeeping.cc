@@ -10,14 +10,14 @@ namespace sft::server {
 absl::Status Housekeeping::Tick(int64_t max_points) {
   if (thin_after_ <= Nanos(0)) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, metrics_.Jobs());
-  // A curve that cannot be read keeps no other from its turn.
+  // A curve that cannot be read does not hold up the others.
   absl::Status first_error;
   for (const std::string& id : jobs) first_error.Update(Thin(id, max_points));
   return first_error;
 }
 
 absl::Status Housekeeping::Thin(const std::string& id, int64_t max_points) {
-  // By the wall clock, as ends of jobs are stored by it; a jump of hours moves this by hours.
+  // By the wall clock, by which ends of jobs are stored; a jump of hours moves this by hours.
   const int64_t before = UnixMicros(clock_.Wall() - thin_after_);
   SFT_ASSIGN_OR_RETURN(const int64_t count, metrics_.Count(id));
   if (count <= max_points) return absl::OkStatus();
@@ -27,7 +27,9 @@ absl::Status Housekeeping::Thin(const std::string& id, int64_t max_points) {
     old = IsTerminal(job.state) && job.ended_us < before;
     return absl::OkStatus();
   });
-  if (absl::IsNotFound(known)) return absl::OkStatus();  // a restored database does not have it
+  if (absl::IsNotFound(known))
+    return absl::OkStatus();  // the job is missing in a restored
+                              // database
   SFT_RETURN_IF_ERROR(known);
   if (!old) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(tensorboard_.Thin(id, metrics_, max_points));
@@ -52,7 +54,7 @@ void Housekeeping::Stop() {
 }
 
 void Housekeeping::LookAround() {
-  if (disk_ != nullptr) disk_->Look();  // says in the log when its level changes
+  if (disk_ != nullptr) disk_->Look();  // logs a change of level
   if (failed_ == nullptr) return;
   const absl::Status kept = failed_->Flush();
   if (!kept.ok()) spdlog::warn("calls that failed are not in the audit yet: {}", Message(kept));

@@ -52,8 +52,8 @@ absl::StatusOr<store::DatasetJobs> JobsOf(Database& db, const std::vector<std::s
   return sum;
 }
 
-// Whether the jobs that name a data set let it go.
-absl::Status MayGo(const std::string& sha256, const store::DatasetJobs& jobs, bool force) {
+// OK when the jobs that name a data set no longer need it.
+absl::Status CheckRemovable(const std::string& sha256, const store::DatasetJobs& jobs, bool force) {
   const std::string named =
       fmt::format("{}{}", fmt::join(jobs.ids, ", "), jobs.all > kJobsNamed ? ", ..." : "");
   if (jobs.live > 0) {
@@ -179,16 +179,17 @@ absl::Status Removal::RemoveArtifact(const store::ArtifactUse& use, Task& task) 
   removal.bytes = artifact.bytes;
   if (on_node) removal.node = artifact.node, removal.path = artifact.node_path;
   {
-    // From the look whether something else names a blob until it is gone, nothing may begin to.
+    // Held from the check for other references until the blob is gone, so that no new one can be
+    // made.
     const MutexLock lock(stores_.blobs.gate());
     std::vector<ArtifactFileRecord> unused;
     const absl::Status done = store_.Write(
         [&](Database& db) -> absl::Status {
           SFT_ASSIGN_OR_RETURN(unused, store::DeleteArtifact(db, artifact));
-          // With it: a node learns from that row alone what it has to remove.
+          // In the same transaction: the node learns only from that row what it has to remove.
           SFT_RETURN_IF_ERROR(
               NoteIn(db, use.holder, removal, fmt::format("its {}", artifact.kind)));
-          // Undoes it.
+          // Rolls back the transaction.
           return task.dry_run ? absl::CancelledError("a dry run") : absl::OkStatus();
         },
         task.actor.audit);
@@ -218,7 +219,7 @@ absl::Status Removal::RemoveDataset(const std::string& sha256, Task& task) {
   store::DatasetUse use;
   std::vector<std::string> owners;
   bool goes = false, blob_stays = false;
-  // Look and removal in one transaction: a submit that names it comes before or after.
+  // Check and removal are one transaction: a submit that names the data set comes before or after.
   SFT_RETURN_IF_ERROR(store_.Write(
       [&](Database& db) -> absl::Status {
         SFT_ASSIGN_OR_RETURN(use, store::DatasetUseOf(db, sha256));
@@ -231,9 +232,9 @@ absl::Status Removal::RemoveDataset(const std::string& sha256, Task& task) {
           if (owners.empty()) return store::NoDataset(sha256);
           SFT_ASSIGN_OR_RETURN(jobs, JobsOf(db, owners, sha256));
         }
-        SFT_RETURN_IF_ERROR(MayGo(sha256, jobs, task.force));
+        SFT_RETURN_IF_ERROR(CheckRemovable(sha256, jobs, task.force));
         if (task.dry_run) return absl::OkStatus();
-        // What others have of it stays theirs.
+        // Copies of other projects stay theirs.
         bool left = false;
         for (const std::string& project : owners) {
           SFT_ASSIGN_OR_RETURN(left, store::DropDatasetOwner(db, project, sha256));
@@ -254,7 +255,7 @@ absl::Status Removal::RemoveDataset(const std::string& sha256, Task& task) {
     holder.display_name = use.dataset.display_name;
     if (blob_stays) task.done.add_notes("its bytes stay: an artifact has the same");
   }
-  // To a project it is gone, whoever else has the same.
+  // For this project it is gone, even if another has the same.
   Add(holder, v1::DATASETS, fmt::format("{}{}", kDataset, sha256),
       all && blob_stays ? 0 : use.dataset.size, task);
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// The age limits of Removal.
+// Implementation of Removal's age limits.
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -10,7 +10,7 @@
 namespace sft::server {
 namespace {
 
-// Of a list, looked up in one transaction.
+// Items looked up in one transaction.
 constexpr size_t kBatch = 100;
 constexpr std::chrono::hours kKeepPartials{24};
 
@@ -29,7 +29,7 @@ bool IsOlder(const std::string& path, int64_t unix_us) {
   return stat(path.c_str(), &info) == 0 && int64_t{info.st_mtime} * 1'000'000 < unix_us;
 }
 
-// Of the names, the jobs that ended before a time, each once.
+// From a list of names, the jobs that ended before a time, each once.
 template <typename Find>
 absl::StatusOr<std::map<std::string, store::Holder>> EndedBefore(
     Store& store, const std::vector<std::string>& names, int64_t before_us, const Find& find) {
@@ -118,7 +118,7 @@ absl::Status Removal::RetainDatasets() {
       if (use.live_jobs > 0 || use.last_used_us >= Before(ages_.datasets)) continue;
       Task task{Rule("--keep-datasets", ages_.datasets), false, /*force=*/true, {}};
       const absl::Status removed = RemoveDataset(use.dataset.sha256, task);
-      // A job that names it may have come meanwhile.
+      // A job that names it may have been submitted meanwhile.
       if (!absl::IsFailedPrecondition(removed)) SFT_RETURN_IF_ERROR(removed);
       Say(task.done);
     }
@@ -132,7 +132,7 @@ absl::Status Removal::RetainBackups() {
   SFT_ASSIGN_OR_RETURN(const auto names, Names(folder));
   for (const std::string& name : names) {
     const std::string path = folder + "/" + name;
-    // One that is being made is written to all the time.
+    // A backup being made is written to all the time.
     if (name.ends_with(".partial") && IsOlder(path, Before(kKeepPartials))) {
       SFT_RETURN_IF_ERROR(io::RemoveAll(path));
     }
@@ -172,7 +172,7 @@ absl::Status Removal::DropOrphans() {
 
 absl::Status Removal::Retain() {
   absl::Status status = RetainLogs();
-  // Each for itself: what fails in one keeps nothing of the others.
+  // Independent of each other: an error in one does not stop the others.
   status.Update(RetainMetrics());
   status.Update(RetainArtifacts());
   status.Update(RetainDatasets());

@@ -23,7 +23,7 @@ int64_t ModifiedUs(const std::string& path) {
 
 using Items = std::vector<v1::StoredItem>;
 
-// What several projects have the same of is shown to each without what the others do with it.
+// Hides what other projects do with data that several projects have.
 void HideOthers(v1::StoredItem& item) {
   item.clear_owner();
   item.clear_display_name();
@@ -55,7 +55,7 @@ class StorageSurvey::Tally {
     }
     Keep(biggest_, item);
   }
-  // Of one job: attempts and curves of it are one item.
+  // Adds bytes of one job: its attempts and curves are one item.
   void AddOf(const store::Holder& job, v1::StoredKind kind, int64_t bytes) {
     if (bytes == 0) return;
     v1::StoredItem item;
@@ -95,7 +95,7 @@ class StorageSurvey::Tally {
     Trim(biggest_);
     storage.mutable_biggest()->Add(biggest_.begin(), biggest_.end());
   }
-  // The largest of each project.
+  // Returns the largest items of each project.
   std::map<std::string, Items> TakeItems() {
     for (auto& [project, items] : items_) Trim(items);
     return std::move(items_);
@@ -219,7 +219,7 @@ absl::Status StorageSurvey::AddTrees(Tally& tally) {
         return absl::OkStatus();
       }));
       for (size_t i = at; i < end; ++i) {
-        // Of what a restored database does not know, the name is all there is.
+        // For data that a restored database does not know, the name is all there is.
         store::Holder holder = holders[i - at].value_or(store::Holder{names[i], "?"});
         auto& [of, bytes] = jobs[{holder.job_id, tree.kind}];
         of = holder;

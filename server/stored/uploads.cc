@@ -14,7 +14,7 @@
 namespace sft::server {
 namespace {
 
-// Bytes between two looks at the disk.
+// Bytes between two checks of the disk.
 constexpr int64_t kLookEvery = int64_t{32} << 20;
 constexpr int64_t kMaxSize = int64_t{1} << 50;
 constexpr size_t kMaxDisplayName = 1000;
@@ -28,7 +28,7 @@ absl::StatusOr<bool> Owns(Store& store, const std::string& project, const std::s
   return owns;
 }
 
-// No project has such a name.
+// Cannot be the name of a project.
 std::string DeliveryKey(const std::string& node, const std::string& attempt_uid) {
   return fmt::format("@{}@{}", node, attempt_uid);
 }
@@ -40,7 +40,7 @@ bool WasDelivered(const BlobStore& blobs, const std::string& sha256, const std::
          blobs.WasBrought(sha256, DeliveryKey("", ""));
 }
 
-// Whether this sender has brought all of it.
+// True when this sender has sent all of it.
 absl::StatusOr<bool> Has(const BlobStore& blobs, Store& store, const Sender& sender,
                          v1::UploadBlobRequest::Purpose purpose, const std::string& sha256) {
   if (purpose == v1::UploadBlobRequest::DATASET) return Owns(store, sender.project, sha256);
@@ -132,7 +132,7 @@ absl::Status UploadSession::Start(const v1::UploadBlobRequest& message) {
   return absl::OkStatus();
 }
 
-// Artifacts and checkpoints are of jobs that run: what they make is kept as long as it can be.
+// Artifacts and checkpoints come from running jobs: they are accepted as long as possible.
 absl::Status UploadSession::CheckLimits() {
   if (!is_dataset()) {
     if (deliveries_ == nullptr) return absl::OkStatus();
@@ -194,7 +194,8 @@ absl::Status UploadSession::KeepDataset(const std::string& path, const Actor& ac
 absl::StatusOr<v1::UploadBlobResponse> UploadSession::Finish(const Actor& actor) {
   if (!started_) return InvalidArgument("an upload without a first message");
   int64_t rows = 0;
-  // The row of `datasets` is stored before the blob is complete: who finds the blob finds it too.
+  // The row of `datasets` is stored before the blob is complete: whoever finds the blob finds the
+  // row too.
   const auto check = [&](const std::string& path) {
     return is_dataset() ? KeepDataset(path, actor, rows) : absl::OkStatus();
   };
