@@ -12,8 +12,7 @@ struct ProcessStat {
   char state = 0;  // 'Z': ended, not yet reaped; 'T': stopped; 'D': blocked in the kernel
   pid_t parent = 0;
   uint64_t cpu_ticks = 0;    // CPU time of all its threads so far
-  uint64_t start_ticks = 0;  // identifies a process, together with the pid, until the machine
-                             // restarts
+  uint64_t start_ticks = 0;  // with the pid, unique until the machine restarts
 };
 
 // Nullopt when there is no such process.

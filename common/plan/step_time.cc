@@ -9,11 +9,9 @@ namespace {
 constexpr double kElementwise = 0.92;  // fraction of a copy
 constexpr double kAdapterReads = 0.88;
 constexpr double kHalfProducts = 150;  // tokens at which products reach half of their rate
-constexpr double kHalfForward = 450;  // tokens of a document at which attention reaches half of its
-                                      // rate
+constexpr double kHalfForward = 450;  // the same for attention: tokens of a document
 constexpr double kHalfBackward = 530;
-constexpr double kAnyOrder = 1.08;  // speed of attention's backward in any order, relative to a
-                                    // fixed order
+constexpr double kAnyOrder = 1.08;  // attention's backward in any order, relative to a fixed one
 constexpr double kSlabs = 0.9;      // speed of attention's backward in slabs, relative to one call
 constexpr double kVisibleWeights = 0.6;   // share of de-quantising not hidden by products
 constexpr double kVisibleExchange = 0.2;  // share of gathering and reducing not hidden by products
@@ -28,8 +26,7 @@ constexpr double kLaunchesPerBlock = 100;  // per micro-batch
 // products are shorter than a launch. Not measured.
 constexpr double kUnseenLaunches = 0.7;
 constexpr double kGap = 0.7e-6;         // seconds between two kernels, recorded or not
-constexpr double kStepOverhead = 4e-3;  // the host's waits for the loss, the norm and the other
-                                        // ranks
+constexpr double kStepOverhead = 4e-3;  // the host waits for the loss, the norm, other ranks
 constexpr double kLossPasses = 3;       // passes over the logits
 
 double Ramp(double n, double half) { return n / (n + half); }
@@ -103,8 +100,7 @@ double ExchangeSeconds(const Problem& p, const ExecutionPlan& run, const GpuRate
     const double own = fp32 / static_cast<double>(parts.gradients);
     seconds += kVisibleExchange * 2 * RingSeconds(own, p.ranks() / parts.gradients, gpu.bus);
   } else {
-    const double sums = parts.states > 1 ? 1 : 2;  // one pass for a reduce-scatter, two for an all-
-                                                   // reduce
+    const double sums = parts.states > 1 ? 1 : 2;  // passes: reduce-scatter, all-reduce
     seconds += kVisibleExchange * sums * RingSeconds(fp32, p.ranks(), gpu.bus);
   }
   if (p.shares_whole_weights()) {

@@ -13,7 +13,7 @@ namespace sft::server {
 // Keys of a server that other machines can reach, in files of its data folder that only their owner
 // may read:
 //
-// |   <data dir>/tls/ca.key ca.crt          the fleet's authority
+//   <data dir>/tls/ca.key ca.crt          the fleet's authority
 //   <data dir>/tls/server.key server.crt  the server's own, signed by the authority
 struct Credentials {
   tls::Identity authority;

@@ -18,7 +18,7 @@ namespace sft::server {
 // Content-addressed file store: files are named by their SHA-256, written once and never changed.
 // Thread-safe.
 //
-// |   <dir>/ab/<sha256>            complete
+//   <dir>/ab/<sha256>            complete
 //   <dir>/uploads/<sha256>.part  received so far; kept across restarts, so that an upload resumes
 //   <dir>/uploads/<sha256>.<of>.part  of one uploader, who must neither see nor disturb the others
 //   <dir>/uploads/<sha256>.<of>.brought  empty: this uploader has sent all of it

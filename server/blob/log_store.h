@@ -23,7 +23,7 @@ struct LogLimits {
 // The files are the queue between writers and readers: a slow reader blocks nobody, and finds a
 // hole where the limits removed what it had not read.
 //
-// |   <dir>/<attempt uid>/<node>/prepare/*.seg   `sft-rank prepare` of one node
+//   <dir>/<attempt uid>/<node>/prepare/*.seg   `sft-rank prepare` of one node
 //   <dir>/<attempt uid>/rank-<r>/*.seg         global rank r
 class LogStore {
  public:

@@ -29,7 +29,7 @@ struct MetricPoint {
 // Training curves of jobs: one file per job of fixed-size records, at offset index × 128.
 // Thread-safe.
 //
-// |   record: "SFTM" as little-endian uint32, version 1 as uint32, then the bytes of MetricPoint,
+//   record: "SFTM" as little-endian uint32, version 1 as uint32, then the bytes of MetricPoint,
 //   little-endian; 128 bytes in all. of_limit was zeros once.
 class MetricLog {
  public:

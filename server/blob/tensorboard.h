@@ -14,7 +14,7 @@ namespace sft::server {
 // of their own: a metric's attempt and index determine its file and record, so that records missing
 // after a crash are written from the metrics, each point exactly once.
 //
-// |   <dir>/<job id>/events.out.tfevents.<time of the attempt's first point>.attempt-<000n>
+//   <dir>/<job id>/events.out.tfevents.<time of the attempt's first point>.attempt-<000n>
 //   `tensorboard --logdir <dir>` shows every job as a run.
 //
 // Scalars: train/loss, train/lr, train/grad_norm, train/tokens_per_second, train/gpu_memory_gb,

@@ -9,7 +9,7 @@
 // The part of TensorBoard's file format that is needed here: TFRecords that each hold one
 // serialized tensorflow.Event (tensorflow/core/util/event.proto, lib/io/record_writer.cc).
 //
-// |   record: length as little-endian uint64, masked CRC-32C of those 8 bytes, the bytes, their
+//   record: length as little-endian uint64, masked CRC-32C of those 8 bytes, the bytes, their
 //           masked CRC-32C
 
 namespace sft::server::tf_events {

@@ -90,8 +90,7 @@ class WorkerRegistry {
     std::map<int, std::pair<int64_t, int32_t>> use;  // slot → memory in use, utilisation
     v1::Observed observed;                           // the last report
     v1::NodeDisk disk;                               // level 0: not reported
-    std::optional<double> clock_offset;  // seconds by which the worker's clock differs from this
-                                         // one's
+    std::optional<double> clock_offset;  // the worker's clock minus this one's, seconds
     std::string rival;         // text about another worker that was refused lately; empty: none
     std::string rank_problem;  // why no rank can start there; empty: they can
   };

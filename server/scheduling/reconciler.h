@@ -59,7 +59,7 @@ class Reconciler {
   bool HasWork() const;
 
  private:
-  // Interval of ticks that nothing triggers, for what fades with time, such as node scores.
+  // Interval of ticks that nothing triggers, for values that decay (node scores).
   static constexpr std::chrono::seconds kIdlePeriod{15};
 
   // A change of one job, as part of a transaction.

@@ -14,7 +14,7 @@ namespace sft::server {
 
 // Backups of the server's state: the database, and a list of the files beside it.
 //
-// |   <folder>/server.db      one file, checked
+//   <folder>/server.db      one file, checked
 //   <folder>/manifest.json  version, schema, size and hash of server.db; hash and size of each blob
 //   <folder>/checkpoints/   the blobs of the checkpoints that server.db names, as in a data folder
 //

@@ -27,9 +27,7 @@ absl::Status Housekeeping::Thin(const std::string& id, int64_t max_points) {
     old = IsTerminal(job.state) && job.ended_us < before;
     return absl::OkStatus();
   });
-  if (absl::IsNotFound(known))
-    return absl::OkStatus();  // the job is missing in a restored
-                              // database
+  if (absl::IsNotFound(known)) return absl::OkStatus();  // not in a restored database
   SFT_RETURN_IF_ERROR(known);
   if (!old) return absl::OkStatus();
   SFT_RETURN_IF_ERROR(tensorboard_.Thin(id, metrics_, max_points));

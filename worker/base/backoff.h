@@ -9,8 +9,9 @@
 
 namespace sft::worker {
 
-// Waiting times between tries: doubled from `first` up to `max`, each shortened by up to a half at
-// random, so that the workers of a fleet do not come back all at once. Thread-compatible.
+// Exponential backoff: the wait doubles from `first` up to `max`, and each wait is shortened at
+// random by up to a half, so that the workers of a fleet do not come back all at once.
+// Thread-compatible.
 class Backoff {
  public:
   Backoff(Nanos first, Nanos max)
@@ -22,7 +23,7 @@ class Backoff {
     next_ = std::min(next_ * 2, max_);
     return wait;
   }
-  // After a success.
+  // Call after a success.
   void Reset() { next_ = first_; }
 
  private:

@@ -9,15 +9,15 @@
 namespace sft::worker {
 namespace {
 
-// Where programs, libraries, homes and temporary folders are; how text is shown; what the C library
-// is set up with.
+// Locations of programs, libraries, homes and temporary folders; how text is shown; settings of the
+// C library.
 constexpr auto kNames = std::to_array<std::string_view>(
     {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "HOME", "USER", "LOGNAME", "SHELL", "LANG",
      "LANGUAGE", "LOCPATH", "TZ", "TZDIR", "TMPDIR", "XDG_CACHE_HOME", "PYTHONPATH", "PYTHONHOME",
      "VIRTUAL_ENV", "CONDA_PREFIX", "GLIBC_TUNABLES"});
 
-// Of CUDA and its libraries, collectives and their networks, threads and memory, LibTorch, the
-// sanitizers and this service.
+// Variables of CUDA and its libraries, collectives and their networks, threads and memory,
+// LibTorch, the sanitizers and this service.
 constexpr auto kPrefixes = std::to_array<std::string_view>(
     {"LC_",    "CUDA_",    "CUBLAS_", "CUBLASLT_", "CUDNN_",   "NVIDIA_", "NVSHMEM_", "NCCL_",
      "SHARP_", "GDRCOPY_", "GLOO_",   "UCX_",      "FI_",      "OFI_",    "IBV_",     "RDMAV_",
@@ -35,7 +35,7 @@ std::string_view NameOf(std::string_view entry) { return entry.substr(0, entry.f
 }  // namespace
 
 bool IsPassedOn(std::string_view name) {
-  if (name == "SFT_TOKEN") return false;  // a person's, for sftctl
+  if (name == "SFT_TOKEN") return false;  // a person's token, for sftctl
   return std::ranges::find(kNames, name) != kNames.end() || More().contains(name) ||
          std::ranges::any_of(kPrefixes,
                              [&](std::string_view prefix) { return name.starts_with(prefix); });
@@ -44,7 +44,7 @@ bool IsPassedOn(std::string_view name) {
 void PassOnToo(const std::vector<std::string>& names) { More().insert(names.begin(), names.end()); }
 
 std::vector<std::string> ChildEnvironment(const std::vector<std::string>& added) {
-  // Of two entries of one name, getenv takes the first and the dynamic loader the last.
+  // With two entries of one name, getenv uses the first and the dynamic loader the last.
   std::vector<std::string> result = added;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view name = NameOf(*entry);

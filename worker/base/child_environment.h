@@ -6,15 +6,15 @@
 
 namespace sft::worker {
 
-// Whether programs that the worker starts (shims, and with them ranks, and probes) get this
-// variable of the worker's own environment. Only what is known to be of use does: a worker may have
-// been started with secrets in its environment, and ranks work on users' files.
+// True when programs that the worker starts (shims, and with them ranks, and probes) get this
+// variable of the worker's own environment. Only variables known to be useful are passed on: a
+// worker may have been started with secrets in its environment, and ranks work on users' files.
 bool IsPassedOn(std::string_view name);
 
-// Passes these names on, too (--rank-env). Call before the first program is started.
+// Passes these names on too (--rank-env). Call before the first program is started.
 void PassOnToo(const std::vector<std::string>& names);
 
-// "NAME=value" of all that is passed on, and of `added`, each of which replaces one of its name.
+// "NAME=value" of all variables passed on, and of `added`, which replace those of the same name.
 std::vector<std::string> ChildEnvironment(const std::vector<std::string>& added);
 
 }  // namespace sft::worker

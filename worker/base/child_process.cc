@@ -21,10 +21,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Of a child that could not become its program; nobody sees it.
+// Exit code of a child that could not execute its program; not shown.
 constexpr int kNotStarted = 127;
 constexpr size_t kMaxOutputBytes = 1 << 20;
-// How long the end of a closed or killed child is waited for.
+// How long to wait for a closed or killed child to end.
 constexpr milliseconds kReapPatience{1000};
 
 std::vector<char*> Pointers(std::vector<std::string>& strings) {
@@ -34,12 +34,12 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   return result;
 }
 
-// What a child works with between fork and exec: all of it is made before the fork.
+// Data for the child between fork and exec, all prepared before the fork.
 struct Start {
   char** argv;
   char** env;
   int output;
-  int failure;  // gets the errno of what failed; closed by exec
+  int failure;  // receives the errno of a failure; closed by exec
   const std::optional<RankUser>& user;
 };
 
@@ -50,7 +50,7 @@ struct Start {
   dup2(start.output, STDOUT_FILENO);
   dup2(start.output, STDERR_FILENO);
   if (start.user) {
-    // Root pins memory without limit, and RDMA needs that. Where it may not be raised it stays.
+    // Root pins memory without limit, and RDMA needs that. If the limit cannot be raised it stays.
     const rlimit unlimited{RLIM_INFINITY, RLIM_INFINITY};
     setrlimit(RLIMIT_MEMLOCK, &unlimited);
   }
@@ -81,7 +81,7 @@ absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& argv,
   io::UniqueFd write_end(ends[1]);
   std::vector<char*> argument_pointers = Pointers(arguments);
   std::vector<char*> env_pointers = Pointers(env);
-  // No signal handler of this process shall run in the child.
+  // This process's signal handlers must not run in the child.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);

@@ -19,10 +19,10 @@ struct ChildResult {
   bool ok() const { return exit_code == 0 && signal == 0; }
 };
 
-// Runs a program, with the variables of ChildEnvironment, in its own process group to its end; as
-// `user`, where there is one, with its home and without a way to more rights. DEADLINE_EXCEEDED
-// when it did not end in time: its group was killed, and should it not go (a hung driver) it is
-// left behind. NOT_FOUND when there is no such program. Safe in a process with many threads.
+// Runs a program to its end in its own process group, with the variables of ChildEnvironment; with
+// `user`, as that user, in its home and unable to gain privileges. DEADLINE_EXCEEDED when it did
+// not end in time: its group is killed, and if it survives that (a hung driver) it is left behind.
+// NOT_FOUND when there is no such program. Safe in a process with many threads.
 absl::StatusOr<ChildResult> RunChild(const std::vector<std::string>& argv,
                                      const std::vector<std::string>& added_env,
                                      std::chrono::milliseconds deadline,

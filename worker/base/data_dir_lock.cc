@@ -14,7 +14,7 @@ namespace {
 constexpr std::chrono::seconds kPatience{10};
 constexpr std::chrono::milliseconds kInterval{100};
 
-// "process 4711"; a worker of the version before wrote nothing into the file.
+// "process 4711"; a worker of the previous version wrote nothing into the file.
 std::string Holder(const std::string& path) {
   const absl::StatusOr<std::string> text = io::ReadFile(path, 64);
   if (!text.ok() || text->size() < 2 || text->find_first_not_of("0123456789\n") != text->npos) {

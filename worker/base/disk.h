@@ -5,7 +5,7 @@
 
 namespace sft::worker {
 
-// How full the disk with the node's data folder is; level 0 when it cannot be asked.
+// Measures the disk that holds the node's data folder; level 0 when that fails.
 v1::NodeDisk MeasureDisk(const NodeSetup& setup);
 
 }  // namespace sft::worker

@@ -9,8 +9,8 @@
 
 namespace sft::worker {
 
-// A thread that calls `work` again and again: after the time that `work` returned, or at once when
-// Wake was called meanwhile. Ends, after the current call, with the object.
+// A thread that calls `work` repeatedly: after the time that `work` returned, or at once when Wake
+// was called meanwhile. The destructor ends it after the current call.
 class IoThread {
  public:
   IoThread(const std::string& name, std::function<Nanos()> work);

@@ -24,8 +24,8 @@ bool IsBelow(const std::string& path, const std::string& folder) {
   return !folder.empty() && (path == folder || path.starts_with(folder + "/"));
 }
 
-// Attempts, checkpoints and data sets of all jobs; a folder that the operator put below the data
-// folder for jobs to read is none of it.
+// True for attempts, checkpoints and data sets of any job, but not for a folder that the operator
+// put below the data folder for jobs to read.
 bool IsWorkersOwn(const std::string& real, const NodeSetup& setup) {
   const std::string own = Real(setup.data_dir);
   if (!IsBelow(real, own)) return false;
@@ -53,13 +53,13 @@ absl::Status Check(const std::string& real, const std::string& name, const v1::J
 
 absl::Status CheckJobFolders(const std::string& real, const std::string& name,
                              const v1::Dispatch& dispatch, const NodeSetup& setup) {
-  if (!dispatch.has_folders()) return absl::OkStatus();  // a server of the version before
+  if (!dispatch.has_folders()) return absl::OkStatus();  // a server of the previous version
   return Check(real, name, dispatch.folders(), dispatch.job_id(), setup);
 }
 
 absl::Status CheckFetchFolders(const std::string& real, const v1::FetchFile& request,
                                const NodeSetup& setup) {
-  if (!request.has_folders()) return absl::OkStatus();  // a server of the version before
+  if (!request.has_folders()) return absl::OkStatus();  // a server of the previous version
   return Check(real, request.path(), request.folders(), "", setup);
 }
 

@@ -27,14 +27,14 @@ namespace sft::worker {
 namespace {
 
 constexpr char kDefaultUser[] = "sft-rank";
-// Traversed by ranks, listed by nobody but the worker.
+// Ranks may pass through; only the worker may list.
 constexpr mode_t kPassage = 0710;
-// Everybody of the group makes files; nobody but their owners renames or removes them.
+// Everybody in the group may make files; only their owners rename or remove them.
 constexpr mode_t kCommon = 01770;
 constexpr mode_t kOfRanks = 0700;
 constexpr mode_t kReadable = 0640;
 
-// All of a data folder that the worker makes.
+// Names of everything that the worker makes in a data folder.
 std::vector<std::string> OwnNames(const NodeSetup& setup) {
   std::vector<std::string> names = {"attempts", "cache", "checkpoints", "datasets",
                                     "id",       "run",   "tls",         "worker.lock"};
@@ -43,7 +43,7 @@ std::vector<std::string> OwnNames(const NodeSetup& setup) {
   return names;
 }
 
-// With all links resolved; a path that leads nowhere stays as it is.
+// With all links resolved; a path that does not exist stays as it is.
 std::string Resolved(const std::string& path) {
   std::error_code error;
   const std::filesystem::path real = std::filesystem::canonical(path, error);
@@ -51,7 +51,7 @@ std::string Resolved(const std::string& path) {
 }
 
 io::Owner OwnerOf(const RankUser& user) { return {user.uid, user.gid}; }
-// The worker's own, with ranks as its group.
+// The worker as owner, with the ranks' group.
 io::Owner WithGroupOf(const RankUser& user) { return {geteuid(), user.gid}; }
 
 RankUser FromEntry(const passwd& entry) {
@@ -75,23 +75,23 @@ std::optional<RankUser> FindUser(const std::string& name) {
   return FromEntry(entry);
 }
 
-// Of this thread alone: the C library's functions change all threads.
+// Changes the groups of this thread only: the C library's functions change all threads.
 int SetThreadGroups(const std::vector<gid_t>& groups) {
   return static_cast<int>(syscall(SYS_setgroups, groups.size(), groups.data()));
 }
 
-// These take a number that is none for a question; the first answers after a change whether it
+// An invalid number makes these calls return the current one, which shows after a change whether it
 // worked.
 uid_t CurrentUid() { return static_cast<uid_t>(setfsuid(static_cast<uid_t>(-1))); }
 gid_t CurrentGid() { return static_cast<gid_t>(setfsgid(static_cast<gid_t>(-1))); }
 
 [[noreturn]] void Die(const char* what) {
-  // Going on would be with more rights than ranks have.
+  // Continuing would be with more rights than ranks have.
   spdlog::critical("{}: {}", what, strerror(errno));
   std::abort();
 }
 
-// Whether RankRights would work. It looks at this thread alone.
+// True when RankRights would work; checked in this thread only.
 bool MayChangeUsers(const RankUser& user) {
   const uid_t own = CurrentUid();
   setfsuid(user.uid);
@@ -102,7 +102,7 @@ bool MayChangeUsers(const RankUser& user) {
   return changed && SetThreadGroups(groups) == 0;
 }
 
-// The folder on the way to `path` that the current rights do not let through; empty: none.
+// The folder on the way to `path` that the current rights cannot pass; empty: none.
 std::string ClosedParent(const std::string& path) {
   std::filesystem::path so_far;
   for (const auto& part : std::filesystem::path(path)) {
@@ -166,7 +166,7 @@ RankUser RankUserOf(uid_t uid, gid_t gid) {
 RankRights::RankRights(const std::optional<RankUser>& user) {
   if (!user) return;
   uid_ = CurrentUid();
-  if (uid_ == user->uid) return;  // within another one
+  if (uid_ == user->uid) return;  // nested in another RankRights
   gid_ = CurrentGid();
   groups_.resize(static_cast<size_t>(std::max(getgroups(0, nullptr), 0)));
   if (!groups_.empty() && getgroups(static_cast<int>(groups_.size()), groups_.data()) < 0) {
@@ -190,7 +190,8 @@ RankRights::~RankRights() {
 }
 
 int BecomeRankUser(const RankUser& user) {
-  // Plain system calls: the C library's own would talk to threads that a fork does not have.
+  // Direct system calls: the C library's functions would signal threads that do not exist after a
+  // fork.
   const bool done = syscall(SYS_setgroups, user.groups.size(), user.groups.data()) == 0 &&
                     syscall(SYS_setresgid, user.gid, user.gid, user.gid) == 0 &&
                     syscall(SYS_setresuid, user.uid, user.uid, user.uid) == 0 &&
@@ -203,7 +204,7 @@ absl::Status LetRanksRead(const std::string& path, const std::optional<RankUser>
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path, io::Links::kRefuse));
   const io::Owner owner = WithGroupOf(*user);
   struct stat info {};
-  // To set what is so already would change the file's time of change.
+  // Setting an unchanged owner or mode would still change the file's ctime.
   if (fstat(fd.get(), &info) == 0 && info.st_uid == owner.uid && info.st_gid == owner.gid &&
       (info.st_mode & 07777) == kReadable) {
     return absl::OkStatus();
@@ -223,7 +224,7 @@ absl::Status GiveToRanks(const std::string& dir, const std::optional<RankUser>& 
   if (!user) return absl::OkStatus();
   SFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDir(dir));
   for (const std::string& name : names) {
-    // The worker's own: a checkpoint on its way here, and one that it replaces.
+    // The worker's own: a checkpoint being downloaded, and one that it replaces.
     if (name.ends_with(kFetchSuffix) || name.ends_with(kReplacedSuffix)) continue;
     SFT_RETURN_IF_ERROR(io::CloseTree(fmt::format("{}/{}", dir, name), OwnerOf(*user)));
   }

@@ -6,7 +6,7 @@
 
 namespace sft::channel {
 
-// Records within records: found by their namespace from json_fields.h.
+// Functions for nested records: json_fields.h finds them by their namespace.
 template <typename V>
 void Fields(V& v, PlanBytes& b) {
   v("predicted", b.predicted);
@@ -145,7 +145,7 @@ void Fields(V& v, WarningEvent& e) {
   v("message", e.message);
 }
 
-// The default-made alternative of that index.
+// A default-constructed alternative with that index.
 template <size_t I = 0>
 EventBody MakeBody(size_t index) {
   if constexpr (I + 1 < std::variant_size_v<EventBody>) {

@@ -8,14 +8,14 @@
 
 #include "common/base/status.h"
 
-// What a rank tells its node: JSON lines in an append-only file, one write(2) a line, which the
-// worker tails from its offset. `{"event":"step","time":1700000000.123,...}`. Floating point is the
-// shortest text that reads back equal; NaN and infinities are the strings "nan", "inf", "-inf".
-// Unknown events and members are skipped by a reader.
+// Events that a rank reports to its node: JSON lines in an append-only file, one write(2) per line,
+// which the worker tails from its offset. `{"event":"step","time":1700000000.123,...}`. Floating
+// point is the shortest text that reads back equal; NaN and infinities are the strings "nan",
+// "inf", "-inf". Readers skip unknown events and members.
 
 namespace sft::channel {
 
-// `sft-rank prepare` while it works: rows seen so far.
+// Progress of `sft-rank prepare`: rows seen so far.
 struct ProgressEvent {
   std::string phase;  // "tokenise"
   int64_t done = 0;
@@ -38,43 +38,43 @@ struct ReadyEvent {
   double seconds = 0;  // from process start
 };
 
-// A figure of the plan and what was measured; 0: not known.
+// A figure of the plan and its measured value; 0: not known.
 struct PlanBytes {
   int64_t predicted = 0, measured = 0;
 };
-// What one category of memory is predicted to take.
+// Predicted memory of one category.
 struct PlanCategory {
   std::string name;  // "activations"
   int64_t bytes = 0;
 };
 
-// After the first steps on a GPU: how the job runs there (common/plan/plan.h), and whether that was
-// foreseen. Bytes are this rank's, tokens a second those of all ranks.
+// Sent after the first steps on a GPU: how the job runs there (common/plan/plan.h), predicted and
+// measured. Bytes are this rank's, tokens per second those of all ranks.
 struct PlanEvent {
   int rank = 0;
-  int64_t rows = 0, micro_batches = 0;  // of a rank in a step
+  int64_t rows = 0, micro_batches = 0;  // of a rank per step
   std::string description;
   std::vector<PlanCategory> categories;       // predicted; they sum to reserved_bytes
   PlanBytes resident_bytes;                   // allocated between steps
-  PlanBytes allocated_bytes, reserved_bytes;  // most at once
-  PlanBytes outside_bytes;                    // beside the allocator: driver, libraries
+  PlanBytes allocated_bytes, reserved_bytes;  // peaks
+  PlanBytes outside_bytes;                    // outside the allocator: driver, libraries
   double predicted_tokens_per_second = 0, measured_tokens_per_second = 0;
 };
 
-// An optimizer step has been made.
+// An optimizer step was made.
 struct StepEvent {
   int64_t step = 0, total_steps = 0;
   double loss = 0, lr = 0, grad_norm = 0;
-  int64_t tokens = 0;            // real ones of this step, over all ranks
+  int64_t tokens = 0;            // tokens of this step without padding, over all ranks
   double tokens_per_second = 0;  // over all ranks
   double seconds = 0;            // of this step
   int64_t gpu_memory_bytes = 0;  // this rank: peak reserved by the allocator; resident set on CPU
   double mfu = 0;                // 0: not known
-  double of_limit = 0;           // part of what the device's measured rates allow; 0: not known
+  double of_limit = 0;           // fraction of what the device's measured rates allow; 0: not known
   double epoch = 0;              // position in the data, 0 .. n_epochs
 };
 
-// The validation rows were run.
+// The validation rows were evaluated.
 struct EvalEvent {
   int64_t step = 0;
   double loss = 0;  // metric "val.loss"
@@ -98,36 +98,36 @@ struct ArtifactEvent {
   int64_t bytes = 0;
 };
 
-// A checkpoint lies complete and durable on this node: `path` holds the files of this node's ranks,
-// on rank 0's node the manifest too. Of the first rank of each node.
+// A checkpoint is complete and durable on this node: `path` holds the files of this node's ranks
+// and, on rank 0's node, the manifest. Sent by the first rank of each node.
 struct CheckpointEvent {
   int64_t step = 0;
   std::string path;
   int64_t bytes = 0;         // on this node
   std::string reason;        // "steps", "epoch", "time", "asked", "best", "stopping"
-  double seconds = 0;        // from the step's end until it was durable
-  double stall_seconds = 0;  // of them the training stood still
+  double seconds = 0;        // from the end of the step until it was durable
+  double stall_seconds = 0;  // time of these in which training was stopped
   double metric = 0;         // metric_for_best_model at that step, when has_metric
   bool has_metric = false;
-  bool best = false;  // the best so far
+  bool best = false;  // the best one so far
 };
 
-// The rank goes on from a checkpoint.
+// The rank continues from a checkpoint.
 struct ResumedEvent {
-  int64_t step = 0;  // steps that are done
+  int64_t step = 0;  // steps already done
   std::string path;
   std::vector<std::string> changes;  // differences that were accepted
 };
 
-// The rank ends and says why. domain: "user", "infrastructure", "internal".
+// The rank ends with an error. domain: "user", "infrastructure", "internal".
 struct FatalEvent {
   std::string domain;
   std::string code;     // short stable name: "nan_loss", "cuda_oom", "bad_data", ...
-  std::string message;  // what is wrong, where
+  std::string message;  // the fault and its place
   std::string advice;   // what to do
 };
 
-// Something that the job's owner should know and that ends nothing. Of the worker, in node.events.
+// A warning for the job's owner that ends nothing. Written by the worker, in node.events.
 struct WarningEvent {
   std::string message;
 };
@@ -136,7 +136,7 @@ using EventBody =
     std::variant<ProgressEvent, PreparedEvent, ReadyEvent, StepEvent, EvalEvent, ConsistencyEvent,
                  ArtifactEvent, FatalEvent, PlanEvent, CheckpointEvent, ResumedEvent, WarningEvent>;
 
-// What a line holds.
+// The content of a line.
 struct Event {
   double time = 0;  // Unix seconds
   EventBody body;

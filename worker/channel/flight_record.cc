@@ -17,8 +17,8 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3174'6867'696c'6674;  // "tflight1"
 constexpr uint64_t kVersion = 1;
-// A reader that meets the writer in the middle of a change looks again so often. A rank that was
-// killed there leaves its last change half made, and the copy is taken as it is.
+// How often a reader that meets the writer in the middle of a change reads again. A rank killed
+// there leaves its last change half made, and the copy is then taken as it is.
 constexpr int kMaxLooks = 16;
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
@@ -108,7 +108,7 @@ absl::StatusOr<FlightRecorder> FlightRecorder::Create(const std::string& path, i
   }
   void* memory = ::mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (memory == MAP_FAILED) return ErrnoStatus(fmt::format("cannot map {}", path), errno);
-  // A file of zeroes is a page of zeroes.
+  // A file of zeros is a page of zeros.
   FlightRecorder recorder(static_cast<Page*>(memory), clock);
   Page& page = *recorder.page_;
   page.version.store(kVersion, kRelaxed);
@@ -268,7 +268,7 @@ absl::StatusOr<FlightRecord> ReadFlightRecord(const std::string& path) {
     if (got != sizeof(page) || page.magic != kMagic || page.version != kVersion) {
       return InvalidArgument(path + " is no flight record of this version");
     }
-    // The copy is not one instant's: it is whole when a second look finds the same even count.
+    // The copy is not atomic: it is consistent when the count is even and unchanged afterwards.
     uint64_t after = 0;
     constexpr int64_t kChangesAt = offsetof(FlightPage<uint64_t>, changes);
     SFT_ASSIGN_OR_RETURN(

@@ -11,10 +11,11 @@
 #include "common/base/clock.h"
 #include "common/base/status.h"
 
-// What a rank was doing last, readable from outside at any time, also after kill -9: a small file
-// that the rank maps and stores into (<attempt dir>/rank-<r>.flight). Writer: the rank's training
-// thread, a few stores for each change. Reader: the worker daemon, which compares the ranks of its
-// node. No JSON and no system call on the writer's side: it runs at every collective.
+// Flight recorder of a rank: what it was doing last, readable from outside at any time, even after
+// kill -9. A small file that the rank maps and stores into (<attempt dir>/rank-<r>.flight). Writer:
+// the rank's training thread, a few stores per change. Reader: the worker daemon, which compares
+// the ranks of its node. The writer uses no JSON and no system call, because it runs at every
+// collective.
 //
 // Layout: one FlightPage of 64-bit words in the machine's byte order. Times are nanoseconds of the
 // machine's monotonic clock, the same for all its processes.
@@ -25,9 +26,9 @@ enum class FlightPhase : uint64_t {
   kStarting = 0,
   kMeeting = 1,        // waits for the other ranks at the rendezvous
   kLoading = 2,        // model, data, plan
-  kTraining = 3,       // in a step or between two
+  kTraining = 3,       // in a step or between two steps
   kValidating = 4,     //
-  kCheckpointing = 5,  // the training stands still for a checkpoint
+  kCheckpointing = 5,  // training is stopped for a checkpoint
   kDelivering = 6,     // writes and verifies the result
   kEnding = 7,
 };
@@ -54,29 +55,29 @@ struct FlightPage {
     Word group;     // index into groups
     Word sequence;  // within the group, from 1
     Word kind;
-    Word bytes;  // of the whole tensor, the same on all ranks
+    Word bytes;  // of the whole tensor; the same on all ranks
     Word started_ns;
-    Word finished_ns;  // 0: under way
+    Word finished_ns;  // 0: not finished
   };
   struct Step {
     Word step;
-    Word own_ns;  // time of the step that this rank did not spend waiting for others
+    Word own_ns;  // time of the step in which this rank did not wait for others
   };
   Word magic;
   Word version;
-  Word changes;  // odd while the writer is between two consistent states
+  Word changes;  // odd while the writer is in the middle of a change
   Word rank;
   Word world;
   Word pid;
   Word begun_ns;
   Word changed_ns;
   Word phase;
-  Word step;  // under way or, between two, done; from 1
+  Word step;  // under way or, between two steps, done; from 1
   Word steps_done;
   Word total_steps;
-  Word waiting;  // the rank's thread stands still until the op of this number is done; 0: it runs
+  Word waiting;  // number of the op that the rank's thread waits for; 0: it runs
   Word group_count;
-  Word ops_started;  // in all groups; op n is ops[(n - 1) % kFlightOps]
+  Word ops_started;  // over all groups; op n is ops[(n - 1) % kFlightOps]
   Word steps_measured;
   char groups[kFlightGroups][kFlightNameBytes];
   Op ops[kFlightOps];
@@ -88,7 +89,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 // The writer's side. One thread.
 class FlightRecorder {
  public:
-  // Creates the file with room for all of it, so that a full disk is an error here and not a signal
+  // Creates the file with all its blocks, so that a full disk is an error here and not a signal
   // later. `clock` is borrowed.
   static absl::StatusOr<FlightRecorder> Create(const std::string& path, int rank, int world,
                                                Clock& clock);
@@ -98,28 +99,29 @@ class FlightRecorder {
 
   void SetPhase(FlightPhase phase);
   void SetTotalSteps(int64_t total);
-  // A step begins. `step` counts from 1.
+  // Records the start of a step, counted from 1.
   void BeginStep(int64_t step);
-  // What this rank alone does in the step is done: from here on ranks wait for each other.
-  // `all_finished`: so is every collective up to here, for devices that are not asked one by one.
+  // Records the end of this rank's own work in the step: from here on ranks wait for each other.
+  // `all_finished`: all collectives so far are finished too, for devices whose collectives are not
+  // polled one by one.
   void EndOwnWork(bool all_finished);
   void EndStep();
 
   // The index of a group of ranks by its name ("world", "0,2"); names beyond kFlightGroups share
   // the last index.
   int Group(std::string_view name);
-  // A collective begins; its number.
+  // Records the start of a collective and returns its number.
   uint64_t Start(int group, Collective kind, int64_t bytes);
-  // The calling thread now waits for it.
+  // Records that the calling thread now waits for it.
   void Wait(uint64_t number);
-  // The wait has ended; `finished`: the collective is known to be done.
+  // Records the end of the wait; `finished`: the collective is known to be done.
   void EndWait(uint64_t number, bool finished);
 
  private:
   using Page = FlightPage<std::atomic<uint64_t>>;
   FlightRecorder(Page* page, Clock& clock) : page_(page), clock_(&clock) {}
 
-  // Brackets of a change: readers that see it half made look again.
+  // Begins a change: readers that see it half made read again.
   uint64_t Open();
   void Close();
 
@@ -128,10 +130,10 @@ class FlightRecorder {
   std::array<uint64_t, kFlightGroups> sequences_{};
   uint64_t step_begun_ns_ = 0;
   uint64_t wait_begun_ns_ = 0;
-  uint64_t waited_ns_ = 0;  // in the step under way
+  uint64_t waited_ns_ = 0;  // in the current step
 };
 
-// One collective as a reader sees it.
+// One collective in a reader's copy.
 struct FlightOp {
   uint64_t number = 0;
   std::string group;
@@ -151,7 +153,7 @@ struct FlightStep {
   Nanos own{};
 };
 
-// A reader's copy.
+// A consistent copy for readers.
 struct FlightRecord {
   int rank = 0;
   int world = 1;
@@ -166,15 +168,15 @@ struct FlightRecord {
   std::vector<FlightOp> ops;      // the newest kFlightOps, oldest first
   std::vector<FlightStep> steps;  // the newest kFlightSteps, oldest first
 
-  // The collective it waits in, else the newest one; null when there was none.
+  // The collective that it waits in, else the newest one; null when there was none.
   const FlightOp* LastOp() const;
-  // Some collective that it started is not known to be done.
+  // True while a collective that it started is not known to be done.
   bool InCollective() const { return waiting != 0 || (!ops.empty() && !ops.back().finished); }
   // "step 12 of 40: waits in all-reduce #17 (4096 bytes, group world)"
   std::string Describe() const;
 };
 
-// NOT_FOUND when there is no file; INVALID_ARGUMENT when it is none of ours.
+// NOT_FOUND when there is no file; INVALID_ARGUMENT when it is not a flight record.
 absl::StatusOr<FlightRecord> ReadFlightRecord(const std::string& path);
 
 // "<attempt dir>/rank-<rank>.flight"

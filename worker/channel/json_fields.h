@@ -47,7 +47,7 @@ class FieldWriter {
     }
     Raw(key, text + "]");
   }
-  // The whole object; the writer is empty afterwards.
+  // Returns the whole object; the writer is empty afterwards.
   std::string Take();
 
  private:
@@ -107,7 +107,7 @@ class FieldReader {
       Adopt(key, inner.status());
     }
   }
-  // An error unless the member is there.
+  // Sets an error unless the member exists.
   void Require(const char* key);
   const absl::Status& status() const { return status_; }
 
@@ -120,8 +120,8 @@ class FieldReader {
   absl::Status status_;
 };
 
-// The object that `text` holds. InvalidArgument when it is not JSON, is no object, or is longer
-// than `max_bytes`; `what` names the text in the message.
+// Parses the object in `text`. InvalidArgument when it is not JSON, not an object, or longer than
+// `max_bytes`; `what` names the text in the message.
 absl::StatusOr<nlohmann::json> ParseObject(std::string_view text, size_t max_bytes,
                                            std::string_view what);
 

@@ -9,7 +9,8 @@
 
 namespace sft::channel {
 
-// Outside the unnamed namespace: json_fields.h finds those of nested records by their argument.
+// Outside the unnamed namespace: json_fields.h finds the functions for nested records by their
+// argument.
 template <typename V>
 static void Fields(V& v, RankLaunch& l) {
   v("attempt_uid", l.attempt_uid);
@@ -103,10 +104,10 @@ static void Fields(V& v, Answer& a) {
 
 namespace {
 
-// A launch file holds the resolved job; a status a line for each rank.
+// A launch file holds the resolved job; a status holds a line per rank.
 constexpr size_t kMaxFileBytes = 16 << 20;
 
-// One line, so that a file is a record that a shell can print.
+// Written in one line, so that a shell can print the record.
 template <typename Record>
 std::string Write(Record record) {
   FieldWriter writer;

@@ -8,9 +8,9 @@
 
 #include "common/base/status.h"
 
-// What the worker daemon writes before it starts an attempt on its node, as JSON files in the
-// attempt's folder. Readers: sft-shim (ShimLaunch) and sft-rank (RankLaunch). Unknown members are
-// ignored, so that a newer daemon can start an older rank.
+// Launch files: JSON files that the worker daemon writes into an attempt's folder before it starts
+// the attempt on its node. Readers: sft-shim (ShimLaunch) and sft-rank (RankLaunch). Unknown
+// members are ignored, so that a newer daemon can start an older rank.
 //
 //   <attempt dir>/shim.json        ShimLaunch
 //   <attempt dir>/launch.json      RankLaunch
@@ -19,48 +19,48 @@
 //   <attempt dir>/prepare.events   its events (event.h)
 //   <attempt dir>/rank-<r>.log     of global rank r, append-only
 //   <attempt dir>/rank-<r>.events
-//   <attempt dir>/rank-<r>.flight  what it was doing last (worker/channel/flight_record.h)
+//   <attempt dir>/rank-<r>.flight  its flight record (worker/channel/flight_record.h)
 //   <attempt dir>/node.events      warnings of the worker about the attempt
 //   <attempt dir>/rank-<r>.gap     LogGap, written by the shim; prepare.gap likewise
-//   <attempt dir>/output/          what the attempt delivers: adapter or full model
+//   <attempt dir>/output/          the attempt's result: adapter or full model
 
 namespace sft::channel {
 
-// Everything the ranks of one attempt on one node need; the same for all of them.
+// Everything that the ranks of one attempt on one node need; the same for all of them.
 struct RankLaunch {
   std::string attempt_uid;
   int64_t epoch = 0;
   std::string job_json;    // resolved job (common/spec, ToJson)
-  int world_size = 1;      // ranks of the gang over all nodes
+  int world_size = 1;      // ranks of the gang on all nodes
   int first_rank = 0;      // global rank of this node's first rank
   int local_ranks = 1;     // ranks on this node
-  std::string rendezvous;  // "host:port" of rank 0's store; rank 0 listens there
-  std::string device;      // "cpu" or "cuda"; local rank k uses cuda:k of what it can see
+  std::string rendezvous;  // "host:port" of the rendezvous store, where rank 0 listens
+  std::string device;      // "cpu" or "cuda"; local rank k uses cuda:k of those visible to it
   int threads_per_rank = 1;
   std::string model_dir;   // Hugging Face directory on this node
-  std::string model_name;  // what the job called it, for the adapter's configuration
+  std::string model_name;  // the job's name for it, for the adapter's configuration
   std::string train_file;  // data set on this node
   std::string val_file;    // empty: no validation rows
-  std::string train_name;  // what the submitter calls them, for messages; empty: no other name
+  std::string train_name;  // the submitter's names for them, for messages; empty: no other name
   std::string val_name;
-  // What they looked like when the worker allowed them (common/io/file_stamp.h, ContentStamp); one
-  // that was replaced or written since is refused. Empty: whatever is there.
+  // Stamps of the files when the worker allowed them (common/io/file_stamp.h, ContentStamp); a file
+  // that was replaced or written since is refused. Empty: not checked.
   std::string train_stamp;
   std::string val_stamp;
   std::string cache_dir;    // prepared data sets, keyed by content
-  std::string attempt_dir;  // event files are here
-  std::string output_dir;   // the artifact is written here: adapter, or full model
+  std::string attempt_dir;  // folder of the event files
+  std::string output_dir;   // the artifact (adapter or full model) is written here
   std::string job_id;
-  // Checkpoints of the job on this node, a folder each: step-<n>; empty: none are written.
+  // Folder of the job's checkpoints on this node, each in step-<n>; empty: none are written.
   std::string checkpoint_dir;
-  // A checkpoint, all of whose files are there, to go on from; empty: begin at step 0.
+  // A complete checkpoint to continue from; empty: begin at step 0.
   std::string resume_dir;
-  int64_t resume_step = 0;  // the step that it is of; 0: any
-  // Goes on although the checkpoint is of another job file, data set or engine, where it can; or of
-  // another engine alone.
+  int64_t resume_step = 0;  // its step; 0: any
+  // Continue even if the checkpoint belongs to another job file, data set or engine, where
+  // possible; or only to another engine.
   bool resume_changed = false;
   bool resume_engine_alone = false;
-  // Memory that `prepare` may take; 0: what the data and the node say (worker/rank/memory_limit.h).
+  // Memory limit of `prepare`; 0: chosen from the data and the node (worker/rank/memory_limit.h).
   int64_t prepare_memory_bytes = 0;
 };
 
@@ -70,25 +70,24 @@ struct ShimLaunch {
     std::string name;  // "prepare", "rank-0": names its .log and .events
     int rank = -1;     // global rank; -1 for prepare
     std::vector<std::string> argv;
-    std::map<std::string, std::string> env;  // added to the shim's own
+    std::map<std::string, std::string> env;  // added to the shim's own variables
   };
   std::string attempt_uid;
   int64_t epoch = 0;
   std::string attempt_dir;
-  std::string socket_path;  // control socket (below); short: Unix paths end at 107 bytes
-  Process prepare;          // run to its end before the ranks; empty argv: none
+  std::string socket_path;  // control socket (Command); Unix paths end at 107 bytes
+  Process prepare;          // runs to its end before the ranks start; empty argv: none
   std::vector<Process> ranks;
-  double grace_seconds = 10;   // SIGTERM to SIGKILL
-  double fencing_seconds = 0;  // 0: never; else the ranks end when no `renew` came for so long
-  double fencing_age = 0;      // of that time so much had passed when the file was written
-  // A log that is larger loses its middle: the first mebibyte and the newest part stay. 0: no
-  // limit.
+  double grace_seconds = 10;   // from SIGTERM to SIGKILL
+  double fencing_seconds = 0;  // ranks end when no `renew` came for this long; 0: never
+  double fencing_age = 0;      // the part of that time that had passed when the file was written
+  // A larger log loses its middle: the first mebibyte and the newest part stay. 0: no limit.
   int64_t log_limit_bytes = 0;
 };
 
-// The bytes of a log that its limit has removed; begin = end: none. They read as zeros, the offsets
-// of the others stay. Written in place, before the bytes are removed: who reads it after a piece of
-// the log knows which bytes of the piece are the process's own.
+// The bytes of a log removed by its limit; begin = end: none. They read as zeros, and the offsets
+// of the others stay. Written in place before the bytes are removed: a reader that reads it after a
+// piece of the log knows which bytes of the piece are the process's own.
 struct LogGap {
   int64_t begin = 0;
   int64_t end = 0;
@@ -108,25 +107,25 @@ struct ShimStatus {
   std::string attempt_uid;
   int64_t epoch = 0;
   int64_t shim_pid = 0;
-  uint64_t shim_start_ticks = 0;  // field 22 of /proc/<pid>/stat: tells a reused pid apart
+  uint64_t shim_start_ticks = 0;  // field 22 of /proc/<pid>/stat: detects a reused pid
   std::string state;              // "preparing", "running", "stopping", "exited"
   std::string reason;  // why it stops or did not start: "stop requested", "rank 1 failed", ...
-  // Of stopping: "command", "signal" (SIGTERM to the shim), "watch" (the worker found that the
-  // ranks hang), "failure" of a process, "fencing"; else empty.
+  // Set while stopping: "command", "signal" (SIGTERM to the shim), "watch" (the worker found that
+  // the ranks hang), "failure" of a process, "fencing"; else empty.
   std::string cause;
   std::vector<Process> processes;
 };
 
 // A command: one JSON line. On the shim's control socket (SOCK_STREAM; one Answer line for each):
-//   {"command":"renew","age":0.5}        the server was heard of so many seconds ago: the fencing
-//                                        timer starts then
+//   {"command":"renew","age":0.5}        the server was last heard that many seconds ago; restarts
+//                                        the fencing timer from then
 //   {"command":"stop","reason":"..."}    ends the ranks: command, SIGTERM, grace, SIGKILL to
-//   groups;
-//                                        "cause":"watch" when the worker found that they hang
+//                                        groups; "cause":"watch" when the worker found that they
+//                                        hang
 //   {"command":"checkpoint"}             passed to the ranks' standard input
 //   {"command":"status"}                 changes nothing
-// On the standard input of a rank: "stop" and "checkpoint"; no answer. Its end of file means that
-// the shim has died.
+// On the standard input of a rank: "stop" and "checkpoint"; no answer. End of file means that the
+// shim has died.
 struct Command {
   std::string command;
   std::string reason;
@@ -134,7 +133,7 @@ struct Command {
   double age = 0;
 };
 
-// Answer of the shim; `status` is as it is after the command.
+// Answer of the shim; `status` is the one after the command.
 struct Answer {
   bool ok = false;
   std::string error;  // set when not ok
@@ -166,7 +165,7 @@ enum ExitCode : int {
   kExitInfrastructure = 65,  // device, network, disk
   kExitInternal = 66,        // a bug of ours
   kExitStopped = 67,         // ended because it was told to stop
-  kExitAlreadyRuns = 68,     // sft-shim: the attempt has one, or had one
+  kExitAlreadyRuns = 68,     // sft-shim: the attempt has a shim, or had one
 };
 
 }  // namespace sft::channel

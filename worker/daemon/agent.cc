@@ -18,7 +18,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Between two looks at a live shim's status.
+// Interval between reads of a live shim's status.
 constexpr milliseconds kWatchInterval{100};
 constexpr seconds kNoLiveInterval{2};
 
@@ -231,16 +231,16 @@ void Agent::CleanCheckpoints(bool is_news) {
   {
     const MutexLock lock(mutex_);
     for (const auto& [uid, entry] : attempts_) {
-      // Also of one that is DONE: a set that was on its way when its last checkpoint was committed
-      // does not name that one. The server orders FORGET only when it knows.
+      // A DONE attempt counts too: a set that was sent before its last checkpoint was committed
+      // does not name that checkpoint. The server orders FORGET only once it knows.
       const int64_t settled = entry.attempt->settled_step();
       const auto [job, first] = live_jobs.try_emplace(entry.attempt->job_id());
       job->second.in_use.insert(entry.attempt->resume_step());
       job->second.settled = first ? settled : std::min(job->second.settled, settled);
     }
   }
-  // What was settled since the set came may go by it, too; of a job that is gone or new here only
-  // another set can say.
+  // Steps settled since the set arrived may be cleaned by it too; for a job that is gone or new
+  // here only another set can decide.
   if (!is_news && !HaveSettled(cleaned_, live_jobs)) return;
   cleaned_ = live_jobs;
   const absl::Status cleaned = worker::CleanCheckpoints(kept_, live_jobs, setup_);
@@ -268,7 +268,7 @@ void Agent::Accept(const v1::DesiredAttempt& desired) {
   record.dispatch = desired.dispatch();
   absl::Status saved = LetRanksWrite(setup_.AttemptDir(record.uid), setup_.rank_user);
   if (saved.ok()) saved = SaveRecord(record, setup_.AttemptDir(record.uid));
-  // Without a record it must not start; it lives in memory to tell the server why.
+  // Without a record it must not start; it is kept in memory to tell the server why.
   if (!saved.ok()) record.verdict = MakeStartVerdict(saved, setup_.node);
   spdlog::info("attempt {} of job {}: {} ranks from rank {} on", record.uid,
                record.dispatch.job_id(), record.dispatch.slots_size(),

@@ -16,9 +16,9 @@
 
 namespace sft::worker {
 
-// The node's attempts: turns the desired set into steps of each, and reports the observed set. What
-// the server wants and the node lacks is MISSING; what the node has and the server does not want is
-// stopped and deleted.
+// Manages the node's attempts: turns the desired set into steps of each attempt, and reports the
+// observed set. An attempt that the server wants and the node lacks is MISSING; one that the node
+// has and the server does not want is stopped and deleted.
 class Agent {
  public:
   struct Options {
@@ -31,18 +31,19 @@ class Agent {
         std::function<absl::StatusOr<std::string>()> torch_lib_dir);
   ~Agent();
 
-  // Takes up the attempts that an earlier life of the worker left; call once, before anything else.
-  // A folder that cannot be understood is an error: it may have live ranks.
+  // Adopts the attempts that an earlier incarnation of the worker left; call once, before anything
+  // else. A folder that cannot be parsed is an error: it may have live ranks.
   absl::Status Load();
 
-  // Any thread.
+  // Called from any thread.
   void OnDesired(const v1::Desired& desired);
-  // This worker is refused for good: ends what runs here, tells nobody of it, and follows no
-  // further word of the server. What the attempts made stays on disk for its next life.
+  // Called when this worker is refused for good: ends what runs here without reporting it, and
+  // ignores further messages of the server. The attempts' files stay on disk for its next
+  // incarnation.
   void StopAll(const std::string& reason);
-  // The server has heard of this worker at `at` or later: an answer to what was sent then came.
+  // The server has heard this worker at `at` or later, because it answered a message sent then.
   void ServerHeard(MonoTime at);
-  // That moment; zero: none in this life.
+  // That time; zero: never in this incarnation.
   MonoTime Heard() const;
   MonoTime Now() const { return services_.clock.Mono(); }
   // Why ranks cannot be started on this node (RankCheck); empty: they can.
@@ -50,21 +51,22 @@ class Agent {
   std::string RankProblem() const;
   void SetModels(std::vector<v1::Model> models);
   std::vector<v1::Model> Models() const;
-  // Of what is kept on this node for later jobs.
+  // Data kept on this node for later jobs that is in use now.
   DataInUse InUse() const;
   // `models_since`: the number of the model list that the server has; updated to the current one.
-  // The list is in the message only if it is newer.
+  // The message includes the list only if it is newer.
   v1::Observed Observe(uint64_t& models_since) const;
-  // Waits until something changed that the server should hear of since `seen`, which is updated;
-  // false when `timeout` passed first.
+  // Waits until a change after `seen` must be reported to the server, and updates `seen`; false
+  // when `timeout` passed first.
   bool WaitForChange(uint64_t& seen, Nanos timeout);
   void NotifyChange();
 
-  // Control thread: one turn; the time until the next one is due, if nothing changes before.
+  // One turn of the control thread; returns the time until the next one is due if nothing changes
+  // before.
   Nanos Step();
   // Waits for that time or a change.
   void WaitForStep(Nanos timeout);
-  // Tests: one piece of each attempt's long work, in this thread.
+  // For tests: one piece of each attempt's long work, in this thread.
   void StepIo();
 
  private:
@@ -87,14 +89,15 @@ class Agent {
 
   mutable Mutex mutex_;
   CondVar changed_;
-  // Entries are added and removed by the control thread only.
+  // Only the control thread adds and removes entries.
   std::map<std::string, Entry> attempts_ SFT_GUARDED_BY(mutex_);
   std::map<std::string, int64_t> missing_ SFT_GUARDED_BY(mutex_);  // uid and epoch
-  // What the server keeps, by its last word, and whom that was done for. Of the thread that steps.
+  // The checkpoints that the server keeps, by its last message, and the jobs for which that was
+  // applied. Used only by the thread that steps.
   v1::CheckpointSet kept_;
   LiveJobs cleaned_;
   std::optional<v1::Desired> desired_ SFT_GUARDED_BY(mutex_);  // not applied yet
-  std::string refused_ SFT_GUARDED_BY(mutex_);  // StopAll's reason; empty: it was not called
+  std::string refused_ SFT_GUARDED_BY(mutex_);  // StopAll's reason; empty while it was not called
   MonoTime heard_ SFT_GUARDED_BY(mutex_){};
   std::string rank_problem_ SFT_GUARDED_BY(mutex_);
   std::vector<v1::Model> models_ SFT_GUARDED_BY(mutex_);

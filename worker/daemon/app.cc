@@ -54,7 +54,7 @@ std::string HostName() {
   return name;
 }
 
-// Without slashes at its end and parts that lead nowhere or back.
+// Without trailing slashes and "." or ".." parts.
 absl::StatusOr<std::string> Absolute(const std::string& path) {
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
@@ -134,7 +134,8 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
 
 namespace {
 
-// Made by the first worker of a data folder: a restart has it, a second worker does not.
+// The id is made by the first worker of a data folder: a restarted worker has it, another worker
+// does not.
 absl::StatusOr<std::string> DataDirId(const std::string& data_dir) {
   const std::string path = data_dir + "/id";
   absl::StatusOr<std::string> id = io::ReadFile(path, 256);
@@ -187,9 +188,9 @@ void SayWhomRanksRunAs(const NodeSetup& setup, const Options& options) {
   }
 }
 
-// Signals are taken by one thread; all others have them blocked, gRPC's among them, so this is
-// there before the first channel. Until Watch, a signal ends the process at once: joining may wait
-// long.
+// Handles the signals that end the process. One thread receives them; all others, gRPC's included,
+// have them blocked, so this is constructed before the first channel. Until Watch, a signal ends
+// the process at once: joining may wait long.
 class EndSignals {
  public:
   EndSignals() {
@@ -252,7 +253,7 @@ absl::Status RunWorker(const Options& options) {
     SFT_ASSIGN_OR_RETURN(selection,
                          GpuSelection::Open(options.gpus, GetEnv("CUDA_VISIBLE_DEVICES")));
   }
-  absl::Status selected;  // of the first readings
+  absl::Status selected;  // status of the first readings
   const auto probe = [&]() -> absl::StatusOr<std::vector<GpuReading>> {
     absl::StatusOr<std::vector<GpuReading>> readings = ProbeGpus(program);
     if (!readings.ok()) {
@@ -281,7 +282,7 @@ absl::Status RunWorker(const Options& options) {
   Agent agent({}, setup, stager, inventory, *server, shims, clock,
               [&] { return ranks.LibraryPath(); });
   agent.SetRankProblem(ranks.Problem());
-  // Starting a rank program takes seconds: done beside everything else.
+  // Starting a rank program takes seconds, so it is checked in a thread of its own.
   IoThread rank_check("rank-check", [&]() -> Nanos {
     const Nanos next = ranks.Look();
     agent.SetRankProblem(ranks.Problem());
@@ -332,8 +333,8 @@ absl::Status RunWorker(const Options& options) {
     obs::TellServiceManager("WATCHDOG=1");
   }
   session.Stop();
-  // What a thread is doing now may take as long as a call's deadline, and all that matters is on
-  // disk at any time: a restart has to cope with a sudden end anyway.
+  // The current work of a thread may take as long as a call's deadline, and everything important is
+  // on disk at any time: a restart has to cope with a sudden end anyway.
   spdlog::info("ended; running ranks go on under their shims");
   spdlog::shutdown();
   _exit(0);

@@ -10,16 +10,16 @@
 
 namespace sft::worker {
 
-// Of the data folder nothing is for other users: jobs' data, logs and models.
+// No other user may read the data folder: it holds jobs' data, logs and models.
 inline constexpr mode_t kPrivateUmask = 077;
 
-// The daemon: makes the parts from the options, runs until SIGTERM or SIGINT. Ranks that run then
-// go on under their shims; the next start takes them up again.
+// Runs the daemon: makes the parts from the options and runs until SIGTERM or SIGINT. Running ranks
+// then go on under their shims; the next start adopts them.
 absl::Status RunWorker(const Options& options);
 
-// Where this program lies.
+// The path of this program.
 absl::StatusOr<std::string> OwnProgram();
-// The node as the options say it; makes the folders that are missing.
+// Builds the node's setup from the options; makes missing folders.
 absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& program);
 
 }  // namespace sft::worker

@@ -68,8 +68,8 @@ void CheckFolders(const NodeSetup& setup, CheckReport& report) {
   }
 }
 
-// Whom ranks run as, and whether that user reaches what they need; the rest of the check looks with
-// the same rights.
+// Checks which user ranks run as, and that this user can reach what it needs; the remaining checks
+// use the same rights.
 void CheckRanks(const Options& options, const NodeSetup& setup, CheckReport& report) {
   if (!setup.rank_user) {
     if (geteuid() == 0 && options.rank_user.empty()) {
@@ -84,7 +84,7 @@ void CheckRanks(const Options& options, const NodeSetup& setup, CheckReport& rep
   }
 }
 
-// Folders that jobs read from.
+// Checks the folders that jobs read from.
 void CheckRoots(const Options& options, const NodeSetup& setup, CheckReport& report) {
   const std::vector<std::string> hubs = HubsHere(setup);
   const RankRights rights(setup.rank_user);
@@ -102,11 +102,11 @@ void CheckRoots(const Options& options, const NodeSetup& setup, CheckReport& rep
   for (const std::string& dir : options.data_roots) look("data root", dir);
 }
 
-// The driver's device files, which ranks open themselves.
+// Checks the driver's device files, which ranks open themselves.
 void CheckDevices(const NodeSetup& setup, CheckReport& report) {
   const RankRights rights(setup.rank_user);
   int opened = 0;
-  std::vector<std::string> withheld;  // by a device cgroup
+  std::vector<std::string> withheld;  // denied by a device cgroup
   for (const std::string& name : io::ListDir("/dev").value_or(std::vector<std::string>())) {
     const bool gpu = name.starts_with("nvidia") && name.size() > 6 &&
                      name.find_first_not_of("0123456789", 6) == std::string::npos;
@@ -159,7 +159,7 @@ void CheckMemory(CheckReport& report) {
   }
 }
 
-// The GPUs, with the lines that people look for: how many, what each is and what it does now.
+// Checks the GPUs and prints what people look for: how many, their types and their state.
 std::vector<GpuReading> CheckGpus(const Options& options, const std::string& program,
                                   CheckReport& report) {
   if (!options.simulate_gpus.empty()) {
@@ -285,8 +285,8 @@ void CheckEngine(const Options& options, const NodeSetup& setup, const std::stri
   }
 }
 
-// What a server says to a node that has not joined: with TLS that it is there, and whether it is
-// the one that the join token is for. False: nothing so far.
+// Checks what a server tells a node that has not joined: with TLS only that it is reachable, and
+// whether it is the one that the join token is for. False when the full check can follow.
 bool CheckStranger(const Options& options, CheckReport& report) {
   const absl::StatusOr<rpc::Endpoint> endpoint = rpc::ParseEndpoint(options.server);
   if (!endpoint.ok()) {
@@ -294,7 +294,7 @@ bool CheckStranger(const Options& options, CheckReport& report) {
     return true;
   }
   const absl::Status shown = tls::FetchChain(endpoint->host, endpoint->port).status();
-  // Without TLS a server is of use on its own machine, and says there itself how it does.
+  // A server without TLS is usable only on its own machine, where it answers the full check.
   if (absl::IsFailedPrecondition(shown) && rpc::IsLoopback(endpoint->host)) return false;
   if (!shown.ok()) {
     report.Fail("server", std::string(Message(shown)),
@@ -363,7 +363,7 @@ void CheckServer(const Options& options, const NodeSetup& setup, CheckReport& re
   const bool joined = io::Exists(setup.data_dir + "/tls/node.crt");
   if (!joined && CheckStranger(options, report)) return;
   Clock& clock = Clock::Real();
-  // Without the token: a look joins nothing.
+  // Without the token: a check must not join.
   const absl::StatusOr<std::unique_ptr<Identity>> identity =
       Identity::Open({options.server, setup.data_dir, setup.node, ""}, clock);
   if (!identity.ok()) {
@@ -410,7 +410,7 @@ void CheckServer(const Options& options, const NodeSetup& setup, CheckReport& re
 int RunCheck(const Options& options) {
   umask(kPrivateUmask);
   PassOnToo(options.rank_env);
-  signal(SIGPIPE, SIG_IGN);  // a server may close while it is looked at
+  signal(SIGPIPE, SIG_IGN);  // a server may close the connection during the check
   CheckReport report;
   CheckAll(options, report);
   const std::string text = options.json ? report.Json() : report.Text();

@@ -8,16 +8,16 @@
 
 namespace sft::worker {
 
-// `sft-worker check`: looks at all that a worker with these options needs, starts nothing, and
-// prints a line for each; the exit code, 1 when something would not work.
+// Runs `sft-worker check`: checks everything that a worker with these options needs, starts
+// nothing, and prints a line per check. The exit code is 1 when something would not work.
 int RunCheck(const Options& options);
 
-// Its part about the server: reach, versions and clock; as the node that has joined, if it has. A
-// server with TLS says nothing to others but its certificate. Joins nothing.
+// The checks of the server: reachability, versions and clock; as the node that has joined, if it
+// has. A server with TLS tells others nothing but its certificate. Joins nothing.
 void CheckServer(const Options& options, const NodeSetup& setup, obs::CheckReport& report);
 
-// Opens that NCCL library in this process and prints its version; the exit code. A library may
-// crash or hang when it is opened: run it as a child.
+// Opens that NCCL library in this process and prints its version; returns the exit code. A library
+// may crash or hang when it is opened: run this as a child process.
 int NcclProbeMain(const std::string& path);
 
 }  // namespace sft::worker

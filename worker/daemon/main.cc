@@ -9,7 +9,7 @@
 #include "worker/gpus/gpu_probe.h"
 
 int main(int argc, char** argv) {
-  // Not for people: the daemon runs itself so to ask the GPU driver, which may hang.
+  // Internal: the daemon runs itself this way to query the GPU driver, which may hang.
   if (argc == 2 && std::string(argv[1]) == "probe-gpus") return sft::worker::GpuProbeMain();
   if (argc == 3 && std::string(argv[1]) == "probe-nccl") return sft::worker::NcclProbeMain(argv[2]);
   const sft::worker::ParsedOptions parsed = sft::worker::ParseOptions(argc, argv);

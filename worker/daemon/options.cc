@@ -107,7 +107,7 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   AddCheck(app, options);
   try {
     app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {  // the library's way to say "done"
+  } catch (const CLI::ParseError& error) {  // the library's way of saying "done"
     parsed.exit = true;
     parsed.exit_code = app.exit(error) == 0 ? 0 : 2;
   }

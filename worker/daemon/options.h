@@ -7,7 +7,7 @@
 
 namespace sft::worker {
 
-// Command line of sft-worker; each is described by `sft-worker --help`.
+// Command line of sft-worker; `sft-worker --help` describes each option.
 struct Options {
   std::string server = "127.0.0.1:7070";
   std::string data_dir;
@@ -19,24 +19,24 @@ struct Options {
   std::string shared;
   double checkpoint_upload_limit_gb = 4;
   std::string simulate_gpus;
-  std::string gpus;    // GpuSelection
-  int cpu_slots = -1;  // -1: none, with --dev one for each core
+  std::string gpus;    // parsed by GpuSelection
+  int cpu_slots = -1;  // -1: none, or with --dev one per core
   bool dev = false;
   std::string torch;
   std::string rank_binary;
   std::string shim_binary;
   std::vector<std::string> rank_env;
-  std::string rank_user;  // ChooseRankUser
+  std::string rank_user;  // parsed by ChooseRankUser
   double grace_seconds = 5;
   int log_limit_mb = 256;
   double prepare_memory_gb = 0;
-  std::string disk_low, disk_full;  // io::ParseDiskMark
+  std::string disk_low, disk_full;  // parsed by io::ParseDiskMark
   std::string log_level = "info";
-  bool check = false;  // look whether a worker with these options would run, and end
-  bool json = false;   // with check
+  bool check = false;  // check whether a worker with these options would run, and exit
+  bool json = false;   // output of check as JSON
 };
 
-// The exit code when the program shall end now: 0 after --help and --version, 2 after wrong usage.
+// The exit code when the program shall exit now: 0 after --help and --version, 2 after wrong usage.
 struct ParsedOptions {
   Options options;
   bool exit = false;

@@ -17,7 +17,7 @@ using std::chrono::seconds;
 constexpr milliseconds kFirstBackoff{200};
 constexpr seconds kMaxBackoff{5};
 constexpr size_t kMaxUnanswered = 1024;
-// A server that accepts streams answers a Register at once.
+// The longest wait for the Welcome, which a server that accepts streams sends at once.
 constexpr seconds kMaxHeartbeat{60};
 
 }  // namespace
@@ -100,7 +100,7 @@ bool Session::RunOnce() {
   if (!accepted) context.TryCancel();
   const grpc::Status status = stream->Finish();
   const std::string why = status.ok() ? "closed by the server" : status.error_message();
-  // A server that stays away is told of once, not at every try.
+  // An unreachable server is logged once, not at every try.
   if (accepted || why != last_end_) spdlog::warn("the stream to the server has ended: {}", why);
   last_end_ = why;
   return accepted;
@@ -169,7 +169,7 @@ void Session::WriteLoop(Stream& stream, seconds heartbeat, const std::atomic<boo
   }
   while (!ended) {
     v1::WorkerMessage message;
-    // The version before the look: what changes during it is sent by the next turn.
+    // Take the version before observing: changes during it are sent in the next turn.
     agent_.WaitForChange(seen, heartbeat);
     if (ended) return;
     *message.mutable_observed() = agent_.Observe(models_since);
@@ -181,7 +181,7 @@ void Session::WriteLoop(Stream& stream, seconds heartbeat, const std::atomic<boo
       if (unanswered_.size() > kMaxUnanswered) unanswered_.erase(unanswered_.begin());
     }
     if (!stream.Write(message)) return;
-    // A server of the version before does not answer: that it takes what is sent has to do.
+    // A server of the previous version does not answer: a successful write counts instead.
     if (!answers_) agent_.ServerHeard(sent);
   }
 }

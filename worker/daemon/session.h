@@ -16,24 +16,24 @@
 
 namespace sft::worker {
 
-// The worker's end of the standing stream. Dials, registers, passes on what the server desires,
-// sends the observed set when it changes and at each heartbeat; when the stream breaks it starts
-// again, for ever, with growing pauses. Jobs do not depend on it. Only when the server says that
-// another worker has taken this one's place it ends, and with it what runs here: the worker stays
-// and says so.
+// The worker's end of the session stream. Dials, registers, passes on the desired set, and sends
+// the observed set when it changes and at each heartbeat. When the stream breaks it dials again,
+// for ever, with growing pauses; jobs do not depend on it. Only when the server says that another
+// worker has replaced this one does it end the session and everything that runs here; the process
+// stays and reports why.
 class Session {
  public:
   using MakeRegister = std::function<v1::Register()>;
   using Channels = std::function<std::shared_ptr<grpc::Channel>()>;
   using OnFetchFile = std::function<void(const v1::FetchFile&)>;
 
-  // `agent` is borrowed. `channels` is asked at each dialling. `on_fetch_file` is called on the
+  // `agent` is borrowed. `channels` is called at each dial. `on_fetch_file` is called on the
   // reading thread and must not block.
   Session(Channels channels, Agent& agent, MakeRegister make_register, OnFetchFile on_fetch_file);
   ~Session();
 
   void Start();
-  // Ends the stream: the next one is of the channel that there is then.
+  // Ends the stream; the next one uses the current channel.
   void Redial();
   // Ends the stream and the threads.
   void Stop();
@@ -42,15 +42,15 @@ class Session {
   using Stream = grpc::ClientReaderWriter<v1::WorkerMessage, v1::ServerMessage>;
 
   void Loop();
-  // One life of the stream; true when the server had accepted the worker.
+  // Runs one stream to its end; true when the server had accepted the worker.
   bool RunOnce();
-  // Takes note of a refusal. Told once, not at every try.
+  // Records a refusal; the same one is logged once, not at every try.
   void Refused(const v1::Welcome& welcome);
-  // Waits for the Welcome; its heartbeat interval, or zero when refused or broken.
+  // Waits for the Welcome; returns its heartbeat interval, or zero when refused or broken.
   std::chrono::seconds ReadWelcome(Stream& stream);
   void ReadLoop(Stream& stream);
   void WriteLoop(Stream& stream, std::chrono::seconds heartbeat, const std::atomic<bool>& ended);
-  // When the report of that number was sent; it and older ones are forgotten.
+  // Records when the report with that number was sent; it and older ones are forgotten.
   void TakeAnswer(int64_t sequence);
 
   const Channels channels_;
@@ -58,16 +58,16 @@ class Session {
   const MakeRegister make_register_;
   const OnFetchFile on_fetch_file_;
   std::thread thread_;
-  bool answers_ = false;   // of the session thread: this server answers each report
-  std::string last_end_;   // of the session thread: why the stream ended, as logged last,
+  bool answers_ = false;   // session thread only: this server answers each report
+  std::string last_end_;   // session thread only: why the stream ended, as last logged,
   std::string refused_;    // and why it was refused
-  bool replaced_ = false;  // of the session thread: for good
+  bool replaced_ = false;  // session thread only: refused for good
 
   Mutex mutex_;
   CondVar stopped_;
   bool stopping_ SFT_GUARDED_BY(mutex_) = false;
   grpc::ClientContext* context_ SFT_GUARDED_BY(mutex_) = nullptr;
-  // Reports of this stream that have no answer yet, and when they were sent.
+  // Unanswered reports of this stream, and when they were sent.
   std::map<int64_t, MonoTime> unanswered_ SFT_GUARDED_BY(mutex_);
 };
 

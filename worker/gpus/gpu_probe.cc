@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::chrono::seconds kDeadline{10};
 
-// The few declarations of nvml.h that are used; its ABI is stable within version 1.
+// The declarations of nvml.h that are used; its ABI is stable within version 1.
 using NvmlDevice = void*;
 struct NvmlMemory {
   unsigned long long total, free, used;
@@ -50,9 +50,9 @@ constexpr unsigned int kGpuRecoveryAction = 230;   // NVML_FI_DEV_GET_GPU_RECOVE
 
 class Nvml {
  public:
-  // False: there is no NVIDIA driver on this machine.
+  // False when this machine has no NVIDIA driver.
   bool Open() {
-    // The second place is where container platforms mount the driver.
+    // Container platforms mount the driver in the second place.
     for (const char* name : {"libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"}) {
       library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
       if (library_ != nullptr) return true;
@@ -72,7 +72,7 @@ class Nvml {
     }
   }
 
-  // As Call, for what some products do not know: true when it worked.
+  // As Call, for functions that some products do not support: true when it worked.
   template <typename... Args>
   bool Try(const char* name, Args... args) {
     error_.clear();
@@ -80,7 +80,7 @@ class Nvml {
     return error_.empty();
   }
 
-  // Which GPUs NVLink connects this one with.
+  // The GPUs that NVLink connects with this one.
   nlohmann::json ReadLinks(NvmlDevice device) {
     nlohmann::json links = {{"active", 0}, {"switch", false}, {"peers", nlohmann::json::array()}};
     int active = 0;
@@ -118,7 +118,7 @@ class Nvml {
     return version;
   }
 
-  // One GPU that cannot be read says nothing about the others: it is an entry with an error.
+  // If one GPU cannot be read, the others still can: it becomes an entry with an error.
   nlohmann::json ReadDevice(unsigned int index) {
     nlohmann::json device = ReadReadable(index);
     if (!error_.empty()) device["error"] = error_;
@@ -141,7 +141,7 @@ class Nvml {
     Call("nvmlDeviceGetUUID", device, &uuid[0], static_cast<unsigned int>(sizeof(uuid)));
     Call("nvmlDeviceGetMemoryInfo", device, &memory);
     const std::string before = error_;
-    Call("nvmlDeviceGetUtilizationRates", device, &utilization);  // not there on every product
+    Call("nvmlDeviceGetUtilizationRates", device, &utilization);  // not available on every product
     NvmlPciInfo pci{};
     Call("nvmlDeviceGetPciInfo_v3", device, &pci);
     NvmlFieldValue recovery{};
@@ -179,7 +179,7 @@ std::string GpuTypeOf(std::string_view product_name) {
   std::string type;
   for (const std::string& word : words) {
     type += word;
-    // "RTX", "PRO", "A" alone are the first half of a name.
+    // "RTX", "PRO" or "A" alone is the first half of a name.
     if (word.find_first_of("0123456789") != std::string::npos) break;
   }
   return type.empty() ? "GPU" : type;

@@ -20,7 +20,7 @@ absl::Status Unreadable(std::string_view source, std::string_view item) {
       source, item, item.starts_with("MIG-") ? "; parts of a GPU (MIG) are not offered" : ""));
 }
 
-// The number that the whole text is; nothing for any other text.
+// Parses a text that is a number as a whole; nullopt for any other text.
 std::optional<int> NumberOf(std::string_view text) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -28,7 +28,7 @@ std::optional<int> NumberOf(std::string_view text) {
   return number >= 0 && number < kMaxGpus ? std::optional(number) : std::nullopt;
 }
 
-// "4-7" or "4" as numbers, one each.
+// Expands "4-7" or "4" into single numbers.
 bool TakeNumbers(std::string_view item, std::vector<std::string>& names) {
   const size_t dash = item.find('-');
   const std::optional<int> first = NumberOf(item.substr(0, dash));
@@ -45,12 +45,12 @@ std::string_view WithoutBlanks(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t\n") - first + 1);
 }
 
-// What CUDA and Slurm write for "none".
+// True for what CUDA and Slurm write for "none".
 bool MeansNone(std::string_view text) {
   return text.empty() || text == "-1" || text == "none" || text == "NoDevFiles";
 }
 
-// Whether the reading in that place is what `name` means.
+// True when the reading in that place is the one that `name` selects.
 bool Names(const std::string& name, size_t place, const GpuReading& reading) {
   return name.starts_with(kUuid) ? reading.uuid.starts_with(name) : name == std::to_string(place);
 }
@@ -126,7 +126,7 @@ std::optional<size_t> GpuSelection::Find(const Selected& each,
       return i;
     }
   }
-  // Listed, but it cannot be read so far that its UUID is known.
+  // It is listed but cannot be read well enough for its UUID to be known.
   if (by_uuid && each.place < readings.size() && readings[*each.place].uuid.empty()) {
     return each.place;
   }

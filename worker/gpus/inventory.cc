@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMaxSimulatedGpus = 64;
 
-// Memory of pretended GPUs, so that plans for them are of use; 80 GB for a type not listed.
+// Memory of simulated GPUs, so that plans for them are useful; 80 GB for a type not listed.
 int64_t MemoryOfType(const std::string& type) {
   static const std::map<std::string, int64_t> kGigabytes = {
       {"A100", 80}, {"H100", 80}, {"H200", 141}, {"B200", 180}, {"L40S", 48}, {"RTX4090", 24}};
@@ -30,8 +30,8 @@ void Fill(v1::Slot& slot, const GpuReading& reading) {
                              : "the driver asks to " + reading.recovery + " before it is used");
 }
 
-// What is said of a GPU by the answer: by its UUID, or, where it cannot be read so far that this is
-// known, by its place. Null: it is no longer listed.
+// The reading of a GPU: by its UUID or, where that cannot be read yet, by its place. Null: it is no
+// longer listed.
 const GpuReading* ReadingOf(const v1::Slot& slot, int place,
                             const std::vector<GpuReading>& readings) {
   for (const GpuReading& reading : readings) {
@@ -76,11 +76,12 @@ Inventory::Inventory(Probe probe, SimulatedGpus simulated, int cpu_slots, Clock&
     slots_.push_back(std::move(slot));
   }
   if (!simulated_) {
-    // A driver that does not answer at the start: the node has no GPUs until it is restarted; the
-    // caller logs it. Nothing is known of them that could be shown as unhealthy.
+    // If the driver does not answer at the start, the node has no GPUs until it is restarted, and
+    // the caller logs it. There is nothing to show as unhealthy.
     first_readings_ = probe_().value_or(std::vector<GpuReading>{});
     for (const GpuReading& reading : first_readings_) {
-      // One that cannot be read keeps its index: attempts of an earlier life name slots by it.
+      // A GPU that cannot be read keeps its index, because attempts of an earlier incarnation name
+      // slots by it.
       slots_.emplace_back().set_gpu_type(GpuTypeOf(reading.name));
       slots_.back().set_healthy(true);
       pci_.emplace_back();
@@ -123,7 +124,7 @@ void Inventory::TakeReading(const GpuReading& reading, int slot) {
   if (!known.healthy() && reading.recovery.empty()) {
     spdlog::info("GPU {} is healthy again", slot);
   }
-  if (known.uuid().empty()) {  // it could not be read before
+  if (known.uuid().empty()) {  // unreadable until now
     known.set_gpu_type(GpuTypeOf(reading.name));
     known.set_product_name(reading.name);
     known.set_uuid(reading.uuid);
@@ -153,7 +154,7 @@ void Inventory::Refresh() {
     const GpuReading* const reading = ReadingOf(slot, i, *readings);
     if (reading == nullptr) {
       TakeProblem("NVML no longer lists it: it fell off the bus or was reset", i);
-      slot.set_memory_used_bytes(0);  // nobody holds what is gone
+      slot.set_memory_used_bytes(0);  // a GPU that is gone has no memory in use
       sampled_at_[i] = clock_.Mono();
     } else if (!reading->error.empty()) {
       TakeProblem("NVML: " + reading->error, i);
@@ -185,7 +186,7 @@ void Inventory::AskForRefresh() {
 
 Inventory::Memory Inventory::MemoryOf(int slot) const {
   const MutexLock lock(mutex_);
-  // Of a CPU slot and of a pretended GPU nothing is read.
+  // CPU slots and simulated GPUs have no readings.
   if (slot < 0 || slot >= static_cast<int>(sampled_at_.size())) return {0, clock_.Mono()};
   return {slots_[slot].memory_used_bytes(), sampled_at_[slot], unreadable_at_[slot],
           slots_[slot].healthy()};

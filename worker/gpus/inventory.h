@@ -12,44 +12,44 @@
 
 namespace sft::worker {
 
-// Pretended GPUs: "H100:8". Ranks on them run on the CPU.
+// Simulated GPUs: "H100:8". Ranks on them run on the CPU.
 struct SimulatedGpus {
   std::string gpu_type;
   int count = 0;
 };
 absl::StatusOr<SimulatedGpus> ParseSimulatedGpus(std::string_view text);
 
-// The node's slots: its GPUs (measured or pretended) first, then its CPU slots; the order, and so
-// the index, is fixed for the life of the process. Thread-safe.
+// The node's slots: its GPUs (real or simulated) first, then its CPU slots. The order, and so the
+// index, is fixed for the life of the process. Thread-safe.
 class Inventory {
  public:
   using Probe = std::function<absl::StatusOr<std::vector<GpuReading>>()>;
 
-  // Asks `probe` once, unless GPUs are pretended. `clock` is borrowed.
+  // Calls `probe` once, unless GPUs are simulated. `clock` is borrowed.
   Inventory(Probe probe, SimulatedGpus simulated, int cpu_slots, Clock& clock);
 
   std::vector<v1::Slot> Slots() const;
   bool simulated() const { return simulated_; }
-  // What the first probe said of the GPUs; empty for pretended ones.
+  // The readings of the first probe; empty for simulated GPUs.
   const std::vector<GpuReading>& first_readings() const { return first_readings_; }
   int gpu_count() const { return gpu_count_; }
-  // Ranks on it compute on a real GPU.
+  // True when ranks on this slot compute on a real GPU.
   bool IsGpu(int slot) const { return !simulated_ && slot >= 0 && slot < gpu_count_; }
   int SlotsLike(int slot) const;
 
-  // Asks again; a failed probe marks every GPU unhealthy, with the reason, one GPU that cannot be
-  // read only that one. Blocks for as long as the probe does.
+  // Probes again. A failed probe marks every GPU unhealthy, with the reason; a single GPU that
+  // cannot be read only that one. Blocks for as long as the probe does.
   void Refresh();
-  // Somebody waits for newer readings: calls what SetWaker was given, once set.
+  // Requests newer readings: calls the function given to SetWaker, if it was set.
   void AskForRefresh();
   void SetWaker(std::function<void()> waker);
-  // The last good reading's memory in use, and when it was taken.
+  // Memory in use at the last good reading, and the time of that reading.
   struct Memory {
     int64_t used_bytes = 0;
     MonoTime at;
-    // When the driver last answered, but could not read this GPU; zero: never.
+    // When the driver last answered but could not read this GPU; zero: never.
     MonoTime unreadable_at{};
-    bool healthy = true;  // the slot is
+    bool healthy = true;  // health of the slot
   };
   Memory MemoryOf(int slot) const;
   // "0000:18:00"; empty: no GPU, or not known.
@@ -63,7 +63,7 @@ class Inventory {
   const bool simulated_;
   Clock& clock_;
   int gpu_count_ = 0;                       // constant after construction
-  std::vector<GpuReading> first_readings_;  // likewise
+  std::vector<GpuReading> first_readings_;  // constant too
   mutable Mutex mutex_;
   std::vector<v1::Slot> slots_ SFT_GUARDED_BY(mutex_);
   // By GPU.

@@ -15,7 +15,7 @@ namespace sft::worker {
 namespace {
 
 constexpr size_t kMaxRecordBytes = 8192;
-// Of a ring buffer that is written to faster than it is read.
+// Bound for a ring buffer that is written faster than it is read.
 constexpr int kMaxRecords = 100'000;
 
 template <size_t N>
@@ -23,7 +23,7 @@ bool In(const std::array<int, N>& list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
-// The number at the start of `text`, which is cut off it.
+// Parses the number at the start of `text` and removes it.
 std::optional<int64_t> TakeNumber(std::string_view& text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -82,7 +82,7 @@ std::optional<KernelLine> ParseKernelLine(std::string_view record) {
   }
   const std::optional<int64_t> micros = TakeNumber(head);
   if (!micros) return std::nullopt;
-  message = message.substr(0, message.find('\n'));  // what follows are the record's properties
+  message = message.substr(0, message.find('\n'));  // the rest are the record's properties
   return KernelLine{std::chrono::microseconds(*micros), std::string(message)};
 }
 

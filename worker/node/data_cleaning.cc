@@ -16,7 +16,7 @@ namespace {
 constexpr std::chrono::hours kUnusedLimit{30 * 24};
 constexpr std::chrono::minutes kMoment{10};
 
-// A file of which nobody makes use.
+// A file that no attempt uses.
 struct Unused {
   std::string path;
   WallTime used;
@@ -34,11 +34,11 @@ std::vector<Unused> FindUnused(const DataInUse& in_use, const NodeSetup& setup, 
   };
   for (const std::string& name : NamesIn(setup.data_dir + "/datasets")) {
     const std::string path = setup.data_dir + "/datasets/" + name;
-    if (name.ends_with(kCheckedSuffix)) {  // goes with its file
+    if (name.ends_with(kCheckedSuffix)) {  // removed together with its file
       if (!io::Exists(path.substr(0, path.size() - std::strlen(kCheckedSuffix)))) add(path);
       continue;
     }
-    // Also of what has arrived in part: "HASH.part".
+    // Partial downloads too: "HASH.part".
     if (in_use.blobs.contains(name.substr(0, name.find('.')))) {
       MarkUsed(path);
     } else {
@@ -70,7 +70,7 @@ absl::Status CleanData(const DataInUse& in_use, const NodeSetup& setup, WallTime
     const bool old = file.used < now - kUnusedLimit;
     if (!old) {
       SFT_ASSIGN_OR_RETURN(const io::DiskSpace left, space());
-      // The rest was used later.
+      // The remaining files were used later.
       if (io::LevelOf(left, setup.disk_marks) == io::DiskLevel::kOk) break;
     }
     SFT_RETURN_IF_ERROR(io::RemoveAll(file.path));

@@ -14,7 +14,7 @@ namespace sft::worker {
 namespace {
 
 constexpr std::string_view kJoinPrefix = "sftjoin_";
-// A server that is being started is waited for.
+// Tries to reach a server that is just being started.
 constexpr int kJoinTries = 15;
 constexpr std::chrono::seconds kJoinPause{2};
 constexpr std::chrono::minutes kMaxClockSkew{5};
@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<Identity>> Identity::Open(const Options& options,
   std::string token;
   const bool has_joined = io::Exists(identity->PathOf("node.crt"));
   if (has_joined && !options.join_token_file.empty() && !io::Exists(options.join_token_file)) {
-    // A token is a secret that was used: who deletes its file does right.
+    // The token was a one-time secret: deleting its file is right.
     spdlog::info("--join-token-file {} is not there: this node has joined, its certificate is used",
                  options.join_token_file);
   } else if (!options.join_token_file.empty()) {
@@ -115,8 +115,8 @@ absl::Status Identity::Load() {
   return absl::OkStatus();
 }
 
-// The node's certificate. Its key is on the disk before it is shown to anybody: a second try, of
-// this process or the next, is of the same key.
+// Requests the node's certificate. Its key is on disk before anybody sees it, so a second try, of
+// this process or the next, uses the same key.
 absl::StatusOr<std::string> Identity::AskToJoin(const std::string& token) {
   SFT_ASSIGN_OR_RETURN(const std::string authority,
                        tls::FetchAuthority(endpoint_.host, endpoint_.port, FingerprintOf(token)));

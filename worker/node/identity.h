@@ -12,11 +12,11 @@
 
 namespace sft::worker {
 
-// The fingerprint of the fleet's authority that a join token names.
+// The fingerprint of the fleet's authority, from a join token.
 absl::StatusOr<std::string> AuthorityOfToken(const std::string& file);
 
-// As whom this worker calls the server: a node with a certificate of the fleet's authority, or, on
-// the server's own machine, nobody in particular. Kept in the worker's data folder:
+// The worker's identity towards the server: a node with a certificate of the fleet's authority or,
+// on the server's own machine, anonymous. Kept in the worker's data folder:
 //
 //   <data dir>/tls/node.key node.crt ca.crt  joined_with (the id of the join token)
 //
@@ -30,14 +30,13 @@ class Identity {
     std::string join_token_file;  // empty: none
   };
   // Joins the fleet if there is a token that was not used for it before. FAILED_PRECONDITION for a
-  // server elsewhere without certificate or token, for a folder of another node, for a certificate
-  // that has expired, for clocks that are apart; otherwise what the server says.
+  // remote server without certificate or token, for a folder of another node, for an expired
+  // certificate, or for clocks that differ too much; otherwise the server's error.
   static absl::StatusOr<std::unique_ptr<Identity>> Open(const Options& options, Clock& clock);
 
   // The channel to use for the next call.
   std::shared_ptr<grpc::Channel> Channel() const;
-  // A new certificate when two thirds of the old one's time are over. True: the channel is another
-  // one from now on.
+  // Renews the certificate when two thirds of its time are over. True when the channel has changed.
   absl::StatusOr<bool> RenewIfDue();
 
  private:

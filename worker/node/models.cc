@@ -25,14 +25,14 @@ namespace fs = std::filesystem;
 constexpr int64_t kMaxConfigBytes = 256 << 10;
 constexpr int64_t kMaxIndexBytes = 64 << 20;
 
-// Of one model, and in the folders that are looked through for models.
+// Limits for one model, and for the folders searched for models.
 constexpr size_t kMaxShards = 10'000;
 constexpr int64_t kMaxEntries = 10'000;
 
 constexpr char kConfig[] = "config.json";
 constexpr char kSingle[] = "model.safetensors";
 constexpr char kIndex[] = "model.safetensors.index.json";
-// Of a hub cache's folder of one model, "models--org--name".
+// Prefix of a model's folder in a hub cache, "models--org--name".
 constexpr std::string_view kHubPrefix = "models--";
 
 // The weight files of a folder, from the index if there is one.
@@ -61,7 +61,7 @@ absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& dir,
   return NotFound("there are no safetensors weights (other formats are never read)");
 }
 
-// What a rank reads, or would if it were there, is a regular file below the roots.
+// OK for a regular file below the roots, or one that does not exist but would be.
 absl::Status CheckFile(const std::string& path, const std::vector<std::string>& roots) {
   std::error_code error;
   if (fs::symlink_status(path, error).type() == fs::file_type::not_found) return absl::OkStatus();
@@ -96,7 +96,7 @@ absl::Status CheckWeights(const std::string& dir, const std::vector<std::string>
 
 std::string LastPart(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-// The snapshot of a hub cache's model folder that "main" stands for, or the only one.
+// The snapshot of a hub cache's model folder that "main" refers to, or the only one.
 std::string Snapshot(const std::string& model_dir) {
   const absl::StatusOr<std::string> ref = io::ReadFile(model_dir + "/refs/main", 256);
   if (ref.ok()) {
@@ -114,14 +114,14 @@ std::string HubName(std::string id) {
   return std::string(kHubPrefix) + id;
 }
 
-// "org/name" of a hub cache's folder "models--org--name".
+// Turns a hub cache's folder "models--org--name" into "org/name".
 std::string HubId(const std::string& name) {
   std::string id = name.substr(kHubPrefix.size());
   if (const size_t at = id.find("--"); at != std::string::npos) id.replace(at, 2, "/");
   return id;
 }
 
-// The hub cache's model folder of which `dir` is a snapshot; empty: it is none.
+// The hub cache's model folder of which `dir` is a snapshot; empty if it is not one.
 std::string HubModelOf(const std::string& dir) {
   const fs::path snapshots = fs::path(dir).parent_path();
   const fs::path model = snapshots.parent_path();
@@ -130,19 +130,19 @@ std::string HubModelOf(const std::string& dir) {
   return is_one ? model.string() : "";
 }
 
-// What a model's folder that the operator named is called.
+// The id of a model folder that the operator named.
 std::string ModelIdOf(const std::string& dir) {
   const std::string model = HubModelOf(dir);
   return model.empty() ? LastPart(dir) : HubId(LastPart(model));
 }
 
-// Where a model's folder and each of its files may really be: links are resolved once, and what
-// leads out of these folders is refused, by its id as by its path.
+// The folders in which a model's folder and its files may really lie: links are resolved once, and
+// a path that leads out of these folders is refused, by id as well as by path.
 std::vector<std::string> ModelRoots(const NodeSetup& setup) {
   std::vector<std::string> roots = setup.roots;
   roots.insert(roots.end(), setup.model_dirs.begin(), setup.model_dirs.end());
   roots.insert(roots.end(), setup.hub_dirs.begin(), setup.hub_dirs.end());
-  // A snapshot of a hub cache has its files beside it.
+  // The files of a hub cache's snapshot lie beside it.
   for (const std::string& dir : setup.model_dirs) {
     std::error_code error;
     const std::string model = HubModelOf(fs::canonical(dir, error).string());
@@ -227,10 +227,10 @@ class Lister {
   const NodeSetup& setup_;
   std::vector<v1::Model> models_;
   std::set<std::string> seen_;
-  int64_t left_ = 0;  // entries that may still be looked at; negative: there were more
+  int64_t left_ = 0;  // entries that may still be visited; negative: there were more
 };
 
-// Folders in which an id is looked up as a hub cache: the model folders may be one too.
+// Folders that are searched for an id as hub caches: model folders may be such caches too.
 std::vector<std::string> HubDirs(const NodeSetup& setup) {
   std::vector<std::string> dirs = setup.model_dirs;
   dirs.insert(dirs.end(), setup.hub_dirs.begin(), setup.hub_dirs.end());
@@ -264,7 +264,7 @@ absl::StatusOr<std::string> FindById(const std::string& id, const NodeSetup& set
 
 v1::Model InspectModel(const std::string& dir, const std::string& id, const NodeSetup& setup) {
   v1::Model model;
-  // A message with other bytes would not arrive, and the node with it.
+  // A message with bytes that are not UTF-8 could not be sent.
   model.set_id(ToUtf8(id));
   model.set_path(ToUtf8(dir));
   if (!IsUtf8(dir)) {
@@ -299,7 +299,7 @@ v1::Model InspectModel(const std::string& dir, const std::string& id, const Node
 }
 
 std::vector<v1::Model> ListModels(const NodeSetup& setup) {
-  const RankRights rights(setup.rank_user);  // what ranks cannot read is of no use
+  const RankRights rights(setup.rank_user);  // a model that ranks cannot read is useless
   Lister lister(setup);
   for (const std::string& dir : setup.model_dirs) lister.AddFolder(dir);
   for (const std::string& dir : HubDirs(setup)) lister.AddHub(dir);

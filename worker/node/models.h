@@ -9,9 +9,9 @@
 
 namespace sft::worker {
 
-// What a Hugging Face model folder holds. `problem` says why a job cannot use it: config.json,
-// tokenizer.json or a shard is missing, a safetensors file is cut short, there are no safetensors.
-// Reads the files' headers only.
+// Describes a Hugging Face model folder. `problem` says why a job cannot use it: config.json,
+// tokenizer.json or a shard is missing, a safetensors file is truncated, or there are no
+// safetensors. Reads only the files' headers.
 v1::Model InspectModel(const std::string& dir, const std::string& id, const NodeSetup& setup);
 
 // The models below the model folders (two levels deep: "name", "org/name") and in the hub caches,
@@ -19,7 +19,7 @@ v1::Model InspectModel(const std::string& dir, const std::string& id, const Node
 inline constexpr size_t kMaxModels = 256;
 std::vector<v1::Model> ListModels(const NodeSetup& setup);
 
-// The folder of the model a job names: an absolute path below the roots, or an id looked up as
+// The folder of the model that a job names: an absolute path below the roots, or an id looked up as
 // ListModels does. The errors are for the job's owner: NOT_FOUND, PERMISSION_DENIED, and
 // INVALID_ARGUMENT with the model's problem.
 absl::StatusOr<std::string> ResolveModel(const std::string& name, const NodeSetup& setup);

@@ -13,7 +13,8 @@
 namespace sft::worker {
 namespace {
 
-// Groups of GPUs that NVLink connects: all behind switches are one, others are by their own links.
+// Groups of GPUs connected by NVLink: all behind switches form one group, others are grouped by
+// their links.
 std::vector<std::string> DomainsOf(const std::vector<GpuReading>& gpus) {
   std::vector<size_t> group(gpus.size());
   std::iota(group.begin(), group.end(), size_t{0});
@@ -31,7 +32,7 @@ std::vector<std::string> DomainsOf(const std::vector<GpuReading>& gpus) {
   std::vector<std::string> domains(gpus.size());
   for (size_t i = 0; i < gpus.size(); ++i) {
     if (gpus[i].active_links == 0) continue;
-    // Of a fabric over several nodes the cluster's name is what they have in common.
+    // In a fabric over several nodes they share the cluster's name.
     domains[i] = gpus[i].cluster.empty() ? fmt::format("nvlink-{}", group[i]) : gpus[i].cluster;
   }
   return domains;

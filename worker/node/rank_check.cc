@@ -6,7 +6,7 @@
 namespace sft::worker {
 namespace {
 
-// Until somebody restarts the worker: what starts once goes on starting.
+// Never again until the worker is restarted: once ranks can start, they go on being able to.
 constexpr std::chrono::hours kNoMore{24 * 365};
 
 }  // namespace

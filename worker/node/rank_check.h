@@ -11,19 +11,19 @@
 
 namespace sft::worker {
 
-// Whether ranks start on this node, and with which libraries: looked at when the worker starts, and
-// again for as long as they do not. Thread-safe; Look is called by one thread.
+// Checks that ranks can start on this node, and with which libraries: when the worker starts, and
+// again for as long as they cannot. Thread-safe; Look is called by one thread.
 class RankCheck {
  public:
   using Locate = std::function<absl::StatusOr<std::string>()>;  // LocateTorch
   explicit RankCheck(Locate locate)
       : locate_(std::move(locate)), backoff_(std::chrono::seconds(2), std::chrono::minutes(5)) {}
 
-  // One look; the time until the next one.
+  // Checks once; returns the time until the next check.
   Nanos Look();
-  // LD_LIBRARY_PATH of ranks, or why none starts; waits for the first look.
+  // LD_LIBRARY_PATH of ranks, or why they cannot start; waits for the first check.
   absl::StatusOr<std::string> LibraryPath() const;
-  // Why nothing may be placed on this node; empty: ranks start.
+  // Why nothing may be placed on this node; empty: ranks can start.
   std::string Problem() const;
 
  private:

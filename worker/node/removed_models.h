@@ -9,8 +9,8 @@
 
 namespace sft::worker {
 
-// Deletes the full models that the server names: only folders <shared>/<job>/model, and of no job
-// in `live_jobs`. Missing ones are fine.
+// Deletes the full models that the server names: only folders <shared>/<job>/model, and none of a
+// job in `live_jobs`. Missing ones are OK.
 absl::Status RemoveModels(const v1::Desired& desired, const std::set<std::string>& live_jobs,
                           const NodeSetup& setup);
 

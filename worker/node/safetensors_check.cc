@@ -13,16 +13,16 @@ namespace {
 // The format's own limit.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
-// The largest end of a tensor, seen while the header is parsed: what else stands there is not kept,
-// since a header of small values would be thirty times as large in memory.
+// Finds the largest end of a tensor while the header is parsed. Nothing else is kept, because a
+// header of small values would be thirty times as large in memory.
 class Header : public nlohmann::json_sax<nlohmann::json> {
  public:
-  // False: this is no header of tensors.
+  // False if this is not a header of tensors.
   bool Read(std::string_view text) {
     return nlohmann::json::sax_parse(text.begin(), text.end(), this) && sound_;
   }
   uint64_t end() const { return end_; }
-  const std::string& last() const { return last_; }  // the tensor that ends there
+  const std::string& last() const { return last_; }  // the tensor that ends last
 
   bool null() override { return Value(); }
   bool boolean(bool) override { return Value(); }
@@ -45,12 +45,12 @@ class Header : public nlohmann::json_sax<nlohmann::json> {
   bool Open(bool list);
   bool Close();
 
-  int64_t depth_ = 0;  // containers that are open: 1 within the header, 2 within a tensor
+  int64_t depth_ = 0;  // open containers: 1 within the header, 2 within a tensor
   bool sound_ = true;
-  bool metadata_ = false;    // within it
-  std::string name_;         // of the tensor
-  bool at_offsets_ = false;  // the value of "data_offsets" comes next
-  int numbers_ = -1;         // of it; negative: not within it
+  bool metadata_ = false;    // within "__metadata__"
+  std::string name_;         // name of the tensor
+  bool at_offsets_ = false;  // the next value is that of "data_offsets"
+  int numbers_ = -1;         // its numbers so far; negative: not within it
   bool has_offsets_ = false;
   uint64_t end_of_one_ = 0, end_ = 0;
   std::string last_;
@@ -65,9 +65,9 @@ bool Header::key(string_t& name) {
   return true;
 }
 
-// A value that is no list and no object.
+// A scalar value.
 bool Header::Value() {
-  // The header itself, and each tensor, is an object; its offsets are two numbers.
+  // The header is an object and so is each tensor; its offsets are two numbers.
   const bool misplaced =
       depth_ == 0 || (depth_ == 1 && !metadata_) || at_offsets_ || (numbers_ >= 0 && depth_ == 3);
   return sound_ = sound_ && !misplaced;
@@ -133,7 +133,7 @@ absl::Status CheckSafetensors(const std::string& path) {
     return DataLoss("is not a safetensors file");
   }
   const uint64_t end = tensors.end();
-  // So that the sum below cannot wrap around.
+  // So that the sum below cannot overflow.
   if (end > static_cast<uint64_t>(size)) {
     return DataLoss(fmt::format("is truncated: {} bytes, tensor {} ends at {}", size,
                                 ToUtf8(tensors.last()), end));

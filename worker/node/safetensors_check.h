@@ -6,8 +6,8 @@
 
 namespace sft::worker {
 
-// OK when the file is as long as its header says: the one check that is cheap enough for each look
-// at a model's folder. DATA_LOSS says what is wrong, without the file's name.
+// OK when the file is as long as its header says: the only check cheap enough for each look at a
+// model's folder. DATA_LOSS describes the fault, without the file's name.
 absl::Status CheckSafetensors(const std::string& path);
 
 }  // namespace sft::worker

@@ -15,12 +15,12 @@ namespace {
 constexpr std::chrono::seconds kRankDeadline{30};
 constexpr std::chrono::seconds kPythonDeadline{60};
 
-// What the dynamic loader ends a program with that lacks a library.
+// Exit code of a program for which the dynamic loader does not find a library.
 constexpr int kNoLibrary = 127;
 constexpr int kOutputLines = 3;
 constexpr size_t kOutputBytes = 400;
 
-// The last lines of what a program wrote, on one line.
+// The last lines of a program's output, joined to one line.
 std::string Tail(std::string_view output) {
   std::string tail;
   for (int lines = 0; lines < kOutputLines;) {
@@ -53,8 +53,8 @@ std::string WhatToDo(const ChildResult& result) {
   return "run that on the node: is it the sft-rank of this version?";
 }
 
-// OK when the program starts, that is, when its libraries are found; NOT_FOUND when it lacks one;
-// anything else says nothing about libraries.
+// OK when the program starts, that is, when its libraries are found; NOT_FOUND when one is missing;
+// other errors say nothing about libraries.
 absl::Status TryRank(const std::string& rank_binary, const std::string& library_dir,
                      const std::optional<RankUser>& user) {
   std::vector<std::string> env;
@@ -84,12 +84,12 @@ absl::StatusOr<std::string> AskPython(const std::optional<RankUser>& user) {
       RunChild({"python3", "-c", "import torch,os;print(os.path.dirname(torch.__file__))"}, {},
                kPythonDeadline, user));
   if (!result.ok()) return NotFound("python3 has no torch: " + Tail(result.output));
-  // Warnings come before the line that was asked for.
+  // Warnings may precede the expected line.
   const std::string text = result.output.substr(0, result.output.find_last_not_of("\r\n") + 1);
   return text.substr(text.rfind('\n') + 1);
 }
 
-// What a rank's LD_LIBRARY_PATH is: LibTorch's folder, and those of the CUDA libraries that its
+// LD_LIBRARY_PATH of a rank: LibTorch's folder, and the folders of the CUDA libraries that its
 // wheels put beside it, which the CUDA plugin needs itself and would not find through LibTorch.
 std::string LibraryPath(const std::string& lib_dir) {
   std::string path = lib_dir;
@@ -108,7 +108,7 @@ std::string LibraryPath(const std::string& lib_dir) {
 absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary,
                                         const std::string& torch_dir,
                                         const std::optional<RankUser>& user) {
-  const RankRights rights(user);  // what they cannot see is not there for them
+  const RankRights rights(user);  // a file that they cannot see does not exist for them
   if (!torch_dir.empty()) {
     for (const std::string& dir : {torch_dir + "/lib", torch_dir + "/torch/lib", torch_dir}) {
       if (!io::Exists(dir + "/libtorch_cpu.so")) continue;
@@ -123,7 +123,7 @@ absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary,
   }
   const absl::Status alone = TryRank(rank_binary, "", user);
   if (alone.ok()) return std::string();
-  // One that was killed, or failed otherwise, would not be helped by another torch.
+  // If it was killed or failed otherwise, another torch would not help.
   if (!absl::IsNotFound(alone)) return alone;
   const absl::StatusOr<std::string> package = AskPython(user);
   if (!package.ok()) {

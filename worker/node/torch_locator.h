@@ -8,11 +8,11 @@
 
 namespace sft::worker {
 
-// What ranks need in LD_LIBRARY_PATH, the folder with LibTorch's libraries and those of the CUDA
-// libraries beside it, empty when the rank program starts without: that of `torch_dir` (a torch
-// package's folder, or one that holds it) if it is given, else that of python3's torch. The error
-// says what was run, how it ended and what to do. Runs programs as `user`, as ranks will be, each
-// with a deadline.
+// The value of LD_LIBRARY_PATH that ranks need: the folders of LibTorch and of the CUDA libraries
+// beside it, empty when the rank program starts without. They are those of `torch_dir` (a torch
+// package's folder, or one that holds it) if it is given, else those of python3's torch. The error
+// says what was run, how it ended and what to do. Runs programs as `user`, like ranks, each with a
+// deadline.
 absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary,
                                         const std::string& torch_dir,
                                         const std::optional<RankUser>& user = std::nullopt);

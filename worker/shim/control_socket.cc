@@ -31,7 +31,7 @@ absl::Status ControlSocket::Listen(const std::string& path) {
   io::UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return ErrnoStatus("cannot make a socket", errno);
   unlink(path.c_str());
-  // Its owner alone may send commands.
+  // Only its owner may send commands.
   const mode_t mask = umask(0177);
   const int bound = bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
   const int bind_error = errno;

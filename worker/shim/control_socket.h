@@ -12,9 +12,9 @@
 
 namespace sft::shim {
 
-// The shim's end of the control socket: takes command lines, sends answer lines, never blocks. A
-// client that sends an over-long line or does not read its answers is dropped; of more than
-// kMaxClients the oldest is. One thread. The socket is removed with the object.
+// The shim's end of the control socket: receives command lines, sends answer lines, never blocks. A
+// client that sends an over-long line or does not read its answers is dropped; with more than
+// kMaxClients the oldest is. One thread. The destructor removes the socket.
 class ControlSocket {
  public:
   static constexpr size_t kMaxClients = 16;
@@ -29,9 +29,9 @@ class ControlSocket {
 
   // Replaces a socket file that a dead shim left.
   absl::Status Listen(const std::string& path);
-  // Adds what to poll for.
+  // Adds the descriptors to poll.
   void AddTo(std::vector<pollfd>& fds) const;
-  // Serves whoever is ready among `fds`.
+  // Serves the clients that are ready among `fds`.
   void Serve(const std::vector<pollfd>& fds, const Handler& handler);
 
  private:
@@ -40,7 +40,7 @@ class ControlSocket {
     std::string received;
   };
 
-  // False: drop the client.
+  // Returns false to drop the client.
   static bool ServeClient(Client& client, const Handler& handler);
 
   std::string path_;

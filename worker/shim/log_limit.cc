@@ -10,7 +10,7 @@
 namespace sft::shim {
 namespace {
 
-// Holes are made of whole blocks.
+// Holes consist of whole blocks.
 constexpr int64_t kBlock = 4096;
 
 absl::Status WriteInPlace(int fd, const channel::LogGap& gap) {
@@ -18,7 +18,8 @@ absl::Status WriteInPlace(int fd, const channel::LogGap& gap) {
   if (pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
     return ErrnoStatus("cannot write a log's gap", errno);
   }
-  // Before the bytes go: after a power failure zeros must not be taken for what was written.
+  // Synced before the bytes are removed: after a power failure zeros must not be taken for log
+  // text.
   if (fdatasync(fd) != 0) return ErrnoStatus("cannot fsync a log's gap", errno);
   return absl::OkStatus();
 }
@@ -43,7 +44,7 @@ absl::Status LogLimit::Check() {
   SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(log_path_));
   const int64_t kept_from = std::max(gap_.end, std::min(kHeadBytes, limit_ / 4));
   if (size - kept_from <= limit_) return absl::OkStatus();
-  // A quarter at once, so that this is rare.
+  // Removes a quarter at once, so that this is rare.
   channel::LogGap next;
   next.begin = gap_.end > 0 ? gap_.begin : kept_from / kBlock * kBlock;
   next.end = (size - limit_ / 4 * 3) / kBlock * kBlock;

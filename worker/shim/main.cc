@@ -30,7 +30,7 @@ constexpr char kHelp[] =
     "  --version       prints the version\n"
     "  --help          prints this";
 
-// Before the message of a daemon that found another one.
+// Marks the message of a daemon that found another one running.
 constexpr char kAlreadyRuns = '=';
 
 int Fail(const absl::Status& status, int code) {
@@ -49,7 +49,8 @@ absl::StatusOr<io::UniqueFd> BlockSignals() {
   return fd;
 }
 
-// One shim an attempt, once: ranks must never run twice under one epoch.
+// Claims the attempt: one shim per attempt, once, because ranks must never run twice under one
+// epoch.
 absl::StatusOr<io::UniqueFd> Claim(const channel::ShimLaunch& launch) {
   const std::string path = launch.attempt_dir + "/shim.lock";
   io::UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
@@ -73,8 +74,8 @@ void ReadSignals(int fd, Supervisor& supervisor) {
   supervisor.Reap();
 }
 
-// Runs the attempt to its end. `ready` gets one byte when the socket answers and the first process
-// was started.
+// Runs the attempt to its end. `ready` receives one byte when the socket answers and the first
+// process was started.
 absl::Status RunAttempt(const channel::ShimLaunch& launch, io::UniqueFd ready) {
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock, Claim(launch));
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd signals, BlockSignals());
@@ -97,7 +98,8 @@ absl::Status RunAttempt(const channel::ShimLaunch& launch, io::UniqueFd ready) {
   return absl::OkStatus();
 }
 
-// In the daemon: its own session, nothing of the starter kept open, messages to <attempt>/shim.log.
+// Runs in the daemon: starts a session of its own, closes the starter's files, and redirects
+// messages to <attempt>/shim.log.
 absl::Status Detach(const channel::ShimLaunch& launch) {
   const std::string path = launch.attempt_dir + "/shim.log";
   io::UniqueFd log(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640));
@@ -109,7 +111,7 @@ absl::Status Detach(const channel::ShimLaunch& launch) {
   return absl::OkStatus();
 }
 
-// Starts the daemon and waits until it is ready; what it could not do is told here.
+// Starts the daemon and waits until it is ready; reports what it could not do.
 int Daemonise(const channel::ShimLaunch& launch) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0)
@@ -126,7 +128,7 @@ int Daemonise(const channel::ShimLaunch& launch) {
     absl::Status status = Detach(launch);
     if (status.ok()) status = RunAttempt(launch, std::move(write_end));
     if (status.ok()) return channel::kExitOk;
-    // Of use to the starter only while it waits; it is in shim.log in any case.
+    // The starter reads it only while it waits; shim.log has the message in any case.
     const std::string mark(absl::IsAlreadyExists(status) ? 1 : 0, kAlreadyRuns);
     dprintf(report, "%s%s", mark.c_str(), std::string(Message(status)).c_str());
     return Fail(status, channel::kExitInfrastructure);
@@ -167,7 +169,7 @@ int Main(int argc, char** argv) {
     }
   }
   if (path.empty()) return Fail(InvalidArgument("--launch FILE is missing"), channel::kExitUsage);
-  close_range(3, ~0U, 0);  // what the worker daemon had open is none of ours
+  close_range(3, ~0U, 0);  // files that the worker daemon had open are not ours
   const absl::StatusOr<std::string> text = io::ReadFile(path);
   if (!text.ok()) return Fail(text.status(), channel::kExitUsage);
   const absl::StatusOr<channel::ShimLaunch> launch = channel::ParseShimLaunch(*text);

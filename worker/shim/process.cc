@@ -35,11 +35,12 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   return result;
 }
 
-// Between fork and exec; the shim has one thread, so ordinary calls are allowed.
+// Runs between fork and exec; the shim has one thread, so ordinary calls are allowed.
 [[noreturn]] void RunChild(pid_t shim, int input, int log, char** argv, char** env) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != shim) _exit(channel::kExitInfrastructure);  // it died before the line above
+  // the shim died before the line above
+  if (getppid() != shim) _exit(channel::kExitInfrastructure);
   dup2(input, STDIN_FILENO);
   dup2(log, STDOUT_FILENO);
   dup2(log, STDERR_FILENO);
@@ -52,7 +53,7 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   _exit(channel::kExitInfrastructure);
 }
 
-// The parent of every process.
+// Maps every process to its parent.
 std::map<pid_t, pid_t> ProcessTable() {
   std::map<pid_t, pid_t> parents;
   const auto names = io::ListDir("/proc").value_or(std::vector<std::string>{});
@@ -89,7 +90,7 @@ absl::StatusOr<Child> Spawn(const channel::ShimLaunch::Process& process,
     RunChild(shim, ends[0], log.get(), const_cast<char**>(argv_pointers.data()),
              const_cast<char**>(env_pointers.data()));
   }
-  setpgid(child.pid, child.pid);  // whoever is first: a signal to the group must find it
+  setpgid(child.pid, child.pid);  // parent and child both do: signals must find the group
   return child;
 }
 
@@ -98,7 +99,8 @@ std::vector<pid_t> Descendants() {
   std::vector<pid_t> result;
   for (const auto& [pid, parent] : parents) {
     pid_t ancestor = parent;
-    // The table is not one instant's: bounded, should pids have been reused into a circle.
+    // The table is not a consistent snapshot: the depth is bounded in case reused pids form a
+    // cycle.
     for (size_t depth = 0; ancestor > 1 && ancestor != getpid() && depth < parents.size();
          ++depth) {
       const auto next = parents.find(ancestor);

@@ -18,13 +18,13 @@ struct Child {
   io::UniqueFd command_pipe;
 };
 
-// Starts `process`, its standard output and error appended to `log_path`. RESOURCE_EXHAUSTED when
-// the log cannot be made or no process can. A program that cannot be executed is the child's own
+// Starts `process`, with standard output and error appended to `log_path`. RESOURCE_EXHAUSTED when
+// the log or the process cannot be made. A program that cannot be executed is the child's own
 // failure: exit code kExitInfrastructure and a line in its log.
 absl::StatusOr<Child> Spawn(const channel::ShimLaunch::Process& process,
                             const std::string& log_path);
 
-// All processes whose chain of parents leads to this one.
+// All processes descended from this one.
 std::vector<pid_t> Descendants();
 
 }  // namespace sft::shim

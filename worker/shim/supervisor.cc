@@ -18,15 +18,17 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// SIGKILL again until all are gone: a process may fork between the look and the signal.
+// Interval of repeated SIGKILLs until all are gone: a process may fork between the scan and the
+// signal.
 constexpr milliseconds kKillInterval{200};
 constexpr seconds kStatusRetry{1};
-// Given back for the last status: a disk that is full hides no end, and so holds no GPU.
+// Reserved and freed for the last status, so that a full disk does not hide the end and keep the
+// GPU held.
 constexpr size_t kSpareBytes = 64 << 10;
 // How long an ended attempt waits for a full disk before its shim leaves without a last status.
 constexpr seconds kStatusPatience{600};
 constexpr milliseconds kIdleWake{60'000};
-// How often the sizes of logs are looked at.
+// How often the sizes of logs are checked.
 constexpr seconds kLogLook{1};
 
 Nanos Seconds(double value) {
@@ -62,14 +64,14 @@ void Supervisor::Start() {
     StartProcess(launch_.prepare);
   }
   WriteStatus();
-  Reap();  // should nothing have started, this ends the attempt
+  Reap();  // if nothing was started, this ends the attempt
 }
 
 void Supervisor::StartRanks() {
   ranks_started_ = true;
   status_.state = "running";
   for (const auto& rank : launch_.ranks) {
-    if (status_.state == "stopping") return;  // one before could not start
+    if (status_.state == "stopping") return;  // an earlier one could not start
     StartProcess(rank);
   }
 }
@@ -110,7 +112,7 @@ void Supervisor::Reap() {
   while ((pid = waitpid(-1, &wait_status, WNOHANG)) > 0) {
     const auto found = std::find_if(running_.begin(), running_.end(),
                                     [pid](const Running& running) { return running.pid == pid; });
-    if (found == running_.end()) continue;  // an orphan that the ranks left to us
+    if (found == running_.end()) continue;  // an orphan inherited from the ranks
     const size_t index = found->index;
     running_.erase(found);
     changed = true;
@@ -130,7 +132,7 @@ void Supervisor::Reap() {
 channel::Answer Supervisor::Handle(const channel::Command& command) {
   channel::Answer answer{.ok = true};
   if (command.command == "renew") {
-    // What is older than the last word changes nothing.
+    // A message older than the last one changes nothing.
     const MonoTime heard = clock_.Mono() - Seconds(std::max(command.age, 0.0));
     fence_at_ = std::max(fence_at_, heard + Seconds(launch_.fencing_seconds));
   } else if (command.command == "stop") {
@@ -160,15 +162,15 @@ void Supervisor::Stop(const std::string& cause, const std::string& reason) {
 void Supervisor::SendCommand(const channel::Command& command) {
   const std::string line = ToLine(command);
   for (const Running& running : running_) {
-    // A full pipe or an ended reader: the signals that follow a stop do not need it.
+    // A full pipe or a closed reader is no problem: the signals that follow a stop do not need it.
     [[maybe_unused]] const ssize_t written =
         write(running.command_pipe.get(), line.data(), line.size());
   }
 }
 
 void Supervisor::SignalAll(int signal) {
-  // Groups first: atomic against forks. Then whoever left its group; the pids of descendants cannot
-  // have been reused, as only this process reaps them.
+  // Groups first: atomic with regard to forks. Then processes that left their group; pids of
+  // descendants cannot have been reused, because only this process reaps them.
   for (const Running& running : running_) kill(-running.pid, signal);
   for (const pid_t pid : Descendants()) {
     if (std::none_of(running_.begin(), running_.end(),

@@ -11,35 +11,36 @@
 
 namespace sft::shim {
 
-// The life of one attempt's processes on this node: prepare to its end, then all ranks; the first
-// process to fail, a stop command or the fencing limit ends all of them; "exited" when no
-// descendant is left. One thread; the caller runs the event loop and must be the subreaper of its
-// descendants.
+// Supervises one attempt's processes on this node: runs prepare to its end, then all ranks. The
+// first process to fail, a stop command or the fencing limit ends all of them; the state is
+// "exited" when no descendant is left. One thread; the caller runs the event loop and must be the
+// subreaper of its descendants.
 class Supervisor {
  public:
   // `clock` is borrowed.
   Supervisor(channel::ShimLaunch launch, Clock& clock);
 
-  // Starts prepare, or the ranks where there is none.
+  // Starts prepare, or the ranks if there is no prepare.
   void Start();
-  // Call when SIGCHLD came.
+  // Call after SIGCHLD.
   void Reap();
   channel::Answer Handle(const channel::Command& command);
-  // Ends everything; the first reason and cause (see ShimStatus) stay.
+  // Ends everything; the first reason and cause (see ShimStatus) are kept.
   void Stop(const std::string& cause, const std::string& reason);
-  // Call at NextWake() at the latest: fencing, SIGKILL after the grace, the limits of logs, a
-  // status that was not written.
+  // Call at NextWake() at the latest: handles fencing, SIGKILL after the grace period, log limits,
+  // and a status that could not be written.
   void Tick();
   // Time until Tick has something to do.
   std::chrono::milliseconds NextWake() const;
-  // All is gone and the last status is on disk (or could not be written for kStatusPatience).
+  // True when all processes are gone and the last status is on disk (or could not be written for
+  // kStatusPatience).
   bool Finished() const;
 
  private:
   struct Running {
     pid_t pid = 0;
     io::UniqueFd command_pipe;
-    size_t index = 0;  // in status_.processes
+    size_t index = 0;  // index in status_.processes
   };
 
   void StartProcess(const channel::ShimLaunch::Process& process);
@@ -61,7 +62,7 @@ class Supervisor {
   MonoTime fence_at_;
   MonoTime kill_at_;
   std::vector<LogLimit> log_limits_;
-  MonoTime look_at_;  // when the logs are looked at
+  MonoTime look_at_;  // when the logs are checked next
   bool log_limit_told_ = false;
   bool status_unwritten_ = false;
   MonoTime write_at_;

@@ -53,7 +53,7 @@ absl::StatusOr<channel::ArtifactEvent> FindArtifact(const std::string& attempt_d
         }
       }));
   if (!found.ok()) return found;
-  // A rank's word alone could name any folder.
+  // The folder is compared with the launch file, because a rank could report any folder.
   SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(attempt_dir + "/launch.json"));
   const auto launch = ParseJson(text);
   const auto output = launch.is_object() ? launch.find("output_dir") : launch.end();

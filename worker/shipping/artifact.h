@@ -10,10 +10,9 @@
 
 namespace sft::worker {
 
-// The artifact that a rank reported, from the event file of global rank 0. NOT_FOUND when it did
-// not.
-// INVALID_ARGUMENT when it lies elsewhere than in the folder that ranks were given. Both functions
-// read with the rights of `rank_user`.
+// The artifact that a rank reported, from the event file of global rank 0. NOT_FOUND when it
+// reported none. INVALID_ARGUMENT when it is outside the folder that ranks were given. Both
+// functions read with the rights of `rank_user`.
 absl::StatusOr<channel::ArtifactEvent> FindArtifact(
     const std::string& attempt_dir, const std::optional<RankUser>& rank_user = std::nullopt);
 

@@ -13,11 +13,11 @@
 namespace sft::worker {
 namespace {
 
-constexpr std::chrono::seconds kIdleInterval{3600};  // woken when something comes
-// Of one step: a newer one may have better luck, and the attempt's end waits for it.
+constexpr std::chrono::seconds kIdleInterval{3600};  // woken by new work
+// Limit for one step: a newer one may succeed, and the attempt's end waits for it.
 constexpr Retries::Limit kLimit{10, std::chrono::minutes(30)};
 
-// Trying again would get the same answer.
+// True for an error that would recur at every try.
 bool IsFinal(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
          absl::IsNotFound(status) || absl::IsPermissionDenied(status) ||
@@ -81,7 +81,7 @@ bool CheckpointShipper::Stopped() const {
 
 std::optional<channel::CheckpointEvent> CheckpointShipper::Next() {
   if (queue_.empty() || interrupted_) return std::nullopt;
-  // Of a gang over several nodes nothing is overtaken before the server has said by what.
+  // For a gang on several nodes no step is overtaken until the server has said by which.
   const bool newest = identity_.whole || ended_;
   const int64_t collected = collect_;
   const int64_t last = newest ? queue_.back().step : collected;
@@ -113,7 +113,7 @@ bool CheckpointShipper::TryAgain(int64_t step, const absl::Status& why) {
     return false;
   }
   if (std::exchange(tried_, step) != step)
-    retries_.Succeeded();  // the older one's count for nothing
+    retries_.Succeeded();  // failures of the older step do not count
   const MonoTime now = clock_.Mono();
   retries_.Failed(now, hooks_.server_is_away());
   const std::string text = retries_.Text(what, why, now);
@@ -128,7 +128,7 @@ bool CheckpointShipper::TryAgain(int64_t step, const absl::Status& why) {
 }
 
 Nanos CheckpointShipper::Work() {
-  // Whatever changes elsewhere wakes this thread.
+  // Changes elsewhere wake this thread.
   const Nanos wait = retries_.Wait(clock_.Mono());
   if (wait > Nanos(0) && !Stopped()) return wait;
   std::optional<channel::CheckpointEvent> next;
@@ -164,7 +164,7 @@ bool CheckpointShipper::IsDirectory(const std::string& path) const {
 }
 
 absl::Status CheckpointShipper::Register(const channel::CheckpointEvent& event) {
-  // One that the server let go meanwhile was deleted.
+  // A step that the server released meanwhile was deleted.
   const std::string own =
       fmt::format("{}/step-{}", CheckpointDir(identity_.job_id, setup_), event.step);
   if (event.path != own) return InvalidArgument(fmt::format("it was to be in {}", own));
@@ -183,7 +183,7 @@ absl::Status CheckpointShipper::Register(const channel::CheckpointEvent& event) 
         fmt::format("{}/step-{}", SharedCheckpointPath(identity_.job_id, setup_), event.step));
   } else if (Uploads(event)) {
     const absl::Status uploaded = Upload(event, request);
-    // The server has no room: a whole checkpoint is still good for this node.
+    // The server has no room: a whole checkpoint is still useful on this node.
     const bool stays = absl::IsResourceExhausted(uploaded) && identity_.whole;
     if (!stays) SFT_RETURN_IF_ERROR(uploaded);
     if (!uploaded.ok()) {

@@ -15,12 +15,12 @@
 
 namespace sft::worker {
 
-// Registers what an attempt's ranks on this node have saved with the server, beside the training:
-// files of up to the upload limit, and parts of a checkpoint of several nodes, go there as blobs;
-// what lies in the shared folder or is larger is named by its place. A step that a newer one has
-// overtaken is not worth its transfer, but for a best one; of a gang over several nodes the server
-// says which step all nodes register (Collect), as each would skip others. Thread-safe; Work is
-// called by one thread.
+// Registers an attempt's checkpoints of this node with the server while training goes on. Files up
+// to the upload limit, and parts of a checkpoint of several nodes, are uploaded as blobs; files in
+// the shared folder or larger ones are registered by path. A step overtaken by a newer one is not
+// transferred, unless it is the best; for a gang on several nodes the server says which step all
+// nodes register (Collect), since each would skip different ones. Thread-safe; Work is called by
+// one thread.
 class CheckpointShipper {
  public:
   struct Identity {
@@ -29,49 +29,49 @@ class CheckpointShipper {
     std::string job_id;
     // This node has all ranks of the gang, and so the whole of each checkpoint.
     bool whole = true;
-    std::optional<RankUser> rank_user = std::nullopt;  // who writes the files
+    std::optional<RankUser> rank_user = std::nullopt;  // the user who writes the files
   };
   struct Hooks {
-    std::function<void(int64_t step)> on_registered;  // hears of each step that is settled
-    std::function<bool()> server_is_away;             // nobody could be told of an end
-    std::function<void()> on_change;                  // of retrying()
+    std::function<void(int64_t step)> on_registered;  // called for each step that is settled
+    std::function<bool()> server_is_away;  // true while nobody could be told of a failure
+    std::function<void()> on_change;       // called when retrying() changes
   };
-  // `setup`, `server` and `clock` are borrowed. Steps up to `registered` the server has already.
+  // `setup`, `server` and `clock` are borrowed. The server already has steps up to `registered`.
   CheckpointShipper(Identity identity, const NodeSetup& setup, ServerApi& server, Clock& clock,
                     int64_t registered, Hooks hooks);
 
-  // A checkpoint that lies complete on this node. Steps come in order; a repeat is ignored.
+  // Adds a checkpoint that is complete on this node. Steps come in order; a repeat is ignored.
   void Add(const channel::CheckpointEvent& event);
-  // The step that all nodes of the gang register next; what is older need not be.
+  // Sets the step that all nodes of the gang register next; older ones need not be.
   void Collect(int64_t step);
-  // No other checkpoint comes: the newest is registered without being asked for. True the first
-  // time.
+  // Call when no other checkpoint will come: the newest is registered without being asked for. True
+  // the first time.
   bool End();
-  // Whatever is not registered yet is not wanted, nor what comes; a transfer under way ends.
+  // Drops all checkpoints not yet registered, and future ones; a transfer under way ends.
   void Drop();
-  // Ends a transfer under way; the object is about to go.
+  // Ends a transfer under way, before the object is destroyed.
   void Interrupt();
-  // Nothing is left to register.
+  // True when nothing is left to register.
   bool Idle() const;
-  // Newest step that was added; 0: none.
+  // Newest step added; 0: none.
   int64_t newest() const;
   bool whole() const { return identity_.whole; }
-  // What fails and is tried again; empty: nothing.
+  // The operation that fails and is retried; empty: none.
   std::string retrying() const;
 
-  // Registers one; the time until there may be more to do.
+  // Registers one; returns the time until there may be more to do.
   Nanos Work();
 
  private:
-  // Leaves out what is overtaken; the step to register now, if there is one.
+  // Drops overtaken steps; returns the step to register now, if there is one.
   std::optional<channel::CheckpointEvent> Next() SFT_REQUIRES(mutex_);
   absl::Status Register(const channel::CheckpointEvent& event);
   bool IsDirectory(const std::string& path) const;
-  // Whether the files go to the server.
+  // True when the files are uploaded to the server.
   bool Uploads(const channel::CheckpointEvent& event) const;
   absl::Status Upload(const channel::CheckpointEvent& event, v1::CommitCheckpointRequest& request);
   bool Stopped() const;
-  // Whether the step shall be tried again.
+  // True when the step shall be tried again.
   bool TryAgain(int64_t step, const absl::Status& why);
   void SetRetrying(const std::string& text);
 
@@ -80,8 +80,8 @@ class CheckpointShipper {
   ServerApi& server_;
   Clock& clock_;
   const Hooks hooks_;
-  Retries retries_;    // of the thread that works,
-  int64_t tried_ = 0;  // and of this step
+  Retries retries_;    // working thread only,
+  int64_t tried_ = 0;  // for this step
 
   mutable Mutex mutex_;
   std::vector<channel::CheckpointEvent> queue_ SFT_GUARDED_BY(mutex_);  // by step

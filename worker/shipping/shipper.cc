@@ -14,24 +14,24 @@
 namespace sft::worker {
 namespace {
 
-// An event line longer than a chunk is not one of ours: it is skipped up to here.
+// An event line longer than a chunk is not one of ours and is skipped up to here.
 constexpr int64_t kMaxChunk = rpc::kChunkBytes;
 constexpr int64_t kMaxGapBytes = 1 << 16;
 
-// What a rank made of its file can be unreadable to all but its reader: a link, a pipe, a file that
-// it has closed. It stays so, and the rest of the attempt does not wait for it.
+// A rank can make its file unreadable for everybody: a link, a pipe, a file without permissions. It
+// stays so, and the rest of the attempt does not wait for it.
 absl::Status OfRank(const absl::Status& status) {
   return absl::IsPermissionDenied(status) ? InvalidArgument(Message(status)) : status;
 }
 
-// Up to one chunk from `offset`; empty when the file is missing or has no more.
+// Reads up to one chunk from `offset`; empty when the file is missing or has no more.
 absl::StatusOr<std::string> ReadChunk(const std::string& path, int64_t offset,
                                       const std::optional<RankUser>& writer) {
   const RankRights rights(writer);
   const absl::StatusOr<io::UniqueFd> fd = io::OpenForRead(path, io::Links::kRefuse);
   if (absl::IsNotFound(fd.status())) return std::string();
   if (!fd.ok()) return OfRank(fd.status());
-  // Asked often, mostly for nothing: no buffer for more than there is.
+  // Called often and mostly without new data: allocate no more than there is.
   SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(fd->get(), path));
   std::string chunk(static_cast<size_t>(std::clamp<int64_t>(size - offset, 0, kMaxChunk)), '\0');
   SFT_ASSIGN_OR_RETURN(const size_t got,
@@ -40,7 +40,7 @@ absl::StatusOr<std::string> ReadChunk(const std::string& path, int64_t offset,
   return chunk;
 }
 
-// What the log's limit has removed of it.
+// The part that the log's limit has removed.
 absl::StatusOr<channel::LogGap> ReadGap(const std::string& log_path,
                                         const std::optional<RankUser>& writer) {
   const RankRights rights(writer);
@@ -109,7 +109,7 @@ struct BodyToProto {
   void operator()(const channel::CheckpointEvent&) const { SetNote("checkpoint", line, out); }
   void operator()(const channel::ResumedEvent&) const { SetNote("resumed", line, out); }
   void operator()(const channel::WarningEvent& e) const { SetNote("warning", e.message, out); }
-  // The server hears of these otherwise: as a registered artifact and in the verdict.
+  // The server learns of these in other ways: as a registered artifact and in the verdict.
   void operator()(const channel::ArtifactEvent&) const {}
   void operator()(const channel::FatalEvent&) const {}
 };
@@ -164,7 +164,7 @@ absl::StatusOr<Shipper::Progress> Shipper::ShipOnce(bool final) {
     const absl::Status shipped = stream.events ? ShipEvents(stream, final, progress.more)
                                                : ShipLog(stream, final, progress.more);
     if (absl::IsInvalidArgument(shipped)) {
-      // The same bytes get the same answer: what else there is must not wait for them.
+      // The same bytes would get the same answer, and the other files must not wait for them.
       spdlog::warn("attempt {}: {} cannot be sent: {}; the rest of it is left out",
                    identity_.attempt_uid, stream.path, Message(shipped));
       stream.finished = stream.left_out = true;
@@ -192,7 +192,7 @@ std::vector<std::string> Shipper::GiveUp() {
 absl::StatusOr<bool> Shipper::Confirm() {
   bool has_all = true;
   for (Stream& stream : streams_) {
-    // The server keeps figures of rank 0 alone.
+    // The server keeps figures of rank 0 only.
     if (!stream.events || stream.rank != 0 || stream.left_out) continue;
     v1::AppendEventsRequest nothing = EventsRequest(stream);
     SFT_ASSIGN_OR_RETURN(const int64_t has, server_.AppendEvents(nothing));
@@ -203,7 +203,7 @@ absl::StatusOr<bool> Shipper::Confirm() {
   return has_all;
 }
 
-// Nothing appended at the start of the file: the answer is what the server has.
+// Appends nothing at the start of the file: the answer is the server's offset.
 absl::Status Shipper::AskOffset(Stream& stream) {
   if (stream.offset >= 0) return absl::OkStatus();
   if (stream.events) {
@@ -221,7 +221,8 @@ absl::Status Shipper::ShipLog(Stream& stream, bool final, bool& more) {
                        ReadChunk(stream.path, stream.offset, identity_.rank_user));
   const bool whole_chunk = static_cast<int64_t>(chunk.size()) == kMaxChunk;
   v1::AppendLogRequest request = LogRequest(stream);
-  // Asked after the bytes were read: what the shim has removed by now is not taken for them.
+  // Read after the bytes, so that zeros where the shim has removed bytes meanwhile are not taken
+  // for log text.
   SFT_ASSIGN_OR_RETURN(const channel::LogGap gap, ReadGap(stream.path, identity_.rank_user));
   const bool in_gap = stream.offset >= gap.begin && stream.offset < gap.end;
   const bool before_gap =
@@ -257,7 +258,7 @@ std::vector<channel::Event> Shipper::ReadEvents(const Stream& stream, std::strin
     at = end + 1;
     absl::StatusOr<channel::Event> event = channel::ParseLine(line);
     if (!event.ok()) {
-      // A line without an end is one that its rank could not finish, or goes on in the next chunk.
+      // A line without an end was not finished by its rank, or continues in the next chunk.
       if (!absl::IsNotFound(event.status()) && end < lines.size()) ++damaged;
       continue;
     }
@@ -283,8 +284,7 @@ absl::Status Shipper::ShipEvents(Stream& stream, bool final, bool& more) {
   SFT_ASSIGN_OR_RETURN(const std::string chunk,
                        ReadChunk(stream.path, stream.offset, identity_.rank_user));
   const bool whole_chunk = static_cast<int64_t>(chunk.size()) == kMaxChunk;
-  // Up to the last complete line; at the end of the file also a line that its rank could not
-  // finish.
+  // Up to the last complete line; at the end of the file also an unfinished last line.
   size_t usable = chunk.rfind('\n') == std::string::npos ? 0 : chunk.rfind('\n') + 1;
   if (usable == 0 && whole_chunk) usable = chunk.size();
   if (final && !whole_chunk) usable = chunk.size();

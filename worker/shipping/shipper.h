@@ -13,15 +13,15 @@
 
 namespace sft::worker {
 
-// In the place of a rank: what the worker itself says about the attempt (node.events).
+// Stands for a rank: the worker's own events about the attempt (node.events).
 inline constexpr int kNodeStream = -2;
 
-// Carries one attempt's logs and events from their files to the server, in bounded chunks. The
-// files are the queue: nothing is kept in memory, and after a restart of either side the server
-// says from where to go on. One thread.
+// Ships one attempt's logs and events from their files to the server, in bounded chunks. The files
+// are the queue: nothing is kept in memory, and after a restart of either side the server says
+// where to continue. One thread.
 class Shipper {
  public:
-  // One process's two files.
+  // The two files of one process.
   struct Source {
     int rank = -1;     // -1: prepare; kNodeStream
     std::string name;  // "prepare", "rank-0", "node"
@@ -32,27 +32,28 @@ class Shipper {
     int64_t epoch = 0;
     std::string node;
     std::string dir;
-    std::optional<RankUser> rank_user = std::nullopt;  // who writes the files
+    std::optional<RankUser> rank_user = std::nullopt;  // the user who writes the files
   };
 
-  // `server` is borrowed. `on_event` sees each event of the node as it is shipped, which after a
-  // restart of the worker is only what the server lacks.
+  // `server` is borrowed. `on_event` is called for each event of the node as it is shipped; after a
+  // restart of the worker only for those that the server lacks.
   Shipper(Identity identity, const std::vector<Source>& sources, ServerApi& server,
           std::function<void(int rank, const channel::Event&)> on_event);
 
-  // Ships at most one chunk of each file. `more`: a file had more than that. An error is that of
-  // the first call that failed; the other files were tried all the same.
+  // Ships at most one chunk of each file. `more`: a file had more than that. The error is that of
+  // the first failing call; the other files were tried all the same.
   struct Progress {
     bool more = false;
-    // With `final`: everything is acknowledged, ends of file included.
+    // With `final`: everything is acknowledged, including ends of files.
     bool complete = false;
   };
-  // `final`: the processes have ended, the files do not grow any more.
+  // `final`: the processes have ended, and the files do not grow any more.
   absl::StatusOr<Progress> ShipOnce(bool final);
-  // After the last of them was acknowledged: whether the server still has all events. What it has
-  // lost meanwhile is shipped by the next ShipOnce.
+  // Called after the last event was acknowledged: true if the server still has all events. The next
+  // ShipOnce ships those that it has lost meanwhile.
   absl::StatusOr<bool> Confirm();
-  // Ships nothing more of the files that failed last; what of them: "rank-0.log from byte 42 on".
+  // Stops shipping the files that failed last; returns the parts not shipped: "rank-0.log from byte
+  // 42 on".
   std::vector<std::string> GiveUp();
 
  private:
@@ -62,13 +63,14 @@ class Shipper {
     bool events;
     int64_t offset = -1;  // -1: ask the server
     bool finished = false;
-    bool left_out = false;  // the rest of it, for good
-    bool failed = false;    // at the last try
+    bool left_out = false;  // the rest is not shipped
+    bool failed = false;    // in the last try
   };
 
   absl::Status ShipLog(Stream& stream, bool final, bool& more);
   absl::Status ShipEvents(Stream& stream, bool final, bool& more);
-  // The events in whole lines of `stream`, into `request` what the server needs of them.
+  // Parses the events in whole lines of `stream`, and adds those that the server needs to
+  // `request`.
   std::vector<channel::Event> ReadEvents(const Stream& stream, std::string_view lines,
                                          v1::AppendEventsRequest& request) const;
   absl::Status AskOffset(Stream& stream);
@@ -81,8 +83,8 @@ class Shipper {
   std::vector<Stream> streams_;
 };
 
-// The parsed form that the server needs of an event of that rank; no body when it needs none. Of
-// the ranks' steps only rank 0's count: they are figures over all ranks.
+// The parsed form of an event of that rank for the server; no body when the server does not need
+// it. Among step events only rank 0's count: they are figures over all ranks.
 v1::RankEvent ToRankEvent(int rank, const channel::Event& event, std::string_view line);
 
 }  // namespace sft::worker

@@ -28,7 +28,7 @@ namespace {
 
 constexpr char kProgressed[] = "sft/progressed";
 
-// What the server said of a download, by what follows from it.
+// Translates the server's status of a download by what the caller should do.
 absl::Status OfServer(const absl::Status& said, const std::string& what) {
   switch (said.code()) {
     case absl::StatusCode::kOk:
@@ -49,14 +49,14 @@ absl::Status OfServer(const absl::Status& said, const std::string& what) {
   }
 }
 
-// What this node's disk said: never the fault of who submitted the job.
+// Translates a disk error of this node: never the submitter's fault.
 absl::Status OfDisk(const absl::Status& said) {
   const bool as_it_is = said.ok() || absl::IsResourceExhausted(said) || absl::IsUnavailable(said) ||
                         absl::IsAborted(said);
   return as_it_is ? said : Internal(Message(said));
 }
 
-// Goes on from where the file ends.
+// Continues from the end of the file.
 absl::Status Download(ServerApi& server, const std::string& sha256, const std::string& path,
                       const std::string& what, io::AppendFile& out, const StopCheck& stop) {
   const int64_t begin = out.size();
@@ -68,8 +68,8 @@ absl::Status Download(ServerApi& server, const std::string& sha256, const std::s
         return appended;
       },
       stop);
-  // Of a full disk nobody goes on with it soon: it would only keep the disk full. Of what the
-  // server has damaged or has less of, nothing is worth going on with.
+  // After a full disk nobody would resume soon, and the part would only keep the disk full. If the
+  // server's copy is damaged or shorter, there is nothing to resume.
   const bool useless = absl::IsResourceExhausted(appended) || absl::IsDataLoss(fetched) ||
                        absl::IsOutOfRange(fetched);
   if (useless) SFT_RETURN_IF_ERROR(OfDisk(io::RemoveAll(path)));

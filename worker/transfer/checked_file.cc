@@ -26,7 +26,7 @@ void NoteChecked(const std::string& path, const std::string& stamp) {
 
 void MarkUsed(const std::string& path) {
   const bool checked = WasChecked(path);
-  // What cannot be marked counts as older than it is: at worst it is fetched again.
+  // If this fails, the file counts as older than it is: at worst it is downloaded again.
   (void)utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
   if (checked) NoteChecked(path, io::FullStampOf(path));
 }

@@ -28,7 +28,7 @@ absl::Status Lost(const std::string& what) {
   return DataLoss(fmt::format("the checkpoint to go on from is not there: {}", what));
 }
 
-// Whether the file is what the blob's name says; ABORTED when `stop` said so.
+// True when the file has the blob's hash; ABORTED when `stop` returned true.
 absl::StatusOr<bool> Matches(const std::string& path, const v1::Blob& blob, const StopCheck& stop) {
   if (io::FileSize(path).value_or(-1) != blob.size()) return false;
   const absl::StatusOr<io::FileHash> hash = io::HashFile(path, stop);
@@ -36,9 +36,9 @@ absl::StatusOr<bool> Matches(const std::string& path, const v1::Blob& blob, cons
   return hash.ok() && hash->sha256 == blob.sha256();
 }
 
-// A second name for a file that this node's ranks wrote, if it is what the blob's name says. It is
-// opened with their rights and then gone by what is open: a path of theirs may be another file, or
-// lead elsewhere, the next moment.
+// Hard-links a file that this node's ranks wrote, if it has the blob's hash. It is opened with
+// their rights, and then the descriptor is used: a path of theirs may lead elsewhere the next
+// moment.
 absl::StatusOr<bool> LinkOwn(const std::string& local, const v1::Blob& blob,
                              const std::string& path, const std::optional<RankUser>& rank_user,
                              const StopCheck& stop) {
@@ -65,8 +65,8 @@ absl::StatusOr<bool> AllMatch(const std::string& dir, const v1::Resume& resume,
   return true;
 }
 
-// One file of the checkpoint into the folder that becomes it: as left by an earlier try, from what
-// this node's own ranks wrote, or from the server.
+// Puts one file of the checkpoint into the folder being built: left by an earlier try, written by
+// this node's own ranks, or from the server.
 absl::Status Bring(const v1::ArtifactFile& file, const std::string& own, const std::string& target,
                    const std::optional<RankUser>& rank_user, ServerApi& server,
                    const StopCheck& stop) {
@@ -83,15 +83,16 @@ absl::Status Bring(const v1::ArtifactFile& file, const std::string& own, const s
   return absl::IsDataLoss(fetched) ? Lost(std::string(Message(fetched))) : fetched;
 }
 
-// Whether it is a folder, of this user, in which nobody else can make anything.
+// True for a folder of this user in which nobody else can make anything.
 bool IsOwnDir(const std::string& path) {
   struct stat info {};
   return lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid() &&
          (info.st_mode & 022) == 0;
 }
 
-// The worker's own folder in one where ranks make some, too: what they put there under this name is
-// removed, and once it is the worker's they cannot. Nothing is made through a link.
+// Makes a folder of the worker's inside one where ranks may write too: anything they put there
+// under this name is removed, and once the folder is the worker's they cannot. Never follows a
+// link.
 absl::Status MakeOwnDir(const std::string& path) {
   for (int tries = 0; tries < 2; ++tries) {
     if (mkdir(path.c_str(), 0700) == 0) return absl::OkStatus();
@@ -126,7 +127,7 @@ absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::stri
     SFT_RETURN_IF_ERROR(
         io::CloseTree(target, io::Owner{setup.rank_user->uid, setup.rank_user->gid}));
   }
-  // A crash between the two renames leaves no folder of the name: the next try fetches again.
+  // A crash between the two renames leaves no folder of that name: the next try downloads again.
   SFT_RETURN_IF_ERROR(io::RemoveAll(old));
   if (io::Exists(dir)) SFT_RETURN_IF_ERROR(io::RenameDurably(dir, old));
   SFT_RETURN_IF_ERROR(io::RenameDurably(target, dir));
@@ -136,9 +137,9 @@ absl::StatusOr<std::string> StageBlobs(const v1::Resume& resume, const std::stri
 
 using Kept = std::map<std::string, std::set<int64_t>>;
 
-// Deletes the folders of one job that are not kept. `all`: none may be coming. `live`: null where
-// the job has no attempt here. An attempt may write steps below the newest that is kept, when it
-// goes on from an earlier one.
+// Deletes a job's folders that are not kept. `all`: no more can arrive. `live`: null where the job
+// has no attempt here. An attempt that continues from an earlier step may write steps below the
+// newest one kept.
 absl::Status CleanJob(const std::string& dir, const std::set<int64_t>& kept, bool all,
                       const LiveJob* live) {
   const absl::StatusOr<std::vector<std::string>> names = io::ListDir(dir);
@@ -156,7 +157,7 @@ absl::Status CleanJob(const std::string& dir, const std::set<int64_t>& kept, boo
     spdlog::info("checkpoint {}/{} is deleted", dir, name);
     first_error.Update(io::RemoveAll(dir + "/" + name));
   }
-  if (kept.empty() && all) rmdir(dir.c_str());  // a folder that is not empty stays
+  if (kept.empty() && all) rmdir(dir.c_str());  // fails on a folder that is not empty, which stays
   return first_error;
 }
 
@@ -201,7 +202,7 @@ absl::StatusOr<std::string> StageCheckpoint(const v1::Resume& resume, const std:
     return dir;
   }
   if (!resume.node_path().empty()) {
-    // Of another job where this one goes on from it.
+    // The step belongs to another job when this one continues from it.
     const std::vector<std::string> jobs = IdsInPath("job", resume.node_path());
     const std::string job = jobs.empty() ? job_id : jobs.back();
     if (resume.node_path().starts_with(fmt::format("{}/checkpoints/{}/", setup.data_dir, job))) {
@@ -249,7 +250,7 @@ absl::Status CleanCheckpoints(const v1::CheckpointSet& kept, const LiveJobs& liv
   for (const v1::CheckpointSet::OfJob& job : kept.jobs()) {
     if (!job.shared() || !io::IsSafeRelative(job.job_id())) continue;
     const LiveJob* const attempts = live(job.job_id());
-    // What other nodes are writing for an attempt that is not here this one cannot know.
+    // This node cannot know what other nodes are writing for an attempt that is not here.
     if (attempts == nullptr && !job.ended()) continue;
     const std::string dir = setup.shared_dir + "/" + SharedCheckpointPath(job.job_id(), setup);
     const RankRights rights(setup.rank_user);

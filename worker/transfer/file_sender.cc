@@ -19,7 +19,7 @@ void FileSender::Send(const v1::FetchFile& request) {
   {
     const MutexLock lock(mutex_);
     if (waiting_.size() == kMaxWaiting) {
-      // The server's own deadline tells the one who asked.
+      // The requester gets the server's own deadline error.
       spdlog::warn("{} files wait to be sent: {} is dropped", kMaxWaiting, request.path());
       return;
     }

@@ -11,7 +11,7 @@
 
 namespace sft::worker {
 
-// Sends files that the server asks for, one after the other, on a thread of its own: those of the
+// Sends files that the server requests, one after the other, on a thread of its own: files of the
 // shared folder, and the config.json of a model below the roots, from which a job is planned. Any
 // other path is refused. At most kMaxWaiting requests wait; more are dropped.
 class FileSender {
@@ -21,7 +21,7 @@ class FileSender {
   // Both are borrowed.
   FileSender(const NodeSetup& setup, ServerApi& server);
 
-  // Any thread; does not block.
+  // Called from any thread; does not block.
   void Send(const v1::FetchFile& request);
 
  private:
@@ -32,7 +32,7 @@ class FileSender {
   ServerApi& server_;
   Mutex mutex_;
   std::deque<v1::FetchFile> waiting_ SFT_GUARDED_BY(mutex_);
-  IoThread thread_;  // last: it uses the others
+  IoThread thread_;  // last member: it uses the others
 };
 
 }  // namespace sft::worker

@@ -14,14 +14,14 @@
 namespace sft::worker {
 namespace {
 
-// Of one stream; a transfer that takes longer goes on from where it was.
+// Deadline of one stream; a longer transfer resumes where it was.
 constexpr std::chrono::minutes kTransferDeadline{15};
 // How soon a stop ends a transfer.
 constexpr std::chrono::milliseconds kStopInterval{200};
 
 using Channels = std::function<std::shared_ptr<grpc::Channel>()>;
 
-// The file itself is read by this process then, whoever may open it.
+// The file is opened with the reader's rights, and then read by this process.
 absl::StatusOr<io::UniqueFd> OpenAs(const std::optional<RankUser>& reader, const std::string& path,
                                     io::Links links) {
   const RankRights rights(reader);
@@ -99,7 +99,7 @@ class GrpcServerApi : public ServerApi {
     request.set_sha256(sha256);
     request.set_offset(offset);
     const auto stream = data->DownloadBlob(&context, request);
-    // A read ends by itself only when bytes come or the connection goes.
+    // A blocked read ends only when bytes arrive or the connection is closed.
     const IoThread watch("download", [&]() -> Nanos {
       if (stop()) context.TryCancel();
       return kStopInterval;
@@ -167,7 +167,7 @@ class GrpcServerApi : public ServerApi {
       if (got != data.size()) return DataLoss(file.path + " became shorter while it was uploaded");
       offset += static_cast<int64_t>(got);
       chunk.set_data(std::move(data));
-      if (!stream.Write(chunk)) return absl::OkStatus();  // Finish says why
+      if (!stream.Write(chunk)) return absl::OkStatus();  // Finish returns the reason
       chunk.Clear();
     } while (offset < file.size);
     return absl::OkStatus();

@@ -15,34 +15,33 @@
 
 namespace sft::worker {
 
-// Asked between chunks of a long transfer; true ends it with ABORTED.
+// Called between chunks of a long transfer; true ends it with ABORTED.
 using StopCheck = std::function<bool()>;
 
-// A file that goes to the server as a blob.
+// A file to upload as a blob.
 struct BlobFile {
   std::string path;
   std::string sha256;
   int64_t size = 0;
   std::string display_name;
-  std::optional<RankUser> reader = std::nullopt;  // with whose rights it is read
-  bool is_checkpoint = false;                     // goes where it can be deleted again
-  std::string attempt_uid, node;                  // that deliver it
+  std::optional<RankUser> reader = std::nullopt;  // the rights with which it is read
+  bool is_checkpoint = false;                     // stored where it can be deleted again
+  std::string attempt_uid, node;                  // the sender of the delivery
 };
 
 // The server's calls besides the session stream. Every call has a deadline. Errors: UNAVAILABLE and
-// DEADLINE_EXCEEDED of the transport, otherwise what the server says. Thread-safe.
+// DEADLINE_EXCEEDED of the transport, otherwise the server's status. Thread-safe.
 class ServerApi {
  public:
   virtual ~ServerApi() = default;
 
-  // The offset the server has afterwards.
+  // Returns the server's offset afterwards.
   virtual absl::StatusOr<int64_t> AppendLog(const v1::AppendLogRequest& request) = 0;
   virtual absl::StatusOr<int64_t> AppendEvents(const v1::AppendEventsRequest& request) = 0;
-  // Uploads what the server lacks of an artifact's or a checkpoint's file; nothing when it has all
-  // of it.
+  // Uploads the part of an artifact's or a checkpoint's file that the server lacks.
   virtual absl::Status UploadArtifact(const BlobFile& file, const StopCheck& stop) = 0;
-  // Passes the blob's bytes from `offset` on to `sink`, in order. `stop` is asked also while
-  // nothing comes, from another thread.
+  // Passes the blob's bytes from `offset` on to `sink`, in order. `stop` is also called while no
+  // data arrives, from another thread.
   virtual absl::Status Download(const std::string& sha256, int64_t offset,
                                 const std::function<absl::Status(std::string_view)>& sink,
                                 const StopCheck& stop) = 0;
@@ -53,8 +52,8 @@ class ServerApi {
                                 const std::string& error) = 0;
 };
 
-// Over gRPC, as the life `incarnation` of this worker; `channels` is asked at each call.
-// What SendFile sends is read with the rights of `reader`.
+// The API over gRPC, as the incarnation `incarnation` of this worker; `channels` is called at each
+// call. SendFile reads with the rights of `reader`.
 std::unique_ptr<ServerApi> MakeServerApi(std::function<std::shared_ptr<grpc::Channel>()> channels,
                                          const std::string& incarnation,
                                          std::optional<RankUser> reader = std::nullopt);
