@@ -34,7 +34,7 @@ absl::StatusOr<std::chrono::seconds> ParseDuration(const std::string& text) {
 
 namespace {
 
-// What travels to the server must be UTF-8; the shell passes any bytes.
+// Text sent to the server must be UTF-8; the shell passes any bytes.
 absl::Status CheckArguments(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];

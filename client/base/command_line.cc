@@ -21,7 +21,7 @@ std::string CheckWholeNumber(const std::string& text, int64_t from) {
   return fmt::format("must be a whole number from {} to 999999999, but is '{}'", from, text);
 }
 
-// What the parser calls a missing command is mostly a misspelt one; empty: it is not.
+// What CLI11 reports as a missing command is usually a misspelt one; empty if it is not.
 std::string UnknownCommand(const CLI::App& app) {
   const std::vector<std::string> left = app.remaining();
   if (!app.get_subcommands().empty() || left.empty() || left.front().starts_with("-")) return "";
@@ -42,7 +42,7 @@ ExitCode ReportParseError(const CLI::App& app, const CLI::ParseError& error,
     console.err << "sftctl: " << unknown << "\n";
     return kUsage;
   }
-  // Help and version are "errors" of this library with code 0.
+  // Help and version are "errors" of CLI11 with code 0.
   if (error.get_exit_code() != 0) console.err << "sftctl: ";
   return app.exit(error, console.out, console.err) == 0 ? kSucceeded : kUsage;
 }
@@ -158,7 +158,7 @@ void Command::Check(std::function<std::string()> problem) { problem_ = std::move
 
 void Command::Choose(CommandLine::Run run, bool connect) {
   app_->final_callback([this, run = std::move(run), connect] {
-    // Of a command and one below it, the one below is meant.
+    // If a command and its subcommand are given, the subcommand is meant.
     if (!app_->get_subcommands().empty()) return;
     const std::string problem = problem_ ? problem_() : "";
     if (!problem.empty()) throw CLI::ValidationError(problem);

@@ -19,7 +19,7 @@ namespace sft::client {
 class Connection;
 class Command;
 
-// A flag or argument of a command, owned by its command line. Each setter returns the option again.
+// A flag or argument of a command, owned by its command line. Setters return the option itself.
 class Option {
  public:
   explicit Option(CLI::Option* option) : option_(option) {}
@@ -28,17 +28,16 @@ class Option {
   Option* Excludes(Option* other);
   Option* Needs(Option* other);
   Option* Among(const std::vector<std::string>& words);
-  Option* WholeNumber(int64_t from);      // of nine digits at most
-  Option* Times(int least, int at_most);  // so many values
-  Option* ShowDefault();                  // in the help
+  Option* WholeNumber(int64_t from);      // at most nine digits
+  Option* Times(int least, int at_most);  // number of values
+  Option* ShowDefault();                  // in the help text
 
  private:
   CLI::Option* option_;
 };
 
-// The words of sftctl's command line: its commands with their flags, and what the words given ask
-// for. CLI11, which reads them, is behind this header: it costs every file that includes it
-// seconds.
+// Command line of sftctl: its commands with their flags, and the choice that the given words make.
+// Hides CLI11, which would cost every file that includes it seconds.
 class CommandLine {
  public:
   using Run = std::function<ExitCode(Connection&)>;
@@ -49,11 +48,11 @@ class CommandLine {
 
   Command& root();
 
-  // What is left to do: the command that was asked for, or the exit code of a command line that is
-  // wrong (said on `console`) or asked for help alone; then `run` is empty.
+  // The result of parsing: the command to run, or an empty `run` with the exit code, when the
+  // command line was wrong (reported on `console`) or only help was requested.
   struct Choice {
     Run run;
-    bool connect = true;  // it talks to a server
+    bool connect = true;  // the command talks to a server
     ExitCode code = kSucceeded;
   };
   Choice Parse(int argc, const char* const* argv, const Console& console);
@@ -64,34 +63,35 @@ class CommandLine {
   std::unique_ptr<State> state_;
 };
 
-// A command, the root of all included. Owned by its command line.
+// A command, or the root of all commands. Owned by its command line.
 class Command {
  public:
   Command(CLI::App* app, CommandLine::State* state) : app_(app), state_(state) {}
 
-  // A command below this one, with an example in its help.
+  // Adds a subcommand, with an example for its help.
   Command* AddCommand(const std::string& name, const std::string& description,
                       const std::string& example);
-  // One of the commands below has to be given.
+  // Requires that one of the subcommands is given.
   void RequireCommand();
 
   // T: std::string, int, int64_t, an optional of std::string, int or double, or a vector of
-  // std::string, whose flag takes one value each time it is given. `value` has to live until the
-  // command has run.
+  // std::string, whose flag takes one value each time it is given. `value` must outlive the
+  // command's run.
   template <typename T>
   Option* AddOption(const std::string& name, T& value, const std::string& help);
   Option* AddFlag(const std::string& name, bool& value, const std::string& help);
 
-  // `problem` says what is wrong with the values together; an empty string: nothing.
+  // `problem` checks the values together and returns the error; empty if there is none.
   void Check(std::function<std::string()> problem);
-  // What the command does, with a connection that was checked; RunHere: without a server.
+  // Sets the function to run, with a connection that was checked; RunHere sets one that needs no
+  // server.
   void Run(CommandLine::Run run);
   void RunHere(CommandLine::Run run);
 
   const std::string& name() const;
   std::string description() const;
-  std::vector<const Command*> commands() const;  // below this one
-  std::vector<std::string> flags() const;        // as "--flag"
+  std::vector<const Command*> commands() const;  // subcommands
+  std::vector<std::string> flags() const;        // written as "--flag"
 
  private:
   Option* Keep(CLI::Option* option);

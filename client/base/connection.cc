@@ -120,7 +120,7 @@ absl::Status Connection::ExplainTls() {
         fmt::format("the server at {} asks for TLS and a token: log in first (`sftctl login {}`)",
                     server_, server_));
   }
-  // That nobody answers is said better below.
+  // An unreachable server is explained better below.
   return absl::IsUnavailable(why) ? absl::OkStatus() : why;
 }
 
@@ -128,7 +128,7 @@ absl::Status Connection::Describe(const grpc::Status& status,
                                   std::vector<rpc::FieldViolation>* violations) {
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     SFT_RETURN_IF_ERROR(ExplainTls());
-    // Whoever names another machine has a server there already.
+    // The advice to start a server is only for addresses of this machine.
     const absl::StatusOr<rpc::Endpoint> endpoint = rpc::ParseEndpoint(server_);
     const bool here = endpoint.ok() && rpc::IsLoopback(endpoint->host);
     return Unavailable(fmt::format(

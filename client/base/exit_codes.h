@@ -5,14 +5,14 @@
 
 namespace sft::client {
 
-// What sftctl's exit status means; docs/cli.md lists the same table.
+// Exit statuses of sftctl; docs/cli.md has the same table.
 enum ExitCode : int {
   kSucceeded = 0,
   kInternal = 1,
   kUsage = 2,  // wrong flags, or an invalid job file
   kNotFound = 3,
   kUnreachable = 4,  // no server, RPC deadline, or --timeout passed
-  kRefused = 5,      // not allowed, quota, versions that do not fit
+  kRefused = 5,      // not permitted, quota, incompatible versions
   kJobFailedUser = 10,
   kJobFailedInfra = 11,
   kJobCancelled = 12,
@@ -21,7 +21,7 @@ enum ExitCode : int {
 
 ExitCode ExitCodeOf(const absl::Status& status);
 
-// Of an ended job: by its state and its verdict's domain.
+// The exit code for an ended job, from its state and its verdict's domain.
 ExitCode ExitCodeOf(const v1::Job& job);
 
 }  // namespace sft::client

@@ -37,7 +37,7 @@ void Interrupt::Install() {
       MutexLock lock(mutex);
       if (current != nullptr) current->TryCancel();
     }
-    // A second one ends the process the hard way: nobody is kept waiting.
+    // A second signal ends the process at once.
     sigwait(&set, &signal);
     _exit(130);
   }).detach();

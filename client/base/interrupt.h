@@ -4,17 +4,18 @@
 
 namespace sft::client {
 
-// Ctrl-C and SIGTERM end the call under way and nothing else, so that a command can say how to come
-// back. One in a process; Install before the first thread is started.
+// Handling of Ctrl-C and SIGTERM: they only cancel the call under way, so that a command can say
+// how to come back. One per process; Install before the first thread is started.
 class Interrupt {
  public:
-  // Blocks the signals in this thread and those it starts, and begins to wait for them.
+  // Blocks the signals in this thread and those that it starts, and begins to wait for them.
   static void Install();
-  // Whether one has come.
+  // True after a signal.
   static bool Raised();
 
-  // Cancels `context` when a signal comes, or at once if one came already; while this object lives.
-  // They nest: the innermost is cancelled first, and those around it as soon as it is gone.
+  // While this object lives, a signal cancels `context`; at once if one came already. Objects nest:
+  // the innermost context is cancelled first, and each outer one as soon as the inner object is
+  // gone.
   explicit Interrupt(grpc::ClientContext& context);
   ~Interrupt();
   Interrupt(const Interrupt&) = delete;

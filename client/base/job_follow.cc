@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kLostServer[] = "lost the server; waiting for it to come back (the job goes on)\n";
 
-// A stream that is to be opened again: a server that stops in good order cancels its calls.
+// True when the stream is to be reopened: a server that shuts down cancels its calls.
 bool IsOutage(const grpc::Status& status) {
   return status.ok() || status.error_code() == grpc::StatusCode::UNAVAILABLE ||
          status.error_code() == grpc::StatusCode::CANCELLED;
@@ -58,7 +58,7 @@ class Follower {
   }
 
  private:
-  // The deadline may have passed before the watch said anything: what the job is then is asked.
+  // The timeout may have passed before the watch delivered anything, so the job is fetched.
   absl::StatusOr<v1::Job> TimedOut() {
     if (!last_) {
       v1::GetJobRequest request;
@@ -91,7 +91,7 @@ class Follower {
     return reader->Finish();
   }
 
-  // New points since the last call. An error is left to the watch, which meets it too.
+  // Reads points added since the last call. An error is left to the watch, which gets it too.
   void ReadMetrics() {
     grpc::ClientContext context;
     rpc::SetDeadline(context, rpc::kUnaryDeadline);

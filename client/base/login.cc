@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxFile = 1 << 20;
 
-// An empty object when there is no file.
+// Returns an empty object when there is no file.
 absl::StatusOr<Json> ReadAll() {
   const absl::StatusOr<std::string> path = LoginPath();
   if (!path.ok() || !io::Exists(*path)) return Json::object();

@@ -16,12 +16,12 @@ namespace {
 
 constexpr std::chrono::milliseconds kFirstPause{250};
 constexpr std::chrono::seconds kMaxPause{5};
-// How long an upload may stand still: ours, and another's, at whose end the server reads and checks
-// the whole file.
+// How long an upload may make no progress: ours, or another client's, at whose end the server reads
+// and checks the whole file.
 constexpr Nanos kPatience = std::chrono::seconds(15);
 constexpr Nanos kOtherPatience = std::chrono::minutes(10);
 
-// One stream from `offset` to the end; the answer's status.
+// Sends one stream from `offset` to the end; returns the answer's status.
 grpc::Status SendFrom(Connection& connection, const LocalFile& file, const std::string& project,
                       int fd, int64_t offset) {
   grpc::ClientContext context;
@@ -45,7 +45,7 @@ grpc::Status SendFrom(Connection& connection, const LocalFile& file, const std::
     if (!got.ok()) return rpc::ToGrpc(got.status());
     if (*got == 0 && !first) return {grpc::StatusCode::INVALID_ARGUMENT, "became shorter"};
     request.set_data(chunk.data(), *got);
-    if (!writer->Write(request)) break;  // the server has answered: Finish tells what
+    if (!writer->Write(request)) break;  // the server has answered: Finish returns it
     offset += static_cast<int64_t>(*got);
     first = false;
   }
@@ -97,7 +97,7 @@ absl::Status UploadDataset(Connection& connection, const LocalFile& file,
     }
     const grpc::Status status = SendFrom(connection, file, project, fd.get(), known.received());
     if (status.ok()) return absl::OkStatus();
-    // Somebody else sends the same file: what matters is that it gets there.
+    // Another client is uploading the same file, which is just as good.
     const bool another = status.error_code() == grpc::StatusCode::ABORTED;
     const bool again = another || status.error_code() == grpc::StatusCode::UNAVAILABLE ||
                        status.error_code() == grpc::StatusCode::OUT_OF_RANGE;

@@ -7,21 +7,21 @@
 
 namespace sft::client {
 
-// A file of this machine, by content.
+// A local file, with its hash and size.
 struct LocalFile {
   std::string path;  // on this machine
   std::string sha256;
   int64_t size = 0;
 };
 
-// Reads and hashes a file that a job names; the error names the key that asked for it.
+// Reads and hashes a file that a job names; the error names the job's key.
 absl::StatusOr<LocalFile> HashLocalFile(const std::string& key, const std::string& path);
 
-// Whether the server has the file for this project; also false where it does not say.
+// True when the server has the file for this project; false too when the server does not answer.
 bool IsUploaded(Connection& connection, const LocalFile& file, const std::string& project);
 
-// Sends the file unless the server has it, from where an earlier upload stopped. Safe to repeat.
-// `project`: whose it will be; empty: the server knows the one.
+// Uploads the file unless the server has it, resuming an earlier upload. Safe to repeat. `project`:
+// the owner; empty: the server knows the only one.
 absl::Status UploadDataset(Connection& connection, const LocalFile& file,
                            const std::string& project);
 

@@ -16,7 +16,7 @@ using Auth = v1::AuthService::Stub;
 
 std::string RoleName(v1::Role role) { return role == v1::SUBMITTER ? "submitter" : "viewer"; }
 
-// "-" for a time that was never set.
+// "-" for a time that is not set.
 std::string Time(bool set, const google::protobuf::Timestamp& time) {
   return set ? Utc(time) : "-";
 }
@@ -142,7 +142,7 @@ ExitCode CreateToken(Connection& connection, const TokenOptions& options, bool j
   if (life != "never") {
     const auto seconds = ParseDuration(life);
     if (!seconds.ok()) return Fail(connection, Annotate(seconds.status(), "--expires"));
-    // The server takes 0 for a life without an end.
+    // For the server 0 means no expiry.
     if (seconds->count() == 0) {
       return Fail(connection, InvalidArgument("--expires: a token lives for longer than that; "
                                               "`never` makes one without an end"));

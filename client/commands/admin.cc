@@ -17,11 +17,11 @@ namespace sft::client {
 namespace {
 
 struct BackupOptions {
-  std::string to;      // on the server's machine
-  std::string output;  // here
+  std::string to;      // a folder on the server's machine
+  std::string output;  // a local folder
 };
 
-// The files of a copy as they come, one after the other.
+// Receives the files of a backup, one after the other.
 class IncomingFiles {
  public:
   explicit IncomingFiles(std::string folder) : folder_(std::move(folder)) {}
@@ -47,7 +47,7 @@ class IncomingFiles {
   std::optional<io::AppendFile> file_;
 };
 
-// A new folder that only its owner may read: a copy has what users submit.
+// Makes a new folder that only its owner may read: a backup contains what users submit.
 absl::Status MakeOwnFolder(const std::string& path) {
   SFT_RETURN_IF_ERROR(io::RemoveAll(path));
   SFT_RETURN_IF_ERROR(io::MakeDirs(path));

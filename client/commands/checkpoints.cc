@@ -14,7 +14,7 @@
 #include "common/base/json.h"
 #include "sft/v1/job_service.grpc.pb.h"
 
-// checkpoint, checkpoints and resume.
+// Commands checkpoint, checkpoints and resume.
 
 namespace sft::client {
 namespace {
@@ -32,12 +32,12 @@ absl::StatusOr<v1::ListCheckpointsResponse> ListOf(Connection& connection, const
   return connection.Call(&v1::JobService::Stub::ListCheckpoints, request);
 }
 
-// Attempt and step of those that there are.
+// Attempt and step of the checkpoints that existed before.
 using Known = std::set<std::pair<int, int64_t>>;
 
-// The checkpoint that answers the call, if it is committed by now: one that was not there before,
-// of the step at which it was asked for or a later one, or of a later attempt, which may have begun
-// at an earlier step. Times say nothing: the server's clock may be set meanwhile.
+// The checkpoint that answers the request, if it is committed: a new one, of the requested step or
+// a later one, or of a later attempt, which may have begun at an earlier step. Times are not
+// compared, because the server's clock may be set meanwhile.
 absl::StatusOr<std::optional<v1::Checkpoint>> FindAnswer(Connection& connection,
                                                          const std::string& job, const Known& known,
                                                          const v1::CheckpointJobResponse& asked) {
@@ -59,7 +59,7 @@ ExitCode Report(Connection& connection, const v1::Checkpoint& checkpoint, bool j
   return kSucceeded;
 }
 
-// Looks each time the job changes: a commit is a change.
+// Checks each time the job changes: a commit is a change.
 ExitCode WaitForAnswer(Connection& connection, const CheckpointOptions& options, const Known& known,
                        const v1::CheckpointJobResponse& asked, bool json) {
   FollowOptions follow;

@@ -10,13 +10,13 @@
 
 namespace sft::client {
 
-// The flags that every command may have. They live as long as the command line.
+// Flags common to all commands. They live as long as the command line.
 struct Session {
   std::string server;  // --server
   bool json = false;   // --json, on each command that has it
 };
 
-// Each adds its command: flags, help with an example, and what it does.
+// Each function adds its command: flags, help with an example, and the action.
 void AddSubmit(Command& app, Session& session);
 void AddStatus(Command& app, Session& session);
 void AddList(Command& app, Session& session);
@@ -35,7 +35,7 @@ void AddLogin(Command& app, Session& session);     // login and whoami
 void AddEvents(Command& app, Session& session);
 void AddDownload(Command& app, Session& session);
 void AddNodes(Command& app, Session& session);  // nodes, variants and models
-// drain, cordon and resume, below `nodes` and (drain) for itself.
+// drain, cordon and resume below `nodes`, and drain as a command of its own.
 void AddNodeHolds(Command& app, Command& nodes, Session& session);
 void AddStorage(Command& app, Session& session);  // storage and rm
 void AddStorageQuotas(Command& admin, Session& session);
@@ -47,19 +47,19 @@ void AddJsonFlag(Command* command, Session& session);
 // --project, by default SFT_PROJECT.
 void AddProjectOption(Command* command, std::string& project);
 
-// Prints "sftctl: message" to err and returns the status's exit code.
+// Prints "sftctl: message" to err and returns the exit code for the status.
 ExitCode Fail(Connection& connection, const absl::Status& status);
 
-// Says how to come back with `command`, after Ctrl-C.
+// After Ctrl-C: prints how to come back with `command`.
 ExitCode Detached(Connection& connection, const std::string& command);
 
-// "60s", "5m", "2h", "1d", or seconds as a plain number.
+// Parses "60s", "5m", "2h", "1d", or a plain number of seconds.
 absl::StatusOr<std::chrono::seconds> ParseDuration(const std::string& text);
 
-// Follows the job with a progress view, then says how it ended: shared by submit, status and wait.
+// Follows the job with a progress view and prints how it ended; shared by submit, status and wait.
 ExitCode FollowToTheEnd(Connection& connection, const std::string& name, bool json);
 
-// Prints how an ended job ended, with its verdict and what to do next.
+// Prints how a job ended, with its verdict and what to do next.
 void PrintEnding(Connection& connection, const v1::Job& job);
 
 }  // namespace sft::client

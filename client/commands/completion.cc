@@ -15,7 +15,7 @@ std::vector<std::string> CommandNames(const Command& command) {
   return names;
 }
 
-// What may follow a command: its own commands, and its flags.
+// Words that may follow a command: its subcommands and its flags.
 std::string WordsAfter(const Command& command) {
   std::vector<std::string> words = CommandNames(command);
   const std::vector<std::string> flags = command.flags();

@@ -31,8 +31,8 @@ struct DownloadOptions {
   std::string out;
 };
 
-// An error of this machine's disk, which is none of the server's: a folder that cannot be made is a
-// wrong -o, not a missing job.
+// Converts an error of the local disk: a folder that cannot be made is a wrong -o, not a missing
+// job.
 absl::Status Local(const absl::Status& status) {
   if (status.ok()) return status;
   const bool wrong_folder =
@@ -42,8 +42,8 @@ absl::Status Local(const absl::Status& status) {
              : Internal(Message(status));
 }
 
-// Downloads into DIR.partial and renames it at the end: a folder under its own name is whole. What
-// a broken download left is continued by the next.
+// Downloads into DIR.partial and renames it at the end, so that a folder under its own name is
+// complete. The next download continues a broken one.
 class Downloader {
  public:
   Downloader(Connection& connection, const v1::Artifact& artifact, std::string folder)
@@ -62,21 +62,21 @@ class Downloader {
       }
       SFT_RETURN_IF_ERROR(Annotate(Fetch(file), file.path()));
     }
-    // An empty folder makes room, and nothing else.
+    // Only an empty folder may be replaced.
     std::error_code error;
     std::filesystem::remove(folder_, error);
     return Local(io::RenameDurably(partial_, folder_));
   }
 
  private:
-  // Two that write into one folder would take each other's bytes for their own.
+  // Two downloads into one folder would take each other's bytes for their own.
   absl::StatusOr<io::UniqueFd> Lock() {
     SFT_RETURN_IF_ERROR(Local(io::MakeDirs(partial_)));
     io::UniqueFd fd(::open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!fd.valid()) return Local(ErrnoStatus(fmt::format("cannot open {}", partial_), errno));
-    // A file system without locks has none to wait for.
+    // On a file system without locks nothing is locked.
     const bool busy = ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    // The other one may have ended meanwhile, and given the folder its own name.
+    // The other download may have ended meanwhile and renamed the folder.
     struct stat locked {
     }, there{};
     const bool same = ::fstat(fd.get(), &locked) == 0 && ::stat(partial_.c_str(), &there) == 0 &&
@@ -146,8 +146,8 @@ class Downloader {
   const std::string partial_;
 };
 
-// Where the artifact goes without -o: a name of its own in the current folder. What its job says is
-// the submitter's word, who may be another than the one who downloads.
+// The artifact's folder without -o: a name of its own in the current folder. The job's texts are
+// not used, because the submitter may be another person than the one who downloads.
 std::string DefaultFolder(const std::string& job, const v1::Artifact& artifact) {
   const std::string kind = artifact.kind() == "model" ? "model" : "adapter";
   std::string name = ShortName(job) + "-" + kind;

@@ -56,7 +56,7 @@ ExitCode List(Connection& connection, const ListOptions& options, bool json) {
     request.set_page_token(page->next_page_token());
   }
   if (!options.sweep.empty() && left == options.limit) {
-    // Either none of its jobs is in these states, or there is no such sweep.
+    // Either the sweep has no jobs in these states, or it does not exist.
     v1::ListJobsRequest any;
     any.set_sweep(options.sweep);
     any.set_page_size(1);

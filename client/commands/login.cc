@@ -28,7 +28,7 @@ struct LoginOptions {
   std::string token_file = "-";
 };
 
-// A line of standard input; what is typed is not shown.
+// Reads a line from standard input without echo.
 std::string TypedLine(Connection& connection) {
   termios before{};
   const bool terminal = isatty(STDIN_FILENO) == 1 && tcgetattr(STDIN_FILENO, &before) == 0;
@@ -69,7 +69,7 @@ absl::StatusOr<std::string> ReadToken(Connection& connection, const std::string&
       "token create` prints it");
 }
 
-// The beginning of one would be compared with the whole, and be called another server's.
+// A prefix would be compared with the whole fingerprint and be reported as another server's.
 absl::Status CheckFingerprint(const std::string& fingerprint) {
   constexpr size_t kDigits = 64;
   const bool hex = fingerprint.find_first_not_of("0123456789abcdef") == fingerprint.npos;
@@ -79,7 +79,7 @@ absl::Status CheckFingerprint(const std::string& fingerprint) {
       kDigits, fingerprint.size(), hex ? "" : " characters, some of them others"));
 }
 
-// The certificate to trust: a file, or what the server shows if its fingerprint was given.
+// The certificate to trust: a file, or the one the server shows if its fingerprint was given.
 absl::StatusOr<std::string> Authority(const LoginOptions& options, const rpc::Endpoint& endpoint) {
   if (!options.authority.empty()) {
     absl::StatusOr<std::string> pem = io::ReadFile(options.authority, 1 << 20);
@@ -160,7 +160,7 @@ absl::StatusOr<Login> MakeLogin(Connection& connection, const LoginOptions& opti
   login.server = options.server.empty() ? connection.server() : options.server;
   SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint, rpc::ParseEndpoint(login.server));
   SFT_ASSIGN_OR_RETURN(login.security.authority_pem, Authority(options, endpoint));
-  // Before the token is asked for: it is not typed for a server that cannot be trusted.
+  // Checked before the token is typed, so that it is not typed for an untrusted server.
   SFT_RETURN_IF_ERROR(tls::Explain(endpoint.host, endpoint.port, login.security.authority_pem,
                                    connection.clock().Wall()));
   SFT_ASSIGN_OR_RETURN(login.security.token, ReadToken(connection, options.token_file));

@@ -27,8 +27,8 @@ std::string Grouped(int64_t number) {
   return digits;
 }
 
-// Reads a log to its end, through disconnects: a broken stream goes on at the byte it had reached,
-// and when the job is restarted with the next attempt's log.
+// Reads a log to its end, through disconnects: a broken stream resumes at the byte it had reached
+// and, when the job is restarted, continues with the next attempt's log.
 class LogReader {
  public:
   LogReader(Connection& connection, const LogOptions& options) : connection_(connection) {

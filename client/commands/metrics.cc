@@ -50,7 +50,7 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
   request.set_follow(options.follow);
   request.set_all_attempts(options.all_attempts);
   Table table({"STEP", "LOSS", "VAL.LOSS", "LR", "GRAD_NORM", "TOKENS", "TOK/S", "MEMORY"});
-  // A broken stream goes on at the point it had reached.
+  // A broken stream resumes at the point it had reached.
   const auto stream = [&](bool& heard, bool& ended) {
     grpc::ClientContext context;
     Interrupt interrupt(context);
@@ -80,7 +80,7 @@ ExitCode Metrics(Connection& connection, const MetricOptions& options, bool json
   return kSucceeded;
 }
 
-// One file of the answer under its own name below the folder; nothing of what was there before.
+// Writes a chunk to its file below the folder; an existing file is replaced.
 absl::Status SaveChunk(const std::string& folder, const v1::ReadTensorBoardResponse& chunk,
                        std::optional<io::AppendFile>& file) {
   if (!io::IsSafeRelative(chunk.file()) || chunk.file().find('/') != std::string::npos) {
@@ -94,7 +94,7 @@ absl::Status SaveChunk(const std::string& folder, const v1::ReadTensorBoardRespo
   return file->Append(chunk.data());
 }
 
-// Fetches the event files into DIR/JOB, so that one DIR holds the runs of many jobs.
+// Downloads the event files into DIR/JOB, so that one DIR holds the runs of many jobs.
 ExitCode TensorBoard(Connection& connection, const MetricOptions& options) {
   const std::string folder = options.tensorboard + "/" + ShortName(options.job);
   v1::ReadTensorBoardRequest request;

@@ -23,7 +23,7 @@ struct NodeHoldOptions {
   std::string timeout;  // duration
 };
 
-// How often --wait looks.
+// Polling interval of --wait.
 constexpr std::chrono::seconds kLook{1};
 
 void PrintHeld(Connection& connection, const v1::Node& node, bool json) {
@@ -55,7 +55,7 @@ absl::StatusOr<v1::Node> FindNode(Connection& connection, const std::string& nam
   }
 }
 
-// Until no job is on the node.
+// Waits until no job is on the node.
 ExitCode WaitUntilEmpty(Connection& connection, const NodeHoldOptions& options, bool json) {
   std::optional<std::chrono::seconds> timeout;
   if (!options.timeout.empty()) {

@@ -31,7 +31,7 @@ std::string SlotText(const v1::Node& node) {
   return text;
 }
 
-// Jobs that hold its slots, each once.
+// Jobs that hold its slots, without repeats.
 std::vector<std::string> JobsOf(const v1::Node& node) {
   std::vector<std::string> jobs;
   for (const v1::Slot& slot : node.slots()) {
@@ -43,7 +43,7 @@ std::vector<std::string> JobsOf(const v1::Node& node) {
   return jobs;
 }
 
-// "12% free", with "!" where the operator should look.
+// "12% free", with "!" where the operator should act.
 std::string DiskText(const v1::Node& node) {
   if (!node.has_disk() || node.disk().total_bytes() == 0) return "-";
   const double share = static_cast<double>(node.disk().free_bytes()) /
@@ -55,7 +55,8 @@ std::string DiskText(const v1::Node& node) {
                                                   : "");
 }
 
-// Clocks this far apart make times of logs and events wrong; nothing else depends on them.
+// A larger difference between clocks makes times of logs and events wrong; nothing else depends on
+// them.
 constexpr double kClockTold = 2;
 
 std::string ClockText(const v1::Node& node) {
@@ -66,7 +67,7 @@ std::string ClockText(const v1::Node& node) {
                      node.clock_offset_seconds() > 0 ? "ahead" : "behind");
 }
 
-// Why it takes nothing new, and what else an operator should know.
+// Why the node takes no new work, and other warnings for an operator.
 std::string WhyText(const v1::Node& node) {
   std::vector<std::string> why;
   if (!node.unusable().empty()) why.push_back(node.unusable());

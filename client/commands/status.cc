@@ -77,7 +77,7 @@ void PrintJob(Connection& connection, const v1::Job& job) {
   if (IsEnded(job.state())) PrintEnding(connection, job);
 }
 
-// The job that was submitted last.
+// The job submitted last.
 absl::StatusOr<std::string> NewestJob(Connection& connection) {
   v1::ListJobsRequest request;
   request.set_page_size(1);
@@ -140,7 +140,7 @@ void PrintEnding(Connection& connection, const v1::Job& job) {
     err << fmt::format("  it can go on from step {}: `sftctl resume {}`\n", job.checkpoint_step(),
                        id);
   }
-  // An attempt that ended before its processes were started has no log.
+  // An attempt that ended before its processes started has no log.
   if (verdict.process() == "prepare") {
     err << fmt::format("  its log: `sftctl logs {} --prepare`\n", id);
   } else if (verdict.rank() >= 0) {

@@ -62,7 +62,7 @@ RunFigures FiguresOf(const v1::Job& job, const std::vector<v1::Metric>& curve, d
   for (const v1::Metric& metric : curve) {
     (metric.is_eval() ? run.validations : run.steps).push_back(metric);
     if (metric.is_eval()) continue;
-    // A point stands for the steps since the one before it.
+    // A point stands for all steps since the previous one.
     run.tokens += metric.tokens() * (metric.step() - run.last_step);
     run.last_step = metric.step();
     run.gpu_memory_bytes = std::max(run.gpu_memory_bytes, metric.gpu_memory_bytes());

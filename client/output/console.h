@@ -4,7 +4,7 @@
 
 namespace sft::client {
 
-// Where a command writes: stdout is data, stderr is talk. Tests give string streams.
+// Output streams of a command: stdout is data, stderr is talk. Tests pass string streams.
 struct Console {
   std::ostream& out;
   std::ostream& err;

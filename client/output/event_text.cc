@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMaxKind = 24;
 
-// The fields of what a rank wrote.
+// Access to the fields of a rank's event.
 class Note {
  public:
   explicit Note(const Json& json) : json_(json) {}
@@ -85,7 +85,7 @@ std::string Resumed(const Note& note) {
   return text;
 }
 
-// Predicted and measured.
+// Formats predicted and measured figures of the plan.
 std::string Plan(const Note& note) {
   const auto both = [&](const char* key) {
     const auto found = note.json().find(key);
@@ -109,7 +109,7 @@ std::string Plan(const Note& note) {
   return text;
 }
 
-// An event that this client does not know: each field with its name in words.
+// Formats an event that this client does not know: each field with its name in words.
 std::string AnyFields(const Json& note) {
   std::string words;
   for (const auto& [key, value] : note.items()) {

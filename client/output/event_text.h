@@ -6,8 +6,8 @@
 
 namespace sft::client {
 
-// An event of a job's history for people: what it says, as a sentence, and its kind as a word. Both
-// may come from a node or a newer server: nothing in them reaches the terminal as it is.
+// Formats an event of a job's history for people: its text as a sentence, and its kind as a word.
+// Both may come from a node or a newer server, so control characters are escaped.
 std::string EventText(const v1::JobEvent& event);
 std::string EventKind(const v1::JobEvent& event);
 

@@ -7,7 +7,7 @@
 
 namespace sft::client {
 
-// "job-abc" of "projects/p/jobs/job-abc".
+// Shortens "projects/p/jobs/job-abc" to "job-abc".
 std::string ShortName(const std::string& name);
 std::string Bytes(int64_t bytes);      // "1.25 GB" (10^9)
 std::string Duration(double seconds);  // "59s", "3m20s", "2h05m", "4d03h"

@@ -123,7 +123,7 @@ Json MetricJson(const v1::Metric& metric) {
     return {{"type", "validation"},
             {"step", metric.step()},
             {"val_loss", Number(metric.val_loss())},
-            {"val.loss", Number(metric.val_loss())},  // its first spelling, which stays
+            {"val.loss", Number(metric.val_loss())},  // the original spelling, which stays
             {"time", Utc(metric.time())},
             {"attempt", metric.attempt()}};
   }

@@ -7,7 +7,7 @@
 #include "sft/v1/job.pb.h"
 #include "sft/v1/node.pb.h"
 
-// The stable forms that --json prints; docs/cli.md describes them. Members are only ever added.
+// The stable JSON that --json prints; described in docs/cli.md. Members are only ever added.
 
 namespace sft::client {
 
@@ -19,7 +19,7 @@ Json MetricJson(const v1::Metric& metric);
 Json EventJson(const v1::JobEvent& event);
 Json CheckpointJson(const v1::Checkpoint& checkpoint);
 Json NodeJson(const v1::Node& node);
-// UP, SUSPECT, CORDONED, DRAINING (its jobs are still there), DRAINED.
+// UP, SUSPECT, CORDONED, DRAINING (it still has jobs), DRAINED.
 std::string NodeStateName(const v1::Node& node);
 Json VariantJson(const v1::Variant& variant);
 Json ModelJson(const std::string& node, const v1::Model& model);

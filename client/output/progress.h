@@ -7,15 +7,15 @@
 
 namespace sft::client {
 
-// Shows a job as it goes: on a terminal one line that is redrawn, with a bar, loss and speed;
-// elsewhere a plain line a change of state and a training step. Writes to the console's err.
+// Shows a job's progress. On a terminal it redraws one line with a bar, loss and speed; elsewhere
+// it prints a plain line per change of state and per training step. Writes to the console's err.
 class ProgressView {
  public:
   explicit ProgressView(Console console) : console_(console) {}
 
   void OnJob(const v1::Job& job);
   void OnMetric(const v1::Metric& metric);
-  // Ends the redrawn line; call before anything else is printed.
+  // Ends the redrawn line; call before printing anything else.
   void Finish();
 
  private:
@@ -27,7 +27,7 @@ class ProgressView {
   int64_t total_steps_ = 0;
 };
 
-// "place 3 in line, start 2026-..., end 2026-..."; empty: nothing is known.
+// "place 3 in line, start 2026-..., end 2026-..."; empty if nothing is known.
 std::string OutlookText(const v1::Outlook& outlook);
 
 // "[=====>    ] 12/40  loss 1.234  val 1.100  850 tok/s  1.20 GB  eta 1m20s", cut to `width`.

@@ -7,7 +7,7 @@
 
 namespace sft::client {
 
-// What a dry run prints: of a job with problems those, else its values and its plan.
+// Prints a dry run: the problems of a job that has some, else its values and its plan.
 Json ResolutionJson(const v1::ResolveJobResponse& response);
 void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response);
 

@@ -5,8 +5,8 @@
 
 namespace sft::client {
 
-// Columns as wide as their widest cell, two spaces between; the last one is not padded. A cell is
-// one line, whatever it holds. Made for people: scripts use --json.
+// A text table: columns as wide as their widest cell, two spaces between; the last one is not
+// padded. A cell is always printed on one line. For people: scripts use --json.
 class Table {
  public:
   explicit Table(std::vector<std::string> header);
