@@ -27,7 +27,7 @@ struct ShardParts {
 };
 ShardParts PartsOf(const spec::JobSpec& job);
 
-// Whether masters and states live in host memory, beside a device of another kind; and whether the
+// True when masters and states live in host memory, beside a device of another kind; and when the
 // weights of blocks do, which are then streamed.
 bool Offloads(const spec::JobSpec& job, Device device);
 bool Streams(const spec::JobSpec& job, Device device);
