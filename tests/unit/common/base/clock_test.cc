@@ -36,7 +36,7 @@ TEST(WallTimeTest, MicrosecondsComeBackEqual) {
   EXPECT_EQ(UnixMicros(FromUnixMicros(0)), 0);
 }
 
-TEST(WallTimeTest, WhatACountOfNanosecondsDoesNotReachIsNoTime) {
+TEST(WallTimeTest, TimesOutsideTheRangeOfNanosecondsAreRejected) {
   EXPECT_TRUE(ParseUtc("2261-12-31T23:59:59Z").has_value());
   EXPECT_FALSE(ParseUtc("2999-01-01T00:00:00Z").has_value());
   EXPECT_FALSE(ParseUtc("1500-01-01T00:00:00Z").has_value());

@@ -5,7 +5,7 @@
 namespace sft {
 namespace {
 
-TEST(DurationTest, ANumberWithAUnitOrWithoutOne) {
+TEST(DurationTest, ParsesANumberWithOrWithoutAUnit) {
   EXPECT_EQ(ParseDuration("90"), std::chrono::seconds(90));
   EXPECT_EQ(ParseDuration("90s"), std::chrono::seconds(90));
   EXPECT_EQ(ParseDuration("15m"), std::chrono::minutes(15));
@@ -13,7 +13,7 @@ TEST(DurationTest, ANumberWithAUnitOrWithoutOne) {
   EXPECT_EQ(ParseDuration("1d"), std::chrono::hours(24));
 }
 
-TEST(DurationTest, IsSaidInTheLargestUnitThatNeedsNoFraction) {
+TEST(DurationTest, FormatsInTheLargestUnitThatNeedsNoFraction) {
   using std::chrono::minutes;
   EXPECT_EQ(DurationText(minutes(0)), "0s");
   EXPECT_EQ(DurationText(std::chrono::milliseconds(90'900)), "90s");
@@ -23,7 +23,7 @@ TEST(DurationTest, IsSaidInTheLargestUnitThatNeedsNoFraction) {
   EXPECT_EQ(DurationText(std::chrono::hours(48)), "48h");
 }
 
-TEST(DurationTest, AnythingElseIsNone) {
+TEST(DurationTest, RejectsAnythingElse) {
   for (const char* text : {"", "m", "1w", "-5s", "1.5h", "5 m", "9999999999s", "5mm"}) {
     EXPECT_FALSE(ParseDuration(text).has_value()) << text;
   }

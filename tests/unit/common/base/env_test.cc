@@ -16,7 +16,7 @@ TEST(GetEnvTest, TellsUnsetFromEmpty) {
   EXPECT_EQ(GetEnv("SFT_BASE_TEST_VARIABLE"), std::nullopt);
 }
 
-TEST(EnvNamesWithTest, ListsWhatIsSetInOrder) {
+TEST(EnvNamesWithTest, ListsSetVariablesInOrder) {
   ASSERT_EQ(setenv("SFT_NAMES_TEST_B", "1", 1), 0);
   ASSERT_EQ(setenv("SFT_NAMES_TEST_A", "", 1), 0);
   EXPECT_EQ(EnvNamesWith("SFT_NAMES_TEST_"),

@@ -24,7 +24,7 @@ std::string WideObject(int keys) {
   return text;
 }
 
-// To write, copy or compare a document takes a frame of the stack for each of its levels.
+// Writing, copying or comparing a document takes a stack frame per level.
 TEST(JsonTest, ADeepTextIsRefused) {
   for (const auto& [open, close] : {std::pair("[", "]"), std::pair("{\"a\":", "}")}) {
     const auto nested = [&](int levels) {
@@ -42,8 +42,8 @@ TEST(JsonTest, ADeepTextIsRefused) {
   }
 }
 
-// Half a million keys that are compared with one another take ten minutes.
-TEST(JsonTest, AWideObjectIsReadInTimeThatGrowsAsItsText) {
+// Comparing half a million keys with one another would take ten minutes.
+TEST(JsonTest, AWideObjectIsParsedInLinearTime) {
   const std::string text = WideObject(500'000);
   EXPECT_EQ(DumpJson(ParseOrderedJson(text)), text);
   EXPECT_EQ(ParseJson(text).size(), 500'000u);
@@ -51,7 +51,7 @@ TEST(JsonTest, AWideObjectIsReadInTimeThatGrowsAsItsText) {
   EXPECT_EQ(ParseOrderedJson(empty).size(), 1'000'001u);
 }
 
-TEST(JsonTest, OfAKeyThatStandsTwiceTheLastValueCountsWhereTheFirstStood) {
+TEST(JsonTest, ADuplicateKeyKeepsItsFirstPlaceAndItsLastValue) {
   for (const int others : {0, 100}) {
     std::string text = WideObject(others + 1);
     text.pop_back();
@@ -69,7 +69,7 @@ TEST(JsonTest, OfAKeyThatStandsTwiceTheLastValueCountsWhereTheFirstStood) {
   }
 }
 
-TEST(JsonTest, ATextThatIsNoJsonSaysWhyInAFewWords) {
+TEST(JsonTest, TextThatIsNotJsonGivesAShortReason) {
   JsonProblem problem;
   EXPECT_TRUE(ParseJson("{\"a\": ", {}, &problem).is_discarded());
   EXPECT_EQ(problem.kind, JsonProblem::kSyntax);

@@ -24,7 +24,7 @@ TEST(Utf8Test, EachBadByteIsReplacedAndTheRestStays) {
   EXPECT_EQ(ToUtf8("a\xff\xc3\xa9\xe2\x82"), "a\xef\xbf\xbd\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd");
 }
 
-TEST(Utf8Test, WhatATerminalDoesNotShowAsItselfIsNamed) {
+TEST(Utf8Test, HiddenCharactersAreNamed) {
   EXPECT_EQ(FindHidden("run 7, \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80 \xe2\x9d\xa4\xef\xb8\x8f"),
             "");
   EXPECT_EQ(FindHidden(std::string_view("a\0b", 3)), "U+0000");

@@ -43,7 +43,7 @@ TEST(DatasetCheckTest, NamesTheLineAndWhatIsWrong) {
   }
 }
 
-TEST(DatasetCheckTest, ObjectsOfNoKnownFormAreCountedAndTheFirstIsNamed) {
+TEST(DatasetCheckTest, ObjectsOfUnknownFormAreCountedAndTheFirstIsNamed) {
   const std::pair<std::string, const char*> cases[] = {
       {"{\"text\":\"a\"}\n\n{\"texts\":\"a\"}\n{}\n", "line 3: none of the row forms"},
       {"{\"text\":\"a\"}\n{\"prompt\":\"a\"}\n{}\n", "line 2: \"prompt\" and \"completion\""},
@@ -66,13 +66,13 @@ TEST(DatasetCheckTest, PromptAndCompletionMayBothBeMessages) {
   EXPECT_EQ(Check("{\"prompt\":[{}],\"completion\":[{}]}\n")->odd_rows, 0);
 }
 
-TEST(DatasetCheckTest, OfAKeyThatComesTwiceTheLastOneCounts) {
+TEST(DatasetCheckTest, ADuplicateKeyKeepsItsLastValue) {
   EXPECT_EQ(Check(R"({"messages":[1],"messages":[{"role":"user","content":"a"}]})")->odd_rows, 0);
   EXPECT_EQ(Check(R"({"messages":[{"role":"user","content":"a"}],"messages":[]})")->odd_rows, 1);
   EXPECT_EQ(Check(R"({"text":1,"text":"a"})")->odd_rows, 0);
 }
 
-TEST(DatasetCheckTest, OnlyTheKeysOfARowAndItsMessagesAreLookedAt) {
+TEST(DatasetCheckTest, OnlyKeysOfTheRowAndItsMessagesCount) {
   for (const char* row :
        {R"({"a":{"text":"b"}})", R"({"messages":[[{"role":"user","content":"a"}]]})",
         R"({"messages":[{"a":{"role":"user","content":"b"}}]})",

@@ -7,7 +7,7 @@
 namespace sft::io {
 namespace {
 
-TEST(DiskSpaceTest, AMarkIsAShareASizeOrTheSmallerOfBoth) {
+TEST(DiskSpaceTest, ParsesAShareASizeOrTheSmallerOfBoth) {
   const DiskSpace small{1'000'000'000, 0}, large{int64_t{10} * 1'000'000'000'000, 0};
   EXPECT_EQ(ParseDiskMark("5%")->Of(small), 50'000'000);
   EXPECT_EQ(ParseDiskMark("10GB")->Of(small), 10'000'000'000);
@@ -18,7 +18,7 @@ TEST(DiskSpaceTest, AMarkIsAShareASizeOrTheSmallerOfBoth) {
   EXPECT_TRUE(ParseDiskMarks(kDefaultLowMark, kDefaultFullMark).ok());
 }
 
-TEST(DiskSpaceTest, WhatIsNoMarkIsRefusedWithWhatWouldBe) {
+TEST(DiskSpaceTest, AWrongMarkIsRefusedWithTheCorrectForm) {
   for (const char* text : {"", "5", "0%", "100%", "-1GB", "5%,5%", "1GB,2GB", "5%,", "nan%", "5 %",
                            "1e9TB", "5%,1GB,1GB"}) {
     const absl::Status refused = ParseDiskMark(text).status();

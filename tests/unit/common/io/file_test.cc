@@ -23,7 +23,7 @@ TEST_F(FileTest, AtomicWriteReplacesTheWholeFileAndLeavesNothingElse) {
   EXPECT_EQ(ListDir(folder_).value(), std::vector<std::string>{"f"});
 }
 
-TEST_F(FileTest, WhatIsNoRegularFileIsToldWithoutOpeningIt) {
+TEST_F(FileTest, AnythingButARegularFileIsRefusedWithoutOpeningIt) {
   ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
   const absl::Status pipe = CheckRegularFile(Path("pipe"));
   EXPECT_TRUE(absl::IsInvalidArgument(pipe)) << pipe;
@@ -70,7 +70,7 @@ TEST_F(FileTest, AFullDiskIsResourceExhausted) {
   EXPECT_EQ(file.size(), 0);
 }
 
-TEST_F(FileTest, RemoveAllTakesAMissingFileForDone) {
+TEST_F(FileTest, RemoveAllOfAMissingFileIsOk) {
   EXPECT_TRUE(RemoveAll(Path("none")).ok());
   ASSERT_TRUE(MakeDirs(Path("a/b/c")).ok());
   EXPECT_TRUE(IsDirectory(Path("a/b/c")));

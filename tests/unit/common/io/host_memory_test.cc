@@ -77,7 +77,7 @@ TEST_F(HostMemoryTest, AGroupOverItsLimitLeavesNothing) {
   EXPECT_EQ(Available(), 0);
 }
 
-TEST_F(HostMemoryTest, NamesTheFileThatSaysNothing) {
+TEST_F(HostMemoryTest, NamesTheFileThatCannotBeParsed) {
   Write("proc/meminfo", "MemFree: 1 kB\n");
   const auto got = AvailableMemory(root_.string());
   ASSERT_FALSE(got.ok());

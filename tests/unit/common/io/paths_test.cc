@@ -28,7 +28,7 @@ TEST_F(PathsTest, ResolvesAFolderBelowARoot) {
   EXPECT_TRUE(ResolveBelow(folder_ + "/models", {"/"}).ok());
 }
 
-TEST_F(PathsTest, RefusesWhatLeavesTheRoot) {
+TEST_F(PathsTest, RefusesPathsThatLeaveTheRoot) {
   for (const std::string path : {"/models-secret", "/models/../models-secret", "/models/link"}) {
     EXPECT_TRUE(
         absl::IsPermissionDenied(ResolveBelow(folder_ + path, {folder_ + "/models"}).status()))
@@ -37,7 +37,7 @@ TEST_F(PathsTest, RefusesWhatLeavesTheRoot) {
   EXPECT_TRUE(absl::IsPermissionDenied(ResolveBelow(folder_, {}).status()));
 }
 
-TEST_F(PathsTest, TellsNothingOfWhatIsOutsideOfTheRoots) {
+TEST_F(PathsTest, DoesNotRevealWhatExistsOutsideTheRoots) {
   namespace fs = std::filesystem;
   const std::string root = folder_ + "/models";
   EXPECT_TRUE(WriteFileAtomic(folder_ + "/file", "x").ok());
@@ -56,7 +56,7 @@ TEST_F(PathsTest, TellsNothingOfWhatIsOutsideOfTheRoots) {
   EXPECT_TRUE(absl::IsNotFound(ResolveBelow(root + "/a/none/x", {root}).status()));
 }
 
-TEST_F(PathsTest, TellsMissingFromForbiddenAndRelative) {
+TEST_F(PathsTest, DistinguishesMissingForbiddenAndRelativePaths) {
   EXPECT_TRUE(absl::IsNotFound(ResolveBelow(folder_ + "/none", {"/"}).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(ResolveBelow("models/a", {"/"}).status()));
 }

@@ -20,7 +20,7 @@ TEST(ProcTest, AProcessIsReadWhateverItsName) {
   EXPECT_GT(own->start_ticks, 0u);
 }
 
-TEST(ProcTest, AnEndedProcessIsAZombieUntilItIsReapedAndThenNothing) {
+TEST(ProcTest, AnEndedProcessIsAZombieUntilItIsReaped) {
   const pid_t child = fork();
   if (child == 0) _exit(0);
   siginfo_t info;

@@ -10,7 +10,7 @@
 namespace sft::io {
 namespace {
 
-// The vectors of FIPS 180-4 and NIST's example computations.
+// Test vectors of FIPS 180-4 and NIST's example computations.
 TEST(Sha256Test, AgreesWithThePublishedVectors) {
   EXPECT_EQ(Sha256Hex(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(Sha256Hex("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -20,7 +20,7 @@ TEST(Sha256Test, AgreesWithThePublishedVectors) {
             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-TEST(Sha256Test, DoesNotDependOnHowTheBytesAreCut) {
+TEST(Sha256Test, DoesNotDependOnHowTheBytesAreDivided) {
   std::string text;
   for (int i = 0; i < 1000; ++i) text += static_cast<char>(i * 7);
   const std::string whole = Sha256Hex(text);
@@ -49,7 +49,7 @@ TEST(Sha256Test, AStopEndsTheHashOfALargeFileAtOnce) {
   const std::string folder = *MakeTempDir("sha256-test");
   const std::string path = folder + "/large";
   ASSERT_TRUE(WriteFileAtomic(path, "").ok());
-  ASSERT_EQ(truncate(path.c_str(), off_t{500} * 1000 * 1000 * 1000), 0);  // a hole: takes no room
+  ASSERT_EQ(truncate(path.c_str(), off_t{500} * 1000 * 1000 * 1000), 0);  // sparse: takes no room
   int asked = 0;
   const absl::Status stopped = HashFile(path, [&] { return ++asked == 3; }).status();
   EXPECT_TRUE(absl::IsAborted(stopped)) << stopped;

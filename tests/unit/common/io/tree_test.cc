@@ -38,7 +38,7 @@ class TreeTest : public testing::Test {
   std::string dir_;
 };
 
-TEST_F(TreeTest, AClosedTreeIsItsOwnersAlone) {
+TEST_F(TreeTest, OnlyTheOwnerCanReadAClosedTree) {
   MakeFolder("a/b", 0755);
   MakeFolder("a", 0775);
   Make("a/f", 0644);
@@ -51,7 +51,7 @@ TEST_F(TreeTest, AClosedTreeIsItsOwnersAlone) {
   EXPECT_TRUE(CloseTree(dir_ + "/nothing").ok());
 }
 
-TEST_F(TreeTest, WhatLeadsOutOfATreeIsLeftAlone) {
+TEST_F(TreeTest, LinksOutOfATreeAreLeftAlone) {
   Make("outside", 0644);
   MakeFolder("elsewhere", 0755);
   MakeFolder("a", 0755);
@@ -65,7 +65,7 @@ TEST_F(TreeTest, WhatLeadsOutOfATreeIsLeftAlone) {
   EXPECT_EQ(ModeOf("elsewhere"), 0755u);
 }
 
-TEST_F(TreeTest, AnOwnerGetsTheTreeAndNothingThatItLeadsTo) {
+TEST_F(TreeTest, ANewOwnerGetsTheTreeButNoLinkTargets) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can give files away";
   Make("outside", 0644);
   MakeFolder("a/b", 0755);
@@ -78,7 +78,7 @@ TEST_F(TreeTest, AnOwnerGetsTheTreeAndNothingThatItLeadsTo) {
   EXPECT_EQ(UidOf("outside"), 0u);
 }
 
-TEST_F(TreeTest, ADataFolderIsClosedWithWhatItHoldsOfTheNamesAndNoMore) {
+TEST_F(TreeTest, ADataFolderIsClosedWithTheNamedEntriesOnly) {
   MakeFolder("own", 0755);
   Make("own/f", 0644);
   MakeFolder("closed", 0700);
@@ -98,7 +98,7 @@ TEST_F(TreeTest, ADataFolderIsClosedWithWhatItHoldsOfTheNamesAndNoMore) {
   EXPECT_EQ(ModeOf(""), 01777u) << "all users share it";
 }
 
-TEST_F(TreeTest, ADataFolderOfSomebodyElseIsToldAndNoError) {
+TEST_F(TreeTest, ADataFolderOfAnotherUserIsReportedWithoutError) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
   MakeFolder("root", 0777);
   MakeFolder("own", 0777);
@@ -117,7 +117,7 @@ TEST_F(TreeTest, ADataFolderOfSomebodyElseIsToldAndNoError) {
   EXPECT_TRUE(absl::IsPermissionDenied(whole)) << "not where it was asked for";
 }
 
-TEST_F(TreeTest, WhoWritesInATreeCannotStopItsWalkByItsDepth) {
+TEST_F(TreeTest, ADeepTreeDoesNotStopTheWalk) {
   std::string path = "a";
   for (int i = 0; i < 200; ++i) path += "/d";
   MakeFolder(path, 0755);

@@ -14,7 +14,7 @@ TEST(CheckReportTest, OnlyAFailureFailsTheCheck) {
   EXPECT_EQ(report.ExitCode(), 1);
 }
 
-TEST(CheckReportTest, EachLineSaysHowItIsAndWhatToDo) {
+TEST(CheckReportTest, EachLineHasAStateAndAdvice) {
   CheckReport report;
   report.Ok("disk", "41 GB free");
   report.Fail("server", "no answer", "start it");

@@ -8,7 +8,7 @@
 namespace sft::obs {
 namespace {
 
-TEST(LogTest, WhatOthersSentBeginsNoLineOfItsOwnAndMovesNoCursor) {
+TEST(LogTest, ForeignTextCannotBeginALineOrMoveTheCursor) {
   const auto before = spdlog::default_logger();
   ASSERT_TRUE(InitLogging({.process = "sft-test", .level = "info"}).ok());
   testing::internal::CaptureStderr();

@@ -13,8 +13,7 @@
 namespace sft::obs {
 namespace {
 
-// What TellServiceManager says to a manager that listens at `address`; '@' begins a name that is no
-// file.
+// The message that a manager listening at `address` receives; '@' begins an abstract name.
 std::string Heard(const std::string& address) {
   sockaddr_un at{};
   at.sun_family = AF_UNIX;
@@ -32,17 +31,17 @@ std::string Heard(const std::string& address) {
   return got < 0 ? "" : std::string(text, got);
 }
 
-TEST(ServiceManagerTest, TheManagerHearsWhatIsSaid) {
+TEST(ServiceManagerTest, TheManagerReceivesTheState) {
   const std::string path = ::testing::TempDir() + "/notify-" + std::to_string(getpid());
   EXPECT_EQ(Heard(path), "READY=1");
   unlink(path.c_str());
   EXPECT_EQ(Heard("@sft-notify-" + std::to_string(getpid())), "READY=1");
 }
 
-TEST(ServiceManagerTest, WithoutAManagerNothingIsSaid) {
+TEST(ServiceManagerTest, WithoutAManagerNothingIsSent) {
   TellServiceManager("READY=1");
   setenv("NOTIFY_SOCKET", "/nobody/listens/here", 1);
-  TellServiceManager("READY=1");  // a line in the log
+  TellServiceManager("READY=1");  // only logged
   unsetenv("NOTIFY_SOCKET");
 }
 

@@ -5,7 +5,7 @@
 #include "common/spec/resolve.h"
 #include "tests/unit/common/plan/shapes.h"
 
-// The job files of configs/ on the GPUs that they name.
+// Checks the job files of configs/ on the GPUs that they name.
 
 namespace sft::plan {
 namespace {
@@ -36,7 +36,7 @@ struct ConfigFile {
   const char* name;
   const char* file;
   ModelShape (*shape)();
-  double gigabytes;  // that such a GPU has free
+  double gigabytes;  // free on such a GPU
 
   friend void PrintTo(const ConfigFile& c, std::ostream* out) { *out << c.name; }
 };

@@ -19,7 +19,7 @@ inline spec::JobSpec Qlora(int64_t rows, int64_t accumulation, int64_t tokens) {
   return job;
 }
 
-// A rank's rows to be divided by the plan.
+// The plan divides a rank's rows.
 inline spec::JobSpec Auto(int64_t global, int64_t tokens) {
   spec::JobSpec job = Qlora(1, 1, tokens);
   job.hyperparameters.per_device_batch = 0;

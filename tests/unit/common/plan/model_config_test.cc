@@ -42,7 +42,7 @@ TEST(ModelConfigTest, AbsentKeysFollowTheFamily) {
   EXPECT_EQ(Parse("mistral").windows, std::vector<int64_t>(4, 4096));
 }
 
-TEST(ModelConfigTest, WhatStretchesPositionsCountsForTheLongestRow) {
+TEST(ModelConfigTest, PositionScalingExtendsTheLongestRow) {
   EXPECT_EQ(Parse("llama").max_positions, 64);
   EXPECT_EQ(Parse("llama", R"(, "rope_scaling": {"type": "linear", "factor": 4.0})").max_positions,
             256);
@@ -102,7 +102,7 @@ TEST(ModelConfigTest, RotaryScalingIsReadFromBothSpellings) {
   }
 }
 
-TEST(ModelConfigTest, WhatIsWrongIsNamed) {
+TEST(ModelConfigTest, ErrorsNameTheKey) {
   for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
            {"not json", "is not a JSON object"},
            {"{}", "config.json: \"model_type\" is missing"},

@@ -69,7 +69,7 @@ TEST(HostMemoryTest, EachRankKeepsItsOwnPart) {
   EXPECT_NEAR(static_cast<double>(problem->held.host_masters), static_cast<double>(kElements), 64);
 }
 
-TEST(HostMemoryTest, ACpuRankHoldsWhatItHoldsWithoutIt) {
+TEST(HostMemoryTest, ACpuRankIsNotAffectedByOffloading) {
   const auto units = MakeUnits(Qwen3Of8B(), FullOnHost());
   ASSERT_TRUE(units.ok());
   const Memory memory = PlanMemory(*units, FullOnHost(), Device::kCpu);
@@ -142,8 +142,8 @@ TEST(HostMemoryTest, TooLittleForWeightsIsRefusedByTheirKey) {
                     Not(HasSubstr("optimizer"))));
 }
 
-// One key alone would be refused with full fine-tuning, or leave the weights where they do not fit.
-TEST(HostMemoryTest, WhereBothKeysAskTheLastAdviceTurnsOffBoth) {
+// With full fine-tuning a single key would be refused, or leave the weights where they do not fit.
+TEST(HostMemoryTest, TheLastAdviceTurnsOffBothKeysWhereBothAsk) {
   spec::JobSpec job = FullOnHost();
   job.parallelism.offload_param = true;
   const std::string message(MakePlan(OnHost(job, 10)).status().message());
@@ -165,7 +165,7 @@ TEST(HostMemoryTest, TooLittleIsRefusedWithTheKeyTheBytesAndWhatFits) {
                     HasSubstr("optimizer = \"adamw_8bit\" (49.7 GB)"),
                     HasSubstr("or offload_optimizer = false"), Not(HasSubstr("\"adamw_bf16\" ("))));
   EXPECT_TRUE(MakePlan(OnHost(FullOnHost(), 100)).ok());
-  // What a server does not know it does not judge.
+  // A server that does not know the host's memory does not check it.
   EXPECT_TRUE(MakePlan(OnHost(FullOnHost(), 0)).ok());
 }
 
@@ -174,7 +174,7 @@ TEST(HostMemoryTest, RanksOfANodeShareItsMemory) {
   EXPECT_EQ(HostBytesOfRank(1'000'000'000, 4), 1);
 }
 
-// At the peak, and against states in bf16 on the GPU.
+// Compared with states in bf16 on the GPU, at the peak.
 TEST(HostMemoryTest, AFullFineTuneOf8BTakesFarLessOfTheGpuAndMostOfTheTime) {
   const auto offloaded = MakePlan(OnHost(FullOnHost(), 130));
   spec::JobSpec job = FullOnHost();

@@ -14,7 +14,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Runs of this engine on an H100: QLoRA of Qwen3-8B, r = 16 on all linears, rows of 2048 tokens.
+// Measured runs of this engine on an H100: QLoRA of Qwen3-8B, r = 16 on all linears, rows of 2048
+// tokens.
 struct Reading {
   const char* name;
   ExecutionPlan run;
@@ -114,7 +115,7 @@ TEST(PlanTest, AGivenBatchIsSplitWhereItDoesNotFitAndNeverMerged) {
   EXPECT_EQ(whole->execution.rows, 2);
   const auto fits = MakePlan(Input(Qlora(8, 1, 2048), 79));
   ASSERT_TRUE(fits.ok()) << fits.status();
-  // A smaller one where it is worth it.
+  // A smaller batch where it is faster.
   EXPECT_LE(fits->time.total(), PredictTime(*MakeProblem(Qwen3Of8B(), Qlora(8, 1, 2048), 2048),
                                             {.rows = 8,
                                              .deep = Recompute::kNorms,
@@ -125,7 +126,7 @@ TEST(PlanTest, AGivenBatchIsSplitWhereItDoesNotFitAndNeverMerged) {
                                     .total());
 }
 
-// The fullest moment is then in a block: narrow chunks would read the head's weights for nothing.
+// The peak is then in a block: narrow chunks would read the head's weights repeatedly for nothing.
 TEST(PlanTest, TheHeadGetsWideChunksWhereTheyTakeNothing) {
   const auto plan = MakePlan(Input(Auto(4, 4096), 83.6, Qwen3Of32B()));
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -141,7 +142,7 @@ TEST(PlanTest, NarrowChunksOfTheHeadTakeTime) {
   const double wide = PredictTime(*problem, run, *FindGpu("H100")).products;
   run.logits_bytes = int64_t{1} << 26;
   const double narrow = PredictTime(*problem, run, *FindGpu("H100")).products;
-  // Of a step of 4,416 ms on an H100, the head's products took 166 ms in 37 chunks.
+  // Measured on an H100: in a step of 4,416 ms the head's products took 166 ms in 37 chunks.
   EXPECT_NEAR(narrow - wide, 0.1, 0.03);
 }
 
@@ -164,8 +165,7 @@ TEST(PlanTest, MemoryThatIsLeftKeepsDequantisedCopies) {
   EXPECT_EQ(much->memory.scratch_slots, 0);
 }
 
-// Of an H100 with Qwen3-32B activations take 47 GB at the turn of a micro-batch, copies 1 GB a
-// block.
+// On an H100 with Qwen3-32B activations take 47 GB at their peak, copies 1 GB per block.
 TEST(PlanTest, CopiesAreCarriedInTheMemoryThatActivationsLeave) {
   const auto plan = MakePlan(Input(Auto(4, 4096), 83.6, Qwen3Of32B()));
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -185,7 +185,7 @@ TEST(PlanTest, CopiesAreCarriedInTheMemoryThatActivationsLeave) {
               1e-6);
 }
 
-TEST(PlanTest, NothingIsCarriedWhereNoMemoryComesFreeOrTheForwardReadsOtherBytes) {
+TEST(PlanTest, NothingIsCarriedWithoutFreedMemoryOrInFp8) {
   spec::JobSpec recomputed = Auto(4, 4096);
   recomputed.parallelism.activation_checkpointing = true;
   const auto none_left = MakePlan(Input(recomputed, 26, Qwen3Of32B()));
@@ -197,7 +197,7 @@ TEST(PlanTest, NothingIsCarriedWhereNoMemoryComesFreeOrTheForwardReadsOtherBytes
   EXPECT_EQ(other_bytes->execution.carried, 0);
 }
 
-TEST(PlanTest, KeptCopiesLeaveRoomForTheBlockThatIsMadeAgain) {
+TEST(PlanTest, KeptCopiesLeaveRoomForTheRecomputedBlock) {
   spec::JobSpec job = Qlora(1, 16, 4096);
   job.parallelism.activation_checkpointing = true;
   const auto plan = MakePlan(Input(job, 60, Qwen3Of32B()));
@@ -228,7 +228,7 @@ TEST(PlanTest, ADeeperLevelSavesMemoryAndTakesTime) {
   }
 }
 
-TEST(PlanTest, ARefusalSaysWhatTakesTheMemoryAndWhatWouldFit) {
+TEST(PlanTest, ARefusalNamesTheMemoryUseAndRemedies) {
   spec::JobSpec job = Qlora(1, 8, 2048);
   job.compute.memory_budget_gb = 7;
   const absl::Status refused = MakePlan(Input(job, 7)).status();
@@ -247,7 +247,7 @@ TEST(PlanTest, ARefusalSaysWhatTakesTheMemoryAndWhatWouldFit) {
   EXPECT_THAT(std::string(unquantised.message()), HasSubstr("a GPU has 12.0 GB"));
 }
 
-TEST(PlanTest, WhatARefusalProposesFits) {
+TEST(PlanTest, ProposedRemediesFit) {
   spec::JobSpec job = Qlora(1, 8, 2048);
   ASSERT_FALSE(MakePlan(Input(job, 7)).ok());
   job.hyperparameters.sequence_length = 256;
@@ -307,7 +307,7 @@ TEST(PlanTest, ExchangesOverRanksTakeTime) {
     const ExecutionPlan run{.rows = 1, .micro_batches = micro_batches};
     return PredictTime(*MakeProblem(Qwen3Of8B(), sharded, 4096), run, *FindGpu("H100")).optimizer;
   };
-  // ZeRO-1 sends gradients once a step, ZeRO-2 with each micro-batch; both send weights.
+  // ZeRO-1 sends gradients once per step, ZeRO-2 with each micro-batch; both send weights.
   EXPECT_EQ(seconds(spec::Sharding::kZero1, 1), seconds(spec::Sharding::kZero1, 4));
   EXPECT_LT(seconds(spec::Sharding::kZero2, 1), seconds(spec::Sharding::kZero2, 4));
   EXPECT_LT(seconds(spec::Sharding::kFullShard, 1), seconds(spec::Sharding::kZero2, 1));
@@ -412,7 +412,7 @@ TEST(BlockTest, AttentionsWorkspaceIsBounded) {
       }
     }
   }
-  // One key head alone may take more, up to a point; beyond it the queries come in slabs.
+  // A single key head may take more, up to a limit; beyond it the queries are divided into slabs.
   const int64_t one_head = AttentionWorkspace(Qwen3Of32B(), 1, 16384, true);
   EXPECT_GT(one_head, int64_t{5} << 28);
   EXPECT_LE(one_head, int64_t{9} << 29);

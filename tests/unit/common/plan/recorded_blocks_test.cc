@@ -1,4 +1,4 @@
-// Which jobs' blocks a plan has recorded as CUDA graphs.
+// Tests which jobs' blocks a plan records as CUDA graphs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -73,7 +73,7 @@ TEST(RecordedBlocksTest, MicroBatchesOfRecordedBlocksArePadded) {
   EXPECT_EQ(MicroBatchTokens(*problem, {.rows = 3, .graphs = true}), 3072);
 }
 
-TEST(RecordedBlocksTest, WhatChangesFromOneMicroBatchToTheNextIsNotRecorded) {
+TEST(RecordedBlocksTest, BlocksThatVaryBetweenMicroBatchesAreNotRecorded) {
   const auto records = [](const spec::JobSpec& job, double gigabytes = 79) {
     const auto plan = MakePlan(Input(job, gigabytes, SmolLm2()));
     EXPECT_TRUE(plan.ok()) << plan.status();

@@ -15,7 +15,7 @@ TEST(EndpointTest, ParsesHostAndPort) {
   EXPECT_EQ(ParseEndpoint("localhost:0", true).value().port, 0);
 }
 
-TEST(EndpointTest, SaysWhatIsWrongAndHowToWriteIt) {
+TEST(EndpointTest, ErrorsShowTheCorrectForm) {
   for (const char* bad :
        {"", "7070", "host:", ":1", "host:x", "host:70000", "host:0", "::1:80", "host:80x"}) {
     const auto endpoint = ParseEndpoint(bad);

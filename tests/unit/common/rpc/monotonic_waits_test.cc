@@ -7,7 +7,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-TEST(MonotonicWaitsTest, AMomentStaysAsFarAway) {
+TEST(MonotonicWaitsTest, ADeadlineKeepsItsDistance) {
   const auto at = [](time_t seconds, long nanos, milliseconds wall, milliseconds mono) {
     const timespec moment = OnMonotonicClock({seconds, nanos}, WallTime(wall), MonoTime(mono));
     return std::pair(moment.tv_sec, moment.tv_nsec);

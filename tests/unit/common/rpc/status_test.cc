@@ -25,7 +25,7 @@ TEST(RpcStatusTest, ViolationsSurviveTheWire) {
   EXPECT_EQ(ReasonOf(received), "");
 }
 
-// gRPC takes 8 KiB of metadata: a longer status arrives as an error about metadata.
+// gRPC accepts 8 KiB of metadata: a longer status arrives as an error about metadata.
 TEST(RpcStatusTest, ALongStatusIsCutToWhatMetadataHolds) {
   const std::string umlauts(30'000, '\xc3');
   for (const std::string& text : {std::string(30'000, 'x'), std::string(30'000, '\n'), umlauts}) {

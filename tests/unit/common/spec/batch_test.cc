@@ -172,7 +172,7 @@ TEST(AutoBatchTest, ACpuRankHasNoPlanAndGetsItsBatchAtOnce) {
   EXPECT_EQ(r.spec.hyperparameters.gradient_accumulation_steps, 2);
 }
 
-TEST(AutoBatchTest, WhatStaysOpenOrDoesNotDivideNamesTheKeys) {
+TEST(AutoBatchTest, AnOpenOrIndivisibleBatchNamesItsKeys) {
   const Resolution open =
       ResolveText(Minimal("[hyperparameters]\nper_device_batch = \"auto\"\n"
                           "gradient_accumulation_steps = 4\n"));
@@ -195,7 +195,7 @@ TEST(BatchProblemTest, WarningGivesBothNumbers) {
             "derived: global_batch / (per_device_batch * gpu_count)");
 }
 
-TEST(BatchProblemTest, WhatCannotBeDividedSaysWhatWould) {
+TEST(BatchProblemTest, AnIndivisibleBatchSuggestsDivisibleOnes) {
   const Resolution r = ResolveText(
       Minimal("gpu_count = 8\n[hyperparameters]\nper_device_batch = 3\nglobal_batch = 64\n"));
   ASSERT_EQ(r.problems.size(), 1u);

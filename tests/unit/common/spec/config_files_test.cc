@@ -20,7 +20,7 @@ std::string ReadConfig(const std::string& name) {
   return text.str();
 }
 
-// Files of the daemons live beside the job files; their own tests load them.
+// Configuration of the daemons lies beside the job files; their own tests load it.
 const std::set<std::string> kNotJobs = {"server.toml", "worker.toml"};
 
 TEST(ConfigFilesTest, EveryJobFileResolves) {

@@ -29,7 +29,7 @@ constexpr std::string_view kStageTwo = R"({
   "zero_optimization": { "stage": 2, "offload_optimizer": { "device": "none" } }
 })";
 
-// As `sftctl submit --deepspeed` sends it, over a job for four GPUs.
+// Sent as by `sftctl submit --deepspeed`, with a job for four GPUs.
 Resolution With(std::string_view json, std::string_view rest = "",
                 std::vector<Override> overrides = {}) {
   overrides.insert(overrides.begin(),
@@ -94,7 +94,7 @@ TEST(DeepspeedTest, TheOptimizerBlockIsTheJobsOwnNumbers) {
   EXPECT_EQ(r.spec.parallelism.sharding, Sharding::kDdp);
 }
 
-TEST(DeepspeedTest, WhatNothingUsesIsNamedWithItsValue) {
+TEST(DeepspeedTest, UnusedSettingsAreNamedWithTheirValues) {
   const Resolution r = With(R"({"zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8,
       "contiguous_gradients": true}, "steps_per_print": 10, "scheduler": {"params": {"a": [1]}}})");
   ASSERT_TRUE(r.ok()) << Describe(r.problems);
@@ -106,7 +106,7 @@ TEST(DeepspeedTest, WhatNothingUsesIsNamedWithItsValue) {
                     HasSubstr("scheduler.params.a = [1] is not used")));
 }
 
-TEST(DeepspeedTest, OneGivenAtSubmitTurnsTheFilesSwitchesRound) {
+TEST(DeepspeedTest, AJsonGivenAtSubmitOverridesTheFilesSwitches) {
   for (const char* file : {"fsdp = true", "use_deepspeed = false", "fsdp = false"}) {
     const Resolution r = With(kStageTwo, "[hyperparameters.parallelism]\n" + std::string(file));
     ASSERT_TRUE(r.ok()) << file << Describe(r.problems);
@@ -123,7 +123,7 @@ TEST(DeepspeedTest, AnExplicitOverrideStandsOverIt) {
                                               "is not used"));
 }
 
-TEST(DeepspeedTest, AnOverrideThatTakesItsStageAwaySaysSo) {
+TEST(DeepspeedTest, AnOverrideOfItsStageIsReported) {
   const std::string p = "hyperparameters.parallelism.";
   for (const auto& [override_, sharding] :
        {std::pair{Set(p + "fsdp", "true"), Sharding::kFullShard},
@@ -210,8 +210,9 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"AList", "[{}]", "", kConfig, "must be a JSON object", ""}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Writing a deep one again takes the stack, comparing all keys of a wide one half a minute.
-TEST(DeepspeedTest, ADeepOrWideJsonIsReadInTimeThatGrowsAsItsText) {
+// Writing a deep one again would exhaust the stack, comparing all keys of a wide one take half a
+// minute.
+TEST(DeepspeedTest, ADeepOrWideJsonIsParsedInLinearTime) {
   const Resolution deep =
       With("{\"a\": " + std::string(500'000, '[') + std::string(500'000, ']') + "}");
   ASSERT_EQ(deep.problems.size(), 1u) << Describe(deep.problems);

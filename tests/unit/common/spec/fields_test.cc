@@ -128,12 +128,12 @@ TEST(FieldsTest, SplitsWords) {
   EXPECT_THAT(SplitWords("", ' '), ::testing::IsEmpty());
 }
 
-TEST(NearestKeyTest, SuggestsWhatWasMeantAndNothingElse) {
+TEST(NearestKeyTest, SuggestsOnlyCloseNames) {
   EXPECT_EQ(NearestKey("hyperparameters.learnig_rate"), "hyperparameters.learning_rate");
   EXPECT_EQ(NearestKey("lora.rr"), "lora.r");
   EXPECT_EQ(NearestKey("nope"), "");
   EXPECT_EQ(NearestKey("xyz"), "");
-  // At once: it is compared with nothing. What a server is sent may be so long.
+  // Returns at once, without comparing. A client may send names this long.
   EXPECT_EQ(NearestKey(std::string(1 << 20, 'x')), "");
 }
 

@@ -33,7 +33,7 @@ TEST(JobProtocolTest, AKeyThatAnOlderWorkerWouldLoseNamesItself) {
   EXPECT_THAT(need.keys, ElementsAre("checkpoint.save_strategy"));
 }
 
-TEST(JobProtocolTest, WhatTheServerDoesAloneOrOlderWorkersDoAnywayNeedsNothing) {
+TEST(JobProtocolTest, ServerOnlyKeysAndOldDefaultsNeedNoNewProtocol) {
   EXPECT_EQ(NeedOfText("[checkpoint]\nsave_strategy = \"no\"\n").protocol, 1);
   JobSpec spec;
   spec.compute.max_restarts = 99;

@@ -22,7 +22,7 @@ struct Method {
 
 class MethodTest : public ::testing::TestWithParam<Method> {};
 
-TEST_P(MethodTest, AllSwitchesSayOneThing) {
+TEST_P(MethodTest, AllSwitchesAgree) {
   const Method& m = GetParam();
   const Resolution r = ResolveText(Minimal(m.text), m.overrides);
   ASSERT_TRUE(r.ok()) << Describe(r.problems);

@@ -80,7 +80,7 @@ TEST(OverridesTest, AWrongValueNamesItsOrigin) {
             "\"auto\", but is \"many\" (given by TRAIN_BATCH_SIZE)\n");
 }
 
-// Values of a key that its type allows, but that do not work today.
+// Values that the key's type allows but that do not work today.
 std::vector<std::string> Unsupported(const Field& field) {
   std::vector<std::string> typed;
   if (field.type == Type::kBool) typed = {"true", "1", "yes", "on", "false", "0", "no", "off"};
@@ -94,7 +94,7 @@ std::vector<std::string> Unsupported(const Field& field) {
   return typed;
 }
 
-TEST(OverridesTest, WhatIsNotSupportedIsRefusedFromOutsideTheFileToo) {
+TEST(OverridesTest, UnsupportedValuesAreRefusedInOverridesToo) {
   int seen = 0;
   for (const Field* field : Fields()) {
     if (field->supported.empty()) continue;

@@ -59,8 +59,8 @@ TEST(ResolveTest, AllProblemsAreReportedAtOnceInLineOrder) {
             "trainign:9: unknown table; did you mean training?\n");
 }
 
-// Each is compared with all names: a file of nothing else must not keep a server busy.
-TEST(ResolveTest, OfThousandsOfUnknownKeysAHundredAreComparedAndAThousandTold) {
+// Each unknown key is compared with all names: a file full of them must not keep a server busy.
+TEST(ResolveTest, AHundredUnknownKeysAreComparedAndAThousandReported) {
   std::string tables = "[lora]\n";
   for (int i = 0; i < 8000; ++i) tables += "rr" + std::to_string(i) + " = 1\n";
   const Resolution r = ResolveText(Minimal(tables));
@@ -133,7 +133,7 @@ TEST(ResolveTest, AnUnknownKeySuggestsTheNearest) {
   }
 }
 
-TEST(ResolveTest, OtherKindsThanTheKeyTakesAreNamed) {
+TEST(ResolveTest, ValuesOfTheWrongTypeAreNamed) {
   EXPECT_EQ(Describe(ResolveText(Minimal("[training]\nuse_qlora = \"yes\"\nmode = 3\n"
                                          "[lora]\nr = 1.5\ntarget_modules = [1, 2]\n"
                                          "[data]\npacking = 1\nval = 2020-01-01\n"
@@ -158,7 +158,7 @@ TEST(ResolveTest, IgnoredKeysOfOtherToolsWarn) {
   EXPECT_THAT(r.warnings[0].message, HasSubstr("has no effect"));
 }
 
-TEST(ResolveTest, AJobFileOfAnotherToolIsTakenAsItIs) {
+TEST(ResolveTest, AJobFileOfAnotherToolIsAcceptedUnchanged) {
   const Resolution r = ResolveText(R"(
 [model]
 name = "google/gemma-3-27b-it"
@@ -269,7 +269,7 @@ TEST(ResolveTest, AModelIsAnAbsolutePathOrAnId) {
   }
 }
 
-TEST(ResolveTest, WhatWasTakenBeforeIsReadAsItWasThenAndWhatIsNewIsNot) {
+TEST(ResolveTest, NewRulesApplyOnlyToValuesNotAcceptedBefore) {
   const std::string text =
       "[job]\nname = \"a\u202eb\"\nmodel = \"org/m\"\ndata = \"rows.jsonl\"\n"
       "[compute]\nvariant = \"H100-4x\"\nnetwork_interface = \"a b\"\n"
@@ -330,7 +330,7 @@ TEST(ResolveTest, AnOverrideHasNoLineOfTheFile) {
   EXPECT_TRUE(NeededFiles(r)[0].from_override);
 }
 
-// In any text that is shown in lists, messages or paths.
+// Applies to any text that is shown in lists, messages or paths.
 TEST(ResolveTest, ControlAndInvisibleCharactersAreRefused) {
   const std::pair<std::string, std::string> cases[] = {{"job.name", "nightly \\u202Elive"},
                                                        {"job.name", "a\\u0000b"},

@@ -13,7 +13,7 @@
 
 namespace sft::spec {
 
-// The least that a file needs; `rest` follows it.
+// The smallest valid file; `rest` follows it.
 inline std::string Minimal(std::string_view rest = "") {
   return "[job]\nmodel = \"m\"\ndata = \"d.jsonl\"\n[compute]\ngpu_type = \"H100\"\n" +
          std::string(rest);
@@ -33,7 +33,7 @@ inline Override Env(const std::string& name, std::string value) {
   return {name, std::move(value), name, OverrideKind::kEnvironment};
 }
 
-// "key:line: message" of every problem, one a line.
+// "key:line: message" of every problem, one per line.
 inline std::string Describe(const std::vector<Problem>& problems) {
   std::string text;
   for (const Problem& p : problems) {
@@ -55,7 +55,7 @@ inline std::string TextOf(const Resolution& resolution, std::string_view key) {
   return "(absent)";
 }
 
-// A file with one problem: `text` after what Minimal gives.
+// A file with one problem: `text` is appended to that of Minimal.
 struct WrongFile {
   std::string_view name;
   std::string text;

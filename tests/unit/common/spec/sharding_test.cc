@@ -117,7 +117,7 @@ TEST(ShardingOfOneGpuTest, AFileForSeveralRunsOnOneByAnOverride) {
   EXPECT_THAT(Describe(r.warnings), HasSubstr("fsdp = true (job.toml:8) has no effect"));
 }
 
-TEST(ShardingOverridesTest, ThatAskForBothAreRefusedNamingBoth) {
+TEST(ShardingOverridesTest, AreRefusedWhenTheyAskForBoth) {
   const std::vector<Override> fsdp = {Set(kP + "fsdp", "true"),
                                       Set(kP + "fsdp_sharding_strategy", "shard_grad_op")},
                               deepspeed = {Set(kP + "use_deepspeed", "true"),

@@ -9,7 +9,7 @@
 namespace sft::spec {
 namespace {
 
-TEST(TemplateCheckTest, WhatIsNeverClosedIsNamedWithItsLine) {
+TEST(TemplateCheckTest, AnUnclosedBlockIsNamedWithItsLine) {
   const std::pair<std::string, std::string> cases[] = {
       {"a\n{{ x", "{{ in line 2 of the template is never closed"},
       {"{{ x }", "{{ in line 1 of the template is never closed"},
@@ -38,7 +38,7 @@ TEST(TemplateCheckTest, WholeTemplatesPass) {
   }
 }
 
-TEST(TemplateCheckTest, ItTakesTimeThatGrowsAsTheText) {
+TEST(TemplateCheckTest, ATemplateIsCheckedInLinearTime) {
   for (const char* piece :
        {"{", "{%", "{{", "{%if%}", "{%raw%}{%", "{{'", "{#", "{% endraw", "}}"}) {
     std::string source = piece;

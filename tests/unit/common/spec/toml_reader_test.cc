@@ -21,17 +21,17 @@ std::string Repeat(std::string_view piece, size_t bytes) {
   return text;
 }
 
-// The one problem of a text; empty: it was read.
+// The only problem of a text; empty if it was read.
 std::string WhyNot(const std::string& text) {
   const auto read = ReadToml(text);
   const auto* error = std::get_if<TomlError>(&read);
   return error == nullptr ? "" : std::to_string(error->line) + ": " + error->message;
 }
 
-// The parser and what walks its tree go as deep as the text does, and search lists that grow with
-// its tables: 20,000 parts took 6 s and 1 GB, 24,000 the stack, and half a million would take
-// hours.
-TEST(TomlReaderTest, WhatIsDeepOrWideIsRefusedBeforeItIsParsed) {
+// The parser and code that walks its tree recurse as deep as the text does, and search lists that
+// grow with its tables: 20,000 parts took 6 s and 1 GB, 24,000 exhausted the stack, and half a
+// million would take hours.
+TEST(TomlReaderTest, DeepOrWideTextIsRefusedBeforeItIsParsed) {
   EXPECT_THAT(WhyNot("x = 1\n" + Repeat("a.", 48'000) + "a = 1\n"),
               HasSubstr("2: has a key of more than 16 parts"));
   EXPECT_THAT(WhyNot("x = 1\n" + Repeat("a.", kMiB) + "a = 1\n"),
@@ -70,7 +70,7 @@ TEST(TomlReaderTest, OnlyKeysAndBracketsCount) {
        }) {
     EXPECT_EQ(WhyNot(text), "") << text.substr(0, 80);
   }
-  // What follows a string on its line is seen again.
+  // Scanning continues after a string on the same line.
   for (const std::string before : {"''", "\"\"", "'''a'''''", "\"\"\"a\\\"\"\"\"\"\"", "'#'"}) {
     EXPECT_THAT(WhyNot("x = [" + before + ", " + Repeat("[", 100)), HasSubstr("nests more than"))
         << before;

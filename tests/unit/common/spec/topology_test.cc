@@ -273,7 +273,7 @@ TEST(TopologyBlameTest, AValueKnowsTheKeyThatAPersonWroteForIt) {
   }
 }
 
-// A count of all GPUs is no way to ask for a second node beside a variant.
+// Beside a variant, a count of all GPUs cannot ask for a second node.
 TEST(TopologyTest, ACountThatContradictsTheVariantIsAProblemAlsoWhereItIsAMultiple) {
   const Resolution r = ResolveText(
       std::string(kHead) + "[compute]\nvariant = \"H100-4x\"\n[data.topology]\ntotal_gpus = 8\n");

@@ -44,7 +44,7 @@ TEST_F(CertificateTest, ANameThatWouldAddAnotherOneIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(SignServer(authority_, key_, {}, kYear).status()));
 }
 
-TEST_F(CertificateTest, ANodesCertificateIsNoServers) {
+TEST_F(CertificateTest, ANodesCertificateIsNotAcceptedAsAServers) {
   const absl::Status as_server =
       Verify(Node("gpu-7"), authority_.certificate_pem, Purpose::kServer, kNow);
   EXPECT_TRUE(absl::IsUnauthenticated(as_server)) << as_server;
@@ -56,7 +56,7 @@ TEST_F(CertificateTest, AnotherFleetsCertificateIsRefused) {
       absl::IsUnauthenticated(Verify(Node("a"), other.certificate_pem, Purpose::kNode, kNow)));
 }
 
-TEST_F(CertificateTest, OutOfItsTimeItIsToldWithTheTimeOnTheClock) {
+TEST_F(CertificateTest, AnExpiredCertificateIsReportedWithTheCurrentTime) {
   const std::string pem = Node("a", {kNow, kNow + hours(1)});
   const auto verify = [&](WallTime now) {
     return std::string(Message(Verify(pem, authority_.certificate_pem, Purpose::kNode, now)));
@@ -70,7 +70,7 @@ TEST_F(CertificateTest, OutOfItsTimeItIsToldWithTheTimeOnTheClock) {
 
 TEST_F(CertificateTest, ARequestThatItsKeyDidNotSignIsRefused) {
   std::string pem = MakeRequest(key_, "a").value();
-  const size_t middle = pem.size() - 60;  // in the signature
+  const size_t middle = pem.size() - 60;  // inside the signature
   pem[middle] = pem[middle] == 'A' ? 'B' : 'A';
   EXPECT_TRUE(absl::IsInvalidArgument(KeyOfRequest(pem).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(SignNode(authority_, pem, "a", kYear).status()));

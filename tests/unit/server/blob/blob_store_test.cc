@@ -23,7 +23,7 @@ class BlobStoreTest : public testing::Test {
   std::unique_ptr<BlobStore> blobs_;
 };
 
-TEST_F(BlobStoreTest, KeepsWhatWasUploaded) {
+TEST_F(BlobStoreTest, KeepsUploadedBytes) {
   auto upload = blobs_->Begin(sha256_, size_, 0).value();
   ASSERT_TRUE(upload->Append(content_).ok());
   ASSERT_TRUE(upload->Finish({}).ok());
@@ -52,7 +52,7 @@ TEST_F(BlobStoreTest, BytesOfAnotherHashAreRefusedAndRemoved) {
   EXPECT_FALSE(io::Exists(PartPath(sha256_)));
 }
 
-TEST_F(BlobStoreTest, WhatItsCheckRefusesIsRemoved) {
+TEST_F(BlobStoreTest, AFileThatItsCheckRefusesIsRemoved) {
   auto upload = blobs_->Begin(sha256_, size_, 0).value();
   ASSERT_TRUE(upload->Append(content_).ok());
   EXPECT_TRUE(absl::IsInvalidArgument(
@@ -83,7 +83,7 @@ TEST_F(BlobStoreTest, TheUnfinishedUploadsOfOneUploaderAreListed) {
   EXPECT_EQ(blobs_->Unfinished("cid").value(), Parts());
 }
 
-TEST_F(BlobStoreTest, AnEndBeforeTheAnnouncedSizeKeepsWhatCame) {
+TEST_F(BlobStoreTest, AnEarlyEndKeepsTheReceivedBytes) {
   auto upload = blobs_->Begin(sha256_, size_, 0).value();
   ASSERT_TRUE(upload->Append("some").ok());
   EXPECT_TRUE(absl::IsOutOfRange(upload->Finish({})));
@@ -103,7 +103,7 @@ TEST_F(BlobStoreTest, OneUploadOfABlobAtATime) {
   EXPECT_TRUE(blobs_->Begin(sha256_, size_, 0).ok());
 }
 
-TEST_F(BlobStoreTest, AFullDiskIsSaidAndLeavesNothing) {
+TEST_F(BlobStoreTest, AFullDiskIsAnErrorAndLeavesNothing) {
   std::filesystem::create_symlink("/dev/full", PartPath(sha256_));
   auto upload = blobs_->Begin(sha256_, size_, 0).value();
   const absl::Status status = upload->Append(content_);
@@ -112,7 +112,7 @@ TEST_F(BlobStoreTest, AFullDiskIsSaidAndLeavesNothing) {
   EXPECT_FALSE(std::filesystem::is_symlink(PartPath(sha256_)));
 }
 
-TEST_F(BlobStoreTest, ABlobThatCameInThePlaceOfADamagedOneStays) {
+TEST_F(BlobStoreTest, ABlobThatReplacedADamagedOneStays) {
   const auto upload = [&] {
     auto upload = blobs_->Begin(sha256_, size_, 0).value();
     ASSERT_TRUE(upload->Append(content_).ok());
@@ -120,7 +120,7 @@ TEST_F(BlobStoreTest, ABlobThatCameInThePlaceOfADamagedOneStays) {
   };
   upload();
   ASSERT_TRUE(io::WriteFileAtomic(blobs_->PathOf(sha256_).value(), "Some rows\n").ok());
-  // A reader has begun; another finds the damage, and the owner uploads it again meanwhile.
+  // While one reader is reading, another finds the damage and the owner uploads the blob again.
   const absl::Status slow = blobs_->Read(sha256_, 0, [&](int64_t, const std::string&, int64_t) {
     EXPECT_TRUE(absl::IsDataLoss(
         blobs_->Read(sha256_, 0, [](int64_t, const std::string&, int64_t) { return true; })));
@@ -134,7 +134,7 @@ TEST_F(BlobStoreTest, ABlobThatCameInThePlaceOfADamagedOneStays) {
   EXPECT_TRUE(blobs_->OlderThan(int64_t{1} << 40)->blobs == std::vector<std::string>{sha256_});
 }
 
-TEST_F(BlobStoreTest, ANameThatIsNoHashNeverReachesTheDisk) {
+TEST_F(BlobStoreTest, ANameThatIsNotAHashNeverReachesTheDisk) {
   EXPECT_TRUE(absl::IsInvalidArgument(blobs_->Find("../server.db").status()));
   EXPECT_TRUE(absl::IsInvalidArgument(blobs_->Begin("../x", 1, 0).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(blobs_->PathOf("").status()));

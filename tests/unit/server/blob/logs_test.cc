@@ -22,7 +22,7 @@ std::set<std::string>& Synced() {
 
 }  // namespace
 
-// Stands before the C library's.
+// Replaces the C library's.
 extern "C" int fdatasync(int fd) {
   const auto path = std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", fd));
   Synced().insert(path.parent_path().filename() / path.filename());
@@ -47,7 +47,7 @@ absl::StatusOr<int64_t> Append(LogStore& logs, const std::string& stream, int64_
   return appended->end;
 }
 
-// All that is there, with "[begin-end)" where bytes are not.
+// Everything that exists, with "[begin-end)" for holes.
 std::string ReadAll(LogStore& logs, const std::string& stream) {
   std::string text;
   int64_t offset = 0;
@@ -69,14 +69,14 @@ MetricPoint Point(int64_t attempt, int64_t step, bool eval = false) {
   return point;
 }
 
-TEST_F(LogsTest, AStreamThatWasClosedMeanwhileIsSyncedAllTheSame) {
+TEST_F(LogsTest, AStreamThatWasClosedMeanwhileIsStillSynced) {
   LogStore logs(dir_);
   ASSERT_TRUE(Append(logs, "a/rank-0", 0, "first").ok());
   for (size_t i = 0; i < LogStore::kMaxOpen; ++i) {
     ASSERT_TRUE(Append(logs, fmt::format("b/rank-{}", i), 0, "x").ok());
   }
   Synced().clear();
-  // Its end, which brings no byte more.
+  // The end of the log, which adds no bytes.
   ASSERT_TRUE(logs.Append("a/rank-0", {.offset = 5, .sync = true}).ok());
   EXPECT_TRUE(Synced().contains("rank-0/00000000000000000000.seg"));
 }
@@ -98,7 +98,7 @@ TEST_F(LogsTest, AppendIsIdempotentByOffset) {
   EXPECT_EQ(logs.Read("a/rank-0", 0, 100)->bytes, "hello world");
 }
 
-TEST_F(LogsTest, AGapIsNotWrittenAndAnsweredWithTheOffsetItWants) {
+TEST_F(LogsTest, AGapIsNotWrittenAndReturnsTheExpectedOffset) {
   LogStore logs(dir_);
   ASSERT_TRUE(Append(logs, "a/rank-0", 0, "abc").ok());
   EXPECT_EQ(Append(logs, "a/rank-0", 10, "xyz").value(), 3);
@@ -134,7 +134,7 @@ TEST_F(LogsTest, TailStartsAtALine) {
   EXPECT_EQ(logs.TailOffset("empty", 3).value(), 0);
 }
 
-TEST_F(LogsTest, AStreamGoesOverSegments) {
+TEST_F(LogsTest, AStreamSpansSegments) {
   SegmentFile file = SegmentFile::Open(dir_ + "/s").value();
   const std::string part(SegmentFile::kSegmentBytes - 3, 'a');
   ASSERT_TRUE(file.Append(0, part).ok());
@@ -147,7 +147,7 @@ TEST_F(LogsTest, AStreamGoesOverSegments) {
   EXPECT_TRUE(absl::IsOutOfRange(again.Read(again.size() + 1, 1).status()));
 }
 
-TEST_F(LogsTest, WhatWillNeverComeLeavesAHole) {
+TEST_F(LogsTest, LostBytesLeaveAHole) {
   {
     LogStore logs(dir_);
     ASSERT_EQ(Append(logs, "s", 0, "head\n").value(), 5);
@@ -185,7 +185,7 @@ TEST_F(LogsTest, ALogOverItsLimitKeepsItsBeginningAndItsNewestPart) {
   EXPECT_EQ(tail.bytes, all.substr(static_cast<size_t>(tail.offset)));
 }
 
-TEST_F(LogsTest, TheLargestLogOfAJobGivesFirst) {
+TEST_F(LogsTest, TheLargestLogOfAJobIsTrimmedFirst) {
   LogStore logs(dir_, {.log_bytes = 128 << 10, .job_bytes = 100 << 10});
   const std::string small(10'000, 's'), large(100'000, 'l');
   ASSERT_TRUE(Append(logs, LogStore::RankStream("a1", 0), 0, small).ok());
@@ -202,7 +202,7 @@ TEST_F(LogsTest, TheLargestLogOfAJobGivesFirst) {
   EXPECT_EQ(logs.StoredBytes("other/rank-0").value(), 100'000) << "another job";
 }
 
-TEST_F(LogsTest, WhatALaterAttemptRanAgainIsSuperseded) {
+TEST_F(LogsTest, StepsThatALaterAttemptRanAgainAreSuperseded) {
   MetricLog metrics(dir_);
   std::vector<MetricPoint> points;
   for (int step = 1; step <= 35; ++step) points.push_back(Point(1, step));

@@ -82,7 +82,7 @@ TEST_F(AccessTest, OnlyTheHashOfASecretIsInTheDatabase) {
   }
 }
 
-TEST_F(AccessTest, AWrongSecretIsAsUnknownAsAWrongId) {
+TEST_F(AccessTest, AWrongSecretIsNotDistinguishedFromAWrongId) {
   ASSERT_TRUE(access_->PutUser({"ann", false, {}}).ok());
   const TokenText good = *ReadToken(UserToken("ann"));
   TokenText wrong = good;
@@ -118,7 +118,7 @@ TEST_F(AccessTest, AnExpiredARevokedAndARemovedUsersTokenAreRefusedByName) {
   }
 }
 
-TEST_F(AccessTest, AWorkersJoinTokenThatIsNotGoodIsAnsweredWithHowToMakeOne) {
+TEST_F(AccessTest, ABadJoinTokenIsRefusedWithAdvice) {
   TokenRecord join;
   join.kind = TokenKind::kJoin;
   join.max_uses = 1;
@@ -206,7 +206,7 @@ TEST_F(AccessTest, AnotherFleetsCertificateIsRefused) {
   EXPECT_TRUE(absl::IsUnauthenticated(access_->OfCertificate(pem).status()));
 }
 
-TEST_F(AccessTest, ClocksThatAreAnHourApartAreToldSo) {
+TEST_F(AccessTest, ClocksAnHourApartAreReported) {
   const int64_t now = access_->now_us();
   EXPECT_TRUE(access_->CheckClock(now + 60'000'000).ok());
   const absl::Status behind = access_->CheckClock(now - 3'600'000'000);

@@ -54,7 +54,7 @@ TEST_F(FailedCallsTest, AKindHasARowForEachMinuteThatCountsItsCalls) {
   EXPECT_EQ(failed_.totals()[3], 1);
 }
 
-TEST_F(FailedCallsTest, NothingNewIsNoCommit) {
+TEST_F(FailedCallsTest, WithoutFailuresNothingIsCommitted) {
   Fail("ann", "JobService.GetJob", 5, 3);
   ASSERT_TRUE(failed_.Flush().ok());
   const int64_t commits = store_->commits();
@@ -71,7 +71,7 @@ TEST_F(FailedCallsTest, ManyKindsAreCountedTogether) {
   Fail("bob", "late", 13);
   ASSERT_TRUE(failed_.Flush().ok());
   const auto rows = Rows();
-  EXPECT_LE(rows.size(), 500u);  // as many as a listing has
+  EXPECT_LE(rows.size(), 500u);  // the most that one listing returns
   EXPECT_THAT(rows, ::testing::Contains("others other calls 13 x1"));
   clock_.Advance(std::chrono::minutes(2));
   ASSERT_TRUE(failed_.Flush().ok());
@@ -80,7 +80,7 @@ TEST_F(FailedCallsTest, ManyKindsAreCountedTogether) {
   EXPECT_EQ(Rows().back(), "ann method-50 3 x1") << "a new minute has room again";
 }
 
-TEST_F(FailedCallsTest, AClockThatIsSetBackKeepsNoKindForEver) {
+TEST_F(FailedCallsTest, AClockThatIsSetBackDoesNotKeepAKindForEver) {
   Fail("ann", "m", 3);
   clock_.JumpWall(std::chrono::hours(-5));
   ASSERT_TRUE(failed_.Flush().ok());

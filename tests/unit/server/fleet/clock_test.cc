@@ -1,5 +1,4 @@
-// A wall clock that jumps an hour either way: what is decided by time is decided by the monotonic
-// one.
+// A wall clock that jumps an hour either way: decisions by time use the monotonic clock.
 
 #include "server/fleet/node_holds.h"
 #include "server/stored/housekeeping.h"

@@ -24,7 +24,7 @@ class DeliveryLimitsTest : public IntakeTest {
   DeliveryLimits With(int64_t unknown_bytes, DiskWatch& disk) {
     return DeliveryLimits(*store_, planner_.fleet(), disk, registry_->refusals(), unknown_bytes);
   }
-  // The first part of a file of this size that is sent, or all of it.
+  // Sends the first part of a file of this size, or all of it.
   absl::Status Bring(DeliveryLimits& limits, const std::string& content, int64_t size = 0,
                      std::unique_ptr<UploadSession>* under_way = nullptr) {
     auto session = std::make_unique<UploadSession>(*blobs_, *blobs_, *store_, clock_,
@@ -48,7 +48,7 @@ class DeliveryLimitsTest : public IntakeTest {
   std::string uid_;
 };
 
-TEST_F(DeliveryLimitsTest, AnAttemptHasSoMuchOnTheServerAtATimeWholeAndInPart) {
+TEST_F(DeliveryLimitsTest, AnAttemptsFilesAreLimitedCompleteAndPartial) {
   DeliveryLimits limits = With(100, disk_);
   const std::string whole(60, 'w');
   ASSERT_TRUE(Bring(limits, whole).ok());
@@ -60,7 +60,7 @@ TEST_F(DeliveryLimitsTest, AnAttemptHasSoMuchOnTheServerAtATimeWholeAndInPart) {
     EXPECT_NE(Message(refused).find(part), std::string_view::npos) << refused;
   }
   EXPECT_EQ(Refused(), 1);
-  // One that has begun counts with what it has announced, and later with what it has.
+  // An upload counts with its announced size while it runs, and afterwards with its real one.
   std::unique_ptr<UploadSession> under_way;
   ASSERT_TRUE(Bring(limits, "begun", 40, &under_way).ok());
   EXPECT_TRUE(absl::IsResourceExhausted(Bring(limits, "a")));
@@ -72,7 +72,7 @@ TEST_F(DeliveryLimitsTest, AnAttemptHasSoMuchOnTheServerAtATimeWholeAndInPart) {
   EXPECT_TRUE(Bring(limits, std::string(60, 'z')).ok());
 }
 
-TEST_F(DeliveryLimitsTest, TheWeightsThatItTrainsAndTheCheckpointsKeptSayHowMuch) {
+TEST_F(DeliveryLimitsTest, TheLimitFollowsFromWeightsAndKeptCheckpoints) {
   ModelRecord model;
   model.node = "a";
   model.id = "/models/tiny";
@@ -87,7 +87,7 @@ TEST_F(DeliveryLimitsTest, TheWeightsThatItTrainsAndTheCheckpointsKeptSayHowMuch
       << refused;
 }
 
-TEST_F(DeliveryLimitsTest, ThereAreOnlySoManyFiles) {
+TEST_F(DeliveryLimitsTest, TheNumberOfFilesIsLimited) {
   DeliveryLimits limits = With(1'000'000'000, disk_);
   for (int i = 0; i < DeliveryLimits::kMaxFiles; ++i) {
     const std::string hash = io::Sha256Hex(std::to_string(i));

@@ -23,7 +23,7 @@ class FleetCatalogTest : public FleetTest {
   FleetCatalog view_{*store_};
 };
 
-TEST_F(FleetCatalogTest, ItIsKeptUntilSomethingOfTheNodesIsStored) {
+TEST_F(FleetCatalogTest, ItIsCachedUntilAChangeOfTheNodesIsStored) {
   const auto none = view_.Get().value();
   EXPECT_FALSE(none->has_nodes);
   EXPECT_TRUE(none->types.empty());
@@ -40,7 +40,7 @@ TEST_F(FleetCatalogTest, ItIsKeptUntilSomethingOfTheNodesIsStored) {
   EXPECT_EQ(two->types.at("H100").nodes, (std::vector<std::string>{"a", "b"}));
 }
 
-TEST_F(FleetCatalogTest, AModelThatCanBeUsedIsBeforeOneThatCannot) {
+TEST_F(FleetCatalogTest, AUsableModelIsPreferred) {
   Join("a", "H100", 1);
   Join("b", "H100", 1);
   EXPECT_EQ(view_.FindModel("m").value(), nullptr);

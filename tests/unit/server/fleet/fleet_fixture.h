@@ -33,7 +33,7 @@ class FakeWorker : public WorkerLink {
   }
   void Close(const absl::Status& why) override { closed = why; }
 
-  // What is wanted of an attempt; null: nothing.
+  // The desired state of an attempt; null: none.
   const v1::DesiredAttempt* Wanted(const std::string& uid) const {
     for (const auto& attempt : desired.attempts()) {
       if (attempt.attempt_uid() == uid) return &attempt;
@@ -45,12 +45,12 @@ class FakeWorker : public WorkerLink {
   int desired_count = 0;
   std::vector<v1::FetchFile> fetches;
   std::vector<std::string> notices;
-  std::function<void(const v1::FetchFile&)> on_fetch;  // answers, where a test needs one
+  std::function<void(const v1::FetchFile&)> on_fetch;  // answers the server, if a test needs that
   absl::Status closed = absl::OkStatus();
 };
 
-// The server's core over a real database in a temporary folder, stepped by hand: no thread but the
-// store's, no clock but the fake one.
+// The server's core over a real database in a temporary folder, stepped by hand: the store's thread
+// is the only one, and the clock is fake.
 class FleetTest : public testing::Test {
  protected:
   FleetTest() : dir_(io::MakeTempDir("fleet-test").value()) { Boot(); }
@@ -59,7 +59,7 @@ class FleetTest : public testing::Test {
     (void)io::RemoveAll(dir_);
   }
 
-  // A server process begins, or ends as by kill -9: only the database stays.
+  // Starts a server process, or ends it as by kill -9: only the database stays.
   void Boot() {
     store_ = Store::Open({dir_ + "/server.db"}).value();
     registry_ = std::make_unique<WorkerRegistry>(WorkerRegistry::Options(), *store_, clock_, hub_,

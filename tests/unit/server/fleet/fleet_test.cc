@@ -41,12 +41,12 @@ TEST_F(FleetTest, AJobRunsFromSubmissionToTheEndAndItsSlotsAreFreed) {
   EXPECT_EQ(worker->Wanted(uid), nullptr);
 }
 
-TEST_F(FleetTest, WhatANodeCannotMeanIsLeftOutOfItsReportAndTheRestIsTaken) {
+TEST_F(FleetTest, ImplausiblePartsOfAReportAreLeftOut) {
   const auto worker = Join("a", "CPU", 2);
   const std::string first = Submit("CPU", 1), second = Submit("CPU", 1);
   Tick();
   Report("a", worker, Uid(first), S::RUNNING);
-  // A state of a later version; the other attempt, the disk and the slots of the same report.
+  // A state of a later version; the same report has another attempt, the disk and the slots.
   v1::Observed observed;
   *observed.add_attempts() = StatusOf(Uid(first), static_cast<S::State>(77));
   *observed.add_attempts() = StatusOf(Uid(second), S::RUNNING);
@@ -76,7 +76,7 @@ TEST_F(FleetTest, WhatANodeCannotMeanIsLeftOutOfItsReportAndTheRestIsTaken) {
                   .ok());
   ASSERT_EQ(models.size(), 1u);
   EXPECT_EQ(models[0].id, "good");
-  // The honest end of it is heard.
+  // A plausible end of it is accepted.
   Report("a", worker, Uid(first), S::DONE, "succeeded");
   EXPECT_EQ(State(first), v1::Job::SUCCEEDED);
 }
@@ -367,7 +367,7 @@ TEST_F(FleetTest, TwoHostsCannotHaveOneNodeName) {
   EXPECT_EQ(registry_->MakeWelcome(refused).refused(), Message(refused));
 }
 
-TEST_F(FleetTest, ASecondWorkerOfTheNameOnTheSameHostIsRefusedWhileTheFirstIsHeard) {
+TEST_F(FleetTest, ASecondWorkerOfANameOnTheSameHostIsRefusedWhileTheFirstIsConnected) {
   v1::Register first = RegisterOf("a", "CPU", 1), second = first;
   first.set_data_dir_id("folder-1");
   second.set_data_dir_id("folder-2");
@@ -426,7 +426,7 @@ TEST_F(FleetTest, ARepeatedRequestIdGivesTheSameJobAndAnotherJobIsRefused) {
   EXPECT_TRUE(absl::IsNotFound(jobs_->Get("job-b").status()));
 }
 
-// What is stored between the two halves of a tick wins over what the first half saw.
+// Changes stored between the two halves of a tick win over the state that the first half read.
 class BetweenTest : public FleetTest {
  protected:
   BetweenTest() {
@@ -489,7 +489,7 @@ TEST_F(BetweenTest, NothingIsPlacedOnAGpuThatFailed) {
   EXPECT_EQ(State(job_), v1::Job::PENDING);
 }
 
-TEST_F(BetweenTest, TheSecondOfTwoTicksOfOneMomentChangesNothing) {
+TEST_F(BetweenTest, ASecondTickOnTheSameInputChangesNothing) {
   Decide();
   const std::string uid = Uid(job_);
   Decide();
@@ -497,7 +497,7 @@ TEST_F(BetweenTest, TheSecondOfTwoTicksOfOneMomentChangesNothing) {
   EXPECT_EQ(Job(job_).attempts_size(), 1);
 }
 
-TEST_F(BetweenTest, AReasonIsNotWrittenOverWhatBecameOfTheJob) {
+TEST_F(BetweenTest, AReasonDoesNotOverwriteANewerState) {
   const std::string second = Submit("H100", 2);
   scene_ = reconciler_->Look(Now()).value();
   ASSERT_TRUE(jobs_->Cancel(second, "", false).ok());

@@ -58,7 +58,7 @@ class NodeClaimTest : public FleetTest {
   }
 };
 
-TEST_F(NodeClaimTest, AWorkerWithACopiedFolderIsRefusedWhileTheOtherIsHeardAndBothAreTold) {
+TEST_F(NodeClaimTest, AWorkerWithACopiedFolderIsRefusedAndBothAreTold) {
   const auto worker = std::make_shared<FakeWorker>();
   ASSERT_TRUE(Try(WorkerWith("life-1", 1), worker).ok());
   const std::string job = Submit("CPU", 1);
@@ -83,7 +83,7 @@ TEST_F(NodeClaimTest, AWorkerWithACopiedFolderIsRefusedWhileTheOtherIsHeardAndBo
   EXPECT_EQ(RivalShown(), "");
 }
 
-TEST_F(NodeClaimTest, AWorkerThatStartsAgainOrDialsAgainIsLetIn) {
+TEST_F(NodeClaimTest, ARestartedOrReconnectingWorkerIsAccepted) {
   for (int life = 1; life <= 40; ++life) {
     const v1::Register message = WorkerWith("life-" + std::to_string(life), 1);
     for (int dial = 0; dial < 3; ++dial) ASSERT_TRUE(Try(message).ok()) << life;
@@ -95,8 +95,8 @@ TEST_F(NodeClaimTest, AWorkerThatStartsAgainOrDialsAgainIsLetIn) {
   EXPECT_EQ(RivalShown(), "");
 }
 
-// st_dev and machine-id are not the same after each boot, mount or start of a container.
-TEST_F(NodeClaimTest, AWorkerWhoseDiskOrMachineHasAnotherNumberIsLetInAndACopyIsNot) {
+// st_dev and machine-id may differ after each boot, mount or start of a container.
+TEST_F(NodeClaimTest, AChangedDiskOrMachineNumberIsAcceptedButACopyIsNot) {
   ASSERT_TRUE(Try(WorkerWith("life-1", 1)).ok());
   const auto with = [](const std::string& incarnation, const auto& change) {
     v1::Register message = WorkerWith(incarnation, 1);
@@ -132,12 +132,12 @@ TEST_F(NodeClaimTest, AWorkerWhoseDiskOrMachineHasAnotherNumberIsLetInAndACopyIs
                 place.set_device(9);
                 place.set_machine("m3");
               })).ok());
-  // What changed altogether comes after one silence.
+  // A worker of which everything changed is accepted after one period of silence.
   PassSilence();
   EXPECT_TRUE(Try(*std::prev(copies.end())).ok());
 }
 
-TEST_F(NodeClaimTest, ALifeThatWasReplacedIsRefusedForGood) {
+TEST_F(NodeClaimTest, AReplacedIncarnationIsRefusedForGood) {
   ASSERT_TRUE(Try(WorkerWith("copy", 1)).ok());
   PassSilence();
   const auto winner = std::make_shared<FakeWorker>();
@@ -163,8 +163,8 @@ TEST_F(NodeClaimTest, ALifeThatWasReplacedIsRefusedForGood) {
   EXPECT_TRUE(Try(WorkerWith("life-2", 2)).ok());
 }
 
-// The two change places once, not for ever.
-TEST_F(NodeClaimTest, OfTwoWorkersOfAnEarlierVersionTheFirstIsRefusedForGood) {
+// The two replace each other once, not for ever.
+TEST_F(NodeClaimTest, TheFirstOfTwoOlderWorkersIsRefusedForGood) {
   ASSERT_TRUE(Try(OldWorker("copy")).ok());
   const auto winner = std::make_shared<FakeWorker>();
   ASSERT_TRUE(Try(OldWorker("life-2"), winner).ok());
@@ -182,7 +182,7 @@ TEST_F(NodeClaimTest, ANodeThatWasRemovedBeginsAnew) {
   EXPECT_TRUE(Try(WorkerWith("life-1", 1)).ok());
 }
 
-TEST_F(NodeClaimTest, CallsAreTakenFromTheRegisteredLifeAlone) {
+TEST_F(NodeClaimTest, OnlyTheRegisteredIncarnationMayCall) {
   EXPECT_TRUE(absl::IsUnavailable(registry_->CheckIncarnation("a", "life-1")));
   ASSERT_TRUE(Try(WorkerWith("life-1", 1)).ok());
   EXPECT_TRUE(registry_->CheckIncarnation("a", "life-1").ok());

@@ -18,7 +18,7 @@ class NodeRemovalTest : public LifeTest {
     return store_->Write(
         [&](Database& db) { return RemoveNode(db, node, registry_->Get(node), force); });
   }
-  // Names of the nodes there are, which all three ways to ask agree about.
+  // Names of the existing nodes, on which all three calls agree.
   std::vector<std::string> Nodes() {
     std::vector<std::string> names;
     EXPECT_TRUE(store_
@@ -38,7 +38,7 @@ class NodeRemovalTest : public LifeTest {
   }
 };
 
-TEST_F(NodeRemovalTest, ANodeGoesWithItsHoldAndFaultsAndComesBackWithItsWorker) {
+TEST_F(NodeRemovalTest, ARemovedNodeLosesItsHoldAndFaultsAndReturnsWithItsWorker) {
   const auto a = Join("a", "H100", 2), b = Join("b", "H100", 2);
   const store::NodeHold hold{.node = "a", .mode = store::HoldMode::kDrain, .who = "root"};
   const NodeFault fault{.node = "a", .time_us = 1, .job_id = "job-x", .code = "gpu_lost"};
@@ -74,7 +74,7 @@ TEST_F(NodeRemovalTest, ANodeGoesWithItsHoldAndFaultsAndComesBackWithItsWorker) 
     return absl::OkStatus();
   });
   EXPECT_TRUE(unheld.ok());
-  // Its slots are there again, too: both nodes are needed.
+  // Its slots are back too: the job needs both nodes.
   const std::string job = Submit("H100", 2, 2);
   Join("b", "H100", 2);
   Tick();
@@ -93,7 +93,8 @@ TEST_F(NodeRemovalTest, JobsThatMayStillRunThereAreNamed) {
   EXPECT_THAT(Nodes(), ElementsAre("a"));
 }
 
-// It keeps the slots of a node that was given up held, and that node never comes to free them.
+// The attempt keeps the slots of a node that was given up held, and that node never comes back to
+// free them.
 TEST_F(NodeRemovalTest, OnceItsJobWasPlacedElsewhereTheNodeCanGo) {
   const auto a = Join("a", "CPU", 1);
   const std::string job = SubmitWith(R"({"compute":{"unreachable_after":"2m"}})");
@@ -107,7 +108,7 @@ TEST_F(NodeRemovalTest, OnceItsJobWasPlacedElsewhereTheNodeCanGo) {
   EXPECT_EQ(HeldSlots(), 2u);
   EXPECT_TRUE(Remove("a").ok());
   EXPECT_THAT(Nodes(), ElementsAre("b"));
-  // What the worker finds when it comes back after all is told to end, as ever.
+  // If the node comes back after all, the attempts it finds are ended as usual.
   const auto again = Join("a", "CPU", 1, "life-2");
   ASSERT_TRUE(Observe("a", again, {StatusOf(first, S::RUNNING)}).ok());
   Tick();
@@ -135,7 +136,7 @@ TEST_F(NodeRemovalTest, ByForceItsJobsArePlacedAgainThoughTheyWantedToWait) {
   EXPECT_THAT(Job(job).attempts(1).nodes(), ElementsAre("b"));
 }
 
-TEST_F(NodeRemovalTest, NothingIsPlacedOnANodeThatGoesWhileThatIsDecided) {
+TEST_F(NodeRemovalTest, NothingIsPlacedOnANodeRemovedDuringTheDecision) {
   const auto a = Join("a", "CPU", 1);
   registry_->Disconnect("a", a.get());
   const std::string job = Submit("CPU", 1);
@@ -157,7 +158,7 @@ TEST_F(NodeRemovalTest, HistoryKeepsItsName) {
   EXPECT_THAT(Job(job).attempts(0).nodes(), ElementsAre("a"));
 }
 
-TEST_F(NodeRemovalTest, AMistypedNameIsToldTheNodesThereAre) {
+TEST_F(NodeRemovalTest, AMistypedNameListsTheExistingNodes) {
   Join("a", "H100", 1);
   const absl::Status status = Remove("c");
   EXPECT_TRUE(absl::IsNotFound(status));

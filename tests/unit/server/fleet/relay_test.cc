@@ -23,7 +23,7 @@ class RelayTest : public FleetTest {
   FileRelay relay_;
 };
 
-TEST_F(RelayTest, PassesANodesFileOn) {
+TEST_F(RelayTest, RelaysANodesFile) {
   const auto worker = Join("a", "CPU", 1);
   auto transfer = relay_.Start("a", "/shared/x", 0, {}).value();
   ASSERT_EQ(worker->fetches.size(), 1u);
@@ -49,7 +49,7 @@ TEST_F(RelayTest, ANodeThatCannotReadTheFileSaysWhy) {
   EXPECT_NE(Message(status).find("allowed folder"), std::string_view::npos);
 }
 
-TEST_F(RelayTest, APieceThatIsNotTheNextOneOfTheFileIsRefused) {
+TEST_F(RelayTest, AChunkOutOfOrderIsRefused) {
   const auto worker = Join("a", "CPU", 1);
   auto transfer = relay_.Start("a", "/x", 3, {}).value();
   const std::string request = worker->fetches[0].request();

@@ -26,7 +26,7 @@ io::UniqueFd Dial(int port) {
   return fd;
 }
 
-// All that comes until the other side ends the connection.
+// Reads until the other side closes the connection.
 std::string ReadAll(int fd) {
   std::string answer;
   char bytes[4096];
@@ -47,7 +47,7 @@ std::string Get(const std::string& path) {
   return "GET " + path + " HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
 }
 
-// A client that has sent what it wanted, and whether the server still holds it.
+// A client whose request was sent, and whether the server still holds it.
 bool IsOpen(int fd) {
   char byte = 0;
   return ::recv(fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0 && errno == EAGAIN;
@@ -83,7 +83,7 @@ TEST_F(MetricsPageTest, HealthSaysThatTheDatabaseAnswers) {
   EXPECT_EQ(HealthPage(*store_).body, "ok\n");
 }
 
-// Nothing is cut off for its slowness, unless a test asks for it.
+// Options under which no connection is cut off for being slow.
 HttpServer::Options Patient() {
   return {.head_timeout = std::chrono::hours(1),
           .page_timeout = std::chrono::hours(1),
@@ -111,7 +111,7 @@ TEST_F(HttpServerTest, AnswersAPageWithItsLength) {
   EXPECT_NE(answer.find("\r\n\r\npage yes\n"), std::string::npos) << answer;
 }
 
-TEST_F(HttpServerTest, SaysWhatItDoesNotServe) {
+TEST_F(HttpServerTest, RefusesEverythingElseWithAReason) {
   EXPECT_EQ(Talk(server_->port(), Get("/no")).find("HTTP/1.1 404"), 0u);
   EXPECT_EQ(
       Talk(server_->port(), "POST /yes HTTP/1.1\r\nHost: localhost\r\n\r\n").find("HTTP/1.1 405"),
@@ -130,14 +130,14 @@ TEST_F(HttpServerTest, AHeadMayComeInPieces) {
 TEST_F(HttpServerTest, AHeadWithoutEndIsCutOffAtTheLimit) {
   const std::string answer =
       Talk(server_->port(), "GET /" + std::string(HttpServer::kMaxHead + 4096, 'x'));
-  // The rest of the request may reset the connection before the answer is read.
+  // Unread bytes of the request may reset the connection before the answer is read.
   EXPECT_TRUE(answer.empty() || answer.find("HTTP/1.1 431") == 0u) << answer;
   EXPECT_EQ(Talk(server_->port(), Get("/yes")).find("HTTP/1.1 200"), 0u);
 }
 
-// The server cuts nobody off for being slow here: it would wait for the first of them for ever if
-// it waited for any.
-TEST_F(HttpServerTest, SlowClientsKeepNobodyWaiting) {
+// The server cuts off no slow client here: if it waited for any, it would wait for the first for
+// ever.
+TEST_F(HttpServerTest, SlowClientsDoNotDelayOthers) {
   std::vector<io::UniqueFd> silent, dripping;
   for (int i = 0; i < 100; ++i) {
     silent.push_back(Dial(server_->port()));
@@ -154,7 +154,7 @@ TEST_F(HttpServerTest, SlowClientsKeepNobodyWaiting) {
   EXPECT_TRUE(IsOpen(dripping.back().get()));
 }
 
-TEST(HttpRoomTest, WhenFullTheOldestThatHasNotAskedIsEnded) {
+TEST(HttpRoomTest, WhenFullTheOldestIdleConnectionIsClosed) {
   HttpServer::Options options = Patient();
   options.max_connections = 2;
   const std::unique_ptr<HttpServer> server = Serve({Yes()}, options);
@@ -165,14 +165,14 @@ TEST(HttpRoomTest, WhenFullTheOldestThatHasNotAskedIsEnded) {
   EXPECT_TRUE(IsOpen(second.get()));
 }
 
-TEST(HttpRoomTest, WhoIsTooSlowIsEnded) {
+TEST(HttpRoomTest, SlowConnectionsAreClosed) {
   HttpServer::Options options = Patient();
   options.head_timeout = std::chrono::milliseconds(1);
   const std::unique_ptr<HttpServer> server = Serve({Yes()}, options);
   EXPECT_EQ(ReadAll(Dial(server->port()).get()), "");
 }
 
-// A page that is not ready until the test lets it.
+// A page that is not ready until the test allows it.
 class SlowPageTest : public testing::Test {
  protected:
   ~SlowPageTest() override { Release(); }
@@ -201,7 +201,7 @@ class SlowPageTest : public testing::Test {
   int made_ = 0;
 };
 
-TEST_F(SlowPageTest, KeepsNobodyFromAnotherPageAndIsMadeOnceForAllWhoWait) {
+TEST_F(SlowPageTest, DoesNotBlockOthersAndIsMadeOnceForAllWaiters) {
   const std::unique_ptr<HttpServer> server = Serve({Slow(), Yes()}, Patient());
   const io::UniqueFd first = Dial(server->port());
   ASSERT_TRUE(io::WriteAll(first.get(), Get("/slow"), "socket").ok());
@@ -211,7 +211,7 @@ TEST_F(SlowPageTest, KeepsNobodyFromAnotherPageAndIsMadeOnceForAllWhoWait) {
     more.push_back(Dial(server->port()));
     ASSERT_TRUE(io::WriteAll(more.back().get(), Get("/slow"), "socket").ok());
   }
-  // Asked last, so all of the others were read before it is answered.
+  // Requested last, so that all others were read before it is answered.
   EXPECT_EQ(Talk(server->port(), Get("/yes")).find("HTTP/1.1 200"), 0u);
   Release();
   EXPECT_NE(ReadAll(first.get()).find("at last"), std::string::npos);

@@ -5,7 +5,7 @@
 #include "server/sched/order.h"
 #include "tests/unit/server/sched/decide_testing.h"
 
-// Where a job is placed; line_test.cc has when.
+// Tests where a job is placed; line_test.cc tests when.
 
 namespace sft::server::sched {
 namespace {
@@ -24,14 +24,14 @@ TEST(DecideTest, TwoJobsNeverShareASlot) {
             (Lines{"j: a 0 1", "k: a 2 3"}));
 }
 
-TEST(DecideTest, SaysHowManyAreThereAndWhoHoldsThem) {
+TEST(DecideTest, TheReasonCountsSlotsAndNamesTheirHolders) {
   auto held = Held(0, 4, "job-x");
   held.merge(Held(4, 6, "job-y"));
   EXPECT_EQ(Text(Decide({{Node("node-a", "H100", 8, held)}, {Job("j", "H100", 4)}})),
             (Lines{"j? waiting for 4 x H100 on one node: node-a has 8, 6 held by job-x, job-y"}));
 }
 
-TEST(DecideTest, SaysNothingOfJobsOfOtherProjects) {
+TEST(DecideTest, TheReasonHidesJobsOfOtherProjects) {
   auto held = Held(0, 4, "theirs");
   held.merge(Held(4, 6, "ours"));
   Snapshot snapshot{{Node("node-a", "H100", 8, held)}, {Job("j", "H100", 4)}};
@@ -53,7 +53,7 @@ TEST(DecideTest, ABigJobIsNotOvertakenOnItsSlots) {
   EXPECT_EQ(lines[1], "small? waiting in line for 1 x H100 on one node");
 }
 
-TEST(DecideTest, WhatFillsInIsOfTheProjectThatHasHadLeastAndThenTheShortest) {
+TEST(DecideTest, BackfillPrefersTheLeastServedProjectAndThenTheShortestJob) {
   Snapshot snapshot{{Node("node-a", "H100", 2)}, {}};
   for (const auto& [id, project, hours] : {std::tuple("j1", "a", 1), std::tuple("j2", "b", 3),
                                            std::tuple("j3", "b", 2), std::tuple("j4", "b", 4)}) {
@@ -75,14 +75,14 @@ TEST(DecideTest, JobsOfAnotherTypePassAWaitingOne) {
   EXPECT_EQ(lines[0], "cpu: b 0 1");
 }
 
-TEST(DecideTest, AJobThatNoNodeCouldHoldKeepsNobodyWaiting) {
+TEST(DecideTest, AJobThatNoNodeCouldHoldDelaysNobody) {
   const auto lines =
       Text(Decide({{Node("a", "H100", 8)}, {Job("huge", "H100", 16), Job("small", "H100", 1)}}));
   EXPECT_EQ(lines[0], "small: a 0");
   EXPECT_EQ(lines[1], "huge? no node has H100-16x; largest is H100-8x");
 }
 
-TEST(DecideTest, SaysWhenThereIsNoSuchTypeOrNoNode) {
+TEST(DecideTest, TheReasonNamesAMissingTypeOrNode) {
   EXPECT_EQ(Text(Decide({{Node("a", "CPU", 2)}, {Job("j", "B200", 1)}})),
             (Lines{"j? no node has B200 (there is: CPU)"}));
   EXPECT_EQ(Text(Decide({{}, {Job("j", "CPU", 1)}})),

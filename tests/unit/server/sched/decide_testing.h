@@ -6,7 +6,7 @@
 
 #include "server/sched/decide.h"
 
-// Nodes, jobs and decisions in a word each.
+// Short notations for nodes, jobs and decisions.
 
 namespace sft::server::sched {
 

@@ -8,14 +8,14 @@
 #include "server/sched/preempt.h"
 #include "tests/unit/server/sched/decide_testing.h"
 
-// When a job is placed: its turn, promises and what fills in beside them, preemption.
+// Tests when a job is placed: its turn, promises and backfill, preemption.
 
 namespace sft::server::sched {
 namespace {
 
 constexpr int64_t kHour = kHourUs, kNow = 1000 * kHour;
 
-// A job with what the scheduler goes by.
+// A job with the times that the scheduler uses.
 PendingJob Timed(const std::string& id, int slots, int64_t hours, int nodes = 1) {
   PendingJob job = Job(id, "H100", slots, nodes);
   job.submitted_us = kNow;
@@ -24,7 +24,7 @@ PendingJob Timed(const std::string& id, int slots, int64_t hours, int nodes = 1)
   return job;
 }
 
-// Snapshots whose running jobs are told of, not only seen as holders of slots.
+// Snapshots whose running jobs are listed, not only visible as holders of slots.
 struct World {
   Snapshot snapshot;
 
@@ -79,7 +79,7 @@ TEST(DecideTest, AHigherClassComesFirst) {
   EXPECT_EQ(world.Placed(), (Lines{"urgent"}));
 }
 
-TEST(DecideTest, ProjectsTakeTurnsByWhatTheyHaveUsedForTheirShare) {
+TEST(DecideTest, ProjectsTakeTurnsByTheirUsagePerShare) {
   World world;
   world.Add("a", 1);
   world.Wait(Timed("of-a", 1, 1)).project = "a";
@@ -107,7 +107,7 @@ TEST(DecideTest, AJobThatHasWaitedLongStandsBeforeTheNormalClass) {
   EXPECT_EQ(world.Placed(), (Lines{"old"}));
 }
 
-TEST(DecideTest, FillsInOnlyWhatEndsBeforeAPromisedStart) {
+TEST(DecideTest, BackfillsOnlyJobsThatEndBeforeAPromisedStart) {
   World world;
   world.Add("a", 8).Run("r", "a", 4, 2);
   world.Wait(Timed("gang", 8, 1));
@@ -182,7 +182,7 @@ TEST(DecideTest, ALimitOfAProjectHoldsNobodyElseBack) {
             "waiting for jobs of project p to end: it may use 4 GPUs at once");
 }
 
-TEST(DecideTest, ASweepRunsAtMostSoManyOfItsJobsAtOnce) {
+TEST(DecideTest, ASweepLimitsItsRunningJobs) {
   World world;
   world.Add("a", 8);
   for (const char* id : {"s1", "s2", "s3"}) {
@@ -193,7 +193,7 @@ TEST(DecideTest, ASweepRunsAtMostSoManyOfItsJobsAtOnce) {
   EXPECT_EQ(world.Placed(), (Lines{"s1", "s2"}));
 }
 
-TEST(DecideTest, ABlockedJobStandsInNoLine) {
+TEST(DecideTest, ABlockedJobIsNotQueued) {
   World world;
   world.Add("a", 1);
   world.Wait(Timed("held", 1, 1)).blocked = "held";
@@ -235,7 +235,7 @@ TEST(DecideTest, NoJobStopsOneOfItsOwnClassOrAbove) {
   EXPECT_TRUE(Stopped(world).empty());
 }
 
-TEST(DecideTest, WhatIsStoppedAlreadyIsWaitedFor) {
+TEST(DecideTest, JobsAlreadyStoppingAreWaitedFor) {
   World world;
   world.Add("a", 8);
   RunningJob& victim = world.Run("r", "a", 8, 10, kLow);
@@ -247,7 +247,7 @@ TEST(DecideTest, WhatIsStoppedAlreadyIsWaitedFor) {
   EXPECT_EQ(world.Of("high").promised.start_us, kNow + kStopUs);
 }
 
-TEST(DecideTest, AGangStopsNothingWhereThatIsNotEnough) {
+TEST(DecideTest, AGangPreemptsNothingWhereThatIsNotEnough) {
   World world;
   world.Add("a", 8).Add("b", 8).Run("low", "a", 8, 10, kLow);
   world.Run("urgent", "b", 8, 10, kUrgent);
@@ -281,8 +281,8 @@ TEST(DecideTest, ALargeJobWithoutAPromiseKeepsItsPlaceFromThoseBehindIt) {
   for (const Waiting& waiting : decision.waiting) EXPECT_TRUE(waiting.promised.empty());
 }
 
-// 10,000 waiting jobs of many shapes, 1,000 full nodes: under 70 ms of one core when optimised. The
-// limit leaves room for builds with checks.
+// 10,000 waiting jobs of many shapes, 1,000 full nodes: under 70 ms of one core in an optimised
+// build. The limit leaves room for builds with checks.
 TEST(DecideTest, TenThousandJobsAndAThousandNodesAreDecidedInTime) {
   World world;
   for (int n = 0; n < 1000; ++n) {

@@ -15,16 +15,16 @@
 namespace sft::server::sched {
 namespace {
 
-constexpr int kGpus = 8;  // of a node
+constexpr int kGpus = 8;  // per node
 constexpr double kHour = 3600, kDay = 86400;
-// What a stop by checkpoint takes, and what the job does again after it.
+// Seconds to stop with a checkpoint, and seconds of work that the job repeats afterwards.
 constexpr double kStopSeconds = 40, kResumeSeconds = 120;
 constexpr int64_t kEpochUs = int64_t{1'700'000'000} * 1'000'000;
 
 int64_t Micros(double seconds) { return kEpochUs + static_cast<int64_t>(seconds * 1e6); }
 double Seconds(int64_t micros) { return static_cast<double>(micros - kEpochUs) / 1e6; }
 
-// The same on every machine, unlike the distributions of the library.
+// Random numbers that are the same on every machine, unlike the library's distributions.
 class Chance {
  public:
   explicit Chance(uint64_t seed) : words_(seed) {}
@@ -39,7 +39,7 @@ class Chance {
   std::mt19937_64 words_;
 };
 
-// GPUs of a job: most ask for one, a few for many nodes, as the traces of shared clusters have it.
+// GPUs of a job: most ask for one, a few for many nodes, as in traces of shared clusters.
 std::pair<int, int> Size(Chance& chance) {
   struct Kind {
     double part;
@@ -63,7 +63,7 @@ Trace MakeTrace(const TraceOptions& options) {
   double work = 0;
   for (int i = 0; i < options.jobs; ++i) {
     TraceJob job;
-    // More by day than by night.
+    // More jobs by day than by night.
     do {
       job.submitted = chance.Between(0, options.length_days * kDay);
     } while (chance.Part() > 0.6 + 0.4 * std::sin(2 * std::numbers::pi * job.submitted / kDay));
@@ -123,7 +123,7 @@ class Simulation {
     while (next < trace_.jobs.size() || !live_.empty() || !snapshot_.pending.empty()) {
       double now = next < trace_.jobs.size() ? trace_.jobs[next].submitted : 1e18;
       if (!ends_.empty()) now = std::min(now, ends_.top().first);
-      if (now >= 1e18) break;  // somebody waits for ever
+      if (now >= 1e18) break;  // some job waits for ever
       Account(now);
       while (next < trace_.jobs.size() && trace_.jobs[next].submitted <= now) Submit(next++);
       while (!ends_.empty() && ends_.top().first <= now) {
@@ -148,7 +148,7 @@ class Simulation {
   static std::string Name(size_t index) { return fmt::format("job-{:05}", index); }
   static size_t Index(const std::string& name) { return std::stoul(name.substr(4)); }
 
-  // GPU hours since the last event, and the projects' decayed usage.
+  // Adds the GPU hours since the last event to the totals and the projects' decayed usage.
   void Account(double now) {
     const double to = std::min(now, outcome_.last_submit);
     std::map<std::string, double> in_use;
@@ -188,7 +188,7 @@ class Simulation {
     waits_since_[index] = since;
   }
 
-  // Where the job stands, or would, among those that wait: they are in the order of their ids.
+  // The position of the job among those waiting, which are ordered by id.
   std::vector<PendingJob>::iterator FindPending(const std::string& id) {
     return std::lower_bound(
         snapshot_.pending.begin(), snapshot_.pending.end(), id,
@@ -253,7 +253,7 @@ class Simulation {
     const size_t index = Index(preemption.job);
     Live& live = live_.at(index);
     const double until = now + kStopSeconds;
-    if (live.end <= until) return;  // it ends by itself
+    if (live.end <= until) return;  // ends by itself
     left_[index] -= until - live.start;
     live.end = until;
     live.stopping = true;
@@ -282,7 +282,7 @@ class Simulation {
     for (const Preemption& preemption : decision.preemptions) Stop(preemption, now);
   }
 
-  // `highest` of the jobs that wait.
+  // `highest` is the highest level among the waiting jobs.
   void Note(const Waiting& waiting, Level highest) {
     const auto job = FindPending(waiting.job);
     Fate& fate = outcome_.fates[Index(waiting.job)];
@@ -300,7 +300,7 @@ class Simulation {
   const Rules rules_;
   Snapshot snapshot_;
   std::map<std::string, size_t> by_name_;
-  std::vector<double> left_;  // run time of each job
+  std::vector<double> left_;  // remaining run time of each job
   std::map<size_t, double> waits_since_;
   std::map<size_t, Live> live_;
   using End_ = std::pair<double, size_t>;
@@ -309,9 +309,9 @@ class Simulation {
   double at_ = 0;
 };
 
-// Plain EASY: first come, first served; the first that does not fit is promised the time at which
-// enough of what runs has ended by its bound, and others start now if they end before that time or
-// leave it what it needs.
+// Plain EASY backfill: first come, first served; the first job that does not fit is promised the
+// time at which enough running jobs have ended by their bounds, and others start now if they end
+// before that time or leave enough free for it.
 class Easy {
  public:
   explicit Easy(const Trace& trace) : trace_(trace), free_(trace.options.nodes, kGpus) {
@@ -356,7 +356,8 @@ class Easy {
     for (const int free : free_) in_use_ += kGpus - free;
   }
 
-  // Nodes with enough free slots, those with the fewest left over first; empty: there are too few.
+  // Nodes with enough free slots, those with the fewest left over first; empty if there are too
+  // few.
   static std::vector<int> Find(const TraceJob& job, const std::vector<int>& free,
                                const std::vector<int>& also) {
     std::vector<std::pair<int, int>> fitting;
@@ -390,7 +391,7 @@ class Easy {
       queue_.erase(queue_.begin());
     }
     if (queue_.empty()) return;
-    // When and where the first could start, and what is free beside it then.
+    // When and where the first job could start, and what is free beside it then.
     const TraceJob& head = trace_.jobs[queue_.front()];
     std::vector<std::pair<double, size_t>> by_bound;
     for (const auto& [index, live] : live_) by_bound.emplace_back(live.bound, index);

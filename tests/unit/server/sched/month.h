@@ -16,9 +16,9 @@ namespace sft::server::sched {
 struct TraceJob {
   double submitted = 0;
   int nodes = 1, gpus_per_node = 1;
-  double planned = 0;  // run time by the plan
-  double run = 0;      // and as it will be
-  double bound = 0;    // that it never exceeds
+  double planned = 0;  // planned run time
+  double run = 0;      // real run time
+  double bound = 0;    // upper bound of the run time
   int priority = kNormal;
   std::string project = "a";
 
@@ -28,15 +28,15 @@ struct TraceJob {
 struct TraceOptions {
   uint64_t seed = 1;
   int jobs = 20000;
-  int nodes = 200;    // of 8 GPUs
-  double load = 0.9;  // work that is submitted by the GPU time there is
-  // Most that a run time differs from the plan, and what bounds it.
+  int nodes = 200;    // with 8 GPUs each
+  double load = 0.9;  // submitted work as a fraction of the available GPU time
+  // The most that a run time differs from the plan, and the factor of its bound.
   double error = 0.15, bound = 1.25;
   bool classes = true;  // one in ten low, one in twenty high
   double length_days = 30;
-  // Of the work, what project "a" submits; the rest is of "b".
+  // Share of the work that project "a" submits; the rest belongs to "b".
   double part_of_a = 0.5;
-  // Jobs of more nodes get as many; run times are skewed up to so many times the median.
+  // The largest number of nodes of a job; run times are skewed up to this many times the median.
   int most_nodes = 16;
   double longest = 60;
 };
@@ -47,11 +47,11 @@ struct Trace {
 };
 Trace MakeTrace(const TraceOptions& options);
 
-// What became of a job.
+// The outcome of a job.
 struct Fate {
   double start = -1, end = -1;
-  double waited = 0;     // in line, all together
-  double estimate = -1;  // of the start, at submit
+  double waited = 0;     // total time in the queue
+  double estimate = -1;  // estimated start, at submit
   int preempted = 0;
 };
 
@@ -71,7 +71,7 @@ struct Outcome {
 Outcome RunScheduler(const Trace& trace, const Rules& rules = Rules());
 Outcome RunEasy(const Trace& trace);
 
-// Of the jobs, the part whose estimated wait is within `part` of the real one, or 2 minutes.
+// The fraction of jobs whose estimated wait is within `part` of the real one, or 2 minutes.
 double Within(const Trace& trace, const Outcome& outcome, double part);
 
 }  // namespace sft::server::sched

@@ -7,9 +7,9 @@
 
 #include "common/base/env.h"
 
-// The scheduler on traces of a simulated fleet, beside plain EASY. By default a share of the month
-// that takes seconds; with SFT_WHOLE_MONTH=1 the 30 days and 20,000 jobs on 200 nodes of 1,600 GPUs
-// (`make test-sim`).
+// The scheduler on traces of a simulated fleet, compared with plain EASY. By default a part of the
+// month that takes seconds; with SFT_WHOLE_MONTH=1 the 30 days and 20,000 jobs on 200 nodes with
+// 1,600 GPUs (`make test-sim`).
 
 namespace sft::server::sched {
 namespace {
@@ -54,7 +54,7 @@ TEST(MonthTest, PromisesHoldAndTheFleetIsUsedAsUnderEasyWithShorterWaits) {
   ExpectSound(trace, outcome);
   EXPECT_TRUE(outcome.preempted_by.empty());
   EXPECT_LE(outcome.mean_wait, easy.mean_wait);
-  // Which jobs run last in the window moves this by some tenths of a percent either way.
+  // The choice of jobs that run last in the window changes this by some tenths of a percent.
   EXPECT_GE(outcome.gpu_hours, 0.995 * easy.gpu_hours);
 }
 
@@ -76,8 +76,9 @@ TEST(MonthTest, ClassesPreemptUpwardsOnlyAndEverybodyEnds) {
 
 TEST(MonthTest, EqualProjectsGetEqualGpuTimeWhateverTheySubmit) {
   // Twice the work that the fleet can do: `a` submits far more than `b`, and each more than half of
-  // the fleet at any time, or it would not ask for its share. Without the whole month fewer,
-  // shorter and smaller jobs: a gang of 128 GPUs that runs for days is some percent of a week.
+  // the fleet at any time, or it would not ask for its share. Without the whole month there are
+  // fewer, shorter and smaller jobs: a gang of 128 GPUs that runs for days is some percent of a
+  // week.
   TraceOptions options = Share();
   options.classes = false;
   options.part_of_a = 0.6;

@@ -31,7 +31,7 @@ TEST(NodeScoreTest, ItComesBackWhenTheScoreHasDecayed) {
   EXPECT_NEAR(static_cast<double>(Score(faults, 1).back_us - kStart) / kMinute, 47.5, 0.1);
 }
 
-TEST(NodeScoreTest, OneJobThatFailsEverywhereTakesNoNodeAlong) {
+TEST(NodeScoreTest, AJobThatFailsEverywhereDoesNotTakeNodesWithIt) {
   std::vector<NodeFault> faults;
   for (int minute = 0; minute < 29; ++minute) faults.push_back(At(minute, "j"));
   EXPECT_FALSE(Score(faults, 29).left_out);

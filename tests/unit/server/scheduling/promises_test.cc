@@ -1,4 +1,4 @@
-// Promises of a start: they outlast the server, and are forgotten with what they were made for.
+// Promises of a start: they survive a restart of the server, and are dropped with their job.
 #include "server/store/schedules.h"
 #include "tests/unit/server/fleet/fleet_fixture.h"
 
@@ -51,7 +51,7 @@ class PromisesTest : public FleetTest {
 };
 
 TEST_F(PromisesTest, APromiseOutlastsTheServer) {
-  // Its project has had the eight GPUs that it waits for: whoever comes now stands before it.
+  // Its project has used the eight GPUs that it waits for, so any new job goes before it.
   const std::string waiting = Submit("long", 8, std::chrono::hours(1));
   Tick();
   const Promises before = Stored();
@@ -79,7 +79,7 @@ TEST_F(PromisesTest, AnEarlierStartTakesThePlaceOfALaterOne) {
   EXPECT_LT(Stored().at(next).start_us, first);
 }
 
-TEST_F(PromisesTest, WhatIsHeldOrCancelledIsPromisedNothing) {
+TEST_F(PromisesTest, HeldAndCancelledJobsHaveNoPromise) {
   const std::string held = Submit("long", 8, std::chrono::hours(1));
   const std::string cancelled = Submit("long", 8, std::chrono::hours(1));
   Tick();
@@ -94,7 +94,7 @@ TEST_F(PromisesTest, WhatIsHeldOrCancelledIsPromisedNothing) {
   EXPECT_TRUE(Stored().empty());
 }
 
-// The end of what runs is not known: an hour from now, whenever one asks.
+// The end of the running job is unknown: it is an hour from now, whenever one asks.
 TEST_F(PromisesTest, AStartThatMovesWithTheClockIsStoredOnceAMinute) {
   ASSERT_TRUE(jobs_->Cancel(running_, "", false).ok());
   Report("a", worker_, Uid(running_), S::DONE, "cancelled");

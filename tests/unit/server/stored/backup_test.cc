@@ -25,7 +25,7 @@ class BackupTest : public FleetTest {
         io::WriteFileAtomic(dir_ + "/blobs/" + hash.substr(0, 2) + "/" + hash, content).ok());
   }
 
-  // One that a job has; the hash of its only file.
+  // Adds a checkpoint of a job; returns the hash of its only file.
   std::string AddCheckpoint(const std::string& content) {
     const std::string hash = io::Sha256Hex(content);
     const std::string path = BlobStore::PathIn(dir_ + "/checkpoints", hash);
@@ -89,7 +89,7 @@ TEST_F(BackupTest, CheckpointsAreInTheCopyAndOutliveThoseOfTheServer) {
             "training state");
 }
 
-TEST_F(BackupTest, ACheckpointThatWentMeanwhileIsLeftOut) {
+TEST_F(BackupTest, ACheckpointDeletedMeanwhileIsLeftOut) {
   AddCheckpoint("training state");
   ASSERT_TRUE(io::RemoveAll(dir_ + "/checkpoints").ok());
   const auto made = Make(target_ + "/b");
@@ -127,7 +127,7 @@ TEST_F(BackupTest, ASecondOneToTheSamePlaceIsRefusedAndDoesNotDisturbTheFirst) {
   EXPECT_TRUE(backups.Make(target_ + "/c", wanted).ok());
 }
 
-TEST_F(BackupTest, WhatIsMissingIsSaid) {
+TEST_F(BackupTest, MissingFilesAreReported) {
   AddBlob("some data");
   ASSERT_TRUE(Make(target_ + "/b").ok());
   const auto told = RestoreBackup(target_ + "/b", target_ + "/new", "");
@@ -137,7 +137,7 @@ TEST_F(BackupTest, WhatIsMissingIsSaid) {
   EXPECT_NE(told->find("manifest.json lists them"), std::string::npos) << *told;
 }
 
-TEST_F(BackupTest, AFolderThatIsThereOrInUseIsRefused) {
+TEST_F(BackupTest, AnExistingFolderOrOneInUseIsRefused) {
   ASSERT_TRUE(Make(target_ + "/b").ok());
   EXPECT_TRUE(absl::IsAlreadyExists(Make(target_ + "/b").status()));
   EXPECT_TRUE(absl::IsInvalidArgument(Make("relative").status()));
@@ -164,7 +164,7 @@ TEST_F(BackupTest, ADamagedOrNewerBackupIsRefused) {
   EXPECT_FALSE(io::Exists(target_ + "/new/server.db"));
 }
 
-TEST_F(BackupTest, OneThatNobodyWantsAnyMoreLeavesNothing) {
+TEST_F(BackupTest, AnAbandonedBackupLeavesNothing) {
   const auto made =
       Backups(*store_, clock_, dir_).Make(target_ + "/b", [](int64_t, int64_t) { return false; });
   EXPECT_TRUE(absl::IsCancelled(made.status())) << made.status();

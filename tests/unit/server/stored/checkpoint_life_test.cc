@@ -1,4 +1,4 @@
-// Checkpoints, and what goes on from them, in the server's core, stepped by hand.
+// Life of checkpoints, and resuming from them, in the server's core, stepped by hand.
 
 #include "server/store/checkpoints.h"
 #include "server/store/schedules.h"
@@ -70,7 +70,7 @@ TEST_F(LifeTest, RetentionDeletesRowsBlobsAndTellsTheNode) {
   EXPECT_EQ(worker->desired.checkpoints().jobs(0).steps(0), 20);
 }
 
-TEST_F(LifeTest, CheckpointsOfAJobThatEndedGoAfterTheirTime) {
+TEST_F(LifeTest, CheckpointsOfAnEndedJobAreDeletedAfterTheirTime) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);
   Tick();

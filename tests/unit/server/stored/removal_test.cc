@@ -16,7 +16,7 @@ class RemovalTest : public LifeTest {
         removal_(*store_, clock_, dir_, {*artifacts_, logs_, metrics_, tensorboard_, *checkpoints_},
                  hub_, [] {}, {}) {}
 
-  // Of a job that has ended: a full model on the disk of its node.
+  // A full model of an ended job, on the disk of its node.
   std::string FullModel() {
     const auto worker = Join("a", "CPU", 1);
     job_ = Submit("CPU", 1);
@@ -73,9 +73,9 @@ class RemovalTest : public LifeTest {
   std::string job_;
 };
 
-TEST_F(RemovalTest, AFullModelGoesTogetherWithTheRowThatTellsItsNode) {
+TEST_F(RemovalTest, AFullModelIsRemovedInOneTransactionWithItsNodesRow) {
   const std::string model = FullModel();
-  // A disk that is full at the row, or a kill between the two.
+  // As if the disk were full when the row is written, or the server killed between the two.
   Do([](Database& db) { return db.Execute("ALTER TABLE removals RENAME TO elsewhere"); });
   EXPECT_FALSE(Remove(model).ok());
   EXPECT_EQ(Artifacts(), 1u) << "or nothing would ever remove it from its node";

@@ -32,7 +32,7 @@ TEST_F(IntakeTest, UploadsAtOnceAndUnfinishedOnesCountInTheQuota) {
   ASSERT_TRUE(begin(one, 1, *first).ok());
   auto second = session();
   EXPECT_TRUE(absl::IsResourceExhausted(begin(two, two.size(), *second))) << "one is under way";
-  // It has ended with the half of it: that half counts.
+  // It ended half-way: that half counts.
   first.reset();
   set_quota(size);
   const absl::Status refused = begin(two, two.size(), *session());
@@ -42,7 +42,7 @@ TEST_F(IntakeTest, UploadsAtOnceAndUnfinishedOnesCountInTheQuota) {
   set_quota(size + 1);
   second = session();
   ASSERT_TRUE(begin(two, two.size(), *second).ok());
-  // The quota became smaller meanwhile; what was sent is kept.
+  // The quota was lowered meanwhile; the bytes sent are kept.
   set_quota(size - 1);
   EXPECT_TRUE(absl::IsResourceExhausted(second->Finish().status()));
   second.reset();
@@ -103,7 +103,7 @@ TEST_F(IntakeTest, RowsOfNoKnownFormAreRefusedOrLeftOutAsTheJobSays) {
             std::string::npos);
 }
 
-TEST_F(IntakeTest, AnUploadOfACompleteBlobIsFine) {
+TEST_F(IntakeTest, AnUploadOfACompleteBlobIsOk) {
   ASSERT_TRUE(Upload(kRows).ok());
   EXPECT_TRUE(Upload(kRows).ok());
 }

@@ -39,7 +39,7 @@ TEST(ChildProcessTest, AnAddedVariableReplacesTheOneOfThisProcess) {
   EXPECT_EQ(result->output.find("\nPATH=", first + 1), std::string::npos) << result->output;
 }
 
-TEST(ChildProcessTest, ASignalIsTold) {
+TEST(ChildProcessTest, ASignalIsReported) {
   EXPECT_EQ(RunChild({"/bin/sh", "-c", "kill -9 $$"}, {}, kLong)->signal, 9);
 }
 
@@ -53,7 +53,7 @@ TEST(ChildProcessTest, AMissingProgramIsNotFound) {
   EXPECT_TRUE(absl::IsNotFound(RunChild({"/nowhere/x"}, {}, kLong).status()));
 }
 
-TEST(ChildProcessTest, ItGetsNamedVariablesOfTheWorkersEnvironmentAlone) {
+TEST(ChildProcessTest, OnlyListedVariablesArePassedOn) {
   setenv("AWS_SECRET_ACCESS_KEY", "secret", 1);
   setenv("NCCL_IB_HCA", "mlx5_0", 1);
   setenv("SITE_OWN", "wanted", 1);
@@ -66,7 +66,7 @@ TEST(ChildProcessTest, ItGetsNamedVariablesOfTheWorkersEnvironmentAlone) {
   EXPECT_NE(output.find("PATH="), std::string::npos);
 }
 
-TEST(ChildProcessTest, WhatLibrariesOfRanksAreSetUpWithIsPassedOn) {
+TEST(ChildProcessTest, SettingsOfTheRanksLibrariesArePassedOn) {
   for (const char* name : {"CUBLAS_WORKSPACE_CONFIG",
                            "CUBLASLT_LOG_LEVEL",
                            "CUDNN_LOGLEVEL_DBG",
@@ -100,7 +100,7 @@ TEST(ChildProcessTest, WhatLibrariesOfRanksAreSetUpWithIsPassedOn) {
   }
 }
 
-TEST(DataDirLockTest, ASecondWorkerIsToldWhoHoldsTheFolder) {
+TEST(DataDirLockTest, ASecondWorkerIsToldWhichProcessHoldsTheFolder) {
   const std::string dir = *io::MakeTempDir("lock-test");
   FakeClock clock;
   {
@@ -115,7 +115,7 @@ TEST(DataDirLockTest, ASecondWorkerIsToldWhoHoldsTheFolder) {
 }
 
 // Ranks may put a program of theirs where their shim listens.
-TEST(ShimClientTest, AnAnswerThatTricklesInIsNotWaitedForWithoutEnd) {
+TEST(ShimClientTest, AnAnswerThatTricklesInTimesOut) {
   const std::string dir = *io::MakeTempDir("sft-shim-client-test");
   sockaddr_un address{};
   address.sun_family = AF_UNIX;

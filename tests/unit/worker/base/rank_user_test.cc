@@ -111,7 +111,7 @@ TEST_F(RankUserTest, AProgramOfTheUserMayPinMemoryAsRootMay) {
   EXPECT_EQ(result->output.substr(line + 26, 9), "unlimited") << result->output.substr(line, 60);
 }
 
-TEST_F(RankUserTest, AProgramThatTheUserMayNotRunIsTold) {
+TEST_F(RankUserTest, AProgramThatTheUserMayNotRunIsReported) {
   Write(dir_ + "/program", "#!/bin/sh\n");
   ASSERT_EQ(chmod((dir_ + "/program").c_str(), 0700), 0);
   const absl::Status refused = RunChild({dir_ + "/program"}, {}, seconds(60), user_).status();
@@ -124,7 +124,7 @@ TEST_F(RankUserTest, TheRightsOfRanksAreTakenAndGivenBack) {
   Write(dir_ + "/secret", "s");
   ASSERT_EQ(chmod((dir_ + "/secret").c_str(), 0600), 0);
   ASSERT_EQ(symlink((dir_ + "/secret").c_str(), (dir_ + "/link").c_str()), 0);
-  Write(dir_ + "/group", "g");  // of root's group
+  Write(dir_ + "/group", "g");  // with root's group
   ASSERT_EQ(chmod((dir_ + "/group").c_str(), 0640), 0);
   ASSERT_EQ(mkdir((dir_ + "/theirs").c_str(), 0700), 0);
   ASSERT_EQ(chown((dir_ + "/theirs").c_str(), user_->uid, user_->gid), 0);
@@ -143,7 +143,7 @@ TEST_F(RankUserTest, TheRightsOfRanksAreTakenAndGivenBack) {
   EXPECT_EQ(InfoOf(dir_ + "/new").st_uid, 0u);
 }
 
-TEST_F(RankUserTest, InAFolderOfBothRanksTouchNothingOfTheWorkers) {
+TEST_F(RankUserTest, InASharedFolderRanksCannotTouchTheWorkersFiles) {
   const std::string dir = dir_ + "/both";
   ASSERT_TRUE(LetRanksWrite(dir, user_).ok());
   Write(dir + "/record", "r");
@@ -162,7 +162,7 @@ TEST_F(RankUserTest, InAFolderOfBothRanksTouchNothingOfTheWorkers) {
   EXPECT_EQ(*io::ReadFile(dir + "/record"), "r");
 }
 
-TEST_F(RankUserTest, TheDataFolderIsAPassageAndWhatRanksShareIsTheirs) {
+TEST_F(RankUserTest, TheDataFolderIsPassableAndSharedFoldersAreWritable) {
   setup_.shared_dir = setup_.data_dir + "/shared";
   Write(setup_.data_dir + "/tls/node.key", "k");
   Write(setup_.data_dir + "/cache/rows", "c");
@@ -191,7 +191,7 @@ TEST_F(RankUserTest, TheDataFolderAndItsPartsMayBeLinksToALargerDisk) {
   ASSERT_EQ(symlink((dir_ + "/disk/data").c_str(), setup_.data_dir.c_str()), 0);
   ASSERT_EQ(symlink((dir_ + "/disk/cache").c_str(), (dir_ + "/disk/data/cache").c_str()), 0);
   setup_.shared_dir = setup_.data_dir + "/shared";
-  // All may make links where this one lies.
+  // Everybody may make links beside it.
   ASSERT_EQ(chmod(dir_.c_str(), 01777), 0);
   ASSERT_TRUE(CheckDataDirFor(setup_).ok());
   const absl::Status prepared = PrepareDataDir(setup_);
@@ -200,7 +200,7 @@ TEST_F(RankUserTest, TheDataFolderAndItsPartsMayBeLinksToALargerDisk) {
   EXPECT_EQ(InfoOf(dir_ + "/disk/cache/rows").st_uid, user_->uid);
 }
 
-TEST_F(RankUserTest, AFolderNamedSharedIsTheOperatorsWithTheOption) {
+TEST_F(RankUserTest, WithTheOptionAFolderNamedSharedIsTheOperators) {
   setup_.has_shared = true;
   setup_.shared_dir = setup_.data_dir + "/shared";
   ASSERT_TRUE(io::MakeDirs(setup_.shared_dir).ok());
@@ -231,7 +231,7 @@ TEST_F(RankUserTest, ADataFolderOfAnotherUserIsRefused) {
   EXPECT_NE(refused.message().find("chown -R root:root"), std::string::npos) << refused;
 }
 
-TEST_F(RankUserTest, WhatRanksCannotReachIsToldWithWhatToDo) {
+TEST_F(RankUserTest, FoldersThatRanksCannotReachAreReportedWithAdvice) {
   EXPECT_TRUE(CheckDataDirFor(setup_).ok());
   ASSERT_EQ(chmod(dir_.c_str(), 0700), 0);
   const absl::Status closed = CheckDataDirFor(setup_);

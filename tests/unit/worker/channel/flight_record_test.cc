@@ -42,7 +42,7 @@ TEST_F(FlightRecordTest, SaysWhatTheRankDoesAndSinceWhen) {
   EXPECT_EQ(clock_.Mono() - Read(1).changed, milliseconds(5));
 }
 
-TEST_F(FlightRecordTest, NamesTheCollectiveThatIsWaitedIn) {
+TEST_F(FlightRecordTest, NamesTheCollectiveItWaitsFor) {
   FlightRecorder recorder = Create();
   recorder.SetTotalSteps(40);
   const int world = recorder.Group("world");
@@ -63,7 +63,7 @@ TEST_F(FlightRecordTest, NamesTheCollectiveThatIsWaitedIn) {
             "step 12 of 40, last finished all-reduce #2 (4096 bytes, group world)");
 }
 
-TEST_F(FlightRecordTest, CountsEachGroupForItself) {
+TEST_F(FlightRecordTest, CountsEachGroupSeparately) {
   FlightRecorder recorder = Create();
   const int world = recorder.Group("world");
   const int pair = recorder.Group("0,1");
@@ -119,7 +119,7 @@ TEST_F(FlightRecordTest, CollectivesOfADeviceAreDoneWhenTheRankHasSeenTheStepsRe
   EXPECT_FALSE(Read().InCollective());
 }
 
-TEST_F(FlightRecordTest, KeepsTheNewestOfAll) {
+TEST_F(FlightRecordTest, KeepsTheNewestEntries) {
   FlightRecorder recorder = Create();
   const int world = recorder.Group("world");
   for (int i = 1; i <= 1000; ++i) {
@@ -150,7 +150,7 @@ TEST_F(FlightRecordTest, SurvivesTheRanksSuddenEnd) {
   EXPECT_EQ(Read().Describe(), "starting, waits in barrier #1 (0 bytes, group world)");
 }
 
-TEST_F(FlightRecordTest, WhatIsNoRecordIsRefused) {
+TEST_F(FlightRecordTest, AFileThatIsNotARecordIsRefused) {
   EXPECT_TRUE(absl::IsNotFound(ReadFlightRecord(FlightPath(dir_, 0)).status()));
   ASSERT_TRUE(io::WriteFileAtomic(FlightPath(dir_, 0), "short").ok());
   EXPECT_TRUE(absl::IsInvalidArgument(ReadFlightRecord(FlightPath(dir_, 0)).status()));

@@ -16,7 +16,7 @@
 
 namespace sft::worker {
 
-// Real shims; a test may say what a start does and what is known of its end.
+// Real shims; a test may replace the result of a start and the knowledge of an end.
 class TestShims : public ShimProcesses {
  public:
   using ShimProcesses::ShimProcesses;
@@ -33,11 +33,11 @@ class TestShims : public ShimProcesses {
 
   int starts = 0;
   std::function<absl::Status(const std::string&)> start;
-  std::function<absl::Status(const channel::Command&)> ask;  // an error: it is not answered
+  std::function<absl::Status(const channel::Command&)> ask;  // an error: the shim does not answer
 };
 
-// A node with the real shim and a stand-in for the rank program; the test takes each step itself.
-// Shims become children of the test, so that their end is waited for, not looked for.
+// A node with the real shim and a fake rank program; the test makes each step itself. Shims become
+// children of the test, so that it can wait for their end.
 class AgentTest : public TestNode {
  protected:
   using Status = v1::AttemptStatus;
@@ -68,7 +68,7 @@ class AgentTest : public TestNode {
     ASSERT_TRUE(agent_->Load().ok());
   }
 
-  // `mode` is the stand-in's.
+  // `mode` is that of the fake rank program.
   v1::DesiredAttempt& Want(const std::string& mode, int ranks = 1) {
     const std::string data = "{\"text\":\"fake:" + mode + "\"}\n";
     const std::string hash = io::Sha256Hex(data);
@@ -102,7 +102,7 @@ class AgentTest : public TestNode {
     EXPECT_EQ(observed.attempts_size(), 1);
     return observed.attempts_size() == 1 ? observed.attempts(0) : Status();
   }
-  // To the point where the shim runs.
+  // Steps until the shim runs.
   void Launch() {
     Tell();
     agent_->StepIo();
@@ -118,7 +118,7 @@ class AgentTest : public TestNode {
     const pid_t pid = static_cast<pid_t>(ShimStatus().shim_pid);
     ASSERT_EQ(waitpid(pid, nullptr, 0), pid);
   }
-  // An attempt on a GPU that is read, to the end of its ranks.
+  // An attempt on a GPU with readings, up to the end of its ranks.
   void EndRanksOnAGpu() {
     gpus_ = {{"NVIDIA H100", "GPU-a", 80'000'000'000, 500'000'000, 0}};
     NewLife();
@@ -139,8 +139,8 @@ class AgentTest : public TestNode {
   Stager stager_{setup_, server_};
   TestShims shims_{SFT_BINARY_DIR "/bin/sft-shim"};
   std::unique_ptr<Inventory> inventory_;
-  std::vector<GpuReading> gpus_;  // empty: pretended ones
-  absl::Status driver_;           // its word instead of readings
+  std::vector<GpuReading> gpus_;  // empty: simulated ones
+  absl::Status driver_;           // the driver's error, instead of readings
   absl::StatusOr<std::string> torch_ = std::string();
   std::unique_ptr<Agent> agent_;
   v1::Desired desired_;

@@ -42,7 +42,7 @@ TEST_F(AgentTest, WithoutADispatchItAsksForOne) {
   EXPECT_EQ(Only().epoch(), 1);
 }
 
-TEST_F(AgentTest, AStopOfWhatItDoesNotHaveIsAnsweredWithMissing) {
+TEST_F(AgentTest, AStopOfAnUnknownAttemptIsAnsweredWithMissing) {
   Want("ok").set_intent(v1::DesiredAttempt::STOP);
   Tell();
   EXPECT_EQ(Only().state(), Status::MISSING) << "nothing is started for a stop";
@@ -77,7 +77,7 @@ TEST_F(AgentTest, AStopThatWaitsForACheckpointIsToldOnce) {
   for (int look = 0; look < 3; ++look) agent_->Step();
   EXPECT_FALSE(agent_->WaitForChange(seen, Nanos(0))) << "each change is a look and a report more";
   EXPECT_EQ(Only().state(), Status::STOPPING);
-  clock_.Advance(std::chrono::seconds(1));  // none came within the grace
+  clock_.Advance(std::chrono::seconds(1));  // no checkpoint came within the grace period
   agent_->Step();
   FinishAfterShim();
 }
@@ -94,7 +94,7 @@ TEST_F(AgentTest, AStopEndsTheRanks) {
   EXPECT_TRUE(server_.commits.empty());
 }
 
-TEST_F(AgentTest, ANewLifeOfTheWorkerFindsTheShimAndFinishesTheAttempt) {
+TEST_F(AgentTest, ARestartedWorkerFindsTheShimAndFinishesTheAttempt) {
   const std::string gate = dir_ + "/gate";
   Want("until " + gate);
   Launch();
@@ -138,7 +138,7 @@ TEST_F(AgentTest, AShimWhoseStatusCannotBeReadIsSilentAndNotGone) {
   Want("wait");
   Launch();
   const pid_t shim = static_cast<pid_t>(ShimStatus().shim_pid);
-  // As if its ranks were another user's, who cannot get here.
+  // As if its ranks belonged to another user, who cannot reach the folder.
   const std::string path = setup_.AttemptDir("a-1") + "/attempt.json";
   std::string record = *io::ReadFile(path);
   const size_t at = record.find("\"rank_uid\": 0");
@@ -159,7 +159,7 @@ TEST_F(AgentTest, AShimWhoseStatusCannotBeReadIsSilentAndNotGone) {
   EXPECT_EQ(waitpid(shim, nullptr, 0), shim);
 }
 
-TEST_F(AgentTest, WhatTheServerDoesNotKnowIsStoppedAndDeleted) {
+TEST_F(AgentTest, AttemptsUnknownToTheServerAreStoppedAndDeleted) {
   Want("wait");
   Launch();
   desired_.clear_attempts();
@@ -322,7 +322,7 @@ TEST_F(AgentTest, AGpuThatWaitsForAResetIsNotWaitedForUntilItsMemoryIsBack) {
   EXPECT_EQ(Only().state(), Status::FINISHING) << Only().reason();
 }
 
-TEST_F(AgentTest, AShimWhoseStartTakesTooLongIsNotTakenForNone) {
+TEST_F(AgentTest, AShimThatStartsSlowlyIsNotTakenForMissing) {
   const std::string gate = dir_ + "/gate";
   Want("until " + gate);
   shims_.start = [&](const std::string& shim_json) {
@@ -356,7 +356,7 @@ TEST_F(AgentTest, AStartThatLeftNoShimIsTriedAgainAfterAPause) {
   EXPECT_EQ(Only().verdict().code(), "succeeded") << Only().verdict().message();
 }
 
-TEST_F(AgentTest, WhatWaitsForAShimMayBeEndedWithoutIt) {
+TEST_F(AgentTest, AnAttemptThatWaitsForAShimCanBeEndedWithoutIt) {
   const auto shim = [&](const std::string& text) {
     Write(dir_ + "/shim", "#!/bin/sh\n" + text + "\n");
     EXPECT_EQ(chmod((dir_ + "/shim").c_str(), 0755), 0);
@@ -374,7 +374,7 @@ TEST_F(AgentTest, ASetThatIsOlderThanTheLastCheckpointDoesNotDeleteIt) {
   FinishAfterShim();
   const std::string last = setup_.data_dir + "/checkpoints/job-1/step-300";
   Write(last + "/manifest.json", "{}");
-  // Sent before the server had taken in that step.
+  // Sent before the server knew of that step.
   desired_.mutable_attempts(0)->set_intent(v1::DesiredAttempt::STOP);
   desired_.mutable_checkpoints();
   Tell();
@@ -390,7 +390,7 @@ TEST_F(AgentTest, ASetThatIsOlderThanTheLastCheckpointDoesNotDeleteIt) {
   EXPECT_FALSE(io::Exists(last)) << "nobody names it any more";
 }
 
-TEST_F(AgentTest, WhatIsInUseIsKnownUntilTheAttemptIsForgotten) {
+TEST_F(AgentTest, DataIsInUseUntilTheAttemptIsForgotten) {
   EXPECT_TRUE(agent_->InUse().blobs.empty());
   const std::string hash = Want("ok").dispatch().files(0).sha256();
   Tell();
@@ -492,7 +492,7 @@ TEST_F(AgentTest, LogsThatTheServerNeverTakesDoNotHoldTheSlotsForEver) {
   EXPECT_EQ(server_.commits.size(), 1u);
 }
 
-TEST_F(AgentTest, WhatFailedDuringTheTrainingUsesUpNoPatienceOfTheEnd) {
+TEST_F(AgentTest, FailuresDuringTrainingDoNotUseUpTheRetriesOfTheEnd) {
   const std::string gate = dir_ + "/gate";
   Want("until " + gate);
   Launch();
@@ -558,7 +558,7 @@ TEST_F(AgentTest, AnEndSaysWhenTheProcessesEnded) {
   EXPECT_EQ(Only().ended_us(), ended);
 }
 
-TEST_F(AgentTest, AShimThatDoesNotTakeTheOrderToStopIsTold) {
+TEST_F(AgentTest, AShimThatDoesNotAcceptTheStopIsReported) {
   Want("wait");
   Launch();
   while (Only().state() != Status::RUNNING) agent_->Step();

@@ -1,5 +1,5 @@
-// What a worker goes through without losing anything: its own death at any point, a disk that is
-// full at any write, silence of the server, ranks that stand still.
+// Faults that a worker survives without losing anything: its own death at any point, a disk that is
+// full at any write, silence of the server, ranks that hang.
 
 #include <fmt/format.h>
 
@@ -18,10 +18,10 @@ namespace {
 
 using RecoveryTest = AgentTest;
 
-// The worker dies.
+// Thrown to kill the worker.
 struct Crash {};
 
-TEST_F(RecoveryTest, ItMayDieBeforeOrAfterAnyCallToTheServerAndNothingIsLostOrDoubled) {
+TEST_F(RecoveryTest, ACrashAroundAnyServerCallLosesAndRepeatsNothing) {
   Want("ok", 2);
   Launch();
   agent_.reset();
@@ -32,7 +32,7 @@ TEST_F(RecoveryTest, ItMayDieBeforeOrAfterAnyCallToTheServerAndNothingIsLostOrDo
   for (const bool after : {false, true}) {
     bool died = true;
     for (int call = 1; died; ++call) {
-      // Once more from the point where the ranks have ended.
+      // Starts again from the point where the ranks have ended.
       agent_.reset();
       ASSERT_TRUE(io::RemoveAll(setup_.data_dir).ok());
       std::filesystem::copy(ended, setup_.data_dir, std::filesystem::copy_options::recursive);
@@ -74,7 +74,7 @@ TEST_F(RecoveryTest, ItMayDieBeforeOrAfterAnyCallToTheServerAndNothingIsLostOrDo
   EXPECT_GE(deaths, 20) << "each call was tried";
 }
 
-TEST_F(RecoveryTest, ADiskThatIsFullAtAnyWriteIsToldAndWhatWasAcknowledgedIsWhole) {
+TEST_F(RecoveryTest, ADiskFullAtAnyWriteIsReportedAndKeepsAcknowledgedData) {
   const std::string full_disk = "No space left on device";
   bool failed = true;
   int faults = 0;
@@ -125,7 +125,7 @@ TEST_F(RecoveryTest, ADiskThatIsFullAtAnyWriteIsToldAndWhatWasAcknowledgedIsWhol
   EXPECT_GE(faults, 8) << "each write was tried";
 }
 
-TEST_F(RecoveryTest, AShimThatFoundNoRoomForItsFirstStatusIsNotTakenForGone) {
+TEST_F(RecoveryTest, AShimWithoutRoomForItsFirstStatusIsNotTakenForGone) {
   const std::string gate = dir_ + "/gate";
   Want("until " + gate, 2);
   Launch();
@@ -137,7 +137,7 @@ TEST_F(RecoveryTest, AShimThatFoundNoRoomForItsFirstStatusIsNotTakenForGone) {
     EXPECT_LE(Only().state(), Status::RUNNING) << Only().reason();
   };
   hide();
-  // Nor is one that does not answer either: it may be starting, or stopped.
+  // A shim that does not answer is not restarted either: it may be starting, or stopped.
   ASSERT_EQ(kill(static_cast<pid_t>(status.shim_pid), SIGSTOP), 0);
   hide();
   ASSERT_EQ(kill(static_cast<pid_t>(status.shim_pid), SIGCONT), 0);
@@ -149,13 +149,13 @@ TEST_F(RecoveryTest, AShimThatFoundNoRoomForItsFirstStatusIsNotTakenForGone) {
   EXPECT_EQ(Only().verdict().code(), "succeeded") << Only().verdict().message();
 }
 
-TEST_F(RecoveryTest, WhereAnotherWorkerHasTakenTheNodeOverTheRanksEndAndTheirFolderStays) {
+TEST_F(RecoveryTest, WhenReplacedTheRanksEndAndTheirFolderStays) {
   Want("steps " + dir_ + "/gate", 2);
   Launch();
   server_.failure = Unavailable("incarnation x was replaced");
   agent_->StopAll("another worker has taken this node over");
   const int calls = server_.calls;
-  agent_->OnDesired(desired_);  // a word that was on its way
+  agent_->OnDesired(desired_);  // a message that was already in transit
   agent_->Step();
   WaitForShimEnd();
   agent_->Step();
@@ -166,7 +166,7 @@ TEST_F(RecoveryTest, WhereAnotherWorkerHasTakenTheNodeOverTheRanksEndAndTheirFol
   EXPECT_EQ(Only().state(), Status::DONE);
   EXPECT_EQ(server_.calls, calls) << "nobody takes what it would say";
   EXPECT_TRUE(io::IsDirectory(setup_.AttemptDir("a-1")));
-  // The next life has what this one could not tell.
+  // The next incarnation reports what this one could not.
   NewLife();
   EXPECT_EQ(Only().state(), Status::FINISHING);
   server_.failure = absl::OkStatus();
@@ -175,7 +175,7 @@ TEST_F(RecoveryTest, WhereAnotherWorkerHasTakenTheNodeOverTheRanksEndAndTheirFol
   EXPECT_TRUE((server_.ended[{"a-1", 1}]));
 }
 
-TEST_F(RecoveryTest, WhatIsStagedWhereAnotherWorkerHasTakenOverEnds) {
+TEST_F(RecoveryTest, WhenReplacedStagingEnds) {
   Want("ok");
   server_.failure = Unavailable("incarnation x was replaced");
   Tell();
@@ -187,10 +187,10 @@ TEST_F(RecoveryTest, WhatIsStagedWhereAnotherWorkerHasTakenOverEnds) {
   EXPECT_EQ(Only().verdict().code(), "stopped");
 }
 
-TEST_F(RecoveryTest, RanksThatStandStillAreEndedWithTheFindingAlsoOverANewLife) {
+TEST_F(RecoveryTest, HungRanksAreEndedWithTheFindingEvenAcrossARestart) {
   Want("steps " + dir_ + "/gate", 2);
   Launch();
-  // The agent's clock shows what the ranks' shows.
+  // The agent's clock is set to that of the ranks.
   clock_.Advance(Clock::Real().Mono() - clock_.Mono());
   const std::string flight = setup_.AttemptDir("a-1") + "/rank-1.flight";
   while (!channel::ReadFlightRecord(flight).ok() ||
@@ -204,7 +204,7 @@ TEST_F(RecoveryTest, RanksThatStandStillAreEndedWithTheFindingAlsoOverANewLife) 
   kill(static_cast<pid_t>(stopped), SIGSTOP);
   const std::string stat = fmt::format("/proc/{}/stat", stopped);
   while (io::ReadFile(stat).value_or("").find(") T ") == std::string::npos) {
-    Clock::Real().Sleep(std::chrono::milliseconds(1));  // the signal has to arrive
+    Clock::Real().Sleep(std::chrono::milliseconds(1));  // wait for the signal to arrive
   }
   agent_->Step();
   EXPECT_EQ(Only().state(), Status::RUNNING);
@@ -226,20 +226,20 @@ TEST_F(RecoveryTest, RanksThatStandStillAreEndedWithTheFindingAlsoOverANewLife) 
   EXPECT_GE(verdict.evidence_size(), 2);
 }
 
-TEST_F(RecoveryTest, ARankThatTheServerDoesNotHearOfForTooLongIsEndedByItsShim) {
+TEST_F(RecoveryTest, RanksAreEndedByTheirShimWhenTheServerIsSilentTooLong) {
   setup_.unreachable_after = std::chrono::milliseconds(300);
   NewLife();
   v1::Dispatch& dispatch = *Want("wait", 2).mutable_dispatch();
   auto job = ParseJson(dispatch.resolved_json());
-  job["compute"].erase("unreachable_after");  // a job's own limit is 10 s at least
+  job["compute"].erase("unreachable_after");  // a job's own limit is at least 10 s
   dispatch.set_resolved_json(DumpJson(job));
-  Launch();  // and then not a word: the stream is cut, or this process is stopped
+  Launch();  // then silence: the stream is cut, or this process is suspended
   FinishAfterShim();
   EXPECT_EQ(Only().verdict().code(), "fenced");
   EXPECT_EQ(Only().verdict().domain(), v1::Verdict::INFRASTRUCTURE);
 }
 
-TEST_F(RecoveryTest, NothingStartsWhenTheServersLastWordIsTooOld) {
+TEST_F(RecoveryTest, NothingStartsWhenTheServersLastMessageIsTooOld) {
   Want("wait");
   Tell();
   agent_->StepIo();

@@ -12,7 +12,7 @@
 namespace sft::worker {
 namespace {
 
-// The server's end of the stream: keeps what it gets, in order, for the test to wait on.
+// The server's end of the stream: records what it receives, in order, for the test to wait on.
 class StreamServer : public v1::WorkerService::Service {
  public:
   grpc::Status Session(
@@ -45,7 +45,7 @@ class StreamServer : public v1::WorkerService::Service {
         v1::ServerMessage answer;
         answer.mutable_observed_answer()->set_sequence(message.observed().sequence());
         stream->Write(answer);
-        // What the worker reports next shows that it has read the answer.
+        // The worker's next report shows that it has read the answer.
         answer.mutable_desired()->add_attempts()->set_attempt_uid("a-9");
         answer.mutable_desired()->mutable_attempts(0)->set_intent(v1::DesiredAttempt::STOP);
         stream->Write(answer);
@@ -92,7 +92,7 @@ class StreamServer : public v1::WorkerService::Service {
   grpc::ServerContext* context_ = nullptr;
 };
 
-// Goes on by a second at each look, from any thread.
+// Advances by a second at each look, from any thread.
 class TickingClock : public Clock {
  public:
   WallTime Wall() const override { return WallTime(); }
@@ -149,7 +149,7 @@ TEST_F(SessionTest, RegistersAndThenReportsWhatItObserves) {
   EXPECT_EQ(service_.Next().observed().slots_size(), 1);
 }
 
-TEST_F(SessionTest, WhatTheServerDesiresReachesTheAgent) {
+TEST_F(SessionTest, TheDesiredSetReachesTheAgent) {
   v1::Desired desired;
   desired.add_attempts()->set_attempt_uid("a-7");
   desired.mutable_attempts(0)->set_intent(v1::DesiredAttempt::RUN);
@@ -202,7 +202,7 @@ TEST_F(SessionTest, ARefusedWorkerTriesAgainLaterAndReportsNothing) {
   EXPECT_TRUE(service_.Next().has_register_()) << "the second try, not an observation";
 }
 
-TEST_F(SessionTest, StopEndsAlsoAStreamThatIsQuiet) {
+TEST_F(SessionTest, StopEndsAQuietStream) {
   session_->Start();
   service_.Next();
   session_->Stop();

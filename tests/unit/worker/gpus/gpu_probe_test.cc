@@ -39,7 +39,7 @@ TEST(GpuProbeTest, AGpuThatCannotBeReadDoesNotHideTheOthers) {
   EXPECT_EQ((*readings)[1].uuid, "GPU-2");
 }
 
-TEST(GpuProbeTest, WhatNvmlComplainsOfIsAnError) {
+TEST(GpuProbeTest, AnNvmlErrorIsAnError) {
   EXPECT_TRUE(absl::IsUnavailable(
       ParseGpuProbe(R"({"gpus":[],"error":"nvmlInit_v2: Unknown Error"})").status()));
   EXPECT_TRUE(absl::IsUnavailable(ParseGpuProbe("Segmentation fault").status()));

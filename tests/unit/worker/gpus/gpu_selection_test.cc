@@ -34,7 +34,7 @@ GpuSelection Open(const std::string& option, const std::optional<std::string>& v
   return GpuSelection::Open(option, visible).value();
 }
 
-TEST(GpuSelectionTest, AllWithoutAWord) {
+TEST(GpuSelectionTest, AllGpusWithoutAnOption) {
   GpuSelection all = Open("");
   EXPECT_EQ(Chosen(all, Four()).size(), 4u);
   EXPECT_EQ(all.Text(), "");
@@ -50,7 +50,7 @@ TEST(GpuSelectionTest, NumbersRangesAndUuidsInTheOrderInWhichTheyAreNamed) {
   EXPECT_THAT(Chosen(none, Four()), IsEmpty());
 }
 
-TEST(GpuSelectionTest, TheVariableOfCudaCountsWhereTheOptionIsNotGiven) {
+TEST(GpuSelectionTest, CudaVisibleDevicesCountsWithoutTheOption) {
   GpuSelection visible = Open("", "2");
   EXPECT_THAT(Chosen(visible, Four()), ElementsAre("GPU-b"));
   EXPECT_EQ(visible.Text(), "CUDA_VISIBLE_DEVICES 2");
@@ -63,15 +63,15 @@ TEST(GpuSelectionTest, TheVariableOfCudaCountsWhereTheOptionIsNotGiven) {
   }
 }
 
-// It is set on many machines that have no GPU.
-TEST(GpuSelectionTest, WhatTheVariableNamesNeedNotBeThere) {
+// The variable is set on many machines that have no GPU.
+TEST(GpuSelectionTest, GpusNamedByTheVariableNeedNotExist) {
   GpuSelection visible = Open("", "1,7");
   EXPECT_THAT(Chosen(visible, Four()), ElementsAre("GPU-aa2"));
   GpuSelection without = Open("", "0");
   EXPECT_THAT(Chosen(without, {}), IsEmpty());
 }
 
-TEST(GpuSelectionTest, WhatIsNoGpuIsNamed) {
+TEST(GpuSelectionTest, AWrongGpuIsNamed) {
   for (const char* text : {"1,", "x", "2-1", "1-", "-2", "0;1", "GPU-", "99999"}) {
     const auto opened = GpuSelection::Open(text, {});
     EXPECT_TRUE(absl::IsInvalidArgument(opened.status())) << text;
@@ -89,8 +89,8 @@ TEST(GpuSelectionTest, WhatIsNoGpuIsNamed) {
   EXPECT_THAT(Chosen(both, Four()), ElementsAre("--gpus: several GPUs begin with GPU-aa"));
 }
 
-// Else one lost GPU would keep the others' worker from starting.
-TEST(GpuSelectionTest, OneThatIsNotListedHasItsPlaceUntilItIs) {
+// Otherwise one lost GPU would keep the worker of the others from starting.
+TEST(GpuSelectionTest, AMissingGpuKeepsItsPlace) {
   std::vector<GpuReading> three = Four();
   three.pop_back();
   GpuSelection uuids = Open("GPU-c,GPU-b");
@@ -102,7 +102,7 @@ TEST(GpuSelectionTest, OneThatIsNotListedHasItsPlaceUntilItIs) {
               ElementsAre("GPU-aa1", "GPU-aa2", "GPU-b", "GPU 3 is not listed (nvidia-smi -L)"));
 }
 
-// Those after it are then counted one higher than at the start.
+// The GPUs after it then have a number one higher than at the start.
 TEST(GpuSelectionTest, AGpuThatComesBackIsNotTakenForAnotherThatIsOffered) {
   std::vector<GpuReading> three = Four();
   three.erase(three.begin());
@@ -112,7 +112,7 @@ TEST(GpuSelectionTest, AGpuThatComesBackIsNotTakenForAnotherThatIsOffered) {
   EXPECT_THAT(Chosen(selection, Four()), ElementsAre("GPU-aa2", "GPU-b", "GPU-c", gone));
 }
 
-// NVML then counts those after it one lower.
+// NVML then counts the GPUs after it one lower.
 TEST(GpuSelectionTest, AGpuOffTheBusMovesNeitherTheOthersNorTheirPlaces) {
   GpuSelection selection = Open("1,2");
   EXPECT_THAT(Chosen(selection, Four()), ElementsAre("GPU-aa2", "GPU-b"));

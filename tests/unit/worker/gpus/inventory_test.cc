@@ -30,7 +30,7 @@ TEST_F(InventoryTest, GpusComeFirstAndCpuSlotsAfterThem) {
   EXPECT_EQ(inventory.SlotsLike(3), 2);
 }
 
-TEST_F(InventoryTest, PretendedGpusNeverAskTheDriverAndAreNotGpus) {
+TEST_F(InventoryTest, SimulatedGpusNeverAskTheDriverAndAreNotGpus) {
   Inventory inventory(
       []() -> absl::StatusOr<std::vector<GpuReading>> {
         ADD_FAILURE();

@@ -16,7 +16,7 @@ class DataCleaningTest : public TestNode {
     TestNode::SetUp();
     setup_.disk_marks = *io::ParseDiskMarks("10%", "5%");
   }
-  // Below data_dir, used so long ago.
+  // Makes a file below data_dir, last used that long ago.
   void File(const std::string& name, hours ago) {
     Write(setup_.data_dir + "/" + name, "x");
     const timespec time{
@@ -26,7 +26,7 @@ class DataCleaningTest : public TestNode {
     ASSERT_EQ(utimensat(AT_FDCWD, (setup_.data_dir + "/" + name).c_str(), times, 0), 0);
   }
   bool Has(const std::string& name) { return io::Exists(setup_.data_dir + "/" + name); }
-  // Each look finds one more percent free.
+  // Each measurement finds one more percent free.
   void Clean(const DataInUse& in_use, int percent_free) {
     const absl::Status cleaned = CleanData(in_use, setup_, now_, [&] {
       return io::DiskSpace{100, percent_free++};
@@ -37,7 +37,7 @@ class DataCleaningTest : public TestNode {
   const WallTime now_ = Clock::Real().Wall();
 };
 
-TEST_F(DataCleaningTest, WithRoomOnTheDiskOnlyWhatWasNotUsedForAMonthGoes) {
+TEST_F(DataCleaningTest, WithFreeSpaceOnlyDataUnusedForAMonthIsRemoved) {
   File("datasets/aa", hours(31 * 24));
   File("datasets/bb.part", hours(31 * 24));
   File("cache/1.rows", hours(31 * 24));
@@ -51,7 +51,7 @@ TEST_F(DataCleaningTest, WithRoomOnTheDiskOnlyWhatWasNotUsedForAMonthGoes) {
   EXPECT_TRUE(Has("cache/2.rows"));
 }
 
-TEST_F(DataCleaningTest, OnAFullDiskTheLeastRecentlyUsedGoUntilThereIsRoom) {
+TEST_F(DataCleaningTest, OnAFullDiskTheLeastRecentlyUsedIsRemovedFirst) {
   File("datasets/aa", hours(5));
   File("cache/1.rows", hours(4));
   File("datasets/bb", hours(3));
@@ -63,7 +63,7 @@ TEST_F(DataCleaningTest, OnAFullDiskTheLeastRecentlyUsedGoUntilThereIsRoom) {
   EXPECT_TRUE(Has("cache/2.rows"));
 }
 
-TEST_F(DataCleaningTest, WhatAnAttemptUsesStaysHoweverOldAndFullTheDiskIs) {
+TEST_F(DataCleaningTest, DataInUseStaysHoweverOldAndFullTheDisk) {
   File("datasets/aa", hours(40 * 24));
   File("datasets/bb.part", hours(40 * 24));
   File("cache/before.rows", hours(41 * 24));
@@ -74,7 +74,7 @@ TEST_F(DataCleaningTest, WhatAnAttemptUsesStaysHoweverOldAndFullTheDiskIs) {
   EXPECT_FALSE(Has("cache/before.rows"))
       << "prepared before the attempt began, and not opened since";
   EXPECT_TRUE(Has("cache/after.rows"));
-  // The attempt has ended: its data were used until then.
+  // The attempt has ended: its data was in use until then.
   Clean({}, 50);
   EXPECT_TRUE(Has("datasets/aa"));
   EXPECT_FALSE(Has("cache/after.rows"));

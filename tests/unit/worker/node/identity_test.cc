@@ -61,7 +61,7 @@ class IdentityTest : public TestNode {
                           clock_)
         .status();
   }
-  // What `sft-worker check` says of the server.
+  // The line of `sft-worker check` about the server.
   std::string Check() {
     obs::CheckReport report;
     CheckServer(options_, setup_, report);
@@ -94,7 +94,7 @@ TEST_F(IdentityTest, ACheckOfANodeThatHasJoinedAsksTheServer) {
   EXPECT_EQ(text.find("fail"), std::string::npos) << text;
 }
 
-TEST_F(IdentityTest, ACheckBeforeJoiningSaysThatTheServerAnswersAndWhatIsToBeDone) {
+TEST_F(IdentityTest, ACheckBeforeJoiningReportsTheServerAndTheNextStep) {
   options_.join_token_file.clear();
   const std::string text = Check();
   EXPECT_NE(text.find("answers with TLS; this node has not joined yet"), std::string::npos) << text;

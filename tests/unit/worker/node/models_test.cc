@@ -52,7 +52,7 @@ TEST_F(ModelsTest, APathOutsideTheRootsIsRefusedAlsoThroughALink) {
       ResolveModel(dir_ + "/models/../elsewhere/secret", setup_).status()));
 }
 
-TEST_F(ModelsTest, ALinkOutOfTheRootsIsRefusedByIdAsByPathAndSaidInTheList) {
+TEST_F(ModelsTest, ALinkOutOfTheRootsIsRefusedByIdAndPathAndListed) {
   MakeModel(dir_ + "/elsewhere/secret");
   ASSERT_EQ(symlink((dir_ + "/elsewhere/secret").c_str(), (dir_ + "/models/link").c_str()), 0);
   EXPECT_FALSE(ResolveModel("link", setup_).ok());
@@ -67,7 +67,7 @@ TEST_F(ModelsTest, ALinkOutOfTheRootsIsRefusedByIdAsByPathAndSaidInTheList) {
   EXPECT_TRUE(ResolveModel(dir_ + "/models/again", setup_).ok());
 }
 
-TEST_F(ModelsTest, AFileOfAModelThatLeadsOutOrIsNoFileIsRefused) {
+TEST_F(ModelsTest, AModelFileThatLeadsOutOrIsNotRegularIsRefused) {
   const std::string file = dir_ + "/models/tiny/tokenizer_config.json";
   Write(dir_ + "/elsewhere/secret", "{}");
   ASSERT_EQ(symlink((dir_ + "/elsewhere/secret").c_str(), file.c_str()), 0);
@@ -94,14 +94,14 @@ TEST_F(ModelsTest, AFolderWhoseNameIsNotUtf8IsListedWithThatProblem) {
   EXPECT_TRUE(listed);
 }
 
-TEST_F(ModelsTest, WhatNobodyReadsIsNotLookedAt) {
+TEST_F(ModelsTest, FilesThatNobodyReadsAreNotChecked) {
   const std::string tiny = dir_ + "/models/tiny";
   ASSERT_EQ(symlink("nowhere", (tiny + "/.gitattributes").c_str()), 0);
   ASSERT_EQ(symlink("/etc/passwd", (tiny + "/README.md").c_str()), 0);
   ASSERT_EQ(symlink("nowhere", (tiny + "/original.pth").c_str()), 0);
   ASSERT_EQ(mkfifo((tiny + "/pipe").c_str(), 0600), 0);
   EXPECT_TRUE(ResolveModel("tiny", setup_).ok()) << ResolveModel("tiny", setup_).status();
-  // What a trained model takes along is read.
+  // Files that are copied along with a trained model are read.
   ASSERT_EQ(symlink("/etc/passwd", (tiny + "/merges.txt").c_str()), 0);
   EXPECT_FALSE(ResolveModel("tiny", setup_).ok());
   ASSERT_EQ(unlink((tiny + "/merges.txt").c_str()), 0);
@@ -121,7 +121,7 @@ TEST_F(ModelsTest, WeightsInASubfolderMayNotLeadOutEither) {
   EXPECT_NE(Message(status).find("below an allowed folder"), std::string::npos) << status;
 }
 
-// A hub cache as its own library writes it: the files are links to blobs.
+// A hub cache as its library writes it: the files are links to blobs.
 std::string MakeHubModel(const std::string& cached) {
   const std::string snapshot = cached + "/snapshots/0123abc";
   for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
@@ -147,7 +147,7 @@ TEST_F(ModelsTest, OneSnapshotOfAHubCacheMayBeTheModelFolder) {
     EXPECT_EQ(ResolveModel("org/cached", setup_).value_or(""), snapshot);
     EXPECT_EQ(ResolveModel(snapshot, setup_).value_or(""), snapshot);
   }
-  // A link to it is named as the operator named it.
+  // A link to it gets the name that the operator used.
   ASSERT_EQ(symlink(snapshot.c_str(), (dir_ + "/mine").c_str()), 0);
   setup_.model_dirs = setup_.roots = {dir_ + "/mine"};
   EXPECT_EQ(ListModels(setup_)[0].id(), "mine");
@@ -163,7 +163,7 @@ TEST_F(ModelsTest, AModelWhoseFilesLieElsewhereSaysWhatTheOperatorCanDo) {
   EXPECT_NE(Message(status).find("--data-root"), std::string::npos) << status;
 }
 
-TEST_F(ModelsTest, FoldersOfVeryManyEntriesAreLookedAtInPartAndThatIsSaid) {
+TEST_F(ModelsTest, HugeFoldersAreListedInPartWithANote) {
   for (int i = 0; i < 10; ++i) {
     const std::string folder = fmt::format("{}/models/a{}", dir_, i);
     ASSERT_EQ(mkdir(folder.c_str(), 0700), 0);

@@ -5,7 +5,7 @@
 namespace sft::worker {
 namespace {
 
-TEST(RankCheckTest, OneFailureIsAskedAgainAndForgottenWhenItWorks) {
+TEST(RankCheckTest, AFailureIsRetriedAndClearedWhenItWorks) {
   std::vector<absl::StatusOr<std::string>> answers = {
       FailedPrecondition("ranks cannot start: it was killed by signal 9"),
       std::string("/torch/lib")};

@@ -30,7 +30,7 @@ class RemovedModelsTest : public testing::Test {
   NodeSetup setup_;
 };
 
-TEST_F(RemovedModelsTest, AModelThatTheServerNamesGoesAndNothingBesideIt) {
+TEST_F(RemovedModelsTest, OnlyTheNamedModelIsDeleted) {
   const std::string model = Make("shared/job-a/model"), other = Make("shared/job-b/model");
   const std::string checkpoints = Make("shared/job-a/checkpoints");
   Remove(model);
@@ -40,7 +40,7 @@ TEST_F(RemovedModelsTest, AModelThatTheServerNamesGoesAndNothingBesideIt) {
   Remove(model);
 }
 
-TEST_F(RemovedModelsTest, WhatIsNoModelOfTheSharedFolderStays) {
+TEST_F(RemovedModelsTest, OtherFoldersStay) {
   const std::string model = Make("shared/job-a/model");
   const std::string outside = Make("outside/job-a/model");
   const std::string deep = Make("shared/job-a/x/model");

@@ -39,8 +39,8 @@ TEST(SafetensorsCheckTest, AHeaderIsAnObjectOfTensorsThatFillTheFile) {
   }
 }
 
-// As values they would be thirty times as large as they are in the file.
-TEST(SafetensorsCheckTest, AHeaderOfManySmallValuesTakesTheMemoryOfItsTextAlone) {
+// As JSON values they would be thirty times as large as in the file.
+TEST(SafetensorsCheckTest, AHeaderOfManySmallValuesTakesLittleMemory) {
   std::string header = R"({"__metadata__":[{})";
   while (header.size() < 60'000'000) header += ",{}";
   header += R"(],"a":{"data_offsets":[0,4]}})";
@@ -48,7 +48,7 @@ TEST(SafetensorsCheckTest, AHeaderOfManySmallValuesTakesTheMemoryOfItsTextAlone)
   getrusage(RUSAGE_SELF, &before);
   EXPECT_EQ(Check(header, 4), "");
   getrusage(RUSAGE_SELF, &after);
-  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 300'000);  // KB: the text, some times
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 300'000);  // KB: a few times the text
   EXPECT_EQ(Check(std::string(60'000'000, '['), 0), "is not a safetensors file");
 }
 

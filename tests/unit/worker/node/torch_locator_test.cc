@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 class TorchLocatorTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    // Tests run beside each other.
+    // Tests run in parallel.
     const auto* const test = ::testing::UnitTest::GetInstance()->current_test_info();
     root_ = fs::path(::testing::TempDir()) / (std::string("torch_locator_") + test->name());
     fs::remove_all(root_);
@@ -30,7 +30,7 @@ TEST_F(TorchLocatorTest, TheFolderOfTorchIsEnoughWhereNoWheelsLieBesideIt) {
   EXPECT_EQ(LocateTorch("/bin/true", root_ / "torch").value(), root_ / "torch/lib");
 }
 
-// The CUDA plugin needs libraries of these itself: LibTorch's own way to them is not the plugin's.
+// The CUDA plugin needs these libraries itself: LibTorch's search path does not apply to it.
 TEST_F(TorchLocatorTest, TheCudaLibrariesOfTheWheelsAreOnThePath) {
   fs::create_directories(root_ / "nvidia/cu13/lib");
   fs::create_directories(root_ / "nvidia/cudnn/lib");
@@ -42,7 +42,7 @@ TEST_F(TorchLocatorTest, TheCudaLibrariesOfTheWheelsAreOnThePath) {
 
 class RankProgram : public TorchLocatorTest {
  protected:
-  // What is said of a rank program that does this.
+  // The error for a rank program with this behaviour.
   std::string Said(const std::string& script) {
     const std::string path = root_ / "sft-rank";
     std::ofstream(path) << "#!/bin/sh\n" << script << "\n";

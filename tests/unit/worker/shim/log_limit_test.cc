@@ -31,7 +31,7 @@ class LogLimitTest : public testing::Test {
   const std::string dir_;
 };
 
-TEST_F(LogLimitTest, AFloodKeepsItsBeginningAndItsNewestPart) {
+TEST_F(LogLimitTest, AFloodedLogKeepsItsBeginningAndItsNewestPart) {
   LogLimit limit = LogLimit::Make(dir_, "rank-0", 8 * kMiB).value();
   EXPECT_EQ(Gap().end, 0);
   Write(9 * kMiB, 'a');
@@ -61,7 +61,7 @@ TEST_F(LogLimitTest, WithoutALimitNothingIsTouched) {
   EXPECT_FALSE(io::Exists(dir_ + "/rank-0.gap"));
 }
 
-TEST_F(LogLimitTest, ALogThatIsNotThereYetIsFine) {
+TEST_F(LogLimitTest, AMissingLogIsOk) {
   LogLimit limit = LogLimit::Make(dir_, "rank-0", kMiB).value();
   EXPECT_TRUE(limit.Check().ok());
 }

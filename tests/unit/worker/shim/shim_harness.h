@@ -19,13 +19,13 @@
 
 namespace sft::shim {
 
-// An attempt's folder with shell scripts as ranks. Ranks meet the test in named pipes, whose
-// opening waits for the other side, so that nothing here waits by the clock.
+// An attempt's folder with shell scripts as ranks. Ranks and test meet in named pipes, whose
+// opening waits for the other side, so that nothing here depends on time.
 class ShimHarness : public testing::Test {
  protected:
   void SetUp() override {
     dir_ = *io::MakeTempDir("sft-shim-test");
-    // A daemonised shim becomes this process's child: its end can be waited for.
+    // A daemonised shim becomes this process's child, so the test can wait for its end.
     ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
     ASSERT_EQ(mkfifo(Fifo().c_str(), 0600), 0);
     launch_.attempt_uid = "a-1";
@@ -47,7 +47,7 @@ class ShimHarness : public testing::Test {
     launch_.prepare = {"prepare", -1, {"/bin/sh", "-c", script}, {{"MEET", Fifo()}}};
   }
 
-  // What a rank wrote into the named pipe; waits for it.
+  // Waits for the text that a rank writes into the named pipe.
   std::string Meet() const {
     std::ifstream pipe(Fifo());
     std::string text;
@@ -55,7 +55,7 @@ class ShimHarness : public testing::Test {
     return text;
   }
 
-  // Runs `sft-shim --launch` to the point where it has detached; its exit code.
+  // Runs `sft-shim --launch` until it has detached; returns its exit code.
   int StartShim() {
     EXPECT_TRUE(io::WriteFileAtomic(dir_ + "/shim.json", ToJson(launch_)).ok());
     const pid_t pid = fork();

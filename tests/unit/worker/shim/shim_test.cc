@@ -1,4 +1,4 @@
-// The sft-shim program with real, short processes.
+// Tests of the sft-shim program with real, short processes.
 
 #include <chrono>
 
@@ -49,7 +49,7 @@ TEST_F(ShimTest, TheFirstRankToFailEndsTheGang) {
   launch_.ranks[0].env["MEET"] = dir_ + "/meet0";
   ASSERT_EQ(mkfifo((dir_ + "/meet0").c_str(), 0600), 0);
   ASSERT_EQ(StartShim(), 0);
-  std::ifstream rank0(dir_ + "/meet0");  // it waits for commands now
+  std::ifstream rank0(dir_ + "/meet0");  // now it waits for commands
   std::string line;
   std::getline(rank0, line);
   Meet();  // now rank 1 fails
@@ -197,7 +197,7 @@ TEST_F(ShimTest, WrongArgumentsAndABrokenLaunchFileAreUsageErrors) {
   EXPECT_EQ(StartShim(), channel::kExitUsage);
 }
 
-TEST_F(ShimTest, HelpSaysWhatItIsAndEndsWell) {
+TEST_F(ShimTest, HelpPrintsUsageAndSucceeds) {
   FILE* output = popen(SFT_BINARY_DIR "/bin/sft-shim --help", "r");
   ASSERT_NE(output, nullptr);
   std::string text(4096, '\0');

@@ -34,7 +34,7 @@ class SupervisorTest : public ShimHarness {
 
 constexpr char kWait[] = "trap '' TERM; echo $$ > $MEET; while :; do read line; done";
 
-TEST_F(SupervisorTest, RenewPutsTheFencingLimitOff) {
+TEST_F(SupervisorTest, RenewDefersTheFencingLimit) {
   launch_.fencing_seconds = 10;
   AddRank(kWait);
   Supervisor supervisor(launch_, clock_);
@@ -75,7 +75,7 @@ TEST_F(SupervisorTest, TheFencingLimitCountsFromTheMomentTheServerHeardOfTheWork
   ReapUntilFinished(supervisor);
 }
 
-TEST_F(SupervisorTest, TheWatchsFindingIsKeptAsTheCause) {
+TEST_F(SupervisorTest, ACauseOfTheWatchIsKept) {
   AddRank(kWait);
   Supervisor supervisor(launch_, clock_);
   supervisor.Start();
@@ -137,7 +137,7 @@ TEST_F(SupervisorTest, TheFirstReasonToStopStays) {
   EXPECT_EQ(Status().cause, "command");
 }
 
-TEST_F(SupervisorTest, ADiskThatIsFullAtAnyWriteHidesNoEnd) {
+TEST_F(SupervisorTest, ADiskFullAtAnyWriteDoesNotHideTheEnd) {
   AddRank("exit 64");
   bool failed = true;
   int faults = 0;
@@ -170,7 +170,7 @@ TEST_F(SupervisorTest, ADiskThatIsFullAtAnyWriteHidesNoEnd) {
 
 TEST_F(SupervisorTest, AStatusThatCannotBeWrittenIsWrittenLater) {
   AddRank("exit 0");
-  // A folder in the status file's place: it cannot be replaced.
+  // A folder in place of the status file: it cannot be replaced.
   ASSERT_EQ(mkdir((dir_ + "/status.json").c_str(), 0700), 0);
   Supervisor supervisor(launch_, clock_);
   supervisor.Start();

@@ -80,7 +80,7 @@ TEST_F(ArtifactTest, AFolderThatTheRankWasNotGivenIsNotDelivered) {
   EXPECT_NE(refused.message().find("/etc"), std::string::npos) << refused;
 }
 
-TEST_F(ArtifactTest, AnEventFileThatIsALinkSaysNothing) {
+TEST_F(ArtifactTest, AnEventFileThatIsALinkIsIgnored) {
   Write(dir_ + "/launch.json", R"({"output_dir":"/output"})");
   Write(dir_ + "/elsewhere", channel::ToLine({1, channel::ArtifactEvent{"adapter", "/output", 1}}));
   ASSERT_EQ(symlink((dir_ + "/elsewhere").c_str(), (dir_ + "/rank-0.events").c_str()), 0);

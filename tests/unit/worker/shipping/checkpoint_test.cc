@@ -21,7 +21,7 @@ class CheckpointTest : public TestNode {
   CheckpointShipper Shipper(int64_t registered = 0) {
     return CheckpointShipper({"a-1", 2, "job-1"}, setup_, server_, clock_, registered, Hooks());
   }
-  // Of a gang that has other nodes too.
+  // A shipper in a gang that has other nodes too.
   CheckpointShipper ShipperOfPart() {
     return CheckpointShipper({"a-1", 2, "job-1", /*whole=*/false}, setup_, server_, clock_, 0,
                              Hooks());
@@ -29,7 +29,7 @@ class CheckpointTest : public TestNode {
   CheckpointShipper::Hooks Hooks() {
     return {[this](int64_t step) { registered_.push_back(step); }, [this] { return away_; }, [] {}};
   }
-  // As a rank leaves it.
+  // Writes a checkpoint as a rank does.
   channel::CheckpointEvent Save(int64_t step, const std::string& content = "state") {
     channel::CheckpointEvent event;
     event.step = step;
@@ -93,7 +93,7 @@ TEST_F(CheckpointTest, ALinkInACheckpointIsNotUploaded) {
   EXPECT_TRUE(shipper.Idle()) << "it is not tried again";
 }
 
-TEST_F(CheckpointTest, WhatRanksPutWhereACheckpointIsBroughtLeadsNowhere) {
+TEST_F(CheckpointTest, LinksThatRanksPutInADownloadFolderAreNotFollowed) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can take the rights of ranks";
   const RankUser ranks = RankUserOf(65534, 65534);
   setup_.rank_user = ranks;
@@ -119,7 +119,7 @@ TEST_F(CheckpointTest, WhatRanksPutWhereACheckpointIsBroughtLeadsNowhere) {
   EXPECT_TRUE(io::RemoveAll(*staged).ok()) << "it is theirs";
 }
 
-TEST_F(CheckpointTest, SmallOnesGoToTheServer) {
+TEST_F(CheckpointTest, SmallOnesAreUploaded) {
   CheckpointShipper shipper = Shipper();
   shipper.Add(Save(10));
   EXPECT_FALSE(shipper.Idle());
@@ -137,7 +137,7 @@ TEST_F(CheckpointTest, SmallOnesGoToTheServer) {
   EXPECT_EQ(registered_, std::vector<int64_t>{10});
 }
 
-TEST_F(CheckpointTest, LargeOnesStayAndAreNamedByTheirPlace) {
+TEST_F(CheckpointTest, LargeOnesStayAndAreRegisteredByPath) {
   setup_.checkpoint_upload_limit = 3;
   CheckpointShipper shipper = Shipper();
   const channel::CheckpointEvent event = Save(10);
@@ -174,7 +174,7 @@ TEST_F(CheckpointTest, WithASharedFolderNothingIsUploaded) {
   EXPECT_EQ(server_.checkpoints[0].shared_path(), "job-1/checkpoints/step-10");
 }
 
-TEST_F(CheckpointTest, AnUnreachableServerIsTriedAgainAndARefusalIsNot) {
+TEST_F(CheckpointTest, AnUnreachableServerIsRetriedButARefusalIsNot) {
   CheckpointShipper shipper = Shipper();
   shipper.Add(Save(10));
   server_.failure = Unavailable("no server");
@@ -191,7 +191,7 @@ TEST_F(CheckpointTest, AnUnreachableServerIsTriedAgainAndARefusalIsNot) {
   EXPECT_TRUE(server_.checkpoints.empty());
 }
 
-TEST_F(CheckpointTest, OneThatTheServerNeverTakesIsLeftOutAndNotWhileItIsAway) {
+TEST_F(CheckpointTest, ACheckpointTheServerNeverAcceptsIsGivenUpButNotWhileItIsAway) {
   CheckpointShipper shipper = Shipper();
   shipper.Add(Save(10));
   server_.failure = Unavailable("no room for it");
@@ -216,7 +216,7 @@ TEST_F(CheckpointTest, OneThatTheServerNeverTakesIsLeftOutAndNotWhileItIsAway) {
   EXPECT_EQ(server_.checkpoints[0].step(), 20);
 }
 
-TEST_F(CheckpointTest, ANewerOneHasThePatienceForItself) {
+TEST_F(CheckpointTest, ANewerOneHasItsOwnRetries) {
   CheckpointShipper shipper = Shipper();
   shipper.Add(Save(10));
   server_.failure = Unavailable("no room for it");
@@ -237,7 +237,7 @@ TEST_F(CheckpointTest, ANewerOneHasThePatienceForItself) {
   EXPECT_EQ(server_.checkpoints[0].step(), 20);
 }
 
-TEST_F(CheckpointTest, OneThatANewerOneHasOvertakenIsNotUploaded) {
+TEST_F(CheckpointTest, AnOvertakenOneIsNotUploaded) {
   CheckpointShipper shipper = Shipper();
   for (const int64_t step : {10, 20, 30}) shipper.Add(Save(step));
   channel::CheckpointEvent best = Save(40);
@@ -248,7 +248,7 @@ TEST_F(CheckpointTest, OneThatANewerOneHasOvertakenIsNotUploaded) {
   EXPECT_EQ(registered_, (std::vector<int64_t>{40, 50})) << "a best one is";
 }
 
-TEST_F(CheckpointTest, OfSeveralNodesTheStepThatTheServerNamesIsRegisteredAndNewerOnesWait) {
+TEST_F(CheckpointTest, OnSeveralNodesTheCollectedStepIsRegisteredAndNewerOnesWait) {
   CheckpointShipper shipper = ShipperOfPart();
   for (const int64_t step : {10, 20, 30, 40}) shipper.Add(Save(step));
   shipper.Work();
@@ -268,7 +268,7 @@ TEST_F(CheckpointTest, OfSeveralNodesTheStepThatTheServerNamesIsRegisteredAndNew
   EXPECT_TRUE(shipper.Idle());
 }
 
-TEST_F(CheckpointTest, OfSeveralNodesTheNewestIsRegisteredAtTheEndBesideTheNamedOne) {
+TEST_F(CheckpointTest, OnSeveralNodesTheNewestIsRegisteredAtTheEndToo) {
   CheckpointShipper shipper = ShipperOfPart();
   for (const int64_t step : {10, 20, 30}) shipper.Add(Save(step));
   shipper.Collect(20);
@@ -278,7 +278,7 @@ TEST_F(CheckpointTest, OfSeveralNodesTheNewestIsRegisteredAtTheEndBesideTheNamed
   EXPECT_EQ(registered_, (std::vector<int64_t>{20, 30}));
 }
 
-TEST_F(CheckpointTest, ARepeatAndWhatIsRegisteredAlreadyAreIgnored) {
+TEST_F(CheckpointTest, RepeatedAndRegisteredStepsAreIgnored) {
   CheckpointShipper shipper = Shipper(/*registered=*/10);
   shipper.Add(Save(10));
   shipper.Add(Save(20));
@@ -297,7 +297,7 @@ TEST_F(CheckpointTest, AfterADropNothingIsRegistered) {
   EXPECT_TRUE(server_.checkpoints.empty());
 }
 
-TEST_F(CheckpointTest, AResumeFetchesWhatIsMissingAndUsesWhatIsHere) {
+TEST_F(CheckpointTest, AResumeDownloadsOnlyMissingFiles) {
   Save(10, "own part");
   v1::Resume resume;
   resume.set_step(10);
@@ -314,7 +314,7 @@ TEST_F(CheckpointTest, AResumeFetchesWhatIsMissingAndUsesWhatIsHere) {
   EXPECT_EQ(server_.download_offsets.size(), 1u) << "now nothing is";
 }
 
-TEST_F(CheckpointTest, OneThatTheServerHasLostOrSpoiltIsLostAndADiskOfTheNodeIsNot) {
+TEST_F(CheckpointTest, ABlobLostOrDamagedOnTheServerIsDataLossButALocalDiskErrorIsNot) {
   v1::Resume resume;
   resume.set_step(10);
   AddFile(resume, "part", "0123456789");
@@ -328,7 +328,7 @@ TEST_F(CheckpointTest, OneThatTheServerHasLostOrSpoiltIsLostAndADiskOfTheNodeIsN
   EXPECT_FALSE(io::Exists(setup_.data_dir + "/checkpoints/job-1/step-10.fetch/part"));
 }
 
-TEST_F(CheckpointTest, ABrokenDownloadGoesOnWhereItWasAndNothingHalfIsSeen) {
+TEST_F(CheckpointTest, ABrokenDownloadResumesAndIsNeverSeenInPart) {
   v1::Resume resume;
   resume.set_step(10);
   AddFile(resume, "part", "0123456789");
@@ -340,7 +340,7 @@ TEST_F(CheckpointTest, ABrokenDownloadGoesOnWhereItWasAndNothingHalfIsSeen) {
   EXPECT_EQ(Folders(), Lines{"step-10"});
 }
 
-TEST_F(CheckpointTest, ABrokenDownloadGoesOnWhereItWasAlsoWhereRanksAreAnotherUser) {
+TEST_F(CheckpointTest, ABrokenDownloadResumesWhereRanksAreAnotherUserToo) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can run ranks as another user";
   setup_.rank_user = RankUser{"nobody", 65534, 65534, {65534}, "/"};
   ASSERT_TRUE(io::MakeDirs(setup_.data_dir + "/checkpoints").ok());
@@ -360,7 +360,7 @@ TEST_F(CheckpointTest, ABrokenDownloadGoesOnWhereItWasAlsoWhereRanksAreAnotherUs
   EXPECT_EQ(info.st_uid, 65534u);
 }
 
-TEST_F(CheckpointTest, ADownloadGoesNowhereButIntoAFolderOfTheWorkers) {
+TEST_F(CheckpointTest, ADownloadOnlyWritesToAFolderOfTheWorkers) {
   v1::Resume resume;
   resume.set_step(10);
   AddFile(resume, "part", "0123456789");
@@ -393,7 +393,7 @@ TEST_F(CheckpointTest, AStopEndsTheFetch) {
   EXPECT_TRUE(absl::IsAborted(Stage(resume, /*stop=*/true).status()));
 }
 
-TEST_F(CheckpointTest, OneThatIsNotWhereTheServerSaysIsLost) {
+TEST_F(CheckpointTest, AMissingFolderIsDataLoss) {
   v1::Resume resume;
   resume.set_step(10);
   EXPECT_TRUE(absl::IsDataLoss(Stage(resume).status())) << "no files";
@@ -410,8 +410,8 @@ TEST_F(CheckpointTest, OneThatIsNotWhereTheServerSaysIsLost) {
   EXPECT_FALSE(Stage(resume).ok());
 }
 
-// Of a newer one this node alone has registered its part: the job goes on from the one before.
-TEST_F(CheckpointTest, WhatALiveAttemptGoesOnFromAndWritesIsNotDeletedUnderIt) {
+// Only this node has registered its part of a newer one: the job continues from the one before.
+TEST_F(CheckpointTest, CheckpointsInUseByALiveAttemptAreNotDeleted) {
   for (const int64_t step : {10, 40}) Save(step);
   Write(setup_.data_dir + "/checkpoints/job-1/step-20/x", "x");
   Write(setup_.data_dir + "/checkpoints/job-1/step-25.fetch/x", "x");
@@ -422,7 +422,7 @@ TEST_F(CheckpointTest, WhatALiveAttemptGoesOnFromAndWritesIsNotDeletedUnderIt) {
   EXPECT_EQ(Folders(), (Lines{"step-25.fetch", "step-40"}));
 }
 
-TEST_F(CheckpointTest, OfAJobThatIsNotHereAllThatIsNotKeptGoes) {
+TEST_F(CheckpointTest, AllUnkeptCheckpointsOfAnAbsentJobAreDeleted) {
   for (const int64_t step : {10, 20, 30}) Save(step);
   Write(setup_.data_dir + "/checkpoints/job-1/step-40.partial/x", "x");
   Write(setup_.data_dir + "/checkpoints/job-2/step-5/x", "x");
@@ -431,7 +431,7 @@ TEST_F(CheckpointTest, OfAJobThatIsNotHereAllThatIsNotKeptGoes) {
   EXPECT_FALSE(io::Exists(setup_.data_dir + "/checkpoints/job-2")) << "the server knows none of it";
 }
 
-TEST_F(CheckpointTest, OfALiveJobOnlyWhatIsOlderThanTheNewestKeptGoes) {
+TEST_F(CheckpointTest, OnlyOlderCheckpointsOfALiveJobAreDeleted) {
   for (const int64_t step : {10, 20, 30, 40}) Save(step);
   Write(setup_.data_dir + "/checkpoints/job-1/step-50.partial/x", "x");
   Write(setup_.data_dir + "/checkpoints/job-1/step-15.partial/x", "x");
@@ -458,7 +458,7 @@ TEST_F(CheckpointTest, InTheSharedFolderOnlyNamedJobsAreCleaned) {
   EXPECT_TRUE(io::Exists(setup_.shared_dir + "/job-1/model/weights"));
 }
 
-// Its attempt is on other nodes, which the server has not heard of what they write.
+// Its attempt is on other nodes, and the server does not know what they are writing.
 TEST_F(CheckpointTest, InTheSharedFolderALiveJobOfOtherNodesIsLeftAlone) {
   setup_.has_shared = true;
   Save(3);

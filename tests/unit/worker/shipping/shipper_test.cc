@@ -41,7 +41,7 @@ std::string StepLine(int64_t step) {
   return channel::ToLine({5, channel::StepEvent{.step = step, .loss = 0.5}});
 }
 
-TEST_F(ShipperTest, WhatIsAppendedArrivesOnce) {
+TEST_F(ShipperTest, AppendedTextArrivesOnce) {
   Shipper shipper = Make();
   Append("rank-0.log", "one\n");
   ASSERT_TRUE(shipper.ShipOnce(false).ok());
@@ -52,7 +52,7 @@ TEST_F(ShipperTest, WhatIsAppendedArrivesOnce) {
   EXPECT_FALSE((server_.ended[{"a-1", 0}]));
 }
 
-TEST_F(ShipperTest, ANewLifeOfTheWorkerGoesOnWhereTheServerIs) {
+TEST_F(ShipperTest, ARestartedWorkerContinuesAtTheServersOffset) {
   Append("rank-0.log", "one\ntwo\n");
   Append("rank-0.events", StepLine(1) + StepLine(2));
   server_.logs[{"a-1", 0}] = "one\n";
@@ -64,7 +64,7 @@ TEST_F(ShipperTest, ANewLifeOfTheWorkerGoesOnWhereTheServerIs) {
   EXPECT_EQ(server_.events[0][0].metric().step(), 2);
 }
 
-TEST_F(ShipperTest, OfLinksAndPipesNothingIsShippedAndTheRestIs) {
+TEST_F(ShipperTest, LinksAndPipesAreNotShippedButTheRestIs) {
   Append("secret", "the secret\n" + StepLine(7));
   for (const char* name : {"rank-0.log", "rank-0.events", "rank-1.gap"}) {
     ASSERT_EQ(symlink((dir_ + "/secret").c_str(), (dir_ + "/" + name).c_str()), 0);
@@ -79,7 +79,7 @@ TEST_F(ShipperTest, OfLinksAndPipesNothingIsShippedAndTheRestIs) {
   EXPECT_EQ(seen_, std::vector<int>({2}));
 }
 
-TEST_F(ShipperTest, AFileThatItsRankClosedIsLeftOutAndHoldsNobody) {
+TEST_F(ShipperTest, AnUnreadableFileIsSkippedAndDelaysNothing) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can take the rights of ranks";
   Append("rank-0.log", "root's own");
   ASSERT_EQ(chmod((dir_ + "/rank-0.log").c_str(), 0600), 0);
@@ -105,7 +105,7 @@ TEST_F(ShipperTest, AFailedCallLosesNothing) {
   EXPECT_EQ(server_.events[0].size(), 1u);
 }
 
-TEST_F(ShipperTest, WhatTheServerDoesNotTakeKeepsNothingElseFromIt) {
+TEST_F(ShipperTest, ARefusedFileDoesNotHoldUpTheOthers) {
   Append("rank-0.log", "of no rank\n");
   Append("rank-1.log", "text\n");
   Append("rank-1.events", StepLine(1));
@@ -137,7 +137,7 @@ TEST_F(ShipperTest, AFileOfExactlyOneChunkEndsToo) {
   EXPECT_TRUE((server_.ended[{"a-1", 0}]));
 }
 
-TEST_F(ShipperTest, AFileThatNeverCameToBeEndsEmpty) {
+TEST_F(ShipperTest, AFileThatNeverExistedEndsEmpty) {
   Shipper shipper = Make({{-1, "prepare"}, {0, "rank-0"}});
   ASSERT_TRUE(shipper.ShipOnce(false).ok());
   EXPECT_TRUE(server_.logs.empty()) << "nothing is said of it before";
@@ -146,14 +146,14 @@ TEST_F(ShipperTest, AFileThatNeverCameToBeEndsEmpty) {
   EXPECT_TRUE((server_.ended[{"a-1", 0}]));
 }
 
-TEST_F(ShipperTest, WhatTheLogsLimitHasRemovedIsSaidNotSentAsZeros) {
+TEST_F(ShipperTest, BytesRemovedByTheLogLimitAreReportedNotSentAsZeros) {
   Append("rank-0.log", "head" + std::string(96, '\0') + "tail");
   Append("rank-0.gap", ToText(channel::LogGap{4, 100}));
   Shipper shipper = Make();
   ShipAll(shipper);
   EXPECT_EQ(Log(0), "head" + std::string(96, '#') + "tail");
   EXPECT_TRUE((server_.ended[{"a-1", 0}]));
-  // A server that has some of what is removed by now goes on behind it too.
+  // A server that has some of the removed bytes continues behind them too.
   server_.logs[{"a-1", 0}] = "head and more";
   Shipper again = Make();
   ShipAll(again);
@@ -178,7 +178,8 @@ TEST_F(ShipperTest, BrokenAndUnknownLinesAreSkippedAndCountAsRead) {
   Append("rank-0.events", text);
   Shipper shipper = Make();
   ShipAll(shipper);
-  // Two steps and the word of what is lost; half a line at the end is what a killed rank leaves.
+  // Two steps and the notice about the lost lines; the half line at the end is normal for a killed
+  // rank.
   ASSERT_EQ(server_.events[0].size(), 3u);
   EXPECT_EQ(server_.events[0][2].type(), "warning");
   EXPECT_NE(server_.events[0][2].note().find("2 lines of rank-0.events before byte "),

@@ -16,7 +16,7 @@ class FakeServer : public ServerApi {
  public:
   using Key = std::tuple<std::string, int>;  // attempt and rank
 
-  // The end of a call's work, whichever way it returns.
+  // Calls `after` at the end of a call, whichever way it returns.
   struct Ending {
     FakeServer* server;
     ~Ending() noexcept(false) {
@@ -89,9 +89,9 @@ class FakeServer : public ServerApi {
     return absl::OkStatus();
   }
 
-  absl::Status failure;  // of every call while it is not OK
-  // Called before and after what each call does, with the number of calls so far; may throw, as if
-  // the worker died there.
+  absl::Status failure;  // returned by every call while it is not OK
+  // Called before and after each call, with the number of calls so far; may throw, as if the worker
+  // died there.
   std::function<void(int)> before, after;
   int calls = 0;
   std::map<Key, std::string> logs;

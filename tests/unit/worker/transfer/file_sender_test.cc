@@ -9,7 +9,7 @@
 namespace sft::worker {
 namespace {
 
-// Keeps what was sent; the test waits for it.
+// Records what was sent; the test waits for it.
 class RecordingServer : public FakeServer {
  public:
   absl::Status SendFile(const v1::FetchFile&, const std::string& path,
@@ -63,8 +63,8 @@ TEST(FileSenderTest, OnlyTheSharedFolderAndConfigurationsBelowTheRootsAreSent) {
   EXPECT_TRUE(io::RemoveAll(dir).ok());
 }
 
-// A link below the roots leads where its owner likes.
-// Its shared folder lies in its data folder, and its roots are all of the machine.
+// A link below the roots leads wherever its owner likes. The worker's shared folder lies in its
+// data folder, and its roots are the whole machine.
 TEST(FileSenderTest, ADevelopmentWorkerSendsTheModelsThatItsRanksTrained) {
   const std::string dir = *io::MakeTempDir("file-sender");
   const std::string model = "/shared/job-abcdefgh23/model";

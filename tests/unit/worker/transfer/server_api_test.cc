@@ -13,7 +13,7 @@
 namespace sft::worker {
 namespace {
 
-// Takes the question for a blob and says nothing more.
+// Accepts the request for a blob and sends nothing.
 class SilentServer : public v1::DataService::Service {
  public:
   grpc::Status DownloadBlob(grpc::ServerContext* context, const v1::DownloadBlobRequest*,
@@ -25,7 +25,7 @@ class SilentServer : public v1::DataService::Service {
   std::atomic<bool> asked = false;
 };
 
-TEST(ServerApiTest, AStopEndsADownloadOfWhichNothingComes) {
+TEST(ServerApiTest, AStopEndsAStalledDownload) {
   SilentServer service;
   grpc::ServerBuilder builder;
   rpc::SetServerOptions(builder);
