@@ -1,6 +1,7 @@
-// A disk that is full from the n-th write on, or whose n-th sync fails, for every n: what was
-// acknowledged is there afterwards, what failed said why, and with space all goes on. The calls are
-// those of this program, SQLite's among them: the functions below stand before the C library's.
+// Disk faults: a disk that is full from the n-th write on, or whose n-th sync fails, for every n.
+// Acknowledged data exists afterwards, failed calls gave the reason, and with space again
+// everything goes on. Calls of this whole program are covered, SQLite's included: the functions
+// below replace the C library's.
 
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -20,8 +21,8 @@ namespace {
 enum class Fault { kNone, kDiskFull, kSyncFails };
 
 std::atomic<Fault> fault{Fault::kNone};
-std::atomic<int> countdown{0};  // calls until the fault
-std::string disk;               // files below this folder have it
+std::atomic<int> countdown{0};  // calls left until the fault
+std::string disk;               // the fault hits files below this folder
 
 bool OnDisk(int fd) {
   char link[64], path[4096];
@@ -30,7 +31,7 @@ bool OnDisk(int fd) {
   return size > 0 && std::string_view(path, static_cast<size_t>(size)).starts_with(disk);
 }
 
-// How much of a write the disk still takes: the first one to fail is cut in the middle.
+// How much of a write the disk still takes: the first failing one is cut in the middle.
 size_t Room(int fd, size_t size) {
   if (fault != Fault::kDiskFull || !OnDisk(fd)) return size;
   const int left = --countdown;
@@ -47,7 +48,7 @@ ssize_t LimitedWrite(int fd, const void* data, size_t size, off_t offset, bool p
                     : syscall(SYS_write, fd, data, room);
 }
 
-// No power fails here: what a sync would wait for is left out.
+// There is no power failure here, so a real sync is not needed.
 int FaultySync(int fd) {
   if (fault == Fault::kSyncFails && OnDisk(fd) && --countdown == 0) {
     errno = EIO;
@@ -77,7 +78,7 @@ namespace {
 
 constexpr int kPieces = 4;
 
-// What a client and a worker do in turn, and what they were told is safe.
+// A client's and a worker's calls in turn, and the data acknowledged to them.
 class FaultTest : public FleetTest {
  protected:
   struct Acknowledged {
@@ -154,7 +155,7 @@ class FaultTest : public FleetTest {
     const std::string hash = io::Sha256Hex(content);
     const auto stat = (*blobs)->Find(hash);
     if (!stat.ok()) return;
-    // As a client does, which asks first and is told that it is there.
+    // As a client does, which asks first whether the blob is there.
     acknowledged_.blob = acknowledged_.blob || stat->complete;
     if (stat->complete) return;
     auto upload = (*blobs)->Begin(hash, 5000, stat->received);
@@ -166,7 +167,7 @@ class FaultTest : public FleetTest {
     Check(status);
     acknowledged_.blob = acknowledged_.blob || status.ok();
   }
-  // Everything once; what fails is not tried again.
+  // Makes every call once; failed ones are not repeated.
   void Scenario() {
     auto worker = std::make_shared<FakeWorker>();
     Check(registry_->Connect(RegisterOf("a", "CPU", 1), worker));
@@ -211,8 +212,8 @@ class FaultTest : public FleetTest {
     ASSERT_EQ(points.size(), static_cast<size_t>(kPieces));
     for (int i = 0; i < kPieces; ++i) EXPECT_EQ(points[static_cast<size_t>(i)].step, i + 1);
   }
-  // Runs with the fault at the n-th call, ends the server as by kill -9, then goes on without it.
-  // False: the fault was not reached.
+  // Runs with the fault at the n-th call, ends the server as by kill -9, then continues without the
+  // fault. False when the fault was not reached.
   bool RunWith(Fault kind, int n) {
     Halt();
     EXPECT_TRUE(io::RemoveAll(dir_).ok());
@@ -248,7 +249,7 @@ TEST_F(FaultTest, ADiskThatIsFullFromAnyWriteOnLosesNothingAcknowledged) {
   RecordProperty("writes", n);
 }
 
-TEST_F(FaultTest, WhatANodeSaidOfItsSlotsAndModelsWhileTheDiskWasFullIsStoredLater) {
+TEST_F(FaultTest, SlotsAndModelsReportedWhileTheDiskWasFullAreStoredLater) {
   const auto worker = Join("a", "H100", 2);
   v1::Observed news;
   *news.mutable_slots() = RegisterOf("a", "H100", 2).slots();
@@ -260,7 +261,7 @@ TEST_F(FaultTest, WhatANodeSaidOfItsSlotsAndModelsWhileTheDiskWasFullIsStoredLat
   fault = Fault::kDiskFull;
   EXPECT_FALSE(registry_->Observe("a", worker.get(), news).ok());
   fault = Fault::kNone;
-  // Models are not sent again as long as they are the same.
+  // Unchanged models are not sent again.
   news.clear_models();
   ASSERT_TRUE(registry_->Observe("a", worker.get(), news).ok());
   ASSERT_TRUE(store_

@@ -60,7 +60,7 @@ TEST_F(IngestTest, ALogIsFinalWhenItsEndIsAcknowledged) {
   v1::ReadLogRequest read;
   read.set_name(job_);
   EXPECT_FALSE(ingest_.FindLog(read)->ended);
-  // An end after a gap is no end.
+  // An end of file after a gap does not count.
   EXPECT_EQ(ingest_.AppendLog(Log(10, "x", true))->offset(), 6);
   EXPECT_FALSE(ingest_.FindLog(read)->ended);
   EXPECT_EQ(ingest_.AppendLog(Log(6, "bye\n", true))->offset(), 10);
@@ -73,13 +73,13 @@ TEST_F(IngestTest, MetricsThatTheServerHasLostAreAskedForAgain) {
     ASSERT_EQ(ingest_.AppendEvents(Steps(i * 10, i * 10 + 10, i + 1))->offset(), i * 10 + 10);
   }
   ASSERT_TRUE(io::RemoveAll(dir_ + "/metrics/" + job_).ok());
-  // News begins where the acknowledged part ends: it is to begin anew.
+  // Metrics begin where the acknowledged part ends: it must begin anew.
   EXPECT_EQ(ingest_.AppendEvents(Steps(50, 60, 6))->offset(), 0);
   EXPECT_EQ(ingest_.AppendEvents(Steps(50, 60, 6))->offset(), 0) << "still";
   for (int i = 0; i < 4; ++i) {
     ASSERT_EQ(ingest_.AppendEvents(Steps(i * 10, i * 10 + 10, i + 1))->offset(), i * 10 + 10);
   }
-  // A part that crosses what is acknowledged: notes behind that are taken with the next one.
+  // A piece that crosses the acknowledged offset: notes behind it are taken with the next piece.
   EXPECT_EQ(ingest_.AppendEvents(Steps(40, 60, 5))->offset(), 50);
   EXPECT_EQ(ingest_.AppendEvents(Steps(50, 60, 6))->offset(), 60);
   EXPECT_EQ(metrics_.Count(job_).value(), 6);
@@ -108,7 +108,7 @@ TEST_F(IngestTest, AMetricThatIsDamagedAtTheEndIsAskedForAgain) {
   std::string bytes = io::ReadFile(path).value();
   bytes[MetricLog::kRecordBytes] ^= 1;
   ASSERT_TRUE(io::WriteFileAtomic(path, bytes).ok());
-  MetricLog metrics(dir_ + "/metrics");  // of the next life
+  MetricLog metrics(dir_ + "/metrics");  // of the next server process
   TensorBoard tensorboard(dir_ + "/tensorboard");
   Ingest ingest(*store_, clock_, logs_, metrics, tensorboard, hub_);
   EXPECT_EQ(ingest.AppendEvents(Steps(20, 30, 3))->offset(), 0);
@@ -124,7 +124,7 @@ TEST_F(IngestTest, ALogThatWasRemovedBeneathTheServerIsAskedForAgain) {
   EXPECT_EQ(ingest_.AppendLog(Log(6, "bye\n"))->offset(), 0);
 }
 
-TEST_F(IngestTest, WhatAnotherEpochNodeOrAttemptSaysIsRefused) {
+TEST_F(IngestTest, ReportsOfAnotherEpochNodeOrAttemptAreRefused) {
   v1::AppendLogRequest request = Log(0, "x");
   request.set_epoch(2);
   EXPECT_TRUE(absl::IsFailedPrecondition(ingest_.AppendLog(request).status()));
@@ -148,7 +148,7 @@ TEST_F(IngestTest, ALogOfARankThatTheNodeWasNotGivenIsRefusedAndMakesNoFile) {
   EXPECT_FALSE(io::Exists(dir_ + "/logs/" + uid_));
 }
 
-TEST_F(IngestTest, WhatCannotBeTrueOfAStepIsLeftOutAndTheRestIsTakenOnce) {
+TEST_F(IngestTest, ImplausibleStepsAreLeftOutAndTheRestIsStoredOnce) {
   v1::AppendEventsRequest request = Steps(0, 100, 1);
   v1::Metric* metric = request.add_events()->mutable_metric();
   metric->set_step(std::numeric_limits<int64_t>::max());
@@ -203,8 +203,8 @@ TEST_F(IngestTest, NotesBecomeEventsOfTheJob) {
   EXPECT_EQ(events.back().message(), "replicas agree");
 }
 
-// Each is a row that stays as long as the job.
-TEST_F(IngestTest, NotesThatComeTooFastAreLeftOutToldOfOnceAndCounted) {
+// Each note is a row that stays as long as the job.
+TEST_F(IngestTest, NotesThatComeTooFastAreDroppedCountedAndReportedOnce) {
   int64_t offset = 0;
   const auto say = [&](int notes) {
     v1::AppendEventsRequest request = Steps(offset, offset + notes, 1);
@@ -236,7 +236,7 @@ TEST_F(IngestTest, NotesThatComeTooFastAreLeftOutToldOfOnceAndCounted) {
   EXPECT_EQ(count("warning"), 1) << "told once";
 }
 
-TEST_F(IngestTest, ARepeatWithWhatHasComeSinceIsTakenFromWhereItIsNews) {
+TEST_F(IngestTest, ARepeatWithNewEventsStoresOnlyTheNewOnes) {
   const auto note = [&](int64_t begin, int64_t end, const std::vector<std::string>& texts) {
     v1::AppendEventsRequest request = Steps(begin, end, 1);
     request.clear_events();

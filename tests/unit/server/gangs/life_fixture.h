@@ -8,7 +8,7 @@
 
 namespace sft::server {
 
-// A fleet whose server keeps checkpoints, and what its nodes say step by step.
+// A fleet whose server keeps checkpoints, with nodes that report step by step.
 class LifeTest : public FleetTest {
  protected:
   using S = v1::AttemptStatus;
@@ -44,7 +44,7 @@ class LifeTest : public FleetTest {
   }
 
   int Attempt(const std::string& job) { return Job(job).attempt(); }
-  // A report of the job's current attempt, then a tick.
+  // Reports the job's current attempt, then ticks.
   void Say(const std::string& node, const std::shared_ptr<FakeWorker>& worker,
            const std::string& job, S::State state, v1::Verdict::Domain domain = v1::Verdict::NONE,
            const std::string& code = "", int64_t step = 0) {
@@ -92,7 +92,7 @@ class LifeTest : public FleetTest {
     EXPECT_TRUE(answer.ok()) << answer.status();
     return answer.ok() && answer->committed();
   }
-  // One that lies on the disk of its node alone.
+  // Commits a checkpoint that exists only on its node's disk.
   void CommitOnDisk(const std::string& job, int64_t step, const std::string& node) {
     v1::CommitCheckpointRequest request;
     request.set_attempt_uid(Uid(job));
@@ -106,7 +106,7 @@ class LifeTest : public FleetTest {
     EXPECT_TRUE(answer.ok()) << answer.status();
     EXPECT_TRUE(answer.ok() && answer->committed());
   }
-  // The id of the job that goes on with one that has ended.
+  // The id of a new job that continues an ended one.
   std::string Resume(const std::string& job, int64_t step = 0) {
     v1::ResumeJobRequest request;
     request.set_name(job);
@@ -121,7 +121,8 @@ class LifeTest : public FleetTest {
     for (const auto& each : list.checkpoints()) steps.push_back(each.step());
     return steps;
   }
-  // Silence for so long, but for the worker that goes on to say `status` (null: of nothing).
+  // Lets time pass in silence, except for the worker that goes on reporting `status` (null:
+  // nothing).
   void PassSilently(seconds time, const std::string& node = "",
                     const std::shared_ptr<FakeWorker>& worker = nullptr,
                     const std::vector<v1::AttemptStatus>& said = {}) {

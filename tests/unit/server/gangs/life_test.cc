@@ -37,8 +37,8 @@ TEST_F(LifeTest, AFaultOfTheMachinesBringsTheJobBackUnderANewEpoch) {
   EXPECT_FALSE(view.has_verdict());
 }
 
-// Fifty steps of a quick job are over when the server first hears of one: its ranks know the time
-// of one step then, the first, with all that was made ready in it.
+// A quick job has done fifty steps when the server first hears of one: its ranks then know only the
+// time of the first step, setup included.
 TEST_F(LifeTest, TheEndAfterFiftyStepsIsExpectedFromThePaceOfMany) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);
@@ -163,7 +163,7 @@ TEST_F(LifeTest, ASilentNodeIsGivenUpAfterTheLimitAndItsSlotsStayHeld) {
   EXPECT_EQ(b->Wanted(Uid(job))->dispatch().resume().step(), 10);
   EXPECT_EQ(HeldSlots(), 2u) << "nobody knows what runs on a";
 
-  // Late words of the old epoch change nothing, and the checkpoint it brings is refused.
+  // Late reports of the old epoch change nothing, and the checkpoint they bring is refused.
   const auto again = Join("a", "CPU", 1, "life-2");
   v1::AttemptStatus late = StatusOf(first, S::RUNNING);
   ASSERT_TRUE(Observe("a", again, {late}).ok());

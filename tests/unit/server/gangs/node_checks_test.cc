@@ -26,7 +26,7 @@ Dispatched PartOf() {
           .nodes = {"a", "b"}};
 }
 
-// One change of a good message, and the field that a refusal has to name; empty: it is still good.
+// A change to a valid message, and the field that the refusal must name; empty: it is still valid.
 template <typename Message>
 struct Case {
   std::function<void(Message&)> change;

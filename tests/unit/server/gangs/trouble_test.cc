@@ -1,5 +1,5 @@
-// What keeps a job from going on: it has an end, a reason that is shown meanwhile, and whoever lost
-// the thing is named.
+// Obstacles that stop a job: each ends some time, is shown as the reason meanwhile, and names who
+// lost the thing.
 
 #include <fmt/format.h>
 
@@ -118,8 +118,8 @@ TEST_F(TroubleTest, ADamagedCheckpointFallsBackToAnOlderGoodOne) {
   EXPECT_EQ(worker->Wanted(Uid(job))->dispatch().resume().step(), 10);
 }
 
-// Two jobs on one node, of which the first is in a state that its report cannot follow.
-TEST_F(TroubleTest, WhatCannotBeTakenOfOneAttemptKeepsNothingBackFromTheOthers) {
+// Two jobs on one node; the first is in a state that its report cannot follow.
+TEST_F(TroubleTest, AnInvalidReportOfOneAttemptDoesNotAffectTheOthers) {
   const auto worker = Join("a", "CPU", 2);
   const std::string first = Submit("CPU", 1), second = Submit("CPU", 1);
   Tick();
@@ -140,12 +140,12 @@ TEST_F(TroubleTest, WhatCannotBeTakenOfOneAttemptKeepsNothingBackFromTheOthers) 
   EXPECT_TRUE(Observe("a", worker, observed).ok());
   EXPECT_EQ(State(second), v1::Job::RUNNING);
   EXPECT_EQ(registry_->refusals().counts().at("a"), 1);
-  // Nothing of the first was kept: half of it would be stored as seen, and never taken again.
+  // Nothing of the first was stored: half of it would be stored as seen, and never accepted again.
   EXPECT_TRUE(Observe("a", worker, observed).ok());
   EXPECT_EQ(registry_->refusals().counts().at("a"), 2);
 }
 
-TEST_F(TroubleTest, AnAttemptEndsAlsoWithFiguresThatCannotBe) {
+TEST_F(TroubleTest, AnAttemptEndsEvenWithImplausibleFigures) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);
   Tick();
@@ -161,7 +161,7 @@ TEST_F(TroubleTest, AnAttemptEndsAlsoWithFiguresThatCannotBe) {
   EXPECT_EQ(registry_->refusals().counts().at("a"), 1);
 }
 
-TEST_F(TroubleTest, WhatANodeTriesAgainIsTheReasonOfTheJob) {
+TEST_F(TroubleTest, ANodesRetriesAreShownAsTheJobsReason) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = Submit("CPU", 1);
   Tick();
@@ -235,7 +235,7 @@ TEST_F(TroubleTest, ANodeThatFailsEverythingAtOnceRestsAlsoWhereItIsTheOnlyOne) 
   EXPECT_EQ(attempts, 4) << "one more, and it rests for longer";
 }
 
-TEST_F(TroubleTest, ANodeThatHearsAndDoesNotTakeUpIsToldAndGivenUp) {
+TEST_F(TroubleTest, AConnectedNodeThatDoesNotTakeUpItsPartIsGivenUp) {
   const auto worker = Join("a", "CPU", 1), other = Join("b", "CPU", 1);
   const std::string job = Submit("CPU", 1);
   Tick();
@@ -263,7 +263,7 @@ TEST_F(TroubleTest, AnEndIsStoredAsOfWhenItHappened) {
   Say("a", worker, job, S::RUNNING);
   clock_.Advance(minutes(5));
   const int64_t ended_us = UnixMicros(clock_.Wall());
-  // Then this server is stopped for half an hour. The node's clock is a minute ahead.
+  // Then this server is suspended for half an hour. The node's clock is a minute fast.
   clock_.Advance(minutes(30));
   const int64_t ahead_us = 60'000'000;
   v1::Observed observed;
@@ -276,7 +276,7 @@ TEST_F(TroubleTest, AnEndIsStoredAsOfWhenItHappened) {
   EXPECT_EQ(Job(job).end_time().seconds(), ended_us / 1'000'000);
 }
 
-TEST_F(TroubleTest, AnEndThatCannotBeIsBounded) {
+TEST_F(TroubleTest, AnImplausibleEndTimeIsBounded) {
   const auto worker = Join("a", "CPU", 1);
   const auto end_of = [&](int64_t told_us) {
     const std::string job = Submit("CPU", 1);
@@ -299,7 +299,7 @@ TEST_F(TroubleTest, AnEndThatCannotBeIsBounded) {
   EXPECT_EQ(end_of(0), 300) << "an older worker does not say";
 }
 
-TEST_F(TroubleTest, ReportsThatLayAboutDoNotMakeANodesClockLookBehind) {
+TEST_F(TroubleTest, DelayedReportsDoNotMakeANodesClockLookSlow) {
   const auto worker = Join("a", "CPU", 1);
   const auto report = [&](int64_t at_us) {
     v1::Observed observed;
@@ -307,7 +307,7 @@ TEST_F(TroubleTest, ReportsThatLayAboutDoNotMakeANodesClockLookBehind) {
     ASSERT_TRUE(registry_->Observe("a", worker.get(), observed).ok());
   };
   report(UnixMicros(clock_.Wall()));
-  // Each five seconds one more, all of which are read when this server goes on.
+  // One more every five seconds, all of which are read when this server continues.
   std::vector<int64_t> written;
   for (int i = 0; i < 12; ++i) {
     clock_.Advance(seconds(5));
@@ -317,7 +317,7 @@ TEST_F(TroubleTest, ReportsThatLayAboutDoNotMakeANodesClockLookBehind) {
     report(at_us);
     EXPECT_DOUBLE_EQ(registry_->Get("a").clock_offset.value(), 0) << "also before the freshest";
   }
-  // One that is really behind is seen to be so.
+  // A clock that is really slow is detected.
   for (int i = 0; i < 30; ++i) {
     clock_.Advance(seconds(5));
     report(UnixMicros(clock_.Wall()) - 600'000'000);

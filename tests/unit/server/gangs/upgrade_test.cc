@@ -1,4 +1,4 @@
-// A server beside workers of the protocol before its own.
+// A server with workers of the protocol before its own.
 
 #include <nlohmann/json.hpp>
 
@@ -98,7 +98,7 @@ TEST_F(UpgradeTest, AWorkerThatBecameOlderAfterThePlacementGetsAllAndRefusesIt) 
   EXPECT_EQ(Dispatched(older, job), spec::ToJson(Saving()));
 }
 
-// Its ranks would go on beside those of the next attempt.
+// Otherwise its ranks would go on beside those of the next attempt.
 TEST_F(UpgradeTest, APartThatAnOlderWorkerWasGivenIsWaitedForHoweverLongItIsSilent) {
   const auto older = JoinOlder("old");
   const std::string job = SubmitSpec(spec::JobSpec());

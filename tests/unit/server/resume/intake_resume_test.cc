@@ -36,7 +36,7 @@ TEST_F(IntakeTest, AResumeWithOtherValuesIsResolvedAsASubmit) {
   EXPECT_TRUE(absl::IsAlreadyExists(intake_.Resume(resume, "ann").status())) << "another request";
 }
 
-// Of a version that took what is refused now: in the file, and in a change of it.
+// A job of an earlier version that accepted values refused now: in the file, and in an override.
 TEST_F(IntakeTest, AnOldJobWhoseValuesAreRefusedNowIsResumed) {
   const auto worker = JoinWithModel(kConfig);
   ASSERT_TRUE(Upload(kRows).ok());
@@ -72,7 +72,7 @@ TEST_F(IntakeTest, AnOldJobWhoseValuesAreRefusedNowIsResumed) {
   EXPECT_EQ(ValueOf(next, "compute.network_interface"), "a b");
   EXPECT_EQ(ValueOf(next, "job.name"), "n_ame");
   EXPECT_EQ(ValueOf(next, "checkpoint.save_total_limit"), "7");
-  // What the resume itself changes is checked by the rules of now.
+  // Values that the resume itself changes are checked by today's rules.
   ASSERT_TRUE(jobs_->Cancel(next.name(), "", false).ok());
   for (const auto& [key, value] : {std::pair("scheduling.time_limit", "9"),
                                    {"compute.network_interface", "c d"},
@@ -113,7 +113,7 @@ TEST_F(IntakeTest, AResumeOfAResumeKeepsWhatTheFirstHasChanged) {
   EXPECT_EQ(ValueOf(next, "checkpoint.save_total_limit"), "7");
 }
 
-TEST_F(IntakeTest, WhatNoCheckpointFitsIsRefusedAtOnceWithAllElseThatIsWrong) {
+TEST_F(IntakeTest, ChangesThatNoCheckpointFitsAreRefusedWithAllOtherProblems) {
   const auto worker = JoinWithModel(kConfig);
   ASSERT_TRUE(Upload(kRows).ok());
   const std::string job = EndWithCheckpoint(Request(), worker);

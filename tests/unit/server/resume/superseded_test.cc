@@ -19,7 +19,7 @@ CheckpointRecord Best(int64_t step) {
   return checkpoint;
 }
 
-// What goes of checkpoints that are given newest first.
+// The checkpoints to delete, among some given newest first.
 std::vector<std::string> Gone(const std::vector<CheckpointRecord>& all, int limit,
                               const std::vector<int64_t>& in_use = {}) {
   std::vector<std::string> gone;
@@ -29,7 +29,8 @@ std::vector<std::string> Gone(const std::vector<CheckpointRecord>& all, int limi
   return gone;
 }
 
-// What goes when attempt 2 goes on from `resume_step` of attempt 1 and is where the job is.
+// The checkpoints to delete when attempt 2 continues from `resume_step` of attempt 1 and is the
+// current one.
 std::vector<std::string> GoneOfBranch(const std::vector<CheckpointRecord>& all, int limit,
                                       int64_t resume_step = 0) {
   std::vector<BranchPart> branch = {{"attempt-2", 1'000'000}};
@@ -51,21 +52,21 @@ TEST(SupersededTest, TheNewestBestStaysBesideThem) {
   EXPECT_EQ(Gone({Best(40), At(30), Best(20)}, 1), (Lines{"30 attempt-2", "20 attempt-2"}));
 }
 
-TEST(SupersededTest, WhatALiveAttemptBeganFromStays) {
+TEST(SupersededTest, TheCheckpointALiveAttemptBeganFromStays) {
   EXPECT_EQ(Gone({At(40), At(30), At(20)}, 1, {20}), (Lines{"30 attempt-2"}));
 }
 
-TEST(SupersededTest, OneThatIsNotCommittedStaysOnlyWhileItCanBe) {
+TEST(SupersededTest, AnUncommittedOneStaysOnlyWhileItCanBeCommitted) {
   EXPECT_EQ(Gone({At(50, "attempt-2", false), At(40)}, 1), Lines());
   EXPECT_EQ(Gone({At(50, "attempt-1", false), At(40)}, 1), (Lines{"50 attempt-1"}));
   EXPECT_EQ(Gone({At(40), At(30, "attempt-2", false)}, 3), (Lines{"30 attempt-2"}));
 }
 
-TEST(SupersededTest, OfOneStepTheYoungerAttemptsStays) {
+TEST(SupersededTest, TheNewerAttemptsCheckpointOfAStepStays) {
   EXPECT_EQ(Gone({At(40), At(40, "attempt-1"), At(30)}, 2), (Lines{"40 attempt-1"}));
 }
 
-TEST(SupersededTest, OnesOutOfReachDoNotTakeTheRoomOfThoseOfTheAttemptThatBeganAnew) {
+TEST(SupersededTest, UnreachableOnesDoNotDisplaceThoseOfARestartedAttempt) {
   const CheckpointRecord a = At(600, "attempt-1"), b = At(500, "attempt-1"),
                          c = At(400, "attempt-1");
   EXPECT_EQ(GoneOfBranch({a, b, c, At(100)}, 3), (Lines{"400 attempt-1"}));
@@ -74,7 +75,7 @@ TEST(SupersededTest, OnesOutOfReachDoNotTakeTheRoomOfThoseOfTheAttemptThatBeganA
   EXPECT_EQ(GoneOfBranch({At(400), At(300), At(200), At(100)}, 3), (Lines{"100 attempt-2"}));
 }
 
-TEST(SupersededTest, OnesThatTheNewestAttemptWentOnFromCountInTheOrderOfTheirSteps) {
+TEST(SupersededTest, ThoseTheNewestAttemptContinuedFromCountInStepOrder) {
   EXPECT_EQ(
       GoneOfBranch({At(600, "attempt-1"), At(500, "attempt-1"), At(450), At(400, "attempt-1")}, 3,
                    400),
@@ -83,7 +84,7 @@ TEST(SupersededTest, OnesThatTheNewestAttemptWentOnFromCountInTheOrderOfTheirSte
             (Lines{"400 attempt-1", "600 attempt-1"}));
 }
 
-TEST(SupersededTest, OfAStepTheOneOnTheBranchStays) {
+TEST(SupersededTest, TheCheckpointOnTheCurrentBranchStays) {
   EXPECT_EQ(GoneOfBranch({At(200, "attempt-3"), At(200)}, 0), (Lines{"200 attempt-3"}));
 }
 
@@ -95,11 +96,11 @@ TEST(SupersededTest, TheBestOutOfReachStaysUntilTheBranchHasOne) {
             (Lines{"100 attempt-2", "600 attempt-1"}));
 }
 
-TEST(SupersededTest, OneThatTheLiveAttemptHasNotCommittedYetStaysBelowThoseOfOthers) {
+TEST(SupersededTest, ALiveAttemptsUncommittedOneStaysBelowThoseOfOthers) {
   EXPECT_EQ(GoneOfBranch({At(600, "attempt-1"), At(100, "attempt-2", false)}, 3), Lines());
 }
 
-TEST(SupersededTest, ADamagedOneDoesNotTakeTheRoomOfAGoodOne) {
+TEST(SupersededTest, ADamagedOneDoesNotDisplaceAGoodOne) {
   CheckpointRecord damaged = At(40);
   damaged.problem = "cut short";
   EXPECT_EQ(Gone({damaged, At(30), At(20)}, 1), (Lines{"40 attempt-2", "20 attempt-2"}));

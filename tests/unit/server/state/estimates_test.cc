@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kMinute = 60'000'000;
 
-// A job submitted at minute 100: expected to start and end, and what happened.
+// A job submitted at minute 100: its expected and real start and end.
 EstimateRecord Record(int64_t start, int64_t begun, int64_t end, int64_t ended) {
   EstimateRecord record;
   record.submitted_us = 100 * kMinute;
@@ -17,7 +17,7 @@ EstimateRecord Record(int64_t start, int64_t begun, int64_t end, int64_t ended) 
 }
 
 TEST(EstimatesTest, AnErrorIsAPartOfWhatItTookFromTheSubmit) {
-  // The wait: 50 minutes expected, 40 it was; the whole: 100 expected, 80 it was.
+  // Wait: 50 minutes expected, 40 real; total: 100 expected, 80 real.
   const EstimateRecord record = Record(150, 140, 200, 180);
   const EstimateReport report = ReportOf({record}, {record});
   EXPECT_EQ(report.start.all, 1);

@@ -53,17 +53,15 @@ TEST(GangTest, TheNewestCheckpointThatEveryNodeHasIsCollected) {
   EXPECT_EQ(CollectedStep(0, Saved({{30, 0}, {20, 0}, {40, 0}})), 20);
 }
 
-TEST(GangTest, AnotherIsCollectedOnceNobodyHasToDeliverTheOneBefore) {
+TEST(GangTest, TheNextIsCollectedOnceThePreviousIsDelivered) {
   EXPECT_EQ(CollectedStep(20, Saved({{60, 20}, {50, 10}})), 20);
   EXPECT_EQ(CollectedStep(20, Saved({{60, 20}, {50, 20}})), 50);
   EXPECT_EQ(CollectedStep(20, Saved({{60, 20}, {20, 20}})), 20);
 }
 
-TEST(GangTest, ANodeThatHasAllOfItNeedsNobodysWord) {
-  EXPECT_EQ(CollectedStep(0, Saved({{30, 0}})), 0);
-}
+TEST(GangTest, AGangOnOneNodeNeedsNoAgreement) { EXPECT_EQ(CollectedStep(0, Saved({{30, 0}})), 0); }
 
-// Two nodes whose uploads take 4 and 7 saves: left to themselves they would skip different steps.
+// Two nodes whose uploads take 4 and 7 saves: on their own they would skip different steps.
 TEST(GangTest, NodesThatDeliverAtTheirOwnPaceAgreeOnSteps) {
   std::vector<Member> members = Saved({{0, 0}, {0, 0}});
   const int64_t takes[] = {4, 7};
@@ -149,7 +147,7 @@ TEST(GangTest, AnAttemptFailsOnlyWhenEveryNodeHasEndedIt) {
   EXPECT_EQ(DecideGang(gang).next, AttemptState::kFailed);
 }
 
-TEST(GangTest, MissingAfterItWasSeenIsARestartOfTheNode) {
+TEST(GangTest, MissingAfterItWasReportedIsARestartOfTheNode) {
   Gang gang = GangOf(AttemptState::kRunning,
                      {On("a", MemberState::kRunning), On("b", MemberState::kRunning)});
   gang.members[1].state = MemberState::kMissing;
@@ -159,7 +157,7 @@ TEST(GangTest, MissingAfterItWasSeenIsARestartOfTheNode) {
   EXPECT_EQ(step.verdict->domain, Verdict::Domain::kInfrastructure);
 }
 
-TEST(GangTest, MissingBeforeItWasSeenAsksForTheSpecOnly) {
+TEST(GangTest, MissingBeforeItWasReportedOnlyAsksForTheSpec) {
   Member fresh = On("a", MemberState::kMissing);
   fresh.seen = false;
   EXPECT_TRUE(DecideGang(GangOf(AttemptState::kPlaced, {fresh})).empty());
@@ -198,7 +196,7 @@ TEST(GangTest, AVerdictThatComesWhileStoppingIsTaken) {
   EXPECT_TRUE(DecideGang(gang).empty());
 }
 
-TEST(GangTest, ANodeThatSaysWhyGoesBeforeOneWhoseRanksOnlyLostTheirPeers) {
+TEST(GangTest, ANodeWithACauseIsBlamedBeforeOneThatOnlyLostItsPeers) {
   Gang gang = GangOf(AttemptState::kStopping,
                      {On("a", MemberState::kFinishing), On("b", MemberState::kStopping)});
   gang.members[0].verdict = BadData();
@@ -263,7 +261,7 @@ Gang Told(AttemptState state, std::vector<Member> members) {
   return gang;
 }
 
-TEST(GangTest, OneThatIsToldToStopEndsWithThatVerdict) {
+TEST(GangTest, AnAttemptToldToStopEndsWithThatVerdict) {
   const GangStep stop = DecideGang(Told(AttemptState::kRunning, {On("n", MemberState::kRunning)}));
   EXPECT_EQ(stop.next, AttemptState::kStopping);
   EXPECT_EQ(stop.reason, "moved: n is drained");
@@ -276,7 +274,7 @@ TEST(GangTest, OneThatIsToldToStopEndsWithThatVerdict) {
   EXPECT_EQ(end.verdict->code, "moved");
 }
 
-TEST(GangTest, AFailureOfTheStopIsTheStopsButAFaultOfTheUserIsNot) {
+TEST(GangTest, FailuresAfterAStopCountAsTheStopExceptUserFaults) {
   Gang lost = Told(AttemptState::kStopping, {On("n", MemberState::kDone)});
   lost.members[0].verdict.domain = Verdict::Domain::kInfrastructure;
   lost.members[0].verdict.code = "rank_killed";
@@ -288,7 +286,7 @@ TEST(GangTest, AFailureOfTheStopIsTheStopsButAFaultOfTheUserIsNot) {
   EXPECT_EQ(DecideGang(bad).next, AttemptState::kFailed);
 }
 
-TEST(GangTest, AWordThatComesTooLateLeavesASuccess) {
+TEST(GangTest, AStopThatComesTooLateLeavesASuccess) {
   Gang done = Told(AttemptState::kStopping, {On("n", MemberState::kDone)});
   done.members[0].verdict = Succeeded();
   EXPECT_EQ(DecideGang(done).next, AttemptState::kSucceeded);

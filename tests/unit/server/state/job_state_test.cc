@@ -44,7 +44,7 @@ TEST(JobStateTest, EveryStateIsReachedAndEveryLiveOneIsLeft) {
   }
 }
 
-TEST(JobStateTest, AnAttemptFailsOnlyAfterStoppingAndMaySucceedWhenTheWordCameTooLate) {
+TEST(JobStateTest, AnAttemptFailsOnlyAfterStoppingAndMaySucceedIfTheStopWasLate) {
   for (const auto& edge : AttemptEdges()) {
     const bool stopping = edge.from == AttemptState::kStopping;
     const bool ends_badly = edge.to == AttemptState::kFailed || edge.to == AttemptState::kCancelled;

@@ -13,7 +13,7 @@ TEST(NamesTest, AJobIsNamedByItsFullNameOrItsId) {
   EXPECT_EQ(ParseJobName(JobName("p", "job-x"))->id, "job-x");
 }
 
-TEST(NamesTest, WhatIsNoNameIsRefused) {
+TEST(NamesTest, AWrongNameIsRefused) {
   for (const char* bad :
        {"", "projects/p", "projects/p/jobs/", "projects//jobs/j", "a/b", "../x", "job x", "-x"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseJobName(bad).status())) << bad;

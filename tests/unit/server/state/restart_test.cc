@@ -148,7 +148,7 @@ TEST(RestartTest, AnAttemptThatBeganAnewIsMeasuredByWhereItBegan) {
   EXPECT_TRUE(DecideRestart(failed, state, RestartRules(), RestartPace()).restart);
 }
 
-TEST(RestartTest, WhatAnAttemptBeganFromIsNoProgress) {
+TEST(RestartTest, TheStartingCheckpointIsNotProgress) {
   const RestartState state{3, 0, 3, 3, 50, 0};
   FailedAttempt failed = Failed(Domain::kInfrastructure);
   failed.resume_step = 600;
@@ -198,7 +198,7 @@ TEST(RestartTest, BudgetsOnlyShrink) {
   EXPECT_EQ(state.unknown_restarts, 3);
 }
 
-TEST(RestartTest, RulesComeFromTheResolvedJobAndDefaultWhereItSaysNothing) {
+TEST(RestartTest, RulesComeFromTheResolvedJobOrDefaults) {
   const RestartRules rules = RestartRulesOf(
       R"({"compute":{"max_restarts":2,"max_unknown_restarts":1,"on_unreachable":"wait",)"
       R"("unreachable_after":"2m"}})");

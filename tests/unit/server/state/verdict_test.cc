@@ -18,14 +18,14 @@ TEST(VerdictTest, SurvivesItsStorage) {
   EXPECT_EQ(VerdictFromJson(ToJson(Verdict())), Verdict());
 }
 
-TEST(VerdictTest, BytesThatAreNoTextAreKeptReadable) {
+TEST(VerdictTest, InvalidUtf8IsKeptReadable) {
   Verdict verdict;
   verdict.code = "rank_killed";
   verdict.evidence = {"\xff\xfe"};
   EXPECT_EQ(VerdictFromJson(ToJson(verdict)).code, "rank_killed");
 }
 
-TEST(VerdictTest, AnUnreadableOneSaysSo) {
+TEST(VerdictTest, AnUnreadableVerdictSaysSo) {
   EXPECT_EQ(VerdictFromJson("not json").code, "unreadable_verdict");
   EXPECT_EQ(VerdictFromJson("{}").domain, Verdict::Domain::kUnknown);
 }

@@ -49,7 +49,7 @@ TEST(MemoryLimitTest, TheOperatorsFigureCountsAlone) {
   EXPECT_EQ(ChooseMemoryLimit(50 * kGiB, 1, 64 * kGiB, 60 * kGiB).bytes, 50 * kGiB);
 }
 
-TEST(MemoryLimitTest, WhatANodeLacksIsTheNodes) {
+TEST(MemoryLimitTest, AShortageOfTheNodeIsBlamedOnTheNode) {
   const MemoryLimit limit = ChooseMemoryLimit(0, 0, 64 * kGiB, 2 * kGiB);
   EXPECT_TRUE(limit.of_node);
   EXPECT_LT(limit.bytes, 2 * kGiB);

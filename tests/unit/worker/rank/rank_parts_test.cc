@@ -142,7 +142,7 @@ TEST(FailureTest, DomainsGiveTheExitCode) {
   EXPECT_EQ(DescribeFailure(std::runtime_error("m")).event.domain, "internal");
 }
 
-// What a rank says of memory that ran out, under one line of [hyperparameters].
+// The fatal event of a rank that ran out of memory, with one line of [hyperparameters].
 channel::FatalEvent OutOfMemory(const spec::JobSpec& spec) {
   const c10::OutOfMemoryError oom({"f", "f.cpp", 1},
                                   "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee docs");

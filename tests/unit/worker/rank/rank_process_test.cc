@@ -1,4 +1,5 @@
-// The program itself: exit codes, messages and the fatal event of what is refused before training.
+// Tests of the program itself: exit codes, messages and the fatal event of inputs refused before
+// training.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -103,7 +104,7 @@ TEST_F(RankProcessTest, AMissingModelIsAFatalEventOfTheUser) {
   EXPECT_EQ(LastEvent("rank-0")["event"], "fatal");
 }
 
-// What follows needs a model that prepare takes, with a template and a tokenizer of the test's.
+// These tests need a model that prepare accepts, with a template and a tokenizer of their own.
 class HostileModelTest : public RankProcessTest {
  protected:
   HostileModelTest() {
@@ -129,7 +130,7 @@ class HostileModelTest : public RankProcessTest {
     Write("model/chat_template.jinja", chat_template);
     return RunLaunch("prepare");
   }
-  // How prepare ends: the exit code of a user's error, and the fatal event.
+  // Checks how prepare ends: the exit code of a user error, and the fatal event.
   void ExpectUserError(const std::string& code, const std::string& message) {
     const nlohmann::json event = LastEvent("prepare");
     EXPECT_EQ(event.value("event", ""), "fatal") << output_;
@@ -144,18 +145,18 @@ class HostileModelTest : public RankProcessTest {
 
 constexpr char kHonest[] = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
 
-TEST_F(HostileModelTest, AnHonestOneIsPrepared) {
+TEST_F(HostileModelTest, AnOrdinaryModelIsPrepared) {
   EXPECT_EQ(Prepare(kHonest), channel::kExitOk) << output_;
 }
 
-TEST_F(HostileModelTest, ATemplateThatDoublesATextIsTheJobsOwnLackOfMemory) {
+TEST_F(HostileModelTest, ATemplateThatDoublesTextIsTheJobsMemoryError) {
   EXPECT_EQ(Prepare("{% set ns = namespace(x='ab') %}{% for i in range(60) %}"
                     "{% set ns.x = ns.x ~ ns.x %}{% endfor %}"),
             channel::kExitUserError);
   ExpectUserError("prepare_out_of_memory", "the chat template takes more than");
 }
 
-TEST_F(HostileModelTest, ATokenizerThatMultipliesATextIsTheJobsOwnLackOfMemory) {
+TEST_F(HostileModelTest, ATokenizerThatMultipliesTextIsTheJobsMemoryError) {
   nlohmann::json replaces = nlohmann::json::array();
   for (int i = 0; i < 8; ++i) {
     replaces.push_back(
@@ -174,8 +175,8 @@ TEST_F(HostileModelTest, ValuesNestedWithoutEndAreNoCrash) {
   ExpectUserError("nested_too_deeply", "train.jsonl, line 1: ");
 }
 
-TEST_F(HostileModelTest, APatternThatTriesWaysWithoutEndGivesUp) {
-  // 2^60 ways; the crate stops after a million, and a row that takes 5 minutes would be refused.
+TEST_F(HostileModelTest, APatternThatBacktracksWithoutEndGivesUp) {
+  // 2^60 ways; the crate stops after a million, since a row that takes 5 minutes would be refused.
   tokenizer_["pre_tokenizer"] = {{"type", "Split"},
                                  {"pattern", {{"Regex", "(?:a+)+(?=b)(?!c)b"}}},
                                  {"behavior", "Isolated"},
@@ -184,7 +185,7 @@ TEST_F(HostileModelTest, APatternThatTriesWaysWithoutEndGivesUp) {
   EXPECT_EQ(Prepare(kHonest), channel::kExitOk) << output_;
 }
 
-TEST_F(HostileModelTest, AnOverrunOfTheProcessesLimitIsTheJobs) {
+TEST_F(HostileModelTest, ExceedingTheProcessLimitIsTheJobsError) {
   launch_.prepare_memory_bytes = 300 << 20;
   // Within the limit of one text, but not within that of the process.
   std::string rows;
@@ -197,17 +198,17 @@ TEST_F(HostileModelTest, AnOverrunOfTheProcessesLimitIsTheJobs) {
   ExpectUserError("prepare_out_of_memory", "needs more than the 0.31 GB of memory");
 }
 
-TEST_F(HostileModelTest, DataThatWereSwappedSinceTheNodeTookTheJobUpAreRefused) {
+TEST_F(HostileModelTest, DataSwappedSinceTheNodeAcceptedTheJobAreRefused) {
   launch_.train_stamp = io::ContentStampOf(launch_.train_file);
   EXPECT_EQ(Prepare(kHonest), channel::kExitOk) << output_;
   const std::string row = io::ReadFile(launch_.train_file).value();
   Write("train.jsonl", row + row);
   EXPECT_EQ(Prepare(kHonest), channel::kExitUserError);
   ExpectUserError("data_changed", dir_ + "/train.jsonl has changed since");
-  // The ranks read it once more.
+  // The ranks read it again.
   EXPECT_EQ(RunLaunch("train --rank 0"), channel::kExitUserError);
   EXPECT_EQ(LastEvent("rank-0").value("code", ""), "data_changed") << output_;
-  // A link that leads elsewhere, to what looks the same.
+  // A link to another file that looks the same.
   launch_.train_stamp = io::ContentStampOf(launch_.train_file);
   std::filesystem::rename(launch_.train_file, dir_ + "/other.jsonl");
   std::filesystem::create_symlink("other.jsonl", launch_.train_file);
