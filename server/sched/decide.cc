@@ -39,8 +39,8 @@ class Pass {
       for (size_t i = begin; i < end; ++i) Consider(line_[i].index);
       begin = end;
     }
-    FillIn();
-    Tell();
+    Backfill();
+    ExplainWaiting();
     return std::move(decision_);
   }
 
@@ -218,7 +218,7 @@ class Pass {
   // Backfill: starts jobs without a promise where they delay none. The shortest job of the project
   // with the least usage goes first; otherwise a project with more short jobs would take what the
   // fair share gives to another.
-  void FillIn() {
+  void Backfill() {
     std::stable_sort(candidates_.begin(), candidates_.end(), [&](size_t a, size_t b) {
       return DurationOf(snapshot_.pending[a]) < DurationOf(snapshot_.pending[b]);
     });
@@ -256,7 +256,7 @@ class Pass {
   }
 
   // Sets each waiting job's reason and expected start.
-  void Tell() {
+  void ExplainWaiting() {
     std::vector<size_t> order;
     for (const Standing& standing : line_) {
       if (jobs_[standing.index].placed || jobs_[standing.index].reason.empty()) {
