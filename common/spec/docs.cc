@@ -67,7 +67,7 @@ constexpr std::string_view kIntro = R"(# The job file
 A job is a TOML file. This page is generated from the table of keys in `common/spec`
 (`sft-config-doc`), which also drives the parser, the checks and `sftctl explain`.
 
-JSON files and templates of other tools are not read, but for a DeepSpeed JSON
+JSON files and templates of other tools are not read, except a DeepSpeed JSON
 (`train.deepspeed_config`).
 
 A file needs `job.model`, `job.data` and the GPUs (`compute.variant`, or `compute.gpu_type`);
@@ -91,28 +91,28 @@ not set. `SYNTH_GPU_TYPE` holds a variant such as `H100-4x`, or a type such as `
 warning, and its value is not sent. Beside them:
 
 {variables}
-Of the variables of other tools these have no effect, and are a warning:
+These variables of other tools have no effect and give a warning:
 
 {foreign}
 ## Batch arithmetic
 
-`global_batch = per_device_batch * gpu_count * gradient_accumulation_steps`. What is missing is
+`global_batch = per_device_batch * gpu_count * gradient_accumulation_steps`. Missing values are
 derived. Where a file contradicts itself, `global_batch` stands, the accumulation is derived and a
-warning gives both numbers; an override of a factor wins over the file. What cannot be divided is
-an error that says what would divide.
+warning gives both numbers; an override of a factor wins over the file. A batch that cannot be
+divided is an error that suggests one that can.
 
 ## Spellings
 
 Keys of other tools are accepted under the names in the last column. Keys of `[hyperparameters]`,
-`[hyperparameters.parallelism]`, `[training.validation]` (but `enabled`) and `[checkpoint]` may
+`[hyperparameters.parallelism]`, `[training.validation]` (except `enabled`) and `[checkpoint]` may
 also be written as `train.<key>`, or alone at the top of the file. A key may be given once only:
 the same value under two spellings is a warning, two values are an error. A value that asks for
 something that does not exist yet is refused with "not supported yet: ...".
 
 A duration has a unit: "90s", "15m", "8h", "2d"; a bare number other than 0 is an error. Names and
-paths hold no control characters and nothing that cannot be seen (U+202E, zero-width characters).
-A file has at most 1 MiB, 8192 names of keys and tables, 16 parts and 256 bytes in one name, and
-eight brackets within each other.
+paths must not contain control or invisible characters (U+202E, zero-width characters). A file has
+at most 1 MiB, 8192 names of keys and tables, 16 parts and 256 bytes in one name, and eight nested
+brackets.
 )";
 
 // Replaces the word `name` in `text` by `by`.

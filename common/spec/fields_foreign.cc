@@ -134,12 +134,10 @@ constexpr Field kForeignTable[] = {
      .aliases = "distributed_backend"},
     {.key = "train.deepspeed_config",
      .type = Type::kString,
-     .doc =
-         "The text of a DeepSpeed JSON, comments allowed: batch sizes, bf16, fp16, gradient "
-         "clipping, AdamW's numbers, the ZeRO stage and where the optimizer is. \"auto\" leaves a "
-         "value to this file; one that disagrees with it is an error, one that nothing here uses a "
-         "warning. "
-         "`sftctl submit --deepspeed FILE` sends a file's.",
+     .doc = "The text of a DeepSpeed JSON, comments allowed: batch sizes, bf16, fp16, gradient "
+            "clipping, AdamW's numbers, the ZeRO stage and where the optimizer is. \"auto\" leaves "
+            "a value to this file; a value that disagrees with it is an error, one that nothing "
+            "here uses is a warning. `sftctl submit --deepspeed FILE` sends a file's.",
      .is_text = true,
      .aliases = "deepspeed_config deepspeed train.deepspeed "
                 "hyperparameters.parallelism.deepspeed_config"},

@@ -30,9 +30,8 @@ constexpr Field kJobTable[] = {
      .aliases = "data.train train_file train_dataset train.train_file"},
     {.key = "job.output_dir",
      .def = "",
-     .doc =
-         "Taken and kept with the job; `sftctl download` writes into -o, or a folder of the job's "
-         "name.",
+     .doc = "Stored with the job but not used: `sftctl download` writes into -o, or a folder named "
+            "after the job.",
      .aliases = "output_dir train.output_dir finetune_output_dir"},
 
     {.key = "compute.gpu_type",
@@ -43,7 +42,7 @@ constexpr Field kJobTable[] = {
     {.key = "compute.gpu_count",
      .type = Type::kInt,
      .derived = "nodes * gpus_per_node",
-     .doc = "GPUs in all: one rank process for each.",
+     .doc = "Total number of GPUs; each has one rank process.",
      .min = 1,
      .max = 65536,
      .aliases = "num_gpus compute.num_gpus num_processes",
@@ -68,17 +67,17 @@ constexpr Field kJobTable[] = {
     {.key = "compute.memory_budget_gb",
      .type = Type::kFloat,
      .def = "0",
-     .doc = "Most memory that a job may hold on each GPU, in 10^9 bytes; 0: what is free. The plan "
-            "keeps within it, and the rank's allocator gets no more.",
+     .doc = "The most memory that a job may hold on each GPU, in 10^9 bytes; 0: all that is free. "
+            "The plan stays within it, and it limits the rank's allocator.",
      .min = 0,
      .max = 1e6,
      .aliases = "memory_budget_gb"},
     {.key = "compute.max_restarts",
      .type = Type::kInt,
      .def = "10",
-     .doc = "Times the job is placed again from its last checkpoint after a fault of the machines "
-            "(a rank that was killed, a lost node, a device). Three in a row without a new step "
-            "end it before.",
+     .doc = "How often the job is placed again from its last checkpoint after a fault of the "
+            "machines (a killed rank, a lost node, a device). Three restarts in a row without a "
+            "new step end it earlier.",
      .min = 0,
      .max = 10000,
      .since = 2,
@@ -86,7 +85,7 @@ constexpr Field kJobTable[] = {
     {.key = "compute.max_unknown_restarts",
      .type = Type::kInt,
      .def = "3",
-     .doc = "As max_restarts, for failures that nobody can explain (a crash, an odd exit code). "
+     .doc = "As max_restarts, for unexplained failures (a crash, an unknown exit code). "
             "A fault of the job itself (its data, its values, too little memory) is never retried.",
      .min = 0,
      .max = 10000,
@@ -113,10 +112,9 @@ constexpr Field kJobTable[] = {
     {.key = "compute.hang_timeout",
      .type = Type::kInt,
      .def = "600",
-     .doc =
-         "Seconds in which no rank may make progress, and that a collective may take, before the "
-         "job is ended as hanging. While a job loads, validates or delivers it gets at least 30 "
-         "minutes.",
+     .doc = "Seconds without progress of any rank, or within one collective, after which the job "
+            "is ended as hanging. While it loads, validates or delivers, the limit is at least 30 "
+            "minutes.",
      .min = 1,
      .max = 7 * 86400,
      .aliases = "hang_timeout nccl_timeout ddp_timeout train.ddp_timeout",
@@ -125,7 +123,7 @@ constexpr Field kJobTable[] = {
     {.key = "compute.nccl_debug",
      .type = Type::kChoice,
      .def = "off",
-     .doc = "What NCCL says of itself in the logs of the ranks.",
+     .doc = "Level of NCCL's own messages in the logs of the ranks.",
      .choices = "off|VERSION|WARN|INFO|TRACE",
      .synonyms = "version=VERSION|warn=WARN|info=INFO|trace=TRACE",
      .aliases = "nccl_debug",
@@ -133,10 +131,9 @@ constexpr Field kJobTable[] = {
      .since = 2},
     {.key = "compute.network_interface",
      .def = "",
-     .doc =
-         "Network interface on every node that NCCL connects over (\"eth0\"), or several with "
-         "commas between them, as NCCL takes them (\"=eth0,=eth1\", \"^docker0\"); empty: the one "
-         "that has the address of the worker.",
+     .doc = "The network interface on every node that NCCL uses (\"eth0\"), or several separated "
+            "by commas, in NCCL's syntax (\"=eth0,=eth1\", \"^docker0\"); empty: the one with the "
+            "worker's address.",
      .aliases = "network_interface",
      .env = "NCCL_SOCKET_IFNAME",
      .since = 2},
@@ -151,8 +148,9 @@ constexpr Field kJobTable[] = {
     {.key = "scheduling.priority",
      .type = Type::kChoice,
      .def = "normal",
-     .doc = "The class of the job: one of a higher class is placed first, and may stop preemptible "
-            "jobs of a lower one. Which a project may use, its operator says.",
+     .doc =
+         "The priority class: jobs of a higher class are placed first, and may preempt preemptible "
+         "jobs of a lower one. An operator sets the highest class that a project may use.",
      .choices = "low|normal|high|urgent",
      .aliases = "priority",
      .since = 2,
@@ -160,8 +158,8 @@ constexpr Field kJobTable[] = {
     {.key = "scheduling.after",
      .type = Type::kList,
      .def = "",
-     .doc = "Ids of jobs that have to succeed first, at most 100. One of them that fails or is "
-            "cancelled ends this job, too.",
+     .doc = "Ids of jobs that must succeed first, at most 100. If one of them fails or is "
+            "cancelled, this job ends too.",
      .max = 100,
      .may_be_empty = true,
      .aliases = "after",
@@ -170,7 +168,7 @@ constexpr Field kJobTable[] = {
     {.key = "scheduling.hold",
      .type = Type::kBool,
      .def = "false",
-     .doc = "Is not placed until `sftctl release JOB`.",
+     .doc = "The job is not placed until `sftctl release JOB`.",
      .since = 2,
      .server_only = true},
     {.key = "scheduling.time_limit",
@@ -178,8 +176,8 @@ constexpr Field kJobTable[] = {
      .def = "0s",
      .doc =
          "The longest the job may hold its GPUs, all attempts together (\"8h\"): then it writes a "
-         "checkpoint and ends with the verdict time_limit. 0s: no limit. A job with a limit "
-         "starts earlier, as it fits before jobs that wait for more.",
+         "checkpoint and ends with the verdict time_limit. 0s: no limit. A job with a limit may "
+         "start earlier, because it can run before jobs that wait for more GPUs.",
      .min = 0,
      .max = 1e8,
      .aliases = "time_limit",
@@ -188,8 +186,8 @@ constexpr Field kJobTable[] = {
     {.key = "scheduling.warn_before",
      .type = Type::kDuration,
      .def = "5m",
-     .doc = "So long before time_limit the job is warned: an event says so, and it writes a "
-            "checkpoint. At most half of time_limit where it is not given.",
+     .doc = "How long before time_limit the job is warned: an event is written, and the job writes "
+            "a checkpoint. If not given, at most half of time_limit.",
      .min = 0,
      .max = 1e8,
      .since = 2,
@@ -204,15 +202,15 @@ constexpr Field kJobTable[] = {
     {.key = "scheduling.exclusive",
      .type = Type::kBool,
      .def = "false",
-     .doc = "Takes whole nodes: no other job runs beside it there.",
+     .doc = "Takes whole nodes: no other job runs on them.",
      .aliases = "exclusive",
      .since = 2,
      .server_only = true},
     {.key = "scheduling.preemptible",
      .type = Type::kBool,
      .def = "true",
-     .doc = "A job of a higher class may stop this one: it writes a checkpoint, waits in the line "
-            "again and goes on from there. That uses up no restart.",
+     .doc = "A job of a higher class may preempt this one: it writes a checkpoint, goes back to "
+            "the queue and later continues from there. That uses up no restart.",
      .since = 2,
      .server_only = true},
 
@@ -246,14 +244,14 @@ constexpr Field kJobTable[] = {
 
     {.key = "data.val",
      .def = "",
-     .doc = "Validation rows, named as job.data is. Without an explicit "
-            "training.validation.enabled it switches "
-            "validation on; `--val` does so over a file too.",
+     .doc =
+         "Validation rows, written like job.data. Without an explicit training.validation.enabled "
+         "it turns validation on; `--val` does so even against the file.",
      .aliases = "val_file eval_dataset data.validation data.val_file train.val_file"},
     {.key = "data.packing",
      .type = Type::kBool,
      .def = "false",
-     .doc = "Puts several short rows into one sequence; they never see each other.",
+     .doc = "Puts several short rows into one sequence; they do not attend to each other.",
      .aliases = "packing train.packing"},
     {.key = "data.loss_on",
      .type = Type::kChoice,
@@ -287,9 +285,9 @@ constexpr Field kJobTable[] = {
     {.key = "checkpoint.save_strategy",
      .type = Type::kChoice,
      .derived = "steps where only save_steps is given, else time",
-     .doc = "When the state of the training is saved, so that it goes on exactly from there after "
-            "a failure: every save_minutes, every save_steps, at the end of each epoch, or only "
-            "when it is asked for. The result is always delivered at the end.",
+     .doc = "When the training state is saved, so that the job continues exactly from there after "
+            "a failure: every save_minutes, every save_steps, at the end of each epoch, or only on "
+            "request. The result is always delivered at the end.",
      .choices = "no|steps|epoch|time",
      .synonyms = "none=no",
      .since = 2,
@@ -311,8 +309,8 @@ constexpr Field kJobTable[] = {
     {.key = "checkpoint.save_total_limit",
      .type = Type::kInt,
      .def = "3",
-     .doc = "Checkpoints that are kept, oldest removed first; 0: all. The best one is kept beside "
-            "them with save_best_model_at_end.",
+     .doc = "Number of checkpoints kept, oldest removed first; 0: all. The best one is kept as "
+            "well with save_best_model_at_end.",
      .min = 0,
      .max = 1e6},
 };

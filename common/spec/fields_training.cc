@@ -18,19 +18,18 @@ constexpr Field kTrainingTable[] = {
     {.key = "training.use_qlora",
      .type = Type::kBool,
      .derived = "true with mode = \"qlora\" or where quantization.bits is not 0, else false",
-     .doc = "Keeps the frozen base quantised: in 4 bits (NF4), or in as many as quantization.bits "
-            "says."},
+     .doc = "Quantises the frozen base to 4 bits (NF4), or to quantization.bits."},
     {.key = "training.matmul",
      .type = Type::kChoice,
      .def = "bf16",
-     .doc = "Type of the products with frozen 4-bit weights. \"fp8\" multiplies in 8-bit floating "
-            "point with a scale a row: faster on GPUs that have it (Hopper), and not exact.",
+     .doc = "Number type of products with frozen 4-bit weights. \"fp8\" uses 8-bit floating point "
+            "with a scale per row: faster on GPUs that support it (Hopper), and not exact.",
      .choices = "bf16|fp8"},
     {.key = "training.deterministic",
      .type = Type::kBool,
      .def = "true",
      .doc = "Every run of the job on the same kind and number of GPUs gives the same bits. false: "
-            "the backward of attention on a GPU adds up in any order, which is a little faster.",
+            "attention's backward on a GPU sums in any order, which is a little faster.",
      .since = 2},
     {.key = "training.validation.enabled",
      .type = Type::kBool,
@@ -70,7 +69,7 @@ constexpr Field kTrainingTable[] = {
     {.key = "training.validation.early_stopping_patience",
      .type = Type::kInt,
      .def = "0",
-     .doc = "Ends the training after so many validations in a row without a better "
+     .doc = "Ends the training after this many validations in a row without a better "
             "metric_for_best_model; 0: never.",
      .min = 0,
      .max = 1e6,
@@ -78,7 +77,7 @@ constexpr Field kTrainingTable[] = {
     {.key = "training.validation.early_stopping_threshold",
      .type = Type::kFloat,
      .def = "0",
-     .doc = "By how much the metric has to be better than the best before, to count for "
+     .doc = "The least improvement of the metric over the best so far that counts for "
             "early_stopping_patience.",
      .min = 0,
      .max = 1e6,
@@ -100,11 +99,10 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.per_device_batch",
      .type = Type::kInt,
      .derived = "4, or what global_batch leaves when that is less",
-     .doc =
-         "Sequences of one rank in one micro-step. Where they do not fit into a GPU's memory, or "
-         "smaller ones are faster, a micro-step is split; the result is that of the whole one. "
-         "\"auto\": what is fastest in the GPU's memory, global_batch standing (16 * gpu_count "
-         "where it is not given).",
+     .doc = "Sequences of one rank in one micro-step. If they do not fit into a GPU's memory, or "
+            "smaller ones are faster, a micro-step is split, with the same result. \"auto\": the "
+            "fastest size for the GPU's memory, while global_batch stays (16 * gpu_count if it is "
+            "not given).",
      .min = 1,
      .max = 65536,
      .plans_auto = true,
@@ -122,7 +120,7 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.sequence_length",
      .type = Type::kInt,
      .def = "2048",
-     .doc = "Most tokens of a sequence.",
+     .doc = "The most tokens in a sequence.",
      .min = 8,
      .max = 1 << 20,
      .aliases =
@@ -138,8 +136,8 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.warmup_ratio",
      .type = Type::kFloat,
      .def = "0.03",
-     .doc = "Part of the optimizer steps over which the rate rises to its peak: step t from 1 uses "
-            "peak * min(1, t / ceil(warmup_ratio * steps)).",
+     .doc = "Fraction of the optimizer steps over which the rate rises to its peak: step t from 1 "
+            "uses peak * min(1, t / ceil(warmup_ratio * steps)).",
      .min = 0,
      .max = 1},
     {.key = "hyperparameters.global_batch",
@@ -157,15 +155,15 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.optimizer",
      .type = Type::kChoice,
      .def = "adamw",
-     .doc = "AdamW with moments in fp32, in bf16, or in 8 bits; auto: the first of them, with "
-            "master_weights, with which the job fits into its GPUs, chosen when it is submitted.",
+     .doc = "AdamW with moments in fp32, in bf16, or in 8 bits; auto: the first of these, together "
+            "with master_weights, with which the job fits into its GPUs, chosen at submit.",
      .choices = "adamw|adamw_bf16|adamw_8bit|auto",
      .synonyms = "adamw_torch=adamw|adamw_bnb_8bit=adamw_8bit"},
     {.key = "hyperparameters.master_weights",
      .type = Type::kChoice,
      .def = "auto",
-     .doc = "Type of the weights that the optimizer updates; auto is fp32, or bf16 where the job "
-            "fits into its GPUs only so, chosen when it is submitted.",
+     .doc = "Type of the weights that the optimizer updates; auto is fp32, or bf16 if the job fits "
+            "into its GPUs only then, chosen at submit.",
      .choices = "auto|fp32|bf16"},
     {.key = "hyperparameters.lr_scheduler",
      .type = Type::kChoice,
@@ -227,15 +225,15 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.parallelism.fsdp",
      .type = Type::kBool,
      .def = "false",
-     .doc = "Shards what fsdp_sharding_strategy says over the ranks. Not with use_deepspeed, nor "
+     .doc = "Shards over the ranks as fsdp_sharding_strategy says. Not with use_deepspeed, nor "
             "with one GPU."},
     {.key = "hyperparameters.parallelism.fsdp_sharding_strategy",
      .type = Type::kChoice,
      .def = "full_shard",
-     .doc = "What fsdp = true shards; an override of it sets that too. full_shard: weights, "
-            "gradients and "
-            "optimizer state. shard_grad_op: gradients and optimizer state. hybrid_shard: as "
-            "full_shard over the GPUs of each node, replicated over nodes. no_shard: nothing.",
+     .doc =
+         "What fsdp = true shards; an override of it sets that too. full_shard: weights, gradients "
+         "and optimizer state. shard_grad_op: gradients and optimizer state. hybrid_shard: as "
+         "full_shard over the GPUs of each node, replicated over nodes. no_shard: nothing.",
      .choices = "full_shard|no_shard|shard_grad_op|hybrid_shard"},
     {.key = "hyperparameters.parallelism.fsdp_auto_wrap_policy",
      .type = Type::kChoice,
@@ -279,14 +277,14 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.parallelism.use_deepspeed",
      .type = Type::kBool,
      .derived = "true when only deepspeed_stage is given, else false",
-     .doc = "Shards what deepspeed_stage says over the ranks (ZeRO). Not with fsdp, nor with one "
+     .doc = "Shards over the ranks as deepspeed_stage says (ZeRO). Not with fsdp, nor with one "
             "GPU."},
     {.key = "hyperparameters.parallelism.deepspeed_stage",
      .type = Type::kInt,
      .def = "2",
-     .doc = "ZeRO stage; ignored with use_deepspeed = false, which an override of it sets to true. "
-            "1: optimizer state. 2: and gradients, "
-            "as fsdp's shard_grad_op. 3: and weights, as full_shard. 0: nothing.",
+     .doc = "ZeRO stage; ignored with use_deepspeed = false; an override of the stage sets that to "
+            "true. 1: optimizer state. 2: gradients too, like fsdp's shard_grad_op. 3: weights "
+            "too, like full_shard. 0: nothing.",
      .min = 0,
      .max = 3,
      .aliases = "zero_optimization.stage"},
@@ -294,8 +292,8 @@ constexpr Field kTrainingTable[] = {
      .type = Type::kBool,
      .def = "false",
      .doc = "Recomputes each block's activations in the backward pass: about a third slower, much "
-            "less memory. The same loss bit for bit. false: on a GPU as much is recomputed, block "
-            "by block, as its memory asks for.",
+            "less memory, the same loss bit for bit. false: on a GPU only as much is recomputed, "
+            "block by block, as its memory requires.",
      .refused_word = "unsloth",
      .refused_reason = "not supported yet: the \"unsloth\" mode; true recomputes each block",
      .aliases = "gradient_checkpointing train.gradient_checkpointing use_gradient_checkpointing "
@@ -311,20 +309,19 @@ constexpr Field kTrainingTable[] = {
     {.key = "hyperparameters.parallelism.offload_optimizer",
      .type = Type::kBool,
      .def = "false",
-     .doc = "Keeps master weights and optimizer states in host memory and updates them there; each "
-            "rank those of its own part. A GPU then holds the weights in the type it computes in "
-            "and their gradients. Full fine-tuning sends gradients in bf16. On CPUs nothing "
+     .doc = "Keeps master weights and optimizer states in host memory and updates them there, each "
+            "rank its own part. A GPU then holds only the weights in the compute type and their "
+            "gradients. Full fine-tuning sends gradients in bf16. On CPUs nothing "
             "changes.",
      .synonyms = "cpu=true|none=false",
      .aliases = "zero_optimization.cpu_offload zero_optimization.offload_optimizer.device"},
     {.key = "hyperparameters.parallelism.offload_param",
      .type = Type::kBool,
      .def = "false",
-     .doc =
-         "Keeps the weights of the blocks in host memory, of 4-bit and 8-bit bases their bytes; "
-         "each rank what it would keep on its GPU. They come to the GPU block by block, beside the "
-         "computation of the block before. Full fine-tuning needs offload_optimizer with it, "
-         "and not deepspeed_stage 1 or 2 (shard_grad_op). On CPUs nothing changes.",
+     .doc = "Keeps the blocks' weights in host memory (quantised ones as they are), each rank "
+            "those it would keep on its GPU. They are sent to the GPU block by block, during the "
+            "computation of the block before. Full fine-tuning also needs offload_optimizer, and "
+            "cannot use deepspeed_stage 1 or 2 (shard_grad_op). On CPUs nothing changes.",
      .synonyms = "cpu=true|none=false",
      .aliases = "zero_optimization.offload_param.device",
      .since = 2},
@@ -372,8 +369,8 @@ constexpr Field kTrainingTable[] = {
     {.key = "quantization.bits",
      .type = Type::kInt,
      .derived = "what load_in_4bit or load_in_8bit asks for; 4 with use_qlora; else 0",
-     .doc = "Bits of a frozen base weight: 4 (NF4, most memory saved), 8 (INT8 with a scale a row, "
-            "nearest to the original), or 0: not quantised.",
+     .doc = "Bits of a frozen base weight: 4 (NF4, most memory saved), 8 (INT8 with a scale per "
+            "row, closest to the original), or 0: not quantised.",
      .min = 0,
      .max = 16},
     {.key = "quantization.type",
@@ -387,7 +384,7 @@ constexpr Field kTrainingTable[] = {
     {.key = "quantization.double_quant",
      .type = Type::kBool,
      .def = "true",
-     .doc = "Quantises the scales of the 4-bit blocks too (0.37 bits a weight less).",
+     .doc = "Quantises the scales of the 4-bit blocks too (saves 0.37 bits per weight).",
      .aliases = "bnb_4bit_use_double_quant quantization.bnb_4bit_use_double_quant"},
 };
 
