@@ -30,13 +30,15 @@ void AddLimits(CLI::App& app, Options& options) {
                  "MiB kept of all logs of a job, its attempts together; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--max-delivery-gb", options.max_delivery_gb,
-                 "GB that one attempt may have on this server at a time, checkpoints and artifact, "
-                 "where its model and the checkpoints kept do not tell how much it needs")
+  app.add_option(
+         "--max-delivery-gb", options.max_delivery_gb,
+         "Limit in GB for the checkpoints and the artifact of one attempt on this server at a "
+         "time, where its need cannot be computed from its model and the checkpoints kept")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--thin-metrics-after", options.thin_metrics_after,
-                 "Days after a job's end from which its curve has about 10,000 points; 0: never")
+  app.add_option(
+         "--thin-metrics-after", options.thin_metrics_after,
+         "Days after a job's end until its curve is thinned to about 10,000 points; 0: never")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
 }
@@ -54,7 +56,7 @@ void AddRetention(CLI::App& app, Options& options) {
        "Days after a job's end until its logs are removed; 0: never");
   days("--keep-metrics", options.keep_metrics, "The same for its curve");
   days("--keep-artifacts", options.keep_artifacts,
-       "Days after a job's end, and after the last download, until what it delivered is removed");
+       "Days after a job's end, or the last download of its artifacts, until they are removed");
   days("--keep-datasets", options.keep_datasets,
        "Days after the end of the last job that named a data set until it is removed");
   days("--keep-backups", options.keep_backups, "Days until a backup in the data folder is removed");
@@ -63,13 +65,13 @@ void AddRetention(CLI::App& app, Options& options) {
   options.disk_low = io::kDefaultLowMark;
   options.disk_full = io::kDefaultFullMark;
   app.add_option("--disk-low", options.disk_low,
-                 "Tell when less of the data folder's disk is free: a share, a size, or the "
+                 "Warn when less of the data folder's disk is free: a share, a size, or the "
                  "smaller of both; off: never")
       ->check(mark)
       ->capture_default_str()
       ->group(kRetention);
   app.add_option("--disk-full", options.disk_full,
-                 "Refuse uploads and new jobs when less is free; what runs goes on")
+                 "Refuse uploads and new jobs when less is free; running jobs go on")
       ->check(mark)
       ->capture_default_str()
       ->group(kRetention);
@@ -104,9 +106,9 @@ void AddDevelopment(CLI::App& app, Options& options) {
       ->group(kDev);
   app.add_option("--shared", options.shared, "Folder that receives full models")->group(kDev);
   app.add_option("--simulate-gpus", options.simulate_gpus,
-                 "Pretend to have GPUs, TYPE:N, for example H100:8; ranks run on the CPU")
+                 "Simulate GPUs, TYPE:N, for example H100:8; their ranks run on the CPU")
       ->group(kDev);
-  app.add_option("--cpu-slots", options.cpu_slots, "Offer so many CPU slots")->group(kDev);
+  app.add_option("--cpu-slots", options.cpu_slots, "Number of CPU slots to offer")->group(kDev);
   app.add_option("--torch", options.torch, "Folder of Python's torch, if it is not found")
       ->group(kDev);
   app.add_option("--worker-binary", options.worker_binary, "sft-worker [beside this program]")
@@ -128,12 +130,13 @@ void AddCommands(CLI::App& app, Options& options) {
       "init", "Make certificates, an admin token and a join token, once", Options::Command::kInit,
       "sft-server init --data-dir /var/lib/sft --name sft.example.org --name 10.0.0.1");
   init->add_option("--name", options.names, kName);
-  init->add_flag("--new-authority", options.new_authority,
-                 "Also where the keys of a fleet are lost: users log in and nodes join again");
-  add("renew", "Make the server's certificate anew, with more names if given",
+  init->add_flag(
+      "--new-authority", options.new_authority,
+      "Make new keys even if those of a fleet are lost: users must log in and nodes join again");
+  add("renew", "Make a new certificate for the server, with more names if given",
       Options::Command::kRenew, "sft-server renew --data-dir /var/lib/sft --name 10.0.0.2")
       ->add_option("--name", options.names, kName);
-  add("token", "Print another admin token, where all were lost; the server is stopped",
+  add("token", "Print another admin token, if all were lost; stop the server first",
       Options::Command::kToken, "sft-server token --data-dir /var/lib/sft > admin.token");
 }
 
@@ -194,21 +197,20 @@ ParsedOptions ParseOptions(int argc, char** argv) {
       ->capture_default_str();
   AddLimits(app, options);
   app.add_option("--restore", options.restore,
-                 "Make --data-dir of a backup's folder (sftctl admin backup), then end");
+                 "Restore --data-dir from a backup's folder (sftctl admin backup), then exit");
   app.add_option("--files-from", options.files_from,
-                 "With --restore: the data folder to take blobs, logs, metrics and what the "
-                 "backup lacks of checkpoints from");
-  app.add_flag(
-      "--accept-copy", options.accept_copy,
-      "Start on a data folder that was copied while a server used it: what was acknowledged "
-      "last may be missing");
+                 "With --restore: the data folder to take blobs, logs, metrics and checkpoints "
+                 "missing in the backup from");
+  app.add_flag("--accept-copy", options.accept_copy,
+               "Start on a data folder that was copied while a server used it: the last "
+               "acknowledged changes may be missing");
   AddRetention(app, options);
   AddTiming(app, options);
   AddDevelopment(app, options);
-  CLI::App* check = app.add_subcommand(
-      "check",
-      "Look at data folder, disk, database and ports as a server with these options would, "
-      "say what is wrong, and end");
+  CLI::App* check =
+      app.add_subcommand("check",
+                         "Check data folder, disk, database and ports as a server with these "
+                         "options would use them, report problems, and exit");
   check->fallthrough();
   check->add_flag("--json", options.json, "Print JSON, for programs (docs/operations.md)");
   check->callback([&] { options.check = true; });

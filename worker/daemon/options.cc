@@ -16,11 +16,11 @@ void AddDisk(CLI::App& app, Options& options) {
   options.disk_low = io::kDefaultLowMark;
   options.disk_full = io::kDefaultFullMark;
   app.add_option("--disk-low", options.disk_low,
-                 "Tell the operator when less of the data folder's disk is free: a share, a size, "
+                 "Warn the operator when less of the data folder's disk is free: a share, a size, "
                  "or the smaller of both")
       ->capture_default_str()
       ->check(disk_mark);
-  app.add_option("--disk-full", options.disk_full, "Take no new job when less is free")
+  app.add_option("--disk-full", options.disk_full, "Accept no new job when less is free")
       ->capture_default_str()
       ->check(disk_mark);
 }
@@ -29,8 +29,8 @@ void AddCheck(CLI::App& app, Options& options) {
   app.footer("Example:\n  sft-worker check --data-dir /var/lib/sft-worker --server 127.0.0.1:7070");
   CLI::App* check = app.add_subcommand(
       "check",
-      "Look at GPUs, NVLink, driver, NCCL, torch, disk, clock, server, shared folder and "
-      "models as a worker with these options would, say what is wrong, and end");
+      "Check GPUs, NVLink, driver, NCCL, torch, disk, clock, server, shared folder and models as a "
+      "worker with these options would use them, report problems, and exit");
   check->fallthrough();
   check->add_flag("--json", options.json, "Print JSON, for programs (docs/operations.md)");
   check->callback([&options] { options.check = true; });
@@ -50,33 +50,34 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--node", options.node, "Name of this node [the host's name]");
   app.add_option("--join-token-file", options.join_token_file,
                  "File with a join token (sftctl admin token create --join): needed once, for a "
-                 "server that is not on this machine; afterwards the node has a certificate");
+                 "server on another machine; afterwards the node has a certificate");
   app.add_option("--address", options.address,
                  "Address at which ranks of other nodes reach this one")
       ->capture_default_str();
   app.add_option("--models", options.models, "Folder with models; may be given several times");
   app.add_option("--data-root", options.data_roots,
                  "Jobs may name files below this folder; may be given several times");
+  app.add_option("--shared", options.shared,
+                 "Folder that all nodes see: receives full models and checkpoints "
+                 "[DATA-DIR/shared, for full models only]");
   app.add_option(
-      "--shared", options.shared,
-      "Folder that all nodes see: receives full models and checkpoints [DATA-DIR/shared, "
-      "for full models alone]");
-  app.add_option("--checkpoint-upload-limit", options.checkpoint_upload_limit_gb,
-                 "Without --shared, checkpoints of up to so many GB on this node go to the server, "
-                 "so that a job can go on elsewhere; larger ones tie it to this node")
+         "--checkpoint-upload-limit", options.checkpoint_upload_limit_gb,
+         "Without --shared, checkpoints of up to this many GB on this node are uploaded to the "
+         "server, so that a job can continue elsewhere; larger ones tie it to this node")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1e6));
-  CLI::Option* const gpus = app.add_option("--gpus", options.gpus,
-                                           "Offer only these GPUs: numbers as nvidia-smi counts, "
-                                           "ranges or UUIDs, for example 0,2,4-7, or "
-                                           "none [CUDA_VISIBLE_DEVICES, without it all]");
+  CLI::Option* const gpus = app.add_option(
+      "--gpus", options.gpus,
+      "Offer only these GPUs: numbers as in nvidia-smi, ranges or UUIDs, for example 0,2,4-7, or "
+      "none [CUDA_VISIBLE_DEVICES; if that is not set, all]");
   app.add_option("--simulate-gpus", options.simulate_gpus,
-                 "Pretend GPUs, TYPE:COUNT, for example H100:8; their ranks run on the CPU")
+                 "Simulate GPUs, TYPE:COUNT, for example H100:8; their ranks run on the CPU")
       ->excludes(gpus);
   app.add_option("--cpu-slots", options.cpu_slots,
-                 "Offer so many CPU slots [0; with --dev the cores]")
+                 "Number of CPU slots to offer [0; with --dev one per core]")
       ->check(CLI::Range(0, 1024));
-  app.add_flag("--dev", options.dev, "Development: every path is legal, the CPUs are offered");
+  app.add_flag("--dev", options.dev,
+               "For development: every path is allowed, and CPU slots are offered");
   app.add_option("--torch", options.torch,
                  "Folder of Python's torch 2.11, if ranks do not find it");
   app.add_option("--rank-binary", options.rank_binary,
@@ -84,21 +85,22 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--shim-binary", options.shim_binary,
                  "Parent of the ranks [sft-shim beside this one]");
   app.add_option("--rank-env", options.rank_env,
-                 "Ranks get this variable of the worker's environment, too; may be given several "
-                 "times (docs/operations.md lists those that they get anyway)");
+                 "Pass this variable of the worker's environment on to ranks; may be given several "
+                 "times (docs/operations.md lists those passed on anyway)");
   app.add_option("--rank-user", options.rank_user,
                  "User that ranks run as, for a worker that runs as root [sft-rank, if the machine "
-                 "has it; with --dev root]; root: ranks run as root, too");
+                 "has it; with --dev root]; root: ranks run as root");
   app.add_option("--grace", options.grace_seconds, "Seconds from SIGTERM to SIGKILL")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0));
-  app.add_option("--log-limit-mb", options.log_limit_mb,
-                 "MiB kept here of each rank's log, the newest, beside its first MiB; 0: all")
+  app.add_option(
+         "--log-limit-mb", options.log_limit_mb,
+         "MiB kept here of the newest part of each rank's log, besides its first MiB; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--prepare-memory-gb", options.prepare_memory_gb,
-                 "GB of memory in which a job's data are prepared; 0: 4 GiB and 256 times the size "
-                 "of the data, at most half of this node's memory")
+                 "GB of memory for preparing a job's data; 0: 4 GiB plus 256 times the size of the "
+                 "data, at most half of this node's memory")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   AddDisk(app, options);
