@@ -101,7 +101,7 @@ Json StorageJson(const v1::Storage& storage) {
 }
 
 // "1.2 GB of 10 GB"
-std::string OfQuota(int64_t used, int64_t quota) {
+std::string UsageText(int64_t used, int64_t quota) {
   return quota == 0 ? Bytes(used) : fmt::format("{} of {}", Bytes(used), Bytes(quota));
 }
 
@@ -109,9 +109,9 @@ std::string ProjectText(const v1::ProjectUse& project, v1::StoredKind kind) {
   int64_t used = 0;
   for (const v1::KindUse& use : project.kinds()) used += use.kind() == kind ? use.bytes() : 0;
   const v1::StorageQuota& quota = project.quota();
-  return OfQuota(used, kind == v1::DATASETS    ? quota.dataset_bytes()
-                       : kind == v1::ARTIFACTS ? quota.artifact_bytes()
-                                               : 0);
+  return UsageText(used, kind == v1::DATASETS    ? quota.dataset_bytes()
+                         : kind == v1::ARTIFACTS ? quota.artifact_bytes()
+                                                 : 0);
 }
 
 std::string NeededText(const v1::StoredItem& item) {
@@ -226,8 +226,8 @@ ExitCode ListQuotas(Connection& connection, bool json) {
   Table table({"PROJECT", "DATA SETS", "ARTIFACTS"});
   for (const v1::StorageQuota& quota : list->quotas()) {
     all.push_back(QuotaJson(quota));
-    table.Add({quota.project(), OfQuota(quota.dataset_used(), quota.dataset_bytes()),
-               OfQuota(quota.artifact_used(), quota.artifact_bytes())});
+    table.Add({quota.project(), UsageText(quota.dataset_used(), quota.dataset_bytes()),
+               UsageText(quota.artifact_used(), quota.artifact_bytes())});
   }
   connection.console().out << (json ? DumpJson(all, 2) + "\n" : table.Render());
   return kSucceeded;
@@ -257,8 +257,8 @@ ExitCode SetQuota(Connection& connection, const QuotaOptions& options, bool json
   } else {
     connection.console().out << fmt::format(
         "{}: data sets {}, artifacts {}\n", quota->project(),
-        OfQuota(quota->dataset_used(), quota->dataset_bytes()),
-        OfQuota(quota->artifact_used(), quota->artifact_bytes()));
+        UsageText(quota->dataset_used(), quota->dataset_bytes()),
+        UsageText(quota->artifact_used(), quota->artifact_bytes()));
   }
   return kSucceeded;
 }

@@ -22,8 +22,8 @@ std::string SilentText(const NodeRecord& node) {
 }
 
 // What a node keeps retrying for an attempt, from its last report.
-std::string WhatIsRetried(const WorkerRegistry& registry, const std::string& node,
-                          const AttemptRecord& attempt) {
+std::string RetryText(const WorkerRegistry& registry, const std::string& node,
+                      const AttemptRecord& attempt) {
   const WorkerRegistry::Live live = registry.Get(node);
   for (const v1::AttemptStatus& status : live.observed.attempts()) {
     if (status.attempt_uid() == attempt.uid && status.epoch() == attempt.epoch &&
@@ -71,7 +71,7 @@ absl::StatusOr<std::string> WhyStuck(Database& db, const WorkerRegistry& registr
   }
   is_news = false;
   for (const MemberRecord& member : live.members) {
-    std::string retried = WhatIsRetried(registry, member.status.node, live.attempt);
+    std::string retried = RetryText(registry, member.status.node, live.attempt);
     if (!retried.empty()) return retried;
   }
   return live.attempt.state == AttemptState::kStopping ? live.attempt.reason : "";

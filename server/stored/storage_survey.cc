@@ -56,7 +56,7 @@ class StorageSurvey::Tally {
     Keep(biggest_, item);
   }
   // Adds bytes of one job: its attempts and curves are one item.
-  void AddOf(const store::Holder& job, v1::StoredKind kind, int64_t bytes) {
+  void AddJob(const store::Holder& job, v1::StoredKind kind, int64_t bytes) {
     if (bytes == 0) return;
     v1::StoredItem item;
     item.set_name(job.job_id);
@@ -187,7 +187,7 @@ absl::Status StorageSurvey::AddCheckpoints(Tally& tally) {
     }));
     for (const store::CheckpointUse& use : page) {
       after = use.holder.job_id;
-      tally.AddOf(use.holder, v1::CHECKPOINTS, use.bytes);
+      tally.AddJob(use.holder, v1::CHECKPOINTS, use.bytes);
     }
     more = page.size() == kPage;
   }
@@ -227,7 +227,7 @@ absl::Status StorageSurvey::AddTrees(Tally& tally) {
       }
     }
   }
-  for (const auto& [key, job] : jobs) tally.AddOf(job.first, key.second, job.second);
+  for (const auto& [key, job] : jobs) tally.AddJob(job.first, key.second, job.second);
   return absl::OkStatus();
 }
 

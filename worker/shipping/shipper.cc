@@ -20,7 +20,7 @@ constexpr int64_t kMaxGapBytes = 1 << 16;
 
 // A rank can make its file unreadable for everybody: a link, a pipe, a file without permissions. It
 // stays so, and the rest of the attempt does not wait for it.
-absl::Status OfRank(const absl::Status& status) {
+absl::Status AsRankError(const absl::Status& status) {
   return absl::IsPermissionDenied(status) ? InvalidArgument(Message(status)) : status;
 }
 
@@ -30,7 +30,7 @@ absl::StatusOr<std::string> ReadChunk(const std::string& path, int64_t offset,
   const RankRights rights(writer);
   const absl::StatusOr<io::UniqueFd> fd = io::OpenForRead(path, io::Links::kRefuse);
   if (absl::IsNotFound(fd.status())) return std::string();
-  if (!fd.ok()) return OfRank(fd.status());
+  if (!fd.ok()) return AsRankError(fd.status());
   // Called often and mostly without new data: allocate no more than there is.
   SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(fd->get(), path));
   std::string chunk(static_cast<size_t>(std::clamp<int64_t>(size - offset, 0, kMaxChunk)), '\0');
@@ -47,7 +47,7 @@ absl::StatusOr<channel::LogGap> ReadGap(const std::string& log_path,
   const std::string path = log_path.substr(0, log_path.rfind('.')) + ".gap";
   const absl::StatusOr<std::string> text = io::ReadFile(path, kMaxGapBytes, io::Links::kRefuse);
   if (absl::IsNotFound(text.status())) return channel::LogGap();
-  if (!text.ok()) return OfRank(text.status());
+  if (!text.ok()) return AsRankError(text.status());
   return channel::ParseLogGap(*text);
 }
 

@@ -29,7 +29,7 @@ namespace {
 constexpr char kProgressed[] = "sft/progressed";
 
 // Translates the server's status of a download by what the caller should do.
-absl::Status OfServer(const absl::Status& said, const std::string& what) {
+absl::Status AsServerError(const absl::Status& said, const std::string& what) {
   switch (said.code()) {
     case absl::StatusCode::kOk:
     case absl::StatusCode::kUnavailable:
@@ -50,7 +50,7 @@ absl::Status OfServer(const absl::Status& said, const std::string& what) {
 }
 
 // Translates a disk error of this node: never the submitter's fault.
-absl::Status OfDisk(const absl::Status& said) {
+absl::Status AsDiskError(const absl::Status& said) {
   const bool as_it_is = said.ok() || absl::IsResourceExhausted(said) || absl::IsUnavailable(said) ||
                         absl::IsAborted(said);
   return as_it_is ? said : Internal(Message(said));
@@ -72,8 +72,8 @@ absl::Status Download(ServerApi& server, const std::string& sha256, const std::s
   // server's copy is damaged or shorter, there is nothing to resume.
   const bool useless = absl::IsResourceExhausted(appended) || absl::IsDataLoss(fetched) ||
                        absl::IsOutOfRange(fetched);
-  if (useless) SFT_RETURN_IF_ERROR(OfDisk(io::RemoveAll(path)));
-  absl::Status result = appended.ok() ? OfServer(fetched, what) : OfDisk(appended);
+  if (useless) SFT_RETURN_IF_ERROR(AsDiskError(io::RemoveAll(path)));
+  absl::Status result = appended.ok() ? AsServerError(fetched, what) : AsDiskError(appended);
   if (!result.ok() && !useless && out.size() > begin) result.SetPayload(kProgressed, absl::Cord());
   return result;
 }
@@ -83,16 +83,16 @@ absl::Status Download(ServerApi& server, const std::string& sha256, const std::s
 absl::Status FetchBlob(ServerApi& server, const std::string& sha256, int64_t size,
                        const std::string& path, const std::string& what, const StopCheck& stop) {
   absl::StatusOr<io::AppendFile> out = io::AppendFile::Open(path);
-  if (!out.ok()) return OfDisk(out.status());
-  if (out->size() > size) SFT_RETURN_IF_ERROR(OfDisk(out->Truncate(0)));
+  if (!out.ok()) return AsDiskError(out.status());
+  if (out->size() > size) SFT_RETURN_IF_ERROR(AsDiskError(out->Truncate(0)));
   if (out->size() < size) {
     SFT_RETURN_IF_ERROR(Download(server, sha256, path, what, *out, stop));
   }
-  SFT_RETURN_IF_ERROR(OfDisk(out->Sync()));
+  SFT_RETURN_IF_ERROR(AsDiskError(out->Sync()));
   const absl::StatusOr<io::FileHash> hash = io::HashFile(path, stop);
-  if (!hash.ok()) return OfDisk(hash.status());
+  if (!hash.ok()) return AsDiskError(hash.status());
   if (hash->sha256 == sha256) return absl::OkStatus();
-  SFT_RETURN_IF_ERROR(OfDisk(io::RemoveAll(path)));
+  SFT_RETURN_IF_ERROR(AsDiskError(io::RemoveAll(path)));
   return absl::UnknownError(
       fmt::format("{} arrived broken: its hash differs ({} bytes of {})", what, hash->size, size));
 }
