@@ -27,8 +27,8 @@ struct ShardParts {
 };
 ShardParts PartsOf(const spec::JobSpec& job);
 
-// True when masters and states live in host memory, beside a device of another kind; and when the
-// weights of blocks do, which are then streamed.
+// True when masters and optimizer states live in host memory beside another device; Streams, when
+// the blocks' weights do.
 bool Offloads(const spec::JobSpec& job, Device device);
 bool Streams(const spec::JobSpec& job, Device device);
 // True when blocks' frozen weights are expanded into buffers from other bytes: de-quantised, or

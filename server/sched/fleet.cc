@@ -6,8 +6,8 @@
 namespace sft::server::sched {
 namespace {
 
-// Ranks after every real domain size: domains that are too small come then, the largest first, and
-// last no domain.
+// Score of nodes without a domain, above any number of nodes. Domains that are too small score just
+// below it, the largest first.
 constexpr int kUnknownDomain = 1 << 24;
 
 }  // namespace

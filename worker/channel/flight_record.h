@@ -121,7 +121,7 @@ class FlightRecorder {
   using Page = FlightPage<std::atomic<uint64_t>>;
   FlightRecorder(Page* page, Clock& clock) : page_(page), clock_(&clock) {}
 
-  // Begins a change: readers that see it half made read again.
+  // Begin and end a change: readers that see it half made read again.
   uint64_t Open();
   void Close();
 
