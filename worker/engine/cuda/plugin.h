@@ -5,9 +5,9 @@
 
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/kernels/graph.h"
+#include "worker/engine/kernels/ops.h"
 
-// What libsft_cuda.so offers to the process that opens it (loader.h), besides the CUDA
-// implementations of the engine's operations, which it registers with LibTorch's dispatcher.
+// What libsft_cuda.so offers to the process that opens it (loader.h).
 //
 // Nothing here names a CUDA type: the engine is compiled without CUDA's headers.
 
@@ -61,7 +61,9 @@ class CudaDevices {
 // Everything the plugin gives; it and what it points to live until the process ends.
 struct CudaPlugin {
   const char* version;  // of the build; equal to the opening process's
+  uint64_t operations;  // ops::TableFingerprint() as the plugin was compiled; equal likewise
   const CudaDevices* devices;
+  const ops::Implementations* implementations;
   CommunicatorFactory make_nccl_communicator;
   GraphRecorderFactory make_graph_recorder;
 };
