@@ -7,8 +7,8 @@
 
 namespace sft::rank {
 
-// What this process says when a chat template, tokenizer or row takes too much of the machine
-// (worker/engine/data/runaway.h).
+// Context of the report that this process makes when a chat template, tokenizer or row takes too
+// much of the machine (worker/engine/data/runaway.h).
 struct RunawayScene {
   std::string event_file;  // gets a `fatal` event; empty: standard error alone
   std::string data_name;   // what the line in work is of

@@ -16,7 +16,7 @@
 
 namespace sft::engine {
 
-// What adapter_config.json says of the adapter.
+// The adapter's settings, as adapter_config.json has them.
 struct AdapterConfig {
   int r = 0;
   double alpha = 0;

@@ -44,7 +44,7 @@ struct CudnnPlanKey {
 struct CudnnCall {
   std::array<void*, kOperands> data{};
   void* lse = nullptr;  // fp32 [documents, heads, queries], dense
-  // Of a ragged batch: documents + 1 int64 for each operand, documents int32 each.
+  // For a ragged batch: documents + 1 int64 an operand, then documents int32 each.
   std::array<void*, kOperands> offsets{};
   void* query_lengths = nullptr;
   void* key_lengths = nullptr;

@@ -43,7 +43,7 @@ class TurnFinder {
  private:
   class Search;
   ChatTemplate template_;
-  // What add_generation_prompt appends after a user's message; empty: nothing does.
+  // Text that add_generation_prompt appends after a user's message; may be empty.
   std::string generation_prompt_;
 };
 

@@ -9,8 +9,8 @@
 #include "worker/engine/kernels/op_types.h"
 #include "worker/engine/kernels/rows.h"
 
-// What the implementations of FP8 share, whatever the device: checks, and the choice of a row's
-// scale. To divide by a scale is to multiply by its reciprocal, in fp32; a NaN becomes 0x7f.
+// Checks and the choice of a row's scale in FP8, shared by the CPU and CUDA implementations. To
+// divide by a scale is to multiply by its reciprocal, in fp32; a NaN becomes 0x7f.
 
 namespace sft::engine {
 
@@ -42,7 +42,8 @@ inline void CheckFp8Quantize(const at::Tensor& out, const at::Tensor& x, const a
   CheckRowScale(scale, out, operation);
 }
 
-// Whether an operation that makes the rows x is to write them in FP8 too, checked.
+// Returns true if an operation that makes the rows x is to write them in FP8 too. Throws where
+// `fp8` does not fit x.
 inline bool WantsFp8(const ops::Fp8Rows& fp8, const at::Tensor& x, const char* operation) {
   TORCH_CHECK(fp8.values.defined() == fp8.scale.defined(), operation,
               ": rows in FP8 and their scale come together");
@@ -50,7 +51,7 @@ inline bool WantsFp8(const ops::Fp8Rows& fp8, const at::Tensor& x, const char* o
   return fp8.values.defined();
 }
 
-// What Fp8FromNf4 is given, checked; returns whether the absmax are nested.
+// Checks the arguments of Fp8FromNf4; returns true if the absmax are nested.
 inline bool CheckFp8FromNf4(const at::Tensor& out, const at::Tensor& codes,
                             const at::Tensor& absmax_codes, const at::Tensor& nested_absmax,
                             const at::Tensor& offset, const at::Tensor& scale) {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-// What the engine's operations (operations.def) take and give besides tensors and numbers.
+// Parameter and result types of the engine's operations (operations.def).
 
 namespace sft::engine::ops {
 
@@ -67,7 +67,7 @@ struct AdamWTensors {
   std::vector<at::Tensor> m_absmax, v_absmax;  // with codes: fp32, one a block of kOptimizerBlock
   std::vector<int64_t> keys, offsets;          // of the random bits (adamw_format.h)
 };
-// What all elements of a step have in common, in fp32 as torch has it.
+// The numbers of an AdamW step, the same for all elements; fp32, as torch has them.
 struct AdamWFactors {
   float keep;             // 1 - lr * weight_decay
   float one_minus_beta1;  // weight of the gradient in m

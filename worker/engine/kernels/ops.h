@@ -28,7 +28,7 @@ void RegisterCudaImplementations(const Implementations& cuda);
 
 namespace internal {
 
-// Of the kind of device; an empty struct where there are none.
+// The implementations for the kind of device; an empty struct where there are none.
 const Implementations& ImplementationsFor(c10::Device device);
 [[noreturn]] void ThrowMissing(const char* operation, c10::Device device);
 

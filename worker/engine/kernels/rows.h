@@ -65,7 +65,8 @@ inline void CheckAngles(const at::Tensor& cos, const at::Tensor& sin, int64_t to
   }
 }
 
-// What NormRope and its backward are given, checked. `heads` and `kv_heads` stand first in qkv.
+// Checks the arguments that NormRope and its backward share. `heads` and `kv_heads` stand first in
+// qkv.
 inline void CheckNormRope(const at::Tensor& qkv, const at::Tensor& q_weight,
                           const at::Tensor& k_weight, const at::Tensor& cos, const at::Tensor& sin,
                           int64_t heads, int64_t kv_heads, const char* operation) {

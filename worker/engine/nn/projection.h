@@ -35,7 +35,8 @@ namespace sft::engine {
 class Projection {
  public:
   Projection() = default;
-  // Of `unit`'s shared matrix `matrix`; `first_module` + i identifies member i for dropout.
+  // The linears of `unit`'s shared matrix `matrix`; `first_module` + i identifies member i for
+  // dropout.
   Projection(const UnitInfo& unit, int matrix, uint64_t first_module);
 
   int64_t outputs() const { return info_.rows; }
@@ -63,7 +64,7 @@ class Projection {
   void Backward(Activation dy, const at::Tensor& x, const at::Tensor& xa, const Pass& pass,
                 UnitGradients& gradients, at::Tensor* dx) const;
 
-  // Whether one of its parameters is trained.
+  // True if one of its parameters is trained.
   bool trained(UnitGradients& gradients) const;
 
   // For a layer that works out the rest of the backward itself (mlp.cc).
@@ -101,7 +102,7 @@ class Projection {
   void Fp8Product(at::Tensor& out, const ops::Fp8Rows& rows, const at::Tensor& beside,
                   const at::Tensor& matrix, const at::Tensor& matrix_scale,
                   const at::Tensor& addend, bool fast_sums) const;
-  // Whether the adapters are part of the product y, and of dx.
+  // True if the adapters are part of the one product that makes y, or dx.
   bool JoinsForward(const Pass& pass) const;
   bool JoinsBackward(const Pass& pass) const;
   // y = x W^T (+ addend), the spare columns of x included where the adapters join.

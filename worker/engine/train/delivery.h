@@ -17,7 +17,7 @@ struct DeliveryOptions {
   std::string model_name;           // the base as the job named it
 };
 
-// What was written, and the hashes that prove it.
+// Reports of a delivery: the comparison, and the files with their hashes.
 struct DeliveryResult {
   ConsistencyReport consistency;
   ArtifactReport artifact;  // on rank 0

@@ -8,7 +8,7 @@
 
 namespace sft::engine {
 
-// What a training run reports, in the order in which it happens: ready, resumed, then evals, steps
+// Reports of a training run, in the order in which they come: ready, resumed, then evals, steps
 // and checkpoints, then consistency and artifact. All calls come from the training thread, on every
 // rank.
 

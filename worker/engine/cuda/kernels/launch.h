@@ -70,8 +70,8 @@ struct FactorMembers {
 cudaError_t LaunchPlaceFactors(ElementType type, FactorShape shape, const FactorMembers& members,
                                float scale, MutableRows matrix, cudaStream_t stream);
 
-// How the scale of a row in FP8 follows from its largest magnitude: that times `of_largest`, but at
-// least `smallest`; 1 where it is zero.
+// The rule for the scale of a row in FP8: its largest magnitude times `of_largest`, but at least
+// `smallest`; 1 for a row of zeros.
 struct Fp8Scaling {
   float of_largest = 0.0f;
   float smallest = 0.0f;
