@@ -15,8 +15,8 @@ struct RunawayScene {
   MemoryLimit limit;       // under which the process runs
 };
 
-// From now on a runaway is told in `scene` and ends the process. Call while no other thread works;
-// the last call counts. Throws InfrastructureError.
+// Makes a runaway report itself in `scene` and end the process, from now on. Call while no other
+// thread works; the last call counts. Throws InfrastructureError.
 void ReportRunaways(RunawayScene scene, const Clock& clock);
 
 }  // namespace sft::rank

@@ -39,7 +39,7 @@ struct LoraPair {
   at::Tensor b;        // [out, r]
 };
 
-// Where an adapter is written, and what is put beside it.
+// Target of an adapter and the files to put beside it.
 struct AdapterFiles {
   std::filesystem::path target;  // directory; replaced whole when it exists
   // Model directory whose tokenizer and chat template are put beside the adapter; empty: none.

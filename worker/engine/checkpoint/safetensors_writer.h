@@ -81,7 +81,7 @@ class SafetensorsWriter {
   uint64_t hashed_ = 0;  // bytes of the file
 };
 
-// All at once.
+// Writes a whole file at once.
 void WriteSafetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                       std::map<std::string, std::string> metadata = {});
 

@@ -18,7 +18,8 @@ namespace sft::engine::cuda {
 enum CudnnOperand { kQ, kK, kV, kOut, kDout, kDq, kDk, kDv, kOperands };
 constexpr int kForwardOperands = kDout;
 
-// All that a plan depends on. Token strides are in elements, zero for absent operands.
+// Key of a plan: everything that it depends on. Token strides are in elements, zero for absent
+// operands.
 struct CudnnPlanKey {
   int64_t device = 0;
   int64_t backward = 0;

@@ -6,7 +6,7 @@
 
 namespace sft::engine {
 
-// Where the plugin of this program lies: lib/libsft_cuda.so beside the program's bin folder, in a
+// Path of this program's plugin: lib/libsft_cuda.so beside the program's bin folder, in a
 // build tree and in a bundle alike.
 std::filesystem::path DefaultCudaPluginPath();
 

@@ -22,7 +22,7 @@ inline Fp8Output WriteFp8(at::Tensor values, at::Tensor scale) {
           .scale = scale.mutable_data_ptr<float>(),
           .scaling = {ops::kFp8Room / kFp8Largest, kFp8SmallestScale}};
 }
-// Where an operation that makes the rows x writes them in FP8 too, checked here.
+// The FP8 target of an operation that makes the rows x, checked.
 inline Fp8Output WriteFp8Too(const ops::Fp8Rows& fp8, const at::Tensor& x, const char* operation) {
   return WantsFp8(fp8, x, operation) ? WriteFp8(fp8.values, fp8.scale) : Fp8Output{};
 }

@@ -8,7 +8,7 @@
 
 namespace sft::engine {
 
-// Where one assistant turn stands in the rendered conversation: all that the model would write.
+// Span of one assistant turn in the rendered conversation: all that the model would write.
 struct Turn {
   size_t begin = 0;  // the first byte after the generation prompt
   // Bytes of the turn end here at the latest; what a template puts between turns may be included.

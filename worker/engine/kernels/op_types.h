@@ -28,9 +28,9 @@ struct NestedAbsmax {
 // FP8 is a floating format, so the room costs precision only below 1 / 7168 of the largest value.
 inline constexpr float kFp8Room = 4.0f;
 
-// Where an operation that makes rows [T, C] writes them in FP8 too, in the same pass: the bits that
-// Fp8Quantize gives of the rows as they were rounded. An operation whose last parameter it is may
-// be called without it.
+// FP8 target of an operation that makes rows [T, C] and writes them in FP8 too, in the same pass:
+// the bits that Fp8Quantize gives of the rows as they were rounded. An operation whose last
+// parameter it is may be called without it.
 struct Fp8Rows {
   at::Tensor values;  // float8 rows [T, C]; undefined: nowhere
   at::Tensor scale;   // fp32 [T], dense

@@ -91,9 +91,9 @@ class Operation<Result (*)(Parameters...)> {
       &Implementations::Name, "sft::" #Name};
 #include "worker/engine/kernels/operations.def"
 
-// With `true`, operations of this process that sum up in parallel keep a fixed order, so that they
-// give the same bits each time; LibTorch's own, too. To be called before any thread computes. On a
-// CPU ours always do.
+// Turns deterministic sums on or off for this process: operations that sum in parallel, LibTorch's
+// too, keep a fixed order and so give the same bits each time. Call it before any thread computes.
+// Ours on a CPU are always deterministic.
 void SetDeterministic(bool deterministic);
 
 }  // namespace sft::engine::ops

@@ -24,7 +24,7 @@ struct Pass {
   bool drops() const { return dropout != nullptr && lora.dropout > 0.0; }
 };
 
-// Where a layer's backward puts the gradients of its unit.
+// Gradients of one unit, for the backward of its layers to add to.
 class UnitGradients {
  public:
   UnitGradients(GradientSink& sink, int unit) : sink_(sink), unit_(unit) {}

@@ -76,7 +76,7 @@ class Projection {
   const at::Tensor& SecondFactor(size_t member, const Pass& pass) const;
   at::Tensor FirstGradient(size_t member, UnitGradients& gradients) const;
   at::Tensor SecondGradient(size_t member, UnitGradients& gradients) const;
-  // Where the adapters' product with `rows` goes, [T, R], uninitialised: spare columns of `rows`
+  // Target [T, R] of the adapters' product with `rows`, uninitialised: spare columns of `rows`
   // where the source left room.
   at::Tensor Beside(const at::Tensor& rows, const Pass& pass) const;
   // s dy B [T, R]
@@ -94,7 +94,7 @@ class Projection {
   bool HasRoom(const Pass& pass) const;
   // Null where the products are not in FP8.
   const Fp8Matrix* Fp8(const Pass& pass) const;
-  // Where rows like `like` of `columns` go in FP8; nowhere where the products are not in FP8.
+  // FP8 target for rows like `like` of `columns`; empty where the products are not in FP8.
   ops::Fp8Rows Fp8Room(int64_t columns, bool joins, const at::Tensor& like, const Pass& pass) const;
   // rows times `matrix`, [spare columns included]; `beside`, [T, R], goes into the spare columns of
   // rows, undefined: none. Sums are fast in the backward alone: in the forward they moved the

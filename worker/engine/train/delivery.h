@@ -10,7 +10,7 @@
 
 namespace sft::engine {
 
-// Where the artifact goes and what is copied into it.
+// Target of the artifact and the files to copy into it.
 struct DeliveryOptions {
   std::filesystem::path target;     // the artifact's directory, replaced whole
   std::filesystem::path model_dir;  // tokenizer, template and config.json are copied from it

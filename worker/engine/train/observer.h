@@ -40,7 +40,7 @@ struct CheckpointReport {
   bool best = false;             // the best so far
 };
 
-// Where a run is; told without a report of its own, at every step.
+// Phase of a run; told without a report of its own, at every step.
 enum class TrainPhase {
   kStep,         // a step begins
   kOwnWorkDone,  // forward and backward of this rank are done and their result has been seen

@@ -12,7 +12,7 @@ struct ProductSum {
   double beta = 1.0;
 };
 
-// Where gradients go. The backward adds into Buffer, or has a product written into Product, and
+// Receives gradients. The backward adds into Buffer, or has a product written into Product, and
 // says FinishUnit when a unit has all its contributions of a micro-batch; the sink decides when
 // they meet those of the other ranks. Sums over micro-batches are fp32 and unnormalised: the
 // trainer scales once, in the optimizer's update.

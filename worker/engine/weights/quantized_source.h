@@ -85,8 +85,7 @@ class QuantizedSource : public WeightSource {
   bool fetches() const { return sharded_ || on_host_; }
   // On the side stream where the bytes come from the host.
   void StartFetch(Unit& unit);
-  // Where the weights of `unit` go: its own buffer, made where it carries them on, or a pinned
-  // slot.
+  // Buffer for the weights of `unit`: its own, made where it carries them on, or a pinned slot.
   at::Tensor Hold(int unit, WeightUse use);
   // Writes what is missing of `use`.
   void Fill(Unit& unit, WeightUse use, const at::Tensor& buffer);

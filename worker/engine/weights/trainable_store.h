@@ -72,7 +72,7 @@ class TrainableStore {
 
   const FlatLayout& flat(int unit) const { return units_[unit].flat; }
   const std::vector<int64_t>& counts(int unit) const { return units_[unit].counts; }
-  // Where this rank's shard starts in the unit's flat buffer, and its size.
+  // Start and size of this rank's shard in the unit's flat buffer.
   int64_t shard_begin(int unit) const { return units_[unit].begin; }
   int64_t shard_size(int unit) const { return units_[unit].size; }
 

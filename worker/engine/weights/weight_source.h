@@ -51,9 +51,9 @@ struct UnitWeights {
 // other, as rows of MatrixInfo::stride or dense: throws InternalError otherwise.
 void JoinMatrices(const UnitInfo& unit, UnitWeights& weights);
 
-// Where a unit's weights come from: resident, gathered from shards, de-quantised, streamed from the
-// host, or several of these one after the other. The model acquires a unit, computes, releases it,
-// and says which unit it will want next. Sources that communicate do so in Prefetch or Acquire, so
+// Source of units' weights: resident, gathered from shards, de-quantised, streamed from the host,
+// or several of these one after the other. The model acquires a unit, computes, releases it, and
+// says which unit it will want next. Sources that communicate do so in Prefetch or Acquire, so
 // every rank must walk the units in the same order.
 //
 // Thread-compatible: one thread of the rank walks.
