@@ -76,7 +76,7 @@ TEST_F(Fp8GemmTest, EqualsTheProductOfWhatTheRowsStandFor) {
           bound = sizes + addend.cpu().to(at::kDouble).abs();
         }
         Fp8Result out(m, n, type);
-        ops::Fp8Gemm(out.rows, a.rows, a.scale, b.rows, b.scale, adds ? addend : Tensor());
+        ops::Fp8Gemm(out.rows, a.rows, a.scale, b.rows, b.scale, adds ? addend : Tensor(), false);
         // Rounding to bf16, and sums whose terms are cut to 14 bits.
         EXPECT_LT(RelativeError(out.rows, expected), type == at::kFloat ? 2e-3 : 4e-3)
             << at::IntArrayRef(shape) << type << " addend " << adds;
@@ -102,9 +102,9 @@ TEST_F(Fp8GemmTest, ExactSumsAreRoundedOnce) {
     for (const auto type : {at::kBFloat16, at::kFloat}) {
       const Tensor addend = ToGpu(Normal({m, n}, 3, 60.0).round().to(type));
       Fp8Result out(m, n, type), sum(m, n, type);
-      ops::Fp8Gemm(out.rows, a.rows, a.scale, b.rows, b.scale, {});
+      ops::Fp8Gemm(out.rows, a.rows, a.scale, b.rows, b.scale, {}, false);
       EXPECT_TRUE(at::equal(out.rows.cpu(), product.to(type))) << at::IntArrayRef(shape) << type;
-      ops::Fp8Gemm(sum.rows, a.rows, a.scale, b.rows, b.scale, addend);
+      ops::Fp8Gemm(sum.rows, a.rows, a.scale, b.rows, b.scale, addend, false);
       const Tensor expected = (product + addend.cpu().to(at::kDouble)).to(type);
       EXPECT_TRUE(at::equal(sum.rows.cpu(), expected)) << at::IntArrayRef(shape) << type;
     }
@@ -130,7 +130,8 @@ TEST_F(Fp8GemmTest, FewRowsOfLongSumsAreServed) {
       const Tensor addend = at::ones({m, n}, on_gpu.dtype(at::kBFloat16));
       for (const bool adds : {false, true}) {
         Fp8Result out(m, n, at::kBFloat16);
-        EXPECT_NO_THROW(ops::Fp8Gemm(out.rows, a, a_scale, b, b_scale, adds ? addend : Tensor()))
+        EXPECT_NO_THROW(
+            ops::Fp8Gemm(out.rows, a, a_scale, b, b_scale, adds ? addend : Tensor(), false))
             << m << "x" << k << "x" << n << " addend " << adds;
         const Tensor difference = out.rows.to(at::kFloat) - (adds ? expected + 1.0 : expected);
         EXPECT_LT((difference.norm() / expected.norm()).item<double>(), 4e-3)
@@ -143,10 +144,10 @@ TEST_F(Fp8GemmTest, FewRowsOfLongSumsAreServed) {
 TEST_F(Fp8GemmTest, GivesTheSameBitsEachTime) {
   const Operand a = RandomOperand(33, 8192, 1), b = RandomOperand(512, 8192, 2);
   Fp8Result first(33, 512, at::kBFloat16), second(33, 512, at::kBFloat16);
-  ops::Fp8Gemm(first.rows, a.rows, a.scale, b.rows, b.scale, {});
+  ops::Fp8Gemm(first.rows, a.rows, a.scale, b.rows, b.scale, {}, false);
   for (int i = 0; i < 5; ++i) {
     second.rows.fill_(kNotANumber);
-    ops::Fp8Gemm(second.rows, a.rows, a.scale, b.rows, b.scale, {});
+    ops::Fp8Gemm(second.rows, a.rows, a.scale, b.rows, b.scale, {}, false);
     EXPECT_TRUE(SameBits(first.rows, second.rows));
   }
 }
@@ -154,11 +155,12 @@ TEST_F(Fp8GemmTest, GivesTheSameBitsEachTime) {
 TEST_F(Fp8GemmTest, RefusesWhatDoesNotFit) {
   const Operand a = RandomOperand(4, 32, 1), b = RandomOperand(16, 48, 2);
   Fp8Result out(4, 16, at::kBFloat16);
-  EXPECT_THROW(ops::Fp8Gemm(out.rows, a.rows, a.scale, b.rows, b.scale, {}), c10::Error);
+  EXPECT_THROW(ops::Fp8Gemm(out.rows, a.rows, a.scale, b.rows, b.scale, {}, false), c10::Error);
   const Tensor fits = b.rows.narrow(1, 0, 32);
-  EXPECT_THROW(ops::Fp8Gemm(out.rows, a.rows, a.scale, fits, a.scale, {}), c10::Error);
-  EXPECT_THROW(ops::Fp8Gemm(out.rows, a.rows, a.scale, fits, b.scale, ToGpu(at::ones({4, 16}))),
-               c10::Error);
+  EXPECT_THROW(ops::Fp8Gemm(out.rows, a.rows, a.scale, fits, a.scale, {}, false), c10::Error);
+  EXPECT_THROW(
+      ops::Fp8Gemm(out.rows, a.rows, a.scale, fits, b.scale, ToGpu(at::ones({4, 16})), false),
+      c10::Error);
 }
 
 // An adapted linear layer's forward or input gradient, as nn/projection.cc runs it.
@@ -184,7 +186,7 @@ struct AdaptedProduct {
     ops::Fp8PlaceFactors(matrix, row_scale, gpu ? adapters.gpu_a : adapters.a,
                          gpu ? adapters.gpu_b : adapters.b, adapters.first_row, 0.05, transposed);
     out = at::empty({x.size(0), rows}, x.options());
-    ops::Fp8Gemm(out, wide, x_scale, matrix, row_scale, {});
+    ops::Fp8Gemm(out, wide, x_scale, matrix, row_scale, {}, false);
   }
   Tensor x_scale, wide, matrix, out;
 };

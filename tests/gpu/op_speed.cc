@@ -217,10 +217,10 @@ void Products(const Table& table, const CudaDeviceProperties& device) {
     ops::Fp8Quantize(a, a_scale, x);
     ops::Fp8Quantize(b, b_scale, w);
     table.Arithmetic("fp8 gemm" + name, flops,
-                     [&] { ops::Fp8Gemm(out, a, a_scale, b, b_scale, {}); });
+                     [&] { ops::Fp8Gemm(out, a, a_scale, b, b_scale, {}, false); });
     const at::Tensor addend = RandomRows(kTokens, rows);
     table.Arithmetic("fp8 gemm + addend", flops,
-                     [&] { ops::Fp8Gemm(out, a, a_scale, b, b_scale, addend); });
+                     [&] { ops::Fp8Gemm(out, a, a_scale, b, b_scale, addend, false); });
   }
 }
 

@@ -11,12 +11,13 @@ namespace sft::engine {
 namespace {
 
 // Found where the plugin lies; opened after it, so that both share one LibTorch.
-const char* Probe(const char* name) {
+template <typename... Arguments>
+const char* Probe(const char* name, Arguments&... arguments) {
   static void* library =
       dlopen((DefaultCudaPluginPath().parent_path() / "libsft_gpu_probe.so").c_str(), RTLD_NOW);
   if (library == nullptr) return dlerror();
-  const auto probe = reinterpret_cast<const char* (*)()>(dlsym(library, name));
-  return probe == nullptr ? "no such probe" : probe();
+  const auto probe = reinterpret_cast<const char* (*)(Arguments&...)>(dlsym(library, name));
+  return probe == nullptr ? "no such probe" : probe(arguments...);
 }
 
 TEST_F(GpuTest, PluginNamesTheDeviceAndItsMemory) {
@@ -40,7 +41,7 @@ TEST_F(GpuTest, PluginNamesTheDeviceAndItsMemory) {
 }
 
 TEST_F(GpuTest, CudaGraphsAreCapturedFromALibraryOpenedAtRunTime) {
-  const char* problem = Probe("sft_probe_cuda_graph");
+  const char* problem = Probe("sft_probe_cuda_graph", *Plugin().implementations);
   EXPECT_EQ(problem, nullptr) << problem;
 }
 

@@ -1,12 +1,10 @@
 #include "tests/gpu/probe.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <exception>
-#include <optional>
 #include <string>
 
 #define USE_C10D_NCCL
@@ -15,25 +13,18 @@
 
 namespace {
 
+using sft::engine::ops::Implementations;
+
 const at::Device kGpu(at::kCUDA, 0);
 
-template <typename Signature>
-auto Operation(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 // Any work made of LibTorch's kernels and ours.
-at::Tensor Block(const at::Tensor& x, const at::Tensor& w, const at::Tensor& norm) {
-  using Fp8 = const std::optional<at::Tensor>&;
-  const auto swiglu = Operation<void(at::Tensor&, const at::Tensor&, Fp8, Fp8)>("sft::swiglu_");
-  const auto rms_norm =
-      Operation<at::Tensor(at::Tensor&, const at::Tensor&, const at::Tensor&, double, Fp8, Fp8)>(
-          "sft::rms_norm_");
+at::Tensor Block(const Implementations& operations, const at::Tensor& x, const at::Tensor& w,
+                 const at::Tensor& norm) {
   const at::Tensor projected = at::mm(x, w);
   at::Tensor hidden = at::empty({x.size(0), projected.size(1) / 2}, projected.options());
-  swiglu.call(hidden, projected, std::nullopt, std::nullopt);
+  operations.Swiglu(hidden, projected, {});
   at::Tensor normed = at::empty_like(hidden);
-  rms_norm.call(normed, hidden, norm, 1e-6, std::nullopt, std::nullopt);
+  operations.RmsNorm(normed, hidden, norm, 1e-6, {});
   return normed;
 }
 
@@ -48,22 +39,23 @@ const char* Report(const Work& work) {
   return text.empty() ? nullptr : text.c_str();
 }
 
-std::string CheckGraph() {
+std::string CheckGraph(const Implementations& operations) {
   const auto options = at::TensorOptions(at::kBFloat16).device(kGpu);
   const c10::cuda::CUDAStream side = c10::cuda::getStreamFromPool();
   const c10::cuda::CUDAStreamGuard guard(side);
   at::Tensor x = at::randn({64, 256}, options), norm = at::randn({128}, options);
   const at::Tensor w = at::randn({256, 256}, options);
-  Block(x, w, norm);  // cuBLAS allocates its workspace before the capture
+  Block(operations, x, w, norm);  // cuBLAS allocates its workspace before the capture
   side.synchronize();
   at::cuda::CUDAGraph graph;
   graph.capture_begin();
-  const at::Tensor captured = Block(x, w, norm);
+  const at::Tensor captured = Block(operations, x, w, norm);
   graph.capture_end();
   for (int i = 0; i < 3; ++i) {
     x.normal_();
     graph.replay();
-    if (!at::equal(captured, Block(x, w, norm))) return "a replay differs from eager work";
+    const at::Tensor eager = Block(operations, x, w, norm);
+    if (!at::equal(captured, eager)) return "a replay differs from eager work";
   }
   return {};
 }
@@ -95,5 +87,7 @@ std::string CheckNccl() {
 
 }  // namespace
 
-const char* sft_probe_cuda_graph() { return Report(CheckGraph); }
+const char* sft_probe_cuda_graph(const Implementations& operations) {
+  return Report([&] { return CheckGraph(operations); });
+}
 const char* sft_probe_nccl_alone() { return Report(CheckNccl); }

@@ -18,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import rules  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SOURCE_SUFFIXES = {".cc", ".h", ".cu", ".cuh"}
+SOURCE_SUFFIXES = {".cc", ".h", ".cu", ".cuh", ".def"}
 TEXT_SUFFIXES = SOURCE_SUFFIXES | {".proto", ".py", ".rs", ".md", ".toml", ".cmake", ".sh", ".txt"}
 
 
@@ -59,7 +59,7 @@ def check_includes(path, lines, report):
             continue
         if any(target.startswith(edge + "/") for edge in allowed):
             continue
-        if target.endswith(".h") and "/" in target:
+        if target.endswith((".h", ".def")) and "/" in target:
             report(path, number, f"{folder} may not include {target} (tests/tidy/rules.py: EDGES)")
 
 
@@ -187,7 +187,7 @@ def check_dead_files(files, contents, report):
                     break
             if not listed:
                 report(path, 1, "in no CMakeLists.txt: nothing builds it")
-        elif pure.suffix in {".h", ".cuh"} and path not in included:
+        elif pure.suffix in {".h", ".cuh", ".def"} and path not in included:
             report(path, 1, "no file includes it")
 
 

@@ -11,7 +11,7 @@
 
 namespace sft::rank {
 
-// What a job computes in a micro-batch: documents of one length.
+// Shapes of a job's micro-batch, with documents of one length.
 struct CeilingShapes {
   plan::ModelShape model;
   spec::Matmul matmul = spec::Matmul::kBf16;

@@ -20,7 +20,7 @@ class CommandInput {
 
   // Why to stop: "" while there is no reason.
   const std::string& stop_reason() const { return stop_reason_; }
-  // Whether a checkpoint was asked for since the last call.
+  // True if a checkpoint was asked for since the last call.
   bool TakeCheckpoint() { return std::exchange(checkpoint_, false); }
 
  private:

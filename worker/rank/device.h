@@ -8,7 +8,7 @@
 
 namespace sft::rank {
 
-// Where a process computes. `cuda` is null on a CPU.
+// Device of this process. `cuda` is null on a CPU.
 struct Device {
   at::Device torch = at::kCPU;
   const engine::CudaPlugin* cuda = nullptr;

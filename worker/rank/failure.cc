@@ -104,7 +104,7 @@ Failure OfTorch(const c10::Error& error, const FailureContext& context) {
     return CudaOutOfMemory(message, context);
   }
   if (message.find("DefaultCPUAllocator") != std::string::npos ||
-      message.find("empty_pinned") != std::string::npos) {
+      message.find("EmptyPinned") != std::string::npos) {
     return Make("user", channel::kExitUserError, "host_oom", message, LessMemory(context));
   }
   if (message.find("CUDA error") != std::string::npos ||

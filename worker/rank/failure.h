@@ -8,13 +8,13 @@
 
 namespace sft::rank {
 
-// What an exception means to the job: who has to act, and how the process ends.
+// An exception as the job sees it: who has to act, and how the process ends.
 struct Failure {
   channel::FatalEvent event;
   channel::ExitCode exit_code = channel::kExitInternal;
 };
 
-// Of the rank that failed: for advice with the values that it ran with.
+// The rank that failed and the values that it ran with, for advice that names them.
 struct FailureContext {
   int rank = -1;
   const spec::JobSpec* spec = nullptr;  // null: no job, none of its values are named

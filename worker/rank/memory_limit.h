@@ -11,7 +11,7 @@ namespace sft::rank {
 // count): chat templates, tokenizers and rows are users' files, and the node is not theirs alone.
 struct MemoryLimit {
   int64_t bytes = 0;
-  // What data of this size take at most where nothing is wrong with them; 0: not known.
+  // Most bytes that data of this size take where nothing is wrong with them; 0: not known.
   int64_t honest_bytes = 0;
   // The node has less left than prepare may take: what is missing is the node's.
   bool of_node = false;

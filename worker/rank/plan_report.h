@@ -8,7 +8,7 @@
 
 namespace sft::rank {
 
-// What a GPU's allocator and clock show after a step, to be set beside the plan.
+// Memory and time of a step as a GPU's allocator and clock show them, to be set beside the plan.
 struct Measured {
   int64_t resident_bytes = 0;   // allocated between steps
   int64_t allocated_bytes = 0;  // most at once

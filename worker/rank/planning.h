@@ -13,7 +13,7 @@
 
 namespace sft::rank {
 
-// How this rank runs its job.
+// The plan by which this rank runs its job.
 struct RankPlan {
   plan::Plan plan;
   plan::ModelShape shape;

@@ -7,16 +7,16 @@
 
 namespace sft::rank {
 
-// What this process says when a chat template, tokenizer or row takes too much of the machine
-// (worker/engine/data/runaway.h).
+// Context of the report that this process makes when a chat template, tokenizer or row takes too
+// much of the machine (worker/engine/data/runaway.h).
 struct RunawayScene {
   std::string event_file;  // gets a `fatal` event; empty: standard error alone
   std::string data_name;   // what the line in work is of
   MemoryLimit limit;       // under which the process runs
 };
 
-// From now on a runaway is told in `scene` and ends the process. Call while no other thread works;
-// the last call counts. Throws InfrastructureError.
+// Makes a runaway report itself in `scene` and end the process, from now on. Call while no other
+// thread works; the last call counts. Throws InfrastructureError.
 void ReportRunaways(RunawayScene scene, const Clock& clock);
 
 }  // namespace sft::rank

@@ -17,7 +17,7 @@
 
 namespace sft::rank {
 
-// What `sft-rank train` needs besides its launch file. Borrowed by the run.
+// Everything that `sft-rank train` needs, its launch file included. Borrowed by the run.
 struct TrainContext {
   const Launch& launch;
   int rank;  // global

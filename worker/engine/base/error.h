@@ -26,7 +26,7 @@ class Error : public std::runtime_error {
   std::string advice_;
 };
 
-// What the user gave cannot be used: data, model directory, configuration, a loss that is not
+// The user's input cannot be used: data, model directory, configuration, a loss that is not
 // finite. The job ends with the user verdict and is not tried again.
 class UserError : public Error {
  public:

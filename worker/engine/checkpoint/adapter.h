@@ -16,7 +16,7 @@
 
 namespace sft::engine {
 
-// What adapter_config.json says of the adapter.
+// The adapter's settings, as adapter_config.json has them.
 struct AdapterConfig {
   int r = 0;
   double alpha = 0;
@@ -39,7 +39,7 @@ struct LoraPair {
   at::Tensor b;        // [out, r]
 };
 
-// Where an adapter is written, and what is put beside it.
+// Target of an adapter and the files to put beside it.
 struct AdapterFiles {
   std::filesystem::path target;  // directory; replaced whole when it exists
   // Model directory whose tokenizer and chat template are put beside the adapter; empty: none.

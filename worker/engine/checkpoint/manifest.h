@@ -22,7 +22,7 @@ struct CheckpointFile {
   std::string sha256;
 };
 
-// What a checkpoint is of, by dotted key; a resumed job must have the same.
+// Settings that a resumed job must share with the job that wrote the checkpoint, by dotted key.
 using Stamp = std::map<std::string, std::string>;
 
 // A checkpoint's manifest.json. A plain value.
@@ -61,7 +61,7 @@ void VerifyFile(const std::filesystem::path& dir, const CheckpointFile& file);
 std::string CheckpointName(int64_t step);
 // "rank-1-of-4.safetensors", the rank's first file; "rank-1-of-4-2.safetensors" its second.
 std::string ShardName(int rank, int world, size_t index);
-// What is appended to the name of a folder that is being written or removed.
+// Suffix of the name of a folder that is being written or removed.
 inline constexpr std::string_view kPartial = ".partial";
 
 }  // namespace sft::engine

@@ -12,9 +12,9 @@
 
 namespace sft::engine {
 
-// Where a model is written and what it is made from.
+// Target and sources of a model to write.
 struct ModelWriterOptions {
-  // Where the finished directory appears; replaced whole when it exists.
+  // The finished directory; replaced whole when it exists.
   std::filesystem::path target;
   // The model directory the training started from: its config.json (with the type of the written
   // weights in it), generation_config.json, tokenizer files and chat template are copied.

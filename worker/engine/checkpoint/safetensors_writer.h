@@ -55,9 +55,9 @@ class SafetensorsWriter {
 
   // The tensors' names in the order in which they lie in the file.
   const std::vector<std::string>& order() const { return order_; }
-  // Of the whole file.
+  // Bytes of the whole file.
   int64_t size() const { return static_cast<int64_t>(data_begin_ + total_bytes_); }
-  // Of what was written: to be called once, after Commit of a writer that hashes.
+  // Hash of the written file. Call it once, after Commit, on a writer that hashes.
   std::string Sha256() { return hash_.value().FinishHex(); }
 
  private:
@@ -81,7 +81,7 @@ class SafetensorsWriter {
   uint64_t hashed_ = 0;  // bytes of the file
 };
 
-// All at once.
+// Writes a whole file at once.
 void WriteSafetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                       std::map<std::string, std::string> metadata = {});
 

@@ -12,113 +12,95 @@ namespace sft::engine::cuda {
 namespace {
 
 using at::Tensor;
-using at::TensorList;
 
 AdamWState StateOf(const Tensor& m) {
   if (m.scalar_type() == at::kByte) return AdamWState::kCodes;
-  return TypeOf(m, "adamw_step_: m") == ElementType::kFloat32 ? AdamWState::kFloat32
-                                                              : AdamWState::kBFloat16;
+  return TypeOf(m, "AdamWStep: m") == ElementType::kFloat32 ? AdamWState::kFloat32
+                                                            : AdamWState::kBFloat16;
 }
 
 void Check(const Tensor& x, int64_t elements, at::ScalarType type, const Tensor& weight,
            const char* name) {
   TORCH_CHECK(x.is_contiguous() && x.numel() == elements && x.scalar_type() == type &&
                   x.device() == weight.device(),
-              "adamw_step_: ", name, " is ", x.scalar_type(), " ", x.sizes(), " on ", x.device(),
+              "AdamWStep: ", name, " is ", x.scalar_type(), " ", x.sizes(), " on ", x.device(),
               ", must be ", type, ", dense, of ", elements, " elements on ", weight.device());
 }
 
-// One list of every kind, with all that a launch needs of it checked.
-struct Lists {
-  TensorList weights, grads, copies, m, v, m_absmax, v_absmax;
-  at::IntArrayRef keys, offsets;
+bool Coded(const ops::AdamWTensors& t) { return t.m[0].scalar_type() == at::kByte; }
 
-  bool coded() const { return m[0].scalar_type() == at::kByte; }
+void CheckSizes(const ops::AdamWTensors& t) {
+  const size_t count = t.weights.size();
+  TORCH_CHECK(t.grads.size() == count && t.m.size() == count && t.v.size() == count &&
+                  t.keys.size() == count && t.offsets.size() == count &&
+                  (t.copies.empty() || t.copies.size() == count),
+              "AdamWStep: lists of different lengths for ", count, " weights");
+  const size_t scales = Coded(t) ? count : 0;
+  TORCH_CHECK(t.m_absmax.size() == scales && t.v_absmax.size() == scales,
+              "AdamWStep: ", t.m_absmax.size(), " and ", t.v_absmax.size(), " absmax, must be ",
+              scales);
+}
 
-  void CheckSizes() const {
-    const size_t count = weights.size();
-    TORCH_CHECK(grads.size() == count && m.size() == count && v.size() == count &&
-                    keys.size() == count && offsets.size() == count &&
-                    (copies.empty() || copies.size() == count),
-                "adamw_step_: lists of different lengths for ", count, " weights");
-    const size_t scales = coded() ? count : 0;
-    TORCH_CHECK(m_absmax.size() == scales && v_absmax.size() == scales,
-                "adamw_step_: ", m_absmax.size(), " and ", v_absmax.size(), " absmax, must be ",
-                scales);
+void CheckTensors(const ops::AdamWTensors& t, size_t i) {
+  const Tensor& weight = t.weights[i];
+  const int64_t n = weight.numel();
+  Check(weight, n, t.weights[0].scalar_type(), t.weights[0], "a weight");
+  Check(t.grads[i], n, t.grads[0].scalar_type(), weight, "a gradient");
+  Check(t.m[i], n, t.m[0].scalar_type(), weight, "m");
+  Check(t.v[i], n, t.m[0].scalar_type(), weight, "v");
+  if (!t.copies.empty()) {
+    const bool is_float = weight.scalar_type() == at::kFloat;
+    Check(t.copies[i], n, is_float ? at::kBFloat16 : at::kFloat, weight, "a copy");
   }
-
-  void CheckTensors(size_t i) const {
-    const Tensor& weight = weights[i];
-    const int64_t n = weight.numel();
-    Check(weight, n, weights[0].scalar_type(), weights[0], "a weight");
-    Check(grads[i], n, grads[0].scalar_type(), weight, "a gradient");
-    Check(m[i], n, m[0].scalar_type(), weight, "m");
-    Check(v[i], n, m[0].scalar_type(), weight, "v");
-    if (!copies.empty()) {
-      const bool is_float = weight.scalar_type() == at::kFloat;
-      Check(copies[i], n, is_float ? at::kBFloat16 : at::kFloat, weight, "a copy");
-    }
-    if (coded()) {
-      const int64_t blocks = (n + kOptimizerBlock - 1) / kOptimizerBlock;
-      Check(m_absmax[i], blocks, at::kFloat, weight, "m_absmax");
-      Check(v_absmax[i], blocks, at::kFloat, weight, "v_absmax");
-    }
+  if (Coded(t)) {
+    const int64_t blocks = (n + kOptimizerBlock - 1) / kOptimizerBlock;
+    Check(t.m_absmax[i], blocks, at::kFloat, weight, "m_absmax");
+    Check(t.v_absmax[i], blocks, at::kFloat, weight, "v_absmax");
   }
+}
 
-  AdamWTensor At(size_t i) const {
-    return {.weight = weights[i].mutable_data_ptr(),
-            .grad = grads[i].const_data_ptr(),
-            .copy = copies.empty() ? nullptr : copies[i].mutable_data_ptr(),
-            .m = m[i].mutable_data_ptr(),
-            .v = v[i].mutable_data_ptr(),
-            .m_absmax = coded() ? m_absmax[i].mutable_data_ptr<float>() : nullptr,
-            .v_absmax = coded() ? v_absmax[i].mutable_data_ptr<float>() : nullptr,
-            .key = static_cast<uint64_t>(keys[i]),
-            .offset = offsets[i],
-            .elements = weights[i].numel()};
-  }
-};
+AdamWTensor TensorAt(const ops::AdamWTensors& t, size_t i) {
+  return {.weight = t.weights[i].mutable_data_ptr(),
+          .grad = t.grads[i].const_data_ptr(),
+          .copy = t.copies.empty() ? nullptr : t.copies[i].mutable_data_ptr(),
+          .m = t.m[i].mutable_data_ptr(),
+          .v = t.v[i].mutable_data_ptr(),
+          .m_absmax = Coded(t) ? t.m_absmax[i].mutable_data_ptr<float>() : nullptr,
+          .v_absmax = Coded(t) ? t.v_absmax[i].mutable_data_ptr<float>() : nullptr,
+          .key = static_cast<uint64_t>(t.keys[i]),
+          .offset = t.offsets[i],
+          .elements = t.weights[i].numel()};
+}
 
-AdamWScalars ScalarsOf(at::ArrayRef<double> factors) {
-  TORCH_CHECK(factors.size() == 8, "adamw_step_: ", factors.size(), " factors, must be 8");
-  const auto at = [&](size_t i) { return static_cast<float>(factors[i]); };
-  return {.keep = at(0),
-          .one_minus_beta1 = at(1),
-          .beta2 = at(2),
-          .one_minus_beta2 = at(3),
-          .step_size = at(4),
-          .sqrt_bias2 = at(5),
-          .epsilon = at(6),
-          .grad_scale = at(7)};
+AdamWScalars ScalarsOf(const ops::AdamWFactors& f) {
+  return {f.keep,      f.one_minus_beta1, f.beta2,   f.one_minus_beta2,
+          f.step_size, f.sqrt_bias2,      f.epsilon, f.grad_scale};
 }
 
 }  // namespace
 
-void AdamWStep(TensorList weights, TensorList grads, TensorList copies, TensorList m, TensorList v,
-               TensorList m_absmax, TensorList v_absmax, at::IntArrayRef keys,
-               at::IntArrayRef offsets, const std::optional<Tensor>& maps,
-               at::ArrayRef<double> factors) {
-  TORCH_CHECK(!weights.empty() && !grads.empty() && !m.empty(),
-              "adamw_step_: no weight, gradient or state");
-  const Lists lists{weights, grads, copies, m, v, m_absmax, v_absmax, keys, offsets};
-  lists.CheckSizes();
-  const AdamWTypes types = {TypeOf(weights[0], "adamw_step_: weight"),
-                            TypeOf(grads[0], "adamw_step_: gradient"), StateOf(m[0])};
-  TORCH_CHECK(!lists.coded() || maps, "adamw_step_: codes need maps");
-  if (maps) Check(*maps, 4 * 256, at::kFloat, weights[0], "maps");
+// A launch for every kAdamWTensors tensors.
+void AdamWStep(const ops::AdamWTensors& t, const Tensor& maps, const ops::AdamWFactors& factors) {
+  TORCH_CHECK(!t.weights.empty() && !t.grads.empty() && !t.m.empty(),
+              "AdamWStep: no weight, gradient or state");
+  CheckSizes(t);
+  const AdamWTypes types = {TypeOf(t.weights[0], "AdamWStep: weight"),
+                            TypeOf(t.grads[0], "AdamWStep: gradient"), StateOf(t.m[0])};
+  TORCH_CHECK(!Coded(t) || maps.defined(), "AdamWStep: codes need maps");
+  if (maps.defined()) Check(maps, 4 * 256, at::kFloat, t.weights[0], "maps");
   const AdamWScalars scalars = ScalarsOf(factors);
-  const float* tables = maps ? maps->const_data_ptr<float>() : nullptr;
-  const LaunchScope scope(weights[0]);
+  const float* tables = maps.defined() ? maps.const_data_ptr<float>() : nullptr;
+  const LaunchScope scope(t.weights[0]);
   std::array<AdamWTensor, kAdamWTensors> batch;
   int count = 0;
   const auto launch = [&] {
     C10_CUDA_CHECK(LaunchAdamW(types, batch.data(), count, scalars, tables, scope.stream()));
     count = 0;
   };
-  for (size_t i = 0; i < weights.size(); ++i) {
-    lists.CheckTensors(i);
-    if (weights[i].numel() == 0) continue;
-    batch[count++] = lists.At(i);
+  for (size_t i = 0; i < t.weights.size(); ++i) {
+    CheckTensors(t, i);
+    if (t.weights[i].numel() == 0) continue;
+    batch[count++] = TensorAt(t, i);
     if (count == kAdamWTensors) launch();
   }
   launch();

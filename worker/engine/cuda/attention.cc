@@ -171,6 +171,7 @@ void FlashAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
 
 }  // namespace
 
+// Plain products do not: they go over the documents one by one.
 bool AttentionReadsShapeAlone(const Tensor& q) {
   return KindOf({q}, std::nullopt) == Kind::kFlash;  // and cuDNN's
 }
@@ -187,8 +188,12 @@ std::string AttentionKind(const Tensor& q, at::IntArrayRef lengths) {
   return "plain products";
 }
 
+// cuDNN's attention for bf16 where it has the shape (cudnn_attention.h), else FlashAttention-2 for
+// heads of a size that it has (multiples of 8 up to 256), else plain products of whole documents in
+// fp32, which hold length^2 scores of one document for all heads.
 Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
-                 const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale, int64_t window) {
+                 const ops::Documents& documents, double scale, int64_t window) {
+  const auto& [cu_seqlens, lengths] = documents;
   CheckInput(q, k, v, cu_seqlens, lengths);
   CheckHeads("q", q, q);
   CheckHeads("k", k, k);
@@ -210,8 +215,8 @@ Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
 
 void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
                        const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-                       const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
-                       int64_t window) {
+                       const ops::Documents& documents, double scale, int64_t window) {
+  const auto& [cu_seqlens, lengths] = documents;
   CheckInput(q, k, v, cu_seqlens, lengths);
   CheckHeads("q", q, q);
   CheckHeads("k", k, k);

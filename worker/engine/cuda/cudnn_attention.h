@@ -38,7 +38,7 @@ std::optional<CudnnBatch> CudnnBatchOf(at::IntArrayRef lengths);
 // The heads of q and k, [T, heads, D], in the order of summation that LibTorch's context asks for.
 plan::BackwardHeads HeadsOf(const at::Tensor& q, const at::Tensor& k);
 
-// Whether cuDNN may have such tensors: bf16, head size, alignment, device.
+// True if cuDNN takes such tensors: bf16, head size, alignment, device.
 bool CudnnTakes(at::TensorList tensors);
 
 // Fills `out` and returns the logsumexp, fp32 [batch.documents, Hq, batch.longest], or returns

@@ -18,7 +18,8 @@ namespace sft::engine::cuda {
 enum CudnnOperand { kQ, kK, kV, kOut, kDout, kDq, kDk, kDv, kOperands };
 constexpr int kForwardOperands = kDout;
 
-// All that a plan depends on. Token strides are in elements, zero for absent operands.
+// Key of a plan: everything that it depends on. Token strides are in elements, zero for absent
+// operands.
 struct CudnnPlanKey {
   int64_t device = 0;
   int64_t backward = 0;
@@ -44,7 +45,7 @@ struct CudnnPlanKey {
 struct CudnnCall {
   std::array<void*, kOperands> data{};
   void* lse = nullptr;  // fp32 [documents, heads, queries], dense
-  // Of a ragged batch: documents + 1 int64 for each operand, documents int32 each.
+  // For a ragged batch: documents + 1 int64 an operand, then documents int32 each.
   std::array<void*, kOperands> offsets{};
   void* query_lengths = nullptr;
   void* key_lengths = nullptr;

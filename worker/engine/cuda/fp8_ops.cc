@@ -9,8 +9,8 @@ namespace sft::engine::cuda {
 using at::Tensor;
 
 void Fp8Quantize(Tensor& out, Tensor& scale, const Tensor& x) {
-  CheckFp8Quantize(out, x, scale, "fp8_quantize_");
-  const ElementType type = TypeOf(x, "fp8_quantize_");
+  CheckFp8Quantize(out, x, scale, "Fp8Quantize");
+  const ElementType type = TypeOf(x, "Fp8Quantize");
   if (x.size(0) == 0) return;
   const LaunchScope scope(x);
   C10_CUDA_CHECK(LaunchFp8Quantize(type, {x.size(0), x.size(1)}, Read(x), WriteFp8(out, scale),
@@ -18,8 +18,8 @@ void Fp8Quantize(Tensor& out, Tensor& scale, const Tensor& x) {
 }
 
 void Fp8QuantizeWith(Tensor& out, const Tensor& x, const Tensor& scale) {
-  CheckFp8Quantize(out, x, scale, "fp8_quantize_with_");
-  const ElementType type = TypeOf(x, "fp8_quantize_with_");
+  CheckFp8Quantize(out, x, scale, "Fp8QuantizeWith");
+  const ElementType type = TypeOf(x, "Fp8QuantizeWith");
   if (x.numel() == 0) return;
   const LaunchScope scope(x);
   C10_CUDA_CHECK(LaunchFp8QuantizeWith(type, {x.size(0), x.size(1)}, Read(x),
@@ -27,8 +27,8 @@ void Fp8QuantizeWith(Tensor& out, const Tensor& x, const Tensor& scale) {
 }
 
 void Fp8FromNf4(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,
-                const std::optional<Tensor>& nested_absmax, const std::optional<Tensor>& offset,
-                const Tensor& scale, bool transposed) {
+                const Tensor& nested_absmax, const Tensor& offset, const Tensor& scale,
+                bool transposed) {
   const bool nested = CheckFp8FromNf4(out, codes, absmax_codes, nested_absmax, offset, scale);
   if (out.numel() == 0) return;
   Nf4Weight weight{.rows = out.size(transposed ? 1 : 0),
@@ -36,8 +36,8 @@ void Fp8FromNf4(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,
                    .codes = codes.const_data_ptr<uint8_t>()};
   if (nested) {
     weight.absmax_codes = absmax_codes.const_data_ptr<uint8_t>();
-    weight.nested_absmax = nested_absmax->const_data_ptr<float>();
-    weight.offset = offset->const_data_ptr<float>();
+    weight.nested_absmax = nested_absmax.const_data_ptr<float>();
+    weight.offset = offset.const_data_ptr<float>();
   } else {
     weight.absmax = absmax_codes.const_data_ptr<float>();
   }
@@ -49,7 +49,7 @@ void Fp8FromNf4(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,
 void Fp8PlaceFactors(Tensor& matrix, const Tensor& row_scale, at::TensorList a, at::TensorList b,
                      at::IntArrayRef first_row, double scale, bool transposed) {
   const FactorPlaces places = CheckFp8Factors(matrix, row_scale, a, b, first_row, transposed);
-  const ElementType type = TypeOf(a[0], "fp8_place_factors_");
+  const ElementType type = TypeOf(a[0], "Fp8PlaceFactors");
   const LaunchScope scope(matrix);
   ForFactorMembers(
       places, a, b, first_row, [&](const FactorShape& shape, const FactorMembers& members) {

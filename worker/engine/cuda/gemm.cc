@@ -22,7 +22,7 @@ using at::Tensor;
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // cuBLAS's advice for Hopper
 
 void Check(cublasStatus_t status, const char* what) {
-  TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "gemm_: ", what,
+  TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "Gemm: ", what,
               " failed: ", cublasLtGetStatusString(status));
 }
 
@@ -48,7 +48,7 @@ cudaDataType_t CudaType(at::ScalarType type) {
     case at::kFloat8_e4m3fn:
       return CUDA_R_8F_E4M3;
     default:
-      TORCH_CHECK(false, "gemm_: ", type, " is none of fp32, bf16 and float8_e4m3fn");
+      TORCH_CHECK(false, "Gemm: ", type, " is none of fp32, bf16 and float8_e4m3fn");
   }
 }
 
@@ -64,7 +64,7 @@ Operand OperandOf(const Tensor& matrix, const char* name) {
   if (matrix.stride(1) == 1 || columns == 1) {
     return {matrix.const_data_ptr(), std::max(matrix.stride(0), columns), false};
   }
-  TORCH_CHECK(matrix.stride(0) == 1, "gemm_: neither dimension of ", name, " is dense: strides ",
+  TORCH_CHECK(matrix.stride(0) == 1, "Gemm: neither dimension of ", name, " is dense: strides ",
               matrix.strides());
   return {matrix.const_data_ptr(), std::max(matrix.stride(1), rows), true};
 }
@@ -149,7 +149,7 @@ cublasLtMatmulAlgo_t ChooseAlgorithm(cublasLtHandle_t handle, const Problem& pro
   Check(cublasLtMatmulAlgoGetHeuristic(handle, d.matmul.get(), d.b.get(), d.a.get(), d.c.get(),
                                        d.out.get(), raw, 1, &result, &found),
         "the choice of an algorithm");
-  TORCH_CHECK(found > 0, "gemm_: cuBLAS has no algorithm for ", problem.m, " x ", problem.k,
+  TORCH_CHECK(found > 0, "Gemm: cuBLAS has no algorithm for ", problem.m, " x ", problem.k,
               " times ", problem.k, " x ", problem.n);
   return result.algo;
 }
@@ -178,11 +178,11 @@ AlgorithmCache& Algorithms() {
 void CheckProduct(const Tensor& out, const Tensor& a, const Tensor& b) {
   TORCH_CHECK(out.dim() == 2 && a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) &&
                   out.size(0) == a.size(0) && out.size(1) == b.size(1),
-              "gemm_: ", a.sizes(), " times ", b.sizes(), " is not ", out.sizes());
+              "Gemm: ", a.sizes(), " times ", b.sizes(), " is not ", out.sizes());
   TORCH_CHECK(a.scalar_type() == b.scalar_type() &&
                   (out.scalar_type() == a.scalar_type() || out.scalar_type() == at::kFloat),
-              "gemm_: ", a.scalar_type(), " times ", b.scalar_type(), " into ", out.scalar_type());
-  TORCH_CHECK(out.stride(1) == 1 || out.size(1) == 1, "gemm_: rows of the result are not dense");
+              "Gemm: ", a.scalar_type(), " times ", b.scalar_type(), " into ", out.scalar_type());
+  TORCH_CHECK(out.stride(1) == 1 || out.size(1) == 1, "Gemm: rows of the result are not dense");
 }
 
 // out = alpha a b + beta c, with a scale for each row of a and each column of b in FP8.
@@ -256,7 +256,7 @@ void Run(const Product& product) {
 void CheckAddend(const Tensor& out, const Tensor& addend) {
   TORCH_CHECK(addend.sizes() == out.sizes() && addend.scalar_type() == out.scalar_type() &&
                   addend.stride(1) == 1,
-              "gemm_add_: the addend is ", addend.scalar_type(), addend.sizes());
+              "GemmAdd: the addend is ", addend.scalar_type(), addend.sizes());
 }
 
 }  // namespace
@@ -273,22 +273,22 @@ void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend
 }
 
 void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& b,
-             const Tensor& b_scale, const std::optional<Tensor>& addend, bool fast_sums) {
+             const Tensor& b_scale, const Tensor& addend, bool fast_sums) {
   TORCH_CHECK(a.scalar_type() == at::kFloat8_e4m3fn && b.scalar_type() == at::kFloat8_e4m3fn &&
                   a.stride(1) == 1 && b.stride(1) == 1 && a.size(1) == b.size(1) &&
                   out.size(0) == a.size(0) && out.size(1) == b.size(0) && out.stride(1) == 1,
-              "fp8_gemm_: ", a.scalar_type(), a.sizes(), " times the transpose of ",
-              b.scalar_type(), b.sizes(), " is not ", out.sizes());
+              "Fp8Gemm: ", a.scalar_type(), a.sizes(), " times the transpose of ", b.scalar_type(),
+              b.sizes(), " is not ", out.sizes());
   TORCH_CHECK(a_scale.scalar_type() == at::kFloat && b_scale.scalar_type() == at::kFloat &&
                   a_scale.is_contiguous() && b_scale.is_contiguous() &&
                   a_scale.numel() == a.size(0) && b_scale.numel() == b.size(0),
-              "fp8_gemm_: one fp32 scale a row is needed");
-  if (addend) CheckAddend(out, *addend);
+              "Fp8Gemm: one fp32 scale a row is needed");
+  if (addend.defined()) CheckAddend(out, addend);
   Run({.out = out,
        .a = a,
        .b = b.t(),
-       .c = addend ? *addend : out,
-       .beta = addend ? 1.0 : 0.0,
+       .c = addend.defined() ? addend : out,
+       .beta = addend.defined() ? 1.0 : 0.0,
        .a_scale = a_scale.const_data_ptr<float>(),
        .b_scale = b_scale.const_data_ptr<float>(),
        .fast_sums = fast_sums});

@@ -16,7 +16,7 @@ Tensor Int8Quantize(const Tensor& weight, const Tensor& absmax) {
   if (weight.numel() == 0) return codes;
   const LaunchScope scope(weight);
   C10_CUDA_CHECK(LaunchInt8Quantize(
-      TypeOf(weight, "int8_quantize"), {weight.size(0), weight.size(1)}, weight.const_data_ptr(),
+      TypeOf(weight, "Int8Quantize"), {weight.size(0), weight.size(1)}, weight.const_data_ptr(),
       absmax.const_data_ptr<float>(), codes.mutable_data_ptr<int8_t>(), scope.stream()));
   return codes;
 }
@@ -25,7 +25,7 @@ void Int8Dequantize(Tensor& out, const Tensor& codes, const Tensor& scale) {
   CheckInt8Dequantize(out, codes, scale);
   if (out.numel() == 0) return;
   const LaunchScope scope(out);
-  C10_CUDA_CHECK(LaunchInt8Dequantize(TypeOf(out, "int8_dequantize_"), {out.size(0), out.size(1)},
+  C10_CUDA_CHECK(LaunchInt8Dequantize(TypeOf(out, "Int8Dequantize"), {out.size(0), out.size(1)},
                                       codes.const_data_ptr<int8_t>(), scale.const_data_ptr<float>(),
                                       Write(out), scope.stream()));
 }

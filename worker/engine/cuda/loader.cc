@@ -7,6 +7,7 @@
 
 #include "common/base/version.h"
 #include "worker/engine/base/error.h"
+#include "worker/engine/kernels/table_fingerprint.h"
 
 namespace sft::engine {
 
@@ -15,8 +16,26 @@ std::filesystem::path DefaultCudaPluginPath() {
   return program.parent_path().parent_path() / "lib" / "libsft_cuda.so";
 }
 
+void CheckSameBuild(const CudaPlugin& plugin, const std::filesystem::path& path) {
+  if (std::string_view(plugin.version) != kVersion) {
+    throw InfrastructureError(
+        fmt::format("the CUDA plugin {} is of version {}, this program of version {}",
+                    path.string(), plugin.version, kVersion),
+        "cuda_plugin_wrong", "Install the program and its lib folder from one bundle.");
+  }
+  if (plugin.operations != ops::TableFingerprint()) {
+    throw InfrastructureError(
+        fmt::format("the CUDA plugin {} was built with another table of operations "
+                    "(worker/engine/kernels/operations.def) than this program",
+                    path.string()),
+        "cuda_plugin_wrong",
+        "Build both from one tree (targets sft_cuda and sft-rank), or install the program and its "
+        "lib folder from one bundle.");
+  }
+}
+
 const CudaPlugin& LoadCudaPlugin(const std::filesystem::path& path) {
-  // Never closed: LibTorch's dispatcher and allocator keep pointers into it.
+  // Never closed: operations and LibTorch's allocator keep pointers into it.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     throw InfrastructureError(
@@ -33,12 +52,8 @@ const CudaPlugin& LoadCudaPlugin(const std::filesystem::path& path) {
         "cuda_plugin_wrong");
   }
   const CudaPlugin* plugin = entry();
-  if (std::string_view(plugin->version) != kVersion) {
-    throw InfrastructureError(
-        fmt::format("the CUDA plugin {} is of version {}, this program of version {}",
-                    path.string(), plugin->version, kVersion),
-        "cuda_plugin_wrong", "Install the program and its lib folder from one bundle.");
-  }
+  CheckSameBuild(*plugin, path);
+  ops::RegisterCudaImplementations(*plugin->implementations);
   RegisterCommunicatorFactory("nccl", plugin->make_nccl_communicator);
   RegisterCudaGraphRecorder(plugin->make_graph_recorder);
   return *plugin;

@@ -6,11 +6,16 @@
 
 namespace sft::engine {
 
-// Where the plugin of this program lies: lib/libsft_cuda.so beside the program's bin folder, in a
+// Path of this program's plugin: lib/libsft_cuda.so beside the program's bin folder, in a
 // build tree and in a bundle alike.
 std::filesystem::path DefaultCudaPluginPath();
 
-// Opens the plugin and registers the "nccl" communicator and the recorder of CUDA graphs. Call it
+// Throws InfrastructureError unless the plugin, which `path` holds, is of this program's build: of
+// its version, and compiled with its table of operations.
+void CheckSameBuild(const CudaPlugin& plugin, const std::filesystem::path& path);
+
+// Opens the plugin and registers the CUDA implementations of the engine's operations, the "nccl"
+// communicator and the recorder of CUDA graphs. Call it
 // once, from the main thread, before anything asks LibTorch about CUDA: LibTorch remembers the
 // first answer. The plugin stays open until the process ends; what is returned lives as long.
 //

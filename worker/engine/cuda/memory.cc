@@ -32,7 +32,7 @@ Tensor EmptyPinned(const Tensor& like, int64_t bytes) {
                                           cudaHostAllocDefault);
   if (error != cudaSuccess) {
     static_cast<void>(cudaGetLastError());  // said here
-    TORCH_CHECK(false, "empty_pinned: the driver cannot lock ", bytes,
+    TORCH_CHECK(false, "EmptyPinned: the driver cannot lock ", bytes,
                 " bytes of host memory: ", cudaGetErrorString(error));
   }
   const auto free = [](void* pointer) { static_cast<void>(cudaFreeHost(pointer)); };

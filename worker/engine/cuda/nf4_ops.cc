@@ -16,17 +16,17 @@ int64_t Blocks(int64_t n, int64_t block) { return (n + block - 1) / block; }
 
 void CheckOut(const Tensor& out, const Tensor& codes, int64_t blocks) {
   if (!out.is_contiguous()) {
-    TORCH_CHECK(out.dim() == 2, "nf4_dequantize_: out is ", out.sizes(), " with strides ",
+    TORCH_CHECK(out.dim() == 2, "Nf4Dequantize: out is ", out.sizes(), " with strides ",
                 out.strides(), ", must be rows or dense");
-    CheckRows(out, out.size(0), out.size(1), out, "nf4_dequantize_: out");
+    CheckRows(out, out.size(0), out.size(1), out, "Nf4Dequantize: out");
   }
-  TORCH_CHECK(codes.is_contiguous(), "nf4_dequantize_: codes must be contiguous");
-  TORCH_CHECK(codes.numel() == (out.numel() + 1) / 2, "nf4_dequantize_: ", out.numel(),
+  TORCH_CHECK(codes.is_contiguous(), "Nf4Dequantize: codes must be contiguous");
+  TORCH_CHECK(codes.numel() == (out.numel() + 1) / 2, "Nf4Dequantize: ", out.numel(),
               " elements need ", (out.numel() + 1) / 2, " bytes of codes, got ", codes.numel());
-  TORCH_CHECK(blocks == Blocks(out.numel(), kNf4Block), "nf4_dequantize_: got ", blocks,
+  TORCH_CHECK(blocks == Blocks(out.numel(), kNf4Block), "Nf4Dequantize: got ", blocks,
               " absmax for ", out.numel(), " elements");
   TORCH_CHECK(reinterpret_cast<uintptr_t>(codes.const_data_ptr()) % 4 == 0,
-              "nf4_dequantize_: codes must start on a multiple of 4 bytes");
+              "Nf4Dequantize: codes must start on a multiple of 4 bytes");
 }
 
 // Without gaps: one row.
@@ -37,9 +37,9 @@ MutableRows Target(Tensor& out) {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> Nf4Quantize(const Tensor& weight) {
-  TORCH_CHECK(weight.is_contiguous(), "nf4_quantize: weight must be contiguous");
-  const ElementType type = TypeOf(weight, "nf4_quantize");
+ops::Nf4Codes Nf4Quantize(const Tensor& weight) {
+  TORCH_CHECK(weight.is_contiguous(), "Nf4Quantize: weight must be contiguous");
+  const ElementType type = TypeOf(weight, "Nf4Quantize");
   const int64_t n = weight.numel();
   Tensor codes = at::empty({(n + 1) / 2}, weight.options().dtype(at::kByte));
   Tensor absmax = at::empty({Blocks(n, kNf4Block)}, weight.options().dtype(at::kFloat));
@@ -51,9 +51,9 @@ std::tuple<Tensor, Tensor> Nf4Quantize(const Tensor& weight) {
   return {codes, absmax};
 }
 
-std::tuple<Tensor, Tensor, Tensor> AbsmaxQuantize(const Tensor& absmax) {
+ops::NestedAbsmax AbsmaxQuantize(const Tensor& absmax) {
   TORCH_CHECK(absmax.scalar_type() == at::kFloat && absmax.is_contiguous(),
-              "absmax_quantize: absmax must be contiguous fp32");
+              "AbsmaxQuantize: absmax must be contiguous fp32");
   const int64_t n = absmax.numel();
   Tensor codes = at::empty({n}, absmax.options().dtype(at::kByte));
   Tensor nested = at::empty({Blocks(n, kNestedBlock)}, absmax.options());
@@ -67,7 +67,7 @@ std::tuple<Tensor, Tensor, Tensor> AbsmaxQuantize(const Tensor& absmax) {
 }
 
 void Nf4Dequantize(Tensor& out, const Tensor& codes, const Tensor& absmax) {
-  const ElementType type = TypeOf(out, "nf4_dequantize_");
+  const ElementType type = TypeOf(out, "Nf4Dequantize");
   CheckOut(out, codes, absmax.numel());
   if (out.numel() == 0) return;
   const LaunchScope scope(out);
@@ -78,10 +78,10 @@ void Nf4Dequantize(Tensor& out, const Tensor& codes, const Tensor& absmax) {
 
 void Nf4DequantizeNested(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,
                          const Tensor& nested_absmax, const Tensor& offset) {
-  const ElementType type = TypeOf(out, "nf4_dequantize_nested_");
+  const ElementType type = TypeOf(out, "Nf4DequantizeNested");
   CheckOut(out, codes, absmax_codes.numel());
   TORCH_CHECK(nested_absmax.numel() == Blocks(absmax_codes.numel(), kNestedBlock),
-              "nf4_dequantize_nested_: got ", nested_absmax.numel(), " nested absmax for ",
+              "Nf4DequantizeNested: got ", nested_absmax.numel(), " nested absmax for ",
               absmax_codes.numel(), " absmax codes");
   if (out.numel() == 0) return;
   const LaunchScope scope(out);

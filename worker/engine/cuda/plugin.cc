@@ -13,6 +13,8 @@
 #include "worker/engine/base/error.h"
 #include "worker/engine/cuda/graph_recorder.h"
 #include "worker/engine/cuda/nccl_communicator.h"
+#include "worker/engine/cuda/ops.h"
+#include "worker/engine/kernels/table_fingerprint.h"
 
 namespace sft::engine::cuda {
 namespace {
@@ -95,7 +97,18 @@ void ConfigureAllocator() {
 }
 
 const Devices kDevices;
-const CudaPlugin kPlugin = {kVersion, &kDevices, &MakeNcclCommunicator, &MakeGraphRecorder};
+
+const ops::Implementations kImplementations = {
+#define SFT_OPERATION(Result, Name, ...) .Name = &cuda::Name,
+#include "worker/engine/kernels/operations.def"
+};
+
+const CudaPlugin kPlugin = {.version = kVersion,
+                            .operations = ops::TableFingerprint(),
+                            .devices = &kDevices,
+                            .implementations = &kImplementations,
+                            .make_nccl_communicator = &MakeNcclCommunicator,
+                            .make_graph_recorder = &MakeGraphRecorder};
 
 }  // namespace
 }  // namespace sft::engine::cuda

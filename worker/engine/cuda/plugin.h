@@ -5,15 +5,15 @@
 
 #include "worker/engine/dist/communicator.h"
 #include "worker/engine/kernels/graph.h"
+#include "worker/engine/kernels/ops.h"
 
-// What libsft_cuda.so offers to the process that opens it (loader.h), besides the CUDA
-// implementations of the engine's operations, which it registers with LibTorch's dispatcher.
+// The interface of libsft_cuda.so to the process that opens it (loader.h).
 //
 // Nothing here names a CUDA type: the engine is compiled without CUDA's headers.
 
 namespace sft::engine {
 
-// What one GPU is.
+// Name and capacities of one GPU.
 struct CudaDeviceProperties {
   std::string name;  // "NVIDIA H100 80GB HBM3"
   int64_t total_bytes = 0;
@@ -30,7 +30,7 @@ struct CudaMemory {
   int64_t peak_reserved = 0;
 };
 
-// What the driver says of one device's memory, in bytes, all processes counted.
+// One device's memory as the driver reports it, in bytes, over all processes.
 struct CudaDriverMemory {
   int64_t free = 0;
   int64_t total = 0;
@@ -61,7 +61,9 @@ class CudaDevices {
 // Everything the plugin gives; it and what it points to live until the process ends.
 struct CudaPlugin {
   const char* version;  // of the build; equal to the opening process's
+  uint64_t operations;  // ops::TableFingerprint() as the plugin was compiled; equal likewise
   const CudaDevices* devices;
+  const ops::Implementations* implementations;
   CommunicatorFactory make_nccl_communicator;
   GraphRecorderFactory make_graph_recorder;
 };

@@ -11,8 +11,8 @@ namespace {
 
 using at::Tensor;
 
-NormRopeShape ShapeOf(const Tensor& qkv, int64_t heads, int64_t kv_heads, int64_t size,
-                      const char* operation) {
+NormRopeShape NormRopeShapeOf(const Tensor& qkv, int64_t heads, int64_t kv_heads, int64_t size,
+                              const char* operation) {
   TORCH_CHECK(size <= NormRopeMaxHeadSize(), operation, ": heads of ", size,
               " are larger than the largest, ", NormRopeMaxHeadSize());
   return {qkv.size(0), static_cast<int>(heads), static_cast<int>(kv_heads), static_cast<int>(size)};
@@ -21,10 +21,10 @@ NormRopeShape ShapeOf(const Tensor& qkv, int64_t heads, int64_t kv_heads, int64_
 }  // namespace
 
 void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
-  TORCH_CHECK(x.dim() == 3, "rope_: x is ", x.sizes(), ", must be [tokens, heads, size]");
-  CheckHeads(x, x.size(0), x.size(2), x, "rope_: x");
-  CheckAngles(cos, sin, x.size(0), x.size(2), x, "rope_");
-  const ElementType type = TypeOf(x, "rope_");
+  TORCH_CHECK(x.dim() == 3, "Rope: x is ", x.sizes(), ", must be [tokens, heads, size]");
+  CheckHeads(x, x.size(0), x.size(2), x, "Rope: x");
+  CheckAngles(cos, sin, x.size(0), x.size(2), x, "Rope");
+  const ElementType type = TypeOf(x, "Rope");
   if (x.numel() == 0) return;
   const LaunchScope scope(x);
   C10_CUDA_CHECK(LaunchRope(type, {x.size(0), x.size(1), x.size(2) / 2, x.stride(0)},
@@ -34,14 +34,14 @@ void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
 
 void NormRope(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
               const Tensor& k_weight, const Tensor& cos, const Tensor& sin, double eps) {
-  TORCH_CHECK(q.dim() == 3 && k.dim() == 3, "norm_rope_: q is ", q.sizes(), ", k is ", k.sizes(),
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3, "NormRope: q is ", q.sizes(), ", k is ", k.sizes(),
               ", must be [tokens, heads, size]");
-  CheckNormRope(qkv, q_weight, k_weight, cos, sin, q.size(1), k.size(1), "norm_rope_");
+  CheckNormRope(qkv, q_weight, k_weight, cos, sin, q.size(1), k.size(1), "NormRope");
   const int64_t size = q_weight.numel();
-  CheckHeads(q, qkv.size(0), size, qkv, "norm_rope_: q");
-  CheckHeads(k, qkv.size(0), size, qkv, "norm_rope_: k");
-  const ElementType type = TypeOf(qkv, "norm_rope_");
-  const NormRopeShape shape = ShapeOf(qkv, q.size(1), k.size(1), size, "norm_rope_");
+  CheckHeads(q, qkv.size(0), size, qkv, "NormRope: q");
+  CheckHeads(k, qkv.size(0), size, qkv, "NormRope: k");
+  const ElementType type = TypeOf(qkv, "NormRope");
+  const NormRopeShape shape = NormRopeShapeOf(qkv, q.size(1), k.size(1), size, "NormRope");
   if (q.numel() + k.numel() == 0) return;
   const LaunchScope scope(qkv);
   C10_CUDA_CHECK(LaunchNormRope(type, shape, {qkv.const_data_ptr(), qkv.stride(0)},
@@ -51,15 +51,15 @@ void NormRope(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
                                 {k.mutable_data_ptr(), k.stride(0)}, scope.stream()));
 }
 
-std::tuple<Tensor, Tensor> NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
-                                            const Tensor& k_weight, const Tensor& cos,
-                                            const Tensor& sin, int64_t heads, int64_t kv_heads,
-                                            double eps, bool need_weight_grad) {
-  CheckNormRope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, "norm_rope_backward_");
-  CheckRows(dqkv, qkv.size(0), qkv.size(1), qkv, "norm_rope_backward_: dqkv");
+ops::NormRopeGradients NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
+                                        const Tensor& k_weight, const Tensor& cos,
+                                        const Tensor& sin, int64_t heads, int64_t kv_heads,
+                                        double eps, bool need_weight_grad) {
+  CheckNormRope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, "NormRopeBackward");
+  CheckRows(dqkv, qkv.size(0), qkv.size(1), qkv, "NormRopeBackward: dqkv");
   const int64_t size = q_weight.numel();
-  const ElementType type = TypeOf(qkv, "norm_rope_backward_");
-  const NormRopeShape shape = ShapeOf(qkv, heads, kv_heads, size, "norm_rope_backward_");
+  const ElementType type = TypeOf(qkv, "NormRopeBackward");
+  const NormRopeShape shape = NormRopeShapeOf(qkv, heads, kv_heads, size, "NormRopeBackward");
   const auto floats = qkv.options().dtype(at::kFloat);
   const int64_t wanted = need_weight_grad ? size : 0;
   if (qkv.size(0) * (heads + kv_heads) == 0) {

@@ -28,11 +28,11 @@ void CheckSwiglu(const Tensor& narrow, const Tensor& gate_up, const char* operat
 }  // namespace
 
 Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps,
-               const std::optional<Tensor>& fp8, const std::optional<Tensor>& fp8_scale) {
-  CheckNorm(x, weight, "rms_norm_");
-  CheckRows(y, x.size(0), x.size(1), x, "rms_norm_: y");
-  const ElementType type = TypeOf(x, "rms_norm_");
-  const Fp8Output quantised = WriteFp8Too(fp8, fp8_scale, y, "rms_norm_");
+               const ops::Fp8Rows& fp8) {
+  CheckNorm(x, weight, "RmsNorm");
+  CheckRows(y, x.size(0), x.size(1), x, "RmsNorm: y");
+  const ElementType type = TypeOf(x, "RmsNorm");
+  const Fp8Output quantised = WriteFp8Too(fp8, y, "RmsNorm");
   Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
   if (x.numel() == 0) return rstd;
   const LaunchScope scope(x);
@@ -43,17 +43,16 @@ Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps,
 }
 
 Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
-                       const Tensor& rstd, const std::optional<Tensor>& residual,
-                       bool need_weight_grad, const std::optional<Tensor>& fp8,
-                       const std::optional<Tensor>& fp8_scale) {
-  CheckNorm(x, weight, "rms_norm_backward_");
-  CheckRows(dx, x.size(0), x.size(1), x, "rms_norm_backward_: dx");
-  CheckRows(dy, x.size(0), x.size(1), x, "rms_norm_backward_: dy");
-  if (residual) CheckRows(*residual, x.size(0), x.size(1), x, "rms_norm_backward_: residual");
+                       const Tensor& rstd, const Tensor& residual, bool need_weight_grad,
+                       const ops::Fp8Rows& fp8) {
+  CheckNorm(x, weight, "RmsNormBackward");
+  CheckRows(dx, x.size(0), x.size(1), x, "RmsNormBackward: dx");
+  CheckRows(dy, x.size(0), x.size(1), x, "RmsNormBackward: dy");
+  if (residual.defined()) CheckRows(residual, x.size(0), x.size(1), x, "RmsNormBackward: residual");
   TORCH_CHECK(rstd.is_contiguous() && rstd.numel() == x.size(0) && rstd.device() == x.device(),
-              "rms_norm_backward_: rstd must be [", x.size(0), "], dense, beside x");
-  const ElementType type = TypeOf(x, "rms_norm_backward_");
-  const Fp8Output quantised = WriteFp8Too(fp8, fp8_scale, dx, "rms_norm_backward_");
+              "RmsNormBackward: rstd must be [", x.size(0), "], dense, beside x");
+  const ElementType type = TypeOf(x, "RmsNormBackward");
+  const Fp8Output quantised = WriteFp8Too(fp8, dx, "RmsNormBackward");
   const RmsNormShape shape = {x.size(0), x.size(1)};
   const auto floats = x.options().dtype(at::kFloat);
   if (x.numel() == 0) return at::zeros({need_weight_grad ? shape.width : 0}, floats);
@@ -67,16 +66,15 @@ Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tens
                                                dweight.mutable_data_ptr<float>(), scope.stream()));
   }
   C10_CUDA_CHECK(LaunchRmsNormBackward(type, shape, Read(dy), Read(x), weight.const_data_ptr(), r,
-                                       residual ? Read(*residual) : ConstRows{}, Write(dx),
+                                       residual.defined() ? Read(residual) : ConstRows{}, Write(dx),
                                        quantised, scope.stream()));
   return dweight;
 }
 
-void Swiglu(Tensor& out, const Tensor& gate_up, const std::optional<Tensor>& fp8,
-            const std::optional<Tensor>& fp8_scale) {
-  CheckSwiglu(out, gate_up, "swiglu_");
-  const ElementType type = TypeOf(gate_up, "swiglu_");
-  const Fp8Output quantised = WriteFp8Too(fp8, fp8_scale, out, "swiglu_");
+void Swiglu(Tensor& out, const Tensor& gate_up, const ops::Fp8Rows& fp8) {
+  CheckSwiglu(out, gate_up, "Swiglu");
+  const ElementType type = TypeOf(gate_up, "Swiglu");
+  const Fp8Output quantised = WriteFp8Too(fp8, out, "Swiglu");
   if (out.numel() == 0) return;
   const LaunchScope scope(gate_up);
   C10_CUDA_CHECK(LaunchSwiglu(type, {out.size(0), out.size(1)}, Read(gate_up), Write(out),
@@ -84,9 +82,9 @@ void Swiglu(Tensor& out, const Tensor& gate_up, const std::optional<Tensor>& fp8
 }
 
 void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
-  CheckSwiglu(dy, gate_up, "swiglu_backward_");
-  CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "swiglu_backward_: dgate_up");
-  const ElementType type = TypeOf(gate_up, "swiglu_backward_");
+  CheckSwiglu(dy, gate_up, "SwigluBackward");
+  CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "SwigluBackward: dgate_up");
+  const ElementType type = TypeOf(gate_up, "SwigluBackward");
   if (dy.numel() == 0) return;
   const LaunchScope scope(gate_up);
   C10_CUDA_CHECK(LaunchSwigluBackward(type, {dy.size(0), dy.size(1)}, Read(dy), Read(gate_up),
@@ -95,7 +93,7 @@ void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
 
 void Accumulate(Tensor& sum, const Tensor& part, bool fresh) {
   CheckAccumulate(sum, part);
-  const ElementType type = TypeOf(part, "accumulate_");
+  const ElementType type = TypeOf(part, "Accumulate");
   if (part.numel() == 0) return;
   const LaunchScope scope(sum);
   C10_CUDA_CHECK(LaunchAccumulate(type, part.numel(), part.const_data_ptr(), fresh,
@@ -105,7 +103,7 @@ void Accumulate(Tensor& sum, const Tensor& part, bool fresh) {
 void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
                   double scale) {
   const FactorPlaces places = CheckFactors(matrix, a, b, first_row);
-  const ElementType type = TypeOf(matrix, "place_factors_");
+  const ElementType type = TypeOf(matrix, "PlaceFactors");
   const LaunchScope scope(matrix);
   ForFactorMembers(
       places, a, b, first_row, [&](const FactorShape& shape, const FactorMembers& members) {
@@ -116,10 +114,10 @@ void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArr
 
 Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
   TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() && targets.numel() == logits.size(0),
-              "cross_entropy_: logits ", logits.sizes(), " for ", targets.numel(), " targets");
+              "CrossEntropy: logits ", logits.sizes(), " for ", targets.numel(), " targets");
   TORCH_CHECK(targets.scalar_type() == at::kLong && targets.is_contiguous() && targets.is_cuda(),
-              "cross_entropy_: targets must be contiguous int64 on the GPU");
-  const ElementType type = TypeOf(logits, "cross_entropy_");
+              "CrossEntropy: targets must be contiguous int64 on the GPU");
+  const ElementType type = TypeOf(logits, "CrossEntropy");
   const auto floats = logits.options().dtype(at::kFloat);
   if (logits.numel() == 0) return at::zeros({}, floats);
   Tensor losses = at::empty({logits.size(0)}, floats);

@@ -3,11 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "worker/engine/cuda/kernels/launch.h"
 #include "worker/engine/kernels/fp8_rows.h"
-#include "worker/engine/kernels/ops.h"
+#include "worker/engine/kernels/op_types.h"
 #include "worker/engine/kernels/rows.h"
 
 // Tensors as the launchers take them.
@@ -23,11 +22,9 @@ inline Fp8Output WriteFp8(at::Tensor values, at::Tensor scale) {
           .scale = scale.mutable_data_ptr<float>(),
           .scaling = {ops::kFp8Room / kFp8Largest, kFp8SmallestScale}};
 }
-// Where an operation that makes the rows x writes them in FP8 too, checked here.
-inline Fp8Output WriteFp8Too(const std::optional<at::Tensor>& values,
-                             const std::optional<at::Tensor>& scale, const at::Tensor& x,
-                             const char* operation) {
-  return WantsFp8(values, scale, x, operation) ? WriteFp8(*values, *scale) : Fp8Output{};
+// The FP8 target of an operation that makes the rows x, checked.
+inline Fp8Output WriteFp8Too(const ops::Fp8Rows& fp8, const at::Tensor& x, const char* operation) {
+  return WantsFp8(fp8, x, operation) ? WriteFp8(fp8.values, fp8.scale) : Fp8Output{};
 }
 
 // Calls `launch(FactorShape, FactorMembers)` for every kFactorMembers members of a PlaceFactors.

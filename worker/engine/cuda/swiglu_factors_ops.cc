@@ -34,19 +34,18 @@ bool HasSwigluFactors(const Tensor& gate_up, int64_t rank) {
          StartOnChunks(gate_up) && cuda::HasSwigluFactors(gate_up.size(1) / 2, rank);
 }
 
-void SwigluFactorsBackward(Tensor& gate_up, Tensor& dxa, const Tensor& dy, const Tensor& xa,
-                           const Tensor& b_gate, const Tensor& b_up, const Tensor& dxa_down,
-                           Tensor& db_gate, Tensor& db_up, Tensor& da_down, double scale) {
-  CheckSwigluFactors(gate_up, dxa, dy, xa, b_gate, b_up, dxa_down, db_gate, db_up, da_down);
+void SwigluFactorsBackward(Tensor& gate_up, Tensor& dxa, const Tensor& dy,
+                           const ops::SwigluFactors& f) {
+  CheckSwigluFactors(gate_up, dxa, dy, f);
   TORCH_CHECK(dxa.stride(0) % 4 == 0 && reinterpret_cast<uintptr_t>(dxa.data_ptr()) % 8 == 0,
-              "swiglu_factors_backward_: rows of dxa do not start on 8 bytes");
+              "SwigluFactorsBackward: rows of dxa do not start on 8 bytes");
   const SwigluFactorsShape shape{gate_up.size(0), gate_up.size(1) / 2,
-                                 static_cast<int>(b_gate.size(1))};
-  TORCH_CHECK(HasSwigluFactors(gate_up, shape.rank), "swiglu_factors_backward_: no kernel for ",
+                                 static_cast<int>(f.b_gate.size(1))};
+  TORCH_CHECK(HasSwigluFactors(gate_up, shape.rank), "SwigluFactorsBackward: no kernel for ",
               gate_up.scalar_type(), gate_up.sizes(), " and rank ", shape.rank);
   const LaunchScope scope(gate_up);
-  const Tensor from_down = OnChunks(dy), first = OnChunks(xa), first_down = OnChunks(dxa_down);
-  const Tensor gate = OnChunks(b_gate), up = OnChunks(b_up);
+  const Tensor from_down = OnChunks(dy), first = OnChunks(f.xa), first_down = OnChunks(f.dxa_down);
+  const Tensor gate = OnChunks(f.b_gate), up = OnChunks(f.b_up);
   const int multiprocessors = at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
   const SwigluFactorsSizes sizes = SizesOfSwigluFactors(shape, multiprocessors);
   Tensor partials = at::empty({sizes.dxa + sizes.gradients}, gate_up.options().dtype(at::kFloat));
@@ -62,9 +61,9 @@ void SwigluFactorsBackward(Tensor& gate_up, Tensor& dxa, const Tensor& dy, const
                                Elements(gate),
                                Elements(up)};
   C10_CUDA_CHECK(LaunchSwigluFactorsBackward(
-      shape, rows, {sizes.runs, floats, floats + sizes.dxa}, static_cast<float>(scale),
-      {db_gate.mutable_data_ptr<float>(), db_up.mutable_data_ptr<float>(),
-       da_down.mutable_data_ptr<float>()},
+      shape, rows, {sizes.runs, floats, floats + sizes.dxa}, static_cast<float>(f.scale),
+      {f.db_gate.mutable_data_ptr<float>(), f.db_up.mutable_data_ptr<float>(),
+       f.da_down.mutable_data_ptr<float>()},
       {dxa.mutable_data_ptr(), dxa.stride(0)}, scope.stream()));
 }
 

@@ -7,14 +7,14 @@
 
 namespace sft::engine {
 
-// What a template sees besides the conversation.
+// Variables that a template can read besides the conversation.
 struct TemplateVariables {
   std::string bos_token;
   std::string eos_token;
   std::string unk_token;
   std::string pad_token;
-  // What strftime_now() formats, as "YYYY-MM-DD"; fixed, so that one data set renders the same text
-  // on every day. The default is the date that Llama 3's own template falls back to.
+  // Date that strftime_now() formats, as "YYYY-MM-DD"; fixed, so that one data set renders the same
+  // text on every day. The default is the date that Llama 3's own template falls back to.
   std::string date = "2024-07-26";
 };
 
@@ -33,10 +33,10 @@ struct TextSpan {
   bool operator==(const TextSpan&) const = default;
 };
 
-// What a template printed.
+// Output of a template.
 struct RenderedText {
   std::string text;
-  // What the template itself marks with {% generation %}; empty for most templates.
+  // Spans that the template itself marks with {% generation %}; empty for most templates.
   std::vector<TextSpan> generation;
 };
 

@@ -40,8 +40,8 @@ class ChatTokenizer {
   std::optional<int32_t> eos_id() const { return eos_id_; }
   // Generation ends at any of these: EOS and every eos_token_id of generation_config.json.
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
-  // Whether plain text (rows of `text` and `prompt`) starts with BOS, as the model's own tokenizer
-  // would have it.
+  // True if plain text (rows of `text` and `prompt`) starts with BOS, as with the model's own
+  // tokenizer.
   bool adds_bos() const { return adds_bos_; }
 
   // The tokens that make the model answer: the conversation and the generation prompt. Control

@@ -37,7 +37,7 @@ struct SkippedRow {
   std::string reason;  // what is wrong, in words
 };
 
-// What became of the rows of a data file.
+// Counts of the used and skipped rows of a data file.
 struct DatasetStats {
   int64_t rows = 0;    // rows read: not blank, within max_examples
   int64_t used = 0;    // rows that became documents
@@ -51,7 +51,7 @@ struct DatasetStats {
   int64_t skipped_total() const;
 };
 
-// What to tokenise and what to do with rows that cannot be used.
+// Options of preparing a data file: what to tokenise, and how to treat rows that cannot be used.
 struct PrepareOptions {
   std::filesystem::path data;       // JSONL file
   std::string name;                 // what the submitter calls it, for messages; empty: `data`
@@ -69,7 +69,7 @@ struct PrepareOptions {
   // Called from the calling thread as rows are done.
   std::function<void(int64_t bytes_done, int64_t bytes_total)> progress;
 
-  // What the job says about its training rows (max_examples applies) or its validation rows.
+  // The job's options for its training rows (max_examples applies) or its validation rows.
   static PrepareOptions ForTraining(const spec::JobSpec& spec, std::filesystem::path data,
                                     std::filesystem::path cache_dir);
   static PrepareOptions ForValidation(const spec::JobSpec& spec, std::filesystem::path data,

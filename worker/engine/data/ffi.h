@@ -12,7 +12,7 @@ extern "C" {
 struct SftTokenizer;
 struct SftTemplate;
 
-// What an entry returns; its memory is freed by sft_result_free.
+// Result of an entry point; sft_result_free frees its memory.
 struct SftResult {
   int32_t ok;
   const char* text;  // the answer, or the error
@@ -27,8 +27,8 @@ struct SftResult {
 
 void sft_result_free(SftResult* result);
 
-// How the process ends where a call takes more memory than it may (`bytes` so far), or the system
-// has no `bytes` for it: see memory.rs. `what` is what the call was doing. Must not return.
+// Ends the process when a call takes more memory than it may (`bytes` so far), or the system has no
+// `bytes` for it: see memory.rs. `what` is what the call was doing. Must not return.
 using SftMemoryHandler = void (*)(int32_t refused, const char* what, size_t what_size,
                                   size_t bytes);
 void sft_set_memory_handler(SftMemoryHandler handler);

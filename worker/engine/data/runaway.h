@@ -6,9 +6,9 @@
 
 namespace sft::engine {
 
-// What takes more of the machine than any honest chat template, tokenizer or row does, and is found
+// A chat template, tokenizer or row that takes more of the machine than any honest one. It is found
 // where no exception can be thrown: in the allocator of the tokenizer crate, on a stack that is
-// used up, or by the thread that watches a row that does not end. It ends the process.
+// used up, or by the thread that watches for a row that does not end. It ends the process.
 struct Runaway {
   enum class Kind {
     kCallMemory,  // one call took `amount` bytes, more than it may

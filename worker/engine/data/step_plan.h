@@ -30,7 +30,7 @@ struct MicroBatch {
   bool empty() const { return tokens.empty(); }
 };
 
-// How rows are batched; the fields are the job file's keys.
+// Options of batching rows; the fields are the job file's keys.
 struct StepPlanOptions {
   int per_device_batch = 1;
   int gradient_accumulation_steps = 1;
@@ -59,9 +59,9 @@ struct Step {
   int64_t loss_tokens = 0;   // over all ranks: what the summed loss is divided by
 };
 
-// Which rows are trained when and where, from a seed, before the run. Every rank holds the same
-// plan, so nothing about batches is ever communicated. The rows of a step do not depend on how its
-// global batch is split: micro-batch m of rank r holds the step's samples
+// Order of the training rows over steps, micro-batches and ranks, drawn from a seed before the run.
+// Every rank holds the same plan, so nothing about batches is ever communicated. The rows of a step
+// do not depend on how its global batch is split: micro-batch m of rank r holds the step's samples
 // [(m * world_size + r) * per_device_batch, + per_device_batch).
 // Any thread may call any method.
 class StepPlan {

@@ -8,7 +8,7 @@
 
 namespace sft::engine {
 
-// Where one assistant turn stands in the rendered conversation: all that the model would write.
+// Span of one assistant turn in the rendered conversation: all that the model would write.
 struct Turn {
   size_t begin = 0;  // the first byte after the generation prompt
   // Bytes of the turn end here at the latest; what a template puts between turns may be included.
@@ -43,7 +43,7 @@ class TurnFinder {
  private:
   class Search;
   ChatTemplate template_;
-  // What add_generation_prompt appends after a user's message; empty: nothing does.
+  // Text that add_generation_prompt appends after a user's message; may be empty.
   std::string generation_prompt_;
 };
 

@@ -31,7 +31,7 @@ class Work {
 };
 using WorkPtr = std::unique_ptr<Work>;
 
-// Of a collective that had nothing to do.
+// The handle of a collective that had nothing to do.
 class DoneWork : public Work {
  public:
   void Wait() override {}
@@ -122,8 +122,9 @@ std::unique_ptr<Communicator> MakeCommunicator(const Rendezvous& rendezvous, at:
 // On GPUs collectives of two groups may run at the same time: ranks start them in one order.
 std::unique_ptr<Communicator> MakeSubgroup(Communicator& comm, const std::vector<int>& members);
 
-// How `total` elements are cut over `world` ranks in multiples of `unit`: the first ranks get
-// ceil(ceil(total / unit) / world) units each, the last ones what is left, possibly nothing.
+// Sizes of the parts when `total` elements are cut over `world` ranks in multiples of `unit`: the
+// first ranks get ceil(ceil(total / unit) / world) units each, the last ones what is left, possibly
+// nothing.
 std::vector<int64_t> PartSizes(int64_t total, int world, int64_t unit = 1);
 
 // One number from each rank, in rank order.
@@ -135,7 +136,7 @@ double AllReduceSumDouble(Communicator& comm, double value);
 // One string from each rank, in rank order.
 std::vector<std::string> AllGatherStrings(Communicator& comm, std::string_view value);
 
-// Whether `value` is equal on all ranks.
+// True if `value` is equal on all ranks. A collective.
 bool EqualOnAllRanks(Communicator& comm, std::string_view value);
 
 }  // namespace sft::engine

@@ -6,11 +6,11 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-// Where the ranks of one attempt meet: a key-value store served by rank 0.
+// Rendezvous of the ranks of one attempt: a key-value store served by rank 0.
 
 namespace sft::engine {
 
-// Where and as whom a rank joins.
+// Address of the store and identity of the rank that joins.
 struct RendezvousOptions {
   // Address of rank 0's node and the port rank 0 listens on, on that address alone. Rank 0 may give
   // port 0 and pass on the port it got in `on_listening`.

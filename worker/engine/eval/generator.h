@@ -13,7 +13,7 @@
 
 namespace sft::engine {
 
-// What to generate with and where.
+// Options of generation.
 struct GeneratorOptions {
   std::filesystem::path model_dir;
   std::filesystem::path adapter_dir;  // PEFT layout; empty: the base alone

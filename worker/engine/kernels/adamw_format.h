@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-// What an AdamW step writes does not depend on the device: the blocks of 8-bit states and the
-// random bits of stochastic rounding, shared by the CPU and CUDA implementations.
+// The parts of an AdamW step that CPU and CUDA share, so that both write the same: the blocks of
+// 8-bit states and the random bits of stochastic rounding.
 //
 // Random bits of element e of a parameter: HashHigh of its block of 2^16 elements, then two rounds
 // of a 32-bit mix. The lower and upper half of the first word round m and v, the lower half of the

@@ -119,14 +119,16 @@ Tensor AsRows(const Tensor& x_GgBK) {
 
 }  // namespace
 
+std::string AttentionKind(const Tensor&, at::IntArrayRef) { return "blocks of keys"; }
+bool AttentionReadsShapeAlone(const Tensor&) { return true; }  // called anew each time
+
 Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
-                 const Tensor& /*cu_seqlens*/, at::IntArrayRef lengths, double scale,
-                 int64_t window) {
-  const Shape shape = CheckInput(q, k, v, lengths);
+                 const ops::Documents& documents, double scale, int64_t window) {
+  const Shape shape = CheckInput(q, k, v, documents.lengths);
   CheckLike("out", out, q);
   Tensor lse = at::empty({shape.query_heads, shape.tokens}, q.options().dtype(at::kFloat));
   int64_t first = 0;
-  for (int64_t length : lengths) {
+  for (int64_t length : documents.lengths) {
     Tensor q_GgLD = Heads(q, first, length, shape.kv_heads);
     Tensor k_G1LD = Heads(k, first, length, shape.kv_heads);
     Tensor v_G1LD = Heads(v, first, length, shape.kv_heads);
@@ -149,16 +151,15 @@ Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
 
 void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
                        const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-                       const Tensor& /*cu_seqlens*/, at::IntArrayRef lengths, double scale,
-                       int64_t window) {
-  const Shape shape = CheckInput(q, k, v, lengths);
+                       const ops::Documents& documents, double scale, int64_t window) {
+  const Shape shape = CheckInput(q, k, v, documents.lengths);
   CheckLike("dq", dq, q);
   CheckLike("dk", dk, k);
   CheckLike("dv", dv, v);
   CheckLike("dout", dout, q);
   CheckLike("out", out, q);
   int64_t first = 0;
-  for (int64_t length : lengths) {
+  for (int64_t length : documents.lengths) {
     Tensor q_GgLD = Heads(q, first, length, shape.kv_heads);
     Tensor k_G1LD = Heads(k, first, length, shape.kv_heads);
     Tensor v_G1LD = Heads(v, first, length, shape.kv_heads);

@@ -33,7 +33,7 @@ inline int64_t RoundDocuments(int64_t documents) {
   return documents <= power / 4 * 3 ? power / 4 * 3 : power;
 }
 
-// All of a micro-batch that decides what is launched for it.
+// Shape of a micro-batch: everything that decides which kernels are launched for it.
 struct BatchShape {
   int64_t tokens = 0;
   int64_t documents = 0;

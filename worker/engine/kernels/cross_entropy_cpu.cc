@@ -21,7 +21,7 @@ double LossSum(const Tensor& logits, const Tensor& targets, const Tensor& lse) {
   double loss = 0.0;
   for (int64_t i = 0; i < logits.size(0); ++i, row += vocabulary) {
     if (target[i] < 0) continue;
-    TORCH_CHECK(target[i] < vocabulary, "cross_entropy_: target ", target[i],
+    TORCH_CHECK(target[i] < vocabulary, "CrossEntropy: target ", target[i],
                 " is outside the vocabulary of ", vocabulary);
     loss += static_cast<double>(sums[i]) - static_cast<double>(static_cast<float>(row[target[i]]));
   }
@@ -47,12 +47,12 @@ void SubtractTargets(Tensor& softmax, const Tensor& targets) {
 
 Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
   TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() && targets.numel() == logits.size(0),
-              "cross_entropy_: logits ", logits.sizes(), " for ", targets.numel(), " targets");
+              "CrossEntropy: logits ", logits.sizes(), " for ", targets.numel(), " targets");
   TORCH_CHECK(targets.scalar_type() == at::kLong && targets.is_contiguous(),
-              "cross_entropy_: targets must be contiguous int64");
+              "CrossEntropy: targets must be contiguous int64");
   const bool is_float = logits.scalar_type() == at::kFloat;
   TORCH_CHECK(is_float || logits.scalar_type() == at::kBFloat16,
-              "cross_entropy_: logits must be fp32 or bf16");
+              "CrossEntropy: logits must be fp32 or bf16");
   Tensor work = is_float ? logits : logits.to(at::kFloat);
   Tensor lse = at::logsumexp(work, {1}, /*keepdim=*/true);
   const double loss = LossSum<float>(work, targets, lse);

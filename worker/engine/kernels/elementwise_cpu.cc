@@ -97,29 +97,28 @@ void PlaceFactorsAs(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntA
 }  // namespace
 
 void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
-  TORCH_CHECK(x.dim() == 3, "rope_: x is ", x.sizes(), ", must be [tokens, heads, size]");
-  CheckHeads(x, x.size(0), x.size(2), x, "rope_: x");
-  CheckAngles(cos, sin, x.size(0), x.size(2), x, "rope_");
+  TORCH_CHECK(x.dim() == 3, "Rope: x is ", x.sizes(), ", must be [tokens, heads, size]");
+  CheckHeads(x, x.size(0), x.size(2), x, "Rope: x");
+  CheckAngles(cos, sin, x.size(0), x.size(2), x, "Rope");
   const float sign = inverse ? -1.0f : 1.0f;
   if (x.scalar_type() == at::kFloat) {
     RopeAs<float>(x, cos, sin, sign);
   } else {
-    TORCH_CHECK(x.scalar_type() == at::kBFloat16, "rope_: x must be fp32 or bf16");
+    TORCH_CHECK(x.scalar_type() == at::kBFloat16, "Rope: x must be fp32 or bf16");
     RopeAs<BFloat16>(x, cos, sin, sign);
   }
 }
 
-void Swiglu(Tensor& out, const Tensor& gate_up, const std::optional<Tensor>& fp8,
-            const std::optional<Tensor>& fp8_scale) {
-  CheckSwiglu(out, gate_up, "swiglu_");
+void Swiglu(Tensor& out, const Tensor& gate_up, const ops::Fp8Rows& fp8) {
+  CheckSwiglu(out, gate_up, "Swiglu");
   const auto [gate, up] = Halves(gate_up);
   at::mul_out(out, at::silu(gate), up);
-  Fp8QuantizeToo(fp8, fp8_scale, out, "swiglu_");
+  Fp8QuantizeToo(fp8, out, "Swiglu");
 }
 
 void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
-  CheckSwiglu(dy, gate_up, "swiglu_backward_");
-  CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "swiglu_backward_: dgate_up");
+  CheckSwiglu(dy, gate_up, "SwigluBackward");
+  CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "SwigluBackward: dgate_up");
   const auto [gate, up] = Halves(gate_up);
   auto [dgate, dup] = Halves(dgate_up);
   // All of gate and up is read before their places, which may be those of the results, are written.
@@ -143,8 +142,7 @@ void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArr
   if (matrix.scalar_type() == at::kFloat) {
     PlaceFactorsAs<float>(matrix, a, b, first_row, static_cast<float>(scale), places);
   } else {
-    TORCH_CHECK(matrix.scalar_type() == at::kBFloat16,
-                "place_factors_: matrix must be fp32 or bf16");
+    TORCH_CHECK(matrix.scalar_type() == at::kBFloat16, "PlaceFactors: matrix must be fp32 or bf16");
     PlaceFactorsAs<BFloat16>(matrix, a, b, first_row, static_cast<float>(scale), places);
   }
 }

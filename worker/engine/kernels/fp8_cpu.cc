@@ -122,35 +122,34 @@ void CheckType(const Tensor& x, const char* operation) {
 }  // namespace
 
 void Fp8Quantize(Tensor& out, Tensor& scale, const Tensor& x) {
-  CheckFp8Quantize(out, x, scale, "fp8_quantize_");
-  CheckType(x, "fp8_quantize_");
+  CheckFp8Quantize(out, x, scale, "Fp8Quantize");
+  CheckType(x, "Fp8Quantize");
   const auto run = x.scalar_type() == at::kFloat ? QuantizeAs<float> : QuantizeAs<c10::BFloat16>;
   run(out, scale, x);
 }
 
 void Fp8QuantizeWith(Tensor& out, const Tensor& x, const Tensor& scale) {
-  CheckFp8Quantize(out, x, scale, "fp8_quantize_with_");
-  CheckType(x, "fp8_quantize_with_");
+  CheckFp8Quantize(out, x, scale, "Fp8QuantizeWith");
+  CheckType(x, "Fp8QuantizeWith");
   const auto run =
       x.scalar_type() == at::kFloat ? QuantizeWithAs<float> : QuantizeWithAs<c10::BFloat16>;
   run(out, x, scale);
 }
 
-void Fp8QuantizeToo(const std::optional<Tensor>& out, const std::optional<Tensor>& scale,
-                    const Tensor& x, const char* operation) {
-  if (!WantsFp8(out, scale, x, operation)) return;
-  Tensor values = *out, scales = *scale;
-  Fp8Quantize(values, scales, x);
+void Fp8QuantizeToo(const ops::Fp8Rows& fp8, const Tensor& x, const char* operation) {
+  if (!WantsFp8(fp8, x, operation)) return;
+  Tensor values = fp8.values, scale = fp8.scale;
+  Fp8Quantize(values, scale, x);
 }
 
 void Fp8FromNf4(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,
-                const std::optional<Tensor>& nested_absmax, const std::optional<Tensor>& offset,
-                const Tensor& scale, bool transposed) {
+                const Tensor& nested_absmax, const Tensor& offset, const Tensor& scale,
+                bool transposed) {
   const bool nested = CheckFp8FromNf4(out, codes, absmax_codes, nested_absmax, offset, scale);
   const int64_t rows = out.size(0), columns = out.size(1);
   Tensor weight = at::empty({transposed ? columns : rows, transposed ? rows : columns}, at::kFloat);
   if (nested) {
-    Nf4DequantizeNested(weight, codes, absmax_codes, *nested_absmax, *offset);
+    Nf4DequantizeNested(weight, codes, absmax_codes, nested_absmax, offset);
   } else {
     Nf4Dequantize(weight, codes, absmax_codes);
   }
@@ -161,7 +160,7 @@ void Fp8FromNf4(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,
 void Fp8PlaceFactors(Tensor& matrix, const Tensor& row_scale, at::TensorList a, at::TensorList b,
                      at::IntArrayRef first_row, double scale, bool transposed) {
   const FactorPlaces places = CheckFp8Factors(matrix, row_scale, a, b, first_row, transposed);
-  CheckType(a[0], "fp8_place_factors_");
+  CheckType(a[0], "Fp8PlaceFactors");
   const auto run =
       a[0].scalar_type() == at::kFloat ? PlaceFactorsAs<float> : PlaceFactorsAs<c10::BFloat16>;
   run(matrix, row_scale.const_data_ptr<float>(), a, b, first_row, static_cast<float>(scale),

@@ -4,13 +4,13 @@
 
 #include <cstdint>
 #include <limits>
-#include <optional>
 
 #include "worker/engine/kernels/nf4_tables.h"
+#include "worker/engine/kernels/op_types.h"
 #include "worker/engine/kernels/rows.h"
 
-// What the implementations of FP8 share, whatever the device: checks, and the choice of a row's
-// scale. To divide by a scale is to multiply by its reciprocal, in fp32; a NaN becomes 0x7f.
+// Checks and the choice of a row's scale in FP8, shared by the CPU and CUDA implementations. To
+// divide by a scale is to multiply by its reciprocal, in fp32; a NaN becomes 0x7f.
 
 namespace sft::engine {
 
@@ -42,21 +42,20 @@ inline void CheckFp8Quantize(const at::Tensor& out, const at::Tensor& x, const a
   CheckRowScale(scale, out, operation);
 }
 
-// Whether an operation that makes the rows x is to write them in FP8 too, checked.
-inline bool WantsFp8(const std::optional<at::Tensor>& out, const std::optional<at::Tensor>& scale,
-                     const at::Tensor& x, const char* operation) {
-  TORCH_CHECK(out.has_value() == scale.has_value(), operation,
+// Returns true if an operation that makes the rows x is to write them in FP8 too. Throws where
+// `fp8` does not fit x.
+inline bool WantsFp8(const ops::Fp8Rows& fp8, const at::Tensor& x, const char* operation) {
+  TORCH_CHECK(fp8.values.defined() == fp8.scale.defined(), operation,
               ": rows in FP8 and their scale come together");
-  if (out) CheckFp8Quantize(*out, x, *scale, operation);
-  return out.has_value();
+  if (fp8.values.defined()) CheckFp8Quantize(fp8.values, x, fp8.scale, operation);
+  return fp8.values.defined();
 }
 
-// What Fp8FromNf4 is given, checked; returns whether the absmax are nested.
+// Checks the arguments of Fp8FromNf4; returns true if the absmax are nested.
 inline bool CheckFp8FromNf4(const at::Tensor& out, const at::Tensor& codes,
-                            const at::Tensor& absmax_codes,
-                            const std::optional<at::Tensor>& nested_absmax,
-                            const std::optional<at::Tensor>& offset, const at::Tensor& scale) {
-  constexpr const char* kName = "fp8_from_nf4_";
+                            const at::Tensor& absmax_codes, const at::Tensor& nested_absmax,
+                            const at::Tensor& offset, const at::Tensor& scale) {
+  constexpr const char* kName = "Fp8FromNf4";
   TORCH_CHECK(out.dim() == 2, kName, ": out is ", out.sizes(), ", must be [rows, width]");
   CheckFp8Rows(out, out.size(0), out.size(1), codes, kName);
   CheckRowScale(scale, out, kName);
@@ -64,16 +63,16 @@ inline bool CheckFp8FromNf4(const at::Tensor& out, const at::Tensor& codes,
   TORCH_CHECK(
       codes.scalar_type() == at::kByte && codes.is_contiguous() && codes.numel() == (n + 1) / 2,
       kName, ": ", n, " elements need ", (n + 1) / 2, " dense bytes of codes, got ", codes.numel());
-  const bool nested = nested_absmax.has_value();
-  TORCH_CHECK(nested == offset.has_value(), kName, ": nested absmax and offset come together");
+  const bool nested = nested_absmax.defined();
+  TORCH_CHECK(nested == offset.defined(), kName, ": nested absmax and offset come together");
   TORCH_CHECK(absmax_codes.scalar_type() == (nested ? at::kByte : at::kFloat) &&
                   absmax_codes.is_contiguous() && absmax_codes.numel() == blocks &&
                   absmax_codes.device() == codes.device(),
               kName, ": got ", absmax_codes.numel(), " absmax of ", absmax_codes.scalar_type(),
               " for ", n, " elements");
   if (!nested) return false;
-  CheckVector(*nested_absmax, (blocks + kNestedBlock - 1) / kNestedBlock, scale, kName);
-  CheckVector(*offset, 1, scale, kName);
+  CheckVector(nested_absmax, (blocks + kNestedBlock - 1) / kNestedBlock, scale, kName);
+  CheckVector(offset, 1, scale, kName);
   return true;
 }
 
@@ -81,7 +80,7 @@ inline bool CheckFp8FromNf4(const at::Tensor& out, const at::Tensor& codes,
 inline FactorPlaces CheckFp8Factors(const at::Tensor& matrix, const at::Tensor& row_scale,
                                     at::TensorList a, at::TensorList b, at::IntArrayRef first_row,
                                     bool transposed) {
-  constexpr const char* kName = "fp8_place_factors_";
+  constexpr const char* kName = "Fp8PlaceFactors";
   TORCH_CHECK(!a.empty() && a.size() == b.size() && a.size() == first_row.size(), kName, ": ",
               a.size(), " a, ", b.size(), " b and ", first_row.size(),
               " rows must be as many, and not none");

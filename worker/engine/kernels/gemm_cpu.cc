@@ -12,10 +12,10 @@ namespace {
 void CheckProduct(const Tensor& out, const Tensor& a, const Tensor& b) {
   TORCH_CHECK(out.dim() == 2 && a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) &&
                   out.size(0) == a.size(0) && out.size(1) == b.size(1),
-              "gemm_: ", a.sizes(), " times ", b.sizes(), " is not ", out.sizes());
+              "Gemm: ", a.sizes(), " times ", b.sizes(), " is not ", out.sizes());
   TORCH_CHECK(a.scalar_type() == b.scalar_type() &&
                   (out.scalar_type() == a.scalar_type() || out.scalar_type() == at::kFloat),
-              "gemm_: ", a.scalar_type(), " times ", b.scalar_type(), " into ", out.scalar_type());
+              "Gemm: ", a.scalar_type(), " times ", b.scalar_type(), " into ", out.scalar_type());
 }
 
 }  // namespace
@@ -32,24 +32,24 @@ void Gemm(Tensor& out, const Tensor& a, const Tensor& b, double alpha, double be
 void GemmAdd(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& addend) {
   CheckProduct(out, a, b);
   TORCH_CHECK(addend.sizes() == out.sizes() && addend.scalar_type() == out.scalar_type(),
-              "gemm_add_: the addend is ", addend.scalar_type(), addend.sizes());
+              "GemmAdd: the addend is ", addend.scalar_type(), addend.sizes());
   out.copy_(addend);
   Gemm(out, a, b, 1.0, 1.0);
 }
 
 void Fp8Gemm(Tensor& out, const Tensor& a, const Tensor& a_scale, const Tensor& b,
-             const Tensor& b_scale, const std::optional<Tensor>& addend, bool /*fast_sums*/) {
+             const Tensor& b_scale, const Tensor& addend, bool /*fast_sums*/) {
   TORCH_CHECK(a.scalar_type() == at::kFloat8_e4m3fn && b.scalar_type() == at::kFloat8_e4m3fn &&
                   a_scale.numel() == a.size(0) && b_scale.numel() == b.size(0),
-              "fp8_gemm_: ", a.scalar_type(), a.sizes(), " with ", a_scale.numel(),
-              " scales times ", b.scalar_type(), b.sizes(), " with ", b_scale.numel());
-  TORCH_CHECK(
-      !addend || (addend->sizes() == out.sizes() && addend->scalar_type() == out.scalar_type()),
-      "fp8_gemm_: the addend is not of ", out.scalar_type(), out.sizes());
+              "Fp8Gemm: ", a.scalar_type(), a.sizes(), " with ", a_scale.numel(), " scales times ",
+              b.scalar_type(), b.sizes(), " with ", b_scale.numel());
+  TORCH_CHECK(!addend.defined() ||
+                  (addend.sizes() == out.sizes() && addend.scalar_type() == out.scalar_type()),
+              "Fp8Gemm: the addend is not of ", out.scalar_type(), out.sizes());
   const Tensor rows = a.to(at::kFloat).mul_(a_scale.unsqueeze(1));
   const Tensor columns = b.to(at::kFloat).mul_(b_scale.unsqueeze(1)).t();
   Tensor product = at::mm(rows, columns);
-  if (addend) product.add_(*addend);
+  if (addend.defined()) product.add_(addend);
   out.copy_(product);
 }
 

@@ -9,7 +9,7 @@
 namespace sft::engine {
 
 inline void CheckInt8Quantize(const at::Tensor& weight, const at::Tensor& absmax) {
-  constexpr const char* kName = "int8_quantize";
+  constexpr const char* kName = "Int8Quantize";
   TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), kName, ": weight is ", weight.sizes(),
               " with strides ", weight.strides(), ", must be a dense matrix");
   TORCH_CHECK(weight.scalar_type() == at::kFloat || weight.scalar_type() == at::kBFloat16, kName,
@@ -22,7 +22,7 @@ inline void CheckInt8Quantize(const at::Tensor& weight, const at::Tensor& absmax
 
 inline void CheckInt8Dequantize(const at::Tensor& out, const at::Tensor& codes,
                                 const at::Tensor& scale) {
-  constexpr const char* kName = "int8_dequantize_";
+  constexpr const char* kName = "Int8Dequantize";
   TORCH_CHECK(codes.scalar_type() == at::kChar && codes.dim() == 2 && codes.is_contiguous() &&
                   codes.device() == out.device(),
               kName, ": codes are ", codes.scalar_type(), codes.sizes(),

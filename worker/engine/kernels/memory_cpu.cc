@@ -4,8 +4,10 @@
 
 namespace sft::engine::cpu {
 
-at::Tensor EmptyBytes(const at::Tensor& like, int64_t bytes) {
+// Any memory: a CPU's is where it is, and pinned for it.
+at::Tensor EmptyAtTheEnd(const at::Tensor& like, int64_t bytes) {
   return at::empty({bytes}, like.options().dtype(at::kByte));
 }
+at::Tensor EmptyPinned(const at::Tensor& like, int64_t bytes) { return EmptyAtTheEnd(like, bytes); }
 
 }  // namespace sft::engine::cpu

@@ -1,12 +1,12 @@
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
-
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/scalar_tensor.h>
 
 #include "worker/engine/kernels/cpu_ops.h"
 #include "worker/engine/kernels/nf4_tables.h"
@@ -126,9 +126,7 @@ struct Target {
   T* values = nullptr;
   int64_t columns = 0;
   int64_t stride = 0;
-  T* at(int64_t element) const {
-    return values + element / columns * stride + element % columns;
-  }
+  T* at(int64_t element) const { return values + element / columns * stride + element % columns; }
 };
 
 // Elements [first, first + count) one by one: an even `first`, rows that end anywhere.
@@ -186,33 +184,33 @@ void DequantizeAll(Tensor& out, const Tensor& codes, const AbsmaxOf& absmax_of) 
 template <typename AbsmaxOf>
 void DequantizeAs(Tensor& out, const Tensor& codes, int64_t blocks, const AbsmaxOf& absmax_of) {
   if (!out.is_contiguous()) {
-    TORCH_CHECK(out.dim() == 2, "nf4_dequantize_: out is ", out.sizes(), " with strides ",
+    TORCH_CHECK(out.dim() == 2, "Nf4Dequantize: out is ", out.sizes(), " with strides ",
                 out.strides(), ", must be rows or dense");
-    CheckRows(out, out.size(0), out.size(1), out, "nf4_dequantize_: out");
+    CheckRows(out, out.size(0), out.size(1), out, "Nf4Dequantize: out");
   }
-  TORCH_CHECK(codes.numel() == (out.numel() + 1) / 2, "nf4_dequantize_: ", out.numel(),
+  TORCH_CHECK(codes.numel() == (out.numel() + 1) / 2, "Nf4Dequantize: ", out.numel(),
               " elements need ", (out.numel() + 1) / 2, " bytes of codes, got ", codes.numel());
-  TORCH_CHECK(blocks == (out.numel() + kNf4Block - 1) / kNf4Block, "nf4_dequantize_: got ", blocks,
+  TORCH_CHECK(blocks == (out.numel() + kNf4Block - 1) / kNf4Block, "Nf4Dequantize: got ", blocks,
               " absmax for ", out.numel(), " elements");
   if (out.scalar_type() == at::kFloat) {
     DequantizeAll<float>(out, codes, absmax_of);
   } else {
-    TORCH_CHECK(out.scalar_type() == at::kBFloat16, "nf4_dequantize_: out must be fp32 or bf16");
+    TORCH_CHECK(out.scalar_type() == at::kBFloat16, "Nf4Dequantize: out must be fp32 or bf16");
     DequantizeAll<c10::BFloat16>(out, codes, absmax_of);
   }
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> Nf4Quantize(const Tensor& weight) {
-  TORCH_CHECK(weight.is_contiguous(), "nf4_quantize: weight must be contiguous");
+ops::Nf4Codes Nf4Quantize(const Tensor& weight) {
+  TORCH_CHECK(weight.is_contiguous(), "Nf4Quantize: weight must be contiguous");
   const int64_t n = weight.numel();
   Tensor codes = at::empty({(n + 1) / 2}, at::kByte);
   Tensor absmax = at::empty({(n + kNf4Block - 1) / kNf4Block}, at::kFloat);
   if (weight.scalar_type() == at::kFloat) {
     QuantizeAll<float>(weight, codes, absmax);
   } else {
-    TORCH_CHECK(weight.scalar_type() == at::kBFloat16, "nf4_quantize: weight must be fp32 or bf16");
+    TORCH_CHECK(weight.scalar_type() == at::kBFloat16, "Nf4Quantize: weight must be fp32 or bf16");
     QuantizeAll<c10::BFloat16>(weight, codes, absmax);
   }
   return {codes, absmax};
@@ -243,9 +241,9 @@ std::tuple<Tensor, Tensor> AbsmaxQuantizeAround(const Tensor& absmax, float offs
   return {codes, nested};
 }
 
-std::tuple<Tensor, Tensor, Tensor> AbsmaxQuantize(const Tensor& absmax) {
+ops::NestedAbsmax AbsmaxQuantize(const Tensor& absmax) {
   TORCH_CHECK(absmax.scalar_type() == at::kFloat && absmax.is_contiguous(),
-              "absmax_quantize: absmax must be contiguous fp32");
+              "AbsmaxQuantize: absmax must be contiguous fp32");
   const float* values = absmax.const_data_ptr<float>();
   double sum = 0.0;
   for (int64_t i = 0; i < absmax.numel(); ++i) sum += values[i];
@@ -263,7 +261,7 @@ void Nf4Dequantize(Tensor& out, const Tensor& codes, const Tensor& absmax) {
 void Nf4DequantizeNested(Tensor& out, const Tensor& codes, const Tensor& absmax_codes,
                          const Tensor& nested_absmax, const Tensor& offset) {
   TORCH_CHECK(nested_absmax.numel() == (absmax_codes.numel() + kNestedBlock - 1) / kNestedBlock,
-              "nf4_dequantize_nested_: got ", nested_absmax.numel(), " nested absmax for ",
+              "Nf4DequantizeNested: got ", nested_absmax.numel(), " nested absmax for ",
               absmax_codes.numel(), " absmax codes");
   const uint8_t* code = absmax_codes.const_data_ptr<uint8_t>();
   const float* maxima = nested_absmax.const_data_ptr<float>();

@@ -135,11 +135,11 @@ void ForwardAs(const Tensor& x, const Tensor& weight, float eps, Tensor& y, Tens
 
 template <typename T>
 void BackwardAs(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
-                const std::optional<Tensor>& residual, Tensor& dx, Tensor& dweight) {
+                const Tensor& residual, Tensor& dx, Tensor& dweight) {
   const BackwardArguments<T> arguments{
       .dy = ReadRows<T>(dy),
       .x = ReadRows<T>(x),
-      .residual = residual ? ReadRows<T>(*residual) : Rows<const T>{},
+      .residual = residual.defined() ? ReadRows<T>(residual) : Rows<const T>{},
       .dx = WriteRows<T>(dx),
       .weight = weight.const_data_ptr<T>(),
       .rstd = rstd.const_data_ptr<float>(),
@@ -157,30 +157,29 @@ void BackwardAs(const Tensor& dy, const Tensor& x, const Tensor& weight, const T
 }  // namespace
 
 Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps,
-               const std::optional<Tensor>& fp8, const std::optional<Tensor>& fp8_scale) {
-  CheckNorm(x, weight, "rms_norm_");
-  CheckRows(y, x.size(0), x.size(1), x, "rms_norm_: y");
+               const ops::Fp8Rows& fp8) {
+  CheckNorm(x, weight, "RmsNorm");
+  CheckRows(y, x.size(0), x.size(1), x, "RmsNorm: y");
   Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
   const auto run = x.scalar_type() == at::kFloat ? ForwardAs<float> : ForwardAs<BFloat16>;
   run(x, weight, static_cast<float>(eps), y, rstd);
-  Fp8QuantizeToo(fp8, fp8_scale, y, "rms_norm_");
+  Fp8QuantizeToo(fp8, y, "RmsNorm");
   return rstd;
 }
 
 Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
-                       const Tensor& rstd, const std::optional<Tensor>& residual,
-                       bool need_weight_grad, const std::optional<Tensor>& fp8,
-                       const std::optional<Tensor>& fp8_scale) {
-  CheckNorm(x, weight, "rms_norm_backward_");
-  CheckRows(dx, x.size(0), x.size(1), x, "rms_norm_backward_: dx");
-  CheckRows(dy, x.size(0), x.size(1), x, "rms_norm_backward_: dy");
-  if (residual) CheckRows(*residual, x.size(0), x.size(1), x, "rms_norm_backward_: residual");
-  TORCH_CHECK(rstd.is_contiguous() && rstd.numel() == x.size(0),
-              "rms_norm_backward_: rstd must be [", x.size(0), "], dense");
+                       const Tensor& rstd, const Tensor& residual, bool need_weight_grad,
+                       const ops::Fp8Rows& fp8) {
+  CheckNorm(x, weight, "RmsNormBackward");
+  CheckRows(dx, x.size(0), x.size(1), x, "RmsNormBackward: dx");
+  CheckRows(dy, x.size(0), x.size(1), x, "RmsNormBackward: dy");
+  if (residual.defined()) CheckRows(residual, x.size(0), x.size(1), x, "RmsNormBackward: residual");
+  TORCH_CHECK(rstd.is_contiguous() && rstd.numel() == x.size(0), "RmsNormBackward: rstd must be [",
+              x.size(0), "], dense");
   Tensor dweight = at::empty({need_weight_grad ? x.size(1) : 0}, x.options().dtype(at::kFloat));
   const auto run = x.scalar_type() == at::kFloat ? BackwardAs<float> : BackwardAs<BFloat16>;
   run(dy, x, weight, rstd, residual, dx, dweight);
-  Fp8QuantizeToo(fp8, fp8_scale, dx, "rms_norm_backward_");
+  Fp8QuantizeToo(fp8, dx, "RmsNormBackward");
   return dweight;
 }
 

@@ -136,29 +136,29 @@ void BackwardAs(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight, const T
 
 void NormRope(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
               const Tensor& k_weight, const Tensor& cos, const Tensor& sin, double eps) {
-  TORCH_CHECK(q.dim() == 3 && k.dim() == 3, "norm_rope_: q is ", q.sizes(), ", k is ", k.sizes(),
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3, "NormRope: q is ", q.sizes(), ", k is ", k.sizes(),
               ", must be [tokens, heads, size]");
-  CheckNormRope(qkv, q_weight, k_weight, cos, sin, q.size(1), k.size(1), "norm_rope_");
-  CheckHeads(q, qkv.size(0), q_weight.numel(), qkv, "norm_rope_: q");
-  CheckHeads(k, qkv.size(0), q_weight.numel(), qkv, "norm_rope_: k");
+  CheckNormRope(qkv, q_weight, k_weight, cos, sin, q.size(1), k.size(1), "NormRope");
+  CheckHeads(q, qkv.size(0), q_weight.numel(), qkv, "NormRope: q");
+  CheckHeads(k, qkv.size(0), q_weight.numel(), qkv, "NormRope: k");
   const float epsilon = static_cast<float>(eps);
   if (qkv.scalar_type() == at::kFloat) {
     ForwardAs<float>(q, k, qkv, q_weight, k_weight, cos, sin, epsilon);
   } else {
-    TORCH_CHECK(qkv.scalar_type() == at::kBFloat16, "norm_rope_: qkv must be fp32 or bf16");
+    TORCH_CHECK(qkv.scalar_type() == at::kBFloat16, "NormRope: qkv must be fp32 or bf16");
     ForwardAs<BFloat16>(q, k, qkv, q_weight, k_weight, cos, sin, epsilon);
   }
 }
 
-std::tuple<Tensor, Tensor> NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
-                                            const Tensor& k_weight, const Tensor& cos,
-                                            const Tensor& sin, int64_t heads, int64_t kv_heads,
-                                            double eps, bool need_weight_grad) {
-  CheckNormRope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, "norm_rope_backward_");
-  CheckRows(dqkv, qkv.size(0), qkv.size(1), qkv, "norm_rope_backward_: dqkv");
+ops::NormRopeGradients NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
+                                        const Tensor& k_weight, const Tensor& cos,
+                                        const Tensor& sin, int64_t heads, int64_t kv_heads,
+                                        double eps, bool need_weight_grad) {
+  CheckNormRope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, "NormRopeBackward");
+  CheckRows(dqkv, qkv.size(0), qkv.size(1), qkv, "NormRopeBackward: dqkv");
   const bool is_float = qkv.scalar_type() == at::kFloat;
   TORCH_CHECK(is_float || qkv.scalar_type() == at::kBFloat16,
-              "norm_rope_backward_: qkv must be fp32 or bf16");
+              "NormRopeBackward: qkv must be fp32 or bf16");
   const int64_t size = q_weight.numel();
   const int64_t slices = (qkv.size(0) + kSliceTokens - 1) / kSliceTokens;
   Tensor partials = at::zeros({need_weight_grad ? slices : 0, 2, size}, at::kFloat);

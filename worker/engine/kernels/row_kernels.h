@@ -45,7 +45,8 @@ SFT_INLINE void NormaliseRow(const T* x, const T* weight, float rstd, int64_t wi
   }
 }
 
-// How much of the gradient of y = weight * x * rstd lies along x: x times this is taken from it.
+// The component along x of the gradient of y = weight * x * rstd: the backward subtracts x times
+// it.
 template <typename T, typename Gradient>
 SFT_INLINE float AlongRow(const Gradient* dy, const T* x, const T* weight, float rstd,
                           int64_t width) {

@@ -9,7 +9,7 @@
 namespace sft::engine {
 
 // Throws unless `x` is rows [rows, width] of the type and device of `like`. `name` is the operation
-// and the argument, as in "rms_norm_: y".
+// and the argument, as in "RmsNorm: y".
 inline void CheckRows(const at::Tensor& x, int64_t rows, int64_t width, const at::Tensor& like,
                       const char* name) {
   TORCH_CHECK(x.dim() == 2 && x.size(0) == rows && x.size(1) == width, name, " is ", x.sizes(),
@@ -35,7 +35,7 @@ inline void CheckVector(const at::Tensor& x, int64_t count, const at::Tensor& li
 inline void CheckAccumulate(const at::Tensor& sum, const at::Tensor& part) {
   TORCH_CHECK(sum.is_contiguous() && part.is_contiguous() && sum.numel() == part.numel() &&
                   sum.device() == part.device() && sum.scalar_type() == at::kFloat,
-              "accumulate_: sum must be fp32 [", part.numel(), "], dense, on ", part.device());
+              "Accumulate: sum must be fp32 [", part.numel(), "], dense, on ", part.device());
 }
 
 // Throws unless `x` is [tokens, heads, size] with dense heads, of the type and device of `like`.
@@ -65,7 +65,8 @@ inline void CheckAngles(const at::Tensor& cos, const at::Tensor& sin, int64_t to
   }
 }
 
-// What NormRope and its backward are given, checked. `heads` and `kv_heads` stand first in qkv.
+// Checks the arguments that NormRope and its backward share. `heads` and `kv_heads` stand first in
+// qkv.
 inline void CheckNormRope(const at::Tensor& qkv, const at::Tensor& q_weight,
                           const at::Tensor& k_weight, const at::Tensor& cos, const at::Tensor& sin,
                           int64_t heads, int64_t kv_heads, const char* operation) {
@@ -87,23 +88,23 @@ struct FactorPlaces {
 inline FactorPlaces CheckFactors(const at::Tensor& matrix, at::TensorList a, at::TensorList b,
                                  at::IntArrayRef first_row) {
   TORCH_CHECK(!a.empty() && a.size() == b.size() && a.size() == first_row.size(),
-              "place_factors_: ", a.size(), " a, ", b.size(), " b and ", first_row.size(),
+              "PlaceFactors: ", a.size(), " a, ", b.size(), " b and ", first_row.size(),
               " rows must be as many, and not none");
-  TORCH_CHECK(matrix.dim() == 2 && a[0].dim() == 2, "place_factors_: matrix is ", matrix.sizes(),
+  TORCH_CHECK(matrix.dim() == 2 && a[0].dim() == 2, "PlaceFactors: matrix is ", matrix.sizes(),
               ", a[0] is ", a[0].sizes());
   FactorPlaces places{.columns = a[0].size(1)};
   for (const at::Tensor& factor : a) places.rank += factor.size(0);
   places.rows = matrix.size(0) - places.rank;
-  CheckRows(matrix, matrix.size(0), matrix.size(1), matrix, "place_factors_: matrix");
+  CheckRows(matrix, matrix.size(0), matrix.size(1), matrix, "PlaceFactors: matrix");
   TORCH_CHECK(places.rows >= 0 && matrix.size(1) >= places.columns + places.rank,
-              "place_factors_: no place in ", matrix.sizes(), " for rank ", places.rank, " beside ",
+              "PlaceFactors: no place in ", matrix.sizes(), " for rank ", places.rank, " beside ",
               places.columns, " columns");
   for (size_t i = 0; i < a.size(); ++i) {
-    TORCH_CHECK(b[i].dim() == 2, "place_factors_: b is ", b[i].sizes());
-    CheckRows(a[i], a[i].size(0), places.columns, matrix, "place_factors_: a");
-    CheckRows(b[i], b[i].size(0), a[i].size(0), matrix, "place_factors_: b");
+    TORCH_CHECK(b[i].dim() == 2, "PlaceFactors: b is ", b[i].sizes());
+    CheckRows(a[i], a[i].size(0), places.columns, matrix, "PlaceFactors: a");
+    CheckRows(b[i], b[i].size(0), a[i].size(0), matrix, "PlaceFactors: b");
     TORCH_CHECK(first_row[i] >= 0 && first_row[i] + b[i].size(0) <= places.rows,
-                "place_factors_: rows ", first_row[i], " to ", first_row[i] + b[i].size(0),
+                "PlaceFactors: rows ", first_row[i], " to ", first_row[i] + b[i].size(0),
                 " of a weight that has ", places.rows);
   }
   return places;

@@ -2,26 +2,24 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "worker/engine/kernels/op_types.h"
 #include "worker/engine/kernels/rows.h"
 
 namespace sft::engine {
 
 // Throws c10::Error unless the tensors of a SwigluFactorsBackward (ops.h) fit each other.
 inline void CheckSwigluFactors(const at::Tensor& gate_up, const at::Tensor& dxa,
-                               const at::Tensor& dy, const at::Tensor& xa, const at::Tensor& b_gate,
-                               const at::Tensor& b_up, const at::Tensor& dxa_down,
-                               const at::Tensor& db_gate, const at::Tensor& db_up,
-                               const at::Tensor& da_down) {
-  constexpr const char* kName = "swiglu_factors_backward_";
-  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0 && b_gate.dim() == 2, kName,
-              ": gate_up is ", gate_up.sizes(), ", b_gate ", b_gate.sizes());
-  const int64_t tokens = gate_up.size(0), width = gate_up.size(1) / 2, rank = b_gate.size(1);
+                               const at::Tensor& dy, const ops::SwigluFactors& f) {
+  constexpr const char* kName = "SwigluFactorsBackward";
+  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0 && f.b_gate.dim() == 2, kName,
+              ": gate_up is ", gate_up.sizes(), ", b_gate ", f.b_gate.sizes());
+  const int64_t tokens = gate_up.size(0), width = gate_up.size(1) / 2, rank = f.b_gate.size(1);
   CheckRows(gate_up, tokens, 2 * width, gate_up, kName);
   CheckRows(dxa, tokens, 2 * rank, gate_up, kName);
   CheckRows(dy, tokens, width, gate_up, kName);
-  CheckRows(xa, tokens, 2 * rank, gate_up, kName);
-  CheckRows(dxa_down, tokens, rank, gate_up, kName);
-  for (const at::Tensor& b : {b_gate, b_up}) {
+  CheckRows(f.xa, tokens, 2 * rank, gate_up, kName);
+  CheckRows(f.dxa_down, tokens, rank, gate_up, kName);
+  for (const at::Tensor& b : {f.b_gate, f.b_up}) {
     CheckRows(b, width, rank, gate_up, kName);
     TORCH_CHECK(b.is_contiguous(), kName, ": a factor is not dense");
   }
@@ -32,9 +30,9 @@ inline void CheckSwigluFactors(const at::Tensor& gate_up, const at::Tensor& dxa,
                 kName, ": a gradient is ", gradient.scalar_type(), " ", gradient.sizes(),
                 ", must be dense fp32 [", rows, ", ", columns, "]");
   };
-  check(db_gate, width, rank);
-  check(db_up, width, rank);
-  check(da_down, rank, width);
+  check(f.db_gate, width, rank);
+  check(f.db_up, width, rank);
+  check(f.da_down, rank, width);
 }
 
 }  // namespace sft::engine

@@ -10,23 +10,23 @@ using at::Tensor;
 bool HasSwigluFactors(const Tensor&, int64_t) { return true; }
 
 // One after the other, as they are written: what the CUDA kernel is compared with.
-void SwigluFactorsBackward(Tensor& gate_up, Tensor& dxa, const Tensor& dy, const Tensor& xa,
-                           const Tensor& b_gate, const Tensor& b_up, const Tensor& dxa_down,
-                           Tensor& db_gate, Tensor& db_up, Tensor& da_down, double scale) {
-  CheckSwigluFactors(gate_up, dxa, dy, xa, b_gate, b_up, dxa_down, db_gate, db_up, da_down);
-  const int64_t tokens = gate_up.size(0), width = gate_up.size(1) / 2, rank = b_gate.size(1);
+void SwigluFactorsBackward(Tensor& gate_up, Tensor& dxa, const Tensor& dy,
+                           const ops::SwigluFactors& f) {
+  CheckSwigluFactors(gate_up, dxa, dy, f);
+  const int64_t tokens = gate_up.size(0), width = gate_up.size(1) / 2, rank = f.b_gate.size(1);
+  Tensor db_gate = f.db_gate, db_up = f.db_up, da_down = f.da_down;
   {
     Tensor h = at::empty({tokens, width}, gate_up.options());
-    Swiglu(h, gate_up, /*fp8=*/{}, /*fp8_scale=*/{});
-    Gemm(da_down, dxa_down.t(), h, 1.0, 1.0);
+    Swiglu(h, gate_up, /*fp8=*/{});
+    Gemm(da_down, f.dxa_down.t(), h, 1.0, 1.0);
   }
   SwigluBackward(gate_up, dy, gate_up);
   const Tensor dgate = gate_up.narrow(1, 0, width), dup = gate_up.narrow(1, width, width);
-  Gemm(db_gate, dgate.t(), xa.narrow(1, 0, rank), scale, 1.0);
-  Gemm(db_up, dup.t(), xa.narrow(1, rank, rank), scale, 1.0);
+  Gemm(db_gate, dgate.t(), f.xa.narrow(1, 0, rank), f.scale, 1.0);
+  Gemm(db_up, dup.t(), f.xa.narrow(1, rank, rank), f.scale, 1.0);
   Tensor of_gate = dxa.narrow(1, 0, rank), of_up = dxa.narrow(1, rank, rank);
-  Gemm(of_gate, dgate, b_gate, scale, 0.0);
-  Gemm(of_up, dup, b_up, scale, 0.0);
+  Gemm(of_gate, dgate, f.b_gate, f.scale, 0.0);
+  Gemm(of_up, dup, f.b_up, f.scale, 0.0);
 }
 
 }  // namespace sft::engine::cpu

@@ -36,7 +36,8 @@ class BlockGraphs {
     BlockContext context;
     std::vector<DecoderBlock::Saved> saved;
   };
-  // What is recorded. Both do the same for each micro-batch of a shape (GraphRecorder).
+  // The two functions that are recorded. Each does the same for all micro-batches of a shape
+  // (GraphRecorder).
   struct Work {
     std::function<void(Walk&)> forward;
     std::function<void(Walk&)> backward;  // lets go of `context` and `saved`
@@ -50,7 +51,7 @@ class BlockGraphs {
 
   // Starts a micro-batch; the walk is valid until the next Begin.
   Walk& Begin(const DeviceBatch& batch);
-  // Of the micro-batch begun, the forward once and then the backward.
+  // Run the micro-batch begun: Forward once, then Backward.
   void Forward();
   void Backward();
 

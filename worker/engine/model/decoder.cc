@@ -135,7 +135,7 @@ HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& ba
   if (result.dx.defined()) {
     Tensor& drows = result.dx;
     const Tensor dweight_norm =
-        ops::RmsNormBackward(drows, drows, rows, norm, rstd, {}, dnorm.defined());
+        ops::RmsNormBackward(drows, drows, rows, norm, rstd, Tensor(), dnorm.defined());
     if (dnorm.defined()) dnorm.add_(dweight_norm);
     if (!dx.defined()) dx = EmptyRows(x.size(0), x.size(1), GradientSpare(), x);
     dx.zero_().index_copy_(0, batch.loss_rows, drows);

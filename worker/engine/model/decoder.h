@@ -16,7 +16,7 @@
 
 namespace sft::engine {
 
-// How a decoder runs; fixed for its life.
+// Options of a decoder, fixed for its life.
 struct DecoderOptions {
   LoraScaling lora;
   plan::ExecutionPlan run;  // what each block recomputes, and how many logits are made at a time
@@ -75,7 +75,7 @@ class Decoder {
   // ForwardBackward without recorded blocks, and with.
   at::Tensor RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, GradientSink& sink);
   at::Tensor RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch, GradientSink& sink);
-  // Who multiplies the gradient of the output of `unit`; null where nobody does.
+  // The projection that multiplies the gradient of the output of `unit`; null if there is none.
   const Projection* GradientReader(int unit, GradientSink& sink) const;
   // Overwrites dx.
   void BackwardEmbedding(at::Tensor dx, const DeviceBatch& batch, GradientSink& sink);
@@ -91,7 +91,7 @@ class Decoder {
   int64_t GradientSpare() const;
   // The lowest block that has a backward, as a unit.
   int LowestBlock() const;
-  // What the backward of a block needs of its weights.
+  // The use that the backward of a block makes of its weights.
   WeightUse BackwardUse(size_t layer) const;
 
   ModelConfig config_;

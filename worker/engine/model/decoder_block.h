@@ -12,7 +12,7 @@
 
 namespace sft::engine {
 
-// What one micro-batch gives every block.
+// Inputs of a micro-batch that all blocks share.
 struct BlockContext {
   ops::Documents documents;
   RopeTables rope;
@@ -71,7 +71,7 @@ struct DecoderBlock {
   // The norm of x, in `normed`.
   Activation Norm(Activation normed, const at::Tensor& x, int norm, const Pass& pass,
                   at::Tensor& rstd) const;
-  // Whether the gradient of the feed-forward layer's input is needed.
+  // True if the gradient of the feed-forward layer's input is needed.
   bool NeedsMlpInput(UnitGradients& gradients, bool need_dx) const;
   // `dresidual` plus the gradient of the norm's input, in its place, in FP8 too where `reader`,
   // which may be null, multiplies it so; adds the norm's own gradient.

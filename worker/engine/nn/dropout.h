@@ -1,8 +1,8 @@
 #pragma once
 
-#include <cstdint>
-
 #include <ATen/core/Tensor.h>
+
+#include <cstdint>
 
 namespace sft::engine {
 
@@ -11,7 +11,7 @@ namespace sft::engine {
 struct DropoutKey {
   uint64_t seed = 0;
 
-  // Of the micro-batch that `rank` runs as number `micro` of step `step`.
+  // The key of the micro-batch that `rank` runs as number `micro` of step `step`.
   static DropoutKey Of(uint64_t job_seed, int64_t step, int micro, int rank);
 };
 

@@ -11,7 +11,7 @@ namespace sft::engine {
 struct GatedMlp {
   Projection gate_up, down;
 
-  // What the backward needs; undefined tensors are computed again by Restore.
+  // Activations kept for the backward; Restore computes undefined ones again.
   struct Saved {
     at::Tensor gate_up;    // rows [T, 2 I]
     at::Tensor activated;  // rows [T, I]: silu(gate) * up; never kept where MakesProductAgain
@@ -23,7 +23,7 @@ struct GatedMlp {
                Saved& saved) const;
   // Computes what is missing in `saved`, but for the output.
   void Restore(Activation x, const Pass& pass, Saved& saved) const;
-  // Whether Restore multiplies x.
+  // True if Restore computes the product of x again.
   bool restores_gate_up(const Saved& saved) const { return !saved.gate_up.defined(); }
   // Adds the parameters' gradients; writes that of x [T, H] only where dx is not null. Consumes
   // `saved`.
@@ -32,7 +32,7 @@ struct GatedMlp {
 
  private:
   void RestoreGateUp(Activation x, const Pass& pass, Saved& saved) const;
-  // Whether the backward makes silu(gate) * up itself, in the one pass over rows like `gate_up`
+  // True if the backward makes silu(gate) * up itself, in the one pass over rows like `gate_up`
   // that also has the adapters' gradients (ops::SwigluFactorsBackward).
   bool MakesProductAgain(const at::Tensor& gate_up, const Pass& pass) const;
   void BackwardInOnePass(Activation dy, const at::Tensor& x, const Pass& pass, Saved& saved,

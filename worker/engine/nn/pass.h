@@ -8,13 +8,13 @@
 
 namespace sft::engine {
 
-// What multiplies, and drops, the adapter path of every adapted linear.
+// Scale and dropout of the adapter path of every adapted linear.
 struct LoraScaling {
   double scale = 0.0;  // alpha / r, or alpha / sqrt(r)
   double dropout = 0.0;
 };
 
-// What a layer sees of the unit being run.
+// The unit being run, as its layers see it.
 struct Pass {
   const UnitWeights& weights;
   LoraScaling lora;
@@ -24,14 +24,14 @@ struct Pass {
   bool drops() const { return dropout != nullptr && lora.dropout > 0.0; }
 };
 
-// Where a layer's backward puts the gradients of its unit.
+// Gradients of one unit, for the backward of its layers to add to.
 class UnitGradients {
  public:
   UnitGradients(GradientSink& sink, int unit) : sink_(sink), unit_(unit) {}
 
   // Undefined for a frozen parameter and for param < 0.
   at::Tensor Buffer(int param) { return param < 0 ? at::Tensor() : sink_.Buffer(unit_, param); }
-  // Of a weight that one product a micro-batch is the whole gradient of.
+  // For a weight whose whole gradient of a micro-batch is one product.
   ProductSum Product(int param) { return sink_.Product(unit_, param); }
   bool Wants(int param) const { return param >= 0 && sink_.Trains(unit_, param); }
   // No-op for a frozen parameter.

@@ -35,7 +35,8 @@ namespace sft::engine {
 class Projection {
  public:
   Projection() = default;
-  // Of `unit`'s shared matrix `matrix`; `first_module` + i identifies member i for dropout.
+  // The linears of `unit`'s shared matrix `matrix`; `first_module` + i identifies member i for
+  // dropout.
   Projection(const UnitInfo& unit, int matrix, uint64_t first_module);
 
   int64_t outputs() const { return info_.rows; }
@@ -63,7 +64,7 @@ class Projection {
   void Backward(Activation dy, const at::Tensor& x, const at::Tensor& xa, const Pass& pass,
                 UnitGradients& gradients, at::Tensor* dx) const;
 
-  // Whether one of its parameters is trained.
+  // True if one of its parameters is trained.
   bool trained(UnitGradients& gradients) const;
 
   // For a layer that works out the rest of the backward itself (mlp.cc).
@@ -75,7 +76,7 @@ class Projection {
   const at::Tensor& SecondFactor(size_t member, const Pass& pass) const;
   at::Tensor FirstGradient(size_t member, UnitGradients& gradients) const;
   at::Tensor SecondGradient(size_t member, UnitGradients& gradients) const;
-  // Where the adapters' product with `rows` goes, [T, R], uninitialised: spare columns of `rows`
+  // Target [T, R] of the adapters' product with `rows`, uninitialised: spare columns of `rows`
   // where the source left room.
   at::Tensor Beside(const at::Tensor& rows, const Pass& pass) const;
   // s dy B [T, R]
@@ -93,7 +94,7 @@ class Projection {
   bool HasRoom(const Pass& pass) const;
   // Null where the products are not in FP8.
   const Fp8Matrix* Fp8(const Pass& pass) const;
-  // Where rows like `like` of `columns` go in FP8; nowhere where the products are not in FP8.
+  // FP8 target for rows like `like` of `columns`; empty where the products are not in FP8.
   ops::Fp8Rows Fp8Room(int64_t columns, bool joins, const at::Tensor& like, const Pass& pass) const;
   // rows times `matrix`, [spare columns included]; `beside`, [T, R], goes into the spare columns of
   // rows, undefined: none. Sums are fast in the backward alone: in the forward they moved the
@@ -101,7 +102,7 @@ class Projection {
   void Fp8Product(at::Tensor& out, const ops::Fp8Rows& rows, const at::Tensor& beside,
                   const at::Tensor& matrix, const at::Tensor& matrix_scale,
                   const at::Tensor& addend, bool fast_sums) const;
-  // Whether the adapters are part of the product y, and of dx.
+  // True if the adapters are part of the one product that makes y, or dx.
   bool JoinsForward(const Pass& pass) const;
   bool JoinsBackward(const Pass& pass) const;
   // y = x W^T (+ addend), the spare columns of x included where the adapters join.

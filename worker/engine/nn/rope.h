@@ -26,7 +26,7 @@ class Rope {
   RopeTables Tables(const at::Tensor& positions) const;
 
   const at::Tensor& inverse_frequencies() const { return inverse_frequencies_; }  // fp32 [D / 2]
-  // What cos and sin are multiplied with.
+  // The factor that cos and sin are multiplied by.
   double scaling() const { return scaling_; }
 
  private:

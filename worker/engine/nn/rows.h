@@ -29,7 +29,7 @@ at::Tensor EmptyRows(int64_t tokens, int64_t columns, int64_t spare, const at::T
 // The same rows with `spare` of their spare columns. Throws InternalError where they have too few.
 at::Tensor Widened(const at::Tensor& rows, int64_t spare);
 
-// Those `spare` columns alone. Throws as Widened.
+// The `spare` columns alone. Throws as Widened does.
 at::Tensor SpareColumns(const at::Tensor& rows, int64_t spare);
 
 // `part`, or a copy of it where it would keep the storage of `rows` alive.

@@ -27,7 +27,7 @@ struct SelfAttention {
     at::Tensor q, k, v;  // [T, heads, D]
   };
 
-  // What the backward needs; undefined q and k are computed again by Restore.
+  // Activations kept for the backward; Restore computes undefined q and k again.
   struct Saved {
     // [T, (heads + 2 kv_heads) D]: queries, keys, values. As projected where there are head norms;
     // else queries and keys are rotated in place.
@@ -40,7 +40,7 @@ struct SelfAttention {
 
   // Fills qkv, q and k from x [T, H], already normalised.
   void Project(Activation x, const RopeTables& rope, const Pass& pass, Saved& saved) const;
-  // What attention reads: queries and keys normed and rotated.
+  // The inputs of attention: queries and keys normed and rotated, and values.
   Heads Inputs(const Saved& saved) const;
   // Writes y [T, H] = residual + the layer of x [T, H].
   void Forward(at::Tensor& y, Activation x, const at::Tensor& residual,
@@ -55,7 +55,7 @@ struct SelfAttention {
                 const RopeTables& rope, const Pass& pass, Saved& saved, UnitGradients& gradients,
                 at::Tensor* dx) const;
 
-  // Whether a parameter before the output projection is trained.
+  // True if a parameter before the output projection is trained.
   bool inputs_trained(UnitGradients& gradients) const;
 
  private:

@@ -114,7 +114,7 @@ class AdamW {
  private:
   struct State;
   struct Batches;
-  // Of parameter `index`, whose checks have passed, or nothing where there is nothing to do.
+  // Steps parameter `index`; does nothing without a gradient or for an empty weight.
   void StepOne(size_t index, const at::Tensor& grad, const at::Tensor& copy, Batches* batches);
 
   // The dynamic maps as ops::AdamWStep takes them; made at construction, where states are codes.

@@ -8,7 +8,7 @@
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/optim/adamw.h"
 
-// What the class AdamW and its CPU loops share.
+// Types and constants shared by the class AdamW and its CPU loops.
 
 namespace sft::engine {
 
@@ -37,7 +37,7 @@ struct Step {
 // Codes `count` floats in blocks of kOptimizerBlock. `floor`: least code of a value above zero.
 void EncodeBlocks(const DynamicMap& map, const float* from, uint8_t* codes, float* absmax,
                   uint8_t floor, int64_t count);
-// Of a second moment: one that became zero would divide m by epsilon alone.
+// The floor for second moments: one that became zero would divide m by epsilon alone.
 inline constexpr uint8_t kSecondMomentFloor = 1;
 
 // Tensors on the CPU.

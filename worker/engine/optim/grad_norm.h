@@ -26,7 +26,7 @@ double SquaredNorm(std::span<const at::Tensor> grads);
 double GlobalGradNorm(std::span<const at::Tensor> replicated, std::span<const at::Tensor> sharded,
                       bool has_shards, Communicator& comm);
 
-// What to multiply gradients with so that their norm is at most max_norm, as
+// The factor that brings the norm of gradients down to max_norm, as in
 // torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)). max_norm 0 means no clipping.
 double ClipFactor(double norm, double max_norm);
 

@@ -20,12 +20,12 @@ class Background {
 
   // Waits for the work before.
   void Start(Work work);
-  // Whether the last work has ended.
+  // True once the last work has ended.
   bool done() const { return done_; }
   void Wait();
   // Asks the work to end and waits for it.
   void Cancel();
-  // What ended the last work early, "" where nothing did. To be read once it is done.
+  // The error that ended the last work early, "" if it ended well. Read it once the work is done.
   const std::string& error() const { return error_; }
 
  private:

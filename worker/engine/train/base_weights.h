@@ -36,15 +36,15 @@ class BaseWeights {
   std::unique_ptr<TensorReader> reader_;  // none on a CPU
 };
 
-// How frozen parameters are held.
+// Storage of frozen parameters.
 struct FrozenOptions {
   at::ScalarType compute = at::kFloat;
   int bits = 4;  // of quantised weights: 4 (NF4), 8 (INT8), or 0: as they are
   bool double_quant = true;
   bool fp8 = false;      // products with 4-bit weights are in FP8
   bool sharded = false;  // each rank its own part of each unit; else whole on every rank
-  // How blocks' weights are written (QuantizedSource), and where the embedding's table stays; not
-  // on the host for a tied head, nor where it is sharded or trained.
+  // Decides how blocks' weights are written (QuantizedSource) and where the embedding's table
+  // stays: not on the host for a tied head, nor where it is sharded or trained.
   plan::ExecutionPlan run;
 };
 

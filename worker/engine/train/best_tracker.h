@@ -7,8 +7,8 @@
 
 namespace sft::engine {
 
-// Which validation was the best so far, and whether there is still hope for a better one: the rules
-// of transformers' load_best_model_at_end and EarlyStoppingCallback. A plain value.
+// Tracks the best validation so far and decides when to stop early, by the rules of
+// transformers' load_best_model_at_end and EarlyStoppingCallback. A plain value.
 class BestTracker {
  public:
   explicit BestTracker(const spec::JobSpec::Training::Validation& options)
@@ -19,7 +19,7 @@ class BestTracker {
   // The metric after `step`. Returns whether it is the best so far. A step forward of no more than
   // the threshold is the best too, but does not count as one for the patience.
   bool Add(int64_t step, double metric);
-  // Whether the patience is at an end.
+  // True once the patience has run out.
   bool hopeless() const { return patience_ > 0 && without_gain_ >= patience_; }
 
   // No value before the first validation.

@@ -40,7 +40,7 @@ class CheckpointLoader {
   const std::vector<std::string>& changes() const { return changes_; }
   // Reads the states into `model`; returns the best weights (BestWeights). A collective.
   std::vector<at::Tensor> Restore(TrainingModel& model);
-  // That this rank took to verify its files, and to restore, which ends with all ranks.
+  // Seconds that this rank took to verify its files, and to restore, which all ranks end together.
   double verify_seconds() const { return verify_seconds_; }
   double restore_seconds() const { return restore_seconds_; }
 

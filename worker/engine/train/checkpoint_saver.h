@@ -22,9 +22,9 @@
 
 namespace sft::engine {
 
-// Where checkpoints lie, and which ranks share a node.
+// Folder of the checkpoints, and the ranks that share a node.
 struct CheckpointPlace {
-  std::filesystem::path dir;  // of all checkpoints of the job on this node; empty: none is written
+  std::filesystem::path dir;  // holds the job's checkpoints on this node; empty: none is written
   int first_rank = 0;         // global rank of the node's first
   int local_ranks = 0;        // ranks of the node; 0: all
   int64_t file_bytes = ShardWriter::kFileBytes;
@@ -52,7 +52,7 @@ class CheckpointSaver {
   // Bits that a rank tells the others after each step.
   enum Flag : uint32_t { kStop = 1, kAsked = 2, kTimeDue = 4, kDone = 8, kFailed = 16 };
 
-  // Where the training stands after a step.
+  // State of the training after a step.
   struct Moment {
     int64_t step = 0;  // taken
     double epoch = 0;

@@ -10,14 +10,14 @@
 
 namespace sft::engine {
 
-// Where the artifact goes and what is copied into it.
+// Target of the artifact and the files to copy into it.
 struct DeliveryOptions {
   std::filesystem::path target;     // the artifact's directory, replaced whole
   std::filesystem::path model_dir;  // tokenizer, template and config.json are copied from it
   std::string model_name;           // the base as the job named it
 };
 
-// What was written, and the hashes that prove it.
+// Reports of a delivery: the comparison, and the files with their hashes.
 struct DeliveryResult {
   ConsistencyReport consistency;
   ArtifactReport artifact;  // on rank 0

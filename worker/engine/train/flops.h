@@ -43,7 +43,7 @@ class StepFlops {
  public:
   StepFlops(const ModelConfig& config, const ModelLayout& layout);
 
-  // Of a micro-batch with these documents and targets.
+  // Operations of a micro-batch with these documents and targets.
   Flops Of(std::span<const int64_t> lengths, int64_t targets) const;
 
  private:

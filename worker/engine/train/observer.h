@@ -8,7 +8,7 @@
 
 namespace sft::engine {
 
-// What a training run reports, in the order in which it happens: ready, resumed, then evals, steps
+// Reports of a training run, in the order in which they come: ready, resumed, then evals, steps
 // and checkpoints, then consistency and artifact. All calls come from the training thread, on every
 // rank.
 
@@ -40,7 +40,7 @@ struct CheckpointReport {
   bool best = false;             // the best so far
 };
 
-// Where a run is; told without a report of its own, at every step.
+// Phase of a run; told without a report of its own, at every step.
 enum class TrainPhase {
   kStep,         // a step begins
   kOwnWorkDone,  // forward and backward of this rank are done and their result has been seen

@@ -29,7 +29,7 @@ namespace sft::engine {
 // One thread trains (Reserve, Begin, WaitCopied), another one writes (Write); one part at a time.
 class ShardWriter {
  public:
-  // Of tensors in a file at most, but for a larger tensor, which has one of its own.
+  // Most bytes of tensors in a file; a larger tensor has a file of its own.
   static constexpr int64_t kFileBytes = int64_t{2} << 30;
 
   // `ranks_of_node`: that share the host's memory. `threads`: that copy and write.
@@ -55,7 +55,7 @@ class ShardWriter {
   using Tensors = std::map<std::string, at::Tensor>;
   using Writers = std::vector<std::unique_ptr<SafetensorsWriter>>;
 
-  // What one thread copies with.
+  // The means of one copying thread.
   struct Copier {
     HostLane lane;
     at::Tensor slot;  // pinned bytes; none on a CPU

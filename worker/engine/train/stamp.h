@@ -13,7 +13,7 @@
 
 namespace sft::engine {
 
-// What a stamp is made of.
+// Inputs of a stamp.
 struct StampSource {
   const spec::JobSpec& spec;
   std::filesystem::path model_dir;

@@ -39,7 +39,7 @@ struct TrainerOptions {
   CheckpointLoader::Options resume;  // dir empty: begins at step 0
 };
 
-// How a run ended.
+// Result of a run.
 struct TrainResult {
   int64_t steps = 0;     // those before a checkpoint too
   bool stopped = false;  // ended by StopRequested: nothing was delivered

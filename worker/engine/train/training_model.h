@@ -67,12 +67,13 @@ class TrainingModel {
   std::vector<at::Tensor> Snapshot() const;
   void Restore(const std::vector<at::Tensor>& snapshot);
 
-  // What updates this rank's parts, finished with the last step: master weights (params()) and
-  // states, by parameter and first element. Both may be overwritten, MastersChanged then called.
+  // The optimizers of this rank's parts, with the last step finished: master weights (params())
+  // and states, by parameter and first element. Both may be overwritten, MastersChanged then
+  // called.
   std::vector<AdamW*> Optimizers();
   // Makes all that is computed with follow the master weights. A collective.
   void MastersChanged();
-  // Whether this rank's parts are the first copy of them: what has to be saved, once.
+  // True if this rank's parts are the first copy of them, which is the one to be saved.
   bool holds_first_copy() const;
 
   const ModelConfig& config() const { return config_; }

@@ -26,7 +26,7 @@
 
 namespace sft::engine {
 
-// What this rank has of them; they share the model's storage. `best_weights`: as
+// This rank's tensors of the state; they share the model's storage. `best_weights`: as
 // TrainingModel::Snapshot, or nothing.
 std::vector<NamedTensor> StateTensors(TrainingModel& model,
                                       const std::vector<at::Tensor>& best_weights);

@@ -12,7 +12,7 @@ struct ProductSum {
   double beta = 1.0;
 };
 
-// Where gradients go. The backward adds into Buffer, or has a product written into Product, and
+// Receives gradients. The backward adds into Buffer, or has a product written into Product, and
 // says FinishUnit when a unit has all its contributions of a micro-batch; the sink decides when
 // they meet those of the other ranks. Sums over micro-batches are fp32 and unnormalised: the
 // trainer scales once, in the optimizer's update.
@@ -40,11 +40,11 @@ class GradientSink {
   // The summed gradients over micro-batches and ranks of the optimizer's parts, in the order of
   // TrainableStore::parts(); 1-D. Valid until the next BeginStep.
   virtual const std::vector<at::Tensor>& Reduce() = 0;
-  // Whether the parts differ between ranks (for the norm over all of them).
+  // True if the parts differ between ranks (for the norm over all of them).
   virtual bool sharded() const = 0;
   virtual int64_t Bytes() const = 0;
-  // Whether Buffer gives the same tensor each time and Product that one with a beta of 1, so that
-  // what adds to them may be recorded (kernels/graph.h).
+  // True if Buffer gives the same tensor each time and Product that one with a beta of 1, so that
+  // work that adds to them may be recorded (kernels/graph.h).
   virtual bool fixed() const = 0;
 };
 

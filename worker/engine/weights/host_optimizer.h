@@ -41,7 +41,7 @@ class HostOptimizer {
     // none of which may fall below the size from which states are coded in 8 bits.
     int64_t piece = plan::kHostPiece;
   };
-  // Of a part: its parameter's name and place in the model, and whether it is decayed.
+  // A part's parameter: name, place in the model, and if weight decay applies.
   struct PartInfo {
     std::string name;
     int64_t id = 0;
@@ -58,10 +58,11 @@ class HostOptimizer {
   // Updates the units up to `unit`; the computation goes on after their new weights have arrived.
   void Update(int unit);
   void Finish();
-  // Whether units still wait to be updated.
+  // True while units wait to be updated.
   bool pending() const { return next_ < transfers_.size(); }
 
-  // What has the masters and the states, those of the step that was begun once it is finished.
+  // The holders of masters and states; those of a step that was begun are there once it is
+  // finished.
   std::vector<AdamW*> Optimizers() const { return {decayed_.get(), plain_.get()}; }
 
   // Bytes of states, and of pinned buffers, in host memory.

@@ -10,8 +10,8 @@
 
 #include "common/plan/parameters.h"
 
-// What a model's parameters are, cut into units: the pieces that are acquired, gathered, reduced
-// and released as one. Unit 0 is the embedding, then one unit a block, the last is final norm and
+// A model's parameters, cut into units: the pieces that are acquired, gathered, reduced and
+// released as one. Unit 0 is the embedding, then one unit a block, the last is final norm and
 // head.
 
 namespace sft::engine {
@@ -55,7 +55,7 @@ struct MatrixInfo {
   int64_t numel() const { return (rows + rank) * stride(); }
 };
 
-// What is gathered and released together: the embedding, a block, or norm and head.
+// Parameters that are gathered and released together: the embedding, a block, or norm and head.
 struct UnitInfo {
   std::string name;  // "embedding", "model.layers.3", "head"
   std::vector<ParamInfo> params;

@@ -25,12 +25,12 @@ namespace sft::engine {
 class QuantizedSource : public WeightSource {
  public:
   struct Options {
-    // Of the de-quantised weights; float8_e4m3fn gives FP8 matrices.
+    // Type of the de-quantised weights; float8_e4m3fn gives FP8 matrices.
     at::ScalarType compute = at::kFloat;
     bool sharded = false;  // cut the bytes over comm's ranks
-    // Which blocks keep or carry their de-quantised weights (none carries FP8 matrices, whose
-    // forward reads other bytes); `prefetch`; and `blocks_on_host`, which has this rank's bytes in
-    // pinned host memory.
+    // Read of it: the blocks that keep or carry their de-quantised weights (none carries FP8
+    // matrices, whose forward reads other bytes); `prefetch`; and `blocks_on_host`, which has this
+    // rank's bytes in pinned host memory.
     plan::ExecutionPlan run;
   };
   // Borrows `layout` and `comm`.
@@ -81,12 +81,11 @@ class QuantizedSource : public WeightSource {
   void ChooseOwners(const plan::ExecutionPlan& run);
   at::Tensor NewBuffer(const Unit& unit) const;
   int64_t FirstCutUnit(const Unit& unit) const;
-  // Whether a unit's bytes have to be brought together before they are de-quantised.
+  // True if a unit's bytes have to be brought together before they are de-quantised.
   bool fetches() const { return sharded_ || on_host_; }
   // On the side stream where the bytes come from the host.
   void StartFetch(Unit& unit);
-  // Where the weights of `unit` go: its own buffer, made where it carries them on, or a pinned
-  // slot.
+  // Buffer for the weights of `unit`: its own, made where it carries them on, or a pinned slot.
   at::Tensor Hold(int unit, WeightUse use);
   // Writes what is missing of `use`.
   void Fill(Unit& unit, WeightUse use, const at::Tensor& buffer);

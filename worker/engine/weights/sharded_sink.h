@@ -22,7 +22,7 @@ namespace sft::engine {
 class ShardedSink : public GradientSink {
  public:
   struct Options {
-    // What the ranks send each other of a micro-batch's gradient.
+    // Type in which the ranks send each other a micro-batch's gradient.
     at::ScalarType wire = at::kFloat;
     Communicator* replicas = nullptr;  // the ranks with the same shard; null: there are none
   };

@@ -21,7 +21,7 @@ class SideStream {
  public:
   explicit SideStream(at::Device device);
 
-  // Whether the device has streams; a CPU has not.
+  // True if the device has streams, which a CPU has not.
   bool available() const { return stream_.has_value(); }
 
   // Makes it the current stream for a scope. What runs there starts after all that was enqueued on

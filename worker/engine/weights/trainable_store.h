@@ -12,7 +12,7 @@
 
 namespace sft::engine {
 
-// What the data-parallel ranks hold of the trained weights.
+// The split of trained weights and optimizer states over the data-parallel ranks.
 enum class Placement {
   kReplicated,        // DDP: weights and optimizer states whole on every rank
   kShardedOptimizer,  // ZeRO-1 and 2: weights whole, masters and states cut over the ranks
@@ -31,7 +31,7 @@ struct TrainablePart {
   at::Tensor copy;
 };
 
-// What a store keeps in host memory, where its device is another.
+// The tensors that a store on a GPU keeps in host memory.
 struct OnHost {
   bool masters = false;
   bool blocks = false;  // with masters, and not where an optimizer alone is sharded
@@ -72,7 +72,7 @@ class TrainableStore {
 
   const FlatLayout& flat(int unit) const { return units_[unit].flat; }
   const std::vector<int64_t>& counts(int unit) const { return units_[unit].counts; }
-  // Where this rank's shard starts in the unit's flat buffer, and its size.
+  // Start and size of this rank's shard in the unit's flat buffer.
   int64_t shard_begin(int unit) const { return units_[unit].begin; }
   int64_t shard_size(int unit) const { return units_[unit].size; }
 
@@ -89,7 +89,7 @@ class TrainableStore {
 
   Unit MakeUnit(int index, at::ScalarType compute, at::ScalarType master) const;
   void AddParts(int unit);
-  // Of the units that `gives` names.
+  // The source of the units for which `gives` returns true.
   std::unique_ptr<WeightSource> MakeShardedSource(bool (*gives)(const Unit& unit)) const;
 
   const ModelLayout& layout_;

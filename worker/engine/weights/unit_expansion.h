@@ -10,8 +10,8 @@
 
 namespace sft::engine {
 
-// What a unit's quantised weights become for the computation: where each stands in a buffer of
-// bytes, and how it gets there. Weights stand in their shared matrices, with room for the adapters.
+// Expands a unit's quantised weights for the computation: lays them out in a buffer of bytes and
+// fills it. Weights stand in their shared matrices, with room for the adapters.
 // Thread-compatible.
 class UnitExpansion {
  public:
@@ -23,7 +23,7 @@ class UnitExpansion {
   virtual int64_t bytes() const = 0;
   // Writes what `use` needs. Returns what the buffer serves by that: `use`, or more.
   virtual WeightUse Fill(const at::Tensor& buffer, WeightUse use, const Bytes& quantized) = 0;
-  // Whether one writing serves forward and backward alike.
+  // True if one writing serves forward and backward alike.
   virtual bool serves_both() const = 0;
   // Views of a filled buffer.
   virtual void Give(const at::Tensor& buffer, UnitWeights& weights) const = 0;

@@ -9,7 +9,7 @@
 
 namespace sft::engine {
 
-// What a unit's weights are wanted for.
+// The passes that a unit's weights are wanted for.
 enum class WeightUse { kForward = 1, kBackward = 2, kBoth = 3 };
 
 inline bool Includes(WeightUse use, WeightUse part) {
@@ -39,8 +39,8 @@ struct UnitWeights {
   // By UnitInfo::shared_matrices, where the products are in FP8; else empty. What `use` leaves out
   // may hold anything. Weights given so are undefined in `params` and `matrices`.
   std::vector<Fp8Matrix> fp8;
-  // What the source wrote anew since the unit was last acquired, as bits of WeightUse: adapters
-  // that stood in the room beside it are gone.
+  // Weights that the source wrote anew since the unit was last acquired, as bits of WeightUse:
+  // adapters that stood in the room beside them are gone.
   int rewritten = 0;
 
   at::Tensor& operator[](int param) { return params[param]; }
@@ -51,9 +51,9 @@ struct UnitWeights {
 // other, as rows of MatrixInfo::stride or dense: throws InternalError otherwise.
 void JoinMatrices(const UnitInfo& unit, UnitWeights& weights);
 
-// Where a unit's weights come from: resident, gathered from shards, de-quantised, streamed from the
-// host, or several of these one after the other. The model acquires a unit, computes, releases it,
-// and says which unit it will want next. Sources that communicate do so in Prefetch or Acquire, so
+// Source of units' weights: resident, gathered from shards, de-quantised, streamed from the host,
+// or several of these one after the other. The model acquires a unit, computes, releases it, and
+// says which unit it will want next. Sources that communicate do so in Prefetch or Acquire, so
 // every rank must walk the units in the same order.
 //
 // Thread-compatible: one thread of the rank walks.
@@ -72,8 +72,9 @@ class WeightSource {
   virtual void Invalidate() = 0;
   // Bytes that stay allocated between steps.
   virtual int64_t ResidentBytes() const = 0;
-  // Whether Acquire gives the same tensors each time, with nothing to be done between one unit and
-  // the next but where weights changed: what reads them may then be recorded (kernels/graph.h).
+  // True if Acquire gives the same tensors each time, with nothing to be done between one unit and
+  // the next but where weights changed: work that reads them may then be recorded
+  // (kernels/graph.h).
   virtual bool fixed() const = 0;
 };
 

@@ -24,7 +24,7 @@ struct AdamWTensor {
 };
 
 enum class AdamWState { kFloat32, kBFloat16, kCodes };
-// What the tensors of one launch hold.
+// Element types of the tensors of one launch.
 struct AdamWTypes {
   ElementType weight;
   ElementType grad;

@@ -19,7 +19,7 @@ struct ConstRows {
   const void* data = nullptr;
   int64_t stride = 0;
 };
-// As ConstRows, to write.
+// A matrix of dense rows that start every `stride` elements, to write.
 struct MutableRows {
   void* data = nullptr;
   int64_t stride = 0;
@@ -70,13 +70,13 @@ struct FactorMembers {
 cudaError_t LaunchPlaceFactors(ElementType type, FactorShape shape, const FactorMembers& members,
                                float scale, MutableRows matrix, cudaStream_t stream);
 
-// How the scale of a row in FP8 follows from its largest magnitude: that times `of_largest`, but at
-// least `smallest`; 1 where it is zero.
+// The rule for the scale of a row in FP8: its largest magnitude times `of_largest`, but at least
+// `smallest`; 1 for a row of zeros.
 struct Fp8Scaling {
   float of_largest = 0.0f;
   float smallest = 0.0f;
 };
-// Where rows go in FP8: bytes, and one scale a row. `rows.data` null: nowhere.
+// Target of rows in FP8: bytes, and one scale a row. With `rows.data` null nothing is written.
 struct Fp8Output {
   MutableRows rows;
   float* scale = nullptr;

@@ -8,14 +8,14 @@
 
 namespace sft::engine::cuda {
 
-// Of one call.
+// Sizes of one call.
 struct SwigluFactorsShape {
   int64_t tokens = 0;
   int64_t width = 0;  // of gate, of up and of their product
   int rank = 0;       // of each of the three adapters
 };
 
-// What is read, and gate_up, which becomes its own gradient. Rows start on 16 bytes.
+// Inputs of one call; gate_up is overwritten by its gradient. Rows start on 16 bytes.
 struct SwigluFactorsRows {
   __nv_bfloat16* gate_up = nullptr;  // [tokens, 2 width]
   int64_t gate_up_stride = 0;
@@ -34,18 +34,19 @@ struct SwigluFactorsGradients {
   float* a_down = nullptr;                   // [rank, width]
 };
 
-// Scratch memory, in floats, for partial sums.
+// Sizes of the scratch memory for partial sums, in floats, and of the runs of
+// tiles that blocks take.
 struct SwigluFactorsSizes {
   int runs = 1;
   int64_t dxa = 0, gradients = 0;
 };
-// That memory, for as many blocks.
+// The scratch memory itself.
 struct SwigluFactorsPartials {
   int runs = 1;
   float *dxa = nullptr, *gradients = nullptr;
 };
 
-// Whether there is a kernel for these sizes.
+// True if there is a kernel for these sizes.
 bool HasSwigluFactors(int64_t width, int64_t rank);
 SwigluFactorsSizes SizesOfSwigluFactors(const SwigluFactorsShape& shape, int multiprocessors);
 // dxa [tokens, 2 rank], rows on 8 bytes.

@@ -235,12 +235,12 @@ Counts counts;
 
 std::unique_ptr<at::ObserverContext> Count(const at::RecordFunction& call) {
   const std::string_view name = call.name();
-  const auto makes = [&](size_t fp8) { return call.inputs()[fp8].isTensor() ? 1 : 0; };
-  if (name == "sft::fp8_gemm_") ++counts.products;
-  if (name == "sft::fp8_quantize_") ++counts.apart;
-  if (name == "sft::rms_norm_") counts.made += makes(4);
-  if (name == "sft::rms_norm_backward_") counts.made += makes(7);
-  if (name == "sft::swiglu_") counts.made += makes(2);
+  const auto makes = [&](size_t fp8) { return call.inputs()[fp8].toTensor().defined() ? 1 : 0; };
+  if (name == "sft::Fp8Gemm") ++counts.products;
+  if (name == "sft::Fp8Quantize") ++counts.apart;
+  if (name == "sft::RmsNorm") counts.made += makes(4);
+  if (name == "sft::RmsNormBackward") counts.made += makes(7);
+  if (name == "sft::Swiglu") counts.made += makes(2);
   return nullptr;
 }
 

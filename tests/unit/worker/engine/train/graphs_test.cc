@@ -224,13 +224,12 @@ TEST_F(GraphsTest, UpdatedAdaptersArePlacedBeforeTheRecordingReadsThem) {
       });
       model.Update(1e-2, model.ReduceGradients(1e-2));
     }
-    const auto last_placed =
-        std::find(operations.rbegin(), operations.rend(), "sft::place_factors_");
-    const auto first_read = std::find(operations.begin(), operations.end(), "sft::rms_norm_");
+    const auto last_placed = std::find(operations.rbegin(), operations.rend(), "sft::PlaceFactors");
+    const auto first_read = std::find(operations.begin(), operations.end(), "sft::RmsNorm");
     ASSERT_NE(last_placed, operations.rend());
     ASSERT_NE(first_read, operations.end());
     EXPECT_LT(last_placed.base() - operations.begin(), first_read - operations.begin() + 1);
-    EXPECT_EQ(std::count(operations.begin(), operations.end(), "sft::place_factors_"), 4 * kLayers);
+    EXPECT_EQ(std::count(operations.begin(), operations.end(), "sft::PlaceFactors"), 4 * kLayers);
   }
 }
 

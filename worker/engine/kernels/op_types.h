@@ -1,0 +1,82 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+// Parameter and result types of the engine's operations (operations.def).
+
+namespace sft::engine::ops {
+
+// A tensor as NF4: codes and one scale a block.
+struct Nf4Codes {
+  at::Tensor codes;   // uint8 [(n + 1) / 2]
+  at::Tensor absmax;  // fp32 [ceil(n / 64)]
+};
+
+// Block scales, themselves quantised to 8 bits.
+struct NestedAbsmax {
+  at::Tensor codes;          // uint8 [m]
+  at::Tensor nested_absmax;  // fp32 [ceil(m / 256)]
+  at::Tensor offset;         // fp32 scalar
+};
+
+// Products in FP8. Rows of FP8 (float8 e4m3, no infinity, at most 448) stand for value *
+// scale[row]. A conversion rounds to nearest even and saturates. Scales leave room above the
+// largest value of a row for what is put beside it later: 448 stands for kFp8Room times that value.
+// FP8 is a floating format, so the room costs precision only below 1 / 7168 of the largest value.
+inline constexpr float kFp8Room = 4.0f;
+
+// FP8 target of an operation that makes rows [T, C] and writes them in FP8 too, in the same pass:
+// the bits that Fp8Quantize gives of the rows as they were rounded. An operation whose last
+// parameter it is may be called without it.
+struct Fp8Rows {
+  at::Tensor values;  // float8 rows [T, C]; undefined: nowhere
+  at::Tensor scale;   // fp32 [T], dense
+};
+
+// Gradients of the two weights of a NormRope.
+struct NormRopeGradients {
+  at::Tensor q_weight, k_weight;  // fp32 [D], of no elements where they were not asked for
+};
+
+// The adapters beside a SwiGLU, for its backward. R: the rank of each of the three.
+struct SwigluFactors {
+  at::Tensor xa;              // rows [T, 2 R]: the input times the first factors of gate and of up
+  at::Tensor b_gate, b_up;    // [I, R]
+  at::Tensor dxa_down;        // rows [T, R]: the gradient of down's input times its first factor
+  at::Tensor db_gate, db_up;  // fp32 [I, R]
+  at::Tensor da_down;         // fp32 [R, I]
+  double scale = 1.0;
+};
+
+// The documents of a packed micro-batch: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]).
+struct Documents {
+  at::Tensor cu_seqlens;    // int32 [documents + 1], on the device of the tokens
+  at::IntArrayRef lengths;  // the same on the host; their sum is T
+};
+
+// Tensors of one AdamW step, dense, on one device; in each list they have one type, and all of a
+// list's or none are there.
+struct AdamWTensors {
+  std::vector<at::Tensor> weights;             // fp32 or bf16
+  std::vector<at::Tensor> grads;               // fp32 or bf16, read only
+  std::vector<at::Tensor> copies;              // none, or the weights in the other type
+  std::vector<at::Tensor> m, v;                // fp32, bf16 or 8-bit codes
+  std::vector<at::Tensor> m_absmax, v_absmax;  // with codes: fp32, one a block of kOptimizerBlock
+  std::vector<int64_t> keys, offsets;          // of the random bits (adamw_format.h)
+};
+// The numbers of an AdamW step, the same for all elements; fp32, as torch has them.
+struct AdamWFactors {
+  float keep;             // 1 - lr * weight_decay
+  float one_minus_beta1;  // weight of the gradient in m
+  float beta2;
+  float one_minus_beta2;
+  float step_size;   // lr / (1 - beta1^t)
+  float sqrt_bias2;  // sqrt(1 - beta2^t)
+  float epsilon;
+  float grad_scale;
+};
+
+}  // namespace sft::engine::ops
