@@ -3,46 +3,41 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 #include <string_view>
 
 #include "common/base/round.h"
+#include "common/plan/tensors.h"
 
 namespace sft::plan {
 namespace {
 
-struct Linear {
-  std::string_view name;
-  int64_t out = 0;
-  int64_t in = 0;
-  bool bias = false;
-};
-
-std::vector<Linear> BlockLinears(const ModelShape& s) {
-  const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
-  return {{"self_attn.q_proj", q, s.hidden, s.qkv_bias},
-          {"self_attn.k_proj", kv, s.hidden, s.qkv_bias},
-          {"self_attn.v_proj", kv, s.hidden, s.qkv_bias},
-          {"self_attn.o_proj", s.hidden, q, s.output_bias},
-          {"mlp.gate_proj", s.intermediate, s.hidden, s.mlp_bias},
-          {"mlp.up_proj", s.intermediate, s.hidden, s.mlp_bias},
-          {"mlp.down_proj", s.hidden, s.intermediate, s.mlp_bias}};
+// Whether the job adapts the linear `module`.
+bool IsTarget(const spec::JobSpec& job, std::string_view module) {
+  const auto& targets = job.lora.target_modules;
+  return !job.full_finetune() &&
+         std::any_of(targets.begin(), targets.end(),
+                     [&](const std::string& target) { return MatchesTarget(module, target); });
 }
 
+// "q_proj", of "model.layers.0.self_attn.q_proj".
+std::string LastName(const std::string& module) { return module.substr(module.rfind('.') + 1); }
+
 std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::JobSpec& job) {
-  const std::vector<Linear> linears = BlockLinears(shape);
+  std::vector<std::string> modules;  // linears of all blocks
+  std::string names;                 // of one
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    for (const TensorInfo& tensor : BlockTensors(shape, layer).tensors) {
+      if (tensor.role != TensorRole::kLinear) continue;
+      modules.push_back(tensor.module());
+      if (layer == 0) names += (names.empty() ? "" : ", ") + LastName(modules.back());
+    }
+  }
   for (const std::string& target : job.lora.target_modules) {
-    bool found = false;
-    for (int64_t layer = 0; layer < shape.layers && !found; ++layer) {
-      found = std::any_of(linears.begin(), linears.end(), [&](const Linear& linear) {
-        return MatchesTarget(fmt::format("model.layers.{}.{}", layer, linear.name), target);
-      });
-    }
+    const bool found = std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
+      return MatchesTarget(module, target);
+    });
     if (found) continue;
-    std::string names;
-    for (const Linear& linear : linears) {
-      names += fmt::format("{}{}", names.empty() ? "" : ", ",
-                           linear.name.substr(linear.name.find('.') + 1));
-    }
     return spec::Problem{
         "lora.target_modules", 0,
         fmt::format("\"{}\" matches no linear of this {} model; it has {}, and \"all-linear\" "
@@ -52,52 +47,28 @@ std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::J
   return std::nullopt;
 }
 
-Unit MakeBlock(const ModelShape& shape, const spec::JobSpec& job, int64_t layer) {
+Unit MakeUnit(const TensorUnit& tensors, const spec::JobSpec& job) {
   const bool full = job.full_finetune();
-  const std::string prefix = fmt::format("model.layers.{}.", layer);
   Unit unit;
-  const auto base = [&](std::string name, int64_t elements, bool quantized = false,
-                        int64_t rows = 0) {
-    unit.parameters.push_back({prefix + std::move(name), elements, full, quantized, false, rows});
-  };
-  base("input_layernorm.weight", shape.hidden);
-  base("post_attention_layernorm.weight", shape.hidden);
-  if (shape.qk_norm) {
-    base("self_attn.q_norm.weight", shape.head_dim);
-    base("self_attn.k_norm.weight", shape.head_dim);
-  }
-  for (const Linear& linear : BlockLinears(shape)) {
-    const std::string module = prefix + std::string(linear.name);
-    base(std::string(linear.name) + ".weight", linear.out * linear.in, job.qlora(), linear.out);
-    const auto& targets = job.lora.target_modules;
-    const bool adapted = !full && std::any_of(targets.begin(), targets.end(), [&](const auto& t) {
-      return MatchesTarget(module, t);
-    });
-    const bool bias_trained = full || job.lora.bias == spec::Bias::kAll ||
-                              (adapted && job.lora.bias == spec::Bias::kLoraOnly);
-    if (linear.bias) {
-      unit.parameters.push_back({module + ".bias", linear.out, bias_trained, false, false});
-    }
-    if (!adapted) continue;
-    const int64_t r = job.lora.r;
-    unit.parameters.push_back({module + ".lora_A.weight", r * linear.in, true, false, true});
-    unit.parameters.push_back({module + ".lora_B.weight", linear.out * r, true, false, true});
+  for (const TensorInfo& tensor : tensors.tensors) {
+    const bool linear = tensor.role == TensorRole::kLinear;
+    const bool adapted = IsTarget(job, tensor.module());
+    const bool bias_trained =
+        tensor.role == TensorRole::kBias &&
+        (job.lora.bias == spec::Bias::kAll || (adapted && job.lora.bias == spec::Bias::kLoraOnly));
+    unit.parameters.push_back({tensor.name, tensor.elements(), full || bias_trained,
+                               linear && job.qlora(), false, linear ? tensor.shape[0] : 0});
+    if (!linear || !adapted) continue;
+    const int64_t r = job.lora.r, out = tensor.shape[0], in = tensor.shape[1];
+    unit.parameters.push_back({tensor.module() + ".lora_A.weight", r * in, true, false, true});
+    unit.parameters.push_back({tensor.module() + ".lora_B.weight", out * r, true, false, true});
   }
   return unit;
 }
 
 std::vector<Unit> UnitsOf(const ModelShape& shape, const spec::JobSpec& job) {
-  const bool full = job.full_finetune();
   std::vector<Unit> units;
-  const int64_t table = shape.vocab * shape.hidden;
-  units.push_back({{{"model.embed_tokens.weight", table, full, false, false}}});
-  for (int64_t layer = 0; layer < shape.layers; ++layer) {
-    units.push_back(MakeBlock(shape, job, layer));
-  }
-  units.push_back({{{"model.norm.weight", shape.hidden, full, false, false}}});
-  if (!shape.tied_head) {
-    units.back().parameters.push_back({"lm_head.weight", table, full, false, false});
-  }
+  for (const TensorUnit& tensors : TensorsOf(shape)) units.push_back(MakeUnit(tensors, job));
   return units;
 }
 
@@ -145,20 +116,19 @@ int64_t RowStride(int64_t columns, int64_t spare) {
 
 BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job) {
   BlockMatrices block;
-  BlockMatrices::Matrix* const places[] = {&block.qkv,     &block.qkv,     &block.qkv, &block.o,
-                                           &block.gate_up, &block.gate_up, &block.down};
-  const std::vector<Linear> linears = BlockLinears(shape);
-  for (size_t i = 0; i < linears.size(); ++i) {
-    const auto& targets = job.lora.target_modules;
-    bool adapted = false;
-    for (int64_t layer = 0; layer < shape.layers && !adapted && !job.full_finetune(); ++layer) {
-      const std::string module = fmt::format("model.layers.{}.{}", layer, linears[i].name);
-      adapted = std::any_of(targets.begin(), targets.end(),
-                            [&](const auto& target) { return MatchesTarget(module, target); });
+  BlockMatrices::Matrix* const places[] = {&block.qkv, &block.o, &block.gate_up, &block.down};
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    const TensorUnit unit = BlockTensors(shape, layer);
+    for (size_t i = 0; i < unit.shared_matrices.size(); ++i) {
+      BlockMatrices::Matrix matrix;
+      for (const int position : unit.shared_matrices[i]) {
+        const TensorInfo& tensor = unit.tensors[position];
+        matrix.rows += tensor.shape[0];
+        matrix.columns = tensor.shape[1];
+        if (IsTarget(job, tensor.module())) matrix.rank += job.lora.r;
+      }
+      if (layer == 0 || matrix.rank > places[i]->rank) *places[i] = matrix;
     }
-    places[i]->rows += linears[i].out;
-    places[i]->columns = linears[i].in;
-    if (adapted) places[i]->rank += job.lora.r;
   }
   return block;
 }
@@ -175,12 +145,11 @@ ParameterCounts CountParameters(const std::vector<Unit>& units) {
 }
 
 int64_t BaseParameters(const ModelShape& shape) {
-  int64_t block = 2 * shape.hidden + (shape.qk_norm ? 2 * shape.head_dim : 0);
-  for (const Linear& linear : BlockLinears(shape)) {
-    block += linear.out * linear.in + (linear.bias ? linear.out : 0);
+  int64_t elements = 0;
+  for (const TensorUnit& unit : TensorsOf(shape)) {
+    for (const TensorInfo& tensor : unit.tensors) elements += tensor.elements();
   }
-  return shape.vocab * shape.hidden * (shape.tied_head ? 1 : 2) + shape.hidden +
-         shape.layers * block;
+  return elements;
 }
 
 }  // namespace sft::plan

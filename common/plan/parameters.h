@@ -74,8 +74,7 @@ struct BlockMatrices {
 // The matrices of the block with the most adapters.
 BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job);
 
-// Parameters of the base alone: vocab * hidden (twice with an untied head) + hidden for the final
-// norm + for each block its seven linears with their biases, two norms, and QK norms.
+// Parameters of the base alone (TensorsOf).
 int64_t BaseParameters(const ModelShape& shape);
 
 }  // namespace sft::plan

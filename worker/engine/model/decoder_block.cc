@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
+#include "common/plan/tensors.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/ops.h"
-#include "worker/engine/model/families.h"
 #include "worker/engine/nn/rows.h"
 
 namespace sft::engine {
@@ -29,7 +29,7 @@ Projection BindProjection(const UnitInfo& unit, const char* name, uint64_t first
 }  // namespace
 
 DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit, int64_t layer) {
-  const TensorNames& names = NamesOf(config);
+  const plan::TensorNames& names = plan::NamesOf(config);
   const auto norm = [&](const char* name) { return unit.Find(unit.name + "." + name + ".weight"); };
   constexpr uint64_t kModulesPerLayer = 8;
   const uint64_t module = static_cast<uint64_t>(layer) * kModulesPerLayer;
