@@ -82,6 +82,8 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   const int64_t all = cost.saved[Index(Recompute::kNothing)];
   const int64_t dqkv = RowStride(q + 2 * kv, m.qkv.rank) * e;
   const int64_t dy = RowStride(s.hidden, std::max(m.o.rank, m.down.rank)) * e;
+  // The gradient of a sub-layer's output beside that of the residual stream, where they differ.
+  const int64_t scaled = s.residual_scale == 1.0 ? 0 : dy;
   for (int level = 0; level < kRecomputeLevels; ++level) {
     const int64_t kept = cost.saved[level];
     cost.forward[level] = all - activated + r.activated - kept + r.hidden;
@@ -89,10 +91,10 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
     // Everything that the feed-forward layer's backward reads, and the gradients it writes.
     const int64_t restored = all - (has_input ? 0 : r.input_normed + r.heads);
     const int64_t with_mlp = restored + r.hidden + s.intermediate * e + partials;
-    cost.backward_mlp[level] = with_mlp - kept + dy;
+    cost.backward_mlp[level] = with_mlp - kept + dy + scaled;
     // The feed-forward layer's tensors are freed by then.
     const int64_t attention = all - mlp - activated - r.middle_normed - r.hidden;
-    cost.backward_attention[level] = attention + r.hidden + q * e + dqkv - kept + dy;
+    cost.backward_attention[level] = attention + r.hidden + q * e + dqkv - kept + dy + scaled;
   }
 
   const int64_t norm_bytes = 2 * s.hidden * e, rope_bytes = 2 * (q + kv) * e;
@@ -102,6 +104,8 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   const int64_t norms_again =
       2 * norm_bytes + (s.qk_norm ? rope_bytes : 0) + (partials > 0 ? 0 : swiglu_bytes);
   cost.elementwise_again = {0, norms_again, norms_again, forward_bytes};
+  // Scaled and added in a pass of its own, forward and backward, for each of the two sub-layers.
+  if (s.residual_scale != 1.0) cost.elementwise += 2 * (3 + 2) * r.hidden;
   cost.weights = m.qkv.weights() + m.o.weights() + m.gate_up.weights() + m.down.weights();
   cost.weights_again = {0, 0, m.gate_up.weights(), cost.weights};
   int64_t adapter_forward = 0;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -14,23 +16,44 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxSize = int64_t{1} << 32;
 
-// Defaults of transformers' configuration class of a family, for keys missing in config.json.
+// What sets a family apart, and the defaults of transformers' configuration class for keys missing
+// in config.json.
 struct Family {
   std::string_view name;
-  bool qkv_bias;        // always present (Qwen2), not an option
-  bool attention_bias;  // can be set by a key
-  bool mlp_bias;        // can be set by a key
-  bool qk_norm;
-  int64_t head_dim;         // 0: hidden / heads
-  int64_t window;           // sliding_window when the key is missing; 0: none
-  bool window_is_optional;  // use_sliding_window and max_window_layers decide
+  bool qkv_bias = false;        // always present (Qwen2), not an option
+  bool attention_bias = false;  // can be set by a key
+  bool mlp_bias = false;        // can be set by a key
+  bool qk_norm = false;
+  int64_t head_dim = 0;             // 0: hidden / heads
+  int64_t kv_heads = 0;             // 0: as many as heads
+  int64_t window = 0;               // sliding_window when the key is missing; 0: none
+  bool window_is_optional = false;  // use_sliding_window and max_window_layers decide
+  double theta = 10000.0;
+  int64_t pad_token = -1;
+  bool tied_head = false;
+  bool has_multipliers = false;  // Granite's four scalars
+  bool skips_rope = false;       // no_rope_layers, no_rope_layer_interval
 };
 
 constexpr Family kFamilies[] = {
-    {"llama", false, true, true, false, 0, 0, false},
-    {"mistral", false, false, false, false, 0, 4096, false},
-    {"qwen2", true, false, false, false, 0, 4096, true},
-    {"qwen3", false, true, false, true, 128, 4096, true},
+    {.name = "llama", .attention_bias = true, .mlp_bias = true},
+    {.name = "mistral", .window = 4096},
+    {.name = "qwen2", .qkv_bias = true, .window = 4096, .window_is_optional = true},
+    {.name = "qwen3",
+     .attention_bias = true,
+     .qk_norm = true,
+     .head_dim = 128,
+     .window = 4096,
+     .window_is_optional = true},
+    {.name = "granite", .attention_bias = true, .mlp_bias = true, .has_multipliers = true},
+    {.name = "smollm3",
+     .attention_bias = true,
+     .mlp_bias = true,
+     .kv_heads = 4,
+     .theta = 2'000'000.0,
+     .pad_token = 128004,
+     .tied_head = true,
+     .skips_rope = true},
 };
 
 std::string Families() {
@@ -124,7 +147,9 @@ void ReadShape(const Reader& config, const Family& family, ModelShape& shape) {
   shape.intermediate = config.Size("intermediate_size");
   shape.layers = config.Size("num_hidden_layers");
   shape.heads = config.Size("num_attention_heads");
-  shape.kv_heads = config.Size("num_key_value_heads", shape.heads);
+  shape.kv_heads = config.Size(
+      "num_key_value_heads",
+      family.kv_heads > 0 && !config.HasKey("num_key_value_heads") ? family.kv_heads : shape.heads);
   shape.head_dim = config.Size("head_dim", family.head_dim > 0
                                                ? family.head_dim
                                                : std::max<int64_t>(1, shape.hidden / shape.heads));
@@ -133,7 +158,7 @@ void ReadShape(const Reader& config, const Family& family, ModelShape& shape) {
   shape.output_bias = bias;
   shape.mlp_bias = family.mlp_bias && config.Flag("mlp_bias");
   shape.qk_norm = family.qk_norm;
-  shape.tied_head = config.Flag("tie_word_embeddings");
+  shape.tied_head = config.Flag("tie_word_embeddings", family.tied_head);
   if (shape.heads % shape.kv_heads != 0) {
     config.Fail("num_key_value_heads",
                 fmt::format("{} does not divide {} attention heads", shape.kv_heads, shape.heads));
@@ -178,9 +203,9 @@ void ReadRopeScaling(const Reader& scaling, const Reader& config, RopeOptions& r
   }
 }
 
-RopeOptions ReadRope(const Reader& config) {
+RopeOptions ReadRope(const Reader& config, const Family& family) {
   RopeOptions rope;
-  rope.theta = config.Get("rope_theta", rope.theta);
+  rope.theta = config.Get("rope_theta", family.theta);
   // transformers 5 writes rope_parameters, with the base in it; earlier versions wrote
   // rope_scaling.
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
@@ -193,37 +218,72 @@ RopeOptions ReadRope(const Reader& config) {
 }
 
 // Reads layer_types, the window of each layer, for families that use it.
-void ReadLayerTypes(const Reader& config, int64_t window, std::vector<int64_t>& windows) {
+void ReadLayerTypes(const Reader& config, int64_t window, std::vector<LayerOptions>& layers) {
   const auto types = config.Get<std::vector<std::string>>("layer_types", {});
-  if (types.size() != windows.size()) {
-    config.Fail("layer_types", fmt::format("names {} layers of {}", types.size(), windows.size()));
+  if (types.size() != layers.size()) {
+    config.Fail("layer_types", fmt::format("names {} layers of {}", types.size(), layers.size()));
     return;
   }
   for (size_t i = 0; i < types.size(); ++i) {
     if (types[i] == "sliding_attention") {
-      windows[i] = window;
+      layers[i].window = window;
     } else if (types[i] != "full_attention") {
       config.Fail("layer_types", fmt::format("has \"{}\", which is not supported", types[i]));
     }
   }
 }
 
-std::vector<int64_t> ReadWindows(const Reader& config, const Family& family, int64_t layers) {
-  std::vector<int64_t> windows(layers, 0);
-  if (family.window == 0) return windows;
+void ReadWindows(const Reader& config, const Family& family, std::vector<LayerOptions>& layers) {
+  if (family.window == 0) return;
   // An explicit null disables the window.
   int64_t window =
       config.HasKey("sliding_window") ? config.Get<int64_t>("sliding_window", 0) : family.window;
   if (family.window_is_optional && !config.Flag("use_sliding_window")) window = 0;
-  if (window == 0) return windows;
+  if (window == 0) return;
   if (family.window_is_optional && config.Has("layer_types")) {
-    ReadLayerTypes(config, window, windows);
-    return windows;
+    ReadLayerTypes(config, window, layers);
+    return;
   }
   const int64_t first =
       family.window_is_optional ? config.Get<int64_t>("max_window_layers", 28) : 0;
-  for (int64_t i = std::max<int64_t>(0, first); i < layers; ++i) windows[i] = window;
-  return windows;
+  for (size_t i = std::max<int64_t>(0, first); i < layers.size(); ++i) layers[i].window = window;
+}
+
+// SmolLM3: layers whose no_rope_layers is 0 see no positions; without the list every
+// no_rope_layer_interval-th.
+void ReadRopeLayers(const Reader& config, ModelConfig& model) {
+  std::vector<LayerOptions>& layers = model.layer_options;
+  const int64_t interval = config.Size("no_rope_layer_interval", 4);
+  std::vector<int> rotates;
+  for (int64_t i = 0; i < model.layers; ++i) rotates.push_back((i + 1) % interval != 0);
+  if (config.Has("no_rope_layers")) rotates = config.Get("no_rope_layers", rotates);
+  if (rotates.size() < layers.size()) {
+    config.Fail("no_rope_layers",
+                fmt::format("names {} layers of {}", rotates.size(), layers.size()));
+    return;
+  }
+  model.ropes.push_back({.type = RopeType::kNone});
+  for (size_t i = 0; i < layers.size(); ++i) layers[i].rope = rotates[i] != 0 ? 0 : 1;
+  if (!config.Flag("use_sliding_window") || !config.Has("sliding_window")) return;
+  const int64_t window = config.Size("sliding_window");
+  if (config.Has("layer_types")) {
+    ReadLayerTypes(config, window, layers);
+    return;
+  }
+  for (LayerOptions& layer : layers) layer.window = layer.rope == 0 ? 0 : window;
+}
+
+// Granite's scalars. Each must be a number that a product with it cannot make useless.
+void ReadMultipliers(const Reader& config, ModelConfig& model) {
+  const auto get = [&](const char* key) {
+    const double value = config.Get(key, 1.0);
+    if (!(value > 0) || !(value < 1e6)) config.Fail(key, "must be a number above 0");
+    return value;
+  };
+  model.embedding_scale = get("embedding_multiplier");
+  model.attention_scale = get("attention_multiplier");
+  model.residual_scale = get("residual_multiplier");
+  model.logit_scale = 1.0 / get("logits_scaling");
 }
 
 int64_t MaxPositions(const Reader& config, const RopeOptions& rope) {
@@ -262,12 +322,18 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json) {
   if (model.layers > kMaxLayers) config.Fail("num_hidden_layers", "is too large");
   if (!error.ok()) return error;
   model.norm_epsilon = config.Get("rms_norm_eps", model.norm_epsilon);
-  model.rope = ReadRope(config);
-  model.max_positions = MaxPositions(config, model.rope);
-  model.pad_token = config.Get<int64_t>("pad_token_id", model.vocab);
+  model.ropes = {ReadRope(config, *family)};
+  model.max_positions = MaxPositions(config, model.ropes[0]);
+  model.pad_token = config.Get<int64_t>(
+      "pad_token_id",
+      family->pad_token < 0 || config.HasKey("pad_token_id") ? model.vocab : family->pad_token);
   if (model.pad_token < 0) model.pad_token += model.vocab;  // torch counts from the end
   if (model.pad_token >= model.vocab) model.pad_token = -1;
-  model.windows = ReadWindows(config, *family, model.layers);
+  model.attention_scale = 1.0 / std::sqrt(static_cast<double>(model.head_dim));
+  model.layer_options.resize(model.layers);
+  ReadWindows(config, *family, model.layer_options);
+  if (family->skips_rope) ReadRopeLayers(config, model);
+  if (family->has_multipliers) ReadMultipliers(config, model);
   RefuseWhatIsNotSupported(config);
   if (!error.ok()) return error;
   return model;

@@ -15,7 +15,7 @@ namespace sft::plan {
 
 // The sizes of a decoder that determine its parameters.
 struct ModelShape {
-  std::string family;  // model_type: "llama", "mistral", "qwen2", "qwen3"
+  std::string family;  // model_type: "llama", "qwen3", ... (kFamilies in model_config.cc)
   int64_t hidden = 0;
   int64_t layers = 0;
   int64_t heads = 0;
@@ -28,11 +28,15 @@ struct ModelShape {
   bool output_bias = false;  // the attention's output projection has a bias
   bool mlp_bias = false;
   bool qk_norm = false;  // RMSNorm over each query and key head
+  // What attention and feed-forward layer write is multiplied by this before it is added to the
+  // residual stream.
+  double residual_scale = 1.0;
 };
 
-enum class RopeType { kDefault, kLinear, kLlama3, kYarn };
+enum class RopeType { kDefault, kLinear, kLlama3, kYarn, kNone };
 
-// Rotary position embedding, in the terms of transformers' modeling_rope_utils.py.
+// Rotary position embedding, in the terms of transformers' modeling_rope_utils.py. kNone rotates by
+// nothing: the layer sees no positions.
 struct RopeOptions {
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
@@ -48,15 +52,26 @@ struct RopeOptions {
   double mscale_all_dim = 0.0;
 };
 
+// What may differ from layer to layer.
+struct LayerOptions {
+  int64_t window = 0;  // a token sees so many, itself included; 0: all before it
+  int rope = 0;        // which of ModelConfig::ropes
+
+  friend bool operator==(const LayerOptions&, const LayerOptions&) = default;
+};
+
 // A decoder-only transformer of any family. Families differ by options, not by subclasses.
 struct ModelConfig : ModelShape {
   double norm_epsilon = 1e-6;
-  RopeOptions rope;
+  std::vector<RopeOptions> ropes;
+  std::vector<LayerOptions> layer_options;  // one a layer
+  double embedding_scale = 1.0;             // multiplies what the embedding's table gives
+  double attention_scale = 0.0;             // multiplies the scores of queries and keys
+  double logit_scale = 1.0;                 // multiplies the head's logits
   // The longest row the model was made for, position scaling included; 0: not given.
   int64_t max_positions = 0;
   // The token whose embedding is not trained, like nn.Embedding's padding_idx; -1: none.
   int64_t pad_token = -1;
-  std::vector<int64_t> windows;  // by layer; 0: full attention
 };
 
 // InvalidArgument names the key that is missing, wrong or not supported, and what would be.

@@ -59,6 +59,17 @@ def mistral(**changes):
     return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", **SHAPE, **changes}
 
 
+def granite(**changes):
+    return {"architectures": ["GraniteForCausalLM"], "model_type": "granite", **SHAPE,
+            "embedding_multiplier": 12.0, "attention_multiplier": 0.0625,
+            "residual_multiplier": 0.22, "logits_scaling": 8.0, **changes}
+
+
+def smollm3(**changes):
+    return {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", **SHAPE,
+            "num_hidden_layers": 4, **changes}
+
+
 # Both spellings of the rotary settings are in use: rope_theta with rope_scaling (most published
 # checkpoints) and rope_parameters (what transformers 5 writes).
 CASES = {
@@ -84,10 +95,22 @@ CASES = {
     "mistral_rope_linear_tied": mistral(
         sliding_window=None, rope_parameters={"rope_theta": 10000.0, **LINEAR},
         tie_word_embeddings=True),
+    "granite_tied": granite(rope_theta=10000.0, tie_word_embeddings=True),
+    "granite_biases_untied": granite(
+        attention_bias=True, mlp_bias=True, head_dim=8, attention_multiplier=0.3,
+        residual_multiplier=1.5, rope_parameters={"rope_theta": 5000000.0, "rope_type": "default"},
+        tie_word_embeddings=False),
+    "smollm3_tied": smollm3(
+        no_rope_layers=None, no_rope_layer_interval=2, pad_token_id=None,
+        rope_parameters={"rope_theta": 5000000.0, "rope_type": "default"},
+        tie_word_embeddings=True),
+    "smollm3_sliding_untied": smollm3(
+        no_rope_layers=[1, 0, 0, 1], attention_bias=True, use_sliding_window=True,
+        sliding_window=8, pad_token_id=None, rope_theta=10000.0, tie_word_embeddings=False),
 }
 # One of each family; the packed files are as large as the models.
 PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
-                "mistral_sliding_untied"}
+                "mistral_sliding_untied", "granite_tied", "smollm3_sliding_untied"}
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
               "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"])}

@@ -1,10 +1,10 @@
-#include <cstdlib>
-#include <string>
-#include <vector>
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
 
 #include "common/spec/visit.h"
 #include "tests/parity/golden_case.h"
@@ -48,8 +48,7 @@ TEST_P(FamilyParityTest, LogitsEqualTransformers) {
   const GoldenTensors golden = Read("rows.safetensors");
   TrainingModel model(PlainJob(spec::Mode::kFullFinetune), dir(), *comm_);
   const at::NoGradGuard no_grad;
-  const Tensor logits =
-      model.Logits(RowsBatch(golden.Get("input_ids"), golden.Get("labels")));
+  const Tensor logits = model.Logits(RowsBatch(golden.Get("input_ids"), golden.Get("labels")));
   EXPECT_LT(RelativeError(logits, golden.Get("logits")), kLogits);
 }
 
@@ -69,8 +68,7 @@ TEST_P(PackedParityTest, PackedDocumentsEqualThemOneByOne) {
   const Tensor lengths = golden.Get("document_lengths").to(at::kLong);
   const std::vector<int64_t> documents(lengths.const_data_ptr<int64_t>(),
                                        lengths.const_data_ptr<int64_t>() + lengths.numel());
-  const MicroBatch batch =
-      PackedBatch(golden.Get("input_ids"), golden.Get("labels"), documents);
+  const MicroBatch batch = PackedBatch(golden.Get("input_ids"), golden.Get("labels"), documents);
   TrainingModel model(PlainJob(spec::Mode::kFullFinetune), dir(), *comm_);
   const double loss = MeanLossAndGradients(model, batch);
   EXPECT_NEAR(loss, golden.Get("loss").item<float>(), kLoss * loss);
@@ -182,22 +180,24 @@ TEST_P(FamilyParityTest, CachedGenerationEqualsWholeForwards) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Families, FamilyParityTest,
-    testing::Values("llama_rope_llama3_tied", "llama_biases_rope_linear_untied",
-                    "qwen2_sliding_untied", "qwen2_rope_yarn_tied", "qwen3_tied",
-                    "qwen3_sliding_rope_yarn_untied", "mistral_sliding_untied",
-                    "mistral_rope_linear_tied"),
-    [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Families, FamilyParityTest,
+                         testing::Values("llama_rope_llama3_tied",
+                                         "llama_biases_rope_linear_untied", "qwen2_sliding_untied",
+                                         "qwen2_rope_yarn_tied", "qwen3_tied",
+                                         "qwen3_sliding_rope_yarn_untied", "mistral_sliding_untied",
+                                         "mistral_rope_linear_tied", "granite_tied",
+                                         "granite_biases_untied", "smollm3_tied",
+                                         "smollm3_sliding_untied"),
+                         [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Families, BiasParityTest,
-                         testing::Values("qwen2_sliding_untied",
-                                         "llama_biases_rope_linear_untied"),
+                         testing::Values("qwen2_sliding_untied", "llama_biases_rope_linear_untied"),
                          [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Families, PackedParityTest,
                          testing::Values("llama_rope_llama3_tied", "qwen2_sliding_untied",
-                                         "qwen3_tied", "mistral_sliding_untied"),
+                                         "qwen3_tied", "mistral_sliding_untied", "granite_tied",
+                                         "smollm3_sliding_untied"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -137,7 +137,8 @@ Tensor Generator::Step(std::span<const int32_t> tokens, int64_t past,
   const auto on_device = at::TensorOptions(options_.device).dtype(at::kLong);
   const Tensor ids = at::tensor(at::ArrayRef<int32_t>(tokens.data(), tokens.size()), at::kInt)
                          .to(options_.device, at::kLong);
-  const RopeTables rope = decoder_->rope().Tables(at::arange(past, past + count, on_device));
+  const std::vector<RopeTables> ropes =
+      decoder_->RopeTablesOf(at::arange(past, past + count, on_device));
   const std::vector<int64_t> lengths = {count};
   const Tensor cu_seqlens =
       at::tensor({0, static_cast<int32_t>(count)}, at::kInt).to(options_.device);
@@ -147,7 +148,7 @@ Tensor Generator::Step(std::span<const int32_t> tokens, int64_t past,
     AcquiredUnit unit(*source_, layout_, static_cast<int>(layer) + 1);
     const Pass pass{unit.weights(), decoder_->lora(), nullptr};
     LayerCache& kept = cache[layer];
-    x = block.ForwardWith(x, rope, pass, [&](const SelfAttention::Heads& projected) {
+    x = block.ForwardWith(x, ropes, pass, [&](const SelfAttention::Heads& projected) {
       kept.k.narrow(0, past, count).copy_(projected.k);
       kept.v.narrow(0, past, count).copy_(projected.v);
       if (past == 0) {

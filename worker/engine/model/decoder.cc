@@ -37,11 +37,9 @@ void AddRows(Tensor& table, const Tensor& rows, const Tensor& values) {
 
 Decoder::Decoder(const ModelConfig& config, const ModelLayout& layout, WeightSource& source,
                  at::Device device, const DecoderOptions& options)
-    : config_(config),
-      layout_(layout),
-      source_(source),
-      options_(options),
-      rope_(config.rope, config.head_dim, device) {
+    : config_(config), layout_(layout), source_(source), options_(options) {
+  for (const RopeOptions& rope : config.ropes) ropes_.emplace_back(rope, config.head_dim, device);
+  head_loss_.scale = config.logit_scale;
   head_loss_.chunk_rows = options.run.LogitsRows(config.vocab);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     blocks_.push_back(DecoderBlock::Bind(config, layout.units[layer + 1], layer));
@@ -56,7 +54,13 @@ WeightUse Decoder::BackwardUse(size_t layer) const {
 }
 
 BlockContext Decoder::MakeContext(const DeviceBatch& batch) const {
-  return {batch.documents(), rope_.Tables(batch.positions)};
+  return {batch.documents(), RopeTablesOf(batch.positions)};
+}
+
+std::vector<RopeTables> Decoder::RopeTablesOf(const Tensor& positions) const {
+  std::vector<RopeTables> tables;
+  for (const Rope& rope : ropes_) tables.push_back(rope.Tables(positions));
+  return tables;
 }
 
 const Tensor& Decoder::HeadWeight(const UnitWeights& head, const UnitWeights& embedding) const {
@@ -65,7 +69,9 @@ const Tensor& Decoder::HeadWeight(const UnitWeights& head, const UnitWeights& em
 
 Tensor Decoder::Embed(const Tensor& tokens) {
   AcquiredUnit unit(source_, layout_, kEmbeddingUnit);
-  return at::index_select(unit.weights()[kEmbedding], 0, tokens);
+  Tensor rows = at::index_select(unit.weights()[kEmbedding], 0, tokens);
+  if (config_.embedding_scale != 1.0) rows.mul_(config_.embedding_scale);
+  return rows;
 }
 
 Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
@@ -101,7 +107,9 @@ Tensor Decoder::Head(const Tensor& x) {
   AcquiredUnit embedding(source_, layout_,
                          config_.tied_head ? kEmbeddingUnit : layout_.head_unit());
   const Tensor normed = FinalNorm(x, head.weights()).normed;
-  return at::mm(normed, HeadWeight(head.weights(), embedding.weights()).t());
+  Tensor logits = at::mm(normed, HeadWeight(head.weights(), embedding.weights()).t());
+  if (config_.logit_scale != 1.0) logits.mul_(config_.logit_scale);
+  return logits;
 }
 
 Tensor Decoder::Logits(const DeviceBatch& batch) {
@@ -159,6 +167,7 @@ void Decoder::BackwardEmbedding(Tensor dx, const DeviceBatch& batch, GradientSin
     if (config_.pad_token >= 0) {
       dx.masked_fill_(batch.tokens.eq(config_.pad_token).unsqueeze(1), 0.0);
     }
+    if (config_.embedding_scale != 1.0) dx.mul_(config_.embedding_scale);
     AddRows(buffer, batch.tokens, dx);
   }
   sink.FinishUnit(kEmbeddingUnit);
@@ -219,7 +228,8 @@ void Decoder::RecordBlocks(std::unique_ptr<GraphRecorder> recorder, GradientSink
     walk.context = {};
     walk.saved.clear();
   };
-  const Tensor row = Embed(at::zeros({1}, rope_.inverse_frequencies().options().dtype(at::kLong)));
+  const Tensor row =
+      Embed(at::zeros({1}, ropes_[0].inverse_frequencies().options().dtype(at::kLong)));
   graphs_ = std::make_unique<BlockGraphs>(std::move(recorder), BlockGraphs::Work{forward, backward},
                                           row, GradientSpare());
 }

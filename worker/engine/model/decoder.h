@@ -51,7 +51,8 @@ class Decoder {
 
   // The pieces of a forward, for generation.
   const std::vector<DecoderBlock>& blocks() const { return blocks_; }
-  const Rope& rope() const { return rope_; }
+  // The tables of each of the model's ropes. `positions`: int64 [T] on the device.
+  std::vector<RopeTables> RopeTablesOf(const at::Tensor& positions) const;
   WeightSource& source() { return source_; }
   const ModelLayout& layout() const { return layout_; }
   const LoraScaling& lora() const { return options_.lora; }
@@ -98,7 +99,7 @@ class Decoder {
   const ModelLayout& layout_;
   WeightSource& source_;
   DecoderOptions options_;
-  Rope rope_;
+  std::vector<Rope> ropes_;
   HeadLoss head_loss_;
   std::vector<DecoderBlock> blocks_;
   std::unique_ptr<BlockGraphs> graphs_;

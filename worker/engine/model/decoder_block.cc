@@ -1,8 +1,9 @@
 #include "worker/engine/model/decoder_block.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
 
-#include <cmath>
 #include <string>
 #include <utility>
 
@@ -43,12 +44,14 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
   block.attention.heads = config.heads;
   block.attention.kv_heads = config.kv_heads;
   block.attention.head_dim = config.head_dim;
-  block.attention.window = config.windows[layer];
-  block.attention.scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  block.attention.window = config.layer_options[layer].window;
+  block.attention.scale = config.attention_scale;
   block.attention.epsilon = config.norm_epsilon;
   block.input_norm = norm(names.input_norm);
   block.post_norm = norm(names.post_norm);
   block.epsilon = config.norm_epsilon;
+  block.rope = config.layer_options[layer].rope;
+  block.residual_scale = config.residual_scale;
   return block;
 }
 
@@ -58,6 +61,18 @@ Activation DecoderBlock::Norm(Activation normed, const Tensor& x, int norm, cons
   return normed;
 }
 
+Tensor DecoderBlock::Addend(const Tensor& x) const { return residual_scale == 1.0 ? x : Tensor(); }
+
+void DecoderBlock::AddResidual(Tensor& y, const Tensor& x) const {
+  if (residual_scale != 1.0) at::add_out(y, x, y, residual_scale);
+}
+
+Activation DecoderBlock::SubLayerGradient(Activation dy, const Projection& last) const {
+  if (residual_scale == 1.0) return {dy.rows, std::move(dy.fp8)};
+  Tensor rows = last.EmptyGradientRows(dy.rows);
+  return at::mul_out(rows, dy.rows, at::Scalar(residual_scale));
+}
+
 Tensor DecoderBlock::Run(const Tensor& x, const BlockContext& context, const Pass& pass,
                          Saved& saved) const {
   saved.input = x;
@@ -65,8 +80,9 @@ Tensor DecoderBlock::Run(const Tensor& x, const BlockContext& context, const Pas
       Norm(attention.qkv.EmptyInput(x, pass), x, input_norm, pass, saved.input_rstd);
   saved.input_normed = normed.rows;
   saved.middle = at::empty(x.sizes(), x.options());
-  attention.Forward(saved.middle, std::move(normed), x, context.documents, context.rope, pass,
-                    saved.attention);
+  attention.Forward(saved.middle, std::move(normed), Addend(x), context.documents,
+                    context.ropes[rope], pass, saved.attention);
+  AddResidual(saved.middle, x);
   return RunMlp(pass, saved);
 }
 
@@ -75,7 +91,8 @@ Tensor DecoderBlock::RunMlp(const Pass& pass, Saved& saved) const {
   Activation normed = Norm(mlp.gate_up.EmptyInput(x, pass), x, post_norm, pass, saved.middle_rstd);
   saved.middle_normed = normed.rows;
   Tensor y = at::empty(x.sizes(), x.options());
-  mlp.Forward(y, std::move(normed), x, pass, saved.mlp);
+  mlp.Forward(y, std::move(normed), Addend(x), pass, saved.mlp);
+  AddResidual(y, x);
   return y;
 }
 
@@ -102,17 +119,18 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
   return y;
 }
 
-Tensor DecoderBlock::ForwardWith(const Tensor& x, const RopeTables& rope, const Pass& pass,
-                                 const Attend& attend) const {
+Tensor DecoderBlock::ForwardWith(const Tensor& x, const std::vector<RopeTables>& ropes,
+                                 const Pass& pass, const Attend& attend) const {
   Saved saved;
   Activation normed =
       Norm(attention.qkv.EmptyInput(x, pass), x, input_norm, pass, saved.input_rstd);
   saved.input_normed = normed.rows;
-  attention.Project(std::move(normed), rope, pass, saved.attention);
+  attention.Project(std::move(normed), ropes[rope], pass, saved.attention);
   Tensor attended = attention.o.EmptyInputRows(x);
   attended.copy_(attend(attention.Inputs(saved.attention)));
   saved.middle = at::empty(x.sizes(), x.options());
-  attention.o.Forward(saved.middle, attended, pass, x);
+  attention.o.Forward(saved.middle, attended, pass, Addend(x));
+  AddResidual(saved.middle, x);
   return RunMlp(pass, saved);
 }
 
@@ -151,7 +169,8 @@ bool DecoderBlock::NeedsMlpInput(UnitGradients& gradients, bool need_dx) const {
 }
 
 const Projection* DecoderBlock::GradientReader(UnitGradients& gradients, bool need_dx) const {
-  const bool multiplies = NeedsMlpInput(gradients, need_dx) || mlp.gate_up.trained(gradients);
+  const bool multiplies = residual_scale == 1.0 &&
+                          (NeedsMlpInput(gradients, need_dx) || mlp.gate_up.trained(gradients));
   return multiplies ? &mlp.down : nullptr;
 }
 
@@ -163,12 +182,12 @@ Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, co
   const bool through_o = input_side || attention.inputs_trained(gradients);
   const bool mlp_input = NeedsMlpInput(gradients, need_dx);
   Tensor dnormed = at::empty(saved.middle.sizes(), saved.middle.options());
-  mlp.Backward({dy.rows, std::move(dy.fp8)}, saved.middle_normed, pass, saved.mlp, gradients,
-               mlp_input ? &dnormed : nullptr);
+  mlp.Backward(SubLayerGradient(std::move(dy), mlp.down), saved.middle_normed, pass, saved.mlp,
+               gradients, mlp_input ? &dnormed : nullptr);
   saved.middle_normed = Tensor();
   if (!mlp_input) return {};
   dy = AddNormBackward(dy.rows, dnormed, saved.middle, saved.middle_rstd, post_norm, pass,
-                       gradients, through_o ? &attention.o : nullptr);
+                       gradients, through_o && residual_scale == 1.0 ? &attention.o : nullptr);
   saved.middle = Tensor();
   if (!through_o && !attention.o.trained(gradients)) return {};
   if (!saved.input_normed.defined()) {
@@ -176,8 +195,8 @@ Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, co
                               pass, saved.input_rstd)
                              .rows;
   }
-  attention.Backward({dy.rows, std::move(dy.fp8)}, saved.input_normed, context.documents,
-                     context.rope, pass, saved.attention, gradients,
+  attention.Backward(SubLayerGradient(std::move(dy), attention.o), saved.input_normed,
+                     context.documents, context.ropes[rope], pass, saved.attention, gradients,
                      input_side ? &dnormed : nullptr);
   if (!input_side) return {};
   dy = AddNormBackward(dy.rows, dnormed, saved.input, saved.input_rstd, input_norm, pass, gradients,

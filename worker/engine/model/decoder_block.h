@@ -15,7 +15,7 @@ namespace sft::engine {
 // Inputs of a micro-batch that all blocks share.
 struct BlockContext {
   ops::Documents documents;
-  RopeTables rope;
+  std::vector<RopeTables> ropes;  // one for each of the model's
 };
 
 // One layer: x + attention(norm(x)), then + mlp(norm(.)). Holds positions of parameters in its
@@ -26,6 +26,9 @@ struct DecoderBlock {
   int input_norm = -1;
   int post_norm = -1;
   double epsilon = 0.0;
+  int rope = 0;  // which of BlockContext::ropes
+  // Multiplies what a sub-layer writes before it is added to the residual stream.
+  double residual_scale = 1.0;
 
   // Finds the parameters of layer `layer` in its unit (adapters included).
   static DecoderBlock Bind(const ModelConfig& config, const UnitInfo& unit, int64_t layer);
@@ -46,8 +49,8 @@ struct DecoderBlock {
   // Forward only, with attention supplied by the caller: `attend` gets q, k, v (rotated) and
   // returns [T, heads * D]. For generation, which keeps keys and values.
   using Attend = std::function<at::Tensor(const SelfAttention::Heads& projected)>;
-  at::Tensor ForwardWith(const at::Tensor& x, const RopeTables& rope, const Pass& pass,
-                         const Attend& attend) const;
+  at::Tensor ForwardWith(const at::Tensor& x, const std::vector<RopeTables>& ropes,
+                         const Pass& pass, const Attend& attend) const;
 
   // Columns to spare that the gradient of a block's output needs.
   int64_t gradient_spare() const { return std::max(attention.o.spare(), mlp.down.spare()); }
@@ -65,6 +68,14 @@ struct DecoderBlock {
  private:
   at::Tensor Run(const at::Tensor& x, const BlockContext& context, const Pass& pass,
                  Saved& saved) const;
+  // What a sub-layer with the residual stream `x` adds to its last product; undefined where the
+  // product is scaled first.
+  at::Tensor Addend(const at::Tensor& x) const;
+  // y = x + residual_scale * y, unless the product made it so already.
+  void AddResidual(at::Tensor& y, const at::Tensor& x) const;
+  // The gradient of the output of `last`, a sub-layer's last projection, of the gradient of the
+  // residual stream.
+  Activation SubLayerGradient(Activation dy, const Projection& last) const;
   // From `saved.middle` on.
   at::Tensor RunMlp(const Pass& pass, Saved& saved) const;
   void Restore(const BlockContext& context, const Pass& pass, Saved& saved) const;

@@ -14,9 +14,9 @@ using at::Tensor;
 
 namespace {
 
-Tensor Logits(const Tensor& x, const Tensor& weight) {
+Tensor Logits(const Tensor& x, const Tensor& weight, double scale) {
   Tensor logits = at::empty({x.size(0), weight.size(0)}, x.options());
-  ops::Gemm(logits, x, weight.t(), 1.0, 0.0);
+  ops::Gemm(logits, x, weight.t(), scale, 0.0);
   return logits;
 }
 
@@ -26,7 +26,7 @@ Tensor HeadLoss::Forward(const Tensor& x, const Tensor& weight, const Tensor& ta
   Tensor loss = at::zeros({}, x.options().dtype(at::kDouble));
   for (int64_t first = 0; first < x.size(0); first += chunk_rows) {
     const int64_t rows = std::min(chunk_rows, x.size(0) - first);
-    Tensor logits = Logits(x.narrow(0, first, rows), weight);
+    Tensor logits = Logits(x.narrow(0, first, rows), weight, scale);
     loss.add_(ops::CrossEntropy(logits, targets.narrow(0, first, rows), /*backward=*/false));
   }
   return loss;
@@ -40,12 +40,12 @@ HeadLoss::Gradients HeadLoss::ForwardBackward(const Tensor& x, const Tensor& wei
   for (int64_t first = 0; first < x.size(0); first += chunk_rows) {
     const int64_t rows = std::min(chunk_rows, x.size(0) - first);
     const Tensor x_chunk = x.narrow(0, first, rows);
-    Tensor logits = Logits(x_chunk, weight);
+    Tensor logits = Logits(x_chunk, weight, scale);
     result.loss.add_(ops::CrossEntropy(logits, targets.narrow(0, first, rows), /*backward=*/true));
-    if (dweight.defined()) ops::Gemm(dweight, logits.t(), x_chunk, 1.0, 1.0);
+    if (dweight.defined()) ops::Gemm(dweight, logits.t(), x_chunk, scale, 1.0);
     if (need_dx) {
       Tensor dx = result.dx.narrow(0, first, rows);
-      ops::Gemm(dx, logits, weight, 1.0, 0.0);
+      ops::Gemm(dx, logits, weight, scale, 0.0);
     }
   }
   return result;

@@ -11,8 +11,9 @@ namespace sft::engine {
 // those that carry loss. Everything is a sum, not a mean.
 struct HeadLoss {
   int64_t chunk_rows = 0;  // > 0
+  double scale = 1.0;      // multiplies the logits
 
-  // Sum of the cross entropies (fp64 scalar) of x [N, H] W^T against targets int64 [N].
+  // Sum of the cross entropies (fp64 scalar) of scale * x [N, H] W^T against targets int64 [N].
   at::Tensor Forward(const at::Tensor& x, const at::Tensor& weight,
                      const at::Tensor& targets) const;
 

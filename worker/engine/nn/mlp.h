@@ -18,7 +18,7 @@ struct GatedMlp {
     at::Tensor gate_up_xa, down_xa;
   };
 
-  // Writes y [T, H] = residual + the layer of x [T, H].
+  // Writes y [T, H] = the layer of x [T, H], plus `residual` where it is defined.
   void Forward(at::Tensor& y, Activation x, const at::Tensor& residual, const Pass& pass,
                Saved& saved) const;
   // Computes what is missing in `saved`, but for the output.

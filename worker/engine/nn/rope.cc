@@ -98,6 +98,9 @@ Rope::Rope(const RopeOptions& options, int64_t head_dim, at::Device device) {
       ScaleYarn(options, values, head_dim / 2);
       scaling_ = YarnAttentionFactor(options);
       break;
+    case RopeType::kNone:  // a rotation by an angle of 0 leaves every bit as it is
+      frequency.zero_();
+      break;
   }
   inverse_frequencies_ = frequency.to(device);
 }

@@ -64,7 +64,7 @@ void SelfAttention::Forward(Tensor& y, Activation x, const Tensor& residual,
                             const Pass& pass, Saved& saved) const {
   Project(std::move(x), rope, pass, saved);
   const Heads inputs = Inputs(saved);
-  saved.out = o.EmptyInputRows(residual);
+  saved.out = o.EmptyInputRows(saved.qkv);
   Tensor out = HeadsOf(saved.out, 0, heads, head_dim);
   saved.lse = ops::Attention(out, inputs.q, inputs.k, inputs.v, documents, scale, window);
   saved.o_xa = o.Forward(y, saved.out, pass, residual);

@@ -42,7 +42,7 @@ struct SelfAttention {
   void Project(Activation x, const RopeTables& rope, const Pass& pass, Saved& saved) const;
   // The inputs of attention: queries and keys normed and rotated, and values.
   Heads Inputs(const Saved& saved) const;
-  // Writes y [T, H] = residual + the layer of x [T, H].
+  // Writes y [T, H] = the layer of x [T, H], plus `residual` where it is defined.
   void Forward(at::Tensor& y, Activation x, const at::Tensor& residual,
                const ops::Documents& documents, const RopeTables& rope, const Pass& pass,
                Saved& saved) const;

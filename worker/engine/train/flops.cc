@@ -27,7 +27,7 @@ StepFlops::StepFlops(const ModelConfig& config, const ModelLayout& layout) {
     // Scores and values forward, twice that backward.
     const double pair =
         4.0 * static_cast<double>(config.heads * config.head_dim) * (unit >= first ? 3.0 : 1.0);
-    windows_.emplace_back(config.windows[unit - 1], pair);
+    windows_.emplace_back(config.layer_options[unit - 1].window, pair);
   }
   const ParamInfo& head =
       config.tied_head ? layout.units[0].params[0] : layout.units[layout.head_unit()].params.back();

@@ -27,6 +27,18 @@ ModelConfig Parse(std::string_view type, std::string_view more = "") {
   return config.value_or(ModelConfig());
 }
 
+std::vector<int64_t> WindowsOf(const ModelConfig& config) {
+  std::vector<int64_t> windows;
+  for (const LayerOptions& layer : config.layer_options) windows.push_back(layer.window);
+  return windows;
+}
+
+std::vector<int> RopesOf(const ModelConfig& config) {
+  std::vector<int> ropes;
+  for (const LayerOptions& layer : config.layer_options) ropes.push_back(layer.rope);
+  return ropes;
+}
+
 TEST(ModelConfigTest, AbsentKeysFollowTheFamily) {
   const ModelConfig llama = Parse("llama");
   EXPECT_EQ(llama.kv_heads, 4);
@@ -39,7 +51,7 @@ TEST(ModelConfigTest, AbsentKeysFollowTheFamily) {
   const ModelConfig qwen3 = Parse("qwen3");
   EXPECT_TRUE(qwen3.qk_norm);
   EXPECT_EQ(qwen3.head_dim, 128);
-  EXPECT_EQ(Parse("mistral").windows, std::vector<int64_t>(4, 4096));
+  EXPECT_EQ(WindowsOf(Parse("mistral")), std::vector<int64_t>(4, 4096));
 }
 
 TEST(ModelConfigTest, PositionScalingExtendsTheLongestRow) {
@@ -77,16 +89,14 @@ TEST(ModelConfigTest, ANullHeadDimIsAbsent) {
 
 TEST(ModelConfigTest, SlidingWindowsFollowTheFamilysRules) {
   const std::vector<int64_t> none(4, 0);
-  EXPECT_EQ(Parse("mistral", R"(, "sliding_window": null)").windows, none);
-  EXPECT_EQ(Parse("qwen2", R"(, "sliding_window": 8)").windows, none);
-  EXPECT_EQ(Parse("qwen2", R"(, "sliding_window": 8, "use_sliding_window": true,
-                               "max_window_layers": 3)")
-                .windows,
+  EXPECT_EQ(WindowsOf(Parse("mistral", R"(, "sliding_window": null)")), none);
+  EXPECT_EQ(WindowsOf(Parse("qwen2", R"(, "sliding_window": 8)")), none);
+  EXPECT_EQ(WindowsOf(Parse("qwen2", R"(, "sliding_window": 8, "use_sliding_window": true,
+                               "max_window_layers": 3)")),
             (std::vector<int64_t>{0, 0, 0, 8}));
-  EXPECT_EQ(Parse("qwen3", R"(, "sliding_window": 8, "use_sliding_window": true,
+  EXPECT_EQ(WindowsOf(Parse("qwen3", R"(, "sliding_window": 8, "use_sliding_window": true,
       "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
-                      "full_attention"])")
-                .windows,
+                      "full_attention"])")),
             (std::vector<int64_t>{8, 0, 8, 0}));
 }
 
@@ -95,19 +105,55 @@ TEST(ModelConfigTest, RotaryScalingIsReadFromBothSpellings) {
   const char* new_style =
       R"(, "rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 5e5})";
   for (const char* more : {old_style, new_style}) {
-    const RopeOptions rope = Parse("llama", more).rope;
+    const RopeOptions rope = Parse("llama", more).ropes[0];
     EXPECT_EQ(rope.type, RopeType::kLinear);
     EXPECT_EQ(rope.factor, 2.0);
     EXPECT_EQ(rope.theta, 5e5);
   }
 }
 
+TEST(ModelConfigTest, GranitesScalarsAreOneWhereTheyAreAbsent) {
+  const ModelConfig plain = Parse("granite");
+  EXPECT_EQ(plain.embedding_scale, 1.0);
+  EXPECT_EQ(plain.attention_scale, 1.0);  // not the square root of the head size
+  EXPECT_EQ(plain.residual_scale, 1.0);
+  EXPECT_EQ(plain.logit_scale, 1.0);
+  const ModelConfig scaled =
+      Parse("granite", R"(, "embedding_multiplier": 12, "attention_multiplier": 0.015625,
+                            "residual_multiplier": 0.22, "logits_scaling": 8)");
+  EXPECT_EQ(scaled.embedding_scale, 12.0);
+  EXPECT_EQ(scaled.attention_scale, 0.015625);
+  EXPECT_EQ(scaled.residual_scale, 0.22);
+  EXPECT_EQ(scaled.logit_scale, 0.125);
+  EXPECT_EQ(Parse("llama", R"(, "residual_multiplier": 0.22)").residual_scale, 1.0);
+}
+
+TEST(ModelConfigTest, SomeLayersOfSmolLm3SeeNoPositions) {
+  const ModelConfig config = Parse("smollm3");
+  EXPECT_EQ(config.ropes[0].theta, 2e6);
+  EXPECT_EQ(config.ropes[1].type, RopeType::kNone);
+  EXPECT_EQ(RopesOf(config), (std::vector<int>{0, 0, 0, 1}));
+  EXPECT_TRUE(config.tied_head);
+  EXPECT_EQ(RopesOf(Parse("smollm3", R"(, "no_rope_layer_interval": 2)")),
+            (std::vector<int>{0, 1, 0, 1}));
+  const ModelConfig given =
+      Parse("smollm3", R"(, "no_rope_layers": [0, 1, 1, 0], "use_sliding_window": true,
+                            "sliding_window": 8)");
+  EXPECT_EQ(RopesOf(given), (std::vector<int>{1, 0, 0, 1}));
+  EXPECT_EQ(WindowsOf(given), (std::vector<int64_t>{8, 0, 0, 8}));
+}
+
 TEST(ModelConfigTest, ErrorsNameTheKey) {
   for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
            {"not json", "is not a JSON object"},
            {"{}", "config.json: \"model_type\" is missing"},
-           {Config("gpt2"), "\"gpt2\" is not supported; llama, mistral, qwen2, qwen3 are"},
+           {Config("gpt2"),
+            "\"gpt2\" is not supported; llama, mistral, qwen2, qwen3, granite, smollm3 are"},
            {R"({"model_type": "llama"})", "\"vocab_size\" is missing"},
+           {Config("smollm3", R"(, "no_rope_layers": [1, 0])"),
+            "\"no_rope_layers\" names 2 layers of 4"},
+           {Config("granite", R"(, "residual_multiplier": 0)"),
+            "\"residual_multiplier\" must be a number above 0"},
            {Config("llama", R"(, "num_key_value_heads": 3)"), "3 does not divide 4"},
            {Config("llama", R"(, "num_key_value_heads": 0)"), "whole number above 0"},
            {Config("llama", R"(, "num_key_value_heads": 18446744073709551615)"), "above 0"},

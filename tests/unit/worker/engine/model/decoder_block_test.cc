@@ -52,9 +52,9 @@ class DecoderBlockTest : public ::testing::TestWithParam<Recompute> {
     const AcquiredUnit unit(*source_, layout_, 1);
     const DropoutKey key{7};
     const Pass pass{unit.weights(), {2.0, 0.1}, drops ? &key : nullptr};
-    const Rope rope(config_.rope, config_.head_dim, at::kCPU);
+    const Rope rope(config_.ropes[0], config_.head_dim, at::kCPU);
     const BlockContext context{{at::tensor({0, static_cast<int>(kTokens)}, at::kInt), {kTokens}},
-                               rope.Tables(at::arange(kTokens))};
+                               {rope.Tables(at::arange(kTokens))}};
     DecoderBlock::Saved saved;
     DecoderBlock::Bind(config_, layout_.units[1], 0)
         .Forward(at::randn({kTokens, config_.hidden}), context, pass, GetParam(), &saved);

@@ -118,9 +118,9 @@ class BlocksRun {
   virtual ~BlocksRun() = default;
 
   void Run() {
-    const Rope rope(model_.config().rope, model_.config().head_dim, at::kCPU);
+    const Rope rope(model_.config().ropes[0], model_.config().head_dim, at::kCPU);
     context_ = {{at::tensor({0, kBatchTokens}, at::kInt), lengths_},
-                rope.Tables(at::arange(kBatchTokens))};
+                {rope.Tables(at::arange(kBatchTokens))}};
     y = Random({kBatchTokens, model_.config().hidden}, 1);
     for (const int unit : {1, 2}) {
       const AcquiredUnit acquired(model_.source(), model_.layout(), unit);
@@ -180,7 +180,7 @@ class Apart : public BlocksRun {
     s.input = x;
     s.input_normed = Norm(x, pass.weights[b.input_norm], b.epsilon, b.attention.qkv, s.input_rstd);
     s.middle = at::empty_like(x);
-    b.attention.Forward(s.middle, s.input_normed, x, context_.documents, context_.rope, pass,
+    b.attention.Forward(s.middle, s.input_normed, x, context_.documents, context_.ropes[0], pass,
                         s.attention);
     s.middle_normed =
         Norm(s.middle, pass.weights[b.post_norm], b.epsilon, b.mlp.gate_up, s.middle_rstd);
@@ -200,8 +200,8 @@ class Apart : public BlocksRun {
     b.mlp.Backward(dy, s.middle_normed, pass, s.mlp, gradients, &dnormed);
     ops::RmsNormBackward(dy, dnormed, s.middle, pass.weights[b.post_norm], s.middle_rstd, dy,
                          false);
-    b.attention.Backward(dy, s.input_normed, context_.documents, context_.rope, pass, s.attention,
-                         gradients, &dnormed);
+    b.attention.Backward(dy, s.input_normed, context_.documents, context_.ropes[0], pass,
+                         s.attention, gradients, &dnormed);
     ops::RmsNormBackward(dy, dnormed, s.input, pass.weights[b.input_norm], s.input_rstd, dy, false);
   }
 };
