@@ -67,7 +67,7 @@ void DecoderBlock::AddResidual(Tensor& y, const Tensor& x) const {
   if (residual_scale != 1.0) at::add_out(y, x, y, residual_scale);
 }
 
-Activation DecoderBlock::SubLayerGradient(Activation dy, const Projection& last) const {
+Activation DecoderBlock::SubLayerGradient(Activation& dy, const Projection& last) const {
   if (residual_scale == 1.0) return {dy.rows, std::move(dy.fp8)};
   Tensor rows = last.EmptyGradientRows(dy.rows);
   return at::mul_out(rows, dy.rows, at::Scalar(residual_scale));
@@ -182,8 +182,8 @@ Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, co
   const bool through_o = input_side || attention.inputs_trained(gradients);
   const bool mlp_input = NeedsMlpInput(gradients, need_dx);
   Tensor dnormed = at::empty(saved.middle.sizes(), saved.middle.options());
-  mlp.Backward(SubLayerGradient(std::move(dy), mlp.down), saved.middle_normed, pass, saved.mlp,
-               gradients, mlp_input ? &dnormed : nullptr);
+  mlp.Backward(SubLayerGradient(dy, mlp.down), saved.middle_normed, pass, saved.mlp, gradients,
+               mlp_input ? &dnormed : nullptr);
   saved.middle_normed = Tensor();
   if (!mlp_input) return {};
   dy = AddNormBackward(dy.rows, dnormed, saved.middle, saved.middle_rstd, post_norm, pass,
@@ -195,8 +195,8 @@ Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, co
                               pass, saved.input_rstd)
                              .rows;
   }
-  attention.Backward(SubLayerGradient(std::move(dy), attention.o), saved.input_normed,
-                     context.documents, context.ropes[rope], pass, saved.attention, gradients,
+  attention.Backward(SubLayerGradient(dy, attention.o), saved.input_normed, context.documents,
+                     context.ropes[rope], pass, saved.attention, gradients,
                      input_side ? &dnormed : nullptr);
   if (!input_side) return {};
   dy = AddNormBackward(dy.rows, dnormed, saved.input, saved.input_rstd, input_norm, pass, gradients,

@@ -73,9 +73,9 @@ struct DecoderBlock {
   at::Tensor Addend(const at::Tensor& x) const;
   // y = x + residual_scale * y, unless the product made it so already.
   void AddResidual(at::Tensor& y, const at::Tensor& x) const;
-  // The gradient of the output of `last`, a sub-layer's last projection, of the gradient of the
-  // residual stream.
-  Activation SubLayerGradient(Activation dy, const Projection& last) const;
+  // The gradient of the output of `last`, a sub-layer's last projection, made of that of the
+  // residual stream, whose rows stay and whose FP8 rows it may take.
+  Activation SubLayerGradient(Activation& dy, const Projection& last) const;
   // From `saved.middle` on.
   at::Tensor RunMlp(const Pass& pass, Saved& saved) const;
   void Restore(const BlockContext& context, const Pass& pass, Saved& saved) const;
