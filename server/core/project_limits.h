@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "server/database/sqlite.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 
 // What a project may not do with a new job. The transaction that stores the job asks, so that calls
 // side by side cannot pass a limit together.

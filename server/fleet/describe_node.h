@@ -3,11 +3,11 @@
 #include <map>
 #include <string>
 
+#include "server/database/sqlite.h"
 #include "server/fleet/worker_registry.h"
 #include "server/sched/node_score.h"
 #include "server/state/records.h"
 #include "server/store/node_holds.h"
-#include "server/store/sqlite.h"
 #include "sft/v1/node.pb.h"
 
 // A node as its operators see it: its row with what the live stream, the failures of jobs and the

@@ -3,11 +3,11 @@
 #include <string>
 
 #include "server/core/ages.h"
+#include "server/database/sqlite.h"
 #include "server/fleet/worker_registry.h"
 #include "server/gangs/gang_life.h"
 #include "server/state/records.h"
 #include "server/store/node_holds.h"
-#include "server/store/sqlite.h"
 #include "sft/v1/node.pb.h"
 
 // What operators say about nodes. Inside a transaction of the store.

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "server/rpc/methods.h"
+#include "server/door/methods.h"
 #include "server/rpc/read_deadlines.h"
 
 namespace sft::server {

@@ -1,6 +1,6 @@
 #include "server/rpc/library_calls.h"
 
-#include "server/rpc/call_context.h"
+#include "server/door/call_context.h"
 #include "server/rpc/grpc_methods.h"
 
 namespace sft::server {

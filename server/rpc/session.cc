@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "common/rpc/status.h"
-#include "server/rpc/door.h"
+#include "server/door/door.h"
 #include "server/rpc/grpc_methods.h"
 #include "server/rpc/sessions.h"
 

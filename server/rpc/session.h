@@ -9,8 +9,8 @@
 #include <string>
 
 #include "common/base/mutex.h"
+#include "server/door/call_context.h"
 #include "server/fleet/worker_registry.h"
-#include "server/rpc/call_context.h"
 #include "sft/v1/worker_service.pb.h"
 
 namespace sft::server {

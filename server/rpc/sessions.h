@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "common/base/mutex.h"
+#include "server/door/door.h"
 #include "server/fleet/worker_registry.h"
-#include "server/rpc/door.h"
 #include "server/rpc/grpc_methods.h"
 #include "server/rpc/hands.h"
 #include "sft/v1/worker_service.pb.h"

@@ -17,7 +17,7 @@
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "tests/e2e/every_rpc.h"
 #include "tests/unit/server/rpc/raw_call.h"
-#include "tests/unit/server/rpc/secure_server.h"
+#include "tests/unit/server/services/secure_server.h"
 
 namespace sft::server {
 namespace {

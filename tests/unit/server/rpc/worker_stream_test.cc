@@ -1,6 +1,6 @@
 #include "common/base/version.h"
 #include "tests/unit/server/rpc/raw_call.h"
-#include "tests/unit/server/rpc/services_fixture.h"
+#include "tests/unit/server/services/services_fixture.h"
 
 namespace sft::server {
 namespace {
