@@ -64,7 +64,7 @@ struct Server::Parts {
         sweeps(*store, intake, jobs),
         projects(*store, clock),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
-        job_service(intake, jobs, checkpoints, ingest, hub),
+        job_service(intake, jobs, checkpoints, ingest),
         worker_service(registry, ingest, artifacts, checkpoints, relay),
         cluster_service(*store, registry, settings.dev, &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
@@ -76,7 +76,9 @@ struct Server::Parts {
         door(gate),
         methods(AllMethods()),
         sessions(registry, methods.Find("WorkerService.Session")->rule),
-        host(settings.listen.host) {}
+        host(settings.listen.host) {
+    access->WhenRightsChange([this] { hub.BumpAll(); });
+  }
 
   Methods AllMethods() {
     Methods all;
@@ -193,10 +195,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                                            settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
-      parts.grpc, GrpcServer::Start(settings.listen, parts.methods, parts.door, parts.sessions,
-                                    clock, settings.read_patience,
-                                    credentials.has_value() ? credentials->server : tls::Identity(),
-                                    settings.connections));
+      parts.grpc,
+      GrpcServer::Start(
+          settings.listen,
+          {parts.methods, parts.door, parts.sessions, parts.hub, clock, settings.read_patience},
+          credentials.has_value() ? credentials->server : tls::Identity(), settings.connections));
   if (settings.http != "off") {
     SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint,
                          HttpEndpoint(settings.listen, settings.http));

@@ -42,17 +42,23 @@ absl::Status CheckShown(const google::protobuf::Message& request) {
 
 absl::Status Door::Serve(const Method& method, Exchange& exchange) {
   CallContext call(gate_, method.rule, exchange);
-  absl::Status status;
+  return Ended(call, Try(method, [&] { return method.run(*this, call, exchange); }));
+}
+
+absl::Status Door::Try(const Method& method, const std::function<absl::Status()>& part) {
   try {
-    status = method.run(*this, call, exchange);
+    return part();
   } catch (const std::exception& error) {
-    // The transport would end the call without a row.
-    status = Internal(fmt::format("{} failed: {}", method.rule.method, error.what()));
+    absl::Status status = Internal(fmt::format("{} failed: {}", method.rule.method, error.what()));
     spdlog::error("{}", Message(status));
+    return status;
   }
-  if (!call.refusal_.ok()) status = call.refusal_;
-  Record(call, status);
-  return status;
+}
+
+absl::Status Door::Ended(CallContext& call, const absl::Status& status) {
+  const absl::Status& told = call.refusal_.ok() ? status : call.refusal_;
+  Record(call, told);
+  return told;
 }
 
 absl::Status Door::AdmitCaller(CallContext& call, bool streams, const std::string& project) {

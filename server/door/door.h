@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include "server/door/call_context.h"
 
 namespace sft::server {
@@ -18,7 +20,7 @@ class Door {
   // caller gets.
   absl::Status Serve(const Method& method, Exchange& exchange);
 
-  // The parts of Serve, for methods (Methods) and for a stream that no thread serves.
+  // The parts of Serve, for methods (Methods) and for calls that no thread serves.
   //
   // Whether the caller may call the method at all. UNAUTHENTICATED without a principal;
   // PERMISSION_DENIED without the role; RESOURCE_EXHAUSTED for a stream too many. `project`: that
@@ -30,6 +32,12 @@ class Door {
   absl::Status AdmitRequest(CallContext& call, bool streams,
                             const google::protobuf::Message& request,
                             const google::protobuf::Message& named);
+  // Runs a part of a method. INTERNAL where it throws: the transport would end the call without a
+  // row.
+  static absl::Status Try(const Method& method, const std::function<absl::Status()>& part);
+  // A call is over: records it. What it returns is what the caller gets: why the call had to end,
+  // where it lost its right on the way.
+  absl::Status Ended(CallContext& call, const absl::Status& status);
   // A call that has ended so, or a message of a stream that was refused.
   void Record(CallContext& call, const absl::Status& status);
 

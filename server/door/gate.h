@@ -31,8 +31,9 @@ class Gate {
   Store& store() { return store_; }
   int64_t now_us() const { return UnixMicros(clock_.Wall()); }
 
-  // Streams at once, of which each holds a thread of the server: of all callers, of one of them,
-  // and of the library's own services (reflection). The rest of the threads is for plain calls.
+  // Streams at once: of all callers, of one of them, and of the library's own services
+  // (reflection). Those that do not follow hold a thread each; the rest of the threads is for plain
+  // calls.
   static constexpr int kMaxStreams = 700, kMaxStreamsOfOne = 100, kMaxStreamsOfLibrary = 8;
   // A stream of `who` begins, which EndStream ends. RESOURCE_EXHAUSTED at `limit`, and at the limit
   // of all.

@@ -22,8 +22,12 @@ absl::Status Methods::ReadRequest(Exchange& exchange, google::protobuf::Message&
 
 void Methods::Add(Rule rule, Method::Kind kind,
                   std::function<absl::Status(Door&, CallContext&, Exchange&)> run) {
-  const std::string name = rule.method;
-  methods_.emplace(name, Method{std::move(rule), kind, std::move(run)});
+  Add(Method{std::move(rule), kind, std::move(run), nullptr});
+}
+
+void Methods::Add(Method method) {
+  std::string name = method.rule.method;
+  methods_.emplace(std::move(name), std::move(method));
 }
 
 }  // namespace sft::server

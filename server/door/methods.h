@@ -2,23 +2,28 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "server/door/door.h"
+#include "server/door/follower.h"
 
 namespace sft::server {
 
 // What the server can be asked: a method's rule, and how a call of it is run.
 struct Method {
-  // Who sends more than one message. A standing one is served by the transport itself.
-  enum class Kind { kUnary, kServerStream, kClientStream, kStanding };
+  // Who sends more than one message. One that follows sends them as they come (FollowedCall); a
+  // standing one is served by the transport itself.
+  enum class Kind { kUnary, kServerStream, kFollow, kClientStream, kStanding };
   bool streams() const { return kind != Kind::kUnary; }
 
   Rule rule;
   Kind kind = Kind::kUnary;
   std::function<absl::Status(Door&, CallContext&, Exchange&)> run;
+  // In place of `run`, of one that follows: admits the call.
+  std::function<absl::StatusOr<std::unique_ptr<Follower>>(Door&, CallContext&, Exchange&)> follow;
 };
 
 // The answers of a method that sends several.
@@ -99,6 +104,21 @@ class Methods {
           return (service->*function)(call, request, sink);
         });
   }
+  // One request, whose answers come over time.
+  template <typename Service, typename Request>
+  void Follow(Rule rule, Service* service,
+              absl::StatusOr<std::unique_ptr<Follower>> (Service::*function)(CallContext&,
+                                                                             const Request&)) {
+    Method method{std::move(rule), Method::Kind::kFollow, nullptr, nullptr};
+    method.follow = [=](Door& door, CallContext& call,
+                        Exchange& exchange) -> absl::StatusOr<std::unique_ptr<Follower>> {
+      Request request;
+      SFT_RETURN_IF_ERROR(ReadRequest(exchange, request));
+      SFT_RETURN_IF_ERROR(door.AdmitRequest(call, true, request, request));
+      return (service->*function)(call, request);
+    };
+    Add(std::move(method));
+  }
   // Several messages, one answer.
   template <typename Service, typename Request, typename Answer>
   void ClientStream(Rule rule, Service* service,
@@ -138,6 +158,7 @@ class Methods {
   static absl::Status ReadRequest(Exchange& exchange, google::protobuf::Message& request);
   void Add(Rule rule, Method::Kind kind,
            std::function<absl::Status(Door&, CallContext&, Exchange&)> run);
+  void Add(Method method);
 
   std::map<std::string, Method, std::less<>> methods_;  // by name
 };

@@ -1,15 +1,13 @@
 #include "server/rpc/grpc_methods.h"
 
-#include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/method_handler.h>
-#include <grpcpp/support/proto_buffer_reader.h>
-#include <grpcpp/support/proto_buffer_writer.h>
 #include <grpcpp/support/sync_stream.h>
 
 #include <algorithm>
 
 #include "common/rpc/channel.h"
 #include "common/rpc/status.h"
+#include "server/rpc/messages.h"
 
 namespace sft::server {
 namespace {
@@ -19,22 +17,6 @@ using Reader = grpc::ServerReader<ByteBuffer>;
 using Writer = grpc::ServerWriter<ByteBuffer>;
 
 constexpr std::string_view kPackage = "/sft.v1.";
-
-absl::Status Parse(ByteBuffer& bytes, google::protobuf::Message& message) {
-  const bool parsed =
-      grpc::GenericDeserialize<grpc::ProtoBufferReader, google::protobuf::Message>(&bytes, &message)
-          .ok();
-  if (parsed) return absl::OkStatus();
-  return InvalidArgument("what was sent is no " + message.GetDescriptor()->full_name());
-}
-
-ByteBuffer BytesOf(const google::protobuf::Message& message) {
-  ByteBuffer bytes;
-  bool own = false;
-  (void)grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::Message>(message, &bytes,
-                                                                                   &own);
-  return bytes;
-}
 
 // Of any kind of call; the kinds differ in where their messages come from and go to.
 class GrpcExchange : public Exchange {
@@ -55,7 +37,7 @@ class RequestExchange : public GrpcExchange {
   RequestExchange(const grpc::ServerContext& context, const ByteBuffer& request)
       : GrpcExchange(context), request_(request) {}
   absl::StatusOr<bool> Read(google::protobuf::Message& message) override {
-    SFT_RETURN_IF_ERROR(Parse(request_, message));
+    SFT_RETURN_IF_ERROR(ParseMessage(request_, message));
     return true;
   }
 
@@ -104,7 +86,7 @@ class ClientStreamExchange final : public GrpcExchange {
       const ReadDeadlines::Wait waits(deadlines_, call_);
       if (!reader_.Read(&bytes)) return false;
     }
-    SFT_RETURN_IF_ERROR(Parse(bytes, message));
+    SFT_RETURN_IF_ERROR(ParseMessage(bytes, message));
     return true;
   }
   bool Write(const google::protobuf::Message& message) override {
@@ -161,12 +143,18 @@ GrpcMethods::GrpcMethods(const Methods& methods, Door& door, Clock& clock, Nanos
   int index = 0;
   for (const auto& [name, method] : methods.all()) {
     AddMethodOf(method);
-    if (method.kind == Method::Kind::kStanding) {
-      session_ = index;
-      MarkMethodRaw(index);
-    }
+    const bool follows = method.kind == Method::Kind::kFollow;
+    if (method.kind == Method::Kind::kStanding) session_ = index;
+    if (follows) followed_[&method] = index;
+    if (follows || method.kind == Method::Kind::kStanding) MarkMethodRaw(index);
     ++index;
   }
+}
+
+std::vector<const Method*> GrpcMethods::followed() const {
+  std::vector<const Method*> methods;
+  for (const auto& [method, index] : followed_) methods.push_back(method);
+  return methods;
 }
 
 void GrpcMethods::AddMethodOf(const Method& method) {
@@ -206,6 +194,9 @@ void GrpcMethods::AddMethodOf(const Method& method) {
                 return rpc::ToGrpc(self->door_.Serve(method, exchange));
               },
               this);
+      break;
+    case Method::Kind::kFollow:
+      type = RpcMethod::SERVER_STREAMING;  // from a queue: FollowCall
       break;
     case Method::Kind::kStanding:
       break;

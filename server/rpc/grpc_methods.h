@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "server/door/methods.h"
 #include "server/rpc/read_deadlines.h"
@@ -28,7 +29,8 @@ std::string CertificateOf(const grpc::AuthContext& context);
 CallOrigin OriginOf(const grpc::ServerContextBase& context);
 
 // All methods as gRPC serves them, one thread a call: bytes come in and go out here, and each call
-// goes through the door. The streams of workers are taken from a queue instead (Sessions).
+// goes through the door. Those that hold none, streams of workers and followers, are taken from a
+// queue instead (Sessions, Followers).
 class GrpcMethods final : public grpc::Service {
  public:
   // How long a caller that has begun to send may send nothing before its call is ended; what came
@@ -39,6 +41,14 @@ class GrpcMethods final : public grpc::Service {
   GrpcMethods(const Methods& methods, Door& door, Clock& clock,
               Nanos read_patience = kReadPatience);
 
+  // The next call of a followed method goes to `request` and `stream`; then `tag` is in the queue.
+  // Calls come in with their request.
+  void RequestFollow(const Method& method, grpc::ServerContext* context, grpc::ByteBuffer* request,
+                     grpc::ServerAsyncWriter<grpc::ByteBuffer>* stream,
+                     grpc::ServerCompletionQueue* queue, void* tag) {
+    RequestAsyncServerStreaming(followed_.at(&method), context, request, stream, queue, queue, tag);
+  }
+  std::vector<const Method*> followed() const;
   // The next stream of a worker goes to `stream`; then `tag` is in the queue.
   void RequestSession(grpc::ServerContext* context,
                       grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>* stream,
@@ -52,7 +62,9 @@ class GrpcMethods final : public grpc::Service {
   std::deque<std::string> paths_;
   Door& door_;
   ReadDeadlines deadlines_;
-  int session_ = -1;  // its index
+  // Their indexes.
+  int session_ = -1;
+  std::map<const Method*, int> followed_;
 };
 
 }  // namespace sft::server

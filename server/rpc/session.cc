@@ -1,7 +1,6 @@
 #include "server/rpc/session.h"
 
 #include <fmt/format.h>
-#include <grpcpp/impl/codegen/proto_utils.h>
 #include <spdlog/spdlog.h>
 
 #include <utility>
@@ -9,17 +8,11 @@
 #include "common/rpc/status.h"
 #include "server/door/door.h"
 #include "server/rpc/grpc_methods.h"
+#include "server/rpc/messages.h"
 #include "server/rpc/sessions.h"
 
 namespace sft::server {
 namespace {
-
-grpc::ByteBuffer BytesOf(const v1::ServerMessage& message) {
-  grpc::ByteBuffer bytes;
-  bool own = false;
-  (void)grpc::SerializationTraits<v1::ServerMessage>::Serialize(message, &bytes, &own);
-  return bytes;
-}
 
 v1::ServerMessage AnswerTo(const v1::Observed& observed) {
   v1::ServerMessage answer;
@@ -45,44 +38,27 @@ void Session::Link::Detach() {
 }
 
 void Session::Accept(Sessions& sessions) {
-  std::unique_ptr<Session> session(new Session(sessions));
-  Session* const raw = session.release();  // deleted by Release
-  raw->Hold();
-  raw->context_.AsyncNotifyWhenDone(&raw->ended_);
-  grpc::ServerCompletionQueue* const queue = sessions.queue_.get();
-  sessions.methods_->RequestSession(&raw->context_, &raw->stream_, queue, &raw->accepted_);
+  std::unique_ptr<Session> made(new Session(sessions));
+  Session* const session = made.release();  // deletes itself
+  session->context_.AsyncNotifyWhenDone(&session->ended_);
+  sessions.methods_->RequestSession(&session->context_, &session->stream_, sessions.queue_->get(),
+                                    session->accepted_.Begin());
 }
 
 Session::Session(Sessions& sessions)
-    : sessions_(sessions),
+    : QueuedCall(*sessions.queue_),
+      sessions_(sessions),
       stream_(&context_),
       link_(std::make_shared<Link>(this)),
-      accepted_(*this, &Session::OnAccepted),
-      read_(*this, &Session::OnRead),
-      written_(*this, &Session::OnWritten),
-      finish_(*this, &Session::OnFinished),
-      ended_(*this, &Session::OnEnded) {
-  sessions_.Count(1);
-}
+      accepted_(*this, [this](bool ok) { OnAccepted(ok); }),
+      read_(*this, [this](bool ok) { OnRead(ok); }),
+      written_(*this, [this](bool ok) { OnWritten(ok); }),
+      finish_(*this, [](bool) {}),
+      ended_(*this, [this](bool) { OnEnded(); }) {}
 
 Session::~Session() {
   link_->Detach();
   if (!node_.empty()) sessions_.registry_.Disconnect(node_, link_.get());
-  sessions_.Count(-1);
-}
-
-void Session::Hold() {
-  MutexLock lock(mutex_);
-  ++held_;
-}
-
-void Session::Release() {
-  bool last = false;
-  {
-    MutexLock lock(mutex_);
-    last = --held_ == 0;
-  }
-  if (last) const std::unique_ptr<Session> self(this);
 }
 
 void Session::OnAccepted(bool ok) {
@@ -178,8 +154,7 @@ void Session::Handled(const absl::Status& handled) {
 void Session::Read() {
   MutexLock lock(mutex_);
   if (finished_) return;
-  ++held_;
-  stream_.Read(&incoming_, &read_);
+  stream_.Read(&incoming_, read_.Begin());
 }
 
 // The registry may have had something for the node before its Connect returned.
@@ -205,10 +180,7 @@ void Session::Enqueue(const v1::ServerMessage& message) {
   if (overflow) FinishOnce({grpc::StatusCode::RESOURCE_EXHAUSTED, "the worker reads too slowly"});
 }
 
-void Session::Write() {
-  ++held_;
-  stream_.Write(queue_.front(), &written_);
-}
+void Session::Write() { stream_.Write(queue_.front(), written_.Begin()); }
 
 void Session::OnWritten(bool ok) {
   MutexLock lock(mutex_);
@@ -233,13 +205,10 @@ void Session::FinishOnce(const grpc::Status& status) {
 
 void Session::Finish() {
   finished_ = true;
-  ++held_;
-  stream_.Finish(final_status_, &finish_);
+  stream_.Finish(final_status_, finish_.Begin());
 }
 
-void Session::OnFinished(bool) {}
-
-void Session::OnEnded(bool) {
+void Session::OnEnded() {
   MutexLock lock(mutex_);
   finished_ = true;
 }

@@ -11,6 +11,7 @@
 #include "common/base/mutex.h"
 #include "server/door/call_context.h"
 #include "server/fleet/worker_registry.h"
+#include "server/rpc/queued_call.h"
 #include "sft/v1/worker_service.pb.h"
 
 namespace sft::server {
@@ -18,34 +19,16 @@ namespace sft::server {
 class Sessions;
 
 // One worker's stream. Messages are handled one at a time; writes go through a bounded queue, one
-// in flight. A session deletes itself when nothing that it has begun is outstanding; the registry
-// holds the link, which outlives it and then sends nothing.
-class Session final {
+// in flight. The registry holds the link, which outlives it and then sends nothing.
+class Session final : public QueuedCall {
  public:
   // A worker that takes nothing is cut off at this many waiting messages: it comes back and gets
   // one desired set.
   static constexpr size_t kMaxQueue = 256;
 
-  // What a session waits for, and the tag of it in the library's queue: happens by calling a
-  // member.
-  class Event final {
-   public:
-    using Reaction = void (Session::*)(bool ok);
-    Event(Session& session, Reaction reaction) : session_(session), reaction_(reaction) {}
-    // Once for each time it was begun.
-    void Happen(bool ok) {
-      (session_.*reaction_)(ok);
-      session_.Release();
-    }
-
-   private:
-    Session& session_;
-    const Reaction reaction_;
-  };
-
   // Waits for the next worker that dials.
   static void Accept(Sessions& sessions);
-  ~Session();
+  ~Session() override;
 
  private:
   // What other threads send through. `session` is null once the stream has ended.
@@ -66,13 +49,8 @@ class Session final {
   void OnAccepted(bool ok);
   void OnRead(bool ok);
   void OnWritten(bool ok);
-  void OnFinished(bool ok);
   // The stream is over, whoever ended it.
-  void OnEnded(bool ok);
-
-  // Whoever comes back to the session holds it; the last one that lets go deletes it.
-  void Hold() SFT_EXCLUDES(mutex_);
-  void Release() SFT_EXCLUDES(mutex_);
+  void OnEnded();
 
   void Register(const v1::Register& message);
   void Observe(const v1::Observed& observed);
@@ -100,7 +78,6 @@ class Session final {
   std::string certified_;  // the only node that it may be; empty: any
 
   Mutex mutex_;
-  int held_ SFT_GUARDED_BY(mutex_) = 0;
   std::deque<grpc::ByteBuffer> queue_ SFT_GUARDED_BY(mutex_);  // front: in flight
   bool welcomed_ SFT_GUARDED_BY(mutex_) = false;
   bool finishing_ SFT_GUARDED_BY(mutex_) = false;  // Finish when the queue has drained

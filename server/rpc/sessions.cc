@@ -4,7 +4,6 @@
 
 #include <utility>
 
-#include "common/obs/log.h"
 #include "server/rpc/session.h"
 
 namespace sft::server {
@@ -15,38 +14,15 @@ constexpr int kHands = 8;
 
 }  // namespace
 
-Sessions::~Sessions() { Stop(); }
-
-void Sessions::Start(GrpcMethods& methods, Door& door,
-                     std::unique_ptr<grpc::ServerCompletionQueue> queue) {
+void Sessions::Start(GrpcMethods& methods, Door& door, CallQueue& queue) {
   methods_ = &methods;
   door_ = &door;
-  queue_ = std::move(queue);
+  queue_ = &queue;
   hands_ = std::make_unique<Hands>(kHands);
   Session::Accept(*this);
-  thread_ = std::thread([this] {
-    obs::NameThread("poller");
-    Loop();
-  });
 }
 
-void Sessions::Stop() {
-  if (queue_ == nullptr) return;
-  {
-    const MutexLock lock(mutex_);
-    while (count_ > 0) changed_.Wait(mutex_);
-  }
-  hands_->Stop();
-  queue_->Shutdown();
-  thread_.join();
-  queue_.reset();
-}
-
-void Sessions::Loop() {
-  void* tag = nullptr;
-  bool ok = false;
-  while (queue_->Next(&tag, &ok)) static_cast<Session::Event*>(tag)->Happen(ok);
-}
+void Sessions::Stop() { hands_.reset(); }
 
 v1::WorkerMessage* Sessions::Parse(grpc::ByteBuffer& bytes) {
   arena_.Reset();
@@ -54,12 +30,6 @@ v1::WorkerMessage* Sessions::Parse(grpc::ByteBuffer& bytes) {
   const bool parsed =
       grpc::SerializationTraits<v1::WorkerMessage>::Deserialize(&bytes, message).ok();
   return parsed ? message : nullptr;
-}
-
-void Sessions::Count(int change) {
-  const MutexLock lock(mutex_);
-  count_ += change;
-  changed_.NotifyAll();
 }
 
 }  // namespace sft::server

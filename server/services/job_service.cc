@@ -54,10 +54,9 @@ void JobService::AddTo(Methods& methods) {
   methods.Unary({"JobService.ListCheckpoints", kUser, kViewer, kNamed}, this,
                 &Self::ListCheckpoints);
   methods.Unary({"JobService.ListEvents", kUser, kViewer, kNamed}, this, &Self::ListEvents);
-  methods.ServerStream({"JobService.WatchJob", kUser, kViewer, kNamed}, this, &Self::WatchJob);
-  methods.ServerStream({"JobService.ReadMetrics", kUser, kViewer, kNamed}, this,
-                       &Self::ReadMetrics);
-  methods.ServerStream({"JobService.ReadLog", kUser, kViewer, kNamed}, this, &Self::ReadLog);
+  methods.Follow({"JobService.WatchJob", kUser, kViewer, kNamed}, this, &Self::WatchJob);
+  methods.Follow({"JobService.ReadMetrics", kUser, kViewer, kNamed}, this, &Self::ReadMetrics);
+  methods.Follow({"JobService.ReadLog", kUser, kViewer, kNamed}, this, &Self::ReadLog);
   methods.ServerStream({"JobService.ReadTensorBoard", kUser, kViewer, kNamed}, this,
                        &Self::ReadTensorBoard);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
-#include "server/core/change_hub.h"
+#include <memory>
+
 #include "server/door/methods.h"
 #include "server/gangs/ingest.h"
 #include "server/jobs/job_intake.h"
@@ -13,13 +14,11 @@ namespace sft::server {
 // The error of a submit that stored nothing; OK where nothing was wrong.
 absl::Status RefuseOutcome(const JobIntake::Outcome& outcome, const std::string& file_name);
 
-// JobService: validates and calls. Streams (job_streams.cc) hold a thread each and
-// are bounded by ChangeHub.
+// JobService: validates and calls. Its streams are in job_streams.cc.
 class JobService final {
  public:
-  JobService(JobIntake& intake, JobManager& jobs, Checkpoints& checkpoints, Ingest& ingest,
-             ChangeHub& hub)
-      : intake_(intake), jobs_(jobs), checkpoints_(checkpoints), ingest_(ingest), hub_(hub) {}
+  JobService(JobIntake& intake, JobManager& jobs, Checkpoints& checkpoints, Ingest& ingest)
+      : intake_(intake), jobs_(jobs), checkpoints_(checkpoints), ingest_(ingest) {}
 
   // Its methods with their rules. It must outlive them.
   void AddTo(Methods& methods);
@@ -38,11 +37,12 @@ class JobService final {
       CallContext& call, const v1::ListCheckpointsRequest& request);
   absl::StatusOr<v1::ListEventsResponse> ListEvents(CallContext& call,
                                                     const v1::ListEventsRequest& request);
-  absl::Status WatchJob(CallContext& call, const v1::WatchJobRequest& request, Sink<v1::Job>& sink);
-  absl::Status ReadMetrics(CallContext& call, const v1::ReadMetricsRequest& request,
-                           Sink<v1::ReadMetricsResponse>& sink);
-  absl::Status ReadLog(CallContext& call, const v1::ReadLogRequest& request,
-                       Sink<v1::ReadLogResponse>& sink);
+  absl::StatusOr<std::unique_ptr<Follower>> WatchJob(CallContext& call,
+                                                     const v1::WatchJobRequest& request);
+  absl::StatusOr<std::unique_ptr<Follower>> ReadMetrics(CallContext& call,
+                                                        const v1::ReadMetricsRequest& request);
+  absl::StatusOr<std::unique_ptr<Follower>> ReadLog(CallContext& call,
+                                                    const v1::ReadLogRequest& request);
   absl::Status ReadTensorBoard(CallContext& call, const v1::ReadTensorBoardRequest& request,
                                Sink<v1::ReadTensorBoardResponse>& sink);
 
@@ -51,7 +51,6 @@ class JobService final {
   JobManager& jobs_;
   Checkpoints& checkpoints_;
   Ingest& ingest_;
-  ChangeHub& hub_;
 };
 
 }  // namespace sft::server

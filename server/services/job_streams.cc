@@ -1,5 +1,4 @@
-// The streams of JobService: each reads the truth, sends what is new, and sleeps until ChangeHub
-// says that something has changed. A reader that does not read blocks its own stream only.
+// The streams of JobService: each of its followers reads the truth and sends what is new.
 
 #include <fmt/format.h>
 
@@ -13,68 +12,85 @@
 namespace sft::server {
 namespace {
 
-// How long a stream sleeps before it looks whether its client is still there.
-constexpr std::chrono::seconds kLook{1};
 constexpr int kMetricsInMessage = 500;
 
 bool IsOver(v1::Job::State state) { return IsTerminal(static_cast<JobState>(state)); }
 
-absl::Status Stopping() {
-  return Unavailable("the server is stopping: ask again from where you are");
-}
+// A job, sent when it has changed, until it is over.
+class JobFollower final : public Follower {
+ public:
+  JobFollower(JobManager& jobs, std::string name, std::string id)
+      : jobs_(jobs), name_(std::move(name)), id_(std::move(id)) {}
 
-absl::Status IsGone() { return absl::CancelledError("the caller has gone"); }
-
-}  // namespace
-
-absl::Status JobService::WatchJob(CallContext& call, const v1::WatchJobRequest& request,
-                                  Sink<v1::Job>& sink) {
-  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
-  SFT_ASSIGN_OR_RETURN(const auto subscription, hub_.Subscribe(ref.id));
-  std::string sent;
-  while (!call.Gone()) {
-    SFT_ASSIGN_OR_RETURN(const v1::Job job, jobs_.Get(request.name()));
+  absl::StatusOr<Next> Look(Exchange& exchange) override {
+    SFT_ASSIGN_OR_RETURN(const v1::Job job, jobs_.Get(name_));
     // What is expected changes all the time: it is sent along with other news.
     v1::Job lasting = job;
     lasting.clear_outlook();
     std::string bytes = lasting.SerializeAsString();
-    if (bytes != sent && !sink.Write(job)) break;
-    sent = std::move(bytes);
-    if (IsOver(job.state())) return absl::OkStatus();
-    if (!subscription->Wait(kLook)) return Stopping();
+    if (bytes != sent_) exchange.Write(job);
+    sent_ = std::move(bytes);
+    return IsOver(job.state()) ? Next::kEnd : Next::kWait;
   }
-  return IsGone();
-}
+  std::vector<std::string> keys() const override { return {id_}; }
 
-absl::Status JobService::ReadMetrics(CallContext& call, const v1::ReadMetricsRequest& request,
-                                     Sink<v1::ReadMetricsResponse>& sink) {
-  SFT_ASSIGN_OR_RETURN(const JobRef ref, ParseJobName(request.name()));
-  SFT_ASSIGN_OR_RETURN(const auto subscription, hub_.Subscribe(ref.id));
-  int64_t index = request.index();
-  while (!call.Gone()) {
+ private:
+  JobManager& jobs_;
+  const std::string name_, id_;
+  std::string sent_;
+};
+
+// The points of a job's curve from an index on and, with `follow`, those that come until the job is
+// over.
+class CurveFollower final : public Follower {
+ public:
+  CurveFollower(JobManager& jobs, Ingest& ingest, v1::ReadMetricsRequest request, std::string id)
+      : jobs_(jobs), ingest_(ingest), request_(std::move(request)), id_(std::move(id)) {}
+
+  absl::StatusOr<Next> Look(Exchange& exchange) override {
     // Asked before the points are read: a job that is over then has no later ones.
-    SFT_ASSIGN_OR_RETURN(const v1::Job job, jobs_.Get(request.name()));
-    SFT_ASSIGN_OR_RETURN(const auto part, ingest_.ReadCurve(ref.id, index, kMetricsInMessage,
-                                                            request.all_attempts()));
-    if (part.next_index > index) {
+    SFT_ASSIGN_OR_RETURN(const v1::Job job, jobs_.Get(request_.name()));
+    SFT_ASSIGN_OR_RETURN(
+        const auto part,
+        ingest_.ReadCurve(id_, request_.index(), kMetricsInMessage, request_.all_attempts()));
+    if (part.next_index > request_.index()) {
       v1::ReadMetricsResponse response;
       for (const MetricPoint& point : part.points) *response.add_metrics() = ToProto(point);
-      index = part.next_index;
-      response.set_next_index(index);
-      if (!sink.Write(response)) break;
-      continue;
+      request_.set_index(part.next_index);
+      response.set_next_index(part.next_index);
+      exchange.Write(response);
+      return Next::kAgain;
     }
-    if (!request.follow() || IsOver(job.state())) return absl::OkStatus();
-    if (!subscription->Wait(kLook)) return Stopping();
+    return request_.follow() && !IsOver(job.state()) ? Next::kWait : Next::kEnd;
   }
-  return IsGone();
+  std::vector<std::string> keys() const override {
+    return request_.follow() ? std::vector{id_} : std::vector<std::string>();
+  }
+
+ private:
+  JobManager& jobs_;
+  Ingest& ingest_;
+  v1::ReadMetricsRequest request_;  // its index moves on
+  const std::string id_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Follower>> JobService::WatchJob(CallContext&,
+                                                               const v1::WatchJobRequest& request) {
+  SFT_ASSIGN_OR_RETURN(JobRef ref, ParseJobName(request.name()));
+  return std::make_unique<JobFollower>(jobs_, request.name(), std::move(ref.id));
 }
 
-absl::Status JobService::ReadLog(CallContext& call, const v1::ReadLogRequest& request,
-                                 Sink<v1::ReadLogResponse>& sink) {
-  LogStream stream(ingest_, hub_, request);
-  return stream.Run([&](const v1::ReadLogResponse& response) { return sink.Write(response); },
-                    [&] { return call.Gone(); });
+absl::StatusOr<std::unique_ptr<Follower>> JobService::ReadMetrics(
+    CallContext&, const v1::ReadMetricsRequest& request) {
+  SFT_ASSIGN_OR_RETURN(JobRef ref, ParseJobName(request.name()));
+  return std::make_unique<CurveFollower>(jobs_, ingest_, request, std::move(ref.id));
+}
+
+absl::StatusOr<std::unique_ptr<Follower>> JobService::ReadLog(CallContext&,
+                                                              const v1::ReadLogRequest& request) {
+  return std::make_unique<LogStream>(ingest_, request);
 }
 
 absl::Status JobService::ReadTensorBoard(CallContext&, const v1::ReadTensorBoardRequest& request,
@@ -91,7 +107,7 @@ absl::Status JobService::ReadTensorBoard(CallContext&, const v1::ReadTensorBoard
       SFT_ASSIGN_OR_RETURN(const size_t got,
                            io::ReadAt(fd.get(), offset, chunk.data(), chunk.size(), path));
       response.set_data(chunk.substr(0, got));
-      if (!sink.Write(response)) return IsGone();
+      if (!sink.Write(response)) return absl::CancelledError("the caller has gone");
       if (got < chunk.size()) break;
     }
   }

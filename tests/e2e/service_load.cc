@@ -4,11 +4,14 @@
 //   sft-service-load ADDRESS submit JOB_FILE DATA_FILE RATE SECONDS
 //   sft-service-load ADDRESS workers COUNT SLOTS SECONDS
 //   sft-service-load ADDRESS follow JOB COUNT SECONDS
+//   sft-service-load ADDRESS watch JOB COUNT SECONDS
 //   sft-service-load ADDRESS list COUNT
 //
 // submit keeps to its rate whatever the server does: a latency counts from the moment at which the
 // submit was due. workers are registered nodes that report each 5 s and end at once what they are
-// given. follow reads one log with so many streams.
+// given. follow reads one log with so many streams. watch watches one job with so many, while
+// nothing happens, then cancels it: a latency counts from before the cancel to when a watcher
+// knows.
 
 #include <fmt/format.h>
 #include <grpcpp/grpcpp.h>
@@ -21,6 +24,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -372,6 +376,88 @@ int Follow(const std::string& address, const std::string& job, int count, double
   return refused > 0 ? 1 : 0;
 }
 
+// One stream that watches a job.
+class Watcher final : public grpc::ClientReadReactor<v1::Job> {
+ public:
+  // All are borrowed. Adds to `latencies` how long after `*cancelled` it knows of the job's end.
+  Watcher(v1::JobService::Stub& stub, const std::string& job, std::atomic<int>& watching,
+          const std::atomic<MonoTime>& cancelled, Latencies& latencies)
+      : watching_(watching), cancelled_(cancelled), latencies_(latencies) {
+    request_.set_name(job);
+    stub.async()->WatchJob(&context_, &request_, this);
+    StartRead(&job_);
+    StartCall();
+  }
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    if (!std::exchange(seen_, true)) ++watching_;
+    if (job_.state() == v1::Job::CANCELLED) latencies_.Add(TheClock().Mono() - cancelled_.load());
+    StartRead(&job_);
+  }
+  void OnDone(const grpc::Status& status) override {
+    const MutexLock lock(mutex_);
+    refused_ = !status.ok();
+    done_ = true;
+    changed_.NotifyAll();
+  }
+  // Waits for the end of the stream. Whether it ended well.
+  bool Join() {
+    const MutexLock lock(mutex_);
+    while (!done_) changed_.Wait(mutex_);
+    return !refused_;
+  }
+
+ private:
+  std::atomic<int>& watching_;
+  const std::atomic<MonoTime>& cancelled_;
+  Latencies& latencies_;
+  grpc::ClientContext context_;
+  v1::WatchJobRequest request_;
+  v1::Job job_;
+  bool seen_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  bool refused_ SFT_GUARDED_BY(mutex_) = false;
+  bool done_ SFT_GUARDED_BY(mutex_) = false;
+};
+
+int Watch(const std::string& address, const std::string& job, int count, double seconds) {
+  constexpr int kStreamsEach = 50;
+  std::atomic<int> watching = 0;
+  std::atomic<MonoTime> cancelled = MonoTime();
+  Latencies latencies;
+  std::vector<std::unique_ptr<v1::JobService::Stub>> stubs;
+  std::vector<std::unique_ptr<Watcher>> watchers;
+  for (int i = 0; i < count; ++i) {
+    if (i % kStreamsEach == 0) stubs.push_back(v1::JobService::NewStub(Dial(address, i)));
+    watchers.push_back(
+        std::make_unique<Watcher>(*stubs.back(), job, watching, cancelled, latencies));
+  }
+  const auto patience = TheClock().Mono() + std::chrono::seconds(600);
+  while (watching < count && TheClock().Mono() < patience) {
+    TheClock().Sleep(std::chrono::milliseconds(10));
+  }
+  fmt::print("{{\"watching\": {}}}\n", watching.load());
+  std::fflush(stdout);
+  TheClock().Sleep(Nanos(static_cast<int64_t>(seconds * 1e9)));
+  v1::CancelJobRequest request;
+  request.set_name(job);
+  grpc::ClientContext context;
+  rpc::SetDeadline(context, kDeadline);
+  v1::Job ended;
+  const auto stub = v1::JobService::NewStub(Dial(address, count));
+  cancelled = TheClock().Mono();
+  const grpc::Status status = stub->CancelJob(&context, request, &ended);
+  if (!status.ok()) {
+    fmt::print(stderr, "{}\n", status.error_message());
+    return 1;
+  }
+  int failed = 0;
+  for (const auto& watcher : watchers) failed += watcher->Join() ? 0 : 1;
+  fmt::print("{{\"failed\": {}, {}}}\n", failed, latencies.Json());
+  return failed > 0 ? 1 : 0;
+}
+
 int List(const std::string& address, int count) {
   const auto stub = v1::JobService::NewStub(Dial(address, 0));
   Latencies latencies;
@@ -405,6 +491,7 @@ int Main(int argc, char** argv) {
     return Workers(args[0], std::stoi(args[2]), std::stoi(args[3]), std::stod(args[4]));
   }
   if (is("follow", 5)) return Follow(args[0], args[2], std::stoi(args[3]), std::stod(args[4]));
+  if (is("watch", 5)) return Watch(args[0], args[2], std::stoi(args[3]), std::stod(args[4]));
   if (is("list", 3)) return List(args[0], std::stoi(args[2]));
   fmt::print(stderr, "see tests/bench/service_load.py\n");
   return 2;

@@ -8,6 +8,7 @@
 #include <deque>
 
 #include "common/io/file.h"
+#include "server/door/followed_call.h"
 #include "server/door/methods.h"
 #include "sft/v1/auth_service.pb.h"
 #include "sft/v1/data_service.pb.h"
@@ -55,6 +56,21 @@ class FakeExchange final : public Exchange {
   std::deque<std::string> sent_;
 };
 
+// Answers once, then waits.
+class FakeFollower final : public Follower {
+ public:
+  absl::StatusOr<Next> Look(Exchange& exchange) override {
+    if (looked_) return Next::kWait;
+    looked_ = true;
+    exchange.Write(v1::Stats());
+    return Next::kAgain;
+  }
+  std::vector<std::string> keys() const override { return {"stats"}; }
+
+ private:
+  bool looked_ = false;
+};
+
 // Methods that keep a user, take several messages and count what they were called with.
 class FakeService {
  public:
@@ -69,6 +85,7 @@ class FakeService {
     methods.Unary(rule("Fake.Look", Role::kViewer, Audit::kNone), this, &Self::Look);
     methods.ClientStream(rule("Fake.Take", Role::kViewer, Audit::kNone), this, &Self::Take);
     methods.ServerStream(rule("Fake.Watch", Role::kViewer, Audit::kNone), this, &Self::Watch);
+    methods.Follow(rule("Fake.Follow", Role::kViewer, Audit::kNone), this, &Self::Follow);
   }
 
   absl::StatusOr<v1::User> Put(CallContext& call, const v1::PutUserRequest& request) {
@@ -97,6 +114,11 @@ class FakeService {
       if (between != nullptr) between();
     }
     return absl::CancelledError("the caller has gone");
+  }
+
+  absl::StatusOr<std::unique_ptr<Follower>> Follow(CallContext&, const v1::GetStatsRequest&) {
+    ++calls;
+    return std::make_unique<FakeFollower>();
   }
 
   int calls = 0, taken = 0;
@@ -133,6 +155,9 @@ class DoorTest : public testing::Test {
   }
   absl::Status Serve(const std::string& method, FakeExchange& exchange) {
     return door_.Serve(*methods_.Find(method), exchange);
+  }
+  FollowedCall Follow(FakeExchange& exchange) {
+    return {door_, *methods_.Find("Fake.Follow"), exchange};
   }
   std::vector<AuditRecord> Audit() {
     EXPECT_TRUE(gate_.failed().Flush().ok());
@@ -200,7 +225,12 @@ TEST_F(DoorTest, EachKindOfMethodCountsItsFailures) {
     exchange.SendBytes("\xff\xff");
     EXPECT_TRUE(absl::IsInvalidArgument(Serve(method, exchange))) << method;
   }
-  EXPECT_EQ(Audit().size(), 4u);
+  FakeExchange exchange(admin_);
+  exchange.SendBytes("\xff\xff");
+  FollowedCall call = Follow(exchange);
+  EXPECT_EQ(call.Look(), Follower::Next::kEnd);
+  EXPECT_TRUE(absl::IsInvalidArgument(call.status()));
+  EXPECT_EQ(Audit().size(), 5u);
 }
 
 TEST_F(DoorTest, ALookHasNoRow) {
@@ -252,6 +282,60 @@ TEST_F(DoorTest, StreamsAreCountedWhileTheyLast) {
   EXPECT_THAT(std::string(Message(inside)), HasSubstr("of ann"));
   // The one that has ended left its place.
   EXPECT_TRUE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok());
+}
+
+TEST_F(DoorTest, ACallThatFollowsIsAdmittedByItsFirstLookAndIsAStreamWhileItLives) {
+  FakeExchange exchange(ann_);
+  exchange.Send(v1::GetStatsRequest());
+  while (gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok()) {
+  }
+  gate_.EndStream("ann");
+  {
+    FollowedCall call = Follow(exchange);
+    EXPECT_TRUE(call.keys().empty());
+    EXPECT_EQ(call.Look(), Follower::Next::kAgain);
+    EXPECT_EQ(call.keys(), std::vector<std::string>{"stats"});
+    EXPECT_TRUE(exchange.answers.empty()) << "who waits for its keys comes first";
+    EXPECT_FALSE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok());
+    EXPECT_EQ(call.Look(), Follower::Next::kAgain);
+    EXPECT_EQ(call.Look(), Follower::Next::kWait);
+    EXPECT_EQ(exchange.answers.size(), 1u);
+    FakeExchange more(ann_);
+    more.Send(v1::GetStatsRequest());
+    FollowedCall refused = Follow(more);
+    EXPECT_EQ(refused.Look(), Follower::Next::kEnd);
+    EXPECT_TRUE(absl::IsResourceExhausted(refused.status())) << refused.status();
+    exchange.gone = true;
+    EXPECT_EQ(call.Look(), Follower::Next::kEnd);
+    EXPECT_TRUE(absl::IsCancelled(call.status()));
+  }
+  EXPECT_EQ(service_.calls, 1);
+  EXPECT_EQ(Audit().size(), 1u) << "the one that was refused";
+  EXPECT_TRUE(gate_.BeginStream("ann", Gate::kMaxStreamsOfOne).ok());
+}
+
+TEST_F(DoorTest, ACallThatFollowsEndsWhenItsCallerLosesTheRight) {
+  FakeExchange exchange(ann_);
+  exchange.Send(v1::GetStatsRequest());
+  FollowedCall call = Follow(exchange);
+  int told = 0;
+  access_->WhenRightsChange([&] { ++told; });
+  EXPECT_EQ(call.Look(), Follower::Next::kAgain);
+  EXPECT_TRUE(access_->RemoveUser("ann").ok());
+  EXPECT_EQ(told, 1);
+  EXPECT_EQ(call.Look(), Follower::Next::kEnd);
+  EXPECT_TRUE(absl::IsUnauthenticated(call.status())) << call.status();
+  EXPECT_TRUE(exchange.answers.empty());
+}
+
+TEST_F(DoorTest, ACallThatItsTransportEndsIsCounted) {
+  FakeExchange exchange(ann_);
+  exchange.Send(v1::GetStatsRequest());
+  FollowedCall call = Follow(exchange);
+  EXPECT_EQ(call.Look(), Follower::Next::kAgain);
+  call.End(Unavailable("the server is stopping"));
+  EXPECT_TRUE(absl::IsUnavailable(call.status()));
+  EXPECT_EQ(Audit().size(), 1u);
 }
 
 }  // namespace

@@ -59,22 +59,45 @@ class LogStreamTest : public FleetTest {
     request.set_next_attempts(next_attempts);
     return request;
   }
-  // What a reader gets that calls `on_answer` for each answer and never waits for long.
+  // Answers of a follower's looks; `on_answer` comes between two of them.
+  class Answers final : public Exchange {
+   public:
+    const CallOrigin& origin() const override { return origin_; }
+    absl::StatusOr<bool> Read(google::protobuf::Message&) override { return false; }
+    bool Write(const google::protobuf::Message& message) override {
+      answers.push_back(static_cast<const v1::ReadLogResponse&>(message));
+      return true;
+    }
+    bool Gone() const override { return false; }
+    std::vector<v1::ReadLogResponse> answers;
+
+   private:
+    CallOrigin origin_;
+  };
+
+  // What a reader gets that calls `on_answer` for each answer, until there is nothing more to look
+  // for.
   std::string Read(const v1::ReadLogRequest& request,
                    const std::function<void(const v1::ReadLogResponse&)>& on_answer = {}) {
     std::string text;
-    LogStream stream(ingest_, hub_, request);
-    status_ = stream.Run(
-        [&](const v1::ReadLogResponse& answer) {
-          if (answer.has_gap()) {
-            text += fmt::format("[{}-{})", answer.gap().begin(), answer.gap().end());
-          }
-          text += answer.data();
-          if (answer.end_of_file()) text += fmt::format("<end of {}>", answer.attempt());
-          if (on_answer) on_answer(answer);
-          return true;
-        },
-        [] { return false; });
+    LogStream stream(ingest_, request);
+    next_ = Follower::Next::kAgain;
+    while (next_ == Follower::Next::kAgain) {
+      Answers exchange;
+      const absl::StatusOr<Follower::Next> looked = stream.Look(exchange);
+      status_ = looked.status();
+      next_ = looked.value_or(Follower::Next::kEnd);
+      EXPECT_LE(exchange.answers.size(), 1u);
+      for (const v1::ReadLogResponse& answer : exchange.answers) {
+        if (answer.has_gap()) {
+          text += fmt::format("[{}-{})", answer.gap().begin(), answer.gap().end());
+        }
+        text += answer.data();
+        if (answer.end_of_file()) text += fmt::format("<end of {}>", answer.attempt());
+        if (on_answer) on_answer(answer);
+      }
+    }
+    keys_ = stream.keys();
     return text;
   }
 
@@ -86,6 +109,8 @@ class LogStreamTest : public FleetTest {
   std::string job_;
   int attempt_ = 1;
   absl::Status status_;
+  Follower::Next next_ = Follower::Next::kAgain;
+  std::vector<std::string> keys_;
 };
 
 TEST_F(LogStreamTest, AFollowedLogGoesOnWithTheNextAttempt) {
@@ -161,11 +186,26 @@ TEST_F(LogStreamTest, AServerThatLostTheEndOfALogWaitsForItAgain) {
   Write(0, "first\n");
   v1::ReadLogRequest request = Follow();
   request.set_offset(100);  // more than a server after a power failure has
-  int looks = 0;
-  LogStream stream(ingest_, hub_, request);
-  const absl::Status status =
-      stream.Run([](const v1::ReadLogResponse&) { return true; }, [&] { return ++looks > 3; });
-  EXPECT_TRUE(absl::IsCancelled(status)) << status;
+  EXPECT_EQ(Read(request), "");
+  EXPECT_EQ(next_, Follower::Next::kWait);
+}
+
+TEST_F(LogStreamTest, AFollowerOfALogWaitsForItAndForItsJobAndAnyoneElseForNothing) {
+  Write(0, "first\n");
+  EXPECT_EQ(Read(Follow()), "first\n");
+  EXPECT_EQ(next_, Follower::Next::kWait);
+  ASSERT_EQ(keys_.size(), 2u);
+  EXPECT_EQ(keys_[0], job_);
+  EXPECT_TRUE(keys_[1].starts_with("log/")) << keys_[1];
+  int woken = 0;
+  const auto subscription = hub_.Subscribe({keys_[1]}, [&] { ++woken; }).value();
+  Write(6, "more\n");
+  EXPECT_EQ(woken, 1);
+  v1::ReadLogRequest request;
+  request.set_name(job_);
+  EXPECT_EQ(Read(request), "first\nmore\n");
+  EXPECT_EQ(next_, Follower::Next::kEnd);
+  EXPECT_TRUE(keys_.empty());
 }
 
 }  // namespace
