@@ -9,12 +9,12 @@
 #include "common/base/status.h"
 #include "common/rpc/endpoint.h"
 #include "common/tls/certificate.h"
-#include "server/rpc/call_queue.h"
-#include "server/rpc/followers.h"
-#include "server/rpc/grpc_methods.h"
+#include "server/calls/call_queue.h"
+#include "server/calls/followers.h"
+#include "server/calls/grpc_methods.h"
+#include "server/calls/sessions.h"
 #include "server/rpc/health_service.h"
 #include "server/rpc/listener.h"
-#include "server/rpc/sessions.h"
 
 namespace sft::server {
 

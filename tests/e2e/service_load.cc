@@ -34,6 +34,7 @@
 #include "common/rpc/channel.h"
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/worker_service.grpc.pb.h"
+#include "tests/e2e/load_streams.h"
 #include "tests/e2e/submit_request.h"
 
 namespace sft {
@@ -44,14 +45,6 @@ constexpr std::chrono::seconds kDeadline{20};
 constexpr int kSubmitThreads = 32;
 
 Clock& TheClock() { return Clock::Real(); }
-
-std::shared_ptr<grpc::Channel> Dial(const std::string& address, int number) {
-  grpc::ChannelArguments arguments = rpc::ChannelOptions();
-  // A connection of its own for each number, as from machines of their own.
-  arguments.SetInt("sft.load", number);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-}
 
 double Millis(Nanos time) { return static_cast<double>(time.count()) / 1e6; }
 
@@ -313,55 +306,30 @@ int Workers(const std::string& address, int count, int slots, double seconds) {
   return counts.connected == count ? 0 : 1;
 }
 
-// One stream that follows a log.
-class Follower final : public grpc::ClientReadReactor<v1::ReadLogResponse> {
+class Follower final : public Stream<v1::ReadLogResponse> {
  public:
   Follower(v1::JobService::Stub& stub, const std::string& job) {
     request_.set_name(job);
     request_.set_follow(true);
     stub.async()->ReadLog(&context_, &request_, this);
-    StartRead(&response_);
-    StartCall();
-  }
-  void OnReadDone(bool ok) override {
-    if (!ok) return;
-    bytes_ += static_cast<int64_t>(response_.data().size());
-    StartRead(&response_);
-  }
-  void OnDone(const grpc::Status& status) override {
-    const MutexLock lock(mutex_);
-    refused_ = !status.ok() && status.error_code() != grpc::StatusCode::CANCELLED;
-    done_ = true;
-    changed_.NotifyAll();
+    Start();
   }
   int64_t bytes() const { return bytes_; }
-  // Whether the server ended it.
-  bool Stop() {
-    context_.TryCancel();
-    const MutexLock lock(mutex_);
-    while (!done_) changed_.WaitFor(mutex_, std::chrono::seconds(10));
-    return refused_;
-  }
 
  private:
-  grpc::ClientContext context_;
+  void Take(const v1::ReadLogResponse& answer) override {
+    bytes_ += static_cast<int64_t>(answer.data().size());
+  }
+
   v1::ReadLogRequest request_;
-  v1::ReadLogResponse response_;
   std::atomic<int64_t> bytes_{0};
-  Mutex mutex_;
-  CondVar changed_;
-  bool refused_ SFT_GUARDED_BY(mutex_) = false;
-  bool done_ SFT_GUARDED_BY(mutex_) = false;
 };
 
 int Follow(const std::string& address, const std::string& job, int count, double seconds) {
-  // Streams of some clients share a connection, as those of one dashboard would.
-  constexpr int kStreamsEach = 50;
-  std::vector<std::unique_ptr<v1::JobService::Stub>> stubs;
+  Dashboards dashboards(address);
   std::vector<std::unique_ptr<Follower>> followers;
   for (int i = 0; i < count; ++i) {
-    if (i % kStreamsEach == 0) stubs.push_back(v1::JobService::NewStub(Dial(address, i)));
-    followers.push_back(std::make_unique<Follower>(*stubs.back(), job));
+    followers.push_back(std::make_unique<Follower>(dashboards.Next(), job));
   }
   TheClock().Sleep(Nanos(static_cast<int64_t>(seconds * 1e9)));
   int64_t least = followers.front()->bytes(), most = 0;
@@ -370,68 +338,46 @@ int Follow(const std::string& address, const std::string& job, int count, double
     most = std::max(most, follower->bytes());
   }
   int refused = 0;
-  for (const auto& follower : followers) refused += follower->Stop() ? 1 : 0;
+  for (const auto& follower : followers) follower->Cancel();
+  for (const auto& follower : followers) refused += follower->Failed() ? 1 : 0;
   fmt::print("{{\"streams\": {}, \"refused\": {}, \"least_bytes\": {}, \"most_bytes\": {}}}\n",
              count, refused, least, most);
   return refused > 0 ? 1 : 0;
 }
 
-// One stream that watches a job.
-class Watcher final : public grpc::ClientReadReactor<v1::Job> {
+class Watcher final : public Stream<v1::Job> {
  public:
-  // All are borrowed. Adds to `latencies` how long after `*cancelled` it knows of the job's end.
+  // All are borrowed. Adds to `latencies` how long after `cancelled` it knows of the job's end.
   Watcher(v1::JobService::Stub& stub, const std::string& job, std::atomic<int>& watching,
           const std::atomic<MonoTime>& cancelled, Latencies& latencies)
       : watching_(watching), cancelled_(cancelled), latencies_(latencies) {
     request_.set_name(job);
     stub.async()->WatchJob(&context_, &request_, this);
-    StartRead(&job_);
-    StartCall();
-  }
-  void OnReadDone(bool ok) override {
-    if (!ok) return;
-    if (!std::exchange(seen_, true)) ++watching_;
-    if (job_.state() == v1::Job::CANCELLED) latencies_.Add(TheClock().Mono() - cancelled_.load());
-    StartRead(&job_);
-  }
-  void OnDone(const grpc::Status& status) override {
-    const MutexLock lock(mutex_);
-    refused_ = !status.ok();
-    done_ = true;
-    changed_.NotifyAll();
-  }
-  // Waits for the end of the stream. Whether it ended well.
-  bool Join() {
-    const MutexLock lock(mutex_);
-    while (!done_) changed_.Wait(mutex_);
-    return !refused_;
+    Start();
   }
 
  private:
+  void Take(const v1::Job& job) override {
+    if (!std::exchange(seen_, true)) ++watching_;
+    if (job.state() == v1::Job::CANCELLED) latencies_.Add(TheClock().Mono() - cancelled_.load());
+  }
+
   std::atomic<int>& watching_;
   const std::atomic<MonoTime>& cancelled_;
   Latencies& latencies_;
-  grpc::ClientContext context_;
   v1::WatchJobRequest request_;
-  v1::Job job_;
   bool seen_ = false;
-  Mutex mutex_;
-  CondVar changed_;
-  bool refused_ SFT_GUARDED_BY(mutex_) = false;
-  bool done_ SFT_GUARDED_BY(mutex_) = false;
 };
 
 int Watch(const std::string& address, const std::string& job, int count, double seconds) {
-  constexpr int kStreamsEach = 50;
   std::atomic<int> watching = 0;
   std::atomic<MonoTime> cancelled = MonoTime();
   Latencies latencies;
-  std::vector<std::unique_ptr<v1::JobService::Stub>> stubs;
+  Dashboards dashboards(address);
   std::vector<std::unique_ptr<Watcher>> watchers;
   for (int i = 0; i < count; ++i) {
-    if (i % kStreamsEach == 0) stubs.push_back(v1::JobService::NewStub(Dial(address, i)));
     watchers.push_back(
-        std::make_unique<Watcher>(*stubs.back(), job, watching, cancelled, latencies));
+        std::make_unique<Watcher>(dashboards.Next(), job, watching, cancelled, latencies));
   }
   const auto patience = TheClock().Mono() + std::chrono::seconds(600);
   while (watching < count && TheClock().Mono() < patience) {
@@ -453,7 +399,7 @@ int Watch(const std::string& address, const std::string& job, int count, double 
     return 1;
   }
   int failed = 0;
-  for (const auto& watcher : watchers) failed += watcher->Join() ? 0 : 1;
+  for (const auto& watcher : watchers) failed += watcher->Failed() ? 1 : 0;
   fmt::print("{{\"failed\": {}, {}}}\n", failed, latencies.Json());
   return failed > 0 ? 1 : 0;
 }

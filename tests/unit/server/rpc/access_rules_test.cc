@@ -13,7 +13,7 @@
 #include "common/tls/peer.h"
 #include "server/app/check.h"
 #include "server/app/credentials.h"
-#include "server/rpc/grpc_methods.h"
+#include "server/calls/grpc_methods.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "tests/e2e/every_rpc.h"
 #include "tests/unit/server/rpc/raw_call.h"

@@ -9,9 +9,9 @@
 #include <string>
 
 #include "common/base/mutex.h"
+#include "server/calls/queued_call.h"
 #include "server/door/call_context.h"
 #include "server/fleet/worker_registry.h"
-#include "server/rpc/queued_call.h"
 #include "sft/v1/worker_service.pb.h"
 
 namespace sft::server {

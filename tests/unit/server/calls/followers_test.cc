@@ -1,6 +1,6 @@
 // Calls that follow, over gRPC, with a method of the test's own.
 
-#include "server/rpc/followers.h"
+#include "server/calls/followers.h"
 
 #include <dirent.h>
 #include <gmock/gmock.h>

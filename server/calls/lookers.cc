@@ -1,4 +1,4 @@
-#include "server/rpc/lookers.h"
+#include "server/calls/lookers.h"
 
 #include "common/obs/log.h"
 

@@ -1,4 +1,4 @@
-#include "server/rpc/grpc_methods.h"
+#include "server/calls/grpc_methods.h"
 
 #include <grpcpp/support/method_handler.h>
 #include <grpcpp/support/sync_stream.h>
@@ -7,7 +7,7 @@
 
 #include "common/rpc/channel.h"
 #include "common/rpc/status.h"
-#include "server/rpc/messages.h"
+#include "server/calls/messages.h"
 
 namespace sft::server {
 namespace {

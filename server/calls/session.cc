@@ -1,4 +1,4 @@
-#include "server/rpc/session.h"
+#include "server/calls/session.h"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "common/rpc/status.h"
+#include "server/calls/grpc_methods.h"
+#include "server/calls/messages.h"
+#include "server/calls/sessions.h"
 #include "server/door/door.h"
-#include "server/rpc/grpc_methods.h"
-#include "server/rpc/messages.h"
-#include "server/rpc/sessions.h"
 
 namespace sft::server {
 namespace {

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "common/base/mutex.h"
+#include "server/calls/followers.h"
+#include "server/calls/lookers.h"
+#include "server/calls/queued_call.h"
 #include "server/core/change_hub.h"
 #include "server/door/followed_call.h"
-#include "server/rpc/followers.h"
-#include "server/rpc/lookers.h"
-#include "server/rpc/queued_call.h"
 
 namespace sft::server {
 

@@ -1,7 +1,7 @@
-#include "server/rpc/call_queue.h"
+#include "server/calls/call_queue.h"
 
 #include "common/obs/log.h"
-#include "server/rpc/queued_call.h"
+#include "server/calls/queued_call.h"
 
 namespace sft::server {
 

@@ -1,4 +1,4 @@
-#include "server/rpc/read_deadlines.h"
+#include "server/calls/read_deadlines.h"
 
 #include <fmt/format.h>
 #include <grpc/grpc.h>

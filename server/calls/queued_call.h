@@ -3,7 +3,7 @@
 #include <atomic>
 #include <functional>
 
-#include "server/rpc/call_queue.h"
+#include "server/calls/call_queue.h"
 
 namespace sft::server {
 

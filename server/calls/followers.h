@@ -1,10 +1,10 @@
 #pragma once
 
+#include "server/calls/call_queue.h"
+#include "server/calls/grpc_methods.h"
+#include "server/calls/lookers.h"
 #include "server/core/change_hub.h"
 #include "server/door/door.h"
-#include "server/rpc/call_queue.h"
-#include "server/rpc/grpc_methods.h"
-#include "server/rpc/lookers.h"
 
 namespace sft::server {
 

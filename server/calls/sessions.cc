@@ -1,10 +1,10 @@
-#include "server/rpc/sessions.h"
+#include "server/calls/sessions.h"
 
 #include <grpcpp/impl/codegen/proto_utils.h>
 
 #include <utility>
 
-#include "server/rpc/session.h"
+#include "server/calls/session.h"
 
 namespace sft::server {
 namespace {

@@ -1,7 +1,7 @@
-#include "server/rpc/follow_call.h"
+#include "server/calls/follow_call.h"
 
 #include "common/rpc/status.h"
-#include "server/rpc/messages.h"
+#include "server/calls/messages.h"
 
 namespace sft::server {
 

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "server/calls/read_deadlines.h"
 #include "server/door/methods.h"
-#include "server/rpc/read_deadlines.h"
 
 namespace sft::server {
 

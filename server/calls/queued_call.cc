@@ -1,4 +1,4 @@
-#include "server/rpc/queued_call.h"
+#include "server/calls/queued_call.h"
 
 #include <memory>
 

@@ -1,4 +1,4 @@
-#include "server/rpc/hands.h"
+#include "server/calls/hands.h"
 
 #include <utility>
 

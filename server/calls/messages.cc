@@ -1,4 +1,4 @@
-#include "server/rpc/messages.h"
+#include "server/calls/messages.h"
 
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/proto_buffer_reader.h>

@@ -6,11 +6,11 @@
 #include <array>
 #include <memory>
 
+#include "server/calls/call_queue.h"
+#include "server/calls/grpc_methods.h"
+#include "server/calls/hands.h"
 #include "server/door/door.h"
 #include "server/fleet/worker_registry.h"
-#include "server/rpc/call_queue.h"
-#include "server/rpc/grpc_methods.h"
-#include "server/rpc/hands.h"
 #include "sft/v1/worker_service.pb.h"
 
 namespace sft::server {

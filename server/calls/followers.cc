@@ -1,6 +1,6 @@
-#include "server/rpc/followers.h"
+#include "server/calls/followers.h"
 
-#include "server/rpc/follow_call.h"
+#include "server/calls/follow_call.h"
 
 namespace sft::server {
 
