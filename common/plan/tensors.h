@@ -35,8 +35,10 @@ const TensorNames& NamesOf(const ModelShape& shape);
 // "model.layers.3"
 std::string BlockName(const ModelShape& shape, int64_t layer);
 
+// What a tensor is to the plan and the engine.
 enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead };
 
+// One tensor of the base model.
 struct TensorInfo {
   std::string name;
   std::vector<int64_t> shape;  // a linear's weight: [outputs, inputs]

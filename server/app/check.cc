@@ -18,8 +18,8 @@
 #include "common/obs/check_report.h"
 #include "common/rpc/endpoint.h"
 #include "server/app/credentials.h"
-#include "server/store/database_check.h"
-#include "server/store/migrations.h"
+#include "server/database/database_check.h"
+#include "server/database/migrations.h"
 
 namespace sft::server {
 namespace {

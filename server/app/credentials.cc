@@ -10,8 +10,8 @@
 
 #include "common/io/file.h"
 #include "server/core/access.h"
+#include "server/database/data_dir_lock.h"
 #include "server/store/access.h"
-#include "server/store/data_dir_lock.h"
 
 namespace sft::server {
 namespace {

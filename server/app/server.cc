@@ -10,15 +10,15 @@
 #include "server/http/metrics_page.h"
 #include "server/jobs/job_intake.h"
 #include "server/jobs/sweeps.h"
-#include "server/rpc/admin_service.h"
-#include "server/rpc/auth_service.h"
-#include "server/rpc/cluster_service.h"
-#include "server/rpc/data_service.h"
-#include "server/rpc/job_service.h"
-#include "server/rpc/operator_service.h"
-#include "server/rpc/scheduling_service.h"
-#include "server/rpc/storage_service.h"
-#include "server/rpc/worker_service.h"
+#include "server/services/admin_service.h"
+#include "server/services/auth_service.h"
+#include "server/services/cluster_service.h"
+#include "server/services/data_service.h"
+#include "server/services/job_service.h"
+#include "server/services/operator_service.h"
+#include "server/services/scheduling_service.h"
+#include "server/services/storage_service.h"
+#include "server/services/worker_service.h"
 #include "server/state/names.h"
 #include "server/stored/artifacts.h"
 #include "server/stored/backup.h"
@@ -64,7 +64,7 @@ struct Server::Parts {
         sweeps(*store, intake, jobs),
         projects(*store, clock),
         reconciler(*store, clock, registry, hub, settings.reconcile, &outlooks),
-        job_service(intake, jobs, checkpoints, ingest, hub),
+        job_service(intake, jobs, checkpoints, ingest),
         worker_service(registry, ingest, artifacts, checkpoints, relay),
         cluster_service(*store, registry, settings.dev, &disk),
         data_service(*blobs, *checkpoint_blobs, *store, clock, artifacts, &limits, &deliveries),
@@ -76,7 +76,9 @@ struct Server::Parts {
         door(gate),
         methods(AllMethods()),
         sessions(registry, methods.Find("WorkerService.Session")->rule),
-        host(settings.listen.host) {}
+        host(settings.listen.host) {
+    access->WhenRightsChange([this] { hub.BumpAll(); });
+  }
 
   Methods AllMethods() {
     Methods all;
@@ -193,10 +195,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Settings& settings, 
                                            settings, clock);
   Parts& parts = *server->parts_;
   SFT_ASSIGN_OR_RETURN(
-      parts.grpc, GrpcServer::Start(settings.listen, parts.methods, parts.door, parts.sessions,
-                                    clock, settings.read_patience,
-                                    credentials.has_value() ? credentials->server : tls::Identity(),
-                                    settings.connections));
+      parts.grpc,
+      GrpcServer::Start(
+          settings.listen,
+          {parts.methods, parts.door, parts.sessions, parts.hub, clock, settings.read_patience},
+          credentials.has_value() ? credentials->server : tls::Identity(), settings.connections));
   if (settings.http != "off") {
     SFT_ASSIGN_OR_RETURN(const rpc::Endpoint endpoint,
                          HttpEndpoint(settings.listen, settings.http));

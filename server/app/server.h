@@ -10,11 +10,11 @@
 #include "server/app/options.h"
 #include "server/app/reconcile_loop.h"
 #include "server/blob/log_store.h"
+#include "server/database/data_dir_lock.h"
 #include "server/fleet/delivery_limits.h"
 #include "server/http/http_server.h"
 #include "server/rpc/grpc_server.h"
 #include "server/state/job_state.h"
-#include "server/store/data_dir_lock.h"
 #include "server/stored/removal.h"
 
 namespace sft::server {

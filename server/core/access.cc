@@ -177,8 +177,11 @@ absl::Status Access::PutUser(const UserRecord& user, const Actor& actor) {
   const int64_t now = now_us();
   SFT_RETURN_IF_ERROR(
       store_.Write([&](Database& db) { return store::PutUser(db, user, now); }, actor.audit));
-  const MutexLock lock(mutex_);
-  users_[user.name] = user;
+  {
+    const MutexLock lock(mutex_);
+    users_[user.name] = user;
+  }
+  rights_changed_();
   return absl::OkStatus();
 }
 
@@ -187,13 +190,16 @@ absl::Status Access::RemoveUser(const std::string& name, const Actor& actor) {
   const int64_t now = now_us();
   SFT_RETURN_IF_ERROR(
       store_.Write([&](Database& db) { return store::RemoveUser(db, name, now); }, actor.audit));
-  const MutexLock lock(mutex_);
-  users_.erase(name);
-  for (auto& [id, token] : tokens_) {
-    if (token.kind == TokenKind::kUser && token.user == name && token.revoked_us == 0) {
-      token.revoked_us = now;
+  {
+    const MutexLock lock(mutex_);
+    users_.erase(name);
+    for (auto& [id, token] : tokens_) {
+      if (token.kind == TokenKind::kUser && token.user == name && token.revoked_us == 0) {
+        token.revoked_us = now;
+      }
     }
   }
+  rights_changed_();
   return absl::OkStatus();
 }
 
@@ -238,9 +244,12 @@ absl::Status Access::Revoke(const std::string& id, const Actor& actor) {
     }
     SFT_RETURN_IF_ERROR(
         store_.Write([&](Database& db) { return store::RevokeToken(db, id, now); }, actor.audit));
-    const MutexLock lock(mutex_);
-    TokenRecord& token = tokens_[id];
-    if (token.revoked_us == 0) token.revoked_us = now;
+    {
+      const MutexLock lock(mutex_);
+      TokenRecord& token = tokens_[id];
+      if (token.revoked_us == 0) token.revoked_us = now;
+    }
+    rights_changed_();
     return absl::OkStatus();
   }
   NodeKeyRecord key;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,6 +32,9 @@ class Access {
   absl::StatusOr<Principal> OfToken(std::string_view text) const;
   // Authenticates a node by a client certificate whose key the peer has proved to hold.
   absl::StatusOr<Principal> OfCertificate(const std::string& pem) const;
+
+  // Called after each change that may take a right away. Set before the first call.
+  void WhenRightsChange(std::function<void()> tell) { rights_changed_ = std::move(tell); }
 
   std::vector<UserRecord> Users() const;
   absl::Status PutUser(const UserRecord& user, const Actor& actor = {});
@@ -67,6 +71,7 @@ class Access {
   Store& store_;
   Clock& clock_;
   const std::optional<tls::Identity> authority_;
+  std::function<void()> rights_changed_ = [] {};
 
   // Held over a whole change of rows and copy, so that changes do not overlap.
   Mutex changing_;

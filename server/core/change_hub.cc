@@ -5,48 +5,67 @@
 namespace sft::server {
 
 absl::StatusOr<std::unique_ptr<ChangeHub::Subscription>> ChangeHub::Subscribe(
-    const std::string& key) {
-  MutexLock lock(mutex_);
-  if (subscriptions_ >= kMaxSubscriptions) {
+    std::vector<std::string> keys, std::function<void()> wake) {
+  const MutexLock lock(mutex_);
+  if (all_.size() >= kMaxSubscriptions) {
     return ResourceExhausted(
-        fmt::format("{} streams follow already: end one, or ask without follow", subscriptions_));
+        fmt::format("{} streams follow already: end one, or ask without follow", all_.size()));
   }
-  ++subscriptions_;
-  Entry& entry = entries_[key];
-  ++entry.subscribers;
-  std::unique_ptr<Subscription> subscription(new Subscription(*this, key));
-  subscription->seen_ = entry.version;
-  return subscription;
+  std::unique_ptr<Subscription> made(new Subscription(*this, std::move(keys), std::move(wake)));
+  all_.insert(made.get());
+  Add(*made);
+  return made;
 }
 
 ChangeHub::Subscription::~Subscription() {
-  MutexLock lock(hub_.mutex_);
-  --hub_.subscriptions_;
-  const auto entry = hub_.entries_.find(key_);
-  if (--entry->second.subscribers == 0) hub_.entries_.erase(entry);
+  const MutexLock lock(hub_.mutex_);
+  hub_.all_.erase(this);
+  hub_.Remove(*this);
 }
 
-bool ChangeHub::Subscription::Wait(Nanos timeout) {
-  MutexLock lock(hub_.mutex_);
-  Entry& entry = hub_.entries_.at(key_);
-  // A spurious wake-up ends the wait early: the caller checks again.
-  if (entry.version == seen_ && !hub_.shut_down_) entry.changed.WaitFor(hub_.mutex_, timeout);
-  seen_ = entry.version;
-  return !hub_.shut_down_;
+void ChangeHub::Subscription::SetKeys(std::vector<std::string> keys) {
+  const MutexLock lock(hub_.mutex_);
+  hub_.Remove(*this);
+  keys_ = std::move(keys);
+  hub_.Add(*this);
+}
+
+void ChangeHub::Add(Subscription& follower) {
+  for (const std::string& key : follower.keys_) followers_[key].insert(&follower);
+}
+
+void ChangeHub::Remove(Subscription& follower) {
+  for (const std::string& key : follower.keys_) {
+    const auto found = followers_.find(key);
+    if (found == followers_.end()) continue;  // a key that was named twice
+    found->second.erase(&follower);
+    if (found->second.empty()) followers_.erase(found);
+  }
 }
 
 void ChangeHub::Bump(const std::string& key) {
-  MutexLock lock(mutex_);
-  const auto entry = entries_.find(key);
-  if (entry == entries_.end()) return;
-  ++entry->second.version;
-  entry->second.changed.NotifyAll();
+  const MutexLock lock(mutex_);
+  const auto found = followers_.find(key);
+  if (found == followers_.end()) return;
+  for (const Subscription* follower : found->second) follower->wake_();
+}
+
+void ChangeHub::BumpAll() {
+  const MutexLock lock(mutex_);
+  for (const Subscription* follower : all_) follower->wake_();
 }
 
 void ChangeHub::Shutdown() {
-  MutexLock lock(mutex_);
-  shut_down_ = true;
-  for (auto& [key, entry] : entries_) entry.changed.NotifyAll();
+  {
+    const MutexLock lock(mutex_);
+    stopped_ = true;
+  }
+  BumpAll();
+}
+
+bool ChangeHub::stopped() const {
+  const MutexLock lock(mutex_);
+  return stopped_;
 }
 
 }  // namespace sft::server

@@ -1,54 +1,60 @@
 #pragma once
 
-#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
-#include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/status.h"
 
 namespace sft::server {
 
-// Notifies waiting streams that something about a key (a job, a log) has changed. It carries no
-// data: a woken stream reads the current state again. Thread-safe; must outlive its subscriptions.
+// Wakes those who follow a key (a job, a log) when something about it has changed. It carries no
+// data: who is woken reads the truth again. Thread-safe; must outlive its subscriptions.
 class ChangeHub {
  public:
-  // The most streams waiting at once: each holds a thread of the server.
+  // Followers at once: each costs memory and a look at the store for each change.
   static constexpr int kMaxSubscriptions = 600;
 
+  // Wakes its holder while it lives; once it is gone its wake is not running and runs no more.
   class Subscription {
    public:
     ~Subscription();
-    // Waits until the key changes after the last Wait (or the subscription), until `timeout`, or
-    // until Shutdown. Returns false at Shutdown.
-    bool Wait(Nanos timeout);
+    Subscription(const Subscription&) = delete;
+    // From now on wakes for these.
+    void SetKeys(std::vector<std::string> keys);
 
    private:
     friend class ChangeHub;
-    Subscription(ChangeHub& hub, std::string key) : hub_(hub), key_(std::move(key)) {}
+    Subscription(ChangeHub& hub, std::vector<std::string> keys, std::function<void()> wake)
+        : hub_(hub), keys_(std::move(keys)), wake_(std::move(wake)) {}
     ChangeHub& hub_;
-    const std::string key_;
-    uint64_t seen_ = 0;
+    std::vector<std::string> keys_;  // with the hub's lock
+    const std::function<void()> wake_;
   };
 
-  // RESOURCE_EXHAUSTED at the limit.
-  absl::StatusOr<std::unique_ptr<Subscription>> Subscribe(const std::string& key);
+  // Calls `wake` at each change of one of the keys from now on, in the thread that made the change:
+  // it must be short, and may not call the hub. RESOURCE_EXHAUSTED at the limit.
+  absl::StatusOr<std::unique_ptr<Subscription>> Subscribe(std::vector<std::string> keys,
+                                                          std::function<void()> wake);
   void Bump(const std::string& key);
-  // Ends all waits, present and future.
+  // Something changed that concerns everybody.
+  void BumpAll();
+  // The server stops: wakes everybody, who then end.
   void Shutdown();
+  bool stopped() const;
 
  private:
-  struct Entry {
-    uint64_t version = 0;
-    int subscribers = 0;
-    CondVar changed;  // one per subscription: a change wakes only those waiting for its key
-  };
-  Mutex mutex_;
-  std::map<std::string, Entry> entries_ SFT_GUARDED_BY(mutex_);  // only keys with subscribers
-  int subscriptions_ SFT_GUARDED_BY(mutex_) = 0;
-  bool shut_down_ SFT_GUARDED_BY(mutex_) = false;
+  void Add(Subscription& follower) SFT_REQUIRES(mutex_);
+  void Remove(Subscription& follower) SFT_REQUIRES(mutex_);
+
+  mutable Mutex mutex_;
+  std::map<std::string, std::set<Subscription*>> followers_ SFT_GUARDED_BY(mutex_);  // none empty
+  std::set<Subscription*> all_ SFT_GUARDED_BY(mutex_);
+  bool stopped_ SFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace sft::server

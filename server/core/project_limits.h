@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "server/database/sqlite.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 
 // A project's limits on new jobs. They are checked in the transaction that stores the job, so that
 // concurrent calls cannot pass a limit together.

@@ -3,11 +3,11 @@
 #include <map>
 #include <string>
 
+#include "server/database/sqlite.h"
 #include "server/fleet/worker_registry.h"
 #include "server/sched/node_score.h"
 #include "server/state/records.h"
 #include "server/store/node_holds.h"
-#include "server/store/sqlite.h"
 #include "sft/v1/node.pb.h"
 
 // Builds the description of a node that operators see: its row plus the state of its live stream,

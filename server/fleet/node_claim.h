@@ -4,7 +4,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/status.h"
-#include "server/store/sqlite.h"
+#include "server/database/sqlite.h"
 #include "sft/v1/node.pb.h"
 #include "sft/v1/worker_service.pb.h"
 

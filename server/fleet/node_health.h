@@ -3,9 +3,9 @@
 #include <map>
 #include <string>
 
+#include "server/database/sqlite.h"
 #include "server/fleet/worker_registry.h"
 #include "server/sched/node_score.h"
-#include "server/store/sqlite.h"
 
 namespace sft::server {
 

@@ -3,11 +3,11 @@
 #include <string>
 
 #include "server/core/ages.h"
+#include "server/database/sqlite.h"
 #include "server/fleet/worker_registry.h"
 #include "server/gangs/gang_life.h"
 #include "server/state/records.h"
 #include "server/store/node_holds.h"
-#include "server/store/sqlite.h"
 #include "sft/v1/node.pb.h"
 
 // Operators' holds on nodes (drain, cordon), and removal of nodes. Functions run inside a

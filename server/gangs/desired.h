@@ -1,7 +1,7 @@
 #pragma once
 
+#include "server/database/sqlite.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 #include "sft/v1/worker_service.pb.h"
 
 namespace sft::server {

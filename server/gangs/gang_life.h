@@ -3,10 +3,10 @@
 #include <set>
 #include <string>
 
+#include "server/database/sqlite.h"
 #include "server/resume/resume_policy.h"
 #include "server/sched/snapshot.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 
 // The life of an attempt in the database: from a placement to the end of its job. Every function
 // runs inside one transaction of the store.

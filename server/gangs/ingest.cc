@@ -18,7 +18,7 @@ constexpr int kPrepareStreamRank = -1;  // as which `prepare` counts
 
 std::string StreamOf(const std::string& attempt_uid, int rank, const std::string& node) {
   return rank == kPrepareStreamRank ? LogStore::PrepareStream(attempt_uid, node)
-                              : LogStore::RankStream(attempt_uid, rank);
+                                    : LogStore::RankStream(attempt_uid, rank);
 }
 
 // The attempt a report is about, and the part of it that the node was given; FAILED_PRECONDITION
@@ -218,7 +218,7 @@ absl::StatusOr<int64_t> Ingest::TakeAgain(const AttemptRecord& attempt, int64_t 
     if (next == acknowledged && given_up) again_[attempt.uid] = kGivenUp;
     if (next == acknowledged && !given_up) again_.erase(attempt.uid);
   }
-  hub_.Bump("metrics/" + attempt.job_id);
+  hub_.Bump(attempt.job_id);
   if (!given_up) return next;
   SFT_RETURN_IF_ERROR(TellOfLoss(
       attempt,
@@ -274,7 +274,6 @@ absl::StatusOr<v1::AppendEventsResponse> Ingest::AppendEvents(
     return AdvanceProgress(db, current, believed.points);
   }));
   hub_.Bump(attempt.job_id);
-  hub_.Bump("metrics/" + attempt.job_id);
   return response;
 }
 
@@ -291,7 +290,7 @@ absl::StatusOr<Ingest::LogPlace> Ingest::FindLog(const v1::ReadLogRequest& reque
     place.attempt = request.attempt() > 0 ? request.attempt() : job.attempt;
     place.newest_attempt = job.attempt;
     place.job_ended = IsTerminal(job.state);
-    place.hub_key = id;
+    place.hub_keys = {id};
     SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, id, place.attempt));
     if (!attempt.has_value()) {
       if (request.attempt() > job.attempt) {
@@ -317,7 +316,7 @@ absl::StatusOr<Ingest::LogPlace> Ingest::FindLog(const v1::ReadLogRequest& reque
                          store::GetRankStream(db, attempt->uid, rank, member->status.node));
     place.stream = StreamOf(attempt->uid, rank, member->status.node);
     place.ended = row.log_ended || IsTerminal(attempt->state);
-    if (!place.ended) place.hub_key = "log/" + place.stream;
+    if (!place.ended) place.hub_keys.push_back("log/" + place.stream);
     return absl::OkStatus();
   }));
   return place;

@@ -49,8 +49,8 @@ class Ingest {
     int newest_attempt = 0;
     bool ended = false;      // all of it is there
     bool job_ended = false;  // no other attempt comes
-    // What a follower sleeps on: the log, or the job where only that can bring news.
-    std::string hub_key;
+    // What brings news: the job and, until its end, the log.
+    std::vector<std::string> hub_keys;
   };
   absl::StatusOr<LogPlace> FindLog(const v1::ReadLogRequest& request);
   LogStore& logs() { return logs_; }

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "server/database/sqlite.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 
 // Folders of jobs below the shared folder and on nodes: a path with a job's id in it leads into
 // that job's folder, and is there for the job's project only.

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "server/database/sqlite.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 #include "sft/v1/worker_service.pb.h"
 
 // What a job goes on from, and which checkpoints are kept for that. Every function runs inside one

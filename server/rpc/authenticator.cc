@@ -3,7 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include "common/rpc/status.h"
-#include "server/rpc/grpc_methods.h"
+#include "server/calls/grpc_methods.h"
 
 namespace sft::server {
 namespace {

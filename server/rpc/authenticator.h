@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "server/rpc/methods.h"
+#include "server/door/methods.h"
 
 namespace sft::server {
 

@@ -32,10 +32,11 @@ std::shared_ptr<grpc::ServerCredentials> ServerCredentials(Gate& gate, const Met
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
-    const rpc::Endpoint& endpoint, const Methods& methods, Door& door, Sessions& sessions,
-    Clock& clock, Nanos read_patience, const tls::Identity& tls, const Connections& connections) {
-  Gate& gate = door.gate();
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const rpc::Endpoint& endpoint,
+                                                              const Served& served,
+                                                              const tls::Identity& tls,
+                                                              const Connections& connections) {
+  Gate& gate = served.door.gate();
   if (gate.open() && !rpc::IsLoopback(endpoint.host)) {
     return PermissionDenied(endpoint.ToString() +
                             " is not loopback, and is not served without TLS");
@@ -63,7 +64,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 16);
   builder.SetResourceQuota(grpc::ResourceQuota("sft-server").SetMaxThreads(kMaxThreads));
   builder.experimental().SetInterceptorCreators(WatchLibraryCalls(gate));
-  std::unique_ptr<GrpcServer> made(new GrpcServer(methods, door, sessions, clock, read_patience));
+  std::unique_ptr<GrpcServer> made(new GrpcServer(served));
   builder.RegisterService(&made->methods_);
   builder.RegisterService(&made->health_);
   // Where one is polled, the library lets no other thread look at sockets, but those of methods
@@ -72,13 +73,15 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   made->listener_ = *std::move(listener);
   made->acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      ServerCredentials(gate, methods, tls));
+      ServerCredentials(gate, served.methods, tls));
   made->server_ = builder.BuildAndStart();
   if (made->server_ == nullptr) {
     queue->Shutdown();
     return Internal("the gRPC server cannot be built");
   }
-  sessions.Start(made->methods_, door, std::move(queue));
+  made->queue_.Start(std::move(queue));
+  served.sessions.Start(made->methods_, served.door, made->queue_);
+  made->followers_.Start();
   made->listener_->Start([acceptor = made->acceptor_.get()](int fd) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.fd = fd;
@@ -95,7 +98,9 @@ void GrpcServer::Stop() {
   health_.Stop();
   server_->Shutdown(gpr_time_from_seconds(1, GPR_TIMESPAN));
   server_->Wait();
+  queue_.Stop();
   sessions_.Stop();
+  followers_.Stop();
   server_.reset();
 }
 

@@ -9,10 +9,12 @@
 #include "common/base/status.h"
 #include "common/rpc/endpoint.h"
 #include "common/tls/certificate.h"
-#include "server/rpc/grpc_methods.h"
+#include "server/calls/call_queue.h"
+#include "server/calls/followers.h"
+#include "server/calls/grpc_methods.h"
+#include "server/calls/sessions.h"
 #include "server/rpc/health_service.h"
 #include "server/rpc/listener.h"
-#include "server/rpc/sessions.h"
 
 namespace sft::server {
 
@@ -20,7 +22,7 @@ namespace sft::server {
 // the gate is open, which only loopback may be.
 class GrpcServer {
  public:
-  // Threads that calls may hold at once: streams that follow, uploads, unary calls.
+  // Threads that calls may hold at once: uploads, downloads, unary calls.
   static constexpr int kMaxThreads = 800;
 
   // Of connections, which cost a descriptor each.
@@ -31,13 +33,23 @@ class GrpcServer {
     std::chrono::milliseconds handshake = std::chrono::seconds(20);
   };
 
-  // Methods, sessions and door are borrowed and must outlive it; all methods are there by now.
+  // What it serves. Borrowed, and outlives it; all methods are there by now.
+  struct Served {
+    const Methods& methods;
+    Door& door;
+    Sessions& sessions;
+    ChangeHub& hub;
+    Clock& clock;
+    Nanos read_patience = GrpcMethods::kReadPatience;
+  };
+
   // `tls` is the server's key and its certificate, followed by the authority's; for a gate that is
   // not open. PERMISSION_DENIED for an address that is not loopback without TLS; UNAVAILABLE when
   // the port is taken.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
-      const rpc::Endpoint& endpoint, const Methods& methods, Door& door, Sessions& sessions,
-      Clock& clock, Nanos read_patience, const tls::Identity& tls, const Connections& connections);
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const rpc::Endpoint& endpoint,
+                                                           const Served& served,
+                                                           const tls::Identity& tls,
+                                                           const Connections& connections);
   ~GrpcServer();
 
   // Refuses new calls, gives the running ones a moment, then cuts them off.
@@ -47,13 +59,17 @@ class GrpcServer {
   std::shared_ptr<grpc::Channel> InProcessChannel();
 
  private:
-  GrpcServer(const Methods& methods, Door& door, Sessions& sessions, Clock& clock,
-             Nanos read_patience)
-      : methods_(methods, door, clock, read_patience), health_(methods), sessions_(sessions) {}
+  explicit GrpcServer(const Served& served)
+      : methods_(served.methods, served.door, served.clock, served.read_patience),
+        health_(served.methods),
+        sessions_(served.sessions),
+        followers_(methods_, served.door, served.hub, queue_, served.clock) {}
 
   GrpcMethods methods_;
   HealthService health_;
+  CallQueue queue_;
   Sessions& sessions_;
+  Followers followers_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;

@@ -2,7 +2,7 @@
 
 #include "common/base/mutex.h"
 #include "grpc/health/v1/health.grpc.pb.h"
-#include "server/rpc/methods.h"
+#include "server/door/methods.h"
 
 namespace sft::server {
 

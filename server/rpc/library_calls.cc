@@ -1,7 +1,7 @@
 #include "server/rpc/library_calls.h"
 
-#include "server/rpc/call_context.h"
-#include "server/rpc/grpc_methods.h"
+#include "server/calls/grpc_methods.h"
+#include "server/door/call_context.h"
 
 namespace sft::server {
 namespace {

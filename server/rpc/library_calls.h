@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "server/rpc/gate.h"
+#include "server/door/gate.h"
 
 namespace sft::server {
 

@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "server/database/sqlite.h"
 #include "server/fleet/worker_registry.h"
 #include "server/resume/resume_policy.h"
 #include "server/sched/decide.h"
 #include "server/scheduling/stuck_jobs.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 
 namespace sft::server {
 

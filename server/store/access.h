@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "server/database/sqlite.h"
 #include "server/state/access.h"
-#include "server/store/sqlite.h"
 
 // Rows of users, tokens and nodes' keys. As jobs.h. Users and tokens are few: readers take all.
 

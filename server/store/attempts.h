@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "server/database/sqlite.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 
 // Rows of attempts, their parts on nodes, and allocations. As jobs.h.
 

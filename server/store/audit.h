@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/store/sqlite.h"
+#include "server/database/sqlite.h"
 
 namespace sft::server {
 

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "server/database/sqlite.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 
 // Rows of checkpoints, their parts on nodes and their blobs; and of failures that blame a node. As
 // jobs.h.

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "server/database/sqlite.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 
 // Rows of data sets and artifacts. As jobs.h.
 

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "server/database/sqlite.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 
 // What happened in a span of time, a page at a time in the order of time: no page takes long. As
 // jobs.h.

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "server/database/sqlite.h"
 #include "server/state/names.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 
 // Rows of jobs, their files and events. Functions run on the store's thread, inside Store::Write or
 // Store::Read. NOT_FOUND when a named row is not there.

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "server/store/sqlite.h"
+#include "server/database/sqlite.h"
 
 // Rows of what operators said about nodes, of the moves that follow from it, and of what workers
 // found on their nodes. As jobs.h.

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "server/database/sqlite.h"
 #include "server/state/schedule.h"
-#include "server/store/sqlite.h"
 
 // Rows that the scheduler goes by: schedules of jobs, limits of projects, promises, estimates. As
 // jobs.h.

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "server/database/sqlite.h"
 #include "server/state/records.h"
-#include "server/store/sqlite.h"
 
 // What is stored, for whom, and who needs it still. Lists go by key, a page at a time. As jobs.h.
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "common/obs/log.h"
-#include "server/store/database_check.h"
-#include "server/store/migrations.h"
+#include "server/database/database_check.h"
+#include "server/database/migrations.h"
 
 namespace sft::server {
 

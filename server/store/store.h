@@ -9,9 +9,9 @@
 
 #include "common/base/mutex.h"
 #include "common/base/status.h"
+#include "server/database/readers.h"
+#include "server/database/sqlite.h"
 #include "server/store/audit.h"
-#include "server/store/readers.h"
-#include "server/store/sqlite.h"
 
 namespace sft::server {
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "server/store/sqlite.h"
+#include "server/database/sqlite.h"
 
 // Which project something belongs to, and which projects hold which data set. A blob is stored
 // once, by its content; a project may name it only after it has sent all of it, so that knowing a

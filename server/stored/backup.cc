@@ -15,9 +15,9 @@
 #include "common/io/file.h"
 #include "common/io/sha256.h"
 #include "server/blob/blob_store.h"
-#include "server/store/data_dir_lock.h"
-#include "server/store/migrations.h"
-#include "server/store/online_copy.h"
+#include "server/database/data_dir_lock.h"
+#include "server/database/migrations.h"
+#include "server/database/online_copy.h"
 
 namespace sft::server {
 namespace {

@@ -56,6 +56,9 @@ class Bench(harness.ServiceCase):
                 return int(line.split()[1]) / 1000
         return 0
 
+    def threads(self):
+        return len(os.listdir(f"/proc/{self.processes['server'].pid}/task"))
+
     def upload(self, ranks=1):
         """A job that was submitted once, so that its data set is there; the job's and the data's files."""
         job = self.write_job("ok", ranks=ranks, name="load")
@@ -180,6 +183,32 @@ def bench_follow(bench, report):
     report.add("  memory of the server after them", bench.memory_mb(), "MB", 500)
 
 
+def bench_watch(bench, report):
+    bench.fresh()
+    latencies = []
+    for number in range(3):
+        job, _, name = bench.upload()
+        threads, memory = bench.threads(), bench.memory_mb()
+        watchers = bench.start_load("watch", name, 500, 45 if number == 0 else 1)
+        watching = json.loads(watchers.stdout.readline())["watching"]
+        if number == 0:
+            report.add("watchers of one job", watching, "", 500, at_most=False)
+            time.sleep(10)
+            report.add("  threads for them", bench.threads() - threads, "", 20)
+            report.add("  memory for them", bench.memory_mb() - memory, "MB")
+            before, begin = bench.cpu_seconds(), time.monotonic()
+            time.sleep(30)
+            share = (bench.cpu_seconds() - before) / (time.monotonic() - begin)
+            report.add("  of a core while nothing happens", 100 * share, "%", 3)
+        out = json.loads(watchers.communicate(timeout=120)[0].strip().splitlines()[-1])
+        latencies.append(out)
+        if number == 0:
+            report.add("  streams that failed", out["failed"], "", 0)
+    for what, key in (("median", "p50_ms"), ("99th percentile", "p99_ms")):
+        report.add(f"  until they know of a change, {what} (of 3 runs)",
+                   statistics.median(each[key] for each in latencies), "ms")
+
+
 def bench_history(bench, report):
     figures = {}
     bench.fresh()
@@ -203,7 +232,7 @@ def bench_history(bench, report):
 
 
 PARTS = {"submit": bench_submit, "dispatch": bench_dispatch, "pass": bench_pass, "workers": bench_workers,
-         "follow": bench_follow, "history": bench_history}
+         "follow": bench_follow, "watch": bench_watch, "history": bench_history}
 
 
 def main():

@@ -4,11 +4,14 @@
 //   sft-service-load ADDRESS submit JOB_FILE DATA_FILE RATE SECONDS
 //   sft-service-load ADDRESS workers COUNT SLOTS SECONDS
 //   sft-service-load ADDRESS follow JOB COUNT SECONDS
+//   sft-service-load ADDRESS watch JOB COUNT SECONDS
 //   sft-service-load ADDRESS list COUNT
 //
 // submit keeps to its rate whatever the server does: a latency counts from the moment at which the
 // submit was due. workers are registered nodes that report each 5 s and end at once what they are
-// given. follow reads one log with so many streams.
+// given. follow reads one log with so many streams. watch watches one job with so many, while
+// nothing happens, then cancels it: a latency counts from before the cancel to when a watcher
+// knows.
 
 #include <fmt/format.h>
 #include <grpcpp/grpcpp.h>
@@ -21,6 +24,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -30,6 +34,7 @@
 #include "common/rpc/channel.h"
 #include "sft/v1/job_service.grpc.pb.h"
 #include "sft/v1/worker_service.grpc.pb.h"
+#include "tests/e2e/load_streams.h"
 #include "tests/e2e/submit_request.h"
 
 namespace sft {
@@ -40,14 +45,6 @@ constexpr std::chrono::seconds kDeadline{20};
 constexpr int kSubmitThreads = 32;
 
 Clock& TheClock() { return Clock::Real(); }
-
-std::shared_ptr<grpc::Channel> Dial(const std::string& address, int number) {
-  grpc::ChannelArguments arguments = rpc::ChannelOptions();
-  // A connection of its own for each number, as from machines of their own.
-  arguments.SetInt("sft.load", number);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-}
 
 double Millis(Nanos time) { return static_cast<double>(time.count()) / 1e6; }
 
@@ -309,55 +306,30 @@ int Workers(const std::string& address, int count, int slots, double seconds) {
   return counts.connected == count ? 0 : 1;
 }
 
-// One stream that follows a log.
-class Follower final : public grpc::ClientReadReactor<v1::ReadLogResponse> {
+class Follower final : public Stream<v1::ReadLogResponse> {
  public:
   Follower(v1::JobService::Stub& stub, const std::string& job) {
     request_.set_name(job);
     request_.set_follow(true);
     stub.async()->ReadLog(&context_, &request_, this);
-    StartRead(&response_);
-    StartCall();
-  }
-  void OnReadDone(bool ok) override {
-    if (!ok) return;
-    bytes_ += static_cast<int64_t>(response_.data().size());
-    StartRead(&response_);
-  }
-  void OnDone(const grpc::Status& status) override {
-    const MutexLock lock(mutex_);
-    refused_ = !status.ok() && status.error_code() != grpc::StatusCode::CANCELLED;
-    done_ = true;
-    changed_.NotifyAll();
+    Start();
   }
   int64_t bytes() const { return bytes_; }
-  // Whether the server ended it.
-  bool Stop() {
-    context_.TryCancel();
-    const MutexLock lock(mutex_);
-    while (!done_) changed_.WaitFor(mutex_, std::chrono::seconds(10));
-    return refused_;
-  }
 
  private:
-  grpc::ClientContext context_;
+  void Take(const v1::ReadLogResponse& answer) override {
+    bytes_ += static_cast<int64_t>(answer.data().size());
+  }
+
   v1::ReadLogRequest request_;
-  v1::ReadLogResponse response_;
   std::atomic<int64_t> bytes_{0};
-  Mutex mutex_;
-  CondVar changed_;
-  bool refused_ SFT_GUARDED_BY(mutex_) = false;
-  bool done_ SFT_GUARDED_BY(mutex_) = false;
 };
 
 int Follow(const std::string& address, const std::string& job, int count, double seconds) {
-  // Streams of some clients share a connection, as those of one dashboard would.
-  constexpr int kStreamsEach = 50;
-  std::vector<std::unique_ptr<v1::JobService::Stub>> stubs;
+  Dashboards dashboards(address);
   std::vector<std::unique_ptr<Follower>> followers;
   for (int i = 0; i < count; ++i) {
-    if (i % kStreamsEach == 0) stubs.push_back(v1::JobService::NewStub(Dial(address, i)));
-    followers.push_back(std::make_unique<Follower>(*stubs.back(), job));
+    followers.push_back(std::make_unique<Follower>(dashboards.Next(), job));
   }
   TheClock().Sleep(Nanos(static_cast<int64_t>(seconds * 1e9)));
   int64_t least = followers.front()->bytes(), most = 0;
@@ -366,10 +338,70 @@ int Follow(const std::string& address, const std::string& job, int count, double
     most = std::max(most, follower->bytes());
   }
   int refused = 0;
-  for (const auto& follower : followers) refused += follower->Stop() ? 1 : 0;
+  for (const auto& follower : followers) follower->Cancel();
+  for (const auto& follower : followers) refused += follower->Failed() ? 1 : 0;
   fmt::print("{{\"streams\": {}, \"refused\": {}, \"least_bytes\": {}, \"most_bytes\": {}}}\n",
              count, refused, least, most);
   return refused > 0 ? 1 : 0;
+}
+
+class Watcher final : public Stream<v1::Job> {
+ public:
+  // All are borrowed. Adds to `latencies` how long after `cancelled` it knows of the job's end.
+  Watcher(v1::JobService::Stub& stub, const std::string& job, std::atomic<int>& watching,
+          const std::atomic<MonoTime>& cancelled, Latencies& latencies)
+      : watching_(watching), cancelled_(cancelled), latencies_(latencies) {
+    request_.set_name(job);
+    stub.async()->WatchJob(&context_, &request_, this);
+    Start();
+  }
+
+ private:
+  void Take(const v1::Job& job) override {
+    if (!std::exchange(seen_, true)) ++watching_;
+    if (job.state() == v1::Job::CANCELLED) latencies_.Add(TheClock().Mono() - cancelled_.load());
+  }
+
+  std::atomic<int>& watching_;
+  const std::atomic<MonoTime>& cancelled_;
+  Latencies& latencies_;
+  v1::WatchJobRequest request_;
+  bool seen_ = false;
+};
+
+int Watch(const std::string& address, const std::string& job, int count, double seconds) {
+  std::atomic<int> watching = 0;
+  std::atomic<MonoTime> cancelled = MonoTime();
+  Latencies latencies;
+  Dashboards dashboards(address);
+  std::vector<std::unique_ptr<Watcher>> watchers;
+  for (int i = 0; i < count; ++i) {
+    watchers.push_back(
+        std::make_unique<Watcher>(dashboards.Next(), job, watching, cancelled, latencies));
+  }
+  const auto patience = TheClock().Mono() + std::chrono::seconds(600);
+  while (watching < count && TheClock().Mono() < patience) {
+    TheClock().Sleep(std::chrono::milliseconds(10));
+  }
+  fmt::print("{{\"watching\": {}}}\n", watching.load());
+  std::fflush(stdout);
+  TheClock().Sleep(Nanos(static_cast<int64_t>(seconds * 1e9)));
+  v1::CancelJobRequest request;
+  request.set_name(job);
+  grpc::ClientContext context;
+  rpc::SetDeadline(context, kDeadline);
+  v1::Job ended;
+  const auto stub = v1::JobService::NewStub(Dial(address, count));
+  cancelled = TheClock().Mono();
+  const grpc::Status status = stub->CancelJob(&context, request, &ended);
+  if (!status.ok()) {
+    fmt::print(stderr, "{}\n", status.error_message());
+    return 1;
+  }
+  int failed = 0;
+  for (const auto& watcher : watchers) failed += watcher->Failed() ? 1 : 0;
+  fmt::print("{{\"failed\": {}, {}}}\n", failed, latencies.Json());
+  return failed > 0 ? 1 : 0;
 }
 
 int List(const std::string& address, int count) {
@@ -405,6 +437,7 @@ int Main(int argc, char** argv) {
     return Workers(args[0], std::stoi(args[2]), std::stoi(args[3]), std::stod(args[4]));
   }
   if (is("follow", 5)) return Follow(args[0], args[2], std::stoi(args[3]), std::stod(args[4]));
+  if (is("watch", 5)) return Watch(args[0], args[2], std::stoi(args[3]), std::stod(args[4]));
   if (is("list", 3)) return List(args[0], std::stoi(args[2]));
   fmt::print(stderr, "see tests/bench/service_load.py\n");
   return 2;

@@ -9,7 +9,7 @@
 #include "common/spec/fields.h"
 #include "common/spec/template_check.h"
 #include "common/spec/value.h"
-#include "server/rpc/page_token.h"
+#include "server/door/page_token.h"
 #include "server/state/access.h"
 #include "server/state/names.h"
 #include "tests/fuzz/input.h"

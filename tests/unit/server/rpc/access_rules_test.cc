@@ -13,11 +13,11 @@
 #include "common/tls/peer.h"
 #include "server/app/check.h"
 #include "server/app/credentials.h"
-#include "server/rpc/grpc_methods.h"
+#include "server/calls/grpc_methods.h"
 #include "sft/v1/cluster_service.grpc.pb.h"
 #include "tests/e2e/every_rpc.h"
 #include "tests/unit/server/rpc/raw_call.h"
-#include "tests/unit/server/rpc/secure_server.h"
+#include "tests/unit/server/services/secure_server.h"
 
 namespace sft::server {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "common/base/version.h"
 #include "common/io/file.h"
-#include "tests/unit/server/rpc/services_fixture.h"
+#include "tests/unit/server/services/services_fixture.h"
 
 namespace sft::server {
 namespace {

@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 
 #include "common/io/file.h"
+#include "server/database/migrations.h"
 #include "server/store/attempts.h"
 #include "server/store/files.h"
 #include "server/store/jobs.h"
-#include "server/store/migrations.h"
 #include "server/store/nodes.h"
 
 namespace sft::server::store {

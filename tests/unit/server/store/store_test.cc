@@ -13,10 +13,10 @@
 #include <thread>
 
 #include "common/io/file.h"
-#include "server/store/data_dir_lock.h"
-#include "server/store/database_check.h"
-#include "server/store/migrations.h"
-#include "server/store/online_copy.h"
+#include "server/database/data_dir_lock.h"
+#include "server/database/database_check.h"
+#include "server/database/migrations.h"
+#include "server/database/online_copy.h"
 
 namespace sft::server {
 namespace {

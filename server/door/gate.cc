@@ -1,0 +1,65 @@
+#include "server/door/gate.h"
+
+#include <fmt/format.h>
+
+namespace sft::server {
+namespace {
+
+constexpr std::chrono::seconds kTellAgain{10};
+constexpr size_t kMaxTold = 4096;
+
+}  // namespace
+
+absl::StatusOr<Principal> Gate::Authenticate(const std::string& certificate_pem,
+                                             std::string_view authorization) const {
+  if (open_) {
+    Principal local;
+    local.kind = Principal::Kind::kUser;
+    local.name = kLocalPrincipal;
+    local.local = local.admin = true;
+    return local;
+  }
+  constexpr std::string_view kBearer = "Bearer ";
+  // A node that joins anew shows its token beside a certificate that may be too old.
+  if (authorization.starts_with(kBearer)) {
+    return access_.OfToken(authorization.substr(kBearer.size()));
+  }
+  if (!certificate_pem.empty()) return access_.OfCertificate(certificate_pem);
+  return absl::UnauthenticatedError(
+      "this server asks for a token: `sftctl login HOST:PORT` keeps one, SFT_TOKEN gives one");
+}
+
+bool Gate::IsNews(const std::string& key) {
+  const MutexLock lock(mutex_);
+  const MonoTime now = clock_.Mono();
+  if (told_.size() >= kMaxTold) told_.clear();
+  const auto [at, first] = told_.try_emplace(key, now);
+  if (!first && now - at->second < kTellAgain) return false;
+  at->second = now;
+  return true;
+}
+
+absl::Status Gate::BeginStream(const std::string& who, int limit) {
+  const MutexLock lock(mutex_);
+  const auto of_one = streams_of_.try_emplace(who, 0).first;
+  if (of_one->second >= limit || streams_ >= kMaxStreams) {
+    const absl::Status refusal = ResourceExhausted(fmt::format(
+        "{} of {} streams are open already, {} of them of {}: end one (`--follow`, uploads and "
+        "downloads hold one each), or try again later",
+        streams_, kMaxStreams, of_one->second, who));
+    if (of_one->second == 0) streams_of_.erase(of_one);
+    return refusal;
+  }
+  ++of_one->second;
+  ++streams_;
+  return absl::OkStatus();
+}
+
+void Gate::EndStream(const std::string& who) {
+  const MutexLock lock(mutex_);
+  --streams_;
+  const auto of_one = streams_of_.find(who);
+  if (--of_one->second == 0) streams_of_.erase(of_one);
+}
+
+}  // namespace sft::server

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "common/base/mutex.h"
+#include "server/core/access.h"
+#include "server/core/failed_calls.h"
+#include "server/store/store.h"
+
+namespace sft::server {
+
+// Who calls an open server.
+inline constexpr char kLocalPrincipal[] = "local";
+
+// What all calls share: who is who, how many streams there are, and what was refused.
+// Whether one may be made is decided by the door (door.h) with the method's rule. A server on
+// loopback without TLS is open: everybody on the machine is the local user, who may do everything.
+// Every other server asks for TLS and a token, or a node's certificate, before anything else looks
+// at a call. Thread-safe.
+class Gate {
+ public:
+  Gate(Access& access, Store& store, Clock& clock, bool open)
+      : access_(access), store_(store), clock_(clock), open_(open), failed_(store, clock) {}
+
+  // By the peer's certificate (PEM, its key proved by TLS) or its "authorization" metadata.
+  absl::StatusOr<Principal> Authenticate(const std::string& certificate_pem,
+                                         std::string_view authorization) const;
+  bool open() const { return open_; }
+  Store& store() { return store_; }
+  int64_t now_us() const { return UnixMicros(clock_.Wall()); }
+
+  // Streams at once: of all callers, of one of them, and of the library's own services
+  // (reflection). Those that do not follow hold a thread each; the rest of the threads is for plain
+  // calls.
+  static constexpr int kMaxStreams = 700, kMaxStreamsOfOne = 100, kMaxStreamsOfLibrary = 8;
+  // A stream of `who` begins, which EndStream ends. RESOURCE_EXHAUSTED at `limit`, and at the limit
+  // of all.
+  absl::Status BeginStream(const std::string& who, int limit);
+  void EndStream(const std::string& who);
+
+  // What is to be kept of calls that are refused or fail.
+  FailedCalls& failed() { return failed_; }
+  // True at most every few seconds for a key: what is refused again and again is told once.
+  bool IsNews(const std::string& key);
+
+ private:
+  Access& access_;
+  Store& store_;
+  Clock& clock_;
+  const bool open_;
+  FailedCalls failed_;
+  Mutex mutex_;
+  std::map<std::string, MonoTime> told_ SFT_GUARDED_BY(mutex_);
+  std::map<std::string, int> streams_of_ SFT_GUARDED_BY(mutex_);  // none at 0
+  int streams_ SFT_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace sft::server

@@ -1,0 +1,152 @@
+#include "server/services/cluster_service.h"
+
+#include <fmt/format.h>
+
+#include <map>
+
+#include "common/base/version.h"
+#include "common/rpc/version.h"
+#include "server/core/convert.h"
+#include "server/door/page_token.h"
+#include "server/fleet/describe_node.h"
+#include "server/fleet/node_holds.h"
+#include "server/resume/job_folders.h"
+#include "server/store/jobs.h"
+#include "server/store/nodes.h"
+#include "server/store/tenancy.h"
+
+namespace sft::server {
+namespace {
+
+// Nodes that have the variant's slots, and those that have them free now.
+void CountNodes(const std::vector<NodeRecord>& nodes,
+                const std::map<std::string, store::NodeHold>& holds, const WorkerRegistry& registry,
+                v1::Variant& variant) {
+  for (const NodeRecord& node : nodes) {
+    int all = 0, free = 0;
+    for (const SlotRecord& slot : node.slots) {
+      if (slot.gpu_type != variant.gpu_type() || !slot.healthy) continue;
+      ++all;
+      free += slot.job_id.empty() ? 1 : 0;
+    }
+    const auto hold = holds.find(node.name);
+    const bool usable =
+        WhyUnusable(node, registry.Get(node.name), hold == holds.end() ? nullptr : &hold->second)
+            .empty();
+    if (all >= variant.gpus_per_node()) variant.set_nodes(variant.nodes() + 1);
+    if (usable && free >= variant.gpus_per_node()) variant.set_nodes_free(variant.nodes_free() + 1);
+  }
+}
+
+// A slot of a job that the caller may not see is taken by "another project".
+absl::Status HideOthers(Database& db, const Principal& caller, v1::Slot& slot) {
+  if (caller.admin || slot.job().empty()) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const std::string project, store::ProjectOfJob(db, slot.job()));
+  if (caller.RoleIn(project) == Role::kNone) slot.set_job("another project");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void ClusterService::AddTo(Methods& methods) {
+  using enum Caller;
+  using enum Place;
+  using Self = ClusterService;
+  // Before it knows its role a client asks for the server's version.
+  methods.Unary({"ClusterService.GetServerInfo", kEither, Role::kNone, kAny}, this,
+                &Self::GetServerInfo);
+  methods.Unary({"ClusterService.ListNodes", kUser, Role::kViewer, kAny}, this, &Self::ListNodes);
+  methods.Unary({"ClusterService.ListVariants", kUser, Role::kViewer, kAny}, this,
+                &Self::ListVariants);
+  methods.Unary({"ClusterService.ListModels", kUser, Role::kViewer, kAny}, this, &Self::ListModels);
+}
+
+// An old client is answered too: it decides by these numbers.
+absl::StatusOr<v1::ServerInfo> ClusterService::GetServerInfo(CallContext&,
+                                                             const v1::GetServerInfoRequest&) {
+  v1::ServerInfo response;
+  response.set_version(kVersion);
+  response.set_protocol(kProtocol);
+  response.set_min_protocol(rpc::MinProtocol());
+  response.set_dev(dev_);
+  response.set_time_us(registry_.now_us());
+  return response;
+}
+
+absl::StatusOr<v1::ListNodesResponse> ClusterService::ListNodes(
+    CallContext& call, const v1::ListNodesRequest& request) {
+  SFT_ASSIGN_OR_RETURN(const int size, PageSize(request.page_size(), store::kMaxPage));
+  v1::ListNodesResponse response;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    // The token of this list is the last node's name.
+    SFT_ASSIGN_OR_RETURN(const std::vector<NodeRecord> nodes,
+                         store::ListNodes(db, request.page_token(), size));
+    SFT_ASSIGN_OR_RETURN(const NodeContext known, ReadNodeContext(db, registry_));
+    for (const NodeRecord& node : nodes) {
+      SFT_ASSIGN_OR_RETURN(v1::Node added, DescribeNode(db, node, known, registry_));
+      for (v1::Slot& slot : *added.mutable_slots()) {
+        SFT_RETURN_IF_ERROR(HideOthers(db, call.caller(), slot));
+      }
+      if (added.has_hold() && !call.caller().admin) added.mutable_hold()->clear_jobs();
+      *response.add_nodes() = std::move(added);
+    }
+    if (static_cast<int>(nodes.size()) == size) response.set_next_page_token(nodes.back().name);
+    return absl::OkStatus();
+  }));
+  if (disk_ != nullptr) response.set_warning(disk_->Warning());
+  return response;
+}
+
+absl::StatusOr<v1::ListVariantsResponse> ClusterService::ListVariants(
+    CallContext&, const v1::ListVariantsRequest& request) {
+  SFT_ASSIGN_OR_RETURN(const int size, PageSize(request.page_size(), store::kMaxPage));
+  SFT_ASSIGN_OR_RETURN(const int64_t offset, FromToken(request.page_token()));
+  std::vector<VariantRecord> variants;
+  std::vector<NodeRecord> nodes;
+  std::map<std::string, store::NodeHold> holds;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(variants, store::ListVariants(db));
+    SFT_ASSIGN_OR_RETURN(nodes, store::AllNodes(db));
+    SFT_ASSIGN_OR_RETURN(holds, store::Holds(db));
+    return absl::OkStatus();
+  }));
+  v1::ListVariantsResponse response;
+  for (int64_t i = offset; i < static_cast<int64_t>(variants.size()); ++i) {
+    if (response.variants_size() == size) {
+      response.set_next_page_token(ToToken(i));
+      break;
+    }
+    v1::Variant& added = *response.add_variants();
+    added.set_name(variants[i].name);
+    added.set_gpu_type(variants[i].gpu_type);
+    added.set_gpus_per_node(variants[i].gpus_per_node);
+    CountNodes(nodes, holds, registry_, added);
+  }
+  return response;
+}
+
+absl::StatusOr<v1::ListModelsResponse> ClusterService::ListModels(
+    CallContext& call, const v1::ListModelsRequest& request) {
+  SFT_ASSIGN_OR_RETURN(const int size, PageSize(request.page_size(), store::kMaxPage));
+  SFT_ASSIGN_OR_RETURN(const int64_t offset, FromToken(request.page_token()));
+  const FolderReader reader{call.caller().Title(), ""};
+  v1::ListModelsResponse response;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    SFT_ASSIGN_OR_RETURN(const std::vector<ModelRecord> models,
+                         store::ListModels(db, static_cast<int>(offset), size));
+    for (const ModelRecord& model : models) {
+      SFT_ASSIGN_OR_RETURN(const bool shown, MayRead(db, reader, {model.id, model.path}));
+      if (!shown) continue;
+      v1::NodeModel& added = *response.add_models();
+      added.set_node(model.node);
+      *added.mutable_model() = ToProto(model);
+    }
+    if (static_cast<int>(models.size()) == size) {
+      response.set_next_page_token(ToToken(offset + size));
+    }
+    return absl::OkStatus();
+  }));
+  return response;
+}
+
+}  // namespace sft::server

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "server/core/disk_watch.h"
+#include "server/door/methods.h"
+#include "server/fleet/worker_registry.h"
+#include "server/store/store.h"
+#include "sft/v1/cluster_service.pb.h"
+
+namespace sft::server {
+
+// ClusterService: what the fleet is made of. Rows of the database with what the live streams add.
+class ClusterService final {
+ public:
+  // `disk` may be null: nothing is told of the server's own.
+  ClusterService(Store& store, WorkerRegistry& registry, bool dev, DiskWatch* disk = nullptr)
+      : store_(store), registry_(registry), dev_(dev), disk_(disk) {}
+
+  // Its methods with their rules. It must outlive them.
+  void AddTo(Methods& methods);
+
+  absl::StatusOr<v1::ServerInfo> GetServerInfo(CallContext& call,
+                                               const v1::GetServerInfoRequest& request);
+  absl::StatusOr<v1::ListNodesResponse> ListNodes(CallContext& call,
+                                                  const v1::ListNodesRequest& request);
+  absl::StatusOr<v1::ListVariantsResponse> ListVariants(CallContext& call,
+                                                        const v1::ListVariantsRequest& request);
+  absl::StatusOr<v1::ListModelsResponse> ListModels(CallContext& call,
+                                                    const v1::ListModelsRequest& request);
+
+ private:
+  Store& store_;
+  WorkerRegistry& registry_;
+  const bool dev_;
+  DiskWatch* const disk_;
+};
+
+}  // namespace sft::server

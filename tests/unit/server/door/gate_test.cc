@@ -1,0 +1,33 @@
+#include "server/door/gate.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+
+namespace sft::server {
+namespace {
+
+TEST(GateTest, StreamsAreLimitedForEachCallerAndForAllTogether) {
+  FakeClock clock;
+  const auto store = Store::Open({.path = ":memory:", .own_thread = false}).value();
+  const auto access = Access::Load(*store, clock, std::nullopt).value();
+  Gate gate(*access, *store, clock, /*open=*/true);
+  const auto begin = [&](const std::string& who) {
+    return gate.BeginStream(who, Gate::kMaxStreamsOfOne);
+  };
+  for (int i = 0; i < Gate::kMaxStreamsOfOne; ++i) ASSERT_TRUE(begin("ann").ok());
+  const absl::Status refused = begin("ann");
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_NE(Message(refused).find("100 of them of ann: end one"), std::string_view::npos)
+      << refused;
+  EXPECT_TRUE(begin("bob").ok()) << "another caller has streams of his own";
+  gate.EndStream("ann");
+  EXPECT_TRUE(begin("ann").ok());
+  int others = 0;
+  while (gate.BeginStream("local", Gate::kMaxStreams).ok()) ++others;
+  EXPECT_EQ(others, Gate::kMaxStreams - Gate::kMaxStreamsOfOne - 1);
+  EXPECT_TRUE(absl::IsResourceExhausted(begin("cid")));
+}
+
+}  // namespace
+}  // namespace sft::server
