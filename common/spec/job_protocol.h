@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "common/spec/job_spec.h"
+
 // Jobs for workers of an earlier wire protocol. They refuse a job with a key that they do not know
 // (common/spec/job_json.h), so the server leaves such keys out; one whose value would be lost by
 // that keeps the job off those workers. Field::since is when a key came.
@@ -15,10 +17,9 @@ struct ProtocolNeed {
   int protocol = 1;               // the least that a worker has to speak
   std::vector<std::string> keys;  // for whose sake; none with protocol 1
 };
-// Of a job as ToJson wrote it.
-ProtocolNeed NeedOf(const nlohmann::json& job);
+ProtocolNeed NeedOf(const JobSpec& spec);
 
-// A job as ToJson wrote it, without the keys that came after `protocol`.
-nlohmann::json ForProtocol(const nlohmann::json& job, int protocol);
+// ToJson without the keys that came after `protocol`.
+nlohmann::json ForProtocol(const JobSpec& spec, int protocol);
 
 }  // namespace sft::spec

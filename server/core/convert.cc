@@ -1,6 +1,7 @@
 #include "server/core/convert.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/spec/visit.h"
 #include "server/state/names.h"
@@ -182,7 +183,7 @@ std::string PriorityName(int priority) {
   return std::string(spec::EnumName(static_cast<spec::Priority>(priority)));
 }
 
-v1::Job ToProto(const JobRecord& job) {
+v1::Job ToProto(const JobRecord& job, std::string spec_text) {
   v1::Job proto;
   proto.set_name(JobName(job.project, job.id));
   proto.set_kind(static_cast<v1::Job::Kind>(job.kind));
@@ -196,7 +197,7 @@ v1::Job ToProto(const JobRecord& job) {
   if (job.started_us > 0) *proto.mutable_start_time() = ToTimestamp(job.started_us);
   if (job.ended_us > 0) *proto.mutable_end_time() = ToTimestamp(job.ended_us);
   proto.set_source_text(job.source_text);
-  proto.set_resolved_json(job.resolved_json);
+  proto.set_resolved_json(std::move(spec_text));
   for (const ResolvedRecord& value : job.resolved_values) {
     auto* added = proto.add_resolved();
     added->set_key(value.key);

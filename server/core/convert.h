@@ -34,8 +34,9 @@ ModelRecord FromProto(const v1::Model& model, const std::string& node);
 v1::Attempt ToProto(const AttemptRecord& attempt);
 v1::Node ToProto(const NodeRecord& node);
 
-// The row alone: attempt, nodes, progress and artifacts are added by the job manager.
-v1::Job ToProto(const JobRecord& job);
+// The row, with the JSON of its settings where it is given: attempt, nodes, progress and artifacts
+// are added by the job manager.
+v1::Job ToProto(const JobRecord& job, std::string spec_text = "");
 // "low", "normal", "high", "urgent": names of spec::Priority.
 std::string PriorityName(int priority);
 

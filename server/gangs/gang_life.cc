@@ -107,9 +107,11 @@ absl::Status FailOrRestart(Database& db, JobRecord& job, AttemptRecord& attempt,
                            const RestartPace& pace, int64_t now_us) {
   if (IsSetAside(attempt)) return BackToTheLine(db, job, attempt, now_us);
   SFT_ASSIGN_OR_RETURN(const FailedAttempt failed, Describe(db, attempt));
-  SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
+  const absl::StatusOr<spec::JobSpec> spec = store::ReadSpec(db, job);
+  if (!spec.ok() && !absl::IsDataLoss(spec.status())) return spec.status();
   const RestartDecision decision =
-      DecideRestart(failed, job.restart, RestartRulesOf(resolved), pace);
+      spec.ok() ? DecideRestart(failed, job.restart, RestartRulesOf(*spec), pace)
+                : DecideWithoutSettings(failed, job.restart, std::string(Message(spec.status())));
   SFT_RETURN_IF_ERROR(BlameCheckpoint(db, attempt));
   SFT_RETURN_IF_ERROR(BlameNode(db, attempt));
   const Verdict of_attempt = attempt.verdict;
@@ -261,6 +263,13 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement,
     text += "; begins at step 0: there is no checkpoint to go on from";
   }
   return store::AddEvent(db, job.id, {0, now_us, "placed", text, attempt.number});
+}
+
+absl::StatusOr<RestartRules> ReadRestartRules(Database& db, const JobRecord& job) {
+  const absl::StatusOr<spec::JobSpec> spec = store::ReadSpec(db, job);
+  if (absl::IsDataLoss(spec.status())) return RestartRules();
+  SFT_RETURN_IF_ERROR(spec.status());
+  return RestartRulesOf(*spec);
 }
 
 absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, const RestartPace& pace,

@@ -5,17 +5,14 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "common/base/clock.h"
 #include "common/base/duration.h"
 #include "common/base/ids.h"
-#include "common/base/json.h"
 #include "common/base/utf8.h"
 #include "common/data/dataset_check.h"
 #include "common/io/sha256.h"
-#include "common/spec/job_json.h"
 #include "common/spec/job_protocol.h"
 #include "common/spec/visit.h"
 #include "server/core/convert.h"
@@ -92,9 +89,8 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   job.model = spec.job.model;
   job.source_text = request.source_text();
   job.file_name = request.file_name();
-  const nlohmann::json resolved = spec::ToJson(spec);
-  job.resolved_json = DumpJson(resolved);
-  const spec::ProtocolNeed need = spec::NeedOf(resolved);
+  job.spec = spec;
+  const spec::ProtocolNeed need = spec::NeedOf(spec);
   job.protocol = need.protocol;
   job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
   job.priority = static_cast<int>(spec.scheduling.priority);
@@ -230,7 +226,7 @@ absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRe
     added->set_line(file.line);
   }
   if (!resolution.ok()) return response;
-  response.set_resolved_json(DumpJson(spec::ToJson(resolution.spec)));
+  response.set_resolved_json(store::SpecText(resolution.spec));
   *response.mutable_plan() = planner_.Plan(resolution.spec);
   return response;
 }
@@ -356,7 +352,7 @@ absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest&
   if (!outcome.problems.empty() || !outcome.missing_files.empty()) return outcome;
   if (request.validate_only()) {
     prepared.job.id.clear();
-    outcome.job = server::ToProto(prepared.job);
+    outcome.job = server::ToProto(prepared.job, store::SpecText(*prepared.job.spec));
     outcome.job.clear_name();
     return outcome;
   }

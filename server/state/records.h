@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/spec/job_spec.h"
 #include "server/state/gang.h"
 #include "server/state/job_state.h"
 #include "server/state/restart.h"
@@ -56,7 +57,8 @@ struct JobRecord {
   std::string model;
   std::string source_text;
   std::string file_name;
-  std::string resolved_json;
+  // The resolved job; read by store::ReadSpec, not with the row.
+  std::optional<spec::JobSpec> spec;
   std::vector<ResolvedRecord> resolved_values;
   std::vector<WarningRecord> warnings;
   std::string request_id;    // empty: none

@@ -169,7 +169,8 @@ absl::StatusOr<v1::CheckpointJobResponse> Checkpoints::Ask(const v1::CheckpointJ
         v1::Progress progress;
         if (!progress.ParseFromString(attempt->progress)) progress.Clear();
         response.set_step(progress.step());
-        *response.mutable_job() = server::ToProto(job);
+        SFT_ASSIGN_OR_RETURN(std::string spec_text, store::ReadSpecText(db, job));
+        *response.mutable_job() = server::ToProto(job, std::move(spec_text));
         return absl::OkStatus();
       },
       actor.audit));

@@ -27,6 +27,7 @@ TEST_F(IntakeTest, CallsSideBySideCannotPassTheLimitOfWaitingJobsTogether) {
   Limit({.project = "default", .max_pending = 2});
   JobRecord job;
   job.project = "default";
+  job.spec.emplace();
   std::vector<JobRecord> three(3, job);
   // Each was checked before one of them was stored.
   for (int i = 0; i < 3; ++i) three[i].id = "job-" + std::to_string(i);
@@ -239,7 +240,7 @@ TEST_F(IntakeTest, WhatLiesBelowAJobsFolderIsThereForItsProjectAndForAdmins) {
   alphas.project = "alpha";
   alphas.owner = "ann";
   alphas.gpu_type = "CPU";
-  alphas.resolved_json = "{}";
+  alphas.spec.emplace();
   ASSERT_TRUE(jobs_->Submit(alphas, {}).ok());
   ASSERT_TRUE(store_
                   ->Write([&](Database& db) -> absl::Status {
