@@ -14,4 +14,7 @@ std::optional<std::chrono::seconds> ParseDuration(std::string_view text);
 // Whole seconds in the largest unit, up to hours, that needs no fraction: "90s", "15m", "2h".
 std::string DurationText(std::chrono::microseconds duration);
 
+// Any interval, as a fraction where it is none of whole seconds.
+inline double SecondsOf(std::chrono::duration<double> interval) { return interval.count(); }
+
 }  // namespace sft
