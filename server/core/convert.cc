@@ -155,9 +155,7 @@ v1::Attempt ToProto(const AttemptRecord& attempt) {
   proto.set_state(std::string(ToString(attempt.state)));
   if (!attempt.verdict.empty()) *proto.mutable_verdict() = ToProto(attempt.verdict);
   proto.set_first_step(attempt.resume_step);
-  v1::Progress progress;
-  if (!progress.ParseFromString(attempt.progress)) progress.Clear();
-  proto.set_last_step(std::max<int64_t>(attempt.resume_step, progress.step()));
+  proto.set_last_step(std::max<int64_t>(attempt.resume_step, attempt.progress.step));
   *proto.mutable_create_time() = ToTimestamp(attempt.created_us);
   if (attempt.ended_us > 0) *proto.mutable_end_time() = ToTimestamp(attempt.ended_us);
   return proto;

@@ -58,12 +58,10 @@ absl::Status BlameNode(Database& db, const AttemptRecord& attempt) {
 }
 
 absl::StatusOr<FailedAttempt> Describe(Database& db, const AttemptRecord& attempt) {
-  v1::Progress progress;
-  if (!progress.ParseFromString(attempt.progress)) progress.Clear();
   FailedAttempt failed;
   failed.verdict = attempt.verdict;
   failed.resume_step = attempt.resume_step;
-  failed.furthest_step = progress.step();
+  failed.furthest_step = attempt.progress.step;
   SFT_ASSIGN_OR_RETURN(failed.saved_step, store::NewestStepOf(db, attempt.uid));
   failed.lived_us = attempt.ended_us - attempt.created_us;
   return failed;

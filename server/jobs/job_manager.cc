@@ -20,6 +20,7 @@
 #include "server/store/audit.h"
 #include "server/store/checkpoints.h"
 #include "server/store/files.h"
+#include "server/store/progress.h"
 #include "server/store/schedules.h"
 #include "server/store/storage.h"
 
@@ -134,8 +135,7 @@ absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job,
   v1::Job proto = ViewOfNew(job, schedule, std::move(spec_text));
   SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
   if (attempt.has_value()) {
-    // Written by this server; one that cannot be read shows no progress.
-    if (!proto.mutable_progress()->ParseFromString(attempt->progress)) proto.clear_progress();
+    *proto.mutable_progress() = ToProto(attempt->progress);
     SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
                          store::MembersOf(db, attempt->uid));
     for (const MemberRecord& member : members) proto.add_nodes(member.status.node);

@@ -13,7 +13,7 @@ EDGES = {
     "common/rpc": ["common/base", "common/io", "proto"],
     "server/state": ["common/base", "common/spec"],
     "server/sched": ["common/base", "server/state"],
-    "server/store": ["common/base", "common/io", "common/obs", "common/spec", "server/state"],
+    "server/store": ["common/base", "common/io", "common/obs", "common/spec", "proto", "server/state"],
     "server/blob": ["common/base", "common/io", "common/obs", "server/state"],
     "server/core": ["common", "proto", "server/state", "server/store", "server/blob"],
     "server/resume": ["common", "proto", "server/state", "server/store", "server/blob", "server/core"],
@@ -97,6 +97,7 @@ BANNED = [
     (r"resolved_json", ["server/store/", "server/core/convert.cc", "server/gangs/desired.cc",
                         "server/jobs/job_intake.cc", "worker/", "client/"],
      "JobRecord::spec"),
+    (r"ParseFromString\(.*progress", ["server/store/progress.cc"], "AttemptRecord::progress"),
     (r"\bTODO\b|\bFIXME\b|\bXXX\b", [], "doing it, or an error that says so"),
     # A private constructor is reached by unique_ptr<T>(new T(...)); a bare new is not owned.
     (r"^(?!.*unique_ptr<\w+>(?: \w+)?\(new ).*(?<![\w.>])new [A-Z]\w*[({]", [], "std::make_unique"),

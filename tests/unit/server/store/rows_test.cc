@@ -6,6 +6,7 @@
 #include "server/store/jobs.h"
 #include "server/store/migrations.h"
 #include "server/store/nodes.h"
+#include "server/store/progress.h"
 
 namespace sft::server::store {
 namespace {
@@ -154,6 +155,39 @@ TEST_F(RowsTest, AJobWithoutSettingsIsNotStored) {
   JobRecord job;
   job.id = "job-1";
   EXPECT_TRUE(absl::IsInternal(InsertJob(*db_, job, {})));
+}
+
+TEST_F(RowsTest, ProgressIsAValueWhoseColumnIsAsItWas) {
+  AddJob("job-1");
+  ASSERT_TRUE(InsertAttempt(*db_, Attempt("attempt-1", "job-1", 1), {}).ok());
+  EXPECT_EQ(GetAttempt(*db_, "attempt-1")->progress, Progress());
+  Progress progress;
+  progress.step = 3;
+  progress.total_steps = 9;
+  progress.loss = 0.5;
+  progress.tokens_per_second = 1000;
+  progress.gpu_memory_bytes = int64_t{1} << 40;
+  progress.eta_seconds = 80;
+  progress.val_loss = 0.25;
+  progress.has_val_loss = true;
+  progress.phase = "tokenise 1/2";
+  progress.mfu = 0.4;
+  progress.trainable_parameters = 10;
+  progress.total_parameters = 20;
+  progress.of_limit = 0.9;
+  ASSERT_TRUE(SetProgress(*db_, "attempt-1", progress).ok());
+  EXPECT_EQ(GetAttempt(*db_, "attempt-1")->progress, progress);
+  // As earlier servers wrote it and read it.
+  v1::Progress stored;
+  stored.set_step(5);
+  const auto put = [&](const std::string& column) {
+    return db_->Prepare("UPDATE attempts SET progress = ?")->BindBlob(column).Run();
+  };
+  ASSERT_TRUE(put(stored.SerializeAsString()).ok());
+  EXPECT_EQ(GetAttempt(*db_, "attempt-1")->progress.step, 5);
+  const absl::Status spoiled = put("\xff\xff");
+  ASSERT_TRUE(spoiled.ok()) << spoiled;
+  EXPECT_EQ(GetAttempt(*db_, "attempt-1")->progress, Progress()) << "none is shown";
 }
 
 TEST_F(RowsTest, ASlotBelongsToOneLiveAttempt) {
