@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/base/bytes.h"
 #include "common/base/duration.h"
 #include "common/base/env.h"
 #include "worker/engine/base/error.h"
@@ -304,9 +305,8 @@ channel::ExitCode TrainRun::RunToEnd() {
   const std::optional<RankPlan> plan = PlanRank(context_.launch, device, *options.train, *comm_);
   Apply(plan, options);
   if (plan) {
-    fmt::print("plan: {}; {:.1f} of {:.1f} GB of GPU memory\n", plan->description,
-               static_cast<double>(plan->plan.memory.reserved()) / 1e9,
-               static_cast<double>(plan->memory_bytes) / 1e9);
+    fmt::print("plan: {}; {} of {} of GPU memory\n", plan->description,
+               BytesText(plan->plan.memory.reserved()), BytesText(plan->memory_bytes));
     PrintAttention(context_.launch.spec, *plan, device);
     options.ceiling = MeasureCeiling(
         {plan->shape, context_.launch.spec.training.matmul,
