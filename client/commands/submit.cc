@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <optional>
 
-#include "client/commands/commands.h"
 #include "client/base/interrupt.h"
 #include "client/base/job_request.h"
+#include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "client/output/resolution.h"
@@ -48,14 +48,18 @@ std::string ValueOf(const v1::ResolveJobResponse& resolution, std::string_view k
 class Submission {
  public:
   Submission(Connection& connection, const SubmitOptions& options, bool json)
-      : connection_(connection), options_(options), json_(json) {}
+      : connection_(connection),
+        options_(options),
+        json_(json),
+        request_id_(options.request_id.empty() ? RandomUuid() : options.request_id) {}
 
   ExitCode Run() {
-    if (const absl::Status status = Resolve(); !status.ok()) return Fail(connection_, status);
+    if (const absl::Status status = ReadInput(); !status.ok()) return Fail(connection_, status);
+    if (const absl::Status status = Resolve(); !status.ok()) return Refuse(status, {});
     CheckFiles();
     PrintProblems(resolution_.warnings(), "warning: ");
     if (!resolution_.problems().empty()) return Refuse();
-    if (options_.dry_run || uploads_) {
+    if ((options_.dry_run || uploads_) && !resolution_.checked_for_submit()) {
       // Before gigabytes are sent for a job that is refused.
       if (const std::optional<ExitCode> refused = Send(true)) return *refused;
     }
@@ -66,14 +70,24 @@ class Submission {
   }
 
  private:
-  absl::Status Resolve() {
+  absl::Status ReadInput() {
     SFT_RETURN_IF_ERROR(ReadJobFile());
     SFT_ASSIGN_OR_RETURN(overrides_, CollectOverrides(options_));
+    return absl::OkStatus();
+  }
+
+  absl::Status Resolve() {
     v1::ResolveJobRequest request;
     request.set_source_text(request_text_);
     request.set_file_name(std::filesystem::path(options_.file).filename().string());
     request.mutable_overrides()->Assign(overrides_.begin(), overrides_.end());
-    // Of a sweep the first job stands for all: what is wrong with others the server says.
+    // Of a sweep the first job stands for all: what is wrong with others, and whether so many may
+    // wait, the server says to the whole sweep.
+    if (options_.axes.empty()) {
+      request.set_for_submit(true);
+      request.set_project(options_.project);
+      request.set_request_id(request_id_);
+    }
     for (const v1::SweepAxis& axis : options_.axes) {
       v1::Override* first = request.add_overrides();
       first->set_key(axis.key());
@@ -113,7 +127,9 @@ class Submission {
         continue;
       }
       files_.emplace_back(needed, *file);
-      if (IsUploaded(connection_, *file, options_.project)) continue;
+      // What the server has it has checked, and tells when the job is sent.
+      const bool asks = !options_.dry_run || !resolution_.checked_for_submit();
+      if (asks && IsUploaded(connection_, *file, options_.project)) continue;
       uploads_ = true;
       if (const std::string problem = CheckRows(needed, *file); !problem.empty()) {
         AddFileProblem(needed, fmt::format("{}: {}", file->path, problem));
@@ -207,7 +223,7 @@ class Submission {
 
   v1::SubmitJobRequest Request(bool validate_only) {
     v1::SubmitJobRequest request;
-    request.set_request_id(options_.request_id.empty() ? RandomUuid() : options_.request_id);
+    request.set_request_id(request_id_);
     request.set_source_text(request_text_);
     request.set_file_name(std::filesystem::path(options_.file).filename().string());
     request.mutable_overrides()->Assign(overrides_.begin(), overrides_.end());
@@ -312,6 +328,7 @@ class Submission {
   Connection& connection_;
   const SubmitOptions& options_;
   const bool json_;
+  const std::string request_id_;
   std::string request_text_;
   std::vector<v1::Override> overrides_;
   v1::ResolveJobResponse resolution_;

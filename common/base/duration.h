@@ -15,4 +15,7 @@ std::optional<std::chrono::seconds> ParseDuration(std::string_view text);
 // "2h".
 std::string DurationText(std::chrono::microseconds duration);
 
+// Any interval, as a fraction where it is none of whole seconds.
+inline double SecondsOf(std::chrono::duration<double> interval) { return interval.count(); }
+
 }  // namespace sft

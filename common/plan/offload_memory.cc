@@ -6,17 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "common/base/bytes.h"
+
 namespace sft::plan {
 namespace {
 
 // Memory of a rank beside its masters and states: libraries, pinned buffers of the driver and of
 // NCCL, rows being read.
 constexpr int64_t kProcessBytes = 5'000'000'000;
-constexpr double kGiga = 1e9;
-
-std::string Gigabytes(int64_t bytes) {
-  return fmt::format("{:.1f} GB", static_cast<double>(bytes) / kGiga);
-}
 
 struct Remedy {
   spec::JobSpec job;
@@ -72,7 +69,7 @@ std::string WhatFits(const PlanInput& input, int64_t row_tokens) {
   for (const Remedy& remedy : Remedies(input.job)) {
     const auto problem = MakeProblem(input.shape, remedy.job, row_tokens);
     if (!problem.ok() || HostBytes(*problem) > input.host_bytes) continue;
-    text += fmt::format("{} ({}), or ", remedy.words, Gigabytes(HostBytes(*problem)));
+    text += fmt::format("{} ({}), or ", remedy.words, BytesText(HostBytes(*problem)));
   }
   const auto& asked = input.job.parallelism;
   if (!asked.offload_param) return text + "offload_optimizer = false";
@@ -103,7 +100,7 @@ absl::Status CheckHostMemory(const PlanInput& input, const Problem& problem) {
   std::string parts;
   const auto add = [&](const char* name, int64_t bytes) {
     if (bytes == 0) return;
-    parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", name, Gigabytes(bytes));
+    parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", name, BytesText(bytes));
   };
   add("weights", held.host_weights);
   add("master weights", held.host_masters);
@@ -112,7 +109,7 @@ absl::Status CheckHostMemory(const PlanInput& input, const Problem& problem) {
   return ResourceExhausted(fmt::format(
       "{} needs {} of host memory for each rank ({}), and the node has {} left for each. "
       "What would fit: {}",
-      Keys(input.job), Gigabytes(needed), parts, Gigabytes(input.host_bytes),
+      Keys(input.job), BytesText(needed), parts, BytesText(input.host_bytes),
       WhatFits(input, problem.row_tokens)));
 }
 

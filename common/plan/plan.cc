@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "common/base/bytes.h"
 #include "common/plan/offload_memory.h"
 
 namespace sft::plan {
@@ -191,10 +192,6 @@ int64_t LeastBytes(const PlanInput& input, const spec::JobSpec& job, int64_t row
   return problem.ok() ? PredictMemory(*problem, Smallest(*problem)).reserved() : 0;
 }
 
-std::string Gigabytes(int64_t bytes) {
-  return fmt::format("{:.1f} GB", static_cast<double>(bytes) / kGiga);
-}
-
 // Changes of the job that fit, each by itself, for the error message.
 std::string Remedies(const PlanInput& input, const Problem& p, int64_t least) {
   std::vector<std::string> remedies;
@@ -263,15 +260,15 @@ absl::Status Refusal(const PlanInput& input, const Problem& p) {
   std::string parts;
   for (size_t i = 0; i < std::min<size_t>(3, items.size()); ++i) {
     parts +=
-        fmt::format("{}{} {}", i == 0 ? "" : ", ", items[i].category, Gigabytes(items[i].bytes));
+        fmt::format("{}{} {}", i == 0 ? "" : ", ", items[i].category, BytesText(items[i].bytes));
   }
   const double budget = p.job.compute.memory_budget_gb;
   const bool bound = budget > 0 && input.memory_bytes >= static_cast<int64_t>(budget * kGiga);
   return ResourceExhausted(fmt::format(
       "the job does not fit: with one row a micro-batch and everything recomputed it needs {} on "
       "each GPU, {} {} ({}). What would fit: {}",
-      Gigabytes(least.reserved()), bound ? "compute.memory_budget_gb allows" : "a GPU has",
-      Gigabytes(input.memory_bytes), parts, Remedies(input, p, least.reserved())));
+      BytesText(least.reserved()), bound ? "compute.memory_budget_gb allows" : "a GPU has",
+      BytesText(input.memory_bytes), parts, Remedies(input, p, least.reserved())));
 }
 
 }  // namespace
@@ -357,7 +354,7 @@ std::string Describe(const Plan& plan, const spec::JobSpec& job, int64_t layers)
     const auto& p = job.parallelism;
     text += fmt::format(", {}{}{} in {} of host memory", p.offload_param ? "weights" : "",
                         p.offload_param && p.offload_optimizer ? " and " : "",
-                        p.offload_optimizer ? "optimizer" : "", Gigabytes(plan.memory.host));
+                        p.offload_optimizer ? "optimizer" : "", BytesText(plan.memory.host));
   }
   return text;
 }

@@ -1,9 +1,13 @@
 #include "common/spec/job_protocol.h"
 
 #include <algorithm>
+#include <map>
+#include <string_view>
+#include <type_traits>
 
 #include "common/spec/fields.h"
 #include "common/spec/job_json.h"
+#include "common/spec/visit.h"
 
 namespace sft::spec {
 namespace {
@@ -19,38 +23,49 @@ Json::json_pointer PointerTo(std::string_view key) {
 // A key that was added after the first protocol and that workers act on.
 struct NewerField {
   const Field* field = nullptr;
-  Json::json_pointer at;
   Json fallback;  // its default
 };
 
-std::vector<NewerField> NewerFields() {
+std::map<std::string_view, NewerField> NewerFields() {
   const Json defaults = ToJson(JobSpec());
-  std::vector<NewerField> newer;
+  std::map<std::string_view, NewerField> newer;
   for (const Field* field : Fields()) {
     if (field->since == 1 || field->server_only) continue;
-    const Json::json_pointer at = PointerTo(field->key);
-    newer.push_back({field, at, defaults.at(at)});
+    newer[field->key] = {field, defaults.at(PointerTo(field->key))};
   }
   return newer;
 }
 
+// As ToJson writes it.
+template <typename T>
+Json ValueOf(const T& member) {
+  if constexpr (std::is_enum_v<T>) {
+    return std::string(EnumName(member));
+  } else {
+    return member;
+  }
+}
+
 }  // namespace
 
-ProtocolNeed NeedOf(const Json& job) {
-  static const std::vector<NewerField> newer = NewerFields();
+ProtocolNeed NeedOf(const JobSpec& spec) {
+  static const std::map<std::string_view, NewerField> newer = NewerFields();
   ProtocolNeed need;
-  for (const auto& [field, at, fallback] : newer) {
-    const Json& value = job.at(at);
-    const bool as_before = !field->before.empty() && value == std::string(field->before);
-    if (as_before || value == fallback) continue;
-    need.protocol = std::max(need.protocol, field->since);
-    need.keys.emplace_back(field->key);
-  }
+  VisitSpec(spec, [&](std::string_view key, const auto& member) {
+    const auto found = newer.find(key);
+    if (found == newer.end()) return;
+    const Field& field = *found->second.field;
+    const Json value = ValueOf(member);
+    const bool as_before = !field.before.empty() && value == std::string(field.before);
+    if (as_before || value == found->second.fallback) return;
+    need.protocol = std::max(need.protocol, field.since);
+    need.keys.emplace_back(key);
+  });
   return need;
 }
 
-Json ForProtocol(const Json& job, int protocol) {
-  Json older = job;
+Json ForProtocol(const JobSpec& spec, int protocol) {
+  Json older = ToJson(spec);
   for (const Field* field : Fields()) {
     const Json::json_pointer at = PointerTo(field->key);
     if (field->since <= protocol || !older.contains(at)) continue;

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "common/spec/job_spec.h"
+
 // Adapts jobs to workers of an earlier wire protocol. Those refuse a job with a key they do not
 // know (common/spec/job_json.h), so the server leaves such keys out; a key whose value would be
 // lost by that keeps the job off those workers. Field::since says when a key was added.
@@ -15,10 +17,9 @@ struct ProtocolNeed {
   int protocol = 1;               // the lowest that a worker must speak
   std::vector<std::string> keys;  // the keys that need it; empty with protocol 1
 };
-// `job` is as ToJson wrote it.
-ProtocolNeed NeedOf(const nlohmann::json& job);
+ProtocolNeed NeedOf(const JobSpec& spec);
 
-// A job as ToJson wrote it, without the keys added after `protocol`.
-nlohmann::json ForProtocol(const nlohmann::json& job, int protocol);
+// ToJson without the keys added after `protocol`.
+nlohmann::json ForProtocol(const JobSpec& spec, int protocol);
 
 }  // namespace sft::spec

@@ -11,6 +11,7 @@
 
 #include <cstdio>
 
+#include "common/base/bytes.h"
 #include "common/base/clock.h"
 #include "common/base/version.h"
 #include "common/io/disk_space.h"
@@ -28,8 +29,6 @@ using obs::CheckReport;
 
 // No program of this service was built before this time.
 constexpr int64_t kEarliestUs = 1'735'689'600'000'000;  // 2025-01-01
-
-double Gigabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
 // True while a server holds the folder.
 bool IsHeld(const std::string& data_dir) {
@@ -74,10 +73,8 @@ void CheckDisk(const Options& options, CheckReport& report) {
     return;
   }
   const std::string text = fmt::format(
-      "{:.1f} GB of {:.1f} GB free; told below {:.1f} GB, intake refused below {:.1f} "
-      "GB",
-      Gigabytes(space->free), Gigabytes(space->total), Gigabytes(marks->low.Of(*space)),
-      Gigabytes(marks->full.Of(*space)));
+      "{} of {} free; told below {}, intake refused below {}", BytesText(space->free),
+      BytesText(space->total), BytesText(marks->low.Of(*space)), BytesText(marks->full.Of(*space)));
   const char* advice = "`sftctl storage` shows what takes the room, `sftctl rm` removes it";
   switch (io::LevelOf(*space, *marks)) {
     case io::DiskLevel::kOk:
@@ -102,8 +99,8 @@ void CheckDatabase(const Options& options, CheckReport& report) {
                        "stop the server, move server.db* away, restore the last backup (sft-server "
                        "--restore)");
   }
-  const std::string looked_at = fmt::format("{:.1f} MB, every page, row and index looked at: whole",
-                                            static_cast<double>(state->bytes) / 1e6);
+  const std::string looked_at =
+      fmt::format("{}, every page, row and index looked at: whole", BytesText(state->bytes));
   if (IsCopy(state->mark) && !options.accept_copy) {
     report.Fail("database", fmt::format("a copy of one that was in use; {}", looked_at),
                 std::string(Message(RefuseCopy(path, state->mark))));

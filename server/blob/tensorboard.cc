@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/base/duration.h"
 #include "common/io/file.h"
 #include "server/blob/tf_events.h"
 
@@ -13,7 +14,9 @@ namespace {
 constexpr int kBatch = 1024;
 constexpr int64_t kMaxFile = int64_t{1} << 30;
 
-double Seconds(const MetricPoint& point) { return static_cast<double>(point.time_us) / 1e6; }
+double Seconds(const MetricPoint& point) {
+  return SecondsOf(std::chrono::microseconds(point.time_us));
+}
 
 std::string FileOf(const std::string& folder, const MetricPoint& first) {
   return fmt::format("{}/events.out.tfevents.{:010}.attempt-{:04}", folder,

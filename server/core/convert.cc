@@ -1,6 +1,7 @@
 #include "server/core/convert.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/spec/visit.h"
 #include "server/state/names.h"
@@ -154,9 +155,7 @@ v1::Attempt ToProto(const AttemptRecord& attempt) {
   proto.set_state(std::string(ToString(attempt.state)));
   if (!attempt.verdict.empty()) *proto.mutable_verdict() = ToProto(attempt.verdict);
   proto.set_first_step(attempt.resume_step);
-  v1::Progress progress;
-  if (!progress.ParseFromString(attempt.progress)) progress.Clear();
-  proto.set_last_step(std::max<int64_t>(attempt.resume_step, progress.step()));
+  proto.set_last_step(std::max<int64_t>(attempt.resume_step, attempt.progress.step));
   *proto.mutable_create_time() = ToTimestamp(attempt.created_us);
   if (attempt.ended_us > 0) *proto.mutable_end_time() = ToTimestamp(attempt.ended_us);
   return proto;
@@ -182,7 +181,7 @@ std::string PriorityName(int priority) {
   return std::string(spec::EnumName(static_cast<spec::Priority>(priority)));
 }
 
-v1::Job ToProto(const JobRecord& job) {
+v1::Job ToProto(const JobRecord& job, std::string spec_text) {
   v1::Job proto;
   proto.set_name(JobName(job.project, job.id));
   proto.set_kind(static_cast<v1::Job::Kind>(job.kind));
@@ -196,7 +195,7 @@ v1::Job ToProto(const JobRecord& job) {
   if (job.started_us > 0) *proto.mutable_start_time() = ToTimestamp(job.started_us);
   if (job.ended_us > 0) *proto.mutable_end_time() = ToTimestamp(job.ended_us);
   proto.set_source_text(job.source_text);
-  proto.set_resolved_json(job.resolved_json);
+  proto.set_resolved_json(std::move(spec_text));
   for (const ResolvedRecord& value : job.resolved_values) {
     auto* added = proto.add_resolved();
     added->set_key(value.key);

@@ -34,8 +34,9 @@ ModelRecord FromProto(const v1::Model& model, const std::string& node);
 v1::Attempt ToProto(const AttemptRecord& attempt);
 v1::Node ToProto(const NodeRecord& node);
 
-// Converts only the row: the job manager adds attempt, nodes, progress and artifacts.
-v1::Job ToProto(const JobRecord& job);
+// Converts only the row, with the JSON of its settings where it is given: the job manager adds
+// attempt, nodes, progress and artifacts.
+v1::Job ToProto(const JobRecord& job, std::string spec_text = "");
 // "low", "normal", "high", "urgent": names of spec::Priority.
 std::string PriorityName(int priority);
 

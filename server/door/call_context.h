@@ -55,6 +55,10 @@ class CallContext {
   // Of a worker.
   const std::string& incarnation() const { return origin_.incarnation; }
 
+  // Admits the caller to a project as Place::kProject does: for a method some of whose requests are
+  // for one.
+  absl::Status AdmitProject(const std::string& named);
+
   // For a call that lasts: whether its caller has gone, or may no longer do what it was admitted
   // to; then the method returns, whatever, and the caller is told why.
   bool Gone();
@@ -72,7 +76,6 @@ class CallContext {
   absl::Status AdmitRequest(const google::protobuf::Message& request);
   absl::Status AdmitNamed(const std::string& name);
   absl::Status AdmitDataset(const std::string& sha256) const;
-  absl::Status AdmitProject(const std::string& named);
   // Whether who was admitted still is someone and still has the role.
   absl::Status AdmitStill();
 

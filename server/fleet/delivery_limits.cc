@@ -6,10 +6,8 @@
 #include <optional>
 
 #include "common/base/bytes.h"
-#include "common/base/json.h"
 #include "common/plan/model_config.h"
 #include "common/plan/parameters.h"
-#include "common/spec/job_json.h"
 #include "server/store/attempts.h"
 #include "server/store/jobs.h"
 
@@ -53,14 +51,13 @@ absl::StatusOr<DeliveryLimits::Limit> DeliveryLimits::LimitOf(const std::string&
     const auto known = limits_.find(attempt_uid);
     if (known != limits_.end()) return known->second;
   }
-  std::string resolved;
+  absl::StatusOr<spec::JobSpec> spec = Internal("not run");
   SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(const AttemptRecord attempt, store::GetAttempt(db, attempt_uid));
     SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
-    SFT_ASSIGN_OR_RETURN(resolved, store::ResolvedJsonOf(db, job));
+    spec = store::ReadSpec(db, job);
     return absl::OkStatus();
   }));
-  const absl::StatusOr<spec::JobSpec> spec = spec::FromJson(ParseJson(resolved));
   if (!spec.ok()) return unknown;
   const int kept = spec->checkpoint.save_total_limit;
   const std::optional<int64_t> weights = TrainedWeights(*spec, fleet_);

@@ -12,9 +12,7 @@ constexpr int64_t kRemembered = 12;
 constexpr int64_t kEarlyUs = 60'000'000;
 
 bool IsEarly(const NodeFault& fault) {
-  v1::Progress progress;
-  return fault.lived_us >= 0 && fault.lived_us < kEarlyUs &&
-         progress.ParseFromString(fault.progress) && progress.step() == 0;
+  return fault.lived_us >= 0 && fault.lived_us < kEarlyUs && fault.step == 0;
 }
 
 }  // namespace

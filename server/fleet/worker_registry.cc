@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/duration.h"
 #include "common/base/plain_text.h"
 #include "common/base/version.h"
 #include "common/rpc/version.h"
@@ -72,7 +73,7 @@ void WorkerRegistry::Beat() {
   const MonoTime now = clock_.Mono();
   if (now - last_beat_ > kLongestTick) {
     spdlog::warn("this server was stopped for {:.0f} s: the nodes' silence does not count it",
-                 std::chrono::duration<double>(now - last_beat_).count());
+                 SecondsOf(now - last_beat_));
     asleep_ += now - last_beat_ - kLongestTick;
     // A node heard between the end of the suspension and now counts as heard just now.
     for (auto& [node, entry] : entries_) entry.last_heard = std::min(entry.last_heard, Awake());

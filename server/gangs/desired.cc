@@ -21,10 +21,12 @@ namespace {
 
 // A job as the worker of a node knows it. Where it would lose something by that (it was replaced by
 // an older one since the job was placed on it), the worker gets all, and refuses it by name.
-std::string JobFor(const JobRecord& job, std::string resolved, int protocol) {
-  if (protocol >= kProtocol || protocol < job.protocol) return resolved;
-  const auto json = ParseJson(resolved);
-  return json.is_object() ? DumpJson(spec::ForProtocol(json, protocol)) : resolved;
+absl::StatusOr<std::string> JobFor(Database& db, const JobRecord& job, int protocol) {
+  if (protocol >= kProtocol || protocol < job.protocol) return store::ReadSpecText(db, job);
+  const absl::StatusOr<spec::JobSpec> spec = store::ReadSpec(db, job);
+  if (absl::IsDataLoss(spec.status())) return store::ReadSpecText(db, job);
+  SFT_RETURN_IF_ERROR(spec.status());
+  return DumpJson(spec::ForProtocol(*spec, protocol));
 }
 
 // The other jobs whose folders this one names in its paths and may read.
@@ -49,8 +51,7 @@ absl::Status FillDispatch(Database& db, const AttemptRecord& attempt, const Memb
   dispatch.set_job(job.display_name);
   dispatch.set_job_id(job.id);
   dispatch.set_attempt(attempt.number);
-  SFT_ASSIGN_OR_RETURN(std::string resolved, store::ResolvedJsonOf(db, job));
-  dispatch.set_resolved_json(JobFor(job, std::move(resolved), protocol));
+  SFT_ASSIGN_OR_RETURN(*dispatch.mutable_resolved_json(), JobFor(db, job, protocol));
   dispatch.set_node_rank(member.status.node_rank);
   dispatch.set_first_rank(member.first_rank);
   dispatch.set_world_size(world_size);

@@ -58,12 +58,10 @@ absl::Status BlameNode(Database& db, const AttemptRecord& attempt) {
 }
 
 absl::StatusOr<FailedAttempt> Describe(Database& db, const AttemptRecord& attempt) {
-  v1::Progress progress;
-  if (!progress.ParseFromString(attempt.progress)) progress.Clear();
   FailedAttempt failed;
   failed.verdict = attempt.verdict;
   failed.resume_step = attempt.resume_step;
-  failed.furthest_step = progress.step();
+  failed.furthest_step = attempt.progress.step;
   SFT_ASSIGN_OR_RETURN(failed.saved_step, store::NewestStepOf(db, attempt.uid));
   failed.lived_us = attempt.ended_us - attempt.created_us;
   return failed;
@@ -107,9 +105,11 @@ absl::Status FailOrRestart(Database& db, JobRecord& job, AttemptRecord& attempt,
                            const RestartPace& pace, int64_t now_us) {
   if (IsSetAside(attempt)) return BackToTheLine(db, job, attempt, now_us);
   SFT_ASSIGN_OR_RETURN(const FailedAttempt failed, Describe(db, attempt));
-  SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
+  const absl::StatusOr<spec::JobSpec> spec = store::ReadSpec(db, job);
+  if (!spec.ok() && !absl::IsDataLoss(spec.status())) return spec.status();
   const RestartDecision decision =
-      DecideRestart(failed, job.restart, RestartRulesOf(resolved), pace);
+      spec.ok() ? DecideRestart(failed, job.restart, RestartRulesOf(*spec), pace)
+                : DecideWithoutSettings(failed, job.restart, std::string(Message(spec.status())));
   SFT_RETURN_IF_ERROR(BlameCheckpoint(db, attempt));
   SFT_RETURN_IF_ERROR(BlameNode(db, attempt));
   const Verdict of_attempt = attempt.verdict;
@@ -261,6 +261,13 @@ absl::Status StartAttempt(Database& db, const sched::Placement& placement,
     text += "; begins at step 0: there is no checkpoint to go on from";
   }
   return store::AddEvent(db, job.id, {0, now_us, "placed", text, attempt.number});
+}
+
+absl::StatusOr<RestartRules> ReadRestartRules(Database& db, const JobRecord& job) {
+  const absl::StatusOr<spec::JobSpec> spec = store::ReadSpec(db, job);
+  if (absl::IsDataLoss(spec.status())) return RestartRules();
+  SFT_RETURN_IF_ERROR(spec.status());
+  return RestartRulesOf(*spec);
 }
 
 absl::Status AdvanceGang(Database& db, const std::string& attempt_uid, const RestartPace& pace,

@@ -27,6 +27,10 @@ using ChangedJobs = std::set<std::string>;
 absl::Status StartAttempt(Database& db, const sched::Placement& placement,
                           const sched::ResumeChoice& resume, int64_t now_us, ChangedJobs& changed);
 
+// What the job file allows. Of a job whose settings cannot be read any more the defaults: it ends
+// with its attempt.
+absl::StatusOr<RestartRules> ReadRestartRules(Database& db, const JobRecord& job);
+
 // Asks DecideGang until nothing is left to do, and applies each step to the attempt and its job: a
 // failed attempt ends the job or brings it back to PENDING (DecideRestart). `ended_us` is when its
 // processes ended, where somebody says so: an end is stored as of then, not as of when it was

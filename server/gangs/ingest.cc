@@ -5,11 +5,13 @@
 
 #include <algorithm>
 
+#include "common/rpc/progress.h"
 #include "server/core/convert.h"
 #include "server/gangs/node_checks.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
 #include "server/store/jobs.h"
+#include "server/store/progress.h"
 
 namespace sft::server {
 namespace {
@@ -44,27 +46,9 @@ absl::StatusOr<Reported> ReportedOf(Database& db, const std::string& uid, int64_
 absl::Status AdvanceProgress(Database& db, const AttemptRecord& attempt,
                              const std::vector<MetricPoint>& points) {
   if (points.empty()) return absl::OkStatus();
-  v1::Progress progress;
-  if (!progress.ParseFromString(attempt.progress)) progress.Clear();
-  for (const MetricPoint& point : points) {
-    if (point.step < progress.step()) continue;
-    progress.set_step(point.step);
-    progress.clear_phase();
-    if (point.is_eval != 0) {
-      progress.set_val_loss(point.val_loss);
-      progress.set_has_val_loss(true);
-      continue;
-    }
-    if (point.total_steps > 0) progress.set_total_steps(point.total_steps);
-    progress.set_loss(point.loss);
-    progress.set_tokens_per_second(point.tokens_per_second);
-    progress.set_gpu_memory_bytes(point.gpu_memory_bytes);
-    progress.set_mfu(point.mfu);
-    progress.set_of_limit(point.of_limit);
-    progress.set_eta_seconds(point.step_seconds * static_cast<double>(std::max<int64_t>(
-                                                      0, point.total_steps - point.step)));
-  }
-  return store::SetProgress(db, attempt.uid, progress.SerializeAsString());
+  v1::Progress progress = ToProto(attempt.progress);
+  for (const MetricPoint& point : points) rpc::Advance(ToProto(point), progress);
+  return store::SetProgress(db, attempt.uid, FromProto(progress));
 }
 
 }  // namespace
@@ -165,11 +149,10 @@ absl::Status Ingest::StorePoints(const std::string& job_id,
 }
 
 absl::StatusOr<bool> Ingest::HasLostPoints(const AttemptRecord& attempt) {
-  v1::Progress progress;
-  if (!progress.ParseFromString(attempt.progress) || progress.step() == 0) return false;
+  if (attempt.progress.step == 0) return false;
   SFT_ASSIGN_OR_RETURN(const auto last, metrics_.Last(attempt.job_id));
   return !last || std::pair<int64_t, int64_t>(last->attempt, last->step) <
-                      std::pair<int64_t, int64_t>(attempt.number, progress.step());
+                      std::pair<int64_t, int64_t>(attempt.number, attempt.progress.step);
 }
 
 std::optional<int64_t> Ingest::AgainFrom(const std::string& attempt_uid) {

@@ -105,18 +105,6 @@ absl::Status Metric(const v1::Metric& metric) {
   return absl::OkStatus();
 }
 
-absl::Status Progress(const v1::Progress& progress) {
-  SFT_RETURN_IF_ERROR(Number("progress.step", progress.step(), 0, kMaxSteps));
-  SFT_RETURN_IF_ERROR(Number("progress.total_steps", progress.total_steps(), 0, kMaxSteps));
-  SFT_RETURN_IF_ERROR(
-      Number("progress.gpu_memory_bytes", progress.gpu_memory_bytes(), 0, kMaxBytes));
-  SFT_RETURN_IF_ERROR(
-      Number("progress.trainable_parameters", progress.trainable_parameters(), 0, kMaxBytes));
-  SFT_RETURN_IF_ERROR(
-      Number("progress.total_parameters", progress.total_parameters(), 0, kMaxBytes));
-  return Text("progress.phase", progress.phase(), kMaxLine);
-}
-
 }  // namespace
 
 absl::StatusOr<Dispatched> DispatchedTo(const std::string& node, const AttemptRecord& attempt,
@@ -156,7 +144,7 @@ absl::Status CheckEvent(const v1::RankEvent& event) {
     case v1::RankEvent::kMetric:
       return Metric(event.metric());
     case v1::RankEvent::kProgress:
-      return Progress(event.progress());
+      return CheckProgress(event.progress());
     case v1::RankEvent::kNote:
       // The type is a column of lists and a word that people look for.
       if (event.type().empty() || IsValidLabel(event.type())) return absl::OkStatus();
@@ -210,7 +198,17 @@ absl::Status CheckStatus(const v1::AttemptStatus& status) {
   return Number("checkpoint_settled", status.checkpoint_settled(), 0, kMaxSteps);
 }
 
-absl::Status CheckProgress(const v1::Progress& progress) { return Progress(progress); }
+absl::Status CheckProgress(const v1::Progress& progress) {
+  SFT_RETURN_IF_ERROR(Number("progress.step", progress.step(), 0, kMaxSteps));
+  SFT_RETURN_IF_ERROR(Number("progress.total_steps", progress.total_steps(), 0, kMaxSteps));
+  SFT_RETURN_IF_ERROR(
+      Number("progress.gpu_memory_bytes", progress.gpu_memory_bytes(), 0, kMaxBytes));
+  SFT_RETURN_IF_ERROR(
+      Number("progress.trainable_parameters", progress.trainable_parameters(), 0, kMaxBytes));
+  SFT_RETURN_IF_ERROR(
+      Number("progress.total_parameters", progress.total_parameters(), 0, kMaxBytes));
+  return Text("progress.phase", progress.phase(), kMaxLine);
+}
 
 v1::Verdict Bounded(v1::Verdict verdict, const Dispatched& part) {
   if (!v1::Verdict::Domain_IsValid(verdict.domain())) verdict.set_domain(v1::Verdict::UNKNOWN);

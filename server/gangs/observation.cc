@@ -7,6 +7,7 @@
 #include "server/gangs/node_checks.h"
 #include "server/store/attempts.h"
 #include "server/store/nodes.h"
+#include "server/store/progress.h"
 
 namespace sft::server {
 namespace {
@@ -36,13 +37,12 @@ bool Update(MemberRecord& member, const v1::AttemptStatus& status) {
 
 // Progress of the gang is what rank 0's node says; values it leaves out stay.
 absl::Status TakeProgress(Database& db, AttemptRecord& attempt, const v1::Progress& news) {
-  v1::Progress progress;
-  if (!progress.ParseFromString(attempt.progress)) progress.Clear();
-  progress.MergeFrom(news);
-  if (progress.step() > 0) progress.clear_phase();
-  std::string bytes = progress.SerializeAsString();
-  if (bytes == attempt.progress) return absl::OkStatus();
-  attempt.progress = std::move(bytes);
+  v1::Progress merged = ToProto(attempt.progress);
+  merged.MergeFrom(news);
+  if (merged.step() > 0) merged.clear_phase();
+  Progress progress = FromProto(merged);
+  if (progress == attempt.progress) return absl::OkStatus();
+  attempt.progress = std::move(progress);
   return store::SetProgress(db, attempt.uid, attempt.progress);
 }
 
@@ -69,7 +69,7 @@ absl::Status TakeStatus(Database& db, MemberRecord& member, AttemptRecord& attem
     SFT_RETURN_IF_ERROR(store::SetRendezvous(db, attempt.uid, attempt.rendezvous));
   }
   if (!status.has_progress()) return absl::OkStatus();
-  const std::string before = attempt.progress;
+  const Progress before = attempt.progress;
   SFT_RETURN_IF_ERROR(TakeProgress(db, attempt, status.progress()));
   changed = changed || before != attempt.progress;
   return absl::OkStatus();

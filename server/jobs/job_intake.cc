@@ -5,17 +5,14 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "common/base/clock.h"
 #include "common/base/duration.h"
 #include "common/base/ids.h"
-#include "common/base/json.h"
 #include "common/base/utf8.h"
 #include "common/data/dataset_check.h"
 #include "common/io/sha256.h"
-#include "common/spec/job_json.h"
 #include "common/spec/job_protocol.h"
 #include "common/spec/visit.h"
 #include "server/core/convert.h"
@@ -77,12 +74,19 @@ ScheduleRecord ScheduleOf(const spec::JobSpec::Scheduling& scheduling) {
   return schedule;
 }
 
+std::string ProjectOf(const std::string& named) { return named.empty() ? kDefaultProject : named; }
+
+absl::Status CheckProject(const std::string& named) {
+  if (named.empty() || IsValidLabel(named)) return absl::OkStatus();
+  return InvalidArgument(fmt::format("project \"{}\" is not a name", named));
+}
+
 JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& resolution,
                   const std::string& principal) {
   const spec::JobSpec& spec = resolution.spec;
   JobRecord job;
   job.id = RandomId("job");
-  job.project = request.project().empty() ? kDefaultProject : request.project();
+  job.project = ProjectOf(request.project());
   job.owner = principal;
   job.display_name = spec.job.name;
   job.variant = spec.compute.variant;
@@ -92,9 +96,8 @@ JobRecord MakeJob(const v1::SubmitJobRequest& request, const spec::Resolution& r
   job.model = spec.job.model;
   job.source_text = request.source_text();
   job.file_name = request.file_name();
-  const nlohmann::json resolved = spec::ToJson(spec);
-  job.resolved_json = DumpJson(resolved);
-  const spec::ProtocolNeed need = spec::NeedOf(resolved);
+  job.spec = spec;
+  const spec::ProtocolNeed need = spec::NeedOf(spec);
   job.protocol = need.protocol;
   job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
   job.priority = static_cast<int>(spec.scheduling.priority);
@@ -208,10 +211,24 @@ absl::StatusOr<spec::Resolution> JobIntake::Read(const std::string& text,
 
 absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRequest& request,
                                                           const std::string& principal) {
-  SFT_ASSIGN_OR_RETURN(
-      const spec::Resolution resolution,
-      Read(request.source_text(), request.file_name(), request.overrides(), {principal, ""}));
+  FolderReader reader{principal, ""};
+  if (request.for_submit()) {
+    SFT_RETURN_IF_ERROR(CheckProject(request.project()));
+    SFT_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+    reader.project = ProjectOf(request.project());
+  }
+  SFT_ASSIGN_OR_RETURN(spec::Resolution resolution, Read(request.source_text(), request.file_name(),
+                                                         request.overrides(), reader));
+  if (request.for_submit() && resolution.ok()) {
+    v1::SubmitJobRequest submit;
+    submit.set_project(request.project());
+    submit.set_request_id(request.request_id());
+    const JobRecord job = MakeJob(submit, resolution, principal);
+    SFT_RETURN_IF_ERROR(CheckSchedule(job, /*together=*/1, resolution));
+    SFT_RETURN_IF_ERROR(CheckRoom(job, {}));
+  }
   v1::ResolveJobResponse response;
+  response.set_checked_for_submit(request.for_submit());
   for (const auto& problem : resolution.problems) ToProto(problem, *response.add_problems());
   for (const auto& warning : resolution.warnings) ToProto(warning, *response.add_warnings());
   for (const auto& value : resolution.values) {
@@ -230,7 +247,7 @@ absl::StatusOr<v1::ResolveJobResponse> JobIntake::Resolve(const v1::ResolveJobRe
     added->set_line(file.line);
   }
   if (!resolution.ok()) return response;
-  response.set_resolved_json(DumpJson(spec::ToJson(resolution.spec)));
+  response.set_resolved_json(store::SpecText(resolution.spec));
   *response.mutable_plan() = planner_.Plan(resolution.spec);
   return response;
 }
@@ -254,8 +271,8 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
     std::optional<DatasetRecord> dataset;
     if (sent != request.files().end() && blobs_.PathOf(sent->sha256()).ok()) {
       SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
-        const std::string project = request.project().empty() ? kDefaultProject : request.project();
-        SFT_ASSIGN_OR_RETURN(const bool owns, store::OwnsDataset(db, project, sent->sha256()));
+        SFT_ASSIGN_OR_RETURN(const bool owns,
+                             store::OwnsDataset(db, ProjectOf(request.project()), sent->sha256()));
         if (!owns) return absl::OkStatus();
         SFT_ASSIGN_OR_RETURN(dataset, store::FindDataset(db, sent->sha256()));
         return absl::OkStatus();
@@ -286,7 +303,7 @@ absl::StatusOr<std::vector<JobFileRecord>> JobIntake::CheckFiles(
 
 absl::Status JobIntake::CheckSchedule(const JobRecord& job, int together,
                                       spec::Resolution& resolution) {
-  return store_.Read([&](Database& db) -> absl::Status {
+  const absl::Status allowed = store_.Read([&](Database& db) -> absl::Status {
     SFT_ASSIGN_OR_RETURN(const ProjectLimits limits, store::GetLimits(db, job.project));
     if (std::string problem = PriorityProblem(limits, job); !problem.empty()) {
       AddProblem(resolution, "scheduling.priority", std::move(problem));
@@ -306,40 +323,40 @@ absl::Status JobIntake::CheckSchedule(const JobRecord& job, int together,
     }
     return CheckPending(db, limits, together);
   });
+  const bool repeated =
+      absl::IsResourceExhausted(allowed) && jobs_.Knows(job.project, job.request_id);
+  return repeated ? absl::OkStatus() : allowed;
+}
+
+absl::Status JobIntake::CheckRoom(const JobRecord& job, const std::vector<JobFileRecord>& files) {
+  if (limits_ == nullptr) return absl::OkStatus();
+  const absl::Status room = limits_->CheckSubmit(job.project, files);
+  return room.ok() || jobs_.Knows(job.project, job.request_id) ? absl::OkStatus() : room;
 }
 
 absl::StatusOr<JobIntake::Prepared> JobIntake::Prepare(const v1::SubmitJobRequest& request,
                                                        const std::string& principal, int together,
                                                        const JobRecord* resumed) {
-  if (!request.project().empty() && !IsValidLabel(request.project())) {
-    return InvalidArgument(fmt::format("project \"{}\" is not a name", request.project()));
-  }
+  SFT_RETURN_IF_ERROR(CheckProject(request.project()));
   SFT_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   SFT_ASSIGN_OR_RETURN(spec::Resolution resolution,
                        Read(request.source_text(), request.file_name(), request.overrides(),
-                            {principal, request.project().empty() ? std::string(kDefaultProject)
-                                                                  : request.project()},
-                            resumed));
+                            {principal, ProjectOf(request.project())}, resumed));
   if (resumed != nullptr) CheckFixedValues(*resumed, resolution);
   Prepared prepared;
   Outcome& outcome = prepared.outcome;
   outcome.problems = resolution.problems;
   if (!outcome.problems.empty()) return prepared;
   prepared.job = MakeJob(request, resolution, principal);
-  const absl::Status allowed = CheckSchedule(prepared.job, together, resolution);
-  // What was taken in before is only told again.
-  const bool repeated = absl::IsResourceExhausted(allowed) &&
-                        jobs_.Knows(prepared.job.project, prepared.job.request_id);
-  if (!repeated) SFT_RETURN_IF_ERROR(allowed);
+  SFT_RETURN_IF_ERROR(CheckSchedule(prepared.job, together, resolution));
   int64_t rows = 0;
   SFT_ASSIGN_OR_RETURN(prepared.files,
                        CheckFiles(request, resolution, outcome.missing_files, rows));
   if (request.validate_only()) {
     outcome.missing_files.clear();
   } else {
-    if (limits_ != nullptr && outcome.missing_files.empty()) {
-      const absl::Status room = limits_->CheckSubmit(prepared.job.project, prepared.files);
-      if (!room.ok() && !jobs_.Knows(prepared.job.project, prepared.job.request_id)) return room;
+    if (outcome.missing_files.empty()) {
+      SFT_RETURN_IF_ERROR(CheckRoom(prepared.job, prepared.files));
     }
     const Planner::Run run = planner_.ExpectedRun(resolution.spec, rows);
     prepared.job.schedule.planned_us = run.duration_us;
@@ -356,7 +373,7 @@ absl::StatusOr<JobIntake::Outcome> JobIntake::Submit(const v1::SubmitJobRequest&
   if (!outcome.problems.empty() || !outcome.missing_files.empty()) return outcome;
   if (request.validate_only()) {
     prepared.job.id.clear();
-    outcome.job = server::ToProto(prepared.job);
+    outcome.job = server::ToProto(prepared.job, store::SpecText(*prepared.job.spec));
     outcome.job.clear_name();
     return outcome;
   }

@@ -25,7 +25,8 @@ class JobIntake {
             IntakeLimits* limits = nullptr)
       : store_(store), blobs_(blobs), jobs_(jobs), planner_(planner), limits_(limits) {}
 
-  // Problems are part of the answer.
+  // Problems are part of the answer. With for_submit also those that Submit has without its files,
+  // and RESOURCE_EXHAUSTED as of Submit.
   absl::StatusOr<v1::ResolveJobResponse> Resolve(const v1::ResolveJobRequest& request,
                                                  const std::string& principal = "local");
 
@@ -70,8 +71,10 @@ class JobIntake {
                                                         int64_t& rows);
 
   // What the project allows and the jobs it names are checked; RESOURCE_EXHAUSTED beyond its limit
-  // of waiting jobs.
+  // of waiting jobs, but for a job that was taken in before: it is only told again.
   absl::Status CheckSchedule(const JobRecord& job, int together, spec::Resolution& resolution);
+  // Whether the server has room for a job with these files; as CheckSchedule for a repeat.
+  absl::Status CheckRoom(const JobRecord& job, const std::vector<JobFileRecord>& files);
 
   Store& store_;
   BlobStore& blobs_;

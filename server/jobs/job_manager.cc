@@ -10,7 +10,6 @@
 
 #include "common/base/duration.h"
 #include "common/base/ids.h"
-#include "common/base/json.h"
 #include "common/io/sha256.h"
 #include "server/core/convert.h"
 #include "server/core/project_limits.h"
@@ -21,6 +20,7 @@
 #include "server/store/audit.h"
 #include "server/store/checkpoints.h"
 #include "server/store/files.h"
+#include "server/store/progress.h"
 #include "server/store/schedules.h"
 #include "server/store/storage.h"
 
@@ -62,10 +62,7 @@ void SetTimeLimit(JobRecord& job, int64_t seconds) {
   for (ResolvedRecord& value : job.resolved_values) {
     if (value.key == "scheduling.time_limit") value.value = text, value.origin = "resume";
   }
-  auto json = ParseOrderedJson(job.resolved_json);
-  if (!json.is_object()) return;
-  json["scheduling"]["time_limit"] = text;
-  job.resolved_json = DumpJson(json);
+  job.spec->scheduling.time_limit = text;
 }
 
 // The values of a job that was resolved anew; what the ended one is of stays.
@@ -76,7 +73,7 @@ void SetValues(JobRecord& job, const JobRecord& resolved) {
   job.gpus_per_node = resolved.gpus_per_node;
   job.nodes = resolved.nodes;
   job.model = resolved.model;
-  job.resolved_json = resolved.resolved_json;
+  job.spec = resolved.spec;
   job.resolved_values = resolved.resolved_values;
   job.warnings = resolved.warnings;
   job.protocol = resolved.protocol;
@@ -117,8 +114,9 @@ absl::Status UseDatasets(Database& db, const JobRecord& job,
 
 }  // namespace
 
-v1::Job JobManager::ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule) const {
-  v1::Job proto = ToProto(job);
+v1::Job JobManager::ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule,
+                              std::string spec_text) const {
+  v1::Job proto = ToProto(job, std::move(spec_text));
   proto.set_priority(PriorityName(job.priority));
   proto.set_sweep(schedule.sweep);
   if (schedule.deadline_us > 0) *proto.mutable_deadline() = ToTimestamp(schedule.deadline_us);
@@ -131,13 +129,13 @@ v1::Job JobManager::ViewOfNew(const JobRecord& job, const ScheduleRecord& schedu
 }
 
 // The row with what other tables know of it.
-absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job) const {
+absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job,
+                                         std::string spec_text) const {
   SFT_ASSIGN_OR_RETURN(const ScheduleRecord schedule, store::GetSchedule(db, job.id));
-  v1::Job proto = ViewOfNew(job, schedule);
+  v1::Job proto = ViewOfNew(job, schedule, std::move(spec_text));
   SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
   if (attempt.has_value()) {
-    // Written by this server; one that cannot be read shows no progress.
-    if (!proto.mutable_progress()->ParseFromString(attempt->progress)) proto.clear_progress();
+    *proto.mutable_progress() = ToProto(attempt->progress);
     SFT_ASSIGN_OR_RETURN(const std::vector<MemberRecord> members,
                          store::MembersOf(db, attempt->uid));
     for (const MemberRecord& member : members) proto.add_nodes(member.status.node);
@@ -151,7 +149,8 @@ absl::StatusOr<v1::Job> JobManager::View(Database& db, const JobRecord& job) con
 absl::StatusOr<v1::Job> JobManager::ViewOf(Database& db, const JobRef& name) const {
   SFT_ASSIGN_OR_RETURN(JobRecord job, store::FindJob(db, name));
   SFT_RETURN_IF_ERROR(store::ReadTexts(db, job));
-  SFT_ASSIGN_OR_RETURN(v1::Job proto, View(db, job));
+  SFT_ASSIGN_OR_RETURN(std::string spec_text, store::ReadSpecText(db, job));
+  SFT_ASSIGN_OR_RETURN(v1::Job proto, View(db, job, std::move(spec_text)));
   SFT_RETURN_IF_ERROR(AddAttempts(db, job, proto));
   return proto;
 }
@@ -214,8 +213,12 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(std::vector<JobRecord
             JobRecord& job = jobs[i];
             SFT_ASSIGN_OR_RETURN(std::optional<JobRecord> first, FindFirst(db, job));
             if (first.has_value()) {
-              if (shared_text == nullptr) SFT_RETURN_IF_ERROR(store::ReadTexts(db, *first));
-              SFT_ASSIGN_OR_RETURN(views[i], View(db, *first));
+              std::string spec_text;
+              if (shared_text == nullptr) {
+                SFT_RETURN_IF_ERROR(store::ReadTexts(db, *first));
+                SFT_ASSIGN_OR_RETURN(spec_text, store::ReadSpecText(db, *first));
+              }
+              SFT_ASSIGN_OR_RETURN(views[i], View(db, *first, std::move(spec_text)));
             } else {
               // All that are to come at once: none of a sweep is stored where not all may wait.
               const size_t more = std::exchange(counted, true) ? 0 : jobs.size() - i;
@@ -239,7 +242,9 @@ absl::StatusOr<std::vector<v1::Job>> JobManager::SubmitAll(std::vector<JobRecord
   }
   // Outside of the transactions, which others wait for.
   for (size_t i = 0; i < jobs.size(); ++i) {
-    if (views[i].name().empty()) views[i] = ViewOfNew(jobs[i], jobs[i].schedule);
+    if (!views[i].name().empty()) continue;
+    views[i] = ViewOfNew(jobs[i], jobs[i].schedule,
+                         shared_text == nullptr ? std::move(texts[i].spec) : "");
   }
   wake_();
   return views;
@@ -354,6 +359,15 @@ absl::StatusOr<JobRecord> JobManager::InsertResumed(Database& db,
   if (resolved != nullptr) {
     SetValues(job, *resolved);
   } else {
+    absl::StatusOr<spec::JobSpec> spec = store::ReadSpec(db, ended);
+    if (absl::IsDataLoss(spec.status())) {
+      return FailedPrecondition(
+          fmt::format("job {} cannot go on: its stored settings cannot be read ({}); submit the "
+                      "job again",
+                      ended.id, Message(spec.status())));
+    }
+    SFT_RETURN_IF_ERROR(spec.status());
+    job.spec = *std::move(spec);
     job.schedule.after.clear();  // they had ended before it began
     job.schedule.held = false;
     if (request.has_time_limit_seconds()) SetTimeLimit(job, request.time_limit_seconds());

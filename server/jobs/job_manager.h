@@ -80,9 +80,11 @@ class JobManager {
                                                  const std::vector<JobFileRecord>& files,
                                                  const std::string* shared_text,
                                                  const Actor& actor);
-  absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job) const;
+  absl::StatusOr<v1::Job> View(Database& db, const JobRecord& job,
+                               std::string spec_text = "") const;
   // With its schedule, of a job that was just stored all there is.
-  v1::Job ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule) const;
+  v1::Job ViewOfNew(const JobRecord& job, const ScheduleRecord& schedule,
+                    std::string spec_text) const;
   absl::StatusOr<v1::Job> ViewOf(Database& db, const JobRef& name) const;
   // The job that its request id has stored already, if there is one.
   absl::StatusOr<std::optional<JobRecord>> FindFirst(Database& db, const JobRecord& job) const;

@@ -126,7 +126,6 @@ absl::StatusOr<Sweeps::Sweep> Sweeps::Submit(const v1::SubmitSweepRequest& reque
       jobs_.SubmitSweep(std::move(jobs), files, request.job().source_text(), actor));
   result.response.set_sweep(sweep);
   for (v1::Job& job : submitted) {
-    job.clear_resolved_json();
     job.clear_resolved();
     *result.response.add_jobs() = std::move(job);
   }

@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <set>
 
-#include "common/base/json.h"
 #include "server/state/names.h"
 #include "server/store/attempts.h"
 #include "server/store/checkpoints.h"
@@ -210,22 +208,17 @@ absl::StatusOr<std::vector<std::string>> TrimCheckpoints(Database& db, const std
   std::string live_uid;
   SFT_ASSIGN_OR_RETURN(const auto attempt, store::AttemptOfJob(db, job.id, job.attempt));
   if (attempt.has_value() && !IsTerminal(attempt->state)) live_uid = attempt->uid;
-  SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
+  const absl::StatusOr<spec::JobSpec> spec = store::ReadSpec(db, job);
+  if (absl::IsDataLoss(spec.status())) return unused;
+  SFT_RETURN_IF_ERROR(spec.status());
   for (const CheckpointRecord& checkpoint :
-       SupersededCheckpoints(checkpoints, SaveTotalLimitOf(resolved), live_uid, in_use)) {
+       SupersededCheckpoints(checkpoints, spec->checkpoint.save_total_limit, live_uid, in_use)) {
     SFT_ASSIGN_OR_RETURN(
         const std::vector<std::string> blobs,
         store::DeleteCheckpoint(db, checkpoint.attempt_uid, checkpoint.step, now_us));
     unused.insert(unused.end(), blobs.begin(), blobs.end());
   }
   return unused;
-}
-
-int SaveTotalLimitOf(const std::string& resolved_json) {
-  const auto json = ParseJson(resolved_json);
-  if (!json.is_object()) return 0;
-  const auto limit = json.value("/checkpoint/save_total_limit"_json_pointer, nlohmann::json());
-  return limit.is_number_integer() ? limit.get<int>() : 0;
 }
 
 }  // namespace sft::server

@@ -45,11 +45,9 @@ std::vector<CheckpointRecord> SupersededCheckpoints(
     const std::vector<CheckpointRecord>& checkpoints, int save_total_limit,
     const std::string& live_uid, const std::vector<int64_t>& protected_steps);
 
-// Deletes what SupersededCheckpoints says; returns the blobs that nothing refers to any more.
+// Deletes what SupersededCheckpoints says; returns the blobs that nothing refers to any more. Of a
+// job whose settings cannot be read none is deleted.
 absl::StatusOr<std::vector<std::string>> TrimCheckpoints(Database& db, const std::string& job_id,
                                                          int64_t now_us);
-
-// checkpoint.save_total_limit of a resolved job.
-int SaveTotalLimitOf(const std::string& resolved_json);
 
 }  // namespace sft::server

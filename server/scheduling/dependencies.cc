@@ -64,6 +64,17 @@ absl::Status EndWithoutCheckpoint(Database& db, JobRecord job,
   return EndWaiting(db, job, now_us);
 }
 
+absl::StatusOr<bool> EndIfSettingsAreLost(Database& db, const std::string& job_id, int64_t now_us,
+                                          ChangedJobs& changed) {
+  SFT_ASSIGN_OR_RETURN(JobRecord job, store::GetJob(db, job_id));
+  const absl::Status read = store::ReadSpec(db, job).status();
+  if (!absl::IsDataLoss(read)) return read.ok() ? absl::StatusOr<bool>(false) : read;
+  job.verdict = SettingsLost(std::string(Message(read)));
+  changed.insert(job.id);
+  SFT_RETURN_IF_ERROR(EndWaiting(db, job, now_us));
+  return true;
+}
+
 std::string WhyBlocked(const JobRecord& job) {
   const ScheduleRecord& schedule = job.schedule;
   if (schedule.held) {

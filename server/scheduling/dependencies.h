@@ -27,6 +27,9 @@ absl::Status SettleDependencies(Database& db, const std::string& job_id, int64_t
 absl::Status EndWithoutCheckpoint(Database& db, JobRecord job,
                                   const std::vector<std::string>& notes, int64_t now_us,
                                   ChangedJobs& changed);
+// Ends a waiting job whose stored settings cannot be read any more; false where they can.
+absl::StatusOr<bool> EndIfSettingsAreLost(Database& db, const std::string& job_id, int64_t now_us,
+                                          ChangedJobs& changed);
 // Why a job may not be placed now: held, or waiting for others; empty: it may.
 std::string WhyBlocked(const JobRecord& job);
 

@@ -15,12 +15,6 @@ namespace {
 // From these steps on, measurements are better than the plan.
 constexpr int64_t kMeasuredSteps = 5, kSettledSteps = 50;
 
-v1::Progress ProgressOf(const AttemptRecord& attempt) {
-  v1::Progress progress;
-  if (!progress.ParseFromString(attempt.progress)) progress.Clear();
-  return progress;
-}
-
 }  // namespace
 
 int64_t PlannedLeft(const ScheduleRecord& schedule, int64_t step) {
@@ -33,16 +27,16 @@ int64_t PlannedLeft(const ScheduleRecord& schedule, int64_t step) {
 
 int64_t ExpectedEnd(const AttemptRecord& attempt, const ScheduleRecord& schedule, int64_t now_us,
                     bool* measured) {
-  const v1::Progress progress = ProgressOf(attempt);
-  const int64_t made = progress.step() - attempt.resume_step;
+  const Progress& progress = attempt.progress;
+  const int64_t made = progress.step - attempt.resume_step;
   int64_t end = 0;
   if (measured != nullptr) *measured = made >= kMeasuredSteps;
-  if (made >= kMeasuredSteps && progress.total_steps() >= progress.step()) {
-    const int64_t left = progress.total_steps() - progress.step();
+  if (made >= kMeasuredSteps && progress.total_steps >= progress.step) {
+    const int64_t left = progress.total_steps - progress.step;
     // With few steps, the last one is as good as their mean, which also counts the time until they
     // were reported.
-    const int64_t paced = progress.step() - attempt.paced_step;
-    double left_us = progress.eta_seconds() * 1e6;
+    const int64_t paced = progress.step - attempt.paced_step;
+    double left_us = progress.eta_seconds * 1e6;
     if (attempt.paced_us > 0 && (paced >= kMeasuredSteps || left_us <= 0)) {
       left_us = static_cast<double>(now_us - attempt.paced_us) /
                 static_cast<double>(std::max<int64_t>(1, paced)) * static_cast<double>(left);
@@ -106,7 +100,7 @@ std::vector<EstimateRecord> FirstEstimates(const sched::Snapshot& snapshot,
 }
 
 bool HasPaceToStore(const LiveJob& live) {
-  const int64_t step = ProgressOf(live.attempt).step(), made = step - live.attempt.resume_step;
+  const int64_t step = live.attempt.progress.step, made = step - live.attempt.resume_step;
   if (live.attempt.paced_us == 0) return made > 0;
   return made >= kSettledSteps && step - live.attempt.paced_step >= kMeasuredSteps;
 }
@@ -115,7 +109,7 @@ absl::Status StorePace(Database& db, const LiveJob& live, int64_t now_us) {
   const auto& [job, attempt, members] = live;
   if (attempt.paced_us == 0) {
     // A quick job's first report may already be past its fiftieth step: its pace is then not known.
-    return store::SetPace(db, attempt.uid, ProgressOf(attempt).step(), now_us);
+    return store::SetPace(db, attempt.uid, attempt.progress.step, now_us);
   }
   const int64_t end = ExpectedEnd(attempt, job.schedule, now_us);
   if (end == 0 || attempt.state >= AttemptState::kStopping) return absl::OkStatus();

@@ -178,7 +178,7 @@ v1::JobPlan Planner::Plan(const spec::JobSpec& spec, int64_t rows) {
   job.gpus_per_node = spec.compute.gpus_per_node;
   job.nodes = spec.compute.nodes;
   if (!IsModelPath(spec.job.model)) job.model = spec.job.model;
-  const spec::ProtocolNeed need = spec::NeedOf(spec::ToJson(spec));
+  const spec::ProtocolNeed need = spec::NeedOf(spec);
   job.protocol = need.protocol;
   job.newer_keys = fmt::format("{}", fmt::join(need.keys, ", "));
   job.project = kDefaultProject;

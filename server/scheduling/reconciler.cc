@@ -97,8 +97,7 @@ absl::Status Reconciler::GiveUpUnreachable(Database& db, int64_t now_us, Changed
       SFT_ASSIGN_OR_RETURN(const JobRecord job, store::GetJob(db, attempt.job_id));
       SFT_ASSIGN_OR_RETURN(const bool known, store::HasNode(db, member.status.node));
       if (known && !not_taken) {  // a node removed by an operator is off
-        SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
-        const RestartRules rules = RestartRulesOf(resolved);
+        SFT_ASSIGN_OR_RETURN(const RestartRules rules, ReadRestartRules(db, job));
         if (runs_on || !IsGivenUp(live, rules, options_.unreachable_margin)) continue;
       }
       spdlog::warn("node {} is given up for attempt {} of job {}", member.status.node, attempt.uid,
@@ -211,6 +210,9 @@ void Reconciler::AddDecision(const SchedulerInput& input, const sched::Decision&
     changes.push_back([&, now_us](Database& db) -> absl::Status {
       SFT_ASSIGN_OR_RETURN(const bool stands, StillStands(db, placement, choice));
       if (!stands) return absl::OkStatus();  // the change triggers a tick of its own
+      SFT_ASSIGN_OR_RETURN(const bool lost,
+                           EndIfSettingsAreLost(db, placement.job, now_us, changed));
+      if (lost) return absl::OkStatus();
       SFT_RETURN_IF_ERROR(StartAttempt(db, placement, choice, now_us, changed));
       const auto first = estimates.find(placement.job);
       if (first != estimates.end()) {

@@ -8,6 +8,7 @@
 #include "server/fleet/describe_node.h"
 #include "server/fleet/node_health.h"
 #include "server/fleet/node_holds.h"
+#include "server/gangs/gang_life.h"
 #include "server/gangs/node_checks.h"
 #include "server/resume/resume.h"
 #include "server/scheduling/dependencies.h"
@@ -144,8 +145,7 @@ absl::StatusOr<sched::ResumeChoice> ChooseFor(Database& db, const WorkerRegistry
                                               const JobRecord& job, Nanos margin) {
   SFT_ASSIGN_OR_RETURN(const std::vector<CheckpointRecord> checkpoints, ResumeCandidates(db, job));
   if (checkpoints.empty()) return sched::ResumeChoice();
-  SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, job));
-  const RestartRules rules = RestartRulesOf(resolved);
+  SFT_ASSIGN_OR_RETURN(const RestartRules rules, ReadRestartRules(db, job));
   // Reads only the nodes that are named: many jobs may ask on a large fleet.
   std::map<std::string, sched::Holder> holders;
   for (const CheckpointRecord& checkpoint : checkpoints) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "common/base/duration.h"
+#include "server/gangs/gang_life.h"
 #include "server/gangs/node_checks.h"
 #include "server/resume/resume.h"
 #include "server/store/jobs.h"
@@ -46,8 +47,7 @@ absl::StatusOr<std::string> WhyStuck(Database& db, const WorkerRegistry& registr
     if (member.status.lost || node == nodes.end() || node->second->state != NodeState::kSuspect) {
       continue;
     }
-    SFT_ASSIGN_OR_RETURN(const std::string resolved, store::ResolvedJsonOf(db, live.job));
-    const RestartRules rules = RestartRulesOf(resolved);
+    SFT_ASSIGN_OR_RETURN(const RestartRules rules, ReadRestartRules(db, live.job));
     const std::string then =
         !rules.replace_unreachable ? "nothing on it is stopped"
         : member.protocol < kFencesSince

@@ -63,7 +63,11 @@ void JobService::AddTo(Methods& methods) {
 
 absl::StatusOr<v1::ResolveJobResponse> JobService::ResolveJob(
     CallContext& call, const v1::ResolveJobRequest& request) {
-  return intake_.Resolve(request, call.caller().Title());
+  if (!request.for_submit()) return intake_.Resolve(request, call.caller().Title());
+  SFT_RETURN_IF_ERROR(call.AdmitProject(request.project()));
+  v1::ResolveJobRequest asked = request;
+  asked.set_project(call.project());
+  return intake_.Resolve(asked, call.caller().Title());
 }
 
 absl::StatusOr<v1::Job> JobService::SubmitJob(CallContext& call,

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/spec/job_spec.h"
 #include "server/state/gang.h"
 #include "server/state/job_state.h"
 #include "server/state/restart.h"
@@ -56,7 +57,8 @@ struct JobRecord {
   std::string model;
   std::string source_text;
   std::string file_name;
-  std::string resolved_json;
+  // The resolved job; read by store::ReadSpec, not with the row.
+  std::optional<spec::JobSpec> spec;
   std::vector<ResolvedRecord> resolved_values;
   std::vector<WarningRecord> warnings;
   std::string request_id;    // empty: none
@@ -82,6 +84,25 @@ struct JobRecord {
   int64_t ended_us = 0;
 };
 
+// How far an attempt has come, as its rank 0 says.
+struct Progress {
+  int64_t step = 0;
+  int64_t total_steps = 0;
+  double loss = 0;
+  double tokens_per_second = 0;
+  int64_t gpu_memory_bytes = 0;
+  double eta_seconds = 0;
+  double val_loss = 0;
+  bool has_val_loss = false;
+  std::string phase;  // "tokenise 120/150" while preparing
+  double mfu = 0;
+  int64_t trainable_parameters = 0;
+  int64_t total_parameters = 0;
+  double of_limit = 0;  // speed as part of what the GPU's measured rates allow; 0: not known
+
+  bool operator==(const Progress&) const = default;
+};
+
 // One try of a job.
 struct AttemptRecord {
   std::string uid;
@@ -92,7 +113,7 @@ struct AttemptRecord {
   std::string reason;
   std::string rendezvous;
   Verdict verdict;
-  std::string progress;  // serialized sft.v1.Progress
+  Progress progress;
   // The checkpoint it goes on from, by the attempt that wrote it; empty: it begins at step 0.
   std::string resume_uid;
   int64_t resume_step = 0;
@@ -237,9 +258,9 @@ struct NodeFault {
   int64_t time_us = 0;
   std::string job_id;
   std::string code;
-  // Of its attempt: how long it lived (-1: nobody knows), and its serialized progress.
+  // Of its attempt: how long it lived (-1: nobody knows), and the last step it finished.
   int64_t lived_us = -1;
-  std::string progress;
+  int64_t step = 0;
   bool early = false;  // soon after its placement and before the first step
 };
 

@@ -3,10 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "common/base/duration.h"
-#include "common/base/json.h"
 
 namespace sft::server {
 namespace {
@@ -39,24 +37,12 @@ RestartDecision EndForNoProgress(RestartDecision decision, int64_t step) {
 
 }  // namespace
 
-RestartRules RestartRulesOf(const std::string& resolved_json) {
+RestartRules RestartRulesOf(const spec::JobSpec& spec) {
   RestartRules rules;
-  const auto json = ParseJson(resolved_json);
-  const auto compute = json.is_object() ? json.find("compute") : json.end();
-  if (!json.is_object() || compute == json.end() || !compute->is_object()) return rules;
-  const auto count = [&](const char* key, int& value) {
-    const auto found = compute->find(key);
-    if (found != compute->end() && found->is_number_integer()) value = found->get<int>();
-  };
-  const auto text = [&](const char* key) {
-    const auto found = compute->find(key);
-    return found != compute->end() && found->is_string() ? found->get<std::string>()
-                                                         : std::string();
-  };
-  count("max_restarts", rules.max_restarts);
-  count("max_unknown_restarts", rules.max_unknown_restarts);
-  rules.replace_unreachable = text("on_unreachable") != "wait";
-  if (const auto limit = ParseDuration(text("unreachable_after"))) {
+  rules.max_restarts = spec.compute.max_restarts;
+  rules.max_unknown_restarts = spec.compute.max_unknown_restarts;
+  rules.replace_unreachable = spec.compute.on_unreachable != spec::OnUnreachable::kWait;
+  if (const auto limit = ParseDuration(spec.compute.unreachable_after)) {
     rules.unreachable_after_us = limit->count() * 1'000'000;
   }
   return rules;
@@ -111,6 +97,33 @@ RestartDecision DecideRestart(const FailedAttempt& failed, const RestartState& b
   decision.verdict.action =
       fmt::format("restarted: {} of {} restarts after {} failures", used, most, kind);
   return decision;
+}
+
+Verdict SettingsLost(const std::string& problem) {
+  Verdict verdict;
+  verdict.domain = Domain::kInfrastructure;
+  verdict.code = kSettingsLost;
+  verdict.message = fmt::format("the server cannot read the job's stored settings: {}", problem);
+  verdict.advice = "submit the job again from its file; the operator looks at the database";
+  return verdict;
+}
+
+RestartDecision DecideWithoutSettings(const FailedAttempt& failed, const RestartState& before,
+                                      const std::string& problem) {
+  RestartDecision decision;
+  decision.state = WithProgress(before, failed);
+  if (failed.verdict.domain == Domain::kUser) {
+    decision.verdict = failed.verdict;
+    return End(std::move(decision), "not restarted: the job itself has to be changed");
+  }
+  decision.verdict = SettingsLost(problem);
+  decision.verdict.node = failed.verdict.node;
+  decision.verdict.rank = failed.verdict.rank;
+  decision.verdict.evidence = failed.verdict.evidence;
+  decision.verdict.evidence.insert(
+      decision.verdict.evidence.begin(),
+      fmt::format("last: {}: {}", failed.verdict.code, failed.verdict.message));
+  return End(std::move(decision), "not restarted: it has to be submitted again");
 }
 
 }  // namespace sft::server

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/spec/job_spec.h"
 #include "server/state/verdict.h"
 
 // Whether a gang that failed is placed again. Pure.
@@ -30,8 +31,7 @@ struct RestartRules {
   int64_t unreachable_after_us = 900'000'000;
 };
 
-// From the resolved job; what it does not say is the default (jobs of earlier versions).
-RestartRules RestartRulesOf(const std::string& resolved_json);
+RestartRules RestartRulesOf(const spec::JobSpec& spec);
 
 // How the server waits between restarts.
 struct RestartPace {
@@ -43,6 +43,8 @@ struct RestartPace {
 
 // Code of a verdict: the server has lost a data set of the job, and no node can bring it back.
 inline constexpr char kDatasetLost[] = "dataset_lost";
+// Code of a verdict: the stored settings of the job cannot be read any more.
+inline constexpr char kSettingsLost[] = "settings_lost";
 
 // Restarts in a row without progress, after which a job is not tried again.
 inline constexpr int kMaxIdleRestarts = 3;
@@ -74,5 +76,11 @@ struct RestartDecision {
 // that got nowhere.
 RestartDecision DecideRestart(const FailedAttempt& failed, const RestartState& before,
                               const RestartRules& rules, const RestartPace& pace);
+
+// The verdict of a job whose stored settings cannot be read, which `problem` tells.
+Verdict SettingsLost(const std::string& problem);
+// What becomes of such a job after a failed attempt: it ends, since nothing says what it allows.
+RestartDecision DecideWithoutSettings(const FailedAttempt& failed, const RestartState& before,
+                                      const std::string& problem);
 
 }  // namespace sft::server

@@ -5,6 +5,7 @@
 
 #include <charconv>
 
+#include "server/store/progress.h"
 #include "server/store/states.h"
 
 namespace sft::server::store {
@@ -29,7 +30,7 @@ AttemptRecord ReadAttempt(const Statement& row) {
   attempt.reason = row.Text(5);
   attempt.rendezvous = row.Text(6);
   attempt.verdict = VerdictFromJson(row.Text(7));
-  attempt.progress = row.Text(8);
+  attempt.progress = ParseProgress(row.Text(8));
   attempt.created_us = row.Int(9);
   attempt.ended_us = row.Int(10);
   attempt.resume_uid = row.Text(11);
@@ -255,10 +256,10 @@ absl::Status SetRendezvous(Database& db, const std::string& uid, const std::stri
   return update.Bind(rendezvous).Bind(uid).Run();
 }
 
-absl::Status SetProgress(Database& db, const std::string& uid, const std::string& progress) {
+absl::Status SetProgress(Database& db, const std::string& uid, const Progress& progress) {
   SFT_ASSIGN_OR_RETURN(Statement update,
                        db.Prepare("UPDATE attempts SET progress = ? WHERE uid = ?"));
-  return update.BindBlob(progress).Bind(uid).Run();
+  return update.BindBlob(ProgressColumn(progress)).Bind(uid).Run();
 }
 
 absl::Status UpdateMember(Database& db, const MemberRecord& member) {

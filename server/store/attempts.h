@@ -47,7 +47,7 @@ absl::Status AskForCheckpoint(Database& db, const AttemptRecord& attempt);
 absl::Status SetCollecting(Database& db, const std::string& uid, int64_t step);
 absl::Status SetAttemptVerdict(Database& db, const AttemptRecord& attempt);
 absl::Status SetRendezvous(Database& db, const std::string& uid, const std::string& rendezvous);
-absl::Status SetProgress(Database& db, const std::string& uid, const std::string& progress);
+absl::Status SetProgress(Database& db, const std::string& uid, const Progress& progress);
 absl::Status UpdateMember(Database& db, const MemberRecord& member);
 
 // Live allocations: (node, slot) → job id.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "server/store/progress.h"
 #include "server/store/states.h"
 
 namespace sft::server::store {
@@ -334,7 +335,7 @@ absl::StatusOr<std::vector<NodeFault>> NodeFaults(Database& db, int64_t since_us
         faults.emplace_back(NodeFault{list.Text(0), list.Int(1), list.Text(2), list.Text(3)});
     if (list.IsNull(4)) continue;
     fault.lived_us = list.Int(4);
-    fault.progress = list.Text(5);
+    fault.step = ParseProgress(list.Text(5)).step;
   }
 }
 

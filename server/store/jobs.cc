@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/json.h"
+#include "common/spec/job_json.h"
 #include "server/store/schedules.h"
 #include "server/store/states.h"
 
@@ -153,14 +154,17 @@ absl::Status NoJob(const std::string& id) {
 }
 
 JobTexts TextsOf(const JobRecord& job) {
-  return {ToJson(job.resolved_values), ToJson(job.warnings)};
+  return {job.spec.has_value() ? SpecText(*job.spec) : "", ToJson(job.resolved_values),
+          ToJson(job.warnings)};
 }
+
+std::string SpecText(const spec::JobSpec& spec) { return DumpJson(spec::ToJson(spec)); }
 
 absl::Status InsertTexts(Database& db, const JobRecord& job, const JobTexts& texts) {
   SFT_ASSIGN_OR_RETURN(Statement insert,
                        db.Prepare("INSERT INTO job_texts (sequence, source_text, resolved_json, "
                                   "resolved_values) VALUES (?, ?, ?, ?)"));
-  insert.Bind(job.sequence).Bind(job.source_text).Bind(job.resolved_json);
+  insert.Bind(job.sequence).Bind(job.source_text).Bind(texts.spec);
   return insert.Bind(texts.resolved_values).Run();
 }
 
@@ -170,6 +174,7 @@ absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRe
 
 absl::Status InsertJob(Database& db, JobRecord& job, const JobTexts& texts,
                        const std::vector<JobFileRecord>& files) {
+  if (texts.spec.empty()) return Internal(fmt::format("job {} has no settings", job.id));
   SFT_ASSIGN_OR_RETURN(
       Statement insert,
       db.Prepare(
@@ -217,18 +222,26 @@ absl::Status ReadTexts(Database& db, JobRecord& job) {
   SFT_ASSIGN_OR_RETURN(
       Statement get,
       db.Prepare(
-          "SELECT coalesce(t.source_text, j.source_text), coalesce(t.resolved_json, "
-          "j.resolved_json), coalesce(t.resolved_values, j.resolved_values) FROM jobs j LEFT "
-          "JOIN job_texts t ON t.sequence = j.sequence WHERE j.sequence = ?"));
+          "SELECT coalesce(t.source_text, j.source_text), coalesce(t.resolved_values, "
+          "j.resolved_values) FROM jobs j LEFT JOIN job_texts t ON t.sequence = j.sequence WHERE "
+          "j.sequence = ?"));
   SFT_ASSIGN_OR_RETURN(const bool row, get.Bind(job.sequence).Step());
   if (!row) return NoJob(job.id);
   job.source_text = get.Text(0);
-  job.resolved_json = get.Text(1);
-  job.resolved_values = ReadResolved(get.Text(2));
+  job.resolved_values = ReadResolved(get.Text(1));
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ResolvedJsonOf(Database& db, const JobRecord& job) {
+absl::StatusOr<spec::JobSpec> ReadSpec(Database& db, const JobRecord& job) {
+  SFT_ASSIGN_OR_RETURN(const std::string text, ReadSpecText(db, job));
+  JsonProblem problem;
+  const nlohmann::json json = ParseJson(text, {}, &problem);
+  if (json.is_discarded()) return DataLoss(problem.text);
+  absl::StatusOr<spec::JobSpec> spec = spec::FromJson(json);
+  return spec.ok() ? spec : DataLoss(Message(spec.status()));
+}
+
+absl::StatusOr<std::string> ReadSpecText(Database& db, const JobRecord& job) {
   SFT_ASSIGN_OR_RETURN(
       Statement get,
       db.Prepare(

@@ -16,22 +16,28 @@ namespace sft::server::store {
 // Rows that a list returns at most, whatever was asked for.
 inline constexpr int kMaxPage = 500;
 
-// Lists of a job as they are stored.
+// What a job has as JSON, as it is stored.
 struct JobTexts {
+  std::string spec;
   std::string resolved_values;
   std::string warnings;
 };
 JobTexts TextsOf(const JobRecord& job);
-// Fills in sequence.
+// Fills in sequence. INTERNAL for a job without its spec.
 absl::Status InsertJob(Database& db, JobRecord& job, const JobTexts& texts,
                        const std::vector<JobFileRecord>& files);
 absl::Status InsertJob(Database& db, JobRecord& job, const std::vector<JobFileRecord>& files);
 
-// All below without the large texts: source_text, resolved_json, resolved_values.
+// All below without what is large: source_text, spec, resolved_values.
 absl::StatusOr<JobRecord> GetJob(Database& db, const std::string& id);
-// Fills them in.
+// Fills in source_text and resolved_values.
 absl::Status ReadTexts(Database& db, JobRecord& job);
-absl::StatusOr<std::string> ResolvedJsonOf(Database& db, const JobRecord& job);
+// The resolved job. DATA_LOSS says why it cannot be read: it is damaged, or of a newer server.
+absl::StatusOr<spec::JobSpec> ReadSpec(Database& db, const JobRecord& job);
+// Its JSON as it is stored, for the wire.
+absl::StatusOr<std::string> ReadSpecText(Database& db, const JobRecord& job);
+// JSON as it is stored.
+std::string SpecText(const spec::JobSpec& spec);
 // The NOT_FOUND of a job that is not there, or not to be seen.
 absl::Status NoJob(const std::string& id);
 // NOT_FOUND also for a job of another project than the one named.

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "common/base/duration.h"
 #include "common/base/json.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
@@ -301,7 +302,7 @@ absl::StatusOr<v1::BackupResult> Backups::Make(const std::string& to, const Prog
   }
   SFT_RETURN_IF_ERROR(made);
   result.set_path(folder);
-  result.set_seconds(static_cast<double>((clock_.Mono() - begin).count()) / 1e9);
+  result.set_seconds(SecondsOf(clock_.Mono() - begin));
   return result;
 }
 

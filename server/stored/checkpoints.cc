@@ -166,10 +166,9 @@ absl::StatusOr<v1::CheckpointJobResponse> Checkpoints::Ask(const v1::CheckpointJ
           SFT_RETURN_IF_ERROR(store::AddEvent(
               db, job.id, {0, now_us, "checkpoint", "one was asked for", attempt->number}));
         }
-        v1::Progress progress;
-        if (!progress.ParseFromString(attempt->progress)) progress.Clear();
-        response.set_step(progress.step());
-        *response.mutable_job() = server::ToProto(job);
+        response.set_step(attempt->progress.step);
+        SFT_ASSIGN_OR_RETURN(std::string spec_text, store::ReadSpecText(db, job));
+        *response.mutable_job() = server::ToProto(job, std::move(spec_text));
         return absl::OkStatus();
       },
       actor.audit));

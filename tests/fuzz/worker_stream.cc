@@ -28,7 +28,7 @@ void AddJob(server::Store& store) {
     job.gpu_type = "H100";
     job.variant = "H100-1x";
     job.model = "tiny";
-    job.resolved_json = "{}";
+    job.spec.emplace();
     return server::store::InsertJob(db, job, {});
   });
   fuzz::Require(added.ok());

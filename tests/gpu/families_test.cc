@@ -134,15 +134,17 @@ constexpr FamilyCase kFamilies[] = {
         "no_rope_layer_interval": 2)"},
 };
 
-INSTANTIATE_TEST_SUITE_P(Families, FamilyOnGpuTest,
-                         testing::Combine(testing::ValuesIn(kFamilies),
-                                          testing::Values(Method::kFull, Method::kLora,
-                                                          Method::kQlora)),
-                         [](const auto& info) {
-                           constexpr const char* kMethods[] = {"full", "lora", "qlora"};
-                           return std::string(std::get<0>(info.param).name) + "_" +
-                                  kMethods[static_cast<int>(std::get<1>(info.param))];
-                         });
+std::string NameOf(const testing::TestParamInfo<std::tuple<FamilyCase, Method>>& info) {
+  constexpr const char* kMethods[] = {"full", "lora", "qlora"};
+  return std::string(std::get<0>(info.param).name) + "_" +
+         kMethods[static_cast<int>(std::get<1>(info.param))];
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Families, FamilyOnGpuTest,
+    testing::Combine(testing::ValuesIn(kFamilies),
+                     testing::Values(Method::kFull, Method::kLora, Method::kQlora)),
+    NameOf);
 
 }  // namespace
 }  // namespace sft::engine

@@ -4,8 +4,7 @@
 
 #include <utility>
 
-#include "common/base/json.h"
-#include "common/spec/job_json.h"
+#include "common/spec/job_spec.h"
 
 namespace sft::sim {
 namespace {
@@ -60,7 +59,7 @@ server::JobRecord SimUser::MakeJob(const std::string& request) {
   spec.compute.unreachable_after = chance_.OneIn(2) ? "60s" : "15m";
   if (chance_.OneIn(4)) spec.compute.on_unreachable = spec::OnUnreachable::kWait;
   if (chance_.OneIn(6)) spec.compute.max_restarts = chance_.Below(3);
-  job.resolved_json = DumpJson(spec::ToJson(spec));
+  job.spec = spec;
   Script& script = cluster_.scripts[job.id];
   script.lineage = job.id;
   script.steps = 4 + chance_.Below(24);

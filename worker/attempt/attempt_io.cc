@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "common/rpc/progress.h"
 #include "worker/attempt/attempt.h"
 #include "worker/attempt/verdict.h"
 #include "worker/shipping/artifact.h"
@@ -331,17 +332,9 @@ void Attempt::OnEvent(int rank, const channel::Event& event) {
     progress_.set_trainable_parameters(ready->trainable_parameters);
     progress_.set_total_parameters(ready->total_parameters);
   } else if (const auto* step = std::get_if<channel::StepEvent>(&event.body)) {
-    progress_.set_step(step->step);
-    progress_.set_total_steps(step->total_steps);
-    progress_.set_loss(step->loss);
-    progress_.set_tokens_per_second(step->tokens_per_second);
-    progress_.set_gpu_memory_bytes(step->gpu_memory_bytes);
-    progress_.set_mfu(step->mfu);
-    progress_.set_of_limit(step->of_limit);
-    progress_.set_eta_seconds(step->seconds * static_cast<double>(step->total_steps - step->step));
+    rpc::Advance(MetricOf(*step), progress_);
   } else if (const auto* eval = std::get_if<channel::EvalEvent>(&event.body)) {
-    progress_.set_val_loss(eval->loss);
-    progress_.set_has_val_loss(true);
+    rpc::Advance(MetricOf(*eval), progress_);
   }
 }
 

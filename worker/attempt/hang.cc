@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 
+#include "common/base/duration.h"
 #include "worker/attempt/verdict.h"
 
 namespace sft::worker {
@@ -17,8 +18,6 @@ using Ranks = std::vector<const RankLook*>;
 
 constexpr Nanos kMinPatience = std::chrono::seconds(2);
 constexpr Nanos kMaxPatience = std::chrono::seconds(60);
-
-double Seconds(Nanos time) { return std::chrono::duration<double>(time).count(); }
 
 std::string Number(double seconds) {
   return seconds < 10 ? fmt::format("{:.1f}", seconds) : fmt::format("{:.0f}", seconds);
@@ -114,7 +113,7 @@ std::string Waiting(const std::vector<RankLook>& ranks, const Ranks& culprits, M
   }
   if (op == nullptr) return "";
   return fmt::format("{} wait{} in {} for {} s", Names(waiting), waiting.size() == 1 ? "s" : "",
-                     op->Describe(), Number(Seconds(now - op->started)));
+                     op->Describe(), Number(SecondsOf(now - op->started)));
 }
 
 std::string WhatTheyDo(const Ranks& culprits, const std::string& waiting) {
@@ -148,7 +147,7 @@ std::string Advice(const GangView& gang, Nanos limit) {
   return fmt::format(
       "look at {} and at the log of the rank; where a step really takes longer than {} s, raise "
       "compute.hang_timeout (NCCL_TIMEOUT), now {} s",
-      gang.node, Number(Seconds(limit)), Number(Seconds(gang.limits.step)));
+      gang.node, Number(SecondsOf(limit)), Number(SecondsOf(gang.limits.step)));
 }
 
 }  // namespace
@@ -158,7 +157,7 @@ std::string DescribeRank(const RankLook& look, MonoTime now) {
   if (!look.place.empty()) text += " on " + look.place;
   if (!look.flight) return fmt::format("{}: no record of what it did; {}", text, ProcessText(look));
   return fmt::format("{}: {} for {} s; {}", text, look.flight->Describe(),
-                     Number(Seconds(now - look.flight->changed)), ProcessText(look));
+                     Number(SecondsOf(now - look.flight->changed)), ProcessText(look));
 }
 
 std::optional<v1::Verdict> FindDesync(const std::vector<RankLook>& ranks, const GangView& gang) {
@@ -233,7 +232,7 @@ std::optional<v1::Verdict> JudgeHang(const std::vector<RankLook>& ranks, const G
   v1::Verdict verdict =
       SimpleVerdict(v1::Verdict::INFRASTRUCTURE, nccl ? "nccl_timeout" : "rank_hang",
                     (nccl ? "NCCL timeout: " : "") + message +
-                        fmt::format(" (no progress for {} s)", Number(Seconds(quiet))),
+                        fmt::format(" (no progress for {} s)", Number(SecondsOf(quiet))),
                     Advice(gang, limit), gang.node);
   Blame(culprits, verdict);
   AddEvidence(ranks, now, verdict);

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/duration.h"
 #include "common/base/json.h"
 #include "common/io/file.h"
 #include "worker/engine/kernels/ops.h"
@@ -136,7 +137,7 @@ class Bench {
       const MonoTime begin = clock_.Mono();
       for (int i = 0; i < count; ++i) run();
       device_.cuda->devices->Synchronize(device_.torch.index());
-      return std::chrono::duration<double>(clock_.Mono() - begin).count();
+      return SecondsOf(clock_.Mono() - begin);
     };
     timed(1);  // libraries choose and load their kernels
     const double once = std::max(timed(1), 1e-6);
@@ -166,8 +167,7 @@ engine::Ceiling MeasureCeiling(const CeilingShapes& shapes, const Device& device
     ceiling.attention = bench.Attention();
   }
   device.cuda->devices->ReleaseCached(device.torch.index());
-  fmt::print("measured what this GPU reaches in {:.1f} s\n",
-             std::chrono::duration<double>(clock.Mono() - begin).count());
+  fmt::print("measured what this GPU reaches in {:.1f} s\n", SecondsOf(clock.Mono() - begin));
   const nlohmann::json json = {{"products", ceiling.products}, {"attention", ceiling.attention}};
   if (const absl::Status status = io::WriteFileAtomic(path, DumpJson(json)); !status.ok()) {
     fmt::print("the measured rates are not kept: {}\n", Message(status));

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/base/duration.h"
 #include "worker/engine/base/error.h"
 
 namespace sft::rank {
@@ -23,7 +24,7 @@ EventLog EventLog::Open(const std::string& path, const Clock& clock) {
 }
 
 void EventLog::Write(channel::EventBody body) {
-  const double seconds = static_cast<double>(UnixMicros(clock_.Wall())) / 1e6;
+  const double seconds = SecondsOf(std::chrono::microseconds(UnixMicros(clock_.Wall())));
   Check(file_.Append(channel::ToLine({.time = seconds, .body = std::move(body)})));
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "common/base/bytes.h"
 #include "common/spec/visit.h"
 #include "worker/engine/base/error.h"
 
@@ -88,7 +89,7 @@ Failure CudaOutOfMemory(const std::string& message, const FailureContext& contex
       message.find(kText) == std::string::npos ? fmt::format("{}: {}", kText, message) : message;
   if (context.rank >= 0) text += fmt::format(" (rank {}", context.rank);
   if (context.rank >= 0 && context.peak_memory_bytes > 0) {
-    text += fmt::format(", peak {:.1f} GB", 1e-9 * static_cast<double>(context.peak_memory_bytes));
+    text += fmt::format(", peak {}", BytesText(context.peak_memory_bytes));
   }
   if (context.rank >= 0) text += ")";
   return Make("user", channel::kExitUserError, "cuda_oom", text, LessMemory(context));

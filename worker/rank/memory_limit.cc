@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <thread>
 
+#include "common/base/bytes.h"
 #include "common/base/status.h"
 #include "common/io/file.h"
 #include "common/io/host_memory.h"
@@ -29,7 +30,6 @@ constexpr int64_t kLeast = int64_t{1} << 30;
 constexpr size_t kProbeBytes = 64 << 20;
 constexpr rlim_t kOtherThreads = 8;
 
-double Gb(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 int64_t GbUp(int64_t bytes) { return (bytes + 999'999'999) / 1'000'000'000; }
 
 int64_t SizeOf(const std::string& path) {
@@ -108,15 +108,15 @@ void ThrowRefusedMemory(const MemoryLimit& limit, const std::string& where) {
   if (limit.of_node || !NodeGivesMemory()) {
     throw engine::InfrastructureError(
         fmt::format("{}the node ran short of memory while the data were prepared, for which it had "
-                    "{:.2f} GB left; data of this size take up to {:.2f} GB",
-                    prefix, Gb(limit.bytes), Gb(limit.honest_bytes)),
+                    "{} left; data of this size take up to {}",
+                    prefix, BytesText(limit.bytes), BytesText(limit.honest_bytes)),
         "host_oom", "see what takes the node's memory; the job may run elsewhere");
   }
   const bool raise = limit.bytes < limit.honest_bytes;
   throw engine::UserError(
-      fmt::format("{}preparing the data needs more than the {:.2f} GB of memory that it may take "
-                  "on this node; data of this size take up to {:.2f} GB",
-                  prefix, Gb(limit.bytes), Gb(limit.honest_bytes)),
+      fmt::format("{}preparing the data needs more than the {} of memory that it may take "
+                  "on this node; data of this size take up to {}",
+                  prefix, BytesText(limit.bytes), BytesText(limit.honest_bytes)),
       "prepare_out_of_memory",
       raise
           ? fmt::format(

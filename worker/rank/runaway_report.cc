@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/base/bytes.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/runaway.h"
 #include "worker/rank/event_log.h"
@@ -55,12 +56,11 @@ std::string Where(const RunawayScene& scene, std::string_view line) {
 Failure Describe(const Runaway& runaway, const RunawayScene& scene) {
   const std::string where =
       runaway.line > 0 ? Where(scene, std::to_string(runaway.line)) : std::string();
-  const double gb = static_cast<double>(runaway.amount) / 1e9;
   switch (runaway.kind) {
     case Runaway::Kind::kCallMemory:
       return UserFailure("prepare_out_of_memory",
-                         fmt::format("{}{} takes more than {:.2f} GB of memory for one text", where,
-                                     runaway.what, gb));
+                         fmt::format("{}{} takes more than {} of memory for one text", where,
+                                     runaway.what, BytesText(runaway.amount)));
     case Runaway::Kind::kTime:
       return UserFailure(
           "row_too_slow",

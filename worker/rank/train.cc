@@ -11,6 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include "common/base/bytes.h"
+#include "common/base/duration.h"
 #include "common/base/env.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/data/chat_tokenizer.h"
@@ -65,8 +67,7 @@ class EventObserver : public engine::TrainObserver {
 
   void OnReady(const engine::ReadyReport& report) override {
     if (flight_ != nullptr) flight_->SetTotalSteps(report.total_steps);
-    const Nanos elapsed = context_.clock.Mono() - context_.process_start;
-    const double seconds = std::chrono::duration<double>(elapsed).count();
+    const double seconds = SecondsOf(context_.clock.Mono() - context_.process_start);
     const int world = context_.launch.file.world_size;
     fmt::print(
         "rank {} of world size {} on {}: {} trainable of {} parameters, {} steps, ready after "
@@ -304,9 +305,8 @@ channel::ExitCode TrainRun::RunToEnd() {
   const std::optional<RankPlan> plan = PlanRank(context_.launch, device, *options.train, *comm_);
   Apply(plan, options);
   if (plan) {
-    fmt::print("plan: {}; {:.1f} of {:.1f} GB of GPU memory\n", plan->description,
-               static_cast<double>(plan->plan.memory.reserved()) / 1e9,
-               static_cast<double>(plan->memory_bytes) / 1e9);
+    fmt::print("plan: {}; {} of {} of GPU memory\n", plan->description,
+               BytesText(plan->plan.memory.reserved()), BytesText(plan->memory_bytes));
     PrintAttention(context_.launch.spec, *plan, device);
     options.ceiling = MeasureCeiling(
         {plan->shape, context_.launch.spec.training.matmul,
@@ -318,8 +318,7 @@ channel::ExitCode TrainRun::RunToEnd() {
   const MonoTime before = context_.clock.Mono();
   trainer_ =
       std::make_unique<engine::Trainer>(std::move(options), *comm_, *observer_, context_.clock);
-  fmt::print("loaded the model in {:.1f} s\n",
-             std::chrono::duration<double>(context_.clock.Mono() - before).count());
+  fmt::print("loaded the model in {:.1f} s\n", SecondsOf(context_.clock.Mono() - before));
   const engine::TrainResult result = trainer_->Run();
   // No rank ends while another is still in its last collective.
   comm_->Barrier();

@@ -58,23 +58,6 @@ void SetTime(double seconds, v1::Metric& metric) {
       static_cast<int64_t>(seconds * 1e6) * 1000);
 }
 
-v1::Metric StepMetric(const channel::StepEvent& step) {
-  v1::Metric metric;
-  metric.set_step(step.step);
-  metric.set_total_steps(step.total_steps);
-  metric.set_loss(step.loss);
-  metric.set_lr(step.lr);
-  metric.set_grad_norm(step.grad_norm);
-  metric.set_tokens(step.tokens);
-  metric.set_tokens_per_second(step.tokens_per_second);
-  metric.set_gpu_memory_bytes(step.gpu_memory_bytes);
-  metric.set_mfu(step.mfu);
-  metric.set_of_limit(step.of_limit);
-  metric.set_step_seconds(step.seconds);
-  metric.set_epoch(step.epoch);
-  return metric;
-}
-
 void SetNote(const char* type, std::string_view line, v1::RankEvent& event) {
   event.set_type(type);
   event.set_note(std::string(line));
@@ -93,15 +76,12 @@ struct BodyToProto {
   void operator()(const channel::ReadyEvent&) const { SetNote("ready", line, out); }
   void operator()(const channel::StepEvent& e) const {
     if (rank != 0) return;
-    *out.mutable_metric() = StepMetric(e);
+    *out.mutable_metric() = MetricOf(e);
     SetTime(time, *out.mutable_metric());
   }
   void operator()(const channel::EvalEvent& e) const {
     if (rank != 0) return;
-    out.mutable_metric()->set_step(e.step);
-    out.mutable_metric()->set_val_loss(e.loss);
-    out.mutable_metric()->set_tokens(e.tokens);
-    out.mutable_metric()->set_is_eval(true);
+    *out.mutable_metric() = MetricOf(e);
     SetTime(time, *out.mutable_metric());
   }
   void operator()(const channel::ConsistencyEvent&) const { SetNote("consistency", line, out); }
@@ -115,6 +95,32 @@ struct BodyToProto {
 };
 
 }  // namespace
+
+v1::Metric MetricOf(const channel::StepEvent& step) {
+  v1::Metric metric;
+  metric.set_step(step.step);
+  metric.set_total_steps(step.total_steps);
+  metric.set_loss(step.loss);
+  metric.set_lr(step.lr);
+  metric.set_grad_norm(step.grad_norm);
+  metric.set_tokens(step.tokens);
+  metric.set_tokens_per_second(step.tokens_per_second);
+  metric.set_gpu_memory_bytes(step.gpu_memory_bytes);
+  metric.set_mfu(step.mfu);
+  metric.set_of_limit(step.of_limit);
+  metric.set_step_seconds(step.seconds);
+  metric.set_epoch(step.epoch);
+  return metric;
+}
+
+v1::Metric MetricOf(const channel::EvalEvent& eval) {
+  v1::Metric metric;
+  metric.set_step(eval.step);
+  metric.set_val_loss(eval.loss);
+  metric.set_tokens(eval.tokens);
+  metric.set_is_eval(true);
+  return metric;
+}
 
 v1::RankEvent ToRankEvent(int rank, const channel::Event& event, std::string_view line) {
   v1::RankEvent result;

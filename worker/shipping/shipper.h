@@ -16,6 +16,10 @@ namespace sft::worker {
 // Stands for a rank: the worker's own events about the attempt (node.events).
 inline constexpr int kNodeStream = -2;
 
+// Events as points of the curve, without their time.
+v1::Metric MetricOf(const channel::StepEvent& step);
+v1::Metric MetricOf(const channel::EvalEvent& eval);
+
 // Ships one attempt's logs and events from their files to the server, in bounded chunks. The files
 // are the queue: nothing is kept in memory, and after a restart of either side the server says
 // where to continue. One thread.

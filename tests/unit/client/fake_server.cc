@@ -35,12 +35,16 @@ class FakeServer::Jobs : public v1::JobService::Service {
 
   grpc::Status ResolveJob(grpc::ServerContext*, const v1::ResolveJobRequest* request,
                           v1::ResolveJobResponse* response) override {
+    fake_.calls.emplace_back("ResolveJob");
     fake_.resolved.push_back(*request);
     *response = fake_.resolution;
-    return grpc::Status::OK;
+    if (!fake_.checks_for_submit || !request->for_submit()) return grpc::Status::OK;
+    response->set_checked_for_submit(true);
+    return fake_.resolve_status;
   }
   grpc::Status SubmitJob(grpc::ServerContext*, const v1::SubmitJobRequest* request,
                          v1::Job* response) override {
+    fake_.calls.emplace_back("SubmitJob");
     fake_.submitted.push_back(*request);
     *response = MakeJob("job-new", v1::Job::PENDING);
     response->set_reason("waits for H100-4x");
@@ -156,12 +160,14 @@ class FakeServer::Data : public v1::DataService::Service {
 
   grpc::Status StatBlob(grpc::ServerContext*, const v1::StatBlobRequest* request,
                         v1::StatBlobResponse* response) override {
+    fake_.calls.emplace_back("StatBlob");
     response->set_complete(fake_.blobs.contains(request->sha256()));
     response->set_received(static_cast<int64_t>(partial_[request->sha256()].size()));
     return grpc::Status::OK;
   }
   grpc::Status UploadBlob(grpc::ServerContext*, grpc::ServerReader<v1::UploadBlobRequest>* reader,
                           v1::UploadBlobResponse*) override {
+    fake_.calls.emplace_back("UploadBlob");
     v1::UploadBlobRequest request;
     std::string hash;
     int64_t size = 0;

@@ -30,7 +30,12 @@ class FakeServer {
   std::vector<v1::ResolveJobRequest> resolved;
   std::vector<v1::SubmitJobRequest> submitted;
   std::vector<v1::SubmitSweepRequest> sweeps;
+  // Calls of these and of DataService, in their order: "ResolveJob", "StatBlob".
+  std::vector<std::string> calls;
   grpc::Status submit_status;
+  // Heeds ResolveJobRequest.for_submit, which it answers with this.
+  bool checks_for_submit = true;
+  grpc::Status resolve_status;
 
   // GetJob, ListJobs, CancelJob by id.
   std::map<std::string, v1::Job> jobs;

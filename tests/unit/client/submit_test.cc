@@ -16,6 +16,7 @@
 namespace sft::client {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -185,8 +186,8 @@ TEST_F(SubmitTest, ADryRunShowsThePlanAndUploadsNothing) {
   EXPECT_THAT(run.out, HasSubstr("1 x 4 x 16 = 64"));
   EXPECT_THAT(run.out, HasSubstr("weights 2.00 GB"));
   EXPECT_THAT(server_.blobs, IsEmpty());
-  ASSERT_EQ(server_.submitted.size(), 1u);
-  EXPECT_TRUE(server_.submitted[0].validate_only());
+  EXPECT_THAT(server_.calls, ElementsAre("ResolveJob"));
+  EXPECT_TRUE(server_.resolved[0].for_submit());
 
   const Outcome json = Sftctl(server_, {"submit", Path("job.toml"), "--dry-run", "--json"});
   const auto parsed = ParseJson(json.out);
@@ -208,6 +209,9 @@ TEST_F(SubmitTest, TheRequestIdIsPassedOn) {
   Sftctl(server_, {"submit", Path("job.toml")});
   ASSERT_EQ(server_.submitted.size(), 3u);
   EXPECT_EQ(server_.submitted[0].request_id(), "night-1");
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(server_.resolved[i].request_id(), server_.submitted[i].request_id());
+  }
   EXPECT_NE(server_.submitted[1].request_id(), server_.submitted[2].request_id());
 }
 
@@ -249,9 +253,8 @@ TEST_F(SubmitTest, ADataSetThatAnotherCallUploadsIsWaitedForNotSentAgain) {
   ASSERT_EQ(run.code, kSucceeded) << run.err;
   EXPECT_THAT(run.err, HasSubstr("by another call already: waiting"));
   EXPECT_THAT(server_.upload_offsets, IsEmpty());
-  ASSERT_EQ(server_.submitted.size(), 2u);
-  EXPECT_TRUE(server_.submitted[0].validate_only());
-  EXPECT_FALSE(server_.submitted[1].validate_only());
+  ASSERT_EQ(server_.submitted.size(), 1u);
+  EXPECT_FALSE(server_.submitted[0].validate_only());
 }
 
 TEST_F(SubmitTest, WhatIsNotUtf8IsNamed) {
@@ -359,8 +362,32 @@ TEST_F(SubmitTest, RowsThatTheJobLeavesOutAreNoProblem) {
   EXPECT_EQ(Sftctl(server_, {"submit", Path("job.toml"), "--dry-run"}).code, kSucceeded);
 }
 
-// What the server finds only in a job that would be submitted has the form of all else.
+TEST_F(SubmitTest, TheTextIsResolvedOnceBeforeFilesAreSent) {
+  Write("rows.jsonl", "{\"text\":\"a\"}\n");
+  Need("rows.jsonl");
+  EXPECT_EQ(Sftctl(server_, {"submit", Path("job.toml"), "--project", "alpha"}).code, kSucceeded);
+  EXPECT_THAT(server_.calls,
+              ElementsAre("ResolveJob", "StatBlob", "StatBlob", "UploadBlob", "SubmitJob"));
+  EXPECT_TRUE(server_.resolved[0].for_submit());
+  EXPECT_EQ(server_.resolved[0].project(), "alpha");
+}
+
+TEST_F(SubmitTest, AServerThatDoesNotKnowOfItIsAskedApartBeforeFilesAreSent) {
+  server_.checks_for_submit = false;
+  Write("rows.jsonl", "{\"text\":\"a\"}\n");
+  Need("rows.jsonl");
+  EXPECT_EQ(Sftctl(server_, {"submit", Path("job.toml"), "--dry-run"}).code, kSucceeded);
+  EXPECT_THAT(server_.calls, ElementsAre("ResolveJob", "StatBlob", "SubmitJob"));
+  EXPECT_TRUE(server_.submitted[0].validate_only());
+  server_.calls.clear();
+  EXPECT_EQ(Sftctl(server_, {"submit", Path("job.toml")}).code, kSucceeded);
+  EXPECT_THAT(server_.calls, ElementsAre("ResolveJob", "StatBlob", "SubmitJob", "StatBlob",
+                                         "UploadBlob", "SubmitJob"));
+}
+
+// What an earlier server finds only in a job that would be submitted has the form of all else.
 TEST_F(SubmitTest, ARefusedSubmissionNamesFileAndLineAndSendsNothing) {
+  server_.checks_for_submit = false;
   Write("rows.jsonl", "{\"text\":\"a\"}\n");
   Need("rows.jsonl");
   server_.submit_status = rpc::ToGrpc(rpc::BadRequest(
@@ -383,9 +410,13 @@ TEST_F(SubmitTest, ARefusedSubmissionNamesFileAndLineAndSendsNothing) {
 
 TEST_F(SubmitTest, ALimitWithoutAKeyIsAProblemInJsonToo) {
   server_.submit_status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "project p may have 2 jobs"};
-  const Outcome run = Sftctl(server_, {"submit", Path("job.toml"), "--dry-run", "--json"});
-  EXPECT_EQ(run.code, kRefused);
-  EXPECT_EQ(ParseJson(run.out)["problems"][0]["message"], "project p may have 2 jobs");
+  server_.resolve_status = server_.submit_status;
+  for (const bool checks_for_submit : {false, true}) {
+    server_.checks_for_submit = checks_for_submit;
+    const Outcome run = Sftctl(server_, {"submit", Path("job.toml"), "--dry-run", "--json"});
+    EXPECT_EQ(run.code, kRefused);
+    EXPECT_EQ(ParseJson(run.out)["problems"][0]["message"], "project p may have 2 jobs");
+  }
 }
 
 TEST_F(SubmitTest, OfManyProblemsTheFirstTwentyAreShown) {

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/base/duration.h"
 #include "common/base/json.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/train/stamp.h"
@@ -50,7 +51,7 @@ CheckpointLoader::CheckpointLoader(Options options, const Stamp& now, const Chec
   CheckTogether(comm, [&] {
     const MonoTime begin = clock_.Mono();
     Verify(now, place, comm);
-    verify_seconds_ = std::chrono::duration<double>(clock_.Mono() - begin).count();
+    verify_seconds_ = SecondsOf(clock_.Mono() - begin);
   });
 }
 
@@ -105,7 +106,7 @@ std::vector<at::Tensor> CheckpointLoader::Restore(TrainingModel& model) {
   SavedState saved(options_.dir, manifest_, device_);
   RestoreState(saved, manifest_, model);
   std::vector<at::Tensor> best = BestWeights(saved, model);
-  restore_seconds_ = std::chrono::duration<double>(clock_.Mono() - begin).count();
+  restore_seconds_ = SecondsOf(clock_.Mono() - begin);
   return best;
 }
 

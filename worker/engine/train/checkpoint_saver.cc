@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/base/duration.h"
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/spec/visit.h"
@@ -28,10 +29,6 @@ constexpr int kMostThreads = 8;
 int Threads(int ranks_of_node) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return std::clamp(cores / ranks_of_node / 2, 1, kMostThreads);
-}
-
-double SecondsBetween(MonoTime begin, MonoTime end) {
-  return std::chrono::duration<double>(end - begin).count();
 }
 
 }  // namespace
@@ -69,7 +66,7 @@ fs::path CheckpointSaver::Partial() const {
 uint32_t CheckpointSaver::OwnFlags(bool asked) {
   uint32_t flags = asked ? uint32_t{kAsked} : 0;
   if (comm_.rank() == 0 && when_.save_strategy == spec::SaveStrategy::kTime &&
-      SecondsBetween(last_save_, clock_.Mono()) >= 60 * when_.save_minutes) {
+      SecondsOf(clock_.Mono() - last_save_) >= 60 * when_.save_minutes) {
     flags |= kTimeDue;
   }
   const bool works = phase_ == Phase::kShards || (phase_ == Phase::kManifest && comm_.rank() == 0);
@@ -92,7 +89,7 @@ void CheckpointSaver::OnFlags(std::span<const uint32_t> flags) {
     GatherFiles();
     phase_ = Phase::kManifest;
     if (comm_.rank() == 0) StartManifest();
-    report_.stall_seconds += SecondsBetween(begin, clock_.Mono());
+    report_.stall_seconds += SecondsOf(clock_.Mono() - begin);
   } else if (phase_ == Phase::kManifest && ended(flags[0])) {
     failed(flags[0]) ? Drop(flags) : Settle();
   }
@@ -102,7 +99,7 @@ void CheckpointSaver::BeforeUpdate() {
   if (phase_ != Phase::kShards) return;
   const MonoTime begin = clock_.Mono();
   shard_.WaitCopied();
-  report_.stall_seconds += SecondsBetween(begin, clock_.Mono());
+  report_.stall_seconds += SecondsOf(clock_.Mono() - begin);
 }
 
 std::string CheckpointSaver::Due(const Moment& moment) const {
@@ -186,7 +183,7 @@ void CheckpointSaver::Save(const std::string& reason, const Moment& moment, cons
   background_.Start([this, partial = Partial()](const std::atomic<bool>& cancelled) {
     own_ = shard_.Write(partial, comm_.rank(), comm_.world(), cancelled);
   });
-  report_.stall_seconds += SecondsBetween(started_, clock_.Mono());
+  report_.stall_seconds += SecondsOf(clock_.Mono() - started_);
 }
 
 // Files are listed by rank, of which some may have none.
@@ -220,7 +217,7 @@ void CheckpointSaver::Settle() {
   phase_ = Phase::kIdle;
   if (!first_of_node()) return;
   if (comm_.rank() == 0) {
-    report_.seconds = SecondsBetween(started_, MonoTime(Nanos(finished_ns_.load())));
+    report_.seconds = SecondsOf(MonoTime(Nanos(finished_ns_.load())) - started_);
   } else {
     const MonoTime begin = clock_.Mono();
     try {
@@ -233,8 +230,8 @@ void CheckpointSaver::Settle() {
         return;
       }
     }
-    report_.seconds = SecondsBetween(started_, clock_.Mono());
-    report_.stall_seconds += SecondsBetween(begin, clock_.Mono());
+    report_.seconds = SecondsOf(clock_.Mono() - started_);
+    report_.stall_seconds += SecondsOf(clock_.Mono() - begin);
   }
   observer_.OnCheckpoint(report_);
 }

@@ -13,6 +13,7 @@
 #include <numeric>
 #include <utility>
 
+#include "common/base/duration.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/optim/grad_norm.h"
@@ -26,8 +27,6 @@ namespace sft::engine {
 using at::Tensor;
 
 namespace {
-
-double Seconds(Nanos duration) { return std::chrono::duration<double>(duration).count(); }
 
 // Rows named in a message about a value that is not finite.
 constexpr size_t kRowsShown = 16;
@@ -156,7 +155,7 @@ void Trainer::RunStep(const Step& step) {
   saver_.BeforeUpdate();
   model_.Update(lr, scale * ClipFactor(norm, options_.spec.hyperparameters.max_grad_norm));
   const MonoTime now = clock_.Mono();
-  Report(step, loss, norm, lr, Seconds(now - last_report_));
+  Report(step, loss, norm, lr, SecondsOf(now - last_report_));
   last_report_ = now;
   stop_ = loss.stop;
   observer_.OnPhase(TrainPhase::kStepDone, step.index + 1);
@@ -277,7 +276,7 @@ double Trainer::Evaluate(int64_t steps_taken) {
   observer_.OnPhase(TrainPhase::kValidation, steps_taken);
   const MonoTime start = clock_.Mono();
   const ValidationResult result = Validate(model_, *validation_, comm_);
-  observer_.OnEval({steps_taken, result.loss, result.tokens, Seconds(clock_.Mono() - start)});
+  observer_.OnEval({steps_taken, result.loss, result.tokens, SecondsOf(clock_.Mono() - start)});
   return result.loss;
 }
 
@@ -309,7 +308,7 @@ void Trainer::DeliverResult() {
   const DeliveryOptions delivery{options_.output_dir, options_.model_dir, options_.model_name};
   const MonoTime begin = clock_.Mono();
   DeliveryResult result = Deliver(model_, options_.spec, delivery, comm_);
-  result.artifact.seconds = Seconds(clock_.Mono() - begin);
+  result.artifact.seconds = SecondsOf(clock_.Mono() - begin);
   observer_.OnConsistency(result.consistency);
   if (!result.consistency.consistent) {
     throw InternalError(

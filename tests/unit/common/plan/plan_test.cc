@@ -234,8 +234,8 @@ TEST(PlanTest, ARefusalNamesTheMemoryUseAndRemedies) {
   const absl::Status refused = MakePlan(Input(job, 7)).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   const std::string message(refused.message());
-  EXPECT_THAT(message, HasSubstr("compute.memory_budget_gb allows 7.0 GB"));
-  EXPECT_THAT(message, HasSubstr("quantised weights 3.6 GB"));
+  EXPECT_THAT(message, HasSubstr("compute.memory_budget_gb allows 7.00 GB"));
+  EXPECT_THAT(message, HasSubstr("quantised weights 3.58 GB"));
   EXPECT_THAT(message, HasSubstr("sequence_length = "));
   EXPECT_THAT(message, HasSubstr("gpu_count = 2 with fsdp = true"));
   EXPECT_THAT(message, HasSubstr("memory_budget_gb = "));

@@ -54,7 +54,7 @@ TEST_P(ClockJumpTest, ATimeLimitIsCountedByTheMonotonicClock) {
   record.id = "job-short";
   record.project = "default";
   record.gpu_type = "CPU";
-  record.resolved_json = "{}";
+  record.spec.emplace();
   record.schedule.time_limit_us = 20'000'000;
   ASSERT_TRUE(jobs_->Submit(record, {}).ok());
   Tick();

@@ -107,7 +107,7 @@ class FleetTest : public testing::Test {
     job.gpu_type = type;
     job.gpus_per_node = gpus_per_node;
     job.nodes = nodes;
-    job.resolved_json = "{}";
+    job.spec.emplace();
     EXPECT_TRUE(jobs_->Submit(job, {}).ok());
     return job.id;
   }

@@ -417,6 +417,7 @@ TEST_F(FleetTest, ARepeatedRequestIdGivesTheSameJobAndAnotherJobIsRefused) {
   job.id = "job-a";
   job.request_id = "r";
   job.request_hash = "h";
+  job.spec.emplace();
   const std::string name = jobs_->Submit(job, {})->name();
   job.id = "job-b";
   EXPECT_EQ(jobs_->Submit(job, {})->name(), name);

@@ -114,7 +114,7 @@ class FaultTest : public FleetTest {
     job.id = "job-x";
     job.project = "default";
     job.gpu_type = "CPU";
-    job.resolved_json = "{}";
+    job.spec.emplace();
     job.request_id = "request";
     const auto submitted = jobs_->Submit(job, {});
     Check(submitted.status());

@@ -1,6 +1,8 @@
 #pragma once
 
+#include "common/base/json.h"
 #include "common/io/sha256.h"
+#include "common/spec/job_json.h"
 #include "server/store/checkpoints.h"
 #include "server/stored/checkpoints.h"
 #include "server/stored/uploads.h"
@@ -38,9 +40,20 @@ class LifeTest : public FleetTest {
     job.gpu_type = type;
     job.gpus_per_node = per_node;
     job.nodes = nodes;
-    job.resolved_json = resolved;
+    job.spec = spec::FromJson(ParseJson(resolved)).value();
     EXPECT_TRUE(jobs_->Submit(job, {}).ok());
     return job.id;
+  }
+
+  // As if a newer server, or damage, had left it.
+  void SpoilSettings(const std::string& job) {
+    const std::string text = R"('{"lora":{"of_later":1}}')";
+    const std::string update = "UPDATE job_texts SET resolved_json = " + text +
+                               " WHERE sequence = (SELECT sequence FROM jobs WHERE id = '" + job +
+                               "')";
+    const absl::Status spoiled =
+        store_->Write([&](Database& db) { return db.Execute(update.c_str()); });
+    EXPECT_TRUE(spoiled.ok()) << spoiled;
   }
 
   int Attempt(const std::string& job) { return Job(job).attempt(); }

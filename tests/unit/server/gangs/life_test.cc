@@ -37,6 +37,68 @@ TEST_F(LifeTest, AFaultOfTheMachinesBringsTheJobBackUnderANewEpoch) {
   EXPECT_FALSE(view.has_verdict());
 }
 
+TEST_F(LifeTest, AWaitingJobWhoseSettingsAreLostEndsWithoutKeepingOthersBack) {
+  const std::string lost = Submit("CPU", 1), other = Submit("CPU", 1);
+  SpoilSettings(lost);
+  const auto worker = Join("a", "CPU", 2);
+  Tick();
+  EXPECT_EQ(State(lost), v1::Job::FAILED);
+  const v1::Job view = Job(lost);
+  EXPECT_EQ(view.verdict().code(), "settings_lost");
+  EXPECT_EQ(view.verdict().domain(), v1::Verdict::INFRASTRUCTURE);
+  EXPECT_NE(view.verdict().message().find("unknown key lora.of_later"), std::string::npos);
+  EXPECT_EQ(view.resolved_json(), R"({"lora":{"of_later":1}})") << "shown as it is stored";
+  EXPECT_EQ(State(other), v1::Job::PREPARING);
+  EXPECT_EQ(HeldSlots(), 1u);
+}
+
+TEST_F(LifeTest, ARunningJobWhoseSettingsAreLostEndsWithItsAttemptAndLeavesItsCheckpoints) {
+  const auto worker = Join("a", "CPU", 2);
+  const std::string lost = Submit("CPU", 1), other = Submit("CPU", 1);
+  Tick();
+  Say("a", worker, lost, S::RUNNING);
+  SpoilSettings(lost);
+  for (int64_t step = 10; step <= 50; step += 10) ASSERT_TRUE(Commit(lost, step));
+  EXPECT_EQ(Steps(lost).size(), 5u) << "nothing says how many are kept";
+  Fail("a", worker, lost);
+  EXPECT_EQ(State(lost), v1::Job::FAILED);
+  EXPECT_EQ(Job(lost).verdict().code(), "settings_lost");
+  EXPECT_EQ(Job(lost).verdict().evidence(0).find("last: rank_killed"), 0u);
+  EXPECT_EQ(Job(lost).attempts(0).verdict().code(), "rank_killed");
+  v1::ResumeJobRequest request;
+  request.set_name(lost);
+  const absl::Status resumed = jobs_->Resume(request, "ann").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(resumed)) << resumed;
+  EXPECT_NE(resumed.message().find("its stored settings cannot be read"), std::string_view::npos);
+  EXPECT_EQ(State(other), v1::Job::PREPARING);
+  Report("a", worker, Uid(other), S::RUNNING);
+  Tick();
+  EXPECT_EQ(State(other), v1::Job::RUNNING);
+}
+
+// Both nodes are given up in one transaction.
+TEST_F(LifeTest, ASilentNodeOfAJobWhoseSettingsAreLostKeepsNoOtherBack) {
+  const auto a = Join("a", "CPU", 1);
+  const std::string lost = Submit("CPU", 1);
+  Tick();
+  Say("a", a, lost, S::RUNNING);
+  const auto b = Join("b", "CPU", 1);
+  const std::string other = Submit("CPU", 1);
+  Tick();
+  Say("b", b, other, S::RUNNING);
+  SpoilSettings(lost);
+  registry_->Disconnect("a", a.get());
+  registry_->Disconnect("b", b.get());
+  for (int i = 0; i < 400 && State(lost) != v1::Job::FAILED; ++i) {
+    clock_.Advance(seconds(4));
+    reconciler_->Beat();
+    Tick();
+  }
+  EXPECT_EQ(State(lost), v1::Job::FAILED);
+  EXPECT_EQ(Job(lost).verdict().code(), "settings_lost");
+  EXPECT_EQ(State(other), v1::Job::PENDING) << "it is placed again";
+}
+
 // A quick job has done fifty steps when the server first hears of one: its ranks then know only the
 // time of the first step, setup included.
 TEST_F(LifeTest, TheEndAfterFiftyStepsIsExpectedFromThePaceOfMany) {

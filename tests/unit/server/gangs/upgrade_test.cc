@@ -28,8 +28,8 @@ class UpgradeTest : public FleetTest {
     job.project = "default";
     job.owner = "local";
     job.gpu_type = "H100";
-    job.resolved_json = DumpJson(spec::ToJson(spec));
-    const spec::ProtocolNeed need = spec::NeedOf(spec::ToJson(spec));
+    job.spec = spec;
+    const spec::ProtocolNeed need = spec::NeedOf(spec);
     job.protocol = need.protocol;
     if (!need.keys.empty()) job.newer_keys = need.keys.front();
     EXPECT_TRUE(jobs_->Submit(job, {}).ok());

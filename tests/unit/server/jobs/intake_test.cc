@@ -27,6 +27,7 @@ TEST_F(IntakeTest, CallsSideBySideCannotPassTheLimitOfWaitingJobsTogether) {
   Limit({.project = "default", .max_pending = 2});
   JobRecord job;
   job.project = "default";
+  job.spec.emplace();
   std::vector<JobRecord> three(3, job);
   // Each was checked before one of them was stored.
   for (int i = 0; i < 3; ++i) three[i].id = "job-" + std::to_string(i);
@@ -122,6 +123,40 @@ TEST_F(IntakeTest, TheAnswerToResolveNamesTheFilesAndThePlacement) {
   EXPECT_FALSE(response->needed_files(0).from_override());
   EXPECT_EQ(response->plan().placement(), "could start now on a");
   EXPECT_EQ(response->plan().ranks(), 2);
+}
+
+TEST_F(IntakeTest, WhatASubmitWouldRefuseIsToldWhenTheTextIsResolvedForOne) {
+  JoinWithModel(kConfig);
+  ASSERT_TRUE(Upload(kRows).ok());
+  v1::SubmitJobRequest first = Request();
+  first.set_request_id("first");
+  const std::string name = intake_.Submit(first, "local")->job.name();
+  v1::ResolveJobRequest request;
+  request.set_source_text(std::string(kJobFile) +
+                          "[scheduling]\npriority = \"urgent\"\nafter = [\"job-none\"]\n");
+  request.set_file_name("job.toml");
+  Limit({.project = "default", .max_priority = 1});
+  const auto plain = intake_.Resolve(request);
+  EXPECT_EQ(plain->problems_size(), 0);
+  EXPECT_FALSE(plain->checked_for_submit());
+  request.set_for_submit(true);
+  const auto refused = intake_.Resolve(request);
+  ASSERT_TRUE(refused.ok()) << refused.status();
+  EXPECT_TRUE(refused->checked_for_submit());
+  std::map<std::string, int> lines;
+  for (const v1::Problem& problem : refused->problems()) lines[problem.key()] = problem.line();
+  EXPECT_EQ(lines,
+            (std::map<std::string, int>{{"scheduling.priority", 10}, {"scheduling.after", 11}}));
+  EXPECT_EQ(refused->needed_files_size(), 1) << "what is wrong with it is told beside them";
+  request.set_source_text(kJobFile);
+  EXPECT_EQ(intake_.Resolve(request)->problems_size(), 0);
+  Limit({.project = "default", .max_pending = 1});
+  EXPECT_TRUE(absl::IsResourceExhausted(intake_.Resolve(request).status()));
+  request.set_request_id("first");
+  EXPECT_TRUE(intake_.Resolve(request).ok()) << "a repeat is only told again";
+  request.set_request_id("with\nline");
+  EXPECT_TRUE(absl::IsInvalidArgument(intake_.Resolve(request).status()));
+  EXPECT_EQ(jobs_->List({})->jobs.size(), 1u) << "nothing was stored";
 }
 
 TEST_F(IntakeTest, ADeadlineThatHasPassedIsAWarning) {
@@ -239,7 +274,7 @@ TEST_F(IntakeTest, WhatLiesBelowAJobsFolderIsThereForItsProjectAndForAdmins) {
   alphas.project = "alpha";
   alphas.owner = "ann";
   alphas.gpu_type = "CPU";
-  alphas.resolved_json = "{}";
+  alphas.spec.emplace();
   ASSERT_TRUE(jobs_->Submit(alphas, {}).ok());
   ASSERT_TRUE(store_
                   ->Write([&](Database& db) -> absl::Status {

@@ -124,6 +124,25 @@ TEST_F(SecureServerTest, WhoLacksARoleIsToldTheCommandThatKeepsTheOthers) {
   EXPECT_EQ(Submit(ann, &job).error_message(),
             "ann is viewer in any project, and this needs submitter: an admin gives it with "
             "`sftctl admin user set ann --project alpha=submitter`");
+  const std::string token = UserToken("bob", "alpha", v1::SUBMITTER);
+  v1::ResolveJobRequest resolve;
+  resolve.set_source_text(kSecretJob);
+  resolve.set_file_name("job.toml");
+  resolve.set_project("beta");
+  const auto resolved = [&] {
+    v1::ResolveJobResponse response;
+    grpc::ClientContext context;
+    return v1::JobService::NewStub(With(token))
+        ->ResolveJob(&context, resolve, &response)
+        .error_message();
+  };
+  EXPECT_EQ(resolved(), "") << "for no project";
+  resolve.set_for_submit(true);
+  EXPECT_EQ(resolved(),
+            "bob has no role in project beta: an admin gives one with `sftctl admin user set bob "
+            "--project alpha=submitter --project beta=submitter`");
+  resolve.clear_project();
+  EXPECT_EQ(resolved(), "") << "for the one that there is";
   EXPECT_EQ(Submit(ann, &job, "", "alpha").error_message(),
             "ann is viewer in project alpha, and this needs submitter: an admin gives it with "
             "`sftctl admin user set ann --project alpha=submitter`");

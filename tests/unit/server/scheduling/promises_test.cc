@@ -25,7 +25,7 @@ class PromisesTest : public FleetTest {
     job.gpu_type = "H100";
     job.gpus_per_node = gpus;
     job.nodes = 1;
-    job.resolved_json = "{}";
+    job.spec.emplace();
     job.schedule.time_limit_us = std::chrono::microseconds(limit).count();
     EXPECT_TRUE(jobs_->Submit(job, {}).ok());
     clock_.Advance(std::chrono::seconds(1));

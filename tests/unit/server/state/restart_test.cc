@@ -198,18 +198,41 @@ TEST(RestartTest, BudgetsOnlyShrink) {
   EXPECT_EQ(state.unknown_restarts, 3);
 }
 
-TEST(RestartTest, RulesComeFromTheResolvedJobOrDefaults) {
-  const RestartRules rules = RestartRulesOf(
-      R"({"compute":{"max_restarts":2,"max_unknown_restarts":1,"on_unreachable":"wait",)"
-      R"("unreachable_after":"2m"}})");
+TEST(RestartTest, RulesComeFromTheResolvedJob) {
+  spec::JobSpec spec;
+  spec.compute.max_restarts = 2;
+  spec.compute.max_unknown_restarts = 1;
+  spec.compute.on_unreachable = spec::OnUnreachable::kWait;
+  spec.compute.unreachable_after = "2m";
+  const RestartRules rules = RestartRulesOf(spec);
   EXPECT_EQ(rules.max_restarts, 2);
   EXPECT_EQ(rules.max_unknown_restarts, 1);
   EXPECT_FALSE(rules.replace_unreachable);
   EXPECT_EQ(rules.unreachable_after_us, 120 * kSecond);
-  for (const char* text : {"", "{}", "[]", R"({"compute":3})", R"({"compute":{}})"}) {
-    EXPECT_EQ(RestartRulesOf(text).max_restarts, 10) << text;
-    EXPECT_TRUE(RestartRulesOf(text).replace_unreachable) << text;
-  }
+  const RestartRules defaults = RestartRulesOf(spec::JobSpec());
+  EXPECT_EQ(defaults.max_restarts, RestartRules().max_restarts);
+  EXPECT_EQ(defaults.max_unknown_restarts, RestartRules().max_unknown_restarts);
+  EXPECT_TRUE(defaults.replace_unreachable);
+  EXPECT_EQ(defaults.unreachable_after_us, RestartRules().unreachable_after_us);
+}
+
+TEST(RestartTest, AJobWhoseSettingsAreLostEndsAndSaysWhatFailedLast) {
+  FailedAttempt failed;
+  failed.verdict = {Domain::kInfrastructure, "rank_killed", "signal 9"};
+  failed.verdict.node = "node-3";
+  failed.furthest_step = 7;
+  const RestartDecision decision = DecideWithoutSettings(failed, {}, "unknown key lora.x");
+  EXPECT_FALSE(decision.restart);
+  EXPECT_EQ(decision.state.furthest_step, 7);
+  EXPECT_EQ(decision.verdict.code, kSettingsLost);
+  EXPECT_EQ(decision.verdict.message,
+            "the server cannot read the job's stored settings: unknown key lora.x");
+  EXPECT_EQ(decision.verdict.node, "node-3");
+  ASSERT_EQ(decision.verdict.evidence.size(), 1u);
+  EXPECT_EQ(decision.verdict.evidence[0], "last: rank_killed: signal 9");
+  failed.verdict.domain = Domain::kUser;
+  EXPECT_EQ(DecideWithoutSettings(failed, {}, "").verdict.code, "rank_killed")
+      << "what its owner has to change is told";
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ class CheckpointRowsTest : public testing::Test {
     }
     JobRecord job;
     job.id = "job-1";
+    job.spec.emplace();
     EXPECT_TRUE(InsertJob(*db_, job, {}).ok());
     AttemptRecord attempt;
     attempt.uid = "attempt-1";

@@ -6,6 +6,7 @@
 #include "server/store/files.h"
 #include "server/store/jobs.h"
 #include "server/store/nodes.h"
+#include "server/store/progress.h"
 
 namespace sft::server::store {
 namespace {
@@ -33,6 +34,7 @@ class RowsTest : public testing::Test {
     job.project = "default";
     job.request_id = request;
     job.created_us = 1;
+    job.spec.emplace();
     EXPECT_TRUE(InsertJob(*db_, job, {{"job.data", "hash", 3, "rows.jsonl", ""}}).ok());
     return job;
   }
@@ -84,6 +86,7 @@ TEST_F(RowsTest, ARequestIdNamesOneJob) {
   twin.id = "job-2";
   twin.project = "default";
   twin.request_id = "r";
+  twin.spec.emplace();
   EXPECT_TRUE(absl::IsAlreadyExists(InsertJob(*db_, twin, {})));
   EXPECT_EQ(FindByRequestId(*db_, "default", "r").value()->id, "job-1");
   EXPECT_FALSE(FindByRequestId(*db_, "default", "other")->has_value());
@@ -95,15 +98,17 @@ TEST_F(RowsTest, TheTextsOfAJobAreReadApartFromItsRow) {
   JobRecord job;
   job.id = "job-1";
   job.source_text = "[job]";
-  job.resolved_json = "{}";
+  job.spec.emplace().lora.r = 5;
   job.resolved_values = {{"job.name", "x", "line 1"}, {"job.model", "a\"\\\n\u00e9", "default"}};
   job.warnings = {{"job.name", 1, "odd"}};
   ASSERT_TRUE(InsertJob(*db_, job, {}).ok());
   JobRecord read = GetJob(*db_, "job-1").value();
-  EXPECT_EQ(read.source_text + read.resolved_json, "");
+  EXPECT_EQ(read.source_text, "");
+  EXPECT_FALSE(read.spec.has_value());
   ASSERT_EQ(read.warnings.size(), 1u);
   EXPECT_EQ(read.warnings[0].message, "odd");
-  EXPECT_EQ(ResolvedJsonOf(*db_, read).value(), "{}");
+  EXPECT_EQ(ReadSpec(*db_, read)->lora.r, 5);
+  EXPECT_EQ(ReadSpecText(*db_, read).value(), SpecText(*job.spec));
   ASSERT_TRUE(ReadTexts(*db_, read).ok());
   EXPECT_EQ(read.source_text, "[job]");
   ASSERT_EQ(read.resolved_values.size(), 2u);
@@ -116,14 +121,73 @@ TEST_F(RowsTest, TheTextsOfAnOlderJobAreInItsRow) {
   AddJob("job-1");
   ASSERT_TRUE(
       db_->Execute("DELETE FROM job_texts; UPDATE jobs SET source_text = 's', resolved_json "
-                   "= '{\"a\":1}', resolved_values = '[[\"k\",\"v\",\"o\"]]'")
+                   "= '{\"lora\":{\"r\":3}}', resolved_values = '[[\"k\",\"v\",\"o\"]]'")
           .ok());
   JobRecord read = GetJob(*db_, "job-1").value();
-  EXPECT_EQ(ResolvedJsonOf(*db_, read).value(), "{\"a\":1}");
+  EXPECT_EQ(ReadSpecText(*db_, read).value(), "{\"lora\":{\"r\":3}}");
+  const spec::JobSpec spec = ReadSpec(*db_, read).value();
+  EXPECT_EQ(spec.lora.r, 3);
+  EXPECT_EQ(spec.lora.alpha, spec::JobSpec().lora.alpha) << "not known to the server of its time";
   ASSERT_TRUE(ReadTexts(*db_, read).ok());
   EXPECT_EQ(read.source_text, "s");
   ASSERT_EQ(read.resolved_values.size(), 1u);
   EXPECT_EQ(read.resolved_values[0].value, "v");
+}
+
+TEST_F(RowsTest, SettingsThatCannotBeReadSayWhyAndAreShownAsTheyAre) {
+  const JobRecord job = AddJob("job-1");
+  for (const auto& [stored, says] : std::vector<std::pair<std::string, std::string>>{
+           {"{\"lora\":", "end of input"},
+           {"[]", "must be a JSON object"},
+           {R"({"lora":{"r":"many"}})", "lora.r has a wrong type or value"},
+           {R"({"lora":{"of_later":1}})", "unknown key lora.of_later"},
+       }) {
+    Statement update = db_->Prepare("UPDATE job_texts SET resolved_json = ?").value();
+    ASSERT_TRUE(update.Bind(stored).Run().ok());
+    const absl::Status read = ReadSpec(*db_, job).status();
+    EXPECT_TRUE(absl::IsDataLoss(read)) << read;
+    EXPECT_NE(read.message().find(says), std::string_view::npos) << read;
+    EXPECT_EQ(ReadSpecText(*db_, job).value(), stored);
+  }
+}
+
+TEST_F(RowsTest, AJobWithoutSettingsIsNotStored) {
+  JobRecord job;
+  job.id = "job-1";
+  EXPECT_TRUE(absl::IsInternal(InsertJob(*db_, job, {})));
+}
+
+TEST_F(RowsTest, ProgressIsAValueWhoseColumnIsAsItWas) {
+  AddJob("job-1");
+  ASSERT_TRUE(InsertAttempt(*db_, Attempt("attempt-1", "job-1", 1), {}).ok());
+  EXPECT_EQ(GetAttempt(*db_, "attempt-1")->progress, Progress());
+  Progress progress;
+  progress.step = 3;
+  progress.total_steps = 9;
+  progress.loss = 0.5;
+  progress.tokens_per_second = 1000;
+  progress.gpu_memory_bytes = int64_t{1} << 40;
+  progress.eta_seconds = 80;
+  progress.val_loss = 0.25;
+  progress.has_val_loss = true;
+  progress.phase = "tokenise 1/2";
+  progress.mfu = 0.4;
+  progress.trainable_parameters = 10;
+  progress.total_parameters = 20;
+  progress.of_limit = 0.9;
+  ASSERT_TRUE(SetProgress(*db_, "attempt-1", progress).ok());
+  EXPECT_EQ(GetAttempt(*db_, "attempt-1")->progress, progress);
+  // As earlier servers wrote it and read it.
+  v1::Progress stored;
+  stored.set_step(5);
+  const auto put = [&](const std::string& column) {
+    return db_->Prepare("UPDATE attempts SET progress = ?")->BindBlob(column).Run();
+  };
+  ASSERT_TRUE(put(stored.SerializeAsString()).ok());
+  EXPECT_EQ(GetAttempt(*db_, "attempt-1")->progress.step, 5);
+  const absl::Status spoiled = put("\xff\xff");
+  ASSERT_TRUE(spoiled.ok()) << spoiled;
+  EXPECT_EQ(GetAttempt(*db_, "attempt-1")->progress, Progress()) << "none is shown";
 }
 
 TEST_F(RowsTest, ASlotBelongsToOneLiveAttempt) {

@@ -286,7 +286,7 @@ TEST_F(LifeTest, AResumeMayHaveAnotherTimeLimit) {
   record.id = "job-short";
   record.project = "default";
   record.gpu_type = "CPU";
-  record.resolved_json = R"({"scheduling":{"time_limit":"1m"},"job":{}})";
+  record.spec.emplace().scheduling.time_limit = "1m";
   record.resolved_values = {{"scheduling.time_limit", "1m", "line 3"}};
   record.schedule.time_limit_us = 60'000'000;
   record.schedule.warn_before_us = 30'000'000;
@@ -313,12 +313,10 @@ TEST_F(LifeTest, AResumeMayHaveAnotherTimeLimit) {
                     })
                     .ok());
     return std::tuple(schedule.time_limit_us, schedule.warn_before_us, next.resolved(0).value(),
-                      next.resolved_json());
+                      ParseJson(next.resolved_json())["scheduling"]["time_limit"]);
   };
-  EXPECT_EQ(limit_of(7200), std::tuple(7'200'000'000, 30'000'000, "2h",
-                                       R"({"scheduling":{"time_limit":"2h"},"job":{}})"));
-  EXPECT_EQ(limit_of(0),
-            std::tuple(0, 30'000'000, "0s", R"({"scheduling":{"time_limit":"0s"},"job":{}})"));
+  EXPECT_EQ(limit_of(7200), std::tuple(7'200'000'000, 30'000'000, "2h", "2h"));
+  EXPECT_EQ(limit_of(0), std::tuple(0, 30'000'000, "0s", "0s"));
   EXPECT_EQ(std::get<1>(limit_of(20)), 10'000'000) << "at most half of it";
   request.set_time_limit_seconds(40);
   EXPECT_TRUE(absl::IsAlreadyExists(jobs_->Resume(request, "ann").status())) << "another request";

@@ -195,7 +195,7 @@ TEST_F(HostileModelTest, ExceedingTheProcessLimitIsTheJobsError) {
   Write("train.jsonl", rows);
   launch_.job_json = R"({"hyperparameters": {"sequence_length": 1048576}})";
   EXPECT_EQ(Prepare(kHonest), channel::kExitUserError) << output_;
-  ExpectUserError("prepare_out_of_memory", "needs more than the 0.31 GB of memory");
+  ExpectUserError("prepare_out_of_memory", "needs more than the 314.6 MB of memory");
 }
 
 TEST_F(HostileModelTest, DataSwappedSinceTheNodeAcceptedTheJobAreRefused) {

@@ -1,0 +1,53 @@
+#include "server/store/progress.h"
+
+namespace sft::server {
+
+v1::Progress ToProto(const Progress& progress) {
+  v1::Progress proto;
+  proto.set_step(progress.step);
+  proto.set_total_steps(progress.total_steps);
+  proto.set_loss(progress.loss);
+  proto.set_tokens_per_second(progress.tokens_per_second);
+  proto.set_gpu_memory_bytes(progress.gpu_memory_bytes);
+  proto.set_eta_seconds(progress.eta_seconds);
+  proto.set_val_loss(progress.val_loss);
+  proto.set_has_val_loss(progress.has_val_loss);
+  proto.set_phase(progress.phase);
+  proto.set_mfu(progress.mfu);
+  proto.set_trainable_parameters(progress.trainable_parameters);
+  proto.set_total_parameters(progress.total_parameters);
+  proto.set_of_limit(progress.of_limit);
+  return proto;
+}
+
+Progress FromProto(const v1::Progress& proto) {
+  Progress progress;
+  progress.step = proto.step();
+  progress.total_steps = proto.total_steps();
+  progress.loss = proto.loss();
+  progress.tokens_per_second = proto.tokens_per_second();
+  progress.gpu_memory_bytes = proto.gpu_memory_bytes();
+  progress.eta_seconds = proto.eta_seconds();
+  progress.val_loss = proto.val_loss();
+  progress.has_val_loss = proto.has_val_loss();
+  progress.phase = proto.phase();
+  progress.mfu = proto.mfu();
+  progress.trainable_parameters = proto.trainable_parameters();
+  progress.total_parameters = proto.total_parameters();
+  progress.of_limit = proto.of_limit();
+  return progress;
+}
+
+namespace store {
+
+std::string ProgressColumn(const Progress& progress) {
+  return ToProto(progress).SerializeAsString();
+}
+
+Progress ParseProgress(const std::string& column) {
+  v1::Progress proto;
+  return proto.ParseFromString(column) ? FromProto(proto) : Progress();
+}
+
+}  // namespace store
+}  // namespace sft::server

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+
+#include "server/state/records.h"
+#include "sft/v1/job.pb.h"
+
+namespace sft::server {
+
+v1::Progress ToProto(const Progress& progress);
+Progress FromProto(const v1::Progress& proto);
+
+namespace store {
+
+// The column of an attempt's progress: a serialized sft.v1.Progress. One that cannot be read shows
+// no progress.
+std::string ProgressColumn(const Progress& progress);
+Progress ParseProgress(const std::string& column);
+
+}  // namespace store
+}  // namespace sft::server

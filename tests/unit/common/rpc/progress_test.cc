@@ -1,0 +1,53 @@
+#include "common/rpc/progress.h"
+
+#include <gtest/gtest.h>
+
+namespace sft::rpc {
+namespace {
+
+v1::Metric Step(int64_t step) {
+  v1::Metric point;
+  point.set_step(step);
+  point.set_total_steps(10);
+  point.set_loss(0.5);
+  point.set_step_seconds(2);
+  return point;
+}
+
+TEST(ProgressTest, AStepSaysWhatIsLeftAtItsPace) {
+  v1::Progress progress;
+  progress.set_phase("tokenise 1/2");
+  progress.set_trainable_parameters(7);
+  Advance(Step(4), progress);
+  EXPECT_EQ(progress.step(), 4);
+  EXPECT_EQ(progress.total_steps(), 10);
+  EXPECT_EQ(progress.loss(), 0.5);
+  EXPECT_EQ(progress.eta_seconds(), 12);
+  EXPECT_EQ(progress.phase(), "");
+  EXPECT_EQ(progress.trainable_parameters(), 7);
+}
+
+TEST(ProgressTest, AnEvaluationKeepsTheFiguresOfItsStep) {
+  v1::Progress progress;
+  Advance(Step(4), progress);
+  v1::Metric eval;
+  eval.set_step(4);
+  eval.set_is_eval(true);
+  eval.set_val_loss(0.25);
+  Advance(eval, progress);
+  EXPECT_TRUE(progress.has_val_loss());
+  EXPECT_EQ(progress.val_loss(), 0.25);
+  EXPECT_EQ(progress.loss(), 0.5);
+  EXPECT_EQ(progress.eta_seconds(), 12);
+}
+
+TEST(ProgressTest, WhatComesLateOrAfterTheLastStepDoesNoHarm) {
+  v1::Progress progress;
+  Advance(Step(11), progress);
+  EXPECT_EQ(progress.eta_seconds(), 0) << "a step more than was planned";
+  Advance(Step(3), progress);
+  EXPECT_EQ(progress.step(), 11);
+}
+
+}  // namespace
+}  // namespace sft::rpc
