@@ -1,135 +1,146 @@
-// The control thread's part of an attempt: starts, watches and stops its shim.
+#include "worker/attempt/attempt_control.h"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "common/base/bytes.h"
 #include "common/io/file.h"
-#include "worker/attempt/attempt.h"
 #include "worker/attempt/launch_plan.h"
-#include "worker/attempt/shim_client.h"
 #include "worker/attempt/verdict.h"
-#include "worker/channel/event.h"
 #include "worker/node/data_cleaning.h"
 #include "worker/transfer/checkpoint_folder.h"
 
 namespace sft::worker {
 namespace {
 
-using std::chrono::seconds;
+using Seconds = std::chrono::duration<double>;
 
-// From the end of the last process to the point where memory that is still held is a fault.
-constexpr seconds kMemoryPatience{30};
-constexpr int64_t kMemorySlack = 512 << 20;
-// From a start that nobody answered in time to the next.
-constexpr seconds kStartPause{30};
-// From the first time that a shim does not answer to the point where that is told.
-constexpr seconds kShimPatience{60};
 constexpr int64_t kMaxStatusBytes = 16 << 20;
+
+GangWatch::Options WatchOptions(const AttemptRecord& record, const AttemptContext& context) {
+  const v1::Dispatch& dispatch = record.dispatch;
+  GangWatch::Options options;
+  options.attempt_dir = context.dir;
+  options.gang = {context.node(), dispatch.world_size(), false,
+                  LimitsOf(context.job.ok() ? context.job->compute : spec::JobSpec::Compute())};
+  for (int i = 0; i < dispatch.slots_size(); ++i) {
+    if (!context.services.inventory.IsGpu(dispatch.slots(i))) continue;
+    options.gang.gpu = true;
+    options.places[dispatch.first_rank() + i] = fmt::format("GPU {}", dispatch.slots(i));
+  }
+  return options;
+}
 
 }  // namespace
 
-void Attempt::Control(MonoTime heard) {
-  State state;
-  std::string rendezvous;
-  std::string reason;
-  {
-    const MutexLock lock(mutex_);
-    state = state_;
-    rendezvous = desired_rendezvous_;
-    reason = intent_reason_;
-    heard_ = heard;
+AttemptControl::AttemptControl(const AttemptContext& context, SharedRecord& shared,
+                               const CheckpointShipper& checkpoints)
+    : context_(context),
+      shared_(shared),
+      checkpoints_(checkpoints),
+      watch_(WatchOptions(shared.record(), context), context.services.clock) {}
+
+void AttemptControl::Turn(MonoTime heard) {
+  shared_.With([&](AttemptData& data) { data.heard = heard; });
+  memory_.BeginTurn();
+  for (;;) {
+    const ControlView view = View();
+    const ControlStep step = DecideControl(view, memory_);
+    if (step.what == ControlDo::kWait) return;
+    const absl::Status result = Do(step, view);
+    ControlView after = view;
+    after.now = context_.services.clock.Mono();
+    Note(step.what, result, after, memory_);
+    shared_.With([&](AttemptData& data) { data.stuck = memory_.stuck; });
   }
-  if (state == v1::AttemptStatus::READY) {
-    if (Stopping()) {
-      Conclude(SimpleVerdict(v1::Verdict::NONE, "stopped", reason, "", services_.setup.node));
-    } else if (!rendezvous.empty()) {
-      Launch(rendezvous, heard);
+}
+
+ControlView AttemptControl::View() const {
+  ControlView view;
+  shared_.With([&](const AttemptData& data) {
+    view.state = data.state;
+    view.reason = data.reason;
+    view.checkpoints_asked = data.record.checkpoints_asked;
+    view.wish = data.wish;
+    view.heard = data.heard;
+  });
+  view.newest_checkpoint = checkpoints_.newest();
+  view.fencing = context_.fencing;
+  view.grace = std::chrono::duration_cast<Nanos>(Seconds(context_.services.setup.grace_seconds));
+  view.now = context_.services.clock.Mono();
+  return view;
+}
+
+absl::Status AttemptControl::Do(const ControlStep& step, const ControlView& view) {
+  switch (step.what) {
+    case ControlDo::kWait:
+      break;
+    case ControlDo::kLook:
+      Look();
+      break;
+    case ControlDo::kLaunch:
+      return Launch(view);
+    case ControlDo::kStartShim:
+      return StartShim();
+    case ControlDo::kRenew: {
+      const Seconds age = context_.services.clock.Mono() - view.heard;
+      return AskShim({.command = "renew", .age = age.count()}).status();
     }
-  } else if (HasProcesses()) {
-    Watch(heard);
+    case ControlDo::kAskCheckpoint:
+      return AskCheckpoint(view.wish.checkpoints_asked);
+    case ControlDo::kAskLast:
+      return AskShim({"checkpoint", ""}).status();
+    case ControlDo::kStop:
+      return Stop(view.wish);
+    case ControlDo::kWatchRanks:
+      WatchRanks();
+      break;
+    case ControlDo::kJudgeEnd:
+      JudgeProcesses(step.end);
+      break;
+    case ControlDo::kLookAtMemory:
+      memory_.gpus = LookAtMemory();
+      break;
+    case ControlDo::kAwaitMemory:
+      context_.services.inventory.AskForRefresh();
+      shared_.Enter(view.state, step.text);
+      break;
+    case ControlDo::kConclude:
+      Conclude(step, view.wish);
+      break;
+    case ControlDo::kShow:
+      shared_.Enter(step.state, step.text);
+      break;
   }
+  return absl::OkStatus();
 }
 
-bool Attempt::Fenced(MonoTime heard) const {
-  return fencing_ > Nanos(0) && services_.clock.Mono() - heard >= fencing_;
-}
-
-absl::Status Attempt::WriteLaunchFiles(const std::string& rendezvous, MonoTime heard) {
-  AttemptRecord record;
-  StagedJob staged;
-  std::string torch;
-  {
-    const MutexLock lock(mutex_);
-    record = record_;
-    staged = *staged_;
-    torch = torch_lib_dir_;
+void AttemptControl::Look() {
+  absl::StatusOr<channel::ShimStatus> status = ReadShimStatus();
+  const auto is_dead = [&] {
+    return status.ok() && status->state != "exited" && !context_.services.shims.Alive(*status);
+  };
+  bool dead = is_dead();
+  if (dead) {
+    status = ReadShimStatus();  // it may have ended between the two looks
+    dead = status.ok() && status->state != "exited";
   }
-  LaunchFiles files = PlanLaunch({uid_, epoch_, record.dispatch, staged, rendezvous, torch},
-                                 services_.setup, services_.inventory);
-  using Seconds = std::chrono::duration<double>;
-  files.shim.fencing_seconds = Seconds(fencing_).count();
-  files.shim.fencing_age = Seconds(services_.clock.Mono() - heard).count();
-  SFT_RETURN_IF_ERROR(MakeRankFolders(files.rank, record.dispatch.first_rank() == 0));
-  SFT_RETURN_IF_ERROR(io::WriteFileAtomic(dir_ + "/launch.json", ToJson(files.rank)));
-  SFT_RETURN_IF_ERROR(LetRanksRead(dir_ + "/launch.json", rank_user_));
-  SFT_RETURN_IF_ERROR(io::WriteFileAtomic(dir_ + "/shim.json", ToJson(files.shim)));
-  SFT_RETURN_IF_ERROR(LetRanksRead(dir_ + "/shim.json", rank_user_));
-  const MutexLock lock(mutex_);
-  record_.launched = true;
-  record_.rank_uid = rank_user_ ? rank_user_->uid : 0;
-  record_.rank_gid = rank_user_ ? rank_user_->gid : 0;
-  record_.launched_ns = services_.clock.Mono().time_since_epoch().count();
-  record_.oom_kills_before = CgroupOomKills().value_or(0);
-  for (const int slot : record.dispatch.slots()) {
-    record_.memory_before.push_back(services_.inventory.MemoryOf(slot).used_bytes);
+  ShimView& view = memory_.shim.emplace();
+  if (status.ok()) {
+    shim_ = *std::move(status);
+    view = {dead ? ShimView::Sight::kDead : ShimView::Sight::kStatus, PhaseOf(shim_.state),
+            shim_.reason};
+    return;
   }
-  port_.Release();
-  // Without the record on disk a restarted worker would start the ranks a second time.
-  return SaveRecord(record_, dir_);
+  view.text = std::string(Message(status.status()));
+  view.sight = absl::IsPermissionDenied(status.status()) ? ShimView::Sight::kForbidden
+               : absl::IsNotFound(status.status())       ? ShimView::Sight::kNone
+                                                         : ShimView::Sight::kBroken;
 }
 
-absl::Status Attempt::MakeRankFolders(const channel::RankLaunch& launch, bool delivers) {
-  const NodeSetup& setup = services_.setup;
-  SFT_RETURN_IF_ERROR(LetRanksWrite(dir_, rank_user_));
-  SFT_RETURN_IF_ERROR(LetRanksWrite(setup.data_dir + "/run", rank_user_));
-  if (!setup.has_shared) SFT_RETURN_IF_ERROR(OpenCheckpointFolder(job_id_, setup));
-  const RankRights rights(rank_user_);
-  SFT_RETURN_IF_ERROR(io::MakeDirs(launch.cache_dir));
-  // What an earlier attempt of the job left there must not be taken for this one's.
-  if (delivers) SFT_RETURN_IF_ERROR(io::RemoveAll(launch.output_dir));
-  SFT_RETURN_IF_ERROR(io::MakeDirs(launch.output_dir));
-  return io::MakeDirs(launch.checkpoint_dir);
-}
-
-void Attempt::Launch(const std::string& rendezvous, MonoTime heard) {
-  // The server may have placed the gang elsewhere by now; when it speaks again it says so.
-  if (Fenced(heard)) return;
-  absl::Status started = WriteLaunchFiles(rendezvous, heard);
-  if (started.ok()) started = StartShim();
-  if (!started.ok()) {
-    return Conclude(MakeStartVerdict(started, services_.setup.node));
-  }
-  Enter(v1::AttemptStatus::PREPARING);
-}
-
-absl::Status Attempt::StartShim() {
-  const MonoTime now = services_.clock.Mono();
-  if (now < start_again_at_) return absl::OkStatus();
-  const absl::Status started = services_.shims.Start(dir_ + "/shim.json");
-  if (absl::IsUnknown(started)) {
-    // Each try keeps the other attempts waiting.
-    start_again_at_ = services_.clock.Mono() + kStartPause;
-    Warn(fmt::format("{}; it may have started: going on as if it had", Message(started)));
-    return absl::OkStatus();
-  }
-  return absl::IsAlreadyExists(started) ? absl::OkStatus() : started;
-}
-
-absl::StatusOr<channel::ShimStatus> Attempt::ReadShimStatus() {
+absl::StatusOr<channel::ShimStatus> AttemptControl::ReadShimStatus() {
   const absl::StatusOr<std::string> text = [&] {
-    const RankRights rights(rank_user_);
-    return io::ReadFile(dir_ + "/status.json", kMaxStatusBytes, io::Links::kRefuse);
+    const RankRights rights(context_.rank_user);
+    return io::ReadFile(context_.dir + "/status.json", kMaxStatusBytes, io::Links::kRefuse);
   }();
   if (text.ok()) return channel::ParseShimStatus(*text);
   // A shim that found no room for the file still says what it would write.
@@ -138,264 +149,186 @@ absl::StatusOr<channel::ShimStatus> Attempt::ReadShimStatus() {
   return text.status();
 }
 
-void Attempt::WithoutStatus(const absl::Status& status, MonoTime heard) {
-  if (absl::IsPermissionDenied(status)) {
-    // That says nothing of the processes, and whoever runs as the ranks' user can bring it about.
-    SetSilent(true, fmt::format("what its shim writes cannot be read ({})", Message(status)));
-    return Enter(v1::AttemptStatus::PREPARING, silence_);
-  }
-  if (!absl::IsNotFound(status)) {
-    return ProcessesGone(SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "shim_lost",
-                                       std::string(Message(status)), "look at the node's disk",
-                                       services_.setup.node));
-  }
-  // The worker died between its record and the shim's start, or the start took too long; the shim's
-  // lock keeps a second out. One that is there and does not speak (it is starting, or stopped) may
-  // have living ranks. How old its launch file is does not matter to the fencing limit: the server
-  // has to have been heard of in this life.
-  if (heard == MonoTime{} || Fenced(heard)) return;
-  SetSilent(true, "its shim was started and says nothing");
-  Enter(v1::AttemptStatus::PREPARING, silence_);
-  const absl::Status started = StartShim();
-  if (!started.ok()) ProcessesGone(MakeStartVerdict(started, services_.setup.node));
+absl::StatusOr<channel::Answer> AttemptControl::AskShim(const channel::Command& command) const {
+  const RankRights rights(context_.rank_user);
+  return context_.services.shims.Ask(
+      fmt::format("{}/run/{}.sock", context_.services.setup.data_dir, context_.uid), command);
 }
 
-void Attempt::Watch(MonoTime heard) {
-  if (gone_verdict_) return CheckMemoryIsBack();
-  absl::StatusOr<channel::ShimStatus> status = ReadShimStatus();
-  if (status.ok() && status->state != "exited" && !services_.shims.Alive(*status)) {
-    status = ReadShimStatus();  // it may have ended between the two looks
-    if (status.ok() && status->state != "exited") {
-      return ProcessesGone(SimpleVerdict(
-          v1::Verdict::INFRASTRUCTURE, "shim_lost",
-          "the shim of this attempt died and its ranks with it",
-          "see dmesg on the node, or its boot log if it was restarted", services_.setup.node));
+absl::Status AttemptControl::WriteLaunchFiles(const ControlView& view) {
+  const AttemptServices& services = context_.services;
+  const AttemptRecord record = shared_.record();
+  StagedJob staged;
+  std::string torch;
+  shared_.With([&](const AttemptData& data) {
+    staged = *data.prepared.staged;
+    torch = data.prepared.torch_lib_dir;
+  });
+  LaunchFiles files = PlanLaunch({context_.uid, context_.epoch, record.dispatch, *context_.job,
+                                  staged, view.wish.rendezvous, torch},
+                                 services.setup, services.inventory);
+  files.shim.fencing_seconds = Seconds(context_.fencing).count();
+  files.shim.fencing_age = Seconds(services.clock.Mono() - view.heard).count();
+  SFT_RETURN_IF_ERROR(MakeRankFolders(files.rank, record.dispatch.first_rank() == 0));
+  for (const auto& [name, text] : {std::pair("/launch.json", ToJson(files.rank)),
+                                   std::pair("/shim.json", ToJson(files.shim))}) {
+    SFT_RETURN_IF_ERROR(io::WriteFileAtomic(context_.dir + name, text));
+    SFT_RETURN_IF_ERROR(LetRanksRead(context_.dir + name, context_.rank_user));
+  }
+  shared_.With([&](AttemptData& data) {
+    AttemptRecord& launched = data.record;
+    launched.launched = true;
+    launched.rank_uid = context_.rank_user ? context_.rank_user->uid : 0;
+    launched.rank_gid = context_.rank_user ? context_.rank_user->gid : 0;
+    launched.launched_ns = services.clock.Mono().time_since_epoch().count();
+    launched.oom_kills_before = CgroupOomKills().value_or(0);
+    for (const int slot : record.dispatch.slots()) {
+      launched.memory_before.push_back(services.inventory.MemoryOf(slot).used_bytes);
     }
+    data.prepared.port.Release();
+  });
+  // Without the record on disk a restarted worker would start the ranks a second time.
+  return shared_.Save();
+}
+
+absl::Status AttemptControl::MakeRankFolders(const channel::RankLaunch& launch, bool delivers) {
+  const NodeSetup& setup = context_.services.setup;
+  SFT_RETURN_IF_ERROR(LetRanksWrite(context_.dir, context_.rank_user));
+  SFT_RETURN_IF_ERROR(LetRanksWrite(setup.data_dir + "/run", context_.rank_user));
+  if (!setup.has_shared) SFT_RETURN_IF_ERROR(OpenCheckpointFolder(context_.job_id, setup));
+  const RankRights rights(context_.rank_user);
+  SFT_RETURN_IF_ERROR(io::MakeDirs(launch.cache_dir));
+  // What an earlier attempt of the job left there must not be taken for this one's.
+  if (delivers) SFT_RETURN_IF_ERROR(io::RemoveAll(launch.output_dir));
+  SFT_RETURN_IF_ERROR(io::MakeDirs(launch.output_dir));
+  return io::MakeDirs(launch.checkpoint_dir);
+}
+
+absl::Status AttemptControl::Launch(const ControlView& view) {
+  start_ = WriteLaunchFiles(view);
+  // Nothing was started, whatever the file's error is.
+  if (!start_.ok()) {
+    return absl::IsResourceExhausted(start_) ? start_ : Internal(Message(start_));
   }
-  if (!status.ok()) return WithoutStatus(status.status(), heard);
-  shim_ = *std::move(status);
-  if (shim_.state == "exited") return ShimEnded();
-  if (!Stopping()) SetSilent(false, "");
-  SteerShim(heard);
-  if (shim_.state == "running") LookAtRanks();
-  if (shim_.state == "preparing") Enter(v1::AttemptStatus::PREPARING, silence_);
-  if (shim_.state == "running" && !last_asked_at_) Enter(v1::AttemptStatus::RUNNING, silence_);
-  if (shim_.state == "stopping") Enter(v1::AttemptStatus::STOPPING, shim_.reason);
-}
-
-void Attempt::SetSilent(bool silent, const std::string& what) {
-  const MonoTime now = services_.clock.Mono();
-  if (!silent) silent_since_.reset();
-  if (silent && !silent_since_) silent_since_ = now;
-  const bool long_enough = silent && now - *silent_since_ >= kShimPatience;
-  silence_ = long_enough ? what + ": look at the sft-shim of this attempt on the node" : "";
-  const MutexLock lock(mutex_);
-  stuck_ = long_enough;
-}
-
-void Attempt::ShimEnded() {
-  // A worker that was not there finds the end later than it came.
-  const WallTime now = services_.clock.Wall();
-  const WallTime ended = std::min(now, LastUse(dir_ + "/status.json").value_or(now));
-  {
-    const MutexLock lock(mutex_);
-    record_.ended_us = UnixMicros(ended);
+  absl::Status started = StartShim();
+  if (started.ok() || absl::IsUnknown(started) || absl::IsAlreadyExists(started)) {
+    shared_.Enter(v1::AttemptStatus::PREPARING);
   }
-  ProcessesGone(JudgeEnd());
+  return started;
 }
 
-v1::Verdict Attempt::JudgeEnd() {
-  const RankRights rights(rank_user_);
-  v1::Verdict verdict = MakeVerdict(shim_, ReadAllTraces(dir_, shim_), services_.setup.node);
+absl::Status AttemptControl::StartShim() {
+  start_ = context_.services.shims.Start(context_.dir + "/shim.json");
+  if (absl::IsUnknown(start_)) {
+    context_.Warn(fmt::format("{}; it may have started: going on as if it had", Message(start_)));
+  }
+  return start_;
+}
+
+absl::Status AttemptControl::Stop(const Wish& wish) {
+  return AskShim({"stop", wish.stop_reason.empty() ? "stop requested" : wish.stop_reason}).status();
+}
+
+absl::Status AttemptControl::AskCheckpoint(int64_t wanted) {
+  SFT_RETURN_IF_ERROR(AskShim({"checkpoint", ""}).status());
+  shared_.With([&](AttemptData& data) { data.record.checkpoints_asked = wanted; });
+  (void)shared_.Save();
+  return absl::OkStatus();
+}
+
+void AttemptControl::WatchRanks() {
+  const GangWatch::News news = [&] {
+    const RankRights rights(context_.rank_user);
+    return watch_.Look(shim_);
+  }();
+  for (const std::string& warning : news.warnings) context_.Warn(warning);
+  if (!news.hang) return;
+  shared_.With([&](AttemptData& data) { data.record.finding = *news.hang; });
+  (void)shared_.Save();
+  spdlog::warn("attempt {}: {}", context_.uid, news.hang->message());
+  // Should it not answer, the next look finds the same.
+  (void)AskShim({.command = "stop", .reason = news.hang->message(), .cause = "watch"});
+}
+
+void AttemptControl::JudgeProcesses(AttemptEnd end) {
+  const std::string& node = context_.node();
+  if (end == AttemptEnd::kStartFailed) {
+    verdict_ = MakeStartVerdict(start_, node);
+  } else if (end == AttemptEnd::kStatusBroken) {
+    verdict_ = SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "shim_lost", memory_.shim->text,
+                             "look at the node's disk", node);
+  } else if (end == AttemptEnd::kShimLost) {
+    verdict_ = SimpleVerdict(v1::Verdict::INFRASTRUCTURE, "shim_lost",
+                             "the shim of this attempt died and its ranks with it",
+                             "see dmesg on the node, or its boot log if it was restarted", node);
+  } else {
+    // A worker that was not there finds the end later than it came.
+    const WallTime now = context_.services.clock.Wall();
+    const WallTime ended = std::min(now, LastUse(context_.dir + "/status.json").value_or(now));
+    shared_.With([&](AttemptData& data) { data.record.ended_us = UnixMicros(ended); });
+    verdict_ = JudgeExit();
+  }
+}
+
+v1::Verdict AttemptControl::JudgeExit() {
+  const RankRights rights(context_.rank_user);
+  v1::Verdict verdict = MakeVerdict(shim_, ReadAllTraces(context_.dir, shim_), context_.node());
   if (shim_.cause == "watch") {
-    const MutexLock lock(mutex_);
-    if (!record_.finding.code().empty()) verdict = record_.finding;
+    const v1::Verdict finding = shared_.record().finding;
+    if (!finding.code().empty()) verdict = finding;
   } else if (verdict.domain() != v1::Verdict::NONE) {
     watch_.AddTraces(shim_, verdict);
   }
   return verdict;
 }
 
-absl::StatusOr<channel::Answer> Attempt::AskShim(const channel::Command& command) const {
-  const RankRights rights(rank_user_);
-  return services_.shims.Ask(fmt::format("{}/run/{}.sock", services_.setup.data_dir, uid_),
-                             command);
-}
-
-void Attempt::SteerShim(MonoTime heard) {
-  if (Stopping() && !stop_sent_) {
-    std::string reason;
-    {
-      const MutexLock lock(mutex_);
-      reason = intent_reason_;
-      // Only the server's word stops ranks; an interrupted worker leaves them running.
-      if (intent_ == v1::DesiredAttempt::RUN) return;
-    }
-    if (WaitsForLastCheckpoint()) return;
-    const absl::Status asked =
-        AskShim({"stop", reason.empty() ? "stop requested" : reason}).status();
-    stop_sent_ = asked.ok();
-    SetSilent(!asked.ok(),
-              fmt::format("its shim does not take the order to stop ({})", Message(asked)));
-  } else if (heard > renewed_at_) {
-    const std::chrono::duration<double> age = services_.clock.Mono() - heard;
-    if (AskShim({.command = "renew", .age = age.count()}).ok()) renewed_at_ = heard;
+std::vector<GpuMemory> AttemptControl::LookAtMemory() const {
+  const Inventory& inventory = context_.services.inventory;
+  const AttemptRecord record = shared_.record();
+  std::vector<GpuMemory> gpus;
+  for (int i = 0; i < record.dispatch.slots_size(); ++i) {
+    const int slot = record.dispatch.slots(i);
+    if (!inventory.IsGpu(slot)) continue;
+    const int64_t before =
+        i < static_cast<int>(record.memory_before.size()) ? record.memory_before[i] : 0;
+    gpus.push_back({slot, before, inventory.MemoryOf(slot)});
   }
-  AskForCheckpoints();
+  return gpus;
 }
 
-void Attempt::LookAtRanks() {
-  const GangWatch::News news = [&] {
-    const RankRights rights(rank_user_);
-    return watch_.Look(shim_);
-  }();
-  for (const std::string& warning : news.warnings) Warn(warning);
-  if (!news.hang) return;
-  {
-    const MutexLock lock(mutex_);
-    record_.finding = *news.hang;
-  }
-  Save();
-  spdlog::warn("attempt {}: {}", uid_, news.hang->message());
-  // Should it not answer, the next look finds the same.
-  (void)AskShim({.command = "stop", .reason = news.hang->message(), .cause = "watch"});
-}
-
-void Attempt::Warn(const std::string& message) {
-  spdlog::warn("attempt {}: {}", uid_, message);
-  const RankRights rights(rank_user_);
-  const double now = static_cast<double>(UnixMicros(services_.clock.Wall())) / 1e6;
-  absl::StatusOr<io::AppendFile> file = io::AppendFile::Open(dir_ + "/node.events");
-  const absl::Status written =
-      file.ok() ? file->Append(channel::ToLine(channel::Event{now, channel::WarningEvent{message}}))
-                : file.status();
-  if (!written.ok()) spdlog::warn("attempt {}: {}", uid_, Message(written));
-}
-
-void Attempt::AskForCheckpoints() {
-  int64_t wanted = 0;
-  {
-    const MutexLock lock(mutex_);
-    if (checkpoints_wanted_ <= record_.checkpoints_asked) return;
-    wanted = checkpoints_wanted_;
-  }
-  if (shim_.state != "running" || !AskShim({"checkpoint", ""}).ok()) return;
-  {
-    const MutexLock lock(mutex_);
-    record_.checkpoints_asked = wanted;
-  }
-  Save();
-}
-
-bool Attempt::WaitsForLastCheckpoint() {
-  Nanos patience = std::chrono::duration_cast<Nanos>(
-      std::chrono::duration<double>(services_.setup.grace_seconds));
-  {
-    const MutexLock lock(mutex_);
-    if (!checkpoint_first_ || abandoned_ || shim_.state != "running") return false;
-    patience = std::max(patience, checkpoint_patience_);
-  }
-  const MonoTime now = services_.clock.Mono();
-  if (!last_asked_at_) {
-    last_asked_after_ = checkpoints_.newest();
-    last_asked_at_ = now;
-    if (!AskShim({"checkpoint", ""}).ok()) return false;
-  }
-  if (checkpoints_.newest() > last_asked_after_ || now - *last_asked_at_ >= patience) return false;
-  Enter(v1::AttemptStatus::STOPPING, "writing a checkpoint before the end");
-  return true;
-}
-
-void Attempt::ProcessesGone(const v1::Verdict& verdict) {
-  gone_verdict_ = verdict;
-  gone_at_ = services_.clock.Mono();
-  CheckMemoryIsBack();
-}
-
-HostEvidence Attempt::LookAtHost(const AttemptRecord& record) const {
+HostEvidence AttemptControl::LookAtHost(const AttemptRecord& record) const {
   // The kernel's clock may run some seconds apart.
-  constexpr Nanos kApart = seconds(5);
+  constexpr Nanos kApart = std::chrono::seconds(5);
+  const Inventory& inventory = context_.services.inventory;
   HostEvidence host;
-  host.kernel = ReadKernelLog(Nanos(record.launched_ns) - kApart, services_.setup.kernel_log);
+  host.kernel =
+      ReadKernelLog(Nanos(record.launched_ns) - kApart, context_.services.setup.kernel_log);
   host.oom_kills = CgroupOomKills().value_or(0) - record.oom_kills_before;
-  const std::vector<v1::Slot> slots = services_.inventory.Slots();
+  const std::vector<v1::Slot> slots = inventory.Slots();
   for (const int slot : record.dispatch.slots()) {
-    if (!services_.inventory.IsGpu(slot)) continue;
+    if (!inventory.IsGpu(slot)) continue;
     const std::string name = fmt::format("GPU {}", slot);
-    const std::string pci = services_.inventory.PciOf(slot);
+    const std::string pci = inventory.PciOf(slot);
     if (!pci.empty()) host.gpus[pci] = name;
     if (!slots[slot].healthy()) host.gpu_problems[name] = slots[slot].health_reason();
   }
   return host;
 }
 
-std::string Attempt::MemoryHeld(const AttemptRecord& record,
-                                std::vector<std::string>& unseen) const {
-  const bool patient = services_.clock.Mono() - *gone_at_ <= kMemoryPatience;
-  std::string held;
-  for (int i = 0; i < record.dispatch.slots_size(); ++i) {
-    const int slot = record.dispatch.slots(i);
-    if (!services_.inventory.IsGpu(slot)) continue;
-    const Inventory::Memory memory = services_.inventory.MemoryOf(slot);
-    const int64_t before =
-        i < static_cast<int>(record.memory_before.size()) ? record.memory_before[i] : 0;
-    if (memory.at <= *gone_at_) {
-      // A driver that answers for the others will not answer for this one soon. One that does not
-      // answer at all may only be slow.
-      if (memory.unreadable_at > *gone_at_) {
-        unseen.push_back(fmt::format("GPU {} cannot be read: its memory was not seen back", slot));
-      } else if (!patient) {
-        unseen.push_back(
-            fmt::format("GPU {} could not be read for {} s: its memory was not seen back", slot,
-                        kMemoryPatience.count()));
-      } else {
-        held = "waiting for a reading of the GPUs' memory";
-      }
-    } else if (memory.used_bytes > before + kMemorySlack) {
-      const std::string text = fmt::format("GPU {} still holds {} although all processes are gone",
-                                           slot, BytesText(memory.used_bytes));
-      // A healthy one would be given to the next job, which would find it full. Of one that waits
-      // for a reset nothing comes back before.
-      if (patient || memory.healthy) {
-        held = text;
-      } else {
-        unseen.push_back(text);
-      }
-    }
+void AttemptControl::Conclude(const ControlStep& step, const Wish& wish) {
+  if (step.end == AttemptEnd::kStopped) {
+    return shared_.Conclude(
+        SimpleVerdict(v1::Verdict::NONE, "stopped", wish.stop_reason, "", context_.node()));
   }
-  return held;
-}
-
-void Attempt::CheckMemoryIsBack() {
-  AttemptRecord record;
-  {
-    const MutexLock lock(mutex_);
-    record = record_;
+  if (step.end == AttemptEnd::kStartFailed) {
+    return shared_.Conclude(MakeStartVerdict(start_, context_.node()));
   }
-  std::vector<std::string> unseen;
-  const std::string held = MemoryHeld(record, unseen);
-  if (held.empty()) {
-    {
-      const MutexLock lock(mutex_);
-      stuck_ = false;
-    }
-    ApplyHostEvidence(LookAtHost(record), shim_, *gone_verdict_);
-    for (const std::string& each : unseen) {
-      Warn(each);
-      gone_verdict_->add_evidence(each);
-    }
-    return Conclude(*gone_verdict_);
+  ApplyHostEvidence(LookAtHost(shared_.record()), shim_, verdict_);
+  for (const std::string& each : step.unseen) {
+    context_.Warn(each);
+    verdict_.add_evidence(each);
   }
-  services_.inventory.AskForRefresh();
-  State state;
-  {
-    const MutexLock lock(mutex_);
-    stuck_ = services_.clock.Mono() - *gone_at_ > kMemoryPatience;
-    state = state_;
-  }
-  // Not STOPPING: that would tell the server that this node ends the gang, and the ranks may all
-  // have succeeded.
-  Enter(state, held);
+  shared_.Conclude(verdict_);
 }
 
 }  // namespace sft::worker

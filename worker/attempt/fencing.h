@@ -1,14 +1,12 @@
 #pragma once
 
-#include <string>
-
 #include "common/base/clock.h"
+#include "common/spec/job_spec.h"
 
 namespace sft::worker {
 
-// How long the ranks of a job go on after the last word of the server; zero: for ever. With
-// compute.on_unreachable = "replace" that is compute.unreachable_after (seconds, or text as "15m"),
-// or `fallback` where the resolved job does not say; with "wait" it is zero.
-Nanos FencingLimit(const std::string& resolved_json, Nanos fallback);
+// How long the ranks of a job go on after the last word of the server; zero: for ever. That is
+// compute.unreachable_after with compute.on_unreachable = "replace", and zero with "wait".
+Nanos FencingLimit(const spec::JobSpec::Compute& compute);
 
 }  // namespace sft::worker

@@ -1,11 +1,8 @@
 #include "worker/attempt/gang_watch.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
-#include "common/base/json.h"
 #include "common/io/proc.h"
-#include "common/spec/job_json.h"
 #include "worker/attempt/verdict.h"
 
 namespace sft::worker {
@@ -22,11 +19,9 @@ constexpr Nanos kMaxConfirmation = seconds(3);
 
 }  // namespace
 
-HangLimits LimitsOf(const std::string& resolved_json) {
+HangLimits LimitsOf(const spec::JobSpec::Compute& compute) {
   HangLimits limits;
-  const auto json = ParseJson(resolved_json);
-  const auto spec = spec::FromJson(json);
-  if (spec.ok()) limits.step = seconds(spec->compute.hang_timeout);
+  limits.step = seconds(compute.hang_timeout);
   limits.other = std::max(limits.other, limits.step);
   return limits;
 }

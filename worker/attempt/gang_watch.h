@@ -6,14 +6,15 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/spec/job_spec.h"
 #include "worker/attempt/hang.h"
 #include "worker/attempt/straggler.h"
 #include "worker/channel/launch.h"
 
 namespace sft::worker {
 
-// Limits of a job from its resolved form; the defaults where it says nothing.
-HangLimits LimitsOf(const std::string& resolved_json);
+// How long a job's ranks may stand still.
+HangLimits LimitsOf(const spec::JobSpec::Compute& compute);
 
 // Looks at the ranks of one attempt on this node from time to time. One thread.
 class GangWatch {

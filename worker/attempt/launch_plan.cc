@@ -29,7 +29,7 @@ Environment MakeEnvironment(const LaunchInput& input, const NodeSetup& setup,
   // Empty hides all of them from a rank that computes on the CPU.
   env["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(uuids, ","));
   const bool alone = input.dispatch.slots_size() == input.dispatch.world_size();
-  const spec::JobSpec::Compute& compute = input.staged.spec.compute;
+  const spec::JobSpec::Compute& compute = input.job.compute;
   if (compute.nccl_debug != "off") env["NCCL_DEBUG"] = compute.nccl_debug;
   if (compute.cuda_launch_blocking) env["CUDA_LAUNCH_BLOCKING"] = "1";
   const std::string interface = alone ? "lo" : InterfaceOf(setup.address);
@@ -105,7 +105,7 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.device = inventory.IsGpu(first_slot) ? "cuda" : "cpu";
   rank.threads_per_rank = std::max(1, setup.cpus / inventory.SlotsLike(first_slot));
   rank.model_dir = input.staged.model_dir;
-  rank.model_name = input.staged.spec.job.model;
+  rank.model_name = input.job.job.model;
   rank.train_file = input.staged.train_file;
   rank.val_file = input.staged.val_file;
   rank.train_name = input.staged.train_name;
@@ -115,7 +115,7 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.cache_dir = setup.data_dir + "/cache";
   rank.attempt_dir = dir;
   rank.output_dir =
-      OutputDir(input.attempt_uid, dispatch.job_id(), input.staged.spec.full_finetune(), setup);
+      OutputDir(input.attempt_uid, dispatch.job_id(), input.job.full_finetune(), setup);
   rank.job_id = dispatch.job_id();
   rank.checkpoint_dir = CheckpointDir(dispatch.job_id(), setup);
   rank.resume_dir = input.staged.resume_dir;

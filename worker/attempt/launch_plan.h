@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "common/spec/job_spec.h"
 #include "sft/v1/worker_service.pb.h"
 #include "worker/attempt/staging.h"
 #include "worker/base/setup.h"
@@ -21,6 +22,7 @@ struct LaunchInput {
   std::string attempt_uid;
   int64_t epoch = 0;
   const v1::Dispatch& dispatch;
+  const spec::JobSpec& job;
   const StagedJob& staged;
   std::string rendezvous;
   std::string torch_lib_dir;  // as LocateTorch; empty: ranks find LibTorch themselves

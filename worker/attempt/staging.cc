@@ -7,13 +7,10 @@
 #include <sys/stat.h>
 
 #include <cerrno>
-#include <nlohmann/json.hpp>
 
-#include "common/base/json.h"
 #include "common/io/file.h"
 #include "common/io/file_stamp.h"
 #include "common/io/sha256.h"
-#include "common/spec/job_json.h"
 #include "worker/base/job_folders.h"
 #include "worker/base/rank_user.h"
 #include "worker/node/models.h"
@@ -65,14 +62,9 @@ bool IsPassing(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
 }
 
-absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const StopCheck& stop) {
+absl::StatusOr<StagedJob> Stager::Stage(const v1::Dispatch& dispatch, const std::string& model,
+                                        const StopCheck& stop) {
   StagedJob staged;
-  const auto json = ParseJson(dispatch.resolved_json());
-  absl::StatusOr<spec::JobSpec> spec = spec::FromJson(json);
-  // The server has read the job file: a worker that cannot is too old for it.
-  if (!spec.ok()) return NotOfOwner(spec.status());
-  staged.spec = *std::move(spec);
-  const std::string& model = staged.spec.job.model;
   if (model.starts_with("/")) {
     const RankRights rights(setup_.rank_user);
     SFT_RETURN_IF_ERROR(ResolveForJob(model, dispatch, setup_).status());

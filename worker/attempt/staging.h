@@ -7,7 +7,6 @@
 
 #include "common/base/mutex.h"
 #include "common/base/status.h"
-#include "common/spec/job_spec.h"
 #include "sft/v1/worker_service.pb.h"
 #include "worker/base/setup.h"
 #include "worker/node/data_cleaning.h"
@@ -17,7 +16,6 @@ namespace sft::worker {
 
 // Everything a job names, as paths on this node.
 struct StagedJob {
-  spec::JobSpec spec;
   std::string model_dir;
   std::string train_file;
   std::string val_file;  // empty: none
@@ -43,7 +41,9 @@ class Stager {
   // the checkpoint is gone or damaged; FAILED_PRECONDITION when the server has lost a data set;
   // UNAVAILABLE and DEADLINE_EXCEEDED may pass (IsPassing), and a download that broke is kept and
   // continued by the next call; anything else is the node's.
-  absl::StatusOr<StagedJob> Stage(const v1::Dispatch& dispatch, const StopCheck& stop);
+  // `model` is the job's (job.model).
+  absl::StatusOr<StagedJob> Stage(const v1::Dispatch& dispatch, const std::string& model,
+                                  const StopCheck& stop);
 
   // Removes data sets and prepared ones (CleanData). `in_use` is asked while nothing is staged
   // anew.

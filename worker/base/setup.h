@@ -38,8 +38,6 @@ struct NodeSetup {
   double grace_seconds = 5;
   // Memory limit of each `sft-rank prepare` (channel::RankLaunch).
   int64_t prepare_memory_bytes = 0;
-  // How long ranks go on without the server, for jobs that do not set it.
-  Nanos unreachable_after = std::chrono::minutes(15);
   // Size limit of each process's log (channel::ShimLaunch).
   int64_t log_limit_bytes = 0;
   // Thresholds of the disk with data_dir; below the second one the server places nothing new here.

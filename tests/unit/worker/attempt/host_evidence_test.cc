@@ -144,16 +144,19 @@ TEST_F(HostEvidenceTest, WhatIsTheUsersOrNobodysStays) {
 }
 
 TEST(FencingTest, TheJobSaysHowLongItsRanksGoOnWithoutTheServer) {
-  const Nanos fallback = seconds(900);
-  const auto limit = [&](const char* json) { return FencingLimit(json, fallback); };
-  EXPECT_EQ(limit("{}"), fallback);
-  EXPECT_EQ(limit("not json"), fallback);
-  EXPECT_EQ(limit(R"({"compute":{"on_unreachable":"wait","unreachable_after":"5m"}})"), Nanos(0));
-  EXPECT_EQ(limit(R"({"compute":{"on_unreachable":"replace"}})"), fallback);
-  EXPECT_EQ(limit(R"({"compute":{"unreachable_after":"5m"}})"), seconds(300));
-  EXPECT_EQ(limit(R"({"compute":{"unreachable_after":"2h"}})"), seconds(7200));
-  EXPECT_EQ(limit(R"({"compute":{"unreachable_after":"90s"}})"), seconds(90));
-  EXPECT_EQ(limit(R"({"compute":{"unreachable_after":"soon"}})"), fallback);
+  using enum spec::OnUnreachable;
+  const auto limit = [](spec::OnUnreachable what, const char* after) {
+    spec::JobSpec::Compute compute;
+    compute.on_unreachable = what;
+    compute.unreachable_after = after;
+    return FencingLimit(compute);
+  };
+  EXPECT_EQ(FencingLimit({}), seconds(900));
+  EXPECT_EQ(limit(kWait, "5m"), Nanos(0));
+  EXPECT_EQ(limit(kReplace, "5m"), seconds(300));
+  EXPECT_EQ(limit(kReplace, "2h"), seconds(7200));
+  EXPECT_EQ(limit(kReplace, "90s"), seconds(90));
+  EXPECT_EQ(limit(kReplace, "soon"), seconds(900));
 }
 
 }  // namespace

@@ -16,12 +16,13 @@ class LaunchPlanTest : public TestNode {
     dispatch_.set_world_size(2);
     dispatch_.add_slots(0);
     dispatch_.add_slots(1);
-    staged_.spec.job.model = "org/tiny";
+    job_.job.model = "org/tiny";
     staged_.model_dir = "/m";
     staged_.train_file = "/t";
   }
   LaunchFiles Plan(const Inventory& inventory) {
-    return PlanLaunch({"a-1", 3, dispatch_, staged_, "127.0.0.1:4000", torch_}, setup_, inventory);
+    return PlanLaunch({"a-1", 3, dispatch_, job_, staged_, "127.0.0.1:4000", torch_}, setup_,
+                      inventory);
   }
   Inventory Gpus() {
     return Inventory(
@@ -36,6 +37,7 @@ class LaunchPlanTest : public TestNode {
 
   FakeClock clock_;
   v1::Dispatch dispatch_;
+  spec::JobSpec job_;
   StagedJob staged_;
   std::string torch_;
 };
@@ -99,9 +101,9 @@ TEST_F(LaunchPlanTest, RanksGetTheVariablesThatLaunchersSet) {
 TEST_F(LaunchPlanTest, WhatTheJobSaysOfNcclAndCudaReachesTheRanks) {
   EXPECT_FALSE(Plan(Gpus()).shim.ranks[0].env.contains("NCCL_DEBUG"));
   EXPECT_FALSE(Plan(Gpus()).shim.ranks[0].env.contains("CUDA_LAUNCH_BLOCKING"));
-  staged_.spec.compute.nccl_debug = "INFO";
-  staged_.spec.compute.network_interface = "eth7";
-  staged_.spec.compute.cuda_launch_blocking = true;
+  job_.compute.nccl_debug = "INFO";
+  job_.compute.network_interface = "eth7";
+  job_.compute.cuda_launch_blocking = true;
   const auto env = Plan(Gpus()).shim.ranks[0].env;
   EXPECT_EQ(env.at("NCCL_DEBUG"), "INFO");
   EXPECT_EQ(env.at("NCCL_SOCKET_IFNAME"), "eth7");
@@ -117,7 +119,7 @@ TEST_F(LaunchPlanTest, AGangOfOneNodeStaysOnTheLoopbackInterface) {
 
 TEST_F(LaunchPlanTest, AFullModelIsWrittenIntoTheSharedFolder) {
   EXPECT_EQ(Plan(Gpus()).rank.output_dir, setup_.AttemptDir("a-1") + "/output");
-  staged_.spec.training.mode = spec::Mode::kFullFinetune;
+  job_.training.mode = spec::Mode::kFullFinetune;
   EXPECT_EQ(Plan(Gpus()).rank.output_dir, setup_.shared_dir + "/job-1/model");
 }
 

@@ -22,19 +22,19 @@ class StagingTest : public TestNode {
     data_ = "{\"text\":\"hello\"}\n";
     hash_ = io::Sha256Hex(data_);
     server_.blobs[hash_] = data_;
-    dispatch_.set_resolved_json(ResolvedJson("tiny"));
     v1::JobFileRef& file = *dispatch_.add_files();
     file.set_key("job.data");
     file.set_sha256(hash_);
     file.set_size(static_cast<int64_t>(data_.size()));
   }
   absl::StatusOr<StagedJob> Stage() {
-    return stager_.Stage(dispatch_, [this] { return stop_; });
+    return stager_.Stage(dispatch_, model_, [this] { return stop_; });
   }
 
   FakeServer server_;
   Stager stager_{setup_, server_};
   v1::Dispatch dispatch_;
+  std::string model_ = "tiny";
   std::string data_, hash_;
   bool stop_ = false;
 };
@@ -103,7 +103,7 @@ TEST_F(StagingTest, ADiskOrAModelOfTheNodeIsNotTheOwnersFault) {
   ASSERT_TRUE(io::RemoveAll(dir_ + "/models/tiny").ok());
   const absl::Status model = Stage().status();
   EXPECT_TRUE(absl::IsInternal(model)) << "the server placed it where it was listed: " << model;
-  dispatch_.set_resolved_json(ResolvedJson(dir_ + "/models/tiny"));
+  model_ = dir_ + "/models/tiny";
   EXPECT_TRUE(absl::IsNotFound(Stage().status())) << "a path is the job's own";
 }
 
@@ -126,11 +126,11 @@ TEST_F(StagingTest, WhileOneBlobIsFetchedAnotherIsStagedAndAWaitForTheSameCanBeS
   server_.before = [&](int call) {
     if (call != 1) return;
     // The first download has begun.
-    same = stager_.Stage(dispatch_, [] { return true; }).status();
+    same = stager_.Stage(dispatch_, model_, [] { return true; }).status();
     v1::Dispatch dispatch = dispatch_;
     dispatch.mutable_files(0)->set_sha256(io::Sha256Hex(other));
     dispatch.mutable_files(0)->set_size(static_cast<int64_t>(other.size()));
-    another = stager_.Stage(dispatch, [] { return false; }).status();
+    another = stager_.Stage(dispatch, model_, [] { return false; }).status();
   };
   EXPECT_TRUE(Stage().ok());
   EXPECT_TRUE(absl::IsAborted(same)) << same;
@@ -173,7 +173,7 @@ TEST_F(StagingTest, WhatWasCheckedIsReadAgainOnlyWhenItHasChanged) {
   ASSERT_TRUE(stager_.Clean([&] { return DataInUse{{hash_}, {}}; }, Clock::Real().Wall()).ok());
   Stager next(setup_, server_);
   before = BytesRead();
-  ASSERT_TRUE(next.Stage(dispatch_, [] { return false; }).ok());
+  ASSERT_TRUE(next.Stage(dispatch_, model_, [] { return false; }).ok());
   EXPECT_LT(BytesRead() - before, 1'000'000);
   // A change that keeps the size, and pretends to be old.
   const auto time = std::filesystem::last_write_time(path);
