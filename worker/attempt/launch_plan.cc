@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "common/rpc/endpoint.h"
+#include "worker/node/cpus.h"
 #include "worker/transfer/checkpoint_folder.h"
 
 namespace sft::worker {
@@ -103,7 +104,11 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.local_ranks = dispatch.slots_size();
   rank.rendezvous = input.rendezvous;
   rank.device = inventory.IsGpu(first_slot) ? "cuda" : "cpu";
-  rank.threads_per_rank = std::max(1, setup.cpus / inventory.SlotsLike(first_slot));
+  rank.threads_per_rank = ThreadsOf({.cpus = setup.cpus,
+                                     .given = setup.cpus_given,
+                                     .on_gpu = inventory.IsGpu(first_slot),
+                                     .machine_gpus = inventory.machine_gpus(),
+                                     .slots = inventory.SlotsLike(first_slot)});
   rank.model_dir = input.staged.model_dir;
   rank.model_name = input.job.job.model;
   rank.train_file = input.staged.train_file;

@@ -34,7 +34,8 @@ struct NodeSetup {
   std::string shim_binary;
   // Address at which ranks of other nodes reach this node.
   std::string address = "127.0.0.1";
-  int cpus = 1;
+  int cpus = 1;             // that may be used here
+  bool cpus_given = false;  // --cpus said so: they are this worker's alone
   double grace_seconds = 5;
   // Memory limit of each `sft-rank prepare` (channel::RankLaunch).
   int64_t prepare_memory_bytes = 0;

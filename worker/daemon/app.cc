@@ -31,6 +31,7 @@
 #include "worker/daemon/agent.h"
 #include "worker/daemon/session.h"
 #include "worker/gpus/gpu_selection.h"
+#include "worker/node/cpus.h"
 #include "worker/node/identity.h"
 #include "worker/node/models.h"
 #include "worker/node/node_facts.h"
@@ -122,7 +123,8 @@ absl::StatusOr<NodeSetup> MakeSetup(const Options& options, const std::string& p
   }
   SFT_ASSIGN_OR_RETURN(setup.rank_user, ChooseRankUser(options.rank_user, options.dev, geteuid()));
   setup.address = options.address;
-  setup.cpus = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  setup.cpus = options.cpus > 0 ? options.cpus : UsableCpus();
+  setup.cpus_given = options.cpus > 0;
   setup.grace_seconds = options.grace_seconds;
   setup.log_limit_bytes = int64_t{options.log_limit_mb} << 20;
   setup.prepare_memory_bytes = static_cast<int64_t>(options.prepare_memory_gb * 1e9);
@@ -149,6 +151,8 @@ int64_t MemoryBytes() {
   struct sysinfo info {};
   return sysinfo(&info) == 0 ? static_cast<int64_t>(info.totalram) * info.mem_unit : 0;
 }
+
+int Cores() { return static_cast<int>(std::max(1U, std::thread::hardware_concurrency())); }
 
 v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, const Agent& agent,
                           const std::string& incarnation, const std::string& data_dir_id) {
@@ -255,19 +259,22 @@ absl::Status RunWorker(const Options& options) {
   }
   absl::Status selected;  // status of the first readings
   const auto probe = [&]() -> absl::StatusOr<std::vector<GpuReading>> {
+  std::optional<int> machine_gpus;
     absl::StatusOr<std::vector<GpuReading>> readings = ProbeGpus(program);
     if (!readings.ok()) {
       spdlog::error("GPU probe: {}", Message(readings.status()));
       return readings;
     }
     absl::StatusOr<std::vector<GpuReading>> chosen = selection.Choose(*std::move(readings));
+    if (!machine_gpus) machine_gpus = static_cast<int>(readings->size());
     selected = chosen.status();
     return chosen;
   };
-  const int cpu_slots = options.cpu_slots >= 0 ? options.cpu_slots : options.dev ? setup.cpus : 0;
+  const int cpu_slots = options.cpu_slots >= 0 ? options.cpu_slots : options.dev ? Cores() : 0;
   Inventory inventory(probe, simulated, cpu_slots, clock);
   SFT_RETURN_IF_ERROR(selected);
   const std::string chosen = selection.Text();
+  inventory.SetMachineGpus(machine_gpus.value_or(0));
   spdlog::info("node {}: {} GPU slots{}, {} CPU slots", setup.node, inventory.gpu_count(),
                inventory.simulated() ? " (simulated)"
                : chosen.empty()      ? ""

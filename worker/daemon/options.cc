@@ -76,6 +76,10 @@ ParsedOptions ParseOptions(int argc, char** argv) {
   app.add_option("--cpu-slots", options.cpu_slots,
                  "Number of CPU slots to offer [0; with --dev one per core]")
       ->check(CLI::Range(0, 1024));
+  app.add_option("--cpus", options.cpus,
+                 "CPUs for this worker's ranks, which share them [0: the CPUs that the worker may "
+                 "use; a rank on a GPU gets that GPU's share among all GPUs of the machine]")
+      ->check(CLI::Range(0, 4096));
   app.add_flag("--dev", options.dev,
                "For development: every path is allowed, and CPU slots are offered");
   app.add_option("--torch", options.torch,

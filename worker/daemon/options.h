@@ -20,6 +20,7 @@ struct Options {
   double checkpoint_upload_limit_gb = 4;
   std::string simulate_gpus;
   std::string gpus;    // parsed by GpuSelection
+  int cpus = 0;        // 0: as many as this process may use
   int cpu_slots = -1;  // -1: none, or with --dev one per core
   bool dev = false;
   std::string torch;

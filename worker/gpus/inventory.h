@@ -33,6 +33,10 @@ class Inventory {
   // The readings of the first probe; empty for simulated GPUs.
   const std::vector<GpuReading>& first_readings() const { return first_readings_; }
   int gpu_count() const { return gpu_count_; }
+  // GPUs of the machine, offered here or not.
+  int machine_gpus() const { return std::max(gpu_count_, machine_gpus_); }
+  // Called before the inventory is used.
+  void SetMachineGpus(int count) { machine_gpus_ = count; }
   // True when ranks on this slot compute on a real GPU.
   bool IsGpu(int slot) const { return !simulated_ && slot >= 0 && slot < gpu_count_; }
   int SlotsLike(int slot) const;
@@ -63,6 +67,7 @@ class Inventory {
   const bool simulated_;
   Clock& clock_;
   int gpu_count_ = 0;                       // constant after construction
+  int machine_gpus_ = 0;                    // constant too
   std::vector<GpuReading> first_readings_;  // constant too
   mutable Mutex mutex_;
   std::vector<v1::Slot> slots_ SFT_GUARDED_BY(mutex_);

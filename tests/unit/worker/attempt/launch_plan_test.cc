@@ -53,6 +53,14 @@ TEST_F(LaunchPlanTest, RanksOnGpusSeeTheirsAloneByUuid) {
   EXPECT_EQ(files.shim.ranks[0].env.at("OMP_NUM_THREADS"), "4");
 }
 
+TEST_F(LaunchPlanTest, ARankOfAWorkerWithSomeOfTheMachinesGpusLeavesTheOthersTheirCpus) {
+  Inventory inventory = Gpus();
+  inventory.SetMachineGpus(8);
+  EXPECT_EQ(Plan(inventory).rank.threads_per_rank, 2) << "16 CPUs for 8 GPUs";
+  setup_.cpus_given = true;
+  EXPECT_EQ(Plan(inventory).rank.threads_per_rank, 4) << "--cpus 16 for the 4 that it offers";
+}
+
 TEST_F(LaunchPlanTest, CpuSlotsAndPretendedGpusComputeOnTheCpuWithTheirShareOfTheCores) {
   dispatch_.set_slots(0, 4);
   dispatch_.set_slots(1, 5);
