@@ -110,6 +110,7 @@ void PrintNode(Connection& connection, const v1::Node& node) {
   }
   line("worker", fmt::format("{} on {}, incarnation {}", node.worker_version(), node.hostname(),
                              node.incarnation().substr(0, 8)));
+  line("ranks", node.facts().rank_build().empty() ? "" : "sft-rank " + node.facts().rank_build());
   line("folder", node.facts().data_dir().path());
   line("last seen", Utc(node.last_seen()));
   line("known since", Utc(node.first_seen()));

@@ -225,6 +225,7 @@ Json NodeJson(const v1::Node& node) {
           {"disk", DiskJson(node)},
           {"clock_offset_seconds",
            node.has_clock_offset_seconds() ? Json(node.clock_offset_seconds()) : Json(nullptr)},
+          {"rank_build", node.facts().rank_build()},
           {"driver_version", node.facts().driver_version()},
           {"interconnect", node.facts().interconnect()},
           {"networks", node.facts().networks()},

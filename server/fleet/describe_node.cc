@@ -67,6 +67,7 @@ absl::StatusOr<v1::Node> DescribeNode(Database& db, const NodeRecord& node,
   if (const auto facts = context.facts.find(node.name); facts != context.facts.end()) {
     // Written by this server; if it cannot be parsed it is not shown.
     if (!view.mutable_facts()->ParseFromString(facts->second.facts)) view.clear_facts();
+    view.mutable_facts()->set_rank_build(live.rank_build);
     *view.mutable_first_seen() = ToTimestamp(facts->second.first_seen_us);
   }
   for (v1::Slot& slot : *view.mutable_slots()) {

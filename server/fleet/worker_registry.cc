@@ -200,6 +200,7 @@ absl::Status WorkerRegistry::TakeIn(const v1::Register& message, std::shared_ptr
     entry.clock_offset = OffsetOf(message.time_us(), entry.last_seen);
     entry.clock_offset_at = entry.last_seen;
     entry.rank_problem = BoundedText(message.rank_problem());
+    entry.rank_build = BoundedText(message.rank_build());
     entry.slots = SlotsKey(message.slots());
     entry.use.clear();
     entry.good_use = true;
@@ -299,8 +300,10 @@ WorkerRegistry::News WorkerRegistry::TakeIn(Entry& entry, const v1::Observed& ob
                AttemptsKey(entry.observed.attempts()) != AttemptsKey(observed.attempts());
   entry.disk = disk;
   const std::string rank_problem = BoundedText(observed.rank_problem());
-  news.wakes = news.wakes || entry.rank_problem != rank_problem;
+  const std::string rank_build = BoundedText(observed.rank_build());
+  news.wakes = news.wakes || entry.rank_problem != rank_problem || entry.rank_build != rank_build;
   entry.rank_problem = rank_problem;
+  entry.rank_build = rank_build;
   if (observed.time_us() > 0 && !doubt(CheckTime(observed.time_us()))) {
     TakeOffset(entry, observed.time_us());
   }
@@ -458,6 +461,7 @@ WorkerRegistry::Live WorkerRegistry::Get(const std::string& node) const {
   live.clock_offset = entry.clock_offset;
   if (!entry.rival.empty() && Awake() - entry.rival_seen < kRivalShown) live.rival = entry.rival;
   live.rank_problem = entry.rank_problem;
+  live.rank_build = entry.rank_build;
   for (const v1::Slot& slot : entry.observed.slots()) {
     live.use[slot.index()] = {slot.memory_used_bytes(), slot.utilization_percent()};
   }

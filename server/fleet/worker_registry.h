@@ -93,6 +93,7 @@ class WorkerRegistry {
     std::optional<double> clock_offset;  // the worker's clock minus this one's, seconds
     std::string rival;         // text about another worker that was refused lately; empty: none
     std::string rank_problem;  // why no rank can start there; empty: they can
+    std::string rank_build;    // version and build of its sft-rank; empty: not known
   };
   // Default values for a node that was not heard since the server started.
   Live Get(const std::string& node) const;
@@ -126,7 +127,7 @@ class WorkerRegistry {
     v1::NodeDisk disk;
     std::optional<double> clock_offset;
     WallTime clock_offset_at{};  // when it was measured, by this server's clock
-    std::string rank_problem;
+    std::string rank_problem, rank_build;
     std::string models;  // serialized, from the last report
     std::string slots;   // serialized without use, from the last report
     std::string use;  // serialized with use; usually unchanged, and then `slots` is unchanged too

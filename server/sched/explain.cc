@@ -72,6 +72,10 @@ std::string Holders(const Snapshot& snapshot, const Bin& bin, const PendingJob& 
   return Some(own) + (others ? " and another project" : "");
 }
 
+std::string BuildText(const std::string& build) {
+  return build.empty() ? "an sft-rank that does not say its build" : "sft-rank " + build;
+}
+
 std::string DescribeNode(const Snapshot& snapshot, const Bin& bin, const PendingJob& job,
                          const Shape& shape) {
   const NodeView& node = *bin.node;
@@ -84,6 +88,10 @@ std::string DescribeNode(const Snapshot& snapshot, const Bin& bin, const Pending
   if (!Reaches(node, job)) return fmt::format("{} but cannot reach the checkpoint", text);
   if (!node.left_out.empty() && shape.spares_left_out) {
     return fmt::format("{} but is {}", text, node.left_out);
+  }
+  if (job.nodes > 1 && node.rank_build != shape.rank_build) {
+    return fmt::format("{} but runs {}, and not {} as others do: install one release on all", text,
+                       BuildText(node.rank_build), BuildText(shape.rank_build));
   }
   const int held = bin.healthy() - static_cast<int>(bin.free.size());
   if (bin.sick > 0) text += fmt::format(", {} not healthy", bin.sick);

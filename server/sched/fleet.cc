@@ -86,6 +86,17 @@ const std::vector<bool>& Fleet::HostsWith(std::string_view model) {
   return models_.emplace(model, std::move(hosts)).first->second;
 }
 
+std::vector<int> Fleet::OfOneBuild(const std::vector<int>& bins, std::string& build) const {
+  std::map<std::string_view, std::vector<int>> by_build;
+  for (const int bin : bins) by_build[bins_[bin].node->rank_build].push_back(bin);
+  const auto most = std::max_element(
+      by_build.begin(), by_build.end(),
+      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+  if (most == by_build.end()) return {};
+  build = most->first;
+  return most->second;
+}
+
 Shape Fleet::MakeShape(const PendingJob& job) {
   Shape shape;
   shape.type = TypeOf(job.gpu_type);
@@ -108,10 +119,13 @@ Shape Fleet::MakeShape(const PendingJob& job) {
     }
     (bin.node->left_out.empty() ? shape.able : left_out).push_back(index);
   }
+  std::vector<int> all = shape.able;
+  if (shape.nodes > 1) shape.able = OfOneBuild(all, shape.rank_build);
   shape.spares_left_out = shape.possible();
   if (!shape.possible()) {
-    shape.able.insert(shape.able.end(), left_out.begin(), left_out.end());
-    std::sort(shape.able.begin(), shape.able.end());
+    all.insert(all.end(), left_out.begin(), left_out.end());
+    std::sort(all.begin(), all.end());
+    shape.able = shape.nodes > 1 ? OfOneBuild(all, shape.rank_build) : all;
   }
   for (const std::string& name : only) {
     const int bin = BinOf(name, shape.type);

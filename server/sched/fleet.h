@@ -31,6 +31,8 @@ struct Shape {
   std::vector<int> all;     // all bins of the type
   std::vector<int> able;    // those that could hold the job if nothing else ran
   std::vector<int> pinned;  // a subset of able in the requested order; empty: any order
+  // The sft-rank that all nodes of a gang over several run: the one that most able nodes have.
+  std::string rank_build;
   // Nodes that are left out are not used, because there are enough others.
   bool spares_left_out = false;
 
@@ -85,6 +87,8 @@ class Fleet {
                          std::vector<std::string>>;
   void MakeBins(const Snapshot& snapshot);
   Shape MakeShape(const PendingJob& job);
+  // Of `bins` those whose nodes run the build that most of them do; says which.
+  std::vector<int> OfOneBuild(const std::vector<int>& bins, std::string& build) const;
   const std::vector<bool>& HostsWith(std::string_view model);
   // The number of slots that must be free for the shape on a bin, and the profile that counts them.
   const Profile& ProfileOf(const Shape& shape, int bin) const;

@@ -30,6 +30,8 @@ struct NodeView {
   std::string left_out;
   bool has_shared = false;   // sees the shared folder
   int protocol = kProtocol;  // spoken by its worker
+  // Build of its sft-rank; empty for workers that do not report it: a build like any other.
+  std::string rank_build;
   std::vector<SlotView> slots;
   std::vector<std::string> models;  // ids and paths of models that it can use
   // NVLink domain, rack or switch that it shares with others; empty: not known.

@@ -61,6 +61,7 @@ absl::Status AddNodes(Database& db, const WorkerRegistry& registry, SchedulerInp
     view.unusable_reason = WhyUnusable(node, live, hold == holds.end() ? nullptr : &hold->second);
     view.usable = view.unusable_reason.empty();
     view.has_shared = node.has_shared_folder;
+    view.rank_build = live.rank_build;
     view.protocol = node.protocol;
     if (const auto found = scores.find(node.name); found != scores.end()) {
       view.left_out = found->second.reason;

@@ -122,6 +122,7 @@ LaunchFiles PlanLaunch(const LaunchInput& input, const NodeSetup& setup,
   rank.output_dir =
       OutputDir(input.attempt_uid, dispatch.job_id(), input.job.full_finetune(), setup);
   rank.job_id = dispatch.job_id();
+  rank.node = setup.node;
   rank.checkpoint_dir = CheckpointDir(dispatch.job_id(), setup);
   rank.resume_dir = input.staged.resume_dir;
   rank.resume_step = dispatch.resume().step();

@@ -34,6 +34,7 @@ static void Fields(V& v, RankLaunch& l) {
   v("attempt_dir", l.attempt_dir);
   v("output_dir", l.output_dir);
   v("job_id", l.job_id);
+  v("node", l.node);
   v("checkpoint_dir", l.checkpoint_dir);
   v("resume_dir", l.resume_dir);
   v("resume_step", l.resume_step);

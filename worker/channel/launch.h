@@ -51,6 +51,7 @@ struct RankLaunch {
   std::string attempt_dir;  // folder of the event files
   std::string output_dir;   // the artifact (adapter or full model) is written here
   std::string job_id;
+  std::string node;         // its name, for messages
   // Folder of the job's checkpoints on this node, each in step-<n>; empty: none are written.
   std::string checkpoint_dir;
   // A complete checkpoint to continue from; empty: begin at step 0.

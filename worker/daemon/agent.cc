@@ -125,6 +125,19 @@ std::string Agent::RankProblem() const {
   return rank_problem_;
 }
 
+void Agent::SetRankBuild(const std::string& build) {
+  const MutexLock lock(mutex_);
+  if (rank_build_ == build) return;
+  rank_build_ = build;
+  ++version_;
+  changed_.NotifyAll();
+}
+
+std::string Agent::RankBuild() const {
+  const MutexLock lock(mutex_);
+  return rank_build_;
+}
+
 void Agent::SetModels(std::vector<v1::Model> models) {
   v1::Observed before, after;
   const MutexLock lock(mutex_);
@@ -160,6 +173,7 @@ v1::Observed Agent::Observe(uint64_t& models_since) const {
   observed.set_time_us(UnixMicros(services_.clock.Wall()));
   const MutexLock lock(mutex_);
   observed.set_rank_problem(rank_problem_);
+  observed.set_rank_build(rank_build_);
   for (const auto& [uid, entry] : attempts_) *observed.add_attempts() = entry.attempt->Status();
   for (const auto& [uid, epoch] : missing_) {
     v1::AttemptStatus& status = *observed.add_attempts();

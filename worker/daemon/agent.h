@@ -49,6 +49,9 @@ class Agent {
   // Why ranks cannot be started on this node (RankCheck); empty: they can.
   void SetRankProblem(const std::string& problem);
   std::string RankProblem() const;
+  // Version and build of this node's sft-rank (RankCheck); empty: not known yet.
+  void SetRankBuild(const std::string& build);
+  std::string RankBuild() const;
   void SetModels(std::vector<v1::Model> models);
   std::vector<v1::Model> Models() const;
   // Data kept on this node for later jobs that is in use now.
@@ -100,6 +103,7 @@ class Agent {
   std::string refused_ SFT_GUARDED_BY(mutex_);  // StopAll's reason; empty while it was not called
   MonoTime heard_ SFT_GUARDED_BY(mutex_){};
   std::string rank_problem_ SFT_GUARDED_BY(mutex_);
+  std::string rank_build_ SFT_GUARDED_BY(mutex_);
   std::vector<v1::Model> models_ SFT_GUARDED_BY(mutex_);
   uint64_t models_version_ SFT_GUARDED_BY(mutex_) = 0;
   uint64_t version_ SFT_GUARDED_BY(mutex_) = 1;

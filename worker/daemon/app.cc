@@ -171,6 +171,7 @@ v1::Register MakeRegister(const NodeSetup& setup, const Inventory& inventory, co
   message.set_address(setup.address);
   message.set_has_shared_folder(setup.has_shared);
   message.set_rank_problem(agent.RankProblem());
+  message.set_rank_build(agent.RankBuild());
   *message.mutable_disk() = MeasureDisk(setup);
   *message.mutable_facts() = MakeFacts(inventory.first_readings(), ListNetworks());
   *message.mutable_facts()->mutable_data_dir() = PlaceOf(setup.data_dir);
@@ -258,23 +259,23 @@ absl::Status RunWorker(const Options& options) {
                          GpuSelection::Open(options.gpus, GetEnv("CUDA_VISIBLE_DEVICES")));
   }
   absl::Status selected;  // status of the first readings
-  const auto probe = [&]() -> absl::StatusOr<std::vector<GpuReading>> {
   std::optional<int> machine_gpus;
+  const auto probe = [&]() -> absl::StatusOr<std::vector<GpuReading>> {
     absl::StatusOr<std::vector<GpuReading>> readings = ProbeGpus(program);
     if (!readings.ok()) {
       spdlog::error("GPU probe: {}", Message(readings.status()));
       return readings;
     }
-    absl::StatusOr<std::vector<GpuReading>> chosen = selection.Choose(*std::move(readings));
     if (!machine_gpus) machine_gpus = static_cast<int>(readings->size());
+    absl::StatusOr<std::vector<GpuReading>> chosen = selection.Choose(*std::move(readings));
     selected = chosen.status();
     return chosen;
   };
   const int cpu_slots = options.cpu_slots >= 0 ? options.cpu_slots : options.dev ? Cores() : 0;
   Inventory inventory(probe, simulated, cpu_slots, clock);
   SFT_RETURN_IF_ERROR(selected);
-  const std::string chosen = selection.Text();
   inventory.SetMachineGpus(machine_gpus.value_or(0));
+  const std::string chosen = selection.Text();
   spdlog::info("node {}: {} GPU slots{}, {} CPU slots", setup.node, inventory.gpu_count(),
                inventory.simulated() ? " (simulated)"
                : chosen.empty()      ? ""
@@ -292,6 +293,7 @@ absl::Status RunWorker(const Options& options) {
   // Starting a rank program takes seconds, so it is checked in a thread of its own.
   IoThread rank_check("rank-check", [&]() -> Nanos {
     const Nanos next = ranks.Look();
+    agent.SetRankBuild(ranks.Build());  // before the word that ranks start
     agent.SetRankProblem(ranks.Problem());
     return next;
   });

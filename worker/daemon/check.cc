@@ -255,7 +255,7 @@ std::string FindNccl(const std::string& torch_lib, const std::string& rank_dir) 
 
 void CheckEngine(const Options& options, const NodeSetup& setup, const std::string& program,
                  bool has_gpus, CheckReport& report) {
-  const absl::StatusOr<std::string> torch =
+  const absl::StatusOr<RankProgram> torch =
       LocateTorch(setup.rank_binary, options.torch, setup.rank_user);
   if (!torch.ok()) {
     report.Fail("torch", std::string(Message(torch.status())),
@@ -263,7 +263,7 @@ void CheckEngine(const Options& options, const NodeSetup& setup, const std::stri
                 "then give its folder with --torch");
     return;
   }
-  const std::string torch_lib = torch->substr(0, torch->find(':'));
+  const std::string torch_lib = torch->library_path.substr(0, torch->library_path.find(':'));
   report.Ok("torch", torch_lib.empty() ? "found by sft-rank itself" : torch_lib);
   const std::string ranks = setup.rank_binary.substr(0, setup.rank_binary.rfind('/'));
   if (!has_gpus) return report.Ok("collectives", "Gloo (ranks run on the CPU)");

@@ -16,7 +16,7 @@ Nanos RankCheck::Look() {
     const MutexLock lock(mutex_);
     if (found_ && found_->ok()) return kNoMore;
   }
-  absl::StatusOr<std::string> found = locate_();
+  absl::StatusOr<RankProgram> found = locate_();
   const MutexLock lock(mutex_);
   const std::string before = found_ ? std::string(Message(found_->status())) : "";
   if (!found.ok() && before != Message(found.status())) {
@@ -33,7 +33,13 @@ Nanos RankCheck::Look() {
 absl::StatusOr<std::string> RankCheck::LibraryPath() const {
   const MutexLock lock(mutex_);
   while (!found_) looked_.Wait(mutex_);
-  return *found_;
+  if (!found_->ok()) return found_->status();
+  return (*found_)->library_path;
+}
+
+std::string RankCheck::Build() const {
+  const MutexLock lock(mutex_);
+  return found_ && found_->ok() ? (*found_)->build : std::string();
 }
 
 std::string RankCheck::Problem() const {

@@ -8,6 +8,7 @@
 #include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "worker/base/backoff.h"
+#include "worker/node/torch_locator.h"
 
 namespace sft::worker {
 
@@ -15,7 +16,7 @@ namespace sft::worker {
 // again for as long as they cannot. Thread-safe; Look is called by one thread.
 class RankCheck {
  public:
-  using Locate = std::function<absl::StatusOr<std::string>()>;  // LocateTorch
+  using Locate = std::function<absl::StatusOr<RankProgram>()>;  // LocateTorch
   explicit RankCheck(Locate locate)
       : locate_(std::move(locate)), backoff_(std::chrono::seconds(2), std::chrono::minutes(5)) {}
 
@@ -23,6 +24,8 @@ class RankCheck {
   Nanos Look();
   // LD_LIBRARY_PATH of ranks, or why they cannot start; waits for the first check.
   absl::StatusOr<std::string> LibraryPath() const;
+  // Version and build of the rank program (RankProgram); empty: not known yet, or none starts.
+  std::string Build() const;
   // Why nothing may be placed on this node; empty: ranks can start.
   std::string Problem() const;
 
@@ -31,7 +34,7 @@ class RankCheck {
   Backoff backoff_;
   mutable Mutex mutex_;
   mutable CondVar looked_;
-  std::optional<absl::StatusOr<std::string>> found_ SFT_GUARDED_BY(mutex_);
+  std::optional<absl::StatusOr<RankProgram>> found_ SFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace sft::worker

@@ -53,10 +53,19 @@ std::string WhatToDo(const ChildResult& result) {
   return "run that on the node: is it the sft-rank of this version?";
 }
 
-// OK when the program starts, that is, when its libraries are found; NOT_FOUND when one is missing;
-// other errors say nothing about libraries.
-absl::Status TryRank(const std::string& rank_binary, const std::string& library_dir,
-                     const std::optional<RankUser>& user) {
+// What follows "sft-rank " in a line of `--version`'s output.
+std::string BuildOf(std::string_view output) {
+  constexpr std::string_view kName = "sft-rank ";
+  const size_t at = output.starts_with(kName) ? 0 : output.find("\nsft-rank ");
+  if (at == std::string_view::npos) return "";
+  const std::string_view line = output.substr(at + (at == 0 ? 0 : 1));
+  return std::string(line.substr(kName.size(), line.find_first_of("\r\n") - kName.size()));
+}
+
+// The program's build when it starts, that is, when its libraries are found; NOT_FOUND when it
+// lacks one; any other error says nothing about libraries.
+absl::StatusOr<std::string> TryRank(const std::string& rank_binary, const std::string& library_dir,
+                                    const std::optional<RankUser>& user) {
   std::vector<std::string> env;
   if (!library_dir.empty()) env.push_back("LD_LIBRARY_PATH=" + library_dir);
   const std::string what = fmt::format(
@@ -70,7 +79,7 @@ absl::Status TryRank(const std::string& rank_binary, const std::string& library_
                     "or name another with --rank-binary",
                     what, Message(result.status())));
   }
-  if (result->ok()) return absl::OkStatus();
+  if (result->ok()) return BuildOf(result->output);
   const std::string text =
       fmt::format("ranks cannot start: {} {}: {}; {}", what, HowItEnded(*result),
                   Tail(result->output), WhatToDo(*result));
@@ -105,15 +114,15 @@ std::string LibraryPath(const std::string& lib_dir) {
 
 }  // namespace
 
-absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary,
+absl::StatusOr<RankProgram> LocateTorch(const std::string& rank_binary,
                                         const std::string& torch_dir,
                                         const std::optional<RankUser>& user) {
   const RankRights rights(user);  // a file that they cannot see does not exist for them
   if (!torch_dir.empty()) {
     for (const std::string& dir : {torch_dir + "/lib", torch_dir + "/torch/lib", torch_dir}) {
       if (!io::Exists(dir + "/libtorch_cpu.so")) continue;
-      SFT_RETURN_IF_ERROR(TryRank(rank_binary, dir, user));
-      return LibraryPath(dir);
+      SFT_ASSIGN_OR_RETURN(std::string build, TryRank(rank_binary, dir, user));
+      return RankProgram{LibraryPath(dir), std::move(build)};
     }
     return NotFound(
         fmt::format("ranks cannot start: --torch {}: no lib/libtorch_cpu.so below it{}; give the "
@@ -121,16 +130,18 @@ absl::StatusOr<std::string> LocateTorch(const std::string& rank_binary,
                     "2.11 there",
                     torch_dir, user ? fmt::format(" that user {} can read", user->name) : ""));
   }
-  const absl::Status alone = TryRank(rank_binary, "", user);
-  if (alone.ok()) return std::string();
-  // If it was killed or failed otherwise, another torch would not help.
+  absl::StatusOr<std::string> build = TryRank(rank_binary, "", user);
+  if (build.ok()) return RankProgram{"", *std::move(build)};
+  const absl::Status alone = build.status();
+  // One that was killed, or failed otherwise, would not be helped by another torch.
   if (!absl::IsNotFound(alone)) return alone;
   const absl::StatusOr<std::string> package = AskPython(user);
   if (!package.ok()) {
     return NotFound(fmt::format("{}; {}", Message(alone), Message(package.status())));
   }
-  SFT_RETURN_IF_ERROR(TryRank(rank_binary, *package + "/lib", user));
-  return LibraryPath(*package + "/lib");
+  build = TryRank(rank_binary, *package + "/lib", user);
+  if (!build.ok()) return build.status();
+  return RankProgram{LibraryPath(*package + "/lib"), *std::move(build)};
 }
 
 }  // namespace sft::worker

@@ -20,6 +20,7 @@
 #include "common/base/version.h"
 #include "worker/engine/base/error.h"
 #include "worker/rank/arguments.h"
+#include "worker/rank/build.h"
 #include "worker/rank/failure.h"
 #include "worker/rank/generate.h"
 #include "worker/rank/group_variables.h"
@@ -129,7 +130,7 @@ int Main(int argc, char** argv) {
     case Command::kHelp:
       return Show(HelpText());
     case Command::kVersion:
-      return Show(fmt::format("sft-rank {}\n", kVersion));
+      return Show(fmt::format("sft-rank {}\n", BuildText()));
     case Command::kGenerate:
     case Command::kLogits:
       LimitSpinning(argv);

@@ -19,6 +19,7 @@
 #include "worker/engine/dist/recorded.h"
 #include "worker/engine/kernels/ops.h"
 #include "worker/engine/train/memory_stats.h"
+#include "worker/rank/build.h"
 #include "worker/rank/ceiling.h"
 #include "worker/rank/device.h"
 #include "worker/rank/group_variables.h"
@@ -222,6 +223,8 @@ engine::RendezvousOptions MeetingPlace(const TrainContext& context) {
   engine::RendezvousOptions options{.rank = context.rank,
                                     .world = file.world_size,
                                     .prefix = fmt::format("{}/{}", file.attempt_uid, file.epoch),
+                                    .build = BuildText(),
+                                    .node = file.node,
                                     .timeout = CollectiveTimeout(context.launch.spec)};
   const std::string text = MeetingAddress(file, GetEnv);
   if (text.empty()) return options;

@@ -1,13 +1,17 @@
 #include "worker/engine/dist/rendezvous.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <set>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
@@ -99,6 +103,45 @@ std::string LocalAddress(const RendezvousOptions& options) {
   return host;
 }
 
+// Which builds the ranks are of, as each said when it joined, an older release with a single byte;
+// empty: one, or this rank does not ask.
+std::string DifferentBuilds(const RendezvousOptions& options,
+                            const std::vector<std::vector<uint8_t>>& joined) {
+  constexpr size_t kNodesShown = 3;
+  std::map<std::string, std::set<std::string>> nodes;  // by build
+  for (size_t rank = 0; rank < joined.size(); ++rank) {
+    const std::string who(joined[rank].begin(), joined[rank].end());
+    const size_t end = who.find('\n');
+    const std::string node = end == std::string::npos ? "" : who.substr(end + 1);
+    nodes[end == std::string::npos ? "an older release" : who.substr(0, end)].insert(
+        node.empty() ? fmt::format("rank {}", rank) : "node " + node);
+  }
+  if (options.build.empty() || nodes.size() <= 1) return "";
+  std::string text;
+  for (const auto& [build, all] : nodes) {
+    std::vector<std::string> names(all.begin(), all.end());
+    const size_t left_out = names.size() - std::min(names.size(), kNodesShown);
+    names.resize(names.size() - left_out);
+    text += fmt::format("{}{} on {}", text.empty() ? "" : "; ", build, fmt::join(names, ", "));
+    if (left_out > 0) text += fmt::format(" and {} more", left_out);
+  }
+  return text;
+}
+
+// Rank 0's store ends with it: it stays until the others have read why they end.
+void WaitForReaders(const RendezvousOptions& options, c10d::Store& store) {
+  constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(10);
+  try {
+    store.set(fmt::format("read/{}", options.rank), std::vector<uint8_t>{1});
+    if (options.rank != 0) return;
+    std::vector<std::string> keys;
+    for (int r = 0; r < options.world; ++r) keys.push_back(fmt::format("read/{}", r));
+    store.wait(keys, std::min(options.timeout, kPatience));
+  } catch (const std::exception&) {
+    // An older release does not say that it has read anything.
+  }
+}
+
 }  // namespace
 
 Rendezvous::Rendezvous(RendezvousOptions options) : options_(std::move(options)) {
@@ -118,14 +161,18 @@ Rendezvous::Rendezvous(RendezvousOptions options) : options_(std::move(options))
   // Waited for below, under the prefix and with a message of ours.
   store_options.waitWorkers = false;
   if (options_.bind.empty()) options_.bind = LocalAddress(options_);
+  std::vector<std::string> keys;
+  std::vector<std::vector<uint8_t>> joined;
   try {
     auto tcp = c10::make_intrusive<c10d::TCPStore>(options_.host, store_options);
     if (options_.rank == 0 && options_.on_listening) options_.on_listening(options_.port);
     store_ = c10::make_intrusive<c10d::PrefixStore>(options_.prefix, tcp);
-    store_->set(fmt::format("joined/{}", options_.rank), std::vector<uint8_t>{1});
-    std::vector<std::string> keys;
+    const std::string who = options_.build + "\n" + options_.node;
+    store_->set(fmt::format("joined/{}", options_.rank),
+                std::vector<uint8_t>(who.begin(), who.end()));
     for (int r = 0; r < options_.world; ++r) keys.push_back(fmt::format("joined/{}", r));
     store_->wait(keys, options_.timeout);
+    joined = store_->multiGet(keys);
   } catch (const std::exception& error) {
     Fail(
         options_,
@@ -135,6 +182,12 @@ Rendezvous::Rendezvous(RendezvousOptions options) : options_(std::move(options))
         "Look for a rank that ended before it joined (its log says why), and check that every node "
         "of the job reaches this address.");
   }
+  const std::string builds = DifferentBuilds(options_, joined);
+  if (builds.empty()) return;
+  WaitForReaders(options_, *store_);
+  Fail(options_, "the ranks are of different builds of sft-rank: " + builds, "rank_versions",
+       "Install the same release on all nodes of the job and restart their workers; `sftctl nodes "
+       "NODE` shows the build that a node runs.");
 }
 
 }  // namespace sft::engine

@@ -20,6 +20,9 @@ struct RendezvousOptions {
   int world = 1;
   // Keys are prefixed with it: what an older attempt left in a store is never read.
   std::string prefix;
+  // Of this program. Ranks of different builds do not train together; empty: any will do.
+  std::string build;
+  std::string node;  // name of this rank's node, for messages
   // Bound of the meeting, and of every collective after it.
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   // Network interface ("eth0") or address that this rank's data connections use; empty: the address
@@ -34,7 +37,7 @@ struct RendezvousOptions {
 class Rendezvous {
  public:
   // Blocks until all ranks have joined. Throws InfrastructureError: port taken, rank 0 not reached,
-  // fewer ranks than `world` within the time-out.
+  // fewer ranks than `world` within the time-out, ranks of different builds ("rank_versions").
   explicit Rendezvous(RendezvousOptions options);
 
   const RendezvousOptions& options() const { return options_; }

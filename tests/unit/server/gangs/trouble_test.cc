@@ -197,6 +197,28 @@ TEST_F(TroubleTest, ANodeThatCannotStartRanksGetsNothingUntilItCan) {
   EXPECT_EQ(Unusable("a"), "");
 }
 
+TEST_F(TroubleTest, AGangWaitsUntilEnoughNodesRunOneBuildOfTheRanks) {
+  const auto join = [&](const std::string& node, const std::string& build) {
+    v1::Register hello = RegisterOf(node, "CPU", 1);
+    hello.set_rank_build(build);
+    const auto worker = std::make_shared<FakeWorker>();
+    EXPECT_TRUE(registry_->Connect(hello, worker).ok());
+    return worker;
+  };
+  const auto a = join("a", "1.1"), b = join("b", "");
+  const std::string job = Submit("CPU", 1, 2);
+  Tick();
+  EXPECT_EQ(State(job), v1::Job::PENDING);
+  EXPECT_NE(Job(job).reason().find("sft-rank 1.1"), std::string::npos) << Job(job).reason();
+  v1::Observed upgraded;
+  upgraded.set_rank_build("1.1");
+  const int wakes = wakes_;
+  ASSERT_TRUE(registry_->Observe("b", b.get(), upgraded).ok());
+  EXPECT_GT(wakes_, wakes) << "somebody may be waiting";
+  Tick();
+  EXPECT_EQ(State(job), v1::Job::PREPARING) << Job(job).reason();
+}
+
 TEST_F(TroubleTest, ANodeThatFailsEverythingAtOnceRestsAlsoWhereItIsTheOnlyOne) {
   const auto worker = Join("a", "CPU", 1);
   for (int i = 0; i < 8; ++i) Submit("CPU", 1);

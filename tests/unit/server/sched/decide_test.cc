@@ -174,5 +174,34 @@ TEST(DecideTest, ANodeThatIsLeftOutIsUsedOnlyWhereNothingElseCouldHoldTheJob) {
             (Lines{"j: a 0 1 2 3 4 5 6 7"}));
 }
 
+TEST(DecideTest, AGangOverSeveralNodesRunsOnOneBuildOfTheRanks) {
+  const auto node = [](const std::string& name, const std::string& build) {
+    NodeView view = Node(name, "H100", 1);
+    view.rank_build = build;
+    return view;
+  };
+  const PendingJob gang = Job("j", "H100", 1, 2);
+  EXPECT_EQ(Text(Decide({{node("a", "1.0"), node("b", "1.1"), node("c", "1.1")}, {gang}})),
+            (Lines{"j: b 0 c 0"}));
+  EXPECT_EQ(Text(Decide({{node("a", "1.0"), node("b", "1.1")}, {gang}})),
+            (Lines{"j? waiting for 1 x H100 on each of 2 nodes: a has 1; b has 1 but runs sft-rank "
+                   "1.1, and not sft-rank 1.0 as others do: install one release on all"}));
+  EXPECT_EQ(Text(Decide({{node("a", "1.0"), node("b", ""), node("c", "")}, {gang}})),
+            (Lines{"j: b 0 c 0"}))
+      << "workers that do not say it run one build, which nobody knows";
+  EXPECT_EQ(Text(Decide({{node("a", "1.0"), node("b", "")}, {gang}})),
+            (Lines{"j? waiting for 1 x H100 on each of 2 nodes: a has 1 but runs sft-rank 1.0, and "
+                   "not an sft-rank that does not say its build as others do: install one release "
+                   "on all; b has 1"}));
+  EXPECT_EQ(Text(Decide({{node("a", "1.0"), node("b", "1.1")}, {Job("j", "H100", 1)}})),
+            (Lines{"j: a 0"}))
+      << "on one node any will do";
+  NodeView lemon = node("b", "1.0");
+  lemon.left_out = "left out";
+  EXPECT_EQ(Text(Decide({{node("a", "1.0"), lemon, node("c", "1.1")}, {gang}})),
+            (Lines{"j: a 0 b 0"}))
+      << "one that is left out rather than another build";
+}
+
 }  // namespace
 }  // namespace sft::server::sched

@@ -586,6 +586,9 @@ TEST_F(AgentTest, WhyRanksCannotStartIsReported) {
   agent_->SetRankProblem("ranks cannot start: x");
   EXPECT_TRUE(agent_->WaitForChange(seen, Nanos(0)));
   EXPECT_EQ(Observe().rank_problem(), "ranks cannot start: x");
+  EXPECT_EQ(Observe().rank_build(), "");
+  agent_->SetRankBuild("1.2.3 (build ab)");
+  EXPECT_EQ(Observe().rank_build(), "1.2.3 (build ab)");
 }
 
 TEST_F(AgentTest, AServerThatDisownsTheAttemptIsNotWaitedFor) {

@@ -27,7 +27,7 @@ class TorchLocatorTest : public ::testing::Test {
 };
 
 TEST_F(TorchLocatorTest, TheFolderOfTorchIsEnoughWhereNoWheelsLieBesideIt) {
-  EXPECT_EQ(LocateTorch("/bin/true", root_ / "torch").value(), root_ / "torch/lib");
+  EXPECT_EQ(LocateTorch("/bin/true", root_ / "torch").value().library_path, root_ / "torch/lib");
 }
 
 // The CUDA plugin needs these libraries itself: LibTorch's search path does not apply to it.
@@ -36,11 +36,11 @@ TEST_F(TorchLocatorTest, TheCudaLibrariesOfTheWheelsAreOnThePath) {
   fs::create_directories(root_ / "nvidia/cudnn/lib");
   fs::create_directories(root_ / "nvidia/headers_only/include");
   const std::string lib = root_ / "torch/lib";
-  EXPECT_EQ(LocateTorch("/bin/true", root_ / "torch").value(),
+  EXPECT_EQ(LocateTorch("/bin/true", root_ / "torch").value().library_path,
             lib + ":" + lib + "/../../nvidia/cu13/lib:" + lib + "/../../nvidia/cudnn/lib");
 }
 
-class RankProgram : public TorchLocatorTest {
+class RankProgramTest : public TorchLocatorTest {
  protected:
   // The error for a rank program with this behaviour.
   std::string Said(const std::string& script) {
@@ -51,7 +51,7 @@ class RankProgram : public TorchLocatorTest {
   }
 };
 
-TEST_F(RankProgram, ThatWasKilledIsNotBlamedOnTorch) {
+TEST_F(RankProgramTest, ThatWasKilledIsNotBlamedOnTorch) {
   const std::string said = Said("echo one; echo two >&2; kill -9 $$");
   EXPECT_THAT(said, ::testing::HasSubstr("sft-rank --version` was killed by signal 9 (Killed)"));
   EXPECT_THAT(said, ::testing::HasSubstr("one / two"));
@@ -62,12 +62,24 @@ TEST_F(RankProgram, ThatWasKilledIsNotBlamedOnTorch) {
               ::testing::Not(::testing::HasSubstr("python3")));
 }
 
-TEST_F(RankProgram, ThatLacksALibrarySaysWhich) {
+TEST_F(RankProgramTest, ThatLacksALibrarySaysWhich) {
   const std::string said =
       Said("echo 'sft-rank: error while loading shared libraries: libtorch.so' >&2; exit 127");
   EXPECT_THAT(said, ::testing::HasSubstr("ended with exit code 127"));
   EXPECT_THAT(said, ::testing::HasSubstr("libtorch.so; it lacks that library"));
   EXPECT_THAT(said, ::testing::HasSubstr("--torch DIR"));
+}
+
+TEST_F(RankProgramTest, SaysItsBuild) {
+  const auto build = [&](const std::string& script) {
+    Said(script);
+    return LocateTorch(root_ / "sft-rank", root_ / "torch").value().build;
+  };
+  EXPECT_EQ(build("echo 'sft-rank 0.1.0 (build 664b20f7)'"), "0.1.0 (build 664b20f7)");
+  EXPECT_EQ(build("echo 'a warning about sft-rank first' >&2; echo 'sft-rank 1.0'; echo more"),
+            "1.0");
+  EXPECT_EQ(build("echo something else"), "");
+  EXPECT_EQ(build(":"), "");
 }
 
 TEST_F(TorchLocatorTest, AFolderWithoutTorchIsNamed) {

@@ -69,7 +69,7 @@ class RankProcessTest : public ::testing::Test {
 
 TEST_F(RankProcessTest, TellsItsVersionAndHelp) {
   EXPECT_EQ(Run("--version"), channel::kExitOk);
-  EXPECT_THAT(output_, HasSubstr("sft-rank "));
+  EXPECT_THAT(output_, ::testing::ContainsRegex("sft-rank [0-9.]+ \\(build [0-9a-f]{16}\\)\n"));
   EXPECT_EQ(Run("--help"), channel::kExitOk);
   EXPECT_THAT(output_, HasSubstr("Example:"));
 }

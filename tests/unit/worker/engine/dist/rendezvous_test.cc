@@ -1,8 +1,10 @@
 #include "worker/engine/dist/rendezvous.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <thread>
 
 #include "tests/unit/worker/engine/dist/run_ranks.h"
@@ -69,6 +71,46 @@ TEST(RendezvousTest, DataConnectionsUseTheAddressThatReachesRankZero) {
   other.join();
   EXPECT_EQ(rendezvous.bind(), "127.0.0.1");
   EXPECT_NE(rendezvous.port(), 0);
+}
+
+// What two ranks of these builds say when they meet.
+std::pair<std::string, std::string> Meet(const std::string& build, const std::string& other_build) {
+  std::pair<std::string, std::string> said;
+  RendezvousOptions options{
+      .rank = 0, .world = 2, .build = build, .node = "a", .timeout = std::chrono::minutes(10)};
+  std::thread other;
+  options.on_listening = [&](uint16_t port) {
+    other = std::thread([&, port] {
+      said.second = MessageOf({.port = port,
+                               .rank = 1,
+                               .world = 2,
+                               .build = other_build,
+                               .node = "b",
+                               .timeout = std::chrono::minutes(10)});
+    });
+  };
+  std::unique_ptr<Rendezvous> first;
+  try {
+    first = std::make_unique<Rendezvous>(options);
+    said.first = "no error";
+  } catch (const InfrastructureError& error) {
+    said.first = fmt::format("{} | {}", error.what(), error.code());
+  }
+  other.join();
+  return said;
+}
+
+TEST(RendezvousTest, RanksOfOneBuildMeet) {
+  EXPECT_EQ(Meet("1.0", "1.0"), std::pair(std::string("no error"), std::string("no error")));
+}
+
+TEST(RendezvousTest, RanksOfDifferentBuildsDoNotTrainTogether) {
+  const auto [first, second] = Meet("1.0 (build ab)", "1.1 (build cd)");
+  const std::string why =
+      "the ranks are of different builds of sft-rank: 1.0 (build ab) on node a; 1.1 (build cd) on "
+      "node b | ";
+  EXPECT_EQ(first, "rank 0 of 2: " + why + "rank_versions");
+  EXPECT_THAT(second, HasSubstr("rank 1 of 2: " + why + "Install the same release"));
 }
 
 }  // namespace
