@@ -31,6 +31,8 @@ struct Shape {
   std::vector<int> all;     // all bins of the type
   std::vector<int> able;    // those that could hold the job if nothing else ran
   std::vector<int> pinned;  // a subset of able in the requested order; empty: any order
+  // Those that could as soon as their nodes are back (NodeView::returning).
+  std::vector<int> returning;
   // Nodes that are left out are not used, because there are enough others.
   bool spares_left_out = false;
 
