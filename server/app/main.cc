@@ -144,6 +144,7 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   while (!ending && watched.ok() && WaitForSignal(std::chrono::seconds(1)) == 0) {
     if (options.dev) watched = worker.Watch();
   }
+  obs::TellServiceManager("STOPPING=1");
   fmt::print(stderr, "sft-server stops\n");
   SayGoodbye(*server, temporary, clock);
   if (options.dev) worker.Stop();
