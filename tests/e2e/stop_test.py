@@ -1,13 +1,10 @@
 """The server or the worker is stopped (SIGSTOP), as by a debugger, a snapshot or a hypervisor: short of
-the job's limit nothing happens, beyond it the job is placed again, once. And what a service manager hears
-when they start and end."""
+the job's limit nothing happens, beyond it the job is placed again, once."""
 
 import json
 import os
 import signal
-import socket
 import subprocess
-import threading
 import time
 
 from harness import BUILD, DEADLINE_S, ServiceCase, run_tests, wait_until
@@ -114,40 +111,6 @@ class StopTest(ServiceCase):
         self.assertEqual((status["attempt"], status["nodes"]), (2, ["node-b"]))
         wait_until("node-a to have forgotten it", lambda: not list((self.dir / "node-a/attempts").iterdir()))
         self.assert_ends(self.submit("ok", ranks=2, name="next"), SUCCEEDED)
-
-
-class ServiceManagerTest(ServiceCase):
-
-    def notices(self, name):
-        """What the programs started from now on tell the service manager, as it comes."""
-        address = f"sft-{os.getpid()}-{name}"
-        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.addCleanup(manager.close)
-        manager.bind("\0" + address)
-        os.environ["NOTIFY_SOCKET"] = "@" + address
-        self.addCleanup(os.environ.pop, "NOTIFY_SOCKET", None)
-        heard = []
-
-        def listen():
-            try:
-                while True:
-                    heard.append(manager.recv(256).decode())
-            except OSError:
-                pass  # closed
-        threading.Thread(target=listen, daemon=True).start()
-        return heard
-
-    def test_it_hears_when_server_and_worker_are_ready_and_when_they_end(self):
-        heard = {"server": self.notices("server")}
-        self.start_server()
-        heard["node-a"] = self.notices("node-a")
-        self.start_worker("node-a")
-        for name in ("node-a", "server"):
-            wait_until(f"{name} to be ready", lambda: "READY=1" in heard[name])
-            self.assertNotIn("STOPPING=1", heard[name])
-            self.processes[name].terminate()
-            self.processes[name].wait(timeout=DEADLINE_S)
-            wait_until(f"{name} to say that it ends", lambda: "STOPPING=1" in heard[name])
 
 
 if __name__ == "__main__":
