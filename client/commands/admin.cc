@@ -4,8 +4,8 @@
 #include <cerrno>
 #include <optional>
 
-#include "client/commands/commands.h"
 #include "client/base/interrupt.h"
+#include "client/commands/commands.h"
 #include "client/output/format.h"
 #include "client/output/json.h"
 #include "common/base/json.h"
@@ -19,6 +19,7 @@ namespace {
 struct BackupOptions {
   std::string to;      // a folder on the server's machine
   std::string output;  // a local folder
+  bool with_keys = false, with_blobs = false, without_logs = false;
 };
 
 // Receives the files of a backup, one after the other.
@@ -55,8 +56,25 @@ absl::Status MakeOwnFolder(const std::string& path) {
   return absl::OkStatus();
 }
 
+// Warns about keys that are in a backup, and about what was asked for and is not in it: a server
+// of an earlier release does not know the choice.
+void WarnOfContent(Connection& connection, const v1::BackupResult& result,
+                   const BackupOptions& options) {
+  std::ostream& err = connection.console().err;
+  if (result.has_keys()) {
+    err << "warning: it holds the fleet's private keys. Whoever can read it can pose as the server "
+           "and its users: keep it as you keep a key\n";
+  } else if (options.with_keys) {
+    err << "warning: no keys are in it: the server has none, or is of an earlier release\n";
+  }
+  if (options.with_blobs && !result.has_blobs()) {
+    err << "warning: no data sets and adapters are in it: the server is of an earlier release\n";
+  }
+}
+
 void PrintResult(Connection& connection, const v1::BackupResult& result, const std::string& path,
                  bool json) {
+  const std::vector<std::string> left_out(result.left_out().begin(), result.left_out().end());
   if (json) {
     connection.console().out << DumpJson(Json{{"path", path},
                                               {"database_bytes", result.database_bytes()},
@@ -65,6 +83,10 @@ void PrintResult(Connection& connection, const v1::BackupResult& result, const s
                                               {"blob_bytes", result.blob_bytes()},
                                               {"checkpoint_blobs", result.checkpoint_blobs()},
                                               {"checkpoint_bytes", result.checkpoint_bytes()},
+                                              {"has_blobs", result.has_blobs()},
+                                              {"log_bytes", result.log_bytes()},
+                                              {"has_keys", result.has_keys()},
+                                              {"left_out", left_out},
                                               {"seconds", result.seconds()},
                                               {"longest_step_ms", result.longest_step_ms()}},
                                          2)
@@ -72,10 +94,16 @@ void PrintResult(Connection& connection, const v1::BackupResult& result, const s
     return;
   }
   connection.console().err << fmt::format(
-      "database {}, schema {}; {} files of checkpoints of {}; it names {} files of {} in the "
-      "server's blobs folder, which are not in it\n",
+      "database {}, schema {}; {} files of checkpoints of {}; logs and curves of {}\n",
       Bytes(result.database_bytes()), result.schema(), result.checkpoint_blobs(),
-      Bytes(result.checkpoint_bytes()), result.blobs(), Bytes(result.blob_bytes()));
+      Bytes(result.checkpoint_bytes()), Bytes(result.log_bytes()));
+  if (result.has_blobs()) {
+    connection.console().err << fmt::format("{} files of data sets and adapters of {}\n",
+                                            result.blobs(), Bytes(result.blob_bytes()));
+  }
+  for (const std::string& each : left_out) {
+    connection.console().err << fmt::format("not in it: {}\n", each);
+  }
   connection.console().out << path << "\n";
 }
 
@@ -86,6 +114,9 @@ ExitCode Backup(Connection& connection, const BackupOptions& options, bool json)
   v1::BackupRequest request;
   request.set_to(options.to);
   request.set_download(!options.output.empty());
+  request.set_with_keys(options.with_keys);
+  request.set_with_blobs(options.with_blobs);
+  request.set_without_logs(options.without_logs);
   grpc::ClientContext context;
   Interrupt interrupt(context);
   const auto reader = connection.To<v1::AdminService>().Backup(&context, request);
@@ -104,6 +135,7 @@ ExitCode Backup(Connection& connection, const BackupOptions& options, bool json)
   if (saved.ok()) saved = files.End();
   if (saved.ok() && !options.output.empty()) saved = io::RenameDurably(partial, options.output);
   if (!saved.ok()) return Fail(connection, saved);
+  WarnOfContent(connection, result, options);
   PrintResult(connection, result, options.output.empty() ? result.path() : options.output, json);
   return kSucceeded;
 }
@@ -118,13 +150,21 @@ void AddAdmin(Command& app, Session& session) {
   AddStorageQuotas(*admin, session);
   AddAccess(*admin, session);
   Command* command =
-      admin->AddCommand("backup", "Copy the server's database and checkpoints while it goes on",
-                        "sftctl admin backup --to /backup/sft-2026-01-31");
+      admin->AddCommand("backup", "Copy what the server holds while it goes on",
+                        "sftctl admin backup --with-keys --with-blobs --to /backup/sft-2026-01-31");
   auto options = std::make_shared<BackupOptions>();
   auto* to = command->AddOption("--to", options->to,
                                 "Folder to make on the server's machine (default: backups/TIME in "
                                 "its data folder)");
-  command->AddOption("-o,--output", options->output, "Folder to make here instead")->Excludes(to);
+  auto* output = command->AddOption("-o,--output", options->output, "Folder to make here instead");
+  output->Excludes(to);
+  command->AddFlag("--with-blobs", options->with_blobs, "Also copy data sets and adapters");
+  command
+      ->AddFlag("--with-keys", options->with_keys,
+                "Also copy the fleet's keys, on the server's machine alone: the backup is a "
+                "secret then")
+      ->Excludes(output);
+  command->AddFlag("--without-logs", options->without_logs, "Leave out logs and curves");
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {
     return Backup(connection, *options, session.json);

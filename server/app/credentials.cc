@@ -176,8 +176,10 @@ absl::StatusOr<bool> HasUsersOrNodes(Store& store) {
 
 absl::Status KeysMissing(const std::string& data_dir) {
   return FailedPrecondition(fmt::format(
-      "{0} has users or nodes, and their keys, {1}, are missing (backups do not hold them): put "
-      "back the copy that you keep. Where there is none, `sft-server init --data-dir {0} --name "
+      "{0} has users or nodes, and their keys, {1}, are missing (a backup holds them only if it "
+      "was "
+      "made with --with-keys): put back the copy that you keep. Where there is none, `sft-server "
+      "init --data-dir {0} --name "
       "HOST --new-authority` makes new ones, and every user has to log in and every node to join "
       "again",
       data_dir, Folder(data_dir)));

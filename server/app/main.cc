@@ -13,6 +13,7 @@
 #include "common/base/version.h"
 #include "common/io/file.h"
 #include "common/obs/log.h"
+#include "common/obs/open_file_limit.h"
 #include "common/obs/service_manager.h"
 #include "server/app/check.h"
 #include "server/app/credentials.h"
@@ -144,6 +145,7 @@ absl::Status Run(const Options& options, const std::string& data_dir, bool tempo
   while (!ending && watched.ok() && WaitForSignal(std::chrono::seconds(1)) == 0) {
     if (options.dev) watched = worker.Watch();
   }
+  obs::TellServiceManager("STOPPING=1");
   fmt::print(stderr, "sft-server stops\n");
   SayGoodbye(*server, temporary, clock);
   if (options.dev) worker.Stop();
@@ -181,6 +183,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   absl::Status status = obs::InitLogging({"sft-server", options.log_level});
+  obs::RaiseOpenFileLimit();
   BlockSignals();
   const bool temporary = options.data_dir.empty();
   std::string data_dir = options.data_dir;

@@ -170,6 +170,12 @@ absl::Status BlobStore::DropUpload(const std::string& file) {
   return io::RemoveAll(dir_ + "/uploads/" + file);
 }
 
+absl::Status BlobStore::Forget(const std::string& sha256, const std::string& of) {
+  const std::string key = KeyOf(sha256, of);
+  SFT_RETURN_IF_ERROR(DropUpload(key + std::string(kPart)));
+  return DropUpload(key + std::string(kBrought));
+}
+
 absl::StatusOr<BlobStore::Old> BlobStore::OlderThan(int64_t unix_seconds) const {
   Old old;
   const auto is_old = [&](const std::string& path) {

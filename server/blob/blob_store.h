@@ -71,6 +71,9 @@ class BlobStore {
   absl::StatusOr<Old> OlderThan(int64_t unix_seconds) const;
   // Drops the rest of an abandoned upload (one of Old::uploads); one under way is left alone.
   absl::Status DropUpload(const std::string& file);
+  // Forgets that the uploader has sent this blob, in part or whole: what it has received of an
+  // unfinished upload is dropped, unless that is under way.
+  absl::Status Forget(const std::string& sha256, const std::string& of);
 
   // Lock between references and removal. Whoever refers to an existing blob holds it from the check
   // to the row that names the blob; whoever removes blobs holds it from the check for references

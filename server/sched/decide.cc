@@ -53,6 +53,16 @@ class Pass {
     std::string reason;  // set for a job outside the queue
   };
 
+  static bool IsAmong(const std::vector<int>& bins, int bin) {
+    return std::find(bins.begin(), bins.end(), bin) != bins.end();
+  }
+
+  // True when a place cannot be used before one of its nodes is back.
+  static bool AwaitsNodes(const Shape& shape, const Fleet::Fit& fit) {
+    return std::any_of(fit.bins.begin(), fit.bins.end(),
+                       [&](int bin) { return IsAmong(shape.returning, bin); });
+  }
+
   static int64_t DurationOf(const PendingJob& job) {
     return job.bound_us > 0 ? job.bound_us : kForever;
   }
@@ -100,9 +110,7 @@ class Pass {
       Fleet::Fit fit{std::max(job.promised.start_us, now_), {}};
       for (const std::string& node : job.promised.nodes) {
         const int bin = fleet_.BinOf(node, shape.type);
-        if (std::find(shape.able.begin(), shape.able.end(), bin) != shape.able.end()) {
-          fit.bins.push_back(bin);
-        }
+        if (IsAmong(shape.able, bin) || IsAmong(shape.returning, bin)) fit.bins.push_back(bin);
       }
       const bool whole = static_cast<int>(fit.bins.size()) == shape.nodes;
       if (!whole || !fleet_.FitsAt(shape, fit.bins, fit.start, DurationOf(job))) continue;
@@ -130,7 +138,9 @@ class Pass {
     const PendingJob& job = snapshot_.pending[index];
     State& state = jobs_[index];
     if (state.reason = quota_.Refusal(job); !state.reason.empty()) return Unbook(index);
+    const bool awaits_nodes = AwaitsNodes(*state.shape, state.booked);
     if (!state.shape->possible()) {
+      if (awaits_nodes) return;
       Unbook(index);
       state.reason = WhyNoRoom(snapshot_, job, fleet_, *state.shape);
       return;
@@ -142,8 +152,11 @@ class Pass {
     Unbook(index);
     const int64_t duration = DurationOf(job);
     Fleet::Fit fit = fleet_.Earliest(*state.shape, duration, job.avoid_node);
-    // If the new place is no earlier, the job keeps its promised one.
-    if (!standing.bins.empty() && fit.start >= standing.start) fit = standing;
+    if (awaits_nodes) {
+      if (fit.start > now_ && fit.start >= standing.start) return Book(index, standing);
+    } else if (!standing.bins.empty() && fit.start >= standing.start) {
+      fit = standing;  // the new place is no earlier
+    }
     if (fit.bins.empty()) return candidates_.push_back(index);
     if (fit.start <= now_) return Place(index, fit);
     if (!promises) {

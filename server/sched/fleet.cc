@@ -113,8 +113,12 @@ Shape Fleet::MakeShape(const PendingJob& job) {
     const bool reaches =
         (only.empty() || std::find(only.begin(), only.end(), bin.node->name) != only.end()) &&
         (!job.needs_shared || bin.node->has_shared);
-    if (!bin.node->usable || bin.healthy() < job.gpus_per_node || !reaches ||
-        bin.node->protocol < job.protocol || (seen != nullptr && !(*seen)[bin.host])) {
+    if (bin.healthy() < job.gpus_per_node || !reaches || bin.node->protocol < job.protocol ||
+        (seen != nullptr && !(*seen)[bin.host])) {
+      continue;
+    }
+    if (!bin.node->usable) {
+      if (bin.node->returning) shape.returning.push_back(index);
       continue;
     }
     (bin.node->left_out.empty() ? shape.able : left_out).push_back(index);

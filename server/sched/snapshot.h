@@ -26,6 +26,9 @@ struct NodeView {
   // Connected and not SUSPECT: work may be placed on it.
   bool usable = true;
   std::string unusable_reason;  // "silent for 40 s"
+  // Not usable yet but expected back, because the server has just started: promises of a start on
+  // it stand.
+  bool returning = false;
   // If not empty, why jobs keep failing on it. It is used only where nothing else could hold a job.
   std::string left_out;
   bool has_shared = false;   // sees the shared folder

@@ -21,6 +21,10 @@
 namespace sft::server {
 namespace {
 
+// How long after its start the server expects nodes back that have not connected yet: they dial
+// again one by one.
+constexpr std::chrono::minutes kReturnTime{5};
+
 // From this wire protocol on, workers continue from checkpoints.
 constexpr int kResumesSince = 2;
 
@@ -60,6 +64,8 @@ absl::Status AddNodes(Database& db, const WorkerRegistry& registry, SchedulerInp
     const auto hold = holds.find(node.name);
     view.unusable_reason = WhyUnusable(node, live, hold == holds.end() ? nullptr : &hold->second);
     view.usable = view.unusable_reason.empty();
+    view.returning = hold == holds.end() && live.last_seen == WallTime() &&
+                     live.silent_for < kReturnTime && WhyResting(scores, node.name, live).empty();
     view.has_shared = node.has_shared_folder;
     view.rank_build = live.rank_build;
     view.protocol = node.protocol;

@@ -23,15 +23,14 @@ absl::Status SendFile(const std::string& folder, const std::string& name, Writer
   }
 }
 
-absl::Status SendCheckpoints(const std::string& folder, Writer& writer) {
-  if (!io::IsDirectory(folder + "/checkpoints")) return absl::OkStatus();
-  SFT_ASSIGN_OR_RETURN(const auto parts, io::ListDir(folder + "/checkpoints"));
-  for (const std::string& part : parts) {
-    const std::string below = "checkpoints/" + part;
-    SFT_ASSIGN_OR_RETURN(const auto names, io::ListDir(folder + "/" + below));
-    for (const std::string& name : names) {
-      SFT_RETURN_IF_ERROR(SendFile(folder, below + "/" + name, writer));
-    }
+// Sends the files of the folder `below` of a backup and of all folders in it.
+absl::Status SendTree(const std::string& folder, const std::string& below, Writer& writer) {
+  if (!io::IsDirectory(folder + "/" + below)) return absl::OkStatus();
+  SFT_ASSIGN_OR_RETURN(const auto names, io::ListDir(folder + "/" + below));
+  for (const std::string& name : names) {
+    const std::string path = below + "/" + name;
+    SFT_RETURN_IF_ERROR(io::IsDirectory(folder + "/" + path) ? SendTree(folder, path, writer)
+                                                             : SendFile(folder, path, writer));
   }
   return absl::OkStatus();
 }
@@ -49,8 +48,13 @@ absl::Status AdminService::Backup(CallContext& call, const v1::BackupRequest& re
   if (request.download() && !request.to().empty()) {
     return InvalidArgument("a backup is downloaded or kept under a path, not both");
   }
+  if (request.download() && request.with_keys()) {
+    return InvalidArgument(
+        "the fleet's keys are not sent over the network: make a backup with keys on the server's "
+        "machine (--to), or copy tls/ there");
+  }
   v1::BackupResponse response;
-  auto made = backups_.Make(request.to(), [&](int64_t done, int64_t total) {
+  auto made = backups_.Make(request, [&](int64_t done, int64_t total) {
     response.set_pages_done(done);
     response.set_pages_total(total);
     return !call.Gone();
@@ -64,7 +68,9 @@ absl::Status AdminService::Backup(CallContext& call, const v1::BackupRequest& re
   for (const char* name : {"manifest.json", "server.db"}) {
     if (sent.ok()) sent = SendFile(folder, name, sink);
   }
-  if (sent.ok()) sent = SendCheckpoints(folder, sink);
+  for (const char* tree : {"checkpoints", "blobs", "logs", "metrics"}) {
+    if (sent.ok()) sent = SendTree(folder, tree, sink);
+  }
   const absl::Status removed = io::RemoveAll(folder);
   return sent.ok() ? removed : sent;
 }

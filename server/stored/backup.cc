@@ -1,24 +1,25 @@
 #include "server/stored/backup.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "common/base/bytes.h"
 #include "common/base/duration.h"
 #include "common/base/json.h"
 #include "common/base/version.h"
+#include "common/io/disk_space.h"
 #include "common/io/file.h"
 #include "common/io/sha256.h"
 #include "server/blob/blob_store.h"
 #include "server/database/data_dir_lock.h"
 #include "server/database/migrations.h"
 #include "server/database/online_copy.h"
+#include "server/state/records.h"
+#include "server/stored/file_copies.h"
 
 namespace sft::server {
 namespace {
@@ -28,7 +29,9 @@ namespace fs = std::filesystem;
 constexpr char kDatabase[] = "/server.db";
 constexpr int64_t kPageBytes = 4096;
 constexpr char kManifest[] = "/manifest.json";
-constexpr char kBlobs[] = "/blobs", kCheckpoints[] = "/checkpoints";  // folders of a data folder
+// Folders of a data folder.
+constexpr char kBlobs[] = "/blobs", kCheckpoints[] = "/checkpoints", kKeys[] = "/tls";
+constexpr const char* kGrowing[] = {"/logs", "/metrics"};
 
 // "2026-01-31T12-34-56Z"
 std::string FolderName(WallTime now) {
@@ -60,56 +63,28 @@ absl::StatusOr<nlohmann::json> ListBlobs(const std::string& data_dir) {
   return blobs;
 }
 
-absl::Status SyncFile(const std::string& path) {
-  SFT_ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenForRead(path));
-  if (::fsync(fd.get()) != 0) return ErrnoStatus("cannot fsync " + path, errno);
-  return absl::OkStatus();
-}
-
-// Syncs the names in a folder and all below it and, with `files`, their contents too.
-absl::Status SyncTree(const std::string& root, bool files) {
-  if (!io::IsDirectory(root)) return absl::OkStatus();
-  std::error_code error;
-  for (fs::recursive_directory_iterator it(root, error), end; !error && it != end;
-       it.increment(error)) {
-    const std::string path = it->path().string();
-    if (it->is_directory(error)) {
-      SFT_RETURN_IF_ERROR(io::SyncDir(path));
-    } else if (files && it->is_regular_file(error)) {
-      SFT_RETURN_IF_ERROR(SyncFile(path));
+// Copies each entry of a folder of logs or metrics whole from the first source that has it: parts
+// of one log copied at two moments do not fit together.
+absl::Status CopyEntries(const std::string& name, const std::vector<std::string>& sources,
+                         const std::string& data_dir) {
+  for (const std::string& source : sources) {
+    if (source.empty() || !io::IsDirectory(source + name)) continue;
+    SFT_ASSIGN_OR_RETURN(const std::vector<std::string> entries, io::ListDir(source + name));
+    for (const std::string& entry : entries) {
+      SFT_RETURN_IF_ERROR(CopyTree(fmt::format("{}{}/{}", source, name, entry),
+                                   fmt::format("{}{}/{}", data_dir, name, entry)));
     }
   }
-  if (error) return ErrnoStatus("cannot list " + root, error.value());
-  return io::SyncDir(root);
-}
-
-absl::Status CloseToOthers(const std::string& folder) {
-  if (::chmod(folder.c_str(), 0700) != 0) return ErrnoStatus("cannot close " + folder, errno);
   return absl::OkStatus();
 }
 
-// Makes a hard link where the file system allows it, else a copy.
-absl::Status LinkOrCopy(const std::string& from, const std::string& to) {
-  if (io::Exists(to)) return absl::OkStatus();
-  SFT_RETURN_IF_ERROR(io::MakeDirs(fs::path(to).parent_path().string()));
-  std::error_code error;
-  fs::create_hard_link(from, to, error);
-  if (!error) return absl::OkStatus();
-  const std::string partial = to + ".partial";
-  fs::copy_file(from, partial, fs::copy_options::overwrite_existing, error);
-  if (error) return ErrnoStatus(fmt::format("cannot copy {} to {}", from, to), error.value());
-  // Otherwise a power failure could leave an empty file under the name of its hash.
-  SFT_RETURN_IF_ERROR(SyncFile(partial));
-  return io::RenameDurably(partial, to);
-}
-
-// Logs, metrics and keys may be rewritten in place: they are copied, never linked.
-absl::Status CopyTree(const std::string& from, const std::string& to) {
-  if (!io::IsDirectory(from)) return absl::OkStatus();
-  std::error_code error;
-  fs::copy(from, to, fs::copy_options::recursive | fs::copy_options::skip_existing, error);
-  if (error) return ErrnoStatus(fmt::format("cannot copy {} to {}", from, to), error.value());
-  return SyncTree(to, /*files=*/true);
+// The number of parts of checkpoints that lie on nodes and in shared folders.
+absl::StatusOr<int64_t> PartsElsewhere(Database& db) {
+  SFT_ASSIGN_OR_RETURN(Statement count,
+                       db.Prepare("SELECT COUNT(*) FROM checkpoint_parts WHERE place <> ?"));
+  SFT_ASSIGN_OR_RETURN(const bool row,
+                       count.Bind(static_cast<int64_t>(CheckpointPlace::kServer)).Step());
+  return row ? count.Int(0) : 0;
 }
 
 int64_t BytesOf(const nlohmann::json& blobs) {
@@ -155,6 +130,11 @@ bool IsBlobList(const nlohmann::json& blobs) {
          });
 }
 
+bool IsTextList(const nlohmann::json& texts) {
+  return texts.is_array() &&
+         std::all_of(texts.begin(), texts.end(), [](const auto& text) { return text.is_string(); });
+}
+
 absl::StatusOr<nlohmann::json> ReadManifest(const std::string& backup) {
   SFT_ASSIGN_OR_RETURN(const std::string text, io::ReadFile(backup + kManifest));
   nlohmann::json manifest = ParseJson(text);
@@ -163,7 +143,8 @@ absl::StatusOr<nlohmann::json> ReadManifest(const std::string& backup) {
                      manifest["sha256"].is_string() && manifest.contains("version") &&
                      manifest["version"].is_string() && manifest.contains("blobs") &&
                      IsBlobList(manifest["blobs"]) &&
-                     IsBlobList(manifest.value("checkpoints", nlohmann::json::array()));
+                     IsBlobList(manifest.value("checkpoints", nlohmann::json::array())) &&
+                     IsTextList(manifest.value("left_out", nlohmann::json::array()));
   if (!whole) return DataLoss(fmt::format("{}{} cannot be read", backup, kManifest));
   return manifest;
 }
@@ -221,64 +202,124 @@ absl::Status Backups::CopyDatabase(const std::string& path, const Progress& prog
 }
 
 absl::StatusOr<nlohmann::json> Backups::TakeCheckpoints(const std::string& folder,
-                                                        const std::function<bool()>& wanted) {
+                                                        const Wanted& wanted,
+                                                        v1::BackupResult& result) {
   nlohmann::json taken = nlohmann::json::array();
+  int missing = 0;
   SFT_ASSIGN_OR_RETURN(const auto db, Database::OpenCopy(folder + kDatabase));
   SFT_ASSIGN_OR_RETURN(Statement list,
                        db->Prepare("SELECT DISTINCT sha256, size FROM checkpoint_files"));
   while (true) {
     SFT_ASSIGN_OR_RETURN(const bool row, list.Step());
-    if (!row) return taken;
+    if (!row) break;
     if (!wanted()) return absl::CancelledError("nobody wants it");
     const std::string sha256 = list.Text(0);
     const std::string from = BlobPath(data_dir_, kCheckpoints, sha256);
     const absl::Status linked = LinkOrCopy(from, BlobPath(folder, kCheckpoints, sha256));
-    if (!linked.ok() && !io::Exists(from)) continue;
+    if (!linked.ok() && !io::Exists(from)) {
+      ++missing;
+      continue;
+    }
     SFT_RETURN_IF_ERROR(linked);
     taken.push_back({{"sha256", sha256}, {"bytes", list.Int(1)}});
   }
+  if (missing > 0) {
+    result.add_left_out(
+        fmt::format("{} files of checkpoints that the server no longer has", missing));
+  }
+  SFT_ASSIGN_OR_RETURN(const int64_t elsewhere, PartsElsewhere(*db));
+  if (elsewhere > 0) {
+    result.add_left_out(
+        fmt::format("{} parts of checkpoints on nodes and in shared folders", elsewhere));
+  }
+  return taken;
 }
 
-absl::Status Backups::Fill(const std::string& folder, const Progress& progress,
-                           v1::BackupResult& result) {
+absl::Status Backups::TakeFiles(const v1::BackupRequest& request, const std::string& folder,
+                                const nlohmann::json& blobs, const Wanted& wanted,
+                                v1::BackupResult& result) {
+  if (request.with_blobs()) {
+    for (const auto& blob : blobs) {
+      if (!wanted()) return absl::CancelledError("nobody wants it");
+      const std::string sha256 = blob["sha256"].get<std::string>();
+      const std::string from = BlobPath(data_dir_, kBlobs, sha256);
+      const absl::Status linked = LinkOrCopy(from, BlobPath(folder, kBlobs, sha256));
+      if (!linked.ok() && io::Exists(from)) return linked;  // else it was deleted meanwhile
+    }
+  } else if (!blobs.empty()) {
+    result.add_left_out(
+        fmt::format("{} files of data sets and adapters, {}, in blobs/ (--with-blobs takes them)",
+                    blobs.size(), BytesText(BytesOf(blobs))));
+  }
+  result.set_has_blobs(request.with_blobs());
+  for (const char* name : kGrowing) {
+    if (!io::IsDirectory(data_dir_ + name)) continue;
+    if (request.without_logs()) {
+      result.add_left_out(fmt::format("{}/ (--without-logs)", name + 1));
+      continue;
+    }
+    SFT_RETURN_IF_ERROR(CopyGrowing(data_dir_ + name, folder + name, wanted));
+    SFT_RETURN_IF_ERROR(SyncTree(folder + name, /*files=*/true));
+    result.set_log_bytes(result.log_bytes() + io::TreeBytes(folder + name));
+  }
+  if (!io::IsDirectory(data_dir_ + kKeys)) return absl::OkStatus();
+  if (request.with_keys()) {
+    result.set_has_keys(true);
+    return CopyKeys(data_dir_ + kKeys, folder + kKeys);
+  }
+  result.add_left_out("the fleet's keys in tls/ (--with-keys takes them)");
+  return absl::OkStatus();
+}
+
+absl::Status Backups::Fill(const v1::BackupRequest& request, const std::string& folder,
+                           const Progress& progress, v1::BackupResult& result) {
   const std::string path = folder + kDatabase;
   SFT_RETURN_IF_ERROR(CopyDatabase(path, progress, result));
   SFT_ASSIGN_OR_RETURN(const int schema, FinishCopy(path));
   SFT_ASSIGN_OR_RETURN(const io::FileHash hash, io::HashFile(path));
   SFT_ASSIGN_OR_RETURN(const int64_t size, io::FileSize(path));
   const int64_t pages = size / kPageBytes;
-  SFT_ASSIGN_OR_RETURN(const nlohmann::json checkpoints,
-                       TakeCheckpoints(folder, [&] { return progress(pages, pages); }));
+  const Wanted wanted = [&] { return progress(pages, pages); };
+  SFT_ASSIGN_OR_RETURN(const nlohmann::json checkpoints, TakeCheckpoints(folder, wanted, result));
   SFT_ASSIGN_OR_RETURN(const nlohmann::json blobs, ListBlobs(data_dir_));
+  SFT_RETURN_IF_ERROR(TakeFiles(request, folder, blobs, wanted, result));
   result.set_database_bytes(size);
   result.set_schema(schema);
   result.set_blobs(static_cast<int64_t>(blobs.size()));
   result.set_blob_bytes(BytesOf(blobs));
   result.set_checkpoint_blobs(static_cast<int64_t>(checkpoints.size()));
   result.set_checkpoint_bytes(BytesOf(checkpoints));
-  const nlohmann::json manifest = {{"version", kVersion},       {"time", FormatUtc(clock_.Wall())},
-                                   {"schema", schema},          {"bytes", size},
-                                   {"sha256", hash.sha256},     {"blobs", blobs},
-                                   {"checkpoints", checkpoints}};
+  const nlohmann::json manifest = {
+      {"version", kVersion},
+      {"time", FormatUtc(clock_.Wall())},
+      {"schema", schema},
+      {"bytes", size},
+      {"sha256", hash.sha256},
+      {"blobs", blobs},
+      {"checkpoints", checkpoints},
+      {"has_keys", result.has_keys()},
+      {"left_out", std::vector<std::string>(result.left_out().begin(), result.left_out().end())}};
   SFT_RETURN_IF_ERROR(SyncTree(folder, /*files=*/false));
   return io::WriteFileAtomic(folder + kManifest, DumpJson(manifest, 1) + "\n", io::kPrivateMode);
 }
 
-absl::Status Backups::MakeFolder(const std::string& folder, const Progress& progress,
-                                 v1::BackupResult& result) {
+absl::Status Backups::MakeFolder(const v1::BackupRequest& request, const std::string& folder,
+                                 const Progress& progress, v1::BackupResult& result) {
   const std::string partial = folder + ".partial";
   // Left behind by a crash.
   SFT_RETURN_IF_ERROR(io::RemoveAll(partial));
   SFT_RETURN_IF_ERROR(io::MakeDirs(partial));
   absl::Status made = CloseToOthers(partial);
-  if (made.ok()) made = Fill(partial, progress, result);
+  if (made.ok()) made = Fill(request, partial, progress, result);
   if (made.ok()) made = io::RenameDurably(partial, folder);
   if (!made.ok()) (void)io::RemoveAll(partial);
   return made;
 }
 
-absl::StatusOr<v1::BackupResult> Backups::Make(const std::string& to, const Progress& progress) {
+absl::StatusOr<v1::BackupResult> Backups::Make(const v1::BackupRequest& request,
+                                               const Progress& progress) {
   const MonoTime begin = clock_.Mono();
+  const std::string& to = request.to();
   if (!to.empty() && to.front() != '/') {
     return InvalidArgument(fmt::format("\"{}\": a folder on the server's machine, from /", to));
   }
@@ -295,7 +336,7 @@ absl::StatusOr<v1::BackupResult> Backups::Make(const std::string& to, const Prog
   }
   v1::BackupResult result;
   const absl::Status made = io::Exists(folder) ? AlreadyExists(fmt::format("{} exists", folder))
-                                               : MakeFolder(folder, progress, result);
+                                               : MakeFolder(request, folder, progress, result);
   {
     const MutexLock lock(mutex_);
     making_.erase(folder);
@@ -319,14 +360,15 @@ absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::
         fmt::format("{}{} exists: move it away, or restore into another folder", data_dir, name));
   }
   SFT_ASSIGN_OR_RETURN(const Taken files,
-                       TakeBlobs(manifest["blobs"], kBlobs, data_dir, {files_from}));
+                       TakeBlobs(manifest["blobs"], kBlobs, data_dir, {backup, files_from}));
   SFT_ASSIGN_OR_RETURN(const Taken checkpoints,
                        TakeBlobs(manifest.value("checkpoints", nlohmann::json::array()),
                                  kCheckpoints, data_dir, {backup, files_from}));
-  if (!files_from.empty()) {
-    for (const char* name : {"/logs", "/metrics", "/tls"}) {
-      SFT_RETURN_IF_ERROR(CopyTree(files_from + name, data_dir + name));
-    }
+  for (const char* name : kGrowing) {
+    SFT_RETURN_IF_ERROR(CopyEntries(name, {files_from, backup}, data_dir));
+  }
+  for (const std::string& source : {files_from, backup}) {
+    if (!source.empty()) SFT_RETURN_IF_ERROR(CopyTree(source + kKeys, data_dir + kKeys));
   }
   for (const char* store : {kBlobs, kCheckpoints}) {
     SFT_RETURN_IF_ERROR(SyncTree(data_dir + store, /*files=*/false));
@@ -348,10 +390,14 @@ absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::
         "a job that goes on from a checkpoint with a missing file fails once and goes on from an "
         "earlier one\n";
   }
+  const auto left_out = manifest.value("left_out", std::vector<std::string>());
+  if (!left_out.empty()) {
+    text += fmt::format("the backup was made without: {}\n", fmt::join(left_out, "; "));
+  }
   if (!io::Exists(data_dir + "/metrics")) {
     text +=
-        "curves and logs of before are not there: a backup does not hold them; --files-from takes "
-        "them from the folder that has metrics/ and logs/\n";
+        "curves and logs of before are not there: --files-from takes them from the folder that has "
+        "metrics/ and logs/\n";
   }
   if (files.missing > 0) {
     text +=

@@ -12,15 +12,20 @@
 
 namespace sft::server {
 
-// Backups of the server's state: the database, and a list of the files beside it.
+// Backups of the server's state: the database and the files beside it, laid out as in a data
+// folder.
 //
-//   <folder>/server.db      one file, checked
-//   <folder>/manifest.json  version, schema, size and hash of server.db; hash and size of each blob
-//   <folder>/checkpoints/   the blobs of the checkpoints that server.db names, as in a data folder
+//   <folder>/server.db       one file, checked
+//   <folder>/manifest.json   version, schema, size and hash of server.db; hash and size of each
+//                            blob; what was left out
+//   <folder>/checkpoints/    the blobs of the checkpoints that server.db names
+//   <folder>/logs/, metrics/ as they were a moment after the database, unless left out by request
+//   <folder>/blobs/          data sets and adapters, by request
+//   <folder>/tls/            the fleet's keys, by request
 //
 // Blobs never change and are listed after the database was copied, so every blob that the copy
-// names is listed. They can be copied by any tool, before or after. Blobs of checkpoints are
-// deleted in time, so they are put into the folder: hard-linked where possible, else copied.
+// names is listed. They can be copied by any tool, before or after. Those that are put into the
+// folder are hard-linked where possible, else copied.
 class Backups {
  public:
   // Pages copied at once, 4 KiB each: other work waits for the database meanwhile.
@@ -31,21 +36,28 @@ class Backups {
 
   // Returns false when the caller no longer wants the backup.
   using Progress = std::function<bool(int64_t done, int64_t total)>;
-  // Makes the folder `to`; empty means a new one below the data folder. Only its owner may read it.
+  // Makes the folder `to` of the request; empty means a new one below the data folder. Only its
+  // owner may read it.
   // ALREADY_EXISTS when it exists, ABORTED while another call makes it; on failure nothing of it
   // stays.
-  absl::StatusOr<v1::BackupResult> Make(const std::string& to, const Progress& progress);
+  absl::StatusOr<v1::BackupResult> Make(const v1::BackupRequest& request, const Progress& progress);
 
  private:
+  using Wanted = std::function<bool()>;
   // Puts the checkpoints that the copied database names into `folder` and returns the list of them.
   // A checkpoint superseded since the copy is left out.
-  absl::StatusOr<nlohmann::json> TakeCheckpoints(const std::string& folder,
-                                                 const std::function<bool()>& wanted);
+  absl::StatusOr<nlohmann::json> TakeCheckpoints(const std::string& folder, const Wanted& wanted,
+                                                 v1::BackupResult& result);
+  // Puts the files that the request asks for into `folder`, and notes those it does not.
+  absl::Status TakeFiles(const v1::BackupRequest& request, const std::string& folder,
+                         const nlohmann::json& blobs, const Wanted& wanted,
+                         v1::BackupResult& result);
   absl::Status CopyDatabase(const std::string& path, const Progress& progress,
                             v1::BackupResult& result);
-  absl::Status Fill(const std::string& folder, const Progress& progress, v1::BackupResult& result);
-  absl::Status MakeFolder(const std::string& folder, const Progress& progress,
-                          v1::BackupResult& result);
+  absl::Status Fill(const v1::BackupRequest& request, const std::string& folder,
+                    const Progress& progress, v1::BackupResult& result);
+  absl::Status MakeFolder(const v1::BackupRequest& request, const std::string& folder,
+                          const Progress& progress, v1::BackupResult& result);
 
   Store& store_;
   Clock& clock_;
@@ -55,10 +67,10 @@ class Backups {
 };
 
 // Restores a backup into a new data folder: checks the copy against its manifest, page by page, and
-// its schema against this server's, and takes blobs, logs and metrics from the data folder
-// `files_from` (empty: none) and checkpoints from the backup or from there, hard-linked where
-// possible. Returns the text for the operator's terminal. ALREADY_EXISTS when `data_dir` has a
-// database.
+// its schema against this server's, and takes the files that it names from the backup or from the
+// data folder `files_from` (empty: none), hard-linked where possible. Logs, curves and keys in
+// `files_from`, which are newer, go before those of the backup. Returns the text for the operator's
+// terminal. ALREADY_EXISTS when `data_dir` has a database.
 absl::StatusOr<std::string> RestoreBackup(const std::string& backup, const std::string& data_dir,
                                           const std::string& files_from);
 

@@ -1,6 +1,7 @@
 #include "server/stored/checkpoints.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <set>
 
@@ -136,6 +137,10 @@ absl::StatusOr<v1::CommitCheckpointResponse> Checkpoints::Commit(
     return absl::OkStatus();
   }));
   SFT_RETURN_IF_ERROR(RemoveBlobs(unused));
+  if (const absl::Status forgot = ForgetOvertaken(request); !forgot.ok()) {
+    spdlog::warn("files of overtaken checkpoints of attempt {}: {}", request.attempt_uid(),
+                 Message(forgot));
+  }
   hub_.Bump(checkpoint.job_id);
   wake_();
   v1::CommitCheckpointResponse response;
@@ -223,6 +228,27 @@ absl::StatusOr<Checkpoints::Dropped> Checkpoints::DropJob(const std::string& job
   }
   if (!dry_run) SFT_RETURN_IF_ERROR(RemoveBlobs(unused));
   return dropped;
+}
+
+absl::Status Checkpoints::ForgetOvertaken(const v1::CommitCheckpointRequest& request) {
+  Sender sender;
+  sender.node = request.node();
+  sender.attempt_uid = request.attempt_uid();
+  SFT_ASSIGN_OR_RETURN(const std::string key, sender.KeyOf(v1::UploadBlobRequest::CHECKPOINT));
+  SFT_ASSIGN_OR_RETURN(const auto held, blobs_.Held(key));
+  std::vector<std::string> overtaken;
+  SFT_RETURN_IF_ERROR(store_.Read([&](Database& db) -> absl::Status {
+    overtaken.clear();
+    for (const auto& [sha256, bytes] : held) {
+      SFT_ASSIGN_OR_RETURN(const bool used, store::CheckpointBlobInUse(db, sha256));
+      if (!used) overtaken.push_back(sha256);
+    }
+    return absl::OkStatus();
+  }));
+  for (const std::string& sha256 : overtaken) {
+    SFT_RETURN_IF_ERROR(blobs_.Forget(sha256, key));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Checkpoints::RemoveBlobs(const std::vector<std::string>& hashes) {

@@ -57,6 +57,10 @@ class Checkpoints {
   BlobStore& blobs() { return blobs_; }
 
  private:
+  // Forgets the files that the calling node has sent for older steps of the attempt, in part or
+  // whole, and that no checkpoint has: they no longer count against the attempt's limit
+  // (DeliveryLimits). A node sends one step after the other.
+  absl::Status ForgetOvertaken(const v1::CommitCheckpointRequest& request) SFT_REQUIRES(mutex_);
   absl::Status RemoveBlobs(const std::vector<std::string>& hashes) SFT_REQUIRES(mutex_);
   absl::Status SweepRows(std::vector<std::string>& unused);
   absl::Status SweepBlobs() SFT_REQUIRES(mutex_);

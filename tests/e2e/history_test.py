@@ -1,6 +1,7 @@
 """What was written is there and in order: followed logs, metrics, TensorBoard files, backups."""
 
 import json
+import shutil
 import signal
 import struct
 import subprocess
@@ -228,6 +229,30 @@ class HistoryTest(ServiceCase):
         self.assert_ends(running, SUCCEEDED)
         self.assertEqual([point["step"] for point in self.curve(running)], [1, 2, 3])
         self.assert_ends(self.submit("ok", ranks=1, name="next"), SUCCEEDED)
+
+    def test_a_backup_alone_brings_back_results_logs_and_curves(self):
+        self.start_server()
+        self.start_worker()
+        job = self.submit("ok", ranks=1, name="done")
+        self.assert_ends(job, SUCCEEDED)
+        log = self.sftctl("logs", job).stdout
+        self.assertIn("rank 0 done", log)
+        curve = self.curve(job)
+        result = self.sftctl("admin", "backup", "--with-blobs", "--to", self.dir / "backup", "--json")
+        self.assertEqual(result.returncode, SUCCEEDED, result.stderr)
+        told = json.loads(result.stdout)
+        self.assertEqual((told["left_out"], told["has_blobs"]), ([], True))
+        self.kill("server")
+        shutil.rmtree(self.dir / "server")
+        result = subprocess.run(
+            [BUILD / "bin/sft-server", "--restore", self.dir / "backup", "--data-dir", self.dir / "server"],
+            capture_output=True, text=True, check=False)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("missing 0", result.stdout)
+        self.start_server()
+        self.assertEqual(self.sftctl("logs", job).stdout, log)
+        self.assertEqual(self.curve(job), curve)
+        self.assertEqual(self.sftctl("download", job, "-o", self.dir / "adapter").returncode, 0)
 
     def test_a_backup_is_downloaded_and_a_second_restore_is_refused(self):
         self.start_server()

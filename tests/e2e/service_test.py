@@ -4,9 +4,11 @@ import hashlib
 import json
 import os
 import pathlib
+import socket
+import threading
 import unittest
 
-from harness import SANITIZED, ServiceCase, run_tests, wait_until
+from harness import DEADLINE_S, SANITIZED, ServiceCase, run_tests, wait_until
 
 SUCCEEDED, USER_FAILURE, INFRASTRUCTURE_FAILURE, CANCELLED = 0, 10, 11, 12
 
@@ -199,6 +201,37 @@ class ServiceTest(ServiceCase):
         self.assertLessEqual(sizes["sft-server"], 60)
         self.assertLessEqual(sizes["sft-worker"], 60)
         self.assertLessEqual(sizes["sft-shim"], 15)
+
+    def notices(self, name):
+        """What the programs started from now on tell the service manager, as it comes."""
+        address = f"sft-{os.getpid()}-{name}"
+        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.addCleanup(manager.close)
+        manager.bind("\0" + address)
+        os.environ["NOTIFY_SOCKET"] = "@" + address
+        self.addCleanup(os.environ.pop, "NOTIFY_SOCKET", None)
+        heard = []
+
+        def listen():
+            try:
+                while True:
+                    heard.append(manager.recv(256).decode())
+            except OSError:
+                pass  # closed
+        threading.Thread(target=listen, daemon=True).start()
+        return heard
+
+    def test_the_service_manager_hears_when_server_and_worker_are_ready_and_when_they_end(self):
+        heard = {"server": self.notices("server")}
+        self.start_server()
+        heard["node-a"] = self.notices("node-a")
+        self.start_worker("node-a")
+        for name in ("node-a", "server"):
+            wait_until(f"{name} to be ready", lambda: "READY=1" in heard[name])
+            self.assertNotIn("STOPPING=1", heard[name])
+            self.processes[name].terminate()
+            self.processes[name].wait(timeout=DEADLINE_S)
+            wait_until(f"{name} to say that it ends", lambda: "STOPPING=1" in heard[name])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ using server::JobState;
 using server::Statement;
 
 constexpr std::chrono::seconds kReasonPatience{30};
+// A node is missed after 15 s, and counts as heard when the server starts.
+constexpr std::chrono::seconds kRemovedPatience{60};
 
 // Runs `row` for each row of `sql`.
 template <typename Row>
@@ -70,6 +72,14 @@ absl::Status Checker::Load(Database& db) {
                                 const auto found = attempts_.find(row.Text(0));
                                 if (found != attempts_.end()) found->second.members = row.Int(1);
                               }));
+  SFT_RETURN_IF_ERROR(ForEach(
+      db,
+      "SELECT attempt_uid, node FROM attempt_nodes JOIN nodes ON name = node WHERE removed = 1 "
+      "AND lost = 0 AND attempt_nodes.state <> 8",
+      [&](const Statement& row) {
+        const auto found = attempts_.find(row.Text(0));
+        if (found != attempts_.end()) found->second.removed_node = row.Text(1);
+      }));
   return ForEach(db,
                  "SELECT attempt_uid, allocations.node, slot, forgotten FROM allocations JOIN "
                  "attempt_nodes USING (attempt_uid, node) WHERE freed_us IS NULL",
@@ -125,6 +135,21 @@ void Checker::CheckJobs(const std::map<std::string, Job>& before, Nanos now, boo
       Violate(Invariant::kSubmitsSurvive,
               fmt::format("{} was acknowledged for {} and is not there", id, request));
     }
+  }
+}
+
+// What ran on a node that was removed is given up once the server has missed the node for a while.
+void Checker::CheckRemoved(Nanos now, bool able) {
+  std::erase_if(removed_since_, [&](const auto& each) {
+    const auto found = attempts_.find(each.first);
+    return !able || found == attempts_.end() || found->second.removed_node.empty();
+  });
+  for (const auto& [uid, attempt] : attempts_) {
+    if (!able || attempt.removed_node.empty()) continue;
+    const Nanos since = removed_since_.emplace(uid, now).first->second;
+    if (now - since <= kRemovedPatience) continue;
+    Violate(Invariant::kJobsMoveOrSayWhy,
+            fmt::format("{} waits for {}, which was removed", uid, attempt.removed_node));
   }
 }
 
@@ -195,6 +220,7 @@ std::vector<Violation> Checker::Check(server::Store& store, int64_t life, const 
   const std::pair seen(life, store.commits());
   const bool read_now = seen != seen_ || now - read_at_ > kReasonPatience / 2;
   if (read_now) {
+    if (life != seen_.first) removed_since_.clear();  // another server: it waits anew
     seen_ = seen;
     read_at_ = now;
     std::map<std::string, Job> before;
@@ -202,6 +228,7 @@ std::vector<Violation> Checker::Check(server::Store& store, int64_t life, const 
     const absl::Status read = store.Read([&](Database& db) { return Load(db); });
     if (read.ok()) {
       CheckJobs(before, now, able);
+      CheckRemoved(now, able);
     } else {
       jobs_.swap(before);
       Violate(Invariant::kSubmitsSurvive, "the database cannot be read: " + read.ToString());

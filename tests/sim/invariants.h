@@ -66,6 +66,7 @@ class Checker {
   };
   absl::Status Load(server::Database& db);
   void CheckJobs(const std::map<std::string, Job>& before, Nanos now, bool able);
+  void CheckRemoved(Nanos now, bool able);
   void CheckHeld(const Machines& machines);
   void Violate(Invariant invariant, std::string what) {
     found_.push_back({invariant, std::move(what)});
@@ -78,10 +79,12 @@ class Checker {
     std::string job;
     int64_t number = 0, epoch = 0, members = 0;
     std::set<std::pair<std::string, int>> slots;
+    std::string removed_node;  // has a part of it that was not given up; empty: none
   };
   std::map<std::string, Attempt> attempts_;
-  std::pair<int64_t, int64_t> seen_{-1, -1};  // life and commits at the last reading
-  int64_t machines_seen_ = -1;                // the sum of their versions
+  std::map<std::string, Nanos> removed_since_;  // attempts with a part on a removed node
+  std::pair<int64_t, int64_t> seen_{-1, -1};    // life and commits at the last reading
+  int64_t machines_seen_ = -1;                  // the sum of their versions
   Nanos read_at_{0};
   int held_over_ = 0;  // slots of attempts that are over, on nodes that were given up
   std::map<std::string, int64_t> epochs_;  // the highest of each job

@@ -400,7 +400,8 @@ bool Machine::Alive(const channel::ShimStatus& status) {
 std::vector<worker::GpuReading> Machine::Gpus() const {
   std::vector<worker::GpuReading> gpus;
   for (int i = 0; i < gpus_; ++i) {
-    gpus.push_back({"NVIDIA H100 80GB HBM3", fmt::format("GPU-{}-{}", name_, i), kGpuBytes, 0, 0});
+    gpus.push_back(
+        {"NVIDIA H100 80GB HBM3", fmt::format("GPU-{}-{}-{}", name_, refits_, i), kGpuBytes, 0, 0});
   }
   for (const Live& live : LiveAttempts()) {
     for (const int gpu : live.gpus) gpus[static_cast<size_t>(gpu)].memory_used_bytes += kRankBytes;

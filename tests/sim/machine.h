@@ -75,6 +75,12 @@ class Machine : public worker::ShimHost {
                                       const channel::Command& command) override;
   bool Alive(const channel::ShimStatus& status) override;
   std::vector<worker::GpuReading> Gpus() const;
+  int gpus() const { return gpus_; }
+  // Other GPUs are put in; while no process is there.
+  void Refit(int gpus) {
+    gpus_ = gpus;
+    ++refits_;
+  }
   NodeDisk& disk() { return disk_; }
 
   // An attempt with processes that hold GPUs.
@@ -148,7 +154,8 @@ class Machine : public worker::ShimHost {
   Chance& chance_;
   Cluster& cluster_;
   const std::string name_;
-  const int gpus_;
+  int gpus_;
+  int refits_ = 0;
   NodeDisk disk_;
   int64_t next_pid_ = 5'000'000, version_ = 0;  // larger than any process of the real machine has
   std::map<std::string, ShimPtr> shims_;        // by attempt; the dead ones too

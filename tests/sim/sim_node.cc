@@ -140,7 +140,14 @@ void SimNode::Boot() {
   model.set_id("tiny");
   model.set_path(options_.model_dir + "/tiny");
   agent_->SetModels({model});
-  if (const absl::Status loaded = agent_->Load(); !loaded.ok()) std::abort();
+  if (const absl::Status loaded = agent_->Load(); !loaded.ok()) {
+    // A machine whose disk is new and full already: the service manager starts it again.
+    if (!absl::IsResourceExhausted(loaded)) std::abort();
+    agent_.reset();
+    inventory_.reset();
+    stager_.reset();
+    return events_.After(seconds(2), [this] { Boot(); });
+  }
   seen_ = 0;
   step_soon_ = false;
   reported_at_ = arrives_ = events_.now();
@@ -182,6 +189,13 @@ void SimNode::LoseCheckpoints() {
   if (!io::RemoveAll(options_.dir + "/checkpoints").ok()) std::abort();
 }
 
+void SimNode::Refit(int gpus) {
+  ++machines_;
+  machine_.Refit(gpus);
+  machine_.disk().Empty();
+  if (!io::RemoveAll(options_.dir).ok() || !io::MakeDirs(options_.dir).ok()) std::abort();
+}
+
 void SimNode::Reconnect() { cut_ = false; }
 
 v1::Register SimNode::MakeRegister() {
@@ -191,7 +205,7 @@ v1::Register SimNode::MakeRegister() {
   message.set_version(kVersion);
   message.set_protocol(kProtocol);
   message.set_hostname("host-of-" + options_.name);
-  message.set_data_dir_id("data-of-" + options_.name);
+  message.set_data_dir_id(fmt::format("data-of-{}-{}", options_.name, machines_));
   message.set_address("127.0.0.1");
   message.set_has_shared_folder(!options_.shared_dir.empty());
   for (const v1::Slot& slot : inventory_->Slots()) *message.add_slots() = slot;

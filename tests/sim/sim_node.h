@@ -38,6 +38,9 @@ class SimNode : public worker::ServerApi {
   void Kill();
   // The disk that held them was replaced; while the daemon is down.
   void LoseCheckpoints();
+  // Another machine gets this node's name: other GPUs, an empty data folder; while the machine is
+  // off.
+  void Refit(int gpus);
   // No bytes pass between this node and the server until Reconnect.
   void Cut() { cut_ = true; }
   void Reconnect();
@@ -86,6 +89,7 @@ class SimNode : public worker::ServerApi {
   Machine machine_;
   worker::NodeSetup setup_;
   int64_t life_ = 0;
+  int machines_ = 0;  // that have had the name before
   bool cut_ = false;
   int lose_answers_ = 0;
   Nanos delay_{0};

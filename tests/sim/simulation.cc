@@ -44,7 +44,14 @@ class Simulation {
                .data_file = dir_ + "/files/train.jsonl",
                .gpus_per_node = kGpusPerNode,
                .until = kTrouble},
-              [this](const std::string& what) { Note(what); }) {
+              [this](const std::string& what) { Note(what); }),
+        operator_(events_, ~options.seed, server_, nodes_, kTrouble,
+                  [this](FleetChange change, const std::string& node) {
+                    const auto fault =
+                        static_cast<size_t>(Fault::kNodeDrained) + static_cast<size_t>(change);
+                    ++result_.faults[fault];
+                    Note(fmt::format("{} ({})", ToString(static_cast<Fault>(fault)), node));
+                  }) {
     io::SetWriteFault([this](std::string_view path) { return TakeRoom(path); });
   }
   ~Simulation() {
@@ -83,6 +90,7 @@ class Simulation {
   Checker checker_;
   std::deque<std::string> trace_;
   SimUser user_;
+  SimOperator operator_;
   bool planted_ = false;
 };
 
@@ -125,7 +133,7 @@ void Simulation::MakeNodes() {
 void Simulation::FaultLater() {
   events_.After(chance_.Between(seconds(2), seconds(20)), [this] {
     if (events_.now() > kTrouble) return;
-    Break(static_cast<Fault>(chance_.Below(kFaults)));
+    Break(static_cast<Fault>(chance_.Below(static_cast<int>(Fault::kNodeDrained))));
     FaultLater();
   });
 }
@@ -244,6 +252,7 @@ void Simulation::HealAll() {
   disk_.SetFull(false);
   server_.Continue();
   server_.Boot();
+  operator_.Heal(kGpusPerNode);
   for (const auto& node : nodes_) {
     node->Reconnect();
     node->SlowDown(Nanos(0));
@@ -356,6 +365,7 @@ SimulationResult Simulation::Run() {
   for (const auto& node : nodes_) node->Boot();
   user_.Start();
   FaultLater();
+  if (options_.fleet_changes) operator_.Start();
   events_.At(kTrouble + seconds(1), [this] { HealAll(); });
   Nanos rested{0}, settles{0};
   while (result_.violations.empty() && events_.now() < kTrouble + kRest) {
@@ -402,7 +412,7 @@ std::string_view ToString(Fault fault) {
       "server's clock jumps", "worker killed",      "node's clock jumps", "machine reboots",
       "network cut",          "network slow",       "answers lost",       "rank killed",
       "rank hangs",           "rank stuck",         "shim killed",        "node's disk full",
-      "node's disk lost"};
+      "node's disk lost",     "node drained",       "node removed",       "node replaced"};
   return kNames[static_cast<size_t>(fault)];
 }
 

@@ -16,6 +16,7 @@
 #include "tests/sim/event_queue.h"
 #include "tests/sim/invariants.h"
 #include "tests/sim/sim_node.h"
+#include "tests/sim/sim_operator.h"
 #include "tests/sim/sim_server.h"
 #include "tests/sim/sim_user.h"
 
@@ -40,8 +41,12 @@ enum class Fault {
   kShimKilled,
   kNodeDiskFull,  // from some write on
   kNodeDiskLost,  // with the checkpoints on it; the machine is restarted for it
+  // By the operator (FleetChange), beside the others.
+  kNodeDrained,
+  kNodeRemoved,
+  kNodeReplaced,
 };
-inline constexpr int kFaults = 17;
+inline constexpr int kFaults = 20;
 std::string_view ToString(Fault fault);
 
 // Bugs that a simulation can have planted, one for each invariant, to show that it is caught.
@@ -62,7 +67,8 @@ struct SimulationOptions {
   uint64_t seed = 1;
   Planted planted = Planted::kNone;
   int64_t least_events = 1000;
-  bool trace = false;  // print every action as it happens
+  bool trace = false;         // print every action as it happens
+  bool fleet_changes = true;  // an operator drains, removes and replaces nodes
 };
 
 struct SimulationResult {
@@ -75,8 +81,8 @@ struct SimulationResult {
   std::map<std::string, int> outcomes;  // final states
 };
 
-// Three machines, a server, a user and faults, all from one seed, in one thread. Everything that
-// is broken heals in the end; then every job must end and nothing be held.
+// Three machines, a server, a user, an operator and faults, all from one seed, in one thread.
+// Everything that is broken heals in the end; then every job must end and nothing be held.
 SimulationResult Simulate(const SimulationOptions& options);
 
 }  // namespace sft::sim

@@ -341,6 +341,7 @@ absl::Status RunWorker(const Options& options) {
     agent.WaitForStep(agent.Step());
     obs::TellServiceManager("WATCHDOG=1");
   }
+  obs::TellServiceManager("STOPPING=1");
   session.Stop();
   // The current work of a thread may take as long as a call's deadline, and everything important is
   // on disk at any time: a restart has to cope with a sudden end anyway.

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "common/obs/log.h"
+#include "common/obs/open_file_limit.h"
 #include "worker/channel/launch.h"
 #include "worker/daemon/app.h"
 #include "worker/daemon/check.h"
@@ -16,6 +17,7 @@ int main(int argc, char** argv) {
   if (parsed.exit) return parsed.exit_code;
   if (parsed.options.check) return sft::worker::RunCheck(parsed.options);
   absl::Status status = sft::obs::InitLogging({"sft-worker", parsed.options.log_level});
+  sft::obs::RaiseOpenFileLimit();
   if (status.ok()) status = sft::worker::RunWorker(parsed.options);
   if (status.ok()) return 0;
   fprintf(stderr, "sft-worker: %s\n", std::string(sft::Message(status)).c_str());

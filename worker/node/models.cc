@@ -193,12 +193,25 @@ class Lister {
     }
     TellIfTooMany(dir);
   }
-  std::vector<v1::Model> Take() { return std::move(models_); }
+  std::vector<v1::Model> Take() {
+    if (surplus_ > 0) TellOfSurplus();
+    return std::move(models_);
+  }
 
  private:
   void Add(const std::string& dir, const std::string& id) {
-    if (models_.size() < kMaxModels && seen_.insert(id).second)
-      models_.push_back(InspectModel(dir, id, setup_));
+    if (!seen_.insert(id).second) return;
+    if (models_.size() < kMaxModels) return models_.push_back(InspectModel(dir, id, setup_));
+    if (surplus_++ == 0) first_surplus_ = dir;
+  }
+  void TellOfSurplus() {
+    v1::Model& model = models_.emplace_back();
+    model.set_id(fmt::format("{} more", surplus_));
+    model.set_path(ToUtf8(first_surplus_));
+    model.set_problem(
+        fmt::format("a node offers {} models at most, and this is the first of {} more that no job "
+                    "can name by id: give the folders of those that jobs use as --models",
+                    kMaxModels, surplus_));
   }
   void AddHubModel(const std::string& dir) {
     const std::string snapshot = Snapshot(dir);
@@ -227,7 +240,9 @@ class Lister {
   const NodeSetup& setup_;
   std::vector<v1::Model> models_;
   std::set<std::string> seen_;
-  int64_t left_ = 0;  // entries that may still be visited; negative: there were more
+  int64_t surplus_ = 0;        // models beyond kMaxModels
+  std::string first_surplus_;  // the folder of the first of them
+  int64_t left_ = 0;           // entries that may still be visited; negative: there were more
 };
 
 // Folders that are searched for an id as hub caches: model folders may be such caches too.

@@ -15,7 +15,8 @@ namespace sft::worker {
 v1::Model InspectModel(const std::string& dir, const std::string& id, const NodeSetup& setup);
 
 // The models below the model folders (two levels deep: "name", "org/name") and in the hub caches,
-// the first of each id. At most kMaxModels.
+// the first of each id. At most kMaxModels, and an entry whose problem says how many more there
+// are.
 inline constexpr size_t kMaxModels = 256;
 std::vector<v1::Model> ListModels(const NodeSetup& setup);
 

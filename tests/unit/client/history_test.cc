@@ -102,5 +102,32 @@ TEST(BackupTest, OneThatStaysWithTheServerNamesItsPlace) {
   EXPECT_EQ(Sftctl(server, {"admin", "backup", "--to", "/a", "--output", "b"}).code, kUsage);
 }
 
+TEST(BackupTest, WhatIsNotInItAndKeysThatAreAreTold) {
+  FakeServer server;
+  server.backup.resize(1);
+  v1::BackupResult& result = *server.backup[0].mutable_result();
+  result.set_path("/backup/monday");
+  result.add_left_out("the fleet's keys in tls/ (--with-keys takes them)");
+  const Outcome without = Sftctl(server, {"admin", "backup"});
+  EXPECT_THAT(without.err, HasSubstr("not in it: the fleet's keys in tls/"));
+  EXPECT_FALSE(server.backup_requests[0].with_keys());
+  EXPECT_THAT(Sftctl(server, {"admin", "backup", "--json"}).out,
+              HasSubstr("\"the fleet's keys in tls/ (--with-keys takes them)\""));
+
+  // A server of an earlier release does not know what is asked for.
+  const Outcome old = Sftctl(server, {"admin", "backup", "--with-keys", "--with-blobs"});
+  EXPECT_TRUE(server.backup_requests[2].with_keys());
+  EXPECT_TRUE(server.backup_requests[2].with_blobs());
+  EXPECT_THAT(old.err, HasSubstr("warning: no keys are in it"));
+  EXPECT_THAT(old.err, HasSubstr("warning: no data sets and adapters are in it"));
+
+  result.set_has_keys(true);
+  result.set_has_blobs(true);
+  const Outcome with = Sftctl(server, {"admin", "backup", "--with-keys", "--with-blobs"});
+  EXPECT_EQ(with.out, "/backup/monday\n");
+  EXPECT_THAT(with.err, HasSubstr("warning: it holds the fleet's private keys"));
+  EXPECT_EQ(Sftctl(server, {"admin", "backup", "--with-keys", "--output", "b"}).code, kUsage);
+}
+
 }  // namespace
 }  // namespace sft::client

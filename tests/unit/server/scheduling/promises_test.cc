@@ -1,4 +1,5 @@
 // Promises of a start: they survive a restart of the server, and are dropped with their job.
+#include "server/store/node_holds.h"
 #include "server/store/schedules.h"
 #include "tests/unit/server/fleet/fleet_fixture.h"
 
@@ -18,13 +19,17 @@ class PromisesTest : public FleetTest {
   }
 
   std::string Submit(const std::string& project, int gpus, std::chrono::seconds limit) {
+    return SubmitGang(project, gpus, /*nodes=*/1, limit);
+  }
+  std::string SubmitGang(const std::string& project, int gpus, int nodes,
+                         std::chrono::seconds limit) {
     JobRecord job;
     job.id = "job-" + std::to_string(++submitted_);
     job.project = project;
     job.owner = "local";
     job.gpu_type = "H100";
     job.gpus_per_node = gpus;
-    job.nodes = 1;
+    job.nodes = nodes;
     job.spec.emplace();
     job.schedule.time_limit_us = std::chrono::microseconds(limit).count();
     EXPECT_TRUE(jobs_->Submit(job, {}).ok());
@@ -40,9 +45,13 @@ class PromisesTest : public FleetTest {
     EXPECT_TRUE(read.ok()) << read;
     return promises;
   }
-  void Restart() {
+  // Only the server comes back; its nodes connect later.
+  void RestartAlone() {
     Halt();
     Boot();
+  }
+  void Restart() {
+    RestartAlone();
     worker_ = Join("a", "H100", 8);
   }
 
@@ -65,6 +74,76 @@ TEST_F(PromisesTest, APromiseOutlastsTheServer) {
   Report("a", worker_, Uid(running_), S::DONE, "succeeded");
   EXPECT_EQ(State(waiting), v1::Job::PREPARING);
   EXPECT_EQ(State(other), v1::Job::PENDING);
+}
+
+TEST_F(PromisesTest, APromiseStandsUntilItsNodesAreBack) {
+  Join("b", "H100", 8);
+  const std::string longer = Submit("long", 8, std::chrono::hours(4));
+  Tick();
+  ASSERT_EQ(State(longer), v1::Job::PREPARING);
+  const std::string waiting = Submit("long", 8, std::chrono::hours(1));
+  Tick();
+  const Promises before = Stored();
+  ASSERT_EQ(before.at(waiting).nodes, std::vector<std::string>{"a"});
+  RestartAlone();
+  Tick();
+  EXPECT_EQ(Stored(), before);
+  Join("b", "H100", 8);  // free two hours later than a
+  Tick();
+  EXPECT_EQ(Stored(), before);
+  clock_.Advance(std::chrono::minutes(4));  // the nodes count as silent by now
+  Tick();
+  EXPECT_EQ(Stored(), before);
+  Join("a", "H100", 8);
+  Tick();
+  EXPECT_EQ(Stored(), before);
+}
+
+TEST_F(PromisesTest, APromiseMovesWhenItsNodeStaysAway) {
+  Join("b", "H100", 8);
+  const std::string longer = Submit("long", 8, std::chrono::hours(4));
+  Tick();
+  const std::string waiting = Submit("long", 8, std::chrono::hours(1));
+  Tick();
+  ASSERT_EQ(Stored().at(waiting).nodes, std::vector<std::string>{"a"});
+  RestartAlone();
+  clock_.Advance(std::chrono::minutes(5));
+  Join("b", "H100", 8);
+  Tick();
+  EXPECT_EQ(Stored().at(waiting).nodes, std::vector<std::string>{"b"});
+}
+
+TEST_F(PromisesTest, ADrainedNodeIsNotWaitedFor) {
+  const std::string waiting = Submit("long", 8, std::chrono::hours(1));
+  Tick();
+  ASSERT_TRUE(Stored().contains(waiting));
+  RestartAlone();
+  store::NodeHold hold;
+  hold.node = "a";
+  hold.mode = store::HoldMode::kDrain;
+  ASSERT_TRUE(store_->Write([&](Database& db) { return store::PutHold(db, hold); }).ok());
+  Tick();
+  EXPECT_TRUE(Stored().empty());
+}
+
+TEST_F(PromisesTest, APromisedGangStartsOnlyWhenAllItsNodesAreBack) {
+  const std::shared_ptr<FakeWorker> b = Join("b", "H100", 8);
+  const std::string gang = SubmitGang("long", 8, 2, std::chrono::hours(1));
+  Tick();
+  const Promises before = Stored();
+  ASSERT_EQ(before.at(gang).nodes.size(), 2u);
+  // The job that it waits for ends just before the server does.
+  ASSERT_TRUE(Observe("a", worker_, {StatusOf(Uid(running_), S::DONE, "succeeded")}).ok());
+  RestartAlone();
+  const std::string other = Submit("new", 8, std::chrono::hours(3));
+  Join("b", "H100", 8);
+  Tick();
+  EXPECT_EQ(State(gang), v1::Job::PENDING);
+  EXPECT_EQ(State(other), v1::Job::PENDING);  // b is kept for the gang
+  EXPECT_EQ(Stored().at(gang).nodes, before.at(gang).nodes);
+  Join("a", "H100", 8);
+  Tick();
+  EXPECT_EQ(State(gang), v1::Job::PREPARING);
 }
 
 TEST_F(PromisesTest, AnEarlierStartTakesThePlaceOfALaterOne) {

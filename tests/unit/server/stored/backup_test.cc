@@ -15,8 +15,24 @@ class BackupTest : public FleetTest {
   BackupTest() : target_(io::MakeTempDir("backup-test").value()) {}
   ~BackupTest() override { (void)io::RemoveAll(target_); }
 
-  absl::StatusOr<v1::BackupResult> Make(const std::string& to) {
-    return Backups(*store_, clock_, dir_).Make(to, [](int64_t, int64_t) { return true; });
+  static v1::BackupRequest To(const std::string& folder) {
+    v1::BackupRequest request;
+    request.set_to(folder);
+    return request;
+  }
+  absl::StatusOr<v1::BackupResult> Make(const v1::BackupRequest& request) {
+    return Backups(*store_, clock_, dir_).Make(request, [](int64_t, int64_t) { return true; });
+  }
+  absl::StatusOr<v1::BackupResult> Make(const std::string& to) { return Make(To(to)); }
+  static unsigned ModeOf(const std::string& path) {
+    struct stat info {};
+    EXPECT_EQ(stat(path.c_str(), &info), 0) << path;
+    return info.st_mode & 0777;
+  }
+  // Writes a file below the server's data folder.
+  void AddFile(const std::string& path, const std::string& content) {
+    ASSERT_TRUE(io::MakeDirs((dir_ + "/" + path).substr(0, (dir_ + "/" + path).rfind('/'))).ok());
+    ASSERT_TRUE(io::WriteFileAtomic(dir_ + "/" + path, content).ok());
   }
   void AddBlob(const std::string& content) {
     const std::string hash = io::Sha256Hex(content);
@@ -101,30 +117,95 @@ TEST_F(BackupTest, OnlyItsOwnerMayReadIt) {
   AddCheckpoint("training state");
   ASSERT_TRUE(Make(target_ + "/b").ok());
   ASSERT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", "").ok());
-  const auto mode_of = [](const std::string& path) {
-    struct stat info {};
-    EXPECT_EQ(stat(path.c_str(), &info), 0) << path;
-    return info.st_mode & 0777;
-  };
-  EXPECT_EQ(mode_of(target_ + "/b"), 0700u);
-  EXPECT_EQ(mode_of(target_ + "/b/server.db"), 0600u);
-  EXPECT_EQ(mode_of(target_ + "/b/manifest.json"), 0600u);
-  EXPECT_EQ(mode_of(target_ + "/new"), 0700u);
-  EXPECT_EQ(mode_of(target_ + "/new/server.db"), 0600u);
+  EXPECT_EQ(ModeOf(target_ + "/b"), 0700u);
+  EXPECT_EQ(ModeOf(target_ + "/b/server.db"), 0600u);
+  EXPECT_EQ(ModeOf(target_ + "/b/manifest.json"), 0600u);
+  EXPECT_EQ(ModeOf(target_ + "/new"), 0700u);
+  EXPECT_EQ(ModeOf(target_ + "/new/server.db"), 0600u);
+}
+
+TEST_F(BackupTest, ItHoldsAllThatARestoreNeeds) {
+  AddBlob("some data");
+  AddFile("logs/attempt-1/rank-0/00000000000000000000.seg", "a line");
+  AddFile("metrics/job-1/points.seg", "a curve");
+  AddFile("tls/ca.key", "secret");
+  v1::BackupRequest request = To(target_ + "/b");
+  request.set_with_keys(true);
+  request.set_with_blobs(true);
+  const auto made = Make(request);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_TRUE(made->has_keys());
+  EXPECT_TRUE(made->has_blobs());
+  EXPECT_EQ(made->log_bytes(), 13);
+  EXPECT_EQ(made->left_out_size(), 0) << made->left_out(0);
+  EXPECT_EQ(ModeOf(target_ + "/b/tls"), 0700u);
+  EXPECT_EQ(ModeOf(target_ + "/b/tls/ca.key"), 0600u);
+
+  const std::string restored = target_ + "/new";
+  const auto told = RestoreBackup(target_ + "/b", restored, "");
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_NE(told->find("files there 0, taken 1, missing 0"), std::string::npos) << *told;
+  EXPECT_EQ(told->find("without"), std::string::npos) << *told;
+  for (const auto& [path, content] : std::vector<std::pair<std::string, std::string>>{
+           {"logs/attempt-1/rank-0/00000000000000000000.seg", "a line"},
+           {"metrics/job-1/points.seg", "a curve"},
+           {"tls/ca.key", "secret"}}) {
+    EXPECT_EQ(io::ReadFile(restored + "/" + path).value_or("missing"), content) << path;
+  }
+  EXPECT_EQ(io::ReadFile(BlobStore::PathIn(restored + "/blobs", io::Sha256Hex("some data")))
+                .value_or("missing"),
+            "some data");
+  EXPECT_EQ(ModeOf(restored + "/tls/ca.key"), 0600u);
+}
+
+TEST_F(BackupTest, WhatIsLeftOutIsTold) {
+  AddBlob("some data");
+  AddFile("logs/attempt-1/rank-0/00000000000000000000.seg", "a line");
+  AddFile("tls/ca.key", "secret");
+  AddCheckpoint("training state");
+  ASSERT_TRUE(io::RemoveAll(dir_ + "/checkpoints").ok());
+  v1::BackupRequest request = To(target_ + "/b");
+  request.set_without_logs(true);
+  const auto made = Make(request);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(std::vector<std::string>(made->left_out().begin(), made->left_out().end()),
+            (std::vector<std::string>{
+                "1 files of checkpoints that the server no longer has",
+                "1 files of data sets and adapters, 9 B, in blobs/ (--with-blobs takes them)",
+                "logs/ (--without-logs)", "the fleet's keys in tls/ (--with-keys takes them)"}));
+  EXPECT_FALSE(io::Exists(target_ + "/b/tls"));
+  const auto told = RestoreBackup(target_ + "/b", target_ + "/new", "");
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_NE(told->find("the backup was made without: 1 files of checkpoints"), std::string::npos)
+      << *told;
+}
+
+// A log that is newer than the backup's is taken whole, never mixed with it.
+TEST_F(BackupTest, ARestoreTakesALogWholeFromTheFolderThatIsNamed) {
+  AddFile("logs/attempt-1/rank-0/00000000000000000000.seg", "a line");
+  AddFile("logs/attempt-2/rank-0/00000000000000000000.seg", "of another");
+  ASSERT_TRUE(Make(target_ + "/b").ok());
+  AddFile("logs/attempt-1/rank-0/00000000000000000000.seg", "a line and more");
+  ASSERT_TRUE(io::RemoveAll(dir_ + "/logs/attempt-2").ok());
+  ASSERT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", dir_).ok());
+  EXPECT_EQ(io::ReadFile(target_ + "/new/logs/attempt-1/rank-0/00000000000000000000.seg").value(),
+            "a line and more");
+  EXPECT_EQ(io::ReadFile(target_ + "/new/logs/attempt-2/rank-0/00000000000000000000.seg").value(),
+            "of another");
 }
 
 TEST_F(BackupTest, ASecondOneToTheSamePlaceIsRefusedAndDoesNotDisturbTheFirst) {
   Backups backups(*store_, clock_, dir_);
   const auto wanted = [](int64_t, int64_t) { return true; };
   absl::Status second = Internal("not run");
-  const auto made = backups.Make(target_ + "/b", [&](int64_t, int64_t) {
-    second = backups.Make(target_ + "/./b/", wanted).status();
+  const auto made = backups.Make(To(target_ + "/b"), [&](int64_t, int64_t) {
+    second = backups.Make(To(target_ + "/./b/"), wanted).status();
     return true;
   });
   EXPECT_TRUE(absl::IsAborted(second)) << second;
   ASSERT_TRUE(made.ok()) << made.status();
   EXPECT_TRUE(RestoreBackup(target_ + "/b", target_ + "/new", "").ok());
-  EXPECT_TRUE(backups.Make(target_ + "/c", wanted).ok());
+  EXPECT_TRUE(backups.Make(To(target_ + "/c"), wanted).ok());
 }
 
 TEST_F(BackupTest, MissingFilesAreReported) {
@@ -165,8 +246,9 @@ TEST_F(BackupTest, ADamagedOrNewerBackupIsRefused) {
 }
 
 TEST_F(BackupTest, AnAbandonedBackupLeavesNothing) {
-  const auto made =
-      Backups(*store_, clock_, dir_).Make(target_ + "/b", [](int64_t, int64_t) { return false; });
+  const auto made = Backups(*store_, clock_, dir_).Make(To(target_ + "/b"), [](int64_t, int64_t) {
+    return false;
+  });
   EXPECT_TRUE(absl::IsCancelled(made.status())) << made.status();
   EXPECT_TRUE(io::ListDir(target_)->empty());
   EXPECT_FALSE(Submit("CPU", 1).empty()) << "the database goes on";

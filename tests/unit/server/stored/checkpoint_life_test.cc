@@ -56,6 +56,39 @@ TEST_F(LifeTest, ABlobThatIsNotThereHasToBeUploadedAgain) {
   EXPECT_TRUE(Steps(job).empty());
 }
 
+// What a node had sent of a step when a newer one overtook it no longer counts against its limit.
+TEST_F(LifeTest, FilesOfAnOvertakenStepAreForgottenWhenANewerOneIsCommitted) {
+  Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  Sender sender;
+  sender.node = "a";
+  sender.attempt_uid = Uid(job);
+  const std::string key = sender.KeyOf(v1::UploadBlobRequest::CHECKPOINT).value();
+  const auto send = [&](const std::string& content, size_t bytes) {
+    auto upload =
+        blobs_->Begin(io::Sha256Hex(content), static_cast<int64_t>(content.size()), 0, key);
+    EXPECT_TRUE(upload.ok()) << upload.status();
+    EXPECT_TRUE((*upload)->Append(content.substr(0, bytes)).ok());
+    return *std::move(upload);
+  };
+  // Of step 10 one file came whole and one in part.
+  const auto whole = send("whole", 5);
+  ASSERT_TRUE(whole->Finish([](const std::string&) { return absl::OkStatus(); }).ok());
+  ASSERT_TRUE(blobs_->MarkBrought(io::Sha256Hex("whole"), key).ok());
+  send("in part", 3);
+  const auto under_way = send("under way", 4);
+  ASSERT_EQ(blobs_->Held(key).value().size(), 3u);
+
+  ASSERT_TRUE(Commit(job, 20));
+  const auto held = blobs_->Held(key).value();
+  EXPECT_FALSE(held.contains(io::Sha256Hex("whole")));
+  EXPECT_FALSE(held.contains(io::Sha256Hex("in part")));
+  EXPECT_TRUE(held.contains(io::Sha256Hex("under way")));
+  EXPECT_TRUE(held.contains(io::Sha256Hex("state 20")));
+  ASSERT_TRUE(Commit(job, 20)) << "a repeat still has its files";
+}
+
 TEST_F(LifeTest, RetentionDeletesRowsBlobsAndTellsTheNode) {
   const auto worker = Join("a", "CPU", 1);
   const std::string job = SubmitWith(R"({"checkpoint":{"save_total_limit":2}})");

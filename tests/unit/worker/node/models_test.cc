@@ -179,6 +179,27 @@ TEST_F(ModelsTest, HugeFoldersAreListedInPartWithANote) {
   EXPECT_TRUE(ResolveModel("zz/last", setup_).ok()) << "it is found where it is named";
 }
 
+TEST_F(ModelsTest, ModelsBeyondTheLimitAreToldNotSilentlyCut) {
+  const std::string folder = setup_.model_dirs.front();
+  const size_t before = ListModels(setup_).size();
+  for (size_t i = before; i < kMaxModels; ++i) {
+    ASSERT_TRUE(io::MakeDirs(fmt::format("{}/many-{:03}", folder, i)).ok());
+    ASSERT_TRUE(
+        io::WriteFileAtomic(fmt::format("{}/many-{:03}/config.json", folder, i), "{}").ok());
+  }
+  ASSERT_EQ(ListModels(setup_).size(), kMaxModels);
+  for (const char* name : {"zz-1", "zz-2"}) {
+    ASSERT_TRUE(io::MakeDirs(folder + "/" + name).ok());
+    ASSERT_TRUE(io::WriteFileAtomic(folder + "/" + name + "/config.json", "{}").ok());
+  }
+  const std::vector<v1::Model> models = ListModels(setup_);
+  ASSERT_EQ(models.size(), kMaxModels + 1);
+  EXPECT_EQ(models.back().id(), "2 more");
+  EXPECT_EQ(models.back().path(), folder + "/zz-1");
+  EXPECT_NE(models.back().problem().find("offers 256 models at most"), std::string::npos)
+      << models.back().problem();
+}
+
 TEST_F(ModelsTest, AnIdCannotLeaveTheModelFolders) {
   MakeModel(dir_ + "/elsewhere");
   EXPECT_FALSE(ResolveModel("../elsewhere", setup_).ok());
