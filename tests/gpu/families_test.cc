@@ -1,6 +1,8 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/linalg_vector_norm.h>
 
+#include <cmath>
 #include <filesystem>
 #include <string>
 #include <tuple>
@@ -8,10 +10,11 @@
 
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/worker/engine/model/tiny_model.h"
+#include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/train/training_model.h"
 
-// Small models of each family on a GPU in bf16 beside the same on the CPU in fp32, which
-// tests/parity holds against transformers: loss, and the gradient of every trained parameter.
+// Small models of each family on a GPU, in fp32 and in bf16, beside the same on the CPU in fp32,
+// which tests/parity holds against transformers: loss, and the gradient of every trained parameter.
 
 namespace sft::engine {
 namespace {
@@ -59,6 +62,35 @@ struct Gradients {
 
 enum class Method { kFull, kLora, kQlora };
 
+void PrintTo(Method method, std::ostream* out) {
+  constexpr const char* kNames[] = {"full", "lora", "qlora"};
+  *out << kNames[static_cast<int>(method)];
+}
+
+// Uniform within the bound that keeps an output's size, from the number of its factor.
+Tensor Factor(const std::vector<int64_t>& shape, int number) {
+  const int64_t count = shape[0] * shape[1];
+  Tensor values = at::arange(count, at::kDouble).mul_(0.7548776662).add_(number * 0.56984);
+  values = values.sub(values.floor()).mul_(2.0).sub_(1.0);
+  values.div_(std::sqrt(static_cast<double>(shape[1])));
+  return values.to(at::kFloat).reshape(shape);
+}
+
+Adapter GivenAdapter(const ModelLayout& layout) {
+  Adapter adapter;
+  int number = 0;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& a : unit.params) {
+      if (a.role != ParamRole::kLoraA) continue;
+      const std::string module(a.module());
+      const ParamInfo& b = unit.params[unit.Find(module + ".lora_B.weight")];
+      adapter.pairs.push_back({module, Factor(a.shape, number), Factor(b.shape, number + 1)});
+      number += 2;
+    }
+  }
+  return adapter;
+}
+
 class FamilyOnGpuTest : public GpuTest,
                         public testing::WithParamInterface<std::tuple<FamilyCase, Method>> {
  protected:
@@ -71,28 +103,24 @@ class FamilyOnGpuTest : public GpuTest,
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
   // One micro-batch. A fresh adapter's second factors are zero, which would hide the gradients of
-  // the first: every trained parameter is moved by the same values.
-  Gradients Run(at::Device device) const {
+  // the first: both are given.
+  Gradients Run(at::Device device, spec::ComputeType compute) const {
     const Method method = std::get<1>(GetParam());
     spec::JobSpec job;
     job.training.mode = method == Method::kFull ? spec::Mode::kFullFinetune : spec::Mode::kLora;
     job.training.use_qlora = method == Method::kQlora;
-    job.parallelism.compute_type =
-        device.is_cpu() ? spec::ComputeType::kFp32 : spec::ComputeType::kBf16;
+    job.parallelism.compute_type = compute;
     job.lora.r = 16;
     job.lora.target_modules = {"all-linear"};
     const at::NoGradGuard no_grad;
     const auto comm = MakeLocalCommunicator(device);
     TrainingModel model(job, dir_, *comm);
+    if (method != Method::kFull) model.LoadAdapter(GivenAdapter(model.layout()));
     const MicroBatch batch = Documents();
     const double count = static_cast<double>(batch.loss_tokens());
     model.BeginStep();
-    model.ForwardBackward(batch, 0, 0, /*last=*/true);
-    model.ReduceGradients(1.0 / count);
-    model.Update(1e-3, 1.0 / count);
-    model.BeginStep();
     Gradients result;
-    result.loss = model.ForwardBackward(batch, 1, 0, /*last=*/true).item<double>() / count;
+    result.loss = model.ForwardBackward(batch, 0, 0, /*last=*/true).item<double>() / count;
     model.ReduceGradients(1.0 / count);
     const auto& parts = model.store().parts();
     for (size_t i = 0; i < parts.size(); ++i) {
@@ -107,21 +135,31 @@ class FamilyOnGpuTest : public GpuTest,
 
 double Norm(const Tensor& tensor) { return at::linalg_vector_norm(tensor).item<double>(); }
 
-// bf16 keeps 8 bits: sums over 512 elements and four layers differ by a few parts in a hundred.
-TEST_P(FamilyOnGpuTest, LossAndGradientsAreThoseOfTheCpu) {
-  const Gradients cpu = Run(at::kCPU), gpu = Run(at::Device(at::kCUDA, 0));
-  EXPECT_NEAR(gpu.loss, cpu.loss, 0.01 * cpu.loss);
-  ASSERT_EQ(gpu.names, cpu.names);
-  double worst = 0;
-  for (size_t i = 0; i < cpu.values.size(); ++i) {
-    ASSERT_EQ(gpu.values[i].numel(), cpu.values[i].numel()) << cpu.names[i];
-    const double error = Norm(gpu.values[i].reshape({-1}) - cpu.values[i].reshape({-1})) /
-                         (Norm(cpu.values[i]) + 1e-30);
-    EXPECT_LT(error, 0.1) << cpu.names[i];
-    worst = std::max(worst, error);
+// The largest relative difference of a parameter's gradient.
+double LargestError(const Gradients& actual, const Gradients& expected) {
+  EXPECT_EQ(actual.names, expected.names);
+  double largest = 0;
+  for (size_t i = 0; i < expected.values.size(); ++i) {
+    const Tensor difference = actual.values[i].reshape({-1}) - expected.values[i].reshape({-1});
+    largest = std::max(largest, Norm(difference) / (Norm(expected.values[i]) + 1e-30));
   }
-  RecordProperty("worst", std::to_string(worst));
-  printf("[ families ] largest relative error of a gradient: %.4f\n", worst);
+  return largest;
+}
+
+// In fp32 the arithmetic is compared. In bf16, which keeps 8 bits, a model of random weights
+// magnifies each rounding: what is seen is that its own kernels are called rightly.
+TEST_P(FamilyOnGpuTest, LossAndGradientsAreThoseOfTheCpu) {
+  const at::Device gpu(at::kCUDA, 0);
+  const Gradients cpu = Run(at::kCPU, spec::ComputeType::kFp32);
+  const Gradients fp32 = Run(gpu, spec::ComputeType::kFp32);
+  const Gradients bf16 = Run(gpu, spec::ComputeType::kBf16);
+  EXPECT_NEAR(fp32.loss, cpu.loss, 1e-4 * cpu.loss);
+  EXPECT_NEAR(bf16.loss, cpu.loss, 0.01 * cpu.loss);
+  const double exact = LargestError(fp32, cpu), rounded = LargestError(bf16, cpu);
+  printf("[ families ] largest relative error of a gradient: fp32 %.2e, bf16 %.2e\n", exact,
+         rounded);
+  EXPECT_LT(exact, 2e-3);
+  EXPECT_LT(rounded, 0.4);
 }
 
 constexpr FamilyCase kFamilies[] = {
@@ -140,11 +178,11 @@ std::string NameOf(const testing::TestParamInfo<std::tuple<FamilyCase, Method>>&
          kMethods[static_cast<int>(std::get<1>(info.param))];
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Families, FamilyOnGpuTest,
-    testing::Combine(testing::ValuesIn(kFamilies),
-                     testing::Values(Method::kFull, Method::kLora, Method::kQlora)),
-    NameOf);
+INSTANTIATE_TEST_SUITE_P(Families, FamilyOnGpuTest,
+                         testing::Combine(testing::ValuesIn(kFamilies),
+                                          testing::Values(Method::kFull, Method::kLora,
+                                                          Method::kQlora)),
+                         NameOf);
 
 }  // namespace
 }  // namespace sft::engine
