@@ -81,8 +81,8 @@ class Submission {
     request.set_source_text(request_text_);
     request.set_file_name(std::filesystem::path(options_.file).filename().string());
     request.mutable_overrides()->Assign(overrides_.begin(), overrides_.end());
-    // Of a sweep the first job stands for all: what is wrong with others, and whether so many may
-    // wait, the server says to the whole sweep.
+    // A sweep resolves its first job here; the server checks the others, and whether so many may
+    // wait, when the whole sweep is submitted.
     if (options_.axes.empty()) {
       request.set_for_submit(true);
       request.set_project(options_.project);

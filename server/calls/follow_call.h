@@ -31,7 +31,7 @@ class FollowCall final : public QueuedCall, private Lookers::Task, private Excha
  private:
   FollowCall(Followers& followers, const Method& method);
 
-  // Of the queue's thread.
+  // Called by the queue's thread.
   void OnAccepted(bool ok);
   void OnWritten(bool ok) SFT_EXCLUDES(mutex_);
   void OnEnded();

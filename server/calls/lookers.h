@@ -14,8 +14,8 @@ namespace sft::server {
 class Lookers {
  public:
   static constexpr int kThreads = 4;
-  // Who was not woken for so long is looked at all the same: a token expires by the clock alone,
-  // and no change that was made without a word may be missed for ever.
+  // A follower that was not woken for this long is looked at all the same: a token expires by the
+  // clock alone, and a change that woke nobody must not be missed for ever.
   static constexpr std::chrono::seconds kUnasked{10};
 
   // What is looked at.
@@ -33,7 +33,7 @@ class Lookers {
    private:
     friend class Lookers;
     enum class State { kNew, kResting, kQueued, kLooking, kLookingAgain, kRemoved };
-    // Of Lookers, with its lock.
+    // Used by Lookers, under its lock.
     State state_ = State::kNew;
     MonoTime rests_since_;
     std::list<Task*>::iterator place_;  // in resting_

@@ -29,7 +29,7 @@ class Sessions {
  private:
   friend class Session;
 
-  // Of the queue's thread; valid until the next one. Null for what is no message.
+  // Called by the queue's thread; valid until the next one. Null if the bytes are not a message.
   v1::WorkerMessage* Parse(grpc::ByteBuffer& bytes);
 
   WorkerRegistry& registry_;

@@ -14,8 +14,8 @@ namespace sft::server {
 
 // What the server can be asked: a method's rule, and how a call of it is run.
 struct Method {
-  // Who sends more than one message. One that follows sends them as they come (FollowedCall); a
-  // standing one is served by the transport itself.
+  // Which side sends more than one message. A followed call sends them as they come
+  // (FollowedCall); a standing one is served by the transport itself.
   enum class Kind { kUnary, kServerStream, kFollow, kClientStream, kStanding };
   bool streams() const { return kind != Kind::kUnary; }
 

@@ -89,7 +89,7 @@ class Fleet {
                          std::vector<std::string>>;
   void MakeBins(const Snapshot& snapshot);
   Shape MakeShape(const PendingJob& job);
-  // Of `bins` those whose nodes run the build that most of them do; says which.
+  // The `bins` whose nodes run the most common build among them, which goes to `build`.
   std::vector<int> OfOneBuild(const std::vector<int>& bins, std::string& build) const;
   const std::vector<bool>& HostsWith(std::string_view model);
   // The number of slots that must be free for the shape on a bin, and the profile that counts them.

@@ -258,7 +258,7 @@ struct NodeFault {
   int64_t time_us = 0;
   std::string job_id;
   std::string code;
-  // Of its attempt: how long it lived (-1: nobody knows), and the last step it finished.
+  // How long its attempt lived (-1: nobody knows), and the last step that it finished.
   int64_t lived_us = -1;
   int64_t step = 0;
   bool early = false;  // soon after its placement and before the first step
