@@ -4,6 +4,7 @@
 
 #include "common/base/round.h"
 #include "common/plan/attention_calls.h"
+#include "common/plan/tensors.h"
 
 namespace sft::plan {
 namespace {
@@ -18,7 +19,7 @@ struct Rows {
   int64_t attention_xa, gate_up_xa, down_xa;
 };
 
-// Costs of FP8 products, whose inputs take one byte per element. The norms, SwiGLU and the norms'
+// Costs of FP8 products, whose inputs take one byte per element. The norms, gates and the norms'
 // backward write these inputs with their output; the others are converted from tensors that are
 // read again for it.
 void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
@@ -35,7 +36,7 @@ void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
   cost->elementwise_again[Index(Recompute::kAll)] += inputs;
 }
 
-// Bytes per token of the partial sums of SwigluFactorsBackward, which recomputes the product of
+// Bytes per token of the partial sums of GluFactorsBackward, which recomputes the product of
 // SwiGLU in its one pass over the rows; 0 where it is not used (GatedMlp::MakesProductAgain, and
 // the sizes that the CUDA kernel supports).
 int64_t OnePassPartials(const ModelShape& s, const spec::JobSpec& job, const BlockMatrices& m,
@@ -61,7 +62,7 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   r.input_normed = RowStride(s.hidden, m.qkv.rank) * e;
   r.middle_normed = RowStride(s.hidden, m.gate_up.rank) * e;
   r.qkv = (q + 2 * kv) * e;
-  r.heads = s.qk_norm ? (q + kv) * e : 0;
+  r.heads = s.qk_norm != QkNorm::kNone ? (q + kv) * e : 0;
   r.attended = RowStride(q, m.o.rank) * e;
   r.gate_up = RowStride(2 * s.intermediate, m.gate_up.rank) * e;
   r.activated = RowStride(s.intermediate, m.down.rank) * e;
@@ -72,8 +73,11 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
 
   BlockCost cost;
   cost.hidden_row = r.hidden;
-  const int64_t kept_always =
-      2 * r.hidden + 2 * kStatisticBytes + r.qkv + r.attended + r.lse + r.attention_xa + r.down_xa;
+  // What a sub-layer writes is kept where a norm stands behind it.
+  const bool norms_outputs = NamesOf(s).attention_out_norm != nullptr;
+  const int64_t output = norms_outputs ? r.hidden + kStatisticBytes : 0;
+  const int64_t kept_always = 2 * r.hidden + 2 * kStatisticBytes + 2 * output + r.qkv + r.attended +
+                              r.lse + r.attention_xa + r.down_xa;
   const int64_t mlp = r.gate_up + r.gate_up_xa;
   const int64_t partials = OnePassPartials(s, job, m, e);
   const int64_t activated = partials > 0 ? 0 : r.activated;  // kept or restored
@@ -83,7 +87,7 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   const int64_t dqkv = RowStride(q + 2 * kv, m.qkv.rank) * e;
   const int64_t dy = RowStride(s.hidden, std::max(m.o.rank, m.down.rank)) * e;
   // The gradient of a sub-layer's output beside that of the residual stream, where they differ.
-  const int64_t scaled = s.residual_scale == 1.0 ? 0 : dy;
+  const int64_t own_dy = s.residual_scale == 1.0 && !norms_outputs ? 0 : dy;
   for (int level = 0; level < kRecomputeLevels; ++level) {
     const int64_t kept = cost.saved[level];
     cost.forward[level] = all - activated + r.activated - kept + r.hidden;
@@ -91,21 +95,26 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
     // Everything that the feed-forward layer's backward reads, and the gradients it writes.
     const int64_t restored = all - (has_input ? 0 : r.input_normed + r.heads);
     const int64_t with_mlp = restored + r.hidden + s.intermediate * e + partials;
-    cost.backward_mlp[level] = with_mlp - kept + dy + scaled;
+    cost.backward_mlp[level] = with_mlp - kept + dy + own_dy;
     // The feed-forward layer's tensors are freed by then.
-    const int64_t attention = all - mlp - activated - r.middle_normed - r.hidden;
-    cost.backward_attention[level] = attention + r.hidden + q * e + dqkv - kept + dy + scaled;
+    const int64_t attention = all - mlp - activated - r.middle_normed - r.hidden - output;
+    cost.backward_attention[level] = attention + r.hidden + q * e + dqkv - kept + dy + own_dy;
   }
 
   const int64_t norm_bytes = 2 * s.hidden * e, rope_bytes = 2 * (q + kv) * e;
-  const int64_t swiglu_bytes = 3 * s.intermediate * e;
-  const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + swiglu_bytes;
+  const int64_t glu_bytes = 3 * s.intermediate * e;
+  const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + glu_bytes;
   cost.elementwise = forward_bytes + 8 * s.hidden * e + 3 * (q + kv) * e + 5 * s.intermediate * e;
-  const int64_t norms_again =
-      2 * norm_bytes + (s.qk_norm ? rope_bytes : 0) + (partials > 0 ? 0 : swiglu_bytes);
+  const int64_t norms_again = 2 * norm_bytes + (s.qk_norm != QkNorm::kNone ? rope_bytes : 0) +
+                              (partials > 0 ? 0 : glu_bytes);
   cost.elementwise_again = {0, norms_again, norms_again, forward_bytes};
   // Scaled and added in a pass of its own, forward and backward, for each of the two sub-layers.
   if (s.residual_scale != 1.0) cost.elementwise += 2 * (3 + 2) * r.hidden;
+  // So are outputs normed and added, in a pass that may have to be made again.
+  if (norms_outputs) {
+    cost.elementwise += 2 * (3 + 3) * r.hidden;
+    cost.elementwise_again[Index(Recompute::kAll)] += 2 * 3 * r.hidden;
+  }
   cost.weights = m.qkv.weights() + m.o.weights() + m.gate_up.weights() + m.down.weights();
   cost.weights_again = {0, 0, m.gate_up.weights(), cost.weights};
   int64_t adapter_forward = 0;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/plan/layer_kinds.h"
 
 // The description of a model, from the config.json that transformers writes. Read the same way by
 // the server, which refuses at submit what ranks cannot run, and by the ranks.
@@ -15,7 +16,9 @@ namespace sft::plan {
 
 // The sizes of a decoder that determine its parameters.
 struct ModelShape {
-  std::string family;  // model_type: "llama", "qwen3", ... (kFamilies in model_config.cc)
+  std::string family;  // model_type: "llama", "qwen3", ... (families/table.cc)
+  // Before the names of all tensors: "language_model." for the decoder of a multimodal model.
+  std::string prefix;
   int64_t hidden = 0;
   int64_t layers = 0;
   int64_t heads = 0;
@@ -27,7 +30,9 @@ struct ModelShape {
   bool qkv_bias = false;
   bool output_bias = false;  // the attention's output projection has a bias
   bool mlp_bias = false;
-  bool qk_norm = false;  // RMSNorm over each query and key head
+  QkNorm qk_norm = QkNorm::kNone;
+  NormKind norm = NormKind::kRms;
+  GateKind gate = GateKind::kSilu;
   // What attention and feed-forward layer write is multiplied by this before it is added to the
   // residual stream.
   double residual_scale = 1.0;
@@ -50,6 +55,8 @@ struct RopeOptions {
   std::optional<double> attention_factor;  // yarn; else from factor and the two below
   double mscale = 0.0;                     // yarn; 0: not given
   double mscale_all_dim = 0.0;
+  // Queries are multiplied by 1 + query_scaling * ln(1 + floor(position / original_max_positions)).
+  double query_scaling = 0.0;
 };
 
 // What may differ from layer to layer.
@@ -66,6 +73,7 @@ struct ModelConfig : ModelShape {
   std::vector<RopeOptions> ropes;
   std::vector<LayerOptions> layer_options;  // one a layer
   double embedding_scale = 1.0;             // multiplies what the embedding's table gives
+  bool rounds_embedding_scale = false;      // to the type of the activations, before the product
   double attention_scale = 0.0;             // multiplies the scores of queries and keys
   double logit_scale = 1.0;                 // multiplies the head's logits
   // The longest row the model was made for, position scaling included; 0: not given.

@@ -2,30 +2,17 @@
 
 #include <utility>
 
+#include "common/plan/families/family.h"
+
 namespace sft::plan {
 namespace {
 
-// Llama's names, which most families took over.
-constexpr TensorNames kLlamaNames = {
-    .embedding = "model.embed_tokens",
-    .final_norm = "model.norm",
-    .head = "lm_head",
-    .block = "model.layers",
-    .input_norm = "input_layernorm",
-    .post_norm = "post_attention_layernorm",
-    .q = "self_attn.q_proj",
-    .k = "self_attn.k_proj",
-    .v = "self_attn.v_proj",
-    .o = "self_attn.o_proj",
-    .q_norm = "self_attn.q_norm",
-    .k_norm = "self_attn.k_norm",
-    .gate = "mlp.gate_proj",
-    .up = "mlp.up_proj",
-    .down = "mlp.down_proj",
-};
+constexpr std::string_view kModel = "model.";
 
-void AddNorm(TensorUnit& unit, const std::string& module, int64_t size) {
-  unit.tensors.push_back({module + ".weight", {size}, TensorRole::kNorm});
+// Adds the norm `name` of a block, which may have none of that place.
+void AddNorm(TensorUnit& unit, const char* name, int64_t size) {
+  if (name == nullptr) return;
+  unit.tensors.push_back({unit.name + "." + name + ".weight", {size}, TensorRole::kNorm});
 }
 
 struct LinearShape {
@@ -50,10 +37,33 @@ void AddLinears(TensorUnit& unit, const std::vector<LinearShape>& linears, int64
 
 }  // namespace
 
-const TensorNames& NamesOf(const ModelShape&) { return kLlamaNames; }
+const TensorNames& NamesOf(const ModelShape& shape) {
+  const Family* family = FindFamily(shape.family);
+  return family == nullptr ? kLlamaNames : family->names;
+}
 
 std::string BlockName(const ModelShape& shape, int64_t layer) {
-  return std::string(NamesOf(shape).block) + "." + std::to_string(layer);
+  return shape.prefix + NamesOf(shape).block + "." + std::to_string(layer);
+}
+
+// A wrapped decoder's "language_model.model.layers.0" of the files runs as
+// "model.language_model.layers.0"; the head, "language_model.lm_head", as "lm_head".
+std::string RuntimeModule(std::string_view prefix, std::string_view module) {
+  if (prefix.empty() || !module.starts_with(prefix)) return std::string(module);
+  module.remove_prefix(prefix.size());
+  if (!module.starts_with(kModel)) return std::string(module);
+  module.remove_prefix(kModel.size());
+  return std::string(kModel).append(prefix).append(module);
+}
+
+std::string CheckpointModule(std::string_view prefix, std::string_view module) {
+  // Adapters from before transformers 4.52 have the checkpoint's names.
+  if (prefix.empty() || module.starts_with(prefix)) return std::string(module);
+  if (!module.starts_with(kModel)) return std::string(prefix).append(module);
+  std::string_view rest = module.substr(kModel.size());
+  if (!rest.starts_with(prefix)) return std::string(module);
+  rest.remove_prefix(prefix.size());
+  return std::string(prefix).append(kModel).append(rest);
 }
 
 int64_t TensorInfo::elements() const {
@@ -66,7 +76,7 @@ std::string TensorInfo::module() const { return name.substr(0, name.rfind('.'));
 
 TensorUnit EmbeddingTensors(const ModelShape& shape) {
   TensorUnit unit{"embedding", {}, {}};
-  unit.tensors.push_back({std::string(NamesOf(shape).embedding) + ".weight",
+  unit.tensors.push_back({shape.prefix + NamesOf(shape).embedding + ".weight",
                           {shape.vocab, shape.hidden},
                           TensorRole::kEmbedding});
   return unit;
@@ -78,27 +88,31 @@ TensorUnit BlockTensors(const ModelShape& s, int64_t layer) {
   const std::string prefix = unit.name + ".";
   const int64_t queries = s.heads * s.head_dim;
   const int64_t keys = s.kv_heads * s.head_dim;
-  AddNorm(unit, prefix + names.input_norm, s.hidden);
+  AddNorm(unit, names.attention_norm, s.hidden);
   AddLinears(unit,
              {{prefix + names.q, queries}, {prefix + names.k, keys}, {prefix + names.v, keys}},
              s.hidden, s.qkv_bias);
-  if (s.qk_norm) {
-    AddNorm(unit, prefix + names.q_norm, s.head_dim);
-    AddNorm(unit, prefix + names.k_norm, s.head_dim);
+  if (s.qk_norm != QkNorm::kNone) {
+    const bool whole = s.qk_norm == QkNorm::kWhole;
+    AddNorm(unit, names.q_norm, whole ? queries : s.head_dim);
+    AddNorm(unit, names.k_norm, whole ? keys : s.head_dim);
   }
   AddLinears(unit, {{prefix + names.o, s.hidden}}, queries, s.output_bias);
-  AddNorm(unit, prefix + names.post_norm, s.hidden);
+  AddNorm(unit, names.attention_out_norm, s.hidden);
+  AddNorm(unit, names.mlp_norm, s.hidden);
   AddLinears(unit, {{prefix + names.gate, s.intermediate}, {prefix + names.up, s.intermediate}},
              s.hidden, s.mlp_bias);
   AddLinears(unit, {{prefix + names.down, s.hidden}}, s.intermediate, s.mlp_bias);
+  AddNorm(unit, names.mlp_out_norm, s.hidden);
   return unit;
 }
 
 TensorUnit HeadTensors(const ModelShape& shape) {
   TensorUnit unit{"head", {}, {}};
-  AddNorm(unit, NamesOf(shape).final_norm, shape.hidden);
+  const std::string norm = shape.prefix + NamesOf(shape).final_norm + ".weight";
+  unit.tensors.push_back({norm, {shape.hidden}, TensorRole::kNorm});
   if (!shape.tied_head) {
-    unit.tensors.push_back({std::string(NamesOf(shape).head) + ".weight",
+    unit.tensors.push_back({shape.prefix + NamesOf(shape).head + ".weight",
                             {shape.vocab, shape.hidden},
                             TensorRole::kHead});
   }

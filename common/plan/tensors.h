@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/plan/model_config.h"
@@ -14,26 +15,36 @@ namespace sft::plan {
 // The names a family's checkpoints use. A module's tensors are "<module>.weight" and
 // "<module>.bias".
 struct TensorNames {
-  const char* embedding;   // module
-  const char* final_norm;  // module
-  const char* head;        // module
-  const char* block;       // prefix; ".<layer>." follows
-  const char* input_norm;  // within a block
-  const char* post_norm;
-  const char* q;
-  const char* k;
-  const char* v;
-  const char* o;
-  const char* q_norm;
-  const char* k_norm;
-  const char* gate;
-  const char* up;
-  const char* down;
+  const char* embedding = nullptr;   // module
+  const char* final_norm = nullptr;  // module
+  const char* head = nullptr;        // module
+  const char* block = nullptr;       // prefix; ".<layer>." follows
+  // Within a block. A norm stands before the sub-layer, behind it (..._out_norm), or both: null
+  // where there is none.
+  const char* attention_norm = nullptr;
+  const char* q = nullptr;
+  const char* k = nullptr;
+  const char* v = nullptr;
+  const char* o = nullptr;
+  const char* q_norm = nullptr;
+  const char* k_norm = nullptr;
+  const char* attention_out_norm = nullptr;
+  const char* mlp_norm = nullptr;
+  const char* gate = nullptr;
+  const char* up = nullptr;
+  const char* down = nullptr;
+  const char* mlp_out_norm = nullptr;
 };
 const TensorNames& NamesOf(const ModelShape& shape);
 
 // "model.layers.3"
 std::string BlockName(const ModelShape& shape, int64_t layer);
+
+// The name that a module has at run time in transformers, and in PEFT's adapters, of its name in
+// the checkpoint, and the other way round; of a tensor's name likewise. `prefix`:
+// ModelShape::prefix.
+std::string RuntimeModule(std::string_view prefix, std::string_view module);
+std::string CheckpointModule(std::string_view prefix, std::string_view module);
 
 // What a tensor is to the plan and the engine.
 enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead };

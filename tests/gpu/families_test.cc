@@ -170,6 +170,16 @@ constexpr FamilyCase kFamilies[] = {
         "residual_multiplier": 0.22, "logits_scaling": 8.0, "tie_word_embeddings": true)"},
     {"smollm3", R"("model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"],
         "no_rope_layer_interval": 2)"},
+    {"gemma3", R"("model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
+        "head_dim": 256, "query_pre_attn_scalar": 168, "sliding_window": 48,
+        "sliding_window_pattern": 2)"},
+    {"olmo2", R"("model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"])"},
+    {"olmo3", R"("model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": 48)"},
+    {"ministral3", R"("model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"],
+        "head_dim": 128, "rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn",
+        "factor": 16.0, "original_max_position_embeddings": 32, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1})"},
 };
 
 std::string NameOf(const testing::TestParamInfo<std::tuple<FamilyCase, Method>>& info) {

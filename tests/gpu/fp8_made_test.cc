@@ -79,15 +79,17 @@ void ExpectNormBackward(const Tensor& values) {
       const Tensor residual = adds ? Placed(ToGpu(skip.to(type)), lay) : Tensor();
       Laid dx(sizes, type, lay, 77.0), plain(sizes, type, lay, 77.0);
       const LaidFp8 made(sizes, fp8_lay), over(sizes, fp8_lay);
-      const Tensor dw = ops::RmsNormBackward(plain.rows, dy, x, w, rstd, residual, true);
-      EXPECT_TRUE(
-          SameBits(ops::RmsNormBackward(dx.rows, dy, x, w, rstd, residual, true, made.fp8), dw));
+      const Tensor dw =
+          ops::RmsNormBackward(plain.rows, dy, x, w, rstd, plan::NormKind::kRms, residual, true);
+      EXPECT_TRUE(SameBits(ops::RmsNormBackward(dx.rows, dy, x, w, rstd, plan::NormKind::kRms,
+                                                residual, true, made.fp8),
+                           dw));
       EXPECT_TRUE(SameBits(dx.buffer, plain.buffer)) << "adds " << adds;
       made.ExpectQuantised(dx.rows, fp8_lay);
       // In the place of what it adds, as a block's backward has it, or else of its gradient.
       dx.rows.copy_(adds ? residual : dy);
-      ops::RmsNormBackward(dx.rows, adds ? dy : dx.rows, x, w, rstd, adds ? dx.rows : residual,
-                           false, over.fp8);
+      ops::RmsNormBackward(dx.rows, adds ? dy : dx.rows, x, w, rstd, plan::NormKind::kRms,
+                           adds ? dx.rows : residual, false, over.fp8);
       EXPECT_TRUE(SameBits(dx.buffer, plain.buffer)) << "in place, adds " << adds;
       EXPECT_TRUE(SameBits(over.bytes.buffer, made.bytes.buffer)) << "in place, adds " << adds;
       EXPECT_TRUE(SameBits(over.fp8.scale, made.fp8.scale)) << "in place, adds " << adds;
@@ -95,14 +97,14 @@ void ExpectNormBackward(const Tensor& values) {
   });
 }
 
-void ExpectSwiglu(const Tensor& values) {
+void ExpectGlu(const Tensor& values) {
   const std::vector<int64_t> sizes = {values.size(0), values.size(1) / 2};
   ForAllLays(sizes[1], [&](at::ScalarType type, const Lay& lay, const Lay& fp8_lay) {
     const Tensor gate_up = Placed(ToGpu(values.to(type)), lay);
     Laid out(sizes, type, lay, 77.0), plain(sizes, type, lay, 77.0);
     const LaidFp8 made(sizes, fp8_lay);
-    ops::Swiglu(out.rows, gate_up, made.fp8);
-    ops::Swiglu(plain.rows, gate_up);
+    ops::Glu(out.rows, gate_up, plan::GateKind::kSilu, made.fp8);
+    ops::Glu(plain.rows, gate_up, plan::GateKind::kSilu);
     EXPECT_TRUE(SameBits(out.buffer, plain.buffer));
     made.ExpectQuantised(out.rows, fp8_lay);
   });
@@ -116,9 +118,7 @@ TEST_P(Fp8MadeTest, NormBackwardsWriteWhatQuantisingTheirRowsGives) {
   ExpectNormBackward(Awkward(11, GetParam()));
 }
 
-TEST_P(Fp8MadeTest, SwigluWritesWhatQuantisingItsRowsGives) {
-  ExpectSwiglu(Awkward(11, 2 * GetParam()));
-}
+TEST_P(Fp8MadeTest, GluWritesWhatQuantisingItsRowsGives) { ExpectGlu(Awkward(11, 2 * GetParam())); }
 
 // Both ends of every way to share a row out to threads, for norms and for SwiGLU, in bf16 and in
 // fp32, and the widths of Qwen3.
@@ -133,7 +133,7 @@ TEST_F(GpuTest, ManyRowsAreMadeInFp8AsQuantised) {
   for (const int64_t width : {7, 128}) {
     ExpectNorm(Awkward(11, width).repeat({1819, 1}));
     ExpectNormBackward(Awkward(11, width).repeat({1819, 1}));
-    ExpectSwiglu(Awkward(11, 2 * width).repeat({1819, 1}));
+    ExpectGlu(Awkward(11, 2 * width).repeat({1819, 1}));
   }
 }
 
@@ -142,13 +142,13 @@ TEST_F(GpuTest, MakingRowsInFp8TakesNoRowsAndRefusesWhatDoesNotFit) {
   Tensor empty = ToGpu(at::empty({0, 64}, at::kBFloat16));
   const Tensor w = ToGpu(at::ones({64}, at::kBFloat16));
   const Tensor rstd = ops::RmsNorm(empty, empty, w, 1e-6, none.fp8);
-  ops::RmsNormBackward(empty, empty, empty, w, rstd, {}, false, none.fp8);
-  ops::Swiglu(empty, ToGpu(at::empty({0, 128}, at::kBFloat16)), none.fp8);
+  ops::RmsNormBackward(empty, empty, empty, w, rstd, plan::NormKind::kRms, {}, false, none.fp8);
+  ops::Glu(empty, ToGpu(at::empty({0, 128}, at::kBFloat16)), plan::GateKind::kSilu, none.fp8);
   Tensor y = ToGpu(at::ones({4, 64}, at::kBFloat16));
   const Tensor x = y.clone();
   EXPECT_THROW(ops::RmsNorm(y, x, w, 1e-6, narrow.fp8), c10::Error);
   EXPECT_THROW(ops::RmsNorm(y, x, w, 1e-6, {narrow.fp8.values, {}}), c10::Error);
-  EXPECT_THROW(ops::Swiglu(y, at::cat({x, x}, 1), narrow.fp8), c10::Error);
+  EXPECT_THROW(ops::Glu(y, at::cat({x, x}, 1), plan::GateKind::kSilu, narrow.fp8), c10::Error);
 }
 
 // ---- a model ----

@@ -26,9 +26,9 @@ TEST_F(GemmTest, EqualsTheProductForEveryOrientationAndType) {
            {64, 96, 128}, {1, 16, 8}, {257, 72, 40}, {48, 4096, 512}, {33, 7, 5}}) {
     for (const bool flip_a : {false, true}) {
       for (const bool flip_b : {false, true}) {
-        for (const auto& [in, out] : {std::pair(at::kBFloat16, at::kBFloat16),
-                                      std::pair(at::kBFloat16, at::kFloat),
-                                      std::pair(at::kFloat, at::kFloat)}) {
+        for (const auto& [in, out] :
+             {std::pair(at::kBFloat16, at::kBFloat16), std::pair(at::kBFloat16, at::kFloat),
+              std::pair(at::kFloat, at::kFloat)}) {
           const Tensor a = flip_a ? Rows(k, m, 16, in, 1).t() : Rows(m, k, 16, in, 1);
           const Tensor b = flip_b ? Rows(n, k, 8, in, 2).t() : Rows(k, n, 8, in, 2);
           Tensor c = Rows(m, n, 24, out, 3);

@@ -86,9 +86,9 @@ TEST_F(GpuTest, Nf4DequantisesToRowsAnyDistanceApart) {
   struct Case {
     int64_t rows, columns, gap, before;
   };
-  for (const Case& c : {Case{70, 4096, 192, 0}, Case{300, 64, 64, 64}, Case{300, 8, 8, 8},
-                        Case{33, 1000, 24, 8}, Case{33, 1001, 64, 0}, Case{500, 3, 5, 1},
-                        Case{40, 256, 3, 0}, Case{40, 256, 64, 1}}) {
+  for (const Case& c :
+       {Case{70, 4096, 192, 0}, Case{300, 64, 64, 64}, Case{300, 8, 8, 8}, Case{33, 1000, 24, 8},
+        Case{33, 1001, 64, 0}, Case{500, 3, 5, 1}, Case{40, 256, 3, 0}, Case{40, 256, 64, 1}}) {
     const auto quantised = ops::Nf4Quantize(Weights(c.rows * c.columns, at::kBFloat16));
     const auto nested = ops::AbsmaxQuantize(quantised.absmax);
     const at::Tensor codes = ToGpu(quantised.codes);

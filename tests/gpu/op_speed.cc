@@ -192,10 +192,11 @@ void MadeInFp8(const Table& table, int64_t width) {
   const at::Tensor rstd = ops::RmsNorm(y, x, w, 1e-6);
   both("norm", 2 * Bytes(x), y, [&](const ops::Fp8Rows& to) { ops::RmsNorm(y, x, w, 1e-6, to); });
   both("norm backward", 4 * Bytes(x), y, [&](const ops::Fp8Rows& to) {
-    ops::RmsNormBackward(y, dy, x, w, rstd, residual, false, to);
+    ops::RmsNormBackward(y, dy, x, w, rstd, plan::NormKind::kRms, residual, false, to);
   });
   const at::Tensor gate_up = RandomRows(kRows, 2 * width);
-  both("swiglu", 3 * Bytes(x), y, [&](const ops::Fp8Rows& to) { ops::Swiglu(y, gate_up, to); });
+  both("glu", 3 * Bytes(x), y,
+       [&](const ops::Fp8Rows& to) { ops::Glu(y, gate_up, plan::GateKind::kSilu, to); });
 }
 
 // The products of Qwen3-8B's first linears of a block with adapters of rank 64 beside them, in bf16
@@ -232,12 +233,15 @@ void Norms(const Table& table, int64_t width) {
   const at::Tensor rstd = ops::RmsNorm(y, x, w, 1e-6);
   const double bytes = Bytes(x);
   table.Memory("rms_norm" + name, 2 * bytes, [&] { ops::RmsNorm(y, x, w, 1e-6); });
-  table.Memory("rms_norm backward" + name, 3 * bytes,
-               [&] { ops::RmsNormBackward(y, dy, x, w, rstd, at::Tensor(), false); });
-  table.Memory("rms_norm backward + residual", 4 * bytes,
-               [&] { ops::RmsNormBackward(y, dy, x, w, rstd, residual, false); });
-  table.Memory("rms_norm backward + weight", 3 * bytes,
-               [&] { ops::RmsNormBackward(y, dy, x, w, rstd, at::Tensor(), true); });
+  table.Memory("rms_norm backward" + name, 3 * bytes, [&] {
+    ops::RmsNormBackward(y, dy, x, w, rstd, plan::NormKind::kRms, at::Tensor(), false);
+  });
+  table.Memory("rms_norm backward + residual", 4 * bytes, [&] {
+    ops::RmsNormBackward(y, dy, x, w, rstd, plan::NormKind::kRms, residual, false);
+  });
+  table.Memory("rms_norm backward + weight", 3 * bytes, [&] {
+    ops::RmsNormBackward(y, dy, x, w, rstd, plan::NormKind::kRms, at::Tensor(), true);
+  });
 }
 
 void Heads(const Table& table, int64_t heads, int64_t kv_heads, int64_t size) {
@@ -264,24 +268,24 @@ void Mlp(const Table& table, int64_t width) {
   const std::string name = fmt::format(" {}x{}", kTokens, width);
   const at::Tensor gate_up = RandomRows(kTokens, 2 * width), dy = RandomRows(kTokens, width);
   at::Tensor out = RandomRows(kTokens, width), gradient = RandomRows(kTokens, 2 * width);
-  table.Memory("swiglu" + name, 3 * Bytes(dy), [&] { ops::Swiglu(out, gate_up); });
+  table.Memory("glu" + name, 3 * Bytes(dy), [&] { ops::Glu(out, gate_up, plan::GateKind::kSilu); });
   table.Memory("swiglu backward" + name, 5 * Bytes(dy),
-               [&] { ops::SwigluBackward(gradient, dy, gate_up); });
+               [&] { ops::GluBackward(gradient, dy, gate_up, plan::GateKind::kSilu); });
   const auto zeros = [](at::IntArrayRef sizes) {
     return at::zeros(sizes, at::TensorOptions(at::kFloat).device(at::kCUDA));
   };
   constexpr int64_t kRank = 16;
-  const ops::SwigluFactors factors{.xa = Random({kTokens, 2 * kRank}),
-                                   .b_gate = Random({width, kRank}),
-                                   .b_up = Random({width, kRank}),
-                                   .dxa_down = Random({kTokens, kRank}),
-                                   .db_gate = zeros({width, kRank}),
-                                   .db_up = zeros({width, kRank}),
-                                   .da_down = zeros({kRank, width})};
+  const ops::GluFactors factors{.xa = Random({kTokens, 2 * kRank}),
+                                .b_gate = Random({width, kRank}),
+                                .b_up = Random({width, kRank}),
+                                .dxa_down = Random({kTokens, kRank}),
+                                .db_gate = zeros({width, kRank}),
+                                .db_up = zeros({width, kRank}),
+                                .da_down = zeros({kRank, width})};
   at::Tensor dxa = Random({kTokens, 2 * kRank});
   // In the place of gate and up: after some calls the values are what the gradients become.
   table.Memory("swiglu backward + adapters" + name, 5 * Bytes(dy),
-               [&] { ops::SwigluFactorsBackward(gradient, dxa, dy, factors); });
+               [&] { ops::GluFactorsBackward(gradient, dxa, dy, factors); });
 }
 
 void Loss(const Table& table) {

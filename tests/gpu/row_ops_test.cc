@@ -12,6 +12,19 @@ struct Precision {
   double tolerance;
 };
 constexpr Precision kPrecisions[] = {{at::kFloat, 2e-6}, {at::kBFloat16, 4e-3}};
+constexpr plan::NormKind kNormKinds[] = {plan::NormKind::kRms, plan::NormKind::kRmsFp32,
+                                         plan::NormKind::kRmsOnePlus};
+constexpr plan::GateKind kGateKinds[] = {plan::GateKind::kSilu, plan::GateKind::kGeluTanh};
+
+// Each of the first with each of the second.
+template <typename A, size_t N, typename B, size_t M>
+std::vector<std::pair<A, B>> Product(const A (&first)[N], const B (&second)[M]) {
+  std::vector<std::pair<A, B>> pairs;
+  for (const A& a : first) {
+    for (const B& b : second) pairs.emplace_back(a, b);
+  }
+  return pairs;
+}
 
 // `x` as the GPU gets it, and the same values in fp32 for the reference.
 struct Input {
@@ -40,32 +53,36 @@ class RowsTest : public GpuTest,
 
 TEST_P(RowsTest, RmsNormForwardAndBackwardEqualTheReference) {
   const auto [rows, width] = GetParam();
-  for (const auto& [type, tolerance] : kPrecisions) {
+  for (const auto& [precision, kind] : Product(kPrecisions, kNormKinds)) {
+    const auto& [type, tolerance] = precision;
+    const ops::NormOptions options(1e-6, kind);
     const Input x(Normal({rows, width}, 1, 3.0), type), w(Normal({width}, 2), type);
     const Input dy(Normal({rows, width}, 3), type), residual(Normal({rows, width}, 4), type);
     at::Tensor y_ref = at::empty({rows, width}), dx_ref = at::empty({rows, width});
     at::Tensor sum_ref = at::empty({rows, width});
-    const at::Tensor rstd_ref = ops::RmsNorm(y_ref, x.reference, w.reference, 1e-6);
+    const at::Tensor rstd_ref = ops::RmsNorm(y_ref, x.reference, w.reference, options);
     const at::Tensor dw_ref = ops::RmsNormBackward(dx_ref, dy.reference, x.reference, w.reference,
-                                                   rstd_ref, at::Tensor(), true);
-    ops::RmsNormBackward(sum_ref, dy.reference, x.reference, w.reference, rstd_ref,
+                                                   rstd_ref, kind, at::Tensor(), true);
+    ops::RmsNormBackward(sum_ref, dy.reference, x.reference, w.reference, rstd_ref, kind,
                          residual.reference, false);
     for (const int64_t gap : {64, 3}) {
       const Strided source(x.gpu, gap), gradient(dy.gpu, gap), skip(residual.gpu, gap);
       Strided y(x.gpu.sizes(), type, gap), dx(x.gpu.sizes(), type, gap);
-      const at::Tensor rstd = ops::RmsNorm(y.rows, source.rows, w.gpu, 1e-6);
+      const at::Tensor rstd = ops::RmsNorm(y.rows, source.rows, w.gpu, options);
       EXPECT_LT(RelativeError(y.rows, y_ref), tolerance) << type;
       EXPECT_LT(RelativeError(rstd, rstd_ref), 2e-6) << type;
       const at::Tensor dw = ops::RmsNormBackward(dx.rows, gradient.rows, source.rows, w.gpu, rstd,
-                                                 at::Tensor(), true);
+                                                 kind, at::Tensor(), true);
       EXPECT_LT(RelativeError(dx.rows, dx_ref), tolerance) << type;
       EXPECT_EQ(dw.scalar_type(), at::kFloat);
       // A sum over all rows in fp32, in another order than the reference's.
       EXPECT_LT(RelativeError(dw, dw_ref), rows > 4096 ? 2 * tolerance : tolerance) << type;
-      const at::Tensor none =
-          ops::RmsNormBackward(dx.rows, gradient.rows, source.rows, w.gpu, rstd, skip.rows, false);
+      const at::Tensor none = ops::RmsNormBackward(dx.rows, gradient.rows, source.rows, w.gpu, rstd,
+                                                   kind, skip.rows, false);
       EXPECT_EQ(none.numel(), 0);
       EXPECT_LT(RelativeError(dx.rows, sum_ref), tolerance) << type;
+      EXPECT_TRUE(SameBits(ops::RmsNormAdd(dx.rows, source.rows, w.gpu, skip.rows, options), rstd));
+      EXPECT_TRUE(SameBits(dx.rows, skip.rows + y.rows)) << type << " gap " << gap;
       EXPECT_TRUE(y.GapIsUntouched() && dx.GapIsUntouched()) << type << " gap " << gap;
     }
   }
@@ -80,31 +97,36 @@ TEST_P(RowsTest, RmsNormBackwardMayOverwriteItsGradientOrItsResidual) {
     at::Tensor residual = ToGpu(Normal({rows, width}, 4)).to(precision.type);
     at::Tensor y = at::empty_like(x), dx = at::empty_like(x);
     const at::Tensor rstd = ops::RmsNorm(y, x, w, 1e-6);
-    const at::Tensor dw = ops::RmsNormBackward(dx, dy, x, w, rstd, residual, true);
+    const at::Tensor dw =
+        ops::RmsNormBackward(dx, dy, x, w, rstd, plan::NormKind::kRms, residual, true);
     at::Tensor over_dy = dy.clone();
-    EXPECT_TRUE(SameBits(ops::RmsNormBackward(over_dy, over_dy, x, w, rstd, residual, true), dw));
+    EXPECT_TRUE(SameBits(
+        ops::RmsNormBackward(over_dy, over_dy, x, w, rstd, plan::NormKind::kRms, residual, true),
+        dw));
     EXPECT_TRUE(SameBits(over_dy, dx)) << precision.type;
-    EXPECT_TRUE(SameBits(ops::RmsNormBackward(residual, dy, x, w, rstd, residual, true), dw));
+    EXPECT_TRUE(SameBits(
+        ops::RmsNormBackward(residual, dy, x, w, rstd, plan::NormKind::kRms, residual, true), dw));
     EXPECT_TRUE(SameBits(residual, dx)) << precision.type;
   }
 }
 
-TEST_P(RowsTest, SwigluForwardAndBackwardEqualTheReference) {
+TEST_P(RowsTest, GluForwardAndBackwardEqualTheReference) {
   const auto [rows, width] = GetParam();
-  for (const auto& [type, tolerance] : kPrecisions) {
+  for (const auto& [precision, kind] : Product(kPrecisions, kGateKinds)) {
+    const auto& [type, tolerance] = precision;
     const Input both(Normal({rows, 2 * width}, 4, 2.0), type);
     const Input dy(Normal({rows, width}, 5), type);
     at::Tensor out_ref = at::empty({rows, width}), gradient_ref = at::empty({rows, 2 * width});
-    ops::Swiglu(out_ref, both.reference);
-    ops::SwigluBackward(gradient_ref, dy.reference, both.reference);
+    ops::Glu(out_ref, both.reference, kind);
+    ops::GluBackward(gradient_ref, dy.reference, both.reference, kind);
     for (const int64_t gap : {64, 3}) {
       Strided gate_up(both.gpu, gap), out(dy.gpu.sizes(), type, gap);
       Strided gradient(both.gpu.sizes(), type, gap);
-      ops::Swiglu(out.rows, gate_up.rows);
-      ops::SwigluBackward(gradient.rows, Strided(dy.gpu, gap).rows, gate_up.rows);
+      ops::Glu(out.rows, gate_up.rows, kind);
+      ops::GluBackward(gradient.rows, Strided(dy.gpu, gap).rows, gate_up.rows, kind);
       EXPECT_LT(RelativeError(out.rows, out_ref), tolerance) << type;
       EXPECT_LT(RelativeError(gradient.rows, gradient_ref), tolerance) << type;
-      ops::SwigluBackward(gate_up.rows, dy.gpu, gate_up.rows);
+      ops::GluBackward(gate_up.rows, dy.gpu, gate_up.rows, kind);
       EXPECT_TRUE(SameBits(gate_up.rows, gradient.rows)) << "in the place of gate and up";
       EXPECT_TRUE(out.GapIsUntouched() && gradient.GapIsUntouched() && gate_up.GapIsUntouched());
     }
@@ -145,28 +167,27 @@ TEST_P(RowsTest, CrossEntropyAndItsGradientEqualTheReference) {
 }
 
 // Among them: every way to share a row out to threads, and the head of Qwen3.
-INSTANTIATE_TEST_SUITE_P(Shapes, RowsTest,
-                         ::testing::Values(std::pair(1, 8), std::pair(3, 7), std::pair(5, 64),
-                                           std::pair(17, 96), std::pair(11, 256),
-                                           std::pair(33, 576), std::pair(2, 1000),
-                                           std::pair(129, 1537), std::pair(40, 2048),
-                                           std::pair(300, 5120), std::pair(21, 8192),
-                                           std::pair(7, 16384), std::pair(2, 25600),
-                                           std::pair(20011, 128), std::pair(9, 151936)),
-                         [](const auto& info) {
-                           return std::to_string(info.param.first) + "x" +
-                                  std::to_string(info.param.second);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, RowsTest,
+    ::testing::Values(std::pair(1, 8), std::pair(3, 7), std::pair(5, 64), std::pair(17, 96),
+                      std::pair(11, 256), std::pair(33, 576), std::pair(2, 1000),
+                      std::pair(129, 1537), std::pair(40, 2048), std::pair(300, 5120),
+                      std::pair(21, 8192), std::pair(7, 16384), std::pair(2, 25600),
+                      std::pair(20011, 128), std::pair(9, 151936)),
+    [](const auto& info) {
+      return std::to_string(info.param.first) + "x" + std::to_string(info.param.second);
+    });
 
 TEST_F(GpuTest, RowOperationsTakeNoRows) {
   at::Tensor none = ToGpu(at::empty({0, 64}, at::kBFloat16)), half = none.narrow(1, 0, 32);
   const at::Tensor weight = ToGpu(at::ones({64}, at::kBFloat16));
   const at::Tensor rstd = ops::RmsNorm(none, none, weight, 1e-6);
   EXPECT_EQ(rstd.numel(), 0);
-  const at::Tensor dw = ops::RmsNormBackward(none, none, none, weight, rstd, at::Tensor(), true);
+  const at::Tensor dw = ops::RmsNormBackward(none, none, none, weight, rstd, plan::NormKind::kRms,
+                                             at::Tensor(), true);
   EXPECT_EQ(dw.abs().sum().item<float>(), 0.0f);
-  ops::Swiglu(half, none);
-  ops::SwigluBackward(none, half, none);
+  ops::Glu(half, none, plan::GateKind::kSilu);
+  ops::GluBackward(none, half, none, plan::GateKind::kSilu);
   at::Tensor logits = none.clone();
   const at::Tensor targets = ToGpu(at::empty({0}, at::kLong));
   EXPECT_EQ(ops::CrossEntropy(logits, targets, true).item<float>(), 0.0f);
@@ -220,18 +241,20 @@ struct FusedHeads {
 
 TEST_F(GpuTest, NormRopeIsRmsNormThenRopeBitForBit) {
   for (const int64_t size : {10, 64, 72, 80, 96, 128, 256}) {
-    for (const auto& [type, tolerance] : kPrecisions) {
+    for (const auto& [precision, kind] : Product(kPrecisions, kNormKinds)) {
+      const auto& [type, tolerance] = precision;
+      const ops::NormOptions options(1e-6, kind);
       for (const int64_t gap : {64, 3}) {
         const FusedHeads f(size, type, gap);
         const at::Tensor cos = ToGpu(f.cos), sin = ToGpu(f.sin);
         Strided q_rows({f.kTokens, f.kHeads * size}, type, gap);
         Strided k_rows({f.kTokens, f.kKeyHeads * size}, type, gap);
         at::Tensor q = f.Heads(q_rows.rows, 0, f.kHeads), k = f.Heads(k_rows.rows, 0, f.kKeyHeads);
-        ops::NormRope(q, k, f.qkv.rows, f.q_weight.gpu, f.k_weight.gpu, cos, sin, 1e-6);
+        ops::NormRope(q, k, f.qkv.rows, f.q_weight.gpu, f.k_weight.gpu, cos, sin, options);
         const auto separately = [&](int64_t first, int64_t count, const at::Tensor& weight) {
           const at::Tensor x = f.Heads(f.qkv.rows, first, count).contiguous().view({-1, size});
           at::Tensor y = at::empty_like(x);
-          ops::RmsNorm(y, x, weight, 1e-6);
+          ops::RmsNorm(y, x, weight, options);
           at::Tensor result = y.view({f.kTokens, count, size});
           ops::Rope(result, cos, sin, false);
           return result;
@@ -242,7 +265,7 @@ TEST_F(GpuTest, NormRopeIsRmsNormThenRopeBitForBit) {
         at::Tensor q_ref = at::empty({f.kTokens, f.kHeads, size});
         at::Tensor k_ref = at::empty({f.kTokens, f.kKeyHeads, size});
         ops::NormRope(q_ref, k_ref, f.values.reference, f.q_weight.reference, f.k_weight.reference,
-                      f.cos, f.sin, 1e-6);
+                      f.cos, f.sin, options);
         EXPECT_LT(RelativeError(q, q_ref), 1.5 * tolerance) << type << size;  // rounded twice
         EXPECT_LT(RelativeError(k, k_ref), 1.5 * tolerance) << type << size;
       }
@@ -252,17 +275,19 @@ TEST_F(GpuTest, NormRopeIsRmsNormThenRopeBitForBit) {
 
 TEST_F(GpuTest, NormRopeBackwardEqualsTheReferenceInPlaceAndRepeats) {
   for (const int64_t size : {10, 64, 72, 80, 96, 128, 256}) {
-    for (const auto& [type, tolerance] : kPrecisions) {
+    for (const auto& [precision, kind] : Product(kPrecisions, kNormKinds)) {
+      const auto& [type, tolerance] = precision;
+      const ops::NormOptions options(1e-6, kind);
       for (const int64_t gap : {64, 3}) {
         const FusedHeads f(size, type, gap);
         const at::Tensor cos = ToGpu(f.cos), sin = ToGpu(f.sin);
         at::Tensor expected = f.gradient.reference.clone();
         const auto [q_ref, k_ref] = ops::NormRopeBackward(
             expected, f.values.reference, f.q_weight.reference, f.k_weight.reference, f.cos, f.sin,
-            f.kHeads, f.kKeyHeads, 1e-6, true);
+            f.kHeads, f.kKeyHeads, options, true);
         const auto run = [&](Strided& dqkv, bool weights) {
           return ops::NormRopeBackward(dqkv.rows, f.qkv.rows, f.q_weight.gpu, f.k_weight.gpu, cos,
-                                       sin, f.kHeads, f.kKeyHeads, 1e-6, weights);
+                                       sin, f.kHeads, f.kKeyHeads, options, weights);
         };
         Strided dqkv(f.gradient.gpu, gap), again(f.gradient.gpu, gap), plain(f.gradient.gpu, gap);
         const auto [q, k] = run(dqkv, true);
@@ -318,7 +343,7 @@ TEST_F(GpuTest, RowOperationsRepeatBitForBit) {
   const auto run = [&] {
     at::Tensor y = at::empty_like(x), dx = at::empty_like(x);
     const at::Tensor rstd = ops::RmsNorm(y, x, w, 1e-6);
-    const at::Tensor dw = ops::RmsNormBackward(dx, y, x, w, rstd, x, true);
+    const at::Tensor dw = ops::RmsNormBackward(dx, y, x, w, rstd, plan::NormKind::kRms, x, true);
     at::Tensor logits = dx.clone();
     const at::Tensor targets = ToGpu(at::arange(4096, at::kLong).remainder_(2048));
     return std::tuple(dw, ops::CrossEntropy(logits, targets, true), logits);

@@ -70,6 +70,40 @@ def smollm3(**changes):
             "num_hidden_layers": 4, **changes}
 
 
+GEMMA3 = {"num_hidden_layers": 4, "head_dim": 16, "hidden_activation": "gelu_pytorch_tanh",
+          "query_pre_attn_scalar": 24, "sliding_window": 8, "pad_token_id": 0}
+
+
+def gemma3(**changes):
+    return {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", **SHAPE, **GEMMA3,
+            **changes}
+
+
+def olmo2(**changes):
+    return {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", **SHAPE,
+            "pad_token_id": None, **changes}
+
+
+def olmo3(**changes):
+    return {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", **SHAPE,
+            "num_hidden_layers": 4, "pad_token_id": None, "sliding_window": 8, **changes}
+
+
+# Positions beyond 8 are those that scale queries.
+MINISTRAL3 = {"head_dim": 16, "pad_token_id": None,
+              "rope_parameters": {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0,
+                                  "original_max_position_embeddings": 8, "mscale": 1.0,
+                                  "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}}
+
+
+def ministral3(**changes):
+    return {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", **SHAPE,
+            **MINISTRAL3, **changes}
+
+
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+          "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+
 # Both spellings of the rotary settings are in use: rope_theta with rope_scaling (most published
 # checkpoints) and rope_parameters (what transformers 5 writes).
 CASES = {
@@ -109,10 +143,43 @@ CASES = {
     "smollm3_sliding_untied": smollm3(
         no_rope_layers=[1, 0, 0, 1], mlp_bias=True, use_sliding_window=True,
         sliding_window=8, pad_token_id=None, rope_theta=10000.0, tie_word_embeddings=False),
+    "gemma3_tied": gemma3(
+        sliding_window_pattern=2, rope_theta=1000000.0, rope_local_base_freq=10000.0,
+        rope_scaling=LINEAR, tie_word_embeddings=True),
+    "gemma3_biases_untied": gemma3(
+        attention_bias=True, tie_word_embeddings=False,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 50000.0},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}}),
+    # The text part of a model that sees images too.
+    "gemma3_multimodal_tied": {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "text_config": gemma3(sliding_window_pattern=2), "tie_word_embeddings": True,
+        "vision_config": {"model_type": "siglip_vision_model", **VISION}, "mm_tokens_per_image": 4,
+        "image_token_index": 1, "boi_token_index": 1, "eoi_token_index": 2,
+        "torch_dtype": "bfloat16"},
+    "olmo2_untied": olmo2(rope_theta=500000.0, tie_word_embeddings=False),
+    "olmo2_biases_tied": olmo2(
+        attention_bias=True, num_key_value_heads=4, tie_word_embeddings=True,
+        rope_parameters={"rope_theta": 10000.0, "rope_type": "default"}),
+    "olmo3_untied": olmo3(
+        tie_word_embeddings=False,
+        rope_parameters={"full_attention": {"rope_theta": 500000.0, **YARN},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0}}),
+    "olmo3_tied": olmo3(
+        rope_theta=40000.0, rope_scaling=YARN, tie_word_embeddings=True,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"]),
+    "ministral3_untied": ministral3(tie_word_embeddings=False),
+    "mistral3_multimodal_untied": {
+        "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
+        "text_config": ministral3(tie_word_embeddings=False), "tie_word_embeddings": False,
+        "vision_config": {"model_type": "pixtral", "head_dim": 8, **VISION},
+        "image_token_index": 1, "spatial_merge_size": 2, "torch_dtype": "bfloat16"},
 }
 # One of each family; the packed files are as large as the models.
 PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
-                "mistral_sliding_untied", "granite_tied", "smollm3_sliding_untied"}
+                "mistral_sliding_untied", "granite_tied", "smollm3_sliding_untied", "gemma3_tied",
+                "olmo2_untied", "olmo3_untied", "ministral3_untied"}
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
               "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"])}
@@ -136,14 +203,22 @@ def randomize(model, generator):
         for name, parameter in model.named_parameters():
             noise = noise_of(parameter.shape, generator)
             if name.endswith("norm.weight"):
-                value = 1 + 0.3 * noise
+                value = (0 if "gemma3" in model.config.model_type else 1) + 0.3 * noise
             elif name.endswith("bias"):
                 value = 0.3 * noise
             elif "embed_tokens" in name:
                 value = 0.5 * noise
+            elif parameter.dim() < 2:
+                value = 0.3 * noise
             else:
                 value = noise * parameter.shape[1] ** -0.5
             parameter.copy_(value.to(torch.bfloat16))
+
+
+def auto_class(name):
+    """Multimodal models have a class of their own, which for some is the only one."""
+    multimodal = "text_config" in CASES[name]
+    return transformers.AutoModelForImageTextToText if multimodal else transformers.AutoModelForCausalLM
 
 
 def build(name):
@@ -151,7 +226,7 @@ def build(name):
     generator = seeded(name)
     values = dict(CASES[name])
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-    model = transformers.AutoModelForCausalLM.from_config(
+    model = auto_class(name).from_config(
         config, dtype=torch.float32, attn_implementation="eager")
     randomize(model, generator)
     return model.train(), generator
@@ -172,10 +247,22 @@ def save_weights(weights, folder, shards):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
+def checkpoint_name(name, model):
+    """The name in a file, of a parameter's name at run time; the two differ in multimodal models."""
+    if not hasattr(model.config, "text_config"):
+        return name
+    for runtime, file in (("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."),
+                          ("model.", "")):
+        if name.startswith(runtime):
+            return file + name.removeprefix(runtime)
+    return name
+
+
 def save_model(name, model, folder):
     (folder / "config.json").write_text(json.dumps(CASES[name], indent=2) + "\n")
     # named_parameters names a tied head once, as checkpoints do.
-    weights = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in model.named_parameters()}
+    weights = {checkpoint_name(n, model): p.detach().to(torch.bfloat16).contiguous()
+               for n, p in model.named_parameters()}
     save_weights(weights, folder, 2 if name == SHARDED_CASE else 1)
 
 
@@ -184,7 +271,8 @@ def random_tokens(shape, generator):
 
 
 def gradients(module_parameters):
-    return {f"grad.{n}": p.grad.detach().clone() for n, p in module_parameters}
+    # A vision tower has none.
+    return {f"grad.{n}": p.grad.detach().clone() for n, p in module_parameters if p.grad is not None}
 
 
 def forward_backward(model, input_ids, labels):
@@ -275,7 +363,7 @@ def check_loads(name, folder):
     """The files written are the model computed with: transformers reads them back to equal logits."""
     import safetensors.torch
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model = auto_class(name).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager")
     expected = safetensors.torch.load_file(folder / "rows.safetensors")
     logits = model(input_ids=expected["input_ids"]).logits.detach()

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/plan/tensors.h"
 #include "common/spec/visit.h"
 #include "tests/parity/golden_case.h"
 #include "tests/unit/worker/engine/checkpoint/temp_dir.h"
@@ -31,14 +32,15 @@ class FamilyParityTest : public testing::TestWithParam<std::string> {
   std::unique_ptr<Communicator> comm_ = MakeLocalCommunicator(at::kCPU);
 };
 
-// Of each trained parameter, the mean's gradient against "grad.<prefix><name>".
+// Of each trained parameter, the mean's gradient against "grad.<prefix><name at run time>".
 void ExpectGradients(const TrainingModel& model, const GoldenTensors& golden, double targets,
                      const std::string& prefix) {
   const auto& parts = model.store().parts();
   ASSERT_EQ(parts.size(), model.gradients().size());
   for (size_t i = 0; i < parts.size(); ++i) {
     const ParamInfo& param = model.layout().units[parts[i].unit].params[parts[i].param];
-    const Tensor expected = golden.Get("grad." + prefix + param.name);
+    const Tensor expected =
+        golden.Get("grad." + prefix + plan::RuntimeModule(model.layout().prefix, param.name));
     ASSERT_EQ(parts[i].count, expected.numel()) << param.name;
     EXPECT_LT(RelativeError(model.gradients()[i] / targets, expected), kGradients) << param.name;
   }
@@ -78,7 +80,7 @@ TEST_P(PackedParityTest, PackedDocumentsEqualThemOneByOne) {
 TEST_P(FamilyParityTest, AdapterLogitsLossAndGradientsEqualPeft) {
   const GoldenTensors golden = Read("lora.safetensors");
   const GoldenTensors rows = Read("rows.safetensors");
-  const Adapter adapter = ReadAdapter(dir() / "adapter");
+  const Adapter adapter = ReadAdapter(dir() / "adapter", ReadConfig(dir()).prefix);
   spec::JobSpec job = PlainJob(spec::Mode::kLora);
   job.lora.r = adapter.config.r;
   job.lora.alpha = adapter.config.alpha;
@@ -187,7 +189,11 @@ INSTANTIATE_TEST_SUITE_P(Families, FamilyParityTest,
                                          "qwen3_sliding_rope_yarn_untied", "mistral_sliding_untied",
                                          "mistral_rope_linear_tied", "granite_tied",
                                          "granite_biases_untied", "smollm3_tied",
-                                         "smollm3_sliding_untied"),
+                                         "smollm3_sliding_untied", "gemma3_tied",
+                                         "gemma3_biases_untied", "gemma3_multimodal_tied",
+                                         "olmo2_untied", "olmo2_biases_tied", "olmo3_untied",
+                                         "olmo3_tied", "ministral3_untied",
+                                         "mistral3_multimodal_untied"),
                          [](const auto& info) { return info.param; });
 
 INSTANTIATE_TEST_SUITE_P(Families, BiasParityTest,
@@ -197,7 +203,8 @@ INSTANTIATE_TEST_SUITE_P(Families, BiasParityTest,
 INSTANTIATE_TEST_SUITE_P(Families, PackedParityTest,
                          testing::Values("llama_rope_llama3_tied", "qwen2_sliding_untied",
                                          "qwen3_tied", "mistral_sliding_untied", "granite_tied",
-                                         "smollm3_sliding_untied"),
+                                         "smollm3_sliding_untied", "gemma3_tied", "olmo2_untied",
+                                         "olmo3_untied", "ministral3_untied"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

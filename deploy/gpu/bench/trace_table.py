@@ -17,7 +17,7 @@ KINDS = [
     ("product", r"gemm|nvjet|cutlass|cublas|splitK|xmma|s16816"),
     ("de-quantise", r"[Nn]f4"),
     ("norm", r"RmsNorm|NormRope"),
-    ("swiglu", r"Swiglu"),
+    ("glu", r"Glu"),
     ("cross entropy", r"CrossEntropy"),
     ("adapter placement", r"PlaceFactors"),
     ("rope", r"Rope"),

@@ -11,6 +11,7 @@
 
 #include "common/base/json.h"
 #include "common/io/file.h"
+#include "common/plan/tensors.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/model_writer.h"
 
@@ -64,13 +65,13 @@ void CheckPair(const AdapterConfig& config, const LoraPair& pair) {
 }
 
 // "m.q_proj.bias" is "m.q_proj.base_layer.bias" where PEFT has wrapped m.q_proj.
-std::string BiasKey(const std::string& name, const std::set<std::string, std::less<>>& adapted) {
+std::string BiasKey(std::string_view base_prefix, const std::string& name,
+                    const std::set<std::string, std::less<>>& adapted) {
   const size_t dot = name.rfind('.');
+  if (dot == std::string::npos) return std::string(kPrefix) + name;
   const std::string module = name.substr(0, dot);
-  if (dot == std::string::npos || adapted.find(module) == adapted.end()) {
-    return std::string(kPrefix) + name;
-  }
-  return fmt::format("{}{}{}{}", kPrefix, module, kBaseLayer, name.substr(dot));
+  return fmt::format("{}{}{}{}", kPrefix, plan::RuntimeModule(base_prefix, module),
+                     adapted.contains(module) ? kBaseLayer : "", name.substr(dot));
 }
 
 void CheckWritten(const fs::path& path, const std::vector<NamedTensor>& tensors) {
@@ -168,11 +169,13 @@ void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
   for (const LoraPair& pair : pairs) {
     CheckPair(config, pair);
     adapted.insert(pair.module);
-    tensors.push_back({fmt::format("{}{}{}", kPrefix, pair.module, kSuffixA), pair.a});
-    tensors.push_back({fmt::format("{}{}{}", kPrefix, pair.module, kSuffixB), pair.b});
+    const std::string key =
+        std::string(kPrefix) + plan::RuntimeModule(files.base_prefix, pair.module);
+    tensors.push_back({fmt::format("{}{}", key, kSuffixA), pair.a});
+    tensors.push_back({fmt::format("{}{}", key, kSuffixB), pair.b});
   }
   for (const NamedTensor& bias : biases) {
-    tensors.push_back({BiasKey(bias.name, adapted), bias.tensor});
+    tensors.push_back({BiasKey(files.base_prefix, bias.name, adapted), bias.tensor});
   }
   StagedDirectory staged(files.target);
   WriteTextFile(staged.path() / kConfigFile, DumpJson(ConfigJson(config), 2) + "\n");
@@ -184,7 +187,7 @@ void WriteAdapter(const AdapterFiles& files, const AdapterConfig& config,
   staged.Commit();
 }
 
-Adapter ReadAdapter(const fs::path& dir) {
+Adapter ReadAdapter(const fs::path& dir, std::string_view base_prefix) {
   Adapter adapter;
   adapter.config = ReadConfig(dir / kConfigFile);
   const fs::path path = dir / kWeightsFile;
@@ -195,7 +198,8 @@ Adapter ReadAdapter(const fs::path& dir) {
       Unusable(path, fmt::format("the key \"{}\" does not begin with {}", key, kPrefix),
                kAskForLora);
     }
-    std::string name = key.substr(kPrefix.size());
+    std::string name =
+        plan::CheckpointModule(base_prefix, std::string_view(key).substr(kPrefix.size()));
     if (EndsWith(name, kSuffixA) || EndsWith(name, kSuffixB)) {
       const bool is_a = EndsWith(name, kSuffixA);
       const std::string module = name.substr(0, name.size() - kSuffixA.size());

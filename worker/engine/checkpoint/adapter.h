@@ -6,13 +6,15 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "worker/engine/checkpoint/safetensors.h"
 #include "worker/engine/checkpoint/safetensors_writer.h"
 
 // LoRA adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors with the keys
-// base_model.model.<module>.lora_A.weight [r, in] and ....lora_B.weight [out, r].
+// base_model.model.<module>.lora_A.weight [r, in] and ....lora_B.weight [out, r], modules named as
+// they are at run time (plan::RuntimeModule).
 
 namespace sft::engine {
 
@@ -34,7 +36,7 @@ struct AdapterConfig {
 
 // The two factors of one adapted module.
 struct LoraPair {
-  std::string module;  // "model.layers.0.self_attn.q_proj"
+  std::string module;  // "model.layers.0.self_attn.q_proj", as the base model's files name it
   at::Tensor a;        // [r, in]
   at::Tensor b;        // [out, r]
 };
@@ -45,6 +47,7 @@ struct AdapterFiles {
   // Model directory whose tokenizer and chat template are put beside the adapter; empty: none.
   std::filesystem::path source;
   std::string chat_template;  // as ModelWriterOptions
+  std::string base_prefix;    // plan::ModelShape::prefix of the base model
 };
 
 // Writes the adapter on the calling rank, reads it back and compares every byte before it appears
@@ -64,6 +67,7 @@ struct Adapter {
 // Throws UserError naming the file and what to do: missing files, not a LoRA adapter, features we
 // do not apply (DoRA, modules_to_save, rank_pattern, fan_in_fan_out ...), a factor without its
 // partner, shapes that contradict r.
-Adapter ReadAdapter(const std::filesystem::path& dir);
+// `base_prefix`: plan::ModelShape::prefix of the base model, whose names the modules then have.
+Adapter ReadAdapter(const std::filesystem::path& dir, std::string_view base_prefix = {});
 
 }  // namespace sft::engine

@@ -3,6 +3,7 @@
 
 #include "worker/engine/cuda/launch_scope.h"
 #include "worker/engine/cuda/ops.h"
+#include "worker/engine/cuda/row_views.h"
 #include "worker/engine/kernels/rows.h"
 
 namespace sft::engine::cuda {
@@ -33,7 +34,8 @@ void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
 }
 
 void NormRope(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
-              const Tensor& k_weight, const Tensor& cos, const Tensor& sin, double eps) {
+              const Tensor& k_weight, const Tensor& cos, const Tensor& sin,
+              const ops::NormOptions& options) {
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3, "NormRope: q is ", q.sizes(), ", k is ", k.sizes(),
               ", must be [tokens, heads, size]");
   CheckNormRope(qkv, q_weight, k_weight, cos, sin, q.size(1), k.size(1), "NormRope");
@@ -47,14 +49,14 @@ void NormRope(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
   C10_CUDA_CHECK(LaunchNormRope(type, shape, {qkv.const_data_ptr(), qkv.stride(0)},
                                 q_weight.const_data_ptr(), k_weight.const_data_ptr(),
                                 cos.const_data_ptr<float>(), sin.const_data_ptr<float>(),
-                                static_cast<float>(eps), {q.mutable_data_ptr(), q.stride(0)},
+                                ScalingOf(options), {q.mutable_data_ptr(), q.stride(0)},
                                 {k.mutable_data_ptr(), k.stride(0)}, scope.stream()));
 }
 
 ops::NormRopeGradients NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
                                         const Tensor& k_weight, const Tensor& cos,
                                         const Tensor& sin, int64_t heads, int64_t kv_heads,
-                                        double eps, bool need_weight_grad) {
+                                        const ops::NormOptions& options, bool need_weight_grad) {
   CheckNormRope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, "NormRopeBackward");
   CheckRows(dqkv, qkv.size(0), qkv.size(1), qkv, "NormRopeBackward: dqkv");
   const int64_t size = q_weight.numel();
@@ -71,7 +73,7 @@ ops::NormRopeGradients NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const T
   C10_CUDA_CHECK(LaunchNormRopeBackward(
       type, shape, {dqkv.mutable_data_ptr(), dqkv.stride(0)}, {qkv.const_data_ptr(), qkv.stride(0)},
       q_weight.const_data_ptr(), k_weight.const_data_ptr(), cos.const_data_ptr<float>(),
-      sin.const_data_ptr<float>(), static_cast<float>(eps),
+      sin.const_data_ptr<float>(), ScalingOf(options),
       need_weight_grad ? partials.mutable_data_ptr<float>() : nullptr,
       need_weight_grad ? dweights.mutable_data_ptr<float>() : nullptr, scope.stream()));
   return {dweights[0], dweights[1]};

@@ -18,33 +18,46 @@ void CheckNorm(const Tensor& x, const Tensor& weight, const char* operation) {
   CheckVector(weight, x.size(1), x, operation);
 }
 
-void CheckSwiglu(const Tensor& narrow, const Tensor& gate_up, const char* operation) {
+void CheckGlu(const Tensor& narrow, const Tensor& gate_up, const char* operation) {
   TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, operation, ": gate_up is ",
               gate_up.sizes(), ", must be [tokens, 2 width]");
   CheckRows(gate_up, gate_up.size(0), gate_up.size(1), gate_up, operation);
   CheckRows(narrow, gate_up.size(0), gate_up.size(1) / 2, gate_up, operation);
 }
 
-}  // namespace
-
-Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps,
-               const ops::Fp8Rows& fp8) {
-  CheckNorm(x, weight, "RmsNorm");
-  CheckRows(y, x.size(0), x.size(1), x, "RmsNorm: y");
+Tensor NormInto(Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& residual,
+                const ops::NormOptions& options, const Fp8Output& fp8) {
   const ElementType type = TypeOf(x, "RmsNorm");
-  const Fp8Output quantised = WriteFp8Too(fp8, y, "RmsNorm");
   Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
   if (x.numel() == 0) return rstd;
   const LaunchScope scope(x);
   C10_CUDA_CHECK(LaunchRmsNorm(type, {x.size(0), x.size(1)}, Read(x), weight.const_data_ptr(),
-                               static_cast<float>(eps), Write(y), rstd.mutable_data_ptr<float>(),
-                               quantised, scope.stream()));
+                               ScalingOf(options),
+                               residual.defined() ? Read(residual) : ConstRows{}, Write(y),
+                               rstd.mutable_data_ptr<float>(), fp8, scope.stream()));
   return rstd;
 }
 
+}  // namespace
+
+Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, const ops::NormOptions& options,
+               const ops::Fp8Rows& fp8) {
+  CheckNorm(x, weight, "RmsNorm");
+  CheckRows(y, x.size(0), x.size(1), x, "RmsNorm: y");
+  return NormInto(y, x, weight, Tensor(), options, WriteFp8Too(fp8, y, "RmsNorm"));
+}
+
+Tensor RmsNormAdd(Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& residual,
+                  const ops::NormOptions& options) {
+  CheckNorm(x, weight, "RmsNormAdd");
+  CheckRows(y, x.size(0), x.size(1), x, "RmsNormAdd: y");
+  CheckRows(residual, x.size(0), x.size(1), x, "RmsNormAdd: residual");
+  return NormInto(y, x, weight, residual, options, {});
+}
+
 Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
-                       const Tensor& rstd, const Tensor& residual, bool need_weight_grad,
-                       const ops::Fp8Rows& fp8) {
+                       const Tensor& rstd, plan::NormKind kind, const Tensor& residual,
+                       bool need_weight_grad, const ops::Fp8Rows& fp8) {
   CheckNorm(x, weight, "RmsNormBackward");
   CheckRows(dx, x.size(0), x.size(1), x, "RmsNormBackward: dx");
   CheckRows(dy, x.size(0), x.size(1), x, "RmsNormBackward: dy");
@@ -61,34 +74,34 @@ Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tens
   const float* r = rstd.const_data_ptr<float>();
   if (need_weight_grad) {  // first: dx may overwrite dy
     Tensor partials = at::empty({RmsNormWeightPartials(shape), shape.width}, floats);
-    C10_CUDA_CHECK(LaunchRmsNormWeightBackward(type, shape, Read(dy), Read(x), r,
+    C10_CUDA_CHECK(LaunchRmsNormWeightBackward(type, shape, Read(dy), Read(x), r, FormOf(kind),
                                                partials.mutable_data_ptr<float>(),
                                                dweight.mutable_data_ptr<float>(), scope.stream()));
   }
-  C10_CUDA_CHECK(LaunchRmsNormBackward(type, shape, Read(dy), Read(x), weight.const_data_ptr(), r,
-                                       residual.defined() ? Read(residual) : ConstRows{}, Write(dx),
-                                       quantised, scope.stream()));
+  C10_CUDA_CHECK(LaunchRmsNormBackward(
+      type, shape, Read(dy), Read(x), weight.const_data_ptr(), r, FormOf(kind),
+      residual.defined() ? Read(residual) : ConstRows{}, Write(dx), quantised, scope.stream()));
   return dweight;
 }
 
-void Swiglu(Tensor& out, const Tensor& gate_up, const ops::Fp8Rows& fp8) {
-  CheckSwiglu(out, gate_up, "Swiglu");
-  const ElementType type = TypeOf(gate_up, "Swiglu");
-  const Fp8Output quantised = WriteFp8Too(fp8, out, "Swiglu");
+void Glu(Tensor& out, const Tensor& gate_up, plan::GateKind kind, const ops::Fp8Rows& fp8) {
+  CheckGlu(out, gate_up, "Glu");
+  const ElementType type = TypeOf(gate_up, "Glu");
+  const Fp8Output quantised = WriteFp8Too(fp8, out, "Glu");
   if (out.numel() == 0) return;
   const LaunchScope scope(gate_up);
-  C10_CUDA_CHECK(LaunchSwiglu(type, {out.size(0), out.size(1)}, Read(gate_up), Write(out),
-                              quantised, scope.stream()));
+  C10_CUDA_CHECK(LaunchGlu(type, {out.size(0), out.size(1)}, kind, Read(gate_up), Write(out),
+                           quantised, scope.stream()));
 }
 
-void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
-  CheckSwiglu(dy, gate_up, "SwigluBackward");
-  CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "SwigluBackward: dgate_up");
-  const ElementType type = TypeOf(gate_up, "SwigluBackward");
+void GluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up, plan::GateKind kind) {
+  CheckGlu(dy, gate_up, "GluBackward");
+  CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "GluBackward: dgate_up");
+  const ElementType type = TypeOf(gate_up, "GluBackward");
   if (dy.numel() == 0) return;
   const LaunchScope scope(gate_up);
-  C10_CUDA_CHECK(LaunchSwigluBackward(type, {dy.size(0), dy.size(1)}, Read(dy), Read(gate_up),
-                                      Write(dgate_up), scope.stream()));
+  C10_CUDA_CHECK(LaunchGluBackward(type, {dy.size(0), dy.size(1)}, kind, Read(dy), Read(gate_up),
+                                   Write(dgate_up), scope.stream()));
 }
 
 void Accumulate(Tensor& sum, const Tensor& part, bool fresh) {

@@ -15,6 +15,9 @@ namespace sft::engine::cuda {
 
 inline ConstRows Read(const at::Tensor& x) { return {x.const_data_ptr(), x.stride(0)}; }
 inline MutableRows Write(at::Tensor& x) { return {x.mutable_data_ptr(), x.stride(0)}; }
+inline NormScaling ScalingOf(const ops::NormOptions& options) {
+  return {static_cast<float>(options.epsilon), FormOf(options.kind)};
+}
 
 // Rows in FP8 with the scale of each, both checked.
 inline Fp8Output WriteFp8(at::Tensor values, at::Tensor scale) {

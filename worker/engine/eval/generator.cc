@@ -46,6 +46,7 @@ bool HasBias(const ModelLayout& layout, const NamedTensor& bias) {
 std::map<std::string, Tensor> AddFactors(ModelLayout& layout, const Adapter& adapter) {
   std::map<std::string, Tensor> values;
   for (const LoraPair& pair : adapter.pairs) {
+    if (layout.IsOtherPart(pair.module)) continue;  // a vision tower's do not act on text
     bool found = false;
     for (UnitInfo& unit : layout.units) {
       const int weight = unit.Find(pair.module + ".weight");
@@ -119,7 +120,7 @@ Generator::Generator(const GeneratorOptions& options)
   std::map<std::string, Tensor> values;
   DecoderOptions decoder;
   if (!options_.adapter_dir.empty()) {
-    const Adapter adapter = ReadAdapter(options_.adapter_dir);
+    const Adapter adapter = ReadAdapter(options_.adapter_dir, config_.prefix);
     values = AddFactors(layout_, adapter);
     decoder.lora.scale = adapter.config.Scale();
   }

@@ -1,4 +1,6 @@
 #include <ATen/Parallel.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
@@ -55,7 +57,11 @@ std::pair<Tensor, Tensor> Halves(const Tensor& gate_up) {
   return {gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width)};
 }
 
-void CheckSwiglu(const Tensor& narrow, const Tensor& gate_up, const char* operation) {
+Tensor Activated(const Tensor& gate, plan::GateKind kind) {
+  return kind == plan::GateKind::kSilu ? at::silu(gate) : at::gelu(gate, "tanh");
+}
+
+void CheckGlu(const Tensor& narrow, const Tensor& gate_up, const char* operation) {
   TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, operation, ": gate_up is ",
               gate_up.sizes(), ", must be [tokens, 2 width]");
   CheckRows(gate_up, gate_up.size(0), gate_up.size(1), gate_up, operation);
@@ -109,21 +115,24 @@ void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
   }
 }
 
-void Swiglu(Tensor& out, const Tensor& gate_up, const ops::Fp8Rows& fp8) {
-  CheckSwiglu(out, gate_up, "Swiglu");
+void Glu(Tensor& out, const Tensor& gate_up, plan::GateKind kind, const ops::Fp8Rows& fp8) {
+  CheckGlu(out, gate_up, "Glu");
   const auto [gate, up] = Halves(gate_up);
-  at::mul_out(out, at::silu(gate), up);
-  Fp8QuantizeToo(fp8, out, "Swiglu");
+  at::mul_out(out, Activated(gate, kind), up);
+  Fp8QuantizeToo(fp8, out, "Glu");
 }
 
-void SwigluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
-  CheckSwiglu(dy, gate_up, "SwigluBackward");
-  CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "SwigluBackward: dgate_up");
+void GluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up, plan::GateKind kind) {
+  CheckGlu(dy, gate_up, "GluBackward");
+  CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "GluBackward: dgate_up");
   const auto [gate, up] = Halves(gate_up);
   auto [dgate, dup] = Halves(dgate_up);
   // All of gate and up is read before their places, which may be those of the results, are written.
-  const Tensor gate_gradient = at::silu_backward(at::mul(dy, up), gate);
-  at::mul_out(dup, at::silu(gate), dy);
+  const Tensor dactivated = at::mul(dy, up);
+  const Tensor gate_gradient = kind == plan::GateKind::kSilu
+                                   ? at::silu_backward(dactivated, gate)
+                                   : at::gelu_backward(dactivated, gate, "tanh");
+  at::mul_out(dup, Activated(gate, kind), dy);
   dgate.copy_(gate_gradient);
 }
 

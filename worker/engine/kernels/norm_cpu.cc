@@ -29,15 +29,38 @@ struct BackwardArguments {
   Rows<T> dx;
   const T* weight;
   const float* rstd;
+  NormForm form;
   int64_t width;
 };
 
 template <typename T>
-SFT_INLINE void ForwardRows(Rows<const T> x, const T* weight, float eps, int64_t begin, int64_t end,
-                            int64_t width, Rows<T> y, float* rstd) {
+struct ForwardArguments {
+  Rows<const T> x, residual;  // residual.data may be null
+  Rows<T> y;                  // may be residual
+  const T* weight;
+  float* rstd;
+  float epsilon;
+  NormForm form;
+  int64_t width;
+};
+
+template <typename T>
+SFT_INLINE void ForwardRows(const ForwardArguments<T>& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    rstd[row] = RowRstd(x.at(row), eps, width);
-    NormaliseRow(x.at(row), weight, rstd[row], width, y.at(row));
+    const T* x = a.x.at(row);
+    T* y = a.y.at(row);
+    const float r = RowRstd(x, a.epsilon, a.width);
+    a.rstd[row] = r;
+    if (a.residual.data == nullptr) {
+      NormaliseRow(x, a.weight, r, a.form, a.width, y);
+      continue;
+    }
+    const T* residual = a.residual.at(row);
+    for (int64_t i = 0; i < a.width; ++i) {
+      const float normalised = RoundedFirst<T>(static_cast<float>(x[i]) * r, a.form);
+      const T normed = static_cast<T>((a.form.plus + static_cast<float>(a.weight[i])) * normalised);
+      y[i] = static_cast<T>(static_cast<float>(residual[i]) + static_cast<float>(normed));
+    }
   }
 }
 
@@ -48,9 +71,9 @@ SFT_INLINE void BackwardRows(const BackwardArguments<T>& a, int64_t begin, int64
     const T* x = a.x.at(row);
     T* dx = a.dx.at(row);
     const float r = a.rstd[row];
-    const float along = AlongRow(dy, x, a.weight, r, a.width);
+    const float along = AlongRow(dy, x, a.weight, r, a.form.plus, a.width);
     const auto gradient = [&](int64_t i) {
-      const float g = static_cast<float>(dy[i]) * static_cast<float>(a.weight[i]);
+      const float g = static_cast<float>(dy[i]) * (a.form.plus + static_cast<float>(a.weight[i]));
       return r * (g - static_cast<float>(x[i]) * along);
     };
     if (a.residual.data == nullptr) {
@@ -74,21 +97,18 @@ SFT_INLINE void WeightColumns(const BackwardArguments<T>& a, int64_t rows, int64
     const T* x = a.x.at(row);
     const float r = a.rstd[row];
     for (int64_t i = begin; i < end; ++i) {
-      const T normalised = static_cast<T>(static_cast<float>(x[i]) * r);
-      dweight[i] += static_cast<float>(dy[i]) * static_cast<float>(normalised);
+      const float normalised = RoundedFirst<T>(static_cast<float>(x[i]) * r, a.form);
+      dweight[i] += static_cast<float>(dy[i]) * normalised;
     }
   }
 }
 
 // target_clones does not apply to templates: one overload a type.
-SFT_SIMD_CLONES void Forward(Rows<const float> x, const float* weight, float eps, int64_t begin,
-                             int64_t end, int64_t width, Rows<float> y, float* rstd) {
-  ForwardRows(x, weight, eps, begin, end, width, y, rstd);
+SFT_SIMD_CLONES void Forward(const ForwardArguments<float>& a, int64_t begin, int64_t end) {
+  ForwardRows(a, begin, end);
 }
-SFT_SIMD_CLONES void Forward(Rows<const BFloat16> x, const BFloat16* weight, float eps,
-                             int64_t begin, int64_t end, int64_t width, Rows<BFloat16> y,
-                             float* rstd) {
-  ForwardRows(x, weight, eps, begin, end, width, y, rstd);
+SFT_SIMD_CLONES void Forward(const ForwardArguments<BFloat16>& a, int64_t begin, int64_t end) {
+  ForwardRows(a, begin, end);
 }
 SFT_SIMD_CLONES void Backward(const BackwardArguments<float>& a, int64_t begin, int64_t end) {
   BackwardRows(a, begin, end);
@@ -123,19 +143,32 @@ void CheckNorm(const Tensor& x, const Tensor& weight, const char* operation) {
 }
 
 template <typename T>
-void ForwardAs(const Tensor& x, const Tensor& weight, float eps, Tensor& y, Tensor& rstd) {
-  const auto source = ReadRows<T>(x);
-  const auto target = WriteRows<T>(y);
-  const T* scale = weight.const_data_ptr<T>();
-  float* r = rstd.mutable_data_ptr<float>();
-  at::parallel_for(0, x.size(0), kGrainRows, [&](int64_t begin, int64_t end) {
-    Forward(source, scale, eps, begin, end, x.size(1), target, r);
-  });
+void ForwardAs(const Tensor& x, const Tensor& weight, const Tensor& residual,
+               const ops::NormOptions& options, Tensor& y, Tensor& rstd) {
+  const ForwardArguments<T> arguments{
+      .x = ReadRows<T>(x),
+      .residual = residual.defined() ? ReadRows<T>(residual) : Rows<const T>{},
+      .y = WriteRows<T>(y),
+      .weight = weight.const_data_ptr<T>(),
+      .rstd = rstd.mutable_data_ptr<float>(),
+      .epsilon = static_cast<float>(options.epsilon),
+      .form = FormOf(options.kind),
+      .width = x.size(1)};
+  at::parallel_for(0, x.size(0), kGrainRows,
+                   [&](int64_t begin, int64_t end) { Forward(arguments, begin, end); });
+}
+
+Tensor NormInto(Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& residual,
+                const ops::NormOptions& options) {
+  Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  const auto run = x.scalar_type() == at::kFloat ? ForwardAs<float> : ForwardAs<BFloat16>;
+  run(x, weight, residual, options, y, rstd);
+  return rstd;
 }
 
 template <typename T>
 void BackwardAs(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
-                const Tensor& residual, Tensor& dx, Tensor& dweight) {
+                plan::NormKind kind, const Tensor& residual, Tensor& dx, Tensor& dweight) {
   const BackwardArguments<T> arguments{
       .dy = ReadRows<T>(dy),
       .x = ReadRows<T>(x),
@@ -143,6 +176,7 @@ void BackwardAs(const Tensor& dy, const Tensor& x, const Tensor& weight, const T
       .dx = WriteRows<T>(dx),
       .weight = weight.const_data_ptr<T>(),
       .rstd = rstd.const_data_ptr<float>(),
+      .form = FormOf(kind),
       .width = x.size(1)};
   if (dweight.numel() > 0) {  // first: dx may overwrite dy
     float* dw = dweight.mutable_data_ptr<float>();
@@ -156,20 +190,26 @@ void BackwardAs(const Tensor& dy, const Tensor& x, const Tensor& weight, const T
 
 }  // namespace
 
-Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, double eps,
+Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, const ops::NormOptions& options,
                const ops::Fp8Rows& fp8) {
   CheckNorm(x, weight, "RmsNorm");
   CheckRows(y, x.size(0), x.size(1), x, "RmsNorm: y");
-  Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
-  const auto run = x.scalar_type() == at::kFloat ? ForwardAs<float> : ForwardAs<BFloat16>;
-  run(x, weight, static_cast<float>(eps), y, rstd);
+  Tensor rstd = NormInto(y, x, weight, Tensor(), options);
   Fp8QuantizeToo(fp8, y, "RmsNorm");
   return rstd;
 }
 
+Tensor RmsNormAdd(Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& residual,
+                  const ops::NormOptions& options) {
+  CheckNorm(x, weight, "RmsNormAdd");
+  CheckRows(y, x.size(0), x.size(1), x, "RmsNormAdd: y");
+  CheckRows(residual, x.size(0), x.size(1), x, "RmsNormAdd: residual");
+  return NormInto(y, x, weight, residual, options);
+}
+
 Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
-                       const Tensor& rstd, const Tensor& residual, bool need_weight_grad,
-                       const ops::Fp8Rows& fp8) {
+                       const Tensor& rstd, plan::NormKind kind, const Tensor& residual,
+                       bool need_weight_grad, const ops::Fp8Rows& fp8) {
   CheckNorm(x, weight, "RmsNormBackward");
   CheckRows(dx, x.size(0), x.size(1), x, "RmsNormBackward: dx");
   CheckRows(dy, x.size(0), x.size(1), x, "RmsNormBackward: dy");
@@ -178,7 +218,7 @@ Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tens
               x.size(0), "], dense");
   Tensor dweight = at::empty({need_weight_grad ? x.size(1) : 0}, x.options().dtype(at::kFloat));
   const auto run = x.scalar_type() == at::kFloat ? BackwardAs<float> : BackwardAs<BFloat16>;
-  run(dy, x, weight, rstd, residual, dx, dweight);
+  run(dy, x, weight, rstd, kind, residual, dx, dweight);
   Fp8QuantizeToo(fp8, dx, "RmsNormBackward");
   return dweight;
 }

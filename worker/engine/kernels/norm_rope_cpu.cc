@@ -22,12 +22,17 @@ using c10::BFloat16;
 constexpr int64_t kGrainTokens = 16;
 constexpr int64_t kSliceTokens = 64;  // of which each sums its own part of the weight gradients
 
+struct HeadNorm {
+  float epsilon;
+  NormForm form;
+};
+
 // The heads of one token that have one weight.
 template <typename T>
 SFT_INLINE void ForwardHeads(const T* x, const T* weight, const float* cos, const float* sin,
-                             float eps, int64_t heads, int64_t half, T* y) {
+                             const HeadNorm& norm, int64_t heads, int64_t half, T* y) {
   for (int64_t head = 0; head < heads; ++head, x += 2 * half, y += 2 * half) {
-    NormaliseRow(x, weight, RowRstd(x, eps, 2 * half), 2 * half, y);
+    NormaliseRow(x, weight, RowRstd(x, norm.epsilon, 2 * half), norm.form, 2 * half, y);
     RotateHead(y, cos, sin, 1.0f, half, y);
   }
 }
@@ -35,21 +40,20 @@ SFT_INLINE void ForwardHeads(const T* x, const T* weight, const float* cos, cons
 // `gradient` holds one head; dweight, which is added to, may be null.
 template <typename T>
 SFT_INLINE void BackwardHeads(T* dx, const T* x, const T* weight, const float* cos,
-                              const float* sin, float eps, int64_t heads, int64_t half,
+                              const float* sin, const HeadNorm& norm, int64_t heads, int64_t half,
                               float* gradient, float* dweight) {
   const int64_t size = 2 * half;
   for (int64_t head = 0; head < heads; ++head, x += size, dx += size) {
     RotateHead(dx, cos, sin, -1.0f, half, gradient);
-    const float r = RowRstd(x, eps, size);
-    const float along = AlongRow(gradient, x, weight, r, size);
+    const float r = RowRstd(x, norm.epsilon, size);
+    const float along = AlongRow(gradient, x, weight, r, norm.form.plus, size);
     if (dweight != nullptr) {
       for (int64_t i = 0; i < size; ++i) {
-        const T normalised = static_cast<T>(static_cast<float>(x[i]) * r);
-        dweight[i] += gradient[i] * static_cast<float>(normalised);
+        dweight[i] += gradient[i] * RoundedFirst<T>(static_cast<float>(x[i]) * r, norm.form);
       }
     }
     for (int64_t i = 0; i < size; ++i) {
-      const float g = gradient[i] * static_cast<float>(weight[i]);
+      const float g = gradient[i] * (norm.form.plus + static_cast<float>(weight[i]));
       dx[i] = static_cast<T>(r * (g - static_cast<float>(x[i]) * along));
     }
   }
@@ -57,28 +61,29 @@ SFT_INLINE void BackwardHeads(T* dx, const T* x, const T* weight, const float* c
 
 // target_clones does not apply to templates: one overload a type.
 SFT_SIMD_CLONES void Forward(const float* x, const float* weight, const float* cos,
-                             const float* sin, float eps, int64_t heads, int64_t half, float* y) {
-  ForwardHeads(x, weight, cos, sin, eps, heads, half, y);
+                             const float* sin, const HeadNorm& norm, int64_t heads, int64_t half,
+                             float* y) {
+  ForwardHeads(x, weight, cos, sin, norm, heads, half, y);
 }
 SFT_SIMD_CLONES void Forward(const BFloat16* x, const BFloat16* weight, const float* cos,
-                             const float* sin, float eps, int64_t heads, int64_t half,
+                             const float* sin, const HeadNorm& norm, int64_t heads, int64_t half,
                              BFloat16* y) {
-  ForwardHeads(x, weight, cos, sin, eps, heads, half, y);
+  ForwardHeads(x, weight, cos, sin, norm, heads, half, y);
 }
 SFT_SIMD_CLONES void Backward(float* dx, const float* x, const float* weight, const float* cos,
-                              const float* sin, float eps, int64_t heads, int64_t half,
+                              const float* sin, const HeadNorm& norm, int64_t heads, int64_t half,
                               float* gradient, float* dweight) {
-  BackwardHeads(dx, x, weight, cos, sin, eps, heads, half, gradient, dweight);
+  BackwardHeads(dx, x, weight, cos, sin, norm, heads, half, gradient, dweight);
 }
 SFT_SIMD_CLONES void Backward(BFloat16* dx, const BFloat16* x, const BFloat16* weight,
-                              const float* cos, const float* sin, float eps, int64_t heads,
-                              int64_t half, float* gradient, float* dweight) {
-  BackwardHeads(dx, x, weight, cos, sin, eps, heads, half, gradient, dweight);
+                              const float* cos, const float* sin, const HeadNorm& norm,
+                              int64_t heads, int64_t half, float* gradient, float* dweight) {
+  BackwardHeads(dx, x, weight, cos, sin, norm, heads, half, gradient, dweight);
 }
 
 template <typename T>
 void ForwardAs(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
-               const Tensor& k_weight, const Tensor& cos, const Tensor& sin, float eps) {
+               const Tensor& k_weight, const Tensor& cos, const Tensor& sin, const HeadNorm& norm) {
   const int64_t size = q_weight.numel(), half = size / 2;
   const int64_t heads = q.size(1), kv_heads = k.size(1);
   const T* source = qkv.const_data_ptr<T>();
@@ -93,8 +98,8 @@ void ForwardAs(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
       const T* x = source + token * qkv.stride(0);
       const float* cosines = c + token * half;
       const float* sines = s + token * half;
-      Forward(x, q_scale, cosines, sines, eps, heads, half, q_out + token * q.stride(0));
-      Forward(x + heads * size, k_scale, cosines, sines, eps, kv_heads, half,
+      Forward(x, q_scale, cosines, sines, norm, heads, half, q_out + token * q.stride(0));
+      Forward(x + heads * size, k_scale, cosines, sines, norm, kv_heads, half,
               k_out + token * k.stride(0));
     }
   });
@@ -103,8 +108,8 @@ void ForwardAs(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
 // Slice i of kSliceTokens tokens adds its weight gradients to partials[i], q's then k's.
 template <typename T>
 void BackwardAs(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight,
-                const Tensor& cos, const Tensor& sin, int64_t heads, int64_t kv_heads, float eps,
-                float* partials) {
+                const Tensor& cos, const Tensor& sin, int64_t heads, int64_t kv_heads,
+                const HeadNorm& norm, float* partials) {
   const int64_t size = q_weight.numel(), half = size / 2, tokens = qkv.size(0);
   const T* source = qkv.const_data_ptr<T>();
   const T* q_scale = q_weight.const_data_ptr<T>();
@@ -124,36 +129,41 @@ void BackwardAs(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight, const T
         T* dx = target + token * dqkv.stride(0);
         const float* cosines = c + token * half;
         const float* sines = s + token * half;
-        Backward(dx, x, q_scale, cosines, sines, eps, heads, half, gradient.data(), dq);
-        Backward(dx + heads * size, x + heads * size, k_scale, cosines, sines, eps, kv_heads, half,
+        Backward(dx, x, q_scale, cosines, sines, norm, heads, half, gradient.data(), dq);
+        Backward(dx + heads * size, x + heads * size, k_scale, cosines, sines, norm, kv_heads, half,
                  gradient.data(), dk);
       }
     }
   });
 }
 
+HeadNorm HeadNormOf(const ops::NormOptions& options) {
+  return {static_cast<float>(options.epsilon), FormOf(options.kind)};
+}
+
 }  // namespace
 
 void NormRope(Tensor& q, Tensor& k, const Tensor& qkv, const Tensor& q_weight,
-              const Tensor& k_weight, const Tensor& cos, const Tensor& sin, double eps) {
+              const Tensor& k_weight, const Tensor& cos, const Tensor& sin,
+              const ops::NormOptions& options) {
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3, "NormRope: q is ", q.sizes(), ", k is ", k.sizes(),
               ", must be [tokens, heads, size]");
   CheckNormRope(qkv, q_weight, k_weight, cos, sin, q.size(1), k.size(1), "NormRope");
   CheckHeads(q, qkv.size(0), q_weight.numel(), qkv, "NormRope: q");
   CheckHeads(k, qkv.size(0), q_weight.numel(), qkv, "NormRope: k");
-  const float epsilon = static_cast<float>(eps);
+  const HeadNorm norm = HeadNormOf(options);
   if (qkv.scalar_type() == at::kFloat) {
-    ForwardAs<float>(q, k, qkv, q_weight, k_weight, cos, sin, epsilon);
+    ForwardAs<float>(q, k, qkv, q_weight, k_weight, cos, sin, norm);
   } else {
     TORCH_CHECK(qkv.scalar_type() == at::kBFloat16, "NormRope: qkv must be fp32 or bf16");
-    ForwardAs<BFloat16>(q, k, qkv, q_weight, k_weight, cos, sin, epsilon);
+    ForwardAs<BFloat16>(q, k, qkv, q_weight, k_weight, cos, sin, norm);
   }
 }
 
 ops::NormRopeGradients NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const Tensor& q_weight,
                                         const Tensor& k_weight, const Tensor& cos,
                                         const Tensor& sin, int64_t heads, int64_t kv_heads,
-                                        double eps, bool need_weight_grad) {
+                                        const ops::NormOptions& options, bool need_weight_grad) {
   CheckNormRope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, "NormRopeBackward");
   CheckRows(dqkv, qkv.size(0), qkv.size(1), qkv, "NormRopeBackward: dqkv");
   const bool is_float = qkv.scalar_type() == at::kFloat;
@@ -163,7 +173,7 @@ ops::NormRopeGradients NormRopeBackward(Tensor& dqkv, const Tensor& qkv, const T
   const int64_t slices = (qkv.size(0) + kSliceTokens - 1) / kSliceTokens;
   Tensor partials = at::zeros({need_weight_grad ? slices : 0, 2, size}, at::kFloat);
   const auto run = is_float ? BackwardAs<float> : BackwardAs<BFloat16>;
-  run(dqkv, qkv, q_weight, k_weight, cos, sin, heads, kv_heads, static_cast<float>(eps),
+  run(dqkv, qkv, q_weight, k_weight, cos, sin, heads, kv_heads, HeadNormOf(options),
       need_weight_grad ? partials.mutable_data_ptr<float>() : nullptr);
   Tensor gradients = at::zeros({2, need_weight_grad ? size : 0}, at::kFloat);
   float* sums = gradients.mutable_data_ptr<float>();

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/plan/layer_kinds.h"
+
 // Parameter and result types of the engine's operations (operations.def).
 
 namespace sft::engine::ops {
@@ -36,19 +38,30 @@ struct Fp8Rows {
   at::Tensor scale;   // fp32 [T], dense
 };
 
+// What a norm is beside its weight.
+struct NormOptions {
+  // Llama's norm is the usual one: a number alone is its epsilon.
+  NormOptions(double epsilon, plan::NormKind kind = plan::NormKind::kRms)
+      : epsilon(epsilon), kind(kind) {}
+
+  double epsilon;
+  plan::NormKind kind;
+};
+
 // Gradients of the two weights of a NormRope.
 struct NormRopeGradients {
   at::Tensor q_weight, k_weight;  // fp32 [D], of no elements where they were not asked for
 };
 
-// The adapters beside a SwiGLU, for its backward. R: the rank of each of the three.
-struct SwigluFactors {
+// The adapters beside a gated activation, for its backward. R: the rank of each of the three.
+struct GluFactors {
   at::Tensor xa;              // rows [T, 2 R]: the input times the first factors of gate and of up
   at::Tensor b_gate, b_up;    // [I, R]
   at::Tensor dxa_down;        // rows [T, R]: the gradient of down's input times its first factor
   at::Tensor db_gate, db_up;  // fp32 [I, R]
   at::Tensor da_down;         // fp32 [R, I]
   double scale = 1.0;
+  plan::GateKind kind = plan::GateKind::kSilu;
 };
 
 // The documents of a packed micro-batch: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]).

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "worker/engine/kernels/norm_form.h"
+
 // The arithmetic of one row or head, inlined into functions that SFT_SIMD_CLONES compiles. Sums
 // have a fixed order, whatever the instruction set and the number of threads.
 
@@ -36,22 +38,30 @@ SFT_INLINE float RowRstd(const T* x, float eps, int64_t width) {
   return 1.0f / std::sqrt(sum / static_cast<float>(width) + eps);
 }
 
-// y = weight * cast(x * rstd)
+// `x`, rounded to T where the norm's kind says so (plan::NormKind).
 template <typename T>
-SFT_INLINE void NormaliseRow(const T* x, const T* weight, float rstd, int64_t width, T* y) {
+SFT_INLINE float RoundedFirst(float x, const NormForm& form) {
+  return form.rounds_first ? static_cast<float>(static_cast<T>(x)) : x;
+}
+
+// y = the norm of x, of the form given
+template <typename T>
+SFT_INLINE void NormaliseRow(const T* x, const T* weight, float rstd, const NormForm& form,
+                             int64_t width, T* y) {
   for (int64_t i = 0; i < width; ++i) {
-    const T normalised = static_cast<T>(static_cast<float>(x[i]) * rstd);
-    y[i] = static_cast<T>(static_cast<float>(weight[i]) * static_cast<float>(normalised));
+    const float normalised = RoundedFirst<T>(static_cast<float>(x[i]) * rstd, form);
+    y[i] = static_cast<T>((form.plus + static_cast<float>(weight[i])) * normalised);
   }
 }
 
-// The component along x of the gradient of y = weight * x * rstd: the backward subtracts x times
-// it.
+// The component along x of the gradient of y = (plus + weight) * x * rstd: the backward subtracts
+// x times it.
 template <typename T, typename Gradient>
-SFT_INLINE float AlongRow(const Gradient* dy, const T* x, const T* weight, float rstd,
+SFT_INLINE float AlongRow(const Gradient* dy, const T* x, const T* weight, float rstd, float plus,
                           int64_t width) {
   const float dot = LaneSum(width, [=](int64_t i) {
-    return static_cast<float>(dy[i]) * static_cast<float>(weight[i]) * static_cast<float>(x[i]);
+    return static_cast<float>(dy[i]) * (plus + static_cast<float>(weight[i])) *
+           static_cast<float>(x[i]);
   });
   return dot * rstd * rstd / static_cast<float>(width);
 }

@@ -4,6 +4,7 @@
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -67,10 +68,19 @@ const Tensor& Decoder::HeadWeight(const UnitWeights& head, const UnitWeights& em
   return config_.tied_head ? embedding[kEmbedding] : head[kHeadWeight];
 }
 
+void Decoder::ScaleEmbedding(Tensor& rows) const {
+  double scale = config_.embedding_scale;
+  if (scale == 1.0) return;
+  if (config_.rounds_embedding_scale) {
+    scale = at::scalar_tensor(scale, at::TensorOptions().dtype(rows.scalar_type())).item<double>();
+  }
+  rows.mul_(scale);
+}
+
 Tensor Decoder::Embed(const Tensor& tokens) {
   AcquiredUnit unit(source_, layout_, kEmbeddingUnit);
   Tensor rows = at::index_select(unit.weights()[kEmbedding], 0, tokens);
-  if (config_.embedding_scale != 1.0) rows.mul_(config_.embedding_scale);
+  ScaleEmbedding(rows);
   return rows;
 }
 
@@ -98,7 +108,8 @@ Tensor Decoder::ForwardBlocks(Tensor x, const BlockContext& context, const Dropo
 
 Decoder::Normed Decoder::FinalNorm(const Tensor& x, const UnitWeights& head) const {
   Normed result{at::empty_like(x), {}};
-  result.rstd = ops::RmsNorm(result.normed, x, head[kFinalNorm], config_.norm_epsilon);
+  result.rstd = ops::RmsNorm(result.normed, x, head[kFinalNorm],
+                             ops::NormOptions(config_.norm_epsilon, config_.norm));
   return result;
 }
 
@@ -142,8 +153,8 @@ HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& ba
       layout_.first_trainable() < unit || dnorm.defined());
   if (result.dx.defined()) {
     Tensor& drows = result.dx;
-    const Tensor dweight_norm =
-        ops::RmsNormBackward(drows, drows, rows, norm, rstd, Tensor(), dnorm.defined());
+    const Tensor dweight_norm = ops::RmsNormBackward(drows, drows, rows, norm, rstd, config_.norm,
+                                                     Tensor(), dnorm.defined());
     if (dnorm.defined()) dnorm.add_(dweight_norm);
     if (!dx.defined()) dx = EmptyRows(x.size(0), x.size(1), GradientSpare(), x);
     dx.zero_().index_copy_(0, batch.loss_rows, drows);
@@ -167,7 +178,7 @@ void Decoder::BackwardEmbedding(Tensor dx, const DeviceBatch& batch, GradientSin
     if (config_.pad_token >= 0) {
       dx.masked_fill_(batch.tokens.eq(config_.pad_token).unsqueeze(1), 0.0);
     }
-    if (config_.embedding_scale != 1.0) dx.mul_(config_.embedding_scale);
+    ScaleEmbedding(dx);
     AddRows(buffer, batch.tokens, dx);
   }
   sink.FinishUnit(kEmbeddingUnit);

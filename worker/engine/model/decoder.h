@@ -78,6 +78,8 @@ class Decoder {
   at::Tensor RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch, GradientSink& sink);
   // The projection that multiplies the gradient of the output of `unit`; null if there is none.
   const Projection* GradientReader(int unit, GradientSink& sink) const;
+  // Multiplies what the embedding's table gives, or its gradient.
+  void ScaleEmbedding(at::Tensor& rows) const;
   // Overwrites dx.
   void BackwardEmbedding(at::Tensor dx, const DeviceBatch& batch, GradientSink& sink);
   struct Normed {

@@ -31,7 +31,9 @@ Projection BindProjection(const UnitInfo& unit, const char* name, uint64_t first
 
 DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit, int64_t layer) {
   const plan::TensorNames& names = plan::NamesOf(config);
-  const auto norm = [&](const char* name) { return unit.Find(unit.name + "." + name + ".weight"); };
+  const auto norm = [&](const char* name) {
+    return name == nullptr ? -1 : unit.Find(unit.name + "." + name + ".weight");
+  };
   constexpr uint64_t kModulesPerLayer = 8;
   const uint64_t module = static_cast<uint64_t>(layer) * kModulesPerLayer;
   DecoderBlock block;
@@ -46,54 +48,76 @@ DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit,
   block.attention.head_dim = config.head_dim;
   block.attention.window = config.layer_options[layer].window;
   block.attention.scale = config.attention_scale;
-  block.attention.epsilon = config.norm_epsilon;
-  block.input_norm = norm(names.input_norm);
-  block.post_norm = norm(names.post_norm);
-  block.epsilon = config.norm_epsilon;
+  block.attention.qk_norm = config.qk_norm;
+  block.norm = {config.norm_epsilon, config.norm};
+  block.attention.norm = block.norm;
+  block.mlp.kind = config.gate;
+  block.attention_norms = {norm(names.attention_norm), norm(names.attention_out_norm)};
+  block.mlp_norms = {norm(names.mlp_norm), norm(names.mlp_out_norm)};
   block.rope = config.layer_options[layer].rope;
   block.residual_scale = config.residual_scale;
   return block;
 }
 
-Activation DecoderBlock::Norm(Activation normed, const Tensor& x, int norm, const Pass& pass,
-                              Tensor& rstd) const {
-  rstd = ops::RmsNorm(normed.rows, x, pass.weights[norm], epsilon, normed.fp8);
-  return normed;
+Activation DecoderBlock::Before(Activation input, const Tensor& x, const SubLayerNorms& norms,
+                                const Pass& pass, Tensor& rstd) const {
+  if (norms.before >= 0) {
+    rstd = ops::RmsNorm(input.rows, x, pass.weights[norms.before], norm, input.fp8);
+    return input;
+  }
+  input.rows.copy_(x);  // rows with columns to spare
+  return input.rows;
 }
 
-Tensor DecoderBlock::Addend(const Tensor& x) const { return residual_scale == 1.0 ? x : Tensor(); }
-
-void DecoderBlock::AddResidual(Tensor& y, const Tensor& x) const {
-  if (residual_scale != 1.0) at::add_out(y, x, y, residual_scale);
+template <typename SubLayer>
+Tensor DecoderBlock::AddSubLayer(const Tensor& x, const SubLayerNorms& norms, const Pass& pass,
+                                 NormedOutput& out, const SubLayer& sub_layer) const {
+  Tensor y = at::empty(x.sizes(), x.options());
+  sub_layer(y, IsPlain(norms) ? x : Tensor());
+  if (IsPlain(norms)) return y;
+  if (norms.after < 0) return at::add_out(y, x, y, residual_scale);
+  Tensor sum = at::empty(x.sizes(), x.options());
+  out.rstd = ops::RmsNormAdd(sum, y, pass.weights[norms.after], x, norm);
+  out.rows = std::move(y);
+  return sum;
 }
 
-Activation DecoderBlock::SubLayerGradient(Activation& dy, const Projection& last) const {
-  if (residual_scale == 1.0) return {dy.rows, std::move(dy.fp8)};
-  Tensor rows = last.EmptyGradientRows(dy.rows);
-  return at::mul_out(rows, dy.rows, at::Scalar(residual_scale));
+Activation DecoderBlock::SubLayerGradient(Activation& dy, const Projection& last,
+                                          const SubLayerNorms& norms, NormedOutput& out,
+                                          const Pass& pass, UnitGradients& gradients) const {
+  if (IsPlain(norms)) return {dy.rows, std::move(dy.fp8)};
+  Activation d = last.EmptyGradientRows(dy.rows);
+  if (norms.after < 0) return at::mul_out(d.rows, dy.rows, at::Scalar(residual_scale));
+  d = last.AsGradient(d.rows, pass);
+  const bool trained = gradients.Wants(norms.after);
+  const Tensor dweight = ops::RmsNormBackward(d.rows, dy.rows, out.rows, pass.weights[norms.after],
+                                              out.rstd, norm.kind, Tensor(), trained, d.fp8);
+  if (trained) gradients.Add(norms.after, dweight);
+  out = {};
+  return d;
 }
 
 Tensor DecoderBlock::Run(const Tensor& x, const BlockContext& context, const Pass& pass,
                          Saved& saved) const {
   saved.input = x;
-  Activation normed =
-      Norm(attention.qkv.EmptyInput(x, pass), x, input_norm, pass, saved.input_rstd);
-  saved.input_normed = normed.rows;
-  saved.middle = at::empty(x.sizes(), x.options());
-  attention.Forward(saved.middle, std::move(normed), Addend(x), context.documents,
-                    context.ropes[rope], pass, saved.attention);
-  AddResidual(saved.middle, x);
+  Activation input =
+      Before(attention.qkv.EmptyInput(x, pass), x, attention_norms, pass, saved.input_rstd);
+  saved.input_normed = input.rows;
+  saved.middle = AddSubLayer(x, attention_norms, pass, saved.attention_out,
+                             [&](Tensor& y, const Tensor& addend) {
+                               attention.Forward(y, std::move(input), addend, context.documents,
+                                                 context.ropes[rope], pass, saved.attention);
+                             });
   return RunMlp(pass, saved);
 }
 
 Tensor DecoderBlock::RunMlp(const Pass& pass, Saved& saved) const {
   const Tensor& x = saved.middle;
-  Activation normed = Norm(mlp.gate_up.EmptyInput(x, pass), x, post_norm, pass, saved.middle_rstd);
-  saved.middle_normed = normed.rows;
-  Tensor y = at::empty(x.sizes(), x.options());
-  mlp.Forward(y, std::move(normed), Addend(x), pass, saved.mlp);
-  AddResidual(y, x);
-  return y;
+  Activation input = Before(mlp.gate_up.EmptyInput(x, pass), x, mlp_norms, pass, saved.middle_rstd);
+  saved.middle_normed = input.rows;
+  return AddSubLayer(x, mlp_norms, pass, saved.mlp_out, [&](Tensor& y, const Tensor& addend) {
+    mlp.Forward(y, std::move(input), addend, pass, saved.mlp);
+  });
 }
 
 Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const Pass& pass,
@@ -122,15 +146,14 @@ Tensor DecoderBlock::Forward(const Tensor& x, const BlockContext& context, const
 Tensor DecoderBlock::ForwardWith(const Tensor& x, const std::vector<RopeTables>& ropes,
                                  const Pass& pass, const Attend& attend) const {
   Saved saved;
-  Activation normed =
-      Norm(attention.qkv.EmptyInput(x, pass), x, input_norm, pass, saved.input_rstd);
-  saved.input_normed = normed.rows;
-  attention.Project(std::move(normed), ropes[rope], pass, saved.attention);
+  Activation input =
+      Before(attention.qkv.EmptyInput(x, pass), x, attention_norms, pass, saved.input_rstd);
+  attention.Project(std::move(input), ropes[rope], pass, saved.attention);
   Tensor attended = attention.o.EmptyInputRows(x);
   attended.copy_(attend(attention.Inputs(saved.attention)));
-  saved.middle = at::empty(x.sizes(), x.options());
-  attention.o.Forward(saved.middle, attended, pass, Addend(x));
-  AddResidual(saved.middle, x);
+  saved.middle = AddSubLayer(
+      x, attention_norms, pass, saved.attention_out,
+      [&](Tensor& y, const Tensor& addend) { attention.o.Forward(y, attended, pass, addend); });
   return RunMlp(pass, saved);
 }
 
@@ -144,33 +167,39 @@ void DecoderBlock::Restore(const BlockContext& context, const Pass& pass, Saved&
     // In FP8 only for a product that reads it again.
     normed = mlp.restores_gate_up(saved.mlp) ? mlp.gate_up.EmptyInput(saved.middle, pass)
                                              : mlp.gate_up.EmptyInputRows(saved.middle);
-    normed = Norm(std::move(normed), saved.middle, post_norm, pass, saved.middle_rstd);
+    normed = Before(std::move(normed), saved.middle, mlp_norms, pass, saved.middle_rstd);
     saved.middle_normed = normed.rows;
   }
   mlp.Restore(std::move(normed), pass, saved.mlp);
 }
 
-Activation DecoderBlock::AddNormBackward(const Tensor& dresidual, const Tensor& dnormed,
-                                         const Tensor& x, const Tensor& rstd, int norm,
-                                         const Pass& pass, UnitGradients& gradients,
-                                         const Projection* reader) const {
+Activation DecoderBlock::AddBeforeBackward(const Tensor& dresidual, const Tensor& dinput,
+                                           const Tensor& x, const Tensor& rstd,
+                                           const SubLayerNorms& norms, const Pass& pass,
+                                           UnitGradients& gradients,
+                                           const Projection* reader) const {
+  if (norms.before < 0) {
+    Tensor sum = dresidual;
+    return sum.add_(dinput);
+  }
   Activation dx = dresidual;
   if (reader != nullptr) dx = reader->AsGradient(dresidual, pass);
-  const bool trained = gradients.Wants(norm);
-  const Tensor dweight = ops::RmsNormBackward(dx.rows, dnormed, x, pass.weights[norm], rstd,
-                                              dresidual, trained, dx.fp8);
-  if (trained) gradients.Add(norm, dweight);
+  const bool trained = gradients.Wants(norms.before);
+  const Tensor dweight = ops::RmsNormBackward(dx.rows, dinput, x, pass.weights[norms.before], rstd,
+                                              norm.kind, dresidual, trained, dx.fp8);
+  if (trained) gradients.Add(norms.before, dweight);
   return dx;
 }
 
 bool DecoderBlock::NeedsMlpInput(UnitGradients& gradients, bool need_dx) const {
-  return need_dx || gradients.Wants(input_norm) || attention.inputs_trained(gradients) ||
-         attention.o.trained(gradients) || gradients.Wants(post_norm);
+  return need_dx || gradients.Wants(attention_norms.before) ||
+         attention.inputs_trained(gradients) || attention.o.trained(gradients) ||
+         gradients.Wants(attention_norms.after) || gradients.Wants(mlp_norms.before);
 }
 
 const Projection* DecoderBlock::GradientReader(UnitGradients& gradients, bool need_dx) const {
-  const bool multiplies = residual_scale == 1.0 &&
-                          (NeedsMlpInput(gradients, need_dx) || mlp.gate_up.trained(gradients));
+  const bool multiplies =
+      IsPlain(mlp_norms) && (NeedsMlpInput(gradients, need_dx) || mlp.gate_up.trained(gradients));
   return multiplies ? &mlp.down : nullptr;
 }
 
@@ -178,29 +207,32 @@ Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, co
                                   Saved& saved, UnitGradients& gradients, bool need_dx,
                                   const Projection* reader) const {
   Restore(context, pass, saved);
-  const bool input_side = need_dx || gradients.Wants(input_norm);
+  const bool input_side = need_dx || gradients.Wants(attention_norms.before);
   const bool through_o = input_side || attention.inputs_trained(gradients);
   const bool mlp_input = NeedsMlpInput(gradients, need_dx);
-  Tensor dnormed = at::empty(saved.middle.sizes(), saved.middle.options());
-  mlp.Backward(SubLayerGradient(dy, mlp.down), saved.middle_normed, pass, saved.mlp, gradients,
-               mlp_input ? &dnormed : nullptr);
+  Tensor dinput = at::empty(saved.middle.sizes(), saved.middle.options());
+  mlp.Backward(SubLayerGradient(dy, mlp.down, mlp_norms, saved.mlp_out, pass, gradients),
+               saved.middle_normed, pass, saved.mlp, gradients, mlp_input ? &dinput : nullptr);
   saved.middle_normed = Tensor();
   if (!mlp_input) return {};
-  dy = AddNormBackward(dy.rows, dnormed, saved.middle, saved.middle_rstd, post_norm, pass,
-                       gradients, through_o && residual_scale == 1.0 ? &attention.o : nullptr);
+  dy = AddBeforeBackward(dy.rows, dinput, saved.middle, saved.middle_rstd, mlp_norms, pass,
+                         gradients, through_o && IsPlain(attention_norms) ? &attention.o : nullptr);
   saved.middle = Tensor();
-  if (!through_o && !attention.o.trained(gradients)) return {};
+  if (!through_o && !attention.o.trained(gradients) && !gradients.Wants(attention_norms.after)) {
+    return {};
+  }
   if (!saved.input_normed.defined()) {
-    saved.input_normed = Norm(attention.qkv.EmptyInputRows(saved.input), saved.input, input_norm,
-                              pass, saved.input_rstd)
+    saved.input_normed = Before(attention.qkv.EmptyInputRows(saved.input), saved.input,
+                                attention_norms, pass, saved.input_rstd)
                              .rows;
   }
-  attention.Backward(SubLayerGradient(dy, attention.o), saved.input_normed, context.documents,
-                     context.ropes[rope], pass, saved.attention, gradients,
-                     input_side ? &dnormed : nullptr);
+  attention.Backward(
+      SubLayerGradient(dy, attention.o, attention_norms, saved.attention_out, pass, gradients),
+      saved.input_normed, context.documents, context.ropes[rope], pass, saved.attention, gradients,
+      input_side ? &dinput : nullptr);
   if (!input_side) return {};
-  dy = AddNormBackward(dy.rows, dnormed, saved.input, saved.input_rstd, input_norm, pass, gradients,
-                       reader);
+  dy = AddBeforeBackward(dy.rows, dinput, saved.input, saved.input_rstd, attention_norms, pass,
+                         gradients, reader);
   return need_dx ? dy : Activation();
 }
 

@@ -18,14 +18,19 @@ struct BlockContext {
   std::vector<RopeTables> ropes;  // one for each of the model's
 };
 
-// One layer: x + attention(norm(x)), then + mlp(norm(.)). Holds positions of parameters in its
-// unit, no tensors. T tokens, H hidden size.
+// The norms around a sub-layer, as positions of their weights in the unit; -1: none there.
+struct SubLayerNorms {
+  int before = -1;  // of what the sub-layer reads
+  int after = -1;   // of what it writes, before that is added to the residual stream
+};
+
+// One layer: x + attention(x), then + mlp(.), each with norms before or behind it or both. Holds
+// positions of parameters in its unit, no tensors. T tokens, H hidden size.
 struct DecoderBlock {
   SelfAttention attention;
   GatedMlp mlp;
-  int input_norm = -1;
-  int post_norm = -1;
-  double epsilon = 0.0;
+  SubLayerNorms attention_norms, mlp_norms;
+  ops::NormOptions norm = 0.0;
   int rope = 0;  // which of BlockContext::ropes
   // Multiplies what a sub-layer writes before it is added to the residual stream.
   double residual_scale = 1.0;
@@ -33,11 +38,18 @@ struct DecoderBlock {
   // Finds the parameters of layer `layer` in its unit (adapters included).
   static DecoderBlock Bind(const ModelConfig& config, const UnitInfo& unit, int64_t layer);
 
+  // What a sub-layer wrote, where a norm stands behind it.
+  struct NormedOutput {
+    at::Tensor rows, rstd;  // [T, H], [T]
+  };
+
   struct Saved {
     at::Tensor input;                     // [T, H]
-    at::Tensor input_normed, input_rstd;  // rows [T, H], [T]
-    at::Tensor middle;                    // [T, H]: after the attention's residual
+    at::Tensor input_normed, input_rstd;  // rows [T, H], [T]; what attention reads
+    NormedOutput attention_out;
+    at::Tensor middle;  // [T, H]: after the attention's residual
     at::Tensor middle_normed, middle_rstd;
+    NormedOutput mlp_out;
     SelfAttention::Saved attention;
     GatedMlp::Saved mlp;
   };
@@ -68,28 +80,35 @@ struct DecoderBlock {
  private:
   at::Tensor Run(const at::Tensor& x, const BlockContext& context, const Pass& pass,
                  Saved& saved) const;
-  // What a sub-layer with the residual stream `x` adds to its last product; undefined where the
-  // product is scaled first.
-  at::Tensor Addend(const at::Tensor& x) const;
-  // y = x + residual_scale * y, unless the product made it so already.
-  void AddResidual(at::Tensor& y, const at::Tensor& x) const;
-  // The gradient of the output of `last`, a sub-layer's last projection, made of that of the
-  // residual stream, whose rows stay and whose FP8 rows it may take.
-  Activation SubLayerGradient(Activation& dy, const Projection& last) const;
   // From `saved.middle` on.
   at::Tensor RunMlp(const Pass& pass, Saved& saved) const;
   void Restore(const BlockContext& context, const Pass& pass, Saved& saved) const;
-  // The norm of x, in `normed`.
-  Activation Norm(Activation normed, const at::Tensor& x, int norm, const Pass& pass,
-                  at::Tensor& rstd) const;
+  // What a sub-layer reads, in `input`: the norm of x, or x itself where there is none.
+  Activation Before(Activation input, const at::Tensor& x, const SubLayerNorms& norms,
+                    const Pass& pass, at::Tensor& rstd) const;
+  // x plus what a sub-layer writes, scaled and normed. forward(y, addend) writes the sub-layer's
+  // output to y [T, H], plus `addend` where it is defined.
+  template <typename SubLayer>
+  at::Tensor AddSubLayer(const at::Tensor& x, const SubLayerNorms& norms, const Pass& pass,
+                         NormedOutput& out, const SubLayer& sub_layer) const;
+  // True if the gradient of the residual stream is that of a sub-layer's output, too.
+  bool IsPlain(const SubLayerNorms& norms) const {
+    return residual_scale == 1.0 && norms.after < 0;
+  }
+  // The gradient of what `last`, a sub-layer's last projection, writes, made of that of the
+  // residual stream, whose rows stay and whose FP8 rows it may take. Consumes `out`; adds the
+  // gradient of the norm behind the sub-layer.
+  Activation SubLayerGradient(Activation& dy, const Projection& last, const SubLayerNorms& norms,
+                              NormedOutput& out, const Pass& pass, UnitGradients& gradients) const;
   // True if the gradient of the feed-forward layer's input is needed.
   bool NeedsMlpInput(UnitGradients& gradients, bool need_dx) const;
-  // `dresidual` plus the gradient of the norm's input, in its place, in FP8 too where `reader`,
-  // which may be null, multiplies it so; adds the norm's own gradient.
-  Activation AddNormBackward(const at::Tensor& dresidual, const at::Tensor& dnormed,
-                             const at::Tensor& x, const at::Tensor& rstd, int norm,
-                             const Pass& pass, UnitGradients& gradients,
-                             const Projection* reader) const;
+  // `dresidual` plus the gradient of what a sub-layer read of x, made of that of its input, in the
+  // place of `dresidual`, in FP8 too where `reader`, which may be null, multiplies it so; adds the
+  // norm's own gradient.
+  Activation AddBeforeBackward(const at::Tensor& dresidual, const at::Tensor& dinput,
+                               const at::Tensor& x, const at::Tensor& rstd,
+                               const SubLayerNorms& norms, const Pass& pass,
+                               UnitGradients& gradients, const Projection* reader) const;
 };
 
 }  // namespace sft::engine

@@ -29,6 +29,7 @@ ParamRole RoleOf(plan::TensorRole role) {
 
 ModelLayout MakeLayout(const ModelConfig& config) {
   ModelLayout layout;
+  layout.prefix = config.prefix;
   for (plan::TensorUnit& tensors : plan::TensorsOf(config)) {
     UnitInfo unit{std::move(tensors.name), {}, std::move(tensors.shared_matrices)};
     for (plan::TensorInfo& tensor : tensors.tensors) {

@@ -15,7 +15,7 @@ void GatedMlp::Forward(Tensor& y, Activation x, const Tensor& residual, const Pa
                        Saved& saved) const {
   RestoreGateUp(std::move(x), pass, saved);
   Activation activated = down.EmptyInput(saved.gate_up, pass);
-  ops::Swiglu(activated.rows, saved.gate_up, activated.fp8);
+  ops::Glu(activated.rows, saved.gate_up, kind, activated.fp8);
   const Tensor rows = activated.rows;
   saved.down_xa = down.Forward(y, std::move(activated), pass, residual);
   if (!MakesProductAgain(saved.gate_up, pass)) {
@@ -29,7 +29,7 @@ void GatedMlp::Restore(Activation x, const Pass& pass, Saved& saved) const {
   RestoreGateUp(std::move(x), pass, saved);
   if (saved.activated.defined() || MakesProductAgain(saved.gate_up, pass)) return;
   saved.activated = down.EmptyInputRows(saved.gate_up);
-  ops::Swiglu(saved.activated, saved.gate_up);
+  ops::Glu(saved.activated, saved.gate_up, kind);
 }
 
 void GatedMlp::RestoreGateUp(Activation x, const Pass& pass, Saved& saved) const {
@@ -43,7 +43,7 @@ bool GatedMlp::MakesProductAgain(const Tensor& rows, const Pass& pass) const {
   const int64_t rank = gate_up.common_rank();
   // Gate and up may also be one linear, with one adapter for both.
   return rank > 0 && gate_up.members() == 2 && down.members() == 1 && down.common_rank() == rank &&
-         !pass.drops() && ops::HasSwigluFactors(rows, rank);
+         !pass.drops() && ops::HasGluFactors(rows, rank);
 }
 
 void GatedMlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& saved,
@@ -60,7 +60,7 @@ void GatedMlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved&
   saved.activated = saved.down_xa = Tensor();
   if (!go_on) return;
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
-  ops::SwigluBackward(dgate_up, dactivated, dgate_up);
+  ops::GluBackward(dgate_up, dactivated, dgate_up, kind);
   dactivated = Tensor();
   gate_up.Backward(dgate_up, x, std::exchange(saved.gate_up_xa, Tensor()), pass, gradients, dx);
 }
@@ -74,15 +74,16 @@ void GatedMlp::BackwardInOnePass(Activation dy, const Tensor& x, const Pass& pas
   down.InputGradient(std::move(dy), dxa_down, pass, dactivated);
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
   Tensor dxa = gate_up.Beside(dgate_up, pass);
-  ops::SwigluFactorsBackward(dgate_up, dxa, dactivated,
-                             {.xa = std::exchange(saved.gate_up_xa, Tensor()),
-                              .b_gate = gate_up.SecondFactor(0, pass),
-                              .b_up = gate_up.SecondFactor(1, pass),
-                              .dxa_down = dxa_down,
-                              .db_gate = gate_up.SecondGradient(0, gradients),
-                              .db_up = gate_up.SecondGradient(1, gradients),
-                              .da_down = down.FirstGradient(0, gradients),
-                              .scale = pass.lora.scale});
+  ops::GluFactorsBackward(dgate_up, dxa, dactivated,
+                          {.xa = std::exchange(saved.gate_up_xa, Tensor()),
+                           .b_gate = gate_up.SecondFactor(0, pass),
+                           .b_up = gate_up.SecondFactor(1, pass),
+                           .dxa_down = dxa_down,
+                           .db_gate = gate_up.SecondGradient(0, gradients),
+                           .db_up = gate_up.SecondGradient(1, gradients),
+                           .da_down = down.FirstGradient(0, gradients),
+                           .scale = pass.lora.scale,
+                           .kind = kind});
   dactivated = Tensor();
   gate_up.AddFirstGradients(x, dxa, pass, gradients);
   if (dx != nullptr) gate_up.InputGradient(dgate_up, dxa, pass, *dx);

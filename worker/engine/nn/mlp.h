@@ -6,15 +6,16 @@
 
 namespace sft::engine {
 
-// down(silu(gate(x)) * up(x)). T tokens, H hidden size, I intermediate size. Rows have the spare
+// down(act(gate(x)) * up(x)). T tokens, H hidden size, I intermediate size. Rows have the spare
 // columns that their projection asks for (projection.h).
 struct GatedMlp {
   Projection gate_up, down;
+  plan::GateKind kind = plan::GateKind::kSilu;
 
   // Activations kept for the backward; Restore computes undefined ones again.
   struct Saved {
     at::Tensor gate_up;    // rows [T, 2 I]
-    at::Tensor activated;  // rows [T, I]: silu(gate) * up; never kept where MakesProductAgain
+    at::Tensor activated;  // rows [T, I]: act(gate) * up; never kept where MakesProductAgain
     at::Tensor gate_up_xa, down_xa;
   };
 
@@ -32,8 +33,8 @@ struct GatedMlp {
 
  private:
   void RestoreGateUp(Activation x, const Pass& pass, Saved& saved) const;
-  // True if the backward makes silu(gate) * up itself, in the one pass over rows like `gate_up`
-  // that also has the adapters' gradients (ops::SwigluFactorsBackward).
+  // True if the backward makes act(gate) * up itself, in the one pass over rows like `gate_up`
+  // that also has the adapters' gradients (ops::GluFactorsBackward).
   bool MakesProductAgain(const at::Tensor& gate_up, const Pass& pass) const;
   void BackwardInOnePass(Activation dy, const at::Tensor& x, const Pass& pass, Saved& saved,
                          UnitGradients& gradients, at::Tensor* dx) const;

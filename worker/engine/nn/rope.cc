@@ -80,7 +80,9 @@ void ScaleYarn(const RopeOptions& options, float* frequency, int64_t half) {
 
 }  // namespace
 
-Rope::Rope(const RopeOptions& options, int64_t head_dim, at::Device device) {
+Rope::Rope(const RopeOptions& options, int64_t head_dim, at::Device device)
+    : query_scaling_(options.query_scaling),
+      original_max_positions_(options.original_max_positions) {
   const Tensor exponent = at::arange(0, head_dim, 2, at::TensorOptions().dtype(at::kFloat))
                               .div_(static_cast<double>(head_dim));
   Tensor frequency = at::pow(at::Scalar(options.theta), exponent).reciprocal_();
@@ -108,10 +110,15 @@ Rope::Rope(const RopeOptions& options, int64_t head_dim, at::Device device) {
 RopeTables Rope::Tables(const Tensor& positions) const {
   const Tensor angles =
       positions.to(at::kFloat).unsqueeze(1).mul(inverse_frequencies_.unsqueeze(0));
-  RopeTables tables{at::cos(angles), at::sin(angles)};
+  RopeTables tables{at::cos(angles), at::sin(angles), {}};
   if (scaling_ != 1.0) {
     tables.cos.mul_(scaling_);
     tables.sin.mul_(scaling_);
+  }
+  if (query_scaling_ != 0.0) {
+    const auto stretches = static_cast<double>(original_max_positions_);
+    tables.query_scale =
+        positions.to(at::kFloat).div_(stretches).floor_().log1p_().mul_(query_scaling_).add_(1.0);
   }
   return tables;
 }

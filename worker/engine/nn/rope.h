@@ -15,6 +15,8 @@ using plan::RopeType;
 struct RopeTables {
   at::Tensor cos;  // fp32 [T, D / 2]
   at::Tensor sin;
+  // fp32 [T]: what rotated queries are multiplied by; undefined where that is 1.
+  at::Tensor query_scale;
 };
 
 // The frequencies of one model; makes the tables of a micro-batch. Immutable.
@@ -32,6 +34,8 @@ class Rope {
  private:
   at::Tensor inverse_frequencies_;
   double scaling_ = 1.0;
+  double query_scaling_ = 0.0;
+  int64_t original_max_positions_ = 0;
 };
 
 }  // namespace sft::engine

@@ -39,6 +39,36 @@ void SelfAttention::Project(Activation x, const RopeTables& rope, const Pass& pa
   }
   Tensor rotated = QueriesAndKeys(saved.qkv);
   ops::Rope(rotated, rope.cos, rope.sin, /*inverse=*/false);
+  ScaleQueries(Split(saved.qkv).q, rope);
+}
+
+void SelfAttention::ScaleQueries(Tensor q, const RopeTables& rope) const {
+  if (rope.query_scale.defined()) q.mul_(rope.query_scale.to(q.scalar_type()).view({-1, 1, 1}));
+}
+
+void SelfAttention::NormWhole(const RopeTables& rope, const Pass& pass, Saved& saved) const {
+  const int64_t queries = heads * head_dim, keys = kv_heads * head_dim;
+  Tensor q = saved.q.flatten(1), k = saved.k.flatten(1);
+  saved.q_rstd = ops::RmsNorm(q, saved.qkv.narrow(1, 0, queries), pass.weights[q_norm], norm);
+  saved.k_rstd = ops::RmsNorm(k, saved.qkv.narrow(1, queries, keys), pass.weights[k_norm], norm);
+  ops::Rope(saved.q, rope.cos, rope.sin, /*inverse=*/false);
+  ops::Rope(saved.k, rope.cos, rope.sin, /*inverse=*/false);
+}
+
+void SelfAttention::NormWholeBackward(Tensor& dqkv, const RopeTables& rope, const Pass& pass,
+                                      const Saved& saved, UnitGradients& gradients) const {
+  Tensor rotated = QueriesAndKeys(dqkv);
+  ops::Rope(rotated, rope.cos, rope.sin, /*inverse=*/true);
+  const auto backward = [&](int64_t first, int64_t width, int weight, const Tensor& rstd) {
+    Tensor d = dqkv.narrow(1, first, width);
+    const bool trained = gradients.Wants(weight);
+    const Tensor dweight =
+        ops::RmsNormBackward(d, d, saved.qkv.narrow(1, first, width), pass.weights[weight], rstd,
+                             norm.kind, Tensor(), trained);
+    if (trained) gradients.Add(weight, dweight);
+  };
+  backward(0, heads * head_dim, q_norm, saved.q_rstd);
+  backward(heads * head_dim, kv_heads * head_dim, k_norm, saved.k_rstd);
 }
 
 void SelfAttention::Restore(const RopeTables& rope, const Pass& pass, Saved& saved) const {
@@ -46,8 +76,13 @@ void SelfAttention::Restore(const RopeTables& rope, const Pass& pass, Saved& sav
   const int64_t tokens = saved.qkv.size(0);
   saved.q = at::empty({tokens, heads, head_dim}, saved.qkv.options());
   saved.k = at::empty({tokens, kv_heads, head_dim}, saved.qkv.options());
-  ops::NormRope(saved.q, saved.k, saved.qkv, pass.weights[q_norm], pass.weights[k_norm], rope.cos,
-                rope.sin, epsilon);
+  if (qk_norm == plan::QkNorm::kWhole) {
+    NormWhole(rope, pass, saved);
+  } else {
+    ops::NormRope(saved.q, saved.k, saved.qkv, pass.weights[q_norm], pass.weights[k_norm], rope.cos,
+                  rope.sin, norm);
+  }
+  ScaleQueries(saved.q, rope);
 }
 
 SelfAttention::Heads SelfAttention::Inputs(const Saved& saved) const {
@@ -91,11 +126,14 @@ void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Document
                          inputs.v, HeadsOf(saved.out, 0, heads, head_dim), saved.lse, documents,
                          scale, window);
   dout = saved.out = saved.q = saved.k = Tensor();
-  if (has_norms()) {
+  ScaleQueries(d.q, rope);
+  if (qk_norm == plan::QkNorm::kWhole) {
+    NormWholeBackward(dqkv, rope, pass, saved, gradients);
+  } else if (has_norms()) {
     const bool trained = gradients.Wants(q_norm);
     const auto [dq_norm, dk_norm] =
         ops::NormRopeBackward(dqkv, saved.qkv, pass.weights[q_norm], pass.weights[k_norm], rope.cos,
-                              rope.sin, heads, kv_heads, epsilon, trained);
+                              rope.sin, heads, kv_heads, norm, trained);
     if (trained) {
       gradients.Add(q_norm, dq_norm);
       gradients.Add(k_norm, dk_norm);

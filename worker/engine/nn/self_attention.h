@@ -8,9 +8,9 @@
 
 namespace sft::engine {
 
-// Grouped-query attention with rotary positions; optional biases, norm of each query and key head
-// (Qwen3) and sliding window. Positions of parameters are those in the unit. Rows have the spare
-// columns that their projection asks for (projection.h).
+// Grouped-query attention with rotary positions; optional biases, norms of queries and keys and
+// sliding window. Positions of parameters are those in the unit. Rows have the spare columns that
+// their projection asks for (projection.h).
 struct SelfAttention {
   Projection qkv, o;
   int q_norm = -1;
@@ -20,7 +20,8 @@ struct SelfAttention {
   int64_t head_dim = 0;
   int64_t window = 0;  // 0: a token sees all before it
   double scale = 0.0;
-  double epsilon = 0.0;
+  plan::QkNorm qk_norm = plan::QkNorm::kNone;
+  ops::NormOptions norm = 0.0;
 
   // Views of rows [T, (heads + 2 kv_heads) D] by head.
   struct Heads {
@@ -29,11 +30,12 @@ struct SelfAttention {
 
   // Activations kept for the backward; Restore computes undefined q and k again.
   struct Saved {
-    // [T, (heads + 2 kv_heads) D]: queries, keys, values. As projected where there are head norms;
-    // else queries and keys are rotated in place.
+    // [T, (heads + 2 kv_heads) D]: queries, keys, values. As projected where queries and keys are
+    // normed; else these two are rotated in place.
     at::Tensor qkv;
-    at::Tensor q, k;  // [T, heads, D], normed and rotated; only with head norms
-    at::Tensor out;   // rows [T, heads * D]
+    at::Tensor q, k;            // [T, heads, D], normed and rotated; only with norms
+    at::Tensor q_rstd, k_rstd;  // [T]; only with norms over all heads together
+    at::Tensor out;             // rows [T, heads * D]
     at::Tensor lse;
     at::Tensor qkv_xa, o_xa;
   };
@@ -59,7 +61,13 @@ struct SelfAttention {
   bool inputs_trained(UnitGradients& gradients) const;
 
  private:
-  bool has_norms() const { return q_norm >= 0; }
+  bool has_norms() const { return qk_norm != plan::QkNorm::kNone; }
+  // Norms q and k of all heads together, from `saved.qkv` to `saved`, and back.
+  void NormWhole(const RopeTables& rope, const Pass& pass, Saved& saved) const;
+  void NormWholeBackward(at::Tensor& dqkv, const RopeTables& rope, const Pass& pass,
+                         const Saved& saved, UnitGradients& gradients) const;
+  // Multiplies the queries [T, heads, D], or their gradient, by the scale of their positions.
+  void ScaleQueries(at::Tensor q, const RopeTables& rope) const;
   Heads Split(const at::Tensor& qkv) const;
   // Queries and keys together, which lie side by side: [T, heads + kv_heads, D].
   at::Tensor QueriesAndKeys(const at::Tensor& qkv) const;

@@ -51,9 +51,11 @@ void CheckParam(const ModelFiles& files, const ParamInfo& param) {
   }
 }
 
-// A head that is tied, and tables that are computed, may be stored as well.
-bool MayBeExtra(std::string_view name) {
-  return name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq");
+// A head that is tied, tables that are computed and the other parts of a multimodal model may be
+// stored as well.
+bool MayBeExtra(const ModelLayout& layout, std::string_view name) {
+  return name == layout.prefix + "lm_head.weight" || name.ends_with("rotary_emb.inv_freq") ||
+         layout.IsOtherPart(name);
 }
 
 std::unique_ptr<WeightSource> LoadShardedPlain(const ModelLayout& layout, const BaseWeights& base,
@@ -140,7 +142,7 @@ BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayo
     }
   }
   for (const std::string& name : files_.Names()) {
-    if (!known.contains(name) && !MayBeExtra(name)) {
+    if (!known.contains(name) && !MayBeExtra(layout, name)) {
       throw UserError(model_dir.string() + ": the weights hold " + name +
                           ", which the architecture in config.json does not have",
                       "bad_model", "config.json and weights must be of one model");

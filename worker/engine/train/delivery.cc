@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -63,17 +64,19 @@ AdapterConfig AdapterConfigOf(const spec::JobSpec& spec, const std::string& mode
   return config;
 }
 
-AdapterFiles AdapterFilesOf(const spec::JobSpec& spec, const DeliveryOptions& options) {
+AdapterFiles AdapterFilesOf(const TrainingModel& model, const spec::JobSpec& spec,
+                            const DeliveryOptions& options) {
   AdapterFiles files;
   files.target = options.target;
   files.source = options.model_dir;
   files.chat_template = spec.data.chat_template;
+  files.base_prefix = model.layout().prefix;
   return files;
 }
 
 // The adapter's files give pairs by module; the hash is in the order of the layout.
 std::string AdapterFileHash(const TrainingModel& model, const std::filesystem::path& dir) {
-  const Adapter adapter = ReadAdapter(dir);
+  const Adapter adapter = ReadAdapter(dir, model.layout().prefix);
   std::map<std::string, Tensor, std::less<>> tensors;
   for (const LoraPair& pair : adapter.pairs) {
     tensors[pair.module + ".lora_A.weight"] = pair.a;
@@ -122,8 +125,8 @@ std::string WriteAdapterFrom(const TrainingModel& model, const spec::JobSpec& sp
     (param.role == ParamRole::kLoraA ? pair.a : pair.b) = weight;
   });
   if (writes) {
-    WriteAdapter(AdapterFilesOf(spec, options), AdapterConfigOf(spec, options.model_name), pairs,
-                 biases);
+    WriteAdapter(AdapterFilesOf(model, spec, options), AdapterConfigOf(spec, options.model_name),
+                 pairs, biases);
   }
   return hasher.Finish();
 }
@@ -131,7 +134,9 @@ std::string WriteAdapterFrom(const TrainingModel& model, const spec::JobSpec& sp
 std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec,
                            const DeliveryOptions& options, bool writes) {
   std::unique_ptr<ModelWriter> writer;
+  std::optional<ModelFiles> base;  // the parts that are not trained come from it as they are
   if (writes) {
+    base = ModelFiles::Open(options.model_dir);
     std::vector<TensorInfo> infos;
     for (const UnitInfo& unit : model.layout().units) {
       for (const ParamInfo& param : unit.params) {
@@ -141,6 +146,9 @@ std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec
         info.shape = param.shape;
         infos.push_back(std::move(info));
       }
+    }
+    for (const std::string& name : base->Names()) {
+      if (model.layout().IsOtherPart(name)) infos.push_back(base->Info(name));
     }
     ModelWriterOptions writer_options;
     writer_options.target = options.target;
@@ -153,7 +161,12 @@ std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec
     hasher.Add(weight);
     if (writer) writer->Write(param.name, weight);
   });
-  if (writer) writer->Commit();
+  if (writer) {
+    for (const std::string& name : base->Names()) {
+      if (model.layout().IsOtherPart(name)) writer->Write(name, base->View(name));
+    }
+    writer->Commit();
+  }
   return hasher.Finish();
 }
 

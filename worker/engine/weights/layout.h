@@ -72,7 +72,10 @@ struct UnitInfo {
 // All units of a model in the order of the forward pass.
 struct ModelLayout {
   std::vector<UnitInfo> units;
+  std::string prefix;  // of the names of all base parameters (plan::ModelShape::prefix)
 
+  // True for a tensor of the checkpoint that is no part of the decoder: of a vision tower, say.
+  bool IsOtherPart(std::string_view name) const { return !name.starts_with(prefix); }
   int size() const { return static_cast<int>(units.size()); }
   int head_unit() const { return size() - 1; }
   bool is_block(int unit) const { return unit > 0 && unit < head_unit(); }

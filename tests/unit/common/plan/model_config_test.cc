@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "common/plan/parameters.h"
+#include "common/plan/tensors.h"
+
 namespace sft::plan {
 namespace {
 
@@ -44,12 +47,12 @@ TEST(ModelConfigTest, AbsentKeysFollowTheFamily) {
   EXPECT_EQ(llama.kv_heads, 4);
   EXPECT_EQ(llama.head_dim, 16);
   EXPECT_FALSE(llama.tied_head || llama.qkv_bias || llama.output_bias || llama.mlp_bias);
-  EXPECT_FALSE(llama.qk_norm);
+  EXPECT_EQ(llama.qk_norm, QkNorm::kNone);
   const ModelConfig qwen2 = Parse("qwen2");
   EXPECT_TRUE(qwen2.qkv_bias);
   EXPECT_FALSE(qwen2.output_bias);
   const ModelConfig qwen3 = Parse("qwen3");
-  EXPECT_TRUE(qwen3.qk_norm);
+  EXPECT_EQ(qwen3.qk_norm, QkNorm::kHeads);
   EXPECT_EQ(qwen3.head_dim, 128);
   EXPECT_EQ(WindowsOf(Parse("mistral")), std::vector<int64_t>(4, 4096));
 }
@@ -143,12 +146,126 @@ TEST(ModelConfigTest, SomeLayersOfSmolLm3SeeNoPositions) {
   EXPECT_EQ(WindowsOf(given), (std::vector<int64_t>{8, 0, 0, 8}));
 }
 
+TEST(ModelConfigTest, Gemma3HasItsClassDefaultsAndTwoRopes) {
+  const auto parsed = ParseModelConfig(R"({"model_type": "gemma3_text"})");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->hidden, 2304);
+  EXPECT_EQ(parsed->vocab, 262'208);
+  EXPECT_EQ(parsed->pad_token, 0);
+  EXPECT_TRUE(parsed->tied_head && parsed->rounds_embedding_scale);
+  EXPECT_EQ(parsed->embedding_scale, 48.0);
+  EXPECT_EQ(parsed->attention_scale, 0.0625);
+  EXPECT_EQ(parsed->norm, NormKind::kRmsOnePlus);
+  EXPECT_EQ(parsed->gate, GateKind::kGeluTanh);
+  EXPECT_EQ(parsed->layer_options[4].window, 4096);
+  EXPECT_EQ(parsed->layer_options[5].window, 0);
+  EXPECT_EQ(parsed->ropes[0].theta, 1e6);
+  EXPECT_EQ(parsed->ropes[1].theta, 1e4);
+  const char* old_style = R"(, "sliding_window": 8, "sliding_window_pattern": 2,
+      "rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8},
+      "rope_local_base_freq": 2e4)";
+  const char* new_style = R"(, "sliding_window": 8, "layer_types": ["sliding_attention",
+      "full_attention", "sliding_attention", "full_attention"], "rope_parameters": {
+      "full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 5e5},
+      "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}})";
+  for (const char* more : {old_style, new_style}) {
+    const ModelConfig config = Parse("gemma3_text", more);
+    EXPECT_EQ(WindowsOf(config), (std::vector<int64_t>{8, 0, 8, 0}));
+    EXPECT_EQ(RopesOf(config), (std::vector<int>{1, 0, 1, 0}));
+    EXPECT_EQ(config.ropes[0].type, RopeType::kLinear);
+    EXPECT_EQ(config.ropes[0].theta, 5e5);
+    EXPECT_EQ(config.ropes[1].type, RopeType::kDefault);
+    EXPECT_EQ(config.ropes[1].theta, 2e4);
+    EXPECT_EQ(config.max_positions, 64) << "the file's number has the scaling in it";
+  }
+}
+
+TEST(ModelConfigTest, TheDecoderOfAMultimodalModelIsRead) {
+  const auto config = ParseModelConfig(R"({"model_type": "gemma3", "tie_word_embeddings": true,
+      "text_config": {"hidden_size": 64, "num_hidden_layers": 2}, "vision_config": {}})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, "gemma3_text");
+  EXPECT_EQ(config->hidden, 64);
+  EXPECT_EQ(config->prefix, "language_model.");
+  EXPECT_EQ(BlockName(*config, 1), "language_model.model.layers.1");
+  EXPECT_EQ(RuntimeModule(config->prefix, "language_model.model.layers.1.mlp.up_proj"),
+            "model.language_model.layers.1.mlp.up_proj");
+  EXPECT_EQ(RuntimeModule(config->prefix, "language_model.lm_head"), "lm_head");
+  for (const char* name : {"language_model.model.norm", "language_model.lm_head"}) {
+    EXPECT_EQ(CheckpointModule(config->prefix, RuntimeModule(config->prefix, name)), name);
+    EXPECT_EQ(CheckpointModule(config->prefix, name), name) << "as older adapters have it";
+  }
+  EXPECT_EQ(CheckpointModule("", "model.norm"), "model.norm");
+}
+
+TEST(ModelConfigTest, OlmosNormsStandBehindTheSubLayers) {
+  const ModelConfig olmo2 = Parse("olmo2");
+  EXPECT_EQ(olmo2.qk_norm, QkNorm::kWhole);
+  EXPECT_EQ(olmo2.norm, NormKind::kRmsFp32);
+  EXPECT_EQ(olmo2.norm_epsilon, 1e-5);
+  std::vector<std::string> names;
+  for (const TensorInfo& tensor : BlockTensors(olmo2, 0).tensors) {
+    if (tensor.role == TensorRole::kNorm) names.push_back(tensor.name);
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"model.layers.0.self_attn.q_norm.weight",
+                                             "model.layers.0.self_attn.k_norm.weight",
+                                             "model.layers.0.post_attention_layernorm.weight",
+                                             "model.layers.0.post_feedforward_layernorm.weight"}));
+  // Of one rope_theta for the whole model transformers gives it to the full layers alone.
+  const ModelConfig olmo3 = Parse("olmo3", R"(, "rope_theta": 1e4)");
+  EXPECT_EQ(WindowsOf(olmo3), (std::vector<int64_t>{4096, 4096, 4096, 0}));
+  EXPECT_EQ(olmo3.ropes[0].theta, 1e4);
+  EXPECT_EQ(olmo3.ropes[1].theta, 5e5);
+}
+
+TEST(ModelConfigTest, QueriesOfMinistral3AreScaledByTheirPosition) {
+  const auto plain = ParseModelConfig(R"({"model_type": "ministral3"})");
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->ropes[0].type, RopeType::kYarn);
+  EXPECT_EQ(plain->ropes[0].query_scaling, 0.1);
+  EXPECT_EQ(plain->ropes[0].original_max_positions, 16'384);
+  EXPECT_EQ(plain->max_positions, 262'144);
+  EXPECT_EQ(plain->layer_options[0].window, 0);
+}
+
+// What transformers 5.17 counts for these configurations.
+TEST(ModelConfigTest, ParametersAreThoseOfTransformers) {
+  for (const auto& [config, parameters] : std::vector<std::pair<std::string, int64_t>>{
+           {R"({"model_type": "gemma3_text", "hidden_size": 640, "intermediate_size": 2048,
+                "num_hidden_layers": 18, "num_attention_heads": 4, "num_key_value_heads": 1,
+                "vocab_size": 262144})",
+            268'098'176},
+           {R"({"model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504,
+                "num_hidden_layers": 62, "num_attention_heads": 32, "num_key_value_heads": 16,
+                "head_dim": 128})",
+            27'009'346'304},
+           {R"({"model_type": "olmo2"})", 6'888'624'128},
+           {R"({"model_type": "ministral3"})", 8'489'553'920}}) {
+    const auto model = ParseModelConfig(config);
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ(BaseParameters(*model), parameters) << config;
+  }
+}
+
 TEST(ModelConfigTest, ErrorsNameTheKey) {
   for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
            {"not json", "is not a JSON object"},
            {"{}", "config.json: \"model_type\" is missing"},
-           {Config("gpt2"),
-            "\"gpt2\" is not supported; llama, mistral, qwen2, qwen3, granite, smollm3 are"},
+           {Config("bert"), "\"bert\" is not supported; llama, mistral, qwen2, "},
+           {Config("gemma2"),
+            "\"gemma2\" is not supported (the nearest is gemma3_text: attention scores and logits "
+            "are capped by tanh); llama, "},
+           {Config("qwen33"), "\"qwen33\" is not supported (the nearest name is qwen3); llama, "},
+           {Config("gemma3"), "config.json: \"text_config\" is missing"},
+           {R"({"model_type": "gemma3", "text_config": {"model_type": "gemma2"}})",
+            "config.json: text_config: \"model_type\" \"gemma2\" is not supported"},
+           {R"({"model_type": "gemma3", "text_config": {"hidden_size": 0}})",
+            "config.json: text_config: \"hidden_size\" must be a whole number above 0"},
+           {Config("gemma3_text", R"(, "final_logit_softcapping": 30.0)"),
+            "\"final_logit_softcapping\" is not supported"},
+           {Config("gemma3_text", R"(, "use_bidirectional_attention": true)"), "EmbeddingGemma"},
+           {Config("gemma3_text", R"(, "hidden_activation": "relu")"),
+            "\"hidden_activation\" \"relu\" is not supported; silu and gelu_pytorch_tanh are"},
            {R"({"model_type": "llama"})", "\"vocab_size\" is missing"},
            {Config("smollm3", R"(, "no_rope_layers": [1, 0])"),
             "\"no_rope_layers\" names 2 layers of 4"},
@@ -160,7 +277,7 @@ TEST(ModelConfigTest, ErrorsNameTheKey) {
            {Config("llama", R"(, "tie_word_embeddings": 1)"), "must be true or false"},
            {Config("llama", R"(, "rms_norm_eps": "x")"), "\"rms_norm_eps\" has the wrong type"},
            {Config("llama", R"(, "head_dim": 15)"), "\"head_dim\" must be even"},
-           {Config("llama", R"(, "hidden_act": "gelu")"), "\"gelu\" is not supported; silu is"},
+           {Config("llama", R"(, "hidden_act": "gelu")"), "\"gelu\" is not supported; silu and gelu_"},
            {Config("llama", R"(, "quantization_config": {"bits": 4})"), "quantised already"},
            {Config("llama", R"(, "rope_scaling": {"rope_type": "dynamic", "factor": 2})"),
             "config.json: rope_scaling: \"rope_type\" \"dynamic\" is not supported"},

@@ -28,7 +28,7 @@ inline ModelShape Qwen3Of600M() {
           .intermediate = 3072,
           .vocab = 151936,
           .tied_head = true,
-          .qk_norm = true};
+          .qk_norm = QkNorm::kHeads};
 }
 
 inline ModelShape Qwen3Of8B() {
@@ -40,7 +40,7 @@ inline ModelShape Qwen3Of8B() {
           .head_dim = 128,
           .intermediate = 12288,
           .vocab = 151936,
-          .qk_norm = true};
+          .qk_norm = QkNorm::kHeads};
 }
 
 inline ModelShape Qwen3Of32B() {
@@ -52,7 +52,7 @@ inline ModelShape Qwen3Of32B() {
           .head_dim = 128,
           .intermediate = 25600,
           .vocab = 151936,
-          .qk_norm = true};
+          .qk_norm = QkNorm::kHeads};
 }
 
 }  // namespace sft::plan

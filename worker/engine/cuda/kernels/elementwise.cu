@@ -1,5 +1,6 @@
-// RoPE, SwiGLU and sums of gradients: one pass over memory, 16 bytes an access.
+// RoPE, gated activations and sums of gradients: one pass over memory, 16 bytes an access.
 #include "worker/engine/cuda/kernels/fp8.cuh"
+#include "worker/engine/cuda/kernels/gates.cuh"
 
 namespace sft::engine::cuda {
 namespace {
@@ -45,39 +46,37 @@ __global__ void __launch_bounds__(kThreads)
   Store(high, highs);
 }
 
-__device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
-
-// silu(gate) * up of N columns.
-template <typename T, int N>
+// act(gate) * up of N columns.
+template <typename Gate, typename T, int N>
 __device__ __forceinline__ Packed<T, N> Activated(const Packed<T, N>& gates,
                                                   const Packed<T, N>& ups) {
   float products[N];
 #pragma unroll
-  for (int i = 0; i < N; ++i) products[i] = gates[i] * Sigmoid(gates[i]) * ups[i];
+  for (int i = 0; i < N; ++i) products[i] = Gate::Product(gates[i], ups[i]);
   return Packed<T, N>(products);
 }
 
 // blockIdx.x is the row, blockIdx.y a slice of its columns.
-template <typename T, int N>
+template <typename Gate, typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    SwigluKernel(SwigluShape shape, const T* __restrict__ gate_up, int64_t gate_up_stride,
-                 T* __restrict__ out, int64_t out_stride) {
+    GluKernel(GluShape shape, const T* __restrict__ gate_up, int64_t gate_up_stride,
+              T* __restrict__ out, int64_t out_stride) {
   const int64_t row = blockIdx.x;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
   if (c >= shape.width) return;
   const T* gate = gate_up + row * gate_up_stride + c;
   const auto gates = LoadPacked<T, N>(gate, true);
   const auto ups = LoadPacked<T, N>(gate + shape.width, true);
-  StorePacked(out + row * out_stride + c, Activated(gates, ups), true);
+  StorePacked(out + row * out_stride + c, Activated<Gate>(gates, ups), true);
 }
 
-// As SwigluKernel, and in FP8, too: a block has a whole row, whose results stay in registers until
+// As GluKernel, and in FP8, too: a block has a whole row, whose results stay in registers until
 // the largest of them is known. These are few enough that a multiprocessor has 1,024 threads: while
 // one block waits for its row's, another loads.
-template <typename T, typename Config>
+template <typename Gate, typename T, typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1024 / Config::kThreads)
-    SwigluToFp8Kernel(int width, const T* __restrict__ gate_up, int64_t gate_up_stride,
-                      T* __restrict__ out, int64_t out_stride, Fp8Output fp8) {
+    GluToFp8Kernel(int width, const T* __restrict__ gate_up, int64_t gate_up_stride,
+                   T* __restrict__ out, int64_t out_stride, Fp8Output fp8) {
   constexpr int N = Config::kVector;
   constexpr int kStep = Config::kLanes * N;
   constexpr int kGroup = Config::kHeld < 2 ? 1 : 2;  // vectors of each half loaded at a time
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1024 / Config::kThreads)
     ups[u] = LoadPacked<T, N>(gate + width + c, true);
   };
   const auto store = [&](int u, int c) {
-    const Packed<T, N> made = Activated(gates[u], ups[u]);
+    const Packed<T, N> made = Activated<Gate>(gates[u], ups[u]);
     StorePacked(to + c, made, true);
     return made;
   };
@@ -117,13 +116,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1024 / Config::kThreads)
   WriteFp8Row<Config>(fp8, blockIdx.x, width, held, to, /*wide=*/true);
 }
 
-// d silu(g)/dg = s * (1 + g * (1 - s)) with s = sigmoid(g). A thread reads its elements before it
-// writes them: dgate_up may be gate_up.
-template <typename T, int N>
+// A thread reads its elements before it writes them: dgate_up may be gate_up.
+template <typename Gate, typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    SwigluBackwardKernel(SwigluShape shape, const T* __restrict__ dy, int64_t dy_stride,
-                         const T* gate_up, int64_t gate_up_stride, T* dgate_up,
-                         int64_t dgate_up_stride) {
+    GluBackwardKernel(GluShape shape, const T* __restrict__ dy, int64_t dy_stride, const T* gate_up,
+                      int64_t gate_up_stride, T* dgate_up, int64_t dgate_up_stride) {
   const int64_t row = blockIdx.x;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
   if (c >= shape.width) return;
@@ -134,10 +131,9 @@ __global__ void __launch_bounds__(kThreads)
   Load(dy + row * dy_stride + c, dys);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const float g = gates[i];
-    const float s = Sigmoid(g);
-    gates[i] = dys[i] * ups[i] * s * (1.0f + g * (1.0f - s));
-    ups[i] = dys[i] * g * s;
+    const GateGradients d = Gate::Backward(dys[i], gates[i], ups[i]);
+    gates[i] = d.gate;
+    ups[i] = d.up;
   }
   T* dgate = dgate_up + row * dgate_up_stride + c;
   Store(dgate, gates);
@@ -184,26 +180,26 @@ cudaError_t Rope(RopeShape shape, void* x, const float* cos, const float* sin, b
 }
 
 template <int N>
-dim3 RowBlocks(const SwigluShape& shape) {
+dim3 RowBlocks(const GluShape& shape) {
   return dim3(static_cast<unsigned>(shape.rows),
               static_cast<unsigned>(CeilDiv(shape.width, kThreads * N)));
 }
 
-template <typename T, int N>
-cudaError_t Swiglu(SwigluShape shape, ConstRows gate_up, MutableRows out, cudaStream_t stream) {
-  SwigluKernel<T, N><<<RowBlocks<N>(shape), kThreads, 0, stream>>>(
+template <typename Gate, typename T, int N>
+cudaError_t Glu(GluShape shape, ConstRows gate_up, MutableRows out, cudaStream_t stream) {
+  GluKernel<Gate, T, N><<<RowBlocks<N>(shape), kThreads, 0, stream>>>(
       shape, static_cast<const T*>(gate_up.data), gate_up.stride, static_cast<T*>(out.data),
       out.stride);
   return cudaGetLastError();
 }
 
-template <typename T>
-cudaError_t SwigluToFp8(SwigluShape shape, ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
-                        bool wide, cudaStream_t stream) {
+template <typename Gate, typename T>
+cudaError_t GluToFp8(GluShape shape, ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
+                     bool wide, cudaStream_t stream) {
   wide = wide && Fp8IsWide<kWide<T>>(fp8.rows);
   ChooseBlockConfig<T>(shape.width, wide, [&](auto config) {
     using Config = decltype(config);
-    SwigluToFp8Kernel<T, Config>
+    GluToFp8Kernel<Gate, T, Config>
         <<<static_cast<unsigned>(shape.rows), Config::kThreads, 0, stream>>>(
             static_cast<int>(shape.width), static_cast<const T*>(gate_up.data), gate_up.stride,
             static_cast<T*>(out.data), out.stride, fp8);
@@ -211,10 +207,10 @@ cudaError_t SwigluToFp8(SwigluShape shape, ConstRows gate_up, MutableRows out, c
   return cudaGetLastError();
 }
 
-template <typename T, int N>
-cudaError_t SwigluBackward(SwigluShape shape, ConstRows dy, ConstRows gate_up, MutableRows dgate_up,
-                           cudaStream_t stream) {
-  SwigluBackwardKernel<T, N><<<RowBlocks<N>(shape), kThreads, 0, stream>>>(
+template <typename Gate, typename T, int N>
+cudaError_t GluBackward(GluShape shape, ConstRows dy, ConstRows gate_up, MutableRows dgate_up,
+                        cudaStream_t stream) {
+  GluBackwardKernel<Gate, T, N><<<RowBlocks<N>(shape), kThreads, 0, stream>>>(
       shape, static_cast<const T*>(dy.data), dy.stride, static_cast<const T*>(gate_up.data),
       gate_up.stride, static_cast<T*>(dgate_up.data), dgate_up.stride);
   return cudaGetLastError();
@@ -243,27 +239,32 @@ cudaError_t LaunchRope(ElementType type, RopeShape shape, void* x, const float* 
   return run(shape, x, cos, sin, inverse, stream);
 }
 
-cudaError_t LaunchSwiglu(ElementType type, SwigluShape shape, ConstRows gate_up, MutableRows out,
-                         const Fp8Output& fp8, cudaStream_t stream) {
-  const auto run = [&]<typename T>(T) {
+cudaError_t LaunchGlu(ElementType type, GluShape shape, plan::GateKind kind, ConstRows gate_up,
+                      MutableRows out, const Fp8Output& fp8, cudaStream_t stream) {
+  const auto run = [&]<typename T, typename Gate>(T, Gate) {
     const bool wide = RowsAreWide<T>(gate_up.data, gate_up.stride) &&
                       RowsAreWide<T>(out.data, out.stride) && shape.width % kWide<T> == 0;
-    if (fp8.rows.data != nullptr) return SwigluToFp8<T>(shape, gate_up, out, fp8, wide, stream);
-    return (wide ? Swiglu<T, kWide<T>> : Swiglu<T, 1>)(shape, gate_up, out, stream);
+    if (fp8.rows.data != nullptr) return GluToFp8<Gate, T>(shape, gate_up, out, fp8, wide, stream);
+    return (wide ? Glu<Gate, T, kWide<T>> : Glu<Gate, T, 1>)(shape, gate_up, out, stream);
   };
-  return type == ElementType::kFloat32 ? run(float()) : run(__nv_bfloat16());
+  return WithGate(kind, [&](auto gate) {
+    return type == ElementType::kFloat32 ? run(float(), gate) : run(__nv_bfloat16(), gate);
+  });
 }
 
-cudaError_t LaunchSwigluBackward(ElementType type, SwigluShape shape, ConstRows dy,
-                                 ConstRows gate_up, MutableRows dgate_up, cudaStream_t stream) {
-  const auto choose = [&]<typename T>(T) {
+cudaError_t LaunchGluBackward(ElementType type, GluShape shape, plan::GateKind kind, ConstRows dy,
+                              ConstRows gate_up, MutableRows dgate_up, cudaStream_t stream) {
+  const auto choose = [&]<typename T, typename Gate>(T, Gate) {
     const bool wide = RowsAreWide<T>(dy.data, dy.stride) &&
                       RowsAreWide<T>(gate_up.data, gate_up.stride) &&
                       RowsAreWide<T>(dgate_up.data, dgate_up.stride) && shape.width % kWide<T> == 0;
-    return wide ? SwigluBackward<T, kWide<T>> : SwigluBackward<T, 1>;
+    return wide ? GluBackward<Gate, T, kWide<T>> : GluBackward<Gate, T, 1>;
   };
-  const auto run = type == ElementType::kFloat32 ? choose(float()) : choose(__nv_bfloat16());
-  return run(shape, dy, gate_up, dgate_up, stream);
+  return WithGate(kind, [&](auto gate) {
+    const auto run =
+        type == ElementType::kFloat32 ? choose(float(), gate) : choose(__nv_bfloat16(), gate);
+    return run(shape, dy, gate_up, dgate_up, stream);
+  });
 }
 
 }  // namespace sft::engine::cuda

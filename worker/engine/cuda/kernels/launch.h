@@ -10,6 +10,9 @@
 
 #include <cstdint>
 
+#include "common/plan/layer_kinds.h"
+#include "worker/engine/kernels/norm_form.h"
+
 namespace sft::engine::cuda {
 
 enum class ElementType { kFloat32, kBFloat16 };
@@ -88,21 +91,29 @@ struct RmsNormShape {
   int64_t rows = 0;
   int64_t width = 0;
 };
-// y = weight * cast(x * rstd), rstd = 1 / sqrt(mean(x^2) + eps), one float a row; y to `fp8`, too.
+// What a norm is beside its weight.
+struct NormScaling {
+  float epsilon = 0.0f;
+  NormForm form;
+};
+// y = the norm of x, rstd = 1 / sqrt(mean(x^2) + epsilon), one float a row; y to `fp8`, too. The
+// rows of `residual`, which may be y, are added unless its data is null.
 cudaError_t LaunchRmsNorm(ElementType type, RmsNormShape shape, ConstRows x, const void* weight,
-                          float eps, MutableRows y, float* rstd, const Fp8Output& fp8,
-                          cudaStream_t stream);
+                          NormScaling scaling, ConstRows residual, MutableRows y, float* rstd,
+                          const Fp8Output& fp8, cudaStream_t stream);
 // dx = the gradient of x, plus `residual` unless its data is null; dx may be dy or residual. dx to
 // `fp8`, too.
 cudaError_t LaunchRmsNormBackward(ElementType type, RmsNormShape shape, ConstRows dy, ConstRows x,
-                                  const void* weight, const float* rstd, ConstRows residual,
-                                  MutableRows dx, const Fp8Output& fp8, cudaStream_t stream);
+                                  const void* weight, const float* rstd, NormForm form,
+                                  ConstRows residual, MutableRows dx, const Fp8Output& fp8,
+                                  cudaStream_t stream);
 // Rows of the scratch matrix [RmsNormWeightPartials, width] of floats that the next launch fills.
 int64_t RmsNormWeightPartials(RmsNormShape shape);
-// dweight[c] = sum over rows of dy * cast(x * rstd), in two passes through `partials`.
+// dweight[c] = sum over rows of dy * x * rstd, rounded as `form` says, in two passes through
+// `partials`.
 cudaError_t LaunchRmsNormWeightBackward(ElementType type, RmsNormShape shape, ConstRows dy,
-                                        ConstRows x, const float* rstd, float* partials,
-                                        float* dweight, cudaStream_t stream);
+                                        ConstRows x, const float* rstd, NormForm form,
+                                        float* partials, float* dweight, cudaStream_t stream);
 
 // Heads of 2 * half elements, dense within a token; tokens start every token_stride elements.
 struct RopeShape {
@@ -127,26 +138,26 @@ struct NormRopeShape {
 int64_t NormRopeMaxHeadSize();
 cudaError_t LaunchNormRope(ElementType type, NormRopeShape shape, ConstRows qkv,
                            const void* q_weight, const void* k_weight, const float* cos,
-                           const float* sin, float eps, MutableRows q, MutableRows k,
+                           const float* sin, NormScaling scaling, MutableRows q, MutableRows k,
                            cudaStream_t stream);
 // Rows of the scratch matrix [NormRopeWeightPartials, 2 size] of floats that the next launch uses.
 int64_t NormRopeWeightPartials();
 // `partials` null: no weight gradients. Else `dweights` [2, size] gets q's, then k's.
 cudaError_t LaunchNormRopeBackward(ElementType type, NormRopeShape shape, MutableRows dqkv,
                                    ConstRows qkv, const void* q_weight, const void* k_weight,
-                                   const float* cos, const float* sin, float eps, float* partials,
-                                   float* dweights, cudaStream_t stream);
+                                   const float* cos, const float* sin, NormScaling scaling,
+                                   float* partials, float* dweights, cudaStream_t stream);
 
-// out = silu(gate) * up, to `fp8`, too; gate_up and dgate_up, which may be one, hold `width`
-// columns of gate and then as many of up.
-struct SwigluShape {
+// out = act(gate) * up, act of `kind`, to `fp8`, too; gate_up and dgate_up, which may be one, hold
+// `width` columns of gate and then as many of up.
+struct GluShape {
   int64_t rows = 0;
   int64_t width = 0;
 };
-cudaError_t LaunchSwiglu(ElementType type, SwigluShape shape, ConstRows gate_up, MutableRows out,
-                         const Fp8Output& fp8, cudaStream_t stream);
-cudaError_t LaunchSwigluBackward(ElementType type, SwigluShape shape, ConstRows dy,
-                                 ConstRows gate_up, MutableRows dgate_up, cudaStream_t stream);
+cudaError_t LaunchGlu(ElementType type, GluShape shape, plan::GateKind kind, ConstRows gate_up,
+                      MutableRows out, const Fp8Output& fp8, cudaStream_t stream);
+cudaError_t LaunchGluBackward(ElementType type, GluShape shape, plan::GateKind kind, ConstRows dy,
+                              ConstRows gate_up, MutableRows dgate_up, cudaStream_t stream);
 
 // losses[r] = logsumexp(row r) - row r [targets[r]], 0 where the target is negative; with
 // `backward` row r becomes softmax - onehot, zero where the target is negative. Rows are dense. A

@@ -14,7 +14,9 @@ struct ForwardArguments {
   const T* x;
   int64_t x_stride;
   const T* weight;
-  float eps;
+  NormScaling scaling;
+  const T* residual;  // may be null, or y
+  int64_t residual_stride;
   T* y;
   int64_t y_stride;
   float* rstd;
@@ -33,13 +35,19 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int64_t width = row < a.shape.rows ? a.shape.width : 0;  // no lane may miss the sum
   const T* __restrict__ x = a.x + row * a.x_stride;
   const T* __restrict__ weight = a.weight;
-  T* __restrict__ y = a.y + row * a.y_stride;
+  const T* residual = a.residual + row * a.residual_stride;
+  T* y = a.y + row * a.y_stride;
   float sum = 0.0f;
   float rstd;
   const auto store = [&](int64_t c, const Packed<T, N>& xs, const Packed<T, N>& ws) {
     float ys[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) ys[i] = Normalised<T>(xs[i], ws[i], rstd);
+    for (int i = 0; i < N; ++i) ys[i] = Normalised<T>(xs[i], ws[i], rstd, a.scaling.form);
+    if (a.residual != nullptr) {
+      const auto rs = LoadPacked<T, N>(residual + c, a.wide);
+#pragma unroll
+      for (int i = 0; i < N; ++i) ys[i] = rs[i] + Rounded<T>(ys[i]);
+    }
     const Packed<T, N> rounded(ys);
     StorePacked(y + c, rounded, a.wide);
     return rounded;
@@ -59,7 +67,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) sum = AddSquares(sum, xs[v]);
-    rstd = Rstd(RowSum<Config::kLanes>(sum), a.shape.width, a.eps);
+    rstd = Rstd(RowSum<Config::kLanes>(sum), a.shape.width, a.scaling.epsilon);
     KeepPacked(xs);
     KeepPacked(ws);
 #pragma unroll
@@ -71,7 +79,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int64_t c = first; c < width; c += kStep) {
       sum = AddSquares(sum, LoadPacked<T, N>(x + c, a.wide));
     }
-    rstd = Rstd(RowSum<Config::kLanes>(sum), a.shape.width, a.eps);
+    rstd = Rstd(RowSum<Config::kLanes>(sum), a.shape.width, a.scaling.epsilon);
     for (int64_t c = first; c < width; c += kStep) {
       store(c, LoadPacked<T, N>(x + c, a.wide), LoadPacked<T, N>(weight + c, a.wide));
     }
@@ -91,6 +99,7 @@ struct BackwardArguments {
   int64_t x_stride;
   const T* weight;
   const float* rstd;
+  float plus;         // NormForm
   const T* residual;  // may be null
   int64_t residual_stride;
   T* dx;  // may be dy or residual
@@ -99,7 +108,7 @@ struct BackwardArguments {
   bool wide;
 };
 
-// With g = dy * weight and h = x * rstd: dx = rstd * (g - h * mean(g * h)).
+// With g = dy * (plus + weight) and h = x * rstd: dx = rstd * (g - h * mean(g * h)).
 template <typename T, typename Config, bool kQuantises>
 __global__ void __launch_bounds__(Config::kThreads)
     RmsNormBackwardKernel(const __grid_constant__ BackwardArguments<T> a) {
@@ -119,14 +128,14 @@ __global__ void __launch_bounds__(Config::kThreads)
   float mean;
   const auto add = [&](const Packed<T, N>& dys, const Packed<T, N>& xs, const Packed<T, N>& ws) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) dot += dys[i] * ws[i] * xs[i];
+    for (int i = 0; i < N; ++i) dot += dys[i] * (a.plus + ws[i]) * xs[i];
   };
   const auto store = [&](int64_t c, const Packed<T, N>& dys, const Packed<T, N>& xs,
                          const Packed<T, N>& ws, const Packed<T, N>& rs) {
     float dxs[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      dxs[i] = rstd * (dys[i] * ws[i] - xs[i] * rstd * mean) + rs[i];
+      dxs[i] = rstd * (dys[i] * (a.plus + ws[i]) - xs[i] * rstd * mean) + rs[i];
     }
     const Packed<T, N> rounded(dxs);
     StorePacked(dx + c, rounded, a.wide);
@@ -189,7 +198,8 @@ template <typename T, int N>
 __global__ void __launch_bounds__(kColumns* kRowLanes)
     RmsNormWeightPartialKernel(RmsNormShape shape, int64_t rows_per_slice, const T* __restrict__ dy,
                                int64_t dy_stride, const T* __restrict__ x, int64_t x_stride,
-                               const float* __restrict__ rstd, float* __restrict__ partials) {
+                               const float* __restrict__ rstd, NormForm form,
+                               float* __restrict__ partials) {
   const int column = threadIdx.x % kColumns;
   const int row_lane = threadIdx.x / kColumns;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kColumns + column) * N;
@@ -203,7 +213,7 @@ __global__ void __launch_bounds__(kColumns* kRowLanes)
       Load(dy + row * dy_stride + c, dys);
       const float scale = rstd[row];
 #pragma unroll
-      for (int i = 0; i < N; ++i) sums[i] += dys[i] * Rounded<T>(xs[i] * scale);
+      for (int i = 0; i < N; ++i) sums[i] += dys[i] * RoundedFirst<T>(xs[i], scale, form);
     }
   }
   __shared__ float shared[kRowLanes][kColumns * N + 1];
@@ -242,15 +252,19 @@ __global__ void __launch_bounds__(kWarp* kSumWarps)
 }
 
 template <typename T>
-cudaError_t RmsNorm(RmsNormShape shape, ConstRows x, const void* weight, float eps, MutableRows y,
-                    float* rstd, const Fp8Output& fp8, cudaStream_t stream) {
+cudaError_t RmsNorm(RmsNormShape shape, ConstRows x, const void* weight, NormScaling scaling,
+                    ConstRows residual, MutableRows y, float* rstd, const Fp8Output& fp8,
+                    cudaStream_t stream) {
   const bool wide = RowsAreWide<T>(x.data, x.stride) && IsAligned<uint4>(weight) &&
-                    RowsAreWide<T>(y.data, y.stride) && Fp8IsWide<kWide<T>>(fp8.rows);
+                    RowsAreWide<T>(y.data, y.stride) && Fp8IsWide<kWide<T>>(fp8.rows) &&
+                    (residual.data == nullptr || RowsAreWide<T>(residual.data, residual.stride));
   const ForwardArguments<T> arguments{.shape = shape,
                                       .x = static_cast<const T*>(x.data),
                                       .x_stride = x.stride,
                                       .weight = static_cast<const T*>(weight),
-                                      .eps = eps,
+                                      .scaling = scaling,
+                                      .residual = static_cast<const T*>(residual.data),
+                                      .residual_stride = residual.stride,
                                       .y = static_cast<T*>(y.data),
                                       .y_stride = y.stride,
                                       .rstd = rstd,
@@ -268,7 +282,7 @@ cudaError_t RmsNorm(RmsNormShape shape, ConstRows x, const void* weight, float e
 
 template <typename T>
 cudaError_t RmsNormBackward(RmsNormShape shape, ConstRows dy, ConstRows x, const void* weight,
-                            const float* rstd, ConstRows residual, MutableRows dx,
+                            const float* rstd, NormForm form, ConstRows residual, MutableRows dx,
                             const Fp8Output& fp8, cudaStream_t stream) {
   const bool wide = RowsAreWide<T>(dy.data, dy.stride) && RowsAreWide<T>(x.data, x.stride) &&
                     IsAligned<uint4>(weight) && RowsAreWide<T>(dx.data, dx.stride) &&
@@ -281,6 +295,7 @@ cudaError_t RmsNormBackward(RmsNormShape shape, ConstRows dy, ConstRows x, const
                                        .x_stride = x.stride,
                                        .weight = static_cast<const T*>(weight),
                                        .rstd = rstd,
+                                       .plus = form.plus,
                                        .residual = static_cast<const T*>(residual.data),
                                        .residual_stride = residual.stride,
                                        .dx = static_cast<T*>(dx.data),
@@ -299,30 +314,31 @@ cudaError_t RmsNormBackward(RmsNormShape shape, ConstRows dy, ConstRows x, const
 
 template <typename T, int N>
 void LaunchWeightPartials(RmsNormShape shape, ConstRows dy, ConstRows x, const float* rstd,
-                          float* partials, cudaStream_t stream) {
+                          NormForm form, float* partials, cudaStream_t stream) {
   const int64_t slices = RmsNormWeightPartials(shape);
   const dim3 blocks(static_cast<unsigned>(CeilDiv(shape.width, kColumns * N)),
                     static_cast<unsigned>(slices));
   RmsNormWeightPartialKernel<T, N><<<blocks, kColumns * kRowLanes, 0, stream>>>(
       shape, CeilDiv(shape.rows, slices), static_cast<const T*>(dy.data), dy.stride,
-      static_cast<const T*>(x.data), x.stride, rstd, partials);
+      static_cast<const T*>(x.data), x.stride, rstd, form, partials);
 }
 
 }  // namespace
 
 cudaError_t LaunchRmsNorm(ElementType type, RmsNormShape shape, ConstRows x, const void* weight,
-                          float eps, MutableRows y, float* rstd, const Fp8Output& fp8,
-                          cudaStream_t stream) {
+                          NormScaling scaling, ConstRows residual, MutableRows y, float* rstd,
+                          const Fp8Output& fp8, cudaStream_t stream) {
   const auto run = type == ElementType::kFloat32 ? RmsNorm<float> : RmsNorm<__nv_bfloat16>;
-  return run(shape, x, weight, eps, y, rstd, fp8, stream);
+  return run(shape, x, weight, scaling, residual, y, rstd, fp8, stream);
 }
 
 cudaError_t LaunchRmsNormBackward(ElementType type, RmsNormShape shape, ConstRows dy, ConstRows x,
-                                  const void* weight, const float* rstd, ConstRows residual,
-                                  MutableRows dx, const Fp8Output& fp8, cudaStream_t stream) {
+                                  const void* weight, const float* rstd, NormForm form,
+                                  ConstRows residual, MutableRows dx, const Fp8Output& fp8,
+                                  cudaStream_t stream) {
   const auto run =
       type == ElementType::kFloat32 ? RmsNormBackward<float> : RmsNormBackward<__nv_bfloat16>;
-  return run(shape, dy, x, weight, rstd, residual, dx, fp8, stream);
+  return run(shape, dy, x, weight, rstd, form, residual, dx, fp8, stream);
 }
 
 int64_t RmsNormWeightPartials(RmsNormShape shape) {
@@ -330,15 +346,15 @@ int64_t RmsNormWeightPartials(RmsNormShape shape) {
 }
 
 cudaError_t LaunchRmsNormWeightBackward(ElementType type, RmsNormShape shape, ConstRows dy,
-                                        ConstRows x, const float* rstd, float* partials,
-                                        float* dweight, cudaStream_t stream) {
+                                        ConstRows x, const float* rstd, NormForm form,
+                                        float* partials, float* dweight, cudaStream_t stream) {
   const auto choose = [&]<typename T>(T) {
     const bool wide = RowsAreWide<T>(dy.data, dy.stride) && RowsAreWide<T>(x.data, x.stride) &&
                       shape.width % kWide<T> == 0;
     return wide ? LaunchWeightPartials<T, kWide<T>> : LaunchWeightPartials<T, 1>;
   };
   const auto run = type == ElementType::kFloat32 ? choose(float()) : choose(__nv_bfloat16());
-  run(shape, dy, x, rstd, partials, stream);
+  run(shape, dy, x, rstd, form, partials, stream);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   return LaunchSumRows(partials, RmsNormWeightPartials(shape), shape.width, dweight, stream);
 }

@@ -78,7 +78,7 @@ struct ForwardArguments {
   int64_t qkv_stride;
   const T* q_weight;
   const T* k_weight;
-  float eps;
+  NormScaling scaling;
   T* q;
   int64_t q_stride;
   T* k;
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     float sum = 0.0f;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) sum = AddSquares(sum, xs[h][v]);
-    const float rstd = Rstd(GroupSum<Config::kLanes>(sum), size, a.eps);
+    const float rstd = Rstd(GroupSum<Config::kLanes>(sum), size, a.scaling.epsilon);
     const int head = task.first_head + h;
     const bool is_query = head < a.shape.heads;
     const T* __restrict__ weight = is_query ? a.q_weight : a.k_weight;
@@ -136,7 +136,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       const auto ws = LoadPacked<T, N>(weight + column(v), a.wide);
       float normed[N];
 #pragma unroll
-      for (int i = 0; i < N; ++i) normed[i] = Normalised<T>(xs[h][v][i], ws[i], rstd);
+      for (int i = 0; i < N; ++i)
+        normed[i] = Normalised<T>(xs[h][v][i], ws[i], rstd, a.scaling.form);
       xs[h][v] = Packed<T, N>(normed);
       StorePacked(exchange + column(v), xs[h][v], true);
     }
@@ -167,7 +168,7 @@ struct BackwardArguments {
   int64_t qkv_stride;
   const T* q_weight;
   const T* k_weight;
-  float eps;
+  NormScaling scaling;
   Angles angles;
   int64_t tasks_per_block;  // a multiple of the block's groups
   float* partials;          // [blocks, 2, size]: q's weight, then k's
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kVectors == 1 ? (kWe
         if (present && column(v) < size) StorePacked(exchange + column(v), dys[h][v], true);
       }
       __syncwarp();
-      const float rstd = Rstd(GroupSum<Config::kLanes>(sum), size, a.eps);
+      const float rstd = Rstd(GroupSum<Config::kLanes>(sum), size, a.scaling.epsilon);
       float gs[kVectors][N] = {};
       float dot = 0.0f;
 #pragma unroll
@@ -239,11 +240,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kVectors == 1 ? (kWe
           float g =
               Rotated(column(v) + i < half, dys[h][v][i], partners[i], cosines[v][i], -sines[v][i]);
           if constexpr (kWeights) {
-            const float product = g * Rounded<T>(value * rstd);
+            const float product = g * RoundedFirst<T>(value, rstd, a.scaling.form);
             q_sums[v][i] += is_query ? product : 0.0f;
             k_sums[v][i] += is_query ? 0.0f : product;
           }
-          g *= ws[i];
+          g *= a.scaling.form.plus + ws[i];
           gs[v][i] = g;
           dot += g * value;
         }
@@ -303,8 +304,8 @@ bool AnglesAreWide(const NormRopeShape& shape, const float* cos, const float* si
 
 template <typename T>
 cudaError_t NormRope(NormRopeShape shape, ConstRows qkv, const void* q_weight, const void* k_weight,
-                     const float* cos, const float* sin, float eps, MutableRows q, MutableRows k,
-                     cudaStream_t stream) {
+                     const float* cos, const float* sin, NormScaling scaling, MutableRows q,
+                     MutableRows k, cudaStream_t stream) {
   const bool wide = RowsAreWide<T>(qkv.data, qkv.stride) && RowsAreWide<T>(q.data, q.stride) &&
                     RowsAreWide<T>(k.data, k.stride) && IsAligned<uint4>(q_weight) &&
                     IsAligned<uint4>(k_weight);
@@ -313,7 +314,7 @@ cudaError_t NormRope(NormRopeShape shape, ConstRows qkv, const void* q_weight, c
                                       qkv.stride,
                                       static_cast<const T*>(q_weight),
                                       static_cast<const T*>(k_weight),
-                                      eps,
+                                      scaling,
                                       static_cast<T*>(q.data),
                                       q.stride,
                                       static_cast<T*>(k.data),
@@ -333,8 +334,8 @@ cudaError_t NormRope(NormRopeShape shape, ConstRows qkv, const void* q_weight, c
 template <typename T>
 cudaError_t NormRopeBackward(NormRopeShape shape, MutableRows dqkv, ConstRows qkv,
                              const void* q_weight, const void* k_weight, const float* cos,
-                             const float* sin, float eps, float* partials, float* dweights,
-                             cudaStream_t stream) {
+                             const float* sin, NormScaling scaling, float* partials,
+                             float* dweights, cudaStream_t stream) {
   const bool wide = RowsAreWide<T>(qkv.data, qkv.stride) &&
                     RowsAreWide<T>(dqkv.data, dqkv.stride) && IsAligned<uint4>(q_weight) &&
                     IsAligned<uint4>(k_weight);
@@ -345,7 +346,7 @@ cudaError_t NormRopeBackward(NormRopeShape shape, MutableRows dqkv, ConstRows qk
                                  qkv.stride,
                                  static_cast<const T*>(q_weight),
                                  static_cast<const T*>(k_weight),
-                                 eps,
+                                 scaling,
                                  {cos, sin, AnglesAreWide<T>(shape, cos, sin)},
                                  0,
                                  partials,
@@ -383,19 +384,19 @@ int64_t NormRopeWeightPartials() { return kMaxPartials; }
 
 cudaError_t LaunchNormRope(ElementType type, NormRopeShape shape, ConstRows qkv,
                            const void* q_weight, const void* k_weight, const float* cos,
-                           const float* sin, float eps, MutableRows q, MutableRows k,
+                           const float* sin, NormScaling scaling, MutableRows q, MutableRows k,
                            cudaStream_t stream) {
   const auto run = type == ElementType::kFloat32 ? NormRope<float> : NormRope<__nv_bfloat16>;
-  return run(shape, qkv, q_weight, k_weight, cos, sin, eps, q, k, stream);
+  return run(shape, qkv, q_weight, k_weight, cos, sin, scaling, q, k, stream);
 }
 
 cudaError_t LaunchNormRopeBackward(ElementType type, NormRopeShape shape, MutableRows dqkv,
                                    ConstRows qkv, const void* q_weight, const void* k_weight,
-                                   const float* cos, const float* sin, float eps, float* partials,
-                                   float* dweights, cudaStream_t stream) {
+                                   const float* cos, const float* sin, NormScaling scaling,
+                                   float* partials, float* dweights, cudaStream_t stream) {
   const auto run =
       type == ElementType::kFloat32 ? NormRopeBackward<float> : NormRopeBackward<__nv_bfloat16>;
-  return run(shape, dqkv, qkv, q_weight, k_weight, cos, sin, eps, partials, dweights, stream);
+  return run(shape, dqkv, qkv, q_weight, k_weight, cos, sin, scaling, partials, dweights, stream);
 }
 
 }  // namespace sft::engine::cuda

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "worker/engine/cuda/kernels/vec.cuh"
+#include "worker/engine/kernels/norm_form.h"
 
 namespace sft::engine::cuda {
 
@@ -108,10 +109,18 @@ __device__ __forceinline__ float Rstd(float sum_of_squares, int64_t width, float
   return rsqrtf(__fadd_rn(__fdiv_rn(sum_of_squares, static_cast<float>(width)), eps));
 }
 
-// weight * cast(x * rstd), not yet rounded to T.
+// x * rstd, rounded to T where the norm says so.
 template <typename T>
-__device__ __forceinline__ float Normalised(float x, float weight, float rstd) {
-  return __fmul_rn(Rounded<T>(__fmul_rn(x, rstd)), weight);
+__device__ __forceinline__ float RoundedFirst(float x, float rstd, const NormForm& form) {
+  const float normalised = __fmul_rn(x, rstd);
+  return form.rounds_first ? Rounded<T>(normalised) : normalised;
+}
+
+// The norm of x, not yet rounded to T.
+template <typename T>
+__device__ __forceinline__ float Normalised(float x, float weight, float rstd,
+                                            const NormForm& form) {
+  return __fmul_rn(RoundedFirst<T>(x, rstd, form), form.plus + weight);
 }
 
 // The two halves of a head after a turn by an angle.

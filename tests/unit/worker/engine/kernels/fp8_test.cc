@@ -137,7 +137,7 @@ struct MadeToo {
   Tensor scale = at::zeros({9});
 };
 
-TEST(Fp8Test, WhatNormsAndSwigluMakeInFp8TooIsTheirRowsQuantised) {
+TEST(Fp8Test, WhatNormsAndGluMakeInFp8TooIsTheirRowsQuantised) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     for (const int64_t width : {1, 7, 64, 317}) {
       const Tensor x = RowsWithZeros(width, 1, type), weight = Random({width}, 2).to(type);
@@ -150,15 +150,15 @@ TEST(Fp8Test, WhatNormsAndSwigluMakeInFp8TooIsTheirRowsQuantised) {
       EXPECT_TRUE(at::equal(y, plain_y));
       normed.Expect(y);
       Tensor dx = residual.clone(), plain_dx = at::empty_like(x);
-      const Tensor dw = ops::RmsNormBackward(dx, dy, x, weight, rstd, dx, /*need_weight_grad=*/true,
-                                             gradient.fp8());
-      EXPECT_TRUE(
-          at::equal(dw, ops::RmsNormBackward(plain_dx, dy, x, weight, rstd, residual, true)));
+      const Tensor dw = ops::RmsNormBackward(dx, dy, x, weight, rstd, plan::NormKind::kRms, dx,
+                                             /*need_weight_grad=*/true, gradient.fp8());
+      EXPECT_TRUE(at::equal(dw, ops::RmsNormBackward(plain_dx, dy, x, weight, rstd,
+                                                     plan::NormKind::kRms, residual, true)));
       EXPECT_TRUE(at::equal(dx, plain_dx));
       gradient.Expect(dx);
       Tensor out = at::empty_like(x), plain_out = at::empty_like(x);
-      ops::Swiglu(out, gate_up, activated.fp8());
-      ops::Swiglu(plain_out, gate_up);
+      ops::Glu(out, gate_up, plan::GateKind::kSilu, activated.fp8());
+      ops::Glu(plain_out, gate_up, plan::GateKind::kSilu);
       EXPECT_TRUE(at::equal(out, plain_out));
       activated.Expect(out);
     }
@@ -233,8 +233,9 @@ TEST(Fp8Test, RefusesShapesAndTypesThatDoNotFit) {
   EXPECT_THROW(ops::Fp8QuantizeWith(out.rows, x.to(at::kDouble), scale), c10::Error);
   EXPECT_THROW(ops::Fp8QuantizeWith(out.rows, Random({4, 63}, 1), scale), c10::Error);
   Tensor y = at::empty({4, 64});
-  EXPECT_THROW(ops::Swiglu(y, Random({4, 128}, 1), {out.rows, short_scale}), c10::Error);
-  EXPECT_THROW(ops::Swiglu(y, Random({4, 128}, 1), {out.rows, {}}), c10::Error);
+  EXPECT_THROW(ops::Glu(y, Random({4, 128}, 1), plan::GateKind::kSilu, {out.rows, short_scale}),
+               c10::Error);
+  EXPECT_THROW(ops::Glu(y, Random({4, 128}, 1), plan::GateKind::kSilu, {out.rows, {}}), c10::Error);
   EXPECT_THROW(ops::RmsNorm(y, x, at::ones({64}), 1e-6, {not_float8, scale}), c10::Error);
   const auto [codes, absmax] = ops::Nf4Quantize(Random({4 * 64}, 3));
   const auto nested = ops::AbsmaxQuantize(absmax);

@@ -44,20 +44,43 @@ class TypesTest : public ::testing::TestWithParam<at::ScalarType> {
 INSTANTIATE_TEST_SUITE_P(Types, TypesTest, ::testing::Values(at::kFloat, at::kBFloat16),
                          ::testing::PrintToStringParamName());
 
-TEST(RmsNormTest, EqualsThePlainFormulaAndItsAutograd) {
+std::string NameOf(plan::NormKind kind) {
+  constexpr const char* kNames[] = {"Rms", "RmsFp32", "RmsOnePlus"};
+  return kNames[static_cast<int>(kind)];
+}
+
+// 1e-5 as epsilon.
+class RmsNormTest : public ::testing::TestWithParam<plan::NormKind> {
+ protected:
+  ops::NormOptions options() const { return {1e-5, GetParam()}; }
+  Tensor Scale(const Tensor& w) const {
+    return GetParam() == plan::NormKind::kRmsOnePlus ? 1.0 + w : w;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, RmsNormTest,
+                         ::testing::Values(plan::NormKind::kRms, plan::NormKind::kRmsFp32,
+                                           plan::NormKind::kRmsOnePlus),
+                         [](const auto& info) { return NameOf(info.param); });
+
+TEST_P(RmsNormTest, EqualsThePlainFormulaAndItsAutograd) {
   for (int64_t hidden : {1, 7, 16, 33, 576}) {
     Tensor x = Random({15, hidden}, 1).set_requires_grad(true);
     Tensor w = Random({hidden}, 2).set_requires_grad(true);
-    const Tensor expected = w * (x * at::rsqrt(x.square().mean({-1}, true) + 1e-5));
+    const Tensor expected = Scale(w) * (x * at::rsqrt(x.square().mean({-1}, true) + 1e-5));
     const Tensor dy = Random(x.sizes(), 3), residual = Random(x.sizes(), 4);
     const auto grads = Gradients(expected, dy, {x, w});
     const Strided source(x.detach());
     Strided y(15, hidden, at::kFloat), dx(15, hidden, at::kFloat), sum(15, hidden, at::kFloat);
-    const Tensor rstd = ops::RmsNorm(y.rows, source.rows, w.detach(), 1e-5);
-    const Tensor dw =
-        ops::RmsNormBackward(dx.rows, dy, source.rows, w.detach(), rstd, Tensor(), true);
-    ops::RmsNormBackward(sum.rows, Strided(dy).rows, source.rows, w.detach(), rstd,
+    const Tensor rstd = ops::RmsNorm(y.rows, source.rows, w.detach(), options());
+    const Tensor dw = ops::RmsNormBackward(dx.rows, dy, source.rows, w.detach(), rstd, GetParam(),
+                                           Tensor(), true);
+    ops::RmsNormBackward(sum.rows, Strided(dy).rows, source.rows, w.detach(), rstd, GetParam(),
                          Strided(residual).rows, false);
+    Strided added(residual);
+    EXPECT_TRUE(at::equal(
+        ops::RmsNormAdd(added.rows, source.rows, w.detach(), added.rows, options()), rstd));
+    EXPECT_LT(RelativeError(added.rows, residual + expected.detach()), 1e-6) << hidden;
+    EXPECT_TRUE(added.GapIsUntouched());
     EXPECT_EQ(rstd.sizes(), at::IntArrayRef({15}));
     EXPECT_LT(RelativeError(y.rows, expected.detach()), 1e-6);
     EXPECT_LT(RelativeError(dx.rows, grads[0]), hidden == 1 ? 1e-2 : 2e-6) << hidden;
@@ -67,14 +90,18 @@ TEST(RmsNormTest, EqualsThePlainFormulaAndItsAutograd) {
   }
 }
 
-TEST(RmsNormTest, RoundsInTheOrderOfTransformersForBf16) {
+TEST_P(RmsNormTest, RoundsInTheOrderOfTransformersForBf16) {
   const Tensor x = Random({64, 96}, 4).to(at::kBFloat16);
   const Tensor w = Random({96}, 5).to(at::kBFloat16);
   const Tensor x32 = x.to(at::kFloat);
-  const Tensor normed = x32 * at::rsqrt(x32.square().mean({-1}, true) + 1e-6);
-  const Tensor expected = w * normed.to(at::kBFloat16);
-  Tensor y = at::empty_like(x);
-  ops::RmsNorm(y, x, w, 1e-6);
+  const Tensor normed = x32 * at::rsqrt(x32.square().mean({-1}, true) + 1e-5);
+  const Tensor expected = GetParam() == plan::NormKind::kRms
+                              ? w * normed.to(at::kBFloat16)
+                              : (Scale(w.to(at::kFloat)) * normed).to(at::kBFloat16);
+  Tensor y = at::empty_like(x), sum = at::empty_like(x);
+  ops::RmsNorm(y, x, w, options());
+  ops::RmsNormAdd(sum, x, w, x, options());
+  EXPECT_TRUE(at::equal(sum, x + y)) << "the norm is rounded before the sum";
   // rsqrt and the order of the sum may differ by an ulp of fp32, seldom one of bf16.
   EXPECT_LT((y != expected).sum().item<int64_t>(), 6144 / 100);
   EXPECT_LT(RelativeError(y, expected), 1e-3);
@@ -85,10 +112,11 @@ TEST_P(TypesTest, RmsNormBackwardAddsTheResidualBeforeItsOneRounding) {
   const Tensor residual = Input({21, 70}, 4);
   Tensor y = at::empty_like(x), dx = at::empty_like(x);
   const Tensor rstd = ops::RmsNorm(y, x, w, 1e-6);
-  ops::RmsNormBackward(dx, dy, x, w, rstd, residual, false);
+  ops::RmsNormBackward(dx, dy, x, w, rstd, plan::NormKind::kRms, residual, false);
   const auto floats = [](const Tensor& t) { return t.to(at::kFloat); };
   Tensor exact = at::empty({21, 70}, at::kFloat);
-  ops::RmsNormBackward(exact, floats(dy), floats(x), floats(w), rstd, floats(residual), false);
+  ops::RmsNormBackward(exact, floats(dy), floats(x), floats(w), rstd, plan::NormKind::kRms,
+                       floats(residual), false);
   EXPECT_TRUE(at::equal(dx, exact.to(type())));
 }
 
@@ -97,26 +125,30 @@ TEST_P(TypesTest, RmsNormBackwardMayOverwriteItsGradientOrItsResidual) {
   const Tensor residual = Input({21, 70}, 4);
   Tensor y = at::empty_like(x), apart = at::empty_like(x);
   const Tensor rstd = ops::RmsNorm(y, x, w, 1e-6);
-  const Tensor dw = ops::RmsNormBackward(apart, dy, x, w, rstd, residual, true);
+  const Tensor dw =
+      ops::RmsNormBackward(apart, dy, x, w, rstd, plan::NormKind::kRms, residual, true);
   Strided over_dy(dy), over_residual(residual);
-  EXPECT_TRUE(
-      at::equal(ops::RmsNormBackward(over_dy.rows, over_dy.rows, x, w, rstd, residual, true), dw));
+  EXPECT_TRUE(at::equal(ops::RmsNormBackward(over_dy.rows, over_dy.rows, x, w, rstd,
+                                             plan::NormKind::kRms, residual, true),
+                        dw));
   EXPECT_TRUE(at::equal(over_dy.rows, apart));
-  EXPECT_TRUE(at::equal(
-      ops::RmsNormBackward(over_residual.rows, dy, x, w, rstd, over_residual.rows, true), dw));
+  EXPECT_TRUE(at::equal(ops::RmsNormBackward(over_residual.rows, dy, x, w, rstd,
+                                             plan::NormKind::kRms, over_residual.rows, true),
+                        dw));
   EXPECT_TRUE(at::equal(over_residual.rows, apart));
   EXPECT_TRUE(over_dy.GapIsUntouched() && over_residual.GapIsUntouched());
 }
 
-TEST(RmsNormTest, WithoutWeightGradientReturnsNone) {
+TEST(RmsNormOfOneKindTest, WithoutWeightGradientReturnsNone) {
   const Tensor x = Random({4, 8}, 1);
   const Tensor w = at::ones({8});
   Tensor y = at::empty_like(x);
   const Tensor rstd = ops::RmsNorm(y, x, w, 1e-5);
-  EXPECT_EQ(ops::RmsNormBackward(y, y, x, w, rstd, Tensor(), false).numel(), 0);
+  EXPECT_EQ(ops::RmsNormBackward(y, y, x, w, rstd, plan::NormKind::kRms, Tensor(), false).numel(),
+            0);
 }
 
-TEST(RmsNormTest, RefusesWhatDoesNotFit) {
+TEST(RmsNormOfOneKindTest, RefusesWhatDoesNotFit) {
   const Tensor x = Random({4, 8}, 1), w = at::ones({8});
   Tensor short_rows = at::empty({4, 7}), other_type = at::empty({4, 8}, at::kBFloat16);
   Tensor columns = at::empty({8, 4}).t();
@@ -229,28 +261,39 @@ TEST(NormRopeTest, RefusesAProjectionOfAnotherWidth) {
                c10::Error);
 }
 
-TEST(SwigluTest, EqualsAutograd) {
+class GluTest : public ::testing::TestWithParam<plan::GateKind> {
+ protected:
+  bool silu() const { return GetParam() == plan::GateKind::kSilu; }
+  Tensor Activated(const Tensor& x) const { return silu() ? at::silu(x) : at::gelu(x, "tanh"); }
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, GluTest,
+                         ::testing::Values(plan::GateKind::kSilu, plan::GateKind::kGeluTanh),
+                         [](const auto& info) {
+                           return info.param == plan::GateKind::kSilu ? "Silu" : "GeluTanh";
+                         });
+
+TEST_P(GluTest, EqualsAutograd) {
   for (const int64_t width : {1, 50, 128}) {
     Tensor gate = Random({13, width}, 8).set_requires_grad(true);
     Tensor up = Random({13, width}, 9).set_requires_grad(true);
-    const Tensor expected = at::silu(gate) * up;
+    const Tensor expected = Activated(gate) * up;
     const Tensor dy = Random({13, width}, 10);
     const auto grads = Gradients(expected, dy, {gate, up});
     Strided gate_up(at::cat({gate.detach(), up.detach()}, 1)), out(13, width, at::kFloat);
     Strided gradient(13, 2 * width, at::kFloat);
-    ops::Swiglu(out.rows, gate_up.rows);
-    ops::SwigluBackward(gradient.rows, Strided(dy).rows, gate_up.rows);
+    ops::Glu(out.rows, gate_up.rows, GetParam());
+    ops::GluBackward(gradient.rows, Strided(dy).rows, gate_up.rows, GetParam());
     EXPECT_LT(RelativeError(out.rows, expected.detach()), 1e-6);
     EXPECT_LT(RelativeError(gradient.rows, at::cat({grads[0], grads[1]}, 1)), 1e-6);
-    ops::SwigluBackward(gate_up.rows, dy, gate_up.rows);
+    ops::GluBackward(gate_up.rows, dy, gate_up.rows, GetParam());
     EXPECT_TRUE(at::equal(gate_up.rows, gradient.rows)) << "in the place of gate and up";
     EXPECT_TRUE(out.GapIsUntouched() && gradient.GapIsUntouched() && gate_up.GapIsUntouched());
   }
 }
 
-// y = silu(gate + s xa_g B_g^T) * ...: the gradients that autograd gives the adapters about h, with
+// y = act(gate + s xa_g B_g^T) * ...: the gradients that autograd gives the adapters about h, with
 // all else held.
-TEST(SwigluTest, TheOnePassBackwardGivesTheGradientsOfTheAdaptersToo) {
+TEST_P(GluTest, TheOnePassBackwardGivesTheGradientsOfTheAdaptersToo) {
   const int64_t tokens = 13, width = 50, rank = 3;
   const double scale = 0.5;
   const Tensor base = Random({tokens, 2 * width}, 1), xa = Random({tokens, 2 * rank}, 2);
@@ -262,25 +305,26 @@ TEST(SwigluTest, TheOnePassBackwardGivesTheGradientsOfTheAdaptersToo) {
       base.narrow(1, 0, width) + scale * xa_in.narrow(1, 0, rank).matmul(b_gate.t());
   const Tensor up =
       base.narrow(1, width, width) + scale * xa_in.narrow(1, rank, rank).matmul(b_up.t());
-  const Tensor h = at::silu(gate) * up;
+  const Tensor h = Activated(gate) * up;
   const Tensor dh = Random({tokens, width}, 6), dha = Random({tokens, rank}, 7);
   // dy reaches h through down's weight (dh) and, held apart here, through its first factor.
   const auto grads = Gradients(h, dh, {xa_in, b_gate, b_up});
-  const Tensor ha = at::silu(gate).mul(up).detach().matmul(a_down.t());
+  const Tensor ha = Activated(gate).mul(up).detach().matmul(a_down.t());
   const auto of_down = Gradients(ha, dha, {a_down});
   Strided rows(at::cat({gate.detach(), up.detach()}, 1)), plain(tokens, 2 * width, at::kFloat);
-  ops::SwigluBackward(plain.rows, dh, rows.rows);
-  const ops::SwigluFactors factors{.xa = xa,
-                                   .b_gate = b_gate.detach(),
-                                   .b_up = b_up.detach(),
-                                   .dxa_down = dha,
-                                   .db_gate = at::ones({width, rank}),
-                                   .db_up = at::ones({width, rank}),
-                                   .da_down = at::ones({rank, width}),
-                                   .scale = scale};
-  ASSERT_TRUE(ops::HasSwigluFactors(rows.rows, rank));
+  ops::GluBackward(plain.rows, dh, rows.rows, GetParam());
+  const ops::GluFactors factors{.xa = xa,
+                                .b_gate = b_gate.detach(),
+                                .b_up = b_up.detach(),
+                                .dxa_down = dha,
+                                .db_gate = at::ones({width, rank}),
+                                .db_up = at::ones({width, rank}),
+                                .da_down = at::ones({rank, width}),
+                                .scale = scale,
+                                .kind = GetParam()};
+  ASSERT_TRUE(ops::HasGluFactors(rows.rows, rank));
   Tensor dxa = at::empty({rows.rows.size(0), 2 * factors.b_gate.size(1)});
-  ops::SwigluFactorsBackward(rows.rows, dxa, Strided(dh).rows, factors);
+  ops::GluFactorsBackward(rows.rows, dxa, Strided(dh).rows, factors);
   EXPECT_LT(RelativeError(rows.rows, plain.rows), 1e-6);
   EXPECT_LT(RelativeError(dxa, grads[0]), 1e-6);
   EXPECT_LT(RelativeError(factors.db_gate, grads[1] + 1), 1e-6) << "added to what is there";

@@ -167,10 +167,10 @@ class AsTheyAre : public BlocksRun {
 
 // By their parts, none of which is told who reads its rows: each product quantises its own.
 class Apart : public BlocksRun {
-  static Tensor Norm(const Tensor& x, const Tensor& weight, double epsilon,
+  static Tensor Norm(const Tensor& x, const Tensor& weight, const ops::NormOptions& options,
                      const Projection& reader, Tensor& rstd) {
     Tensor normed = EmptyRows(x.size(0), x.size(1), reader.spare(), x);
-    rstd = ops::RmsNorm(normed, x, weight, epsilon);
+    rstd = ops::RmsNorm(normed, x, weight, options);
     return normed;
   }
 
@@ -178,16 +178,17 @@ class Apart : public BlocksRun {
     const DecoderBlock b = model_.Block(unit);
     DecoderBlock::Saved& s = saved_[unit];
     s.input = x;
-    s.input_normed = Norm(x, pass.weights[b.input_norm], b.epsilon, b.attention.qkv, s.input_rstd);
+    s.input_normed =
+        Norm(x, pass.weights[b.attention_norms.before], b.norm, b.attention.qkv, s.input_rstd);
     s.middle = at::empty_like(x);
     b.attention.Forward(s.middle, s.input_normed, x, context_.documents, context_.ropes[0], pass,
                         s.attention);
     s.middle_normed =
-        Norm(s.middle, pass.weights[b.post_norm], b.epsilon, b.mlp.gate_up, s.middle_rstd);
+        Norm(s.middle, pass.weights[b.mlp_norms.before], b.norm, b.mlp.gate_up, s.middle_rstd);
     s.mlp.gate_up = EmptyRows(kBatchTokens, b.mlp.gate_up.outputs(), b.mlp.gate_up.spare(), x);
     s.mlp.gate_up_xa = b.mlp.gate_up.Forward(s.mlp.gate_up, s.middle_normed, pass);
     Tensor activated = EmptyRows(kBatchTokens, b.mlp.down.inputs(), b.mlp.down.spare(), x);
-    ops::Swiglu(activated, s.mlp.gate_up);
+    ops::Glu(activated, s.mlp.gate_up, plan::GateKind::kSilu);
     Tensor result = at::empty_like(x);
     s.mlp.down_xa = b.mlp.down.Forward(result, activated, pass, s.middle);
     return result;
@@ -198,11 +199,12 @@ class Apart : public BlocksRun {
     Tensor& dy = dx.rows;
     Tensor dnormed = at::empty_like(s.middle);
     b.mlp.Backward(dy, s.middle_normed, pass, s.mlp, gradients, &dnormed);
-    ops::RmsNormBackward(dy, dnormed, s.middle, pass.weights[b.post_norm], s.middle_rstd, dy,
-                         false);
+    ops::RmsNormBackward(dy, dnormed, s.middle, pass.weights[b.mlp_norms.before], s.middle_rstd,
+                         plan::NormKind::kRms, dy, false);
     b.attention.Backward(dy, s.input_normed, context_.documents, context_.ropes[0], pass,
                          s.attention, gradients, &dnormed);
-    ops::RmsNormBackward(dy, dnormed, s.input, pass.weights[b.input_norm], s.input_rstd, dy, false);
+    ops::RmsNormBackward(dy, dnormed, s.input, pass.weights[b.attention_norms.before], s.input_rstd,
+                         plan::NormKind::kRms, dy, false);
   }
 };
 
@@ -240,7 +242,7 @@ std::unique_ptr<at::ObserverContext> Count(const at::RecordFunction& call) {
   if (name == "sft::Fp8Quantize") ++counts.apart;
   if (name == "sft::RmsNorm") counts.made += makes(4);
   if (name == "sft::RmsNormBackward") counts.made += makes(7);
-  if (name == "sft::Swiglu") counts.made += makes(2);
+  if (name == "sft::Glu") counts.made += makes(2);
   return nullptr;
 }
 

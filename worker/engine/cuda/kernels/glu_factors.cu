@@ -1,4 +1,5 @@
-// The backward of SwiGLU with all products of adapters that read its rows, in one pass over them.
+// The backward of a gated activation with all products of adapters that read its rows, in one pass
+// over them.
 //
 // The rows are cut into tiles of a strip of columns (of gate, of up and of h alike) by some tokens,
 // and the tiles, strip by strip, into as many equal runs as there are multiprocessors: a run may
@@ -11,8 +12,8 @@
 // are added up in a fixed order by two small kernels.
 #include <algorithm>
 
-#include "worker/engine/cuda/kernels/swiglu_factors.h"
-#include "worker/engine/cuda/kernels/vec.cuh"
+#include "worker/engine/cuda/kernels/gates.cuh"
+#include "worker/engine/cuda/kernels/glu_factors.h"
 
 namespace sft::engine::cuda {
 namespace {
@@ -34,8 +35,6 @@ template <int R>
 constexpr int kStrip = 4096 / R;
 template <int R>
 constexpr int kTokens = kTileSize / kStrip<R>;
-
-__device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
 // Rows of kChunks chunks of 16 bytes in shared memory. Chunks change places by row so that eight
 // rows of one chunk, or eight chunks of a row, lie in different banks.
@@ -125,11 +124,11 @@ struct Runs {
 };
 
 template <int R>
-__host__ __device__ Runs RunsOf(const SwigluFactorsShape& shape, int runs) {
+__host__ __device__ Runs RunsOf(const GluFactorsShape& shape, int runs) {
   return {shape.width / kStrip<R>, (shape.tokens + kTokens<R> - 1) / kTokens<R>, runs};
 }
 
-template <int R>
+template <int R, typename Gate>
 class Block {
  public:
   static constexpr int kTileChunks = kStrip<R> / kChunk;
@@ -139,8 +138,8 @@ class Block {
   static constexpr int kColumnGroups = kStrip<R> / 16 / kGroupsOfKind;
   static constexpr int kPieces = kTokens<R> / 16 * 2 / kDxaWarps;
 
-  __device__ Block(const SwigluFactorsShape& shape, const SwigluFactorsRows& rows,
-                   const SwigluFactorsPartials& partials, Shared<R>& shared)
+  __device__ Block(const GluFactorsShape& shape, const GluFactorsRows& rows,
+                   const GluFactorsPartials& partials, Shared<R>& shared)
       : shape_(shape), rows_(rows), partials_(partials), shared_(shared) {
     const Runs runs = RunsOf<R>(shape, gridDim.x);
     tiles_of_strip_ = static_cast<int>(runs.tiles);
@@ -237,10 +236,10 @@ class Block {
       Load(Tile(tile, 2) + at, dys);
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) {
-        const float g = gates[j], s = Sigmoid(g), h = g * s * ups[j];
-        gates[j] = dys[j] * ups[j] * s * (1.0f + g * (1.0f - s));
-        ups[j] = dys[j] * g * s;
-        dys[j] = h;
+        const GateGradients d = Gate::Backward(dys[j], gates[j], ups[j]);
+        dys[j] = Gate::Product(gates[j], ups[j]);
+        gates[j] = d.gate;
+        ups[j] = d.up;
       }
       Store(Tile(tile, 0) + at, gates);
       Store(Tile(tile, 1) + at, ups);
@@ -341,20 +340,19 @@ class Block {
     return (Warp() - kDxaWarps) % kGroupsOfKind * kColumnGroups;
   }
 
-  const SwigluFactorsShape& shape_;
-  const SwigluFactorsRows& rows_;
-  const SwigluFactorsPartials& partials_;
+  const GluFactorsShape& shape_;
+  const GluFactorsRows& rows_;
+  const GluFactorsPartials& partials_;
   Shared<R>& shared_;
   int tiles_of_strip_, first_tile_, tiles_;
   float gradients_[kColumnGroups][kParts][4] = {};
 };
 
-template <int R>
+template <int R, typename Gate>
 __global__ void __launch_bounds__(kThreads, 1)
-    SwigluFactorsKernel(SwigluFactorsShape shape, SwigluFactorsRows rows,
-                        SwigluFactorsPartials partials) {
+    GluFactorsKernel(GluFactorsShape shape, GluFactorsRows rows, GluFactorsPartials partials) {
   extern __shared__ __align__(128) unsigned char memory[];
-  Block<R>(shape, rows, partials, *reinterpret_cast<Shared<R>*>(memory)).Run();
+  Block<R, Gate>(shape, rows, partials, *reinterpret_cast<Shared<R>*>(memory)).Run();
 }
 
 // dxa = scale * the sum over strips. A thread adds up every kSumGroups-th strip of four
@@ -397,7 +395,7 @@ __global__ void __launch_bounds__(kSumThreads)
 template <int R>
 __global__ void __launch_bounds__(kSumThreads)
     AddGradientsKernel(const float* __restrict__ partials, Runs runs, int64_t width, float scale,
-                       SwigluFactorsGradients gradients) {
+                       GluFactorsGradients gradients) {
   constexpr int kElements = kStrip<R> * R, kOwn = kElements / kSumThreads;
   __shared__ float turned[kStrip<R> * (R + 1)];
   const int64_t strip = blockIdx.x;
@@ -431,18 +429,18 @@ __global__ void __launch_bounds__(kSumThreads)
 
 int64_t StripWidth(int rank) { return rank == 16 ? kStrip<16> : kStrip<32>; }
 
-template <int R>
-cudaError_t Run(const SwigluFactorsShape& shape, const SwigluFactorsRows& rows,
-                const SwigluFactorsPartials& partials, float scale,
-                const SwigluFactorsGradients& gradients, MutableRows dxa, cudaStream_t stream) {
+template <int R, typename Gate>
+cudaError_t Run(const GluFactorsShape& shape, const GluFactorsRows& rows,
+                const GluFactorsPartials& partials, float scale,
+                const GluFactorsGradients& gradients, MutableRows dxa, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Shared<R>);
   if (const cudaError_t error = cudaFuncSetAttribute(
-          SwigluFactorsKernel<R>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+          GluFactorsKernel<R, Gate>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
       error != cudaSuccess) {
     return error;
   }
   const Runs runs = RunsOf<R>(shape, partials.runs);
-  SwigluFactorsKernel<R><<<partials.runs, kThreads, kBytes, stream>>>(shape, rows, partials);
+  GluFactorsKernel<R, Gate><<<partials.runs, kThreads, kBytes, stream>>>(shape, rows, partials);
   constexpr int kPlaces = kSumThreads / kSumGroups;
   const auto tokens = static_cast<unsigned>(CeilDiv(shape.tokens * 2 * R, kPlaces * 4));
   SumDxaKernel<<<tokens, kSumThreads, 0, stream>>>(partials.dxa, runs.strips, shape.tokens, 2 * R,
@@ -455,11 +453,11 @@ cudaError_t Run(const SwigluFactorsShape& shape, const SwigluFactorsRows& rows,
 
 }  // namespace
 
-bool HasSwigluFactors(int64_t width, int64_t rank) {
+bool HasGluFactors(int64_t width, int64_t rank) {
   return (rank == 16 || rank == 32) && width % StripWidth(static_cast<int>(rank)) == 0;
 }
 
-SwigluFactorsSizes SizesOfSwigluFactors(const SwigluFactorsShape& shape, int multiprocessors) {
+GluFactorsSizes SizesOfGluFactors(const GluFactorsShape& shape, int multiprocessors) {
   const Runs one = shape.rank == 16 ? RunsOf<16>(shape, 1) : RunsOf<32>(shape, 1);
   // A block has room for the factors of two strips: where strips are of one tile it gets one.
   const int64_t runs =
@@ -470,13 +468,14 @@ SwigluFactorsSizes SizesOfSwigluFactors(const SwigluFactorsShape& shape, int mul
           .gradients = (runs + one.strips) * kKinds * factors};
 }
 
-cudaError_t LaunchSwigluFactorsBackward(const SwigluFactorsShape& shape,
-                                        const SwigluFactorsRows& rows,
-                                        const SwigluFactorsPartials& partials, float scale,
-                                        const SwigluFactorsGradients& gradients, MutableRows dxa,
-                                        cudaStream_t stream) {
-  const auto run = shape.rank == 16 ? Run<16> : Run<32>;
-  return run(shape, rows, partials, scale, gradients, dxa, stream);
+cudaError_t LaunchGluFactorsBackward(const GluFactorsShape& shape, const GluFactorsRows& rows,
+                                     const GluFactorsPartials& partials, plan::GateKind kind,
+                                     float scale, const GluFactorsGradients& gradients,
+                                     MutableRows dxa, cudaStream_t stream) {
+  return WithGate(kind, [&]<typename Gate>(Gate) {
+    const auto run = shape.rank == 16 ? Run<16, Gate> : Run<32, Gate>;
+    return run(shape, rows, partials, scale, gradients, dxa, stream);
+  });
 }
 
 }  // namespace sft::engine::cuda

@@ -11,19 +11,20 @@ namespace {
 
 using at::Tensor;
 
-struct SwigluCase {
+struct GluCase {
   const char* name;
   int64_t tokens, width, rank;
+  plan::GateKind kind = plan::GateKind::kSilu;
 
-  friend void PrintTo(const SwigluCase& c, std::ostream* out) { *out << c.name; }
+  friend void PrintTo(const GluCase& c, std::ostream* out) { *out << c.name; }
 };
 
-struct SwigluResult {
+struct GluResult {
   Tensor gate_up, dxa;
-  ops::SwigluFactors factors;
+  ops::GluFactors factors;
 };
 
-class SwigluFactorsTest : public GpuTest, public ::testing::WithParamInterface<SwigluCase> {
+class GluFactorsTest : public GpuTest, public ::testing::WithParamInterface<GluCase> {
  protected:
   // Rows with columns to spare, of which an odd number of chunks.
   static Tensor Rows(const Tensor& x) {
@@ -34,8 +35,8 @@ class SwigluFactorsTest : public GpuTest, public ::testing::WithParamInterface<S
   }
 
   // On the GPU in bf16, or on the CPU in fp32, from the same values.
-  SwigluResult Run(bool gpu) const {
-    const SwigluCase& c = GetParam();
+  GluResult Run(bool gpu) const {
+    const GluCase& c = GetParam();
     const auto value = [&](at::IntArrayRef sizes, uint64_t seed, double scale) {
       const Tensor x = Normal(sizes, seed, scale).to(at::kBFloat16);
       return gpu ? ToGpu(x) : x.to(at::kFloat);
@@ -44,7 +45,7 @@ class SwigluFactorsTest : public GpuTest, public ::testing::WithParamInterface<S
       const Tensor x = at::full(sizes, 0.25, at::kFloat);
       return gpu ? ToGpu(x) : x;
     };
-    SwigluResult r;
+    GluResult r;
     r.gate_up = Rows(value({c.tokens, 2 * c.width}, 1, 2.0));
     const Tensor dy = Rows(value({c.tokens, c.width}, 2, 1.0));
     r.factors = {.xa = value({c.tokens, 2 * c.rank}, 3, 1.0),
@@ -54,17 +55,18 @@ class SwigluFactorsTest : public GpuTest, public ::testing::WithParamInterface<S
                  .db_gate = zeros({c.width, c.rank}),
                  .db_up = zeros({c.width, c.rank}),
                  .da_down = zeros({c.rank, c.width}),
-                 .scale = 2.0};
-    EXPECT_TRUE(ops::HasSwigluFactors(r.gate_up, c.rank));
+                 .scale = 2.0,
+                 .kind = c.kind};
+    EXPECT_TRUE(ops::HasGluFactors(r.gate_up, c.rank));
     r.dxa = SpareColumns(r.gate_up, 72).narrow(1, 8, 2 * c.rank);
-    ops::SwigluFactorsBackward(r.gate_up, r.dxa, dy, r.factors);
+    ops::GluFactorsBackward(r.gate_up, r.dxa, dy, r.factors);
     return r;
   }
 };
 
-TEST_P(SwigluFactorsTest, EqualsTheReference) {
-  const SwigluCase& c = GetParam();
-  const SwigluResult actual = Run(true), expected = Run(false);
+TEST_P(GluFactorsTest, EqualsTheReference) {
+  const GluCase& c = GetParam();
+  const GluResult actual = Run(true), expected = Run(false);
   EXPECT_LT(RelativeError(actual.gate_up, expected.gate_up), 4e-3);
   EXPECT_LT(RelativeError(actual.dxa, expected.dxa), 6e-3);
   EXPECT_LT(RelativeError(actual.factors.db_gate, expected.factors.db_gate), 4e-3);
@@ -76,8 +78,8 @@ TEST_P(SwigluFactorsTest, EqualsTheReference) {
 }
 
 // Row by row and column by column: an error in one tile would drown in the whole.
-TEST_P(SwigluFactorsTest, EachTokenAndEachColumnIsRight) {
-  const SwigluResult actual = Run(true), expected = Run(false);
+TEST_P(GluFactorsTest, EachTokenAndEachColumnIsRight) {
+  const GluResult actual = Run(true), expected = Run(false);
   const auto worst = [](const Tensor& a, const Tensor& b, int64_t along) {
     const Tensor x = a.cpu().to(at::kDouble), y = b.to(at::kDouble);
     const Tensor error = (x - y).square().sum({along}).sqrt(),
@@ -91,16 +93,16 @@ TEST_P(SwigluFactorsTest, EachTokenAndEachColumnIsRight) {
   EXPECT_LT(worst(actual.factors.da_down, expected.factors.da_down, 0), 2e-2);
 }
 
-TEST_P(SwigluFactorsTest, RowsHaveTheBitsOfThePlainBackwardAndAllRepeat) {
-  const SwigluCase& c = GetParam();
-  const SwigluResult first = Run(true);
+TEST_P(GluFactorsTest, RowsHaveTheBitsOfThePlainBackwardAndAllRepeat) {
+  const GluCase& c = GetParam();
+  const GluResult first = Run(true);
   const Tensor gate_up = ToGpu(Normal({c.tokens, 2 * c.width}, 1, 2.0).to(at::kBFloat16));
   const Tensor dy = ToGpu(Normal({c.tokens, c.width}, 2, 1.0).to(at::kBFloat16));
   Tensor plain = at::empty_like(gate_up);
-  ops::SwigluBackward(plain, dy, gate_up);
+  ops::GluBackward(plain, dy, gate_up, c.kind);
   EXPECT_TRUE(SameBits(first.gate_up, plain));
   for (int i = 0; i < 3; ++i) {
-    const SwigluResult again = Run(true);
+    const GluResult again = Run(true);
     EXPECT_TRUE(SameBits(first.dxa, again.dxa));
     EXPECT_TRUE(SameBits(first.factors.db_gate, again.factors.db_gate));
     EXPECT_TRUE(SameBits(first.factors.db_up, again.factors.db_up));
@@ -108,22 +110,23 @@ TEST_P(SwigluFactorsTest, RowsHaveTheBitsOfThePlainBackwardAndAllRepeat) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, SwigluFactorsTest,
-                         ::testing::Values(SwigluCase{"one_token", 1, 256, 16},
-                                           SwigluCase{"one_tile", 128, 256, 16},
-                                           SwigluCase{"part_of_a_tile", 300, 512, 16},
-                                           // Strips of one tile, more than multiprocessors.
-                                           SwigluCase{"a_tile_a_strip", 20, 34048, 16},
-                                           SwigluCase{"a_tile_a_strip_32", 50, 17024, 32},
-                                           SwigluCase{"rank_32", 300, 512, 32},
-                                           SwigluCase{"many_strips", 700, 12288, 16},
-                                           SwigluCase{"rank_32_strips", 1030, 9728, 32},
-                                           SwigluCase{"many_tokens", 8192, 3072, 16}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Cases, GluFactorsTest,
+    ::testing::Values(GluCase{"one_token", 1, 256, 16}, GluCase{"one_tile", 128, 256, 16},
+                      GluCase{"part_of_a_tile", 300, 512, 16},
+                      GluCase{"gelu", 300, 512, 16, plan::GateKind::kGeluTanh},
+                      GluCase{"gelu_32", 700, 9728, 32, plan::GateKind::kGeluTanh},
+                      // Strips of one tile, more than multiprocessors.
+                      GluCase{"a_tile_a_strip", 20, 34048, 16},
+                      GluCase{"a_tile_a_strip_32", 50, 17024, 32}, GluCase{"rank_32", 300, 512, 32},
+                      GluCase{"many_strips", 700, 12288, 16},
+                      GluCase{"rank_32_strips", 1030, 9728, 32},
+                      GluCase{"many_tokens", 8192, 3072, 16}),
+    [](const auto& info) { return info.param.name; });
 
-TEST_F(GpuTest, SwigluFactorsLeavesOtherSizesToThePlainPath) {
+TEST_F(GpuTest, GluFactorsLeavesOtherSizesToThePlainPath) {
   const auto has = [](int64_t width, int64_t rank, at::ScalarType type) {
-    return ops::HasSwigluFactors(ToGpu(at::zeros({4, 2 * width}, type)), rank);
+    return ops::HasGluFactors(ToGpu(at::zeros({4, 2 * width}, type)), rank);
   };
   EXPECT_TRUE(has(256, 16, at::kBFloat16));
   EXPECT_FALSE(has(256, 8, at::kBFloat16));

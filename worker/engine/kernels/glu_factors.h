@@ -7,10 +7,10 @@
 
 namespace sft::engine {
 
-// Throws c10::Error unless the tensors of a SwigluFactorsBackward (ops.h) fit each other.
-inline void CheckSwigluFactors(const at::Tensor& gate_up, const at::Tensor& dxa,
-                               const at::Tensor& dy, const ops::SwigluFactors& f) {
-  constexpr const char* kName = "SwigluFactorsBackward";
+// Throws c10::Error unless the tensors of a GluFactorsBackward (ops.h) fit each other.
+inline void CheckGluFactors(const at::Tensor& gate_up, const at::Tensor& dxa, const at::Tensor& dy,
+                            const ops::GluFactors& f) {
+  constexpr const char* kName = "GluFactorsBackward";
   TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0 && f.b_gate.dim() == 2, kName,
               ": gate_up is ", gate_up.sizes(), ", b_gate ", f.b_gate.sizes());
   const int64_t tokens = gate_up.size(0), width = gate_up.size(1) / 2, rank = f.b_gate.size(1);

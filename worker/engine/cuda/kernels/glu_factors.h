@@ -4,19 +4,19 @@
 
 #include "worker/engine/cuda/kernels/launch.h"
 
-// Launcher of SwigluFactorsBackward (worker/engine/kernels/ops.h), for bf16. launch.h's rules hold.
+// Launcher of GluFactorsBackward (worker/engine/kernels/ops.h), for bf16. launch.h's rules hold.
 
 namespace sft::engine::cuda {
 
 // Sizes of one call.
-struct SwigluFactorsShape {
+struct GluFactorsShape {
   int64_t tokens = 0;
   int64_t width = 0;  // of gate, of up and of their product
   int rank = 0;       // of each of the three adapters
 };
 
 // Inputs of one call; gate_up is overwritten by its gradient. Rows start on 16 bytes.
-struct SwigluFactorsRows {
+struct GluFactorsRows {
   __nv_bfloat16* gate_up = nullptr;  // [tokens, 2 width]
   int64_t gate_up_stride = 0;
   const __nv_bfloat16* dy = nullptr;  // [tokens, width]
@@ -29,31 +29,30 @@ struct SwigluFactorsRows {
 };
 
 // Dense; what is computed is added to them.
-struct SwigluFactorsGradients {
+struct GluFactorsGradients {
   float *b_gate = nullptr, *b_up = nullptr;  // [width, rank]
   float* a_down = nullptr;                   // [rank, width]
 };
 
 // Sizes of the scratch memory for partial sums, in floats, and of the runs of
 // tiles that blocks take.
-struct SwigluFactorsSizes {
+struct GluFactorsSizes {
   int runs = 1;
   int64_t dxa = 0, gradients = 0;
 };
 // The scratch memory itself.
-struct SwigluFactorsPartials {
+struct GluFactorsPartials {
   int runs = 1;
   float *dxa = nullptr, *gradients = nullptr;
 };
 
 // True if there is a kernel for these sizes.
-bool HasSwigluFactors(int64_t width, int64_t rank);
-SwigluFactorsSizes SizesOfSwigluFactors(const SwigluFactorsShape& shape, int multiprocessors);
+bool HasGluFactors(int64_t width, int64_t rank);
+GluFactorsSizes SizesOfGluFactors(const GluFactorsShape& shape, int multiprocessors);
 // dxa [tokens, 2 rank], rows on 8 bytes.
-cudaError_t LaunchSwigluFactorsBackward(const SwigluFactorsShape& shape,
-                                        const SwigluFactorsRows& rows,
-                                        const SwigluFactorsPartials& partials, float scale,
-                                        const SwigluFactorsGradients& gradients, MutableRows dxa,
-                                        cudaStream_t stream);
+cudaError_t LaunchGluFactorsBackward(const GluFactorsShape& shape, const GluFactorsRows& rows,
+                                     const GluFactorsPartials& partials, plan::GateKind kind,
+                                     float scale, const GluFactorsGradients& gradients,
+                                     MutableRows dxa, cudaStream_t stream);
 
 }  // namespace sft::engine::cuda

@@ -1,0 +1,62 @@
+#include "common/plan/families/family.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "common/plan/read_rope.h"
+
+namespace sft::plan {
+
+void ReadLayerTypes(const ConfigReader& config, int64_t window, ModelConfig& model) {
+  std::vector<LayerOptions>& layers = model.layer_options;
+  const auto types = config.Get<std::vector<std::string>>("layer_types", {});
+  if (types.size() != layers.size()) {
+    config.Fail("layer_types", fmt::format("names {} layers of {}", types.size(), layers.size()));
+    return;
+  }
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (types[i] == "sliding_attention") {
+      layers[i].window = window;
+    } else if (types[i] != "full_attention") {
+      config.Fail("layer_types", fmt::format("has \"{}\", which is not supported", types[i]));
+    }
+  }
+}
+
+int64_t ReadWindow(const ConfigReader& config, int64_t fallback) {
+  return config.HasKey("sliding_window") ? config.Get<int64_t>("sliding_window", 0) : fallback;
+}
+
+void ReadSlidingLayers(const ConfigReader& config, int64_t window, int64_t interval,
+                       ModelConfig& model) {
+  if (config.Has("layer_types")) {
+    ReadLayerTypes(config, window, model);
+    return;
+  }
+  for (int64_t i = 0; i < model.layers; ++i) {
+    if ((i + 1) % interval != 0) model.layer_options[i].window = window;
+  }
+}
+
+void ReadRopesByLayerType(const ConfigReader& config, double theta, double sliding_theta,
+                          ModelConfig& model) {
+  RopeOptions sliding{.theta = sliding_theta};
+  if (const auto by_type = config.Object("rope_parameters")) {
+    const auto read = [&](const char* type, double base) {
+      RopeOptions rope{.theta = base};
+      if (const auto parameters = by_type->Object(type)) {
+        ReadRopeParameters(*parameters, config, rope);
+        rope.truncate = true;  // transformers reads the key at the top level alone
+      }
+      return rope;
+    };
+    model.ropes[0] = read("full_attention", theta);
+    sliding = read("sliding_attention", sliding_theta);
+  }
+  model.ropes.push_back(sliding);
+  for (LayerOptions& layer : model.layer_options) layer.rope = layer.window > 0 ? 1 : 0;
+}
+
+}  // namespace sft::plan

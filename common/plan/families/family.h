@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/plan/config_reader.h"
+#include "common/plan/model_config.h"
+#include "common/plan/tensors.h"
+
+// A family of models as a description: what its config.json means where it differs from Llama's.
+// Each file of this folder describes a family or a few close ones; table.cc lists them. Defaults
+// are those of transformers' configuration classes.
+
+namespace sft::plan {
+
+// Llama's names, which most families took over.
+inline constexpr TensorNames kLlamaNames = {
+    .embedding = "model.embed_tokens",
+    .final_norm = "model.norm",
+    .head = "lm_head",
+    .block = "model.layers",
+    .attention_norm = "input_layernorm",
+    .q = "self_attn.q_proj",
+    .k = "self_attn.k_proj",
+    .v = "self_attn.v_proj",
+    .o = "self_attn.o_proj",
+    .q_norm = "self_attn.q_norm",
+    .k_norm = "self_attn.k_norm",
+    .mlp_norm = "post_attention_layernorm",
+    .gate = "mlp.gate_proj",
+    .up = "mlp.up_proj",
+    .down = "mlp.down_proj",
+};
+
+// The values of keys that config.json leaves out.
+struct ConfigDefaults {
+  // 0: the key is required.
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+  int64_t layers = 0;
+  int64_t heads = 0;
+  int64_t vocab = 0;
+  int64_t kv_heads = 0;       // 0: as many as heads
+  int64_t head_dim = 0;       // 0: hidden / heads
+  int64_t max_positions = 0;  // 0: not known
+  int64_t pad_token = -1;     // -1: none
+  double theta = 10000.0;
+  double epsilon = 1e-6;
+  bool tied_head = false;
+};
+
+// What sets a family apart.
+struct Family {
+  std::string_view name;  // model_type
+  ConfigDefaults defaults;
+  // The activation's key, and its value where the key is missing.
+  const char* activation_key = "hidden_act";
+  std::string_view activation = "silu";
+  bool qkv_bias = false;            // always present (Qwen2), not an option
+  bool has_attention_bias = false;  // the key attention_bias counts
+  bool has_mlp_bias = false;        // the key mlp_bias counts
+  QkNorm qk_norm = QkNorm::kNone;
+  NormKind norm = NormKind::kRms;
+  TensorNames names = kLlamaNames;
+  // Reads what this family alone has, once the rest of `model` is read: ropes holds the rope of the
+  // top level, layer_options has a default entry for each layer. Null: nothing.
+  void (*read)(const ConfigReader& config, ModelConfig& model) = nullptr;
+};
+
+// The descriptions.
+extern const Family kLlama, kMistral, kQwen2, kQwen3, kGranite, kSmolLm3, kGemma3, kOlmo2, kOlmo3,
+    kMinistral3;
+
+// A multimodal model whose decoder is of a family above: config.json has it under "text_config".
+struct Wrapper {
+  std::string_view name;         // model_type of the whole
+  std::string_view text_family;  // where text_config has no model_type
+  std::string_view prefix;       // ModelShape::prefix
+};
+
+// Null if there is none of that model_type.
+const Family* FindFamily(std::string_view name);
+const Wrapper* FindWrapper(std::string_view name);
+// "llama, mistral, ...", the model_types that are read, wrappers included.
+std::string FamilyNames();
+// Why a model_type that is not read is not: the nearest family and what differs from it, or the
+// family whose name is nearly that; empty if nothing is known.
+std::string ReasonAgainst(std::string_view name);
+
+// For descriptions.
+
+// Reads `layer_types`, one entry a layer: "sliding_attention" sets `window`, "full_attention" none.
+void ReadLayerTypes(const ConfigReader& config, int64_t window, ModelConfig& model);
+// The window of sliding_window; an explicit null is none, 0.
+int64_t ReadWindow(const ConfigReader& config, int64_t fallback);
+// Sliding layers but for every `interval`-th, or as layer_types says.
+void ReadSlidingLayers(const ConfigReader& config, int64_t window, int64_t interval,
+                       ModelConfig& model);
+// One rope for full layers and one for sliding ones, from rope_parameters by layer type; without it
+// full layers keep the rope of the top level, sliding ones rotate unscaled with `sliding_theta`.
+// `theta` is the base of full layers that give none.
+void ReadRopesByLayerType(const ConfigReader& config, double theta, double sliding_theta,
+                          ModelConfig& model);
+
+}  // namespace sft::plan

@@ -1,0 +1,71 @@
+#include "common/plan/read_rope.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+namespace sft::plan {
+
+void ReadRopeParameters(const ConfigReader& scaling, const ConfigReader& config,
+                        RopeOptions& rope) {
+  const auto type =
+      scaling.Get<std::string>("rope_type", scaling.Get<std::string>("type", "default"));
+  rope.theta = scaling.Get("rope_theta", rope.theta);
+  if (scaling.Get("partial_rotary_factor", 1.0) != 1.0) {
+    scaling.Fail("partial_rotary_factor", "other than 1 is not supported");
+  }
+  if (type == "default") return;
+  const int64_t max_positions = config.Size("max_position_embeddings");
+  rope.original_max_positions = scaling.Size("original_max_position_embeddings", max_positions);
+  if (type == "linear") {
+    rope.type = RopeType::kLinear;
+    rope.factor = scaling.Required<double>("factor");
+  } else if (type == "llama3") {
+    rope.type = RopeType::kLlama3;
+    rope.factor = scaling.Required<double>("factor");
+    rope.low_freq_factor = scaling.Required<double>("low_freq_factor");
+    rope.high_freq_factor = scaling.Required<double>("high_freq_factor");
+  } else if (type == "yarn") {
+    rope.type = RopeType::kYarn;
+    rope.factor = scaling.Get("factor", static_cast<double>(max_positions) /
+                                            static_cast<double>(rope.original_max_positions));
+    rope.beta_fast = scaling.Get("beta_fast", rope.beta_fast);
+    rope.beta_slow = scaling.Get("beta_slow", rope.beta_slow);
+    rope.truncate = scaling.Flag("truncate", true);
+    rope.mscale = scaling.Get("mscale", 0.0);
+    rope.mscale_all_dim = scaling.Get("mscale_all_dim", 0.0);
+    if (scaling.Has("attention_factor")) {
+      rope.attention_factor = scaling.Get("attention_factor", 0.0);
+    }
+  } else {
+    scaling.Fail("rope_type", fmt::format("\"{}\" is not supported; default, linear, llama3 and "
+                                          "yarn are",
+                                          type));
+  }
+}
+
+RopeOptions ReadRope(const ConfigReader& config, double default_theta) {
+  RopeOptions rope;
+  rope.theta = config.Get("rope_theta", default_theta);
+  // transformers 5 writes rope_parameters, with the base in it; earlier versions wrote
+  // rope_scaling.
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (const auto scaling = config.Object(key)) ReadRopeParameters(*scaling, config, rope);
+  }
+  if (config.Get("partial_rotary_factor", 1.0) != 1.0) {
+    config.Fail("partial_rotary_factor", "other than 1 is not supported");
+  }
+  return rope;
+}
+
+int64_t ReadMaxPositions(const ConfigReader& config, const RopeOptions& rope, int64_t fallback) {
+  const int64_t said = config.Get<int64_t>("max_position_embeddings", fallback);
+  // For llama3 max_position_embeddings already includes the scaling.
+  const bool stretches = rope.type == RopeType::kLinear || rope.type == RopeType::kYarn;
+  const int64_t from = rope.type == RopeType::kYarn ? rope.original_max_positions : said;
+  if (said <= 0 || !stretches || !(rope.factor >= 1 && rope.factor <= 1e6)) return said;
+  return std::max(said, static_cast<int64_t>(static_cast<double>(from) * rope.factor));
+}
+
+}  // namespace sft::plan
