@@ -37,7 +37,7 @@ void AddFp8(const BlockMatrices& m, int64_t e, BlockCost* cost) {
 }
 
 // Bytes per token of the partial sums of GluFactorsBackward, which recomputes the product of
-// SwiGLU in its one pass over the rows; 0 where it is not used (GatedMlp::MakesProductAgain, and
+// SwiGLU in its one pass over the rows; 0 where it is not used (Mlp::MakesProductAgain, and
 // the sizes that the CUDA kernel supports).
 int64_t OnePassPartials(const ModelShape& s, const spec::JobSpec& job, const BlockMatrices& m,
                         int64_t e) {
@@ -64,7 +64,7 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   r.qkv = (q + 2 * kv) * e;
   r.heads = s.qk_norm != QkNorm::kNone ? (q + kv) * e : 0;
   r.attended = RowStride(q, m.o.rank) * e;
-  r.gate_up = RowStride(2 * s.intermediate, m.gate_up.rank) * e;
+  r.gate_up = RowStride(m.gate_up.rows, m.gate_up.rank) * e;
   r.activated = RowStride(s.intermediate, m.down.rank) * e;
   r.lse = s.heads * kStatisticBytes;
   r.attention_xa = (m.qkv.rank + m.o.rank) * e;
@@ -102,7 +102,7 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
   }
 
   const int64_t norm_bytes = 2 * s.hidden * e, rope_bytes = 2 * (q + kv) * e;
-  const int64_t glu_bytes = 3 * s.intermediate * e;
+  const int64_t glu_bytes = (m.gate_up.rows + s.intermediate) * e;
   const int64_t forward_bytes = 2 * norm_bytes + rope_bytes + glu_bytes;
   cost.elementwise = forward_bytes + 8 * s.hidden * e + 3 * (q + kv) * e + 5 * s.intermediate * e;
   const int64_t norms_again = 2 * norm_bytes + (s.qk_norm != QkNorm::kNone ? rope_bytes : 0) +

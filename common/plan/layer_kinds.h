@@ -11,6 +11,7 @@ enum class NormKind {
   kRms,         // weight * round(x^) (Llama)
   kRmsFp32,     // round(weight * x^) (T5, Olmo 2)
   kRmsOnePlus,  // round((1 + weight) * x^) (Gemma 3)
+  kLayerNorm,   // round(weight * z + bias), z the row less its mean, over its deviation (GPT-2)
 };
 
 // Norms of queries and keys before their rotation.
@@ -20,10 +21,10 @@ enum class QkNorm {
   kWhole,  // over all heads together
 };
 
-// The activation of the gate in a gated feed-forward layer.
-enum class GateKind {
-  kSilu,      // SwiGLU
-  kGeluTanh,  // GeGLU, GELU in the tanh form
+// The activation of a feed-forward layer: of its gate, where it is gated.
+enum class ActivationKind {
+  kSilu,      // gated: SwiGLU
+  kGeluTanh,  // GELU in the tanh form; gated: GeGLU
 };
 
 }  // namespace sft::plan

@@ -17,12 +17,16 @@ using Json = nlohmann::json;
 
 void ReadShape(const ConfigReader& config, const Family& family, ModelShape& shape) {
   const ConfigDefaults& defaults = family.defaults;
+  const ConfigKeys& keys = family.keys;
   shape.family = family.name;
   shape.vocab = config.Size("vocab_size", defaults.vocab);
-  shape.hidden = config.Size("hidden_size", defaults.hidden);
-  shape.intermediate = config.Size("intermediate_size", defaults.intermediate);
-  shape.layers = config.Size("num_hidden_layers", defaults.layers);
-  shape.heads = config.Size("num_attention_heads", defaults.heads);
+  shape.hidden = config.Size(keys.hidden, defaults.hidden);
+  shape.intermediate =
+      config.Size(keys.intermediate, defaults.intermediate_per_hidden > 0
+                                         ? defaults.intermediate_per_hidden * shape.hidden
+                                         : defaults.intermediate);
+  shape.layers = config.Size(keys.layers, defaults.layers);
+  shape.heads = config.Size(keys.heads, defaults.heads);
   // An explicit null is as many as heads, whatever the family's default.
   const bool default_kv = defaults.kv_heads > 0 && !config.HasKey("num_key_value_heads");
   shape.kv_heads = config.Size("num_key_value_heads", default_kv ? defaults.kv_heads : shape.heads);
@@ -43,13 +47,14 @@ void ReadShape(const ConfigReader& config, const Family& family, ModelShape& sha
   if (shape.head_dim % 2 != 0) config.Fail("head_dim", "must be even");
 }
 
-GateKind ReadGate(const ConfigReader& config, const Family& family) {
-  const auto activation = config.Get(family.activation_key, std::string(family.activation));
-  if (activation == "silu") return GateKind::kSilu;
-  if (activation == "gelu_pytorch_tanh" || activation == "gelu_new") return GateKind::kGeluTanh;
-  config.Fail(family.activation_key,
+ActivationKind ReadActivation(const ConfigReader& config, const Family& family) {
+  const auto activation = config.Get(family.keys.activation, std::string(family.activation));
+  if (activation == "silu") return ActivationKind::kSilu;
+  if (activation == "gelu_pytorch_tanh" || activation == "gelu_new")
+    return ActivationKind::kGeluTanh;
+  config.Fail(family.keys.activation,
               fmt::format("\"{}\" is not supported; silu and gelu_pytorch_tanh are", activation));
-  return GateKind::kSilu;
+  return ActivationKind::kSilu;
 }
 
 int64_t ReadPadToken(const ConfigReader& config, const Family& family, int64_t vocab) {
@@ -63,12 +68,13 @@ ModelConfig ReadModel(const ConfigReader& config, const Family& family) {
   ModelConfig model;
   ReadShape(config, family, model);
   constexpr int64_t kMaxLayers = 1 << 16;
-  if (model.layers > kMaxLayers) config.Fail("num_hidden_layers", "is too large");
+  if (model.layers > kMaxLayers) config.Fail(family.keys.layers, "is too large");
   if (!config.ok()) return model;
-  model.gate = ReadGate(config, family);
-  model.norm_epsilon = config.Get("rms_norm_eps", family.defaults.epsilon);
-  model.ropes = {ReadRope(config, family.defaults.theta)};
-  model.max_positions = ReadMaxPositions(config, model.ropes[0], family.defaults.max_positions);
+  model.activation = ReadActivation(config, family);
+  model.norm_epsilon = config.Get(family.keys.epsilon, family.defaults.epsilon);
+  model.ropes = {family.reads_rope ? RopeOptions() : ReadRope(config, family.defaults.theta)};
+  model.max_positions = ReadMaxPositions(config, family.keys.max_positions, model.ropes[0],
+                                         family.defaults.max_positions);
   model.pad_token = ReadPadToken(config, family, model.vocab);
   model.attention_scale = 1.0 / std::sqrt(static_cast<double>(model.head_dim));
   model.layer_options.resize(model.layers);

@@ -30,15 +30,16 @@ struct ModelShape {
   bool qkv_bias = false;
   bool output_bias = false;  // the attention's output projection has a bias
   bool mlp_bias = false;
+  int64_t learned_positions = 0;  // rows of a table of positions; 0: none
   QkNorm qk_norm = QkNorm::kNone;
   NormKind norm = NormKind::kRms;
-  GateKind gate = GateKind::kSilu;
+  ActivationKind activation = ActivationKind::kSilu;
   // What attention and feed-forward layer write is multiplied by this before it is added to the
   // residual stream.
   double residual_scale = 1.0;
 };
 
-enum class RopeType { kDefault, kLinear, kLlama3, kYarn, kNone };
+enum class RopeType { kDefault, kLinear, kLlama3, kYarn, kLongRope, kNone };
 
 // Rotary position embedding, in the terms of transformers' modeling_rope_utils.py. kNone rotates by
 // nothing: the layer sees no positions.
@@ -46,15 +47,19 @@ struct RopeOptions {
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
   double factor = 1.0;
-  int64_t original_max_positions = 0;      // llama3, yarn
+  double rotated = 1.0;                    // the share of each head that is rotated, its first part
+  int64_t original_max_positions = 0;      // llama3, yarn, longrope
   double low_freq_factor = 1.0;            // llama3
   double high_freq_factor = 4.0;           // llama3
   double beta_fast = 32.0;                 // yarn
   double beta_slow = 1.0;                  // yarn
   bool truncate = true;                    // yarn
-  std::optional<double> attention_factor;  // yarn; else from factor and the two below
+  std::optional<double> attention_factor;  // yarn, longrope; else from factor and the two below
   double mscale = 0.0;                     // yarn; 0: not given
   double mscale_all_dim = 0.0;
+  // longrope: a divisor for each frequency, of documents up to original_max_positions and of longer
+  // ones.
+  std::vector<double> short_factors, long_factors;
   // Queries are multiplied by 1 + query_scaling * ln(1 + floor(position / original_max_positions)).
   double query_scaling = 0.0;
 };
@@ -76,6 +81,11 @@ struct ModelConfig : ModelShape {
   bool rounds_embedding_scale = false;      // to the type of the activations, before the product
   double attention_scale = 0.0;             // multiplies the scores of queries and keys
   double logit_scale = 1.0;                 // multiplies the head's logits
+  // Dropout while training: of the embedding, of what sub-layers write, of attention's
+  // probabilities.
+  double embedding_dropout = 0.0;
+  double residual_dropout = 0.0;
+  double attention_dropout = 0.0;
   // The longest row the model was made for, position scaling included; 0: not given.
   int64_t max_positions = 0;
   // The token whose embedding is not trained, like nn.Embedding's padding_idx; -1: none.

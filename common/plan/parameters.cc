@@ -92,6 +92,14 @@ std::optional<spec::Problem> CheckOptimizer(const ModelShape& shape, const spec:
 }  // namespace
 
 std::optional<spec::Problem> CheckJob(const ModelShape& shape, const spec::JobSpec& job) {
+  const int64_t length = job.hyperparameters.sequence_length;
+  if (shape.learned_positions > 0 && length > shape.learned_positions) {
+    return spec::Problem{
+        "hyperparameters.sequence_length", 0,
+        fmt::format("{} is more than the {} positions that this {} model has a table of: use at "
+                    "most {}",
+                    length, shape.learned_positions, shape.family, shape.learned_positions)};
+  }
   if (job.full_finetune()) return CheckOptimizer(shape, job);
   if (auto problem = CheckTargets(shape, job)) return problem;
   return CheckOptimizer(shape, job);

@@ -59,8 +59,9 @@ RopeOptions ReadRope(const ConfigReader& config, double default_theta) {
   return rope;
 }
 
-int64_t ReadMaxPositions(const ConfigReader& config, const RopeOptions& rope, int64_t fallback) {
-  const int64_t said = config.Get<int64_t>("max_position_embeddings", fallback);
+int64_t ReadMaxPositions(const ConfigReader& config, const char* key, const RopeOptions& rope,
+                         int64_t fallback) {
+  const int64_t said = config.Get<int64_t>(key, fallback);
   // For llama3 max_position_embeddings already includes the scaling.
   const bool stretches = rope.type == RopeType::kLinear || rope.type == RopeType::kYarn;
   const int64_t from = rope.type == RopeType::kYarn ? rope.original_max_positions : said;

@@ -14,6 +14,7 @@ void ReadRopeParameters(const ConfigReader& parameters, const ConfigReader& conf
 RopeOptions ReadRope(const ConfigReader& config, double default_theta);
 
 // The longest row that a model with `rope` was made for, position scaling included; 0: not given.
-int64_t ReadMaxPositions(const ConfigReader& config, const RopeOptions& rope, int64_t fallback);
+int64_t ReadMaxPositions(const ConfigReader& config, const char* key, const RopeOptions& rope,
+                         int64_t fallback);
 
 }  // namespace sft::plan

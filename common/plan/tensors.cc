@@ -9,10 +9,17 @@ namespace {
 
 constexpr std::string_view kModel = "model.";
 
+void AddNormOf(TensorUnit& unit, NormKind kind, const std::string& module, int64_t size) {
+  unit.tensors.push_back({module + ".weight", {size}, TensorRole::kNorm});
+  if (kind == NormKind::kLayerNorm) {
+    unit.tensors.push_back({module + ".bias", {size}, TensorRole::kBias});
+  }
+}
+
 // Adds the norm `name` of a block, which may have none of that place.
-void AddNorm(TensorUnit& unit, const char* name, int64_t size) {
+void AddNorm(TensorUnit& unit, NormKind kind, const char* name, int64_t size) {
   if (name == nullptr) return;
-  unit.tensors.push_back({unit.name + "." + name + ".weight", {size}, TensorRole::kNorm});
+  AddNormOf(unit, kind, unit.name + "." + name, size);
 }
 
 struct LinearShape {
@@ -79,6 +86,11 @@ TensorUnit EmbeddingTensors(const ModelShape& shape) {
   unit.tensors.push_back({shape.prefix + NamesOf(shape).embedding + ".weight",
                           {shape.vocab, shape.hidden},
                           TensorRole::kEmbedding});
+  if (shape.learned_positions > 0) {
+    unit.tensors.push_back({shape.prefix + NamesOf(shape).positions + ".weight",
+                            {shape.learned_positions, shape.hidden},
+                            TensorRole::kEmbedding});
+  }
   return unit;
 }
 
@@ -88,29 +100,43 @@ TensorUnit BlockTensors(const ModelShape& s, int64_t layer) {
   const std::string prefix = unit.name + ".";
   const int64_t queries = s.heads * s.head_dim;
   const int64_t keys = s.kv_heads * s.head_dim;
-  AddNorm(unit, names.attention_norm, s.hidden);
-  AddLinears(unit,
-             {{prefix + names.q, queries}, {prefix + names.k, keys}, {prefix + names.v, keys}},
-             s.hidden, s.qkv_bias);
+  AddNorm(unit, s.norm, names.attention_norm, s.hidden);
+  if (names.k == nullptr) {
+    AddLinears(unit, {{prefix + names.q, queries + 2 * keys}}, s.hidden, s.qkv_bias);
+  } else {
+    AddLinears(unit,
+               {{prefix + names.q, queries}, {prefix + names.k, keys}, {prefix + names.v, keys}},
+               s.hidden, s.qkv_bias);
+  }
   if (s.qk_norm != QkNorm::kNone) {
     const bool whole = s.qk_norm == QkNorm::kWhole;
-    AddNorm(unit, names.q_norm, whole ? queries : s.head_dim);
-    AddNorm(unit, names.k_norm, whole ? keys : s.head_dim);
+    AddNorm(unit, s.norm, names.q_norm, whole ? queries : s.head_dim);
+    AddNorm(unit, s.norm, names.k_norm, whole ? keys : s.head_dim);
   }
   AddLinears(unit, {{prefix + names.o, s.hidden}}, queries, s.output_bias);
-  AddNorm(unit, names.attention_out_norm, s.hidden);
-  AddNorm(unit, names.mlp_norm, s.hidden);
-  AddLinears(unit, {{prefix + names.gate, s.intermediate}, {prefix + names.up, s.intermediate}},
-             s.hidden, s.mlp_bias);
+  AddNorm(unit, s.norm, names.attention_out_norm, s.hidden);
+  AddNorm(unit, s.norm, names.mlp_norm, s.hidden);
+  if (names.gate == nullptr) {
+    AddLinears(unit, {{prefix + names.up, s.intermediate}}, s.hidden, s.mlp_bias);
+  } else if (names.up == nullptr) {
+    AddLinears(unit, {{prefix + names.gate, 2 * s.intermediate}}, s.hidden, s.mlp_bias);
+  } else {
+    AddLinears(unit, {{prefix + names.gate, s.intermediate}, {prefix + names.up, s.intermediate}},
+               s.hidden, s.mlp_bias);
+  }
   AddLinears(unit, {{prefix + names.down, s.hidden}}, s.intermediate, s.mlp_bias);
-  AddNorm(unit, names.mlp_out_norm, s.hidden);
+  AddNorm(unit, s.norm, names.mlp_out_norm, s.hidden);
+  if (names.transposed) {
+    for (const std::vector<int>& matrix : unit.shared_matrices) {
+      for (const int weight : matrix) unit.tensors[weight].transposed = true;
+    }
+  }
   return unit;
 }
 
 TensorUnit HeadTensors(const ModelShape& shape) {
   TensorUnit unit{"head", {}, {}};
-  const std::string norm = shape.prefix + NamesOf(shape).final_norm + ".weight";
-  unit.tensors.push_back({norm, {shape.hidden}, TensorRole::kNorm});
+  AddNormOf(unit, shape.norm, shape.prefix + NamesOf(shape).final_norm, shape.hidden);
   if (!shape.tied_head) {
     unit.tensors.push_back({shape.prefix + NamesOf(shape).head + ".weight",
                             {shape.vocab, shape.hidden},

@@ -16,11 +16,13 @@ namespace sft::plan {
 // "<module>.bias".
 struct TensorNames {
   const char* embedding = nullptr;   // module
+  const char* positions = nullptr;   // module; null: no table of positions
   const char* final_norm = nullptr;  // module
   const char* head = nullptr;        // module
   const char* block = nullptr;       // prefix; ".<layer>." follows
-  // Within a block. A norm stands before the sub-layer, behind it (..._out_norm), or both: null
-  // where there is none.
+  // Within a block. Where k and v are null, q is one linear of queries, keys and values; where up
+  // is, gate is one of gate and up; where gate is, the feed-forward layer is not gated. A norm
+  // stands before the sub-layer, behind it (..._out_norm), or both: null where there is none.
   const char* attention_norm = nullptr;
   const char* q = nullptr;
   const char* k = nullptr;
@@ -34,6 +36,9 @@ struct TensorNames {
   const char* up = nullptr;
   const char* down = nullptr;
   const char* mlp_out_norm = nullptr;
+  bool transposed = false;  // weights of linears stand in the file as [inputs, outputs]
+  // What published files may leave out at the start of all names.
+  std::string_view optional_prefix;
 };
 const TensorNames& NamesOf(const ModelShape& shape);
 
@@ -54,6 +59,7 @@ struct TensorInfo {
   std::string name;
   std::vector<int64_t> shape;  // a linear's weight: [outputs, inputs]
   TensorRole role = TensorRole::kLinear;
+  bool transposed = false;  // a linear's weight stands in the file as [inputs, outputs]
 
   int64_t elements() const;
   // "model.layers.0.self_attn.q_proj": the name without its last part.

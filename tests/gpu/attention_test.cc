@@ -9,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "tests/gpu/gpu_test.h"
+#include "tests/unit/worker/engine/kernels/dropout_attention.h"
 #include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
@@ -358,6 +359,17 @@ TEST_F(CudnnAttentionGpuTest, FlashGoesOnFromItsLogsumexp) {
     EXPECT_LT(RelativeError(dk, expected.dk), 1e-2);
     EXPECT_LT(RelativeError(dv, expected.dv), 1e-2);
   }
+}
+
+TEST_F(GpuTest, DropoutAttentionDropsProbabilitiesByASeedAndBackward) {
+  ExpectDropoutAttention(at::Device(at::kCUDA, 0), at::kBFloat16, 1.5e-2);
+  const at::Tensor q = ToGpu(at::zeros({4, 1, 8}));
+  at::Tensor out = at::empty_like(q);
+  const std::vector<int64_t> lengths = {4};
+  const at::Tensor cu_seqlens = ToGpu(at::tensor({0, 4}, at::kInt));
+  EXPECT_THROW(ops::DropoutAttention(out, q, q, q, {cu_seqlens, lengths}, 1.0, 0, {0.1, 1}),
+               c10::Error)
+      << "fp32";
 }
 
 }  // namespace

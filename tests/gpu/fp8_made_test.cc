@@ -103,8 +103,8 @@ void ExpectGlu(const Tensor& values) {
     const Tensor gate_up = Placed(ToGpu(values.to(type)), lay);
     Laid out(sizes, type, lay, 77.0), plain(sizes, type, lay, 77.0);
     const LaidFp8 made(sizes, fp8_lay);
-    ops::Glu(out.rows, gate_up, plan::GateKind::kSilu, made.fp8);
-    ops::Glu(plain.rows, gate_up, plan::GateKind::kSilu);
+    ops::Glu(out.rows, gate_up, plan::ActivationKind::kSilu, made.fp8);
+    ops::Glu(plain.rows, gate_up, plan::ActivationKind::kSilu);
     EXPECT_TRUE(SameBits(out.buffer, plain.buffer));
     made.ExpectQuantised(out.rows, fp8_lay);
   });
@@ -143,12 +143,13 @@ TEST_F(GpuTest, MakingRowsInFp8TakesNoRowsAndRefusesWhatDoesNotFit) {
   const Tensor w = ToGpu(at::ones({64}, at::kBFloat16));
   const Tensor rstd = ops::RmsNorm(empty, empty, w, 1e-6, none.fp8);
   ops::RmsNormBackward(empty, empty, empty, w, rstd, plan::NormKind::kRms, {}, false, none.fp8);
-  ops::Glu(empty, ToGpu(at::empty({0, 128}, at::kBFloat16)), plan::GateKind::kSilu, none.fp8);
+  ops::Glu(empty, ToGpu(at::empty({0, 128}, at::kBFloat16)), plan::ActivationKind::kSilu, none.fp8);
   Tensor y = ToGpu(at::ones({4, 64}, at::kBFloat16));
   const Tensor x = y.clone();
   EXPECT_THROW(ops::RmsNorm(y, x, w, 1e-6, narrow.fp8), c10::Error);
   EXPECT_THROW(ops::RmsNorm(y, x, w, 1e-6, {narrow.fp8.values, {}}), c10::Error);
-  EXPECT_THROW(ops::Glu(y, at::cat({x, x}, 1), plan::GateKind::kSilu, narrow.fp8), c10::Error);
+  EXPECT_THROW(ops::Glu(y, at::cat({x, x}, 1), plan::ActivationKind::kSilu, narrow.fp8),
+               c10::Error);
 }
 
 // ---- a model ----

@@ -14,7 +14,7 @@ using at::Tensor;
 struct GluCase {
   const char* name;
   int64_t tokens, width, rank;
-  plan::GateKind kind = plan::GateKind::kSilu;
+  plan::ActivationKind kind = plan::ActivationKind::kSilu;
 
   friend void PrintTo(const GluCase& c, std::ostream* out) { *out << c.name; }
 };
@@ -114,8 +114,8 @@ INSTANTIATE_TEST_SUITE_P(
     Cases, GluFactorsTest,
     ::testing::Values(GluCase{"one_token", 1, 256, 16}, GluCase{"one_tile", 128, 256, 16},
                       GluCase{"part_of_a_tile", 300, 512, 16},
-                      GluCase{"gelu", 300, 512, 16, plan::GateKind::kGeluTanh},
-                      GluCase{"gelu_32", 700, 9728, 32, plan::GateKind::kGeluTanh},
+                      GluCase{"gelu", 300, 512, 16, plan::ActivationKind::kGeluTanh},
+                      GluCase{"gelu_32", 700, 9728, 32, plan::ActivationKind::kGeluTanh},
                       // Strips of one tile, more than multiprocessors.
                       GluCase{"a_tile_a_strip", 20, 34048, 16},
                       GluCase{"a_tile_a_strip_32", 50, 17024, 32}, GluCase{"rank_32", 300, 512, 32},

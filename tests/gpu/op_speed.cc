@@ -196,7 +196,7 @@ void MadeInFp8(const Table& table, int64_t width) {
   });
   const at::Tensor gate_up = RandomRows(kRows, 2 * width);
   both("glu", 3 * Bytes(x), y,
-       [&](const ops::Fp8Rows& to) { ops::Glu(y, gate_up, plan::GateKind::kSilu, to); });
+       [&](const ops::Fp8Rows& to) { ops::Glu(y, gate_up, plan::ActivationKind::kSilu, to); });
 }
 
 // The products of Qwen3-8B's first linears of a block with adapters of rank 64 beside them, in bf16
@@ -268,9 +268,10 @@ void Mlp(const Table& table, int64_t width) {
   const std::string name = fmt::format(" {}x{}", kTokens, width);
   const at::Tensor gate_up = RandomRows(kTokens, 2 * width), dy = RandomRows(kTokens, width);
   at::Tensor out = RandomRows(kTokens, width), gradient = RandomRows(kTokens, 2 * width);
-  table.Memory("glu" + name, 3 * Bytes(dy), [&] { ops::Glu(out, gate_up, plan::GateKind::kSilu); });
+  table.Memory("glu" + name, 3 * Bytes(dy),
+               [&] { ops::Glu(out, gate_up, plan::ActivationKind::kSilu); });
   table.Memory("swiglu backward" + name, 5 * Bytes(dy),
-               [&] { ops::GluBackward(gradient, dy, gate_up, plan::GateKind::kSilu); });
+               [&] { ops::GluBackward(gradient, dy, gate_up, plan::ActivationKind::kSilu); });
   const auto zeros = [](at::IntArrayRef sizes) {
     return at::zeros(sizes, at::TensorOptions(at::kFloat).device(at::kCUDA));
   };

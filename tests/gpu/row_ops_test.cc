@@ -14,7 +14,8 @@ struct Precision {
 constexpr Precision kPrecisions[] = {{at::kFloat, 2e-6}, {at::kBFloat16, 4e-3}};
 constexpr plan::NormKind kNormKinds[] = {plan::NormKind::kRms, plan::NormKind::kRmsFp32,
                                          plan::NormKind::kRmsOnePlus};
-constexpr plan::GateKind kGateKinds[] = {plan::GateKind::kSilu, plan::GateKind::kGeluTanh};
+constexpr plan::ActivationKind kActivationKinds[] = {plan::ActivationKind::kSilu,
+                                                     plan::ActivationKind::kGeluTanh};
 
 // Each of the first with each of the second.
 template <typename A, size_t N, typename B, size_t M>
@@ -112,7 +113,7 @@ TEST_P(RowsTest, RmsNormBackwardMayOverwriteItsGradientOrItsResidual) {
 
 TEST_P(RowsTest, GluForwardAndBackwardEqualTheReference) {
   const auto [rows, width] = GetParam();
-  for (const auto& [precision, kind] : Product(kPrecisions, kGateKinds)) {
+  for (const auto& [precision, kind] : Product(kPrecisions, kActivationKinds)) {
     const auto& [type, tolerance] = precision;
     const Input both(Normal({rows, 2 * width}, 4, 2.0), type);
     const Input dy(Normal({rows, width}, 5), type);
@@ -129,6 +130,54 @@ TEST_P(RowsTest, GluForwardAndBackwardEqualTheReference) {
       ops::GluBackward(gate_up.rows, dy.gpu, gate_up.rows, kind);
       EXPECT_TRUE(SameBits(gate_up.rows, gradient.rows)) << "in the place of gate and up";
       EXPECT_TRUE(out.GapIsUntouched() && gradient.GapIsUntouched() && gate_up.GapIsUntouched());
+    }
+  }
+}
+
+TEST_P(RowsTest, LayerNormForwardAndBackwardEqualTheReference) {
+  const auto [rows, width] = GetParam();
+  for (const auto& [type, tolerance] : kPrecisions) {
+    const Input x(Normal({rows, width}, 1, 3.0) + 2.0, type), w(Normal({width}, 2), type);
+    const Input b(Normal({width}, 5), type);
+    const Input dy(Normal({rows, width}, 3), type), residual(Normal({rows, width}, 4), type);
+    at::Tensor y_ref = at::empty({rows, width}), dx_ref = at::empty({rows, width});
+    const at::Tensor statistics_ref =
+        ops::LayerNorm(y_ref, x.reference, w.reference, b.reference, 1e-5);
+    const at::Tensor both_ref = ops::LayerNormBackward(
+        dx_ref, dy.reference, x.reference, w.reference, statistics_ref, residual.reference, true);
+    for (const int64_t gap : {64, 3}) {
+      const Strided source(x.gpu, gap), gradient(dy.gpu, gap), skip(residual.gpu, gap);
+      Strided y(x.gpu.sizes(), type, gap), dx(x.gpu.sizes(), type, gap), over(dy.gpu, gap);
+      const at::Tensor statistics = ops::LayerNorm(y.rows, source.rows, w.gpu, b.gpu, 1e-5);
+      EXPECT_LT(RelativeError(y.rows, y_ref), tolerance) << type;
+      const at::Tensor both = ops::LayerNormBackward(dx.rows, gradient.rows, source.rows, w.gpu,
+                                                     statistics, skip.rows, true);
+      EXPECT_LT(RelativeError(dx.rows, dx_ref), 2 * tolerance) << type;
+      EXPECT_LT(RelativeError(both, both_ref), 10 * tolerance) << type;
+      const at::Tensor none = ops::LayerNormBackward(over.rows, over.rows, source.rows, w.gpu,
+                                                     statistics, skip.rows, false);
+      EXPECT_EQ(none.size(1), 0);
+      EXPECT_TRUE(SameBits(over.rows, dx.rows)) << type << " gap " << gap;
+      EXPECT_TRUE(y.GapIsUntouched() && dx.GapIsUntouched() && over.GapIsUntouched()) << type;
+    }
+  }
+}
+
+TEST_P(RowsTest, ActivationsWithoutAGateEqualTheReference) {
+  const auto [rows, width] = GetParam();
+  for (const auto& [precision, kind] : Product(kPrecisions, kActivationKinds)) {
+    const auto& [type, tolerance] = precision;
+    const Input x(Normal({rows, width}, 4, 2.0), type), dy(Normal({rows, width}, 5), type);
+    at::Tensor out_ref = at::empty({rows, width}), dx_ref = at::empty({rows, width});
+    ops::Activate(out_ref, x.reference, kind);
+    ops::ActivateBackward(dx_ref, dy.reference, x.reference, kind);
+    for (const int64_t gap : {64, 3}) {
+      Strided in_place(x.gpu, gap), out(x.gpu.sizes(), type, gap);
+      ops::Activate(out.rows, in_place.rows, kind);
+      ops::ActivateBackward(in_place.rows, Strided(dy.gpu, gap).rows, in_place.rows, kind);
+      EXPECT_LT(RelativeError(out.rows, out_ref), tolerance) << type;
+      EXPECT_LT(RelativeError(in_place.rows, dx_ref), tolerance) << type;
+      EXPECT_TRUE(out.GapIsUntouched() && in_place.GapIsUntouched()) << type;
     }
   }
 }
@@ -186,8 +235,8 @@ TEST_F(GpuTest, RowOperationsTakeNoRows) {
   const at::Tensor dw = ops::RmsNormBackward(none, none, none, weight, rstd, plan::NormKind::kRms,
                                              at::Tensor(), true);
   EXPECT_EQ(dw.abs().sum().item<float>(), 0.0f);
-  ops::Glu(half, none, plan::GateKind::kSilu);
-  ops::GluBackward(none, half, none, plan::GateKind::kSilu);
+  ops::Glu(half, none, plan::ActivationKind::kSilu);
+  ops::GluBackward(none, half, none, plan::ActivationKind::kSilu);
   at::Tensor logits = none.clone();
   const at::Tensor targets = ToGpu(at::empty({0}, at::kLong));
   EXPECT_EQ(ops::CrossEntropy(logits, targets, true).item<float>(), 0.0f);

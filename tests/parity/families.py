@@ -21,7 +21,6 @@ ROWS, LENGTH = 2, 24
 # which has no target at all.
 DOCUMENTS = [11, 24, 1, 12]
 LORA_RANK, LORA_ALPHA = 4, 8
-LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 SHAPE = {
     "hidden_size": 32,
@@ -101,6 +100,20 @@ def ministral3(**changes):
             **MINISTRAL3, **changes}
 
 
+def phi3(**changes):
+    return {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", **SHAPE, "pad_token_id": None,
+            "sliding_window": None, **changes}
+
+
+# Documents of more than 16 tokens turn at the long factors.
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.1], "long_factor": [1.5, 4.0]}
+def gpt2(**changes):
+    return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 32, "n_layer": 2,
+            "n_head": 4, "n_positions": 32, "vocab_size": VOCAB, "activation_function": "gelu_new",
+            "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "torch_dtype": "bfloat16",
+            "bos_token_id": 1, "eos_token_id": 2, **changes}
+
+
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
           "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 
@@ -169,6 +182,12 @@ CASES = {
     "olmo3_tied": olmo3(
         rope_theta=40000.0, rope_scaling=YARN, tie_word_embeddings=True,
         layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"]),
+    "phi3_untied": phi3(rope_theta=10000.0, sliding_window=8, tie_word_embeddings=False),
+    "phi3_longrope_partial_tied": phi3(
+        rope_theta=10000.0, partial_rotary_factor=0.5, rope_scaling=LONGROPE,
+        original_max_position_embeddings=16, tie_word_embeddings=True),
+    "gpt2_tied": gpt2(n_inner=48, tie_word_embeddings=True),
+    "gpt2_untied": gpt2(n_inner=None, tie_word_embeddings=False, scale_attn_weights=False),
     "ministral3_untied": ministral3(tie_word_embeddings=False),
     "mistral3_multimodal_untied": {
         "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
@@ -179,10 +198,12 @@ CASES = {
 # One of each family; the packed files are as large as the models.
 PACKED_CASES = {"llama_rope_llama3_tied", "qwen2_sliding_untied", "qwen3_tied",
                 "mistral_sliding_untied", "granite_tied", "smollm3_sliding_untied", "gemma3_tied",
-                "olmo2_untied", "olmo3_untied", "ministral3_untied"}
+                "olmo2_untied", "olmo3_untied", "ministral3_untied", "phi3_longrope_partial_tied",
+                "gpt2_tied"}
 # Adapters that train biases too: which of them, and beside which linears.
 BIAS_CASES = {"qwen2_sliding_untied": ("lora_only", ["q_proj", "v_proj", "down_proj"]),
-              "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"])}
+              "llama_biases_rope_linear_untied": ("all", ["q_proj", "down_proj"]),
+              "gpt2_tied": ("all", ["c_attn", "c_fc"])}
 # Written as two files with an index, as large checkpoints are.
 SHARDED_CASE = "qwen3_sliding_rope_yarn_untied"
 
@@ -202,11 +223,11 @@ def randomize(model, generator):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = noise_of(parameter.shape, generator)
-            if name.endswith("norm.weight"):
+            if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
                 value = (0 if "gemma3" in model.config.model_type else 1) + 0.3 * noise
             elif name.endswith("bias"):
                 value = 0.3 * noise
-            elif "embed_tokens" in name:
+            elif "embed_tokens" in name or "wte" in name or "wpe" in name:
                 value = 0.5 * noise
             elif parameter.dim() < 2:
                 value = 0.3 * noise
@@ -326,10 +347,19 @@ def save_adapter(wrapped, folder):
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def linears_of(model):
+    """The last names of the linears of the decoder's blocks."""
+    names = {n.rpartition(".")[2] for n, m in model.named_modules() if ("layers." in n or ".h." in n) and "vision" not in n
+             and isinstance(m, (torch.nn.Linear, transformers.pytorch_utils.Conv1D))}
+    return sorted(names)
+
+
 def lora_files(model, generator, input_ids, labels, folder, name="lora", bias="none",
-               targets=LINEARS):
+               targets=None):
     """A PEFT adapter with B away from zero, and its gradients on the same rows."""
-    config = peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=targets,
+    config = peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA,
+                             target_modules=targets or linears_of(model),
+                             fan_in_fan_out=model.config.model_type == "gpt2",
                              lora_dropout=0.0, bias=bias, task_type="CAUSAL_LM")
     wrapped = peft.get_peft_model(model, config)
     trained = {n: p for n, p in wrapped.named_parameters() if p.requires_grad}

@@ -33,11 +33,23 @@ inline constexpr TensorNames kLlamaNames = {
     .down = "mlp.down_proj",
 };
 
+// The names of the keys that not all families call the same.
+struct ConfigKeys {
+  const char* hidden = "hidden_size";
+  const char* intermediate = "intermediate_size";
+  const char* layers = "num_hidden_layers";
+  const char* heads = "num_attention_heads";
+  const char* max_positions = "max_position_embeddings";
+  const char* epsilon = "rms_norm_eps";
+  const char* activation = "hidden_act";
+};
+
 // The values of keys that config.json leaves out.
 struct ConfigDefaults {
   // 0: the key is required.
   int64_t hidden = 0;
   int64_t intermediate = 0;
+  int64_t intermediate_per_hidden = 0;  // instead, a multiple of the hidden size
   int64_t layers = 0;
   int64_t heads = 0;
   int64_t vocab = 0;
@@ -53,16 +65,16 @@ struct ConfigDefaults {
 // What sets a family apart.
 struct Family {
   std::string_view name;  // model_type
+  ConfigKeys keys;
   ConfigDefaults defaults;
-  // The activation's key, and its value where the key is missing.
-  const char* activation_key = "hidden_act";
-  std::string_view activation = "silu";
-  bool qkv_bias = false;            // always present (Qwen2), not an option
-  bool has_attention_bias = false;  // the key attention_bias counts
-  bool has_mlp_bias = false;        // the key mlp_bias counts
+  std::string_view activation = "silu";  // where its key is missing
+  bool qkv_bias = false;                 // always present (Qwen2), not an option
+  bool has_attention_bias = false;       // the key attention_bias counts
+  bool has_mlp_bias = false;             // the key mlp_bias counts
   QkNorm qk_norm = QkNorm::kNone;
   NormKind norm = NormKind::kRms;
   TensorNames names = kLlamaNames;
+  bool reads_rope = false;  // `read` reads the rope by itself
   // Reads what this family alone has, once the rest of `model` is read: ropes holds the rope of the
   // top level, layer_options has a default entry for each layer. Null: nothing.
   void (*read)(const ConfigReader& config, ModelConfig& model) = nullptr;
@@ -70,7 +82,7 @@ struct Family {
 
 // The descriptions.
 extern const Family kLlama, kMistral, kQwen2, kQwen3, kGranite, kSmolLm3, kGemma3, kOlmo2, kOlmo3,
-    kMinistral3;
+    kMinistral3, kPhi3, kGpt2;
 
 // A multimodal model whose decoder is of a family above: config.json has it under "text_config".
 struct Wrapper {

@@ -32,6 +32,7 @@ void ReadGemma3(const ConfigReader& config, ModelConfig& model) {
 }  // namespace
 
 const Family kGemma3 = {.name = "gemma3_text",
+                        .keys = {.activation = "hidden_activation"},
                         .defaults = {.hidden = 2304,
                                      .intermediate = 9216,
                                      .layers = 26,
@@ -43,7 +44,6 @@ const Family kGemma3 = {.name = "gemma3_text",
                                      .pad_token = 0,
                                      .theta = kGemma3Theta,
                                      .tied_head = true},
-                        .activation_key = "hidden_activation",
                         .activation = "gelu_pytorch_tanh",
                         .has_attention_bias = true,
                         .qk_norm = QkNorm::kHeads,

@@ -45,7 +45,7 @@ ordered_json ConfigJson(const AdapterConfig& config) {
   json["bias"] = config.bias;
   json["use_rslora"] = config.use_rslora;
   json["use_dora"] = false;
-  json["fan_in_fan_out"] = false;
+  json["fan_in_fan_out"] = config.fan_in_fan_out;
   json["init_lora_weights"] = true;
   json["inference_mode"] = true;
   json["modules_to_save"] = nullptr;
@@ -123,9 +123,9 @@ AdapterConfig ReadConfig(const fs::path& path) {
   if (json.value("peft_type", ordered_json()) != "LORA") {
     Unusable(path, "peft_type is not \"LORA\"", kAskForLora);
   }
-  for (const char* feature : {"use_dora", "modules_to_save", "rank_pattern", "alpha_pattern",
-                              "fan_in_fan_out", "lora_bias", "trainable_token_indices",
-                              "megatron_config", "layer_replication", "target_parameters"}) {
+  for (const char* feature :
+       {"use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias",
+        "trainable_token_indices", "megatron_config", "layer_replication", "target_parameters"}) {
     if (IsSet(json, feature)) {
       Unusable(path, fmt::format("\"{}\" is set, which is not supported", feature), kAskForLora);
     }
@@ -139,6 +139,8 @@ AdapterConfig ReadConfig(const fs::path& path) {
   config.dropout = Get<double>(path, json, "lora_dropout", 0, type("lora_dropout").is_number());
   config.bias = Get<std::string>(path, json, "bias", "none", type("bias").is_string());
   config.use_rslora = Get<bool>(path, json, "use_rslora", false, type("use_rslora").is_boolean());
+  config.fan_in_fan_out =
+      Get<bool>(path, json, "fan_in_fan_out", false, type("fan_in_fan_out").is_boolean());
   config.base_model = Get<std::string>(path, json, "base_model_name_or_path", "",
                                        type("base_model_name_or_path").is_string());
   if (type("target_modules").is_string()) {

@@ -27,6 +27,7 @@ struct AdapterConfig {
   std::vector<std::string> target_modules;
   std::string bias = "none";  // none, all, lora_only
   bool use_rslora = false;
+  bool fan_in_fan_out = false;  // the base keeps its weights as [in, out] (GPT-2); factors do not
   // The model as the job named it: a directory or a hub id.
   std::string base_model;
 
@@ -65,7 +66,7 @@ struct Adapter {
 };
 
 // Throws UserError naming the file and what to do: missing files, not a LoRA adapter, features we
-// do not apply (DoRA, modules_to_save, rank_pattern, fan_in_fan_out ...), a factor without its
+// do not apply (DoRA, modules_to_save, rank_pattern ...), a factor without its
 // partner, shapes that contradict r.
 // `base_prefix`: plan::ModelShape::prefix of the base model, whose names the modules then have.
 Adapter ReadAdapter(const std::filesystem::path& dir, std::string_view base_prefix = {});

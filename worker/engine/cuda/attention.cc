@@ -1,4 +1,5 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/arange.h>
@@ -7,6 +8,7 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/tensor.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
@@ -142,10 +144,11 @@ int64_t LongestOf(at::IntArrayRef lengths) { return RoundLongest(ShapeOf(lengths
 
 Tensor FlashAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
                       const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
-                      int64_t window) {
+                      int64_t window, const ops::AttentionDropout& dropout = {}) {
   const int64_t longest = LongestOf(lengths);
+  if (dropout.p > 0.0) at::cuda::detail::getDefaultCUDAGenerator().set_current_seed(dropout.seed);
   auto [result, lse, rng_state, unused, mask] = at::_flash_attention_forward(
-      q, k, v, cu_seqlens, cu_seqlens, longest, longest, /*dropout_p=*/0.0, /*is_causal=*/true,
+      q, k, v, cu_seqlens, cu_seqlens, longest, longest, dropout.p, /*is_causal=*/true,
       /*return_debug_mask=*/false, scale, WindowLeft(window), WindowLeft(window) ? 0 : -1);
   TORCH_CHECK(lse.dim() == 2 && lse.size(0) == q.size(1) && lse.size(1) == q.size(0),
               "attention: flash attention returned a logsumexp of shape ", lse.sizes());
@@ -156,12 +159,17 @@ Tensor FlashAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tenso
 void FlashAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
                             const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
                             const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
-                            int64_t window) {
+                            int64_t window, const ops::AttentionDropout& dropout = {}) {
   const int64_t longest = LongestOf(lengths);
-  // Without dropout the generator's state is not read; the argument must exist.
-  const Tensor rng_state = at::empty({2}, q.options().dtype(at::kUInt64));
+  // The generator's state in the forward, seed and offset; not read without dropout.
+  Tensor rng_state = at::empty({2}, q.options().dtype(at::kUInt64));
+  if (dropout.p > 0.0) {
+    rng_state = at::tensor({static_cast<int64_t>(dropout.seed), int64_t{0}}, at::kLong)
+                    .to(q.device())
+                    .view(at::kUInt64);
+  }
   const auto [dq_result, dk_result, dv_result] = at::_flash_attention_backward(
-      dout, q, k, v, out, lse, cu_seqlens, cu_seqlens, longest, longest, /*dropout_p=*/0.0,
+      dout, q, k, v, out, lse, cu_seqlens, cu_seqlens, longest, longest, dropout.p,
       /*is_causal=*/true, rng_state, at::empty({0}, q.options().dtype(at::kUInt64)), scale,
       WindowLeft(window), WindowLeft(window) ? 0 : -1);
   dq.copy_(dq_result);
@@ -250,6 +258,31 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
   } else {
     PlainAttentionBackward(dq, dk, dv, dout, q, k, v, out, by_head, lengths, scale, window);
   }
+}
+
+// FlashAttention-2, which draws the mask from a seed; heads that it has not are refused.
+Tensor DropoutAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const ops::Documents& documents, double scale, int64_t window,
+                        const ops::AttentionDropout& dropout) {
+  const auto& [cu_seqlens, lengths] = documents;
+  CheckInput(q, k, v, cu_seqlens, lengths);
+  TORCH_CHECK(KindOf({q}, std::nullopt) == Kind::kFlash,
+              "attention: dropout of probabilities needs bf16 and heads of a multiple of 8 up to "
+              "256, not ",
+              q.scalar_type(), " ", q.sizes());
+  const c10::cuda::CUDAGuard guard(q.device());
+  return FlashAttention(out, q, k, v, cu_seqlens, lengths, scale, window, dropout);
+}
+
+void DropoutAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout,
+                              const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                              const Tensor& lse, const ops::Documents& documents, double scale,
+                              int64_t window, const ops::AttentionDropout& dropout) {
+  const auto& [cu_seqlens, lengths] = documents;
+  CheckInput(q, k, v, cu_seqlens, lengths);
+  const c10::cuda::CUDAGuard guard(q.device());
+  FlashAttentionBackward(dq, dk, dv, dout, q, k, v, out, lse, cu_seqlens, lengths, scale, window,
+                         dropout);
 }
 
 }  // namespace sft::engine::cuda

@@ -24,11 +24,11 @@ NormRopeShape NormRopeShapeOf(const Tensor& qkv, int64_t heads, int64_t kv_heads
 void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
   TORCH_CHECK(x.dim() == 3, "Rope: x is ", x.sizes(), ", must be [tokens, heads, size]");
   CheckHeads(x, x.size(0), x.size(2), x, "Rope: x");
-  CheckAngles(cos, sin, x.size(0), x.size(2), x, "Rope");
+  CheckAngles(cos, sin, x.size(0), RotatedSize(cos, x.size(2), "Rope"), x, "Rope");
   const ElementType type = TypeOf(x, "Rope");
   if (x.numel() == 0) return;
   const LaunchScope scope(x);
-  C10_CUDA_CHECK(LaunchRope(type, {x.size(0), x.size(1), x.size(2) / 2, x.stride(0)},
+  C10_CUDA_CHECK(LaunchRope(type, {x.size(0), x.size(1), x.size(2), cos.size(1), x.stride(0)},
                             x.mutable_data_ptr(), cos.const_data_ptr<float>(),
                             sin.const_data_ptr<float>(), inverse, scope.stream()));
 }

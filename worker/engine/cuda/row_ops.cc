@@ -38,6 +38,11 @@ Tensor NormInto(Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& 
   return rstd;
 }
 
+void QuantizeRows(const ops::Fp8Rows& fp8, const Tensor& x) {
+  Tensor values = fp8.values, scale = fp8.scale;
+  Fp8Quantize(values, scale, x);
+}
+
 }  // namespace
 
 Tensor RmsNorm(Tensor& y, const Tensor& x, const Tensor& weight, const ops::NormOptions& options,
@@ -84,7 +89,7 @@ Tensor RmsNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tens
   return dweight;
 }
 
-void Glu(Tensor& out, const Tensor& gate_up, plan::GateKind kind, const ops::Fp8Rows& fp8) {
+void Glu(Tensor& out, const Tensor& gate_up, plan::ActivationKind kind, const ops::Fp8Rows& fp8) {
   CheckGlu(out, gate_up, "Glu");
   const ElementType type = TypeOf(gate_up, "Glu");
   const Fp8Output quantised = WriteFp8Too(fp8, out, "Glu");
@@ -94,7 +99,8 @@ void Glu(Tensor& out, const Tensor& gate_up, plan::GateKind kind, const ops::Fp8
                            quantised, scope.stream()));
 }
 
-void GluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up, plan::GateKind kind) {
+void GluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up,
+                 plan::ActivationKind kind) {
   CheckGlu(dy, gate_up, "GluBackward");
   CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "GluBackward: dgate_up");
   const ElementType type = TypeOf(gate_up, "GluBackward");
@@ -102,6 +108,68 @@ void GluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up, plan
   const LaunchScope scope(gate_up);
   C10_CUDA_CHECK(LaunchGluBackward(type, {dy.size(0), dy.size(1)}, kind, Read(dy), Read(gate_up),
                                    Write(dgate_up), scope.stream()));
+}
+
+void Activate(Tensor& out, const Tensor& x, plan::ActivationKind kind, const ops::Fp8Rows& fp8) {
+  CheckRows(out, x.size(0), x.size(1), x, "Activate");
+  const ElementType type = TypeOf(x, "Activate");
+  if (x.numel() > 0) {
+    const LaunchScope scope(x);
+    C10_CUDA_CHECK(
+        LaunchActivate(type, {x.size(0), x.size(1)}, kind, Read(x), Write(out), scope.stream()));
+  }
+  if (WantsFp8(fp8, out, "Activate")) QuantizeRows(fp8, out);
+}
+
+void ActivateBackward(Tensor& dx, const Tensor& dy, const Tensor& x, plan::ActivationKind kind) {
+  CheckRows(dx, x.size(0), x.size(1), x, "ActivateBackward: dx");
+  CheckRows(dy, x.size(0), x.size(1), x, "ActivateBackward: dy");
+  const ElementType type = TypeOf(x, "ActivateBackward");
+  if (x.numel() == 0) return;
+  const LaunchScope scope(x);
+  C10_CUDA_CHECK(LaunchActivateBackward(type, {x.size(0), x.size(1)}, kind, Read(dy), Read(x),
+                                        Write(dx), scope.stream()));
+}
+
+Tensor LayerNorm(Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                 double epsilon, const ops::Fp8Rows& fp8) {
+  CheckLayerNorm(x, weight, "LayerNorm");
+  CheckVector(bias, x.size(1), x, "LayerNorm");
+  CheckRows(y, x.size(0), x.size(1), x, "LayerNorm: y");
+  const ElementType type = TypeOf(x, "LayerNorm");
+  Tensor statistics = at::empty({2, x.size(0)}, x.options().dtype(at::kFloat));
+  if (x.numel() > 0) {
+    const LaunchScope scope(x);
+    C10_CUDA_CHECK(LaunchLayerNorm(type, {x.size(0), x.size(1)}, Read(x), weight.const_data_ptr(),
+                                   bias.const_data_ptr(), static_cast<float>(epsilon), Write(y),
+                                   statistics.mutable_data_ptr<float>(), scope.stream()));
+  }
+  if (WantsFp8(fp8, y, "LayerNorm")) QuantizeRows(fp8, y);
+  return statistics;
+}
+
+Tensor LayerNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                         const Tensor& statistics, const Tensor& residual, bool need_weight_grads,
+                         const ops::Fp8Rows& fp8) {
+  CheckLayerNormBackward(dx, dy, x, weight, statistics, residual);
+  const ElementType type = TypeOf(x, "LayerNormBackward");
+  const RmsNormShape shape = {x.size(0), x.size(1)};
+  const auto floats = x.options().dtype(at::kFloat);
+  if (x.numel() == 0) return at::zeros({2, need_weight_grads ? shape.width : 0}, floats);
+  Tensor gradients = at::empty({2, need_weight_grads ? shape.width : 0}, floats);
+  const LaunchScope scope(x);
+  const float* given = statistics.const_data_ptr<float>();
+  if (need_weight_grads) {  // first: dx may overwrite dy
+    Tensor partials = at::empty({LayerNormWeightPartials(shape), 2 * shape.width}, floats);
+    C10_CUDA_CHECK(LaunchLayerNormWeightBackward(
+        type, shape, Read(dy), Read(x), given, partials.mutable_data_ptr<float>(),
+        gradients.mutable_data_ptr<float>(), scope.stream()));
+  }
+  C10_CUDA_CHECK(LaunchLayerNormBackward(type, shape, Read(dy), Read(x), weight.const_data_ptr(),
+                                         given, residual.defined() ? Read(residual) : ConstRows{},
+                                         Write(dx), scope.stream()));
+  if (WantsFp8(fp8, dx, "LayerNormBackward")) QuantizeRows(fp8, dx);
+  return gradients;
 }
 
 void Accumulate(Tensor& sum, const Tensor& part, bool fresh) {

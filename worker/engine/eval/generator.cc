@@ -7,6 +7,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
@@ -111,6 +112,13 @@ Tensor AttendOne(const SelfAttention& attention, const Tensor& q, const Tensor& 
   return at::matmul(weights, v.permute({1, 0, 2})).reshape({1, -1});
 }
 
+// True if a document of `length` tokens is the longest whose rotations are those of shorter ones.
+bool TurnsAnewAt(const ModelConfig& config, int64_t length) {
+  return std::any_of(config.ropes.begin(), config.ropes.end(), [length](const RopeOptions& rope) {
+    return rope.type == RopeType::kLongRope && rope.original_max_positions == length;
+  });
+}
+
 }  // namespace
 
 Generator::Generator(const GeneratorOptions& options)
@@ -138,12 +146,13 @@ Tensor Generator::Step(std::span<const int32_t> tokens, int64_t past,
   const auto on_device = at::TensorOptions(options_.device).dtype(at::kLong);
   const Tensor ids = at::tensor(at::ArrayRef<int32_t>(tokens.data(), tokens.size()), at::kInt)
                          .to(options_.device, at::kLong);
-  const std::vector<RopeTables> ropes =
-      decoder_->RopeTablesOf(at::arange(past, past + count, on_device));
   const std::vector<int64_t> lengths = {count};
   const Tensor cu_seqlens =
       at::tensor({0, static_cast<int32_t>(count)}, at::kInt).to(options_.device);
-  Tensor x = decoder_->Embed(ids);
+  const Tensor whole = at::tensor({int64_t{0}, past + count}, on_device);
+  const Tensor positions = at::arange(past, past + count, on_device);
+  const std::vector<RopeTables> ropes = decoder_->RopeTablesOf(positions, whole);
+  Tensor x = decoder_->Embed(ids, positions);
   for (size_t layer = 0; layer < decoder_->blocks().size(); ++layer) {
     const DecoderBlock& block = decoder_->blocks()[layer];
     AcquiredUnit unit(*source_, layout_, static_cast<int>(layer) + 1);
@@ -173,6 +182,13 @@ std::vector<int32_t> Generator::Generate(std::span<const int32_t> prompt, int ma
   const at::NoGradGuard no_grad;
   if (prompt.empty()) throw UserError("the prompt is empty", "bad_prompt", "give some text");
   const int64_t capacity = static_cast<int64_t>(prompt.size()) + max_tokens;
+  if (config_.learned_positions > 0 && capacity > config_.learned_positions) {
+    throw UserError(
+        fmt::format("the model has a table of {} positions: a prompt of {} tokens and {} "
+                    "new ones do not fit",
+                    config_.learned_positions, prompt.size(), max_tokens),
+        "bad_prompt", "give a shorter prompt, or ask for fewer tokens");
+  }
   std::vector<LayerCache> cache(decoder_->blocks().size());
   for (LayerCache& layer : cache) {
     const auto options = at::TensorOptions(options_.device).dtype(ComputeTypeOf(options_));
@@ -180,6 +196,7 @@ std::vector<int32_t> Generator::Generate(std::span<const int32_t> prompt, int ma
     layer.v = at::empty({capacity, config_.kv_heads, config_.head_dim}, options);
   }
   std::vector<int32_t> generated;
+  std::vector<int32_t> all(prompt.begin(), prompt.end());
   Tensor logits = Step(prompt, 0, cache);
   while (static_cast<int>(generated.size()) < max_tokens) {
     const auto token = static_cast<int32_t>(at::argmax(logits).item<int64_t>());
@@ -187,8 +204,11 @@ std::vector<int32_t> Generator::Generate(std::span<const int32_t> prompt, int ma
     generated.push_back(token);
     if (on_token && !on_token(token)) break;
     if (static_cast<int>(generated.size()) == max_tokens) break;
-    const int64_t past = static_cast<int64_t>(prompt.size() + generated.size()) - 1;
-    logits = Step(std::span(&generated.back(), 1), past, cache);
+    const auto past = static_cast<int64_t>(all.size());
+    all.push_back(token);
+    // Where longer documents turn at other frequencies, keys that were kept are of the wrong ones.
+    logits = TurnsAnewAt(config_, past) ? Step(all, 0, cache)
+                                        : Step(std::span(&all.back(), 1), past, cache);
   }
   return generated;
 }

@@ -1,7 +1,9 @@
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
@@ -117,13 +119,20 @@ Tensor AsRows(const Tensor& x_GgBK) {
   return x_GgBK.view({x_GgBK.size(0), x_GgBK.size(1) * x_GgBK.size(2), x_GgBK.size(3)});
 }
 
-}  // namespace
+// What the probabilities of a block of queries of the document at `first` are multiplied by under
+// dropout, [G, g, B, K]: 0, or 1 / (1 - p).
+Tensor DropoutMask(const Tensor& like_GgBK, const ops::AttentionDropout& dropout, int64_t first,
+                   const Block& block) {
+  const auto place = static_cast<uint64_t>(first + block.begin) + 1;
+  const at::Generator generator =
+      at::detail::createCPUGenerator(dropout.seed ^ (place * 0x9e3779b97f4a7c15ULL));
+  Tensor mask = at::empty_like(like_GgBK);
+  return mask.bernoulli_(1.0 - dropout.p, generator).mul_(1.0 / (1.0 - dropout.p));
+}
 
-std::string AttentionKind(const Tensor&, at::IntArrayRef) { return "blocks of keys"; }
-bool AttentionReadsShapeAlone(const Tensor&) { return true; }  // called anew each time
-
-Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
-                 const ops::Documents& documents, double scale, int64_t window) {
+Tensor Forward(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+               const ops::Documents& documents, double scale, int64_t window,
+               const ops::AttentionDropout& dropout) {
   const Shape shape = CheckInput(q, k, v, documents.lengths);
   CheckLike("out", out, q);
   Tensor lse = at::empty({shape.query_heads, shape.tokens}, q.options().dtype(at::kFloat));
@@ -138,6 +147,7 @@ Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
       Tensor largest = p_GgBK.amax({-1}, /*keepdim=*/true);
       Tensor sum = p_GgBK.sub_(largest).exp_().sum({-1}, /*keepdim=*/true);
       p_GgBK.div_(sum);
+      if (dropout.p > 0.0) p_GgBK.mul_(DropoutMask(p_GgBK, dropout, first, block));
       Tensor out_rows = at::bmm(AsRows(p_GgBK), KeyRows(v_G1LD, block));
       StoreHeads(out_rows.view({shape.kv_heads, shape.group(), block.queries(), shape.head_dim}),
                  first + begin, out);
@@ -149,9 +159,10 @@ Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
   return lse;
 }
 
-void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
-                       const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-                       const ops::Documents& documents, double scale, int64_t window) {
+void Backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
+              const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+              const ops::Documents& documents, double scale, int64_t window,
+              const ops::AttentionDropout& dropout) {
   const Shape shape = CheckInput(q, k, v, documents.lengths);
   CheckLike("dq", dq, q);
   CheckLike("dk", dk, k);
@@ -173,10 +184,14 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
                             .reshape({shape.kv_heads, shape.group(), block.queries(), 1});
       Tensor p_GgBK = Scores(q_GgLD, k_G1LD, block, scale, window).sub_(lse_GgB1).exp_();
       Tensor do_rows = QueryRows(do_GgLD, block);
+      Tensor mask_GgBK;
+      if (dropout.p > 0.0) mask_GgBK = DropoutMask(p_GgBK, dropout, first, block);
+      const Tensor dropped_GgBK = mask_GgBK.defined() ? p_GgBK.mul(mask_GgBK) : p_GgBK;
       dv_GLD.narrow(1, block.key_begin, block.keys())
-          .baddbmm_(AsRows(p_GgBK).transpose(1, 2), do_rows);
+          .baddbmm_(AsRows(dropped_GgBK).transpose(1, 2), do_rows);
       Tensor ds_GgBK =
           at::bmm(do_rows, KeyRows(v_G1LD, block).transpose(1, 2)).view(p_GgBK.sizes());
+      if (mask_GgBK.defined()) ds_GgBK.mul_(mask_GgBK);
       ds_GgBK.sub_(delta_GgL.narrow(2, begin, block.queries()).unsqueeze(-1));
       ds_GgBK.mul_(p_GgBK).mul_(scale);
       Tensor dq_rows = at::bmm(AsRows(ds_GgBK), KeyRows(k_G1LD, block));
@@ -189,6 +204,35 @@ void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, c
     StoreHeads(dv_GLD.unsqueeze(1), first, dv);
     first += length;
   }
+}
+
+}  // namespace
+
+std::string AttentionKind(const Tensor&, at::IntArrayRef) { return "blocks of keys"; }
+bool AttentionReadsShapeAlone(const Tensor&) { return true; }  // called anew each time
+
+Tensor Attention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const ops::Documents& documents, double scale, int64_t window) {
+  return Forward(out, q, k, v, documents, scale, window, {});
+}
+
+void AttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q,
+                       const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+                       const ops::Documents& documents, double scale, int64_t window) {
+  Backward(dq, dk, dv, dout, q, k, v, out, lse, documents, scale, window, {});
+}
+
+Tensor DropoutAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const ops::Documents& documents, double scale, int64_t window,
+                        const ops::AttentionDropout& dropout) {
+  return Forward(out, q, k, v, documents, scale, window, dropout);
+}
+
+void DropoutAttentionBackward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout,
+                              const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                              const Tensor& lse, const ops::Documents& documents, double scale,
+                              int64_t window, const ops::AttentionDropout& dropout) {
+  Backward(dq, dk, dv, dout, q, k, v, out, lse, documents, scale, window, dropout);
 }
 
 }  // namespace sft::engine::cpu

@@ -22,31 +22,32 @@ constexpr int64_t kGrainTokens = 16;
 
 template <typename T>
 SFT_INLINE void RotateHeads(T* x, const float* cos, const float* sin, float sign, int64_t heads,
-                            int64_t half) {
-  for (int64_t head = 0; head < heads; ++head, x += 2 * half) {
+                            int64_t size, int64_t half) {
+  for (int64_t head = 0; head < heads; ++head, x += size) {
     RotateHead(x, cos, sin, sign, half, x);
   }
 }
 
 SFT_SIMD_CLONES void Rotate(float* x, const float* cos, const float* sin, float sign, int64_t heads,
-                            int64_t half) {
-  RotateHeads(x, cos, sin, sign, heads, half);
+                            int64_t size, int64_t half) {
+  RotateHeads(x, cos, sin, sign, heads, size, half);
 }
 SFT_SIMD_CLONES void Rotate(BFloat16* x, const float* cos, const float* sin, float sign,
-                            int64_t heads, int64_t half) {
-  RotateHeads(x, cos, sin, sign, heads, half);
+                            int64_t heads, int64_t size, int64_t half) {
+  RotateHeads(x, cos, sin, sign, heads, size, half);
 }
 
 template <typename T>
 void RopeAs(Tensor& x, const Tensor& cos, const Tensor& sin, float sign) {
-  const int64_t half = x.size(2) / 2;
+  const int64_t half = cos.size(1);
   const int64_t stride = x.stride(0);
   T* values = x.mutable_data_ptr<T>();
   const float* c = cos.const_data_ptr<float>();
   const float* s = sin.const_data_ptr<float>();
   at::parallel_for(0, x.size(0), kGrainTokens, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
-      Rotate(values + token * stride, c + token * half, s + token * half, sign, x.size(1), half);
+      Rotate(values + token * stride, c + token * half, s + token * half, sign, x.size(1),
+             x.size(2), half);
     }
   });
 }
@@ -57,8 +58,13 @@ std::pair<Tensor, Tensor> Halves(const Tensor& gate_up) {
   return {gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width)};
 }
 
-Tensor Activated(const Tensor& gate, plan::GateKind kind) {
-  return kind == plan::GateKind::kSilu ? at::silu(gate) : at::gelu(gate, "tanh");
+Tensor Activated(const Tensor& gate, plan::ActivationKind kind) {
+  return kind == plan::ActivationKind::kSilu ? at::silu(gate) : at::gelu(gate, "tanh");
+}
+
+Tensor ActivatedBackward(const Tensor& dy, const Tensor& x, plan::ActivationKind kind) {
+  return kind == plan::ActivationKind::kSilu ? at::silu_backward(dy, x)
+                                             : at::gelu_backward(dy, x, "tanh");
 }
 
 void CheckGlu(const Tensor& narrow, const Tensor& gate_up, const char* operation) {
@@ -105,7 +111,7 @@ void PlaceFactorsAs(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntA
 void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
   TORCH_CHECK(x.dim() == 3, "Rope: x is ", x.sizes(), ", must be [tokens, heads, size]");
   CheckHeads(x, x.size(0), x.size(2), x, "Rope: x");
-  CheckAngles(cos, sin, x.size(0), x.size(2), x, "Rope");
+  CheckAngles(cos, sin, x.size(0), RotatedSize(cos, x.size(2), "Rope"), x, "Rope");
   const float sign = inverse ? -1.0f : 1.0f;
   if (x.scalar_type() == at::kFloat) {
     RopeAs<float>(x, cos, sin, sign);
@@ -115,25 +121,35 @@ void Rope(Tensor& x, const Tensor& cos, const Tensor& sin, bool inverse) {
   }
 }
 
-void Glu(Tensor& out, const Tensor& gate_up, plan::GateKind kind, const ops::Fp8Rows& fp8) {
+void Glu(Tensor& out, const Tensor& gate_up, plan::ActivationKind kind, const ops::Fp8Rows& fp8) {
   CheckGlu(out, gate_up, "Glu");
   const auto [gate, up] = Halves(gate_up);
   at::mul_out(out, Activated(gate, kind), up);
   Fp8QuantizeToo(fp8, out, "Glu");
 }
 
-void GluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up, plan::GateKind kind) {
+void GluBackward(Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up,
+                 plan::ActivationKind kind) {
   CheckGlu(dy, gate_up, "GluBackward");
   CheckRows(dgate_up, gate_up.size(0), gate_up.size(1), gate_up, "GluBackward: dgate_up");
   const auto [gate, up] = Halves(gate_up);
   auto [dgate, dup] = Halves(dgate_up);
   // All of gate and up is read before their places, which may be those of the results, are written.
-  const Tensor dactivated = at::mul(dy, up);
-  const Tensor gate_gradient = kind == plan::GateKind::kSilu
-                                   ? at::silu_backward(dactivated, gate)
-                                   : at::gelu_backward(dactivated, gate, "tanh");
+  const Tensor gate_gradient = ActivatedBackward(at::mul(dy, up), gate, kind);
   at::mul_out(dup, Activated(gate, kind), dy);
   dgate.copy_(gate_gradient);
+}
+
+void Activate(Tensor& out, const Tensor& x, plan::ActivationKind kind, const ops::Fp8Rows& fp8) {
+  CheckRows(out, x.size(0), x.size(1), x, "Activate");
+  out.copy_(Activated(x, kind));
+  Fp8QuantizeToo(fp8, out, "Activate");
+}
+
+void ActivateBackward(Tensor& dx, const Tensor& dy, const Tensor& x, plan::ActivationKind kind) {
+  CheckRows(dx, x.size(0), x.size(1), x, "ActivateBackward: dx");
+  CheckRows(dy, x.size(0), x.size(1), x, "ActivateBackward: dy");
+  dx.copy_(ActivatedBackward(dy, x, kind));
 }
 
 void Accumulate(Tensor& sum, const Tensor& part, bool fresh) {

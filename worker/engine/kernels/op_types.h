@@ -61,13 +61,19 @@ struct GluFactors {
   at::Tensor db_gate, db_up;  // fp32 [I, R]
   at::Tensor da_down;         // fp32 [R, I]
   double scale = 1.0;
-  plan::GateKind kind = plan::GateKind::kSilu;
+  plan::ActivationKind kind = plan::ActivationKind::kSilu;
 };
 
 // The documents of a packed micro-batch: document i is tokens [cu_seqlens[i], cu_seqlens[i + 1]).
 struct Documents {
   at::Tensor cu_seqlens;    // int32 [documents + 1], on the device of the tokens
   at::IntArrayRef lengths;  // the same on the host; their sum is T
+};
+
+// Dropout of attention's probabilities.
+struct AttentionDropout {
+  double p = 0.0;
+  uint64_t seed = 0;
 };
 
 // Tensors of one AdamW step, dense, on one device; in each list they have one type, and all of a

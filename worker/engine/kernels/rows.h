@@ -53,6 +53,7 @@ inline void CheckHeads(const at::Tensor& x, int64_t tokens, int64_t size, const 
 
 // Throws unless cos and sin are the tables of `tokens` for heads of `size`, on the device of
 // `like`.
+// `size`: of the part of a head that is rotated.
 inline void CheckAngles(const at::Tensor& cos, const at::Tensor& sin, int64_t tokens, int64_t size,
                         const at::Tensor& like, const char* operation) {
   TORCH_CHECK(size % 2 == 0, operation, ": heads of ", size, " cannot be halved");
@@ -63,6 +64,35 @@ inline void CheckAngles(const at::Tensor& cos, const at::Tensor& sin, int64_t to
                 operation, ": cos and sin must be fp32 [", tokens, ", ", size / 2,
                 "], dense, beside the tokens");
   }
+}
+
+// Checks the arguments of LayerNorm and of its backward.
+inline void CheckLayerNorm(const at::Tensor& x, const at::Tensor& weight, const char* operation) {
+  TORCH_CHECK(x.dim() == 2, operation, ": x is ", x.sizes(), ", must be [tokens, width]");
+  CheckRows(x, x.size(0), x.size(1), x, operation);
+  CheckVector(weight, x.size(1), x, operation);
+  TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16, operation,
+              ": x must be fp32 or bf16");
+}
+inline void CheckLayerNormBackward(const at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x,
+                                   const at::Tensor& weight, const at::Tensor& statistics,
+                                   const at::Tensor& residual) {
+  constexpr const char* kName = "LayerNormBackward";
+  CheckLayerNorm(x, weight, kName);
+  for (const at::Tensor& rows : {dx, dy, residual.defined() ? residual : dy}) {
+    CheckRows(rows, x.size(0), x.size(1), x, kName);
+  }
+  TORCH_CHECK(statistics.is_contiguous() && statistics.dim() == 2 && statistics.size(0) == 2 &&
+                  statistics.size(1) == x.size(0) && statistics.scalar_type() == at::kFloat &&
+                  statistics.device() == x.device(),
+              kName, ": statistics must be fp32 [2, ", x.size(0), "], dense, beside x");
+}
+
+// How many elements of each head angles like `cos` rotate, of heads of `size`.
+inline int64_t RotatedSize(const at::Tensor& cos, int64_t size, const char* operation) {
+  TORCH_CHECK(cos.dim() == 2 && 2 * cos.size(1) <= size, operation, ": angles ", cos.sizes(),
+              " for heads of ", size);
+  return 2 * cos.size(1);
 }
 
 // Checks the arguments that NormRope and its backward share. `heads` and `kv_heads` stand first in

@@ -1,5 +1,8 @@
 #include "worker/engine/model/decoder.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bucketize.h>
+#include <ATen/ops/diff.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/index_select.h>
@@ -21,9 +24,9 @@ using at::Tensor;
 namespace {
 
 constexpr int kEmbeddingUnit = 0;
-constexpr int kEmbedding = 0;  // the embedding's position in its unit
-constexpr int kFinalNorm = 0;  // positions in the head's unit
-constexpr int kHeadWeight = 1;
+constexpr int kEmbedding = 0;                              // positions in the embedding's unit
+constexpr int kPositions = 1;                              // where there is a table of positions
+constexpr uint64_t kEmbeddingDropout = uint64_t{1} << 41;  // identifies its mask
 
 // table[rows[i]] += values[i], in an order that does not depend on the threads.
 void AddRows(Tensor& table, const Tensor& rows, const Tensor& values) {
@@ -41,6 +44,9 @@ Decoder::Decoder(const ModelConfig& config, const ModelLayout& layout, WeightSou
     : config_(config), layout_(layout), source_(source), options_(options) {
   for (const RopeOptions& rope : config.ropes) ropes_.emplace_back(rope, config.head_dim, device);
   head_loss_.scale = config.logit_scale;
+  final_norm_ = {.weight = 0, .options = {config.norm_epsilon, config.norm}};
+  if (config.norm == plan::NormKind::kLayerNorm) final_norm_.bias = 1;
+  head_weight_ = std::max(final_norm_.weight, final_norm_.bias) + 1;
   head_loss_.chunk_rows = options.run.LogitsRows(config.vocab);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     blocks_.push_back(DecoderBlock::Bind(config, layout.units[layer + 1], layer));
@@ -55,17 +61,27 @@ WeightUse Decoder::BackwardUse(size_t layer) const {
 }
 
 BlockContext Decoder::MakeContext(const DeviceBatch& batch) const {
-  return {batch.documents(), RopeTablesOf(batch.positions)};
+  return {batch.documents(), RopeTablesOf(batch.positions, batch.documents().cu_seqlens)};
 }
 
-std::vector<RopeTables> Decoder::RopeTablesOf(const Tensor& positions) const {
+std::vector<RopeTables> Decoder::RopeTablesOf(const Tensor& positions,
+                                              const Tensor& cu_seqlens) const {
   std::vector<RopeTables> tables;
-  for (const Rope& rope : ropes_) tables.push_back(rope.Tables(positions));
+  Tensor lengths;  // of each token's document
+  for (const Rope& rope : ropes_) {
+    if (rope.depends_on_length() && !lengths.defined()) {
+      const Tensor ends = cu_seqlens.narrow(0, 1, cu_seqlens.size(0) - 1).to(at::kLong);
+      const Tensor tokens = at::arange(positions.size(0), positions.options());
+      const Tensor document = at::bucketize(tokens, ends, /*out_int32=*/false, /*right=*/true);
+      lengths = cu_seqlens.to(at::kLong).diff().index_select(0, document);
+    }
+    tables.push_back(rope.Tables(positions, lengths));
+  }
   return tables;
 }
 
 const Tensor& Decoder::HeadWeight(const UnitWeights& head, const UnitWeights& embedding) const {
-  return config_.tied_head ? embedding[kEmbedding] : head[kHeadWeight];
+  return config_.tied_head ? embedding[kEmbedding] : head[head_weight_];
 }
 
 void Decoder::ScaleEmbedding(Tensor& rows) const {
@@ -77,10 +93,13 @@ void Decoder::ScaleEmbedding(Tensor& rows) const {
   rows.mul_(scale);
 }
 
-Tensor Decoder::Embed(const Tensor& tokens) {
+Tensor Decoder::Embed(const Tensor& tokens, const Tensor& positions) {
   AcquiredUnit unit(source_, layout_, kEmbeddingUnit);
   Tensor rows = at::index_select(unit.weights()[kEmbedding], 0, tokens);
   ScaleEmbedding(rows);
+  if (config_.learned_positions > 0) {
+    rows.add_(at::index_select(unit.weights()[kPositions], 0, positions));
+  }
   return rows;
 }
 
@@ -88,7 +107,11 @@ Tensor Decoder::Forward(const DeviceBatch& batch, const BlockContext& context,
                         const DropoutKey* dropout, std::vector<DecoderBlock::Saved>* saved) {
   source_.Prefetch(kEmbeddingUnit, WeightUse::kBoth);
   source_.Prefetch(1, WeightUse::kForward);
-  return ForwardBlocks(Embed(batch.tokens), context, dropout, saved);
+  Tensor x = Embed(batch.tokens, batch.positions);
+  if (DropsEmbedding(dropout)) {
+    x = Dropout(x, config_.embedding_dropout, *dropout, kEmbeddingDropout);
+  }
+  return ForwardBlocks(std::move(x), context, dropout, saved);
 }
 
 Tensor Decoder::ForwardBlocks(Tensor x, const BlockContext& context, const DropoutKey* dropout,
@@ -107,10 +130,9 @@ Tensor Decoder::ForwardBlocks(Tensor x, const BlockContext& context, const Dropo
 }
 
 Decoder::Normed Decoder::FinalNorm(const Tensor& x, const UnitWeights& head) const {
-  Normed result{at::empty_like(x), {}};
-  result.rstd = ops::RmsNorm(result.normed, x, head[kFinalNorm],
-                             ops::NormOptions(config_.norm_epsilon, config_.norm));
-  return result;
+  Activation normed = at::empty_like(x);
+  const Tensor statistics = final_norm_.Forward(normed, x, Pass{head, {}, nullptr});
+  return {normed.rows, statistics};
 }
 
 Tensor Decoder::Head(const Tensor& x) {
@@ -142,22 +164,20 @@ HeadLoss::Gradients Decoder::BackwardHead(const Tensor& x, const DeviceBatch& ba
   const int unit = layout_.head_unit();
   AcquiredUnit head(source_, layout_, unit);
   AcquiredUnit embedding(source_, layout_, config_.tied_head ? kEmbeddingUnit : unit);
-  const Tensor& norm = head.weights()[kFinalNorm];
   const Tensor rows = at::index_select(x, 0, batch.loss_rows);
-  const auto [normed, rstd] = FinalNorm(rows, head.weights());
+  const auto [normed, statistics] = FinalNorm(rows, head.weights());
   Tensor dweight =
-      config_.tied_head ? sink.Buffer(kEmbeddingUnit, kEmbedding) : sink.Buffer(unit, kHeadWeight);
-  Tensor dnorm = sink.Buffer(unit, kFinalNorm);
+      config_.tied_head ? sink.Buffer(kEmbeddingUnit, kEmbedding) : sink.Buffer(unit, head_weight_);
+  UnitGradients gradients(sink, unit);
   HeadLoss::Gradients result = head_loss_.ForwardBackward(
       normed, HeadWeight(head.weights(), embedding.weights()), batch.targets, dweight,
-      layout_.first_trainable() < unit || dnorm.defined());
+      layout_.first_trainable() < unit || final_norm_.trained(gradients));
   if (result.dx.defined()) {
-    Tensor& drows = result.dx;
-    const Tensor dweight_norm = ops::RmsNormBackward(drows, drows, rows, norm, rstd, config_.norm,
-                                                     Tensor(), dnorm.defined());
-    if (dnorm.defined()) dnorm.add_(dweight_norm);
+    Activation drows = result.dx;
+    final_norm_.Backward(drows, result.dx, rows, statistics, Tensor(),
+                         Pass{head.weights(), {}, nullptr}, gradients);
     if (!dx.defined()) dx = EmptyRows(x.size(0), x.size(1), GradientSpare(), x);
-    dx.zero_().index_copy_(0, batch.loss_rows, drows);
+    dx.zero_().index_copy_(0, batch.loss_rows, drows.rows);
     result.dx = dx;
   }
   return result;
@@ -170,7 +190,15 @@ const Projection* Decoder::GradientReader(int unit, GradientSink& sink) const {
   return blocks_[unit - 1].GradientReader(gradients, /*need_dx=*/unit > first);
 }
 
-void Decoder::BackwardEmbedding(Tensor dx, const DeviceBatch& batch, GradientSink& sink) {
+void Decoder::BackwardEmbedding(Tensor dx, const DeviceBatch& batch, const DropoutKey* dropout,
+                                GradientSink& sink) {
+  if (DropsEmbedding(dropout)) {
+    dx = Dropout(dx.contiguous(), config_.embedding_dropout, *dropout, kEmbeddingDropout);
+  }
+  if (config_.learned_positions > 0) {
+    Tensor positions = sink.Buffer(kEmbeddingUnit, kPositions);
+    if (positions.defined()) AddRows(positions, batch.positions, dx);
+  }
   Tensor buffer = sink.Buffer(kEmbeddingUnit, kEmbedding);
   if (buffer.defined()) {
     // transformers gives the embedding the pad token as padding_idx: its lookups have no gradient,
@@ -224,7 +252,9 @@ Tensor Decoder::RunPlain(const DeviceBatch& batch, const DropoutKey* dropout, Gr
   x = Tensor();
   if (layout_.units[layout_.head_unit()].trainable()) sink.FinishUnit(layout_.head_unit());
   dx = BackwardBlocks(std::move(dx), context, dropout, saved, sink, /*finish=*/true);
-  if (layout_.first_trainable() == kEmbeddingUnit) BackwardEmbedding(std::move(dx), batch, sink);
+  if (layout_.first_trainable() == kEmbeddingUnit) {
+    BackwardEmbedding(std::move(dx), batch, dropout, sink);
+  }
   return loss;
 }
 
@@ -239,8 +269,8 @@ void Decoder::RecordBlocks(std::unique_ptr<GraphRecorder> recorder, GradientSink
     walk.context = {};
     walk.saved.clear();
   };
-  const Tensor row =
-      Embed(at::zeros({1}, ropes_[0].inverse_frequencies().options().dtype(at::kLong)));
+  const Tensor first = at::zeros({1}, ropes_[0].inverse_frequencies().options().dtype(at::kLong));
+  const Tensor row = Embed(first, first);
   graphs_ = std::make_unique<BlockGraphs>(std::move(recorder), BlockGraphs::Work{forward, backward},
                                           row, GradientSpare());
 }
@@ -253,7 +283,7 @@ Tensor Decoder::RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch, G
     source_.Acquire(unit, weights);
     source_.Release(unit);
   }
-  walk.x.copy_(Embed(batch.tokens));
+  walk.x.copy_(Embed(batch.tokens, batch.positions));
   graphs_->Forward();
   const Tensor loss = BackwardHead(walk.y, batch, sink, walk.dx).loss;
   if (layout_.units[layout_.head_unit()].trainable()) sink.FinishUnit(layout_.head_unit());
@@ -261,7 +291,7 @@ Tensor Decoder::RunRecorded(BlockGraphs::Walk& walk, const DeviceBatch& batch, G
   for (int unit = layout_.head_unit() - 1; unit >= LowestBlock(); --unit) {
     if (layout_.units[unit].trainable()) sink.FinishUnit(unit);
   }
-  if (layout_.first_trainable() == kEmbeddingUnit) BackwardEmbedding(walk.dx, batch, sink);
+  if (layout_.first_trainable() == kEmbeddingUnit) BackwardEmbedding(walk.dx, batch, nullptr, sink);
   return loss;
 }
 

@@ -51,12 +51,15 @@ class Decoder {
 
   // The pieces of a forward, for generation.
   const std::vector<DecoderBlock>& blocks() const { return blocks_; }
-  // The tables of each of the model's ropes. `positions`: int64 [T] on the device.
-  std::vector<RopeTables> RopeTablesOf(const at::Tensor& positions) const;
+  // The tables of each of the model's ropes. `positions`: int64 [T] on the device; `cu_seqlens` as
+  // ops::Documents has it.
+  std::vector<RopeTables> RopeTablesOf(const at::Tensor& positions,
+                                       const at::Tensor& cu_seqlens) const;
   WeightSource& source() { return source_; }
   const ModelLayout& layout() const { return layout_; }
   const LoraScaling& lora() const { return options_.lora; }
-  at::Tensor Embed(const at::Tensor& tokens);
+  // Rows [N, H] of tokens int64 [N] at positions int64 [N], without dropout.
+  at::Tensor Embed(const at::Tensor& tokens, const at::Tensor& positions);
   // Final norm and head of x [N, H] -> [N, V].
   at::Tensor Head(const at::Tensor& x);
 
@@ -81,9 +84,13 @@ class Decoder {
   // Multiplies what the embedding's table gives, or its gradient.
   void ScaleEmbedding(at::Tensor& rows) const;
   // Overwrites dx.
-  void BackwardEmbedding(at::Tensor dx, const DeviceBatch& batch, GradientSink& sink);
+  void BackwardEmbedding(at::Tensor dx, const DeviceBatch& batch, const DropoutKey* dropout,
+                         GradientSink& sink);
+  bool DropsEmbedding(const DropoutKey* dropout) const {
+    return dropout != nullptr && config_.embedding_dropout > 0.0;
+  }
   struct Normed {
-    at::Tensor normed, rstd;
+    at::Tensor normed, statistics;
   };
   Normed FinalNorm(const at::Tensor& x, const UnitWeights& head) const;
   const at::Tensor& HeadWeight(const UnitWeights& head, const UnitWeights& embedding) const;
@@ -103,6 +110,8 @@ class Decoder {
   DecoderOptions options_;
   std::vector<Rope> ropes_;
   HeadLoss head_loss_;
+  Norm final_norm_;
+  int head_weight_ = 0;  // its position in the head's unit, where it is not tied
   std::vector<DecoderBlock> blocks_;
   std::unique_ptr<BlockGraphs> graphs_;
 };

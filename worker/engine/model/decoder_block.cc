@@ -31,38 +31,47 @@ Projection BindProjection(const UnitInfo& unit, const char* name, uint64_t first
 
 DecoderBlock DecoderBlock::Bind(const ModelConfig& config, const UnitInfo& unit, int64_t layer) {
   const plan::TensorNames& names = plan::NamesOf(config);
-  const auto norm = [&](const char* name) {
-    return name == nullptr ? -1 : unit.Find(unit.name + "." + name + ".weight");
+  const auto find = [&](const char* name, const char* suffix) {
+    return name == nullptr ? -1 : unit.Find(unit.name + "." + name + suffix);
   };
-  constexpr uint64_t kModulesPerLayer = 8;
+  const ops::NormOptions options(config.norm_epsilon, config.norm);
+  const auto norm = [&](const char* name) {
+    return Norm{find(name, ".weight"), find(name, ".bias"), options};
+  };
+  // Masks of adapters' dropout are numbered from 0, those of what sub-layers write from kOfOutputs.
+  constexpr uint64_t kModulesPerLayer = 8, kOfOutputs = uint64_t{1} << 40;
   const uint64_t module = static_cast<uint64_t>(layer) * kModulesPerLayer;
   DecoderBlock block;
   block.attention.qkv = BindProjection(unit, names.q, module);
   block.attention.o = BindProjection(unit, names.o, module + 3);
-  block.mlp.gate_up = BindProjection(unit, names.gate, module + 4);
+  block.mlp.gated = names.gate != nullptr;
+  block.mlp.gate_up = BindProjection(unit, block.mlp.gated ? names.gate : names.up, module + 4);
   block.mlp.down = BindProjection(unit, names.down, module + 6);
-  block.attention.q_norm = norm(names.q_norm);
-  block.attention.k_norm = norm(names.k_norm);
+  block.attention.q_norm = find(names.q_norm, ".weight");
+  block.attention.k_norm = find(names.k_norm, ".weight");
   block.attention.heads = config.heads;
   block.attention.kv_heads = config.kv_heads;
   block.attention.head_dim = config.head_dim;
   block.attention.window = config.layer_options[layer].window;
   block.attention.scale = config.attention_scale;
   block.attention.qk_norm = config.qk_norm;
-  block.norm = {config.norm_epsilon, config.norm};
-  block.attention.norm = block.norm;
-  block.mlp.kind = config.gate;
-  block.attention_norms = {norm(names.attention_norm), norm(names.attention_out_norm)};
-  block.mlp_norms = {norm(names.mlp_norm), norm(names.mlp_out_norm)};
+  block.attention.norm = options;
+  block.attention.dropout = config.attention_dropout;
+  block.attention.dropout_module = kOfOutputs + module;
+  block.mlp.kind = config.activation;
+  block.attention_ends = {norm(names.attention_norm), norm(names.attention_out_norm),
+                          kOfOutputs + module + 1};
+  block.mlp_ends = {norm(names.mlp_norm), norm(names.mlp_out_norm), kOfOutputs + module + 2};
   block.rope = config.layer_options[layer].rope;
   block.residual_scale = config.residual_scale;
+  block.residual_dropout = config.residual_dropout;
   return block;
 }
 
-Activation DecoderBlock::Before(Activation input, const Tensor& x, const SubLayerNorms& norms,
-                                const Pass& pass, Tensor& rstd) const {
-  if (norms.before >= 0) {
-    rstd = ops::RmsNorm(input.rows, x, pass.weights[norms.before], norm, input.fp8);
+Activation DecoderBlock::Before(Activation input, const Tensor& x, const SubLayerEnds& ends,
+                                const Pass& pass, Tensor& statistics) const {
+  if (ends.before) {
+    statistics = ends.before.Forward(input, x, pass);
     return input;
   }
   input.rows.copy_(x);  // rows with columns to spare
@@ -70,29 +79,37 @@ Activation DecoderBlock::Before(Activation input, const Tensor& x, const SubLaye
 }
 
 template <typename SubLayer>
-Tensor DecoderBlock::AddSubLayer(const Tensor& x, const SubLayerNorms& norms, const Pass& pass,
+Tensor DecoderBlock::AddSubLayer(const Tensor& x, const SubLayerEnds& ends, const Pass& pass,
                                  NormedOutput& out, const SubLayer& sub_layer) const {
   Tensor y = at::empty(x.sizes(), x.options());
-  sub_layer(y, IsPlain(norms) ? x : Tensor());
-  if (IsPlain(norms)) return y;
-  if (norms.after < 0) return at::add_out(y, x, y, residual_scale);
-  Tensor sum = at::empty(x.sizes(), x.options());
-  out.rstd = ops::RmsNormAdd(sum, y, pass.weights[norms.after], x, norm);
-  out.rows = std::move(y);
-  return sum;
+  const bool plain = IsPlain(ends);
+  sub_layer(y, plain ? x : Tensor());
+  if (plain) return y;
+  if (ends.after) {
+    Tensor sum = at::empty(x.sizes(), x.options());
+    out.statistics = ends.after.ForwardAdd(sum, y, x, pass);
+    out.rows = std::move(y);
+    return sum;
+  }
+  if (Drops(pass)) y = Dropout(y, residual_dropout, *pass.dropout, ends.dropout_module);
+  return at::add_out(y, x, y, residual_scale);
 }
 
 Activation DecoderBlock::SubLayerGradient(Activation& dy, const Projection& last,
-                                          const SubLayerNorms& norms, NormedOutput& out,
+                                          const SubLayerEnds& ends, NormedOutput& out,
                                           const Pass& pass, UnitGradients& gradients) const {
-  if (IsPlain(norms)) return {dy.rows, std::move(dy.fp8)};
+  if (IsPlain(ends)) return {dy.rows, std::move(dy.fp8)};
   Activation d = last.EmptyGradientRows(dy.rows);
-  if (norms.after < 0) return at::mul_out(d.rows, dy.rows, at::Scalar(residual_scale));
+  if (!ends.after) {
+    at::mul_out(d.rows, dy.rows, at::Scalar(residual_scale));
+    if (Drops(pass)) {
+      d.rows.copy_(
+          Dropout(d.rows.contiguous(), residual_dropout, *pass.dropout, ends.dropout_module));
+    }
+    return d;
+  }
   d = last.AsGradient(d.rows, pass);
-  const bool trained = gradients.Wants(norms.after);
-  const Tensor dweight = ops::RmsNormBackward(d.rows, dy.rows, out.rows, pass.weights[norms.after],
-                                              out.rstd, norm.kind, Tensor(), trained, d.fp8);
-  if (trained) gradients.Add(norms.after, dweight);
+  ends.after.Backward(d, dy.rows, out.rows, out.statistics, Tensor(), pass, gradients);
   out = {};
   return d;
 }
@@ -101,9 +118,9 @@ Tensor DecoderBlock::Run(const Tensor& x, const BlockContext& context, const Pas
                          Saved& saved) const {
   saved.input = x;
   Activation input =
-      Before(attention.qkv.EmptyInput(x, pass), x, attention_norms, pass, saved.input_rstd);
+      Before(attention.qkv.EmptyInput(x, pass), x, attention_ends, pass, saved.input_statistics);
   saved.input_normed = input.rows;
-  saved.middle = AddSubLayer(x, attention_norms, pass, saved.attention_out,
+  saved.middle = AddSubLayer(x, attention_ends, pass, saved.attention_out,
                              [&](Tensor& y, const Tensor& addend) {
                                attention.Forward(y, std::move(input), addend, context.documents,
                                                  context.ropes[rope], pass, saved.attention);
@@ -113,9 +130,10 @@ Tensor DecoderBlock::Run(const Tensor& x, const BlockContext& context, const Pas
 
 Tensor DecoderBlock::RunMlp(const Pass& pass, Saved& saved) const {
   const Tensor& x = saved.middle;
-  Activation input = Before(mlp.gate_up.EmptyInput(x, pass), x, mlp_norms, pass, saved.middle_rstd);
+  Activation input =
+      Before(mlp.gate_up.EmptyInput(x, pass), x, mlp_ends, pass, saved.middle_statistics);
   saved.middle_normed = input.rows;
-  return AddSubLayer(x, mlp_norms, pass, saved.mlp_out, [&](Tensor& y, const Tensor& addend) {
+  return AddSubLayer(x, mlp_ends, pass, saved.mlp_out, [&](Tensor& y, const Tensor& addend) {
     mlp.Forward(y, std::move(input), addend, pass, saved.mlp);
   });
 }
@@ -147,12 +165,12 @@ Tensor DecoderBlock::ForwardWith(const Tensor& x, const std::vector<RopeTables>&
                                  const Pass& pass, const Attend& attend) const {
   Saved saved;
   Activation input =
-      Before(attention.qkv.EmptyInput(x, pass), x, attention_norms, pass, saved.input_rstd);
+      Before(attention.qkv.EmptyInput(x, pass), x, attention_ends, pass, saved.input_statistics);
   attention.Project(std::move(input), ropes[rope], pass, saved.attention);
   Tensor attended = attention.o.EmptyInputRows(x);
   attended.copy_(attend(attention.Inputs(saved.attention)));
   saved.middle = AddSubLayer(
-      x, attention_norms, pass, saved.attention_out,
+      x, attention_ends, pass, saved.attention_out,
       [&](Tensor& y, const Tensor& addend) { attention.o.Forward(y, attended, pass, addend); });
   return RunMlp(pass, saved);
 }
@@ -167,39 +185,36 @@ void DecoderBlock::Restore(const BlockContext& context, const Pass& pass, Saved&
     // In FP8 only for a product that reads it again.
     normed = mlp.restores_gate_up(saved.mlp) ? mlp.gate_up.EmptyInput(saved.middle, pass)
                                              : mlp.gate_up.EmptyInputRows(saved.middle);
-    normed = Before(std::move(normed), saved.middle, mlp_norms, pass, saved.middle_rstd);
+    normed = Before(std::move(normed), saved.middle, mlp_ends, pass, saved.middle_statistics);
     saved.middle_normed = normed.rows;
   }
   mlp.Restore(std::move(normed), pass, saved.mlp);
 }
 
 Activation DecoderBlock::AddBeforeBackward(const Tensor& dresidual, const Tensor& dinput,
-                                           const Tensor& x, const Tensor& rstd,
-                                           const SubLayerNorms& norms, const Pass& pass,
+                                           const Tensor& x, const Tensor& statistics,
+                                           const SubLayerEnds& ends, const Pass& pass,
                                            UnitGradients& gradients,
                                            const Projection* reader) const {
-  if (norms.before < 0) {
-    Tensor sum = dresidual;
-    return sum.add_(dinput);
-  }
   Activation dx = dresidual;
+  if (!ends.before) {
+    dx.rows.add_(dinput);
+    return dx;
+  }
   if (reader != nullptr) dx = reader->AsGradient(dresidual, pass);
-  const bool trained = gradients.Wants(norms.before);
-  const Tensor dweight = ops::RmsNormBackward(dx.rows, dinput, x, pass.weights[norms.before], rstd,
-                                              norm.kind, dresidual, trained, dx.fp8);
-  if (trained) gradients.Add(norms.before, dweight);
+  ends.before.Backward(dx, dinput, x, statistics, dresidual, pass, gradients);
   return dx;
 }
 
 bool DecoderBlock::NeedsMlpInput(UnitGradients& gradients, bool need_dx) const {
-  return need_dx || gradients.Wants(attention_norms.before) ||
+  return need_dx || attention_ends.before.trained(gradients) ||
          attention.inputs_trained(gradients) || attention.o.trained(gradients) ||
-         gradients.Wants(attention_norms.after) || gradients.Wants(mlp_norms.before);
+         attention_ends.after.trained(gradients) || mlp_ends.before.trained(gradients);
 }
 
 const Projection* DecoderBlock::GradientReader(UnitGradients& gradients, bool need_dx) const {
   const bool multiplies =
-      IsPlain(mlp_norms) && (NeedsMlpInput(gradients, need_dx) || mlp.gate_up.trained(gradients));
+      IsPlain(mlp_ends) && (NeedsMlpInput(gradients, need_dx) || mlp.gate_up.trained(gradients));
   return multiplies ? &mlp.down : nullptr;
 }
 
@@ -207,31 +222,31 @@ Activation DecoderBlock::Backward(Activation dy, const BlockContext& context, co
                                   Saved& saved, UnitGradients& gradients, bool need_dx,
                                   const Projection* reader) const {
   Restore(context, pass, saved);
-  const bool input_side = need_dx || gradients.Wants(attention_norms.before);
+  const bool input_side = need_dx || attention_ends.before.trained(gradients);
   const bool through_o = input_side || attention.inputs_trained(gradients);
   const bool mlp_input = NeedsMlpInput(gradients, need_dx);
   Tensor dinput = at::empty(saved.middle.sizes(), saved.middle.options());
-  mlp.Backward(SubLayerGradient(dy, mlp.down, mlp_norms, saved.mlp_out, pass, gradients),
+  mlp.Backward(SubLayerGradient(dy, mlp.down, mlp_ends, saved.mlp_out, pass, gradients),
                saved.middle_normed, pass, saved.mlp, gradients, mlp_input ? &dinput : nullptr);
   saved.middle_normed = Tensor();
   if (!mlp_input) return {};
-  dy = AddBeforeBackward(dy.rows, dinput, saved.middle, saved.middle_rstd, mlp_norms, pass,
-                         gradients, through_o && IsPlain(attention_norms) ? &attention.o : nullptr);
+  dy = AddBeforeBackward(dy.rows, dinput, saved.middle, saved.middle_statistics, mlp_ends, pass,
+                         gradients, through_o && IsPlain(attention_ends) ? &attention.o : nullptr);
   saved.middle = Tensor();
-  if (!through_o && !attention.o.trained(gradients) && !gradients.Wants(attention_norms.after)) {
+  if (!through_o && !attention.o.trained(gradients) && !attention_ends.after.trained(gradients)) {
     return {};
   }
   if (!saved.input_normed.defined()) {
     saved.input_normed = Before(attention.qkv.EmptyInputRows(saved.input), saved.input,
-                                attention_norms, pass, saved.input_rstd)
+                                attention_ends, pass, saved.input_statistics)
                              .rows;
   }
   attention.Backward(
-      SubLayerGradient(dy, attention.o, attention_norms, saved.attention_out, pass, gradients),
+      SubLayerGradient(dy, attention.o, attention_ends, saved.attention_out, pass, gradients),
       saved.input_normed, context.documents, context.ropes[rope], pass, saved.attention, gradients,
       input_side ? &dinput : nullptr);
   if (!input_side) return {};
-  dy = AddBeforeBackward(dy.rows, dinput, saved.input, saved.input_rstd, attention_norms, pass,
+  dy = AddBeforeBackward(dy.rows, dinput, saved.input, saved.input_statistics, attention_ends, pass,
                          gradients, reader);
   return need_dx ? dy : Activation();
 }

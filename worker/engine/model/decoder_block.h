@@ -8,6 +8,7 @@
 #include "common/plan/execution.h"
 #include "worker/engine/model/config.h"
 #include "worker/engine/nn/mlp.h"
+#include "worker/engine/nn/norm.h"
 #include "worker/engine/nn/self_attention.h"
 
 namespace sft::engine {
@@ -18,40 +19,41 @@ struct BlockContext {
   std::vector<RopeTables> ropes;  // one for each of the model's
 };
 
-// The norms around a sub-layer, as positions of their weights in the unit; -1: none there.
-struct SubLayerNorms {
-  int before = -1;  // of what the sub-layer reads
-  int after = -1;   // of what it writes, before that is added to the residual stream
+// What stands around a sub-layer.
+struct SubLayerEnds {
+  Norm before;                  // of what the sub-layer reads
+  Norm after;                   // of what it writes, before that is added to the residual stream
+  uint64_t dropout_module = 0;  // identifies the mask of what it writes
 };
 
 // One layer: x + attention(x), then + mlp(.), each with norms before or behind it or both. Holds
 // positions of parameters in its unit, no tensors. T tokens, H hidden size.
 struct DecoderBlock {
   SelfAttention attention;
-  GatedMlp mlp;
-  SubLayerNorms attention_norms, mlp_norms;
-  ops::NormOptions norm = 0.0;
+  Mlp mlp;
+  SubLayerEnds attention_ends, mlp_ends;
   int rope = 0;  // which of BlockContext::ropes
   // Multiplies what a sub-layer writes before it is added to the residual stream.
   double residual_scale = 1.0;
+  double residual_dropout = 0.0;  // of it, while training
 
   // Finds the parameters of layer `layer` in its unit (adapters included).
   static DecoderBlock Bind(const ModelConfig& config, const UnitInfo& unit, int64_t layer);
 
   // What a sub-layer wrote, where a norm stands behind it.
   struct NormedOutput {
-    at::Tensor rows, rstd;  // [T, H], [T]
+    at::Tensor rows, statistics;
   };
 
   struct Saved {
-    at::Tensor input;                     // [T, H]
-    at::Tensor input_normed, input_rstd;  // rows [T, H], [T]; what attention reads
+    at::Tensor input;                           // [T, H]
+    at::Tensor input_normed, input_statistics;  // rows [T, H]; what attention reads
     NormedOutput attention_out;
     at::Tensor middle;  // [T, H]: after the attention's residual
-    at::Tensor middle_normed, middle_rstd;
+    at::Tensor middle_normed, middle_statistics;
     NormedOutput mlp_out;
     SelfAttention::Saved attention;
-    GatedMlp::Saved mlp;
+    Mlp::Saved mlp;
   };
 
   // x [T, H] -> [T, H]. `saved` may be null: forward only.
@@ -84,21 +86,22 @@ struct DecoderBlock {
   at::Tensor RunMlp(const Pass& pass, Saved& saved) const;
   void Restore(const BlockContext& context, const Pass& pass, Saved& saved) const;
   // What a sub-layer reads, in `input`: the norm of x, or x itself where there is none.
-  Activation Before(Activation input, const at::Tensor& x, const SubLayerNorms& norms,
-                    const Pass& pass, at::Tensor& rstd) const;
-  // x plus what a sub-layer writes, scaled and normed. forward(y, addend) writes the sub-layer's
-  // output to y [T, H], plus `addend` where it is defined.
+  Activation Before(Activation input, const at::Tensor& x, const SubLayerEnds& ends,
+                    const Pass& pass, at::Tensor& statistics) const;
+  bool Drops(const Pass& pass) const { return residual_dropout > 0.0 && pass.dropout != nullptr; }
+  // x plus what a sub-layer writes, normed, dropped out or scaled. forward(y, addend) writes the
+  // sub-layer's output to y [T, H], plus `addend` where it is defined.
   template <typename SubLayer>
-  at::Tensor AddSubLayer(const at::Tensor& x, const SubLayerNorms& norms, const Pass& pass,
+  at::Tensor AddSubLayer(const at::Tensor& x, const SubLayerEnds& ends, const Pass& pass,
                          NormedOutput& out, const SubLayer& sub_layer) const;
   // True if the gradient of the residual stream is that of a sub-layer's output, too.
-  bool IsPlain(const SubLayerNorms& norms) const {
-    return residual_scale == 1.0 && norms.after < 0;
+  bool IsPlain(const SubLayerEnds& ends) const {
+    return residual_scale == 1.0 && !ends.after && residual_dropout == 0.0;
   }
   // The gradient of what `last`, a sub-layer's last projection, writes, made of that of the
   // residual stream, whose rows stay and whose FP8 rows it may take. Consumes `out`; adds the
   // gradient of the norm behind the sub-layer.
-  Activation SubLayerGradient(Activation& dy, const Projection& last, const SubLayerNorms& norms,
+  Activation SubLayerGradient(Activation& dy, const Projection& last, const SubLayerEnds& ends,
                               NormedOutput& out, const Pass& pass, UnitGradients& gradients) const;
   // True if the gradient of the feed-forward layer's input is needed.
   bool NeedsMlpInput(UnitGradients& gradients, bool need_dx) const;
@@ -106,9 +109,9 @@ struct DecoderBlock {
   // place of `dresidual`, in FP8 too where `reader`, which may be null, multiplies it so; adds the
   // norm's own gradient.
   Activation AddBeforeBackward(const at::Tensor& dresidual, const at::Tensor& dinput,
-                               const at::Tensor& x, const at::Tensor& rstd,
-                               const SubLayerNorms& norms, const Pass& pass,
-                               UnitGradients& gradients, const Projection* reader) const;
+                               const at::Tensor& x, const at::Tensor& statistics,
+                               const SubLayerEnds& ends, const Pass& pass, UnitGradients& gradients,
+                               const Projection* reader) const;
 };
 
 }  // namespace sft::engine

@@ -30,10 +30,14 @@ ParamRole RoleOf(plan::TensorRole role) {
 ModelLayout MakeLayout(const ModelConfig& config) {
   ModelLayout layout;
   layout.prefix = config.prefix;
+  layout.optional_prefix = plan::NamesOf(config).optional_prefix;
   for (plan::TensorUnit& tensors : plan::TensorsOf(config)) {
     UnitInfo unit{std::move(tensors.name), {}, std::move(tensors.shared_matrices)};
     for (plan::TensorInfo& tensor : tensors.tensors) {
-      unit.params.push_back({std::move(tensor.name), std::move(tensor.shape), RoleOf(tensor.role)});
+      unit.params.push_back({.name = std::move(tensor.name),
+                             .shape = std::move(tensor.shape),
+                             .role = RoleOf(tensor.role),
+                             .transposed = tensor.transposed});
     }
     layout.units.push_back(std::move(unit));
   }

@@ -11,11 +11,11 @@ namespace sft::engine {
 
 using at::Tensor;
 
-void GatedMlp::Forward(Tensor& y, Activation x, const Tensor& residual, const Pass& pass,
-                       Saved& saved) const {
+void Mlp::Forward(Tensor& y, Activation x, const Tensor& residual, const Pass& pass,
+                  Saved& saved) const {
   RestoreGateUp(std::move(x), pass, saved);
   Activation activated = down.EmptyInput(saved.gate_up, pass);
-  ops::Glu(activated.rows, saved.gate_up, kind, activated.fp8);
+  Activate(activated, saved.gate_up);
   const Tensor rows = activated.rows;
   saved.down_xa = down.Forward(y, std::move(activated), pass, residual);
   if (!MakesProductAgain(saved.gate_up, pass)) {
@@ -25,29 +25,38 @@ void GatedMlp::Forward(Tensor& y, Activation x, const Tensor& residual, const Pa
   }
 }
 
-void GatedMlp::Restore(Activation x, const Pass& pass, Saved& saved) const {
+void Mlp::Restore(Activation x, const Pass& pass, Saved& saved) const {
   RestoreGateUp(std::move(x), pass, saved);
   if (saved.activated.defined() || MakesProductAgain(saved.gate_up, pass)) return;
-  saved.activated = down.EmptyInputRows(saved.gate_up);
-  ops::Glu(saved.activated, saved.gate_up, kind);
+  Activation activated = down.EmptyInputRows(saved.gate_up);
+  Activate(activated, saved.gate_up);
+  saved.activated = activated.rows;
 }
 
-void GatedMlp::RestoreGateUp(Activation x, const Pass& pass, Saved& saved) const {
+void Mlp::Activate(Activation& out, const Tensor& rows) const {
+  if (gated) {
+    ops::Glu(out.rows, rows, kind, out.fp8);
+  } else {
+    ops::Activate(out.rows, rows, kind, out.fp8);
+  }
+}
+
+void Mlp::RestoreGateUp(Activation x, const Pass& pass, Saved& saved) const {
   if (!restores_gate_up(saved)) return;
   // Spare columns already: the backward turns these rows into their own gradient.
   saved.gate_up = gate_up.EmptyGradientRows(x.rows);
   saved.gate_up_xa = gate_up.Forward(saved.gate_up, std::move(x), pass);
 }
 
-bool GatedMlp::MakesProductAgain(const Tensor& rows, const Pass& pass) const {
+bool Mlp::MakesProductAgain(const Tensor& rows, const Pass& pass) const {
   const int64_t rank = gate_up.common_rank();
   // Gate and up may also be one linear, with one adapter for both.
-  return rank > 0 && gate_up.members() == 2 && down.members() == 1 && down.common_rank() == rank &&
-         !pass.drops() && ops::HasGluFactors(rows, rank);
+  return rank > 0 && gated && gate_up.members() == 2 && down.members() == 1 &&
+         down.common_rank() == rank && !pass.drops() && ops::HasGluFactors(rows, rank);
 }
 
-void GatedMlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& saved,
-                        UnitGradients& gradients, Tensor* dx) const {
+void Mlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved& saved,
+                   UnitGradients& gradients, Tensor* dx) const {
   if (MakesProductAgain(saved.gate_up, pass)) {
     BackwardInOnePass(std::move(dy), x, pass, saved, gradients, dx);
     return;
@@ -60,14 +69,18 @@ void GatedMlp::Backward(Activation dy, const Tensor& x, const Pass& pass, Saved&
   saved.activated = saved.down_xa = Tensor();
   if (!go_on) return;
   Tensor dgate_up = std::exchange(saved.gate_up, Tensor());
-  ops::GluBackward(dgate_up, dactivated, dgate_up, kind);
+  if (gated) {
+    ops::GluBackward(dgate_up, dactivated, dgate_up, kind);
+  } else {
+    ops::ActivateBackward(dgate_up, dactivated, dgate_up, kind);
+  }
   dactivated = Tensor();
   gate_up.Backward(dgate_up, x, std::exchange(saved.gate_up_xa, Tensor()), pass, gradients, dx);
 }
 
 // Adapters are trained together, and never beside the weights that they adapt.
-void GatedMlp::BackwardInOnePass(Activation dy, const Tensor& x, const Pass& pass, Saved& saved,
-                                 UnitGradients& gradients, Tensor* dx) const {
+void Mlp::BackwardInOnePass(Activation dy, const Tensor& x, const Pass& pass, Saved& saved,
+                            UnitGradients& gradients, Tensor* dx) const {
   const Tensor dxa_down = down.AdapterGradient(dy.rows, pass);
   down.AddSecondGradients(dy.rows, saved.down_xa, pass, gradients);
   Tensor dactivated = at::empty({dy.rows.size(0), down.inputs()}, dy.rows.options());

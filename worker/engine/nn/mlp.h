@@ -6,15 +6,16 @@
 
 namespace sft::engine {
 
-// down(act(gate(x)) * up(x)). T tokens, H hidden size, I intermediate size. Rows have the spare
-// columns that their projection asks for (projection.h).
-struct GatedMlp {
-  Projection gate_up, down;
-  plan::GateKind kind = plan::GateKind::kSilu;
+// down(act(gate(x)) * up(x)), or down(act(up(x))) where it is not gated. T tokens, H hidden size, I
+// intermediate size. Rows have the spare columns that their projection asks for (projection.h).
+struct Mlp {
+  Projection gate_up, down;  // not gated: `gate_up` is up alone
+  bool gated = true;
+  plan::ActivationKind kind = plan::ActivationKind::kSilu;
 
   // Activations kept for the backward; Restore computes undefined ones again.
   struct Saved {
-    at::Tensor gate_up;    // rows [T, 2 I]
+    at::Tensor gate_up;    // rows [T, 2 I]; not gated: [T, I]
     at::Tensor activated;  // rows [T, I]: act(gate) * up; never kept where MakesProductAgain
     at::Tensor gate_up_xa, down_xa;
   };
@@ -32,6 +33,7 @@ struct GatedMlp {
                 UnitGradients& gradients, at::Tensor* dx) const;
 
  private:
+  void Activate(Activation& out, const at::Tensor& gate_up) const;
   void RestoreGateUp(Activation x, const Pass& pass, Saved& saved) const;
   // True if the backward makes act(gate) * up itself, in the one pass over rows like `gate_up`
   // that also has the adapters' gradients (ops::GluFactorsBackward).

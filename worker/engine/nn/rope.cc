@@ -6,10 +6,13 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 namespace sft::engine {
 
@@ -30,6 +33,18 @@ double YarnAttentionFactor(const RopeOptions& options) {
            YarnScale(options.factor, options.mscale_all_dim);
   }
   return YarnScale(options.factor, 1.0);
+}
+
+double LongRopeAttentionFactor(const RopeOptions& options) {
+  if (options.attention_factor) return *options.attention_factor;
+  if (options.factor <= 1.0) return 1.0;
+  return std::sqrt(1.0 + std::log(options.factor) /
+                             std::log(static_cast<double>(options.original_max_positions)));
+}
+
+// Divides as transformers does: 1 / (factor * theta^(2 i / R)), in fp32.
+Tensor DividedBy(const Tensor& frequencies, const std::vector<double>& factors) {
+  return at::tensor(factors, at::kFloat).mul_(frequencies.reciprocal()).reciprocal_();
 }
 
 // Long wave lengths are stretched by the factor, short ones kept, those between blended.
@@ -80,11 +95,13 @@ void ScaleYarn(const RopeOptions& options, float* frequency, int64_t half) {
 
 }  // namespace
 
-Rope::Rope(const RopeOptions& options, int64_t head_dim, at::Device device)
+Rope::Rope(const RopeOptions& options, int64_t head_size, at::Device device)
     : query_scaling_(options.query_scaling),
       original_max_positions_(options.original_max_positions) {
-  const Tensor exponent = at::arange(0, head_dim, 2, at::TensorOptions().dtype(at::kFloat))
-                              .div_(static_cast<double>(head_dim));
+  const auto rotated =
+      static_cast<int64_t>(static_cast<double>(head_size) * options.rotated) / 2 * 2;
+  const Tensor exponent = at::arange(0, rotated, 2, at::TensorOptions().dtype(at::kFloat))
+                              .div_(static_cast<double>(rotated));
   Tensor frequency = at::pow(at::Scalar(options.theta), exponent).reciprocal_();
   float* values = frequency.mutable_data_ptr<float>();
   switch (options.type) {
@@ -94,22 +111,32 @@ Rope::Rope(const RopeOptions& options, int64_t head_dim, at::Device device)
       frequency.div_(options.factor);
       break;
     case RopeType::kLlama3:
-      ScaleLlama3(options, values, head_dim / 2);
+      ScaleLlama3(options, values, rotated / 2);
       break;
     case RopeType::kYarn:
-      ScaleYarn(options, values, head_dim / 2);
+      ScaleYarn(options, values, rotated / 2);
       scaling_ = YarnAttentionFactor(options);
       break;
-    case RopeType::kNone:  // a rotation by an angle of 0 leaves every bit as it is
-      frequency.zero_();
+    case RopeType::kLongRope:
+      long_frequencies_ = DividedBy(frequency, options.long_factors).to(device);
+      frequency = DividedBy(frequency, options.short_factors);
+      scaling_ = LongRopeAttentionFactor(options);
+      break;
+    case RopeType::kNone:
+      rotates_ = false;
       break;
   }
   inverse_frequencies_ = frequency.to(device);
 }
 
-RopeTables Rope::Tables(const Tensor& positions) const {
-  const Tensor angles =
-      positions.to(at::kFloat).unsqueeze(1).mul(inverse_frequencies_.unsqueeze(0));
+RopeTables Rope::Tables(const Tensor& positions, const Tensor& lengths) const {
+  if (!rotates_) return {};
+  Tensor frequencies = inverse_frequencies_.unsqueeze(0);
+  if (depends_on_length()) {
+    frequencies = at::where(lengths.gt(original_max_positions_).unsqueeze(1),
+                            long_frequencies_.unsqueeze(0), frequencies);
+  }
+  const Tensor angles = positions.to(at::kFloat).unsqueeze(1).mul(frequencies);
   RopeTables tables{at::cos(angles), at::sin(angles), {}};
   if (scaling_ != 1.0) {
     tables.cos.mul_(scaling_);

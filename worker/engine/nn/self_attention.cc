@@ -37,6 +37,7 @@ void SelfAttention::Project(Activation x, const RopeTables& rope, const Pass& pa
     Restore(rope, pass, saved);
     return;
   }
+  if (!rope.cos.defined()) return;
   Tensor rotated = QueriesAndKeys(saved.qkv);
   ops::Rope(rotated, rope.cos, rope.sin, /*inverse=*/false);
   ScaleQueries(Split(saved.qkv).q, rope);
@@ -101,7 +102,10 @@ void SelfAttention::Forward(Tensor& y, Activation x, const Tensor& residual,
   const Heads inputs = Inputs(saved);
   saved.out = o.EmptyInputRows(saved.qkv);
   Tensor out = HeadsOf(saved.out, 0, heads, head_dim);
-  saved.lse = ops::Attention(out, inputs.q, inputs.k, inputs.v, documents, scale, window);
+  saved.lse = Drops(pass)
+                  ? ops::DropoutAttention(out, inputs.q, inputs.k, inputs.v, documents, scale,
+                                          window, DropoutOf(pass))
+                  : ops::Attention(out, inputs.q, inputs.k, inputs.v, documents, scale, window);
   saved.o_xa = o.Forward(y, saved.out, pass, residual);
 }
 
@@ -122,9 +126,15 @@ void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Document
   const Heads inputs = Inputs(saved);
   Tensor dqkv = qkv.EmptyGradientRows(dout);
   Heads d = Split(dqkv);
-  ops::AttentionBackward(d.q, d.k, d.v, HeadsOf(dout, 0, heads, head_dim), inputs.q, inputs.k,
-                         inputs.v, HeadsOf(saved.out, 0, heads, head_dim), saved.lse, documents,
-                         scale, window);
+  const Tensor dattended = HeadsOf(dout, 0, heads, head_dim);
+  const Tensor attended = HeadsOf(saved.out, 0, heads, head_dim);
+  if (Drops(pass)) {
+    ops::DropoutAttentionBackward(d.q, d.k, d.v, dattended, inputs.q, inputs.k, inputs.v, attended,
+                                  saved.lse, documents, scale, window, DropoutOf(pass));
+  } else {
+    ops::AttentionBackward(d.q, d.k, d.v, dattended, inputs.q, inputs.k, inputs.v, attended,
+                           saved.lse, documents, scale, window);
+  }
   dout = saved.out = saved.q = saved.k = Tensor();
   ScaleQueries(d.q, rope);
   if (qk_norm == plan::QkNorm::kWhole) {
@@ -138,7 +148,7 @@ void SelfAttention::Backward(Activation dy, const Tensor& x, const ops::Document
       gradients.Add(q_norm, dq_norm);
       gradients.Add(k_norm, dk_norm);
     }
-  } else {
+  } else if (rope.cos.defined()) {
     Tensor rotated = QueriesAndKeys(dqkv);
     ops::Rope(rotated, rope.cos, rope.sin, /*inverse=*/true);
   }

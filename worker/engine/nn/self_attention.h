@@ -22,6 +22,8 @@ struct SelfAttention {
   double scale = 0.0;
   plan::QkNorm qk_norm = plan::QkNorm::kNone;
   ops::NormOptions norm = 0.0;
+  double dropout = 0.0;  // of the probabilities, while training
+  uint64_t dropout_module = 0;
 
   // Views of rows [T, (heads + 2 kv_heads) D] by head.
   struct Heads {
@@ -66,6 +68,10 @@ struct SelfAttention {
   void NormWhole(const RopeTables& rope, const Pass& pass, Saved& saved) const;
   void NormWholeBackward(at::Tensor& dqkv, const RopeTables& rope, const Pass& pass,
                          const Saved& saved, UnitGradients& gradients) const;
+  bool Drops(const Pass& pass) const { return dropout > 0.0 && pass.dropout != nullptr; }
+  ops::AttentionDropout DropoutOf(const Pass& pass) const {
+    return {dropout, MixSeed(pass.dropout->seed, dropout_module)};
+  }
   // Multiplies the queries [T, heads, D], or their gradient, by the scale of their positions.
   void ScaleQueries(at::Tensor q, const RopeTables& rope) const;
   Heads Split(const at::Tensor& qkv) const;

@@ -31,30 +31,41 @@ bool InBase(const ParamInfo& param) {
 
 bool IsFrozenPlain(const ParamInfo& param) { return !param.trainable && !param.quantized; }
 
-void CheckParam(const ModelFiles& files, const ParamInfo& param) {
+// The name of a parameter in the files, some of which leave out the start of all names.
+std::string FileName(const ModelFiles& files, const ModelLayout& layout, const std::string& name) {
+  const std::string& optional = layout.optional_prefix;
+  if (optional.empty() || files.Contains(name) || !name.starts_with(optional)) return name;
+  return name.substr(optional.size());
+}
+
+void CheckParam(const ModelFiles& files, const ParamInfo& param, const std::string& name) {
   const std::string where = files.dir().string();
-  if (!files.Contains(param.name)) {
+  if (!files.Contains(name)) {
     throw UserError(
         where + ": the weights hold no tensor " + param.name + ", which config.json asks for",
         "bad_model", "download the model again, or correct config.json");
   }
-  const TensorInfo& info = files.Info(param.name);
-  if (info.shape != param.shape) {
-    throw UserError(where + ": " + param.name + " has shape " + ShapeText(info.shape) +
-                        ", config.json asks for " + ShapeText(param.shape),
+  const TensorInfo& info = files.Info(name);
+  std::vector<int64_t> shape = param.shape;
+  if (param.transposed) std::reverse(shape.begin(), shape.end());
+  if (info.shape != shape) {
+    throw UserError(where + ": " + name + " has shape " + ShapeText(info.shape) +
+                        ", config.json asks for " + ShapeText(shape),
                     "bad_model", "config.json and weights must be of one model");
   }
   if (!at::isFloatingType(info.dtype)) {
-    throw UserError(where + ": " + param.name + " has type " +
-                        std::string(SafetensorsDtype(info.dtype)) + ", not a float type",
+    throw UserError(where + ": " + name + " has type " + std::string(SafetensorsDtype(info.dtype)) +
+                        ", not a float type",
                     "bad_model", "use the original weights: they are quantised when loaded");
   }
 }
 
-// A head that is tied, tables that are computed and the other parts of a multimodal model may be
-// stored as well.
+// A head that is tied, tables and masks that are computed and the other parts of a multimodal model
+// may be stored as well.
 bool MayBeExtra(const ModelLayout& layout, std::string_view name) {
   return name == layout.prefix + "lm_head.weight" || name.ends_with("rotary_emb.inv_freq") ||
+         (layout.optional_prefix == "transformer." &&
+          (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"))) ||
          layout.IsOtherPart(name);
 }
 
@@ -137,8 +148,10 @@ BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayo
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
       if (!InBase(param)) continue;
-      CheckParam(files_, param);
-      known.insert(param.name);
+      const std::string name = FileName(files_, layout, param.name);
+      CheckParam(files_, param, name);
+      if (name != param.name) file_names_[param.name] = name;
+      known.insert(name);
     }
   }
   for (const std::string& name : files_.Names()) {
@@ -150,9 +163,21 @@ BaseWeights::BaseWeights(const std::filesystem::path& model_dir, const ModelLayo
   }
 }
 
+const std::string& BaseWeights::NameOf(const ParamInfo& param) const {
+  const auto found = file_names_.find(param.name);
+  return found == file_names_.end() ? param.name : found->second;
+}
+
 Tensor BaseWeights::Read(const ParamInfo& param, int64_t first, int64_t count) const {
-  const Tensor part = reader_ ? reader_->Read(files_.File(param.name), param.name, first, count)
-                              : files_.ViewRange(param.name, first, count);
+  if (!param.transposed) return ReadStored(param, first, count);
+  const Tensor whole = ReadStored(param, 0, param.numel());
+  return whole.view({param.shape[1], param.shape[0]}).t().reshape({-1}).narrow(0, first, count);
+}
+
+Tensor BaseWeights::ReadStored(const ParamInfo& param, int64_t first, int64_t count) const {
+  const std::string& name = NameOf(param);
+  const Tensor part = reader_ ? reader_->Read(files_.File(name), name, first, count)
+                              : files_.ViewRange(name, first, count);
   const bool kept = part.scalar_type() == at::kFloat || part.scalar_type() == at::kBFloat16;
   return kept ? part : part.to(at::kFloat);
 }
@@ -168,7 +193,7 @@ void BaseWeights::Copy(const ParamInfo& param, const Tensor& to, int64_t part_el
   }
 }
 
-void BaseWeights::Done(const ParamInfo& param) const { files_.DropPages(param.name); }
+void BaseWeights::Done(const ParamInfo& param) const { files_.DropPages(NameOf(param)); }
 
 std::unique_ptr<WeightSource> LoadFrozen(const ModelLayout& layout, const BaseWeights& base,
                                          const FrozenOptions& options, Communicator& comm) {

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "common/plan/execution.h"
 #include "worker/engine/checkpoint/safetensors.h"
@@ -32,7 +35,14 @@ class BaseWeights {
   void Done(const ParamInfo& param) const;
 
  private:
+  // The parameter's name in the files.
+  const std::string& NameOf(const ParamInfo& param) const;
+  // As Read, in the order in which the file has the elements.
+  at::Tensor ReadStored(const ParamInfo& param, int64_t first, int64_t count) const;
+
   ModelFiles files_;
+  std::map<std::string, std::string, std::less<>>
+      file_names_;                        // where they differ from the layout's
   std::unique_ptr<TensorReader> reader_;  // none on a CPU
 };
 

@@ -1,5 +1,6 @@
 #include "worker/engine/train/delivery.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -49,7 +50,8 @@ std::string ReplicaHash(const TrainingModel& model) {
   return hasher.Finish();
 }
 
-AdapterConfig AdapterConfigOf(const spec::JobSpec& spec, const std::string& model_name) {
+AdapterConfig AdapterConfigOf(const spec::JobSpec& spec, const std::string& model_name,
+                              bool fan_in_fan_out) {
   const spec::JobSpec::Lora& lora = spec.lora;
   AdapterConfig config;
   config.r = lora.r;
@@ -60,6 +62,7 @@ AdapterConfig AdapterConfigOf(const spec::JobSpec& spec, const std::string& mode
                 : lora.bias == spec::Bias::kLoraOnly ? "lora_only"
                                                      : "none";
   config.use_rslora = lora.use_rslora;
+  config.fan_in_fan_out = fan_in_fan_out;
   config.base_model = model_name;
   return config;
 }
@@ -72,6 +75,13 @@ AdapterFiles AdapterFilesOf(const TrainingModel& model, const spec::JobSpec& spe
   files.chat_template = spec.data.chat_template;
   files.base_prefix = model.layout().prefix;
   return files;
+}
+
+bool HasTransposed(const ModelLayout& layout) {
+  return std::any_of(layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
+    return std::any_of(unit.params.begin(), unit.params.end(),
+                       [](const ParamInfo& param) { return param.transposed; });
+  });
 }
 
 // The adapter's files give pairs by module; the hash is in the order of the layout.
@@ -99,7 +109,10 @@ std::string ModelFileHash(const TrainingModel& model, const std::filesystem::pat
   const ModelFiles files = ModelFiles::Open(dir);
   TensorHasher hasher;
   for (const UnitInfo& unit : model.layout().units) {
-    for (const ParamInfo& param : unit.params) hasher.Add(files.View(param.name));
+    for (const ParamInfo& param : unit.params) {
+      const Tensor stored = files.View(param.name);
+      hasher.Add(param.transposed ? stored.t().contiguous() : stored);
+    }
   }
   return hasher.Finish();
 }
@@ -125,8 +138,9 @@ std::string WriteAdapterFrom(const TrainingModel& model, const spec::JobSpec& sp
     (param.role == ParamRole::kLoraA ? pair.a : pair.b) = weight;
   });
   if (writes) {
-    WriteAdapter(AdapterFilesOf(model, spec, options), AdapterConfigOf(spec, options.model_name),
-                 pairs, biases);
+    WriteAdapter(AdapterFilesOf(model, spec, options),
+                 AdapterConfigOf(spec, options.model_name, HasTransposed(model.layout())), pairs,
+                 biases);
   }
   return hasher.Finish();
 }
@@ -144,6 +158,7 @@ std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec
         info.name = param.name;
         info.dtype = model.compute_type();
         info.shape = param.shape;
+        if (param.transposed) std::reverse(info.shape.begin(), info.shape.end());
         infos.push_back(std::move(info));
       }
     }
@@ -159,7 +174,7 @@ std::string WriteModelFrom(const TrainingModel& model, const spec::JobSpec& spec
   TensorHasher hasher;
   ForEachTrained(model, model.compute_type(), [&](const ParamInfo& param, const Tensor& weight) {
     hasher.Add(weight);
-    if (writer) writer->Write(param.name, weight);
+    if (writer) writer->Write(param.name, param.transposed ? weight.t().contiguous() : weight);
   });
   if (writer) {
     for (const std::string& name : base->Names()) {

@@ -92,6 +92,14 @@ bool Decays(const ParamInfo& param) {
   return param.role != ParamRole::kNorm && param.role != ParamRole::kBias;
 }
 
+void CheckDropout(const ModelConfig& config, at::ScalarType compute, at::Device device) {
+  if (config.attention_dropout == 0.0 || device.is_cpu() || compute == at::kBFloat16) return;
+  throw UserError(
+      "on a GPU the dropout of attention's probabilities (attn_pdrop of config.json) "
+      "needs compute in bf16",
+      "bad_model", "leave parallelism.compute_type out, or set attn_pdrop to 0");
+}
+
 }  // namespace
 
 at::ScalarType ComputeTypeOf(const spec::JobSpec& spec, at::Device device) {
@@ -108,6 +116,7 @@ TrainingModel::TrainingModel(const spec::JobSpec& spec, const std::filesystem::p
       compute_(ComputeTypeOf(spec, comm.device())),
       config_(ReadConfig(model_dir)),
       layout_(MakeLayout(config_)) {
+  CheckDropout(config_, compute_, comm_.device());
   PrepareLayout(layout_, spec_);
   const plan::ExecutionPlan run =
       execution ? *execution : plan::Unplanned(spec_, KindOf(comm_.device()));

@@ -91,7 +91,10 @@ class TrainingModel {
   std::vector<HostOptimizer::PartInfo> PartInfos() const;
   void MakeOptimizers();
   void WeightsChanged();
-  bool drops() const { return !spec_.full_finetune() && spec_.lora.dropout > 0.0; }
+  bool drops() const {
+    return (!spec_.full_finetune() && spec_.lora.dropout > 0.0) ||
+           config_.embedding_dropout + config_.residual_dropout + config_.attention_dropout > 0.0;
+  }
   // Where all that blocks read and add to lies where it lay, and nothing but shapes decides what
   // they do; says so on stderr where it does not.
   void RecordBlocks();

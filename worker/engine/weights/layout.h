@@ -24,7 +24,8 @@ struct ParamInfo {
   std::vector<int64_t> shape;
   ParamRole role = ParamRole::kLinear;
   bool trainable = false;
-  bool quantized = false;  // kept as bytes of a format (quant_format.h), never trainable
+  bool quantized = false;   // kept as bytes of a format (quant_format.h), never trainable
+  bool transposed = false;  // a weight that stands in the model's files as [inputs, outputs]
 
   int64_t numel() const;
   // "model.layers.0.self_attn.q_proj" of "....q_proj.weight" or "....q_proj.lora_A.weight".
@@ -72,7 +73,8 @@ struct UnitInfo {
 // All units of a model in the order of the forward pass.
 struct ModelLayout {
   std::vector<UnitInfo> units;
-  std::string prefix;  // of the names of all base parameters (plan::ModelShape::prefix)
+  std::string prefix;           // of the names of all base parameters (plan::ModelShape::prefix)
+  std::string optional_prefix;  // which files may leave out (plan::TensorNames)
 
   // True for a tensor of the checkpoint that is no part of the decoder: of a vision tower, say.
   bool IsOtherPart(std::string_view name) const { return !name.starts_with(prefix); }

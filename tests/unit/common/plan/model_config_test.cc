@@ -156,7 +156,7 @@ TEST(ModelConfigTest, Gemma3HasItsClassDefaultsAndTwoRopes) {
   EXPECT_EQ(parsed->embedding_scale, 48.0);
   EXPECT_EQ(parsed->attention_scale, 0.0625);
   EXPECT_EQ(parsed->norm, NormKind::kRmsOnePlus);
-  EXPECT_EQ(parsed->gate, GateKind::kGeluTanh);
+  EXPECT_EQ(parsed->activation, ActivationKind::kGeluTanh);
   EXPECT_EQ(parsed->layer_options[4].window, 4096);
   EXPECT_EQ(parsed->layer_options[5].window, 0);
   EXPECT_EQ(parsed->ropes[0].theta, 1e6);
@@ -277,7 +277,7 @@ TEST(ModelConfigTest, ErrorsNameTheKey) {
            {Config("llama", R"(, "tie_word_embeddings": 1)"), "must be true or false"},
            {Config("llama", R"(, "rms_norm_eps": "x")"), "\"rms_norm_eps\" has the wrong type"},
            {Config("llama", R"(, "head_dim": 15)"), "\"head_dim\" must be even"},
-           {Config("llama", R"(, "hidden_act": "gelu")"), "\"gelu\" is not supported; silu and gelu_"},
+           {Config("llama", R"(, "hidden_act": "gelu")"), "\"gelu\" is not supported; silu and"},
            {Config("llama", R"(, "quantization_config": {"bits": 4})"), "quantised already"},
            {Config("llama", R"(, "rope_scaling": {"rope_type": "dynamic", "factor": 2})"),
             "config.json: rope_scaling: \"rope_type\" \"dynamic\" is not supported"},

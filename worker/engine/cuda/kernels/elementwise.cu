@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads)
   const int head = index / per_head;
   if (head >= shape.heads) return;
   const int c = (index - head * per_head) * N;
-  T* low = x + token * shape.token_stride + head * 2 * shape.half + c;
+  T* low = x + token * shape.token_stride + head * shape.size + c;
   T* high = low + shape.half;
   const int64_t angle = token * shape.half + c;
   constexpr int kPart = N < 4 ? N : 4;
@@ -140,6 +140,35 @@ __global__ void __launch_bounds__(kThreads)
   Store(dgate + shape.width, ups);
 }
 
+// act(x) of N columns, and its gradient: a gated activation whose `up` is 1.
+template <typename Gate, typename T, int N>
+__global__ void __launch_bounds__(kThreads)
+    ActivateKernel(GluShape shape, const T* __restrict__ x, int64_t x_stride, T* __restrict__ out,
+                   int64_t out_stride) {
+  const int64_t row = blockIdx.x;
+  const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
+  if (c >= shape.width) return;
+  float xs[N];
+  Load(x + row * x_stride + c, xs);
+#pragma unroll
+  for (int i = 0; i < N; ++i) xs[i] = Gate::Product(xs[i], 1.0f);
+  Store(out + row * out_stride + c, xs);
+}
+template <typename Gate, typename T, int N>
+__global__ void __launch_bounds__(kThreads)
+    ActivateBackwardKernel(GluShape shape, const T* __restrict__ dy, int64_t dy_stride, const T* x,
+                           int64_t x_stride, T* dx, int64_t dx_stride) {
+  const int64_t row = blockIdx.x;
+  const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
+  if (c >= shape.width) return;
+  float xs[N], dys[N];
+  Load(x + row * x_stride + c, xs);
+  Load(dy + row * dy_stride + c, dys);
+#pragma unroll
+  for (int i = 0; i < N; ++i) xs[i] = Gate::Backward(dys[i], xs[i], 1.0f).gate;
+  Store(dx + row * dx_stride + c, xs);
+}
+
 // A thread adds N elements of T, kPart of the sums at a time; the last may have fewer.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
@@ -232,15 +261,16 @@ cudaError_t LaunchRope(ElementType type, RopeShape shape, void* x, const float* 
                        const float* sin, bool inverse, cudaStream_t stream) {
   const auto choose = [&]<typename T>(T) {
     const bool wide = RowsAreWide<T>(x, shape.token_stride) && shape.half % kWide<T> == 0 &&
-                      IsAligned<uint4>(cos) && IsAligned<uint4>(sin);
+                      shape.size % kWide<T> == 0 && IsAligned<uint4>(cos) && IsAligned<uint4>(sin);
     return wide ? Rope<T, kWide<T>> : Rope<T, 1>;
   };
   const auto run = type == ElementType::kFloat32 ? choose(float()) : choose(__nv_bfloat16());
   return run(shape, x, cos, sin, inverse, stream);
 }
 
-cudaError_t LaunchGlu(ElementType type, GluShape shape, plan::GateKind kind, ConstRows gate_up,
-                      MutableRows out, const Fp8Output& fp8, cudaStream_t stream) {
+cudaError_t LaunchGlu(ElementType type, GluShape shape, plan::ActivationKind kind,
+                      ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
+                      cudaStream_t stream) {
   const auto run = [&]<typename T, typename Gate>(T, Gate) {
     const bool wide = RowsAreWide<T>(gate_up.data, gate_up.stride) &&
                       RowsAreWide<T>(out.data, out.stride) && shape.width % kWide<T> == 0;
@@ -252,8 +282,41 @@ cudaError_t LaunchGlu(ElementType type, GluShape shape, plan::GateKind kind, Con
   });
 }
 
-cudaError_t LaunchGluBackward(ElementType type, GluShape shape, plan::GateKind kind, ConstRows dy,
-                              ConstRows gate_up, MutableRows dgate_up, cudaStream_t stream) {
+cudaError_t LaunchActivate(ElementType type, GluShape shape, plan::ActivationKind kind, ConstRows x,
+                           MutableRows out, cudaStream_t stream) {
+  const auto run = [&]<typename T, typename Gate>(T, Gate) {
+    const bool wide = RowsAreWide<T>(x.data, x.stride) && RowsAreWide<T>(out.data, out.stride) &&
+                      shape.width % kWide<T> == 0;
+    const auto kernel = wide ? ActivateKernel<Gate, T, kWide<T>> : ActivateKernel<Gate, T, 1>;
+    kernel<<<wide ? RowBlocks<kWide<T>>(shape) : RowBlocks<1>(shape), kThreads, 0, stream>>>(
+        shape, static_cast<const T*>(x.data), x.stride, static_cast<T*>(out.data), out.stride);
+    return cudaGetLastError();
+  };
+  return WithGate(kind, [&](auto gate) {
+    return type == ElementType::kFloat32 ? run(float(), gate) : run(__nv_bfloat16(), gate);
+  });
+}
+
+cudaError_t LaunchActivateBackward(ElementType type, GluShape shape, plan::ActivationKind kind,
+                                   ConstRows dy, ConstRows x, MutableRows dx, cudaStream_t stream) {
+  const auto run = [&]<typename T, typename Gate>(T, Gate) {
+    const bool wide = RowsAreWide<T>(x.data, x.stride) && RowsAreWide<T>(dy.data, dy.stride) &&
+                      RowsAreWide<T>(dx.data, dx.stride) && shape.width % kWide<T> == 0;
+    const auto kernel =
+        wide ? ActivateBackwardKernel<Gate, T, kWide<T>> : ActivateBackwardKernel<Gate, T, 1>;
+    kernel<<<wide ? RowBlocks<kWide<T>>(shape) : RowBlocks<1>(shape), kThreads, 0, stream>>>(
+        shape, static_cast<const T*>(dy.data), dy.stride, static_cast<const T*>(x.data), x.stride,
+        static_cast<T*>(dx.data), dx.stride);
+    return cudaGetLastError();
+  };
+  return WithGate(kind, [&](auto gate) {
+    return type == ElementType::kFloat32 ? run(float(), gate) : run(__nv_bfloat16(), gate);
+  });
+}
+
+cudaError_t LaunchGluBackward(ElementType type, GluShape shape, plan::ActivationKind kind,
+                              ConstRows dy, ConstRows gate_up, MutableRows dgate_up,
+                              cudaStream_t stream) {
   const auto choose = [&]<typename T, typename Gate>(T, Gate) {
     const bool wide = RowsAreWide<T>(dy.data, dy.stride) &&
                       RowsAreWide<T>(gate_up.data, gate_up.stride) &&

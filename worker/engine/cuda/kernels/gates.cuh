@@ -45,8 +45,8 @@ struct GeluTanhGate {
 
 // Calls use(gate) with the struct of that kind.
 template <typename Use>
-decltype(auto) WithGate(plan::GateKind kind, const Use& use) {
-  return kind == plan::GateKind::kSilu ? use(SiluGate()) : use(GeluTanhGate());
+decltype(auto) WithGate(plan::ActivationKind kind, const Use& use) {
+  return kind == plan::ActivationKind::kSilu ? use(SiluGate()) : use(GeluTanhGate());
 }
 
 }  // namespace sft::engine::cuda

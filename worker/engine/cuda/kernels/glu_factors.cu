@@ -469,7 +469,7 @@ GluFactorsSizes SizesOfGluFactors(const GluFactorsShape& shape, int multiprocess
 }
 
 cudaError_t LaunchGluFactorsBackward(const GluFactorsShape& shape, const GluFactorsRows& rows,
-                                     const GluFactorsPartials& partials, plan::GateKind kind,
+                                     const GluFactorsPartials& partials, plan::ActivationKind kind,
                                      float scale, const GluFactorsGradients& gradients,
                                      MutableRows dxa, cudaStream_t stream) {
   return WithGate(kind, [&]<typename Gate>(Gate) {

@@ -51,7 +51,7 @@ bool HasGluFactors(int64_t width, int64_t rank);
 GluFactorsSizes SizesOfGluFactors(const GluFactorsShape& shape, int multiprocessors);
 // dxa [tokens, 2 rank], rows on 8 bytes.
 cudaError_t LaunchGluFactorsBackward(const GluFactorsShape& shape, const GluFactorsRows& rows,
-                                     const GluFactorsPartials& partials, plan::GateKind kind,
+                                     const GluFactorsPartials& partials, plan::ActivationKind kind,
                                      float scale, const GluFactorsGradients& gradients,
                                      MutableRows dxa, cudaStream_t stream);
 

@@ -115,11 +115,28 @@ cudaError_t LaunchRmsNormWeightBackward(ElementType type, RmsNormShape shape, Co
                                         ConstRows x, const float* rstd, NormForm form,
                                         float* partials, float* dweight, cudaStream_t stream);
 
-// Heads of 2 * half elements, dense within a token; tokens start every token_stride elements.
+// LayerNorm and LayerNormBackward of worker/engine/kernels/ops.h; `statistics` [2, rows].
+cudaError_t LaunchLayerNorm(ElementType type, RmsNormShape shape, ConstRows x, const void* weight,
+                            const void* bias, float epsilon, MutableRows y, float* statistics,
+                            cudaStream_t stream);
+cudaError_t LaunchLayerNormBackward(ElementType type, RmsNormShape shape, ConstRows dy, ConstRows x,
+                                    const void* weight, const float* statistics, ConstRows residual,
+                                    MutableRows dx, cudaStream_t stream);
+// Rows of the scratch matrix [LayerNormWeightPartials, 2 width] of floats that the next launch
+// fills.
+int64_t LayerNormWeightPartials(RmsNormShape shape);
+// gradients [2, width]: of the weight, then of the bias.
+cudaError_t LaunchLayerNormWeightBackward(ElementType type, RmsNormShape shape, ConstRows dy,
+                                          ConstRows x, const float* statistics, float* partials,
+                                          float* gradients, cudaStream_t stream);
+
+// Heads of `size` elements, of which the first 2 * half are rotated, dense within a token; tokens
+// start every token_stride elements.
 struct RopeShape {
   int64_t tokens = 0;
   int64_t heads = 0;
-  int64_t half = 0;
+  int64_t size = 0;
+  int64_t half = 0;  // of the part that is rotated
   int64_t token_stride = 0;
 };
 // Rotates each head's two halves in place by the angles in row `token` of cos and sin, [tokens,
@@ -154,10 +171,17 @@ struct GluShape {
   int64_t rows = 0;
   int64_t width = 0;
 };
-cudaError_t LaunchGlu(ElementType type, GluShape shape, plan::GateKind kind, ConstRows gate_up,
-                      MutableRows out, const Fp8Output& fp8, cudaStream_t stream);
-cudaError_t LaunchGluBackward(ElementType type, GluShape shape, plan::GateKind kind, ConstRows dy,
-                              ConstRows gate_up, MutableRows dgate_up, cudaStream_t stream);
+cudaError_t LaunchGlu(ElementType type, GluShape shape, plan::ActivationKind kind,
+                      ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
+                      cudaStream_t stream);
+// The same without `up`, of rows of `width` columns.
+cudaError_t LaunchActivate(ElementType type, GluShape shape, plan::ActivationKind kind, ConstRows x,
+                           MutableRows out, cudaStream_t stream);
+cudaError_t LaunchActivateBackward(ElementType type, GluShape shape, plan::ActivationKind kind,
+                                   ConstRows dy, ConstRows x, MutableRows dx, cudaStream_t stream);
+cudaError_t LaunchGluBackward(ElementType type, GluShape shape, plan::ActivationKind kind,
+                              ConstRows dy, ConstRows gate_up, MutableRows dgate_up,
+                              cudaStream_t stream);
 
 // losses[r] = logsumexp(row r) - row r [targets[r]], 0 where the target is negative; with
 // `backward` row r becomes softmax - onehot, zero where the target is negative. Rows are dense. A

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/unit/worker/engine/kernels/dropout_attention.h"
 #include "tests/unit/worker/engine/kernels/random_tensor.h"
 #include "worker/engine/kernels/ops.h"
 
@@ -166,6 +167,10 @@ TEST(AttentionTest, RefusesResultsOfOtherSizes) {
                c10::Error);
   EXPECT_THROW(ops::AttentionBackward(dq, dk, small, q, q, k, k, out, lse, {cu, lengths}, 0.3, 0),
                c10::Error);
+}
+
+TEST(DropoutAttentionTest, DropsProbabilitiesByASeedAndBackward) {
+  ExpectDropoutAttention(at::kCPU, at::kFloat, 1e-5);
 }
 
 }  // namespace

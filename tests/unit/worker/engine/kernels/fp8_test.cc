@@ -157,8 +157,8 @@ TEST(Fp8Test, WhatNormsAndGluMakeInFp8TooIsTheirRowsQuantised) {
       EXPECT_TRUE(at::equal(dx, plain_dx));
       gradient.Expect(dx);
       Tensor out = at::empty_like(x), plain_out = at::empty_like(x);
-      ops::Glu(out, gate_up, plan::GateKind::kSilu, activated.fp8());
-      ops::Glu(plain_out, gate_up, plan::GateKind::kSilu);
+      ops::Glu(out, gate_up, plan::ActivationKind::kSilu, activated.fp8());
+      ops::Glu(plain_out, gate_up, plan::ActivationKind::kSilu);
       EXPECT_TRUE(at::equal(out, plain_out));
       activated.Expect(out);
     }
@@ -233,9 +233,11 @@ TEST(Fp8Test, RefusesShapesAndTypesThatDoNotFit) {
   EXPECT_THROW(ops::Fp8QuantizeWith(out.rows, x.to(at::kDouble), scale), c10::Error);
   EXPECT_THROW(ops::Fp8QuantizeWith(out.rows, Random({4, 63}, 1), scale), c10::Error);
   Tensor y = at::empty({4, 64});
-  EXPECT_THROW(ops::Glu(y, Random({4, 128}, 1), plan::GateKind::kSilu, {out.rows, short_scale}),
+  EXPECT_THROW(
+      ops::Glu(y, Random({4, 128}, 1), plan::ActivationKind::kSilu, {out.rows, short_scale}),
+      c10::Error);
+  EXPECT_THROW(ops::Glu(y, Random({4, 128}, 1), plan::ActivationKind::kSilu, {out.rows, {}}),
                c10::Error);
-  EXPECT_THROW(ops::Glu(y, Random({4, 128}, 1), plan::GateKind::kSilu, {out.rows, {}}), c10::Error);
   EXPECT_THROW(ops::RmsNorm(y, x, at::ones({64}), 1e-6, {not_float8, scale}), c10::Error);
   const auto [codes, absmax] = ops::Nf4Quantize(Random({4 * 64}, 3));
   const auto nested = ops::AbsmaxQuantize(absmax);

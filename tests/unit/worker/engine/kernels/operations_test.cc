@@ -60,7 +60,7 @@ TEST(OperationsTest, AProfileNamesThemAndTheirTensors) {
   Tensor sum = at::zeros({3});
   ops::Accumulate(sum, at::ones({3}), false);
   Tensor out = at::empty({1, 2});
-  ops::Glu(out, at::ones({1, 4}), plan::GateKind::kSilu);
+  ops::Glu(out, at::ones({1, 4}), plan::ActivationKind::kSilu);
   at::removeCallback(handle);
   EXPECT_EQ(seen, (std::vector<std::string>{"sft::Accumulate", "sft::Glu"}));
   EXPECT_EQ(sum.sum().item<double>(), 3.0);

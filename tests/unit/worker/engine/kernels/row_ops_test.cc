@@ -261,15 +261,44 @@ TEST(NormRopeTest, RefusesAProjectionOfAnotherWidth) {
                c10::Error);
 }
 
-class GluTest : public ::testing::TestWithParam<plan::GateKind> {
+TEST(LayerNormTest, EqualsLibTorchAndItsAutograd) {
+  for (const int64_t width : {1, 7, 33, 1024}) {
+    Tensor x = (Random({15, width}, 1) + 3.0).set_requires_grad(true);
+    Tensor w = Random({width}, 2).set_requires_grad(true);
+    Tensor b = Random({width}, 3).set_requires_grad(true);
+    const Tensor dy = Random({15, width}, 4), residual = Random({15, width}, 5);
+    const Tensor expected = at::layer_norm(x, {width}, w, b, 1e-5);
+    const auto grads = Gradients(expected, dy, {x, w, b});
+    const Strided source(x.detach());
+    Strided y(15, width, at::kFloat), over_residual(residual), over_dy(dy);
+    const Tensor statistics = ops::LayerNorm(y.rows, source.rows, w.detach(), b.detach(), 1e-5);
+    const Tensor both = ops::LayerNormBackward(over_dy.rows, over_dy.rows, source.rows, w.detach(),
+                                               statistics, Tensor(), true);
+    EXPECT_EQ(ops::LayerNormBackward(over_residual.rows, dy, source.rows, w.detach(), statistics,
+                                     over_residual.rows, false)
+                  .size(1),
+              0);
+    EXPECT_LT(RelativeError(y.rows, expected.detach()), 2e-6) << width;
+    if (width > 1) {
+      EXPECT_LT(RelativeError(over_dy.rows, grads[0]), 2e-5) << width;
+      EXPECT_LT(RelativeError(both[0], grads[1]), 2e-5) << width;
+    }
+    EXPECT_LT(RelativeError(over_residual.rows, grads[0] + residual), 2e-5) << width;
+    EXPECT_LT(RelativeError(both[1], grads[2]), 2e-6) << width;
+    EXPECT_TRUE(y.GapIsUntouched() && over_dy.GapIsUntouched() && over_residual.GapIsUntouched());
+  }
+}
+
+class GluTest : public ::testing::TestWithParam<plan::ActivationKind> {
  protected:
-  bool silu() const { return GetParam() == plan::GateKind::kSilu; }
+  bool silu() const { return GetParam() == plan::ActivationKind::kSilu; }
   Tensor Activated(const Tensor& x) const { return silu() ? at::silu(x) : at::gelu(x, "tanh"); }
 };
 INSTANTIATE_TEST_SUITE_P(Kinds, GluTest,
-                         ::testing::Values(plan::GateKind::kSilu, plan::GateKind::kGeluTanh),
+                         ::testing::Values(plan::ActivationKind::kSilu,
+                                           plan::ActivationKind::kGeluTanh),
                          [](const auto& info) {
-                           return info.param == plan::GateKind::kSilu ? "Silu" : "GeluTanh";
+                           return info.param == plan::ActivationKind::kSilu ? "Silu" : "GeluTanh";
                          });
 
 TEST_P(GluTest, EqualsAutograd) {
@@ -288,6 +317,20 @@ TEST_P(GluTest, EqualsAutograd) {
     ops::GluBackward(gate_up.rows, dy, gate_up.rows, GetParam());
     EXPECT_TRUE(at::equal(gate_up.rows, gradient.rows)) << "in the place of gate and up";
     EXPECT_TRUE(out.GapIsUntouched() && gradient.GapIsUntouched() && gate_up.GapIsUntouched());
+  }
+}
+
+TEST_P(GluTest, WithoutAGateItIsTheActivation) {
+  for (const int64_t width : {1, 50, 128}) {
+    Tensor x = Random({13, width}, 8).set_requires_grad(true);
+    const Tensor expected = Activated(x), dy = Random({13, width}, 9);
+    const auto grads = Gradients(expected, dy, {x});
+    Strided out(13, width, at::kFloat), rows(x.detach());
+    ops::Activate(out.rows, rows.rows, GetParam());
+    ops::ActivateBackward(rows.rows, Strided(dy).rows, rows.rows, GetParam());
+    EXPECT_LT(RelativeError(out.rows, expected.detach()), 1e-6);
+    EXPECT_LT(RelativeError(rows.rows, grads[0]), 1e-6);
+    EXPECT_TRUE(out.GapIsUntouched() && rows.GapIsUntouched());
   }
 }
 

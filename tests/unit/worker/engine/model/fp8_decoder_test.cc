@@ -178,17 +178,17 @@ class Apart : public BlocksRun {
     const DecoderBlock b = model_.Block(unit);
     DecoderBlock::Saved& s = saved_[unit];
     s.input = x;
-    s.input_normed =
-        Norm(x, pass.weights[b.attention_norms.before], b.norm, b.attention.qkv, s.input_rstd);
+    s.input_normed = Norm(x, pass.weights[b.attention_ends.before.weight],
+                          b.attention_ends.before.options, b.attention.qkv, s.input_statistics);
     s.middle = at::empty_like(x);
     b.attention.Forward(s.middle, s.input_normed, x, context_.documents, context_.ropes[0], pass,
                         s.attention);
-    s.middle_normed =
-        Norm(s.middle, pass.weights[b.mlp_norms.before], b.norm, b.mlp.gate_up, s.middle_rstd);
+    s.middle_normed = Norm(s.middle, pass.weights[b.mlp_ends.before.weight],
+                           b.mlp_ends.before.options, b.mlp.gate_up, s.middle_statistics);
     s.mlp.gate_up = EmptyRows(kBatchTokens, b.mlp.gate_up.outputs(), b.mlp.gate_up.spare(), x);
     s.mlp.gate_up_xa = b.mlp.gate_up.Forward(s.mlp.gate_up, s.middle_normed, pass);
     Tensor activated = EmptyRows(kBatchTokens, b.mlp.down.inputs(), b.mlp.down.spare(), x);
-    ops::Glu(activated, s.mlp.gate_up, plan::GateKind::kSilu);
+    ops::Glu(activated, s.mlp.gate_up, plan::ActivationKind::kSilu);
     Tensor result = at::empty_like(x);
     s.mlp.down_xa = b.mlp.down.Forward(result, activated, pass, s.middle);
     return result;
@@ -199,12 +199,12 @@ class Apart : public BlocksRun {
     Tensor& dy = dx.rows;
     Tensor dnormed = at::empty_like(s.middle);
     b.mlp.Backward(dy, s.middle_normed, pass, s.mlp, gradients, &dnormed);
-    ops::RmsNormBackward(dy, dnormed, s.middle, pass.weights[b.mlp_norms.before], s.middle_rstd,
-                         plan::NormKind::kRms, dy, false);
+    ops::RmsNormBackward(dy, dnormed, s.middle, pass.weights[b.mlp_ends.before.weight],
+                         s.middle_statistics, plan::NormKind::kRms, dy, false);
     b.attention.Backward(dy, s.input_normed, context_.documents, context_.ropes[0], pass,
                          s.attention, gradients, &dnormed);
-    ops::RmsNormBackward(dy, dnormed, s.input, pass.weights[b.attention_norms.before], s.input_rstd,
-                         plan::NormKind::kRms, dy, false);
+    ops::RmsNormBackward(dy, dnormed, s.input, pass.weights[b.attention_ends.before.weight],
+                         s.input_statistics, plan::NormKind::kRms, dy, false);
   }
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randn.h>
 
+#include <algorithm>
 #include <fstream>
 #include <vector>
 
@@ -30,7 +31,9 @@ void WriteTinyModel(const std::filesystem::path& dir, const std::string& config)
   std::vector<NamedTensor> tensors;
   for (const UnitInfo& unit : layout.units) {
     for (const ParamInfo& param : unit.params) {
-      at::Tensor values = at::randn(param.shape, generator, at::kFloat).mul_(0.1);
+      std::vector<int64_t> shape = param.shape;
+      if (param.transposed) std::reverse(shape.begin(), shape.end());
+      at::Tensor values = at::randn(shape, generator, at::kFloat).mul_(0.1);
       if (param.role == ParamRole::kNorm) values.add_(1.0);
       tensors.push_back({param.name, values.to(at::kBFloat16)});
     }
