@@ -39,6 +39,7 @@ Json ResolutionJson(const v1::ResolveJobResponse& response) {
                   {"memory_limit_bytes", plan.memory_limit_bytes()},
                   {"execution", plan.execution()},
                   {"tokens_per_second", plan.tokens_per_second()},
+                  {"speed_from_peaks", plan.speed_from_peaks()},
                   {"outlook", plan.has_outlook() ? OutlookJson(plan.outlook()) : Json(nullptr)},
                   {"note", plan.note()}};
   return json;
@@ -88,7 +89,10 @@ void PrintPlan(std::ostream& out, const v1::ResolveJobResponse& response) {
   }
   PrintMemory(out, plan);
   if (plan.tokens_per_second() > 0) {
-    out << fmt::format("speed        {} tokens/s predicted\n", Count(plan.tokens_per_second()));
+    out << fmt::format("speed        {} tokens/s predicted{}\n", Count(plan.tokens_per_second()),
+                       plan.speed_from_peaks()
+                           ? " from the GPU's published peaks (this type was never measured)"
+                           : "");
   }
   if (!plan.note().empty()) out << fmt::format("note         {}\n", plan.note());
 }

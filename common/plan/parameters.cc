@@ -12,28 +12,38 @@
 namespace sft::plan {
 namespace {
 
-// Whether the job adapts the linear `module`.
-bool IsTarget(const spec::JobSpec& job, std::string_view module) {
-  const auto& targets = job.lora.target_modules;
-  return !job.full_finetune() &&
-         std::any_of(targets.begin(), targets.end(),
+bool MatchesAny(std::string_view module, const std::vector<std::string>& targets) {
+  return std::any_of(targets.begin(), targets.end(),
                      [&](const std::string& target) { return MatchesTarget(module, target); });
+}
+
+// The linears of all blocks.
+std::vector<std::string> LinearsOf(const ModelShape& shape) {
+  std::vector<std::string> modules;
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    for (const TensorInfo& tensor : BlockTensors(shape, layer).tensors) {
+      if (tensor.role == TensorRole::kLinear) modules.push_back(tensor.module());
+    }
+  }
+  return modules;
+}
+
+// What the job adapts; nothing in full fine-tuning.
+std::vector<std::string> TargetsOf(const ModelShape& shape, const spec::JobSpec& job) {
+  if (job.full_finetune()) return {};
+  return EffectiveTargets(LinearsOf(shape), job.lora.target_modules);
 }
 
 // "q_proj", of "model.layers.0.self_attn.q_proj".
 std::string LastName(const std::string& module) { return module.substr(module.rfind('.') + 1); }
 
 std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::JobSpec& job) {
-  std::vector<std::string> modules;  // linears of all blocks
-  std::string names;                 // of one
-  for (int64_t layer = 0; layer < shape.layers; ++layer) {
-    for (const TensorInfo& tensor : BlockTensors(shape, layer).tensors) {
-      if (tensor.role != TensorRole::kLinear) continue;
-      modules.push_back(tensor.module());
-      if (layer == 0) names += (names.empty() ? "" : ", ") + LastName(modules.back());
-    }
+  const std::vector<std::string> modules = LinearsOf(shape);
+  std::string names;  // of one block
+  for (size_t i = 0; i < modules.size() / shape.layers; ++i) {
+    names += (names.empty() ? "" : ", ") + LastName(modules[i]);
   }
-  for (const std::string& target : job.lora.target_modules) {
+  for (const std::string& target : EffectiveTargets(modules, job.lora.target_modules)) {
     const bool found = std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
       return MatchesTarget(module, target);
     });
@@ -47,12 +57,13 @@ std::optional<spec::Problem> CheckTargets(const ModelShape& shape, const spec::J
   return std::nullopt;
 }
 
-Unit MakeUnit(const TensorUnit& tensors, const spec::JobSpec& job) {
+Unit MakeUnit(const TensorUnit& tensors, const spec::JobSpec& job,
+              const std::vector<std::string>& targets) {
   const bool full = job.full_finetune();
   Unit unit;
   for (const TensorInfo& tensor : tensors.tensors) {
     const bool linear = tensor.role == TensorRole::kLinear;
-    const bool adapted = IsTarget(job, tensor.module());
+    const bool adapted = MatchesAny(tensor.module(), targets);
     const bool bias_trained =
         tensor.role == TensorRole::kBias &&
         (job.lora.bias == spec::Bias::kAll || (adapted && job.lora.bias == spec::Bias::kLoraOnly));
@@ -67,8 +78,11 @@ Unit MakeUnit(const TensorUnit& tensors, const spec::JobSpec& job) {
 }
 
 std::vector<Unit> UnitsOf(const ModelShape& shape, const spec::JobSpec& job) {
+  const std::vector<std::string> targets = TargetsOf(shape, job);
   std::vector<Unit> units;
-  for (const TensorUnit& tensors : TensorsOf(shape)) units.push_back(MakeUnit(tensors, job));
+  for (const TensorUnit& tensors : TensorsOf(shape)) {
+    units.push_back(MakeUnit(tensors, job, targets));
+  }
   return units;
 }
 
@@ -111,6 +125,18 @@ bool MatchesTarget(std::string_view module, std::string_view target) {
   return module.size() == target.size() || module[module.size() - target.size() - 1] == '.';
 }
 
+std::vector<std::string> EffectiveTargets(const std::vector<std::string>& linears,
+                                          const std::vector<std::string>& targets) {
+  if (targets != spec::JobSpec::Lora().target_modules) return targets;
+  for (const std::string& target : targets) {
+    const bool found = std::any_of(linears.begin(), linears.end(), [&](const std::string& linear) {
+      return MatchesTarget(linear, target);
+    });
+    if (!found) return {"all-linear"};
+  }
+  return targets;
+}
+
 absl::StatusOr<std::vector<Unit>> MakeUnits(const ModelShape& shape, const spec::JobSpec& job) {
   if (const auto problem = CheckJob(shape, job)) {
     return InvalidArgument(fmt::format("{}: {}", problem->key, problem->message));
@@ -124,6 +150,7 @@ int64_t RowStride(int64_t columns, int64_t spare) {
 
 BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job) {
   BlockMatrices block;
+  const std::vector<std::string> targets = TargetsOf(shape, job);
   BlockMatrices::Matrix* const places[] = {&block.qkv, &block.o, &block.gate_up, &block.down};
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     const TensorUnit unit = BlockTensors(shape, layer);
@@ -133,7 +160,7 @@ BlockMatrices MatricesOf(const ModelShape& shape, const spec::JobSpec& job) {
         const TensorInfo& tensor = unit.tensors[position];
         matrix.rows += tensor.shape[0];
         matrix.columns = tensor.shape[1];
-        if (IsTarget(job, tensor.module())) matrix.rank += job.lora.r;
+        if (MatchesAny(tensor.module(), targets)) matrix.rank += job.lora.r;
       }
       if (layer == 0 || matrix.rank > places[i]->rank) *places[i] = matrix;
     }

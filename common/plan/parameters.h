@@ -32,6 +32,11 @@ struct Unit {
   std::vector<Parameter> parameters;
 };
 
+// The entries of lora.target_modules as they hold for a model with these linears: the default, the
+// names of Llama's seven, stands for all linears of a model that names them otherwise.
+std::vector<std::string> EffectiveTargets(const std::vector<std::string>& linears,
+                                          const std::vector<std::string>& targets);
+
 // PEFT's rule: `target` matches a module's name or its end after a dot; "all-linear" matches every
 // linear of the blocks.
 bool MatchesTarget(std::string_view module, std::string_view target);

@@ -351,7 +351,8 @@ constexpr Field kTrainingTable[] = {
     {.key = "lora.target_modules",
      .type = Type::kList,
      .def = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
-     .doc = "Which linears get an adapter: suffixes of module names, or \"all-linear\".",
+     .doc = "Which linears get an adapter: suffixes of module names, or \"all-linear\", which the "
+            "default is for a model whose linears have other names (GPT-2, Phi-3).",
      .aliases = "tuning.lora.target_modules target_modules"},
     {.key = "lora.bias",
      .type = Type::kChoice,

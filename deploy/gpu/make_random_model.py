@@ -3,7 +3,8 @@
 
     python3 deploy/gpu/make_random_model.py SIZE DIR [--rows FILE --count N --tokens T]
 
-SIZE is a name of SHAPES: qwen3-0.6b to qwen3-32b, llama-8b, llama-70b, or qwen3-tiny for a first try. bf16
+SIZE is a name of SHAPES: qwen3-0.6b to qwen3-32b, llama-8b, llama-70b, gemma3-4b, gemma3-27b, gpt2-medium, or
+qwen3-tiny for a first try. bf16
 safetensors shards, a tokenizer of one token a byte and a ChatML template. With --rows, a JSON Lines file of N rows of exactly T tokens each
 that all carry loss with data.loss_on = "all".
 
@@ -47,6 +48,9 @@ SHAPES = {
     "qwen3-32b": Shape("qwen3", 5120, 25600, 64, 64, 8, 128, 151936, False),
     "llama-8b": Shape("llama", 4096, 14336, 32, 32, 8, 128, 128256, False),
     "llama-70b": Shape("llama", 8192, 28672, 80, 64, 8, 128, 128256, False),
+    "gemma3-4b": Shape("gemma3_text", 2560, 10240, 34, 8, 4, 256, 262208, True),
+    "gemma3-27b": Shape("gemma3_text", 5376, 21504, 62, 32, 16, 128, 262208, True),
+    "gpt2-medium": Shape("gpt2", 1024, 4096, 24, 16, 16, 64, 50257, True),
 }
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -54,8 +58,29 @@ TEMPLATE = ("{% for message in messages %}<|im_start|>{{ message.role }}\n{{ mes
             "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
+def gpt2_shapes(shape):
+    """As tensor_shapes; weights of linears stand as [inputs, outputs]."""
+    hidden, inner = shape.hidden, shape.intermediate
+    yield "transformer.wte.weight", (shape.vocabulary, hidden)
+    yield "transformer.wpe.weight", (1024, hidden)
+    for layer in range(shape.layers):
+        prefix = f"transformer.h.{layer}."
+        for name, inputs, outputs in (("attn.c_attn", hidden, 3 * hidden), ("attn.c_proj", hidden, hidden),
+                                      ("mlp.c_fc", hidden, inner), ("mlp.c_proj", inner, hidden)):
+            yield f"{prefix}{name}.weight", (inputs, outputs)
+            yield f"{prefix}{name}.bias", (outputs,)
+        for norm in ("ln_1", "ln_2"):
+            yield f"{prefix}{norm}.weight", (hidden,)
+            yield f"{prefix}{norm}.bias", (hidden,)
+    yield "transformer.ln_f.weight", (hidden,)
+    yield "transformer.ln_f.bias", (hidden,)
+
+
 def tensor_shapes(shape):
     """Name and shape of every tensor, in file order."""
+    if shape.family == "gpt2":
+        yield from gpt2_shapes(shape)
+        return
     query, key = shape.heads * shape.head_size, shape.key_heads * shape.head_size
     yield "model.embed_tokens.weight", (shape.vocabulary, shape.hidden)
     for layer in range(shape.layers):
@@ -65,10 +90,13 @@ def tensor_shapes(shape):
         yield prefix + "self_attn.k_proj.weight", (key, shape.hidden)
         yield prefix + "self_attn.v_proj.weight", (key, shape.hidden)
         yield prefix + "self_attn.o_proj.weight", (shape.hidden, query)
-        if shape.family == "qwen3":
+        if shape.family != "llama":
             yield prefix + "self_attn.q_norm.weight", (shape.head_size,)
             yield prefix + "self_attn.k_norm.weight", (shape.head_size,)
         yield prefix + "post_attention_layernorm.weight", (shape.hidden,)
+        if shape.family == "gemma3_text":
+            yield prefix + "pre_feedforward_layernorm.weight", (shape.hidden,)
+            yield prefix + "post_feedforward_layernorm.weight", (shape.hidden,)
         yield prefix + "mlp.gate_proj.weight", (shape.intermediate, shape.hidden)
         yield prefix + "mlp.up_proj.weight", (shape.intermediate, shape.hidden)
         yield prefix + "mlp.down_proj.weight", (shape.hidden, shape.intermediate)
@@ -93,7 +121,9 @@ def make_shards(shape):
     return shards
 
 
-def draw(dimensions, generator, device):
+def draw(name, dimensions, generator, device):
+    if name.endswith(".bias"):
+        return torch.zeros(dimensions, dtype=torch.bfloat16)
     if len(dimensions) == 1:  # norms
         return torch.ones(dimensions, dtype=torch.bfloat16)
     weight = torch.empty(dimensions, dtype=torch.bfloat16, device=device)
@@ -111,8 +141,8 @@ def write_shard(path, tensors, seed, device):
     generator = torch.Generator(device).manual_seed(seed)
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for _, dimensions in tensors:
-            raw = draw(dimensions, generator, device).view(torch.uint8).reshape(-1)
+        for name, dimensions in tensors:
+            raw = draw(name, dimensions, generator, device).view(torch.uint8).reshape(-1)
             file.write(raw.numpy())
     return offset
 
@@ -130,7 +160,18 @@ def write_weights(shape, folder, threads):
     return sum(sizes)
 
 
+def gpt2_config(shape):
+    return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "torch_dtype": "bfloat16",
+            "n_embd": shape.hidden, "n_inner": shape.intermediate, "n_layer": shape.layers,
+            "n_head": shape.heads, "n_positions": 1024, "vocab_size": shape.vocabulary,
+            "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
+            "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": 2}
+
+
 def write_config(shape, folder):
+    if shape.family == "gpt2":
+        (folder / "config.json").write_text(json.dumps(gpt2_config(shape), indent=2))
+        return
     qwen = shape.family == "qwen3"
     config = {
         "architectures": ["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],
@@ -145,6 +186,12 @@ def write_config(shape, folder):
         "initializer_range": 0.02, "use_cache": True,
         "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0,
     }
+    if shape.family == "gemma3_text":
+        config |= {"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh",
+                   "query_pre_attn_scalar": 168 if shape.head_size == 128 else 256, "sliding_window": 1024,
+                   "sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+                   "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rms_norm_eps": 1e-6}
+        del config["hidden_act"]
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 

@@ -83,8 +83,9 @@ absl::Status FillShapes(const std::string& config, const spec::JobSpec& spec, in
   plan.set_batch(BatchArithmetic(plan::WithBatch(spec, planned.execution)));
   plan.set_execution(plan::Describe(planned, spec, model.layers));
   plan.set_memory_limit_bytes(input.memory_bytes);
-  if (plan::FindGpu(spec.compute.gpu_type) != nullptr) {
+  if (const plan::GpuRates* gpu = plan::FindGpu(spec.compute.gpu_type); gpu != nullptr) {
     plan.set_tokens_per_second(planned.tokens_per_second);
+    plan.set_speed_from_peaks(!gpu->measured);
   }
   return absl::OkStatus();
 }
@@ -225,9 +226,8 @@ int64_t Planner::GpuMemory(const spec::JobSpec& spec) {
 }
 
 double Planner::StepSeconds(const spec::JobSpec& spec) {
-  if (spec.compute.gpu_type == kCpuType || plan::FindGpu(spec.compute.gpu_type) == nullptr) {
-    return 0;
-  }
+  const plan::GpuRates* gpu = plan::FindGpu(spec.compute.gpu_type);
+  if (spec.compute.gpu_type == kCpuType || gpu == nullptr || !gpu->measured) return 0;
   const absl::StatusOr<std::string> config = FindConfig(spec);
   const int64_t memory = GpuMemory(spec);
   if (!config.ok() || memory == 0) return 0;

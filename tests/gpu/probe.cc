@@ -22,7 +22,7 @@ at::Tensor Block(const Implementations& operations, const at::Tensor& x, const a
                  const at::Tensor& norm) {
   const at::Tensor projected = at::mm(x, w);
   at::Tensor hidden = at::empty({x.size(0), projected.size(1) / 2}, projected.options());
-  operations.Glu(hidden, projected, plan::ActivationKind::kSilu, {});
+  operations.Glu(hidden, projected, sft::plan::ActivationKind::kSilu, {});
   at::Tensor normed = at::empty_like(hidden);
   operations.RmsNorm(normed, hidden, norm, 1e-6, {});
   return normed;

@@ -1,5 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -97,6 +99,38 @@ TEST_P(FamilyParityTest, AdapterLogitsLossAndGradientsEqualPeft) {
   const double loss = MeanLossAndGradients(model, batch);
   EXPECT_NEAR(loss, golden.Get("loss").item<float>(), kLoss * loss);
   ExpectGradients(model, golden, static_cast<double>(batch.loss_tokens()), "base_model.model.");
+}
+
+// Loads into PEFT as it is: its names, its values, and targets that it finds the modules by.
+TEST_P(FamilyParityTest, TheDeliveredAdapterHasPeftsNames) {
+  const std::string prefix = ReadConfig(dir()).prefix;
+  const Adapter adapter = ReadAdapter(dir() / "adapter", prefix);
+  spec::JobSpec job = PlainJob(spec::Mode::kLora);
+  job.lora.r = adapter.config.r;
+  job.lora.alpha = adapter.config.alpha;
+  job.lora.target_modules = {"all-linear"};
+  TrainingModel model(job, dir(), *comm_);
+  model.LoadAdapter(adapter);
+  const TempDir out;
+  const DeliveryResult result = Deliver(
+      model, job, {.target = out / "adapter", .model_dir = {}, .model_name = "tiny"}, *comm_);
+  EXPECT_TRUE(result.consistency.consistent);
+  const auto ours = SafetensorsFile::Open(out / "adapter/adapter_model.safetensors");
+  const auto peft = SafetensorsFile::Open(dir() / "adapter/adapter_model.safetensors");
+  size_t of_text = 0;
+  for (const auto& [name, info] : peft->tensors()) {
+    if (name.find("vision") != std::string::npos) continue;
+    ++of_text;
+    ASSERT_TRUE(ours->Contains(name)) << name;
+    EXPECT_TRUE(at::equal(ours->View(name), peft->View(name))) << name;
+  }
+  EXPECT_EQ(ours->tensors().size(), of_text);
+  const AdapterConfig config = ReadAdapter(out / "adapter", prefix).config;
+  std::vector<std::string> targets = adapter.config.target_modules;
+  if (!prefix.empty())
+    targets = {R"(.*language_model\..*\.()" + fmt::format("{}", fmt::join(targets, "|")) + ")"};
+  EXPECT_EQ(config.target_modules, targets);
+  EXPECT_EQ(config.fan_in_fan_out, adapter.config.fan_in_fan_out);
 }
 
 class BiasParityTest : public FamilyParityTest {

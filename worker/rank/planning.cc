@@ -79,7 +79,8 @@ std::optional<RankPlan> PlanRank(const Launch& launch, const Device& device,
   input.shape = engine::ReadConfig(launch.file.model_dir);
   input.job = spec;
   input.gpu = SlowestGpu(device, comm);
-  result.rates_known = plan::FindGpu(device.Name()) != nullptr;
+  const plan::GpuRates* known = plan::FindGpu(device.Name());
+  result.rates_known = known != nullptr && known->measured;
   input.memory_bytes = plan::AllocatorBytes(spec, *std::min_element(free.begin(), free.end()),
                                             /*opened=*/true);
   input.row_tokens = spec.data.packing ? 0 : LongestRow(rows);

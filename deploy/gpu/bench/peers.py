@@ -18,8 +18,8 @@ def command(row, peer, context, plan):
                  "--batch", peer.batch, "--accumulation", accumulation,
                  "--checkpointing", "on" if peer.checkpointing else "off",
                  "--steps", plan["steps"], *peer.options]
-    if peer.program == "qlora":
-        return [sys.executable, HERE / "peer_qlora.py", *arguments]
+    if peer.program in ("qlora", "hf"):
+        return [sys.executable, HERE / f"peer_{peer.program}.py", *arguments]
     return [sys.executable, "-m", "torch.distributed.run", "--standalone",
             "--nproc-per-node", plan["gpus"], HERE / "peer_fft.py", *arguments]
 

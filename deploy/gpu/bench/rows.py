@@ -33,7 +33,7 @@ class Ours:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A setting of a peer: peer_qlora.py or peer_fft.py with these values."""
+    """A setting of a peer: peer_qlora.py, peer_fft.py or peer_hf.py with these values."""
     name: str
     program: str
     batch: int
@@ -81,6 +81,12 @@ def fsdp2(batch, checkpointing, weights):
     how = "checkpointing" if checkpointing else "none recomputed"
     return Peer(f"FSDP2 + compile, batch {batch}, {how}", "fft", batch, checkpointing,
                 ("--compile", "--weights", weights))
+
+
+def compiled(method, batch, checkpointing):
+    how = "checkpointing" if checkpointing else "none recomputed"
+    return Peer(f"transformers + compile, batch {batch}, {how}", "hf", batch, checkpointing,
+                ("--method", method))
 
 
 FP8 = {KEY_MATMUL: "fp8"}
@@ -144,6 +150,16 @@ ROWS = (
         (Ours("bf16"), Ours("fp8", job=FP8, tolerance=TOLERANCE_FP8)), (),
         (Goal("val_fall", 0.10, setting="bf16"),
          Goal("val_loss", 0.005, subject="bf16", setting="fp8")), steps=300, validation=True),
+    Row("qlora-gemma3-27b-seq4096", "gemma3-27b", "qlora", 4096, 16384, 1,
+        (Ours("bf16"), Ours("bf16 any order", job=ANY_ORDER)),
+        (unsloth(1, True, default=True), unsloth(1, False), unsloth(2, False)),
+        (Goal("best_peer", 1.15),)),
+    Row("lora-gemma3-4b-seq2048", "gemma3-4b", "lora", 2048, 16384, 1,
+        (Ours("bf16"),), (compiled("lora", 4, True), compiled("lora", 2, False), compiled("lora", 4, False)),
+        (Goal("best_peer", 1.5),)),
+    Row("full-gpt2-medium-seq1024", "gpt2-medium", "full", 1024, 16384, 1,
+        (Ours("bf16"),), (compiled("full", 8, False), compiled("full", 16, False)),
+        (Goal("best_peer", 1.5),)),
     # Runs anywhere in seconds: shows that sft-rank accepts the jobs written here.
     Row("smoke-cpu", "qwen3-tiny", "qlora", 256, 2048, 1,
         (Ours("batch 4", 4),), (), (Goal("tokens_per_second", 1),), device="cpu"),

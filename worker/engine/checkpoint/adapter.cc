@@ -41,7 +41,11 @@ ordered_json ConfigJson(const AdapterConfig& config) {
     json["lora_alpha"] = config.alpha;
   }
   json["lora_dropout"] = config.dropout;
-  json["target_modules"] = config.target_modules;
+  if (config.target_pattern.empty()) {
+    json["target_modules"] = config.target_modules;
+  } else {
+    json["target_modules"] = config.target_pattern;
+  }
   json["bias"] = config.bias;
   json["use_rslora"] = config.use_rslora;
   json["use_dora"] = false;

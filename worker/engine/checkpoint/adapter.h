@@ -25,6 +25,7 @@ struct AdapterConfig {
   double dropout = 0;
   // Suffixes of module names, as PEFT matches them.
   std::vector<std::string> target_modules;
+  std::string target_pattern;  // a regular expression to be written instead, if not empty
   std::string bias = "none";  // none, all, lora_only
   bool use_rslora = false;
   bool fan_in_fan_out = false;  // the base keeps its weights as [in, out] (GPT-2); factors do not

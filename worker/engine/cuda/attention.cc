@@ -146,7 +146,10 @@ Tensor FlashAttention(Tensor& out, const Tensor& q, const Tensor& k, const Tenso
                       const Tensor& cu_seqlens, at::IntArrayRef lengths, double scale,
                       int64_t window, const ops::AttentionDropout& dropout = {}) {
   const int64_t longest = LongestOf(lengths);
-  if (dropout.p > 0.0) at::cuda::detail::getDefaultCUDAGenerator().set_current_seed(dropout.seed);
+  if (dropout.p > 0.0) {
+    at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator();
+    generator.set_current_seed(dropout.seed);
+  }
   auto [result, lse, rng_state, unused, mask] = at::_flash_attention_forward(
       q, k, v, cu_seqlens, cu_seqlens, longest, longest, dropout.p, /*is_causal=*/true,
       /*return_debug_mask=*/false, scale, WindowLeft(window), WindowLeft(window) ? 0 : -1);

@@ -98,6 +98,16 @@ void AdaptUnit(UnitInfo& unit, const spec::JobSpec::Lora& lora) {
 
 }  // namespace
 
+std::vector<std::string> LinearsOf(const ModelLayout& layout) {
+  std::vector<std::string> linears;
+  for (const UnitInfo& unit : layout.units) {
+    for (const ParamInfo& param : unit.params) {
+      if (param.role == ParamRole::kLinear) linears.emplace_back(param.module());
+    }
+  }
+  return linears;
+}
+
 void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec) {
   if (spec.full_finetune()) {
     for (UnitInfo& unit : layout.units) {
@@ -105,9 +115,11 @@ void PrepareLayout(ModelLayout& layout, const spec::JobSpec& spec) {
     }
     return;
   }
-  CheckTargets(layout, spec.lora.target_modules);
+  spec::JobSpec::Lora lora = spec.lora;
+  lora.target_modules = plan::EffectiveTargets(LinearsOf(layout), lora.target_modules);
+  CheckTargets(layout, lora.target_modules);
   for (UnitInfo& unit : layout.units) {
-    AdaptUnit(unit, spec.lora);
+    AdaptUnit(unit, lora);
     for (ParamInfo& param : unit.params) {
       param.quantized = spec.qlora() && param.role == ParamRole::kLinear;
     }

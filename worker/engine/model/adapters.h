@@ -10,6 +10,9 @@
 
 namespace sft::engine {
 
+// The linear layers of all blocks, by module name.
+std::vector<std::string> LinearsOf(const ModelLayout& layout);
+
 // Makes `layout` what the job trains: everything, or adapters on a frozen (with use_qlora:
 // quantised) base. Quantised are the linear layers of the blocks, adapted or not, as bitsandbytes
 // does through transformers; embedding, norms and head never.

@@ -1,17 +1,23 @@
 #include "worker/engine/train/delivery.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "common/io/sha256.h"
+#include "common/plan/parameters.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/adapter.h"
 #include "worker/engine/checkpoint/model_writer.h"
 #include "worker/engine/checkpoint/tensor_hash.h"
+#include "worker/engine/model/adapters.h"
 
 namespace sft::engine {
 
@@ -50,19 +56,42 @@ std::string ReplicaHash(const TrainingModel& model) {
   return hasher.Finish();
 }
 
-AdapterConfig AdapterConfigOf(const spec::JobSpec& spec, const std::string& model_name,
-                              bool fan_in_fan_out) {
+bool HasTransposed(const ModelLayout& layout) {
+  return std::any_of(layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
+    return std::any_of(unit.params.begin(), unit.params.end(),
+                       [](const ParamInfo& param) { return param.transposed; });
+  });
+}
+
+// The targets as adapter_config.json has them: PEFT takes no "all-linear" in a list of names.
+std::vector<std::string> WrittenTargets(const ModelLayout& layout,
+                                        const spec::JobSpec::Lora& lora) {
+  const std::vector<std::string> linears = LinearsOf(layout);
+  const auto targets = plan::EffectiveTargets(linears, lora.target_modules);
+  if (std::find(targets.begin(), targets.end(), "all-linear") == targets.end()) return targets;
+  std::set<std::string> names;
+  for (const std::string& linear : linears) names.insert(linear.substr(linear.rfind('.') + 1));
+  return {names.begin(), names.end()};
+}
+
+AdapterConfig AdapterConfigOf(const ModelLayout& layout, const spec::JobSpec& spec,
+                              const std::string& model_name) {
   const spec::JobSpec::Lora& lora = spec.lora;
   AdapterConfig config;
   config.r = lora.r;
   config.alpha = lora.alpha;
   config.dropout = lora.dropout;
-  config.target_modules = lora.target_modules;
+  config.target_modules = WrittenTargets(layout, lora);
+  // Of a multimodal model PEFT would find the same names in the vision tower, too.
+  if (!layout.prefix.empty()) {
+    config.target_pattern =
+        fmt::format(R"(.*language_model\..*\.({}))", fmt::join(config.target_modules, "|"));
+  }
   config.bias = lora.bias == spec::Bias::kAll        ? "all"
                 : lora.bias == spec::Bias::kLoraOnly ? "lora_only"
                                                      : "none";
   config.use_rslora = lora.use_rslora;
-  config.fan_in_fan_out = fan_in_fan_out;
+  config.fan_in_fan_out = HasTransposed(layout);
   config.base_model = model_name;
   return config;
 }
@@ -75,13 +104,6 @@ AdapterFiles AdapterFilesOf(const TrainingModel& model, const spec::JobSpec& spe
   files.chat_template = spec.data.chat_template;
   files.base_prefix = model.layout().prefix;
   return files;
-}
-
-bool HasTransposed(const ModelLayout& layout) {
-  return std::any_of(layout.units.begin(), layout.units.end(), [](const UnitInfo& unit) {
-    return std::any_of(unit.params.begin(), unit.params.end(),
-                       [](const ParamInfo& param) { return param.transposed; });
-  });
 }
 
 // The adapter's files give pairs by module; the hash is in the order of the layout.
@@ -139,8 +161,7 @@ std::string WriteAdapterFrom(const TrainingModel& model, const spec::JobSpec& sp
   });
   if (writes) {
     WriteAdapter(AdapterFilesOf(model, spec, options),
-                 AdapterConfigOf(spec, options.model_name, HasTransposed(model.layout())), pairs,
-                 biases);
+                 AdapterConfigOf(model.layout(), spec, options.model_name), pairs, biases);
   }
   return hasher.Finish();
 }

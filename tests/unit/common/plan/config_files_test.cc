@@ -32,6 +32,36 @@ ModelShape LlamaOf70B() {
           .vocab = 128256};
 }
 
+ModelShape Parsed(const char* config) {
+  const auto model = ParseModelConfig(config);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return model.ok() ? *model : ModelConfig();
+}
+
+ModelShape Qwen2Of7B() {
+  return Parsed(R"({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
+      "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944,
+      "vocab_size": 152064, "max_position_embeddings": 32768})");
+}
+
+ModelShape Mistral7B() {
+  return Parsed(R"({"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32,
+      "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+      "vocab_size": 32768, "sliding_window": null, "max_position_embeddings": 32768})");
+}
+
+ModelShape Gemma27B() {
+  return Parsed(R"({"model_type": "gemma3", "text_config": {"hidden_size": 5376,
+      "intermediate_size": 21504, "num_hidden_layers": 62, "num_attention_heads": 32,
+      "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168,
+      "sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}})");
+}
+
+ModelShape Gpt2() { return Parsed(R"({"model_type": "gpt2"})"); }
+ModelShape DialoGptMedium() {
+  return Parsed(R"({"model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16})");
+}
+
 struct ConfigFile {
   const char* name;
   const char* file;
@@ -67,6 +97,14 @@ INSTANTIATE_TEST_SUITE_P(
         ConfigFile{"Qwen14BOnTwoRtx4090", "qlora_14b_2xrtx4090.toml", Qwen2Of14B, 25.2},
         ConfigFile{"Llama70BOnFourH200", "qlora_70b_4xh200.toml", LlamaOf70B, 149.5},
         ConfigFile{"Qwen32BOnFourH100", "multi_gpu_qlora_4xh100.toml", Qwen3Of32B, 84.5},
+        ConfigFile{"Qwen7BOnTwoRtx4090", "qlora_7b_2xrtx4090.toml", Qwen2Of7B, 25.2},
+        ConfigFile{"Mistral7BOnAnH100", "qlora_mistral_7b_1xh100.toml", Mistral7B, 84.5},
+        ConfigFile{"Gemma27BOnTwoH100", "qlora_gemma3_27b_2xh100.toml", Gemma27B, 84.5},
+        ConfigFile{"Gemma27BOnTwoA100", "qlora_gemma3_27b_2xa100.toml", Gemma27B, 84.5},
+        ConfigFile{"Gemma27BOnTwoH200", "qlora_gemma3_27b_2xh200.toml", Gemma27B, 149.5},
+        ConfigFile{"Gpt2OnAnH100", "lora_gpt2_1xh100.toml", Gpt2, 84.5},
+        ConfigFile{"DialoGptOnAnH100", "dialogpt_medium_1xh100.toml", DialoGptMedium, 84.5},
+        ConfigFile{"DialoGptOnTwoH100", "dialogpt_medium_2xh100.toml", DialoGptMedium, 84.5},
         ConfigFile{"Qwen32BFullOnEightH100", "multi_gpu_fft_8xh100.toml", Qwen3Of32B, 84.5}),
     [](const auto& info) { return std::string(info.param.name); });
 

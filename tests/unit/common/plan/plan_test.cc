@@ -382,7 +382,15 @@ TEST(PlanTest, WithoutAPlanABatchStaysAndAutoTakesADivisor) {
 TEST(PlanTest, GpusAreFoundByTypeAndByTheDriversName) {
   EXPECT_EQ(FindGpu("NVIDIA H100 80GB HBM3"), FindGpu("H100"));
   EXPECT_EQ(FindGpu("cuda:0 NVIDIA H200"), FindGpu("H200"));
-  EXPECT_EQ(FindGpu("A100"), nullptr);
+  EXPECT_EQ(FindGpu("NVIDIA A100-SXM4-80GB"), FindGpu("A100"));
+  EXPECT_EQ(FindGpu("NVIDIA L40S"), FindGpu("L40S"));
+  EXPECT_EQ(FindGpu("NVIDIA L4"), FindGpu("L4"));
+  EXPECT_EQ(FindGpu("NVIDIA GeForce RTX 4090"), FindGpu("RTX4090"));
+  EXPECT_EQ(FindGpu("NVIDIA L40"), nullptr);
+  EXPECT_EQ(FindGpu("V100"), nullptr);
+  EXPECT_TRUE(FindGpu("H100")->measured);
+  EXPECT_FALSE(FindGpu("A100")->measured);
+  EXPECT_NEAR(FindGpu("A100")->gemm, 225e12, 1e12);
 }
 
 TEST(BlockTest, BytesOfATokenFollowFromTheRows) {
