@@ -128,14 +128,17 @@ __global__ void __launch_bounds__(Config::kThreads)
   float mean;
   const auto add = [&](const Packed<T, N>& dys, const Packed<T, N>& xs, const Packed<T, N>& ws) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) dot += dys[i] * (a.plus + ws[i]) * xs[i];
+    for (int i = 0; i < N; ++i) dot = __fmaf_rn(__fmul_rn(dys[i], a.plus + ws[i]), xs[i], dot);
   };
   const auto store = [&](int64_t c, const Packed<T, N>& dys, const Packed<T, N>& xs,
                          const Packed<T, N>& ws, const Packed<T, N>& rs) {
     float dxs[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      dxs[i] = rstd * (dys[i] * (a.plus + ws[i]) - xs[i] * rstd * mean) + rs[i];
+      // Spelt out: each instance of the kernel is to round alike.
+      const float along =
+          __fmaf_rn(-__fmul_rn(xs[i], rstd), mean, __fmul_rn(dys[i], a.plus + ws[i]));
+      dxs[i] = __fmaf_rn(rstd, along, rs[i]);
     }
     const Packed<T, N> rounded(dxs);
     StorePacked(dx + c, rounded, a.wide);
