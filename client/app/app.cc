@@ -51,7 +51,7 @@ absl::Status CheckArguments(int argc, const char* const* argv) {
 int ParseAndRun(int argc, const char* const* argv, const Console& console, const Connect& connect) {
   Session session;
   CommandLine line(
-      "sftctl", "Submits fine-tuning jobs to an sft-server and watches them.",
+      "sftctl", "Submit fine-tuning jobs to an sft-server and follow them.",
       "Exit codes: 0 succeeded, 1 internal error, 2 usage or invalid job file, 3 not found, 4 "
       "unreachable\nor timed out, 5 refused, 10 job failed (user), 11 job failed (infrastructure), "
       "12 "
@@ -61,8 +61,8 @@ int ParseAndRun(int argc, const char* const* argv, const Console& console, const
   app.RequireCommand();
   app.AddOption(
       "--server", session.server,
-      "Server as HOST:PORT (default: SFT_SERVER, then `server` of ~/.config/sft/config.toml, "
-      "then where `login` was last, then 127.0.0.1:7070)");
+      "Server as HOST:PORT (default: SFT_SERVER, then `server` of ~/.config/sft/config.toml, then "
+      "the server of the last `login`, then 127.0.0.1:7070)");
   AddSubmit(app, session);
   AddSweep(app, session);
   AddStatus(app, session);

@@ -245,15 +245,15 @@ ExitCode Audit(Connection& connection, const AuditOptions& options, bool json) {
 }
 
 void AddUsers(Command& admin, Session& session) {
-  Command* user = admin.AddCommand("user", "Who may use the server",
+  Command* user = admin.AddCommand("user", "Users and their roles",
                                    "sftctl admin user set ann --project vision=submitter");
   user->RequireCommand();
-  Command* set = user->AddCommand("set", "Make a user, or give one exactly these roles",
+  Command* set = user->AddCommand("set", "Create a user, or set a user's roles to exactly these",
                                   "sftctl admin user set ann --project vision=submitter --project "
                                   "speech=viewer");
   auto options = std::make_shared<UserOptions>();
   set->AddOption("NAME", options->name, "Letters, digits, '-', '_' and '.'")->Required();
-  set->AddFlag("--admin", options->admin, "May do everything, in every project");
+  set->AddFlag("--admin", options->admin, "Give all rights in every project");
   set->AddOption("--project", options->projects,
                  "PROJECT=viewer or PROJECT=submitter; may be repeated");
   AddJsonFlag(set, session);
@@ -263,7 +263,7 @@ void AddUsers(Command& admin, Session& session) {
   Command* list = user->AddCommand("list", "List users and their roles", "sftctl admin user list");
   AddJsonFlag(list, session);
   list->Run([&session](Connection& connection) { return ListUsers(connection, session.json); });
-  Command* remove = user->AddCommand("remove", "Take all roles and tokens from a user",
+  Command* remove = user->AddCommand("remove", "Remove all roles and tokens of a user",
                                      "sftctl admin user remove ann");
   auto name = std::make_shared<std::string>();
   remove->AddOption("NAME", *name, "The user")->Required();
@@ -271,21 +271,22 @@ void AddUsers(Command& admin, Session& session) {
 }
 
 void AddTokens(Command& admin, Session& session) {
-  Command* token = admin.AddCommand("token", "Tokens of users, and with which workers join",
+  Command* token = admin.AddCommand("token", "Tokens of users, and tokens with which workers join",
                                     "sftctl admin token create ann --expires 30d > ann.token");
   token->RequireCommand();
-  Command* create = token->AddCommand("create", "Print a new token; it is shown once",
-                                      "sftctl admin token create --join --uses 8 > join.token");
+  Command* create =
+      token->AddCommand("create", "Create a token and print it; it is shown only once",
+                        "sftctl admin token create --join --uses 8 > join.token");
   auto options = std::make_shared<TokenOptions>();
-  create->AddOption("USER", options->user, "Whose token it is");
-  create->AddFlag("--join", options->join, "A token with which workers join");
+  create->AddOption("USER", options->user, "User of the token");
+  create->AddFlag("--join", options->join, "Create a token with which workers join");
   create->AddOption("--node", options->node,
-                    "With --join: for this node only, also if it joined with another key before");
-  create->AddOption("--uses", options->uses, "With --join: for so many nodes")
+                    "With --join: for this node only, even if it joined with another key before");
+  create->AddOption("--uses", options->uses, "With --join: number of nodes that may join with it")
       ->WholeNumber(1)
       ->ShowDefault();
   create->AddOption("--expires", options->expires,
-                    "As in 12h or 30d, or never (default: 90d, with --join 24h)");
+                    "Lifetime, for example 12h or 30d, or never (default: 90d, with --join 24h)");
   create->AddOption("--comment", options->comment, "Shown in lists");
   AddJsonFlag(create, session);
   create->Run([&session, options](Connection& connection) {
@@ -295,7 +296,7 @@ void AddTokens(Command& admin, Session& session) {
                                     "sftctl admin token list");
   AddJsonFlag(list, session);
   list->Run([&session](Connection& connection) { return ListTokens(connection, session.json); });
-  Command* revoke = token->AddCommand("revoke", "End a token or a node's certificate at once",
+  Command* revoke = token->AddCommand("revoke", "Revoke a token or a node's certificate at once",
                                       "sftctl admin token revoke nodes/gpu-7");
   auto id = std::make_shared<std::string>();
   revoke->AddOption("ID", *id, "A token's id, or nodes/NODE")->Required();
@@ -308,12 +309,14 @@ void AddAccess(Command& admin, Session& session) {
   AddUsers(admin, session);
   AddTokens(admin, session);
   Command* audit =
-      admin.AddCommand("audit", "Who changed what, and whose calls failed, newest first",
+      admin.AddCommand("audit", "List who changed what and whose calls failed, newest first",
                        "sftctl admin audit --since 24h --user ann");
   auto options = std::make_shared<AuditOptions>();
-  audit->AddOption("--since", options->since, "Only what happened in the last 24h, 7d, ...");
-  audit->AddOption("--user", options->user, "Only what this user, or nodes/NODE, did");
-  audit->AddOption("--limit", options->limit, "At most so many")->WholeNumber(1)->ShowDefault();
+  audit->AddOption("--since", options->since, "Only this period up to now (24h, 7d)");
+  audit->AddOption("--user", options->user, "Only what this user or nodes/NODE did");
+  audit->AddOption("--limit", options->limit, "Maximum number of records")
+      ->WholeNumber(1)
+      ->ShowDefault();
   AddJsonFlag(audit, session);
   audit->Run([&session, options](Connection& connection) {
     return Audit(connection, *options, session.json);

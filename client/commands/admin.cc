@@ -143,26 +143,27 @@ ExitCode Backup(Connection& connection, const BackupOptions& options, bool json)
 }  // namespace
 
 void AddAdmin(Command& app, Session& session) {
-  Command* admin = app.AddCommand("admin", "What an operator does to the server",
+  Command* admin = app.AddCommand("admin", "Administer the server",
                                   "sftctl admin backup --output sft-2026-01-31");
   admin->RequireCommand();
   AddProject(*admin, session);
   AddStorageQuotas(*admin, session);
   AddAccess(*admin, session);
   Command* command =
-      admin->AddCommand("backup", "Copy what the server holds while it goes on",
+      admin->AddCommand("backup", "Back up the server while it runs",
                         "sftctl admin backup --with-keys --with-blobs --to /backup/sft-2026-01-31");
   auto options = std::make_shared<BackupOptions>();
-  auto* to = command->AddOption("--to", options->to,
-                                "Folder to make on the server's machine (default: backups/TIME in "
-                                "its data folder)");
-  auto* output = command->AddOption("-o,--output", options->output, "Folder to make here instead");
+  auto* to = command->AddOption(
+      "--to", options->to,
+      "Folder to create on the server's machine (default: backups/TIME in its data folder)");
+  auto* output = command->AddOption("-o,--output", options->output,
+                                    "Folder to create on this machine instead");
   output->Excludes(to);
   command->AddFlag("--with-blobs", options->with_blobs, "Also copy data sets and adapters");
   command
-      ->AddFlag("--with-keys", options->with_keys,
-                "Also copy the fleet's keys, on the server's machine alone: the backup is a "
-                "secret then")
+      ->AddFlag(
+          "--with-keys", options->with_keys,
+          "Also copy the fleet's keys, which makes the backup a secret; not together with --output")
       ->Excludes(output);
   command->AddFlag("--without-logs", options->without_logs, "Leave out logs and curves");
   AddJsonFlag(command, session);

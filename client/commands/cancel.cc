@@ -58,13 +58,13 @@ ExitCode CancelSweep(Connection& connection, const CancelOptions& options, bool 
 
 void AddCancel(Command& app, Session& session) {
   Command* command =
-      app.AddCommand("cancel", "End a job; its processes are gone when it is CANCELLED",
+      app.AddCommand("cancel", "Cancel a job; once it is CANCELLED, its processes have ended",
                      "sftctl cancel job-abc && sftctl wait job-abc");
   auto options = std::make_shared<CancelOptions>();
   Option* job = command->AddOption("JOB", options->job, "Job");
-  command->AddOption("--sweep", options->sweep, "All jobs of this sweep instead of one")
+  command->AddOption("--sweep", options->sweep, "Cancel all jobs of this sweep instead of one job")
       ->Excludes(job);
-  command->AddOption("--reason", options->reason, "Kept in the job's history");
+  command->AddOption("--reason", options->reason, "Reason to keep in the job's history");
   command->AddFlag(
       "--checkpoint", options->checkpoint,
       "Save the training state first, for `sftctl resume` (within the workers' grace)");

@@ -183,11 +183,12 @@ void AddAsk(Command& app, Session& session) {
                      "sftctl checkpoint job-abc --wait");
   auto options = std::make_shared<CheckpointOptions>();
   command->AddOption("JOB", options->job, "Job")->Required();
-  command->AddFlag("--wait", options->wait, "Until it is committed");
+  command->AddFlag("--wait", options->wait, "Wait until the checkpoint is committed");
   command->AddOption("--timeout", options->timeout,
-                     "With --wait: give up after so long (60s, 5m): exit code 4");
-  command->AddOption("--request-id", options->request_id,
-                     "A repeat of the same id asks for nothing new (default: a random one)");
+                     "With --wait: stop waiting after this time (60s, 5m), with exit code 4");
+  command->AddOption(
+      "--request-id", options->request_id,
+      "Asking again with the same id makes no second checkpoint (default: a random id)");
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {
     return AskForOne(connection, *options, session.json);
@@ -206,24 +207,25 @@ void AddListOf(Command& app, Session& session) {
 }
 
 void AddResume(Command& app, Session& session) {
-  Command* command = app.AddCommand(
-      "resume", "Go on with a failed or cancelled job, as a new job, from a checkpoint",
-      "sftctl resume job-abc --from 400 --set compute.gpu_count=2");
+  Command* command =
+      app.AddCommand("resume", "Continue a failed or cancelled job from a checkpoint, as a new job",
+                     "sftctl resume job-abc --from 400 --set compute.gpu_count=2");
   auto options = std::make_shared<ResumeOptions>();
   command->AddOption("JOB", options->job, "Job that has ended")->Required();
   command->AddOption("--from", options->step, "Step of the checkpoint (default: the newest)")
       ->WholeNumber(1);
-  command->AddFlag("--allow-changes", options->allow_changes,
-                   "Also where data, engine or job differ from the checkpoint's, if that can work");
+  command->AddFlag(
+      "--allow-changes", options->allow_changes,
+      "Continue even if data, engine or job differ from the checkpoint's, where that can work");
   command->AddOption("--time-limit", options->time_limit,
-                     "Longest time of the new job on its GPUs, as in 8h; 0s: none (default: as "
-                     "before)");
+                     "Most time that the new job may hold its GPUs, for example 8h; 0s: no limit "
+                     "(default: unchanged)");
   command->AddOption("--variant", options->variant,
-                     "Other GPUs for it, as H100-4x (compute.variant)");
+                     "Run on other GPUs, for example H100-4x (compute.variant)");
   command->AddOption("--set", options->set,
-                     "key=value: another value than the job's (docs/config.md); may be repeated");
+                     "key=value: change one key of the job (docs/config.md); may be repeated");
   command->AddOption("--request-id", options->request_id,
-                     "A repeat of the same id returns the same job (default: a random one)");
+                     "Resuming again with the same id returns the same job (default: a random id)");
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {
     return Resume(connection, *options, session.json);

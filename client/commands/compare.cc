@@ -135,7 +135,7 @@ void AddCompare(Command& app, Session& session) {
       app.AddCommand("compare", "Compare runs: loss at equal samples, speed, memory, settings",
                      "sftctl compare job-abc job-def");
   auto jobs = std::make_shared<std::vector<std::string>>();
-  command->AddOption("JOB", *jobs, "Two jobs or more")->Required()->Times(2, 100);
+  command->AddOption("JOB", *jobs, "Two or more jobs")->Required()->Times(2, 100);
   AddJsonFlag(command, session);
   command->Run([&session, jobs](Connection& connection) {
     return Compare(connection, *jobs, session.json);

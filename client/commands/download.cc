@@ -199,7 +199,7 @@ void AddDownload(Command& app, Session& session) {
   auto options = std::make_shared<DownloadOptions>();
   command->AddOption("JOB", options->job, "Job, or artifacts/NAME")->Required();
   command->AddOption("-o,--output", options->out,
-                     "Folder to make (default: JOB-adapter or JOB-model in the current folder)");
+                     "Folder to create (default: JOB-adapter or JOB-model in the current folder)");
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {
     return Download(connection, *options, session.json);

@@ -31,7 +31,7 @@ void AddExplain(Command& app) {
   Command* command = app.AddCommand("explain", "Describe the keys of a job file, or one of them",
                                     "sftctl explain hyperparameters.global_batch");
   auto key = std::make_shared<std::string>();
-  command->AddOption("KEY", *key, "Key, another spelling of one, or a table (default: list all)");
+  command->AddOption("KEY", *key, "Key, another spelling of a key, or a table (default: list all)");
   command->RunHere([key](Connection& connection) { return Explain(connection, *key); });
 }
 

@@ -42,17 +42,16 @@ ExitCode Release(Connection& connection, const HoldOptions& options, bool json) 
 }  // namespace
 
 void AddHold(Command& app, Session& session) {
-  Command* hold = app.AddCommand("hold", "Keep a waiting job from being placed",
+  Command* hold = app.AddCommand("hold", "Keep a waiting job from starting",
                                  "sftctl hold job-abc --reason \"wait for the new data\"");
   auto options = std::make_shared<HoldOptions>();
   hold->AddOption("JOB", options->job, "Job")->Required();
-  hold->AddOption("--reason", options->reason, "Shown as why it waits");
+  hold->AddOption("--reason", options->reason, "Shown as the reason why the job waits");
   AddJsonFlag(hold, session);
   hold->Run([&session, options](Connection& connection) {
     return Hold(connection, *options, session.json);
   });
-  Command* release =
-      app.AddCommand("release", "Let a held job be placed again", "sftctl release job-abc");
+  Command* release = app.AddCommand("release", "Let a held job start", "sftctl release job-abc");
   release->AddOption("JOB", options->job, "Job")->Required();
   AddJsonFlag(release, session);
   release->Run([&session, options](Connection& connection) {

@@ -80,7 +80,9 @@ void AddList(Command& app, Session& session) {
   auto options = std::make_shared<ListOptions>();
   command->AddOption("--state", options->states, "Only jobs in this state; may be repeated");
   command->AddOption("--sweep", options->sweep, "Only jobs of this sweep");
-  command->AddOption("--limit", options->limit, "At most so many")->WholeNumber(1)->ShowDefault();
+  command->AddOption("--limit", options->limit, "Maximum number of jobs")
+      ->WholeNumber(1)
+      ->ShowDefault();
   AddProjectOption(command, options->project);
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {

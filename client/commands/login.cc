@@ -185,16 +185,16 @@ ExitCode RunLogin(Connection& connection, const LoginOptions& options, bool json
 
 void AddLogin(Command& app, Session& session) {
   Command* login = app.AddCommand(
-      "login", "Keep a token for a server, and trust its authority",
+      "login", "Save a token for a server and trust its certificate authority",
       "sftctl login sft.example.org:7070 --fingerprint 3f8a... --token-file my.token");
   auto options = std::make_shared<LoginOptions>();
-  login->AddOption("SERVER", options->server, "HOST:PORT (default: as --server)");
+  login->AddOption("SERVER", options->server, "HOST:PORT (default: that of --server)");
   auto* authority = login->AddOption(
       "--ca", options->authority, "File with the certificate of the server's authority (ca.crt)");
   login
       ->AddOption("--fingerprint", options->fingerprint,
-                  "Trust the authority that the server shows if it has this fingerprint; without "
-                  "it the fingerprint is shown, and nothing is sent")
+                  "Trust the server's authority if it has this fingerprint; without this option "
+                  "the fingerprint is printed and nothing is sent")
       ->Excludes(authority);
   login->AddOption("--token-file", options->token_file,
                    "File with the token (default: standard input)");
@@ -202,7 +202,7 @@ void AddLogin(Command& app, Session& session) {
   login->RunHere([&session, options](Connection& connection) {
     return RunLogin(connection, *options, session.json);
   });
-  Command* whoami = app.AddCommand("whoami", "Show as whom the server knows you, and your roles",
+  Command* whoami = app.AddCommand("whoami", "Show who you are to the server, and your roles",
                                    "sftctl whoami --json");
   AddJsonFlag(whoami, session);
   whoami->Run([&session](Connection& connection) { return WhoAmI(connection, session.json); });

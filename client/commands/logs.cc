@@ -112,20 +112,21 @@ ExitCode Logs(Connection& connection, const LogOptions& options) {
 }  // namespace
 
 void AddLogs(Command& app) {
-  Command* command = app.AddCommand("logs", "Print what a rank has written",
-                                    "sftctl logs job-abc --rank 1 --follow");
+  Command* command =
+      app.AddCommand("logs", "Print the log of a rank", "sftctl logs job-abc --rank 1 --follow");
   auto options = std::make_shared<LogOptions>();
   command->AddOption("JOB", options->job, "Job")->Required();
-  command->AddOption("--rank", options->rank, "Rank of the gang")->WholeNumber(0)->ShowDefault();
+  command->AddOption("--rank", options->rank, "Rank whose log to print")
+      ->WholeNumber(0)
+      ->ShowDefault();
   command->AddOption("--attempt", options->attempt, "Attempt (default: the last)")->WholeNumber(0);
   command
-      ->AddOption("--tail", options->tail,
-                  "Start at the last N lines; 0: at what is written from now on")
+      ->AddOption("--tail", options->tail, "Start with the last N lines; 0: print only new output")
       ->WholeNumber(0);
   command->AddFlag("--follow", options->follow,
-                   "Go on until the job has ended; exits with its verdict");
+                   "Keep printing until the job ends; the exit code tells its verdict");
   command->AddFlag("--prepare", options->prepare,
-                   "The log of the preparation (tokenising) instead of a rank's");
+                   "Print the log of the data preparation (tokenising) instead of a rank's");
   command->Run([options](Connection& connection) { return Logs(connection, *options); });
 }
 

@@ -129,11 +129,11 @@ void AddMetrics(Command& app, Session& session) {
   auto options = std::make_shared<MetricOptions>();
   command->AddOption("JOB", options->job, "Job")->Required();
   command->AddFlag("--follow", options->follow,
-                   "Go on until the job has ended (one JSON object a line)");
+                   "Keep printing until the job ends (one JSON object per line)");
   command->AddFlag("--all-attempts", options->all_attempts,
-                   "Also what a later attempt has run again after a restart");
+                   "Include steps that a later attempt repeated after a restart");
   command->AddOption("--tensorboard", options->tensorboard,
-                     "Fetch the TensorBoard event files into DIR/JOB instead");
+                     "Download the TensorBoard event files to DIR/JOB instead");
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {
     if (!options->tensorboard.empty()) return TensorBoard(connection, *options);

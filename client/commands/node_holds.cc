@@ -133,19 +133,22 @@ ExitCode Remove(Connection& connection, const std::string& name, bool force, boo
 
 void AddDrain(Command& app, Session& session, const std::string& prefix) {
   Command* command = app.AddCommand(
-      "drain", "Empty a node: nothing new is placed on it, its jobs end or move elsewhere",
+      "drain", "Empty a node: it gets no new jobs, and its jobs end or move elsewhere",
       fmt::format("{} gpu-07 --reason \"new driver\" --deadline 30m --wait", prefix));
   auto options = std::make_shared<NodeHoldOptions>();
   command->AddOption("NODE", options->node, "Node")->Required();
   command->AddOption("--reason", options->reason, "Shown in `sftctl nodes` and to waiting jobs");
-  auto* now = command->AddFlag("--now", options->now,
-                               "Its jobs write a checkpoint and go on elsewhere at once");
+  auto* now =
+      command->AddFlag("--now", options->now,
+                       "Move its jobs at once: they write a checkpoint and continue elsewhere");
   command
       ->AddOption("--deadline", options->deadline,
-                  "The same for those that have not ended after so long (10m, 2h)")
+                  "Move the jobs that have not ended after this time (10m, 2h)")
       ->Excludes(now);
-  auto* wait = command->AddFlag("--wait", options->wait, "Return when no job is on it any more");
-  command->AddOption("--timeout", options->timeout, "With --wait: at most so long (exit code 4)")
+  auto* wait = command->AddFlag("--wait", options->wait, "Wait until no job is left on the node");
+  command
+      ->AddOption("--timeout", options->timeout,
+                  "With --wait: stop waiting after this time, with exit code 4")
       ->Needs(wait);
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {
@@ -159,7 +162,7 @@ void AddNodeHolds(Command& app, Command& nodes, Session& session) {
   AddDrain(app, session, "sftctl drain");
   AddDrain(nodes, session, "sftctl nodes drain");
   Command* cordon =
-      nodes.AddCommand("cordon", "Place nothing new on a node; what runs there goes on",
+      nodes.AddCommand("cordon", "Give a node no new jobs; those that run there go on",
                        "sftctl nodes cordon gpu-07 --reason \"fan is loud\"");
   auto options = std::make_shared<NodeHoldOptions>();
   cordon->AddOption("NODE", options->node, "Node")->Required();
@@ -168,17 +171,17 @@ void AddNodeHolds(Command& app, Command& nodes, Session& session) {
   cordon->Run([&session, options](Connection& connection) {
     return Hold(connection, *options, v1::NodeHold::CORDON, session.json);
   });
-  Command* remove = nodes.AddCommand("rm",
-                                     "Forget a node that is gone for good: its worker has ended, "
-                                     "and what lies on it alone counts as "
-                                     "lost. It comes back when its worker does; `sftctl admin "
-                                     "token revoke nodes/NODE` prevents that",
-                                     "sftctl nodes rm gpu-07");
+  Command* remove =
+      nodes.AddCommand("rm",
+                       "Remove a node that is gone for good: its worker has ended, and files that "
+                       "only it has count as lost. The node comes back if its worker does; `sftctl "
+                       "admin token revoke nodes/NODE` prevents that",
+                       "sftctl nodes rm gpu-07");
   auto removed = std::make_shared<std::string>();
   auto force = std::make_shared<bool>(false);
   remove->AddOption("NODE", *removed, "Node")->Required();
   remove->AddFlag("--force", *force,
-                  "The machine is off: jobs that may still run there are placed again at once");
+                  "The machine is off: place jobs that may still run there elsewhere at once");
   AddJsonFlag(remove, session);
   remove->Run([&session, removed, force](Connection& connection) {
     return Remove(connection, *removed, *force, session.json);

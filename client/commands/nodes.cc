@@ -220,8 +220,8 @@ void AddNodes(Command& app, Session& session) {
     command->Run([&session, run](Connection& connection) { return run(connection, session.json); });
   };
   Command* nodes = app.AddCommand("nodes",
-                                  "List nodes: state, slots, disk, what runs there and why nothing "
-                                  "new does; or one of them",
+                                  "List nodes with their state, slots, disk, jobs and why they get "
+                                  "no new ones; or show one node",
                                   "sftctl nodes gpu-07");
   auto name = std::make_shared<std::string>();
   nodes->AddOption("NODE", *name, "Only this node, with its slots");

@@ -80,14 +80,12 @@ ExitCode SetProject(Connection& connection, const ProjectOptions& options, bool 
 }  // namespace
 
 void AddProject(Command& admin, Session& session) {
-  Command* project = admin.AddCommand("project", "What projects may use, and what they use",
+  Command* project = admin.AddCommand("project", "Shares, limits and usage of projects",
                                       "sftctl admin project list");
   project->RequireCommand();
-  Command* list =
-      project->AddCommand("list",
-                          "Projects with their shares, limits and use; use of 30 days ago "
-                          "counts half",
-                          "sftctl admin project list --json");
+  Command* list = project->AddCommand(
+      "list", "List projects with their shares, limits and usage; usage of 30 days ago counts half",
+      "sftctl admin project list --json");
   AddJsonFlag(list, session);
   list->Run([&session](Connection& connection) { return ListProjects(connection, session.json); });
   Command* set = project->AddCommand("set", "Change a project's share or limits",
@@ -95,15 +93,15 @@ void AddProject(Command& admin, Session& session) {
   auto options = std::make_shared<ProjectOptions>();
   set->AddOption("PROJECT", options->name, "Project")->Required();
   set->AddOption("--share", options->share,
-                 "Its part of the fleet, beside the others' (default: 1)");
-  set->AddOption("--max-gpus", options->max_gpus, "GPUs in use at once; 0: any number")
+                 "Share of the fleet, relative to other projects (default: 1)");
+  set->AddOption("--max-gpus", options->max_gpus, "Most GPUs in use at once; 0: no limit")
       ->WholeNumber(0);
-  set->AddOption("--max-running", options->max_running, "Jobs that run at once; 0: any number")
+  set->AddOption("--max-running", options->max_running, "Most jobs that run at once; 0: no limit")
       ->WholeNumber(0);
-  set->AddOption("--max-pending", options->max_pending, "Jobs that wait; 0: any number")
+  set->AddOption("--max-pending", options->max_pending, "Most jobs that wait; 0: no limit")
       ->WholeNumber(0);
   set->AddOption("--max-priority", options->max_priority,
-                 "Highest class: low, normal, high (default) or urgent");
+                 "Highest priority that its jobs may have: low, normal, high (default) or urgent");
   AddJsonFlag(set, session);
   set->Run([&session, options](Connection& connection) {
     return SetProject(connection, *options, session.json);

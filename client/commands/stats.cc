@@ -147,12 +147,13 @@ ExitCode Stats(Connection& connection, const StatsOptions& options, bool json) {
 }  // namespace
 
 void AddStats(Command& app, Session& session) {
-  Command* command =
-      app.AddCommand("stats", "What the fleet was used for: GPU-hours, ends, waits, failures",
-                     "sftctl stats --since 7d --by project");
+  Command* command = app.AddCommand(
+      "stats", "Show how the fleet was used: GPU-hours, outcomes, waiting times, failures",
+      "sftctl stats --since 7d --by project");
   auto options = std::make_shared<StatsOptions>();
-  command->AddOption("--since", options->since, "The last so long (12h, 30d)")->ShowDefault();
-  command->AddOption("--by", options->by, "A row for each project, owner or node")
+  command->AddOption("--since", options->since, "Length of the period up to now (12h, 30d)")
+      ->ShowDefault();
+  command->AddOption("--by", options->by, "One row per project, owner or node")
       ->Among({"project", "owner", "node"});
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {

@@ -176,12 +176,12 @@ ExitCode FollowToTheEnd(Connection& connection, const std::string& name, bool js
 
 void AddStatus(Command& app, Session& session) {
   Command* command = app.AddCommand(
-      "status", "Show one job, by default the newest: state and why, progress, verdict",
+      "status", "Show one job (default: the newest): its state and the reason, progress, verdict",
       "sftctl status job-abc --watch");
   auto options = std::make_shared<StatusOptions>();
   command->AddOption("JOB", options->job, "Job (from `sftctl list`; default: the newest)");
   command->AddFlag("--watch", options->watch,
-                   "Show changes until it has ended; exits with its verdict");
+                   "Show changes until the job ends; the exit code tells its verdict");
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {
     return Status(connection, *options, session.json);

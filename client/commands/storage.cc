@@ -266,32 +266,32 @@ ExitCode SetQuota(Connection& connection, const QuotaOptions& options, bool json
 }  // namespace
 
 void AddStorage(Command& app, Session& session) {
-  Command* storage =
-      app.AddCommand("storage", "What takes the room on the server's disk, and whose it is",
-                     "sftctl storage --biggest 50");
+  Command* storage = app.AddCommand("storage", "Show what uses the server's disk, and who owns it",
+                                    "sftctl storage --biggest 50");
   auto biggest = std::make_shared<int>(20);
-  storage->AddOption("--biggest", *biggest, "So many of the largest things")
+  storage->AddOption("--biggest", *biggest, "Number of the largest items to list")
       ->WholeNumber(1)
       ->ShowDefault();
   AddJsonFlag(storage, session);
   storage->Run([&session, biggest](Connection& connection) {
     return Storage(connection, *biggest, session.json);
   });
-  Command* rm =
-      app.AddCommand("rm",
-                     "Remove what an ended job left, a data set, an artifact or a backup; "
-                     "says what that frees",
-                     "sftctl rm job-abc --logs --dry-run");
+  Command* rm = app.AddCommand("rm",
+                               "Remove what an ended job left, a data set, an artifact or a "
+                               "backup, and print what that frees",
+                               "sftctl rm job-abc --logs --dry-run");
   auto options = std::make_shared<RemoveOptions>();
   rm->AddOption("NAME", options->name,
                 "A job, dataset:SHA256, artifact:ID or backup:NAME, as `sftctl storage` shows them")
       ->Required();
-  rm->AddFlag("--logs", options->logs, "Of a job: only its logs (may be combined)");
-  rm->AddFlag("--metrics", options->metrics, "Of a job: only its curve");
-  rm->AddFlag("--artifacts", options->artifacts, "Of a job: only what it delivered");
-  rm->AddFlag("--checkpoints", options->checkpoints, "Of a job: only its checkpoints");
-  rm->AddFlag("--dry-run", options->dry_run, "Only say what would go");
-  rm->AddFlag("--force", options->force, "Also a data set that ended jobs name");
+  rm->AddFlag("--logs", options->logs,
+              "For a job: remove only its logs (these flags may be combined)");
+  rm->AddFlag("--metrics", options->metrics, "For a job: remove only its curve");
+  rm->AddFlag("--artifacts", options->artifacts,
+              "For a job: remove only the artifacts that it delivered");
+  rm->AddFlag("--checkpoints", options->checkpoints, "For a job: remove only its checkpoints");
+  rm->AddFlag("--dry-run", options->dry_run, "Print what would be removed; remove nothing");
+  rm->AddFlag("--force", options->force, "Remove a data set even if ended jobs name it");
   AddJsonFlag(rm, session);
   rm->Run([&session, options](Connection& connection) {
     return Remove(connection, *options, session.json);
@@ -299,20 +299,21 @@ void AddStorage(Command& app, Session& session) {
 }
 
 void AddStorageQuotas(Command& admin, Session& session) {
-  Command* quota = admin.AddCommand("quota", "What projects may store",
+  Command* quota = admin.AddCommand("quota", "Storage limits of projects",
                                     "sftctl admin quota set research --datasets 500GB");
   quota->RequireCommand();
-  Command* list = quota->AddCommand("list", "Limits of projects, and what is used of them",
-                                    "sftctl admin quota list --json");
+  Command* list =
+      quota->AddCommand("list", "List the storage limits of projects and how much of them is used",
+                        "sftctl admin quota list --json");
   AddJsonFlag(list, session);
   list->Run([&session](Connection& connection) { return ListQuotas(connection, session.json); });
   Command* set =
-      quota->AddCommand("set", "Limit what a project stores",
+      quota->AddCommand("set", "Set the storage limits of a project",
                         "sftctl admin quota set research --datasets 500GB --artifacts off");
   auto options = std::make_shared<QuotaOptions>();
   set->AddOption("PROJECT", options->project, "Project")->Required();
-  set->AddOption("--datasets", options->datasets, "For data sets: 500GB, 2TB, off");
-  set->AddOption("--artifacts", options->artifacts, "For artifacts that the server keeps");
+  set->AddOption("--datasets", options->datasets, "Limit for data sets: 500GB, 2TB, off");
+  set->AddOption("--artifacts", options->artifacts, "Limit for artifacts that the server keeps");
   AddJsonFlag(set, session);
   set->Run([&session, options](Connection& connection) {
     return SetQuota(connection, *options, session.json);

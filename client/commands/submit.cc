@@ -346,10 +346,12 @@ void AddScheduling(Command* command, SubmitOptions& options) {
   command->AddOption("--priority", options.priority,
                      "Class: low, normal, high or urgent (scheduling.priority)");
   command->AddOption("--after", options.after,
-                     "Ids of jobs that have to succeed first, with commas (scheduling.after)");
-  command->AddOption("--time-limit", options.time_limit,
-                     "Longest time on its GPUs, as in 8h (scheduling.time_limit)");
-  command->AddFlag("--hold", options.hold, "Wait for `sftctl release JOB` (scheduling.hold)");
+                     "Ids of jobs that must succeed first, separated by commas (scheduling.after)");
+  command->AddOption(
+      "--time-limit", options.time_limit,
+      "Most time that the job may hold its GPUs, for example 8h (scheduling.time_limit)");
+  command->AddFlag("--hold", options.hold,
+                   "Do not start before `sftctl release JOB` (scheduling.hold)");
 }
 
 // "lora.r=8,16" -> the key and its values; with a ";" those separate them, so that a value may hold
@@ -379,14 +381,15 @@ void AddSubmit(Command& app, Session& session) {
       "sftctl submit job.toml --dataset train.jsonl --set hyperparameters.n_epochs=2 --follow");
   auto options = std::make_shared<SubmitOptions>();
   Option* file = command->AddOption("FILE", options->file, "Job file (TOML; docs/config.md)");
-  command->AddOption("--config", options->config, "The same as FILE")->Excludes(file);
+  command->AddOption("--config", options->config, "Job file, in place of FILE")->Excludes(file);
   command->AddOption("--type", options->type, "Kind of job: sft");
   command->AddOption("--name", options->name, "Label shown in lists (job.name)");
-  command->AddOption("--dataset", options->dataset, "Training rows instead of job.data");
-  command->AddOption("--val", options->val, "Validation rows instead of data.val");
+  command->AddOption("--dataset", options->dataset,
+                     "File with training rows, in place of job.data");
+  command->AddOption("--val", options->val, "File with validation rows, in place of data.val");
   command->AddOption("--examples", options->examples, "Train on the first N rows only")
       ->WholeNumber(1);
-  command->AddOption("--model", options->model, "Base model instead of job.model");
+  command->AddOption("--model", options->model, "Base model, in place of job.model");
   command->AddOption("--deepspeed", options->deepspeed,
                      "DeepSpeed JSON for train.deepspeed_config; comments are allowed");
   command->AddOption("--set", options->set,
@@ -396,10 +399,10 @@ void AddSubmit(Command& app, Session& session) {
       "--dry-run", options->dry_run,
       "Check everything, print the resolved job, its allocation and memory; submit nothing");
   command->AddFlag("--follow", options->follow,
-                   "Watch it to its end; Ctrl-C detaches and the job goes on");
+                   "Follow the job until it ends; Ctrl-C detaches and the job keeps running");
   command->AddOption(
       "--request-id", options->request_id,
-      "Submitting again with the same id returns the same job (default: a random one)");
+      "Submitting again with the same id returns the same job (default: a random id)");
   AddProjectOption(command, options->project);
   AddJsonFlag(command, session);
   command->Check([options] {
@@ -421,17 +424,20 @@ void AddSweep(Command& app, Session& session) {
   command->AddOption("FILE", options->file, "Job file (TOML; docs/config.md)")->Required();
   command
       ->AddOption("--set", *axes,
-                  "key=value,value,...: the values a key takes in turn; may be repeated. A \";\" "
-                  "between values lets them hold commas")
+                  "key=value,value,...: the values to try for a key; may be repeated. Values that "
+                  "contain commas are separated by \";\"")
       ->Required();
-  command->AddOption("--max-parallel", options->max_parallel, "Run at most so many at once")
+  command
+      ->AddOption("--max-parallel", options->max_parallel,
+                  "Most jobs of the sweep that run at once")
       ->WholeNumber(1);
-  command->AddOption("--dataset", options->dataset, "Training rows instead of job.data");
+  command->AddOption("--dataset", options->dataset,
+                     "File with training rows, in place of job.data");
   AddScheduling(command, *options);
   command->AddFlag("--dry-run", options->dry_run, "Check every combination; submit nothing");
-  command->AddOption("--request-id", options->request_id,
-                     "Submitting again with the same id returns the same sweep (default: a random "
-                     "one)");
+  command->AddOption(
+      "--request-id", options->request_id,
+      "Submitting again with the same id returns the same sweep (default: a random id)");
   AddJsonFlag(command, session);
   command->Run([&session, options, axes](Connection& connection) -> ExitCode {
     for (const std::string& text : *axes) {

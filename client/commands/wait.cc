@@ -39,12 +39,13 @@ ExitCode Wait(Connection& connection, const WaitOptions& options, bool json) {
 }  // namespace
 
 void AddWait(Command& app, Session& session) {
-  Command* command = app.AddCommand("wait", "Wait until a job has ended; exits with its verdict",
-                                    "sftctl wait job-abc --timeout 30m");
+  Command* command =
+      app.AddCommand("wait", "Wait until a job ends; the exit code tells its verdict",
+                     "sftctl wait job-abc --timeout 30m");
   auto options = std::make_shared<WaitOptions>();
   command->AddOption("JOB", options->job, "Job")->Required();
   command->AddOption("--timeout", options->timeout,
-                     "Give up after so long (60s, 5m, 2h): exit code 4");
+                     "Stop waiting after this time (60s, 5m, 2h), with exit code 4");
   AddJsonFlag(command, session);
   command->Run([&session, options](Connection& connection) {
     return Wait(connection, *options, session.json);

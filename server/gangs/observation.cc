@@ -35,14 +35,17 @@ bool Update(MemberRecord& member, const v1::AttemptStatus& status) {
   return true;
 }
 
-// Progress of the gang is what rank 0's node says; values it leaves out stay.
-absl::Status TakeProgress(Database& db, AttemptRecord& attempt, const v1::Progress& news) {
-  v1::Progress merged = ToProto(attempt.progress);
+// Progress of the gang is what rank 0's node says; values it leaves out stay. Compared by bytes: a
+// loss that is not a number equals nothing, and would be news in each report.
+absl::Status TakeProgress(Database& db, AttemptRecord& attempt, const v1::Progress& news,
+                          bool& changed) {
+  const v1::Progress known = ToProto(attempt.progress);
+  v1::Progress merged = known;
   merged.MergeFrom(news);
   if (merged.step() > 0) merged.clear_phase();
-  Progress progress = FromProto(merged);
-  if (progress == attempt.progress) return absl::OkStatus();
-  attempt.progress = std::move(progress);
+  if (merged.SerializeAsString() == known.SerializeAsString()) return absl::OkStatus();
+  changed = true;
+  attempt.progress = FromProto(merged);
   return store::SetProgress(db, attempt.uid, attempt.progress);
 }
 
@@ -69,10 +72,7 @@ absl::Status TakeStatus(Database& db, MemberRecord& member, AttemptRecord& attem
     SFT_RETURN_IF_ERROR(store::SetRendezvous(db, attempt.uid, attempt.rendezvous));
   }
   if (!status.has_progress()) return absl::OkStatus();
-  const Progress before = attempt.progress;
-  SFT_RETURN_IF_ERROR(TakeProgress(db, attempt, status.progress()));
-  changed = changed || before != attempt.progress;
-  return absl::OkStatus();
+  return TakeProgress(db, attempt, status.progress(), changed);
 }
 
 const v1::AttemptStatus* FindStatus(const v1::Observed& observed, const AttemptRecord& attempt) {

@@ -107,15 +107,29 @@ class Pass {
     for (const size_t index : promised) {
       const PendingJob& job = snapshot_.pending[index];
       const Shape& shape = *jobs_[index].shape;
-      Fleet::Fit fit{std::max(job.promised.start_us, now_), {}};
-      for (const std::string& node : job.promised.nodes) {
-        const int bin = fleet_.BinOf(node, shape.type);
-        if (IsAmong(shape.able, bin) || IsAmong(shape.returning, bin)) fit.bins.push_back(bin);
-      }
+      Fleet::Fit fit{std::max(job.promised.start_us, now_), PromisedBins(job, shape)};
       const bool whole = static_cast<int>(fit.bins.size()) == shape.nodes;
       if (!whole || !fleet_.FitsAt(shape, fit.bins, fit.start, DurationOf(job))) continue;
       Book(index, std::move(fit));
     }
+  }
+
+  // Those of a promise that can still hold the job. While some of its nodes are away, most of the
+  // others may run another sft-rank: the promised ones need only run one among themselves.
+  std::vector<int> PromisedBins(const PendingJob& job, const Shape& shape) const {
+    std::vector<int> bins;
+    const std::string* build = nullptr;
+    for (const std::string& node : job.promised.nodes) {
+      const int bin = fleet_.BinOf(node, shape.type);
+      if (IsAmong(shape.returning, bin)) {
+        bins.push_back(bin);
+      } else if (IsAmong(shape.any_build, bin)) {
+        const std::string& own = fleet_.bin(bin).node->rank_build;
+        if (build == nullptr) build = &own;
+        if (shape.nodes == 1 || own == *build) bins.push_back(bin);
+      }
+    }
+    return bins;
   }
 
   void Book(size_t index, Fleet::Fit fit) {

@@ -123,13 +123,17 @@ Shape Fleet::MakeShape(const PendingJob& job) {
     }
     (bin.node->left_out.empty() ? shape.able : left_out).push_back(index);
   }
-  std::vector<int> all = shape.able;
-  if (shape.nodes > 1) shape.able = OfOneBuild(all, shape.rank_build);
+  const auto pick_build = [&] {
+    if (shape.nodes > 1) shape.able = OfOneBuild(shape.any_build, shape.rank_build);
+  };
+  shape.any_build = shape.able;
+  pick_build();
   shape.spares_left_out = shape.possible();
   if (!shape.possible()) {
-    all.insert(all.end(), left_out.begin(), left_out.end());
-    std::sort(all.begin(), all.end());
-    shape.able = shape.nodes > 1 ? OfOneBuild(all, shape.rank_build) : all;
+    shape.any_build.insert(shape.any_build.end(), left_out.begin(), left_out.end());
+    std::sort(shape.any_build.begin(), shape.any_build.end());
+    shape.able = shape.any_build;
+    pick_build();
   }
   for (const std::string& name : only) {
     const int bin = BinOf(name, shape.type);

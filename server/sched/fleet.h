@@ -33,6 +33,7 @@ struct Shape {
   std::vector<int> pinned;  // a subset of able in the requested order; empty: any order
   // The sft-rank that all nodes of a gang over several run: the one that most able nodes have.
   std::string rank_build;
+  std::vector<int> any_build;  // able, or able but for another sft-rank
   // Those that could as soon as their nodes are back (NodeView::returning).
   std::vector<int> returning;
   // Nodes that are left out are not used, because there are enough others.

@@ -99,8 +99,6 @@ struct Progress {
   int64_t trainable_parameters = 0;
   int64_t total_parameters = 0;
   double of_limit = 0;  // speed as part of what the GPU's measured rates allow; 0: not known
-
-  bool operator==(const Progress&) const = default;
 };
 
 // One try of a job.

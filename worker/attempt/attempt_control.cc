@@ -6,6 +6,7 @@
 #include "common/io/file.h"
 #include "worker/attempt/launch_plan.h"
 #include "worker/attempt/verdict.h"
+#include "worker/channel/claim.h"
 #include "worker/node/data_cleaning.h"
 #include "worker/transfer/checkpoint_folder.h"
 
@@ -81,6 +82,8 @@ absl::Status AttemptControl::Do(const ControlStep& step, const ControlView& view
       return Launch(view);
     case ControlDo::kStartShim:
       return StartShim();
+    case ControlDo::kKeepOut:
+      return KeepShimsOut();
     case ControlDo::kRenew: {
       const Seconds age = context_.services.clock.Mono() - view.heard;
       return AskShim({.command = "renew", .age = age.count()}).status();
@@ -223,6 +226,18 @@ absl::Status AttemptControl::StartShim() {
     context_.Warn(fmt::format("{}; it may have started: going on as if it had", Message(start_)));
   }
   return start_;
+}
+
+absl::Status AttemptControl::KeepShimsOut() const {
+  const RankRights rights(context_.rank_user);
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd claim, channel::ClaimAttempt(context_.dir, context_.uid));
+  channel::ShimStatus status;
+  status.attempt_uid = context_.uid;
+  status.epoch = context_.epoch;
+  status.state = "exited";
+  status.cause = "failure";
+  status.reason = Message(start_);
+  return io::WriteFileAtomic(context_.dir + "/status.json", ToJson(status));
 }
 
 absl::Status AttemptControl::Stop(const Wish& wish) {

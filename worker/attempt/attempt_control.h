@@ -41,6 +41,9 @@ class AttemptControl {
   absl::Status MakeRankFolders(const channel::RankLaunch& launch, bool delivers);
   // ALREADY_EXISTS: the shim was started before; UNKNOWN: it may have been, what it writes tells.
   absl::Status StartShim();
+  // After a start that failed: leaves the status of an attempt that has ended, which every shim
+  // that begins later takes for its own. ALREADY_EXISTS: one has begun.
+  absl::Status KeepShimsOut() const;
   absl::Status Stop(const Wish& wish);
   absl::Status AskCheckpoint(int64_t wanted);
   void WatchRanks();

@@ -54,11 +54,13 @@ ControlStep DecideStart(const ControlView& view, const ControlMemory& memory) {
 
 // The worker died between its record and the shim's start, or the start took too long; the shim's
 // lock keeps a second out. One that is there and does not speak (it is starting, or stopped) may
-// have living ranks. How old its launch file is does not matter to the fencing limit: the server
-// has to have been heard of in this life.
+// have living ranks: that a second does not start says nothing of it. How old its launch file is
+// does not matter to the fencing limit: the server has to have been heard of in this life.
 ControlStep DecideWithoutStatus(const ControlView& view, const ControlMemory& memory) {
   if (view.heard == MonoTime{} || view.fenced()) return {};
-  if (memory.start_failed) return Judge(AttemptEnd::kStartFailed);
+  if (memory.start_failed) {
+    return memory.kept_out ? Judge(AttemptEnd::kStartFailed) : Do(ControlDo::kKeepOut);
+  }
   const ControlStep show = Show(view, v1::AttemptStatus::PREPARING, memory.silence);
   if (show.what != ControlDo::kWait) return show;
   return view.now < memory.start_again_at ? ControlStep{} : Do(ControlDo::kStartShim);
@@ -230,7 +232,7 @@ void ControlMemory::BeginTurn() {
   shim.reset();
   gpus.reset();
   done.clear();
-  start_failed = last_refused = over = false;
+  start_failed = kept_out = last_refused = over = false;
 }
 
 ControlStep DecideControl(const ControlView& view, const ControlMemory& memory) {
@@ -264,6 +266,13 @@ void Note(ControlDo what, const absl::Status& result, const ControlView& view,
       memory.start_failed =
           !result.ok() && !absl::IsUnknown(result) && !absl::IsAlreadyExists(result);
       memory.over = !memory.start_failed;
+      return;
+    case ControlDo::kKeepOut:
+      memory.kept_out = result.ok();
+      if (result.ok()) return;
+      memory.start_failed = false;
+      memory.start_again_at = view.now + kStartPause;
+      memory.over = true;
       return;
     case ControlDo::kRenew:
       if (result.ok()) memory.renewed_at = view.heard;

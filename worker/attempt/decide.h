@@ -99,6 +99,7 @@ enum class ControlDo {
   kLook,           // at the shim
   kLaunch,         // write the launch files and the record, start the shim
   kStartShim,      // its launch is on record, but it does not show
+  kKeepOut,        // no shim that was started earlier may begin any more
   kRenew,          // tell the shim when the server was heard of
   kAskCheckpoint,  // the server wants one
   kAskLast,        // the one before a stop
@@ -151,6 +152,7 @@ struct ControlMemory {
   std::optional<std::vector<GpuMemory>> gpus;
   std::vector<ControlDo> done;
   bool start_failed = false;
+  bool kept_out = false;      // kKeepOut was done
   bool last_refused = false;  // the shim did not take kAskLast
   bool over = false;
 
@@ -176,7 +178,8 @@ struct ControlView {
 
 // At most one launch in the life of a record, none after a stop, and nothing while the worker ends.
 // A shim that may have been started is started again where none shows, also for a stop: its lock
-// keeps a second one out, and only a shim can say that no rank lives.
+// keeps a second one out, and only a shim can say that no rank lives. Where that start fails, the
+// earlier one may still begin: the attempt ends only once it cannot.
 ControlStep DecideControl(const ControlView& view, const ControlMemory& memory);
 
 // How a step went. `result` is that of the call to the shim, where there was one; UNKNOWN of a

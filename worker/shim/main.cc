@@ -2,7 +2,6 @@
 // to it over a Unix socket and finds it again by that socket. See worker/channel/launch.h.
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -15,6 +14,7 @@
 
 #include "common/base/version.h"
 #include "common/io/file.h"
+#include "worker/channel/claim.h"
 #include "worker/shim/control_socket.h"
 #include "worker/shim/supervisor.h"
 
@@ -49,21 +49,6 @@ absl::StatusOr<io::UniqueFd> BlockSignals() {
   return fd;
 }
 
-// Claims the attempt: one shim per attempt, once, because ranks must never run twice under one
-// epoch.
-absl::StatusOr<io::UniqueFd> Claim(const channel::ShimLaunch& launch) {
-  const std::string path = launch.attempt_dir + "/shim.lock";
-  io::UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
-  if (!lock.valid()) return ErrnoStatus("cannot open " + path, errno);
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    return AlreadyExists("another shim runs attempt " + launch.attempt_uid);
-  }
-  if (io::Exists(launch.attempt_dir + "/status.json")) {
-    return AlreadyExists("attempt " + launch.attempt_uid + " was started before");
-  }
-  return lock;
-}
-
 void ReadSignals(int fd, Supervisor& supervisor) {
   signalfd_siginfo info;
   while (read(fd, &info, sizeof(info)) == sizeof(info)) {
@@ -77,7 +62,8 @@ void ReadSignals(int fd, Supervisor& supervisor) {
 // Runs the attempt to its end. `ready` receives one byte when the socket answers and the first
 // process was started.
 absl::Status RunAttempt(const channel::ShimLaunch& launch, io::UniqueFd ready) {
-  SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock, Claim(launch));
+  SFT_ASSIGN_OR_RETURN(const io::UniqueFd lock,
+                       channel::ClaimAttempt(launch.attempt_dir, launch.attempt_uid));
   SFT_ASSIGN_OR_RETURN(const io::UniqueFd signals, BlockSignals());
   if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return ErrnoStatus("cannot become a subreaper", errno);
   ControlSocket control;

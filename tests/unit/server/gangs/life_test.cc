@@ -1,5 +1,7 @@
 // Restarts and lost nodes in the server's core, stepped by hand.
 
+#include <limits>
+
 #include "tests/unit/server/gangs/life_fixture.h"
 
 namespace sft::server {
@@ -131,6 +133,24 @@ TEST_F(LifeTest, TheEndAfterFiftyStepsIsExpectedFromThePaceOfMany) {
   clock_.Advance(seconds(1));
   say(200, 900);
   EXPECT_EQ(expected_us(), UnixMicros(clock_.Wall()) + 8'000'000) << "100 steps a second";
+}
+
+TEST_F(LifeTest, ALossThatIsNotANumberIsNewsOnce) {
+  const auto worker = Join("a", "CPU", 1);
+  const std::string job = Submit("CPU", 1);
+  Tick();
+  int woken = 0;
+  const auto follower = hub_.Subscribe({job}, [&] { ++woken; }).value();
+  v1::AttemptStatus status = StatusOf(Uid(job), S::RUNNING);
+  status.mutable_progress()->set_step(5);
+  status.mutable_progress()->set_val_loss(std::numeric_limits<double>::quiet_NaN());
+  ASSERT_TRUE(Observe("a", worker, {status}).ok());
+  EXPECT_EQ(woken, 1);
+  ASSERT_TRUE(Observe("a", worker, {status}).ok());
+  EXPECT_EQ(woken, 1) << "the same report again";
+  status.mutable_progress()->set_step(6);
+  ASSERT_TRUE(Observe("a", worker, {status}).ok());
+  EXPECT_EQ(woken, 2);
 }
 
 TEST_F(LifeTest, AUserFaultIsNotRetried) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "server/sched/order.h"
 #include "tests/unit/server/sched/decide_testing.h"
 
@@ -201,6 +203,49 @@ TEST(DecideTest, AGangOverSeveralNodesRunsOnOneBuildOfTheRanks) {
   EXPECT_EQ(Text(Decide({{node("a", "1.0"), lemon, node("c", "1.1")}, {gang}})),
             (Lines{"j: a 0 b 0"}))
       << "one that is left out rather than another build";
+}
+
+TEST(DecideTest, AGangKeepsItsPromisedNodesOfOneBuildWhateverTheOthersRun) {
+  constexpr int64_t kHour = 3600LL * 1000000;
+  const auto node = [](const std::string& name, const std::string& build, bool held = false) {
+    NodeView view = Node(name, "H100", 1, Held(0, held ? 1 : 0, "k"));
+    view.rank_build = build;
+    return view;
+  };
+  const auto away = [&](const std::string& name) {
+    NodeView view = node(name, "");
+    view.usable = false;
+    view.returning = true;
+    return view;
+  };
+  // `k` ends at `end`.
+  const auto promised = [&](std::vector<NodeView> nodes, int64_t end) {
+    Snapshot snapshot{std::move(nodes), {Job("j", "H100", 1, 2)}};
+    snapshot.now_us = kHour;
+    snapshot.pending[0].promised = {3 * kHour, {"b", "d"}};
+    RunningJob running;
+    running.id = "k";
+    running.bound_end_us = end;
+    snapshot.running.push_back(running);
+    const Decision decision = Decide(snapshot);
+    Reservation place;
+    if (!decision.waiting.empty()) place = decision.waiting[0].promised;
+    std::sort(place.nodes.begin(), place.nodes.end());
+    return place;
+  };
+  const Reservation kept{3 * kHour, {"b", "d"}};
+  const NodeView a = node("a", "1.0"), b = node("b", "1.1"), held = node("e", "1.0", true);
+  EXPECT_EQ(promised({a, b, away("d")}, 0), kept) << "until its second node is back";
+  EXPECT_EQ(promised({b, away("d"), held, node("f", "1.0", true)}, 5 * kHour), kept);
+  EXPECT_EQ(promised({b, node("d", "1.1", true), held, node("f", "1.0", true), node("g", "1.0")},
+                     3 * kHour),
+            kept)
+      << "the others are free no earlier";
+  EXPECT_EQ(promised({b, away("d"), a, held}, 2 * kHour), (Reservation{2 * kHour, {"a", "e"}}))
+      << "the others are free earlier";
+  EXPECT_EQ(promised({b, node("d", "1.0", true), a}, 2 * kHour),
+            (Reservation{2 * kHour, {"a", "d"}}))
+      << "its own run two builds";
 }
 
 }  // namespace

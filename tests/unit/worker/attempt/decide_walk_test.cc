@@ -26,6 +26,8 @@ constexpr int kManySteps = 20;
 struct Processes {
   ShimView::Phase phase = ShimView::Phase::kOther;
   bool was_started = false;  // its lock stays: there is no second
+  bool late = false;         // asked for and not begun yet: it may still
+  bool kept_out = false;     // none begins any more
   bool alive = false;
   bool status_written = false;
   int starts = 0;
@@ -123,6 +125,7 @@ class Life {
   // What becomes of the processes by themselves.
   void World() {
     Processes& p = processes_;
+    if (p.late && Chance(10)) Begin();
     if (!p.alive) return;
     p.status_written = p.status_written || Chance(70);
     using enum ShimView::Phase;
@@ -142,9 +145,20 @@ class Life {
     }
   }
 
+  // The first shim holds the lock from here on.
+  void Begin() {
+    processes_.late = false;
+    if (processes_.was_started || processes_.kept_out) return;
+    EXPECT_FALSE(record_.has_verdict() || disk_.has_verdict()) << "began after the end";
+    processes_.phase = ShimView::Phase::kPreparing;
+    processes_.was_started = processes_.alive = true;
+    ++processes_.starts;
+  }
+
   ShimView Look() {
     using enum ShimView::Sight;
     if (Fault(3)) return {kForbidden, ShimView::Phase::kOther, "no right"};
+    if (processes_.kept_out) return {kStatus, ShimView::Phase::kExited, "it did not start"};
     if (!processes_.was_started || !processes_.status_written) return {kNone, {}, ""};
     if (!processes_.alive && processes_.phase != ShimView::Phase::kExited) {
       return {kDead, processes_.phase, ""};
@@ -186,12 +200,25 @@ class Life {
   absl::Status StartShim() {
     EXPECT_TRUE(disk_.launched) << "a restarted worker would start it again";
     EXPECT_FALSE(View().fenced());
-    if (processes_.was_started) return absl::AlreadyExistsError("it has one");
+    if (processes_.was_started || processes_.kept_out) {
+      return absl::AlreadyExistsError("it has one");
+    }
     if (Fault(5)) return absl::UnavailableError("no memory");
     const bool silent = Fault(10);
-    if (silent && Chance(50)) return absl::UnknownError("no word in time");
-    processes_ = {ShimView::Phase::kPreparing, true, true, false, processes_.starts + 1, 0};
+    if (silent && Chance(50)) {
+      processes_.late = processes_.late || Chance(50);
+      return absl::UnknownError("no word in time");
+    }
+    Begin();
     return silent ? absl::UnknownError("no word in time") : absl::OkStatus();
+  }
+
+  absl::Status KeepOut() {
+    EXPECT_TRUE(control_.start_failed);
+    if (processes_.was_started) return absl::AlreadyExistsError("it has one");
+    if (Fault(20)) return absl::UnavailableError("no room");
+    processes_.kept_out = true;
+    return absl::OkStatus();
   }
 
   absl::Status Ask() {
@@ -223,6 +250,8 @@ class Life {
       case ControlDo::kStartShim:
         EXPECT_NE(view.heard, MonoTime{}) << "it may run elsewhere";
         return StartShim();
+      case ControlDo::kKeepOut:
+        return KeepOut();
       case ControlDo::kRenew:
         EXPECT_GT(view.heard, control_.renewed_at);
         return Ask();

@@ -7,6 +7,7 @@
 #include <csignal>
 
 #include "tests/unit/worker/daemon/agent_fixture.h"
+#include "worker/channel/claim.h"
 
 namespace sft::worker {
 namespace {
@@ -356,7 +357,43 @@ TEST_F(AgentTest, AStartThatLeftNoShimIsTriedAgainAfterAPause) {
   EXPECT_EQ(Only().verdict().code(), "succeeded") << Only().verdict().message();
 }
 
-TEST_F(AgentTest, AnAttemptThatWaitsForAShimCanBeEndedWithoutIt) {
+TEST_F(AgentTest, AStartThatFailsDoesNotEndTheAttemptOfAnEarlierShim) {
+  Want("ok");
+  shims_.start = [](const std::string&) { return absl::UnknownError("no word in time"); };
+  Launch();
+  {
+    // The first shim has begun after all, and says nothing yet.
+    const auto claim = channel::ClaimAttempt(setup_.AttemptDir("a-1"), "a-1");
+    ASSERT_TRUE(claim.ok()) << claim.status();
+    shims_.start = [](const std::string&) { return Unavailable("no memory"); };
+    clock_.Advance(std::chrono::seconds(31));
+    agent_->Step();
+    EXPECT_EQ(shims_.starts, 2);
+    EXPECT_EQ(Only().state(), Status::PREPARING) << Only().reason();
+    agent_->Step();
+    EXPECT_EQ(shims_.starts, 2) << "each try keeps the other attempts waiting";
+  }
+  shims_.start = nullptr;
+  clock_.Advance(std::chrono::seconds(31));
+  agent_->Step();
+  FinishAfterShim();
+  EXPECT_EQ(Only().verdict().code(), "succeeded") << Only().verdict().message();
+}
+
+TEST_F(AgentTest, NoShimBeginsOnceAFailedStartHasEndedTheAttempt) {
+  Want("ok");
+  shims_.start = [](const std::string&) { return absl::UnknownError("no word in time"); };
+  Launch();
+  shims_.start = [](const std::string&) { return Unavailable("no memory"); };
+  clock_.Advance(std::chrono::seconds(31));
+  agent_->Step();
+  EXPECT_EQ(Only().state(), Status::FINISHING) << Only().reason();
+  EXPECT_EQ(Only().verdict().code(), "start_failed");
+  const absl::Status late = shims_.ShimProcesses::Start(setup_.AttemptDir("a-1") + "/shim.json");
+  EXPECT_TRUE(absl::IsAlreadyExists(late)) << late;
+}
+
+TEST_F(AgentTest, AStartTellsAShimThatRefusesFromOneThatSaysNothing) {
   const auto shim = [&](const std::string& text) {
     Write(dir_ + "/shim", "#!/bin/sh\n" + text + "\n");
     EXPECT_EQ(chmod((dir_ + "/shim").c_str(), 0755), 0);
