@@ -115,6 +115,10 @@ BlockCost CostOfBlock(const ModelShape& s, const spec::JobSpec& job, int64_t e) 
     cost.elementwise += 2 * (3 + 3) * r.hidden;
     cost.elementwise_again[Index(Recompute::kAll)] += 2 * 3 * r.hidden;
   }
+  // A bias is added in a pass over its output, and its gradient is a sum over that of the output.
+  const int64_t biased = (s.qkv_bias ? m.qkv.rows : 0) + (s.output_bias ? m.o.rows : 0) +
+                         (s.mlp_bias ? m.gate_up.rows + m.down.rows : 0);
+  cost.elementwise += (2 + (job.full_finetune() ? 1 : 0)) * biased * e;
   cost.weights = m.qkv.weights() + m.o.weights() + m.gate_up.weights() + m.down.weights();
   cost.weights_again = {0, 0, m.gate_up.weights(), cost.weights};
   int64_t adapter_forward = 0;

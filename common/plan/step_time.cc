@@ -9,7 +9,7 @@ namespace {
 constexpr double kElementwise = 0.92;  // fraction of a copy
 constexpr double kAdapterReads = 0.88;
 constexpr double kHalfProducts = 150;  // tokens at which products reach half of their rate
-constexpr double kHalfForward = 450;  // the same for attention: tokens of a document
+constexpr double kHalfForward = 450;   // the same for attention: tokens of a document
 constexpr double kHalfBackward = 530;
 constexpr double kAnyOrder = 1.08;  // attention's backward in any order, relative to a fixed one
 constexpr double kSlabs = 0.9;      // speed of attention's backward in slabs, relative to one call
@@ -29,6 +29,11 @@ constexpr double kGap = 0.7e-6;         // seconds between two kernels, recorded
 constexpr double kStepOverhead = 4e-3;  // the host waits for the loss, the norm, other ranks
 constexpr double kLossPasses = 3;       // passes over the logits
 
+// Heads above 128 are FlashAttention-2's; measured on an H200 with heads of 256.
+constexpr int64_t kLargestHead = 128;
+constexpr double kLargeHeadsForward = 0.57;
+constexpr double kLargeHeadsBackward = 0.5;
+
 double Ramp(double n, double half) { return n / (n + half); }
 
 double Bytes(int64_t per_token, double tokens) { return static_cast<double>(per_token) * tokens; }
@@ -46,11 +51,13 @@ double BackwardShare(const Problem& p) {
 
 Rates RatesAt(const Problem& p, const ExecutionPlan& run, const GpuRates& gpu, bool fp8) {
   const double length = static_cast<double>(p.row_tokens);
+  const bool large = p.shape.head_dim > kLargestHead;
   const double gemm = gpu.gemm * Ramp(static_cast<double>(run.rows) * length, kHalfProducts);
   return {gpu.gemm * Ramp(static_cast<double>(LogitsRows(p, run)), kHalfProducts),
           fp8 ? gemm * gpu.gemm_fp8 / gpu.gemm : gemm,
-          gpu.attention_forward * Ramp(length, kHalfForward),
-          gpu.attention_backward * Ramp(length, kHalfBackward) * BackwardShare(p),
+          gpu.attention_forward * Ramp(length, kHalfForward) * (large ? kLargeHeadsForward : 1.0),
+          gpu.attention_backward * Ramp(length, kHalfBackward) *
+              (large ? kLargeHeadsBackward : BackwardShare(p)),
           gpu.copy * kElementwise,
           gpu.copy * kAdapterReads};
 }

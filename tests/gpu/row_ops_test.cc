@@ -212,6 +212,27 @@ TEST_P(RowsTest, CrossEntropyAndItsGradientEqualTheReference) {
     const double expected = ops::CrossEntropy(logits.reference, targets, true).item<double>();
     EXPECT_NEAR(loss, expected, 2e-6 * expected + 1e-6) << type;
     EXPECT_LT(RelativeError(logits.gpu, logits.reference), tolerance) << type;
+    // Rows that start on 16 bytes whatever the vocabulary, and ragged ones.
+    for (const int64_t gap : {(8 - vocabulary % 8) % 8, int64_t{3}}) {
+      Strided apart(before, gap);
+      EXPECT_NEAR(ops::CrossEntropy(apart.rows, ToGpu(targets), true).item<double>(), loss,
+                  2e-6 * loss + 1e-6);
+      EXPECT_LT(RelativeError(apart.rows, logits.reference), tolerance) << type << " gap " << gap;
+      EXPECT_TRUE(apart.GapIsUntouched()) << type << " gap " << gap;
+    }
+  }
+}
+
+TEST_P(RowsTest, ABiasIsAddedToEachRow) {
+  const auto [rows, width] = GetParam();
+  for (const auto& precision : kPrecisions) {
+    const at::Tensor y = ToGpu(Normal({rows, width}, 1)).to(precision.type);
+    const at::Tensor bias = ToGpu(Normal({width}, 2)).to(precision.type);
+    for (const int64_t gap : {64, 3}) {
+      Strided sum(y, gap);
+      ops::AddBias(sum.rows, bias);
+      EXPECT_TRUE(SameBits(sum.rows, y + bias) && sum.GapIsUntouched()) << gap;
+    }
   }
 }
 

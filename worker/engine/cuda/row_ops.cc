@@ -172,6 +172,16 @@ Tensor LayerNormBackward(Tensor& dx, const Tensor& dy, const Tensor& x, const Te
   return gradients;
 }
 
+void AddBias(Tensor& y, const Tensor& bias) {
+  CheckRows(y, y.size(0), y.size(1), y, "AddBias: y");
+  CheckVector(bias, y.size(1), y, "AddBias");
+  const ElementType type = TypeOf(y, "AddBias");
+  if (y.numel() == 0) return;
+  const LaunchScope scope(y);
+  C10_CUDA_CHECK(
+      LaunchAddBias(type, {y.size(0), y.size(1)}, Write(y), bias.const_data_ptr(), scope.stream()));
+}
+
 void Accumulate(Tensor& sum, const Tensor& part, bool fresh) {
   CheckAccumulate(sum, part);
   const ElementType type = TypeOf(part, "Accumulate");
@@ -194,8 +204,9 @@ void PlaceFactors(Tensor& matrix, at::TensorList a, at::TensorList b, at::IntArr
 }
 
 Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
-  TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() && targets.numel() == logits.size(0),
-              "CrossEntropy: logits ", logits.sizes(), " for ", targets.numel(), " targets");
+  TORCH_CHECK(logits.dim() == 2 && targets.numel() == logits.size(0), "CrossEntropy: logits ",
+              logits.sizes(), " for ", targets.numel(), " targets");
+  CheckRows(logits, logits.size(0), logits.size(1), logits, "CrossEntropy: logits");
   TORCH_CHECK(targets.scalar_type() == at::kLong && targets.is_contiguous() && targets.is_cuda(),
               "CrossEntropy: targets must be contiguous int64 on the GPU");
   const ElementType type = TypeOf(logits, "CrossEntropy");
@@ -203,7 +214,7 @@ Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
   if (logits.numel() == 0) return at::zeros({}, floats);
   Tensor losses = at::empty({logits.size(0)}, floats);
   const LaunchScope scope(logits);
-  C10_CUDA_CHECK(LaunchCrossEntropy(type, logits.size(0), logits.size(1), logits.mutable_data_ptr(),
+  C10_CUDA_CHECK(LaunchCrossEntropy(type, logits.size(0), logits.size(1), Write(logits),
                                     targets.const_data_ptr<int64_t>(), backward,
                                     losses.mutable_data_ptr<float>(), scope.stream()));
   return losses.sum(at::kDouble).to(at::kFloat);

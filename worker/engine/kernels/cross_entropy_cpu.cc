@@ -4,6 +4,7 @@
 #include <ATen/ops/sub.h>
 
 #include "worker/engine/kernels/cpu_ops.h"
+#include "worker/engine/kernels/rows.h"
 
 namespace sft::engine::cpu {
 
@@ -46,20 +47,22 @@ void SubtractTargets(Tensor& softmax, const Tensor& targets) {
 }  // namespace
 
 Tensor CrossEntropy(Tensor& logits, const Tensor& targets, bool backward) {
-  TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() && targets.numel() == logits.size(0),
-              "CrossEntropy: logits ", logits.sizes(), " for ", targets.numel(), " targets");
+  TORCH_CHECK(logits.dim() == 2 && targets.numel() == logits.size(0), "CrossEntropy: logits ",
+              logits.sizes(), " for ", targets.numel(), " targets");
+  CheckRows(logits, logits.size(0), logits.size(1), logits, "CrossEntropy: logits");
   TORCH_CHECK(targets.scalar_type() == at::kLong && targets.is_contiguous(),
               "CrossEntropy: targets must be contiguous int64");
   const bool is_float = logits.scalar_type() == at::kFloat;
   TORCH_CHECK(is_float || logits.scalar_type() == at::kBFloat16,
               "CrossEntropy: logits must be fp32 or bf16");
-  Tensor work = is_float ? logits : logits.to(at::kFloat);
+  const bool in_place = is_float && logits.is_contiguous();
+  Tensor work = in_place ? logits : logits.to(at::kFloat).contiguous();
   Tensor lse = at::logsumexp(work, {1}, /*keepdim=*/true);
   const double loss = LossSum<float>(work, targets, lse);
   if (backward) {
     work.sub_(lse).exp_();
     SubtractTargets<float>(work, targets);
-    if (!is_float) logits.copy_(work);
+    if (!in_place) logits.copy_(work);
   }
   return at::scalar_tensor(loss, at::kFloat);
 }

@@ -152,6 +152,12 @@ void ActivateBackward(Tensor& dx, const Tensor& dy, const Tensor& x, plan::Activ
   dx.copy_(ActivatedBackward(dy, x, kind));
 }
 
+void AddBias(Tensor& y, const Tensor& bias) {
+  CheckRows(y, y.size(0), y.size(1), y, "AddBias: y");
+  CheckVector(bias, y.size(1), y, "AddBias");
+  y.add_(bias);
+}
+
 void Accumulate(Tensor& sum, const Tensor& part, bool fresh) {
   CheckAccumulate(sum, part);
   if (fresh) {

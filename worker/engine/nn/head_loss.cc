@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "common/base/round.h"
 #include "worker/engine/kernels/ops.h"
 
 namespace sft::engine {
@@ -15,7 +16,11 @@ using at::Tensor;
 namespace {
 
 Tensor Logits(const Tensor& x, const Tensor& weight, double scale) {
-  Tensor logits = at::empty({x.size(0), weight.size(0)}, x.options());
+  // Rows start where products are fast, whatever the size of the vocabulary.
+  constexpr int64_t kAligned = 8;
+  const int64_t vocabulary = weight.size(0);
+  Tensor logits =
+      at::empty({x.size(0), RoundUp(vocabulary, kAligned)}, x.options()).narrow(1, 0, vocabulary);
   ops::Gemm(logits, x, weight.t(), scale, 0.0);
   return logits;
 }

@@ -150,7 +150,8 @@ void Projection::AddSecondFactors(Tensor& y, const Tensor& xa, const Pass& pass)
 void Projection::AddBiases(Tensor& y, const Pass& pass) const {
   for (const Member& member : info_.members) {
     if (member.bias >= 0) {
-      y.narrow(1, member.first_row, member.rows).add_(pass.weights[member.bias]);
+      Tensor part = y.narrow(1, member.first_row, member.rows);
+      ops::AddBias(part, pass.weights[member.bias]);
     }
   }
 }

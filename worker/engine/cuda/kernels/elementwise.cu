@@ -140,6 +140,20 @@ __global__ void __launch_bounds__(kThreads)
   Store(dgate + shape.width, ups);
 }
 
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads)
+    AddBiasKernel(GluShape shape, T* __restrict__ y, int64_t y_stride, const T* __restrict__ bias) {
+  const int64_t row = blockIdx.x;
+  const int64_t c = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * N;
+  if (c >= shape.width) return;
+  float ys[N], bs[N];
+  Load(y + row * y_stride + c, ys);
+  Load(bias + c, bs);
+#pragma unroll
+  for (int i = 0; i < N; ++i) ys[i] += bs[i];
+  Store(y + row * y_stride + c, ys);
+}
+
 // act(x) of N columns, and its gradient: a gated activation whose `up` is 1.
 template <typename Gate, typename T, int N>
 __global__ void __launch_bounds__(kThreads)
@@ -280,6 +294,19 @@ cudaError_t LaunchGlu(ElementType type, GluShape shape, plan::ActivationKind kin
   return WithGate(kind, [&](auto gate) {
     return type == ElementType::kFloat32 ? run(float(), gate) : run(__nv_bfloat16(), gate);
   });
+}
+
+cudaError_t LaunchAddBias(ElementType type, GluShape shape, MutableRows y, const void* bias,
+                          cudaStream_t stream) {
+  const auto run = [&]<typename T>(T) {
+    const bool wide =
+        RowsAreWide<T>(y.data, y.stride) && IsAligned<uint4>(bias) && shape.width % kWide<T> == 0;
+    const auto kernel = wide ? AddBiasKernel<T, kWide<T>> : AddBiasKernel<T, 1>;
+    kernel<<<wide ? RowBlocks<kWide<T>>(shape) : RowBlocks<1>(shape), kThreads, 0, stream>>>(
+        shape, static_cast<T*>(y.data), y.stride, static_cast<const T*>(bias));
+    return cudaGetLastError();
+  };
+  return type == ElementType::kFloat32 ? run(float()) : run(__nv_bfloat16());
 }
 
 cudaError_t LaunchActivate(ElementType type, GluShape shape, plan::ActivationKind kind, ConstRows x,

@@ -174,7 +174,10 @@ struct GluShape {
 cudaError_t LaunchGlu(ElementType type, GluShape shape, plan::ActivationKind kind,
                       ConstRows gate_up, MutableRows out, const Fp8Output& fp8,
                       cudaStream_t stream);
-// The same without `up`, of rows of `width` columns.
+// y += bias [width] in each row.
+cudaError_t LaunchAddBias(ElementType type, GluShape shape, MutableRows y, const void* bias,
+                          cudaStream_t stream);
+// act(x), as LaunchGlu without `up`, of rows of `width` columns.
 cudaError_t LaunchActivate(ElementType type, GluShape shape, plan::ActivationKind kind, ConstRows x,
                            MutableRows out, cudaStream_t stream);
 cudaError_t LaunchActivateBackward(ElementType type, GluShape shape, plan::ActivationKind kind,
@@ -186,8 +189,8 @@ cudaError_t LaunchGluBackward(ElementType type, GluShape shape, plan::Activation
 // losses[r] = logsumexp(row r) - row r [targets[r]], 0 where the target is negative; with
 // `backward` row r becomes softmax - onehot, zero where the target is negative. Rows are dense. A
 // target beyond the vocabulary prints itself and stops the process's GPU work.
-cudaError_t LaunchCrossEntropy(ElementType type, int64_t rows, int64_t vocabulary, void* logits,
-                               const int64_t* targets, bool backward, float* losses,
-                               cudaStream_t stream);
+cudaError_t LaunchCrossEntropy(ElementType type, int64_t rows, int64_t vocabulary,
+                               MutableRows logits, const int64_t* targets, bool backward,
+                               float* losses, cudaStream_t stream);
 
 }  // namespace sft::engine::cuda

@@ -421,6 +421,17 @@ TEST(CrossEntropyTest, GivesTheSumAndSoftmaxMinusOnehotInPlace) {
   EXPECT_NEAR(ops::CrossEntropy(work, targets, true).item<float>(), expected.item<float>(), 1e-3);
   EXPECT_LT(RelativeError(work, grads[0]), 1e-6);
   EXPECT_EQ(work[3].abs().sum().item<float>(), 0.0f);
+  Strided apart(logits);
+  EXPECT_NEAR(ops::CrossEntropy(apart.rows, targets, true).item<float>(), expected.item<float>(),
+              1e-3);
+  EXPECT_TRUE(at::equal(apart.rows, work) && apart.GapIsUntouched());
+}
+
+TEST_P(TypesTest, ABiasIsAddedToEachRow) {
+  const Tensor y = Input({21, 70}, 1), bias = Input({70}, 2);
+  Strided sum(y);
+  ops::AddBias(sum.rows, bias);
+  EXPECT_TRUE(at::equal(sum.rows, y + bias) && sum.GapIsUntouched());
 }
 
 TEST(CrossEntropyTest, LeavesTheGradientInBf16LogitsToo) {
