@@ -75,6 +75,7 @@ void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, c
   CheckModel(launch);
   const auto tokenizer =
       engine::ChatTokenizer::Open(launch.file.model_dir, launch.spec.data.chat_template);
+  if (!tokenizer.note().empty()) fmt::print("{}\n", tokenizer.note());
   scene.data_name = launch.file.train_name;
   const channel::PreparedEvent training =
       PrepareFile(tokenizer,
