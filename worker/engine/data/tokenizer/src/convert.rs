@@ -11,6 +11,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 const MEMORY_FACTOR: usize = 256;
 const FREE_MEMORY: usize = 512 << 20;
 
+/// Bytes of the longest token: each of its halves is looked up. The longest that models have is a
+/// line of 128 spaces or so.
+const LONGEST_TOKEN: usize = 1024;
+
 const NAMED: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
@@ -217,6 +221,13 @@ pub fn split_then_bytes(pattern: &str, add_prefix_space: bool) -> Json {
     json!({"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
         byte_level(add_prefix_space, true, false)]})
+}
+
+pub fn refuse_long(token: &[u8]) -> Result<(), String> {
+    if token.len() <= LONGEST_TOKEN {
+        return Ok(());
+    }
+    Err(format!("a token of {} bytes; {LONGEST_TOKEN} are read at most", token.len()))
 }
 
 /// As `sft_tokenizer_convert` says.

@@ -1,7 +1,7 @@
 //! SentencePiece models: the few fields of their protocol buffer that make a tokenizer, and the
 //! tokenizers that transformers makes of them.
 
-use crate::convert::{bpe, Parts, Token};
+use crate::convert::{bpe, refuse_long, Parts, Token};
 use serde_json::{json, Map, Value as Json};
 use std::collections::HashMap;
 
@@ -135,6 +135,7 @@ impl SentencePieces {
             (3, Field::Number(number)) => kind = number,
             _ => {}
         })?;
+        refuse_long(text)?;
         self.pieces.push(Piece { text: text_of(text)?, score, kind });
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! tiktoken vocabularies: a line for each token, its bytes in base64 and its rank.
 
-use crate::convert::{bpe, byte_level, split_then_bytes, Parts};
+use crate::convert::{bpe, byte_level, refuse_long, split_then_bytes, Parts};
 use serde_json::{json, Map, Value as Json};
 use std::collections::HashMap;
 
@@ -31,6 +31,7 @@ pub fn parts(file: &[u8], pattern: &str) -> Result<Parts, String> {
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
         let token = entry(line)
             .ok_or_else(|| format!("line {} is not a token in base64 and its rank", number + 1))?;
+        refuse_long(&token.0)?;
         tokens.push(token);
     }
     tokens.sort_by_key(|(_, rank)| *rank);
