@@ -40,6 +40,9 @@ HARD = ["", " ", "  ", "\n", "\n\n\n", "\t\t", "a", " a", "a ", "  leading and t
         "def f(x):\n    return x ** 2  # squared\n\n\n\tprint(f(i))", "▁ ▁▁ _ <0x41> <unk>",
         "ＡＢＣ１２３ ｶﾅ", "a" * 70, "<s>[INST] Hi [/INST] Ok</s>", "<start_of_turn>user\nHi<end_of_turn>\n",
         "<|endoftext|> <|im_start|>user\nHi<|im_end|>\n<think>\n\n</think>"]
+TEKKEN_SPLIT = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+                r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+                r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 GPT2 = {"vocab.json": "vocab.json", "merges.txt": "merges.txt"}
 
 
@@ -111,6 +114,11 @@ CASES = {
         "config.json": {"model_type": "llama"}, "tokenizer_config.json": {
             "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True,
             "additional_special_tokens": ["<s>", "</s>"]}}),
+    "tekken": ({"tekken.json": "tekken.json"}, {"config.json": {"model_type": "mistral3"}}),
+    "tekken_bos": ({"tekken.json": "tekken.json"}, {
+        "config.json": {"model_type": "mistral"}, "tokenizer_config.json": {
+            "tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True,
+            "pad_token": "<pad>", "additional_special_tokens": ["[INST]", "[/INST]"]}}),
 }
 
 
@@ -149,6 +157,14 @@ def make_inputs():
     tokens = [bytes(byte_of[letter] for letter in text) for text in model["vocab"] if text != "<|endoftext|>"]
     (INPUTS / "ranks.tiktoken").write_text(
         "".join(f"{base64.b64encode(text).decode()} {rank}\n" for rank, text in enumerate(tokens)))
+    special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+    (INPUTS / "tekken.json").write_text(json.dumps({
+        "config": {"pattern": TEKKEN_SPLIT, "num_vocab_tokens": len(tokens), "default_vocab_size": 500,
+                   "default_num_special_tokens": 10, "version": "v7"},
+        "vocab": [{"rank": rank, "token_bytes": base64.b64encode(text).decode(), "token_str": None}
+                  for rank, text in enumerate(tokens)],
+        "special_tokens": [{"rank": rank, "token_str": text, "is_control": True}
+                           for rank, text in enumerate(special)]}))
 
 
 def read_tiktoken(path):

@@ -54,7 +54,8 @@ TokenizerText Convert(const TextFiles& files, const io::TokenizerSource& source)
   const fs::path vocabulary = files.dir / source.vocabulary;
   const std::string bytes = ReadTextFile(vocabulary);
   const std::string merges = source.merges.empty() ? "" : ReadTextFile(files.dir / source.merges);
-  const bool is_tiktoken = merges.empty() && !bytes.starts_with('\n');
+  const bool is_tekken = source.vocabulary == "tekken.json";
+  const bool is_tiktoken = merges.empty() && !is_tekken && !bytes.starts_with('\n');
   const std::string name = merges.empty() ? TokenizerClass(files) : ClassOfMerges(files);
   Json request = {{"class", name},
                   {"defaults", SpecialTokensOfClass(name)},

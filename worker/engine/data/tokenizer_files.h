@@ -15,9 +15,10 @@ struct TokenizerText {
   std::string note;
 };
 
-// The tokenizer.json of a model directory. Where there is none it is made of tokenizer.model
-// (SentencePiece or tiktoken), tiktoken.model, or vocab.json with merges.txt, as transformers makes
-// it; the same files make the same text. Throws UserError when there is nothing to make it of.
+// The tokenizer.json of a model directory. Where there is none it is made of tekken.json,
+// tokenizer.model (SentencePiece or tiktoken), tiktoken.model, or vocab.json with merges.txt, as
+// transformers makes it; the same files make the same text. Throws UserError when there is nothing
+// to make it of.
 TokenizerText ReadTokenizer(const TextFiles& files);
 
 // A Jinja template and where it is from.

@@ -49,7 +49,7 @@ class ConvertedTokenizerTest : public ::testing::Test {
 
 TEST_F(ConvertedTokenizerTest, TokensEqualTheReference) {
   const Json goldens = ParseOrderedJson(ReadWhole(ConverterGoldens() / "goldens.json"));
-  ASSERT_GE(goldens.at("cases").size(), 16U);
+  ASSERT_GE(goldens.at("cases").size(), 18U);
   for (const Json& golden : goldens.at("cases")) {
     SCOPED_TRACE(golden.at("name").get<std::string>());
     const TestFolder folder;
@@ -137,6 +137,8 @@ TEST_F(ConvertedTokenizerTest, OtherModelFilesAreRefused) {
   folder_.Write("config.json", R"({"model_type": "llama"})");
   folder_.Write("tokenizer.model", "YQ== 0\nnothing\n");
   ExpectRefused("tokenizer.model", "line 2");
+  folder_.Write("tekken.json", R"({"config": {"pattern": "a"}, "vocab": []})");
+  ExpectRefused("tekken.json", "special_tokens is missing");
 }
 
 TEST_F(ConvertedTokenizerTest, ATokenizerFileComesFirst) {

@@ -1,5 +1,5 @@
 //! tokenizer.json made of the files that models have in its place: vocab.json with merges.txt, a
-//! SentencePiece model, or a tiktoken file. What comes out is what transformers 5.17 makes of them.
+//! SentencePiece model, a tiktoken file, or tekken.json. What comes out is what transformers 5.17 makes of them.
 
 use crate::memory::Budget;
 use crate::sentencepiece::{self, SentencePieces};
@@ -45,7 +45,7 @@ impl Token {
         Self { content, single_word: false, lstrip: false, rstrip: false, normalized, special }
     }
 
-    fn special(content: &str) -> Self {
+    pub fn special(content: &str) -> Self {
         Self::new(content, false, true)
     }
 
@@ -240,6 +240,8 @@ pub fn convert(request: &str, vocabulary: &[u8], merges: &[u8]) -> Result<String
     let mut request = Request::parse(request)?;
     let parts = if !merges.is_empty() {
         of_merges(&request, vocabulary, merges)?
+    } else if vocabulary.starts_with(b"{") {
+        tiktoken::tekken(vocabulary)?
     } else if tiktoken::is_one(vocabulary) {
         of_tiktoken(&request, vocabulary)?
     } else {
