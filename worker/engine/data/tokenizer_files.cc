@@ -27,12 +27,12 @@ std::string ModelType(const TextFiles& files) {
   return type.is_string() ? type.get<std::string>() : "";
 }
 
-// How the models with a tiktoken vocabulary split a text; null: not known.
-const char* SplitOfTiktoken(std::string_view model_type) {
-  static constexpr char kLlama[] =
+// How models of a type split a text before a tiktoken vocabulary is used; empty: not known.
+std::string_view SplitOfTiktoken(std::string_view model_type) {
+  constexpr std::string_view kLlama =
       R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3})"
       R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-  return model_type.starts_with("llama") || model_type == "mllama" ? kLlama : nullptr;
+  return model_type.starts_with("llama") || model_type == "mllama" ? kLlama : "";
 }
 
 // The class that says how vocab.json and merges.txt are used. Models of these types split texts in
@@ -45,46 +45,40 @@ std::string ClassOfMerges(const TextFiles& files) {
   return type == "olmo2" || type == "olmo3" ? "" : TokenizerClass(files);
 }
 
-[[noreturn]] void CannotConvert(const fs::path& vocabulary, std::string_view why) {
-  throw UserError(
-      fmt::format("{}: no tokenizer can be made of it: {}; {}", vocabulary.string(), why, kSaveIt));
+// The end of the sentence that says what was made of a vocabulary.
+std::string UsedAs(const io::TokenizerSource& source, std::string_view bytes,
+                   const std::string& tokenizer_class) {
+  if (source.vocabulary == "tekken.json") return "";
+  if (source.merges.empty() && !bytes.starts_with('\n')) return ", which is a tiktoken vocabulary";
+  if (!tokenizer_class.empty()) return ", as a " + tokenizer_class;
+  return ", without a space before a text, as no tokenizer_class is named in tokenizer_config.json "
+         "(Llama 2 and Mistral have LlamaTokenizer)";
 }
 
 TokenizerText Convert(const TextFiles& files, const io::TokenizerSource& source) {
   const fs::path vocabulary = files.dir / source.vocabulary;
   const std::string bytes = ReadTextFile(vocabulary);
-  const std::string merges = source.merges.empty() ? "" : ReadTextFile(files.dir / source.merges);
-  const bool is_tekken = source.vocabulary == "tekken.json";
-  const bool is_tiktoken = merges.empty() && !is_tekken && !bytes.starts_with('\n');
+  std::string merges;
+  if (!source.merges.empty()) merges = ReadTextFile(files.dir / source.merges) + "\n";
   const std::string name = merges.empty() ? TokenizerClass(files) : ClassOfMerges(files);
-  Json request = {{"class", name},
-                  {"defaults", SpecialTokensOfClass(name)},
-                  {"tokenizer_config", files.tokenizer_config},
-                  {"special_tokens_map", files.special_tokens_map},
-                  {"added_tokens", ReadOptionalJson(files.dir / "added_tokens.json")}};
-  if (is_tiktoken) {
-    const std::string type = ModelType(files);
-    const char* split = SplitOfTiktoken(type);
-    if (split == nullptr) {
-      CannotConvert(vocabulary, fmt::format("it is no SentencePiece model, and how models of type "
-                                            "\"{}\" split texts for a tiktoken file is not known",
-                                            type));
-    }
-    request["pattern"] = split;
-  }
+  const Json request = {{"class", name},
+                        {"defaults", SpecialTokensOfClass(name)},
+                        {"tokenizer_config", files.tokenizer_config},
+                        {"special_tokens_map", files.special_tokens_map},
+                        {"added_tokens", ReadOptionalJson(files.dir / "added_tokens.json")},
+                        {"pattern", SplitOfTiktoken(ModelType(files))}};
   const std::string text = DumpJson(request);
   const FfiResult result(sft_tokenizer_convert(text.data(), text.size(), bytes.data(), bytes.size(),
                                                merges.data(), merges.size()));
-  if (!result.ok()) CannotConvert(vocabulary, result.text());
-  TokenizerText made{.json = std::string(result.text()), .origin = vocabulary.string(), .note = {}};
-  made.note = fmt::format("tokenizer.json is made of {}{}{}, {}", source.vocabulary,
-                          merges.empty() ? "" : " and ", source.merges,
-                          is_tiktoken ? "a tiktoken vocabulary"
-                          : name.empty()
-                              ? "without a space before a text, as no tokenizer_class is named in "
-                                "tokenizer_config.json (Llama 2 and Mistral have LlamaTokenizer)"
-                              : "as a " + name);
-  return made;
+  if (!result.ok()) {
+    throw UserError(fmt::format("{}: no tokenizer can be made of it: {}; {}", vocabulary.string(),
+                                result.text(), kSaveIt));
+  }
+  return {.json = std::string(result.text()),
+          .origin = vocabulary.string(),
+          .note = fmt::format("tokenizer.json is made of {}{}{}{}", source.vocabulary,
+                              merges.empty() ? "" : " and ", source.merges,
+                              UsedAs(source, bytes, name))};
 }
 
 // The one of `wanted` in a list of named templates; "default", or the only one, where it is empty.

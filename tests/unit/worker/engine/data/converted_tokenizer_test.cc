@@ -120,10 +120,12 @@ TEST_F(ConvertedTokenizerTest, MergesWithoutAKnownSplitAreRefused) {
 TEST_F(ConvertedTokenizerTest, OtherModelFilesAreRefused) {
   Copy("bpe.model", "tokenizer.model");
   folder_.Write("tokenizer_config.json", R"({"tokenizer_class": "T5Tokenizer"})");
-  ExpectRefused("tokenizer.model", "cannot be used as a T5Tokenizer");
+  ExpectRefused("tokenizer.model", "tokenizer_class is T5Tokenizer");
   const std::string whole = ReadWhole(folder_.path() / "tokenizer.model");
   folder_.Write("tokenizer.model", whole.substr(0, whole.size() / 2));
   ExpectRefused("tokenizer.model", "cut short");
+  folder_.Write("tokenizer.model", "version https://git-lfs.github.com/spec/v1\n");
+  ExpectRefused("tokenizer.model", "git lfs pull");
   folder_.Write("tokenizer.model", "\n");
   ExpectRefused("tokenizer.model", "cut short");
   fs::remove(folder_.path() / "tokenizer.model");
@@ -133,7 +135,7 @@ TEST_F(ConvertedTokenizerTest, OtherModelFilesAreRefused) {
   fs::remove(folder_.path() / "tokenizer.model");
   Copy("ranks.tiktoken", "tokenizer.model");
   folder_.Write("config.json", R"({"model_type": "granite"})");
-  ExpectRefused("tokenizer.model", "models of type \"granite\"");
+  ExpectRefused("tokenizer.model", "how models of this type split texts");
   folder_.Write("config.json", R"({"model_type": "llama"})");
   folder_.Write("tokenizer.model", "YQ== 0\nnothing\n");
   ExpectRefused("tokenizer.model", "line 2");

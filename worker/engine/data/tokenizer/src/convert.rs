@@ -82,7 +82,7 @@ struct Request {
     config: Json,
     special_tokens_map: Json,
     added_tokens: Json,
-    /// How texts are split before a tiktoken vocabulary is used.
+    /// How texts are split before a tiktoken vocabulary is used; empty: not known.
     pattern: String,
 }
 
@@ -237,6 +237,9 @@ pub fn convert(request: &str, vocabulary: &[u8], merges: &[u8]) -> Result<String
         "the tokenizer",
         FREE_MEMORY.saturating_add(bytes.saturating_mul(MEMORY_FACTOR)),
     );
+    if vocabulary.starts_with(b"version https://git-lfs") {
+        return Err("it is a pointer of Git LFS; fetch the file itself (git lfs pull)".into());
+    }
     let mut request = Request::parse(request)?;
     let parts = if !merges.is_empty() {
         of_merges(&request, vocabulary, merges)?
@@ -305,6 +308,9 @@ fn of_merges(request: &Request, vocabulary: &[u8], merges: &[u8]) -> Result<Part
 
 /// The ids behind the vocabulary are given without gaps: one that no file names gets a name.
 fn of_tiktoken(request: &Request, vocabulary: &[u8]) -> Result<Parts, String> {
+    if request.pattern.is_empty() {
+        return Err("how models of this type split texts for a tiktoken file is not known".into());
+    }
     let mut parts = tiktoken::parts(vocabulary, &request.pattern)?;
     let listed = request.listed(&request.all_named())?;
     let end = listed.last_key_value().map_or(0, |(id, _)| id + 1);
@@ -340,7 +346,9 @@ fn of_sentence_pieces(request: &mut Request, pieces: SentencePieces) -> Result<P
                 listed.into_iter().map(|(id, token)| (id, token.content)).collect();
             sentencepiece::plain(&pieces, &renamed)
         }
-        other => Err(format!("a SentencePiece model cannot be used as a {other}")),
+        other => Err(format!(
+            "a SentencePiece model can be used as a {LLAMA} or {GEMMA}, and tokenizer_class is {other}"
+        )),
     }
 }
 
