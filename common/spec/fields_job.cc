@@ -260,7 +260,8 @@ constexpr Field kJobTable[] = {
      .choices = "assistant|all"},
     {.key = "data.chat_template",
      .def = "",
-     .doc = "A Jinja chat template (its text) in place of the model's own.",
+     .doc = "A Jinja chat template (its text) in place of the model's own, or the name of one of "
+            "the model's named templates.",
      .is_text = true,
      .aliases = "chat_template"},
     {.key = "data.max_examples",

@@ -14,7 +14,7 @@ import unittest
 
 import clock_test
 import harness
-from tiny_model import write_tiny_model
+from tiny_model import split_tokenizer, write_tiny_model
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO = ROOT / "build/demo"
@@ -88,6 +88,7 @@ exec {harness.BUILD}/bin/sft-rank "$@"
 
     def test_the_qlora_job_of_four_gpus_and_the_full_job_of_eight_run_as_they_are(self):
         base = write_tiny_model(self.dir / "models/small")
+        split_tokenizer(self.dir / "models/small")
         shutil.copytree(DEMO / "model", self.dir / "models/smollm2")
         self.start_server()
         self.start_worker(engine=True)
@@ -111,6 +112,9 @@ exec {harness.BUILD}/bin/sft-rank "$@"
         self.assertTrue(all(any(data) for name, data in adapter.items() if "lora_B" in name))
 
         self.assertEqual(self.sftctl("download", full, "-o", self.dir / "full").returncode, 0)
+        made = json.loads((self.dir / "full/tokenizer.json").read_text())  # of vocab.json and merges.txt
+        self.assertEqual(len(made["model"]["vocab"]), 49152)
+        self.assertIn("tokenizer.json is made of vocab.json and merges.txt", self.sftctl("logs", full, "--prepare").stdout)
         delivered = read_safetensors(self.dir / "full/model.safetensors")
         self.assertEqual(set(delivered), set(base))
         changed = [name for name in base if delivered[name] != base[name][1]]

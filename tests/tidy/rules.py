@@ -60,7 +60,7 @@ EDGES = {
     "worker/engine/kernels": ["common/plan", "worker/engine/base"],
     "worker/engine/dist": ["common/base", "common/io", "worker/channel", "worker/engine/base"],
     "worker/engine/checkpoint": ["common/base", "common/spec", "common/plan", "common/io",
-                                 "worker/engine/base"],
+                                 "worker/engine/base", "worker/engine/data"],
     "worker/engine/optim": ["common/base", "common/spec", "worker/engine/base",
                             "worker/engine/kernels", "worker/engine/dist"],
     "worker/engine/weights": ["common/base", "common/spec", "common/plan", "worker/engine/base",

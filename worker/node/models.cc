@@ -306,8 +306,10 @@ v1::Model InspectModel(const std::string& dir, const std::string& id, const Node
   const absl::Status weights = CheckWeights(dir, roots, model, index_text);
   if (!weights.ok()) {
     model.set_problem(ToUtf8(Message(weights)));
-  } else if (!io::Exists(dir + "/tokenizer.json")) {
-    model.set_problem("tokenizer.json is missing");
+  } else if (io::FindTokenizer([&dir](std::string_view name) {
+               return io::Exists(fmt::format("{}/{}", dir, name));
+             }) == nullptr) {
+    model.set_problem(std::string(io::kNoTokenizer));
   }
   model.set_hash(io::Sha256Hex(*config + index_text));
   return model;

@@ -21,13 +21,35 @@ namespace {
 // Progress events at most this often.
 constexpr Nanos kProgressInterval = std::chrono::seconds(1);
 
-// Everything of the model that can be wrong without computing anything.
-void CheckModel(const Launch& launch) {
+// Everything of the model that can be wrong without computing anything. Returns how many tokens it
+// has embeddings for.
+int64_t CheckModel(const Launch& launch) {
   const auto config = engine::ReadConfig(launch.file.model_dir);
   engine::ModelLayout layout = engine::MakeLayout(config);
   engine::PrepareLayout(layout, launch.spec);
   const auto files = engine::ModelFiles::Open(launch.file.model_dir);
   fmt::print("model {}: {} of weights\n", launch.file.model_dir, BytesText(files.TotalBytes()));
+  return config.vocab;
+}
+
+// Tokenizers may have more tokens than the model has embeddings: fine, as long as no row has them.
+void RefuseTokensWithoutEmbedding(const engine::Tokenizer& tokenizer,
+                                  const engine::Dataset& dataset, const std::string& name,
+                                  int64_t vocab) {
+  if (tokenizer.vocabulary_size() <= vocab) return;
+  for (int64_t i = 0; i < dataset.size(); ++i) {
+    const engine::Document document = dataset.Get(i);
+    for (const int32_t id : document.tokens) {
+      if (id < vocab) continue;
+      throw engine::UserError(
+          fmt::format("{}, line {}: its token {} (\"{}\") is none of the model's, which has "
+                      "embeddings for {} (vocab_size in config.json)",
+                      name, document.line, id, tokenizer.Decode({&id, 1}, /*skip_special=*/false),
+                      vocab),
+          "token_without_embedding",
+          "take it out of the row or the chat template, or give the model its own tokenizer");
+    }
+  }
 }
 
 void PrintSkipped(const engine::DatasetStats& stats) {
@@ -41,8 +63,8 @@ void PrintSkipped(const engine::DatasetStats& stats) {
 
 channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
                                    engine::PrepareOptions options, const std::string& stamp,
-                                   RunawayScene scene, const char* what, EventLog& events,
-                                   const Clock& clock) {
+                                   RunawayScene scene, const char* what, int64_t vocab,
+                                   EventLog& events, const Clock& clock) {
   options.name = scene.data_name;
   options.stamp = stamp;
   scene.data_name = options.Name();
@@ -56,6 +78,7 @@ channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
     events.Write(channel::ProgressEvent{.phase = "tokenise", .done = done, .total = total});
   };
   const engine::PreparedDataset prepared = engine::PrepareDataset(tokenizer, options);
+  RefuseTokensWithoutEmbedding(tokenizer.tokenizer(), *prepared.dataset, options.Name(), vocab);
   const engine::DatasetStats& stats = prepared.dataset->stats();
   fmt::print("{} data {}: {} of {} rows, {} tokens, {} of them with loss, longest row {}{}\n", what,
              options.Name(), stats.used, stats.rows, stats.tokens, stats.loss_tokens, stats.longest,
@@ -72,21 +95,22 @@ channel::PreparedEvent PrepareFile(const engine::ChatTokenizer& tokenizer,
 void Prepare(const Launch& launch, const MemoryLimit& limit, EventLog& events, const Clock& clock) {
   RunawayScene scene{.event_file = EventPath(launch, "prepare"), .limit = limit};
   ReportRunaways(scene, clock);
-  CheckModel(launch);
+  const int64_t vocab = CheckModel(launch);
   const auto tokenizer =
       engine::ChatTokenizer::Open(launch.file.model_dir, launch.spec.data.chat_template);
+  if (!tokenizer.note().empty()) fmt::print("{}\n", tokenizer.note());
   scene.data_name = launch.file.train_name;
   const channel::PreparedEvent training =
       PrepareFile(tokenizer,
                   engine::PrepareOptions::ForTraining(launch.spec, launch.file.train_file,
                                                       launch.file.cache_dir),
-                  launch.file.train_stamp, scene, "training", events, clock);
+                  launch.file.train_stamp, scene, "training", vocab, events, clock);
   if (!launch.file.val_file.empty()) {
     scene.data_name = launch.file.val_name;
     PrepareFile(tokenizer,
                 engine::PrepareOptions::ForValidation(launch.spec, launch.file.val_file,
                                                       launch.file.cache_dir),
-                launch.file.val_stamp, scene, "validation", events, clock);
+                launch.file.val_stamp, scene, "validation", vocab, events, clock);
   }
   events.Write(training);
   events.Sync();

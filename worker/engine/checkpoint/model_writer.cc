@@ -11,6 +11,8 @@
 #include "common/io/model_folder.h"
 #include "worker/engine/base/error.h"
 #include "worker/engine/checkpoint/disk.h"
+#include "worker/engine/data/model_text.h"
+#include "worker/engine/data/tokenizer_files.h"
 
 namespace sft::engine {
 namespace {
@@ -75,7 +77,14 @@ void CopyTokenizerFiles(const fs::path& source, const fs::path& target,
   for (const std::string_view name : io::kModelCompanions) {
     if (fs::exists(source / name)) WriteTextFile(target / name, ReadText(source / name));
   }
-  if (!chat_template.empty()) WriteTemplate(target, chat_template);
+  const bool is_whole = fs::exists(source / "tokenizer.json");
+  const auto exists = [&source](std::string_view name) { return fs::exists(source / name); };
+  if (!is_whole && io::FindTokenizer(exists) != nullptr) {
+    WriteTextFile(target / "tokenizer.json", ReadTokenizer(TextFiles(source)).json);
+  }
+  if (!chat_template.empty()) {
+    WriteTemplate(target, FindTemplate(TextFiles(source), chat_template).source);
+  }
 }
 
 ModelWriter::ModelWriter(ModelWriterOptions options, std::vector<TensorInfo> infos)

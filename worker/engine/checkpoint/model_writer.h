@@ -19,7 +19,7 @@ struct ModelWriterOptions {
   // The model directory the training started from: its config.json (with the type of the written
   // weights in it), generation_config.json, tokenizer files and chat template are copied.
   std::filesystem::path source;
-  // A chat template used in the training instead of the model's own; empty: the model's.
+  // The text or name of a chat template used in the training; empty: the model's own template.
   std::string chat_template;
   // A tensor larger than this has a shard of its own.
   uint64_t max_shard_bytes = 5'000'000'000;
@@ -53,7 +53,8 @@ class ModelWriter {
 };
 
 // Copies config.json's companions (generation_config.json, tokenizer files, chat template) from one
-// model directory to another; with `chat_template` not empty that text replaces the template.
+// model directory to another, with the tokenizer.json that training made where there was none; with
+// `chat_template` not empty that text, or the model's template of that name, replaces the template.
 void CopyTokenizerFiles(const std::filesystem::path& source, const std::filesystem::path& target,
                         std::string_view chat_template);
 

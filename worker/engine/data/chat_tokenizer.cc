@@ -8,54 +8,14 @@
 #include "common/base/json.h"
 #include "common/io/sha256.h"
 #include "worker/engine/base/error.h"
-#include "worker/engine/data/files.h"
+#include "worker/engine/data/model_text.h"
+#include "worker/engine/data/tokenizer_files.h"
 
 namespace sft::engine {
 namespace {
 
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
-
-// An object, or null when there is no such file.
-Json ReadOptionalJson(const fs::path& path) {
-  if (!fs::exists(path)) return nullptr;
-  Json json = ParseOrderedJson(ReadTextFile(path));
-  if (json.is_object()) return json;
-  throw UserError(
-      fmt::format("{}: not JSON, or not an object; copy the model directory anew", path.string()));
-}
-
-// The small JSON files of a model directory; null where there is none.
-struct TextFiles {
-  explicit TextFiles(const fs::path& dir)
-      : tokenizer_config(ReadOptionalJson(dir / "tokenizer_config.json")),
-        special_tokens_map(ReadOptionalJson(dir / "special_tokens_map.json")),
-        generation_config(ReadOptionalJson(dir / "generation_config.json")),
-        config(ReadOptionalJson(dir / "config.json")) {}
-
-  Json tokenizer_config;
-  Json special_tokens_map;
-  Json generation_config;
-  Json config;
-};
-
-// The value of `key`, or null. A missing file has no keys.
-const Json& Member(const Json& object, const char* key) {
-  static const Json kNull;
-  const auto found = object.is_object() ? object.find(key) : object.end();
-  return found == object.end() ? kNull : *found;
-}
-
-// Special tokens are written as a string or as an object with `content`.
-std::string SpecialTokenText(const TextFiles& files, const char* key) {
-  for (const Json* file : {&files.tokenizer_config, &files.special_tokens_map}) {
-    const Json& value = Member(*file, key);
-    if (value.is_string()) return value.get<std::string>();
-    const Json& content = Member(value, "content");
-    if (content.is_string()) return content.get<std::string>();
-  }
-  return {};
-}
 
 std::vector<int32_t> IdList(const Json& value) {
   std::vector<int32_t> ids;
@@ -75,10 +35,11 @@ std::optional<int32_t> SpecialTokenId(const Tokenizer& tokenizer, const TextFile
   if (!text.empty()) {
     const std::optional<int32_t> id = tokenizer.TokenId(text);
     if (!id) {
-      throw UserError(fmt::format(
-          "the special token {} of tokenizer_config.json is not in tokenizer.json; copy both files "
-          "from the same model",
-          text));
+      throw UserError(
+          fmt::format("the special token {} of tokenizer_config.json is not in the tokenizer; copy "
+                      "all files from "
+                      "the same model",
+                      text));
     }
     return id;
   }
@@ -89,38 +50,12 @@ std::optional<int32_t> SpecialTokenId(const Tokenizer& tokenizer, const TextFile
   return std::nullopt;
 }
 
-struct TemplateText {
-  std::string source;
-  std::string origin;
-};
-
-// The template named "default" of a list of named ones, or the only one.
-TemplateText FromNamedList(const Json& list, const std::string& origin) {
-  const Json* chosen = list.size() == 1 ? &list.front() : nullptr;
-  for (const Json& entry : list) {
-    if (Member(entry, "name") == "default") chosen = &entry;
-  }
-  if (chosen == nullptr || !Member(*chosen, "template").is_string()) {
-    throw UserError(fmt::format(
-        "{}: none of the chat templates is named \"default\"; give one with data.chat_template",
-        origin));
-  }
-  return {Member(*chosen, "template").get<std::string>(), origin};
-}
-
-// Transformers' order: the file of its own comes before tokenizer_config.json's key.
-TemplateText FindTemplate(const fs::path& dir, const TextFiles& files) {
-  const fs::path jinja = dir / "chat_template.jinja";
-  if (fs::exists(jinja)) return {ReadTextFile(jinja), jinja.string()};
-  const fs::path json_path = dir / "chat_template.json";
-  for (const auto& [path, file] :
-       {std::pair{json_path, ReadOptionalJson(json_path)},
-        std::pair{dir / "tokenizer_config.json", files.tokenizer_config}}) {
-    const Json& value = Member(file, "chat_template");
-    if (value.is_string()) return {value.get<std::string>(), path.string()};
-    if (value.is_array()) return FromNamedList(value, path.string());
-  }
-  return {};
+// BOS or EOS as the files give it, or as the class has it if the vocabulary does too.
+std::string EndText(const Tokenizer& tokenizer, const TextFiles& files, const char* key) {
+  std::string text = SpecialTokenText(files, key);
+  if (!text.empty()) return text;
+  text = SpecialTokenOfClass(files, key);
+  return tokenizer.TokenId(text) ? text : "";
 }
 
 // Parts are hashed with their lengths, so that no two lists of parts hash alike.
@@ -146,32 +81,25 @@ std::string UnusedWord(std::span<const ChatMessage> messages) {
 
 }  // namespace
 
-ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view template_override) {
-  const fs::path tokenizer_json = model_dir / "tokenizer.json";
+ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view wanted_template) {
   if (!fs::is_directory(model_dir)) {
     throw UserError(
         fmt::format("{} is not a directory; job.model must name a model directory in "
                     "the Hugging Face layout",
                     model_dir.string()));
   }
-  if (!fs::exists(tokenizer_json)) {
-    throw UserError(
-        fmt::format("{} is missing: the model directory has no fast tokenizer; save the model with "
-                    "transformers "
-                    "(tokenizer.save_pretrained), which writes it",
-                    tokenizer_json.string()));
-  }
-  const std::string tokenizer_text = ReadTextFile(tokenizer_json);
-  ChatTokenizer result(Tokenizer::FromJson(tokenizer_text, tokenizer_json.string()));
-  result.model_dir_ = model_dir;
   const TextFiles files(model_dir);
+  const TokenizerText text = ReadTokenizer(files);
+  ChatTokenizer result(Tokenizer::FromJson(text.json, text.origin));
+  result.model_dir_ = model_dir;
+  result.note_ = text.note;
 
   TemplateVariables variables;
-  variables.bos_token = SpecialTokenText(files, "bos_token");
-  variables.eos_token = SpecialTokenText(files, "eos_token");
+  const Tokenizer& tokenizer = result.tokenizer_;
+  variables.bos_token = EndText(tokenizer, files, "bos_token");
+  variables.eos_token = EndText(tokenizer, files, "eos_token");
   variables.unk_token = SpecialTokenText(files, "unk_token");
   variables.pad_token = SpecialTokenText(files, "pad_token");
-  const Tokenizer& tokenizer = result.tokenizer_;
   result.bos_id_ = SpecialTokenId(tokenizer, files, variables.bos_token, "bos_token_id");
   result.eos_id_ = SpecialTokenId(tokenizer, files, variables.eos_token, "eos_token_id");
   if (result.eos_id_) result.stop_ids_.push_back(*result.eos_id_);
@@ -188,20 +116,18 @@ ChatTokenizer ChatTokenizer::Open(const fs::path& model_dir, std::string_view te
            ? add_bos.get<bool>()
            : std::ranges::find(tokenizer.prefix(), *result.bos_id_) != tokenizer.prefix().end());
 
-  const TemplateText text = template_override.empty() ? FindTemplate(model_dir, files)
-                                                      : TemplateText{std::string(template_override),
-                                                                     "data.chat_template"};
-  if (!text.source.empty()) {
-    result.template_ = ChatTemplate::Compile(text.source, text.origin, variables);
+  const TemplateText chat_template = FindTemplate(files, wanted_template);
+  if (!chat_template.source.empty()) {
+    result.template_ = ChatTemplate::Compile(chat_template.source, chat_template.origin, variables);
     for (const AddedToken& token : tokenizer.added_tokens()) {
       const bool blank = token.text.find_first_not_of(" \t\r\n") == std::string::npos;
-      if (!token.special && !blank && text.source.find(token.text) != std::string::npos) {
+      if (!token.special && !blank && chat_template.source.find(token.text) != std::string::npos) {
         result.template_controls_.push_back(token.id);
       }
     }
   }
   result.digest_ =
-      DigestOf({tokenizer_text, text.source, variables.bos_token, variables.eos_token,
+      DigestOf({text.json, chat_template.source, variables.bos_token, variables.eos_token,
                 variables.unk_token, variables.pad_token, variables.date,
                 result.adds_bos_ ? "bos" : "", fmt::format("{}", result.eos_id_.value_or(-1))});
   return result;

@@ -19,22 +19,24 @@ struct ChatMessage {
   std::string content;
 };
 
-// The text side of a model directory: tokenizer.json, the chat template (chat_template.jinja,
-// chat_template.json or tokenizer_config.json's chat_template, the named "default" of a list) and
-// the special tokens (tokenizer_config.json, special_tokens_map.json, generation_config.json,
-// config.json). Immutable; may be used from any thread at the same time.
+// The text side of a model directory: its tokenizer and chat template (tokenizer_files.h) and the
+// special tokens (tokenizer_config.json, special_tokens_map.json, generation_config.json,
+// config.json, or the tokenizer's class). Immutable; may be used from any thread at the same time.
 class ChatTokenizer {
  public:
-  // `template_override`: Jinja text that replaces the model's template; empty: the model's own.
-  // Throws UserError when tokenizer.json is missing or a file cannot be read as what it should be.
+  // `wanted_template`: as FindTemplate has it; empty: the model's own.
+  // Throws UserError when there is no tokenizer or a file cannot be read as what it should be.
   // A model without a template opens; only what needs one throws.
   static ChatTokenizer Open(const std::filesystem::path& model_dir,
-                            std::string_view template_override = {});
+                            std::string_view wanted_template = {});
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
   // Null: the model has no chat template.
   const ChatTemplate* chat_template() const { return template_ ? &*template_ : nullptr; }
   const std::filesystem::path& model_dir() const { return model_dir_; }
+
+  // Which files the tokenizer was made of, in a sentence; empty: it is the model's tokenizer.json.
+  const std::string& note() const { return note_; }
 
   std::optional<int32_t> bos_id() const { return bos_id_; }
   std::optional<int32_t> eos_id() const { return eos_id_; }
@@ -64,6 +66,7 @@ class ChatTokenizer {
   explicit ChatTokenizer(Tokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}
 
   std::filesystem::path model_dir_;
+  std::string note_;
   Tokenizer tokenizer_;
   std::optional<ChatTemplate> template_;
   std::optional<int32_t> bos_id_;

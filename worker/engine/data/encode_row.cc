@@ -108,9 +108,9 @@ size_t RowEncoder::EndOfTurn(const Encoding& encoding, std::string_view text,
 EncodedRow RowEncoder::EncodeForm(const ConversationRow& row) const {
   if (!turns_) {
     throw UserError(
-        fmt::format("{} has no chat template, which rows of \"messages\" need; give one with "
-                    "data.chat_template, "
-                    "or write the rows as \"prompt\" and \"completion\"",
+        fmt::format("{} has no chat template, which rows of \"messages\" need; put a "
+                    "chat_template.jinja beside its tokenizer_config.json, give a template with "
+                    "data.chat_template, or write the rows as \"prompt\" and \"completion\"",
                     tokenizer_.model_dir().string()));
   }
   RefuseControlTokens(row);

@@ -5,7 +5,7 @@
 #include <string_view>
 
 // C interface of the Rust crate in tokenizer/ (src/lib.rs is its other half). Used by tokenizer.cc,
-// chat_template.cc and runaway.cc alone.
+// tokenizer_files.cc, chat_template.cc and runaway.cc alone.
 
 extern "C" {
 
@@ -32,6 +32,11 @@ void sft_result_free(SftResult* result);
 using SftMemoryHandler = void (*)(int32_t refused, const char* what, size_t what_size,
                                   size_t bytes);
 void sft_set_memory_handler(SftMemoryHandler handler);
+
+// Makes the tokenizer.json of a vocabulary and merges.txt (empty: it needs none); `request` is what
+// the JSON files beside them say.
+SftResult sft_tokenizer_convert(const char* request, size_t request_size, const char* vocabulary,
+                                size_t vocabulary_size, const char* merges, size_t merges_size);
 
 SftResult sft_tokenizer_open(const char* json, size_t size, SftTokenizer** out);
 void sft_tokenizer_close(SftTokenizer* tokenizer);

@@ -149,6 +149,31 @@ TEST_F(HostileModelTest, AnOrdinaryModelIsPrepared) {
   EXPECT_EQ(Prepare(kHonest), channel::kExitOk) << output_;
 }
 
+TEST_F(HostileModelTest, ATokenizerIsMadeOfWhatTheModelHas) {
+  const std::string inputs = std::string(SFT_SOURCE_DIR) + "/tests/parity/tokenizers/inputs/";
+  for (const char* name : {"vocab.json", "merges.txt"}) {
+    Write(std::string("model/") + name, io::ReadFile(inputs + name).value());
+  }
+  Write("model/tokenizer_config.json", R"({"tokenizer_class": "GPT2Tokenizer"})");
+  Write("model/chat_template.jinja", kHonest);
+  EXPECT_EQ(RunLaunch("prepare"), channel::kExitOk) << output_;
+  EXPECT_THAT(output_, HasSubstr("tokenizer.json is made of vocab.json and merges.txt"));
+  Write("model/merges.txt", "nonsense\n");
+  EXPECT_EQ(RunLaunch("prepare"), channel::kExitUserError);
+  EXPECT_THAT(output_, HasSubstr("merges.txt: line 1"));
+}
+
+TEST_F(HostileModelTest, ATokenThatTheModelHasNoEmbeddingForIsRefused) {
+  const int64_t control = 383;  // the id of the tokenizer's first added token
+  std::string config = io::ReadFile(dir_ + "/model/config.json").value();
+  config.replace(config.find("1024"), 4, std::to_string(control));
+  Write("model/config.json", config);
+  EXPECT_EQ(Prepare(kHonest), channel::kExitOk) << output_;
+  EXPECT_EQ(Prepare(std::string("{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>")),
+            channel::kExitUserError);
+  ExpectUserError("token_without_embedding", "train.jsonl, line 1: its token 385 (\"<|im_end|>\")");
+}
+
 TEST_F(HostileModelTest, ATemplateThatDoublesTextIsTheJobsMemoryError) {
   EXPECT_EQ(Prepare("{% set ns = namespace(x='ab') %}{% for i in range(60) %}"
                     "{% set ns.x = ns.x ~ ns.x %}{% endfor %}"),

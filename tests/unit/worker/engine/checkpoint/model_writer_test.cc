@@ -84,6 +84,28 @@ TEST_F(ModelWriterTest, TheTemplateOfTheJobReplacesTheModels) {
   EXPECT_EQ(config["eos_token"], "</s>");
 }
 
+TEST_F(ModelWriterTest, ATemplateOfAGivenNameIsWrittenAsItsText) {
+  PutFile(dir_ / "source/tokenizer_config.json",
+          R"({"chat_template":[{"name":"default","template":"d"},{"name":"rag","template":"r"}]})");
+  WriteAll(1000, "rag");
+  EXPECT_EQ(GetFile(dir_ / "out/chat_template.jinja"), "r");
+  EXPECT_EQ(ParseJson(GetFile(dir_ / "out/tokenizer_config.json"))["chat_template"], "r");
+}
+
+TEST_F(ModelWriterTest, ATokenizerThatWasMadeIsDelivered) {
+  std::filesystem::remove(dir_ / "source/tokenizer.json");
+  PutFile(dir_ / "source/config.json", R"({"model_type":"gpt2"})");
+  PutFile(dir_ / "source/vocab.json", R"({"a":0,"b":1,"ab":2})");
+  PutFile(dir_ / "source/merges.txt", "#version: 0.2\na b\n");
+  WriteAll(1000);
+  EXPECT_EQ(Listing(dir_ / "out"),
+            "config.json merges.txt model.safetensors tokenizer.json tokenizer_config.json "
+            "vocab.json");
+  const json tokenizer = ParseJson(GetFile(dir_ / "out/tokenizer.json"));
+  EXPECT_EQ(tokenizer["model"]["merges"], ParseJson(R"([["a","b"]])"));
+  EXPECT_EQ(tokenizer["pre_tokenizer"]["type"], "ByteLevel");
+}
+
 TEST_F(ModelWriterTest, AnInterruptedWriteLeavesNothing) {
   {
     ModelWriter writer({.target = dir_ / "out", .source = dir_ / "source"}, infos_);

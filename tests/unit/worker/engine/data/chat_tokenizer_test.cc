@@ -37,7 +37,8 @@ TEST(ChatTokenizerTest, ATemplateFileOfItsOwnComesBeforeTheConfigKey) {
   EXPECT_EQ(ChatTokenizer::Open(folder.path()).chat_template()->source(), "from json");
   folder.Write("chat_template.jinja", kTemplate);
   EXPECT_EQ(ChatTokenizer::Open(folder.path()).chat_template()->source(), kTemplate);
-  EXPECT_EQ(ChatTokenizer::Open(folder.path(), "given").chat_template()->source(), "given");
+  EXPECT_EQ(ChatTokenizer::Open(folder.path(), "{{ given }}").chat_template()->source(),
+            "{{ given }}");
 }
 
 TEST(ChatTokenizerTest, TheDefaultOfANamedListIsTaken) {
@@ -46,6 +47,33 @@ TEST(ChatTokenizerTest, TheDefaultOfANamedListIsTaken) {
                R"({"chat_template": [{"name": "tool_use", "template": "t"},
                                      {"name": "default", "template": "d"}]})");
   EXPECT_EQ(ChatTokenizer::Open(folder.path()).chat_template()->source(), "d");
+}
+
+TEST(ChatTokenizerTest, AJobTakesATemplateByItsName) {
+  const ModelFolder folder("", "<s>", "</s>");
+  folder.Write("chat_template.jinja", "of its own");
+  const auto open = [&folder](const std::string& name) {
+    return ChatTokenizer::Open(folder.path(), name).chat_template()->source();
+  };
+  EXPECT_THAT([&] { open("tool_use"); },
+              ThrowsMessage<UserError>(HasSubstr("no list of named chat templates")));
+  folder.Write("tokenizer_config.json",
+               R"({"chat_template": [{"name": "tool_use", "template": "t"},
+                                     {"name": "rag", "template": "r"}]})");
+  EXPECT_EQ(open(""), "of its own");
+  EXPECT_EQ(open("tool_use"), "t");
+  EXPECT_EQ(open("rag"), "r");
+  EXPECT_THAT([&] { open("other"); },
+              ThrowsMessage<UserError>(HasSubstr("named \"other\": they are tool_use, rag")));
+}
+
+TEST(ChatTokenizerTest, SeveralTemplatesWithoutADefaultAreListed) {
+  const ModelFolder folder("", "<s>", "</s>");
+  folder.Write("tokenizer_config.json",
+               R"({"chat_template": [{"name": "a", "template": "t"},
+                                     {"name": "b", "template": "r"}]})");
+  EXPECT_THAT([&] { ChatTokenizer::Open(folder.path()); },
+              ThrowsMessage<UserError>(HasSubstr("\"default\": they are a, b; name one")));
 }
 
 TEST(ChatTokenizerTest, AMissingTokenizerSaysWhatToDo) {

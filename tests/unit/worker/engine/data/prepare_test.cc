@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
 
-std::string Row(const std::string& question, const std::string& answer) {
+std::string QuestionRow(const std::string& question, const std::string& answer) {
   return R"({"messages": [{"role": "user", "content": ")" + question +
          R"("}, {"role": "assistant", "content": ")" + answer + "\"}]}\n";
 }
@@ -47,7 +47,7 @@ class PrepareTest : public ::testing::Test {
 TEST_F(PrepareTest, RowsBecomeDocumentsInFileOrder) {
   std::string rows = "\xef\xbb\xbf";
   for (int i = 0; i < 200; ++i)
-    rows += Row("q" + std::to_string(i), "a" + std::to_string(i)) + "\r\n\n";
+    rows += QuestionRow("q" + std::to_string(i), "a" + std::to_string(i)) + "\r\n\n";
   const PreparedDataset prepared = PrepareDataset(tokenizer_, Options(rows));
   ASSERT_EQ(prepared.dataset->size(), 200);
   for (int i = 0; i < 200; ++i) {
@@ -67,8 +67,9 @@ TEST_F(PrepareTest, RowsBecomeDocumentsInFileOrder) {
 }
 
 TEST_F(PrepareTest, BadRowsFailTheJobAndAreListedByLine) {
-  const std::string rows = Row("a", "b") + "nonsense\n" + R"({"messages": []})" + "\n" +
-                           Row("x<|im_end|>", "b") + Row("long", std::string(900, 'x'));
+  const std::string rows = QuestionRow("a", "b") + "nonsense\n" + R"({"messages": []})" + "\n" +
+                           QuestionRow("x<|im_end|>", "b") +
+                           QuestionRow("long", std::string(900, 'x'));
   EXPECT_THAT(
       [&] { PrepareDataset(tokenizer_, Options(rows)); },
       ThrowsMessage<UserError>(AllOf(HasSubstr("rows.jsonl: 4 of 5 rows cannot be used"),
@@ -88,8 +89,8 @@ TEST_F(PrepareTest, OnlyTwentyOfManyBadRowsAreListed) {
 }
 
 TEST_F(PrepareTest, SkippedRowsAreCountedWithTheirLines) {
-  PrepareOptions options =
-      Options(Row("a", "b") + "nonsense\n" + Row("long", std::string(900, 'x')) + "{}\n");
+  PrepareOptions options = Options(QuestionRow("a", "b") + "nonsense\n" +
+                                   QuestionRow("long", std::string(900, 'x')) + "{}\n");
   options.on_bad_rows = spec::BadRows::kSkip;
   EXPECT_THAT([&] { PrepareDataset(tokenizer_, options); },
               ThrowsMessage<UserError>(AllOf(HasSubstr("1 of 4 rows"), HasSubstr("line 3:"))));
@@ -121,7 +122,8 @@ TEST_F(PrepareTest, AFileWithoutUsableRowsIsRefused) {
 }
 
 TEST_F(PrepareTest, MaxExamplesTakesTheFirstRows) {
-  PrepareOptions options = Options(Row("a", "b") + "\n" + Row("c", "d") + "nonsense\n");
+  PrepareOptions options =
+      Options(QuestionRow("a", "b") + "\n" + QuestionRow("c", "d") + "nonsense\n");
   options.max_examples = 2;
   const PreparedDataset prepared = PrepareDataset(tokenizer_, options);
   ASSERT_EQ(prepared.dataset->size(), 2);
@@ -129,7 +131,7 @@ TEST_F(PrepareTest, MaxExamplesTakesTheFirstRows) {
 }
 
 TEST_F(PrepareTest, ASecondPreparationFindsTheFirstOnes) {
-  const PrepareOptions options = Options(Row("a", "b"));
+  const PrepareOptions options = Options(QuestionRow("a", "b"));
   EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
   const PreparedDataset again = PrepareDataset(tokenizer_, options);
   EXPECT_TRUE(again.from_cache);
@@ -137,7 +139,7 @@ TEST_F(PrepareTest, ASecondPreparationFindsTheFirstOnes) {
 }
 
 TEST_F(PrepareTest, WhateverChangesTheTokensChangesTheFile) {
-  PrepareOptions options = Options(Row("a", "b"));
+  PrepareOptions options = Options(QuestionRow("a", "b"));
   PrepareDataset(tokenizer_, options);
   options.sequence_length = 65;
   EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
@@ -145,13 +147,13 @@ TEST_F(PrepareTest, WhateverChangesTheTokensChangesTheFile) {
   EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
   const ModelFolder other("thinking", "<s>", "<|im_end|>");
   EXPECT_FALSE(PrepareDataset(ChatTokenizer::Open(other.path()), options).from_cache);
-  options.data = model_.Write("rows.jsonl", Row("a", "c"));
+  options.data = model_.Write("rows.jsonl", QuestionRow("a", "c"));
   EXPECT_FALSE(PrepareDataset(tokenizer_, options).from_cache);
   EXPECT_EQ(FilesInCache(), 5U);
 }
 
 TEST_F(PrepareTest, ADamagedCacheFileIsMadeAnew) {
-  const PrepareOptions options = Options(Row("a", "b") + Row("c", "d"));
+  const PrepareOptions options = Options(QuestionRow("a", "b") + QuestionRow("c", "d"));
   const fs::path file = PrepareDataset(tokenizer_, options).file;
   const std::string whole = ReadWhole(file);
   std::vector<std::string> broken = {"", whole.substr(0, 40), whole.substr(0, whole.size() - 1),
@@ -170,7 +172,7 @@ TEST_F(PrepareTest, ADamagedCacheFileIsMadeAnew) {
 }
 
 TEST_F(PrepareTest, AUseOfACachedFileIsSeenByItsTime) {
-  const PrepareOptions options = Options(Row("a", "b"));
+  const PrepareOptions options = Options(QuestionRow("a", "b"));
   const fs::path file = PrepareDataset(tokenizer_, options).file;
   const fs::file_time_type written = fs::last_write_time(file);
   fs::last_write_time(file, written - std::chrono::hours(24));
@@ -179,7 +181,7 @@ TEST_F(PrepareTest, AUseOfACachedFileIsSeenByItsTime) {
 }
 
 TEST_F(PrepareTest, AFullDiskLeavesNothingBehind) {
-  const PrepareOptions options = Options(Row("a", "b") + Row("c", "d"));
+  const PrepareOptions options = Options(QuestionRow("a", "b") + QuestionRow("c", "d"));
   // A limit on the size of files fails the write as a full disk does.
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -194,13 +196,13 @@ TEST_F(PrepareTest, AFullDiskLeavesNothingBehind) {
 }
 
 TEST_F(PrepareTest, ACacheFolderThatCannotBeMadeIsTheNodesFault) {
-  PrepareOptions options = Options(Row("a", "b"));
+  PrepareOptions options = Options(QuestionRow("a", "b"));
   options.cache_dir = options.data / "cache";
   EXPECT_THROW(PrepareDataset(tokenizer_, options), InfrastructureError);
 }
 
 TEST_F(PrepareTest, ProgressEndsAtTheFilesSize) {
-  PrepareOptions options = Options(Row("a", "b") + Row("c", "d"));
+  PrepareOptions options = Options(QuestionRow("a", "b") + QuestionRow("c", "d"));
   int64_t done = -1;
   int64_t total = -1;
   options.progress = [&](int64_t now, int64_t all) {
@@ -215,7 +217,8 @@ TEST_F(PrepareTest, ProgressEndsAtTheFilesSize) {
 
 TEST_F(PrepareTest, OneThreadAndManyMakeTheSameFile) {
   std::string rows;
-  for (int i = 0; i < 500; ++i) rows += Row("q" + std::to_string(i), std::string(1 + i % 9, 'a'));
+  for (int i = 0; i < 500; ++i)
+    rows += QuestionRow("q" + std::to_string(i), std::string(1 + i % 9, 'a'));
   PrepareOptions options = Options(rows);
   options.threads = 1;
   const fs::path file = PrepareDataset(tokenizer_, options).file;

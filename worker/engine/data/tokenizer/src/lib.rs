@@ -1,9 +1,12 @@
 //! C interface of tokenizers and minijinja (ffi.h is its other half). No panic crosses it: each
 //! entry catches them and returns an error.
 
+mod convert;
 mod memory;
 mod python;
+mod sentencepiece;
 mod template;
+mod tiktoken;
 mod tokenizer;
 
 use std::os::raw::c_void;
@@ -70,11 +73,17 @@ fn guarded(work: impl FnOnce() -> Result<Payload, String>) -> SftResult {
 
 /// # Safety
 /// `data` points to `size` readable bytes (any pointer when `size` is 0).
-unsafe fn text_of<'a>(data: *const u8, size: usize) -> Result<&'a str, String> {
+unsafe fn bytes_of<'a>(data: *const u8, size: usize) -> &'a [u8] {
     if size == 0 {
-        return Ok("");
+        return &[];
     }
-    std::str::from_utf8(std::slice::from_raw_parts(data, size))
+    std::slice::from_raw_parts(data, size)
+}
+
+/// # Safety
+/// As bytes_of.
+unsafe fn text_of<'a>(data: *const u8, size: usize) -> Result<&'a str, String> {
+    std::str::from_utf8(bytes_of(data, size))
         .map_err(|error| format!("not UTF-8 at byte {}", error.valid_up_to()))
 }
 
@@ -106,6 +115,30 @@ pub unsafe extern "C" fn sft_tokenizer_open(
         let tokenizer = Tokenizer::open(text_of(json, size)?)?;
         let text = tokenizer.describe();
         *out = Box::into_raw(Box::new(tokenizer));
+        Ok(Payload { text, ..Payload::default() })
+    })
+}
+
+/// The tokenizer.json that the files of a model make: a vocabulary (vocab.json, a SentencePiece model
+/// or a tiktoken file) and, for vocab.json, merges.txt. `request`: what convert::Request reads.
+///
+/// # Safety
+/// `request`, `vocabulary` and `merges` point to as many bytes as their sizes say.
+#[no_mangle]
+pub unsafe extern "C" fn sft_tokenizer_convert(
+    request: *const u8,
+    request_size: usize,
+    vocabulary: *const u8,
+    vocabulary_size: usize,
+    merges: *const u8,
+    merges_size: usize,
+) -> SftResult {
+    guarded(|| {
+        let text = convert::convert(
+            text_of(request, request_size)?,
+            bytes_of(vocabulary, vocabulary_size),
+            bytes_of(merges, merges_size),
+        )?;
         Ok(Payload { text, ..Payload::default() })
     })
 }
