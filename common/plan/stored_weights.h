@@ -20,6 +20,7 @@ enum class StoredForm {
   kFp8,  // e4m3 with a scale for each block or each tensor: de-quantised when loaded
 };
 
+// How the files hold the weights of linear layers, but for those of skipped modules.
 struct StoredWeights {
   StoredForm form = StoredForm::kPlain;
   bool double_quant = false;  // kNf4: the scales of the 4-bit blocks are quantised too
