@@ -1,21 +1,17 @@
 #include "worker/engine/train/stored_tensor.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "tests/unit/worker/engine/checkpoint/temp_dir.h"
 #include "tests/unit/worker/engine/dist/run_ranks.h"
+#include "tests/unit/worker/engine/model/stored_model.h"
 #include "tests/unit/worker/engine/model/tiny_model.h"
 #include "worker/engine/base/error.h"
-#include "worker/engine/checkpoint/safetensors_writer.h"
-#include "worker/engine/kernels/nf4_tables.h"
 #include "worker/engine/model/adapters.h"
 #include "worker/engine/model/config.h"
 #include "worker/engine/model/families.h"
@@ -27,143 +23,6 @@ namespace {
 
 using at::Tensor;
 using ::testing::HasSubstr;
-
-constexpr char kBnb[] = R"({"quant_method": "bitsandbytes", "load_in_4bit": true,
-    "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": true})";
-constexpr char kFp8[] = R"({"quant_method": "fp8", "weight_block_size": [128, 128]})";
-constexpr char kFp8Tensors[] = R"({"quant_method": "fp8", "weight_block_size": null})";
-
-// Rows of 93 elements, so that blocks cross rows and some weights have an odd number of elements;
-// the largest weights have more than two cut units.
-std::string Odd(const char* quantization) {
-  return TinyConfig(R"(, "hidden_size": 93, "intermediate_size": 401, "head_dim": 14,
-                       "quantization_config": )" +
-                    std::string(quantization));
-}
-
-struct Nf4Style {
-  std::string name;
-  int64_t block = 64;
-  int64_t nested_block = 256;  // 0: scales are not quantised
-  bool own_map = false;        // scales by another table than bitsandbytes'
-  bool held_nested = true;
-};
-
-// Any codes are a weight: what it stands for is computed here from the definition.
-class StoredModel {
- public:
-  explicit StoredModel(std::string config) : config_(std::move(config)) {
-    layout_ = MakeLayout(ParseConfig(config_, "config.json"));
-    for (const UnitInfo& unit : layout_.units) {
-      for (const ParamInfo& param : unit.params) {
-        Put(param.name, at::randn(param.shape, generator_, at::kFloat).to(at::kBFloat16));
-        expected_[param.name] = tensors_[param.name].to(at::kFloat);
-      }
-    }
-  }
-
-  void Put(const std::string& name, const Tensor& tensor) { tensors_[name] = tensor; }
-  void Remove(const std::string& name) { tensors_.erase(name); }
-  Tensor Bytes(int64_t count) {
-    return at::randint(256, {count}, generator_, at::kFloat).to(at::kByte);
-  }
-  Tensor Uniform(std::vector<int64_t> shape) {
-    return at::rand(shape, generator_, at::kFloat).add_(0.5);
-  }
-
-  void PutNf4(const ParamInfo& param, const Nf4Style& style);
-  void PutFp8(const ParamInfo& param, bool one_scale, at::ScalarType scales);
-  // Every linear but those of `plain`.
-  template <typename PutOne>
-  void PutAll(const PutOne& put, const std::string& plain = "none") {
-    for (const UnitInfo& unit : layout_.units) {
-      for (const ParamInfo& param : unit.params) {
-        if (param.role == ParamRole::kLinear && param.name.find(plain) == std::string::npos) {
-          put(param);
-        }
-      }
-    }
-  }
-
-  const std::filesystem::path& Write() {
-    std::ofstream(dir_ / "config.json") << config_;
-    std::vector<NamedTensor> tensors;
-    for (const auto& [name, tensor] : tensors_) tensors.push_back({name, tensor});
-    WriteSafetensors(dir_ / "model.safetensors", tensors);
-    return dir_.path();
-  }
-  const ModelLayout& layout() const { return layout_; }
-  const Tensor& Expected(const ParamInfo& param) const { return expected_.at(param.name); }
-
- private:
-  TempDir dir_;
-  std::string config_;
-  ModelLayout layout_;
-  at::Generator generator_ = at::detail::createCPUGenerator(5);
-  std::map<std::string, Tensor> tensors_, expected_;
-};
-
-void StoredModel::PutNf4(const ParamInfo& param, const Nf4Style& style) {
-  const int64_t n = param.numel(), blocks = (n + style.block - 1) / style.block;
-  const std::string& name = param.name;
-  const Tensor values = at::from_blob(const_cast<float*>(kNf4Values), {16}, at::kFloat).clone();
-  const Tensor codes = Bytes((n + 1) / 2);
-  Put(name, codes.view({-1, 1}));
-  Put(name + ".quant_map", values);
-  std::string state = fmt::format(
-      R"({{"quant_type": "nf4", "blocksize": {}, "dtype": "bfloat16", "shape": [{}, {}])",
-      style.block, param.shape[0], param.shape[1]);
-  Tensor absmax;
-  if (style.nested_block > 0) {
-    const Tensor absmax_codes = Bytes(blocks);
-    const Tensor nested = Uniform({(blocks + style.nested_block - 1) / style.nested_block});
-    Tensor map = at::from_blob(const_cast<float*>(kDynamicMap), {256}, at::kFloat).clone();
-    if (style.own_map) map.mul_(0.75);
-    const float offset = 1.1f;
-    state += fmt::format(
-        R"(, "nested_blocksize": {}, "nested_dtype": "float32", "nested_offset": {:.17g})",
-        style.nested_block, static_cast<double>(offset));
-    absmax = map.index_select(0, absmax_codes.to(at::kInt)) *
-                 nested.repeat_interleave(style.nested_block).narrow(0, 0, blocks) +
-             offset;
-    Put(name + ".absmax", absmax_codes);
-    Put(name + ".nested_absmax", nested);
-    Put(name + ".nested_quant_map", map);
-  } else {
-    absmax = Uniform({blocks});
-    Put(name + ".absmax", absmax);
-  }
-  state += "}";
-  Put(name + ".quant_state.bitsandbytes__nf4",
-      at::from_blob(state.data(), {static_cast<int64_t>(state.size())}, at::kByte).clone());
-  const Tensor nibbles =
-      at::stack({codes.div(16, "trunc"), codes.remainder(16)}, 1).view({-1}).narrow(0, 0, n);
-  expected_[name] = (values.index_select(0, nibbles.to(at::kInt)) *
-                     absmax.repeat_interleave(style.block).narrow(0, 0, n))
-                        .view(param.shape);
-}
-
-// Scales of a byte are powers of two.
-void StoredModel::PutFp8(const ParamInfo& param, bool one_scale, at::ScalarType scales) {
-  const int64_t rows = param.shape[0], columns = param.shape[1];
-  const int64_t block = one_scale ? 1 << 20 : 128;
-  const Tensor codes =
-      at::randn(param.shape, generator_, at::kFloat).mul_(50).to(at::kFloat8_e4m3fn);
-  const int64_t down = (rows + block - 1) / block, across = (columns + block - 1) / block;
-  Tensor scale = Uniform({down, across}), factor = scale;
-  if (scales != at::kFloat) {
-    const Tensor bytes = Bytes(down * across).remainder(8).add(120).view({down, across});
-    factor = at::pow(2.0, bytes.to(at::kFloat) - 127);
-    scale = bytes.to(at::kByte).view(scales);
-  }
-  Put(param.name, codes);
-  Put(param.name + "_scale_inv", one_scale ? scale.squeeze() : scale);
-  expected_[param.name] = codes.to(at::kFloat) * (one_scale ? factor
-                                                            : factor.repeat_interleave(block, 0)
-                                                                  .narrow(0, 0, rows)
-                                                                  .repeat_interleave(block, 1)
-                                                                  .narrow(1, 0, columns));
-}
 
 // All of a unit's quantised weights as the source gives them.
 void ExpectWeights(WeightSource& source, const ModelLayout& layout, const StoredModel& model) {
@@ -196,7 +55,7 @@ class StoredNf4Test : public testing::TestWithParam<Nf4Style> {};
 
 TEST_P(StoredNf4Test, IsHeldBitForBitWholeAndInParts) {
   for (const std::string plain : {"none", "k_proj", "mlp"}) {
-    StoredModel model(Odd(kBnb));
+    StoredModel model(OddConfig(kBnb));
     model.PutAll([&](const ParamInfo& param) { model.PutNf4(param, GetParam()); }, plain);
     const std::filesystem::path dir = model.Write();
     ModelLayout layout = model.layout();
@@ -225,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(Styles, StoredNf4Test,
 TEST(StoredFp8Test, IsMultipliedOutInAnyPart) {
   for (const at::ScalarType scales : {at::kFloat, at::kByte, at::kFloat8_e8m0fnu}) {
     for (const bool one_scale : {false, true}) {
-      StoredModel model(Odd(one_scale ? kFp8Tensors : kFp8));
+      StoredModel model(OddConfig(one_scale ? kFp8Tensors : kFp8));
       model.PutAll([&](const ParamInfo& param) { model.PutFp8(param, one_scale, scales); },
                    "o_proj");
       model.Put("model.layers.0.mlp.up_proj.activation_scale", model.Uniform({}));
@@ -252,7 +111,7 @@ void ExpectRefused(StoredModel& model, const std::string& says) {
 TEST(StoredTensorTest, FourBitsThatDoNotBelongTogetherAreRefusedByName) {
   const std::string name = "model.layers.0.mlp.up_proj.weight";
   const auto refused = [&](const auto& change, const std::string& says) {
-    StoredModel model(Odd(kBnb));
+    StoredModel model(OddConfig(kBnb));
     model.PutAll([&](const ParamInfo& param) { model.PutNf4(param, {}); });
     change(model);
     ExpectRefused(model, says);
@@ -293,20 +152,20 @@ TEST(StoredTensorTest, FourBitsThatDoNotBelongTogetherAreRefusedByName) {
 }
 
 TEST(StoredTensorTest, ConfigAndWeightsMustSayTheSame) {
-  StoredModel plain(Odd(kBnb));
+  StoredModel plain(OddConfig(kBnb));
   ExpectRefused(plain, "says that the weights are stored in 4 bits, but none is");
-  StoredModel fp8(Odd(kBnb));
+  StoredModel fp8(OddConfig(kBnb));
   fp8.PutAll([&](const ParamInfo& param) { fp8.PutFp8(param, false, at::kFloat); });
   ExpectRefused(fp8, "has type F8_E4M3, and config.json has no quantization_config that says how");
-  StoredModel unscaled(Odd(kFp8));
+  StoredModel unscaled(OddConfig(kFp8));
   unscaled.PutAll([&](const ParamInfo& param) { unscaled.PutFp8(param, false, at::kFloat); });
   unscaled.Remove("model.layers.1.self_attn.q_proj.weight_scale_inv");
   ExpectRefused(unscaled, "but not model.layers.1.self_attn.q_proj.weight_scale_inv");
-  StoredModel other(Odd(kFp8));
+  StoredModel other(OddConfig(kFp8));
   other.PutAll([&](const ParamInfo& param) { other.PutFp8(param, false, at::kFloat); });
   other.Put("model.layers.1.mlp.up_proj.weight_scale_inv", other.Uniform({1, 1}));
   ExpectRefused(other, "model.layers.1.mlp.up_proj.weight_scale_inv has shape [1, 1] and type F32");
-  StoredModel four(Odd(kFp8));
+  StoredModel four(OddConfig(kFp8));
   four.PutAll([&](const ParamInfo& param) { four.PutNf4(param, {}); });
   ExpectRefused(four, "config.json asks for [");
 }
@@ -341,7 +200,7 @@ TEST(StoredFp8Test, ADeliveredModelIsPlainInAllItsParts) {
 }
 
 TEST(StoredTensorTest, AJobThatFourBitsCannotServeIsRefused) {
-  StoredModel model(Odd(kBnb));
+  StoredModel model(OddConfig(kBnb));
   ModelLayout layout = model.layout();
   spec::JobSpec job;
   job.training.mode = spec::Mode::kFullFinetune;
