@@ -18,13 +18,16 @@ import families
 
 # Weights of more than 16,384 elements have more than one nested block. Rows are whole blocks of 64, for
 # bitsandbytes' CPU code reads no others rightly (its CUDA code does); blocks of 128 x 128 end early.
-SHAPE = {"hidden_size": 192, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32,
-         "rope_theta": 10000.0, "tie_word_embeddings": True}
+LLAMA = families.llama(hidden_size=192, intermediate_size=128, num_hidden_layers=2, head_dim=32,
+                       rope_theta=10000.0, tie_word_embeddings=True)
+# Its weights stand transposed in a plain checkpoint, and as those of all others in one in 4 bits.
+GPT2 = families.gpt2(n_embd=128, n_inner=192, tie_word_embeddings=True)
 NF4_CASES = {
     # As the repositories of Unsloth's users: some linears are left as they are, alone (k_proj beside
     # quantised q_proj and v_proj) or with all that read the same input.
     "nf4_double_quant": (True, ["lm_head", "model.layers.0.self_attn.k_proj", "model.layers.1.mlp"]),
     "nf4_plain_scales": (False, None),
+    "nf4_transposed": (True, ["lm_head", "transformer.h.1.attn"]),
 }
 FP8_CASE = "fp8_blocks"
 FP8_BLOCK = 128
@@ -33,18 +36,26 @@ FP8_SKIPPED = ["lm_head", "model.layers.1.self_attn.o_proj"]
 
 def build(name):
     generator = families.seeded(name)
-    values = families.llama(**SHAPE)
+    values = dict(GPT2 if name == "nf4_transposed" else LLAMA)
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     model = transformers.AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager")
     families.randomize(model, generator)
     with torch.no_grad():
-        model.model.embed_tokens.weight.mul_(0.25)
-        for module in model.model.layers.modules():
-            if isinstance(module, torch.nn.Linear):  # blocks whose scales differ
-                size = torch.exp2(families.noise_of((module.out_features, 1), generator))
-                module.weight.copy_((module.weight * size / size.mean()).to(torch.bfloat16))
+        model.get_input_embeddings().weight.mul_(0.25)
+        for module, weight in linear_weights(model):
+            size = torch.exp2(families.noise_of((weight.shape[0], 1), generator))
+            weight.copy_((weight * size / size.mean()).to(torch.bfloat16))  # scales that differ
     return model.train(), generator
+
+
+def linear_weights(model):
+    """(name, [outputs, inputs]) of each linear of the blocks."""
+    for name, module in model.named_modules():
+        if isinstance(module, transformers.pytorch_utils.Conv1D):
+            yield name, module.weight.t()
+        elif isinstance(module, torch.nn.Linear) and name != "lm_head":
+            yield name, module.weight
 
 
 def write_nf4(name, model, folder):
@@ -94,16 +105,16 @@ def spread(scale, shape):
 
 def write_fp8(model, folder):
     weights, dequantized = {}, {}
+    linears = dict(linear_weights(model))
     for name, parameter in model.named_parameters():
         module = name.removesuffix(".weight")
-        linear = isinstance(model.get_submodule(module), torch.nn.Linear)
-        if not linear or module in FP8_SKIPPED:
+        if module not in linears or module in FP8_SKIPPED:
             weights[name] = parameter.detach().to(torch.bfloat16)
             continue
         codes, scale = fp8_blocks(parameter.detach())
         weights[name], weights[f"{name}_scale_inv"] = codes, scale
         dequantized[module] = codes.to(torch.float32) * spread(scale, codes.shape)
-    config = {**families.llama(**SHAPE), "quantization_config": {
+    config = {**LLAMA, "quantization_config": {
         "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
         "weight_block_size": [FP8_BLOCK, FP8_BLOCK], "modules_to_not_convert": FP8_SKIPPED}}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -116,8 +127,10 @@ def make_case(name, folder):
     model, generator = build(name)
     write = write_fp8 if name == FP8_CASE else lambda m, f: write_nf4(name, m, f)
     dequantized = write(model, folder)
-    for module, weight in dequantized.items():
-        model.get_submodule(module).weight.data = weight
+    with torch.no_grad():
+        for module, weight in linear_weights(model):
+            if module in dequantized:
+                weight.copy_(dequantized[module])
     input_ids = families.random_tokens((families.ROWS, families.LENGTH), generator)
     labels = input_ids.clone()
     labels[1, :9] = -100
@@ -126,7 +139,7 @@ def make_case(name, folder):
               folder / "rows.safetensors")
     # bitsandbytes would round these to bfloat16 for the computation; so are they kept, to be small.
     save_file({f"{module}.weight": weight.to(torch.bfloat16)
-               for module, weight in dequantized.items() if ".0.self_attn." in module},
+               for module, weight in dequantized.items() if ".0.self_attn." in module or ".0.attn." in module},
               folder / "dequantized.safetensors")
     families.lora_files(model, generator, input_ids, labels, folder)
 

@@ -121,7 +121,8 @@ TEST_P(StoredParityTest, GenerationReadsThemToo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stored, StoredParityTest,
-                         testing::Values("nf4_double_quant", "nf4_plain_scales", "fp8_blocks"),
+                         testing::Values("nf4_double_quant", "nf4_plain_scales", "nf4_transposed",
+                                         "fp8_blocks"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace
