@@ -187,7 +187,6 @@ Tensor DequantizeNf4(const StoredTensor& tensor, int64_t first, int64_t count,
   const Tensor absmax =
       ReadAbsmax(tensor, begin / kNf4Block, CeilDiv(elements, kNf4Block), read).contiguous();
   Tensor weight = at::empty({elements}, codes.options().dtype(at::kFloat));
-  // A device may want them on an address of their own.
   ops::Nf4Dequantize(weight, codes, absmax);
   return weight.narrow(0, first - begin, count);
 }
